@@ -1,0 +1,98 @@
+# Helpers that declare the project's libraries, chapters and tests.
+include(GoogleTest)
+
+# One precompiled header, built once and shared by every target (see docs/decisions.md).
+add_library(zero_pch OBJECT cmake/pch.cpp)
+target_link_libraries(zero_pch PUBLIC Zero::torch)
+target_precompile_headers(zero_pch PRIVATE cmake/pch.hpp)
+
+set(ZERO_WARNINGS -Wall -Wextra -Wpedantic -Wno-unused-parameter)
+
+function(zero_configure_target target)
+  target_compile_options(${target} PRIVATE ${ZERO_WARNINGS})
+  target_precompile_headers(${target} REUSE_FROM zero_pch)
+endfunction()
+
+# zero_add_tests(<program> SOURCES <files> LABELS <labels> [LIBRARIES <targets>] [TIMEOUT <seconds>])
+# One GoogleTest program; every TEST becomes one ctest test under the given labels.
+function(zero_add_tests program)
+  cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;LABELS;LIBRARIES" ${ARGN})
+  if(NOT ZERO_BUILD_TESTS OR NOT ARG_SOURCES)
+    return()
+  endif()
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 120)
+  endif()
+  add_executable(${program} ${ARG_SOURCES})
+  zero_configure_target(${program})
+  target_link_libraries(${program} PRIVATE zero_testing ${ARG_LIBRARIES})
+  set_target_properties(${program} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/bin")
+  gtest_discover_tests(${program}
+    DISCOVERY_TIMEOUT 120
+    WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}"
+    PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}"
+               ENVIRONMENT "ZERO_PYTHON=${ZERO_PYTHON};OMP_NUM_THREADS=1")
+endfunction()
+
+# zero_add_chapter(<NN_name>): the folder's *.cpp files but main, tests and benchmarks become the
+# library zero_<NN_name>; main.cpp the program <NN_name>; *_test.cpp the program <name>_test with
+# label <NN_name>; *_bench.cpp the program <name>_bench; target check_<NN_name> builds and runs the
+# chapter's tests.
+function(zero_add_chapter chapter)
+  set(folder "${PROJECT_SOURCE_DIR}/${chapter}")
+  string(REGEX REPLACE "^[0-9]+_" "" name ${chapter})
+  file(GLOB sources CONFIGURE_DEPENDS "${folder}/*.cpp")
+  file(GLOB tests CONFIGURE_DEPENDS "${folder}/*_test.cpp")
+  file(GLOB benches CONFIGURE_DEPENDS "${folder}/*_bench.cpp")
+  list(REMOVE_ITEM sources ${tests} ${benches} "${folder}/main.cpp")
+
+  add_library(zero_${chapter} STATIC ${sources})
+  zero_configure_target(zero_${chapter})
+  target_include_directories(zero_${chapter} PUBLIC "$<BUILD_INTERFACE:${folder}>")
+  target_link_libraries(zero_${chapter} PUBLIC zero_common)
+
+  add_executable(${chapter} "${folder}/main.cpp")
+  zero_configure_target(${chapter})
+  target_link_libraries(${chapter} PRIVATE zero_${chapter})
+  set_target_properties(${chapter} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/bin")
+
+  zero_add_tests(${name}_test SOURCES ${tests} LABELS ${chapter} LIBRARIES zero_${chapter})
+  if(TARGET ${name}_test)
+    add_custom_target(check_${chapter}
+      COMMAND ${CMAKE_CTEST_COMMAND} --output-on-failure -L ${chapter}
+      DEPENDS ${name}_test ${chapter}
+      WORKING_DIRECTORY "${CMAKE_BINARY_DIR}" USES_TERMINAL)
+  endif()
+  if(ZERO_BUILD_BENCHMARKS AND benches)
+    add_executable(${name}_bench ${benches})
+    zero_configure_target(${name}_bench)
+    target_link_libraries(${name}_bench PRIVATE zero_${chapter} benchmark::benchmark)
+    set_target_properties(${name}_bench PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/bin")
+  endif()
+  set_property(GLOBAL APPEND PROPERTY ZERO_CHAPTERS ${chapter})
+endfunction()
+
+# zero_write_chapter_list(<file>): writes a source file that registers the strategies of every
+# chapter, so that the ladder, the tests and the benchmarks take a new chapter without being edited.
+function(zero_write_chapter_list file)
+  get_property(chapters GLOBAL PROPERTY ZERO_CHAPTERS)
+  set(declarations "")
+  set(calls "")
+  foreach(chapter IN LISTS chapters)
+    string(REGEX REPLACE "^[0-9]+_" "" name ${chapter})
+    string(APPEND declarations "void register_${name}(train::Registry& registry);\n")
+    string(APPEND calls "  register_${name}(registry);\n")
+  endforeach()
+  file(CONFIGURE OUTPUT "${file}" CONTENT
+"// Written by CMake from the list of chapters.
+#include <zero/train/registry.hpp>
+
+namespace zero {
+${declarations}
+namespace train {
+void register_all_chapters(Registry& registry) {
+${calls}}
+}  // namespace train
+}  // namespace zero
+")
+endfunction()
