@@ -1,0 +1,88 @@
+#pragma once
+
+#include <torch/types.h>
+
+#include <array>
+#include <cstdint>
+#include <string_view>
+
+/// Bytes, as the allocator sees them.
+///
+/// Adding up tensor sizes answers what a program believes it holds. This file answers what it does
+/// hold: a counting allocator stands under every CPU tensor of LibTorch, and every block is charged
+/// to a category when it is allocated. A stage that silently keeps a full copy shows up here
+/// whether or not its own bookkeeping mentions it.
+namespace zero::memory {
+
+/// What a block of memory is for. A block keeps its category until it is freed or recharged.
+enum class Category : std::uint8_t {
+  kParameters,     ///< model weights
+  kGradients,      ///< gradients of weights
+  kOptimizer,      ///< optimizer states (AdamW: two moments)
+  kCommunication,  ///< receive buffers and other scratch of collectives
+  kActivations,    ///< everything born in forward and backward that is none of the above
+  kOther,          ///< the rest: data, buffers of the model, tensors made outside a step
+};
+inline constexpr std::size_t kCategories = 6;
+
+/// Lower-case name of a category, as in tables and JSON: "parameters", "gradients", …
+std::string_view name(Category category);
+
+/// Live and peak bytes of this process. Counted bytes are those that LibTorch asked for: no header,
+/// no rounding by malloc.
+struct Snapshot {
+  std::array<std::int64_t, kCategories> current{};  ///< live bytes by category
+  std::array<std::int64_t, kCategories> peak{};     ///< each category's own peak
+  std::int64_t total = 0;                           ///< live bytes, the sum of `current`
+  std::int64_t total_peak = 0;  ///< peak of the total (not the sum of the categories' peaks)
+  std::int64_t allocations = 0;  ///< blocks handed out since the process began
+
+  std::int64_t operator[](Category c) const { return current[static_cast<std::size_t>(c)]; }
+  std::int64_t peak_of(Category c) const { return peak[static_cast<std::size_t>(c)]; }
+  /// Parameters + gradients + optimizer: the model states of the ZeRO paper (section 3.1).
+  std::int64_t model_states() const;
+};
+
+/// Puts the counting allocator under LibTorch's CPU tensors, for the rest of the process. Blocks
+/// that were allocated before stay valid and are not counted. Calling it again does nothing.
+void install();
+
+/// True after install().
+bool installed();
+
+/// Live and peak bytes now. Cheap: a few loads. Zeros before install().
+Snapshot snapshot();
+
+/// Starts a new measurement of peaks: every peak becomes the current value.
+void reset_peaks();
+
+/// While it lives, blocks allocated on this thread are charged to its category. Scopes nest, the
+/// innermost counts; outside any scope a block is charged to kOther. Autograd runs the backward of
+/// CPU tensors on the thread that called backward(), so a scope around backward() covers it.
+class Charge {
+ public:
+  explicit Charge(Category category);
+  ~Charge();
+  Charge(const Charge&) = delete;
+  Charge& operator=(const Charge&) = delete;
+
+ private:
+  Category previous_;
+};
+
+/// Moves the block under `tensor` to another category (views share one block). Gradients are born
+/// inside autograd, where they look like activations: the hook that receives one recharges it.
+/// Does nothing for an undefined tensor or a block that the counting allocator did not hand out.
+void recharge(const at::Tensor& tensor, Category category);
+
+/// The category that the block under `tensor` is charged to; kOther for a block from elsewhere.
+Category category_of(const at::Tensor& tensor);
+
+/// Resident set of this process in bytes, from /proc/self/statm: what the operating system counts,
+/// memory mapped outside LibTorch included.
+std::int64_t resident_set_bytes();
+
+/// High-water mark of the resident set in bytes (VmHWM of /proc/self/status).
+std::int64_t resident_set_peak_bytes();
+
+}  // namespace zero::memory

@@ -1,0 +1,41 @@
+#include "zero/memory/storage.hpp"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/native/Resize.h>
+#include <ATen/ops/empty.h>
+#include <torch/csrc/autograd/variable.h>
+
+namespace zero::memory {
+namespace {
+
+std::size_t bytes_of(const at::Tensor& tensor) {
+  return static_cast<std::size_t>(tensor.numel()) * tensor.element_size();
+}
+
+}  // namespace
+
+at::Tensor without_storage(at::IntArrayRef sizes, at::ScalarType dtype) {
+  at::Tensor tensor = at::empty({0}, at::TensorOptions(dtype).device(at::kCPU));
+  tensor.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
+  return tensor;
+}
+
+void release_storage(const at::Tensor& tensor) {
+  TORCH_INTERNAL_ASSERT(tensor.is_contiguous() && tensor.storage_offset() == 0 &&
+                            tensor.storage().nbytes() <= bytes_of(tensor),
+                        "only a tensor that spans its whole storage can give it back");
+  at::native::resize_bytes_cpu(tensor.storage().unsafeGetStorageImpl(), 0);
+}
+
+void allocate_storage(const at::Tensor& tensor) {
+  if (has_storage(tensor)) return;
+  at::native::resize_bytes_cpu(tensor.storage().unsafeGetStorageImpl(), bytes_of(tensor));
+}
+
+bool has_storage(const at::Tensor& tensor) {
+  return tensor.storage().nbytes() >= bytes_of(tensor);
+}
+
+at::Tensor raw(const at::Tensor& tensor) { return tensor.variable_data(); }
+
+}  // namespace zero::memory

@@ -1,0 +1,34 @@
+#include "zero/nn/layer.hpp"
+
+#include <utility>
+
+#include "zero/memory/accounting.hpp"
+#include "zero/memory/storage.hpp"
+
+namespace zero::nn {
+namespace {
+thread_local bool deferred = false;
+}
+
+DeferredStorage::DeferredStorage() : previous_(std::exchange(deferred, true)) {}
+DeferredStorage::~DeferredStorage() { deferred = previous_; }
+bool DeferredStorage::active() { return deferred; }
+
+std::optional<Initializer> Layer::initializer(const std::string& name) const {
+  const auto found = initializers_.find(name);
+  if (found == initializers_.end()) return std::nullopt;
+  return found->second;
+}
+
+at::Tensor Layer::add_parameter(const std::string& name, at::IntArrayRef sizes,
+                                Initializer initializer, at::ScalarType dtype) {
+  at::Tensor tensor = memory::without_storage(sizes, dtype);
+  if (!DeferredStorage::active()) {
+    const memory::Charge charge(memory::Category::kParameters);
+    memory::allocate_storage(tensor);
+  }
+  initializers_[name] = initializer;
+  return register_parameter(name, tensor, /*requires_grad=*/true);
+}
+
+}  // namespace zero::nn

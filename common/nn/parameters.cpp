@@ -1,0 +1,182 @@
+#include "zero/nn/parameters.hpp"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <map>
+#include <utility>
+
+#include "zero/error.hpp"
+#include "zero/memory/accounting.hpp"
+#include "zero/memory/storage.hpp"
+
+namespace zero::nn {
+namespace {
+
+std::string join(const std::string& path, const std::string& name) {
+  return path.empty() ? name : path + "." + name;
+}
+
+// Walks the module tree in registration order and notes, for every parameter, the unit around it.
+class Lister {
+ public:
+  ParameterList list(Unit& root) {
+    visit(root, "", /*around=*/kNone);
+    for (std::size_t i = 0; i < result_.size(); ++i) {
+      result_.units[result_.parameters[i].unit].parameters.push_back(i);
+    }
+    return std::move(result_);
+  }
+
+ private:
+  static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
+
+  void visit(torch::nn::Module& module, const std::string& path, std::size_t around) {
+    if (auto* unit = dynamic_cast<Unit*>(&module)) {
+      parents_.push_back(around);
+      around = result_.units.size();
+      result_.units.push_back({unit, path, {}});
+    }
+    for (const auto& item : module.named_parameters(/*recurse=*/false)) {
+      add(module, item.key(), item.value(), path, around);
+    }
+    for (const auto& child : module.named_children()) {
+      visit(*child.value(), join(path, child.key()), around);
+    }
+  }
+
+  void add(torch::nn::Module& module, const std::string& name, const at::Tensor& tensor,
+           const std::string& path, std::size_t unit) {
+    const auto [found, is_new] = index_.try_emplace(tensor.unsafeGetTensorImpl(), result_.size());
+    if (!is_new) {  // tied: it moves up to the innermost unit around all of its places
+      Parameter& tied = result_.parameters[found->second];
+      tied.unit = common_ancestor(tied.unit, unit);
+      return;
+    }
+    const auto* layer = dynamic_cast<const Layer*>(&module);
+    result_.parameters.push_back({join(path, name), tensor, unit,
+                                  layer ? layer->initializer(name) : std::nullopt});
+  }
+
+  std::size_t common_ancestor(std::size_t a, std::size_t b) const {
+    // Parents come before their children, so the larger index is never an ancestor of the smaller.
+    while (a != b) (a > b ? a : b) = parents_[std::max(a, b)];
+    return a;
+  }
+
+  ParameterList result_;
+  std::vector<std::size_t> parents_;  // by unit
+  std::map<const void*, std::size_t> index_;
+};
+
+void check(const ParameterList& list) {
+  bool trainable = false;
+  std::map<const void*, std::string> storages;
+  for (const Parameter& p : list.parameters) {
+    trainable = trainable || p.tensor.requires_grad();
+    if (!p.tensor.is_contiguous()) {
+      throw Error(fmt::format(
+          "parameter '{}' is not contiguous (strides {}): collectives would send the wrong elements; "
+          "register a contiguous tensor",
+          p.name, fmt::join(p.tensor.strides(), ",")));
+    }
+    const auto [found, is_new] =
+        storages.try_emplace(p.tensor.storage().unsafeGetStorageImpl(), p.name);
+    if (!is_new) {
+      throw Error(fmt::format(
+          "parameters '{}' and '{}' are two tensors over the same memory; tie weights by registering "
+          "the same tensor twice",
+          found->second, p.name));
+    }
+  }
+  if (!trainable) {
+    throw Error(
+        fmt::format("the model has no trainable parameter ({} parameters, none requires a gradient)",
+                    list.size()));
+  }
+}
+
+// FNV-1a, 64 bit: a parameter's seed must be the same on every machine, which std::hash is not.
+std::uint64_t hash(const std::string& text) {
+  std::uint64_t h = 14695981039346656037ULL;
+  for (const unsigned char c : text) h = (h ^ c) * 1099511628211ULL;
+  return h;
+}
+
+class Callback final : public torch::autograd::PostAccumulateGradHook {
+ public:
+  explicit Callback(std::function<void()> function) : function_(std::move(function)) {}
+  void operator()(const at::Tensor&) override { function_(); }
+
+ private:
+  std::function<void()> function_;
+};
+
+}  // namespace
+
+std::int64_t ParameterList::numel() const {
+  std::int64_t sum = 0;
+  for (const Parameter& p : parameters) sum += p.numel();
+  return sum;
+}
+
+std::int64_t ParameterList::bytes() const {
+  std::int64_t sum = 0;
+  for (const Parameter& p : parameters) sum += p.bytes();
+  return sum;
+}
+
+ParameterList list_parameters(Unit& root) {
+  ParameterList list = Lister().list(root);
+  check(list);
+  return list;
+}
+
+void set_hooks(Unit& root, UnitHooks* hooks) {
+  root.apply([hooks](torch::nn::Module& module) {
+    if (auto* unit = dynamic_cast<Unit*>(&module)) unit->set_hooks(hooks);
+  });
+}
+
+void SeededValues::fill(const Parameter& parameter, at::Tensor& out) {
+  if (!parameter.initializer) {
+    if (memory::has_storage(parameter.tensor)) {
+      if (!out.is_same(parameter.tensor)) memory::raw(out).copy_(memory::raw(parameter.tensor));
+      return;
+    }
+    throw Error(fmt::format("parameter '{}' has no values and no initializer to make them",
+                            parameter.name));
+  }
+  at::Tensor values = memory::raw(out);
+  const Initializer how = *parameter.initializer;
+  if (how.kind == Initializer::Kind::kConstant) {
+    values.fill_(how.value);
+    return;
+  }
+  at::Generator generator = at::detail::createCPUGenerator(seed_ ^ hash(parameter.name));
+  if (how.kind == Initializer::Kind::kNormal) {
+    values.normal_(0.0, how.value, generator);
+  } else {
+    values.uniform_(-how.value, how.value, generator);
+  }
+}
+
+void initialize_parameters(Unit& root, ParameterSource& source) {
+  ParameterList list = list_parameters(root);
+  for (Parameter& p : list.parameters) {
+    const memory::Charge charge(memory::Category::kParameters);
+    memory::allocate_storage(p.tensor);
+    source.fill(p, p.tensor);
+  }
+}
+
+void on_gradient_ready(const at::Tensor& parameter, std::function<void()> callback) {
+  std::unique_ptr<torch::autograd::PostAccumulateGradHook> hook;
+  if (callback) hook = std::make_unique<Callback>(std::move(callback));
+  torch::autograd::impl::set_post_acc_grad_hooks(parameter, std::move(hook));
+}
+
+}  // namespace zero::nn

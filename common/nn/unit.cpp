@@ -1,0 +1,50 @@
+#include "zero/nn/unit.hpp"
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/GradMode.h>
+
+#include <memory>
+
+namespace zero::nn {
+
+at::Tensor Unit::run(const std::function<at::Tensor()>& body,
+                     const std::vector<at::Tensor>& inputs) {
+  return run_many([&] { return std::vector<at::Tensor>{body()}; }, inputs).front();
+}
+
+std::vector<at::Tensor> Unit::run_many(const std::function<std::vector<at::Tensor>()>& body,
+                                       const std::vector<at::Tensor>& inputs) {
+  if (hooks_ == nullptr) return body();
+  hooks_->pre_forward(*this);
+  std::vector<at::Tensor> outputs = body();
+  hooks_->post_forward(*this);
+  if (c10::GradMode::is_enabled()) {
+    for (const at::Tensor& output : outputs) watch_output(output);
+    watch_inputs(inputs);
+  }
+  return outputs;
+}
+
+void Unit::watch_output(const at::Tensor& output) {
+  if (!output.defined() || !output.requires_grad()) return;
+  // The hook returns nothing: the gradient goes on unchanged.
+  output.register_hook([this](const at::Tensor&) {
+    if (hooks_ != nullptr) hooks_->pre_backward(*this);
+  });
+}
+
+void Unit::watch_inputs(const std::vector<at::Tensor>& inputs) {
+  std::vector<at::Tensor> watched;
+  for (const at::Tensor& input : inputs) {
+    if (input.defined() && input.requires_grad()) watched.push_back(input);
+  }
+  // Shared by the hooks of this one use of the unit, because it may be used again before backward.
+  auto missing = std::make_shared<std::size_t>(watched.size());
+  for (const at::Tensor& input : watched) {
+    input.register_hook([this, missing](const at::Tensor&) {
+      if (--*missing == 0 && hooks_ != nullptr) hooks_->post_backward(*this);
+    });
+  }
+}
+
+}  // namespace zero::nn
