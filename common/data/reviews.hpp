@@ -1,0 +1,24 @@
+#pragma once
+
+#include <filesystem>
+#include <zero/data/token_stream.hpp>
+
+namespace zero::data {
+
+/// Classes of a review: 0 (one star) to 4 (five stars).
+inline constexpr std::int64_t kReviewClasses = 5;
+
+/// Reads reviews from CSV as bytes (vocabulary 256, pad id 0), in file order: what --task reviews
+/// uses where no tokenizer is at hand. prepare.py reads the same forms, and more, with a tokenizer.
+///
+/// Two forms are known:
+/// - with a header line that names a column `text` and a column `label` (0 to 4) or `stars` (1 to
+///   5), in any order, other columns passed over; text is taken as it stands;
+/// - without a header, as Yelp Review Full is distributed: stars 1 to 5, then the text, in which a
+///   backslash followed by n stands for a line end.
+///
+/// @param max_length longer texts are cut to this many bytes; 0 keeps them whole
+/// @throws zero::Error with path and line where the file is missing, empty or not such a CSV.
+Records reviews_from_csv(const std::filesystem::path& path, std::int64_t max_length = 0);
+
+}  // namespace zero::data
