@@ -1,0 +1,217 @@
+#pragma once
+
+#include <torch/types.h>
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+/// Ranks talking to each other. Nothing outside this folder names c10d, Gloo or NCCL.
+namespace zero::dist {
+
+/// What is done with the bytes of a collective, so that traffic can be told apart.
+enum class Purpose : std::uint8_t {
+  kGradient,   ///< gradients on their way to being averaged
+  kParameter,  ///< weights: gathers and owners' broadcasts in training steps
+  kControl,    ///< flags, counts, norms: a few bytes a step
+  kSetup,      ///< the start: first values, agreement
+};
+inline constexpr std::size_t kPurposes = 4;
+std::string_view name(Purpose purpose);
+
+enum class Operation : std::uint8_t {
+  kBroadcast, kReduce, kAllReduce, kReduceScatter, kAllGather, kAllToAll, kSend, kRecv, kBarrier,
+};
+inline constexpr std::size_t kOperations = 9;
+std::string_view name(Operation operation);
+
+/// How contributions are combined. The average is the sum, divided once by the world size.
+enum class ReduceOp : std::uint8_t { kSum, kAverage };
+
+/// In which order contributions are added.
+enum class ReductionOrder : std::uint8_t {
+  /// Every element is ((r0 + r1) + r2) + …, whatever buffer it travels in. Floating-point addition
+  /// is not associative, so this is what makes every sharding give the same bits at any world size.
+  /// bfloat16 and float16 are added in float32, divided, and rounded once.
+  kRankOrdered,
+  /// Whatever the backend does. Gloo's ring starts at another rank for every chunk.
+  kNative,
+};
+
+/// Bytes that this rank handed to the backend to send, by operation and purpose.
+struct Traffic {
+  struct Entry {
+    std::int64_t calls = 0;
+    std::int64_t bytes = 0;
+  };
+  std::array<std::array<Entry, kPurposes>, kOperations> entries{};
+
+  Entry& at(Operation operation, Purpose purpose);
+  const Entry& at(Operation operation, Purpose purpose) const;
+  std::int64_t bytes(Purpose purpose) const;  ///< over all operations
+  std::int64_t calls(Purpose purpose) const;
+  std::int64_t bytes() const;  ///< over everything
+  /// This minus an earlier reading: what a stretch of the program sent.
+  Traffic since(const Traffic& earlier) const;
+};
+
+/// A collective that has been started. It must be waited on: only wait() makes the result visible,
+/// and parts of the work (the sums) are done inside it. Move-only. Destroying a handle that nobody
+/// waited on ends the process, unless an exception is already on its way.
+class Pending {
+ public:
+  /// What a backend does to finish.
+  class Work {
+   public:
+    virtual ~Work() = default;
+    virtual void wait() = 0;
+  };
+
+  Pending() = default;  ///< nothing to wait for
+  explicit Pending(std::unique_ptr<Work> work) : work_(std::move(work)) {}
+  Pending(Pending&&) noexcept = default;
+  Pending& operator=(Pending&&) noexcept;
+  ~Pending();
+
+  /// Blocks until the operation is complete on this rank. Throws zero::Error when a peer went away,
+  /// when the time limit passed, or when ranks disagreed; the group is unusable afterwards. Waiting
+  /// again does nothing.
+  void wait();
+
+  /// False once waited on.
+  bool active() const { return work_ != nullptr; }
+
+ private:
+  std::unique_ptr<Work> work_;
+};
+
+/// A group of ranks and its collectives. All ranks of the group must call the same operations in the
+/// same order with the same shapes, dtypes, roots and purposes. Each call returns at once, with the
+/// transfer under way; tensors may be neither read nor written before the handle was waited on, and
+/// must be contiguous (zero::Error otherwise, before anything is sent). Tensors of 0 elements are
+/// allowed everywhere. With one rank nothing is sent and every operation is the identity.
+class Communicator {
+ public:
+  using WorkPtr = std::unique_ptr<Pending::Work>;
+
+  virtual ~Communicator() = default;
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  ReductionOrder order() const { return order_; }
+
+  /// `tensor` (any shape) of rank `root` reaches all ranks, in place. Root sends it N-1 times.
+  Pending broadcast(at::Tensor tensor, int root, Purpose purpose);
+
+  /// Combines `tensor` of all ranks into that of `root`, in place; the others' stay as they are.
+  /// Every rank but the root sends it once.
+  Pending reduce(at::Tensor tensor, int root, Purpose purpose, ReduceOp op = ReduceOp::kAverage);
+
+  /// Combines `tensor` of all ranks, in place on all of them. Sends 2 (N-1)/N of it (a reduce-scatter
+  /// and an all-gather of its pieces; exactly: see all_reduce_bytes).
+  Pending all_reduce(at::Tensor tensor, Purpose purpose, ReduceOp op = ReduceOp::kAverage);
+
+  /// `input` holds N equal pieces, one after the other; piece r, combined over all ranks, becomes
+  /// `output` of rank r. `output` may be that piece of `input`. Sends (N-1)/N of `input`.
+  Pending reduce_scatter(at::Tensor output, at::Tensor input, Purpose purpose,
+                         ReduceOp op = ReduceOp::kAverage);
+
+  /// `input` of rank r becomes piece r of every rank's `output` (N times as large). `input` may be
+  /// that piece of `output`. Sends `input` N-1 times.
+  Pending all_gather(at::Tensor output, at::Tensor input, Purpose purpose);
+
+  /// Piece p of rank r's `input` becomes piece r of rank p's `output`; both hold N equal pieces and
+  /// may not overlap.
+  Pending all_to_all(at::Tensor output, at::Tensor input, Purpose purpose);
+
+  /// One message to one other rank, and its counterpart. `tag` tells messages of one pair apart.
+  Pending send(at::Tensor tensor, int destination, Purpose purpose, int tag = 0);
+  Pending recv(at::Tensor tensor, int source, Purpose purpose, int tag = 0);
+
+  /// Blocks until all ranks are here. Unlike the others it is complete when it returns.
+  void barrier();
+
+  /// Blocks until every rank has given its text; returns them in rank order. For start-up checks:
+  /// slow, through the store. Throws zero::Error that names the ranks that did not come in time.
+  virtual std::vector<std::string> exchange(const std::string& text) = 0;
+
+  /// Blocks until all ranks have called it; throws zero::Error on every rank if they gave different
+  /// texts, naming `what` and two ranks with their sides.
+  void agree(const std::string& what, const std::string& text);
+
+  /// A group of some of these ranks, in the order given (their ranks there are 0, 1, …). Called by
+  /// exactly the ranks named, with the same list and the same `label` (unique per group).
+  virtual std::unique_ptr<Communicator> split(const std::vector<int>& ranks,
+                                              const std::string& label) = 0;
+
+  /// What this rank sent since it was connected.
+  const Traffic& traffic() const { return traffic_; }
+
+  /// Seconds this rank has spent inside wait() of any handle, and starting operations: communication
+  /// that was not hidden behind anything.
+  double exposed_seconds() const { return exposed_seconds_; }
+
+  /// The training step, for error messages.
+  void set_step(std::int64_t step) { step_ = step; }
+  std::int64_t step() const { return step_; }
+
+  /// Bytes that rank `rank` of `size` sends in an all-reduce of `elements` elements: its part of the
+  /// reduce-scatter plus its part of the all-gather. Summed over ranks it is 2 (N-1) of the tensor.
+  static std::int64_t all_reduce_bytes(std::int64_t elements, std::int64_t element_size, int rank,
+                                       int size);
+
+ protected:
+  Communicator(int rank, int size, ReductionOrder order, bool check_collectives)
+      : rank_(rank), size_(size), order_(order), check_collectives_(check_collectives) {}
+
+  struct Call {
+    Operation operation;
+    Purpose purpose;
+    std::int64_t sequence;
+    std::int64_t bytes;  ///< of the tensor, for error messages
+  };
+
+  virtual WorkPtr do_broadcast(const Call&, at::Tensor tensor, int root) = 0;
+  virtual WorkPtr do_reduce(const Call&, at::Tensor tensor, int root, ReduceOp op) = 0;
+  virtual WorkPtr do_all_reduce(const Call&, at::Tensor tensor, ReduceOp op) = 0;
+  virtual WorkPtr do_reduce_scatter(const Call&, at::Tensor output, at::Tensor input,
+                                    ReduceOp op) = 0;
+  virtual WorkPtr do_all_gather(const Call&, at::Tensor output, at::Tensor input) = 0;
+  virtual WorkPtr do_all_to_all(const Call&, at::Tensor output, at::Tensor input) = 0;
+  virtual WorkPtr do_send(const Call&, at::Tensor tensor, int destination, int tag) = 0;
+  virtual WorkPtr do_recv(const Call&, at::Tensor tensor, int source, int tag) = 0;
+
+  /// Backends call this where they hand bytes over.
+  void count(const Call& call, std::int64_t bytes) {
+    traffic_.at(call.operation, call.purpose).bytes += bytes;
+  }
+
+  friend class TimedWork;
+
+ private:
+  Call begin(Operation operation, Purpose purpose, const at::Tensor& tensor, int peer);
+  Pending finish(WorkPtr work, std::chrono::steady_clock::time_point started);
+  void check_tensor(Operation operation, const at::Tensor& tensor) const;
+  void check_rank(Operation operation, int peer) const;
+
+  int rank_;
+  int size_;
+  ReductionOrder order_;
+  bool check_collectives_;
+  std::int64_t sequence_ = 0;
+  std::int64_t step_ = -1;
+  Traffic traffic_;
+  double exposed_seconds_ = 0.0;
+};
+
+/// First element of piece `rank` when `elements` are cut into `size` pieces whose lengths differ by
+/// at most one, longer ones first. piece_begin(n, N, N) is n.
+std::int64_t piece_begin(std::int64_t elements, int rank, int size);
+
+}  // namespace zero::dist

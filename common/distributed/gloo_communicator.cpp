@@ -1,0 +1,278 @@
+#include "zero/distributed/gloo_communicator.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <utility>
+
+#include "zero/distributed/pairwise.hpp"
+#include "zero/error.hpp"
+
+namespace zero::dist {
+namespace {
+
+// Messages of one collective; its place in the tag keeps later collectives apart from it.
+constexpr int kMessagesPerCall = 1024;
+constexpr int kCallsBeforeTagsRepeat = 1 << 19;
+// User messages have tags of their own, above those of collectives.
+constexpr int kUserTags = kMessagesPerCall * kCallsBeforeTagsRepeat;
+
+int first_tag(std::int64_t sequence) {
+  return static_cast<int>(sequence % kCallsBeforeTagsRepeat) * kMessagesPerCall;
+}
+
+}  // namespace
+
+std::vector<std::string> StoreExchange::exchange(const std::string& text) {
+  if (size_ == 1) return {text};
+  const std::int64_t round = round_++;
+  store_->set(fmt::format("exchange/{}/{}", round, rank_),
+              std::vector<std::uint8_t>(text.begin(), text.end()));
+  std::vector<std::string> all;
+  for (int rank = 0; rank < size_; ++rank) all.push_back(wait_for(rank, round));
+  return all;
+}
+
+std::string StoreExchange::wait_for(int rank, std::int64_t round) {
+  const std::string key = fmt::format("exchange/{}/{}", round, rank);
+  try {
+    store_->wait({key}, timeout_);
+    const std::vector<std::uint8_t> value = store_->get(key);
+    return {value.begin(), value.end()};
+  } catch (const std::exception& error) {
+    // Only the first line: the rest is a stack trace of c10d's.
+    const std::string cause = error.what();
+    throw Error(fmt::format("rank {} of {} did not answer within {} s (waiting for its message {}): {}",
+                            rank, size_, timeout_.count() / 1000.0, round,
+                            cause.substr(0, cause.find('\n'))));
+  }
+}
+
+Messenger::WorkPtr Messenger::send(at::Tensor tensor, int to, int tag) const {
+  std::vector<at::Tensor> tensors{std::move(tensor)};
+  return group_->send(tensors, to, tag);
+}
+
+Messenger::WorkPtr Messenger::recv(at::Tensor tensor, int from, int tag) const {
+  std::vector<at::Tensor> tensors{std::move(tensor)};
+  return group_->recv(tensors, from, tag);
+}
+
+void Messenger::wait(const WorkPtr& work, const std::string& what, int peer) const {
+  try {
+    work->wait(timeout_);
+  } catch (const std::exception& error) {
+    fail(what, peer, error.what());
+  }
+}
+
+void Messenger::fail(const std::string& what, int peer, const std::string& cause) const {
+  if (cause.find("Timed out") != std::string::npos) {
+    throw Error(fmt::format("{}: nothing from rank {} within {} s; it is stopped, far behind, or in "
+                            "another collective",
+                            what, peer, timeout_.count() / 1000.0));
+  }
+  throw Error(fmt::format("{}: the connection to rank {} is gone; it ended, or left after an error of "
+                          "its own ({})",
+                          what, peer, cause.substr(0, cause.find('\n'))));
+}
+
+GlooCommunicator::GlooCommunicator(StoreExchange store, GroupPtr group, int rank, int size,
+                                   const ConnectOptions& options)
+    : Communicator(rank, size, options.order, options.check_collectives),
+      store_(std::move(store)),
+      messenger_(std::move(group), rank, options.timeout),
+      options_(options) {}
+
+std::vector<std::string> GlooCommunicator::exchange(const std::string& text) {
+  return store_.exchange(text);
+}
+
+std::unique_ptr<Communicator> GlooCommunicator::split(const std::vector<int>& ranks,
+                                                      const std::string& label) {
+  const auto mine = std::find(ranks.begin(), ranks.end(), rank());
+  if (mine == ranks.end()) {
+    throw Error(fmt::format("group '{}' of ranks {{{}}} does not hold rank {}, which called split()",
+                            label, fmt::join(ranks, ", "), rank()));
+  }
+  const int new_rank = static_cast<int>(mine - ranks.begin());
+  const int new_size = static_cast<int>(ranks.size());
+  if (new_size == 1) {
+    return std::make_unique<GlooCommunicator>(StoreExchange(nullptr, 0, 1, options_.timeout),
+                                              nullptr, 0, 1, options_);
+  }
+  auto store = c10::make_intrusive<c10d::PrefixStore>(
+      fmt::format("group/{}/{}", label, fmt::join(ranks, ",")), store_.store());
+  GroupPtr group = make_gloo_group(store, new_rank, new_size, options_.loopback, options_.timeout);
+  return std::make_unique<GlooCommunicator>(
+      StoreExchange(store, new_rank, new_size, options_.timeout), std::move(group), new_rank,
+      new_size, options_);
+}
+
+std::string GlooCommunicator::describe(const Call& call) const {
+  const std::string where = step() < 0 ? "" : fmt::format(" in step {}", step());
+  return fmt::format("{} #{} ({}, {} bytes){}", name(call.operation), call.sequence,
+                     name(call.purpose), call.bytes, where);
+}
+
+void GlooCommunicator::check_device(const at::Tensor& tensor) const {
+  if (!tensor.device().is_cpu()) {
+    throw Error(fmt::format("the gloo backend takes CPU tensors, this one is on {}",
+                            tensor.device().str()));
+  }
+}
+
+// With one rank there is nobody to talk to: every operation below is complete at once. A sum over one
+// rank is the tensor itself, and so is its average.
+
+Communicator::WorkPtr GlooCommunicator::do_broadcast(const Call& call, at::Tensor tensor, int root) {
+  if (size() == 1 || tensor.numel() == 0) return nullptr;
+  check_device(tensor);
+  auto work = std::make_unique<MessageSet>(messenger_, describe(call));
+  const int tag = first_tag(call.sequence);
+  if (rank() == root) {
+    for (int peer = 0; peer < size(); ++peer) {
+      if (peer == root) continue;
+      work->send(tensor, peer, tag);
+      count(call, static_cast<std::int64_t>(tensor.nbytes()));
+    }
+  } else {
+    work->recv(tensor, root, tag);
+  }
+  return work;
+}
+
+Communicator::WorkPtr GlooCommunicator::do_reduce(const Call& call, at::Tensor tensor, int root,
+                                                  ReduceOp op) {
+  if (size() == 1 || tensor.numel() == 0) return nullptr;
+  check_device(tensor);
+  if (order() == ReductionOrder::kNative) {
+    if (rank() != root) count(call, static_cast<std::int64_t>(tensor.nbytes()));
+    // Gloo's reduce leaves partial sums in the others' tensors.
+    at::Tensor target = rank() == root ? tensor : tensor.clone();
+    return native_reduce(messenger_, describe(call), target, root, rank() == root ? op : ReduceOp::kSum,
+                         size());
+  }
+  // The root's piece is everything, the others' are empty.
+  std::vector<at::Tensor> pieces(static_cast<std::size_t>(size()), tensor.flatten().narrow(0, 0, 0));
+  pieces[static_cast<std::size_t>(root)] = tensor.flatten();
+  return pairwise_reduce({messenger_, describe(call), rank(), size(), first_tag(call.sequence),
+                          [this, call](std::int64_t bytes) { count(call, bytes); }},
+                         pieces, pieces[static_cast<std::size_t>(rank())], op,
+                         /*gather=*/false);
+}
+
+Communicator::WorkPtr GlooCommunicator::do_all_reduce(const Call& call, at::Tensor tensor,
+                                                      ReduceOp op) {
+  if (size() == 1 || tensor.numel() == 0) return nullptr;
+  check_device(tensor);
+  if (order() == ReductionOrder::kNative) {
+    count(call, all_reduce_bytes(tensor.numel(), static_cast<std::int64_t>(tensor.element_size()),
+                                 rank(), size()));
+    return native_all_reduce(messenger_, describe(call), tensor, op, size());
+  }
+  const at::Tensor flat = tensor.flatten();
+  std::vector<at::Tensor> pieces;
+  for (int r = 0; r < size(); ++r) {
+    const std::int64_t begin = piece_begin(flat.numel(), r, size());
+    pieces.push_back(flat.narrow(0, begin, piece_begin(flat.numel(), r + 1, size()) - begin));
+  }
+  return pairwise_reduce({messenger_, describe(call), rank(), size(), first_tag(call.sequence),
+                          [this, call](std::int64_t bytes) { count(call, bytes); }},
+                         pieces, pieces[static_cast<std::size_t>(rank())], op,
+                         /*gather=*/true);
+}
+
+Communicator::WorkPtr GlooCommunicator::do_reduce_scatter(const Call& call, at::Tensor output,
+                                                          at::Tensor input, ReduceOp op) {
+  std::vector<at::Tensor> pieces = input.flatten().chunk(size());
+  if (input.numel() == 0) return nullptr;
+  check_device(input);
+  if (size() == 1) {
+    if (!output.is_alias_of(input)) output.copy_(input.view_as(output));
+    return nullptr;
+  }
+  if (order() == ReductionOrder::kNative) {
+    // Gloo has no reduce-scatter: c10d runs a whole all-reduce of a copy and cuts out one piece.
+    count(call, all_reduce_bytes(input.numel(), static_cast<std::int64_t>(input.element_size()),
+                                 rank(), size()));
+    return native_reduce_scatter(messenger_, describe(call), output, pieces, op, size());
+  }
+  return pairwise_reduce({messenger_, describe(call), rank(), size(), first_tag(call.sequence),
+                          [this, call](std::int64_t bytes) { count(call, bytes); }},
+                         pieces, output.flatten(), op, /*gather=*/false);
+}
+
+Communicator::WorkPtr GlooCommunicator::do_all_gather(const Call& call, at::Tensor output,
+                                                      at::Tensor input) {
+  if (input.numel() == 0) return nullptr;
+  check_device(input);
+  const std::vector<at::Tensor> pieces = output.flatten().chunk(size());
+  const at::Tensor& mine = pieces[static_cast<std::size_t>(rank())];
+  const at::Tensor source = input.flatten();
+  if (size() > 1) count(call, static_cast<std::int64_t>(input.nbytes()) * (size() - 1));
+  if (order() == ReductionOrder::kNative && size() > 1) {
+    return native_all_gather(messenger_, describe(call), pieces, source);
+  }
+  if (mine.data_ptr() != source.data_ptr()) mine.copy_(source);
+  if (size() == 1) return nullptr;
+  auto work = std::make_unique<MessageSet>(messenger_, describe(call));
+  const int tag = first_tag(call.sequence);
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank()) continue;
+    work->recv(pieces[static_cast<std::size_t>(peer)], peer, tag);
+    work->send(mine, peer, tag);
+  }
+  return work;
+}
+
+Communicator::WorkPtr GlooCommunicator::do_all_to_all(const Call& call, at::Tensor output,
+                                                      at::Tensor input) {
+  if (input.numel() == 0) return nullptr;
+  check_device(input);
+  const std::vector<at::Tensor> to = input.flatten().chunk(size());
+  const std::vector<at::Tensor> from = output.flatten().chunk(size());
+  auto work = std::make_unique<MessageSet>(messenger_, describe(call));
+  const int tag = first_tag(call.sequence);
+  for (int peer = 0; peer < size(); ++peer) {
+    const auto p = static_cast<std::size_t>(peer);
+    if (peer == rank()) {
+      from[p].copy_(to[p]);
+      continue;
+    }
+    work->recv(from[p], peer, tag);
+    work->send(to[p], peer, tag);
+    count(call, static_cast<std::int64_t>(to[p].nbytes()));
+  }
+  return work;
+}
+
+Communicator::WorkPtr GlooCommunicator::do_send(const Call& call, at::Tensor tensor, int destination,
+                                                int tag) {
+  if (destination == rank()) throw Error("send: a rank cannot send to itself");
+  check_device(tensor);
+  auto work = std::make_unique<MessageSet>(messenger_, describe(call));
+  work->send(tensor, destination, kUserTags + tag);
+  count(call, static_cast<std::int64_t>(tensor.nbytes()));
+  return work;
+}
+
+Communicator::WorkPtr GlooCommunicator::do_recv(const Call& call, at::Tensor tensor, int source,
+                                                int tag) {
+  if (source == rank()) throw Error("recv: a rank cannot receive from itself");
+  check_device(tensor);
+  auto work = std::make_unique<MessageSet>(messenger_, describe(call));
+  work->recv(tensor, source, kUserTags + tag);
+  return work;
+}
+
+GroupPtr make_gloo_group(const StorePtr& store, int rank, int size, bool loopback,
+                         std::chrono::milliseconds timeout) {
+  auto options = c10d::ProcessGroupGloo::Options::create(timeout);
+  options->devices.push_back(loopback ? c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1")
+                                      : c10d::ProcessGroupGloo::createDefaultDevice());
+  return c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, options);
+}
+
+}  // namespace zero::dist

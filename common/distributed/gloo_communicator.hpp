@@ -1,0 +1,101 @@
+#pragma once
+
+// Private to common/distributed: the one header that shows c10d types.
+
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <string>
+#include <vector>
+
+#include "zero/distributed/communicator.hpp"
+#include "zero/distributed/connect.hpp"
+
+namespace zero::dist {
+
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+using GroupPtr = c10::intrusive_ptr<c10d::ProcessGroupGloo>;
+
+/// Start-up and object exchange over a c10d store, shared by all backends.
+class StoreExchange {
+ public:
+  StoreExchange(StorePtr store, int rank, int size, std::chrono::milliseconds timeout)
+      : store_(std::move(store)), rank_(rank), size_(size), timeout_(timeout) {}
+
+  /// See Communicator::exchange.
+  std::vector<std::string> exchange(const std::string& text);
+
+  const StorePtr& store() const { return store_; }
+  std::chrono::milliseconds timeout() const { return timeout_; }
+
+ private:
+  std::string wait_for(int rank, std::int64_t round);
+
+  StorePtr store_;
+  int rank_;
+  int size_;
+  std::chrono::milliseconds timeout_;
+  std::int64_t round_ = 0;
+};
+
+/// Messages between pairs of ranks over Gloo, with errors that say who did not answer.
+class Messenger {
+ public:
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+  Messenger(GroupPtr group, int rank, std::chrono::milliseconds timeout)
+      : group_(std::move(group)), rank_(rank), timeout_(timeout) {}
+
+  WorkPtr send(at::Tensor tensor, int to, int tag) const;
+  WorkPtr recv(at::Tensor tensor, int from, int tag) const;
+
+  /// Blocks until `work` is done; `what` and `peer` are for the message of the zero::Error.
+  void wait(const WorkPtr& work, const std::string& what, int peer) const;
+
+  const GroupPtr& group() const { return group_; }
+
+ private:
+  [[noreturn]] void fail(const std::string& what, int peer, const std::string& cause) const;
+
+  GroupPtr group_;
+  int rank_;
+  std::chrono::milliseconds timeout_;
+};
+
+/// CPU tensors over Gloo: every collective is made of direct messages between pairs of ranks
+/// (measured against Gloo's own in docs/decisions.md), reductions add in rank order.
+class GlooCommunicator final : public Communicator {
+ public:
+  /// Called by all ranks; blocks until they are connected. `group` is null for one rank.
+  GlooCommunicator(StoreExchange store, GroupPtr group, int rank, int size,
+                   const ConnectOptions& options);
+
+  std::vector<std::string> exchange(const std::string& text) override;
+  std::unique_ptr<Communicator> split(const std::vector<int>& ranks,
+                                      const std::string& label) override;
+
+ protected:
+  WorkPtr do_broadcast(const Call&, at::Tensor tensor, int root) override;
+  WorkPtr do_reduce(const Call&, at::Tensor tensor, int root, ReduceOp op) override;
+  WorkPtr do_all_reduce(const Call&, at::Tensor tensor, ReduceOp op) override;
+  WorkPtr do_reduce_scatter(const Call&, at::Tensor output, at::Tensor input,
+                            ReduceOp op) override;
+  WorkPtr do_all_gather(const Call&, at::Tensor output, at::Tensor input) override;
+  WorkPtr do_all_to_all(const Call&, at::Tensor output, at::Tensor input) override;
+  WorkPtr do_send(const Call&, at::Tensor tensor, int destination, int tag) override;
+  WorkPtr do_recv(const Call&, at::Tensor tensor, int source, int tag) override;
+
+ private:
+  std::string describe(const Call& call) const;
+  void check_device(const at::Tensor& tensor) const;
+
+  StoreExchange store_;
+  Messenger messenger_;
+  ConnectOptions options_;
+};
+
+/// A Gloo group over `store`, bound to the loopback interface or to the host's own.
+GroupPtr make_gloo_group(const StorePtr& store, int rank, int size, bool loopback,
+                         std::chrono::milliseconds timeout);
+
+}  // namespace zero::dist
