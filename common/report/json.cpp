@@ -1,0 +1,107 @@
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+#include <torch/version.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <zero/error.hpp>
+#include <zero/report/json.hpp>
+
+namespace zero::report {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string reason(int code) { return std::generic_category().message(code); }
+
+// Writes everything and brings it to the disk; returns 0 or the error's number.
+int write_all(const fs::path& path, std::string_view contents) {
+  std::FILE* file = std::fopen(path.c_str(), "wb");
+  if (file == nullptr) return errno;
+  int code = 0;
+  if (std::fwrite(contents.data(), 1, contents.size(), file) != contents.size() ||
+      std::fflush(file) != 0 || ::fsync(::fileno(file)) != 0) {
+    code = errno;
+  }
+  if (std::fclose(file) != 0 && code == 0) code = errno;
+  return code;
+}
+
+}  // namespace
+
+void write_file(const fs::path& path, std::string_view contents) {
+  if (!path.has_filename()) {
+    throw Error(fmt::format("cannot write '{}': it names a folder, name a file", path.string()));
+  }
+  std::error_code error;
+  if (path.has_parent_path()) fs::create_directories(path.parent_path(), error);
+  if (error) {
+    throw Error(fmt::format("cannot create the folder '{}': {}; name one that can be written to",
+                            path.parent_path().string(), error.message()));
+  }
+  // The process's number keeps two programs that write the same file apart.
+  fs::path temporary = path;
+  temporary.replace_filename(fmt::format(".{}.{}", path.filename().string(), ::getpid()));
+  int code = write_all(temporary, contents);
+  if (code == 0) {
+    fs::rename(temporary, path, error);
+    code = error.value();
+  }
+  if (code != 0) {
+    fs::remove(temporary, error);
+    throw Error(fmt::format("cannot write '{}': {}; name a file in a folder that can be written to",
+                            path.string(), reason(code)));
+  }
+}
+
+void write_json(const fs::path& path, const Json& document) {
+  // Bytes that are not UTF-8, as a command line may hold, are replaced rather than refused.
+  const auto replace = Json::error_handler_t::replace;
+  write_file(path, document.dump(/*indent=*/2, ' ', /*ensure_ascii=*/false, replace) + "\n");
+}
+
+Json read_json(const fs::path& path) {
+  std::error_code error;
+  if (!fs::is_regular_file(path, error)) {
+    throw Error(fmt::format("cannot read '{}': there is no such file", path.string()));
+  }
+  std::ifstream file(path, std::ios::binary);
+  const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  if (!file) throw Error(fmt::format("cannot read '{}': {}", path.string(), reason(errno)));
+  try {
+    return Json::parse(text);
+  } catch (const Json::parse_error& parse_error) {
+    throw Error(fmt::format("'{}' is not JSON: {}", path.string(), parse_error.what()));
+  }
+}
+
+Json run_metadata(int argc, const char* const* argv) {
+  Json command_line = Json::array();
+  for (int i = 0; i < argc; ++i) command_line.push_back(argv[i]);
+  const auto now = std::chrono::system_clock::now();
+  return {
+      {"project_version", ZERO_VERSION},
+      {"libtorch_version", TORCH_VERSION},
+      {"compiler",
+#if defined(__clang__)
+       "clang " __clang_version__
+#else
+       "g++ " __VERSION__
+#endif
+      },
+      {"command_line", std::move(command_line)},
+      {"cores", std::thread::hardware_concurrency()},
+      {"date", fmt::format("{:%Y-%m-%dT%H:%M:%SZ}",
+                           fmt::gmtime(std::chrono::system_clock::to_time_t(now)))},
+  };
+}
+
+}  // namespace zero::report
