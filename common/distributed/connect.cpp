@@ -1,0 +1,111 @@
+#include "zero/distributed/connect.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <utility>
+
+#include "zero/distributed/gloo_communicator.hpp"
+#include "zero/error.hpp"
+
+namespace zero::dist {
+namespace {
+
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+// Says who is missing before the backend tries to connect, because its own message would not.
+void wait_for_everybody(const StorePtr& store, int rank, int size,
+                        std::chrono::milliseconds timeout) {
+  const auto key = [](int r) { return fmt::format("here/{}", r); };
+  store->set(key(rank), std::vector<std::uint8_t>{1});
+  std::vector<std::string> keys;
+  for (int r = 0; r < size; ++r) keys.push_back(key(r));
+  try {
+    store->wait(keys, timeout);
+  } catch (const std::exception& error) {
+    std::vector<int> missing;
+    for (int r = 0; r < size; ++r) {
+      try {
+        if (!store->check({key(r)})) missing.push_back(r);
+      } catch (const std::exception&) {
+        throw Error(fmt::format("the store of rank 0 is gone: {}", first_line(error.what())));
+      }
+    }
+    throw Error(fmt::format("rank{} {} of {} did not come within {} s: start {} ranks in all with the "
+                            "same address and port",
+                            missing.size() == 1 ? "" : "s", fmt::join(missing, ", "), size,
+                            timeout.count() / 1000.0, size));
+  }
+}
+
+std::unique_ptr<Communicator> connect_through(const StorePtr& base, int rank, int size,
+                                              const ConnectOptions& options) {
+  if (options.backend != "gloo") {
+    throw Error(fmt::format("backend '{}' is not in this program: gloo is", options.backend));
+  }
+  StorePtr store = c10::make_intrusive<c10d::PrefixStore>(options.prefix, base);
+  wait_for_everybody(store, rank, size, options.timeout);
+  GroupPtr group;
+  try {
+    group = make_gloo_group(store, rank, size, options.loopback, options.timeout);
+  } catch (const std::exception& error) {
+    throw Error(fmt::format("rank {} could not connect to the other {} ranks: {}", rank, size - 1,
+                            first_line(error.what())));
+  }
+  return std::make_unique<GlooCommunicator>(StoreExchange(store, rank, size, options.timeout),
+                                            std::move(group), rank, size, options);
+}
+
+bool is_loopback(const std::string& address) {
+  return address == "localhost" || address == "::1" || address.rfind("127.", 0) == 0;
+}
+
+StorePtr tcp_store(const RankEnvironment& env, std::chrono::milliseconds timeout) {
+  c10d::TCPStoreOptions store_options;
+  store_options.port = static_cast<std::uint16_t>(env.master_port);
+  store_options.isServer = env.rank == 0 && !env.store_is_served;
+  store_options.waitWorkers = false;  // wait_for_everybody() knows who is missing
+  store_options.timeout = timeout;
+  try {
+    return c10::make_intrusive<c10d::TCPStore>(env.master_address, store_options);
+  } catch (const std::exception& error) {
+    if (store_options.isServer) {
+      throw Error(fmt::format("rank 0 cannot listen on port {}: it is taken, or not allowed; choose "
+                              "another MASTER_PORT ({})",
+                              env.master_port, first_line(error.what())));
+    }
+    throw Error(fmt::format("rank {} did not reach rank 0 at {}:{} within {} s: {}", env.rank,
+                            env.master_address, env.master_port, timeout.count() / 1000.0,
+                            first_line(error.what())));
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Communicator> connect(const RankEnvironment& environment,
+                                      const ConnectOptions& options) {
+  if (environment.world_size == 1) return connect_alone(options);
+  ConnectOptions adjusted = options;
+  adjusted.loopback = adjusted.loopback || is_loopback(environment.master_address);
+  return connect_through(tcp_store(environment, options.timeout), environment.rank,
+                         environment.world_size, adjusted);
+}
+
+std::unique_ptr<Communicator> connect_through_file(const std::string& path, int rank, int size,
+                                                   ConnectOptions options) {
+  if (size == 1) return connect_alone(options);
+  options.loopback = true;
+  auto store = c10::make_intrusive<c10d::FileStore>(path, size);
+  store->setTimeout(options.timeout);
+  return connect_through(store, rank, size, options);
+}
+
+std::unique_ptr<Communicator> connect_alone(const ConnectOptions& options) {
+  return std::make_unique<GlooCommunicator>(StoreExchange(nullptr, 0, 1, options.timeout), nullptr,
+                                            0, 1, options);
+}
+
+}  // namespace zero::dist

@@ -1,0 +1,247 @@
+#include "zero/distributed/launch.hpp"
+
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <iostream>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "zero/error.hpp"
+
+namespace zero::dist {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// An anonymous file that parent and child share.
+class SharedFile {
+ public:
+  SharedFile() : descriptor_(static_cast<int>(::syscall(SYS_memfd_create, "zero", 0U))) {
+    if (descriptor_ < 0) throw Error(fmt::format("memfd_create failed: {}", std::strerror(errno)));
+  }
+  SharedFile(SharedFile&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
+  SharedFile& operator=(SharedFile&&) = delete;
+  ~SharedFile() {
+    if (descriptor_ >= 0) ::close(descriptor_);
+  }
+
+  int descriptor() const { return descriptor_; }
+
+  void write(const std::string& text) const {
+    std::size_t done = 0;
+    while (done < text.size()) {
+      const ssize_t n = ::write(descriptor_, text.data() + done, text.size() - done);
+      if (n <= 0) break;
+      done += static_cast<std::size_t>(n);
+    }
+  }
+
+  std::string read() const {
+    const auto size = static_cast<std::size_t>(std::max<off_t>(0, ::lseek(descriptor_, 0, SEEK_END)));
+    std::string text(size, '\0');
+    const ssize_t n = ::pread(descriptor_, text.data(), size, 0);
+    text.resize(static_cast<std::size_t>(std::max<ssize_t>(0, n)));
+    return text;
+  }
+
+ private:
+  int descriptor_;
+};
+
+struct Child {
+  pid_t pid = -1;
+  int pid_descriptor = -1;
+  SharedFile result;
+  SharedFile output;
+  bool running = true;
+  RankExit exit;
+};
+
+int threads_for(const LaunchOptions& options) {
+  if (options.threads > 0) return options.threads;
+  const int cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  return std::max(1, cores / options.world_size);
+}
+
+[[noreturn]] void run_child(int rank, const Child& child, const LaunchOptions& options, pid_t parent,
+                            const std::function<std::string(int)>& function) {
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != parent) std::_Exit(1);  // the parent died before the line above
+  if (options.capture_output) {
+    ::dup2(child.output.descriptor(), STDOUT_FILENO);
+    ::dup2(child.output.descriptor(), STDERR_FILENO);
+  }
+  int code = 0;
+  try {
+    at::set_num_threads(threads_for(options));
+    child.result.write(function(rank));
+  } catch (const std::exception& error) {
+    std::cout.flush();
+    fmt::print(stderr, "rank {}: {}\n", rank, error.what());
+    code = 1;
+  }
+  std::cout.flush();
+  std::fflush(nullptr);
+  // Not exit(): destructors of the parent's objects are not this process's to run.
+  std::_Exit(code);
+}
+
+void take_exit(Child& child, Clock::time_point started) {
+  int status = 0;
+  if (::waitpid(child.pid, &status, 0) != child.pid) return;
+  child.running = false;
+  child.exit.seconds = std::chrono::duration<double>(Clock::now() - started).count();
+  child.exit.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  child.exit.signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+  ::close(child.pid_descriptor);
+}
+
+// Blocks until a child ends or the deadline is over; false for the latter.
+bool wait_for_one(std::vector<Child>& children, std::optional<Clock::time_point> deadline,
+                  Clock::time_point started) {
+  std::vector<pollfd> descriptors;
+  for (const Child& child : children) {
+    descriptors.push_back({child.running ? child.pid_descriptor : -1, POLLIN, 0});
+  }
+  int milliseconds = -1;
+  if (deadline) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(*deadline - Clock::now());
+    milliseconds = static_cast<int>(std::max<std::int64_t>(0, left.count()));
+  }
+  if (::poll(descriptors.data(), descriptors.size(), milliseconds) == 0) return false;
+  for (std::size_t i = 0; i < children.size(); ++i) {
+    if (children[i].running && (descriptors[i].revents & POLLIN) != 0) {
+      take_exit(children[i], started);
+    }
+  }
+  return true;
+}
+
+void kill_the_rest(std::vector<Child>& children, Clock::time_point started) {
+  for (Child& child : children) {
+    if (!child.running) continue;
+    child.exit.killed = true;
+    ::kill(child.pid, SIGKILL);
+    take_exit(child, started);
+  }
+}
+
+void watch(std::vector<Child>& children, const LaunchOptions& options, Clock::time_point started) {
+  std::optional<Clock::time_point> deadline;
+  if (options.total_timeout.count() > 0) deadline = started + options.total_timeout;
+  bool failed = false;
+  while (std::any_of(children.begin(), children.end(), [](const Child& c) { return c.running; })) {
+    if (!wait_for_one(children, deadline, started)) {
+      kill_the_rest(children, started);
+      return;
+    }
+    const bool failure = std::any_of(children.begin(), children.end(),
+                                     [](const Child& c) { return !c.running && !c.exit.ok(); });
+    if (failure && !failed) {
+      failed = true;
+      const auto limit = Clock::now() + options.connect.timeout + options.grace;
+      deadline = deadline ? std::min(*deadline, limit) : limit;
+    }
+  }
+}
+
+// A name in the temporary folder that did not exist before and goes away with the object.
+class RendezvousFolder {
+ public:
+  RendezvousFolder() : path_((std::filesystem::temp_directory_path() / "zero-XXXXXX").string()) {
+    if (::mkdtemp(path_.data()) == nullptr) {
+      throw Error(fmt::format("cannot make a folder in {}: {}",
+                              std::filesystem::temp_directory_path().string(), std::strerror(errno)));
+    }
+  }
+  RendezvousFolder(const RendezvousFolder&) = delete;
+  RendezvousFolder& operator=(const RendezvousFolder&) = delete;
+  ~RendezvousFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  std::string store() const { return path_ + "/store"; }
+
+ private:
+  std::string path_;
+};
+
+}  // namespace
+
+std::vector<RankExit> fork_processes(const LaunchOptions& options,
+                                     const std::function<std::string(int)>& function) {
+  if (options.world_size < 1) {
+    throw Error(fmt::format("{} ranks cannot be started: 1 or more can", options.world_size));
+  }
+  std::cout.flush();
+  std::fflush(nullptr);
+  const auto started = Clock::now();
+  const pid_t parent = ::getpid();
+  std::vector<Child> children(static_cast<std::size_t>(options.world_size));
+  for (std::size_t rank = 0; rank < children.size(); ++rank) {
+    Child& child = children[rank];
+    child.pid = ::fork();
+    if (child.pid == 0) run_child(static_cast<int>(rank), child, options, parent, function);
+    if (child.pid > 0) {
+      child.pid_descriptor = static_cast<int>(::syscall(SYS_pidfd_open, child.pid, 0U));
+    }
+    if (child.pid < 0 || child.pid_descriptor < 0) {
+      const std::string cause = std::strerror(errno);
+      children.resize(rank);
+      kill_the_rest(children, started);
+      throw Error(fmt::format("rank {} of {} could not be started: {}", rank, options.world_size,
+                              cause));
+    }
+  }
+  watch(children, options, started);
+  std::vector<RankExit> exits;
+  for (Child& child : children) {
+    child.exit.result = child.result.read();
+    child.exit.output = child.output.read();
+    exits.push_back(std::move(child.exit));
+  }
+  return exits;
+}
+
+std::vector<RankExit> launch_ranks(const LaunchOptions& options, const RankFunction& function) {
+  const RendezvousFolder folder;
+  return fork_processes(options, [&](int rank) {
+    const auto communicator =
+        connect_through_file(folder.store(), rank, options.world_size, options.connect);
+    return function(*communicator);
+  });
+}
+
+std::string describe_failures(const std::vector<RankExit>& exits) {
+  std::string text;
+  for (std::size_t rank = 0; rank < exits.size(); ++rank) {
+    const RankExit& exit = exits[rank];
+    if (exit.ok()) continue;
+    if (exit.killed) {
+      text += fmt::format("rank {} was killed because another rank failed or time was up", rank);
+    } else if (exit.signal != 0) {
+      text += fmt::format("rank {} was ended by signal {} ({})", rank, exit.signal,
+                          ::strsignal(exit.signal));
+    } else {
+      text += fmt::format("rank {} ended with exit code {}", rank, exit.exit_code);
+    }
+    text += fmt::format(" after {:.2f} s\n{}", exit.seconds, exit.output);
+  }
+  return text;
+}
+
+}  // namespace zero::dist
