@@ -1,0 +1,74 @@
+#pragma once
+
+#include <stdlib.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <zero/error.hpp>
+
+/// Helpers of the tests of common/data; nothing else includes this.
+namespace zero::data::testing {
+
+/// A new folder for one test, removed with all it holds at the end.
+class TestFolder {
+ public:
+  TestFolder() {
+    std::string name = std::filesystem::temp_directory_path() / "zero-data-XXXXXX";
+    if (::mkdtemp(name.data()) == nullptr) {
+      throw Error("cannot make a temporary folder");
+    }
+    path_ = name;
+  }
+  ~TestFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  TestFolder(const TestFolder&) = delete;
+  TestFolder& operator=(const TestFolder&) = delete;
+
+  std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
+  const std::filesystem::path& path() const { return path_; }
+
+  /// Writes a file below the folder, making folders on the way, and returns its path.
+  std::filesystem::path write(const std::string& name, const std::string& content) const {
+    const auto path = path_ / name;
+    std::filesystem::create_directories(path.parent_path());
+    std::ofstream(path, std::ios::binary) << content;
+    return path;
+  }
+
+ private:
+  std::filesystem::path path_;
+};
+
+inline std::string read_bytes(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+/// common/data in the source tree, where the fixtures and prepare.py are.
+inline std::filesystem::path data_folder() {
+  return std::filesystem::absolute(std::filesystem::path(__FILE__)).parent_path();
+}
+
+/// The message of the zero::Error that `action` throws; empty where it throws none.
+template <typename Action>
+std::string error_of(Action&& action) {
+  try {
+    std::forward<Action>(action)();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return {};
+}
+
+/// Whether `text` has `part` in it, and `part` says something.
+inline bool mentions(const std::string& text, const std::string& part) {
+  return !part.empty() && text.find(part) != std::string::npos;
+}
+
+}  // namespace zero::data::testing

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <torch/types.h>
+
+#include <cstdint>
+
+namespace zero::nn {
+
+/// Angles of the rotary position embedding (Su et al. 2021) for positions 0 to length - 1, in the
+/// half-split convention of Hugging Face's Llama: element i of a head turns with element
+/// i + head_size / 2, at the frequency theta^(-2 i / head_size).
+struct RotaryTable {
+  at::Tensor cosine;  ///< [length, head_size / 2]
+  at::Tensor sine;    ///< [length, head_size / 2]
+
+  /// Number of positions; 0 for an empty table.
+  std::int64_t length() const { return cosine.defined() ? cosine.size(0) : 0; }
+  /// Bytes of both tensors.
+  std::int64_t bytes() const;
+};
+
+/// Makes the table: computed in fp32 (fp64 for `dtype` fp64) and rounded to `dtype` at the end. The
+/// bytes are charged to memory::Category::kOther.
+RotaryTable rotary_table(std::int64_t length, std::int64_t head_size, double theta,
+                         at::ScalarType dtype);
+
+/// Turns every head of `x` [B, S, heads, head_size] by its position's angle; gives the same shape.
+/// The table must have at least S positions. Saves the table only.
+at::Tensor rotate(const at::Tensor& x, const RotaryTable& table);
+
+/// Causal attention with grouped-query heads: query head h reads key and value head
+/// h / (heads / kv_heads). `query` [B, S, heads, head_size], `key` and `value`
+/// [B, S, kv_heads, head_size]; gives [B, S, heads, head_size].
+///
+/// Batches padded on the right need no other mask: position i reads positions 0 to i only, and
+/// padding comes after every real token, so nothing real ever reads padding. What the padding
+/// positions themselves hold must be left out of the loss, as kIgnoredTarget and
+/// data::Batch::lengths do.
+at::Tensor causal_attention(const at::Tensor& query, const at::Tensor& key,
+                            const at::Tensor& value);
+
+}  // namespace zero::nn

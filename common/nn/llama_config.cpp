@@ -1,0 +1,206 @@
+#include "zero/nn/llama_config.hpp"
+
+#include <fmt/format.h>
+
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "zero/error.hpp"
+#include "zero/report/names.hpp"
+
+namespace zero::nn {
+namespace {
+
+using nlohmann::json;
+
+const std::map<std::string, LlamaConfig, std::less<>>& presets() {
+  static const std::map<std::string, LlamaConfig, std::less<>> all = {
+      {"smollm2-135m",
+       {.vocabulary = 49152, .hidden = 576, .layers = 30, .heads = 9, .kv_heads = 3,
+        .head_size = 64, .mlp = 1536}},
+      {"smollm2-360m",
+       {.vocabulary = 49152, .hidden = 960, .layers = 32, .heads = 15, .kv_heads = 5,
+        .head_size = 64, .mlp = 2560}},
+      {"tiny", {}},
+  };
+  return all;
+}
+
+// Reads fields of a config.json and says in every error which field is meant.
+class Fields {
+ public:
+  explicit Fields(const json& object) : object_(object) {}
+
+  bool has(const char* key) const { return object_.contains(key) && !object_[key].is_null(); }
+
+  template <class T>
+  T get(const char* key) const {
+    if (!has(key)) throw Error(fmt::format("config.json has no field '{}'", key));
+    try {
+      return object_[key].get<T>();
+    } catch (const json::exception&) {
+      throw Error(fmt::format("field '{}' of config.json has the wrong type: {}", key,
+                              object_[key].dump()));
+    }
+  }
+
+  template <class T>
+  T get_or(const char* key, T fallback) const {
+    return has(key) ? get<T>(key) : fallback;
+  }
+
+  // Refuses a feature that is switched on.
+  template <class T>
+  void expect(const char* key, const T& expected) const {
+    if (get_or<T>(key, expected) == expected) return;
+    throw Error(fmt::format("field '{}' of config.json is {}, but only {} is supported", key,
+                            object_[key].dump(), json(expected).dump()));
+  }
+
+ private:
+  const json& object_;
+};
+
+double read_rope_theta(const Fields& fields) {
+  constexpr double kTransformersDefault = 10000.0;
+  if (fields.has("rope_parameters")) {
+    const json parameters = fields.get<json>("rope_parameters");
+    const Fields rope(parameters);
+    rope.expect<std::string>("rope_type", "default");
+    return rope.get_or("rope_theta", fields.get_or("rope_theta", kTransformersDefault));
+  }
+  if (fields.has("rope_scaling")) {
+    throw Error("field 'rope_scaling' of config.json is set, but scaled rotary positions are not "
+                "supported");
+  }
+  return fields.get_or("rope_theta", kTransformersDefault);
+}
+
+void at_least_one(std::int64_t value, const char* name) {
+  if (value < 1) throw Error(fmt::format("{} of the model is {}, but must be at least 1", name, value));
+}
+
+std::string dtype_name(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kBFloat16: return "bfloat16";
+    case at::kHalf: return "float16";
+    case at::kDouble: return "float64";
+    default: return "float32";
+  }
+}
+
+}  // namespace
+
+std::int64_t LlamaConfig::parameters() const {
+  const std::int64_t attention = hidden * head_size * (2 * heads + 2 * kv_heads);
+  const std::int64_t layer = attention + 3 * hidden * mlp + 2 * hidden;
+  const std::int64_t head = classes > 0 ? classes * hidden : tied ? 0 : vocabulary * hidden;
+  return vocabulary * hidden + layers * layer + hidden + head;
+}
+
+const std::vector<std::string>& preset_names() {
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> result;
+    for (const auto& [name, config] : presets()) result.push_back(name);
+    return result;
+  }();
+  return names;
+}
+
+LlamaConfig preset(std::string_view name) {
+  const auto found = presets().find(name);
+  if (found != presets().end()) return found->second;
+  throw Error(report::unknown_name_message("model", name, preset_names()));
+}
+
+void check(const LlamaConfig& config) {
+  at_least_one(config.vocabulary, "the vocabulary");
+  at_least_one(config.hidden, "the hidden size");
+  at_least_one(config.layers, "the number of layers");
+  at_least_one(config.heads, "the number of heads");
+  at_least_one(config.kv_heads, "the number of key/value heads");
+  at_least_one(config.head_size, "the head size");
+  at_least_one(config.mlp, "the MLP size");
+  if (config.heads % config.kv_heads != 0) {
+    throw Error(fmt::format("{} heads cannot be shared evenly by {} key/value heads", config.heads,
+                            config.kv_heads));
+  }
+  if (config.head_size % 2 != 0) {
+    throw Error(fmt::format("the head size is {}, but rotary positions turn pairs: it must be even",
+                            config.head_size));
+  }
+  if (config.classes < 0) {
+    throw Error(fmt::format("the number of classes is {}, but must be 0 (language model) or more",
+                            config.classes));
+  }
+  if (!(config.norm_eps > 0) || !(config.rope_theta > 0) || !(config.initializer_range >= 0)) {
+    throw Error(fmt::format(
+        "norm epsilon {}, rotary theta {} and initializer range {} must be positive",
+        config.norm_eps, config.rope_theta, config.initializer_range));
+  }
+  if (!at::isFloatingType(config.dtype)) {
+    throw Error(fmt::format("parameters cannot be {}: use float, double, bfloat16 or half",
+                            c10::toString(config.dtype)));
+  }
+}
+
+LlamaConfig llama_config_from_json(std::string_view text) {
+  const json object = json::parse(text, /*cb=*/nullptr, /*allow_exceptions=*/false);
+  if (!object.is_object()) throw Error("config.json is not a JSON object");
+  const Fields fields(object);
+  if (fields.get<std::string>("model_type") != "llama") {
+    throw Error(fmt::format("config.json describes a model of type '{}', but only 'llama' is supported",
+                            fields.get<std::string>("model_type")));
+  }
+  fields.expect<std::string>("hidden_act", "silu");
+  fields.expect("attention_bias", false);
+  fields.expect("mlp_bias", false);
+
+  LlamaConfig config;
+  config.vocabulary = fields.get<std::int64_t>("vocab_size");
+  config.hidden = fields.get<std::int64_t>("hidden_size");
+  config.layers = fields.get<std::int64_t>("num_hidden_layers");
+  config.heads = fields.get<std::int64_t>("num_attention_heads");
+  at_least_one(config.heads, "the number of heads");
+  config.kv_heads = fields.get_or("num_key_value_heads", config.heads);
+  config.head_size = fields.get_or("head_dim", config.hidden / config.heads);
+  config.mlp = fields.get<std::int64_t>("intermediate_size");
+  config.rope_theta = read_rope_theta(fields);
+  config.norm_eps = fields.get_or("rms_norm_eps", 1e-6);
+  config.tied = fields.get_or("tie_word_embeddings", false);
+  config.initializer_range = fields.get_or("initializer_range", 0.02);
+  check(config);
+  return config;
+}
+
+json to_hugging_face_json(const LlamaConfig& config) {
+  json object = {
+      {"model_type", "llama"},
+      {"architectures",
+       {config.classes > 0 ? "LlamaForSequenceClassification" : "LlamaForCausalLM"}},
+      {"vocab_size", config.vocabulary},
+      {"hidden_size", config.hidden},
+      {"num_hidden_layers", config.layers},
+      {"num_attention_heads", config.heads},
+      {"num_key_value_heads", config.kv_heads},
+      {"head_dim", config.head_size},
+      {"intermediate_size", config.mlp},
+      {"hidden_act", "silu"},
+      {"rope_theta", config.rope_theta},
+      {"rms_norm_eps", config.norm_eps},
+      {"tie_word_embeddings", config.tied},
+      {"initializer_range", config.initializer_range},
+      {"attention_bias", false},
+      {"mlp_bias", false},
+      {"torch_dtype", dtype_name(config.dtype)},
+  };
+  // transformers counts the classes of a classifier by the entries of id2label.
+  for (std::int64_t i = 0; i < config.classes; ++i) {
+    object["id2label"][std::to_string(i)] = fmt::format("LABEL_{}", i);
+    object["label2id"][fmt::format("LABEL_{}", i)] = i;
+  }
+  return object;
+}
+
+}  // namespace zero::nn

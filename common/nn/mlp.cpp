@@ -1,0 +1,92 @@
+#include "zero/nn/mlp.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "zero/error.hpp"
+#include "zero/nn/cross_entropy.hpp"
+
+namespace zero::nn {
+namespace {
+
+std::shared_ptr<Linear> dense(std::int64_t in, std::int64_t out, at::ScalarType dtype) {
+  if (in < 1 || out < 1) {
+    throw Error(fmt::format("a layer of an MLP is {} x {}, but sizes must be at least 1", in, out));
+  }
+  const auto first_values = Initializer::uniform(1.0 / std::sqrt(static_cast<double>(in)));
+  return std::make_shared<Linear>(in, out, first_values, first_values, dtype);
+}
+
+}  // namespace
+
+MlpLayer::MlpLayer(std::int64_t in, std::int64_t out, const MlpConfig& config)
+    : activation_(config.activation),
+      linear_(register_module("linear", dense(in, out, config.dtype))) {}
+
+at::Tensor MlpLayer::forward(const at::Tensor& x) {
+  return run(
+      [&] {
+        const at::Tensor y = linear_->forward(x);
+        return activation_ == MlpConfig::Activation::kRelu ? y.relu() : y.tanh();
+      },
+      {x});
+}
+
+Mlp::Mlp(const MlpConfig& config) : config_(config) {
+  auto layers = register_module("layers", std::make_shared<Layer>());
+  std::int64_t in = config.inputs;
+  for (const std::int64_t out : config.hidden) {
+    layers_.push_back(layers->register_module(std::to_string(layers_.size()),
+                                              std::make_shared<MlpLayer>(in, out, config)));
+    in = out;
+  }
+  output_ = register_module("output", dense(in, config.outputs, config.dtype));
+}
+
+at::Tensor Mlp::loss(const data::Batch& batch) {
+  check_inputs(batch);
+  const bool regression = config_.loss == MlpConfig::Loss::kMeanSquared;
+  std::vector<std::int64_t> expected = {batch.inputs.size(0)};
+  if (regression) expected.push_back(config_.outputs);
+  const at::ScalarType dtype = regression ? config_.dtype : at::kLong;
+  if (!batch.targets.defined() || batch.targets.sizes() != at::IntArrayRef(expected) ||
+      batch.targets.scalar_type() != dtype) {
+    throw Error(fmt::format("the targets of this batch must be {} [{}]", c10::toString(dtype),
+                            fmt::join(expected, ", ")));
+  }
+  return run(
+      [&] {
+        const at::Tensor y = outputs(batch.inputs);
+        if (!regression) return consuming_cross_entropy(y, batch.targets, batch.loss_terms);
+        const auto terms = std::max<std::int64_t>(batch.loss_terms, 1) * config_.outputs;
+        return at::mse_loss(y, batch.targets, at::Reduction::Sum) / static_cast<double>(terms);
+      },
+      {});
+}
+
+at::Tensor Mlp::predict(const data::Batch& batch) {
+  check_inputs(batch);
+  return run([&] { return outputs(batch.inputs); }, {});
+}
+
+void Mlp::check_inputs(const data::Batch& batch) const {
+  const at::Tensor& x = batch.inputs;
+  if (x.defined() && x.dim() == 2 && x.size(1) == config_.inputs &&
+      x.scalar_type() == config_.dtype) {
+    return;
+  }
+  throw Error(fmt::format("the inputs of this MLP must be {} [samples, {}]",
+                          c10::toString(config_.dtype), config_.inputs));
+}
+
+at::Tensor Mlp::outputs(const at::Tensor& x) {
+  at::Tensor y = x;
+  for (const auto& layer : layers_) y = layer->forward(y);
+  return output_->forward(y);
+}
+
+}  // namespace zero::nn

@@ -1,0 +1,81 @@
+#pragma once
+
+#include <torch/types.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace zero::optim {
+
+/// What a strategy needs of an optimizer: update, and forget parameters that other ranks own.
+///
+/// Optimizer state is created at a parameter's first update, so that a rank which narrows its
+/// optimizer before the first step never holds state for what it does not own. All functions act on
+/// this rank alone.
+class Optimizer {
+ public:
+  virtual ~Optimizer() = default;
+
+  /// Updates, in place, every parameter that it holds and whose gradient is defined; the others and
+  /// their step counts stay untouched. State is charged to memory::Category::kOptimizer.
+  virtual void step() = 0;
+
+  /// Keeps the parameters for which `keep` says true and forgets the rest with their state.
+  virtual void narrow(const std::function<bool(const at::Tensor&)>& keep) = 0;
+
+  /// State tensors of a parameter by name (AdamW: "exp_avg", "exp_avg_sq"), of the parameter's
+  /// number of elements; empty before its first update. They alias the optimizer's own.
+  virtual std::map<std::string, at::Tensor> state(const at::Tensor& parameter) const = 0;
+
+  /// Updates that a parameter has had.
+  virtual std::int64_t steps(const at::Tensor& parameter) const = 0;
+
+  /// Sets the learning rate of every parameter group, from the next step on.
+  virtual void set_learning_rate(double rate) = 0;
+
+  /// Runs `closure` (which evaluates the model and fills gradients), then step(); gives its loss.
+  at::Tensor step(const std::function<at::Tensor()>& closure);
+};
+
+/// Makes an optimizer over the given trainable parameters (registration order).
+using OptimizerFactory =
+    std::function<std::unique_ptr<Optimizer>(const std::vector<at::Tensor>& parameters)>;
+
+/// AdamW (Loshchilov and Hutter 2019, algorithm 2).
+struct AdamWOptions {
+  double learning_rate = 1e-3;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double epsilon = 1e-8;
+  double weight_decay = 0.01;  ///< decoupled: parameters shrink by learning_rate * weight_decay
+};
+
+/// Stochastic gradient descent with momentum, as in torch.optim.SGD (no dampening).
+struct SgdOptions {
+  double learning_rate = 1e-2;
+  double momentum = 0.9;
+  double weight_decay = 0.0;  ///< added to the gradient
+};
+
+/// Parameters that share settings.
+template <typename Options>
+struct Group {
+  std::vector<at::Tensor> parameters;
+  Options options;
+};
+
+/// AdamW and SGD on LibTorch's fused CPU kernels. Parameters may be whole tensors or shards of any
+/// length: every element goes through the kernel's vector body (see padded_kernel.hpp), so that the
+/// result does not depend on where a tensor begins or ends. Parameters must be contiguous.
+std::unique_ptr<Optimizer> make_adamw(std::vector<Group<AdamWOptions>> groups);
+std::unique_ptr<Optimizer> make_sgd(std::vector<Group<SgdOptions>> groups);
+
+/// One group with all parameters.
+OptimizerFactory adamw(AdamWOptions options = {});
+OptimizerFactory sgd(SgdOptions options = {});
+
+}  // namespace zero::optim

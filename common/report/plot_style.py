@@ -1,0 +1,120 @@
+"""What the plots of this folder share: colours, fonts, reading JSON, saving pictures."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")  # no display is needed
+
+import matplotlib.pyplot as plt  # noqa: E402
+
+MIB = 2**20
+
+# Okabe and Ito's palette, which colour-blind readers can tell apart; in the order of stacking.
+CATEGORY_COLOURS = {
+    "parameters": "#0072B2",
+    "gradients": "#E69F00",
+    "optimizer": "#009E73",
+    "communication": "#D55E00",
+    "activations": "#56B4E9",
+    "other": "#999999",
+}
+
+TEXT_COLOUR = "#222222"
+QUIET_COLOUR = "#666666"
+
+plt.rcParams.update(
+    {
+        "font.family": "DejaVu Sans",
+        "font.size": 10,
+        "text.color": TEXT_COLOUR,
+        "axes.edgecolor": "#888888",
+        "axes.labelcolor": TEXT_COLOUR,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.axisbelow": True,
+        "axes.titlelocation": "left",
+        "grid.color": "#dddddd",
+        "grid.linewidth": 0.8,
+        "xtick.color": TEXT_COLOUR,
+        "ytick.color": TEXT_COLOUR,
+        "legend.frameon": False,
+        # The same numbers give the same file.
+        "svg.hashsalt": "zero",
+    }
+)
+
+
+class BadInput(Exception):
+    """The JSON is not what the plot needs; the message says what is wrong."""
+
+
+def read_json(path):
+    """The object in a JSON file; BadInput if there is none."""
+    try:
+        document = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadInput(f"cannot read '{path}': {error.strerror}") from error
+    except ValueError as error:  # not UTF-8 or not JSON
+        raise BadInput(f"'{path}' is not JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise BadInput(f"'{path}' holds no JSON object")
+    return document
+
+
+def field(mapping, key, kinds, where):
+    """mapping[key], which must be one of the given types; BadInput says where it is not."""
+    if not isinstance(mapping, dict):
+        raise BadInput(f"{where} is not a JSON object")
+    if key not in mapping:
+        raise BadInput(f"{where} has no '{key}'")
+    value = mapping[key]
+    if not isinstance(value, kinds) or isinstance(value, bool):
+        raise BadInput(f"'{key}' of {where} has the wrong type: {json.dumps(value)[:40]}")
+    return value
+
+
+def number(mapping, key, where):
+    return float(field(mapping, key, (int, float), where))
+
+
+def save(figure, prefix):
+    """Writes prefix.png and prefix.svg and returns their paths."""
+    paths = []
+    for kind, options in (("png", {"dpi": 160}), ("svg", {"metadata": {"Date": None}})):
+        path = Path(f"{prefix}.{kind}")
+        temporary = path.with_name(f".{path.name}.part")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            figure.savefig(temporary, format=kind, facecolor="white", **options)
+            temporary.replace(path)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise BadInput(f"cannot write '{path}': {error.strerror}") from error
+        paths.append(path)
+    plt.close(figure)
+    return paths
+
+
+def run(description, default_json, draw):
+    """The program around draw(document) -> figure: arguments, files, one-line errors.
+
+    Exits with 1 for bad input and 2 for bad arguments."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("json", nargs="?", default=default_json, help="default: %(default)s")
+    parser.add_argument(
+        "--out", metavar="PREFIX", help="writes PREFIX.png and PREFIX.svg (default: as the JSON)"
+    )
+    arguments = parser.parse_args()
+    try:
+        figure = draw(read_json(arguments.json))
+        prefix = arguments.out or Path(arguments.json).with_suffix("")
+        for path in save(figure, prefix):
+            print(f"wrote {path}")
+    except BadInput as error:
+        message = " ".join(str(error).split())
+        print(f"{parser.prog}: error: {message}", file=sys.stderr)
+        sys.exit(1)

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <functional>
+#include <vector>
+
+namespace zero::train {
+
+/// Lets collectives go in one fixed order, whatever the order in which gradients arrive.
+///
+/// Autograd may finish two parameters in different orders on two ranks (one rank skipped a branch,
+/// say), and two ranks that start different collectives wait for each other for ever. So the order
+/// is fixed beforehand: reverse registration, which is about the order in which backward runs. A
+/// gradient that comes early waits until all before it have gone.
+class LaunchOrder {
+ public:
+  explicit LaunchOrder(std::vector<std::size_t> order) : order_(std::move(order)), ready_(order_.size()) {
+    std::size_t largest = 0;
+    for (const std::size_t index : order_) largest = std::max(largest, index + 1);
+    position_.assign(largest, order_.size());
+    for (std::size_t p = 0; p < order_.size(); ++p) position_[order_[p]] = p;
+  }
+
+  /// `index` may go; launches it and what waited for it, in order, as far as there is no gap.
+  void ready(std::size_t index, const std::function<void(std::size_t)>& launch) {
+    ready_[position_[index]] = true;
+    while (next_ < order_.size() && ready_[next_]) launch(order_[next_++]);
+  }
+
+  /// Launches everything that has not gone, ready or not, and begins anew.
+  void finish(const std::function<void(std::size_t)>& launch) {
+    while (next_ < order_.size()) launch(order_[next_++]);
+    next_ = 0;
+    ready_.assign(order_.size(), false);
+  }
+
+ private:
+  std::vector<std::size_t> order_;
+  std::vector<std::size_t> position_;  // of an index in order_
+  std::vector<bool> ready_;            // by position
+  std::size_t next_ = 0;
+};
+
+}  // namespace zero::train

@@ -1,0 +1,169 @@
+#include "zero/train/strategy.hpp"
+
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "zero/error.hpp"
+#include "zero/memory/accounting.hpp"
+#include "zero/memory/storage.hpp"
+#include "zero/optim/norm.hpp"
+
+namespace zero::train {
+
+using dist::Purpose;
+using memory::Category;
+using memory::Charge;
+
+Strategy::Strategy(const StrategyArguments& arguments)
+    : model_(arguments.model),
+      communicator_(arguments.communicator),
+      list_(nn::list_parameters(arguments.model)),
+      values_(arguments.values),
+      accumulation_(arguments.accumulation),
+      used_(list_.size(), false),
+      accumulated_(list_.size()) {
+  std::vector<at::Tensor> all;
+  for (std::size_t i = 0; i < count(); ++i) {
+    all.push_back(parameter(i));
+    nn::on_gradient_ready(parameter(i), [this, i] { on_ready(i); });
+  }
+  optimizer_ = arguments.optimizer(all);
+  nn::set_hooks(model_, this);
+}
+
+Strategy::~Strategy() {
+  nn::set_hooks(model_, nullptr);
+  for (std::size_t i = 0; i < count(); ++i) nn::on_gradient_ready(parameter(i), {});
+}
+
+at::Tensor Strategy::forward(const data::Batch& batch) {
+  const Charge charge(Category::kActivations);
+  return model_.loss(batch);
+}
+
+void Strategy::backward(const at::Tensor& loss) {
+  const Charge charge(Category::kActivations);
+  loss.backward();
+  has_gradients_ = true;
+}
+
+void Strategy::optimizer_step() {
+  if (!has_gradients_) {
+    throw Error("optimizer_step() before backward(): there are no gradients to step with");
+  }
+  optimizer_->step();
+}
+
+void Strategy::zero_grad() {
+  for (std::size_t i = 0; i < count(); ++i) drop_gradient(i);
+  has_gradients_ = false;
+}
+
+void Strategy::on_ready(std::size_t index) {
+  // Born inside autograd, a gradient looks like an activation until someone says what it is.
+  memory::recharge(gradient(index), Category::kGradients);
+  gradient_ready(index);
+}
+
+at::Tensor& Strategy::gradient_to_reduce(std::size_t index) {
+  at::Tensor& grad = gradient(index);
+  used_[index] = grad.defined();
+  if (!grad.defined()) {
+    const Charge charge(Category::kGradients);
+    grad = at::zeros_like(memory::raw(parameter(index)));
+  }
+  return grad;
+}
+
+void Strategy::complete_reduction() {
+  drop_unused();
+  add_up_micro_batches();
+}
+
+void Strategy::drop_unused() {
+  at::Tensor used = at::zeros({static_cast<std::int64_t>(count())}, at::kInt);
+  auto* flags = used.mutable_data_ptr<std::int32_t>();
+  for (std::size_t i = 0; i < count(); ++i) flags[i] = used_[i] ? 1 : 0;
+  communicator_.all_reduce(used, Purpose::kControl, dist::ReduceOp::kSum).wait();
+  for (std::size_t i = 0; i < count(); ++i) {
+    if (flags[i] == 0 && trainable(i)) drop_gradient(i);
+    used_[i] = false;
+  }
+}
+
+void Strategy::add_up_micro_batches() {
+  if (accumulation_ == Accumulation::kLocal) return;
+  for (std::size_t i = 0; i < count(); ++i) {
+    at::Tensor& grad = gradient(i);
+    at::Tensor& sum = accumulated_[i];
+    if (owns(i) && grad.defined()) {
+      if (sum.defined()) {
+        sum.add_(grad);
+      } else {
+        sum = grad;
+      }
+    }
+    // Until the last micro-batch the sum is kept out of backward's way, which would add to it.
+    grad = last_micro_batch_ ? std::exchange(sum, at::Tensor()) : at::Tensor();
+  }
+}
+
+float Strategy::clip_grad_norm(double max_norm) {
+  // Each parameter's sum of squares is made by its owner alone and is exact where others add 0, so
+  // that every rank, under every strategy, adds the same numbers in the same order.
+  at::Tensor squares = at::zeros({static_cast<std::int64_t>(count())}, at::kDouble);
+  auto* square = squares.mutable_data_ptr<double>();
+  for (std::size_t i = 0; i < count(); ++i) {
+    if (owns(i) && gradient(i).defined()) square[i] = optim::squared_norm(gradient(i));
+  }
+  // Where every rank owns everything, each has all the numbers already.
+  if (sharded()) communicator_.all_reduce(squares, Purpose::kControl, dist::ReduceOp::kSum).wait();
+  const float norm = optim::norm_from_squares({square, square + count()});
+  const float coefficient = optim::clip_coefficient(norm, max_norm);
+  if (coefficient != 1.0F) {
+    for (std::size_t i = 0; i < count(); ++i) {
+      if (owns(i) && gradient(i).defined()) gradient(i).mul_(coefficient);
+    }
+  }
+  return norm;
+}
+
+void Strategy::fill(std::size_t index) {
+  const Charge charge(Category::kParameters);
+  at::Tensor tensor = parameter(index);
+  const bool had_values = memory::has_storage(tensor);
+  memory::allocate_storage(tensor);
+  if (communicator_.rank() != 0 || had_values) return;
+  if (values_ == nullptr) {
+    throw Error(fmt::format("parameter '{}' has no values and no source of first values was given",
+                            list_.parameters[index].name));
+  }
+  values_->fill(list_.parameters[index], tensor);
+}
+
+void Strategy::broadcast_from_rank_0() {
+  for (std::size_t i = 0; i < count(); ++i) {
+    fill(i);
+    communicator_.broadcast(memory::raw(parameter(i)), /*root=*/0, Purpose::kSetup).wait();
+  }
+  broadcast_buffers_from_rank_0();
+}
+
+void Strategy::broadcast_buffers_from_rank_0() {
+  for (const at::Tensor& buffer : model_.buffers()) {
+    communicator_.broadcast(memory::raw(buffer), /*root=*/0, Purpose::kSetup).wait();
+  }
+}
+
+std::int64_t Strategy::trainable_bytes() const {
+  std::int64_t sum = 0;
+  for (std::size_t i = 0; i < count(); ++i) {
+    if (trainable(i)) sum += list_.parameters[i].bytes();
+  }
+  return sum;
+}
+
+}  // namespace zero::train

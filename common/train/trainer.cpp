@@ -1,0 +1,136 @@
+#include "zero/train/trainer.hpp"
+
+#include <ATen/ops/zeros.h>
+#include <ATen/record_function.h>
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <chrono>
+#include <cmath>
+
+#include "zero/error.hpp"
+#include "zero/memory/timeline.hpp"
+
+namespace zero::train {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Splits the time of a step: what the communicator waited is taken out of the phase it happened in.
+class Stopwatch {
+ public:
+  Stopwatch(const dist::Communicator& communicator, PhaseSeconds& seconds)
+      : communicator_(communicator), seconds_(seconds), waited_(communicator.exposed_seconds()) {}
+
+  void end_of(double PhaseSeconds::*phase) {
+    const auto now = Clock::now();
+    const double all = std::chrono::duration<double>(now - last_).count();
+    const double waited = communicator_.exposed_seconds() - waited_;
+    seconds_.*phase += all - waited;
+    seconds_.communication += waited;
+    seconds_.total += all;
+    last_ = now;
+    waited_ += waited;
+  }
+
+ private:
+  const dist::Communicator& communicator_;
+  PhaseSeconds& seconds_;
+  Clock::time_point last_ = Clock::now();
+  double waited_;
+};
+
+}  // namespace
+
+StepResult Trainer::step(const std::vector<data::Batch>& micro_batches) {
+  if (micro_batches.empty()) throw Error("a step needs at least one micro-batch");
+  dist::Communicator& communicator = strategy_.communicator();
+  communicator.set_step(steps_);
+  strategy_.zero_grad();
+  StepResult result;
+  Stopwatch watch(communicator, result.seconds);
+  double loss_sum = 0;
+  double all_terms = 0;
+  std::vector<Agreed> agreed;
+  for (std::size_t m = 0; m < micro_batches.size(); ++m) {
+    const data::Batch& batch = micro_batches[m];
+    strategy_.set_last_micro_batch(m + 1 == micro_batches.size());
+    memory::mark("forward");
+    at::Tensor loss;
+    {
+      RECORD_USER_SCOPE("forward");
+      loss = strategy_.forward(batch);
+    }
+    const Agreed all = agree(loss.item<double>(), batch.loss_terms);
+    loss_sum += all.loss_sum;
+    all_terms += all.terms;
+    watch.end_of(&PhaseSeconds::forward);
+    memory::mark("backward");
+    // Ranks average with equal weights; a rank with more loss terms than the mean must count for
+    // more. With equal numbers of terms the weight is exactly 1.
+    const double weight = static_cast<double>(batch.loss_terms) * communicator.size() / all.terms /
+                          static_cast<double>(micro_batches.size());
+    {
+      RECORD_USER_SCOPE("backward");
+      strategy_.backward(weight == 1.0 ? loss : loss * weight);
+      loss = at::Tensor();
+    }
+    strategy_.finish_backward();
+    watch.end_of(&PhaseSeconds::backward);
+  }
+  memory::mark("optimizer");
+  {
+    RECORD_USER_SCOPE("optimizer");
+    if (options_.clip_norm > 0) result.gradient_norm = strategy_.clip_grad_norm(options_.clip_norm);
+    strategy_.optimizer_step();
+  }
+  memory::mark("sync");
+  strategy_.sync_parameters();
+  watch.end_of(&PhaseSeconds::optimizer);
+  result.loss = loss_sum / all_terms;
+  ++steps_;
+  return result;
+}
+
+double Trainer::evaluate(const std::vector<data::Batch>& batches) {
+  const c10::NoGradGuard no_grad;
+  double loss_sum = 0;
+  double terms = 0;
+  for (const data::Batch& batch : batches) {
+    const Agreed all = agree(strategy_.forward(batch).item<double>(), batch.loss_terms);
+    loss_sum += all.loss_sum;
+    terms += all.terms;
+  }
+  return loss_sum / terms;
+}
+
+Trainer::Agreed Trainer::agree(double loss, std::int64_t terms) {
+  // [sum of losses, loss terms, one flag a rank]. Flags are summed: a maximum over the values would
+  // lose a NaN or not, depending on which rank has it.
+  dist::Communicator& communicator = strategy_.communicator();
+  at::Tensor shared = at::zeros({2 + communicator.size()}, at::kDouble);
+  auto* values = shared.mutable_data_ptr<double>();
+  const bool finite = std::isfinite(loss);
+  values[0] = finite ? loss * static_cast<double>(terms) : 0.0;
+  values[1] = static_cast<double>(terms);
+  values[2 + communicator.rank()] = finite ? 0.0 : 1.0;
+  communicator.all_reduce(shared, dist::Purpose::kControl, dist::ReduceOp::kSum).wait();
+  std::vector<int> not_finite;
+  for (int rank = 0; rank < communicator.size(); ++rank) {
+    if (values[2 + rank] != 0.0) not_finite.push_back(rank);
+  }
+  if (!not_finite.empty()) {
+    throw Error(fmt::format("step {}: the loss is NaN or infinite on rank{} {}; no rank updates its "
+                            "weights (a lower learning rate or clipping may help)",
+                            steps_, not_finite.size() == 1 ? "" : "s", fmt::join(not_finite, ", ")));
+  }
+  if (values[1] == 0.0) {
+    throw Error(fmt::format("step {}: no rank has a loss term (all batches are empty or all targets "
+                            "ignored)",
+                            steps_));
+  }
+  return {values[0], values[1]};
+}
+
+}  // namespace zero::train
