@@ -158,6 +158,15 @@ void Strategy::broadcast_buffers_from_rank_0() {
   }
 }
 
+void Strategy::narrow_optimizer() {
+  optimizer_->narrow([this](const at::Tensor& tensor) {
+    for (std::size_t i = 0; i < count(); ++i) {
+      if (parameter(i).is_same(tensor)) return owns(i);
+    }
+    return false;
+  });
+}
+
 std::int64_t Strategy::trainable_bytes() const {
   std::int64_t sum = 0;
   for (std::size_t i = 0; i < count(); ++i) {

@@ -137,6 +137,9 @@ class Strategy : public nn::UnitHooks {
   /// First value of one parameter, on rank 0: allocates it and asks the source.
   void fill(std::size_t index);
 
+  /// Makes the optimizer forget every parameter that this rank does not own.
+  void narrow_optimizer();
+
   std::int64_t trainable_bytes() const;
 
   nn::Model& model_;

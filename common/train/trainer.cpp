@@ -51,8 +51,7 @@ StepResult Trainer::step(const std::vector<data::Batch>& micro_batches) {
   StepResult result;
   Stopwatch watch(communicator, result.seconds);
   double loss_sum = 0;
-  double all_terms = 0;
-  std::vector<Agreed> agreed;
+  const double all_terms = count_terms(micro_batches);
   for (std::size_t m = 0; m < micro_batches.size(); ++m) {
     const data::Batch& batch = micro_batches[m];
     strategy_.set_last_micro_batch(m + 1 == micro_batches.size());
@@ -64,13 +63,11 @@ StepResult Trainer::step(const std::vector<data::Batch>& micro_batches) {
     }
     const Agreed all = agree(loss.item<double>(), batch.loss_terms);
     loss_sum += all.loss_sum;
-    all_terms += all.terms;
     watch.end_of(&PhaseSeconds::forward);
     memory::mark("backward");
-    // Ranks average with equal weights; a rank with more loss terms than the mean must count for
-    // more. With equal numbers of terms the weight is exactly 1.
-    const double weight = static_cast<double>(batch.loss_terms) * communicator.size() / all.terms /
-                          static_cast<double>(micro_batches.size());
+    // Ranks average with equal weights; a batch with more loss terms than the others must count for
+    // more. With one micro-batch and equal numbers of terms the weight is exactly 1.
+    const double weight = static_cast<double>(batch.loss_terms) * communicator.size() / all_terms;
     {
       RECORD_USER_SCOPE("backward");
       strategy_.backward(weight == 1.0 ? loss : loss * weight);
@@ -105,6 +102,17 @@ double Trainer::evaluate(const std::vector<data::Batch>& batches) {
   return loss_sum / terms;
 }
 
+double Trainer::count_terms(const std::vector<data::Batch>& batches) {
+  at::Tensor terms = at::zeros({1}, at::kDouble);
+  for (const data::Batch& batch : batches) terms += static_cast<double>(batch.loss_terms);
+  strategy_.communicator().all_reduce(terms, dist::Purpose::kControl, dist::ReduceOp::kSum).wait();
+  const double all = terms.item<double>();
+  if (all > 0.0) return all;
+  throw Error(fmt::format("step {}: no rank has a loss term (all batches are empty or all targets are "
+                          "ignored)",
+                          steps_));
+}
+
 Trainer::Agreed Trainer::agree(double loss, std::int64_t terms) {
   // [sum of losses, loss terms, one flag a rank]. Flags are summed: a maximum over the values would
   // lose a NaN or not, depending on which rank has it.
@@ -124,11 +132,6 @@ Trainer::Agreed Trainer::agree(double loss, std::int64_t terms) {
     throw Error(fmt::format("step {}: the loss is NaN or infinite on rank{} {}; no rank updates its "
                             "weights (a lower learning rate or clipping may help)",
                             steps_, not_finite.size() == 1 ? "" : "s", fmt::join(not_finite, ", ")));
-  }
-  if (values[1] == 0.0) {
-    throw Error(fmt::format("step {}: no rank has a loss term (all batches are empty or all targets "
-                            "ignored)",
-                            steps_));
   }
   return {values[0], values[1]};
 }

@@ -54,6 +54,7 @@ class Trainer {
     double terms;
   };
   Agreed agree(double loss, std::int64_t terms);
+  double count_terms(const std::vector<data::Batch>& batches);
 
   Strategy& strategy_;
   TrainerOptions options_;

@@ -1,0 +1,83 @@
+#include "simple_ddp.hpp"
+
+#include <ATen/ops/empty.h>
+#include <ATen/record_function.h>
+#include <zero/memory/accounting.hpp>
+#include <zero/train/owners.hpp>
+#include <zero/train/registry.hpp>
+
+namespace zero {
+
+using dist::Purpose;
+
+SimpleDdp::SimpleDdp(const train::StrategyArguments& arguments)
+    : Strategy(arguments), flat_(arguments.variant == "flat") {
+  broadcast_from_rank_0();
+  gradient_sync_ = [](SimpleDdp& ddp) { ddp.flat_ ? ddp.average_flat() : ddp.average_one_by_one(); };
+}
+
+at::Tensor SimpleDdp::forward(const data::Batch& batch) {
+  if (before_forward_) before_forward_(*this);
+  return Strategy::forward(batch);
+}
+
+void SimpleDdp::finish_backward() {
+  // While micro-batches accumulate, gradients simply add up on each rank: the average of sums is the
+  // sum of averages, so one reduction at the end is enough.
+  if (!reduces_now()) return;
+  gradient_sync_(*this);
+  complete_reduction();
+}
+
+void SimpleDdp::average_one_by_one() {
+  RECORD_USER_SCOPE("ddp_grad_all_reduce");
+  for (const std::size_t i : train::backward_order(list())) {
+    communicator_.all_reduce(gradient_to_reduce(i), Purpose::kGradient).wait();
+  }
+}
+
+void SimpleDdp::average_flat() {
+  RECORD_USER_SCOPE("ddp_grad_all_reduce");
+  std::vector<at::Tensor> grads;
+  for (const std::size_t i : train::backward_order(list())) grads.push_back(gradient_to_reduce(i));
+  at::Tensor buffer;
+  {
+    const memory::Charge charge(memory::Category::kCommunication);
+    std::vector<at::Tensor> flat;
+    for (const at::Tensor& grad : grads) flat.push_back(grad.flatten());
+    buffer = at::cat(flat);
+  }
+  communicator_.all_reduce(buffer, Purpose::kGradient).wait();
+  std::int64_t offset = 0;
+  for (at::Tensor& grad : grads) {
+    grad.copy_(buffer.narrow(0, offset, grad.numel()).view_as(grad));
+    offset += grad.numel();
+  }
+}
+
+train::ModelStateBytes SimpleDdp::predicted_bytes() const {
+  const std::int64_t trainable = trainable_bytes();
+  return {list().bytes(), trainable, 2 * trainable};
+}
+
+std::int64_t SimpleDdp::predicted_traffic() const {
+  std::int64_t elements = 0;
+  std::int64_t sum = 0;
+  const auto bytes_of = [&](std::int64_t n) {
+    return dist::Communicator::all_reduce_bytes(n, sizeof(float), communicator_.rank(),
+                                                communicator_.size());
+  };
+  for (const std::size_t i : train::backward_order(list())) {
+    elements += list().parameters[i].numel();
+    sum += bytes_of(list().parameters[i].numel());
+  }
+  return flat_ ? bytes_of(elements) : sum;
+}
+
+void register_simple_ddp(train::Registry& registry) {
+  registry.add({"ddp", "00_simple_ddp", {"per_parameter", "flat"}, [](const auto& arguments) {
+                  return std::make_unique<SimpleDdp>(arguments);
+                }});
+}
+
+}  // namespace zero

@@ -1,0 +1,81 @@
+#include "zero1_sharding.hpp"
+
+#include <ATen/record_function.h>
+#include <zero/train/registry.hpp>
+
+namespace zero {
+
+using dist::Purpose;
+
+Zero1Sharding::Zero1Sharding(const train::StrategyArguments& arguments)
+    : Strategy(arguments),
+      naive_(arguments.variant == "naive"),
+      owners_(list(), communicator(), arguments.ownership) {
+  broadcast_from_rank_0();
+  // This is ZeRO-1: the optimizer never hears of a parameter that another rank owns, so it never
+  // makes state for it.
+  narrow_optimizer();
+}
+
+void Zero1Sharding::finish_backward() {
+  if (!reduces_now()) return;
+  reduce_gradients();
+  complete_reduction();
+}
+
+void Zero1Sharding::reduce_gradients() {
+  RECORD_USER_SCOPE("zero1_grad_reduce");
+  for (const std::size_t i : train::backward_order(list())) {
+    at::Tensor& grad = gradient_to_reduce(i);
+    // Only the owner will use the average. To give it to everybody costs the wire as much again.
+    if (naive_) {
+      communicator_.all_reduce(grad, Purpose::kGradient).wait();
+    } else {
+      communicator_.reduce(grad, owners_.of(i), Purpose::kGradient).wait();
+    }
+  }
+}
+
+void Zero1Sharding::sync_parameters() {
+  RECORD_USER_SCOPE("zero1_param_broadcast");
+  // Frozen parameters did not change, so nobody sends them.
+  train::broadcast_from_owners(list(), train::backward_order(list()), owners_, communicator_,
+                               Purpose::kParameter);
+}
+
+at::Tensor Zero1Sharding::step(const std::function<at::Tensor()>& closure) {
+  at::Tensor loss = closure();
+  finish_backward();
+  optimizer_step();
+  sync_parameters();
+  return loss;
+}
+
+train::ModelStateBytes Zero1Sharding::predicted_bytes() const {
+  return {list().bytes(), trainable_bytes(), 2 * owners_.trainable_bytes()};
+}
+
+std::int64_t Zero1Sharding::predicted_traffic() const {
+  const std::int64_t others = communicator_.size() - 1;
+  const std::int64_t owned = owners_.trainable_bytes();
+  std::int64_t gradients = 0;
+  for (const std::size_t i : train::backward_order(list())) {
+    const nn::Parameter& p = list().parameters[i];
+    if (naive_) {
+      gradients += dist::Communicator::all_reduce_bytes(
+          p.numel(), static_cast<std::int64_t>(p.tensor.element_size()), communicator_.rank(),
+          communicator_.size());
+    } else if (!owns(i)) {
+      gradients += p.bytes();
+    }
+  }
+  return gradients + others * owned;
+}
+
+void register_zero1(train::Registry& registry) {
+  registry.add({"zero1", "01_zero1", {"owner", "naive"}, [](const auto& arguments) {
+                  return std::make_unique<Zero1Sharding>(arguments);
+                }});
+}
+
+}  // namespace zero

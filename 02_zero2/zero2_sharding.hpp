@@ -1,0 +1,46 @@
+#pragma once
+
+#include <zero/train/launch_order.hpp>
+#include <zero/train/owners.hpp>
+#include <zero/train/strategy.hpp>
+
+#include <cstdint>
+
+namespace zero {
+
+/// ZeRO stage 2: as stage 1, and a gradient lives only on the rank that owns its parameter.
+///
+/// At rest a rank holds V of parameters, V/N of gradients and 2V/N of AdamW's moments. A step sends
+/// what stage 1 sends. (Rajbhandari et al. 2020, sections 5.2 and 7.2.1.) Variants:
+///   "during" (default)  a gradient goes to its owner as soon as backward has made it, and is freed
+///                       elsewhere: the peak falls as well
+///   "after"             all gradients go when backward is over: same bytes at rest, full peak
+///   "placeholder"       during backward, as a reduce-scatter in which all pieces but the owner's are
+///                       zeros, as published elsewhere: (N-1) V on the wire for gradients
+class Zero2Sharding : public train::Strategy {
+ public:
+  /// Called by all ranks: rank 0's parameters and buffers reach everybody.
+  explicit Zero2Sharding(const train::StrategyArguments& arguments);
+
+  void finish_backward() override;
+  void sync_parameters() override;
+
+  bool owns(std::size_t index) const override { return owners_.mine(index); }
+  bool sharded() const override { return true; }
+  train::ModelStateBytes predicted_bytes() const override;
+  std::int64_t predicted_traffic() const override;
+
+ protected:
+  void gradient_ready(std::size_t index) override;
+
+ private:
+  void reduce_to_owner(std::size_t index);
+  void reduce_with_placeholders(at::Tensor& gradient, int owner);
+
+  bool during_backward_;
+  bool placeholders_;
+  train::Owners owners_;
+  train::LaunchOrder order_;
+};
+
+}  // namespace zero

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <zero/train/launch_order.hpp>
+#include <zero/train/owners.hpp>
+#include <zero/train/strategy.hpp>
+
+#include <cstdint>
+#include <vector>
+
+namespace zero {
+
+/// ZeRO stage 3: as stage 2, and a parameter lives only on the rank that owns it. Before a unit runs
+/// forward, its owners send its parameters to everybody (gather); afterwards everybody else drops
+/// them again (reshard); backward does the same once more.
+///
+/// At rest a rank holds V/N of parameters, V/N of gradients and 2V/N of AdamW's moments; within a
+/// step the unit that runs is whole as well. (Rajbhandari et al. 2020, sections 5.3 and 7.2.2.)
+/// Variants, with o_r the bytes that rank r owns:
+///   "unit" (default)  gather and reshard unit by unit; the root stays whole from forward to backward:
+///                     V - o_r + (N-1) (2 o_r - root's o_r) on the wire
+///   "whole"           gather the whole model before forward, keep it until backward is over:
+///                     V - o_r + (N-1) o_r on the wire, and a peak of 1 V of parameters
+class Zero3Sharding : public train::Strategy {
+ public:
+  /// Called by all ranks: rank 0's first values reach the owners, one parameter at a time, so that no
+  /// rank ever holds the whole model.
+  explicit Zero3Sharding(const train::StrategyArguments& arguments);
+
+  void finish_backward() override;
+  void summon(std::size_t unit) override { gather(unit); }
+  void dismiss(std::size_t unit) override { reshard(unit); }
+
+  void pre_forward(nn::Unit& unit) override;
+  void post_forward(nn::Unit& unit) override;
+  void pre_backward(nn::Unit& unit) override;
+  void post_backward(nn::Unit& unit) override;
+
+  bool owns(std::size_t index) const override { return owners_.mine(index); }
+  bool sharded() const override { return true; }
+  train::ModelStateBytes predicted_bytes() const override;
+  std::int64_t predicted_traffic() const override;
+
+ protected:
+  void gradient_ready(std::size_t index) override;
+  /// Makes a unit's parameters whole on all ranks; nothing to do where they are.
+  virtual void gather(std::size_t unit);
+  /// Drops what this rank does not own.
+  virtual void reshard(std::size_t unit);
+
+ private:
+  void distribute_from_rank_0();
+  void reduce_to_owner(std::size_t index);
+  std::size_t index_of(const nn::Unit& unit) const;
+  std::vector<std::size_t> units_around(const nn::Unit& unit) const;
+
+  bool whole_model_;
+  train::Owners owners_;
+  train::LaunchOrder order_;
+  std::vector<bool> gathered_;          // by unit
+  std::vector<std::size_t> gradients_;  // by unit: trainable parameters whose gradient has come
+};
+
+}  // namespace zero
