@@ -61,8 +61,9 @@ class Parser {
       field.remove_suffix(1);
     }
     if (field.find('"') != std::string_view::npos) {
-      refuse(line_, "a double quote inside a field that does not start with one; quote the whole "
-                    "field and double the quotes in it");
+      refuse(line_,
+             "a double quote inside a field that does not start with one; quote the whole "
+             "field and double the quotes in it");
     }
     at_ += field.size();
     return std::string(field);

@@ -45,9 +45,10 @@ LanguageModelDataset::LanguageModelDataset(TokenStream stream, std::int64_t sequ
     throw Error(fmt::format("sequences of {} tokens; 1 is the least", sequence_length));
   }
   if (size() < 1) {
-    throw Error(fmt::format("the text has {} tokens; one sequence of {} takes {}, as the last "
-                            "token needs a next one",
-                            stream_.size(), sequence_length, sequence_length + 1));
+    throw Error(
+        fmt::format("the text has {} tokens; one sequence of {} takes {}, as the last "
+                    "token needs a next one",
+                    stream_.size(), sequence_length, sequence_length + 1));
   }
 }
 
@@ -125,9 +126,10 @@ RegressionDataset::RegressionDataset(at::Tensor inputs, at::Tensor targets)
     : inputs_(std::move(inputs)), targets_(std::move(targets)) {
   if (inputs_.dim() != 2 || targets_.dim() != 2 || inputs_.size(0) != targets_.size(0) ||
       inputs_.size(0) < 1) {
-    throw Error(fmt::format("inputs [n, features] and targets [n, outputs] with n of at least 1 "
-                            "are needed, these are {}-d with {} elements and {}-d with {}",
-                            inputs_.dim(), inputs_.numel(), targets_.dim(), targets_.numel()));
+    throw Error(
+        fmt::format("inputs [n, features] and targets [n, outputs] with n of at least 1 "
+                    "are needed, these are {}-d with {} elements and {}-d with {}",
+                    inputs_.dim(), inputs_.numel(), targets_.dim(), targets_.numel()));
   }
   if (inputs_.scalar_type() != at::kFloat || targets_.scalar_type() != at::kFloat) {
     throw Error("inputs and targets of a regression are float32");
@@ -157,9 +159,10 @@ std::string RegressionDataset::fingerprint() const {
 RegressionDataset toy_regression(std::uint64_t seed, std::int64_t n, std::int64_t features,
                                  std::int64_t outputs) {
   if (n < 1 || features < 1 || outputs < 1) {
-    throw Error(fmt::format("a regression of {} rows, {} features and {} outputs; each is at "
-                            "least 1",
-                            n, features, outputs));
+    throw Error(
+        fmt::format("a regression of {} rows, {} features and {} outputs; each is at "
+                    "least 1",
+                    n, features, outputs));
   }
   SplitMix64 generator = generator_for(seed, /*stream=*/0);
   const auto draw = [&](std::int64_t count) {

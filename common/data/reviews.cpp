@@ -43,9 +43,10 @@ Columns find_columns(const CsvRow& first, const std::string& name) {
     columns.lowest = 1;
   }
   if (columns.label == none || columns.text == none) {
-    throw Error(fmt::format("{}: the first line is neither a review (stars from 1 to 5, text) nor "
-                            "a header with columns 'text' and 'label' or 'stars'",
-                            name));
+    throw Error(
+        fmt::format("{}: the first line is neither a review (stars from 1 to 5, text) nor "
+                    "a header with columns 'text' and 'label' or 'stars'",
+                    name));
   }
   return columns;
 }

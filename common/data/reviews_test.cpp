@@ -67,8 +67,9 @@ TEST(Csv, RowsKnowTheirLine) {
 }
 
 TEST(Csv, RefusesStrayQuotes) {
-  EXPECT_TRUE(mentions(error_of([] { rows_of("a\nb,\"c\nd"); }), "test, line 2: a quoted field "
-                                                                 "that is never closed"));
+  EXPECT_TRUE(mentions(error_of([] { rows_of("a\nb,\"c\nd"); }),
+                       "test, line 2: a quoted field "
+                       "that is never closed"));
   EXPECT_TRUE(mentions(error_of([] { rows_of("a\nb\"c\n"); }), "line 2: a double quote inside"));
   EXPECT_TRUE(mentions(error_of([] { rows_of("\"a\"b\n"); }), "line 1: text after the closing"));
 }
@@ -124,7 +125,8 @@ TEST(Reviews, StarsCountFromOne) {
 
 TEST(Reviews, OriginalFormHasStarsAndEscapedLineEnds) {
   const TestFolder folder;
-  const auto path = folder.write("r.csv", "\"5\",\"so \"\"good\"\"\\n\\nreally\"\n\"1\",\"bad\\\"\n");
+  const auto path =
+      folder.write("r.csv", "\"5\",\"so \"\"good\"\"\\n\\nreally\"\n\"1\",\"bad\\\"\n");
   const Records reviews = reviews_from_csv(path);
   ASSERT_EQ(reviews.size(), 2);
   EXPECT_EQ(text_of(reviews, 0), "so \"good\"\n\nreally");

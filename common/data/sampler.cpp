@@ -27,21 +27,22 @@ DistributedSampler::DistributedSampler(std::int64_t dataset_size, std::int64_t g
       slice_(rank_slice(std::max<std::int64_t>(global_batch, 0), rank, world_size)),
       seed_(seed) {
   if (global_batch < world_size) {
-    throw Error(fmt::format("a global batch of {} leaves some of {} ranks without a sample; it "
-                            "must be {} or more",
-                            global_batch, world_size, world_size));
+    throw Error(
+        fmt::format("a global batch of {} leaves some of {} ranks without a sample; it "
+                    "must be {} or more",
+                    global_batch, world_size, world_size));
   }
   if (dataset_size < global_batch) {
-    throw Error(fmt::format("the data set has {} samples, one step over all ranks takes {}: use "
-                            "more data, shorter sequences or a smaller batch",
-                            dataset_size, global_batch));
+    throw Error(
+        fmt::format("the data set has {} samples, one step over all ranks takes {}: use "
+                    "more data, shorter sequences or a smaller batch",
+                    dataset_size, global_batch));
   }
 }
 
 std::vector<std::int64_t> DistributedSampler::global_batch() {
   if (shuffled_epoch_ != epoch()) {
-    order_ = permutation(dataset_size_,
-                         generator_for(seed_, static_cast<std::uint64_t>(epoch())));
+    order_ = permutation(dataset_size_, generator_for(seed_, static_cast<std::uint64_t>(epoch())));
     shuffled_epoch_ = epoch();
   }
   const auto first = order_.begin() + step_ % steps_per_epoch() * global_batch_;
@@ -58,10 +59,10 @@ void DistributedSampler::restore(const State& state) {
   State expected = this->state();
   expected.step = state.step;
   if (state != expected) {
-    throw Error(fmt::format("saved position is of seed {}, {} samples, global batch {}; this run "
-                            "has seed {}, {} samples, global batch {}",
-                            state.seed, state.dataset_size, state.global_batch, seed_,
-                            dataset_size_, global_batch_));
+    throw Error(fmt::format(
+        "saved position is of seed {}, {} samples, global batch {}; this run "
+        "has seed {}, {} samples, global batch {}",
+        state.seed, state.dataset_size, state.global_batch, seed_, dataset_size_, global_batch_));
   }
   if (state.step < 0) {
     throw Error(fmt::format("saved position is step {}; steps count from 0", state.step));

@@ -37,8 +37,8 @@ class DistributedSampler {
   /// @param dataset_size number of samples, at least global_batch
   /// @param global_batch samples of one step over all ranks, at least world_size
   /// @throws zero::Error where these do not hold or `rank` is outside the world.
-  DistributedSampler(std::int64_t dataset_size, std::int64_t global_batch, int rank,
-                     int world_size, std::uint64_t seed);
+  DistributedSampler(std::int64_t dataset_size, std::int64_t global_batch, int rank, int world_size,
+                     std::uint64_t seed);
 
   /// Sample indices of this rank for the current step, never empty; then moves on by one step.
   std::vector<std::int64_t> next();

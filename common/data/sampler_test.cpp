@@ -104,7 +104,8 @@ TEST(Permutation, PutsEveryItemEverywhere) {
 
 TEST(RankSlice, CoversEverythingOnceAndEvenly) {
   for (const int world_size : {1, 2, 3, 4, 7, 8}) {
-    for (const std::int64_t count : {0, 1, world_size - 1, world_size, world_size + 1, 97, 100'003}) {
+    for (const std::int64_t count :
+         {0, 1, world_size - 1, world_size, world_size + 1, 97, 100'003}) {
       std::int64_t at = 0;
       std::int64_t previous = count + 1;
       for (int rank = 0; rank < world_size; ++rank) {
@@ -130,7 +131,8 @@ TEST(RankSlice, RefusesRanksOutsideTheWorld) {
 
 TEST(DistributedSampler, ConcatenationDoesNotDependOnTheWorldSize) {
   for (const std::int64_t global_batch : {8, 9, 13, 24}) {
-    for (const std::int64_t dataset_size : {std::int64_t{24}, 3 * global_batch + 5, std::int64_t{101}}) {
+    for (const std::int64_t dataset_size :
+         {std::int64_t{24}, 3 * global_batch + 5, std::int64_t{101}}) {
       auto alone = make_world(dataset_size, global_batch, 1, 3);
       const std::int64_t steps = 3 * alone[0].steps_per_epoch() + 1;
       std::vector<Indices> expected;

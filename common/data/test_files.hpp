@@ -50,9 +50,10 @@ inline std::string read_bytes(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-/// common/data in the source tree, where the fixtures and prepare.py are.
+/// common/data in the source tree, where the fixtures and prepare.py are. (This header is reached
+/// through a link in the build folder.)
 inline std::filesystem::path data_folder() {
-  return std::filesystem::absolute(std::filesystem::path(__FILE__)).parent_path();
+  return std::filesystem::canonical(__FILE__).parent_path();
 }
 
 /// The message of the zero::Error that `action` throws; empty where it throws none.

@@ -29,7 +29,7 @@ TokenStream narrow(std::span<const std::int64_t> ids, std::int64_t vocabulary,
                    const std::string& tokenizer_fingerprint) {
   auto kept = std::make_shared<std::vector<T>>(ids.begin(), ids.end());
   const void* data = kept->data();
-  return {std::move(kept), data, sizeof(T), static_cast<std::int64_t>(ids.size()), vocabulary,
+  return {std::move(kept),      data, sizeof(T), static_cast<std::int64_t>(ids.size()), vocabulary,
           tokenizer_fingerprint};
 }
 
@@ -88,8 +88,8 @@ TokenStream TokenStream::from_ids(std::span<const std::int64_t> ids, std::int64_
   check_vocabulary(vocabulary);
   for (std::size_t i = 0; i < ids.size(); ++i) {
     if (ids[i] < 0 || ids[i] >= vocabulary) {
-      throw Error(fmt::format("token {} is {}, outside the vocabulary 0 to {}", i, ids[i],
-                              vocabulary - 1));
+      throw Error(
+          fmt::format("token {} is {}, outside the vocabulary 0 to {}", i, ids[i], vocabulary - 1));
     }
   }
   if (vocabulary <= 1 << 8) {
@@ -121,7 +121,8 @@ void TokenStream::copy(std::int64_t begin, std::span<std::int64_t> out) const {
 
 TokenStream TokenStream::slice(std::int64_t begin, std::int64_t end) const {
   check_range(begin, end, size_, "tokens");
-  return {owner_,      static_cast<const char*>(ids_) + begin * width_, width_, end - begin,
+  return {owner_,      static_cast<const char*>(ids_) + begin * width_,
+          width_,      end - begin,
           vocabulary_, tokenizer_fingerprint_};
 }
 
@@ -155,8 +156,8 @@ Records Records::from(std::span<const Record> records, std::int64_t classes,
       throw Error(fmt::format("record {} has no tokens", i));
     }
     if (record.label < 0 || record.label >= classes) {
-      throw Error(fmt::format("record {} has label {}, outside 0 to {}", i, record.label,
-                              classes - 1));
+      throw Error(
+          fmt::format("record {} has label {}, outside 0 to {}", i, record.label, classes - 1));
     }
     tokens.insert(tokens.end(), record.tokens.begin(), record.tokens.end());
     kept->offsets.push_back(tokens.size());
@@ -203,8 +204,8 @@ std::string Records::fingerprint() const {
 
 std::int64_t training_part(std::int64_t size, double validation_fraction) {
   if (!(validation_fraction > 0 && validation_fraction < 1)) {
-    throw Error(fmt::format("validation fraction {}; it must be above 0 and below 1",
-                            validation_fraction));
+    throw Error(
+        fmt::format("validation fraction {}; it must be above 0 and below 1", validation_fraction));
   }
   const std::int64_t validation = std::llround(static_cast<double>(size) * validation_fraction);
   if (validation < 1 || validation >= size) {

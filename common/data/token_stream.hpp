@@ -19,7 +19,8 @@ inline constexpr std::int64_t kLargestVocabulary = std::int64_t{1} << 31;
 /// the SHA-256 of the tokenizer.json that made the tokens.
 extern const std::string kByteTokenizer;
 
-/// A run of token ids that cannot be changed, in memory or in a mapped file, and who keeps it alive.
+/// A run of token ids that cannot be changed, in memory or in a mapped file, and who keeps it
+/// alive.
 ///
 /// Copies and slices are cheap and share the ids. Ids are kept in 1, 2 or 4 bytes each (little
 /// endian, unsigned) and handed out as int64, the dtype of an embedding's index.

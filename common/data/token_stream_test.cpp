@@ -61,8 +61,7 @@ TEST(Records, FingerprintIsOfTextsAndLabels) {
   const std::vector<Record> relabelled{{4, {7, 8, 9}}, {1, {10}}, {2, {11, 300}}};
   const std::vector<Record> recut{{4, {7, 8}}, {0, {9, 10}}, {2, {11, 300}}};
   for (const auto& other : {relabelled, recut}) {
-    EXPECT_NE(records.fingerprint(),
-              Records::from(other, 5, 301, 6, kSomeTokenizer).fingerprint());
+    EXPECT_NE(records.fingerprint(), Records::from(other, 5, 301, 6, kSomeTokenizer).fingerprint());
   }
   const std::vector<Record> last{{2, {11, 300}}};
   EXPECT_EQ(records.slice(2, 3).fingerprint(),

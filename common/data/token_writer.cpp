@@ -119,8 +119,8 @@ void finish(NewFile& file, Payload& payload, TokenHeader header, const TokenStre
 
 void write_token_file(const std::filesystem::path& path, const TokenStream& stream) {
   if (stream.size() == 0) {
-    throw Error(fmt::format("token file {}: nothing to write, the text has no tokens",
-                            path.string()));
+    throw Error(
+        fmt::format("token file {}: nothing to write, the text has no tokens", path.string()));
   }
   const TokenHeader header = header_for(TokenKind::kStream, stream, stream.size());
   NewFile file(path);
@@ -131,8 +131,8 @@ void write_token_file(const std::filesystem::path& path, const TokenStream& stre
 
 void write_token_file(const std::filesystem::path& path, const Records& records) {
   if (records.size() == 0) {
-    throw Error(fmt::format("token file {}: nothing to write, there are no records",
-                            path.string()));
+    throw Error(
+        fmt::format("token file {}: nothing to write, there are no records", path.string()));
   }
   // A slice of records starts in the middle of its tokens; the file starts at 0.
   const std::uint64_t first = records.offsets.front();
@@ -140,8 +140,8 @@ void write_token_file(const std::filesystem::path& path, const Records& records)
   for (auto& offset : offsets) {
     offset -= first;
   }
-  TokenHeader header = header_for(TokenKind::kRecords, records.tokens,
-                                  static_cast<std::int64_t>(offsets.back()));
+  TokenHeader header =
+      header_for(TokenKind::kRecords, records.tokens, static_cast<std::int64_t>(offsets.back()));
   header.record_count = static_cast<std::uint64_t>(records.size());
   header.classes = static_cast<std::uint32_t>(records.classes);
   header.pad_id = records.pad_id;

@@ -148,8 +148,7 @@ void check_ids(const std::filesystem::path& path, const TokenStream& tokens) {
     for (std::size_t i = 0; i < count; ++i) {
       if (piece[i] >= tokens.vocabulary()) {
         refuse(path, fmt::format("has token id {} at place {}, outside its vocabulary of {}",
-                                 piece[i], at + static_cast<std::int64_t>(i),
-                                 tokens.vocabulary()));
+                                 piece[i], at + static_cast<std::int64_t>(i), tokens.vocabulary()));
       }
     }
   }
@@ -157,8 +156,7 @@ void check_ids(const std::filesystem::path& path, const TokenStream& tokens) {
 
 void check_records(const std::filesystem::path& path, const Records& records) {
   const auto& offsets = records.offsets;
-  if (offsets.front() != 0 ||
-      offsets.back() != static_cast<std::uint64_t>(records.tokens.size())) {
+  if (offsets.front() != 0 || offsets.back() != static_cast<std::uint64_t>(records.tokens.size())) {
     refuse(path, fmt::format("has records from token {} to {}, they must span 0 to {}",
                              offsets.front(), offsets.back(), records.tokens.size()));
   }
@@ -191,10 +189,9 @@ TokenFile::TokenFile(const std::filesystem::path& path) : path_(path) {
   kind_ = static_cast<TokenKind>(header.kind);
   const char* labels = payload + offset_entries(header) * kOffsetBytes;
   const char* ids = labels + header.record_count * kLabelBytes;
-  records_.tokens = TokenStream(file, ids, static_cast<int>(header.id_bytes),
-                                static_cast<std::int64_t>(header.token_count),
-                                static_cast<std::int64_t>(header.vocabulary),
-                                to_hex(header.tokenizer));
+  records_.tokens = TokenStream(
+      file, ids, static_cast<int>(header.id_bytes), static_cast<std::int64_t>(header.token_count),
+      static_cast<std::int64_t>(header.vocabulary), to_hex(header.tokenizer));
   check_ids(path, records_.tokens);
   if (kind_ == TokenKind::kRecords) {
     // The header's size is a multiple of 8 and the mapping starts on a page: aligned.

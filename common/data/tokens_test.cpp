@@ -124,18 +124,18 @@ TEST(TokenFile, LayoutIsTheDocumentedOne) {
     return value;
   };
   EXPECT_EQ(bytes.substr(0, 8), "ZEROTOK\n");
-  EXPECT_EQ(number(8, 4), 1U);       // version
-  EXPECT_EQ(number(12, 4), 160U);    // header bytes
-  EXPECT_EQ(number(16, 4), 2U);      // kind
-  EXPECT_EQ(number(20, 4), 2U);      // id bytes
-  EXPECT_EQ(number(24, 8), 301U);    // vocabulary
-  EXPECT_EQ(number(32, 8), 6U);      // tokens
-  EXPECT_EQ(number(40, 8), 3U);      // records
-  EXPECT_EQ(number(48, 4), 5U);      // classes
-  EXPECT_EQ(number(52, 4), 0U);      // reserved
-  EXPECT_EQ(number(56, 8), 6U);      // pad id
+  EXPECT_EQ(number(8, 4), 1U);            // version
+  EXPECT_EQ(number(12, 4), 160U);         // header bytes
+  EXPECT_EQ(number(16, 4), 2U);           // kind
+  EXPECT_EQ(number(20, 4), 2U);           // id bytes
+  EXPECT_EQ(number(24, 8), 301U);         // vocabulary
+  EXPECT_EQ(number(32, 8), 6U);           // tokens
+  EXPECT_EQ(number(40, 8), 3U);           // records
+  EXPECT_EQ(number(48, 4), 5U);           // classes
+  EXPECT_EQ(number(52, 4), 0U);           // reserved
+  EXPECT_EQ(number(56, 8), 6U);           // pad id
   EXPECT_EQ(number(64, 4), 0x33221100U);  // tokenizer fingerprint
-  EXPECT_EQ(sign(bytes), bytes);     // both checksums
+  EXPECT_EQ(sign(bytes), bytes);          // both checksums
   ASSERT_EQ(bytes.size(), 160U + 4 * 8 + 3 * 4 + 6 * 2);
   EXPECT_EQ(number(160, 8), 0U);
   EXPECT_EQ(number(184, 8), 6U);
@@ -248,8 +248,8 @@ TEST(WriteTokenFile, LeavesNoPartOfAFileBehind) {
   const TestFolder folder;
   std::filesystem::create_directories(folder / "taken/inside");
   const TokenStream text = TokenStream::from_bytes("text");
-  EXPECT_TRUE(mentions(error_of([&] { write_token_file(folder / "taken", text); }),
-                       "cannot write"));
+  EXPECT_TRUE(
+      mentions(error_of([&] { write_token_file(folder / "taken", text); }), "cannot write"));
   EXPECT_TRUE(mentions(error_of([&] { write_token_file(folder / "no/t", text); }),
                        "No such file or directory"));
   EXPECT_NE(error_of([&] { write_token_file(folder / "t", TokenStream()); }), "");
