@@ -187,7 +187,7 @@ bootstrap() {
   if ! "$PYTHON" -c 'import importlib.util as u, sys; sys.exit(not u.find_spec("torch"))'; then
     install_requirements requirements.txt "PyTorch, for the tests that compare with it" with_torch
   fi
-  install_requirements requirements-peers.txt "what tests and data preparation need (80 MB)"
+  install_requirements requirements-peers.txt "what tests and data preparation need (100 MB)"
 }
 
 # configure <preset> <folder> [cmake option]...: runs CMake for build/<folder>, where it has not run
