@@ -2,11 +2,12 @@
 include(GoogleTest)
 
 # One precompiled header, built once and shared by every target (see docs/decisions.md).
+# GCC uses it only under exactly the flags that it was made with, warnings included.
+set(ZERO_WARNINGS -Wall -Wextra -Wpedantic -Wno-unused-parameter)
 add_library(zero_pch OBJECT cmake/pch.cpp)
 target_link_libraries(zero_pch PUBLIC Zero::torch)
+target_compile_options(zero_pch PRIVATE ${ZERO_WARNINGS})
 target_precompile_headers(zero_pch PRIVATE cmake/pch.hpp)
-
-set(ZERO_WARNINGS -Wall -Wextra -Wpedantic -Wno-unused-parameter)
 
 function(zero_configure_target target)
   target_compile_options(${target} PRIVATE ${ZERO_WARNINGS})

@@ -37,6 +37,7 @@ TEST_F(PrepareErrors, RefusesBadReviews) {
   };
   EXPECT_TRUE(mentions(with("r.csv", "label,text\n5,x\n"), "line 2: '5' is no label: 0 to 4"));
   EXPECT_TRUE(mentions(with("r.csv", "label,text\nnan,x\n"), "'nan' is no label"));
+  EXPECT_TRUE(mentions(with("r.csv", "label,text\n1.5,x\n"), "'1.5' is no label"));
   EXPECT_TRUE(mentions(with("r.csv", "0,x\n"), "line 1: '0' is no label: 1 to 5"));
   EXPECT_TRUE(mentions(with("r.csv", "label,text\n1\n"), "1 columns, the first line has 2"));
   EXPECT_TRUE(mentions(with("r.csv", "label,text\n1,\"x\n"), "unexpected end of data"));

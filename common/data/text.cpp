@@ -39,11 +39,11 @@ std::vector<fs::path> files_below(const fs::path& folder,
 std::vector<std::string> expand_pattern(const std::string& pattern) {
   glob_t matches{};
   std::vector<std::string> names;
-  if (::glob(pattern.c_str(), /*flags=*/0, /*errfunc=*/nullptr, &matches) == 0) {
+  if (::glob(pattern.c_str(), GLOB_NOSORT, /*errfunc=*/nullptr, &matches) == 0) {
     names.assign(matches.gl_pathv, matches.gl_pathv + matches.gl_pathc);
   }
   ::globfree(&matches);
-  std::ranges::sort(names);  // glob() sorts by the locale, which differs between machines
+  std::ranges::sort(names);  // by bytes: glob() would sort by the locale of the machine
   return names;
 }
 

@@ -15,6 +15,9 @@
 namespace zero::data {
 namespace {
 
+/// How much of a file is read before its pages are given back.
+constexpr std::size_t kPiece = std::size_t{16} << 20;
+
 [[noreturn]] void refuse(const std::filesystem::path& path, const std::string& why) {
   throw Error(fmt::format("token file {}: {}", path.string(), why));
 }
@@ -56,7 +59,8 @@ class Mapping {
   const char* bytes() const { return static_cast<const char*>(start_); }
   std::uint64_t size() const { return size_; }
 
-  /// Gives the pages back to the system; they come again from the file when they are read.
+  /// Gives the pages back to the system; they come again from the file when they are read. Called
+  /// along the way of a full pass, so that checking a large file does not fill the memory.
   void drop_pages() const { ::madvise(start_, size_, MADV_DONTNEED); }
 
  private:
@@ -139,18 +143,28 @@ void check_size(const std::filesystem::path& path, const TokenHeader& header,
   }
 }
 
-void check_ids(const std::filesystem::path& path, const TokenStream& tokens) {
-  std::vector<std::int64_t> piece(4096);
-  for (std::int64_t at = 0; at < tokens.size(); at += static_cast<std::int64_t>(piece.size())) {
-    const std::int64_t left = tokens.size() - at;
-    const auto count = std::min(piece.size(), static_cast<std::size_t>(left));
-    tokens.copy(at, {piece.data(), count});
-    for (std::size_t i = 0; i < count; ++i) {
-      if (piece[i] >= tokens.vocabulary()) {
-        refuse(path, fmt::format("has token id {} at place {}, outside its vocabulary of {}",
-                                 piece[i], at + static_cast<std::int64_t>(i), tokens.vocabulary()));
-      }
+Digest payload_digest(const Mapping& file) {
+  Sha256 hash;
+  for (std::size_t at = sizeof(TokenHeader); at < file.size(); at += kPiece) {
+    hash.add(file.bytes() + at, std::min<std::size_t>(kPiece, file.size() - at));
+    file.drop_pages();
+  }
+  return hash.digest();
+}
+
+void check_ids(const std::filesystem::path& path, const TokenStream& tokens, const Mapping& file) {
+  const auto most = static_cast<std::int64_t>(kPiece / sizeof(std::int64_t));
+  std::vector<std::int64_t> ids(static_cast<std::size_t>(std::min(most, tokens.size())));
+  for (std::int64_t at = 0; at < tokens.size(); at += most) {
+    ids.resize(static_cast<std::size_t>(std::min(most, tokens.size() - at)));
+    tokens.copy(at, ids);
+    const auto outside =
+        std::ranges::find_if(ids, [&](std::int64_t id) { return id >= tokens.vocabulary(); });
+    if (outside != ids.end()) {
+      refuse(path, fmt::format("has token id {} at place {}, outside its vocabulary of {}",
+                               *outside, at + (outside - ids.begin()), tokens.vocabulary()));
     }
+    file.drop_pages();
   }
 }
 
@@ -181,8 +195,7 @@ TokenFile::TokenFile(const std::filesystem::path& path) : path_(path) {
   check_size(path, header, file->size());
 
   const char* payload = file->bytes() + sizeof(header);
-  const auto payload_bytes = static_cast<std::size_t>(file->size() - sizeof(header));
-  if (Sha256().add(payload, payload_bytes).digest() != header.payload_digest) {
+  if (payload_digest(*file) != header.payload_digest) {
     refuse(path, "is damaged: the checksum of its tokens does not match");
   }
 
@@ -192,7 +205,7 @@ TokenFile::TokenFile(const std::filesystem::path& path) : path_(path) {
   records_.tokens = TokenStream(
       file, ids, static_cast<int>(header.id_bytes), static_cast<std::int64_t>(header.token_count),
       static_cast<std::int64_t>(header.vocabulary), to_hex(header.tokenizer));
-  check_ids(path, records_.tokens);
+  check_ids(path, records_.tokens, *file);
   if (kind_ == TokenKind::kRecords) {
     // The header's size is a multiple of 8 and the mapping starts on a page: aligned.
     records_.offsets = {reinterpret_cast<const std::uint64_t*>(payload), offset_entries(header)};

@@ -1,3 +1,4 @@
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -95,6 +96,21 @@ TEST(TokenFile, RoundTripOfRecordsAndOfAPartOfThem) {
   const Records part = TokenFile(folder / "part").records();
   EXPECT_EQ(part.fingerprint(), written.slice(1, 3).fingerprint());
   EXPECT_EQ(part.offsets[0], 0U);
+}
+
+TEST(TokenFile, ChecksEveryIdOfAFileOfManyPieces) {
+  const TestFolder folder;
+  std::vector<std::int64_t> ids(9'000'000);  // 18 MB
+  write_token_file(folder / "zeros", TokenStream::from_ids(ids, 1000));
+  const std::string zeros = read_bytes(folder / "zeros");
+  EXPECT_EQ(refusal(folder, zeros), "");
+  for (const std::size_t place : {0, 2'097'151, 2'097'152, 8'999'999}) {
+    const std::string why = lie(folder, zeros, 160 + 2 * place, std::uint16_t{1000});
+    EXPECT_TRUE(mentions(why, fmt::format("token id 1000 at place {},", place))) << why;
+  }
+  std::string damaged = zeros;
+  damaged[damaged.size() - 1] = 1;
+  EXPECT_TRUE(mentions(refusal(folder, damaged), "checksum of its tokens"));
 }
 
 TEST(TokenFile, MappingOutlivesTheFileObjectAndTheName) {
@@ -203,10 +219,11 @@ TEST(TokenFile, LyingHeadersAreRefused) {
   EXPECT_TRUE(mentions(lie(folder, stream, 20, U32{4}), "it is cut short"));
   EXPECT_TRUE(mentions(lie(folder, stream, 24, U64{999}), "token id 999 at place 2"));
   EXPECT_TRUE(mentions(lie(folder, stream, 24, U64{65537}), "vocabulary of 65537"));
-  EXPECT_TRUE(mentions(lie(folder, stream, 24, U64{0}), "vocabulary of 0"));
+  EXPECT_TRUE(mentions(lie(folder, stream, 24, U64{0}), "states a vocabulary of 0"));
   EXPECT_TRUE(mentions(lie(folder, stream, 32, U64{0}), "no tokens"));
   EXPECT_TRUE(mentions(lie(folder, stream, 32, U64{3}), "something was added"));
   EXPECT_TRUE(mentions(lie(folder, stream, 32, U64{5}), "it is cut short"));
+  EXPECT_TRUE(mentions(lie(folder, stream, 40, U64{3}), "states 3 records in 0 classes"));
   EXPECT_TRUE(mentions(lie(folder, stream, 52, U32{1}), "reserved field of 1"));
   EXPECT_TRUE(mentions(lie(folder, records, 48, U32{4}), "label 4 on record 0"));
   EXPECT_TRUE(mentions(lie(folder, records, 48, U32{0}), "in 0 classes"));

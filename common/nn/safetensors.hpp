@@ -184,8 +184,9 @@ class SafetensorsWriter {
  private:
   friend class SafetensorsFolderWriter;
 
-  void complete();  // everything of finish() but the name
-  void publish();   // the name
+  void check_complete() const;  // the parts of finish()
+  void complete();
+  void publish();
 
   std::unique_ptr<NewFile> file_;
   std::vector<SafetensorsEntry> entries_;
@@ -200,10 +201,11 @@ class SafetensorsWriter {
 /// `max_bytes` gets a file of its own. One file is called model.safetensors; several are called
 /// model-00001-of-0000N.safetensors, with model.safetensors.index.json.
 ///
-/// finish() first completes every file under its temporary name. Then it removes the index or
-/// model.safetensors of an earlier save, renames, and removes what else an earlier save left
-/// (model-*-of-*.safetensors); the new index comes last. A crash in between leaves a folder that
-/// SafetensorsFolder refuses, never a mixture of two saves.
+/// finish() first completes every file under its temporary name and only then touches an earlier save
+/// in the folder. Several files are named after the old index has gone and before the new one comes;
+/// what the earlier save leaves over (model.safetensors or model-*-of-*.safetensors) is removed last.
+/// If the program dies in between, the folder holds the old save, the new one, or one that
+/// SafetensorsFolder refuses, never a mixture of the two.
 class SafetensorsFolderWriter {
  public:
   /// The largest file, in bytes, unless told otherwise.
@@ -228,7 +230,7 @@ class SafetensorsFolderWriter {
   std::vector<SafetensorsWriter> writers_;
   std::vector<std::string> file_names_;
   std::unordered_map<std::string, std::size_t> index_;  // name to position in writers_
-  std::int64_t total_bytes_ = 0;
+  std::string index_text_;                              // empty where there is one file
 };
 
 /// Tensors with their names, in the order in which they are to be saved.

@@ -18,6 +18,9 @@ inline constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;
 /// The bytes before the header: its length.
 inline constexpr std::uint64_t kLengthBytes = 8;
 inline constexpr const char* kMetadataKey = "__metadata__";
+/// What a folder of weights calls its file, or the index of its files.
+inline constexpr const char* kSingleFile = "model.safetensors";
+inline constexpr const char* kIndexFile = "model.safetensors.index.json";
 
 struct Header {
   std::vector<SafetensorsEntry> entries;  ///< in the order of their bytes
@@ -39,16 +42,19 @@ std::string make_header(const std::vector<SafetensorsEntry>& entries,
 
 /// JSON in which no object has a key twice and nothing is nested deeper than the format needs.
 /// @throws zero::Error with a message that begins with `path`.
-nlohmann::ordered_json parse_strictly(std::string_view text, const std::string& path);
+nlohmann::json parse_strictly(std::string_view text, const std::string& path);
 
 /// `name` as a JSON string, shortened where it is long: no control character reaches a terminal.
-std::string quoted(std::string_view name);
+std::string shown(std::string_view name);
 
 /// "[2, 3]"
 std::string shape_text(const std::vector<std::int64_t>& shape);
 
 /// Whether tensors of dtype `from` may be copied into tensors of dtype `to`.
 bool convertible(at::ScalarType from, at::ScalarType to);
+
+/// Name, dtype and shape of each tensor. @throws zero::Error for one that is not defined.
+std::vector<SafetensorsSpec> specs_of(const NamedTensors& tensors, const std::string& path);
 
 /// Throws zero::Error unless `tensor` can be copied from or to as `spec` says: defined, dense, with
 /// storage, of this shape, of this dtype or one that converts. The message says `what` for tensor.

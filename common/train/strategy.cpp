@@ -65,6 +65,7 @@ void Strategy::zero_grad() {
 void Strategy::on_ready(std::size_t index) {
   // Born inside autograd, a gradient looks like an activation until someone says what it is.
   memory::recharge(gradient(index), Category::kGradients);
+  if (observer_ && gradient(index).defined()) observer_(index, gradient(index));
   gradient_ready(index);
 }
 

@@ -3,9 +3,11 @@
 #include <torch/types.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "zero/data/batch.hpp"
@@ -102,6 +104,11 @@ class Strategy : public nn::UnitHooks {
   /// formula of the variant. Control messages are not in it.
   virtual std::int64_t predicted_traffic() const = 0;
 
+  /// Shows every local gradient to `observer` as backward finishes it, before any reduction: for
+  /// checks. An empty function removes it.
+  using GradientObserver = std::function<void(std::size_t index, const at::Tensor& gradient)>;
+  void observe_gradients(GradientObserver observer) { observer_ = std::move(observer); }
+
   const nn::ParameterList& list() const { return list_; }
   nn::Model& model() { return model_; }
   dist::Communicator& communicator() { return communicator_; }
@@ -153,6 +160,7 @@ class Strategy : public nn::UnitHooks {
   void drop_unused();
   void add_up_micro_batches();
 
+  GradientObserver observer_;
   nn::ParameterSource* values_;
   Accumulation accumulation_;
   bool has_gradients_ = false;

@@ -1,0 +1,13 @@
+// Trains a small MLP on a few ranks of this machine and prints what each rank held and sent.
+//   build/release/bin/03_zero3 --help
+
+#include <zero/train/demo.hpp>
+#include <zero/train/registry.hpp>
+
+namespace zero {
+void register_zero3(train::Registry& registry);
+}
+
+int main(int argc, char** argv) {
+  return zero::train::run_demo(argc, argv, "zero3", &zero::register_zero3);
+}

@@ -1,0 +1,116 @@
+#pragma once
+
+#include <ATen/ops/randn.h>
+#include <stdlib.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "zero/error.hpp"
+#include "zero/nn/safetensors.hpp"
+
+/// Helpers of the tests of safetensors; nothing else includes this.
+namespace zero::nn::testing {
+
+/// A new folder for one test, removed with all it holds at the end.
+class TestFolder {
+ public:
+  TestFolder() {
+    std::string name = std::filesystem::temp_directory_path() / "zero-nn-XXXXXX";
+    if (::mkdtemp(name.data()) == nullptr) throw Error("cannot make a temporary folder");
+    path_ = name;
+  }
+  ~TestFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  TestFolder(const TestFolder&) = delete;
+  TestFolder& operator=(const TestFolder&) = delete;
+
+  std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
+  const std::filesystem::path& path() const { return path_; }
+
+  /// Writes a file and returns its path.
+  std::filesystem::path write(const std::string& name, const std::string& content) const {
+    std::ofstream(path_ / name, std::ios::binary) << content;
+    return path_ / name;
+  }
+
+  /// The names of everything in the folder, sorted.
+  std::vector<std::string> listing() const {
+    std::vector<std::string> names;
+    for (const auto& entry : std::filesystem::directory_iterator(path_)) {
+      names.push_back(entry.path().filename().string());
+    }
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+
+ private:
+  std::filesystem::path path_;
+};
+
+inline std::string read_bytes(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+/// A file by hand: the length of `header`, the header, the data.
+inline std::string hand_made(const std::string& header, const std::string& data) {
+  const std::uint64_t length = header.size();
+  std::string bytes(sizeof(length), '\0');
+  std::memcpy(bytes.data(), &length, sizeof(length));
+  return bytes + header + data;
+}
+
+/// The message of the zero::Error that `action` throws; empty where it throws none.
+template <typename Action>
+std::string error_of(Action&& action) {
+  try {
+    std::forward<Action>(action)();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return {};
+}
+
+/// Which of `parts` the message lacks; empty where it has them all.
+inline std::string lacking(const std::string& message, const std::vector<std::string>& parts) {
+  if (message.empty()) return "there was no error";
+  std::string result;
+  for (const std::string& part : parts) {
+    if (message.find(part) == std::string::npos) result += "'" + part + "' ";
+  }
+  return result.empty() ? "" : result + "not in: " + message;
+}
+
+/// Same shape, dtype and bits: NaN equals itself here, and -0 differs from 0.
+inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
+  if (a.sizes() != b.sizes() || a.scalar_type() != b.scalar_type()) return false;
+  const at::Tensor x = a.detach().contiguous();
+  const at::Tensor y = b.detach().contiguous();
+  return x.nbytes() == 0 || std::memcmp(x.const_data_ptr(), y.const_data_ptr(), x.nbytes()) == 0;
+}
+
+/// Values of every dtype that the format knows: from all bits of a random source.
+inline at::Tensor some_values(at::IntArrayRef shape, at::ScalarType dtype) {
+  return dtype == at::kBool ? at::randn(shape).gt(0) : (at::randn(shape) * 50).to(dtype);
+}
+
+inline const std::vector<at::ScalarType> kAllDtypes = {
+    at::kDouble, at::kFloat, at::kHalf, at::kBFloat16, at::kLong,
+    at::kInt,    at::kShort, at::kChar, at::kByte,     at::kBool};
+
+inline const std::vector<at::ScalarType> kFloatDtypes = {at::kDouble, at::kFloat, at::kHalf,
+                                                         at::kBFloat16};
+
+}  // namespace zero::nn::testing

@@ -1,0 +1,175 @@
+// The ladder: one model, one set of batches, every stage, and what each cost in memory and on the
+// wire. Runs its ranks itself on this machine.
+
+#include <fmt/format.h>
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <iostream>
+#include <optional>
+#include <set>
+#include <zero/distributed/launch.hpp>
+#include <zero/error.hpp>
+#include <zero/memory/accounting.hpp>
+#include <zero/report/json.hpp>
+#include <zero/report/ladder_report.hpp>
+
+#include "options.hpp"
+#include "rank_run.hpp"
+
+namespace zero::ladder {
+namespace {
+
+std::vector<RankResult> results_of(const std::vector<dist::RankExit>& exits, const std::string& mode) {
+  const std::string failures = dist::describe_failures(exits);
+  if (!failures.empty()) throw Error(fmt::format("mode {} failed:\n{}", mode, failures));
+  std::vector<RankResult> results;
+  for (const dist::RankExit& exit : exits) results.push_back(from_text(exit.result));
+  return results;
+}
+
+dist::LaunchOptions launch_options(const Options& options) {
+  dist::LaunchOptions launch;
+  launch.world_size = options.world_size;
+  launch.connect.timeout =
+      std::chrono::milliseconds(static_cast<std::int64_t>(options.timeout_seconds * 1000));
+  return launch;
+}
+
+std::vector<RankResult> run_mode(const std::string& mode, const Options& options) {
+  return results_of(dist::launch_ranks(launch_options(options),
+                                       [&](dist::Communicator& communicator) {
+                                         return to_text(run_rank(communicator, mode, options));
+                                       }),
+                    mode);
+}
+
+// Every rank trains by itself, all at the same time: what a step takes when nothing is sent.
+double compute_alone(const Options& options) {
+  const auto results = results_of(
+      dist::fork_processes(launch_options(options),
+                           [&](int rank) {
+                             std::unique_ptr<dist::Communicator> alone = dist::connect_alone();
+                             if (rank != 0 && std::freopen("/dev/null", "w", stderr) == nullptr) {
+                               throw Error("cannot open /dev/null");
+                             }
+                             return to_text(run_rank(*alone, "ddp", options));
+                           }),
+      "compute alone");
+  double slowest = 0;
+  for (const RankResult& r : results) slowest = std::max(slowest, r.row.step_seconds);
+  return slowest;
+}
+
+bool all_different(const std::vector<RankResult>& results, std::string RankResult::*digest) {
+  std::set<std::string> seen;
+  for (const RankResult& r : results) seen.insert(r.*digest);
+  return seen.size() == results.size();
+}
+
+report::ModeRow to_row(const std::string& mode, const std::vector<RankResult>& results) {
+  report::ModeRow row;
+  row.mode = mode;
+  row.losses = results.front().losses;
+  row.every_tensor_changed = true;
+  row.batches_differed = all_different(results, &RankResult::batch_digest);
+  row.gradients_differed = all_different(results, &RankResult::gradient_digest);
+  for (const RankResult& r : results) {
+    row.ranks.push_back(r.row);
+    row.formula_mib += r.formula_mib / static_cast<double>(results.size());
+    row.every_tensor_changed = row.every_tensor_changed && r.every_tensor_changed;
+  }
+  return row;
+}
+
+// Traffic has its own formula and no tolerance.
+void check_traffic(const std::string& mode, const std::vector<RankResult>& results,
+                   std::vector<std::string>& failures) {
+  for (const RankResult& r : results) {
+    const std::int64_t sent = r.row.sent_gradient_bytes + r.row.sent_parameter_bytes;
+    if (sent == r.predicted_traffic) continue;
+    failures.push_back(fmt::format("{}: rank {} sent {} bytes of gradients and parameters in a step, "
+                                   "the formula says {}",
+                                   mode, r.row.rank, sent, r.predicted_traffic));
+  }
+}
+
+report::LadderReport empty_report(const Options& options) {
+  report::LadderReport report;
+  report.world_size = options.world_size;
+  report.model = options.model;
+  report.task = options.task;
+  report.dtype = options.dtype;
+  report.device = options.device;
+  report.optimizer = "AdamW";
+  report.steps = options.steps;
+  report.batch_size = options.batch;
+  report.sequence_length = options.sequence_length;
+  return report;
+}
+
+void plot(const Options& options) {
+  const char* python = std::getenv("ZERO_PYTHON");
+  const std::string interpreter = python == nullptr ? "python3" : python;
+  // No shell in between: a path may hold anything.
+  dist::LaunchOptions one;
+  one.world_size = 1;
+  one.capture_output = true;
+  const auto exits = dist::fork_processes(one, [&](int) -> std::string {
+    ::execlp(interpreter.c_str(), interpreter.c_str(), "common/report/plot_ladder.py",
+             options.json.c_str(), nullptr);
+    throw Error("cannot start " + interpreter);
+  });
+  if (exits.front().ok()) {
+    std::cout << exits.front().output;
+  } else {
+    std::cout << "No picture was made (" << interpreter << " with matplotlib is needed): "
+              << exits.front().output << "\n";
+  }
+}
+
+int run(int argc, char** argv) {
+  Options options = parse(argc, argv);
+  choose_model(options);
+  report::Json metadata = report::run_metadata(argc, argv);
+  report::LadderReport report = empty_report(options);
+  report::write_json(options.json, report::to_json(report));  // not writable? Say so before training
+  std::vector<std::string> failures;
+  fmt::print("{} as {} on {} ranks, {} steps of {} x {} tokens a rank\n", options.model,
+             options.reviews() ? "5-class classifier" : "language model", options.world_size,
+             options.steps, options.batch, options.sequence_length);
+  if (options.compute_alone) report.compute_seconds = compute_alone(options);
+  for (const std::string& mode : options.modes) {
+    const std::vector<RankResult> results = run_mode(mode, options);
+    report.parameters = results.front().parameters;
+    report.parameter_bytes = results.front().parameter_bytes;
+    report.modes.push_back(to_row(mode, results));
+    check_traffic(mode, results, failures);
+  }
+  std::cout << "\n" << report::to_text(report) << "\n";
+  report::Json json = report::to_json(report);
+  json["run"] = std::move(metadata);
+  report::write_json(options.json, json);
+  fmt::print("figures: {}\n", options.json);
+  std::cout.flush();
+  plot(options);
+  for (std::string& failure : report::verdict(report)) failures.push_back(std::move(failure));
+  for (const std::string& failure : failures) fmt::print(stderr, "FAILED {}\n", failure);
+  return failures.empty() ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace zero::ladder
+
+int main(int argc, char** argv) {
+  try {
+    zero::memory::install();
+    return zero::ladder::run(argc, argv);
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "ladder: {}\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,249 @@
+#include "rank_run.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <zero/data/dataset.hpp>
+#include <zero/data/reviews.hpp>
+#include <zero/data/sampler.hpp>
+#include <zero/data/text.hpp>
+#include <zero/error.hpp>
+#include <zero/memory/accounting.hpp>
+#include <zero/nn/llama.hpp>
+#include <zero/report/digest.hpp>
+#include <zero/report/progress.hpp>
+#include <zero/train/registry.hpp>
+#include <zero/train/trainer.hpp>
+
+namespace zero::ladder {
+namespace {
+
+using memory::Category;
+using report::mib;
+
+std::span<const std::byte> bytes_of(const at::Tensor& tensor) {
+  return {static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()};
+}
+
+std::string digest_of(const at::Tensor& tensor) {
+  report::Digest digest;
+  digest.update(bytes_of(tensor.contiguous()));
+  return digest.hex();
+}
+
+std::unique_ptr<data::Dataset> make_dataset(const Options& options) {
+  if (options.reviews()) {
+    const std::string path = options.data.empty()
+                                 ? std::string("common/data/fixtures/reviews.csv")
+                                 : options.data.front();
+    return std::make_unique<data::ReviewDataset>(data::reviews_from_csv(path),
+                                                 options.sequence_length);
+  }
+  return std::make_unique<data::LanguageModelDataset>(
+      options.data.empty() ? data::project_text(".") : data::text_from_files(options.data),
+      options.sequence_length);
+}
+
+// One digest per parameter, each made whole for the moment: unit by unit, so that checking does not
+// need more memory than training.
+std::vector<std::string> parameter_digests(train::Strategy& strategy) {
+  const nn::ParameterList& list = strategy.list();
+  std::vector<std::string> digests(list.size());
+  for (std::size_t u = 0; u < list.units.size(); ++u) {
+    const train::WholeParameters whole(strategy, u);
+    for (const std::size_t i : list.units[u].parameters) {
+      digests[i] = digest_of(list.parameters[i].tensor.detach());
+    }
+  }
+  return digests;
+}
+
+std::string combine(const std::vector<std::string>& digests) {
+  report::Digest all;
+  for (const std::string& digest : digests) all.update(digest);
+  return all.hex();
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const std::size_t n = values.size();
+  return n % 2 == 1 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
+}
+
+// What is measured within every step; the last one is reported, the times as medians.
+class Meter {
+ public:
+  Meter(const dist::Communicator& communicator, std::int64_t base, std::int64_t resident_base)
+      : communicator_(communicator), base_(base), resident_base_(resident_base) {}
+
+  void begin_step() {
+    memory::reset_peaks();
+    traffic_ = communicator_.traffic();
+  }
+
+  void end_step(const train::PhaseSeconds& seconds) {
+    steady_ = memory::snapshot();
+    traffic_ = communicator_.traffic().since(traffic_);
+    resident_ = memory::resident_set_bytes();
+    seconds_.push_back(seconds);
+  }
+
+  void fill(report::RankRow& row) const {
+    row.rank = communicator_.rank();
+    row.parameter_mib = mib(steady_[Category::kParameters]);
+    row.gradient_mib = mib(steady_[Category::kGradients]);
+    row.optimizer_mib = mib(steady_[Category::kOptimizer]);
+    row.total_mib = mib(steady_.total - base_);
+    row.other_mib = row.total_mib - mib(steady_.model_states());
+    row.peak_mib = mib(steady_.total_peak - base_);
+    row.resident_growth_mib = mib(resident_ - resident_base_);
+    row.sent_gradient_bytes = traffic_.bytes(dist::Purpose::kGradient);
+    row.sent_parameter_bytes = traffic_.bytes(dist::Purpose::kParameter);
+    row.sent_control_bytes = traffic_.bytes(dist::Purpose::kControl);
+    row.step_seconds = median_of(&train::PhaseSeconds::total);
+    row.forward_seconds = median_of(&train::PhaseSeconds::forward);
+    row.backward_seconds = median_of(&train::PhaseSeconds::backward);
+    row.communication_seconds = median_of(&train::PhaseSeconds::communication);
+    row.optimizer_seconds = median_of(&train::PhaseSeconds::optimizer);
+  }
+
+ private:
+  double median_of(double train::PhaseSeconds::*phase) const {
+    // The first step makes the optimizer's states and warms everything up.
+    std::vector<double> values;
+    for (std::size_t s = seconds_.size() > 1 ? 1 : 0; s < seconds_.size(); ++s) {
+      values.push_back(seconds_[s].*phase);
+    }
+    return median(std::move(values));
+  }
+
+  const dist::Communicator& communicator_;
+  std::int64_t base_;
+  std::int64_t resident_base_;
+  dist::Traffic traffic_;
+  memory::Snapshot steady_;
+  std::int64_t resident_ = 0;
+  std::vector<train::PhaseSeconds> seconds_;
+};
+
+// Digests the first gradients of the small parameters: enough to see that ranks differ, too little
+// to cost time.
+void watch_first_gradients(train::Strategy& strategy, report::Digest& digest) {
+  strategy.observe_gradients([&digest](std::size_t, const at::Tensor& gradient) {
+    if (gradient.numel() < (1 << 16)) digest.update(bytes_of(gradient.contiguous()));
+  });
+}
+
+void agree_on_everything(dist::Communicator& communicator, const std::string& mode,
+                         const Options& o, const data::Dataset& dataset) {
+  communicator.agree("the run",
+                     fmt::format("{} {} of {} with batch {} x {}, {} steps, lr {}, seed {}, ownership "
+                                 "{}, modes {}, data {}",
+                                 mode, o.task, o.model, o.batch, o.sequence_length, o.steps,
+                                 o.learning_rate, o.seed, o.ownership, mode, dataset.fingerprint()));
+}
+
+bool all_trainable_changed(const train::Strategy& strategy, const std::vector<std::string>& before,
+                           const std::vector<std::string>& after) {
+  for (std::size_t i = 0; i < before.size(); ++i) {
+    if (strategy.list().parameters[i].tensor.requires_grad() && before[i] == after[i]) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+RankResult run_rank(dist::Communicator& communicator, const std::string& mode,
+                    const Options& options) {
+  const std::unique_ptr<data::Dataset> dataset = make_dataset(options);
+  agree_on_everything(communicator, mode, options, *dataset);
+  data::DistributedSampler sampler(dataset->size(), options.batch * communicator.size(),
+                                   communicator.rank(), communicator.size(), options.seed);
+  const std::int64_t base = memory::snapshot().total;
+  const std::int64_t resident_base = memory::resident_set_bytes();
+
+  train::Registry registry;
+  train::register_all_chapters(registry);
+  std::shared_ptr<nn::Llama> model;
+  {
+    const nn::DeferredStorage deferred;
+    model = std::make_shared<nn::Llama>(options.config());
+  }
+  nn::SeededValues values(options.seed);
+  optim::AdamWOptions adamw;
+  adamw.learning_rate = options.learning_rate;
+  const auto strategy = registry.make(
+      mode, {*model, communicator, optim::adamw(adamw), &values, "",
+             train::ownership_from(options.ownership), train::Accumulation::kLocal});
+
+  RankResult result;
+  const std::vector<std::string> before = parameter_digests(*strategy);
+  report::Digest gradient_digest;
+  watch_first_gradients(*strategy, gradient_digest);
+  train::Trainer trainer(*strategy);
+  Meter meter(communicator, base, resident_base);
+  report::ProgressOptions progress_options;
+  progress_options.silent = communicator.rank() != 0;
+  {
+    report::Progress progress(mode, options.steps, progress_options);
+    for (std::int64_t s = 0; s < options.steps; ++s) {
+      const data::Batch batch = dataset->batch(sampler.next());
+      if (s == 0) result.batch_digest = digest_of(batch.inputs);
+      meter.begin_step();
+      const train::StepResult step = trainer.step({batch});
+      meter.end_step(step.seconds);
+      strategy->observe_gradients({});
+      result.losses.push_back(step.loss);
+      progress.step({{"loss", fmt::format("{:.4f}", step.loss)},
+                     {"step", fmt::format("{:.2f} s", step.seconds.total)}});
+    }
+    progress.finish();
+  }
+  meter.fill(result.row);
+  trainer.zero_grad();
+  const std::vector<std::string> after = parameter_digests(*strategy);
+  result.row.digest = combine(after);
+  result.every_tensor_changed = all_trainable_changed(*strategy, before, after);
+  result.gradient_digest = gradient_digest.hex();
+  result.formula_mib = mib(strategy->predicted_bytes().total());
+  result.row.formula_mib = result.formula_mib;
+  result.predicted_traffic = strategy->predicted_traffic();
+  result.parameters = strategy->list().numel();
+  result.parameter_bytes = strategy->list().bytes();
+  communicator.barrier();
+  return result;
+}
+
+std::string to_text(const RankResult& r) {
+  report::Json json = report::to_json(report::LadderReport{}, report::ModeRow{"", {r.row}, 0, r.losses});
+  json["rank_result"] = {{"formula_mib", r.formula_mib},
+                         {"predicted_traffic", r.predicted_traffic},
+                         {"every_tensor_changed", r.every_tensor_changed},
+                         {"batch_digest", r.batch_digest},
+                         {"gradient_digest", r.gradient_digest},
+                         {"parameters", r.parameters},
+                         {"parameter_bytes", r.parameter_bytes}};
+  return json.dump();
+}
+
+RankResult from_text(const std::string& text) {
+  const report::Json json = report::Json::parse(text);
+  const report::ModeRow mode = report::mode_from_json(json);
+  const report::Json& extra = json.at("rank_result");
+  RankResult r;
+  r.row = mode.ranks.front();
+  r.losses = mode.losses;
+  r.formula_mib = extra.at("formula_mib");
+  r.predicted_traffic = extra.at("predicted_traffic");
+  r.every_tensor_changed = extra.at("every_tensor_changed");
+  r.batch_digest = extra.at("batch_digest");
+  r.gradient_digest = extra.at("gradient_digest");
+  r.parameters = extra.at("parameters");
+  r.parameter_bytes = extra.at("parameter_bytes");
+  return r;
+}
+
+}  // namespace zero::ladder
