@@ -2,6 +2,7 @@
 // wire. Runs its ranks itself on this machine.
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include <unistd.h>
 

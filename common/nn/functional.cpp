@@ -2,6 +2,8 @@
 
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <optional>
+
 #include "zero/nn/backward_once.hpp"
 #include "zero/nn/gradient_slot.hpp"
 
@@ -38,9 +40,9 @@ void accumulate_product(const at::Tensor& parameter, const at::Tensor& left,
 
 struct LinearFunction : Function<LinearFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
-                            const at::Tensor& bias) {
-    context->save_for_backward({x, weight, bias});
-    return bias.defined() ? at::linear(x, weight, bias) : at::linear(x, weight);
+                            const std::optional<at::Tensor>& bias) {
+    context->save_for_backward({x, weight, bias.value_or(at::Tensor())});
+    return at::linear(x, weight, bias);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
@@ -134,7 +136,8 @@ struct SwigluFunction : Function<SwigluFunction> {
 }  // namespace
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-  return LinearFunction::apply(x, weight, bias);
+  // An undefined tensor cannot be an argument of a Function, an empty optional can.
+  return LinearFunction::apply(x, weight, bias.defined() ? std::optional(bias) : std::nullopt);
 }
 
 at::Tensor embedding(const at::Tensor& ids, const at::Tensor& weight) {

@@ -132,7 +132,7 @@ std::string train_rank(dist::Communicator& communicator, const DemoOptions& opti
   Registry registry;
   options.register_chapter(registry);
   const auto strategy =
-      registry.make(options.mode, {*model, communicator, optim::adamw(), &values});
+      registry.make(options.mode, {*model, communicator, optim::adamw(), &values, /*variant=*/""});
   if (options.narrate) {
     narrate(*strategy, dataset.batch(sampler.next()));
     return "";
