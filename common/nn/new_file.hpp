@@ -14,7 +14,8 @@ namespace zero::nn {
 /// refuses.
 class NewFile {
  public:
-  /// Creates the temporary file and reserves `size` bytes of disk, all zeros. The folder must exist.
+  /// Creates the temporary file and reserves `size` bytes of disk, all zeros. The folder must
+  /// exist.
   NewFile(const std::filesystem::path& path, std::int64_t size);
   /// Removes the temporary file unless it was published.
   ~NewFile();

@@ -50,7 +50,8 @@ struct Descriptor {
 std::string_view header_text(std::string_view file, const fs::path& path) {
   using namespace safetensors;
   if (file.starts_with(kPointerBegin)) {
-    refuse(path, "is a Git LFS pointer, not the weights it stands for; fetch them with: git lfs pull");
+    refuse(path,
+           "is a Git LFS pointer, not the weights it stands for; fetch them with: git lfs pull");
   }
   if (file.size() < kLengthBytes) {
     refuse(path, fmt::format("has {} bytes; a safetensors file begins with 8 bytes of length",
@@ -59,12 +60,16 @@ std::string_view header_text(std::string_view file, const fs::path& path) {
   std::uint64_t length = 0;
   std::memcpy(&length, file.data(), sizeof(length));
   if (length > kMaxHeaderBytes) {
-    refuse(path, fmt::format("claims a header of {} bytes, where at most {} are allowed: this is not "
-                             "a safetensors file", length, kMaxHeaderBytes));
+    refuse(path,
+           fmt::format("claims a header of {} bytes, where at most {} are allowed: this is not "
+                       "a safetensors file",
+                       length, kMaxHeaderBytes));
   }
   if (length > file.size() - kLengthBytes) {
-    refuse(path, fmt::format("claims a header of {} bytes, but {} follow: it was cut short, or is not "
-                             "a safetensors file", length, file.size() - kLengthBytes));
+    refuse(path,
+           fmt::format("claims a header of {} bytes, but {} follow: it was cut short, or is not "
+                       "a safetensors file",
+                       length, file.size() - kLengthBytes));
   }
   return file.substr(kLengthBytes, length);
 }
@@ -164,7 +169,8 @@ void SafetensorsFile::read_into(const std::string& name, const at::Tensor& out) 
         } else {
           // The bytes of a file need not be aligned, those of a tensor must be.
           if (!scratch.defined()) {
-            scratch = at::empty({std::min(limit, entry.elements())}, at::TensorOptions(entry.dtype));
+            scratch =
+                at::empty({std::min(limit, entry.elements())}, at::TensorOptions(entry.dtype));
           }
           const at::Tensor typed = scratch.narrow(0, 0, piece.numel());
           std::memcpy(typed.mutable_data_ptr(), source, size);

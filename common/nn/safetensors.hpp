@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-/// Weights in the safetensors format (https://github.com/huggingface/safetensors, "Format"), the one
-/// that Hugging Face's transformers reads and writes:
+/// Weights in the safetensors format (https://github.com/huggingface/safetensors, "Format"), the
+/// one that Hugging Face's transformers reads and writes:
 ///
 ///     8 bytes      length N of the header, unsigned, little endian
 ///     N bytes      JSON: {"__metadata__": {text: text}, name: {"dtype": ..., "shape": [...],
@@ -88,8 +88,8 @@ class SafetensorsFile {
   /// Copies a tensor into `out`, which has its shape, any strides, and its dtype or one that it is
   /// converted to. Written below autograd: `out` may be a parameter, no operation is recorded, and
   /// its version counter stays. At most kSafetensorsScratchBytes of scratch.
-  /// @throws zero::Error as read(), and where `out` has another shape, a dtype that is not converted
-  /// to, elements that share memory, or no storage.
+  /// @throws zero::Error as read(), and where `out` has another shape, a dtype that is not
+  /// converted to, elements that share memory, or no storage.
   void read_into(const std::string& name, const at::Tensor& out) const;
 
  private:
@@ -111,8 +111,8 @@ class SafetensorsFolder {
  public:
   /// Opens a folder, or a single .safetensors file. All files are opened and checked.
   /// @throws zero::Error as SafetensorsFile, and where the folder has neither file, the index is
-  /// not JSON or has no weight_map, names a file that is not in the folder, or where index and files
-  /// disagree on which tensors there are.
+  /// not JSON or has no weight_map, names a file that is not in the folder, or where index and
+  /// files disagree on which tensors there are.
   explicit SafetensorsFolder(const std::filesystem::path& path);
 
   const std::filesystem::path& path() const { return path_; }
@@ -158,8 +158,8 @@ class NewFile;
 class SafetensorsWriter {
  public:
   /// @throws zero::Error where a name comes twice, is "__metadata__" or is not UTF-8; where a dtype
-  /// has no name in the format, or a shape is negative, too long or too large; where the header would
-  /// be longer than 100 MB; where the folder is missing, cannot be written to, or is full.
+  /// has no name in the format, or a shape is negative, too long or too large; where the header
+  /// would be longer than 100 MB; where the folder is missing, cannot be written to, or is full.
   SafetensorsWriter(const std::filesystem::path& path, const std::vector<SafetensorsSpec>& specs,
                     const SafetensorsMetadata& metadata);
   /// Removes the temporary file unless finish() has put it in place.
@@ -201,11 +201,11 @@ class SafetensorsWriter {
 /// `max_bytes` gets a file of its own. One file is called model.safetensors; several are called
 /// model-00001-of-0000N.safetensors, with model.safetensors.index.json.
 ///
-/// finish() first completes every file under its temporary name and only then touches an earlier save
-/// in the folder. Several files are named after the old index has gone and before the new one comes;
-/// what the earlier save leaves over (model.safetensors or model-*-of-*.safetensors) is removed last.
-/// If the program dies in between, the folder holds the old save, the new one, or one that
-/// SafetensorsFolder refuses, never a mixture of the two.
+/// finish() first completes every file under its temporary name and only then touches an earlier
+/// save in the folder. Several files are named after the old index has gone and before the new one
+/// comes; what the earlier save leaves over (model.safetensors or model-*-of-*.safetensors) is
+/// removed last. If the program dies in between, the folder holds the old save, the new one, or one
+/// that SafetensorsFolder refuses, never a mixture of the two.
 class SafetensorsFolderWriter {
  public:
   /// The largest file, in bytes, unless told otherwise.
@@ -243,9 +243,8 @@ void save_safetensors(const std::filesystem::path& path, const NamedTensors& ten
 
 /// Writes all of `tensors`, each with its own dtype, to `folder`, in files of at most `max_bytes`.
 /// @throws zero::Error as SafetensorsFolderWriter.
-void save_safetensors_folder(
-    const std::filesystem::path& folder, const NamedTensors& tensors,
-    std::int64_t max_bytes = SafetensorsFolderWriter::kDefaultMaxBytes,
-    const SafetensorsMetadata& metadata = {{"format", "pt"}});
+void save_safetensors_folder(const std::filesystem::path& folder, const NamedTensors& tensors,
+                             std::int64_t max_bytes = SafetensorsFolderWriter::kDefaultMaxBytes,
+                             const SafetensorsMetadata& metadata = {{"format", "pt"}});
 
 }  // namespace zero::nn

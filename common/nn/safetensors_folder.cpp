@@ -56,7 +56,7 @@ WeightMap read_weight_map(const fs::path& index) {
     }
     const auto& name = file.get_ref<const std::string&>();
     // An index may not send the reader to other folders.
-    if (name.empty() || name == ".." || fs::path(name).filename() != name) {
+    if (name.empty() || name == "." || name == ".." || fs::path(name).filename() != name) {
       refuse(index, fmt::format("tensor {}: {} is not the name of a file in this folder",
                                 shown(tensor), shown(name)));
     }

@@ -98,7 +98,8 @@ TEST_F(SafetensorsFolders, ATensorThatIsTooLargeGetsAFileOfItsOwn) {
   save_safetensors_folder(folder_.path(),
                           {{"a", at::ones({5})}, {"large", at::ones({100})}, {"b", at::ones({5})}},
                           /*max_bytes=*/40);
-  EXPECT_EQ(SafetensorsFile(folder_ / "model-00001-of-00002.safetensors").names(), Listing{"large"});
+  EXPECT_EQ(SafetensorsFile(folder_ / "model-00001-of-00002.safetensors").names(),
+            Listing{"large"});
   EXPECT_EQ(SafetensorsFile(folder_ / "model-00002-of-00002.safetensors").names(),
             (Listing{"a", "b"}));
 }
@@ -107,7 +108,8 @@ TEST_F(SafetensorsFolders, TensorsAreStreamedInAnyOrder) {
   std::vector<SafetensorsSpec> specs;
   for (const auto& [name, tensor] : tensors_) specs.push_back({name, at::kFloat, {10}});
   SafetensorsFolderWriter writer(folder_ / "new/folder", specs, /*max_bytes=*/80);
-  for (auto it = tensors_.rbegin(); it != tensors_.rend(); ++it) writer.write(it->first, it->second);
+  for (auto it = tensors_.rbegin(); it != tensors_.rend(); ++it)
+    writer.write(it->first, it->second);
   writer.finish();
   expect_all_tensors(folder_ / "new/folder");
 }
@@ -135,8 +137,8 @@ TEST_F(SafetensorsFolders, AnUnfinishedSaveLeavesTheOldOne) {
                                    /*max_bytes=*/16);
     writer.write("x", at::ones({4}));
     EXPECT_EQ(lacking(error_of([&] { writer.finish(); }), {"1 of 1 tensors", "\"y\""}), "");
-    EXPECT_EQ(lacking(error_of([&] { writer.write("z", at::ones({4})); }), {"\"z\"", "among its 2"}),
-              "");
+    EXPECT_EQ(
+        lacking(error_of([&] { writer.write("z", at::ones({4})); }), {"\"z\"", "among its 2"}), "");
   }
   EXPECT_EQ(folder_.listing(), before);
   expect_all_tensors(folder_.path());
@@ -160,8 +162,8 @@ TEST_F(SafetensorsFolders, FoldersWithoutWeights) {
   const auto refusal = [&](const std::filesystem::path& path) {
     return error_of([&] { SafetensorsFolder weights(path); });
   };
-  EXPECT_EQ(lacking(refusal(folder_.path()), {folder_.path().string(), "model.safetensors", kIndex}),
-            "");
+  EXPECT_EQ(
+      lacking(refusal(folder_.path()), {folder_.path().string(), "model.safetensors", kIndex}), "");
   EXPECT_EQ(lacking(refusal(folder_ / "none"), {"none", "No such file"}), "");
 }
 
@@ -197,14 +199,16 @@ TEST_F(SafetensorsFolders, IndexesThatLie) {
   EXPECT_EQ(lacking_with_map(R"({"a":"three.safetensors"})",
                              {kIndex, "\"three.safetensors\"", "not in the folder"}),
             "");
-  EXPECT_EQ(lacking_with_map(R"({"a":"one.safetensors","b":"one.safetensors","d":"one.safetensors"})",
-                             {kIndex, "\"d\"", "one.safetensors", "but it is not"}),
+  EXPECT_EQ(
+      lacking_with_map(R"({"a":"one.safetensors","b":"one.safetensors","d":"one.safetensors"})",
+                       {kIndex, "\"d\"", "one.safetensors", "but it is not"}),
+      "");
+  EXPECT_EQ(lacking_with_map(R"({"a":"one.safetensors"})", {"one.safetensors", "\"b\"", kIndex}),
             "");
-  EXPECT_EQ(lacking_with_map(R"({"a":"one.safetensors"})", {"one.safetensors", "\"b\"", kIndex}), "");
-  EXPECT_EQ(lacking_with_map(
-                R"({"a":"one.safetensors","b":"one.safetensors","c":"two.safetensors"})",
-                {"two.safetensors", "\"b\"", "is also in", "one.safetensors"}),
-            "");
+  EXPECT_EQ(
+      lacking_with_map(R"({"a":"one.safetensors","b":"one.safetensors","c":"two.safetensors"})",
+                       {"two.safetensors", "\"b\"", "is also in", "one.safetensors"}),
+      "");
   for (const char* file : {"../one.safetensors", "/one.safetensors", "..", ".", "", "x/one"}) {
     EXPECT_EQ(lacking_with_map(std::string(R"({"a":")") + file + "\"}", {kIndex, "\"a\""}), "")
         << file;
@@ -217,10 +221,12 @@ TEST_F(SafetensorsFolders, ABrokenFileIsNamed) {
   EXPECT_EQ(lacking(error_of([&] { SafetensorsFolder weights(folder_.path()); }),
                     {"model-00002-of-00003.safetensors", "cut short"}),
             "");
-  EXPECT_EQ(lacking(error_of([&] { SafetensorsFolder(folder_ / "model-00003-of-00003.safetensors")
-                                       .read("layer.0"); }),
-                    {"model-00003-of-00003.safetensors", "\"layer.0\""}),
-            "");
+  EXPECT_EQ(
+      lacking(error_of([&] {
+                SafetensorsFolder(folder_ / "model-00003-of-00003.safetensors").read("layer.0");
+              }),
+              {"model-00003-of-00003.safetensors", "\"layer.0\""}),
+      "");
 }
 
 }  // namespace

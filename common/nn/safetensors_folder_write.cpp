@@ -80,7 +80,8 @@ void remove_other_weights(const fs::path& folder, const std::vector<std::string>
   std::vector<fs::path> others;
   for (const auto& entry : fs::directory_iterator(folder)) {
     const std::string name = entry.path().filename().string();
-    if (std::regex_match(name, weights) && std::find(kept.begin(), kept.end(), name) == kept.end()) {
+    if (std::regex_match(name, weights) &&
+        std::find(kept.begin(), kept.end(), name) == kept.end()) {
       others.push_back(entry.path());
     }
   }

@@ -7,7 +7,7 @@
 #include <array>
 #include <limits>
 #include <optional>
-#include <span>
+#include <tuple>
 #include <unordered_set>
 
 #include "zero/error.hpp"
@@ -35,9 +35,6 @@ constexpr std::array<NamedDtype, 10> kDtypes = {{{"F64", at::kDouble},
 
 // LibTorch's iterators take no tensor of more dimensions.
 constexpr std::size_t kMaxDimensions = 64;
-
-// A header is an object of objects that hold arrays.
-constexpr std::size_t kDeepestNesting = 3;
 
 std::string known_dtypes() {
   std::vector<std::string_view> names;
@@ -143,8 +140,10 @@ SafetensorsEntry read_entry(const std::string& name, const json& object, std::ui
     refuse("its data_offsets [{}, {}] run backwards", entry.begin, entry.end);
   }
   if (static_cast<std::uint64_t>(entry.end) > data_bytes) {
-    refuse("its data_offsets [{}, {}] end after the {} bytes of data that the file has; it was cut "
-           "short, or its header is wrong", entry.begin, entry.end, data_bytes);
+    refuse(
+        "its data_offsets [{}, {}] end after the {} bytes of data that the file has; it was cut "
+        "short, or its header is wrong",
+        entry.begin, entry.end, data_bytes);
   }
   if (entry.end - entry.begin != entry.bytes()) {
     refuse("its data_offsets [{}, {}] span {} bytes, but {} {} takes {}", entry.begin, entry.end,
@@ -178,8 +177,10 @@ void check_sequence(std::vector<SafetensorsEntry>& entries, std::uint64_t data_b
   std::int64_t end = 0;
   for (const SafetensorsEntry& entry : entries) {
     if (entry.begin != end) {
-      Refusal(path, entry.name)("begins at byte {} of the data, but the tensor before it ends at {}: "
-                                "tensors may neither overlap nor leave holes", entry.begin, end);
+      Refusal(path, entry.name)(
+          "begins at byte {} of the data, but the tensor before it ends at {}: "
+          "tensors may neither overlap nor leave holes",
+          entry.begin, end);
     }
     end = entry.end;
   }
@@ -198,48 +199,10 @@ std::string header_entry(const SafetensorsEntry& entry) {
 
 }  // namespace
 
-json parse_strictly(std::string_view text, const std::string& path) {
-  std::vector<std::unordered_set<std::string>> open;  // the keys of every open object or array
-  const auto check = [&](int, json::parse_event_t event, json& parsed) {
-    switch (event) {
-      case json::parse_event_t::object_start:
-      case json::parse_event_t::array_start:
-        if (open.size() == kDeepestNesting) {
-          throw Error(fmt::format("{}: its JSON is nested deeper than {} levels", path,
-                                  kDeepestNesting));
-        }
-        open.emplace_back();
-        break;
-      case json::parse_event_t::object_end:
-      case json::parse_event_t::array_end:
-        open.pop_back();
-        break;
-      case json::parse_event_t::key:
-        if (!open.back().insert(parsed.get<std::string>()).second) {
-          throw Error(fmt::format("{}: its JSON has the key {} twice in one object", path,
-                                  shown(parsed.get<std::string>())));
-        }
-        break;
-      case json::parse_event_t::value:
-        break;
-    }
-    return true;
-  };
-  try {
-    json result = json::parse(text, check);
-    if (!result.is_object()) throw Error(fmt::format("{}: its JSON is not an object", path));
-    return result;
-  } catch (const json::parse_error& error) {
-    throw Error(fmt::format("{}: its JSON is broken at byte {}", path, error.byte));
-  } catch (const json::exception&) {
-    throw Error(fmt::format("{}: its JSON holds a number that is too large", path));
-  }
-}
-
 Header parse_header(std::string_view text, std::uint64_t data_bytes, const std::string& path) {
   if (text.empty() || text.front() != '{') {
-    throw Error(fmt::format("{}: its header does not begin with '{{': this is not a safetensors file",
-                            path));
+    throw Error(fmt::format(
+        "{}: its header does not begin with '{{': this is not a safetensors file", path));
   }
   const json object = parse_strictly(text, path);
   Header header;

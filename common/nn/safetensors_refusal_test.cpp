@@ -58,7 +58,8 @@ TEST(SafetensorsRefusal, WhatIsNotAFile) {
 TEST(SafetensorsRefusal, FilesThatAreTooShort) {
   EXPECT_EQ(lacking_in_refusal("", {"is empty"}), "");
   EXPECT_EQ(lacking_in_refusal("1234567", {"has 7 bytes", "8 bytes of length"}), "");
-  const std::string whole = hand_made("{\"w\":" + entry("\"F32\"", "[2]", "[0,8]") + "}", "12345678");
+  const std::string whole =
+      hand_made("{\"w\":" + entry("\"F32\"", "[2]", "[0,8]") + "}", "12345678");
   for (std::size_t size = 1; size < whole.size(); ++size) {
     const TestFolder folder;
     const auto path = folder.write("cut.safetensors", whole.substr(0, size));
@@ -80,11 +81,12 @@ TEST(SafetensorsRefusal, HeadersOfAnAbsurdLength) {
 }
 
 TEST(SafetensorsRefusal, OtherKindsOfFiles) {
-  EXPECT_EQ(lacking_in_refusal("version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 9\n",
-                               {"Git LFS pointer", "git lfs pull"}),
-            "");
-  EXPECT_EQ(lacking_in_refusal("PK\x03\x04 the beginning of an archive", {"not a safetensors file"}),
-            "");
+  EXPECT_EQ(
+      lacking_in_refusal("version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 9\n",
+                         {"Git LFS pointer", "git lfs pull"}),
+      "");
+  EXPECT_EQ(
+      lacking_in_refusal("PK\x03\x04 the beginning of an archive", {"not a safetensors file"}), "");
 }
 
 TEST(SafetensorsRefusal, HeadersThatAreNotJson) {
@@ -100,9 +102,9 @@ TEST(SafetensorsRefusal, HeadersThatAreNotJson) {
 
 TEST(SafetensorsRefusal, KeysThatComeTwice) {
   const std::string tensor = entry("\"F32\"", "[1]", "[0,4]");
-  EXPECT_EQ(lacking_with_header("{\"w\":" + tensor + ",\"w\":" + tensor + "}",
-                                {"the key \"w\" twice"}),
-            "");
+  EXPECT_EQ(
+      lacking_with_header("{\"w\":" + tensor + ",\"w\":" + tensor + "}", {"the key \"w\" twice"}),
+      "");
   // The same name, written in two ways.
   EXPECT_EQ(lacking_with_header("{\"w\":" + tensor + ",\"\\u0077\":" + tensor + "}",
                                 {"the key \"w\" twice"}),
@@ -114,15 +116,18 @@ TEST(SafetensorsRefusal, KeysThatComeTwice) {
 }
 
 TEST(SafetensorsRefusal, Metadata) {
-  EXPECT_EQ(lacking_with_header("{\"__metadata__\":[]}", {"__metadata__", "not a JSON object"}), "");
+  EXPECT_EQ(lacking_with_header("{\"__metadata__\":[]}", {"__metadata__", "not a JSON object"}),
+            "");
   EXPECT_EQ(lacking_with_header("{\"__metadata__\":{\"epoch\":3}}", {"\"epoch\"", "is not a text"}),
             "");
-  EXPECT_EQ(lacking_with_header("{\"__metadata__\":{\"a\":\"b\",\"a\":\"c\"}}", {"\"a\" twice"}), "");
+  EXPECT_EQ(lacking_with_header("{\"__metadata__\":{\"a\":\"b\",\"a\":\"c\"}}", {"\"a\" twice"}),
+            "");
 }
 
 TEST(SafetensorsRefusal, EntriesThatAreIncomplete) {
   EXPECT_EQ(lacking_with_entry("3", {"has no \"dtype\""}), "");
-  EXPECT_EQ(lacking_with_entry("{\"dtype\":\"F32\",\"shape\":[2]}", {"has no \"data_offsets\""}), "");
+  EXPECT_EQ(lacking_with_entry("{\"dtype\":\"F32\",\"shape\":[2]}", {"has no \"data_offsets\""}),
+            "");
   EXPECT_EQ(lacking_with_entry("{\"dtype\":\"F32\",\"data_offsets\":[0,8]}", {"has no \"shape\""}),
             "");
   EXPECT_EQ(lacking_with_entry("{\"shape\":[2],\"data_offsets\":[0,8]}", {"has no \"dtype\""}), "");
@@ -151,7 +156,8 @@ TEST(SafetensorsRefusal, Shapes) {
   // Products that wrap around to 8 bytes, to 0, and that only a dimension of 0 hides.
   EXPECT_EQ(lacking_with_entry(entry("\"F32\"", "[4611686018427387906,1]", "[0,8]"), {"63 bits"}),
             "");
-  EXPECT_EQ(lacking_with_entry(entry("\"U8\"", "[4294967296,4294967296]", "[0,0]"), {"63 bits"}), "");
+  EXPECT_EQ(lacking_with_entry(entry("\"U8\"", "[4294967296,4294967296]", "[0,0]"), {"63 bits"}),
+            "");
   EXPECT_EQ(lacking_with_entry(entry("\"U8\"", "[0,4294967296,4294967296]", "[0,0]"), {"63 bits"}),
             "");
   std::string ones = "[2";
@@ -178,7 +184,8 @@ TEST(SafetensorsRefusal, Offsets) {
 
 TEST(SafetensorsRefusal, TensorsThatOverlapOrLeaveHoles) {
   const auto pair = [](const std::string& first, const std::string& second) {
-    return "{\"a\":" + entry("\"U8\"", "[4]", first) + ",\"b\":" + entry("\"U8\"", "[4]", second) + "}";
+    return "{\"a\":" + entry("\"U8\"", "[4]", first) + ",\"b\":" + entry("\"U8\"", "[4]", second) +
+           "}";
   };
   EXPECT_EQ(lacking_with_header(pair("[0,4]", "[2,6]"), {"\"b\"", "at byte 2", "ends at 4"}), "");
   EXPECT_EQ(lacking_with_header(pair("[0,4]", "[0,4]"), {"\"b\"", "at byte 0", "overlap"}), "");
@@ -206,9 +213,9 @@ TEST(SafetensorsRefusal, ABoolOfTwo) {
   const std::string header = "{\"mask\":" + entry("\"BOOL\"", "[2]", "[0,2]") + "}";
   const auto path = folder.write("bool.safetensors", hand_made(header, "\x01\x02"));
   const SafetensorsFile file(path);
-  EXPECT_EQ(lacking(error_of([&] { file.read("mask"); }),
-                    {path.string(), "\"mask\"", "neither 0 nor 1"}),
-            "");
+  EXPECT_EQ(
+      lacking(error_of([&] { file.read("mask"); }), {path.string(), "\"mask\"", "neither 0 nor 1"}),
+      "");
 }
 
 }  // namespace

@@ -25,10 +25,9 @@ namespace safetensors {
 
 std::string shown(std::string_view name) {
   constexpr std::size_t kLongest = 200;
-  const std::string text =
-      nlohmann::json(name.substr(0, kLongest))
-          .dump(/*indent=*/-1, ' ', /*ensure_ascii=*/true,
-                nlohmann::json::error_handler_t::replace);
+  const std::string text = nlohmann::json(name.substr(0, kLongest))
+                               .dump(/*indent=*/-1, ' ', /*ensure_ascii=*/true,
+                                     nlohmann::json::error_handler_t::replace);
   return name.size() > kLongest ? text + "..." : text;
 }
 
@@ -69,9 +68,10 @@ void check_tensor(const at::Tensor& tensor, const SafetensorsSpec& spec, const s
                        shape_text(spec.shape)));
   }
   if (!convertible(tensor.scalar_type(), spec.dtype)) {
-    refuse(fmt::format("is {}, but the file's is {}: only Double, Float, Half and BFloat16 are "
-                       "converted",
-                       c10::toString(tensor.scalar_type()), c10::toString(spec.dtype)));
+    refuse(
+        fmt::format("is {}, but the file's is {}: only Double, Float, Half and BFloat16 are "
+                    "converted",
+                    c10::toString(tensor.scalar_type()), c10::toString(spec.dtype)));
   }
   const std::size_t needed =
       at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.element_size(),
@@ -83,8 +83,8 @@ void check_tensor(const at::Tensor& tensor, const SafetensorsSpec& spec, const s
 
 std::string unknown_tensor(const std::string& name, const std::vector<std::string>& known,
                            const std::string& path) {
-  std::string message = fmt::format("{}: there is no tensor {} among its {}", path, shown(name),
-                                    known.size());
+  std::string message =
+      fmt::format("{}: there is no tensor {} among its {}", path, shown(name), known.size());
   if (const auto nearest = report::nearest_name(name, known)) {
     message += fmt::format("; did you mean {}?", shown(*nearest));
   }

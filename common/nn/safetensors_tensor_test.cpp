@@ -82,7 +82,8 @@ TEST_F(SafetensorsTensor, ReadIntoRefusesWhatDoesNotFit) {
   const std::string path = path_.string();
   EXPECT_EQ(lacking(error("w", at::empty({5, 6})), {path, "\"w\"", "[5, 6]", "[6, 5]"}), "");
   EXPECT_EQ(lacking(error("w", at::empty({30})), {path, "\"w\"", "[30]", "[6, 5]"}), "");
-  EXPECT_EQ(lacking(error("w", at::empty({6, 5}, at::kLong)), {path, "\"w\"", "Long", "Float"}), "");
+  EXPECT_EQ(lacking(error("w", at::empty({6, 5}, at::kLong)), {path, "\"w\"", "Long", "Float"}),
+            "");
   EXPECT_EQ(lacking(error("ids", at::empty({4})), {path, "\"ids\"", "Float", "Long"}), "");
   EXPECT_EQ(lacking(error("ids", at::empty({4}, at::kInt)), {path, "\"ids\"", "Int", "Long"}), "");
   EXPECT_EQ(lacking(error("w", at::Tensor()), {path, "\"w\"", "dense tensor"}), "");
@@ -105,7 +106,8 @@ TEST_F(SafetensorsTensor, UnknownNamesAreRefused) {
 TEST_F(SafetensorsTensor, ATensorWithoutStorageIsNeitherReadIntoNorWritten) {
   const at::Tensor released = at::zeros({6, 5});
   memory::release_storage(released);
-  EXPECT_EQ(lacking(error_of([&] { open().read_into("w", released); }), {"\"w\"", "no storage"}), "");
+  EXPECT_EQ(lacking(error_of([&] { open().read_into("w", released); }), {"\"w\"", "no storage"}),
+            "");
   SafetensorsWriter writer(folder_ / "y.safetensors", {{"w", at::kFloat, {6, 5}}}, {});
   EXPECT_EQ(lacking(error_of([&] { writer.write("w", released); }), {"\"w\"", "no storage"}), "");
   // The writer goes on once the tensor is gathered.
@@ -128,9 +130,11 @@ std::int64_t most_allocated(Action&& action) {
 TEST_F(SafetensorsTensor, ScratchStaysWithinItsBound) {
   const at::Tensor values = at::randn({4000, 1001});  // 15 MiB
   const at::Tensor out = at::zeros({4000, 1001}, at::kBFloat16);
-  SafetensorsWriter writer(path_, {{"same", at::kFloat, {4000, 1001}},
-                                   {"wider", at::kDouble, {4000, 1001}},
-                                   {"turned", at::kFloat, {1001, 4000}}}, {});
+  SafetensorsWriter writer(path_,
+                           {{"same", at::kFloat, {4000, 1001}},
+                            {"wider", at::kDouble, {4000, 1001}},
+                            {"turned", at::kFloat, {1001, 4000}}},
+                           {});
   EXPECT_EQ(most_allocated([&] { writer.write("same", values); }), 0);
   EXPECT_LE(most_allocated([&] { writer.write("wider", values); }), kSafetensorsScratchBytes);
   EXPECT_LE(most_allocated([&] { writer.write("turned", values.t()); }), kSafetensorsScratchBytes);

@@ -1,6 +1,8 @@
 // Reading and writing single files: what goes in comes out.
-#include <ATen/ops/cat.h>
+#include "zero/nn/safetensors.hpp"
+
 #include <ATen/ops/as_strided.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/isnan.h>
@@ -12,7 +14,6 @@
 
 #include <limits>
 
-#include "zero/nn/safetensors.hpp"
 #include "zero/nn/safetensors_test_files.hpp"
 
 namespace zero::nn {
@@ -31,11 +32,24 @@ constexpr std::int64_t kManyPieces = 2 * kSafetensorsScratchBytes + 13;
 // Ordinary values and every border of the float formats, NaN left out.
 at::Tensor difficult_values(at::ScalarType dtype) {
   using limits = std::numeric_limits<float>;
-  const std::vector<double> borders = {0.0,   -0.0,     limits::infinity(), -limits::infinity(),
-                                       65504, 65519.99, 65520,              6e-8,
-                                       3e-8,  1e-40,    1e-300,             1e300,
-                                       limits::max(),   3.39e38,            1.00390625,
-                                       1.01171875,      1.0009765625,       1.0029296875};
+  const std::vector<double> borders = {0.0,
+                                       -0.0,
+                                       limits::infinity(),
+                                       -limits::infinity(),
+                                       65504,
+                                       65519.99,
+                                       65520,
+                                       6e-8,
+                                       3e-8,
+                                       1e-40,
+                                       1e-300,
+                                       1e300,
+                                       limits::max(),
+                                       3.39e38,
+                                       1.00390625,
+                                       1.01171875,
+                                       1.0009765625,
+                                       1.0029296875};
   const at::Tensor ordinary = at::randn({400'001}, at::kDouble) * 3;
   return at::cat({ordinary, at::tensor(borders, at::kDouble), ordinary * 1e-5}).to(dtype);
 }
@@ -77,13 +91,13 @@ TEST(Safetensors, LargeTensorsComeBackBitForBit) {
 // Written by hand from the description of the format: reader and writer could share an error.
 TEST(Safetensors, ReadsAFileMadeByHand) {
   const TestFolder folder;
-  const std::string header =
-      R"({"b":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},)"
-      R"("__metadata__":{"format":"pt","by":"hand"},)"
-      R"("a":{"dtype":"F32","shape":[2,1],"data_offsets":[3,11]},)"
-      R"("half":{"dtype":"BF16","shape":[],"data_offsets":[11,13]}} )";
+  const std::string header = R"({"b":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},)"
+                             R"("__metadata__":{"format":"pt","by":"hand"},)"
+                             R"("a":{"dtype":"F32","shape":[2,1],"data_offsets":[3,11]},)"
+                             R"("half":{"dtype":"BF16","shape":[],"data_offsets":[11,13]}} )";
   using namespace std::string_literals;
-  const std::string data = "\x01\x02\xff"s + "\x00\x00\x80\x3f"s + "\x00\x00\x20\xc1"s + "\x40\xc0"s;
+  const std::string data =
+      "\x01\x02\xff"s + "\x00\x00\x80\x3f"s + "\x00\x00\x20\xc1"s + "\x40\xc0"s;
   const SafetensorsFile file(folder.write("hand.safetensors", hand_made(header, data)));
 
   EXPECT_EQ(file.names(), (std::vector<std::string>{"b", "a", "half"}));
@@ -101,10 +115,9 @@ TEST(Safetensors, WritesTheBytesOfTheDescription) {
                    {{"flags", at::ones({3}, at::kBool)}, {"w", at::full({1, 2}, 1.0F)}},
                    {{"format", "pt"}});
   // 4-byte elements first, so that they are aligned; spaces up to a multiple of 8.
-  std::string header =
-      R"({"__metadata__":{"format":"pt"},)"
-      R"("w":{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]},)"
-      R"("flags":{"dtype":"BOOL","shape":[3],"data_offsets":[8,11]}})";
+  std::string header = R"({"__metadata__":{"format":"pt"},)"
+                       R"("w":{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]},)"
+                       R"("flags":{"dtype":"BOOL","shape":[3],"data_offsets":[8,11]}})";
   while (header.size() % 8 != 0) header += ' ';
   using namespace std::string_literals;
   const std::string data = "\x00\x00\x80\x3f\x00\x00\x80\x3f"s + "\x01\x01\x01"s;
@@ -191,9 +204,9 @@ TEST(Safetensors, StridedTensorsAreReadAndWrittenInRowMajorOrder) {
   const TestFolder folder;
   const at::Tensor wide = at::randn({1200, 1001});
   const std::vector<at::Tensor> views = {
-      wide.t(),                                  // more than one piece, rows that fit one
-      wide.slice(1, 1, 1001, 3),                 // gaps
-      wide.view({2, 600 * 1001}).t(),            // two long columns
+      wide.t(),                                        // more than one piece, rows that fit one
+      wide.slice(1, 1, 1001, 3),                       // gaps
+      wide.view({2, 600 * 1001}).t(),                  // two long columns
       wide.view({2, 600 * 1001}).t().t().slice(1, 5),  // rows longer than a piece, not contiguous
       at::randn({3, 5, 4}).permute({2, 0, 1}),
   };

@@ -49,12 +49,12 @@ void SafetensorsWriter::write(const std::string& name, const at::Tensor& tensor)
   const std::int64_t limit = kSafetensorsScratchBytes / width;
   at::Tensor scratch;
   safetensors::for_each_piece(
-      tensor.variable_data(), limit, /*first=*/0,
-      [&](const at::Tensor& piece, std::int64_t first) {
+      tensor.variable_data(), limit, /*first=*/0, [&](const at::Tensor& piece, std::int64_t first) {
         at::Tensor bytes = piece;
         if (!piece.is_cpu() || piece.scalar_type() != entry.dtype || !piece.is_contiguous()) {
           if (!scratch.defined()) {
-            scratch = at::empty({std::min(limit, entry.elements())}, at::TensorOptions(entry.dtype));
+            scratch =
+                at::empty({std::min(limit, entry.elements())}, at::TensorOptions(entry.dtype));
           }
           bytes = scratch.narrow(0, 0, piece.numel()).view(piece.sizes());
           bytes.copy_(piece);

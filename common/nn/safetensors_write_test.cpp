@@ -60,7 +60,8 @@ class FullDisk {
 };
 
 TEST_F(SafetensorsWrite, TensorsComeInAnyOrder) {
-  SafetensorsWriter file = writer({{"a", at::kFloat, {2}}, {"b", at::kFloat, {3}}, {"c", at::kLong, {}}});
+  SafetensorsWriter file =
+      writer({{"a", at::kFloat, {2}}, {"b", at::kFloat, {3}}, {"c", at::kLong, {}}});
   file.write("b", at::full({3}, 2.0F));
   file.write("c", at::full({}, 7, at::kLong));
   file.write("a", at::full({2}, 1.0F));
@@ -96,9 +97,11 @@ TEST_F(SafetensorsWrite, SpecsThatAreRefused) {
   EXPECT_EQ(lacking(refusal({{"w", at::kFloat, {1}}, {"w", at::kFloat, {1}}}),
                     {path, "\"w\"", "given twice"}),
             "");
-  EXPECT_EQ(lacking(refusal({{"__metadata__", at::kFloat, {1}}}), {path, "taken by the format"}), "");
-  EXPECT_EQ(lacking(refusal({{"z", at::kComplexFloat, {1}}}), {path, "\"z\"", "ComplexFloat", "BF16"}),
+  EXPECT_EQ(lacking(refusal({{"__metadata__", at::kFloat, {1}}}), {path, "taken by the format"}),
             "");
+  EXPECT_EQ(
+      lacking(refusal({{"z", at::kComplexFloat, {1}}}), {path, "\"z\"", "ComplexFloat", "BF16"}),
+      "");
   EXPECT_EQ(lacking(refusal({{"w", at::kFloat, {2, -1}}}), {path, "\"w\"", "dimension of -1"}), "");
   constexpr std::int64_t kHuge = std::int64_t{1} << 61;
   EXPECT_EQ(lacking(refusal({{"w", at::kFloat, {kHuge}}}), {path, "\"w\"", "63 bits"}), "");
@@ -107,8 +110,11 @@ TEST_F(SafetensorsWrite, SpecsThatAreRefused) {
             "");
   EXPECT_EQ(lacking(refusal({{"\xff", at::kFloat, {1}}}), {path, "UTF-8"}), "");
   EXPECT_EQ(lacking(refusal({}, {{"note", "\xff"}}), {path, "UTF-8"}), "");
-  EXPECT_EQ(lacking(refusal({}, {{"note", std::string(100'000'001, 'x')}}), {path, "100000000"}), "");
-  EXPECT_EQ(lacking(error_of([&] { save_safetensors(path_, {{"w", at::Tensor()}}); }),
+  EXPECT_EQ(lacking(refusal({}, {{"note", std::string(100'000'001, 'x')}}), {path, "100000000"}),
+            "");
+  EXPECT_EQ(lacking(error_of([&] {
+                      save_safetensors(path_, {{"w", at::Tensor()}});
+                    }),
                     {path, "\"w\"", "not defined"}),
             "");
   EXPECT_EQ(folder_.listing(), Listing{});
@@ -199,25 +205,26 @@ TEST_F(SafetensorsWrite, PlacesThatCannotBeWritten) {
 // Runs `action` as a user for whom permissions count: root may write anywhere.
 void without_root(const std::function<void()>& action) {
   constexpr uid_t kNobody = 65534;
-  const bool is_root = ::geteuid() == 0;
-  if (is_root) ASSERT_EQ(::seteuid(kNobody), 0);
+  const uid_t user = ::geteuid();
+  ASSERT_TRUE(user != 0 || ::seteuid(kNobody) == 0);
   action();
-  if (is_root) ASSERT_EQ(::seteuid(0), 0);
+  ASSERT_EQ(::seteuid(user), 0);
 }
 
 TEST_F(SafetensorsWrite, AFolderThatMayNotBeWritten) {
-  using std::filesystem::perms;
+  const auto locked = static_cast<std::filesystem::perms>(0555);
   std::filesystem::create_directory(folder_ / "locked");
-  std::filesystem::permissions(folder_.path(), perms::owner_all | perms::others_exec);
-  std::filesystem::permissions(folder_ / "locked", perms::owner_read | perms::owner_exec |
-                                                       perms::others_read | perms::others_exec);
+  std::filesystem::permissions(folder_.path(), static_cast<std::filesystem::perms>(0755));
+  std::filesystem::permissions(folder_ / "locked", locked);
   std::string file_error;
   std::string folder_error;
   without_root([&] {
-    file_error =
-        error_of([&] { save_safetensors(folder_ / "locked/x.safetensors", {{"w", at::ones({2})}}); });
-    folder_error =
-        error_of([&] { save_safetensors_folder(folder_ / "locked", {{"w", at::ones({2})}}); });
+    file_error = error_of([&] {
+      save_safetensors(folder_ / "locked/x.safetensors", {{"w", at::ones({2})}});
+    });
+    folder_error = error_of([&] {
+      save_safetensors_folder(folder_ / "locked", {{"w", at::ones({2})}});
+    });
   });
   EXPECT_EQ(lacking(file_error, {"locked/x.safetensors", "Permission denied"}), "");
   EXPECT_EQ(lacking(folder_error, {"locked/model.safetensors", "Permission denied"}), "");
