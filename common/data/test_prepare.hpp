@@ -12,8 +12,8 @@
 /// What the tests of prepare.py share; nothing else includes this.
 namespace zero::data::testing {
 
-/// A tokenizer.json of whole words, small enough to see what each text must become. Id 9 is a gap,
-/// so the vocabulary is 11 with 10 tokens; it asks for padding and truncation of its own, which
+/// A tokenizer.json of whole words, small enough to see what each text must become. The last of its
+/// 11 ids belongs to an added token. It asks for padding and truncation of its own, which
 /// prepare.py must not obey.
 inline constexpr const char* kTokenizer = R"({
   "version": "1.0",
@@ -26,6 +26,8 @@ inline constexpr const char* kTokenizer = R"({
     {"id": 1, "content": "[PAD]", "single_word": false, "lstrip": false, "rstrip": false,
      "normalized": false, "special": true},
     {"id": 2, "content": "[CLS]", "single_word": false, "lstrip": false, "rstrip": false,
+     "normalized": false, "special": true},
+    {"id": 10, "content": "[SEP]", "single_word": false, "lstrip": false, "rstrip": false,
      "normalized": false, "special": true}],
   "normalizer": null,
   "pre_tokenizer": {"type": "WhitespaceSplit"},
@@ -36,7 +38,7 @@ inline constexpr const char* kTokenizer = R"({
   "decoder": null,
   "model": {"type": "WordLevel", "unk_token": "[UNK]",
     "vocab": {"[UNK]": 0, "[PAD]": 1, "[CLS]": 2, "good": 3, "bad": 4, "soup": 5, "and": 6,
-              "bread": 7, "very": 8, "tea": 10}}
+              "bread": 7, "very": 8, "tea": 9}}
 })";
 
 inline constexpr const char* kReviewsCsv =
