@@ -13,8 +13,10 @@
 /// MiB is 2^20 bytes. V is the bytes of one copy of the parameters. Seconds are wall-clock.
 namespace zero::report {
 
-/// A measured total may differ from its formula by this fraction.
+/// Measured model states (the total less "other") may differ from their formula by this fraction.
 inline constexpr double kFormulaTolerance = 0.001;
+/// At most this much may be alive at rest that is no model state.
+inline constexpr double kLargestOtherMib = 1.0;
 
 /// Bytes as MiB, exactly for every size below 2^53.
 constexpr double mib(std::int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
@@ -129,8 +131,8 @@ std::optional<bool> identical_to_ddp(const LadderReport& report, const ModeRow& 
 
 /// Everything that makes the run a failure, one sentence each that begins with the mode; empty if
 /// all is well. Looked at: every rank reported; weights are the same on all ranks and as DDP's, and
-/// that means something (see ModeRow); every total, the mean and by rank, is within
-/// kFormulaTolerance of its formula; losses are finite.
+/// that means something (see ModeRow); model states, the mean and by rank, are within
+/// kFormulaTolerance of their formula and the rest is below kLargestOtherMib; losses are finite.
 std::vector<std::string> verdict(const LadderReport& report);
 
 /// What is resident, in MiB: parameters, gradients, optimizer and total (mean and maximum over

@@ -1,0 +1,104 @@
+// Every strategy and variant against chapter 00, to the last bit: gradients before the step, weights
+// and moments after it. A new chapter is tested here without this file being touched.
+
+#include "parity.hpp"
+
+#include <fmt/format.h>
+
+#include <set>
+
+#include "harness.hpp"
+
+namespace zero::testing {
+namespace {
+
+std::vector<std::string> modes() {
+  train::Registry registry;
+  train::register_all_chapters(registry);
+  return registry.modes();
+}
+
+// All modes on one set of forked ranks, each compared with plain DDP under the same options.
+void expect_all_modes_identical(int world_size, const RunOptions& options) {
+  on_ranks(world_size, [&](dist::Communicator& communicator) {
+    const RunRecord reference = run_trap_model(communicator, "ddp", options);
+    for (const std::string& mode : modes()) {
+      expect_identical(run_trap_model(communicator, mode, options), reference, mode);
+    }
+  });
+}
+
+class Parity : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, Parity, ::testing::Values(1, 2, 3, 4, 8),
+                         [](const auto& info) { return fmt::format("N{}", info.param); });
+
+TEST_P(Parity, AdamW) { expect_all_modes_identical(GetParam(), {}); }
+
+TEST_P(Parity, Sgd) { expect_all_modes_identical(GetParam(), {.optimizer = "sgd"}); }
+
+TEST_P(Parity, ClippedGradients) {
+  expect_all_modes_identical(GetParam(), {.steps = 3, .clip_norm = 0.05});
+}
+
+TEST_P(Parity, AccumulatedLocally) {
+  expect_all_modes_identical(GetParam(), {.steps = 2, .micro_batches = 3});
+}
+
+TEST_P(Parity, AccumulatedAfterReducingEach) {
+  expect_all_modes_identical(GetParam(), {.steps = 2,
+                                          .micro_batches = 3,
+                                          .accumulation = train::Accumulation::kReduceEach});
+}
+
+class ParityFewRanks : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, ParityFewRanks, ::testing::Values(2, 3),
+                         [](const auto& info) { return fmt::format("N{}", info.param); });
+
+TEST_P(ParityFewRanks, OwnershipByCount) {
+  expect_all_modes_identical(GetParam(), {.ownership = train::Ownership::kByCount});
+}
+
+TEST_P(ParityFewRanks, OwnershipByOffset) {
+  expect_all_modes_identical(GetParam(), {.ownership = train::Ownership::kByOffset});
+}
+
+TEST_P(ParityFewRanks, LibTorchsAdam) {
+  expect_all_modes_identical(GetParam(), {.optimizer = "torch_adam"});
+}
+
+TEST_P(ParityFewRanks, LibTorchsSgd) {
+  expect_all_modes_identical(GetParam(), {.optimizer = "torch_sgd"});
+}
+
+TEST_P(ParityFewRanks, RanksThatStartFromDifferentValues) {
+  const RunOptions different{.same_seed = false};
+  on_ranks(GetParam(), [&](dist::Communicator& communicator) {
+    const RunRecord reference = run_trap_model(communicator, "ddp", {});
+    for (const std::string& mode : modes()) {
+      expect_identical(run_trap_model(communicator, mode, different), reference, mode);
+    }
+  });
+}
+
+// What makes the comparisons above mean something.
+TEST(ParityPremises, RanksDifferWeightsChangeAndUnusedOnesStay) {
+  on_ranks(3, [](dist::Communicator& communicator) {
+    const RunRecord first = run_trap_model(communicator, "ddp", {.steps = 1});
+    const RunRecord later = run_trap_model(communicator, "ddp", {.steps = 4});
+    std::set<std::string> unchanged;
+    for (const auto& [name, tensor] : later.tensors) {
+      if (!name.starts_with("weight")) continue;
+      for (const auto& [other_name, other] : first.tensors) {
+        if (name == other_name && at::equal(tensor, other)) unchanged.insert(name);
+      }
+    }
+    EXPECT_EQ(unchanged, (std::set<std::string>{"weight never", "weight frozen.weight"}));
+    std::set<std::string> with_moments;
+    for (const auto& [name, tensor] : later.moments) with_moments.insert(name);
+    EXPECT_FALSE(with_moments.contains("exp_avg never"));
+    EXPECT_TRUE(with_moments.contains("exp_avg sometimes"));
+  });
+}
+
+}  // namespace
+}  // namespace zero::testing
