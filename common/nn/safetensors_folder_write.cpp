@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
-#include <regex>
 #include <system_error>
 
 #include "zero/error.hpp"
@@ -74,14 +73,19 @@ void remove_file(const fs::path& path) {
   }
 }
 
+// Whether a save of weights may have given this name to a file.
+bool is_weights(std::string name) {
+  std::replace_if(
+      name.begin(), name.end(), [](char c) { return c >= '0' && c <= '9'; }, '0');
+  return name == kSingleFile || name == "model-00000-of-00000.safetensors";
+}
+
 // Removes the weights in `folder` that are not among `kept`.
 void remove_other_weights(const fs::path& folder, const std::vector<std::string>& kept) {
-  static const std::regex weights(R"(model(-\d{5,}-of-\d{5,})?\.safetensors)");
   std::vector<fs::path> others;
   for (const auto& entry : fs::directory_iterator(folder)) {
     const std::string name = entry.path().filename().string();
-    if (std::regex_match(name, weights) &&
-        std::find(kept.begin(), kept.end(), name) == kept.end()) {
+    if (is_weights(name) && std::find(kept.begin(), kept.end(), name) == kept.end()) {
       others.push_back(entry.path());
     }
   }
