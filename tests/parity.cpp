@@ -131,7 +131,7 @@ void expect_identical(const RunRecord& record, const RunRecord& reference, const
   };
   for (const auto& [name, tensor] : record.tensors) compare(name, tensor);
   for (const auto& [name, tensor] : record.moments) compare(name, tensor);
-  EXPECT_EQ(weights, 11U) << what;
+  EXPECT_EQ(weights, 10U) << what;
   EXPECT_EQ(record.losses, reference.losses) << what;
   EXPECT_EQ(record.norms, reference.norms) << what;
 }
