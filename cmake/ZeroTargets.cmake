@@ -73,9 +73,9 @@ function(zero_add_chapter chapter)
   set_property(GLOBAL APPEND PROPERTY ZERO_CHAPTERS ${chapter})
 endfunction()
 
-# zero_write_chapter_list(<file>): writes a source file that registers the strategies of every
+# zero_write_chapter_list(<file> <function>): writes a source file whose function registers the strategies of every
 # chapter, so that the ladder, the tests and the benchmarks take a new chapter without being edited.
-function(zero_write_chapter_list file)
+function(zero_write_chapter_list file function)
   get_property(chapters GLOBAL PROPERTY ZERO_CHAPTERS)
   set(declarations "")
   set(calls "")
@@ -91,7 +91,7 @@ function(zero_write_chapter_list file)
 namespace zero {
 ${declarations}
 namespace train {
-void register_all_chapters(Registry& registry) {
+void ${function}(Registry& registry) {
 ${calls}}
 }  // namespace train
 }  // namespace zero

@@ -1,0 +1,71 @@
+// mutant                lists the mutants
+// mutant NAME [flags]   runs the parity and residency tests on one, at 2 and 3 ranks, and says whether
+//                       they noticed: exit code 0 if the test that must kill it failed
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <zero/memory/accounting.hpp>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "mutants.hpp"
+
+namespace {
+
+using zero::testing::Mutant;
+
+bool killer_failed(const Mutant& mutant) {
+  const auto& unit_test = *::testing::UnitTest::GetInstance();
+  for (int s = 0; s < unit_test.total_test_suite_count(); ++s) {
+    const auto& suite = *unit_test.GetTestSuite(s);
+    for (int t = 0; t < suite.total_test_count(); ++t) {
+      const auto& info = *suite.GetTestInfo(t);
+      const std::string name = fmt::format("{}.{}", suite.name(), info.name());
+      if (!info.should_run() || name.find(mutant.killed_by) == std::string::npos) continue;
+      const auto& result = *info.result();
+      for (int p = 0; p < result.total_part_count(); ++p) {
+        // A rank that crashed, threw or was killed does not count: an assertion must have noticed.
+        const std::string text = result.GetTestPartResult(p).message();
+        if (text.find("Failure\n") != std::string::npos &&
+            text.find("ended by signal") == std::string::npos &&
+            text.find("was killed") == std::string::npos) {
+          return true;
+        }
+      }
+    }
+  }
+  return false;
+}
+
+int list() {
+  for (const Mutant& m : zero::testing::mutants()) {
+    fmt::print("{:22} {} (killed by {})\n", m.name, m.breaks, m.killed_by);
+  }
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc < 2) return list();
+  const std::string name = argv[1];
+  const auto& all = zero::testing::mutants();
+  const auto found =
+      std::find_if(all.begin(), all.end(), [&](const Mutant& m) { return m.name == name; });
+  if (found == all.end()) {
+    fmt::print(stderr, "no mutant is called '{}':\n", name);
+    list();
+    return 2;
+  }
+  zero::memory::install();
+  zero::testing::choose_mutant(name);
+  ::testing::GTEST_FLAG(filter) = fmt::format("*{}/N2:*{}/N3", found->killed_by, found->killed_by);
+  ::testing::InitGoogleTest(&argc, argv);
+  if (RUN_ALL_TESTS() != 0 && killer_failed(*found)) {
+    fmt::print("\nmutant {} ({}): killed by {}\n", name, found->breaks, found->killed_by);
+    return 0;
+  }
+  fmt::print("\nmutant {} ({}): SURVIVED; {} did not notice\n", name, found->breaks, found->killed_by);
+  return 1;
+}

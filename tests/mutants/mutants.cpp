@@ -1,0 +1,223 @@
+// Wrong implementations. Each takes the place of a real strategy under its own name, so that the
+// unmodified tests run on it; one of them must fail by an assertion.
+
+#include "mutants.hpp"
+
+#include <ATen/ops/zeros_like.h>
+#include <zero/memory/accounting.hpp>
+#include <zero/memory/storage.hpp>
+#include <zero/optim/norm.hpp>
+#include <zero/train/registry.hpp>
+
+#include <cmath>
+#include <functional>
+
+#include "zero1_sharding.hpp"
+#include "zero2_sharding.hpp"
+#include "zero3_sharding.hpp"
+
+namespace zero {
+namespace testing {
+namespace {
+
+using train::StrategyArguments;
+
+// The average that forgot to divide.
+class SumForMean final : public Zero1Sharding {
+ public:
+  using Zero1Sharding::Zero1Sharding;
+  void finish_backward() override {
+    Zero1Sharding::finish_backward();
+    for (std::size_t i = 0; i < count(); ++i) {
+      if (owns(i) && gradient(i).defined()) gradient(i).mul_(communicator_.size());
+    }
+  }
+};
+
+// Every rank keeps moments for everything. The weights come out right all the same.
+class UnshardedOptimizer final : public Zero1Sharding {
+ public:
+  explicit UnshardedOptimizer(const StrategyArguments& arguments) : Zero1Sharding(arguments) {
+    std::vector<at::Tensor> all;
+    for (std::size_t i = 0; i < count(); ++i) all.push_back(parameter(i));
+    optimizer_ = arguments.optimizer(all);
+  }
+};
+
+// A norm over what this rank owns, as if there were no others.
+class LocalNorm final : public Zero1Sharding {
+ public:
+  using Zero1Sharding::Zero1Sharding;
+  float clip_grad_norm(double max_norm) override {
+    std::vector<double> squares;
+    for (std::size_t i = 0; i < count(); ++i) {
+      if (owns(i) && gradient(i).defined()) squares.push_back(optim::squared_norm(gradient(i)));
+    }
+    const float norm = optim::norm_from_squares(squares);
+    const float coefficient = optim::clip_coefficient(norm, max_norm);
+    for (std::size_t i = 0; i < count(); ++i) {
+      if (owns(i) && gradient(i).defined()) gradient(i).mul_(coefficient);
+    }
+    return norm;
+  }
+};
+
+// A norm to which every rank adds every gradient.
+class NormCountedNTimes final : public Zero1Sharding {
+ public:
+  using Zero1Sharding::Zero1Sharding;
+  float clip_grad_norm(double max_norm) override {
+    // Scaling the limit down by sqrt(N) is what counting N times does.
+    return Zero1Sharding::clip_grad_norm(max_norm / std::sqrt(communicator_.size()));
+  }
+};
+
+// Owners keep their news to themselves, but for one of them.
+class SkippedParameterBroadcast final : public Zero1Sharding {
+ public:
+  using Zero1Sharding::Zero1Sharding;
+  void sync_parameters() override {
+    std::vector<std::size_t> all_but_one = train::backward_order(list());
+    all_but_one.erase(all_but_one.begin());
+    const train::Owners owners(list(), communicator_, train::Ownership::kBySize);
+    train::broadcast_from_owners(list(), all_but_one, owners, communicator_,
+                                 dist::Purpose::kParameter);
+  }
+};
+
+// Each rank believes that it owns what its neighbour owns.
+class OffByOneShard final : public Zero1Sharding {
+ public:
+  using Zero1Sharding::Zero1Sharding;
+  void sync_parameters() override {
+    const train::Owners owners(list(), communicator_, train::Ownership::kBySize);
+    for (const std::size_t i : train::backward_order(list())) {
+      const int neighbour = (owners.of(i) + 1) % communicator_.size();
+      communicator_.broadcast(memory::raw(parameter(i)), neighbour, dist::Purpose::kParameter).wait();
+    }
+  }
+};
+
+// The gradient "zeroed, not freed": right numbers, no memory saved.
+class GradientsKeptWhole final : public Zero2Sharding {
+ public:
+  using Zero2Sharding::Zero2Sharding;
+  void finish_backward() override {
+    Zero2Sharding::finish_backward();
+    const memory::Charge charge(memory::Category::kGradients);
+    for (const std::size_t i : train::backward_order(list())) {
+      if (!owns(i)) gradient(i) = at::zeros_like(memory::raw(parameter(i)));
+    }
+  }
+};
+
+// Storage without contents: the gather that was forgotten.
+class SkippedGather final : public Zero3Sharding {
+ public:
+  using Zero3Sharding::Zero3Sharding;
+
+ protected:
+  void gather(std::size_t unit) override {
+    Zero3Sharding::gather(unit);
+    if (unit != 1) return;
+    for (const std::size_t i : list().units[unit].parameters) {
+      if (!owns(i)) memory::raw(parameter(i)).zero_();
+    }
+  }
+};
+
+// Shards, and beside them the whole model, charged to nothing in particular.
+class HiddenFullCopy final : public Zero3Sharding {
+ public:
+  using Zero3Sharding::Zero3Sharding;
+  void finish_backward() override {
+    Zero3Sharding::finish_backward();
+    copy_.clear();
+    for (std::size_t u = 0; u < list().units.size(); ++u) {
+      gather(u);
+      for (const std::size_t i : list().units[u].parameters) copy_.push_back(parameter(i).detach().clone());
+      reshard(u);
+    }
+  }
+
+ private:
+  std::vector<at::Tensor> copy_;
+};
+
+std::string chosen;
+
+template <typename Wrong>
+std::unique_ptr<train::Strategy> make(const StrategyArguments& arguments) {
+  return std::make_unique<Wrong>(arguments);
+}
+
+struct Entry {
+  Mutant mutant;
+  std::string replaces;
+  std::function<std::unique_ptr<train::Strategy>(const StrategyArguments&)> make;
+};
+
+const std::vector<Entry>& entries() {
+  static const std::vector<Entry> kEntries = {
+      {{"sum_for_mean", "gradients are summed, not averaged", "Parity.AdamW"}, "zero1", make<SumForMean>},
+      {{"unsharded_optimizer", "every rank keeps all optimizer states",
+        "Residency.ModelStatesAtRestAreThoseOfTheFormula"},
+       "zero1", make<UnshardedOptimizer>},
+      {{"local_norm", "the clipping norm sees one rank's gradients only", "Parity.ClippedGradients"},
+       "zero1", make<LocalNorm>},
+      {{"norm_counted_n_times", "the clipping norm counts every gradient N times",
+        "Parity.ClippedGradients"},
+       "zero1", make<NormCountedNTimes>},
+      {{"skipped_broadcast", "one updated parameter stays with its owner", "Parity.AdamW"},
+       "zero1", make<SkippedParameterBroadcast>},
+      {{"off_by_one_shard", "the neighbour of the owner broadcasts", "Parity.AdamW"},
+       "zero1", make<OffByOneShard>},
+      {{"gradients_kept_whole", "gradients of others are zeroed instead of freed",
+        "Residency.ModelStatesAtRestAreThoseOfTheFormula"},
+       "zero2", make<GradientsKeptWhole>},
+      {{"skipped_gather", "one unit runs on parameters that were never gathered", "Parity.AdamW"},
+       "zero3", make<SkippedGather>},
+      {{"hidden_full_copy", "a rank keeps a whole copy of the parameters",
+        "Residency.NothingElseIsAliveAtRest"},
+       "zero3", make<HiddenFullCopy>},
+  };
+  return kEntries;
+}
+
+}  // namespace
+
+const std::vector<Mutant>& mutants() {
+  static const std::vector<Mutant> kMutants = [] {
+    std::vector<Mutant> list;
+    for (const Entry& entry : entries()) list.push_back(entry.mutant);
+    return list;
+  }();
+  return kMutants;
+}
+
+void choose_mutant(const std::string& name) { chosen = name; }
+
+}  // namespace testing
+
+namespace train {
+
+void register_real_chapters(Registry& registry);
+
+// In this program, this is what the tests call: plain DDP, and the mutant under the real one's name.
+void register_all_chapters(Registry& registry) {
+  Registry real;
+  register_real_chapters(real);
+  for (const StrategyEntry& entry : real.entries()) {
+    StrategyEntry copy = entry;
+    for (const auto& wrong : testing::entries()) {
+      if (wrong.mutant.name != testing::chosen || wrong.replaces != entry.name) continue;
+      copy.variants.resize(1);
+      copy.make = wrong.make;
+      registry.add(copy);
+    }
+    if (entry.name == "ddp") registry.add(copy);
+  }
+}
+
+}  // namespace train
+}  // namespace zero

@@ -1,0 +1,88 @@
+// Every strategy and variant against its own formulas: bytes at rest by category, what else is alive,
+// and bytes on the wire. Equal weights cannot show that a stage shards nothing; this can.
+
+#include <gtest/gtest.h>
+#include <zero/memory/accounting.hpp>
+#include <zero/train/registry.hpp>
+#include <zero/train/trainer.hpp>
+
+#include "harness.hpp"
+#include "toy.hpp"
+
+namespace zero::testing {
+namespace {
+
+using memory::Category;
+
+class Residency : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, Residency, ::testing::Values(1, 2, 3),
+                         [](const auto& info) { return fmt::format("N{}", info.param); });
+
+// Trains two steps under `mode` and calls `look` before the model is there and after the last step.
+void train_and_look(dist::Communicator& communicator, const std::string& mode,
+                    const std::function<void(train::Strategy&, const memory::Snapshot& before,
+                                             const dist::Traffic& of_last_step)>& look) {
+  train::Registry registry;
+  train::register_all_chapters(registry);
+  const std::vector<data::Batch> batches = {Toy().batch(communicator.rank(), 0),
+                                            Toy().batch(communicator.rank(), 1)};
+  const memory::Snapshot before = memory::snapshot();
+  Toy toy;
+  const auto strategy =
+      registry.make(mode, {*toy.model, communicator, optim::adamw(), &toy.values, ""});
+  train::Trainer trainer(*strategy);
+  trainer.step({batches[0]});
+  const dist::Traffic traffic = communicator.traffic();
+  trainer.step({batches[1]});
+  look(*strategy, before, communicator.traffic().since(traffic));
+}
+
+std::vector<std::string> modes() {
+  train::Registry registry;
+  train::register_all_chapters(registry);
+  return registry.modes();
+}
+
+TEST_P(Residency, ModelStatesAtRestAreThoseOfTheFormula) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    for (const std::string& mode : modes()) {
+      train_and_look(communicator, mode, [&](train::Strategy& strategy, const memory::Snapshot& before,
+                                             const dist::Traffic&) {
+        const memory::Snapshot now = memory::snapshot();
+        const train::ModelStateBytes formula = strategy.predicted_bytes();
+        EXPECT_EQ(now[Category::kParameters] - before[Category::kParameters], formula.parameters) << mode;
+        EXPECT_EQ(now[Category::kGradients] - before[Category::kGradients], formula.gradients) << mode;
+        EXPECT_EQ(now[Category::kOptimizer] - before[Category::kOptimizer], formula.optimizer) << mode;
+      });
+    }
+  });
+}
+
+// The charges come from the code under test; the allocator's total does not.
+TEST_P(Residency, NothingElseIsAliveAtRest) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    for (const std::string& mode : modes()) {
+      train_and_look(communicator, mode, [&](train::Strategy& strategy, const memory::Snapshot& before,
+                                             const dist::Traffic&) {
+        const std::int64_t more = memory::snapshot().total - before.total;
+        EXPECT_LE(more - strategy.predicted_bytes().total(), 64) << mode;
+      });
+    }
+  });
+}
+
+TEST_P(Residency, BytesSentAreThoseOfTheFormula) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    for (const std::string& mode : modes()) {
+      train_and_look(communicator, mode, [&](train::Strategy& strategy, const memory::Snapshot&,
+                                             const dist::Traffic& sent) {
+        EXPECT_EQ(sent.bytes(dist::Purpose::kGradient) + sent.bytes(dist::Purpose::kParameter),
+                  strategy.predicted_traffic())
+            << mode;
+      });
+    }
+  });
+}
+
+}  // namespace
+}  // namespace zero::testing
