@@ -1,6 +1,7 @@
 #include "simple_ddp.hpp"
 
 #include <harness.hpp>
+#include <zero/distributed/reference_reducer.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/train/trainer.hpp>
 
@@ -50,6 +51,33 @@ TEST(SimpleDdp, GradientsAreThoseOfTheConcatenatedBatch) {
         const double largest = expected[i].grad().abs().max().item<double>();
         EXPECT_GT(largest, 0.0);
         EXPECT_LE((ours - expected[i].grad()).abs().max().item<double>(), 1e-5 * largest);
+      }
+    });
+  }
+}
+
+// Beside PyTorch's own: the class behind DistributedDataParallel, on the same model and batches.
+TEST(SimpleDdp, GradientsAreThoseOfPyTorchsReducer) {
+  for (const int ranks : {2, 3, 4}) {
+    on_ranks(ranks, [](dist::Communicator& communicator) {
+      Toy toy;
+      SimpleDdp ddp(arguments(toy, communicator));
+      ddp.backward(ddp.forward(toy.batch(communicator.rank(), 0)));
+      ddp.finish_backward();
+      Toy theirs;
+      nn::initialize_parameters(*theirs.model, theirs.values);
+      const std::vector<at::Tensor> parameters = theirs.model->parameters();
+      dist::ReferenceReducer reducer(parameters, communicator, /*bucket_bytes=*/512);
+      const at::Tensor loss = theirs.model->loss(theirs.batch(communicator.rank(), 0));
+      reducer.prepare_for_backward(loss);
+      loss.backward();
+      for (std::size_t i = 0; i < parameters.size(); ++i) {
+        const at::Tensor ours = ddp.list().parameters[i].tensor.grad();
+        const at::Tensor expected = parameters[i].grad();
+        // It divides before it adds: the same bits for 2 ranks, where dividing is exact.
+        if (communicator.size() == 2) EXPECT_TRUE(at::equal(ours, expected)) << i;
+        EXPECT_LE((ours - expected).abs().max().item<double>(),
+                  1e-6 * expected.abs().max().item<double>());
       }
     });
   }

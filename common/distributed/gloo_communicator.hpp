@@ -70,6 +70,9 @@ class GlooCommunicator final : public Communicator {
   GlooCommunicator(StoreExchange store, GroupPtr group, int rank, int size,
                    const ConnectOptions& options);
 
+  /// Null for a group of one.
+  const GroupPtr& group() const { return messenger_.group(); }
+
   std::vector<std::string> exchange(const std::string& text) override;
   std::unique_ptr<Communicator> split(const std::vector<int>& ranks,
                                       const std::string& label) override;

@@ -87,7 +87,7 @@ void check_total(const std::string& who, double total, double other, double pred
                                    who, measured, predicted));
   } else if (std::abs(difference) > kFormulaTolerance) {
     failures.push_back(fmt::format(
-        "{}: a total of {:.2f} MiB is {:.3f} % off the formula's {:.2f} MiB (at most {} %)", who,
+        "{}: model states of {:.2f} MiB are {:.3f} % off the formula's {:.2f} MiB (at most {} %)", who,
         measured, 100 * difference, predicted, 100 * kFormulaTolerance));
   }
 }
