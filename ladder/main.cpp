@@ -1,5 +1,5 @@
 // The ladder: one model, one set of batches, every stage, and what each cost in memory and on the
-// wire. Runs its ranks itself on this machine.
+// wire. Runs its ranks itself on this machine, or is one rank of torchrun, mpirun or srun.
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -24,46 +24,77 @@
 namespace zero::ladder {
 namespace {
 
-std::vector<RankResult> results_of(const std::vector<dist::RankExit>& exits, const std::string& mode) {
-  const std::string failures = dist::describe_failures(exits);
-  if (!failures.empty()) throw Error(fmt::format("mode {} failed:\n{}", mode, failures));
-  std::vector<RankResult> results;
-  for (const dist::RankExit& exit : exits) results.push_back(from_text(exit.result));
-  return results;
-}
+// The ranks that this process runs: all of them on this machine, or the one that a launcher made it.
+class Ranks {
+ public:
+  explicit Ranks(Options& options) : options_(options), environment_(dist::rank_environment()) {
+    launch_.connect.timeout =
+        std::chrono::milliseconds(static_cast<std::int64_t>(options.timeout_seconds * 1000));
+    if (environment_) options.world_size = environment_->world_size;
+    launch_.world_size = environment_ ? 1 : options.world_size;
+  }
 
-dist::LaunchOptions launch_options(const Options& options) {
-  dist::LaunchOptions launch;
-  launch.world_size = options.world_size;
-  launch.connect.timeout =
-      std::chrono::milliseconds(static_cast<std::int64_t>(options.timeout_seconds * 1000));
-  return launch;
-}
+  bool reports() const { return !environment_ || environment_->rank == 0; }
 
-std::vector<RankResult> run_mode(const std::string& mode, const Options& options) {
-  return results_of(dist::launch_ranks(launch_options(options),
-                                       [&](dist::Communicator& communicator) {
-                                         return to_text(run_rank(communicator, mode, options));
-                                       }),
-                    mode);
-}
+  /// Runs `mode` in fresh processes; gives the results of all ranks, or none where this process does
+  /// not report.
+  std::vector<RankResult> run(const std::string& mode) {
+    return collect(mode, [&](dist::Communicator& communicator) {
+      return to_text(run_rank(communicator, mode, options_));
+    });
+  }
 
-// Every rank trains by itself, all at the same time: what a step takes when nothing is sent.
-double compute_alone(const Options& options) {
-  const auto results = results_of(
-      dist::fork_processes(launch_options(options),
-                           [&](int rank) {
-                             std::unique_ptr<dist::Communicator> alone = dist::connect_alone();
-                             if (rank != 0 && std::freopen("/dev/null", "w", stderr) == nullptr) {
-                               throw Error("cannot open /dev/null");
-                             }
-                             return to_text(run_rank(*alone, "ddp", options));
-                           }),
-      "compute alone");
-  double slowest = 0;
-  for (const RankResult& r : results) slowest = std::max(slowest, r.row.step_seconds);
-  return slowest;
-}
+  /// Every rank trains by itself, all at the same time: what a step takes when nothing is sent.
+  double compute_alone() {
+    double slowest = 0;
+    for (const RankResult& r : collect("compute", [&](dist::Communicator& communicator) {
+           const std::unique_ptr<dist::Communicator> alone = dist::connect_alone();
+           return to_text(run_rank(*alone, "ddp", options_, /*speaks=*/communicator.rank() == 0));
+         })) {
+      slowest = std::max(slowest, r.row.step_seconds);
+    }
+    return slowest;
+  }
+
+ private:
+  std::vector<RankResult> collect(const std::string& what, const dist::RankFunction& function) {
+    // Results meet over the store, so that it makes no difference who started the ranks.
+    const auto rank_main = [&](dist::Communicator& communicator) {
+      return report::Json(communicator.exchange(function(communicator))).dump();
+    };
+    const auto exits = environment_ ? run_own_rank(what, rank_main) : dist::launch_ranks(launch_, rank_main);
+    const std::string failures = dist::describe_failures(exits);
+    if (!failures.empty()) throw Error(fmt::format("mode {} failed:\n{}", what, failures));
+    std::vector<RankResult> results;
+    if (!reports()) return results;
+    for (const auto& text : report::Json::parse(exits.front().result)) {
+      results.push_back(from_text(text.get<std::string>()));
+    }
+    return results;
+  }
+
+  std::vector<dist::RankExit> run_own_rank(const std::string& what,
+                                           const dist::RankFunction& function) {
+    dist::RankEnvironment environment = *environment_;
+    dist::ConnectOptions connect = launch_.connect;
+    connect.prefix = fmt::format("ladder/{}/{}", runs_, what);
+    // Rank 0's process of an earlier mode may still be giving up its port.
+    if (!environment.store_is_served) environment.master_port += runs_;
+    ++runs_;
+    return dist::fork_processes(launch_, [&](int) {
+      try {
+        return function(*dist::connect(environment, connect));
+      } catch (const std::exception& error) {
+        throw Error(fmt::format("(of {}) {}", environment.world_size, error.what()));
+      }
+    });
+  }
+
+  const Options& options_;
+  std::optional<dist::RankEnvironment> environment_;
+  dist::LaunchOptions launch_;
+  int runs_ = 0;
+};
 
 bool all_different(const std::vector<RankResult>& results, std::string RankResult::*digest) {
   std::set<std::string> seen;
@@ -132,24 +163,34 @@ void plot(const Options& options) {
   }
 }
 
-int run(int argc, char** argv) {
-  Options options = parse(argc, argv);
-  choose_model(options);
-  report::Json metadata = report::run_metadata(argc, argv);
-  report::LadderReport report = empty_report(options);
-  report::write_json(options.json, report::to_json(report));  // not writable? Say so before training
-  std::vector<std::string> failures;
+void announce(const Options& options) {
   fmt::print("{} as {} on {} ranks, {} steps of {} x {} tokens a rank\n", options.model,
              options.reviews() ? "5-class classifier" : "language model", options.world_size,
              options.steps, options.batch, options.sequence_length);
-  if (options.compute_alone) report.compute_seconds = compute_alone(options);
+  std::fflush(stdout);
+}
+
+int run(int argc, char** argv) {
+  Options options = parse(argc, argv);
+  Ranks ranks(options);
+  choose_model(options);
+  report::Json metadata = report::run_metadata(argc, argv);
+  report::LadderReport report = empty_report(options);
+  if (ranks.reports()) {  // not writable? Say so before training
+    report::write_json(options.json, report::to_json(report));
+    announce(options);
+  }
+  std::vector<std::string> failures;
+  if (options.compute_alone) report.compute_seconds = ranks.compute_alone();
   for (const std::string& mode : options.modes) {
-    const std::vector<RankResult> results = run_mode(mode, options);
+    const std::vector<RankResult> results = ranks.run(mode);
+    if (!ranks.reports()) continue;
     report.parameters = results.front().parameters;
     report.parameter_bytes = results.front().parameter_bytes;
     report.modes.push_back(to_row(mode, results));
     check_traffic(mode, results, failures);
   }
+  if (!ranks.reports()) return 0;
   std::cout << "\n" << report::to_text(report) << "\n";
   report::Json json = report::to_json(report);
   json["run"] = std::move(metadata);

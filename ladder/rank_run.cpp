@@ -158,7 +158,7 @@ bool all_trainable_changed(const train::Strategy& strategy, const std::vector<st
 }  // namespace
 
 RankResult run_rank(dist::Communicator& communicator, const std::string& mode,
-                    const Options& options) {
+                    const Options& options, bool speaks) {
   const std::unique_ptr<data::Dataset> dataset = make_dataset(options);
   agree_on_everything(communicator, mode, options, *dataset);
   data::DistributedSampler sampler(dataset->size(), options.batch * communicator.size(),
@@ -187,7 +187,7 @@ RankResult run_rank(dist::Communicator& communicator, const std::string& mode,
   train::Trainer trainer(*strategy);
   Meter meter(communicator, base, resident_base);
   report::ProgressOptions progress_options;
-  progress_options.silent = communicator.rank() != 0;
+  progress_options.silent = communicator.rank() != 0 || !speaks;
   {
     report::Progress progress(mode, options.steps, progress_options);
     for (std::int64_t s = 0; s < options.steps; ++s) {

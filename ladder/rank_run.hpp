@@ -27,7 +27,8 @@ std::string to_text(const RankResult& result);
 RankResult from_text(const std::string& text);
 
 /// Trains `options.steps` steps under `mode` as one rank of `communicator`; called by all ranks.
+/// Rank 0 shows progress if `speaks`.
 RankResult run_rank(dist::Communicator& communicator, const std::string& mode,
-                    const Options& options);
+                    const Options& options, bool speaks = true);
 
 }  // namespace zero::ladder

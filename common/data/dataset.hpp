@@ -58,6 +58,7 @@ class LanguageModelDataset : public Dataset {
 /// [B], lengths int64 [B], loss_terms = B. Padding holds the records' pad id.
 class ReviewDataset : public Dataset {
  public:
+  /// @param records labelled texts
   /// @param max_length longer texts are cut to this many tokens; 0 keeps them whole
   /// @throws zero::Error for a negative max_length, no records or a pad id outside the vocabulary.
   explicit ReviewDataset(Records records, std::int64_t max_length = 0);

@@ -17,6 +17,7 @@ inline constexpr std::int64_t kReviewClasses = 5;
 /// - without a header, as Yelp Review Full is distributed: stars 1 to 5, then the text, in which a
 ///   backslash followed by n stands for a line end.
 ///
+/// @param path of the file
 /// @param max_length longer texts are cut to this many bytes; 0 keeps them whole
 /// @throws zero::Error with path and line where the file is missing, empty or not such a CSV.
 Records reviews_from_csv(const std::filesystem::path& path, std::int64_t max_length = 0);

@@ -36,6 +36,9 @@ class DistributedSampler {
 
   /// @param dataset_size number of samples, at least global_batch
   /// @param global_batch samples of one step over all ranks, at least world_size
+  /// @param rank of this process
+  /// @param world_size ranks in all
+  /// @param seed of the permutations
   /// @throws zero::Error where these do not hold or `rank` is outside the world.
   DistributedSampler(std::int64_t dataset_size, std::int64_t global_batch, int rank, int world_size,
                      std::uint64_t seed);

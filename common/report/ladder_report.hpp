@@ -97,7 +97,7 @@ struct LadderReport {
   /// Samples of a rank in a step, and their length in tokens.
   std::int64_t batch_size = 0;
   std::int64_t sequence_length = 0;
-  /// Seconds a step of forward and backward alone takes with all ranks at once and no
+  /// Seconds that a whole step takes with every rank training by itself, all at once and no
   /// communication, measured in the same run; if known, steps are also shown relative to it.
   std::optional<double> compute_seconds = std::nullopt;
   std::vector<ModeRow> modes = {};

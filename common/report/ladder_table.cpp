@@ -40,7 +40,7 @@ std::vector<std::string> legend(const LadderReport& report) {
   };
   if (report.compute_seconds) {
     lines.push_back(fmt::format(
-        "Forward and backward alone, all ranks at once without communication: {:.3f} s.",
+        "A whole step of every rank training by itself, all at once, nothing sent: {:.3f} s.",
         *report.compute_seconds));
   }
   return lines;
