@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
+
 #include <zero/memory/accounting.hpp>
 #include <zero/train/owners.hpp>
 #include <zero/train/registry.hpp>
@@ -13,7 +14,9 @@ using dist::Purpose;
 SimpleDdp::SimpleDdp(const train::StrategyArguments& arguments)
     : Strategy(arguments), flat_(arguments.variant == "flat") {
   broadcast_from_rank_0();
-  gradient_sync_ = [](SimpleDdp& ddp) { ddp.flat_ ? ddp.average_flat() : ddp.average_one_by_one(); };
+  gradient_sync_ = [](SimpleDdp& ddp) {
+    ddp.flat_ ? ddp.average_flat() : ddp.average_one_by_one();
+  };
 }
 
 at::Tensor SimpleDdp::forward(const data::Batch& batch) {
@@ -22,8 +25,8 @@ at::Tensor SimpleDdp::forward(const data::Batch& batch) {
 }
 
 void SimpleDdp::finish_backward() {
-  // While micro-batches accumulate, gradients simply add up on each rank: the average of sums is the
-  // sum of averages, so one reduction at the end is enough.
+  // While micro-batches accumulate, gradients simply add up on each rank: the average of sums is
+  // the sum of averages, so one reduction at the end is enough.
   if (!reduces_now()) return;
   gradient_sync_(*this);
   complete_reduction();

@@ -1,14 +1,13 @@
 #pragma once
 
-#include <zero/train/strategy.hpp>
-
 #include <cstdint>
 #include <functional>
+#include <zero/train/strategy.hpp>
 
 namespace zero {
 
-/// Data parallelism in its simplest form: every rank holds the whole model, computes gradients on its
-/// own batch, and all ranks average them before each makes the same update.
+/// Data parallelism in its simplest form: every rank holds the whole model, computes gradients on
+/// its own batch, and all ranks average them before each makes the same update.
 ///
 /// At rest a rank holds V of parameters, V of gradients and 2V of AdamW's moments. A step sends
 /// 2V (N-1)/N per rank (Rajbhandari et al. 2020, section 7.1).

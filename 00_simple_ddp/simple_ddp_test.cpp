@@ -1,11 +1,10 @@
 #include "simple_ddp.hpp"
 
+#include <cmath>
 #include <harness.hpp>
 #include <zero/distributed/reference_reducer.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/train/trainer.hpp>
-
-#include <cmath>
 
 #include "toy.hpp"
 
@@ -161,7 +160,8 @@ TEST(SimpleDdp, RanksWithMoreLossTermsCountForMore) {
     alone.model->loss(all).backward();
     const auto expected = alone.model->parameters();
     for (std::size_t i = 0; i < expected.size(); ++i) {
-      EXPECT_TRUE(at::allclose(ddp.list().parameters[i].tensor.grad(), expected[i].grad(), 1e-4, 1e-7));
+      EXPECT_TRUE(
+          at::allclose(ddp.list().parameters[i].tensor.grad(), expected[i].grad(), 1e-4, 1e-7));
     }
   });
 }

@@ -1,6 +1,7 @@
 #include "zero1_sharding.hpp"
 
 #include <ATen/record_function.h>
+
 #include <zero/train/registry.hpp>
 
 namespace zero {

@@ -1,18 +1,18 @@
 #pragma once
 
+#include <cstdint>
 #include <zero/train/owners.hpp>
 #include <zero/train/strategy.hpp>
-
-#include <cstdint>
 
 namespace zero {
 
 /// ZeRO stage 1: every parameter has an owner, and only its owner keeps optimizer state for it and
 /// updates it; then the owner sends the new value to everybody.
 ///
-/// At rest a rank holds V of parameters, V of gradients and 2V/N of AdamW's moments. A step sends, in
-/// variant
-///   "owner" (default)  each gradient to its owner, each parameter back: V + (N-2) o_r, where o_r is
+/// At rest a rank holds V of parameters, V of gradients and 2V/N of AdamW's moments. A step sends,
+/// in variant
+///   "owner" (default)  each gradient to its owner, each parameter back: V + (N-2) o_r, where o_r
+///   is
 ///                      what rank r owns; V at N = 2, on average 2V (N-1)/N, as plain DDP
 ///   "naive"            all-reduce, then broadcast: 2V (N-1)/N + (N-1) o_r, on average 3V (N-1)/N
 /// and both give the same bits. (Rajbhandari et al. 2020, sections 5.1 and 7.2.1.)
@@ -24,8 +24,8 @@ class Zero1Sharding : public train::Strategy {
   void finish_backward() override;
   void sync_parameters() override;
 
-  /// For optimizers that evaluate the model themselves: runs `closure` (forward and backward, giving
-  /// the loss), then finish_backward(), optimizer_step() and sync_parameters().
+  /// For optimizers that evaluate the model themselves: runs `closure` (forward and backward,
+  /// giving the loss), then finish_backward(), optimizer_step() and sync_parameters().
   at::Tensor step(const std::function<at::Tensor()>& closure);
 
   bool owns(std::size_t index) const override { return owners_.mine(index); }

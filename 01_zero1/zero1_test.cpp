@@ -22,8 +22,8 @@ train::StrategyArguments arguments(Toy& toy, dist::Communicator& communicator,
 TEST(Zero1, HoldsOptimizerStateForItsOwnParametersOnly) {
   for (const int ranks : {1, 2, 3, 4}) {
     on_ranks(ranks, [](dist::Communicator& communicator) {
-      for (const auto ownership : {train::Ownership::kBySize, train::Ownership::kByCount,
-                                   train::Ownership::kByOffset}) {
+      for (const auto ownership :
+           {train::Ownership::kBySize, train::Ownership::kByCount, train::Ownership::kByOffset}) {
         const memory::Snapshot before = memory::snapshot();
         Toy toy;
         Zero1Sharding zero1(arguments(toy, communicator, "owner", ownership));

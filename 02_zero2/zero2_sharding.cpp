@@ -2,6 +2,7 @@
 
 #include <ATen/ops/zeros.h>
 #include <ATen/record_function.h>
+
 #include <zero/memory/accounting.hpp>
 #include <zero/train/registry.hpp>
 

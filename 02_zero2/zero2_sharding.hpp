@@ -1,10 +1,9 @@
 #pragma once
 
+#include <cstdint>
 #include <zero/train/launch_order.hpp>
 #include <zero/train/owners.hpp>
 #include <zero/train/strategy.hpp>
-
-#include <cstdint>
 
 namespace zero {
 
@@ -15,7 +14,8 @@ namespace zero {
 ///   "during" (default)  a gradient goes to its owner as soon as backward has made it, and is freed
 ///                       elsewhere: the peak falls as well
 ///   "after"             all gradients go when backward is over: same bytes at rest, full peak
-///   "placeholder"       during backward, as a reduce-scatter in which all pieces but the owner's are
+///   "placeholder"       during backward, as a reduce-scatter in which all pieces but the owner's
+///   are
 ///                       zeros, as published elsewhere: (N-1) V on the wire for gradients
 class Zero2Sharding : public train::Strategy {
  public:

@@ -35,7 +35,8 @@ TEST(Zero2, HoldsGradientsOfItsOwnParametersOnly) {
         train::Trainer(zero2).step({toy.batch(communicator.rank(), 0)});
         const memory::Snapshot held = memory::snapshot();
         const std::int64_t owned = owned_bytes(zero2);
-        EXPECT_EQ(held[Category::kParameters] - before[Category::kParameters], zero2.list().bytes());
+        EXPECT_EQ(held[Category::kParameters] - before[Category::kParameters],
+                  zero2.list().bytes());
         EXPECT_EQ(held[Category::kGradients] - before[Category::kGradients], owned) << variant;
         EXPECT_EQ(held[Category::kOptimizer] - before[Category::kOptimizer], 2 * owned);
         for (std::size_t i = 0; i < zero2.list().size(); ++i) {
@@ -67,7 +68,8 @@ TEST(Zero2, PeakOfGradientsFallsOnlyWhenReducedDuringBackward) {
     }
     Zero2Sharding for_owned(arguments(toy, communicator, "during"));
     EXPECT_EQ(peak("after"), all);
-    // A gradient is recharged when it is ready, and bias and weight of a layer can be there together.
+    // A gradient is recharged when it is ready, and bias and weight of a layer can be there
+    // together.
     EXPECT_LE(peak("during"), owned_bytes(for_owned) + 2 * largest);
     EXPECT_LT(peak("during"), all);
   });

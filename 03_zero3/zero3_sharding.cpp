@@ -2,6 +2,7 @@
 
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
+
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/train/registry.hpp>
@@ -99,8 +100,8 @@ void Zero3Sharding::gather(std::size_t unit) {
 
 void Zero3Sharding::reshard(std::size_t unit) {
   if (!gathered_[unit]) return;
-  // This is ZeRO-3: the bytes go back to the allocator. The tensors stay, with their shapes, so that
-  // what autograd saved of them is valid again after the next gather.
+  // This is ZeRO-3: the bytes go back to the allocator. The tensors stay, with their shapes, so
+  // that what autograd saved of them is valid again after the next gather.
   for (const std::size_t i : list().units[unit].parameters) {
     if (!owns(i)) memory::release_storage(parameter(i));
   }

@@ -1,29 +1,29 @@
 #pragma once
 
+#include <cstdint>
+#include <vector>
 #include <zero/train/launch_order.hpp>
 #include <zero/train/owners.hpp>
 #include <zero/train/strategy.hpp>
 
-#include <cstdint>
-#include <vector>
-
 namespace zero {
 
-/// ZeRO stage 3: as stage 2, and a parameter lives only on the rank that owns it. Before a unit runs
-/// forward, its owners send its parameters to everybody (gather); afterwards everybody else drops
-/// them again (reshard); backward does the same once more.
+/// ZeRO stage 3: as stage 2, and a parameter lives only on the rank that owns it. Before a unit
+/// runs forward, its owners send its parameters to everybody (gather); afterwards everybody else
+/// drops them again (reshard); backward does the same once more.
 ///
 /// At rest a rank holds V/N of parameters, V/N of gradients and 2V/N of AdamW's moments; within a
 /// step the unit that runs is whole as well. (Rajbhandari et al. 2020, sections 5.3 and 7.2.2.)
 /// Variants, with o_r the bytes that rank r owns:
-///   "unit" (default)  gather and reshard unit by unit; the root stays whole from forward to backward:
+///   "unit" (default)  gather and reshard unit by unit; the root stays whole from forward to
+///   backward:
 ///                     V - o_r + (N-1) (2 o_r - root's o_r) on the wire
 ///   "whole"           gather the whole model before forward, keep it until backward is over:
 ///                     V - o_r + (N-1) o_r on the wire, and a peak of 1 V of parameters
 class Zero3Sharding : public train::Strategy {
  public:
-  /// Called by all ranks: rank 0's first values reach the owners, one parameter at a time, so that no
-  /// rank ever holds the whole model.
+  /// Called by all ranks: rank 0's first values reach the owners, one parameter at a time, so that
+  /// no rank ever holds the whole model.
   explicit Zero3Sharding(const train::StrategyArguments& arguments);
 
   void finish_backward() override;

@@ -1,4 +1,5 @@
 #include <c10/core/GradMode.h>
+
 #include <harness.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>

@@ -2,14 +2,13 @@
 // wire. Runs its ranks itself on this machine, or is one rank of torchrun, mpirun or srun.
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
-
 #include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <iostream>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 #include <zero/distributed/launch.hpp>
@@ -24,7 +23,8 @@
 namespace zero::ladder {
 namespace {
 
-// The ranks that this process runs: all of them on this machine, or the one that a launcher made it.
+// The ranks that this process runs: all of them on this machine, or the one that a launcher made
+// it.
 class Ranks {
  public:
   explicit Ranks(Options& options) : options_(options), environment_(dist::rank_environment()) {
@@ -36,8 +36,8 @@ class Ranks {
 
   bool reports() const { return !environment_ || environment_->rank == 0; }
 
-  /// Runs `mode` in fresh processes; gives the results of all ranks, or none where this process does
-  /// not report.
+  /// Runs `mode` in fresh processes; gives the results of all ranks, or none where this process
+  /// does not report.
   std::vector<RankResult> run(const std::string& mode) {
     return collect(mode, [&](dist::Communicator& communicator) {
       return to_text(run_rank(communicator, mode, options_));
@@ -62,7 +62,8 @@ class Ranks {
     const auto rank_main = [&](dist::Communicator& communicator) {
       return report::Json(communicator.exchange(function(communicator))).dump();
     };
-    const auto exits = environment_ ? run_own_rank(what, rank_main) : dist::launch_ranks(launch_, rank_main);
+    const auto exits =
+        environment_ ? run_own_rank(what, rank_main) : dist::launch_ranks(launch_, rank_main);
     const std::string failures = dist::describe_failures(exits);
     if (!failures.empty()) throw Error(fmt::format("mode {} failed:\n{}", what, failures));
     std::vector<RankResult> results;
@@ -123,9 +124,10 @@ void check_traffic(const std::string& mode, const std::vector<RankResult>& resul
   for (const RankResult& r : results) {
     const std::int64_t sent = r.row.sent_gradient_bytes + r.row.sent_parameter_bytes;
     if (sent == r.predicted_traffic) continue;
-    failures.push_back(fmt::format("{}: rank {} sent {} bytes of gradients and parameters in a step, "
-                                   "the formula says {}",
-                                   mode, r.row.rank, sent, r.predicted_traffic));
+    failures.push_back(
+        fmt::format("{}: rank {} sent {} bytes of gradients and parameters in a step, "
+                    "the formula says {}",
+                    mode, r.row.rank, sent, r.predicted_traffic));
   }
 }
 
@@ -158,8 +160,8 @@ void plot(const Options& options) {
   if (exits.front().ok()) {
     std::cout << exits.front().output;
   } else {
-    std::cout << "No picture was made (" << interpreter << " with matplotlib is needed): "
-              << exits.front().output << "\n";
+    std::cout << "No picture was made (" << interpreter
+              << " with matplotlib is needed): " << exits.front().output << "\n";
   }
 }
 

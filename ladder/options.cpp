@@ -33,7 +33,8 @@ void check(const Options& options) {
   check_choice("device", options.device, {"cpu"});
   if (!options.model.empty()) check_choice("model", options.model, nn::preset_names());
   for (const std::string& path : options.data) {
-    if (!std::filesystem::exists(path)) throw Error(fmt::format("--data {}: no such file or folder", path));
+    if (!std::filesystem::exists(path))
+      throw Error(fmt::format("--data {}: no such file or folder", path));
   }
 }
 
@@ -59,28 +60,36 @@ nn::LlamaConfig Options::config() const {
 Options parse(int argc, char** argv) {
   Options o;
   CLI::App app{
-      "Trains one model under DDP, ZeRO-1, ZeRO-2 and ZeRO-3, checks that all end with the same bits, "
+      "Trains one model under DDP, ZeRO-1, ZeRO-2 and ZeRO-3, checks that all end with the same "
+      "bits, "
       "and prints what each rank held and sent."};
   app.add_option("--task", o.task, "text (language model) or reviews (5-class classifier)")
       ->capture_default_str();
   app.add_option("--model", o.model,
                  "tiny, smollm2-135m or smollm2-360m; without it the largest that fits");
-  app.add_option("--data", o.data, "text files or folders, or a CSV of reviews (label, text); without "
-                                   "it this project's own");
+  app.add_option("--data", o.data,
+                 "text files or folders, or a CSV of reviews (label, text); without "
+                 "it this project's own");
   app.add_option("--nproc", o.world_size, "ranks")->capture_default_str()->check(CLI::Range(1, 64));
-  app.add_option("--steps", o.steps, "optimizer steps")->capture_default_str()->check(CLI::Range(1, 1000000));
+  app.add_option("--steps", o.steps, "optimizer steps")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1000000));
   app.add_option("--seq-len", o.sequence_length, "tokens of a sample")
-      ->capture_default_str()->check(CLI::Range(2, 8192));
+      ->capture_default_str()
+      ->check(CLI::Range(2, 8192));
   app.add_option("--batch", o.batch, "samples a rank and step")
-      ->capture_default_str()->check(CLI::Range(1, 4096));
+      ->capture_default_str()
+      ->check(CLI::Range(1, 4096));
   app.add_option("--modes", o.modes, "modes, for example ddp,zero1:naive,zero3")
-      ->delimiter(',')->capture_default_str();
+      ->delimiter(',')
+      ->capture_default_str();
   app.add_option("--ownership", o.ownership, "size, count or offset")->capture_default_str();
   app.add_option("--dtype", o.dtype, "fp32")->capture_default_str();
   app.add_option("--device", o.device, "cpu")->capture_default_str();
   app.add_option("--lr", o.learning_rate, "AdamW's learning rate")->capture_default_str();
   app.add_option("--timeout", o.timeout_seconds, "longest wait for another rank, in seconds")
-      ->capture_default_str()->check(CLI::Range(0.1, 86400.0));
+      ->capture_default_str()
+      ->check(CLI::Range(0.1, 86400.0));
   app.add_option("--seed", o.seed, "of weights and data order")->capture_default_str();
   app.add_option("--json", o.json, "where the figures go")->capture_default_str();
   app.add_flag("!--no-compute-alone", o.compute_alone, "leave out the run without communication");
@@ -108,16 +117,18 @@ void choose_model(Options& options) {
   const auto gib = [](std::int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); };
   if (!options.model.empty()) {
     if (needed_bytes(options) <= available) return;
-    throw Error(fmt::format("{} on {} ranks needs about {:.1f} GiB under ddp and {:.1f} GiB are free; "
-                            "take a smaller --model ({}), fewer ranks or a smaller batch",
-                            options.model, options.world_size, gib(needed_bytes(options)),
-                            gib(available), fmt::join(nn::preset_names(), ", ")));
+    throw Error(
+        fmt::format("{} on {} ranks needs about {:.1f} GiB under ddp and {:.1f} GiB are free; "
+                    "take a smaller --model ({}), fewer ranks or a smaller batch",
+                    options.model, options.world_size, gib(needed_bytes(options)), gib(available),
+                    fmt::join(nn::preset_names(), ", ")));
   }
   for (const char* model : {"smollm2-360m", "smollm2-135m", "tiny"}) {
     options.model = model;
     if (needed_bytes(options) <= available) return;
-    fmt::print("{} needs about {:.1f} GiB and {:.1f} GiB are free: trying the next smaller model.\n",
-               model, gib(needed_bytes(options)), gib(available));
+    fmt::print(
+        "{} needs about {:.1f} GiB and {:.1f} GiB are free: trying the next smaller model.\n",
+        model, gib(needed_bytes(options)), gib(available));
   }
   throw Error(fmt::format("not even the model 'tiny' fits: {:.1f} GiB are free", gib(available)));
 }

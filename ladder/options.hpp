@@ -1,10 +1,9 @@
 #pragma once
 
-#include <zero/nn/llama_config.hpp>
-#include <zero/train/ownership.hpp>
-
 #include <string>
 #include <vector>
+#include <zero/nn/llama_config.hpp>
+#include <zero/train/ownership.hpp>
 
 namespace zero::ladder {
 
@@ -31,8 +30,8 @@ struct Options {
   nn::LlamaConfig config() const;
 };
 
-/// Reads the command line. Prints help, or what is wrong and what would be right, and ends the program
-/// where that is all there is to do.
+/// Reads the command line. Prints help, or what is wrong and what would be right, and ends the
+/// program where that is all there is to do.
 Options parse(int argc, char** argv);
 
 /// Fills in the model where none was named; zero::Error if the one that was named does not fit into

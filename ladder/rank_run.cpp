@@ -1,10 +1,10 @@
 #include "rank_run.hpp"
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
 #include <zero/data/dataset.hpp>
@@ -37,9 +37,8 @@ std::string digest_of(const at::Tensor& tensor) {
 
 std::unique_ptr<data::Dataset> make_dataset(const Options& options) {
   if (options.reviews()) {
-    const std::string path = options.data.empty()
-                                 ? std::string("common/data/fixtures/reviews.csv")
-                                 : options.data.front();
+    const std::string path = options.data.empty() ? std::string("common/data/fixtures/reviews.csv")
+                                                  : options.data.front();
     return std::make_unique<data::ReviewDataset>(data::reviews_from_csv(path),
                                                  options.sequence_length);
   }
@@ -140,11 +139,11 @@ void watch_first_gradients(train::Strategy& strategy, report::Digest& digest) {
 
 void agree_on_everything(dist::Communicator& communicator, const std::string& mode,
                          const Options& o, const data::Dataset& dataset) {
-  communicator.agree("the run",
-                     fmt::format("{} {} of {} with batch {} x {}, {} steps, lr {}, seed {}, ownership "
-                                 "{}, modes {}, data {}",
-                                 mode, o.task, o.model, o.batch, o.sequence_length, o.steps,
-                                 o.learning_rate, o.seed, o.ownership, mode, dataset.fingerprint()));
+  communicator.agree(
+      "the run", fmt::format("{} {} of {} with batch {} x {}, {} steps, lr {}, seed {}, ownership "
+                             "{}, modes {}, data {}",
+                             mode, o.task, o.model, o.batch, o.sequence_length, o.steps,
+                             o.learning_rate, o.seed, o.ownership, mode, dataset.fingerprint()));
 }
 
 bool all_trainable_changed(const train::Strategy& strategy, const std::vector<std::string>& before,
@@ -176,9 +175,9 @@ RankResult run_rank(dist::Communicator& communicator, const std::string& mode,
   nn::SeededValues values(options.seed);
   optim::AdamWOptions adamw;
   adamw.learning_rate = options.learning_rate;
-  const auto strategy = registry.make(
-      mode, {*model, communicator, optim::adamw(adamw), &values, "",
-             train::ownership_from(options.ownership), train::Accumulation::kLocal});
+  const auto strategy =
+      registry.make(mode, {*model, communicator, optim::adamw(adamw), &values, "",
+                           train::ownership_from(options.ownership), train::Accumulation::kLocal});
 
   RankResult result;
   const std::vector<std::string> before = parameter_digests(*strategy);
@@ -219,7 +218,8 @@ RankResult run_rank(dist::Communicator& communicator, const std::string& mode,
 }
 
 std::string to_text(const RankResult& r) {
-  report::Json json = report::to_json(report::LadderReport{}, report::ModeRow{"", {r.row}, 0, r.losses});
+  report::Json json =
+      report::to_json(report::LadderReport{}, report::ModeRow{"", {r.row}, 0, r.losses});
   json["rank_result"] = {{"formula_mib", r.formula_mib},
                          {"predicted_traffic", r.predicted_traffic},
                          {"every_tensor_changed", r.every_tensor_changed},

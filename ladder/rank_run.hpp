@@ -1,9 +1,8 @@
 #pragma once
 
+#include <string>
 #include <zero/distributed/communicator.hpp>
 #include <zero/report/ladder_report.hpp>
-
-#include <string>
 
 #include "options.hpp"
 

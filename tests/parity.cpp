@@ -4,9 +4,9 @@
 #include <gtest/gtest.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/sgd.h>
-#include <zero/optim/torch_optimizer.hpp>
 
 #include <map>
+#include <zero/optim/torch_optimizer.hpp>
 
 #include "trap_model.hpp"
 
@@ -95,8 +95,8 @@ RunRecord run_trap_model(dist::Communicator& communicator, const std::string& mo
     return std::unique_ptr<optim::Optimizer>(std::make_unique<Recorder>(
         inner(parameters), [&] { record_gradients(*running, step, record); }));
   };
-  const auto strategy = registry.make(mode, {*model, communicator, factory, &values, "",
-                                             options.ownership, options.accumulation});
+  const auto strategy = registry.make(
+      mode, {*model, communicator, factory, &values, "", options.ownership, options.accumulation});
   running = strategy.get();
   train::Trainer trainer(*strategy, {options.clip_norm});
   for (; step < options.steps; ++step) {
@@ -112,7 +112,8 @@ RunRecord run_trap_model(dist::Communicator& communicator, const std::string& mo
   return record;
 }
 
-void expect_identical(const RunRecord& record, const RunRecord& reference, const std::string& what) {
+void expect_identical(const RunRecord& record, const RunRecord& reference,
+                      const std::string& what) {
   std::map<std::string, at::Tensor> expected(reference.tensors.begin(), reference.tensors.end());
   expected.insert(reference.moments.begin(), reference.moments.end());
   std::size_t weights = 0;

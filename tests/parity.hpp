@@ -1,10 +1,9 @@
 #pragma once
 
-#include <zero/train/registry.hpp>
-#include <zero/train/trainer.hpp>
-
 #include <string>
 #include <vector>
+#include <zero/train/registry.hpp>
+#include <zero/train/trainer.hpp>
 
 namespace zero::testing {
 
@@ -19,16 +18,18 @@ struct RunOptions {
   bool same_seed = true;  ///< false: ranks draw different first values, which rank 0's must replace
 };
 
-/// Everything that two strategies must agree on, whole on every rank. Names are "<kind> <parameter>".
+/// Everything that two strategies must agree on, whole on every rank. Names are "<kind>
+/// <parameter>".
 struct RunRecord {
-  std::vector<std::pair<std::string, at::Tensor>> tensors;  ///< gradients of each step, then weights
+  std::vector<std::pair<std::string, at::Tensor>>
+      tensors;  ///< gradients of each step, then weights
   std::vector<std::pair<std::string, at::Tensor>> moments;  ///< of parameters that this rank owns
   std::vector<double> losses;
   std::vector<float> norms;
 };
 
-/// Trains the trap model as one rank. Gradients are recorded after the reduction and before the step,
-/// by their owners (undefined elsewhere); weights and losses after the last step.
+/// Trains the trap model as one rank. Gradients are recorded after the reduction and before the
+/// step, by their owners (undefined elsewhere); weights and losses after the last step.
 RunRecord run_trap_model(dist::Communicator& communicator, const std::string& mode,
                          const RunOptions& options = {});
 

@@ -1,5 +1,5 @@
-// Every strategy and variant against chapter 00, to the last bit: gradients before the step, weights
-// and moments after it. A new chapter is tested here without this file being touched.
+// Every strategy and variant against chapter 00, to the last bit: gradients before the step,
+// weights and moments after it. A new chapter is tested here without this file being touched.
 
 #include "parity.hpp"
 
@@ -45,9 +45,9 @@ TEST_P(Parity, AccumulatedLocally) {
 }
 
 TEST_P(Parity, AccumulatedAfterReducingEach) {
-  expect_all_modes_identical(GetParam(), {.steps = 2,
-                                          .micro_batches = 3,
-                                          .accumulation = train::Accumulation::kReduceEach});
+  expect_all_modes_identical(
+      GetParam(),
+      {.steps = 2, .micro_batches = 3, .accumulation = train::Accumulation::kReduceEach});
 }
 
 class ParityFewRanks : public ::testing::TestWithParam<int> {};

@@ -1,7 +1,8 @@
-// Every strategy and variant against its own formulas: bytes at rest by category, what else is alive,
-// and bytes on the wire. Equal weights cannot show that a stage shards nothing; this can.
+// Every strategy and variant against its own formulas: bytes at rest by category, what else is
+// alive, and bytes on the wire. Equal weights cannot show that a stage shards nothing; this can.
 
 #include <gtest/gtest.h>
+
 #include <zero/memory/accounting.hpp>
 #include <zero/train/registry.hpp>
 #include <zero/train/trainer.hpp>
@@ -46,14 +47,19 @@ std::vector<std::string> modes() {
 TEST_P(Residency, ModelStatesAtRestAreThoseOfTheFormula) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
     for (const std::string& mode : modes()) {
-      train_and_look(communicator, mode, [&](train::Strategy& strategy, const memory::Snapshot& before,
-                                             const dist::Traffic&) {
-        const memory::Snapshot now = memory::snapshot();
-        const train::ModelStateBytes formula = strategy.predicted_bytes();
-        EXPECT_EQ(now[Category::kParameters] - before[Category::kParameters], formula.parameters) << mode;
-        EXPECT_EQ(now[Category::kGradients] - before[Category::kGradients], formula.gradients) << mode;
-        EXPECT_EQ(now[Category::kOptimizer] - before[Category::kOptimizer], formula.optimizer) << mode;
-      });
+      train_and_look(
+          communicator, mode,
+          [&](train::Strategy& strategy, const memory::Snapshot& before, const dist::Traffic&) {
+            const memory::Snapshot now = memory::snapshot();
+            const train::ModelStateBytes formula = strategy.predicted_bytes();
+            EXPECT_EQ(now[Category::kParameters] - before[Category::kParameters],
+                      formula.parameters)
+                << mode;
+            EXPECT_EQ(now[Category::kGradients] - before[Category::kGradients], formula.gradients)
+                << mode;
+            EXPECT_EQ(now[Category::kOptimizer] - before[Category::kOptimizer], formula.optimizer)
+                << mode;
+          });
     }
   });
 }
@@ -62,11 +68,12 @@ TEST_P(Residency, ModelStatesAtRestAreThoseOfTheFormula) {
 TEST_P(Residency, NothingElseIsAliveAtRest) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
     for (const std::string& mode : modes()) {
-      train_and_look(communicator, mode, [&](train::Strategy& strategy, const memory::Snapshot& before,
-                                             const dist::Traffic&) {
-        const std::int64_t more = memory::snapshot().total - before.total;
-        EXPECT_LE(more - strategy.predicted_bytes().total(), 64) << mode;
-      });
+      train_and_look(
+          communicator, mode,
+          [&](train::Strategy& strategy, const memory::Snapshot& before, const dist::Traffic&) {
+            const std::int64_t more = memory::snapshot().total - before.total;
+            EXPECT_LE(more - strategy.predicted_bytes().total(), 64) << mode;
+          });
     }
   });
 }
@@ -74,12 +81,13 @@ TEST_P(Residency, NothingElseIsAliveAtRest) {
 TEST_P(Residency, BytesSentAreThoseOfTheFormula) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
     for (const std::string& mode : modes()) {
-      train_and_look(communicator, mode, [&](train::Strategy& strategy, const memory::Snapshot&,
-                                             const dist::Traffic& sent) {
-        EXPECT_EQ(sent.bytes(dist::Purpose::kGradient) + sent.bytes(dist::Purpose::kParameter),
-                  strategy.predicted_traffic())
-            << mode;
-      });
+      train_and_look(
+          communicator, mode,
+          [&](train::Strategy& strategy, const memory::Snapshot&, const dist::Traffic& sent) {
+            EXPECT_EQ(sent.bytes(dist::Purpose::kGradient) + sent.bytes(dist::Purpose::kParameter),
+                      strategy.predicted_traffic())
+                << mode;
+          });
     }
   });
 }

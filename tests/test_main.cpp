@@ -1,4 +1,5 @@
 #include <gtest/gtest.h>
+
 #include <zero/memory/accounting.hpp>
 
 int main(int argc, char** argv) {

@@ -3,16 +3,16 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/randn.h>
+
+#include <memory>
 #include <zero/data/batch.hpp>
 #include <zero/nn/mlp.hpp>
 #include <zero/nn/parameters.hpp>
 
-#include <memory>
-
 namespace zero::testing {
 
-/// A small MLP of odd sizes without storage yet, where its values come from, and batches for it that
-/// differ by rank and step.
+/// A small MLP of odd sizes without storage yet, where its values come from, and batches for it
+/// that differ by rank and step.
 struct Toy {
   explicit Toy(std::uint64_t seed = 5) : values(seed) {
     const nn::DeferredStorage deferred;
@@ -20,8 +20,8 @@ struct Toy {
   }
 
   data::Batch batch(int rank, int step, std::int64_t samples = 4) const {
-    at::Generator generator = at::detail::createCPUGenerator(
-        static_cast<std::uint64_t>(1000 * rank + step + 1));
+    at::Generator generator =
+        at::detail::createCPUGenerator(static_cast<std::uint64_t>(1000 * rank + step + 1));
     data::Batch batch;
     batch.inputs = at::randn({samples, model->config().inputs}, generator);
     batch.targets = at::randn({samples, model->config().outputs}, generator);

@@ -4,6 +4,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/mse_loss.h>
 #include <ATen/ops/randn.h>
+
 #include <zero/nn/functional.hpp>
 
 namespace zero::testing {

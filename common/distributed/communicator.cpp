@@ -21,8 +21,8 @@ std::string_view name(Purpose purpose) {
 
 std::string_view name(Operation operation) {
   constexpr std::array<std::string_view, kOperations> kNames = {
-      "broadcast",  "reduce",     "all_reduce", "reduce_scatter", "all_gather",
-      "all_to_all", "send",       "recv",       "barrier"};
+      "broadcast",  "reduce", "all_reduce", "reduce_scatter", "all_gather",
+      "all_to_all", "send",   "recv",       "barrier"};
   return kNames.at(static_cast<std::size_t>(operation));
 }
 
@@ -123,10 +123,11 @@ Pending Communicator::reduce_scatter(at::Tensor output, at::Tensor input, Purpos
   const auto started = Clock::now();
   check_tensor(Operation::kReduceScatter, output);
   if (input.numel() != output.numel() * size_ || input.scalar_type() != output.scalar_type()) {
-    throw Error(fmt::format(
-        "reduce_scatter: the input has {} {} elements, must have {} (world size {} x output {}) of {}",
-        input.numel(), c10::toString(input.scalar_type()), output.numel() * size_, size_,
-        output.numel(), c10::toString(output.scalar_type())));
+    throw Error(
+        fmt::format("reduce_scatter: the input has {} {} elements, must have {} (world size {} x "
+                    "output {}) of {}",
+                    input.numel(), c10::toString(input.scalar_type()), output.numel() * size_,
+                    size_, output.numel(), c10::toString(output.scalar_type())));
   }
   const Call call = begin(Operation::kReduceScatter, purpose, input, /*peer=*/-1);
   return finish(do_reduce_scatter(call, std::move(output), std::move(input), op), started);
@@ -190,9 +191,10 @@ void Communicator::agree(const std::string& what, const std::string& text) {
   const std::vector<std::string> all = exchange(text);
   for (int other = 1; other < size_; ++other) {
     if (all[static_cast<std::size_t>(other)] == all.front()) continue;
-    throw Error(fmt::format("ranks disagree about {}: rank 0 has {}, rank {} has {}; start all ranks "
-                            "with the same program, options and files",
-                            what, all.front(), other, all[static_cast<std::size_t>(other)]));
+    throw Error(
+        fmt::format("ranks disagree about {}: rank 0 has {}, rank {} has {}; start all ranks "
+                    "with the same program, options and files",
+                    what, all.front(), other, all[static_cast<std::size_t>(other)]));
   }
 }
 

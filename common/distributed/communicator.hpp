@@ -24,7 +24,15 @@ inline constexpr std::size_t kPurposes = 4;
 std::string_view name(Purpose purpose);
 
 enum class Operation : std::uint8_t {
-  kBroadcast, kReduce, kAllReduce, kReduceScatter, kAllGather, kAllToAll, kSend, kRecv, kBarrier,
+  kBroadcast,
+  kReduce,
+  kAllReduce,
+  kReduceScatter,
+  kAllGather,
+  kAllToAll,
+  kSend,
+  kRecv,
+  kBarrier,
 };
 inline constexpr std::size_t kOperations = 9;
 std::string_view name(Operation operation);
@@ -89,11 +97,11 @@ class Pending {
   std::unique_ptr<Work> work_;
 };
 
-/// A group of ranks and its collectives. All ranks of the group must call the same operations in the
-/// same order with the same shapes, dtypes, roots and purposes. Each call returns at once, with the
-/// transfer under way; tensors may be neither read nor written before the handle was waited on, and
-/// must be contiguous (zero::Error otherwise, before anything is sent). Tensors of 0 elements are
-/// allowed everywhere. With one rank nothing is sent and every operation is the identity.
+/// A group of ranks and its collectives. All ranks of the group must call the same operations in
+/// the same order with the same shapes, dtypes, roots and purposes. Each call returns at once, with
+/// the transfer under way; tensors may be neither read nor written before the handle was waited on,
+/// and must be contiguous (zero::Error otherwise, before anything is sent). Tensors of 0 elements
+/// are allowed everywhere. With one rank nothing is sent and every operation is the identity.
 class Communicator {
  public:
   using WorkPtr = std::unique_ptr<Pending::Work>;
@@ -113,8 +121,8 @@ class Communicator {
   /// Every rank but the root sends it once.
   Pending reduce(at::Tensor tensor, int root, Purpose purpose, ReduceOp op = ReduceOp::kAverage);
 
-  /// Combines `tensor` of all ranks, in place on all of them. Sends 2 (N-1)/N of it (a reduce-scatter
-  /// and an all-gather of its pieces; exactly: see all_reduce_bytes).
+  /// Combines `tensor` of all ranks, in place on all of them. Sends 2 (N-1)/N of it (a
+  /// reduce-scatter and an all-gather of its pieces; exactly: see all_reduce_bytes).
   Pending all_reduce(at::Tensor tensor, Purpose purpose, ReduceOp op = ReduceOp::kAverage);
 
   /// `input` holds N equal pieces, one after the other; piece r, combined over all ranks, becomes
@@ -153,16 +161,17 @@ class Communicator {
   /// What this rank sent since it was connected.
   const Traffic& traffic() const { return traffic_; }
 
-  /// Seconds this rank has spent inside wait() of any handle, and starting operations: communication
-  /// that was not hidden behind anything.
+  /// Seconds this rank has spent inside wait() of any handle, and starting operations:
+  /// communication that was not hidden behind anything.
   double exposed_seconds() const { return exposed_seconds_; }
 
   /// The training step, for error messages.
   void set_step(std::int64_t step) { step_ = step; }
   std::int64_t step() const { return step_; }
 
-  /// Bytes that rank `rank` of `size` sends in an all-reduce of `elements` elements: its part of the
-  /// reduce-scatter plus its part of the all-gather. Summed over ranks it is 2 (N-1) of the tensor.
+  /// Bytes that rank `rank` of `size` sends in an all-reduce of `elements` elements: its part of
+  /// the reduce-scatter plus its part of the all-gather. Summed over ranks it is 2 (N-1) of the
+  /// tensor.
   static std::int64_t all_reduce_bytes(std::int64_t elements, std::int64_t element_size, int rank,
                                        int size);
 

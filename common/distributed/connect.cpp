@@ -2,10 +2,10 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
-
 #include <utility>
 
 #include "zero/distributed/gloo_communicator.hpp"
@@ -34,10 +34,11 @@ void wait_for_everybody(const StorePtr& store, int rank, int size,
         throw Error(fmt::format("the store of rank 0 is gone: {}", first_line(error.what())));
       }
     }
-    throw Error(fmt::format("rank{} {} of {} did not come within {} s: start {} ranks in all with the "
-                            "same address and port",
-                            missing.size() == 1 ? "" : "s", fmt::join(missing, ", "), size,
-                            timeout.count() / 1000.0, size));
+    throw Error(
+        fmt::format("rank{} {} of {} did not come within {} s: start {} ranks in all with the "
+                    "same address and port",
+                    missing.size() == 1 ? "" : "s", fmt::join(missing, ", "), size,
+                    timeout.count() / 1000.0, size));
   }
 }
 
@@ -73,9 +74,10 @@ StorePtr tcp_store(const RankEnvironment& env, std::chrono::milliseconds timeout
     return c10::make_intrusive<c10d::TCPStore>(env.master_address, store_options);
   } catch (const std::exception& error) {
     if (store_options.isServer) {
-      throw Error(fmt::format("rank 0 cannot listen on port {}: it is taken, or not allowed; choose "
-                              "another MASTER_PORT ({})",
-                              env.master_port, first_line(error.what())));
+      throw Error(
+          fmt::format("rank 0 cannot listen on port {}: it is taken, or not allowed; choose "
+                      "another MASTER_PORT ({})",
+                      env.master_port, first_line(error.what())));
     }
     throw Error(fmt::format("rank {} did not reach rank 0 at {}:{} within {} s: {}", env.rank,
                             env.master_address, env.master_port, timeout.count() / 1000.0,

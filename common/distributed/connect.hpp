@@ -14,8 +14,9 @@ struct ConnectOptions {
   /// Longest wait for a peer, at start-up and in every collective. No operation waits for ever.
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
   ReductionOrder order = ReductionOrder::kRankOrdered;
-  /// Compare operation, shape, dtype, purpose and root over all ranks before every collective: slow,
-  /// and a mismatch is an error that names both sides instead of a hang. For debugging and tests.
+  /// Compare operation, shape, dtype, purpose and root over all ranks before every collective:
+  /// slow, and a mismatch is an error that names both sides instead of a hang. For debugging and
+  /// tests.
   bool check_collectives = false;
   /// "gloo" (CPU tensors) or "nccl" (CUDA tensors, where the build has it).
   std::string backend = "gloo";
@@ -38,14 +39,14 @@ struct RankEnvironment {
   std::string launcher;  ///< "torchrun", "Open MPI", "Slurm" or "RANK/WORLD_SIZE"
 };
 
-/// Reads the variables of torchrun (RANK, WORLD_SIZE, …), Open MPI (OMPI_COMM_WORLD_RANK, …) or Slurm
-/// (SLURM_PROCID, …), in this order. Nothing if none of them is set; zero::Error that names the
-/// variable if some are missing or make no sense.
+/// Reads the variables of torchrun (RANK, WORLD_SIZE, …), Open MPI (OMPI_COMM_WORLD_RANK, …) or
+/// Slurm (SLURM_PROCID, …), in this order. Nothing if none of them is set; zero::Error that names
+/// the variable if some are missing or make no sense.
 std::optional<RankEnvironment> rank_environment();
 
-/// Connects this rank to the others through the TCP store at master_address:master_port, which rank 0
-/// serves unless the launcher does. Called by all ranks; blocks until all are there; zero::Error that
-/// names the missing ranks after the time limit, or the port if it is taken.
+/// Connects this rank to the others through the TCP store at master_address:master_port, which rank
+/// 0 serves unless the launcher does. Called by all ranks; blocks until all are there; zero::Error
+/// that names the missing ranks after the time limit, or the port if it is taken.
 std::unique_ptr<Communicator> connect(const RankEnvironment& environment,
                                       const ConnectOptions& options = {});
 

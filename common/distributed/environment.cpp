@@ -50,9 +50,10 @@ constexpr int kMaximumRanks = 1 << 20;
 RankEnvironment read(const Names& names) {
   for (const char* needed : {names.rank, names.world_size}) {
     if (variable(needed) == nullptr) {
-      throw Error(fmt::format("{} is not set, though other variables of {} are: both {} and {} are "
-                              "needed, or neither for a run on this machine alone",
-                              needed, names.launcher, names.rank, names.world_size));
+      throw Error(
+          fmt::format("{} is not set, though other variables of {} are: both {} and {} are "
+                      "needed, or neither for a run on this machine alone",
+                      needed, names.launcher, names.rank, names.world_size));
     }
   }
   RankEnvironment env;

@@ -2,8 +2,8 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <utility>
 
 #include "zero/distributed/pairwise.hpp"
@@ -43,9 +43,9 @@ std::string StoreExchange::wait_for(int rank, std::int64_t round) {
   } catch (const std::exception& error) {
     // Only the first line: the rest is a stack trace of c10d's.
     const std::string cause = error.what();
-    throw Error(fmt::format("rank {} of {} did not answer within {} s (waiting for its message {}): {}",
-                            rank, size_, timeout_.count() / 1000.0, round,
-                            cause.substr(0, cause.find('\n'))));
+    throw Error(fmt::format(
+        "rank {} of {} did not answer within {} s (waiting for its message {}): {}", rank, size_,
+        timeout_.count() / 1000.0, round, cause.substr(0, cause.find('\n'))));
   }
 }
 
@@ -69,13 +69,15 @@ void Messenger::wait(const WorkPtr& work, const std::string& what, int peer) con
 
 void Messenger::fail(const std::string& what, int peer, const std::string& cause) const {
   if (cause.find("Timed out") != std::string::npos) {
-    throw Error(fmt::format("{}: nothing from rank {} within {} s; it is stopped, far behind, or in "
-                            "another collective",
-                            what, peer, timeout_.count() / 1000.0));
+    throw Error(
+        fmt::format("{}: nothing from rank {} within {} s; it is stopped, far behind, or in "
+                    "another collective",
+                    what, peer, timeout_.count() / 1000.0));
   }
-  throw Error(fmt::format("{}: the connection to rank {} is gone; it ended, or left after an error of "
-                          "its own ({})",
-                          what, peer, cause.substr(0, cause.find('\n'))));
+  throw Error(
+      fmt::format("{}: the connection to rank {} is gone; it ended, or left after an error of "
+                  "its own ({})",
+                  what, peer, cause.substr(0, cause.find('\n'))));
 }
 
 GlooCommunicator::GlooCommunicator(StoreExchange store, GroupPtr group, int rank, int size,
@@ -93,8 +95,9 @@ std::unique_ptr<Communicator> GlooCommunicator::split(const std::vector<int>& ra
                                                       const std::string& label) {
   const auto mine = std::find(ranks.begin(), ranks.end(), rank());
   if (mine == ranks.end()) {
-    throw Error(fmt::format("group '{}' of ranks {{{}}} does not hold rank {}, which called split()",
-                            label, fmt::join(ranks, ", "), rank()));
+    throw Error(
+        fmt::format("group '{}' of ranks {{{}}} does not hold rank {}, which called split()", label,
+                    fmt::join(ranks, ", "), rank()));
   }
   const int new_rank = static_cast<int>(mine - ranks.begin());
   const int new_size = static_cast<int>(ranks.size());
@@ -123,10 +126,11 @@ void GlooCommunicator::check_device(const at::Tensor& tensor) const {
   }
 }
 
-// With one rank there is nobody to talk to: every operation below is complete at once. A sum over one
-// rank is the tensor itself, and so is its average.
+// With one rank there is nobody to talk to: every operation below is complete at once. A sum over
+// one rank is the tensor itself, and so is its average.
 
-Communicator::WorkPtr GlooCommunicator::do_broadcast(const Call& call, at::Tensor tensor, int root) {
+Communicator::WorkPtr GlooCommunicator::do_broadcast(const Call& call, at::Tensor tensor,
+                                                     int root) {
   if (size() == 1 || tensor.numel() == 0) return nullptr;
   check_device(tensor);
   auto work = std::make_unique<MessageSet>(messenger_, describe(call));
@@ -151,11 +155,12 @@ Communicator::WorkPtr GlooCommunicator::do_reduce(const Call& call, at::Tensor t
     if (rank() != root) count(call, static_cast<std::int64_t>(tensor.nbytes()));
     // Gloo's reduce leaves partial sums in the others' tensors.
     at::Tensor target = rank() == root ? tensor : tensor.clone();
-    return native_reduce(messenger_, describe(call), target, root, rank() == root ? op : ReduceOp::kSum,
-                         size());
+    return native_reduce(messenger_, describe(call), target, root,
+                         rank() == root ? op : ReduceOp::kSum, size());
   }
   // The root's piece is everything, the others' are empty.
-  std::vector<at::Tensor> pieces(static_cast<std::size_t>(size()), tensor.flatten().narrow(0, 0, 0));
+  std::vector<at::Tensor> pieces(static_cast<std::size_t>(size()),
+                                 tensor.flatten().narrow(0, 0, 0));
   pieces[static_cast<std::size_t>(root)] = tensor.flatten();
   return pairwise_reduce({messenger_, describe(call), rank(), size(), first_tag(call.sequence),
                           [this, call](std::int64_t bytes) { count(call, bytes); }},
@@ -248,8 +253,8 @@ Communicator::WorkPtr GlooCommunicator::do_all_to_all(const Call& call, at::Tens
   return work;
 }
 
-Communicator::WorkPtr GlooCommunicator::do_send(const Call& call, at::Tensor tensor, int destination,
-                                                int tag) {
+Communicator::WorkPtr GlooCommunicator::do_send(const Call& call, at::Tensor tensor,
+                                                int destination, int tag) {
   if (destination == rank()) throw Error("send: a rank cannot send to itself");
   check_device(tensor);
   auto work = std::make_unique<MessageSet>(messenger_, describe(call));

@@ -2,10 +2,9 @@
 
 // Private to common/distributed: the one header that shows c10d types.
 
+#include <string>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
-
-#include <string>
 #include <vector>
 
 #include "zero/distributed/communicator.hpp"
@@ -81,8 +80,7 @@ class GlooCommunicator final : public Communicator {
   WorkPtr do_broadcast(const Call&, at::Tensor tensor, int root) override;
   WorkPtr do_reduce(const Call&, at::Tensor tensor, int root, ReduceOp op) override;
   WorkPtr do_all_reduce(const Call&, at::Tensor tensor, ReduceOp op) override;
-  WorkPtr do_reduce_scatter(const Call&, at::Tensor output, at::Tensor input,
-                            ReduceOp op) override;
+  WorkPtr do_reduce_scatter(const Call&, at::Tensor output, at::Tensor input, ReduceOp op) override;
   WorkPtr do_all_gather(const Call&, at::Tensor output, at::Tensor input) override;
   WorkPtr do_all_to_all(const Call&, at::Tensor output, at::Tensor input) override;
   WorkPtr do_send(const Call&, at::Tensor tensor, int destination, int tag) override;

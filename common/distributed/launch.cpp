@@ -51,7 +51,8 @@ class SharedFile {
   }
 
   std::string read() const {
-    const auto size = static_cast<std::size_t>(std::max<off_t>(0, ::lseek(descriptor_, 0, SEEK_END)));
+    const auto size =
+        static_cast<std::size_t>(std::max<off_t>(0, ::lseek(descriptor_, 0, SEEK_END)));
     std::string text(size, '\0');
     const ssize_t n = ::pread(descriptor_, text.data(), size, 0);
     text.resize(static_cast<std::size_t>(std::max<ssize_t>(0, n)));
@@ -77,8 +78,8 @@ int threads_for(const LaunchOptions& options) {
   return std::max(1, cores / options.world_size);
 }
 
-[[noreturn]] void run_child(int rank, const Child& child, const LaunchOptions& options, pid_t parent,
-                            const std::function<std::string(int)>& function) {
+[[noreturn]] void run_child(int rank, const Child& child, const LaunchOptions& options,
+                            pid_t parent, const std::function<std::string(int)>& function) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) std::_Exit(1);  // the parent died before the line above
   if (options.capture_output) {
@@ -165,7 +166,8 @@ class RendezvousFolder {
   RendezvousFolder() : path_((std::filesystem::temp_directory_path() / "zero-XXXXXX").string()) {
     if (::mkdtemp(path_.data()) == nullptr) {
       throw Error(fmt::format("cannot make a folder in {}: {}",
-                              std::filesystem::temp_directory_path().string(), std::strerror(errno)));
+                              std::filesystem::temp_directory_path().string(),
+                              std::strerror(errno)));
     }
   }
   RendezvousFolder(const RendezvousFolder&) = delete;
@@ -203,8 +205,8 @@ std::vector<RankExit> fork_processes(const LaunchOptions& options,
       const std::string cause = std::strerror(errno);
       children.resize(rank);
       kill_the_rest(children, started);
-      throw Error(fmt::format("rank {} of {} could not be started: {}", rank, options.world_size,
-                              cause));
+      throw Error(
+          fmt::format("rank {} of {} could not be started: {}", rank, options.world_size, cause));
     }
   }
   watch(children, options, started);

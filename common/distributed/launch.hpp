@@ -36,8 +36,8 @@ struct RankExit {
   bool ok() const { return exit_code == 0 && signal == 0; }
 };
 
-/// What a rank runs. Its text reaches RankExit::result. An exception is printed with the rank before
-/// it and ends the process with exit code 1.
+/// What a rank runs. Its text reaches RankExit::result. An exception is printed with the rank
+/// before it and ends the process with exit code 1.
 using RankFunction = std::function<std::string(Communicator&)>;
 
 /// Forks `world_size` processes, connects them and runs `function` in each; blocks until all have

@@ -40,10 +40,10 @@ struct Surroundings {
   std::function<void(std::int64_t)> count_sent;
 };
 
-/// Every rank p owns piece p of a tensor; `pieces` are this rank's contributions (they may differ in
-/// length; piece p has the same length on all ranks). Each contribution goes straight to its owner,
-/// who adds them in rank order into `output`. With `gather`, `pieces` are the places where the
-/// owners' results arrive as well, so that the whole is an all-reduce.
+/// Every rank p owns piece p of a tensor; `pieces` are this rank's contributions (they may differ
+/// in length; piece p has the same length on all ranks). Each contribution goes straight to its
+/// owner, who adds them in rank order into `output`. With `gather`, `pieces` are the places where
+/// the owners' results arrive as well, so that the whole is an all-reduce.
 ///
 /// Scratch: at most kScratchBytes for what arrives from peers, charged to kCommunication.
 Communicator::WorkPtr pairwise_reduce(Surroundings surroundings, std::vector<at::Tensor> pieces,

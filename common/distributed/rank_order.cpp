@@ -24,7 +24,8 @@ template <typename T>
 using Sum = std::conditional_t<kIsHalf<T>, float, T>;
 
 template <typename T>
-void add_blocks(T* output, const std::vector<const T*>& inputs, std::int64_t elements, int divisor) {
+void add_blocks(T* output, const std::vector<const T*>& inputs, std::int64_t elements,
+                int divisor) {
   alignas(64) std::array<Sum<T>, kBlock> sums;
   Sum<T>* const __restrict sum = sums.data();
   for (std::int64_t begin = 0; begin < elements; begin += kBlock) {
@@ -60,16 +61,23 @@ void add_tensors(const at::Tensor& output, const std::vector<at::Tensor>& inputs
 void sum_in_rank_order(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
                        int divisor) {
   switch (output.scalar_type()) {
-    case at::kFloat: return add_tensors<float>(output, inputs, divisor);
-    case at::kDouble: return add_tensors<double>(output, inputs, divisor);
-    case at::kBFloat16: return add_tensors<c10::BFloat16>(output, inputs, divisor);
-    case at::kHalf: return add_tensors<c10::Half>(output, inputs, divisor);
-    case at::kLong: return add_tensors<std::int64_t>(output, inputs, divisor);
-    case at::kInt: return add_tensors<std::int32_t>(output, inputs, divisor);
-    case at::kByte: return add_tensors<std::uint8_t>(output, inputs, divisor);
+    case at::kFloat:
+      return add_tensors<float>(output, inputs, divisor);
+    case at::kDouble:
+      return add_tensors<double>(output, inputs, divisor);
+    case at::kBFloat16:
+      return add_tensors<c10::BFloat16>(output, inputs, divisor);
+    case at::kHalf:
+      return add_tensors<c10::Half>(output, inputs, divisor);
+    case at::kLong:
+      return add_tensors<std::int64_t>(output, inputs, divisor);
+    case at::kInt:
+      return add_tensors<std::int32_t>(output, inputs, divisor);
+    case at::kByte:
+      return add_tensors<std::uint8_t>(output, inputs, divisor);
     default:
-      throw Error(fmt::format("tensors of {} cannot be reduced",
-                              c10::toString(output.scalar_type())));
+      throw Error(
+          fmt::format("tensors of {} cannot be reduced", c10::toString(output.scalar_type())));
   }
 }
 

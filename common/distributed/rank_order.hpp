@@ -6,11 +6,12 @@
 
 namespace zero::dist {
 
-/// output = (((inputs[0] + inputs[1]) + inputs[2]) + …) / divisor, element by element in exactly that
-/// order. All tensors are contiguous on the CPU with the same number of elements and one dtype:
-/// float32, float64, bfloat16, float16, int64, int32 or uint8. Half types are added in float32,
-/// divided and rounded once. Integers are not divided (divisor must be 1; zero::Error otherwise).
-/// `output` may be one of the inputs. Splitting the tensors anywhere gives the same bits.
+/// output = (((inputs[0] + inputs[1]) + inputs[2]) + …) / divisor, element by element in exactly
+/// that order. All tensors are contiguous on the CPU with the same number of elements and one
+/// dtype: float32, float64, bfloat16, float16, int64, int32 or uint8. Half types are added in
+/// float32, divided and rounded once. Integers are not divided (divisor must be 1; zero::Error
+/// otherwise). `output` may be one of the inputs. Splitting the tensors anywhere gives the same
+/// bits.
 void sum_in_rank_order(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
                        int divisor = 1);
 

@@ -2,7 +2,6 @@
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
-
 #include <type_traits>
 #include <unordered_map>
 #include <utility>
@@ -33,8 +32,8 @@ std::unique_ptr<Reducer> make_reducer(const std::vector<at::Tensor>& parameters,
                                      /*skip_all_reduce_unused_params=*/false,
                                      /*use_python_reducer=*/false, Caps());
   } else if constexpr (std::is_constructible_v<Reducer, std::vector<at::Tensor>, Buckets,
-                                               ProcessGroupPtr, std::vector<bool>, std::int64_t, bool,
-                                               bool, Names, std::int64_t, bool, bool>) {
+                                               ProcessGroupPtr, std::vector<bool>, std::int64_t,
+                                               bool, bool, Names, std::int64_t, bool, bool>) {
     return std::make_unique<Reducer>(parameters, buckets, group, sparse, cap, false, false, Names(),
                                      cap, false, false);
   } else {

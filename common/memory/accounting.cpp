@@ -52,8 +52,8 @@ class CountingAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(std::size_t bytes) override {
     if (bytes == 0) return {nullptr, nullptr, &free_block, c10::Device(c10::kCPU)};
-    TORCH_CHECK(bytes <= std::numeric_limits<std::size_t>::max() - sizeof(Header),
-                "allocation of ", bytes, " bytes is too large");
+    TORCH_CHECK(bytes <= std::numeric_limits<std::size_t>::max() - sizeof(Header), "allocation of ",
+                bytes, " bytes is too large");
     auto* header = static_cast<Header*>(c10::alloc_cpu(bytes + sizeof(Header)));
     header->bytes = bytes;
     header->category = current_category;
@@ -107,9 +107,7 @@ void install() {
   c10::SetCPUAllocator(&allocator, /*priority=*/100);
 }
 
-bool installed() {
-  return dynamic_cast<CountingAllocator*>(c10::GetCPUAllocator()) != nullptr;
-}
+bool installed() { return dynamic_cast<CountingAllocator*>(c10::GetCPUAllocator()) != nullptr; }
 
 Snapshot snapshot() {
   const std::lock_guard lock(mutex);

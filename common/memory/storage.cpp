@@ -32,9 +32,7 @@ void allocate_storage(const at::Tensor& tensor) {
   at::native::resize_bytes_cpu(tensor.storage().unsafeGetStorageImpl(), bytes_of(tensor));
 }
 
-bool has_storage(const at::Tensor& tensor) {
-  return tensor.storage().nbytes() >= bytes_of(tensor);
-}
+bool has_storage(const at::Tensor& tensor) { return tensor.storage().nbytes() >= bytes_of(tensor); }
 
 at::Tensor raw(const at::Tensor& tensor) { return tensor.variable_data(); }
 

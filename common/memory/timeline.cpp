@@ -17,9 +17,7 @@ Timeline timeline;
 Clock::time_point start;
 std::int64_t resolution = 0;
 
-double seconds_since_start() {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
+double seconds_since_start() { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 bool far_from_last(const Snapshot& counts) {
   if (timeline.samples.empty()) return true;

@@ -8,7 +8,8 @@
 
 namespace zero::memory {
 
-/// The memory film: live bytes by category at every moment of a step, with the step's phases marked.
+/// The memory film: live bytes by category at every moment of a step, with the step's phases
+/// marked.
 struct Timeline {
   struct Sample {
     double seconds;  ///< since start_timeline()

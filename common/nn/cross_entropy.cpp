@@ -51,8 +51,9 @@ struct CrossEntropyFunction : Function<CrossEntropyFunction> {
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     require_single_backward("consuming_cross_entropy");
     if (context->saved_data.count("consumed") != 0) {
-      throw Error("backward ran twice through one loss: its logits were overwritten the first time; "
-                  "run forward again");
+      throw Error(
+          "backward ran twice through one loss: its logits were overwritten the first time; "
+          "run forward again");
     }
     context->saved_data["consumed"] = true;
     const variable_list saved = context->get_saved_variables();

@@ -2,11 +2,12 @@
 
 #include <torch/types.h>
 
-/// The operations that the layers of this project are made of, with backward functions of their own.
+/// The operations that the layers of this project are made of, with backward functions of their
+/// own.
 ///
-/// They differ from LibTorch's in two ways. The gradient of a parameter is written straight into its
-/// gradient slot (gradient_slot.hpp) instead of passing through a tensor of its own. And they save
-/// for backward only what cannot be had cheaply again.
+/// They differ from LibTorch's in two ways. The gradient of a parameter is written straight into
+/// its gradient slot (gradient_slot.hpp) instead of passing through a tensor of its own. And they
+/// save for backward only what cannot be had cheaply again.
 ///
 /// All work in every floating dtype; gradients have the dtype of what they are the gradient of. A
 /// parameter that does not require a gradient is skipped, and so is an input that does not. They

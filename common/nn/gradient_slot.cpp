@@ -56,7 +56,8 @@ at::Tensor provided(const at::Tensor& parameter, const GradientProvider& provide
     return tensor;
   }
   throw Error(fmt::format(
-      "the gradient provider of a parameter of shape [{}] ({}) gave {}; it must give a tensor of the "
+      "the gradient provider of a parameter of shape [{}] ({}) gave {}; it must give a tensor of "
+      "the "
       "parameter's shape and dtype on its device",
       fmt::join(parameter.sizes(), ", "), c10::toString(parameter.scalar_type()),
       tensor.defined() ? fmt::format("a tensor of shape [{}] ({})", fmt::join(tensor.sizes(), ", "),

@@ -14,7 +14,7 @@ namespace zero::nn {
 
 /// The tensor that a backward function writes a parameter's gradient into.
 struct GradientSlot {
-  at::Tensor tensor;  ///< same shape and dtype as the parameter; it is the parameter's `.grad`
+  at::Tensor tensor;   ///< same shape and dtype as the parameter; it is the parameter's `.grad`
   bool fresh = false;  ///< true: the bytes mean nothing, overwrite all of them; false: add to them
 };
 
@@ -39,8 +39,8 @@ using GradientProvider = std::function<at::Tensor()>;
 /// Replaces an earlier one. The parameter is told apart by identity, not by name, and is not kept
 /// alive. May be called on any thread, but not while a backward pass uses the parameter.
 ///
-/// Only the functions of functional.hpp ask for slots. A module that uses ordinary autograd operations
-/// on the parameter never calls the provider: its gradient is whatever autograd made.
+/// Only the functions of functional.hpp ask for slots. A module that uses ordinary autograd
+/// operations on the parameter never calls the provider: its gradient is whatever autograd made.
 void set_gradient_provider(const at::Tensor& parameter, GradientProvider provider);
 
 /// True where `parameter` has a gradient provider.

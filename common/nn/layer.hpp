@@ -14,9 +14,12 @@ namespace zero::nn {
 struct Initializer {
   enum class Kind { kNormal, kUniform, kConstant };
   Kind kind = Kind::kConstant;
-  double value = 0.0;  ///< normal: the standard deviation; uniform: the bound of [-b, b); constant: it
+  double value =
+      0.0;  ///< normal: the standard deviation; uniform: the bound of [-b, b); constant: it
 
-  static Initializer normal(double standard_deviation) { return {Kind::kNormal, standard_deviation}; }
+  static Initializer normal(double standard_deviation) {
+    return {Kind::kNormal, standard_deviation};
+  }
   static Initializer uniform(double bound) { return {Kind::kUniform, bound}; }
   static Initializer constant(double value) { return {Kind::kConstant, value}; }
 };

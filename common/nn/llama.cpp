@@ -92,12 +92,13 @@ Llama::Llama(const LlamaConfig& config) : config_(config) {
 at::Tensor Llama::loss(const data::Batch& batch) {
   check_inputs(batch);
   const bool classifier = config_.classes > 0;
-  const at::IntArrayRef expected = classifier ? batch.inputs.sizes().slice(0, 1) : batch.inputs.sizes();
+  const at::IntArrayRef expected =
+      classifier ? batch.inputs.sizes().slice(0, 1) : batch.inputs.sizes();
   if (!batch.targets.defined() || batch.targets.scalar_type() != at::kLong ||
       batch.targets.sizes() != expected) {
-    throw Error(fmt::format(
-        "the targets of this batch must be int64 [{}] ({})", fmt::join(expected, ", "),
-        classifier ? "one label for each sample" : "the next token of each position"));
+    throw Error(
+        fmt::format("the targets of this batch must be int64 [{}] ({})", fmt::join(expected, ", "),
+                    classifier ? "one label for each sample" : "the next token of each position"));
   }
   return run(
       [&] {
@@ -144,8 +145,8 @@ at::Tensor Llama::logits(const data::Batch& batch) {
   if (config_.classes > 0) {
     // The norm works row by row, so the rows that nobody reads can go before it.
     const std::int64_t samples = x.size(0);
-    const at::Tensor last = batch.lengths.defined() ? batch.lengths - 1
-                                                    : at::full({samples}, x.size(1) - 1, at::kLong);
+    const at::Tensor last =
+        batch.lengths.defined() ? batch.lengths - 1 : at::full({samples}, x.size(1) - 1, at::kLong);
     x = x.index({at::arange(samples, at::kLong), last});  // [B, hidden]
   }
   x = norm_->forward(x);

@@ -17,11 +17,21 @@ using nlohmann::json;
 const std::map<std::string, LlamaConfig, std::less<>>& presets() {
   static const std::map<std::string, LlamaConfig, std::less<>> all = {
       {"smollm2-135m",
-       {.vocabulary = 49152, .hidden = 576, .layers = 30, .heads = 9, .kv_heads = 3,
-        .head_size = 64, .mlp = 1536}},
+       {.vocabulary = 49152,
+        .hidden = 576,
+        .layers = 30,
+        .heads = 9,
+        .kv_heads = 3,
+        .head_size = 64,
+        .mlp = 1536}},
       {"smollm2-360m",
-       {.vocabulary = 49152, .hidden = 960, .layers = 32, .heads = 15, .kv_heads = 5,
-        .head_size = 64, .mlp = 2560}},
+       {.vocabulary = 49152,
+        .hidden = 960,
+        .layers = 32,
+        .heads = 15,
+        .kv_heads = 5,
+        .head_size = 64,
+        .mlp = 2560}},
       {"tiny", {}},
   };
   return all;
@@ -71,22 +81,28 @@ double read_rope_theta(const Fields& fields) {
     return rope.get_or("rope_theta", fields.get_or("rope_theta", kTransformersDefault));
   }
   if (fields.has("rope_scaling")) {
-    throw Error("field 'rope_scaling' of config.json is set, but scaled rotary positions are not "
-                "supported");
+    throw Error(
+        "field 'rope_scaling' of config.json is set, but scaled rotary positions are not "
+        "supported");
   }
   return fields.get_or("rope_theta", kTransformersDefault);
 }
 
 void at_least_one(std::int64_t value, const char* name) {
-  if (value < 1) throw Error(fmt::format("{} of the model is {}, but must be at least 1", name, value));
+  if (value < 1)
+    throw Error(fmt::format("{} of the model is {}, but must be at least 1", name, value));
 }
 
 std::string dtype_name(at::ScalarType dtype) {
   switch (dtype) {
-    case at::kBFloat16: return "bfloat16";
-    case at::kHalf: return "float16";
-    case at::kDouble: return "float64";
-    default: return "float32";
+    case at::kBFloat16:
+      return "bfloat16";
+    case at::kHalf:
+      return "float16";
+    case at::kDouble:
+      return "float64";
+    default:
+      return "float32";
   }
 }
 
@@ -135,9 +151,9 @@ void check(const LlamaConfig& config) {
                             config.classes));
   }
   if (!(config.norm_eps > 0) || !(config.rope_theta > 0) || !(config.initializer_range >= 0)) {
-    throw Error(fmt::format(
-        "norm epsilon {}, rotary theta {} and initializer range {} must be positive",
-        config.norm_eps, config.rope_theta, config.initializer_range));
+    throw Error(
+        fmt::format("norm epsilon {}, rotary theta {} and initializer range {} must be positive",
+                    config.norm_eps, config.rope_theta, config.initializer_range));
   }
   if (!at::isFloatingType(config.dtype)) {
     throw Error(fmt::format("parameters cannot be {}: use float, double, bfloat16 or half",
@@ -150,8 +166,9 @@ LlamaConfig llama_config_from_json(std::string_view text) {
   if (!object.is_object()) throw Error("config.json is not a JSON object");
   const Fields fields(object);
   if (fields.get<std::string>("model_type") != "llama") {
-    throw Error(fmt::format("config.json describes a model of type '{}', but only 'llama' is supported",
-                            fields.get<std::string>("model_type")));
+    throw Error(
+        fmt::format("config.json describes a model of type '{}', but only 'llama' is supported",
+                    fields.get<std::string>("model_type")));
   }
   fields.expect<std::string>("hidden_act", "silu");
   fields.expect("attention_bias", false);

@@ -12,19 +12,19 @@ namespace zero::nn {
 
 /// The shape of a Llama model. The comments give Hugging Face's name of each field (config.json).
 struct LlamaConfig {
-  std::int64_t vocabulary = 256;   ///< vocab_size
-  std::int64_t hidden = 64;        ///< hidden_size
-  std::int64_t layers = 2;         ///< num_hidden_layers
-  std::int64_t heads = 4;          ///< num_attention_heads
-  std::int64_t kv_heads = 2;       ///< num_key_value_heads; divides heads
-  std::int64_t head_size = 16;     ///< head_dim; even
-  std::int64_t mlp = 176;          ///< intermediate_size
-  double rope_theta = 100000.0;    ///< rope_theta
-  double norm_eps = 1e-5;          ///< rms_norm_eps
-  bool tied = true;                ///< tie_word_embeddings: the output head is the embedding
-  double initializer_range = 0.02; ///< initializer_range: standard deviation of first values
-  /// 0 for a language model; else the number of classes of a sequence classifier, whose head `score`
-  /// [classes, hidden] takes the place of the language model's.
+  std::int64_t vocabulary = 256;    ///< vocab_size
+  std::int64_t hidden = 64;         ///< hidden_size
+  std::int64_t layers = 2;          ///< num_hidden_layers
+  std::int64_t heads = 4;           ///< num_attention_heads
+  std::int64_t kv_heads = 2;        ///< num_key_value_heads; divides heads
+  std::int64_t head_size = 16;      ///< head_dim; even
+  std::int64_t mlp = 176;           ///< intermediate_size
+  double rope_theta = 100000.0;     ///< rope_theta
+  double norm_eps = 1e-5;           ///< rms_norm_eps
+  bool tied = true;                 ///< tie_word_embeddings: the output head is the embedding
+  double initializer_range = 0.02;  ///< initializer_range: standard deviation of first values
+  /// 0 for a language model; else the number of classes of a sequence classifier, whose head
+  /// `score` [classes, hidden] takes the place of the language model's.
   std::int64_t classes = 0;
   at::ScalarType dtype = at::kFloat;  ///< of parameters and activations; dtype (torch_dtype)
 
@@ -38,8 +38,8 @@ struct LlamaConfig {
 const std::vector<std::string>& preset_names();
 
 /// A known shape by name. The two SmolLM2 shapes are those of the published models (vocabulary
-/// 49152); "tiny" reads bytes (vocabulary 256) and trains in seconds. Throws zero::Error for another
-/// name, with the known ones.
+/// 49152); "tiny" reads bytes (vocabulary 256) and trains in seconds. Throws zero::Error for
+/// another name, with the known ones.
 LlamaConfig preset(std::string_view name);
 
 /// Throws zero::Error where the numbers cannot be a model: a size below 1, kv_heads that do not
@@ -48,9 +48,9 @@ void check(const LlamaConfig& config);
 
 /// Reads the text of a Hugging Face config.json of model_type "llama", both the older form
 /// (rope_theta) and the newer (rope_parameters). The result is a language model in fp32, whatever
-/// dtype and architecture the file names: set `dtype` and `classes` yourself. Throws zero::Error for
-/// text that is not JSON, another model type, a missing or nonsensical field, or a feature that Llama
-/// does not build here (biases, scaled rotary positions, another activation than silu).
+/// dtype and architecture the file names: set `dtype` and `classes` yourself. Throws zero::Error
+/// for text that is not JSON, another model type, a missing or nonsensical field, or a feature that
+/// Llama does not build here (biases, scaled rotary positions, another activation than silu).
 LlamaConfig llama_config_from_json(std::string_view text);
 
 /// The config.json that transformers loads this model with.

@@ -57,8 +57,8 @@ class Lister {
       return;
     }
     const auto* layer = dynamic_cast<const Layer*>(&module);
-    result_.parameters.push_back({join(path, name), tensor, unit,
-                                  layer ? layer->initializer(name) : std::nullopt});
+    result_.parameters.push_back(
+        {join(path, name), tensor, unit, layer ? layer->initializer(name) : std::nullopt});
   }
 
   std::size_t common_ancestor(std::size_t a, std::size_t b) const {
@@ -78,24 +78,26 @@ void check(const ParameterList& list) {
   for (const Parameter& p : list.parameters) {
     trainable = trainable || p.tensor.requires_grad();
     if (!p.tensor.is_contiguous()) {
-      throw Error(fmt::format(
-          "parameter '{}' is not contiguous (strides {}): collectives would send the wrong elements; "
-          "register a contiguous tensor",
-          p.name, fmt::join(p.tensor.strides(), ",")));
+      throw Error(
+          fmt::format("parameter '{}' is not contiguous (strides {}): collectives would send the "
+                      "wrong elements; "
+                      "register a contiguous tensor",
+                      p.name, fmt::join(p.tensor.strides(), ",")));
     }
     const auto [found, is_new] =
         storages.try_emplace(p.tensor.storage().unsafeGetStorageImpl(), p.name);
     if (!is_new) {
-      throw Error(fmt::format(
-          "parameters '{}' and '{}' are two tensors over the same memory; tie weights by registering "
-          "the same tensor twice",
-          found->second, p.name));
+      throw Error(
+          fmt::format("parameters '{}' and '{}' are two tensors over the same memory; tie weights "
+                      "by registering "
+                      "the same tensor twice",
+                      found->second, p.name));
     }
   }
   if (!trainable) {
-    throw Error(
-        fmt::format("the model has no trainable parameter ({} parameters, none requires a gradient)",
-                    list.size()));
+    throw Error(fmt::format(
+        "the model has no trainable parameter ({} parameters, none requires a gradient)",
+        list.size()));
   }
 }
 

@@ -14,8 +14,9 @@ namespace zero::nn {
 
 /// One parameter of a model, tied ones once.
 struct Parameter {
-  std::string name;   ///< dotted path, as named_parameters() gives it: "model.layers.0.mlp.up_proj.weight"
-  at::Tensor tensor;  ///< the tensor that the module holds; its storage may be empty (deferred)
+  std::string
+      name;  ///< dotted path, as named_parameters() gives it: "model.layers.0.mlp.up_proj.weight"
+  at::Tensor tensor;     ///< the tensor that the module holds; its storage may be empty (deferred)
   std::size_t unit = 0;  ///< index of its unit in ParameterList::units
   std::optional<Initializer> initializer;  ///< nothing where the module is not a Layer
 
@@ -47,8 +48,8 @@ struct ParameterList {
   std::int64_t bytes() const;  ///< V of the formulas: bytes of one copy of the parameters
 };
 
-/// Lists the parameters of `root`. Throws zero::Error for a model without a trainable parameter, for
-/// a parameter that is not contiguous, and for two different parameters that share memory.
+/// Lists the parameters of `root`. Throws zero::Error for a model without a trainable parameter,
+/// for a parameter that is not contiguous, and for two different parameters that share memory.
 ParameterList list_parameters(Unit& root);
 
 /// Sets the hooks of `root` and of every unit inside it.
@@ -58,8 +59,8 @@ void set_hooks(Unit& root, UnitHooks* hooks);
 class ParameterSource {
  public:
   virtual ~ParameterSource() = default;
-  /// Writes the first values of `parameter` into `out` (same shape and dtype, has storage). Called on
-  /// one rank; the values reach the others through a collective.
+  /// Writes the first values of `parameter` into `out` (same shape and dtype, has storage). Called
+  /// on one rank; the values reach the others through a collective.
   virtual void fill(const Parameter& parameter, at::Tensor& out) = 0;
 };
 

@@ -211,7 +211,7 @@ class SafetensorsFolderWriter {
   /// The largest file, in bytes, unless told otherwise.
   static constexpr std::int64_t kDefaultMaxBytes = 5'000'000'000;
 
-  /// Makes `folder` if need be.
+  /// Makes `folder` if need be; it stays, empty, if the save fails.
   /// @throws zero::Error as SafetensorsWriter, for max_bytes below 1, and where `folder` is a file.
   SafetensorsFolderWriter(const std::filesystem::path& folder,
                           const std::vector<SafetensorsSpec>& specs,

@@ -66,6 +66,9 @@ TEST(SafetensorsRefusal, FilesThatAreTooShort) {
     EXPECT_NE(error_of([&] { SafetensorsFile file(path); }), "") << size;
   }
   EXPECT_EQ(lacking_in_refusal(whole.substr(0, 30), {"claims a header", "but 22 follow"}), "");
+  std::string too_long_by_one = hand_made("{}", "");
+  too_long_by_one[0] = 3;
+  EXPECT_EQ(lacking_in_refusal(too_long_by_one, {"a header of 3 bytes, but 2 follow"}), "");
   EXPECT_EQ(lacking_in_refusal(whole.substr(0, whole.size() - 1),
                                {"\"w\"", "[0, 8]", "after the 7 bytes", "cut short"}),
             "");
@@ -180,6 +183,7 @@ TEST(SafetensorsRefusal, Offsets) {
   EXPECT_EQ(lacking_with_offsets("[0,18446744073709551615]", {"whole number"}), "");
   EXPECT_EQ(lacking_with_offsets("[0,4]", {"[0, 4]", "span 4 bytes", "F32 [2] takes 8"}), "");
   EXPECT_EQ(lacking_with_offsets("[0,7]", {"span 7 bytes", "takes 8"}), "");
+  EXPECT_EQ(lacking_with_entry(entry("\"F32\"", "[1]", "[0,8]"), {"span 8 bytes", "takes 4"}), "");
 }
 
 TEST(SafetensorsRefusal, TensorsThatOverlapOrLeaveHoles) {

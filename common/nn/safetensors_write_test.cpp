@@ -92,6 +92,17 @@ TEST_F(SafetensorsWrite, EveryTensorIsAligned) {
   }
 }
 
+TEST_F(SafetensorsWrite, EqualElementsStayInTheOrderGiven) {
+  Listing names;
+  NamedTensors tensors;
+  for (int i = 0; i < 100; ++i) {
+    names.push_back("layer " + std::to_string(i * 37 % 100));
+    tensors.emplace_back(names.back(), at::ones({1 + i % 3}));
+  }
+  save_safetensors(path_, tensors);
+  EXPECT_EQ(SafetensorsFile(path_).names(), names);
+}
+
 TEST_F(SafetensorsWrite, SpecsThatAreRefused) {
   const std::string path = path_.string();
   EXPECT_EQ(lacking(refusal({{"w", at::kFloat, {1}}, {"w", at::kFloat, {1}}}),

@@ -32,7 +32,8 @@ class FusedOptimizer : public Optimizer {
       : state_names_(std::move(state_names)) {
     for (std::size_t g = 0; g < groups.size(); ++g) {
       options_.push_back(groups[g].options);
-      for (const at::Tensor& parameter : groups[g].parameters) slots_.push_back({parameter, g, 0, {}});
+      for (const at::Tensor& parameter : groups[g].parameters)
+        slots_.push_back({parameter, g, 0, {}});
     }
   }
 
@@ -61,7 +62,8 @@ class FusedOptimizer : public Optimizer {
   std::map<std::string, at::Tensor> state(const at::Tensor& parameter) const override {
     std::map<std::string, at::Tensor> result;
     if (const Slot* slot = find(parameter)) {
-      for (std::size_t i = 0; i < slot->states.size(); ++i) result[state_names_[i]] = slot->states[i];
+      for (std::size_t i = 0; i < slot->states.size(); ++i)
+        result[state_names_[i]] = slot->states[i];
     }
     return result;
   }

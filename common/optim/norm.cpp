@@ -11,13 +11,14 @@ double squared_norm(const at::Tensor& tensor) {
   const at::Tensor dense = tensor.contiguous();
   // Eight sums that do not wait for each other; which element goes to which never changes.
   std::array<double, 8> sums{};
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dense.scalar_type(), "squared_norm", [&] {
-    const scalar_t* data = dense.const_data_ptr<scalar_t>();
-    for (std::int64_t i = 0; i < dense.numel(); ++i) {
-      const auto value = static_cast<double>(data[i]);
-      sums[static_cast<std::size_t>(i % 8)] += value * value;
-    }
-  });
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dense.scalar_type(), "squared_norm",
+                                  [&] {
+                                    const scalar_t* data = dense.const_data_ptr<scalar_t>();
+                                    for (std::int64_t i = 0; i < dense.numel(); ++i) {
+                                      const auto value = static_cast<double>(data[i]);
+                                      sums[static_cast<std::size_t>(i % 8)] += value * value;
+                                    }
+                                  });
   double total = 0.0;
   for (const double sum : sums) total += sum;
   return total;

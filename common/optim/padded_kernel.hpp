@@ -7,15 +7,15 @@
 
 namespace zero::optim {
 
-/// The flat tensors that belong to one parameter in one update: [parameter, gradient, state, …], all
-/// of the same number of elements.
+/// The flat tensors that belong to one parameter in one update: [parameter, gradient, state, …],
+/// all of the same number of elements.
 using Operands = std::vector<at::Tensor>;
 
 /// Runs a fused kernel over many parameters so that no element is in a tensor's scalar tail.
 ///
 /// The kernels handle 16 float32 elements at a time and what is left over one by one, and the two
-/// codes round differently now and then. An element that is in the tail of a whole tensor but in the
-/// body of a shard would then differ between chapters. So the last (elements mod 16) of each
+/// codes round differently now and then. An element that is in the tail of a whole tensor but in
+/// the body of a shard would then differ between chapters. So the last (elements mod 16) of each
 /// parameter are copied to a scratch padded to 16, updated there, and copied back.
 ///
 /// `kernel` gets one list of tensors per operand: kernel({parameters, gradients, states…}). The

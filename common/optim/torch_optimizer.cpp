@@ -45,7 +45,9 @@ class TorchOptimizer final : public Optimizer {
     return look_up(parameter).second;
   }
 
-  std::int64_t steps(const at::Tensor& parameter) const override { return look_up(parameter).first; }
+  std::int64_t steps(const at::Tensor& parameter) const override {
+    return look_up(parameter).first;
+  }
 
   void set_learning_rate(double rate) override {
     for (auto& group : optimizer_->param_groups()) group.options().set_lr(rate);
@@ -59,7 +61,8 @@ class TorchOptimizer final : public Optimizer {
     if (found == optimizer_->state().end()) return result;
     const torch::optim::OptimizerParamState& state = *found->second;
     if (adam_state<torch::optim::AdamParamState>(state, result.first, result.second)) return result;
-    if (adam_state<torch::optim::AdamWParamState>(state, result.first, result.second)) return result;
+    if (adam_state<torch::optim::AdamWParamState>(state, result.first, result.second))
+      return result;
     if (const auto* sgd = dynamic_cast<const torch::optim::SGDParamState*>(&state)) {
       result.second = {{"momentum_buffer", sgd->momentum_buffer().flatten()}};
     }

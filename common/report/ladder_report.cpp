@@ -72,23 +72,25 @@ void check_premises(const LadderReport& report, const ModeRow& mode,
   need(mode.gradients_differed, "two ranks had the same gradients before the reduction");
 }
 
-// The formula speaks of model states. What else is alive (tables of positions, say) does not grow with
-// the model and has a bound of its own, so that it weighs the same for a small model and a large one.
+// The formula speaks of model states. What else is alive (tables of positions, say) does not grow
+// with the model and has a bound of its own, so that it weighs the same for a small model and a
+// large one.
 void check_total(const std::string& who, double total, double other, double predicted,
                  std::vector<std::string>& failures) {
   const double measured = total - other;
   const double difference = relative_difference(measured, predicted);
   if (other > kLargestOtherMib) {
-    failures.push_back(fmt::format("{}: {:.2f} MiB are alive that are no model states (at most {} MiB)",
-                                   who, other, kLargestOtherMib));
+    failures.push_back(
+        fmt::format("{}: {:.2f} MiB are alive that are no model states (at most {} MiB)", who,
+                    other, kLargestOtherMib));
   }
   if (std::isnan(difference)) {
     failures.push_back(fmt::format("{}: no total to compare: {:.2f} MiB measured, {:.2f} predicted",
                                    who, measured, predicted));
   } else if (std::abs(difference) > kFormulaTolerance) {
     failures.push_back(fmt::format(
-        "{}: model states of {:.2f} MiB are {:.3f} % off the formula's {:.2f} MiB (at most {} %)", who,
-        measured, 100 * difference, predicted, 100 * kFormulaTolerance));
+        "{}: model states of {:.2f} MiB are {:.3f} % off the formula's {:.2f} MiB (at most {} %)",
+        who, measured, 100 * difference, predicted, 100 * kFormulaTolerance));
   }
 }
 
@@ -145,7 +147,8 @@ std::vector<std::string> verdict(const LadderReport& report) {
     check_weights(report, mode, failures);
     check_premises(report, mode, failures);
     const double other = spread(mode, &RankRow::other_mib).mean;
-    check_total(mode.mode, spread(mode, &RankRow::total_mib).mean, other, mode.formula_mib, failures);
+    check_total(mode.mode, spread(mode, &RankRow::total_mib).mean, other, mode.formula_mib,
+                failures);
     for (const RankRow& rank : mode.ranks) {
       if (!rank.formula_mib) continue;
       check_total(fmt::format("{}, rank {}", mode.mode, rank.rank), rank.total_mib, rank.other_mib,

@@ -49,7 +49,8 @@ void say(dist::Communicator& communicator, const std::string& title, const std::
   const std::vector<std::string> lines = communicator.exchange(line);
   if (communicator.rank() != 0) return;
   fmt::print("{}\n", title);
-  for (std::size_t rank = 0; rank < lines.size(); ++rank) fmt::print("  rank {}  {}\n", rank, lines[rank]);
+  for (std::size_t rank = 0; rank < lines.size(); ++rank)
+    fmt::print("  rank {}  {}\n", rank, lines[rank]);
   std::fflush(stdout);
 }
 
@@ -69,10 +70,12 @@ std::string holdings(Strategy& strategy) {
   const nn::ParameterList& list = strategy.list();
   return fmt::format(
       "parameters{}   gradients{}   moments{}",
-      letters(strategy, [&](std::size_t i) { return memory::has_storage(list.parameters[i].tensor); }),
-      letters(strategy, [&](std::size_t i) { return list.parameters[i].tensor.grad().defined(); }),
       letters(strategy,
-              [&](std::size_t i) { return !strategy.optimizer().state(list.parameters[i].tensor).empty(); }));
+              [&](std::size_t i) { return memory::has_storage(list.parameters[i].tensor); }),
+      letters(strategy, [&](std::size_t i) { return list.parameters[i].tensor.grad().defined(); }),
+      letters(strategy, [&](std::size_t i) {
+        return !strategy.optimizer().state(list.parameters[i].tensor).empty();
+      }));
 }
 
 void narrate(Strategy& strategy, const data::Batch& batch) {
@@ -105,8 +108,8 @@ void narrate(Strategy& strategy, const data::Batch& batch) {
   }
 }
 
-std::string row_of(const Strategy& strategy, const memory::Snapshot& held, const dist::Traffic& sent,
-                   const PhaseSeconds& seconds) {
+std::string row_of(const Strategy& strategy, const memory::Snapshot& held,
+                   const dist::Traffic& sent, const PhaseSeconds& seconds) {
   const auto kib = [](std::int64_t bytes) { return static_cast<double>(bytes) / 1024.0; };
   const ModelStateBytes formula = strategy.predicted_bytes();
   return fmt::format(
@@ -179,12 +182,17 @@ int run_demo(int argc, char** argv, const std::string& mode, void (*register_cha
   options.mode = mode;
   options.register_chapter = register_chapter;
   CLI::App app{"Trains a small MLP under " + mode + " and prints what each rank held and sent."};
-  app.add_option("--mode", options.mode, "a variant, for example " + mode + ":…")->capture_default_str();
+  app.add_option("--mode", options.mode, "a variant, for example " + mode + ":…")
+      ->capture_default_str();
   auto* nproc = app.add_option("--nproc", options.world_size, "ranks (without a launcher)")
-                    ->capture_default_str()->check(CLI::Range(1, 64));
-  app.add_option("--steps", options.steps, "steps")->capture_default_str()->check(CLI::Range(1, 100000));
+                    ->capture_default_str()
+                    ->check(CLI::Range(1, 64));
+  app.add_option("--steps", options.steps, "steps")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 100000));
   app.add_option("--timeout", options.timeout_seconds, "longest wait for another rank, in seconds")
-      ->capture_default_str()->check(CLI::Range(0.1, 86400.0));
+      ->capture_default_str()
+      ->check(CLI::Range(0.1, 86400.0));
   app.add_flag("--narrate", options.narrate, "3 ranks, 12 parameters: who holds what, when");
   CLI11_PARSE(app, argc, argv);
   if (options.narrate && nproc->count() == 0) options.world_size = 3;

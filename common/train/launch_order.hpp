@@ -15,7 +15,8 @@ namespace zero::train {
 /// gradient that comes early waits until all before it have gone.
 class LaunchOrder {
  public:
-  explicit LaunchOrder(std::vector<std::size_t> order) : order_(std::move(order)), ready_(order_.size()) {
+  explicit LaunchOrder(std::vector<std::size_t> order)
+      : order_(std::move(order)), ready_(order_.size()) {
     std::size_t largest = 0;
     for (const std::size_t index : order_) largest = std::max(largest, index + 1);
     position_.assign(largest, order_.size());

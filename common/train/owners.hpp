@@ -13,7 +13,8 @@ namespace zero::train {
 /// shard by whole parameters.
 class Owners {
  public:
-  Owners(const nn::ParameterList& list, const dist::Communicator& communicator, Ownership ownership);
+  Owners(const nn::ParameterList& list, const dist::Communicator& communicator,
+         Ownership ownership);
 
   int of(std::size_t index) const { return owners_[index]; }
   bool mine(std::size_t index) const { return owners_[index] == rank_; }
@@ -30,8 +31,8 @@ class Owners {
   std::int64_t trainable_bytes_ = 0;
 };
 
-/// Every owner sends its parameters to all ranks; blocks until this rank has them. `indices` are the
-/// same on all ranks, and their tensors have storage on all of them.
+/// Every owner sends its parameters to all ranks; blocks until this rank has them. `indices` are
+/// the same on all ranks, and their tensors have storage on all of them.
 void broadcast_from_owners(const nn::ParameterList& list, const std::vector<std::size_t>& indices,
                            const Owners& owners, dist::Communicator& communicator,
                            dist::Purpose purpose);

@@ -58,9 +58,12 @@ Ownership ownership_from(const std::string& name) {
 
 std::string name(Ownership ownership) {
   switch (ownership) {
-    case Ownership::kBySize: return "size";
-    case Ownership::kByCount: return "count";
-    case Ownership::kByOffset: return "offset";
+    case Ownership::kBySize:
+      return "size";
+    case Ownership::kByCount:
+      return "count";
+    case Ownership::kByOffset:
+      return "offset";
   }
   return "";
 }
@@ -68,9 +71,12 @@ std::string name(Ownership ownership) {
 std::vector<int> assign_owners(const std::vector<std::int64_t>& bytes, int world_size,
                                Ownership ownership) {
   switch (ownership) {
-    case Ownership::kBySize: return by_size(bytes, world_size);
-    case Ownership::kByCount: return by_count(bytes.size(), world_size);
-    case Ownership::kByOffset: return by_offset(bytes, world_size);
+    case Ownership::kBySize:
+      return by_size(bytes, world_size);
+    case Ownership::kByCount:
+      return by_count(bytes.size(), world_size);
+    case Ownership::kByOffset:
+      return by_offset(bytes, world_size);
   }
   return {};
 }

@@ -9,7 +9,8 @@ namespace zero::train {
 /// Which rank owns which whole parameter.
 enum class Ownership {
   kBySize,    ///< largest first, each to the rank that has least so far (greedy): the default
-  kByCount,   ///< contiguous runs of equal length in registration order, remainder to the first ranks
+  kByCount,   ///< contiguous runs of equal length in registration order, remainder to the first
+              ///< ranks
   kByOffset,  ///< the rank in whose equal share of the flat bytes the parameter begins
 };
 

@@ -9,8 +9,8 @@
 
 namespace zero::train {
 
-/// A strategy that a chapter offers, under the name that the command line, the ladder, the tests and
-/// the benchmarks use.
+/// A strategy that a chapter offers, under the name that the command line, the ladder, the tests
+/// and the benchmarks use.
 struct StrategyEntry {
   std::string name;     ///< "zero1"
   std::string chapter;  ///< "01_zero1"

@@ -45,8 +45,8 @@ struct ModelStateBytes {
   std::int64_t total() const { return parameters + gradients + optimizer; }
 };
 
-/// One way to train a model on several ranks, and the one interface between a chapter and everything
-/// else. A step is
+/// One way to train a model on several ranks, and the one interface between a chapter and
+/// everything else. A step is
 ///
 ///     loss = forward(batch)      for each micro-batch, with set_last_micro_batch() before it
 ///     backward(loss)
@@ -83,12 +83,13 @@ class Strategy : public nn::UnitHooks {
   /// Says, before forward(), whether the coming micro-batch is the last of its step (default: yes).
   void set_last_micro_batch(bool last) { last_micro_batch_ = last; }
 
-  /// Scales the gradients so that their global L2 norm is at most `max_norm`; gives the norm before.
-  /// After finish_backward() of the last micro-batch. Exact: the same bits under every strategy.
+  /// Scales the gradients so that their global L2 norm is at most `max_norm`; gives the norm
+  /// before. After finish_backward() of the last micro-batch. Exact: the same bits under every
+  /// strategy.
   virtual float clip_grad_norm(double max_norm);
 
-  /// Makes the parameters of unit `unit` whole for reading until dismiss(). Nothing to do where they
-  /// always are.
+  /// Makes the parameters of unit `unit` whole for reading until dismiss(). Nothing to do where
+  /// they always are.
   virtual void summon(std::size_t unit) {}
   virtual void dismiss(std::size_t unit) {}
 
@@ -100,8 +101,8 @@ class Strategy : public nn::UnitHooks {
 
   /// Model states of this rank at rest, by the stage's formula.
   virtual ModelStateBytes predicted_bytes() const = 0;
-  /// Bytes of gradients and parameters that this rank sends in one step with one micro-batch, by the
-  /// formula of the variant. Control messages are not in it.
+  /// Bytes of gradients and parameters that this rank sends in one step with one micro-batch, by
+  /// the formula of the variant. Control messages are not in it.
   virtual std::int64_t predicted_traffic() const = 0;
 
   /// Shows every local gradient to `observer` as backward finishes it, before any reduction: for
@@ -131,10 +132,13 @@ class Strategy : public nn::UnitHooks {
   at::Tensor& gradient_to_reduce(std::size_t index);
 
   /// Whether finish_backward() reduces after this micro-batch.
-  bool reduces_now() const { return last_micro_batch_ || accumulation_ == Accumulation::kReduceEach; }
+  bool reduces_now() const {
+    return last_micro_batch_ || accumulation_ == Accumulation::kReduceEach;
+  }
 
-  /// The end of every finish_backward() that reduced: drops the gradients of parameters that no rank
-  /// used (a small all-reduced map says so) and adds up micro-batches that were reduced one by one.
+  /// The end of every finish_backward() that reduced: drops the gradients of parameters that no
+  /// rank used (a small all-reduced map says so) and adds up micro-batches that were reduced one by
+  /// one.
   void complete_reduction();
 
   /// Rank 0's first values for every parameter and buffer, on all ranks. For stages that hold the
@@ -164,7 +168,7 @@ class Strategy : public nn::UnitHooks {
   nn::ParameterSource* values_;
   Accumulation accumulation_;
   bool has_gradients_ = false;
-  std::vector<bool> used_;                // this rank, this reduction
+  std::vector<bool> used_;               // this rank, this reduction
   std::vector<at::Tensor> accumulated_;  // averages of earlier micro-batches
 };
 

@@ -108,9 +108,10 @@ double Trainer::count_terms(const std::vector<data::Batch>& batches) {
   strategy_.communicator().all_reduce(terms, dist::Purpose::kControl, dist::ReduceOp::kSum).wait();
   const double all = terms.item<double>();
   if (all > 0.0) return all;
-  throw Error(fmt::format("step {}: no rank has a loss term (all batches are empty or all targets are "
-                          "ignored)",
-                          steps_));
+  throw Error(
+      fmt::format("step {}: no rank has a loss term (all batches are empty or all targets are "
+                  "ignored)",
+                  steps_));
 }
 
 Trainer::Agreed Trainer::agree(double loss, std::int64_t terms) {
@@ -129,9 +130,10 @@ Trainer::Agreed Trainer::agree(double loss, std::int64_t terms) {
     if (values[2 + rank] != 0.0) not_finite.push_back(rank);
   }
   if (!not_finite.empty()) {
-    throw Error(fmt::format("step {}: the loss is NaN or infinite on rank{} {}; no rank updates its "
-                            "weights (a lower learning rate or clipping may help)",
-                            steps_, not_finite.size() == 1 ? "" : "s", fmt::join(not_finite, ", ")));
+    throw Error(
+        fmt::format("step {}: the loss is NaN or infinite on rank{} {}; no rank updates its "
+                    "weights (a lower learning rate or clipping may help)",
+                    steps_, not_finite.size() == 1 ? "" : "s", fmt::join(not_finite, ", ")));
   }
   return {values[0], values[1]};
 }

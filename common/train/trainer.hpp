@@ -19,7 +19,7 @@ struct PhaseSeconds {
 };
 
 struct StepResult {
-  double loss = 0;  ///< mean over all loss terms of all ranks and micro-batches
+  double loss = 0;          ///< mean over all loss terms of all ranks and micro-batches
   float gradient_norm = 0;  ///< before clipping; 0 where nothing is clipped
   PhaseSeconds seconds;
 };

@@ -1,13 +1,14 @@
 // mutant                lists the mutants
-// mutant NAME [flags]   runs the parity and residency tests on one, at 2 and 3 ranks, and says whether
+// mutant NAME [flags]   runs the parity and residency tests on one, at 2 and 3 ranks, and says
+// whether
 //                       they noticed: exit code 0 if the test that must kill it failed
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
-#include <zero/memory/accounting.hpp>
 
 #include <algorithm>
 #include <cstdio>
+#include <zero/memory/accounting.hpp>
 
 #include "mutants.hpp"
 
@@ -66,6 +67,7 @@ int main(int argc, char** argv) {
     fmt::print("\nmutant {} ({}): killed by {}\n", name, found->breaks, found->killed_by);
     return 0;
   }
-  fmt::print("\nmutant {} ({}): SURVIVED; {} did not notice\n", name, found->breaks, found->killed_by);
+  fmt::print("\nmutant {} ({}): SURVIVED; {} did not notice\n", name, found->breaks,
+             found->killed_by);
   return 1;
 }

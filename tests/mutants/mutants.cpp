@@ -4,13 +4,13 @@
 #include "mutants.hpp"
 
 #include <ATen/ops/zeros_like.h>
+
+#include <cmath>
+#include <functional>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/optim/norm.hpp>
 #include <zero/train/registry.hpp>
-
-#include <cmath>
-#include <functional>
 
 #include "zero1_sharding.hpp"
 #include "zero2_sharding.hpp"
@@ -93,7 +93,8 @@ class OffByOneShard final : public Zero1Sharding {
     const train::Owners owners(list(), communicator_, train::Ownership::kBySize);
     for (const std::size_t i : train::backward_order(list())) {
       const int neighbour = (owners.of(i) + 1) % communicator_.size();
-      communicator_.broadcast(memory::raw(parameter(i)), neighbour, dist::Purpose::kParameter).wait();
+      communicator_.broadcast(memory::raw(parameter(i)), neighbour, dist::Purpose::kParameter)
+          .wait();
     }
   }
 };
@@ -135,7 +136,8 @@ class HiddenFullCopy final : public Zero3Sharding {
     copy_.clear();
     for (std::size_t u = 0; u < list().units.size(); ++u) {
       gather(u);
-      for (const std::size_t i : list().units[u].parameters) copy_.push_back(parameter(i).detach().clone());
+      for (const std::size_t i : list().units[u].parameters)
+        copy_.push_back(parameter(i).detach().clone());
       reshard(u);
     }
   }
@@ -159,27 +161,38 @@ struct Entry {
 
 const std::vector<Entry>& entries() {
   static const std::vector<Entry> kEntries = {
-      {{"sum_for_mean", "gradients are summed, not averaged", "Parity.AdamW"}, "zero1", make<SumForMean>},
+      {{"sum_for_mean", "gradients are summed, not averaged", "Parity.AdamW"},
+       "zero1",
+       make<SumForMean>},
       {{"unsharded_optimizer", "every rank keeps all optimizer states",
         "Residency.ModelStatesAtRestAreThoseOfTheFormula"},
-       "zero1", make<UnshardedOptimizer>},
-      {{"local_norm", "the clipping norm sees one rank's gradients only", "Parity.ClippedGradients"},
-       "zero1", make<LocalNorm>},
+       "zero1",
+       make<UnshardedOptimizer>},
+      {{"local_norm", "the clipping norm sees one rank's gradients only",
+        "Parity.ClippedGradients"},
+       "zero1",
+       make<LocalNorm>},
       {{"norm_counted_n_times", "the clipping norm counts every gradient N times",
         "Parity.ClippedGradients"},
-       "zero1", make<NormCountedNTimes>},
+       "zero1",
+       make<NormCountedNTimes>},
       {{"skipped_broadcast", "one updated parameter stays with its owner", "Parity.AdamW"},
-       "zero1", make<SkippedParameterBroadcast>},
+       "zero1",
+       make<SkippedParameterBroadcast>},
       {{"off_by_one_shard", "the neighbour of the owner broadcasts", "Parity.AdamW"},
-       "zero1", make<OffByOneShard>},
+       "zero1",
+       make<OffByOneShard>},
       {{"gradients_kept_whole", "gradients of others are zeroed instead of freed",
         "Residency.ModelStatesAtRestAreThoseOfTheFormula"},
-       "zero2", make<GradientsKeptWhole>},
+       "zero2",
+       make<GradientsKeptWhole>},
       {{"skipped_gather", "one unit runs on parameters that were never gathered", "Parity.AdamW"},
-       "zero3", make<SkippedGather>},
+       "zero3",
+       make<SkippedGather>},
       {{"hidden_full_copy", "a rank keeps a whole copy of the parameters",
         "Residency.NothingElseIsAliveAtRest"},
-       "zero3", make<HiddenFullCopy>},
+       "zero3",
+       make<HiddenFullCopy>},
   };
   return kEntries;
 }
@@ -203,7 +216,8 @@ namespace train {
 
 void register_real_chapters(Registry& registry);
 
-// In this program, this is what the tests call: plain DDP, and the mutant under the real one's name.
+// In this program, this is what the tests call: plain DDP, and the mutant under the real one's
+// name.
 void register_all_chapters(Registry& registry) {
   Registry real;
   register_real_chapters(real);
