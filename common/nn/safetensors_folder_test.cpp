@@ -144,6 +144,16 @@ TEST_F(SafetensorsFolders, AnUnfinishedSaveLeavesTheOldOne) {
   expect_all_tensors(folder_.path());
 }
 
+TEST_F(SafetensorsFolders, ASaveIsFinishedOnceNothingIsMissing) {
+  SafetensorsFolderWriter writer(folder_.path(), {{"x", at::kFloat, {4}}, {"y", at::kFloat, {4}}},
+                                 /*max_bytes=*/16);
+  writer.write("x", at::ones({4}));
+  EXPECT_NE(error_of([&] { writer.finish(); }), "");
+  writer.write("y", at::ones({4}));
+  writer.finish();
+  EXPECT_EQ(SafetensorsFolder(folder_.path()).names(), (Listing{"x", "y"}));
+}
+
 TEST_F(SafetensorsFolders, SavesThatAreRefused) {
   const auto refusal = [&](const std::string& name, const NamedTensors& tensors, std::int64_t max) {
     return error_of([&] { save_safetensors_folder(folder_ / name, tensors, max); });

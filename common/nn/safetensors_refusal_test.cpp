@@ -144,6 +144,7 @@ TEST(SafetensorsRefusal, Dtypes) {
   EXPECT_EQ(lacking_with_entry(entry("32", "[2]", "[0,8]"), {"dtype is not a text"}), "");
   // A message is safe to print whatever a file is called or says.
   EXPECT_EQ(lacking_with_entry(entry("\"\\u001b[31m\"", "[2]", "[0,8]"), {"\"\\u001b[31m\""}), "");
+  EXPECT_EQ(lacking_with_entry(entry("\"\\u009b[31m\"", "[2]", "[0,8]"), {"\"\\u009b[31m\""}), "");
 }
 
 TEST(SafetensorsRefusal, Shapes) {
