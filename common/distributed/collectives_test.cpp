@@ -1,0 +1,296 @@
+// Every collective against a closed form, its traffic against its formula, and what happens when
+// ranks go wrong.
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/full.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+
+#include <csignal>
+#include <cstdlib>
+
+#include "harness.hpp"
+#include "zero/distributed/communicator.hpp"
+#include "zero/distributed/rank_order.hpp"
+#include "zero/error.hpp"
+
+namespace zero::dist {
+namespace {
+
+using testing::on_ranks;
+using testing::ranks_ended;
+
+// A different value on every rank at every place, exact in every dtype as long as n is small.
+at::Tensor unique(int rank, std::int64_t n, at::ScalarType dtype = at::kFloat) {
+  return (at::arange(n, at::kLong).remainder(11) + rank * 11).to(dtype);
+}
+
+std::vector<std::int64_t> sizes(int n) { return {0, 1, n - 1, n, n + 1, 97}; }
+
+class CollectivesOnGloo : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, CollectivesOnGloo, ::testing::Values(1, 2, 3, 4),
+                         [](const auto& info) { return fmt::format("N{}", info.param); });
+
+TEST_P(CollectivesOnGloo, GiveWhatTheyPromise) {
+  on_ranks(GetParam(), [](Communicator& c) {
+    const int n = c.size();
+    for (const std::int64_t size : sizes(n)) {
+      at::Tensor sum = at::zeros({size});
+      for (int r = 0; r < n; ++r) sum += unique(r, size);
+
+      at::Tensor t = unique(c.rank(), size);
+      c.all_reduce(t, Purpose::kGradient, ReduceOp::kSum).wait();
+      EXPECT_TRUE(at::equal(t, sum)) << "all_reduce " << size;
+
+      for (int root = 0; root < n; ++root) {
+        t = unique(c.rank(), size);
+        c.reduce(t, root, Purpose::kGradient).wait();
+        EXPECT_TRUE(at::equal(t, c.rank() == root ? sum / n : unique(c.rank(), size)))
+            << "reduce " << size << " to " << root;
+        t = unique(c.rank(), size);
+        c.broadcast(t, root, Purpose::kParameter).wait();
+        EXPECT_TRUE(at::equal(t, unique(root, size))) << "broadcast " << size;
+      }
+
+      const at::Tensor pieces = unique(c.rank(), size * n);
+      at::Tensor piece = at::empty({size});
+      c.reduce_scatter(piece, pieces, Purpose::kGradient, ReduceOp::kSum).wait();
+      at::Tensor total = at::zeros({size * n});
+      for (int r = 0; r < n; ++r) total += unique(r, size * n);
+      EXPECT_TRUE(at::equal(piece, total.narrow(0, c.rank() * size, size))) << "reduce_scatter";
+
+      at::Tensor all = at::empty({size * n});
+      c.all_gather(all, unique(c.rank(), size), Purpose::kParameter).wait();
+      for (int r = 0; r < n; ++r) {
+        EXPECT_TRUE(at::equal(all.narrow(0, r * size, size), unique(r, size))) << "all_gather";
+      }
+
+      at::Tensor swapped = at::empty({size * n});
+      c.all_to_all(swapped, pieces, Purpose::kControl).wait();
+      for (int r = 0; r < n; ++r) {
+        EXPECT_TRUE(at::equal(swapped.narrow(0, r * size, size),
+                              unique(r, size * n).narrow(0, c.rank() * size, size)))
+            << "all_to_all";
+      }
+    }
+    c.barrier();
+  });
+}
+
+TEST_P(CollectivesOnGloo, TakeEveryDtype) {
+  on_ranks(GetParam(), [](Communicator& c) {
+    for (const auto dtype :
+         {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kLong, at::kInt, at::kByte}) {
+      at::Tensor sum = at::zeros({37}, at::kLong);
+      for (int r = 0; r < c.size(); ++r) sum += unique(r, 37, at::kLong);
+      at::Tensor t = unique(c.rank(), 37, dtype);
+      c.all_reduce(t, Purpose::kGradient, ReduceOp::kSum).wait();
+      EXPECT_TRUE(at::equal(t, sum.to(dtype))) << dtype;
+    }
+  });
+}
+
+TEST_P(CollectivesOnGloo, CountTheBytesThatTheySend) {
+  on_ranks(GetParam(), [](Communicator& c) {
+    const int n = c.size();
+    const std::int64_t bytes = 4 * 12 * n;  // divisible by every N here
+    const auto sent = [&](const std::function<Pending()>& operation) {
+      const Traffic before = c.traffic();
+      operation().wait();
+      return c.traffic().since(before).bytes();
+    };
+    at::Tensor t = at::zeros({12 * n});
+    at::Tensor piece = at::zeros({12});
+    at::Tensor other = at::zeros({12 * n});
+    const auto p = Purpose::kGradient;
+    EXPECT_EQ(sent([&] { return c.all_reduce(t, p); }), 2 * bytes * (n - 1) / n);
+    EXPECT_EQ(sent([&] { return c.reduce_scatter(piece, t, p); }), bytes * (n - 1) / n);
+    EXPECT_EQ(sent([&] { return c.all_gather(t, piece, p); }), bytes * (n - 1) / n);
+    EXPECT_EQ(sent([&] { return c.all_to_all(other, t, p); }), bytes * (n - 1) / n);
+    EXPECT_EQ(sent([&] { return c.broadcast(t, 0, p); }), c.rank() == 0 ? bytes * (n - 1) : 0);
+    EXPECT_EQ(sent([&] { return c.reduce(t, 0, p); }), c.rank() == 0 ? 0 : bytes);
+    for (const std::int64_t odd : {1, 5, 97}) {
+      at::Tensor small = at::zeros({odd});
+      EXPECT_EQ(sent([&] { return c.all_reduce(small, p); }),
+                Communicator::all_reduce_bytes(odd, 4, c.rank(), n));
+    }
+  });
+}
+
+// 3 survives beside 1e8 only if it is added last.
+TEST(RankOrder, IsKeptAtThreeRanksWhereverABufferIsCut) {
+  on_ranks(3, [](Communicator& c) {
+    const float values[] = {1e8F, -1e8F, 3.0F};
+    const float in_order = (values[0] + values[1]) + values[2];
+    ASSERT_NE(in_order, values[0] + (values[1] + values[2]));
+    at::Tensor whole = at::full({1000}, values[c.rank()]);
+    c.all_reduce(whole, Purpose::kGradient, ReduceOp::kSum).wait();
+    EXPECT_TRUE(at::equal(whole, at::full({1000}, in_order)));
+    at::Tensor cut = at::full({1000}, values[c.rank()]);
+    for (const auto& [begin, length] : {std::pair{0, 7}, {7, 600}, {607, 393}}) {
+      c.all_reduce(cut.narrow(0, begin, length), Purpose::kGradient, ReduceOp::kSum).wait();
+    }
+    EXPECT_TRUE(at::equal(cut, whole));
+  });
+}
+
+TEST(RankOrder, HoldsOverSeveralWindowsOfScratch) {
+  on_ranks(2, [](Communicator& c) {
+    const std::int64_t scratch = std::int64_t{32} << 20;  // as docs/communication.md says
+    const std::int64_t n = 3 * scratch / 4 + 5;           // float32: three times that and a bit
+    at::Tensor t = at::full({n}, c.rank() + 1.0F);
+    t[n - 1] = 7.0F * (c.rank() + 1);
+    c.all_reduce(t, Purpose::kGradient).wait();
+    EXPECT_EQ(t.narrow(0, 0, n - 1).min().item<float>(), 1.5F);
+    EXPECT_EQ(t.narrow(0, 0, n - 1).max().item<float>(), 1.5F);
+    EXPECT_EQ(t[n - 1].item<float>(), 10.5F);
+  });
+}
+
+TEST(RankOrder, HalfTypesAreRoundedOnce) {
+  // 256 + 1 is not a bfloat16: rounded after every addition, 256 + 1 + 1 would stay 256.
+  const auto value = [](float v) { return at::full({1}, v).to(at::kBFloat16); };
+  at::Tensor out = at::empty({1}, at::kBFloat16);
+  sum_in_rank_order(out, {value(256), value(1), value(1)});
+  EXPECT_EQ(out.item<float>(), 258.0F);
+}
+
+TEST(BadCalls, AreRefusedBeforeAnythingIsSent) {
+  on_ranks(2, [](Communicator& c) {
+    const Traffic before = c.traffic();
+    const auto p = Purpose::kGradient;
+    EXPECT_THROW(c.all_reduce(at::zeros({4, 4}).t(), p), Error);
+    EXPECT_THROW(c.broadcast(at::zeros({4}), 2, p), Error);
+    EXPECT_THROW(c.reduce(at::zeros({4}), -1, p), Error);
+    EXPECT_THROW(c.reduce_scatter(at::zeros({4}), at::zeros({7}), p), Error);
+    EXPECT_THROW(c.all_gather(at::zeros({4}), at::zeros({4}), p), Error);
+    EXPECT_THROW(c.all_reduce(at::Tensor(), p), Error);
+    EXPECT_EQ(c.traffic().since(before).bytes(), 0);
+    c.barrier();  // the group still works
+  });
+}
+
+TEST(Groups, HaveTheOrderOfTheirList) {
+  on_ranks(3, [](Communicator& c) {
+    if (c.rank() == 1) return;
+    const auto group = c.split({2, 0}, "ends");
+    EXPECT_EQ(group->rank(), c.rank() == 2 ? 0 : 1);
+    at::Tensor t = at::full({3}, static_cast<float>(c.rank()));
+    group->broadcast(t, 0, Purpose::kControl).wait();
+    EXPECT_TRUE(at::equal(t, at::full({3}, 2.0F)));
+  });
+}
+
+void expect_all_said(const std::vector<RankExit>& exits, const std::vector<int>& ranks,
+                     const std::string& text) {
+  for (const int rank : ranks) {
+    const RankExit& exit = exits[static_cast<std::size_t>(rank)];
+    EXPECT_EQ(exit.exit_code, 1) << exit.output;
+    EXPECT_FALSE(exit.killed);
+    EXPECT_NE(exit.output.find(text), std::string::npos) << exit.output;
+  }
+}
+
+TEST(Agreement, NamesBothSidesOnEveryRank) {
+  const auto exits = ranks_ended({.world_size = 3}, [](Communicator& c) {
+    c.agree("the model", c.rank() == 2 ? "tiny" : "large");
+  });
+  expect_all_said(exits, {0, 1, 2}, "rank 0 has large, rank 2 has tiny");
+}
+
+TEST(Agreement, CheckedCollectivesCatchAShapeThatDiffers) {
+  const auto exits = ranks_ended({.world_size = 2, .check_collectives = true}, [](Communicator& c) {
+    c.all_reduce(at::zeros({10 + c.rank()}), Purpose::kGradient).wait();
+  });
+  expect_all_said(exits, {0, 1}, "all_reduce of Float [10] for gradient, rank 1 has");
+}
+
+TEST(Faults, ARankThatIsKilledIsNamedByTheOthers) {
+  const auto exits =
+      ranks_ended({.world_size = 3, .timeout = std::chrono::seconds(5)}, [](Communicator& c) {
+        if (c.rank() == 1) ::raise(SIGKILL);
+        at::Tensor t = at::zeros({1000});
+        c.all_reduce(t, Purpose::kGradient).wait();
+      });
+  EXPECT_EQ(exits[1].signal, SIGKILL);
+  for (const int rank : {0, 2}) {
+    const RankExit& exit = exits[static_cast<std::size_t>(rank)];
+    EXPECT_EQ(exit.exit_code, 1);
+    EXPECT_LT(exit.seconds, 5 + 2) << "the time limit and two seconds";
+    EXPECT_NE(exit.output.find(fmt::format("rank {}: all_reduce", rank)), std::string::npos)
+        << exit.output;
+  }
+}
+
+TEST(Faults, ARankThatStandsStillIsNamedWhenTimeIsUp) {
+  const auto exits =
+      ranks_ended({.world_size = 2, .timeout = std::chrono::seconds(1)}, [](Communicator& c) {
+        if (c.rank() == 1) ::raise(SIGSTOP);
+        at::Tensor t = at::zeros({1000});
+        c.all_reduce(t, Purpose::kGradient).wait();
+      });
+  expect_all_said(exits, {0}, "nothing from rank 1 within 1");
+  EXPECT_TRUE(exits[1].killed);
+}
+
+TEST(Handles, MustBeWaitedOn) {
+  const auto exits =
+      ranks_ended({.world_size = 2, .timeout = std::chrono::seconds(2)}, [](Communicator& c) {
+        at::Tensor t = at::zeros({10});
+        c.all_reduce(t, Purpose::kGradient);
+      });
+  for (const RankExit& exit : exits) {
+    EXPECT_EQ(exit.signal, SIGABRT);
+    EXPECT_NE(exit.output.find("never waited on"), std::string::npos) << exit.output;
+  }
+}
+
+// The environment belongs to the process: each case in one of its own.
+std::string environment_as_seen(const std::vector<std::pair<const char*, const char*>>& variables) {
+  LaunchOptions one;
+  one.world_size = 1;
+  return fork_processes(one,
+                        [&](int) -> std::string {
+                          for (const char* name :
+                               {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT",
+                                "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "SLURM_PROCID",
+                                "SLURM_NTASKS", "TORCHELASTIC_USE_AGENT_STORE"}) {
+                            ::unsetenv(name);
+                          }
+                          for (const auto& [name, value] : variables) ::setenv(name, value, 1);
+                          try {
+                            const auto env = rank_environment();
+                            if (!env) return "none";
+                            return fmt::format("{} {}/{} :{}", env->launcher, env->rank,
+                                               env->world_size, env->master_port);
+                          } catch (const Error& error) {
+                            return error.what();
+                          }
+                        })
+      .front()
+      .result;
+}
+
+TEST(Environment, OfEveryLauncherIsUnderstood) {
+  EXPECT_EQ(environment_as_seen({}), "none");
+  EXPECT_EQ(environment_as_seen({{"RANK", "1"}, {"WORLD_SIZE", "3"}, {"MASTER_PORT", "1234"}}),
+            "torchrun 1/3 :1234");
+  EXPECT_EQ(environment_as_seen({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "2"}}),
+            "Open MPI 0/2 :29500");
+  EXPECT_EQ(environment_as_seen({{"SLURM_PROCID", "4"}, {"SLURM_NTASKS", "5"}}),
+            "Slurm 4/5 :29500");
+}
+
+TEST(Environment, NonsenseIsNamed) {
+  using ::testing::HasSubstr;
+  EXPECT_THAT(environment_as_seen({{"RANK", "1"}}), HasSubstr("WORLD_SIZE is not set"));
+  EXPECT_THAT(environment_as_seen({{"RANK", "3"}, {"WORLD_SIZE", "3"}}), HasSubstr("RANK='3'"));
+  EXPECT_THAT(environment_as_seen({{"RANK", "x"}, {"WORLD_SIZE", "3"}}), HasSubstr("RANK='x'"));
+  EXPECT_THAT(environment_as_seen({{"RANK", "0"}, {"WORLD_SIZE", "0"}}),
+              HasSubstr("WORLD_SIZE='0'"));
+  EXPECT_THAT(environment_as_seen({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_PORT", "70000"}}),
+              HasSubstr("MASTER_PORT='70000'"));
+}
+
+}  // namespace
+}  // namespace zero::dist

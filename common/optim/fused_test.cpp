@@ -1,0 +1,134 @@
+// The fused optimizers against LibTorch's own and, for shards, against themselves on whole tensors.
+
+#include <ATen/ops/randn.h>
+#include <gtest/gtest.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+
+#include "zero/memory/accounting.hpp"
+#include "zero/optim/norm.hpp"
+#include "zero/optim/optimizer.hpp"
+
+namespace zero::optim {
+namespace {
+
+at::Tensor parameter(const at::Tensor& values) { return values.clone().requires_grad_(); }
+
+TEST(FusedAdamW, DoesWhatLibTorchsAdamWDoes) {
+  at::manual_seed(1);
+  const at::Tensor start = at::randn({33, 7});
+  const at::Tensor ours = parameter(start);
+  const at::Tensor theirs = parameter(start);
+  const auto fused = adamw({.learning_rate = 0.02, .weight_decay = 0.1})({ours});
+  torch::optim::AdamW reference({theirs}, torch::optim::AdamWOptions(0.02).weight_decay(0.1));
+  for (int step = 0; step < 5; ++step) {
+    const at::Tensor gradient = at::randn({33, 7});
+    ours.mutable_grad() = gradient.clone();
+    theirs.mutable_grad() = gradient.clone();
+    fused->step();
+    reference.step();
+    EXPECT_TRUE(at::allclose(ours, theirs, 1e-5, 1e-7)) << step;
+  }
+  EXPECT_FALSE(at::allclose(ours, start, 1e-3, 1e-3));
+  EXPECT_EQ(fused->steps(ours), 5);
+}
+
+TEST(FusedSgd, DoesWhatLibTorchsSgdDoes) {
+  at::manual_seed(2);
+  const at::Tensor start = at::randn({19});
+  const at::Tensor ours = parameter(start);
+  const at::Tensor theirs = parameter(start);
+  const auto fused = sgd({.learning_rate = 0.1, .momentum = 0.9, .weight_decay = 0.01})({ours});
+  torch::optim::SGD reference({theirs},
+                              torch::optim::SGDOptions(0.1).momentum(0.9).weight_decay(0.01));
+  for (int step = 0; step < 4; ++step) {
+    const at::Tensor gradient = at::randn({19});
+    ours.mutable_grad() = gradient.clone();
+    theirs.mutable_grad() = gradient.clone();
+    fused->step();
+    reference.step();
+    EXPECT_TRUE(at::allclose(ours, theirs, 1e-5, 1e-7)) << step;
+  }
+}
+
+// A shard may begin and end anywhere: no element may know.
+TEST(FusedAdamW, ShardsGiveTheBitsOfTheWhole) {
+  at::manual_seed(3);
+  for (const std::int64_t n : {1, 15, 16, 17, 1000, 4099}) {
+    for (const std::int64_t pieces : {2, 3, 7}) {
+      const at::Tensor start = at::randn({n});
+      const at::Tensor whole = parameter(start);
+      std::vector<at::Tensor> shards;
+      for (const at::Tensor& piece : start.tensor_split(pieces)) shards.push_back(parameter(piece));
+      const auto for_whole = adamw({.learning_rate = 0.01})({whole});
+      const auto for_shards = adamw({.learning_rate = 0.01})(shards);
+      for (int step = 0; step < 5; ++step) {
+        const at::Tensor gradient = at::randn({n});
+        whole.mutable_grad() = gradient;
+        const auto cut = gradient.tensor_split(pieces);
+        for (std::size_t i = 0; i < shards.size(); ++i)
+          shards[i].mutable_grad() = cut[i].contiguous();
+        for_whole->step();
+        for_shards->step();
+      }
+      EXPECT_TRUE(at::equal(at::cat(shards), whole)) << n << " in " << pieces;
+    }
+  }
+}
+
+TEST(FusedAdamW, LeavesParametersWithoutGradientAlone) {
+  const at::Tensor used = parameter(at::ones({20}));
+  const at::Tensor unused = parameter(at::ones({20}));
+  const auto optimizer = adamw()({used, unused});
+  used.mutable_grad() = at::ones({20});
+  optimizer->step();
+  EXPECT_TRUE(at::equal(unused, at::ones({20})));
+  EXPECT_EQ(optimizer->steps(unused), 0);
+  EXPECT_EQ(optimizer->steps(used), 1);
+  EXPECT_TRUE(optimizer->state(unused).empty());
+  EXPECT_EQ(optimizer->state(used).size(), 2U);
+}
+
+TEST(FusedAdamW, GroupsHaveSettingsOfTheirOwn) {
+  const at::Tensor slow = parameter(at::zeros({16}));
+  const at::Tensor fast = parameter(at::zeros({16}));
+  const auto optimizer = make_adamw({{{slow}, {.learning_rate = 0.001, .weight_decay = 0}},
+                                     {{fast}, {.learning_rate = 0.1, .weight_decay = 0}}});
+  const auto step = [&] {
+    slow.mutable_grad() = at::ones({16});
+    fast.mutable_grad() = at::ones({16});
+    optimizer->step();
+  };
+  step();
+  // AdamW's first step is the learning rate, whatever the gradient.
+  EXPECT_NEAR(slow[0].item<double>(), -0.001, 1e-6);
+  EXPECT_NEAR(fast[0].item<double>(), -0.1, 1e-6);
+  optimizer->set_learning_rate(0.0);
+  const at::Tensor before = fast.detach().clone();
+  step();
+  EXPECT_TRUE(at::equal(fast, before));
+}
+
+TEST(FusedAdamW, ChargesExactlyTwoMomentsAndForgetsWhatIsNarrowedAway) {
+  using memory::Category;
+  const at::Tensor mine = parameter(at::ones({100}));
+  const at::Tensor yours = parameter(at::ones({50}));
+  const std::int64_t before = memory::snapshot()[Category::kOptimizer];
+  const auto optimizer = adamw()({mine, yours});
+  mine.mutable_grad() = at::ones({100});
+  yours.mutable_grad() = at::ones({50});
+  optimizer->step();
+  EXPECT_EQ(memory::snapshot()[Category::kOptimizer] - before, 2 * 4 * 150);
+  optimizer->narrow([&](const at::Tensor& p) { return p.is_same(mine); });
+  EXPECT_EQ(memory::snapshot()[Category::kOptimizer] - before, 2 * 4 * 100);
+}
+
+TEST(Norm, OfSquaresAndItsCoefficient) {
+  EXPECT_DOUBLE_EQ(squared_norm(at::full({3}, 2.0F)), 12.0);
+  EXPECT_EQ(norm_from_squares({9.0, 16.0}), 5.0F);
+  EXPECT_EQ(clip_coefficient(5.0F, 10.0), 1.0F);
+  EXPECT_NEAR(clip_coefficient(5.0F, 1.0), 0.2, 1e-6);
+}
+
+}  // namespace
+}  // namespace zero::optim
