@@ -22,7 +22,7 @@ at::Tensor to_tensor(std::span<const std::int64_t> numbers) {
   return tensor;
 }
 
-std::string hash_of(const std::string& what) { return to_hex(Sha256().add(what).digest()); }
+std::string hash_of(const std::string& what) { return Sha256().add(what).hex(); }
 
 /// One of 256 equally spaced values from -1 to 127/128: 8 bits, so that products are exact.
 double draw_coarse(SplitMix64& generator) {
@@ -153,7 +153,7 @@ std::string RegressionDataset::fingerprint() const {
   hash.add(fmt::format("regression {} {} {}", size(), inputs_.size(1), targets_.size(1)));
   hash.add(inputs_.const_data_ptr<float>(), inputs_.nbytes());
   hash.add(targets_.const_data_ptr<float>(), targets_.nbytes());
-  return to_hex(hash.digest());
+  return hash.hex();
 }
 
 RegressionDataset toy_regression(std::uint64_t seed, std::int64_t n, std::int64_t features,

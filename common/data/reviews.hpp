@@ -22,4 +22,14 @@ inline constexpr std::int64_t kReviewClasses = 5;
 /// @throws zero::Error with path and line where the file is missing, empty or not such a CSV.
 Records reviews_from_csv(const std::filesystem::path& path, std::int64_t max_length = 0);
 
+/// The same from JSON lines: an object a line with `text` and `label` (0 to 4) or `stars` (1 to 5),
+/// other keys passed over, text taken as it stands. Empty lines are passed over.
+/// @throws zero::Error with path and line where the file is missing, empty or not such lines.
+Records reviews_from_json_lines(const std::filesystem::path& path, std::int64_t max_length = 0);
+
+/// Reviews from whatever `path` holds (see file_kind()): a token file of records, JSON lines, or
+/// CSV. The first has the vocabulary of its tokenizer, the others are read as bytes.
+/// @throws zero::Error as TokenFile and the two functions above, and for Parquet.
+Records reviews_from_file(const std::filesystem::path& path);
+
 }  // namespace zero::data

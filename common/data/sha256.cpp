@@ -6,29 +6,45 @@
 
 namespace zero::data {
 
+namespace {
+
+void check(bool ok, const char* what) {
+  if (!ok) throw Error(fmt::format("OpenSSL's SHA-256 failed to {}", what));
+}
+
+}  // namespace
+
 struct Sha256::Context {
   EVP_MD_CTX* handle = EVP_MD_CTX_new();
   ~Context() { EVP_MD_CTX_free(handle); }
 };
 
 Sha256::Sha256() : context_(std::make_unique<Context>()) {
-  if (EVP_DigestInit_ex(context_->handle, EVP_sha256(), /*impl=*/nullptr) != 1) {
-    throw Error("this OpenSSL offers no SHA-256, which checks the data files");
-  }
+  check(context_->handle != nullptr &&
+            EVP_DigestInit_ex(context_->handle, EVP_sha256(), /*impl=*/nullptr) == 1,
+        "start");
 }
 
 Sha256::~Sha256() = default;
+Sha256::Sha256(Sha256&&) noexcept = default;
+Sha256& Sha256::operator=(Sha256&&) noexcept = default;
 
 Sha256& Sha256::add(const void* data, std::size_t size) {
-  EVP_DigestUpdate(context_->handle, data, size);
+  check(EVP_DigestUpdate(context_->handle, data, size) == 1, "take bytes");
   return *this;
 }
 
-Digest Sha256::digest() {
+Digest Sha256::digest() const {
+  // Finishing ends a context, so a copy is finished.
+  const Context copy;
   Digest digest{};
-  EVP_DigestFinal_ex(context_->handle, digest.data(), /*s=*/nullptr);
+  check(copy.handle != nullptr && EVP_MD_CTX_copy_ex(copy.handle, context_->handle) == 1 &&
+            EVP_DigestFinal_ex(copy.handle, digest.data(), /*s=*/nullptr) == 1,
+        "finish");
   return digest;
 }
+
+std::string Sha256::hex() const { return to_hex(digest()); }
 
 std::string to_hex(const Digest& digest) {
   std::string hex;

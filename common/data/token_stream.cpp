@@ -132,7 +132,7 @@ std::string TokenStream::fingerprint() const {
   const std::int64_t shape[] = {vocabulary_, size_};
   add_numbers(hash, shape);
   add_tokens(hash, *this, 0, size_);
-  return to_hex(hash.digest());
+  return hash.hex();
 }
 
 Records Records::from(std::span<const Record> records, std::int64_t classes,
@@ -199,7 +199,7 @@ std::string Records::fingerprint() const {
   }
   add_tokens(hash, tokens, static_cast<std::int64_t>(offsets.front()),
              static_cast<std::int64_t>(offsets.back()));
-  return to_hex(hash.digest());
+  return hash.hex();
 }
 
 std::int64_t training_part(std::int64_t size, double validation_fraction) {

@@ -1,5 +1,6 @@
 #include <fmt/chrono.h>
 #include <fmt/format.h>
+#include <stdlib.h>
 #include <torch/version.h>
 #include <unistd.h>
 
@@ -60,6 +61,30 @@ void write_file(const fs::path& path, std::string_view contents) {
     throw Error(fmt::format("cannot write '{}': {}; name a file in a folder that can be written to",
                             path.string(), reason(code)));
   }
+}
+
+void check_writable(const fs::path& path) {
+  std::error_code ignored;
+  if (!path.has_filename() || fs::is_directory(path, ignored)) {
+    throw Error(fmt::format("cannot write '{}': it names a folder, name a file", path.string()));
+  }
+  fs::path folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
+  std::error_code error;
+  while (!fs::exists(folder, error)) {
+    if (error && error != std::errc::no_such_file_or_directory) break;
+    folder = folder.has_parent_path() ? folder.parent_path() : fs::path(".");
+  }
+  // Only making a file tells: what the rights say may be overruled either way.
+  std::string probe = (folder / ".zero-XXXXXX").string();
+  const int file = ::mkstemp(probe.data());
+  if (file < 0) {
+    throw Error(
+        fmt::format("cannot write '{}': {}: {}; name a file in a folder that can be "
+                    "written to",
+                    path.string(), folder.string(), reason(errno)));
+  }
+  ::close(file);
+  fs::remove(probe, ignored);
 }
 
 void write_json(const fs::path& path, const Json& document) {

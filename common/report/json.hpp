@@ -16,6 +16,10 @@ using Json = nlohmann::ordered_json;
 /// Throws zero::Error, naming the path and the system's reason, if that cannot be done.
 void write_file(const std::filesystem::path& path, std::string_view contents);
 
+/// Throws zero::Error if write_file(path) would, as far as one can know before: for a program to
+/// ask before it works for minutes. Makes and leaves nothing, neither file nor folder.
+void check_writable(const std::filesystem::path& path);
+
 /// Writes `document` to `path` as write_file() does, indented by two spaces. Numbers that are not
 /// finite become null, since JSON has no word for them.
 void write_json(const std::filesystem::path& path, const Json& document);

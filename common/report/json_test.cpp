@@ -1,3 +1,4 @@
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
@@ -18,6 +19,7 @@ namespace zero::report {
 namespace {
 
 namespace fs = std::filesystem;
+using ::testing::HasSubstr;
 
 std::string contents_of(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
@@ -151,6 +153,29 @@ TEST(RunMetadata, TellsVersionsCommandAndTime) {
   const auto written = std::chrono::system_clock::from_time_t(::timegm(&broken_down));
   EXPECT_GE(written, before);
   EXPECT_LE(written, after);
+}
+
+TEST(CheckWritable, LeavesNothingBehind) {
+  const TestFolder folder;
+  check_writable(folder / "out.json");
+  check_writable(folder / "new/below/out.json");
+  EXPECT_EQ(files_in(folder.path()), 0);
+  write_file(folder / "out.json", "old");
+  check_writable(folder / "out.json");
+  EXPECT_EQ(contents_of(folder / "out.json"), "old");
+  EXPECT_EQ(files_in(folder.path()), 1);
+}
+
+TEST(CheckWritable, SaysWhatStandsInTheWay) {
+  const TestFolder folder;
+  write_file(folder / "file", "x");
+  EXPECT_THAT(error_of([&] { check_writable(folder.path()); }), HasSubstr("it names a folder"));
+  EXPECT_THAT(error_of([&] { check_writable(folder / "file/out.json"); }),
+              HasSubstr("Not a directory"));
+  EXPECT_THAT(error_of([&] { check_writable(folder / "file/below/out.json"); }),
+              HasSubstr("file/below/out.json"));
+  EXPECT_THAT(error_of([&] { check_writable("/proc/zero/out.json"); }),
+              HasSubstr("/proc/zero/out.json"));
 }
 
 }  // namespace
