@@ -113,6 +113,8 @@ class Communicator {
   int rank() const { return rank_; }
   int size() const { return size_; }
   ReductionOrder order() const { return order_; }
+  /// How bytes travel, for people to read: "one copy within the host", "TCP (rank 1: …)".
+  virtual std::string transport() const = 0;
 
   /// `tensor` (any shape) of rank `root` reaches all ranks, in place. Root sends it N-1 times.
   Pending broadcast(at::Tensor tensor, int root, Purpose purpose);

@@ -8,7 +8,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <utility>
 
-#include "zero/distributed/gloo_communicator.hpp"
+#include "zero/distributed/host_communicator.hpp"
 #include "zero/error.hpp"
 
 namespace zero::dist {
@@ -56,8 +56,8 @@ std::unique_ptr<Communicator> connect_through(const StorePtr& base, int rank, in
     throw Error(fmt::format("rank {} could not connect to the other {} ranks: {}", rank, size - 1,
                             first_line(error.what())));
   }
-  return std::make_unique<GlooCommunicator>(StoreExchange(store, rank, size, options.timeout),
-                                            std::move(group), rank, size, options);
+  return make_cpu_communicator(StoreExchange(store, rank, size, options.timeout), std::move(group),
+                               rank, size, options);
 }
 
 bool is_loopback(const std::string& address) {
@@ -106,8 +106,8 @@ std::unique_ptr<Communicator> connect_through_file(const std::string& path, int 
 }
 
 std::unique_ptr<Communicator> connect_alone(const ConnectOptions& options) {
-  return std::make_unique<GlooCommunicator>(StoreExchange(nullptr, 0, 1, options.timeout), nullptr,
-                                            0, 1, options);
+  return make_cpu_communicator(StoreExchange(nullptr, 0, 1, options.timeout), nullptr, 0, 1,
+                               options);
 }
 
 }  // namespace zero::dist

@@ -20,6 +20,11 @@ struct ConnectOptions {
   bool check_collectives = false;
   /// "gloo" (CPU tensors) or "nccl" (CUDA tensors, where the build has it).
   std::string backend = "gloo";
+  /// How CPU tensors travel. "auto": copied straight out of the peer's memory where all ranks are
+  /// on one host and the system allows it (Linux, process_vm_readv), else over TCP; "host": that or
+  /// zero::Error; "tcp": always over TCP. The same bits either way. The environment variable
+  /// ZERO_TRANSPORT goes before this.
+  std::string transport = "auto";
   /// Use the loopback interface: all ranks are on this machine.
   bool loopback = false;
   /// Goes before every key in the store: groups that share a store need different ones.

@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <utility>
 
+#include "zero/distributed/host_communicator.hpp"
 #include "zero/distributed/pairwise.hpp"
 #include "zero/error.hpp"
 
@@ -81,11 +82,17 @@ void Messenger::fail(const std::string& what, int peer, const std::string& cause
 }
 
 GlooCommunicator::GlooCommunicator(StoreExchange store, GroupPtr group, int rank, int size,
-                                   const ConnectOptions& options)
+                                   const ConnectOptions& options, std::string why_not_faster)
     : Communicator(rank, size, options.order, options.check_collectives),
       store_(std::move(store)),
       messenger_(std::move(group), rank, options.timeout),
-      options_(options) {}
+      options_(options),
+      why_not_faster_(std::move(why_not_faster)) {}
+
+std::string GlooCommunicator::transport() const {
+  if (size() == 1) return "none";
+  return why_not_faster_.empty() ? "TCP" : fmt::format("TCP ({})", why_not_faster_);
+}
 
 std::vector<std::string> GlooCommunicator::exchange(const std::string& text) {
   return store_.exchange(text);
@@ -102,15 +109,14 @@ std::unique_ptr<Communicator> GlooCommunicator::split(const std::vector<int>& ra
   const int new_rank = static_cast<int>(mine - ranks.begin());
   const int new_size = static_cast<int>(ranks.size());
   if (new_size == 1) {
-    return std::make_unique<GlooCommunicator>(StoreExchange(nullptr, 0, 1, options_.timeout),
-                                              nullptr, 0, 1, options_);
+    return make_cpu_communicator(StoreExchange(nullptr, 0, 1, options_.timeout), nullptr, 0, 1,
+                                 options_);
   }
   auto store = c10::make_intrusive<c10d::PrefixStore>(
       fmt::format("group/{}/{}", label, fmt::join(ranks, ",")), store_.store());
   GroupPtr group = make_gloo_group(store, new_rank, new_size, options_.loopback, options_.timeout);
-  return std::make_unique<GlooCommunicator>(
-      StoreExchange(store, new_rank, new_size, options_.timeout), std::move(group), new_rank,
-      new_size, options_);
+  return make_cpu_communicator(StoreExchange(store, new_rank, new_size, options_.timeout),
+                               std::move(group), new_rank, new_size, options_);
 }
 
 std::string GlooCommunicator::describe(const Call& call) const {

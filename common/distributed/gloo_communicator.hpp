@@ -63,11 +63,14 @@ class Messenger {
 
 /// CPU tensors over Gloo: every collective is made of direct messages between pairs of ranks
 /// (measured against Gloo's own in docs/decisions.md), reductions add in rank order.
-class GlooCommunicator final : public Communicator {
+class GlooCommunicator : public Communicator {
  public:
   /// Called by all ranks; blocks until they are connected. `group` is null for one rank.
+  /// `why_not_faster`: why ranks do not read each other's memory.
   GlooCommunicator(StoreExchange store, GroupPtr group, int rank, int size,
-                   const ConnectOptions& options);
+                   const ConnectOptions& options, std::string why_not_faster = "");
+
+  std::string transport() const override;
 
   /// Null for a group of one.
   const GroupPtr& group() const { return messenger_.group(); }
@@ -86,13 +89,14 @@ class GlooCommunicator final : public Communicator {
   WorkPtr do_send(const Call&, at::Tensor tensor, int destination, int tag) override;
   WorkPtr do_recv(const Call&, at::Tensor tensor, int source, int tag) override;
 
- private:
-  std::string describe(const Call& call) const;
+  std::string describe(const Call& call) const;  ///< for error messages
   void check_device(const at::Tensor& tensor) const;
 
+ private:
   StoreExchange store_;
   Messenger messenger_;
   ConnectOptions options_;
+  std::string why_not_faster_;
 };
 
 /// A Gloo group over `store`, bound to the loopback interface or to the host's own.

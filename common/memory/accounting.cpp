@@ -5,6 +5,7 @@
 #include <c10/core/impl/alloc_cpu.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <fstream>
 #include <limits>
 #include <mutex>
@@ -103,6 +104,9 @@ std::int64_t Snapshot::model_states() const {
 }
 
 void install() {
+  // Large blocks on huge pages: a step frees and allocates gigabytes, and the system clears every
+  // page that it hands out, one fault each. LibTorch reads this before its first large block.
+  ::setenv("THP_MEM_ALLOC_ENABLE", "1", /*overwrite=*/0);
   static CountingAllocator allocator;
   c10::SetCPUAllocator(&allocator, /*priority=*/100);
 }

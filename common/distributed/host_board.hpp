@@ -1,0 +1,120 @@
+#pragma once
+
+// Private to common/distributed: how ranks of one machine read each other's memory.
+
+#include <torch/types.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "zero/distributed/communicator.hpp"
+#include "zero/distributed/gloo_communicator.hpp"
+
+namespace zero::dist {
+
+class HostWork;
+
+/// A notice board in memory that all ranks of one machine share, and the means to copy out of a
+/// peer's tensors without the peer's help (process_vm_readv, Linux).
+///
+/// A message over TCP is copied into the kernel by the sender and out of it by the receiver. Here
+/// the sender only posts an address, and the receiver copies once, straight from tensor to tensor.
+/// Unlike shared memory nothing needs to be allocated in a special place.
+///
+/// Every collective takes the next ticket (the same on all ranks, which call collectives in one
+/// order). For each ticket a rank announces stages: its data may be read, its part of the sum is
+/// ready, it will not read anybody's data any more.
+class HostBoard {
+ public:
+  enum class Stage : std::uint8_t { kPosted, kReduced, kFinished };
+
+  /// Called by all ranks; blocks for two exchanges through the store. Null on every rank where any
+  /// rank cannot reach any other: on another host or in another pid namespace, forbidden by the
+  /// system (a container without ptrace rights), or not wanted (`wanted` false). `reason` then says
+  /// whose and which.
+  static std::unique_ptr<HostBoard> open(StoreExchange& exchange, int rank, int size,
+                                         std::chrono::milliseconds timeout, bool wanted,
+                                         std::string& reason);
+  ~HostBoard();
+  HostBoard(const HostBoard&) = delete;
+  HostBoard& operator=(const HostBoard&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+
+  /// Takes the next ticket and lets peers read `data`. `call` tells collectives apart: peers whose
+  /// call for this ticket is another one are refused, with an error on both. Blocks only where a
+  /// thousand collectives are under way.
+  std::uint64_t post(const void* data, std::uint64_t call);
+  void announce(std::uint64_t ticket, Stage stage);
+  bool reached(int peer, std::uint64_t ticket, Stage stage) const;
+  /// Copies `bytes` from `offset` of what `peer` posted. zero::Error where the peer is gone, or
+  /// posted for another collective.
+  void read(int peer, std::uint64_t ticket, std::uint64_t call, std::int64_t offset, void* to,
+            std::int64_t bytes, const std::string& what);
+
+  /// Blocks until `work` is complete, advancing all work of this rank meanwhile, so that peers that
+  /// wait for other things go on. Throws zero::Error when the peer waited for is gone or the time
+  /// limit passed without any progress.
+  void wait(HostWork& work);
+
+  /// Room for blocks that arrive from peers while they are added up: [size - 1, kBlockBytes] bytes.
+  at::Tensor& scratch() { return scratch_; }
+  /// Small enough for the second-level cache, so that a block is added while it is still there.
+  static constexpr std::int64_t kBlockBytes = 256 << 10;
+
+ private:
+  friend class HostWork;
+  struct Shared;
+  struct Peer {
+    int pid = 0;
+    int handle = -1;  ///< pidfd: readable once the process ended, even before it is reaped
+  };
+
+  HostBoard(int rank, int size, std::chrono::milliseconds timeout);
+  std::string introduce(bool wanted);
+  std::string meet(const std::vector<std::string>& introductions);
+  bool read_raw(int peer, std::uint64_t address, void* to, std::int64_t bytes) const;
+  void ring();
+  void sleep(std::uint32_t bell);
+  bool gone(int peer) const;
+  bool advance_all();
+  [[noreturn]] void fail(const std::string& what, int peer, const std::string& why);
+
+  int rank_;
+  int size_;
+  std::chrono::milliseconds timeout_;
+  std::uint64_t next_ticket_ = 1;
+  std::uint64_t cookie_ = 0;
+  int memory_file_ = -1;
+  Shared* shared_ = nullptr;
+  std::vector<Peer> peers_;
+  std::vector<HostWork*> active_;
+  at::Tensor scratch_;
+};
+
+/// A collective over a board. Its steps are taken by advance(), from any wait() of this rank.
+class HostWork : public Pending::Work {
+ public:
+  HostWork(HostBoard& board, std::string what);
+  ~HostWork() override;
+
+  void wait() override { board_.wait(*this); }
+
+  /// Does what can be done without blocking; whether that was anything.
+  virtual bool advance() = 0;
+  virtual bool complete() const = 0;
+  /// A rank whose next step this work needs; only asked while it is not complete.
+  virtual int waits_for() const = 0;
+  const std::string& what() const { return what_; }
+
+ protected:
+  HostBoard& board_;
+  std::string what_;
+};
+
+}  // namespace zero::dist

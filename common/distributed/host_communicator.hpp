@@ -1,0 +1,45 @@
+#pragma once
+
+// Private to common/distributed.
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "zero/distributed/gloo_communicator.hpp"
+#include "zero/distributed/host_board.hpp"
+
+namespace zero::dist {
+
+/// Ranks of one machine: collectives by one copy out of the peer's memory instead of two through
+/// TCP; the same bits, the same traffic counters ("sent" is what peers copied out of this rank).
+/// Messages between two ranks, the backend's own (native) reductions and start-up stay with Gloo.
+class HostCommunicator final : public GlooCommunicator {
+ public:
+  HostCommunicator(StoreExchange store, GroupPtr group, std::unique_ptr<HostBoard> board, int rank,
+                   int size, const ConnectOptions& options)
+      : GlooCommunicator(std::move(store), std::move(group), rank, size, options),
+        board_(std::move(board)) {}
+
+  std::string transport() const override { return "one copy within the host"; }
+
+ protected:
+  WorkPtr do_broadcast(const Call&, at::Tensor tensor, int root) override;
+  WorkPtr do_reduce(const Call&, at::Tensor tensor, int root, ReduceOp op) override;
+  WorkPtr do_all_reduce(const Call&, at::Tensor tensor, ReduceOp op) override;
+  WorkPtr do_reduce_scatter(const Call&, at::Tensor output, at::Tensor input, ReduceOp op) override;
+  WorkPtr do_all_gather(const Call&, at::Tensor output, at::Tensor input) override;
+  WorkPtr do_all_to_all(const Call&, at::Tensor output, at::Tensor input) override;
+
+ private:
+  bool native() const { return order() == ReductionOrder::kNative; }
+
+  std::unique_ptr<HostBoard> board_;
+};
+
+/// The fastest communicator that these ranks can have: a HostCommunicator where `options.transport`
+/// and the system allow it, else a GlooCommunicator that says why. Called by all ranks; blocks.
+std::unique_ptr<Communicator> make_cpu_communicator(StoreExchange store, GroupPtr group, int rank,
+                                                    int size, const ConnectOptions& options);
+
+}  // namespace zero::dist
