@@ -50,14 +50,24 @@ std::string StoreExchange::wait_for(int rank, std::int64_t round) {
   }
 }
 
-Messenger::WorkPtr Messenger::send(at::Tensor tensor, int to, int tag) const {
+Messenger::WorkPtr Messenger::send(at::Tensor tensor, int to, int tag,
+                                   const std::string& what) const {
   std::vector<at::Tensor> tensors{std::move(tensor)};
-  return group_->send(tensors, to, tag);
+  try {
+    return group_->send(tensors, to, tag);
+  } catch (const std::exception& error) {
+    fail(what, to, error.what());
+  }
 }
 
-Messenger::WorkPtr Messenger::recv(at::Tensor tensor, int from, int tag) const {
+Messenger::WorkPtr Messenger::recv(at::Tensor tensor, int from, int tag,
+                                   const std::string& what) const {
   std::vector<at::Tensor> tensors{std::move(tensor)};
-  return group_->recv(tensors, from, tag);
+  try {
+    return group_->recv(tensors, from, tag);
+  } catch (const std::exception& error) {
+    fail(what, from, error.what());
+  }
 }
 
 void Messenger::wait(const WorkPtr& work, const std::string& what, int peer) const {

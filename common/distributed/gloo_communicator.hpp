@@ -45,10 +45,11 @@ class Messenger {
   Messenger(GroupPtr group, int rank, std::chrono::milliseconds timeout)
       : group_(std::move(group)), rank_(rank), timeout_(timeout) {}
 
-  WorkPtr send(at::Tensor tensor, int to, int tag) const;
-  WorkPtr recv(at::Tensor tensor, int from, int tag) const;
+  /// `what` and `peer` are for the message of the zero::Error, here and in wait().
+  WorkPtr send(at::Tensor tensor, int to, int tag, const std::string& what) const;
+  WorkPtr recv(at::Tensor tensor, int from, int tag, const std::string& what) const;
 
-  /// Blocks until `work` is done; `what` and `peer` are for the message of the zero::Error.
+  /// Blocks until `work` is done.
   void wait(const WorkPtr& work, const std::string& what, int peer) const;
 
   const GroupPtr& group() const { return group_; }

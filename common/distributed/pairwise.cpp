@@ -12,11 +12,11 @@
 namespace zero::dist {
 
 void MessageSet::send(const at::Tensor& tensor, int to, int tag) {
-  messages_.push_back({messenger_.send(tensor, to, tag), to});
+  messages_.push_back({messenger_.send(tensor, to, tag, what_), to});
 }
 
 void MessageSet::recv(const at::Tensor& tensor, int from, int tag) {
-  messages_.push_back({messenger_.recv(tensor, from, tag), from});
+  messages_.push_back({messenger_.recv(tensor, from, tag, what_), from});
 }
 
 void MessageSet::wait() {
@@ -93,8 +93,8 @@ class PairwiseReduction final : public Pending::Work {
     Arrival arrival{at::empty({s_.size - 1, n}, output_.options()), {}};
     for (int peer = 0; peer < s_.size; ++peer) {
       if (peer == s_.rank) continue;
-      arrival.works.push_back(
-          s_.messenger.recv(arrival.scratch.select(0, row_of(peer)), peer, contribution_tag(w)));
+      arrival.works.push_back(s_.messenger.recv(arrival.scratch.select(0, row_of(peer)), peer,
+                                                contribution_tag(w), s_.what));
     }
     arrivals_.push_back(std::move(arrival));
   }

@@ -1,0 +1,153 @@
+// What only ranks of one host have: reading each other's memory, in any order of waiting.
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/full.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <deque>
+
+#include "harness.hpp"
+#include "zero/distributed/communicator.hpp"
+#include "zero/error.hpp"
+
+namespace zero::dist {
+namespace {
+
+using testing::on_ranks;
+using testing::ranks_ended;
+
+// The same ranks again, connected in the way that `transport` says.
+std::unique_ptr<Communicator> again(Communicator& c, const char* transport) {
+  ::setenv("ZERO_TRANSPORT", transport, /*overwrite=*/1);
+  std::vector<int> all;
+  for (int r = 0; r < c.size(); ++r) all.push_back(r);
+  return c.split(all, transport);
+}
+
+TEST(HostTransport, IsUsedOrNotAsAskedAndSaysSo) {
+  on_ranks(2, [](Communicator& c) {
+    EXPECT_EQ(again(c, "host")->transport(), "one copy within the host");
+    EXPECT_THAT(again(c, "tcp")->transport(), ::testing::StartsWith("TCP"));
+    EXPECT_THROW(again(c, "pigeon"), Error);
+  });
+}
+
+TEST(HostTransport, OneRankThatDoesNotWantItDecidesForAll) {
+  on_ranks(3, [](Communicator& c) {
+    ::setenv("ZERO_TRANSPORT", c.rank() == 1 ? "tcp" : "auto", 1);
+    const auto group = c.split({0, 1, 2}, "mixed");
+    EXPECT_THAT(group->transport(), ::testing::HasSubstr("rank 1 does not want it"));
+    at::Tensor t = at::full({5}, c.rank());
+    group->all_reduce(t, Purpose::kGradient, ReduceOp::kSum).wait();
+    EXPECT_EQ(t[0].item<int>(), 3);
+  });
+}
+
+TEST(HostTransport, GivesTheSameBitsAndCountsAsTcp) {
+  on_ranks(3, [](Communicator& c) {
+    const auto host = again(c, "host");
+    const auto tcp = again(c, "tcp");
+    // Several blocks of scratch, and a last one that is cut.
+    const std::int64_t n = 3 * (256 << 10) / 4 * 2 + 7;
+    at::manual_seed(static_cast<std::uint64_t>(c.rank()));
+    const at::Tensor mine = at::randn({n});
+    std::vector<at::Tensor> results[2];
+    int which = 0;
+    for (Communicator* group : {host.get(), tcp.get()}) {
+      at::Tensor t = mine.clone();
+      group->all_reduce(t, Purpose::kGradient).wait();
+      results[which].push_back(t);
+      t = mine.clone();
+      group->reduce(t, 1, Purpose::kGradient).wait();
+      results[which].push_back(t);
+      at::Tensor part = at::empty({n / 3});
+      group->reduce_scatter(part, mine.narrow(0, 0, n / 3 * 3), Purpose::kGradient).wait();
+      results[which].push_back(part);
+      ++which;
+    }
+    for (std::size_t i = 0; i < results[0].size(); ++i) {
+      EXPECT_TRUE(at::equal(results[0][i], results[1][i])) << i;
+    }
+    for (std::size_t o = 0; o < kOperations; ++o) {
+      for (std::size_t p = 0; p < kPurposes; ++p) {
+        EXPECT_EQ(host->traffic().entries[o][p].bytes, tcp->traffic().entries[o][p].bytes);
+      }
+    }
+  });
+}
+
+// Rank 0 waits for the first collective while rank 1 waits for the second: each must go on with the
+// other's.
+TEST(HostTransport, MayBeWaitedForInAnyOrder) {
+  on_ranks(3, [](Communicator& c) {
+    const auto host = again(c, "host");
+    std::vector<at::Tensor> tensors;
+    std::deque<Pending> pending;
+    for (int i = 0; i < 6; ++i) {
+      tensors.push_back(at::full({1000}, c.rank() + i, at::kFloat));
+      if (i % 2 == 0) {
+        pending.push_back(host->all_reduce(tensors.back(), Purpose::kGradient, ReduceOp::kSum));
+      } else {
+        pending.push_back(host->broadcast(tensors.back(), i % 3, Purpose::kParameter));
+      }
+    }
+    for (int i = 0; i < 6; ++i) {
+      Pending& next = c.rank() == 1 ? pending.back() : pending.front();
+      next.wait();
+      c.rank() == 1 ? pending.pop_back() : pending.pop_front();
+    }
+    for (int i = 0; i < 6; ++i) {
+      const float expected = i % 2 == 0 ? 3.0F + 3.0F * i : static_cast<float>(i % 3 + i);
+      EXPECT_TRUE(at::equal(tensors[static_cast<std::size_t>(i)], at::full({1000}, expected))) << i;
+    }
+  });
+}
+
+TEST(HostTransport, MoreCollectivesMayBeUnderWayThanTheBoardHasRoomFor) {
+  on_ranks(2, [](Communicator& c) {
+    const auto host = again(c, "host");
+    std::vector<at::Tensor> tensors;
+    std::vector<Pending> pending;
+    for (int i = 0; i < 2500; ++i) {
+      tensors.push_back(at::full({3}, c.rank() * 10000 + i, at::kInt));
+      pending.push_back(host->broadcast(tensors.back(), i % 2, Purpose::kParameter));
+    }
+    for (Pending& p : pending) p.wait();
+    for (int i = 0; i < 2500; ++i) {
+      ASSERT_EQ(tensors[static_cast<std::size_t>(i)][2].item<int>(), (i % 2) * 10000 + i);
+    }
+  });
+}
+
+TEST(HostTransport, NamesTheRankThatIsInAnotherCollective) {
+  const auto ends = ranks_ended({}, [](Communicator& c) {
+    const auto host = again(c, "host");
+    at::Tensor t = at::ones({c.rank() == 0 ? 5 : 6});
+    host->all_reduce(t, Purpose::kGradient).wait();
+  });
+  for (const RankExit& end : ends) {
+    EXPECT_NE(end.exit_code, 0);
+    EXPECT_THAT(end.output, ::testing::AnyOf(::testing::HasSubstr("is in another collective"),
+                                             ::testing::HasSubstr("is gone")));
+  }
+}
+
+TEST(HostTransport, APeerThatLeavesWithAnErrorIsNoticed) {
+  const auto ends = ranks_ended({.world_size = 3}, [](Communicator& c) {
+    const auto host = again(c, "host");
+    if (c.rank() == 2) throw Error("I have had enough");
+    at::Tensor t = at::ones({5});
+    host->all_reduce(t, Purpose::kGradient).wait();
+  });
+  EXPECT_THAT(ends[2].output, ::testing::HasSubstr("I have had enough"));
+  for (const int r : {0, 1}) {
+    EXPECT_NE(ends[static_cast<std::size_t>(r)].exit_code, 0);
+    EXPECT_THAT(ends[static_cast<std::size_t>(r)].output, ::testing::HasSubstr("is gone"));
+  }
+}
+
+}  // namespace
+}  // namespace zero::dist
