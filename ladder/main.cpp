@@ -19,6 +19,7 @@
 
 #include "options.hpp"
 #include "rank_run.hpp"
+#include "samples.hpp"
 
 namespace zero::ladder {
 namespace {
@@ -38,9 +39,9 @@ class Ranks {
 
   /// Runs `mode` in fresh processes; gives the results of all ranks, or none where this process
   /// does not report.
-  std::vector<RankResult> run(const std::string& mode) {
+  std::vector<RankResult> run(const std::string& mode, const RunExtras& extras) {
     return collect(mode, [&](dist::Communicator& communicator) {
-      return to_text(run_rank(communicator, mode, options_));
+      return to_text(run_rank(communicator, mode, options_, extras));
     });
   }
 
@@ -49,7 +50,9 @@ class Ranks {
     double slowest = 0;
     for (const RankResult& r : collect("compute", [&](dist::Communicator& communicator) {
            const std::unique_ptr<dist::Communicator> alone = dist::connect_alone();
-           return to_text(run_rank(*alone, "ddp", options_, /*speaks=*/communicator.rank() == 0));
+           RunExtras extras;
+           extras.speaks = communicator.rank() == 0;
+           return to_text(run_rank(*alone, "ddp", options_, extras));
          })) {
       slowest = std::max(slowest, r.row.step_seconds);
     }
@@ -134,7 +137,7 @@ void check_traffic(const std::string& mode, const std::vector<RankResult>& resul
 report::LadderReport empty_report(const Options& options) {
   report::LadderReport report;
   report.world_size = options.world_size;
-  report.model = options.model;
+  report.model = options.model_name();
   report.task = options.task;
   report.dtype = options.dtype;
   report.device = options.device;
@@ -165,11 +168,48 @@ void plot(const Options& options) {
   }
 }
 
-void announce(const Options& options) {
-  fmt::print("{} as {} on {} ranks, {} steps of {} x {} tokens a rank\n", options.model,
+// The folder is opened in a process of its own: ranks can be forked only from one that has used no
+// tensor.
+std::string inspect_weights(const Options& options) {
+  dist::LaunchOptions one;
+  one.world_size = 1;
+  const auto exits = dist::fork_processes(one, [&](int) -> std::string {
+    try {
+      return "+" + describe_weights(options);
+    } catch (const Error& error) {
+      return std::string("-") + error.what();
+    }
+  });
+  const std::string failures = dist::describe_failures(exits);
+  if (!failures.empty()) throw Error("the weights could not be looked at: " + failures);
+  const std::string said = exits.front().result;
+  if (said.front() == '-') throw Error(said.substr(1));
+  return said.substr(1);
+}
+
+// Everything that can be known to be wrong before training, so that nothing is written then.
+void check_before_training(const Options& options, bool reports) {
+  const Samples samples = read_samples(options);
+  if (!reports) return;
+  report::check_writable(options.json);
+  if (!options.save.empty()) report::check_writable(options.save + "/config.json");
+  if (!options.trace.empty()) report::check_writable(options.trace_file("ddp", /*rank=*/0));
+  fmt::print("{} as {} on {} ranks, {} steps of {} x {} tokens a rank\n", options.model_name(),
              options.reviews() ? "5-class classifier" : "language model", options.world_size,
              options.steps, options.batch, options.sequence_length);
+  if (!options.weights.empty()) fmt::print("{}\n", inspect_weights(options));
+  for (const std::string& note : samples.notes) fmt::print("note: {}\n", note);
   std::fflush(stdout);
+}
+
+void name_files(const Options& options) {
+  fmt::print("figures: {}\n", options.json);
+  if (!options.save.empty()) fmt::print("weights: {}\n", options.save);
+  if (!options.trace.empty()) {
+    fmt::print("traces of the last step: {} and so on; open them in https://ui.perfetto.dev\n",
+               options.trace_file(options.modes.front(), /*rank=*/0));
+  }
+  std::cout.flush();
 }
 
 int run(int argc, char** argv) {
@@ -178,14 +218,15 @@ int run(int argc, char** argv) {
   choose_model(options);
   report::Json metadata = report::run_metadata(argc, argv);
   report::LadderReport report = empty_report(options);
-  if (ranks.reports()) {  // not writable? Say so before training
-    report::write_json(options.json, report::to_json(report));
-    announce(options);
-  }
+  check_before_training(options, ranks.reports());
   std::vector<std::string> failures;
   if (options.compute_alone) report.compute_seconds = ranks.compute_alone();
-  for (const std::string& mode : options.modes) {
-    const std::vector<RankResult> results = ranks.run(mode);
+  for (std::size_t m = 0; m < options.modes.size(); ++m) {
+    const std::string& mode = options.modes[m];
+    RunExtras extras;
+    extras.traces = !options.trace.empty();
+    extras.saves = !options.save.empty() && m + 1 == options.modes.size();
+    const std::vector<RankResult> results = ranks.run(mode, extras);
     if (!ranks.reports()) continue;
     report.parameters = results.front().parameters;
     report.parameter_bytes = results.front().parameter_bytes;
@@ -197,8 +238,7 @@ int run(int argc, char** argv) {
   report::Json json = report::to_json(report);
   json["run"] = std::move(metadata);
   report::write_json(options.json, json);
-  fmt::print("figures: {}\n", options.json);
-  std::cout.flush();
+  name_files(options);
   plot(options);
   for (std::string& failure : report::verdict(report)) failures.push_back(std::move(failure));
   for (const std::string& failure : failures) fmt::print(stderr, "FAILED {}\n", failure);

@@ -9,12 +9,13 @@
 #include <fstream>
 #include <zero/data/reviews.hpp>
 #include <zero/error.hpp>
-#include <zero/report/ladder_report.hpp>
 #include <zero/report/names.hpp>
 #include <zero/train/registry.hpp>
 
 namespace zero::ladder {
 namespace {
+
+constexpr int kWrongUsage = 2;
 
 void check_choice(const std::string& kind, const std::string& value,
                   const std::vector<std::string>& known) {
@@ -32,44 +33,28 @@ void check(const Options& options) {
   check_choice("dtype", options.dtype, {"fp32"});
   check_choice("device", options.device, {"cpu"});
   if (!options.model.empty()) check_choice("model", options.model, nn::preset_names());
-  for (const std::string& path : options.data) {
-    if (!std::filesystem::exists(path))
-      throw Error(fmt::format("--data {}: no such file or folder", path));
-  }
 }
 
-std::int64_t available_bytes() {
-  std::ifstream file("/proc/meminfo");
-  std::string key;
-  std::int64_t kib = 0;
-  while (file >> key >> kib) {
-    if (key == "MemAvailable:") return kib * 1024;
-    file.ignore(1000, '\n');
-  }
-  return 0;
-}
-
-}  // namespace
-
-nn::LlamaConfig Options::config() const {
-  nn::LlamaConfig config = nn::preset(model);
-  if (reviews()) config.classes = data::kReviewClasses;
-  return config;
-}
-
-Options parse(int argc, char** argv) {
-  Options o;
-  CLI::App app{
-      "Trains one model under DDP, ZeRO-1, ZeRO-2 and ZeRO-3, checks that all end with the same "
-      "bits, "
-      "and prints what each rank held and sent."};
+void add_model_options(CLI::App& app, Options& o) {
   app.add_option("--task", o.task, "text (language model) or reviews (5-class classifier)")
       ->capture_default_str();
-  app.add_option("--model", o.model,
-                 "tiny, smollm2-135m or smollm2-360m; without it the largest that fits");
-  app.add_option("--data", o.data,
-                 "text files or folders, or a CSV of reviews (label, text); without "
-                 "it this project's own");
+  auto* model = app.add_option("--model", o.model,
+                               "tiny, smollm2-135m or smollm2-360m, with first values by seed; "
+                               "without it the largest that fits");
+  app.add_option("--weights", o.weights,
+                 "folder as transformers' save_pretrained writes it: model and first values")
+      ->excludes(model);
+  app.add_option(
+      "--data", o.data,
+      "text files or folders (read as bytes), a token file of ./run data, or for reviews "
+      "CSV or JSON lines (label, text); without it this project's own");
+  app.add_option("--lr", o.learning_rate, "AdamW's learning rate")->capture_default_str();
+  app.add_option("--seed", o.seed, "of weights and data order")->capture_default_str();
+  app.add_option("--dtype", o.dtype, "fp32")->capture_default_str();
+  app.add_option("--device", o.device, "cpu")->capture_default_str();
+}
+
+void add_run_options(CLI::App& app, Options& o) {
   app.add_option("--nproc", o.world_size, "ranks")->capture_default_str()->check(CLI::Range(1, 64));
   app.add_option("--steps", o.steps, "optimizer steps")
       ->capture_default_str()
@@ -84,21 +69,110 @@ Options parse(int argc, char** argv) {
       ->delimiter(',')
       ->capture_default_str();
   app.add_option("--ownership", o.ownership, "size, count or offset")->capture_default_str();
-  app.add_option("--dtype", o.dtype, "fp32")->capture_default_str();
-  app.add_option("--device", o.device, "cpu")->capture_default_str();
-  app.add_option("--lr", o.learning_rate, "AdamW's learning rate")->capture_default_str();
   app.add_option("--timeout", o.timeout_seconds, "longest wait for another rank, in seconds")
       ->capture_default_str()
       ->check(CLI::Range(0.1, 86400.0));
-  app.add_option("--seed", o.seed, "of weights and data order")->capture_default_str();
-  app.add_option("--json", o.json, "where the figures go")->capture_default_str();
   app.add_flag("!--no-compute-alone", o.compute_alone, "leave out the run without communication");
+  app.add_option("--assume-free-memory", o.assume_free_mib,
+                 "MiB to fit into, instead of what is free now")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40));
+}
+
+void add_output_options(CLI::App& app, Options& o) {
+  app.add_option("--json", o.json, "where the figures go; pictures go beside them")
+      ->capture_default_str();
+  app.add_option("--save", o.save,
+                 "folder for the trained model, as transformers loads it; from the last mode");
+  app.add_option("--trace", o.trace,
+                 "Chrome trace of the last step of every mode and rank: NAME.json gives "
+                 "NAME.MODE.rankR.json");
+}
+
+// CLI11 names what it did not expect, but not what was meant.
+std::string explain_extras(const CLI::App& app) {
+  std::vector<std::string> known;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
+  }
+  for (std::string extra : app.remaining()) {
+    if (!extra.starts_with('-')) continue;
+    extra = extra.substr(0, extra.find('='));
+    return report::unknown_name_message("option", extra, known);
+  }
+  return fmt::format("'{}' is not expected here: options begin with --",
+                     fmt::join(app.remaining(), " "));
+}
+
+std::int64_t available_bytes(const Options& options) {
+  if (options.assume_free_mib > 0) return options.assume_free_mib << 20;
+  std::ifstream file("/proc/meminfo");
+  std::string key;
+  std::int64_t kib = 0;
+  while (file >> key >> kib) {
+    if (key == "MemAvailable:") return kib * 1024;
+    file.ignore(1000, '\n');
+  }
+  return 0;
+}
+
+double gib(std::int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
+
+[[noreturn]] void refuse_size(const Options& options, std::int64_t available) {
+  throw Error(
+      fmt::format("{} on {} ranks needs about {:.1f} GiB under ddp and {:.1f} GiB are free; take "
+                  "a smaller --model ({}), fewer ranks or a smaller batch",
+                  options.model_name(), options.world_size, gib(needed_bytes(options)),
+                  gib(available), fmt::join(nn::preset_names(), ", ")));
+}
+
+}  // namespace
+
+nn::LlamaConfig Options::config() const {
+  nn::LlamaConfig config =
+      weights.empty() ? nn::preset(model) : nn::llama_config_from_json(weights_config);
+  if (reviews()) config.classes = data::kReviewClasses;
+  return config;
+}
+
+std::string Options::model_name() const {
+  if (weights.empty()) return model;
+  const std::filesystem::path path = std::filesystem::absolute(weights).lexically_normal();
+  return (path.has_filename() ? path : path.parent_path()).filename().string();
+}
+
+std::string Options::trace_file(const std::string& mode, int rank) const {
+  std::string name = mode;
+  std::replace(name.begin(), name.end(), ':', '-');
+  std::filesystem::path path = trace;
+  path.replace_filename(fmt::format("{}.{}.rank{}.json", path.stem().string(), name, rank));
+  return path.string();
+}
+
+Options parse(int argc, char** argv) {
+  Options o;
+  CLI::App app{
+      "Trains one model under DDP, ZeRO-1, ZeRO-2 and ZeRO-3, checks that all end with the same "
+      "bits, and prints what each rank held and sent."};
+  add_model_options(app, o);
+  add_run_options(app, o);
+  add_output_options(app, o);
   try {
     app.parse(argc, argv);
+  } catch (const CLI::ExtrasError&) {
+    fmt::print(stderr, "ladder: {}\n", explain_extras(app));
+    std::exit(kWrongUsage);
   } catch (const CLI::ParseError& error) {
-    std::exit(app.exit(error));
+    std::exit(app.exit(error) == 0 ? 0 : kWrongUsage);
   }
   check(o);
+  if (!o.weights.empty()) {
+    o.weights_config = nn::read_config_text(o.weights);
+    try {
+      nn::llama_config_from_json(o.weights_config);
+    } catch (const Error& error) {
+      throw Error(fmt::format("{}: {}", o.weights, error.what()));
+    }
+  }
   return o;
 }
 
@@ -113,24 +187,22 @@ std::int64_t needed_bytes(const Options& options) {
 }
 
 void choose_model(Options& options) {
-  const std::int64_t available = available_bytes();
-  const auto gib = [](std::int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); };
-  if (!options.model.empty()) {
-    if (needed_bytes(options) <= available) return;
-    throw Error(
-        fmt::format("{} on {} ranks needs about {:.1f} GiB under ddp and {:.1f} GiB are free; "
-                    "take a smaller --model ({}), fewer ranks or a smaller batch",
-                    options.model, options.world_size, gib(needed_bytes(options)), gib(available),
-                    fmt::join(nn::preset_names(), ", ")));
+  const std::int64_t available = available_bytes(options);
+  if (!options.model.empty() || !options.weights.empty()) {
+    if (needed_bytes(options) > available) refuse_size(options, available);
+    return;
   }
   for (const char* model : {"smollm2-360m", "smollm2-135m", "tiny"}) {
     options.model = model;
     if (needed_bytes(options) <= available) return;
-    fmt::print(
-        "{} needs about {:.1f} GiB and {:.1f} GiB are free: trying the next smaller model.\n",
-        model, gib(needed_bytes(options)), gib(available));
+    fmt::print("{} needs about {:.1f} GiB and {:.1f} GiB are free: {}.\n", model,
+               gib(needed_bytes(options)), gib(available),
+               options.model == "tiny" ? "not even that fits" : "trying the next smaller model");
   }
-  throw Error(fmt::format("not even the model 'tiny' fits: {:.1f} GiB are free", gib(available)));
+  throw Error(fmt::format(
+      "no model fits: {:.1f} GiB are free; take fewer ranks (--nproc), a smaller --batch or a "
+      "shorter --seq-len",
+      gib(available)));
 }
 
 }  // namespace zero::ladder

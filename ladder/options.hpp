@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 #include <zero/nn/llama_config.hpp>
@@ -10,7 +12,8 @@ namespace zero::ladder {
 /// What the ladder's command line asks for.
 struct Options {
   std::string task = "text";
-  std::string model;  ///< a preset; empty: the largest of the usual ones that fits this machine
+  std::string model;    ///< a preset; empty: the largest of the usual ones that fits this machine
+  std::string weights;  ///< folder with config.json and safetensors; empty: weights by seed
   std::vector<std::string> data;
   int world_size = 2;
   std::int64_t steps = 4;
@@ -24,18 +27,31 @@ struct Options {
   double timeout_seconds = 300;
   std::uint64_t seed = 42;
   std::string json = "out/ladder.json";
+  std::string save;           ///< folder that the trained model goes to; empty: it is not kept
+  std::string trace;          ///< file whose name traces are made from; empty: none
   bool compute_alone = true;  ///< also measure the step without communication
+  std::int64_t assume_free_mib = 0;  ///< instead of the memory that is free; 0: look
+
+  /// The text of the config.json beside `weights`; empty without weights.
+  std::string weights_config;
 
   bool reviews() const { return task == "reviews"; }
+  /// The shape of the model: a classifier where reviews are the task.
   nn::LlamaConfig config() const;
+  /// What the model is called in tables: the preset, or the folder of the weights.
+  std::string model_name() const;
+  /// Where the trace of one rank in one mode goes: "out/trace.json" gives
+  /// "out/trace.zero1-naive.rank0.json".
+  std::string trace_file(const std::string& mode, int rank) const;
 };
 
 /// Reads the command line. Prints help, or what is wrong and what would be right, and ends the
 /// program where that is all there is to do.
 Options parse(int argc, char** argv);
 
-/// Fills in the model where none was named; zero::Error if the one that was named does not fit into
-/// the memory that is free on this machine.
+/// Fills in the model where neither model nor weights were named, and says so where it is not the
+/// usual one; zero::Error if what was named does not fit into the memory that is free on this
+/// machine, or nothing does.
 void choose_model(Options& options);
 
 /// Bytes that all ranks together need at the peak of the largest mode, about.

@@ -3,21 +3,22 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
-#include <zero/data/dataset.hpp>
-#include <zero/data/reviews.hpp>
 #include <zero/data/sampler.hpp>
-#include <zero/data/text.hpp>
+#include <zero/data/sha256.hpp>
 #include <zero/error.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/llama.hpp>
-#include <zero/report/digest.hpp>
+#include <zero/nn/stored_values.hpp>
 #include <zero/report/progress.hpp>
 #include <zero/train/registry.hpp>
+#include <zero/train/save.hpp>
+#include <zero/train/trace.hpp>
 #include <zero/train/trainer.hpp>
+
+#include "samples.hpp"
 
 namespace zero::ladder {
 namespace {
@@ -30,21 +31,9 @@ std::span<const std::byte> bytes_of(const at::Tensor& tensor) {
 }
 
 std::string digest_of(const at::Tensor& tensor) {
-  report::Digest digest;
-  digest.update(bytes_of(tensor.contiguous()));
+  data::Sha256 digest;
+  digest.add(bytes_of(tensor.contiguous()));
   return digest.hex();
-}
-
-std::unique_ptr<data::Dataset> make_dataset(const Options& options) {
-  if (options.reviews()) {
-    const std::string path = options.data.empty() ? std::string("common/data/fixtures/reviews.csv")
-                                                  : options.data.front();
-    return std::make_unique<data::ReviewDataset>(data::reviews_from_csv(path),
-                                                 options.sequence_length);
-  }
-  return std::make_unique<data::LanguageModelDataset>(
-      options.data.empty() ? data::project_text(".") : data::text_from_files(options.data),
-      options.sequence_length);
 }
 
 // One digest per parameter, each made whole for the moment: unit by unit, so that checking does not
@@ -62,8 +51,8 @@ std::vector<std::string> parameter_digests(train::Strategy& strategy) {
 }
 
 std::string combine(const std::vector<std::string>& digests) {
-  report::Digest all;
-  for (const std::string& digest : digests) all.update(digest);
+  data::Sha256 all;
+  for (const std::string& digest : digests) all.add(digest);
   return all.hex();
 }
 
@@ -131,19 +120,20 @@ class Meter {
 
 // Digests the first gradients of the small parameters: enough to see that ranks differ, too little
 // to cost time.
-void watch_first_gradients(train::Strategy& strategy, report::Digest& digest) {
+void watch_first_gradients(train::Strategy& strategy, data::Sha256& digest) {
   strategy.observe_gradients([&digest](std::size_t, const at::Tensor& gradient) {
-    if (gradient.numel() < (1 << 16)) digest.update(bytes_of(gradient.contiguous()));
+    if (gradient.numel() < (1 << 16)) digest.add(bytes_of(gradient.contiguous()));
   });
 }
 
 void agree_on_everything(dist::Communicator& communicator, const std::string& mode,
                          const Options& o, const data::Dataset& dataset) {
   communicator.agree(
-      "the run", fmt::format("{} {} of {} with batch {} x {}, {} steps, lr {}, seed {}, ownership "
-                             "{}, modes {}, data {}",
-                             mode, o.task, o.model, o.batch, o.sequence_length, o.steps,
-                             o.learning_rate, o.seed, o.ownership, mode, dataset.fingerprint()));
+      "the run",
+      fmt::format("{} {} of {} {} with batch {} x {}, {} steps, lr {}, seed {}, "
+                  "ownership {}, data {}",
+                  mode, o.task, o.model_name(), o.weights_config, o.batch, o.sequence_length,
+                  o.steps, o.learning_rate, o.seed, o.ownership, dataset.fingerprint()));
 }
 
 bool all_trainable_changed(const train::Strategy& strategy, const std::vector<std::string>& before,
@@ -154,67 +144,107 @@ bool all_trainable_changed(const train::Strategy& strategy, const std::vector<st
   return true;
 }
 
+std::shared_ptr<nn::Llama> model_without_storage(const Options& options) {
+  const nn::DeferredStorage deferred;
+  return std::make_shared<nn::Llama>(options.config());
+}
+
+std::unique_ptr<nn::StoredValues> stored_values(const Options& options, nn::Llama& model) {
+  return std::make_unique<nn::StoredValues>(
+      options.weights, nn::list_parameters(model),
+      nn::llama_values_options(options.config(), options.seed));
+}
+
+// Only rank 0 is asked for values, so only rank 0 opens the folder.
+std::unique_ptr<nn::ParameterSource> first_values(const dist::Communicator& communicator,
+                                                  const Options& options, nn::Llama& model) {
+  if (options.weights.empty() || communicator.rank() != 0) {
+    return std::make_unique<nn::SeededValues>(options.seed);
+  }
+  return stored_values(options, model);
+}
+
+void save(train::Strategy& strategy, const Options& options, std::int64_t pad_id) {
+  const nn::LlamaConfig config = options.config();
+  nlohmann::json json = options.weights.empty()
+                            ? nn::to_hugging_face_json(config)
+                            : nn::to_hugging_face_json(config, options.weights_config);
+  // transformers finds the last token of a review by what is not padding.
+  if (config.classes > 0) json["pad_token_id"] = pad_id;
+  train::save_model(strategy, json, options.save);
+}
+
+// The steps of one run: trains, measures, and brings losses and digests into `result`.
+void train_steps(train::Strategy& strategy, const Samples& samples, const std::string& mode,
+                 const Options& options, const RunExtras& extras, Meter& meter,
+                 RankResult& result) {
+  const dist::Communicator& communicator = strategy.communicator();
+  data::DistributedSampler sampler(samples.dataset->size(), options.batch * communicator.size(),
+                                   communicator.rank(), communicator.size(), options.seed);
+  data::Sha256 gradient_digest;
+  watch_first_gradients(strategy, gradient_digest);
+  train::Trainer trainer(strategy);
+  report::ProgressOptions progress_options;
+  progress_options.silent = communicator.rank() != 0 || !extras.speaks;
+  report::Progress progress(mode, options.steps, progress_options);
+  std::optional<train::Trace> trace;
+  for (std::int64_t s = 0; s < options.steps; ++s) {
+    const data::Batch batch = samples.dataset->batch(sampler.next());
+    if (s == 0) result.batch_digest = digest_of(batch.inputs);
+    if (extras.traces && s + 1 == options.steps) trace.emplace();
+    meter.begin_step();
+    const train::StepResult step = trainer.step({batch});
+    meter.end_step(step.seconds);
+    if (trace) trace->finish(options.trace_file(mode, communicator.rank()));
+    strategy.observe_gradients({});
+    result.losses.push_back(step.loss);
+    progress.step({{"loss", fmt::format("{:.4f}", step.loss)},
+                   {"step", fmt::format("{:.2f} s", step.seconds.total)}});
+  }
+  progress.finish();
+  result.gradient_digest = gradient_digest.hex();
+  trainer.zero_grad();
+}
+
 }  // namespace
 
 RankResult run_rank(dist::Communicator& communicator, const std::string& mode,
-                    const Options& options, bool speaks) {
-  const std::unique_ptr<data::Dataset> dataset = make_dataset(options);
-  agree_on_everything(communicator, mode, options, *dataset);
-  data::DistributedSampler sampler(dataset->size(), options.batch * communicator.size(),
-                                   communicator.rank(), communicator.size(), options.seed);
+                    const Options& options, const RunExtras& extras) {
+  const Samples samples = read_samples(options);
+  agree_on_everything(communicator, mode, options, *samples.dataset);
   const std::int64_t base = memory::snapshot().total;
   const std::int64_t resident_base = memory::resident_set_bytes();
 
   train::Registry registry;
   train::register_all_chapters(registry);
-  std::shared_ptr<nn::Llama> model;
-  {
-    const nn::DeferredStorage deferred;
-    model = std::make_shared<nn::Llama>(options.config());
-  }
-  nn::SeededValues values(options.seed);
+  const std::shared_ptr<nn::Llama> model = model_without_storage(options);
+  std::unique_ptr<nn::ParameterSource> values = first_values(communicator, options, *model);
   optim::AdamWOptions adamw;
   adamw.learning_rate = options.learning_rate;
   const auto strategy =
-      registry.make(mode, {*model, communicator, optim::adamw(adamw), &values, "",
+      registry.make(mode, {*model, communicator, optim::adamw(adamw), values.get(), "",
                            train::ownership_from(options.ownership), train::Accumulation::kLocal});
 
   RankResult result;
   const std::vector<std::string> before = parameter_digests(*strategy);
-  report::Digest gradient_digest;
-  watch_first_gradients(*strategy, gradient_digest);
-  train::Trainer trainer(*strategy);
   Meter meter(communicator, base, resident_base);
-  report::ProgressOptions progress_options;
-  progress_options.silent = communicator.rank() != 0 || !speaks;
-  {
-    report::Progress progress(mode, options.steps, progress_options);
-    for (std::int64_t s = 0; s < options.steps; ++s) {
-      const data::Batch batch = dataset->batch(sampler.next());
-      if (s == 0) result.batch_digest = digest_of(batch.inputs);
-      meter.begin_step();
-      const train::StepResult step = trainer.step({batch});
-      meter.end_step(step.seconds);
-      strategy->observe_gradients({});
-      result.losses.push_back(step.loss);
-      progress.step({{"loss", fmt::format("{:.4f}", step.loss)},
-                     {"step", fmt::format("{:.2f} s", step.seconds.total)}});
-    }
-    progress.finish();
-  }
+  train_steps(*strategy, samples, mode, options, extras, meter, result);
   meter.fill(result.row);
-  trainer.zero_grad();
   const std::vector<std::string> after = parameter_digests(*strategy);
   result.row.digest = combine(after);
   result.every_tensor_changed = all_trainable_changed(*strategy, before, after);
-  result.gradient_digest = gradient_digest.hex();
   result.formula_mib = mib(strategy->predicted_bytes().total());
   result.row.formula_mib = result.formula_mib;
   result.predicted_traffic = strategy->predicted_traffic();
   result.parameters = strategy->list().numel();
   result.parameter_bytes = strategy->list().bytes();
+  if (extras.saves) save(*strategy, options, samples.pad_id);
   communicator.barrier();
   return result;
+}
+
+std::string describe_weights(const Options& options) {
+  return stored_values(options, *model_without_storage(options))->describe();
 }
 
 std::string to_text(const RankResult& r) {

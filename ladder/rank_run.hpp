@@ -25,9 +25,20 @@ struct RankResult {
 std::string to_text(const RankResult& result);
 RankResult from_text(const std::string& text);
 
+/// What a run does beside training and measuring.
+struct RunExtras {
+  bool speaks = true;   ///< rank 0 shows progress
+  bool traces = false;  ///< every rank records its last step, where a trace was asked for
+  bool saves = false;   ///< the trained model is saved, where a folder was named
+};
+
 /// Trains `options.steps` steps under `mode` as one rank of `communicator`; called by all ranks.
-/// Rank 0 shows progress if `speaks`.
 RankResult run_rank(dist::Communicator& communicator, const std::string& mode,
-                    const Options& options, bool speaks = true);
+                    const Options& options, const RunExtras& extras);
+
+/// Compares the folder of the weights with the model and says what will be read, converted and
+/// drawn by seed. Builds the model without storage: only to be called in a process that may use
+/// tensors. @throws zero::Error where the folder's tensors are not those of the model.
+std::string describe_weights(const Options& options);
 
 }  // namespace zero::ladder

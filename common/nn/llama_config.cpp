@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <fstream>
+#include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -189,6 +191,27 @@ LlamaConfig llama_config_from_json(std::string_view text) {
   config.initializer_range = fields.get_or("initializer_range", 0.02);
   check(config);
   return config;
+}
+
+std::string read_config_text(const std::filesystem::path& folder) {
+  const std::filesystem::path path = folder / "config.json";
+  std::ifstream file(path, std::ios::binary);
+  std::string text{std::istreambuf_iterator<char>(file), {}};
+  if (!file.is_open() || file.bad()) {
+    throw Error(fmt::format(
+        "{} cannot be read: a folder as save_pretrained writes it is needed, with config.json and "
+        "model.safetensors (or several files and model.safetensors.index.json)",
+        path.string()));
+  }
+  return text;
+}
+
+json to_hugging_face_json(const LlamaConfig& config, std::string_view original) {
+  json merged = json::parse(original);
+  // "dtype" is the newer name of "torch_dtype"; labels are those of the new head, if there is one.
+  for (const char* stale : {"dtype", "id2label", "label2id", "num_labels"}) merged.erase(stale);
+  merged.update(to_hugging_face_json(config));
+  return merged;
 }
 
 json to_hugging_face_json(const LlamaConfig& config) {

@@ -3,6 +3,7 @@
 #include <torch/types.h>
 
 #include <cstdint>
+#include <filesystem>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
@@ -53,7 +54,14 @@ void check(const LlamaConfig& config);
 /// Llama does not build here (biases, scaled rotary positions, another activation than silu).
 LlamaConfig llama_config_from_json(std::string_view text);
 
-/// The config.json that transformers loads this model with.
+/// The text of `folder`/config.json. Throws zero::Error, naming the file, where it is missing or
+/// cannot be read.
+std::string read_config_text(const std::filesystem::path& folder);
+
+/// The config.json that transformers loads this model with. Fields of `original`, a config.json
+/// that the model came from, stay as they are unless they speak of what LlamaConfig holds: the
+/// special tokens and the longest sequence come through.
 nlohmann::json to_hugging_face_json(const LlamaConfig& config);
+nlohmann::json to_hugging_face_json(const LlamaConfig& config, std::string_view original);
 
 }  // namespace zero::nn

@@ -125,6 +125,9 @@ class SafetensorsFolder {
   /// As SafetensorsFile::info(); begin and end count within the tensor's own file.
   const SafetensorsEntry& info(const std::string& name) const;
 
+  /// The file that holds the tensor, for messages. @throws zero::Error as info().
+  const std::filesystem::path& file_of(const std::string& name) const { return find(name).path(); }
+
   /// The metadata of the first file.
   const SafetensorsMetadata& metadata() const { return files_.front().metadata(); }
 
@@ -137,7 +140,7 @@ class SafetensorsFolder {
  private:
   void open_indexed_files(const std::filesystem::path& index);
   void add_file(const std::filesystem::path& path);
-  const SafetensorsFile& file_of(const std::string& name) const;
+  const SafetensorsFile& find(const std::string& name) const;
 
   std::filesystem::path path_;
   std::vector<SafetensorsFile> files_;

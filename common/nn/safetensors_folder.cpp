@@ -116,7 +116,7 @@ void SafetensorsFolder::open_indexed_files(const fs::path& index) {
   }
 }
 
-const SafetensorsFile& SafetensorsFolder::file_of(const std::string& name) const {
+const SafetensorsFile& SafetensorsFolder::find(const std::string& name) const {
   const auto found = index_.find(name);
   if (found == index_.end()) {
     throw Error(safetensors::unknown_tensor(name, names_, path_.string()));
@@ -125,15 +125,13 @@ const SafetensorsFile& SafetensorsFolder::file_of(const std::string& name) const
 }
 
 const SafetensorsEntry& SafetensorsFolder::info(const std::string& name) const {
-  return file_of(name).info(name);
+  return find(name).info(name);
 }
 
-at::Tensor SafetensorsFolder::read(const std::string& name) const {
-  return file_of(name).read(name);
-}
+at::Tensor SafetensorsFolder::read(const std::string& name) const { return find(name).read(name); }
 
 void SafetensorsFolder::read_into(const std::string& name, const at::Tensor& out) const {
-  file_of(name).read_into(name, out);
+  find(name).read_into(name, out);
 }
 
 }  // namespace zero::nn

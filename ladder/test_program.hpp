@@ -1,0 +1,67 @@
+#pragma once
+
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <vector>
+#include <zero/report/test_folder.hpp>
+
+/// Helpers of the tests that run the ladder program; nothing else includes this.
+namespace zero::ladder::testing {
+
+using report::TestFolder;
+
+/// How the program ended.
+struct Ended {
+  int code = -1;     ///< exit code; above 127 where a signal ended it
+  std::string said;  ///< all that it printed, errors among it
+};
+
+inline std::string contents_of(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+/// Writes a file and gives its path, ready for a command line.
+inline std::string written(const TestFolder& folder, const std::string& name,
+                           const std::string& content) {
+  std::ofstream(folder / name, std::ios::binary) << content;
+  return (folder / name).string();
+}
+
+/// Everything below the folder, by relative path, sorted.
+inline std::vector<std::string> listing(const TestFolder& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder.path())) {
+    names.push_back(std::filesystem::relative(entry.path(), folder.path()).string());
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+/// Runs the ladder program with `arguments` (words for the shell) in the folder of the project,
+/// without a picture. Figures go to out.json in `folder` unless `arguments` say otherwise. Blocks
+/// until it has ended.
+inline Ended run_ladder(const TestFolder& folder, std::string arguments) {
+  if (arguments.find("--json") == std::string::npos) {
+    arguments += " --json '" + (folder / "out.json").string() + "'";
+  }
+  const TestFolder elsewhere;
+  const std::string log = (elsewhere / "log").string();
+  const std::string command = "ZERO_PYTHON=false OMP_NUM_THREADS=1 '" ZERO_LADDER_PROGRAM "' " +
+                              arguments + " > '" + log + "' 2>&1";
+  const int status = std::system(command.c_str());
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, contents_of(log)};
+}
+
+/// A quick run: the tiny model, two ranks, two short steps, nothing measured alone.
+inline const std::string kQuick =
+    "--model tiny --steps 2 --seq-len 16 --no-compute-alone --timeout 30 ";
+
+}  // namespace zero::ladder::testing

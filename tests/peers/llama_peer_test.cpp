@@ -1,0 +1,141 @@
+// SmolLM2's architecture beside Hugging Face's transformers, both directions: what save_pretrained
+// writes is read here and gives the same logits, and what is saved here loads there and does too.
+#include <ATen/ops/abs.h>
+#include <ATen/ops/max.h>
+#include <c10/core/GradMode.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <ostream>
+#include <zero/data/reviews.hpp>
+#include <zero/nn/llama.hpp>
+#include <zero/nn/stored_values.hpp>
+#include <zero/report/test_folder.hpp>
+#include <zero/train/registry.hpp>
+#include <zero/train/save.hpp>
+
+#include "harness.hpp"
+
+namespace zero::testing {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr double kTolerance = 1e-4;  // of a logit, in float32
+
+struct Case {
+  std::string model;
+  std::string task;
+};
+
+void PrintTo(const Case& c, std::ostream* out) { *out << c.model << ", " << c.task; }
+
+std::string python() {
+  const char* named = std::getenv("ZERO_PYTHON");
+  return named != nullptr && *named != '\0' ? named : "python3";
+}
+
+// Runs Python; the exit code, with what it printed in `said`.
+int run_python(const std::string& arguments, const fs::path& log, std::string& said) {
+  const std::string command = "PYTHONDONTWRITEBYTECODE=1 '" + python() + "' " + arguments + " > '" +
+                              log.string() + "' 2>&1";
+  const int status = std::system(command.c_str());
+  std::ifstream file(log);
+  said = {std::istreambuf_iterator<char>(file), {}};
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+class LlamaPeer : public ::testing::TestWithParam<Case> {
+ protected:
+  bool classifier() const { return GetParam().task == "reviews"; }
+  fs::path from_python() const { return folder_ / "from_python"; }
+  fs::path from_cpp() const { return folder_ / "from_cpp"; }
+
+  nn::LlamaConfig config_of(const fs::path& folder) const {
+    nn::LlamaConfig config = nn::llama_config_from_json(nn::read_config_text(folder));
+    if (classifier()) config.classes = data::kReviewClasses;
+    return config;
+  }
+
+  // Sharded as finely as it goes: the model is never whole on a rank, neither to be read nor to be
+  // saved.
+  void read_compare_save(dist::Communicator& communicator) const {
+    const nn::LlamaConfig config = config_of(from_python());
+    std::shared_ptr<nn::Llama> model;
+    {
+      const nn::DeferredStorage deferred;
+      model = std::make_shared<nn::Llama>(config);
+    }
+    nn::StoredValues values(from_python(), nn::list_parameters(*model),
+                            nn::llama_values_options(config, /*seed=*/1));
+    EXPECT_TRUE(values.missing().empty());
+    EXPECT_NE(values.describe().find("bfloat16, converted to float32"), std::string::npos);
+    train::Registry registry;
+    train::register_all_chapters(registry);
+    const auto strategy = registry.make("zero3", {*model, communicator, optim::adamw(), &values});
+    compare_logits(*model);
+    train::save_model(*strategy,
+                      nn::to_hugging_face_json(config, nn::read_config_text(from_python())),
+                      from_cpp());
+  }
+
+  void compare_logits(nn::Llama& model) const {
+    const nn::SafetensorsFile expected(from_python() / "logits.safetensors");
+    data::Batch batch;
+    batch.inputs = expected.read("input_ids");
+    if (classifier()) batch.lengths = expected.read("lengths");
+    const c10::NoGradGuard no_grad;
+    const at::Tensor found = model.predict(batch);
+    const at::Tensor logits = expected.read("logits");
+    ASSERT_EQ(found.sizes(), logits.sizes());
+    EXPECT_EQ(logits.size(0) * (classifier() ? 128 : logits.size(1)), 2 * 128);
+    EXPECT_LT(at::max(at::abs(found - logits)).item<double>(), kTolerance);
+    EXPECT_GT(logits.std().item<double>(), 0.1) << "logits that say nothing compare nothing";
+  }
+
+  report::TestFolder folder_;
+};
+
+TEST_P(LlamaPeer, SameLogitsFromTheirFilesAndFromOurs) {
+  // Looks for the package without the seconds that importing it takes.
+  const char* look =
+      "-c 'import importlib.util as u, sys;"
+      "sys.exit(not all(map(u.find_spec, [\"torch\", \"transformers\", \"safetensors\"])))'";
+  std::string said;
+  if (run_python(look, folder_ / "log", said) != 0) {
+    GTEST_SKIP() << "transformers IS NOT COMPARED WITH: " << python()
+                 << " lacks torch, transformers or safetensors. To enable: " << python()
+                 << " -m pip install -r requirements-peers.txt, or set ZERO_PYTHON.";
+  }
+  const fs::path source = fs::canonical(__FILE__).parent_path();
+  const std::string script = "'" + (source / "llama_peer.py").string() + "' ";
+  ASSERT_EQ(run_python(script + "make '" + from_python().string() + "' --model " +
+                           GetParam().model + " --task " + GetParam().task,
+                       folder_ / "log", said),
+            0)
+      << said;
+  std::cout << said;
+  RankOptions options;
+  options.timeout = std::chrono::seconds(100);
+  options.total_timeout = std::chrono::seconds(250);
+  on_ranks(options, [this](dist::Communicator& communicator) { read_compare_save(communicator); });
+  EXPECT_EQ(run_python(script + "check '" + from_cpp().string() + "' '" +
+                           (from_python() / "logits.safetensors").string() + "'",
+                       folder_ / "log", said),
+            0)
+      << said;
+  std::cout << said;
+}
+
+INSTANTIATE_TEST_SUITE_P(Tiny, LlamaPeer,
+                         ::testing::Values(Case{"tiny", "text"}, Case{"tiny", "reviews"}),
+                         [](const auto& info) { return info.param.task; });
+INSTANTIATE_TEST_SUITE_P(SmolLM2_360M, LlamaPeer, ::testing::Values(Case{"smollm2-360m", "text"}),
+                         [](const auto& info) { return info.param.task; });
+
+}  // namespace
+}  // namespace zero::testing
