@@ -51,7 +51,8 @@ std::optional<RankEnvironment> rank_environment();
 
 /// Connects this rank to the others through the TCP store at master_address:master_port, which rank
 /// 0 serves unless the launcher does. Called by all ranks; blocks until all are there; zero::Error
-/// that names the missing ranks after the time limit, or the port if it is taken.
+/// that names the missing ranks after the time limit, or the port if it is taken. Ignores SIGPIPE
+/// from then on, unless the program handles it: a lost peer is to be an error, not the end.
 std::unique_ptr<Communicator> connect(const RankEnvironment& environment,
                                       const ConnectOptions& options = {});
 
