@@ -22,8 +22,8 @@ using torch::profiler::impl::ProfilerState;
 }  // namespace
 
 Trace::Trace() {
-  // The profiler tells of its own starts and stops unless it is asked not to.
-  ::setenv("KINETO_LOG_LEVEL", "5", /*overwrite=*/0);
+  // The profiler tells of its own starts and stops unless it is asked not to; its levels end at 6.
+  ::setenv("KINETO_LOG_LEVEL", "9", /*overwrite=*/0);
   const ProfilerConfig config(ProfilerState::KINETO);
   const std::set<ActivityType> activities = {ActivityType::CPU};
   profiler::prepareProfiler(config, activities);

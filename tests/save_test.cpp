@@ -1,0 +1,159 @@
+// Saving a model that is spread over ranks: the same files from every strategy, no rank holding
+// more than it owns and one unit, and an error on all ranks where rank 0 cannot write.
+#include <ATen/ops/equal.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <ostream>
+#include <zero/error.hpp>
+#include <zero/memory/accounting.hpp>
+#include <zero/nn/llama.hpp>
+#include <zero/nn/safetensors.hpp>
+#include <zero/report/test_folder.hpp>
+#include <zero/train/registry.hpp>
+#include <zero/train/save.hpp>
+
+#include "harness.hpp"
+
+namespace zero::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using report::TestFolder;
+
+constexpr std::uint64_t kSeed = 11;
+
+nn::LlamaConfig config() {
+  nn::LlamaConfig config = nn::preset("tiny");
+  config.layers = 6;  // so that one unit is far less than the model
+  config.classes = 5;
+  return config;
+}
+
+std::shared_ptr<nn::Llama> model_without_storage() {
+  const nn::DeferredStorage deferred;
+  return std::make_shared<nn::Llama>(config());
+}
+
+std::int64_t largest_unit(const nn::ParameterList& list) {
+  std::int64_t largest = 0;
+  for (const nn::UnitInfo& unit : list.units) {
+    std::int64_t bytes = 0;
+    for (const std::size_t i : unit.parameters) bytes += list.parameters[i].bytes();
+    largest = std::max(largest, bytes);
+  }
+  return largest;
+}
+
+std::string contents_of(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+struct Case {
+  std::string mode;
+  int ranks;
+};
+
+void PrintTo(const Case& c, std::ostream* out) { *out << c.mode << " at " << c.ranks; }
+
+std::unique_ptr<train::Strategy> make(const std::string& mode, nn::Llama& model,
+                                      dist::Communicator& communicator) {
+  train::Registry registry;
+  train::register_all_chapters(registry);
+  nn::SeededValues values(kSeed);
+  return registry.make(mode, {model, communicator, optim::adamw(), &values});
+}
+
+class SaveModel : public ::testing::TestWithParam<Case> {};
+
+TEST_P(SaveModel, WritesEveryTensorAndHoldsOneUnitAtATime) {
+  const TestFolder folder;
+  on_ranks(GetParam().ranks, [&](dist::Communicator& communicator) {
+    const auto model = model_without_storage();
+    const auto strategy = make(GetParam().mode, *model, communicator);
+    const memory::Snapshot before = memory::snapshot();
+    memory::reset_peaks();
+    train::save_model(*strategy, nn::to_hugging_face_json(config()), folder / "saved",
+                      /*max_bytes=*/300'000);
+    const memory::Snapshot after = memory::snapshot();
+    EXPECT_EQ(after.total, before.total) << "everything is given back";
+    const std::int64_t more = strategy->list().bytes() - before[memory::Category::kParameters];
+    const std::int64_t allowed = std::min(more, largest_unit(strategy->list()));
+    EXPECT_LE(after.total_peak - before.total, allowed + nn::kSafetensorsScratchBytes);
+    EXPECT_LE(after.peak_of(memory::Category::kParameters) - before[memory::Category::kParameters],
+              allowed);
+    if (communicator.rank() != 0) return;
+    const nn::SafetensorsFolder saved(folder / "saved");
+    EXPECT_EQ(saved.names().size(), strategy->list().size());
+    nn::SeededValues values(kSeed);
+    const auto whole = model_without_storage();
+    nn::initialize_parameters(*whole, values);
+    for (const nn::Parameter& p : nn::list_parameters(*whole).parameters) {
+      EXPECT_TRUE(at::equal(saved.read(p.name), p.tensor.detach())) << p.name;
+    }
+    EXPECT_TRUE(fs::exists(folder / "saved/model.safetensors.index.json"));
+    EXPECT_EQ(nlohmann::json::parse(contents_of(folder / "saved/config.json")),
+              nn::to_hugging_face_json(config()));
+  });
+}
+
+TEST_P(SaveModel, FailureOfRank0IsAnErrorOnAllRanksAndLeavesThemUsable) {
+  const TestFolder folder;
+  std::ofstream(folder / "file") << "not a folder";
+  on_ranks(GetParam().ranks, [&](dist::Communicator& communicator) {
+    const auto model = model_without_storage();
+    const auto strategy = make(GetParam().mode, *model, communicator);
+    std::string message;
+    try {
+      train::save_model(*strategy, nn::to_hugging_face_json(config()), folder / "file");
+    } catch (const Error& error) {
+      message = error.what();
+    }
+    EXPECT_THAT(message, ::testing::HasSubstr("the model could not be saved"));
+    EXPECT_THAT(message, ::testing::HasSubstr((folder / "file").string()));
+    train::save_model(*strategy, nn::to_hugging_face_json(config()), folder / "other");
+  });
+  EXPECT_EQ(contents_of(folder / "file"), "not a folder");
+  EXPECT_TRUE(fs::exists(folder / "other/model.safetensors"));
+}
+
+TEST(SaveOverAnEarlierOne, RefusedConfigKeepsTheEarlierWeights) {
+  const TestFolder folder;
+  on_ranks(2, [&](dist::Communicator& communicator) {
+    const auto model = model_without_storage();
+    const auto strategy = make("zero3", *model, communicator);
+    train::save_model(*strategy, nn::to_hugging_face_json(config()), folder / "saved");
+    const std::string weights = contents_of(folder / "saved/model.safetensors");
+    nlohmann::json other = nn::to_hugging_face_json(config());
+    // The name of the new configuration's place is taken by a folder that is not empty.
+    if (communicator.rank() == 0) {
+      fs::remove(folder / "saved/config.json");
+      fs::create_directories(folder / "saved/config.json/taken");
+    }
+    communicator.barrier();
+    EXPECT_THROW(train::save_model(*strategy, other, folder / "saved"), Error);
+    EXPECT_EQ(contents_of(folder / "saved/model.safetensors"), weights);
+  });
+  int files = 0;
+  for (const auto& entry : fs::directory_iterator(folder / "saved")) {
+    EXPECT_NE(entry.path().filename().string().front(), '.') << "a temporary file stayed";
+    ++files;
+  }
+  EXPECT_EQ(files, 2);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, SaveModel,
+                         ::testing::Values(Case{"ddp", 2}, Case{"zero1", 3}, Case{"zero3", 2},
+                                           Case{"zero3", 3}, Case{"zero3:whole", 2}),
+                         [](const auto& info) {
+                           std::string name = info.param.mode;
+                           std::erase(name, ':');
+                           return name + "_N" + std::to_string(info.param.ranks);
+                         });
+
+}  // namespace
+}  // namespace zero::testing
