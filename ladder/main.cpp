@@ -193,7 +193,7 @@ void check_before_training(const Options& options, bool reports) {
   if (!reports) return;
   report::check_writable(options.json);
   if (!options.save.empty()) report::check_writable(options.save + "/config.json");
-  if (!options.trace.empty()) report::check_writable(options.trace_file("ddp", /*rank=*/0));
+  if (!options.trace.empty()) report::check_writable(options.trace);
   fmt::print("{} as {} on {} ranks, {} steps of {} x {} tokens a rank\n", options.model_name(),
              options.reviews() ? "5-class classifier" : "language model", options.world_size,
              options.steps, options.batch, options.sequence_length);

@@ -82,6 +82,8 @@ TEST(Reviews, EveryModeTrainsTheClassifierToTheSameWeights) {
   expect_identical(report, 4);
   EXPECT_EQ(report.at("parameters"), tiny_parameters(data::kReviewClasses).numel());
   EXPECT_EQ(report.at("task"), "reviews");
+  // At the published size a column is to be right within 0.01 MiB; nothing else may be resident.
+  for (const json& row : report.at("modes")) EXPECT_LT(row.at("other_mib_max"), 0.005) << row;
 }
 
 TEST(Reviews, CsvJsonLinesAndTokenFileOfTheSameReviewsAreTheSame) {

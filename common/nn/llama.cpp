@@ -134,7 +134,9 @@ void Llama::check_inputs(const data::Batch& batch) const {
 }
 
 at::Tensor Llama::hidden_states(const at::Tensor& ids) {
-  const RotaryTable& positions = table(ids.size(1));
+  // Made anew for every forward: a kept table would be resident beside the model states.
+  const RotaryTable positions =
+      rotary_table(ids.size(1), config_.head_size, config_.rope_theta, config_.dtype);
   at::Tensor x = embedding_->forward(ids);
   for (const auto& layer : layers_) x = layer->forward(x, positions);
   return x;
@@ -151,13 +153,6 @@ at::Tensor Llama::logits(const data::Batch& batch) {
   }
   x = norm_->forward(x);
   return head_ != nullptr ? head_->forward(x) : embedding_->as_head(x);
-}
-
-const RotaryTable& Llama::table(std::int64_t length) {
-  if (table_.length() < length) {
-    table_ = rotary_table(length, config_.head_size, config_.rope_theta, config_.dtype);
-  }
-  return table_;
 }
 
 }  // namespace zero::nn

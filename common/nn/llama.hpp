@@ -83,14 +83,12 @@ class Llama : public Model {
   void check_inputs(const data::Batch& batch) const;
   at::Tensor hidden_states(const at::Tensor& ids);
   at::Tensor logits(const data::Batch& batch);
-  const RotaryTable& table(std::int64_t length);
 
   LlamaConfig config_;
   std::shared_ptr<Embedding> embedding_;
   std::vector<std::shared_ptr<LlamaLayer>> layers_;
   std::shared_ptr<RmsNorm> norm_;
   std::shared_ptr<Linear> head_;  // lm_head or score; none where the embedding is the head
-  RotaryTable table_;             // of the longest sequence so far
 };
 
 }  // namespace zero::nn
