@@ -2,7 +2,9 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
+#include <fmt/format.h>
 
+#include <zero/error.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/train/owners.hpp>
 #include <zero/train/registry.hpp>
@@ -13,10 +15,23 @@ using dist::Purpose;
 
 SimpleDdp::SimpleDdp(const train::StrategyArguments& arguments)
     : Strategy(arguments), flat_(arguments.variant == "flat") {
+  if (flat_) require_one_dtype();
   broadcast_from_rank_0();
   gradient_sync_ = [](SimpleDdp& ddp) {
     ddp.flat_ ? ddp.average_flat() : ddp.average_one_by_one();
   };
+}
+
+void SimpleDdp::require_one_dtype() const {
+  const nn::Parameter& first = list().parameters.front();
+  for (const nn::Parameter& p : list().parameters) {
+    if (p.tensor.scalar_type() == first.tensor.scalar_type()) continue;
+    throw Error(fmt::format(
+        "one flat all-reduce needs one dtype, and '{}' is {} where '{}' is {}: take the variant "
+        "'per_parameter'",
+        p.name, c10::toString(p.tensor.scalar_type()), first.name,
+        c10::toString(first.tensor.scalar_type())));
+  }
 }
 
 at::Tensor SimpleDdp::forward(const data::Batch& batch) {
@@ -66,13 +81,15 @@ train::ModelStateBytes SimpleDdp::predicted_bytes() const {
 std::int64_t SimpleDdp::predicted_traffic() const {
   std::int64_t elements = 0;
   std::int64_t sum = 0;
+  std::int64_t element_size = 0;
   const auto bytes_of = [&](std::int64_t n) {
-    return dist::Communicator::all_reduce_bytes(n, sizeof(float), communicator_.rank(),
+    return dist::Communicator::all_reduce_bytes(n, element_size, communicator_.rank(),
                                                 communicator_.size());
   };
   for (const std::size_t i : train::backward_order(list())) {
-    elements += list().parameters[i].numel();
-    sum += bytes_of(list().parameters[i].numel());
+    element_size = static_cast<std::int64_t>(parameter(i).element_size());
+    elements += parameter(i).numel();
+    sum += bytes_of(parameter(i).numel());
   }
   return flat_ ? bytes_of(elements) : sum;
 }

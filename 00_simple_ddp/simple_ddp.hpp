@@ -16,7 +16,8 @@ namespace zero {
 /// buffer as large as the gradients).
 class SimpleDdp : public train::Strategy {
  public:
-  /// Called by all ranks: rank 0's parameters and buffers reach everybody.
+  /// Called by all ranks: rank 0's parameters and buffers reach everybody. zero::Error for "flat"
+  /// where parameters have several dtypes.
   explicit SimpleDdp(const train::StrategyArguments& arguments);
 
   at::Tensor forward(const data::Batch& batch) override;
@@ -38,6 +39,8 @@ class SimpleDdp : public train::Strategy {
   std::int64_t predicted_traffic() const override;
 
  private:
+  void require_one_dtype() const;
+
   bool flat_;
   GradientSync gradient_sync_;
   PreForward before_forward_;

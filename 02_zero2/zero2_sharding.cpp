@@ -22,14 +22,22 @@ Zero2Sharding::Zero2Sharding(const train::StrategyArguments& arguments)
 
 void Zero2Sharding::gradient_ready(std::size_t index) {
   if (!during_backward_ || !reduces_now()) return;
+  begin_reduction();
   order_.ready(index, [this](std::size_t i) { reduce_to_owner(i); });
 }
 
 void Zero2Sharding::finish_backward() {
   if (!reduces_now()) return;
+  begin_reduction();
   // Those that never became ready here: another rank may have used them, and waits for this one.
   order_.finish([this](std::size_t i) { reduce_to_owner(i); });
   complete_reduction();
+}
+
+void Zero2Sharding::begin_reduction() {
+  // Which parameters take part may have changed since the last time: they can be frozen between
+  // steps.
+  if (order_.idle()) order_ = train::LaunchOrder(train::backward_order(list()));
 }
 
 void Zero2Sharding::reduce_to_owner(std::size_t index) {

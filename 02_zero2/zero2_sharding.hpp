@@ -34,6 +34,7 @@ class Zero2Sharding : public train::Strategy {
   void gradient_ready(std::size_t index) override;
 
  private:
+  void begin_reduction();
   void reduce_to_owner(std::size_t index);
   void reduce_with_placeholders(at::Tensor& gradient, int owner);
 

@@ -71,6 +71,7 @@ void Zero3Sharding::gradient_ready(std::size_t index) {
       members.begin(), members.end(), [this](std::size_t i) { return trainable(i); }));
   if (++gradients_[u] >= trainable_members && !whole_model_) reshard(u);
   if (!reduces_now()) return;
+  begin_reduction();
   order_.ready(index, [this](std::size_t i) { reduce_to_owner(i); });
 }
 
@@ -78,8 +79,15 @@ void Zero3Sharding::finish_backward() {
   for (std::size_t u = 0; u < gathered_.size(); ++u) reshard(u);
   gradients_.assign(gradients_.size(), 0);
   if (!reduces_now()) return;
+  begin_reduction();
   order_.finish([this](std::size_t i) { reduce_to_owner(i); });
   complete_reduction();
+}
+
+void Zero3Sharding::begin_reduction() {
+  // Which parameters take part may have changed since the last time: they can be frozen between
+  // steps.
+  if (order_.idle()) order_ = train::LaunchOrder(train::backward_order(list()));
 }
 
 void Zero3Sharding::reduce_to_owner(std::size_t index) {

@@ -49,6 +49,7 @@ class Zero3Sharding : public train::Strategy {
 
  private:
   void distribute_from_rank_0();
+  void begin_reduction();
   void reduce_to_owner(std::size_t index);
   std::size_t index_of(const nn::Unit& unit) const;
   std::vector<std::size_t> units_around(const nn::Unit& unit) const;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <map>
 #include <string>
 #include <vector>
 #include <zero/train/registry.hpp>
@@ -24,6 +25,8 @@ struct RunRecord {
   std::vector<std::pair<std::string, at::Tensor>>
       tensors;  ///< gradients of each step, then weights
   std::vector<std::pair<std::string, at::Tensor>> moments;  ///< of parameters that this rank owns
+  /// First element, in the flattened parameter, of tensors above that are a piece of one.
+  std::map<std::string, std::int64_t> begins;
   std::vector<double> losses;
   std::vector<float> norms;
 };

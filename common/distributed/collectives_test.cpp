@@ -239,10 +239,11 @@ TEST(Handles, MustBeWaitedOn) {
         at::Tensor t = at::zeros({10});
         c.all_reduce(t, Purpose::kGradient);
       });
-  for (const RankExit& exit : exits) {
-    EXPECT_EQ(exit.signal, SIGABRT);
-    EXPECT_NE(exit.output.find("never waited on"), std::string::npos) << exit.output;
-  }
+  // The first rank to drop its handle ends here; the other may do so too, or find its peer gone.
+  EXPECT_TRUE(std::any_of(exits.begin(), exits.end(), [](const RankExit& exit) {
+    return exit.signal == SIGABRT && exit.output.find("never waited on") != std::string::npos;
+  })) << describe_failures(exits);
+  for (const RankExit& exit : exits) EXPECT_FALSE(exit.ok());
 }
 
 // The environment belongs to the process: each case in one of its own.

@@ -5,6 +5,7 @@
 
 #include <cstdio>
 #include <exception>
+#include <sstream>
 #include <utility>
 
 #include "zero/error.hpp"
@@ -187,14 +188,32 @@ void Communicator::barrier() {
   finish(do_all_gather(call, flag, mine), started).wait();
 }
 
+namespace {
+
+// The first line in which two texts differ, as each of them has it.
+std::pair<std::string, std::string> first_difference(const std::string& a, const std::string& b) {
+  std::istringstream lines_of_a(a), lines_of_b(b);
+  std::string of_a, of_b;
+  while (true) {
+    const bool more_in_a = static_cast<bool>(std::getline(lines_of_a, of_a));
+    const bool more_in_b = static_cast<bool>(std::getline(lines_of_b, of_b));
+    if (more_in_a && more_in_b && of_a == of_b) continue;
+    return {more_in_a ? of_a : "nothing more", more_in_b ? of_b : "nothing more"};
+  }
+}
+
+}  // namespace
+
 void Communicator::agree(const std::string& what, const std::string& text) {
   const std::vector<std::string> all = exchange(text);
   for (int other = 1; other < size_; ++other) {
-    if (all[static_cast<std::size_t>(other)] == all.front()) continue;
+    const std::string& theirs = all[static_cast<std::size_t>(other)];
+    if (theirs == all.front()) continue;
+    const auto [of_rank_0, of_other] = first_difference(all.front(), theirs);
     throw Error(
         fmt::format("ranks disagree about {}: rank 0 has {}, rank {} has {}; start all ranks "
                     "with the same program, options and files",
-                    what, all.front(), other, all[static_cast<std::size_t>(other)]));
+                    what, of_rank_0, other, of_other));
   }
 }
 

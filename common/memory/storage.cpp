@@ -34,6 +34,15 @@ void allocate_storage(const at::Tensor& tensor) {
 
 bool has_storage(const at::Tensor& tensor) { return tensor.storage().nbytes() >= bytes_of(tensor); }
 
+void place(const at::Tensor& tensor, const at::Tensor& buffer, std::int64_t offset) {
+  TORCH_INTERNAL_ASSERT(tensor.is_contiguous() && buffer.dim() == 1 &&
+                            tensor.scalar_type() == buffer.scalar_type() &&
+                            offset + tensor.numel() <= buffer.numel(),
+                        "a window must lie inside its buffer and be of its dtype");
+  tensor.unsafeGetTensorImpl()->set_storage_keep_dtype(buffer.storage());
+  tensor.unsafeGetTensorImpl()->set_storage_offset(buffer.storage_offset() + offset);
+}
+
 at::Tensor raw(const at::Tensor& tensor) { return tensor.variable_data(); }
 
 }  // namespace zero::memory

@@ -24,6 +24,11 @@ void allocate_storage(const at::Tensor& tensor);
 /// False between release_storage() and allocate_storage(). True for a tensor of 0 elements.
 bool has_storage(const at::Tensor& tensor);
 
+/// Makes `tensor` a window of `buffer` (flat, same dtype) that begins at element `offset`; its own
+/// bytes are given up. The tensor keeps its sizes and its identity: modules and autograd go on
+/// holding it, and releasing or allocating the buffer's storage does the same to the window.
+void place(const at::Tensor& tensor, const at::Tensor& buffer, std::int64_t offset);
+
 /// The same bytes below autograd: writing into it neither records an operation nor raises the
 /// version counter, so that tensors saved for backward stay valid.
 at::Tensor raw(const at::Tensor& tensor);

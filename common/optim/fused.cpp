@@ -55,8 +55,12 @@ class FusedOptimizer : public Optimizer {
     }
   }
 
-  void narrow(const std::function<bool(const at::Tensor&)>& keep) override {
-    std::erase_if(slots_, [&](const Slot& slot) { return !keep(slot.parameter); });
+  void replace(const std::function<at::Tensor(const at::Tensor&)>& with) override {
+    for (Slot& slot : slots_) {
+      const at::Tensor other = with(slot.parameter);
+      if (!other.is_same(slot.parameter)) slot = {other, slot.group, 0, {}};
+    }
+    std::erase_if(slots_, [](const Slot& slot) { return !slot.parameter.defined(); });
   }
 
   std::map<std::string, at::Tensor> state(const at::Tensor& parameter) const override {

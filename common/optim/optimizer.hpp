@@ -25,7 +25,14 @@ class Optimizer {
   virtual void step() = 0;
 
   /// Keeps the parameters for which `keep` says true and forgets the rest with their state.
-  virtual void narrow(const std::function<bool(const at::Tensor&)>& keep) = 0;
+  void narrow(const std::function<bool(const at::Tensor&)>& keep) {
+    replace([&keep](const at::Tensor& tensor) { return keep(tensor) ? tensor : at::Tensor(); });
+  }
+
+  /// Asks `with` for every parameter that it holds: an undefined tensor makes it forget the parameter
+  /// with its state, another tensor (a shard of it) takes its place and its settings, without
+  /// state. The same tensor leaves everything as it is.
+  virtual void replace(const std::function<at::Tensor(const at::Tensor&)>& with) = 0;
 
   /// State tensors of a parameter by name (AdamW: "exp_avg", "exp_avg_sq"), of the parameter's
   /// number of elements; empty before its first update. They alias the optimizer's own.

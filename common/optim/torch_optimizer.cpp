@@ -31,13 +31,15 @@ class TorchOptimizer final : public Optimizer {
     optimizer_->step();
   }
 
-  void narrow(const std::function<bool(const at::Tensor&)>& keep) override {
+  void replace(const std::function<at::Tensor(const at::Tensor&)>& with) override {
     for (torch::optim::OptimizerParamGroup& group : optimizer_->param_groups()) {
-      std::erase_if(group.params(), [&](const at::Tensor& p) {
-        if (keep(p)) return false;
+      for (at::Tensor& p : group.params()) {
+        const at::Tensor other = with(p);
+        if (other.is_same(p)) continue;
         optimizer_->state().erase(p.unsafeGetTensorImpl());
-        return true;
-      });
+        p = other;
+      }
+      std::erase_if(group.params(), [](const at::Tensor& p) { return !p.defined(); });
     }
   }
 

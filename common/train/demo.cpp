@@ -122,6 +122,8 @@ std::string row_of(const Strategy& strategy, const memory::Snapshot& held,
 }
 
 std::string train_rank(dist::Communicator& communicator, const DemoOptions& options) {
+  communicator.agree("the run", fmt::format("mode {}\n{} steps\n{}", options.mode, options.steps,
+                                            options.narrate ? "narrated" : "not narrated"));
   const nn::MlpConfig config = config_of(options);
   const auto dataset = data::toy_regression(/*seed=*/1, /*n=*/4096, config.inputs, config.outputs);
   data::DistributedSampler sampler(dataset.size(), 32 * communicator.size(), communicator.rank(),

@@ -5,6 +5,8 @@
 #include <functional>
 #include <vector>
 
+#include "zero/error.hpp"
+
 namespace zero::train {
 
 /// Lets collectives go in one fixed order, whatever the order in which gradients arrive.
@@ -23,8 +25,19 @@ class LaunchOrder {
     for (std::size_t p = 0; p < order_.size(); ++p) position_[order_[p]] = p;
   }
 
+  /// Whether nothing has gone or waits since the beginning or the last finish().
+  bool idle() const {
+    return next_ == 0 && std::find(ready_.begin(), ready_.end(), true) == ready_.end();
+  }
+
   /// `index` may go; launches it and what waited for it, in order, as far as there is no gap.
+  /// Throws zero::Error if it has gone already: what came now would be lost.
   void ready(std::size_t index, const std::function<void(std::size_t)>& launch) {
+    if (position_[index] < next_) {
+      throw Error(
+          "a gradient came after it was reduced: call backward() once between finish_backward() "
+          "calls, or say set_last_micro_batch(false) before all but the last");
+    }
     ready_[position_[index]] = true;
     while (next_ < order_.size() && ready_[next_]) launch(order_[next_++]);
   }

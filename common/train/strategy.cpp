@@ -3,6 +3,7 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <utility>
 
@@ -17,6 +18,30 @@ using dist::Purpose;
 using memory::Category;
 using memory::Charge;
 
+namespace {
+
+// What all ranks must have in common, a line each.
+std::string description(const nn::ParameterList& list, const StrategyArguments& arguments) {
+  std::string text = fmt::format(
+      "variant '{}', ownership by {}, {}\n", arguments.variant, name(arguments.ownership),
+      arguments.accumulation == Accumulation::kLocal ? "accumulation before the reduction"
+                                                     : "a reduction of every micro-batch");
+  for (const nn::Parameter& p : list.parameters) {
+    text += fmt::format("parameter '{}' [{}] {}, {}, of unit '{}'\n", p.name,
+                        fmt::join(p.tensor.sizes(), ", "), c10::toString(p.tensor.scalar_type()),
+                        p.tensor.requires_grad() ? "trainable" : "frozen",
+                        list.units[p.unit].name);
+  }
+  for (const auto& buffer : arguments.model.named_buffers()) {
+    text += fmt::format("buffer '{}' [{}] {}\n", buffer.key(),
+                        fmt::join(buffer.value().sizes(), ", "),
+                        c10::toString(buffer.value().scalar_type()));
+  }
+  return text;
+}
+
+}  // namespace
+
 Strategy::Strategy(const StrategyArguments& arguments)
     : model_(arguments.model),
       communicator_(arguments.communicator),
@@ -25,12 +50,15 @@ Strategy::Strategy(const StrategyArguments& arguments)
       accumulation_(arguments.accumulation),
       used_(list_.size(), false),
       accumulated_(list_.size()) {
+  // Before anything is sent: ranks that differ would send each other the wrong bytes, or wait.
+  communicator_.agree("the model or the strategy", description(list_, arguments));
   std::vector<at::Tensor> all;
+  for (std::size_t i = 0; i < count(); ++i) all.push_back(parameter(i));
+  optimizer_ = arguments.optimizer(all);
+  // Last: what throws above must leave no hook behind that calls into nothing.
   for (std::size_t i = 0; i < count(); ++i) {
-    all.push_back(parameter(i));
     nn::on_gradient_ready(parameter(i), [this, i] { on_ready(i); });
   }
-  optimizer_ = arguments.optimizer(all);
   nn::set_hooks(model_, this);
 }
 
@@ -45,7 +73,13 @@ at::Tensor Strategy::forward(const data::Batch& batch) {
 }
 
 void Strategy::backward(const at::Tensor& loss) {
+  if (awaits_reduction_) {
+    throw Error(
+        "backward() a second time before finish_backward(): a step of several backward passes "
+        "calls both for each of them, with set_last_micro_batch(false) before all but the last");
+  }
   const Charge charge(Category::kActivations);
+  awaits_reduction_ = reduces_now();
   loss.backward();
   has_gradients_ = true;
 }
@@ -59,6 +93,8 @@ void Strategy::optimizer_step() {
 
 void Strategy::zero_grad() {
   for (std::size_t i = 0; i < count(); ++i) drop_gradient(i);
+  // A step that was given up may have left averages of earlier micro-batches.
+  accumulated_.assign(count(), at::Tensor());
   has_gradients_ = false;
 }
 
@@ -82,6 +118,7 @@ at::Tensor& Strategy::gradient_to_reduce(std::size_t index) {
 void Strategy::complete_reduction() {
   drop_unused();
   add_up_micro_batches();
+  awaits_reduction_ = false;
 }
 
 void Strategy::drop_unused() {
@@ -90,7 +127,10 @@ void Strategy::drop_unused() {
   for (std::size_t i = 0; i < count(); ++i) flags[i] = used_[i] ? 1 : 0;
   communicator_.all_reduce(used, Purpose::kControl, dist::ReduceOp::kSum).wait();
   for (std::size_t i = 0; i < count(); ++i) {
-    if (flags[i] == 0 && trainable(i)) drop_gradient(i);
+    if (flags[i] == 0) {
+      drop_gradient(i);
+      if (const Piece mine = piece(i); mine.tensor.defined()) mine.tensor.mutable_grad().reset();
+    }
     used_[i] = false;
   }
 }
@@ -98,9 +138,10 @@ void Strategy::drop_unused() {
 void Strategy::add_up_micro_batches() {
   if (accumulation_ == Accumulation::kLocal) return;
   for (std::size_t i = 0; i < count(); ++i) {
-    at::Tensor& grad = gradient(i);
+    const Piece mine = piece(i);
+    at::Tensor& grad = mine.tensor.defined() ? mine.tensor.mutable_grad() : gradient(i);
     at::Tensor& sum = accumulated_[i];
-    if (owns(i) && grad.defined()) {
+    if (mine.tensor.defined() && grad.defined()) {
       if (sum.defined()) {
         sum.add_(grad);
       } else {
@@ -114,11 +155,16 @@ void Strategy::add_up_micro_batches() {
 
 float Strategy::clip_grad_norm(double max_norm) {
   // Each parameter's sum of squares is made by its owner alone and is exact where others add 0, so
-  // that every rank, under every strategy, adds the same numbers in the same order.
+  // that every rank, under every strategy that owns whole parameters, adds the same numbers in the
+  // same order. Where tensors are split the partial sums are in double, too fine to be seen in the
+  // float that comes out but for about one case in ten million.
   at::Tensor squares = at::zeros({static_cast<std::int64_t>(count())}, at::kDouble);
   auto* square = squares.mutable_data_ptr<double>();
   for (std::size_t i = 0; i < count(); ++i) {
-    if (owns(i) && gradient(i).defined()) square[i] = optim::squared_norm(gradient(i));
+    const Piece mine = piece(i);
+    if (mine.tensor.defined() && mine.tensor.grad().defined()) {
+      square[i] = optim::squared_norm(mine.tensor.grad());
+    }
   }
   // Where every rank owns everything, each has all the numbers already.
   if (sharded()) communicator_.all_reduce(squares, Purpose::kControl, dist::ReduceOp::kSum).wait();
@@ -126,7 +172,10 @@ float Strategy::clip_grad_norm(double max_norm) {
   const float coefficient = optim::clip_coefficient(norm, max_norm);
   if (coefficient != 1.0F) {
     for (std::size_t i = 0; i < count(); ++i) {
-      if (owns(i) && gradient(i).defined()) gradient(i).mul_(coefficient);
+      const Piece mine = piece(i);
+      if (mine.tensor.defined() && mine.tensor.grad().defined()) {
+        mine.tensor.mutable_grad().mul_(coefficient);
+      }
     }
   }
   return norm;
@@ -137,12 +186,15 @@ void Strategy::fill(std::size_t index) {
   at::Tensor tensor = parameter(index);
   const bool had_values = memory::has_storage(tensor);
   memory::allocate_storage(tensor);
-  if (communicator_.rank() != 0 || had_values) return;
+  if (communicator_.rank() == 0 && !had_values) first_value(index, tensor);
+}
+
+void Strategy::first_value(std::size_t index, at::Tensor out) {
   if (values_ == nullptr) {
     throw Error(fmt::format("parameter '{}' has no values and no source of first values was given",
                             list_.parameters[index].name));
   }
-  values_->fill(list_.parameters[index], tensor);
+  values_->fill(list_.parameters[index], out);
 }
 
 void Strategy::broadcast_from_rank_0() {
@@ -160,11 +212,11 @@ void Strategy::broadcast_buffers_from_rank_0() {
 }
 
 void Strategy::narrow_optimizer() {
-  optimizer_->narrow([this](const at::Tensor& tensor) {
+  optimizer_->replace([this](const at::Tensor& tensor) {
     for (std::size_t i = 0; i < count(); ++i) {
-      if (parameter(i).is_same(tensor)) return owns(i);
+      if (parameter(i).is_same(tensor)) return piece(i).tensor;
     }
-    return false;
+    return at::Tensor();
   });
 }
 

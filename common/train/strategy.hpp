@@ -37,6 +37,14 @@ struct StrategyArguments {
   Accumulation accumulation = Accumulation::kLocal;
 };
 
+/// What one rank updates of a parameter: a run of its elements.
+struct Piece {
+  /// The elements as the optimizer knows them; its `.grad`, after finish_backward(), is their
+  /// averaged gradient. Undefined where this rank updates none.
+  at::Tensor tensor;
+  std::int64_t begin = 0;  ///< the first of them in the flattened parameter
+};
+
 /// Bytes of model states that one rank holds at rest: after sync_parameters, before zero_grad.
 struct ModelStateBytes {
   std::int64_t parameters = 0;
@@ -68,7 +76,8 @@ class Strategy : public nn::UnitHooks {
 
   /// Loss of the local micro-batch, as Model::loss gives it.
   virtual at::Tensor forward(const data::Batch& batch);
-  /// Runs autograd; hooks fire inside.
+  /// Runs autograd; hooks fire inside. One backward() before each finish_backward() that reduces
+  /// (zero::Error otherwise); the loss may come from several forward()s.
   virtual void backward(const at::Tensor& loss);
   /// Waits for what is in flight. After the last micro-batch the gradients that this rank is
   /// responsible for (see owns()) are the average over ranks.
@@ -96,6 +105,12 @@ class Strategy : public nn::UnitHooks {
   /// Whether this rank updates parameter `index`, and holds its averaged gradient.
   virtual bool owns(std::size_t index) const { return true; }
 
+  /// The part of parameter `index` that this rank updates: all of it where it owns it, unless the
+  /// chapter splits tensors.
+  virtual Piece piece(std::size_t index) const {
+    return owns(index) ? Piece{parameter(index), 0} : Piece{};
+  }
+
   /// Whether ranks own different parameters. The same answer on all ranks.
   virtual bool sharded() const { return false; }
 
@@ -116,6 +131,9 @@ class Strategy : public nn::UnitHooks {
   optim::Optimizer& optimizer() { return *optimizer_; }
 
  protected:
+  /// Called by all ranks. Throws zero::Error on every rank, before anything else is sent, if they
+  /// differ in the variant, its options, or the names, shapes, dtypes, units or trainability of
+  /// parameters and buffers; it names the first difference.
   explicit Strategy(const StrategyArguments& arguments);
 
   /// Called inside backward(), when the whole gradient of trainable parameter `index` is there.
@@ -130,6 +148,9 @@ class Strategy : public nn::UnitHooks {
   /// The local gradient of a parameter as something that can be reduced: where backward made none,
   /// zeros, because other ranks may have one. Notes whether there was one.
   at::Tensor& gradient_to_reduce(std::size_t index);
+
+  /// Notes whether this rank's backward used parameter `index`, for complete_reduction().
+  void note_used(std::size_t index, bool used) { used_[index] = used; }
 
   /// Whether finish_backward() reduces after this micro-batch.
   bool reduces_now() const {
@@ -147,6 +168,8 @@ class Strategy : public nn::UnitHooks {
   void broadcast_buffers_from_rank_0();
   /// First value of one parameter, on rank 0: allocates it and asks the source.
   void fill(std::size_t index);
+  /// Writes the first value of one parameter, from the source, into `out` (its shape and dtype).
+  void first_value(std::size_t index, at::Tensor out);
 
   /// Makes the optimizer forget every parameter that this rank does not own.
   void narrow_optimizer();
@@ -168,6 +191,7 @@ class Strategy : public nn::UnitHooks {
   nn::ParameterSource* values_;
   Accumulation accumulation_;
   bool has_gradients_ = false;
+  bool awaits_reduction_ = false;        // a backward whose gradients are to be reduced has begun
   std::vector<bool> used_;               // this rank, this reduction
   std::vector<at::Tensor> accumulated_;  // averages of earlier micro-batches
 };

@@ -43,14 +43,20 @@ class Stopwatch {
 
 }  // namespace
 
+Trainer::Trainer(Strategy& strategy, TrainerOptions options)
+    : strategy_(strategy), options_(options) {
+  strategy.communicator().agree("the trainer's options",
+                                fmt::format("a clip norm of {}", options.clip_norm));
+}
+
 StepResult Trainer::step(const std::vector<data::Batch>& micro_batches) {
-  if (micro_batches.empty()) throw Error("a step needs at least one micro-batch");
   dist::Communicator& communicator = strategy_.communicator();
   communicator.set_step(steps_);
   strategy_.zero_grad();
   StepResult result;
   Stopwatch watch(communicator, result.seconds);
   double loss_sum = 0;
+  // The first thing: ranks that find out later that they differ wait for each other.
   const double all_terms = count_terms(micro_batches);
   for (std::size_t m = 0; m < micro_batches.size(); ++m) {
     const data::Batch& batch = micro_batches[m];
@@ -92,22 +98,33 @@ StepResult Trainer::step(const std::vector<data::Batch>& micro_batches) {
 
 double Trainer::evaluate(const std::vector<data::Batch>& batches) {
   const c10::NoGradGuard no_grad;
+  const double all_terms = count_terms(batches);
   double loss_sum = 0;
-  double terms = 0;
   for (const data::Batch& batch : batches) {
-    const Agreed all = agree(strategy_.forward(batch).item<double>(), batch.loss_terms);
-    loss_sum += all.loss_sum;
-    terms += all.terms;
+    loss_sum += agree(strategy_.forward(batch).item<double>(), batch.loss_terms).loss_sum;
   }
-  return loss_sum / terms;
+  return loss_sum / all_terms;
 }
 
-double Trainer::count_terms(const std::vector<data::Batch>& batches) {
-  at::Tensor terms = at::zeros({1}, at::kDouble);
-  for (const data::Batch& batch : batches) terms += static_cast<double>(batch.loss_terms);
-  strategy_.communicator().all_reduce(terms, dist::Purpose::kControl, dist::ReduceOp::kSum).wait();
-  const double all = terms.item<double>();
-  if (all > 0.0) return all;
+double Trainer::count_terms(const std::vector<data::Batch>& batches) const {
+  // [loss terms of all ranks, batches of rank 0, of rank 1, …]: every rank sees the same numbers,
+  // and so comes to the same decision.
+  dist::Communicator& communicator = strategy_.communicator();
+  at::Tensor shared = at::zeros({1 + communicator.size()}, at::kDouble);
+  auto* values = shared.mutable_data_ptr<double>();
+  for (const data::Batch& batch : batches) values[0] += static_cast<double>(batch.loss_terms);
+  values[1 + communicator.rank()] = static_cast<double>(batches.size());
+  communicator.all_reduce(shared, dist::Purpose::kControl, dist::ReduceOp::kSum).wait();
+  for (int rank = 0; rank < communicator.size(); ++rank) {
+    const double theirs = values[1 + rank];
+    if (theirs > 0 && theirs == values[1]) continue;
+    throw Error(
+        fmt::format("step {}: rank {} has {} micro-batches{}; every rank needs at least one, and as "
+                    "many as the others (a batch may be empty)",
+                    steps_, rank, theirs,
+                    theirs == values[1] ? "" : fmt::format(", rank 0 has {}", values[1])));
+  }
+  if (values[0] > 0.0) return values[0];
   throw Error(
       fmt::format("step {}: no rank has a loss term (all batches are empty or all targets are "
                   "ignored)",

@@ -31,19 +31,21 @@ struct TrainerOptions {
 /// The training loop of every chapter. All ranks call the same functions in the same order.
 class Trainer {
  public:
-  explicit Trainer(Strategy& strategy, TrainerOptions options = {})
-      : strategy_(strategy), options_(options) {}
+  /// Called by all ranks; zero::Error on all of them if their options differ.
+  explicit Trainer(Strategy& strategy, TrainerOptions options = {});
 
-  /// One optimizer step over `micro_batches` of this rank (at least one). Blocks. Ranks may have
-  /// different numbers of loss terms: the gradient is that of the mean over all of them. Throws
-  /// zero::Error on all ranks alike if the loss of any is not finite, or no rank has a loss term;
-  /// parameters are as before the step then.
+  /// One optimizer step over `micro_batches` of this rank: at least one, and as many on every rank.
+  /// Blocks. Ranks may have different numbers of loss terms, also none: the gradient is that of the
+  /// mean over all of them. Throws zero::Error on all ranks alike if the loss of any is not finite,
+  /// no rank has a loss term, or ranks gave different numbers of micro-batches; parameters and
+  /// optimizer states are as before the step then, and the next step may follow.
   StepResult step(const std::vector<data::Batch>& micro_batches);
 
   /// Drops the gradients, which step() leaves to be looked at. step() does it by itself.
   void zero_grad() { strategy_.zero_grad(); }
 
-  /// Mean loss over the batches of all ranks, without gradients. Every rank gives as many batches.
+  /// Mean loss over the batches of all ranks, without gradients. Every rank gives as many batches
+  /// (zero::Error on all ranks otherwise), and at least one of all has a loss term.
   double evaluate(const std::vector<data::Batch>& batches);
 
   std::int64_t steps() const { return steps_; }
@@ -54,7 +56,7 @@ class Trainer {
     double terms;
   };
   Agreed agree(double loss, std::int64_t terms);
-  double count_terms(const std::vector<data::Batch>& batches);
+  double count_terms(const std::vector<data::Batch>& batches) const;
 
   Strategy& strategy_;
   TrainerOptions options_;

@@ -1,0 +1,166 @@
+#include "sharded_group.hpp"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <utility>
+#include <zero/memory/accounting.hpp>
+#include <zero/memory/storage.hpp>
+
+namespace zero {
+
+using dist::Purpose;
+using memory::Category;
+using memory::Charge;
+
+namespace {
+
+train::ShardLayout layout_of(const nn::ParameterList& list, const std::vector<std::size_t>& members,
+                             int world_size) {
+  std::vector<std::int64_t> sizes;
+  for (const std::size_t i : members) sizes.push_back(list.parameters[i].numel());
+  return {std::move(sizes), world_size};
+}
+
+}  // namespace
+
+ShardedGroup::ShardedGroup(const nn::ParameterList& list, std::vector<std::size_t> members,
+                           dist::Communicator& communicator)
+    : list_(list),
+      members_(std::move(members)),
+      communicator_(communicator),
+      layout_(layout_of(list, members_, communicator.size())),
+      trainable_(tensor(0).requires_grad()) {}
+
+std::int64_t ShardedGroup::shard_bytes() const {
+  return layout_.shard() * static_cast<std::int64_t>(tensor(0).element_size());
+}
+
+void ShardedGroup::allocate() {
+  const Charge charge(Category::kParameters);
+  full_ = at::zeros({layout_.total()}, tensor(0).options().requires_grad(false));
+  shard_ = full_.narrow(0, communicator_.rank() * layout_.shard(), layout_.shard());
+  for (std::size_t m = 0; m < members_.size(); ++m) {
+    memory::place(tensor(m), full_, layout_.offset(m));
+  }
+  whole_ = true;
+  hand_out(at::Tensor());
+}
+
+at::Tensor ShardedGroup::window(const at::Tensor& buffer, std::size_t m) const {
+  return buffer.narrow(0, layout_.offset(m), layout_.size(m)).view(tensor(m).sizes());
+}
+
+at::Tensor ShardedGroup::parameter(std::size_t m) const { return window(full_, m); }
+
+void ShardedGroup::split() {
+  const Charge charge(Category::kParameters);
+  shard_ = shard_.clone();
+  split_ = true;
+  hand_out(at::Tensor());
+  reshard();
+}
+
+void ShardedGroup::gather() {
+  if (whole_) return;
+  const Charge charge(Category::kParameters);
+  memory::allocate_storage(full_);
+  communicator_.all_gather(full_, shard_, Purpose::kParameter).wait();
+  whole_ = true;
+}
+
+void ShardedGroup::reshard() {
+  if (!split_ || !whole_) return;
+  // The windows keep their shapes and their place in the storage object, which comes back in place:
+  // what autograd saved of them is valid again after the next gather.
+  memory::release_storage(full_);
+  whole_ = false;
+}
+
+void ShardedGroup::hand_out(const at::Tensor& gradient_shard) {
+  // A frozen parameter is sharded like the others, but nobody updates it.
+  if (!trainable_) {
+    pieces_.assign(members_.size(), {});
+    return;
+  }
+  if (!gradient_shard.defined()) pieces_.clear();
+  for (std::size_t m = 0; m < members_.size(); ++m) {
+    const auto segment = layout_.segment(m, communicator_.rank());
+    if (!gradient_shard.defined()) {
+      pieces_.push_back(
+          segment.size == 0
+              ? train::Piece{}
+              : train::Piece{shard_.narrow(0, segment.in_shard, segment.size), segment.begin});
+    } else if (segment.size > 0) {
+      pieces_[m].tensor.mutable_grad() = gradient_shard.narrow(0, segment.in_shard, segment.size);
+    }
+  }
+}
+
+at::Tensor ShardedGroup::gradient_window(std::size_t m) {
+  if (!full_gradient_.defined()) {
+    const Charge charge(Category::kGradients);
+    full_gradient_ = at::empty({layout_.total()}, full_.options());
+    fill_gaps();
+  }
+  return window(full_gradient_, m);
+}
+
+void ShardedGroup::fill_gaps() {
+  // Padding travels with the rest. Zeros, so that nobody ever computes with garbage.
+  std::int64_t end = 0;
+  for (std::size_t m = 0; m < members_.size(); ++m) {
+    full_gradient_.narrow(0, end, layout_.offset(m) - end).zero_();
+    end = layout_.offset(m) + layout_.size(m);
+  }
+  full_gradient_.narrow(0, end, layout_.total() - end).zero_();
+}
+
+void ShardedGroup::collect(std::size_t m) {
+  at::Tensor& gradient = tensor(m).mutable_grad();
+  if (!gradient.defined()) return;
+  // Layers of common/nn wrote it into its window already; ordinary autograd made a tensor.
+  at::Tensor there = gradient_window(m);
+  if (gradient.data_ptr() == there.data_ptr()) return;
+  there.copy_(gradient);
+  gradient = there;
+}
+
+void ShardedGroup::reduce_scatter(bool keep_full) {
+  for (std::size_t m = 0; m < members_.size(); ++m) {
+    collect(m);
+    if (!tensor(m).grad().defined()) gradient_window(m).zero_();
+  }
+  const std::int64_t n = layout_.shard();
+  at::Tensor mine = full_gradient_.narrow(0, communicator_.rank() * n, n);
+  if (!keep_full) {
+    const Charge charge(Category::kGradients);
+    mine = at::empty({n}, full_.options());
+  }
+  communicator_.reduce_scatter(mine, full_gradient_, Purpose::kGradient).wait();
+  if (!keep_full) {
+    for (std::size_t m = 0; m < members_.size(); ++m) tensor(m).mutable_grad().reset();
+    full_gradient_.reset();
+  }
+  hand_out(mine);
+}
+
+void ShardedGroup::all_reduce() {
+  for (std::size_t m = 0; m < members_.size(); ++m) {
+    collect(m);
+    if (!tensor(m).grad().defined()) gradient_window(m).zero_();
+  }
+  communicator_.all_reduce(full_gradient_, Purpose::kGradient).wait();
+  const std::int64_t n = layout_.shard();
+  hand_out(full_gradient_.narrow(0, communicator_.rank() * n, n));
+}
+
+void ShardedGroup::drop_gradients() {
+  for (std::size_t m = 0; m < members_.size(); ++m) {
+    tensor(m).mutable_grad().reset();
+    if (pieces_[m].tensor.defined()) pieces_[m].tensor.mutable_grad().reset();
+  }
+  full_gradient_.reset();
+}
+
+}  // namespace zero

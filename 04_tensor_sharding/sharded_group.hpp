@@ -1,0 +1,83 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+#include <zero/distributed/communicator.hpp>
+#include <zero/nn/parameters.hpp>
+#include <zero/train/shard_layout.hpp>
+#include <zero/train/strategy.hpp>
+
+namespace zero {
+
+/// Some parameters of one unit that are sharded as one flat buffer: all of them (flat layout) or
+/// one (per-parameter layout). Their tensors are windows of the buffer, so that a collective moves
+/// the buffer and nothing is copied in or out; their gradients are windows of another one.
+///
+/// Memory, with F the bytes of the padded buffer and N ranks:
+///   whole:    F for parameters; the shard is a window of it (stages 1 and 2)
+///   sharded:  F/N for the shard, and F more between gather() and reshard() (stage 3)
+class ShardedGroup {
+ public:
+  /// `members`: indices into `list.parameters`, all of one dtype and all trainable or all frozen.
+  ShardedGroup(const nn::ParameterList& list, std::vector<std::size_t> members,
+               dist::Communicator& communicator);
+
+  const std::vector<std::size_t>& members() const { return members_; }
+  const train::ShardLayout& layout() const { return layout_; }
+  bool trainable() const { return trainable_; }
+  std::int64_t shard_bytes() const;
+  std::int64_t full_bytes() const { return shard_bytes() * layout_.world_size(); }
+
+  /// Gives the buffer its bytes, zeros, and makes the parameters windows of it. Their own bytes, if
+  /// they had any, are given up: read them before.
+  void allocate();
+  /// The parameter of member `m`, in its own shape.
+  at::Tensor parameter(std::size_t m) const;
+  const at::Tensor& full() const { return full_; }    ///< [N * shard]
+  const at::Tensor& shard() const { return shard_; }  ///< [shard]
+
+  /// From now on only the shard has bytes of its own (stage 3). `allocate()` must have been called.
+  void split();
+  /// All ranks' shards into the buffer, on all ranks; nothing to do where it is whole.
+  void gather();
+  /// Drops the buffer again.
+  void reshard();
+  bool whole() const { return whole_; }
+
+  /// This rank's part of member `m`, as the optimizer knows it; undefined where there is none.
+  train::Piece piece(std::size_t m) const { return pieces_[m]; }
+
+  /// Where the gradient of member `m` is to be written: a window of the gradient buffer, which is
+  /// made when first asked for.
+  at::Tensor gradient_window(std::size_t m);
+  /// Brings the gradient that backward left in `.grad` of member `m` into its window.
+  void collect(std::size_t m);
+  /// Averages the gradient buffer over the ranks; afterwards the pieces' `.grad` are windows of
+  /// this rank's shard. Members without a gradient count as zeros. `keep_full`: the shard stays
+  /// where it is in the buffer; otherwise it gets bytes of its own and the buffer is freed.
+  void reduce_scatter(bool keep_full);
+  /// The same result by an all-reduce of the whole buffer.
+  void all_reduce();
+  void drop_gradients();
+
+ private:
+  const at::Tensor& tensor(std::size_t m) const { return list_.parameters[members_[m]].tensor; }
+  at::Tensor window(const at::Tensor& buffer, std::size_t m) const;
+  void fill_gaps();
+  void hand_out(const at::Tensor& gradient_shard);
+
+  const nn::ParameterList& list_;
+  std::vector<std::size_t> members_;
+  dist::Communicator& communicator_;
+  train::ShardLayout layout_;
+  bool trainable_;
+  bool split_ = false;
+  bool whole_ = false;
+  at::Tensor full_;
+  at::Tensor shard_;
+  at::Tensor full_gradient_;
+  std::vector<train::Piece> pieces_;
+};
+
+}  // namespace zero

@@ -1,0 +1,95 @@
+#include <ATen/record_function.h>
+
+#include <zero/train/registry.hpp>
+
+#include "stages.hpp"
+
+namespace zero {
+
+using dist::Purpose;
+
+namespace {
+
+// Every rank has updated its shard; the buffer that it is a window of gets the others'.
+void gather_updated(std::vector<ShardedGroup>& groups, const std::vector<std::size_t>& order,
+                    dist::Communicator& communicator) {
+  RECORD_USER_SCOPE("tensor_param_all_gather");
+  std::vector<dist::Pending> pending;
+  for (const std::size_t g : order) {
+    pending.push_back(
+        communicator.all_gather(groups[g].full(), groups[g].shard(), Purpose::kParameter));
+  }
+  for (dist::Pending& p : pending) p.wait();
+}
+
+}  // namespace
+
+TensorZero1::TensorZero1(const train::StrategyArguments& arguments)
+    : TensorSharding(arguments, /*split=*/false),
+      naive_(arguments.variant == "naive"),
+      reduce_each_(arguments.accumulation == train::Accumulation::kReduceEach) {}
+
+void TensorZero1::finish_backward() {
+  forget_arrivals();
+  if (!reduces_now()) return;
+  for (const std::size_t g : backward_groups()) {
+    if (naive_ && !reduce_each_) {
+      if (note_members(g)) groups()[g].all_reduce();
+    } else {
+      // The next micro-batch needs the buffer anew where the averages are added up.
+      reduce(g, /*keep_full=*/!reduce_each_);
+    }
+  }
+  complete_reduction();
+}
+
+void TensorZero1::sync_parameters() { gather_updated(groups(), backward_groups(), communicator()); }
+
+train::ModelStateBytes TensorZero1::predicted_bytes() const {
+  const std::int64_t n = communicator_.size();
+  return {n * shard_bytes(/*trainable_only=*/false), n * shard_bytes(true), moment_bytes()};
+}
+
+std::int64_t TensorZero1::predicted_traffic() const {
+  const std::int64_t others = communicator_.size() - 1;
+  return (naive_ ? 3 : 2) * others * shard_bytes(/*trainable_only=*/true);
+}
+
+TensorZero2::TensorZero2(const train::StrategyArguments& arguments)
+    : TensorSharding(arguments, /*split=*/false), order_(backward_groups()) {}
+
+void TensorZero2::group_ready(std::size_t group) {
+  if (!reduces_now()) return;
+  order_.ready(group, [this](std::size_t g) { reduce(g, /*keep_full=*/false); });
+}
+
+void TensorZero2::finish_backward() {
+  forget_arrivals();
+  if (!reduces_now()) return;
+  order_.finish([this](std::size_t g) { reduce(g, /*keep_full=*/false); });
+  complete_reduction();
+}
+
+void TensorZero2::sync_parameters() { gather_updated(groups(), backward_groups(), communicator()); }
+
+train::ModelStateBytes TensorZero2::predicted_bytes() const {
+  const std::int64_t n = communicator_.size();
+  return {n * shard_bytes(/*trainable_only=*/false), gradient_shard_bytes(), moment_bytes()};
+}
+
+std::int64_t TensorZero2::predicted_traffic() const {
+  return 2 * (communicator_.size() - 1) * shard_bytes(/*trainable_only=*/true);
+}
+
+void register_tensor_sharding(train::Registry& registry) {
+  const auto add = [&]<typename Stage>(const char* name, std::vector<std::string> variants,
+                                       std::type_identity<Stage>) {
+    registry.add({name, "04_tensor_sharding", std::move(variants),
+                  [](const auto& arguments) { return std::make_unique<Stage>(arguments); }});
+  };
+  add("tensor_zero1", {"flat", "per_parameter", "naive"}, std::type_identity<TensorZero1>{});
+  add("tensor_zero2", {"flat", "per_parameter"}, std::type_identity<TensorZero2>{});
+  add("tensor_zero3", {"flat", "per_parameter", "whole"}, std::type_identity<TensorZero3>{});
+}
+
+}  // namespace zero

@@ -1,0 +1,150 @@
+#include "tensor_sharding.hpp"
+
+#include <ATen/record_function.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+#include <zero/error.hpp>
+#include <zero/memory/storage.hpp>
+#include <zero/nn/gradient_slot.hpp>
+
+namespace zero {
+
+using dist::Purpose;
+
+TensorSharding::TensorSharding(const train::StrategyArguments& arguments, bool split)
+    : Strategy(arguments), where_(count()), by_unit_(list().units.size()) {
+  build_groups(arguments.variant == "per_parameter");
+  arrived_.assign(groups_.size(), 0);
+  for (ShardedGroup& group : groups_) {
+    give_values(group, split);
+    for (std::size_t m = 0; m < group.members().size(); ++m) {
+      nn::set_gradient_provider(parameter(group.members()[m]),
+                                [&group, m] { return group.gradient_window(m); });
+    }
+  }
+  broadcast_buffers_from_rank_0();
+  narrow_optimizer();
+}
+
+TensorSharding::~TensorSharding() {
+  for (std::size_t i = 0; i < count(); ++i) nn::set_gradient_provider(parameter(i), {});
+}
+
+void TensorSharding::build_groups(bool one_per_parameter) {
+  std::vector<std::pair<std::size_t, std::vector<std::size_t>>> found;  // unit, members
+  for (std::size_t u = 0; u < list().units.size(); ++u) {
+    // One buffer has one dtype, and a gradient buffer for frozen parameters would be a waste.
+    std::map<std::pair<bool, at::ScalarType>, std::size_t> of_this_unit;
+    for (const std::size_t i : list().units[u].parameters) {
+      const auto kind = std::make_pair(trainable(i), parameter(i).scalar_type());
+      if (one_per_parameter || !of_this_unit.contains(kind)) {
+        of_this_unit[kind] = found.size();
+        found.push_back({u, {}});
+      }
+      std::vector<std::size_t>& members = found[of_this_unit[kind]].second;
+      where_[i] = {of_this_unit[kind], members.size()};
+      members.push_back(i);
+    }
+  }
+  for (auto& [unit, members] : found) {
+    by_unit_[unit].push_back(groups_.size());
+    groups_.emplace_back(list(), std::move(members), communicator());
+  }
+}
+
+void TensorSharding::give_values(ShardedGroup& group, bool split) {
+  const int rank = communicator().rank();
+  // Parameters that were built with bytes bring their values along.
+  std::vector<at::Tensor> own;
+  for (const std::size_t i : group.members()) {
+    const bool has = memory::has_storage(parameter(i)) && parameter(i).numel() > 0;
+    own.push_back(rank == 0 && has ? memory::raw(parameter(i)).clone() : at::Tensor());
+  }
+  group.allocate();
+  for (std::size_t m = 0; rank == 0 && m < own.size(); ++m) {
+    at::Tensor out = group.parameter(m);
+    own[m].defined() ? static_cast<void>(out.copy_(own[m])) : first_value(group.members()[m], out);
+  }
+  communicator().broadcast(group.full(), /*root=*/0, Purpose::kSetup).wait();
+  if (split) group.split();
+}
+
+train::Piece TensorSharding::piece(std::size_t index) const {
+  return groups_[where_[index].group].piece(where_[index].member);
+}
+
+std::size_t TensorSharding::trainable_members(std::size_t group) const {
+  const auto& members = groups_[group].members();
+  return static_cast<std::size_t>(std::count_if(members.begin(), members.end(),
+                                                [this](std::size_t i) { return trainable(i); }));
+}
+
+void TensorSharding::gradient_ready(std::size_t index) {
+  const auto [group, member] = where_[index];
+  if (!groups_[group].trainable()) {
+    throw Error(
+        fmt::format("parameter '{}' was frozen when it was sharded and has a gradient now; "
+                    "make the strategy after the last parameter is unfrozen",
+                    list().parameters[index].name));
+  }
+  groups_[group].collect(member);
+  if (++arrived_[group] == trainable_members(group)) group_ready(group);
+}
+
+bool TensorSharding::note_members(std::size_t group) {
+  if (trainable_members(group) == 0) return false;
+  for (const std::size_t i : groups_[group].members()) note_used(i, gradient(i).defined());
+  return true;
+}
+
+void TensorSharding::reduce(std::size_t group, bool keep_full) {
+  RECORD_USER_SCOPE("tensor_grad_reduce_scatter");
+  if (note_members(group)) groups_[group].reduce_scatter(keep_full);
+}
+
+void TensorSharding::zero_grad() {
+  for (ShardedGroup& group : groups_) group.drop_gradients();
+  Strategy::zero_grad();
+}
+
+std::vector<std::size_t> TensorSharding::backward_groups() const {
+  std::vector<std::size_t> order;
+  for (std::size_t g = groups_.size(); g-- > 0;) {
+    if (groups_[g].trainable()) order.push_back(g);
+  }
+  return order;
+}
+
+std::int64_t TensorSharding::shard_bytes(bool trainable_only) const {
+  std::int64_t sum = 0;
+  for (const ShardedGroup& group : groups_) {
+    if (group.trainable() || !trainable_only) sum += group.shard_bytes();
+  }
+  return sum;
+}
+
+std::int64_t TensorSharding::gradient_shard_bytes() const {
+  std::vector<bool> held(groups_.size(), false);
+  for (std::size_t i = 0; i < count(); ++i) {
+    if (piece(i).tensor.defined()) held[where_[i].group] = true;
+  }
+  std::int64_t sum = 0;
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    if (held[g]) sum += groups_[g].shard_bytes();
+  }
+  return sum;
+}
+
+std::int64_t TensorSharding::moment_bytes() const {
+  std::int64_t sum = 0;
+  for (std::size_t i = 0; i < count(); ++i) {
+    const at::Tensor mine = piece(i).tensor;
+    if (mine.defined()) sum += 2 * static_cast<std::int64_t>(mine.nbytes());
+  }
+  return sum;
+}
+
+}  // namespace zero
