@@ -108,6 +108,7 @@ void expect_refused(const TestFolder& folder, const std::string& path, const std
   const Ended ended = run_ladder(folder, kQuick + "--data '" + path + "' " + more);
   EXPECT_EQ(ended.code, 1) << ended.said;
   EXPECT_THAT(ended.said, HasSubstr(message));
+  EXPECT_THAT(ended.said, ::testing::Not(HasSubstr("rank 0"))) << "found out too late, by a rank";
   EXPECT_EQ(listing(folder), before);
 }
 

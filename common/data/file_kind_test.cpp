@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <ostream>
 #include <zero/data/file_kind.hpp>
 #include <zero/data/reviews.hpp>
 #include <zero/data/test_files.hpp>
@@ -75,6 +76,8 @@ struct Refused {
   std::string lines;
   std::string message;
 };
+
+void PrintTo(const Refused& refused, std::ostream* out) { *out << refused.lines; }
 
 class RefusedJsonLines : public ::testing::TestWithParam<Refused> {};
 

@@ -3,6 +3,7 @@
 #include <ATen/ops/ones.h>
 #include <ATen/record_function.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/profiler/orchestration/observer.h>
 
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -68,6 +69,7 @@ TEST(Trace, SecondOneStartsEmpty) {
       const Trace dropped;
       multiply("dropped");
     }
+    EXPECT_FALSE(torch::profiler::impl::profilerEnabled());
     Trace trace;
     multiply("kept");
     trace.finish(folder / "trace.json");
