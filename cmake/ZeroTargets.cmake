@@ -14,10 +14,12 @@ function(zero_configure_target target)
   target_precompile_headers(${target} REUSE_FROM zero_pch)
 endfunction()
 
-# zero_add_tests(<program> SOURCES <files> LABELS <labels> [LIBRARIES <targets>] [TIMEOUT <seconds>])
-# One GoogleTest program; every TEST becomes one ctest test under the given labels.
+# zero_add_tests(<program> SOURCES <files> LABELS <labels> [LIBRARIES <targets>] [TIMEOUT <seconds>]
+#                [TEST_FILTER <GoogleTest filter>])
+# One GoogleTest program; every TEST (that the filter lets through) becomes one ctest test under the
+# given labels.
 function(zero_add_tests program)
-  cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;LABELS;LIBRARIES" ${ARGN})
+  cmake_parse_arguments(ARG "" "TIMEOUT;TEST_FILTER" "SOURCES;LABELS;LIBRARIES" ${ARGN})
   if(NOT ZERO_BUILD_TESTS OR NOT ARG_SOURCES)
     return()
   endif()
@@ -30,6 +32,7 @@ function(zero_add_tests program)
   set_target_properties(${program} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/bin")
   gtest_discover_tests(${program}
     DISCOVERY_TIMEOUT 120
+    TEST_FILTER "${ARG_TEST_FILTER}"
     WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}"
     PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}"
                ENVIRONMENT "ZERO_PYTHON=${ZERO_PYTHON};OMP_NUM_THREADS=1")
@@ -96,4 +99,45 @@ ${calls}}
 }  // namespace train
 }  // namespace zero
 ")
+endfunction()
+
+# zero_add_exercise(<name> WRONG <answers> LABELS <labels>): the folder that calls it holds <name>_test.cpp and, in
+# starter/, solution/ and wrong/, answers to it. ctest proves that the solution passes and that the
+# starter and every wrong answer fail by an assertion. Where the reader has made mine/<name>.cpp, the
+# program exercise_<name> tests that; else the starter.
+function(zero_add_exercise name)
+  cmake_parse_arguments(ARG "" "" "WRONG;LABELS" ${ARGN})
+  add_library(exercise_${name}_tests OBJECT ${name}_test.cpp "${PROJECT_SOURCE_DIR}/tests/exercise_main.cpp")
+  zero_configure_target(exercise_${name}_tests)
+  target_include_directories(exercise_${name}_tests PUBLIC "${CMAKE_CURRENT_SOURCE_DIR}")
+  target_link_libraries(exercise_${name}_tests PUBLIC zero_testing zero_all_chapters)
+  set(mine starter)
+  if(EXISTS "${CMAKE_CURRENT_SOURCE_DIR}/mine/${name}.cpp")
+    set(mine mine)
+  endif()
+  set(answers "mine:${mine}/${name}" "starter:starter/${name}" "solution:solution/${name}")
+  foreach(wrong IN LISTS ARG_WRONG)
+    list(APPEND answers "wrong_${wrong}:wrong/${wrong}")
+  endforeach()
+  foreach(answer IN LISTS answers)
+    string(REGEX MATCH "^([^:]+):(.+)$" _ "${answer}")
+    set(kind "${CMAKE_MATCH_1}")
+    set(program exercise_${name}_${kind})
+    if(kind STREQUAL "mine")
+      set(program exercise_${name})
+    endif()
+    add_executable(${program} "${CMAKE_MATCH_2}.cpp")
+    zero_configure_target(${program})
+    target_link_libraries(${program} PRIVATE exercise_${name}_tests)
+    set_target_properties(${program} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/bin")
+    if(NOT kind STREQUAL "mine")
+      set(flag --expect-failure)
+      if(kind STREQUAL "solution")
+        set(flag "")
+      endif()
+      add_test(NAME exercise.${name}.${kind} COMMAND ${program} ${flag} WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}")
+      set_tests_properties(exercise.${name}.${kind} PROPERTIES LABELS "exercise;${ARG_LABELS}" TIMEOUT 120
+        ENVIRONMENT "OMP_NUM_THREADS=1")
+    endif()
+  endforeach()
 endfunction()

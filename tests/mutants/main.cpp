@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <zero/memory/accounting.hpp>
 
+#include "judge.hpp"
 #include "mutants.hpp"
 
 namespace {
@@ -23,17 +24,8 @@ bool killer_failed(const Mutant& mutant) {
     for (int t = 0; t < suite.total_test_count(); ++t) {
       const auto& info = *suite.GetTestInfo(t);
       const std::string name = fmt::format("{}.{}", suite.name(), info.name());
-      if (!info.should_run() || name.find(mutant.killed_by) == std::string::npos) continue;
-      const auto& result = *info.result();
-      for (int p = 0; p < result.total_part_count(); ++p) {
-        // A rank that crashed, threw or was killed does not count: an assertion must have noticed.
-        const std::string text = result.GetTestPartResult(p).message();
-        if (text.find("Failure\n") != std::string::npos &&
-            text.find("ended by signal") == std::string::npos &&
-            text.find("was killed") == std::string::npos) {
-          return true;
-        }
-      }
+      if (name.find(mutant.killed_by) == std::string::npos) continue;
+      if (zero::testing::failed_by_assertion(info)) return true;
     }
   }
   return false;

@@ -1,0 +1,19 @@
+#include "clip_grad_norm.hpp"
+
+#include <ATen/ops/zeros.h>
+
+#include <zero/distributed/communicator.hpp>
+#include <zero/optim/norm.hpp>
+
+// What you have:
+//   strategy.list().size()            parameters of the model, numbered from 0 on every rank alike
+//   strategy.owns(i)                  whether this rank updates parameter i
+//   strategy.piece(i).tensor.grad()   its averaged gradient, where this rank owns it; undefined
+//   where
+//                                     no rank used the parameter
+//   strategy.communicator()           the other ranks: all_reduce(tensor, purpose, op).wait()
+float clip_grad_norm(zero::train::Strategy& strategy, double max_norm) {
+  static_cast<void>(strategy);
+  static_cast<void>(max_norm);
+  return 0.0F;
+}
