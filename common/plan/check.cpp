@@ -1,0 +1,221 @@
+#include "zero/plan/check.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <zero/data/reviews.hpp>
+#include <zero/error.hpp>
+
+#include "zero/plan/planner.hpp"
+
+namespace zero::plan {
+namespace {
+
+constexpr double kTrafficTolerance = 1e-6;
+
+// How a mode of the ladder is planned, and what it holds at the peak that its stage need not:
+// whole copies of gradients or parameters, and padded copies of the largest gradient.
+struct KnownMode {
+  Scheme scheme;
+  Stage stage;
+  bool whole_gradients = false;
+  bool whole_parameters = false;
+  bool flat_copy = false;
+  bool placeholders = false;
+};
+
+const std::map<std::string, KnownMode, std::less<>>& known_modes() {
+  static const std::map<std::string, KnownMode, std::less<>> modes = {
+      {"ddp", {Scheme::kDdp, Stage::kDdp}},
+      {"ddp:per_parameter", {Scheme::kDdp, Stage::kDdp}},
+      {"ddp:flat", {.scheme = Scheme::kDdp, .stage = Stage::kDdp, .flat_copy = true}},
+      {"zero1", {Scheme::kZero1, Stage::kZero1}},
+      {"zero1:owner", {Scheme::kZero1, Stage::kZero1}},
+      {"zero1:naive", {Scheme::kZero1Naive, Stage::kZero1}},
+      {"zero2", {Scheme::kZero2, Stage::kZero2}},
+      {"zero2:during", {Scheme::kZero2, Stage::kZero2}},
+      {"zero2:after", {.scheme = Scheme::kZero2, .stage = Stage::kZero2, .whole_gradients = true}},
+      {"zero2:placeholder",
+       {.scheme = Scheme::kZero2Placeholder, .stage = Stage::kZero2, .placeholders = true}},
+      {"zero3", {Scheme::kZero3, Stage::kZero3}},
+      {"zero3:unit", {Scheme::kZero3, Stage::kZero3}},
+      {"zero3:whole",
+       {.scheme = Scheme::kZero3Kept, .stage = Stage::kZero3, .whole_parameters = true}},
+  };
+  return modes;
+}
+
+Model model_of_report(const report::LadderReport& report, const std::optional<Model>& given) {
+  const std::vector<std::string>& presets = nn::preset_names();
+  Model model;
+  if (given) {
+    model = *given;
+  } else if (std::find(presets.begin(), presets.end(), report.model) != presets.end()) {
+    nn::LlamaConfig config = nn::preset(report.model);
+    if (report.task == "reviews") config.classes = data::kReviewClasses;
+    model = model_of(config, report.model);
+  } else {
+    model = model_of_size(report.parameters);
+  }
+  if (model.parameters != report.parameters) {
+    throw Error(
+        fmt::format("the ladder trained {} parameters, but {} has {}: name the model that was "
+                    "trained with --model or --weights",
+                    report.parameters, model.name, model.parameters));
+  }
+  return model;
+}
+
+Request request_of(const report::LadderReport& report, Model model) {
+  Request request;
+  request.model = std::move(model);
+  request.policy = fp32();
+  request.world_size = report.world_size;
+  request.batch = std::max<std::int64_t>(1, report.batch_size);
+  request.sequence = std::max<std::int64_t>(1, report.sequence_length);
+  return request;
+}
+
+std::int64_t peak_bound(const KnownMode& mode, const Request& request) {
+  const StagePlan plan =
+      plan_stage(request, mode.stage, /*offloaded=*/false, request.world_size, 0);
+  const std::int64_t copy = request.model.parameters * request.policy.parameter;
+  std::int64_t bound = plan.total();
+  if (mode.whole_gradients) bound += copy - plan.states.gradients;
+  if (mode.whole_parameters) bound += copy - plan.states.parameters;
+  if (mode.flat_copy) bound += copy;
+  if (mode.placeholders) {
+    std::int64_t largest = request.model.root + request.model.largest_unit();
+    for (const TensorSize& tensor : request.model.tensors) {
+      largest = &tensor == &request.model.tensors.front() ? tensor.elements
+                                                          : std::max(largest, tensor.elements);
+    }
+    bound += largest * request.policy.gradient * request.world_size;
+  }
+  return bound;
+}
+
+double mean(const report::ModeRow& row, double report::RankRow::*value) {
+  return report::spread(row, value).mean;
+}
+
+double mean_sent(const report::ModeRow& row) {
+  return report::spread(row, &report::RankRow::sent_gradient_bytes).mean +
+         report::spread(row, &report::RankRow::sent_parameter_bytes).mean;
+}
+
+double calculating_seconds(const report::ModeRow& row) {
+  return mean(row, &report::RankRow::forward_seconds) +
+         mean(row, &report::RankRow::backward_seconds);
+}
+
+void calibrate(const report::LadderReport& report, const Request& request, Check& check) {
+  const report::ModeRow* ddp = report::ddp_row(report);
+  if (ddp == nullptr) {
+    check.notes.push_back(
+        "step times are not predicted: the ladder ran without mode ddp, which they "
+        "are calibrated with");
+    return;
+  }
+  const double compute = calculating_seconds(*ddp);
+  const double optimizer = mean(*ddp, &report::RankRow::optimizer_seconds);
+  const double waiting = mean(*ddp, &report::RankRow::communication_seconds);
+  const double bytes = mean_sent(*ddp);
+  if (!(compute > 0) || !(optimizer > 0) || (bytes > 0 && !(waiting > 0))) {
+    check.notes.push_back("step times are not predicted: mode ddp has no times");
+    return;
+  }
+  Machine machine;
+  machine.flops = 1;
+  machine.flops = compute_seconds(request.model.parameters, request.tokens(), machine) / compute;
+  machine.bandwidth = bytes > 0 ? bytes / waiting : machine.bandwidth;
+  machine.latency = 0;
+  check.machine = machine;
+  check.optimizer_elements_per_second = static_cast<double>(request.model.parameters) / optimizer;
+}
+
+double step_seconds(const Check& check, const Request& request, const KnownMode& mode,
+                    double bytes) {
+  const Machine& machine = *check.machine;
+  const std::int64_t ranks = mode.stage == Stage::kDdp ? 1 : request.world_size;
+  const double elements =
+      static_cast<double>(request.model.parameters) / static_cast<double>(ranks);
+  return compute_seconds(request.model.parameters, request.tokens(), machine) +
+         elements / check.optimizer_elements_per_second + communication_seconds(bytes, 0, machine);
+}
+
+ModeCheck check_mode(const report::ModeRow& row, const KnownMode& mode, const Request& request,
+                     const Check& check) {
+  const double share = bytes_per_parameter(request.policy, mode.stage, request.world_size);
+  const double states = share * static_cast<double>(request.model.parameters);
+  ModeCheck result;
+  result.mode = row.mode;
+  result.states = {states / static_cast<double>(kMiB),
+                   mean(row, &report::RankRow::parameter_mib) +
+                       mean(row, &report::RankRow::gradient_mib) +
+                       mean(row, &report::RankRow::optimizer_mib)};
+  result.peak = {static_cast<double>(peak_bound(mode, request)) / static_cast<double>(kMiB),
+                 mean(row, &report::RankRow::peak_mib)};
+  if (mode.scheme != Scheme::kZero3 || !request.model.tensors.empty()) {
+    const double kept =
+        static_cast<double>(request.model.root) / static_cast<double>(request.model.parameters);
+    const Copies one = copies(request.model.parameters, request.policy);
+    result.sent = {sent(mode.scheme, one, request.world_size, kept).total(), mean_sent(row)};
+  }
+  if (check.machine && result.sent) {
+    result.step = {step_seconds(check, request, mode, result.sent->predicted),
+                   mean(row, &report::RankRow::step_seconds)};
+    result.calibrates = row.mode == "ddp";
+  }
+  return result;
+}
+
+void judge(const ModeCheck& mode, std::vector<std::string>& failures) {
+  if (!(std::abs(mode.states.error()) <= report::kFormulaTolerance)) {
+    failures.push_back(fmt::format("{}: {:.2f} MiB of model states predicted, {:.2f} measured",
+                                   mode.mode, mode.states.predicted, mode.states.measured));
+  }
+  if (!(mode.peak.measured <= mode.peak.predicted)) {
+    failures.push_back(fmt::format("{}: a peak of {:.2f} MiB is above its bound, {:.2f} MiB",
+                                   mode.mode, mode.peak.measured, mode.peak.predicted));
+  }
+  if (mode.sent && !(std::abs(mode.sent->error()) <= kTrafficTolerance)) {
+    failures.push_back(fmt::format("{}: {:.0f} bytes sent predicted, {:.0f} measured", mode.mode,
+                                   mode.sent->predicted, mode.sent->measured));
+  }
+}
+
+}  // namespace
+
+double Compared::error() const {
+  if (predicted == measured) return 0;
+  return (predicted - measured) / measured;
+}
+
+Check check_against(const report::LadderReport& report, const std::optional<Model>& given) {
+  if (report.modes.empty()) throw Error("the ladder's report has no mode to compare with");
+  if (report.dtype != "fp32" || report.optimizer != "AdamW") {
+    throw Error(fmt::format("the ladder trained {} with {}; only fp32 with AdamW is compared",
+                            report.dtype, report.optimizer));
+  }
+  const Request request = request_of(report, model_of_report(report, given));
+  Check check;
+  check.title = fmt::format("{}: {} parameters, {} ranks, {} x {} tokens a rank, fp32, AdamW",
+                            report.model, report::with_thousands(report.parameters),
+                            report.world_size, request.batch, request.sequence);
+  calibrate(report, request, check);
+  for (const report::ModeRow& row : report.modes) {
+    const auto known = known_modes().find(row.mode);
+    if (known == known_modes().end()) {
+      check.notes.push_back(fmt::format("mode {} is not one that the planner knows", row.mode));
+      continue;
+    }
+    check.modes.push_back(check_mode(row, known->second, request, check));
+    judge(check.modes.back(), check.failures);
+  }
+  return check;
+}
+
+}  // namespace zero::plan

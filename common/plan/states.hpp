@@ -1,0 +1,95 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+/// Model states by formula: what a rank must hold to train, before activations and buffers.
+///
+/// Source of all formulas here: Rajbhandari, Rasley, Ruwase, He, "ZeRO: Memory Optimizations Toward
+/// Training Trillion Parameter Models" (arXiv:1910.02054), section 3.1 for the 2 + 2 + 12 bytes of
+/// mixed precision Adam, section 5 for what each stage divides by N, table 1 for the figures.
+/// P is the number of parameters, N the world size. Bytes are those of the fullest rank: where N
+/// does not divide P its shard has ceil(P/N) elements.
+namespace zero::plan {
+
+enum class Stage { kDdp, kZero1, kZero2, kZero3 };
+inline constexpr Stage kStages[] = {Stage::kDdp, Stage::kZero1, Stage::kZero2, Stage::kZero3};
+
+/// "DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3".
+const char* name(Stage stage);
+
+/// Bytes that a parameter takes in each kind of model state.
+struct Policy {
+  std::string name = "fp32";
+  std::int64_t parameter = 4;
+  std::int64_t gradient = 4;
+  std::int64_t optimizer = 8;  ///< moments, and master weights where there are any
+  std::int64_t total() const { return parameter + gradient + optimizer; }
+  bool operator==(const Policy&) const = default;
+};
+
+/// The optimizers that are known: "adamw" (two moments), "momentum" (one), "sgd" (none).
+const std::vector<std::string>& optimizer_names();
+
+/// 4 + 4 + 4 for each moment: 4 + 4 + 8 with AdamW.
+Policy fp32(std::string_view optimizer = "adamw");
+/// 2 + 2 + fp32 master weights and moments: 2 + 2 + 12 with AdamW.
+Policy mixed(std::string_view optimizer = "adamw");
+/// 2 + 2 + fp32 moments, no master weights: 2 + 2 + 8 with AdamW. Not what ZeRO means by mixed
+/// precision; here because sources mix the two up.
+Policy mixed_without_master(std::string_view optimizer = "adamw");
+/// "fp32" or "mixed" ("bf16" and "fp16" mean mixed). Throws zero::Error for another name, of the
+/// policy or of the optimizer, with the known ones.
+Policy policy(std::string_view dtype, std::string_view optimizer);
+
+/// Model states of one rank, in bytes.
+struct States {
+  std::int64_t parameters = 0;
+  std::int64_t gradients = 0;
+  std::int64_t optimizer = 0;
+  std::int64_t total() const { return parameters + gradients + optimizer; }
+  bool operator==(const States&) const = default;
+};
+
+/// With s = ceil(P/N) and p, g, o the bytes of `policy`: DDP (p + g + o) P; ZeRO-1 (p + g) P + o s;
+/// ZeRO-2 p P + (g + o) s; ZeRO-3 (p + g + o) s. Throws zero::Error for a world size below 1.
+States model_states(std::int64_t parameters, const Policy& policy, Stage stage,
+                    std::int64_t world_size);
+
+/// What remains however many ranks there are: (p + g + o) P, (p + g) P, p P and 0.
+States states_at_limit(std::int64_t parameters, const Policy& policy, Stage stage);
+
+/// The same rank with its optimizer states in host memory (ZeRO-Offload, arXiv:2101.06840, section
+/// 3: parameters and gradients stay on the device). ZeRO-3 mixed: 4 P/N.
+States with_offloaded_optimizer(const States& states);
+
+/// Model states of a stage over those of DDP. P cancels.
+double ratio_to_ddp(const Policy& policy, Stage stage, std::int64_t world_size);
+/// The inverse: how many times smaller than under DDP.
+double reduction_factor(const Policy& policy, Stage stage, std::int64_t world_size);
+/// Model states in P: 5.5 for ZeRO-1, mixed, 8 ranks.
+double bytes_per_parameter(const Policy& policy, Stage stage, std::int64_t world_size);
+
+/// Of all that N ranks of DDP hold, the share that is a further copy: (N-1)/N. Memory efficiency is
+/// the rest, 1/N (ZeRO, section 4.1).
+double redundant_share(std::int64_t world_size);
+
+/// What a rank does with the gradients that it does not own.
+enum class Unowned { kKept, kZeroed, kFreed };
+/// Bytes of gradients that stay resident. A tensor of zeros takes as many bytes as any other.
+std::int64_t resident_gradients(std::int64_t parameters, const Policy& policy,
+                                std::int64_t world_size, Unowned unowned);
+
+/// The most ranks that anything here is asked about.
+inline constexpr std::int64_t kLargestWorldSize = 1'000'000;
+
+/// The fewest ranks from `from` on with which `needed(N)`, which must not grow with N, is at most
+/// `limit` bytes; nothing if even kLargestWorldSize ranks do not suffice.
+std::optional<std::int64_t> fewest_ranks(std::int64_t limit, std::int64_t from,
+                                         const std::function<std::int64_t(std::int64_t)>& needed);
+
+}  // namespace zero::plan
