@@ -30,14 +30,14 @@ else()
   if(Torch_DIR)
     list(APPEND _candidates "${Torch_DIR}/../../..")
   endif()
-  foreach(_prefix IN LISTS CMAKE_PREFIX_PATH)
-    list(APPEND _candidates "${_prefix}")
-  endforeach()
   string(REPLACE ":" ";" _env_prefixes "$ENV{CMAKE_PREFIX_PATH}")
+  # torch.utils.cmake_prefix_path is <torch>/share/cmake.
+  foreach(_prefix IN LISTS CMAKE_PREFIX_PATH _env_prefixes)
+    list(APPEND _candidates "${_prefix}" "${_prefix}/../..")
+  endforeach()
   if(DEFINED ENV{Torch_DIR})
     list(APPEND _candidates "$ENV{Torch_DIR}/../../..")
   endif()
-  list(APPEND _candidates ${_env_prefixes})
   find_program(ZERO_ACTIVE_PYTHON python3)
   _zero_python_torch("${ZERO_ACTIVE_PYTHON}" _python_torch)
   _zero_python_torch("${CMAKE_CURRENT_LIST_DIR}/../.venv/bin/python" _venv_torch)
@@ -76,24 +76,14 @@ message(STATUS "LibTorch ${_torch_version} in ${_torch_root}")
 set(ZERO_TORCH_VERSION "${_torch_version}")
 set(ZERO_TORCH_DIRECTORY "${_torch_root}")
 
-add_library(zero_torch INTERFACE)
-add_library(Zero::torch ALIAS zero_torch)
-target_include_directories(zero_torch SYSTEM INTERFACE
-  "$<BUILD_INTERFACE:${_torch_root}/include>"
-  "$<BUILD_INTERFACE:${_torch_root}/include/torch/csrc/api/include>")
-target_link_libraries(zero_torch INTERFACE
-  "$<BUILD_INTERFACE:${_torch_root}/lib/libtorch_cpu.so>"
-  "$<BUILD_INTERFACE:${_torch_root}/lib/libc10.so>"
-  Threads::Threads)
+# Imported, so that what is installed names it and carries no path of this machine.
+add_library(Zero::torch INTERFACE IMPORTED GLOBAL)
+target_include_directories(Zero::torch INTERFACE
+  "${_torch_root}/include" "${_torch_root}/include/torch/csrc/api/include")
+target_link_libraries(Zero::torch INTERFACE
+  "${_torch_root}/lib/libtorch_cpu.so" "${_torch_root}/lib/libc10.so" Threads::Threads)
 # Parts of the wheel's libraries refer to others that a CPU program never calls.
-target_link_options(zero_torch INTERFACE
+target_link_options(Zero::torch INTERFACE
   "LINKER:--allow-shlib-undefined" "LINKER:-rpath,${_torch_root}/lib")
 # The wheel ships its own fmt headers; header-only use cannot clash with a system libfmt.
-target_compile_definitions(zero_torch INTERFACE FMT_HEADER_ONLY=1)
-
-# The wheel leaves out Gloo's headers, the distribution's package has them. Only headers: the code
-# itself is inside libtorch_cpu, and linking a second Gloo would mix two versions.
-find_path(ZERO_GLOO_INCLUDE gloo/algorithm.h HINTS "${_torch_root}/include")
-if(NOT ZERO_GLOO_INCLUDE)
-  message(FATAL_ERROR "Gloo's headers were not found: install libgloo-dev (headers only are used).")
-endif()
+target_compile_definitions(Zero::torch INTERFACE FMT_HEADER_ONLY=1)

@@ -1,0 +1,47 @@
+# cmake --install: headers, static libraries and a package for find_package(zero).
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+
+# The targets have the same names in this build and in the package: zero::common, zero::03_zero3, …,
+# and zero::zero with all chapters behind the registry.
+get_property(_chapters GLOBAL PROPERTY ZERO_CHAPTERS)
+set(_installed zero_common zero_all_chapters)
+foreach(_chapter IN LISTS _chapters)
+  list(APPEND _installed zero_${_chapter})
+  set_target_properties(zero_${_chapter} PROPERTIES EXPORT_NAME ${_chapter})
+  target_include_directories(zero_${_chapter} INTERFACE
+    "$<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/zero/chapters/${_chapter}>")
+  install(DIRECTORY "${PROJECT_SOURCE_DIR}/${_chapter}/"
+    DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/zero/chapters/${_chapter}"
+    FILES_MATCHING PATTERN "*.hpp" PATTERN exercises EXCLUDE)
+  add_library(zero::${_chapter} ALIAS zero_${_chapter})
+endforeach()
+set_target_properties(zero_common PROPERTIES EXPORT_NAME common)
+set_target_properties(zero_all_chapters PROPERTIES EXPORT_NAME zero)
+add_library(zero::common ALIAS zero_common)
+add_library(zero::zero ALIAS zero_all_chapters)
+target_include_directories(zero_common INTERFACE
+  "$<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>")
+target_compile_features(zero_common PUBLIC cxx_std_20)
+
+install(TARGETS ${_installed} EXPORT zeroTargets ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}")
+install(DIRECTORY "${PROJECT_SOURCE_DIR}/common/" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/zero"
+  FILES_MATCHING PATTERN "*.hpp" PATTERN "*test*" EXCLUDE PATTERN "fixtures" EXCLUDE)
+install(EXPORT zeroTargets NAMESPACE zero:: DESTINATION "${CMAKE_INSTALL_LIBDIR}/cmake/zero")
+configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/zeroConfig.cmake.in"
+  "${PROJECT_BINARY_DIR}/zeroConfig.cmake"
+  INSTALL_DESTINATION "${CMAKE_INSTALL_LIBDIR}/cmake/zero")
+write_basic_package_version_file("${PROJECT_BINARY_DIR}/zeroConfigVersion.cmake"
+  VERSION ${PROJECT_VERSION} COMPATIBILITY SameMinorVersion)
+install(FILES "${PROJECT_BINARY_DIR}/zeroConfig.cmake" "${PROJECT_BINARY_DIR}/zeroConfigVersion.cmake"
+  "${PROJECT_SOURCE_DIR}/cmake/ZeroLibTorch.cmake" DESTINATION "${CMAKE_INSTALL_LIBDIR}/cmake/zero")
+install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION "${CMAKE_INSTALL_DOCDIR}")
+
+# A program of somebody's own, from an empty folder: install, find_package, build, run.
+if(ZERO_BUILD_TESTS)
+  add_test(NAME consumer COMMAND "${CMAKE_COMMAND}"
+    -DBUILD=${PROJECT_BINARY_DIR} -DSOURCE=${PROJECT_SOURCE_DIR} -DTORCH=${ZERO_TORCH_DIRECTORY}
+    -DGENERATOR=${CMAKE_GENERATOR} -DCOMPILER=${CMAKE_CXX_COMPILER}
+    -P "${PROJECT_SOURCE_DIR}/tests/consumer.cmake")
+  set_tests_properties(consumer PROPERTIES LABELS slow TIMEOUT 600 ENVIRONMENT "OMP_NUM_THREADS=1")
+endif()
