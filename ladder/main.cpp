@@ -63,10 +63,11 @@ class Ranks {
   std::vector<RankResult> collect(const std::string& what, const dist::RankFunction& function) {
     // Results meet over the store, so that it makes no difference who started the ranks.
     const auto rank_main = [&](dist::Communicator& communicator) {
+      communicator.agree("what to run next", what);
       return report::Json(communicator.exchange(function(communicator))).dump();
     };
     const auto exits =
-        environment_ ? run_own_rank(what, rank_main) : dist::launch_ranks(launch_, rank_main);
+        environment_ ? run_own_rank(rank_main) : dist::launch_ranks(launch_, rank_main);
     const std::string failures = dist::describe_failures(exits);
     if (!failures.empty()) throw Error(fmt::format("mode {} failed:\n{}", what, failures));
     std::vector<RankResult> results;
@@ -77,11 +78,11 @@ class Ranks {
     return results;
   }
 
-  std::vector<dist::RankExit> run_own_rank(const std::string& what,
-                                           const dist::RankFunction& function) {
+  std::vector<dist::RankExit> run_own_rank(const dist::RankFunction& function) {
     dist::RankEnvironment environment = *environment_;
     dist::ConnectOptions connect = launch_.connect;
-    connect.prefix = fmt::format("ladder/{}/{}", runs_, what);
+    // By number, not by mode: ranks that are to run different modes must meet to find out.
+    connect.prefix = fmt::format("ladder/{}", runs_);
     // Rank 0's process of an earlier mode may still be giving up its port.
     if (!environment.store_is_served) environment.master_port += runs_;
     ++runs_;

@@ -130,10 +130,12 @@ void agree_on_everything(dist::Communicator& communicator, const std::string& mo
                          const Options& o, const data::Dataset& dataset) {
   communicator.agree(
       "the run",
-      fmt::format("{} {} of {} {} with batch {} x {}, {} steps, lr {}, seed {}, "
-                  "ownership {}, data {}",
-                  mode, o.task, o.model_name(), o.weights_config, o.batch, o.sequence_length,
-                  o.steps, o.learning_rate, o.seed, o.ownership, dataset.fingerprint()));
+      fmt::format("mode {}\ntask {}\nmodel {}\nmodel's config {}\nbatch {}\nsequences of {}\n"
+                  "{} steps\nlearning rate {}\nseed {}\nownership {}\n"
+                  "data (tokens and tokenizer) {}",
+                  mode, o.task, o.model_name(), nlohmann::json(o.weights_config).dump(), o.batch,
+                  o.sequence_length, o.steps, o.learning_rate, o.seed, o.ownership,
+                  dataset.fingerprint()));
 }
 
 bool all_trainable_changed(const train::Strategy& strategy, const std::vector<std::string>& before,

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "harness.hpp"
+#include "parity_matrix/cells.hpp"
 
 namespace zero::testing {
 namespace {
@@ -24,6 +25,7 @@ void expect_all_modes_identical(int world_size, const RunOptions& options) {
     const RunRecord reference = run_trap_model(communicator, "ddp", options);
     for (const std::string& mode : modes()) {
       expect_identical(run_trap_model(communicator, mode, options), reference, mode);
+      if (communicator.rank() == 0) fill_cell(mode, world_size);
     }
   });
 }

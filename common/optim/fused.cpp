@@ -3,11 +3,14 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <tuple>
 #include <utility>
 
+#include "zero/error.hpp"
 #include "zero/memory/accounting.hpp"
 #include "zero/memory/storage.hpp"
 #include "zero/optim/optimizer.hpp"
@@ -28,8 +31,7 @@ struct Slot {
 template <typename Options>
 class FusedOptimizer : public Optimizer {
  public:
-  FusedOptimizer(std::vector<Group<Options>> groups, std::vector<std::string> state_names)
-      : state_names_(std::move(state_names)) {
+  explicit FusedOptimizer(std::vector<Group<Options>> groups) {
     for (std::size_t g = 0; g < groups.size(); ++g) {
       options_.push_back(groups[g].options);
       for (const at::Tensor& parameter : groups[g].parameters)
@@ -39,18 +41,19 @@ class FusedOptimizer : public Optimizer {
 
   void step() override {
     const at::NoGradGuard no_grad;
-    std::map<std::pair<std::size_t, std::int64_t>, std::vector<Operands>> alike;
+    // A kernel takes one dtype at a time.
+    std::map<std::tuple<std::size_t, std::int64_t, at::ScalarType>, std::vector<Operands>> alike;
     for (Slot& slot : slots_) {
       if (!slot.parameter.grad().defined()) continue;
       if (slot.states.empty()) make_states(slot);
       ++slot.steps;
       Operands operands{flat(slot.parameter), flat(slot.parameter.grad())};
       for (const at::Tensor& state : slot.states) operands.push_back(state);
-      alike[{slot.group, slot.steps}].push_back(std::move(operands));
+      alike[{slot.group, slot.steps, slot.parameter.scalar_type()}].push_back(std::move(operands));
     }
     for (const auto& [key, parameters] : alike) {
       run_padded(parameters, [&, &k = key](const std::vector<std::vector<at::Tensor>>& lists) {
-        update(lists, options_[k.first], k.second);
+        update(lists, options_[std::get<0>(k)], std::get<1>(k));
       });
     }
   }
@@ -66,8 +69,8 @@ class FusedOptimizer : public Optimizer {
   std::map<std::string, at::Tensor> state(const at::Tensor& parameter) const override {
     std::map<std::string, at::Tensor> result;
     if (const Slot* slot = find(parameter)) {
-      for (std::size_t i = 0; i < slot->states.size(); ++i)
-        result[state_names_[i]] = slot->states[i];
+      const std::vector<std::string> names = state_names(options_[slot->group]);
+      for (std::size_t i = 0; i < slot->states.size(); ++i) result[names[i]] = slot->states[i];
     }
     return result;
   }
@@ -77,23 +80,60 @@ class FusedOptimizer : public Optimizer {
     return slot == nullptr ? 0 : slot->steps;
   }
 
+  void load_state(const at::Tensor& parameter, std::int64_t steps,
+                  const std::map<std::string, at::Tensor>& states) override {
+    Slot* slot = find(parameter);
+    if (slot == nullptr) throw Error("state for a parameter that this optimizer does not hold");
+    const std::vector<std::string> names = state_names(options_[slot->group]);
+    std::vector<at::Tensor> ordered;
+    for (const std::string& name : names) {
+      if (const auto found = states.find(name); found != states.end()) {
+        check_state(name, found->second, parameter);
+        ordered.push_back(found->second);
+      }
+    }
+    const std::size_t wanted = steps == 0 ? 0 : names.size();
+    if (steps < 0 || ordered.size() != states.size() || ordered.size() != wanted) {
+      throw Error(fmt::format("a parameter after {} updates needs these states: {}; {} were given",
+                              steps, fmt::join(names, ", "), states.size()));
+    }
+    slot->steps = steps;
+    slot->states = std::move(ordered);
+  }
+
   void set_learning_rate(double rate) override {
     for (Options& options : options_) options.learning_rate = rate;
   }
 
  protected:
+  /// What is kept for each parameter under these options.
+  virtual std::vector<std::string> state_names(const Options& options) const = 0;
+
   /// lists: parameters, gradients, then one list per state.
   virtual void update(const std::vector<std::vector<at::Tensor>>& lists, const Options& options,
                       std::int64_t step) = 0;
+
+  const std::vector<Options>& options() const { return options_; }
 
  private:
   static at::Tensor flat(const at::Tensor& tensor) { return memory::raw(tensor).view({-1}); }
 
   void make_states(Slot& slot) const {
     const memory::Charge charge(memory::Category::kOptimizer);
-    for (std::size_t i = 0; i < state_names_.size(); ++i) {
+    for (std::size_t i = 0; i < state_names(options_[slot.group]).size(); ++i) {
       slot.states.push_back(at::zeros_like(flat(slot.parameter)));
     }
+  }
+
+  static void check_state(const std::string& name, const at::Tensor& state,
+                          const at::Tensor& parameter) {
+    if (state.dim() == 1 && state.is_contiguous() && state.numel() == parameter.numel() &&
+        state.scalar_type() == parameter.scalar_type()) {
+      return;
+    }
+    throw Error(fmt::format("state {} has {} elements of {}; the parameter has {} of {}", name,
+                            state.numel(), c10::toString(state.scalar_type()), parameter.numel(),
+                            c10::toString(parameter.scalar_type())));
   }
 
   const Slot* find(const at::Tensor& parameter) const {
@@ -102,18 +142,35 @@ class FusedOptimizer : public Optimizer {
     });
     return found == slots_.end() ? nullptr : &*found;
   }
+  Slot* find(const at::Tensor& parameter) {
+    return const_cast<Slot*>(std::as_const(*this).find(parameter));
+  }
 
-  std::vector<std::string> state_names_;
   std::vector<Options> options_;
   std::vector<Slot> slots_;
 };
 
 class AdamW final : public FusedOptimizer<AdamWOptions> {
  public:
-  explicit AdamW(std::vector<Group<AdamWOptions>> groups)
-      : FusedOptimizer(std::move(groups), {"exp_avg", "exp_avg_sq"}) {}
+  using FusedOptimizer::FusedOptimizer;
+
+  Settings settings() const override {
+    Settings all{"AdamW", {}};
+    for (const AdamWOptions& o : options()) {
+      all.groups.push_back({{"learning_rate", o.learning_rate},
+                            {"beta1", o.beta1},
+                            {"beta2", o.beta2},
+                            {"epsilon", o.epsilon},
+                            {"weight_decay", o.weight_decay}});
+    }
+    return all;
+  }
 
  private:
+  std::vector<std::string> state_names(const AdamWOptions&) const override {
+    return {"exp_avg", "exp_avg_sq"};
+  }
+
   void update(const std::vector<std::vector<at::Tensor>>& lists, const AdamWOptions& o,
               std::int64_t step) override {
     // The kernel wants the step count as a tensor per parameter; all can be the same one.
@@ -127,19 +184,41 @@ class AdamW final : public FusedOptimizer<AdamWOptions> {
 
 class Sgd final : public FusedOptimizer<SgdOptions> {
  public:
-  explicit Sgd(std::vector<Group<SgdOptions>> groups)
-      : FusedOptimizer(std::move(groups), {"momentum_buffer"}) {}
+  using FusedOptimizer::FusedOptimizer;
+
+  Settings settings() const override {
+    Settings all{"SGD", {}};
+    for (const SgdOptions& o : options()) {
+      all.groups.push_back({{"learning_rate", o.learning_rate},
+                            {"momentum", o.momentum},
+                            {"weight_decay", o.weight_decay}});
+    }
+    return all;
+  }
 
  private:
+  // The kernel wants no buffer at all where there is no momentum.
+  std::vector<std::string> state_names(const SgdOptions& o) const override {
+    return o.momentum == 0.0 ? std::vector<std::string>()
+                             : std::vector{std::string("momentum_buffer")};
+  }
+
   void update(const std::vector<std::vector<at::Tensor>>& lists, const SgdOptions& o,
               std::int64_t step) override {
-    at::_fused_sgd_(lists[0], lists[1], lists[2], o.weight_decay, o.momentum, o.learning_rate,
+    const std::vector<at::Tensor> none;
+    at::_fused_sgd_(lists[0], lists[1], lists.size() > 2 ? lists[2] : none, o.weight_decay,
+                    o.momentum, o.learning_rate,
                     /*dampening=*/0.0, /*nesterov=*/false, /*maximize=*/false,
                     /*is_first_step=*/step == 1);
   }
 };
 
 }  // namespace
+
+void Optimizer::load_state(const at::Tensor&, std::int64_t,
+                           const std::map<std::string, at::Tensor>&) {
+  throw Error("this optimizer cannot take back a saved state; AdamW, Adam and SGD can");
+}
 
 at::Tensor Optimizer::step(const std::function<at::Tensor()>& closure) {
   at::Tensor loss = closure();

@@ -34,20 +34,24 @@ TEST(FusedAdamW, DoesWhatLibTorchsAdamWDoes) {
 }
 
 TEST(FusedSgd, DoesWhatLibTorchsSgdDoes) {
-  at::manual_seed(2);
-  const at::Tensor start = at::randn({19});
-  const at::Tensor ours = parameter(start);
-  const at::Tensor theirs = parameter(start);
-  const auto fused = sgd({.learning_rate = 0.1, .momentum = 0.9, .weight_decay = 0.01})({ours});
-  torch::optim::SGD reference({theirs},
-                              torch::optim::SGDOptions(0.1).momentum(0.9).weight_decay(0.01));
-  for (int step = 0; step < 4; ++step) {
-    const at::Tensor gradient = at::randn({19});
-    ours.mutable_grad() = gradient.clone();
-    theirs.mutable_grad() = gradient.clone();
-    fused->step();
-    reference.step();
-    EXPECT_TRUE(at::allclose(ours, theirs, 1e-5, 1e-7)) << step;
+  for (const double momentum : {0.9, 0.0}) {
+    at::manual_seed(2);
+    const at::Tensor start = at::randn({19});
+    const at::Tensor ours = parameter(start);
+    const at::Tensor theirs = parameter(start);
+    const auto fused =
+        sgd({.learning_rate = 0.1, .momentum = momentum, .weight_decay = 0.01})({ours});
+    torch::optim::SGD reference(
+        {theirs}, torch::optim::SGDOptions(0.1).momentum(momentum).weight_decay(0.01));
+    for (int step = 0; step < 4; ++step) {
+      const at::Tensor gradient = at::randn({19});
+      ours.mutable_grad() = gradient.clone();
+      theirs.mutable_grad() = gradient.clone();
+      fused->step();
+      reference.step();
+      EXPECT_TRUE(at::allclose(ours, theirs, 1e-5, 1e-7)) << momentum << " " << step;
+    }
+    EXPECT_EQ(fused->state(ours).size(), momentum == 0.0 ? 0U : 1U);
   }
 }
 

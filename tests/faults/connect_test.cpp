@@ -1,0 +1,126 @@
+// Ranks that do not find each other: who is missing, or what is in the way, within the time limit.
+
+#include <arpa/inet.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <zero/distributed/launch.hpp>
+#include <zero/error.hpp>
+#include <zero/report/test_folder.hpp>
+
+#include "port.hpp"
+
+namespace zero::testing {
+namespace {
+
+using ::testing::AnyOf;
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+
+// Runs `connect` in `ranks` processes, the limit of each second being the harness's affair.
+std::vector<dist::RankExit> connecting(int ranks, const std::function<void(int rank)>& connect) {
+  dist::LaunchOptions options;
+  options.world_size = ranks;
+  options.connect.timeout = std::chrono::seconds(1);
+  options.grace = std::chrono::seconds(2);
+  options.total_timeout = std::chrono::seconds(30);
+  options.capture_output = true;
+  options.threads = 1;
+  return dist::fork_processes(options, [&](int rank) {
+    connect(rank);
+    return std::string("connected");
+  });
+}
+
+dist::ConnectOptions one_second() {
+  dist::ConnectOptions options;
+  options.timeout = std::chrono::seconds(1);
+  return options;
+}
+
+dist::RankEnvironment environment(int rank, int size, int port) {
+  dist::RankEnvironment environment;
+  environment.rank = rank;
+  environment.world_size = size;
+  environment.master_port = port;
+  return environment;
+}
+
+TEST(Connect, PortThatIsTakenIsNamed) {
+  const TakenPort taken;
+  const auto exits =
+      connecting(1, [&](int) { dist::connect(environment(0, 2, taken.number()), one_second()); });
+  EXPECT_EQ(exits[0].exit_code, 1);
+  EXPECT_FALSE(exits[0].killed);
+  EXPECT_THAT(exits[0].output,
+              HasSubstr(fmt::format("cannot listen on port {}: it is taken", taken.number())));
+}
+
+TEST(Connect, RankThatNeverComesIsNamed) {
+  const int port = free_port();
+  const auto exits =
+      connecting(2, [&](int rank) { dist::connect(environment(rank, 3, port), one_second()); });
+  for (const dist::RankExit& exit : exits) {
+    EXPECT_EQ(exit.exit_code, 1);
+    EXPECT_FALSE(exit.killed);
+    // Rank 0 serves the store: when it has given up, the other can no longer ask who is missing.
+    EXPECT_THAT(exit.output, AnyOf(HasSubstr("rank 2 of 3 did not come within 1 s"),
+                                   HasSubstr("the store of rank 0 is gone")));
+  }
+  EXPECT_THAT(exits[0].output, HasSubstr("rank 2 of 3 did not come within 1 s"));
+}
+
+TEST(Connect, SeveralMissingRanksAreAllNamed) {
+  const report::TestFolder folder;
+  const auto exits = connecting(2, [&](int rank) {
+    dist::connect_through_file((folder / "store").string(), rank, 5, one_second());
+  });
+  for (const dist::RankExit& exit : exits) {
+    EXPECT_EQ(exit.exit_code, 1);
+    EXPECT_FALSE(exit.killed);
+    EXPECT_THAT(exit.output, HasSubstr("ranks 2, 3, 4 of 5 did not come within 1 s"));
+  }
+}
+
+TEST(Connect, Rank0ThatNeverComesIsNamed) {
+  const int port = free_port();
+  const auto exits =
+      connecting(1, [&](int) { dist::connect(environment(1, 2, port), one_second()); });
+  EXPECT_EQ(exits[0].exit_code, 1);
+  EXPECT_FALSE(exits[0].killed);
+  EXPECT_THAT(
+      exits[0].output,
+      HasSubstr(fmt::format("rank 1 did not reach rank 0 at 127.0.0.1:{} within 1 s", port)));
+}
+
+// A rank that came and then went away before the others were connected.
+TEST(Connect, RankThatLeavesAtTheStartIsAnErrorOfTheOthers) {
+  const report::TestFolder folder;
+  const auto exits = connecting(3, [&](int rank) {
+    if (rank == 2) throw Error("no, thank you");
+    dist::connect_through_file((folder / "store").string(), rank, 3, one_second());
+  });
+  for (const int rank : {0, 1}) {
+    const dist::RankExit& exit = exits[static_cast<std::size_t>(rank)];
+    EXPECT_EQ(exit.exit_code, 1);
+    EXPECT_FALSE(exit.killed);
+    EXPECT_THAT(exit.output, HasSubstr("rank 2 of 3 did not come"));
+  }
+}
+
+// The same ranks with nothing in the way: the errors above are not those of the set-up.
+TEST(ConnectPremises, RanksThatAllComeAreConnected) {
+  const int port = free_port();
+  const auto exits = connecting(3, [&](int rank) {
+    dist::ConnectOptions options;
+    options.timeout = std::chrono::seconds(20);
+    dist::connect(environment(rank, 3, port), options)->barrier();
+  });
+  for (const dist::RankExit& exit : exits) EXPECT_EQ(exit.result, "connected") << exit.output;
+}
+
+}  // namespace
+}  // namespace zero::testing

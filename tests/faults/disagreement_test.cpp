@@ -1,0 +1,159 @@
+// Ranks that were given different things: an error on all of them, before training, that names the
+// first difference and both sides.
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+
+#include "harness.hpp"
+#include "session.hpp"
+
+namespace zero::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+// Runs `setup` on three ranks, of which the last is told to be different.
+void expect_refused(const std::function<void(dist::Communicator&, bool different)>& setup,
+                    const std::string& about, const std::string& of_rank_0,
+                    const std::string& of_rank_2) {
+  const auto exits = ranks_ended(
+      {.world_size = 3, .timeout = std::chrono::seconds(20)},
+      [&](dist::Communicator& communicator) { setup(communicator, communicator.rank() == 2); });
+  for (const dist::RankExit& exit : exits) {
+    EXPECT_EQ(exit.exit_code, 1);
+    EXPECT_THAT(exit.output,
+                AllOf(HasSubstr("ranks disagree about " + about),
+                      HasSubstr("rank 0 has " + of_rank_0), HasSubstr("rank 2 has " + of_rank_2)));
+  }
+}
+
+void expect_sessions_refused(const std::function<void(SessionOptions&)>& change,
+                             const std::string& about, const std::string& of_rank_0,
+                             const std::string& of_rank_2) {
+  expect_refused(
+      [&](dist::Communicator& communicator, bool different) {
+        SessionOptions options;
+        if (different) change(options);
+        Session(communicator, "zero1", options).step(0);
+      },
+      about, of_rank_0, of_rank_2);
+}
+
+const std::string kModel = "the model or the strategy";
+
+TEST(Disagreement, AboutTheMode) {
+  expect_refused(
+      [](dist::Communicator& communicator, bool different) {
+        Session(communicator, different ? "zero1:naive" : "zero1").step(0);
+      },
+      "the mode", "zero1", "zero1:naive");
+}
+
+TEST(Disagreement, AboutOwnership) {
+  expect_sessions_refused(
+      [](SessionOptions& options) { options.ownership = train::Ownership::kByCount; }, kModel,
+      "variant 'owner', ownership by size", "variant 'owner', ownership by count");
+}
+
+TEST(Disagreement, AboutAccumulation) {
+  expect_sessions_refused(
+      [](SessionOptions& options) { options.accumulation = train::Accumulation::kReduceEach; },
+      kModel, "variant 'owner', ownership by size, accumulation before the reduction",
+      "variant 'owner', ownership by size, a reduction of every micro-batch");
+}
+
+TEST(Disagreement, AboutAShape) {
+  expect_sessions_refused([](SessionOptions& options) { options.model.inputs = 6; }, kModel,
+                          "parameter 'first' [7, 5] Float, trainable",
+                          "parameter 'first' [7, 6] Float, trainable");
+}
+
+TEST(Disagreement, AboutADtype) {
+  expect_sessions_refused([](SessionOptions& options) { options.model.dtype = at::kDouble; },
+                          kModel, "parameter 'first' [7, 5] Float",
+                          "parameter 'first' [7, 5] Double");
+}
+
+TEST(Disagreement, AboutAnExtraLayer) {
+  expect_sessions_refused([](SessionOptions& options) { options.model.parts += "a"; }, kModel,
+                          "nothing more", "parameter 'parts.3.weight' [7, 7]");
+}
+
+TEST(Disagreement, AboutWhatIsFrozen) {
+  expect_refused(
+      [](dist::Communicator& communicator, bool different) {
+        GrownModel model(GrownConfig{});
+        nn::SeededValues values(1);
+        nn::initialize_parameters(model, values);
+        if (different) model.parameters().front().requires_grad_(false);
+        train::Registry registry;
+        train::register_all_chapters(registry);
+        registry.make("ddp", {model, communicator, optim::adamw(), nullptr, ""});
+      },
+      kModel, "parameter 'first' [7, 5] Float, trainable",
+      "parameter 'first' [7, 5] Float, frozen");
+}
+
+TEST(Disagreement, AboutTheClipNorm) {
+  expect_sessions_refused([](SessionOptions& options) { options.trainer.clip_norm = 1; },
+                          "the trainer's options", "a clip norm of 0", "a clip norm of 1");
+}
+
+TEST(Disagreement, AboutTheNumberOfMicroBatches) {
+  for (const bool evaluating : {false, true}) {
+    const auto exits = ranks_ended({.world_size = 3}, [&](dist::Communicator& communicator) {
+      Session session(communicator, "zero2");
+      std::vector<data::Batch> batches(communicator.rank() == 2 ? 3 : 2, session.batch(0));
+      if (evaluating) session.trainer().evaluate(batches);
+      session.trainer().step(batches);
+    });
+    for (const dist::RankExit& exit : exits) {
+      EXPECT_EQ(exit.exit_code, 1);
+      EXPECT_THAT(exit.output, HasSubstr("step 0: rank 2 has 3 micro-batches, rank 0 has 2"));
+    }
+  }
+}
+
+// Not a mistake: rank 0's first values replace the others'.
+TEST(Disagreement, AboutSeedsIsRepaired) {
+  on_ranks(3, [](dist::Communicator& communicator) {
+    std::vector<at::Tensor> reference;
+    for (const std::string& mode : all_modes()) {
+      SessionOptions options;
+      if (reference.empty()) reference = Alone(options).parameters();
+      options.seed += static_cast<std::uint64_t>(communicator.rank());
+      EXPECT_TRUE(same_bits(Session(communicator, mode, options).weights(), reference)) << mode;
+    }
+  });
+}
+
+// A branch that only one rank takes: under stage 3 a unit is gathered by all ranks or by none.
+TEST(Disagreement, AboutWhichUnitsRun) {
+  const auto train = [](dist::Communicator& communicator, const std::string& mode) {
+    SessionOptions options;
+    options.model.parts = "aa";
+    Session session(communicator, mode, options);
+    if (communicator.rank() == 1) session.model().stop_after(1);
+    for (int s = 0; s < 2; ++s) session.step(s);
+    return session.weights();
+  };
+  on_ranks(2, [&](dist::Communicator& communicator) {
+    const std::vector<at::Tensor> reference = train(communicator, "ddp");
+    for (const char* mode : {"ddp:flat", "zero1", "zero1:naive", "zero2", "zero2:after",
+                             "zero2:placeholder", "zero3:whole"}) {
+      EXPECT_TRUE(same_bits(train(communicator, mode), reference)) << mode;
+    }
+  });
+  const auto exits =
+      ranks_ended({.timeout = std::chrono::seconds(2)},
+                  [&](dist::Communicator& communicator) { train(communicator, "zero3"); });
+  for (const dist::RankExit& exit : exits) {
+    EXPECT_EQ(exit.exit_code, 1);
+    EXPECT_FALSE(exit.killed);
+    EXPECT_THAT(exit.output, ::testing::ContainsRegex("broadcast|reduce|all_reduce"));
+  }
+}
+
+}  // namespace
+}  // namespace zero::testing

@@ -1,0 +1,176 @@
+// A rank that dies or stands still somewhere in a step: everybody else ends by itself within the
+// time limit, with an error that names an operation and a rank, and nothing is left running.
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <zero/distributed/launch.hpp>
+
+#include "session.hpp"
+
+namespace zero::testing {
+namespace {
+
+using ::testing::ContainsRegex;
+
+constexpr int kRanks = 3;
+constexpr int kVictim = 1;
+constexpr auto kTimeLimit = std::chrono::seconds(2);
+
+// Something that happens before every update.
+class StruckOptimizer final : public optim::Optimizer {
+ public:
+  StruckOptimizer(std::unique_ptr<optim::Optimizer> inner, std::function<void()> before_step)
+      : inner_(std::move(inner)), before_step_(std::move(before_step)) {}
+  void step() override {
+    before_step_();
+    inner_->step();
+  }
+  void replace(const std::function<at::Tensor(const at::Tensor&)>& with) override {
+    inner_->replace(with);
+  }
+  std::map<std::string, at::Tensor> state(const at::Tensor& p) const override {
+    return inner_->state(p);
+  }
+  std::int64_t steps(const at::Tensor& p) const override { return inner_->steps(p); }
+  void set_learning_rate(double rate) override { inner_->set_learning_rate(rate); }
+
+ private:
+  std::unique_ptr<optim::Optimizer> inner_;
+  std::function<void()> before_step_;
+};
+
+// Trains for ever; `signal` reaches the victim in `phase` of its second step.
+void train_until_struck(dist::Communicator& communicator, const std::string& mode,
+                        const std::string& phase, int signal) {
+  int step = 0;
+  const auto strike = [&](const std::string& here) {
+    if (here == phase && step == 1 && communicator.rank() == kVictim) ::raise(signal);
+  };
+  SessionOptions options;
+  options.model.parts = "ana";
+  options.optimizer = [&, inner = options.optimizer](const std::vector<at::Tensor>& parameters) {
+    return std::unique_ptr<optim::Optimizer>(
+        std::make_unique<StruckOptimizer>(inner(parameters), [&] { strike("optimizer"); }));
+  };
+  Session session(communicator, mode, options);
+  session.model().call_in_forward([&] { strike("forward"); });
+  session.strategy().observe_gradients([&](std::size_t, const at::Tensor&) { strike("backward"); });
+  for (; step < 1000; ++step) session.step(step);
+}
+
+dist::LaunchOptions launch_options() {
+  dist::LaunchOptions options;
+  options.world_size = kRanks;
+  options.connect.timeout = kTimeLimit;
+  // After the first rank has failed the others have this much longer than the time limit; then they
+  // are killed, which RankExit tells apart. Less than the two seconds that users get.
+  options.grace = std::chrono::milliseconds(500);
+  options.total_timeout = std::chrono::seconds(60);
+  options.capture_output = true;
+  options.threads = 1;
+  return options;
+}
+
+void expect_no_processes_left() {
+  EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1);
+  EXPECT_EQ(errno, ECHILD);
+}
+
+void expect_survivors_speak(const std::vector<dist::RankExit>& exits, const std::string& why) {
+  std::string all;
+  for (const int rank : {0, 2}) {
+    const dist::RankExit& exit = exits[static_cast<std::size_t>(rank)];
+    EXPECT_EQ(exit.exit_code, 1) << exit.output;
+    EXPECT_FALSE(exit.killed) << "did not end by itself: " << exit.output;
+    // "rank 0: reduce #31 (gradient, 28 bytes) in step 1: …"
+    EXPECT_THAT(exit.output,
+                ContainsRegex(fmt::format("rank {}: [a-z_]+ #[0-9]+ \\([a-z]+, [0-9]+ bytes\\) in "
+                                          "step [0-9]+: .*rank [0-9]",
+                                          rank)));
+    all += exit.output;
+  }
+  // Who hears of it second may see the first survivor leave.
+  EXPECT_THAT(all, ContainsRegex(why));
+}
+
+using Place = std::tuple<std::string, std::string>;
+class Fault : public ::testing::TestWithParam<Place> {};
+INSTANTIATE_TEST_SUITE_P(Places, Fault,
+                         ::testing::Combine(::testing::Values("ddp", "zero1", "zero2", "zero3"),
+                                            ::testing::Values("forward", "backward", "optimizer")),
+                         [](const auto& info) {
+                           return std::get<0>(info.param) + "_" + std::get<1>(info.param);
+                         });
+
+TEST_P(Fault, ARankIsKilled) {
+  const auto& [mode, phase] = GetParam();
+  const auto exits = dist::launch_ranks(launch_options(), [&](dist::Communicator& communicator) {
+    train_until_struck(communicator, mode, phase, SIGKILL);
+    return std::string();
+  });
+  EXPECT_EQ(exits[kVictim].signal, SIGKILL);
+  EXPECT_FALSE(exits[kVictim].killed) << "the launcher did it, not the test";
+  expect_survivors_speak(exits, "connection to rank 1 is gone|rank 1 is gone");
+  expect_no_processes_left();
+}
+
+TEST_P(Fault, ARankIsStopped) {
+  const auto& [mode, phase] = GetParam();
+  const auto exits = dist::launch_ranks(launch_options(), [&](dist::Communicator& communicator) {
+    train_until_struck(communicator, mode, phase, SIGSTOP);
+    return std::string();
+  });
+  EXPECT_TRUE(exits[kVictim].killed) << "it cannot have ended by itself: " << exits[1].output;
+  expect_survivors_speak(exits, "nothing from rank 1 within 2(.0)? s");
+  expect_no_processes_left();
+}
+
+// Without a fault the same ranks go through all thousand steps: what the tests above see is the
+// fault.
+TEST(FaultPremises, NobodyEndsWithoutAFault) {
+  const auto exits = dist::launch_ranks(launch_options(), [&](dist::Communicator& communicator) {
+    train_until_struck(communicator, "zero3", "nowhere", SIGKILL);
+    return std::string("trained");
+  });
+  for (const dist::RankExit& exit : exits) EXPECT_EQ(exit.result, "trained") << exit.output;
+}
+
+// The program that started the ranks is killed itself: they go with it.
+TEST(Orphans, DoNotOutliveTheirLauncher) {
+  // Orphans become children of this process, which can then wait for them and see how they ended.
+  ASSERT_EQ(::prctl(PR_SET_CHILD_SUBREAPER, 1), 0);
+  int pipe[2];
+  ASSERT_EQ(::pipe(pipe), 0);
+  const pid_t launcher = ::fork();
+  ASSERT_GE(launcher, 0);
+  if (launcher == 0) {
+    dist::launch_ranks(launch_options(), [&](dist::Communicator& communicator) {
+      communicator.barrier();
+      const pid_t self = ::getpid();
+      if (::write(pipe[1], &self, sizeof self) != sizeof self) ::_exit(1);
+      ::pause();
+      return std::string();
+    });
+    ::_exit(0);
+  }
+  std::vector<pid_t> ranks(kRanks);
+  for (pid_t& rank : ranks) ASSERT_EQ(::read(pipe[0], &rank, sizeof rank), sizeof rank);
+  ASSERT_EQ(::kill(launcher, SIGKILL), 0);
+  for (int ended = 0; ended < kRanks + 1; ++ended) {
+    int status = 0;
+    ASSERT_GT(::waitpid(-1, &status, 0), 0);  // blocks for ever if one lives on: the test's limit
+    EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+  }
+  expect_no_processes_left();
+  ::close(pipe[0]);
+  ::close(pipe[1]);
+}
+
+}  // namespace
+}  // namespace zero::testing

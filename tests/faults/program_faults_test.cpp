@@ -1,0 +1,187 @@
+// The ladder program itself, as a user or a launcher starts it, when something is wrong around it.
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <sys/prctl.h>
+
+#include <algorithm>
+#include <zero/data/tokens.hpp>
+
+#include "port.hpp"
+#include "program.hpp"
+
+namespace zero::testing {
+namespace {
+
+using report::TestFolder;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+using Words = std::vector<std::string>;
+
+// The tiny model in two modes unless `more` says otherwise, figures into `folder`.
+Words ladder(const TestFolder& folder, const Words& more) {
+  Words words = {ZERO_LADDER_PROGRAM,  "--seq-len", "16",
+                 "--no-compute-alone", "--json",    (folder / "out.json").string()};
+  for (const auto& [option, value] :
+       {std::pair{"--model", "tiny"}, {"--modes", "ddp,zero3"}, {"--timeout", "10"}}) {
+    if (std::find(more.begin(), more.end(), option) != more.end()) continue;
+    words.insert(words.end(), {option, value});
+  }
+  words.insert(words.end(), more.begin(), more.end());
+  return words;
+}
+
+std::map<std::string, std::string> rank_variables(int rank, int size, int port) {
+  return {{"RANK", std::to_string(rank)},
+          {"WORLD_SIZE", std::to_string(size)},
+          {"MASTER_ADDR", "127.0.0.1"},
+          {"MASTER_PORT", std::to_string(port)},
+          {"ZERO_PYTHON", "false"}};
+}
+
+struct Variables {
+  std::string name;
+  std::map<std::string, std::string> variables;
+  std::string message;
+};
+void PrintTo(const Variables& v, std::ostream* out) { *out << v.name; }
+
+class BadVariables : public ::testing::TestWithParam<Variables> {};
+INSTANTIATE_TEST_SUITE_P(
+    All, BadVariables,
+    ::testing::Values(
+        Variables{"NoWorldSize", {{"RANK", "0"}}, "WORLD_SIZE is not set"},
+        Variables{"NoRank", {{"WORLD_SIZE", "2"}}, "RANK is not set"},
+        Variables{"RankOutside", {{"RANK", "2"}, {"WORLD_SIZE", "2"}}, "RANK='2' makes no sense"},
+        Variables{"NegativeRank", {{"RANK", "-1"}, {"WORLD_SIZE", "2"}}, "RANK='-1'"},
+        Variables{"NoNumber", {{"RANK", "one"}, {"WORLD_SIZE", "2"}}, "RANK='one'"},
+        Variables{"EmptyRank", {{"RANK", ""}, {"WORLD_SIZE", "2"}}, "RANK=''"},
+        Variables{"NoRanks", {{"RANK", "0"}, {"WORLD_SIZE", "0"}}, "WORLD_SIZE='0'"},
+        Variables{"HugeWorld", {{"RANK", "0"}, {"WORLD_SIZE", "99999999999"}}, "WORLD_SIZE='9999"},
+        Variables{"Port",
+                  {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_PORT", "http"}},
+                  "MASTER_PORT='http'"}),
+    [](const auto& info) { return info.param.name; });
+
+TEST_P(BadVariables, AreNamed) {
+  const TestFolder folder;
+  Program program(ladder(folder, {"--timeout", "2"}), GetParam().variables);
+  EXPECT_EQ(program.end(), 1);
+  EXPECT_THAT(program.said(), HasSubstr(GetParam().message));
+  EXPECT_FALSE(std::filesystem::exists(folder / "out.json"));
+}
+
+TEST(Launcher, PortThatIsTakenIsNamed) {
+  const TestFolder folder;
+  const TakenPort taken;
+  Program program(ladder(folder, {"--timeout", "2"}), rank_variables(0, 2, taken.number()));
+  EXPECT_EQ(program.end(), 1);
+  EXPECT_THAT(program.said(), HasSubstr(fmt::format("cannot listen on port {}", taken.number())));
+  EXPECT_FALSE(program.group_lives());
+}
+
+TEST(Launcher, RankThatNeverComesIsNamed) {
+  const TestFolder folder;
+  for (const int rank : {0, 1}) {
+    const int port = free_port();
+    Program program(ladder(folder, {"--timeout", "2"}), rank_variables(rank, 2, port));
+    EXPECT_EQ(program.end(), 1);
+    EXPECT_THAT(program.said(), rank == 0 ? HasSubstr("rank 1 of 2 did not come within 2 s")
+                                          : HasSubstr("rank 1 did not reach rank 0 at 127.0.0.1"));
+    EXPECT_FALSE(program.group_lives());
+  }
+}
+
+// Two ranks started by hand, each with words of its own.
+void expect_both_refuse(const Words& of_rank_0, const Words& of_rank_1,
+                        const std::string& message) {
+  const TestFolder folders[2];
+  const int port = free_port();
+  Program first(ladder(folders[0], of_rank_0), rank_variables(0, 2, port));
+  Program second(ladder(folders[1], of_rank_1), rank_variables(1, 2, port));
+  for (Program* program : {&first, &second}) {
+    EXPECT_EQ(program->end(), 1);
+    EXPECT_THAT(program->said(), HasSubstr(message));
+    EXPECT_FALSE(program->group_lives());
+  }
+  EXPECT_FALSE(std::filesystem::exists(folders[0] / "out.json"));
+}
+
+TEST(RanksDiffer, InAnOption) {
+  expect_both_refuse({"--lr", "0.1"}, {"--lr", "0.01"},
+                     "rank 0 has learning rate 0.1, rank 1 has learning rate 0.01");
+  expect_both_refuse({"--seed", "1"}, {"--seed", "2"}, "rank 0 has seed 1, rank 1 has seed 2");
+  expect_both_refuse({"--batch", "2"}, {}, "rank 0 has batch 2, rank 1 has batch 1");
+}
+
+TEST(RanksDiffer, InTheModel) {
+  expect_both_refuse({}, {"--model", "smollm2-135m", "--assume-free-memory", "1000000"},
+                     "rank 0 has model tiny, rank 1 has model smollm2-135m");
+}
+
+TEST(RanksDiffer, InTheModes) {
+  expect_both_refuse({}, {"--modes", "zero1"},
+                     "disagree about what to run next: rank 0 has ddp, rank 1 has zero1");
+}
+
+TEST(RanksDiffer, InTheText) {
+  const TestFolder folder;
+  for (const char* name : {"a", "b"}) {
+    std::ofstream(folder / name) << std::string(500, *name);
+  }
+  expect_both_refuse({"--data", (folder / "a").string()}, {"--data", (folder / "b").string()},
+                     "disagree about the run: rank 0 has data (tokens and tokenizer)");
+}
+
+// The same ids, made by different tokenizers: equal numbers that mean different words.
+TEST(RanksDiffer, InTheTokenizer) {
+  const TestFolder folder;
+  const std::vector<std::int64_t> ids(500, 7);
+  for (const char* name : {"1", "2"}) {
+    data::write_token_file(folder / name, data::TokenStream::from_ids(ids, /*vocabulary=*/200,
+                                                                      std::string(64, *name)));
+  }
+  expect_both_refuse({"--data", (folder / "1").string()}, {"--data", (folder / "2").string()},
+                     "disagree about the run: rank 0 has data (tokens and tokenizer)");
+}
+
+// A rank is lost while the program trains: it says so, gives no figures, and leaves nobody behind.
+void expect_end_when_a_rank_is_lost(int signal, const std::string& message) {
+  const TestFolder folder;
+  Program program(ladder(folder, {"--steps", "2000", "--modes", "zero3", "--timeout", "2"}),
+                  {{"ZERO_PYTHON", "false"}, {"OMP_NUM_THREADS", "1"}});
+  ASSERT_TRUE(program.says("/2000")) << program.said();  // the first line of progress
+  const std::vector<pid_t> ranks = program.children();
+  ASSERT_EQ(ranks.size(), 2U);
+  ASSERT_EQ(::kill(ranks[1], signal), 0);
+  EXPECT_EQ(program.end(), 1);
+  EXPECT_THAT(program.said(), HasSubstr(message));
+  EXPECT_THAT(program.said(), HasSubstr("mode zero3 failed"));
+  EXPECT_FALSE(program.group_lives());
+  EXPECT_FALSE(std::filesystem::exists(folder / "out.json"));
+}
+
+TEST(RankOfTheLadder, IsKilled) {
+  expect_end_when_a_rank_is_lost(SIGKILL, "rank 1 was ended by signal 9");
+}
+
+TEST(RankOfTheLadder, IsStopped) {
+  expect_end_when_a_rank_is_lost(SIGSTOP, "nothing from rank 1 within 2 s");
+}
+
+// The program is killed: its ranks must not train on.
+TEST(RankOfTheLadder, DoesNotOutliveTheProgram) {
+  ASSERT_EQ(::prctl(PR_SET_CHILD_SUBREAPER, 1), 0);  // orphans come to this process
+  const TestFolder folder;
+  Program program(ladder(folder, {"--steps", "2000", "--modes", "zero3"}),
+                  {{"ZERO_PYTHON", "false"}, {"OMP_NUM_THREADS", "1"}});
+  ASSERT_TRUE(program.says("/2000")) << program.said();
+  const std::vector<pid_t> ranks = program.children();
+  ASSERT_EQ(ranks.size(), 2U);
+  ASSERT_EQ(::kill(ranks[0], 0), 0);
+  EXPECT_EQ(program.kill(), 128 + SIGKILL);
+  EXPECT_TRUE(program.group_ends());
+}
+
+}  // namespace
+}  // namespace zero::testing

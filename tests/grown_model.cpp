@@ -1,0 +1,194 @@
+#include "grown_model.hpp"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/mse_loss.h>
+#include <ATen/ops/randn.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <zero/data/random.hpp>
+#include <zero/nn/functional.hpp>
+
+namespace zero::testing {
+
+using nn::Initializer;
+
+std::string GrownConfig::describe() const {
+  return fmt::format("{} inputs, width {}, parts '{}', {}, {}", inputs, width, parts,
+                     tied ? "tied" : "not tied", c10::toString(dtype));
+}
+
+GrownConfig random_config(std::uint64_t seed, at::ScalarType dtype) {
+  data::SplitMix64 random(seed);
+  GrownConfig config;
+  config.inputs = 1 + static_cast<std::int64_t>(random.below(9));
+  config.width = 1 + static_cast<std::int64_t>(random.below(19));
+  config.parts.clear();
+  const std::uint64_t parts = random.below(6);
+  for (std::uint64_t p = 0; p < parts; ++p) config.parts += "aatfnsg"[random.below(7)];
+  config.tied = random.below(2) == 0;
+  config.dtype = dtype;
+  return config;
+}
+
+class GrownModel::Part : public nn::Unit {
+ public:
+  virtual at::Tensor forward(const at::Tensor& x) = 0;
+};
+
+class GrownModel::Plain : public Part {
+ public:
+  explicit Plain(const GrownConfig& c) {
+    weight_ = add_parameter("weight", {c.width, c.width}, Initializer::normal(0.4), c.dtype);
+    bias_ = add_parameter("bias", {c.width}, Initializer::uniform(0.1), c.dtype);
+  }
+  at::Tensor forward(const at::Tensor& x) override {
+    return run([&] { return nn::linear(x, weight_, bias_).tanh(); }, {x});
+  }
+
+ private:
+  at::Tensor weight_, bias_;
+};
+
+class GrownModel::Frozen : public Part {
+ public:
+  explicit Frozen(const GrownConfig& c) {
+    weight_ = add_parameter("weight", {c.width, c.width}, Initializer::normal(0.2), c.dtype);
+    weight_.requires_grad_(false);
+  }
+  at::Tensor forward(const at::Tensor& x) override {
+    return run([&] { return x + nn::linear(x, weight_); }, {x});
+  }
+
+ private:
+  at::Tensor weight_;
+};
+
+class GrownModel::Nested : public Part {
+ public:
+  explicit Nested(const GrownConfig& c) {
+    gain_ = add_parameter("gain", {c.width}, Initializer::constant(0.9), c.dtype);
+    inner_ = register_module("inner", std::make_shared<Plain>(c));
+  }
+  at::Tensor forward(const at::Tensor& x) override {
+    return run([&] { return inner_->forward(x * gain_) + x; }, {x});
+  }
+
+ private:
+  at::Tensor gain_;
+  std::shared_ptr<Plain> inner_;
+};
+
+class GrownModel::Small : public Part {
+ public:
+  explicit Small(const GrownConfig& c) {
+    for (std::int64_t i = 0; i < 12; ++i) {
+      const std::int64_t size = std::min<std::int64_t>(c.width, 1 + i % 3);
+      few_.push_back(
+          add_parameter(fmt::format("few{}", i), {size}, Initializer::normal(0.1), c.dtype));
+    }
+  }
+  at::Tensor forward(const at::Tensor& x) override {
+    return run(
+        [&] {
+          at::Tensor sum = x;
+          for (const at::Tensor& few : few_) sum = sum + few.sum();
+          return sum * 0.5;
+        },
+        {x});
+  }
+
+ private:
+  std::vector<at::Tensor> few_;
+};
+
+// Not a unit with parameters of its own: the scalar is the root's.
+class GrownModel::Scale : public Part {
+ public:
+  explicit Scale(at::Tensor scale) : scale_(std::move(scale)) {}
+  at::Tensor forward(const at::Tensor& x) override { return x * scale_; }
+
+ private:
+  at::Tensor scale_;
+};
+
+GrownModel::GrownModel(const GrownConfig& config) : config_(config) {
+  const auto normal = Initializer::normal(0.5);
+  first_ = add_parameter("first", {config.width, config.inputs}, normal, config.dtype);
+  auto holder = register_module("parts", std::make_shared<nn::Layer>());
+  for (const char letter : config.parts) add_part(letter, holder);
+  last_ = config.tied ? first_
+                      : add_parameter("last", {config.width, config.inputs}, normal, config.dtype);
+}
+
+void GrownModel::add_part(char letter, std::shared_ptr<nn::Layer> holder) {
+  const std::string name = std::to_string(parts_.size());
+  const auto first_plain = std::find_if(parts_.begin(), parts_.end(), [](const auto& part) {
+    return dynamic_cast<Plain*>(part.get()) != nullptr;
+  });
+  if (letter == 't' && first_plain != parts_.end()) {
+    const std::shared_ptr<Part> again = *first_plain;
+    parts_.push_back(again);
+  } else if (letter == 'f') {
+    parts_.push_back(holder->register_module(name, std::make_shared<Frozen>(config_)));
+  } else if (letter == 'n') {
+    parts_.push_back(holder->register_module(name, std::make_shared<Nested>(config_)));
+  } else if (letter == 's') {
+    parts_.push_back(holder->register_module(name, std::make_shared<Small>(config_)));
+  } else if (letter == 'g') {
+    parts_.push_back(std::make_shared<Scale>(
+        add_parameter("scale" + name, {}, Initializer::constant(1.1), config_.dtype)));
+  } else {
+    parts_.push_back(holder->register_module(name, std::make_shared<Plain>(config_)));
+  }
+}
+
+at::Tensor GrownModel::predict(const data::Batch& batch) {
+  return run(
+      [&] {
+        at::Tensor x = nn::linear(batch.inputs, first_);
+        if (in_forward_) in_forward_();
+        for (std::size_t p = 0; p < std::min(used_parts_, parts_.size()); ++p) {
+          x = parts_[p]->forward(x);
+        }
+        return x.matmul(last_).sum(1, /*keepdim=*/true);
+      },
+      {});
+}
+
+at::Tensor GrownModel::loss(const data::Batch& batch) {
+  const auto terms = static_cast<double>(std::max<std::int64_t>(batch.loss_terms, 1));
+  return at::mse_loss(predict(batch), batch.targets, at::Reduction::Sum) / terms;
+}
+
+at::Tensor GrownModel::run_part(std::size_t index, const at::Tensor& x) {
+  return parts_[index]->forward(x);
+}
+
+data::Batch grown_batch(const GrownConfig& config, std::uint64_t seed, int rank, int step,
+                        std::int64_t samples) {
+  at::Generator generator = at::detail::createCPUGenerator(
+      seed * 1000003 + static_cast<std::uint64_t>(rank) * 1009 + static_cast<std::uint64_t>(step));
+  const auto options = at::TensorOptions().dtype(config.dtype);
+  data::Batch batch;
+  batch.inputs = at::randn({samples, config.inputs}, generator, options);
+  batch.targets = at::randn({samples, 1}, generator, options);
+  batch.loss_terms = samples;
+  return batch;
+}
+
+data::Batch concatenate(const std::vector<data::Batch>& batches) {
+  std::vector<at::Tensor> inputs, targets;
+  data::Batch all;
+  for (const data::Batch& batch : batches) {
+    inputs.push_back(batch.inputs);
+    targets.push_back(batch.targets);
+    all.loss_terms += batch.loss_terms;
+  }
+  all.inputs = at::cat(inputs);
+  all.targets = at::cat(targets);
+  return all;
+}
+
+}  // namespace zero::testing

@@ -1,0 +1,80 @@
+// Ranks that are late, at random, before every collective and before every wait: the bits must not
+// notice. A strategy that reads a tensor before it has arrived is right as long as nobody is late.
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <thread>
+#include <zero/data/random.hpp>
+
+#include "harness.hpp"
+#include "hooked_communicator.hpp"
+#include "session.hpp"
+
+namespace zero::testing {
+namespace {
+
+// Delays of up to 2 ms, others on every rank; most are none at all, so that order changes too.
+HookedCommunicator::Hook random_delays(std::uint64_t seed, int rank, int& delays) {
+  return [random = data::generator_for(seed, static_cast<std::uint64_t>(rank)), &delays](
+             dist::Operation, dist::Purpose, bool) mutable {
+    const std::uint64_t draw = random.below(6000);
+    if (draw >= 2000) return;
+    ++delays;
+    std::this_thread::sleep_for(std::chrono::microseconds(draw));
+  };
+}
+
+class Delays : public ::testing::TestWithParam<std::uint64_t> {};
+INSTANTIATE_TEST_SUITE_P(Seeds, Delays, ::testing::Values(1, 2, 3, 4, 5));
+
+TEST_P(Delays, DoNotChangeABit) {
+  on_ranks(3, [](dist::Communicator& communicator) {
+    SessionOptions options;
+    options.model.parts = "antfs";
+    options.trainer.clip_norm = 0.5;
+    const auto train = [&](dist::Communicator& group, const std::string& mode) {
+      Session session(group, mode, options);
+      for (int s = 0; s < 2; ++s) {
+        session.trainer().step({session.batch(2 * s), session.batch(2 * s + 1)});
+      }
+      return session.weights();
+    };
+    const std::vector<at::Tensor> reference = train(communicator, "ddp");
+    int delays = 0;
+    HookedCommunicator late(communicator, random_delays(GetParam(), communicator.rank(), delays));
+    for (const std::string& mode : all_modes()) {
+      const int before = delays;
+      EXPECT_TRUE(same_bits(train(late, mode), reference)) << mode << " seed " << GetParam();
+      EXPECT_GT(delays, before) << mode;
+    }
+  });
+}
+
+// The hook itself: what passes through it is what was sent.
+TEST(Hooked, CommunicatorCountsTheSameTraffic) {
+  for (const int ranks : {1, 2, 3}) {
+    on_ranks(ranks, [](dist::Communicator& communicator) {
+      std::int64_t starts = 0, waits = 0;
+      HookedCommunicator hooked(communicator, [&](dist::Operation, dist::Purpose, bool waiting) {
+        ++(waiting ? waits : starts);
+      });
+      Session session(hooked, "zero3");
+      const dist::Traffic before = hooked.traffic(), inner_before = communicator.traffic();
+      session.step(0);
+      const dist::Traffic sent = hooked.traffic().since(before);
+      const dist::Traffic inner = communicator.traffic().since(inner_before);
+      for (const auto purpose : {dist::Purpose::kGradient, dist::Purpose::kParameter,
+                                 dist::Purpose::kControl, dist::Purpose::kSetup}) {
+        EXPECT_EQ(sent.bytes(purpose), inner.bytes(purpose));
+        EXPECT_EQ(sent.calls(purpose), inner.calls(purpose));
+      }
+      EXPECT_EQ(starts, waits);
+      EXPECT_GT(starts, 0);
+    });
+  }
+}
+
+}  // namespace
+}  // namespace zero::testing

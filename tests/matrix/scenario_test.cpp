@@ -1,0 +1,311 @@
+// What happens to models and loops in practice, under every strategy: the bits must be those of
+// plain DDP, whatever is frozen, skipped, used twice, changed from outside or evaluated in between.
+
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <set>
+#include <zero/error.hpp>
+#include <zero/memory/storage.hpp>
+
+#include "harness.hpp"
+#include "session.hpp"
+
+namespace zero::testing {
+namespace {
+
+class Scenario : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, Scenario, ::testing::Values(2, 3),
+                         [](const auto& info) { return fmt::format("N{}", info.param); });
+
+// Chapter 04, whose shards are parts of tensors.
+bool splits_tensors(const std::string& mode) { return mode.starts_with("tensor_"); }
+
+SessionOptions with_parts(const std::string& parts) {
+  SessionOptions options;
+  options.model.parts = parts;
+  return options;
+}
+
+void set_trainable(Session& session, const std::string& name, bool trainable) {
+  int found = 0;
+  for (const nn::Parameter& p : session.strategy().list().parameters) {
+    if (p.name.find(name) == std::string::npos) continue;
+    p.tensor.requires_grad_(trainable);
+    ++found;
+  }
+  ASSERT_GT(found, 0) << name;
+}
+
+TEST_P(Scenario, PartsAreFrozenAndThawedBetweenSteps) {
+  expect_all_modes_like_ddp(GetParam(), with_parts("ansa"), [](Session& session) {
+    session.step(0);
+    const std::vector<at::Tensor> before = session.weights();
+    set_trainable(session, "parts.0.", false);
+    set_trainable(session, "parts.1.gain", false);
+    session.step(1);
+    const std::vector<at::Tensor> between = session.weights();
+    set_trainable(session, "parts.0.", true);
+    session.step(2);
+    const std::vector<at::Tensor> after = session.weights();
+    for (std::size_t i = 0; i < before.size(); ++i) {
+      const std::string& name = session.strategy().list().parameters[i].name;
+      const bool gain = name == "parts.1.gain";
+      EXPECT_EQ(at::equal(before[i], between[i]), gain || name.starts_with("parts.0.")) << name;
+      EXPECT_EQ(at::equal(between[i], after[i]), gain) << name;
+    }
+  });
+}
+
+// Frozen when the strategy was made. Whole parameters can be trained all the same, as soon as they
+// are thawed; chapter 04, which has no gradient buffer for them, says so.
+TEST_P(Scenario, WhatWasFrozenAtTheStartIsThawed) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    const auto train = [&](const std::string& mode) {
+      Session session(communicator, mode, with_parts("anfa"));
+      session.step(0);
+      const std::vector<at::Tensor> before = session.weights();
+      set_trainable(session, "parts.2.weight", true);
+      session.step(1);
+      std::vector<at::Tensor> after = session.weights();
+      for (std::size_t i = 0; i < before.size(); ++i) EXPECT_FALSE(at::equal(before[i], after[i]));
+      return after;
+    };
+    const std::vector<at::Tensor> reference = train("ddp");
+    for (const std::string& mode : all_modes()) {
+      if (splits_tensors(mode)) {
+        try {
+          train(mode);
+          ADD_FAILURE() << mode << " trained what it has no room for";
+        } catch (const Error& error) {
+          EXPECT_NE(std::string(error.what()).find("'parts.2.weight' was frozen"),
+                    std::string::npos)
+              << error.what();
+        }
+      } else {
+        EXPECT_TRUE(same_bits(train(mode), reference)) << mode;
+      }
+    }
+  });
+}
+
+TEST_P(Scenario, ALargeFirstParameterIsFrozen) {
+  SessionOptions options = with_parts("aa");
+  options.model.inputs = 300;
+  options.model.tied = false;
+  expect_all_modes_like_ddp(GetParam(), options, [](Session& session) {
+    set_trainable(session, "first", false);
+    for (int s = 0; s < 3; ++s) session.step(s);
+  });
+}
+
+TEST_P(Scenario, TwoForwardsBeforeOneBackward) {
+  expect_all_modes_like_ddp(GetParam(), with_parts("antf"), [](Session& session) {
+    train::Strategy& strategy = session.strategy();
+    for (int s = 0; s < 2; ++s) {
+      strategy.zero_grad();
+      const at::Tensor one = strategy.forward(session.batch(2 * s));
+      const at::Tensor other = strategy.forward(session.batch(2 * s + 1));
+      strategy.backward(one + 0.5 * other);
+      strategy.finish_backward();
+      strategy.optimizer_step();
+      strategy.sync_parameters();
+    }
+  });
+}
+
+// Not a copy of the micro-batches of Parity: the losses are not weighted, and nothing is agreed on.
+TEST_P(Scenario, TwoBackwardsAddUpWhereOnlyTheLastIsReduced) {
+  expect_all_modes_like_ddp(GetParam(), with_parts("an"), [](Session& session) {
+    train::Strategy& strategy = session.strategy();
+    for (int s = 0; s < 2; ++s) {
+      strategy.zero_grad();
+      for (const bool last : {false, true}) {
+        strategy.set_last_micro_batch(last);
+        strategy.backward(strategy.forward(session.batch(2 * s + (last ? 1 : 0))));
+        strategy.finish_backward();
+      }
+      strategy.optimizer_step();
+      strategy.sync_parameters();
+    }
+  });
+}
+
+TEST_P(Scenario, ModelsThatAreOnlyARoot) {
+  for (const bool tied : {true, false}) {
+    SessionOptions options = with_parts("");
+    options.model.tied = tied;
+    expect_all_modes_like_ddp(GetParam(), options, [](Session& session) {
+      for (int s = 0; s < 2; ++s) session.step(s);
+    });
+  }
+}
+
+TEST_P(Scenario, UnitsWithinUnits) {
+  expect_all_modes_like_ddp(GetParam(), with_parts("nnan"), [](Session& session) {
+    for (int s = 0; s < 3; ++s) session.step(s);
+  });
+}
+
+// A loss that does not need the last units, in one step on all ranks; then it needs them again.
+TEST_P(Scenario, TheLossLeavesTheLastUnitsOut) {
+  expect_all_modes_like_ddp(GetParam(), with_parts("anfa"), [](Session& session) {
+    session.step(0);
+    session.model().stop_after(1);
+    const std::vector<at::Tensor> before = session.weights();
+    session.step(1);
+    const std::vector<at::Tensor> after = session.weights();
+    for (std::size_t i = 0; i < before.size(); ++i) {
+      const std::string& name = session.strategy().list().parameters[i].name;
+      const bool left_out = name.starts_with("parts.") && !name.starts_with("parts.0");
+      // Untouched means no weight decay either.
+      EXPECT_EQ(at::equal(before[i], after[i]), left_out) << name;
+    }
+    session.model().stop_after(1000);
+    session.step(2);
+  });
+}
+
+TEST_P(Scenario, EvaluationBetweenStepsChangesNothing) {
+  const SessionOptions options = with_parts("anf");
+  on_ranks(GetParam(), [&](dist::Communicator& communicator) {
+    for (const std::string& mode : all_modes()) {
+      Session plain(communicator, mode, options);
+      Session evaluated(communicator, mode, options);
+      for (int s = 0; s < 3; ++s) {
+        plain.step(s);
+        evaluated.trainer().evaluate({evaluated.batch(50 + s), evaluated.batch(60 + s)});
+        evaluated.step(s);
+      }
+      EXPECT_TRUE(same_bits(plain.weights(), evaluated.weights())) << mode;
+    }
+  });
+}
+
+// One unit called from outside, as one would to look at activations.
+TEST_P(Scenario, AnInnerUnitIsRunByItself) {
+  const SessionOptions options = with_parts("fna");
+  on_ranks(GetParam(), [&](dist::Communicator& communicator) {
+    for (const std::string& mode : all_modes()) {
+      Session session(communicator, mode, options);
+      Alone alone(options);
+      const c10::NoGradGuard no_grad;
+      const at::Tensor x = at::ones({3, options.model.width});
+      for (std::size_t part = 0; part < 3; ++part) {
+        EXPECT_TRUE(at::equal(session.model().run_part(part, x), alone.model().run_part(part, x)))
+            << mode << " part " << part;
+      }
+    }
+  });
+}
+
+// Weights set from outside (a checkpoint, another initialisation) are trained on, where a rank's
+// own parameters are the model's: what is gathered is for reading only.
+TEST_P(Scenario, WeightsChangedAfterTheStrategyWasMade) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    const auto train = [&](const std::string& mode) {
+      Session session(communicator, mode, with_parts("anf"));
+      session.step(0);
+      const nn::ParameterList& list = session.strategy().list();
+      for (std::size_t i = 0; i < list.size(); ++i) {
+        if (!memory::has_storage(list.parameters[i].tensor)) continue;
+        memory::raw(list.parameters[i].tensor).fill_(0.01 * static_cast<double>(i + 1));
+      }
+      for (const at::Tensor& weight : session.weights()) {
+        EXPECT_EQ(weight.min().item<float>(), weight.max().item<float>());
+      }
+      session.step(1);
+      return session.weights();
+    };
+    const std::vector<at::Tensor> reference = train("ddp");
+    for (const std::string& mode : all_modes()) {
+      if (splits_tensors(mode)) continue;  // there the owned elements lie elsewhere
+      EXPECT_TRUE(same_bits(train(mode), reference)) << mode;
+    }
+  });
+}
+
+TEST_P(Scenario, TheLearningRateChangesBetweenSteps) {
+  expect_all_modes_like_ddp(GetParam(), with_parts("ans"), [](Session& session) {
+    for (int s = 0; s < 4; ++s) {
+      session.strategy().optimizer().set_learning_rate(0.01 / (s + 1));
+      session.step(s);
+    }
+  });
+}
+
+// Two groups with settings of their own, by which the optimizer is narrowed as by one.
+TEST_P(Scenario, GroupsOfParametersKeepTheirSettings) {
+  SessionOptions options = with_parts("ans");
+  options.optimizer = [](const std::vector<at::Tensor>& parameters) {
+    std::vector<at::Tensor> matrices, others;
+    for (const at::Tensor& p : parameters) (p.dim() == 2 ? matrices : others).push_back(p);
+    return optim::make_adamw({{matrices, {.learning_rate = 0.02, .weight_decay = 0.3}},
+                              {others, {.learning_rate = 0.001, .weight_decay = 0.0}}});
+  };
+  expect_all_modes_like_ddp(GetParam(), options, [](Session& session) {
+    for (int s = 0; s < 3; ++s) session.step(s);
+  });
+}
+
+// More parameters than collectives can be under way at once within a host.
+TEST_P(Scenario, VeryManySmallParameters) {
+  SessionOptions options = with_parts(std::string(90, 's'));  // 1080 and the root's
+  options.model.width = 3;
+  on_ranks(GetParam(), [&](dist::Communicator& communicator) {
+    const auto train = [&](const std::string& mode) {
+      Session session(communicator, mode, options);
+      session.step(0);
+      return session.weights();
+    };
+    const auto reference = train("ddp:flat");
+    for (const char* mode : {"ddp", "zero1", "zero2", "zero3", "zero3:whole"}) {
+      EXPECT_TRUE(same_bits(train(mode), reference)) << mode;
+    }
+  });
+}
+
+// Larger than the scratch in which contributions are added (32 MiB), beside one of 1 element.
+TEST_P(Scenario, OneParameterIsLargerThanAnyBuffer) {
+  SessionOptions options = with_parts("");
+  options.model.width = 1;
+  options.model.inputs = (std::int64_t{10} << 20) + 3;  // 40 MiB
+  on_ranks(GetParam(), [&](dist::Communicator& communicator) {
+    const auto train = [&](const std::string& mode) {
+      Session session(communicator, mode, options);
+      session.trainer().step({session.batch(0, /*samples=*/1)});
+      return session.weights();
+    };
+    const auto reference = train("ddp");
+    for (const char* mode : {"ddp:flat", "zero2", "zero3"}) {
+      EXPECT_TRUE(same_bits(train(mode), reference)) << mode;
+    }
+  });
+}
+
+// A group that is not all ranks, in another order than theirs.
+TEST(SubGroup, TrainsLikeAGroupOfItsOwn) {
+  on_ranks(4, [](dist::Communicator& world) {
+    const bool odd = world.rank() % 2 == 1;
+    // {0, 2} in order, {3, 1} turned round: the rank in the group decides, not the one in the
+    // world.
+    const auto group =
+        world.split(odd ? std::vector{3, 1} : std::vector{0, 2}, odd ? "odd" : "even");
+    for (const std::string& mode : all_modes()) {
+      Session session(*group, mode, with_parts("anf"));
+      for (int s = 0; s < 2; ++s) session.step(s);
+      for (const at::Tensor& weight : session.weights()) {
+        const at::Tensor flat = weight.flatten();
+        at::Tensor all = at::empty({4 * flat.numel()});
+        world.all_gather(all, flat, dist::Purpose::kControl).wait();
+        for (int r = 0; r < 4; ++r) {
+          EXPECT_TRUE(at::equal(all.narrow(0, r * flat.numel(), flat.numel()), flat)) << mode;
+        }
+      }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace zero::testing
