@@ -38,6 +38,16 @@ function(zero_add_tests program)
                ENVIRONMENT "ZERO_PYTHON=${ZERO_PYTHON};OMP_NUM_THREADS=1")
 endfunction()
 
+# zero_add_benchmark(<program> SOURCES <files> LIBRARIES <targets>): built when asked for by name, as
+# ./run bench does, so that nobody else waits for it.
+function(zero_add_benchmark program)
+  cmake_parse_arguments(ARG "" "" "SOURCES;LIBRARIES" ${ARGN})
+  add_executable(${program} EXCLUDE_FROM_ALL ${ARG_SOURCES})
+  zero_configure_target(${program})
+  target_link_libraries(${program} PRIVATE ${ARG_LIBRARIES} benchmark::benchmark)
+  set_target_properties(${program} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/bin")
+endfunction()
+
 # zero_add_chapter(<NN_name>): the folder's *.cpp files but main, tests and benchmarks become the
 # library zero_<NN_name>; main.cpp the program <NN_name>; *_test.cpp the program <name>_test with
 # label <NN_name>; *_bench.cpp the program <name>_bench; target check_<NN_name> builds and runs the
@@ -68,10 +78,7 @@ function(zero_add_chapter chapter)
       WORKING_DIRECTORY "${CMAKE_BINARY_DIR}" USES_TERMINAL)
   endif()
   if(ZERO_BUILD_BENCHMARKS AND benches)
-    add_executable(${name}_bench ${benches})
-    zero_configure_target(${name}_bench)
-    target_link_libraries(${name}_bench PRIVATE zero_${chapter} benchmark::benchmark)
-    set_target_properties(${name}_bench PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/bin")
+    zero_add_benchmark(${name}_bench SOURCES ${benches} LIBRARIES zero_${chapter} zero_bench)
   endif()
   set_property(GLOBAL APPEND PROPERTY ZERO_CHAPTERS ${chapter})
 endfunction()

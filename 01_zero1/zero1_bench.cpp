@@ -1,0 +1,11 @@
+// What this chapter's modes hold, send and take: ./run bench zero1
+
+#include "bench.hpp"
+
+namespace zero {
+void register_zero1(train::Registry& registry);
+}
+
+int main(int argc, char** argv) {
+  return zero::bench::run_chapter(argc, argv, &zero::register_zero1);
+}
