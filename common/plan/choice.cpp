@@ -38,8 +38,9 @@ const char* why(Stage stage) {
              "as "
              "backward makes them.";
     case Stage::kZero3:
-      return "Parameters do not fit whole. It sends half as much again as DDP: they are gathered "
-             "twice.";
+      return "It sends up to half as much again as DDP, because parameters are gathered twice: "
+             "worth it "
+             "only where they do not fit whole.";
   }
   return "";
 }
@@ -69,6 +70,10 @@ Choice yes(const Words& words, const StagePlan& plan, const std::vector<StagePla
       words.request.stage || plan.stage == Stage::kDdp ? "" : " No lower stage fits.");
   choice.reasons.push_back(parts(words, plan) + ".");
   choice.reasons.push_back(why(plan.stage));
+  if (plan.activations > plan.states.total()) {
+    choice.reasons.push_back(
+        "Activations dominate: a smaller --batch or --recompute frees more than any sharding.");
+  }
   add_free_savings(words, plan.stage, stages, choice.reasons);
   return choice;
 }

@@ -106,7 +106,7 @@ std::string tables_text() {
     text +=
         fmt::format("{}{}\n{}\n", text.empty() ? "" : "\n", title, std::string(title.size(), '='));
     for (const NamedTable& t : tables) {
-      text += "\n" + t.title + "\n\n" + t.table.to_text();
+      text += fmt::format("\n{}\n\n{}", t.title, t.table.to_text());
       for (const std::string& note : t.notes) text += note + "\n";
     }
   };

@@ -23,7 +23,7 @@ std::string wrapped(const std::string& sentence, const std::string& indent) {
     const std::size_t end = std::min(sentence.find(' ', begin), sentence.size());
     const std::string word = sentence.substr(begin, end - begin);
     if (column > 0 && column + 1 + word.size() > kWidth) {
-      text += "\n" + indent;
+      text += fmt::format("\n{}", indent);
       column = indent.size();
     } else if (column > 0) {
       text += " ";
@@ -154,8 +154,9 @@ std::string legend(const Request& r) {
       "Bytes of the fullest rank; MiB = 2^20, GiB = 2^30, GB = 10^9. V is one copy of the "
       "parameters.\nTransients and activations are estimates, and \"all\" is a bound: they do not "
       "peak together.\n"
-      "Times for {} GB/s, {} a collective and {} TFLOP/s attained. Exposed is what one link cannot "
-      "hide\nbehind compute; what ZeRO-1 and ZeRO-2 gather after the optimizer is hidden behind "
+      "Times for {} GB/s, {} a collective and {} TFLOP/s attained. Exposed is what one link "
+      "cannot\n"
+      "hide behind compute; what ZeRO-1 and ZeRO-2 gather after the optimizer hides behind "
       "nothing.\n"
       "Break-even batch: samples a rank from which on communication, none of it hidden, takes less "
       "than\n{} % of compute.\n",
@@ -171,13 +172,13 @@ std::string to_text(const Plan& plan) {
   for (const std::string& note : r.model.notes) {
     text += wrapped(fmt::format("note: {}.", note), "  ");
   }
-  text += "\n" + memory_table(plan).to_text();
-  text += "\n" + step_table(plan).to_text();
-  text += "\n" + legend(r);
-  if (r.world_size > 1) text += "\n" + alternatives(plan);
+  text += fmt::format("\n{}\n{}\n{}", memory_table(plan).to_text(), step_table(plan).to_text(),
+                      legend(r));
+  if (r.world_size > 1) text += fmt::format("\n{}", alternatives(plan));
   if (!r.memory) return text;
-  text += "\n" + plan.choice.says + "\n";
-  for (const std::string& reason : plan.choice.reasons) text += wrapped("- " + reason, "  ");
+  text += fmt::format("\n{}\n", plan.choice.says);
+  for (const std::string& reason : plan.choice.reasons)
+    text += wrapped(fmt::format("- {}", reason), "  ");
   return text;
 }
 

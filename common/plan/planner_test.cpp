@@ -62,6 +62,8 @@ TEST(Planner, SaysWhy) {
   EXPECT_THAT(zero1.reasons, Contains(HasSubstr("ZeRO-2 would free another")));
   const Choice zero3 = make_plan(request_for(3 * kBillion / 2, 8, "8GB")).choice;
   EXPECT_THAT(zero3.reasons, Contains(HasSubstr("half as much again")));
+  EXPECT_THAT(zero3.reasons, Contains(HasSubstr("Activations dominate")));
+  EXPECT_THAT(zero1.reasons, Not(Contains(HasSubstr("Activations dominate"))));
   const Choice ddp = make_plan(request_for(3 * kBillion / 2, 8, "80GB")).choice;
   EXPECT_THAT(ddp.reasons, Contains(HasSubstr("Nothing has to be sharded")));
   EXPECT_THAT(ddp.reasons, Contains(HasSubstr("ZeRO-1 would free another")));
