@@ -97,6 +97,13 @@ void ShardedGroup::hand_out(const at::Tensor& gradient_shard) {
   }
 }
 
+train::Piece ShardedGroup::stored(std::size_t m) const {
+  if (!split_) return {parameter(m), 0};
+  const auto segment = layout_.segment(m, communicator_.rank());
+  if (segment.size == 0) return {};
+  return {shard_.narrow(0, segment.in_shard, segment.size), segment.begin};
+}
+
 at::Tensor ShardedGroup::gradient_window(std::size_t m) {
   if (!full_gradient_.defined()) {
     const Charge charge(Category::kGradients);

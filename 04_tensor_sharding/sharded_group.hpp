@@ -48,6 +48,9 @@ class ShardedGroup {
   /// This rank's part of member `m`, as the optimizer knows it; undefined where there is none.
   train::Piece piece(std::size_t m) const { return pieces_[m]; }
 
+  /// What rests here of member `m`, frozen or not: all of it unless split() was called.
+  train::Piece stored(std::size_t m) const;
+
   /// Where the gradient of member `m` is to be written: a window of the gradient buffer, which is
   /// made when first asked for.
   at::Tensor gradient_window(std::size_t m);

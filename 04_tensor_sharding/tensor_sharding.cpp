@@ -76,6 +76,10 @@ train::Piece TensorSharding::piece(std::size_t index) const {
   return groups_[where_[index].group].piece(where_[index].member);
 }
 
+train::Piece TensorSharding::stored(std::size_t index) const {
+  return groups_[where_[index].group].stored(where_[index].member);
+}
+
 std::size_t TensorSharding::trainable_members(std::size_t group) const {
   const auto& members = groups_[group].members();
   return static_cast<std::size_t>(std::count_if(members.begin(), members.end(),

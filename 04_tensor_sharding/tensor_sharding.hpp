@@ -29,6 +29,7 @@ class TensorSharding : public train::Strategy {
 
   bool owns(std::size_t index) const override { return piece(index).tensor.defined(); }
   train::Piece piece(std::size_t index) const override;
+  train::Piece stored(std::size_t index) const override;
   bool sharded() const override { return true; }
 
  protected:

@@ -144,8 +144,19 @@ at::Tensor SafetensorsFile::read(const std::string& name) const {
 }
 
 void SafetensorsFile::read_into(const std::string& name, const at::Tensor& out) const {
+  safetensors::check_tensor(out, info(name), path_.string(), "the tensor to read into");
+  read_range_into(name, /*begin=*/0, out);
+}
+
+void SafetensorsFile::read_range_into(const std::string& name, std::int64_t begin,
+                                      const at::Tensor& out) const {
   const SafetensorsEntry& entry = info(name);
-  safetensors::check_tensor(out, entry, path_.string(), "the tensor to read into");
+  safetensors::check_tensor(out, {name, entry.dtype, out.sizes().vec()}, path_.string(),
+                            "the tensor to read into");
+  if (begin < 0 || begin > entry.elements() || out.numel() > entry.elements() - begin) {
+    refuse(path_, fmt::format("tensor {}: {} elements from {} on were asked for, it has {}",
+                              safetensors::shown(name), out.numel(), begin, entry.elements()));
+  }
   if (at::has_internal_overlap(out) == at::MemOverlap::Yes) {
     refuse(path_, fmt::format("tensor {}: the tensor to read into has elements that share memory",
                               safetensors::shown(name)));
@@ -155,7 +166,7 @@ void SafetensorsFile::read_into(const std::string& name, const at::Tensor& out) 
   const std::int64_t limit = kSafetensorsScratchBytes / width;
   at::Tensor scratch;
   safetensors::for_each_piece(
-      out.variable_data(), limit, /*first=*/0, [&](const at::Tensor& piece, std::int64_t first) {
+      out.variable_data(), limit, begin, [&](const at::Tensor& piece, std::int64_t first) {
         const char* source = data_ + entry.begin + first * width;
         const auto size = static_cast<std::size_t>(piece.numel() * width);
         // Any other byte in a bool is undefined behaviour wherever it is read.

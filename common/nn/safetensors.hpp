@@ -92,6 +92,11 @@ class SafetensorsFile {
   /// converted to, elements that share memory, or no storage.
   void read_into(const std::string& name, const at::Tensor& out) const;
 
+  /// Copies out.numel() elements of a tensor, from element `begin` of the flattened tensor on, into
+  /// `out` (any shape), and reads no others. Otherwise as read_into().
+  /// @throws zero::Error as read_into(), and where the tensor has not that many.
+  void read_range_into(const std::string& name, std::int64_t begin, const at::Tensor& out) const;
+
  private:
   class Mapping;
 

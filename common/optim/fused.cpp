@@ -187,8 +187,10 @@ class Sgd final : public FusedOptimizer<SgdOptions> {
   using FusedOptimizer::FusedOptimizer;
 
   Settings settings() const override {
-    Settings all{"SGD", {}};
+    // Other states are kept without momentum, so it is another kind.
+    Settings all{"SGD without momentum", {}};
     for (const SgdOptions& o : options()) {
+      if (o.momentum != 0.0) all.kind = "SGD";
       all.groups.push_back({{"learning_rate", o.learning_rate},
                             {"momentum", o.momentum},
                             {"weight_decay", o.weight_decay}});

@@ -29,9 +29,9 @@ class Optimizer {
     replace([&keep](const at::Tensor& tensor) { return keep(tensor) ? tensor : at::Tensor(); });
   }
 
-  /// Asks `with` for every parameter that it holds: an undefined tensor makes it forget the parameter
-  /// with its state, another tensor (a shard of it) takes its place and its settings, without
-  /// state. The same tensor leaves everything as it is.
+  /// Asks `with` for every parameter that it holds: an undefined tensor makes it forget the
+  /// parameter with its state, another tensor (a shard of it) takes its place and its settings,
+  /// without state. The same tensor leaves everything as it is.
   virtual void replace(const std::function<at::Tensor(const at::Tensor&)>& with) = 0;
 
   /// State tensors of a parameter by name (AdamW: "exp_avg", "exp_avg_sq"), of the parameter's
@@ -40,6 +40,21 @@ class Optimizer {
 
   /// Updates that a parameter has had.
   virtual std::int64_t steps(const at::Tensor& parameter) const = 0;
+
+  /// What a checkpoint notes of an optimizer.
+  struct Settings {
+    std::string kind;  ///< "AdamW"; empty where state() does not know all of the state
+    std::vector<std::map<std::string, double>> groups;  ///< each group's numbers by name
+  };
+  virtual Settings settings() const { return {}; }
+
+  /// Puts a parameter's state back to what state() and steps() gave, from the next step on.
+  /// `states` are flat, of the parameter's number of elements and its dtype, and are taken over,
+  /// not copied; none at all for a parameter that has not been updated yet.
+  /// @throws zero::Error where the parameter is not held, the states are not this optimizer's, or
+  /// it cannot take any back (settings().kind is empty).
+  virtual void load_state(const at::Tensor& parameter, std::int64_t steps,
+                          const std::map<std::string, at::Tensor>& states);
 
   /// Sets the learning rate of every parameter group, from the next step on.
   virtual void set_learning_rate(double rate) = 0;

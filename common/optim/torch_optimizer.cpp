@@ -4,8 +4,10 @@
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
+#include <algorithm>
 #include <utility>
 
+#include "zero/error.hpp"
 #include "zero/memory/accounting.hpp"
 
 namespace zero::optim {
@@ -19,6 +21,26 @@ bool adam_state(const torch::optim::OptimizerParamState& state, std::int64_t& st
   steps = adam->step();
   tensors = {{"exp_avg", adam->exp_avg().flatten()}, {"exp_avg_sq", adam->exp_avg_sq().flatten()}};
   return true;
+}
+
+// The states of one of LibTorch's optimizers, in the parameter's shape.
+template <typename State>
+std::unique_ptr<torch::optim::OptimizerParamState> new_adam_state(
+    const at::Tensor& parameter, std::int64_t steps,
+    const std::map<std::string, at::Tensor>& states) {
+  auto state = std::make_unique<State>();
+  state->step(steps);
+  state->exp_avg(states.at("exp_avg").view(parameter.sizes()));
+  state->exp_avg_sq(states.at("exp_avg_sq").view(parameter.sizes()));
+  return state;
+}
+
+template <typename Options>
+bool keeps_a_maximum(torch::optim::Optimizer& optimizer) {
+  for (auto& group : optimizer.param_groups()) {
+    if (static_cast<Options&>(group.options()).amsgrad()) return true;
+  }
+  return false;
 }
 
 class TorchOptimizer final : public Optimizer {
@@ -51,11 +73,64 @@ class TorchOptimizer final : public Optimizer {
     return look_up(parameter).first;
   }
 
+  Settings settings() const override {
+    Settings all{kind(), {}};
+    for (auto& group : optimizer_->param_groups()) {
+      all.groups.push_back({{"learning_rate", group.options().get_lr()}});
+    }
+    return all;
+  }
+
+  void load_state(const at::Tensor& parameter, std::int64_t steps,
+                  const std::map<std::string, at::Tensor>& states) override {
+    const std::string known = kind();
+    if (known.empty()) return Optimizer::load_state(parameter, steps, states);
+    check_states(parameter, states, known == "torch SGD");
+    optimizer_->state().erase(parameter.unsafeGetTensorImpl());
+    if (states.empty()) return;
+    std::unique_ptr<torch::optim::OptimizerParamState> state;
+    if (known == "torch SGD") {
+      auto sgd = std::make_unique<torch::optim::SGDParamState>();
+      sgd->momentum_buffer(states.at("momentum_buffer").view(parameter.sizes()));
+      state = std::move(sgd);
+    } else if (known == "torch Adam") {
+      state = new_adam_state<torch::optim::AdamParamState>(parameter, steps, states);
+    } else {
+      state = new_adam_state<torch::optim::AdamWParamState>(parameter, steps, states);
+    }
+    optimizer_->state()[parameter.unsafeGetTensorImpl()] = std::move(state);
+  }
+
   void set_learning_rate(double rate) override {
     for (auto& group : optimizer_->param_groups()) group.options().set_lr(rate);
   }
 
  private:
+  // Empty where there is more state than state() shows.
+  std::string kind() const {
+    torch::optim::Optimizer& o = *optimizer_;
+    if (dynamic_cast<const torch::optim::SGD*>(&o) != nullptr) return "torch SGD";
+    if (dynamic_cast<const torch::optim::Adam*>(&o) != nullptr) {
+      return keeps_a_maximum<torch::optim::AdamOptions>(o) ? "" : "torch Adam";
+    }
+    if (dynamic_cast<const torch::optim::AdamW*>(&o) != nullptr) {
+      return keeps_a_maximum<torch::optim::AdamWOptions>(o) ? "" : "torch AdamW";
+    }
+    return "";
+  }
+
+  void check_states(const at::Tensor& parameter, const std::map<std::string, at::Tensor>& states,
+                    bool sgd) const {
+    const std::vector<std::string> names = sgd ? std::vector<std::string>{"momentum_buffer"}
+                                               : std::vector<std::string>{"exp_avg", "exp_avg_sq"};
+    bool fits = states.empty() || states.size() == names.size();
+    for (const auto& [name, state] : states) {
+      fits = fits && std::find(names.begin(), names.end(), name) != names.end() &&
+             state.numel() == parameter.numel() && state.scalar_type() == parameter.scalar_type();
+    }
+    if (!fits) throw Error("these states are not of this optimizer and this parameter");
+  }
+
   std::pair<std::int64_t, std::map<std::string, at::Tensor>> look_up(
       const at::Tensor& parameter) const {
     std::pair<std::int64_t, std::map<std::string, at::Tensor>> result{0, {}};

@@ -105,6 +105,10 @@ void Strategy::on_ready(std::size_t index) {
   gradient_ready(index);
 }
 
+Piece Strategy::stored(std::size_t index) const {
+  return memory::has_storage(parameter(index)) ? Piece{parameter(index), 0} : Piece{};
+}
+
 at::Tensor& Strategy::gradient_to_reduce(std::size_t index) {
   at::Tensor& grad = gradient(index);
   used_[index] = grad.defined();

@@ -111,6 +111,11 @@ class Strategy : public nn::UnitHooks {
     return owns(index) ? Piece{parameter(index), 0} : Piece{};
   }
 
+  /// The part of parameter `index` that rests on this rank between steps, updated here or not: what
+  /// a checkpoint has to put back. Frozen parameters have one too. The values are whole where the
+  /// stage keeps parameters whole.
+  virtual Piece stored(std::size_t index) const;
+
   /// Whether ranks own different parameters. The same answer on all ranks.
   virtual bool sharded() const { return false; }
 
