@@ -16,6 +16,7 @@
 #include <zero/memory/accounting.hpp>
 #include <zero/report/json.hpp>
 #include <zero/report/ladder_report.hpp>
+#include <zero/report/picture.hpp>
 
 #include "options.hpp"
 #include "rank_run.hpp"
@@ -149,23 +150,12 @@ report::LadderReport empty_report(const Options& options) {
   return report;
 }
 
-void plot(const Options& options) {
-  const char* python = std::getenv("ZERO_PYTHON");
-  const std::string interpreter = python == nullptr ? "python3" : python;
-  // No shell in between: a path may hold anything.
-  dist::LaunchOptions one;
-  one.world_size = 1;
-  one.capture_output = true;
-  const auto exits = dist::fork_processes(one, [&](int) -> std::string {
-    ::execlp(interpreter.c_str(), interpreter.c_str(), "common/report/plot_ladder.py",
-             options.json.c_str(), nullptr);
-    throw Error("cannot start " + interpreter);
-  });
-  if (exits.front().ok()) {
-    std::cout << exits.front().output;
+void plot(const char* script, const std::string& json) {
+  const report::Picture picture = report::draw(script, json);
+  if (picture.drawn) {
+    std::cout << picture.said;
   } else {
-    std::cout << "No picture was made (" << interpreter
-              << " with matplotlib is needed): " << exits.front().output << "\n";
+    std::cout << "No picture was made: " << picture.said << "\n";
   }
 }
 
@@ -195,6 +185,7 @@ void check_before_training(const Options& options, bool reports) {
   report::check_writable(options.json);
   if (!options.save.empty()) report::check_writable(options.save + "/config.json");
   if (!options.trace.empty()) report::check_writable(options.trace);
+  if (!options.film.empty()) report::check_writable(options.film);
   fmt::print("{} as {} on {} ranks, {} steps of {} x {} tokens a rank\n", options.model_name(),
              options.reviews() ? "5-class classifier" : "language model", options.world_size,
              options.steps, options.batch, options.sequence_length);
@@ -221,17 +212,22 @@ int run(int argc, char** argv) {
   report::LadderReport report = empty_report(options);
   check_before_training(options, ranks.reports());
   std::vector<std::string> failures;
+  report::Json films = report::Json::array();
   if (options.compute_alone) report.compute_seconds = ranks.compute_alone();
   for (std::size_t m = 0; m < options.modes.size(); ++m) {
     const std::string& mode = options.modes[m];
     RunExtras extras;
     extras.traces = !options.trace.empty();
+    extras.films = !options.film.empty();
     extras.saves = !options.save.empty() && m + 1 == options.modes.size();
     const std::vector<RankResult> results = ranks.run(mode, extras);
     if (!ranks.reports()) continue;
     report.parameters = results.front().parameters;
     report.parameter_bytes = results.front().parameter_bytes;
     report.modes.push_back(to_row(mode, results));
+    report::Json film = results.front().film;
+    film["mode"] = mode;
+    films.push_back(std::move(film));
     check_traffic(mode, results, failures);
   }
   if (!ranks.reports()) return 0;
@@ -240,7 +236,11 @@ int run(int argc, char** argv) {
   json["run"] = std::move(metadata);
   report::write_json(options.json, json);
   name_files(options);
-  plot(options);
+  plot("common/report/plot_ladder.py", options.json);
+  if (!options.film.empty()) {
+    report::write_json(options.film, {{"model", report.model}, {"modes", std::move(films)}});
+    plot("common/report/plot_film.py", options.film);
+  }
   for (std::string& failure : report::verdict(report)) failures.push_back(std::move(failure));
   for (const std::string& failure : failures) fmt::print(stderr, "FAILED {}\n", failure);
   return failures.empty() ? 0 : 1;

@@ -83,6 +83,9 @@ void add_output_options(CLI::App& app, Options& o) {
       ->capture_default_str();
   app.add_option("--save", o.save,
                  "folder for the trained model, as transformers loads it; from the last mode");
+  app.add_option("--film", o.film,
+                 "memory film: what rank 0's allocator held along the last step of every mode, as "
+                 "JSON and a picture beside it");
   app.add_option("--trace", o.trace,
                  "Chrome trace of the last step of every mode and rank: NAME.json gives "
                  "NAME.MODE.rankR.json");

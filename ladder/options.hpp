@@ -29,6 +29,7 @@ struct Options {
   std::string json = "out/ladder.json";
   std::string save;           ///< folder that the trained model goes to; empty: it is not kept
   std::string trace;          ///< file whose name traces are made from; empty: none
+  std::string film;           ///< file for the memory of rank 0 along the last step; empty: none
   bool compute_alone = true;  ///< also measure the step without communication
   std::int64_t assume_free_mib = 0;  ///< instead of the memory that is free; 0: look
 

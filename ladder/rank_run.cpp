@@ -10,6 +10,7 @@
 #include <zero/data/sha256.hpp>
 #include <zero/error.hpp>
 #include <zero/memory/accounting.hpp>
+#include <zero/memory/timeline.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/nn/stored_values.hpp>
 #include <zero/report/progress.hpp>
@@ -126,6 +127,25 @@ void watch_first_gradients(train::Strategy& strategy, data::Sha256& digest) {
   });
 }
 
+// As plot_film.py reads it: a category that holds nothing is left out.
+report::Json to_json(const memory::Timeline& film) {
+  report::Json samples = report::Json::array();
+  for (const memory::Timeline::Sample& sample : film.samples) {
+    report::Json row = {{"t", sample.seconds}};
+    for (std::size_t c = 0; c < memory::kCategories; ++c) {
+      if (sample.current[c] != 0) {
+        row[std::string(memory::name(static_cast<Category>(c)))] = sample.current[c];
+      }
+    }
+    samples.push_back(std::move(row));
+  }
+  report::Json marks = report::Json::array();
+  for (const memory::Timeline::Mark& mark : film.marks) {
+    marks.push_back({{"t", mark.seconds}, {"label", mark.label}});
+  }
+  return {{"samples", std::move(samples)}, {"marks", std::move(marks)}};
+}
+
 void agree_on_everything(dist::Communicator& communicator, const std::string& mode,
                          const Options& o, const data::Dataset& dataset) {
   communicator.agree(
@@ -193,10 +213,15 @@ void train_steps(train::Strategy& strategy, const Samples& samples, const std::s
   for (std::int64_t s = 0; s < options.steps; ++s) {
     const data::Batch batch = samples.dataset->batch(sampler.next());
     if (s == 0) result.batch_digest = digest_of(batch.inputs);
-    if (extras.traces && s + 1 == options.steps) trace.emplace();
+    const bool last = s + 1 == options.steps;
+    if (extras.traces && last) trace.emplace();
+    const bool films = extras.films && last && communicator.rank() == 0;
+    if (films)
+      memory::start_timeline(std::max<std::int64_t>(4096, strategy.list().bytes() / 4096));
     meter.begin_step();
     const train::StepResult step = trainer.step({batch});
     meter.end_step(step.seconds);
+    if (films) result.film = to_json(memory::stop_timeline());
     if (trace) trace->finish(options.trace_file(mode, communicator.rank()));
     strategy.observe_gradients({});
     result.losses.push_back(step.loss);
@@ -258,7 +283,8 @@ std::string to_text(const RankResult& r) {
                          {"batch_digest", r.batch_digest},
                          {"gradient_digest", r.gradient_digest},
                          {"parameters", r.parameters},
-                         {"parameter_bytes", r.parameter_bytes}};
+                         {"parameter_bytes", r.parameter_bytes},
+                         {"film", r.film}};
   return json.dump();
 }
 
@@ -276,6 +302,7 @@ RankResult from_text(const std::string& text) {
   r.gradient_digest = extra.at("gradient_digest");
   r.parameters = extra.at("parameters");
   r.parameter_bytes = extra.at("parameter_bytes");
+  r.film = extra.at("film");
   return r;
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <nlohmann/json.hpp>
 #include <string>
 #include <zero/distributed/communicator.hpp>
 #include <zero/report/ladder_report.hpp>
@@ -20,6 +21,7 @@ struct RankResult {
   std::string gradient_digest;  ///< of the first local gradients, before they were reduced
   std::int64_t parameters = 0;
   std::int64_t parameter_bytes = 0;
+  report::Json film;  ///< {"samples": …, "marks": …} of the last step where it was asked for
 };
 
 std::string to_text(const RankResult& result);
@@ -29,6 +31,7 @@ RankResult from_text(const std::string& text);
 struct RunExtras {
   bool speaks = true;   ///< rank 0 shows progress
   bool traces = false;  ///< every rank records its last step, where a trace was asked for
+  bool films = false;   ///< rank 0 records its memory along the last step
   bool saves = false;   ///< the trained model is saved, where a folder was named
 };
 

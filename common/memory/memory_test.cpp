@@ -89,7 +89,7 @@ TEST(Timeline, HasASampleForEveryLargeChangeAndTheMarks) {
   }
   mark("end");
   const Timeline timeline = stop_timeline();
-  EXPECT_EQ(timeline.samples.size(), 3U);  // the start, the large one, its end
+  EXPECT_EQ(timeline.samples.size(), 4U);  // the start, the large one, its end, the stop
   ASSERT_EQ(timeline.marks.size(), 2U);
   EXPECT_EQ(timeline.marks[0].label, "begin");
   mark("after the end");

@@ -48,7 +48,10 @@ void mark(std::string label) {
 }
 
 Timeline stop_timeline() {
+  const Snapshot now = snapshot();
   const std::lock_guard lock(mutex);
+  // A film ends when it is stopped, not with the last change.
+  if (recording) timeline.samples.push_back({seconds_since_start(), now.current});
   recording = false;
   return std::exchange(timeline, {});
 }

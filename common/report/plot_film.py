@@ -105,7 +105,7 @@ def draw_panel(figure, axes, mode, categories, reference):
         axes.axhline(reference["peak"], color=QUIET_COLOUR, linewidth=0.9, linestyle=(0, (5, 3)))
     axes.text(0.995, 0.93, f"peak {mode['peak']:,.0f} MiB", transform=axes.transAxes, ha="right",
               va="top", fontsize=9, color=TEXT_COLOUR)
-    axes.set_ylabel(mode["name"], rotation=0, ha="right", va="center", fontsize=12,
+    axes.set_ylabel(mode["name"].replace("_", "_\n").replace(":", ":\n"), rotation=0, ha="right", va="center", fontsize=12,
                     fontweight="bold", labelpad=10)
     axes.yaxis.set_major_locator(MaxNLocator(4))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
