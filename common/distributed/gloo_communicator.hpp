@@ -63,7 +63,7 @@ class Messenger {
 };
 
 /// CPU tensors over Gloo: every collective is made of direct messages between pairs of ranks
-/// (measured against Gloo's own in docs/decisions.md), reductions add in rank order.
+/// (measured against Gloo's own in docs/benchmarks.md), reductions add in rank order.
 class GlooCommunicator : public Communicator {
  public:
   /// Called by all ranks; blocks until they are connected. `group` is null for one rank.
