@@ -216,8 +216,7 @@ void train_steps(train::Strategy& strategy, const Samples& samples, const std::s
     const bool last = s + 1 == options.steps;
     if (extras.traces && last) trace.emplace();
     const bool films = extras.films && last && communicator.rank() == 0;
-    if (films)
-      memory::start_timeline(std::max<std::int64_t>(4096, strategy.list().bytes() / 4096));
+    if (films) memory::start_timeline(std::max<std::int64_t>(4096, strategy.list().bytes() / 4096));
     meter.begin_step();
     const train::StepResult step = trainer.step({batch});
     meter.end_step(step.seconds);

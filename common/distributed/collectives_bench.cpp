@@ -26,7 +26,7 @@ using Json = nlohmann::json;
 constexpr std::int64_t kSizes[] = {1 << 10, 1 << 13, 1 << 16, 1 << 19, 1 << 22, 1 << 26};
 constexpr int kRepetitions = 7;
 const std::vector<std::string> kCollectives = {"all_reduce", "reduce_scatter", "all_gather",
-                                              "broadcast"};
+                                               "broadcast"};
 
 // Runs one operation and says whether what came out is right: rank r contributes r + 1 everywhere.
 bool run(Communicator& c, const std::string& operation, const at::Tensor& whole, at::Tensor& piece,

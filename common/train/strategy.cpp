@@ -29,13 +29,12 @@ std::string description(const nn::ParameterList& list, const StrategyArguments& 
   for (const nn::Parameter& p : list.parameters) {
     text += fmt::format("parameter '{}' [{}] {}, {}, of unit '{}'\n", p.name,
                         fmt::join(p.tensor.sizes(), ", "), c10::toString(p.tensor.scalar_type()),
-                        p.tensor.requires_grad() ? "trainable" : "frozen",
-                        list.units[p.unit].name);
+                        p.tensor.requires_grad() ? "trainable" : "frozen", list.units[p.unit].name);
   }
   for (const auto& buffer : arguments.model.named_buffers()) {
-    text += fmt::format("buffer '{}' [{}] {}\n", buffer.key(),
-                        fmt::join(buffer.value().sizes(), ", "),
-                        c10::toString(buffer.value().scalar_type()));
+    text +=
+        fmt::format("buffer '{}' [{}] {}\n", buffer.key(), fmt::join(buffer.value().sizes(), ", "),
+                    c10::toString(buffer.value().scalar_type()));
   }
   return text;
 }

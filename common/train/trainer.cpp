@@ -118,11 +118,11 @@ double Trainer::count_terms(const std::vector<data::Batch>& batches) const {
   for (int rank = 0; rank < communicator.size(); ++rank) {
     const double theirs = values[1 + rank];
     if (theirs > 0 && theirs == values[1]) continue;
-    throw Error(
-        fmt::format("step {}: rank {} has {} micro-batches{}; every rank needs at least one, and as "
-                    "many as the others (a batch may be empty)",
-                    steps_, rank, theirs,
-                    theirs == values[1] ? "" : fmt::format(", rank 0 has {}", values[1])));
+    throw Error(fmt::format(
+        "step {}: rank {} has {} micro-batches{}; every rank needs at least one, and as "
+        "many as the others (a batch may be empty)",
+        steps_, rank, theirs,
+        theirs == values[1] ? "" : fmt::format(", rank 0 has {}", values[1])));
   }
   if (values[0] > 0.0) return values[0];
   throw Error(

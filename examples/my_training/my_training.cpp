@@ -1,11 +1,10 @@
 // my_training.cpp
-#include <zero3_sharding.hpp>
+#include <iostream>
 #include <zero/distributed/launch.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/layers.hpp>
 #include <zero/train/trainer.hpp>
-
-#include <iostream>
+#include <zero3_sharding.hpp>
 
 namespace nn = zero::nn;
 
@@ -33,8 +32,8 @@ class Regressor : public nn::Model {
       blocks_.push_back(
           register_module("block" + std::to_string(i), std::make_shared<Block>(width)));
     }
-    head_ = register_module(
-        "head", std::make_shared<nn::Linear>(width, 1, nn::Initializer::normal(0.1)));
+    head_ = register_module("head",
+                            std::make_shared<nn::Linear>(width, 1, nn::Initializer::normal(0.1)));
   }
 
   at::Tensor loss(const zero::data::Batch& batch) override {
@@ -80,7 +79,8 @@ std::string train(zero::dist::Communicator& communicator) {
     if (communicator.rank() == 0) std::cout << "loss " << result.loss << std::endl;
   }
   std::cout << "rank " << communicator.rank() << " holds "
-            << zero::memory::snapshot().model_states() / 1024 << " KiB of model states" << std::endl;
+            << zero::memory::snapshot().model_states() / 1024 << " KiB of model states"
+            << std::endl;
   return "";
 }
 
