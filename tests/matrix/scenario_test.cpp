@@ -292,6 +292,8 @@ TEST(SubGroup, TrainsLikeAGroupOfItsOwn) {
     // world.
     const auto group =
         world.split(odd ? std::vector{3, 1} : std::vector{0, 2}, odd ? "odd" : "even");
+    EXPECT_EQ(group->size(), 2);
+    EXPECT_EQ(group->rank(), world.rank() == 2 || world.rank() == 1 ? 1 : 0);
     for (const std::string& mode : all_modes()) {
       Session session(*group, mode, with_parts("anf"));
       for (int s = 0; s < 2; ++s) session.step(s);
