@@ -1,5 +1,7 @@
 #include "zero/nn/cross_entropy.hpp"
 
+#include <ATen/ops/aminmax.h>
+#include <fmt/format.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
@@ -32,11 +34,22 @@ at::ScalarType wide(const at::Tensor& x) {
   return at::isReducedFloatingType(x.scalar_type()) ? at::kFloat : x.scalar_type();
 }
 
+// `classes` [N, 1]: targets, 0 where they are ignored.
+void require_classes(const at::Tensor& classes, std::int64_t count) {
+  if (classes.numel() == 0) return;
+  const auto [smallest, largest] = at::aminmax(classes);
+  const auto low = smallest.item<std::int64_t>(), high = largest.item<std::int64_t>();
+  if (low >= 0 && high < count) return;
+  throw Error(fmt::format("a target is {}, but must be a class, 0 to {}, or {} to be ignored",
+                          low < 0 ? low : high, count - 1, data::kIgnoredTarget));
+}
+
 struct CrossEntropyFunction : Function<CrossEntropyFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& logits,
                             const at::Tensor& targets, double divisor) {
     const at::Tensor counted = targets.ne(data::kIgnoredTarget);
     const at::Tensor classes = targets.where(counted, 0).unsqueeze(1);  // [N, 1]
+    require_classes(classes, logits.size(1));
     const at::Tensor log_sums = at::empty({logits.size(0)}, logits.options().dtype(wide(logits)));
     for_each_block(logits, [&](std::int64_t first, std::int64_t rows) {
       log_sums.narrow(0, first, rows)

@@ -10,7 +10,7 @@ namespace zero::nn {
 /// by `terms`; with `terms` the number of such rows it is the mean. 0 where all are ignored.
 ///
 /// `logits` [N, classes], contiguous, any floating dtype; `targets` int64 [N]; `terms` >= 0 (0
-/// divides by 1). Gives a scalar, fp32 for half types. Throws c10::IndexError for a target that is
+/// divides by 1). Gives a scalar, fp32 for half types. Throws zero::Error for a target that is
 /// neither a class nor kIgnoredTarget.
 ///
 /// Over a vocabulary of 49152, one matrix of logits is the largest activation of a small model, and

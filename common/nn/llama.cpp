@@ -6,6 +6,7 @@
 #include <string>
 
 #include "zero/error.hpp"
+#include "zero/nn/checkpoint.hpp"
 #include "zero/nn/cross_entropy.hpp"
 #include "zero/nn/functional.hpp"
 
@@ -62,10 +63,19 @@ LlamaLayer::LlamaLayer(const LlamaConfig& config) {
 at::Tensor LlamaLayer::forward(const at::Tensor& x, const RotaryTable& table) {
   return run(
       [&] {
-        const at::Tensor y = x + attention_->forward(input_norm_->forward(x), table);
-        return y + mlp_->forward(post_attention_norm_->forward(y));
+        if (!checkpoints_) return body(x, table);
+        return checkpoint(
+            [this, table](const std::vector<at::Tensor>& inputs) {
+              return body(inputs.front(), table);
+            },
+            {x});
       },
       {x});
+}
+
+at::Tensor LlamaLayer::body(const at::Tensor& x, const RotaryTable& table) const {
+  const at::Tensor y = x + attention_->forward(input_norm_->forward(x), table);
+  return y + mlp_->forward(post_attention_norm_->forward(y));
 }
 
 Llama::Llama(const LlamaConfig& config) : config_(config) {
@@ -112,6 +122,10 @@ at::Tensor Llama::loss(const data::Batch& batch) {
 at::Tensor Llama::predict(const data::Batch& batch) {
   check_inputs(batch);
   return run([&] { return logits(batch); }, {});
+}
+
+void Llama::checkpoint_activations(bool on) {
+  for (const auto& layer : layers_) layer->checkpoint_activations(on);
 }
 
 void Llama::check_inputs(const data::Batch& batch) const {

@@ -52,8 +52,13 @@ class LlamaLayer : public Unit {
   explicit LlamaLayer(const LlamaConfig& config);
   /// [B, S, hidden] to [B, S, hidden], with the unit's hooks around it.
   at::Tensor forward(const at::Tensor& x, const RotaryTable& table);
+  /// Whether only the input is kept for backward; see Llama::checkpoint_activations().
+  void checkpoint_activations(bool on) { checkpoints_ = on; }
 
  private:
+  at::Tensor body(const at::Tensor& x, const RotaryTable& table) const;
+
+  bool checkpoints_ = false;
   std::shared_ptr<LlamaAttention> attention_;
   std::shared_ptr<LlamaMlp> mlp_;
   std::shared_ptr<RmsNorm> input_norm_, post_attention_norm_;
@@ -76,6 +81,12 @@ class Llama : public Model {
   /// Logits: language model [B, S, vocabulary]; classifier [B, classes], from the last token of
   /// each sample that is not padding. Only `inputs` and, for a classifier, `lengths` are read.
   at::Tensor predict(const data::Batch& batch) override;
+
+  /// Whether every decoder layer keeps only its input for backward and computes the rest again
+  /// (checkpoint.hpp), from the next forward on; no by default. Activations then take one tensor
+  /// [B, S, hidden] a layer and those of a single layer, for one more forward of all layers. Losses
+  /// and gradients have the same bits either way, so ranks need not agree.
+  void checkpoint_activations(bool on);
 
   const LlamaConfig& config() const { return config_; }
 

@@ -12,6 +12,7 @@
 #include "zero/error.hpp"
 #include "zero/memory/accounting.hpp"
 #include "zero/memory/storage.hpp"
+#include "zero/nn/silent_backward.hpp"
 
 namespace zero::nn {
 namespace {
@@ -111,7 +112,9 @@ std::uint64_t hash(const std::string& text) {
 class Callback final : public torch::autograd::PostAccumulateGradHook {
  public:
   explicit Callback(std::function<void()> function) : function_(std::move(function)) {}
-  void operator()(const at::Tensor&) override { function_(); }
+  void operator()(const at::Tensor&) override {
+    if (!SilentBackward::active()) function_();
+  }
 
  private:
   std::function<void()> function_;
