@@ -33,6 +33,8 @@ TEST(Planner, ThirteenBillionFitNoStageOnEightCardsOf24GB) {
   for (int i = 0; i < 5; ++i) {
     EXPECT_DOUBLE_EQ(static_cast<double>(plan.stages[i].states.total()) / 1e9, expected[i]);
   }
+  EXPECT_THAT(plan.choice.reasons.front(),
+              HasSubstr("26.00 GB of model states, 1.18 GB of transients and 13.65 GB of act"));
   EXPECT_EQ(plan.choice.ranks_for_states, 9);
   EXPECT_THAT(plan.choice.reasons, Contains(HasSubstr("from 9 ranks on (23.12 GB)")));
   ASSERT_TRUE(plan.choice.ranks_for_all.has_value());
