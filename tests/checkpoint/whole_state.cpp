@@ -1,7 +1,6 @@
 #include "whole_state.hpp"
 
 #include <ATen/ops/equal.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
 #include <zero/error.hpp>
@@ -10,41 +9,65 @@
 namespace zero::testing {
 namespace {
 
-// What ranks hold in pieces, put together: the others add zeros to each element.
-at::Tensor whole(Session& session, std::int64_t elements, std::int64_t begin,
-                 const at::Tensor& mine) {
-  at::Tensor sum = at::zeros({elements}, at::kDouble);
-  if (mine.defined()) sum.narrow(0, begin, mine.numel()).copy_(mine);
-  if (session.strategy().sharded()) {
-    session.communicator().all_reduce(sum, dist::Purpose::kControl, dist::ReduceOp::kSum).wait();
+constexpr const char* kStates[] = {"exp_avg", "exp_avg_sq", "momentum_buffer"};
+
+// This rank's states and step counts, at their places in one buffer for all parameters: zeros where
+// other ranks have something, so that the sum over ranks is the whole.
+at::Tensor spread_out(Session& session) {
+  train::Strategy& strategy = session.strategy();
+  at::Tensor all = at::zeros({4 * strategy.list().numel()}, at::kDouble);
+  std::int64_t offset = 0;
+  for (std::size_t i = 0; i < strategy.list().size(); ++i) {
+    const std::int64_t elements = strategy.list().parameters[i].numel();
+    const train::Piece piece = strategy.piece(i);
+    if (piece.tensor.defined()) {
+      const auto place = [&](int kind) {
+        return all.narrow(0, offset + kind * elements + piece.begin, piece.tensor.numel());
+      };
+      const auto states = strategy.optimizer().state(piece.tensor);
+      for (int kind = 0; kind < 3; ++kind) {
+        const auto found = states.find(kStates[kind]);
+        if (found != states.end()) place(kind).copy_(found->second);
+      }
+      // Of every element, so that a piece with another count than the rest shows.
+      place(3).fill_(static_cast<double>(strategy.optimizer().steps(piece.tensor)));
+    }
+    offset += 4 * elements;
   }
-  return sum;
+  return all;
 }
 
 }  // namespace
 
 WholeState whole_state(Session& session) {
+  const nn::ParameterList& list = session.strategy().list();
+  const std::vector<at::Tensor> weights = session.weights();
+  at::Tensor all = spread_out(session);
+  if (session.strategy().sharded()) {
+    session.communicator().all_reduce(all, dist::Purpose::kControl, dist::ReduceOp::kSum).wait();
+  }
+  WholeState state;
+  std::int64_t offset = 0;
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    const std::string& name = list.parameters[i].name;
+    state["parameter/" + name] = weights[i];
+    for (const std::string kind : {"exp_avg", "exp_avg_sq", "momentum_buffer", "steps"}) {
+      state[kind + "/" + name] = all.narrow(0, offset, weights[i].numel()).clone();
+      offset += weights[i].numel();
+    }
+  }
+  return state;
+}
+
+WholeState local_state(Session& session) {
   train::Strategy& strategy = session.strategy();
   WholeState state;
-  const std::vector<at::Tensor> weights = session.weights();
-  for (std::size_t i = 0; i < weights.size(); ++i) {
+  for (std::size_t i = 0; i < strategy.list().size(); ++i) {
     const std::string& name = strategy.list().parameters[i].name;
-    const train::Piece piece = strategy.piece(i);
-    const bool mine = piece.tensor.defined();
-    state["parameter/" + name] = weights[i];
-    const auto states =
-        mine ? strategy.optimizer().state(piece.tensor) : std::map<std::string, at::Tensor>();
-    for (const std::string kind : {"exp_avg", "exp_avg_sq", "momentum_buffer"}) {
-      const auto found = states.find(kind);
-      state[kind + "/" + name] = whole(session, weights[i].numel(), piece.begin,
-                                       found == states.end() ? at::Tensor() : found->second);
-    }
-    // Of every element, so that a piece with another count than the rest shows.
-    const double steps = mine ? static_cast<double>(strategy.optimizer().steps(piece.tensor)) : 0.0;
-    state["steps/" + name] =
-        whole(session, weights[i].numel(), piece.begin,
-              mine ? at::full({piece.tensor.numel()}, steps, at::kDouble) : at::Tensor());
+    const train::Piece stored = strategy.stored(i);
+    if (stored.tensor.defined()) state["parameter/" + name] = stored.tensor.detach().clone();
   }
+  state["states"] = spread_out(session);
   return state;
 }
 

@@ -15,6 +15,9 @@ using WholeState = std::map<std::string, at::Tensor>;
 /// Called by all ranks.
 WholeState whole_state(Session& session);
 
+/// What this rank holds of it; nothing is sent.
+WholeState local_state(Session& session);
+
 /// Whether two of them are the same to the last bit.
 ::testing::AssertionResult same_state(const WholeState& a, const WholeState& b);
 

@@ -1,0 +1,84 @@
+#pragma once
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <zero/data/sha256.hpp>
+#include <zero/report/test_folder.hpp>
+
+#include "harness.hpp"
+#include "whole_state.hpp"
+
+namespace zero::testing {
+
+namespace fs = std::filesystem;
+using report::TestFolder;
+using ::testing::HasSubstr;
+
+inline constexpr const char* kMode = "tensor_zero3";
+
+inline std::string contents(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+inline void write(const fs::path& path, const std::string& text) {
+  std::ofstream(path, std::ios::binary) << text;
+}
+
+// Two ranks, a folder that they share, and a checkpoint in it of step 1.
+class OneCheckpoint : public ::testing::Test {
+ protected:
+  void on_two_ranks(const std::function<void(Session&)>& body) {
+    on_ranks(2, [&](dist::Communicator& communicator) {
+      Session session(communicator, kMode, options_);
+      session.step(0);
+      train::save_checkpoint(session.strategy(), good_, note(1, kMode));
+      body(session);
+    });
+  }
+
+  // Rank 0 alters a copy of the checkpoint; no rank may load it, or be changed by trying.
+  void expect_refused(Session& session, const std::string& reason,
+                      const std::function<void()>& damage) {
+    dist::Communicator& communicator = session.communicator();
+    if (communicator.rank() == 0) {
+      fs::remove_all(bad_);
+      fs::copy(good_, bad_, fs::copy_options::recursive);
+      damage();
+    }
+    communicator.barrier();
+    const WholeState before = local_state(session);
+    EXPECT_THAT(refusal_of_loading(session, bad_), HasSubstr(reason));
+    EXPECT_TRUE(same_state(local_state(session), before)) << reason << ": half-loaded";
+    communicator.barrier();
+  }
+
+  // Goes on to step 2, so that loading step 1 would be seen, and shows that it can be loaded.
+  void expect_good_one_loads(Session& session) {
+    EXPECT_EQ(train::load_checkpoint(session.strategy(), good_).step, 1);
+  }
+
+  fs::path rank_file(int rank) const {
+    return bad_ / "step-000000001" / fmt::format("rank-{:05}-of-00002.safetensors", rank);
+  }
+
+  // The manifest with one change and a checksum that fits again, as another program would write it.
+  void rewrite_manifest(const std::function<void(nlohmann::json&)>& change) const {
+    auto manifest = nlohmann::json::parse(contents(bad_ / "manifest.json"));
+    manifest.erase("sha256 of the rest");
+    change(manifest);
+    manifest["sha256 of the rest"] = data::Sha256().add(manifest.dump(1) + "\n").hex();
+    write(bad_ / "manifest.json", manifest.dump(1) + "\n");
+  }
+
+  SessionOptions options_ = checkpoint_options();
+  TestFolder folder_;
+  const fs::path good_ = folder_ / "good";
+  const fs::path bad_ = folder_ / "bad";
+};
+
+}  // namespace zero::testing
