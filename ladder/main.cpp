@@ -14,6 +14,7 @@
 #include <zero/distributed/launch.hpp>
 #include <zero/error.hpp>
 #include <zero/memory/accounting.hpp>
+#include <zero/report/film.hpp>
 #include <zero/report/json.hpp>
 #include <zero/report/ladder_report.hpp>
 #include <zero/report/picture.hpp>
@@ -225,20 +226,19 @@ int run(int argc, char** argv) {
     report.parameters = results.front().parameters;
     report.parameter_bytes = results.front().parameter_bytes;
     report.modes.push_back(to_row(mode, results));
-    report::Json film = results.front().film;
-    film["mode"] = mode;
-    films.push_back(std::move(film));
+    films.push_back(results.front().film);
     check_traffic(mode, results, failures);
   }
   if (!ranks.reports()) return 0;
   std::cout << "\n" << report::to_text(report) << "\n";
   report::Json json = report::to_json(report);
-  json["run"] = std::move(metadata);
+  json["run"] = metadata;
   report::write_json(options.json, json);
   name_files(options);
   plot("common/report/plot_ladder.py", options.json);
   if (!options.film.empty()) {
-    report::write_json(options.film, {{"model", report.model}, {"modes", std::move(films)}});
+    const report::FilmSubject subject{report.model, report.world_size, report.parameter_bytes};
+    report::write_json(options.film, report::film(subject, std::move(films), std::move(metadata)));
     plot("common/report/plot_film.py", options.film);
   }
   for (std::string& failure : report::verdict(report)) failures.push_back(std::move(failure));

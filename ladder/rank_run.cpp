@@ -13,6 +13,7 @@
 #include <zero/memory/timeline.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/nn/stored_values.hpp>
+#include <zero/report/film.hpp>
 #include <zero/report/progress.hpp>
 #include <zero/train/registry.hpp>
 #include <zero/train/save.hpp>
@@ -127,25 +128,6 @@ void watch_first_gradients(train::Strategy& strategy, data::Sha256& digest) {
   });
 }
 
-// As plot_film.py reads it: a category that holds nothing is left out.
-report::Json to_json(const memory::Timeline& film) {
-  report::Json samples = report::Json::array();
-  for (const memory::Timeline::Sample& sample : film.samples) {
-    report::Json row = {{"t", sample.seconds}};
-    for (std::size_t c = 0; c < memory::kCategories; ++c) {
-      if (sample.current[c] != 0) {
-        row[std::string(memory::name(static_cast<Category>(c)))] = sample.current[c];
-      }
-    }
-    samples.push_back(std::move(row));
-  }
-  report::Json marks = report::Json::array();
-  for (const memory::Timeline::Mark& mark : film.marks) {
-    marks.push_back({{"t", mark.seconds}, {"label", mark.label}});
-  }
-  return {{"samples", std::move(samples)}, {"marks", std::move(marks)}};
-}
-
 void agree_on_everything(dist::Communicator& communicator, const std::string& mode,
                          const Options& o, const data::Dataset& dataset) {
   communicator.agree(
@@ -200,7 +182,7 @@ void save(train::Strategy& strategy, const Options& options, std::int64_t pad_id
 void train_steps(train::Strategy& strategy, const Samples& samples, const std::string& mode,
                  const Options& options, const RunExtras& extras, Meter& meter,
                  RankResult& result) {
-  const dist::Communicator& communicator = strategy.communicator();
+  dist::Communicator& communicator = strategy.communicator();
   data::DistributedSampler sampler(samples.dataset->size(), options.batch * communicator.size(),
                                    communicator.rank(), communicator.size(), options.seed);
   data::Sha256 gradient_digest;
@@ -216,11 +198,13 @@ void train_steps(train::Strategy& strategy, const Samples& samples, const std::s
     const bool last = s + 1 == options.steps;
     if (extras.traces && last) trace.emplace();
     const bool films = extras.films && last && communicator.rank() == 0;
-    if (films) memory::start_timeline(std::max<std::int64_t>(4096, strategy.list().bytes() / 4096));
+    // A film is to show a step, and not how long rank 0 waited for the others to begin it.
+    if (extras.films && last) communicator.barrier();
+    if (films) memory::start_timeline(strategy.list().bytes() / 4096);
     meter.begin_step();
     const train::StepResult step = trainer.step({batch});
     meter.end_step(step.seconds);
-    if (films) result.film = to_json(memory::stop_timeline());
+    if (films) result.film = report::film_of_mode(mode, memory::stop_timeline());
     if (trace) trace->finish(options.trace_file(mode, communicator.rank()));
     strategy.observe_gradients({});
     result.losses.push_back(step.loss);

@@ -21,7 +21,7 @@ struct RankResult {
   std::string gradient_digest;  ///< of the first local gradients, before they were reduced
   std::int64_t parameters = 0;
   std::int64_t parameter_bytes = 0;
-  report::Json film;  ///< {"samples": …, "marks": …} of the last step where it was asked for
+  report::Json film;  ///< of the last step, as report::film_of_mode() gives it, where asked for
 };
 
 std::string to_text(const RankResult& result);

@@ -51,7 +51,7 @@ Timeline stop_timeline() {
   const Snapshot now = snapshot();
   const std::lock_guard lock(mutex);
   // A film ends when it is stopped, not with the last change.
-  if (recording) timeline.samples.push_back({seconds_since_start(), now.current});
+  if (recording) timeline.samples.push_back({seconds_since_start(), now.current, now.total});
   recording = false;
   return std::exchange(timeline, {});
 }
@@ -59,7 +59,8 @@ Timeline stop_timeline() {
 void detail::record(const Snapshot& counts) {
   if (!recording) return;
   const std::lock_guard lock(mutex);
-  if (far_from_last(counts)) timeline.samples.push_back({seconds_since_start(), counts.current});
+  if (!far_from_last(counts)) return;
+  timeline.samples.push_back({seconds_since_start(), counts.current, counts.total});
 }
 
 }  // namespace zero::memory

@@ -14,6 +14,7 @@ struct Timeline {
   struct Sample {
     double seconds;  ///< since start_timeline()
     std::array<std::int64_t, kCategories> current;
+    std::int64_t total;  ///< as the allocator counts it, not added up from `current`
   };
   struct Mark {
     double seconds;

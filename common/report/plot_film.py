@@ -1,11 +1,15 @@
 #!/usr/bin/env python3
 """Draws the memory film: what the allocator holds along one step, one panel a mode.
 
-Reads {"modes": [{"mode": "ddp", "samples": [{"t": seconds, "parameters": bytes, "gradients": ...,
-"optimizer": ..., "communication": ..., "activations": ..., "other": ...}, ...],
-"marks": [{"t": seconds, "label": "forward"}, ...]}, ...]}. A sample holds until the next one; a
-category that it leaves out counts as 0. A mark begins a phase. All panels have the same axes.
+Reads {"model": …, "modes": [{"mode": "ddp", "samples": [{"t": seconds, "parameters": bytes,
+"gradients": …, "optimizer": …, "communication": …, "activations": …, "other": …}, …], "marks":
+[{"t": seconds, "label": "forward"}, …]}, …]} from one or more files of the same model. A sample
+holds until the next one; a category that it leaves out counts as 0. A mark begins a phase. All
+panels, and with --each all pictures, have the same axes.
 """
+
+import argparse
+from pathlib import Path
 
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
@@ -16,14 +20,19 @@ from plot_style import (
     QUIET_COLOUR,
     TEXT_COLOUR,
     BadInput,
+    errors_of,
     field,
     number,
     plt,
-    run,
+    read_json,
+    save,
 )
 
 # More points than this cannot be told apart across a panel.
 MOST_BINS = 1500
+
+# From the bottom: what does not change along a step first, so that what does is not shifted by it.
+STACK = ("optimizer", "parameters", "gradients", "communication", "activations", "other")
 
 
 def thinned(samples):
@@ -73,6 +82,20 @@ def read_mode(row, position):
             "marks": marks, "end": samples[-1]["t"]}
 
 
+def read_film(path):
+    """The modes of one file, and what the film is of."""
+    document = read_json(path)
+    rows = field(document, "modes", list, f"the film '{path}'")
+    if not rows:
+        raise BadInput(f"the film '{path}' has no mode")
+    modes = [read_mode(row, position) for position, row in enumerate(rows)]
+    if not any(mode["peak"] > 0 for mode in modes):
+        raise BadInput(f"no sample of the film '{path}' holds any memory")
+    model, ranks = document.get("model"), document.get("world_size")
+    subject = f" of {model}" if isinstance(model, str) else ""
+    return modes, subject + (f" on {ranks} ranks" if isinstance(ranks, int) else "")
+
+
 def draw_areas(axes, mode, categories):
     times = [sample["t"] for sample in mode["samples"]]
     values = [[sample[name] for sample in mode["samples"]] for name in categories]
@@ -83,65 +106,100 @@ def draw_areas(axes, mode, categories):
 
 
 def draw_marks(figure, axes, mode):
-    """A line where a phase begins, its name above the panel; names that would run into each other
-    go one level up."""
+    """A line where a phase begins, its name above the panel: left of the line where it would leave
+    the picture, one level up where it would run into another."""
     renderer = figure.canvas.get_renderer()
-    level_ends = []
+    boxes = []
     for at, label in mode["marks"]:
         axes.axvline(at, color=TEXT_COLOUR, linewidth=0.8, linestyle=(0, (1, 2)))
         text = axes.annotate(label, (at, 1.0), xycoords=("data", "axes fraction"),
                              xytext=(2, 3), textcoords="offset points", fontsize=8,
                              color=QUIET_COLOUR, annotation_clip=False)
-        box = text.get_window_extent(renderer)
-        level = next((i for i, end in enumerate(level_ends) if box.x0 > end + 4), len(level_ends))
-        level_ends[level:level + 1] = [box.x1]
-        text.set_position((2, 3 + 10 * level))
+        x = 2
+        if text.get_window_extent(renderer).x1 > axes.get_window_extent(renderer).x1:
+            text.set_horizontalalignment("right")
+            x = -2
+        level = -1
+        while level < 0 or any(box.overlaps(text.get_window_extent(renderer)) for box in boxes):
+            level += 1
+            text.set_position((x, 3 + 10 * level))
+        boxes.append(text.get_window_extent(renderer).expanded(1.05, 1.0))
 
 
 def draw_panel(figure, axes, mode, categories, reference):
     draw_areas(axes, mode, categories)
     draw_marks(figure, axes, mode)
+    said = f"peak {amount(mode['peak'])} MiB"
     if reference is not None and reference["name"] != mode["name"]:
         axes.axhline(reference["peak"], color=QUIET_COLOUR, linewidth=0.9, linestyle=(0, (5, 3)))
-    axes.text(0.995, 0.93, f"peak {mode['peak']:,.0f} MiB", transform=axes.transAxes, ha="right",
-              va="top", fontsize=9, color=TEXT_COLOUR)
-    axes.set_ylabel(mode["name"].replace("_", "_\n").replace(":", ":\n"), rotation=0, ha="right", va="center", fontsize=12,
-                    fontweight="bold", labelpad=10)
+        said += f", {mode['peak'] / reference['peak']:.2f} of {reference['name']}'s (dashed)"
+    axes.text(0.995, 0.97, said, transform=axes.transAxes, ha="right", va="top", fontsize=9,
+              color=TEXT_COLOUR, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5})
+    axes.set_ylabel(mode["name"].replace("_", "_\n").replace(":", ":\n"), rotation=0, ha="right",
+                    va="center", fontsize=12, fontweight="bold", labelpad=10)
     axes.yaxis.set_major_locator(MaxNLocator(4))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.grid(axis="y")
 
 
-def draw(document):
-    rows = field(document, "modes", list, "the film")
-    if not rows:
-        raise BadInput("the film has no mode")
-    modes = [read_mode(row, position) for position, row in enumerate(rows)]
-    categories = [name for name in CATEGORY_COLOURS
-                  if any(sample[name] > 0 for mode in modes for sample in mode["samples"])]
-    if not categories:
-        raise BadInput("no sample of the film holds any memory")
-    reference = next((mode for mode in modes if mode["name"] == "ddp"), None)
+def amount(mib):
+    return f"{mib:,.0f}" if mib >= 1000 else f"{mib:.1f}"
 
-    figure, all_axes = plt.subplots(len(modes), 1, figsize=(10, 1.2 + 2.1 * len(modes)),
+
+def draw(shown, every, subject):
+    """The modes `shown`, on axes that fit the modes `every`."""
+    categories = [name for name in STACK
+                  if any(sample[name] > 0 for mode in every for sample in mode["samples"])]
+    reference = next((mode for mode in every if mode["name"] == "ddp"), None)
+    panel = 2.1 if len(shown) > 1 else 3.0
+    figure, all_axes = plt.subplots(len(shown), 1, figsize=(10, 1.4 + panel * len(shown)),
                                     sharex=True, sharey=True, squeeze=False)
+    height = figure.get_figheight()
     all_axes = all_axes[:, 0]
-    all_axes[0].set_xlim(0, max(mode["end"] for mode in modes) or 1.0)
-    all_axes[0].set_ylim(0, 1.15 * max(mode["peak"] for mode in modes))
-    figure.subplots_adjust(left=0.135, right=0.98, top=1 - 0.85 / figure.get_figheight(),
-                           bottom=0.95 / figure.get_figheight(), hspace=0.32)
-    for axes, mode in zip(all_axes, modes):
+    all_axes[0].set_xlim(0, max(mode["end"] for mode in every) or 1.0)
+    all_axes[0].set_ylim(0, 1.3 * max(mode["peak"] for mode in every))
+    figure.subplots_adjust(left=0.135, right=0.98, top=1 - 0.85 / height, bottom=0.95 / height,
+                           hspace=0.32)
+    for axes, mode in zip(all_axes, shown):
         draw_panel(figure, axes, mode, categories, reference)
     all_axes[-1].set_xlabel("seconds since the step began")
-
-    model = document.get("model")
-    subject = f" of {model}" if isinstance(model, str) else ""
     figure.suptitle(f"One step{subject}: MiB that a rank's allocator holds", x=0.02, ha="left",
-                    y=1 - 0.2 / figure.get_figheight(), va="top", fontsize=14, fontweight="bold")
+                    y=1 - 0.2 / height, va="top", fontsize=14, fontweight="bold")
     handles = [Patch(color=CATEGORY_COLOURS[name], label=name) for name in categories]
     figure.legend(handles=handles, loc="lower center", ncols=len(handles))
     return figure
 
 
+def write_all(arguments):
+    films = [read_film(path) for path in arguments.json]
+    subjects = sorted({subject for _, subject in films})
+    if len(subjects) > 1:
+        raise BadInput("these films are not of the same thing: one is" + ", one is".join(subjects))
+    every = [mode for modes, _ in films for mode in modes]
+    pictures = [("", every)]
+    if arguments.each:
+        pictures += [("_" + Path(path).stem, modes)
+                     for path, (modes, _) in zip(arguments.json, films)]
+    prefix = arguments.out or str(Path(arguments.json[0]).with_suffix(""))
+    kinds = ("svg",) if arguments.svg else ("png", "svg")
+    for name, shown in pictures:
+        for path in save(draw(shown, every, subjects[0]), prefix + name, kinds):
+            print(f"wrote {path}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("json", nargs="*", default=["out/film.json"],
+                        help="films of the same model (default: out/film.json)")
+    parser.add_argument("--out", metavar="PREFIX", help="begins the names of the pictures (default: "
+                        "as the first JSON)")
+    parser.add_argument("--each", action="store_true",
+                        help="beside the picture of all a picture of each file, PREFIX_FILE")
+    parser.add_argument("--svg", action="store_true", help="SVG only, not PNG")
+    arguments = parser.parse_args()
+    with errors_of(parser):
+        write_all(arguments)
+
+
 if __name__ == "__main__":
-    run(__doc__.splitlines()[0], "out/film.json", draw)
+    main()

@@ -1,6 +1,7 @@
 """What the plots of this folder share: colours, fonts, reading JSON, saving pictures."""
 
 import argparse
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -81,10 +82,11 @@ def number(mapping, key, where):
     return float(field(mapping, key, (int, float), where))
 
 
-def save(figure, prefix):
-    """Writes prefix.png and prefix.svg and returns their paths."""
+def save(figure, prefix, kinds=("png", "svg")):
+    """Writes prefix.png and prefix.svg, or those of them that `kinds` names; returns their paths."""
     paths = []
-    for kind, options in (("png", {"dpi": 160}), ("svg", {"metadata": {"Date": None}})):
+    for kind in kinds:
+        options = {"png": {"dpi": 160}, "svg": {"metadata": {"Date": None}}}[kind]
         path = Path(f"{prefix}.{kind}")
         temporary = path.with_name(f".{path.name}.part")
         try:
@@ -109,11 +111,18 @@ def run(description, default_json, draw):
         "--out", metavar="PREFIX", help="writes PREFIX.png and PREFIX.svg (default: as the JSON)"
     )
     arguments = parser.parse_args()
-    try:
+    with errors_of(parser):
         figure = draw(read_json(arguments.json))
         prefix = arguments.out or Path(arguments.json).with_suffix("")
         for path in save(figure, prefix):
             print(f"wrote {path}")
+
+
+@contextlib.contextmanager
+def errors_of(parser):
+    """Turns BadInput into one line on stderr and exit code 1."""
+    try:
+        yield
     except BadInput as error:
         message = " ".join(str(error).split())
         print(f"{parser.prog}: error: {message}", file=sys.stderr)

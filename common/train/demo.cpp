@@ -4,16 +4,21 @@
 
 #include <CLI/CLI.hpp>
 #include <iostream>
-#include <sstream>
+#include <nlohmann/json.hpp>
+#include <utility>
+#include <vector>
 
 #include "zero/data/dataset.hpp"
 #include "zero/data/sampler.hpp"
 #include "zero/distributed/launch.hpp"
 #include "zero/error.hpp"
 #include "zero/memory/accounting.hpp"
-#include "zero/memory/storage.hpp"
+#include "zero/memory/timeline.hpp"
 #include "zero/nn/mlp.hpp"
-#include "zero/report/table.hpp"
+#include "zero/report/film.hpp"
+#include "zero/report/names.hpp"
+#include "zero/report/picture.hpp"
+#include "zero/train/narrate.hpp"
 #include "zero/train/trainer.hpp"
 
 namespace zero::train {
@@ -21,92 +26,50 @@ namespace {
 
 using memory::Category;
 
+struct DemoModel {
+  std::string name;
+  nn::MlpConfig config;
+  std::int64_t batch;  // samples a rank
+};
+
+// "mlp" is trained in a second. "wide" has few and large units, six layers of 4 MiB, so that a film
+// shows each of them come and go; its batch makes activations large enough to be seen as well.
+const std::vector<DemoModel>& models() {
+  static const std::vector<DemoModel> all = {
+      {"mlp", {.inputs = 64, .hidden = {256, 256}, .outputs = 8}, 32},
+      {"wide", {.inputs = 64, .hidden = std::vector<std::int64_t>(7, 1024), .outputs = 8}, 256},
+  };
+  return all;
+}
+
+// 2 x 2 + 2 and 2 x 2 + 2: twelve parameters, few enough to print.
+const DemoModel& model_to_narrate() {
+  static const DemoModel model = {"narrated", {.inputs = 2, .hidden = {2}, .outputs = 2}, 32};
+  return model;
+}
+
 struct DemoOptions {
   std::string mode;
+  std::string model = "mlp";
   int world_size = 2;
   std::int64_t steps = 20;
   double timeout_seconds = 60;
   bool narrate = false;
+  std::string film;  // file for rank 0's memory along the last step; empty: none
+  bool picture = true;
+  report::Json run;  // what the film says about how it was made
   void (*register_chapter)(Registry&) = nullptr;
-};
 
-nn::MlpConfig config_of(const DemoOptions& options) {
-  nn::MlpConfig config;
-  if (options.narrate) {  // 2 x 2 + 2 and 2 x 2 + 2: twelve parameters, few enough to print
-    config.inputs = 2;
-    config.hidden = {2};
-    config.outputs = 2;
-  } else {
-    config.inputs = 64;
-    config.hidden = {256, 256};
-    config.outputs = 8;
-  }
-  return config;
-}
-
-// Prints one line per rank, in rank order.
-void say(dist::Communicator& communicator, const std::string& title, const std::string& line) {
-  const std::vector<std::string> lines = communicator.exchange(line);
-  if (communicator.rank() != 0) return;
-  fmt::print("{}\n", title);
-  for (std::size_t rank = 0; rank < lines.size(); ++rank)
-    fmt::print("  rank {}  {}\n", rank, lines[rank]);
-  std::fflush(stdout);
-}
-
-std::string letters(const Strategy& strategy, const std::function<bool(std::size_t)>& holds) {
-  std::string text;
-  for (std::size_t i = 0; i < strategy.list().size(); ++i) {
-    const nn::Parameter& p = strategy.list().parameters[i];
-    text += fmt::format(" {}", holds(i) ? std::string(static_cast<std::size_t>(p.numel()),
-                                                      static_cast<char>('a' + i))
-                                        : std::string(static_cast<std::size_t>(p.numel()), '.'));
-  }
-  return text;
-}
-
-// Who holds what now: a letter for each element of each parameter, a dot where there is nothing.
-std::string holdings(Strategy& strategy) {
-  const nn::ParameterList& list = strategy.list();
-  return fmt::format(
-      "parameters{}   gradients{}   moments{}",
-      letters(strategy,
-              [&](std::size_t i) { return memory::has_storage(list.parameters[i].tensor); }),
-      letters(strategy, [&](std::size_t i) { return list.parameters[i].tensor.grad().defined(); }),
-      letters(strategy, [&](std::size_t i) {
-        return !strategy.optimizer().state(list.parameters[i].tensor).empty();
-      }));
-}
-
-void narrate(Strategy& strategy, const data::Batch& batch) {
-  dist::Communicator& communicator = strategy.communicator();
-  if (communicator.rank() == 0) {
-    fmt::print("12 parameters in {} tensors:", strategy.list().size());
-    for (std::size_t i = 0; i < strategy.list().size(); ++i) {
-      fmt::print(" {}={}", static_cast<char>('a' + i), strategy.list().parameters[i].name);
+  const DemoModel& chosen() const {
+    if (narrate) return model_to_narrate();
+    for (const DemoModel& known : models()) {
+      if (known.name == model) return known;
     }
-    fmt::print("\n\n");
+    std::vector<std::string> names;
+    for (const DemoModel& known : models()) names.push_back(known.name);
+    throw Error(report::unknown_name_message("model", model, names));
   }
-  const auto tell = [&](const std::string& when) { say(communicator, when, holdings(strategy)); };
-  tell("at the start");
-  for (int s = 1; s <= 2; ++s) {
-    strategy.zero_grad();
-    const dist::Traffic before = communicator.traffic();
-    const at::Tensor loss = strategy.forward(batch);
-    tell(fmt::format("step {}: after forward", s));
-    strategy.backward(loss);
-    strategy.finish_backward();
-    tell(fmt::format("step {}: after backward and the reduction of gradients", s));
-    strategy.optimizer_step();
-    strategy.sync_parameters();
-    tell(fmt::format("step {}: after the optimizer and sync_parameters", s));
-    const dist::Traffic sent = communicator.traffic().since(before);
-    say(communicator, fmt::format("step {}: sent", s),
-        fmt::format("{} bytes of gradients, {} bytes of parameters, loss {:.6f}",
-                    sent.bytes(dist::Purpose::kGradient), sent.bytes(dist::Purpose::kParameter),
-                    loss.item<double>()));
-  }
-}
+};
 
 std::string row_of(const Strategy& strategy, const memory::Snapshot& held,
                    const dist::Traffic& sent, const PhaseSeconds& seconds) {
@@ -121,13 +84,50 @@ std::string row_of(const Strategy& strategy, const memory::Snapshot& held,
       kib(strategy.predicted_traffic()), seconds.total * 1e3);
 }
 
-std::string train_rank(dist::Communicator& communicator, const DemoOptions& options) {
-  communicator.agree("the run", fmt::format("mode {}\n{} steps\n{}", options.mode, options.steps,
-                                            options.narrate ? "narrated" : "not narrated"));
-  const nn::MlpConfig config = config_of(options);
+void write_film(Strategy& strategy, const DemoOptions& options, const memory::Timeline& timeline) {
+  const report::FilmSubject subject{options.model, strategy.communicator().size(),
+                                    strategy.list().bytes()};
+  report::Json modes = report::Json::array({report::film_of_mode(options.mode, timeline)});
+  report::write_json(options.film, report::film(subject, std::move(modes), options.run));
+}
+
+void train(Strategy& strategy, const data::Dataset& dataset, data::DistributedSampler& sampler,
+           const DemoOptions& options) {
+  dist::Communicator& communicator = strategy.communicator();
+  Trainer trainer(strategy);
+  StepResult result;
+  dist::Traffic before;
+  memory::Timeline timeline;
+  const bool films = !options.film.empty() && communicator.rank() == 0;
+  for (std::int64_t s = 0; s < options.steps; ++s) {
+    const data::Batch batch = dataset.batch(sampler.next());
+    const bool last = s + 1 == options.steps;
+    // A film is to show a step, and not how long rank 0 waited for the others to begin it.
+    if (last) communicator.barrier();
+    before = communicator.traffic();
+    if (films && last) memory::start_timeline(strategy.list().bytes() / 4096);
+    result = trainer.step({batch});
+    if (films && last) timeline = memory::stop_timeline();
+    if (communicator.rank() == 0 && (s == 0 || (s + 1) % 5 == 0)) {
+      fmt::print("step {:3}  loss {:.6f}\n", s + 1, result.loss);
+    }
+  }
+  const memory::Snapshot held = memory::snapshot();
+  const dist::Traffic sent = communicator.traffic().since(before);
+  print_by_rank(communicator, fmt::format("{}, parameters + gradients + optimizer:", options.mode),
+                row_of(strategy, held, sent, result.seconds));
+  if (films) write_film(strategy, options, timeline);
+}
+
+std::string run_rank(dist::Communicator& communicator, const DemoOptions& options) {
+  const DemoModel& chosen = options.chosen();
+  communicator.agree("the run",
+                     fmt::format("mode {}\nmodel {}\n{} steps\n{}", options.mode, chosen.name,
+                                 options.steps, options.film.empty() ? "no film" : "a film"));
+  const nn::MlpConfig& config = chosen.config;
   const auto dataset = data::toy_regression(/*seed=*/1, /*n=*/4096, config.inputs, config.outputs);
-  data::DistributedSampler sampler(dataset.size(), 32 * communicator.size(), communicator.rank(),
-                                   communicator.size(), /*seed=*/1);
+  data::DistributedSampler sampler(dataset.size(), chosen.batch * communicator.size(),
+                                   communicator.rank(), communicator.size(), /*seed=*/1);
   std::shared_ptr<nn::Mlp> model;
   {
     const nn::DeferredStorage deferred;
@@ -140,41 +140,51 @@ std::string train_rank(dist::Communicator& communicator, const DemoOptions& opti
       registry.make(options.mode, {*model, communicator, optim::adamw(), &values, /*variant=*/""});
   if (options.narrate) {
     narrate(*strategy, dataset.batch(sampler.next()));
-    return "";
+  } else {
+    train(*strategy, dataset, sampler, options);
   }
-  Trainer trainer(*strategy);
-  StepResult result;
-  dist::Traffic before;
-  for (std::int64_t s = 0; s < options.steps; ++s) {
-    before = communicator.traffic();
-    result = trainer.step({dataset.batch(sampler.next())});
-    if (communicator.rank() == 0 && (s == 0 || (s + 1) % 5 == 0)) {
-      fmt::print("step {:3}  loss {:.6f}\n", s + 1, result.loss);
-    }
-  }
-  const memory::Snapshot held = memory::snapshot();
-  const dist::Traffic sent = communicator.traffic().since(before);
-  say(communicator, fmt::format("{}, parameters + gradients + optimizer:", options.mode),
-      row_of(*strategy, held, sent, result.seconds));
   return "";
+}
+
+void draw_film(const DemoOptions& options) {
+  fmt::print("film: {}\n", options.film);
+  if (!options.picture) return;
+  const report::Picture picture = report::draw("common/report/plot_film.py", options.film);
+  fmt::print("{}{}\n", picture.drawn ? "" : "No picture was made: ", picture.said);
 }
 
 int launch(const DemoOptions& options) {
   dist::ConnectOptions connect;
   connect.timeout =
       std::chrono::milliseconds(static_cast<std::int64_t>(options.timeout_seconds * 1000));
-  if (const auto environment = dist::rank_environment()) {
-    train_rank(*dist::connect(*environment, connect), options);
-    return 0;
+  const auto environment = dist::rank_environment();
+  const bool writes = !options.film.empty() && (!environment || environment->rank == 0);
+  if (writes) report::check_writable(options.film);
+  options.chosen();
+  if (environment) {
+    run_rank(*dist::connect(*environment, connect), options);
+  } else {
+    dist::LaunchOptions launch;
+    launch.world_size = options.world_size;
+    launch.connect = connect;
+    const auto exits = dist::launch_ranks(
+        launch, [&](dist::Communicator& communicator) { return run_rank(communicator, options); });
+    const std::string failures = dist::describe_failures(exits);
+    std::cerr << failures;
+    if (!failures.empty()) return 1;
   }
-  dist::LaunchOptions launch;
-  launch.world_size = options.world_size;
-  launch.connect = connect;
-  const auto exits = dist::launch_ranks(
-      launch, [&](dist::Communicator& communicator) { return train_rank(communicator, options); });
-  const std::string failures = dist::describe_failures(exits);
-  std::cerr << failures;
-  return failures.empty() ? 0 : 1;
+  if (writes) draw_film(options);
+  return 0;
+}
+
+// Says what was not said: a film is of the wide model and of the third step, when the moments are
+// there and everything is warm; a narration has three ranks.
+void fill_in(const CLI::App& app, DemoOptions& options) {
+  const auto given = [&](const char* name) { return app.count(name) > 0; };
+  if (options.narrate && !given("--nproc")) options.world_size = 3;
+  if (options.film.empty()) return;
+  if (!given("--model")) options.model = "wide";
+  if (!given("--steps")) options.steps = 3;
 }
 
 }  // namespace
@@ -186,18 +196,27 @@ int run_demo(int argc, char** argv, const std::string& mode, void (*register_cha
   CLI::App app{"Trains a small MLP under " + mode + " and prints what each rank held and sent."};
   app.add_option("--mode", options.mode, "a variant, for example " + mode + ":…")
       ->capture_default_str();
-  auto* nproc = app.add_option("--nproc", options.world_size, "ranks (without a launcher)")
-                    ->capture_default_str()
-                    ->check(CLI::Range(1, 64));
-  app.add_option("--steps", options.steps, "steps")
+  app.add_option("--model", options.model,
+                 "mlp, or wide: few large layers, for a film (then the default)")
+      ->capture_default_str();
+  app.add_option("--nproc", options.world_size, "ranks (without a launcher)")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 64));
+  app.add_option("--steps", options.steps, "steps (a film: 3)")
       ->capture_default_str()
       ->check(CLI::Range(1, 100000));
   app.add_option("--timeout", options.timeout_seconds, "longest wait for another rank, in seconds")
       ->capture_default_str()
       ->check(CLI::Range(0.1, 86400.0));
-  app.add_flag("--narrate", options.narrate, "3 ranks, 12 parameters: who holds what, when");
+  auto* film = app.add_option("--film", options.film,
+                              "memory film: what rank 0's allocator held along the last step, as "
+                              "JSON, and a picture of it beside the file");
+  app.add_flag("!--no-picture", options.picture, "the film as JSON only")->needs(film);
+  app.add_flag("--narrate", options.narrate, "3 ranks, 12 parameters: who holds what, when")
+      ->excludes(film);
   CLI11_PARSE(app, argc, argv);
-  if (options.narrate && nproc->count() == 0) options.world_size = 3;
+  fill_in(app, options);
+  options.run = report::run_metadata(argc, argv);
   try {
     memory::install();
     return launch(options);
