@@ -25,8 +25,15 @@ target_include_directories(zero_common INTERFACE
 target_compile_features(zero_common PUBLIC cxx_std_20)
 
 install(TARGETS ${_installed} EXPORT zeroTargets ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}")
+# zero::cuda is a part of its own: the package must work with a LibTorch that lies elsewhere.
+if(TARGET zero_cuda)
+  set_target_properties(zero_cuda PROPERTIES EXPORT_NAME cuda)
+  add_library(zero::cuda ALIAS zero_cuda)
+  install(TARGETS zero_cuda EXPORT zeroCudaTargets ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}")
+  install(EXPORT zeroCudaTargets NAMESPACE zero:: DESTINATION "${CMAKE_INSTALL_LIBDIR}/cmake/zero")
+endif()
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/common/" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/zero"
-  FILES_MATCHING PATTERN "*.hpp" PATTERN "*test*" EXCLUDE PATTERN "fixtures" EXCLUDE)
+  FILES_MATCHING PATTERN "*.hpp" PATTERN "*test*" EXCLUDE PATTERN "*_bench.hpp" EXCLUDE PATTERN "fixtures" EXCLUDE)
 install(EXPORT zeroTargets NAMESPACE zero:: DESTINATION "${CMAKE_INSTALL_LIBDIR}/cmake/zero")
 configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/zeroConfig.cmake.in"
   "${PROJECT_BINARY_DIR}/zeroConfig.cmake"

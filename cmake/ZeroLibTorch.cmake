@@ -1,4 +1,5 @@
-# Finds LibTorch and makes the imported target Zero::torch (CPU libraries only).
+# Finds LibTorch and makes the imported target Zero::torch (CPU libraries only) and, where this
+# LibTorch has CUDA, Zero::torch_cuda.
 #
 # A CUDA build of LibTorch cannot be used through find_package(Torch) on a machine without a CUDA
 # toolkit, so the target is made from the library files themselves: libtorch_cpu and libc10 are
@@ -87,3 +88,9 @@ target_link_options(Zero::torch INTERFACE
   "LINKER:--allow-shlib-undefined" "LINKER:-rpath,${_torch_root}/lib")
 # The wheel ships its own fmt headers; header-only use cannot clash with a system libfmt.
 target_compile_definitions(Zero::torch INTERFACE FMT_HEADER_ONLY=1)
+
+if(EXISTS "${_torch_root}/lib/libtorch_cuda.so" AND EXISTS "${_torch_root}/lib/libc10_cuda.so")
+  add_library(Zero::torch_cuda INTERFACE IMPORTED GLOBAL)
+  target_link_libraries(Zero::torch_cuda INTERFACE
+    "${_torch_root}/lib/libtorch_cuda.so" "${_torch_root}/lib/libc10_cuda.so" Zero::torch)
+endif()

@@ -3,11 +3,13 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <map>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <utility>
 
+#include "zero/distributed/backend.hpp"
 #include "zero/distributed/host_communicator.hpp"
 #include "zero/error.hpp"
 
@@ -42,11 +44,28 @@ void wait_for_everybody(const StorePtr& store, int rank, int size,
   }
 }
 
+std::map<std::string, MakeCommunicator>& backends() {
+  static std::map<std::string, MakeCommunicator> known{
+      {"gloo", [](Place place, const ConnectOptions& options) {
+         return make_cpu_communicator(std::move(place.store), std::move(place.group), place.rank,
+                                      place.size, options);
+       }}};
+  return known;
+}
+
+const MakeCommunicator& backend(const std::string& name) {
+  const auto found = backends().find(name);
+  if (found != backends().end()) return found->second;
+  std::vector<std::string> known;
+  for (const auto& entry : backends()) known.push_back(entry.first);
+  throw Error(fmt::format("backend '{}' is not in this program, which has {}{}", name,
+                          fmt::join(known, ", "),
+                          name == "nccl" ? ": link zero::cuda and call dist::enable_nccl()" : ""));
+}
+
 std::unique_ptr<Communicator> connect_through(const StorePtr& base, int rank, int size,
-                                              const ConnectOptions& options) {
-  if (options.backend != "gloo") {
-    throw Error(fmt::format("backend '{}' is not in this program: gloo is", options.backend));
-  }
+                                              int local_rank, const ConnectOptions& options) {
+  const MakeCommunicator& make = backend(options.backend);
   StorePtr store = c10::make_intrusive<c10d::PrefixStore>(options.prefix, base);
   wait_for_everybody(store, rank, size, options.timeout);
   GroupPtr group;
@@ -56,8 +75,9 @@ std::unique_ptr<Communicator> connect_through(const StorePtr& base, int rank, in
     throw Error(fmt::format("rank {} could not connect to the other {} ranks: {}", rank, size - 1,
                             first_line(error.what())));
   }
-  return make_cpu_communicator(StoreExchange(store, rank, size, options.timeout), std::move(group),
-                               rank, size, options);
+  return make(
+      {StoreExchange(store, rank, size, options.timeout), std::move(group), rank, size, local_rank},
+      options);
 }
 
 bool is_loopback(const std::string& address) {
@@ -87,13 +107,17 @@ StorePtr tcp_store(const RankEnvironment& env, std::chrono::milliseconds timeout
 
 }  // namespace
 
+void add_backend(const std::string& name, MakeCommunicator make) {
+  backends()[name] = std::move(make);
+}
+
 std::unique_ptr<Communicator> connect(const RankEnvironment& environment,
                                       const ConnectOptions& options) {
   if (environment.world_size == 1) return connect_alone(options);
   ConnectOptions adjusted = options;
   adjusted.loopback = adjusted.loopback || is_loopback(environment.master_address);
   return connect_through(tcp_store(environment, options.timeout), environment.rank,
-                         environment.world_size, adjusted);
+                         environment.world_size, environment.local_rank, adjusted);
 }
 
 std::unique_ptr<Communicator> connect_through_file(const std::string& path, int rank, int size,
@@ -102,12 +126,12 @@ std::unique_ptr<Communicator> connect_through_file(const std::string& path, int 
   options.loopback = true;
   auto store = c10::make_intrusive<c10d::FileStore>(path, size);
   store->setTimeout(options.timeout);
-  return connect_through(store, rank, size, options);
+  return connect_through(store, rank, size, /*local_rank=*/rank, options);
 }
 
 std::unique_ptr<Communicator> connect_alone(const ConnectOptions& options) {
-  return make_cpu_communicator(StoreExchange(nullptr, 0, 1, options.timeout), nullptr, 0, 1,
-                               options);
+  return backend(options.backend)({StoreExchange(nullptr, 0, 1, options.timeout), nullptr, 0, 1, 0},
+                                  options);
 }
 
 }  // namespace zero::dist

@@ -120,14 +120,18 @@ std::unique_ptr<Communicator> GlooCommunicator::split(const std::vector<int>& ra
   const int new_rank = static_cast<int>(mine - ranks.begin());
   const int new_size = static_cast<int>(ranks.size());
   if (new_size == 1) {
-    return make_cpu_communicator(StoreExchange(nullptr, 0, 1, options_.timeout), nullptr, 0, 1,
-                                 options_);
+    return make_group(StoreExchange(nullptr, 0, 1, options_.timeout), nullptr, 0, 1);
   }
   auto store = c10::make_intrusive<c10d::PrefixStore>(
       fmt::format("group/{}/{}", label, fmt::join(ranks, ",")), store_.store());
   GroupPtr group = make_gloo_group(store, new_rank, new_size, options_.loopback, options_.timeout);
-  return make_cpu_communicator(StoreExchange(store, new_rank, new_size, options_.timeout),
-                               std::move(group), new_rank, new_size, options_);
+  return make_group(StoreExchange(store, new_rank, new_size, options_.timeout), std::move(group),
+                    new_rank, new_size);
+}
+
+std::unique_ptr<Communicator> GlooCommunicator::make_group(StoreExchange store, GroupPtr group,
+                                                           int rank, int size) {
+  return make_cpu_communicator(std::move(store), std::move(group), rank, size, options_);
 }
 
 std::string GlooCommunicator::describe(const Call& call) const {

@@ -90,8 +90,13 @@ class GlooCommunicator : public Communicator {
   WorkPtr do_send(const Call&, at::Tensor tensor, int destination, int tag) override;
   WorkPtr do_recv(const Call&, at::Tensor tensor, int source, int tag) override;
 
+  /// The communicator of a group that split() has connected: of the same kind as this one.
+  virtual std::unique_ptr<Communicator> make_group(StoreExchange store, GroupPtr group, int rank,
+                                                   int size);
+
   std::string describe(const Call& call) const;  ///< for error messages
   void check_device(const at::Tensor& tensor) const;
+  const ConnectOptions& options() const { return options_; }
 
  private:
   StoreExchange store_;

@@ -1,0 +1,42 @@
+#include "zero/memory/cuda_memory.hpp"
+
+#include <c10/cuda/CUDACachingAllocator.h>
+
+#include "zero/distributed/nccl.hpp"
+#include "zero/error.hpp"
+
+namespace zero::memory {
+namespace {
+
+using c10::cuda::CUDACachingAllocator::get;
+
+// The sum over the allocator's two pools, for small blocks and for large ones.
+constexpr auto kBoth = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+
+// False while the allocator has not been used: it knows no devices then.
+bool in_use(int device) {
+  const std::string problem = dist::gpu_problem(device);
+  if (!problem.empty()) throw Error("memory of GPU " + std::to_string(device) + ": " + problem);
+  return get() != nullptr && get()->initialized();
+}
+
+}  // namespace
+
+CudaMemory cuda_memory(int device) {
+  if (!in_use(device)) return {};
+  const auto stats = get()->getDeviceStats(static_cast<c10::DeviceIndex>(device));
+  const auto& requested = stats.requested_bytes[kBoth];
+  const auto& reserved = stats.reserved_bytes[kBoth];
+  return {.total = requested.current,
+          .total_peak = requested.peak,
+          .rounded = stats.allocated_bytes[kBoth].current,
+          .reserved = reserved.current,
+          .reserved_peak = reserved.peak,
+          .allocations = stats.allocation[kBoth].allocated};
+}
+
+void reset_cuda_peaks(int device) {
+  if (in_use(device)) get()->resetPeakStats(static_cast<c10::DeviceIndex>(device));
+}
+
+}  // namespace zero::memory

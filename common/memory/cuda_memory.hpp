@@ -1,0 +1,26 @@
+#pragma once
+
+#include <cstdint>
+
+/// Bytes on a GPU. This header and <zero/distributed/nccl.hpp> belong to the library zero::cuda.
+namespace zero::memory {
+
+/// What this process holds on one GPU, from LibTorch's caching allocator. Totals only: which
+/// category a block belongs to is known on the CPU alone (accounting.hpp).
+struct CudaMemory {
+  std::int64_t total = 0;          ///< live bytes as tensors asked for them, like Snapshot::total
+  std::int64_t total_peak = 0;     ///< peak of it since the start or reset_cuda_peaks()
+  std::int64_t rounded = 0;        ///< live bytes in blocks of the allocator's sizes
+  std::int64_t reserved = 0;       ///< taken from the driver, free blocks included
+  std::int64_t reserved_peak = 0;  ///< peak of it
+  std::int64_t allocations = 0;    ///< blocks handed out since the process began
+};
+
+/// Now, on GPU `device`. All zero before this process has put a tensor there. Does not wait for the
+/// GPU: a block is free when the program has dropped it. zero::Error where there is no such GPU.
+CudaMemory cuda_memory(int device = 0);
+
+/// Starts a new measurement: every peak of GPU `device` becomes the current value.
+void reset_cuda_peaks(int device = 0);
+
+}  // namespace zero::memory

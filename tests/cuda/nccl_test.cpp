@@ -1,0 +1,325 @@
+// Ranks on GPUs. Where there is no GPU the tests of suites Gpu* are skipped, with the reason and
+// their number; those of suite NoGpu run everywhere and pretend that there is none.
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/randn.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <iostream>
+#include <zero/distributed/launch.hpp>
+#include <zero/distributed/nccl.hpp>
+#include <zero/error.hpp>
+#include <zero/memory/cuda_memory.hpp>
+
+namespace zero::dist {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int kRanks = 3;  // two do not show in which order a sum is taken
+
+// Says at the end how many tests did not run.
+class SkippedCount : public ::testing::Environment {
+ public:
+  void TearDown() override {
+    const auto& all = *::testing::UnitTest::GetInstance();
+    if (all.skipped_test_count() == 0) return;
+    std::cout << all.skipped_test_count() << " of " << all.test_to_run_count()
+              << " tests on GPUs did not run\n";
+  }
+};
+const auto* const kSkippedCount = ::testing::AddGlobalTestEnvironment(new SkippedCount);
+
+LaunchOptions on_nccl(int world_size, ReductionOrder order) {
+  enable_nccl({.device = {}, .order = order});
+  LaunchOptions options;
+  options.world_size = world_size;
+  options.connect.backend = "nccl";
+  options.connect.timeout = std::chrono::seconds(60);
+  options.total_timeout = std::chrono::seconds(110);
+  options.capture_output = true;
+  options.threads = 1;
+  return options;
+}
+
+// What one rank says, asked in a process of its own: this one must not start CUDA before it forks.
+std::string asked(const std::function<std::string()>& question) {
+  LaunchOptions options;
+  options.world_size = 1;
+  options.capture_output = true;
+  const auto exits = fork_processes(options, [&](int) { return question(); });
+  return exits[0].ok() ? exits[0].result : describe_failures(exits);
+}
+
+// Why kRanks ranks cannot run here; empty where they can.
+std::string why_not() {
+  return asked([] {
+    if (const std::string problem = gpu_problem(); !problem.empty()) return problem;
+    if (ranks_may_share_a_gpu()) return std::string();
+    return gpu_problem(kRanks - 1);
+  });
+}
+
+class GpuTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    ::setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", /*overwrite=*/0);  // where NCCL knows it
+    static const std::string kReason = why_not();
+    if (!kReason.empty()) GTEST_SKIP() << kReason;
+  }
+
+  // Runs `body` on kRanks ranks, on as many GPUs as there are.
+  void on_gpus(ReductionOrder order, const std::function<void(Communicator&)>& body) {
+    const auto exits = launch_ranks(on_nccl(kRanks, order), [&](Communicator& c) -> std::string {
+      body(c);
+      if (HasFailure()) throw std::runtime_error("assertions failed, see above");
+      return "";
+    });
+    const std::string failures = describe_failures(exits);
+    if (!failures.empty()) ADD_FAILURE() << failures;
+  }
+};
+
+class GpuCollectives : public GpuTest {};
+class GpuFault : public GpuTest {};
+class GpuMemory : public GpuTest {};
+
+at::Tensor random(const Communicator& c, std::int64_t n, at::ScalarType dtype) {
+  at::manual_seed(static_cast<std::uint64_t>(c.rank()) + 1);
+  return at::randn({n}).to(dtype);
+}
+
+at::Device gpu_of(const Communicator& c) {
+  // Connecting has made the rank's GPU the current one.
+  return {at::kCUDA, at::empty({0}, at::TensorOptions(at::kCUDA)).device().index()};
+}
+
+// One call with CPU tensors, which go over Gloo, and the same with CUDA tensors.
+struct Both {
+  Communicator& c;
+
+  using Body = std::function<at::Tensor(at::Device device)>;
+  void same(const std::string& what, const Body& body) {
+    const Traffic start = c.traffic();
+    const at::Tensor expected = body(at::kCPU);
+    const Traffic middle = c.traffic();
+    const at::Tensor got = body(gpu_of(c));
+    EXPECT_TRUE(got.is_cuda()) << what;
+    EXPECT_TRUE(at::equal(got.cpu(), expected)) << what;
+    EXPECT_EQ(c.traffic().since(middle).bytes(), middle.since(start).bytes()) << what;
+  }
+};
+
+TEST_F(GpuCollectives, RankOrderedSumsHaveTheBitsOfTheCpu) {
+  on_gpus(ReductionOrder::kRankOrdered, [](Communicator& c) {
+    Both both{c};
+    for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
+      for (const std::int64_t n : {0, 1, 2, 1000, 100003}) {
+        const std::string what = fmt::format(" of {} {}", n, c10::toString(dtype));
+        const at::Tensor mine = random(c, n, dtype), pieces = random(c, n * c.size(), dtype);
+        both.same("all_reduce" + what, [&](at::Device device) {
+          at::Tensor t = mine.to(device, dtype, false, /*copy=*/true);
+          c.all_reduce(t, Purpose::kGradient).wait();
+          return t;
+        });
+        both.same("reduce" + what, [&](at::Device device) {
+          at::Tensor t = mine.to(device, dtype, false, /*copy=*/true);
+          c.reduce(t, 1, Purpose::kGradient).wait();
+          return t;
+        });
+        both.same("reduce_scatter" + what, [&](at::Device device) {
+          at::Tensor t = at::empty({n}, mine.options().device(device));
+          c.reduce_scatter(t, pieces.to(device), Purpose::kGradient).wait();
+          return t;
+        });
+      }
+    }
+  });
+}
+
+// Whole numbers: every order of adding gives the same sum.
+TEST_F(GpuCollectives, NativeSumsAreRight) {
+  on_gpus(ReductionOrder::kNative, [](Communicator& c) {
+    Both both{c};
+    for (const std::int64_t n : {0, 1, 2, 1000, 100003}) {
+      const at::Tensor mine = (at::arange(n * c.size()).remainder(101) + c.rank()).to(at::kFloat);
+      for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAverage}) {
+        both.same(fmt::format("all_reduce of {}", n), [&](at::Device device) {
+          at::Tensor t = mine.to(device, at::kFloat, false, /*copy=*/true);
+          c.all_reduce(t, Purpose::kGradient, op).wait();
+          return t;
+        });
+        both.same(fmt::format("reduce of {}", n), [&](at::Device device) {
+          at::Tensor t = mine.to(device, at::kFloat, false, /*copy=*/true);
+          c.reduce(t, 2, Purpose::kGradient, op).wait();
+          return t;
+        });
+      }
+      // Gloo's own reduce-scatter sends twice as much, so bytes are counted by hand.
+      at::Tensor input = mine.to(gpu_of(c)).clone();
+      at::Tensor output = input.narrow(0, c.rank() * n, n);
+      const Traffic before = c.traffic();
+      c.reduce_scatter(output, input, Purpose::kGradient, ReduceOp::kSum).wait();
+      EXPECT_EQ(c.traffic().since(before).bytes(), 4 * n * (c.size() - 1));
+      const at::Tensor sum = mine * c.size() + 3 - c.size() * c.rank();  // 3 = 0 + 1 + 2
+      EXPECT_TRUE(at::equal(output.cpu(), sum.narrow(0, c.rank() * n, n))) << n;
+    }
+  });
+}
+
+TEST_F(GpuCollectives, MoveTensorsAsTheCpuDoes) {
+  on_gpus(ReductionOrder::kRankOrdered, [](Communicator& c) {
+    Both both{c};
+    for (const std::int64_t n : {0, 1, 2, 1000, 100003}) {
+      const at::Tensor mine = random(c, n, at::kFloat), pieces = random(c, n * c.size(), at::kHalf);
+      both.same("broadcast", [&](at::Device device) {
+        at::Tensor t = mine.to(device, at::kFloat, false, /*copy=*/true);
+        c.broadcast(t, 1, Purpose::kParameter).wait();
+        return t;
+      });
+      both.same("all_gather", [&](at::Device device) {
+        at::Tensor all = at::zeros({c.size() * n}, mine.options().device(device));
+        c.all_gather(all, mine.to(device), Purpose::kParameter).wait();
+        return all;
+      });
+      both.same("all_gather in place", [&](at::Device device) {
+        at::Tensor all = at::zeros({c.size() * n}, mine.options().device(device));
+        at::Tensor part = all.narrow(0, c.rank() * n, n);
+        part.copy_(mine);
+        c.all_gather(all, part, Purpose::kParameter).wait();
+        return all;
+      });
+      both.same("all_to_all", [&](at::Device device) {
+        at::Tensor all = at::zeros({c.size() * n}, pieces.options().device(device));
+        c.all_to_all(all, pieces.to(device), Purpose::kParameter).wait();
+        return all;
+      });
+      both.same("send and recv", [&](at::Device device) {
+        at::Tensor t = mine.to(device, at::kFloat, false, /*copy=*/true);
+        if (c.rank() == 0) c.send(t, 1, Purpose::kControl).wait();
+        if (c.rank() == 1) c.recv(t, 0, Purpose::kControl).wait();
+        return t;
+      });
+    }
+  });
+}
+
+TEST_F(GpuCollectives, GroupsOfSomeRanksAndOfOne) {
+  on_gpus(ReductionOrder::kRankOrdered, [](Communicator& c) {
+    const std::vector<int> members = c.rank() == 2 ? std::vector<int>{2} : std::vector<int>{1, 0};
+    const auto group = c.split(members, "some");
+    at::Tensor t = at::full({5}, c.rank() + 1.0, at::TensorOptions(gpu_of(c)));
+    group->all_reduce(t, Purpose::kGradient, ReduceOp::kSum).wait();
+    EXPECT_TRUE(at::equal(t.cpu(), at::full({5}, 3.0)));  // 1 + 2, and rank 2's own 3
+    c.barrier();
+  });
+}
+
+TEST_F(GpuCollectives, RefuseATensorOfNoOrOfAnotherDevice) {
+  on_gpus(ReductionOrder::kNative, [](Communicator& c) {
+    at::Tensor on_gpu = at::zeros({3}, at::TensorOptions(gpu_of(c)));
+    EXPECT_THROW(c.all_gather(at::zeros({9}), on_gpu, Purpose::kParameter), Error);
+    EXPECT_THROW(c.all_reduce(at::zeros({3}, at::kMeta), Purpose::kGradient), Error);
+    EXPECT_THROW(c.all_reduce(on_gpu.to(at::kInt), Purpose::kGradient).wait(), Error);
+  });
+}
+
+TEST_F(GpuFault, ALostRankIsAnErrorInTime) {
+  LaunchOptions options = on_nccl(kRanks, ReductionOrder::kNative);
+  options.connect.timeout = std::chrono::seconds(15);
+  const auto exits = launch_ranks(options, [](Communicator& c) -> std::string {
+    at::Tensor t = at::ones({1000}, at::TensorOptions(gpu_of(c)));
+    c.all_reduce(t, Purpose::kGradient).wait();
+    if (c.rank() == 1) std::_Exit(0);
+    try {
+      c.all_reduce(t, Purpose::kGradient).wait();
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "no error";
+  });
+  for (const int survivor : {0, 2}) {
+    const RankExit& exit = exits[static_cast<std::size_t>(survivor)];
+    EXPECT_TRUE(exit.ok()) << describe_failures(exits);
+    EXPECT_THAT(exit.result, HasSubstr("all_reduce #1 (gradient, 4000 bytes)"));
+  }
+}
+
+TEST_F(GpuMemory, CountsWhatTensorsAskFor) {
+  const std::string said = asked([]() -> std::string {
+    const at::Tensor first = at::empty({1}, at::TensorOptions(at::kCUDA));  // wakes the allocator
+    const memory::CudaMemory before = memory::cuda_memory();
+    {
+      const at::Tensor t = at::empty({1001}, at::TensorOptions(at::kCUDA).dtype(at::kByte));
+      const memory::CudaMemory with = memory::cuda_memory();
+      if (with.total != before.total + 1001) return fmt::format("live: {}", with.total);
+      if (with.rounded < before.rounded + 1001) return fmt::format("rounded: {}", with.rounded);
+      if (with.allocations != before.allocations + 1) return "allocations";
+    }
+    const memory::CudaMemory after = memory::cuda_memory();
+    if (after.total != before.total) return fmt::format("not freed: {}", after.total);
+    if (after.total_peak < before.total + 1001) return fmt::format("peak: {}", after.total_peak);
+    if (after.reserved <= 0 || after.reserved_peak < after.reserved) return "reserved";
+    memory::reset_cuda_peaks();
+    if (memory::cuda_memory().total_peak != after.total) return "peak after reset";
+    return "";
+  });
+  EXPECT_EQ(said, "");
+}
+
+// What a rank says that no GPU is shown to.
+std::vector<RankExit> without_gpu(int world_size) {
+  return launch_ranks(on_nccl(world_size, ReductionOrder::kNative),
+                      [](Communicator&) { return std::string("connected"); });
+}
+
+class NoGpu : public ::testing::Test {
+ protected:
+  NoGpu() {
+    if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES")) before_ = visible;
+    ::setenv("CUDA_VISIBLE_DEVICES", "", /*overwrite=*/1);
+  }
+  ~NoGpu() override {
+    ::unsetenv("CUDA_VISIBLE_DEVICES");
+    if (before_) ::setenv("CUDA_VISIBLE_DEVICES", before_->c_str(), /*overwrite=*/1);
+  }
+
+ private:
+  std::optional<std::string> before_;
+};
+
+TEST_F(NoGpu, IsAnErrorThatEveryRankReports) {
+  const auto exits = without_gpu(2);
+  for (const RankExit& exit : exits) {
+    EXPECT_EQ(exit.exit_code, 1);
+    EXPECT_FALSE(exit.killed);
+    EXPECT_THAT(exit.output,
+                HasSubstr("rank 0 cannot use the backend nccl: there is no usable GPU ("));
+    EXPECT_THAT(exit.output, HasSubstr("the backend gloo trains on the CPU"));
+  }
+}
+
+TEST_F(NoGpu, IsAnErrorForARankAloneAsWell) {
+  const auto exits = without_gpu(1);
+  EXPECT_EQ(exits[0].exit_code, 1);
+  EXPECT_THAT(exits[0].output, HasSubstr("there is no usable GPU ("));
+}
+
+TEST_F(NoGpu, HasNoMemoryToAskFor) {
+  const std::string said = asked([]() -> std::string {
+    try {
+      memory::cuda_memory(0);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "no error";
+  });
+  EXPECT_THAT(said, HasSubstr("memory of GPU 0: there is no usable GPU ("));
+}
+
+}  // namespace
+}  // namespace zero::dist
