@@ -91,6 +91,7 @@ class Meter {
     row.other_mib = row.total_mib - mib(steady_.model_states());
     row.peak_mib = mib(steady_.total_peak - base_);
     row.resident_growth_mib = mib(resident_ - resident_base_);
+    row.high_water_mib = mib(memory::resident_set_peak_bytes());
     row.sent_gradient_bytes = traffic_.bytes(dist::Purpose::kGradient);
     row.sent_parameter_bytes = traffic_.bytes(dist::Purpose::kParameter);
     row.sent_control_bytes = traffic_.bytes(dist::Purpose::kControl);

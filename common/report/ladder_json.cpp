@@ -26,6 +26,7 @@ constexpr RealField kMemory[] = {
     {"total_mib", &RankRow::total_mib},
     {"peak_mib", &RankRow::peak_mib},
     {"resident_growth_mib", &RankRow::resident_growth_mib},
+    {"high_water_mib", &RankRow::high_water_mib},
 };
 constexpr IntegerField kSent[] = {
     {"sent_gradient_bytes", &RankRow::sent_gradient_bytes},

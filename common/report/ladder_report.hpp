@@ -41,6 +41,8 @@ struct RankRow {
   double peak_mib = 0;
   /// Growth of the process's resident set over the run, which also sees what no allocator does.
   double resident_growth_mib = 0;
+  /// The largest resident set that the process ever had, from its start to the end of training.
+  double high_water_mib = 0;
 
   /// Bytes sent by this rank in one step, by purpose.
   std::int64_t sent_gradient_bytes = 0;

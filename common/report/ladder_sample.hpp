@@ -48,6 +48,7 @@ inline LadderReport ladder_sample() {
                   .optimizer_mib = share(shape.optimizer, 2),
                   .other_mib = 0.03125,
                   .resident_growth_mib = 64,
+                  .high_water_mib = 512,
                   .sent_gradient_bytes =
                       static_cast<std::int64_t>(4e0 * kParameters * shape.sent_gradients),
                   .sent_parameter_bytes =
