@@ -8,12 +8,31 @@
 #include <zero/train/registry.hpp>
 
 #include "toy.hpp"
+#include "trap_model.hpp"
 
 namespace zero {
 namespace {
 
 using testing::on_ranks;
-using testing::Toy;
+
+// A model, where its first values come from, and batches that differ by rank and step.
+struct Example {
+  std::shared_ptr<nn::Model> model;
+  nn::SeededValues values{5};
+  std::function<data::Batch(int rank, int step)> batch;
+};
+
+Example toy() {
+  const testing::Toy toy;
+  return {toy.model, toy.values, [toy](int rank, int step) { return toy.batch(rank, step); }};
+}
+
+// Tied, frozen, sometimes used, never used, a scalar.
+Example traps() {
+  const nn::DeferredStorage deferred;
+  return {std::make_shared<testing::TrapModel>(), nn::SeededValues{5},
+          [](int rank, int step) { return testing::trap_batch(17, rank, step); }};
+}
 
 optim::OptimizerFactory optimizer_named(const std::string& name) {
   return name == "sgd" ? optim::sgd({.learning_rate = 0.1, .momentum = 0.9}) : optim::adamw();
@@ -24,18 +43,27 @@ struct Record {
   std::vector<at::Tensor> weights;
 };
 
+using Clip = std::function<float(train::Strategy&)>;
+
+Clip yours(double max_norm) {
+  return [max_norm](train::Strategy& strategy) { return clip_grad_norm(strategy, max_norm); };
+}
+
+Clip library(double max_norm) {
+  return [max_norm](train::Strategy& strategy) { return strategy.clip_grad_norm(max_norm); };
+}
+
 // Three steps; `clip` stands between the reduction of gradients and the optimizer.
-Record train(dist::Communicator& communicator, const std::string& mode,
-             const std::string& optimizer, const std::function<float(train::Strategy&)>& clip) {
-  Toy toy;
+Record train(dist::Communicator& communicator, Example example, const std::string& mode,
+             const std::string& optimizer, const Clip& clip) {
   train::Registry registry;
   train::register_all_chapters(registry);
-  const auto strategy =
-      registry.make(mode, {*toy.model, communicator, optimizer_named(optimizer), &toy.values, ""});
+  const auto strategy = registry.make(
+      mode, {*example.model, communicator, optimizer_named(optimizer), &example.values, ""});
   Record run;
   for (int step = 0; step < 3; ++step) {
     strategy->zero_grad();
-    strategy->backward(strategy->forward(toy.batch(communicator.rank(), step)));
+    strategy->backward(strategy->forward(example.batch(communicator.rank(), step)));
     strategy->finish_backward();
     run.norms.push_back(clip(*strategy));
     strategy->optimizer_step();
@@ -47,16 +75,21 @@ Record train(dist::Communicator& communicator, const std::string& mode,
   return run;
 }
 
+void expect_equal_weights(const Record& run, const Record& reference, const std::string& what) {
+  ASSERT_EQ(run.weights.size(), reference.weights.size());
+  for (std::size_t i = 0; i < run.weights.size(); ++i) {
+    EXPECT_TRUE(at::equal(run.weights[i], reference.weights[i])) << what << ", parameter " << i;
+  }
+}
+
 class ClipGradNorm : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, ClipGradNorm, ::testing::Values(1, 2, 3),
                          [](const auto& info) { return fmt::format("N{}", info.param); });
 
 TEST_P(ClipGradNorm, GivesTheNormOfTheWholeGradientOnEveryRank) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
-    const auto mine = [](train::Strategy& s) { return clip_grad_norm(s, 0.05); };
-    const auto reference = [](train::Strategy& s) { return s.clip_grad_norm(0.05); };
-    const Record run = train(communicator, "zero1", "sgd", mine);
-    EXPECT_EQ(run.norms, train(communicator, "ddp", "sgd", reference).norms);
+    const Record run = train(communicator, toy(), "zero1", "sgd", yours(0.05));
+    EXPECT_EQ(run.norms, train(communicator, toy(), "ddp", "sgd", library(0.05)).norms);
     EXPECT_GT(run.norms.front(), 0.05F) << "the test must have something to clip";
   });
 }
@@ -64,27 +97,26 @@ TEST_P(ClipGradNorm, GivesTheNormOfTheWholeGradientOnEveryRank) {
 TEST_P(ClipGradNorm, LeadsToTheWeightsOfDdpWithClipping) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
     for (const char* optimizer : {"sgd", "adamw"}) {
-      const Record run = train(communicator, "zero1", optimizer,
-                               [](train::Strategy& s) { return clip_grad_norm(s, 0.05); });
-      const Record reference = train(communicator, "ddp", optimizer,
-                                     [](train::Strategy& s) { return s.clip_grad_norm(0.05); });
-      for (std::size_t i = 0; i < run.weights.size(); ++i) {
-        EXPECT_TRUE(at::equal(run.weights[i], reference.weights[i]))
-            << optimizer << ", parameter " << i;
-      }
+      expect_equal_weights(train(communicator, toy(), "zero1", optimizer, yours(0.05)),
+                           train(communicator, toy(), "ddp", optimizer, library(0.05)), optimizer);
     }
   });
 }
 
 TEST_P(ClipGradNorm, LeavesAGradientAloneThatIsShortEnough) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
-    const Record run = train(communicator, "zero1", "sgd",
-                             [](train::Strategy& s) { return clip_grad_norm(s, 1e6); });
-    const Record reference =
-        train(communicator, "ddp", "sgd", [](train::Strategy&) { return 0.0F; });
-    for (std::size_t i = 0; i < run.weights.size(); ++i) {
-      EXPECT_TRUE(at::equal(run.weights[i], reference.weights[i])) << "parameter " << i;
-    }
+    const Clip none = [](train::Strategy&) { return 0.0F; };
+    expect_equal_weights(train(communicator, toy(), "zero1", "sgd", yours(1e6)),
+                         train(communicator, toy(), "ddp", "sgd", none), "not clipped");
+  });
+}
+
+TEST_P(ClipGradNorm, CopesWithTiedFrozenAndUnusedParameters) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    const Record run = train(communicator, traps(), "zero1", "sgd", yours(0.05));
+    const Record reference = train(communicator, traps(), "ddp", "sgd", library(0.05));
+    EXPECT_EQ(run.norms, reference.norms);
+    expect_equal_weights(run, reference, "traps");
   });
 }
 
