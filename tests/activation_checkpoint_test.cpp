@@ -1,0 +1,210 @@
+// Activation checkpointing under every strategy: the same bits, the same bytes on the wire, and
+// parameters that are there when a layer runs again.
+
+#include <c10/core/GradMode.h>
+#include <gtest/gtest.h>
+
+#include <zero/memory/accounting.hpp>
+#include <zero/memory/storage.hpp>
+#include <zero/nn/checkpoint.hpp>
+#include <zero/nn/functional.hpp>
+#include <zero/nn/llama.hpp>
+#include <zero/train/registry.hpp>
+#include <zero/train/trainer.hpp>
+
+#include "harness.hpp"
+#include "trap_model.hpp"
+
+namespace zero::testing {
+namespace {
+
+std::vector<std::string> modes() {
+  train::Registry registry;
+  train::register_all_chapters(registry);
+  return registry.modes();
+}
+
+struct Outcome {
+  std::vector<double> losses;
+  std::vector<at::Tensor> gradients, weights;  // this rank's pieces, before the last step; all
+  std::int64_t sent = 0;                       // in the last step
+};
+
+// Three steps of `model` under `mode`.
+Outcome train(dist::Communicator& communicator, const std::string& mode, nn::Model& model,
+              const std::function<data::Batch(int)>& batch, int micro_batches) {
+  nn::SeededValues values(3);
+  train::Registry registry;
+  train::register_all_chapters(registry);
+  const auto strategy = registry.make(
+      mode, {model, communicator, optim::adamw({.learning_rate = 0.01}), &values, ""});
+  train::Trainer trainer(*strategy);
+  Outcome outcome;
+  for (int step = 0; step < 3; ++step) {
+    const dist::Traffic before = communicator.traffic();
+    std::vector<data::Batch> batches;
+    for (int m = 0; m < micro_batches; ++m) batches.push_back(batch(step * micro_batches + m));
+    outcome.losses.push_back(trainer.step(batches).loss);
+    const dist::Traffic sent = communicator.traffic().since(before);
+    outcome.sent = sent.bytes(dist::Purpose::kGradient) + sent.bytes(dist::Purpose::kParameter);
+  }
+  const nn::ParameterList& list = strategy->list();
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    const train::Piece piece = strategy->piece(i);
+    if (!piece.tensor.defined() || !piece.tensor.grad().defined()) continue;
+    outcome.gradients.push_back(piece.tensor.grad().clone());
+  }
+  for (std::size_t u = 0; u < list.units.size(); ++u) {
+    const train::WholeParameters whole(*strategy, u);
+    for (const std::size_t i : list.units[u].parameters) {
+      outcome.weights.push_back(list.parameters[i].tensor.detach().clone());
+    }
+  }
+  return outcome;
+}
+
+void expect_identical(const Outcome& a, const Outcome& b, const std::string& what) {
+  EXPECT_EQ(a.losses, b.losses) << what;
+  ASSERT_EQ(a.gradients.size(), b.gradients.size()) << what;
+  for (std::size_t i = 0; i < a.gradients.size(); ++i) {
+    EXPECT_TRUE(at::equal(a.gradients[i], b.gradients[i])) << what << ": gradient " << i;
+  }
+  ASSERT_EQ(a.weights.size(), b.weights.size()) << what;
+  for (std::size_t i = 0; i < a.weights.size(); ++i) {
+    EXPECT_TRUE(at::equal(a.weights[i], b.weights[i])) << what << ": weight " << i;
+  }
+}
+
+nn::LlamaConfig three_layers() {
+  nn::LlamaConfig config = nn::preset("tiny");
+  config.layers = 3;
+  return config;
+}
+
+std::shared_ptr<nn::Llama> llama(bool checkpointed) {
+  const nn::DeferredStorage deferred;
+  auto model = std::make_shared<nn::Llama>(three_layers());
+  model->checkpoint_activations(checkpointed);
+  return model;
+}
+
+data::Batch text(int rank, int step) {
+  data::Batch batch;
+  batch.inputs = (at::arange(2 * 12).view({2, 12}) * (7 + step) + 31 * rank).remainder(255);
+  batch.targets = batch.inputs + 1;
+  batch.loss_terms = 2 * 12;
+  return batch;
+}
+
+class ActivationCheckpointing : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, ActivationCheckpointing, ::testing::Values(2, 3),
+                         [](const auto& info) { return "N" + std::to_string(info.param); });
+
+TEST_P(ActivationCheckpointing, OfLlamaChangesNoBitAndSendsNothingMore) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    const auto batch = [&](int step) { return text(communicator.rank(), step); };
+    for (const std::string& mode : modes()) {
+      const Outcome with = train(communicator, mode, *llama(true), batch, 2);
+      const Outcome without = train(communicator, mode, *llama(false), batch, 2);
+      expect_identical(with, without, mode);
+      EXPECT_FALSE(with.gradients.empty()) << mode;
+      EXPECT_EQ(with.sent, without.sent) << mode;
+      // The hooks fire in the same order, so a rank may do without where others do not.
+      expect_identical(train(communicator, mode, *llama(communicator.rank() == 0), batch, 2),
+                       without, mode + ", one rank only");
+    }
+  });
+}
+
+// A checkpoint around units, in place of one inside: the unit twice in one part, and the first part
+// of the model, none of whose inputs requires a gradient. The gain, of ordinary autograd, is used
+// in two checkpoints: on top of an earlier micro-batch its gradients would be added up in another
+// order than without.
+class Around : public nn::Model {
+ public:
+  explicit Around(bool checkpointed) : checkpointed_(checkpointed) {
+    inner_ = register_module("inner", std::make_shared<Inner>());
+    gain_ = add_parameter("gain", {5}, nn::Initializer::constant(1.25));
+    unused_ = add_parameter("unused", {5}, nn::Initializer::constant(1.0));
+  }
+  at::Tensor predict(const data::Batch& batch) override {
+    return run(
+        [&] {
+          const at::Tensor x = part(batch.inputs);
+          return part(x).sum(1, /*keepdim=*/true);
+        },
+        {});
+  }
+  at::Tensor loss(const data::Batch& batch) override {
+    return at::mse_loss(predict(batch), batch.targets);
+  }
+
+ private:
+  class Inner : public nn::Unit {
+   public:
+    Inner() { weight_ = add_parameter("weight", {5, 5}, nn::Initializer::normal(0.6)); }
+    at::Tensor forward(const at::Tensor& x) {
+      return run([&] { return nn::linear(x, weight_).tanh(); }, {x});
+    }
+
+   private:
+    at::Tensor weight_;
+  };
+
+  at::Tensor part(const at::Tensor& x) {
+    const auto body = [this](const std::vector<at::Tensor>& inputs) {
+      return inner_->forward(inner_->forward(inputs.front()) * gain_);
+    };
+    return checkpointed_ ? nn::checkpoint(body, {x}) : body({x});
+  }
+
+  bool checkpointed_;
+  std::shared_ptr<Inner> inner_;
+  at::Tensor gain_, unused_;
+};
+
+TEST_P(ActivationCheckpointing, AroundAUnitThatIsUsedFourTimesChangesNoBit) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    const auto batch = [&](int step) { return trap_batch(/*seed=*/17, communicator.rank(), step); };
+    for (const std::string& mode : modes()) {
+      const nn::DeferredStorage deferred;
+      Around with(true), without(false);
+      expect_identical(train(communicator, mode, with, batch, 1),
+                       train(communicator, mode, without, batch, 1), mode);
+    }
+  });
+}
+
+// What ZeRO-3 saves stays saved: a layer that runs again is gathered and resharded like any other.
+TEST(ActivationCheckpointingResidency, Zero3HoldsNoMoreParametersAndFewerActivations) {
+  on_ranks(2, [](dist::Communicator& communicator) {
+    for (const std::string mode : {"zero3", "tensor_zero3"}) {
+      std::int64_t parameters[2], activations[2];
+      for (const bool checkpointed : {false, true}) {
+        const auto model = llama(checkpointed);
+        nn::SeededValues values(3);
+        train::Registry registry;
+        train::register_all_chapters(registry);
+        const auto strategy =
+            registry.make(mode, {*model, communicator, optim::adamw(), &values, ""});
+        const data::Batch batch = text(communicator.rank(), 0);
+        const std::int64_t before = memory::snapshot()[memory::Category::kActivations];
+        memory::reset_peaks();
+        strategy->backward(strategy->forward(batch));
+        const memory::Snapshot peak = memory::snapshot();
+        strategy->finish_backward();
+        parameters[checkpointed] = peak.peak_of(memory::Category::kParameters);
+        activations[checkpointed] = peak.peak_of(memory::Category::kActivations) - before;
+        for (std::size_t i = 0; mode == "zero3" && i < strategy->list().size(); ++i) {
+          const nn::Parameter& p = strategy->list().parameters[i];
+          EXPECT_EQ(memory::has_storage(p.tensor), strategy->owns(i)) << p.name;
+        }
+      }
+      EXPECT_EQ(parameters[true], parameters[false]) << mode;
+      EXPECT_LT(activations[true], activations[false] * 2 / 3) << mode;
+    }
+  });
+}
+
+}  // namespace
+}  // namespace zero::testing
