@@ -33,7 +33,8 @@ if(TARGET zero_cuda)
   install(EXPORT zeroCudaTargets NAMESPACE zero:: DESTINATION "${CMAKE_INSTALL_LIBDIR}/cmake/zero")
 endif()
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/common/" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/zero"
-  FILES_MATCHING PATTERN "*.hpp" PATTERN "*test*" EXCLUDE PATTERN "*_bench.hpp" EXCLUDE PATTERN "fixtures" EXCLUDE)
+  FILES_MATCHING PATTERN "*.hpp" PATTERN "*test*" EXCLUDE PATTERN "*_bench.hpp" EXCLUDE
+  PATTERN "fixtures" EXCLUDE)
 install(EXPORT zeroTargets NAMESPACE zero:: DESTINATION "${CMAKE_INSTALL_LIBDIR}/cmake/zero")
 configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/zeroConfig.cmake.in"
   "${PROJECT_BINARY_DIR}/zeroConfig.cmake"
@@ -43,6 +44,13 @@ write_basic_package_version_file("${PROJECT_BINARY_DIR}/zeroConfigVersion.cmake"
 install(FILES "${PROJECT_BINARY_DIR}/zeroConfig.cmake" "${PROJECT_BINARY_DIR}/zeroConfigVersion.cmake"
   "${PROJECT_SOURCE_DIR}/cmake/ZeroLibTorch.cmake" DESTINATION "${CMAKE_INSTALL_LIBDIR}/cmake/zero")
 install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION "${CMAKE_INSTALL_DOCDIR}")
+
+# LibTorch is found by its version, before anything is built with it.
+if(ZERO_BUILD_TESTS)
+  add_test(NAME torch_version COMMAND "${CMAKE_COMMAND}" -DSOURCE=${PROJECT_SOURCE_DIR}
+    -DWORK=${PROJECT_BINARY_DIR} -P "${PROJECT_SOURCE_DIR}/tests/torch_version.cmake")
+  set_tests_properties(torch_version PROPERTIES LABELS common TIMEOUT 60)
+endif()
 
 # A program of somebody's own, from an empty folder: install, find_package, build, run.
 if(ZERO_BUILD_TESTS)

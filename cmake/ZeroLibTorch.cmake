@@ -74,6 +74,9 @@ if(NOT _torch_version OR _torch_version VERSION_LESS ZERO_TORCH_MINIMUM)
     "needed (requirements.txt pins the version that the project is tested with).")
 endif()
 message(STATUS "LibTorch ${_torch_version} in ${_torch_root}")
+# Kept, because CMake runs again by itself when a file is added, and not always in a shell with the
+# environment of the first time.
+set(ZERO_TORCH_ROOT "${_torch_root}" CACHE PATH "LibTorch: the folder with include/ and lib/" FORCE)
 set(ZERO_TORCH_VERSION "${_torch_version}")
 set(ZERO_TORCH_DIRECTORY "${_torch_root}")
 
