@@ -9,5 +9,6 @@ void register_tensor_sharding(train::Registry& registry);
 }
 
 int main(int argc, char** argv) {
-  return zero::train::run_demo(argc, argv, "tensor_zero3", &zero::register_tensor_sharding);
+  return zero::train::run_demo(argc, argv, "tensor_zero3", &zero::register_tensor_sharding,
+                               /*narrated_width=*/16);
 }

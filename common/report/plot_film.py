@@ -178,10 +178,10 @@ def write_all(arguments):
     every = [mode for modes, _ in films for mode in modes]
     pictures = [("", every)]
     if arguments.each:
-        pictures += [("_" + Path(path).stem, modes)
-                     for path, (modes, _) in zip(arguments.json, films)]
+        pictures = [("_" + Path(path).stem, modes)
+                    for path, (modes, _) in zip(arguments.json, films)]
     prefix = arguments.out or str(Path(arguments.json[0]).with_suffix(""))
-    kinds = ("svg",) if arguments.svg else ("png", "svg")
+    kinds = (arguments.only,) if arguments.only else ("png", "svg")
     for name, shown in pictures:
         for path in save(draw(shown, every, subjects[0]), prefix + name, kinds):
             print(f"wrote {path}")
@@ -194,8 +194,8 @@ def main():
     parser.add_argument("--out", metavar="PREFIX", help="begins the names of the pictures (default: "
                         "as the first JSON)")
     parser.add_argument("--each", action="store_true",
-                        help="beside the picture of all a picture of each file, PREFIX_FILE")
-    parser.add_argument("--svg", action="store_true", help="SVG only, not PNG")
+                        help="a picture of each file, PREFIX_FILE, instead of one of all")
+    parser.add_argument("--only", choices=("png", "svg"), help="not both")
     arguments = parser.parse_args()
     with errors_of(parser):
         write_all(arguments)

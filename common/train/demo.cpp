@@ -42,12 +42,6 @@ const std::vector<DemoModel>& models() {
   return all;
 }
 
-// 2 x 2 + 2 and 2 x 2 + 2: twelve parameters, few enough to print.
-const DemoModel& model_to_narrate() {
-  static const DemoModel model = {"narrated", {.inputs = 2, .hidden = {2}, .outputs = 2}, 32};
-  return model;
-}
-
 struct DemoOptions {
   std::string mode;
   std::string model = "mlp";
@@ -55,13 +49,15 @@ struct DemoOptions {
   std::int64_t steps = 20;
   double timeout_seconds = 60;
   bool narrate = false;
+  std::int64_t narrated_width = 2;
   std::string film;  // file for rank 0's memory along the last step; empty: none
   bool picture = true;
   report::Json run;  // what the film says about how it was made
   void (*register_chapter)(Registry&) = nullptr;
 
-  const DemoModel& chosen() const {
-    if (narrate) return model_to_narrate();
+  DemoModel chosen() const {
+    const std::int64_t w = narrated_width;
+    if (narrate) return {"narrated", {.inputs = w, .hidden = {w}, .outputs = w}, 32};
     for (const DemoModel& known : models()) {
       if (known.name == model) return known;
     }
@@ -120,7 +116,7 @@ void train(Strategy& strategy, const data::Dataset& dataset, data::DistributedSa
 }
 
 std::string run_rank(dist::Communicator& communicator, const DemoOptions& options) {
-  const DemoModel& chosen = options.chosen();
+  const DemoModel chosen = options.chosen();
   communicator.agree("the run",
                      fmt::format("mode {}\nmodel {}\n{} steps\n{}", options.mode, chosen.name,
                                  options.steps, options.film.empty() ? "no film" : "a film"));
@@ -139,7 +135,8 @@ std::string run_rank(dist::Communicator& communicator, const DemoOptions& option
   const auto strategy =
       registry.make(options.mode, {*model, communicator, optim::adamw(), &values, /*variant=*/""});
   if (options.narrate) {
-    narrate(*strategy, dataset.batch(sampler.next()));
+    const std::int64_t weight = options.narrated_width * options.narrated_width;
+    narrate(*strategy, dataset.batch(sampler.next()), /*a_letter=*/weight / 4);
   } else {
     train(*strategy, dataset, sampler, options);
   }
@@ -189,10 +186,12 @@ void fill_in(const CLI::App& app, DemoOptions& options) {
 
 }  // namespace
 
-int run_demo(int argc, char** argv, const std::string& mode, void (*register_chapter)(Registry&)) {
+int run_demo(int argc, char** argv, const std::string& mode, void (*register_chapter)(Registry&),
+             std::int64_t narrated_width) {
   DemoOptions options;
   options.mode = mode;
   options.register_chapter = register_chapter;
+  options.narrated_width = narrated_width;
   CLI::App app{"Trains a small MLP under " + mode + " and prints what each rank held and sent."};
   app.add_option("--mode", options.mode, "a variant, for example " + mode + ":…")
       ->capture_default_str();
@@ -212,7 +211,8 @@ int run_demo(int argc, char** argv, const std::string& mode, void (*register_cha
                               "memory film: what rank 0's allocator held along the last step, as "
                               "JSON, and a picture of it beside the file");
   app.add_flag("!--no-picture", options.picture, "the film as JSON only")->needs(film);
-  app.add_flag("--narrate", options.narrate, "3 ranks, 12 parameters: who holds what, when")
+  app.add_flag("--narrate", options.narrate,
+               "3 ranks, a model of a few letters: who holds what, when")
       ->excludes(film);
   CLI11_PARSE(app, argc, argv);
   fill_in(app, options);

@@ -12,31 +12,60 @@
 namespace zero::train {
 namespace {
 
-std::string letters(const Strategy& strategy, const std::function<bool(std::size_t)>& holds) {
+// The elements of a tensor that are held: those from `begin` on.
+struct Run {
+  std::int64_t begin = 0;
+  std::int64_t size = 0;
+};
+
+Run run_of(const Piece& piece) {
+  return piece.tensor.defined() ? Run{piece.begin, piece.tensor.numel()} : Run{};
+}
+
+Run parameter_held(const Strategy& strategy, std::size_t i) {
+  const nn::Parameter& p = strategy.list().parameters[i];
+  return memory::has_storage(p.tensor) ? Run{0, p.numel()} : run_of(strategy.stored(i));
+}
+
+Run gradient_held(const Strategy& strategy, std::size_t i) {
+  const nn::Parameter& p = strategy.list().parameters[i];
+  if (p.tensor.grad().defined()) return {0, p.numel()};
+  const Piece mine = strategy.piece(i);
+  return mine.tensor.defined() && mine.tensor.grad().defined() ? run_of(mine) : Run{};
+}
+
+// An optimizer knows the model's own tensor, or this rank's piece of it.
+Run moments_held(Strategy& strategy, std::size_t i) {
+  const nn::Parameter& p = strategy.list().parameters[i];
+  if (!strategy.optimizer().state(p.tensor).empty()) return {0, p.numel()};
+  const Piece mine = strategy.piece(i);
+  const bool known = mine.tensor.defined() && !strategy.optimizer().state(mine.tensor).empty();
+  return known ? run_of(mine) : Run{};
+}
+
+std::string letters(const Strategy& strategy, std::int64_t a_letter,
+                    const std::function<Run(std::size_t)>& held) {
   std::string text;
   for (std::size_t i = 0; i < strategy.list().size(); ++i) {
-    const nn::Parameter& p = strategy.list().parameters[i];
-    text += fmt::format(" {}", holds(i) ? std::string(static_cast<std::size_t>(p.numel()),
-                                                      static_cast<char>('a' + i))
-                                        : std::string(static_cast<std::size_t>(p.numel()), '.'));
+    const Run run = held(i);
+    text += ' ';
+    for (std::int64_t e = 0; e < strategy.list().parameters[i].numel(); e += a_letter) {
+      const bool some = e + a_letter > run.begin && e < run.begin + run.size;
+      text += some ? static_cast<char>('a' + i) : '.';
+    }
   }
   return text;
 }
 
-// Who holds what now: a letter for each element of each parameter, a dot where there is nothing.
-std::string holdings(Strategy& strategy) {
-  const nn::ParameterList& list = strategy.list();
+}  // namespace
+
+std::string holdings(Strategy& strategy, std::int64_t a_letter) {
   return fmt::format(
       "parameters{}   gradients{}   moments{}",
-      letters(strategy,
-              [&](std::size_t i) { return memory::has_storage(list.parameters[i].tensor); }),
-      letters(strategy, [&](std::size_t i) { return list.parameters[i].tensor.grad().defined(); }),
-      letters(strategy, [&](std::size_t i) {
-        return !strategy.optimizer().state(list.parameters[i].tensor).empty();
-      }));
+      letters(strategy, a_letter, [&](std::size_t i) { return parameter_held(strategy, i); }),
+      letters(strategy, a_letter, [&](std::size_t i) { return gradient_held(strategy, i); }),
+      letters(strategy, a_letter, [&](std::size_t i) { return moments_held(strategy, i); }));
 }
-
-}  // namespace
 
 void print_by_rank(dist::Communicator& communicator, const std::string& title,
                    const std::string& line) {
@@ -48,17 +77,17 @@ void print_by_rank(dist::Communicator& communicator, const std::string& title,
   std::fflush(stdout);
 }
 
-void narrate(Strategy& strategy, const data::Batch& batch) {
+void narrate(Strategy& strategy, const data::Batch& batch, std::int64_t a_letter) {
   dist::Communicator& communicator = strategy.communicator();
   if (communicator.rank() == 0) {
     fmt::print("{} parameters in {} tensors:", strategy.list().numel(), strategy.list().size());
     for (std::size_t i = 0; i < strategy.list().size(); ++i) {
       fmt::print(" {}={}", static_cast<char>('a' + i), strategy.list().parameters[i].name);
     }
-    fmt::print("\n\n");
+    fmt::print("\n{}\n", a_letter > 1 ? fmt::format("a letter is {} elements\n", a_letter) : "");
   }
   const auto tell = [&](const std::string& when) {
-    print_by_rank(communicator, when, holdings(strategy));
+    print_by_rank(communicator, when, holdings(strategy, a_letter));
   };
   tell("at the start");
   for (int s = 1; s <= 2; ++s) {

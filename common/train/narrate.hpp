@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "zero/data/batch.hpp"
@@ -12,9 +13,14 @@ namespace zero::train {
 void print_by_rank(dist::Communicator& communicator, const std::string& title,
                    const std::string& line);
 
-/// Trains two steps on `batch`, this rank's, and prints after every phase who holds what: a letter
-/// for each element that is held, a dot for one that is not. For models small enough to be
-/// printed. Called by all ranks.
-void narrate(Strategy& strategy, const data::Batch& batch);
+/// What this rank holds of a small model now, in one line: "parameters aaaa bb   gradients .... ..
+/// moments aa.. bb". A letter stands for `a_letter` elements of one parameter (the last for what is
+/// left), the first parameter's is a; it is a dot where this rank holds none of them. Whole tensors
+/// are what counts where they are there, else what stored() and piece() say.
+std::string holdings(Strategy& strategy, std::int64_t a_letter = 1);
+
+/// Trains two steps on `batch`, this rank's, and prints after every phase the holdings() of all
+/// ranks. For models small enough to be printed. Called by all ranks.
+void narrate(Strategy& strategy, const data::Batch& batch, std::int64_t a_letter = 1);
 
 }  // namespace zero::train

@@ -1,0 +1,215 @@
+// The programs of the chapters: what ./run step prints with --narrate, and what --film records.
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <zero/memory/accounting.hpp>
+#include <zero/nn/mlp.hpp>
+#include <zero/report/test_folder.hpp>
+#include <zero/train/demo.hpp>
+#include <zero/train/registry.hpp>
+
+namespace zero::testing {
+namespace {
+
+using nlohmann::json;
+using report::TestFolder;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+struct Ended {
+  int code;
+  std::string said;  // on standard output
+};
+
+Ended step(const std::string& arguments, std::int64_t narrated_width = 2) {
+  std::istringstream words("step " + arguments);
+  std::vector<std::string> list{std::istream_iterator<std::string>(words), {}};
+  std::vector<char*> argv;
+  for (std::string& word : list) argv.push_back(word.data());
+  argv.push_back(nullptr);
+  ::testing::internal::CaptureStdout();
+  const int code = train::run_demo(static_cast<int>(list.size()), argv.data(), "ddp",
+                                   &train::register_all_chapters, narrated_width);
+  std::fflush(stdout);
+  return {code, ::testing::internal::GetCapturedStdout()};
+}
+
+// The lines of the ranks below each title.
+std::map<std::string, std::vector<std::string>> narrated(const std::string& mode,
+                                                         std::int64_t width = 2) {
+  const Ended ended = step("--narrate --mode " + mode, width);
+  EXPECT_EQ(ended.code, 0);
+  std::map<std::string, std::vector<std::string>> told;
+  std::istringstream lines(ended.said);
+  std::string title;
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with("  rank ")) {
+      told[title].push_back(line.substr(std::string("  rank 0  ").size()));
+    } else {
+      title = line;
+    }
+  }
+  return told;
+}
+
+constexpr auto kStart = "at the start";
+constexpr auto kForward = "step 2: after forward";
+constexpr auto kBackward = "step 1: after backward and the reduction of gradients";
+constexpr auto kEnd = "step 1: after the optimizer and sync_parameters";
+
+TEST(Narration, OfDdpShowsEverythingEverywhere) {
+  auto told = narrated("ddp");
+  const std::string all = "parameters aaaa bb cccc dd   gradients aaaa bb cccc dd   moments ";
+  EXPECT_THAT(told[kBackward], ElementsAre(all + ".... .. .... ..", all + ".... .. .... ..",
+                                           all + ".... .. .... .."));
+  EXPECT_THAT(told[kEnd], ElementsAre(all + "aaaa bb cccc dd", all + "aaaa bb cccc dd",
+                                      all + "aaaa bb cccc dd"));
+}
+
+TEST(Narration, OfChapters01To03ShowsOwners) {
+  const std::string parameters = "parameters aaaa bb cccc dd   ";
+  const std::string gradients = "gradients aaaa bb cccc dd   ";
+  EXPECT_THAT(narrated("zero1")[kEnd],
+              ElementsAre(parameters + gradients + "moments aaaa .. .... ..",
+                          parameters + gradients + "moments .... .. cccc ..",
+                          parameters + gradients + "moments .... bb .... dd"));
+  EXPECT_THAT(narrated("zero2")[kEnd],
+              ElementsAre(parameters + "gradients aaaa .. .... ..   moments aaaa .. .... ..",
+                          parameters + "gradients .... .. cccc ..   moments .... .. cccc ..",
+                          parameters + "gradients .... bb .... dd   moments .... bb .... dd"));
+  EXPECT_THAT(
+      narrated("zero3")[kEnd],
+      ElementsAre(
+          "parameters aaaa .. .... ..   gradients aaaa .. .... ..   moments aaaa .. .... ..",
+          "parameters .... .. cccc ..   gradients .... .. cccc ..   moments .... .. cccc ..",
+          "parameters .... bb .... dd   gradients .... bb .... dd   moments .... bb .... dd"));
+}
+
+// A letter is 64 elements here. The buffer of a layer is 256 elements of weight and 16 of bias; two
+// thirds of an alignment are padding at its end.
+TEST(Narration, OfChapter04ShowsThePiecesOfTensors) {
+  auto told = narrated("tensor_zero3", /*width=*/16);
+  EXPECT_THAT(
+      told[kStart],
+      ElementsAre("parameters aa.. . cc.. .   gradients .... . .... .   moments .... . .... .",
+                  "parameters ..aa . ..cc .   gradients .... . .... .   moments .... . .... .",
+                  "parameters .... b .... d   gradients .... . .... .   moments .... . .... ."));
+  EXPECT_THAT(
+      told[kForward],
+      ElementsAre("parameters aa.. . cccc d   gradients .... . .... .   moments aa.. . cc.. .",
+                  "parameters ..aa . cccc d   gradients .... . .... .   moments ..aa . ..cc .",
+                  "parameters .... b cccc d   gradients .... . .... .   moments .... b .... d"));
+  EXPECT_THAT(
+      told[kEnd],
+      ElementsAre("parameters aa.. . cc.. .   gradients aa.. . cc.. .   moments aa.. . cc.. .",
+                  "parameters ..aa . ..cc .   gradients ..aa . ..cc .   moments ..aa . ..cc .",
+                  "parameters .... b .... d   gradients .... b .... d   moments .... b .... d"));
+  EXPECT_THAT(
+      narrated("tensor_zero2", /*width=*/16)[kEnd],
+      ElementsAre("parameters aaaa b cccc d   gradients aa.. . cc.. .   moments aa.. . cc.. .",
+                  "parameters aaaa b cccc d   gradients ..aa . ..cc .   moments ..aa . ..cc .",
+                  "parameters aaaa b cccc d   gradients .... b .... d   moments .... b .... d"));
+}
+
+json film_of(const std::string& mode, const TestFolder& folder) {
+  const std::string path = (folder / "film.json").string();
+  const Ended ended = step("--no-picture --model mlp --film " + path + " --mode " + mode);
+  EXPECT_EQ(ended.code, 0) << ended.said;
+  std::ifstream file(path);
+  return json::parse(file);
+}
+
+std::int64_t most(const json& samples, const char* category) {
+  std::int64_t largest = 0;
+  for (const json& sample : samples) {
+    largest = std::max(largest, sample.value(category, std::int64_t{0}));
+  }
+  return largest;
+}
+
+std::int64_t least(const json& samples, const char* category) {
+  std::int64_t smallest = most(samples, category);
+  for (const json& sample : samples) {
+    smallest = std::min(smallest, sample.value(category, std::int64_t{0}));
+  }
+  return smallest;
+}
+
+class StepFilm : public ::testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Chapters, StepFilm,
+                         ::testing::Values("ddp", "zero1", "zero2", "zero3", "tensor_zero3"),
+                         [](const auto& info) { return info.param; });
+
+TEST_P(StepFilm, IsOfTheThirdStepWithItsPhasesAndWithoutGaps) {
+  const TestFolder folder;
+  const json film = film_of(GetParam(), folder);
+  EXPECT_EQ(film.at("world_size"), 2);
+  EXPECT_EQ(film.at("model"), "mlp");
+  ASSERT_EQ(film.at("modes").size(), 1U);
+  const json& mode = film["modes"][0];
+  EXPECT_EQ(mode.at("mode"), GetParam());
+  std::vector<std::string> labels;
+  for (const json& mark : mode.at("marks")) labels.push_back(mark.at("label"));
+  EXPECT_THAT(labels, ElementsAre("forward", "backward", "optimizer", "sync"));
+  const json& samples = mode.at("samples");
+  ASSERT_GT(samples.size(), 2U);
+  // The moments are there from the first sample on: it is not the first step.
+  EXPECT_EQ(samples.front().at("optimizer"), samples.back().at("optimizer"));
+  EXPECT_EQ(least(samples, "gradients"), 0) << "they are cleared before forward";
+  for (const json& sample : samples) {
+    std::int64_t sum = 0;
+    for (std::size_t c = 0; c < memory::kCategories; ++c) {
+      const auto name = memory::name(static_cast<memory::Category>(c));
+      sum += sample.value(std::string(name), std::int64_t{0});
+    }
+    EXPECT_EQ(sum, sample.at("total"));
+  }
+}
+
+TEST(StepFilm, ShowsWhatTheChapterShards) {
+  const TestFolder folder;
+  const json ddp = film_of("ddp", folder);
+  const std::int64_t copy = ddp.at("parameter_bytes");
+  const json samples = ddp["modes"][0]["samples"];
+  EXPECT_NEAR(most(samples, "parameters"), copy, 0.001 * copy);
+  EXPECT_NEAR(most(samples, "gradients"), copy, 0.001 * copy);
+  EXPECT_NEAR(most(samples, "optimizer"), 2 * copy, 0.002 * copy);
+  const json split = film_of("tensor_zero3", folder)["modes"][0]["samples"];
+  EXPECT_NEAR(split.back().at("parameters").get<double>(), copy / 2, 0.01 * copy);
+  EXPECT_GT(most(split, "parameters"), split.back().at("parameters")) << "nothing was gathered";
+}
+
+TEST(StepFilm, IsDrawn) {
+  const TestFolder folder;
+  const char* python = std::getenv("ZERO_PYTHON");
+  const std::string with = python == nullptr ? "python3" : python;
+  if (std::system((with + " -c 'import matplotlib' 2> /dev/null").c_str()) != 0) {
+    GTEST_SKIP() << with << " has no matplotlib";
+  }
+  const Ended ended = step("--model mlp --mode zero3 --film " + (folder / "film.json").string());
+  EXPECT_EQ(ended.code, 0);
+  EXPECT_THAT(ended.said, HasSubstr("wrote"));
+  for (const char* name : {"film.png", "film.svg"}) {
+    ASSERT_TRUE(std::filesystem::exists(folder / name)) << ended.said;
+    EXPECT_GT(std::filesystem::file_size(folder / name), 5000U);
+  }
+}
+
+TEST(Step, RefusesAFilmThatCannotBeWrittenAndAModelThatIsNone) {
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(step("--film /proc/none/film.json").code, 1);
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("/proc/none"));
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(step("--model wid").code, 1);
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("wide"));
+}
+
+}  // namespace
+}  // namespace zero::testing
