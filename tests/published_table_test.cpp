@@ -5,12 +5,12 @@
 
 #include <memory>
 #include <ostream>
+#include <zero/distributed/fake_communicator.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/report/ladder_report.hpp>
 #include <zero/train/registry.hpp>
 
-#include "fake_communicator.hpp"
 #include "harness.hpp"
 
 namespace zero::testing {
@@ -48,7 +48,7 @@ Columns columns_of(const std::string& mode, std::int64_t classes) {
   for (int rank = 0; rank < kRanks; ++rank) {
     const std::int64_t before = memory::snapshot()[Category::kParameters];
     const auto model = smollm2_360m(classes);
-    FakeCommunicator communicator(rank, kRanks);
+    dist::FakeCommunicator communicator(rank, kRanks);
     NoValues values;
     const auto strategy = registry.make(mode, {*model, communicator, optim::adamw(), &values});
     const train::ModelStateBytes bytes = strategy->predicted_bytes();

@@ -18,6 +18,14 @@ using nlohmann::json;
 
 const std::map<std::string, LlamaConfig, std::less<>>& presets() {
   static const std::map<std::string, LlamaConfig, std::less<>> all = {
+      {"llama-1.5b",
+       {.vocabulary = 40379,
+        .hidden = 1600,
+        .layers = 48,
+        .heads = 25,
+        .kv_heads = 25,
+        .head_size = 64,
+        .mlp = 4096}},
       {"smollm2-135m",
        {.vocabulary = 49152,
         .hidden = 576,

@@ -35,12 +35,13 @@ struct LlamaConfig {
   std::int64_t parameters() const;
 };
 
-/// The names that preset() knows: "smollm2-135m", "smollm2-360m", "tiny".
+/// The names that preset() knows: "llama-1.5b", "smollm2-135m", "smollm2-360m", "tiny".
 const std::vector<std::string>& preset_names();
 
 /// A known shape by name. The two SmolLM2 shapes are those of the published models (vocabulary
-/// 49152); "tiny" reads bytes (vocabulary 256) and trains in seconds. Throws zero::Error for
-/// another name, with the known ones.
+/// 49152); "tiny" reads bytes (vocabulary 256) and trains in seconds. "llama-1.5b" has the depth
+/// and width of GPT-2 XL (48 layers, 1600, 25 heads) and exactly 1,500,000,000 parameters: the
+/// vocabulary is what was left over. Throws zero::Error for another name, with the known ones.
 LlamaConfig preset(std::string_view name);
 
 /// Throws zero::Error where the numbers cannot be a model: a size below 1, kv_heads that do not

@@ -21,7 +21,7 @@ using testing::error_of;
 using ::testing::HasSubstr;
 
 TEST(LlamaPresets, AreTheKnownShapes) {
-  EXPECT_THAT(preset_names(), ElementsAre("smollm2-135m", "smollm2-360m", "tiny"));
+  EXPECT_THAT(preset_names(), ElementsAre("llama-1.5b", "smollm2-135m", "smollm2-360m", "tiny"));
   EXPECT_EQ(preset("smollm2-135m").parameters(), 134'515'008);
   EXPECT_EQ(preset("smollm2-360m").parameters(), 361'821'120);
   LlamaConfig classifier = preset("smollm2-360m");

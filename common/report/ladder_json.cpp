@@ -163,6 +163,12 @@ Json to_json(const LadderReport& report) {
 
 LadderReport report_from_json(const Json& json) {
   try {
+    if (json.contains("fake_world")) {
+      throw Error(fmt::format(
+          "these are figures of rank {} of a fake world of {}, in which nothing was sent: a report "
+          "of real ranks is needed",
+          json["fake_world"].at("rank").get<int>(), json["fake_world"].at("size").get<int>()));
+    }
     return report_from(json);
   } catch (const Json::exception& exception) {
     throw Error(fmt::format("this is no report of the ladder: {}", exception.what()));

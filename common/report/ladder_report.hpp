@@ -159,7 +159,7 @@ Json to_json(const LadderReport& report);
 Json to_json(const LadderReport& report, const ModeRow& mode);
 
 /// The inverse of to_json. Derived values are ignored and follow from the ranks again.
-/// Throws zero::Error if a key is missing or has another type.
+/// Throws zero::Error if a key is missing or has another type, and for figures of a fake world.
 LadderReport report_from_json(const Json& json);
 ModeRow mode_from_json(const Json& json);
 
