@@ -29,14 +29,14 @@ at::Tensor filled(const Layer& layer, const std::string& name, std::uint64_t see
 }
 
 TEST(LinearLayer, IsAMatrixAndWhereWantedABias) {
-  const Linear without(5, 7, Initializer::normal(0.1), at::kDouble);
+  Linear without(5, 7, Initializer::normal(0.1), at::kDouble);
   EXPECT_EQ(without.parameters().size(), 1U);
   const at::Tensor w = filled(without, "weight", 1);
   EXPECT_EQ(w.sizes(), at::IntArrayRef({7, 5}));
   const at::Tensor x = random({2, 3, 5}, 2);
   EXPECT_TRUE(close_to(without.forward(x), x.matmul(w.t())));
 
-  const Linear with(5, 7, Initializer::normal(0.1), Initializer::uniform(0.2), at::kDouble);
+  Linear with(5, 7, Initializer::normal(0.1), Initializer::uniform(0.2), at::kDouble);
   EXPECT_EQ(with.parameters().size(), 2U);
   const at::Tensor v = filled(with, "weight", 3), b = filled(with, "bias", 4);
   EXPECT_EQ(b.sizes(), at::IntArrayRef({7}));
@@ -46,7 +46,7 @@ TEST(LinearLayer, IsAMatrixAndWhereWantedABias) {
 }
 
 TEST(EmbeddingLayer, LooksUpAndIsAHead) {
-  const Embedding layer(6, 4, Initializer::normal(0.5), at::kDouble);
+  Embedding layer(6, 4, Initializer::normal(0.5), at::kDouble);
   const at::Tensor w = filled(layer, "weight", 1);
   EXPECT_EQ(w.sizes(), at::IntArrayRef({6, 4}));
   const at::Tensor ids = testing::longs({5, 0, 5});
@@ -56,7 +56,7 @@ TEST(EmbeddingLayer, LooksUpAndIsAHead) {
 }
 
 TEST(RmsNormLayer, BeginsAsOnesAndScales) {
-  const RmsNorm layer(4, 1e-2, at::kDouble);
+  RmsNorm layer(4, 1e-2, at::kDouble);
   EXPECT_EQ(layer.initializer("weight")->kind, Initializer::Kind::kConstant);
   EXPECT_EQ(layer.initializer("weight")->value, 1.0);
   const at::Tensor w = filled(layer, "weight", 1), x = random({3, 4}, 2);
@@ -76,7 +76,7 @@ TEST(Layers, HaveTheDtypeThatTheyAreGiven) {
 
 TEST(LayerParameters, AreChargedAndTrainable) {
   const memory::Snapshot before = memory::snapshot();
-  const Linear layer(10, 20, Initializer::normal(1));
+  Linear layer(10, 20, Initializer::normal(1));
   EXPECT_EQ(
       memory::snapshot()[memory::Category::kParameters] - before[memory::Category::kParameters],
       10 * 20 * 4);
@@ -90,7 +90,7 @@ TEST(LayerParameters, AreChargedAndTrainable) {
 TEST(DeferredStorage, LeavesShapesAndNoBytes) {
   const memory::Snapshot before = memory::snapshot();
   const DeferredStorage deferred;
-  const Linear layer(1000, 2000, Initializer::normal(1), Initializer::constant(0));
+  Linear layer(1000, 2000, Initializer::normal(1), Initializer::constant(0));
   EXPECT_EQ(memory::snapshot().total, before.total);
   const at::Tensor p = parameter(layer, "weight");
   EXPECT_EQ(p.sizes(), at::IntArrayRef({2000, 1000}));

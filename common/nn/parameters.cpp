@@ -21,11 +21,18 @@ std::string join(const std::string& path, const std::string& name) {
   return path.empty() ? name : path + "." + name;
 }
 
+bool counts(const Unit& unit, const Unit& root, Granularity granularity) {
+  return granularity == Granularity::kLeaf || &unit == &root ||
+         dynamic_cast<const Leaf*>(&unit) == nullptr;
+}
+
 // Walks the module tree in registration order and notes, for every parameter, the unit around it.
 class Lister {
  public:
-  ParameterList list(Unit& root) {
-    visit(root, "", /*around=*/kNone);
+  Lister(Unit& root, Granularity granularity) : root_(root), granularity_(granularity) {}
+
+  ParameterList list() {
+    visit(root_, "", /*around=*/kNone);
     for (std::size_t i = 0; i < result_.size(); ++i) {
       result_.units[result_.parameters[i].unit].parameters.push_back(i);
     }
@@ -36,7 +43,8 @@ class Lister {
   static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
 
   void visit(torch::nn::Module& module, const std::string& path, std::size_t around) {
-    if (auto* unit = dynamic_cast<Unit*>(&module)) {
+    if (auto* unit = dynamic_cast<Unit*>(&module);
+        unit != nullptr && counts(*unit, root_, granularity_)) {
       parents_.push_back(around);
       around = result_.units.size();
       result_.units.push_back({unit, path, {}});
@@ -68,6 +76,8 @@ class Lister {
     return a;
   }
 
+  Unit& root_;
+  Granularity granularity_;
   ParameterList result_;
   std::vector<std::size_t> parents_;  // by unit
   std::map<const void*, std::size_t> index_;
@@ -134,15 +144,17 @@ std::int64_t ParameterList::bytes() const {
   return sum;
 }
 
-ParameterList list_parameters(Unit& root) {
-  ParameterList list = Lister().list(root);
+ParameterList list_parameters(Unit& root, Granularity granularity) {
+  ParameterList list = Lister(root, granularity).list();
   check(list);
   return list;
 }
 
-void set_hooks(Unit& root, UnitHooks* hooks) {
-  root.apply([hooks](torch::nn::Module& module) {
-    if (auto* unit = dynamic_cast<Unit*>(&module)) unit->set_hooks(hooks);
+void set_hooks(Unit& root, UnitHooks* hooks, Granularity granularity) {
+  root.apply([&](torch::nn::Module& module) {
+    if (auto* unit = dynamic_cast<Unit*>(&module)) {
+      unit->set_hooks(counts(*unit, root, granularity) ? hooks : nullptr);
+    }
   });
 }
 

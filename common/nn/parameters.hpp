@@ -12,6 +12,12 @@
 
 namespace zero::nn {
 
+/// What counts as a unit.
+enum class Granularity {
+  kUnit,  ///< every Unit but leaves: decoder layers and the root
+  kLeaf,  ///< every Unit: each layer that holds parameters is one of its own
+};
+
 /// One parameter of a model, tied ones once.
 struct Parameter {
   std::string
@@ -48,12 +54,13 @@ struct ParameterList {
   std::int64_t bytes() const;  ///< V of the formulas: bytes of one copy of the parameters
 };
 
-/// Lists the parameters of `root`. Throws zero::Error for a model without a trainable parameter,
-/// for a parameter that is not contiguous, and for two different parameters that share memory.
-ParameterList list_parameters(Unit& root);
+/// Lists the parameters of `root`, which is a unit in any case. Throws zero::Error for a model
+/// without a trainable parameter, for a parameter that is not contiguous, and for two different
+/// parameters that share memory.
+ParameterList list_parameters(Unit& root, Granularity granularity = Granularity::kUnit);
 
-/// Sets the hooks of `root` and of every unit inside it.
-void set_hooks(Unit& root, UnitHooks* hooks);
+/// Sets the hooks of `root` and of every unit inside it; what does not count as one gets none.
+void set_hooks(Unit& root, UnitHooks* hooks, Granularity granularity = Granularity::kUnit);
 
 /// Where first values come from. Implementations: SeededValues (below), safetensors files.
 class ParameterSource {

@@ -25,6 +25,16 @@ std::vector<at::Tensor> Unit::run_many(const std::function<std::vector<at::Tenso
   return outputs;
 }
 
+at::Tensor Leaf::run_leaf(const at::Tensor& input,
+                          const std::function<at::Tensor(const at::Tensor&)>& body) {
+  if (hooks() == nullptr) return body(input);
+  // The gradient of `input` is known when all who read it are done; that of a view which nobody
+  // else reads, when this use is.
+  const bool watched = c10::GradMode::is_enabled() && input.requires_grad();
+  const at::Tensor own = watched ? input.view_as(input) : input;
+  return run([&] { return body(own); }, {own});
+}
+
 void Unit::watch_output(const at::Tensor& output) {
   if (!output.defined() || !output.requires_grad()) return;
   // The hook returns nothing: the gradient goes on unchanged.

@@ -65,4 +65,16 @@ class Unit : public Layer {
   UnitHooks* hooks_ = nullptr;
 };
 
+/// A layer that holds parameters itself and runs them in one autograd function: the smallest unit
+/// that there can be. It is one only for those who ask for Granularity::kLeaf (parameters.hpp);
+/// else it has no hooks, costs nothing, and its parameters belong to the unit around it.
+class Leaf : public Unit {
+ protected:
+  /// Runs body(input), as Unit::run() does, with one difference: post_backward() comes as soon as
+  /// the backward of this use has run, also where others read `input` too. The leaf must be done
+  /// with its parameters then, which it is if `body` is one function of functional.hpp.
+  at::Tensor run_leaf(const at::Tensor& input,
+                      const std::function<at::Tensor(const at::Tensor&)>& body);
+};
+
 }  // namespace zero::nn

@@ -7,6 +7,12 @@
 
 namespace zero::optim {
 
+const char* name(Norm norm) { return norm == Norm::kL2 ? "L2" : "infinity"; }
+
+float largest_magnitude(const at::Tensor& tensor) {
+  return tensor.numel() == 0 ? 0.0F : tensor.abs().amax().item<float>();
+}
+
 double squared_norm(const at::Tensor& tensor) {
   const at::Tensor dense = tensor.contiguous();
   // Eight sums that do not wait for each other; which element goes to which never changes.

@@ -6,6 +6,18 @@
 
 namespace zero::optim {
 
+/// How long a gradient is said to be.
+enum class Norm {
+  kL2,        ///< root of the sum of squares
+  kInfinity,  ///< largest absolute value of an element
+};
+/// "L2", "infinity".
+const char* name(Norm norm);
+
+/// Largest absolute value of an element, exact; 0 for a tensor without elements, NaN if one is NaN.
+/// Float and half types.
+float largest_magnitude(const at::Tensor& tensor);
+
 /// Sum of the squares of all elements, added in double in one fixed order. Float and half types.
 double squared_norm(const at::Tensor& tensor);
 
