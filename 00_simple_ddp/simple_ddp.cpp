@@ -75,7 +75,7 @@ void SimpleDdp::average_flat() {
 
 train::ModelStateBytes SimpleDdp::predicted_bytes() const {
   const std::int64_t trainable = trainable_bytes();
-  return {list().bytes(), trainable, 2 * trainable};
+  return {list().bytes(), trainable, optimizer_bytes()};
 }
 
 std::int64_t SimpleDdp::predicted_traffic() const {
@@ -87,7 +87,7 @@ std::int64_t SimpleDdp::predicted_traffic() const {
                                                 communicator_.size());
   };
   for (const std::size_t i : train::backward_order(list())) {
-    element_size = static_cast<std::int64_t>(parameter(i).element_size());
+    element_size = communicator_.reduced_element_size(parameter(i).scalar_type());
     elements += parameter(i).numel();
     sum += bytes_of(parameter(i).numel());
   }

@@ -53,7 +53,7 @@ at::Tensor Zero1Sharding::step(const std::function<at::Tensor()>& closure) {
 }
 
 train::ModelStateBytes Zero1Sharding::predicted_bytes() const {
-  return {list().bytes(), trainable_bytes(), 2 * owners_.trainable_bytes()};
+  return {list().bytes(), trainable_bytes(), optimizer_bytes()};
 }
 
 std::int64_t Zero1Sharding::predicted_traffic() const {
@@ -64,10 +64,10 @@ std::int64_t Zero1Sharding::predicted_traffic() const {
     const nn::Parameter& p = list().parameters[i];
     if (naive_) {
       gradients += dist::Communicator::all_reduce_bytes(
-          p.numel(), static_cast<std::int64_t>(p.tensor.element_size()), communicator_.rank(),
-          communicator_.size());
+          p.numel(), communicator_.reduced_element_size(p.tensor.scalar_type()),
+          communicator_.rank(), communicator_.size());
     } else if (!owns(i)) {
-      gradients += p.bytes();
+      gradients += reduced_bytes_of(i);
     }
   }
   return gradients + others * owned;

@@ -69,15 +69,14 @@ void Zero2Sharding::sync_parameters() {
 }
 
 train::ModelStateBytes Zero2Sharding::predicted_bytes() const {
-  return {list().bytes(), owners_.trainable_bytes(), 2 * owners_.trainable_bytes()};
+  return {list().bytes(), owners_.trainable_bytes(), optimizer_bytes()};
 }
 
 std::int64_t Zero2Sharding::predicted_traffic() const {
   const std::int64_t others = communicator_.size() - 1;
-  const std::int64_t owned = owners_.trainable_bytes();
   const std::int64_t gradients =
-      placeholders_ ? others * trainable_bytes() : trainable_bytes() - owned;
-  return gradients + others * owned;
+      placeholders_ ? others * reduced_bytes() : reduced_bytes() - reduced_owned_bytes();
+  return gradients + others * owners_.trainable_bytes();
 }
 
 void register_zero2(train::Registry& registry) {

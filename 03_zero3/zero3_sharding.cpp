@@ -130,7 +130,7 @@ std::vector<std::size_t> Zero3Sharding::units_around(const nn::Unit& unit) const
 }
 
 train::ModelStateBytes Zero3Sharding::predicted_bytes() const {
-  return {owners_.bytes(), owners_.trainable_bytes(), 2 * owners_.trainable_bytes()};
+  return {owners_.bytes(), owners_.trainable_bytes(), optimizer_bytes()};
 }
 
 std::int64_t Zero3Sharding::predicted_traffic() const {
@@ -142,7 +142,7 @@ std::int64_t Zero3Sharding::predicted_traffic() const {
       if (owns(i)) gathered_once += list().parameters[i].bytes();
     }
   }
-  return trainable_bytes() - owners_.trainable_bytes() +
+  return reduced_bytes() - reduced_owned_bytes() +
          others * (2 * owners_.bytes() - gathered_once);
 }
 

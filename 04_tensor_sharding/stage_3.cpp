@@ -82,11 +82,11 @@ void TensorZero3::reshard(std::size_t unit) {
 }
 
 train::ModelStateBytes TensorZero3::predicted_bytes() const {
-  return {shard_bytes(/*trainable_only=*/false), gradient_shard_bytes(), moment_bytes()};
+  return {shard_bytes(/*trainable_only=*/false), gradient_shard_bytes(), optimizer_bytes()};
 }
 
 std::int64_t TensorZero3::predicted_traffic() const {
-  std::int64_t shards = shard_bytes(/*trainable_only=*/true);  // reduce-scattered once
+  std::int64_t shards = reduced_shard_bytes();  // reduce-scattered once
   for (std::size_t u = 0; u < list().units.size(); ++u) {
     for (const std::size_t g : groups_of(u)) {
       shards += (stays_whole(u) ? 1 : 2) * groups()[g].shard_bytes();

@@ -47,12 +47,12 @@ void TensorZero1::sync_parameters() { gather_updated(groups(), backward_groups()
 
 train::ModelStateBytes TensorZero1::predicted_bytes() const {
   const std::int64_t n = communicator_.size();
-  return {n * shard_bytes(/*trainable_only=*/false), n * shard_bytes(true), moment_bytes()};
+  return {n * shard_bytes(/*trainable_only=*/false), n * shard_bytes(true), optimizer_bytes()};
 }
 
 std::int64_t TensorZero1::predicted_traffic() const {
   const std::int64_t others = communicator_.size() - 1;
-  return (naive_ ? 3 : 2) * others * shard_bytes(/*trainable_only=*/true);
+  return others * ((naive_ ? 2 : 1) * reduced_shard_bytes() + shard_bytes(/*trainable_only=*/true));
 }
 
 TensorZero2::TensorZero2(const train::StrategyArguments& arguments)
@@ -74,11 +74,12 @@ void TensorZero2::sync_parameters() { gather_updated(groups(), backward_groups()
 
 train::ModelStateBytes TensorZero2::predicted_bytes() const {
   const std::int64_t n = communicator_.size();
-  return {n * shard_bytes(/*trainable_only=*/false), gradient_shard_bytes(), moment_bytes()};
+  return {n * shard_bytes(/*trainable_only=*/false), gradient_shard_bytes(), optimizer_bytes()};
 }
 
 std::int64_t TensorZero2::predicted_traffic() const {
-  return 2 * (communicator_.size() - 1) * shard_bytes(/*trainable_only=*/true);
+  return (communicator_.size() - 1) *
+         (reduced_shard_bytes() + shard_bytes(/*trainable_only=*/true));
 }
 
 void register_tensor_sharding(train::Registry& registry) {

@@ -142,11 +142,12 @@ std::int64_t TensorSharding::gradient_shard_bytes() const {
   return sum;
 }
 
-std::int64_t TensorSharding::moment_bytes() const {
+std::int64_t TensorSharding::reduced_shard_bytes() const {
   std::int64_t sum = 0;
-  for (std::size_t i = 0; i < count(); ++i) {
-    const at::Tensor mine = piece(i).tensor;
-    if (mine.defined()) sum += 2 * static_cast<std::int64_t>(mine.nbytes());
+  for (const ShardedGroup& group : groups_) {
+    if (!group.trainable()) continue;
+    const at::ScalarType dtype = parameter(group.members().front()).scalar_type();
+    sum += group.layout().shard() * communicator_.reduced_element_size(dtype);
   }
   return sum;
 }

@@ -62,8 +62,8 @@ class TensorSharding : public train::Strategy {
   /// Bytes of the averaged gradients that stay on this rank: its shards, but for those that hold
   /// nothing but padding, which nobody keeps.
   std::int64_t gradient_shard_bytes() const;
-  /// Bytes of AdamW's moments on this rank: padding has none.
-  std::int64_t moment_bytes() const;
+  /// Bytes of a rank's shard of all trainable groups as they travel when gradients are reduced.
+  std::int64_t reduced_shard_bytes() const;
 
  private:
   struct Place {

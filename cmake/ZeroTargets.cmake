@@ -58,7 +58,8 @@ function(zero_add_chapter chapter)
   file(GLOB sources CONFIGURE_DEPENDS "${folder}/*.cpp")
   file(GLOB tests CONFIGURE_DEPENDS "${folder}/*_test.cpp")
   file(GLOB benches CONFIGURE_DEPENDS "${folder}/*_bench.cpp")
-  list(REMOVE_ITEM sources ${tests} ${benches} "${folder}/main.cpp" "${folder}/collectives.cpp")
+  list(REMOVE_ITEM sources ${tests} ${benches} "${folder}/main.cpp" "${folder}/collectives.cpp"
+    "${folder}/mixed_precision.cpp")
 
   add_library(zero_${chapter} STATIC ${sources})
   zero_configure_target(zero_${chapter})

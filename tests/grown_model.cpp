@@ -159,7 +159,9 @@ at::Tensor GrownModel::predict(const data::Batch& batch) {
 
 at::Tensor GrownModel::loss(const data::Batch& batch) {
   const auto terms = static_cast<double>(std::max<std::int64_t>(batch.loss_terms, 1));
-  return at::mse_loss(predict(batch), batch.targets, at::Reduction::Sum) / terms;
+  // In at least float32: a sum of squares is soon too large for float16.
+  const at::ScalarType wide = config_.dtype == at::kDouble ? at::kDouble : at::kFloat;
+  return at::mse_loss(predict(batch).to(wide), batch.targets.to(wide), at::Reduction::Sum) / terms;
 }
 
 at::Tensor GrownModel::run_part(std::size_t index, const at::Tensor& x) {

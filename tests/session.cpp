@@ -24,8 +24,9 @@ Session::Session(dist::Communicator& communicator, const std::string& mode, Sess
   }
   train::Registry registry;
   train::register_all_chapters(registry);
-  strategy_ = registry.make(mode, {*model_, communicator, options_.optimizer, &values_, "",
-                                   options_.ownership, options_.accumulation});
+  strategy_ =
+      registry.make(mode, {*model_, communicator, options_.optimizer, &values_, "",
+                           options_.ownership, options_.accumulation, options_.reduce_type});
   trainer_ = std::make_unique<train::Trainer>(*strategy_, options_.trainer);
 }
 

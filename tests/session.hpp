@@ -23,6 +23,7 @@ struct SessionOptions {
   train::Ownership ownership = train::Ownership::kBySize;
   train::Accumulation accumulation = train::Accumulation::kLocal;
   train::TrainerOptions trainer;
+  dist::ReduceType reduce_type = dist::ReduceType::kOwn;
   std::uint64_t seed = 3;  ///< of the first values
 };
 

@@ -8,6 +8,7 @@
 #include <sstream>
 #include <utility>
 
+#include "zero/distributed/narrowing.hpp"
 #include "zero/error.hpp"
 
 namespace zero::dist {
@@ -109,14 +110,21 @@ Pending Communicator::broadcast(at::Tensor tensor, int root, Purpose purpose) {
 Pending Communicator::reduce(at::Tensor tensor, int root, Purpose purpose, ReduceOp op) {
   const auto started = Clock::now();
   check_rank(Operation::kReduce, root);
-  const Call call = begin(Operation::kReduce, purpose, tensor, root);
-  return finish(do_reduce(call, std::move(tensor), root, op), started);
+  check_tensor(Operation::kReduce, tensor);
+  const at::Tensor wide = widened(tensor);
+  const Call call = begin(Operation::kReduce, purpose, wide, root);
+  WorkPtr work = do_reduce(call, wide, root, op);
+  // Only the root's changes.
+  return finish(rank_ == root ? narrowing(std::move(work), wide, tensor) : std::move(work),
+                started);
 }
 
 Pending Communicator::all_reduce(at::Tensor tensor, Purpose purpose, ReduceOp op) {
   const auto started = Clock::now();
-  const Call call = begin(Operation::kAllReduce, purpose, tensor, /*peer=*/-1);
-  return finish(do_all_reduce(call, std::move(tensor), op), started);
+  check_tensor(Operation::kAllReduce, tensor);
+  const at::Tensor wide = widened(tensor);
+  const Call call = begin(Operation::kAllReduce, purpose, wide, /*peer=*/-1);
+  return finish(narrowing(do_all_reduce(call, wide, op), wide, tensor), started);
 }
 
 Pending Communicator::reduce_scatter(at::Tensor output, at::Tensor input, Purpose purpose,
@@ -130,8 +138,16 @@ Pending Communicator::reduce_scatter(at::Tensor output, at::Tensor input, Purpos
                     input.numel(), c10::toString(input.scalar_type()), output.numel() * size_,
                     size_, output.numel(), c10::toString(output.scalar_type())));
   }
-  const Call call = begin(Operation::kReduceScatter, purpose, input, /*peer=*/-1);
-  return finish(do_reduce_scatter(call, std::move(output), std::move(input), op), started);
+  check_tensor(Operation::kReduceScatter, input);
+  const at::Tensor wide = widened(input);
+  // Its own piece of the wide copy has no other use.
+  const at::Tensor wide_output =
+      widens(input.scalar_type())
+          ? wide.flatten().narrow(0, rank_ * output.numel(), output.numel())
+          : output;
+  const Call call = begin(Operation::kReduceScatter, purpose, wide, /*peer=*/-1);
+  return finish(narrowing(do_reduce_scatter(call, wide_output, wide, op), wide_output, output),
+                started);
 }
 
 Pending Communicator::all_gather(at::Tensor output, at::Tensor input, Purpose purpose) {

@@ -50,6 +50,19 @@ enum class ReductionOrder : std::uint8_t {
   kNative,
 };
 
+/// In which type gradients of 2 bytes (bfloat16, float16) travel to where they are added. All other
+/// types travel and are added as they are.
+enum class ReduceType : std::uint8_t {
+  /// As they are. In rank order they are then added in float32 and rounded once. A native reduction
+  /// adds them as they are and rounds after each addition, but for float16, whose range is too
+  /// small for that: it is widened all the same.
+  kOwn,
+  /// As float32, rounded once after the sum: twice the bytes on the wire, and a float32 copy of what
+  /// is reduced for as long as that takes. In rank order it gives the same bits as kOwn.
+  kFloat32,
+};
+std::string_view name(ReduceType type);
+
 /// Bytes that this rank handed to the backend to send, by operation and purpose.
 struct Traffic {
   struct Entry {
@@ -160,6 +173,13 @@ class Communicator {
   virtual std::unique_ptr<Communicator> split(const std::vector<int>& ranks,
                                               const std::string& label) = 0;
 
+  /// How tensors of 2-byte types are reduced from now on (at first kOwn). Set it on all ranks alike;
+  /// groups from split() have a setting of their own.
+  void set_reduce_type(ReduceType type) { reduce_type_ = type; }
+  ReduceType reduce_type() const { return reduce_type_; }
+  /// Bytes that one element of `dtype` takes on its way into a reduction.
+  std::int64_t reduced_element_size(at::ScalarType dtype) const;
+
   /// What this rank sent since it was connected.
   const Traffic& traffic() const { return traffic_; }
 
@@ -210,10 +230,13 @@ class Communicator {
   Pending finish(WorkPtr work, std::chrono::steady_clock::time_point started);
   void check_tensor(Operation operation, const at::Tensor& tensor) const;
   void check_rank(Operation operation, int peer) const;
+  bool widens(at::ScalarType dtype) const;
+  at::Tensor widened(const at::Tensor& tensor) const;
 
   int rank_;
   int size_;
   ReductionOrder order_;
+  ReduceType reduce_type_ = ReduceType::kOwn;
   bool check_collectives_;
   std::int64_t sequence_ = 0;
   std::int64_t step_ = -1;

@@ -21,6 +21,8 @@ std::shared_ptr<Linear> dense(std::int64_t in, std::int64_t out, at::ScalarType 
   return std::make_shared<Linear>(in, out, first_values, first_values, dtype);
 }
 
+bool is_half(at::ScalarType dtype) { return dtype == at::kBFloat16 || dtype == at::kHalf; }
+
 }  // namespace
 
 MlpLayer::MlpLayer(std::int64_t in, std::int64_t out, const MlpConfig& config)
@@ -52,10 +54,11 @@ at::Tensor Mlp::loss(const data::Batch& batch) {
   const bool regression = config_.loss == MlpConfig::Loss::kMeanSquared;
   std::vector<std::int64_t> expected = {batch.inputs.size(0)};
   if (regression) expected.push_back(config_.outputs);
-  const at::ScalarType dtype = regression ? config_.dtype : at::kLong;
-  if (!batch.targets.defined() || batch.targets.sizes() != at::IntArrayRef(expected) ||
-      batch.targets.scalar_type() != dtype) {
-    throw Error(fmt::format("the targets of this batch must be {} [{}]", c10::toString(dtype),
+  const at::Tensor& targets = batch.targets;
+  if (!targets.defined() || targets.sizes() != at::IntArrayRef(expected) ||
+      !(regression ? takes(targets) : targets.scalar_type() == at::kLong)) {
+    throw Error(fmt::format("the targets of this batch must be {} [{}]",
+                            c10::toString(regression ? config_.dtype : at::kLong),
                             fmt::join(expected, ", ")));
   }
   return run(
@@ -63,7 +66,9 @@ at::Tensor Mlp::loss(const data::Batch& batch) {
         const at::Tensor y = outputs(batch.inputs);
         if (!regression) return consuming_cross_entropy(y, batch.targets, batch.loss_terms);
         const auto terms = std::max<std::int64_t>(batch.loss_terms, 1) * config_.outputs;
-        return at::mse_loss(y, batch.targets, at::Reduction::Sum) / static_cast<double>(terms);
+        const at::ScalarType wide = is_half(config_.dtype) ? at::kFloat : config_.dtype;
+        return at::mse_loss(y.to(wide), targets.to(wide), at::Reduction::Sum) /
+               static_cast<double>(terms);
       },
       {});
 }
@@ -73,18 +78,20 @@ at::Tensor Mlp::predict(const data::Batch& batch) {
   return run([&] { return outputs(batch.inputs); }, {});
 }
 
+bool Mlp::takes(const at::Tensor& data) const {
+  const at::ScalarType dtype = data.scalar_type();
+  return dtype == config_.dtype || (dtype == at::kFloat && is_half(config_.dtype));
+}
+
 void Mlp::check_inputs(const data::Batch& batch) const {
   const at::Tensor& x = batch.inputs;
-  if (x.defined() && x.dim() == 2 && x.size(1) == config_.inputs &&
-      x.scalar_type() == config_.dtype) {
-    return;
-  }
+  if (x.defined() && x.dim() == 2 && x.size(1) == config_.inputs && takes(x)) return;
   throw Error(fmt::format("the inputs of this MLP must be {} [samples, {}]",
                           c10::toString(config_.dtype), config_.inputs));
 }
 
 at::Tensor Mlp::outputs(const at::Tensor& x) {
-  at::Tensor y = x;
+  at::Tensor y = x.to(config_.dtype);
   for (const auto& layer : layers_) y = layer->forward(y);
   return output_->forward(y);
 }

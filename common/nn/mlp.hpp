@@ -24,6 +24,8 @@ struct MlpConfig {
   std::int64_t outputs = 3;
   Activation activation = Activation::kTanh;
   Loss loss = Loss::kMeanSquared;
+  /// Of parameters and activations. With a 2-byte type the loss is computed in float32 and is one,
+  /// and inputs and targets may be float32 as well.
   at::ScalarType dtype = at::kFloat;
 };
 
@@ -59,6 +61,7 @@ class Mlp : public Model {
   const MlpConfig& config() const { return config_; }
 
  private:
+  bool takes(const at::Tensor& data) const;
   void check_inputs(const data::Batch& batch) const;
   at::Tensor outputs(const at::Tensor& x);
 

@@ -80,6 +80,13 @@ class FusedOptimizer : public Optimizer {
     return slot == nullptr ? 0 : slot->steps;
   }
 
+  std::int64_t state_bytes(const at::Tensor& parameter) const override {
+    const Slot* slot = find(parameter);
+    if (slot == nullptr) return 0;
+    const std::size_t states = state_names(options_[slot->group]).size();
+    return static_cast<std::int64_t>(states * parameter.nbytes());
+  }
+
   void load_state(const at::Tensor& parameter, std::int64_t steps,
                   const std::map<std::string, at::Tensor>& states) override {
     Slot* slot = find(parameter);
@@ -220,6 +227,18 @@ class Sgd final : public FusedOptimizer<SgdOptions> {
 void Optimizer::load_state(const at::Tensor&, std::int64_t,
                            const std::map<std::string, at::Tensor>&) {
   throw Error("this optimizer cannot take back a saved state; AdamW, Adam and SGD can");
+}
+
+std::int64_t Optimizer::state_bytes(const at::Tensor& parameter) const {
+  return 2 * static_cast<std::int64_t>(parameter.nbytes());
+}
+
+void Optimizer::set_gradient_scale(double scale) {
+  if (scale == 1.0) return;
+  throw Error(
+      fmt::format("this optimizer takes gradients as they are, not {} times as large: give "
+                  "it fp32 master weights (optim::with_master_weights)",
+                  scale));
 }
 
 at::Tensor Optimizer::step(const std::function<at::Tensor()>& closure) {

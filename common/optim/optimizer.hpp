@@ -41,6 +41,15 @@ class Optimizer {
   /// Updates that a parameter has had.
   virtual std::int64_t steps(const at::Tensor& parameter) const = 0;
 
+  /// Bytes of state that `parameter`, which it holds, has after its first update: those of the
+  /// tensors in state(). Unless an optimizer knows better, two of the parameter's size and dtype.
+  virtual std::int64_t state_bytes(const at::Tensor& parameter) const;
+
+  /// From the next step on, gradients are taken to be `scale` times what they should be (the loss
+  /// was multiplied by it): step() divides by it, in float32, before it does anything else.
+  /// @throws zero::Error for another scale than 1, unless the optimizer can (with_master_weights()).
+  virtual void set_gradient_scale(double scale);
+
   /// What a checkpoint notes of an optimizer.
   struct Settings {
     std::string kind;  ///< "AdamW"; empty where state() does not know all of the state
@@ -49,8 +58,8 @@ class Optimizer {
   virtual Settings settings() const { return {}; }
 
   /// Puts a parameter's state back to what state() and steps() gave, from the next step on.
-  /// `states` are flat, of the parameter's number of elements and its dtype, and are taken over,
-  /// not copied; none at all for a parameter that has not been updated yet.
+  /// `states` are flat, of the parameter's number of elements and the dtypes that state() gave, and
+  /// are taken over, not copied; none at all for a parameter that has not been updated yet.
   /// @throws zero::Error where the parameter is not held, the states are not this optimizer's, or
   /// it cannot take any back (settings().kind is empty).
   virtual void load_state(const at::Tensor& parameter, std::int64_t steps,

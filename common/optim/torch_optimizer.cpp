@@ -73,6 +73,17 @@ class TorchOptimizer final : public Optimizer {
     return look_up(parameter).first;
   }
 
+  std::int64_t state_bytes(const at::Tensor& parameter) const override {
+    if (kind() != "torch SGD") return Optimizer::state_bytes(parameter);
+    for (auto& group : optimizer_->param_groups()) {
+      const bool keeps = static_cast<torch::optim::SGDOptions&>(group.options()).momentum() != 0;
+      for (const at::Tensor& p : group.params()) {
+        if (p.is_same(parameter) && keeps) return static_cast<std::int64_t>(p.nbytes());
+      }
+    }
+    return 0;
+  }
+
   Settings settings() const override {
     Settings all{kind(), {}};
     for (auto& group : optimizer_->param_groups()) {

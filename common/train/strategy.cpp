@@ -23,9 +23,11 @@ namespace {
 // What all ranks must have in common, a line each.
 std::string description(const nn::ParameterList& list, const StrategyArguments& arguments) {
   std::string text = fmt::format(
-      "variant '{}', ownership by {}, {}\n", arguments.variant, name(arguments.ownership),
+      "variant '{}', ownership by {}, {}\ngradients of 2 bytes reduced in {}\n", arguments.variant,
+      name(arguments.ownership),
       arguments.accumulation == Accumulation::kLocal ? "accumulation before the reduction"
-                                                     : "a reduction of every micro-batch");
+                                                     : "a reduction of every micro-batch",
+      dist::name(arguments.reduce_type));
   for (const nn::Parameter& p : list.parameters) {
     text += fmt::format("parameter '{}' [{}] {}, {}, of unit '{}'\n", p.name,
                         fmt::join(p.tensor.sizes(), ", "), c10::toString(p.tensor.scalar_type()),
@@ -49,6 +51,7 @@ Strategy::Strategy(const StrategyArguments& arguments)
       accumulation_(arguments.accumulation),
       used_(list_.size(), false),
       accumulated_(list_.size()) {
+  communicator_.set_reduce_type(arguments.reduce_type);
   // Before anything is sent: ranks that differ would send each other the wrong bytes, or wait.
   communicator_.agree("the model or the strategy", description(list_, arguments));
   std::vector<at::Tensor> all;
@@ -171,7 +174,8 @@ float Strategy::clip_grad_norm(double max_norm) {
   }
   // Where every rank owns everything, each has all the numbers already.
   if (sharded()) communicator_.all_reduce(squares, Purpose::kControl, dist::ReduceOp::kSum).wait();
-  const float norm = optim::norm_from_squares({square, square + count()});
+  const float norm = optim::norm_from_squares({square, square + count()}) /
+                     static_cast<float>(gradient_scale_);
   const float coefficient = optim::clip_coefficient(norm, max_norm);
   if (coefficient != 1.0F) {
     for (std::size_t i = 0; i < count(); ++i) {
@@ -221,14 +225,6 @@ void Strategy::narrow_optimizer() {
     }
     return at::Tensor();
   });
-}
-
-std::int64_t Strategy::trainable_bytes() const {
-  std::int64_t sum = 0;
-  for (std::size_t i = 0; i < count(); ++i) {
-    if (trainable(i)) sum += list_.parameters[i].bytes();
-  }
-  return sum;
 }
 
 }  // namespace zero::train

@@ -35,6 +35,8 @@ struct StrategyArguments {
   std::string variant;  ///< one of the chapter's, empty for its default
   Ownership ownership = Ownership::kBySize;
   Accumulation accumulation = Accumulation::kLocal;
+  /// Set on the communicator: how it reduces gradients of 2-byte types.
+  dist::ReduceType reduce_type = dist::ReduceType::kOwn;
 };
 
 /// What one rank updates of a parameter: a run of its elements.
@@ -94,8 +96,20 @@ class Strategy : public nn::UnitHooks {
 
   /// Scales the gradients so that their global L2 norm is at most `max_norm`; gives the norm
   /// before. After finish_backward() of the last micro-batch. Exact: the same bits under every
-  /// strategy.
+  /// strategy. The norm is that of the gradients divided by gradient_scale().
   virtual float clip_grad_norm(double max_norm);
+
+  /// Says that the losses given to backward() are multiplied by `scale` until further notice (see
+  /// loss_scale.hpp), so that gradients are as many times too large. The optimizer divides by it.
+  /// Acts on this rank alone; all ranks must say the same.
+  /// @throws zero::Error where the optimizer cannot (optim::Optimizer::set_gradient_scale()).
+  void set_gradient_scale(double scale);
+  double gradient_scale() const { return gradient_scale_; }
+
+  /// The ranks, in order, that hold an infinity or NaN in an averaged gradient that they are
+  /// responsible for; the same on all ranks. After finish_backward() of the last micro-batch. Costs
+  /// one all-reduce of a number per rank.
+  std::vector<int> ranks_with_overflow();
 
   /// Makes the parameters of unit `unit` whole for reading until dismiss(). Nothing to do where
   /// they always are.
@@ -180,6 +194,14 @@ class Strategy : public nn::UnitHooks {
   void narrow_optimizer();
 
   std::int64_t trainable_bytes() const;
+  /// Bytes of optimizer state on this rank, once everything has been updated: as the optimizer says
+  /// for the pieces of trainable parameters, and of those that were frozen after an update.
+  std::int64_t optimizer_bytes() const;
+  /// Bytes that the gradients of all trainable parameters take on their way into reductions.
+  std::int64_t reduced_bytes() const;
+  /// The same for those that this rank owns, and for one parameter.
+  std::int64_t reduced_owned_bytes() const;
+  std::int64_t reduced_bytes_of(std::size_t index) const;
 
   nn::Model& model_;
   dist::Communicator& communicator_;
@@ -195,6 +217,7 @@ class Strategy : public nn::UnitHooks {
   GradientObserver observer_;
   nn::ParameterSource* values_;
   Accumulation accumulation_;
+  double gradient_scale_ = 1.0;
   bool has_gradients_ = false;
   bool awaits_reduction_ = false;        // a backward whose gradients are to be reduced has begun
   std::vector<bool> used_;               // this rank, this reduction

@@ -45,8 +45,12 @@ class Stopwatch {
 
 Trainer::Trainer(Strategy& strategy, TrainerOptions options)
     : strategy_(strategy), options_(options) {
-  strategy.communicator().agree("the trainer's options",
-                                fmt::format("a clip norm of {}", options.clip_norm));
+  if (options.loss_scale) loss_scale_.emplace(*options.loss_scale);
+  strategy.communicator().agree(
+      "the trainer's options",
+      fmt::format("a clip norm of {}\n{}", options.clip_norm,
+                  loss_scale_ ? loss_scale_->describe() : "no loss scale"));
+  strategy.set_gradient_scale(loss_scale_ ? loss_scale_->value() : 1.0);
 }
 
 StepResult Trainer::step(const std::vector<data::Batch>& micro_batches) {
@@ -54,6 +58,10 @@ StepResult Trainer::step(const std::vector<data::Batch>& micro_batches) {
   communicator.set_step(steps_);
   strategy_.zero_grad();
   StepResult result;
+  if (loss_scale_) {
+    result.loss_scale = loss_scale_->value();
+    strategy_.set_gradient_scale(result.loss_scale);
+  }
   Stopwatch watch(communicator, result.seconds);
   double loss_sum = 0;
   // The first thing: ranks that find out later that they differ wait for each other.
@@ -73,7 +81,8 @@ StepResult Trainer::step(const std::vector<data::Batch>& micro_batches) {
     memory::mark("backward");
     // Ranks average with equal weights; a batch with more loss terms than the others must count for
     // more. With one micro-batch and equal numbers of terms the weight is exactly 1.
-    const double weight = static_cast<double>(batch.loss_terms) * communicator.size() / all_terms;
+    const double weight = result.loss_scale * static_cast<double>(batch.loss_terms) *
+                          communicator.size() / all_terms;
     {
       RECORD_USER_SCOPE("backward");
       strategy_.backward(weight == 1.0 ? loss : loss * weight);
@@ -85,15 +94,34 @@ StepResult Trainer::step(const std::vector<data::Batch>& micro_batches) {
   memory::mark("optimizer");
   {
     RECORD_USER_SCOPE("optimizer");
-    if (options_.clip_norm > 0) result.gradient_norm = strategy_.clip_grad_norm(options_.clip_norm);
-    strategy_.optimizer_step();
+    update(result);
   }
   memory::mark("sync");
-  strategy_.sync_parameters();
+  if (!result.skipped) strategy_.sync_parameters();
   watch.end_of(&PhaseSeconds::optimizer);
   result.loss = loss_sum / all_terms;
   ++steps_;
   return result;
+}
+
+void Trainer::update(StepResult& result) {
+  result.skipped = loss_scale_ && leave_out_step();
+  if (result.skipped) return;
+  if (options_.clip_norm > 0) result.gradient_norm = strategy_.clip_grad_norm(options_.clip_norm);
+  strategy_.optimizer_step();
+  if (loss_scale_) loss_scale_->note_good_step();
+}
+
+bool Trainer::leave_out_step() {
+  // Every rank looks at its own pieces only; what one of them finds, all must act on.
+  const std::vector<int> ranks = strategy_.ranks_with_overflow();
+  if (ranks.empty()) return false;
+  if (loss_scale_->note_overflow()) return true;
+  throw Error(
+      fmt::format("step {}: gradients are infinite or NaN on rank{} {} at a loss scale of 1; no "
+                  "rank updates its weights (a lower learning rate or clipping may help, or "
+                  "bfloat16, whose range is that of float32)",
+                  steps_, ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", ")));
 }
 
 double Trainer::evaluate(const std::vector<data::Batch>& batches) {

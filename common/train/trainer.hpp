@@ -1,9 +1,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "zero/data/batch.hpp"
+#include "zero/train/loss_scale.hpp"
 #include "zero/train/strategy.hpp"
 
 namespace zero::train {
@@ -21,17 +23,26 @@ struct PhaseSeconds {
 struct StepResult {
   double loss = 0;          ///< mean over all loss terms of all ranks and micro-batches
   float gradient_norm = 0;  ///< before clipping; 0 where nothing is clipped
+  /// What the loss was multiplied by for backward; `loss` and `gradient_norm` are without it.
+  double loss_scale = 1;
+  /// A gradient overflowed on some rank, so that no rank updated anything; the loss scale is
+  /// smaller now.
+  bool skipped = false;
   PhaseSeconds seconds;
 };
 
 struct TrainerOptions {
   double clip_norm = 0;  ///< largest L2 norm of the gradient; 0: do not clip
+  /// Scales the loss for backward, as float16 needs it; the optimizer must be able to undo it
+  /// (optim::with_master_weights()). Nothing: gradients are used as they come.
+  std::optional<LossScaleOptions> loss_scale = std::nullopt;
 };
 
 /// The training loop of every chapter. All ranks call the same functions in the same order.
 class Trainer {
  public:
-  /// Called by all ranks; zero::Error on all of them if their options differ.
+  /// Called by all ranks; zero::Error on all of them if their options differ, or the loss is to be
+  /// scaled and the optimizer cannot undo it.
   explicit Trainer(Strategy& strategy, TrainerOptions options = {});
 
   /// One optimizer step over `micro_batches` of this rank: at least one, and as many on every rank.
@@ -39,6 +50,10 @@ class Trainer {
   /// mean over all of them. Throws zero::Error on all ranks alike if the loss of any is not finite,
   /// no rank has a loss term, or ranks gave different numbers of micro-batches; parameters and
   /// optimizer states are as before the step then, and the next step may follow.
+  ///
+  /// With a loss scale, a gradient that is infinite or NaN on any rank makes all ranks leave out
+  /// the same step: parameters, optimizer states and step counts stay, and the scale is halved.
+  /// Where it is 1 already, that is a zero::Error on all ranks.
   StepResult step(const std::vector<data::Batch>& micro_batches);
 
   /// Drops the gradients, which step() leaves to be looked at. step() does it by itself.
@@ -50,6 +65,9 @@ class Trainer {
 
   std::int64_t steps() const { return steps_; }
 
+  /// The loss scale, where there is one: what a checkpoint keeps of it, and puts back.
+  std::optional<LossScale>& loss_scale() { return loss_scale_; }
+
  private:
   struct Agreed {
     double loss_sum;
@@ -57,9 +75,12 @@ class Trainer {
   };
   Agreed agree(double loss, std::int64_t terms);
   double count_terms(const std::vector<data::Batch>& batches) const;
+  void update(StepResult& result);
+  bool leave_out_step();
 
   Strategy& strategy_;
   TrainerOptions options_;
+  std::optional<LossScale> loss_scale_;
   std::int64_t steps_ = 0;
 };
 

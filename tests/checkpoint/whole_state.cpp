@@ -9,13 +9,15 @@
 namespace zero::testing {
 namespace {
 
-constexpr const char* kStates[] = {"exp_avg", "exp_avg_sq", "momentum_buffer"};
+constexpr const char* kStates[] = {"exp_avg", "exp_avg_sq", "momentum_buffer", "master"};
+constexpr int kSteps = 4;  // their place, after the states
+constexpr int kKinds = 5;
 
 // This rank's states and step counts, at their places in one buffer for all parameters: zeros where
 // other ranks have something, so that the sum over ranks is the whole.
 at::Tensor spread_out(Session& session) {
   train::Strategy& strategy = session.strategy();
-  at::Tensor all = at::zeros({4 * strategy.list().numel()}, at::kDouble);
+  at::Tensor all = at::zeros({kKinds * strategy.list().numel()}, at::kDouble);
   std::int64_t offset = 0;
   for (std::size_t i = 0; i < strategy.list().size(); ++i) {
     const std::int64_t elements = strategy.list().parameters[i].numel();
@@ -25,14 +27,14 @@ at::Tensor spread_out(Session& session) {
         return all.narrow(0, offset + kind * elements + piece.begin, piece.tensor.numel());
       };
       const auto states = strategy.optimizer().state(piece.tensor);
-      for (int kind = 0; kind < 3; ++kind) {
+      for (int kind = 0; kind < kSteps; ++kind) {
         const auto found = states.find(kStates[kind]);
         if (found != states.end()) place(kind).copy_(found->second);
       }
       // Of every element, so that a piece with another count than the rest shows.
-      place(3).fill_(static_cast<double>(strategy.optimizer().steps(piece.tensor)));
+      place(kSteps).fill_(static_cast<double>(strategy.optimizer().steps(piece.tensor)));
     }
-    offset += 4 * elements;
+    offset += kKinds * elements;
   }
   return all;
 }
@@ -51,7 +53,8 @@ WholeState whole_state(Session& session) {
   for (std::size_t i = 0; i < weights.size(); ++i) {
     const std::string& name = list.parameters[i].name;
     state["parameter/" + name] = weights[i];
-    for (const std::string kind : {"exp_avg", "exp_avg_sq", "momentum_buffer", "steps"}) {
+    for (const std::string kind :
+         {"exp_avg", "exp_avg_sq", "momentum_buffer", "master", "steps"}) {
       state[kind + "/" + name] = all.narrow(0, offset, weights[i].numel()).clone();
       offset += weights[i].numel();
     }

@@ -1,0 +1,223 @@
+// Mixed precision in its flat form, by hand: a three-layer MLP in bfloat16, all of its parameters
+// as one buffer, and a float32 master copy of which every rank keeps a shard. Beside it the same
+// with the whole master copy on every rank, as plain data parallelism has it; both must end with
+// the same weights.
+//   build/release/bin/mixed_precision [ranks]
+
+#include <ATen/ops/equal.h>
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+
+#include <cstdlib>
+#include <memory>
+#include <zero/data/dataset.hpp>
+#include <zero/data/sampler.hpp>
+#include <zero/distributed/launch.hpp>
+#include <zero/error.hpp>
+#include <zero/memory/accounting.hpp>
+#include <zero/memory/storage.hpp>
+#include <zero/nn/mlp.hpp>
+#include <zero/nn/parameters.hpp>
+#include <zero/optim/optimizer.hpp>
+#include <zero/report/table.hpp>
+#include <zero/train/shard_layout.hpp>
+
+namespace {
+
+using zero::dist::Communicator;
+using zero::dist::Purpose;
+using zero::memory::Category;
+using zero::memory::Charge;
+
+constexpr int kSteps = 20;
+
+class FlatMixedPrecision {
+ public:
+  /// `sharded`: this rank keeps 1/N of the master copy and of its moments; otherwise all of it.
+  FlatMixedPrecision(zero::nn::Model& model, Communicator& communicator, bool sharded)
+      : list_(zero::nn::list_parameters(model)),
+        communicator_(communicator),
+        sharded_(sharded),
+        layout_(sizes(), communicator.size()) {
+    const at::Tensor mine = of_this_rank(flatten([](const at::Tensor& p) { return p; }));
+    const Charge charge(Category::kOptimizer);
+    master_ = mine.to(at::kFloat);
+    optimizer_ = zero::optim::adamw({.learning_rate = 3e-3})({master_});
+  }
+
+  void step() {
+    // Flatten the gradients and average them: all of them, or the part that is updated here.
+    at::Tensor flat = flatten([](const at::Tensor& p) { return p.grad(); });
+    at::Tensor mine = of_this_rank(flat);
+    if (sharded_) {
+      communicator_.reduce_scatter(mine, flat, Purpose::kGradient).wait();
+    } else {
+      communicator_.all_reduce(flat, Purpose::kGradient).wait();
+    }
+    // Update the master copy in float32.
+    master_.mutable_grad() = mine.to(at::kFloat);
+    optimizer_->step();
+    master_.mutable_grad().reset();
+    // Round it, make it whole again, unflatten.
+    mine.copy_(master_);
+    if (sharded_) communicator_.all_gather(flat, mine, Purpose::kParameter).wait();
+    unflatten(flat);
+  }
+
+ private:
+  std::vector<std::int64_t> sizes() const {
+    std::vector<std::int64_t> all;
+    for (const zero::nn::Parameter& p : list_.parameters) all.push_back(p.numel());
+    return all;
+  }
+
+  template <typename What>
+  at::Tensor flatten(const What& what) const {
+    const Charge charge(Category::kCommunication);
+    at::Tensor flat = at::zeros({layout_.total()}, at::kBFloat16);
+    for (std::size_t i = 0; i < list_.size(); ++i) {
+      window(flat, i).copy_(zero::memory::raw(what(list_.parameters[i].tensor)).flatten());
+    }
+    return flat;
+  }
+
+  void unflatten(const at::Tensor& flat) const {
+    for (std::size_t i = 0; i < list_.size(); ++i) {
+      at::Tensor p = zero::memory::raw(list_.parameters[i].tensor);
+      p.copy_(window(flat, i).view_as(p));
+    }
+  }
+
+  at::Tensor window(const at::Tensor& flat, std::size_t i) const {
+    return flat.narrow(0, layout_.offset(i), layout_.size(i));
+  }
+
+  at::Tensor of_this_rank(const at::Tensor& flat) const {
+    if (!sharded_) return flat;
+    return flat.narrow(0, communicator_.rank() * layout_.shard(), layout_.shard());
+  }
+
+  zero::nn::ParameterList list_;
+  Communicator& communicator_;
+  bool sharded_;
+  zero::train::ShardLayout layout_;
+  at::Tensor master_;  // [shard], or [total]
+  std::unique_ptr<zero::optim::Optimizer> optimizer_;
+};
+
+struct Run {
+  std::vector<double> losses;  // mean over ranks
+  zero::memory::Snapshot held;
+  std::vector<at::Tensor> weights;
+  std::int64_t parameters = 0;
+};
+
+double mean_over_ranks(Communicator& communicator, double value) {
+  at::Tensor t = at::zeros({1}, at::kDouble).fill_(value);
+  communicator.all_reduce(t, Purpose::kControl).wait();
+  return t.item<double>();
+}
+
+Run train(Communicator& communicator, bool sharded) {
+  zero::nn::MlpConfig config;
+  config.inputs = 64;
+  config.hidden = {256, 256};
+  config.outputs = 64;
+  config.dtype = at::kBFloat16;
+  const auto dataset = zero::data::toy_regression(/*seed=*/1, /*n=*/4096, 64, 64);
+  zero::data::DistributedSampler sampler(dataset.size(), 32 * communicator.size(),
+                                         communicator.rank(), communicator.size(), /*seed=*/1);
+  Run run;
+  const zero::memory::Snapshot before = zero::memory::snapshot();
+  std::shared_ptr<zero::nn::Mlp> model;
+  {
+    const zero::nn::DeferredStorage deferred;
+    model = std::make_shared<zero::nn::Mlp>(config);
+  }
+  // The same seed gives the same values on every rank: nothing has to be sent.
+  zero::nn::SeededValues values(/*seed=*/7);
+  zero::nn::initialize_parameters(*model, values);
+  FlatMixedPrecision flat(*model, communicator, sharded);
+  for (int step = 0; step < kSteps; ++step) {
+    for (const at::Tensor& p : model->parameters()) p.mutable_grad().reset();
+    const at::Tensor loss = model->loss(dataset.batch(sampler.next()));
+    loss.backward();
+    flat.step();
+    run.losses.push_back(mean_over_ranks(communicator, loss.item<double>()));
+  }
+  run.held = zero::memory::snapshot();
+  for (std::size_t c = 0; c < run.held.current.size(); ++c) {
+    run.held.current[c] -= before.current[c];
+  }
+  for (const at::Tensor& p : model->parameters()) {
+    run.weights.push_back(p.detach().clone());
+    run.parameters += p.numel();
+  }
+  return run;
+}
+
+void print_tables(Communicator& communicator, const Run& whole, const Run& sharded) {
+  const auto fixed = zero::report::fixed;
+  zero::report::Table losses({{"step"}, {"DDP"}, {"sharded master"}});
+  for (int step : {1, 5, 10, 15, 20}) {
+    const auto s = static_cast<std::size_t>(step - 1);
+    losses.add_row({std::to_string(step), fixed(whole.losses[s], 6), fixed(sharded.losses[s], 6)});
+  }
+  zero::report::Table memory({{"", zero::report::Align::kLeft},
+                              {"parameters", zero::report::Align::kRight, "KiB"},
+                              {"gradients", zero::report::Align::kRight, "KiB"},
+                              {"master + moments", zero::report::Align::kRight, "KiB"},
+                              {"total", zero::report::Align::kRight, "KiB"},
+                              {"ratio"},
+                              {"formula", zero::report::Align::kRight, "KiB"}});
+  const auto p = static_cast<double>(whole.parameters);
+  const auto add = [&](const std::string& name, const Run& run, double formula) {
+    const auto kib = [](auto bytes) { return zero::report::fixed(bytes / 1024.0, 2); };
+    const auto total = static_cast<double>(run.held.model_states());
+    memory.add_row({name, kib(run.held[Category::kParameters]), kib(run.held[Category::kGradients]),
+                    kib(run.held[Category::kOptimizer]), kib(total),
+                    fixed(total / static_cast<double>(whole.held.model_states()), 4),
+                    kib(formula)});
+  };
+  const double n = communicator.size();
+  add("DDP, 16P", whole, 16 * p);
+  add("sharded master, 4P + 12P/N", sharded, 4 * p + 12 * p / n);
+  fmt::print("A three-layer MLP in bfloat16, {} parameters, {} ranks, {} steps, AdamW. Loss:\n\n",
+             zero::report::with_thousands(whole.parameters), communicator.size(), kSteps);
+  fmt::print("{}\nHeld by rank 0 after the last step:\n\n{}\n", losses.to_text(), memory.to_text());
+}
+
+void run(Communicator& communicator) {
+  const Run whole = train(communicator, /*sharded=*/false);
+  const Run sharded = train(communicator, /*sharded=*/true);
+  if (communicator.rank() == 0) print_tables(communicator, whole, sharded);
+  for (std::size_t i = 0; i < whole.weights.size(); ++i) {
+    if (!at::equal(whole.weights[i], sharded.weights[i])) {
+      throw zero::Error("a sharded master copy gave other weights than a whole one");
+    }
+  }
+  if (whole.losses != sharded.losses || !(whole.losses.back() < whole.losses.front())) {
+    throw zero::Error("the losses differ, or do not fall");
+  }
+  communicator.barrier();
+  if (communicator.rank() == 0) fmt::print("the same weights on all ranks, both ways: checked\n");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  zero::memory::install();
+  zero::dist::LaunchOptions options;
+  options.world_size = argc > 1 ? std::atoi(argv[1]) : 2;
+  if (options.world_size < 1 || options.world_size > 64) {
+    fmt::print(stderr, "mixed_precision: the number of ranks must be 1 to 64\n");
+    return 2;
+  }
+  const auto exits = zero::dist::launch_ranks(options, [](Communicator& communicator) {
+    run(communicator);
+    return std::string();
+  });
+  const std::string failures = zero::dist::describe_failures(exits);
+  std::fputs(failures.c_str(), stderr);
+  return failures.empty() ? 0 : 1;
+}

@@ -1,0 +1,74 @@
+#include "zero/train/loss_scale.hpp"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <sstream>
+
+#include "zero/error.hpp"
+
+namespace zero::train {
+namespace {
+
+void require_scale(double scale) {
+  int exponent = 0;
+  if (std::isfinite(scale) && scale >= 1.0 && std::frexp(scale, &exponent) == 0.5) return;
+  throw Error(fmt::format("a loss scale of {}: it must be a power of two, 1 or more", scale));
+}
+
+// Larger ones would leave a float32 loss no room beside them.
+constexpr double kLargest = 0x1p100;
+
+}  // namespace
+
+LossScale::LossScale(LossScaleOptions options) : options_(options), state_{options.initial, 0} {
+  require_scale(options.initial);
+  if (options.growth_steps < 1) {
+    throw Error(fmt::format(
+        "a loss scale that is doubled after {} good steps: it must be 1 or more of them",
+        options.growth_steps));
+  }
+}
+
+void LossScale::note_good_step() {
+  if (++state_.good_steps < options_.growth_steps) return;
+  if (state_.scale < kLargest) state_.scale *= 2;
+  state_.good_steps = 0;
+}
+
+bool LossScale::note_overflow() {
+  state_.good_steps = 0;
+  if (state_.scale == 1.0) return false;
+  state_.scale /= 2;
+  return true;
+}
+
+void LossScale::set_state(const State& state) {
+  require_scale(state.scale);
+  if (state.good_steps < 0) {
+    throw Error(fmt::format("a loss scale after {} good steps: it must be 0 or more of them",
+                            state.good_steps));
+  }
+  state_ = state;
+}
+
+std::string LossScale::to_text() const {
+  return fmt::format("{} {}", state_.scale, state_.good_steps);
+}
+
+void LossScale::set_from_text(const std::string& text) {
+  State state;
+  std::istringstream stream(text);
+  if (!(stream >> state.scale >> state.good_steps) || !(stream >> std::ws).eof()) {
+    throw Error(fmt::format(
+        "'{}' is no state of a loss scale: the scale and a number of good steps", text));
+  }
+  set_state(state);
+}
+
+std::string LossScale::describe() const {
+  return fmt::format("a loss scale of {}, doubled after {} good steps", state_.scale,
+                     options_.growth_steps);
+}
+
+}  // namespace zero::train

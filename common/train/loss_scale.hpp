@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace zero::train {
+
+/// How a loss scale begins and moves.
+struct LossScaleOptions {
+  double initial = 65536;            ///< 2^16; a power of two, at least 1
+  std::int64_t growth_steps = 2000;  ///< good steps in a row before it is doubled; at least 1
+};
+
+/// Dynamic loss scaling (Micikevicius et al. 2018, section 3.2), for float16.
+///
+/// The smallest number that float16 holds is 2^-24 (6e-8), and many gradients are smaller: they
+/// would be rounded to zero. So the loss is multiplied by a large scale before backward, every
+/// gradient comes out as many times larger, and the optimizer divides by it in float32. The scale
+/// is a power of two, so that neither rounds anything. Where it was too large, a gradient overflows
+/// to infinity: the step is left out and the scale halved; after many good steps it is doubled.
+///
+/// All ranks must tell it the same (Strategy::ranks_with_overflow()), and so have the same scale.
+class LossScale {
+ public:
+  /// zero::Error for a scale that is not a power of two of at least 1, or fewer than 1 step.
+  explicit LossScale(LossScaleOptions options = {});
+
+  double value() const { return state_.scale; }
+  /// A step was made with it.
+  void note_good_step();
+  /// A step was left out: halves it. False where it is 1 already and stays that: then it is not the
+  /// scale that makes gradients overflow.
+  bool note_overflow();
+
+  /// Where it stands, for a checkpoint.
+  struct State {
+    double scale = 1;
+    std::int64_t good_steps = 0;  ///< in a row, since it last moved
+    bool operator==(const State&) const = default;
+  };
+  State state() const { return state_; }
+  /// zero::Error for what is no state of a loss scale.
+  void set_state(const State& state);
+
+  /// The state as text, for the notes of a checkpoint, and back.
+  /// @throws zero::Error for a text that to_text() did not give.
+  std::string to_text() const;
+  void set_from_text(const std::string& text);
+
+  /// What ranks must have in common.
+  std::string describe() const;
+
+ private:
+  LossScaleOptions options_;
+  State state_;
+};
+
+}  // namespace zero::train

@@ -1,0 +1,375 @@
+// Training in 2-byte types with fp32 master weights: every strategy and variant like chapter 00 to
+// the last bit, masters and moments too; the published bytes as the allocator counts them; sums in
+// either type; steps that all ranks leave out together.
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+
+#include <limits>
+#include <zero/error.hpp>
+#include <zero/memory/accounting.hpp>
+#include <zero/nn/mlp.hpp>
+#include <zero/optim/master_weights.hpp>
+
+#include "checkpoint/whole_state.hpp"
+#include "harness.hpp"
+#include "session.hpp"
+
+namespace zero::testing {
+namespace {
+
+using memory::Category;
+using ::testing::HasSubstr;
+
+// Odd sizes, a tied, a frozen and a scalar parameter, a unit used twice, parameters smaller than
+// the world size.
+SessionOptions mixed(at::ScalarType dtype, dist::ReduceType reduce = dist::ReduceType::kOwn) {
+  SessionOptions options;
+  options.model.parts = "anfsgt";
+  options.model.dtype = dtype;
+  options.optimizer = optim::with_master_weights(optim::adamw({.learning_rate = 0.02}));
+  options.reduce_type = reduce;
+  if (dtype == at::kHalf) options.trainer.loss_scale = train::LossScaleOptions{.initial = 1024};
+  return options;
+}
+
+std::string name_of(at::ScalarType dtype) { return dtype == at::kHalf ? "fp16" : "bf16"; }
+
+constexpr at::ScalarType kHalves[] = {at::kBFloat16, at::kHalf};
+
+void expect_like_ddp(dist::Communicator& communicator, const SessionOptions& options,
+                     const Script& script) {
+  const auto play = [&](const std::string& mode) {
+    Session session(communicator, mode, options);
+    const WholeState before = whole_state(session);
+    script(session);
+    WholeState after = whole_state(session);
+    EXPECT_FALSE(same_state(before, after)) << mode << " trained nothing";
+    return after;
+  };
+  const WholeState reference = play("ddp");
+  for (const std::string& mode : all_modes()) {
+    EXPECT_TRUE(same_state(play(mode), reference))
+        << mode << " " << name_of(options.model.dtype) << " sums in "
+        << dist::name(options.reduce_type);
+  }
+}
+
+void three_steps(Session& session) {
+  for (int step = 0; step < 3; ++step) EXPECT_FALSE(session.step(step).skipped);
+}
+
+class MixedPrecision : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, MixedPrecision, ::testing::Values(1, 2, 3, 4, 8),
+                         [](const auto& info) { return fmt::format("N{}", info.param); });
+
+TEST_P(MixedPrecision, EveryModeEndsWithTheMastersMomentsAndWeightsOfDdp) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    for (const at::ScalarType dtype : kHalves) {
+      expect_like_ddp(communicator, mixed(dtype), three_steps);
+    }
+  });
+}
+
+TEST_P(MixedPrecision, AlsoWithClippingAndMicroBatchesAndAnUnusedPart) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    for (const auto accumulation :
+         {train::Accumulation::kLocal, train::Accumulation::kReduceEach}) {
+      for (const at::ScalarType dtype : kHalves) {
+        SessionOptions options = mixed(dtype);
+        options.accumulation = accumulation;
+        options.trainer.clip_norm = 0.3;
+        expect_like_ddp(communicator, options, [](Session& session) {
+          session.model().stop_after(4);
+          const auto first = session.trainer().step({session.batch(0), session.batch(1)});
+          EXPECT_GT(first.gradient_norm, 0.3) << "nothing was clipped";
+          session.model().stop_after(2);
+          session.trainer().step({session.batch(2), session.batch(3)});
+        });
+      }
+    }
+  });
+}
+
+class MixedPrecisionFewRanks : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, MixedPrecisionFewRanks, ::testing::Values(2, 3),
+                         [](const auto& info) { return fmt::format("N{}", info.param); });
+
+TEST_P(MixedPrecisionFewRanks, OtherOptimizersAndFreezing) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    SessionOptions options = mixed(at::kBFloat16);
+    options.optimizer = optim::with_master_weights(optim::sgd({.learning_rate = 0.05}));
+    expect_like_ddp(communicator, options, [](Session& session) {
+      session.step(0);
+      at::Tensor first = session.strategy().list().parameters[1].tensor;
+      first.requires_grad_(false);
+      session.step(1);
+      first.requires_grad_(true);
+      session.step(2);
+    });
+  });
+}
+
+TEST_P(MixedPrecisionFewRanks, SumsInFloat32GiveTheSameBitsForTwiceTheBytes) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    for (const at::ScalarType dtype : kHalves) {
+      for (const std::string& mode : all_modes()) {
+        std::vector<WholeState> states;
+        std::vector<std::int64_t> gradients, parameters;
+        for (const auto reduce : {dist::ReduceType::kOwn, dist::ReduceType::kFloat32}) {
+          SessionOptions options = mixed(dtype, reduce);
+          options.model.parts = "anfsg";  // formulas are for units that are used once
+          Session session(communicator, mode, options);
+          session.step(0);
+          const dist::Traffic before = communicator.traffic();
+          session.step(1);
+          const dist::Traffic sent = communicator.traffic().since(before);
+          gradients.push_back(sent.bytes(dist::Purpose::kGradient));
+          parameters.push_back(sent.bytes(dist::Purpose::kParameter));
+          EXPECT_EQ(gradients.back() + parameters.back(), session.strategy().predicted_traffic())
+              << mode << " sums in " << dist::name(reduce);
+          states.push_back(whole_state(session));
+        }
+        EXPECT_TRUE(same_state(states[0], states[1])) << mode;
+        EXPECT_EQ(gradients[1], 2 * gradients[0]) << mode;
+        EXPECT_EQ(parameters[1], parameters[0]) << mode;
+      }
+    }
+    communicator.set_reduce_type(dist::ReduceType::kOwn);
+  });
+}
+
+// A ring adds as it goes: two numbers that float16 holds have a sum that it does not.
+TEST(MixedPrecisionNative, Float16AddsInFloat32) {
+  on_ranks({.world_size = 2, .order = dist::ReductionOrder::kNative},
+           [](dist::Communicator& communicator) {
+             const auto large = [] { return at::full({10}, 40000.0, at::kHalf); };
+             at::Tensor all = large();
+             communicator.all_reduce(all, dist::Purpose::kGradient).wait();
+             EXPECT_TRUE(at::equal(all, large()));
+             at::Tensor one = large();
+             communicator.reduce(one, /*root=*/1, dist::Purpose::kGradient).wait();
+             EXPECT_TRUE(at::equal(one, large()));
+             at::Tensor input = large();
+             at::Tensor piece = at::empty({5}, at::kHalf);
+             communicator.reduce_scatter(piece, input, dist::Purpose::kGradient).wait();
+             EXPECT_TRUE(at::equal(piece, large().narrow(0, 0, 5)));
+             EXPECT_TRUE(at::equal(input, large())) << "the input was written to";
+             EXPECT_EQ(communicator.reduced_element_size(at::kHalf), 4);
+             EXPECT_EQ(communicator.reduced_element_size(at::kBFloat16), 2);
+           });
+}
+
+// Sizes that are multiples of 64 on up to 8 ranks, so that there is no padding: 1,050,624
+// parameters in four units of 262,656.
+nn::MlpConfig even_config() {
+  nn::MlpConfig config;
+  config.inputs = 512;
+  config.hidden = {512, 512, 512};
+  config.outputs = 512;
+  config.dtype = at::kBFloat16;
+  return config;
+}
+
+// Bytes of this rank at rest, by the allocator, after a step of `mode`.
+train::ModelStateBytes measure(dist::Communicator& communicator, const std::string& mode) {
+  const memory::Snapshot before = memory::snapshot();
+  std::shared_ptr<nn::Mlp> model;
+  {
+    const nn::DeferredStorage deferred;
+    model = std::make_shared<nn::Mlp>(even_config());
+  }
+  nn::SeededValues values(1);
+  train::Registry registry;
+  train::register_all_chapters(registry);
+  const auto strategy = registry.make(
+      mode, {*model, communicator, optim::with_master_weights(optim::adamw()), &values, ""});
+  data::Batch batch;
+  batch.inputs = at::full({2, 512}, 0.5);
+  batch.targets = at::full({2, 512}, 0.1 * communicator.rank());
+  batch.loss_terms = 2;
+  train::Trainer trainer(*strategy);
+  trainer.step({batch});
+  trainer.step({batch});
+  const memory::Snapshot now = memory::snapshot();
+  const train::ModelStateBytes held{now[Category::kParameters] - before[Category::kParameters],
+                                    now[Category::kGradients] - before[Category::kGradients],
+                                    now[Category::kOptimizer] - before[Category::kOptimizer]};
+  const train::ModelStateBytes formula = strategy->predicted_bytes();
+  EXPECT_EQ(held.parameters, formula.parameters) << mode;
+  EXPECT_EQ(held.gradients, formula.gradients) << mode;
+  EXPECT_EQ(held.optimizer, formula.optimizer) << mode;
+  // Charges come from the code under test; the allocator's total does not.
+  const std::int64_t of_batch = 2 * 2 * 512 * 4;
+  EXPECT_LE(now.total - before.total - held.total(), of_batch + 64) << mode;
+  return held;
+}
+
+class MixedPrecisionBytes : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, MixedPrecisionBytes, ::testing::Values(2, 4, 8),
+                         [](const auto& info) { return fmt::format("N{}", info.param); });
+
+// 16P, 4P + 12P/N, 2P + 14P/N, 16P/N: .625 .5625 .5 at two ranks, .4375 .34375 .25 at four,
+// .34375 .234375 .125 at eight (Rajbhandari et al. 2020, figure 1).
+TEST_P(MixedPrecisionBytes, AreThePublishedOnes) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    constexpr std::int64_t kP = 4 * (512 * 512 + 512);
+    const std::int64_t n = communicator.size();
+    const train::ModelStateBytes ddp = measure(communicator, "ddp");
+    EXPECT_EQ(ddp.parameters, 2 * kP);
+    EXPECT_EQ(ddp.gradients, 2 * kP);
+    EXPECT_EQ(ddp.optimizer, 12 * kP);
+    const std::map<std::string, std::int64_t> formulas = {{"tensor_zero1", 4 * kP + 12 * kP / n},
+                                                          {"tensor_zero2", 2 * kP + 14 * kP / n},
+                                                          {"tensor_zero3", 16 * kP / n}};
+    const std::map<int, std::vector<double>> ratios = {
+        {2, {.625, .5625, .5}}, {4, {.4375, .34375, .25}}, {8, {.34375, .234375, .125}}};
+    std::size_t stage = 0;
+    for (const auto& [mode, formula] : formulas) {
+      const std::int64_t total = measure(communicator, mode).total();
+      EXPECT_EQ(total, formula) << mode;
+      EXPECT_EQ(static_cast<double>(total) / static_cast<double>(ddp.total()),
+                ratios.at(communicator.size())[stage++])
+          << mode;
+    }
+    for (const std::string mode : {"zero1", "zero2", "zero3"}) measure(communicator, mode);
+  });
+}
+
+// Powers of two round nothing: a run with a loss scale is the run without one.
+TEST_P(MixedPrecisionFewRanks, ALossScaleChangesNothingInFloat32) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    for (const std::string& mode : all_modes()) {
+      std::vector<WholeState> states;
+      std::vector<double> losses;
+      std::vector<float> norms;
+      for (const bool scaled : {false, true}) {
+        SessionOptions options = mixed(at::kFloat);
+        options.trainer.clip_norm = 0.3;
+        if (scaled) options.trainer.loss_scale = train::LossScaleOptions{.initial = 4096, .growth_steps = 2};
+        Session session(communicator, mode, options);
+        for (int step = 0; step < 3; ++step) {
+          const train::StepResult result = session.step(step);
+          losses.push_back(result.loss);
+          norms.push_back(result.gradient_norm);
+          EXPECT_EQ(result.loss_scale, !scaled ? 1 : step < 2 ? 4096 : 8192);
+        }
+        states.push_back(whole_state(session));
+      }
+      EXPECT_TRUE(same_state(states[0], states[1])) << mode;
+      for (std::size_t i = 0; i < 3; ++i) {
+        EXPECT_EQ(losses[i], losses[i + 3]) << mode;
+        EXPECT_EQ(norms[i], norms[i + 3]) << mode;
+        EXPECT_GT(norms[i], 0.3F) << "nothing was clipped";
+      }
+    }
+  });
+}
+
+// An infinity or NaN in one element of one gradient of one rank, whoever owns the parameter.
+void plant(Session& session, int rank, std::size_t index, double value) {
+  session.strategy().observe_gradients(
+      [&session, rank, index, value](std::size_t i, const at::Tensor& gradient) {
+        if (i == index && session.communicator().rank() == rank) {
+          gradient.detach().view({-1})[0].fill_(value);
+        }
+      });
+}
+
+TEST_P(MixedPrecisionFewRanks, AnOverflowOnOneRankMakesAllLeaveOutTheStep) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    const int last = communicator.size() - 1;
+    for (const std::string& mode : all_modes()) {
+      Session session(communicator, mode, mixed(at::kHalf));
+      EXPECT_FALSE(session.step(0).skipped);
+      const WholeState before = whole_state(session);
+      double scale = 1024;
+      // Parameters of several owners.
+      for (const std::size_t index : {std::size_t{0}, std::size_t{1}, std::size_t{4}}) {
+        for (const double value :
+             {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
+          plant(session, last, index, value);
+          const train::StepResult result = session.step(1);
+          EXPECT_TRUE(result.skipped) << mode;
+          EXPECT_EQ(result.loss_scale, scale) << mode;
+          EXPECT_TRUE(std::isfinite(result.loss)) << mode;
+          EXPECT_TRUE(same_state(whole_state(session), before)) << mode << " updated something";
+          scale /= 2;
+        }
+      }
+      session.strategy().observe_gradients({});
+      EXPECT_FALSE(session.step(1).skipped) << mode;
+      EXPECT_FALSE(same_state(whole_state(session), before)) << mode;
+    }
+  });
+}
+
+TEST(MixedPrecisionLossScale, FindsAScaleByItself) {
+  on_ranks(2, [](dist::Communicator& communicator) {
+    SessionOptions options = mixed(at::kHalf);
+    options.trainer.loss_scale = train::LossScaleOptions{.initial = 0x1p30};
+    Session session(communicator, "zero2", options);
+    int skipped = 0;
+    train::StepResult result;
+    do {
+      result = session.step(0);
+      skipped += result.skipped ? 1 : 0;
+      ASSERT_LT(skipped, 30);
+    } while (result.skipped);
+    EXPECT_GE(skipped, 5) << "2^30 fits into no float16";
+    EXPECT_EQ(result.loss_scale, std::ldexp(1.0, 30 - skipped));
+  });
+}
+
+TEST(MixedPrecisionLossScale, AtOneAnOverflowIsAnErrorThatNamesTheRank) {
+  on_ranks(2, [](dist::Communicator& communicator) {
+    SessionOptions options = mixed(at::kHalf);
+    options.trainer.loss_scale = train::LossScaleOptions{.initial = 1};
+    Session session(communicator, "tensor_zero2", options);
+    session.step(0);
+    const WholeState before = whole_state(session);
+    plant(session, /*rank=*/1, /*index=*/0, std::numeric_limits<double>::infinity());
+    try {
+      session.step(1);
+      ADD_FAILURE() << "a step was made of infinities";
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), HasSubstr("infinite or NaN on rank"));
+      EXPECT_THAT(error.what(), HasSubstr("loss scale of 1"));
+    }
+    EXPECT_TRUE(same_state(whole_state(session), before));
+    session.strategy().observe_gradients({});
+    EXPECT_FALSE(session.step(1).skipped);
+  });
+}
+
+TEST(MixedPrecisionLossScale, NeedsAnOptimizerThatUndoesIt) {
+  on_ranks(2, [](dist::Communicator& communicator) {
+    SessionOptions options = mixed(at::kHalf);
+    options.optimizer = optim::adamw();
+    try {
+      Session session(communicator, "ddp", options);
+      ADD_FAILURE() << "scaled gradients would have been used as they are";
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), HasSubstr("with_master_weights"));
+    }
+  });
+}
+
+TEST(MixedPrecisionAgreement, RanksThatReduceInDifferentTypesAreToldSo) {
+  on_ranks(2, [](dist::Communicator& communicator) {
+    try {
+      Session session(communicator, "ddp",
+                      mixed(at::kBFloat16, communicator.rank() == 0 ? dist::ReduceType::kOwn
+                                                                    : dist::ReduceType::kFloat32));
+      ADD_FAILURE() << "they would send each other different numbers of bytes";
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), HasSubstr("reduced in float32"));
+    }
+  });
+}
+
+}  // namespace
+}  // namespace zero::testing
