@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <string>
 
@@ -35,6 +36,7 @@ struct CheckpointInfo {
   std::string mode;                                        ///< the strategy, for people to read
   std::optional<data::DistributedSampler::State> sampler;  ///< where the data stands
   std::string random;  ///< state of the caller's generators, in UTF-8, as the caller reads it back
+  std::map<std::string, std::string> notes;  ///< what else the caller wants to find again, in UTF-8
 
   /// Filled by load_checkpoint(): the number of ranks that saved, and their optimizer's settings
   /// then. Not put back: the optimizer goes on with the settings that it was made with.
@@ -57,6 +59,11 @@ struct LoadOptions {
 /// or the optimizer's state cannot be saved. The earlier checkpoint is whole then.
 void save_checkpoint(Strategy& strategy, const std::filesystem::path& folder,
                      const CheckpointInfo& info);
+
+/// What the manifest in `folder` says of the run that saved it; no other file is looked at. Uses no
+/// tensor and no other rank, so that a program can refuse a checkpoint before it trains.
+/// @throws zero::Error where there is no manifest, or one that load_checkpoint() would refuse.
+CheckpointInfo read_checkpoint_info(const std::filesystem::path& folder);
 
 /// Puts the checkpoint in `folder` into the model and the optimizer, on any number of ranks and
 /// under any strategy; says where the run stood. Called by all ranks, between steps, on the same

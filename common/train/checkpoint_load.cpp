@@ -180,6 +180,11 @@ class Loader {
 
 }  // namespace
 
+CheckpointInfo read_checkpoint_info(const fs::path& folder) {
+  const fs::path path = folder / kManifestFile;
+  return manifest_from(read_text(path), path.string()).info;
+}
+
 CheckpointInfo load_checkpoint(Strategy& strategy, const fs::path& folder,
                                const LoadOptions& options) {
   dist::Communicator& communicator = strategy.communicator();

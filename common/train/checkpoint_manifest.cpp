@@ -35,6 +35,7 @@ json to_json(const CheckpointInfo& info) {
   json j = {{"step", info.step},
             {"mode", info.mode},
             {"random", info.random},
+            {"notes", info.notes},
             {"world_size", info.world_size},
             {"optimizer", {{"kind", info.optimizer.kind}, {"groups", info.optimizer.groups}}},
             {"sampler", json()}};
@@ -52,6 +53,7 @@ CheckpointInfo info_from(const json& j) {
   j.at("step").get_to(info.step);
   j.at("mode").get_to(info.mode);
   j.at("random").get_to(info.random);
+  j.at("notes").get_to(info.notes);
   j.at("world_size").get_to(info.world_size);
   j.at("optimizer").at("kind").get_to(info.optimizer.kind);
   j.at("optimizer").at("groups").get_to(info.optimizer.groups);

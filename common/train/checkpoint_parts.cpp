@@ -43,7 +43,8 @@ std::vector<std::string> on_all_ranks(dist::Communicator& communicator, const st
                                       const std::function<std::string()>& action) {
   std::string mine;
   try {
-    mine = "+" + action();
+    mine = "+";
+    mine += action();
   } catch (const std::exception& error) {
     mine = std::string("-") + error.what();
   }

@@ -77,6 +77,30 @@ TEST(CheckpointRuns, PiecesCoverEveryElementOnceAtAnyWorldSize) {
   }
 }
 
+// The example of lesson 04.6.
+TEST(CheckpointRuns, SixHundredElementsOfTwoRanksOnThree) {
+  const auto shards_of = [](int ranks) {
+    const ShardLayout layout({600}, ranks);
+    std::vector<Range> ranges;
+    for (int rank = 0; rank < ranks; ++rank) {
+      const auto segment = layout.segment(0, rank);
+      ranges.push_back({segment.begin, segment.size});
+    }
+    return ranges;
+  };
+  const std::vector<Range> saved = shards_of(2);
+  const std::vector<Range> wanted = shards_of(3);
+  EXPECT_EQ(saved, (std::vector<Range>{{0, 320}, {320, 280}}));
+  EXPECT_EQ(wanted, (std::vector<Range>{{0, 256}, {256, 256}, {512, 88}}));
+  EXPECT_EQ(overlap(wanted[0], saved[0]), (Range{0, 256}));
+  EXPECT_EQ(overlap(wanted[0], saved[1]).size, 0);
+  EXPECT_EQ(overlap(wanted[1], saved[0]), (Range{256, 64}));
+  EXPECT_EQ(overlap(wanted[1], saved[1]), (Range{320, 192}));
+  EXPECT_EQ(overlap(wanted[2], saved[0]).size, 0);
+  EXPECT_EQ(overlap(wanted[2], saved[1]), (Range{512, 88}));
+  EXPECT_EQ(wanted[2].begin - saved[1].begin, 192);
+}
+
 TEST(CheckpointRuns, GapsAndOverlapsAndDifferentStepsAreRefused) {
   EXPECT_THAT(message_of([] {
                 runs_of(9, {updates(0, 4), updates(5, 4)});
@@ -120,6 +144,7 @@ Manifest example() {
   m.info.mode = "tensor_zero3:per_parameter";
   m.info.sampler = data::DistributedSampler::State{0xffffffffffffffffU, 100, 8, 7};
   m.info.random = "\"quoted\"\n";
+  m.info.notes = {{"data", "a text"}};
   m.info.world_size = 2;
   m.info.optimizer = {"AdamW", {{{"learning_rate", 0.1}, {"beta1", 0.9}}}};
   m.parameters = {{"a.weight", {3, 4}, "Float", 7, kMoments, {{0, {0, 5}}, {1, {5, 7}}}},
@@ -137,6 +162,7 @@ TEST(CheckpointManifest, SurvivesItsText) {
   EXPECT_EQ(read.info.sampler, m.info.sampler);
   EXPECT_EQ(read.info.optimizer.groups, m.info.optimizer.groups);
   EXPECT_EQ(read.info.random, m.info.random);
+  EXPECT_EQ(read.info.notes, m.info.notes);
   EXPECT_EQ(read.parameters[0].runs, m.parameters[0].runs);
   EXPECT_EQ(read.parameters[0].states, kMoments);
   EXPECT_EQ(read.parameters[1].elements(), 1);

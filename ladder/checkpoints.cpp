@@ -1,0 +1,132 @@
+#include "checkpoints.hpp"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <zero/error.hpp>
+#include <zero/report/json.hpp>
+
+namespace zero::ladder {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kDataNote = "data";  // fingerprint of the data set
+
+// Batches of a run that goes on are those that it would have had.
+void check_position(const data::DistributedSampler::State& saved, const Options& options,
+                    const data::Dataset& dataset) {
+  const std::int64_t batch = options.batch * options.world_size;
+  if (saved.global_batch != batch) {
+    const bool divides = saved.global_batch % options.world_size == 0;
+    throw Error(fmt::format(
+        "--resume {}: its run takes {} samples a step over all ranks, {} rank{} with --batch {} "
+        "take{} {}: {}",
+        options.resume, saved.global_batch, options.world_size, options.world_size == 1 ? "" : "s",
+        options.batch, options.world_size == 1 ? "s" : "", batch,
+        divides ? fmt::format("take --batch {}", saved.global_batch / options.world_size)
+                : "take a number of ranks that divides them, and --batch to match"));
+  }
+  if (saved.seed != options.seed) {
+    throw Error(fmt::format("--resume {}: its run has seed {}: take --seed {}", options.resume,
+                            saved.seed, saved.seed));
+  }
+  if (saved.dataset_size != dataset.size()) {
+    throw Error(
+        fmt::format("--resume {}: its run has {} samples in all, this one {}: take the same "
+                    "--data and --seq-len",
+                    options.resume, saved.dataset_size, dataset.size()));
+  }
+}
+
+void check_resume(const train::CheckpointInfo& saved, const Options& options,
+                  const data::Dataset& dataset) {
+  if (!saved.sampler) {
+    throw Error(
+        fmt::format("--resume {}: it does not say where the data stood; another program saved it",
+                    options.resume));
+  }
+  check_position(*saved.sampler, options, dataset);
+  const auto data = saved.notes.find(kDataNote);
+  if (data != saved.notes.end() && data->second != dataset.fingerprint()) {
+    throw Error(
+        fmt::format("--resume {}: its run was trained on other data: take the same --data and "
+                    "--seq-len",
+                    options.resume));
+  }
+  if (saved.step >= options.steps) {
+    throw Error(
+        fmt::format("--resume {}: it is of step {} and --steps is {}, which counts from the "
+                    "start of the run: there is nothing left to train",
+                    options.resume, saved.step, options.steps));
+  }
+}
+
+// A run from the start must not take the place of one that could still go on.
+void check_place(const Options& options) {
+  report::check_writable(fs::path(options.checkpoint) / "manifest.json");
+  std::error_code ignored;
+  if (!fs::exists(fs::path(options.checkpoint) / "manifest.json", ignored)) return;
+  const train::CheckpointInfo there = train::read_checkpoint_info(options.checkpoint);
+  if (!options.resume.empty() && fs::equivalent(options.checkpoint, options.resume, ignored)) {
+    return;
+  }
+  throw Error(
+      fmt::format("--checkpoint {}: holds a checkpoint of step {}: go on from it with --resume {}, "
+                  "or name another folder",
+                  options.checkpoint, there.step, options.checkpoint));
+}
+
+}  // namespace
+
+std::optional<train::CheckpointInfo> check_checkpoints(const Options& options,
+                                                       const Samples& samples) {
+  std::optional<train::CheckpointInfo> saved;
+  if (!options.resume.empty()) {
+    saved = train::read_checkpoint_info(options.resume);
+    check_resume(*saved, options, *samples.dataset);
+  }
+  if (!options.checkpoint.empty()) check_place(options);
+  return saved;
+}
+
+std::string describe(const train::CheckpointInfo& saved, const Options& options) {
+  std::string text =
+      fmt::format("goes on after step {} of {}, saved by {} on {} rank{}", saved.step,
+                  options.resume, saved.mode, saved.world_size, saved.world_size == 1 ? "" : "s");
+  for (const auto& group : saved.optimizer.groups) {
+    const auto rate = group.find("learning_rate");
+    if (rate == group.end() || rate->second == options.learning_rate) continue;
+    text += fmt::format("\nnote: the learning rate was {}, now it is {}", rate->second,
+                        options.learning_rate);
+  }
+  return text;
+}
+
+void go_on(train::Strategy& strategy, data::DistributedSampler& sampler, const Options& options) {
+  if (options.resume.empty()) return;
+  const train::CheckpointInfo saved = train::load_checkpoint(strategy, options.resume);
+  sampler.restore(saved.sampler.value());
+}
+
+std::string when_kept(const Options& options) {
+  if (options.checkpoint.empty()) return "never";
+  if (options.checkpoint_every == 0) return "at the end";
+  return fmt::format("every {} steps", options.checkpoint_every);
+}
+
+void keep(train::Strategy& strategy, const data::DistributedSampler& sampler,
+          const std::string& mode, const Options& options, const data::Dataset& dataset) {
+  if (options.checkpoint.empty()) return;
+  const std::int64_t step = sampler.step();
+  const bool due = options.checkpoint_every > 0 && step % options.checkpoint_every == 0;
+  if (!due && step != options.steps) return;
+  train::CheckpointInfo info;
+  info.step = step;
+  info.mode = mode;
+  info.sampler = sampler.state();
+  info.notes[kDataNote] = dataset.fingerprint();
+  train::save_checkpoint(strategy, options.checkpoint, info);
+}
+
+}  // namespace zero::ladder
