@@ -44,11 +44,11 @@ class Stopwatch {
 }  // namespace
 
 Trainer::Trainer(Strategy& strategy, TrainerOptions options)
-    : strategy_(strategy), options_(options) {
+    : strategy_(strategy), options_(options), steps_(options.first_step) {
   if (options.loss_scale) loss_scale_.emplace(*options.loss_scale);
   strategy.communicator().agree(
       "the trainer's options",
-      fmt::format("a clip norm of {}\n{}", options.clip_norm,
+      fmt::format("a clip norm of {}\nfirst step {}\n{}", options.clip_norm, options.first_step,
                   loss_scale_ ? loss_scale_->describe() : "no loss scale"));
   strategy.set_gradient_scale(loss_scale_ ? loss_scale_->value() : 1.0);
 }
