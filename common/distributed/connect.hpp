@@ -25,7 +25,7 @@ struct ConnectOptions {
   /// zero::Error; "tcp": always over TCP. The same bits either way. The environment variable
   /// ZERO_TRANSPORT goes before this.
   std::string transport = "auto";
-  /// Use the loopback interface: all ranks are on this machine.
+  /// Use loopback: all ranks are on this machine. The variable GLOO_SOCKET_IFNAME goes before this.
   bool loopback = false;
   /// Goes before every key in the store: groups that share a store need different ones.
   std::string prefix = "zero";

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <csignal>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <utility>
 
@@ -291,28 +290,6 @@ Communicator::WorkPtr GlooCommunicator::do_recv(const Call& call, at::Tensor ten
   auto work = std::make_unique<MessageSet>(messenger_, describe(call));
   work->recv(tensor, source, kUserTags + tag);
   return work;
-}
-
-namespace {
-
-// A write to a peer that is gone raises SIGPIPE, which ends a C++ program without a word. Ignored,
-// it is an error of the write, and ours to report.
-void survive_lost_peers() {
-  struct sigaction present {};
-  if (::sigaction(SIGPIPE, nullptr, &present) == 0 && present.sa_handler == SIG_DFL) {
-    ::signal(SIGPIPE, SIG_IGN);
-  }
-}
-
-}  // namespace
-
-GroupPtr make_gloo_group(const StorePtr& store, int rank, int size, bool loopback,
-                         std::chrono::milliseconds timeout) {
-  survive_lost_peers();
-  auto options = c10d::ProcessGroupGloo::Options::create(timeout);
-  options->devices.push_back(loopback ? c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1")
-                                      : c10d::ProcessGroupGloo::createDefaultDevice());
-  return c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, options);
 }
 
 }  // namespace zero::dist

@@ -105,7 +105,7 @@ class GlooCommunicator : public Communicator {
   std::string why_not_faster_;
 };
 
-/// A Gloo group over `store`, bound to the loopback interface or to the host's own.
+/// A Gloo group over `store`, at the interfaces of GLOO_SOCKET_IFNAME, else loopback or the host's.
 GroupPtr make_gloo_group(const StorePtr& store, int rank, int size, bool loopback,
                          std::chrono::milliseconds timeout);
 

@@ -7,6 +7,19 @@
 #include "zero/report/names.hpp"
 
 namespace zero::train {
+namespace {
+
+// Every word that find() knows: as modes(), and a default by its long name too.
+std::vector<std::string> known_names(const std::vector<StrategyEntry>& entries) {
+  std::vector<std::string> names;
+  for (const StrategyEntry& entry : entries) {
+    names.push_back(entry.name);
+    for (const std::string& variant : entry.variants) names.push_back(entry.name + ":" + variant);
+  }
+  return names;
+}
+
+}  // namespace
 
 void Registry::add(StrategyEntry entry) { entries_.push_back(std::move(entry)); }
 
@@ -41,8 +54,7 @@ Registry::Found Registry::find(const std::string& mode) const {
       return {entry, variant};
     }
   }
-  const std::vector<std::string> known = modes();
-  throw Error(report::unknown_name_message("mode", mode, known));
+  throw Error(report::unknown_name_message("mode", mode, known_names(entries_)));
 }
 
 }  // namespace zero::train

@@ -213,6 +213,9 @@ TEST(BadMode, NamesTheNearestOne) {
                 HasSubstr("unknown mode 'zero4'; did you mean 'zero"));
     EXPECT_THAT(error_of([&] { Session(communicator, "zero3:hole"); }),
                 HasSubstr("did you mean 'zero3:whole'"));
+    // A default may be called by its own name, so it is proposed by it too.
+    EXPECT_THAT(error_of([&] { Session(communicator, "zero3:units"); }),
+                HasSubstr("did you mean 'zero3:unit'"));
   });
 }
 

@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <zero/distributed/launch.hpp>
 #include <zero/error.hpp>
 #include <zero/report/test_folder.hpp>
@@ -108,6 +109,20 @@ TEST(Connect, RankThatLeavesAtTheStartIsAnErrorOfTheOthers) {
     EXPECT_EQ(exit.exit_code, 1);
     EXPECT_FALSE(exit.killed);
     EXPECT_THAT(exit.output, HasSubstr("rank 2 of 3 did not come"));
+  }
+}
+
+TEST(Connect, InterfaceThatIsNotThereIsNamed) {
+  const report::TestFolder folder;
+  const auto exits = connecting(2, [&](int rank) {
+    ::setenv("GLOO_SOCKET_IFNAME", "lo,nowhere0", 1);
+    dist::connect_through_file((folder / "store").string(), rank, 2, one_second());
+  });
+  for (const dist::RankExit& exit : exits) {
+    EXPECT_EQ(exit.exit_code, 1);
+    EXPECT_FALSE(exit.killed);
+    EXPECT_THAT(exit.output, ContainsRegex("GLOO_SOCKET_IFNAME names 'nowhere0', and this "
+                                           "machine's network interfaces are .*lo"));
   }
 }
 
