@@ -9,6 +9,7 @@
 #include <zero/error.hpp>
 
 #include "zero/plan/planner.hpp"
+#include "zero/plan/shards.hpp"
 
 namespace zero::plan {
 namespace {
@@ -24,7 +25,22 @@ struct KnownMode {
   bool whole_parameters = false;
   bool flat_copy = false;
   bool placeholders = false;
+  std::optional<Grouping> split = std::nullopt;  // every tensor over every rank, in these buffers
+  bool by_leaf = false;  // gathers every layer that holds parameters by itself
 };
+
+KnownMode split(Scheme scheme, Stage stage, Grouping grouping = Grouping::kUnit) {
+  return {.scheme = scheme,
+          .stage = stage,
+          .whole_parameters = scheme == Scheme::kZero3Kept,
+          .split = grouping};
+}
+
+KnownMode split_by_leaf() {
+  KnownMode mode = split(Scheme::kZero3, Stage::kZero3, Grouping::kTensor);
+  mode.by_leaf = true;
+  return mode;
+}
 
 const std::map<std::string, KnownMode, std::less<>>& known_modes() {
   static const std::map<std::string, KnownMode, std::less<>> modes = {
@@ -43,6 +59,18 @@ const std::map<std::string, KnownMode, std::less<>>& known_modes() {
       {"zero3:unit", {Scheme::kZero3, Stage::kZero3}},
       {"zero3:whole",
        {.scheme = Scheme::kZero3Kept, .stage = Stage::kZero3, .whole_parameters = true}},
+      {"tensor_zero1", split(Scheme::kZero1, Stage::kZero1)},
+      {"tensor_zero1:flat", split(Scheme::kZero1, Stage::kZero1)},
+      {"tensor_zero1:per_parameter", split(Scheme::kZero1, Stage::kZero1, Grouping::kTensor)},
+      {"tensor_zero1:naive", split(Scheme::kZero1Naive, Stage::kZero1)},
+      {"tensor_zero2", split(Scheme::kZero2, Stage::kZero2)},
+      {"tensor_zero2:flat", split(Scheme::kZero2, Stage::kZero2)},
+      {"tensor_zero2:per_parameter", split(Scheme::kZero2, Stage::kZero2, Grouping::kTensor)},
+      {"tensor_zero3", split(Scheme::kZero3, Stage::kZero3)},
+      {"tensor_zero3:flat", split(Scheme::kZero3, Stage::kZero3)},
+      {"tensor_zero3:per_parameter", split(Scheme::kZero3, Stage::kZero3, Grouping::kTensor)},
+      {"tensor_zero3:leaf", split_by_leaf()},
+      {"tensor_zero3:whole", split(Scheme::kZero3Kept, Stage::kZero3)},
   };
   return modes;
 }
@@ -86,6 +114,8 @@ std::int64_t peak_bound(const KnownMode& mode, const Request& request) {
   if (mode.whole_gradients) bound += copy - plan.states.gradients;
   if (mode.whole_parameters) bound += copy - plan.states.parameters;
   if (mode.flat_copy) bound += copy;
+  // While a buffer is whole, this rank's shard of it is there a second time.
+  if (mode.split) bound += plan.states.parameters + plan.states.gradients;
   if (mode.placeholders) {
     std::int64_t largest = request.model.root + request.model.largest_unit();
     for (const TensorSize& tensor : request.model.tensors) {
@@ -95,6 +125,45 @@ std::int64_t peak_bound(const KnownMode& mode, const Request& request) {
     bound += largest * request.policy.gradient * request.world_size;
   }
   return bound;
+}
+
+double share_of_ranks(std::int64_t elements, std::int64_t world_size) {
+  return static_cast<double>(elements) / static_cast<double>(world_size);
+}
+
+// Bytes of model states, mean over ranks.
+double state_bytes(const KnownMode& mode, const Request& request) {
+  const std::int64_t n = request.world_size;
+  const Policy& policy = request.policy;
+  if (!mode.split) {
+    return bytes_per_parameter(policy, mode.stage, n) *
+           static_cast<double>(request.model.parameters);
+  }
+  const SplitSizes sizes = split_sizes(request.model, static_cast<int>(n), *mode.split);
+  const bool shards_gradients = mode.stage != Stage::kZero1;
+  const bool shards_parameters = mode.stage == Stage::kZero3;
+  const auto bytes = [](std::int64_t size) { return static_cast<double>(size); };
+  return bytes(policy.parameter) * share_of_ranks(sizes.total, shards_parameters ? n : 1) +
+         bytes(policy.gradient) * (shards_gradients ? share_of_ranks(sizes.gradients, n)
+                                                    : static_cast<double>(sizes.total)) +
+         bytes(policy.optimizer) * share_of_ranks(request.model.parameters, n);
+}
+
+// Bytes of gradients and parameters that a rank sends in a step, mean over ranks.
+double sent_bytes(const KnownMode& mode, const Request& request) {
+  const std::int64_t n = request.world_size;
+  if (!mode.split) {
+    const double kept =
+        static_cast<double>(request.model.root) / static_cast<double>(request.model.parameters);
+    return sent(mode.scheme, copies(request.model.parameters, request.policy), n, kept).total();
+  }
+  const SplitSizes sizes = split_sizes(request.model, static_cast<int>(n), *mode.split);
+  // Leaves of the root are gathered like all others.
+  const double kept =
+      mode.by_leaf ? 0 : static_cast<double>(sizes.root) / static_cast<double>(sizes.total);
+  const double again = static_cast<double>(mode.by_leaf ? 2 * sizes.used_twice : 0);
+  return sent(mode.scheme, copies(sizes.total, request.policy), n, kept).total() +
+         again * static_cast<double>(request.policy.parameter) * redundant_share(n);
 }
 
 double mean(const report::ModeRow& row, double report::RankRow::*value) {
@@ -148,21 +217,16 @@ double step_seconds(const Check& check, const Request& request, const KnownMode&
 
 ModeCheck check_mode(const report::ModeRow& row, const KnownMode& mode, const Request& request,
                      const Check& check) {
-  const double share = bytes_per_parameter(request.policy, mode.stage, request.world_size);
-  const double states = share * static_cast<double>(request.model.parameters);
   ModeCheck result;
   result.mode = row.mode;
-  result.states = {states / static_cast<double>(kMiB),
+  result.states = {state_bytes(mode, request) / static_cast<double>(kMiB),
                    mean(row, &report::RankRow::parameter_mib) +
                        mean(row, &report::RankRow::gradient_mib) +
                        mean(row, &report::RankRow::optimizer_mib)};
   result.peak = {static_cast<double>(peak_bound(mode, request)) / static_cast<double>(kMiB),
                  mean(row, &report::RankRow::peak_mib)};
   if (mode.scheme != Scheme::kZero3 || !request.model.tensors.empty()) {
-    const double kept =
-        static_cast<double>(request.model.root) / static_cast<double>(request.model.parameters);
-    const Copies one = copies(request.model.parameters, request.policy);
-    result.sent = {sent(mode.scheme, one, request.world_size, kept).total(), mean_sent(row)};
+    result.sent = {sent_bytes(mode, request), mean_sent(row)};
   }
   if (check.machine && result.sent) {
     result.step = {step_seconds(check, request, mode, result.sent->predicted),
@@ -210,6 +274,13 @@ Check check_against(const report::LadderReport& report, const std::optional<Mode
     const auto known = known_modes().find(row.mode);
     if (known == known_modes().end()) {
       check.notes.push_back(fmt::format("mode {} is not one that the planner knows", row.mode));
+      continue;
+    }
+    if (known->second.split && request.model.tensors.empty()) {
+      check.notes.push_back(
+          fmt::format("mode {} is not compared: its padding is not known without the sizes of all "
+                      "tensors (--model or --weights)",
+                      row.mode));
       continue;
     }
     check.modes.push_back(check_mode(row, known->second, request, check));

@@ -2,7 +2,9 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 #include <zero/nn/llama_config.hpp>
 
@@ -43,6 +45,12 @@ struct Model {
 
   std::int64_t largest_unit() const;
 };
+
+/// What layers of one kind begin with, and which of them: {"model.layers.", 17}.
+using LayerName = std::pair<std::string, std::int64_t>;
+/// The layer that a tensor belongs to, by the first number in its name: that of
+/// "model.layers.17.mlp.up_proj.weight". Nothing for "lm_head.weight": it is the root's.
+std::optional<LayerName> layer_of(const std::string& tensor);
 
 /// The tensors of nn::Llama in registration order, tied ones once.
 std::vector<TensorSize> llama_tensors(const nn::LlamaConfig& config);

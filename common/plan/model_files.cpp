@@ -57,23 +57,6 @@ Files find_files(const fs::path& path) {
 }
 
 // A list of layers and the place in it, so that layer 2 comes before layer 10.
-using LayerName = std::pair<std::string, std::int64_t>;
-
-// "model.layers.17.mlp.up_proj.weight" is in layer 17 of "model.layers."; "lm_head.weight" in none.
-std::optional<LayerName> layer_of(const std::string& tensor) {
-  std::size_t begin = 0;
-  while (begin < tensor.size()) {
-    const std::size_t end = std::min(tensor.find('.', begin), tensor.size());
-    std::int64_t number = 0;
-    const auto [rest, error] = std::from_chars(&tensor[begin], tensor.data() + end, number);
-    if (error == std::errc() && rest == tensor.data() + end && number >= 0) {
-      return LayerName{tensor.substr(0, begin), number};
-    }
-    begin = end + 1;
-  }
-  return std::nullopt;
-}
-
 void read_sizes(const fs::path& weights, Model& model) {
   const nn::SafetensorsFolder folder(weights);
   std::map<LayerName, std::int64_t> layers;
@@ -132,6 +115,20 @@ Model from_config(const fs::path& folder, bool sizes_are_known) {
 }
 
 }  // namespace
+
+std::optional<LayerName> layer_of(const std::string& tensor) {
+  std::size_t begin = 0;
+  while (begin < tensor.size()) {
+    const std::size_t end = std::min(tensor.find('.', begin), tensor.size());
+    std::int64_t number = 0;
+    const auto [rest, error] = std::from_chars(&tensor[begin], tensor.data() + end, number);
+    if (error == std::errc() && rest == tensor.data() + end && number >= 0) {
+      return LayerName{tensor.substr(0, begin), number};
+    }
+    begin = end + 1;
+  }
+  return std::nullopt;
+}
 
 Model model_of_files(const fs::path& path) {
   const Files files = find_files(path);

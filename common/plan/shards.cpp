@@ -1,0 +1,61 @@
+#include "zero/plan/shards.hpp"
+
+#include <algorithm>
+#include <map>
+#include <zero/error.hpp>
+#include <zero/train/shard_layout.hpp>
+
+namespace zero::plan {
+namespace {
+
+constexpr const char* kEmbedding = "model.embed_tokens.weight";
+
+bool is_head_too(const Model& model) {
+  return std::none_of(model.tensors.begin(), model.tensors.end(), [](const TensorSize& tensor) {
+    return tensor.name == "lm_head.weight" || tensor.name == "score.weight";
+  });
+}
+
+std::int64_t kept_gradients(const train::ShardLayout& layout) {
+  std::int64_t kept = 0;
+  for (int rank = 0; rank < layout.world_size(); ++rank) {
+    bool holds = false;
+    for (std::size_t t = 0; t < layout.tensors(); ++t) {
+      holds = holds || layout.segment(t, rank).size > 0;
+    }
+    if (holds) kept += layout.shard();
+  }
+  return kept;
+}
+
+}  // namespace
+
+SplitSizes split_sizes(const Model& model, int world_size, Grouping grouping) {
+  if (model.tensors.empty()) {
+    throw Error("the padding of " + model.name + " is not known: only its size is");
+  }
+  SplitSizes sizes;
+  const auto add = [&](std::vector<std::int64_t> elements, bool root) {
+    const train::ShardLayout layout(std::move(elements), world_size);
+    sizes.total += layout.total();
+    if (root) sizes.root += layout.total();
+    sizes.gradients += kept_gradients(layout);
+    return layout.total();
+  };
+  std::map<LayerName, std::vector<std::int64_t>> layers;
+  std::vector<std::int64_t> root;
+  for (const TensorSize& tensor : model.tensors) {
+    const std::optional<LayerName> layer = layer_of(tensor.name);
+    if (grouping == Grouping::kUnit) {
+      (layer ? layers[*layer] : root).push_back(tensor.elements);
+    } else {
+      const std::int64_t total = add({tensor.elements}, /*root=*/!layer);
+      if (tensor.name == kEmbedding && is_head_too(model)) sizes.used_twice = total;
+    }
+  }
+  if (!root.empty()) add(std::move(root), /*root=*/true);
+  for (auto& [name, elements] : layers) add(std::move(elements), /*root=*/false);
+  return sizes;
+}
+
+}  // namespace zero::plan
