@@ -1,6 +1,6 @@
 #include "zero/train/trainer.hpp"
 
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
@@ -40,6 +40,16 @@ class Stopwatch {
   Clock::time_point last_ = Clock::now();
   double waited_;
 };
+
+// `mine` of every rank, one after the other in rank order.
+std::vector<double> of_all_ranks(dist::Communicator& communicator, std::vector<double> mine) {
+  const auto count = static_cast<std::int64_t>(mine.size());
+  std::vector<double> all(mine.size() * static_cast<std::size_t>(communicator.size()));
+  at::Tensor output = at::from_blob(all.data(), {communicator.size() * count}, at::kDouble);
+  at::Tensor input = at::from_blob(mine.data(), {count}, at::kDouble);
+  communicator.all_gather(output, input, dist::Purpose::kControl).wait();
+  return all;
+}
 
 }  // namespace
 
@@ -135,24 +145,23 @@ double Trainer::evaluate(const std::vector<data::Batch>& batches) {
 }
 
 double Trainer::count_terms(const std::vector<data::Batch>& batches) const {
-  // [loss terms of all ranks, batches of rank 0, of rank 1, …]: every rank sees the same numbers,
-  // and so comes to the same decision.
+  // Every rank sees the same numbers, and so comes to the same decision.
   dist::Communicator& communicator = strategy_.communicator();
-  at::Tensor shared = at::zeros({1 + communicator.size()}, at::kDouble);
-  auto* values = shared.mutable_data_ptr<double>();
-  for (const data::Batch& batch : batches) values[0] += static_cast<double>(batch.loss_terms);
-  values[1 + communicator.rank()] = static_cast<double>(batches.size());
-  communicator.all_reduce(shared, dist::Purpose::kControl, dist::ReduceOp::kSum).wait();
+  double mine = 0;
+  for (const data::Batch& batch : batches) mine += static_cast<double>(batch.loss_terms);
+  const std::vector<double> all =
+      of_all_ranks(communicator, {mine, static_cast<double>(batches.size())});
+  double terms = 0;
   for (int rank = 0; rank < communicator.size(); ++rank) {
-    const double theirs = values[1 + rank];
-    if (theirs > 0 && theirs == values[1]) continue;
+    terms += all[static_cast<std::size_t>(2 * rank)];
+    const double theirs = all[static_cast<std::size_t>(2 * rank + 1)];
+    if (theirs > 0 && theirs == all[1]) continue;
     throw Error(fmt::format(
         "step {}: rank {} has {} micro-batches{}; every rank needs at least one, and as "
         "many as the others (a batch may be empty)",
-        steps_, rank, theirs,
-        theirs == values[1] ? "" : fmt::format(", rank 0 has {}", values[1])));
+        steps_, rank, theirs, theirs == all[1] ? "" : fmt::format(", rank 0 has {}", all[1])));
   }
-  if (values[0] > 0.0) return values[0];
+  if (terms > 0.0) return terms;
   throw Error(
       fmt::format("step {}: no rank has a loss term (all batches are empty or all targets are "
                   "ignored)",
@@ -160,19 +169,20 @@ double Trainer::count_terms(const std::vector<data::Batch>& batches) const {
 }
 
 Trainer::Agreed Trainer::agree(double loss, std::int64_t terms) {
-  // [sum of losses, loss terms, one flag a rank]. Flags are summed: a maximum over the values would
-  // lose a NaN or not, depending on which rank has it.
+  // A flag for each rank beside its numbers: a maximum over the values would lose a NaN or not,
+  // depending on which rank has it.
   dist::Communicator& communicator = strategy_.communicator();
-  at::Tensor shared = at::zeros({2 + communicator.size()}, at::kDouble);
-  auto* values = shared.mutable_data_ptr<double>();
   const bool finite = std::isfinite(loss);
-  values[0] = finite ? loss * static_cast<double>(terms) : 0.0;
-  values[1] = static_cast<double>(terms);
-  values[2 + communicator.rank()] = finite ? 0.0 : 1.0;
-  communicator.all_reduce(shared, dist::Purpose::kControl, dist::ReduceOp::kSum).wait();
+  const std::vector<double> all =
+      of_all_ranks(communicator, {finite ? loss * static_cast<double>(terms) : 0.0,
+                                  static_cast<double>(terms), finite ? 0.0 : 1.0});
+  Agreed sums{0, 0};
   std::vector<int> not_finite;
   for (int rank = 0; rank < communicator.size(); ++rank) {
-    if (values[2 + rank] != 0.0) not_finite.push_back(rank);
+    const double* const theirs = &all[static_cast<std::size_t>(3 * rank)];
+    sums.loss_sum += theirs[0];
+    sums.terms += theirs[1];
+    if (theirs[2] != 0.0) not_finite.push_back(rank);
   }
   if (!not_finite.empty()) {
     throw Error(
@@ -180,7 +190,7 @@ Trainer::Agreed Trainer::agree(double loss, std::int64_t terms) {
                     "weights (a lower learning rate or clipping may help)",
                     steps_, not_finite.size() == 1 ? "" : "s", fmt::join(not_finite, ", ")));
   }
-  return {values[0], values[1]};
+  return sums;
 }
 
 }  // namespace zero::train
