@@ -19,7 +19,6 @@
 #include <zero/report/ladder_report.hpp>
 #include <zero/report/picture.hpp>
 
-#include "checkpoints.hpp"
 #include "options.hpp"
 #include "rank_run.hpp"
 #include "samples.hpp"
@@ -180,31 +179,40 @@ std::string inspect_weights(const Options& options) {
   return said.substr(1);
 }
 
-// Everything that can be known to be wrong before training, so that nothing is written then. Gives
-// the steps that the run has behind it.
-std::int64_t check_before_training(const Options& options, bool reports) {
+// Everything that can be known to be wrong before training, so that nothing is written then.
+void check_before_training(const Options& options, bool reports) {
   const Samples samples = read_samples(options);
-  const auto saved = check_checkpoints(options, samples);
-  const std::int64_t first = saved ? saved->step : 0;
-  if (!reports) return first;
+  if (!reports) return;
   report::check_writable(options.json);
   if (!options.save.empty()) report::check_writable(options.save + "/config.json");
   if (!options.trace.empty()) report::check_writable(options.trace);
   if (!options.film.empty()) report::check_writable(options.film);
   fmt::print("{} as {} on {} ranks, {} steps of {} x {} tokens a rank\n", options.model_name(),
              options.reviews() ? "5-class classifier" : "language model", options.world_size,
-             options.steps - first, options.batch, options.sequence_length);
-  if (saved) fmt::print("{}\n", describe(*saved, options));
+             options.steps, options.batch, options.sequence_length);
   if (!options.weights.empty()) fmt::print("{}\n", inspect_weights(options));
   for (const std::string& note : samples.notes) fmt::print("note: {}\n", note);
   std::fflush(stdout);
-  return first;
+}
+
+// What no column of the tables has: how fp16 got through its steps.
+void add_loss_scales(const Options& options, const std::vector<RankResult>& first_ranks,
+                     report::Json& json) {
+  json["reduce_dtype"] = options.reduce_dtype;
+  if (options.dtype != "fp16") return;
+  for (std::size_t m = 0; m < first_ranks.size(); ++m) {
+    const RankResult& r = first_ranks[m];
+    json["modes"][m]["loss_scale"] = r.loss_scale;
+    json["modes"][m]["skipped_steps"] = r.skipped_steps;
+    fmt::print("{}: loss scale {} in the last step, {} of {} steps left out\n", options.modes[m],
+               r.loss_scale, r.skipped_steps, r.losses.size());
+  }
+  std::fflush(stdout);
 }
 
 void name_files(const Options& options) {
   fmt::print("figures: {}\n", options.json);
   if (!options.save.empty()) fmt::print("weights: {}\n", options.save);
-  if (!options.checkpoint.empty()) fmt::print("checkpoint: {}\n", options.checkpoint);
   if (!options.trace.empty()) {
     fmt::print("traces of the last step: {} and so on; open them in https://ui.perfetto.dev\n",
                options.trace_file(options.modes.front(), /*rank=*/0));
@@ -218,9 +226,10 @@ int run(int argc, char** argv) {
   choose_model(options);
   report::Json metadata = report::run_metadata(argc, argv);
   report::LadderReport report = empty_report(options);
-  report.steps -= check_before_training(options, ranks.reports());
+  check_before_training(options, ranks.reports());
   std::vector<std::string> failures;
   report::Json films = report::Json::array();
+  std::vector<RankResult> first_ranks;
   if (options.compute_alone) report.compute_seconds = ranks.compute_alone();
   for (std::size_t m = 0; m < options.modes.size(); ++m) {
     const std::string& mode = options.modes[m];
@@ -235,10 +244,12 @@ int run(int argc, char** argv) {
     report.modes.push_back(to_row(mode, results));
     films.push_back(results.front().film);
     check_traffic(mode, results, failures);
+    first_ranks.push_back(results.front());
   }
   if (!ranks.reports()) return 0;
   std::cout << "\n" << report::to_text(report) << "\n";
   report::Json json = report::to_json(report);
+  add_loss_scales(options, first_ranks, json);
   json["run"] = metadata;
   report::write_json(options.json, json);
   name_files(options);

@@ -30,15 +30,10 @@ void check(const Options& options) {
   for (const std::string& mode : options.modes) registry.check(mode);
   train::ownership_from(options.ownership);
   check_choice("task", options.task, {"text", "reviews"});
-  check_choice("dtype", options.dtype, {"fp32"});
+  check_choice("dtype", options.dtype, {"fp32", "bf16", "fp16"});
+  check_choice("reduce-dtype", options.reduce_dtype, {"parameter", "fp32"});
   check_choice("device", options.device, {"cpu"});
   if (!options.model.empty()) check_choice("model", options.model, nn::preset_names());
-  if (!options.checkpoint.empty() && options.modes.size() != 1) {
-    throw Error(
-        fmt::format("--checkpoint keeps one run, and there are {} modes: name one, for example "
-                    "--modes {}",
-                    options.modes.size(), options.modes.back()));
-  }
 }
 
 void add_model_options(CLI::App& app, Options& o) {
@@ -56,7 +51,13 @@ void add_model_options(CLI::App& app, Options& o) {
       "CSV or JSON lines (label, text); without it this project's own");
   app.add_option("--lr", o.learning_rate, "AdamW's learning rate")->capture_default_str();
   app.add_option("--seed", o.seed, "of weights and data order")->capture_default_str();
-  app.add_option("--dtype", o.dtype, "fp32")->capture_default_str();
+  app.add_option("--dtype", o.dtype,
+                 "fp32; bf16 or fp16 with fp32 master weights, fp16 with a loss scale as well")
+      ->capture_default_str();
+  app.add_option("--reduce-dtype", o.reduce_dtype,
+                 "what bf16 and fp16 gradients travel in to be added up: parameter (their own), or "
+                 "fp32, which is twice the bytes")
+      ->capture_default_str();
   app.add_option("--device", o.device, "cpu")->capture_default_str();
 }
 
@@ -78,9 +79,7 @@ void add_run_options(CLI::App& app, Options& o) {
   app.add_option("--timeout", o.timeout_seconds, "longest wait for another rank, in seconds")
       ->capture_default_str()
       ->check(CLI::Range(0.1, 86400.0));
-  app.add_flag("!--no-compute-alone", o.compute_alone,
-               "leave out the run without communication (it is left out with --checkpoint and "
-               "--resume)");
+  app.add_flag("!--no-compute-alone", o.compute_alone, "leave out the run without communication");
   app.add_option("--assume-free-memory", o.assume_free_mib,
                  "MiB to fit into, instead of what is free now")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40));
@@ -97,19 +96,6 @@ void add_output_options(CLI::App& app, Options& o) {
   app.add_option("--trace", o.trace,
                  "Chrome trace of the last step of every mode and rank: NAME.json gives "
                  "NAME.MODE.rankR.json");
-}
-
-void add_checkpoint_options(CLI::App& app, Options& o) {
-  auto* checkpoint = app.add_option(
-      "--checkpoint", o.checkpoint,
-      "folder for a checkpoint of the run, replaced whenever a newer one is whole; with one mode");
-  app.add_option("--checkpoint-every", o.checkpoint_every,
-                 "steps from one checkpoint to the next (without it only after the last step)")
-      ->needs(checkpoint)
-      ->check(CLI::Range(1, 1000000));
-  app.add_option("--resume", o.resume,
-                 "folder of a checkpoint to go on from, under any mode and on any number of ranks "
-                 "with as many samples a step in all; --steps counts from the start of the run");
 }
 
 // CLI11 names what it did not expect, but not what was meant.
@@ -155,6 +141,7 @@ nn::LlamaConfig Options::config() const {
   nn::LlamaConfig config =
       weights.empty() ? nn::preset(model) : nn::llama_config_from_json(weights_config);
   if (reviews()) config.classes = data::kReviewClasses;
+  if (mixed()) config.dtype = dtype == "bf16" ? at::kBFloat16 : at::kHalf;
   return config;
 }
 
@@ -180,7 +167,6 @@ Options parse(int argc, char** argv) {
   add_model_options(app, o);
   add_run_options(app, o);
   add_output_options(app, o);
-  add_checkpoint_options(app, o);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ExtrasError&) {
@@ -190,9 +176,6 @@ Options parse(int argc, char** argv) {
     std::exit(app.exit(error) == 0 ? 0 : kWrongUsage);
   }
   check(o);
-  // What is kept is trained for its weights; the figures of a run without communication would take
-  // as long again.
-  if (!o.checkpoint.empty() || !o.resume.empty()) o.compute_alone = false;
   if (!o.weights.empty()) {
     o.weights_config = nn::read_config_text(o.weights);
     try {

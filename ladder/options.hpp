@@ -21,16 +21,14 @@ struct Options {
   std::int64_t batch = 1;  ///< samples a rank and step
   std::vector<std::string> modes = {"ddp", "zero1", "zero2", "zero3"};
   std::string ownership = "size";
-  std::string dtype = "fp32";
+  std::string dtype = "fp32";              ///< fp32, bf16 or fp16; the last two keep fp32 masters
+  std::string reduce_dtype = "parameter";  ///< or fp32: how gradients of 2 bytes are added up
   std::string device = "cpu";
   double learning_rate = 5e-5;
   double timeout_seconds = 300;
   std::uint64_t seed = 42;
   std::string json = "out/ladder.json";
-  std::string save;        ///< folder that the trained model goes to; empty: it is not kept
-  std::string checkpoint;  ///< folder for checkpoints of the run; empty: none
-  std::int64_t checkpoint_every = 0;  ///< steps from one to the next; 0: after the last step only
-  std::string resume;         ///< folder of the checkpoint to go on from; empty: from the start
+  std::string save;           ///< folder that the trained model goes to; empty: it is not kept
   std::string trace;          ///< file whose name traces are made from; empty: none
   std::string film;           ///< file for the memory of rank 0 along the last step; empty: none
   bool compute_alone = true;  ///< also measure the step without communication
@@ -40,6 +38,8 @@ struct Options {
   std::string weights_config;
 
   bool reviews() const { return task == "reviews"; }
+  /// Parameters of 2 bytes, with fp32 master weights in the optimizer.
+  bool mixed() const { return dtype != "fp32"; }
   /// The shape of the model: a classifier where reviews are the task.
   nn::LlamaConfig config() const;
   /// What the model is called in tables: the preset, or the folder of the weights.

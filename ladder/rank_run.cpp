@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <span>
 #include <zero/data/sampler.hpp>
 #include <zero/data/sha256.hpp>
 #include <zero/error.hpp>
@@ -13,6 +12,7 @@
 #include <zero/memory/timeline.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/nn/stored_values.hpp>
+#include <zero/optim/master_weights.hpp>
 #include <zero/report/film.hpp>
 #include <zero/report/progress.hpp>
 #include <zero/train/registry.hpp>
@@ -20,7 +20,7 @@
 #include <zero/train/trace.hpp>
 #include <zero/train/trainer.hpp>
 
-#include "checkpoints.hpp"
+#include "digests.hpp"
 #include "samples.hpp"
 
 namespace zero::ladder {
@@ -28,36 +28,6 @@ namespace {
 
 using memory::Category;
 using report::mib;
-
-std::span<const std::byte> bytes_of(const at::Tensor& tensor) {
-  return {static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()};
-}
-
-std::string digest_of(const at::Tensor& tensor) {
-  data::Sha256 digest;
-  digest.add(bytes_of(tensor.contiguous()));
-  return digest.hex();
-}
-
-// One digest per parameter, each made whole for the moment: unit by unit, so that checking does not
-// need more memory than training.
-std::vector<std::string> parameter_digests(train::Strategy& strategy) {
-  const nn::ParameterList& list = strategy.list();
-  std::vector<std::string> digests(list.size());
-  for (std::size_t u = 0; u < list.units.size(); ++u) {
-    const train::WholeParameters whole(strategy, u);
-    for (const std::size_t i : list.units[u].parameters) {
-      digests[i] = digest_of(list.parameters[i].tensor.detach());
-    }
-  }
-  return digests;
-}
-
-std::string combine(const std::vector<std::string>& digests) {
-  data::Sha256 all;
-  for (const std::string& digest : digests) all.add(digest);
-  return all.hex();
-}
 
 double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
@@ -135,20 +105,11 @@ void agree_on_everything(dist::Communicator& communicator, const std::string& mo
   communicator.agree(
       "the run",
       fmt::format("mode {}\ntask {}\nmodel {}\nmodel's config {}\nbatch {}\nsequences of {}\n"
-                  "{} steps\nlearning rate {}\nseed {}\nownership {}\n"
-                  "checkpoints {}\na run {}\n"
+                  "{} steps\nlearning rate {}\nseed {}\nownership {}\ndtype {}\n"
                   "data (tokens and tokenizer) {}",
                   mode, o.task, o.model_name(), nlohmann::json(o.weights_config).dump(), o.batch,
-                  o.sequence_length, o.steps, o.learning_rate, o.seed, o.ownership, when_kept(o),
-                  o.resume.empty() ? "from the start" : "that goes on", dataset.fingerprint()));
-}
-
-bool all_trainable_changed(const train::Strategy& strategy, const std::vector<std::string>& before,
-                           const std::vector<std::string>& after) {
-  for (std::size_t i = 0; i < before.size(); ++i) {
-    if (strategy.list().parameters[i].tensor.requires_grad() && before[i] == after[i]) return false;
-  }
-  return true;
+                  o.sequence_length, o.steps, o.learning_rate, o.seed, o.ownership, o.dtype,
+                  dataset.fingerprint()));
 }
 
 std::shared_ptr<nn::Llama> model_without_storage(const Options& options) {
@@ -182,23 +143,26 @@ void save(train::Strategy& strategy, const Options& options, std::int64_t pad_id
 }
 
 // The steps of one run: trains, measures, and brings losses and digests into `result`.
-void train_steps(train::Strategy& strategy, data::DistributedSampler& sampler,
-                 const Samples& samples, const std::string& mode, const Options& options,
-                 const RunExtras& extras, Meter& meter, RankResult& result) {
+void train_steps(train::Strategy& strategy, const Samples& samples, const std::string& mode,
+                 const Options& options, const RunExtras& extras, Meter& meter,
+                 RankResult& result) {
   dist::Communicator& communicator = strategy.communicator();
+  data::DistributedSampler sampler(samples.dataset->size(), options.batch * communicator.size(),
+                                   communicator.rank(), communicator.size(), options.seed);
   data::Sha256 gradient_digest;
   watch_first_gradients(strategy, gradient_digest);
   train::TrainerOptions trainer_options;
-  trainer_options.first_step = sampler.step();
+  // Gradients of float16 are often too small for it.
+  if (options.dtype == "fp16") trainer_options.loss_scale = train::LossScaleOptions();
   train::Trainer trainer(strategy, trainer_options);
   report::ProgressOptions progress_options;
   progress_options.silent = communicator.rank() != 0 || !extras.speaks;
-  report::Progress progress(mode, options.steps - sampler.step(), progress_options);
+  report::Progress progress(mode, options.steps, progress_options);
   std::optional<train::Trace> trace;
-  while (sampler.step() < options.steps) {
+  for (std::int64_t s = 0; s < options.steps; ++s) {
     const data::Batch batch = samples.dataset->batch(sampler.next());
-    if (result.losses.empty()) result.batch_digest = digest_of(batch.inputs);
-    const bool last = sampler.step() == options.steps;
+    if (s == 0) result.batch_digest = digest_of(batch.inputs);
+    const bool last = s + 1 == options.steps;
     if (extras.traces && last) trace.emplace();
     const bool films = extras.films && last && communicator.rank() == 0;
     // A film is to show a step, and not how long rank 0 waited for the others to begin it.
@@ -211,7 +175,8 @@ void train_steps(train::Strategy& strategy, data::DistributedSampler& sampler,
     if (trace) trace->finish(options.trace_file(mode, communicator.rank()));
     strategy.observe_gradients({});
     result.losses.push_back(step.loss);
-    keep(strategy, sampler, mode, options, *samples.dataset);
+    result.loss_scale = step.loss_scale;
+    result.skipped_steps += step.skipped ? 1 : 0;
     progress.step({{"loss", fmt::format("{:.4f}", step.loss)},
                    {"step", fmt::format("{:.2f} s", step.seconds.total)}});
   }
@@ -221,6 +186,12 @@ void train_steps(train::Strategy& strategy, data::DistributedSampler& sampler,
 }
 
 }  // namespace
+
+optim::OptimizerFactory optimizer_of(const Options& options) {
+  optim::AdamWOptions adamw;
+  adamw.learning_rate = options.learning_rate;
+  return options.mixed() ? optim::with_master_weights(optim::adamw(adamw)) : optim::adamw(adamw);
+}
 
 RankResult run_rank(dist::Communicator& communicator, const std::string& mode,
                     const Options& options, const RunExtras& extras) {
@@ -233,19 +204,15 @@ RankResult run_rank(dist::Communicator& communicator, const std::string& mode,
   train::register_all_chapters(registry);
   const std::shared_ptr<nn::Llama> model = model_without_storage(options);
   std::unique_ptr<nn::ParameterSource> values = first_values(communicator, options, *model);
-  optim::AdamWOptions adamw;
-  adamw.learning_rate = options.learning_rate;
-  const auto strategy =
-      registry.make(mode, {*model, communicator, optim::adamw(adamw), values.get(), "",
-                           train::ownership_from(options.ownership), train::Accumulation::kLocal});
+  const auto strategy = registry.make(
+      mode, {*model, communicator, optimizer_of(options), values.get(), "",
+             train::ownership_from(options.ownership), train::Accumulation::kLocal,
+             options.reduce_dtype == "fp32" ? dist::ReduceType::kFloat32 : dist::ReduceType::kOwn});
 
-  data::DistributedSampler sampler(samples.dataset->size(), options.batch * communicator.size(),
-                                   communicator.rank(), communicator.size(), options.seed);
-  go_on(*strategy, sampler, options);
   RankResult result;
   const std::vector<std::string> before = parameter_digests(*strategy);
   Meter meter(communicator, base, resident_base);
-  train_steps(*strategy, sampler, samples, mode, options, extras, meter, result);
+  train_steps(*strategy, samples, mode, options, extras, meter, result);
   meter.fill(result.row);
   const std::vector<std::string> after = parameter_digests(*strategy);
   result.row.digest = combine(after);
@@ -270,6 +237,8 @@ std::string to_text(const RankResult& r) {
   json["rank_result"] = {{"formula_mib", r.formula_mib},
                          {"predicted_traffic", r.predicted_traffic},
                          {"every_tensor_changed", r.every_tensor_changed},
+                         {"loss_scale", r.loss_scale},
+                         {"skipped_steps", r.skipped_steps},
                          {"batch_digest", r.batch_digest},
                          {"gradient_digest", r.gradient_digest},
                          {"parameters", r.parameters},
@@ -288,6 +257,8 @@ RankResult from_text(const std::string& text) {
   r.formula_mib = extra.at("formula_mib");
   r.predicted_traffic = extra.at("predicted_traffic");
   r.every_tensor_changed = extra.at("every_tensor_changed");
+  r.loss_scale = extra.at("loss_scale");
+  r.skipped_steps = extra.at("skipped_steps");
   r.batch_digest = extra.at("batch_digest");
   r.gradient_digest = extra.at("gradient_digest");
   r.parameters = extra.at("parameters");

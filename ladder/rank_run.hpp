@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <zero/distributed/communicator.hpp>
+#include <zero/optim/optimizer.hpp>
 #include <zero/report/ladder_report.hpp>
 
 #include "options.hpp"
@@ -16,6 +17,8 @@ struct RankResult {
   double formula_mib = 0;
   std::int64_t predicted_traffic = 0;  ///< bytes of gradients and parameters in a step, by formula
   std::vector<double> losses;
+  double loss_scale = 1;           ///< of the last step
+  std::int64_t skipped_steps = 0;  ///< left out because a gradient overflowed
   bool every_tensor_changed = false;
   std::string batch_digest;     ///< of the first local batch
   std::string gradient_digest;  ///< of the first local gradients, before they were reduced
@@ -34,6 +37,9 @@ struct RunExtras {
   bool films = false;   ///< rank 0 records its memory along the last step
   bool saves = false;   ///< the trained model is saved, where a folder was named
 };
+
+/// AdamW as the command line wants it, with fp32 master weights where parameters have 2 bytes.
+optim::OptimizerFactory optimizer_of(const Options& options);
 
 /// Trains `options.steps` steps under `mode` as one rank of `communicator`; called by all ranks.
 RankResult run_rank(dist::Communicator& communicator, const std::string& mode,
