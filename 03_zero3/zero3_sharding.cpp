@@ -56,20 +56,29 @@ void Zero3Sharding::pre_backward(nn::Unit& unit) {
 }
 
 void Zero3Sharding::post_backward(nn::Unit& unit) {
-  // Only a unit without trainable parameters needs this; the others end with their last gradient.
+  // Units end with their last gradient, but for those that hold frozen parameters: these may be
+  // needed for the gradient of the input after the last gradient of a parameter.
   const std::size_t u = index_of(unit);
-  for (const std::size_t i : list().units[u].parameters) {
-    if (trainable(i)) return;
-  }
-  if (!whole_model_ && u != kRoot) reshard(u);
+  if (has_frozen(u) && has_all_gradients(u) && !whole_model_ && u != kRoot) reshard(u);
+}
+
+bool Zero3Sharding::has_frozen(std::size_t unit) const {
+  const auto& members = list().units[unit].parameters;
+  return std::any_of(members.begin(), members.end(),
+                     [this](std::size_t i) { return !trainable(i); });
+}
+
+bool Zero3Sharding::has_all_gradients(std::size_t unit) const {
+  const auto& members = list().units[unit].parameters;
+  const auto trained =
+      std::count_if(members.begin(), members.end(), [this](std::size_t i) { return trainable(i); });
+  return gradients_[unit] >= static_cast<std::size_t>(trained);
 }
 
 void Zero3Sharding::gradient_ready(std::size_t index) {
   const std::size_t u = list().parameters[index].unit;
-  const auto& members = list().units[u].parameters;
-  const auto trainable_members = static_cast<std::size_t>(std::count_if(
-      members.begin(), members.end(), [this](std::size_t i) { return trainable(i); }));
-  if (++gradients_[u] >= trainable_members && !whole_model_) reshard(u);
+  ++gradients_[u];
+  if (has_all_gradients(u) && !has_frozen(u) && !whole_model_) reshard(u);
   if (!reduces_now()) return;
   begin_reduction();
   order_.ready(index, [this](std::size_t i) { reduce_to_owner(i); });
@@ -142,8 +151,7 @@ std::int64_t Zero3Sharding::predicted_traffic() const {
       if (owns(i)) gathered_once += list().parameters[i].bytes();
     }
   }
-  return reduced_bytes() - reduced_owned_bytes() +
-         others * (2 * owners_.bytes() - gathered_once);
+  return reduced_bytes() - reduced_owned_bytes() + others * (2 * owners_.bytes() - gathered_once);
 }
 
 void register_zero3(train::Registry& registry) {

@@ -52,6 +52,8 @@ class Zero3Sharding : public train::Strategy {
   void begin_reduction();
   void reduce_to_owner(std::size_t index);
   std::size_t index_of(const nn::Unit& unit) const;
+  bool has_frozen(std::size_t unit) const;
+  bool has_all_gradients(std::size_t unit) const;
   std::vector<std::size_t> units_around(const nn::Unit& unit) const;
 
   bool whole_model_;

@@ -133,11 +133,20 @@ void ShardedGroup::collect(std::size_t m) {
   gradient = there;
 }
 
-void ShardedGroup::reduce_scatter(bool keep_full) {
+void ShardedGroup::collect_all() {
   for (std::size_t m = 0; m < members_.size(); ++m) {
     collect(m);
     if (!tensor(m).grad().defined()) gradient_window(m).zero_();
   }
+}
+
+void ShardedGroup::drop_full_gradient() {
+  for (std::size_t m = 0; m < members_.size(); ++m) tensor(m).mutable_grad().reset();
+  full_gradient_.reset();
+}
+
+void ShardedGroup::reduce_scatter(bool keep_full) {
+  collect_all();
   const std::int64_t n = layout_.shard();
   at::Tensor mine = full_gradient_.narrow(0, communicator_.rank() * n, n);
   if (!keep_full) {
@@ -145,21 +154,21 @@ void ShardedGroup::reduce_scatter(bool keep_full) {
     mine = at::empty({n}, full_.options());
   }
   communicator_.reduce_scatter(mine, full_gradient_, Purpose::kGradient).wait();
-  if (!keep_full) {
-    for (std::size_t m = 0; m < members_.size(); ++m) tensor(m).mutable_grad().reset();
-    full_gradient_.reset();
-  }
+  if (!keep_full) drop_full_gradient();
   hand_out(mine);
 }
 
-void ShardedGroup::all_reduce() {
-  for (std::size_t m = 0; m < members_.size(); ++m) {
-    collect(m);
-    if (!tensor(m).grad().defined()) gradient_window(m).zero_();
-  }
+void ShardedGroup::all_reduce(bool keep_full) {
+  collect_all();
   communicator_.all_reduce(full_gradient_, Purpose::kGradient).wait();
   const std::int64_t n = layout_.shard();
-  hand_out(full_gradient_.narrow(0, communicator_.rank() * n, n));
+  at::Tensor mine = full_gradient_.narrow(0, communicator_.rank() * n, n);
+  if (!keep_full) {
+    const Charge charge(Category::kGradients);
+    mine = mine.clone();
+    drop_full_gradient();
+  }
+  hand_out(mine);
 }
 
 void ShardedGroup::drop_gradients() {

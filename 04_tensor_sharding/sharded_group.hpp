@@ -61,13 +61,15 @@ class ShardedGroup {
   /// where it is in the buffer; otherwise it gets bytes of its own and the buffer is freed.
   void reduce_scatter(bool keep_full);
   /// The same result by an all-reduce of the whole buffer.
-  void all_reduce();
+  void all_reduce(bool keep_full);
   void drop_gradients();
 
  private:
   const at::Tensor& tensor(std::size_t m) const { return list_.parameters[members_[m]].tensor; }
   at::Tensor window(const at::Tensor& buffer, std::size_t m) const;
   void fill_gaps();
+  void collect_all();
+  void drop_full_gradient();
   void hand_out(const at::Tensor& gradient_shard);
 
   const nn::ParameterList& list_;

@@ -10,6 +10,8 @@ namespace zero {
 TensorZero3::TensorZero3(const train::StrategyArguments& arguments)
     : TensorSharding(arguments, /*split=*/true),
       whole_model_(arguments.variant == "whole"),
+      by_leaf_(arguments.variant == "leaf"),
+      uses_(list().units.size(), 1),
       order_(backward_groups()),
       unit_of_(groups().size()),
       ready_(list().units.size(), 0) {
@@ -18,22 +20,48 @@ TensorZero3::TensorZero3(const train::StrategyArguments& arguments)
   }
 }
 
-std::vector<std::size_t> TensorZero3::units_around(const nn::Unit& unit) const {
+std::size_t TensorZero3::index_of(const nn::Unit& unit) const {
   std::size_t u = 0;
   while (list().units[u].unit != &unit) ++u;
+  return u;
+}
+
+bool TensorZero3::is_leaf(std::size_t unit) const {
+  return by_leaf_ && dynamic_cast<const nn::Leaf*>(list().units[unit].unit) != nullptr;
+}
+
+std::vector<std::size_t> TensorZero3::units_around(const nn::Unit& unit) const {
+  std::size_t u = index_of(unit);
   if (!whole_model_ || u != 0) return {u};
   std::vector<std::size_t> all;
   for (u = 0; u < list().units.size(); ++u) all.push_back(u);
   return all;
 }
 
+at::Tensor TensorZero3::forward(const data::Batch& batch) {
+  if (c10::GradMode::is_enabled()) uses_.assign(uses_.size(), 0);
+  return TensorSharding::forward(batch);
+}
+
+void TensorZero3::backward(const at::Tensor& loss) {
+  struct Within {
+    explicit Within(bool& flag) : flag(flag) { flag = true; }
+    ~Within() { flag = false; }
+    bool& flag;
+  } const within(in_backward_);
+  TensorSharding::backward(loss);
+}
+
 void TensorZero3::pre_forward(nn::Unit& unit) {
+  if (c10::GradMode::is_enabled() && !in_backward_) ++uses_[index_of(unit)];
   for (const std::size_t u : units_around(unit)) gather(u);
 }
 
 void TensorZero3::post_forward(nn::Unit& unit) {
   const bool backward_follows = c10::GradMode::is_enabled();
   for (const std::size_t u : units_around(unit)) {
+    // A forward inside backward is a checkpoint that runs again: its own backward follows at once.
+    if (in_backward_ && is_leaf(u)) continue;
     if (!backward_follows || !stays_whole(u)) reshard(u);
   }
 }
@@ -43,24 +71,36 @@ void TensorZero3::pre_backward(nn::Unit& unit) {
 }
 
 void TensorZero3::post_backward(nn::Unit& unit) {
-  // Only a unit that nothing in it is trained of needs this; the others end with their gradients.
   for (const std::size_t u : units_around(unit)) {
-    const auto& members = list().units[u].parameters;
-    const bool trained =
-        std::any_of(members.begin(), members.end(), [this](std::size_t i) { return trainable(i); });
-    if (!trained && !stays_whole(u)) reshard(u);
+    // A leaf is done with its parameters, and is gathered again for each other use. Other units end
+    // with their gradients, but for those that hold frozen parameters: these may be needed for the
+    // gradient of the input after the last gradient of a parameter.
+    const bool over = is_leaf(u) || (has_frozen(u) && has_all_gradients(u));
+    if (over && !stays_whole(u)) reshard(u);
   }
 }
 
 void TensorZero3::group_ready(std::size_t group) {
   const std::size_t u = unit_of_[group];
-  const auto& siblings = groups_of(u);
-  const auto trained = static_cast<std::size_t>(std::count_if(
-      siblings.begin(), siblings.end(), [this](std::size_t g) { return groups()[g].trainable(); }));
+  ++ready_[u];
   // A unit that is used twice has its last gradient after its last use: nothing is dropped early.
-  if (++ready_[u] >= trained && !whole_model_) reshard(u);
+  const bool over = has_all_gradients(u) && (is_leaf(u) || !has_frozen(u));
+  if (over && !whole_model_) reshard(u);
   if (!reduces_now()) return;
   order_.ready(group, [this](std::size_t g) { reduce(g, /*keep_full=*/false); });
+}
+
+bool TensorZero3::has_all_gradients(std::size_t unit) const {
+  const auto& of_unit = groups_of(unit);
+  const auto trained = std::count_if(of_unit.begin(), of_unit.end(),
+                                     [this](std::size_t g) { return trainable_members(g) > 0; });
+  return ready_[unit] >= static_cast<std::size_t>(trained);
+}
+
+bool TensorZero3::has_frozen(std::size_t unit) const {
+  const auto& members = list().units[unit].parameters;
+  return std::any_of(members.begin(), members.end(),
+                     [this](std::size_t i) { return !trainable(i); });
 }
 
 void TensorZero3::finish_backward() {
@@ -85,12 +125,18 @@ train::ModelStateBytes TensorZero3::predicted_bytes() const {
   return {shard_bytes(/*trainable_only=*/false), gradient_shard_bytes(), optimizer_bytes()};
 }
 
+std::int64_t TensorZero3::gathers(std::size_t unit) const {
+  const std::int64_t uses = uses_[unit];
+  if (whole_model_) return 1;
+  if (stays_whole(unit)) return uses > 0 ? 1 : 0;
+  // In backward a unit stays whole until all its gradients are there, a leaf for one use only.
+  return is_leaf(unit) ? 2 * uses : uses + (uses > 0 ? 1 : 0);
+}
+
 std::int64_t TensorZero3::predicted_traffic() const {
   std::int64_t shards = reduced_shard_bytes();  // reduce-scattered once
   for (std::size_t u = 0; u < list().units.size(); ++u) {
-    for (const std::size_t g : groups_of(u)) {
-      shards += (stays_whole(u) ? 1 : 2) * groups()[g].shard_bytes();
-    }
+    for (const std::size_t g : groups_of(u)) shards += gathers(u) * groups()[g].shard_bytes();
   }
   return (communicator_.size() - 1) * shards;
 }

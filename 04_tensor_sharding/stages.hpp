@@ -11,7 +11,7 @@ namespace zero {
 ///   "flat" (default)  one buffer a unit
 ///   "per_parameter"   each parameter padded and split by itself: more collectives, more padding
 ///   "naive"           all-reduce, then all-gather: 3F (N-1)/N, for the comparison
-class TensorZero1 final : public TensorSharding {
+class TensorZero1 : public TensorSharding {
  public:
   explicit TensorZero1(const train::StrategyArguments& arguments);
 
@@ -28,7 +28,7 @@ class TensorZero1 final : public TensorSharding {
 /// Stage 2 over split tensors: as stage 1, and a unit's gradients are reduce-scattered as soon as
 /// backward has made them all; only the shard of the average stays. Sends 2F (N-1)/N. Variants
 /// "flat" (default) and "per_parameter", which frees earlier and sends in smaller pieces.
-class TensorZero2 final : public TensorSharding {
+class TensorZero2 : public TensorSharding {
  public:
   explicit TensorZero2(const train::StrategyArguments& arguments);
 
@@ -50,12 +50,21 @@ class TensorZero2 final : public TensorSharding {
 /// the root's second gather. Variants:
 ///   "flat" (default)  one buffer and one collective a unit
 ///   "per_parameter"   one buffer and one collective a parameter
+///   "leaf"            every layer that holds parameters (nn::Leaf) is gathered by itself, around
+///                     each use: at most one is whole beside what the root holds itself, for more
+///                     and smaller collectives. A layer that runs twice in a forward, such as an
+///                     embedding that is the output head too, is gathered four times. In a part
+///                     that is checkpointed, layers stay whole from when they run again until
+///                     their backward, which follows at once: those of one part are whole
+///                     together, and what is sent is as without a checkpoint.
 ///   "whole"           gathers the whole model before forward, keeps it through backward:
 ///                     2F (N-1)/N, and a peak of F of parameters
-class TensorZero3 final : public TensorSharding {
+class TensorZero3 : public TensorSharding {
  public:
   explicit TensorZero3(const train::StrategyArguments& arguments);
 
+  at::Tensor forward(const data::Batch& batch) override;
+  void backward(const at::Tensor& loss) override;
   void finish_backward() override;
   void summon(std::size_t unit) override { gather(unit); }
   void dismiss(std::size_t unit) override { reshard(unit); }
@@ -66,18 +75,30 @@ class TensorZero3 final : public TensorSharding {
   void post_backward(nn::Unit& unit) override;
 
   train::ModelStateBytes predicted_bytes() const override;
+  /// With as many uses of each unit as the last forward pass that recorded a graph made of it; one
+  /// of each before.
   std::int64_t predicted_traffic() const override;
 
  protected:
   void group_ready(std::size_t group) override;
+  /// Makes the parameters of a unit whole; nothing to do where they are. Called by all ranks.
+  virtual void gather(std::size_t unit);
+  /// Leaves this rank's shards of them only.
+  virtual void reshard(std::size_t unit);
 
  private:
-  void gather(std::size_t unit);
-  void reshard(std::size_t unit);
   std::vector<std::size_t> units_around(const nn::Unit& unit) const;
+  std::size_t index_of(const nn::Unit& unit) const;
+  bool is_leaf(std::size_t unit) const;
+  bool has_frozen(std::size_t unit) const;
+  bool has_all_gradients(std::size_t unit) const;
   bool stays_whole(std::size_t unit) const { return whole_model_ || unit == 0; }
+  std::int64_t gathers(std::size_t unit) const;
 
   bool whole_model_;
+  bool by_leaf_;
+  bool in_backward_ = false;
+  std::vector<std::int64_t> uses_;  // by unit, in a forward
   train::LaunchOrder order_;
   std::vector<std::size_t> unit_of_;  // by group
   std::vector<std::size_t> ready_;    // by unit: groups whose gradients have come

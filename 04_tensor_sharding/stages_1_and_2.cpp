@@ -33,11 +33,12 @@ void TensorZero1::finish_backward() {
   forget_arrivals();
   if (!reduces_now()) return;
   for (const std::size_t g : backward_groups()) {
-    if (naive_ && !reduce_each_) {
-      if (note_members(g)) groups()[g].all_reduce();
+    // The next micro-batch needs the buffer anew where the averages are added up.
+    const bool keep_full = !reduce_each_;
+    if (naive_) {
+      if (note_members(g)) groups()[g].all_reduce(keep_full);
     } else {
-      // The next micro-batch needs the buffer anew where the averages are added up.
-      reduce(g, /*keep_full=*/!reduce_each_);
+      reduce(g, keep_full);
     }
   }
   complete_reduction();
@@ -90,7 +91,8 @@ void register_tensor_sharding(train::Registry& registry) {
   };
   add("tensor_zero1", {"flat", "per_parameter", "naive"}, std::type_identity<TensorZero1>{});
   add("tensor_zero2", {"flat", "per_parameter"}, std::type_identity<TensorZero2>{});
-  add("tensor_zero3", {"flat", "per_parameter", "whole"}, std::type_identity<TensorZero3>{});
+  add("tensor_zero3", {"flat", "per_parameter", "leaf", "whole"},
+      std::type_identity<TensorZero3>{});
 }
 
 }  // namespace zero

@@ -15,7 +15,10 @@ namespace zero {
 using dist::Purpose;
 
 TensorSharding::TensorSharding(const train::StrategyArguments& arguments, bool split)
-    : Strategy(arguments), where_(count()), by_unit_(list().units.size()) {
+    : Strategy(arguments,
+               arguments.variant == "leaf" ? nn::Granularity::kLeaf : nn::Granularity::kUnit),
+      where_(count()),
+      by_unit_(list().units.size()) {
   build_groups(arguments.variant == "per_parameter");
   arrived_.assign(groups_.size(), 0);
   for (ShardedGroup& group : groups_) {

@@ -34,7 +34,8 @@ class TensorSharding : public train::Strategy {
 
  protected:
   /// Called by all ranks: builds the groups and gives them rank 0's values. `split`: only the
-  /// shards stay, and no rank ever holds more than one whole group.
+  /// shards stay, and no rank ever holds more than one whole group. Units are leaves in variant
+  /// "leaf".
   TensorSharding(const train::StrategyArguments& arguments, bool split);
   ~TensorSharding() override;
 
@@ -43,10 +44,12 @@ class TensorSharding : public train::Strategy {
   void gradient_ready(std::size_t index) override;
 
   /// Averages the gradients of a group; see ShardedGroup::reduce_scatter.
-  void reduce(std::size_t group, bool keep_full);
+  virtual void reduce(std::size_t group, bool keep_full);
   /// Notes for complete_reduction() which members have gradients here. False where no member is
   /// trainable at the moment.
   bool note_members(std::size_t group);
+  /// How many parameters of a group are trainable at the moment.
+  std::size_t trainable_members(std::size_t group) const;
   /// The end of a backward pass: forgets which gradients came.
   void forget_arrivals() { arrived_.assign(arrived_.size(), 0); }
 
@@ -73,7 +76,6 @@ class TensorSharding : public train::Strategy {
 
   void build_groups(bool one_per_parameter);
   void give_values(ShardedGroup& group, bool split);
-  std::size_t trainable_members(std::size_t group) const;
 
   std::vector<ShardedGroup> groups_;
   std::vector<Place> where_;                       // by parameter

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <zero/data/random.hpp>
 #include <zero/nn/functional.hpp>
+#include <zero/nn/layers.hpp>
 
 namespace zero::testing {
 
@@ -80,6 +81,31 @@ class GrownModel::Nested : public Part {
   std::shared_ptr<Plain> inner_;
 };
 
+class GrownModel::Layers : public Part {
+ public:
+  explicit Layers(const GrownConfig& c) {
+    const auto normal = Initializer::normal(0.3);
+    first_ = register_module(
+        "first",
+        std::make_shared<nn::Linear>(c.width, c.width, normal, Initializer::uniform(0.1), c.dtype));
+    norm_ = register_module("norm", std::make_shared<nn::RmsNorm>(c.width, 1e-3, c.dtype));
+    last_ =
+        register_module("last", std::make_shared<nn::Linear>(c.width, c.width, normal, c.dtype));
+  }
+  at::Tensor forward(const at::Tensor& x) override {
+    return run(
+        [&] {
+          const at::Tensor y = norm_->forward(first_->forward(x)).tanh();
+          return x + last_->forward(first_->forward(y));
+        },
+        {x});
+  }
+
+ private:
+  std::shared_ptr<nn::Linear> first_, last_;
+  std::shared_ptr<nn::RmsNorm> norm_;
+};
+
 class GrownModel::Small : public Part {
  public:
   explicit Small(const GrownConfig& c) {
@@ -134,6 +160,8 @@ void GrownModel::add_part(char letter, std::shared_ptr<nn::Layer> holder) {
     parts_.push_back(holder->register_module(name, std::make_shared<Frozen>(config_)));
   } else if (letter == 'n') {
     parts_.push_back(holder->register_module(name, std::make_shared<Nested>(config_)));
+  } else if (letter == 'l') {
+    parts_.push_back(holder->register_module(name, std::make_shared<Layers>(config_)));
   } else if (letter == 's') {
     parts_.push_back(holder->register_module(name, std::make_shared<Small>(config_)));
   } else if (letter == 'g') {

@@ -21,6 +21,7 @@ struct GrownConfig {
   ///   t  the first `a` once more (the same unit a second time)
   ///   f  a unit whose only weight is frozen
   ///   n  a unit that holds a unit and has a parameter of its own
+  ///   l  a unit of layers, each of which holds its own parameters; the first is used twice
   ///   s  a unit of many parameters with 1 to 3 elements
   ///   g  a scalar of the root
   std::string parts = "anf";
@@ -54,6 +55,7 @@ class GrownModel : public nn::Model {
   class Plain;
   class Frozen;
   class Nested;
+  class Layers;
   class Small;
   class Scale;
 

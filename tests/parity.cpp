@@ -104,7 +104,7 @@ RunRecord run_trap_model(dist::Communicator& communicator, const std::string& mo
   const auto strategy = registry.make(
       mode, {*model, communicator, factory, &values, "", options.ownership, options.accumulation});
   running = strategy.get();
-  train::Trainer trainer(*strategy, {options.clip_norm});
+  train::Trainer trainer(*strategy, {.clip_norm = options.clip_norm, .norm = options.norm});
   for (; step < options.steps; ++step) {
     std::vector<data::Batch> batches;
     for (int m = 0; m < options.micro_batches; ++m) {
@@ -140,7 +140,7 @@ void expect_identical(const RunRecord& record, const RunRecord& reference,
   };
   for (const auto& [name, tensor] : record.tensors) compare(name, tensor);
   for (const auto& [name, tensor] : record.moments) compare(name, tensor);
-  EXPECT_EQ(weights, 10U) << what;
+  EXPECT_EQ(weights, 15U) << what;
   EXPECT_EQ(record.losses, reference.losses) << what;
   EXPECT_EQ(record.norms, reference.norms) << what;
 }

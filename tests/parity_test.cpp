@@ -42,6 +42,11 @@ TEST_P(Parity, ClippedGradients) {
   expect_all_modes_identical(GetParam(), {.steps = 3, .clip_norm = 0.05});
 }
 
+TEST_P(Parity, ClippedByTheLargestGradient) {
+  expect_all_modes_identical(GetParam(),
+                             {.steps = 3, .clip_norm = 0.02, .norm = optim::Norm::kInfinity});
+}
+
 TEST_P(Parity, AccumulatedLocally) {
   expect_all_modes_identical(GetParam(), {.steps = 2, .micro_batches = 3});
 }
@@ -94,11 +99,23 @@ TEST(ParityPremises, RanksDifferWeightsChangeAndUnusedOnesStay) {
         if (name == other_name && at::equal(tensor, other)) unchanged.insert(name);
       }
     }
-    EXPECT_EQ(unchanged, (std::set<std::string>{"weight never", "weight frozen.weight"}));
+    EXPECT_EQ(unchanged, (std::set<std::string>{"weight never", "weight frozen.weight",
+                                                "weight layers.frozen.weight"}));
     std::set<std::string> with_moments;
     for (const auto& [name, tensor] : later.moments) with_moments.insert(name);
     EXPECT_FALSE(with_moments.contains("exp_avg never"));
     EXPECT_TRUE(with_moments.contains("exp_avg sometimes"));
+  });
+}
+
+TEST(ParityPremises, BothWaysOfClippingClipAndDiffer) {
+  on_ranks(2, [](dist::Communicator& communicator) {
+    const RunRecord l2 = run_trap_model(communicator, "ddp", {.steps = 3, .clip_norm = 0.05});
+    const RunRecord largest = run_trap_model(
+        communicator, "ddp", {.steps = 3, .clip_norm = 0.02, .norm = optim::Norm::kInfinity});
+    for (const float norm : l2.norms) EXPECT_GT(norm, 0.05F);
+    for (const float norm : largest.norms) EXPECT_GT(norm, 0.02F);
+    EXPECT_LT(largest.norms.front(), l2.norms.front());
   });
 }
 

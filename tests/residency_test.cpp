@@ -22,19 +22,21 @@ INSTANTIATE_TEST_SUITE_P(Ranks, Residency, ::testing::Values(1, 2, 3),
 // Trains two steps under `mode` and calls `look` before the model is there and after the last step.
 void train_and_look(dist::Communicator& communicator, const std::string& mode,
                     const std::function<void(train::Strategy&, const memory::Snapshot& before,
-                                             const dist::Traffic& of_last_step)>& look) {
+                                             const dist::Traffic& of_last_step)>& look,
+                    train::Accumulation accumulation = train::Accumulation::kLocal,
+                    std::size_t micro_batches = 1) {
   train::Registry registry;
   train::register_all_chapters(registry);
-  const std::vector<data::Batch> batches = {Toy().batch(communicator.rank(), 0),
-                                            Toy().batch(communicator.rank(), 1)};
+  const std::vector<data::Batch> first(micro_batches, Toy().batch(communicator.rank(), 0));
+  const std::vector<data::Batch> second(micro_batches, Toy().batch(communicator.rank(), 1));
   const memory::Snapshot before = memory::snapshot();
   Toy toy;
-  const auto strategy =
-      registry.make(mode, {*toy.model, communicator, optim::adamw(), &toy.values, ""});
+  const auto strategy = registry.make(mode, {*toy.model, communicator, optim::adamw(), &toy.values,
+                                             "", train::Ownership::kBySize, accumulation});
   train::Trainer trainer(*strategy);
-  trainer.step({batches[0]});
+  trainer.step(first);
   const dist::Traffic traffic = communicator.traffic();
-  trainer.step({batches[1]});
+  trainer.step(second);
   look(*strategy, before, communicator.traffic().since(traffic));
 }
 
@@ -88,6 +90,40 @@ TEST_P(Residency, BytesSentAreThoseOfTheFormula) {
                       strategy.predicted_traffic())
                 << mode;
           });
+    }
+  });
+}
+
+// Of three micro-batches gradients travel three times; parameters do where a stage gathers them for
+// every forward and backward, and once where updated ones are sent.
+TEST_P(Residency, BytesSentForMicroBatchesReducedOneByOneAreThoseOfTheFormula) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    const auto sent_by = [&](const std::string& mode, std::size_t micro_batches) {
+      dist::Traffic traffic;
+      std::int64_t formula = 0;
+      train_and_look(
+          communicator, mode,
+          [&](train::Strategy& strategy, const memory::Snapshot&, const dist::Traffic& sent) {
+            traffic = sent;
+            formula = strategy.predicted_traffic();
+          },
+          train::Accumulation::kReduceEach, micro_batches);
+      return std::make_pair(traffic, formula);
+    };
+    for (const std::string& mode : modes()) {
+      const auto [one, formula] = sent_by(mode, 1);
+      const auto [three, same] = sent_by(mode, 3);
+      using dist::Purpose;
+      EXPECT_EQ(one.bytes(Purpose::kGradient) + one.bytes(Purpose::kParameter), formula) << mode;
+      EXPECT_EQ(three.bytes(Purpose::kGradient), 3 * one.bytes(Purpose::kGradient)) << mode;
+      EXPECT_TRUE(three.bytes(Purpose::kParameter) == one.bytes(Purpose::kParameter) ||
+                  three.bytes(Purpose::kParameter) == 3 * one.bytes(Purpose::kParameter))
+          << mode;
+      // What is naive is so in every micro-batch.
+      if (mode.ends_with(":naive") || mode == "ddp") {
+        EXPECT_GT(three.at(dist::Operation::kAllReduce, Purpose::kGradient).calls, 0) << mode;
+        EXPECT_EQ(three.at(dist::Operation::kReduceScatter, Purpose::kGradient).calls, 0) << mode;
+      }
     }
   });
 }

@@ -16,6 +16,18 @@ std::vector<std::string> all_modes() {
   return registry.modes();
 }
 
+std::vector<std::string> all_strategies() {
+  train::Registry registry;
+  train::register_all_chapters(registry);
+  std::vector<std::string> names;
+  for (const train::StrategyEntry& entry : registry.entries()) names.push_back(entry.name);
+  return names;
+}
+
+bool gathers_by_unit(const std::string& mode) {
+  return mode.substr(0, mode.find(':')).ends_with("3") && !mode.ends_with(":whole");
+}
+
 Session::Session(dist::Communicator& communicator, const std::string& mode, SessionOptions options)
     : communicator_(communicator), options_(std::move(options)), values_(options_.seed) {
   {

@@ -17,6 +17,12 @@ namespace zero::testing {
 /// Every strategy and variant of all chapters.
 std::vector<std::string> all_modes();
 
+/// Every strategy of all chapters, in its default variant.
+std::vector<std::string> all_strategies();
+
+/// Whether `mode` gathers units when they run, so that all ranks must run the same ones.
+bool gathers_by_unit(const std::string& mode);
+
 struct SessionOptions {
   GrownConfig model;
   optim::OptimizerFactory optimizer = optim::adamw({.learning_rate = 0.01});

@@ -6,6 +6,7 @@
 #include <ATen/ops/randn.h>
 
 #include <zero/nn/functional.hpp>
+#include <zero/nn/layers.hpp>
 
 namespace zero::testing {
 
@@ -39,6 +40,35 @@ class TrapModel::Frozen : public nn::Unit {
   at::Tensor weight_;
 };
 
+class TrapModel::Layers : public nn::Unit {
+ public:
+  Layers() {
+    const auto normal = Initializer::normal(0.3);
+    table_ = register_module("table", std::make_shared<nn::Embedding>(kWidth + 2, kWidth, normal));
+    twice_ = register_module(
+        "twice", std::make_shared<nn::Linear>(kWidth, kWidth, normal, Initializer::uniform(0.1)));
+    norm_ = register_module("norm", std::make_shared<nn::RmsNorm>(kWidth, 1e-3));
+    frozen_ = register_module("frozen", std::make_shared<nn::Linear>(kWidth, kWidth, normal));
+    for (const at::Tensor& p : frozen_->parameters()) p.requires_grad_(false);
+  }
+  // [n, 7] and ids [n] to [n, 9].
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& ids) {
+    return run(
+        [&] {
+          at::Tensor y = twice_->forward(x);
+          y = y + table_->forward(ids);
+          y = frozen_->forward(norm_->forward(y)).tanh();
+          return table_->as_head(twice_->forward(y));
+        },
+        {x});
+  }
+
+ private:
+  std::shared_ptr<nn::Embedding> table_;
+  std::shared_ptr<nn::Linear> twice_, frozen_;
+  std::shared_ptr<nn::RmsNorm> norm_;
+};
+
 TrapModel::TrapModel() {
   tied_ = add_parameter("tied", {kWidth, kInputs}, Initializer::normal(0.5));
   scale_ = add_parameter("scale", {}, Initializer::constant(1.5));
@@ -48,6 +78,7 @@ TrapModel::TrapModel() {
   twice_ = register_module("twice", std::make_shared<Inner>());
   frozen_ = register_module("frozen", std::make_shared<Frozen>());
   last_ = register_module("last", std::make_shared<Inner>());
+  layers_ = register_module("layers", std::make_shared<Layers>());
   // Not a parameter of the unit's own making: the same tensor under a second name.
   last_->register_parameter("tied_too", tied_, /*requires_grad=*/true);
 }
@@ -60,6 +91,8 @@ at::Tensor TrapModel::predict(const data::Batch& batch) {
         x = frozen_->forward(x);
         x = twice_->forward(x);
         if (batch.targets.view(-1)[0].item<double>() > 0) x = x + sometimes_;
+        const at::Tensor ids = (batch.inputs.select(1, 0) * 3).abs().clamp(0, kWidth + 1);
+        x = x + layers_->forward(x, ids.to(at::kLong)).narrow(1, 0, kWidth);
         x = last_->forward(x);
         const at::Tensor back = x.matmul(tied_);  // [n, 5], ordinary autograd
         return (back.narrow(1, 0, 3) * few_).sum(1, /*keepdim=*/true);

@@ -9,8 +9,9 @@ namespace zero::testing {
 
 /// A model made to trap sharding code: a weight tied across units, a frozen parameter, one that
 /// some batches do not use and one that no batch uses, odd sizes, a scalar, a parameter smaller
-/// than the world size, a unit used twice, a unit without trainable parameters, and ordinary
-/// autograd beside layers that write their gradients in place.
+/// than the world size, a unit used twice, a unit without trainable parameters, ordinary autograd
+/// beside layers that write their gradients in place, and a unit of layers of which one is used
+/// twice, one is frozen, and one is looked up and multiplied with.
 class TrapModel : public nn::Model {
  public:
   static constexpr std::int64_t kInputs = 5;
@@ -24,6 +25,7 @@ class TrapModel : public nn::Model {
  private:
   class Inner;
   class Frozen;
+  class Layers;
 
   at::Tensor tied_;       // [7, 5], used here and in the last unit's place
   at::Tensor scale_;      // a scalar
@@ -33,6 +35,7 @@ class TrapModel : public nn::Model {
   std::shared_ptr<Inner> twice_;
   std::shared_ptr<Inner> last_;
   std::shared_ptr<Frozen> frozen_;
+  std::shared_ptr<Layers> layers_;
 };
 
 /// Batches for it, different for every (seed, rank, step): [n, 5] inputs and [n, 1] targets in

@@ -43,10 +43,10 @@ std::string description(const nn::ParameterList& list, const StrategyArguments& 
 
 }  // namespace
 
-Strategy::Strategy(const StrategyArguments& arguments)
+Strategy::Strategy(const StrategyArguments& arguments, nn::Granularity granularity)
     : model_(arguments.model),
       communicator_(arguments.communicator),
-      list_(nn::list_parameters(arguments.model)),
+      list_(nn::list_parameters(arguments.model, granularity)),
       values_(arguments.values),
       accumulation_(arguments.accumulation),
       used_(list_.size(), false),
@@ -61,7 +61,7 @@ Strategy::Strategy(const StrategyArguments& arguments)
   for (std::size_t i = 0; i < count(); ++i) {
     nn::on_gradient_ready(parameter(i), [this, i] { on_ready(i); });
   }
-  nn::set_hooks(model_, this);
+  nn::set_hooks(model_, this, granularity);
 }
 
 Strategy::~Strategy() {
@@ -159,7 +159,7 @@ void Strategy::add_up_micro_batches() {
   }
 }
 
-float Strategy::clip_grad_norm(double max_norm) {
+float Strategy::l2_norm() {
   // Each parameter's sum of squares is made by its owner alone and is exact where others add 0, so
   // that every rank, under every strategy that owns whole parameters, adds the same numbers in the
   // same order. Where tensors are split the partial sums are in double, too fine to be seen in the
@@ -174,8 +174,28 @@ float Strategy::clip_grad_norm(double max_norm) {
   }
   // Where every rank owns everything, each has all the numbers already.
   if (sharded()) communicator_.all_reduce(squares, Purpose::kControl, dist::ReduceOp::kSum).wait();
-  const float norm = optim::norm_from_squares({square, square + count()}) /
-                     static_cast<float>(gradient_scale_);
+  return optim::norm_from_squares({square, square + count()});
+}
+
+float Strategy::infinity_norm() {
+  at::Tensor by_parameter = at::zeros({static_cast<std::int64_t>(count())}, at::kFloat);
+  auto* magnitude = by_parameter.mutable_data_ptr<float>();
+  for (std::size_t i = 0; i < count(); ++i) {
+    const Piece mine = piece(i);
+    if (mine.tensor.defined() && mine.tensor.grad().defined()) {
+      magnitude[i] = optim::largest_magnitude(mine.tensor.grad());
+    }
+  }
+  at::Tensor mine = at::full({1}, optim::largest_magnitude(by_parameter), at::kFloat);
+  if (!sharded()) return mine.item<float>();
+  at::Tensor by_rank = at::empty({communicator_.size()}, at::kFloat);
+  communicator_.all_gather(by_rank, mine, Purpose::kControl).wait();
+  return optim::largest_magnitude(by_rank);
+}
+
+float Strategy::clip_grad_norm(double max_norm, optim::Norm kind) {
+  const float scaled_norm = kind == optim::Norm::kL2 ? l2_norm() : infinity_norm();
+  const float norm = scaled_norm / static_cast<float>(gradient_scale_);
   const float coefficient = optim::clip_coefficient(norm, max_norm);
   if (coefficient != 1.0F) {
     for (std::size_t i = 0; i < count(); ++i) {

@@ -14,6 +14,7 @@
 #include "zero/distributed/communicator.hpp"
 #include "zero/nn/model.hpp"
 #include "zero/nn/parameters.hpp"
+#include "zero/optim/norm.hpp"
 #include "zero/optim/optimizer.hpp"
 #include "zero/train/ownership.hpp"
 
@@ -94,10 +95,10 @@ class Strategy : public nn::UnitHooks {
   /// Says, before forward(), whether the coming micro-batch is the last of its step (default: yes).
   void set_last_micro_batch(bool last) { last_micro_batch_ = last; }
 
-  /// Scales the gradients so that their global L2 norm is at most `max_norm`; gives the norm
-  /// before. After finish_backward() of the last micro-batch. Exact: the same bits under every
-  /// strategy. The norm is that of the gradients divided by gradient_scale().
-  virtual float clip_grad_norm(double max_norm);
+  /// Scales the gradients so that their global norm is at most `max_norm`; gives the norm before.
+  /// After finish_backward() of the last micro-batch. Exact: the same bits under every strategy.
+  /// Norms are of the gradients divided by gradient_scale().
+  virtual float clip_grad_norm(double max_norm, optim::Norm norm = optim::Norm::kL2);
 
   /// Says that the losses given to backward() are multiplied by `scale` until further notice (see
   /// loss_scale.hpp), so that gradients are as many times too large. The optimizer divides by it.
@@ -152,8 +153,10 @@ class Strategy : public nn::UnitHooks {
  protected:
   /// Called by all ranks. Throws zero::Error on every rank, before anything else is sent, if they
   /// differ in the variant, its options, or the names, shapes, dtypes, units or trainability of
-  /// parameters and buffers; it names the first difference.
-  explicit Strategy(const StrategyArguments& arguments);
+  /// parameters and buffers; it names the first difference. `granularity`: what list().units are,
+  /// and around whom the hooks are called.
+  explicit Strategy(const StrategyArguments& arguments,
+                    nn::Granularity granularity = nn::Granularity::kUnit);
 
   /// Called inside backward(), when the whole gradient of trainable parameter `index` is there.
   virtual void gradient_ready(std::size_t index) {}
@@ -211,6 +214,8 @@ class Strategy : public nn::UnitHooks {
 
  private:
   void on_ready(std::size_t index);
+  float l2_norm();
+  float infinity_norm();
   void drop_unused();
   void add_up_micro_batches();
 

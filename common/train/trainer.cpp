@@ -58,7 +58,8 @@ Trainer::Trainer(Strategy& strategy, TrainerOptions options)
   if (options.loss_scale) loss_scale_.emplace(*options.loss_scale);
   strategy.communicator().agree(
       "the trainer's options",
-      fmt::format("a clip norm of {}\nfirst step {}\n{}", options.clip_norm, options.first_step,
+      fmt::format("a clip norm of {} ({})\nfirst step {}\n{}", options.clip_norm,
+                  optim::name(options.norm), options.first_step,
                   loss_scale_ ? loss_scale_->describe() : "no loss scale"));
   strategy.set_gradient_scale(loss_scale_ ? loss_scale_->value() : 1.0);
 }
@@ -117,7 +118,9 @@ StepResult Trainer::step(const std::vector<data::Batch>& micro_batches) {
 void Trainer::update(StepResult& result) {
   result.skipped = loss_scale_ && leave_out_step();
   if (result.skipped) return;
-  if (options_.clip_norm > 0) result.gradient_norm = strategy_.clip_grad_norm(options_.clip_norm);
+  if (options_.clip_norm > 0) {
+    result.gradient_norm = strategy_.clip_grad_norm(options_.clip_norm, options_.norm);
+  }
   strategy_.optimizer_step();
   if (loss_scale_) loss_scale_->note_good_step();
 }

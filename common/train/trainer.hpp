@@ -32,12 +32,13 @@ struct StepResult {
 };
 
 struct TrainerOptions {
-  double clip_norm = 0;  ///< largest L2 norm of the gradient; 0: do not clip
+  double clip_norm = 0;  ///< largest norm of the gradient; 0: do not clip
   /// Steps that a run which goes on from a checkpoint has behind it: steps() begins there.
   std::int64_t first_step = 0;
   /// Scales the loss for backward, as float16 needs it; the optimizer must be able to undo it
   /// (optim::with_master_weights()). Nothing: gradients are used as they come.
   std::optional<LossScaleOptions> loss_scale = std::nullopt;
+  optim::Norm norm = optim::Norm::kL2;  ///< which norm clip_norm limits
 };
 
 /// The training loop of every chapter. All ranks call the same functions in the same order.

@@ -140,18 +140,20 @@ TEST(Disagreement, AboutWhichUnitsRun) {
   };
   on_ranks(2, [&](dist::Communicator& communicator) {
     const std::vector<at::Tensor> reference = train(communicator, "ddp");
-    for (const char* mode : {"ddp:flat", "zero1", "zero1:naive", "zero2", "zero2:after",
-                             "zero2:placeholder", "zero3:whole"}) {
+    for (const std::string& mode : all_modes()) {
+      if (gathers_by_unit(mode)) continue;
       EXPECT_TRUE(same_bits(train(communicator, mode), reference)) << mode;
     }
   });
-  const auto exits =
-      ranks_ended({.timeout = std::chrono::seconds(2)},
-                  [&](dist::Communicator& communicator) { train(communicator, "zero3"); });
-  for (const dist::RankExit& exit : exits) {
-    EXPECT_EQ(exit.exit_code, 1);
-    EXPECT_FALSE(exit.killed);
-    EXPECT_THAT(exit.output, ::testing::ContainsRegex("broadcast|reduce|all_reduce"));
+  for (const std::string mode : {"zero3", "tensor_zero3"}) {
+    const auto exits =
+        ranks_ended({.timeout = std::chrono::seconds(2)},
+                    [&](dist::Communicator& communicator) { train(communicator, mode); });
+    for (const dist::RankExit& exit : exits) {
+      EXPECT_EQ(exit.exit_code, 1) << mode;
+      EXPECT_FALSE(exit.killed) << mode;
+      EXPECT_THAT(exit.output, ::testing::ContainsRegex("broadcast|reduce|gather")) << mode;
+    }
   }
 }
 

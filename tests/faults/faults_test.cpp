@@ -125,7 +125,7 @@ void expect_survivors_speak(const std::vector<dist::RankExit>& exits, const std:
 using Place = std::tuple<std::string, std::string>;
 class Fault : public ::testing::TestWithParam<Place> {};
 INSTANTIATE_TEST_SUITE_P(Places, Fault,
-                         ::testing::Combine(::testing::Values("ddp", "zero1", "zero2", "zero3"),
+                         ::testing::Combine(::testing::ValuesIn(all_strategies()),
                                             ::testing::Values("forward", "backward", "optimizer")),
                          [](const auto& info) {
                            return std::get<0>(info.param) + "_" + std::get<1>(info.param);

@@ -6,7 +6,6 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <cmath>
-#include <functional>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/optim/norm.hpp>
@@ -48,7 +47,7 @@ class UnshardedOptimizer final : public Zero1Sharding {
 class LocalNorm final : public Zero1Sharding {
  public:
   using Zero1Sharding::Zero1Sharding;
-  float clip_grad_norm(double max_norm) override {
+  float clip_grad_norm(double max_norm, optim::Norm) override {
     std::vector<double> squares;
     for (std::size_t i = 0; i < count(); ++i) {
       if (owns(i) && gradient(i).defined()) squares.push_back(optim::squared_norm(gradient(i)));
@@ -62,13 +61,31 @@ class LocalNorm final : public Zero1Sharding {
   }
 };
 
+// The largest element of what this rank owns, as if there were no others.
+class LocalLargest final : public Zero1Sharding {
+ public:
+  using Zero1Sharding::Zero1Sharding;
+  float clip_grad_norm(double max_norm, optim::Norm) override {
+    float norm = 0;
+    for (std::size_t i = 0; i < count(); ++i) {
+      if (!owns(i) || !gradient(i).defined()) continue;
+      norm = std::max(norm, optim::largest_magnitude(gradient(i)));
+    }
+    const float coefficient = optim::clip_coefficient(norm, max_norm);
+    for (std::size_t i = 0; i < count(); ++i) {
+      if (owns(i) && gradient(i).defined()) gradient(i).mul_(coefficient);
+    }
+    return norm;
+  }
+};
+
 // A norm to which every rank adds every gradient.
 class NormCountedNTimes final : public Zero1Sharding {
  public:
   using Zero1Sharding::Zero1Sharding;
-  float clip_grad_norm(double max_norm) override {
+  float clip_grad_norm(double max_norm, optim::Norm norm) override {
     // Scaling the limit down by sqrt(N) is what counting N times does.
-    return Zero1Sharding::clip_grad_norm(max_norm / std::sqrt(communicator_.size()));
+    return Zero1Sharding::clip_grad_norm(max_norm / std::sqrt(communicator_.size()), norm);
   }
 };
 
@@ -148,53 +165,57 @@ class HiddenFullCopy final : public Zero3Sharding {
 
 std::string chosen;
 
-template <typename Wrong>
-std::unique_ptr<train::Strategy> make(const StrategyArguments& arguments) {
-  return std::make_unique<Wrong>(arguments);
-}
+}  // namespace
 
-struct Entry {
-  Mutant mutant;
-  std::string replaces;
-  std::function<std::unique_ptr<train::Strategy>(const StrategyArguments&)> make;
-};
-
-const std::vector<Entry>& entries() {
-  static const std::vector<Entry> kEntries = {
+const std::vector<MutantEntry>& mutants_of_owners() {
+  static const std::vector<MutantEntry> kEntries = {
       {{"sum_for_mean", "gradients are summed, not averaged", "Parity.AdamW"},
        "zero1",
-       make<SumForMean>},
+       make_mutant<SumForMean>},
       {{"unsharded_optimizer", "every rank keeps all optimizer states",
         "Residency.ModelStatesAtRestAreThoseOfTheFormula"},
        "zero1",
-       make<UnshardedOptimizer>},
+       make_mutant<UnshardedOptimizer>},
       {{"local_norm", "the clipping norm sees one rank's gradients only",
         "Parity.ClippedGradients"},
        "zero1",
-       make<LocalNorm>},
+       make_mutant<LocalNorm>},
+      {{"local_largest", "the infinity norm sees one rank's gradients only",
+        "Parity.ClippedByTheLargestGradient"},
+       "zero1",
+       make_mutant<LocalLargest>},
       {{"norm_counted_n_times", "the clipping norm counts every gradient N times",
         "Parity.ClippedGradients"},
        "zero1",
-       make<NormCountedNTimes>},
+       make_mutant<NormCountedNTimes>},
       {{"skipped_broadcast", "one updated parameter stays with its owner", "Parity.AdamW"},
        "zero1",
-       make<SkippedParameterBroadcast>},
+       make_mutant<SkippedParameterBroadcast>},
       {{"off_by_one_shard", "the neighbour of the owner broadcasts", "Parity.AdamW"},
        "zero1",
-       make<OffByOneShard>},
+       make_mutant<OffByOneShard>},
       {{"gradients_kept_whole", "gradients of others are zeroed instead of freed",
         "Residency.ModelStatesAtRestAreThoseOfTheFormula"},
        "zero2",
-       make<GradientsKeptWhole>},
+       make_mutant<GradientsKeptWhole>},
       {{"skipped_gather", "one unit runs on parameters that were never gathered", "Parity.AdamW"},
        "zero3",
-       make<SkippedGather>},
+       make_mutant<SkippedGather>},
       {{"hidden_full_copy", "a rank keeps a whole copy of the parameters",
         "Residency.NothingElseIsAliveAtRest"},
        "zero3",
-       make<HiddenFullCopy>},
+       make_mutant<HiddenFullCopy>},
   };
   return kEntries;
+}
+
+namespace {
+
+std::vector<MutantEntry> all_entries() {
+  std::vector<MutantEntry> all = mutants_of_owners();
+  const auto& more = mutants_of_shards();
+  all.insert(all.end(), more.begin(), more.end());
+  return all;
 }
 
 }  // namespace
@@ -202,7 +223,7 @@ const std::vector<Entry>& entries() {
 const std::vector<Mutant>& mutants() {
   static const std::vector<Mutant> kMutants = [] {
     std::vector<Mutant> list;
-    for (const Entry& entry : entries()) list.push_back(entry.mutant);
+    for (const MutantEntry& entry : all_entries()) list.push_back(entry.mutant);
     return list;
   }();
   return kMutants;
@@ -223,7 +244,7 @@ void register_all_chapters(Registry& registry) {
   register_real_chapters(real);
   for (const StrategyEntry& entry : real.entries()) {
     StrategyEntry copy = entry;
-    for (const auto& wrong : testing::entries()) {
+    for (const auto& wrong : testing::all_entries()) {
       if (wrong.mutant.name != testing::chosen || wrong.replaces != entry.name) continue;
       copy.variants.resize(1);
       copy.make = wrong.make;

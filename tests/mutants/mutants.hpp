@@ -1,7 +1,10 @@
 #pragma once
 
+#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
+#include <zero/train/strategy.hpp>
 
 namespace zero::testing {
 
@@ -16,5 +19,21 @@ const std::vector<Mutant>& mutants();
 
 /// Which mutant takes the place of the real strategy in this process; empty: none.
 void choose_mutant(const std::string& name);
+
+/// A mutant, the mode in whose place it runs, and how it is made.
+struct MutantEntry {
+  Mutant mutant;
+  std::string replaces;
+  std::function<std::unique_ptr<train::Strategy>(const train::StrategyArguments&)> make;
+};
+
+template <typename Wrong>
+std::unique_ptr<train::Strategy> make_mutant(const train::StrategyArguments& arguments) {
+  return std::make_unique<Wrong>(arguments);
+}
+
+/// Those of whole parameters and those of split tensors.
+const std::vector<MutantEntry>& mutants_of_owners();
+const std::vector<MutantEntry>& mutants_of_shards();
 
 }  // namespace zero::testing

@@ -1,0 +1,113 @@
+#include <ATen/ops/arange.h>
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <iostream>
+#include <zero/distributed/launch.hpp>
+#include <zero/memory/accounting.hpp>
+#include <zero/nn/llama.hpp>
+#include <zero/report/table.hpp>
+
+#include "lesson.hpp"
+#include "stages.hpp"
+
+namespace zero {
+namespace {
+
+using dist::Operation;
+using dist::Purpose;
+using memory::Category;
+
+struct Options {
+  std::string model = "tiny";
+  int world_size = 2;
+  std::int64_t tokens = 32;
+};
+
+double mib(std::int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
+
+data::Batch batch_of(const nn::LlamaConfig& config, std::int64_t tokens, int rank) {
+  data::Batch batch;
+  batch.inputs = (at::arange(tokens) * 7 + rank).remainder(config.vocabulary).view({1, tokens});
+  batch.targets = (batch.inputs + 7).remainder(config.vocabulary);
+  batch.loss_terms = tokens;
+  return batch;
+}
+
+// A row of the table: what this rank gathered in a forward and a backward under `variant`.
+std::vector<std::string> measure(dist::Communicator& communicator, const Options& options,
+                                 const std::string& variant) {
+  const nn::LlamaConfig config = nn::preset(options.model);
+  std::shared_ptr<nn::Llama> model;
+  {
+    const nn::DeferredStorage deferred;
+    model = std::make_shared<nn::Llama>(config);
+  }
+  nn::SeededValues values(/*seed=*/7);
+  TensorZero3 strategy({*model, communicator, optim::adamw(), &values, variant});
+  const std::int64_t rest = memory::snapshot()[Category::kParameters];
+  memory::reset_peaks();
+  const dist::Traffic before = communicator.traffic();
+  strategy.backward(strategy.forward(batch_of(config, options.tokens, communicator.rank())));
+  strategy.finish_backward();
+  const dist::Traffic sent = communicator.traffic().since(before);
+  const auto& gathers = sent.at(Operation::kAllGather, Purpose::kParameter);
+  const std::int64_t peak = memory::snapshot().peak_of(Category::kParameters) - rest;
+  const auto moved =
+      static_cast<double>(sent.bytes(Purpose::kParameter) + sent.bytes(Purpose::kGradient));
+  const auto whole = static_cast<double>(strategy.list().bytes());
+  return {variant == "flat" ? "tensor_zero3" : "tensor_zero3:" + variant,
+          std::to_string(gathers.calls),
+          std::to_string(sent.at(Operation::kReduceScatter, Purpose::kGradient).calls),
+          report::fixed(moved / whole, 4),
+          report::fixed(mib(peak), 2),
+          report::fixed(100 * static_cast<double>(peak) / whole, 1)};
+}
+
+std::string run_rank(dist::Communicator& communicator, const Options& options) {
+  report::Table table({{"mode", report::Align::kLeft},
+                       {"gathers"},
+                       {"reduce-scatters"},
+                       {"sent", report::Align::kRight, "V"},
+                       {"peak", report::Align::kRight, "MiB", "parameters beside the shard"},
+                       {"", report::Align::kRight, "% of V", "parameters beside the shard"}});
+  for (const char* variant : {"leaf", "flat", "whole"}) {
+    table.add_row(measure(communicator, options, variant));
+  }
+  if (communicator.rank() == 0) {
+    fmt::print("{}, {} ranks, one step with one micro-batch:\n{}", options.model,
+               communicator.size(), table.to_text());
+  }
+  return "";
+}
+
+}  // namespace
+
+int run_gathers(int argc, char** argv) {
+  Options options;
+  CLI::App app{"How much is whole at a time under stage 3, and how many collectives that takes."};
+  app.add_option("--model", options.model, "one of the presets")->capture_default_str();
+  app.add_option("--nproc", options.world_size, "ranks")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 64));
+  app.add_option("--tokens", options.tokens, "tokens a rank")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 8192));
+  CLI11_PARSE(app, argc, argv);
+  try {
+    nn::preset(options.model);
+    memory::install();
+    dist::LaunchOptions launch;
+    launch.world_size = options.world_size;
+    const auto exits = dist::launch_ranks(
+        launch, [&](dist::Communicator& communicator) { return run_rank(communicator, options); });
+    const std::string failures = dist::describe_failures(exits);
+    std::cerr << failures;
+    return failures.empty() ? 0 : 1;
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "{}\n", error.what());
+    return 1;
+  }
+}
+
+}  // namespace zero

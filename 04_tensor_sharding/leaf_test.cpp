@@ -1,0 +1,228 @@
+// Stage 3 with every layer gathered by itself.
+
+#include <c10/core/GradMode.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <harness.hpp>
+#include <zero/memory/accounting.hpp>
+#include <zero/memory/storage.hpp>
+#include <zero/nn/llama.hpp>
+#include <zero/train/shard_layout.hpp>
+#include <zero/train/trainer.hpp>
+
+#include "stages.hpp"
+
+namespace zero {
+namespace {
+
+using dist::Operation;
+using dist::Purpose;
+using memory::Category;
+using testing::on_ranks;
+
+// Two layers of odd sizes: 1 + 2 * 9 layers with parameters and the final norm.
+nn::LlamaConfig config(bool tied) {
+  nn::LlamaConfig config = nn::preset("tiny");
+  config.layers = 2;
+  config.mlp += 3;
+  config.vocabulary = 101;
+  config.tied = tied;
+  return config;
+}
+
+struct Trial {
+  explicit Trial(dist::Communicator& communicator, bool tied = true,
+                 const std::string& variant = "leaf")
+      : values(5) {
+    {
+      const nn::DeferredStorage deferred;
+      model = std::make_shared<nn::Llama>(config(tied));
+    }
+    strategy = std::make_unique<TensorZero3>(
+        train::StrategyArguments{*model, communicator, optim::adamw(), &values, variant});
+    rest = parameters_now();
+  }
+
+  static std::int64_t parameters_now() { return memory::snapshot()[Category::kParameters]; }
+
+  data::Batch batch(int step) const {
+    const auto rank = strategy->communicator().rank();
+    data::Batch batch;
+    batch.inputs = (at::arange(2 * 7) * (3 + rank) + step).remainder(101).view({2, 7});
+    batch.targets = (batch.inputs + 1).remainder(101);
+    batch.loss_terms = batch.inputs.numel();
+    return batch;
+  }
+  // What is gathered at this moment, bytes.
+  std::int64_t gathered() const { return parameters_now() - rest; }
+  std::int64_t shard(std::size_t unit) const {
+    std::vector<std::int64_t> sizes;
+    for (const std::size_t i : strategy->list().units[unit].parameters) {
+      sizes.push_back(strategy->list().parameters[i].numel());
+    }
+    return 4 * train::ShardLayout(sizes, strategy->communicator().size()).shard();
+  }
+  std::int64_t whole(std::size_t unit) const {
+    return shard(unit) * strategy->communicator().size();
+  }
+  std::int64_t largest_leaf() const {
+    std::int64_t largest = 0;
+    for (std::size_t u = 0; u < strategy->list().units.size(); ++u) {
+      largest = std::max(largest, whole(u));
+    }
+    return largest;
+  }
+
+  std::shared_ptr<nn::Llama> model;
+  nn::SeededValues values;
+  std::unique_ptr<TensorZero3> strategy;
+  std::int64_t rest = 0;  // bytes of parameters between steps
+};
+
+TEST(TensorZero3Leaf, UnitsAreTheLayersThatHoldParameters) {
+  on_ranks(2, [](dist::Communicator& communicator) {
+    for (const bool tied : {true, false}) {
+      const Trial run(communicator, tied);
+      const auto& units = run.strategy->list().units;
+      const auto holding = std::count_if(units.begin(), units.end(),
+                                         [](const auto& unit) { return !unit.parameters.empty(); });
+      EXPECT_EQ(holding, tied ? 20 : 21);
+      for (const nn::UnitInfo& unit : units) EXPECT_LE(unit.parameters.size(), 1U) << unit.name;
+    }
+  });
+}
+
+// The peak is over every moment of a step, so also over those that the next test looks at.
+TEST(TensorZero3Leaf, NeverHoldsMoreThanOneLayer) {
+  on_ranks(2, [](dist::Communicator& communicator) {
+    for (const bool tied : {true, false}) {
+      Trial run(communicator, tied);
+      train::Trainer trainer(*run.strategy);
+      for (int step = 0; step < 2; ++step) {
+        memory::reset_peaks();
+        trainer.step({run.batch(step)});
+        EXPECT_EQ(memory::snapshot().peak_of(Category::kParameters) - run.rest, run.largest_leaf());
+        EXPECT_EQ(run.gathered(), 0) << "something stayed gathered";
+      }
+    }
+  });
+}
+
+TEST(TensorZero3Leaf, HoldsNothingBetweenForwardAndBackwardAndOneLayerAtItsGradient) {
+  on_ranks(3, [](dist::Communicator& communicator) {
+    Trial run(communicator);
+    TensorZero3& strategy = *run.strategy;
+    std::size_t gradients = 0;
+    strategy.observe_gradients([&](std::size_t index, const at::Tensor&) {
+      EXPECT_EQ(run.gathered(), run.whole(strategy.list().parameters[index].unit))
+          << strategy.list().parameters[index].name;
+      ++gradients;
+    });
+    const at::Tensor loss = strategy.forward(run.batch(0));
+    EXPECT_EQ(run.gathered(), 0);
+    strategy.backward(loss);
+    EXPECT_EQ(run.gathered(), 0);
+    strategy.finish_backward();
+    EXPECT_EQ(gradients, strategy.list().size());
+  });
+}
+
+TEST(TensorZero3Leaf, GathersEveryUseOnceForwardAndOnceBackward) {
+  on_ranks(2, [](dist::Communicator& communicator) {
+    for (const bool tied : {true, false}) {
+      Trial run(communicator, tied);
+      train::Trainer trainer(*run.strategy);
+      std::int64_t shards = 0;
+      std::int64_t embedding = 0;
+      for (std::size_t u = 0; u < run.strategy->list().units.size(); ++u) {
+        shards += run.shard(u);
+        if (run.strategy->list().units[u].name == "model.embed_tokens") embedding = run.shard(u);
+      }
+      ASSERT_GT(embedding, 0);
+      for (int step = 0; step < 2; ++step) {
+        const dist::Traffic before = communicator.traffic();
+        trainer.step({run.batch(step)});
+        const dist::Traffic sent = communicator.traffic().since(before);
+        // 21 uses: an embedding that is the head as well is used twice.
+        EXPECT_EQ(sent.at(Operation::kAllGather, Purpose::kParameter).calls, 42);
+        EXPECT_EQ(sent.bytes(Purpose::kParameter), 2 * shards + (tied ? 2 * embedding : 0));
+        EXPECT_EQ(sent.bytes(Purpose::kGradient), shards);
+        EXPECT_EQ(sent.bytes(Purpose::kParameter) + sent.bytes(Purpose::kGradient),
+                  run.strategy->predicted_traffic());
+      }
+    }
+  });
+}
+
+TEST(TensorZero3Leaf, ACheckpointedPartIsWholeTogetherAndSendsTheSame) {
+  on_ranks(2, [](dist::Communicator& communicator) {
+    Trial run(communicator);
+    run.model->checkpoint_activations(true);
+    std::int64_t part = 0;
+    for (const nn::UnitInfo& unit : run.strategy->list().units) {
+      const auto u = static_cast<std::size_t>(&unit - run.strategy->list().units.data());
+      if (unit.name.starts_with("model.layers.0.")) part += run.whole(u);
+    }
+    train::Trainer trainer(*run.strategy);
+    memory::reset_peaks();
+    const dist::Traffic before = communicator.traffic();
+    trainer.step({run.batch(0)});
+    const dist::Traffic sent = communicator.traffic().since(before);
+    EXPECT_EQ(memory::snapshot().peak_of(Category::kParameters) - run.rest,
+              std::max(part, run.largest_leaf()));
+    EXPECT_EQ(run.gathered(), 0);
+    EXPECT_EQ(sent.bytes(Purpose::kParameter) + sent.bytes(Purpose::kGradient),
+              run.strategy->predicted_traffic());
+  });
+}
+
+TEST(TensorZero3Leaf, EvaluationGathersEveryUseOnce) {
+  on_ranks(2, [](dist::Communicator& communicator) {
+    Trial run(communicator);
+    train::Trainer trainer(*run.strategy);
+    const dist::Traffic before = communicator.traffic();
+    memory::reset_peaks();
+    EXPECT_GT(trainer.evaluate({run.batch(0)}), 0.0);
+    EXPECT_EQ(communicator.traffic().since(before).calls(Purpose::kParameter), 21);
+    EXPECT_EQ(memory::snapshot().peak_of(Category::kParameters) - run.rest, run.largest_leaf());
+    EXPECT_EQ(run.gathered(), 0);
+  });
+}
+
+// Frozen layers have no gradient that says when they are done.
+TEST(TensorZero3Leaf, FrozenLayersGoWhenTheirUseIsOver) {
+  on_ranks(2, [](dist::Communicator& communicator) {
+    Trial run(communicator);
+    for (const nn::Parameter& p : run.strategy->list().parameters) {
+      p.tensor.requires_grad_(p.name.ends_with("norm.weight"));
+    }
+    train::Trainer trainer(*run.strategy);
+    memory::reset_peaks();
+    trainer.step({run.batch(0)});
+    EXPECT_EQ(memory::snapshot().peak_of(Category::kParameters) - run.rest, run.largest_leaf());
+    EXPECT_EQ(run.gathered(), 0);
+  });
+}
+
+// From one layer to the whole model: less memory, more collectives.
+TEST(TensorZero3Leaf, HoldsLessAndGathersMoreOftenThanTheOtherVariants) {
+  on_ranks(2, [](dist::Communicator& communicator) {
+    std::vector<std::int64_t> peaks, calls;
+    for (const std::string variant : {"leaf", "flat", "whole"}) {
+      Trial run(communicator, /*tied=*/true, variant);
+      train::Trainer trainer(*run.strategy);
+      memory::reset_peaks();
+      const dist::Traffic before = communicator.traffic();
+      trainer.step({run.batch(0)});
+      peaks.push_back(memory::snapshot().peak_of(Category::kParameters) - run.rest);
+      calls.push_back(communicator.traffic().since(before).calls(Purpose::kParameter));
+    }
+    EXPECT_TRUE(std::is_sorted(peaks.begin(), peaks.end(), std::less_equal<>()));
+    EXPECT_TRUE(std::is_sorted(calls.begin(), calls.end(), std::greater_equal<>()));
+    EXPECT_EQ(calls, (std::vector<std::int64_t>{42, 5, 3}));
+  });
+}
+
+}  // namespace
+}  // namespace zero

@@ -1,0 +1,122 @@
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <vector>
+#include <zero/nn/llama.hpp>
+#include <zero/nn/parameters.hpp>
+#include <zero/report/json.hpp>
+#include <zero/report/picture.hpp>
+#include <zero/report/table.hpp>
+#include <zero/train/ownership.hpp>
+#include <zero/train/shard_layout.hpp>
+
+#include "lesson.hpp"
+
+namespace zero {
+namespace {
+
+using Shares = std::vector<std::int64_t>;  // bytes of each rank
+
+Shares of_owners(const nn::ParameterList& list, int ranks, train::Ownership how) {
+  std::vector<std::int64_t> bytes;
+  for (const nn::Parameter& p : list.parameters) bytes.push_back(p.bytes());
+  const std::vector<int> owners = train::assign_owners(bytes, ranks, how);
+  Shares shares(static_cast<std::size_t>(ranks), 0);
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    shares[static_cast<std::size_t>(owners[i])] += bytes[i];
+  }
+  return shares;
+}
+
+// Padding is held as well, so it counts.
+Shares of_shards(const nn::ParameterList& list, int ranks) {
+  std::int64_t bytes = 0;
+  for (const nn::UnitInfo& unit : list.units) {
+    if (unit.parameters.empty()) continue;
+    std::vector<std::int64_t> sizes;
+    for (const std::size_t i : unit.parameters) sizes.push_back(list.parameters[i].numel());
+    const auto element = list.parameters[unit.parameters.front()].tensor.element_size();
+    bytes +=
+        train::ShardLayout(std::move(sizes), ranks).shard() * static_cast<std::int64_t>(element);
+  }
+  return Shares(static_cast<std::size_t>(ranks), bytes);
+}
+
+struct Row {
+  int ranks;
+  Shares by_count, by_size, split;
+};
+
+std::vector<Row> rows_of(const nn::ParameterList& list) {
+  std::vector<Row> rows;
+  for (const int ranks : {2, 4, 8, 16}) {
+    rows.push_back({ranks, of_owners(list, ranks, train::Ownership::kByCount),
+                    of_owners(list, ranks, train::Ownership::kBySize), of_shards(list, ranks)});
+  }
+  return rows;
+}
+
+double largest_over_mean(const Shares& shares) {
+  const double sum = std::accumulate(shares.begin(), shares.end(), 0.0);
+  const auto largest = static_cast<double>(*std::max_element(shares.begin(), shares.end()));
+  return largest * static_cast<double>(shares.size()) / sum;
+}
+
+void print(const std::vector<Row>& rows, std::int64_t bytes) {
+  report::Table table({{"ranks"},
+                       {"fair share", report::Align::kRight, "MiB"},
+                       {"by count", report::Align::kRight, "", "largest over mean"},
+                       {"by size", report::Align::kRight, "", "largest over mean"},
+                       {"split", report::Align::kRight, "", "largest over mean"}});
+  for (const Row& row : rows) {
+    table.add_row({std::to_string(row.ranks),
+                   report::fixed(static_cast<double>(bytes) / row.ranks / (1 << 20), 2),
+                   report::fixed(largest_over_mean(row.by_count), 4),
+                   report::fixed(largest_over_mean(row.by_size), 4),
+                   report::fixed(largest_over_mean(row.split), 4)});
+  }
+  fmt::print("{}", table.to_text());
+}
+
+report::Json to_json(const std::vector<Row>& rows, const std::string& model, std::int64_t bytes) {
+  report::Json document = {{"model", model}, {"parameter_bytes", bytes}};
+  for (const Row& row : rows) {
+    document["rows"].push_back({{"ranks", row.ranks},
+                                {"by_count", row.by_count},
+                                {"by_size", row.by_size},
+                                {"split", row.split}});
+  }
+  return document;
+}
+
+}  // namespace
+
+int run_shares(int argc, char** argv) {
+  std::string model = "smollm2-360m", json;
+  CLI::App app{"Bytes of parameters that each rank owns, by whole parameters and split."};
+  app.add_option("--model", model, "one of the presets")->capture_default_str();
+  app.add_option("--json", json, "write the shares here, and a picture of them beside it");
+  CLI11_PARSE(app, argc, argv);
+  try {
+    const nn::DeferredStorage deferred;
+    nn::Llama llama(nn::preset(model));
+    const nn::ParameterList list = nn::list_parameters(llama);
+    const std::vector<Row> rows = rows_of(list);
+    fmt::print("{}: {} parameters in {} tensors, fp32\n", model,
+               report::with_thousands(list.numel()), list.size());
+    print(rows, list.bytes());
+    if (json.empty()) return 0;
+    report::write_json(json, to_json(rows, model, list.bytes()));
+    const report::Picture picture = report::draw("common/report/plot_shares.py", json);
+    fmt::print("{}{}\n", picture.drawn ? "" : "No picture was made: ", picture.said);
+    return 0;
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "{}\n", error.what());
+    return 1;
+  }
+}
+
+}  // namespace zero

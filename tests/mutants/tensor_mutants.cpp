@@ -1,0 +1,152 @@
+// Wrong implementations of split tensors.
+
+#include <ATen/ops/roll.h>
+#include <ATen/ops/zeros.h>
+
+#include <zero/distributed/communicator.hpp>
+#include <zero/optim/norm.hpp>
+
+#include "mutants.hpp"
+#include "stages.hpp"
+
+namespace zero::testing {
+namespace {
+
+// Shards go back into the buffer one element too far.
+class ShardOffByOne final : public TensorZero1 {
+ public:
+  using TensorZero1::TensorZero1;
+  void sync_parameters() override {
+    TensorZero1::sync_parameters();
+    for (const std::size_t g : backward_groups()) {
+      at::Tensor full = groups()[g].full();
+      full.copy_(at::roll(full, 1));
+    }
+  }
+};
+
+// A norm over whole shards, with whatever lies between the tensors: here a 1 in every gap.
+class PaddingInNorm final : public TensorZero2 {
+ public:
+  using TensorZero2::TensorZero2;
+  float clip_grad_norm(double max_norm, optim::Norm) override {
+    at::Tensor square = at::zeros({1}, at::kDouble);
+    for (std::size_t i = 0; i < count(); ++i) {
+      if (const auto mine = piece(i); mine.tensor.defined() && mine.tensor.grad().defined()) {
+        square += optim::squared_norm(mine.tensor.grad());
+      }
+    }
+    for (const std::size_t g : backward_groups()) square += gaps(groups()[g].layout());
+    communicator_.all_reduce(square, dist::Purpose::kControl, dist::ReduceOp::kSum).wait();
+    const float norm = optim::norm_from_squares({square.item<double>()});
+    const float coefficient = optim::clip_coefficient(norm, max_norm);
+    for (std::size_t i = 0; i < count(); ++i) {
+      if (const auto mine = piece(i); mine.tensor.defined() && mine.tensor.grad().defined()) {
+        mine.tensor.mutable_grad().mul_(coefficient);
+      }
+    }
+    return norm;
+  }
+
+ private:
+  // Elements of this rank's shard that belong to no tensor.
+  double gaps(const train::ShardLayout& layout) const {
+    std::int64_t elements = layout.shard();
+    for (std::size_t t = 0; t < layout.tensors(); ++t) {
+      elements -= layout.segment(t, communicator_.rank()).size;
+    }
+    return static_cast<double>(elements);
+  }
+};
+
+// One unit is never resharded after its first gather: the bytes stay, and the values grow old.
+class SkippedReshard final : public TensorZero3 {
+ public:
+  using TensorZero3::TensorZero3;
+
+ protected:
+  void reshard(std::size_t unit) override {
+    if (unit != 1) TensorZero3::reshard(unit);
+  }
+};
+
+// Every rank updates its shards and tells nobody.
+class StaleParameters final : public TensorZero2 {
+ public:
+  using TensorZero2::TensorZero2;
+  void sync_parameters() override {}
+};
+
+// One group of stage 1 is gathered, but from the shards of the step before.
+class StaleShard final : public TensorZero1 {
+ public:
+  using TensorZero1::TensorZero1;
+  void optimizer_step() override {
+    std::vector<at::Tensor> old;
+    for (const std::size_t g : backward_groups()) old.push_back(groups()[g].shard().clone());
+    TensorZero1::optimizer_step();
+    ShardedGroup& last = groups()[backward_groups().back()];
+    at::Tensor shard = last.shard();
+    shard.copy_(old.back());
+  }
+};
+
+// The reduce-scatter that forgot to divide.
+class ShardSumForMean final : public TensorZero3 {
+ public:
+  using TensorZero3::TensorZero3;
+
+ protected:
+  void reduce(std::size_t group, bool keep_full) override {
+    TensorZero3::reduce(group, keep_full);
+    for (const std::size_t i : groups()[group].members()) {
+      const at::Tensor mine = piece(i).tensor;
+      if (mine.defined() && mine.grad().defined()) mine.mutable_grad().mul_(communicator_.size());
+    }
+  }
+};
+
+// Stage 2 as stage 1: the averages are right, and the buffer that they came from stays.
+class ShardGradientsKeptWhole final : public TensorZero2 {
+ public:
+  using TensorZero2::TensorZero2;
+
+ protected:
+  void reduce(std::size_t group, bool /*keep_full*/) override {
+    TensorZero2::reduce(group, /*keep_full=*/true);
+  }
+};
+
+}  // namespace
+
+const std::vector<MutantEntry>& mutants_of_shards() {
+  static const std::vector<MutantEntry> kEntries = {
+      {{"tensor_shard_off_by_one", "gathered shards lie one element too far", "Parity.AdamW"},
+       "tensor_zero1",
+       make_mutant<ShardOffByOne>},
+      {{"tensor_padding_in_norm", "the clipping norm counts what lies between tensors",
+        "Parity.ClippedGradients"},
+       "tensor_zero2",
+       make_mutant<PaddingInNorm>},
+      {{"tensor_skipped_reshard", "one unit stays whole after its first gather",
+        "Residency.ModelStatesAtRestAreThoseOfTheFormula"},
+       "tensor_zero3",
+       make_mutant<SkippedReshard>},
+      {{"tensor_stale_parameters", "updated shards are never gathered", "Parity.AdamW"},
+       "tensor_zero2",
+       make_mutant<StaleParameters>},
+      {{"tensor_stale_shard", "one shard is gathered as it was before the update", "Parity.Sgd"},
+       "tensor_zero1",
+       make_mutant<StaleShard>},
+      {{"tensor_sum_for_mean", "gradients are summed, not averaged", "Parity.AdamW"},
+       "tensor_zero3",
+       make_mutant<ShardSumForMean>},
+      {{"tensor_gradients_kept_whole", "the gradient buffer outlives its reduce-scatter",
+        "Residency.ModelStatesAtRestAreThoseOfTheFormula"},
+       "tensor_zero2",
+       make_mutant<ShardGradientsKeptWhole>},
+  };
+  return kEntries;
+}
+
+}  // namespace zero::testing
