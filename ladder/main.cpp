@@ -19,6 +19,7 @@
 #include <zero/report/ladder_report.hpp>
 #include <zero/report/picture.hpp>
 
+#include "checkpoints.hpp"
 #include "options.hpp"
 #include "rank_run.hpp"
 #include "samples.hpp"
@@ -179,20 +180,25 @@ std::string inspect_weights(const Options& options) {
   return said.substr(1);
 }
 
-// Everything that can be known to be wrong before training, so that nothing is written then.
-void check_before_training(const Options& options, bool reports) {
+// Everything that can be known to be wrong before training, so that nothing is written then. Gives
+// the steps that the run has behind it.
+std::int64_t check_before_training(const Options& options, bool reports) {
   const Samples samples = read_samples(options);
-  if (!reports) return;
+  const auto saved = check_checkpoints(options, samples);
+  const std::int64_t first = saved ? saved->step : 0;
+  if (!reports) return first;
   report::check_writable(options.json);
   if (!options.save.empty()) report::check_writable(options.save + "/config.json");
   if (!options.trace.empty()) report::check_writable(options.trace);
   if (!options.film.empty()) report::check_writable(options.film);
   fmt::print("{} as {} on {} ranks, {} steps of {} x {} tokens a rank\n", options.model_name(),
              options.reviews() ? "5-class classifier" : "language model", options.world_size,
-             options.steps, options.batch, options.sequence_length);
+             options.steps - first, options.batch, options.sequence_length);
+  if (saved) fmt::print("{}\n", describe(*saved, options));
   if (!options.weights.empty()) fmt::print("{}\n", inspect_weights(options));
   for (const std::string& note : samples.notes) fmt::print("note: {}\n", note);
   std::fflush(stdout);
+  return first;
 }
 
 // What no column of the tables has: how fp16 got through its steps.
@@ -213,6 +219,7 @@ void add_loss_scales(const Options& options, const std::vector<RankResult>& firs
 void name_files(const Options& options) {
   fmt::print("figures: {}\n", options.json);
   if (!options.save.empty()) fmt::print("weights: {}\n", options.save);
+  if (!options.checkpoint.empty()) fmt::print("checkpoint: {}\n", options.checkpoint);
   if (!options.trace.empty()) {
     fmt::print("traces of the last step: {} and so on; open them in https://ui.perfetto.dev\n",
                options.trace_file(options.modes.front(), /*rank=*/0));
@@ -226,7 +233,7 @@ int run(int argc, char** argv) {
   choose_model(options);
   report::Json metadata = report::run_metadata(argc, argv);
   report::LadderReport report = empty_report(options);
-  check_before_training(options, ranks.reports());
+  report.steps -= check_before_training(options, ranks.reports());
   std::vector<std::string> failures;
   report::Json films = report::Json::array();
   std::vector<RankResult> first_ranks;

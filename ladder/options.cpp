@@ -34,6 +34,12 @@ void check(const Options& options) {
   check_choice("reduce-dtype", options.reduce_dtype, {"parameter", "fp32"});
   check_choice("device", options.device, {"cpu"});
   if (!options.model.empty()) check_choice("model", options.model, nn::preset_names());
+  if (!options.checkpoint.empty() && options.modes.size() != 1) {
+    throw Error(
+        fmt::format("--checkpoint keeps one run, and there are {} modes: name one, for example "
+                    "--modes {}",
+                    options.modes.size(), options.modes.back()));
+  }
 }
 
 void add_model_options(CLI::App& app, Options& o) {
@@ -79,7 +85,9 @@ void add_run_options(CLI::App& app, Options& o) {
   app.add_option("--timeout", o.timeout_seconds, "longest wait for another rank, in seconds")
       ->capture_default_str()
       ->check(CLI::Range(0.1, 86400.0));
-  app.add_flag("!--no-compute-alone", o.compute_alone, "leave out the run without communication");
+  app.add_flag("!--no-compute-alone", o.compute_alone,
+               "leave out the run without communication (it is left out with --checkpoint and "
+               "--resume)");
   app.add_option("--assume-free-memory", o.assume_free_mib,
                  "MiB to fit into, instead of what is free now")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40));
@@ -96,6 +104,19 @@ void add_output_options(CLI::App& app, Options& o) {
   app.add_option("--trace", o.trace,
                  "Chrome trace of the last step of every mode and rank: NAME.json gives "
                  "NAME.MODE.rankR.json");
+}
+
+void add_checkpoint_options(CLI::App& app, Options& o) {
+  auto* checkpoint = app.add_option(
+      "--checkpoint", o.checkpoint,
+      "folder for a checkpoint of the run, replaced whenever a newer one is whole; with one mode");
+  app.add_option("--checkpoint-every", o.checkpoint_every,
+                 "steps from one checkpoint to the next (without it only after the last step)")
+      ->needs(checkpoint)
+      ->check(CLI::Range(1, 1000000));
+  app.add_option("--resume", o.resume,
+                 "folder of a checkpoint to go on from, under any mode and on any number of ranks "
+                 "with as many samples a step in all; --steps counts from the start of the run");
 }
 
 // CLI11 names what it did not expect, but not what was meant.
@@ -167,6 +188,7 @@ Options parse(int argc, char** argv) {
   add_model_options(app, o);
   add_run_options(app, o);
   add_output_options(app, o);
+  add_checkpoint_options(app, o);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ExtrasError&) {
@@ -176,6 +198,9 @@ Options parse(int argc, char** argv) {
     std::exit(app.exit(error) == 0 ? 0 : kWrongUsage);
   }
   check(o);
+  // What is kept is trained for its weights; the figures of a run without communication would take
+  // as long again.
+  if (!o.checkpoint.empty() || !o.resume.empty()) o.compute_alone = false;
   if (!o.weights.empty()) {
     o.weights_config = nn::read_config_text(o.weights);
     try {

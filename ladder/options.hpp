@@ -28,7 +28,10 @@ struct Options {
   double timeout_seconds = 300;
   std::uint64_t seed = 42;
   std::string json = "out/ladder.json";
-  std::string save;           ///< folder that the trained model goes to; empty: it is not kept
+  std::string save;        ///< folder that the trained model goes to; empty: it is not kept
+  std::string checkpoint;  ///< folder for checkpoints of the run; empty: none
+  std::int64_t checkpoint_every = 0;  ///< steps from one to the next; 0: after the last step only
+  std::string resume;         ///< folder of the checkpoint to go on from; empty: from the start
   std::string trace;          ///< file whose name traces are made from; empty: none
   std::string film;           ///< file for the memory of rank 0 along the last step; empty: none
   bool compute_alone = true;  ///< also measure the step without communication

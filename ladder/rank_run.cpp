@@ -20,6 +20,7 @@
 #include <zero/train/trace.hpp>
 #include <zero/train/trainer.hpp>
 
+#include "checkpoints.hpp"
 #include "digests.hpp"
 #include "samples.hpp"
 
@@ -106,9 +107,11 @@ void agree_on_everything(dist::Communicator& communicator, const std::string& mo
       "the run",
       fmt::format("mode {}\ntask {}\nmodel {}\nmodel's config {}\nbatch {}\nsequences of {}\n"
                   "{} steps\nlearning rate {}\nseed {}\nownership {}\ndtype {}\n"
+                  "checkpoints {}\na run {}\n"
                   "data (tokens and tokenizer) {}",
                   mode, o.task, o.model_name(), nlohmann::json(o.weights_config).dump(), o.batch,
                   o.sequence_length, o.steps, o.learning_rate, o.seed, o.ownership, o.dtype,
+                  when_kept(o), o.resume.empty() ? "from the start" : "that goes on",
                   dataset.fingerprint()));
 }
 
@@ -143,26 +146,25 @@ void save(train::Strategy& strategy, const Options& options, std::int64_t pad_id
 }
 
 // The steps of one run: trains, measures, and brings losses and digests into `result`.
-void train_steps(train::Strategy& strategy, const Samples& samples, const std::string& mode,
-                 const Options& options, const RunExtras& extras, Meter& meter,
-                 RankResult& result) {
+void train_steps(train::Strategy& strategy, data::DistributedSampler& sampler,
+                 const Samples& samples, const std::string& mode, const Options& options,
+                 const RunExtras& extras, Meter& meter, RankResult& result) {
   dist::Communicator& communicator = strategy.communicator();
-  data::DistributedSampler sampler(samples.dataset->size(), options.batch * communicator.size(),
-                                   communicator.rank(), communicator.size(), options.seed);
   data::Sha256 gradient_digest;
   watch_first_gradients(strategy, gradient_digest);
   train::TrainerOptions trainer_options;
+  trainer_options.first_step = sampler.step();
   // Gradients of float16 are often too small for it.
   if (options.dtype == "fp16") trainer_options.loss_scale = train::LossScaleOptions();
   train::Trainer trainer(strategy, trainer_options);
   report::ProgressOptions progress_options;
   progress_options.silent = communicator.rank() != 0 || !extras.speaks;
-  report::Progress progress(mode, options.steps, progress_options);
+  report::Progress progress(mode, options.steps - sampler.step(), progress_options);
   std::optional<train::Trace> trace;
-  for (std::int64_t s = 0; s < options.steps; ++s) {
+  while (sampler.step() < options.steps) {
     const data::Batch batch = samples.dataset->batch(sampler.next());
-    if (s == 0) result.batch_digest = digest_of(batch.inputs);
-    const bool last = s + 1 == options.steps;
+    if (result.losses.empty()) result.batch_digest = digest_of(batch.inputs);
+    const bool last = sampler.step() == options.steps;
     if (extras.traces && last) trace.emplace();
     const bool films = extras.films && last && communicator.rank() == 0;
     // A film is to show a step, and not how long rank 0 waited for the others to begin it.
@@ -177,6 +179,7 @@ void train_steps(train::Strategy& strategy, const Samples& samples, const std::s
     result.losses.push_back(step.loss);
     result.loss_scale = step.loss_scale;
     result.skipped_steps += step.skipped ? 1 : 0;
+    keep(strategy, sampler, mode, options, *samples.dataset);
     progress.step({{"loss", fmt::format("{:.4f}", step.loss)},
                    {"step", fmt::format("{:.2f} s", step.seconds.total)}});
   }
@@ -209,10 +212,13 @@ RankResult run_rank(dist::Communicator& communicator, const std::string& mode,
              train::ownership_from(options.ownership), train::Accumulation::kLocal,
              options.reduce_dtype == "fp32" ? dist::ReduceType::kFloat32 : dist::ReduceType::kOwn});
 
+  data::DistributedSampler sampler(samples.dataset->size(), options.batch * communicator.size(),
+                                   communicator.rank(), communicator.size(), options.seed);
+  go_on(*strategy, sampler, options);
   RankResult result;
   const std::vector<std::string> before = parameter_digests(*strategy);
   Meter meter(communicator, base, resident_base);
-  train_steps(*strategy, samples, mode, options, extras, meter, result);
+  train_steps(*strategy, sampler, samples, mode, options, extras, meter, result);
   meter.fill(result.row);
   const std::vector<std::string> after = parameter_digests(*strategy);
   result.row.digest = combine(after);
