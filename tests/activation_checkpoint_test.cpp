@@ -2,6 +2,7 @@
 // parameters that are there when a layer runs again.
 
 #include <c10/core/GradMode.h>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <zero/memory/accounting.hpp>
@@ -98,7 +99,7 @@ data::Batch text(int rank, int step) {
 
 class ActivationCheckpointing : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, ActivationCheckpointing, ::testing::Values(2, 3),
-                         [](const auto& info) { return "N" + std::to_string(info.param); });
+                         [](const auto& info) { return fmt::format("N{}", info.param); });
 
 TEST_P(ActivationCheckpointing, OfLlamaChangesNoBitAndSendsNothingMore) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
@@ -109,7 +110,9 @@ TEST_P(ActivationCheckpointing, OfLlamaChangesNoBitAndSendsNothingMore) {
       expect_identical(with, without, mode);
       EXPECT_FALSE(with.gradients.empty()) << mode;
       EXPECT_EQ(with.sent, without.sent) << mode;
-      // The hooks fire in the same order, so a rank may do without where others do not.
+      // The hooks of units fire in the same order, so a rank may do without where others do not.
+      // Those of layers fire once more where a layer runs again.
+      if (mode.ends_with(":leaf")) continue;
       expect_identical(train(communicator, mode, *llama(communicator.rank() == 0), batch, 2),
                        without, mode + ", one rank only");
     }

@@ -85,7 +85,8 @@ class Llama : public Model {
   /// Whether every decoder layer keeps only its input for backward and computes the rest again
   /// (checkpoint.hpp), from the next forward on; no by default. Activations then take one tensor
   /// [B, S, hidden] a layer and those of a single layer, for one more forward of all layers. Losses
-  /// and gradients have the same bits either way, so ranks need not agree.
+  /// and gradients have the same bits either way, so ranks need not agree, unless the strategy
+  /// gathers layer by layer.
   void checkpoint_activations(bool on);
 
   const LlamaConfig& config() const { return config_; }
