@@ -12,6 +12,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kDataNote = "data";  // fingerprint of the data set
+constexpr const char* kLossScaleNote = "loss scale";
 
 // Batches of a run that goes on are those that it would have had.
 void check_position(const data::DistributedSampler::State& saved, const Options& options,
@@ -109,14 +110,22 @@ void go_on(train::Strategy& strategy, data::DistributedSampler& sampler, const O
   sampler.restore(saved.sampler.value());
 }
 
+void put_back_loss_scale(train::Trainer& trainer, const Options& options) {
+  if (options.resume.empty() || !trainer.loss_scale()) return;
+  const auto notes = train::read_checkpoint_info(options.resume).notes;
+  const auto scale = notes.find(kLossScaleNote);
+  if (scale != notes.end()) trainer.loss_scale()->set_from_text(scale->second);
+}
+
 std::string when_kept(const Options& options) {
   if (options.checkpoint.empty()) return "never";
   if (options.checkpoint_every == 0) return "at the end";
   return fmt::format("every {} steps", options.checkpoint_every);
 }
 
-void keep(train::Strategy& strategy, const data::DistributedSampler& sampler,
-          const std::string& mode, const Options& options, const data::Dataset& dataset) {
+void keep(train::Strategy& strategy, train::Trainer& trainer,
+          const data::DistributedSampler& sampler, const std::string& mode, const Options& options,
+          const data::Dataset& dataset) {
   if (options.checkpoint.empty()) return;
   const std::int64_t step = sampler.step();
   const bool due = options.checkpoint_every > 0 && step % options.checkpoint_every == 0;
@@ -126,6 +135,7 @@ void keep(train::Strategy& strategy, const data::DistributedSampler& sampler,
   info.mode = mode;
   info.sampler = sampler.state();
   info.notes[kDataNote] = dataset.fingerprint();
+  if (trainer.loss_scale()) info.notes[kLossScaleNote] = trainer.loss_scale()->to_text();
   train::save_checkpoint(strategy, options.checkpoint, info);
 }
 

@@ -4,6 +4,7 @@
 #include <string>
 #include <zero/data/sampler.hpp>
 #include <zero/train/checkpoint.hpp>
+#include <zero/train/trainer.hpp>
 
 #include "options.hpp"
 #include "samples.hpp"
@@ -24,12 +25,16 @@ std::string describe(const train::CheckpointInfo& saved, const Options& options)
 /// Called by all ranks; nothing to do for a run from the start.
 void go_on(train::Strategy& strategy, data::DistributedSampler& sampler, const Options& options);
 
+/// The loss scale of the run that goes on, where it has one.
+void put_back_loss_scale(train::Trainer& trainer, const Options& options);
+
 /// "never", "at the end" or "every 100 steps".
 std::string when_kept(const Options& options);
 
 /// Writes a checkpoint where one is due after the step that `sampler` has just given: every
 /// `options.checkpoint_every` steps, and after the last. Called by all ranks after every step.
-void keep(train::Strategy& strategy, const data::DistributedSampler& sampler,
-          const std::string& mode, const Options& options, const data::Dataset& dataset);
+void keep(train::Strategy& strategy, train::Trainer& trainer,
+          const data::DistributedSampler& sampler, const std::string& mode, const Options& options,
+          const data::Dataset& dataset);
 
 }  // namespace zero::ladder

@@ -157,6 +157,7 @@ void train_steps(train::Strategy& strategy, data::DistributedSampler& sampler,
   // Gradients of float16 are often too small for it.
   if (options.dtype == "fp16") trainer_options.loss_scale = train::LossScaleOptions();
   train::Trainer trainer(strategy, trainer_options);
+  put_back_loss_scale(trainer, options);
   report::ProgressOptions progress_options;
   progress_options.silent = communicator.rank() != 0 || !extras.speaks;
   report::Progress progress(mode, options.steps - sampler.step(), progress_options);
@@ -179,7 +180,7 @@ void train_steps(train::Strategy& strategy, data::DistributedSampler& sampler,
     result.losses.push_back(step.loss);
     result.loss_scale = step.loss_scale;
     result.skipped_steps += step.skipped ? 1 : 0;
-    keep(strategy, sampler, mode, options, *samples.dataset);
+    keep(strategy, trainer, sampler, mode, options, *samples.dataset);
     progress.step({{"loss", fmt::format("{:.4f}", step.loss)},
                    {"step", fmt::format("{:.2f} s", step.seconds.total)}});
   }

@@ -83,7 +83,9 @@ TEST_F(Refused, AnotherModelOrOptimizerOrDtype) {
       Session other(session.communicator(), kMode, options);
       const WholeState before = whole_state(other);
       const std::string message = refusal_of_loading(other, good_);
-      if (!message.empty()) EXPECT_TRUE(same_state(whole_state(other), before)) << message;
+      if (!message.empty()) {
+        EXPECT_TRUE(same_state(whole_state(other), before)) << message;
+      }
       return message;
     };
     EXPECT_THAT(refusal([](SessionOptions& o) { o.model.width = 9; }), HasSubstr("[7, 5] Float"));

@@ -7,6 +7,8 @@
 #include <torch/optim/sgd.h>
 
 #include <ostream>
+#include <random>
+#include <sstream>
 #include <zero/optim/torch_optimizer.hpp>
 #include <zero/report/test_folder.hpp>
 
@@ -44,12 +46,14 @@ void expect_resumed_like_uninterrupted(dist::Communicator& communicator, const s
     EXPECT_TRUE(same_state(whole_state(first), expected_at_stop)) << mode << ": saving changed it";
   }
   options.seed += 100;
+  options.trainer.first_step = kStop;
   Session second(communicator, mode, options);
   EXPECT_FALSE(same_state(whole_state(second), expected_at_stop)) << mode;
   const train::CheckpointInfo info = train::load_checkpoint(second.strategy(), folder);
   EXPECT_TRUE(same_state(whole_state(second), expected_at_stop)) << mode;
   const std::vector<double> losses = train(second, static_cast<int>(info.step), kEnd);
   EXPECT_EQ(losses, expected_losses) << mode;
+  EXPECT_EQ(second.trainer().steps(), whole.trainer().steps());
   EXPECT_TRUE(same_state(whole_state(second), expected)) << mode;
   EXPECT_FALSE(same_state(expected_at_stop, expected)) << mode << " trained nothing";
 
@@ -94,6 +98,36 @@ TEST_P(SameWorld, OtherOptimizersGoOnToTheLastBit) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, SameWorld, ::testing::Values(1, 2, 3));
 
+// Batches that a generator of the caller draws, whose state travels as text.
+TEST(ResumeWithAGenerator, DrawsWhatItWouldHaveDrawn) {
+  const TestFolder folder;
+  on_ranks(2, [&](dist::Communicator& communicator) {
+    const auto draw = [](Session& session, std::mt19937_64& random, int steps) {
+      std::vector<double> losses;
+      for (int i = 0; i < steps; ++i) {
+        losses.push_back(session.step(static_cast<int>(random() % 1000)).loss);
+      }
+      return losses;
+    };
+    std::mt19937_64 random(5);
+    Session whole(communicator, "zero2", checkpoint_options());
+    draw(whole, random, kStop);
+    train::CheckpointInfo info = note(kStop, "zero2");
+    std::ostringstream text;
+    text << random;
+    info.random = text.str();
+    train::save_checkpoint(whole.strategy(), folder / "run", info);
+    const std::vector<double> expected = draw(whole, random, kEnd - kStop);
+
+    Session second(communicator, "zero2", checkpoint_options(/*seed=*/77));
+    std::mt19937_64 restored;
+    std::istringstream(train::load_checkpoint(second.strategy(), folder / "run").random) >>
+        restored;
+    EXPECT_EQ(draw(second, restored, kEnd - kStop), expected);
+    EXPECT_TRUE(same_state(whole_state(second), whole_state(whole)));
+  });
+}
+
 struct Change {
   std::string from_mode;
   int from;
@@ -135,8 +169,11 @@ TEST_P(OtherWorld, EveryElementStateAndStepCountIsThere) {
 
 INSTANTIATE_TEST_SUITE_P(
     Changes, OtherWorld,
-    ::testing::Values(Change{"tensor_zero3", 2, "tensor_zero3", 1}, Change{"zero1", 2, "zero1", 4},
-                      Change{"tensor_zero2", 4, "tensor_zero2", 2}, Change{"zero3", 3, "zero3", 8},
+    ::testing::Values(Change{"tensor_zero3", 2, "tensor_zero3", 1},
+                      Change{"tensor_zero3", 2, "tensor_zero3", 4},
+                      Change{"tensor_zero3", 4, "tensor_zero3", 2}, Change{"zero1", 2, "zero1", 4},
+                      Change{"tensor_zero2", 4, "tensor_zero2", 2}, Change{"zero3", 2, "zero3", 1},
+                      Change{"zero3", 3, "zero3", 8}, Change{"zero3", 8, "zero3", 3},
                       Change{"tensor_zero3", 3, "tensor_zero3", 8},
                       Change{"tensor_zero3", 8, "tensor_zero3", 3},
                       Change{"tensor_zero1", 8, "zero2", 3}, Change{"tensor_zero3", 3, "ddp", 2},

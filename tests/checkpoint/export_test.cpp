@@ -1,0 +1,100 @@
+// The script that reads a checkpoint with nothing of ours, as docs/checkpoints.md describes it:
+// what it puts together is the model, and what is damaged it refuses.
+#include <ATen/ops/equal.h>
+#include <sys/wait.h>
+
+#include <cstdlib>
+#include <zero/nn/safetensors.hpp>
+
+#include "one_checkpoint.hpp"
+
+namespace zero::testing {
+namespace {
+
+struct Ended {
+  int code = -1;
+  std::string said;
+};
+
+class Export : public OneCheckpoint {
+ protected:
+  Ended run_python(const std::string& arguments) const {
+    const char* named = std::getenv("ZERO_PYTHON");
+    const std::string python = named != nullptr && *named != '\0' ? named : "python3";
+    const std::string command =
+        fmt::format("'{}' {} > '{}' 2>&1", python, arguments, (folder_ / "log").string());
+    const int status = std::system(command.c_str());
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, contents(folder_ / "log")};
+  }
+
+  void SetUp() override {
+    const Ended ended = run_python("-c 'import sys; sys.exit(sys.version_info < (3, 9))'");
+    if (ended.code != 0) {
+      GTEST_SKIP() << "THE EXPORT IS NOT TESTED: there is no Python 3.9 or later (set ZERO_PYTHON)";
+    }
+  }
+
+  Ended run_script(const fs::path& checkpoint) const {
+    return run_python(fmt::format("common/train/export_checkpoint.py '{}' '{}'",
+                                  checkpoint.string(), output_.string()));
+  }
+
+  const fs::path output_ = folder_ / "model.safetensors";
+};
+
+TEST_F(Export, GivesEveryParameterOnceAtAnyWorldSizeAndUnderAnyStrategy) {
+  const std::pair<const char*, int> savers[] = {
+      {"ddp", 2}, {"zero3", 3}, {"tensor_zero1", 2}, {"tensor_zero3", 3}};
+  for (const auto& [mode, ranks] : savers) {
+    on_ranks(ranks, [&, mode = mode](dist::Communicator& communicator) {
+      Session session(communicator, mode, options_);
+      session.step(0);
+      train::save_checkpoint(session.strategy(), good_, note(1, mode));
+      const WholeState state = whole_state(session);
+      if (communicator.rank() == 0) keep(folder_ / "expected.safetensors", state);
+    });
+    const Ended ended = run_script(good_);
+    ASSERT_EQ(ended.code, 0) << ended.said;
+    EXPECT_THAT(ended.said, HasSubstr(fmt::format("saved by {} on {} ranks", mode, ranks)));
+    const nn::SafetensorsFile exported(output_);
+    EXPECT_EQ(exported.metadata(), (nn::SafetensorsMetadata{{"format", "pt"}}));
+    std::size_t parameters = 0;
+    for (const auto& [name, tensor] : kept(folder_ / "expected.safetensors")) {
+      if (!name.starts_with("parameter/")) continue;
+      ++parameters;
+      EXPECT_TRUE(at::equal(exported.read(name.substr(10)), tensor)) << mode << ": " << name;
+    }
+    EXPECT_EQ(exported.names().size(), parameters) << "a tied weight is there once";
+  }
+}
+
+TEST_F(Export, RefusesWhatIsDamagedAndWritesNothing) {
+  on_two_ranks([](Session&) {});
+  const auto expect_refusal = [&](const std::string& reason, const std::function<void()>& damage) {
+    fs::remove_all(bad_);
+    fs::copy(good_, bad_, fs::copy_options::recursive);
+    damage();
+    const Ended ended = run_script(bad_);
+    EXPECT_EQ(ended.code, 1) << ended.said;
+    EXPECT_THAT(ended.said, HasSubstr(reason));
+    EXPECT_FALSE(fs::exists(output_)) << reason;
+  };
+  const auto flip = [](const fs::path& path) {
+    std::string text = contents(path);
+    text[text.size() / 2] = static_cast<char>(text[text.size() / 2] ^ 1);
+    write(path, text);
+  };
+  expect_refusal("rank-00001-of-00002.safetensors: was altered", [&] { flip(rank_file(1)); });
+  expect_refusal("rank-00000-of-00002.safetensors: has 9 bytes",
+                 [&] { fs::resize_file(rank_file(0), 9); });
+  expect_refusal("rank-00000-of-00002.safetensors: No such file",
+                 [&] { fs::remove(rank_file(0)); });
+  expect_refusal("manifest.json: ", [&] { flip(bad_ / "manifest.json"); });
+  expect_refusal("has version 2, this script reads version 1",
+                 [&] { rewrite_manifest([](nlohmann::json& m) { m["version"] = 2; }); });
+  expect_refusal("is not the manifest of a checkpoint",
+                 [&] { write(bad_ / "manifest.json", "[]"); });
+}
+
+}  // namespace
+}  // namespace zero::testing

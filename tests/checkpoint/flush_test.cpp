@@ -1,0 +1,158 @@
+// The order in which a save reaches the disk. A process that dies loses nothing that the system has
+// been given; a machine that loses its power does, unless fsync() was called, and in the right
+// order. So this program has an fsync() and a rename() of its own, which note the calls of all
+// ranks in memory that they share, and then do what they should.
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+
+#include "one_checkpoint.hpp"
+
+namespace zero::testing {
+namespace {
+
+struct Call {
+  bool renames;       // rename(), else fsync()
+  bool old_is_there;  // whether the checkpoint before has its folder still
+  char path[400];     // of the new name, or the file that is brought to the disk
+};
+
+// Shared by the ranks, which are forked.
+struct Log {
+  std::atomic<bool> open = false;
+  std::atomic<std::size_t> count = 0;
+  char old_folder[400] = {};
+  Call calls[64] = {};
+};
+
+Log* shared_log = nullptr;
+
+void note_call(bool renames, const char* path) {
+  if (shared_log == nullptr || !shared_log->open) return;
+  const std::size_t place = shared_log->count++;
+  if (place >= std::size(shared_log->calls)) return;
+  Call& call = shared_log->calls[place];
+  call.renames = renames;
+  call.old_is_there = ::access(shared_log->old_folder, F_OK) == 0;
+  std::strncpy(call.path, path, sizeof(call.path) - 1);
+}
+
+}  // namespace
+}  // namespace zero::testing
+
+extern "C" int fsync(int file) {
+  char path[400] = {};
+  char link[64];
+  ::snprintf(link, sizeof(link), "/proc/self/fd/%d", file);
+  if (::readlink(link, path, sizeof(path) - 1) > 0) zero::testing::note_call(false, path);
+  return static_cast<int>(::syscall(SYS_fsync, file));
+}
+
+extern "C" int rename(const char* from, const char* to) noexcept {
+  zero::testing::note_call(true, to);
+  return static_cast<int>(::syscall(SYS_renameat, AT_FDCWD, from, AT_FDCWD, to));
+}
+
+namespace zero::testing {
+namespace {
+
+class Flushed : public OneCheckpoint {
+ protected:
+  void SetUp() override {
+    void* memory =
+        ::mmap(nullptr, sizeof(Log), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    ASSERT_NE(memory, MAP_FAILED);
+    shared_log = new (memory) Log;
+  }
+  void TearDown() override {
+    ::munmap(shared_log, sizeof(Log));
+    shared_log = nullptr;
+  }
+};
+
+// Positions in the log, -1 where there is none.
+int first_of(bool renames, const std::string& end_of_path) {
+  for (std::size_t i = 0; i < shared_log->count; ++i) {
+    const Call& call = shared_log->calls[i];
+    if (call.renames == renames && std::string(call.path).ends_with(end_of_path)) {
+      return static_cast<int>(i);
+    }
+  }
+  return -1;
+}
+int last_of(bool renames, const std::string& end_of_path) {
+  for (int i = static_cast<int>(shared_log->count) - 1; i >= 0; --i) {
+    const Call& call = shared_log->calls[i];
+    if (call.renames == renames && std::string(call.path).ends_with(end_of_path)) return i;
+  }
+  return -1;
+}
+// Files are brought to the disk under the name that they have then: a dot, the name, numbers.
+int first_sync_of_unnamed(const std::string& name) {
+  for (std::size_t i = 0; i < shared_log->count; ++i) {
+    const Call& call = shared_log->calls[i];
+    if (!call.renames && std::strstr(call.path, ("/." + name + ".").c_str()) != nullptr) {
+      return static_cast<int>(i);
+    }
+  }
+  return -1;
+}
+
+std::string whole_log() {
+  std::string text;
+  for (std::size_t i = 0; i < shared_log->count; ++i) {
+    text += fmt::format("{} {} {}\n", i, shared_log->calls[i].renames ? "rename to" : "fsync",
+                        shared_log->calls[i].path);
+  }
+  return text;
+}
+
+TEST_F(Flushed, EverythingIsOnTheDiskBeforeTheManifestGetsItsName) {
+  on_two_ranks([&](Session& session) {
+    session.step(1);
+    const fs::path old = good_ / "step-000000001";
+    if (session.communicator().rank() == 0) {
+      std::strncpy(shared_log->old_folder, old.c_str(), sizeof(shared_log->old_folder) - 1);
+      shared_log->open = true;
+    }
+    session.communicator().barrier();
+    train::save_checkpoint(session.strategy(), good_, note(2, kMode));
+    session.communicator().barrier();
+    if (session.communicator().rank() != 0) return;
+    shared_log->open = false;
+    ASSERT_LT(shared_log->count, std::size(shared_log->calls));
+
+    const int committed = first_of(/*renames=*/true, "/manifest.json");
+    ASSERT_GT(committed, 0) << whole_log();
+    for (const int rank : {0, 1}) {
+      const std::string name = fmt::format("rank-{:05}-of-00002.safetensors", rank);
+      const int synced = first_sync_of_unnamed(name);
+      const int named = first_of(/*renames=*/true, "/" + name);
+      const int folder_synced = last_of(/*renames=*/false, "/step-000000002");
+      EXPECT_GE(synced, 0) << whole_log();
+      EXPECT_LT(synced, named) << whole_log();
+      EXPECT_LT(named, folder_synced) << whole_log();
+      EXPECT_LT(folder_synced, committed) << whole_log();
+    }
+    const int folder_of_steps = first_of(/*renames=*/false, "/good");
+    EXPECT_GE(folder_of_steps, 0) << whole_log();
+    EXPECT_LT(folder_of_steps, committed) << whole_log();
+    const int manifest = first_sync_of_unnamed("manifest.json");
+    EXPECT_GE(manifest, 0) << whole_log();
+    EXPECT_LT(manifest, committed) << whole_log();
+
+    // The old one goes when the new name has reached the disk, not before.
+    const int name_synced = last_of(/*renames=*/false, "/good");
+    ASSERT_GT(name_synced, committed) << whole_log();
+    EXPECT_TRUE(shared_log->calls[name_synced].old_is_there) << whole_log();
+    EXPECT_FALSE(fs::exists(old));
+  });
+}
+
+}  // namespace
+}  // namespace zero::testing
