@@ -26,7 +26,7 @@ std::span<const std::byte> bytes_of(const at::Tensor& tensor) {
 
 std::string digest_of(const at::Tensor& tensor) {
   data::Sha256 digest;
-  digest.add(bytes_of(tensor.contiguous()));
+  digest.add(bytes_of(tensor.cpu().contiguous()));
   return digest.hex();
 }
 

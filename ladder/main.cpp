@@ -13,13 +13,13 @@
 #include <set>
 #include <zero/distributed/launch.hpp>
 #include <zero/error.hpp>
-#include <zero/memory/accounting.hpp>
 #include <zero/report/film.hpp>
 #include <zero/report/json.hpp>
 #include <zero/report/ladder_report.hpp>
 #include <zero/report/picture.hpp>
 
 #include "checkpoints.hpp"
+#include "device.hpp"
 #include "options.hpp"
 #include "rank_run.hpp"
 #include "samples.hpp"
@@ -36,6 +36,7 @@ class Ranks {
         std::chrono::milliseconds(static_cast<std::int64_t>(options.timeout_seconds * 1000));
     if (environment_) options.world_size = environment_->world_size;
     launch_.world_size = environment_ ? 1 : options.world_size;
+    if (options.device == "cuda") launch_.connect.backend = "nccl";
   }
 
   bool reports() const { return !environment_ || environment_->rank == 0; }
@@ -52,7 +53,7 @@ class Ranks {
   double compute_alone() {
     double slowest = 0;
     for (const RankResult& r : collect("compute", [&](dist::Communicator& communicator) {
-           const std::unique_ptr<dist::Communicator> alone = dist::connect_alone();
+           const std::unique_ptr<dist::Communicator> alone = dist::connect_alone(launch_.connect);
            RunExtras extras;
            extras.speaks = communicator.rank() == 0;
            return to_text(run_rank(*alone, "ddp", options_, extras));
@@ -229,6 +230,7 @@ void name_files(const Options& options) {
 
 int run(int argc, char** argv) {
   Options options = parse(argc, argv);
+  use_device(options, argv);
   Ranks ranks(options);
   choose_model(options);
   report::Json metadata = report::run_metadata(argc, argv);
@@ -276,7 +278,6 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   try {
-    zero::memory::install();
     return zero::ladder::run(argc, argv);
   } catch (const std::exception& error) {
     fmt::print(stderr, "ladder: {}\n", error.what());

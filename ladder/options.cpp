@@ -12,6 +12,8 @@
 #include <zero/report/names.hpp>
 #include <zero/train/registry.hpp>
 
+#include "device.hpp"
+
 namespace zero::ladder {
 namespace {
 
@@ -32,7 +34,7 @@ void check(const Options& options) {
   check_choice("task", options.task, {"text", "reviews"});
   check_choice("dtype", options.dtype, {"fp32", "bf16", "fp16"});
   check_choice("reduce-dtype", options.reduce_dtype, {"parameter", "fp32"});
-  check_choice("device", options.device, {"cpu"});
+  check_choice("device", options.device, {"cpu", "cuda"});
   if (!options.model.empty()) check_choice("model", options.model, nn::preset_names());
   if (!options.checkpoint.empty() && options.modes.size() != 1) {
     throw Error(
@@ -64,7 +66,8 @@ void add_model_options(CLI::App& app, Options& o) {
                  "what bf16 and fp16 gradients travel in to be added up: parameter (their own), or "
                  "fp32, which is twice the bytes")
       ->capture_default_str();
-  app.add_option("--device", o.device, "cpu")->capture_default_str();
+  app.add_option("--device", o.device, "cpu, or cuda: a GPU for each rank, over NCCL")
+      ->capture_default_str();
 }
 
 void add_run_options(CLI::App& app, Options& o) {
@@ -136,6 +139,7 @@ std::string explain_extras(const CLI::App& app) {
 
 std::int64_t available_bytes(const Options& options) {
   if (options.assume_free_mib > 0) return options.assume_free_mib << 20;
+  if (options.device == "cuda") return free_gpu_bytes(options);
   std::ifstream file("/proc/meminfo");
   std::string key;
   std::int64_t kib = 0;

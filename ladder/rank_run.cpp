@@ -21,6 +21,7 @@
 #include <zero/train/trainer.hpp>
 
 #include "checkpoints.hpp"
+#include "device.hpp"
 #include "digests.hpp"
 #include "samples.hpp"
 
@@ -97,7 +98,7 @@ class Meter {
 // to cost time.
 void watch_first_gradients(train::Strategy& strategy, data::Sha256& digest) {
   strategy.observe_gradients([&digest](std::size_t, const at::Tensor& gradient) {
-    if (gradient.numel() < (1 << 16)) digest.add(bytes_of(gradient.contiguous()));
+    if (gradient.numel() < (1 << 16)) digest.add(bytes_of(gradient.cpu().contiguous()));
   });
 }
 
@@ -163,7 +164,7 @@ void train_steps(train::Strategy& strategy, data::DistributedSampler& sampler,
   report::Progress progress(mode, options.steps - sampler.step(), progress_options);
   std::optional<train::Trace> trace;
   while (sampler.step() < options.steps) {
-    const data::Batch batch = samples.dataset->batch(sampler.next());
+    const data::Batch batch = beside(strategy.model(), samples.dataset->batch(sampler.next()));
     if (result.losses.empty()) result.batch_digest = digest_of(batch.inputs);
     const bool last = sampler.step() == options.steps;
     if (extras.traces && last) trace.emplace();
@@ -201,12 +202,14 @@ RankResult run_rank(dist::Communicator& communicator, const std::string& mode,
                     const Options& options, const RunExtras& extras) {
   const Samples samples = read_samples(options);
   agree_on_everything(communicator, mode, options, *samples.dataset);
+  const at::Device device = enter_rank(options);
   const std::int64_t base = memory::snapshot().total;
   const std::int64_t resident_base = memory::resident_set_bytes();
 
   train::Registry registry;
   train::register_all_chapters(registry);
   const std::shared_ptr<nn::Llama> model = model_without_storage(options);
+  place_on(device, *model);
   std::unique_ptr<nn::ParameterSource> values = first_values(communicator, options, *model);
   const auto strategy = registry.make(
       mode, {*model, communicator, optimizer_of(options), values.get(), "",

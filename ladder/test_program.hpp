@@ -45,17 +45,18 @@ inline std::vector<std::string> listing(const TestFolder& folder) {
   return names;
 }
 
-/// Runs the ladder program with `arguments` (words for the shell) in the folder of the project,
-/// without a picture. Figures go to out.json in `folder` unless `arguments` say otherwise. Blocks
-/// until it has ended.
-inline Ended run_ladder(const TestFolder& folder, std::string arguments) {
+/// Runs the ladder program (or `program`, one like it) with `arguments` (words for the shell) in
+/// the folder of the project, without a picture. Figures go to out.json in `folder` unless
+/// `arguments` say otherwise. Blocks until it has ended.
+inline Ended run_ladder(const TestFolder& folder, std::string arguments,
+                        const std::string& program = ZERO_LADDER_PROGRAM) {
   if (arguments.find("--json") == std::string::npos) {
     arguments += " --json '" + (folder / "out.json").string() + "'";
   }
   const TestFolder elsewhere;
   const std::string log = (elsewhere / "log").string();
-  const std::string command = "ZERO_PYTHON=false OMP_NUM_THREADS=1 '" ZERO_LADDER_PROGRAM "' " +
-                              arguments + " > '" + log + "' 2>&1";
+  const std::string command = "ZERO_PYTHON=false OMP_NUM_THREADS=1 '" + program + "' " + arguments +
+                              " > '" + log + "' 2>&1";
   const int status = std::system(command.c_str());
   return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, contents_of(log)};
 }

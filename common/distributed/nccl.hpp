@@ -12,7 +12,7 @@ namespace zero::dist {
 
 struct NcclOptions {
   /// The GPU of this rank, as CUDA counts them; by default its number among the ranks of its
-  /// machine (RankEnvironment::local_rank).
+  /// machine (RankEnvironment::local_rank), and for a rank alone the current one of the thread.
   std::optional<int> device;
   /// Goes before ConnectOptions::order. NCCL's own reductions are what GPUs are fast at;
   /// kRankOrdered is there to compare bits in tests, takes 2 (N-1) messages for each window of a

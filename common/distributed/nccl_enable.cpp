@@ -49,6 +49,12 @@ void agree_on_gpus(StoreExchange& store, int device) {
   }
 }
 
+int chosen_device(const Place& place) {
+  if (!gpu_problem().empty()) return place.local_rank;  // agree_on_gpus() says what is wrong
+  if (place.size == 1) return c10::cuda::current_device();
+  return ranks_may_share_a_gpu() ? place.local_rank % c10::cuda::device_count() : place.local_rank;
+}
+
 }  // namespace
 
 std::string gpu_problem(int device) {
@@ -75,10 +81,7 @@ bool ranks_may_share_a_gpu() {
 
 void enable_nccl(const NcclOptions& nccl) {
   add_backend("nccl", [nccl](Place place, const ConnectOptions& options) {
-    int device = nccl.device.value_or(place.local_rank);
-    if (!nccl.device && ranks_may_share_a_gpu() && gpu_problem().empty()) {
-      device %= c10::cuda::device_count();
-    }
+    const int device = nccl.device.value_or(chosen_device(place));
     agree_on_gpus(place.store, device);
     ConnectOptions adjusted = options;
     adjusted.order = nccl.order;

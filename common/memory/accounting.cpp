@@ -10,8 +10,10 @@
 #include <limits>
 #include <mutex>
 #include <string>
+#include <unordered_map>
 #include <utility>
 
+#include "zero/memory/device_blocks.hpp"
 #include "zero/memory/timeline.hpp"
 
 namespace zero::memory {
@@ -28,6 +30,13 @@ thread_local Category current_category = Category::kOther;
 
 std::mutex mutex;
 Snapshot counts;  // guarded by mutex
+
+// Headers of blocks that lie on another device, guarded by mutex. Never destroyed: such an
+// allocator may free its last blocks when the process ends.
+std::unordered_map<const void*, Header>& device_headers() {
+  static auto* const headers = new std::unordered_map<const void*, Header>;
+  return *headers;
+}
 
 void add(Category category, std::int64_t bytes) {
   const std::lock_guard lock(mutex);
@@ -74,8 +83,12 @@ class CountingAllocator final : public c10::Allocator {
 Header* header_of(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.has_storage()) return nullptr;
   const c10::DataPtr& block = tensor.storage().data_ptr();
-  if (block.get() == nullptr || block.get_deleter() != &free_block) return nullptr;
-  return header_of(block.get());
+  if (block.get() == nullptr) return nullptr;
+  if (block.get_deleter() == &free_block) return header_of(block.get());
+  // The header stays where it is until the block is freed, and the tensor holds the block.
+  const std::lock_guard lock(mutex);
+  const auto found = device_headers().find(block.get());
+  return found == device_headers().end() ? nullptr : &found->second;
 }
 
 // Second field of /proc/self/status whose line starts with `key`, in bytes.
@@ -122,6 +135,27 @@ void reset_peaks() {
   const std::lock_guard lock(mutex);
   counts.peak = counts.current;
   counts.total_peak = counts.total;
+}
+
+void device_block_allocated(const void* address, std::size_t bytes) {
+  const Header header{bytes, current_category};
+  {
+    const std::lock_guard lock(mutex);
+    device_headers()[address] = header;
+  }
+  add(header.category, static_cast<std::int64_t>(bytes));
+}
+
+void device_block_freed(const void* address) {
+  Header header{};
+  {
+    const std::lock_guard lock(mutex);
+    const auto found = device_headers().find(address);
+    if (found == device_headers().end()) return;
+    header = found->second;
+    device_headers().erase(found);
+  }
+  add(header.category, -static_cast<std::int64_t>(header.bytes));
 }
 
 Charge::Charge(Category category) : previous_(std::exchange(current_category, category)) {}

@@ -1,9 +1,11 @@
 #include "zero/memory/cuda_memory.hpp"
 
+#include <ATen/Context.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 
 #include "zero/distributed/nccl.hpp"
 #include "zero/error.hpp"
+#include "zero/memory/device_blocks.hpp"
 
 namespace zero::memory {
 namespace {
@@ -20,7 +22,26 @@ bool in_use(int device) {
   return get() != nullptr && get()->initialized();
 }
 
+using c10::CachingDeviceAllocator::TraceEntry;
+
+void note(const TraceEntry& entry) {
+  const auto* address = reinterpret_cast<const void*>(entry.addr_);
+  if (entry.action_ == TraceEntry::ALLOC) {
+    device_block_allocated(address, static_cast<std::size_t>(entry.size_));
+  } else if (entry.action_ == TraceEntry::FREE_REQUESTED) {
+    device_block_freed(address);
+  }
+}
+
 }  // namespace
+
+void count_cuda_blocks() {
+  const std::string problem = dist::gpu_problem();
+  if (!problem.empty()) throw Error("memory of GPUs: " + problem);
+  // Only an allocator that has started can be watched.
+  at::globalContext().lazyInitDevice(at::kCUDA);
+  get()->attachAllocatorTraceTracker(note);
+}
 
 CudaMemory cuda_memory(int device) {
   if (!in_use(device)) return {};

@@ -12,6 +12,17 @@ std::size_t bytes_of(const at::Tensor& tensor) {
   return static_cast<std::size_t>(tensor.numel()) * tensor.element_size();
 }
 
+// What is there before is lost.
+void set_bytes(const at::Tensor& tensor, std::size_t bytes) {
+  c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+  if (tensor.is_cpu()) {
+    at::native::resize_bytes_cpu(storage, bytes);
+  } else {
+    storage->set_data_ptr_noswap(storage->allocator()->allocate(bytes));
+    storage->set_nbytes(bytes);
+  }
+}
+
 }  // namespace
 
 at::Tensor without_storage(at::IntArrayRef sizes, at::ScalarType dtype) {
@@ -24,12 +35,12 @@ void release_storage(const at::Tensor& tensor) {
   TORCH_INTERNAL_ASSERT(tensor.is_contiguous() && tensor.storage_offset() == 0 &&
                             tensor.storage().nbytes() <= bytes_of(tensor),
                         "only a tensor that spans its whole storage can give it back");
-  at::native::resize_bytes_cpu(tensor.storage().unsafeGetStorageImpl(), 0);
+  set_bytes(tensor, 0);
 }
 
 void allocate_storage(const at::Tensor& tensor) {
   if (has_storage(tensor)) return;
-  at::native::resize_bytes_cpu(tensor.storage().unsafeGetStorageImpl(), bytes_of(tensor));
+  set_bytes(tensor, bytes_of(tensor));
 }
 
 bool has_storage(const at::Tensor& tensor) { return tensor.storage().nbytes() >= bytes_of(tensor); }

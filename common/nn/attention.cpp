@@ -55,14 +55,14 @@ std::int64_t RotaryTable::bytes() const {
 }
 
 RotaryTable rotary_table(std::int64_t length, std::int64_t head_size, double theta,
-                         at::ScalarType dtype) {
+                         at::ScalarType dtype, at::Device device) {
   const memory::Charge charge(memory::Category::kOther);
   const at::NoGradGuard no_grad;
   const auto options = at::TensorOptions(dtype == at::kDouble ? at::kDouble : at::kFloat);
   const at::Tensor exponents = at::arange(0, head_size, 2, options) / head_size;
   const at::Tensor frequencies = at::pow(theta, exponents).reciprocal();
   const at::Tensor angles = at::outer(at::arange(length, options), frequencies);
-  return {angles.cos().to(dtype), angles.sin().to(dtype)};
+  return {angles.cos().to(dtype).to(device), angles.sin().to(dtype).to(device)};
 }
 
 at::Tensor rotate(const at::Tensor& x, const RotaryTable& table) {

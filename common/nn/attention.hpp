@@ -19,10 +19,10 @@ struct RotaryTable {
   std::int64_t bytes() const;
 };
 
-/// Makes the table: computed in fp32 (fp64 for `dtype` fp64) and rounded to `dtype` at the end. The
-/// bytes are charged to memory::Category::kOther.
+/// Makes the table: computed in fp32 (fp64 for `dtype` fp64) on the CPU, rounded to `dtype` at the
+/// end and brought to `device`. The bytes are charged to memory::Category::kOther.
 RotaryTable rotary_table(std::int64_t length, std::int64_t head_size, double theta,
-                         at::ScalarType dtype);
+                         at::ScalarType dtype, at::Device device = at::kCPU);
 
 /// Turns every head of `x` [B, S, heads, head_size] by its position's angle; gives the same shape.
 /// The table must have at least S positions. Saves the table only.

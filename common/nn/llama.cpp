@@ -150,7 +150,7 @@ void Llama::check_inputs(const data::Batch& batch) const {
 at::Tensor Llama::hidden_states(const at::Tensor& ids) {
   // Made anew for every forward: a kept table would be resident beside the model states.
   const RotaryTable positions =
-      rotary_table(ids.size(1), config_.head_size, config_.rope_theta, config_.dtype);
+      rotary_table(ids.size(1), config_.head_size, config_.rope_theta, config_.dtype, ids.device());
   at::Tensor x = embedding_->forward(ids);
   for (const auto& layer : layers_) x = layer->forward(x, positions);
   return x;
@@ -161,9 +161,10 @@ at::Tensor Llama::logits(const data::Batch& batch) {
   if (config_.classes > 0) {
     // The norm works row by row, so the rows that nobody reads can go before it.
     const std::int64_t samples = x.size(0);
+    const at::TensorOptions ids = batch.inputs.options();
     const at::Tensor last =
-        batch.lengths.defined() ? batch.lengths - 1 : at::full({samples}, x.size(1) - 1, at::kLong);
-    x = x.index({at::arange(samples, at::kLong), last});  // [B, hidden]
+        batch.lengths.defined() ? batch.lengths - 1 : at::full({samples}, x.size(1) - 1, ids);
+    x = x.index({at::arange(samples, ids), last});  // [B, hidden]
   }
   x = norm_->forward(x);
   return head_ != nullptr ? head_->forward(x) : embedding_->as_head(x);

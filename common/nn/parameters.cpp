@@ -167,6 +167,12 @@ void SeededValues::fill(const Parameter& parameter, at::Tensor& out) {
     throw Error(fmt::format("parameter '{}' has no values and no initializer to make them",
                             parameter.name));
   }
+  if (!out.is_cpu()) {  // drawn on the CPU, so that they are the same on every device
+    at::Tensor drawn = at::empty(out.sizes(), out.scalar_type());
+    fill(parameter, drawn);
+    memory::raw(out).copy_(drawn);
+    return;
+  }
   at::Tensor values = memory::raw(out);
   const Initializer how = *parameter.initializer;
   if (how.kind == Initializer::Kind::kConstant) {

@@ -181,7 +181,8 @@ class AdamW final : public FusedOptimizer<AdamWOptions> {
   void update(const std::vector<std::vector<at::Tensor>>& lists, const AdamWOptions& o,
               std::int64_t step) override {
     // The kernel wants the step count as a tensor per parameter; all can be the same one.
-    const at::Tensor count = at::full({}, static_cast<double>(step), at::kFloat);
+    const at::Tensor count =
+        at::full({}, static_cast<double>(step), lists[0].front().options().dtype(at::kFloat));
     const std::vector<at::Tensor> counts(lists[0].size(), count);
     at::_fused_adamw_(lists[0], lists[1], lists[2], lists[3], /*max_exp_avg_sqs=*/{}, counts,
                       o.learning_rate, o.beta1, o.beta2, o.weight_decay, o.epsilon,

@@ -14,7 +14,7 @@ float largest_magnitude(const at::Tensor& tensor) {
 }
 
 double squared_norm(const at::Tensor& tensor) {
-  const at::Tensor dense = tensor.contiguous();
+  const at::Tensor dense = tensor.cpu().contiguous();
   // Eight sums that do not wait for each other; which element goes to which never changes.
   std::array<double, 8> sums{};
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dense.scalar_type(), "squared_norm",

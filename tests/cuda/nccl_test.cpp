@@ -1,5 +1,4 @@
-// Ranks on GPUs. Where there is no GPU the tests of suites Gpu* are skipped, with the reason and
-// their number; those of suite NoGpu run everywhere and pretend that there is none.
+// Ranks on GPUs. Where there is no GPU these tests are skipped, with the reason and their number.
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
@@ -10,15 +9,18 @@
 
 #include <cstdlib>
 #include <iostream>
-#include <zero/distributed/launch.hpp>
-#include <zero/distributed/nccl.hpp>
 #include <zero/error.hpp>
+#include <zero/memory/accounting.hpp>
 #include <zero/memory/cuda_memory.hpp>
+
+#include "ranks.hpp"
 
 namespace zero::dist {
 namespace {
 
+using testing::asked;
 using ::testing::HasSubstr;
+using testing::on_nccl;
 
 constexpr int kRanks = 3;  // two do not show in which order a sum is taken
 
@@ -33,27 +35,6 @@ class SkippedCount : public ::testing::Environment {
   }
 };
 const auto* const kSkippedCount = ::testing::AddGlobalTestEnvironment(new SkippedCount);
-
-LaunchOptions on_nccl(int world_size, ReductionOrder order) {
-  enable_nccl({.device = {}, .order = order});
-  LaunchOptions options;
-  options.world_size = world_size;
-  options.connect.backend = "nccl";
-  options.connect.timeout = std::chrono::seconds(60);
-  options.total_timeout = std::chrono::seconds(110);
-  options.capture_output = true;
-  options.threads = 1;
-  return options;
-}
-
-// What one rank says, asked in a process of its own: this one must not start CUDA before it forks.
-std::string asked(const std::function<std::string()>& question) {
-  LaunchOptions options;
-  options.world_size = 1;
-  options.capture_output = true;
-  const auto exits = fork_processes(options, [&](int) { return question(); });
-  return exits[0].ok() ? exits[0].result : describe_failures(exits);
-}
 
 // Why kRanks ranks cannot run here; empty where they can.
 std::string why_not() {
@@ -271,54 +252,22 @@ TEST_F(GpuMemory, CountsWhatTensorsAskFor) {
   EXPECT_EQ(said, "");
 }
 
-// What a rank says that no GPU is shown to.
-std::vector<RankExit> without_gpu(int world_size) {
-  return launch_ranks(on_nccl(world_size, ReductionOrder::kNative),
-                      [](Communicator&) { return std::string("connected"); });
-}
-
-class NoGpu : public ::testing::Test {
- protected:
-  NoGpu() {
-    if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES")) before_ = visible;
-    ::setenv("CUDA_VISIBLE_DEVICES", "", /*overwrite=*/1);
-  }
-  ~NoGpu() override {
-    ::unsetenv("CUDA_VISIBLE_DEVICES");
-    if (before_) ::setenv("CUDA_VISIBLE_DEVICES", before_->c_str(), /*overwrite=*/1);
-  }
-
- private:
-  std::optional<std::string> before_;
-};
-
-TEST_F(NoGpu, IsAnErrorThatEveryRankReports) {
-  const auto exits = without_gpu(2);
-  for (const RankExit& exit : exits) {
-    EXPECT_EQ(exit.exit_code, 1);
-    EXPECT_FALSE(exit.killed);
-    EXPECT_THAT(exit.output,
-                HasSubstr("rank 0 cannot use the backend nccl: there is no usable GPU ("));
-    EXPECT_THAT(exit.output, HasSubstr("the backend gloo trains on the CPU"));
-  }
-}
-
-TEST_F(NoGpu, IsAnErrorForARankAloneAsWell) {
-  const auto exits = without_gpu(1);
-  EXPECT_EQ(exits[0].exit_code, 1);
-  EXPECT_THAT(exits[0].output, HasSubstr("there is no usable GPU ("));
-}
-
-TEST_F(NoGpu, HasNoMemoryToAskFor) {
+TEST_F(GpuMemory, CountsByCategory) {
   const std::string said = asked([]() -> std::string {
-    try {
-      memory::cuda_memory(0);
-    } catch (const Error& error) {
-      return error.what();
+    const auto gpu = at::TensorOptions(at::kCUDA);
+    memory::count_cuda_blocks();
+    const memory::Snapshot before = memory::snapshot();
+    {
+      const memory::Charge charge(memory::Category::kGradients);
+      const at::Tensor t = at::empty({1001}, gpu.dtype(at::kByte));
+      if (memory::snapshot()[memory::Category::kGradients] != 1001) return "not charged";
+      if (memory::cuda_memory().total != 1001) return "not what LibTorch counts";
+      memory::recharge(t, memory::Category::kOptimizer);
+      if (memory::snapshot()[memory::Category::kOptimizer] != 1001) return "not recharged";
     }
-    return "no error";
+    return memory::snapshot().current == before.current ? "" : "not freed";
   });
-  EXPECT_THAT(said, HasSubstr("memory of GPU 0: there is no usable GPU ("));
+  EXPECT_EQ(said, "");
 }
 
 }  // namespace

@@ -1,0 +1,28 @@
+#include "device.hpp"
+
+#include <ATen/ops/empty.h>
+
+#include <zero/memory/storage.hpp>
+
+namespace zero::ladder {
+
+void place_on(at::Device device, nn::Model& model) {
+  if (device.is_cpu()) return;
+  for (at::Tensor& parameter : model.parameters()) {
+    const at::Tensor there =
+        at::empty(parameter.sizes(), at::TensorOptions(parameter.scalar_type()).device(device));
+    memory::release_storage(there);
+    parameter.set_data(there);
+  }
+}
+
+data::Batch beside(const nn::Model& model, const data::Batch& batch) {
+  const at::Device device = model.parameters().front().device();
+  data::Batch moved = batch;
+  for (at::Tensor* tensor : {&moved.inputs, &moved.targets, &moved.lengths}) {
+    if (tensor->defined()) *tensor = tensor->to(device);
+  }
+  return moved;
+}
+
+}  // namespace zero::ladder

@@ -1,0 +1,77 @@
+// What programs of ranks on GPUs say where there is none. These tests run everywhere: they hide
+// GPUs.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <optional>
+#include <zero/error.hpp>
+#include <zero/memory/cuda_memory.hpp>
+
+#include "ranks.hpp"
+
+namespace zero::dist {
+namespace {
+
+using testing::asked;
+using ::testing::HasSubstr;
+using testing::on_nccl;
+
+// What a rank says that no GPU is shown to.
+std::vector<RankExit> without_gpu(int world_size) {
+  return launch_ranks(on_nccl(world_size, ReductionOrder::kNative),
+                      [](Communicator&) { return std::string("connected"); });
+}
+
+class NoGpu : public ::testing::Test {
+ protected:
+  NoGpu() {
+    if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES")) before_ = visible;
+    ::setenv("CUDA_VISIBLE_DEVICES", "", /*overwrite=*/1);
+  }
+  ~NoGpu() override {
+    ::unsetenv("CUDA_VISIBLE_DEVICES");
+    if (before_) ::setenv("CUDA_VISIBLE_DEVICES", before_->c_str(), /*overwrite=*/1);
+  }
+
+ private:
+  std::optional<std::string> before_;
+};
+
+TEST_F(NoGpu, IsAnErrorThatEveryRankReports) {
+  const auto exits = without_gpu(2);
+  for (const RankExit& exit : exits) {
+    EXPECT_EQ(exit.exit_code, 1);
+    EXPECT_FALSE(exit.killed);
+    EXPECT_THAT(exit.output,
+                HasSubstr("rank 0 cannot use the backend nccl: there is no usable GPU ("));
+    EXPECT_THAT(exit.output, HasSubstr("the backend gloo trains on the CPU"));
+  }
+}
+
+TEST_F(NoGpu, IsAnErrorForARankAloneAsWell) {
+  const auto exits = without_gpu(1);
+  EXPECT_EQ(exits[0].exit_code, 1);
+  EXPECT_THAT(exits[0].output, HasSubstr("there is no usable GPU ("));
+}
+
+TEST_F(NoGpu, HasNoMemoryToAskForOrToCount) {
+  const auto error_of = [](const std::function<void()>& call) {
+    return asked([&]() -> std::string {
+      try {
+        call();
+      } catch (const Error& error) {
+        return error.what();
+      }
+      return "no error";
+    });
+  };
+  EXPECT_THAT(error_of([] { memory::cuda_memory(0); }),
+              HasSubstr("memory of GPU 0: there is no usable GPU ("));
+  EXPECT_THAT(error_of([] { memory::count_cuda_blocks(); }),
+              HasSubstr("memory of GPUs: there is no usable GPU ("));
+}
+
+}  // namespace
+}  // namespace zero::dist

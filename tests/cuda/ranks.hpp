@@ -1,0 +1,34 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <string>
+#include <zero/distributed/launch.hpp>
+#include <zero/distributed/nccl.hpp>
+
+/// Helpers of the tests of ranks on GPUs; nothing else includes this.
+namespace zero::dist::testing {
+
+/// Ranks over NCCL, whose output is kept.
+inline LaunchOptions on_nccl(int world_size, ReductionOrder order) {
+  enable_nccl({.device = {}, .order = order});
+  LaunchOptions options;
+  options.world_size = world_size;
+  options.connect.backend = "nccl";
+  options.connect.timeout = std::chrono::seconds(60);
+  options.total_timeout = std::chrono::seconds(110);
+  options.capture_output = true;
+  options.threads = 1;
+  return options;
+}
+
+/// What one rank says, asked in a process of its own: this one must not start CUDA before it forks.
+inline std::string asked(const std::function<std::string()>& question) {
+  LaunchOptions options;
+  options.world_size = 1;
+  options.capture_output = true;
+  const auto exits = fork_processes(options, [&](int) { return question(); });
+  return exits[0].ok() ? exits[0].result : describe_failures(exits);
+}
+
+}  // namespace zero::dist::testing
