@@ -38,14 +38,46 @@ function(zero_add_tests program)
                ENVIRONMENT "ZERO_PYTHON=${ZERO_PYTHON};OMP_NUM_THREADS=1")
 endfunction()
 
-# zero_add_benchmark(<program> SOURCES <files> LIBRARIES <targets>): built when asked for by name, as
-# ./run bench does, so that nobody else waits for it.
+# zero_add_benchmark(<program> SOURCES <files> [LIBRARIES <targets>] SMOKE_TEST <name>
+#                    [LABELS <labels>])
+# A program of benchmarks. Its smoke test, Smoke.<name> in tests/bench/smoke_test.cpp, runs it as
+# briefly as it can be run and looks at what it wrote. With LABELS that is test bench.<program> of
+# ctest, and the program is built with the tests. Without, as for programs that take long to compile,
+# it is a part of target check_benchmarks only.
 function(zero_add_benchmark program)
-  cmake_parse_arguments(ARG "" "" "SOURCES;LIBRARIES" ${ARGN})
+  cmake_parse_arguments(ARG "" "SMOKE_TEST" "SOURCES;LIBRARIES;LABELS" ${ARGN})
   add_executable(${program} EXCLUDE_FROM_ALL ${ARG_SOURCES})
   zero_configure_target(${program})
-  target_link_libraries(${program} PRIVATE ${ARG_LIBRARIES} benchmark::benchmark)
+  target_link_libraries(${program} PRIVATE ${ARG_LIBRARIES} zero_bench)
   set_target_properties(${program} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/bin")
+  set_property(GLOBAL APPEND PROPERTY ZERO_BENCHMARKS ${program})
+  if(NOT ZERO_BUILD_TESTS)
+    return()
+  endif()
+  set(program_to_test "ZERO_BENCH_PROGRAM=$<TARGET_FILE:${program}>")
+  set_property(GLOBAL APPEND PROPERTY ZERO_SMOKE_TESTS COMMAND "${CMAKE_COMMAND}" -E env
+    "${program_to_test}" OMP_NUM_THREADS=1 $<TARGET_FILE:bench_smoke_test>
+    "--gtest_filter=Smoke.${ARG_SMOKE_TEST}")
+  if(ARG_LABELS)
+    set_target_properties(${program} PROPERTIES EXCLUDE_FROM_ALL FALSE)
+    add_test(NAME bench.${program} WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}"
+      COMMAND bench_smoke_test "--gtest_filter=Smoke.${ARG_SMOKE_TEST}")
+    set_tests_properties(bench.${program} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT 120
+      ENVIRONMENT "${program_to_test};OMP_NUM_THREADS=1")
+  endif()
+endfunction()
+
+# Target benchmarks: all of them, and the program that puts their results together. Target
+# check_benchmarks: the smoke tests of all of them, and the tests of what they share.
+function(zero_add_benchmarks_target)
+  get_property(programs GLOBAL PROPERTY ZERO_BENCHMARKS)
+  add_custom_target(benchmarks DEPENDS ${programs} bench_report)
+  if(ZERO_BUILD_TESTS)
+    get_property(smoke_tests GLOBAL PROPERTY ZERO_SMOKE_TESTS)
+    add_custom_target(check_benchmarks COMMAND bench_test ${smoke_tests}
+      DEPENDS benchmarks bench_test bench_smoke_test
+      WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}" USES_TERMINAL VERBATIM)
+  endif()
 endfunction()
 
 # zero_add_chapter(<NN_name>): the folder's *.cpp files but main, tests and benchmarks become the
@@ -72,14 +104,16 @@ function(zero_add_chapter chapter)
   set_target_properties(${chapter} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/bin")
 
   zero_add_tests(${name}_test SOURCES ${tests} LABELS ${chapter} LIBRARIES zero_${chapter})
+  if(ZERO_BUILD_BENCHMARKS AND benches)
+    zero_add_benchmark(${name}_bench SOURCES ${benches} LIBRARIES zero_${chapter} LABELS ${chapter}
+      SMOKE_TEST Chapter)
+    set(smoke_test ${name}_bench bench_smoke_test)
+  endif()
   if(TARGET ${name}_test)
     add_custom_target(check_${chapter}
       COMMAND ${CMAKE_CTEST_COMMAND} --output-on-failure -L ${chapter}
-      DEPENDS ${name}_test ${chapter}
+      DEPENDS ${name}_test ${chapter} ${smoke_test}
       WORKING_DIRECTORY "${CMAKE_BINARY_DIR}" USES_TERMINAL)
-  endif()
-  if(ZERO_BUILD_BENCHMARKS AND benches)
-    zero_add_benchmark(${name}_bench SOURCES ${benches} LIBRARIES zero_${chapter} zero_bench)
   endif()
   set_property(GLOBAL APPEND PROPERTY ZERO_CHAPTERS ${chapter})
 endfunction()

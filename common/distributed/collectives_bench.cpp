@@ -1,142 +1,147 @@
-// Collectives of several sizes: within the host, over TCP, and the backend's own.
-//   ./run bench collectives
+// Collectives by size, with a check of every result: within a host, over TCP, and by what c10d's
+// Gloo offers.   ./run bench collectives
 //
-// algbw = bytes / time, busbw = algbw times the part of the bytes that must cross a rank's link:
-// 2 (N-1)/N for all-reduce, (N-1)/N for reduce-scatter and all-gather, 1 for broadcast (as
-// nccl-tests define them). Bytes are those of the whole tensor. Times are the slowest rank's.
+// Bytes are those of the whole tensor: what is reduced, what an all-gather ends with. As nccl-tests
+// define them, algbw = bytes / time, and busbw = algbw times the part of the bytes that has to
+// cross a rank's link, so that it can be compared with the link's speed whatever the number N of
+// ranks: 2 (N-1)/N for all-reduce, (N-1)/N for reduce-scatter, all-gather and all-to-all, 1 for
+// broadcast and reduce.
 
-#include <ATen/ops/full.h>
-#include <benchmark/benchmark.h>
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <chrono>
-#include <map>
-#include <nlohmann/json.hpp>
-#include <vector>
+#include <cstdlib>
 
-#include "zero/distributed/launch.hpp"
+#include "program.hpp"
+#include "ways_bench.hpp"
 #include "zero/error.hpp"
 
 namespace zero::dist {
 namespace {
 
-using Json = nlohmann::json;
+using bench::Json;
 
-constexpr std::int64_t kSizes[] = {1 << 10, 1 << 13, 1 << 16, 1 << 19, 1 << 22, 1 << 26};
-constexpr int kRepetitions = 7;
-const std::vector<std::string> kCollectives = {"all_reduce", "reduce_scatter", "all_gather",
-                                               "broadcast"};
-
-// Runs one operation and says whether what came out is right: rank r contributes r + 1 everywhere.
-bool run(Communicator& c, const std::string& operation, const at::Tensor& whole, at::Tensor& piece,
-         double& seconds) {
-  const float mine = static_cast<float>(c.rank() + 1);
-  const float sum = static_cast<float>(c.size() * (c.size() + 1)) / 2;
-  whole.fill_(mine);
-  piece.fill_(mine);
-  c.barrier();
-  const auto started = std::chrono::steady_clock::now();
-  if (operation == "all_reduce") {
-    c.all_reduce(whole, Purpose::kGradient, ReduceOp::kSum).wait();
-  } else if (operation == "reduce_scatter") {
-    c.reduce_scatter(piece, whole, Purpose::kGradient, ReduceOp::kSum).wait();
-  } else if (operation == "all_gather") {
-    c.all_gather(whole, piece, Purpose::kParameter).wait();
-  } else {
-    c.broadcast(whole, 0, Purpose::kParameter).wait();
+void run_checked(Data& data, const Way& way) {
+  prepare(data);
+  way.run(data);
+  if (!right(data, way.operation)) {
+    throw Error(fmt::format("{} of {} bytes by {} gave a wrong result", way.operation,
+                            data.whole.nbytes(), way.name));
   }
-  seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
-  if (operation == "all_reduce") return at::equal(whole, at::full_like(whole, sum));
-  if (operation == "reduce_scatter") return at::equal(piece, at::full_like(piece, sum));
-  if (operation == "broadcast") return at::equal(whole, at::full_like(whole, 1.0F));
-  const at::Tensor pieces = whole.view({c.size(), -1});
-  for (int r = 0; r < c.size(); ++r) {
-    if (!at::equal(pieces[r], at::full_like(pieces[r], static_cast<float>(r + 1)))) return false;
-  }
-  return true;
 }
 
-// Median seconds of every operation and size on this rank, as JSON: {"all_reduce": [..], …}.
-std::string measure(Communicator& c) {
-  Json result;
-  for (const std::string& operation : kCollectives) {
-    for (const std::int64_t bytes : kSizes) {
-      const at::Tensor whole = at::empty({bytes / 4 / c.size() * c.size()});
-      at::Tensor piece = at::empty({bytes / 4 / c.size()});
-      std::vector<double> times;
-      for (int i = 0; i < kRepetitions; ++i) {
-        double seconds = 0;
-        if (!run(c, operation, whole, piece, seconds)) {
-          throw Error(fmt::format("{} of {} bytes gave a wrong result", operation, bytes));
-        }
-        if (i > 0) times.push_back(seconds);
+// Seconds of one call in each of `repetitions`, on this rank. Small tensors are sent many times in
+// a row, or the time would be that of leaving the barrier.
+std::vector<double> measure(Data& data, const Way& way, int repetitions) {
+  constexpr std::int64_t kBytesInARow = 8 << 20;
+  const std::int64_t calls = std::clamp<std::int64_t>(
+      kBytesInARow / std::max<std::int64_t>(1, data.whole.nbytes()), 1, 200);
+  run_checked(data, way);
+  data.whole.zero_();  // sums of sums stay 0
+  data.piece.zero_();
+  std::vector<double> seconds;
+  for (int i = 0; i < repetitions; ++i) {
+    data.ranks.barrier();
+    const auto started = std::chrono::steady_clock::now();
+    for (std::int64_t c = 0; c < calls; ++c) way.run(data);
+    const auto time = std::chrono::steady_clock::now() - started;
+    seconds.push_back(std::chrono::duration<double>(time).count() / static_cast<double>(calls));
+  }
+  run_checked(data, way);
+  return seconds;
+}
+
+double share_of_a_link(const std::string& operation, int n) {
+  if (operation == "broadcast" || operation == "reduce") return 1.0;
+  return (operation == "all_reduce" ? 2.0 : 1.0) * (n - 1) / n;
+}
+
+struct Settings {
+  std::vector<int> world_sizes = {2, 4};
+  std::int64_t max_kib = 64 << 10;
+  int repetitions = 7;
+  std::vector<std::int64_t> sizes() const {
+    std::vector<std::int64_t> all;
+    for (std::int64_t kib = 1; kib <= max_kib; kib *= 4) all.push_back(kib << 10);
+    return all;
+  }
+};
+
+// All sizes on one group of ranks, measured when the first of them is asked for.
+class Group {
+ public:
+  Group(Way way, int ranks, Settings settings)
+      : way_(std::move(way)), ranks_(ranks), settings_(std::move(settings)) {}
+
+  bench::Measured at_size(std::size_t index) {
+    if (results_.empty()) measure_all();
+    if (!unavailable_.empty()) throw bench::NotHere(unavailable_);
+    const std::string key = std::to_string(index);
+    bench::Measured measured{bench::slowest(results_, key)};
+    const double bytes = static_cast<double>(settings_.sizes()[index]);
+    const double algbw = bytes / bench::median(measured.seconds) / 1e9;
+    measured.counters = {{"bytes", bytes},
+                         {"algbw_gb_per_s", algbw},
+                         {"busbw_gb_per_s", algbw * share_of_a_link(way_.operation, ranks_)}};
+    return measured;
+  }
+
+ private:
+  void measure_all() {
+    LaunchOptions options;
+    options.world_size = ranks_;
+    options.connect.timeout = std::chrono::minutes(2);
+    options.connect.transport = way_.name == "host" ? "auto" : "tcp";
+    results_ = bench::on_ranks(options, [&](Communicator& c) {
+      Json result;
+      if (way_.name == "host" && c.transport().starts_with("TCP")) {
+        return result = {{"unavailable", c.transport()}};
       }
-      std::sort(times.begin(), times.end());
-      result[operation].push_back(times[times.size() / 2]);
+      for (std::size_t i = 0; i < settings_.sizes().size(); ++i) {
+        Data data(c, settings_.sizes()[i]);
+        result[std::to_string(i)] = measure(data, way_, settings_.repetitions);
+      }
+      return result;
+    });
+    unavailable_ = results_.front().value("unavailable", "");
+  }
+
+  Way way_;
+  int ranks_;
+  Settings settings_;
+  std::vector<Json> results_;
+  std::string unavailable_;
+};
+
+int run(int argc, char** argv) {
+  ::unsetenv("ZERO_TRANSPORT");  // each way has its own
+  Settings settings;
+  bench::Program program(argc, argv, "Collectives by size, each result checked.");
+  CLI::App& options = program.options();
+  options.add_option("--nproc", settings.world_sizes, "ranks, one number or several")
+      ->capture_default_str()
+      ->check(CLI::Range(2, 16));
+  options.add_option("--max-kib", settings.max_kib, "the largest tensor; each is 4 times the last")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1 << 20));
+  options.add_option("--repetitions", settings.repetitions, "how often to measure")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1000));
+  if (const auto code = program.parse()) return *code;
+  for (const int n : settings.world_sizes) {
+    for (const Way& way : ways()) {
+      const auto group = std::make_shared<Group>(way, n, settings);
+      for (std::size_t i = 0; i < settings.sizes().size(); ++i) {
+        program.add(fmt::format("{}/{}KiB/ranks:{}/{}", way.operation, settings.sizes()[i] >> 10, n,
+                                way.name),
+                    [group, i] { return group->at_size(i); });
+      }
     }
   }
-  return result.dump();
-}
-
-const std::vector<Json>& measured(const std::string& way, int world_size) {
-  static std::map<std::pair<std::string, int>, std::vector<Json>> cache;
-  std::vector<Json>& ranks = cache[{way, world_size}];
-  if (!ranks.empty()) return ranks;
-  LaunchOptions options;
-  options.world_size = world_size;
-  options.threads = 1;
-  options.connect.transport = way == "host" ? "host" : "tcp";
-  options.connect.order = way == "native" ? ReductionOrder::kNative : ReductionOrder::kRankOrdered;
-  const auto exits = launch_ranks(options, measure);
-  if (const std::string failures = describe_failures(exits); !failures.empty()) {
-    throw Error(failures);
-  }
-  for (const RankExit& exit : exits) ranks.push_back(Json::parse(exit.result));
-  return ranks;
-}
-
-void report(benchmark::State& state, const std::string& way, int n, const std::string& operation,
-            std::size_t size) {
-  double slowest = 0;
-  try {
-    for (const Json& rank : measured(way, n)) {
-      slowest = std::max(slowest, rank.at(operation).at(size).get<double>());
-    }
-  } catch (const Error& error) {
-    state.SkipWithError(error.what());
-    return;
-  }
-  for (auto _ : state) state.SetIterationTime(slowest);
-  const double share = operation == "broadcast"    ? 1.0
-                       : operation == "all_reduce" ? 2.0 * (n - 1) / n
-                                                   : static_cast<double>(n - 1) / n;
-  const double gigabytes = static_cast<double>(kSizes[size]) / 1e9;
-  state.counters["algbw_GB/s"] = gigabytes / slowest;
-  state.counters["busbw_GB/s"] = gigabytes / slowest * share;
+  return program.run();
 }
 
 }  // namespace
 }  // namespace zero::dist
 
-int main(int argc, char** argv) {
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
-  for (const int n : {2, 4}) {
-    for (const std::string& operation : zero::dist::kCollectives) {
-      for (std::size_t size = 0; size < std::size(zero::dist::kSizes); ++size) {
-        for (const char* way : {"host", "tcp", "native"}) {
-          benchmark::RegisterBenchmark(
-              fmt::format("{}/{}KiB/ranks:{}/{}", operation, zero::dist::kSizes[size] >> 10, n, way)
-                  .c_str(),
-              [=](benchmark::State& state) { zero::dist::report(state, way, n, operation, size); })
-              ->Iterations(1)
-              ->UseManualTime()
-              ->Unit(benchmark::kMicrosecond);
-        }
-      }
-    }
-  }
-  benchmark::RunSpecifiedBenchmarks();
-  return 0;
-}
+int main(int argc, char** argv) { return zero::dist::run(argc, argv); }

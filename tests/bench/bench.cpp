@@ -1,110 +1,126 @@
 #include "bench.hpp"
 
-#include <benchmark/benchmark.h>
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
-#include <algorithm>
-#include <nlohmann/json.hpp>
-#include <vector>
+#include <cmath>
 #include <zero/data/dataset.hpp>
 #include <zero/data/sampler.hpp>
 #include <zero/data/text.hpp>
-#include <zero/distributed/launch.hpp>
+#include <zero/error.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/llama.hpp>
+#include <zero/train/registry.hpp>
 #include <zero/train/trainer.hpp>
+
+#include "program.hpp"
 
 namespace zero::bench {
 namespace {
 
-using Json = nlohmann::json;
 using memory::Category;
+
+constexpr double kMiB = 1 << 20;
+constexpr double kTolerance = 1e-3;  // of what is held against the formula, as in the ladder
 
 struct Settings {
   std::string model = "tiny";
+  std::int64_t layers = 0;  // 0: as many as the model has
+  std::int64_t sequence_length = 64;
   int world_size = 2;
-  int steps = 8;
+  int steps = 12;
   void (*register_chapter)(train::Registry&) = nullptr;
 };
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
+nn::LlamaConfig config_of(const Settings& settings) {
+  nn::LlamaConfig config = nn::preset(settings.model);
+  if (settings.layers > 0) config.layers = settings.layers;
+  return config;
+}
+
+// Seconds of every counted step by phase.
+struct Phases {
+  std::vector<double> step, forward, backward, communication, optimizer;
+
+  void add(const train::PhaseSeconds& seconds) {
+    step.push_back(seconds.total);
+    forward.push_back(seconds.forward);
+    backward.push_back(seconds.backward);
+    communication.push_back(seconds.communication);
+    optimizer.push_back(seconds.optimizer);
+  }
+};
+
+Json as_json(const train::Strategy& strategy, const memory::Snapshot& held,
+             const dist::Traffic& sent, const Phases& phases) {
+  return {{"copy", strategy.list().bytes()},
+          {"formula", strategy.predicted_bytes().total()},
+          {"parameters", held[Category::kParameters]},
+          {"gradients", held[Category::kGradients]},
+          {"optimizer", held[Category::kOptimizer]},
+          {"total", held.model_states()},
+          {"peak", held.total_peak},
+          {"sent", sent.bytes(dist::Purpose::kGradient) + sent.bytes(dist::Purpose::kParameter)},
+          {"step", phases.step},
+          {"forward", median(phases.forward)},
+          {"backward", median(phases.backward)},
+          {"communication", median(phases.communication)},
+          {"optimizer_seconds", median(phases.optimizer)}};
 }
 
 // One rank: trains, then says what it held at rest, what its last step sent, and its times.
-std::string measure(dist::Communicator& communicator, const std::string& mode,
+Json train_and_look(dist::Communicator& communicator, const std::string& mode,
                     const Settings& settings) {
-  data::LanguageModelDataset dataset(data::project_text("."), /*sequence_length=*/64);
+  data::LanguageModelDataset dataset(data::project_text("."), settings.sequence_length);
   data::DistributedSampler sampler(dataset.size(), communicator.size(), communicator.rank(),
                                    communicator.size(), /*seed=*/1);
   std::shared_ptr<nn::Llama> model;
   {
     const nn::DeferredStorage deferred;
-    model = std::make_shared<nn::Llama>(nn::preset(settings.model));
+    model = std::make_shared<nn::Llama>(config_of(settings));
   }
   nn::SeededValues values(/*seed=*/1);
   train::Registry registry;
   settings.register_chapter(registry);
   const auto strategy = registry.make(mode, {*model, communicator, optim::adamw(), &values, ""});
   train::Trainer trainer(*strategy);
-  std::vector<std::vector<double>> times(5);
+  Phases phases;
   dist::Traffic before;
   for (int s = 0; s < settings.steps; ++s) {
     before = communicator.traffic();
     memory::reset_peaks();
-    const train::PhaseSeconds t = trainer.step({dataset.batch(sampler.next())}).seconds;
-    if (s == 0) continue;  // makes the optimizer's states and warms everything up
-    const double all[] = {t.total, t.forward, t.backward, t.communication, t.optimizer};
-    for (std::size_t i = 0; i < times.size(); ++i) times[i].push_back(all[i]);
+    const train::StepResult result = trainer.step({dataset.batch(sampler.next())});
+    if (s > 0) phases.add(result.seconds);  // the first makes the moments and warms everything up
   }
-  const memory::Snapshot held = memory::snapshot();
-  const dist::Traffic sent = communicator.traffic().since(before);
-  Json json = {
-      {"held", held.model_states()},
-      {"parameters", held[Category::kParameters]},
-      {"gradients", held[Category::kGradients]},
-      {"optimizer", held[Category::kOptimizer]},
-      {"peak", held.total_peak},
-      {"sent", sent.bytes(dist::Purpose::kGradient) + sent.bytes(dist::Purpose::kParameter)},
-      {"copy", strategy->list().bytes()}};
-  const char* names[] = {"step", "forward", "backward", "waiting", "optimizer_time"};
-  for (std::size_t i = 0; i < times.size(); ++i) json[names[i]] = median(times[i]);
-  return json.dump();
+  return as_json(*strategy, memory::snapshot(), communicator.traffic().since(before), phases);
 }
 
-void run_mode(benchmark::State& state, const std::string& mode, const Settings& settings) {
+Measured measure(const std::string& mode, const Settings& settings) {
   dist::LaunchOptions launch;
   launch.world_size = settings.world_size;
-  launch.threads = 1;
   launch.connect.timeout = std::chrono::minutes(2);
-  const auto exits =
-      dist::launch_ranks(launch, [&](dist::Communicator& c) { return measure(c, mode, settings); });
-  if (const std::string failures = dist::describe_failures(exits); !failures.empty()) {
-    state.SkipWithError(failures.c_str());
-    return;
+  const std::vector<Json> ranks =
+      on_ranks(launch, [&](dist::Communicator& c) { return train_and_look(c, mode, settings); });
+  const double copy = mean(ranks, "copy");
+  const double ddp = 4 * copy;  // parameters, gradients and AdamW's two moments
+  Measured measured{slowest(ranks, "step")};
+  auto& counters = measured.counters;
+  for (const char* key : {"parameters", "gradients", "optimizer", "total", "peak"}) {
+    counters[fmt::format("{}_mib", key)] = mean(ranks, key) / kMiB;
   }
-  std::vector<Json> ranks;
-  for (const dist::RankExit& exit : exits) ranks.push_back(Json::parse(exit.result));
-  const auto mean = [&](const char* key) {
-    double sum = 0;
-    for (const Json& rank : ranks) sum += rank.at(key).get<double>();
-    return sum / static_cast<double>(ranks.size());
-  };
-  double slowest = 0;
-  for (const Json& rank : ranks) slowest = std::max(slowest, rank.at("step").get<double>());
-  for (auto _ : state) state.SetIterationTime(slowest);
-  constexpr double kMiB = 1 << 20;
-  for (const char* key : {"parameters", "gradients", "optimizer", "peak"}) {
-    state.counters[fmt::format("{}_mib", key)] = mean(key) / kMiB;
+  counters["total_max_mib"] = largest(ranks, "total") / kMiB;
+  counters["ratio"] = mean(ranks, "total") / ddp;
+  counters["formula"] = mean(ranks, "formula") / ddp;
+  counters["sent_v"] = mean(ranks, "sent") / copy;
+  counters["parameters"] = static_cast<double>(config_of(settings).parameters());
+  for (const char* key : {"forward", "backward", "communication"}) {
+    counters[fmt::format("{}_s", key)] = mean(ranks, key);
   }
-  const double copy = ranks.front().at("copy").get<double>();
-  state.counters["ratio"] = mean("held") / (4 * copy);  // plain DDP with AdamW holds four copies
-  state.counters["sent_v"] = mean("sent") / copy;
-  for (const char* key : {"forward", "backward", "waiting", "optimizer_time"}) {
-    state.counters[fmt::format("{}_s", key)] = mean(key);
+  counters["optimizer_s"] = mean(ranks, "optimizer_seconds");
+  if (std::abs(counters["ratio"] / counters["formula"] - 1) > kTolerance) {
+    throw Error(fmt::format("holds {:.5f} of plain DDP's model states; its formula says {:.5f}",
+                            counters["ratio"], counters["formula"]));
   }
+  return measured;
 }
 
 }  // namespace
@@ -113,32 +129,32 @@ int run_chapter(int argc, char** argv, void (*register_chapter)(train::Registry&
   memory::install();
   Settings settings;
   settings.register_chapter = register_chapter;
-  benchmark::Initialize(&argc, argv);
-  CLI::App app{
-      "Memory, traffic and step time of a chapter's modes. Google Benchmark's own flags "
-      "(--benchmark_filter=…) are understood as well."};
-  app.add_option("--model", settings.model, "tiny, smollm2-135m or smollm2-360m")
-      ->capture_default_str();
-  app.add_option("--nproc", settings.world_size, "ranks")
+  Program program(argc, argv, "Memory, traffic and step time of a chapter's modes.");
+  CLI::App& options = program.options();
+  options.add_option("--model", settings.model, "the model's shape")
+      ->capture_default_str()
+      ->check(CLI::IsMember(nn::preset_names()));
+  options.add_option("--layers", settings.layers, "layers; as many as the model has if not given")
+      ->check(CLI::Range(1, 1000));
+  options.add_option("--seq-len", settings.sequence_length, "tokens of each rank's one sequence")
+      ->capture_default_str()
+      ->check(CLI::Range(2, 8192));
+  options.add_option("--nproc", settings.world_size, "ranks")
       ->capture_default_str()
       ->check(CLI::Range(1, 16));
-  app.add_option("--steps", settings.steps, "steps, of which the first is not counted")
+  options.add_option("--steps", settings.steps, "steps, of which the first is not counted")
       ->capture_default_str()
       ->check(CLI::Range(2, 10000));
-  CLI11_PARSE(app, argc, argv);
+  if (const auto code = program.parse()) return *code;
+  std::string model = settings.model;
+  if (settings.layers > 0) model += fmt::format(":{}-layers", settings.layers);
   train::Registry registry;
   register_chapter(registry);
   for (const std::string& mode : registry.modes()) {
-    benchmark::RegisterBenchmark(
-        fmt::format("{}/{}/ranks:{}", mode, settings.model, settings.world_size).c_str(),
-        [mode, settings](benchmark::State& state) { run_mode(state, mode, settings); })
-        ->Iterations(1)
-        ->UseManualTime()
-        ->Unit(benchmark::kMillisecond);
+    program.add(fmt::format("{}/{}/ranks:{}", mode, model, settings.world_size),
+                [mode, settings] { return measure(mode, settings); });
   }
-  benchmark::RunSpecifiedBenchmarks();
-  benchmark::Shutdown();
-  return 0;
+  return program.run();
 }
 
 }  // namespace zero::bench
