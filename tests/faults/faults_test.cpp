@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <csignal>
 #include <zero/distributed/launch.hpp>
+#include <zero/error.hpp>
 
 #include "session.hpp"
 
@@ -143,8 +144,8 @@ TEST_P(Fault, ARankIsKilled) {
   expect_no_processes_left();
 }
 
-TEST_P(Fault, ARankIsStopped) {
-  const auto& [mode, phase] = GetParam();
+// What the others make of a rank that stands still in `phase`.
+void expect_stop_is_noticed(const std::string& mode, const std::string& phase) {
   const auto exits = dist::launch_ranks(launch_options(), [&](dist::Communicator& communicator) {
     train_until_struck(communicator, mode, phase, SIGSTOP);
     return std::string();
@@ -152,6 +153,27 @@ TEST_P(Fault, ARankIsStopped) {
   EXPECT_EQ(exits[kVictim].signal, SIGKILL) << "it cannot have ended by itself";
   expect_survivors_speak(exits, "nothing from rank 1 within 2(.0)? s");
   expect_no_processes_left();
+}
+
+class StoppedFault : public ::testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(Modes, StoppedFault, ::testing::ValuesIn(all_strategies()),
+                         [](const auto& info) { return info.param; });
+
+// Groups of ranks side by side, one for each phase: most of the time they wait.
+TEST_P(StoppedFault, ARankIsStoppedInEachPhase) {
+  const std::vector<std::string> phases = {"forward", "backward", "optimizer"};
+  dist::LaunchOptions options;
+  options.world_size = static_cast<int>(phases.size());
+  options.total_timeout = options.connect.timeout = std::chrono::seconds(100);
+  options.capture_output = true;
+  options.threads = 1;
+  const auto exits = dist::fork_processes(options, [&](int i) -> std::string {
+    const std::string& phase = phases[static_cast<std::size_t>(i)];
+    expect_stop_is_noticed(GetParam(), phase);
+    if (HasFailure()) throw Error("not noticed as it should be: a stop in " + phase);
+    return "noticed";
+  });
+  EXPECT_EQ(dist::describe_failures(exits), "");
 }
 
 // Without a fault the same ranks go through all steps: what the tests above see is the fault.
