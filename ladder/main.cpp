@@ -20,6 +20,7 @@
 
 #include "checkpoints.hpp"
 #include "device.hpp"
+#include "fake_world.hpp"
 #include "options.hpp"
 #include "rank_run.hpp"
 #include "samples.hpp"
@@ -231,6 +232,7 @@ void name_files(const Options& options) {
 int run(int argc, char** argv) {
   Options options = parse(argc, argv);
   use_device(options, argv);
+  if (options.fake_world > 0) return run_fake_world(options, report::run_metadata(argc, argv));
   Ranks ranks(options);
   choose_model(options);
   report::Json metadata = report::run_metadata(argc, argv);

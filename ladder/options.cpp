@@ -13,11 +13,14 @@
 #include <zero/train/registry.hpp>
 
 #include "device.hpp"
+#include "fake_world.hpp"
 
 namespace zero::ladder {
 namespace {
 
 constexpr int kWrongUsage = 2;
+// All that is kept for every rank of a fake world is texts; there is no use for more.
+constexpr int kLargestFakeWorld = 4096;
 
 void check_choice(const std::string& kind, const std::string& value,
                   const std::vector<std::string>& known) {
@@ -48,8 +51,8 @@ void add_model_options(CLI::App& app, Options& o) {
   app.add_option("--task", o.task, "text (language model) or reviews (5-class classifier)")
       ->capture_default_str();
   auto* model = app.add_option("--model", o.model,
-                               "tiny, smollm2-135m or smollm2-360m, with first values by seed; "
-                               "without it the largest that fits");
+                               "tiny, smollm2-135m, smollm2-360m or llama-1.5b, with first values "
+                               "by seed; without it the largest that fits");
   app.add_option("--weights", o.weights,
                  "folder as transformers' save_pretrained writes it: model and first values")
       ->excludes(model);
@@ -122,6 +125,35 @@ void add_checkpoint_options(CLI::App& app, Options& o) {
                  "with as many samples a step in all; --steps counts from the start of the run");
 }
 
+// What is saved, or gone on from, would be mostly what the other ranks have; a film is of rank 0.
+void add_fake_world_options(CLI::App& app, Options& o) {
+  auto* fake = app.add_option("--fake-world", o.fake_world,
+                              "run one rank of a world of this many, alone: nothing is sent, and "
+                              "what the others would send is made from the first values")
+                   ->check(CLI::Range(1, kLargestFakeWorld));
+  for (const char* other : {"--nproc", "--save", "--film", "--checkpoint", "--resume"}) {
+    fake->excludes(app.get_option(other));
+  }
+  app.add_option("--rank", o.fake_rank, "which rank of the fake world")
+      ->needs(fake)
+      ->check(CLI::Range(0, kLargestFakeWorld - 1));
+}
+
+void settle_fake_world(const CLI::App& app, Options& o) {
+  if (o.fake_world == 0) return;
+  if (o.fake_rank >= o.fake_world) {
+    throw Error(fmt::format("--rank {}: a world of {} has the ranks 0 to {}", o.fake_rank,
+                            o.fake_world, o.fake_world - 1));
+  }
+  if (o.device != "cpu") {
+    throw Error(fmt::format("--fake-world runs on cpu only, not on {}", o.device));
+  }
+  o.world_size = o.fake_world;
+  o.compute_alone = false;
+  // Not over the figures of real ranks.
+  if (app.count("--json") == 0) o.json = "out/fake_world.json";
+}
+
 // CLI11 names what it did not expect, but not what was meant.
 std::string explain_extras(const CLI::App& app) {
   std::vector<std::string> known;
@@ -153,6 +185,14 @@ std::int64_t available_bytes(const Options& options) {
 double gib(std::int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
 
 [[noreturn]] void refuse_size(const Options& options, std::int64_t available) {
+  if (options.fake_world > 0) {
+    throw Error(fmt::format(
+        "{}: rank {} of {} needs about {:.1f} GiB under the largest of the modes and "
+        "{:.1f} GiB are free; take more ranks, --modes that shard more, a smaller "
+        "--model ({}) or a smaller batch",
+        options.model_name(), options.fake_rank, options.fake_world, gib(needed_bytes(options)),
+        gib(available), fmt::join(nn::preset_names(), ", ")));
+  }
   throw Error(
       fmt::format("{} on {} ranks needs about {:.1f} GiB under ddp and {:.1f} GiB are free; take "
                   "a smaller --model ({}), fewer ranks or a smaller batch",
@@ -193,6 +233,7 @@ Options parse(int argc, char** argv) {
   add_run_options(app, o);
   add_output_options(app, o);
   add_checkpoint_options(app, o);
+  add_fake_world_options(app, o);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ExtrasError&) {
@@ -202,6 +243,7 @@ Options parse(int argc, char** argv) {
     std::exit(app.exit(error) == 0 ? 0 : kWrongUsage);
   }
   check(o);
+  settle_fake_world(app, o);
   // What is kept is trained for its weights; the figures of a run without communication would take
   // as long again.
   if (!o.checkpoint.empty() || !o.resume.empty()) o.compute_alone = false;
@@ -217,6 +259,7 @@ Options parse(int argc, char** argv) {
 }
 
 std::int64_t needed_bytes(const Options& options) {
+  if (options.fake_world > 0) return needed_by_fake_rank(options);
   const nn::LlamaConfig config = options.config();
   const std::int64_t model_states = 16 * config.parameters();
   // Logits, their gradient and the rest of the activations.

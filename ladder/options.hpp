@@ -16,6 +16,8 @@ struct Options {
   std::string weights;  ///< folder with config.json and safetensors; empty: weights by seed
   std::vector<std::string> data;
   int world_size = 2;
+  int fake_world = 0;  ///< ranks of a fake world, of which one runs; 0: real ranks
+  int fake_rank = 0;   ///< which one
   std::int64_t steps = 4;
   std::int64_t sequence_length = 128;
   std::int64_t batch = 1;  ///< samples a rank and step
