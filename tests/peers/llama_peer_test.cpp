@@ -1,5 +1,6 @@
 // SmolLM2's architecture beside Hugging Face's transformers, both directions: what save_pretrained
-// writes is read here and gives the same logits, and what is saved here loads there and does too.
+// writes is read here and gives the same logits, and what is saved here loads there and does too,
+// as a model and out of a checkpoint.
 #include <ATen/ops/abs.h>
 #include <ATen/ops/max.h>
 #include <c10/core/GradMode.h>
@@ -15,6 +16,7 @@
 #include <zero/nn/llama.hpp>
 #include <zero/nn/stored_values.hpp>
 #include <zero/report/test_folder.hpp>
+#include <zero/train/checkpoint.hpp>
 #include <zero/train/registry.hpp>
 #include <zero/train/save.hpp>
 
@@ -30,9 +32,12 @@ constexpr double kTolerance = 1e-4;  // of a logit, in float32
 struct Case {
   std::string model;
   std::string task;
+  std::string mode;
 };
 
-void PrintTo(const Case& c, std::ostream* out) { *out << c.model << ", " << c.task; }
+void PrintTo(const Case& c, std::ostream* out) {
+  *out << c.model << ", " << c.task << ", " << c.mode;
+}
 
 std::string python() {
   const char* named = std::getenv("ZERO_PYTHON");
@@ -76,11 +81,55 @@ class LlamaPeer : public ::testing::TestWithParam<Case> {
     EXPECT_NE(values.describe().find("bfloat16, converted to float32"), std::string::npos);
     train::Registry registry;
     train::register_all_chapters(registry);
-    const auto strategy = registry.make("zero3", {*model, communicator, optim::adamw(), &values});
+    const auto strategy =
+        registry.make(GetParam().mode, {*model, communicator, optim::adamw(), &values});
     compare_logits(*model);
     train::save_model(*strategy,
                       nn::to_hugging_face_json(config, nn::read_config_text(from_python())),
                       from_cpp());
+    train::CheckpointInfo info;
+    info.mode = GetParam().mode;
+    if (from_a_checkpoint()) train::save_checkpoint(*strategy, folder_ / "run", info);
+  }
+
+  // One file, and the tied weight in it under one name.
+  void expect_layout_of_transformers() const {
+    EXPECT_TRUE(fs::exists(from_cpp() / "model.safetensors"));
+    EXPECT_EQ(std::distance(fs::directory_iterator(from_cpp()), fs::directory_iterator()), 2);
+    const nn::SafetensorsFolder saved(from_cpp());
+    EXPECT_TRUE(saved.contains("model.embed_tokens.weight"));
+    EXPECT_FALSE(saved.contains("lm_head.weight"));
+  }
+
+  // Loads a folder with transformers and compares its logits with those of the first model.
+  void expect_logits_there(const fs::path& folder) const {
+    std::string said;
+    EXPECT_EQ(run_python(script() + "check '" + folder.string() + "' '" +
+                             (from_python() / "logits.safetensors").string() + "'",
+                         folder_ / "log", said),
+              0)
+        << said;
+    std::cout << said;
+  }
+
+  // The checkpoint of all ranks, put together by our script.
+  void export_checkpoint() const {
+    const fs::path folder = folder_ / "from_checkpoint";
+    fs::create_directory(folder);
+    fs::copy(from_cpp() / "config.json", folder);
+    std::string said;
+    ASSERT_EQ(run_python("common/train/export_checkpoint.py '" + (folder_ / "run").string() +
+                             "' '" + (folder / "model.safetensors").string() + "'",
+                         folder_ / "log", said),
+              0)
+        << said;
+    expect_logits_there(folder);
+  }
+
+  bool from_a_checkpoint() const { return GetParam().model == "tiny"; }
+  static std::string script() {
+    const fs::path source = fs::canonical(__FILE__).parent_path();
+    return "'" + (source / "llama_peer.py").string() + "' ";
   }
 
   void compare_logits(nn::Llama& model) const {
@@ -111,9 +160,7 @@ TEST_P(LlamaPeer, SameLogitsFromTheirFilesAndFromOurs) {
                  << " lacks torch, transformers or safetensors. To enable: " << python()
                  << " -m pip install -r requirements-peers.txt, or set ZERO_PYTHON.";
   }
-  const fs::path source = fs::canonical(__FILE__).parent_path();
-  const std::string script = "'" + (source / "llama_peer.py").string() + "' ";
-  ASSERT_EQ(run_python(script + "make '" + from_python().string() + "' --model " +
+  ASSERT_EQ(run_python(script() + "make '" + from_python().string() + "' --model " +
                            GetParam().model + " --task " + GetParam().task,
                        folder_ / "log", said),
             0)
@@ -123,18 +170,17 @@ TEST_P(LlamaPeer, SameLogitsFromTheirFilesAndFromOurs) {
   options.timeout = std::chrono::seconds(100);
   options.total_timeout = std::chrono::seconds(250);
   on_ranks(options, [this](dist::Communicator& communicator) { read_compare_save(communicator); });
-  EXPECT_EQ(run_python(script + "check '" + from_cpp().string() + "' '" +
-                           (from_python() / "logits.safetensors").string() + "'",
-                       folder_ / "log", said),
-            0)
-      << said;
-  std::cout << said;
+  expect_layout_of_transformers();
+  expect_logits_there(from_cpp());
+  if (from_a_checkpoint()) export_checkpoint();
 }
 
 INSTANTIATE_TEST_SUITE_P(Tiny, LlamaPeer,
-                         ::testing::Values(Case{"tiny", "text"}, Case{"tiny", "reviews"}),
+                         ::testing::Values(Case{"tiny", "text", "tensor_zero3"},
+                                           Case{"tiny", "reviews", "zero3"}),
                          [](const auto& info) { return info.param.task; });
-INSTANTIATE_TEST_SUITE_P(SmolLM2_360M, LlamaPeer, ::testing::Values(Case{"smollm2-360m", "text"}),
+INSTANTIATE_TEST_SUITE_P(SmolLM2_360M, LlamaPeer,
+                         ::testing::Values(Case{"smollm2-360m", "text", "zero3"}),
                          [](const auto& info) { return info.param.task; });
 
 }  // namespace
