@@ -1,0 +1,125 @@
+// What the planner says of every mode that it knows, beside what ranks hold and send.
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/zeros.h>
+#include <gmock/gmock.h>
+
+#include <zero/memory/accounting.hpp>
+#include <zero/nn/llama.hpp>
+#include <zero/plan/check.hpp>
+#include <zero/plan/quantity.hpp>
+#include <zero/train/registry.hpp>
+#include <zero/train/trainer.hpp>
+
+#include "harness.hpp"
+
+namespace zero::testing {
+namespace {
+
+using dist::Purpose;
+using memory::Category;
+
+constexpr std::int64_t kTokens = 12;
+
+// Widths that three ranks do not divide.
+nn::LlamaConfig config() {
+  nn::LlamaConfig config = nn::preset("tiny");
+  config.layers = 3;
+  config.mlp = 173;
+  config.vocabulary = 257;
+  return config;
+}
+
+data::Batch batch(int rank, int step) {
+  data::Batch batch;
+  batch.inputs = (at::arange(kTokens) * (7 + step) + 31 * rank).remainder(257).view({1, kTokens});
+  batch.targets = (batch.inputs + 1).remainder(257);
+  batch.loss_terms = kTokens;
+  return batch;
+}
+
+// Two steps; bytes of parameters, gradients and optimizer at rest, at the peak, and sent.
+at::Tensor measure(dist::Communicator& communicator, const std::string& mode) {
+  const std::vector<data::Batch> batches = {batch(communicator.rank(), 0),
+                                            batch(communicator.rank(), 1)};
+  const memory::Snapshot before = memory::snapshot();
+  nn::SeededValues values(3);
+  train::Registry registry;
+  train::register_all_chapters(registry);
+  std::shared_ptr<nn::Llama> model;
+  {
+    const nn::DeferredStorage deferred;
+    model = std::make_shared<nn::Llama>(config());
+  }
+  const auto strategy = registry.make(mode, {*model, communicator, optim::adamw(), &values, ""});
+  train::Trainer trainer(*strategy);
+  trainer.step({batches[0]});
+  memory::reset_peaks();
+  const dist::Traffic traffic = communicator.traffic();
+  trainer.step({batches[1]});
+  const dist::Traffic sent = communicator.traffic().since(traffic);
+  const memory::Snapshot now = memory::snapshot();
+  at::Tensor row = at::zeros({5}, at::kDouble);
+  auto* value = row.mutable_data_ptr<double>();
+  int column = 0;
+  for (const Category c : {Category::kParameters, Category::kGradients, Category::kOptimizer}) {
+    value[column++] = static_cast<double>(now[c] - before[c]);
+  }
+  value[column++] = static_cast<double>(now.total_peak - before.total);
+  value[column] =
+      static_cast<double>(sent.bytes(Purpose::kGradient) + sent.bytes(Purpose::kParameter));
+  return row;
+}
+
+report::ModeRow row_of(const std::string& mode, const at::Tensor& all) {
+  report::ModeRow row;
+  row.mode = mode;
+  const double mib = plan::kMiB;
+  for (std::int64_t rank = 0; rank < all.size(0); ++rank) {
+    const double* value = all.const_data_ptr<double>() + 5 * rank;
+    report::RankRow r;
+    r.rank = static_cast<int>(rank);
+    r.parameter_mib = value[0] / mib;
+    r.gradient_mib = value[1] / mib;
+    r.optimizer_mib = value[2] / mib;
+    r.peak_mib = value[3] / mib;
+    r.sent_gradient_bytes = static_cast<std::int64_t>(value[4]);
+    row.ranks.push_back(r);
+  }
+  return row;
+}
+
+TEST(PlanCheck, KnowsEveryModeOfSplitTensorsToTheByte) {
+  on_ranks(3, [](dist::Communicator& communicator) {
+    train::Registry registry;
+    train::register_all_chapters(registry);
+    const plan::Model model = plan::model_of(config(), "odd");
+    report::LadderReport report;
+    report.world_size = communicator.size();
+    report.model = model.name;
+    report.parameters = model.parameters;
+    report.parameter_bytes = 4 * model.parameters;
+    report.task = "text";
+    report.dtype = "fp32";
+    report.optimizer = "AdamW";
+    report.batch_size = 1;
+    report.sequence_length = kTokens;
+    for (const std::string& mode : registry.modes()) {
+      if (!mode.starts_with("tensor_")) continue;
+      at::Tensor all = at::zeros({communicator.size(), 5}, at::kDouble);
+      const at::Tensor mine = measure(communicator, mode);
+      communicator.all_gather(all, mine, Purpose::kControl).wait();
+      report.modes.push_back(row_of(mode, all));
+    }
+    const plan::Check check = plan::check_against(report, model);
+    EXPECT_THAT(check.failures, ::testing::IsEmpty());
+    EXPECT_EQ(check.modes.size(), report.modes.size());
+    for (const plan::ModeCheck& mode : check.modes) {
+      EXPECT_NEAR(mode.states.error(), 0, 1e-12) << mode.mode;
+      EXPECT_NEAR(mode.sent->error(), 0, 1e-12) << mode.mode;
+    }
+  });
+}
+
+}  // namespace
+}  // namespace zero::testing
