@@ -142,9 +142,8 @@ Pending Communicator::reduce_scatter(at::Tensor output, at::Tensor input, Purpos
   const at::Tensor wide = widened(input);
   // Its own piece of the wide copy has no other use.
   const at::Tensor wide_output =
-      widens(input.scalar_type())
-          ? wide.flatten().narrow(0, rank_ * output.numel(), output.numel())
-          : output;
+      widens(input.scalar_type()) ? wide.flatten().narrow(0, rank_ * output.numel(), output.numel())
+                                  : output;
   const Call call = begin(Operation::kReduceScatter, purpose, wide, /*peer=*/-1);
   return finish(narrowing(do_reduce_scatter(call, wide_output, wide, op), wide_output, output),
                 started);

@@ -57,7 +57,8 @@ enum class ReduceType : std::uint8_t {
   /// adds them as they are and rounds after each addition, but for float16, whose range is too
   /// small for that: it is widened all the same.
   kOwn,
-  /// As float32, rounded once after the sum: twice the bytes on the wire, and a float32 copy of what
+  /// As float32, rounded once after the sum: twice the bytes on the wire, and a float32 copy of
+  /// what
   /// is reduced for as long as that takes. In rank order it gives the same bits as kOwn.
   kFloat32,
 };
@@ -173,8 +174,8 @@ class Communicator {
   virtual std::unique_ptr<Communicator> split(const std::vector<int>& ranks,
                                               const std::string& label) = 0;
 
-  /// How tensors of 2-byte types are reduced from now on (at first kOwn). Set it on all ranks alike;
-  /// groups from split() have a setting of their own.
+  /// How tensors of 2-byte types are reduced from now on (at first kOwn). Set it on all ranks
+  /// alike; groups from split() have a setting of their own.
   void set_reduce_type(ReduceType type) { reduce_type_ = type; }
   ReduceType reduce_type() const { return reduce_type_; }
   /// Bytes that one element of `dtype` takes on its way into a reduction.

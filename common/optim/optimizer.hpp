@@ -47,7 +47,8 @@ class Optimizer {
 
   /// From the next step on, gradients are taken to be `scale` times what they should be (the loss
   /// was multiplied by it): step() divides by it, in float32, before it does anything else.
-  /// @throws zero::Error for another scale than 1, unless the optimizer can (with_master_weights()).
+  /// @throws zero::Error for another scale than 1, unless the optimizer can
+  /// (with_master_weights()).
   virtual void set_gradient_scale(double scale);
 
   /// What a checkpoint notes of an optimizer.

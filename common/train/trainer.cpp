@@ -92,8 +92,8 @@ StepResult Trainer::step(const std::vector<data::Batch>& micro_batches) {
     memory::mark("backward");
     // Ranks average with equal weights; a batch with more loss terms than the others must count for
     // more. With one micro-batch and equal numbers of terms the weight is exactly 1.
-    const double weight = result.loss_scale * static_cast<double>(batch.loss_terms) *
-                          communicator.size() / all_terms;
+    const double weight =
+        result.loss_scale * static_cast<double>(batch.loss_terms) * communicator.size() / all_terms;
     {
       RECORD_USER_SCOPE("backward");
       strategy_.backward(weight == 1.0 ? loss : loss * weight);

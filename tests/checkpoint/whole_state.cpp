@@ -53,8 +53,7 @@ WholeState whole_state(Session& session) {
   for (std::size_t i = 0; i < weights.size(); ++i) {
     const std::string& name = list.parameters[i].name;
     state["parameter/" + name] = weights[i];
-    for (const std::string kind :
-         {"exp_avg", "exp_avg_sq", "momentum_buffer", "master", "steps"}) {
+    for (const std::string kind : {"exp_avg", "exp_avg_sq", "momentum_buffer", "master", "steps"}) {
       state[kind + "/" + name] = all.narrow(0, offset, weights[i].numel()).clone();
       offset += weights[i].numel();
     }

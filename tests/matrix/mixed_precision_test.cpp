@@ -1,6 +1,6 @@
 // Training in 2-byte types with fp32 master weights: every strategy and variant like chapter 00 to
 // the last bit, masters and moments too; the published bytes as the allocator counts them; sums in
-// either type; steps that all ranks leave out together.
+// either type.
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
@@ -8,7 +8,6 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
-#include <limits>
 #include <zero/error.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/mlp.hpp>
@@ -16,25 +15,13 @@
 
 #include "checkpoint/whole_state.hpp"
 #include "harness.hpp"
-#include "session.hpp"
+#include "two_bytes.hpp"
 
 namespace zero::testing {
 namespace {
 
 using memory::Category;
 using ::testing::HasSubstr;
-
-// Odd sizes, a tied, a frozen and a scalar parameter, a unit used twice, parameters smaller than
-// the world size.
-SessionOptions mixed(at::ScalarType dtype, dist::ReduceType reduce = dist::ReduceType::kOwn) {
-  SessionOptions options;
-  options.model.parts = "anfsgt";
-  options.model.dtype = dtype;
-  options.optimizer = optim::with_master_weights(optim::adamw({.learning_rate = 0.02}));
-  options.reduce_type = reduce;
-  if (dtype == at::kHalf) options.trainer.loss_scale = train::LossScaleOptions{.initial = 1024};
-  return options;
-}
 
 std::string name_of(at::ScalarType dtype) { return dtype == at::kHalf ? "fp16" : "bf16"; }
 
@@ -236,125 +223,6 @@ TEST_P(MixedPrecisionBytes, AreThePublishedOnes) {
           << mode;
     }
     for (const std::string mode : {"zero1", "zero2", "zero3"}) measure(communicator, mode);
-  });
-}
-
-// Powers of two round nothing: a run with a loss scale is the run without one.
-TEST_P(MixedPrecisionFewRanks, ALossScaleChangesNothingInFloat32) {
-  on_ranks(GetParam(), [](dist::Communicator& communicator) {
-    for (const std::string& mode : all_modes()) {
-      std::vector<WholeState> states;
-      std::vector<double> losses;
-      std::vector<float> norms;
-      for (const bool scaled : {false, true}) {
-        SessionOptions options = mixed(at::kFloat);
-        options.trainer.clip_norm = 0.3;
-        if (scaled) options.trainer.loss_scale = train::LossScaleOptions{.initial = 4096, .growth_steps = 2};
-        Session session(communicator, mode, options);
-        for (int step = 0; step < 3; ++step) {
-          const train::StepResult result = session.step(step);
-          losses.push_back(result.loss);
-          norms.push_back(result.gradient_norm);
-          EXPECT_EQ(result.loss_scale, !scaled ? 1 : step < 2 ? 4096 : 8192);
-        }
-        states.push_back(whole_state(session));
-      }
-      EXPECT_TRUE(same_state(states[0], states[1])) << mode;
-      for (std::size_t i = 0; i < 3; ++i) {
-        EXPECT_EQ(losses[i], losses[i + 3]) << mode;
-        EXPECT_EQ(norms[i], norms[i + 3]) << mode;
-        EXPECT_GT(norms[i], 0.3F) << "nothing was clipped";
-      }
-    }
-  });
-}
-
-// An infinity or NaN in one element of one gradient of one rank, whoever owns the parameter.
-void plant(Session& session, int rank, std::size_t index, double value) {
-  session.strategy().observe_gradients(
-      [&session, rank, index, value](std::size_t i, const at::Tensor& gradient) {
-        if (i == index && session.communicator().rank() == rank) {
-          gradient.detach().view({-1})[0].fill_(value);
-        }
-      });
-}
-
-TEST_P(MixedPrecisionFewRanks, AnOverflowOnOneRankMakesAllLeaveOutTheStep) {
-  on_ranks(GetParam(), [](dist::Communicator& communicator) {
-    const int last = communicator.size() - 1;
-    for (const std::string& mode : all_modes()) {
-      Session session(communicator, mode, mixed(at::kHalf));
-      EXPECT_FALSE(session.step(0).skipped);
-      const WholeState before = whole_state(session);
-      double scale = 1024;
-      // Parameters of several owners.
-      for (const std::size_t index : {std::size_t{0}, std::size_t{1}, std::size_t{4}}) {
-        for (const double value :
-             {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
-          plant(session, last, index, value);
-          const train::StepResult result = session.step(1);
-          EXPECT_TRUE(result.skipped) << mode;
-          EXPECT_EQ(result.loss_scale, scale) << mode;
-          EXPECT_TRUE(std::isfinite(result.loss)) << mode;
-          EXPECT_TRUE(same_state(whole_state(session), before)) << mode << " updated something";
-          scale /= 2;
-        }
-      }
-      session.strategy().observe_gradients({});
-      EXPECT_FALSE(session.step(1).skipped) << mode;
-      EXPECT_FALSE(same_state(whole_state(session), before)) << mode;
-    }
-  });
-}
-
-TEST(MixedPrecisionLossScale, FindsAScaleByItself) {
-  on_ranks(2, [](dist::Communicator& communicator) {
-    SessionOptions options = mixed(at::kHalf);
-    options.trainer.loss_scale = train::LossScaleOptions{.initial = 0x1p30};
-    Session session(communicator, "zero2", options);
-    int skipped = 0;
-    train::StepResult result;
-    do {
-      result = session.step(0);
-      skipped += result.skipped ? 1 : 0;
-      ASSERT_LT(skipped, 30);
-    } while (result.skipped);
-    EXPECT_GE(skipped, 5) << "2^30 fits into no float16";
-    EXPECT_EQ(result.loss_scale, std::ldexp(1.0, 30 - skipped));
-  });
-}
-
-TEST(MixedPrecisionLossScale, AtOneAnOverflowIsAnErrorThatNamesTheRank) {
-  on_ranks(2, [](dist::Communicator& communicator) {
-    SessionOptions options = mixed(at::kHalf);
-    options.trainer.loss_scale = train::LossScaleOptions{.initial = 1};
-    Session session(communicator, "tensor_zero2", options);
-    session.step(0);
-    const WholeState before = whole_state(session);
-    plant(session, /*rank=*/1, /*index=*/0, std::numeric_limits<double>::infinity());
-    try {
-      session.step(1);
-      ADD_FAILURE() << "a step was made of infinities";
-    } catch (const Error& error) {
-      EXPECT_THAT(error.what(), HasSubstr("infinite or NaN on rank"));
-      EXPECT_THAT(error.what(), HasSubstr("loss scale of 1"));
-    }
-    EXPECT_TRUE(same_state(whole_state(session), before));
-    session.strategy().observe_gradients({});
-    EXPECT_FALSE(session.step(1).skipped);
-  });
-}
-
-TEST(MixedPrecisionLossScale, NeedsAnOptimizerThatUndoesIt) {
-  on_ranks(2, [](dist::Communicator& communicator) {
-    SessionOptions options = mixed(at::kHalf);
-    options.optimizer = optim::adamw();
-    try {
-      Session session(communicator, "ddp", options);
-      ADD_FAILURE() << "scaled gradients would have been used as they are";
-    } catch (const Error& error) {
-      EXPECT_THAT(error.what(), HasSubstr("with_master_weights"));
-    }
   });
 }
 

@@ -1,0 +1,144 @@
+// Loss scales: a run with one has the bits of a run without; a gradient that overflows on one rank
+// makes all of them leave out the same step.
+
+#include <gmock/gmock.h>
+
+#include <cmath>
+#include <limits>
+#include <zero/error.hpp>
+
+#include "checkpoint/whole_state.hpp"
+#include "harness.hpp"
+#include "two_bytes.hpp"
+
+namespace zero::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+class MixedPrecisionScale : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, MixedPrecisionScale, ::testing::Values(2, 3),
+                         [](const auto& info) { return fmt::format("N{}", info.param); });
+
+// Powers of two round nothing: a run with a loss scale is the run without one.
+TEST_P(MixedPrecisionScale, ALossScaleChangesNothingInFloat32) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    for (const std::string& mode : all_modes()) {
+      std::vector<WholeState> states;
+      std::vector<double> losses;
+      std::vector<float> norms;
+      for (const bool scaled : {false, true}) {
+        SessionOptions options = mixed(at::kFloat);
+        options.trainer.clip_norm = 0.3;
+        if (scaled)
+          options.trainer.loss_scale = train::LossScaleOptions{.initial = 4096, .growth_steps = 2};
+        Session session(communicator, mode, options);
+        for (int step = 0; step < 3; ++step) {
+          const train::StepResult result = session.step(step);
+          losses.push_back(result.loss);
+          norms.push_back(result.gradient_norm);
+          EXPECT_EQ(result.loss_scale, !scaled ? 1 : step < 2 ? 4096 : 8192);
+        }
+        states.push_back(whole_state(session));
+      }
+      EXPECT_TRUE(same_state(states[0], states[1])) << mode;
+      for (std::size_t i = 0; i < 3; ++i) {
+        EXPECT_EQ(losses[i], losses[i + 3]) << mode;
+        EXPECT_EQ(norms[i], norms[i + 3]) << mode;
+        EXPECT_GT(norms[i], 0.3F) << "nothing was clipped";
+      }
+    }
+  });
+}
+
+// An infinity or NaN in one element of one gradient of one rank, whoever owns the parameter.
+void plant(Session& session, int rank, std::size_t index, double value) {
+  session.strategy().observe_gradients(
+      [&session, rank, index, value](std::size_t i, const at::Tensor& gradient) {
+        if (i == index && session.communicator().rank() == rank) {
+          gradient.detach().view({-1})[0].fill_(value);
+        }
+      });
+}
+
+TEST_P(MixedPrecisionScale, AnOverflowOnOneRankMakesAllLeaveOutTheStep) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    const int last = communicator.size() - 1;
+    for (const std::string& mode : all_modes()) {
+      Session session(communicator, mode, mixed(at::kHalf));
+      EXPECT_FALSE(session.step(0).skipped);
+      const WholeState before = whole_state(session);
+      double scale = 1024;
+      // Parameters of several owners.
+      for (const std::size_t index : {std::size_t{0}, std::size_t{1}, std::size_t{4}}) {
+        for (const double value :
+             {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
+          plant(session, last, index, value);
+          const train::StepResult result = session.step(1);
+          EXPECT_TRUE(result.skipped) << mode;
+          EXPECT_EQ(result.loss_scale, scale) << mode;
+          EXPECT_TRUE(std::isfinite(result.loss)) << mode;
+          EXPECT_TRUE(same_state(whole_state(session), before)) << mode << " updated something";
+          scale /= 2;
+        }
+      }
+      session.strategy().observe_gradients({});
+      EXPECT_FALSE(session.step(1).skipped) << mode;
+      EXPECT_FALSE(same_state(whole_state(session), before)) << mode;
+    }
+  });
+}
+
+TEST(MixedPrecisionLossScale, FindsAScaleByItself) {
+  on_ranks(2, [](dist::Communicator& communicator) {
+    SessionOptions options = mixed(at::kHalf);
+    options.trainer.loss_scale = train::LossScaleOptions{.initial = 0x1p30};
+    Session session(communicator, "zero2", options);
+    int skipped = 0;
+    train::StepResult result;
+    do {
+      result = session.step(0);
+      skipped += result.skipped ? 1 : 0;
+      ASSERT_LT(skipped, 30);
+    } while (result.skipped);
+    EXPECT_GE(skipped, 5) << "2^30 fits into no float16";
+    EXPECT_EQ(result.loss_scale, std::ldexp(1.0, 30 - skipped));
+  });
+}
+
+TEST(MixedPrecisionLossScale, AtOneAnOverflowIsAnErrorThatNamesTheRank) {
+  on_ranks(2, [](dist::Communicator& communicator) {
+    SessionOptions options = mixed(at::kHalf);
+    options.trainer.loss_scale = train::LossScaleOptions{.initial = 1};
+    Session session(communicator, "tensor_zero2", options);
+    session.step(0);
+    const WholeState before = whole_state(session);
+    plant(session, /*rank=*/1, /*index=*/0, std::numeric_limits<double>::infinity());
+    try {
+      session.step(1);
+      ADD_FAILURE() << "a step was made of infinities";
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), HasSubstr("infinite or NaN on rank"));
+      EXPECT_THAT(error.what(), HasSubstr("loss scale of 1"));
+    }
+    EXPECT_TRUE(same_state(whole_state(session), before));
+    session.strategy().observe_gradients({});
+    EXPECT_FALSE(session.step(1).skipped);
+  });
+}
+
+TEST(MixedPrecisionLossScale, NeedsAnOptimizerThatUndoesIt) {
+  on_ranks(2, [](dist::Communicator& communicator) {
+    SessionOptions options = mixed(at::kHalf);
+    options.optimizer = optim::adamw();
+    try {
+      Session session(communicator, "ddp", options);
+      ADD_FAILURE() << "scaled gradients would have been used as they are";
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), HasSubstr("with_master_weights"));
+    }
+  });
+}
+
+}  // namespace
+}  // namespace zero::testing
