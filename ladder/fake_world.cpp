@@ -33,7 +33,9 @@ namespace {
 using memory::Category;
 using report::FakeWorldRow;
 
-bool cuts_tensors(const std::string& mode) { return mode.starts_with("tensor_"); }
+bool cuts_tensors(const std::string& mode) {
+  return mode.starts_with("tensor_") || mode.starts_with("engine");
+}
 
 // "tensor_zero3:whole" is stage 3.
 plan::Stage stage_of(const std::string& mode) {

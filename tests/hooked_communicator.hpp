@@ -58,6 +58,7 @@ class HookedCommunicator final : public dist::Communicator {
   WorkPtr do_recv(const Call& call, at::Tensor tensor, int source, int tag) override {
     return pass(call, [&] { return inner_.recv(tensor, source, call.purpose, tag); });
   }
+  void do_advance() override { inner_.advance(); }
 
  private:
   class HookedWork final : public dist::Pending::Work {

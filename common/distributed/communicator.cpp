@@ -253,6 +253,12 @@ Communicator::Call Communicator::begin(Operation operation, Purpose purpose,
   return call;
 }
 
+void Communicator::advance() {
+  const auto started = Clock::now();
+  do_advance();
+  exposed_seconds_ += std::chrono::duration<double>(Clock::now() - started).count();
+}
+
 Pending Communicator::finish(WorkPtr work, Clock::time_point started) {
   exposed_seconds_ += std::chrono::duration<double>(Clock::now() - started).count();
   if (work == nullptr) return Pending();

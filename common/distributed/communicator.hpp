@@ -161,6 +161,11 @@ class Communicator {
   /// Blocks until all ranks are here. Unlike the others it is complete when it returns.
   void barrier();
 
+  /// Takes those steps of operations under way that can be taken without waiting for a peer, so
+  /// that a later wait() finds less to do. Needed only where nobody else takes them: ranks of one
+  /// host copy from each other inside wait() and advance(); Gloo and NCCL have threads and streams.
+  void advance();
+
   /// Blocks until every rank has given its text; returns them in rank order. For start-up checks:
   /// slow, through the store. Throws zero::Error that names the ranks that did not come in time.
   virtual std::vector<std::string> exchange(const std::string& text) = 0;
@@ -184,8 +189,8 @@ class Communicator {
   /// What this rank sent since it was connected.
   const Traffic& traffic() const { return traffic_; }
 
-  /// Seconds this rank has spent inside wait() of any handle, and starting operations:
-  /// communication that was not hidden behind anything.
+  /// Seconds this rank has spent inside wait() of any handle, in advance(), and starting
+  /// operations: communication that was not hidden behind anything.
   double exposed_seconds() const { return exposed_seconds_; }
 
   /// The training step, for error messages.
@@ -218,6 +223,7 @@ class Communicator {
   virtual WorkPtr do_all_to_all(const Call&, at::Tensor output, at::Tensor input) = 0;
   virtual WorkPtr do_send(const Call&, at::Tensor tensor, int destination, int tag) = 0;
   virtual WorkPtr do_recv(const Call&, at::Tensor tensor, int source, int tag) = 0;
+  virtual void do_advance() {}
 
   /// Backends call this where they hand bytes over.
   void count(const Call& call, std::int64_t bytes) {

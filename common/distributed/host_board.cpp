@@ -247,6 +247,11 @@ void HostBoard::wait(HostWork& work) {
   }
 }
 
+void HostBoard::advance() {
+  while (advance_all()) {
+  }
+}
+
 bool HostBoard::advance_all() {
   bool moved = false;
   for (HostWork* work : active_) moved |= work->advance();

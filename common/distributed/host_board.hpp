@@ -61,6 +61,8 @@ class HostBoard {
   /// wait for other things go on. Throws zero::Error when the peer waited for is gone or the time
   /// limit passed without any progress.
   void wait(HostWork& work);
+  /// The steps of all work of this rank that can be taken now.
+  void advance();
 
   /// Room for blocks that arrive from peers while they are added up: [size - 1, kBlockBytes] bytes.
   at::Tensor& scratch() { return scratch_; }

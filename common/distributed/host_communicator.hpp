@@ -30,6 +30,7 @@ class HostCommunicator final : public GlooCommunicator {
   WorkPtr do_reduce_scatter(const Call&, at::Tensor output, at::Tensor input, ReduceOp op) override;
   WorkPtr do_all_gather(const Call&, at::Tensor output, at::Tensor input) override;
   WorkPtr do_all_to_all(const Call&, at::Tensor output, at::Tensor input) override;
+  void do_advance() override { board_->advance(); }
 
  private:
   bool native() const { return order() == ReductionOrder::kNative; }

@@ -46,6 +46,24 @@ TEST(HostTransport, OneRankThatDoesNotWantItDecidesForAll) {
   });
 }
 
+TEST(HostTransport, AdvanceTakesTheStepsThatNeedNoWaiting) {
+  on_ranks(2, [](Communicator& c) {
+    const auto host = again(c, "host");
+    at::Tensor all = at::zeros({2});
+    at::Tensor sum = at::full({2}, c.rank() + 1.0);
+    at::Tensor part = at::zeros({1});
+    Pending gather = host->all_gather(all, at::full({1}, c.rank() + 1.0), Purpose::kParameter);
+    Pending scatter = host->reduce_scatter(part, sum, Purpose::kGradient, ReduceOp::kSum);
+    c.exchange("both have posted");  // through the store, which advances nothing
+    EXPECT_EQ(all[1 - c.rank()].item<float>(), 0.0F);
+    host->advance();
+    EXPECT_EQ(all[1 - c.rank()].item<float>(), 2.0F - static_cast<float>(c.rank()));
+    EXPECT_EQ(part.item<float>(), 3.0F);
+    gather.wait();
+    scatter.wait();
+  });
+}
+
 TEST(HostTransport, GivesTheSameBitsAndCountsAsTcp) {
   on_ranks(3, [](Communicator& c) {
     const auto host = again(c, "host");

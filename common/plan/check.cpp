@@ -71,6 +71,18 @@ const std::map<std::string, KnownMode, std::less<>>& known_modes() {
       {"tensor_zero3:per_parameter", split(Scheme::kZero3, Stage::kZero3, Grouping::kTensor)},
       {"tensor_zero3:leaf", split_by_leaf()},
       {"tensor_zero3:whole", split(Scheme::kZero3Kept, Stage::kZero3)},
+      {"engine0", split(Scheme::kDdp, Stage::kDdp, Grouping::kBucket)},
+      {"engine0:overlap", split(Scheme::kDdp, Stage::kDdp, Grouping::kBucket)},
+      {"engine0:on_demand", split(Scheme::kDdp, Stage::kDdp, Grouping::kBucket)},
+      {"engine1", split(Scheme::kZero1, Stage::kZero1, Grouping::kBucket)},
+      {"engine1:overlap", split(Scheme::kZero1, Stage::kZero1, Grouping::kBucket)},
+      {"engine1:on_demand", split(Scheme::kZero1, Stage::kZero1, Grouping::kBucket)},
+      {"engine2", split(Scheme::kZero2, Stage::kZero2, Grouping::kBucket)},
+      {"engine2:overlap", split(Scheme::kZero2, Stage::kZero2, Grouping::kBucket)},
+      {"engine2:on_demand", split(Scheme::kZero2, Stage::kZero2, Grouping::kBucket)},
+      {"engine3", split(Scheme::kZero3, Stage::kZero3, Grouping::kBucket)},
+      {"engine3:overlap", split(Scheme::kZero3, Stage::kZero3, Grouping::kBucket)},
+      {"engine3:on_demand", split(Scheme::kZero3, Stage::kZero3, Grouping::kBucket)},
   };
   return modes;
 }
@@ -140,13 +152,14 @@ double state_bytes(const KnownMode& mode, const Request& request) {
            static_cast<double>(request.model.parameters);
   }
   const SplitSizes sizes = split_sizes(request.model, static_cast<int>(n), *mode.split);
-  const bool shards_gradients = mode.stage != Stage::kZero1;
+  const bool shards_states = mode.stage != Stage::kDdp;
+  const bool shards_gradients = shards_states && mode.stage != Stage::kZero1;
   const bool shards_parameters = mode.stage == Stage::kZero3;
   const auto bytes = [](std::int64_t size) { return static_cast<double>(size); };
   return bytes(policy.parameter) * share_of_ranks(sizes.total, shards_parameters ? n : 1) +
          bytes(policy.gradient) * (shards_gradients ? share_of_ranks(sizes.gradients, n)
                                                     : static_cast<double>(sizes.total)) +
-         bytes(policy.optimizer) * share_of_ranks(request.model.parameters, n);
+         bytes(policy.optimizer) * share_of_ranks(request.model.parameters, shards_states ? n : 1);
 }
 
 // Bytes of gradients and parameters that a rank sends in a step, mean over ranks.

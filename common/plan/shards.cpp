@@ -28,6 +28,21 @@ std::int64_t kept_gradients(const train::ShardLayout& layout) {
   return kept;
 }
 
+// Neighbours together as long as there is room.
+std::vector<std::vector<std::int64_t>> buckets(const std::vector<std::int64_t>& elements) {
+  std::vector<std::vector<std::int64_t>> all;
+  std::int64_t filled = 0;
+  for (const std::int64_t size : elements) {
+    if (all.empty() || filled + size > kBucketElements) {
+      all.emplace_back();
+      filled = 0;
+    }
+    all.back().push_back(size);
+    filled += size;
+  }
+  return all;
+}
+
 }  // namespace
 
 SplitSizes split_sizes(const Model& model, int world_size, Grouping grouping) {
@@ -46,15 +61,23 @@ SplitSizes split_sizes(const Model& model, int world_size, Grouping grouping) {
   std::vector<std::int64_t> root;
   for (const TensorSize& tensor : model.tensors) {
     const std::optional<LayerName> layer = layer_of(tensor.name);
-    if (grouping == Grouping::kUnit) {
+    if (grouping != Grouping::kTensor) {
       (layer ? layers[*layer] : root).push_back(tensor.elements);
     } else {
       const std::int64_t total = add({tensor.elements}, /*root=*/!layer);
       if (tensor.name == kEmbedding && is_head_too(model)) sizes.used_twice = total;
     }
   }
-  if (!root.empty()) add(std::move(root), /*root=*/true);
-  for (auto& [name, elements] : layers) add(std::move(elements), /*root=*/false);
+  const auto add_unit = [&](const std::vector<std::int64_t>& elements, bool is_root) {
+    if (elements.empty()) return;
+    if (grouping == Grouping::kUnit) {
+      add(elements, is_root);
+    } else {
+      for (const auto& bucket : buckets(elements)) add(bucket, is_root);
+    }
+  };
+  add_unit(root, /*is_root=*/true);
+  for (const auto& [name, elements] : layers) add_unit(elements, /*is_root=*/false);
   return sizes;
 }
 

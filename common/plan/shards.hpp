@@ -3,14 +3,18 @@
 #include <cstdint>
 #include <zero/plan/model.hpp>
 
-/// Split tensors by formula: what padding adds to the model states of chapter 04.
+/// Split tensors by formula: what padding adds to the model states of chapters 04 and 05.
 namespace zero::plan {
 
 /// Which parameters lie in one buffer.
 enum class Grouping {
   kUnit,    ///< those of a layer, and those of the root
   kTensor,  ///< each has its own
+  kBucket,  ///< neighbours in a layer, or in the root, of at most kBucketElements (chapter 05)
 };
+
+/// 25 MiB of fp32. A tensor that is larger has its own buffer.
+inline constexpr std::int64_t kBucketElements = (std::int64_t{25} << 20) / 4;
 
 /// Elements of the padded buffers of a model that is split over some ranks (train::ShardLayout).
 struct SplitSizes {

@@ -20,7 +20,9 @@ INSTANTIATE_TEST_SUITE_P(Ranks, Scenario, ::testing::Values(2, 3),
                          [](const auto& info) { return fmt::format("N{}", info.param); });
 
 // Chapter 04, whose shards are parts of tensors.
-bool splits_tensors(const std::string& mode) { return mode.starts_with("tensor_"); }
+bool splits_tensors(const std::string& mode) {
+  return mode.starts_with("tensor_") || mode.starts_with("engine");
+}
 
 SessionOptions with_parts(const std::string& parts) {
   SessionOptions options;

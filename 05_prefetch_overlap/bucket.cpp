@@ -1,0 +1,213 @@
+#include "bucket.hpp"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <utility>
+#include <zero/memory/accounting.hpp>
+#include <zero/memory/storage.hpp>
+
+namespace zero {
+
+using dist::Purpose;
+using memory::Category;
+using memory::Charge;
+
+namespace {
+
+train::ShardLayout layout_of(const nn::ParameterList& list, const std::vector<std::size_t>& members,
+                             int world_size) {
+  std::vector<std::int64_t> sizes;
+  for (const std::size_t i : members) sizes.push_back(list.parameters[i].numel());
+  return {std::move(sizes), world_size};
+}
+
+}  // namespace
+
+Bucket::Bucket(const nn::ParameterList& list, std::vector<std::size_t> members, Keeps keeps,
+               dist::Communicator& communicator, memory::StoragePool& pool)
+    : list_(list),
+      members_(std::move(members)),
+      keeps_(keeps),
+      communicator_(&communicator),
+      pool_(&pool),
+      layout_(layout_of(list, members_, communicator.size())),
+      trainable_(tensor(0).requires_grad()) {}
+
+std::int64_t Bucket::shard_bytes() const {
+  return layout_.shard() * static_cast<std::int64_t>(tensor(0).element_size());
+}
+
+void Bucket::allocate() {
+  const Charge charge(Category::kParameters);
+  full_ = at::zeros({layout_.total()}, tensor(0).options().requires_grad(false));
+  shard_ = my_part(full_);
+  for (std::size_t m = 0; m < members_.size(); ++m) {
+    memory::place(tensor(m), full_, layout_.offset(m));
+  }
+  whole_ = true;
+}
+
+void Bucket::settle() {
+  if (split()) {
+    const Charge charge(Category::kParameters);
+    shard_ = shard_.clone();
+    // Not into the pool: the next bucket is of another size, more often than not.
+    memory::release_storage(full_);
+    whole_ = false;
+  }
+  cut_pieces();
+}
+
+at::Tensor Bucket::my_part(const at::Tensor& buffer) const {
+  return buffer.narrow(0, communicator_->rank() * layout_.shard(), layout_.shard());
+}
+
+at::Tensor Bucket::window(const at::Tensor& buffer, std::size_t m) const {
+  return buffer.narrow(0, layout_.offset(m), layout_.size(m)).view(tensor(m).sizes());
+}
+
+at::Tensor Bucket::parameter(std::size_t m) const { return window(full_, m); }
+
+void Bucket::start_gather() {
+  if (whole_ || gathers_) return;
+  pool_->allocate(full_, Category::kParameters);
+  gather_into_buffer();
+}
+
+void Bucket::start_refresh() {
+  if (!split() && keeps_ != Keeps::kEverything && trainable_) gather_into_buffer();
+}
+
+void Bucket::gather_into_buffer() {
+  // One rank alone has nothing to wait for, and is not done before finish_gather() all the same.
+  gathers_ = true;
+  gathering_ = communicator_->all_gather(full_, shard_, Purpose::kParameter);
+}
+
+void Bucket::finish_gather() {
+  if (!gathers_) return;
+  gathering_.wait();
+  gathers_ = false;
+  whole_ = true;
+}
+
+void Bucket::reshard() {
+  finish_gather();  // a gather that nobody waited for: its memory is still being written
+  if (!split() || !whole_) return;
+  // The storage object stays and gets bytes again in place: what autograd saved of it is valid
+  // then.
+  pool_->release(full_);
+  whole_ = false;
+}
+
+void Bucket::cut_pieces() {
+  pieces_.assign(members_.size(), {});
+  for (std::size_t m = 0; m < members_.size(); ++m) {
+    if (keeps_ == Keeps::kEverything) {
+      pieces_[m] = {tensor(m), 0};
+      continue;
+    }
+    const auto mine = layout_.segment(m, communicator_->rank());
+    // A frozen parameter is sharded like the others, but nobody updates it.
+    if (!trainable_ || mine.size == 0) continue;
+    pieces_[m] = {shard_.narrow(0, mine.in_shard, mine.size), mine.begin};
+  }
+}
+
+train::Piece Bucket::stored(std::size_t m) const {
+  if (!split()) return {parameter(m), 0};
+  const auto mine = layout_.segment(m, communicator_->rank());
+  if (mine.size == 0) return {};
+  return {shard_.narrow(0, mine.in_shard, mine.size), mine.begin};
+}
+
+at::Tensor Bucket::gradient_window(std::size_t m) {
+  if (!full_gradient_.defined()) {
+    full_gradient_ = memory::without_storage({layout_.total()}, full_.scalar_type());
+    pool_->allocate(full_gradient_, Category::kGradients);
+    fill_gaps();
+  }
+  return window(full_gradient_, m);
+}
+
+void Bucket::fill_gaps() {
+  // Padding travels with the rest. Zeros, so that nobody ever computes with garbage.
+  std::int64_t end = 0;
+  for (std::size_t m = 0; m < members_.size(); ++m) {
+    full_gradient_.narrow(0, end, layout_.offset(m) - end).zero_();
+    end = layout_.offset(m) + layout_.size(m);
+  }
+  full_gradient_.narrow(0, end, layout_.total() - end).zero_();
+}
+
+void Bucket::collect(std::size_t m) {
+  at::Tensor& gradient = tensor(m).mutable_grad();
+  if (!gradient.defined()) return;
+  // Layers of common/nn wrote it into its window already; ordinary autograd made a tensor.
+  at::Tensor there = gradient_window(m);
+  if (gradient.data_ptr() == there.data_ptr()) return;
+  there.copy_(gradient);
+  gradient = there;
+}
+
+void Bucket::start_reduce(bool whole) {
+  for (std::size_t m = 0; m < members_.size(); ++m) {
+    collect(m);
+    if (!tensor(m).grad().defined()) gradient_window(m).zero_();
+  }
+  reduces_ = true;
+  keep_full_gradient_ = whole;
+  if (keeps_ == Keeps::kEverything) {
+    reducing_ = communicator_->all_reduce(full_gradient_, Purpose::kGradient);
+    return;
+  }
+  gradient_shard_ = my_part(full_gradient_);
+  if (!whole) {
+    const Charge charge(Category::kGradients);
+    gradient_shard_ = at::empty({layout_.shard()}, full_.options());
+  }
+  reducing_ = communicator_->reduce_scatter(gradient_shard_, full_gradient_, Purpose::kGradient);
+}
+
+void Bucket::finish_reduce() {
+  if (!reduces_) return;
+  reducing_.wait();
+  reduces_ = false;
+  if (keeps_ == Keeps::kEverything) {
+    for (std::size_t m = 0; m < members_.size(); ++m) {
+      tensor(m).mutable_grad() = window(full_gradient_, m);
+    }
+    // Averages of micro-batches that are added up live on as windows; the next backward gets a
+    // buffer of its own.
+    if (!keep_full_gradient_) full_gradient_.reset();
+    return;
+  }
+  if (!keep_full_gradient_) drop_full_gradient();
+  hand_out(std::exchange(gradient_shard_, at::Tensor()));
+}
+
+void Bucket::hand_out(const at::Tensor& gradient_shard) {
+  for (std::size_t m = 0; m < members_.size(); ++m) {
+    const auto mine = layout_.segment(m, communicator_->rank());
+    if (mine.size == 0) continue;
+    pieces_[m].tensor.mutable_grad() = gradient_shard.narrow(0, mine.in_shard, mine.size);
+  }
+}
+
+void Bucket::drop_full_gradient() {
+  for (std::size_t m = 0; m < members_.size(); ++m) tensor(m).mutable_grad().reset();
+  if (full_gradient_.defined()) pool_->release(full_gradient_);
+  full_gradient_.reset();
+}
+
+void Bucket::drop_gradients() {
+  finish_reduce();
+  for (std::size_t m = 0; m < members_.size(); ++m) {
+    tensor(m).mutable_grad().reset();
+    if (pieces_[m].tensor.defined()) pieces_[m].tensor.mutable_grad().reset();
+  }
+  full_gradient_.reset();
+}
+
+}  // namespace zero

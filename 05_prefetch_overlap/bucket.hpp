@@ -1,0 +1,110 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+#include <zero/distributed/communicator.hpp>
+#include <zero/memory/storage_pool.hpp>
+#include <zero/nn/parameters.hpp>
+#include <zero/train/shard_layout.hpp>
+#include <zero/train/strategy.hpp>
+
+namespace zero {
+
+/// What a rank keeps of a bucket between steps.
+enum class Keeps : std::uint8_t {
+  kEverything,  ///< stage 0: parameters, gradients and optimizer states whole
+  kGradients,   ///< stage 1: the optimizer's states are sharded
+  kParameters,  ///< stage 2: gradients are sharded as well
+  kShard,       ///< stage 3: parameters too
+};
+
+/// Some parameters of one unit that travel together: neighbours in one flat buffer, their gradients
+/// in another. The difference to chapter 04's group is time: whatever sends is a start and a
+/// finish, so that something else can happen in between.
+///
+///     start_gather()  …  finish_gather()        the shards of all ranks, into the buffer
+///     start_reduce()  …  finish_reduce()        the average of all ranks' gradients
+///
+/// Memory, with F the bytes of the padded buffer: as the stage says, and F of gradients more from
+/// the first gradient to finish_reduce(), F of parameters more from start_gather() to reshard().
+class Bucket {
+ public:
+  /// `members`: indices into `list.parameters`, all of one unit, one dtype, and all trainable or
+  /// all frozen. `pool`: where large buffers come from; it must outlive the bucket.
+  Bucket(const nn::ParameterList& list, std::vector<std::size_t> members, Keeps keeps,
+         dist::Communicator& communicator, memory::StoragePool& pool);
+
+  const std::vector<std::size_t>& members() const { return members_; }
+  const train::ShardLayout& layout() const { return layout_; }
+  bool trainable() const { return trainable_; }
+  Keeps keeps() const { return keeps_; }
+  std::int64_t shard_bytes() const;
+  std::int64_t full_bytes() const { return shard_bytes() * layout_.world_size(); }
+
+  /// Gives the buffer its bytes, zeros, and makes the parameters windows of it. Their own bytes, if
+  /// they had any, are given up: read them before.
+  void allocate();
+  const at::Tensor& full() const { return full_; }  ///< [N * shard]
+  at::Tensor parameter(std::size_t m) const;        ///< member `m` in its own shape
+  /// After the first values have come: from now on only the shard stays, where that is all that the
+  /// rank keeps.
+  void settle();
+
+  /// Asks for the shards of all ranks; nothing to do where the buffer is whole or on its way.
+  void start_gather();
+  /// The same after an update, for a buffer that is there but holds old values of the others.
+  void start_refresh();
+  /// Blocks until the parameters may be read.
+  void finish_gather();
+  /// Drops the buffer again, where only the shard is kept.
+  void reshard();
+  bool gathering() const { return gathers_; }
+  bool whole() const { return whole_; }
+
+  train::Piece piece(std::size_t m) const { return pieces_[m]; }
+  train::Piece stored(std::size_t m) const;
+
+  /// Where the gradient of member `m` is to be written: a window of the gradient buffer.
+  at::Tensor gradient_window(std::size_t m);
+  /// Brings the gradient that backward left in `.grad` of member `m` into its window.
+  void collect(std::size_t m);
+  /// Sends the gradient buffer off to be averaged; members without a gradient count as zeros. It
+  /// may not be touched until finish_reduce(). `whole`: at stage 1, keep the buffer too.
+  void start_reduce(bool whole);
+  /// Blocks until the pieces' `.grad` are averages, and gives up what the rank does not keep.
+  void finish_reduce();
+  void drop_gradients();
+
+ private:
+  const at::Tensor& tensor(std::size_t m) const { return list_.parameters[members_[m]].tensor; }
+  at::Tensor window(const at::Tensor& buffer, std::size_t m) const;
+  at::Tensor my_part(const at::Tensor& buffer) const;
+  bool split() const { return keeps_ == Keeps::kShard; }
+  void gather_into_buffer();
+  void fill_gaps();
+  void cut_pieces();
+  void hand_out(const at::Tensor& gradient_shard);
+  void drop_full_gradient();
+
+  const nn::ParameterList& list_;
+  std::vector<std::size_t> members_;
+  Keeps keeps_;
+  dist::Communicator* communicator_;
+  memory::StoragePool* pool_;
+  train::ShardLayout layout_;
+  bool trainable_;
+  bool whole_ = false;
+  at::Tensor full_;
+  at::Tensor shard_;
+  at::Tensor full_gradient_;
+  at::Tensor gradient_shard_;
+  bool keep_full_gradient_ = false;
+  bool gathers_ = false;
+  bool reduces_ = false;
+  dist::Pending gathering_;
+  dist::Pending reducing_;
+  std::vector<train::Piece> pieces_;
+};
+
+}  // namespace zero

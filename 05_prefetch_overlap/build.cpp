@@ -1,0 +1,190 @@
+// How the buckets come to be, and what they will cost.
+#include <fmt/format.h>
+
+#include <map>
+#include <utility>
+#include <zero/error.hpp>
+#include <zero/memory/storage.hpp>
+#include <zero/nn/gradient_slot.hpp>
+#include <zero/train/registry.hpp>
+
+#include "overlap.hpp"
+
+namespace zero {
+
+using dist::Purpose;
+
+namespace {
+
+const OverlapOptions& checked(const OverlapOptions& o) {
+  const auto refuse = [](const char* what, std::int64_t value, const char* right) {
+    throw Error(fmt::format("{} is {}; {}", what, value, right));
+  };
+  if (o.stage < 0 || o.stage > 3) refuse("stage", o.stage, "there are 0, 1, 2 and 3");
+  if (o.bucket_bytes < 1) refuse("the size of a bucket", o.bucket_bytes, "1 byte is the least");
+  if (o.in_flight_bytes < 1) {
+    refuse("the bound on bytes under way", o.in_flight_bytes, "1 byte is the least");
+  }
+  if (o.lookahead < 0) refuse("lookahead", o.lookahead, "0 gathers a unit when it is needed");
+  if (o.whole_below < 0) refuse("the size of units that stay whole", o.whole_below, "0: none does");
+  return o;
+}
+
+}  // namespace
+
+Overlap::Overlap(const train::StrategyArguments& arguments, const OverlapOptions& options)
+    : Strategy(arguments),
+      options_(checked(options)),
+      added_up_(arguments.accumulation == train::Accumulation::kReduceEach),
+      where_(count()),
+      by_unit_(list().units.size()),
+      ready_(list().units.size(), 0),
+      order_({}),
+      in_flight_(options.in_flight_bytes),
+      forward_(options.lookahead),
+      backward_(options.lookahead) {
+  communicator_.agree("the engine's options",
+                      fmt::format("stage {}\nbuckets of {} bytes, {} under way\nlookahead {}\n"
+                                  "units below {} elements whole",
+                                  options.stage, options.bucket_bytes, options.in_flight_bytes,
+                                  options.lookahead, options.whole_below));
+  build_buckets();
+  order_ = train::LaunchOrder(backward_buckets());
+  arrived_.assign(buckets_.size(), 0);
+  for (Bucket& bucket : buckets_) give_values(bucket);
+  set_providers();
+  broadcast_buffers_from_rank_0();
+  if (options_.stage > 0) narrow_optimizer();
+}
+
+Overlap::~Overlap() {
+  for (std::size_t i = 0; i < count(); ++i) nn::set_gradient_provider(parameter(i), {});
+  try {
+    in_flight_.finish();
+    finish_parameters();
+  } catch (const std::exception& error) {
+    // Peers are gone; whoever called has heard of it from the operation that failed.
+    fmt::print(stderr, "rank {}: {}\n", communicator_.rank(), error.what());
+  }
+}
+
+Keeps Overlap::keeps(std::size_t unit) const {
+  if (options_.stage < 3) return static_cast<Keeps>(options_.stage);
+  std::int64_t elements = 0;
+  for (const std::size_t i : list().units[unit].parameters) elements += parameter(i).numel();
+  return elements < options_.whole_below ? Keeps::kParameters : Keeps::kShard;
+}
+
+void Overlap::build_buckets() {
+  for (std::size_t u = 0; u < list().units.size(); ++u) {
+    struct Open {
+      std::vector<std::size_t> members;
+      std::int64_t bytes = 0;
+    };
+    // One buffer has one dtype, and a gradient buffer for frozen parameters would be a waste.
+    std::map<std::pair<bool, at::ScalarType>, Open> open;
+    const auto close = [&](Open& bucket) {
+      by_unit_[u].push_back(buckets_.size());
+      unit_of_.push_back(u);
+      for (std::size_t m = 0; m < bucket.members.size(); ++m) {
+        where_[bucket.members[m]] = {buckets_.size(), m};
+      }
+      buckets_.emplace_back(list(), std::move(bucket.members), keeps(u), communicator(), pool_);
+      bucket = {};
+    };
+    for (const std::size_t i : list().units[u].parameters) {
+      Open& bucket = open[{trainable(i), parameter(i).scalar_type()}];
+      const std::int64_t bytes = list().parameters[i].bytes();
+      if (!bucket.members.empty() && bucket.bytes + bytes > options_.bucket_bytes) close(bucket);
+      bucket.members.push_back(i);
+      bucket.bytes += bytes;
+    }
+    for (auto& [kind, bucket] : open) {
+      if (!bucket.members.empty()) close(bucket);
+    }
+  }
+}
+
+void Overlap::give_values(Bucket& bucket) {
+  const int rank = communicator().rank();
+  // Parameters that were built with bytes bring their values along.
+  std::vector<at::Tensor> own;
+  for (const std::size_t i : bucket.members()) {
+    const bool has = memory::has_storage(parameter(i)) && parameter(i).numel() > 0;
+    own.push_back(rank == 0 && has ? memory::raw(parameter(i)).clone() : at::Tensor());
+  }
+  bucket.allocate();
+  for (std::size_t m = 0; rank == 0 && m < own.size(); ++m) {
+    at::Tensor out = bucket.parameter(m);
+    own[m].defined() ? static_cast<void>(out.copy_(own[m])) : first_value(bucket.members()[m], out);
+  }
+  communicator().broadcast(bucket.full(), /*root=*/0, Purpose::kSetup).wait();
+  bucket.settle();
+}
+
+void Overlap::set_providers() {
+  for (Bucket& bucket : buckets_) {
+    for (std::size_t m = 0; m < bucket.members().size(); ++m) {
+      nn::set_gradient_provider(parameter(bucket.members()[m]),
+                                [&bucket, m] { return bucket.gradient_window(m); });
+    }
+  }
+}
+
+train::ModelStateBytes Overlap::predicted_bytes() const {
+  train::ModelStateBytes bytes{0, 0, optimizer_bytes()};
+  for (const Bucket& bucket : buckets_) {
+    const bool split = bucket.keeps() == Keeps::kShard;
+    bytes.parameters += split ? bucket.shard_bytes() : bucket.full_bytes();
+    if (!bucket.trainable()) continue;
+    if (bucket.keeps() <= Keeps::kGradients) {
+      bytes.gradients += bucket.full_bytes();
+      continue;
+    }
+    // A shard that is nothing but padding is held by nobody.
+    bool holds = false;
+    for (std::size_t m = 0; m < bucket.members().size(); ++m) {
+      holds = holds || bucket.piece(m).tensor.defined();
+    }
+    if (holds) bytes.gradients += bucket.shard_bytes();
+  }
+  return bytes;
+}
+
+std::int64_t Overlap::predicted_traffic() const {
+  const std::int64_t others = communicator_.size() - 1;
+  std::int64_t sum = 0;
+  for (std::size_t b = 0; b < buckets_.size(); ++b) {
+    const Bucket& bucket = buckets_[b];
+    const std::int64_t gather = others * bucket.shard_bytes();
+    if (bucket.trainable()) {
+      const at::ScalarType dtype = parameter(bucket.members().front()).scalar_type();
+      const std::int64_t reduced =
+          bucket.layout().shard() * communicator_.reduced_element_size(dtype);
+      // An all-reduce is a reduce-scatter and an all-gather of the same bytes.
+      sum += (bucket.keeps() == Keeps::kEverything ? 2 : 1) * others * reduced;
+      if (bucket.keeps() == Keeps::kGradients || bucket.keeps() == Keeps::kParameters) {
+        sum += gather;
+      }
+    }
+    // The root stays whole between its forward and its backward.
+    if (bucket.keeps() == Keeps::kShard) sum += (unit_of_[b] == 0 ? 1 : 2) * gather;
+  }
+  return sum;
+}
+
+void register_prefetch_overlap(train::Registry& registry) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    registry.add({fmt::format("engine{}", stage),
+                  "05_prefetch_overlap",
+                  {"overlap", "on_demand"},
+                  [stage](const train::StrategyArguments& arguments) {
+                    OverlapOptions options;
+                    options.stage = stage;
+                    if (arguments.variant == "on_demand") options.lookahead = 0;
+                    return std::make_unique<Overlap>(arguments, options);
+                  }});
+  }
+}
+
+}  // namespace zero

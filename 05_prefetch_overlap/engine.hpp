@@ -1,0 +1,63 @@
+#pragma once
+
+#include <cstdint>
+#include <zero/distributed/communicator.hpp>
+#include <zero/nn/model.hpp>
+#include <zero/optim/optimizer.hpp>
+
+#include "engine_config.hpp"
+#include "overlap.hpp"
+
+namespace zero {
+
+/// Sharded data-parallel training for a program of your own. Every rank of `communicator` makes one
+/// over the same model and calls the same functions:
+///
+///     zero::Engine engine(model, *communicator, zero::optim::adamw(), {.overlap = {.stage = 3}});
+///     for (const zero::data::Batch& batch : batches) {
+///       const at::Tensor loss = engine.forward(batch);
+///       engine.backward(loss);
+///       engine.step();
+///     }
+///
+/// Which stage trains is one number of the configuration; the weights that come out are the same.
+/// All functions block until this rank's part is done and throw zero::Error where a peer fails.
+class Engine {
+ public:
+  /// Called by all ranks. The model's units are what is gathered and resharded together. `values`:
+  /// first values of parameters that were built without storage, asked on rank 0 only.
+  Engine(nn::Model& model, dist::Communicator& communicator, optim::OptimizerFactory optimizer,
+         const EngineConfig& config = {}, nn::ParameterSource* values = nullptr);
+
+  /// Loss of this rank's micro-batch, as Model::loss() gives it.
+  at::Tensor forward(const data::Batch& batch);
+
+  /// Runs autograd and starts averaging. The gradient of a step is the mean over its micro-batches
+  /// and over ranks: all of them count alike.
+  void backward(const at::Tensor& loss);
+
+  /// After the last micro-batch of a step: clips if asked to, updates, and drops the gradients.
+  /// After the others it does nothing, so that a loop need not count. Says whether it updated.
+  /// @throws zero::Error where backward() has not been called since the last step().
+  bool step();
+
+  /// Norm of the gradient before clipping in the last step that updated; 0 where nothing is
+  /// clipped.
+  float gradient_norm() const { return gradient_norm_; }
+  /// Updates so far.
+  std::int64_t steps() const { return steps_; }
+
+  /// What does the work, for evaluation, checkpoints and export (train::save_checkpoint() and the
+  /// like take it).
+  train::Strategy& strategy() { return overlap_; }
+
+ private:
+  EngineConfig config_;
+  Overlap overlap_;
+  std::int64_t micro_batches_ = 0;  // of this step, whose backward has run
+  bool stepped_ = true;
+  float gradient_norm_ = 0;
+  std::int64_t steps_ = 0;
+};
+
+}  // namespace zero

@@ -1,0 +1,173 @@
+#include "engine_config.hpp"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <functional>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <zero/error.hpp>
+#include <zero/report/names.hpp>
+
+namespace zero {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr double kMib = 1 << 20;
+
+Json parsed(const std::string& text, const char* what) {
+  try {
+    Json json = Json::parse(text);
+    if (!json.is_object()) throw Error(fmt::format("{} must be a JSON object", what));
+    return json;
+  } catch (const Json::parse_error& error) {
+    throw Error(fmt::format("{} is not JSON: {}", what, error.what()));
+  }
+}
+
+// Reads the fields of one object, each by its own function; refuses all others.
+class Reader {
+ public:
+  explicit Reader(std::string where) : where_(std::move(where)) {}
+
+  using Take = std::function<void(const Json& value)>;
+  void field(const std::string& key, Take take) { fields_[key] = std::move(take); }
+
+  void count(const std::string& key, std::int64_t least, std::int64_t& out) {
+    field(key, [this, key, least, &out](const Json& value) {
+      // 5e8 is a number of elements as much as 500000000 is.
+      const double number = value.is_number() ? value.get<double>() : -1;
+      if (!(number >= static_cast<double>(least)) || number != std::floor(number) ||
+          number > 9e15) {
+        refuse(key, value, fmt::format("a whole number of {} or more", least));
+      }
+      out = static_cast<std::int64_t>(number);
+    });
+  }
+
+  void mib(const std::string& key, std::int64_t& bytes) {
+    field(key, [this, key, &bytes](const Json& value) {
+      const double number = value.is_number() ? value.get<double>() : 0;
+      if (!(number > 0) || number > 1e9) refuse(key, value, "a number of MiB above 0");
+      bytes = static_cast<std::int64_t>(number * kMib);
+    });
+  }
+
+  void flag(const std::string& key, const std::function<void(bool)>& take) {
+    field(key, [this, key, take](const Json& value) {
+      if (!value.is_boolean()) refuse(key, value, "true or false");
+      take(value.get<bool>());
+    });
+  }
+
+  void read(const Json& object) const {
+    for (const auto& [key, value] : object.items()) {
+      const auto found = fields_.find(key);
+      if (found == fields_.end()) {
+        std::vector<std::string> known;
+        for (const auto& field : fields_) known.push_back(field.first);
+        throw Error(where_ + ": " + report::unknown_name_message("key", key, known));
+      }
+      found->second(value);
+    }
+  }
+
+  [[noreturn]] void refuse(const std::string& key, const Json& value,
+                           const std::string& right) const {
+    throw Error(fmt::format("{}: {} is {}; it must be {}", where_, key, value.dump(), right));
+  }
+
+ private:
+  std::string where_;
+  std::map<std::string, Take> fields_;
+};
+
+void take_stage(Reader& reader, int& stage) {
+  reader.field("stage", [&reader, &stage](const Json& value) {
+    if (!value.is_number_integer() || value < 0 || value > 3) {
+      reader.refuse("stage", value, "0, 1, 2 or 3");
+    }
+    stage = value.get<int>();
+  });
+}
+
+void take_clip_norm(Reader& reader, const char* key, double& norm) {
+  reader.field(key, [&reader, key, &norm](const Json& value) {
+    if (!value.is_number() || !(value.get<double>() >= 0)) {
+      reader.refuse(key, value, "a norm, or 0 for no clipping");
+    }
+    norm = value.get<double>();
+  });
+}
+
+}  // namespace
+
+EngineConfig engine_config(const std::string& json) {
+  EngineConfig config;
+  Reader reader("engine configuration");
+  take_stage(reader, config.overlap.stage);
+  reader.mib("bucket_mib", config.overlap.bucket_bytes);
+  reader.mib("in_flight_mib", config.overlap.in_flight_bytes);
+  reader.count("lookahead", 0, config.overlap.lookahead);
+  reader.count("whole_below", 0, config.overlap.whole_below);
+  reader.count("accumulation_steps", 1, config.accumulation_steps);
+  take_clip_norm(reader, "clip_norm", config.clip_norm);
+  reader.read(parsed(json, "the engine configuration"));
+  return config;
+}
+
+ReadConfig engine_config_from_deepspeed(const std::string& json) {
+  const Json file = parsed(json, "the DeepSpeed configuration");
+  ReadConfig read;
+  OverlapOptions& overlap = read.config.overlap;
+  overlap.stage = 0;  // DeepSpeed's own default
+  Reader block("zero_optimization");
+  take_stage(block, overlap.stage);
+  std::int64_t bucket_elements = overlap.bucket_bytes / 4;
+  block.count("reduce_bucket_size", 1, bucket_elements);
+  std::int64_t prefetch = 1;
+  block.count("stage3_prefetch_bucket_size", 0, prefetch);
+  block.count("stage3_param_persistence_threshold", 0, overlap.whole_below);
+  bool overlaps = true;
+  block.flag("overlap_comm", [&](bool on) { overlaps = on; });
+  block.flag("contiguous_gradients", [&](bool on) {
+    if (!on) read.notes.push_back("contiguous_gradients is false: gradients are contiguous here");
+  });
+  for (const char* key : {"offload_optimizer", "offload_param"}) {
+    block.field(key, [key, &block](const Json& value) {
+      const bool off =
+          value.is_null() || (value.is_object() && value.value("device", "") == "none");
+      if (!off) block.refuse(key, value, "left out: states stay in the memory of their rank here");
+    });
+  }
+  for (const char* key :
+       {"allgather_partitions", "allgather_bucket_size", "reduce_scatter", "round_robin_gradients",
+        "sub_group_size", "stage3_max_live_parameters", "stage3_max_reuse_distance",
+        "stage3_gather_16bit_weights_on_model_save"}) {
+    block.field(key, [key, &read](const Json&) {
+      read.notes.push_back(fmt::format("{} makes no difference here", key));
+    });
+  }
+  if (file.contains("zero_optimization")) {
+    const Json& inner = file["zero_optimization"];
+    if (!inner.is_object()) throw Error("zero_optimization must be a JSON object");
+    block.read(inner);
+    Reader around("the DeepSpeed configuration");
+    around.count("gradient_accumulation_steps", 1, read.config.accumulation_steps);
+    take_clip_norm(around, "gradient_clipping", read.config.clip_norm);
+    Json rest = Json::object();
+    for (const char* key : {"gradient_accumulation_steps", "gradient_clipping"}) {
+      if (file.contains(key)) rest[key] = file[key];
+    }
+    around.read(rest);
+  } else {
+    block.read(file);
+  }
+  overlap.bucket_bytes = bucket_elements * 4;
+  overlap.in_flight_bytes = overlaps ? 2 * overlap.bucket_bytes : overlap.bucket_bytes;
+  if (prefetch == 0 || !overlaps) overlap.lookahead = 0;
+  return read;
+}
+
+}  // namespace zero

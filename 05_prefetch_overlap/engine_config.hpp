@@ -1,0 +1,55 @@
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "overlap.hpp"
+
+namespace zero {
+
+/// How an Engine trains. In a file:
+///
+///     {
+///       "stage": 3,
+///       "bucket_mib": 25,
+///       "in_flight_mib": 50,
+///       "lookahead": 1,
+///       "whole_below": 0,
+///       "accumulation_steps": 1,
+///       "clip_norm": 0
+///     }
+///
+/// Every key may be left out.
+struct EngineConfig {
+  OverlapOptions overlap;
+  std::int64_t accumulation_steps = 1;  ///< micro-batches of a step
+  double clip_norm = 0;                 ///< largest L2 norm of the gradient; 0: do not clip
+};
+
+/// Reads the text of a configuration file. zero::Error for text that is not JSON, a value of the
+/// wrong type or out of range, and for an unknown key, with the nearest known one.
+EngineConfig engine_config(const std::string& json);
+
+/// What a configuration for DeepSpeed means here.
+struct ReadConfig {
+  EngineConfig config;
+  std::vector<std::string> notes;  ///< keys that were understood and make no difference here
+};
+
+/// Reads the block "zero_optimization" of a DeepSpeed configuration (the whole file, or the block
+/// alone), and "gradient_accumulation_steps" and "gradient_clipping" beside it:
+///
+///     stage                               stage
+///     overlap_comm                        false: nothing is under way longer than one bucket
+///     reduce_bucket_size                  bucket_mib (elements of 4 bytes)
+///     stage3_prefetch_bucket_size         0: lookahead 0
+///     stage3_param_persistence_threshold  whole_below (there of parameters, here of whole units)
+///     contiguous_gradients                always so here
+///
+/// zero::Error for offload_optimizer and offload_param, which do not exist here, and for unknown
+/// keys of the block. Other blocks of the file are not looked at.
+ReadConfig engine_config_from_deepspeed(const std::string& json);
+
+}  // namespace zero

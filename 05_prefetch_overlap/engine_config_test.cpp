@@ -1,0 +1,115 @@
+#include "engine_config.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <zero/error.hpp>
+
+namespace zero {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+template <typename Function>
+std::string error_of(const Function& function) {
+  try {
+    function();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+std::string refused(const std::string& json) {
+  return error_of([&] { engine_config(json); });
+}
+std::string refused_deepspeed(const std::string& json) {
+  return error_of([&] { engine_config_from_deepspeed(json); });
+}
+
+TEST(EngineConfig, ReadsEveryKey) {
+  const EngineConfig config = engine_config(
+      R"({"stage": 2, "bucket_mib": 0.5, "in_flight_mib": 3, "lookahead": 4, "whole_below": 1000,
+          "accumulation_steps": 8, "clip_norm": 1.5})");
+  EXPECT_EQ(config.overlap.stage, 2);
+  EXPECT_EQ(config.overlap.bucket_bytes, 512 << 10);
+  EXPECT_EQ(config.overlap.in_flight_bytes, 3 << 20);
+  EXPECT_EQ(config.overlap.lookahead, 4);
+  EXPECT_EQ(config.overlap.whole_below, 1000);
+  EXPECT_EQ(config.accumulation_steps, 8);
+  EXPECT_EQ(config.clip_norm, 1.5);
+}
+
+TEST(EngineConfig, LeavesWhatIsNotSaidAtItsDefault) {
+  const EngineConfig config = engine_config("{}");
+  EXPECT_EQ(config.overlap.stage, 3);
+  EXPECT_EQ(config.overlap.bucket_bytes, 25 << 20);
+  EXPECT_EQ(config.overlap.in_flight_bytes, 50 << 20);
+  EXPECT_EQ(config.overlap.lookahead, 1);
+  EXPECT_EQ(config.accumulation_steps, 1);
+}
+
+TEST(EngineConfig, RefusesWhatItDoesNotKnowOrCannotBe) {
+  EXPECT_THAT(refused(R"({"stages": 2})"),
+              HasSubstr("unknown key 'stages'; did you mean 'stage'?"));
+  EXPECT_THAT(refused(R"({"stage": 4})"), HasSubstr("stage is 4; it must be 0, 1, 2 or 3"));
+  EXPECT_THAT(refused(R"({"stage": 2.5})"), HasSubstr("stage is 2.5"));
+  EXPECT_THAT(refused(R"({"stage": "3"})"), HasSubstr("stage is \"3\""));
+  EXPECT_THAT(refused(R"({"bucket_mib": 0})"), HasSubstr("bucket_mib is 0"));
+  EXPECT_THAT(refused(R"({"lookahead": -1})"), HasSubstr("lookahead is -1"));
+  EXPECT_THAT(refused(R"({"lookahead": 1.5})"), HasSubstr("a whole number of 0 or more"));
+  EXPECT_THAT(refused(R"({"accumulation_steps": 0})"), HasSubstr("a whole number of 1 or more"));
+  EXPECT_THAT(refused(R"({"clip_norm": -1})"), HasSubstr("clip_norm is -1"));
+  EXPECT_THAT(refused("[1]"), HasSubstr("must be a JSON object"));
+  EXPECT_THAT(refused("{"), HasSubstr("is not JSON"));
+}
+
+TEST(DeepSpeedConfig, ReadsTheBlockInItsFileAndAlone) {
+  const std::string block =
+      R"({"stage": 3, "overlap_comm": true, "reduce_bucket_size": 5e6,
+          "stage3_prefetch_bucket_size": 5e7, "stage3_param_persistence_threshold": 100000,
+          "contiguous_gradients": true})";
+  for (const std::string& text :
+       {block, R"({"train_batch_size": 8, "gradient_accumulation_steps": 4,
+                   "gradient_clipping": 0.5, "zero_optimization": )" +
+                   block + "}"}) {
+    const ReadConfig read = engine_config_from_deepspeed(text);
+    EXPECT_EQ(read.config.overlap.stage, 3);
+    EXPECT_EQ(read.config.overlap.bucket_bytes, 20'000'000);
+    EXPECT_EQ(read.config.overlap.in_flight_bytes, 40'000'000);
+    EXPECT_EQ(read.config.overlap.lookahead, 1);
+    EXPECT_EQ(read.config.overlap.whole_below, 100000);
+    EXPECT_EQ(read.config.accumulation_steps, text == block ? 1 : 4);
+    EXPECT_EQ(read.config.clip_norm, text == block ? 0.0 : 0.5);
+    EXPECT_THAT(read.notes, IsEmpty());
+  }
+}
+
+TEST(DeepSpeedConfig, WithoutOverlapNothingIsAhead) {
+  const ReadConfig read = engine_config_from_deepspeed(
+      R"({"stage": 3, "overlap_comm": false, "reduce_bucket_size": 100})");
+  EXPECT_EQ(read.config.overlap.lookahead, 0);
+  EXPECT_EQ(read.config.overlap.in_flight_bytes, 400);
+  EXPECT_EQ(engine_config_from_deepspeed(R"({"stage": 3, "stage3_prefetch_bucket_size": 0})")
+                .config.overlap.lookahead,
+            0);
+  EXPECT_EQ(engine_config_from_deepspeed("{}").config.overlap.stage, 0);
+}
+
+TEST(DeepSpeedConfig, SaysWhatMakesNoDifferenceAndRefusesOffload) {
+  EXPECT_THAT(engine_config_from_deepspeed(R"({"stage": 2, "sub_group_size": 1e9})").notes,
+              ElementsAre(HasSubstr("sub_group_size makes no difference here")));
+  EXPECT_THAT(engine_config_from_deepspeed(R"({"offload_param": {"device": "none"}})").notes,
+              IsEmpty());
+  EXPECT_THAT(refused_deepspeed(R"({"offload_optimizer": {"device": "cpu"}})"),
+              HasSubstr("offload_optimizer is {\"device\":\"cpu\"}; it must be left out"));
+  EXPECT_THAT(refused_deepspeed(R"({"stage": 3, "overlap_com": true})"),
+              HasSubstr("did you mean 'overlap_comm'?"));
+  EXPECT_THAT(refused_deepspeed(R"({"zero_optimization": 3})"),
+              HasSubstr("zero_optimization must be a JSON object"));
+}
+
+}  // namespace
+}  // namespace zero

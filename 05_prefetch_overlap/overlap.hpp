@@ -1,0 +1,127 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+#include <zero/memory/storage_pool.hpp>
+#include <zero/train/launch_order.hpp>
+#include <zero/train/strategy.hpp>
+
+#include "bucket.hpp"
+#include "in_flight.hpp"
+#include "prefetch.hpp"
+
+namespace zero {
+
+/// How much is sharded, and when things are sent.
+struct OverlapOptions {
+  /// 0: nothing is sharded (chapter 00). 1, 2, 3: optimizer states, gradients, parameters as well.
+  int stage = 3;
+  /// Gradients of a unit travel in buckets of at most so many bytes. A bucket never spans units; a
+  /// parameter that is larger is a bucket of its own.
+  std::int64_t bucket_bytes = std::int64_t{25} << 20;
+  /// Most bytes of gradients under way at once; a larger bucket goes alone.
+  std::int64_t in_flight_bytes = std::int64_t{50} << 20;
+  /// Units whose parameters are asked for before they are needed (stage 3).
+  std::int64_t lookahead = 1;
+  /// Units of fewer elements keep their parameters whole at stage 3, as at stage 2: little memory,
+  /// and one gather less. 0: none does.
+  std::int64_t whole_below = 0;
+};
+
+/// Every stage of the ladder behind one interface, with communication started as early and waited
+/// for as late as it can be:
+///
+///   - a bucket of gradients is sent as soon as backward has filled it;
+///   - at stage 3 the next units are gathered while one runs;
+///   - at stages 1 and 2 updated parameters are gathered while the next forward begins: each unit
+///     waits for its own.
+///
+/// The results are those of chapter 04 and of chapter 00, bit for bit: when something is sent does
+/// not change what is added to what.
+///
+/// Parameters of stages 1 and 2 may be read between sync_parameters() and the next forward() only
+/// inside summon() and dismiss().
+class Overlap : public train::Strategy {
+ public:
+  /// Called by all ranks. zero::Error for options out of range, and on all ranks where they differ.
+  Overlap(const train::StrategyArguments& arguments, const OverlapOptions& options);
+  ~Overlap() override;
+
+  at::Tensor forward(const data::Batch& batch) override;
+  void backward(const at::Tensor& loss) override;
+  void finish_backward() override;
+  void optimizer_step() override;
+  void sync_parameters() override;
+  void zero_grad() override;
+
+  void summon(std::size_t unit) override;
+  void dismiss(std::size_t unit) override { reshard(unit); }
+
+  bool owns(std::size_t index) const override { return piece(index).tensor.defined(); }
+  train::Piece piece(std::size_t index) const override;
+  train::Piece stored(std::size_t index) const override;
+  bool sharded() const override { return options_.stage > 0; }
+
+  void pre_forward(nn::Unit& unit) override;
+  void post_forward(nn::Unit& unit) override;
+  void pre_backward(nn::Unit& unit) override;
+  void post_backward(nn::Unit& unit) override;
+
+  train::ModelStateBytes predicted_bytes() const override;
+  std::int64_t predicted_traffic() const override;
+
+  const OverlapOptions& options() const { return options_; }
+  /// The most bytes of gradients that were under way at once.
+  std::int64_t most_in_flight() const { return in_flight_.most_seen(); }
+  /// Buckets, in the order of their parameters.
+  const std::vector<Bucket>& buckets() const { return buckets_; }
+  /// Whether this rank knows the order of units, and how often a pass ran otherwise.
+  bool knows_order() const { return forward_.known() && backward_.known(); }
+  std::int64_t passes_that_differed() const { return lost_passes_; }
+
+ protected:
+  void gradient_ready(std::size_t index) override;
+
+ private:
+  struct Place {
+    std::size_t bucket;
+    std::size_t member;
+  };
+
+  void build_buckets();
+  Keeps keeps(std::size_t unit) const;
+  void give_values(Bucket& bucket);
+  void set_providers();
+
+  bool has_frozen(std::size_t unit) const;
+  bool has_all_gradients(std::size_t unit) const;
+  std::size_t index_of(const nn::Unit& unit) const;
+  void use(std::size_t unit, Prefetch& pass);
+  void start_gather(std::size_t unit);
+  void finish_gather(std::size_t unit);
+  void reshard(std::size_t unit);
+  void finish_parameters();
+  void end_of_pass(Prefetch& pass, const char* name);
+
+  void launch(std::size_t bucket);
+  bool note_members(std::size_t bucket);
+  std::size_t trainable_members(const Bucket& bucket) const;
+  std::vector<std::size_t> backward_buckets() const;
+
+  OverlapOptions options_;
+  bool added_up_;  // micro-batches are reduced one by one
+  memory::StoragePool pool_;
+  mutable std::vector<Bucket> buckets_;            // mutable: readers wait for what is under way
+  std::vector<Place> where_;                       // by parameter
+  std::vector<std::size_t> unit_of_;               // by bucket
+  std::vector<std::vector<std::size_t>> by_unit_;  // buckets of each unit
+  std::vector<std::size_t> arrived_;               // by bucket: gradients that have come
+  std::vector<std::size_t> ready_;                 // by unit: buckets whose gradients have come
+  train::LaunchOrder order_;
+  InFlight in_flight_;
+  Prefetch forward_;
+  Prefetch backward_;
+  std::int64_t lost_passes_ = 0;
+};
+
+}  // namespace zero

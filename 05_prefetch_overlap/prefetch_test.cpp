@@ -1,0 +1,67 @@
+#include "prefetch.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace zero {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using Units = std::vector<std::size_t>;
+
+// Runs a pass over `units`; what is to be gathered ahead at each of them.
+std::vector<Units> run(Prefetch& prefetch, const Units& units) {
+  prefetch.begin();
+  std::vector<Units> ahead;
+  for (const std::size_t unit : units) ahead.push_back(prefetch.use(unit));
+  return ahead;
+}
+
+TEST(Prefetch, WatchesThePassThatIsKeptAndSaysNothingMeanwhile) {
+  Prefetch prefetch(2);
+  EXPECT_THAT(run(prefetch, {0, 1, 2}), ElementsAre(IsEmpty(), IsEmpty(), IsEmpty()));
+  EXPECT_FALSE(prefetch.known());
+  // An evaluation before the first step: its order is not kept.
+  EXPECT_THAT(run(prefetch, {0, 2}), ElementsAre(IsEmpty(), IsEmpty()));
+  prefetch.keep();
+  EXPECT_TRUE(prefetch.known());
+  EXPECT_THAT(prefetch.order(), ElementsAre(0, 2));
+}
+
+TEST(Prefetch, NamesTheUnitsThatFollow) {
+  Prefetch prefetch(2);
+  run(prefetch, {0, 1, 2, 3});
+  prefetch.keep();
+  EXPECT_THAT(run(prefetch, {0, 1, 2, 3}),
+              ElementsAre(Units{1, 2}, Units{2, 3}, Units{3}, Units{}));
+  EXPECT_FALSE(prefetch.lost());
+  prefetch.set_lookahead(1);
+  EXPECT_THAT(run(prefetch, {0, 1, 2, 3}), ElementsAre(Units{1}, Units{2}, Units{3}, Units{}));
+  prefetch.set_lookahead(0);
+  EXPECT_THAT(run(prefetch, {0, 1}), ElementsAre(Units{}, Units{}));
+}
+
+TEST(Prefetch, KnowsAUnitThatIsUsedTwice) {
+  Prefetch prefetch(1);
+  run(prefetch, {0, 1, 0, 2});
+  prefetch.keep();
+  EXPECT_THAT(run(prefetch, {0, 1, 0, 2}), ElementsAre(Units{1}, Units{0}, Units{2}, Units{}));
+}
+
+TEST(Prefetch, SaysNothingMoreInAPassThatRunsOtherwiseAndRecoversInTheNext) {
+  Prefetch prefetch(1);
+  run(prefetch, {0, 1, 2});
+  prefetch.keep();
+  EXPECT_THAT(run(prefetch, {0, 2, 1}), ElementsAre(Units{1}, Units{}, Units{}));
+  EXPECT_TRUE(prefetch.lost());
+  EXPECT_THAT(run(prefetch, {0, 1, 2, 2}), ElementsAre(Units{1}, Units{2}, Units{}, Units{}));
+  EXPECT_TRUE(prefetch.lost());
+  run(prefetch, {0, 1});  // a pass that ends early is none that ran otherwise
+  EXPECT_FALSE(prefetch.lost());
+  prefetch.keep();  // the first order stays
+  EXPECT_THAT(prefetch.order(), ElementsAre(0, 1, 2));
+}
+
+}  // namespace
+}  // namespace zero
