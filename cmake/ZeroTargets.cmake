@@ -1,6 +1,4 @@
 # Helpers that declare the project's libraries, chapters and tests.
-include(GoogleTest)
-
 # One precompiled header, built once and shared by every target (see docs/decisions.md).
 # GCC uses it only under exactly the flags that it was made with, warnings included.
 set(ZERO_WARNINGS -Wall -Wextra -Wpedantic -Wno-unused-parameter)
@@ -14,28 +12,54 @@ function(zero_configure_target target)
   target_precompile_headers(${target} REUSE_FROM zero_pch)
 endfunction()
 
+# zero_discover_tests(<program> [FILTER <GoogleTest filter>] [PREFIX <text>] [TIMEOUT <seconds>]
+#                     LABELS <labels> [ENVIRONMENT <NAME=value>...] [PROPERTIES <name> <value>...])
+# Every suite of a GoogleTest program (of those tests that the filter lets through) becomes one test of
+# ctest. A program may be given several times, for several filters or environments.
+function(zero_discover_tests program)
+  cmake_parse_arguments(ARG "" "FILTER;PREFIX;TIMEOUT" "LABELS;ENVIRONMENT;PROPERTIES" ${ARGN})
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 300)
+  endif()
+  set(environment "ZERO_PYTHON=${ZERO_PYTHON}" OMP_NUM_THREADS=1 ${ARG_ENVIRONMENT})
+  set(properties "TIMEOUT ${ARG_TIMEOUT} LABELS [==[${ARG_LABELS}]==] ENVIRONMENT [==[${environment}]==]")
+  foreach(word IN LISTS ARG_PROPERTIES)
+    string(APPEND properties " [==[${word}]==]")
+  endforeach()
+  get_property(lists TARGET ${program} PROPERTY ZERO_TEST_LISTS)
+  list(LENGTH lists number)
+  set(file "${CMAKE_CURRENT_BINARY_DIR}/${program}_${number}.cmake")
+  set_property(TARGET ${program} APPEND PROPERTY ZERO_TEST_LISTS "${file}")
+  add_custom_command(TARGET ${program} POST_BUILD BYPRODUCTS "${file}"
+    COMMAND "${CMAKE_COMMAND}" "-DPROGRAM=$<TARGET_FILE:${program}>" "-DFILTER=${ARG_FILTER}"
+      "-DPREFIX=${ARG_PREFIX}" "-DFOLDER=${PROJECT_SOURCE_DIR}" "-DPROPERTIES=${properties}"
+      "-DOUTPUT=${file}" -P "${PROJECT_SOURCE_DIR}/cmake/ZeroDiscoverTests.cmake" VERBATIM)
+  # Read by ctest. Where the program was not built, ctest says so in place of its tests.
+  set(include "${CMAKE_CURRENT_BINARY_DIR}/${program}_${number}_include.cmake")
+  file(CONFIGURE OUTPUT "${include}" CONTENT "if(EXISTS [==[@file@]==])
+  include([==[@file@]==])
+else()
+  add_test([==[@program@_NOT_BUILT]==] @program@_NOT_BUILT)
+endif()
+" @ONLY)
+  set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES "${include}")
+endfunction()
+
 # zero_add_tests(<program> SOURCES <files> LABELS <labels> [LIBRARIES <targets>] [TIMEOUT <seconds>]
 #                [TEST_FILTER <GoogleTest filter>])
-# One GoogleTest program; every TEST (that the filter lets through) becomes one ctest test under the
-# given labels.
+# One GoogleTest program; every suite (of what the filter lets through) becomes one test of ctest under
+# the given labels.
 function(zero_add_tests program)
   cmake_parse_arguments(ARG "" "TIMEOUT;TEST_FILTER" "SOURCES;LABELS;LIBRARIES" ${ARGN})
   if(NOT ZERO_BUILD_TESTS OR NOT ARG_SOURCES)
     return()
   endif()
-  if(NOT ARG_TIMEOUT)
-    set(ARG_TIMEOUT 120)
-  endif()
   add_executable(${program} ${ARG_SOURCES})
   zero_configure_target(${program})
   target_link_libraries(${program} PRIVATE zero_testing ${ARG_LIBRARIES})
   set_target_properties(${program} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/bin")
-  gtest_discover_tests(${program}
-    DISCOVERY_TIMEOUT 120
-    TEST_FILTER "${ARG_TEST_FILTER}"
-    WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}"
-    PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}"
-               ENVIRONMENT "ZERO_PYTHON=${ZERO_PYTHON};OMP_NUM_THREADS=1")
+  zero_discover_tests(${program} FILTER "${ARG_TEST_FILTER}" TIMEOUT "${ARG_TIMEOUT}"
+    LABELS ${ARG_LABELS})
 endfunction()
 
 # zero_add_benchmark(<program> SOURCES <files> [LIBRARIES <targets>] SMOKE_TEST <name>
@@ -103,7 +127,8 @@ function(zero_add_chapter chapter)
   target_link_libraries(${chapter} PRIVATE zero_${chapter})
   set_target_properties(${chapter} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/bin")
 
-  zero_add_tests(${name}_test SOURCES ${tests} LABELS ${chapter} LIBRARIES zero_${chapter})
+  zero_add_tests(${name}_test SOURCES ${tests} LABELS ${chapter} LIBRARIES zero_${chapter}
+    TEST_FILTER "-*Slow*")
   if(ZERO_BUILD_BENCHMARKS AND benches)
     zero_add_benchmark(${name}_bench SOURCES ${benches} LIBRARIES zero_${chapter} LABELS ${chapter}
       SMOKE_TEST Chapter)
