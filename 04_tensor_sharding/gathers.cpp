@@ -26,6 +26,7 @@ struct Options {
 
 double mib(std::int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
 
+// Counts and bytes do not depend on what the tokens are.
 data::Batch batch_of(const nn::LlamaConfig& config, std::int64_t tokens, int rank) {
   data::Batch batch;
   batch.inputs = (at::arange(tokens) * 7 + rank).remainder(config.vocabulary).view({1, tokens});
@@ -45,6 +46,7 @@ std::vector<std::string> measure(dist::Communicator& communicator, const Options
   }
   nn::SeededValues values(/*seed=*/7);
   TensorZero3 strategy({*model, communicator, optim::adamw(), &values, variant});
+  // The shards, which are there all the time; what comes on top is what was gathered.
   const std::int64_t rest = memory::snapshot()[Category::kParameters];
   memory::reset_peaks();
   const dist::Traffic before = communicator.traffic();
@@ -95,7 +97,7 @@ int run_gathers(int argc, char** argv) {
       ->check(CLI::Range(1, 8192));
   CLI11_PARSE(app, argc, argv);
   try {
-    nn::preset(options.model);
+    nn::preset(options.model);  // an unknown name is an error here, not once on every rank
     memory::install();
     dist::LaunchOptions launch;
     launch.world_size = options.world_size;

@@ -46,7 +46,8 @@ class FlatMixedPrecision {
   }
 
   void step() {
-    // Flatten the gradients and average them: all of them, or the part that is updated here.
+    // Flatten the gradients and average them: all of them, or the part that is updated here. `mine`
+    // is a window of `flat`, so both collectives work in place and one buffer serves for all.
     at::Tensor flat = flatten([](const at::Tensor& p) { return p.grad(); });
     at::Tensor mine = of_this_rank(flat);
     if (sharded_) {
@@ -54,11 +55,12 @@ class FlatMixedPrecision {
     } else {
       communicator_.all_reduce(flat, Purpose::kGradient).wait();
     }
-    // Update the master copy in float32.
+    // Update the master copy in float32. Its gradient is needed for that moment only.
     master_.mutable_grad() = mine.to(at::kFloat);
     optimizer_->step();
     master_.mutable_grad().reset();
-    // Round it, make it whole again, unflatten.
+    // Round it into the buffer, over the gradients, which have done their work; make the buffer
+    // whole again, unflatten.
     mine.copy_(master_);
     if (sharded_) communicator_.all_gather(flat, mine, Purpose::kParameter).wait();
     unflatten(flat);
@@ -71,6 +73,7 @@ class FlatMixedPrecision {
     return all;
   }
 
+  // All parameters, or all gradients (`what`: which, given a parameter), one after the other.
   template <typename What>
   at::Tensor flatten(const What& what) const {
     const Charge charge(Category::kCommunication);
@@ -105,6 +108,7 @@ class FlatMixedPrecision {
   std::unique_ptr<zero::optim::Optimizer> optimizer_;
 };
 
+// What one training run came to on this rank.
 struct Run {
   std::vector<double> losses;  // mean over ranks
   zero::memory::Snapshot held;

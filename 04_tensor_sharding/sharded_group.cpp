@@ -57,6 +57,7 @@ void ShardedGroup::split() {
   const Charge charge(Category::kParameters);
   shard_ = shard_.clone();
   split_ = true;
+  // The pieces were windows of the buffer, whose bytes go now.
   hand_out(at::Tensor());
   reshard();
 }
@@ -136,11 +137,13 @@ void ShardedGroup::collect(std::size_t m) {
 void ShardedGroup::collect_all() {
   for (std::size_t m = 0; m < members_.size(); ++m) {
     collect(m);
+    // This rank's batch did not use it; its window holds whatever the allocator left there.
     if (!tensor(m).grad().defined()) gradient_window(m).zero_();
   }
 }
 
 void ShardedGroup::drop_full_gradient() {
+  // Every `.grad` is a window of the buffer and would keep it alive.
   for (std::size_t m = 0; m < members_.size(); ++m) tensor(m).mutable_grad().reset();
   full_gradient_.reset();
 }
@@ -148,6 +151,7 @@ void ShardedGroup::drop_full_gradient() {
 void ShardedGroup::reduce_scatter(bool keep_full) {
   collect_all();
   const std::int64_t n = layout_.shard();
+  // Communicator::reduce_scatter() allows this: the result in the place of this rank's own piece.
   at::Tensor mine = full_gradient_.narrow(0, communicator_.rank() * n, n);
   if (!keep_full) {
     const Charge charge(Category::kGradients);

@@ -10,13 +10,20 @@
 
 namespace zero {
 
-/// Some parameters of one unit that are sharded as one flat buffer: all of them (flat layout) or
-/// one (per-parameter layout). Their tensors are windows of the buffer, so that a collective moves
-/// the buffer and nothing is copied in or out; their gradients are windows of another one.
+/// A group: parameters of one unit that are sharded as one flat buffer. All of them (flat layout;
+/// those of another dtype and frozen ones make a group of their own) or one (per-parameter layout).
+/// Their tensors are windows of the buffer, so that a collective moves the buffer and nothing is
+/// copied in or out; their gradients are windows of another one.
 ///
-/// Memory, with F the bytes of the padded buffer and N ranks:
-///   whole:    F for parameters; the shard is a window of it (stages 1 and 2)
-///   sharded:  F/N for the shard, and F more between gather() and reshard() (stage 3)
+/// Memory, with B the bytes of this group's padded buffer and N ranks:
+///   whole:    B for parameters; the shard is a window of it (stages 1 and 2)
+///   split:    B/N for the shard, and B more between gather() and reshard() (stage 3)
+///   gradients: B from the first gradient_window() until drop_gradients(), or until a reduction
+///              with keep_full = false, which leaves B/N
+///
+/// A step calls, in this order: gather() and reshard() around forward and around backward (stage 3
+/// only), gradient_window() and collect() for each member inside backward, reduce_scatter(), and
+/// after the update gather_updated() of stages_1_and_2.cpp (stages 1 and 2 only).
 class ShardedGroup {
  public:
   /// `members`: indices into `list.parameters`, all of one dtype and all trainable or all frozen.
@@ -39,9 +46,10 @@ class ShardedGroup {
 
   /// From now on only the shard has bytes of its own (stage 3). `allocate()` must have been called.
   void split();
-  /// All ranks' shards into the buffer, on all ranks; nothing to do where it is whole.
+  /// All ranks' shards into the buffer, on all ranks; nothing to do where it is whole. Called by
+  /// all ranks; blocks.
   void gather();
-  /// Drops the buffer again.
+  /// Drops the buffer's bytes again. Does nothing before split(): the buffer is the only copy then.
   void reshard();
   bool whole() const { return whole_; }
 
@@ -57,8 +65,9 @@ class ShardedGroup {
   /// Brings the gradient that backward left in `.grad` of member `m` into its window.
   void collect(std::size_t m);
   /// Averages the gradient buffer over the ranks; afterwards the pieces' `.grad` are windows of
-  /// this rank's shard. Members without a gradient count as zeros. `keep_full`: the shard stays
-  /// where it is in the buffer; otherwise it gets bytes of its own and the buffer is freed.
+  /// this rank's shard. Members without a gradient count as zeros, because other ranks may have
+  /// one. `keep_full`: the shard stays where it is in the buffer; otherwise it gets bytes of its
+  /// own and the buffer is freed. Called by all ranks; blocks.
   void reduce_scatter(bool keep_full);
   /// The same result by an all-reduce of the whole buffer.
   void all_reduce(bool keep_full);
@@ -70,6 +79,8 @@ class ShardedGroup {
   void fill_gaps();
   void collect_all();
   void drop_full_gradient();
+  /// Where `gradient_shard` is undefined: makes the pieces, windows of the shard as it lies now.
+  /// Else gives the pieces windows of it as their `.grad`.
   void hand_out(const at::Tensor& gradient_shard);
 
   const nn::ParameterList& list_;
@@ -77,12 +88,12 @@ class ShardedGroup {
   dist::Communicator& communicator_;
   train::ShardLayout layout_;
   bool trainable_;
-  bool split_ = false;
-  bool whole_ = false;
-  at::Tensor full_;
-  at::Tensor shard_;
-  at::Tensor full_gradient_;
-  std::vector<train::Piece> pieces_;
+  bool split_ = false;                // the shard has bytes of its own
+  bool whole_ = false;                // the buffer has its bytes
+  at::Tensor full_;                   // [N * shard], parameters
+  at::Tensor shard_;                  // [shard], a window of full_ until split()
+  at::Tensor full_gradient_;          // [N * shard], undefined where there are no gradients
+  std::vector<train::Piece> pieces_;  // by member
 };
 
 }  // namespace zero

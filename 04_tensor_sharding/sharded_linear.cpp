@@ -31,6 +31,7 @@ at::Tensor ShardedParameter::gather() const {
 
 void ShardedParameter::reduce(const at::Tensor& gradient) {
   const Charge charge(Category::kGradients);
+  // The reduce-scatter takes the padded buffer; zeros, so that padding stays zero.
   at::Tensor buffer = at::zeros({layout_.total()}, shard_.options());
   buffer.narrow(0, 0, layout_.size(0)).copy_(gradient.flatten());
   at::Tensor average = at::empty_like(shard_);
@@ -48,6 +49,7 @@ struct ShardedLinearFunction : torch::autograd::Function<ShardedLinearFunction> 
                             ShardedLinear* layer) {
     // Saved is the input alone. Were it the weight, autograd would keep it whole until backward.
     context->save_for_backward({x});
+    // saved_data takes tensors and plain values (IValue), so the layer goes in as its address.
     context->saved_data["layer"] = reinterpret_cast<std::int64_t>(layer);
     return at::linear(x, layer->weight().gather(), layer->bias().gather());
   }
@@ -58,6 +60,7 @@ struct ShardedLinearFunction : torch::autograd::Function<ShardedLinearFunction> 
     const at::Tensor gradient = gradients[0].reshape({-1, gradients[0].size(-1)});
     layer->weight().reduce(gradient.t().mm(x.reshape({-1, x.size(-1)})));
     layer->bias().reduce(gradient.sum(0));
+    // Gathered again, for this one product. `one` and the layer itself have no gradient.
     return {gradient.mm(layer->weight().gather()).view(x.sizes()), at::Tensor(), at::Tensor()};
   }
 };

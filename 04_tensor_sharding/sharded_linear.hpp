@@ -46,7 +46,7 @@ class ShardedLinear {
   ShardedLinear(const at::Tensor& weight, const at::Tensor& bias, dist::Communicator& communicator);
 
   /// x [..., inputs] to [..., outputs]. Called by all ranks, and so is the backward that follows;
-  /// both block. Every rank has its own x.
+  /// both block. Every rank has its own x. This layer must live until that backward has run.
   at::Tensor forward(const at::Tensor& x);
 
   ShardedParameter& weight() { return weight_; }

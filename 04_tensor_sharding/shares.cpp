@@ -31,6 +31,7 @@ Shares of_owners(const nn::ParameterList& list, int ranks, train::Ownership how)
   return shares;
 }
 
+// One buffer a unit, as tensor_zero3 has it where all parameters are trainable and of one dtype.
 // Padding is held as well, so it counts.
 Shares of_shards(const nn::ParameterList& list, int ranks) {
   std::int64_t bytes = 0;
@@ -101,7 +102,7 @@ int run_shares(int argc, char** argv) {
   app.add_option("--json", json, "write the shares here, and a picture of them beside it");
   CLI11_PARSE(app, argc, argv);
   try {
-    const nn::DeferredStorage deferred;
+    const nn::DeferredStorage deferred;  // shapes only
     nn::Llama llama(nn::preset(model));
     const nn::ParameterList list = nn::list_parameters(llama);
     const std::vector<Row> rows = rows_of(list);

@@ -39,11 +39,13 @@ std::vector<std::size_t> TensorZero3::units_around(const nn::Unit& unit) const {
 }
 
 at::Tensor TensorZero3::forward(const data::Batch& batch) {
+  // Evaluation is no part of a step and does not count for predicted_traffic().
   if (c10::GradMode::is_enabled()) uses_.assign(uses_.size(), 0);
   return TensorSharding::forward(batch);
 }
 
 void TensorZero3::backward(const at::Tensor& loss) {
+  // Also where backward throws: the next forward must not look like one that runs again.
   struct Within {
     explicit Within(bool& flag) : flag(flag) { flag = true; }
     ~Within() { flag = false; }
@@ -83,6 +85,7 @@ void TensorZero3::post_backward(nn::Unit& unit) {
 void TensorZero3::group_ready(std::size_t group) {
   const std::size_t u = unit_of_[group];
   ++ready_[u];
+  // Parameters go first: what the reduction takes then is not needed on top of them.
   // A unit that is used twice has its last gradient after its last use: nothing is dropped early.
   const bool over = has_all_gradients(u) && (is_leaf(u) || !has_frozen(u));
   if (over && !whole_model_) reshard(u);
@@ -104,6 +107,7 @@ bool TensorZero3::has_frozen(std::size_t unit) const {
 }
 
 void TensorZero3::finish_backward() {
+  // What is whole still: all under "whole", and units of which this batch did not use everything.
   for (std::size_t u = 0; u < list().units.size(); ++u) reshard(u);
   forget_arrivals();
   ready_.assign(ready_.size(), 0);

@@ -7,7 +7,8 @@
 namespace zero {
 
 /// Stage 1 over split tensors: reduce-scatter the gradients, update the shard, all-gather the
-/// parameters. Sends 2F (N-1)/N in a step, as plain DDP does. Variants:
+/// parameters. Sends 2F (N-1)/N in a step (F: see TensorSharding), as plain DDP does but for the
+/// padding. Variants:
 ///   "flat" (default)  one buffer a unit
 ///   "per_parameter"   each parameter padded and split by itself: more collectives, more padding
 ///   "naive"           all-reduce, then all-gather: 3F (N-1)/N, for the comparison
@@ -51,12 +52,12 @@ class TensorZero2 : public TensorSharding {
 ///   "flat" (default)  one buffer and one collective a unit
 ///   "per_parameter"   one buffer and one collective a parameter
 ///   "leaf"            every layer that holds parameters (nn::Leaf) is gathered by itself, around
-///                     each use: at most one is whole beside what the root holds itself, for more
-///                     and smaller collectives. A layer that runs twice in a forward, such as an
-///                     embedding that is the output head too, is gathered four times. In a part
-///                     that is checkpointed, layers stay whole from when they run again until
-///                     their backward, which follows at once: those of one part are whole
-///                     together, and what is sent is as without a checkpoint.
+///                     each use: at most one is whole, beside parameters of the root that are in
+///                     no layer. That takes more and smaller collectives. A layer that runs twice
+///                     in a forward, such as an embedding that is the output head too, is gathered
+///                     four times. In a part under activation checkpointing, layers stay whole
+///                     from when they run again until their backward, which follows at once: those
+///                     of one part are whole together, and what is sent is as without it.
 ///   "whole"           gathers the whole model before forward, keeps it through backward:
 ///                     2F (N-1)/N, and a peak of F of parameters
 class TensorZero3 : public TensorSharding {
@@ -87,17 +88,20 @@ class TensorZero3 : public TensorSharding {
   virtual void reshard(std::size_t unit);
 
  private:
+  /// The units to gather or reshard when `unit` runs: itself, or under "whole" all for the root.
   std::vector<std::size_t> units_around(const nn::Unit& unit) const;
   std::size_t index_of(const nn::Unit& unit) const;
   bool is_leaf(std::size_t unit) const;
   bool has_frozen(std::size_t unit) const;
   bool has_all_gradients(std::size_t unit) const;
+  /// From the end of its forward to its backward. Unit 0 is the root.
   bool stays_whole(std::size_t unit) const { return whole_model_ || unit == 0; }
+  /// How often a unit is gathered in a step with one micro-batch.
   std::int64_t gathers(std::size_t unit) const;
 
-  bool whole_model_;
-  bool by_leaf_;
-  bool in_backward_ = false;
+  bool whole_model_;                // variant "whole"
+  bool by_leaf_;                    // variant "leaf"
+  bool in_backward_ = false;        // so that a forward that runs again inside it can be told apart
   std::vector<std::int64_t> uses_;  // by unit, in a forward
   train::LaunchOrder order_;
   std::vector<std::size_t> unit_of_;  // by group

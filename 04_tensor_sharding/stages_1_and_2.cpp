@@ -10,7 +10,8 @@ using dist::Purpose;
 
 namespace {
 
-// Every rank has updated its shard; the buffer that it is a window of gets the others'.
+// Every rank has updated its shard; the buffer that it is a window of gets the others'. All gathers
+// are started before the first is waited for: nothing that one of them writes is read by another.
 void gather_updated(std::vector<ShardedGroup>& groups, const std::vector<std::size_t>& order,
                     dist::Communicator& communicator) {
   RECORD_USER_SCOPE("tensor_param_all_gather");
@@ -33,7 +34,8 @@ void TensorZero1::finish_backward() {
   forget_arrivals();
   if (!reduces_now()) return;
   for (const std::size_t g : backward_groups()) {
-    // The next micro-batch needs the buffer anew where the averages are added up.
+    // Where every micro-batch is reduced, the average must leave the buffer: the next micro-batch
+    // writes its gradients there.
     const bool keep_full = !reduce_each_;
     if (naive_) {
       if (note_members(g)) groups()[g].all_reduce(keep_full);
@@ -60,6 +62,7 @@ TensorZero2::TensorZero2(const train::StrategyArguments& arguments)
     : TensorSharding(arguments, /*split=*/false), order_(backward_groups()) {}
 
 void TensorZero2::group_ready(std::size_t group) {
+  // Without a reduction gradients stay in the buffer and the next micro-batch adds to them.
   if (!reduces_now()) return;
   order_.ready(group, [this](std::size_t g) { reduce(g, /*keep_full=*/false); });
 }
@@ -67,6 +70,7 @@ void TensorZero2::group_ready(std::size_t group) {
 void TensorZero2::finish_backward() {
   forget_arrivals();
   if (!reduces_now()) return;
+  // Groups that this rank's batch did not use in full; other ranks may have.
   order_.finish([this](std::size_t g) { reduce(g, /*keep_full=*/false); });
   complete_reduction();
 }
@@ -83,6 +87,7 @@ std::int64_t TensorZero2::predicted_traffic() const {
          (reduced_shard_bytes() + shard_bytes(/*trainable_only=*/true));
 }
 
+// The first variant of each list is the default.
 void register_tensor_sharding(train::Registry& registry) {
   const auto add = [&]<typename Stage>(const char* name, std::vector<std::string> variants,
                                        std::type_identity<Stage>) {

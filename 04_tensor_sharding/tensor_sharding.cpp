@@ -23,6 +23,8 @@ TensorSharding::TensorSharding(const train::StrategyArguments& arguments, bool s
   arrived_.assign(groups_.size(), 0);
   for (ShardedGroup& group : groups_) {
     give_values(group, split);
+    // Layers of common/nn then write each gradient into its place in the buffer. The reference
+    // stays valid: groups_ does not grow any more.
     for (std::size_t m = 0; m < group.members().size(); ++m) {
       nn::set_gradient_provider(parameter(group.members()[m]),
                                 [&group, m] { return group.gradient_window(m); });
@@ -72,6 +74,7 @@ void TensorSharding::give_values(ShardedGroup& group, bool split) {
     own[m].defined() ? static_cast<void>(out.copy_(own[m])) : first_value(group.members()[m], out);
   }
   communicator().broadcast(group.full(), /*root=*/0, Purpose::kSetup).wait();
+  // Before the next group is made, so that no rank ever holds more than one of them whole.
   if (split) group.split();
 }
 
@@ -134,6 +137,7 @@ std::int64_t TensorSharding::shard_bytes(bool trainable_only) const {
 }
 
 std::int64_t TensorSharding::gradient_shard_bytes() const {
+  // A gradient shard lives as long as a piece's `.grad` is a window of it.
   std::vector<bool> held(groups_.size(), false);
   for (std::size_t i = 0; i < count(); ++i) {
     if (piece(i).tensor.defined()) held[where_[i].group] = true;
