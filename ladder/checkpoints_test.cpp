@@ -27,7 +27,8 @@ using testing::run_ladder;
 using testing::TestFolder;
 using testing::written;
 
-const std::string kTiny = "--model tiny --seq-len 16 --no-compute-alone --timeout 30 ";
+const std::string kOfAnyLength = "--model tiny --no-compute-alone --timeout 30 ";
+const std::string kTiny = kOfAnyLength + "--seq-len 16 ";
 
 std::string folder_option(const std::string& option, const TestFolder& folder,
                           const std::string& name = "run") {
@@ -132,6 +133,33 @@ TEST(Resume, OtherNumbersOfRanksGoOnWithTheSameBatches) {
   }
 }
 
+TEST(Resume, MasterWeightsAndLossScaleComeBack) {
+  const TestFolder folder;
+  for (const std::string dtype : {"bf16", "fp16"}) {
+    const std::string common = "--modes tensor_zero2 --dtype " + dtype + " ";
+    const std::string run = folder_option("--checkpoint", folder, dtype);
+    const json whole =
+        figures(folder, common + "--steps 4 " + folder_option("--checkpoint", folder, "whole"));
+    figures(folder, common + "--steps 2 " + run);
+    const json rest =
+        figures(folder, common + "--steps 4 " + run + folder_option("--resume", folder, dtype));
+    EXPECT_EQ(digest(rest.at(0)), digest(whole.at(0))) << dtype;
+    const auto notes = train::read_checkpoint_info(folder / dtype).notes;
+    EXPECT_EQ(notes.contains("loss scale"), dtype == "fp16");
+    // With the number of good steps so far: 4, and not 2.
+    EXPECT_EQ(notes, train::read_checkpoint_info(folder / "whole").notes);
+    std::filesystem::remove_all(folder / "whole");
+    const json other = figures(folder, "--steps 5 --modes ddp,zero3 --dtype " + dtype + " " +
+                                           folder_option("--resume", folder, dtype));
+    ASSERT_EQ(other.size(), 2U);
+    EXPECT_EQ(digest(other[0]), digest(other[1]));
+  }
+  const Ended ended = run_ladder(
+      folder, kTiny + "--modes zero1 --steps 6 " + folder_option("--resume", folder, "bf16"));
+  EXPECT_EQ(ended.code, 1) << ended.said;
+  EXPECT_THAT(ended.said, HasSubstr("is BFloat16 in the checkpoint and Float in the model"));
+}
+
 TEST(Resume, SaysWhereItGoesOnAndWhatIsNotAsItWas) {
   const TestFolder folder;
   figures(folder, "--steps 2 --modes zero1 " + folder_option("--checkpoint", folder));
@@ -152,9 +180,10 @@ class RefusedRun : public ::testing::Test {
     std::filesystem::remove(folder_ / "out.json");
   }
 
-  void expect_refused(const std::string& arguments, const std::string& message) {
+  void expect_refused(const std::string& arguments, const std::string& message, int seq_len = 16) {
     const auto before = listing(folder_);
-    const Ended ended = run_ladder(folder_, kTiny + "--modes zero1 " + arguments);
+    const Ended ended = run_ladder(folder_, kOfAnyLength + "--seq-len " + std::to_string(seq_len) +
+                                                " --modes zero1 " + arguments);
     EXPECT_THAT(ended.code, ::testing::AnyOf(1, 2)) << ended.said;
     EXPECT_THAT(ended.said, HasSubstr(message));
     EXPECT_THAT(ended.said, Not(HasSubstr("rank 0"))) << "found out too late, by a rank";
@@ -171,7 +200,6 @@ TEST_F(RefusedRun, WithOtherBatches) {
   expect_refused(resume_ + "--steps 4 --nproc 1", "1 rank with --batch 1 takes 1: take --batch 2");
   expect_refused(resume_ + "--steps 4 --nproc 3", "take a number of ranks that divides them");
   expect_refused(resume_ + "--steps 4 --seed 7", "its run has seed 42: take --seed 42");
-  expect_refused(resume_ + "--steps 4 --seq-len 32", "take the same --data and --seq-len");
   // As many samples, and others.
   std::string text;
   for (int i = 0; i < 100; ++i) text += std::to_string(i * i) + " ";
@@ -181,6 +209,10 @@ TEST_F(RefusedRun, WithOtherBatches) {
                        folder_option("--checkpoint", folder_, "of_one"));
   expect_refused("--steps 4 --data '" + two + "' " + folder_option("--resume", folder_, "of_one"),
                  "its run was trained on other data");
+}
+
+TEST_F(RefusedRun, WithOtherLengths) {
+  expect_refused(resume_ + "--steps 4", "take the same --data and --seq-len", /*seq_len=*/32);
 }
 
 TEST_F(RefusedRun, WithNothingLeftToTrain) {

@@ -72,6 +72,7 @@ TEST_P(FakeWorldIn, HasTheFiguresOfTheSameRankOfARealWorld) {
   const Ended real = run_ladder(real_folder, both + " --nproc 2");
   ASSERT_EQ(real.code, 0) << real.said;
   const json of_real = report_of(real_folder);
+  std::vector<double> first_losses(of_real.at("modes").size(), 0.0);
   for (const std::size_t rank : {0U, 1U}) {
     const TestFolder folder;
     const Ended fake = run_ladder(folder, both + " --fake-world 2 --rank " + std::to_string(rank));
@@ -80,7 +81,12 @@ TEST_P(FakeWorldIn, HasTheFiguresOfTheSameRankOfARealWorld) {
     ASSERT_EQ(of_fake.at("modes").size(), of_real.at("modes").size());
     for (std::size_t m = 0; m < of_fake.at("modes").size(); ++m) {
       expect_same_rank(of_fake.at("modes")[m], of_real.at("modes")[m].at("ranks")[rank]);
+      first_losses[m] += of_fake.at("modes")[m].at("losses")[0].get<double>() / 2;
     }
+  }
+  // The first forward is real: what the ranks find, each alone, has the real world's mean.
+  for (std::size_t m = 0; m < first_losses.size(); ++m) {
+    EXPECT_DOUBLE_EQ(first_losses[m], of_real.at("modes")[m].at("losses")[0].get<double>());
   }
 }
 

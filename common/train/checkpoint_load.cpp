@@ -75,7 +75,7 @@ class Loader {
         // States of the parameter's dtype go on being of it where that is converted.
         const at::ScalarType type =
             dtype == saved.dtype ? part.values.scalar_type() : dtype_in_file(saved, name);
-        at::Tensor state = at::empty({part.values.numel()}, at::TensorOptions(type));
+        at::Tensor state = at::empty({part.values.numel()}, part.values.options().dtype(type));
         copy(saved, name, {state, part.begin});
         states_[i][name] = state;
       }

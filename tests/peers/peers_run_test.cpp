@@ -1,0 +1,79 @@
+// ./run peers: our modes and PyTorch's train the same model on the same batches.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <zero/report/test_folder.hpp>
+
+namespace zero::testing {
+namespace {
+
+using report::TestFolder;
+
+struct Ended {
+  int code;
+  std::string said;
+};
+
+Ended run_peers(const TestFolder& folder, const std::string& arguments) {
+  const char* python = std::getenv("ZERO_PYTHON");
+  const std::string log = (folder / "log").string();
+  const std::string command =
+      "PYTHONDONTWRITEBYTECODE=1 '" + std::string(python != nullptr ? python : "python3") +
+      "' peers/peers.py --ladder '" ZERO_LADDER_PROGRAM "' --json '" +
+      (folder / "peers.json").string() + "' " + arguments + " > '" + log + "' 2>&1";
+  const int status = std::system(command.c_str());
+  std::ifstream file(log);
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, {std::istreambuf_iterator<char>(file), {}}};
+}
+
+TEST(Peers, TrainTheSameModelOnTheSameBatches) {
+  const TestFolder folder;
+  const Ended run = run_peers(folder, "--model tiny --rounds 1 --steps 3 --seq-len 32");
+  ASSERT_EQ(run.code, 0) << run.said;
+  const auto json = nlohmann::json::parse(std::ifstream(folder / "peers.json"));
+  ASSERT_EQ(json["rows"].size(), 4u);
+  EXPECT_EQ(json["parameters"], 108864);
+  for (const auto& row : json["rows"]) {
+    SCOPED_TRACE(row["pair"].get<std::string>());
+    EXPECT_EQ(row["world_size"], 2);
+    EXPECT_GT(row["ours_step_s"], 0.0);
+    EXPECT_GT(row["torch_step_s"], 0.0);
+    EXPECT_GT(row["compute_only_s"], 0.0);
+    EXPECT_GT(row["ours_hwm_mib"], 10.0);
+    EXPECT_GT(row["torch_hwm_mib"], 10.0);
+    // Three steps of 5e-5 move a norm's weight, which is 1, by 1.5e-4: the same way on both sides.
+    EXPECT_LT(row["max_rel_diff"], 1e-5);
+    // Not one and the same file compared with itself.
+    EXPECT_GT(row["max_rel_diff"], 0.0);
+  }
+}
+
+TEST(Peers, NoticeThatTheTwoSidesTrainSomethingElse) {
+  const TestFolder folder;
+  // With another seed our batches come in another order.
+  const Ended run =
+      run_peers(folder, "--model tiny --rounds 1 --steps 2 --pairs ddp --seed-of-ours 7");
+  EXPECT_NE(run.code, 0);
+  EXPECT_NE(run.said.find("do not train the same model on the same batches"), std::string::npos)
+      << run.said;
+  EXPECT_FALSE(std::filesystem::exists(folder / "peers.json"));
+}
+
+TEST(Peers, RefuseWhatIsNotThere) {
+  const TestFolder folder;
+  const Ended pair = run_peers(folder, "--pairs zero4");
+  EXPECT_EQ(pair.code, 2);
+  EXPECT_NE(pair.said.find("'zero4' is no pair; there are: ddp, zero1, zero2, zero3"),
+            std::string::npos)
+      << pair.said;
+  const Ended mode = run_peers(folder, "--model tiny --pairs zero3 --ours zero3=zer3");
+  EXPECT_EQ(mode.code, 1);
+  EXPECT_NE(mode.said.find("zero3"), std::string::npos) << mode.said;
+}
+
+}  // namespace
+}  // namespace zero::testing
