@@ -50,7 +50,9 @@ void TensorZero1::sync_parameters() { gather_updated(groups(), backward_groups()
 
 train::ModelStateBytes TensorZero1::predicted_bytes() const {
   const std::int64_t n = communicator_.size();
-  return {n * shard_bytes(/*trainable_only=*/false), n * shard_bytes(true), optimizer_bytes()};
+  return {n * shard_bytes(/*trainable_only=*/false),
+          reduce_each_ ? gradient_shard_bytes() : n * shard_bytes(/*trainable_only=*/true),
+          optimizer_bytes()};
 }
 
 std::int64_t TensorZero1::predicted_traffic() const {

@@ -42,7 +42,8 @@ Overlap::Overlap(const train::StrategyArguments& arguments, const OverlapOptions
       order_({}),
       in_flight_(options.in_flight_bytes),
       forward_(options.lookahead),
-      backward_(options.lookahead) {
+      backward_(options.lookahead),
+      uses_(list().units.size(), 1) {
   communicator_.agree("the engine's options",
                       fmt::format("stage {}\nbuckets of {} bytes, {} under way\nlookahead {}\n"
                                   "units below {} elements whole",
@@ -137,7 +138,10 @@ train::ModelStateBytes Overlap::predicted_bytes() const {
     const bool split = bucket.keeps() == Keeps::kShard;
     bytes.parameters += split ? bucket.shard_bytes() : bucket.full_bytes();
     if (!bucket.trainable()) continue;
-    if (bucket.keeps() <= Keeps::kGradients) {
+    // Where micro-batches are reduced one by one, the buffer is needed for the next.
+    const bool whole =
+        bucket.keeps() == Keeps::kEverything || (bucket.keeps() == Keeps::kGradients && !added_up_);
+    if (whole) {
       bytes.gradients += bucket.full_bytes();
       continue;
     }
@@ -149,6 +153,14 @@ train::ModelStateBytes Overlap::predicted_bytes() const {
     if (holds) bytes.gradients += bucket.shard_bytes();
   }
   return bytes;
+}
+
+std::int64_t Overlap::gathers(std::size_t unit) const {
+  const std::int64_t uses = uses_[unit];
+  // The root stays whole between its forward and its backward. The others are gathered for each use
+  // in forward, and once for backward, until all their gradients are there.
+  if (unit == 0) return uses > 0 ? 1 : 0;
+  return uses + (uses > 0 ? 1 : 0);
 }
 
 std::int64_t Overlap::predicted_traffic() const {
@@ -167,8 +179,7 @@ std::int64_t Overlap::predicted_traffic() const {
         sum += gather;
       }
     }
-    // The root stays whole between its forward and its backward.
-    if (bucket.keeps() == Keeps::kShard) sum += (unit_of_[b] == 0 ? 1 : 2) * gather;
+    if (bucket.keeps() == Keeps::kShard) sum += gathers(unit_of_[b]) * gather;
   }
   return sum;
 }

@@ -12,6 +12,8 @@
 namespace zero {
 
 at::Tensor Overlap::forward(const data::Batch& batch) {
+  // Evaluation is no part of a step and does not count for predicted_traffic().
+  if (c10::GradMode::is_enabled()) uses_.assign(uses_.size(), 0);
   forward_.begin();
   at::Tensor loss = Strategy::forward(batch);
   end_of_pass(forward_, "forward");
@@ -19,12 +21,19 @@ at::Tensor Overlap::forward(const data::Batch& batch) {
 }
 
 void Overlap::backward(const at::Tensor& loss) {
+  // Also where backward throws: the next forward must not look like one that runs again.
+  struct Within {
+    explicit Within(bool& flag) : flag(flag) { flag = true; }
+    ~Within() { flag = false; }
+    bool& flag;
+  } const within(in_backward_);
   backward_.begin();
   Strategy::backward(loss);
   end_of_pass(backward_, "backward");
 }
 
 void Overlap::end_of_pass(Prefetch& pass, const char* name) {
+  if (options_.stage < 3) return;  // nothing to gather: ranks may run different units
   if (!pass.known() && c10::GradMode::is_enabled()) {
     pass.keep();
     // A rank that gathered in another order would wait for ever for what the others do not send.
@@ -53,7 +62,16 @@ void Overlap::use(std::size_t unit, Prefetch& pass) {
   finish_gather(unit);
 }
 
-void Overlap::pre_forward(nn::Unit& unit) { use(index_of(unit), forward_); }
+void Overlap::pre_forward(nn::Unit& unit) {
+  const std::size_t u = index_of(unit);
+  if (in_backward_) {  // a checkpoint that runs again: no part of the order of forward
+    start_gather(u);
+    finish_gather(u);
+    return;
+  }
+  if (c10::GradMode::is_enabled()) ++uses_[u];
+  use(u, forward_);
+}
 
 void Overlap::post_forward(nn::Unit& unit) {
   const std::size_t u = index_of(unit);

@@ -90,6 +90,7 @@ class Overlap : public train::Strategy {
 
   void build_buckets();
   Keeps keeps(std::size_t unit) const;
+  std::int64_t gathers(std::size_t unit) const;
   void give_values(Bucket& bucket);
   void set_providers();
 
@@ -122,6 +123,8 @@ class Overlap : public train::Strategy {
   Prefetch forward_;
   Prefetch backward_;
   std::int64_t lost_passes_ = 0;
+  std::vector<std::int64_t> uses_;  // by unit: in the last forward pass that trains
+  bool in_backward_ = false;
 };
 
 }  // namespace zero

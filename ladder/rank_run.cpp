@@ -37,7 +37,8 @@ double median(std::vector<double> values) {
   return n % 2 == 1 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
 }
 
-// What is measured within every step; the last one is reported, the times as medians.
+// What is measured within every step; the last one that was not left out is reported, the times as
+// medians.
 class Meter {
  public:
   Meter(const dist::Communicator& communicator, std::int64_t base, std::int64_t resident_base)
@@ -45,14 +46,17 @@ class Meter {
 
   void begin_step() {
     memory::reset_peaks();
-    traffic_ = communicator_.traffic();
+    before_ = communicator_.traffic();
   }
 
-  void end_step(const train::PhaseSeconds& seconds) {
+  void end_step(const train::StepResult& step) {
+    seconds_.push_back(step.seconds);
+    // Where the loss scale was too large nothing is updated, and no parameter is sent.
+    if (step.skipped && updated_) return;
+    updated_ = !step.skipped;
     steady_ = memory::snapshot();
-    traffic_ = communicator_.traffic().since(traffic_);
+    traffic_ = communicator_.traffic().since(before_);
     resident_ = memory::resident_set_bytes();
-    seconds_.push_back(seconds);
   }
 
   void fill(report::RankRow& row) const {
@@ -88,7 +92,9 @@ class Meter {
   const dist::Communicator& communicator_;
   std::int64_t base_;
   std::int64_t resident_base_;
+  dist::Traffic before_;
   dist::Traffic traffic_;
+  bool updated_ = false;
   memory::Snapshot steady_;
   std::int64_t resident_ = 0;
   std::vector<train::PhaseSeconds> seconds_;
@@ -174,7 +180,7 @@ void train_steps(train::Strategy& strategy, data::DistributedSampler& sampler,
     if (films) memory::start_timeline(strategy.list().bytes() / 4096);
     meter.begin_step();
     const train::StepResult step = trainer.step({batch});
-    meter.end_step(step.seconds);
+    meter.end_step(step);
     if (films) result.film = report::film_of_mode(mode, memory::stop_timeline());
     if (trace) trace->finish(options.trace_file(mode, communicator.rank()));
     strategy.observe_gradients({});

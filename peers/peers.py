@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "common" / "data
 import prepare  # noqa: E402
 import token_file  # noqa: E402
 
-OURS = {"ddp": "ddp", "zero1": "tensor_zero1", "zero2": "tensor_zero2", "zero3": "tensor_zero3"}
+OURS = {"ddp": "engine0", "zero1": "engine1", "zero2": "engine2", "zero3": "engine3"}
 THEIRS = {"ddp": "DDP", "zero1": "DDP + ZeroRedundancyOptimizer", "zero2": "FSDP2, no reshard",
           "zero3": "FSDP2, reshard"}
 # smollm2-86m is SmolLM2-360M with 4 of its 32 layers: 86 million parameters, quick to train.

@@ -46,8 +46,9 @@ std::vector<std::string> modes() {
   return registry.modes();
 }
 
-TEST_P(Residency, ModelStatesAtRestAreThoseOfTheFormula) {
-  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+void expect_states_of_the_formula(int ranks, train::Accumulation accumulation,
+                                  std::size_t micro_batches) {
+  on_ranks(ranks, [=](dist::Communicator& communicator) {
     for (const std::string& mode : modes()) {
       train_and_look(
           communicator, mode,
@@ -61,9 +62,18 @@ TEST_P(Residency, ModelStatesAtRestAreThoseOfTheFormula) {
                 << mode;
             EXPECT_EQ(now[Category::kOptimizer] - before[Category::kOptimizer], formula.optimizer)
                 << mode;
-          });
+          },
+          accumulation, micro_batches);
     }
   });
+}
+
+TEST_P(Residency, ModelStatesAtRestAreThoseOfTheFormula) {
+  expect_states_of_the_formula(GetParam(), train::Accumulation::kLocal, 1);
+}
+
+TEST_P(Residency, AlsoWhereEveryMicroBatchIsReduced) {
+  expect_states_of_the_formula(GetParam(), train::Accumulation::kReduceEach, 2);
 }
 
 // The charges come from the code under test; the allocator's total does not.

@@ -20,8 +20,9 @@
 ///
 /// Each rank writes what it answers for: of every parameter the run of elements that it updates
 /// (Strategy::piece), flat, as "parameter/NAME", and of the optimizer the states of these elements
-/// as "exp_avg/NAME", "exp_avg_sq/NAME". What several ranks hold is written by the lowest of them,
-/// so under ddp rank 0 writes everything. Buffers are each rank's own ("buffer/NAME").
+/// as "exp_avg/NAME", "exp_avg_sq/NAME", in mixed precision "master/NAME" too. What several ranks
+/// hold is written by the lowest of them, so under ddp rank 0 writes everything. Buffers are each
+/// rank's own ("buffer/NAME").
 ///
 /// manifest.json is the checkpoint: it names its step folder and holds the length and the SHA-256
 /// of every file, and of itself. A new one takes its place by one rename after all files have
@@ -75,8 +76,8 @@ CheckpointInfo read_checkpoint_info(const std::filesystem::path& folder);
 /// same rank, or of rank 0 where there was none.
 ///
 /// Each rank checks the SHA-256 of the files that it takes something from (ranks share those that
-/// nobody does), and copies only the elements that it keeps. Both moments are in memory before the
-/// first parameter is touched.
+/// nobody does), and copies only the elements that it keeps. The optimizer's states are in memory
+/// before the first parameter is touched.
 ///
 /// @throws zero::Error on every rank, with the reason of one of them, before anything was changed:
 /// no checkpoint there; a file is missing, cut short, altered or another run's; a format version

@@ -162,8 +162,8 @@ void Strategy::add_up_micro_batches() {
 float Strategy::l2_norm() {
   // Each parameter's sum of squares is made by its owner alone and is exact where others add 0, so
   // that every rank, under every strategy that owns whole parameters, adds the same numbers in the
-  // same order. Where tensors are split the partial sums are in double, too fine to be seen in the
-  // float that comes out but for about one case in ten million.
+  // same order. Where tensors are split the partial sums are in double: what their order changes
+  // is seen in the float that comes out only where that lies at the edge between two floats.
   at::Tensor squares = at::zeros({static_cast<std::int64_t>(count())}, at::kDouble);
   auto* square = squares.mutable_data_ptr<double>();
   for (std::size_t i = 0; i < count(); ++i) {

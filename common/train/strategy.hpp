@@ -96,7 +96,8 @@ class Strategy : public nn::UnitHooks {
   void set_last_micro_batch(bool last) { last_micro_batch_ = last; }
 
   /// Scales the gradients so that their global norm is at most `max_norm`; gives the norm before.
-  /// After finish_backward() of the last micro-batch. Exact: the same bits under every strategy.
+  /// After finish_backward() of the last micro-batch. Exact: the same bits under every strategy
+  /// that owns whole parameters, and but for rare cases of rounding where tensors are split.
   /// Norms are of the gradients divided by gradient_scale().
   virtual float clip_grad_norm(double max_norm, optim::Norm norm = optim::Norm::kL2);
 

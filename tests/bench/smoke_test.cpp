@@ -62,8 +62,9 @@ class Smoke : public ::testing::Test {
 // What a stage holds at two ranks, in what plain DDP holds with AdamW; nothing for other modes.
 std::optional<double> ratio_of(const std::string& mode) {
   static const std::map<std::string, double> ratios = {
-      {"ddp", 1.0},           {"zero1", 0.75},         {"zero2", 0.625},     {"zero3", 0.5},
-      {"tensor_zero1", 0.75}, {"tensor_zero2", 0.625}, {"tensor_zero3", 0.5}};
+      {"ddp", 1.0},           {"zero1", 0.75},         {"zero2", 0.625},      {"zero3", 0.5},
+      {"tensor_zero1", 0.75}, {"tensor_zero2", 0.625}, {"tensor_zero3", 0.5}, {"engine0", 1.0},
+      {"engine1", 0.75},      {"engine2", 0.625},      {"engine3", 0.5}};
   const auto found = ratios.find(mode.substr(0, mode.find(':')));
   return found == ratios.end() ? std::nullopt : std::optional(found->second);
 }

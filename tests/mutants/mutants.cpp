@@ -213,8 +213,9 @@ namespace {
 
 std::vector<MutantEntry> all_entries() {
   std::vector<MutantEntry> all = mutants_of_owners();
-  const auto& more = mutants_of_shards();
-  all.insert(all.end(), more.begin(), more.end());
+  for (const auto* more : {&mutants_of_shards(), &mutants_of_the_engine()}) {
+    all.insert(all.end(), more->begin(), more->end());
+  }
   return all;
 }
 

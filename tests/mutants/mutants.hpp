@@ -32,8 +32,9 @@ std::unique_ptr<train::Strategy> make_mutant(const train::StrategyArguments& arg
   return std::make_unique<Wrong>(arguments);
 }
 
-/// Those of whole parameters and those of split tensors.
+/// Those of whole parameters, of split tensors, and of the engine of chapter 05.
 const std::vector<MutantEntry>& mutants_of_owners();
 const std::vector<MutantEntry>& mutants_of_shards();
+const std::vector<MutantEntry>& mutants_of_the_engine();
 
 }  // namespace zero::testing
