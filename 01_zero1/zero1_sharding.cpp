@@ -11,6 +11,7 @@ using dist::Purpose;
 Zero1Sharding::Zero1Sharding(const train::StrategyArguments& arguments)
     : Strategy(arguments),
       naive_(arguments.variant == "naive"),
+      reduce_each_(arguments.accumulation == train::Accumulation::kReduceEach),
       owners_(list(), communicator(), arguments.ownership) {
   broadcast_from_rank_0();
   // This is ZeRO-1: the optimizer never hears of a parameter that another rank owns, so it never
@@ -53,7 +54,9 @@ at::Tensor Zero1Sharding::step(const std::function<at::Tensor()>& closure) {
 }
 
 train::ModelStateBytes Zero1Sharding::predicted_bytes() const {
-  return {list().bytes(), trainable_bytes(), optimizer_bytes()};
+  // Where every micro-batch is reduced, a rank adds up the averages of what it owns and no others.
+  return {list().bytes(), reduce_each_ ? owners_.trainable_bytes() : trainable_bytes(),
+          optimizer_bytes()};
 }
 
 std::int64_t Zero1Sharding::predicted_traffic() const {

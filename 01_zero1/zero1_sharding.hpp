@@ -37,6 +37,7 @@ class Zero1Sharding : public train::Strategy {
   void reduce_gradients();
 
   bool naive_;
+  bool reduce_each_;
   train::Owners owners_;
 };
 
