@@ -59,7 +59,6 @@ class Bucket {
   void finish_gather();
   /// Drops the buffer again, where only the shard is kept.
   void reshard();
-  bool gathering() const { return gathers_; }
   bool whole() const { return whole_; }
 
   train::Piece piece(std::size_t m) const { return pieces_[m]; }

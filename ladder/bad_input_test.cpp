@@ -6,13 +6,16 @@
 #include <ostream>
 #include <zero/data/tokens.hpp>
 
+#include "test_bad_input.hpp"
 #include "test_program.hpp"
 
 namespace zero::ladder {
 namespace {
 
 using ::testing::AllOf;
+using testing::BadInput;
 using testing::Ended;
+using testing::expect_refused_before_writing;
 using ::testing::HasSubstr;
 using testing::kQuick;
 using testing::listing;
@@ -20,24 +23,10 @@ using testing::run_ladder;
 using testing::TestFolder;
 using testing::written;
 
-struct BadInput {
-  std::string name;
-  std::string arguments;  // later words win over those of kQuick
-  std::vector<std::string> messages;
-};
-
-void PrintTo(const BadInput& input, std::ostream* out) { *out << input.arguments; }
-
 class BadArguments : public ::testing::TestWithParam<BadInput> {};
 
 TEST_P(BadArguments, AreRefusedBeforeAnythingIsWritten) {
-  const TestFolder folder;
-  const Ended ended = run_ladder(folder, GetParam().arguments);
-  EXPECT_THAT(ended.code, ::testing::AnyOf(1, 2)) << ended.said;
-  for (const std::string& message : GetParam().messages) {
-    EXPECT_THAT(ended.said, HasSubstr(message));
-  }
-  EXPECT_THAT(listing(folder), ::testing::IsEmpty());
+  expect_refused_before_writing(GetParam(), GetParam().arguments);
 }
 
 INSTANTIATE_TEST_SUITE_P(

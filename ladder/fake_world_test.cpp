@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <ostream>
 
+#include "test_bad_input.hpp"
 #include "test_program.hpp"
 
 namespace zero::ladder {
@@ -13,8 +14,10 @@ namespace {
 
 using nlohmann::json;
 using ::testing::AllOf;
+using testing::BadInput;
 using testing::contents_of;
 using testing::Ended;
+using testing::expect_refused_before_writing;
 using ::testing::HasSubstr;
 using testing::kQuick;
 using testing::listing;
@@ -93,26 +96,12 @@ TEST_P(FakeWorldIn, HasTheFiguresOfTheSameRankOfARealWorld) {
 INSTANTIATE_TEST_SUITE_P(Dtypes, FakeWorldIn, ::testing::Values("fp32", "bf16"),
                          [](const auto& info) { return std::string(info.param); });
 
-struct BadInput {
-  std::string name;
-  std::string arguments;
-  std::vector<std::string> messages;
-};
-
-void PrintTo(const BadInput& input, std::ostream* out) { *out << input.arguments; }
-
 class BadFakeWorld : public ::testing::TestWithParam<BadInput> {};
 
 TEST_P(BadFakeWorld, IsRefusedBeforeAnythingIsWritten) {
-  const TestFolder folder;
   const std::string& arguments = GetParam().arguments;
   const bool names_a_model = arguments.find("--model") != std::string::npos;
-  const Ended ended = run_ladder(folder, (names_a_model ? "--seq-len 16 " : kQuick) + arguments);
-  EXPECT_THAT(ended.code, ::testing::AnyOf(1, 2)) << ended.said;
-  for (const std::string& message : GetParam().messages) {
-    EXPECT_THAT(ended.said, HasSubstr(message));
-  }
-  EXPECT_THAT(listing(folder), ::testing::IsEmpty());
+  expect_refused_before_writing(GetParam(), (names_a_model ? "--seq-len 16 " : kQuick) + arguments);
 }
 
 INSTANTIATE_TEST_SUITE_P(

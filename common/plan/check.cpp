@@ -42,8 +42,26 @@ KnownMode split_by_leaf() {
   return mode;
 }
 
-const std::map<std::string, KnownMode, std::less<>>& known_modes() {
-  static const std::map<std::string, KnownMode, std::less<>> modes = {
+using KnownModes = std::map<std::string, KnownMode, std::less<>>;
+
+// Every stage of the engine in buckets; its variants differ in when they send and not in what.
+KnownModes with_engine(KnownModes modes) {
+  const std::pair<const char*, KnownMode> stages[] = {
+      {"engine0", split(Scheme::kDdp, Stage::kDdp, Grouping::kBucket)},
+      {"engine1", split(Scheme::kZero1, Stage::kZero1, Grouping::kBucket)},
+      {"engine2", split(Scheme::kZero2, Stage::kZero2, Grouping::kBucket)},
+      {"engine3", split(Scheme::kZero3, Stage::kZero3, Grouping::kBucket)},
+  };
+  for (const auto& [name, mode] : stages) {
+    for (const char* variant : {"", ":overlap", ":on_demand"}) {
+      modes.emplace(fmt::format("{}{}", name, variant), mode);
+    }
+  }
+  return modes;
+}
+
+const KnownModes& known_modes() {
+  static const KnownModes modes = with_engine({
       {"ddp", {Scheme::kDdp, Stage::kDdp}},
       {"ddp:per_parameter", {Scheme::kDdp, Stage::kDdp}},
       {"ddp:flat", {.scheme = Scheme::kDdp, .stage = Stage::kDdp, .flat_copy = true}},
@@ -71,19 +89,7 @@ const std::map<std::string, KnownMode, std::less<>>& known_modes() {
       {"tensor_zero3:per_parameter", split(Scheme::kZero3, Stage::kZero3, Grouping::kTensor)},
       {"tensor_zero3:leaf", split_by_leaf()},
       {"tensor_zero3:whole", split(Scheme::kZero3Kept, Stage::kZero3)},
-      {"engine0", split(Scheme::kDdp, Stage::kDdp, Grouping::kBucket)},
-      {"engine0:overlap", split(Scheme::kDdp, Stage::kDdp, Grouping::kBucket)},
-      {"engine0:on_demand", split(Scheme::kDdp, Stage::kDdp, Grouping::kBucket)},
-      {"engine1", split(Scheme::kZero1, Stage::kZero1, Grouping::kBucket)},
-      {"engine1:overlap", split(Scheme::kZero1, Stage::kZero1, Grouping::kBucket)},
-      {"engine1:on_demand", split(Scheme::kZero1, Stage::kZero1, Grouping::kBucket)},
-      {"engine2", split(Scheme::kZero2, Stage::kZero2, Grouping::kBucket)},
-      {"engine2:overlap", split(Scheme::kZero2, Stage::kZero2, Grouping::kBucket)},
-      {"engine2:on_demand", split(Scheme::kZero2, Stage::kZero2, Grouping::kBucket)},
-      {"engine3", split(Scheme::kZero3, Stage::kZero3, Grouping::kBucket)},
-      {"engine3:overlap", split(Scheme::kZero3, Stage::kZero3, Grouping::kBucket)},
-      {"engine3:on_demand", split(Scheme::kZero3, Stage::kZero3, Grouping::kBucket)},
-  };
+  });
   return modes;
 }
 

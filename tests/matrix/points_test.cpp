@@ -90,6 +90,17 @@ Film expected_film(const std::string& mode, std::int64_t v, std::int64_t o, std:
           {"cleared", {parameters, 0, moments}}};
 }
 
+void expect_film(const Film& film, const Film& expected, const std::string& mode) {
+  ASSERT_EQ(film.size(), expected.size()) << mode;
+  for (std::size_t i = 0; i < film.size(); ++i) {
+    const auto& [point, held] = film[i];
+    const Held& wanted = expected[i].second;
+    EXPECT_EQ(held.parameters, wanted.parameters) << mode << " " << point;
+    EXPECT_EQ(held.gradients, wanted.gradients) << mode << " " << point;
+    EXPECT_EQ(held.optimizer, wanted.optimizer) << mode << " " << point;
+  }
+}
+
 TEST_P(Points, OfAStepHoldWhatTheStageSays) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
     for (const std::string mode : {"ddp", "ddp:flat", "zero1", "zero1:naive", "zero2",
@@ -106,14 +117,7 @@ TEST_P(Points, OfAStepHoldWhatTheStageSays) {
         }
       });
       const Film expected = expected_film(mode, v, o, r);
-      ASSERT_EQ(film.size(), expected.size());
-      for (std::size_t i = 0; i < film.size(); ++i) {
-        const auto& [point, held] = film[i];
-        const Held& wanted = expected[i].second;
-        EXPECT_EQ(held.parameters, wanted.parameters) << mode << " " << point;
-        EXPECT_EQ(held.gradients, wanted.gradients) << mode << " " << point;
-        EXPECT_EQ(held.optimizer, wanted.optimizer) << mode << " " << point;
-      }
+      expect_film(film, expected, mode);
     }
   });
 }
@@ -152,14 +156,7 @@ TEST_P(Points, OfAStepHoldWhatTheStageSaysOfSplitTensors) {
       const bool split = mode.starts_with("tensor_zero3");
       const std::int64_t full = rest.parameters * (split ? communicator.size() : 1);
       const Film expected = expected_film_of_shards(mode, rest, full, root);
-      ASSERT_EQ(film.size(), expected.size());
-      for (std::size_t i = 0; i < film.size(); ++i) {
-        const auto& [point, held] = film[i];
-        const Held& wanted = expected[i].second;
-        EXPECT_EQ(held.parameters, wanted.parameters) << mode << " " << point;
-        EXPECT_EQ(held.gradients, wanted.gradients) << mode << " " << point;
-        EXPECT_EQ(held.optimizer, wanted.optimizer) << mode << " " << point;
-      }
+      expect_film(film, expected, mode);
     }
   });
 }
