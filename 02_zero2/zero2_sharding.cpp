@@ -34,6 +34,11 @@ void Zero2Sharding::finish_backward() {
   complete_reduction();
 }
 
+void Zero2Sharding::zero_grad() {
+  order_.forget();  // it is new already, unless a backward pass was given up
+  Strategy::zero_grad();
+}
+
 void Zero2Sharding::begin_reduction() {
   // Which parameters take part may have changed since the last time: they can be frozen between
   // steps.

@@ -24,6 +24,7 @@ class Zero2Sharding : public train::Strategy {
 
   void finish_backward() override;
   void sync_parameters() override;
+  void zero_grad() override;
 
   bool owns(std::size_t index) const override { return owners_.mine(index); }
   bool sharded() const override { return true; }

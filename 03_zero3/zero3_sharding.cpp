@@ -3,6 +3,8 @@
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
+#include <utility>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/train/registry.hpp>
@@ -19,7 +21,8 @@ Zero3Sharding::Zero3Sharding(const train::StrategyArguments& arguments)
     : Strategy(arguments),
       whole_model_(arguments.variant == "whole"),
       owners_(list(), communicator(), arguments.ownership),
-      order_(train::backward_order(list())),
+      order_({}),
+      turns_(list()),
       gathered_(list().units.size(), false),
       gradients_(list().units.size(), 0) {
   distribute_from_rank_0();
@@ -39,27 +42,45 @@ void Zero3Sharding::distribute_from_rank_0() {
   broadcast_buffers_from_rank_0();
 }
 
+at::Tensor Zero3Sharding::forward(const data::Batch& batch) {
+  trains_ = c10::GradMode::is_enabled();
+  at::Tensor loss = Strategy::forward(batch);
+  trains_ = false;
+  return loss;
+}
+
 void Zero3Sharding::pre_forward(nn::Unit& unit) {
-  for (const std::size_t u : units_around(unit)) gather(u);
+  const std::size_t u = list().index_of(unit);
+  // Inside backward, where a part under activation checkpointing runs again.
+  for (const std::size_t over : turns_.leave_for_forward(u)) end_turn(over);
+  if (trains_) turns_.used(u);
+  for (const std::size_t each : units_around(unit)) gather(each);
 }
 
 void Zero3Sharding::post_forward(nn::Unit& unit) {
   // The root is the last to finish forward and the first to begin backward: to drop it in between
   // would only send it twice. In evaluation there is no backward.
   const bool backward_follows = c10::GradMode::is_enabled();
-  if (backward_follows && (whole_model_ || index_of(unit) == kRoot)) return;
+  if (backward_follows && (whole_model_ || list().index_of(unit) == kRoot)) return;
   for (const std::size_t u : units_around(unit)) reshard(u);
 }
 
 void Zero3Sharding::pre_backward(nn::Unit& unit) {
-  for (const std::size_t u : units_around(unit)) gather(u);
+  const std::size_t u = list().index_of(unit);
+  for (const std::size_t over : turns_.leave_for(u)) end_turn(over);
+  turns_.enter(u);
+  for (const std::size_t each : units_around(unit)) gather(each);
 }
 
-void Zero3Sharding::post_backward(nn::Unit& unit) {
-  // Units end with their last gradient, but for those that hold frozen parameters: these may be
-  // needed for the gradient of the input after the last gradient of a parameter.
-  const std::size_t u = index_of(unit);
-  if (has_frozen(u) && has_all_gradients(u) && !whole_model_ && u != kRoot) reshard(u);
+void Zero3Sharding::end_turn(std::size_t unit) {
+  // Whatever this rank's batch has not used of the unit, it never will.
+  if (!whole_model_) reshard(unit);
+  if (!reduces_now()) return;
+  begin_reduction();
+  for (const std::size_t i : list().units[unit].parameters) {
+    if (!trainable(i) || order_.has(i)) continue;
+    order_.ready(i, [this](std::size_t next) { reduce_to_owner(next); });
+  }
 }
 
 bool Zero3Sharding::has_frozen(std::size_t unit) const {
@@ -76,27 +97,63 @@ bool Zero3Sharding::has_all_gradients(std::size_t unit) const {
 }
 
 void Zero3Sharding::gradient_ready(std::size_t index) {
+  if (reduces_now()) {
+    begin_reduction();
+    order_.expect(index);
+  }
   const std::size_t u = list().parameters[index].unit;
   ++gradients_[u];
+  if (!turns_.open(u)) return;
+  // Units end with their last gradient, but for those that hold frozen parameters: these may be
+  // needed for the gradient of the input after the last gradient of a parameter.
   if (has_all_gradients(u) && !has_frozen(u) && !whole_model_) reshard(u);
   if (!reduces_now()) return;
-  begin_reduction();
   order_.ready(index, [this](std::size_t i) { reduce_to_owner(i); });
 }
 
-void Zero3Sharding::finish_backward() {
-  for (std::size_t u = 0; u < gathered_.size(); ++u) reshard(u);
+void Zero3Sharding::backward(const at::Tensor& loss) {
+  Strategy::backward(loss);
+  turns_.end();
+  reshard_all();
   gradients_.assign(gradients_.size(), 0);
   if (!reduces_now()) return;
   begin_reduction();
   order_.finish([this](std::size_t i) { reduce_to_owner(i); });
-  complete_reduction();
+}
+
+void Zero3Sharding::finish_backward() {
+  if (reduces_now()) complete_reduction();
+}
+
+void Zero3Sharding::zero_grad() {
+  // All of it is so already, unless a backward pass was given up.
+  turns_.end();
+  order_.forget();
+  gradients_.assign(gradients_.size(), 0);
+  Strategy::zero_grad();
+}
+
+void Zero3Sharding::optimizer_step() {
+  // A forward that no backward followed has left the root whole, with values that are old soon.
+  reshard_all();
+  turns_.forget();
+  Strategy::optimizer_step();
+}
+
+void Zero3Sharding::reshard_all() {
+  for (std::size_t u = 0; u < gathered_.size(); ++u) reshard(u);
 }
 
 void Zero3Sharding::begin_reduction() {
   // Which parameters take part may have changed since the last time: they can be frozen between
   // steps.
-  if (order_.idle()) order_ = train::LaunchOrder(train::backward_order(list()));
+  if (!order_.idle()) return;
+  std::vector<std::size_t> order = train::backward_order(list());
+  // Those of a unit with others within have their turn in the end.
+  std::stable_partition(order.begin(), order.end(), [this](std::size_t i) {
+    return !list().has_inner(list().parameters[i].unit);
+  });
+  order_ = train::LaunchOrder(std::move(order));
 }
 
 void Zero3Sharding::reduce_to_owner(std::size_t index) {
@@ -125,14 +182,8 @@ void Zero3Sharding::reshard(std::size_t unit) {
   gathered_[unit] = false;
 }
 
-std::size_t Zero3Sharding::index_of(const nn::Unit& unit) const {
-  std::size_t u = 0;
-  while (list().units[u].unit != &unit) ++u;
-  return u;
-}
-
 std::vector<std::size_t> Zero3Sharding::units_around(const nn::Unit& unit) const {
-  if (!whole_model_ || index_of(unit) != kRoot) return {index_of(unit)};
+  if (!whole_model_ || list().index_of(unit) != kRoot) return {list().index_of(unit)};
   std::vector<std::size_t> all;
   for (std::size_t u = 0; u < list().units.size(); ++u) all.push_back(u);
   return all;

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <vector>
+#include <zero/train/backward_turns.hpp>
 #include <zero/train/launch_order.hpp>
 #include <zero/train/owners.hpp>
 #include <zero/train/strategy.hpp>
@@ -26,16 +27,20 @@ class Zero3Sharding : public train::Strategy {
   /// no rank ever holds the whole model.
   explicit Zero3Sharding(const train::StrategyArguments& arguments);
 
+  at::Tensor forward(const data::Batch& batch) override;
+  void backward(const at::Tensor& loss) override;
   void finish_backward() override;
+  void optimizer_step() override;
+  void zero_grad() override;
   void summon(std::size_t unit) override { gather(unit); }
   void dismiss(std::size_t unit) override { reshard(unit); }
 
   void pre_forward(nn::Unit& unit) override;
   void post_forward(nn::Unit& unit) override;
   void pre_backward(nn::Unit& unit) override;
-  void post_backward(nn::Unit& unit) override;
 
   bool owns(std::size_t index) const override { return owners_.mine(index); }
+  train::Piece stored(std::size_t index) const override { return piece(index); }
   bool sharded() const override { return true; }
   train::ModelStateBytes predicted_bytes() const override;
   std::int64_t predicted_traffic() const override;
@@ -51,14 +56,17 @@ class Zero3Sharding : public train::Strategy {
   void distribute_from_rank_0();
   void begin_reduction();
   void reduce_to_owner(std::size_t index);
-  std::size_t index_of(const nn::Unit& unit) const;
+  void reshard_all();
+  void end_turn(std::size_t unit);
   bool has_frozen(std::size_t unit) const;
   bool has_all_gradients(std::size_t unit) const;
   std::vector<std::size_t> units_around(const nn::Unit& unit) const;
 
   bool whole_model_;
+  bool trains_ = false;  // the forward that runs is one that a backward follows
   train::Owners owners_;
   train::LaunchOrder order_;
+  train::BackwardTurns turns_;
   std::vector<bool> gathered_;          // by unit
   std::vector<std::size_t> gradients_;  // by unit: trainable parameters whose gradient has come
 };

@@ -13,6 +13,7 @@ TensorZero3::TensorZero3(const train::StrategyArguments& arguments)
       by_leaf_(arguments.variant == "leaf"),
       uses_(list().units.size(), 1),
       order_(backward_groups()),
+      turns_(list()),
       unit_of_(groups().size()),
       ready_(list().units.size(), 0) {
   for (std::size_t u = 0; u < list().units.size(); ++u) {
@@ -20,18 +21,12 @@ TensorZero3::TensorZero3(const train::StrategyArguments& arguments)
   }
 }
 
-std::size_t TensorZero3::index_of(const nn::Unit& unit) const {
-  std::size_t u = 0;
-  while (list().units[u].unit != &unit) ++u;
-  return u;
-}
-
 bool TensorZero3::is_leaf(std::size_t unit) const {
   return by_leaf_ && dynamic_cast<const nn::Leaf*>(list().units[unit].unit) != nullptr;
 }
 
 std::vector<std::size_t> TensorZero3::units_around(const nn::Unit& unit) const {
-  std::size_t u = index_of(unit);
+  std::size_t u = list().index_of(unit);
   if (!whole_model_ || u != 0) return {u};
   std::vector<std::size_t> all;
   for (u = 0; u < list().units.size(); ++u) all.push_back(u);
@@ -39,9 +34,12 @@ std::vector<std::size_t> TensorZero3::units_around(const nn::Unit& unit) const {
 }
 
 at::Tensor TensorZero3::forward(const data::Batch& batch) {
+  trains_ = c10::GradMode::is_enabled();
   // Evaluation is no part of a step and does not count for predicted_traffic().
-  if (c10::GradMode::is_enabled()) uses_.assign(uses_.size(), 0);
-  return TensorSharding::forward(batch);
+  if (trains_) uses_.assign(uses_.size(), 0);
+  at::Tensor loss = TensorSharding::forward(batch);
+  trains_ = false;
+  return loss;
 }
 
 void TensorZero3::backward(const at::Tensor& loss) {
@@ -52,11 +50,22 @@ void TensorZero3::backward(const at::Tensor& loss) {
     bool& flag;
   } const within(in_backward_);
   TensorSharding::backward(loss);
+  turns_.end();
+  // What is whole still: all under "whole", the root, and what ran last.
+  reshard_all();
+  forget_arrivals();
+  ready_.assign(ready_.size(), 0);
+  if (!reduces_now()) return;
+  order_.finish([this](std::size_t g) { reduce(g, /*keep_full=*/false); });
 }
 
 void TensorZero3::pre_forward(nn::Unit& unit) {
-  if (c10::GradMode::is_enabled() && !in_backward_) ++uses_[index_of(unit)];
-  for (const std::size_t u : units_around(unit)) gather(u);
+  const std::size_t u = list().index_of(unit);
+  // Inside backward, where a part under activation checkpointing runs again.
+  for (const std::size_t over : turns_.leave_for_forward(u)) end_turn(over);
+  if (trains_) turns_.used(u);
+  if (c10::GradMode::is_enabled() && !in_backward_) ++uses_[u];
+  for (const std::size_t each : units_around(unit)) gather(each);
 }
 
 void TensorZero3::post_forward(nn::Unit& unit) {
@@ -69,27 +78,42 @@ void TensorZero3::post_forward(nn::Unit& unit) {
 }
 
 void TensorZero3::pre_backward(nn::Unit& unit) {
-  for (const std::size_t u : units_around(unit)) gather(u);
+  const std::size_t u = list().index_of(unit);
+  for (const std::size_t over : turns_.leave_for(u)) end_turn(over);
+  turns_.enter(u);
+  for (const std::size_t each : units_around(unit)) gather(each);
 }
 
 void TensorZero3::post_backward(nn::Unit& unit) {
-  for (const std::size_t u : units_around(unit)) {
-    // A leaf is done with its parameters, and is gathered again for each other use. Other units end
-    // with their gradients, but for those that hold frozen parameters: these may be needed for the
-    // gradient of the input after the last gradient of a parameter.
-    const bool over = is_leaf(u) || (has_frozen(u) && has_all_gradients(u));
-    if (over && !stays_whole(u)) reshard(u);
-  }
+  // A leaf is done with its parameters, and is gathered again for each other use.
+  const std::size_t u = list().index_of(unit);
+  if (is_leaf(u) && !stays_whole(u)) reshard(u);
+}
+
+void TensorZero3::end_turn(std::size_t unit) {
+  // Whatever this rank's batch has not used of the unit, it never will.
+  if (!whole_model_) reshard(unit);
+  for (const std::size_t g : groups_of(unit)) launch(g);
+}
+
+void TensorZero3::gradient_ready(std::size_t index) {
+  if (groups()[group_of(index)].trainable()) order_.expect(group_of(index));
+  TensorSharding::gradient_ready(index);
 }
 
 void TensorZero3::group_ready(std::size_t group) {
   const std::size_t u = unit_of_[group];
   ++ready_[u];
-  // Parameters go first: what the reduction takes then is not needed on top of them.
-  // A unit that is used twice has its last gradient after its last use: nothing is dropped early.
-  const bool over = has_all_gradients(u) && (is_leaf(u) || !has_frozen(u));
-  if (over && !whole_model_) reshard(u);
-  if (!reduces_now()) return;
+  if (!turns_.open(u)) return;
+  // Parameters go first: what the reduction takes then is not needed on top of them. Frozen ones
+  // may be needed for the gradient of the input after the last gradient of a parameter; a leaf has
+  // that by now.
+  if (has_all_gradients(u) && (is_leaf(u) || !has_frozen(u)) && !whole_model_) reshard(u);
+  launch(group);
+}
+
+void TensorZero3::launch(std::size_t group) {
+  if (!reduces_now() || !groups()[group].trainable() || order_.has(group)) return;
   order_.ready(group, [this](std::size_t g) { reduce(g, /*keep_full=*/false); });
 }
 
@@ -107,13 +131,26 @@ bool TensorZero3::has_frozen(std::size_t unit) const {
 }
 
 void TensorZero3::finish_backward() {
-  // What is whole still: all under "whole", and units of which this batch did not use everything.
-  for (std::size_t u = 0; u < list().units.size(); ++u) reshard(u);
-  forget_arrivals();
+  if (reduces_now()) complete_reduction();
+}
+
+void TensorZero3::zero_grad() {
+  // All of it is so already, unless a backward pass was given up.
+  turns_.end();
+  order_.forget();
   ready_.assign(ready_.size(), 0);
-  if (!reduces_now()) return;
-  order_.finish([this](std::size_t g) { reduce(g, /*keep_full=*/false); });
-  complete_reduction();
+  TensorSharding::zero_grad();
+}
+
+void TensorZero3::optimizer_step() {
+  // A forward that no backward followed has left the root whole, with values that are old soon.
+  reshard_all();
+  turns_.forget();
+  TensorSharding::optimizer_step();
+}
+
+void TensorZero3::reshard_all() {
+  for (std::size_t u = 0; u < list().units.size(); ++u) reshard(u);
 }
 
 void TensorZero3::gather(std::size_t unit) {

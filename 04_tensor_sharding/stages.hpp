@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <zero/train/backward_turns.hpp>
 
 #include "tensor_sharding.hpp"
 
@@ -35,6 +36,7 @@ class TensorZero2 : public TensorSharding {
 
   void finish_backward() override;
   void sync_parameters() override;
+  void zero_grad() override;
   train::ModelStateBytes predicted_bytes() const override;
   std::int64_t predicted_traffic() const override;
 
@@ -67,6 +69,8 @@ class TensorZero3 : public TensorSharding {
   at::Tensor forward(const data::Batch& batch) override;
   void backward(const at::Tensor& loss) override;
   void finish_backward() override;
+  void optimizer_step() override;
+  void zero_grad() override;
   void summon(std::size_t unit) override { gather(unit); }
   void dismiss(std::size_t unit) override { reshard(unit); }
 
@@ -81,6 +85,7 @@ class TensorZero3 : public TensorSharding {
   std::int64_t predicted_traffic() const override;
 
  protected:
+  void gradient_ready(std::size_t index) override;
   void group_ready(std::size_t group) override;
   /// Makes the parameters of a unit whole; nothing to do where they are. Called by all ranks.
   virtual void gather(std::size_t unit);
@@ -90,7 +95,9 @@ class TensorZero3 : public TensorSharding {
  private:
   /// The units to gather or reshard when `unit` runs: itself, or under "whole" all for the root.
   std::vector<std::size_t> units_around(const nn::Unit& unit) const;
-  std::size_t index_of(const nn::Unit& unit) const;
+  void reshard_all();
+  void end_turn(std::size_t unit);
+  void launch(std::size_t group);
   bool is_leaf(std::size_t unit) const;
   bool has_frozen(std::size_t unit) const;
   bool has_all_gradients(std::size_t unit) const;
@@ -101,9 +108,11 @@ class TensorZero3 : public TensorSharding {
 
   bool whole_model_;                // variant "whole"
   bool by_leaf_;                    // variant "leaf"
+  bool trains_ = false;             // the forward that runs is one that a backward follows
   bool in_backward_ = false;        // so that a forward that runs again inside it can be told apart
   std::vector<std::int64_t> uses_;  // by unit, in a forward
   train::LaunchOrder order_;
+  train::BackwardTurns turns_;
   std::vector<std::size_t> unit_of_;  // by group
   std::vector<std::size_t> ready_;    // by unit: groups whose gradients have come
 };

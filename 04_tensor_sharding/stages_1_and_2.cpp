@@ -77,6 +77,11 @@ void TensorZero2::finish_backward() {
   complete_reduction();
 }
 
+void TensorZero2::zero_grad() {
+  order_.forget();  // it is new already, unless a backward pass was given up
+  TensorSharding::zero_grad();
+}
+
 void TensorZero2::sync_parameters() { gather_updated(groups(), backward_groups(), communicator()); }
 
 train::ModelStateBytes TensorZero2::predicted_bytes() const {

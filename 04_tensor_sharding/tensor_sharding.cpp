@@ -117,6 +117,7 @@ void TensorSharding::reduce(std::size_t group, bool keep_full) {
 
 void TensorSharding::zero_grad() {
   for (ShardedGroup& group : groups_) group.drop_gradients();
+  forget_arrivals();
   Strategy::zero_grad();
 }
 

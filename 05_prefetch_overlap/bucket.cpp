@@ -34,6 +34,12 @@ Bucket::Bucket(const nn::ParameterList& list, std::vector<std::size_t> members, 
       layout_(layout_of(list, members_, communicator.size())),
       trainable_(tensor(0).requires_grad()) {}
 
+std::int64_t Bucket::bytes() const {
+  std::int64_t sum = 0;
+  for (const std::size_t i : members_) sum += list_.parameters[i].bytes();
+  return sum;
+}
+
 std::int64_t Bucket::shard_bytes() const {
   return layout_.shard() * static_cast<std::int64_t>(tensor(0).element_size());
 }
@@ -76,6 +82,7 @@ void Bucket::start_gather() {
 }
 
 void Bucket::start_refresh() {
+  finish_gather();  // of a step whose values nobody has read
   if (!split() && keeps_ != Keeps::kEverything && trainable_) gather_into_buffer();
 }
 

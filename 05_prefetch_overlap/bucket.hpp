@@ -39,6 +39,7 @@ class Bucket {
   const train::ShardLayout& layout() const { return layout_; }
   bool trainable() const { return trainable_; }
   Keeps keeps() const { return keeps_; }
+  std::int64_t bytes() const;  ///< of its parameters, without padding
   std::int64_t shard_bytes() const;
   std::int64_t full_bytes() const { return shard_bytes() * layout_.world_size(); }
 

@@ -16,6 +16,9 @@ using dist::Purpose;
 
 namespace {
 
+// The first ones touch their memory for the first time; the least of each time counts.
+constexpr std::int64_t kTimedSteps = 3;
+
 const OverlapOptions& checked(const OverlapOptions& o) {
   const auto refuse = [](const char* what, std::int64_t value, const char* right) {
     throw Error(fmt::format("{} is {}; {}", what, value, right));
@@ -25,7 +28,10 @@ const OverlapOptions& checked(const OverlapOptions& o) {
   if (o.in_flight_bytes < 1) {
     refuse("the bound on bytes under way", o.in_flight_bytes, "1 byte is the least");
   }
-  if (o.lookahead < 0) refuse("lookahead", o.lookahead, "0 gathers a unit when it is needed");
+  if (o.lookahead < 0 && o.lookahead != kAutoLookahead) {
+    refuse("lookahead", o.lookahead, "0 gathers a unit when it is needed");
+  }
+  if (o.ahead_bytes < 0) refuse("the room for units ahead", o.ahead_bytes, "0 is the least");
   if (o.whole_below < 0) refuse("the size of units that stay whole", o.whole_below, "0: none does");
   return o;
 }
@@ -40,32 +46,45 @@ Overlap::Overlap(const train::StrategyArguments& arguments, const OverlapOptions
       by_unit_(list().units.size()),
       ready_(list().units.size(), 0),
       order_({}),
+      turns_(list()),
       in_flight_(options.in_flight_bytes),
-      forward_(options.lookahead),
-      backward_(options.lookahead),
+      forward_(std::max<std::int64_t>(options.lookahead, 0)),
+      backward_(std::max<std::int64_t>(options.lookahead, 0)),
+      timed_steps_left_(options.stage == 3 && options.lookahead == kAutoLookahead ? kTimedSteps
+                                                                                  : 0),
       uses_(list().units.size(), 1) {
   communicator_.agree("the engine's options",
                       fmt::format("stage {}\nbuckets of {} bytes, {} under way\nlookahead {}\n"
-                                  "units below {} elements whole",
+                                  "units below {} elements whole, {} bytes ahead at most",
                                   options.stage, options.bucket_bytes, options.in_flight_bytes,
-                                  options.lookahead, options.whole_below));
+                                  options.lookahead, options.whole_below, options.ahead_bytes));
   build_buckets();
   order_ = train::LaunchOrder(backward_buckets());
   arrived_.assign(buckets_.size(), 0);
   for (Bucket& bucket : buckets_) give_values(bucket);
-  set_providers();
   broadcast_buffers_from_rank_0();
   if (options_.stage > 0) narrow_optimizer();
+  // Last: what throws above must leave nothing behind that calls into nothing.
+  set_providers();
 }
 
 Overlap::~Overlap() {
   for (std::size_t i = 0; i < count(); ++i) nn::set_gradient_provider(parameter(i), {});
-  try {
-    in_flight_.finish();
-    finish_parameters();
-  } catch (const std::exception& error) {
-    // Peers are gone; whoever called has heard of it from the operation that failed.
-    fmt::print(stderr, "rank {}: {}\n", communicator_.rank(), error.what());
+  // A handle may not be dropped while its transfer is under way, so each is waited for, whatever
+  // the one before it said. Whoever called has heard of a peer that is gone from the operation that
+  // failed first; here it is said once.
+  bool said = false;
+  const auto wait = [&](const std::function<void()>& finish) {
+    try {
+      finish();
+    } catch (const std::exception& error) {
+      if (!said) fmt::print(stderr, "rank {}: {}\n", communicator_.rank(), error.what());
+      said = true;
+    }
+  };
+  for (Bucket& bucket : buckets_) {
+    wait([&bucket] { bucket.finish_gather(); });
+    wait([&bucket] { bucket.finish_reduce(); });
   }
 }
 
@@ -186,13 +205,15 @@ std::int64_t Overlap::predicted_traffic() const {
 
 void register_prefetch_overlap(train::Registry& registry) {
   for (int stage = 0; stage <= 3; ++stage) {
-    registry.add({fmt::format("engine{}", stage),
-                  "05_prefetch_overlap",
-                  {"overlap", "on_demand"},
+    registry.add({fmt::format("engine{}", stage), "05_prefetch_overlap",
+                  stage < 3 ? std::vector<std::string>{"overlap"}
+                            : std::vector<std::string>{"overlap", "on_demand", "auto", "hybrid"},
                   [stage](const train::StrategyArguments& arguments) {
                     OverlapOptions options;
                     options.stage = stage;
                     if (arguments.variant == "on_demand") options.lookahead = 0;
+                    if (arguments.variant == "auto") options.lookahead = kAutoLookahead;
+                    if (arguments.variant == "hybrid") options.whole_below = kHybridThreshold;
                     return std::make_unique<Overlap>(arguments, options);
                   }});
   }

@@ -4,6 +4,8 @@
 
 #include <utility>
 #include <zero/error.hpp>
+#include <zero/train/checkpoint.hpp>
+#include <zero/train/checkpoint_manifest.hpp>
 
 namespace zero {
 
@@ -46,6 +48,28 @@ bool Engine::step() {
   overlap_.sync_parameters();
   overlap_.zero_grad();
   ++steps_;
+  return true;
+}
+
+void Engine::save(const std::filesystem::path& folder) {
+  if (micro_batches_ > 0 || !stepped_) {
+    throw Error(
+        "save() in the middle of a step: a checkpoint is taken after a step() that updated");
+  }
+  train::CheckpointInfo info;
+  info.step = steps_;
+  info.mode = fmt::format("engine{}", config_.overlap.stage);
+  train::save_checkpoint(overlap_, folder, info);
+}
+
+bool Engine::load(const std::filesystem::path& folder) {
+  const bool there = std::filesystem::exists(folder / train::checkpoint::kManifestFile);
+  // Ranks that see different folders would go on from different steps.
+  overlap_.communicator().agree("the checkpoint to go on from", there ? "there is one" : "none");
+  if (!there) return false;
+  steps_ = train::load_checkpoint(overlap_, folder).step;
+  micro_batches_ = 0;
+  stepped_ = true;
   return true;
 }
 

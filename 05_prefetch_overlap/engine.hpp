@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <zero/distributed/communicator.hpp>
 #include <zero/nn/model.hpp>
 #include <zero/optim/optimizer.hpp>
@@ -47,8 +48,17 @@ class Engine {
   /// Updates so far.
   std::int64_t steps() const { return steps_; }
 
-  /// What does the work, for evaluation, checkpoints and export (train::save_checkpoint() and the
-  /// like take it).
+  /// Writes a checkpoint to `folder`, which all ranks see, in place of the one that is there;
+  /// blocks until it is on the disk. Called by all ranks, after a step() that updated. Throws as
+  /// train::save_checkpoint() does, and where a step is half done.
+  void save(const std::filesystem::path& folder);
+  /// Goes on from the checkpoint in `folder`, at any world size and whatever stage or chapter has
+  /// written it: parameters, the optimizer's states, steps(). False where there is none. Called by
+  /// all ranks. Throws as train::load_checkpoint() does, and where ranks do not see the same.
+  bool load(const std::filesystem::path& folder);
+
+  /// What does the work, for evaluation, export, and checkpoints that say more
+  /// (train::save_checkpoint() and the like take it).
   train::Strategy& strategy() { return overlap_; }
 
  private:

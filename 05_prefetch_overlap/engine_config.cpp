@@ -36,13 +36,15 @@ class Reader {
 
   void count(const std::string& key, std::int64_t least, std::int64_t& out) {
     field(key, [this, key, least, &out](const Json& value) {
-      // 5e8 is a number of elements as much as 500000000 is.
-      const double number = value.is_number() ? value.get<double>() : -1;
-      if (!(number >= static_cast<double>(least)) || number != std::floor(number) ||
-          number > 9e15) {
-        refuse(key, value, fmt::format("a whole number of {} or more", least));
-      }
-      out = static_cast<std::int64_t>(number);
+      out = as_count(key, value, least, fmt::format("a whole number of {} or more", least));
+    });
+  }
+
+  /// A number of 0 or more, or a word that stands for one.
+  void count_or(const std::string& key, const char* word, std::int64_t meaning, std::int64_t& out) {
+    field(key, [this, key, word, meaning, &out](const Json& value) {
+      const auto right = fmt::format("a whole number of 0 or more, or \"{}\"", word);
+      out = value == word ? meaning : as_count(key, value, 0, right);
     });
   }
 
@@ -79,6 +81,15 @@ class Reader {
   }
 
  private:
+  std::int64_t as_count(const std::string& key, const Json& value, std::int64_t least,
+                        const std::string& right) const {
+    // 5e8 is a number of elements as much as 500000000 is.
+    const double number = value.is_number() ? value.get<double>() : -1;
+    const bool whole = number == std::floor(number) && number <= 9e15;
+    if (!whole || number < static_cast<double>(least)) refuse(key, value, right);
+    return static_cast<std::int64_t>(number);
+  }
+
   std::string where_;
   std::map<std::string, Take> fields_;
 };
@@ -109,8 +120,9 @@ EngineConfig engine_config(const std::string& json) {
   take_stage(reader, config.overlap.stage);
   reader.mib("bucket_mib", config.overlap.bucket_bytes);
   reader.mib("in_flight_mib", config.overlap.in_flight_bytes);
-  reader.count("lookahead", 0, config.overlap.lookahead);
-  reader.count("whole_below", 0, config.overlap.whole_below);
+  reader.count_or("lookahead", "auto", kAutoLookahead, config.overlap.lookahead);
+  reader.mib("ahead_mib", config.overlap.ahead_bytes);
+  reader.count_or("whole_below", "hybrid", kHybridThreshold, config.overlap.whole_below);
   reader.count("accumulation_steps", 1, config.accumulation_steps);
   take_clip_norm(reader, "clip_norm", config.clip_norm);
   reader.read(parsed(json, "the engine configuration"));

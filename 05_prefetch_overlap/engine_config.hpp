@@ -15,8 +15,9 @@ namespace zero {
 ///       "stage": 3,
 ///       "bucket_mib": 25,
 ///       "in_flight_mib": 50,
-///       "lookahead": 1,
-///       "whole_below": 0,
+///       "lookahead": 1,         or "auto"
+///       "ahead_mib": 512,
+///       "whole_below": 0,       or "hybrid": 100 million
 ///       "accumulation_steps": 1,
 ///       "clip_norm": 0
 ///     }

@@ -40,6 +40,10 @@ TEST(EngineConfig, ReadsEveryKey) {
   EXPECT_EQ(config.overlap.whole_below, 1000);
   EXPECT_EQ(config.accumulation_steps, 8);
   EXPECT_EQ(config.clip_norm, 1.5);
+  const EngineConfig automatic = engine_config(R"({"lookahead": "auto", "ahead_mib": 64})");
+  EXPECT_EQ(automatic.overlap.lookahead, kAutoLookahead);
+  EXPECT_EQ(automatic.overlap.ahead_bytes, 64 << 20);
+  EXPECT_EQ(engine_config(R"({"whole_below": "hybrid"})").overlap.whole_below, 100'000'000);
 }
 
 TEST(EngineConfig, LeavesWhatIsNotSaidAtItsDefault) {
@@ -60,6 +64,7 @@ TEST(EngineConfig, RefusesWhatItDoesNotKnowOrCannotBe) {
   EXPECT_THAT(refused(R"({"bucket_mib": 0})"), HasSubstr("bucket_mib is 0"));
   EXPECT_THAT(refused(R"({"lookahead": -1})"), HasSubstr("lookahead is -1"));
   EXPECT_THAT(refused(R"({"lookahead": 1.5})"), HasSubstr("a whole number of 0 or more"));
+  EXPECT_THAT(refused(R"({"lookahead": "automatic"})"), HasSubstr("or \"auto\""));
   EXPECT_THAT(refused(R"({"accumulation_steps": 0})"), HasSubstr("a whole number of 1 or more"));
   EXPECT_THAT(refused(R"({"clip_norm": -1})"), HasSubstr("clip_norm is -1"));
   EXPECT_THAT(refused("[1]"), HasSubstr("must be a JSON object"));

@@ -10,7 +10,8 @@ namespace zero {
 
 /// Reductions under way, oldest first, with a bound on their bytes. Without a bound a backward pass
 /// that is faster than the network would hold all gradients again, and the memory that stage 2
-/// saves would be gone; with room for two buckets one is sent while the next is filled.
+/// saves would be gone; with room for two buckets one is sent while the next is filled. Padding,
+/// some bytes a parameter, is not counted: two full buckets fit into twice the size of a bucket.
 class InFlight {
  public:
   explicit InFlight(std::int64_t most_bytes) : most_bytes_(most_bytes) {}
@@ -18,10 +19,10 @@ class InFlight {
   /// Starts the reduction of `bucket`. Where it does not fit beside those under way, waits for the
   /// oldest of them first; a bucket larger than the bound goes alone.
   void start(Bucket& bucket, bool whole) {
-    while (!under_way_.empty() && bytes_ + bucket.full_bytes() > most_bytes_) finish_oldest();
+    while (!under_way_.empty() && bytes_ + bucket.bytes() > most_bytes_) finish_oldest();
     bucket.start_reduce(whole);
     under_way_.push_back(&bucket);
-    bytes_ += bucket.full_bytes();
+    bytes_ += bucket.bytes();
     most_seen_ = std::max(most_seen_, bytes_);
   }
 
@@ -37,7 +38,7 @@ class InFlight {
   void finish_oldest() {
     Bucket* const oldest = under_way_.front();
     under_way_.pop_front();
-    bytes_ -= oldest->full_bytes();
+    bytes_ -= oldest->bytes();
     oldest->finish_reduce();
   }
 

@@ -1,5 +1,7 @@
 #include "overlap.hpp"
 
+#include <ATen/ops/amin.h>
+#include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
@@ -11,12 +13,24 @@
 
 namespace zero {
 
+using dist::Purpose;
+
 at::Tensor Overlap::forward(const data::Batch& batch) {
+  trains_ = c10::GradMode::is_enabled();
   // Evaluation is no part of a step and does not count for predicted_traffic().
-  if (c10::GradMode::is_enabled()) uses_.assign(uses_.size(), 0);
+  if (trains_) uses_.assign(uses_.size(), 0);
   forward_.begin();
+  forward_clock_.begin();
   at::Tensor loss = Strategy::forward(batch);
-  end_of_pass(forward_, "forward");
+  if (std::exchange(trains_, false)) {
+    if (timed_steps_left_ > 0) forward_clock_.end();
+    end_of_pass(forward_, "forward");
+  } else {
+    // Nothing follows that would use what was gathered, or fetched ahead in vain, or kept for
+    // reuse.
+    reshard_all();
+    pool_.clear();
+  }
   return loss;
 }
 
@@ -28,64 +42,104 @@ void Overlap::backward(const at::Tensor& loss) {
     bool& flag;
   } const within(in_backward_);
   backward_.begin();
+  backward_clock_.begin();
   Strategy::backward(loss);
-  end_of_pass(backward_, "backward");
+  if (timed_steps_left_ > 0) backward_clock_.end();
+  turns_.end();
+  arrived_.assign(arrived_.size(), 0);
+  ready_.assign(ready_.size(), 0);
+  reshard_all();
+  if (reduces_now()) order_.finish([this](std::size_t b) { launch(b); });
 }
 
 void Overlap::end_of_pass(Prefetch& pass, const char* name) {
   if (options_.stage < 3) return;  // nothing to gather: ranks may run different units
-  if (!pass.known() && c10::GradMode::is_enabled()) {
-    pass.keep();
+  const bool differed = pass.lost();
+  if (pass.keep()) {
     // A rank that gathered in another order would wait for ever for what the others do not send.
     communicator_.agree(fmt::format("the order of units in {}", name),
                         fmt::format("{}", fmt::join(pass.order(), " ")));
   }
-  if (!pass.lost()) return;
+  if (!differed) return;
   if (lost_passes_++ == 0 && communicator_.rank() == 0) {
     fmt::print(stderr,
-               "note: units ran in another order in {} than in the first step; such a pass gathers "
+               "note: units ran in another order in {} than the time before; such a pass gathers "
                "each when it is needed, without prefetch\n",
                name);
   }
 }
 
-std::size_t Overlap::index_of(const nn::Unit& unit) const {
-  std::size_t u = 0;
-  while (list().units[u].unit != &unit) ++u;
-  return u;
+void Overlap::settle_lookahead() {
+  std::vector<UnitTimes> passes = {forward_clock_.least(), backward_clock_.least()};
+  std::vector<double*> all;
+  for (UnitTimes& pass : passes) {
+    for (double& seconds : pass.gather) all.push_back(&seconds);
+    for (double& seconds : pass.compute) all.push_back(&seconds);
+  }
+  // The same numbers on every rank, or ranks would gather differently. The least of all: a rank
+  // that was waited for measures its own gather without the waiting.
+  const auto count = static_cast<std::int64_t>(all.size());
+  at::Tensor mine = at::empty({count}, at::kDouble);
+  for (std::int64_t i = 0; i < count; ++i) mine[i] = *all[static_cast<std::size_t>(i)];
+  at::Tensor every = at::empty({communicator_.size() * count}, at::kDouble);
+  communicator_.all_gather(every, mine, Purpose::kControl).wait();
+  const at::Tensor least = every.view({communicator_.size(), count}).amin(0);
+  for (std::int64_t i = 0; i < count; ++i) {
+    *all[static_cast<std::size_t>(i)] = least[i].item<double>();
+  }
+  std::int64_t largest = 1;
+  for (const std::vector<std::size_t>& of_unit : by_unit_) {
+    std::int64_t bytes = 0;
+    for (const std::size_t b : of_unit) bytes += buckets_[b].full_bytes();
+    largest = std::max(largest, bytes);
+  }
+  const LookaheadChoice choice = choose_lookahead(passes, options_.ahead_bytes / largest);
+  forward_.set_lookahead(choice.units);
+  backward_.set_lookahead(choice.units);
+  if (communicator_.rank() == 0) {
+    fmt::print(stderr, "note: lookahead {}: {}\n", choice.units, choice.why);
+  }
 }
 
-void Overlap::use(std::size_t unit, Prefetch& pass) {
+void Overlap::use(std::size_t unit, Prefetch& pass, PassClock& clock) {
+  if (timed_steps_left_ > 0) clock.asks();
   start_gather(unit);
   // Asked for before this unit is waited for: they travel while it is waited for and while it runs.
   for (const std::size_t next : pass.use(unit)) start_gather(next);
   finish_gather(unit);
+  if (timed_steps_left_ > 0) clock.runs();
 }
 
 void Overlap::pre_forward(nn::Unit& unit) {
-  const std::size_t u = index_of(unit);
+  const std::size_t u = list().index_of(unit);
+  for (const std::size_t over : turns_.leave_for_forward(u)) end_turn(over);
+  if (trains_) turns_.used(u);
   if (in_backward_) {  // a checkpoint that runs again: no part of the order of forward
     start_gather(u);
     finish_gather(u);
     return;
   }
   if (c10::GradMode::is_enabled()) ++uses_[u];
-  use(u, forward_);
+  use(u, forward_, forward_clock_);
 }
 
 void Overlap::post_forward(nn::Unit& unit) {
-  const std::size_t u = index_of(unit);
+  const std::size_t u = list().index_of(unit);
   // The root runs last in forward and first in backward: it stays, if there is a backward.
   if (u != 0 || !c10::GradMode::is_enabled()) reshard(u);
 }
 
-void Overlap::pre_backward(nn::Unit& unit) { use(index_of(unit), backward_); }
+void Overlap::pre_backward(nn::Unit& unit) {
+  const std::size_t u = list().index_of(unit);
+  for (const std::size_t over : turns_.leave_for(u)) end_turn(over);
+  // A unit with several outputs comes here several times in one use.
+  if (turns_.enter(u)) use(u, backward_, backward_clock_);
+}
 
-void Overlap::post_backward(nn::Unit& unit) {
-  // Units end with their gradients, but for those that hold frozen parameters: these may be needed
-  // for the gradient of the input after the last gradient of a parameter.
-  const std::size_t u = index_of(unit);
-  if (u != 0 && has_frozen(u) && has_all_gradients(u)) reshard(u);
+void Overlap::end_turn(std::size_t unit) {
+  // Whatever this rank's batch has not used of the unit, it never will.
+  reshard(unit);
+  for (const std::size_t b : by_unit_[unit]) reduce_if_ready(b);
 }
 
 bool Overlap::has_frozen(std::size_t unit) const {
@@ -116,10 +170,19 @@ void Overlap::reshard(std::size_t unit) {
   for (const std::size_t b : by_unit_[unit]) buckets_[b].reshard();
 }
 
+void Overlap::reshard_all() {
+  for (Bucket& bucket : buckets_) bucket.reshard();
+}
+
 void Overlap::summon(std::size_t unit) {
   finish_parameters();
   start_gather(unit);
   finish_gather(unit);
+}
+
+void Overlap::dismiss(std::size_t unit) {
+  reshard(unit);
+  pool_.clear();
 }
 
 void Overlap::gradient_ready(std::size_t index) {
@@ -131,17 +194,24 @@ void Overlap::gradient_ready(std::size_t index) {
                     "the strategy after the last parameter is unfrozen",
                     list().parameters[index].name));
   }
+  order_.expect(b);
   bucket.collect(member);
   // A good moment to take what peers have sent meanwhile: no matrix product is under way.
   communicator_.advance();
   if (++arrived_[b] != trainable_members(bucket)) return;
   const std::size_t u = unit_of_[b];
   ++ready_[u];
-  // A unit that is used twice has its last gradient after its last use: nothing is dropped early.
+  // Where nothing is gathered in backward, any moment is as good as another.
+  if (options_.stage == 3 && !turns_.open(u)) return;
+  // Frozen parameters may be needed for the gradient of the input after the last gradient of a
+  // parameter: such a unit stays until another begins.
   if (has_all_gradients(u) && !has_frozen(u)) reshard(u);
-  if (reduces_now()) {
-    order_.ready(b, [this](std::size_t next) { launch(next); });
-  }
+  reduce_if_ready(b);
+}
+
+void Overlap::reduce_if_ready(std::size_t bucket) {
+  if (!reduces_now() || !buckets_[bucket].trainable() || order_.has(bucket)) return;
+  order_.ready(bucket, [this](std::size_t next) { launch(next); });
 }
 
 void Overlap::launch(std::size_t bucket) {
@@ -152,20 +222,23 @@ void Overlap::launch(std::size_t bucket) {
 }
 
 void Overlap::finish_backward() {
-  arrived_.assign(arrived_.size(), 0);
-  ready_.assign(ready_.size(), 0);
-  for (std::size_t u = 0; u < list().units.size(); ++u) reshard(u);
   if (reduces_now()) {
-    order_.finish([this](std::size_t b) { launch(b); });
     in_flight_.finish();
     complete_reduction();
   }
+  // Not before: until here some ranks have reduced what others have still to reduce.
+  end_of_pass(backward_, "backward");
+  if (timed_steps_left_ > 0 && --timed_steps_left_ == 0) settle_lookahead();
   // What was kept for the next unit has no next unit now.
   pool_.clear();
 }
 
 void Overlap::optimizer_step() {
   finish_parameters();
+  // A forward that no backward followed has left units whole, with values that are old soon.
+  reshard_all();
+  pool_.clear();
+  turns_.forget();
   Strategy::optimizer_step();
 }
 
@@ -180,6 +253,11 @@ void Overlap::finish_parameters() {
 }
 
 void Overlap::zero_grad() {
+  // All of it is so already, unless a backward pass was given up.
+  turns_.end();
+  order_.forget();
+  arrived_.assign(arrived_.size(), 0);
+  ready_.assign(ready_.size(), 0);
   in_flight_.finish();
   for (Bucket& bucket : buckets_) bucket.drop_gradients();
   Strategy::zero_grad();

@@ -3,14 +3,23 @@
 #include <cstdint>
 #include <vector>
 #include <zero/memory/storage_pool.hpp>
+#include <zero/train/backward_turns.hpp>
 #include <zero/train/launch_order.hpp>
 #include <zero/train/strategy.hpp>
 
 #include "bucket.hpp"
 #include "in_flight.hpp"
+#include "lookahead.hpp"
 #include "prefetch.hpp"
 
 namespace zero {
+
+/// Ask for a lookahead that fits the machine.
+inline constexpr std::int64_t kAutoLookahead = -1;
+
+/// A threshold for OverlapOptions::whole_below where one is asked for without a number: units of
+/// 100 million parameters and more are sharded, all others stay whole.
+inline constexpr std::int64_t kHybridThreshold = 100'000'000;
 
 /// How much is sharded, and when things are sent.
 struct OverlapOptions {
@@ -21,8 +30,11 @@ struct OverlapOptions {
   std::int64_t bucket_bytes = std::int64_t{25} << 20;
   /// Most bytes of gradients under way at once; a larger bucket goes alone.
   std::int64_t in_flight_bytes = std::int64_t{50} << 20;
-  /// Units whose parameters are asked for before they are needed (stage 3).
+  /// Units whose parameters are asked for before they are needed (stage 3). kAutoLookahead: as
+  /// choose_lookahead() finds after the first steps, which gather on demand and are timed.
   std::int64_t lookahead = 1;
+  /// With kAutoLookahead: most bytes of parameters that may be whole ahead of time.
+  std::int64_t ahead_bytes = std::int64_t{512} << 20;
   /// Units of fewer elements keep their parameters whole at stage 3, as at stage 2: little memory,
   /// and one gather less. 0: none does.
   std::int64_t whole_below = 0;
@@ -55,7 +67,7 @@ class Overlap : public train::Strategy {
   void zero_grad() override;
 
   void summon(std::size_t unit) override;
-  void dismiss(std::size_t unit) override { reshard(unit); }
+  void dismiss(std::size_t unit) override;
 
   bool owns(std::size_t index) const override { return piece(index).tensor.defined(); }
   train::Piece piece(std::size_t index) const override;
@@ -65,7 +77,6 @@ class Overlap : public train::Strategy {
   void pre_forward(nn::Unit& unit) override;
   void post_forward(nn::Unit& unit) override;
   void pre_backward(nn::Unit& unit) override;
-  void post_backward(nn::Unit& unit) override;
 
   train::ModelStateBytes predicted_bytes() const override;
   std::int64_t predicted_traffic() const override;
@@ -75,6 +86,8 @@ class Overlap : public train::Strategy {
   std::int64_t most_in_flight() const { return in_flight_.most_seen(); }
   /// Buckets, in the order of their parameters.
   const std::vector<Bucket>& buckets() const { return buckets_; }
+  /// How many units are gathered ahead; 0 while that is being found out.
+  std::int64_t lookahead() const { return forward_.lookahead(); }
   /// Whether this rank knows the order of units, and how often a pass ran otherwise.
   bool knows_order() const { return forward_.known() && backward_.known(); }
   std::int64_t passes_that_differed() const { return lost_passes_; }
@@ -96,14 +109,17 @@ class Overlap : public train::Strategy {
 
   bool has_frozen(std::size_t unit) const;
   bool has_all_gradients(std::size_t unit) const;
-  std::size_t index_of(const nn::Unit& unit) const;
-  void use(std::size_t unit, Prefetch& pass);
+  void end_turn(std::size_t unit);
+  void reshard_all();
+  void use(std::size_t unit, Prefetch& pass, PassClock& clock);
   void start_gather(std::size_t unit);
   void finish_gather(std::size_t unit);
   void reshard(std::size_t unit);
   void finish_parameters();
   void end_of_pass(Prefetch& pass, const char* name);
+  void settle_lookahead();
 
+  void reduce_if_ready(std::size_t bucket);
   void launch(std::size_t bucket);
   bool note_members(std::size_t bucket);
   std::size_t trainable_members(const Bucket& bucket) const;
@@ -119,11 +135,16 @@ class Overlap : public train::Strategy {
   std::vector<std::size_t> arrived_;               // by bucket: gradients that have come
   std::vector<std::size_t> ready_;                 // by unit: buckets whose gradients have come
   train::LaunchOrder order_;
+  train::BackwardTurns turns_;
   InFlight in_flight_;
   Prefetch forward_;
   Prefetch backward_;
+  PassClock forward_clock_;
+  PassClock backward_clock_;
+  std::int64_t timed_steps_left_;  // until the lookahead is settled
   std::int64_t lost_passes_ = 0;
   std::vector<std::int64_t> uses_;  // by unit: in the last forward pass that trains
+  bool trains_ = false;             // the forward that runs is one that a backward follows
   bool in_backward_ = false;
 };
 

@@ -3,6 +3,7 @@
 #include <c10/core/GradMode.h>
 #include <gmock/gmock.h>
 
+#include <fstream>
 #include <harness.hpp>
 #include <random>
 #include <set>
@@ -11,61 +12,21 @@
 #include <zero/memory/accounting.hpp>
 #include <zero/train/trainer.hpp>
 
-#include "engine.hpp"
 #include "hooked_communicator.hpp"
+#include "test_runs.hpp"
 #include "toy.hpp"
 
 namespace zero {
 namespace {
 
 using memory::Category;
+using testing::expect_equal;
 using testing::HookedCommunicator;
+using testing::Medium;
 using testing::on_ranks;
+using testing::small_buckets;
 using testing::Toy;
-
-// Large enough for bytes to say something: five units of 260 KiB.
-struct Medium : Toy {
-  Medium() {
-    const nn::DeferredStorage deferred;
-    nn::MlpConfig config;
-    config.inputs = 63;
-    config.hidden = {257, 255, 251, 253, 257};
-    config.outputs = 9;
-    model = std::make_shared<nn::Mlp>(config);
-  }
-};
-
-OverlapOptions small_buckets(int stage) {
-  OverlapOptions options;
-  options.stage = stage;
-  options.bucket_bytes = 1 << 10;  // of the toy's: several in a unit
-  options.in_flight_bytes = 2 << 10;
-  return options;
-}
-
-// Whole weights after `steps` steps.
-std::vector<at::Tensor> trained(dist::Communicator& communicator, const OverlapOptions& options,
-                                int steps) {
-  Toy toy;
-  Overlap strategy({*toy.model, communicator, optim::adamw(), &toy.values, ""}, options);
-  train::Trainer trainer(strategy);
-  for (int s = 0; s < steps; ++s) trainer.step({toy.batch(communicator.rank(), s)});
-  std::vector<at::Tensor> weights(strategy.list().size());
-  for (std::size_t u = 0; u < strategy.list().units.size(); ++u) {
-    const train::WholeParameters whole(strategy, u);
-    for (const std::size_t i : strategy.list().units[u].parameters) {
-      weights[i] = strategy.list().parameters[i].tensor.detach().clone();
-    }
-  }
-  return weights;
-}
-
-void expect_equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b,
-                  const std::string& what) {
-  ASSERT_EQ(a.size(), b.size());
-  for (std::size_t i = 0; i < a.size(); ++i)
-    EXPECT_TRUE(at::equal(a[i], b[i])) << what << ", " << i;
-}
+using testing::trained;
 
 // Whatever arrives late, and whoever is late, must not change a bit.
 void random_delays(int seeds) {
@@ -82,6 +43,7 @@ void random_delays(int seeds) {
           std::this_thread::sleep_for(std::chrono::microseconds(draw() % 400));
         });
         OverlapOptions options = small_buckets(stage);
+        options.bucket_bytes = 1 << (6 + seed % 7);
         options.lookahead = seed % 4;
         options.in_flight_bytes = 1 << (8 + seed % 8);
         expect_equal(trained(late, options, 3), expected,
@@ -119,6 +81,69 @@ TEST(Overlap, BucketsAreFullOfNeighboursAndNoLargerThanAsked) {
     const OverlapOptions roomy;
     const Overlap whole({*other.model, communicator, optim::adamw(), &other.values, ""}, roomy);
     EXPECT_EQ(whole.buckets().size(), whole.list().units.size());
+  });
+}
+
+// As the allocator sees it: gradients of all units at once, unless few may be under way.
+TEST(Overlap, GradientsDoNotPileUp) {
+  on_ranks(2, [](dist::Communicator& communicator) {
+    const auto peak_of = [&](std::int64_t in_flight_bytes) {
+      Medium toy;
+      OverlapOptions options;
+      options.stage = 2;
+      options.in_flight_bytes = in_flight_bytes;
+      Overlap strategy({*toy.model, communicator, optim::adamw(), &toy.values, ""}, options);
+      train::Trainer trainer(strategy);
+      trainer.step({toy.batch(communicator.rank(), 0)});
+      trainer.zero_grad();
+      memory::reset_peaks();
+      trainer.step({toy.batch(communicator.rank(), 1)});
+      return memory::snapshot().peak_of(Category::kGradients);
+    };
+    Medium toy;
+    const Overlap strategy({*toy.model, communicator, optim::adamw(), &toy.values, ""},
+                           {.stage = 2});
+    std::int64_t shards = 0, all = 0, largest = 0;
+    for (const Bucket& bucket : strategy.buckets()) {
+      shards += bucket.shard_bytes();
+      all += bucket.full_bytes();
+      largest = std::max(largest, bucket.full_bytes());
+    }
+    // One is sent while the next is filled.
+    EXPECT_LE(peak_of(1), shards + 2 * largest);
+    EXPECT_GT(peak_of(std::int64_t{1} << 40), shards / 2 + all - largest);
+  });
+}
+
+TEST(OverlapSlow, AThousandStepsLeaveNothingBehind) {
+  on_ranks(2, [](dist::Communicator& communicator) {
+    const auto threads = [] {
+      std::ifstream status("/proc/self/status");
+      for (std::string word; status >> word;) {
+        if (word == "Threads:") {
+          status >> word;
+          return std::stoi(word);
+        }
+      }
+      return -1;
+    };
+    for (const int stage : {0, 1, 2, 3}) {
+      Toy toy;
+      OverlapOptions options = small_buckets(stage);
+      options.lookahead = kAutoLookahead;
+      Overlap strategy({*toy.model, communicator, optim::adamw(), &toy.values, ""}, options);
+      train::Trainer trainer(strategy);
+      const auto step = [&](int s) {
+        trainer.step({toy.batch(communicator.rank(), s)});
+        trainer.zero_grad();
+      };
+      for (int s = 0; s < 10; ++s) step(s);
+      const std::int64_t live = memory::snapshot().total;
+      const int threads_then = threads();
+      for (int s = 10; s < 1010; ++s) step(s);
+      EXPECT_EQ(memory::snapshot().total, live) << "stage " << stage;
+      EXPECT_EQ(threads(), threads_then) << "stage " << stage;
+    }
   });
 }
 
@@ -196,6 +221,57 @@ TEST(Overlap, KnowsTheOrderAfterOneStepAndCopesWithAnother) {
   });
 }
 
+TEST(Overlap, FindsALookaheadOutThatIsTheSameOnAllRanks) {
+  on_ranks(3, [](dist::Communicator& communicator) {
+    Medium toy;
+    Overlap strategy({*toy.model, communicator, optim::adamw(), &toy.values, ""},
+                     {.lookahead = kAutoLookahead});
+    train::Trainer trainer(strategy);
+    for (int s = 0; s < 3; ++s) {
+      EXPECT_EQ(strategy.lookahead(), 0);  // timed on demand
+      trainer.step({toy.batch(communicator.rank(), s)});
+    }
+    // Whatever this machine makes of it.
+    const std::int64_t found = strategy.lookahead();
+    EXPECT_LE(found, static_cast<std::int64_t>(strategy.list().units.size()));
+    communicator.agree("the lookahead", std::to_string(found));
+    expect_equal(trained(communicator, {.lookahead = kAutoLookahead}, 5),
+                 trained(communicator, {.lookahead = 0}, 5), "auto");
+    // No room for a unit ahead: on demand for ever.
+    Medium other;
+    Overlap narrow({*other.model, communicator, optim::adamw(), &other.values, ""},
+                   {.lookahead = kAutoLookahead, .ahead_bytes = 1000});
+    train::Trainer second(narrow);
+    for (int s = 0; s < 4; ++s) second.step({other.batch(communicator.rank(), s)});
+    EXPECT_EQ(narrow.lookahead(), 0);
+  });
+}
+
+TEST(Overlap, KeepsNothingAfterAnEvaluationOrAReading) {
+  on_ranks(2, [](dist::Communicator& communicator) {
+    for (const int stage : {1, 2, 3}) {
+      Medium toy;
+      Overlap strategy({*toy.model, communicator, optim::adamw(), &toy.values, ""},
+                       {.stage = stage});
+      train::Trainer trainer(strategy);
+      trainer.step({toy.batch(communicator.rank(), 0)});
+      const train::ModelStateBytes rest = strategy.predicted_bytes();
+      const auto held = [] { return memory::snapshot()[Category::kParameters]; };
+      trainer.evaluate({toy.batch(communicator.rank(), 1)});
+      EXPECT_EQ(held(), rest.parameters) << "stage " << stage;
+      for (std::size_t u = 0; u < strategy.list().units.size(); ++u) {
+        const train::WholeParameters whole(strategy, u);
+      }
+      EXPECT_EQ(held(), rest.parameters) << "stage " << stage;
+      strategy.forward(toy.batch(communicator.rank(), 2));  // no backward follows
+      strategy.optimizer_step();
+      EXPECT_EQ(held(), rest.parameters) << "stage " << stage;
+      strategy.sync_parameters();
+      strategy.sync_parameters();  // once more: what is on its way is waited for
+    }
+  });
+}
+
 TEST(Overlap, KeepsSmallUnitsWholeIfAskedTo) {
   on_ranks(2, [](dist::Communicator& communicator) {
     Medium toy;
@@ -227,65 +303,10 @@ TEST(Overlap, RefusesOptionsThatCannotBe) {
     };
     EXPECT_EQ(refuses({.stage = 4}), "stage is 4; there are 0, 1, 2 and 3");
     EXPECT_THAT(refuses({.bucket_bytes = 0}), ::testing::HasSubstr("the size of a bucket is 0"));
-    EXPECT_THAT(refuses({.lookahead = -1}), ::testing::HasSubstr("lookahead is -1"));
+    EXPECT_THAT(refuses({.lookahead = -2}), ::testing::HasSubstr("lookahead is -2"));
     const std::string differing = refuses({.lookahead = communicator.rank()});
     EXPECT_THAT(differing, ::testing::HasSubstr("the engine's options"));
     EXPECT_THAT(differing, ::testing::HasSubstr("lookahead"));
-  });
-}
-
-TEST(Engine, TrainsAsTheTrainerDoes) {
-  on_ranks(2, [](dist::Communicator& communicator) {
-    for (const int stage : {0, 1, 2, 3}) {
-      Toy toy;
-      Engine engine(*toy.model, communicator, optim::adamw(), {.overlap = {.stage = stage}},
-                    &toy.values);
-      for (int s = 0; s < 3; ++s) {
-        engine.backward(engine.forward(toy.batch(communicator.rank(), s)));
-        EXPECT_TRUE(engine.step());
-      }
-      EXPECT_EQ(engine.steps(), 3);
-      const std::vector<at::Tensor> expected = trained(communicator, {.stage = stage}, 3);
-      train::Strategy& strategy = engine.strategy();
-      for (std::size_t u = 0; u < strategy.list().units.size(); ++u) {
-        const train::WholeParameters whole(strategy, u);
-        for (const std::size_t i : strategy.list().units[u].parameters) {
-          EXPECT_TRUE(at::equal(strategy.list().parameters[i].tensor, expected[i]))
-              << "stage " << stage << ", " << strategy.list().parameters[i].name;
-        }
-      }
-    }
-  });
-}
-
-TEST(Engine, UpdatesAfterTheLastMicroBatchAndClips) {
-  on_ranks(2, [](dist::Communicator& communicator) {
-    Toy toy;
-    Engine engine(*toy.model, communicator, optim::adamw(),
-                  {.overlap = {.stage = 2}, .accumulation_steps = 3, .clip_norm = 1e-3},
-                  &toy.values);
-    for (int s = 0; s < 6; ++s) {
-      engine.backward(engine.forward(toy.batch(communicator.rank(), s)));
-      EXPECT_EQ(engine.step(), s % 3 == 2);
-    }
-    EXPECT_EQ(engine.steps(), 2);
-    EXPECT_GT(engine.gradient_norm(), 1e-3F);
-  });
-}
-
-TEST(Engine, RefusesCallsInTheWrongOrder) {
-  on_ranks(2, [](dist::Communicator& communicator) {
-    Toy toy;
-    Toy other;
-    EngineConfig config;
-    config.accumulation_steps = 0;
-    EXPECT_THROW(Engine(*other.model, communicator, optim::adamw(), config, &other.values), Error);
-    Engine engine(*toy.model, communicator, optim::adamw(), {}, &toy.values);
-    EXPECT_THROW(engine.step(), Error);
-    engine.backward(engine.forward(toy.batch(communicator.rank(), 0)));
-    const at::Tensor again = engine.forward(toy.batch(communicator.rank(), 1));
-    EXPECT_THROW(engine.backward(again), Error);
-    EXPECT_TRUE(engine.step());
   });
 }
 

@@ -8,18 +8,17 @@ namespace zero {
 
 /// Knows which unit comes next, so that its parameters can be on their way when it does.
 ///
-/// One pass (a forward or a backward) is watched first, and the order in which its units came is
-/// kept. From then on use() answers, for the unit that runs now, which ones come after it. A pass
-/// that runs otherwise gets no more answers until its end: its units are gathered when they come,
-/// which is slower and always right.
+/// The order in which the units of a pass (a forward or a backward) came is kept, and the next pass
+/// is expected to be like it: use() answers, for the unit that runs now, which ones come after it.
+/// A pass that runs otherwise gets no more answers: its units are gathered when they come, which is
+/// slower and always right. In the end it is what the next pass is expected to be like.
 class Prefetch {
  public:
   explicit Prefetch(std::int64_t lookahead) : lookahead_(lookahead) {}
 
   /// A pass begins.
   void begin() {
-    if (!known_) order_.clear();
-    next_ = 0;
+    seen_.clear();
     lost_ = false;
   }
 
@@ -27,12 +26,17 @@ class Prefetch {
   /// of those that follow it.
   std::vector<std::size_t> use(std::size_t unit);
 
-  /// The pass that was watched is over: its order holds from now on. Nothing to do later.
-  void keep() { known_ = known_ || !order_.empty(); }
+  /// The pass is over. True where its order is news, which is expected from now on. A pass that is
+  /// not kept, such as an evaluation, changes no expectation.
+  bool keep() {
+    if (known() && !lost_) return false;
+    order_ = seen_;
+    return known();
+  }
 
-  /// Whether the order is known.
-  bool known() const { return known_; }
-  /// Whether this pass ran otherwise than the one that was watched.
+  /// Whether an order is expected.
+  bool known() const { return !order_.empty(); }
+  /// Whether this pass ran otherwise than expected.
   bool lost() const { return lost_; }
   const std::vector<std::size_t>& order() const { return order_; }
 
@@ -41,9 +45,8 @@ class Prefetch {
 
  private:
   std::int64_t lookahead_;
-  std::vector<std::size_t> order_;
-  std::size_t next_ = 0;  // position in order_
-  bool known_ = false;
+  std::vector<std::size_t> order_;  // expected
+  std::vector<std::size_t> seen_;   // in this pass
   bool lost_ = false;
 };
 

@@ -24,7 +24,7 @@ TEST(Prefetch, WatchesThePassThatIsKeptAndSaysNothingMeanwhile) {
   EXPECT_FALSE(prefetch.known());
   // An evaluation before the first step: its order is not kept.
   EXPECT_THAT(run(prefetch, {0, 2}), ElementsAre(IsEmpty(), IsEmpty()));
-  prefetch.keep();
+  EXPECT_TRUE(prefetch.keep());
   EXPECT_TRUE(prefetch.known());
   EXPECT_THAT(prefetch.order(), ElementsAre(0, 2));
 }
@@ -59,8 +59,22 @@ TEST(Prefetch, SaysNothingMoreInAPassThatRunsOtherwiseAndRecoversInTheNext) {
   EXPECT_TRUE(prefetch.lost());
   run(prefetch, {0, 1});  // a pass that ends early is none that ran otherwise
   EXPECT_FALSE(prefetch.lost());
-  prefetch.keep();  // the first order stays
+  EXPECT_FALSE(prefetch.keep());  // the first order stays
   EXPECT_THAT(prefetch.order(), ElementsAre(0, 1, 2));
+}
+
+TEST(Prefetch, ExpectsWhatTheLastKeptPassWasLike) {
+  Prefetch prefetch(1);
+  run(prefetch, {0, 1, 2});
+  EXPECT_TRUE(prefetch.keep());
+  EXPECT_FALSE(prefetch.keep());
+  run(prefetch, {0, 2, 1});  // an evaluation, say: not kept
+  run(prefetch, {0, 1, 2});
+  EXPECT_FALSE(prefetch.lost());
+  run(prefetch, {2, 1, 0});  // a layer was taken out and another put in
+  EXPECT_TRUE(prefetch.keep());
+  EXPECT_THAT(run(prefetch, {2, 1, 0}), ElementsAre(Units{1}, Units{0}, Units{}));
+  EXPECT_FALSE(prefetch.keep());
 }
 
 }  // namespace

@@ -13,7 +13,7 @@ foreach(_chapter IN LISTS _chapters)
     "$<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/zero/chapters/${_chapter}>")
   install(DIRECTORY "${PROJECT_SOURCE_DIR}/${_chapter}/"
     DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/zero/chapters/${_chapter}"
-    FILES_MATCHING PATTERN "*.hpp" PATTERN exercises EXCLUDE)
+    FILES_MATCHING PATTERN "*.hpp" PATTERN "*test*" EXCLUDE PATTERN exercises EXCLUDE)
   add_library(zero::${_chapter} ALIAS zero_${_chapter})
 endforeach()
 set_target_properties(zero_common PROPERTIES EXPORT_NAME common)

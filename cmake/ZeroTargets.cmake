@@ -12,6 +12,17 @@ function(zero_configure_target target)
   target_precompile_headers(${target} REUSE_FROM zero_pch)
 endfunction()
 
+# Compiles the sources of a target in batches: five files included one after the other in a sixth.
+# GCC instantiates for every object the templates that the precompiled header left open, which takes
+# longer than most files; so this halves the time of a whole build. -DZERO_BATCHES=OFF for one object
+# a file. A name in an unnamed namespace is then seen by the files after it: it may have to be told
+# apart. Lessons are not compiled like this.
+option(ZERO_BATCHES "Compile the common library and the tests in batches of files" ON)
+function(zero_compile_in_batches target)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ${ZERO_BATCHES}
+    UNITY_BUILD_BATCH_SIZE 5)
+endfunction()
+
 # zero_discover_tests(<program> [FILTER <GoogleTest filter>] [PREFIX <text>] [TIMEOUT <seconds>]
 #                     LABELS <labels> [ENVIRONMENT <NAME=value>...] [PROPERTIES <name> <value>...])
 # Every suite of a GoogleTest program (of those tests that the filter lets through) becomes one test of
@@ -56,6 +67,7 @@ function(zero_add_tests program)
   endif()
   add_executable(${program} ${ARG_SOURCES})
   zero_configure_target(${program})
+  zero_compile_in_batches(${program})
   target_link_libraries(${program} PRIVATE zero_testing ${ARG_LIBRARIES})
   set_target_properties(${program} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/bin")
   zero_discover_tests(${program} FILTER "${ARG_TEST_FILTER}" TIMEOUT "${ARG_TIMEOUT}"

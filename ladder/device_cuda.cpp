@@ -58,7 +58,7 @@ void use_device(const Options& options, char**) {
 
 std::int64_t free_gpu_bytes(const Options& options) {
   const std::string free = asked([&options] {
-    const int gpus = std::min<int>(c10::cuda::device_count(), options.world_size);
+    const int gpus = std::min<int>(c10::cuda::device_count(), options.local_ranks());
     std::size_t smallest = 0;
     for (int gpu = 0; gpu < gpus; ++gpu) {
       const auto device = static_cast<c10::DeviceIndex>(gpu);

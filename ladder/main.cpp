@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
+#include <thread>
 #include <zero/distributed/launch.hpp>
 #include <zero/error.hpp>
 #include <zero/report/film.hpp>
@@ -37,6 +38,12 @@ class Ranks {
         std::chrono::milliseconds(static_cast<std::int64_t>(options.timeout_seconds * 1000));
     if (environment_) options.world_size = environment_->world_size;
     launch_.world_size = environment_ ? 1 : options.world_size;
+    if (environment_) {
+      options.ranks_here = environment_->local_world_size;
+      launch_.first_rank = environment_->rank;
+      const auto cores = static_cast<int>(std::thread::hardware_concurrency());
+      launch_.threads = std::max(1, cores / environment_->local_world_size);
+    }
     if (options.device == "cuda") launch_.connect.backend = "nccl";
   }
 

@@ -120,9 +120,15 @@ void add_checkpoint_options(CLI::App& app, Options& o) {
                  "steps from one checkpoint to the next (without it only after the last step)")
       ->needs(checkpoint)
       ->check(CLI::Range(1, 1000000));
-  app.add_option("--resume", o.resume,
-                 "folder of a checkpoint to go on from, under any mode and on any number of ranks "
-                 "with as many samples a step in all; --steps counts from the start of the run");
+  auto* resume = app.add_option(
+      "--resume", o.resume,
+      "folder of a checkpoint to go on from, under any mode and on any number of ranks "
+      "with as many samples a step in all; --steps counts from the start of the run");
+  app.add_flag("--go-on", o.go_on,
+               "--resume from the folder of --checkpoint where it holds one, else begin: for a "
+               "launcher that starts ranks again")
+      ->needs(checkpoint)
+      ->excludes(resume);
 }
 
 // What is saved, or gone on from, would be mostly what the other ranks have; a film is of rank 0.
@@ -244,6 +250,10 @@ Options parse(int argc, char** argv) {
   }
   check(o);
   settle_fake_world(app, o);
+  std::error_code ignored;
+  if (o.go_on && std::filesystem::exists(o.checkpoint + "/manifest.json", ignored)) {
+    o.resume = o.checkpoint;
+  }
   // What is kept is trained for its weights; the figures of a run without communication would take
   // as long again.
   if (!o.checkpoint.empty() || !o.resume.empty()) o.compute_alone = false;
@@ -266,7 +276,7 @@ std::int64_t needed_bytes(const Options& options) {
   const std::int64_t activations = options.batch * options.sequence_length *
                                    (3 * config.vocabulary + 40 * config.hidden * config.layers) * 4;
   const std::int64_t program = std::int64_t{300} << 20;
-  return options.world_size * (model_states + activations + program);
+  return options.local_ranks() * (model_states + activations + program);
 }
 
 void choose_model(Options& options) {

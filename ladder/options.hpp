@@ -16,6 +16,8 @@ struct Options {
   std::string weights;  ///< folder with config.json and safetensors; empty: weights by seed
   std::vector<std::string> data;
   int world_size = 2;
+  int ranks_here = 0;  ///< of them on this machine, where a launcher started them; 0: all
+  int local_ranks() const { return ranks_here > 0 ? ranks_here : world_size; }
   int fake_world = 0;  ///< ranks of a fake world, of which one runs; 0: real ranks
   int fake_rank = 0;   ///< which one
   std::int64_t steps = 4;
@@ -33,6 +35,7 @@ struct Options {
   std::string save;        ///< folder that the trained model goes to; empty: it is not kept
   std::string checkpoint;  ///< folder for checkpoints of the run; empty: none
   std::int64_t checkpoint_every = 0;  ///< steps from one to the next; 0: after the last step only
+  bool go_on = false;                 ///< from the checkpoint in `checkpoint`, where there is one
   std::string resume;         ///< folder of the checkpoint to go on from; empty: from the start
   std::string trace;          ///< file whose name traces are made from; empty: none
   std::string film;           ///< file for the memory of rank 0 along the last step; empty: none

@@ -14,16 +14,11 @@
 #include <zero/train/trainer.hpp>
 
 #include "harness.hpp"
+#include "modes.hpp"
 #include "trap_model.hpp"
 
 namespace zero::testing {
 namespace {
-
-std::vector<std::string> modes() {
-  train::Registry registry;
-  train::register_all_chapters(registry);
-  return registry.modes();
-}
 
 struct Outcome {
   std::vector<double> losses;
@@ -104,7 +99,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, ActivationCheckpointing, ::testing::Values(2, 3)
 TEST_P(ActivationCheckpointing, OfLlamaChangesNoBitAndSendsNothingMore) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
     const auto batch = [&](int step) { return text(communicator.rank(), step); };
-    for (const std::string& mode : modes()) {
+    for (const std::string& mode : all_modes()) {
       const Outcome with = train(communicator, mode, *llama(true), batch, 2);
       const Outcome without = train(communicator, mode, *llama(false), batch, 2);
       expect_identical(with, without, mode);
@@ -169,7 +164,7 @@ class Around : public nn::Model {
 TEST_P(ActivationCheckpointing, AroundAUnitThatIsUsedFourTimesChangesNoBit) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
     const auto batch = [&](int step) { return trap_batch(/*seed=*/17, communicator.rank(), step); };
-    for (const std::string& mode : modes()) {
+    for (const std::string& mode : all_modes()) {
       const nn::DeferredStorage deferred;
       Around with(true), without(false);
       expect_identical(train(communicator, mode, with, batch, 1),

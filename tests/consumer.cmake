@@ -1,4 +1,4 @@
-# Installs the library into an empty folder, builds the example against it and runs it on two ranks.
+# Installs the library into an empty folder, builds the examples against it and runs them on two ranks.
 set(work "${BUILD}/consumer")
 file(REMOVE_RECURSE "${work}")
 
@@ -23,11 +23,26 @@ foreach(file IN LISTS files)
   endforeach()
 endforeach()
 
-run("${CMAKE_COMMAND}" -G "${GENERATOR}" -S "${SOURCE}/examples/my_training" -B "${work}/build"
-  -DCMAKE_BUILD_TYPE=Release "-DCMAKE_CXX_COMPILER=${COMPILER}" "-DCMAKE_PREFIX_PATH=${work}/installed"
-  "-DZERO_TORCH_ROOT=${TORCH}")
-run("${CMAKE_COMMAND}" --build "${work}/build")
-run("${work}/build/my_training")
+foreach(example my_training my_engine)
+  run("${CMAKE_COMMAND}" -G "${GENERATOR}" -S "${SOURCE}/examples/${example}" -B "${work}/${example}"
+    -DCMAKE_BUILD_TYPE=Release "-DCMAKE_CXX_COMPILER=${COMPILER}"
+    "-DCMAKE_PREFIX_PATH=${work}/installed" "-DZERO_TORCH_ROOT=${TORCH}")
+  run("${CMAKE_COMMAND}" --build "${work}/${example}")
+endforeach()
+
+# The engine: stopped after step 12 it goes on from the checkpoint of step 10, and ends where a run
+# ends that was never stopped.
+run("${work}/my_engine/my_engine" "${work}/at_once" 20)
+string(REGEX MATCH "step 20 loss [^\n]+" at_once "${output}")
+run("${work}/my_engine/my_engine" "${work}/in_two" 12)
+run("${work}/my_engine/my_engine" "${work}/in_two" 20)
+message("${output}")
+string(REGEX MATCH "step 20 loss [^\n]+" in_two "${output}")
+if(NOT output MATCHES "^step 11 " OR at_once STREQUAL "" OR NOT at_once STREQUAL in_two)
+  message(FATAL_ERROR "at once it ended with '${at_once}', in two parts with '${in_two}'")
+endif()
+
+run("${work}/my_training/my_training")
 message("${output}")
 
 # It trains: the last loss is below the first; and each of two ranks holds half of 4 V.
@@ -46,13 +61,17 @@ if(NOT ranks EQUAL 2)
   message(FATAL_ERROR "two ranks should have reported")
 endif()
 
-# The README shows this program and no other.
-file(READ "${SOURCE}/README.md" readme)
-foreach(name my_training.cpp CMakeLists.txt)
-  file(READ "${SOURCE}/examples/my_training/${name}" text)
-  string(FIND "${readme}" "${text}" found)
-  if(found EQUAL -1)
-    message(FATAL_ERROR "README.md does not show examples/my_training/${name} as it is")
-  endif()
-endforeach()
+# The documents show these programs and no others.
+function(expect_shown example document)
+  file(READ "${SOURCE}/${document}" shown)
+  foreach(name ${example}.cpp CMakeLists.txt)
+    file(READ "${SOURCE}/examples/${example}/${name}" text)
+    string(FIND "${shown}" "${text}" found)
+    if(found EQUAL -1)
+      message(FATAL_ERROR "${document} does not show examples/${example}/${name} as it is")
+    endif()
+  endforeach()
+endfunction()
+expect_shown(my_training README.md)
+expect_shown(my_engine docs/engine.md)
 file(REMOVE_RECURSE "${work}")

@@ -139,6 +139,44 @@ class GrownModel::Scale : public Part {
   at::Tensor scale_;
 };
 
+class GrownModel::Optional : public Part {
+ public:
+  Optional(const GrownConfig& c, const bool& uses_shift, bool holds_a_unit)
+      : uses_shift_(uses_shift) {
+    weight_ = add_parameter("weight", {c.width, c.width}, Initializer::normal(0.4), c.dtype);
+    shift_ = add_parameter("shift", {c.width}, Initializer::normal(0.3), c.dtype);
+    if (holds_a_unit) inner_ = register_module("inner", std::make_shared<Plain>(c));
+  }
+  at::Tensor forward(const at::Tensor& x) override {
+    return run(
+        [&] {
+          at::Tensor y = nn::linear(x, weight_);
+          if (uses_shift_) y = y + shift_;
+          return inner_ ? inner_->forward(y) + x : y.tanh();
+        },
+        {x});
+  }
+
+ private:
+  const bool& uses_shift_;
+  at::Tensor weight_, shift_;
+  std::shared_ptr<Plain> inner_;
+};
+
+class GrownModel::Skip : public Part {
+ public:
+  Skip(const GrownConfig& c, const at::Tensor& early) : early_(early) {
+    weight_ = add_parameter("weight", {c.width, c.width}, Initializer::normal(0.4), c.dtype);
+  }
+  at::Tensor forward(const at::Tensor& x) override {
+    return run([&] { return nn::linear(x * early_, weight_).tanh(); }, {x, early_});
+  }
+
+ private:
+  const at::Tensor& early_;
+  at::Tensor weight_;
+};
+
 GrownModel::GrownModel(const GrownConfig& config) : config_(config) {
   const auto normal = Initializer::normal(0.5);
   first_ = add_parameter("first", {config.width, config.inputs}, normal, config.dtype);
@@ -164,6 +202,11 @@ void GrownModel::add_part(char letter, std::shared_ptr<nn::Layer> holder) {
     parts_.push_back(holder->register_module(name, std::make_shared<Layers>(config_)));
   } else if (letter == 's') {
     parts_.push_back(holder->register_module(name, std::make_shared<Small>(config_)));
+  } else if (letter == 'o' || letter == 'h') {
+    parts_.push_back(holder->register_module(
+        name, std::make_shared<Optional>(config_, uses_shifts_, letter == 'h')));
+  } else if (letter == 'k') {
+    parts_.push_back(holder->register_module(name, std::make_shared<Skip>(config_, after_first_)));
   } else if (letter == 'g') {
     parts_.push_back(std::make_shared<Scale>(
         add_parameter("scale" + name, {}, Initializer::constant(1.1), config_.dtype)));
@@ -176,10 +219,13 @@ at::Tensor GrownModel::predict(const data::Batch& batch) {
   return run(
       [&] {
         at::Tensor x = nn::linear(batch.inputs, first_);
+        after_first_ = x;
+        uses_shifts_ = batch.targets.numel() > 0 && batch.targets.view(-1)[0].item<double>() > 0;
         if (in_forward_) in_forward_();
         for (std::size_t p = 0; p < std::min(used_parts_, parts_.size()); ++p) {
           x = parts_[p]->forward(x);
         }
+        after_first_.reset();
         return x.matmul(last_).sum(1, /*keepdim=*/true);
       },
       {});

@@ -24,6 +24,9 @@ struct GrownConfig {
   ///   l  a unit of layers, each of which holds its own parameters; the first is used twice
   ///   s  a unit of many parameters with 1 to 3 elements
   ///   g  a scalar of the root
+  ///   o  a unit with a shift that only batches use whose first target is positive
+  ///   h  the same, and it holds a unit
+  ///   k  a unit that reads what the first layer gave as well
   std::string parts = "anf";
   bool tied = true;  ///< the first weight is the last one too
   at::ScalarType dtype = at::kFloat;
@@ -58,14 +61,18 @@ class GrownModel : public nn::Model {
   class Layers;
   class Small;
   class Scale;
+  class Optional;
+  class Skip;
 
   void add_part(char letter, std::shared_ptr<nn::Layer> holder);
 
   GrownConfig config_;
   std::size_t used_parts_ = 1000;
   std::function<void()> in_forward_;
-  at::Tensor first_;  // [width, inputs]
-  at::Tensor last_;   // the same, or another
+  bool uses_shifts_ = true;  // in the forward that runs
+  at::Tensor after_first_;   // in the forward that runs
+  at::Tensor first_;         // [width, inputs]
+  at::Tensor last_;          // the same, or another
   std::vector<std::shared_ptr<Part>> parts_;
 };
 

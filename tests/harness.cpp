@@ -3,6 +3,18 @@
 #include <stdexcept>
 
 namespace zero::testing {
+namespace {
+
+int failed_assertions() {
+  const ::testing::TestInfo* const test = ::testing::UnitTest::GetInstance()->current_test_info();
+  int failed = 0;
+  for (int i = 0; test != nullptr && i < test->result()->total_part_count(); ++i) {
+    failed += test->result()->GetTestPartResult(i).failed() ? 1 : 0;
+  }
+  return failed;
+}
+
+}  // namespace
 
 std::vector<dist::RankExit> ranks_ended(const RankOptions& options,
                                         const std::function<void(dist::Communicator&)>& body) {
@@ -15,8 +27,9 @@ std::vector<dist::RankExit> ranks_ended(const RankOptions& options,
   launch.capture_output = true;
   launch.threads = 1;
   return dist::launch_ranks(launch, [&](dist::Communicator& communicator) -> std::string {
+    const int before = failed_assertions();  // of earlier ranks of this test, in the parent
     body(communicator);
-    if (::testing::Test::HasFailure()) throw std::runtime_error("assertions failed, see above");
+    if (failed_assertions() > before) throw std::runtime_error("assertions failed, see above");
     return "";
   });
 }

@@ -140,7 +140,7 @@ void expect_identical(const RunRecord& record, const RunRecord& reference,
   };
   for (const auto& [name, tensor] : record.tensors) compare(name, tensor);
   for (const auto& [name, tensor] : record.moments) compare(name, tensor);
-  EXPECT_EQ(weights, 15U) << what;
+  EXPECT_EQ(weights, 17U) << what;
   EXPECT_EQ(record.losses, reference.losses) << what;
   EXPECT_EQ(record.norms, reference.norms) << what;
 }

@@ -8,22 +8,17 @@
 #include <set>
 
 #include "harness.hpp"
+#include "modes.hpp"
 #include "parity_matrix/cells.hpp"
 
 namespace zero::testing {
 namespace {
 
-std::vector<std::string> modes() {
-  train::Registry registry;
-  train::register_all_chapters(registry);
-  return registry.modes();
-}
-
 // All modes on one set of forked ranks, each compared with plain DDP under the same options.
 void expect_all_modes_identical(int world_size, const RunOptions& options) {
   on_ranks(world_size, [&](dist::Communicator& communicator) {
     const RunRecord reference = run_trap_model(communicator, "ddp", options);
-    for (const std::string& mode : modes()) {
+    for (const std::string& mode : all_modes()) {
       expect_identical(run_trap_model(communicator, mode, options), reference, mode);
       if (communicator.rank() == 0) fill_cell(mode, world_size);
     }
@@ -81,7 +76,7 @@ TEST_P(ParityFewRanks, RanksThatStartFromDifferentValues) {
   const RunOptions different{.same_seed = false};
   on_ranks(GetParam(), [&](dist::Communicator& communicator) {
     const RunRecord reference = run_trap_model(communicator, "ddp", {});
-    for (const std::string& mode : modes()) {
+    for (const std::string& mode : all_modes()) {
       expect_identical(run_trap_model(communicator, mode, different), reference, mode);
     }
   });

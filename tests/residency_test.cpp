@@ -8,6 +8,7 @@
 #include <zero/train/trainer.hpp>
 
 #include "harness.hpp"
+#include "modes.hpp"
 #include "toy.hpp"
 
 namespace zero::testing {
@@ -40,16 +41,10 @@ void train_and_look(dist::Communicator& communicator, const std::string& mode,
   look(*strategy, before, communicator.traffic().since(traffic));
 }
 
-std::vector<std::string> modes() {
-  train::Registry registry;
-  train::register_all_chapters(registry);
-  return registry.modes();
-}
-
 void expect_states_of_the_formula(int ranks, train::Accumulation accumulation,
                                   std::size_t micro_batches) {
   on_ranks(ranks, [=](dist::Communicator& communicator) {
-    for (const std::string& mode : modes()) {
+    for (const std::string& mode : all_modes()) {
       train_and_look(
           communicator, mode,
           [&](train::Strategy& strategy, const memory::Snapshot& before, const dist::Traffic&) {
@@ -79,7 +74,7 @@ TEST_P(Residency, AlsoWhereEveryMicroBatchIsReduced) {
 // The charges come from the code under test; the allocator's total does not.
 TEST_P(Residency, NothingElseIsAliveAtRest) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
-    for (const std::string& mode : modes()) {
+    for (const std::string& mode : all_modes()) {
       train_and_look(
           communicator, mode,
           [&](train::Strategy& strategy, const memory::Snapshot& before, const dist::Traffic&) {
@@ -92,7 +87,7 @@ TEST_P(Residency, NothingElseIsAliveAtRest) {
 
 TEST_P(Residency, BytesSentAreThoseOfTheFormula) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
-    for (const std::string& mode : modes()) {
+    for (const std::string& mode : all_modes()) {
       train_and_look(
           communicator, mode,
           [&](train::Strategy& strategy, const memory::Snapshot&, const dist::Traffic& sent) {
@@ -120,7 +115,7 @@ TEST_P(Residency, BytesSentForMicroBatchesReducedOneByOneAreThoseOfTheFormula) {
           train::Accumulation::kReduceEach, micro_batches);
       return std::make_pair(traffic, formula);
     };
-    for (const std::string& mode : modes()) {
+    for (const std::string& mode : all_modes()) {
       const auto [one, formula] = sent_by(mode, 1);
       const auto [three, same] = sent_by(mode, 3);
       using dist::Purpose;

@@ -10,12 +10,6 @@
 
 namespace zero::testing {
 
-std::vector<std::string> all_modes() {
-  train::Registry registry;
-  train::register_all_chapters(registry);
-  return registry.modes();
-}
-
 std::vector<std::string> all_strategies() {
   train::Registry registry;
   train::register_all_chapters(registry);

@@ -11,11 +11,9 @@
 #include <zero/train/trainer.hpp>
 
 #include "grown_model.hpp"
+#include "modes.hpp"
 
 namespace zero::testing {
-
-/// Every strategy and variant of all chapters.
-std::vector<std::string> all_modes();
 
 /// Every strategy of all chapters, in its default variant.
 std::vector<std::string> all_strategies();

@@ -17,13 +17,19 @@ class TrapModel::Inner : public nn::Unit {
   Inner() {
     weight_ = add_parameter("weight", {kWidth, kWidth}, Initializer::normal(0.4));
     bias_ = add_parameter("bias", {kWidth}, Initializer::uniform(0.1));
+    shift_ = add_parameter("shift", {kWidth}, Initializer::normal(0.2));
   }
-  at::Tensor forward(const at::Tensor& x) {
-    return run([&] { return nn::linear(x, weight_, bias_).tanh(); }, {x});
+  at::Tensor forward(const at::Tensor& x, bool with_shift) {
+    return run(
+        [&] {
+          const at::Tensor y = nn::linear(x, weight_, bias_).tanh();
+          return with_shift ? y + shift_ : y;
+        },
+        {x});
   }
 
  private:
-  at::Tensor weight_, bias_;
+  at::Tensor weight_, bias_, shift_;
 };
 
 class TrapModel::Frozen : public nn::Unit {
@@ -86,14 +92,15 @@ TrapModel::TrapModel() {
 at::Tensor TrapModel::predict(const data::Batch& batch) {
   return run(
       [&] {
+        const bool positive = batch.targets.view(-1)[0].item<double>() > 0;
         at::Tensor x = nn::linear(batch.inputs, tied_) * scale_;
-        x = twice_->forward(x);
+        x = twice_->forward(x, positive);
         x = frozen_->forward(x);
-        x = twice_->forward(x);
-        if (batch.targets.view(-1)[0].item<double>() > 0) x = x + sometimes_;
+        x = twice_->forward(x, !positive);
+        if (positive) x = x + sometimes_;
         const at::Tensor ids = (batch.inputs.select(1, 0) * 3).abs().clamp(0, kWidth + 1);
         x = x + layers_->forward(x, ids.to(at::kLong)).narrow(1, 0, kWidth);
-        x = last_->forward(x);
+        x = last_->forward(x, positive);
         const at::Tensor back = x.matmul(tied_);  // [n, 5], ordinary autograd
         return (back.narrow(1, 0, 3) * few_).sum(1, /*keepdim=*/true);
       },

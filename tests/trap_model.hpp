@@ -8,10 +8,11 @@
 namespace zero::testing {
 
 /// A model made to trap sharding code: a weight tied across units, a frozen parameter, one that
-/// some batches do not use and one that no batch uses, odd sizes, a scalar, a parameter smaller
-/// than the world size, a unit used twice, a unit without trainable parameters, ordinary autograd
-/// beside layers that write their gradients in place, and a unit of layers of which one is used
-/// twice, one is frozen, and one is looked up and multiplied with.
+/// some batches do not use (in the root, in a unit, and in one of a unit's two uses) and one that
+/// no batch uses, odd sizes, a scalar, a parameter smaller than the world size, a unit used twice,
+/// a unit without trainable parameters, ordinary autograd beside layers that write their gradients
+/// in place, and a unit of layers of which one is used twice, one is frozen, and one is looked up
+/// and multiplied with.
 class TrapModel : public nn::Model {
  public:
   static constexpr std::int64_t kInputs = 5;

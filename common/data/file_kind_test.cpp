@@ -4,6 +4,7 @@
 #include <zero/data/file_kind.hpp>
 #include <zero/data/reviews.hpp>
 #include <zero/data/test_files.hpp>
+#include <zero/data/test_records.hpp>
 #include <zero/data/tokens.hpp>
 
 namespace zero::data {
@@ -12,19 +13,11 @@ namespace {
 using testing::error_of;
 using testing::mentions;
 using testing::TestFolder;
+using testing::text_of;
 
 Records two_reviews() {
   const std::vector<Record> records = {{4, {7, 300}}, {0, {8}}};
   return Records::from(records, kReviewClasses, /*vocabulary=*/301, /*pad_id=*/2);
-}
-
-std::string text_of(const Records& records, std::int64_t index) {
-  std::string text;
-  const auto begin = static_cast<std::int64_t>(records.offsets[static_cast<std::size_t>(index)]);
-  for (std::int64_t i = 0; i < records.length(index); ++i) {
-    text += static_cast<char>(records.tokens[begin + i]);
-  }
-  return text;
 }
 
 TEST(FileKind, GoesByTheContentsNotTheName) {

@@ -3,6 +3,7 @@
 #include <zero/data/csv.hpp>
 #include <zero/data/reviews.hpp>
 #include <zero/data/test_files.hpp>
+#include <zero/data/test_records.hpp>
 
 namespace zero::data {
 namespace {
@@ -10,6 +11,7 @@ namespace {
 using testing::error_of;
 using testing::mentions;
 using testing::TestFolder;
+using testing::text_of;
 using Rows = std::vector<std::vector<std::string>>;
 
 Rows rows_of(const std::string& text) {
@@ -18,15 +20,6 @@ Rows rows_of(const std::string& text) {
     rows.push_back(row.fields);
   }
   return rows;
-}
-
-std::string text_of(const Records& records, std::int64_t index) {
-  std::string text;
-  const auto begin = static_cast<std::int64_t>(records.offsets[static_cast<std::size_t>(index)]);
-  for (std::int64_t i = 0; i < records.length(index); ++i) {
-    text += static_cast<char>(records.tokens[begin + i]);
-  }
-  return text;
 }
 
 std::string refusal(const std::string& csv) {

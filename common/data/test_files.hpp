@@ -1,7 +1,5 @@
 #pragma once
 
-#include <stdlib.h>
-
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -9,40 +7,21 @@
 #include <system_error>
 #include <utility>
 #include <zero/error.hpp>
+#include <zero/report/test_folder.hpp>
 
 /// Helpers of the tests of common/data; nothing else includes this.
 namespace zero::data::testing {
 
-/// A new folder for one test, removed with all it holds at the end.
-class TestFolder {
+/// A folder for one test, with files in it.
+class TestFolder : public report::TestFolder {
  public:
-  TestFolder() {
-    std::string name = std::filesystem::temp_directory_path() / "zero-data-XXXXXX";
-    if (::mkdtemp(name.data()) == nullptr) {
-      throw Error("cannot make a temporary folder");
-    }
-    path_ = name;
-  }
-  ~TestFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TestFolder(const TestFolder&) = delete;
-  TestFolder& operator=(const TestFolder&) = delete;
-
-  std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
-  const std::filesystem::path& path() const { return path_; }
-
   /// Writes a file below the folder, making folders on the way, and returns its path.
   std::filesystem::path write(const std::string& name, const std::string& content) const {
-    const auto path = path_ / name;
+    const auto path = *this / name;
     std::filesystem::create_directories(path.parent_path());
     std::ofstream(path, std::ios::binary) << content;
     return path;
   }
-
- private:
-  std::filesystem::path path_;
 };
 
 inline std::string read_bytes(const std::filesystem::path& path) {

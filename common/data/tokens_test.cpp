@@ -3,6 +3,7 @@
 
 #include <cstring>
 #include <zero/data/test_files.hpp>
+#include <zero/data/test_records.hpp>
 #include <zero/data/token_header.hpp>
 #include <zero/data/tokens.hpp>
 
@@ -10,23 +11,12 @@ namespace zero::data {
 namespace {
 
 using testing::error_of;
+using testing::ids_of;
+using testing::kSomeTokenizer;
 using testing::mentions;
 using testing::read_bytes;
 using testing::TestFolder;
-
-const std::string kSomeTokenizer =
-    "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
-
-std::vector<std::int64_t> ids_of(const TokenStream& tokens) {
-  std::vector<std::int64_t> ids(static_cast<std::size_t>(tokens.size()));
-  tokens.copy(0, ids);
-  return ids;
-}
-
-Records three_records() {
-  const std::vector<Record> records{{4, {7, 8, 9}}, {0, {10}}, {2, {11, 300}}};
-  return Records::from(records, /*classes=*/5, /*vocabulary=*/301, /*pad_id=*/6, kSomeTokenizer);
-}
+using testing::three_records;
 
 /// The bytes of a small valid file of each kind.
 std::string stream_bytes(const TestFolder& folder) {

@@ -115,6 +115,7 @@ std::unique_ptr<Communicator> connect(const RankEnvironment& environment,
                                       const ConnectOptions& options) {
   if (environment.world_size == 1) return connect_alone(options);
   ConnectOptions adjusted = options;
+  adjusted.prefix = fmt::format("attempt/{}/{}", environment.restarts, options.prefix);
   adjusted.loopback = adjusted.loopback || is_loopback(environment.master_address);
   return connect_through(tcp_store(environment, options.timeout), environment.rank,
                          environment.world_size, environment.local_rank, adjusted);

@@ -41,6 +41,9 @@ struct RankEnvironment {
   int master_port = 29500;
   /// torchrun's agent already serves the store: every rank is a client, rank 0 too.
   bool store_is_served = false;
+  /// How often the launcher has started all ranks again. Its store still holds what they said
+  /// before.
+  int restarts = 0;
   std::string launcher;  ///< "torchrun", "Open MPI", "Slurm" or "RANK/WORLD_SIZE"
 };
 

@@ -64,6 +64,7 @@ RankEnvironment read(const Names& names) {
   env.local_world_size = number_or(names.local_world_size, 1, 1, env.world_size);
   if (const char* address = variable("MASTER_ADDR")) env.master_address = address;
   env.master_port = number_or("MASTER_PORT", env.master_port, 1, 65535);
+  env.restarts = number_or("TORCHELASTIC_RESTART_COUNT", 0, 0, kMaximumRanks);
   const char* served = variable("TORCHELASTIC_USE_AGENT_STORE");
   env.store_is_served = served != nullptr && std::string(served) == "True";
   return env;

@@ -92,7 +92,7 @@ int threads_for(const LaunchOptions& options) {
     child.result.write(function(rank));
   } catch (const std::exception& error) {
     std::cout.flush();
-    fmt::print(stderr, "rank {}: {}\n", rank, error.what());
+    fmt::print(stderr, "rank {}: {}\n", options.first_rank + rank, error.what());
     code = 1;
   }
   std::cout.flush();
@@ -196,6 +196,7 @@ std::vector<RankExit> fork_processes(const LaunchOptions& options,
   std::vector<Child> children(static_cast<std::size_t>(options.world_size));
   for (std::size_t rank = 0; rank < children.size(); ++rank) {
     Child& child = children[rank];
+    child.exit.rank = options.first_rank + static_cast<int>(rank);
     child.pid = ::fork();
     if (child.pid == 0) run_child(static_cast<int>(rank), child, options, parent, function);
     if (child.pid > 0) {
@@ -230,8 +231,8 @@ std::vector<RankExit> launch_ranks(const LaunchOptions& options, const RankFunct
 
 std::string describe_failures(const std::vector<RankExit>& exits) {
   std::string text;
-  for (std::size_t rank = 0; rank < exits.size(); ++rank) {
-    const RankExit& exit = exits[rank];
+  for (const RankExit& exit : exits) {
+    const int rank = exit.rank;
     if (exit.ok()) continue;
     if (exit.killed) {
       text += fmt::format("rank {} was killed because another rank failed or time was up", rank);

@@ -12,6 +12,8 @@ namespace zero::dist {
 
 struct LaunchOptions {
   int world_size = 2;
+  /// What the first of them is called in messages: a launcher starts ranks one by one.
+  int first_rank = 0;
   ConnectOptions connect;
   /// Everything together; then whoever is left is killed. 0 for no limit.
   std::chrono::milliseconds total_timeout{0};
@@ -26,6 +28,7 @@ struct LaunchOptions {
 
 /// How one rank ended.
 struct RankExit {
+  int rank = 0;         ///< what it is called
   int exit_code = 0;    ///< of the process; -1 where a signal ended it
   int signal = 0;       ///< that ended it, or 0
   bool killed = false;  ///< by the launcher, after another rank failed or time was up

@@ -10,6 +10,7 @@
 #include "zero/error.hpp"
 #include "zero/memory/storage.hpp"
 #include "zero/nn/backward_once.hpp"
+#include "zero/nn/wide.hpp"
 
 namespace zero::nn {
 namespace {
@@ -28,10 +29,6 @@ void for_each_block(const at::Tensor& logits, F function) {
   for (std::int64_t first = 0; first < rows; first += block) {
     function(first, std::min(block, rows - first));
   }
-}
-
-at::ScalarType wide(const at::Tensor& x) {
-  return at::isReducedFloatingType(x.scalar_type()) ? at::kFloat : x.scalar_type();
 }
 
 // `classes` [N, 1]: targets, 0 where they are ignored.

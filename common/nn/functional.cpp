@@ -6,6 +6,7 @@
 
 #include "zero/nn/backward_once.hpp"
 #include "zero/nn/gradient_slot.hpp"
+#include "zero/nn/wide.hpp"
 
 namespace zero::nn {
 namespace {
@@ -79,11 +80,6 @@ struct EmbeddingFunction : Function<EmbeddingFunction> {
     return {at::Tensor(), at::Tensor()};
   }
 };
-
-// The dtype to compute in: fp32 for half types, else the tensor's own.
-at::ScalarType wide(const at::Tensor& x) {
-  return at::isReducedFloatingType(x.scalar_type()) ? at::kFloat : x.scalar_type();
-}
 
 struct RmsNormFunction : Function<RmsNormFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,

@@ -47,7 +47,7 @@ class Lister {
         unit != nullptr && counts(*unit, root_, granularity_)) {
       parents_.push_back(around);
       around = result_.units.size();
-      result_.units.push_back({unit, path, {}});
+      result_.units.push_back({unit, path, {}, parents_.back() == kNone ? 0 : parents_.back()});
     }
     for (const auto& item : module.named_parameters(/*recurse=*/false)) {
       add(module, item.key(), item.value(), path, around);
@@ -142,6 +142,19 @@ std::int64_t ParameterList::bytes() const {
   std::int64_t sum = 0;
   for (const Parameter& p : parameters) sum += p.bytes();
   return sum;
+}
+
+std::size_t ParameterList::index_of(const Unit& unit) const {
+  const auto found = std::find_if(units.begin(), units.end(),
+                                  [&unit](const UnitInfo& info) { return info.unit == &unit; });
+  if (found == units.end()) throw Error("a unit that is no part of this model");
+  return static_cast<std::size_t>(found - units.begin());
+}
+
+bool ParameterList::has_inner(std::size_t u) const {
+  // The root is its own surroundings, and an inner unit comes after the one around it.
+  return std::any_of(units.begin() + static_cast<std::ptrdiff_t>(u) + 1, units.end(),
+                     [u](const UnitInfo& info) { return info.around == u; });
 }
 
 ParameterList list_parameters(Unit& root, Granularity granularity) {

@@ -37,6 +37,7 @@ struct UnitInfo {
   Unit* unit = nullptr;
   std::string name;                     ///< dotted path; empty for the root
   std::vector<std::size_t> parameters;  ///< indices into ParameterList::parameters
+  std::size_t around = 0;               ///< index of the unit around it; the root's own is 0
 };
 
 /// The parameters of a model in registration order and the units they belong to (the root is unit
@@ -52,6 +53,11 @@ struct ParameterList {
   std::size_t size() const { return parameters.size(); }
   std::int64_t numel() const;  ///< elements of all parameters, tied ones once
   std::int64_t bytes() const;  ///< V of the formulas: bytes of one copy of the parameters
+
+  /// Index of `unit` in `units`. Throws zero::Error where it is none of them.
+  std::size_t index_of(const Unit& unit) const;
+  /// Whether a unit lies within unit `u`.
+  bool has_inner(std::size_t u) const;
 };
 
 /// Lists the parameters of `root`, which is a unit in any case. Throws zero::Error for a model

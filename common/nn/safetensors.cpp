@@ -27,12 +27,9 @@ static_assert(std::endian::native == std::endian::little,
 namespace {
 
 namespace fs = std::filesystem;
+using safetensors::refuse;
 
 constexpr std::string_view kPointerBegin = "version https://git-lfs";
-
-[[noreturn]] void refuse(const fs::path& path, const std::string& reason) {
-  throw Error(fmt::format("{}: {}", path.string(), reason));
-}
 
 [[noreturn]] void fail_to_open(const fs::path& path) {
   refuse(path, fmt::format("cannot be opened: {}", std::generic_category().message(errno)));

@@ -15,11 +15,8 @@ namespace {
 namespace fs = std::filesystem;
 using safetensors::kIndexFile;
 using safetensors::kSingleFile;
+using safetensors::refuse;
 using safetensors::shown;
-
-[[noreturn]] void refuse(const fs::path& path, const std::string& reason) {
-  throw Error(fmt::format("{}: {}", path.string(), reason));
-}
 
 bool is_there(const fs::path& path) {
   std::error_code ignored;

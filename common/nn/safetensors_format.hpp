@@ -1,12 +1,16 @@
 #pragma once
 
+#include <fmt/format.h>
+
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "zero/error.hpp"
 #include "zero/nn/safetensors.hpp"
 
 /// What the reader and the writer of safetensors share: the header, and walking through a tensor in
@@ -26,6 +30,11 @@ struct Header {
   std::vector<SafetensorsEntry> entries;  ///< in the order of their bytes
   SafetensorsMetadata metadata;
 };
+
+/// Throws the zero::Error that says what is wrong with the file or folder at `path`.
+[[noreturn]] inline void refuse(const std::filesystem::path& path, const std::string& reason) {
+  throw Error(fmt::format("{}: {}", path.string(), reason));
+}
 
 /// Parses and checks the JSON of a header against `data_bytes`, the bytes that follow it in the
 /// file. @throws zero::Error with a message that begins with `path`.

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <ATen/ops/randn.h>
-#include <stdlib.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -17,46 +16,29 @@
 
 #include "zero/error.hpp"
 #include "zero/nn/safetensors.hpp"
+#include "zero/report/test_folder.hpp"
 
 /// Helpers of the tests of safetensors; nothing else includes this.
 namespace zero::nn::testing {
 
-/// A new folder for one test, removed with all it holds at the end.
-class TestFolder {
+/// A folder for one test, with files in it.
+class TestFolder : public report::TestFolder {
  public:
-  TestFolder() {
-    std::string name = std::filesystem::temp_directory_path() / "zero-nn-XXXXXX";
-    if (::mkdtemp(name.data()) == nullptr) throw Error("cannot make a temporary folder");
-    path_ = name;
-  }
-  ~TestFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TestFolder(const TestFolder&) = delete;
-  TestFolder& operator=(const TestFolder&) = delete;
-
-  std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
-  const std::filesystem::path& path() const { return path_; }
-
   /// Writes a file and returns its path.
   std::filesystem::path write(const std::string& name, const std::string& content) const {
-    std::ofstream(path_ / name, std::ios::binary) << content;
-    return path_ / name;
+    std::ofstream(*this / name, std::ios::binary) << content;
+    return *this / name;
   }
 
   /// The names of everything in the folder, sorted.
   std::vector<std::string> listing() const {
     std::vector<std::string> names;
-    for (const auto& entry : std::filesystem::directory_iterator(path_)) {
+    for (const auto& entry : std::filesystem::directory_iterator(path())) {
       names.push_back(entry.path().filename().string());
     }
     std::sort(names.begin(), names.end());
     return names;
   }
-
- private:
-  std::filesystem::path path_;
 };
 
 inline std::string read_bytes(const std::filesystem::path& path) {

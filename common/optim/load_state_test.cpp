@@ -17,12 +17,12 @@ namespace {
 
 using Parameters = std::vector<at::Tensor>;
 
-struct Kind {
+struct Loaded {
   std::string name;
   OptimizerFactory make;
 };
 
-std::vector<Kind> kinds() {
+std::vector<Loaded> loaded() {
   return {
       {"AdamW", adamw({.learning_rate = 0.01})},
       {"SGD", sgd({.learning_rate = 0.01})},
@@ -46,7 +46,7 @@ void update(Optimizer& optimizer, const at::Tensor& parameter, std::uint64_t ste
 at::Tensor start() { return at::ones({5, 7}).requires_grad_(); }
 
 TEST(LoadState, GoesOnWithTheSameBits) {
-  for (const Kind& kind : kinds()) {
+  for (const Loaded& kind : loaded()) {
     const at::Tensor first = start();
     const auto one = kind.make({first});
     EXPECT_EQ(one->settings().kind, kind.name);
@@ -66,7 +66,7 @@ TEST(LoadState, GoesOnWithTheSameBits) {
 }
 
 TEST(LoadState, OfAParameterThatWasNeverUpdatedIsNone) {
-  for (const Kind& kind : kinds()) {
+  for (const Loaded& kind : loaded()) {
     const at::Tensor parameter = start();
     const auto optimizer = kind.make({parameter});
     update(*optimizer, parameter, 0);
@@ -77,7 +77,7 @@ TEST(LoadState, OfAParameterThatWasNeverUpdatedIsNone) {
 }
 
 TEST(LoadState, WhatDoesNotFitIsRefusedAndChangesNothing) {
-  for (const Kind& kind : kinds()) {
+  for (const Loaded& kind : loaded()) {
     const at::Tensor parameter = start();
     const auto optimizer = kind.make({parameter});
     update(*optimizer, parameter, 0);

@@ -22,7 +22,7 @@ bool is_half(const at::Tensor& tensor) {
 }
 
 // A parameter of 2 bytes and who stands for it in the optimizer that knows float32 only.
-struct Slot {
+struct TwoByteSlot {
   at::Tensor parameter;
   at::Tensor master;  // of the parameter's shape; without bytes (meta) before the first update
 
@@ -60,20 +60,20 @@ class MasterWeights final : public Optimizer {
 
   void step() override {
     const at::NoGradGuard no_grad;
-    for (Slot& slot : slots_) {
+    for (TwoByteSlot& slot : slots_) {
       if (slot.parameter.grad().defined()) step(slot);
     }
     step_others();
   }
 
   void replace(const std::function<at::Tensor(const at::Tensor&)>& with) override {
-    for (Slot& slot : slots_) {
+    for (TwoByteSlot& slot : slots_) {
       const at::Tensor other = with(slot.parameter);
       if (other.is_same(slot.parameter)) continue;
       put_master(slot, other.defined() ? without_bytes(other) : at::Tensor());
       slot.parameter = other;
     }
-    std::erase_if(slots_, [](const Slot& slot) { return !slot.parameter.defined(); });
+    std::erase_if(slots_, [](const TwoByteSlot& slot) { return !slot.parameter.defined(); });
     for (at::Tensor& p : others_) {
       const at::Tensor other = with(p);
       if (other.is_same(p)) continue;
@@ -84,7 +84,7 @@ class MasterWeights final : public Optimizer {
   }
 
   std::map<std::string, at::Tensor> state(const at::Tensor& parameter) const override {
-    const Slot* slot = find(parameter);
+    const TwoByteSlot* slot = find(parameter);
     if (slot == nullptr) return of_others_->state(parameter);
     if (!slot->has_master()) return {};
     std::map<std::string, at::Tensor> states = of_masters_->state(slot->master);
@@ -93,12 +93,12 @@ class MasterWeights final : public Optimizer {
   }
 
   std::int64_t steps(const at::Tensor& parameter) const override {
-    const Slot* slot = find(parameter);
+    const TwoByteSlot* slot = find(parameter);
     return slot == nullptr ? of_others_->steps(parameter) : of_masters_->steps(slot->master);
   }
 
   std::int64_t state_bytes(const at::Tensor& parameter) const override {
-    const Slot* slot = find(parameter);
+    const TwoByteSlot* slot = find(parameter);
     if (slot == nullptr) return of_others_->state_bytes(parameter);
     return static_cast<std::int64_t>(slot->master.nbytes()) +
            of_masters_->state_bytes(slot->master);
@@ -119,8 +119,9 @@ class MasterWeights final : public Optimizer {
 
   void load_state(const at::Tensor& parameter, std::int64_t steps,
                   const std::map<std::string, at::Tensor>& states) override {
-    const auto slot = std::find_if(slots_.begin(), slots_.end(),
-                                   [&](const Slot& s) { return s.parameter.is_same(parameter); });
+    const auto slot = std::find_if(slots_.begin(), slots_.end(), [&](const TwoByteSlot& s) {
+      return s.parameter.is_same(parameter);
+    });
     if (slot == slots_.end()) return of_others_->load_state(parameter, steps, states);
     std::map<std::string, at::Tensor> inner = states;
     // Not all optimizers count steps; what has been updated has a master.
@@ -136,7 +137,7 @@ class MasterWeights final : public Optimizer {
   }
 
  private:
-  void step(Slot& slot) {
+  void step(TwoByteSlot& slot) {
     if (!slot.has_master()) {
       const memory::Charge charge(memory::Category::kOptimizer);
       put_master(slot, memory::raw(slot.parameter).to(at::kFloat));
@@ -165,7 +166,7 @@ class MasterWeights final : public Optimizer {
   }
 
   // `master` takes the place of the slot's, in its group and without state.
-  void put_master(Slot& slot, const at::Tensor& master) {
+  void put_master(TwoByteSlot& slot, const at::Tensor& master) {
     of_masters_->replace(
         [&](const at::Tensor& held) { return held.is_same(slot.master) ? master : held; });
     slot.master = master;
@@ -189,14 +190,14 @@ class MasterWeights final : public Optimizer {
     return master.view(parameter.sizes());
   }
 
-  const Slot* find(const at::Tensor& parameter) const {
-    const auto found = std::find_if(slots_.begin(), slots_.end(), [&](const Slot& slot) {
+  const TwoByteSlot* find(const at::Tensor& parameter) const {
+    const auto found = std::find_if(slots_.begin(), slots_.end(), [&](const TwoByteSlot& slot) {
       return slot.parameter.is_same(parameter);
     });
     return found == slots_.end() ? nullptr : &*found;
   }
 
-  std::vector<Slot> slots_;
+  std::vector<TwoByteSlot> slots_;
   std::vector<at::Tensor> others_;
   bool keeps_masters_ = false;
   std::unique_ptr<Optimizer> of_masters_;

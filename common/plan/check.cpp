@@ -53,7 +53,7 @@ KnownModes with_engine(KnownModes modes) {
       {"engine3", split(Scheme::kZero3, Stage::kZero3, Grouping::kBucket)},
   };
   for (const auto& [name, mode] : stages) {
-    for (const char* variant : {"", ":overlap", ":on_demand"}) {
+    for (const char* variant : {"", ":overlap", ":on_demand", ":auto"}) {
       modes.emplace(fmt::format("{}{}", name, variant), mode);
     }
   }

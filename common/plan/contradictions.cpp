@@ -12,8 +12,6 @@ namespace {
 
 using report::fixed;
 
-constexpr std::int64_t kBillion = 1'000'000'000;
-
 std::string gb(std::int64_t billions, Stage stage, std::int64_t n, int decimals = 1) {
   const States states = model_states(billions * kBillion, mixed(), stage, n);
   return in(static_cast<double>(states.total()), Unit::kGB, decimals);

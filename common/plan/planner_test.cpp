@@ -13,8 +13,6 @@ using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-constexpr std::int64_t kBillion = 1'000'000'000;
-
 Request request_for(std::int64_t parameters, std::int64_t ranks, const char* memory) {
   Request request;
   request.model = model_of_size(parameters);

@@ -16,6 +16,9 @@
 /// does not divide P its shard has ceil(P/N) elements.
 namespace zero::plan {
 
+/// Numbers of parameters are told in billions.
+inline constexpr std::int64_t kBillion = 1'000'000'000;
+
 enum class Stage { kDdp, kZero1, kZero2, kZero3 };
 inline constexpr Stage kStages[] = {Stage::kDdp, Stage::kZero1, Stage::kZero2, Stage::kZero3};
 

@@ -11,8 +11,6 @@
 namespace zero::plan {
 namespace {
 
-constexpr std::int64_t kBillion = 1'000'000'000;
-
 double states_in(Unit unit, std::int64_t parameters, const Policy& policy, Stage stage,
                  std::int64_t n) {
   return static_cast<double>(model_states(parameters, policy, stage, n).total()) /

@@ -12,7 +12,6 @@ using report::Align;
 using report::fixed;
 using report::Table;
 
-constexpr std::int64_t kBillion = 1'000'000'000;
 constexpr double kOverhead = 0.05;
 
 NamedTable thirteen_billion() {

@@ -13,7 +13,6 @@ using report::Column;
 using report::fixed;
 using report::Table;
 
-constexpr std::int64_t kBillion = 1'000'000'000;
 constexpr Stage kSharded[] = {Stage::kZero1, Stage::kZero2, Stage::kZero3};
 
 std::string amount(const States& states, Unit unit, int decimals = 2) {

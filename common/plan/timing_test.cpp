@@ -11,7 +11,6 @@
 namespace zero::plan {
 namespace {
 
-constexpr std::int64_t kBillion = 1'000'000'000;
 using Times = std::vector<double>;
 
 TEST(Compute, IsSixOperationsAParameterAndToken) {

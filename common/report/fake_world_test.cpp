@@ -51,15 +51,15 @@ TEST(FakeWorldReport, ARankThatOwnsNothingIsRight) {
   EXPECT_THAT(verdict(report), IsEmpty());
 }
 
-struct Fault {
+struct FakeWorldFault {
   const char* name;
   std::function<void(FakeWorldRow&)> inject;
   const char* message;
 };
 
-void PrintTo(const Fault& fault, std::ostream* out) { *out << fault.name; }
+void PrintTo(const FakeWorldFault& fault, std::ostream* out) { *out << fault.name; }
 
-class FakeWorldVerdict : public ::testing::TestWithParam<Fault> {};
+class FakeWorldVerdict : public ::testing::TestWithParam<FakeWorldFault> {};
 
 TEST_P(FakeWorldVerdict, NamesTheFault) {
   FakeWorldReport report = sample();
@@ -72,29 +72,32 @@ TEST_P(FakeWorldVerdict, NamesTheFault) {
 INSTANTIATE_TEST_SUITE_P(
     Faults, FakeWorldVerdict,
     ::testing::Values(
-        Fault{"TooManyParameters",
-              [](FakeWorldRow& row) { row.measured.parameters += row.formula.parameters / 900; },
-              "tensor_zero3, parameters: 200414 bytes are held, the formula says 200192"},
-        Fault{"TooFewGradients",
-              [](FakeWorldRow& row) { row.measured.gradients -= row.formula.gradients / 900; },
-              "tensor_zero3, gradients: 199970 bytes are held, the formula says 200192"},
-        Fault{"WholeMoments", [](FakeWorldRow& row) { row.measured.optimizer *= 512; },
-              "tensor_zero3, optimizer:"},
-        Fault{"SomethingWhereNothingShouldBe",
-              [](FakeWorldRow& row) {
-                row.measured = {4, 0, 0};
-                row.formula = {};
-              },
-              "parameters: 4 bytes are held, the formula says 0"},
-        Fault{"MoreBesides", [](FakeWorldRow& row) { row.other = 3 << 20; },
-              "3.00 MiB are alive that are no model states"},
-        Fault{"OneByteMoreSent", [](FakeWorldRow& row) { ++row.sent; },
-              "307000001 bytes of gradients and parameters would be sent"},
-        Fault{"LossIsNotANumber", [](FakeWorldRow& row) { row.losses[1] = std::nan(""); },
-              "a loss is missing or not finite"},
-        Fault{"NoLoss", [](FakeWorldRow& row) { row.losses.clear(); }, "a loss is missing"},
-        Fault{"NothingTrained", [](FakeWorldRow& row) { row.every_piece_changed = false; },
-              "still has its first value"}),
+        FakeWorldFault{
+            "TooManyParameters",
+            [](FakeWorldRow& row) { row.measured.parameters += row.formula.parameters / 900; },
+            "tensor_zero3, parameters: 200414 bytes are held, the formula says 200192"},
+        FakeWorldFault{
+            "TooFewGradients",
+            [](FakeWorldRow& row) { row.measured.gradients -= row.formula.gradients / 900; },
+            "tensor_zero3, gradients: 199970 bytes are held, the formula says 200192"},
+        FakeWorldFault{"WholeMoments", [](FakeWorldRow& row) { row.measured.optimizer *= 512; },
+                       "tensor_zero3, optimizer:"},
+        FakeWorldFault{"SomethingWhereNothingShouldBe",
+                       [](FakeWorldRow& row) {
+                         row.measured = {4, 0, 0};
+                         row.formula = {};
+                       },
+                       "parameters: 4 bytes are held, the formula says 0"},
+        FakeWorldFault{"MoreBesides", [](FakeWorldRow& row) { row.other = 3 << 20; },
+                       "3.00 MiB are alive that are no model states"},
+        FakeWorldFault{"OneByteMoreSent", [](FakeWorldRow& row) { ++row.sent; },
+                       "307000001 bytes of gradients and parameters would be sent"},
+        FakeWorldFault{"LossIsNotANumber", [](FakeWorldRow& row) { row.losses[1] = std::nan(""); },
+                       "a loss is missing or not finite"},
+        FakeWorldFault{"NoLoss", [](FakeWorldRow& row) { row.losses.clear(); },
+                       "a loss is missing"},
+        FakeWorldFault{"NothingTrained", [](FakeWorldRow& row) { row.every_piece_changed = false; },
+                       "still has its first value"}),
     [](const auto& info) { return info.param.name; });
 
 TEST(FakeWorldReport, NoModeIsAFailure) {

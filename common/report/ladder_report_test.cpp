@@ -57,16 +57,16 @@ TEST(LadderVerdict, PassesAGoodRun) {
   EXPECT_TRUE(failures.empty()) << failures.front();
 }
 
-struct Fault {
+struct LadderFault {
   const char* name;
   std::function<void(LadderReport&)> inject;
   const char* message;
 };
 
 // What GoogleTest prints for a failing parameter.
-void PrintTo(const Fault& fault, std::ostream* out) { *out << fault.name; }
+void PrintTo(const LadderFault& fault, std::ostream* out) { *out << fault.name; }
 
-class LadderVerdictOf : public testing::TestWithParam<Fault> {};
+class LadderVerdictOf : public testing::TestWithParam<LadderFault> {};
 
 TEST_P(LadderVerdictOf, NamesTheFault) {
   LadderReport report = ladder_sample();
@@ -79,45 +79,49 @@ TEST_P(LadderVerdictOf, NamesTheFault) {
 INSTANTIATE_TEST_SUITE_P(
     Faults, LadderVerdictOf,
     testing::Values(
-        Fault{"WeightsDiffer",
-              [](LadderReport& report) {
-                for (RankRow& rank : report.modes[2].ranks) rank.digest = std::string(64, 'b');
-              },
-              "zero2: weights differ from ddp's (digest bbbbbbbbbbbb, not aaaaaaaaaaaa)"},
-        Fault{"RanksDiffer",
-              [](LadderReport& report) { report.modes[0].ranks[1].digest = "c0ffee"; },
-              "ddp: rank 1 has other weights than rank 0 (digest c0ffee, not aaaaaaaaaaaa)"},
-        Fault{"NoDigest", [](LadderReport& report) { report.modes[1].ranks[0].digest.clear(); },
-              "zero1: rank 0 reported no digest"},
-        Fault{"TotalTooHigh",
-              [](LadderReport& report) { report.modes[1].formula_mib *= 1 - 0.0011; },
-              "zero1: model states of 4140.71 MiB are 0.110 % off the formula's 4136.16 MiB"},
-        Fault{"TotalTooLow", [](LadderReport& report) { report.modes[3].formula_mib *= 1.0012; },
-              "zero3: model states of 2760.48 MiB are -0.120 % off"},
-        Fault{"OneRankOff",
-              [](LadderReport& report) { report.modes[2].ranks[1].formula_mib = 3500; },
-              "zero2, rank 1: model states of"},
-        Fault{"NoFormula", [](LadderReport& report) { report.modes[0].formula_mib = 0; },
-              "ddp: no total to compare"},
-        Fault{"TotalIsNotANumber",
-              [](LadderReport& report) { report.modes[0].ranks[0].total_mib = std::nan(""); },
-              "ddp: no total to compare"},
-        Fault{"NothingTrained",
-              [](LadderReport& report) { report.modes[3].every_tensor_changed = false; },
-              "zero3: a trainable tensor still has its first value"},
-        Fault{"SameBatches", [](LadderReport& report) { report.modes[0].batches_differed = false; },
-              "ddp: two ranks trained on the same batch"},
-        Fault{"SameGradients",
-              [](LadderReport& report) { report.modes[0].gradients_differed = false; },
-              "ddp: two ranks had the same gradients"},
-        Fault{"RankMissing", [](LadderReport& report) { report.modes[2].ranks.pop_back(); },
-              "zero2: 1 of 2 ranks reported"},
-        Fault{"LossIsNotFinite",
-              [](LadderReport& report) {
-                report.modes[1].losses[1] = std::numeric_limits<double>::infinity();
-              },
-              "zero1: a loss is missing or not finite"},
-        Fault{"NoMode", [](LadderReport& report) { report.modes.clear(); }, "no mode ran"}),
+        LadderFault{"WeightsDiffer",
+                    [](LadderReport& report) {
+                      for (RankRow& rank : report.modes[2].ranks)
+                        rank.digest = std::string(64, 'b');
+                    },
+                    "zero2: weights differ from ddp's (digest bbbbbbbbbbbb, not aaaaaaaaaaaa)"},
+        LadderFault{"RanksDiffer",
+                    [](LadderReport& report) { report.modes[0].ranks[1].digest = "c0ffee"; },
+                    "ddp: rank 1 has other weights than rank 0 (digest c0ffee, not aaaaaaaaaaaa)"},
+        LadderFault{"NoDigest",
+                    [](LadderReport& report) { report.modes[1].ranks[0].digest.clear(); },
+                    "zero1: rank 0 reported no digest"},
+        LadderFault{"TotalTooHigh",
+                    [](LadderReport& report) { report.modes[1].formula_mib *= 1 - 0.0011; },
+                    "zero1: model states of 4140.71 MiB are 0.110 % off the formula's 4136.16 MiB"},
+        LadderFault{"TotalTooLow",
+                    [](LadderReport& report) { report.modes[3].formula_mib *= 1.0012; },
+                    "zero3: model states of 2760.48 MiB are -0.120 % off"},
+        LadderFault{"OneRankOff",
+                    [](LadderReport& report) { report.modes[2].ranks[1].formula_mib = 3500; },
+                    "zero2, rank 1: model states of"},
+        LadderFault{"NoFormula", [](LadderReport& report) { report.modes[0].formula_mib = 0; },
+                    "ddp: no total to compare"},
+        LadderFault{"TotalIsNotANumber",
+                    [](LadderReport& report) { report.modes[0].ranks[0].total_mib = std::nan(""); },
+                    "ddp: no total to compare"},
+        LadderFault{"NothingTrained",
+                    [](LadderReport& report) { report.modes[3].every_tensor_changed = false; },
+                    "zero3: a trainable tensor still has its first value"},
+        LadderFault{"SameBatches",
+                    [](LadderReport& report) { report.modes[0].batches_differed = false; },
+                    "ddp: two ranks trained on the same batch"},
+        LadderFault{"SameGradients",
+                    [](LadderReport& report) { report.modes[0].gradients_differed = false; },
+                    "ddp: two ranks had the same gradients"},
+        LadderFault{"RankMissing", [](LadderReport& report) { report.modes[2].ranks.pop_back(); },
+                    "zero2: 1 of 2 ranks reported"},
+        LadderFault{"LossIsNotFinite",
+                    [](LadderReport& report) {
+                      report.modes[1].losses[1] = std::numeric_limits<double>::infinity();
+                    },
+                    "zero1: a loss is missing or not finite"},
+        LadderFault{"NoMode", [](LadderReport& report) { report.modes.clear(); }, "no mode ran"}),
     [](const auto& info) { return info.param.name; });
 
 TEST(LadderVerdict, AllowsOneRankToHaveOneBatch) {

@@ -13,7 +13,7 @@ namespace zero::report {
 class TestFolder {
  public:
   TestFolder() {
-    std::string name = std::filesystem::temp_directory_path() / "zero-report-XXXXXX";
+    std::string name = std::filesystem::temp_directory_path() / "zero-test-XXXXXX";
     if (::mkdtemp(name.data()) == nullptr) throw Error("cannot make a temporary folder");
     path_ = name;
   }

@@ -84,6 +84,8 @@ class Loader {
 
   /// From here on the model changes.
   void put_back() {
+    // What a forward has left whole would hide the new values.
+    for (std::size_t u = 0; u < strategy_.list().units.size(); ++u) strategy_.dismiss(u);
     for (std::size_t i = 0; i < manifest_.parameters.size(); ++i) {
       copy(manifest_.parameters[i], kParameterKind, part_of(strategy_.stored(i)));
       const Piece piece = strategy_.piece(i);

@@ -30,21 +30,35 @@ class LaunchOrder {
     return next_ == 0 && std::find(ready_.begin(), ready_.end(), true) == ready_.end();
   }
 
-  /// `index` may go; launches it and what waited for it, in order, as far as there is no gap.
-  /// Throws zero::Error if it has gone already: what came now would be lost.
-  void ready(std::size_t index, const std::function<void(std::size_t)>& launch) {
+  /// A gradient for `index` has come. Throws zero::Error if that has gone already: it would be
+  /// lost.
+  void expect(std::size_t index) const {
     if (position_[index] < next_) {
       throw Error(
           "a gradient came after it was reduced: call backward() once between finish_backward() "
           "calls, or say set_last_micro_batch(false) before all but the last");
     }
+  }
+
+  /// `index` may go; launches it and what waited for it, in order, as far as there is no gap.
+  /// Throws as expect() does.
+  void ready(std::size_t index, const std::function<void(std::size_t)>& launch) {
+    expect(index);
     ready_[position_[index]] = true;
     while (next_ < order_.size() && ready_[next_]) launch(order_[next_++]);
   }
 
+  /// Whether `index` has gone or waits.
+  bool has(std::size_t index) const { return position_[index] < next_ || ready_[position_[index]]; }
+
   /// Launches everything that has not gone, ready or not, and begins anew.
   void finish(const std::function<void(std::size_t)>& launch) {
     while (next_ < order_.size()) launch(order_[next_++]);
+    forget();
+  }
+
+  /// Begins anew without launching anything: a backward pass was given up.
+  void forget() {
     next_ = 0;
     ready_.assign(order_.size(), false);
   }

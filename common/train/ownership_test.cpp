@@ -97,6 +97,25 @@ TEST(LaunchOrder, IsTheSameWhateverTheOrderOfArrival) {
   }
 }
 
+TEST(LaunchOrder, RefusesAGradientThatCameTooLateAndForgets) {
+  LaunchOrder launches({4, 3, 1});
+  const auto nothing = [](std::size_t) {};
+  launches.ready(4, nothing);
+  launches.ready(1, nothing);  // waits for 3
+  EXPECT_TRUE(launches.has(4));
+  EXPECT_TRUE(launches.has(1));
+  EXPECT_FALSE(launches.has(3));
+  EXPECT_THROW(launches.expect(4), Error);
+  EXPECT_THROW(launches.ready(4, nothing), Error);
+  launches.expect(1);
+  launches.expect(3);
+  EXPECT_FALSE(launches.idle());
+  launches.forget();
+  EXPECT_TRUE(launches.idle());
+  launches.expect(4);
+  EXPECT_FALSE(launches.has(1));
+}
+
 TEST(Registry, NamesTheNearestModeForAnUnknownOne) {
   Registry registry;
   registry.add({"zero1", "01_zero1", {"owner", "naive"}, nullptr});

@@ -98,6 +98,7 @@ void Strategy::zero_grad() {
   // A step that was given up may have left averages of earlier micro-batches.
   accumulated_.assign(count(), at::Tensor());
   has_gradients_ = false;
+  awaits_reduction_ = false;
 }
 
 void Strategy::on_ready(std::size_t index) {

@@ -65,6 +65,8 @@ std::optional<double> ratio_of(const std::string& mode) {
       {"ddp", 1.0},           {"zero1", 0.75},         {"zero2", 0.625},      {"zero3", 0.5},
       {"tensor_zero1", 0.75}, {"tensor_zero2", 0.625}, {"tensor_zero3", 0.5}, {"engine0", 1.0},
       {"engine1", 0.75},      {"engine2", 0.625},      {"engine3", 0.5}};
+  if (mode == "engine3:hybrid")
+    return ratios.at("engine2");  // all units of a small model are small
   const auto found = ratios.find(mode.substr(0, mode.find(':')));
   return found == ratios.end() ? std::nullopt : std::optional(found->second);
 }

@@ -78,12 +78,12 @@ Film expected_film(const std::string& mode, std::int64_t v, std::int64_t o, std:
   const bool late = mode == "zero2:after", keeps = !sharded || mode.starts_with("zero1");
   const std::int64_t parameters = stage3 ? o : v, gradients = keeps ? v : o;
   const std::int64_t moments = sharded ? 2 * o : 2 * v;
-  std::int64_t in_forward = parameters, in_backward = parameters;
+  std::int64_t in_forward = parameters;
   if (mode == "zero3") in_forward = o + r;
-  if (mode == "zero3:whole") in_forward = in_backward = v;
+  if (mode == "zero3:whole") in_forward = v;
   return {{"start", {parameters, 0, 0}},
           {"forward", {in_forward, 0, 0}},
-          {"backward", {in_backward, late ? v : gradients, 0}},
+          {"backward", {parameters, late ? v : gradients, 0}},
           {"reduction", {parameters, gradients, 0}},
           {"optimizer", {parameters, gradients, moments}},
           {"sync", {parameters, gradients, moments}},
@@ -128,10 +128,9 @@ Film expected_film_of_shards(const std::string& mode, const train::ModelStateByt
                              std::int64_t f, std::int64_t r) {
   const bool whole = mode.ends_with(":whole"), stage3 = gathers_by_unit(mode) || whole;
   const std::int64_t in_forward = rest.parameters + (whole ? f : stage3 ? r : 0);
-  const std::int64_t in_backward = rest.parameters + (whole ? f : 0);
   return {{"start", {rest.parameters, 0, 0}},
           {"forward", {in_forward, 0, 0}},
-          {"backward", {in_backward, rest.gradients, 0}},
+          {"backward", {rest.parameters, rest.gradients, 0}},
           {"reduction", {rest.parameters, rest.gradients, 0}},
           {"optimizer", {rest.parameters, rest.gradients, rest.optimizer}},
           {"sync", {rest.parameters, rest.gradients, rest.optimizer}},

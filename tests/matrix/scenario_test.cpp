@@ -117,6 +117,55 @@ TEST_P(Scenario, TwoForwardsBeforeOneBackward) {
   });
 }
 
+// A rank that leaves a parameter out must not reduce after the next gather what others reduce
+// before it: in a unit by itself, in one that is used twice, in one around another, and beside
+// units whose input is read by others as well.
+TEST_P(Scenario, SomeRanksLeaveOutAParameterOfAnInnerUnit) {
+  for (const char* parts : {"aoa", "oo", "aohta", "hnh", "akoka", "kho"}) {
+    SCOPED_TRACE(parts);
+    expect_all_modes_like_ddp(GetParam(), with_parts(parts), [](Session& session) {
+      for (int s = 0; s < 4; ++s) session.step(s);
+    });
+  }
+}
+
+// What was gathered for them must not be taken for the values after the update.
+TEST_P(Scenario, ForwardsThatNoBackwardFollowsComeBeforeTheUpdate) {
+  expect_all_modes_like_ddp(GetParam(), with_parts("ansa"), [](Session& session) {
+    train::Strategy& strategy = session.strategy();
+    for (int s = 0; s < 4; ++s) {
+      strategy.zero_grad();
+      strategy.backward(strategy.forward(session.batch(s)));
+      strategy.finish_backward();
+      session.model().stop_after(s % 2 == 0 ? 1 : 1000);  // also one that runs less
+      if (s < 2) {
+        strategy.forward(session.batch(10 + s));
+      } else {
+        session.trainer().evaluate({session.batch(10 + s)});
+      }
+      session.model().stop_after(1000);
+      strategy.optimizer_step();
+      strategy.sync_parameters();
+    }
+  });
+}
+
+TEST_P(Scenario, ABackwardPassIsGivenUpAndTheStepBegunAnew) {
+  expect_all_modes_like_ddp(GetParam(), with_parts("anta"), [](Session& session) {
+    train::Strategy& strategy = session.strategy();
+    for (int s = 0; s < 3; ++s) {
+      strategy.observe_gradients([&](std::size_t index, const at::Tensor&) {
+        if (strategy.list().parameters[index].name == "parts.1.gain") throw Error("enough");
+      });
+      strategy.zero_grad();
+      const at::Tensor loss = strategy.forward(session.batch(s));
+      EXPECT_THROW(strategy.backward(loss), Error);
+      strategy.observe_gradients({});
+      session.step(s);
+    }
+  });
+}
+
 // Not a copy of the micro-batches of Parity: the losses are not weighted, and nothing is agreed on.
 TEST_P(Scenario, TwoBackwardsAddUpWhereOnlyTheLastIsReduced) {
   expect_all_modes_like_ddp(GetParam(), with_parts("an"), [](Session& session) {

@@ -21,6 +21,7 @@
 #include <zero/train/save.hpp>
 
 #include "harness.hpp"
+#include "python.hpp"
 
 namespace zero::testing {
 namespace {
@@ -37,11 +38,6 @@ struct Case {
 
 void PrintTo(const Case& c, std::ostream* out) {
   *out << c.model << ", " << c.task << ", " << c.mode;
-}
-
-std::string python() {
-  const char* named = std::getenv("ZERO_PYTHON");
-  return named != nullptr && *named != '\0' ? named : "python3";
 }
 
 // Runs Python; the exit code, with what it printed in `said`.

@@ -8,6 +8,8 @@
 #include <nlohmann/json.hpp>
 #include <zero/report/test_folder.hpp>
 
+#include "python.hpp"
+
 namespace zero::testing {
 namespace {
 
@@ -18,19 +20,28 @@ struct Ended {
   std::string said;
 };
 
+class Peers : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const std::string imports = "'" + python() + "' -c 'import torch, transformers' 2> /dev/null";
+    if (std::system(imports.c_str()) != 0) {
+      GTEST_SKIP() << python() << " lacks torch or transformers (./run test installs them)";
+    }
+  }
+};
+
 Ended run_peers(const TestFolder& folder, const std::string& arguments) {
-  const char* python = std::getenv("ZERO_PYTHON");
   const std::string log = (folder / "log").string();
-  const std::string command =
-      "PYTHONDONTWRITEBYTECODE=1 '" + std::string(python != nullptr ? python : "python3") +
-      "' peers/peers.py --ladder '" ZERO_LADDER_PROGRAM "' --json '" +
-      (folder / "peers.json").string() + "' " + arguments + " > '" + log + "' 2>&1";
+  const std::string command = "PYTHONDONTWRITEBYTECODE=1 '" + python() +
+                              "' peers/peers.py --ladder '" ZERO_LADDER_PROGRAM "' --json '" +
+                              (folder / "peers.json").string() + "' " + arguments + " > '" + log +
+                              "' 2>&1";
   const int status = std::system(command.c_str());
   std::ifstream file(log);
   return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, {std::istreambuf_iterator<char>(file), {}}};
 }
 
-TEST(Peers, TrainTheSameModelOnTheSameBatches) {
+TEST_F(Peers, TrainTheSameModelOnTheSameBatches) {
   const TestFolder folder;
   const Ended run = run_peers(folder, "--model tiny --rounds 1 --steps 3 --seq-len 32");
   ASSERT_EQ(run.code, 0) << run.said;
@@ -52,7 +63,7 @@ TEST(Peers, TrainTheSameModelOnTheSameBatches) {
   }
 }
 
-TEST(Peers, NoticeThatTheTwoSidesTrainSomethingElse) {
+TEST_F(Peers, NoticeThatTheTwoSidesTrainSomethingElse) {
   const TestFolder folder;
   // With another seed our batches come in another order.
   const Ended run =
@@ -63,7 +74,7 @@ TEST(Peers, NoticeThatTheTwoSidesTrainSomethingElse) {
   EXPECT_FALSE(std::filesystem::exists(folder / "peers.json"));
 }
 
-TEST(Peers, RefuseWhatIsNotThere) {
+TEST_F(Peers, RefuseWhatIsNotThere) {
   const TestFolder folder;
   const Ended pair = run_peers(folder, "--pairs zero4");
   EXPECT_EQ(pair.code, 2);

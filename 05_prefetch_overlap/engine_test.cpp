@@ -1,0 +1,110 @@
+#include "engine.hpp"
+
+#include <gtest/gtest.h>
+
+#include <harness.hpp>
+#include <zero/error.hpp>
+#include <zero/report/test_folder.hpp>
+
+#include "test_runs.hpp"
+#include "toy.hpp"
+
+namespace zero {
+namespace {
+
+using testing::on_ranks;
+using testing::Toy;
+using testing::trained;
+
+TEST(Engine, TrainsAsTheTrainerDoes) {
+  on_ranks(2, [](dist::Communicator& communicator) {
+    for (const int stage : {0, 1, 2, 3}) {
+      Toy toy;
+      Engine engine(*toy.model, communicator, optim::adamw(), {.overlap = {.stage = stage}},
+                    &toy.values);
+      for (int s = 0; s < 3; ++s) {
+        engine.backward(engine.forward(toy.batch(communicator.rank(), s)));
+        EXPECT_TRUE(engine.step());
+      }
+      EXPECT_EQ(engine.steps(), 3);
+      const std::vector<at::Tensor> expected = trained(communicator, {.stage = stage}, 3);
+      train::Strategy& strategy = engine.strategy();
+      for (std::size_t u = 0; u < strategy.list().units.size(); ++u) {
+        const train::WholeParameters whole(strategy, u);
+        for (const std::size_t i : strategy.list().units[u].parameters) {
+          EXPECT_TRUE(at::equal(strategy.list().parameters[i].tensor, expected[i]))
+              << "stage " << stage << ", " << strategy.list().parameters[i].name;
+        }
+      }
+    }
+  });
+}
+
+TEST(Engine, UpdatesAfterTheLastMicroBatchAndClips) {
+  on_ranks(2, [](dist::Communicator& communicator) {
+    Toy toy;
+    Engine engine(*toy.model, communicator, optim::adamw(),
+                  {.overlap = {.stage = 2}, .accumulation_steps = 3, .clip_norm = 1e-3},
+                  &toy.values);
+    for (int s = 0; s < 6; ++s) {
+      engine.backward(engine.forward(toy.batch(communicator.rank(), s)));
+      EXPECT_EQ(engine.step(), s % 3 == 2);
+    }
+    EXPECT_EQ(engine.steps(), 2);
+    EXPECT_GT(engine.gradient_norm(), 1e-3F);
+  });
+}
+
+TEST(Engine, GoesOnFromItsCheckpointAtAnotherStage) {
+  const report::TestFolder folder;
+  on_ranks(2, [&](dist::Communicator& communicator) {
+    const auto run = [&](Engine& engine, Toy& toy, int until) {
+      while (engine.steps() < until) {
+        const auto s = static_cast<int>(engine.steps());
+        engine.backward(engine.forward(toy.batch(communicator.rank(), s)));
+        engine.step();
+      }
+    };
+    Toy first, second;
+    Engine saves(*first.model, communicator, optim::adamw(), {.overlap = {.stage = 3}},
+                 &first.values);
+    EXPECT_FALSE(saves.load(folder.path()));
+    run(saves, first, 2);
+    saves.save(folder.path());
+    run(saves, first, 5);
+    Engine loads(*second.model, communicator, optim::adamw(), {.overlap = {.stage = 1}},
+                 &second.values);
+    EXPECT_TRUE(loads.load(folder.path()));
+    EXPECT_EQ(loads.steps(), 2);
+    run(loads, second, 5);
+    for (std::size_t u = 0; u < loads.strategy().list().units.size(); ++u) {
+      const train::WholeParameters a(saves.strategy(), u);
+      const train::WholeParameters b(loads.strategy(), u);
+      for (const std::size_t i : loads.strategy().list().units[u].parameters) {
+        EXPECT_TRUE(at::equal(saves.strategy().list().parameters[i].tensor,
+                              loads.strategy().list().parameters[i].tensor));
+      }
+    }
+    loads.backward(loads.forward(second.batch(communicator.rank(), 5)));
+    EXPECT_THROW(loads.save(folder.path()), Error);  // in the middle of a step
+  });
+}
+
+TEST(Engine, RefusesCallsInTheWrongOrder) {
+  on_ranks(2, [](dist::Communicator& communicator) {
+    Toy toy;
+    Toy other;
+    EngineConfig config;
+    config.accumulation_steps = 0;
+    EXPECT_THROW(Engine(*other.model, communicator, optim::adamw(), config, &other.values), Error);
+    Engine engine(*toy.model, communicator, optim::adamw(), {}, &toy.values);
+    EXPECT_THROW(engine.step(), Error);
+    engine.backward(engine.forward(toy.batch(communicator.rank(), 0)));
+    const at::Tensor again = engine.forward(toy.batch(communicator.rank(), 1));
+    EXPECT_THROW(engine.backward(again), Error);
+    EXPECT_TRUE(engine.step());
+  });
+}
+
+}  // namespace
+}  // namespace zero

@@ -1,0 +1,100 @@
+#include "lookahead.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+#include <zero/plan/timing.hpp>
+
+namespace zero {
+
+double PassClock::lap() {
+  const Clock::time_point before = std::exchange(since_, Clock::now());
+  return std::chrono::duration<double>(since_ - before).count();
+}
+
+void PassClock::close_unit() {
+  const double seconds = lap();
+  if (now_.compute.size() < now_.gather.size()) now_.compute.push_back(seconds);
+}
+
+void PassClock::asks() { close_unit(); }
+
+void PassClock::runs() { now_.gather.push_back(lap()); }
+
+void PassClock::end() {
+  close_unit();
+  // Another number of units is another graph: what was known of the old one is of no use.
+  if (least_.gather.size() != now_.gather.size()) least_ = now_;
+  for (std::size_t i = 0; i < now_.gather.size(); ++i) {
+    least_.gather[i] = std::min(least_.gather[i], now_.gather[i]);
+    least_.compute[i] = std::min(least_.compute[i], now_.compute[i]);
+  }
+}
+
+namespace {
+
+double sum(const std::vector<double>& seconds) {
+  return std::accumulate(seconds.begin(), seconds.end(), 0.0);
+}
+
+double largest(const std::vector<double>& seconds) {
+  return seconds.empty() ? 0.0 : *std::max_element(seconds.begin(), seconds.end());
+}
+
+std::string in_ms(double seconds) { return fmt::format("{:.2f} ms", seconds * 1e3); }
+
+// The smallest lookahead that leaves no more to wait for than the largest possible one.
+std::int64_t as_good_as_any(const UnitTimes& times) {
+  const plan::Pass pass{times.gather, times.compute, std::vector<double>(times.gather.size(), 0.0)};
+  const auto units = static_cast<std::int64_t>(times.gather.size());
+  const double best = plan::exposed_seconds(pass, units);
+  std::int64_t k = 0;
+  while (k < units && plan::exposed_seconds(pass, k) > best + 0.01 * sum(times.compute)) ++k;
+  return k;
+}
+
+LookaheadChoice choose(const UnitTimes& times, std::int64_t room) {
+  const double gathers = sum(times.gather);
+  const double computes = sum(times.compute);
+  const auto units = static_cast<std::int64_t>(times.gather.size());
+  LookaheadChoice choice;
+  if (gathers > computes) {
+    choice = {as_good_as_any(times),
+              fmt::format("bandwidth is the limit: gathers take {} in a pass that computes for {}",
+                          in_ms(gathers), in_ms(computes))};
+  } else if (const auto k = plan::lookahead(times.gather, times.compute); k && *k < units) {
+    choice = {*k,
+              fmt::format("gathers of up to {} are hidden behind units that compute for {} on "
+                          "average",
+                          in_ms(largest(times.gather)),
+                          in_ms(computes / static_cast<double>(std::max<std::int64_t>(units, 1))))};
+  } else {
+    choice = {as_good_as_any(times),
+              fmt::format("the number of units is the limit: a gather of {} does not fit into the "
+                          "{} before it",
+                          in_ms(largest(times.gather)), in_ms(computes))};
+  }
+  if (choice.units > room) {
+    choice = {room,
+              fmt::format("memory is the limit: {} units ahead would hide more, there is room "
+                          "for {}",
+                          choice.units, room)};
+  }
+  return choice;
+}
+
+}  // namespace
+
+LookaheadChoice choose_lookahead(const std::vector<UnitTimes>& passes, std::int64_t room) {
+  LookaheadChoice furthest{0, "there is nothing to gather"};
+  for (const UnitTimes& times : passes) {
+    if (times.gather.empty()) continue;
+    LookaheadChoice choice = choose(times, room);
+    if (choice.units >= furthest.units) furthest = std::move(choice);
+  }
+  return furthest;
+}
+
+}  // namespace zero

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace zero {
+
+/// Seconds of the units of a pass, in their order.
+struct UnitTimes {
+  std::vector<double> gather;   ///< from when a unit was asked for until it was whole
+  std::vector<double> compute;  ///< from then until the next unit was asked for
+};
+
+/// Times passes in which every unit is gathered on demand, and keeps the least of each number:
+/// whatever else the machine does makes them larger.
+class PassClock {
+ public:
+  void begin() { now_ = {}; }
+  /// The next unit is asked for.
+  void asks();
+  /// It is whole, and runs.
+  void runs();
+  /// The pass is over.
+  void end();
+
+  const UnitTimes& least() const { return least_; }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  double lap();
+  void close_unit();
+
+  Clock::time_point since_;
+  UnitTimes now_;
+  UnitTimes least_;
+};
+
+/// How far ahead to gather.
+struct LookaheadChoice {
+  std::int64_t units = 0;
+  std::string why;  ///< for people: what it hides, or what limits it
+};
+
+/// The smallest lookahead that hides every gather of every pass, units of different sizes included
+/// (plan::lookahead() has the formula). Where there is none, `why` says what limits it:
+///
+///   - bandwidth: gathers together take longer than computing; then the smallest lookahead that is
+///     as good as any (plan::exposed_seconds());
+///   - the number of units: the pass is over before the gather could be hidden;
+///   - memory: more than `room` units would have to be whole ahead of time; then `room`.
+///
+/// A pure function: all ranks that call it with the same times choose the same.
+LookaheadChoice choose_lookahead(const std::vector<UnitTimes>& passes, std::int64_t room);
+
+}  // namespace zero

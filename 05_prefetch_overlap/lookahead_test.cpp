@@ -1,0 +1,101 @@
+#include "lookahead.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <thread>
+
+namespace zero {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr double kMs = 1e-3;
+constexpr std::int64_t kRoomy = 1000;
+
+UnitTimes equal_units(std::size_t count, double gather, double compute) {
+  return {std::vector<double>(count, gather), std::vector<double>(count, compute)};
+}
+
+LookaheadChoice choice(const UnitTimes& times, std::int64_t room = kRoomy) {
+  return choose_lookahead({times}, room);
+}
+
+TEST(Lookahead, IsOneWhereAUnitHidesTheNext) {
+  for (const double gather : {2 * kMs, 4 * kMs, 8 * kMs, 10 * kMs}) {
+    EXPECT_EQ(choice(equal_units(32, gather, 10 * kMs)).units, 1) << gather;
+  }
+  EXPECT_THAT(choice(equal_units(32, 8 * kMs, 10 * kMs)).why,
+              HasSubstr("gathers of up to 8.00 ms"));
+}
+
+TEST(Lookahead, ReachesFurtherForALargeUnitAmongSmallOnes) {
+  UnitTimes times = equal_units(8, 1 * kMs, 10 * kMs);
+  times.gather[5] = 25 * kMs;
+  EXPECT_EQ(choice(times).units, 3);
+}
+
+TEST(Lookahead, SaysThatBandwidthIsTheLimit) {
+  const LookaheadChoice found = choice(equal_units(32, 16 * kMs, 10 * kMs));
+  EXPECT_THAT(found.why, HasSubstr("bandwidth is the limit: gathers take 512.00 ms in a pass that "
+                                   "computes for 320.00 ms"));
+  EXPECT_EQ(found.units, 1);  // more would only wait in another place
+}
+
+TEST(Lookahead, SaysThatThereAreTooFewUnits) {
+  // Together the gathers are shorter than computing, but nothing comes before the large one.
+  const UnitTimes times{{0, 29 * kMs}, {1 * kMs, 30 * kMs}};
+  EXPECT_THAT(choice(times).why, HasSubstr("the number of units"));
+}
+
+TEST(Lookahead, SaysThatMemoryIsTheLimit) {
+  UnitTimes times = equal_units(8, 1 * kMs, 10 * kMs);
+  times.gather[5] = 25 * kMs;
+  const LookaheadChoice found = choice(times, /*room=*/2);
+  EXPECT_EQ(found.units, 2);
+  EXPECT_THAT(found.why, HasSubstr("memory is the limit: 3 units ahead"));
+}
+
+TEST(Lookahead, GoesByThePassThatNeedsMost) {
+  UnitTimes backward = equal_units(8, 1 * kMs, 10 * kMs);
+  backward.gather[7] = 15 * kMs;
+  EXPECT_EQ(choose_lookahead({equal_units(8, 1 * kMs, 10 * kMs), backward}, kRoomy).units, 2);
+  EXPECT_EQ(choose_lookahead({}, kRoomy).units, 0);
+  EXPECT_EQ(choose_lookahead({{}, {}}, kRoomy).units, 0);
+}
+
+TEST(PassClock, TimesGathersAndUnitsAndKeepsTheLeast) {
+  const auto wait = [](int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); };
+  PassClock clock;
+  const auto pass = [&](int slow_gather, int slow_unit) {
+    clock.begin();
+    wait(30);  // before the first unit: nobody's
+    clock.asks();
+    wait(slow_gather);
+    clock.runs();
+    wait(1);
+    clock.asks();
+    wait(1);
+    clock.runs();
+    wait(slow_unit);
+    clock.end();
+  };
+  pass(20, 1);
+  ASSERT_EQ(clock.least().gather.size(), 2u);
+  ASSERT_EQ(clock.least().compute.size(), 2u);
+  EXPECT_GE(clock.least().gather[0], 20 * kMs);
+  EXPECT_GE(clock.least().compute[1], 1 * kMs);
+  EXPECT_LT(clock.least().compute[0], clock.least().gather[0] + 30 * kMs);
+  const double first = clock.least().gather[0];
+  pass(1, 20);
+  EXPECT_LT(clock.least().gather[0], first);
+  // A pass of another length is another graph.
+  clock.begin();
+  clock.asks();
+  clock.runs();
+  clock.end();
+  EXPECT_EQ(clock.least().gather.size(), 1u);
+}
+
+}  // namespace
+}  // namespace zero

@@ -1,0 +1,79 @@
+// my_engine.cpp: my_engine FOLDER STEPS trains until STEPS steps are done, on from where FOLDER
+// stands
+#include <engine.hpp>
+#include <iostream>
+#include <zero/distributed/launch.hpp>
+#include <zero/nn/layers.hpp>
+
+namespace nn = zero::nn;
+
+struct Block : nn::Unit {  // what is gathered at a time
+  Block() : linear(register_module("linear", std::make_shared<nn::Linear>(64, 64, kSmall))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    return run([&] { return x + linear->forward(x).tanh(); }, {x});
+  }
+  inline static const nn::Initializer kSmall = nn::Initializer::normal(0.1);
+  std::shared_ptr<nn::Linear> linear;
+};
+
+struct Net : nn::Model {
+  Net() {
+    for (const char* name : {"first", "second", "third"}) {
+      blocks.push_back(register_module(name, std::make_shared<Block>()));
+    }
+  }
+  at::Tensor loss(const zero::data::Batch& batch) override {
+    return run([&] { return at::mse_loss(outputs(batch.inputs), batch.targets); }, {});
+  }
+  at::Tensor predict(const zero::data::Batch& batch) override {
+    return run([&] { return outputs(batch.inputs); }, {});
+  }
+  at::Tensor outputs(at::Tensor x) {
+    for (const auto& block : blocks) x = block->forward(x);
+    return x;
+  }
+  std::vector<std::shared_ptr<Block>> blocks;
+};
+
+zero::data::Batch batch_of(int rank, std::int64_t step) {  // other data on every rank
+  at::manual_seed(static_cast<std::uint64_t>(1000 * step + rank));
+  const at::Tensor inputs = at::randn({32, 64});
+  return {.inputs = inputs, .targets = inputs.sin(), .loss_terms = 32};
+}
+
+void train(zero::dist::Communicator& communicator, const std::string& folder, int steps) {
+  Net net;
+  nn::SeededValues first_values(/*seed=*/42);
+  zero::Engine engine(net, communicator, zero::optim::adamw({.learning_rate = 1e-3}),
+                      {.overlap = {.stage = 3}, .clip_norm = 1.0}, &first_values);
+  engine.load(folder);  // nothing to do where there is no checkpoint yet
+  while (engine.steps() < steps) {
+    const at::Tensor loss = engine.forward(batch_of(communicator.rank(), engine.steps()));
+    engine.backward(loss);
+    engine.step();
+    if (engine.steps() % 5 == 0) engine.save(folder);
+    if (communicator.rank() == 0) {
+      std::cout << "step " << engine.steps() << " loss " << loss.item<float>() << std::endl;
+    }
+  }
+}
+
+int main(int argc, char** argv) {
+  const std::string folder = argc > 1 ? argv[1] : "checkpoint";
+  const int steps = argc > 2 ? std::stoi(argv[2]) : 20;
+  try {
+    if (const auto environment = zero::dist::rank_environment()) {  // torchrun, mpirun, srun
+      train(*zero::dist::connect(*environment), folder, steps);
+      return 0;
+    }
+    const auto exits = zero::dist::launch_ranks({.world_size = 2}, [&](auto& communicator) {
+      train(communicator, folder, steps);
+      return std::string();
+    });
+    std::cerr << zero::dist::describe_failures(exits);
+    return zero::dist::describe_failures(exits).empty() ? 0 : 1;
+  } catch (const std::exception& error) {
+    std::cerr << error.what() << "\n";
+    return 1;
+  }
+}

@@ -1,0 +1,175 @@
+"""Hosts on this machine: Linux namespaces, a network between them, and programs.
+
+A host has namespaces of its own for the network, the host name, processes and mounts, and one core.
+A pair of virtual interfaces (veth) joins it to a bridge in one more namespace, the switch. Ranks on
+two hosts share nothing but that network and the files, as on machines with a common folder, and
+find out for themselves that they cannot read each other's memory.
+
+Nothing of it has a name outside of its namespace, so that two runs cannot collide. Namespaces go
+with the process that holds them, and that one goes with this program, however it ends.
+"""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+LIMIT_S = 60  # of every wait; nothing takes as long, not even on a busy machine
+
+
+class Skip(Exception):
+    """The test cannot be made here."""
+
+
+class Failure(Exception):
+    """The test was made, and what it found is wrong."""
+
+
+class Host:
+    """Namespaces, the process that holds them, and a core of this machine."""
+
+    def __init__(self, name, address, core):
+        self.name, self.address, self._core = name, address, core
+        # The shell is the first of its process namespace: all others there are killed with it. It
+        # waits for input that never comes, and ends when nobody is left to send any.
+        script = ('echo "$0" > /proc/sys/kernel/hostname && ip link set lo up && '
+                  'echo ready && exec cat')
+        self._unshare = subprocess.Popen(
+            ["unshare", "--net", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc",
+             "sh", "-c", script, name],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            start_new_session=True)
+        if not select.select([self._unshare.stdout], [], [], LIMIT_S)[0]:
+            self._unshare.kill()
+        if self._unshare.stdout.readline() != "ready\n":
+            raise Skip(f"namespaces are not allowed here: {self._unshare.stderr.read().strip()}")
+        parent = self._unshare.pid
+        self.pid = int(Path(f"/proc/{parent}/task/{parent}/children").read_text())
+
+    def close(self):
+        """Ends the host with everything that runs on it."""
+        self._unshare.stdin.close()
+        self._unshare.wait(timeout=LIMIT_S)
+
+    def command(self, *words):
+        """What runs `words` on this host."""
+        return ["taskset", "--cpu-list", str(self._core),
+                "nsenter", f"--target={self.pid}", "--net", "--uts", "--pid", "--mount", *words]
+
+    def command_in_network(self, *words):
+        """What runs `words` in this host's network, but among the processes of this machine."""
+        return ["nsenter", f"--target={self.pid}", "--net", *words]
+
+    def ip(self, *words):
+        """Runs ip in this host's network; gives what it says."""
+        done = subprocess.run(self.command_in_network("ip", *words), capture_output=True, text=True,
+                              timeout=LIMIT_S, check=False)
+        if done.returncode != 0:
+            raise Failure(f"'ip {' '.join(words)}' failed: {done.stderr.strip()}")
+        return done.stdout
+
+    def processes(self):
+        """Ids and command lines of what runs on this host, beside the process that holds it."""
+        here = os.readlink(f"/proc/{self.pid}/ns/pid")
+        found = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it may end while it is looked at
+                # One that has ended, and that nobody has waited for, has no command line.
+                line = (folder / "cmdline").read_text().replace("\0", " ")
+                if line and os.readlink(folder / "ns/pid") == here:
+                    found[int(folder.name)] = line
+        found.pop(self.pid, None)
+        return found
+
+
+class Network:
+    """Hosts 10.213.0.1, 10.213.0.2, … and the switch between them, closed with `stack`."""
+
+    def __init__(self, stack, hosts):
+        cores = sorted(os.sched_getaffinity(0))
+        made = [Host("switch", "10.213.0.254", cores[0])]
+        stack.enter_context(contextlib.closing(made[0]))
+        for k in range(hosts):
+            made.append(Host(f"host{k}", f"10.213.0.{k + 1}", cores[k % len(cores)]))
+            stack.enter_context(contextlib.closing(made[-1]))
+        self.switch, *self.hosts = made
+        try:
+            self._connect()
+        except Failure as failure:
+            raise Skip(f"there can be no network between hosts: {failure}") from failure
+
+    def _connect(self):
+        self.switch.ip("link", "add", "bridge", "type", "bridge")
+        self.switch.ip("address", "add", f"{self.switch.address}/24", "dev", "bridge")
+        self.switch.ip("link", "set", "bridge", "up")
+        for host in self.hosts:
+            self.switch.ip("link", "add", host.name, "type", "veth",
+                           "peer", "name", "eth0", "netns", str(host.pid))
+            self.switch.ip("link", "set", host.name, "master", "bridge", "up")
+            host.ip("address", "add", f"{host.address}/24", "dev", "eth0")
+            host.ip("link", "set", "eth0", "up")
+
+    def cut(self, host):
+        """Takes down the link between this host and the switch."""
+        self.switch.ip("link", "set", host.name, "down")
+
+    def bytes_from(self, host):
+        """How much the switch has received from this host."""
+        said = self.switch.ip("-json", "-statistics", "link", "show", host.name)
+        return json.loads(said)[0]["stats64"]["rx"]["bytes"]
+
+    def check_empty(self):
+        """Fails where anything still runs on a host that is not about to end."""
+        limit = time.monotonic() + 5
+        while left := {host.name: found for host in self.hosts if (found := host.processes())}:
+            if time.monotonic() > limit:
+                raise Failure(f"processes are left: {left}")
+            time.sleep(0.05)
+
+
+class Program:
+    """A program in a process group of its own, whose output goes to a file."""
+
+    def __init__(self, name, command, log, variables):
+        self.name, self._log = name, log
+        with open(log, "w") as out:
+            self._process = subprocess.Popen([str(word) for word in command], stdout=out,
+                                             stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                                             env=variables, start_new_session=True)
+
+    def close(self):
+        """Kills it and its process group where it still runs."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(timeout=LIMIT_S)
+
+    def said(self):
+        return self._log.read_text(errors="replace")
+
+    def fail(self, what):
+        raise Failure(f"{self.name} {what}. It said:\n{self.said()[-4000:]}")
+
+    def end(self, limit=LIMIT_S):
+        """Waits for its end, `limit` seconds at most; gives the exit code."""
+        try:
+            return self._process.wait(timeout=max(0, limit))
+        except subprocess.TimeoutExpired:
+            self.fail("has not ended in time")
+
+    def succeed(self):
+        if (code := self.end()) != 0:
+            self.fail(f"ended with exit code {code}")
+
+    def wait_until(self, condition, what):
+        """Waits until `condition()`, which must come while the program runs."""
+        limit = time.monotonic() + LIMIT_S
+        while not condition():
+            if self._process.poll() is not None:
+                self.fail(f"ended before {what}")
+            if time.monotonic() > limit:
+                self.fail(f"has run for {LIMIT_S} s before {what}")
+            time.sleep(0.02)
