@@ -7,6 +7,7 @@
 #include <utility>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
+#include <zero/scoped_value.hpp>
 #include <zero/train/registry.hpp>
 
 namespace zero {
@@ -43,16 +44,14 @@ void Zero3Sharding::distribute_from_rank_0() {
 }
 
 at::Tensor Zero3Sharding::forward(const data::Batch& batch) {
-  trains_ = c10::GradMode::is_enabled();
-  at::Tensor loss = Strategy::forward(batch);
-  trains_ = false;
-  return loss;
+  const ScopedValue trains(trains_, c10::GradMode::is_enabled());
+  return Strategy::forward(batch);
 }
 
 void Zero3Sharding::pre_forward(nn::Unit& unit) {
   const std::size_t u = list().index_of(unit);
   // Inside backward, where a part under activation checkpointing runs again.
-  for (const std::size_t over : turns_.leave_for_forward(u)) end_turn(over);
+  for (const std::size_t over : turns_.leave_for(u)) end_turn(over);
   if (trains_) turns_.used(u);
   for (const std::size_t each : units_around(unit)) gather(each);
 }
@@ -112,7 +111,12 @@ void Zero3Sharding::gradient_ready(std::size_t index) {
 }
 
 void Zero3Sharding::backward(const at::Tensor& loss) {
-  Strategy::backward(loss);
+  try {
+    Strategy::backward(loss);
+  } catch (...) {
+    turns_.forget();
+    throw;
+  }
   turns_.end();
   reshard_all();
   gradients_.assign(gradients_.size(), 0);
@@ -126,15 +130,15 @@ void Zero3Sharding::finish_backward() {
 }
 
 void Zero3Sharding::zero_grad() {
-  // All of it is so already, unless a backward pass was given up.
-  turns_.end();
+  // Does nothing unless a backward pass was given up.
   order_.forget();
   gradients_.assign(gradients_.size(), 0);
   Strategy::zero_grad();
 }
 
 void Zero3Sharding::optimizer_step() {
-  // A forward that no backward followed has left the root whole, with values that are old soon.
+  // A forward that no backward followed has left the root whole, with values that
+  // the update makes old.
   reshard_all();
   turns_.forget();
   Strategy::optimizer_step();
@@ -149,7 +153,7 @@ void Zero3Sharding::begin_reduction() {
   // steps.
   if (!order_.idle()) return;
   std::vector<std::size_t> order = train::backward_order(list());
-  // Those of a unit with others within have their turn in the end.
+  // Those of units around others go last: their turn is later.
   std::stable_partition(order.begin(), order.end(), [this](std::size_t i) {
     return !list().has_inner(list().parameters[i].unit);
   });

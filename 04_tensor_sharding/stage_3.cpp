@@ -2,6 +2,7 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <zero/scoped_value.hpp>
 
 #include "stages.hpp"
 
@@ -34,22 +35,20 @@ std::vector<std::size_t> TensorZero3::units_around(const nn::Unit& unit) const {
 }
 
 at::Tensor TensorZero3::forward(const data::Batch& batch) {
-  trains_ = c10::GradMode::is_enabled();
+  const ScopedValue trains(trains_, c10::GradMode::is_enabled());
   // Evaluation is no part of a step and does not count for predicted_traffic().
   if (trains_) uses_.assign(uses_.size(), 0);
-  at::Tensor loss = TensorSharding::forward(batch);
-  trains_ = false;
-  return loss;
+  return TensorSharding::forward(batch);
 }
 
 void TensorZero3::backward(const at::Tensor& loss) {
-  // Also where backward throws: the next forward must not look like one that runs again.
-  struct Within {
-    explicit Within(bool& flag) : flag(flag) { flag = true; }
-    ~Within() { flag = false; }
-    bool& flag;
-  } const within(in_backward_);
-  TensorSharding::backward(loss);
+  const ScopedValue within(in_backward_, true);
+  try {
+    TensorSharding::backward(loss);
+  } catch (...) {
+    turns_.forget();
+    throw;
+  }
   turns_.end();
   // What is whole still: all under "whole", the root, and what ran last.
   reshard_all();
@@ -62,7 +61,7 @@ void TensorZero3::backward(const at::Tensor& loss) {
 void TensorZero3::pre_forward(nn::Unit& unit) {
   const std::size_t u = list().index_of(unit);
   // Inside backward, where a part under activation checkpointing runs again.
-  for (const std::size_t over : turns_.leave_for_forward(u)) end_turn(over);
+  for (const std::size_t over : turns_.leave_for(u)) end_turn(over);
   if (trains_) turns_.used(u);
   if (c10::GradMode::is_enabled() && !in_backward_) ++uses_[u];
   for (const std::size_t each : units_around(unit)) gather(each);
@@ -135,15 +134,15 @@ void TensorZero3::finish_backward() {
 }
 
 void TensorZero3::zero_grad() {
-  // All of it is so already, unless a backward pass was given up.
-  turns_.end();
+  // Does nothing unless a backward pass was given up.
   order_.forget();
   ready_.assign(ready_.size(), 0);
   TensorSharding::zero_grad();
 }
 
 void TensorZero3::optimizer_step() {
-  // A forward that no backward followed has left the root whole, with values that are old soon.
+  // A forward that no backward followed has left the root whole, with values that
+  // the update makes old.
   reshard_all();
   turns_.forget();
   TensorSharding::optimizer_step();

@@ -42,8 +42,8 @@ class TensorSharding : public train::Strategy {
   ~TensorSharding() override;
 
   /// Called inside backward() when the gradients of all trainable members of a group are there. Not
-  /// called for a group with a member that this rank's batch did not use: its turn comes in
-  /// finish_backward().
+  /// called for a group with a member that this rank's batch did not use: it goes later, when
+  /// backward is over with its unit, or with everything.
   virtual void group_ready(std::size_t group) {}
   void gradient_ready(std::size_t index) override;
 

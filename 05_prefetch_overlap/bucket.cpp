@@ -82,12 +82,12 @@ void Bucket::start_gather() {
 }
 
 void Bucket::start_refresh() {
-  finish_gather();  // of a step whose values nobody has read
+  finish_gather();  // if the last one was never waited for
   if (!split() && keeps_ != Keeps::kEverything && trainable_) gather_into_buffer();
 }
 
 void Bucket::gather_into_buffer() {
-  // One rank alone has nothing to wait for, and is not done before finish_gather() all the same.
+  // A flag, not the handle: with one rank the handle is empty at once.
   gathers_ = true;
   gathering_ = communicator_->all_gather(full_, shard_, Purpose::kParameter);
 }

@@ -17,7 +17,7 @@ using dist::Purpose;
 namespace {
 
 // The first ones touch their memory for the first time; the least of each time counts.
-constexpr std::int64_t kTimedSteps = 3;
+constexpr std::int64_t kTimedPasses = 3;
 
 const OverlapOptions& checked(const OverlapOptions& o) {
   const auto refuse = [](const char* what, std::int64_t value, const char* right) {
@@ -41,7 +41,7 @@ const OverlapOptions& checked(const OverlapOptions& o) {
 Overlap::Overlap(const train::StrategyArguments& arguments, const OverlapOptions& options)
     : Strategy(arguments),
       options_(checked(options)),
-      added_up_(arguments.accumulation == train::Accumulation::kReduceEach),
+      reduce_each_(arguments.accumulation == train::Accumulation::kReduceEach),
       where_(count()),
       by_unit_(list().units.size()),
       ready_(list().units.size(), 0),
@@ -50,8 +50,8 @@ Overlap::Overlap(const train::StrategyArguments& arguments, const OverlapOptions
       in_flight_(options.in_flight_bytes),
       forward_(std::max<std::int64_t>(options.lookahead, 0)),
       backward_(std::max<std::int64_t>(options.lookahead, 0)),
-      timed_steps_left_(options.stage == 3 && options.lookahead == kAutoLookahead ? kTimedSteps
-                                                                                  : 0),
+      timed_passes_left_(options.stage == 3 && options.lookahead == kAutoLookahead ? kTimedPasses
+                                                                                   : 0),
       uses_(list().units.size(), 1) {
   communicator_.agree("the engine's options",
                       fmt::format("stage {}\nbuckets of {} bytes, {} under way\nlookahead {}\n"
@@ -158,8 +158,8 @@ train::ModelStateBytes Overlap::predicted_bytes() const {
     bytes.parameters += split ? bucket.shard_bytes() : bucket.full_bytes();
     if (!bucket.trainable()) continue;
     // Where micro-batches are reduced one by one, the buffer is needed for the next.
-    const bool whole =
-        bucket.keeps() == Keeps::kEverything || (bucket.keeps() == Keeps::kGradients && !added_up_);
+    const bool whole = bucket.keeps() == Keeps::kEverything ||
+                       (bucket.keeps() == Keeps::kGradients && !reduce_each_);
     if (whole) {
       bytes.gradients += bucket.full_bytes();
       continue;

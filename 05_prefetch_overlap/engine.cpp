@@ -51,6 +51,12 @@ bool Engine::step() {
   return true;
 }
 
+void Engine::give_up_step() {
+  overlap_.zero_grad();
+  micro_batches_ = 0;
+  stepped_ = true;
+}
+
 void Engine::save(const std::filesystem::path& folder) {
   if (micro_batches_ > 0 || !stepped_) {
     throw Error(
@@ -68,8 +74,7 @@ bool Engine::load(const std::filesystem::path& folder) {
   overlap_.communicator().agree("the checkpoint to go on from", there ? "there is one" : "none");
   if (!there) return false;
   steps_ = train::load_checkpoint(overlap_, folder).step;
-  micro_batches_ = 0;
-  stepped_ = true;
+  give_up_step();
   return true;
 }
 

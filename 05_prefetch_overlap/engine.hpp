@@ -42,6 +42,10 @@ class Engine {
   /// @throws zero::Error where backward() has not been called since the last step().
   bool step();
 
+  /// Drops what the step has so far, after an error in forward() or backward() that all ranks have
+  /// had at the same place; the next forward() begins the step anew.
+  void give_up_step();
+
   /// Norm of the gradient before clipping in the last step that updated; 0 where nothing is
   /// clipped.
   float gradient_norm() const { return gradient_norm_; }

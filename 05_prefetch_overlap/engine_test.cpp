@@ -90,6 +90,36 @@ TEST(Engine, GoesOnFromItsCheckpointAtAnotherStage) {
   });
 }
 
+TEST(Engine, BeginsAStepAnewThatWasGivenUp) {
+  on_ranks(2, [](dist::Communicator& communicator) {
+    Toy toy, other;
+    const EngineConfig config{.overlap = {.stage = 3}, .accumulation_steps = 2};
+    Engine engine(*toy.model, communicator, optim::adamw(), config, &toy.values);
+    Engine undisturbed(*other.model, communicator, optim::adamw(), config, &other.values);
+    const auto micro = [&](Engine& e, Toy& t, int s) {
+      e.backward(e.forward(t.batch(communicator.rank(), s)));
+      return e.step();
+    };
+    micro(engine, toy, 7);
+    engine.strategy().observe_gradients([](std::size_t, const at::Tensor&) { throw Error("no"); });
+    EXPECT_THROW(micro(engine, toy, 8), Error);
+    engine.strategy().observe_gradients({});
+    engine.give_up_step();
+    for (int s = 0; s < 4; ++s) {
+      EXPECT_EQ(micro(engine, toy, s), s % 2 == 1);
+      EXPECT_EQ(micro(undisturbed, other, s), s % 2 == 1);
+    }
+    for (std::size_t u = 0; u < engine.strategy().list().units.size(); ++u) {
+      const train::WholeParameters a(engine.strategy(), u);
+      const train::WholeParameters b(undisturbed.strategy(), u);
+      for (const std::size_t i : engine.strategy().list().units[u].parameters) {
+        EXPECT_TRUE(at::equal(engine.strategy().list().parameters[i].tensor,
+                              undisturbed.strategy().list().parameters[i].tensor));
+      }
+    }
+  });
+}
+
 TEST(Engine, RefusesCallsInTheWrongOrder) {
   on_ranks(2, [](dist::Communicator& communicator) {
     Toy toy;

@@ -10,20 +10,21 @@
 #include <algorithm>
 #include <utility>
 #include <zero/error.hpp>
+#include <zero/scoped_value.hpp>
 
 namespace zero {
 
 using dist::Purpose;
 
 at::Tensor Overlap::forward(const data::Batch& batch) {
-  trains_ = c10::GradMode::is_enabled();
+  const ScopedValue trains(trains_, c10::GradMode::is_enabled());
   // Evaluation is no part of a step and does not count for predicted_traffic().
   if (trains_) uses_.assign(uses_.size(), 0);
   forward_.begin();
   forward_clock_.begin();
   at::Tensor loss = Strategy::forward(batch);
-  if (std::exchange(trains_, false)) {
-    if (timed_steps_left_ > 0) forward_clock_.end();
+  if (trains_) {
+    if (timed_passes_left_ > 0) forward_clock_.end();
     end_of_pass(forward_, "forward");
   } else {
     // Nothing follows that would use what was gathered, or fetched ahead in vain, or kept for
@@ -35,16 +36,16 @@ at::Tensor Overlap::forward(const data::Batch& batch) {
 }
 
 void Overlap::backward(const at::Tensor& loss) {
-  // Also where backward throws: the next forward must not look like one that runs again.
-  struct Within {
-    explicit Within(bool& flag) : flag(flag) { flag = true; }
-    ~Within() { flag = false; }
-    bool& flag;
-  } const within(in_backward_);
+  const ScopedValue within(in_backward_, true);
   backward_.begin();
   backward_clock_.begin();
-  Strategy::backward(loss);
-  if (timed_steps_left_ > 0) backward_clock_.end();
+  try {
+    Strategy::backward(loss);
+  } catch (...) {
+    turns_.forget();
+    throw;
+  }
+  if (timed_passes_left_ > 0) backward_clock_.end();
   turns_.end();
   arrived_.assign(arrived_.size(), 0);
   ready_.assign(ready_.size(), 0);
@@ -69,15 +70,14 @@ void Overlap::end_of_pass(Prefetch& pass, const char* name) {
   }
 }
 
-void Overlap::settle_lookahead() {
+std::vector<UnitTimes> Overlap::least_over_ranks() const {
   std::vector<UnitTimes> passes = {forward_clock_.least(), backward_clock_.least()};
   std::vector<double*> all;
   for (UnitTimes& pass : passes) {
     for (double& seconds : pass.gather) all.push_back(&seconds);
     for (double& seconds : pass.compute) all.push_back(&seconds);
   }
-  // The same numbers on every rank, or ranks would gather differently. The least of all: a rank
-  // that was waited for measures its own gather without the waiting.
+  // The rank that comes last to a gather waits for nobody: its time is that of the gather alone.
   const auto count = static_cast<std::int64_t>(all.size());
   at::Tensor mine = at::empty({count}, at::kDouble);
   for (std::int64_t i = 0; i < count; ++i) mine[i] = *all[static_cast<std::size_t>(i)];
@@ -87,13 +87,25 @@ void Overlap::settle_lookahead() {
   for (std::int64_t i = 0; i < count; ++i) {
     *all[static_cast<std::size_t>(i)] = least[i].item<double>();
   }
+  return passes;
+}
+
+std::int64_t Overlap::largest_unit_ahead() const {
   std::int64_t largest = 1;
-  for (const std::vector<std::size_t>& of_unit : by_unit_) {
+  for (std::size_t u = 1; u < by_unit_.size(); ++u) {  // the root is never gathered ahead
     std::int64_t bytes = 0;
-    for (const std::size_t b : of_unit) bytes += buckets_[b].full_bytes();
+    for (const std::size_t b : by_unit_[u]) {
+      if (buckets_[b].keeps() == Keeps::kShard) bytes += buckets_[b].full_bytes();
+    }
     largest = std::max(largest, bytes);
   }
-  const LookaheadChoice choice = choose_lookahead(passes, options_.ahead_bytes / largest);
+  return largest;
+}
+
+void Overlap::settle_lookahead() {
+  // From the same numbers on every rank, or ranks would gather differently.
+  const LookaheadChoice choice =
+      choose_lookahead(least_over_ranks(), options_.ahead_bytes / largest_unit_ahead());
   forward_.set_lookahead(choice.units);
   backward_.set_lookahead(choice.units);
   if (communicator_.rank() == 0) {
@@ -102,17 +114,17 @@ void Overlap::settle_lookahead() {
 }
 
 void Overlap::use(std::size_t unit, Prefetch& pass, PassClock& clock) {
-  if (timed_steps_left_ > 0) clock.asks();
+  if (timed_passes_left_ > 0) clock.asks();
   start_gather(unit);
   // Asked for before this unit is waited for: they travel while it is waited for and while it runs.
   for (const std::size_t next : pass.use(unit)) start_gather(next);
   finish_gather(unit);
-  if (timed_steps_left_ > 0) clock.runs();
+  if (timed_passes_left_ > 0) clock.runs();
 }
 
 void Overlap::pre_forward(nn::Unit& unit) {
   const std::size_t u = list().index_of(unit);
-  for (const std::size_t over : turns_.leave_for_forward(u)) end_turn(over);
+  for (const std::size_t over : turns_.leave_for(u)) end_turn(over);
   if (trains_) turns_.used(u);
   if (in_backward_) {  // a checkpoint that runs again: no part of the order of forward
     start_gather(u);
@@ -132,12 +144,13 @@ void Overlap::post_forward(nn::Unit& unit) {
 void Overlap::pre_backward(nn::Unit& unit) {
   const std::size_t u = list().index_of(unit);
   for (const std::size_t over : turns_.leave_for(u)) end_turn(over);
-  // A unit with several outputs comes here several times in one use.
-  if (turns_.enter(u)) use(u, backward_, backward_clock_);
+  turns_.enter(u);
+  use(u, backward_, backward_clock_);
 }
 
 void Overlap::end_turn(std::size_t unit) {
   // Whatever this rank's batch has not used of the unit, it never will.
+  if (options_.stage < 3) return;  // nothing is gathered in backward, and no turn has an end
   reshard(unit);
   for (const std::size_t b : by_unit_[unit]) reduce_if_ready(b);
 }
@@ -217,7 +230,7 @@ void Overlap::reduce_if_ready(std::size_t bucket) {
 void Overlap::launch(std::size_t bucket) {
   RECORD_USER_SCOPE("engine_grad_reduce");
   if (!note_members(bucket)) return;
-  const bool whole = options_.stage <= 1 && !added_up_;
+  const bool whole = options_.stage <= 1 && !reduce_each_;
   in_flight_.start(buckets_[bucket], whole);
 }
 
@@ -226,16 +239,17 @@ void Overlap::finish_backward() {
     in_flight_.finish();
     complete_reduction();
   }
-  // Not before: until here some ranks have reduced what others have still to reduce.
+  // Not inside backward, where some ranks may have reduced what others have still to reduce.
   end_of_pass(backward_, "backward");
-  if (timed_steps_left_ > 0 && --timed_steps_left_ == 0) settle_lookahead();
+  if (timed_passes_left_ > 0 && --timed_passes_left_ == 0) settle_lookahead();
   // What was kept for the next unit has no next unit now.
   pool_.clear();
 }
 
 void Overlap::optimizer_step() {
   finish_parameters();
-  // A forward that no backward followed has left units whole, with values that are old soon.
+  // A forward that no backward followed has left units whole, with values that the update makes
+  // old.
   reshard_all();
   pool_.clear();
   turns_.forget();
@@ -253,8 +267,7 @@ void Overlap::finish_parameters() {
 }
 
 void Overlap::zero_grad() {
-  // All of it is so already, unless a backward pass was given up.
-  turns_.end();
+  // Does nothing unless a backward pass was given up.
   order_.forget();
   arrived_.assign(arrived_.size(), 0);
   ready_.assign(ready_.size(), 0);

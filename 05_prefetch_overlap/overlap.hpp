@@ -31,7 +31,7 @@ struct OverlapOptions {
   /// Most bytes of gradients under way at once; a larger bucket goes alone.
   std::int64_t in_flight_bytes = std::int64_t{50} << 20;
   /// Units whose parameters are asked for before they are needed (stage 3). kAutoLookahead: as
-  /// choose_lookahead() finds after the first steps, which gather on demand and are timed.
+  /// choose_lookahead() finds after the first passes, which gather on demand and are timed.
   std::int64_t lookahead = 1;
   /// With kAutoLookahead: most bytes of parameters that may be whole ahead of time.
   std::int64_t ahead_bytes = std::int64_t{512} << 20;
@@ -84,7 +84,7 @@ class Overlap : public train::Strategy {
   const OverlapOptions& options() const { return options_; }
   /// The most bytes of gradients that were under way at once.
   std::int64_t most_in_flight() const { return in_flight_.most_seen(); }
-  /// Buckets, in the order of their parameters.
+  /// Buckets, unit by unit, the root's first.
   const std::vector<Bucket>& buckets() const { return buckets_; }
   /// How many units are gathered ahead; 0 while that is being found out.
   std::int64_t lookahead() const { return forward_.lookahead(); }
@@ -117,6 +117,8 @@ class Overlap : public train::Strategy {
   void reshard(std::size_t unit);
   void finish_parameters();
   void end_of_pass(Prefetch& pass, const char* name);
+  std::vector<UnitTimes> least_over_ranks() const;
+  std::int64_t largest_unit_ahead() const;
   void settle_lookahead();
 
   void reduce_if_ready(std::size_t bucket);
@@ -126,7 +128,7 @@ class Overlap : public train::Strategy {
   std::vector<std::size_t> backward_buckets() const;
 
   OverlapOptions options_;
-  bool added_up_;  // micro-batches are reduced one by one
+  bool reduce_each_;  // micro-batches are reduced one by one
   memory::StoragePool pool_;
   mutable std::vector<Bucket> buckets_;            // mutable: readers wait for what is under way
   std::vector<Place> where_;                       // by parameter
@@ -141,7 +143,7 @@ class Overlap : public train::Strategy {
   Prefetch backward_;
   PassClock forward_clock_;
   PassClock backward_clock_;
-  std::int64_t timed_steps_left_;  // until the lookahead is settled
+  std::int64_t timed_passes_left_;  // until the lookahead is settled
   std::int64_t lost_passes_ = 0;
   std::vector<std::int64_t> uses_;  // by unit: in the last forward pass that trains
   bool trains_ = false;             // the forward that runs is one that a backward follows

@@ -29,7 +29,7 @@ class Prefetch {
   /// The pass is over. True where its order is news, which is expected from now on. A pass that is
   /// not kept, such as an evaluation, changes no expectation.
   bool keep() {
-    if (known() && !lost_) return false;
+    if (known() && !lost_ && seen_.size() == order_.size()) return false;
     order_ = seen_;
     return known();
   }

@@ -163,6 +163,55 @@ class GrownModel::Optional : public Part {
   std::shared_ptr<Plain> inner_;
 };
 
+class GrownModel::PassedThrough : public Part {
+ public:
+  PassedThrough(const GrownConfig& c, const bool& is_used) : is_used_(is_used) {
+    weight_ = add_parameter("weight", {c.width, c.width}, Initializer::normal(0.3), c.dtype);
+  }
+  at::Tensor forward(const at::Tensor& x) override {
+    return run([&] { return is_used_ ? x + nn::linear(x, weight_) : x; }, {x});
+  }
+
+ private:
+  const bool& is_used_;
+  at::Tensor weight_;
+};
+
+class GrownModel::TwoOutputs : public Part {
+ public:
+  TwoOutputs(const GrownConfig& c, const bool& uses_shift) : uses_shift_(uses_shift) {
+    weight_ = add_parameter("weight", {c.width, c.width}, Initializer::normal(0.3), c.dtype);
+    shift_ = add_parameter("shift", {c.width}, Initializer::normal(0.3), c.dtype);
+  }
+  at::Tensor forward(const at::Tensor& x) override {
+    const std::vector<at::Tensor> both = run_many(
+        [&] {
+          const at::Tensor first = x.tanh() * weight_.select(0, 0);
+          const at::Tensor second = nn::linear(first, weight_);
+          return std::vector<at::Tensor>{first, uses_shift_ ? second + shift_ : second};
+        },
+        {x});
+    return both[0] + both[1];
+  }
+
+ private:
+  const bool& uses_shift_;
+  at::Tensor weight_, shift_;
+};
+
+class GrownModel::Around : public Part {
+ public:
+  explicit Around(const GrownConfig& c) {
+    inner_ = register_module("inner", std::make_shared<Plain>(c));
+  }
+  at::Tensor forward(const at::Tensor& x) override {
+    return run([&] { return inner_->forward(x); }, {x});
+  }
+
+ private:
+  std::shared_ptr<Plain> inner_;
+};
+
 class GrownModel::Skip : public Part {
  public:
   Skip(const GrownConfig& c, const at::Tensor& early) : early_(early) {
@@ -205,6 +254,14 @@ void GrownModel::add_part(char letter, std::shared_ptr<nn::Layer> holder) {
   } else if (letter == 'o' || letter == 'h') {
     parts_.push_back(holder->register_module(
         name, std::make_shared<Optional>(config_, uses_shifts_, letter == 'h')));
+  } else if (letter == 'i') {
+    parts_.push_back(
+        holder->register_module(name, std::make_shared<PassedThrough>(config_, uses_shifts_)));
+  } else if (letter == 'b') {
+    parts_.push_back(
+        holder->register_module(name, std::make_shared<TwoOutputs>(config_, uses_shifts_)));
+  } else if (letter == 'd') {
+    parts_.push_back(holder->register_module(name, std::make_shared<Around>(config_)));
   } else if (letter == 'k') {
     parts_.push_back(holder->register_module(name, std::make_shared<Skip>(config_, after_first_)));
   } else if (letter == 'g') {

@@ -26,6 +26,9 @@ struct GrownConfig {
   ///   g  a scalar of the root
   ///   o  a unit with a shift that only batches use whose first target is positive
   ///   h  the same, and it holds a unit
+  ///   i  a unit that such batches use, and others pass through untouched
+  ///   b  a unit with two outputs and such a shift
+  ///   d  a unit whose output is that of a unit within
   ///   k  a unit that reads what the first layer gave as well
   std::string parts = "anf";
   bool tied = true;  ///< the first weight is the last one too
@@ -62,6 +65,9 @@ class GrownModel : public nn::Model {
   class Small;
   class Scale;
   class Optional;
+  class PassedThrough;
+  class TwoOutputs;
+  class Around;
   class Skip;
 
   void add_part(char letter, std::shared_ptr<nn::Layer> holder);
@@ -76,7 +82,8 @@ class GrownModel : public nn::Model {
   std::vector<std::shared_ptr<Part>> parts_;
 };
 
-/// [samples, inputs] and [samples, 1], different for every (seed, rank, step).
+/// [samples, inputs] and [samples, 1], different for every (seed, rank, step). The sign of the
+/// first target alternates over rank + step.
 data::Batch grown_batch(const GrownConfig& config, std::uint64_t seed, int rank, int step,
                         std::int64_t samples = 4);
 

@@ -100,7 +100,7 @@ TEST_F(Leaves, HaveHooksAroundEachUse) {
                                   "table done", "root done"));
   y.sum().backward();
   // What reads the same input is over one after the other, not when the last of them is.
-  EXPECT_THAT(take(), ElementsAre("table backward", "root backward", "table passed",
+  EXPECT_THAT(take(), ElementsAre("root backward", "table backward", "table passed",
                                   "right backward", "right passed", "left backward", "left passed",
                                   "root passed", "table backward"));
 }

@@ -4,6 +4,7 @@
 #include <c10/core/GradMode.h>
 
 #include <memory>
+#include <utility>
 
 namespace zero::nn {
 
@@ -19,7 +20,7 @@ std::vector<at::Tensor> Unit::run_many(const std::function<std::vector<at::Tenso
   std::vector<at::Tensor> outputs = body();
   hooks_->post_forward(*this);
   if (c10::GradMode::is_enabled()) {
-    for (const at::Tensor& output : outputs) watch_output(output);
+    watch_outputs(outputs);
     watch_inputs(inputs);
   }
   return outputs;
@@ -35,12 +36,19 @@ at::Tensor Leaf::run_leaf(const at::Tensor& input,
   return run([&] { return body(own); }, {own});
 }
 
-void Unit::watch_output(const at::Tensor& output) {
-  if (!output.defined() || !output.requires_grad()) return;
-  // The hook returns nothing: the gradient goes on unchanged.
-  output.register_hook([this](const at::Tensor&) {
-    if (hooks_ != nullptr) hooks_->pre_backward(*this);
-  });
+void Unit::watch_outputs(std::vector<at::Tensor>& outputs) {
+  // Shared by the outputs of this one use of the unit: its backward begins once.
+  auto begun = std::make_shared<bool>(false);
+  for (at::Tensor& output : outputs) {
+    if (!output.defined() || !output.requires_grad()) continue;
+    // What the body returned may be the output of a unit within, or an input, whose hooks would
+    // come first. A view is newer than both.
+    output = output.view_as(output);
+    // The hook returns nothing: the gradient goes on unchanged.
+    output.register_hook([this, begun](const at::Tensor&) {
+      if (!std::exchange(*begun, true) && hooks_ != nullptr) hooks_->pre_backward(*this);
+    });
+  }
 }
 
 void Unit::watch_inputs(const std::vector<at::Tensor>& inputs) {

@@ -23,8 +23,8 @@ class UnitHooks {
   virtual void pre_forward(Unit& unit) {}
   /// After the unit's forward: its parameters are not read again until pre_backward().
   virtual void post_forward(Unit& unit) {}
-  /// A gradient of one of the unit's outputs is known, so that its backward comes next: its
-  /// parameters must be whole when this returns.
+  /// A gradient of one of the unit's outputs is known, so that the backward of one use comes next:
+  /// its parameters must be whole when this returns. Once for each use.
   virtual void pre_backward(Unit& unit) {}
   /// The gradients of all inputs of one use of the unit are known. Not called where no input
   /// requires a gradient. A parameter's gradient may still be to come.
@@ -40,6 +40,9 @@ class UnitHooks {
 ///     at::Tensor forward(const at::Tensor& x) {
 ///       return run([&] { return body(x); }, {x});
 ///     }
+///
+/// A strategy may give the parameters up when the last of their gradients is there. So a body that
+/// uses a parameter detached as well must do that after the use that has a gradient.
 class Unit : public Layer {
  public:
   /// Sets who is called around this unit; nullptr for nobody. Not owned: it must outlive every
@@ -60,7 +63,7 @@ class Unit : public Layer {
 
  private:
   void watch_inputs(const std::vector<at::Tensor>& inputs);
-  void watch_output(const at::Tensor& output);
+  void watch_outputs(std::vector<at::Tensor>& outputs);
 
   UnitHooks* hooks_ = nullptr;
 };

@@ -62,6 +62,12 @@ class Outer : public Scale {
   at::Tensor forward(const at::Tensor& x) {
     return run([&] { return inner->forward(x * 3) * weight(); }, {x});
   }
+  at::Tensor hand_on(const at::Tensor& x) {
+    return run([&] { return inner->forward(x * weight()); }, {x});
+  }
+  at::Tensor pass(const at::Tensor& x) {
+    return run([&] { return x; }, {x});
+  }
   std::shared_ptr<Scale> inner;
 };
 
@@ -181,10 +187,28 @@ TEST_F(Units, PostBackwardWaitsForAllInputsThatNeedAGradient) {
   const at::Tensor far = outputs[0].tanh().tanh().tanh();
   (far + outputs[1]).sum().backward();
   const std::vector<std::string> order = take();
-  ASSERT_EQ(order.size(), 5U);
-  EXPECT_EQ(std::count(order.begin(), order.end(), "a pre backward"), 2);
+  ASSERT_EQ(order.size(), 4U);
+  EXPECT_EQ(std::count(order.begin(), order.end(), "a pre backward"), 1);  // one use begins once
   EXPECT_EQ(std::count(order.begin(), order.end(), "a post backward"), 1);
   EXPECT_EQ(order.back(), "a post backward");
+}
+
+TEST_F(Units, BackwardBeginsOutsideAlsoWhereAnOutputIsHandedOn) {
+  Outer outer(said);
+  Scale before("before", said);
+  for (Unit* unit : std::initializer_list<Unit*>{&outer, outer.inner.get(), &before}) {
+    unit->set_hooks(this);
+  }
+  outer.hand_on(before.forward(input(1))).sum().backward();
+  std::vector<std::string> order = take();
+  std::erase_if(order, [](const std::string& s) { return !s.ends_with("pre backward"); });
+  EXPECT_THAT(order,
+              ElementsAre("outer pre backward", "inner pre backward", "before pre backward"));
+  // A unit that does nothing to its input.
+  outer.pass(before.forward(input(1))).sum().backward();
+  order = take();
+  std::erase_if(order, [](const std::string& s) { return !s.ends_with("pre backward"); });
+  EXPECT_THAT(order, ElementsAre("outer pre backward", "before pre backward"));
 }
 
 TEST_F(Units, AnOutputThatNeedsNoGradientIsNotWatched) {

@@ -19,8 +19,8 @@ namespace zero::train {
 /// gather happens in between, and so it does not matter when in its turn a rank sends.
 ///
 /// There are two exceptions. A unit that is used several times has its turn at its last use. A unit
-/// with other units within, such as the root, has gathers in its midst: its turn is the end of
-/// backward.
+/// with other units within has gathers in its midst: nothing of it goes before it is over, and of
+/// the root nothing before the end of backward.
 class BackwardTurns {
  public:
   explicit BackwardTurns(const nn::ParameterList& list) : left_(list.units.size(), 0) {
@@ -30,39 +30,26 @@ class BackwardTurns {
     }
   }
 
-  /// Unit `u` runs in a forward that a backward will follow; also in a part of it under activation
-  /// checkpointing, where nothing is recorded yet. Not when such a part runs again.
+  /// Unit `u` runs in a forward that a backward will follow; also in a part under activation
+  /// checkpointing (its first run, not when it runs again).
   void used(std::size_t u) { ++left_[u]; }
 
-  /// Something of unit `u` is about to be gathered. The units whose turn is over: all gradients
-  /// that this rank will ever have of them are there. None is inside the backward of a part under
-  /// activation checkpointing, whose gradients are told of when that has ended.
+  /// A use of unit `u` is about to begin, backward, or forward again in a checkpointed part:
+  /// something of it will be gathered. Gives the units whose turn is over: all gradients that this
+  /// rank will ever have of them are there. Gives none inside the backward of a checkpointed part:
+  /// the gradients of the part are announced together when it has ended.
   std::vector<std::size_t> leave_for(std::size_t u) {
     if (nn::SilentBackward::active()) return {};
     std::vector<std::size_t> over;
-    while (!running_.empty() && !lies_within(u, running_.back())) {
+    while (!running_.empty() && (running_.back() == u || !lies_within(u, running_.back()))) {
       const std::size_t left = end_use();
-      if (left_[left] == 0) over.push_back(left);
+      if (left != u && left_[left] == 0) over.push_back(left);
     }
     return over;
   }
 
-  /// The same where unit `u` runs forward. Inside backward that is a part under activation
-  /// checkpointing which runs again: another use of the unit than the one that ran backward last.
-  std::vector<std::size_t> leave_for_forward(std::size_t u) {
-    if (nn::SilentBackward::active()) return {};
-    std::vector<std::size_t> over = leave_for(u);
-    if (!running_.empty() && running_.back() == u) end_use();
-    return over;
-  }
-
-  /// Unit `u` begins its backward, after leave_for(). False where it runs already: a unit with
-  /// several outputs begins with each of them.
-  bool enter(std::size_t u) {
-    if (!running_.empty() && running_.back() == u) return false;
-    running_.push_back(u);
-    return true;
-  }
+  /// It begins backward.
+  void enter(std::size_t u) { running_.push_back(u); }
 
   /// Whether what is complete of unit `u` may go at once.
   bool open(std::size_t u) const {

@@ -35,8 +35,8 @@ class LaunchOrder {
   void expect(std::size_t index) const {
     if (position_[index] < next_) {
       throw Error(
-          "a gradient came after it was reduced: call backward() once between finish_backward() "
-          "calls, or say set_last_micro_batch(false) before all but the last");
+          "a gradient came after its parameter was reduced: is the parameter used outside of its "
+          "unit? (or backward() was called twice before finish_backward())");
     }
   }
 

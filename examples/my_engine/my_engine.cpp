@@ -42,9 +42,13 @@ zero::data::Batch batch_of(int rank, std::int64_t step) {  // other data on ever
 }
 
 void train(zero::dist::Communicator& communicator, const std::string& folder, int steps) {
-  Net net;
+  std::shared_ptr<Net> net;
+  {
+    const nn::DeferredStorage deferred;  // shapes now; the engine decides what gets bytes
+    net = std::make_shared<Net>();
+  }
   nn::SeededValues first_values(/*seed=*/42);
-  zero::Engine engine(net, communicator, zero::optim::adamw({.learning_rate = 1e-3}),
+  zero::Engine engine(*net, communicator, zero::optim::adamw({.learning_rate = 1e-3}),
                       {.overlap = {.stage = 3}, .clip_norm = 1.0}, &first_values);
   engine.load(folder);  // nothing to do where there is no checkpoint yet
   while (engine.steps() < steps) {

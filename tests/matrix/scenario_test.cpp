@@ -118,13 +118,20 @@ TEST_P(Scenario, TwoForwardsBeforeOneBackward) {
 }
 
 // A rank that leaves a parameter out must not reduce after the next gather what others reduce
-// before it: in a unit by itself, in one that is used twice, in one around another, and beside
-// units whose input is read by others as well.
+// before it: in a unit by itself, in one around another, in one with two outputs, where all
+// parameters of a unit are left out, and beside units that are used twice or whose input is read by
+// others as well.
 TEST_P(Scenario, SomeRanksLeaveOutAParameterOfAnInnerUnit) {
-  for (const char* parts : {"aoa", "oo", "aohta", "hnh", "akoka", "kho"}) {
+  for (const char* parts : {"aoa", "aohta", "hnh", "kho", "aii", "abod"}) {
     SCOPED_TRACE(parts);
     expect_all_modes_like_ddp(GetParam(), with_parts(parts), [](Session& session) {
-      for (int s = 0; s < 4; ++s) session.step(s);
+      for (int s = 0; s < 4; ++s) {
+        data::Batch batch = session.batch(s);
+        at::Tensor first = batch.targets.narrow(0, 0, 1);
+        first.abs_();
+        if ((session.communicator().rank() + s) % 2 != 0) first.neg_();
+        session.trainer().step({batch});
+      }
     });
   }
 }
@@ -148,6 +155,16 @@ TEST_P(Scenario, ForwardsThatNoBackwardFollowsComeBeforeTheUpdate) {
       strategy.sync_parameters();
     }
   });
+}
+
+// The output of one unit is that of another, and a unit follows itself.
+TEST_P(Scenario, UnitsHandOnWhatOthersGave) {
+  for (const char* parts : {"add", "attd"}) {
+    SCOPED_TRACE(parts);
+    expect_all_modes_like_ddp(GetParam(), with_parts(parts), [](Session& session) {
+      for (int s = 0; s < 3; ++s) session.step(s);
+    });
+  }
 }
 
 TEST_P(Scenario, ABackwardPassIsGivenUpAndTheStepBegunAnew) {

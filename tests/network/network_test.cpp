@@ -249,7 +249,7 @@ TEST(Network, InterfaceIsTheOneThatTheVariableNames) {
   // Whoever connects is refused at once. Whoever waits to be connected to is ended by the launcher:
   // Gloo waits for five times the limit there.
   std::string said;
-  for (const dist::RankExit& exit : on_two_hosts(name_alone, std::chrono::seconds(1), barrier)) {
+  for (const dist::RankExit& exit : on_two_hosts(name_alone, std::chrono::seconds(3), barrier)) {
     EXPECT_FALSE(exit.ok());
     if (!exit.killed) said += exit.output;
   }

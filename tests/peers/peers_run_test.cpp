@@ -57,7 +57,9 @@ TEST_F(Peers, TrainTheSameModelOnTheSameBatches) {
     EXPECT_GT(row["ours_hwm_mib"], 10.0);
     EXPECT_GT(row["torch_hwm_mib"], 10.0);
     // Three steps of 5e-5 move a norm's weight, which is 1, by 1.5e-4: the same way on both sides.
-    EXPECT_LT(row["max_rel_diff"], 1e-5);
+    // A gradient near 0 leaves a part of that to rounding, which text and so which documents
+    // decide.
+    EXPECT_LT(row["max_rel_diff"], 5e-5);
     // Not one and the same file compared with itself.
     EXPECT_GT(row["max_rel_diff"], 0.0);
   }
