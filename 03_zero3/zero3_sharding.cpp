@@ -53,22 +53,23 @@ void Zero3Sharding::pre_forward(nn::Unit& unit) {
   // Inside backward, where a part under activation checkpointing runs again.
   for (const std::size_t over : turns_.leave_for(u)) end_turn(over);
   if (trains_) turns_.used(u);
-  for (const std::size_t each : units_around(unit)) gather(each);
+  for (const std::size_t each : units_around(u)) gather(each);
 }
 
 void Zero3Sharding::post_forward(nn::Unit& unit) {
   // The root is the last to finish forward and the first to begin backward: to drop it in between
   // would only send it twice. In evaluation there is no backward.
+  const std::size_t u = list().index_of(unit);
   const bool backward_follows = c10::GradMode::is_enabled();
-  if (backward_follows && (whole_model_ || list().index_of(unit) == kRoot)) return;
-  for (const std::size_t u : units_around(unit)) reshard(u);
+  if (backward_follows && (whole_model_ || u == kRoot)) return;
+  for (const std::size_t each : units_around(u)) reshard(each);
 }
 
 void Zero3Sharding::pre_backward(nn::Unit& unit) {
   const std::size_t u = list().index_of(unit);
   for (const std::size_t over : turns_.leave_for(u)) end_turn(over);
   turns_.enter(u);
-  for (const std::size_t each : units_around(unit)) gather(each);
+  for (const std::size_t each : units_around(u)) gather(each);
 }
 
 void Zero3Sharding::end_turn(std::size_t unit) {
@@ -186,8 +187,8 @@ void Zero3Sharding::reshard(std::size_t unit) {
   gathered_[unit] = false;
 }
 
-std::vector<std::size_t> Zero3Sharding::units_around(const nn::Unit& unit) const {
-  if (!whole_model_ || list().index_of(unit) != kRoot) return {list().index_of(unit)};
+std::vector<std::size_t> Zero3Sharding::units_around(std::size_t unit) const {
+  if (!whole_model_ || unit != kRoot) return {unit};
   std::vector<std::size_t> all;
   for (std::size_t u = 0; u < list().units.size(); ++u) all.push_back(u);
   return all;

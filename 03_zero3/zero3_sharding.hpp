@@ -16,9 +16,8 @@ namespace zero {
 /// At rest a rank holds V/N of parameters, V/N of gradients and 2V/N of AdamW's moments; within a
 /// step the unit that runs is whole as well. (Rajbhandari et al. 2020, sections 5.3 and 7.2.2.)
 /// Variants, with o_r the bytes that rank r owns, g_r of them in the root, and units used once:
-///   "unit" (default)  gather and reshard unit by unit; the root stays whole from its forward to
-///   its
-///                     backward: V - o_r + (N-1) (2 o_r - g_r) on the wire
+///   "unit" (default)  gather and reshard unit by unit, the root once for forward and backward:
+///                     V - o_r + (N-1) (2 o_r - g_r) on the wire
 ///   "whole"           gather the whole model before forward, keep it until backward is over:
 ///                     V - o_r + (N-1) o_r on the wire, and a peak of 1 V of parameters
 class Zero3Sharding : public train::Strategy {
@@ -60,7 +59,7 @@ class Zero3Sharding : public train::Strategy {
   void end_turn(std::size_t unit);
   bool has_frozen(std::size_t unit) const;
   bool has_all_gradients(std::size_t unit) const;
-  std::vector<std::size_t> units_around(const nn::Unit& unit) const;
+  std::vector<std::size_t> units_around(std::size_t unit) const;
 
   bool whole_model_;
   bool trains_ = false;  // the forward that runs is one that a backward follows

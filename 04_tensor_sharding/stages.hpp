@@ -94,7 +94,7 @@ class TensorZero3 : public TensorSharding {
 
  private:
   /// The units to gather or reshard when `unit` runs: itself, or under "whole" all for the root.
-  std::vector<std::size_t> units_around(const nn::Unit& unit) const;
+  std::vector<std::size_t> units_around(std::size_t unit) const;
   void reshard_all();
   void end_turn(std::size_t unit);
   void launch(std::size_t group);

@@ -12,9 +12,11 @@
 namespace zero {
 namespace {
 
+using testing::expect_equal;
 using testing::on_ranks;
 using testing::Toy;
 using testing::trained;
+using testing::whole_weights;
 
 TEST(Engine, TrainsAsTheTrainerDoes) {
   on_ranks(2, [](dist::Communicator& communicator) {
@@ -28,14 +30,7 @@ TEST(Engine, TrainsAsTheTrainerDoes) {
       }
       EXPECT_EQ(engine.steps(), 3);
       const std::vector<at::Tensor> expected = trained(communicator, {.stage = stage}, 3);
-      train::Strategy& strategy = engine.strategy();
-      for (std::size_t u = 0; u < strategy.list().units.size(); ++u) {
-        const train::WholeParameters whole(strategy, u);
-        for (const std::size_t i : strategy.list().units[u].parameters) {
-          EXPECT_TRUE(at::equal(strategy.list().parameters[i].tensor, expected[i]))
-              << "stage " << stage << ", " << strategy.list().parameters[i].name;
-        }
-      }
+      expect_equal(whole_weights(engine.strategy()), expected, "stage " + std::to_string(stage));
     }
   });
 }
@@ -77,14 +72,7 @@ TEST(Engine, GoesOnFromItsCheckpointAtAnotherStage) {
     EXPECT_TRUE(loads.load(folder.path()));
     EXPECT_EQ(loads.steps(), 2);
     run(loads, second, 5);
-    for (std::size_t u = 0; u < loads.strategy().list().units.size(); ++u) {
-      const train::WholeParameters a(saves.strategy(), u);
-      const train::WholeParameters b(loads.strategy(), u);
-      for (const std::size_t i : loads.strategy().list().units[u].parameters) {
-        EXPECT_TRUE(at::equal(saves.strategy().list().parameters[i].tensor,
-                              loads.strategy().list().parameters[i].tensor));
-      }
-    }
+    expect_equal(whole_weights(saves.strategy()), whole_weights(loads.strategy()), "gone on");
     loads.backward(loads.forward(second.batch(communicator.rank(), 5)));
     EXPECT_THROW(loads.save(folder.path()), Error);  // in the middle of a step
   });
@@ -109,14 +97,7 @@ TEST(Engine, BeginsAStepAnewThatWasGivenUp) {
       EXPECT_EQ(micro(engine, toy, s), s % 2 == 1);
       EXPECT_EQ(micro(undisturbed, other, s), s % 2 == 1);
     }
-    for (std::size_t u = 0; u < engine.strategy().list().units.size(); ++u) {
-      const train::WholeParameters a(engine.strategy(), u);
-      const train::WholeParameters b(undisturbed.strategy(), u);
-      for (const std::size_t i : engine.strategy().list().units[u].parameters) {
-        EXPECT_TRUE(at::equal(engine.strategy().list().parameters[i].tensor,
-                              undisturbed.strategy().list().parameters[i].tensor));
-      }
-    }
+    expect_equal(whole_weights(engine.strategy()), whole_weights(undisturbed.strategy()), "anew");
   });
 }
 

@@ -9,6 +9,7 @@
 
 #include "overlap.hpp"
 #include "toy.hpp"
+#include "whole_weights.hpp"
 
 /// What the tests of this chapter share.
 namespace zero::testing {
@@ -40,14 +41,7 @@ inline std::vector<at::Tensor> trained(dist::Communicator& communicator,
   Overlap strategy({*toy.model, communicator, optim::adamw(), &toy.values, ""}, options);
   train::Trainer trainer(strategy);
   for (int s = 0; s < steps; ++s) trainer.step({toy.batch(communicator.rank(), s)});
-  std::vector<at::Tensor> weights(strategy.list().size());
-  for (std::size_t u = 0; u < strategy.list().units.size(); ++u) {
-    const train::WholeParameters whole(strategy, u);
-    for (const std::size_t i : strategy.list().units[u].parameters) {
-      weights[i] = strategy.list().parameters[i].tensor.detach().clone();
-    }
-  }
-  return weights;
+  return whole_weights(strategy);
 }
 
 inline void expect_equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b,

@@ -10,6 +10,7 @@
 #include <zero/data/reviews.hpp>
 #include <zero/error.hpp>
 #include <zero/report/names.hpp>
+#include <zero/train/checkpoint_manifest.hpp>
 #include <zero/train/registry.hpp>
 
 #include "device.hpp"
@@ -251,7 +252,9 @@ Options parse(int argc, char** argv) {
   check(o);
   settle_fake_world(app, o);
   std::error_code ignored;
-  if (o.go_on && std::filesystem::exists(o.checkpoint + "/manifest.json", ignored)) {
+  if (o.go_on &&
+      std::filesystem::exists(
+          std::filesystem::path(o.checkpoint) / train::checkpoint::kManifestFile, ignored)) {
     o.resume = o.checkpoint;
   }
   // What is kept is trained for its weights; the figures of a run without communication would take

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "harness.hpp"
+#include "whole_weights.hpp"
 
 namespace zero::testing {
 
@@ -39,17 +40,7 @@ Session::Session(dist::Communicator& communicator, const std::string& mode, Sess
 Session::Session(dist::Communicator& communicator, const std::string& mode)
     : Session(communicator, mode, SessionOptions()) {}
 
-std::vector<at::Tensor> Session::weights() {
-  const nn::ParameterList& list = strategy_->list();
-  std::vector<at::Tensor> copies(list.size());
-  for (std::size_t u = 0; u < list.units.size(); ++u) {
-    const train::WholeParameters whole(*strategy_, u);
-    for (const std::size_t i : list.units[u].parameters) {
-      copies[i] = list.parameters[i].tensor.detach().clone();
-    }
-  }
-  return copies;
-}
+std::vector<at::Tensor> Session::weights() { return whole_weights(*strategy_); }
 
 std::vector<at::Tensor> Session::gradients() {
   std::vector<at::Tensor> whole;

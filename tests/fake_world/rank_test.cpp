@@ -7,6 +7,7 @@
 
 #include "harness.hpp"
 #include "session.hpp"
+#include "whole_weights.hpp"
 
 namespace zero::testing {
 namespace {
@@ -44,17 +45,6 @@ struct Seen {
   dist::Traffic setup;
   dist::Traffic step;
 };
-
-std::vector<at::Tensor> whole_weights(train::Strategy& strategy) {
-  std::vector<at::Tensor> copies(strategy.list().size());
-  for (std::size_t u = 0; u < strategy.list().units.size(); ++u) {
-    const train::WholeParameters whole(strategy, u);
-    for (const std::size_t i : strategy.list().units[u].parameters) {
-      copies[i] = strategy.list().parameters[i].tensor.detach().clone();
-    }
-  }
-  return copies;
-}
 
 Seen look_at(dist::Communicator& communicator, const std::string& mode, const GrownConfig& config) {
   Seen seen;
