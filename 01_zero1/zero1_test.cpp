@@ -39,7 +39,9 @@ TEST(Zero1, HoldsOptimizerStateForItsOwnParametersOnly) {
         EXPECT_EQ(held[Category::kParameters] - before[Category::kParameters], v);
         EXPECT_EQ(held[Category::kGradients] - before[Category::kGradients], v);
         EXPECT_EQ(held[Category::kOptimizer] - before[Category::kOptimizer], 2 * owned);
-        if (communicator.size() > 1) EXPECT_LT(owned, v);
+        if (communicator.size() > 1) {
+          EXPECT_LT(owned, v);
+        }
       }
     });
   }
@@ -72,7 +74,9 @@ TEST(Zero1, SendsWhatTheFormulaSaysAndNaiveSendsMore) {
         sent[naive] =
             traffic.bytes(dist::Purpose::kGradient) + traffic.bytes(dist::Purpose::kParameter);
         EXPECT_EQ(sent[naive], zero1.predicted_traffic());
-        if (!naive && communicator.size() == 2) EXPECT_EQ(sent[0], zero1.list().bytes());
+        if (!naive && communicator.size() == 2) {
+          EXPECT_EQ(sent[0], zero1.list().bytes());
+        }
       }
       EXPECT_LT(sent[0], sent[1]);
     });

@@ -8,6 +8,7 @@
 #include <zero/nn/gradient_slot.hpp>
 #include <zero/train/registry.hpp>
 
+#include "engine_config.hpp"
 #include "overlap.hpp"
 
 namespace zero {
@@ -203,19 +204,30 @@ std::int64_t Overlap::predicted_traffic() const {
   return sum;
 }
 
+namespace {
+
+OverlapOptions options_of(int stage, const std::string& variant) {
+  if (variant.find('=') != std::string::npos) return overlap_options(stage, variant);
+  OverlapOptions options;
+  options.stage = stage;
+  if (variant == "on_demand") options.lookahead = 0;
+  if (variant == "auto") options.lookahead = kAutoLookahead;
+  if (variant == "hybrid") options.whole_below = kHybridThreshold;
+  return options;
+}
+
+}  // namespace
+
 void register_prefetch_overlap(train::Registry& registry) {
   for (int stage = 0; stage <= 3; ++stage) {
     registry.add({fmt::format("engine{}", stage), "05_prefetch_overlap",
                   stage < 3 ? std::vector<std::string>{"overlap"}
                             : std::vector<std::string>{"overlap", "on_demand", "auto", "hybrid"},
                   [stage](const train::StrategyArguments& arguments) {
-                    OverlapOptions options;
-                    options.stage = stage;
-                    if (arguments.variant == "on_demand") options.lookahead = 0;
-                    if (arguments.variant == "auto") options.lookahead = kAutoLookahead;
-                    if (arguments.variant == "hybrid") options.whole_below = kHybridThreshold;
-                    return std::make_unique<Overlap>(arguments, options);
-                  }});
+                    return std::make_unique<Overlap>(arguments,
+                                                     options_of(stage, arguments.variant));
+                  },
+                  [stage](const std::string& variant) { overlap_options(stage, variant); }});
   }
 }
 

@@ -3,9 +3,13 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <cstring>
+#include <fstream>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <zero/error.hpp>
 #include <zero/report/names.hpp>
 
@@ -127,6 +131,52 @@ EngineConfig engine_config(const std::string& json) {
   take_clip_norm(reader, "clip_norm", config.clip_norm);
   reader.read(parsed(json, "the engine configuration"));
   return config;
+}
+
+namespace {
+
+// "lookahead=2" as JSON has it: numbers and true are themselves, anything else is a word.
+void add_setting(Json& settings, const std::string& text) {
+  const std::size_t sign = text.find('=');
+  if (sign == std::string::npos || sign == 0) {
+    throw Error(fmt::format("'{}' is no setting of the engine; write key=value", text));
+  }
+  const std::string value = text.substr(sign + 1);
+  const Json json = Json::parse(value, nullptr, /*allow_exceptions=*/false);
+  settings[text.substr(0, sign)] = json.is_primitive() && !json.is_discarded() ? json : Json(value);
+}
+
+Json settings_of_file(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) throw Error(fmt::format("the engine configuration {} cannot be read", path));
+  return parsed({std::istreambuf_iterator<char>(file), {}}, path.c_str());
+}
+
+}  // namespace
+
+OverlapOptions overlap_options(int stage, const std::string& text) {
+  Json settings = Json::object();
+  std::istringstream parts(text);
+  bool first = true;
+  for (std::string part; std::getline(parts, part, ':'); first = false) {
+    if (first && part.rfind("config=", 0) == 0) {
+      settings = settings_of_file(part.substr(std::strlen("config=")));
+    } else {
+      add_setting(settings, part);
+    }
+  }
+  if (settings.value("stage", Json(stage)) != stage) {
+    throw Error(fmt::format("stage is {}, but mode engine{} was asked for",
+                            settings["stage"].dump(), stage));
+  }
+  settings["stage"] = stage;
+  const EngineConfig config = engine_config(settings.dump());
+  if (config.accumulation_steps != 1 || config.clip_norm != 0) {
+    throw Error(
+        "accumulation_steps and clip_norm are for zero::Engine; a mode has one micro-batch "
+        "and clips where its trainer does");
+  }
+  return config.overlap;
 }
 
 ReadConfig engine_config_from_deepspeed(const std::string& json) {

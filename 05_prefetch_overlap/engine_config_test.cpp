@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <zero/error.hpp>
+#include <zero/report/test_folder.hpp>
 
 namespace zero {
 namespace {
@@ -27,6 +29,38 @@ std::string refused(const std::string& json) {
 }
 std::string refused_deepspeed(const std::string& json) {
   return error_of([&] { engine_config_from_deepspeed(json); });
+}
+
+TEST(EngineConfig, OfACommandLine) {
+  const OverlapOptions options =
+      overlap_options(3, "lookahead=2:bucket_mib=0.5:whole_below=hybrid");
+  EXPECT_EQ(options.stage, 3);
+  EXPECT_EQ(options.lookahead, 2);
+  EXPECT_EQ(options.bucket_bytes, 512 << 10);
+  EXPECT_EQ(options.whole_below, kHybridThreshold);
+  EXPECT_EQ(overlap_options(3, "lookahead=auto").lookahead, kAutoLookahead);
+  EXPECT_EQ(overlap_options(1, "in_flight_mib=1").stage, 1);
+  const auto refused = [](const std::string& text) {
+    return error_of([&] { overlap_options(2, text); });
+  };
+  EXPECT_THAT(refused("lookahaed=2"), HasSubstr("did you mean 'lookahead'?"));
+  EXPECT_THAT(refused("lookahead=two"), HasSubstr("lookahead is \"two\""));
+  EXPECT_THAT(refused("bucket_mib=5:fast"), HasSubstr("'fast' is no setting"));
+  EXPECT_THAT(refused("bucket_mib="), HasSubstr("bucket_mib is \"\""));
+  EXPECT_THAT(refused("stage=3"), HasSubstr("mode engine2 was asked for"));
+  EXPECT_THAT(refused("clip_norm=1"), HasSubstr("for zero::Engine"));
+  EXPECT_THAT(refused("config=/not/there"), HasSubstr("/not/there cannot be read"));
+}
+
+TEST(EngineConfig, OfACommandLineBeginsWithAFile) {
+  const report::TestFolder folder;
+  const std::string file = (folder / "engine.json").string();
+  std::ofstream(file) << R"({"stage": 3, "lookahead": 4, "bucket_mib": 5})";
+  const OverlapOptions options = overlap_options(3, "config=" + file + ":lookahead=2");
+  EXPECT_EQ(options.bucket_bytes, 5 << 20);
+  EXPECT_EQ(options.lookahead, 2);
+  EXPECT_THAT(error_of([&] { overlap_options(2, "config=" + file); }),
+              HasSubstr("stage is 3, but mode engine2 was asked for"));
 }
 
 TEST(EngineConfig, ReadsEveryKey) {

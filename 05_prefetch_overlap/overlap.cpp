@@ -146,6 +146,8 @@ void Overlap::pre_backward(nn::Unit& unit) {
   for (const std::size_t over : turns_.leave_for(u)) end_turn(over);
   turns_.enter(u);
   use(u, backward_, backward_clock_);
+  // Gradient shards have grown by as much as a pass needs in buffers: the last unit needs few.
+  if (backward_.at_end()) pool_.clear();
 }
 
 void Overlap::end_turn(std::size_t unit) {

@@ -192,6 +192,34 @@ TEST(Overlap, HoldsTheUnitsAheadAndNoMore) {
   });
 }
 
+// Parameters, gradients and optimizer states together, as the allocator has them: a unit that runs
+// and one ahead, gradients that are filled and that are under way, while two units' shards of
+// gradients are still to come.
+TEST(Overlap, HoldsItsShardsTheRootAndFourUnitsLessTwoShards) {
+  on_ranks(2, [](dist::Communicator& communicator) {
+    Medium toy;
+    OverlapOptions options;
+    options.in_flight_bytes = 1;  // this toy is smaller than the default
+    Overlap strategy({*toy.model, communicator, optim::adamw(), &toy.values, ""}, options);
+    train::Trainer trainer(strategy);
+    trainer.step({toy.batch(communicator.rank(), 0)});
+    const std::int64_t rest = memory::snapshot().model_states();
+    EXPECT_EQ(rest, strategy.predicted_bytes().total());
+    std::int64_t largest = 0;
+    for (const Bucket& bucket : strategy.buckets()) {
+      largest = std::max(largest, bucket.full_bytes());
+    }
+    const auto& buckets = strategy.buckets();  // the root, then layer after layer
+    const std::int64_t root = buckets.front().full_bytes();
+    const std::int64_t to_come = buckets[1].shard_bytes() + buckets[2].shard_bytes();
+    memory::reset_peaks();
+    trainer.step({toy.batch(communicator.rank(), 1)});
+    const std::int64_t beside = memory::snapshot().states_peak - rest;
+    EXPECT_LE(beside, 4 * largest + 2 * root - to_come);
+    EXPECT_GT(beside, 2 * largest);
+  });
+}
+
 TEST(Overlap, KnowsTheOrderAfterOneStepAndCopesWithAnother) {
   on_ranks(2, [](dist::Communicator& communicator) {
     Toy toy;

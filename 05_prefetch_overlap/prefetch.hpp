@@ -36,6 +36,8 @@ class Prefetch {
 
   /// Whether an order is expected.
   bool known() const { return !order_.empty(); }
+  /// Whether the unit that runs now is, as expected, the last of its pass.
+  bool at_end() const { return known() && !lost_ && seen_.size() == order_.size(); }
   /// Whether this pass ran otherwise than expected.
   bool lost() const { return lost_; }
   const std::vector<std::size_t>& order() const { return order_; }

@@ -29,6 +29,19 @@ TEST(Prefetch, WatchesThePassThatIsKeptAndSaysNothingMeanwhile) {
   EXPECT_THAT(prefetch.order(), ElementsAre(0, 2));
 }
 
+TEST(Prefetch, KnowsTheLastUnitOfAPass) {
+  Prefetch prefetch(1);
+  run(prefetch, {0, 1, 2});
+  EXPECT_FALSE(prefetch.at_end());  // another may follow
+  prefetch.keep();
+  run(prefetch, {0, 1});
+  EXPECT_FALSE(prefetch.at_end());
+  prefetch.use(2);
+  EXPECT_TRUE(prefetch.at_end());
+  run(prefetch, {0, 2, 1});
+  EXPECT_FALSE(prefetch.at_end());  // who knows what such a pass still does
+}
+
 TEST(Prefetch, NamesTheUnitsThatFollow) {
   Prefetch prefetch(2);
   run(prefetch, {0, 1, 2, 3});

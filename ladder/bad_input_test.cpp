@@ -33,6 +33,9 @@ INSTANTIATE_TEST_SUITE_P(
     All, BadArguments,
     ::testing::Values(
         BadInput{"Mode", "--model tiny --modes ddp,zer1", {"'zer1'; did you mean 'zero1'?"}},
+        BadInput{"EngineSetting",
+                 "--model tiny --modes engine3:lookahaed=2",
+                 {"did you mean 'lookahead'?"}},
         BadInput{"Variant", "--model tiny --modes zero1:naiv", {"did you mean 'zero1:naive'?"}},
         BadInput{"Model",
                  "--model smollm2-350m",

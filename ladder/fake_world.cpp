@@ -127,7 +127,7 @@ void train(train::Strategy& strategy, const Samples& samples, const std::string&
   std::vector<double> seconds, source_seconds;
   for (std::int64_t s = 0; s < options.steps; ++s) {
     const data::Batch batch = samples.dataset->batch(sampler.next());
-    if (!options.trace.empty() && s + 1 == options.steps) trace.emplace();
+    if (!options.trace.empty() && s + 1 == options.steps) trace.emplace(&communicator);
     memory::reset_peaks();
     const dist::Traffic before = communicator.traffic();
     const train::StepResult step = trainer.step({batch});

@@ -178,7 +178,7 @@ std::string inspect_weights(const Options& options) {
   one.world_size = 1;
   const auto exits = dist::fork_processes(one, [&](int) -> std::string {
     try {
-      return "+" + describe_weights(options);
+      return fmt::format("+{}", describe_weights(options));
     } catch (const Error& error) {
       return std::string("-") + error.what();
     }

@@ -225,7 +225,7 @@ std::string Options::model_name() const {
 
 std::string Options::trace_file(const std::string& mode, int rank) const {
   std::string name = mode;
-  std::replace(name.begin(), name.end(), ':', '-');
+  for (const char c : {':', '/', '='}) std::replace(name.begin(), name.end(), c, '-');
   std::filesystem::path path = trace;
   path.replace_filename(fmt::format("{}.{}.rank{}.json", path.stem().string(), name, rank));
   return path.string();

@@ -67,6 +67,7 @@ class Meter {
     row.total_mib = mib(steady_.total - base_);
     row.other_mib = row.total_mib - mib(steady_.model_states());
     row.peak_mib = mib(steady_.total_peak - base_);
+    row.peak_states_mib = mib(steady_.states_peak);
     row.resident_growth_mib = mib(resident_ - resident_base_);
     row.high_water_mib = mib(memory::resident_set_peak_bytes());
     row.sent_gradient_bytes = traffic_.bytes(dist::Purpose::kGradient);
@@ -76,6 +77,7 @@ class Meter {
     row.forward_seconds = median_of(&train::PhaseSeconds::forward);
     row.backward_seconds = median_of(&train::PhaseSeconds::backward);
     row.communication_seconds = median_of(&train::PhaseSeconds::communication);
+    row.under_way_seconds = median_of(&train::PhaseSeconds::under_way);
     row.optimizer_seconds = median_of(&train::PhaseSeconds::optimizer);
   }
 
@@ -173,7 +175,7 @@ void train_steps(train::Strategy& strategy, data::DistributedSampler& sampler,
     const data::Batch batch = beside(strategy.model(), samples.dataset->batch(sampler.next()));
     if (result.losses.empty()) result.batch_digest = digest_of(batch.inputs);
     const bool last = sampler.step() == options.steps;
-    if (extras.traces && last) trace.emplace();
+    if (extras.traces && last) trace.emplace(&communicator);
     const bool films = extras.films && last && communicator.rank() == 0;
     // A film is to show a step, and not how long rank 0 waited for the others to begin it.
     if (extras.films && last) communicator.barrier();

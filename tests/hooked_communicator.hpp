@@ -24,6 +24,7 @@ class HookedCommunicator final : public dist::Communicator {
         hook_(std::move(hook)) {}
 
   std::string transport() const override { return inner_.transport(); }
+  void settle() override { inner_.settle(); }
   std::vector<std::string> exchange(const std::string& text) override {
     return inner_.exchange(text);
   }

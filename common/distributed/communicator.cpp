@@ -15,56 +15,6 @@ namespace zero::dist {
 
 using Clock = std::chrono::steady_clock;
 
-std::string_view name(Purpose purpose) {
-  constexpr std::array<std::string_view, kPurposes> kNames = {"gradient", "parameter", "control",
-                                                              "setup"};
-  return kNames.at(static_cast<std::size_t>(purpose));
-}
-
-std::string_view name(Operation operation) {
-  constexpr std::array<std::string_view, kOperations> kNames = {
-      "broadcast",  "reduce", "all_reduce", "reduce_scatter", "all_gather",
-      "all_to_all", "send",   "recv",       "barrier"};
-  return kNames.at(static_cast<std::size_t>(operation));
-}
-
-Traffic::Entry& Traffic::at(Operation operation, Purpose purpose) {
-  return entries[static_cast<std::size_t>(operation)][static_cast<std::size_t>(purpose)];
-}
-
-const Traffic::Entry& Traffic::at(Operation operation, Purpose purpose) const {
-  return entries[static_cast<std::size_t>(operation)][static_cast<std::size_t>(purpose)];
-}
-
-std::int64_t Traffic::bytes(Purpose purpose) const {
-  std::int64_t sum = 0;
-  for (const auto& row : entries) sum += row[static_cast<std::size_t>(purpose)].bytes;
-  return sum;
-}
-
-std::int64_t Traffic::calls(Purpose purpose) const {
-  std::int64_t sum = 0;
-  for (const auto& row : entries) sum += row[static_cast<std::size_t>(purpose)].calls;
-  return sum;
-}
-
-std::int64_t Traffic::bytes() const {
-  std::int64_t sum = 0;
-  for (std::size_t p = 0; p < kPurposes; ++p) sum += bytes(static_cast<Purpose>(p));
-  return sum;
-}
-
-Traffic Traffic::since(const Traffic& earlier) const {
-  Traffic difference = *this;
-  for (std::size_t o = 0; o < kOperations; ++o) {
-    for (std::size_t p = 0; p < kPurposes; ++p) {
-      difference.entries[o][p].bytes -= earlier.entries[o][p].bytes;
-      difference.entries[o][p].calls -= earlier.entries[o][p].calls;
-    }
-  }
-  return difference;
-}
-
 Pending& Pending::operator=(Pending&& other) noexcept {
   std::swap(work_, other.work_);
   return *this;
@@ -83,28 +33,32 @@ void Pending::wait() {
   work->wait();
 }
 
-/// Adds the time spent waiting to the communicator's account.
+/// Tells the communicator how long the operation was under way, and how long was waited for it.
 class TimedWork final : public Pending::Work {
  public:
-  TimedWork(std::unique_ptr<Pending::Work> work, double& seconds)
-      : work_(std::move(work)), seconds_(seconds) {}
+  TimedWork(std::unique_ptr<Pending::Work> work, Communicator& communicator,
+            const Communicator::Call& call, Clock::time_point started)
+      : work_(std::move(work)), communicator_(communicator), call_(call), started_(started) {}
 
   void wait() override {
-    const auto started = Clock::now();
+    const auto waited_from = Clock::now();
     work_->wait();
-    seconds_ += std::chrono::duration<double>(Clock::now() - started).count();
+    communicator_.note_exposed("wait", &call_, waited_from);
+    communicator_.note_complete(call_, started_);
   }
 
  private:
   std::unique_ptr<Pending::Work> work_;
-  double& seconds_;
+  Communicator& communicator_;
+  Communicator::Call call_;
+  Clock::time_point started_;
 };
 
 Pending Communicator::broadcast(at::Tensor tensor, int root, Purpose purpose) {
   const auto started = Clock::now();
   check_rank(Operation::kBroadcast, root);
   const Call call = begin(Operation::kBroadcast, purpose, tensor, root);
-  return finish(do_broadcast(call, std::move(tensor), root), started);
+  return finish(call, do_broadcast(call, std::move(tensor), root), started);
 }
 
 Pending Communicator::reduce(at::Tensor tensor, int root, Purpose purpose, ReduceOp op) {
@@ -115,7 +69,7 @@ Pending Communicator::reduce(at::Tensor tensor, int root, Purpose purpose, Reduc
   const Call call = begin(Operation::kReduce, purpose, wide, root);
   WorkPtr work = do_reduce(call, wide, root, op);
   // Only the root's changes.
-  return finish(rank_ == root ? narrowing(std::move(work), wide, tensor) : std::move(work),
+  return finish(call, rank_ == root ? narrowing(std::move(work), wide, tensor) : std::move(work),
                 started);
 }
 
@@ -124,7 +78,7 @@ Pending Communicator::all_reduce(at::Tensor tensor, Purpose purpose, ReduceOp op
   check_tensor(Operation::kAllReduce, tensor);
   const at::Tensor wide = widened(tensor);
   const Call call = begin(Operation::kAllReduce, purpose, wide, /*peer=*/-1);
-  return finish(narrowing(do_all_reduce(call, wide, op), wide, tensor), started);
+  return finish(call, narrowing(do_all_reduce(call, wide, op), wide, tensor), started);
 }
 
 Pending Communicator::reduce_scatter(at::Tensor output, at::Tensor input, Purpose purpose,
@@ -145,7 +99,8 @@ Pending Communicator::reduce_scatter(at::Tensor output, at::Tensor input, Purpos
       widens(input.scalar_type()) ? wide.flatten().narrow(0, rank_ * output.numel(), output.numel())
                                   : output;
   const Call call = begin(Operation::kReduceScatter, purpose, wide, /*peer=*/-1);
-  return finish(narrowing(do_reduce_scatter(call, wide_output, wide, op), wide_output, output),
+  return finish(call,
+                narrowing(do_reduce_scatter(call, wide_output, wide, op), wide_output, output),
                 started);
 }
 
@@ -159,7 +114,7 @@ Pending Communicator::all_gather(at::Tensor output, at::Tensor input, Purpose pu
         input.numel(), c10::toString(input.scalar_type())));
   }
   const Call call = begin(Operation::kAllGather, purpose, input, /*peer=*/-1);
-  return finish(do_all_gather(call, std::move(output), std::move(input)), started);
+  return finish(call, do_all_gather(call, std::move(output), std::move(input)), started);
 }
 
 Pending Communicator::all_to_all(at::Tensor output, at::Tensor input, Purpose purpose) {
@@ -173,7 +128,7 @@ Pending Communicator::all_to_all(at::Tensor output, at::Tensor input, Purpose pu
         input.numel(), output.numel(), size_));
   }
   const Call call = begin(Operation::kAllToAll, purpose, input, /*peer=*/-1);
-  return finish(do_all_to_all(call, std::move(output), std::move(input)), started);
+  return finish(call, do_all_to_all(call, std::move(output), std::move(input)), started);
 }
 
 Pending Communicator::send(at::Tensor tensor, int destination, Purpose purpose, int tag) {
@@ -182,7 +137,7 @@ Pending Communicator::send(at::Tensor tensor, int destination, Purpose purpose, 
   check_tensor(Operation::kSend, tensor);
   ++traffic_.at(Operation::kSend, purpose).calls;
   const Call call{Operation::kSend, purpose, 0, static_cast<std::int64_t>(tensor.nbytes())};
-  return finish(do_send(call, std::move(tensor), destination, tag), started);
+  return finish(call, do_send(call, std::move(tensor), destination, tag), started);
 }
 
 Pending Communicator::recv(at::Tensor tensor, int source, Purpose purpose, int tag) {
@@ -191,7 +146,7 @@ Pending Communicator::recv(at::Tensor tensor, int source, Purpose purpose, int t
   check_tensor(Operation::kRecv, tensor);
   ++traffic_.at(Operation::kRecv, purpose).calls;
   const Call call{Operation::kRecv, purpose, 0, static_cast<std::int64_t>(tensor.nbytes())};
-  return finish(do_recv(call, std::move(tensor), source, tag), started);
+  return finish(call, do_recv(call, std::move(tensor), source, tag), started);
 }
 
 void Communicator::barrier() {
@@ -200,7 +155,7 @@ void Communicator::barrier() {
   at::Tensor flag = at::ones({size_}, at::kByte);
   at::Tensor mine = flag.narrow(0, rank_, 1);
   const Call call = begin(Operation::kBarrier, Purpose::kControl, mine, /*peer=*/-1);
-  finish(do_all_gather(call, flag, mine), started).wait();
+  finish(call, do_all_gather(call, flag, mine), started).wait();
 }
 
 namespace {
@@ -256,13 +211,45 @@ Communicator::Call Communicator::begin(Operation operation, Purpose purpose,
 void Communicator::advance() {
   const auto started = Clock::now();
   do_advance();
-  exposed_seconds_ += std::chrono::duration<double>(Clock::now() - started).count();
+  note_exposed("advance", nullptr, started);
 }
 
-Pending Communicator::finish(WorkPtr work, Clock::time_point started) {
-  exposed_seconds_ += std::chrono::duration<double>(Clock::now() - started).count();
+Pending Communicator::finish(const Call& call, WorkPtr work, Clock::time_point started) {
+  note_exposed("start", &call, started);
   if (work == nullptr) return Pending();
-  return Pending(std::make_unique<TimedWork>(std::move(work), exposed_seconds_));
+  if (under_way_++ == 0) under_way_since_ = started;
+  return Pending(std::make_unique<TimedWork>(std::move(work), *this, call, started));
+}
+
+double Communicator::under_way_seconds() const {
+  if (under_way_ == 0) return under_way_seconds_;
+  return under_way_seconds_ +
+         std::chrono::duration<double>(Clock::now() - under_way_since_).count();
+}
+
+std::string Communicator::title(const Call& call) {
+  return fmt::format("{} {}", name(call.operation), name(call.purpose));
+}
+
+void Communicator::note_exposed(const char* what, const Call* call, Clock::time_point from) {
+  const auto now = Clock::now();
+  exposed_seconds_ += std::chrono::duration<double>(now - from).count();
+  if (activities_ == nullptr) return;
+  if (call == nullptr) {
+    activities_->push_back({Activity::Kind::kExposed, what, 0, from, now});
+  } else {
+    activities_->push_back({Activity::Kind::kExposed, fmt::format("{} {}", what, title(*call)),
+                            call->bytes, from, now});
+  }
+}
+
+void Communicator::note_complete(const Call& call, Clock::time_point started) {
+  const auto now = Clock::now();
+  if (--under_way_ == 0) {
+    under_way_seconds_ += std::chrono::duration<double>(now - under_way_since_).count();
+  }
+  if (activities_ == nullptr) return;
+  activities_->push_back({Activity::Kind::kUnderWay, title(call), call.bytes, started, now});
 }
 
 void Communicator::check_tensor(Operation operation, const at::Tensor& tensor) const {

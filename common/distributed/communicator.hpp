@@ -81,6 +81,21 @@ struct Traffic {
   Traffic since(const Traffic& earlier) const;
 };
 
+/// A stretch of time in which a communicator was at work on this rank, for traces.
+struct Activity {
+  enum class Kind : std::uint8_t {
+    kUnderWay,  ///< a collective, from its start to the return of its wait()
+    kExposed,   ///< the calling thread in the start of one, in wait(), or in advance()
+  };
+  using TimePoint = std::chrono::steady_clock::time_point;
+
+  Kind kind;
+  std::string name;    ///< "all_gather parameter", "wait all_gather parameter", "advance"
+  std::int64_t bytes;  ///< of the tensor
+  TimePoint begin;
+  TimePoint end;
+};
+
 /// A collective that has been started. It must be waited on: only wait() makes the result visible,
 /// and parts of the work (the sums) are done inside it. Move-only. Destroying a handle that nobody
 /// waited on ends the process, unless an exception is already on its way.
@@ -166,6 +181,11 @@ class Communicator {
   /// host copy from each other inside wait() and advance(); Gloo and NCCL have threads and streams.
   void advance();
 
+  /// Blocks until all that was waited for is complete on the device too, or throws zero::Error as
+  /// wait() does. On a GPU wait() only orders what comes after; before the host reads something,
+  /// ask here, or it may block for ever on a rank that is gone. Elsewhere there is nothing to do.
+  virtual void settle() {}
+
   /// Blocks until every rank has given its text; returns them in rank order. For start-up checks:
   /// slow, through the store. Throws zero::Error that names the ranks that did not come in time.
   virtual std::vector<std::string> exchange(const std::string& text) = 0;
@@ -192,6 +212,15 @@ class Communicator {
   /// Seconds this rank has spent inside wait() of any handle, in advance(), and starting
   /// operations: communication that was not hidden behind anything.
   double exposed_seconds() const { return exposed_seconds_; }
+
+  /// Seconds in which at least one operation of this rank was under way: started, and its wait()
+  /// not yet over. Without what was exposed it is what could be hidden behind something else; how
+  /// much moved in that time is for the transport to say.
+  double under_way_seconds() const;
+
+  /// From now on adds what this rank does to `activities`, which must outlive it or the next call;
+  /// null ends it. Operations that are under way at that moment are added when they end.
+  void record(std::vector<Activity>* activities) { activities_ = activities; }
 
   /// The training step, for error messages.
   void set_step(std::int64_t step) { step_ = step; }
@@ -234,7 +263,10 @@ class Communicator {
 
  private:
   Call begin(Operation operation, Purpose purpose, const at::Tensor& tensor, int peer);
-  Pending finish(WorkPtr work, std::chrono::steady_clock::time_point started);
+  Pending finish(const Call& call, WorkPtr work, Activity::TimePoint started);
+  static std::string title(const Call& call);
+  void note_exposed(const char* what, const Call* call, Activity::TimePoint from);
+  void note_complete(const Call& call, Activity::TimePoint started);
   void check_tensor(Operation operation, const at::Tensor& tensor) const;
   void check_rank(Operation operation, int peer) const;
   bool widens(at::ScalarType dtype) const;
@@ -249,6 +281,10 @@ class Communicator {
   std::int64_t step_ = -1;
   Traffic traffic_;
   double exposed_seconds_ = 0.0;
+  double under_way_seconds_ = 0.0;
+  int under_way_ = 0;  // operations
+  Activity::TimePoint under_way_since_;
+  std::vector<Activity>* activities_ = nullptr;
 };
 
 /// First element of piece `rank` when `elements` are cut into `size` pieces whose lengths differ by

@@ -11,15 +11,16 @@
 namespace zero::dist {
 
 /// Sends outgoing[p] to rank p and receives incoming[p] from it, for all ranks at once; tensors of
-/// 0 elements are not sent. Blocks until the incoming ones may be read.
+/// 0 elements are not sent. When it returns the incoming ones may be read: on a GPU by what the
+/// current stream is given next.
 using Exchange =
     std::function<void(std::vector<at::Tensor> incoming, std::vector<at::Tensor> outgoing)>;
 
 /// pairwise_reduce() of pairwise.hpp by group exchanges: pieces[p] (flat, of any length that is the
 /// same on all ranks, on any device) goes to rank p, who adds up in rank order, divides by
 /// `divisor` and keeps the result in `output`, which may be pieces[rank]. With `gather` the results
-/// come back into `pieces`. All ranks make the same number of exchanges. Blocks. Scratch: at most
-/// kScratchBytes.
+/// come back into `pieces`. All ranks make the same number of exchanges. Blocks as `exchange` does.
+/// Scratch: at most kScratchBytes.
 void grouped_reduce(const std::vector<at::Tensor>& pieces, const at::Tensor& output, int rank,
                     int divisor, bool gather, const Exchange& exchange);
 

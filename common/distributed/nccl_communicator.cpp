@@ -1,9 +1,11 @@
 #include "zero/distributed/nccl_communicator.hpp"
 
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <fmt/format.h>
 
 #include <cstdlib>
+#include <exception>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 #include <utility>
@@ -16,54 +18,34 @@ namespace {
 
 NcclGroup make_nccl_group(const StorePtr& store, int rank, int size,
                           std::chrono::milliseconds timeout) {
-  // With this a lost peer or a time limit is an exception of wait(). Without, c10d's watchdog
-  // thread ends the process, and nobody learns which operation it was.
-  ::setenv("TORCH_NCCL_BLOCKING_WAIT", "1", /*overwrite=*/0);
+  // When a peer is gone or the time limit has passed, c10d's watchdog thread ends NCCL's kernels,
+  // so that no stream and no host waits for ever, but leaves the process alone: which operation it
+  // was is for an exception to say.
+  ::setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2", /*overwrite=*/0);
+  ::setenv("TORCH_NCCL_DUMP_ON_TIMEOUT", "0", /*overwrite=*/0);
   auto options = c10d::ProcessGroupNCCL::Options::create();
   options->timeout = timeout;
   return c10::make_intrusive<c10d::ProcessGroupNCCL>(
       c10::make_intrusive<c10d::PrefixStore>("nccl", store), rank, size, options);
 }
 
+// Through LibTorch's tables of what a device can do, so that CUDA's runtime need not be linked.
+c10::Stream new_stream(int device) {
+  const c10::impl::VirtualGuardImpl gpus(c10::DeviceType::CUDA);
+  return gpus.getStreamFromGlobalPool({c10::kCUDA, static_cast<c10::DeviceIndex>(device)},
+                                      /*isHighPriority=*/true);
+}
+
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
-
-// One of NCCL's operations, then what remains to be done with its result.
-class NcclWork final : public Pending::Work {
- public:
-  NcclWork(c10::intrusive_ptr<c10d::Work> work, std::string what, std::chrono::milliseconds timeout,
-           std::shared_ptr<bool> failed, std::function<void()> after)
-      : work_(std::move(work)),
-        what_(std::move(what)),
-        timeout_(timeout),
-        failed_(std::move(failed)),
-        after_(std::move(after)) {}
-
-  void wait() override {
-    try {
-      work_->wait(timeout_);
-    } catch (const std::exception& error) {
-      *failed_ = true;
-      throw Error(
-          fmt::format("{}: not complete within {} s, or a rank is gone; another rank ended, is "
-                      "stopped, or is in another collective ({})",
-                      what_, timeout_.count() / 1000.0, first_line(error.what())));
-    }
-    if (after_) after_();
-  }
-
- private:
-  c10::intrusive_ptr<c10d::Work> work_;
-  std::string what_;
-  std::chrono::milliseconds timeout_;
-  std::shared_ptr<bool> failed_;
-  std::function<void()> after_;
-};
 
 }  // namespace
 
 NcclCommunicator::NcclCommunicator(StoreExchange store, GroupPtr group, int rank, int size,
                                    int device, const ConnectOptions& options)
-    : GlooCommunicator(store, std::move(group), rank, size, options), device_(device) {
+    : GlooCommunicator(store, std::move(group), rank, size, options),
+      device_(device),
+      gradients_(new_stream(device)),
+      others_(new_stream(device)) {
   // NCCL takes the GPU of the tensors; allocations without an index follow the current one.
   c10::cuda::set_device(static_cast<c10::DeviceIndex>(device));
   if (size > 1) nccl_ = make_nccl_group(store.store(), rank, size, options.timeout);
@@ -72,7 +54,7 @@ NcclCommunicator::NcclCommunicator(StoreExchange store, GroupPtr group, int rank
 NcclCommunicator::~NcclCommunicator() {
   if (!nccl_) return;
   try {
-    if (*failed_ || std::uncaught_exceptions() > 0) {
+    if (failed_ || std::uncaught_exceptions() > 0) {
       nccl_->abort();
     } else {
       nccl_->shutdown();
@@ -99,32 +81,28 @@ void NcclCommunicator::check_gpu(const at::Tensor& tensor) const {
       fmt::format("this rank works on GPU {}; a tensor is on {}", device_, tensor.device().str()));
 }
 
-Communicator::WorkPtr NcclCommunicator::start(
-    const Call& call, const std::function<C10dWork(c10d::Backend&)>& operation,
-    std::function<void()> after) {
-  const std::string what = describe(call);
-  try {
-    return std::make_unique<NcclWork>(operation(*nccl_), what, options().timeout, failed_,
-                                      std::move(after));
-  } catch (const std::exception& error) {
-    *failed_ = true;
-    throw Error(fmt::format("{}: NCCL could not start it: {}", what, first_line(error.what())));
-  }
+Communicator::WorkPtr NcclCommunicator::start(const Call& call, const NcclOperation& operation,
+                                              const std::function<void()>& after) {
+  return fly(call, [&](Flight& flight) {
+    launch(flight, operation);
+    if (after) after();
+  });
 }
 
 Communicator::WorkPtr NcclCommunicator::in_rank_order(const Call& call,
                                                       const std::vector<at::Tensor>& pieces,
                                                       const at::Tensor& output, ReduceOp op,
                                                       bool gather) {
-  const Exchange exchange = [&](std::vector<at::Tensor> incoming,
-                                std::vector<at::Tensor> outgoing) {
-    for (const at::Tensor& tensor : outgoing) {
-      count(call, static_cast<std::int64_t>(tensor.nbytes()));
-    }
-    start(call, [&](c10d::Backend& nccl) { return nccl.alltoall(incoming, outgoing); })->wait();
-  };
-  grouped_reduce(pieces, output, rank(), divisor(op), gather, exchange);
-  return nullptr;
+  return fly(call, [&](Flight& flight) {
+    const Exchange exchange = [&](std::vector<at::Tensor> incoming,
+                                  std::vector<at::Tensor> outgoing) {
+      for (const at::Tensor& tensor : outgoing) {
+        count(call, static_cast<std::int64_t>(tensor.nbytes()));
+      }
+      launch(flight, [&](c10d::Backend& nccl) { return nccl.alltoall(incoming, outgoing); });
+    };
+    grouped_reduce(pieces, output, rank(), divisor(op), gather, exchange);
+  });
 }
 
 // CPU tensors take the base class's way. With one rank every operation is the identity.

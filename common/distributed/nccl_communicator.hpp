@@ -2,6 +2,10 @@
 
 // Private to common/distributed, and to the library zero::cuda.
 
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+
+#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
@@ -14,7 +18,23 @@ namespace zero::dist {
 
 using NcclGroup = c10::intrusive_ptr<c10d::Backend>;
 
+/// A collective on a GPU, from its start until it is seen to be complete. Its buffers belong to it
+/// until it was waited for: from then on the stream that waited comes after `done`, and so does
+/// whatever that stream does next with their memory. Nothing more is needed to free or reuse them.
+/// (record_stream() would keep the memory until the host happens to look, and peaks would depend on
+/// timing.)
+struct Flight {
+  std::string what;  ///< for error messages
+  c10::Event done{c10::DeviceType::CUDA};
+  std::vector<c10::intrusive_ptr<c10d::Work>> works;  ///< NCCL's operations, which notice errors
+  bool waited_for = false;
+};
+
 /// CUDA tensors over NCCL, CPU tensors over Gloo. See enable_nccl() of nccl.hpp.
+///
+/// Gradients travel on one stream, everything else on another, beside the stream that computes. The
+/// host waits for none of them: a collective begins after what the calling thread's stream was
+/// given before, and wait() makes that stream come after the collective.
 class NcclCommunicator final : public GlooCommunicator {
  public:
   /// Called by all ranks. Makes GPU `device` the current one of this thread; NCCL itself connects
@@ -25,6 +45,7 @@ class NcclCommunicator final : public GlooCommunicator {
   ~NcclCommunicator() override;
 
   std::string transport() const override;
+  void settle() override;
 
  protected:
   WorkPtr do_broadcast(const Call&, at::Tensor tensor, int root) override;
@@ -42,9 +63,21 @@ class NcclCommunicator final : public GlooCommunicator {
  private:
   using C10dWork = c10::intrusive_ptr<c10d::Work>;
 
-  /// Starts one of NCCL's operations; `after` runs when it is complete.
-  WorkPtr start(const Call& call, const std::function<C10dWork(c10d::Backend&)>& operation,
-                std::function<void()> after = {});
+  class FlightWork;
+  using NcclOperation = std::function<C10dWork(c10d::Backend&)>;
+
+  /// Runs `body`, which calls launch() and tensor operations, on the stream for this call.
+  WorkPtr fly(const Call& call, const std::function<void(Flight&)>& body);
+  /// One of NCCL's operations within fly(): what the stream is given next comes after it.
+  void launch(Flight& flight, const NcclOperation& operation);
+  /// Both, for a collective that is one operation; `after` is what is done with its result.
+  WorkPtr start(const Call& call, const NcclOperation& operation,
+                const std::function<void()>& after = {});
+  c10::Stream current_stream() const;
+  void forget_completed();
+  void check(const Flight& flight);
+  /// Ends NCCL's operations, so that nobody waits for ever, and throws.
+  [[noreturn]] void fail(const Flight& flight, const std::string& cause);
   WorkPtr in_rank_order(const Call& call, const std::vector<at::Tensor>& pieces,
                         const at::Tensor& output, ReduceOp op, bool gather);
   int divisor(ReduceOp op) const { return op == ReduceOp::kAverage ? size() : 1; }
@@ -53,7 +86,10 @@ class NcclCommunicator final : public GlooCommunicator {
 
   int device_;
   NcclGroup nccl_;
-  std::shared_ptr<bool> failed_ = std::make_shared<bool>(false);  // known to the works as well
+  c10::Stream gradients_;
+  c10::Stream others_;
+  std::deque<std::shared_ptr<Flight>> flights_;  // not yet seen to be complete, oldest first
+  bool failed_ = false;
 };
 
 }  // namespace zero::dist

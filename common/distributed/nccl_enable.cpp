@@ -32,7 +32,8 @@ std::string identity(int device) {
 void agree_on_gpus(StoreExchange& store, int device) {
   const std::string problem = gpu_problem(device);
   // The first character says which of the two it is.
-  const auto all = store.exchange(problem.empty() ? "+" + identity(device) : "-" + problem);
+  const auto all = store.exchange(problem.empty() ? fmt::format("+{}", identity(device))
+                                                  : fmt::format("-{}", problem));
   std::map<std::string, std::size_t> users;
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     const std::string said = all[rank].substr(1);

@@ -38,13 +38,19 @@ std::unordered_map<const void*, Header>& device_headers() {
   return *headers;
 }
 
+// Caller holds the mutex.
+void raise_peaks(std::size_t category) {
+  counts.peak[category] = std::max(counts.peak[category], counts.current[category]);
+  counts.total_peak = std::max(counts.total_peak, counts.total);
+  counts.states_peak = std::max(counts.states_peak, counts.model_states());
+}
+
 void add(Category category, std::int64_t bytes) {
   const std::lock_guard lock(mutex);
   const auto i = static_cast<std::size_t>(category);
   counts.current[i] += bytes;
   counts.total += bytes;
-  counts.peak[i] = std::max(counts.peak[i], counts.current[i]);
-  counts.total_peak = std::max(counts.total_peak, counts.total);
+  raise_peaks(i);
   if (bytes > 0) ++counts.allocations;
   detail::record(counts);
 }
@@ -135,6 +141,7 @@ void reset_peaks() {
   const std::lock_guard lock(mutex);
   counts.peak = counts.current;
   counts.total_peak = counts.total;
+  counts.states_peak = counts.model_states();
 }
 
 void device_block_allocated(const void* address, std::size_t bytes) {
@@ -169,7 +176,7 @@ void recharge(const at::Tensor& tensor, Category category) {
   const auto to = static_cast<std::size_t>(category);
   counts.current[static_cast<std::size_t>(header->category)] -= bytes;
   counts.current[to] += bytes;
-  counts.peak[to] = std::max(counts.peak[to], counts.current[to]);
+  raise_peaks(to);
   header->category = category;
   detail::record(counts);
 }

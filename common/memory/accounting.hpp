@@ -35,6 +35,7 @@ struct Snapshot {
   std::array<std::int64_t, kCategories> peak{};     ///< each category's own peak
   std::int64_t total = 0;                           ///< live bytes, the sum of `current`
   std::int64_t total_peak = 0;   ///< peak of the total (not the sum of the categories' peaks)
+  std::int64_t states_peak = 0;  ///< peak of model_states()
   std::int64_t allocations = 0;  ///< blocks handed out since the process began
 
   std::int64_t operator[](Category c) const { return current[static_cast<std::size_t>(c)]; }

@@ -55,6 +55,30 @@ TEST(Accounting, PeaksAreOfTheTotalAndStartAnew) {
   EXPECT_EQ(snapshot().total_peak, before);
 }
 
+TEST(Accounting, ModelStatesHaveAPeakOfTheirOwn) {
+  reset_peaks();
+  const std::int64_t before = snapshot().states_peak;
+  EXPECT_EQ(before, snapshot().model_states());
+  const auto charged = [](Category category, std::int64_t floats) {
+    const Charge charge(category);
+    return at::empty({floats});
+  };
+  {
+    const at::Tensor parameters = charged(Category::kParameters, 100);
+    charged(Category::kGradients, 50);  // gone before the next are there
+    const at::Tensor moments = charged(Category::kOptimizer, 20);
+    charged(Category::kActivations, 1000);
+    EXPECT_EQ(snapshot().states_peak - before, 600);
+    const at::Tensor gradient = charged(Category::kActivations, 40);
+    EXPECT_EQ(snapshot().states_peak - before, 600);
+    recharge(gradient, Category::kGradients);
+    EXPECT_EQ(snapshot().states_peak - before, 640);
+  }
+  EXPECT_EQ(snapshot().states_peak - before, 640);
+  reset_peaks();
+  EXPECT_EQ(snapshot().states_peak, before);
+}
+
 TEST(Storage, GoesAwayAndComesBackUnderTheSameTensor) {
   const std::int64_t before = snapshot().total;
   const at::Tensor t = without_storage({3, 5}, at::kFloat);

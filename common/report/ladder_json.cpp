@@ -25,6 +25,7 @@ constexpr RealField kMemory[] = {
     {"other_mib", &RankRow::other_mib},
     {"total_mib", &RankRow::total_mib},
     {"peak_mib", &RankRow::peak_mib},
+    {"peak_states_mib", &RankRow::peak_states_mib},
     {"resident_growth_mib", &RankRow::resident_growth_mib},
     {"high_water_mib", &RankRow::high_water_mib},
 };
@@ -38,6 +39,7 @@ constexpr RealField kSeconds[] = {
     {"forward_seconds", &RankRow::forward_seconds},
     {"backward_seconds", &RankRow::backward_seconds},
     {"communication_seconds", &RankRow::communication_seconds},
+    {"under_way_seconds", &RankRow::under_way_seconds},
     {"optimizer_seconds", &RankRow::optimizer_seconds},
 };
 

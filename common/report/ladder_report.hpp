@@ -39,6 +39,8 @@ struct RankRow {
   std::optional<double> formula_mib = std::nullopt;
   /// The highest live bytes within a step, minus those before the model was built.
   double peak_mib = 0;
+  /// The highest live bytes of parameters, gradients and optimizer states together within a step.
+  double peak_states_mib = 0;
   /// Growth of the process's resident set over the run, which also sees what no allocator does.
   double resident_growth_mib = 0;
   /// The largest resident set that the process ever had, from its start to the end of training.
@@ -55,6 +57,8 @@ struct RankRow {
   double forward_seconds = 0;
   double backward_seconds = 0;
   double communication_seconds = 0;
+  /// Seconds in which something was under way: started, and not yet waited for to the end.
+  double under_way_seconds = 0;
   double optimizer_seconds = 0;
 
   /// SHA-256 over the bytes of every tensor after the last step, gathered where sharded; 64

@@ -156,6 +156,20 @@ TEST(LadderTables, ShowTheFigures) {
   EXPECT_NE(markdown.find("| zero1 | 1380.24 | 1380.24 |"), std::string::npos) << markdown;
 }
 
+TEST(LadderTables, ShowWhatWasWaitedForBesideWhatWasUnderWay) {
+  std::istringstream lines(step_table(ladder_sample()).to_text());
+  std::string line;
+  while (std::getline(lines, line) && line.find("under way") == std::string::npos) {
+  }
+  const std::size_t under_way = line.find("under way") + 9, waiting = line.find("waiting") + 7;
+  ASSERT_LT(waiting, line.size());
+  std::getline(lines, line);  // units
+  std::getline(lines, line);  // a rule
+  std::getline(lines, line);
+  EXPECT_EQ(line.substr(under_way - 6, 6), " 2.750") << line;
+  EXPECT_EQ(line.substr(waiting - 6, 6), " 1.250") << line;
+}
+
 TEST(LadderTables, ShowWhatIsWrong) {
   LadderReport report = ladder_sample();
   report.modes[1].ranks[0].digest = "b";
@@ -188,10 +202,12 @@ TEST(LadderJson, HasTheKeysThatReadersRelyOn) {
   EXPECT_NEAR(zero3.at("formula_mib").get<double>(), 2760.48, 0.01);
   EXPECT_NEAR(zero3.at("formula_difference").get<double>(), 1.13e-5, 1e-6);
   EXPECT_GT(zero3.at("peak_mib").get<double>(), 3500);
+  EXPECT_NEAR(zero3.at("peak_states_mib").get<double>(), 2860.51, 0.01);
   EXPECT_EQ(zero3.at("sent_bytes_per_rank").get<double>(),
             sent_bytes(ladder_sample().modes[3]).mean);
   EXPECT_NEAR(zero3.at("sent_in_v").get<double>(), 1.4, 1e-5);
   EXPECT_EQ(zero3.at("step_seconds"), 6.5);
+  EXPECT_EQ(zero3.at("under_way_seconds"), 2.75);
   EXPECT_EQ(zero3.at("loss_first"), 10.8312);
   EXPECT_EQ(zero3.at("loss_last"), 10.6008);
   EXPECT_EQ(zero3.at("identical_to_ddp"), true);

@@ -31,10 +31,13 @@ std::vector<std::string> legend(const LadderReport& report) {
   std::vector<std::string> lines = {
       "Memory: the allocator's live bytes after a step, before gradients are cleared, less those "
       "before the model was built;",
-      "the peak is over a whole step, RSS+ the growth of the process's resident set. Mean and max "
-      "are over the ranks.",
+      "the peak is over a whole step: of everything, and (states, max) of parameters, gradients and "
+      "optimizer states together.",
+      "RSS+: the growth of the process's resident set. Mean and max are over the ranks.",
       "off: how far the mean total is from the formula. Seconds: means over ranks of each rank's "
       "median; waiting for collectives counts apart.",
+      "Under way: from the first start of a collective to the end of the last wait, whatever runs "
+      "meanwhile; waiting is a part of it.",
       fmt::format("MiB = 2^20 bytes. V = {:.2f} MiB, one copy of the parameters.",
                   mib(report.parameter_bytes)),
   };
@@ -59,6 +62,7 @@ Table memory_table(const LadderReport& report) {
   columns.push_back({"formula", Align::kRight, "MiB"});
   columns.push_back({"off", Align::kRight, "%"});
   add_columns("peak");
+  columns.push_back({"states", Align::kRight, "MiB", "peak"});
   columns.push_back({"other", Align::kRight, "MiB", "max"});
   columns.push_back({"RSS+", Align::kRight, "MiB", "max"});
 
@@ -73,6 +77,7 @@ Table memory_table(const LadderReport& report) {
     cells.push_back(fixed(mode.formula_mib, 2));
     cells.push_back(fixed(100 * formula_difference(mode), 3));
     add_pair(cells, spread(mode, &RankRow::peak_mib), 1, 2);
+    cells.push_back(fixed(spread(mode, &RankRow::peak_states_mib).max, 2));
     cells.push_back(fixed(spread(mode, &RankRow::other_mib).max, 2));
     cells.push_back(fixed(spread(mode, &RankRow::resident_growth_mib).max, 0));
     table.add_row(cells);
@@ -86,7 +91,7 @@ Table step_table(const LadderReport& report) {
     columns.push_back({header, Align::kRight, "V", "sent by a rank in a step"});
   }
   columns.push_back({"control", Align::kRight, "bytes", "sent by a rank in a step"});
-  for (const char* header : {"step", "forward", "backward", "waiting", "optimizer"}) {
+  for (const char* header : {"step", "forward", "backward", "optimizer", "waiting", "under way"}) {
     columns.push_back({header, Align::kRight, "s", "time of a step"});
   }
   if (report.compute_seconds) {
@@ -105,9 +110,9 @@ Table step_table(const LadderReport& report) {
     cells.push_back(fixed(spread(mode, &RankRow::sent_gradient_bytes).mean / copy, 4));
     cells.push_back(fixed(spread(mode, &RankRow::sent_parameter_bytes).mean / copy, 4));
     cells.push_back(fixed(spread(mode, &RankRow::sent_control_bytes).mean, 0));
-    for (const auto value :
-         {&RankRow::step_seconds, &RankRow::forward_seconds, &RankRow::backward_seconds,
-          &RankRow::communication_seconds, &RankRow::optimizer_seconds}) {
+    for (const auto value : {&RankRow::step_seconds, &RankRow::forward_seconds,
+                             &RankRow::backward_seconds, &RankRow::optimizer_seconds,
+                             &RankRow::communication_seconds, &RankRow::under_way_seconds}) {
       cells.push_back(fixed(spread(mode, value).mean, 3));
     }
     if (report.compute_seconds) {

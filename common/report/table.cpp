@@ -153,7 +153,7 @@ std::string fixed(double value, int decimals) {
 std::string with_thousands(std::int64_t value) {
   std::string text = fmt::format("{}", value);
   const std::ptrdiff_t first_digit = value < 0 ? 1 : 0;
-  for (std::ptrdiff_t at = std::ssize(text) - 3; at > first_digit; at -= 3) text.insert(at, ",");
+  for (std::ptrdiff_t at = std::ssize(text) - 3; at > first_digit; at -= 3) text.insert(at, 1, ',');
   return text;
 }
 

@@ -53,6 +53,10 @@ Registry::Found Registry::find(const std::string& mode) const {
     if (std::find(entry.variants.begin(), entry.variants.end(), variant) != entry.variants.end()) {
       return {entry, variant};
     }
+    if (entry.check_options && variant.find('=') != std::string::npos) {
+      entry.check_options(variant);
+      return {entry, variant};
+    }
   }
   throw Error(report::unknown_name_message("mode", mode, known_names(entries_)));
 }

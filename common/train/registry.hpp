@@ -17,6 +17,9 @@ struct StrategyEntry {
   /// The default first, by its own name: {"owner", "naive"}. "zero1" is "zero1:owner".
   std::vector<std::string> variants;
   std::function<std::unique_ptr<Strategy>(const StrategyArguments&)> make;
+  /// Where the strategy has options of its own: reads a variant that names some ("lookahead=2"),
+  /// and throws zero::Error where it cannot. Such variants are not among modes().
+  std::function<void(const std::string& variant)> check_options = {};
 };
 
 /// Strategies by name.

@@ -79,6 +79,57 @@ TEST(Trace, SecondOneStartsEmpty) {
   });
 }
 
+// The only event of a trace with this phase and name.
+nlohmann::json event_of(const nlohmann::json& trace, const char* phase, const std::string& name) {
+  nlohmann::json found;
+  for (const auto& event : trace.at("traceEvents")) {
+    if (event.value("ph", "") != phase || event.value("name", "") != name) continue;
+    EXPECT_TRUE(found.is_null()) << "several " << name;
+    found = event;
+  }
+  EXPECT_FALSE(found.is_null()) << "no " << phase << " " << name;
+  return found;
+}
+
+TEST(Trace, ShowsWhatRanWhileACollectiveWasUnderWay) {
+  on_ranks(2, [](dist::Communicator& communicator) {
+    const TestFolder folder;
+    at::Tensor all = at::ones({64}), mine = at::ones({32});
+    communicator.all_gather(all, mine, dist::Purpose::kSetup).wait();
+    const double under_way_before = communicator.under_way_seconds();
+    const double exposed_before = communicator.exposed_seconds();
+    Trace trace(&communicator);
+    dist::Pending pending = communicator.all_gather(all, mine, dist::Purpose::kParameter);
+    multiply("meanwhile");
+    pending.wait();
+    trace.finish(folder / "trace.json");
+    communicator.all_gather(all, mine, dist::Purpose::kControl).wait();
+
+    std::ifstream file(folder / "trace.json");
+    const nlohmann::json json = nlohmann::json::parse(file);
+    const auto names = names_in(folder / "trace.json");
+    EXPECT_EQ(count(names, "all_gather setup") + count(names, "all_gather control"), 0);
+    const auto begin = event_of(json, "b", "all_gather parameter");
+    const auto end = event_of(json, "e", "all_gather parameter");
+    const auto meanwhile = event_of(json, "X", "meanwhile");
+    const auto waits = event_of(json, "X", "wait all_gather parameter");
+    const auto starts = event_of(json, "X", "start all_gather parameter");
+    EXPECT_EQ(begin.at("id"), end.at("id"));
+    EXPECT_EQ(begin.at("pid"), meanwhile.at("pid"));
+    EXPECT_EQ(begin.at("args").at("bytes"), 128);
+    // One clock for what LibTorch records and what the communicator does.
+    const auto at = [](const nlohmann::json& event) { return event.at("ts").get<double>(); };
+    const auto end_of = [&](const nlohmann::json& e) { return at(e) + e.at("dur").get<double>(); };
+    EXPECT_LE(at(begin), at(starts));
+    EXPECT_LE(end_of(starts), at(meanwhile));
+    EXPECT_LE(end_of(meanwhile), at(waits));
+    EXPECT_LE(end_of(waits), at(end));
+    EXPECT_GE(1e6 * (communicator.under_way_seconds() - under_way_before),
+              meanwhile.at("dur").get<double>());
+    EXPECT_LT(1e6 * (communicator.exposed_seconds() - exposed_before), at(end) - at(begin));
+  });
+}
+
 TEST(Trace, UnwritableFileIsAnError) {
   on_ranks(1, [](dist::Communicator&) {
     const TestFolder folder;

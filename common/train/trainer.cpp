@@ -21,8 +21,10 @@ using Clock = std::chrono::steady_clock;
 class Stopwatch {
  public:
   Stopwatch(const dist::Communicator& communicator, PhaseSeconds& seconds)
-      : communicator_(communicator), seconds_(seconds), waited_(communicator.exposed_seconds()) {}
-
+      : communicator_(communicator),
+        seconds_(seconds),
+        waited_(communicator.exposed_seconds()),
+        under_way_(communicator.under_way_seconds()) {}
   void end_of(double PhaseSeconds::*phase) {
     const auto now = Clock::now();
     const double all = std::chrono::duration<double>(now - last_).count();
@@ -30,6 +32,7 @@ class Stopwatch {
     seconds_.*phase += all - waited;
     seconds_.communication += waited;
     seconds_.total += all;
+    seconds_.under_way = communicator_.under_way_seconds() - under_way_;
     last_ = now;
     waited_ += waited;
   }
@@ -39,6 +42,7 @@ class Stopwatch {
   PhaseSeconds& seconds_;
   Clock::time_point last_ = Clock::now();
   double waited_;
+  double under_way_;
 };
 
 // `mine` of every rank, one after the other in rank order.
@@ -86,6 +90,7 @@ StepResult Trainer::step(const std::vector<data::Batch>& micro_batches) {
       RECORD_USER_SCOPE("forward");
       loss = strategy_.forward(batch);
     }
+    communicator.settle();
     const Agreed all = agree(loss.item<double>(), batch.loss_terms);
     loss_sum += all.loss_sum;
     watch.end_of(&PhaseSeconds::forward);
@@ -142,7 +147,9 @@ double Trainer::evaluate(const std::vector<data::Batch>& batches) {
   const double all_terms = count_terms(batches);
   double loss_sum = 0;
   for (const data::Batch& batch : batches) {
-    loss_sum += agree(strategy_.forward(batch).item<double>(), batch.loss_terms).loss_sum;
+    const at::Tensor loss = strategy_.forward(batch);
+    strategy_.communicator().settle();
+    loss_sum += agree(loss.item<double>(), batch.loss_terms).loss_sum;
   }
   return loss_sum / all_terms;
 }

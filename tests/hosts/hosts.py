@@ -13,10 +13,12 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 LIMIT_S = 60  # of every wait; nothing takes as long, not even on a busy machine
 
@@ -27,6 +29,26 @@ class Skip(Exception):
 
 class Failure(Exception):
     """The test was made, and what it found is wrong."""
+
+
+def check_machine(*more):
+    """Skips where hosts cannot be made: for want of rights, or of a program (`more` are needed too)."""
+    if os.geteuid() != 0:
+        raise Skip("this needs root")
+    for program in ("ip", "nsenter", "taskset", "unshare", *more):
+        if shutil.which(program) is None:
+            raise Skip(f"{program} is not installed (packages iproute2 and util-linux)")
+
+
+class Wire(NamedTuple):
+    """What went from a host to the switch, as the switch counted it."""
+
+    bytes: int
+    frames: int  # a frame that the host's system hands over in one piece is one, however long
+    again: int  # segments that the host's TCP sent once more, by its own count
+
+    def since(self, before):
+        return Wire(*(now - then for now, then in zip(self, before)))
 
 
 class Host:
@@ -71,6 +93,12 @@ class Host:
         if done.returncode != 0:
             raise Failure(f"'ip {' '.join(words)}' failed: {done.stderr.strip()}")
         return done.stdout
+
+    def segments_sent_again(self):
+        """How many segments TCP has sent once more in this host's network."""
+        lines = Path(f"/proc/{self.pid}/net/snmp").read_text().splitlines()
+        names, values = (line.split() for line in lines if line.startswith("Tcp:"))
+        return int(values[names.index("RetransSegs")])
 
     def processes(self):
         """Ids and command lines of what runs on this host, beside the process that holds it."""
@@ -117,10 +145,28 @@ class Network:
         """Takes down the link between this host and the switch."""
         self.switch.ip("link", "set", host.name, "down")
 
+    def limit(self, host, mbit_per_s):
+        """Lets no more than this leave the host from now on, with all headers of the frames.
+
+        The token bucket is as large as 2 ms of the link: a timer that comes late on a busy machine
+        then loses nothing. What has to wait has room in the queue, so that nothing is dropped.
+        """
+        bucket = max(32 << 10, int(mbit_per_s * 1e6 / 8 * 2e-3))
+        command = ["tc", "qdisc", "replace", "dev", "eth0", "root", "tbf", "rate",
+                   f"{mbit_per_s}mbit", "burst", str(bucket), "limit", str(16 << 20)]
+        done = subprocess.run(host.command_in_network(*command), capture_output=True, text=True,
+                              timeout=LIMIT_S, check=False)
+        if done.returncode != 0:
+            raise Skip(f"links cannot be limited here: {done.stderr.strip()}")
+
     def bytes_from(self, host):
         """How much the switch has received from this host."""
+        return self.wire_from(host).bytes
+
+    def wire_from(self, host):
         said = self.switch.ip("-json", "-statistics", "link", "show", host.name)
-        return json.loads(said)[0]["stats64"]["rx"]["bytes"]
+        received = json.loads(said)[0]["stats64"]["rx"]
+        return Wire(received["bytes"], received["packets"], host.segments_sent_again())
 
     def check_empty(self):
         """Fails where anything still runs on a host that is not about to end."""
@@ -164,6 +210,13 @@ class Program:
         if (code := self.end()) != 0:
             self.fail(f"ended with exit code {code}")
 
+    def has_succeeded(self):
+        """Whether it is over; fails where it has ended otherwise."""
+        if self._process.poll() is None:
+            return False
+        self.succeed()
+        return True
+
     def wait_until(self, condition, what):
         """Waits until `condition()`, which must come while the program runs."""
         limit = time.monotonic() + LIMIT_S
@@ -173,3 +226,12 @@ class Program:
             if time.monotonic() > limit:
                 self.fail(f"has run for {LIMIT_S} s before {what}")
             time.sleep(0.02)
+
+
+def succeed_together(programs, limit):
+    """Waits for the end of all of them, `limit` seconds at most, or for the first that fails."""
+    deadline = time.monotonic() + limit
+    while left := [program for program in programs if not program.has_succeeded()]:
+        if time.monotonic() > deadline:
+            left[0].fail(f"has not ended in {limit} s")
+        time.sleep(0.02)

@@ -1,0 +1,298 @@
+#!/usr/bin/env python3
+"""Says how much of a step's communication overlaps with computing, from traces of one rank each.
+
+Reads what `./run ladder --trace` writes: Chrome traces with the ranges forward, backward and
+optimizer, with every collective as a pair of events "b" and "e" of category "collective", named
+"OPERATION PURPOSE", and with every stretch that the training thread spent in communication as an
+event "X" of category "exposed". Needs nothing but Python, and for --picture matplotlib.
+"""
+
+import argparse
+import json
+import re
+import sys
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+
+RANGES = ("forward", "backward", "optimizer")
+PURPOSES = ("parameter", "gradient", "control", "setup")
+STEP_PURPOSES = PURPOSES[:2]  # what a step sends; the rest is a few bytes of agreement
+GROUPS = {"parameter": ("parameter",), "gradient": ("gradient",), "both": STEP_PURPOSES}
+TOO_LITTLE, WRONG = 1, 2  # exit codes
+
+MEANING = """\
+under way  from the start of a collective until its wait() has returned
+exposed    the training thread starts a collective, waits for one, or takes what has come (advance)
+compute    forward, backward and optimizer, without what is exposed
+overlap    collectives are under way and the rank computes; share: of the time they are under way
+
+Under way does not mean that bytes move. Ranks of one host copy from each other's memory, and only
+inside wait() and advance(), on the core that would compute otherwise. Over TCP (ZERO_TRANSPORT=tcp)
+Gloo's threads move bytes meanwhile, and may be done long before the wait. A large share says that
+collectives start early and are waited for late. Whether that saves time is seen in what is exposed
+and in how long the step takes."""
+
+
+class BadTrace(Exception):
+    """The input is not what is needed; the message says what is wrong."""
+
+
+@dataclass(frozen=True)
+class Stretch:
+    start: int  # nanoseconds
+    end: int
+    name: str  # of a range; the purpose of a collective, or what was exposed ("advance" has none)
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Trace:
+    file: str
+    mode: str
+    rank: int | None
+    ranges: list
+    exposed: list
+    collectives: list
+
+    def extent(self):
+        """When the first thing of the step begins and when the last one ends."""
+        every = self.ranges + self.exposed + self.collectives
+        return min(each.start for each in every), max(each.end for each in every)
+
+
+def named(stretches, names):
+    return [each for each in stretches if each.name in names]
+
+
+def seconds_in(*inside, outside=()):
+    """How long some stretch of every list of `inside` lasts while none of `outside` does."""
+    lists = [*inside, outside]
+    edges = [(at, index, change) for index, stretches in enumerate(lists) for each in stretches
+             for at, change in ((each.start, 1), (each.end, -1))]
+    depths, total, last = [0] * len(lists), 0, 0
+    for at, index, change in sorted(edges):
+        if all(depths[:-1]) and not depths[-1]:
+            total += at - last
+        depths[index] += change
+        last = at
+    return total / 1e9
+
+
+def mode_and_rank(path):
+    """From NAME.MODE.rankR.json; of another name, all of it and no rank."""
+    match = re.fullmatch(r"(?:.*\.)?([^.]+)\.rank(\d+)\.json", Path(path).name)
+    # The ladder writes the colon before a variant as a hyphen, which is in no mode's name.
+    return (match[1].replace("-", ":", 1), int(match[2])) if match else (Path(path).stem, None)
+
+
+def read_events(path):
+    try:
+        # Decimal: microseconds since the machine started, to the nanosecond, need it.
+        document = json.loads(Path(path).read_text(encoding="utf-8"), parse_float=Decimal)
+    except ValueError as error:  # not UTF-8 or not JSON
+        raise BadTrace(f"it is not JSON: {error}") from error
+    events = document.get("traceEvents") if isinstance(document, dict) else None
+    if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
+        raise BadTrace("it has no list 'traceEvents' of objects, so it is no Chrome trace")
+    return events
+
+
+def field(event, key, kinds):
+    found = event.get(key)
+    if not isinstance(found, kinds) or isinstance(found, bool):
+        raise BadTrace(f"an event '{event.get('name')}' has no '{key}', or one of a wrong type")
+    return found
+
+
+def nanoseconds(event, key):
+    return round(field(event, key, (int, Decimal)) * 1000)
+
+
+def stretch(event, name):
+    start, duration = nanoseconds(event, "ts"), nanoseconds(event, "dur")
+    if duration < 0:
+        raise BadTrace(f"an event '{event['name']}' ends before it begins")
+    return Stretch(start, start + duration, name)
+
+
+def purpose_of(name):
+    purpose = name.rpartition(" ")[2]
+    if purpose not in PURPOSES:
+        raise BadTrace(f"the name '{name}' ends with none of {', '.join(PURPOSES)}")
+    return purpose
+
+
+def paired(events, first):
+    """The collectives that begin and end with these events. One from the step before, whose start
+    was not recorded, counts from the first moment that was."""
+    begun, collectives = {}, []
+    for event in sorted(events, key=lambda event: nanoseconds(event, "ts")):
+        name, number = field(event, "name", str), field(event, "id", (int, str))
+        said = f"collective '{name}' with id {number}"
+        if event["ph"] == "b":
+            if (name, number) in begun:
+                raise BadTrace(f"{said} begins twice")
+            begun[name, number] = event
+            continue
+        if (name, number) not in begun:
+            raise BadTrace(f"{said} ends and never began")
+        begin = begun.pop((name, number))
+        size = field({"name": name, **field(begin, "args", dict)}, "bytes", int)
+        span = [max(first, nanoseconds(each, "ts")) for each in (begin, event)]
+        collectives.append(Stretch(*span, purpose_of(name), size))
+    for name, number in begun:
+        raise BadTrace(f"collective '{name}' with id {number} begins and never ends")
+    return collectives
+
+
+def sort_events(path, events):
+    ranges, exposed, edges, processes = [], [], [], set()
+    for event in events:
+        phase, category, name = event.get("ph"), event.get("cat"), event.get("name")
+        # By category: with a GPU a range has a second event, for the time its kernels took.
+        if (phase, category) == ("X", "user_annotation") and name in RANGES:
+            ranges.append(stretch(event, name))
+        elif (phase, category) == ("X", "exposed"):
+            purpose = "advance" if name == "advance" else purpose_of(field(event, "name", str))
+            exposed.append(stretch(event, purpose))
+        elif phase in ("b", "e") and category == "collective":
+            edges.append(event)
+        else:
+            continue
+        processes.add(event.get("pid"))
+    if not edges:
+        raise BadTrace("it has no collectives (events 'b' and 'e' of category 'collective')")
+    if not ranges:
+        raise BadTrace(f"it has none of the ranges {', '.join(RANGES)}")
+    if len(processes) > 1:
+        raise BadTrace(f"it is of {len(processes)} processes, and a file is of one rank")
+    first = min(each.start for each in ranges + exposed)
+    return Trace(str(path), *mode_and_rank(path), ranges, exposed, paired(edges, first))
+
+
+def read_trace(path):
+    try:
+        return sort_events(path, read_events(path))
+    except BadTrace as error:
+        raise BadTrace(f"'{path}': {error}") from error
+
+
+def measure(trace):
+    """The figures of one rank, as they go into the JSON."""
+    start, end = trace.extent()
+    figures = {"file": trace.file, "mode": trace.mode, "rank": trace.rank,
+               "step_seconds": (end - start) / 1e9,
+               "compute_seconds": seconds_in(trace.ranges, outside=trace.exposed),
+               "exposed_seconds": seconds_in(trace.exposed),
+               "advance_seconds": seconds_in(named(trace.exposed, ("advance",)))}
+    for group, purposes in GROUPS.items():
+        collectives = named(trace.collectives, purposes)
+        under_way = seconds_in(collectives)
+        overlap = seconds_in(collectives, trace.ranges, outside=trace.exposed)
+        figures[group] = {"collectives": len(collectives),
+                          "bytes": sum(each.bytes for each in collectives),
+                          "under_way_seconds": under_way,
+                          "exposed_seconds": seconds_in(named(trace.exposed, purposes)),
+                          "overlap_seconds": overlap,
+                          "overlap_share": overlap / under_way if under_way else None}
+    return figures
+
+
+COLUMNS = ("mode", "rank", "step", "compute", "exposed", "advance", "purpose", "number", "MiB",
+           "under way", "exposed", "overlap", "share")
+LEFT = ("mode", "purpose")
+FOOTER = """
+Times in ms. Exposed: of a purpose, starting its collectives and waiting for them; of the step, also
+all others' and advance. Under way does not mean that bytes move: see --help."""
+
+
+def names(every):
+    """What to call each: its mode, or its file where another is of the same mode and rank."""
+    known = [(figures["mode"], figures["rank"]) for figures in every]
+    return [figures["file"].removesuffix(f".rank{rank}.json")
+            if known.count((mode, rank)) > 1 else mode
+            for figures, (mode, rank) in zip(every, known)]
+
+
+def milliseconds(value):
+    return f"{value * 1e3:.2f}"
+
+
+def rows_of(figures, name):
+    """Three rows, one for each group; what is of the whole step stands in the first."""
+    rank = "-" if figures["rank"] is None else str(figures["rank"])
+    begin = [name, rank, *(milliseconds(figures[f"{each}_seconds"])
+                           for each in ("step", "compute", "exposed", "advance"))]
+    for group in GROUPS:
+        of, share = figures[group], figures[group]["overlap_share"]
+        times = (of[f"{each}_seconds"] for each in ("under_way", "exposed", "overlap"))
+        yield [*begin, group, str(of["collectives"]), f"{of['bytes'] / 2**20:.2f}",
+               *map(milliseconds, times), "-" if share is None else f"{share:.3f}"]
+        begin = [""] * len(begin)
+
+
+def table(every):
+    rows = [row for pair in zip(every, names(every)) for row in rows_of(*pair)]
+    rows.insert(0, COLUMNS)
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = ["  ".join(cell.ljust(width) if name in LEFT else cell.rjust(width)
+                       for cell, width, name in zip(row, widths, COLUMNS)).rstrip()
+             for row in rows]
+    return "\n".join([lines[0], "-" * (sum(widths) + 2 * len(widths) - 2), *lines[1:], FOOTER])
+
+
+def shortfalls(every, required):
+    """A line for each rank that does not overlap as much as is required."""
+    for figures in every:
+        share = figures["both"]["overlap_share"]
+        if share is None:
+            yield f"'{figures['file']}': no collective of parameters or gradients is under way"
+        elif share < required:
+            yield (f"'{figures['file']}': collectives of parameters and gradients overlap with "
+                   f"compute for {share:.3f} of the time they are under way, not {required:g}")
+
+
+def write_picture(traces, every, path):
+    try:
+        import plot_timeline  # here: without a picture, matplotlib is not needed
+    except ImportError as error:
+        raise BadTrace(f"--picture needs matplotlib: {error}") from error
+    try:
+        plot_timeline.write(traces, every, names(every), path)
+    except plot_timeline.BadInput as error:
+        raise BadTrace(str(error)) from error
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], epilog=MEANING,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="+", metavar="FILE", help="a trace, NAME.MODE.rankR.json")
+    parser.add_argument("--json", metavar="FILE", help="writes the figures, in seconds")
+    parser.add_argument("--picture", metavar="FILE.png", help="draws the steps; .svg goes beside")
+    parser.add_argument("--require", metavar="SHARE", type=float, help="exit code 1 unless in each "
+                        "file at least this share of the time in which collectives of parameters "
+                        "and gradients are under way overlaps with compute")
+    arguments = parser.parse_args()
+    try:
+        traces = [read_trace(path) for path in arguments.files]
+        every = [measure(trace) for trace in traces]
+        print(table(every))
+        if arguments.json:
+            Path(arguments.json).parent.mkdir(parents=True, exist_ok=True)
+            text = json.dumps({"files": every}, indent=2)
+            Path(arguments.json).write_text(text + "\n", encoding="utf-8")
+        if arguments.picture:
+            write_picture(traces, every, arguments.picture)
+    except (BadTrace, OSError) as error:
+        said = error if isinstance(error, BadTrace) else f"'{error.filename}': {error.strerror}"
+        print(f"{parser.prog}: error: {said}", file=sys.stderr)
+        sys.exit(WRONG)
+    short = [] if arguments.require is None else list(shortfalls(every, arguments.require))
+    for line in short:
+        print(f"{parser.prog}: error: {line}", file=sys.stderr)
+    sys.exit(TOO_LITTLE if short else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,299 @@
+#!/usr/bin/env python3
+"""timeline.py on traces made here, whose figures are known."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+import timeline
+
+PROGRAM = Path(__file__).with_name("timeline.py")
+PROCESS = {"pid": 7, "tid": 7}
+GATHER, REDUCE = "all_gather parameter", "reduce_scatter gradient"
+
+
+def x(category, name, start, end):
+    return {"ph": "X", "cat": category, "name": name, "ts": start, "dur": end - start, **PROCESS}
+
+
+def phase(name, start, end):
+    return x("user_annotation", name, start, end)
+
+
+def exposed(name, start, end):
+    return x("exposed", name, start, end)
+
+
+def edge(which, name, number, at, **more):
+    return {"ph": which, "cat": "collective", "id": number, "name": name, "ts": at, **PROCESS,
+            **more}
+
+
+def collective(name, number, start, end, size=8):
+    return [edge("b", name, number, start, args={"bytes": size}), edge("e", name, number, end)]
+
+
+FORWARD = phase("forward", 0, 1000)
+HIDDEN = [FORWARD, exposed("start " + GATHER, 90, 100), *collective(GATHER, 1, 100, 400)]
+HALF = [FORWARD, *collective(GATHER, 1, 100, 300), exposed("wait " + GATHER, 200, 300)]
+NONE = [FORWARD, *collective(GATHER, 1, 100, 400), exposed("wait " + GATHER, 100, 400)]
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="zero-timeline-")
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def file(self, events, name="t.engine3.rank0.json"):
+        path = self.folder / name
+        path.write_text(events if isinstance(events, str) else json.dumps({"traceEvents": events}))
+        return path
+
+    def figures(self, events):
+        return timeline.measure(timeline.read_trace(self.file(events)))
+
+    def run_program(self, *words, alone=True):
+        """alone: without installed packages, so without matplotlib."""
+        command = [sys.executable, *(["-ESB"] if alone else []), PROGRAM, *map(str, words)]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+class Figures(Case):
+    def expect(self, events, microseconds, share):
+        figures = self.figures(events)
+        of = figures["parameter"]
+        found = [figures["compute_seconds"], figures["exposed_seconds"], of["under_way_seconds"],
+                 of["exposed_seconds"], of["overlap_seconds"]]
+        self.assertEqual(found, [value / 1e6 for value in microseconds])
+        self.assertEqual(of["overlap_share"], share)
+
+    def test_full_overlap(self):
+        self.expect(HIDDEN, [990, 10, 300, 10, 300], 1.0)
+
+    def test_no_overlap(self):
+        self.expect(NONE, [700, 300, 300, 300, 0], 0.0)
+
+    def test_half_an_overlap(self):
+        self.expect(HALF, [900, 100, 200, 100, 100], 0.5)
+
+    def test_what_is_under_way_outside_the_ranges_does_not_overlap(self):
+        self.expect([FORWARD, *collective(GATHER, 1, 900, 1300)], [1000, 0, 400, 0, 100], 0.25)
+
+    def test_time_counts_once_however_much_is_under_way(self):
+        events = [FORWARD, *collective(GATHER, 1, 100, 300), *collective(GATHER, 2, 200, 400),
+                  exposed("wait " + GATHER, 250, 300), exposed("advance", 260, 310)]
+        self.expect(events, [940, 60, 300, 50, 240], 0.8)
+
+    def test_touching_and_empty_stretches(self):
+        events = [FORWARD, *collective(GATHER, 1, 100, 200), *collective(GATHER, 2, 200, 300),
+                  *collective(GATHER, 3, 700, 700), exposed("advance", 150, 150)]
+        self.expect(events, [1000, 0, 200, 0, 200], 1.0)
+
+    def test_forward_backward_and_optimizer_are_compute_and_nothing_else_is(self):
+        self.expect([phase("forward", 0, 100), phase("backward", 200, 300),
+                     phase("backward", 400, 450), phase("optimizer", 500, 600),
+                     phase("engine_param_gather", 100, 200), x("cpu_op", "forward", 300, 400),
+                     x("gpu_user_annotation", "forward", 0, 700),
+                     *collective(GATHER, 1, 0, 700)], [350, 0, 700, 0, 350], 0.5)
+
+    def test_purposes_are_told_apart(self):
+        figures = self.figures([
+            phase("backward", 0, 1000),
+            *collective(GATHER, 1, 100, 300, 5), *collective(GATHER, 2, 300, 400, 6),
+            *collective(REDUCE, 3, 200, 600, 30), *collective("all_reduce control", 4, 700, 800),
+            exposed("wait " + GATHER, 350, 400), exposed("start " + REDUCE, 200, 220),
+            exposed("wait all_reduce control", 700, 800), exposed("advance", 500, 510)])
+        of_step = {"mode": "engine3", "rank": 0, "step_seconds": 1000e-6, "compute_seconds": 820e-6,
+                   "exposed_seconds": 180e-6, "advance_seconds": 10e-6}
+        self.assertEqual({key: figures[key] for key in of_step}, of_step)
+        keys = list(figures["both"])
+        for group, values in {"parameter": (2, 11, 300e-6, 50e-6, 230e-6, 230 / 300),
+                              "gradient": (1, 30, 400e-6, 20e-6, 320e-6, 0.8),
+                              "both": (3, 41, 500e-6, 70e-6, 420e-6, 0.84)}.items():
+            self.assertEqual(figures[group], dict(zip(keys, values)), group)
+
+    def test_step_is_from_the_first_to_the_last_of_all(self):
+        events = [FORWARD, *collective(GATHER, 1, 900, 1300), exposed("advance", -50, -40)]
+        self.assertEqual(self.figures(events)["step_seconds"], 1350e-6)
+
+    def test_collective_from_the_step_before_counts_from_the_first_moment_recorded(self):
+        self.expect([phase("forward", 200, 1200), exposed("wait " + GATHER, 100, 300),
+                     *collective(GATHER, 1, -9000, 300)], [900, 200, 200, 200, 0], 0.0)
+
+    def test_order_in_the_file_does_not_matter_and_ids_come_back(self):
+        events = [FORWARD, *collective(GATHER, 1, 100, 200), *collective(GATHER, 1, 300, 500),
+                  *collective(REDUCE, 1, 150, 350)]
+        self.assertEqual(self.figures(events)["parameter"]["under_way_seconds"], 300e-6)
+        self.assertEqual(self.figures(events), self.figures(events[::-1]))
+
+    def test_nanoseconds_are_exact(self):
+        text = json.dumps({"traceEvents": [phase("forward", 4429440433000, 4429440434000),
+                                           *collective(GATHER, 1, 111111, 222222)]})
+        # As doubles, these two round to the same nanosecond.
+        text = text.replace("111111", "4429440433079.010").replace("222222", "4429440433079.011")
+        self.assertEqual(self.figures(text)["parameter"]["overlap_seconds"], 1e-9)
+
+    def test_without_collectives_of_a_purpose_there_is_no_share(self):
+        self.assertEqual(self.figures(HALF)["gradient"],
+                         {"collectives": 0, "bytes": 0, "under_way_seconds": 0.0,
+                          "exposed_seconds": 0.0, "overlap_seconds": 0.0, "overlap_share": None})
+
+    def test_mode_and_rank_are_in_the_name(self):
+        for name, expected in {"out/t.zero1-naive-x.rank12.json": ("zero1:naive-x", 12),
+                               "my.trace.ddp.rank0.json": ("ddp", 0),
+                               "engine3.rank1.json": ("engine3", 1),
+                               "trace.json": ("trace", None)}.items():
+            self.assertEqual(timeline.mode_and_rank(name), expected)
+
+
+class BadInput(Case):
+    def expect_refused(self, path, said):
+        ended = self.run_program(path)
+        self.assertEqual((ended.returncode, ended.stdout), (2, ""), ended.stderr)
+        self.assertRegex(ended.stderr, f"^timeline.py: error: '{path}'.*{said}.*\n$")
+
+    def test_is_named_and_explained(self):
+        begin, end = collective(GATHER, 3, 100, 200)
+        cases = {
+            "not JSON": "{\"traceEvents\": [",
+            "no Chrome trace": "[]",
+            "no list 'traceEvents'": json.dumps({"traceEvents": {}}),
+            "list 'traceEvents' of objects": json.dumps({"traceEvents": [1]}),
+            "has no collectives": [FORWARD, exposed("wait " + GATHER, 1, 2)],
+            "none of the ranges forward": [begin, end],
+            f"'{GATHER}' with id 3 begins and never ends": [FORWARD, begin],
+            f"'{GATHER}' with id 3 ends and never began": [FORWARD, end],
+            f"'{GATHER}' with id 3 begins twice": [FORWARD, begin, begin, end, end],
+            f"'{REDUCE}' with id 3 ends and never began": [FORWARD, begin, {**end, "name": REDUCE}],
+            "has no 'bytes'": [FORWARD, {**begin, "args": {}}, end],
+            "has no 'args'": [FORWARD, edge("b", GATHER, 3, 100), end],
+            "has no 'id'": [FORWARD, {**begin, "id": None}, end],
+            "has no 'ts'": [{**FORWARD, "ts": "0"}, begin, end],
+            "has no 'dur'": [{**FORWARD, "dur": True}, begin, end],
+            "'forward' has no 'ts'": [{**FORWARD, "ts": float("nan")}, begin, end],
+            "'forward' ends before it begins": [phase("forward", 9, 1), begin, end],
+            "'recv weight' ends with none of": [FORWARD, *collective("recv weight", 1, 2, 3)],
+            "'wait' ends with none of": [FORWARD, begin, end, exposed("wait", 1, 2)],
+            "of 2 processes": [FORWARD, {**begin, "pid": 8}, {**end, "pid": 8}],
+        }
+        for said, events in cases.items():
+            with self.subTest(said):
+                self.expect_refused(self.file(events), said)
+
+    def test_is_no_file(self):
+        self.expect_refused(self.folder / "none.json", "No such file")
+        self.expect_refused(self.folder, "Is a directory")
+
+    def test_output_that_cannot_be_written(self):
+        path = self.file(HALF)
+        ended = self.run_program(path, "--json", path / "figures.json")
+        self.assertEqual(ended.returncode, 2)
+        self.assertRegex(ended.stderr, f"^timeline.py: error: '{path}'")
+
+
+class Program(Case):
+    def test_table(self):
+        files = [self.file(HALF, "t.tensor_zero3.rank0.json"), self.file(
+            [*HIDDEN, *collective(REDUCE, 5, 500, 900, 3 << 20), exposed("advance", 600, 700)],
+            "t.engine3.rank1.json")]
+        ended = self.run_program(*files)
+        self.assertEqual((ended.returncode, ended.stderr), (0, ""))
+        self.assertEqual(ended.stdout.split("\n\n")[0].splitlines(), [
+            "mode          rank  step  compute  exposed  advance  purpose    number   MiB  "
+            "under way  exposed  overlap  share",
+            "-" * 112,
+            "tensor_zero3     0  1.00     0.90     0.10     0.00  parameter       1  0.00  "
+            "     0.20     0.10     0.10  0.500",
+            " " * 53 + "gradient        0  0.00       0.00     0.00     0.00      -",
+            " " * 53 + "both            1  0.00       0.20     0.10     0.10  0.500",
+            "engine3          1  1.00     0.89     0.11     0.10  parameter       1  0.00  "
+            "     0.30     0.01     0.30  1.000",
+            " " * 53 + "gradient        1  3.00       0.40     0.00     0.30  0.750",
+            " " * 53 + "both            2  3.00       0.70     0.01     0.60  0.857"])
+        self.assertIn("Under way does not mean that bytes move", ended.stdout)
+
+    def test_files_of_one_mode_and_rank_are_told_apart(self):
+        files = [self.file(HALF, f"{name}.rank0.json") for name in ("a.ddp", "b.ddp", "a.ddp1")]
+        rows = self.run_program(*files).stdout.splitlines()[2::3]
+        self.assertEqual([row.split()[0] for row in rows[:3]],
+                         [f"{self.folder}/a.ddp", f"{self.folder}/b.ddp", "ddp1"])
+
+    def test_json_holds_the_figures_of_every_file(self):
+        files = [self.file(HALF, "t.ddp.rank0.json"), self.file(NONE, "t.ddp.rank1.json")]
+        output = self.folder / "new/o.json"
+        self.assertEqual(self.run_program(*files, "--json", output).returncode, 0)
+        self.assertEqual(json.loads(output.read_text()),
+                         {"files": [timeline.measure(timeline.read_trace(path)) for path in files]})
+
+    def test_require_holds_for_each_file(self):
+        full, half = self.file(HIDDEN, "a.ddp.rank0.json"), self.file(HALF, "b.ddp.rank0.json")
+        self.assertEqual(self.run_program(full, half, "--require", 0.5).returncode, 0)
+        ended = self.run_program(half, full, "--require", 0.51, "--json", self.folder / "o.json")
+        self.assertEqual(ended.returncode, 1)
+        self.assertEqual(ended.stderr, f"timeline.py: error: '{half}': collectives of parameters "
+                         "and gradients overlap with compute for 0.500 of the time they are under "
+                         "way, not 0.51\n")
+        self.assertTrue((self.folder / "o.json").exists())
+
+    def test_require_looks_at_parameters_and_gradients_together(self):
+        path = self.file([*NONE, *collective(REDUCE, 2, 500, 1000)])
+        for share, code in ((0.625, 0), (0.626, 1)):
+            self.assertEqual(self.run_program(path, "--require", share).returncode, code)
+
+    def test_require_is_not_met_by_nothing(self):
+        control = self.file([FORWARD, *collective("all_reduce control", 1, 100, 200)])
+        ended = self.run_program(control, "--require", 0)
+        self.assertEqual(ended.returncode, 1)
+        self.assertIn(f"'{control}': no collective of parameters or gradients", ended.stderr)
+
+    def test_picture_needs_matplotlib(self):
+        ended = self.run_program(self.file(HALF), "--picture", self.folder / "p.png")
+        self.assertEqual(ended.returncode, 2)
+        self.assertIn("--picture needs matplotlib", ended.stderr)
+
+
+@unittest.skipUnless(importlib.util.find_spec("matplotlib"), "matplotlib is not installed")
+class Picture(Case):
+    def figure(self, *traces):
+        import plot_timeline
+        traces = [timeline.read_trace(self.file(events)) for events in traces]
+        every = [timeline.measure(trace) for trace in traces]
+        return plot_timeline.draw(traces, every, timeline.names(every)).axes
+
+    def bars(self, axes):
+        """(left, bottom, right) in ms of every bar that is drawn."""
+        boxes = [path.get_extents() for each in axes.collections for path in each.get_paths()]
+        return sorted(tuple(round(value, 4) for value in (box.x0, box.y0, box.x1)) for box in boxes)
+
+    def test_lanes_show_when_what_was_under_way(self):
+        axes, = self.figure([phase("forward", 1000, 2000), phase("optimizer", 3000, 3500),
+                             *collective(GATHER, 1, 1100, 1400), *collective(GATHER, 2, 1200, 1500),
+                             *collective(GATHER, 3, 1400, 1600), *collective(REDUCE, 4, 2000, 2500),
+                             exposed("wait " + GATHER, 1500, 1600), exposed("advance", 1700, 1800)])
+        self.assertEqual(self.bars(axes), sorted([
+            (0.0, 2.0, 1.0), (2.0, 2.0, 2.5), (0.5, 2.0, 0.6), (0.7, 2.0, 0.8),
+            # The second gather lies above the first, the third where the first has ended.
+            (0.1, 1.2, 0.4), (0.2, 1.5, 0.5), (0.4, 1.2, 0.6), (0.5, 1.0, 0.6),
+            (1.0, 0.2, 1.5)]))
+
+    def test_panels_are_named_and_share_the_axis(self):
+        first, second = self.figure(HALF, [*NONE, phase("optimizer", 1000, 4000)])
+        self.assertEqual(first.get_title("left"), f"{self.folder}/t.engine3, rank 0")
+        self.assertEqual((first.get_xlim(), second.get_xlim()), ((0, 4), (0, 4)))
+        self.assertIn("exposed 0.10 ms; overlap: parameters 0.50, gradients -",
+                      [text.get_text() for text in first.texts])
+
+    def test_png_and_svg_are_written(self):
+        ended = self.run_program(self.file(HALF), "--picture", self.folder / "p.png", alone=False)
+        self.assertEqual(ended.returncode, 0, ended.stderr)
+        self.assertEqual((self.folder / "p.png").read_bytes()[:4], b"\x89PNG")
+        self.assertIn("<svg", (self.folder / "p.svg").read_text())
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,104 @@
+"""The figures of ./run links: what they are made of, what must hold for them, and their table."""
+
+# TCP over IPv4 over Ethernet with time stamps: 14 + 20 + 32 bytes before 1448 bytes of payload.
+HEADERS, SEGMENT = 66, 1448
+FASTER_THAN_LINK = 0.9
+
+
+def label(mbit):
+    if mbit is None:
+        return "unlimited"
+    return f"{mbit / 1000:g} Gbit/s" if mbit >= 1000 else f"{mbit:g} Mbit/s"
+
+
+def link_seconds(rank, mbit):
+    """What a link needs for a step of this rank; nothing where there is no limit.
+
+    The switch may have seen many segments as one frame, but the token bucket counts their headers.
+    """
+    wire = max(rank["interface_bytes"], rank["counted_bytes"] * (SEGMENT + HEADERS) / SEGMENT)
+    return wire * 8 / (mbit * 1e6) if mbit else 0.0
+
+
+def payload(wire):
+    return wire.bytes - HEADERS * wire.frames
+
+
+def figures(mbit, document, wires, base_wires):
+    """One line of the table. `base_wires`: of a run of the same mode for one step."""
+    mode, steps = document["modes"][0], document["steps"]
+    counted_steps = steps - 1  # the others are in the run of one step too
+    ranks = [{"rank": rank["rank"], "counted_bytes": rank["sent_bytes"],
+              "interface_bytes": (wire.bytes - base.bytes) / counted_steps,
+              "frames": (wire.frames - base.frames) / counted_steps,
+              "payload_bytes": (payload(wire) - payload(base)) / counted_steps,
+              "again": wire.again, "again_in_base": base.again}
+             for rank, wire, base in zip(mode["ranks"], wires, base_wires)]
+    return {"mode": mode["mode"], "mbit_per_s": mbit, "steps": steps, "step_seconds": mode["step_seconds"],
+            "waiting_seconds": mode["communication_seconds"],
+            "link_seconds": max(link_seconds(rank, mbit) for rank in ranks),
+            "peak_mib": mode["peak_mib_max"], "digest": mode["digest"], "ranks": ranks}
+
+
+# ---- what must hold ------------------------------------------------------------------------------
+
+
+def wrong_bytes(row):
+    """What does not fit between the ladder's counters and those of the switch, for each rank.
+
+    Beside what was counted there may be Gloo's headers (about 50 bytes a message, of which a bucket
+    makes a few), what starts and ends a run (64 KiB, as in tests/network), and segments that were
+    sent once more, in this run or in the one whose bytes were taken off.
+    """
+    wrong, steps = [], row["steps"] - 1
+    for rank in row["ranks"]:
+        counted, sent = rank["counted_bytes"] * steps, rank["payload_bytes"] * steps
+        least = counted - SEGMENT * rank["again_in_base"]
+        most = counted + SEGMENT * rank["again"] + (64 << 10) + counted // 500
+        if not least <= sent <= most:
+            wrong.append(
+                f"{row['mode']} at {label(row['mbit_per_s'])}: rank {rank['rank']} counted {counted:.0f} bytes "
+                f"in {steps} steps, the switch received {sent:.0f} without headers; {least:.0f} to {most:.0f} fit")
+    return wrong
+
+
+def wrong_speed(row):
+    """A step that is over before a link of this speed can have carried it."""
+    if row["step_seconds"] >= FASTER_THAN_LINK * row["link_seconds"]:
+        return []
+    return [f"{row['mode']} at {label(row['mbit_per_s'])}: a step took {row['step_seconds']:.3f} s, the link needs "
+            f"{row['link_seconds']:.3f} s for its bytes: it is faster than it should be"]
+
+
+def wrong_weights(rows):
+    """All modes and speeds train to the same weights where they take as many steps."""
+    digests = {}
+    for row in rows:
+        digests.setdefault(row["steps"], {}).setdefault(row["digest"], []).append(
+            f"{row['mode']} at {label(row['mbit_per_s'])}")
+    return [f"after {steps} steps the weights differ: {found}" for steps, found in digests.items()
+            if len(found) > 1 or None in found]  # None: the two ranks differ
+
+
+# ---- the tables ----------------------------------------------------------------------------------
+
+
+def cells(row, compute):
+    def mean(key):
+        return sum(rank[key] for rank in row["ranks"]) / len(row["ranks"])
+
+    counted, wire, headers = mean("counted_bytes"), mean("interface_bytes"), HEADERS * mean("frames")
+    return [row["mode"], f"{row['step_seconds']:.3f}", f"{row['waiting_seconds']:.3f}", f"{compute:.3f}",
+            f"{row['link_seconds']:.3f}" if row["mbit_per_s"] else "-", f"{row['peak_mib']:.2f}",
+            f"{counted:.0f}", f"{wire:.0f}", f"{100 * (wire / counted - 1):.2f}",
+            f"{100 * headers / counted:.2f}", f"{100 * (wire - headers - counted) / counted:.3f}"]
+
+
+def table(rows, compute):
+    """Aligned text; `rows` are of one speed."""
+    head = [["mode", "step", "waiting", "compute", "link", "peak", "counted", "interface", "differ", "headers", "rest"],
+            ["", "s", "s", "s", "s", "MiB", "bytes", "bytes", "%", "%", "%"]]
+    lines = head + [cells(row, compute) for row in rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    return "\n".join("  ".join([line[0].ljust(widths[0]), *(
+        cell.rjust(width) for cell, width in zip(line[1:], widths[1:]))]).rstrip() for line in lines)

@@ -1,0 +1,341 @@
+// The engine under ThreadSanitizer: does anything touch a buffer while it travels?
+//
+//     race none      trains with every stage and lookahead: ThreadSanitizer must have nothing to
+//     say race gather    the same, but wait() of a gather returns before the bytes have come race
+//     reduce    the same for a reduction
+//
+// ThreadSanitizer sees only what was compiled for it, and LibTorch was not. So both sides are here:
+// a network, a thread that copies byte by byte, and layers that compute element by element. Between
+// them is the real engine, whose calls are all that orders one after the other.
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/ones.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <unistd.h>
+
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <zero/distributed/communicator.hpp>
+#include <zero/error.hpp>
+#include <zero/nn/gradient_slot.hpp>
+#include <zero/nn/model.hpp>
+#include <zero/nn/parameters.hpp>
+#include <zero/train/trainer.hpp>
+
+#include "overlap.hpp"
+
+// What ThreadSanitizer was not compiled into it cannot follow either: leave it alone.
+extern "C" const char* __tsan_default_options() {
+  return "ignore_noninstrumented_modules=1 halt_on_error=1 exitcode=66";
+}
+
+namespace zero::testing {
+namespace {
+
+using dist::Operation;
+using dist::Purpose;
+
+constexpr int kRanks = 3;
+constexpr std::int64_t kWidth = 37;
+
+// ---- the network
+// ---------------------------------------------------------------------------------
+
+/// Does jobs one after the other on a thread of its own, each after a random delay.
+class Network {
+ public:
+  explicit Network(unsigned seed) : draw_(seed), thread_([this] { work(); }) {}
+  ~Network() {
+    enqueue({});
+    thread_.join();
+  }
+
+  /// Gives the job's number.
+  std::int64_t enqueue(std::function<void()> job) {
+    const std::lock_guard lock(mutex_);
+    jobs_.push_back(std::move(job));
+    return ++enqueued_;
+  }
+
+  /// Blocks until job number `number` is done. No condition variable: those wait inside the C++
+  /// library, where ThreadSanitizer does not look.
+  void wait(std::int64_t number) {
+    while (true) {
+      std::deque<std::function<void()>> done;
+      {
+        const std::lock_guard lock(mutex_);
+        if (done_ >= number) {
+          done.swap(done_jobs_);  // tensors are let go by the thread that made them
+          return;
+        }
+      }
+      ::usleep(20);
+    }
+  }
+
+ private:
+  void work() {
+    while (true) {
+      std::function<void()> job;
+      {
+        const std::lock_guard lock(mutex_);
+        if (!jobs_.empty()) {
+          job = std::move(jobs_.front());
+          jobs_.pop_front();
+          if (!job) return;
+        }
+      }
+      ::usleep(draw_() % 200);
+      if (!job) continue;
+      job();
+      const std::lock_guard lock(mutex_);
+      done_jobs_.push_back(std::move(job));
+      ++done_;
+    }
+  }
+
+  std::mutex mutex_;
+  std::deque<std::function<void()>> jobs_, done_jobs_;
+  std::int64_t enqueued_ = 0;
+  std::int64_t done_ = 0;
+  std::minstd_rand draw_;
+  std::thread thread_;
+};
+
+// The bytes of a tensor, or of one of its pieces. Found before the job begins: a tensor is not to
+// be looked at from two threads.
+struct Bytes {
+  explicit Bytes(at::Tensor of)
+      : tensor(std::move(of)),
+        data(static_cast<volatile unsigned char*>(tensor.mutable_data_ptr())),
+        size(tensor.nbytes()) {}
+  volatile unsigned char* piece(int rank) const {
+    return data + static_cast<std::size_t>(rank) * (size / kRanks);
+  }
+
+  at::Tensor tensor;  // keeps them
+  volatile unsigned char* data;
+  std::size_t size;
+};
+
+// Byte by byte, where ThreadSanitizer sees it.
+void move_bytes(volatile unsigned char* to, const volatile unsigned char* from, std::size_t size) {
+  for (std::size_t i = 0; i < size; ++i) to[i] = from[i];
+}
+
+/// Rank 0 of three that all have the same: an average is what this rank gave, and the others'
+/// shards are like its own. What a collective would read and write is read and written, by the
+/// network, after the call has returned.
+class TwinCommunicator final : public dist::Communicator {
+ public:
+  /// wait() of an operation for `broken` returns at once.
+  TwinCommunicator(unsigned seed, const Purpose* broken)
+      : Communicator(0, kRanks, dist::ReductionOrder::kRankOrdered, /*check_collectives=*/false),
+        network_(seed),
+        broken_(broken) {}
+
+  std::string transport() const override { return "a thread"; }
+  std::vector<std::string> exchange(const std::string& text) override {
+    return std::vector<std::string>(kRanks, text);
+  }
+  std::unique_ptr<Communicator> split(const std::vector<int>&, const std::string&) override {
+    throw Error("there are no groups here");
+  }
+
+ protected:
+  WorkPtr do_broadcast(const Call& call, at::Tensor tensor, int) override {
+    return travel(call, [all = Bytes(tensor)] { move_bytes(all.data, all.data, all.size); });
+  }
+  WorkPtr do_reduce(const Call& call, at::Tensor tensor, int, dist::ReduceOp) override {
+    return travel(call, [all = Bytes(tensor)] { move_bytes(all.data, all.data, all.size); });
+  }
+  WorkPtr do_all_reduce(const Call& call, at::Tensor tensor, dist::ReduceOp) override {
+    return travel(call, [all = Bytes(tensor)] { move_bytes(all.data, all.data, all.size); });
+  }
+  WorkPtr do_reduce_scatter(const Call& call, at::Tensor output, at::Tensor input,
+                            dist::ReduceOp) override {
+    return travel(call, [to = Bytes(output), from = Bytes(input)] {
+      // The others' pieces are read, to be sent; this rank's is what stays.
+      for (std::size_t i = from.size / kRanks; i < from.size; ++i) std::ignore = from.data[i];
+      move_bytes(to.data, from.piece(0), to.size);
+    });
+  }
+  WorkPtr do_all_gather(const Call& call, at::Tensor output, at::Tensor input) override {
+    return travel(call, [to = Bytes(output), from = Bytes(input)] {
+      for (int r = 0; r < kRanks; ++r) move_bytes(to.piece(r), from.data, from.size);
+    });
+  }
+  WorkPtr do_all_to_all(const Call&, at::Tensor, at::Tensor) override { return nullptr; }
+  WorkPtr do_send(const Call&, at::Tensor, int, int) override { return nullptr; }
+  WorkPtr do_recv(const Call&, at::Tensor, int, int) override { return nullptr; }
+
+ private:
+  class Travelling final : public dist::Pending::Work {
+   public:
+    Travelling(Network& network, std::int64_t job) : network_(network), job_(job) {}
+    void wait() override { network_.wait(job_); }
+
+   private:
+    Network& network_;
+    std::int64_t job_;
+  };
+  class NotWaitedFor final : public dist::Pending::Work {
+   public:
+    void wait() override {}
+  };
+
+  WorkPtr travel(const Call& call, std::function<void()> job) {
+    const std::int64_t number = network_.enqueue(std::move(job));
+    if (broken_ != nullptr && call.purpose == *broken_) return std::make_unique<NotWaitedFor>();
+    return std::make_unique<Travelling>(network_, number);
+  }
+
+  Network network_;
+  const Purpose* broken_;
+};
+
+// ---- the model
+// -----------------------------------------------------------------------------------
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+/// y[i] = x[i] w[i] + b[i], element by element. Gradients are written where the engine says.
+struct Scale : torch::autograd::Function<Scale> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
+                            const at::Tensor& bias) {
+    context->save_for_backward({x, weight, bias});
+    at::Tensor y = at::empty_like(x);
+    const float *in = x.const_data_ptr<float>(), *w = weight.const_data_ptr<float>(),
+                *b = bias.const_data_ptr<float>();
+    auto* out = y.mutable_data_ptr<float>();
+    for (std::int64_t i = 0; i < kWidth; ++i) out[i] = in[i] * w[i] + b[i];
+    return y;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor gradient = gradients[0].contiguous();
+    at::Tensor to_x = at::empty_like(saved[0]);
+    const float *g = gradient.const_data_ptr<float>(), *in = saved[0].const_data_ptr<float>(),
+                *w = saved[1].const_data_ptr<float>();
+    auto* out = to_x.mutable_data_ptr<float>();
+    auto* of_w = nn::gradient_slot(saved[1]).tensor.mutable_data_ptr<float>();
+    auto* of_b = nn::gradient_slot(saved[2]).tensor.mutable_data_ptr<float>();
+    for (std::int64_t i = 0; i < kWidth; ++i) {
+      out[i] = g[i] * w[i];
+      of_w[i] = g[i] * in[i];
+      of_b[i] = g[i];
+    }
+    return {to_x, at::Tensor(), at::Tensor()};
+  }
+};
+
+class ScaleUnit : public nn::Unit {
+ public:
+  ScaleUnit() {
+    weight_ = add_parameter("weight", {kWidth}, nn::Initializer::normal(0.5));
+    bias_ = add_parameter("bias", {kWidth}, nn::Initializer::uniform(0.5));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    return run([&] { return Scale::apply(x, weight_, bias_).tanh(); }, {x});
+  }
+
+ private:
+  at::Tensor weight_, bias_;
+};
+
+class ScaleModel : public nn::Model {
+ public:
+  ScaleModel() {
+    weight_ = add_parameter("weight", {kWidth}, nn::Initializer::normal(0.5));
+    bias_ = add_parameter("bias", {kWidth}, nn::Initializer::uniform(0.5));
+    for (int u = 0; u < 5; ++u) {
+      units_.push_back(register_module(std::to_string(u), std::make_shared<ScaleUnit>()));
+    }
+  }
+  at::Tensor loss(const data::Batch& batch) override {
+    return run([&] { return outputs(batch).square().mean(); }, {});
+  }
+  at::Tensor predict(const data::Batch& batch) override {
+    return run([&] { return outputs(batch); }, {});
+  }
+
+ private:
+  at::Tensor outputs(const data::Batch& batch) {
+    at::Tensor x = batch.inputs;
+    for (const auto& unit : units_) x = unit->forward(x);
+    return Scale::apply(x, weight_, bias_);
+  }
+
+  at::Tensor weight_, bias_;
+  std::vector<std::shared_ptr<ScaleUnit>> units_;
+};
+
+// ---- the runs
+// ------------------------------------------------------------------------------------
+
+/// Trains some steps and gives the sum of the last losses, which no delay may change.
+double train(dist::Communicator& communicator, const OverlapOptions& options) {
+  nn::SeededValues values(5);
+  std::shared_ptr<ScaleModel> model;
+  {
+    const nn::DeferredStorage deferred;
+    model = std::make_shared<ScaleModel>();
+  }
+  Overlap strategy({*model, communicator, optim::adamw(), &values, ""}, options);
+  train::Trainer trainer(strategy);
+  data::Batch batch;
+  batch.inputs = at::ones({kWidth});
+  batch.loss_terms = 1;
+  double loss = 0;
+  for (int s = 0; s < 5; ++s) loss = trainer.step({batch}).loss;
+  return loss + trainer.evaluate({batch});
+}
+
+int run(const std::string& planted) {
+  const Purpose gather = Purpose::kParameter, reduce = Purpose::kGradient;
+  const Purpose* const broken = planted == "gather"   ? &gather
+                                : planted == "reduce" ? &reduce
+                                                      : nullptr;
+  int runs = 0;
+  for (int stage = 0; stage <= 3; ++stage) {
+    std::optional<double> expected[2];  // twins repeat their own shard: the cutting matters
+    for (unsigned seed = 0; seed < 10; ++seed, ++runs) {
+      OverlapOptions options;
+      options.stage = stage;
+      options.lookahead = seed == 9 ? kAutoLookahead : seed % 4;
+      options.bucket_bytes = seed % 2 == 0 ? 1 << 20 : 4 * kWidth;  // a bucket for each parameter
+      options.in_flight_bytes = 1 << (seed + 6);
+      TwinCommunicator communicator(seed + 1, broken);
+      const double loss = train(communicator, options);
+      const double first = expected[seed % 2].value_or(loss);
+      expected[seed % 2] = first;
+      if (loss != first && broken == nullptr) {
+        fmt::print(stderr, "stage {}, seed {}: the loss is {} and not {}\n", stage, seed, loss,
+                   first);
+        return 1;
+      }
+    }
+  }
+  fmt::print("{} runs\n", runs);
+  return 0;
+}
+
+}  // namespace
+}  // namespace zero::testing
+
+int main(int argc, char** argv) {
+  const std::string planted = argc == 2 ? argv[1] : "";
+  if (planted != "none" && planted != "gather" && planted != "reduce") {
+    fmt::print(stderr, "usage: {} none|gather|reduce\n", argv[0]);
+    return 2;
+  }
+  return zero::testing::run(planted);
+}
