@@ -50,6 +50,7 @@ void Overlap::backward(const at::Tensor& loss) {
   arrived_.assign(arrived_.size(), 0);
   ready_.assign(ready_.size(), 0);
   reshard_all();
+  pool_.clear();  // nothing is gathered any more, and no gradient is written
   if (reduces_now()) order_.finish([this](std::size_t b) { launch(b); });
 }
 
