@@ -3,12 +3,12 @@
 #include <fmt/format.h>
 
 #include <cmath>
-#include <cstring>
 #include <fstream>
 #include <functional>
 #include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <sstream>
 #include <zero/error.hpp>
 #include <zero/report/names.hpp>
@@ -146,31 +146,44 @@ void add_setting(Json& settings, const std::string& text) {
   settings[text.substr(0, sign)] = json.is_primitive() && !json.is_discarded() ? json : Json(value);
 }
 
-Json settings_of_file(const std::string& path) {
+std::string contents_of(const std::string& path) {
   std::ifstream file(path);
   if (!file) throw Error(fmt::format("the engine configuration {} cannot be read", path));
-  return parsed({std::istreambuf_iterator<char>(file), {}}, path.c_str());
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// The rest of `text` where it begins with `key`.
+std::optional<std::string> after(const std::string& key, const std::string& text) {
+  if (text.rfind(key, 0) != 0) return std::nullopt;
+  return text.substr(key.size());
+}
+
+EngineConfig config_from(int stage, const std::string& text) {
+  if (const auto file = after("deepspeed=", text)) {
+    return engine_config_from_deepspeed(contents_of(*file)).config;
+  }
+  Json settings = Json::object();
+  std::istringstream parts(text);
+  bool first = true;
+  for (std::string part; std::getline(parts, part, ':'); first = false) {
+    if (const auto file = after("config=", part); file && first) {
+      settings = parsed(contents_of(*file), file->c_str());
+    } else {
+      add_setting(settings, part);
+    }
+  }
+  if (!settings.contains("stage")) settings["stage"] = stage;
+  return engine_config(settings.dump());
 }
 
 }  // namespace
 
 OverlapOptions overlap_options(int stage, const std::string& text) {
-  Json settings = Json::object();
-  std::istringstream parts(text);
-  bool first = true;
-  for (std::string part; std::getline(parts, part, ':'); first = false) {
-    if (first && part.rfind("config=", 0) == 0) {
-      settings = settings_of_file(part.substr(std::strlen("config=")));
-    } else {
-      add_setting(settings, part);
-    }
+  const EngineConfig config = config_from(stage, text);
+  if (config.overlap.stage != stage) {
+    throw Error(
+        fmt::format("stage is {}, but mode engine{} was asked for", config.overlap.stage, stage));
   }
-  if (settings.value("stage", Json(stage)) != stage) {
-    throw Error(fmt::format("stage is {}, but mode engine{} was asked for",
-                            settings["stage"].dump(), stage));
-  }
-  settings["stage"] = stage;
-  const EngineConfig config = engine_config(settings.dump());
   if (config.accumulation_steps != 1 || config.clip_norm != 0) {
     throw Error(
         "accumulation_steps and clip_norm are for zero::Engine; a mode has one micro-batch "

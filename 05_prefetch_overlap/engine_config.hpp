@@ -35,9 +35,9 @@ EngineConfig engine_config(const std::string& json);
 
 /// The same on a command line, as what follows the name of a mode: keys of the file above and
 /// their values, joined by colons, "lookahead=2:bucket_mib=5". With "config=FILE" in the first
-/// place the rest changes what is in that file. `stage` is what the mode's name says; zero::Error
-/// where the file says another, and for what a mode has no use for: accumulation_steps and
-/// clip_norm.
+/// place the rest changes what is in that file. "deepspeed=FILE", alone, takes a configuration for
+/// DeepSpeed. `stage` is what the mode's name says; zero::Error where the file says another, and
+/// for what a mode has no use for: accumulation_steps and clip_norm.
 OverlapOptions overlap_options(int stage, const std::string& text);
 
 /// What a configuration for DeepSpeed means here.

@@ -61,6 +61,11 @@ TEST(EngineConfig, OfACommandLineBeginsWithAFile) {
   EXPECT_EQ(options.lookahead, 2);
   EXPECT_THAT(error_of([&] { overlap_options(2, "config=" + file); }),
               HasSubstr("stage is 3, but mode engine2 was asked for"));
+  const std::string deepspeed = (folder / "ds.json").string();
+  std::ofstream(deepspeed) << R"({"zero_optimization": {"stage": 2, "reduce_bucket_size": 1000}})";
+  EXPECT_EQ(overlap_options(2, "deepspeed=" + deepspeed).bucket_bytes, 4000);
+  EXPECT_THAT(error_of([&] { overlap_options(3, "deepspeed=" + deepspeed); }),
+              HasSubstr("stage is 2, but mode engine3 was asked for"));
 }
 
 TEST(EngineConfig, ReadsEveryKey) {

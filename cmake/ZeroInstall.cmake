@@ -52,8 +52,9 @@ if(ZERO_BUILD_TESTS)
   set_tests_properties(torch_version PROPERTIES LABELS common TIMEOUT 60)
 endif()
 
-# A program of somebody's own, from an empty folder: install, find_package, build, run.
-if(ZERO_BUILD_TESTS)
+# A program of somebody's own, from an empty folder: install, find_package, build, run. Not with
+# sanitizers, for which all that is linked must be compiled.
+if(ZERO_BUILD_TESTS AND NOT ZERO_SANITIZE)
   add_test(NAME consumer COMMAND "${CMAKE_COMMAND}"
     -DBUILD=${PROJECT_BINARY_DIR} -DSOURCE=${PROJECT_SOURCE_DIR} -DTORCH=${ZERO_TORCH_DIRECTORY}
     -DGENERATOR=${CMAKE_GENERATOR} -DCOMPILER=${CMAKE_CXX_COMPILER}

@@ -32,21 +32,36 @@ std::vector<std::string> StoreExchange::exchange(const std::string& text) {
               std::vector<std::uint8_t>(text.begin(), text.end()));
   std::vector<std::string> all;
   for (int rank = 0; rank < size_; ++rank) all.push_back(wait_for(rank, round));
+  leave(round);
   return all;
+}
+
+void StoreExchange::leave(std::int64_t round) {
+  // Rank 0 may be the one that serves the store, and may end as soon as it is back from here: it
+  // leaves last.
+  const std::string everyone = fmt::format("exchange/{}/everyone", round);
+  if (store_->add(fmt::format("exchange/{}/left", round), 1) == size_) store_->set(everyone, std::vector<std::uint8_t>());
+  if (rank_ == 0) store_->wait({everyone}, timeout_);
 }
 
 std::string StoreExchange::wait_for(int rank, std::int64_t round) {
   const std::string key = fmt::format("exchange/{}/{}", round, rank);
+  const auto started = std::chrono::steady_clock::now();
   try {
     store_->wait({key}, timeout_);
     const std::vector<std::uint8_t> value = store_->get(key);
     return {value.begin(), value.end()};
   } catch (const std::exception& error) {
     // Only the first line: the rest is a stack trace of c10d's.
-    const std::string cause = error.what();
-    throw Error(fmt::format(
-        "rank {} of {} did not answer within {} s (waiting for its message {}): {}", rank, size_,
-        timeout_.count() / 1000.0, round, cause.substr(0, cause.find('\n'))));
+    const std::string text = error.what(), cause = text.substr(0, text.find('\n'));
+    if (std::chrono::steady_clock::now() - started < timeout_) {
+      throw Error(fmt::format(
+          "the store through which ranks meet is gone (waiting for message {} of rank {}): {}",
+          round, rank, cause));
+    }
+    throw Error(
+        fmt::format("rank {} of {} did not answer within {} s (waiting for its message {}): {}",
+                    rank, size_, timeout_.count() / 1000.0, round, cause));
   }
 }
 

@@ -29,6 +29,7 @@ class StoreExchange {
 
  private:
   std::string wait_for(int rank, std::int64_t round);
+  void leave(std::int64_t round);
 
   StorePtr store_;
   int rank_;

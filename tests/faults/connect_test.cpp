@@ -126,6 +126,22 @@ TEST(Connect, InterfaceThatIsNotThereIsNamed) {
   }
 }
 
+// Rank 0 serves the store, and its process ends here as soon as it has what the others said.
+TEST(Connect, RankThatServesTheStoreLeavesLast) {
+  constexpr int kRanks = 8;  // the more the others have to read after rank 0 has what it wants
+  for (int round = 0; round < 5; ++round) {
+    const int port = free_port();
+    const auto exits = connecting(kRanks, [&](int rank) {
+      dist::ConnectOptions options;
+      options.timeout = std::chrono::seconds(20);
+      const auto communicator = dist::connect(environment(rank, kRanks, port), options);
+      const std::string said(7 << 20, static_cast<char>('a' + rank));
+      if (communicator->exchange(said).at(2).back() != 'c') throw Error("something else was said");
+    });
+    for (const dist::RankExit& exit : exits) EXPECT_EQ(exit.result, "connected") << exit.output;
+  }
+}
+
 // The same ranks with nothing in the way: the errors above are not those of the set-up.
 TEST(ConnectPremises, RanksThatAllComeAreConnected) {
   const int port = free_port();
