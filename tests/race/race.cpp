@@ -31,6 +31,7 @@
 #include "overlap.hpp"
 
 // What ThreadSanitizer was not compiled into it cannot follow either: leave it alone.
+// NOLINTNEXTLINE(readability-identifier-naming): the name is ThreadSanitizer's.
 extern "C" const char* __tsan_default_options() {
   return "ignore_noninstrumented_modules=1 halt_on_error=1 exitcode=66";
 }
