@@ -1,7 +1,11 @@
 #include "engine.hpp"
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <cmath>
 #include <utility>
 #include <zero/error.hpp>
 #include <zero/train/checkpoint.hpp>
@@ -34,14 +38,35 @@ void Engine::backward(const at::Tensor& loss) {
   const auto parts = static_cast<double>(config_.accumulation_steps);
   overlap_.backward(config_.accumulation_steps == 1 ? loss : loss / parts);
   overlap_.finish_backward();
+  losses_.push_back(loss.detach());
   ++micro_batches_;
   stepped_ = false;
+}
+
+void Engine::check_losses() {
+  dist::Communicator& communicator = overlap_.communicator();
+  communicator.settle();  // the host is about to read
+  double mine = 0;
+  for (const at::Tensor& loss : losses_) mine += std::isfinite(loss.item<double>()) ? 0 : 1;
+  losses_.clear();
+  at::Tensor all = at::empty({communicator.size()}, at::kDouble);
+  communicator.all_gather(all, at::full({1}, mine, at::kDouble), dist::Purpose::kControl).wait();
+  std::vector<std::int64_t> ranks;
+  for (std::int64_t r = 0; r < all.numel(); ++r) {
+    if (all[r].item<double>() > 0) ranks.push_back(r);
+  }
+  if (ranks.empty()) return;
+  give_up_step();
+  throw Error(fmt::format(
+      "step {}: the loss is infinite or NaN on rank{} {}; no rank has changed its weights", steps_,
+      ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", ")));
 }
 
 bool Engine::step() {
   if (stepped_) throw Error("step() before backward(): there are no gradients to step with");
   stepped_ = true;
   if (micro_batches_ < config_.accumulation_steps) return false;
+  check_losses();
   micro_batches_ = 0;
   gradient_norm_ = config_.clip_norm > 0 ? overlap_.clip_grad_norm(config_.clip_norm) : 0.0F;
   overlap_.optimizer_step();
@@ -53,6 +78,7 @@ bool Engine::step() {
 
 void Engine::give_up_step() {
   overlap_.zero_grad();
+  losses_.clear();
   micro_batches_ = 0;
   stepped_ = true;
 }

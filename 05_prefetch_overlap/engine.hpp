@@ -39,7 +39,9 @@ class Engine {
 
   /// After the last micro-batch of a step: clips if asked to, updates, and drops the gradients.
   /// After the others it does nothing, so that a loop need not count. Says whether it updated.
-  /// @throws zero::Error where backward() has not been called since the last step().
+  /// @throws zero::Error where backward() has not been called since the last step(), and on all
+  /// ranks where a loss of the step was infinite or NaN on any of them: the step is given up then,
+  /// weights and optimizer states are as before, and the next forward() may follow.
   bool step();
 
   /// Drops what the step has so far, after an error in forward() or backward() that all ranks have
@@ -68,6 +70,9 @@ class Engine {
  private:
   EngineConfig config_;
   Overlap overlap_;
+  void check_losses();
+
+  std::vector<at::Tensor> losses_;  // of this step's micro-batches
   std::int64_t micro_batches_ = 0;  // of this step, whose backward has run
   bool stepped_ = true;
   float gradient_norm_ = 0;

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <harness.hpp>
 #include <zero/error.hpp>
 #include <zero/report/test_folder.hpp>
@@ -98,6 +99,42 @@ TEST(Engine, BeginsAStepAnewThatWasGivenUp) {
       EXPECT_EQ(micro(undisturbed, other, s), s % 2 == 1);
     }
     expect_equal(whole_weights(engine.strategy()), whole_weights(undisturbed.strategy()), "anew");
+  });
+}
+
+TEST(Engine, NobodyUpdatesWhereOneLossIsNotFinite) {
+  on_ranks(3, [](dist::Communicator& communicator) {
+    for (const int stage : {0, 1, 2, 3}) {
+      Toy toy, other;
+      const EngineConfig config{.overlap = {.stage = stage}, .accumulation_steps = 2};
+      Engine engine(*toy.model, communicator, optim::adamw(), config, &toy.values);
+      Engine undisturbed(*other.model, communicator, optim::adamw(), config, &other.values);
+      const auto micro = [&](Engine& e, Toy& t, int s, bool bad) {
+        data::Batch batch = t.batch(communicator.rank(), s);
+        if (bad) batch.inputs[0][0] = std::nanf("");
+        e.backward(e.forward(batch));
+        return e.step();
+      };
+      for (int s = 0; s < 2; ++s) {
+        micro(engine, toy, s, false);
+        micro(undisturbed, other, s, false);
+      }
+      micro(engine, toy, 2, communicator.rank() == 1);  // the first of its step
+      try {
+        micro(engine, toy, 3, false);
+        ADD_FAILURE() << "no error";
+      } catch (const Error& error) {
+        EXPECT_EQ(std::string(error.what()),
+                  "step 1: the loss is infinite or NaN on rank 1; no rank has changed its weights");
+      }
+      EXPECT_EQ(engine.steps(), 1);
+      for (int s = 2; s < 4; ++s) {
+        micro(engine, toy, s, false);
+        micro(undisturbed, other, s, false);
+      }
+      expect_equal(whole_weights(engine.strategy()), whole_weights(undisturbed.strategy()),
+                   "stage " + std::to_string(stage));
+    }
   });
 }
 

@@ -219,6 +219,10 @@ function(zero_add_exercise name)
       add_test(NAME exercise.${name}.${kind} COMMAND ${program} ${flag} WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}")
       set_tests_properties(exercise.${name}.${kind} PROPERTIES LABELS "exercise;${ARG_LABELS}" TIMEOUT 120
         ENVIRONMENT "OMP_NUM_THREADS=1")
+      # ./run test NN runs what has the chapter's label, so it must build it too.
+      foreach(label IN LISTS ARG_LABELS)
+        add_dependencies(check_${label} ${program})
+      endforeach()
     endif()
   endforeach()
 endfunction()

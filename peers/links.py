@@ -134,8 +134,10 @@ class Bench:
 
     def __init__(self, options, folder):
         self._options, self._folder, self._runs = options, folder, 0
-        # A copy: all modes are to be trained by one program, though it may be built anew meanwhile.
+        # Copies: all modes are to be trained by one program on one text, though one may be built and
+        # the other written anew meanwhile.
         self._ladder = shutil.copy2(options.ladder, folder / "ladder")
+        self._text = shutil.copy2(ROOT / "docs/decisions.md", folder / "text.md")
         self._words = ["--model", options.model]
         if options.model == "links":
             write_model(folder / "model")
@@ -146,7 +148,7 @@ class Bench:
         self._runs += 1
         name = f"{self._runs:03d}.{label(mbit)}.{mode}".replace(" ", "").replace("/", "_")
         report = self._folder / f"{name}.json"
-        command = [self._ladder, *self._words, "--data", ROOT / "docs/decisions.md", "--modes", mode,
+        command = [self._ladder, *self._words, "--data", self._text, "--modes", mode,
                    "--steps", steps, "--seq-len", self._options.seq_len, "--batch", self._options.batch,
                    "--timeout", RUN_LIMIT_S, "--json", report]
         if not compute:

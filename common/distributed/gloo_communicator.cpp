@@ -40,7 +40,8 @@ void StoreExchange::leave(std::int64_t round) {
   // Rank 0 may be the one that serves the store, and may end as soon as it is back from here: it
   // leaves last.
   const std::string everyone = fmt::format("exchange/{}/everyone", round);
-  if (store_->add(fmt::format("exchange/{}/left", round), 1) == size_) store_->set(everyone, std::vector<std::uint8_t>());
+  if (store_->add(fmt::format("exchange/{}/left", round), 1) == size_)
+    store_->set(everyone, std::vector<std::uint8_t>());
   if (rank_ == 0) store_->wait({everyone}, timeout_);
 }
 

@@ -2,8 +2,10 @@
 
 #include "clip_grad_norm.hpp"
 
+#include <ATen/ops/from_blob.h>
 #include <fmt/format.h>
 
+#include <cmath>
 #include <harness.hpp>
 #include <zero/train/registry.hpp>
 
@@ -32,6 +34,53 @@ Example traps() {
   const nn::DeferredStorage deferred;
   return {std::make_shared<testing::TrapModel>(), nn::SeededValues{5},
           [](int rank, int step) { return testing::trap_batch(17, rank, step); }};
+}
+
+// Whole numbers whose squares add up to that of 17807201; small ones, so that the average of three
+// ranks' is exact.
+std::vector<float> large_gradient() {
+  std::vector<float> parts;
+  for (std::int64_t left = std::int64_t{17807201} * 17807201; left > 0;) {
+    const auto root = static_cast<std::int64_t>(std::sqrt(static_cast<double>(left)));
+    parts.push_back(static_cast<float>(std::min<std::int64_t>(root, 1 << 21)));
+    left -= static_cast<std::int64_t>(parts.back()) * static_cast<std::int64_t>(parts.back());
+  }
+  return parts;
+}
+
+// Its gradient tells in which order squares were added. Those of the first parameter add up to the
+// square of a number that lies halfway between two floats. Those of each other add up to half of
+// what a double of that size can tell apart: one after the other they vanish, together they do not.
+class Halfway : public nn::Model {
+ public:
+  Halfway() {
+    const auto size = static_cast<std::int64_t>(gradient_.size());
+    large_ = add_parameter("large", {size}, nn::Initializer::constant(1));
+    for (int i = 0; i < 8; ++i) {
+      small_.push_back(add_parameter(fmt::format("small{}", i), {2}, nn::Initializer::constant(1)));
+    }
+  }
+  at::Tensor loss(const data::Batch&) override {
+    return run(
+        [&] {
+          at::Tensor sum = (large_ * at::from_blob(gradient_.data(), large_.sizes())).sum();
+          for (const at::Tensor& small : small_) sum = sum + (small * 0.125).sum();
+          return sum;
+        },
+        {});
+  }
+  at::Tensor predict(const data::Batch& batch) override { return loss(batch); }
+
+ private:
+  std::vector<float> gradient_ = large_gradient();
+  at::Tensor large_;
+  std::vector<at::Tensor> small_;
+};
+
+Example halfway() {
+  const nn::DeferredStorage deferred;
+  return {std::make_shared<Halfway>(), nn::SeededValues{5},
+          [](int, int) { return data::Batch{.loss_terms = 1}; }};
 }
 
 optim::OptimizerFactory optimizer_named(const std::string& name) {
@@ -117,6 +166,15 @@ TEST_P(ClipGradNorm, CopesWithTiedFrozenAndUnusedParameters) {
     const Record reference = train(communicator, traps(), "ddp", "sgd", library(0.05));
     EXPECT_EQ(run.norms, reference.norms);
     expect_equal_weights(run, reference, "traps");
+  });
+}
+
+TEST_P(ClipGradNorm, AddsSquaresInTheOrderOfDdp) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    const std::vector<float> expected =
+        train(communicator, halfway(), "ddp", "sgd", library(1e9)).norms;
+    EXPECT_EQ(expected.front(), 17807200.0F) << "the test must lie halfway";
+    EXPECT_EQ(train(communicator, halfway(), "zero1", "sgd", yours(1e9)).norms, expected);
   });
 }
 

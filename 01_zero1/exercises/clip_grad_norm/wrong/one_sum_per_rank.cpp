@@ -1,0 +1,41 @@
+// A wrong answer that the tests must notice: each rank adds up its own squares first, so that the
+// order of adding, and now and then the last bit, depends on who owns what.
+#include <ATen/ops/zeros.h>
+
+#include <zero/distributed/communicator.hpp>
+#include <zero/optim/norm.hpp>
+
+#include "clip_grad_norm.hpp"
+
+namespace {
+
+using zero::train::Strategy;
+
+// The gradient of parameter i if this rank owns it and anybody used it, else undefined.
+at::Tensor owned_gradient(const Strategy& strategy, std::size_t i) {
+  return strategy.owns(i) ? strategy.piece(i).tensor.grad() : at::Tensor();
+}
+
+}  // namespace
+
+float clip_grad_norm(Strategy& strategy, double max_norm) {
+  const std::size_t count = strategy.list().size();
+
+  at::Tensor sum = at::zeros({1}, at::kDouble);
+  auto* squares = sum.mutable_data_ptr<double>();
+  for (std::size_t i = 0; i < count; ++i) {
+    const at::Tensor gradient = owned_gradient(strategy, i);
+    if (gradient.defined()) *squares += zero::optim::squared_norm(gradient);
+  }
+  strategy.communicator()
+      .all_reduce(sum, zero::dist::Purpose::kControl, zero::dist::ReduceOp::kSum)
+      .wait();
+
+  const float norm = zero::optim::norm_from_squares({squares, squares + 1});
+  const float coefficient = zero::optim::clip_coefficient(norm, max_norm);
+  for (std::size_t i = 0; i < count; ++i) {
+    at::Tensor gradient = owned_gradient(strategy, i);
+    if (gradient.defined() && coefficient != 1.0F) gradient.mul_(coefficient);
+  }
+  return norm;
+}
