@@ -138,6 +138,28 @@ TEST(Engine, NobodyUpdatesWhereOneLossIsNotFinite) {
   });
 }
 
+TEST(Engine, SavesNoWeightsThatAreNotFinite) {
+  const report::TestFolder folder;
+  on_ranks(2, [&](dist::Communicator& communicator) {
+    Toy toy, other;
+    const EngineConfig config{.overlap = {.stage = 3}};
+    Engine engine(*toy.model, communicator, optim::adamw(), config, &toy.values);
+    engine.backward(engine.forward(toy.batch(communicator.rank(), 0)));
+    engine.step();
+    engine.save(folder.path());
+    engine.backward(engine.forward(toy.batch(communicator.rank(), 1)));
+    engine.step();
+    for (std::size_t i = 0; i < engine.strategy().list().size(); ++i) {
+      const at::Tensor held = engine.strategy().stored(i).tensor;
+      if (communicator.rank() == 1 && held.defined()) at::Tensor(held).fill_(std::nanf(""));
+    }
+    EXPECT_THROW(engine.save(folder.path()), Error);
+    Engine loads(*other.model, communicator, optim::adamw(), config, &other.values);
+    EXPECT_TRUE(loads.load(folder.path()));
+    EXPECT_EQ(loads.steps(), 1);
+  });
+}
+
 TEST(Engine, RefusesCallsInTheWrongOrder) {
   on_ranks(2, [](dist::Communicator& communicator) {
     Toy toy;

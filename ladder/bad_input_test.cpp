@@ -33,6 +33,8 @@ INSTANTIATE_TEST_SUITE_P(
     All, BadArguments,
     ::testing::Values(
         BadInput{"Mode", "--model tiny --modes ddp,zer1", {"'zer1'; did you mean 'zero1'?"}},
+        BadInput{"NoNumberAsRate", "--model tiny --lr nan", {"--lr is nan"}},
+        BadInput{"RateBelowNothing", "--model tiny --lr -1", {"--lr is -1"}},
         BadInput{"EngineSetting",
                  "--model tiny --modes engine3:lookahaed=2",
                  {"did you mean 'lookahead'?"}},

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -39,6 +40,9 @@ void check(const Options& options) {
   check_choice("dtype", options.dtype, {"fp32", "bf16", "fp16"});
   check_choice("reduce-dtype", options.reduce_dtype, {"parameter", "fp32"});
   check_choice("device", options.device, {"cpu", "cuda"});
+  if (!(options.learning_rate >= 0) || !std::isfinite(options.learning_rate)) {
+    throw Error(fmt::format("--lr is {}; it must be a number of 0 or more", options.learning_rate));
+  }
   if (!options.model.empty()) check_choice("model", options.model, nn::preset_names());
   if (!options.checkpoint.empty() && options.modes.size() != 1) {
     throw Error(

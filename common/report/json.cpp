@@ -38,7 +38,23 @@ int write_all(const fs::path& path, std::string_view contents) {
 
 }  // namespace
 
-void write_file(const fs::path& path, std::string_view contents) {
+namespace {
+
+// Refuses what is there and no ordinary file: as root one would replace /dev/null by one. What a
+// symbolic link leads to is written, and the link stays.
+fs::path target_of(const fs::path& path) {
+  std::error_code ignored;
+  const fs::file_status status = fs::status(path, ignored);
+  if (fs::exists(status) && !fs::is_regular_file(status) && !fs::is_directory(status)) {
+    throw Error(fmt::format("cannot write '{}': it is no ordinary file; name one", path.string()));
+  }
+  return fs::is_symlink(path, ignored) ? fs::weakly_canonical(path) : path;
+}
+
+}  // namespace
+
+void write_file(const fs::path& name, std::string_view contents) {
+  const fs::path path = target_of(name);
   if (!path.has_filename()) {
     throw Error(fmt::format("cannot write '{}': it names a folder, name a file", path.string()));
   }
@@ -63,7 +79,8 @@ void write_file(const fs::path& path, std::string_view contents) {
   }
 }
 
-void check_writable(const fs::path& path) {
+void check_writable(const fs::path& name) {
+  const fs::path path = target_of(name);
   std::error_code ignored;
   if (!path.has_filename() || fs::is_directory(path, ignored)) {
     throw Error(fmt::format("cannot write '{}': it names a folder, name a file", path.string()));

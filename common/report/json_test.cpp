@@ -1,11 +1,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 
 #include <chrono>
 #include <cmath>
 #include <csignal>
 #include <fstream>
+#include <functional>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <regex>
@@ -105,6 +107,21 @@ TEST(WriteFile, RefusesTheNameOfAFolder) {
   EXPECT_EQ(files_in(folder.path()), 1) << "the temporary file was left behind";
   EXPECT_NE(error_of([&] { write_file(folder / "out/", "{}"); }).find("names a folder"),
             std::string::npos);
+}
+
+TEST(WriteFile, WritesWhereALinkLeadsAndReplacesNoPipe) {
+  const TestFolder folder;
+  write_file(folder / "real", "old");
+  fs::create_symlink(folder / "real", folder / "link");
+  write_file(folder / "link", "new");
+  EXPECT_TRUE(fs::is_symlink(folder / "link"));
+  EXPECT_EQ(contents_of(folder / "real"), "new");
+  ASSERT_EQ(::mkfifo((folder / "pipe").c_str(), 0600), 0);
+  for (const auto& write : {std::function<void()>([&] { write_file(folder / "pipe", "x"); }),
+                            std::function<void()>([&] { check_writable(folder / "pipe"); })}) {
+    EXPECT_NE(error_of(write).find("no ordinary file"), std::string::npos);
+  }
+  EXPECT_TRUE(fs::is_fifo(folder / "pipe"));
 }
 
 TEST(WriteFile, LeavesTheOldFileWholeIfTheDiskIsFull) {

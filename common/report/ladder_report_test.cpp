@@ -170,6 +170,17 @@ TEST(LadderTables, ShowWhatWasWaitedForBesideWhatWasUnderWay) {
   EXPECT_EQ(line.substr(waiting - 6, 6), " 1.250") << line;
 }
 
+TEST(LadderVerdict, ARankMayOwnNothing) {
+  LadderReport report = ladder_sample();
+  ModeRow& mode = report.modes[3];
+  mode.ranks[1].total_mib = mode.ranks[1].other_mib;
+  mode.ranks[1].formula_mib = 0;
+  mode.formula_mib = (mode.ranks[0].total_mib - mode.ranks[0].other_mib) / 2;
+  EXPECT_EQ(verdict(report), verdict(ladder_sample()));
+  mode.ranks[1].total_mib += 1;
+  EXPECT_NE(verdict(report), verdict(ladder_sample()));
+}
+
 TEST(LadderTables, ShowWhatIsWrong) {
   LadderReport report = ladder_sample();
   report.modes[1].ranks[0].digest = "b";

@@ -57,7 +57,8 @@ struct LoadOptions {
 ///
 /// @throws zero::Error on every rank, with the reason of one of them, where the folder cannot be
 /// written to or is full, it holds a manifest.json of something else, `info` differs between ranks,
-/// or the optimizer's state cannot be saved. The earlier checkpoint is whole then.
+/// a weight is infinite or NaN, or the optimizer's state cannot be saved. The earlier checkpoint is
+/// whole then.
 void save_checkpoint(Strategy& strategy, const std::filesystem::path& folder,
                      const CheckpointInfo& info);
 

@@ -4,6 +4,7 @@
 #include "zero/nn/safetensors.hpp"
 #include "zero/train/checkpoint_files.hpp"
 #include "zero/train/checkpoint_parts.hpp"
+#include "zero/train/finite_weights.hpp"
 
 namespace zero::train {
 
@@ -131,6 +132,7 @@ void save_checkpoint(Strategy& strategy, const fs::path& folder, const Checkpoin
     if (strategy.optimizer().settings().kind.empty()) {
       throw Error("this optimizer does not show all of its state; AdamW, Adam and SGD do");
     }
+    check_weights(strategy);
     return to_text(holdings_of(strategy));
   });
   communicator.agree("what the checkpoint notes of the run", described(info));
