@@ -36,8 +36,6 @@ c10::Stream new_stream(int device) {
                                       /*isHighPriority=*/true);
 }
 
-std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
-
 }  // namespace
 
 NcclCommunicator::NcclCommunicator(StoreExchange store, GroupPtr group, int rank, int size,

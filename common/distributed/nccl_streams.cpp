@@ -18,8 +18,6 @@ namespace {
 
 constexpr auto kLook = std::chrono::microseconds(50);
 
-std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
-
 }  // namespace
 
 class NcclCommunicator::FlightWork final : public Pending::Work {

@@ -36,10 +36,6 @@ int write_all(const fs::path& path, std::string_view contents) {
   return code;
 }
 
-}  // namespace
-
-namespace {
-
 // Refuses what is there and no ordinary file: as root one would replace /dev/null by one. What a
 // symbolic link leads to is written, and the link stays.
 fs::path target_of(const fs::path& path) {

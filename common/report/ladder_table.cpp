@@ -32,8 +32,7 @@ std::vector<std::string> legend(const LadderReport& report) {
       "Memory: the allocator's live bytes after a step, before gradients are cleared, less those "
       "before the model was built;",
       "the peak is over a whole step: of everything, and (states, max) of parameters, gradients "
-      "and "
-      "optimizer states together.",
+      "and optimizer states together.",
       "RSS+: the growth of the process's resident set. Mean and max are over the ranks.",
       "off: how far the mean total is from the formula. Seconds: means over ranks of each rank's "
       "median; waiting for collectives counts apart.",

@@ -19,17 +19,4 @@ void check_weights(const Strategy& strategy) {
   }
 }
 
-void check_weights_of_all_ranks(Strategy& strategy, const std::string& what) {
-  std::string mine;
-  try {
-    check_weights(strategy);
-  } catch (const Error& error) {
-    mine = error.what();
-  }
-  const std::vector<std::string> all = strategy.communicator().exchange(mine);
-  for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    if (!all[rank].empty()) throw Error(fmt::format("{}: rank {}: {}", what, rank, all[rank]));
-  }
-}
-
 }  // namespace zero::train

@@ -8,6 +8,7 @@
 
 #include "zero/error.hpp"
 #include "zero/nn/new_file.hpp"
+#include "zero/train/checkpoint_parts.hpp"
 #include "zero/train/finite_weights.hpp"
 
 namespace zero::train {
@@ -78,7 +79,10 @@ void save_model(Strategy& strategy, const nlohmann::json& config,
   dist::Communicator& communicator = strategy.communicator();
   Files files(communicator.rank() == 0, folder, specs_of(list), max_bytes, config.dump(2) + "\n");
   files.agree(communicator);
-  check_weights_of_all_ranks(strategy, "the model is not saved");
+  checkpoint::on_all_ranks(communicator, "the model is not saved", [&] {
+    check_weights(strategy);
+    return std::string();
+  });
   for (std::size_t u = 0; u < list.units.size(); ++u) {
     const WholeParameters whole(strategy, u);
     for (const std::size_t i : list.units[u].parameters) files.write(list.parameters[i]);

@@ -19,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from hosts import LIMIT_S, Failure, Network, Program, Skip
+from hosts import LIMIT_S, Failure, Network, Program, Skip, check_machine
 
 FAILED, SKIPPED = 1, 77
 RANKS = 4
@@ -230,14 +230,6 @@ TESTS = {
     "rank_is_killed": rank_is_killed,
     "mpirun": mpirun,
 }
-
-
-def check_machine():
-    if os.geteuid() != 0:
-        raise Skip("this needs root")
-    for program in ("ip", "nsenter", "taskset", "unshare"):
-        if shutil.which(program) is None:
-            raise Skip(f"{program} is not installed (packages iproute2 and util-linux)")
 
 
 def run(name, ladder):
