@@ -72,6 +72,13 @@ class HookedCommunicator final : public dist::Communicator {
       pending_.wait();
       self_.count(call_, self_.inner_.traffic().bytes() - sent);
     }
+    bool receive() override {
+      self_.hook_(call_.operation, call_.purpose, /*waiting=*/true);
+      const std::int64_t sent = self_.inner_.traffic().bytes();
+      pending_.receive();
+      self_.count(call_, self_.inner_.traffic().bytes() - sent);
+      return pending_.active();
+    }
 
    private:
     HookedCommunicator& self_;

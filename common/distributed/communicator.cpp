@@ -33,6 +33,12 @@ void Pending::wait() {
   work->wait();
 }
 
+void Pending::receive() {
+  if (work_ == nullptr) return;
+  std::unique_ptr<Work> work = std::move(work_);  // gone after an error, as in wait()
+  if (work->receive()) work_ = std::move(work);
+}
+
 /// Tells the communicator how long the operation was under way, and how long was waited for it.
 class TimedWork final : public Pending::Work {
  public:
@@ -43,15 +49,27 @@ class TimedWork final : public Pending::Work {
   void wait() override {
     const auto waited_from = Clock::now();
     work_->wait();
-    communicator_.note_exposed("wait", &call_, waited_from);
-    communicator_.note_complete(call_, started_);
+    note(waited_from);
+  }
+
+  bool receive() override {
+    const auto waited_from = Clock::now();
+    const bool more = work_->receive();
+    note(waited_from);
+    return more;
   }
 
  private:
+  void note(Clock::time_point waited_from) {
+    communicator_.note_exposed("wait", &call_, waited_from);
+    if (!std::exchange(complete_, true)) communicator_.note_complete(call_, started_);
+  }
+
   std::unique_ptr<Pending::Work> work_;
   Communicator& communicator_;
   Communicator::Call call_;
   Clock::time_point started_;
+  bool complete_ = false;  // this rank's results are there
 };
 
 Pending Communicator::broadcast(at::Tensor tensor, int root, Purpose purpose) {

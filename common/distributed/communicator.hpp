@@ -84,7 +84,7 @@ struct Traffic {
 /// A stretch of time in which a communicator was at work on this rank, for traces.
 struct Activity {
   enum class Kind : std::uint8_t {
-    kUnderWay,  ///< a collective, from its start to the return of its wait()
+    kUnderWay,  ///< a collective, from its start to the return of its wait(), or receive()
     kExposed,   ///< the calling thread in the start of one, in wait(), or in advance()
   };
   using TimePoint = std::chrono::steady_clock::time_point;
@@ -106,6 +106,11 @@ class Pending {
    public:
     virtual ~Work() = default;
     virtual void wait() = 0;
+    /// See Pending::receive(); whether there is something left for wait().
+    virtual bool receive() {
+      wait();
+      return false;
+    }
   };
 
   Pending() = default;  ///< nothing to wait for
@@ -118,6 +123,11 @@ class Pending {
   /// when the time limit passed, or when ranks disagreed; the group is unusable afterwards. Waiting
   /// again does nothing.
   void wait();
+
+  /// Blocks until this rank's results are there to be read, though others may still read what this
+  /// rank gave: nothing that the operation was given may be written, or given up, before wait() is
+  /// called as well. Throws as wait() does. Where the transport makes no difference it is wait().
+  void receive();
 
   /// False once waited on.
   bool active() const { return work_ != nullptr; }

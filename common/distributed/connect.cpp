@@ -4,19 +4,15 @@
 #include <fmt/ranges.h>
 
 #include <map>
-#include <torch/csrc/distributed/c10d/FileStore.hpp>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <utility>
 
 #include "zero/distributed/backend.hpp"
 #include "zero/distributed/host_communicator.hpp"
+#include "zero/distributed/rendezvous.hpp"
 #include "zero/error.hpp"
 
 namespace zero::dist {
 namespace {
-
-std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
 // Says who is missing before the backend tries to connect, because its own message would not.
 void wait_for_everybody(const StorePtr& store, int rank, int size,
@@ -27,6 +23,8 @@ void wait_for_everybody(const StorePtr& store, int rank, int size,
   for (int r = 0; r < size; ++r) keys.push_back(key(r));
   try {
     store->wait(keys, timeout);
+  } catch (const Error& error) {
+    throw Error(fmt::format("not all ranks came: {}", error.what()));
   } catch (const std::exception& error) {
     std::vector<int> missing;
     for (int r = 0; r < size; ++r) {
@@ -66,7 +64,7 @@ const MakeCommunicator& backend(const std::string& name) {
 std::unique_ptr<Communicator> connect_through(const StorePtr& base, int rank, int size,
                                               int local_rank, const ConnectOptions& options) {
   const MakeCommunicator& make = backend(options.backend);
-  StorePtr store = c10::make_intrusive<c10d::PrefixStore>(options.prefix, base);
+  StorePtr store = c10::make_intrusive<WatchedStore>(options.prefix, base);
   wait_for_everybody(store, rank, size, options.timeout);
   GroupPtr group;
   try {
@@ -80,10 +78,6 @@ std::unique_ptr<Communicator> connect_through(const StorePtr& base, int rank, in
       options);
 }
 
-bool is_loopback(const std::string& address) {
-  return address == "localhost" || address == "::1" || address.rfind("127.", 0) == 0;
-}
-
 StorePtr tcp_store(const RankEnvironment& env, std::chrono::milliseconds timeout) {
   c10d::TCPStoreOptions store_options;
   store_options.port = static_cast<std::uint16_t>(env.master_port);
@@ -93,15 +87,17 @@ StorePtr tcp_store(const RankEnvironment& env, std::chrono::milliseconds timeout
   try {
     return c10::make_intrusive<c10d::TCPStore>(env.master_address, store_options);
   } catch (const std::exception& error) {
-    if (store_options.isServer) {
+    const std::string cause = first_line(error.what());
+    if (store_options.isServer && cause.find("listen") != std::string::npos) {
       throw Error(
           fmt::format("rank 0 cannot listen on port {}: it is taken, or not allowed; choose "
                       "another MASTER_PORT ({})",
-                      env.master_port, first_line(error.what())));
+                      env.master_port, cause));
     }
-    throw Error(fmt::format("rank {} did not reach rank 0 at {}:{} within {} s: {}", env.rank,
-                            env.master_address, env.master_port, timeout.count() / 1000.0,
-                            first_line(error.what())));
+    throw Error(fmt::format(
+        "rank {} did not reach rank 0 at {}:{} within {} s; MASTER_ADDR must be "
+        "the name or the address of rank 0's machine: {}",
+        env.rank, env.master_address, env.master_port, timeout.count() / 1000.0, cause));
   }
 }
 
@@ -121,13 +117,11 @@ std::unique_ptr<Communicator> connect(const RankEnvironment& environment,
                          environment.world_size, environment.local_rank, adjusted);
 }
 
-std::unique_ptr<Communicator> connect_through_file(const std::string& path, int rank, int size,
+std::unique_ptr<Communicator> connect_on_this_host(int port, int rank, int size,
                                                    ConnectOptions options) {
   if (size == 1) return connect_alone(options);
   options.loopback = true;
-  auto store = c10::make_intrusive<c10d::FileStore>(path, size);
-  store->setTimeout(options.timeout);
-  return connect_through(store, rank, size, /*local_rank=*/rank, options);
+  return connect_through(meet_at(port, options.timeout), rank, size, /*local_rank=*/rank, options);
 }
 
 std::unique_ptr<Communicator> connect_alone(const ConnectOptions& options) {

@@ -21,8 +21,9 @@ struct ConnectOptions {
   /// "gloo" (CPU tensors) or "nccl" (CUDA tensors, where the build has it).
   std::string backend = "gloo";
   /// How CPU tensors travel. "auto": copied straight out of the peer's memory where all ranks are
-  /// on one host and the system allows it (Linux, process_vm_readv), else over TCP; "host": that or
-  /// zero::Error; "tcp": always over TCP. The same bits either way. The environment variable
+  /// on one host and the system allows it (Linux, process_vm_readv), else through shared memory
+  /// (memfd_create), else over TCP; "host": the first or zero::Error; "shared": the second or
+  /// zero::Error; "tcp": always over TCP. The same bits in any way. The environment variable
   /// ZERO_TRANSPORT goes before this.
   std::string transport = "auto";
   /// Use loopback: all ranks are on this machine. The variable GLOO_SOCKET_IFNAME goes before this.
@@ -50,7 +51,15 @@ struct RankEnvironment {
 /// Reads the variables of torchrun (RANK, WORLD_SIZE, …), Open MPI (OMPI_COMM_WORLD_RANK, …) or
 /// Slurm (SLURM_PROCID, …), in this order. Nothing if none of them is set; zero::Error that names
 /// the variable if some are missing or make no sense.
+///
+/// How many ranks are on this machine Slurm says for each node (SLURM_STEP_TASKS_PER_NODE, else
+/// SLURM_TASKS_PER_NODE); it is this node's number, or the largest where SLURM_NODEID does not say
+/// which node this is. With RANK and WORLD_SIZE and without LOCAL_WORLD_SIZE, it is all of them
+/// where MASTER_ADDR is a loopback address or not set, and 1 elsewhere.
 std::optional<RankEnvironment> rank_environment();
+
+/// Whether only processes of this machine reach that address: "localhost", "::1", "127.…".
+bool is_loopback(const std::string& address);
 
 /// Connects this rank to the others through the TCP store at master_address:master_port, which rank
 /// 0 serves unless the launcher does. Called by all ranks; blocks until all are there; zero::Error
@@ -59,9 +68,9 @@ std::optional<RankEnvironment> rank_environment();
 std::unique_ptr<Communicator> connect(const RankEnvironment& environment,
                                       const ConnectOptions& options = {});
 
-/// Connects `size` processes of this machine through a file that all of them can reach and that did
-/// not exist before. Otherwise as connect().
-std::unique_ptr<Communicator> connect_through_file(const std::string& path, int rank, int size,
+/// Connects `size` processes of this machine through the store that launch_ranks() serves at `port`
+/// of loopback. Otherwise as connect().
+std::unique_ptr<Communicator> connect_on_this_host(int port, int rank, int size,
                                                    ConnectOptions options = {});
 
 /// A group of one: no store, no connection, nothing to wait for.

@@ -19,6 +19,9 @@ constexpr int kCallsBeforeTagsRepeat = 1 << 19;
 // User messages have tags of their own, above those of collectives.
 constexpr int kUserTags = kMessagesPerCall * kCallsBeforeTagsRepeat;
 
+// A TCP store takes 8 MiB at a time.
+constexpr std::size_t kLargestPart = 4 << 20;
+
 int first_tag(std::int64_t sequence) {
   return static_cast<int>(sequence % kCallsBeforeTagsRepeat) * kMessagesPerCall;
 }
@@ -28,41 +31,69 @@ int first_tag(std::int64_t sequence) {
 std::vector<std::string> StoreExchange::exchange(const std::string& text) {
   if (size_ == 1) return {text};
   const std::int64_t round = round_++;
-  store_->set(fmt::format("exchange/{}/{}", round, rank_),
-              std::vector<std::uint8_t>(text.begin(), text.end()));
+  put(key_of(round, rank_), text);
   std::vector<std::string> all;
-  for (int rank = 0; rank < size_; ++rank) all.push_back(wait_for(rank, round));
+  for (int rank = 0; rank < size_; ++rank) all.push_back(take(rank, round));
   leave(round);
   return all;
+}
+
+std::string StoreExchange::key_of(std::int64_t round, int rank) {
+  return fmt::format("exchange/{}/{}", round, rank);
+}
+
+void StoreExchange::put(const std::string& key, const std::string& text) {
+  const std::size_t parts = text.size() / kLargestPart + 1;
+  for (std::size_t part = 0; part < parts; ++part) {
+    store_->set(fmt::format("{}/{}", key, part), text.substr(part * kLargestPart, kLargestPart));
+  }
+  store_->set(key, std::to_string(parts));  // last: whoever sees it finds all parts
+}
+
+std::string StoreExchange::take(int rank, std::int64_t round) {
+  const std::string key = key_of(round, rank);
+  return patiently(fmt::format("for message {} of rank {}", round, rank), [&] {
+    store_->wait({key}, timeout_);
+    const std::vector<std::uint8_t> count = store_->get(key);
+    std::string text;
+    for (int part = 0; part < std::stoi(std::string(count.begin(), count.end())); ++part) {
+      const std::vector<std::uint8_t> piece = store_->get(fmt::format("{}/{}", key, part));
+      text.append(piece.begin(), piece.end());
+    }
+    return text;
+  });
 }
 
 void StoreExchange::leave(std::int64_t round) {
   // Rank 0 may be the one that serves the store, and may end as soon as it is back from here: it
   // leaves last.
   const std::string everyone = fmt::format("exchange/{}/everyone", round);
-  if (store_->add(fmt::format("exchange/{}/left", round), 1) == size_)
-    store_->set(everyone, std::vector<std::uint8_t>());
-  if (rank_ == 0) store_->wait({everyone}, timeout_);
+  patiently(fmt::format("until all ranks have read the messages {}", round), [&] {
+    const bool last = store_->add(fmt::format("exchange/{}/left", round), 1) == size_;
+    if (last) store_->set(everyone, std::string());
+    try {
+      if (rank_ == 0) store_->wait({everyone}, timeout_);
+    } catch (const Error&) {
+      // A rank has failed, says the process that started all. It serves the store, not rank 0.
+    }
+    return everyone;
+  });
 }
 
-std::string StoreExchange::wait_for(int rank, std::int64_t round) {
-  const std::string key = fmt::format("exchange/{}/{}", round, rank);
+std::string StoreExchange::patiently(const std::string& what,
+                                     const std::function<std::string()>& wait) {
   const auto started = std::chrono::steady_clock::now();
   try {
-    store_->wait({key}, timeout_);
-    const std::vector<std::uint8_t> value = store_->get(key);
-    return {value.begin(), value.end()};
+    return wait();
+  } catch (const Error& error) {
+    throw Error(fmt::format("waiting {}: {}", what, error.what()));
   } catch (const std::exception& error) {
-    // Only the first line: the rest is a stack trace of c10d's.
-    const std::string text = error.what(), cause = text.substr(0, text.find('\n'));
     if (std::chrono::steady_clock::now() - started < timeout_) {
-      throw Error(fmt::format(
-          "the store through which ranks meet is gone (waiting for message {} of rank {}): {}",
-          round, rank, cause));
+      throw Error(fmt::format("the store through which ranks meet is gone (waiting {}): {}", what,
+                              first_line(error.what())));
     }
-    throw Error(
-        fmt::format("rank {} of {} did not answer within {} s (waiting for its message {}): {}",
-                    rank, size_, timeout_.count() / 1000.0, round, cause));
+    throw Error(fmt::format("no answer within {} s (waiting {}, of {} ranks): {}",
+                            timeout_.count() / 1000.0, what, size_, first_line(error.what())));
   }
 }
 
@@ -104,7 +135,7 @@ void Messenger::fail(const std::string& what, int peer, const std::string& cause
   throw Error(
       fmt::format("{}: the connection to rank {} is gone; it ended, or left after an error of "
                   "its own ({})",
-                  what, peer, cause.substr(0, cause.find('\n'))));
+                  what, peer, first_line(cause)));
 }
 
 GlooCommunicator::GlooCommunicator(StoreExchange store, GroupPtr group, int rank, int size,

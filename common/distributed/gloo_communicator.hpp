@@ -2,6 +2,7 @@
 
 // Private to common/distributed: the one header that shows c10d types.
 
+#include <functional>
 #include <string>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -11,6 +12,9 @@
 #include "zero/distributed/connect.hpp"
 
 namespace zero::dist {
+
+/// What an exception of c10d says, without the stack trace behind it.
+inline std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 using GroupPtr = c10::intrusive_ptr<c10d::ProcessGroupGloo>;
@@ -28,8 +32,12 @@ class StoreExchange {
   std::chrono::milliseconds timeout() const { return timeout_; }
 
  private:
-  std::string wait_for(int rank, std::int64_t round);
+  static std::string key_of(std::int64_t round, int rank);
+  void put(const std::string& key, const std::string& text);
+  std::string take(int rank, std::int64_t round);
   void leave(std::int64_t round);
+  // Calls `wait` and turns what c10d throws into a zero::Error that says what was waited for.
+  std::string patiently(const std::string& what, const std::function<std::string()>& wait);
 
   StorePtr store_;
   int rank_;

@@ -92,9 +92,8 @@ GroupPtr make_gloo_group(const StorePtr& store, int rank, int size, bool loopbac
   try {
     return c10::make_intrusive<Gloo>(store, rank, size, options);
   } catch (const std::exception& error) {
-    const std::string cause = error.what();
-    throw Error(fmt::format("{} (a rank is reached {})", cause.substr(0, cause.find('\n')),
-                            way(names, loopback)));
+    throw Error(
+        fmt::format("{} (a rank is reached {})", first_line(error.what()), way(names, loopback)));
   }
 }
 

@@ -15,8 +15,10 @@
 #include <algorithm>
 #include <array>
 #include <climits>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <sstream>
 #include <utility>
 
@@ -33,6 +35,10 @@ constexpr std::uint64_t kSlots = 1024;
 // Looks at the board that often before it goes to sleep: a peer on another core is usually close.
 constexpr int kLooks = 64;
 constexpr long kSleepNanoseconds = 20'000'000;  // then looks whether the peer is alive
+
+// Begins a verdict: not the way that was hoped for, but memory can be shared.
+constexpr char kCanShare = '~';
+constexpr const char* kShare = "share";
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "atomics are shared by processes");
 
@@ -89,23 +95,62 @@ HostBoard::~HostBoard() {
 }
 
 std::unique_ptr<HostBoard> HostBoard::open(StoreExchange& exchange, int rank, int size,
-                                           std::chrono::milliseconds timeout, bool wanted,
+                                           std::chrono::milliseconds timeout, Wish wish,
                                            std::string& reason) {
   std::unique_ptr<HostBoard> board(new HostBoard(rank, size, timeout));
-  const std::vector<std::string> introductions = exchange.exchange(board->introduce(wanted));
+  const std::vector<std::string> introductions = exchange.exchange(board->introduce(wish));
   const std::vector<std::string> verdicts = exchange.exchange(board->meet(introductions));
+  bool reads = true;
   for (int r = 0; r < size; ++r) {
     const std::string& verdict = verdicts[static_cast<std::size_t>(r)];
     if (verdict.empty()) continue;
-    reason = fmt::format("rank {}: {}", r, verdict);
+    const bool can_share = verdict.front() == kCanShare;
+    reason = fmt::format("rank {}: {}", r, verdict.substr(can_share ? 1 : 0));
     // Nobody waits on this board, so nobody needs to be told that this rank leaves it.
-    return nullptr;
+    if (!can_share) return nullptr;
+    reads = false;
   }
+  if (!reads && !board->share(exchange, reason)) return nullptr;
   return board;
 }
 
-std::string HostBoard::introduce(bool wanted) {
-  if (!wanted) return "not wanted";
+bool HostBoard::share(StoreExchange& exchange, std::string& reason) {
+  const auto on_all = [&](const std::function<std::string()>& what) {
+    std::string mine;
+    try {
+      mine = fmt::format("+{}", what());
+    } catch (const Error& error) {
+      mine = error.what();
+    }
+    return exchange.exchange(mine);
+  };
+  const auto refused = [&](const std::vector<std::string>& answers) {
+    for (int r = 0; r < size_; ++r) {
+      const std::string& answer = answers[static_cast<std::size_t>(r)];
+      if (answer.front() == '+') continue;
+      reason += fmt::format("; rank {}: {}", r, answer);
+      return true;
+    }
+    return false;
+  };
+  const std::vector<std::string> files = on_all([&] {
+    arena_ = std::make_unique<SharedArena>();
+    return std::to_string(arena_->file());
+  });
+  if (refused(files)) return false;
+  return !refused(on_all([&] {
+    for (int r = 0; r < size_; ++r) {
+      if (r == rank_) continue;
+      Peer& peer = peers_[static_cast<std::size_t>(r)];
+      peer.arena = std::make_unique<SharedArena>(
+          peer.pid, std::stoi(files[static_cast<std::size_t>(r)].substr(1)));
+    }
+    return std::string();
+  }));
+}
+
+std::string HostBoard::introduce(Wish wish) {
+  if (wish == Wish::kNone) return "not wanted";
   // Where only a parent may look into its child (Yama), peers ask for an exception.
   ::prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
   cookie_ = static_cast<std::uint64_t>(Clock::now().time_since_epoch().count()) ^
@@ -118,17 +163,19 @@ std::string HostBoard::introduce(bool wanted) {
       ::close(std::exchange(memory_file_, -1));
     }
   }
-  return fmt::format("{} {} {} {} {}", where_pids_are_valid(), ::getpid(), memory_file_,
-                     reinterpret_cast<std::uintptr_t>(&cookie_), cookie_);
+  return fmt::format("{} {} {} {} {} {}", where_pids_are_valid(), ::getpid(), memory_file_,
+                     reinterpret_cast<std::uintptr_t>(&cookie_), cookie_,
+                     wish == Wish::kShared ? kShare : "read");
 }
 
 std::string HostBoard::meet(const std::vector<std::string>& introductions) {
+  std::string sharing;  // why memory is to be shared, if it is
   for (int r = 0; r < size_; ++r) {
     std::istringstream words(introductions[static_cast<std::size_t>(r)]);
-    std::string place;
+    std::string place, wish;
     int pid = 0, file = -1;
     std::uint64_t address = 0, value = 0, seen = 0;
-    if (!(words >> place >> pid >> file >> address >> value)) {
+    if (!(words >> place >> pid >> file >> address >> value >> wish)) {
       return fmt::format("rank {} does not want it", r);
     }
     if (place != where_pids_are_valid()) return fmt::format("rank {} is on another host", r);
@@ -143,16 +190,18 @@ std::string HostBoard::meet(const std::vector<std::string>& introductions) {
       if (mapped == MAP_FAILED) return "the memory of rank 0's board cannot be mapped";
       shared_ = static_cast<Shared*>(mapped);
     }
+    if (wish == kShare) sharing = fmt::format("rank {} asks for shared memory", r);
     if (r == rank_) continue;
     Peer& peer = peers_[static_cast<std::size_t>(r)];
     peer.pid = pid;
     peer.handle = static_cast<int>(::syscall(SYS_pidfd_open, pid, 0));
     if (peer.handle < 0) return fmt::format("rank {} cannot be watched (pidfd_open)", r);
     if (!read_raw(r, address, &seen, sizeof seen) || seen != value) {
-      return fmt::format("the system forbids reading the memory of rank {} (process_vm_readv)", r);
+      sharing =
+          fmt::format("the system forbids reading the memory of rank {} (process_vm_readv)", r);
     }
   }
-  return "";
+  return sharing.empty() ? "" : kCanShare + sharing;
 }
 
 bool HostBoard::read_raw(int peer, std::uint64_t address, void* to, std::int64_t bytes) const {
@@ -170,7 +219,7 @@ bool HostBoard::read_raw(int peer, std::uint64_t address, void* to, std::int64_t
   return true;
 }
 
-std::uint64_t HostBoard::post(const void* data, std::uint64_t call) {
+std::uint64_t HostBoard::post(const void* data, std::int64_t bytes, std::uint64_t call) {
   const std::uint64_t ticket = next_ticket_++;
   if (ticket > kSlots) {
     // The slot may be used again once nobody looks at what it said before.
@@ -193,10 +242,28 @@ std::uint64_t HostBoard::post(const void* data, std::uint64_t call) {
     SlotIsFree(*this, ticket - kSlots).wait();
   }
   Shared::Slot& slot = shared_->slot(rank_, ticket);
-  slot.address.store(reinterpret_cast<std::uintptr_t>(data));
+  auto address = reinterpret_cast<std::uintptr_t>(data);
+  if (shares()) {
+    const std::int64_t offset = in_arena_[ticket] = arena_->put(data, bytes);
+    address = static_cast<std::uintptr_t>(offset);
+  }
+  slot.address.store(address);
   slot.call.store(call);
   announce(ticket, Stage::kPosted);
   return ticket;
+}
+
+void HostBoard::renew(std::uint64_t ticket, std::int64_t offset, const void* data,
+                      std::int64_t bytes) {
+  if (!shares()) return;  // peers read the tensor itself
+  std::memcpy(arena_->at(in_arena_.at(ticket) + offset), data, static_cast<std::size_t>(bytes));
+}
+
+void HostBoard::withdraw(std::uint64_t ticket) {
+  const auto found = in_arena_.find(ticket);
+  if (found == in_arena_.end()) return;
+  arena_->free(found->second);
+  in_arena_.erase(found);
 }
 
 void HostBoard::announce(std::uint64_t ticket, Stage stage) {
@@ -217,9 +284,16 @@ void HostBoard::read(int peer, std::uint64_t ticket, std::uint64_t call, std::in
                      "or root; all ranks must call the same operations in the same order",
                      peer));
   }
+  const std::uint64_t from = slot.address.load() + static_cast<std::uint64_t>(offset);
+  bool done = true;
+  if (shares()) {
+    const SharedArena& arena = *peers_[static_cast<std::size_t>(peer)].arena;
+    std::memcpy(to, arena.at(static_cast<std::int64_t>(from)), static_cast<std::size_t>(bytes));
+  } else {
+    done = read_raw(peer, from, to, bytes);
+  }
   // A peer that left without waiting for its readers may have given back what was being read.
-  if (!read_raw(peer, slot.address.load() + static_cast<std::uint64_t>(offset), to, bytes) ||
-      gone(peer)) {
+  if (!done || gone(peer)) {
     fail(what, peer, "");
   }
 }

@@ -7,12 +7,14 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "zero/distributed/communicator.hpp"
 #include "zero/distributed/gloo_communicator.hpp"
+#include "zero/distributed/shared_arena.hpp"
 
 namespace zero::dist {
 
@@ -23,7 +25,9 @@ class HostWork;
 ///
 /// A message over TCP is copied into the kernel by the sender and out of it by the receiver. Here
 /// the sender only posts an address, and the receiver copies once, straight from tensor to tensor.
-/// Unlike shared memory nothing needs to be allocated in a special place.
+/// Nothing needs to be allocated in a special place. Where the system forbids to read a peer's
+/// memory, the sender copies what it posts into memory that all can read (SharedArena), and the
+/// receiver out of it: twice, but without the network's way through the kernel.
 ///
 /// Every collective takes the next ticket (the same on all ranks, which call collectives in one
 /// order). For each ticket a rank announces stages: its data may be read, its part of the sum is
@@ -32,12 +36,16 @@ class HostBoard {
  public:
   enum class Stage : std::uint8_t { kPosted, kReduced, kFinished };
 
-  /// Called by all ranks; blocks for two exchanges through the store. Null on every rank where any
-  /// rank cannot reach any other: on another host or in another pid namespace, forbidden by the
-  /// system (a container without ptrace rights), or not wanted (`wanted` false). `reason` then says
-  /// whose and which.
+  /// What a rank wants: no board, or one through shared memory, or the quickest that there is. The
+  /// least of what any wants is what all do.
+  enum class Wish : std::uint8_t { kNone, kShared, kAny };
+
+  /// Called by all ranks; blocks for two to four exchanges through the store. Null on every rank
+  /// where any rank cannot reach any other (on another host or in another pid namespace), or does
+  /// not want to. `reason` then says whose and which; and why, where ranks may not read each
+  /// other's memory (a container without ptrace rights) and share some instead.
   static std::unique_ptr<HostBoard> open(StoreExchange& exchange, int rank, int size,
-                                         std::chrono::milliseconds timeout, bool wanted,
+                                         std::chrono::milliseconds timeout, Wish wish,
                                          std::string& reason);
   ~HostBoard();
   HostBoard(const HostBoard&) = delete;
@@ -45,11 +53,17 @@ class HostBoard {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
+  /// Whether peers read copies in shared memory, not this rank's own.
+  bool shares() const { return arena_ != nullptr; }
 
-  /// Takes the next ticket and lets peers read `data`. `call` tells collectives apart: peers whose
-  /// call for this ticket is another one are refused, with an error on both. Blocks only where a
-  /// thousand collectives are under way.
-  std::uint64_t post(const void* data, std::uint64_t call);
+  /// Takes the next ticket and lets peers read `bytes` of `data` (none where nobody will). `call`
+  /// tells collectives apart: peers whose call for this ticket is another one are refused, with an
+  /// error on both. Blocks only where a thousand collectives are under way.
+  std::uint64_t post(const void* data, std::int64_t bytes, std::uint64_t call);
+  /// `bytes` of `data`, from `offset` of what was posted, are others now.
+  void renew(std::uint64_t ticket, std::int64_t offset, const void* data, std::int64_t bytes);
+  /// Nobody reads what was posted any more.
+  void withdraw(std::uint64_t ticket);
   void announce(std::uint64_t ticket, Stage stage);
   bool reached(int peer, std::uint64_t ticket, Stage stage) const;
   /// Copies `bytes` from `offset` of what `peer` posted. zero::Error where the peer is gone, or
@@ -75,11 +89,13 @@ class HostBoard {
   struct Peer {
     int pid = 0;
     int handle = -1;  ///< pidfd: readable once the process ended, even before it is reaped
+    std::unique_ptr<SharedArena> arena;  ///< where ranks share memory
   };
 
   HostBoard(int rank, int size, std::chrono::milliseconds timeout);
-  std::string introduce(bool wanted);
+  std::string introduce(Wish wish);
   std::string meet(const std::vector<std::string>& introductions);
+  bool share(StoreExchange& exchange, std::string& reason);
   bool read_raw(int peer, std::uint64_t address, void* to, std::int64_t bytes) const;
   void ring();
   void sleep(std::uint32_t bell);
@@ -96,6 +112,8 @@ class HostBoard {
   Shared* shared_ = nullptr;
   std::vector<Peer> peers_;
   std::vector<HostWork*> active_;
+  std::unique_ptr<SharedArena> arena_;  // where ranks share memory: what this one posted
+  std::map<std::uint64_t, std::int64_t> in_arena_;  // its offset, by ticket
   at::Tensor scratch_;
 };
 

@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 #include <functional>
+#include <map>
 #include <utility>
 
 #include "zero/distributed/rank_order.hpp"
@@ -25,16 +26,24 @@ std::byte* bytes_of(const at::Tensor& tensor) {
   return static_cast<std::byte*>(tensor.mutable_data_ptr());
 }
 
-// What this rank lets others read under a ticket. Posted before the work exists: posting may wait,
-// and waiting advances all work there is.
+struct Withdraw {
+  std::uint64_t ticket;
+  void operator()(HostBoard* board) const { board->withdraw(ticket); }
+};
+
+// What this rank lets others read under a ticket, until it goes away: nothing of it where nobody
+// `reads`. Posted before the work exists: posting may wait, and waiting advances all work there is.
 struct Posting {
-  Posting(HostBoard& board, at::Tensor what, std::uint64_t its_key)
+  Posting(HostBoard& board, at::Tensor what, std::uint64_t its_key, bool reads = true)
       : tensor(std::move(what)),
         key(its_key),
-        ticket(board.post(tensor.const_data_ptr(), its_key)) {}
+        ticket(board.post(tensor.const_data_ptr(),
+                          reads ? static_cast<std::int64_t>(tensor.nbytes()) : 0, its_key)),
+        posted(&board, Withdraw{ticket}) {}
   at::Tensor tensor;
   std::uint64_t key;
   std::uint64_t ticket;
+  std::unique_ptr<HostBoard, Withdraw> posted;
 };
 
 // Part of what one peer posted, and where it goes.
@@ -68,10 +77,18 @@ class CopyWork final : public HostWork {
     return copies_.size() < before;
   }
 
+  bool receive() override {
+    only_own_ = true;
+    board_.wait(*this);
+    only_own_ = false;
+    return !complete();
+  }
+
   bool complete() const override { return waits_for() < 0; }
 
   int waits_for() const override {
     if (!copies_.empty()) return copies_.front().peer;
+    if (only_own_) return -1;
     for (const int reader : readers_) {
       if (!board_.reached(reader, posting_.ticket, Stage::kFinished)) return reader;
     }
@@ -82,6 +99,7 @@ class CopyWork final : public HostWork {
   Posting posting_;
   std::vector<Copy> copies_;
   std::vector<int> readers_;
+  bool only_own_ = false;  // waits for what this rank copies, not for those who copy from it
 };
 
 // Reduce, reduce-scatter, all-reduce: the owner of a piece copies everybody's contribution to it,
@@ -157,7 +175,11 @@ class ReduceWork final : public HostWork {
       sum_block(room, own, begin, std::min(room.size(1), own.numel() - begin));
     }
     summed_ = true;
-    if (gather_) board_.announce(posting_.ticket, Stage::kReduced);
+    if (gather_) {
+      board_.renew(posting_.ticket, offset(bounds_[at(board_.rank())]), output_.const_data_ptr(),
+                   static_cast<std::int64_t>(output_.nbytes()));
+      board_.announce(posting_.ticket, Stage::kReduced);
+    }
     return true;
   }
 
@@ -211,7 +233,7 @@ Communicator::WorkPtr HostCommunicator::do_broadcast(const Call& call, at::Tenso
                                                      int root) {
   if (tensor.numel() == 0) return nullptr;
   check_device(tensor);
-  Posting posting(*board_, tensor, call_key(call.operation, tensor, root));
+  Posting posting(*board_, tensor, call_key(call.operation, tensor, root), rank() == root);
   if (rank() == root) {
     count(call, call.bytes * (size() - 1));
     return std::make_unique<CopyWork>(*board_, describe(call), std::move(posting),
@@ -231,7 +253,7 @@ Communicator::WorkPtr HostCommunicator::do_reduce(const Call& call, at::Tensor t
   std::vector<std::int64_t> bounds;
   for (int r = 0; r <= size(); ++r) bounds.push_back(r <= root ? 0 : tensor.numel());
   const at::Tensor flat = tensor.flatten();
-  Posting posting(*board_, flat, call_key(call.operation, tensor, root));
+  Posting posting(*board_, flat, call_key(call.operation, tensor, root), rank() != root);
   return std::make_unique<ReduceWork>(*board_, describe(call), std::move(posting), bounds, flat,
                                       op == ReduceOp::kAverage ? size() : 1, /*gather=*/false);
 }
@@ -312,20 +334,27 @@ std::unique_ptr<Communicator> make_cpu_communicator(StoreExchange store, GroupPt
   }
   const char* variable = std::getenv("ZERO_TRANSPORT");
   const std::string wish = variable != nullptr ? variable : options.transport;
-  if (wish != "auto" && wish != "host" && wish != "tcp") {
-    throw Error(fmt::format("transport '{}' is unknown: auto, host or tcp", wish));
+  using Wish = HostBoard::Wish;
+  const std::map<std::string, Wish> wishes = {
+      {"auto", Wish::kAny}, {"host", Wish::kAny}, {"shared", Wish::kShared}, {"tcp", Wish::kNone}};
+  if (wishes.count(wish) == 0) {
+    throw Error(fmt::format("transport '{}' is unknown: auto, host, shared or tcp", wish));
   }
   std::string reason;
-  auto board = HostBoard::open(store, rank, size, options.timeout, wish != "tcp", reason);
-  if (board != nullptr) {
-    return std::make_unique<HostCommunicator>(std::move(store), std::move(group), std::move(board),
-                                              rank, size, options);
-  }
-  if (wish == "host") {
+  auto board = HostBoard::open(store, rank, size, options.timeout, wishes.at(wish), reason);
+  if (wish == "host" && (board == nullptr || board->shares())) {
     throw Error(
         fmt::format("the ranks cannot read each other's memory: {}; choose transport "
-                    "auto or tcp",
+                    "auto, shared or tcp",
                     reason));
+  }
+  if (wish == "shared" && board == nullptr) {
+    throw Error(
+        fmt::format("the ranks cannot share memory: {}; choose transport auto or tcp", reason));
+  }
+  if (board != nullptr) {
+    return std::make_unique<HostCommunicator>(std::move(store), std::move(group), std::move(board),
+                                              rank, size, options, reason);
   }
   return std::make_unique<GlooCommunicator>(std::move(store), std::move(group), rank, size, options,
                                             reason);

@@ -12,16 +12,22 @@
 namespace zero::dist {
 
 /// Ranks of one machine: collectives by one copy out of the peer's memory instead of two through
-/// TCP; the same bits, the same traffic counters ("sent" is what peers copied out of this rank).
+/// TCP (or, where the system forbids that, by two through shared memory); the same bits, the same
+/// traffic counters ("sent" is what peers copied out of this rank).
 /// Messages between two ranks, the backend's own (native) reductions and start-up stay with Gloo.
 class HostCommunicator final : public GlooCommunicator {
  public:
+  /// `why_shared` says why memory is shared, where it is.
   HostCommunicator(StoreExchange store, GroupPtr group, std::unique_ptr<HostBoard> board, int rank,
-                   int size, const ConnectOptions& options)
+                   int size, const ConnectOptions& options, std::string why_shared)
       : GlooCommunicator(std::move(store), std::move(group), rank, size, options),
-        board_(std::move(board)) {}
+        board_(std::move(board)),
+        why_shared_(std::move(why_shared)) {}
 
-  std::string transport() const override { return "one copy within the host"; }
+  std::string transport() const override {
+    return board_->shares() ? "shared memory within the host: " + why_shared_
+                            : "one copy within the host";
+  }
 
  protected:
   WorkPtr do_broadcast(const Call&, at::Tensor tensor, int root) override;
@@ -36,6 +42,7 @@ class HostCommunicator final : public GlooCommunicator {
   bool native() const { return order() == ReductionOrder::kNative; }
 
   std::unique_ptr<HostBoard> board_;
+  std::string why_shared_;
 };
 
 /// The fastest communicator that these ranks can have: a HostCommunicator where `options.transport`

@@ -1,16 +1,28 @@
-// What only ranks of one host have: reading each other's memory, in any order of waiting.
+// What only ranks of one host have: reading each other's memory, or sharing some, in any order of
+// waiting.
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <csignal>
+#include <cstddef>
 #include <cstdlib>
+#include <cstring>
 #include <deque>
+#include <iterator>
 
 #include "harness.hpp"
 #include "zero/distributed/communicator.hpp"
+#include "zero/distributed/shared_arena.hpp"
 #include "zero/error.hpp"
 
 namespace zero::dist {
@@ -27,15 +39,16 @@ std::unique_ptr<Communicator> again(Communicator& c, const char* transport) {
   return c.split(all, transport);
 }
 
-TEST(HostTransport, IsUsedOrNotAsAskedAndSaysSo) {
+TEST(TransportChoice, IsUsedOrNotAsAskedAndSaysSo) {
   on_ranks(2, [](Communicator& c) {
     EXPECT_EQ(again(c, "host")->transport(), "one copy within the host");
+    EXPECT_THAT(again(c, "shared")->transport(), ::testing::StartsWith("shared memory"));
     EXPECT_THAT(again(c, "tcp")->transport(), ::testing::StartsWith("TCP"));
     EXPECT_THROW(again(c, "pigeon"), Error);
   });
 }
 
-TEST(HostTransport, OneRankThatDoesNotWantItDecidesForAll) {
+TEST(TransportChoice, OneRankThatDoesNotWantItDecidesForAll) {
   on_ranks(3, [](Communicator& c) {
     ::setenv("ZERO_TRANSPORT", c.rank() == 1 ? "tcp" : "auto", 1);
     const auto group = c.split({0, 1, 2}, "mixed");
@@ -46,9 +59,77 @@ TEST(HostTransport, OneRankThatDoesNotWantItDecidesForAll) {
   });
 }
 
-TEST(HostTransport, AdvanceTakesTheStepsThatNeedNoWaiting) {
+// What a container's rules do where they allow no process to look into another.
+void forbid_reading_other_processes() {
+  sock_filter rules[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_vm_readv, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  const sock_fprog program{std::size(rules), rules};
+  ASSERT_EQ(::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+  ASSERT_EQ(::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program), 0);
+}
+
+TEST(TransportChoice, MemoryIsSharedWhereRanksMayNotReadEachOthers) {
   on_ranks(2, [](Communicator& c) {
-    const auto host = again(c, "host");
+    if (c.rank() == 1) forbid_reading_other_processes();
+    EXPECT_THROW(again(c, "host"), Error);
+    const auto group = again(c, "auto");
+    EXPECT_THAT(group->transport(),
+                ::testing::AllOf(::testing::StartsWith("shared memory"),
+                                 ::testing::HasSubstr("rank 1: the system forbids reading the "
+                                                      "memory of rank 0")));
+    at::Tensor t = at::full({5}, c.rank());
+    group->all_reduce(t, Purpose::kGradient, ReduceOp::kSum).wait();
+    EXPECT_EQ(t[4].item<int>(), 1);
+  });
+}
+
+std::int64_t bytes_in_memory(const SharedArena& arena) {
+  struct stat state {};
+  EXPECT_EQ(::fstat(arena.file(), &state), 0);
+  return static_cast<std::int64_t>(state.st_blocks) * 512;
+}
+
+TEST(SharedArena, IsReadByOthersWhereItSaysAndUsesGapsAgain) {
+  SharedArena arena;
+  const SharedArena seen(::getpid(), arena.file());
+  const std::string first(5000, 'a'), second(300, 'b'), third(4000, 'c');
+  const auto put = [&](const std::string& text) {
+    return arena.put(text.data(), static_cast<std::int64_t>(text.size()));
+  };
+  const auto holds = [&](std::int64_t offset, const std::string& text) {
+    return std::memcmp(seen.at(offset), text.data(), text.size()) == 0;
+  };
+  const std::int64_t one = put(first), two = put(second);
+  EXPECT_TRUE(holds(one, first) && holds(two, second));
+  arena.free(one);
+  const std::int64_t three = put(third);
+  EXPECT_LT(three, two);
+  EXPECT_TRUE(holds(two, second) && holds(three, third));
+  EXPECT_GT(put(first), two) << "the gap before it is too small now";
+}
+
+TEST(SharedArena, GivesMemoryBack) {
+  SharedArena arena;
+  const std::string large(std::size_t{200} << 20, 'x');
+  const auto size = static_cast<std::int64_t>(large.size());
+  const std::int64_t offset = arena.put(large.data(), size);
+  EXPECT_GE(bytes_in_memory(arena), size);
+  arena.free(offset);
+  EXPECT_LE(bytes_in_memory(arena), std::int64_t{64} << 20);
+  EXPECT_THROW(arena.put(nullptr, std::int64_t{1} << 50), Error);
+}
+
+class HostTransport : public ::testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Ways, HostTransport, ::testing::Values("host", "shared"),
+                         [](const auto& info) { return info.param; });
+
+TEST_P(HostTransport, AdvanceTakesTheStepsThatNeedNoWaiting) {
+  on_ranks(2, [](Communicator& c) {
+    const auto host = again(c, GetParam());
     at::Tensor all = at::zeros({2});
     at::Tensor sum = at::full({2}, c.rank() + 1.0);
     at::Tensor part = at::zeros({1});
@@ -64,9 +145,9 @@ TEST(HostTransport, AdvanceTakesTheStepsThatNeedNoWaiting) {
   });
 }
 
-TEST(HostTransport, GivesTheSameBitsAndCountsAsTcp) {
+TEST_P(HostTransport, GivesTheSameBitsAndCountsAsTcp) {
   on_ranks(3, [](Communicator& c) {
-    const auto host = again(c, "host");
+    const auto host = again(c, GetParam());
     const auto tcp = again(c, "tcp");
     // Several blocks of scratch, and a last one that is cut.
     const std::int64_t n = 3 * (256 << 10) / 4 * 2 + 7;
@@ -99,9 +180,9 @@ TEST(HostTransport, GivesTheSameBitsAndCountsAsTcp) {
 
 // Rank 0 waits for the first collective while rank 1 waits for the second: each must go on with the
 // other's.
-TEST(HostTransport, MayBeWaitedForInAnyOrder) {
+TEST_P(HostTransport, MayBeWaitedForInAnyOrder) {
   on_ranks(3, [](Communicator& c) {
-    const auto host = again(c, "host");
+    const auto host = again(c, GetParam());
     std::vector<at::Tensor> tensors;
     std::deque<Pending> pending;
     for (int i = 0; i < 6; ++i) {
@@ -124,9 +205,9 @@ TEST(HostTransport, MayBeWaitedForInAnyOrder) {
   });
 }
 
-TEST(HostTransport, MoreCollectivesMayBeUnderWayThanTheBoardHasRoomFor) {
+TEST_P(HostTransport, MoreCollectivesMayBeUnderWayThanTheBoardHasRoomFor) {
   on_ranks(2, [](Communicator& c) {
-    const auto host = again(c, "host");
+    const auto host = again(c, GetParam());
     std::vector<at::Tensor> tensors;
     std::vector<Pending> pending;
     for (int i = 0; i < 2500; ++i) {
@@ -140,9 +221,9 @@ TEST(HostTransport, MoreCollectivesMayBeUnderWayThanTheBoardHasRoomFor) {
   });
 }
 
-TEST(HostTransport, NamesTheRankThatIsInAnotherCollective) {
+TEST_P(HostTransport, NamesTheRankThatIsInAnotherCollective) {
   const auto ends = ranks_ended({}, [](Communicator& c) {
-    const auto host = again(c, "host");
+    const auto host = again(c, GetParam());
     at::Tensor t = at::ones({c.rank() == 0 ? 5 : 6});
     host->all_reduce(t, Purpose::kGradient).wait();
   });
@@ -153,9 +234,9 @@ TEST(HostTransport, NamesTheRankThatIsInAnotherCollective) {
   }
 }
 
-TEST(HostTransport, APeerThatLeavesWithAnErrorIsNoticed) {
+TEST_P(HostTransport, APeerThatLeavesWithAnErrorIsNoticed) {
   const auto ends = ranks_ended({.world_size = 3}, [](Communicator& c) {
-    const auto host = again(c, "host");
+    const auto host = again(c, GetParam());
     if (c.rank() == 2) throw Error("I have had enough");
     at::Tensor t = at::ones({5});
     host->all_reduce(t, Purpose::kGradient).wait();

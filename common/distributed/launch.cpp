@@ -14,13 +14,15 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
+#include <fstream>
 #include <iostream>
 #include <optional>
 #include <thread>
 #include <utility>
 
+#include "zero/distributed/rendezvous.hpp"
 #include "zero/error.hpp"
+#include "zero/program.hpp"
 
 namespace zero::dist {
 namespace {
@@ -92,7 +94,7 @@ int threads_for(const LaunchOptions& options) {
     child.result.write(function(rank));
   } catch (const std::exception& error) {
     std::cout.flush();
-    fmt::print(stderr, "rank {}: {}\n", options.first_rank + rank, error.what());
+    complain(fmt::format("rank {}: {}", options.first_rank + rank, error.what()));
     code = 1;
   }
   std::cout.flush();
@@ -132,16 +134,40 @@ bool wait_for_one(std::vector<Child>& children, std::optional<Clock::time_point>
   return true;
 }
 
+// Whether something, or somebody, has stopped the process: it does not run and will not by itself.
+bool is_stopped(pid_t pid) {
+  std::string line;
+  std::getline(std::ifstream(fmt::format("/proc/{}/stat", pid)), line);
+  const std::size_t name_end = line.rfind(')');  // the state follows the name and a space
+  return name_end != std::string::npos && line.size() > name_end + 2 &&
+         (line[name_end + 2] == 'T' || line[name_end + 2] == 't');
+}
+
 void kill_the_rest(std::vector<Child>& children, Clock::time_point started) {
   for (Child& child : children) {
     if (!child.running) continue;
     child.exit.killed = true;
+    child.exit.stopped = is_stopped(child.pid);
     ::kill(child.pid, SIGKILL);
     take_exit(child, started);
   }
 }
 
-void watch(std::vector<Child>& children, const LaunchOptions& options, Clock::time_point started) {
+std::string how_it_ended(const RankExit& exit) {
+  if (exit.stopped) return fmt::format("rank {} was stopped, and killed in the end", exit.rank);
+  if (exit.killed) {
+    return fmt::format("rank {} was killed because another rank failed or time was up", exit.rank);
+  }
+  if (exit.signal != 0) {
+    return fmt::format("rank {} was ended by signal {} ({})", exit.rank, exit.signal,
+                       ::strsignal(exit.signal));
+  }
+  return fmt::format("rank {} ended with exit code {}", exit.rank, exit.exit_code);
+}
+
+// Blocks until all have ended; the first failure is told to `others_hear`.
+void watch(std::vector<Child>& children, const LaunchOptions& options, Clock::time_point started,
+           const std::function<void(const std::string& how)>& others_hear) {
   std::optional<Clock::time_point> deadline;
   if (options.total_timeout.count() > 0) deadline = started + options.total_timeout;
   bool failed = false;
@@ -150,42 +176,22 @@ void watch(std::vector<Child>& children, const LaunchOptions& options, Clock::ti
       kill_the_rest(children, started);
       return;
     }
-    const bool failure = std::any_of(children.begin(), children.end(),
-                                     [](const Child& c) { return !c.running && !c.exit.ok(); });
-    if (failure && !failed) {
+    const auto failure = std::find_if(children.begin(), children.end(),
+                                      [](const Child& c) { return !c.running && !c.exit.ok(); });
+    if (failure != children.end() && !failed) {
       failed = true;
+      others_hear(how_it_ended(failure->exit));
       const auto limit = Clock::now() + options.connect.timeout + options.grace;
       deadline = deadline ? std::min(*deadline, limit) : limit;
     }
   }
 }
 
-// A name in the temporary folder that did not exist before and goes away with the object.
-class RendezvousFolder {
- public:
-  RendezvousFolder() : path_((std::filesystem::temp_directory_path() / "zero-XXXXXX").string()) {
-    if (::mkdtemp(path_.data()) == nullptr) {
-      throw Error(fmt::format("cannot make a folder in {}: {}",
-                              std::filesystem::temp_directory_path().string(),
-                              std::strerror(errno)));
-    }
-  }
-  RendezvousFolder(const RendezvousFolder&) = delete;
-  RendezvousFolder& operator=(const RendezvousFolder&) = delete;
-  ~RendezvousFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  std::string store() const { return path_ + "/store"; }
-
- private:
-  std::string path_;
-};
-
-}  // namespace
-
-std::vector<RankExit> fork_processes(const LaunchOptions& options,
-                                     const std::function<std::string(int)>& function) {
+// Forks the ranks and waits for them. `forked` is called when all run.
+std::vector<RankExit> run_processes(const LaunchOptions& options,
+                                    const std::function<std::string(int)>& function,
+                                    const std::function<void()>& forked,
+                                    const std::function<void(const std::string&)>& others_hear) {
   if (options.world_size < 1) {
     throw Error(fmt::format("{} ranks cannot be started: 1 or more can", options.world_size));
   }
@@ -210,7 +216,8 @@ std::vector<RankExit> fork_processes(const LaunchOptions& options,
           fmt::format("rank {} of {} could not be started: {}", rank, options.world_size, cause));
     }
   }
-  watch(children, options, started);
+  forked();
+  watch(children, options, started, others_hear);
   std::vector<RankExit> exits;
   for (Child& child : children) {
     child.exit.result = child.result.read();
@@ -220,29 +227,32 @@ std::vector<RankExit> fork_processes(const LaunchOptions& options,
   return exits;
 }
 
+}  // namespace
+
+std::vector<RankExit> fork_processes(const LaunchOptions& options,
+                                     const std::function<std::string(int)>& function) {
+  return run_processes(
+      options, function, [] {}, [](const std::string&) {});
+}
+
 std::vector<RankExit> launch_ranks(const LaunchOptions& options, const RankFunction& function) {
-  const RendezvousFolder folder;
-  return fork_processes(options, [&](int rank) {
-    const auto communicator =
-        connect_through_file(folder.store(), rank, options.world_size, options.connect);
-    return function(*communicator);
-  });
+  Rendezvous rendezvous;
+  return run_processes(
+      options,
+      [&](int rank) {
+        const auto communicator =
+            connect_on_this_host(rendezvous.port(), rank, options.world_size, options.connect);
+        return function(*communicator);
+      },
+      [&] { rendezvous.serve(options.connect.timeout); },
+      [&](const std::string& how) { rendezvous.say_failed(how); });
 }
 
 std::string describe_failures(const std::vector<RankExit>& exits) {
   std::string text;
   for (const RankExit& exit : exits) {
-    const int rank = exit.rank;
     if (exit.ok()) continue;
-    if (exit.killed) {
-      text += fmt::format("rank {} was killed because another rank failed or time was up", rank);
-    } else if (exit.signal != 0) {
-      text += fmt::format("rank {} was ended by signal {} ({})", rank, exit.signal,
-                          ::strsignal(exit.signal));
-    } else {
-      text += fmt::format("rank {} ended with exit code {}", rank, exit.exit_code);
-    }
-    text += fmt::format(" after {:.2f} s\n{}", exit.seconds, exit.output);
+    text += fmt::format("{} after {:.2f} s\n{}", how_it_ended(exit), exit.seconds, exit.output);
   }
   return text;
 }

@@ -28,13 +28,14 @@ struct LaunchOptions {
 
 /// How one rank ended.
 struct RankExit {
-  int rank = 0;         ///< what it is called
-  int exit_code = 0;    ///< of the process; -1 where a signal ended it
-  int signal = 0;       ///< that ended it, or 0
-  bool killed = false;  ///< by the launcher, after another rank failed or time was up
-  std::string result;   ///< what the rank's function returned
-  std::string output;   ///< what it printed, where captured
-  double seconds = 0;   ///< from the start to this rank's end
+  int rank = 0;          ///< what it is called
+  int exit_code = 0;     ///< of the process; -1 where a signal ended it
+  int signal = 0;        ///< that ended it, or 0
+  bool killed = false;   ///< by the launcher, after another rank failed or time was up
+  bool stopped = false;  ///< killed, and found stopped (SIGSTOP, a debugger) by the launcher
+  std::string result;    ///< what the rank's function returned
+  std::string output;    ///< what it printed, where captured
+  double seconds = 0;    ///< from the start to this rank's end
 
   bool ok() const { return exit_code == 0 && signal == 0; }
 };
@@ -44,8 +45,10 @@ struct RankExit {
 using RankFunction = std::function<std::string(Communicator&)>;
 
 /// Forks `world_size` processes, connects them and runs `function` in each; blocks until all have
-/// ended and says how. The calling process must not have used a tensor yet: LibTorch's threads do
-/// not survive a fork. When the caller dies, its ranks are killed with it.
+/// ended and says how. They meet in a store that the calling process serves on a port of loopback
+/// (in a thread, until all have ended); ranks that wait there for one that has failed are told. The
+/// calling process must not have used a tensor yet: LibTorch's threads do not survive a fork. When
+/// the caller dies, its ranks are killed with it.
 std::vector<RankExit> launch_ranks(const LaunchOptions& options, const RankFunction& function);
 
 /// The same for a function that connects by itself, or not at all; it gets its rank.

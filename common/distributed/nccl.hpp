@@ -20,14 +20,14 @@ struct NcclOptions {
   ReductionOrder order = ReductionOrder::kNative;
 };
 
-/// Lets connect(), connect_through_file(), connect_alone() and launch_ranks() take the backend
+/// Lets connect(), connect_on_this_host(), connect_alone() and launch_ranks() take the backend
 /// "nccl". Call it once, before them; it touches no GPU yet. The communicator that they make then
 ///
 /// - takes CUDA tensors of this rank's GPU, which becomes the current one of the calling thread,
 ///   over NCCL, and CPU tensors (flags, norms, barriers) over TCP like the backend "gloo";
-/// - blocks the calling thread in Pending::wait() until the result is there, so that a lost peer is
-///   a zero::Error and not a message of a background thread (TORCH_NCCL_BLOCKING_WAIT, unless the
-///   environment sets it);
+/// - orders what the calling thread's stream does after Pending::wait() behind the result, without
+///   blocking the thread; Communicator::settle() blocks until the result is there, so that a lost
+///   peer is a zero::Error and not a message of a background thread;
 /// - counts bytes by the formulas of Communicator: NCCL sends as many in all, but a broadcast goes
 ///   from rank to rank instead of N-1 times from the root;
 /// - matches the messages of a pair of ranks in the order in which they were sent, whatever their

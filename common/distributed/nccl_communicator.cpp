@@ -12,6 +12,7 @@
 
 #include "zero/distributed/grouped_reduction.hpp"
 #include "zero/error.hpp"
+#include "zero/program.hpp"
 
 namespace zero::dist {
 namespace {
@@ -58,8 +59,8 @@ NcclCommunicator::~NcclCommunicator() {
       nccl_->shutdown();
     }
   } catch (const std::exception& error) {
-    fmt::print(stderr, "rank {}: NCCL's connections could not be closed: {}\n", rank(),
-               first_line(error.what()));
+    complain(fmt::format("rank {}: NCCL's connections could not be closed: {}", rank(),
+                         first_line(error.what())));
   }
 }
 

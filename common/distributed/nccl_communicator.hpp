@@ -18,9 +18,6 @@ namespace zero::dist {
 
 using NcclGroup = c10::intrusive_ptr<c10d::Backend>;
 
-/// What an exception of c10d says, without the stack trace behind it.
-inline std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
-
 /// A collective on a GPU, from its start until it is seen to be complete. Its buffers belong to it
 /// until it was waited for: from then on the stream that waited comes after `done`, and so does
 /// whatever that stream does next with their memory. Nothing more is needed to free or reuse them.

@@ -1,5 +1,6 @@
 #include "zero/distributed/reference_reducer.hpp"
 
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 #include <type_traits>
@@ -42,6 +43,15 @@ std::unique_ptr<Reducer> make_reducer(const std::vector<at::Tensor>& parameters,
   }
 }
 
+// A rank alone has no Gloo group, which c10d's reducer wants all the same: one of that rank.
+GroupPtr gloo_group_of(const Communicator& communicator) {
+  const auto* gloo = dynamic_cast<const GlooCommunicator*>(&communicator);
+  if (gloo == nullptr) throw Error("c10d's reducer needs a Gloo communicator");
+  if (gloo->group()) return gloo->group();
+  return make_gloo_group(c10::make_intrusive<c10d::HashStore>(), /*rank=*/0, /*size=*/1,
+                         /*loopback=*/true, std::chrono::minutes(1));
+}
+
 }  // namespace
 
 struct ReferenceReducer::State {
@@ -52,13 +62,10 @@ struct ReferenceReducer::State {
 ReferenceReducer::ReferenceReducer(const std::vector<at::Tensor>& parameters,
                                    Communicator& communicator, std::size_t bucket_bytes)
     : state_(std::make_unique<State>()) {
-  auto* gloo = dynamic_cast<GlooCommunicator*>(&communicator);
-  if (gloo == nullptr || !gloo->group()) {
-    throw Error("c10d's reducer needs a Gloo communicator of 2 or more ranks");
-  }
+  const GroupPtr gloo = gloo_group_of(communicator);
   state_->group = c10::make_intrusive<c10d::ProcessGroup>(communicator.rank(), communicator.size());
   state_->group->setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::GLOO,
-                            c10::intrusive_ptr<c10d::Backend>(gloo->group()));
+                            c10::intrusive_ptr<c10d::Backend>(gloo));
   // Buckets in reverse, as backward makes gradients.
   auto buckets = std::get<0>(c10d::compute_bucket_assignment_by_size(parameters, {bucket_bytes}));
   std::reverse(buckets.begin(), buckets.end());

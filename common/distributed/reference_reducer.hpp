@@ -17,8 +17,8 @@ namespace zero::dist {
 class ReferenceReducer {
  public:
   /// Called by all ranks with the same parameters (trainable, with storage), in one bucket each of
-  /// at most `bucket_bytes`. `communicator` must be a Gloo one of 2 or more ranks (zero::Error
-  /// otherwise) and outlive this.
+  /// at most `bucket_bytes`. `communicator` must be a Gloo one, of any size (zero::Error
+  /// otherwise), and outlive this.
   ReferenceReducer(const std::vector<at::Tensor>& parameters, Communicator& communicator,
                    std::size_t bucket_bytes = std::size_t{25} << 20);
   ~ReferenceReducer();

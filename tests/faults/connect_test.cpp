@@ -10,7 +10,6 @@
 #include <cstdlib>
 #include <zero/distributed/launch.hpp>
 #include <zero/error.hpp>
-#include <zero/report/test_folder.hpp>
 
 #include "port.hpp"
 
@@ -75,15 +74,14 @@ TEST(Connect, RankThatNeverComesIsNamed) {
 }
 
 TEST(Connect, SeveralMissingRanksAreAllNamed) {
-  const report::TestFolder folder;
-  const auto exits = connecting(2, [&](int rank) {
-    dist::connect_through_file((folder / "store").string(), rank, 5, one_second());
-  });
+  const int port = free_port();
+  const auto exits =
+      connecting(2, [&](int rank) { dist::connect(environment(rank, 5, port), one_second()); });
   for (const dist::RankExit& exit : exits) {
     EXPECT_EQ(exit.exit_code, 1);
     EXPECT_FALSE(exit.killed);
-    EXPECT_THAT(exit.output, HasSubstr("ranks 2, 3, 4 of 5 did not come within 1 s"));
   }
+  EXPECT_THAT(exits[0].output, HasSubstr("ranks 2, 3, 4 of 5 did not come within 1 s"));
 }
 
 TEST(Connect, Rank0ThatNeverComesIsNamed) {
@@ -99,24 +97,26 @@ TEST(Connect, Rank0ThatNeverComesIsNamed) {
 
 // A rank that came and then went away before the others were connected.
 TEST(Connect, RankThatLeavesAtTheStartIsAnErrorOfTheOthers) {
-  const report::TestFolder folder;
+  const int port = free_port();
   const auto exits = connecting(3, [&](int rank) {
     if (rank == 2) throw Error("no, thank you");
-    dist::connect_through_file((folder / "store").string(), rank, 3, one_second());
+    dist::connect(environment(rank, 3, port), one_second());
   });
   for (const int rank : {0, 1}) {
     const dist::RankExit& exit = exits[static_cast<std::size_t>(rank)];
     EXPECT_EQ(exit.exit_code, 1);
     EXPECT_FALSE(exit.killed);
-    EXPECT_THAT(exit.output, HasSubstr("rank 2 of 3 did not come"));
+    EXPECT_THAT(exit.output, AnyOf(HasSubstr("rank 2 of 3 did not come"),
+                                   HasSubstr("the store of rank 0 is gone")));
   }
+  EXPECT_THAT(exits[0].output, HasSubstr("rank 2 of 3 did not come"));
 }
 
 TEST(Connect, InterfaceThatIsNotThereIsNamed) {
-  const report::TestFolder folder;
+  const int port = free_port();
   const auto exits = connecting(2, [&](int rank) {
     ::setenv("GLOO_SOCKET_IFNAME", "lo,nowhere0", 1);
-    dist::connect_through_file((folder / "store").string(), rank, 2, one_second());
+    dist::connect(environment(rank, 2, port), one_second());
   });
   for (const dist::RankExit& exit : exits) {
     EXPECT_EQ(exit.exit_code, 1);
@@ -140,6 +140,38 @@ TEST(Connect, RankThatServesTheStoreLeavesLast) {
     });
     for (const dist::RankExit& exit : exits) EXPECT_EQ(exit.result, "connected") << exit.output;
   }
+}
+
+// The address of another machine, or of none, is not a port that is taken.
+TEST(Connect, AddressThatIsNotOfRank0IsNamed) {
+  const auto exits = connecting(1, [&](int) {
+    dist::RankEnvironment elsewhere = environment(0, 2, free_port());
+    elsewhere.master_address = "nobody.invalid";
+    dist::connect(elsewhere, one_second());
+  });
+  EXPECT_EQ(exits[0].exit_code, 1);
+  EXPECT_FALSE(exits[0].killed);
+  EXPECT_THAT(exits[0].output, HasSubstr("MASTER_ADDR must be the name or the address of rank 0's "
+                                         "machine"));
+}
+
+// More than the store takes at a time.
+TEST(Connect, LongTextsAreExchanged) {
+  const int port = free_port();
+  const auto exits = connecting(2, [&](int rank) {
+    dist::ConnectOptions options;
+    options.timeout = std::chrono::seconds(20);
+    const auto communicator = dist::connect(environment(rank, 2, port), options);
+    const auto said = [](int r) {
+      std::string text(std::size_t{11} << 20, static_cast<char>('a' + r));
+      text.replace(text.size() / 2, 6, "middle");
+      return text;
+    };
+    const std::vector<std::string> all = communicator->exchange(said(rank));
+    if (all != std::vector<std::string>{said(0), said(1)}) throw Error("something else was said");
+    if (communicator->exchange("").at(1) != "") throw Error("something was said");
+  });
+  for (const dist::RankExit& exit : exits) EXPECT_EQ(exit.result, "connected") << exit.output;
 }
 
 // The same ranks with nothing in the way: the errors above are not those of the set-up.

@@ -153,7 +153,7 @@ TEST(Disagreement, AboutWhichUnitsRun) {
       EXPECT_EQ(exit.exit_code, 1) << mode;
       EXPECT_FALSE(exit.killed) << mode;
       EXPECT_THAT(exit.output,
-                  ::testing::ContainsRegex("broadcast|reduce|gather|order of units|did not answer"))
+                  ::testing::ContainsRegex("broadcast|reduce|gather|order of units|no answer"))
           << mode;
     }
   }

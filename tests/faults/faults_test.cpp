@@ -9,8 +9,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
+#include <fstream>
+#include <thread>
 #include <zero/distributed/launch.hpp>
 #include <zero/error.hpp>
 
@@ -171,6 +174,86 @@ TEST_P(StoppedFault, ARankIsStoppedInEachPhase) {
     const std::string& phase = phases[static_cast<std::size_t>(i)];
     expect_stop_is_noticed(GetParam(), phase);
     if (HasFailure()) throw Error("not noticed as it should be: a stop in " + phase);
+    return "noticed";
+  });
+  EXPECT_EQ(dist::describe_failures(exits), "");
+}
+
+// Ranks that wait for the words of another one hear of its end from the process that started them
+// all, long before the time limit.
+TEST(FaultBetweenSteps, ARankIsKilledWhileOthersWaitForItsWords) {
+  dist::LaunchOptions options = launch_options();
+  options.connect.timeout = std::chrono::seconds(50);
+  const auto exits = dist::launch_ranks(options, [&](dist::Communicator& communicator) {
+    if (communicator.rank() == kVictim) ::raise(SIGKILL);
+    communicator.exchange("here");
+    return std::string();
+  });
+  for (const int rank : {0, 2}) {
+    const dist::RankExit& exit = exits[static_cast<std::size_t>(rank)];
+    EXPECT_EQ(exit.exit_code, 1);
+    EXPECT_FALSE(exit.killed);
+    EXPECT_THAT(exit.output, ContainsRegex("waiting for message [0-9]+ of rank 1: rank 1 was ended "
+                                           "by signal 9"));
+    // Gloo's own connections do not tell: only the time limit would have ended the wait.
+    EXPECT_LT(exit.seconds, 25);
+  }
+}
+
+// Words that were said before the end of who said them still count.
+TEST(FaultBetweenSteps, WhatWasSaidBeforeTheEndIsHeard) {
+  const auto exits = dist::launch_ranks(launch_options(), [&](dist::Communicator& communicator) {
+    const std::vector<std::string> all = communicator.exchange(std::to_string(communicator.rank()));
+    if (communicator.rank() != 0) throw Error("rank " + all.at(0) + " goes on alone");
+    return all.at(kVictim);
+  });
+  EXPECT_EQ(exits[0].result, "1") << exits[0].output;
+}
+
+// Waits for a child of `parent` other than this process.
+pid_t first_rank_of(pid_t parent) {
+  while (true) {
+    std::ifstream children(fmt::format("/proc/{}/task/{}/children", parent, parent));
+    for (pid_t child = 0; children >> child;) {
+      if (child != ::getpid()) return child;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+// Starts a few ranks; one of them is stopped from outside `delay` after it was started.
+void expect_early_stop_is_noticed(std::chrono::milliseconds delay) {
+  const pid_t parent = ::getpid();
+  const pid_t stopper = ::fork();
+  if (stopper == 0) {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    const pid_t rank = first_rank_of(parent);
+    std::this_thread::sleep_for(delay);
+    ::kill(rank, SIGSTOP);
+    ::_exit(0);
+  }
+  dist::LaunchOptions options = launch_options();
+  options.total_timeout = std::chrono::seconds(0);  // by itself, or never
+  const auto exits = dist::launch_ranks(options, [&](dist::Communicator& communicator) {
+    while (true) communicator.exchange("here");
+    return std::string();
+  });
+  ::waitpid(stopper, nullptr, 0);
+  EXPECT_TRUE(std::any_of(exits.begin(), exits.end(), [](const auto& e) { return e.stopped; }));
+  EXPECT_THAT(dist::describe_failures(exits), ::testing::HasSubstr("was stopped, and killed"));
+}
+
+// Wherever the others are by then, at the start or later: nobody waits for ever. Groups of ranks
+// side by side, as above.
+TEST(FaultAtTheStart, ARankIsStoppedSoonAfterItWasStarted) {
+  dist::LaunchOptions options;
+  options.world_size = 12;
+  options.total_timeout = options.connect.timeout = std::chrono::seconds(100);
+  options.capture_output = true;
+  options.threads = 1;
+  const auto exits = dist::fork_processes(options, [&](int i) -> std::string {
+    expect_early_stop_is_noticed(std::chrono::milliseconds(8 * i));
+    if (HasFailure()) throw Error("a stop was not noticed as it should be");
     return "noticed";
   });
   EXPECT_EQ(dist::describe_failures(exits), "");

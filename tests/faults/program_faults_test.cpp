@@ -116,6 +116,26 @@ TEST(RanksDiffer, InAnOption) {
   expect_both_refuse({"--batch", "2"}, {}, "rank 0 has batch 2, rank 1 has batch 1");
 }
 
+TEST(RanksDiffer, InHowGradientsAreAdded) {
+  expect_both_refuse({"--dtype", "bf16", "--reduce-dtype", "fp32"}, {"--dtype", "bf16"},
+                     "rank 0 has gradients added as fp32, rank 1 has gradients added as parameter");
+}
+
+// What one rank alone would do beside training: the others would wait for it, or it for them.
+TEST(RanksDiffer, InWhatIsSavedOrRecorded) {
+  const TestFolder folder;
+  const std::string place = (folder / "place").string();
+  expect_both_refuse({"--save", place}, {}, "rank 0 has --save, rank 1 has no --save");
+  expect_both_refuse({}, {"--film", place}, "rank 0 has no --film, rank 1 has --film");
+  expect_both_refuse({"--trace", place}, {}, "rank 0 has --trace, rank 1 has no --trace");
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+}
+
+TEST(RanksDiffer, InTheTimeLimit) {
+  expect_both_refuse({"--timeout", "9.5"}, {"--timeout", "10"},
+                     "rank 0 has a time limit of 9.5 s, rank 1 has a time limit of 10 s");
+}
+
 TEST(RanksDiffer, InTheModel) {
   expect_both_refuse({}, {"--model", "smollm2-135m", "--assume-free-memory", "1000000"},
                      "rank 0 has model tiny, rank 1 has model smollm2-135m");

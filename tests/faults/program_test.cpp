@@ -1,0 +1,64 @@
+// What a program does where its own standard streams are at fault.
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <unistd.h>
+
+#include <zero/distributed/launch.hpp>
+#include <zero/error.hpp>
+#include <zero/program.hpp>
+
+namespace zero::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+// Runs `program` with its streams spoilt by `spoil`, in a process of its own.
+dist::RankExit exit_of(const std::function<void()>& spoil, const std::function<int()>& program) {
+  dist::LaunchOptions options;
+  options.world_size = 1;
+  options.total_timeout = std::chrono::seconds(60);
+  options.capture_output = true;
+  options.threads = 1;
+  return dist::fork_processes(options,
+                              [&](int) {
+                                spoil();
+                                return fmt::format("code {}", run_program("program", program));
+                              })
+      .front();
+}
+
+void to_full_disk(int stream) { ::dup2(::open("/dev/full", O_WRONLY), stream); }
+
+int fails() { throw Error("no such thing"); }
+
+TEST(Program, AnExceptionIsAMessageAndAnExitCode) {
+  const dist::RankExit exit = exit_of([] {}, fails);
+  EXPECT_EQ(exit.result, "code 1");
+  EXPECT_EQ(exit.output, "program: no such thing\n");
+}
+
+TEST(Program, EndsAsUsualWhereItsErrorsCannotBeWritten) {
+  EXPECT_EQ(exit_of([] { ::close(STDERR_FILENO); }, fails).result, "code 1");
+  EXPECT_EQ(exit_of([] { to_full_disk(STDERR_FILENO); }, fails).result, "code 1");
+}
+
+TEST(Program, OutputThatIsLostIsAFailure) {
+  const dist::RankExit exit = exit_of([] { to_full_disk(STDOUT_FILENO); },
+                                      [] {
+                                        fmt::print("a table\n");
+                                        return 0;
+                                      });
+  EXPECT_EQ(exit.result, "code 1");
+  EXPECT_THAT(exit.output,
+              HasSubstr("program: what it printed could not be written: No space left on device"));
+}
+
+TEST(Program, NoFileTakesThePlaceOfAStreamThatWasClosed) {
+  const auto opens = [] { return ::open("/dev/null", O_WRONLY) > STDERR_FILENO ? 0 : 7; };
+  EXPECT_EQ(exit_of([] { ::close(STDOUT_FILENO); }, opens).result, "code 0");
+}
+
+}  // namespace
+}  // namespace zero::testing
