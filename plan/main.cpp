@@ -11,6 +11,7 @@
 #include <zero/error.hpp>
 #include <zero/plan/check.hpp>
 #include <zero/plan/tables.hpp>
+#include <zero/program.hpp>
 #include <zero/report/json.hpp>
 #include <zero/report/ladder_report.hpp>
 #include <zero/report/picture.hpp>
@@ -50,7 +51,7 @@ int check_ladder(const Options& options, int argc, char** argv) {
                                               : check_against(report);
   say(options, to_text(check), to_json(check), argc, argv);
   std::cout.flush();
-  for (const std::string& failure : check.failures) fmt::print(stderr, "FAILED {}\n", failure);
+  for (const std::string& failure : check.failures) complain("FAILED " + failure);
   return check.failures.empty() ? kFits : kFailed;
 }
 
@@ -81,10 +82,6 @@ int run(int argc, char** argv) {
 }  // namespace zero::plan
 
 int main(int argc, char** argv) {
-  try {
-    return zero::plan::run(argc, argv);
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "plan: {}\n", error.what());
-    return zero::plan::kFailed;
-  }
+  return zero::run_program(
+      "plan", [&] { return zero::plan::run(argc, argv); }, zero::plan::kFailed);
 }

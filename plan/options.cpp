@@ -6,14 +6,16 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
+#include <utility>
 #include <zero/error.hpp>
+#include <zero/report/arguments.hpp>
 #include <zero/report/names.hpp>
 
 namespace zero::plan {
 namespace {
 
 constexpr const char* kDefaultModel = "smollm2-360m";
-constexpr std::int64_t kMostLayers = 10'000;
 
 // The words as they were typed; what they mean is found out afterwards, so that one place says what
 // is wrong with them.
@@ -31,7 +33,8 @@ struct Words {
 };
 
 void add_model_options(CLI::App& app, Words& w) {
-  auto* model = app.add_option("--model", w.model, "tiny, smollm2-135m or smollm2-360m (default)");
+  auto* model = app.add_option("--model", w.model,
+                               "tiny, smollm2-135m, smollm2-360m (default) or llama-1.5b");
   auto* parameters =
       app.add_option("--parameters", w.parameters, "only their number, as in 1.5e9, 7B or 360M");
   auto* weights = app.add_option(
@@ -40,7 +43,7 @@ void add_model_options(CLI::App& app, Words& w) {
   parameters->excludes(weights);
   app.add_option("--layers", w.layers, "of a model given by --parameters; without it a guess")
       ->needs(parameters)
-      ->check(CLI::Range(std::int64_t{1}, kMostLayers));
+      ->check(CLI::Range(std::int64_t{1}, nn::kMostLayers));
   app.add_option("--dtype", w.dtype,
                  "fp32 (4 + 4 + 8 bytes a parameter) or mixed (2 + 2 + 12; also bf16, fp16)")
       ->capture_default_str();
@@ -54,10 +57,10 @@ void add_run_options(CLI::App& app, Words& w, Request& r) {
   app.add_option("--stage", w.stage, "only ddp, zero1, zero2 or zero3");
   app.add_option("--batch", r.batch, "samples a rank")
       ->capture_default_str()
-      ->check(CLI::Range(1, 1 << 20));
+      ->check(CLI::Range(std::int64_t{1}, kLargestBatch));
   app.add_option("--sequence,--seq-len", r.sequence, "tokens of a sample")
       ->capture_default_str()
-      ->check(CLI::Range(1, 1 << 24));
+      ->check(CLI::Range(std::int64_t{1}, kLongestSequence));
   app.add_flag("--recompute", w.recompute,
                "keep only the input of each layer and compute the rest again in backward");
   app.add_option("--memory", w.memory,
@@ -136,6 +139,20 @@ Model read_model(const Words& w) {
   return model_of(nn::preset(name), name);
 }
 
+// The plan must not take the place of what it is made from.
+void check_json(const Words& w, const Options& o) {
+  if (o.json.empty() || o.json == "-") return;
+  const std::filesystem::path place = report::place_of(o.json);
+  for (const auto& [option, name] :
+       {std::pair<const char*, std::string>{"--check", o.check}, {"--weights", w.weights}}) {
+    if (name.empty()) continue;
+    if (place == report::place_of(name) || place == report::place_of(name + "/config.json")) {
+      throw Error(fmt::format("--json {} would be written over what {} {} reads: name another file",
+                              o.json, option, name));
+    }
+  }
+}
+
 void understand(const Words& w, Options& o) {
   Request& r = o.request;
   o.model_was_named = !w.model.empty() || !w.parameters.empty() || !w.weights.empty();
@@ -169,6 +186,7 @@ Options parse(int argc, char** argv) {
       "Says what a model needs under DDP, ZeRO-1, ZeRO-2 and ZeRO-3 by formula: memory, bytes on "
       "the "
       "wire, time; and which stage to take."};
+  report::check_arguments(argc, argv);
   add_model_options(app, words);
   add_run_options(app, words, o.request);
   add_machine_options(app, words, o.request);
@@ -181,6 +199,7 @@ Options parse(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     std::exit(app.exit(error) == 0 ? 0 : kWrongUsage);
   }
+  check_json(words, o);
   understand(words, o);
   return o;
 }

@@ -10,6 +10,8 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <ostream>
+#include <utility>
+#include <vector>
 #include <zero/nn/llama_config.hpp>
 #include <zero/report/json.hpp>
 #include <zero/report/ladder_report.hpp>
@@ -23,8 +25,10 @@ namespace {
 
 using report::TestFolder;
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
 struct Ended {
   int code = -1;
@@ -89,6 +93,35 @@ TEST(PlanProgram, PlansAFolderOfHuggingFace) {
   EXPECT_THAT(ended.said, HasSubstr("361,821,120 parameters"));
 }
 
+TEST(PlanProgram, PlansTheLargestNumberOfParametersAndLayers) {
+  const Ended ended = run_plan("--parameters 1e15 --layers 10000");
+  EXPECT_EQ(ended.code, kFits) << ended.said;
+  EXPECT_THAT(ended.said, AllOf(HasSubstr("1,000,000,000,000,000 parameters"),
+                                HasSubstr("10000 layers"), Not(ContainsRegex(" -[0-9]"))));
+}
+
+// Multiplied in 63 bits some of these are small, or negative, and would fit.
+TEST(PlanProgram, ConfigsThatLieFitNowhere) {
+  const TestFolder folder;
+  const std::string path = (folder / "config.json").string();
+  for (const auto& [key, value] : std::vector<std::pair<std::string, std::string>>{
+           {"vocab_size", "9223372036854775808"},
+           {"num_attention_heads", "9223372036854775808"},
+           {"intermediate_size", "-176"},
+           {"hidden_size", "4611686018427387904"},
+           {"hidden_size", "64.5"},
+           {"num_hidden_layers", "1000000000"}}) {
+    nlohmann::json config = nn::to_hugging_face_json(nn::preset("tiny"));
+    config[key] = nlohmann::json::parse(value);
+    std::ofstream(path) << config.dump();
+    const Ended ended = run_plan("--memory 80GB --weights '" + path + "'");
+    EXPECT_EQ(ended.code, kFailed) << ended.said;
+    EXPECT_THAT(ended.said, HasSubstr(fmt::format("{}: field '{}' of config.json is {}, but must "
+                                                  "be an integer from 1 to 1",
+                                                  path, key, value)));
+  }
+}
+
 TEST(PlanProgram, PrintsTheTables) {
   const Ended ended = run_plan("--tables");
   EXPECT_EQ(ended.code, kFits);
@@ -135,6 +168,16 @@ TEST(PlanProgram, ChecksTheLadder) {
   EXPECT_THAT(bad.said, HasSubstr("FAILED zero1: "));
 }
 
+TEST(PlanProgram, DoesNotWriteOverWhatItReads) {
+  const TestFolder folder;
+  const std::string ladder = ladder_json(folder, 1);
+  const std::string before = contents_of(ladder);
+  const Ended ended = run_plan("--check '" + ladder + "' --json '" + ladder + "'");
+  EXPECT_EQ(ended.code, kFailed) << ended.said;
+  EXPECT_THAT(ended.said, HasSubstr("would be written over what --check " + ladder + " reads"));
+  EXPECT_EQ(contents_of(ladder), before);
+}
+
 struct BadInput {
   std::string name;
   std::string arguments;
@@ -169,12 +212,28 @@ INSTANTIATE_TEST_SUITE_P(
         BadInput{"Bandwidth", "--bandwidth 100", "--bandwidth: '100' is not a bandwidth"},
         BadInput{"Latency", "--latency 10", "--latency: '10' is not a time"},
         BadInput{"Flops", "--flops fast", "--flops: 'fast' is not a speed"},
+        BadInput{"TooManyParameters", "--parameters 1.1e15", "whole number from 1 to 1e15"},
+        BadInput{"TooManyLayers", "--parameters 1e9 --layers 10001", "Value 10001 not in range"},
+        BadInput{"MoreLayersThanParameters", "--parameters 5 --layers 6",
+                 "5 parameters cannot be shared out over 6 layers"},
+        BadInput{"TooManyRanks", "--world-size 1000001", "Value 1000001 not in range"},
+        BadInput{"NegativeBatch", "--batch=-9223372036854775808", "not in range 1 to 1048576"},
+        BadInput{"LongSequence", "--sequence 16777217", "Value 16777217 not in range"},
+        BadInput{"TooManyTokens", "--batch 1048576 --sequence 16777216", "a smaller --batch or"},
+        BadInput{"TooManyActivations",
+                 "--parameters 1e15 --layers 10000 --batch 1048576 --sequence 1048576",
+                 "more than can be counted: fewer tokens a rank are needed"},
+        BadInput{"OverheadIsNoNumber", "--overhead nan", "share of communication must be above 0"},
+        BadInput{"EndlessLatency", "--latency 1e300s", "--latency: '1e300s' is not a time from 0s"},
+        BadInput{"EndlessSpeed", "--flops 1e308PFLOP/s", "is not a speed from 1FLOP/s to 1e24"},
         BadInput{"Dtype", "--dtype fp8", "unknown dtype policy 'fp8'"},
         BadInput{"Optimizer", "--optimizer adam", "did you mean 'adamw'?"},
         BadInput{"TwoModels", "--parameters 1e9 --model tiny", "excludes"},
         BadInput{"LayersOfAPreset", "--model tiny --layers 3", "requires --parameters"},
         BadInput{"TablesAndPlot", "--tables --plot", "excludes"},
         BadInput{"PlotOfNoFile", "--plot --json -", "--plot draws from a file"},
+        BadInput{"EmptyName", "--model tiny --json ''", "--json needs a name or a value"},
+        BadInput{"EmptyValue", "--memory= --model tiny", "--memory needs a name or a value"},
         BadInput{"NoLadder", "--check nowhere.json", "nowhere.json"},
         BadInput{"NotALadder", "--check CMakePresets.json",
                  "CMakePresets.json is not a report of the ladder"},

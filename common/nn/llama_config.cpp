@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "zero/error.hpp"
+#include "zero/report/json_depth.hpp"
 #include "zero/report/names.hpp"
 
 namespace zero::nn {
@@ -47,6 +48,15 @@ const std::map<std::string, LlamaConfig, std::less<>>& presets() {
   return all;
 }
 
+// A value for a message. What has parts is only named: to write out what is nested deeply takes as
+// much stack.
+std::string value_text(const json& value) {
+  constexpr std::size_t kLongest = 80;
+  if (value.is_structured()) return fmt::format("an {}", value.type_name());
+  const std::string text = value.dump(/*indent=*/-1, ' ', /*ensure_ascii=*/true);
+  return text.size() <= kLongest ? text : text.substr(0, kLongest) + "...";
+}
+
 // Reads fields of a config.json and says in every error which field is meant.
 class Fields {
  public:
@@ -56,12 +66,12 @@ class Fields {
 
   template <class T>
   T get(const char* key) const {
-    if (!has(key)) throw Error(fmt::format("config.json has no field '{}'", key));
+    need(key);
     try {
       return object_[key].get<T>();
     } catch (const json::exception&) {
       throw Error(fmt::format("field '{}' of config.json has the wrong type: {}", key,
-                              object_[key].dump()));
+                              value_text(object_[key])));
     }
   }
 
@@ -70,15 +80,24 @@ class Fields {
     return has(key) ? get<T>(key) : fallback;
   }
 
+  std::int64_t size(const char* key, std::int64_t most = kLargestSize) const {
+    need(key);
+    return size_from_json(object_, key, /*least=*/1, most);
+  }
+
   // Refuses a feature that is switched on.
   template <class T>
   void expect(const char* key, const T& expected) const {
     if (get_or<T>(key, expected) == expected) return;
     throw Error(fmt::format("field '{}' of config.json is {}, but only {} is supported", key,
-                            object_[key].dump(), json(expected).dump()));
+                            value_text(object_[key]), json(expected).dump()));
   }
 
  private:
+  void need(const char* key) const {
+    if (!has(key)) throw Error(fmt::format("config.json has no field '{}'", key));
+  }
+
   const json& object_;
 };
 
@@ -98,9 +117,53 @@ double read_rope_theta(const Fields& fields) {
   return fields.get_or("rope_theta", kTransformersDefault);
 }
 
-void at_least_one(std::int64_t value, const char* name) {
-  if (value < 1)
-    throw Error(fmt::format("{} of the model is {}, but must be at least 1", name, value));
+// What transformers takes where a file names no head_dim.
+std::int64_t usual_head_size(std::int64_t hidden, std::int64_t heads) {
+  if (hidden % heads == 0) return hidden / heads;
+  throw Error(
+      fmt::format("field 'hidden_size' of config.json is {} and not a multiple of "
+                  "'num_attention_heads', {}: one of them must change, or 'head_dim' be given",
+                  hidden, heads));
+}
+
+// The number of elements; as a double, which is exact up to 2^53, where it may not fit 63 bits.
+template <class Number>
+Number count_elements(const LlamaConfig& c) {
+  const auto hidden = static_cast<Number>(c.hidden);
+  const Number projections =
+      static_cast<Number>(c.head_size) * static_cast<Number>(2 * c.heads + 2 * c.kv_heads);
+  const Number layer = hidden * (projections + 3 * static_cast<Number>(c.mlp) + 2);
+  const Number embedding = static_cast<Number>(c.vocabulary) * hidden;
+  const Number untied = c.tied ? 0 : embedding;
+  const Number head = c.classes > 0 ? static_cast<Number>(c.classes) * hidden : untied;
+  return embedding + static_cast<Number>(c.layers) * layer + hidden + head;
+}
+
+void check_size(std::int64_t value, const char* name, std::int64_t most = kLargestSize) {
+  if (value >= 1 && value <= most) return;
+  throw Error(fmt::format("{} of the model is {}, but must be from 1 to {}", name, value, most));
+}
+
+void check_sizes(const LlamaConfig& config) {
+  check_size(config.vocabulary, "the vocabulary");
+  check_size(config.hidden, "the hidden size");
+  check_size(config.layers, "the number of layers", kMostLayers);
+  check_size(config.heads, "the number of heads");
+  check_size(config.kv_heads, "the number of key/value heads");
+  check_size(config.head_size, "the head size");
+  check_size(config.mlp, "the MLP size");
+  if (config.classes < 0 || config.classes > kLargestSize) {
+    throw Error(
+        fmt::format("the number of classes is {}, but must be from 0 (language model) to {}",
+                    config.classes, kLargestSize));
+  }
+  if (count_elements<double>(config) > static_cast<double>(kMostParameters)) {
+    throw Error(fmt::format(
+        "{} layers of hidden size {}, {} heads of {} and MLP size {}, with a vocabulary of {}, "
+        "have more than {} parameters: smaller sizes are needed",
+        config.layers, config.hidden, config.heads, config.head_size, config.mlp, config.vocabulary,
+        kMostParameters));
+  }
 }
 
 std::string dtype_name(at::ScalarType dtype) {
@@ -118,12 +181,7 @@ std::string dtype_name(at::ScalarType dtype) {
 
 }  // namespace
 
-std::int64_t LlamaConfig::parameters() const {
-  const std::int64_t attention = hidden * head_size * (2 * heads + 2 * kv_heads);
-  const std::int64_t layer = attention + 3 * hidden * mlp + 2 * hidden;
-  const std::int64_t head = classes > 0 ? classes * hidden : tied ? 0 : vocabulary * hidden;
-  return vocabulary * hidden + layers * layer + hidden + head;
-}
+std::int64_t LlamaConfig::parameters() const { return count_elements<std::int64_t>(*this); }
 
 const std::vector<std::string>& preset_names() {
   static const std::vector<std::string> names = [] {
@@ -141,13 +199,7 @@ LlamaConfig preset(std::string_view name) {
 }
 
 void check(const LlamaConfig& config) {
-  at_least_one(config.vocabulary, "the vocabulary");
-  at_least_one(config.hidden, "the hidden size");
-  at_least_one(config.layers, "the number of layers");
-  at_least_one(config.heads, "the number of heads");
-  at_least_one(config.kv_heads, "the number of key/value heads");
-  at_least_one(config.head_size, "the head size");
-  at_least_one(config.mlp, "the MLP size");
+  check_sizes(config);
   if (config.heads % config.kv_heads != 0) {
     throw Error(fmt::format("{} heads cannot be shared evenly by {} key/value heads", config.heads,
                             config.kv_heads));
@@ -155,10 +207,6 @@ void check(const LlamaConfig& config) {
   if (config.head_size % 2 != 0) {
     throw Error(fmt::format("the head size is {}, but rotary positions turn pairs: it must be even",
                             config.head_size));
-  }
-  if (config.classes < 0) {
-    throw Error(fmt::format("the number of classes is {}, but must be 0 (language model) or more",
-                            config.classes));
   }
   if (!(config.norm_eps > 0) || !(config.rope_theta > 0) || !(config.initializer_range >= 0)) {
     throw Error(
@@ -171,8 +219,19 @@ void check(const LlamaConfig& config) {
   }
 }
 
+std::int64_t size_from_json(const json& config, const char* key, std::int64_t least,
+                            std::int64_t most) {
+  const json& value = config.at(key);
+  // What 63 bits cannot hold becomes negative here, which no size may be.
+  const std::int64_t size = value.is_number_integer() ? value.get<std::int64_t>() : -1;
+  if (size >= least && size <= most) return size;
+  throw Error(fmt::format("field '{}' of config.json is {}, but must be an integer from {} to {}",
+                          key, value_text(value), least, most));
+}
+
 LlamaConfig llama_config_from_json(std::string_view text) {
-  const json object = json::parse(text, /*cb=*/nullptr, /*allow_exceptions=*/false);
+  const json object =
+      json::parse(text, report::bounded_depth("config.json"), /*allow_exceptions=*/false);
   if (!object.is_object()) throw Error("config.json is not a JSON object");
   const Fields fields(object);
   if (fields.get<std::string>("model_type") != "llama") {
@@ -185,14 +244,15 @@ LlamaConfig llama_config_from_json(std::string_view text) {
   fields.expect("mlp_bias", false);
 
   LlamaConfig config;
-  config.vocabulary = fields.get<std::int64_t>("vocab_size");
-  config.hidden = fields.get<std::int64_t>("hidden_size");
-  config.layers = fields.get<std::int64_t>("num_hidden_layers");
-  config.heads = fields.get<std::int64_t>("num_attention_heads");
-  at_least_one(config.heads, "the number of heads");
-  config.kv_heads = fields.get_or("num_key_value_heads", config.heads);
-  config.head_size = fields.get_or("head_dim", config.hidden / config.heads);
-  config.mlp = fields.get<std::int64_t>("intermediate_size");
+  config.vocabulary = fields.size("vocab_size");
+  config.hidden = fields.size("hidden_size");
+  config.layers = fields.size("num_hidden_layers", kMostLayers);
+  config.heads = fields.size("num_attention_heads");
+  config.kv_heads =
+      fields.has("num_key_value_heads") ? fields.size("num_key_value_heads") : config.heads;
+  config.head_size = fields.has("head_dim") ? fields.size("head_dim")
+                                            : usual_head_size(config.hidden, config.heads);
+  config.mlp = fields.size("intermediate_size");
   config.rope_theta = read_rope_theta(fields);
   config.norm_eps = fields.get_or("rms_norm_eps", 1e-6);
   config.tied = fields.get_or("tie_word_embeddings", false);
@@ -215,7 +275,7 @@ std::string read_config_text(const std::filesystem::path& folder) {
 }
 
 json to_hugging_face_json(const LlamaConfig& config, std::string_view original) {
-  json merged = json::parse(original);
+  json merged = json::parse(original, report::bounded_depth("config.json"));
   // "dtype" is the newer name of "torch_dtype"; labels are those of the new head, if there is one.
   for (const char* stale : {"dtype", "id2label", "label2id", "num_labels"}) merged.erase(stale);
   merged.update(to_hugging_face_json(config));

@@ -11,6 +11,12 @@
 
 namespace zero::nn {
 
+/// The most that a model may have: far above what is published, and so little that nothing that
+/// follows from a shape that check() lets pass (elements, bytes of model states) leaves 63 bits.
+inline constexpr std::int64_t kLargestSize = std::int64_t{1} << 24;  ///< of every size but layers
+inline constexpr std::int64_t kMostLayers = 10'000;
+inline constexpr std::int64_t kMostParameters = 1'000'000'000'000'000;
+
 /// The shape of a Llama model. The comments give Hugging Face's name of each field (config.json).
 struct LlamaConfig {
   std::int64_t vocabulary = 256;    ///< vocab_size
@@ -31,7 +37,7 @@ struct LlamaConfig {
 
   bool operator==(const LlamaConfig&) const = default;
 
-  /// Number of elements of all parameters, tied ones once.
+  /// Number of elements of all parameters, tied ones once. Only for a shape that check() lets pass.
   std::int64_t parameters() const;
 };
 
@@ -44,15 +50,23 @@ const std::vector<std::string>& preset_names();
 /// vocabulary is what was left over. Throws zero::Error for another name, with the known ones.
 LlamaConfig preset(std::string_view name);
 
-/// Throws zero::Error where the numbers cannot be a model: a size below 1, kv_heads that do not
-/// divide heads, an odd head_size, a dtype that is not a floating one.
+/// Throws zero::Error where the numbers cannot be a model: a size below 1 or above kLargestSize,
+/// more than kMostLayers or kMostParameters, kv_heads that do not divide heads, an odd head_size, a
+/// dtype that is not a floating one.
 void check(const LlamaConfig& config);
+
+/// The size that stands under `key` in a config.json. Throws zero::Error, naming the key and its
+/// value, unless that is an integer from `least` (0 or more) to `most`.
+std::int64_t size_from_json(const nlohmann::json& config, const char* key, std::int64_t least,
+                            std::int64_t most);
 
 /// Reads the text of a Hugging Face config.json of model_type "llama", both the older form
 /// (rope_theta) and the newer (rope_parameters). The result is a language model in fp32, whatever
 /// dtype and architecture the file names: set `dtype` and `classes` yourself. Throws zero::Error
-/// for text that is not JSON, another model type, a missing or nonsensical field, or a feature that
-/// Llama does not build here (biases, scaled rotary positions, another activation than silu).
+/// for text that is not JSON, another model type, a missing or nonsensical field, a size that is
+/// not an integer within the bounds of check(), a hidden_size that the heads do not divide where
+/// there is no head_dim, or a feature that Llama does not build here (biases, scaled rotary
+/// positions, another activation than silu). The message names key and value, not the file.
 LlamaConfig llama_config_from_json(std::string_view text);
 
 /// The text of `folder`/config.json. Throws zero::Error, naming the file, where it is missing or

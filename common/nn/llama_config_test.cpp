@@ -126,20 +126,33 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         Wrong{"model_type", "mistral", "type 'mistral', but only 'llama'"},
         Wrong{"model_type", 3, "'model_type' of config.json has the wrong type: 3"},
-        Wrong{"hidden_size", "960", "'hidden_size' of config.json has the wrong type"},
-        Wrong{"vocab_size", 0, "the vocabulary of the model is 0"},
-        Wrong{"hidden_size", -960, "the hidden size of the model is -960"},
-        Wrong{"num_hidden_layers", 0, "the number of layers"},
-        Wrong{"num_attention_heads", 0, "the number of heads of the model is 0"},
-        Wrong{"num_key_value_heads", 0, "the number of key/value heads"},
+        Wrong{"hidden_size", "960", R"(is "960", but must be an integer from 1 to 16777216)"},
+        Wrong{"hidden_size", 64.5, "'hidden_size' of config.json is 64.5, but must be an integer"},
+        Wrong{"hidden_size", -960, "'hidden_size' of config.json is -960, but must be"},
+        Wrong{"hidden_size", std::int64_t{1} << 62, "is 4611686018427387904, but must be"},
+        Wrong{"hidden_size", 961, "is 961 and not a multiple of 'num_attention_heads', 15"},
+        Wrong{"vocab_size", 0, "'vocab_size' of config.json is 0, but must be"},
+        Wrong{"vocab_size", std::uint64_t{1} << 63,
+              "'vocab_size' of config.json is 9223372036854775808, but must be"},
+        Wrong{"vocab_size", kLargestSize + 1, "'vocab_size' of config.json is 16777217, but"},
+        Wrong{"num_hidden_layers", 0, "'num_hidden_layers' of config.json is 0, but must be"},
+        Wrong{"num_hidden_layers", kMostLayers + 1, "is 10001, but must be an integer from 1 to"},
+        Wrong{"num_attention_heads", 0, "'num_attention_heads' of config.json is 0, but must be"},
+        Wrong{"num_attention_heads", std::uint64_t{1} << 63,
+              "'num_attention_heads' of config.json is 9223372036854775808, but must be"},
+        Wrong{"num_key_value_heads", 0, "'num_key_value_heads' of config.json is 0, but must be"},
         Wrong{"num_key_value_heads", 4, "15 heads cannot be shared evenly by 4"},
-        Wrong{"head_dim", 63, "the head size is 63"}, Wrong{"head_dim", 0, "the head size"},
-        Wrong{"intermediate_size", 0, "the MLP size"}, Wrong{"rms_norm_eps", 0.0, "norm epsilon 0"},
-        Wrong{"rope_theta", -1.0, "rotary theta -1"},
+        Wrong{"head_dim", 63, "the head size is 63"},
+        Wrong{"head_dim", 0, "'head_dim' of config.json is 0, but must be"},
+        Wrong{"intermediate_size", 0, "'intermediate_size' of config.json is 0, but must be"},
+        Wrong{"intermediate_size", 2560.0, "'intermediate_size' of config.json is 2560.0, but"},
+        Wrong{"rms_norm_eps", 0.0, "norm epsilon 0"}, Wrong{"rope_theta", -1.0, "rotary theta -1"},
         Wrong{"initializer_range", -0.5, "initializer range -0.5"},
         Wrong{"tie_word_embeddings", "yes", "'tie_word_embeddings'"},
         Wrong{"hidden_act", "gelu", R"('hidden_act' of config.json is "gelu", but only "silu")"},
         Wrong{"attention_bias", true, "'attention_bias' of config.json is true, but only false"},
+        Wrong{"attention_bias", json::array({true}), "has the wrong type: an array"},
+        Wrong{"hidden_act", std::string(99, 'x'), R"(xxx..., but only "silu")"},
         Wrong{"mlp_bias", true, "'mlp_bias'"},
         Wrong{"rope_scaling", json{{"rope_type", "llama3"}}, "'rope_scaling'"},
         Wrong{"rope_parameters", json{{"rope_type", "yarn"}}, "'rope_type'"}),
@@ -152,6 +165,25 @@ TEST_P(LlamaConfigRefusal, NamesTheField) {
               HasSubstr(GetParam().message));
 }
 
+TEST(LlamaConfigJson, SizesMayBeAsLargeAsTheirBounds) {
+  json object = smollm2_360m();
+  object["vocab_size"] = kLargestSize;
+  object["num_hidden_layers"] = kMostLayers;
+  const LlamaConfig config = llama_config_from_json(object.dump());
+  EXPECT_EQ(config.vocabulary, kLargestSize);
+  EXPECT_EQ(config.layers, kMostLayers);
+}
+
+TEST(LlamaConfigJson, RefusesWhatIsNestedTooDeeply) {
+  constexpr int kLevels = 300'000;
+  const std::string deep =
+      "{\"model_type\": \"llama\", \"rope_parameters\": " + std::string(kLevels, '[') +
+      std::string(kLevels, ']') + "}";
+  const std::string message = "config.json: its JSON is nested deeper than 64 levels";
+  EXPECT_THAT(error_of([&] { llama_config_from_json(deep); }), HasSubstr(message));
+  EXPECT_THAT(error_of([&] { to_hugging_face_json(preset("tiny"), deep); }), HasSubstr(message));
+}
+
 TEST(LlamaConfigJson, RefusesWhatIsNoJsonObject) {
   for (const char* text : {"", "{", "[1, 2]", "3", "nonsense"}) {
     EXPECT_THAT(error_of([&] { llama_config_from_json(text); }), HasSubstr("not a JSON object"));
@@ -161,6 +193,38 @@ TEST(LlamaConfigJson, RefusesWhatIsNoJsonObject) {
 TEST(LlamaConfigCheck, RefusesNegativeClassesAndIntegerParameters) {
   EXPECT_THAT(error_of([] { check({.classes = -1}); }), HasSubstr("number of classes is -1"));
   EXPECT_THAT(error_of([] { check({.dtype = at::kInt}); }), HasSubstr("parameters cannot be Int"));
+}
+
+TEST(LlamaConfigCheck, RefusesSizesBeyondTheirBounds) {
+  EXPECT_THAT(error_of([] { check({.vocabulary = 0}); }),
+              HasSubstr("the vocabulary of the model is 0, but must be from 1 to 16777216"));
+  EXPECT_THAT(error_of([] { check({.hidden = kLargestSize + 1}); }), HasSubstr("the hidden size"));
+  EXPECT_THAT(error_of([] { check({.layers = kMostLayers + 1}); }),
+              HasSubstr("the number of layers of the model is 10001, but must be from 1 to 10000"));
+  EXPECT_THAT(error_of([] { check({.classes = kLargestSize + 1}); }), HasSubstr("classes"));
+}
+
+// 10^4 (29,999 + 10^4 (8 + 3 x 3,333,329 + 2) + 1) are 10^15.
+TEST(LlamaConfigCheck, CountsParametersThatTheirNumberCannotHold) {
+  LlamaConfig config{.vocabulary = 29'999,
+                     .hidden = 10'000,
+                     .layers = kMostLayers,
+                     .heads = 1,
+                     .kv_heads = 1,
+                     .head_size = 2,
+                     .mlp = 3'333'329};
+  EXPECT_EQ(config.parameters(), kMostParameters);
+  EXPECT_NO_THROW(check(config));
+  ++config.vocabulary;
+  EXPECT_THAT(error_of([&] { check(config); }), HasSubstr("more than 1000000000000000 parameters"));
+  // More than 2^87, of which 64 bits would keep less than 10^15.
+  const LlamaConfig largest{.vocabulary = kLargestSize,
+                            .hidden = kLargestSize,
+                            .layers = kMostLayers,
+                            .heads = kLargestSize,
+                            .kv_heads = kLargestSize,
+                            .head_size = kLargestSize};
+  EXPECT_THAT(error_of([&] { check(largest); }), HasSubstr("have more than 1000000000000000"));
 }
 
 TEST(LlamaConfigJson, ComesBackFromWhatItWrites) {

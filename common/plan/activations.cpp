@@ -18,7 +18,9 @@ std::int64_t activation_bytes(const Shape& shape, std::int64_t tokens, std::int6
   const std::int64_t a_token = (kept + 2 * shape.vocabulary) * element_bytes;
   if (static_cast<double>(a_token) * static_cast<double>(tokens) > 0x1p62) {
     throw Error(fmt::format(
-        "{} tokens of {} bytes of activations each are more than can be counted", tokens, a_token));
+        "{} tokens of {} bytes of activations each are more than can be counted: fewer tokens a "
+        "rank are needed",
+        tokens, a_token));
   }
   return a_token * tokens;
 }

@@ -124,7 +124,7 @@ Request request_of(const report::LadderReport& report, Model model) {
   return request;
 }
 
-std::int64_t peak_bound(const KnownMode& mode, const Request& request) {
+double peak_bound(const KnownMode& mode, const Request& request) {
   const StagePlan plan =
       plan_stage(request, mode.stage, /*offloaded=*/false, request.world_size, 0);
   const std::int64_t copy = request.model.parameters * request.policy.parameter;
@@ -134,15 +134,15 @@ std::int64_t peak_bound(const KnownMode& mode, const Request& request) {
   if (mode.flat_copy) bound += copy;
   // While a buffer is whole, this rank's shard of it is there a second time.
   if (mode.split) bound += plan.states.parameters + plan.states.gradients;
-  if (mode.placeholders) {
-    std::int64_t largest = request.model.root + request.model.largest_unit();
-    for (const TensorSize& tensor : request.model.tensors) {
-      largest = &tensor == &request.model.tensors.front() ? tensor.elements
-                                                          : std::max(largest, tensor.elements);
-    }
-    bound += largest * request.policy.gradient * request.world_size;
+  if (!mode.placeholders) return static_cast<double>(bound);
+  std::int64_t largest = request.model.root + request.model.largest_unit();
+  for (const TensorSize& tensor : request.model.tensors) {
+    largest = &tensor == &request.model.tensors.front() ? tensor.elements
+                                                        : std::max(largest, tensor.elements);
   }
-  return bound;
+  // One for every rank may be more than 63 bits count.
+  return static_cast<double>(bound) + static_cast<double>(largest * request.policy.gradient) *
+                                          static_cast<double>(request.world_size);
 }
 
 double share_of_ranks(std::int64_t elements, std::int64_t world_size) {
@@ -242,7 +242,7 @@ ModeCheck check_mode(const report::ModeRow& row, const KnownMode& mode, const Re
                    mean(row, &report::RankRow::parameter_mib) +
                        mean(row, &report::RankRow::gradient_mib) +
                        mean(row, &report::RankRow::optimizer_mib)};
-  result.peak = {static_cast<double>(peak_bound(mode, request)) / static_cast<double>(kMiB),
+  result.peak = {peak_bound(mode, request) / static_cast<double>(kMiB),
                  mean(row, &report::RankRow::peak_mib)};
   if (mode.scheme != Scheme::kZero3 || !request.model.tensors.empty()) {
     result.sent = {sent_bytes(mode, request), mean_sent(row)};
@@ -284,6 +284,7 @@ Check check_against(const report::LadderReport& report, const std::optional<Mode
                             report.dtype, report.optimizer));
   }
   const Request request = request_of(report, model_of_report(report, given));
+  check_request(request);
   Check check;
   check.title = fmt::format("{}: {} parameters, {} ranks, {} x {} tokens a rank, fp32, AdamW",
                             report.model, report::with_thousands(report.parameters),

@@ -47,7 +47,7 @@ struct Check {
 ///
 /// `model`: what was trained, where its name in the report is not a preset. Throws zero::Error
 /// where the model has another number of parameters than the report says, the report is not of fp32
-/// AdamW, or has no mode.
+/// AdamW, has no mode, or has numbers that check_request() does not let pass.
 Check check_against(const report::LadderReport& report, const std::optional<Model>& model = {});
 
 std::string to_text(const Check& check);

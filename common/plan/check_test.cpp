@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <zero/error.hpp>
 
-#include "zero/plan/quantity.hpp"
+#include "zero/plan/planner.hpp"
 
 namespace zero::plan {
 namespace {
@@ -153,6 +153,35 @@ TEST(Check, WhatCannotBeComparedIsRefused) {
   LadderReport empty = exact_report();
   empty.modes.clear();
   EXPECT_THROW(check_against(empty), Error);
+}
+
+TEST(Check, NumbersThatNoRunHasAreRefused) {
+  const auto refused = [](auto change, const char* message) {
+    LadderReport report = exact_report();
+    change(report);
+    try {
+      check_against(report);
+      ADD_FAILURE() << "no error: " << message;
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), HasSubstr(message));
+    }
+  };
+  refused([](LadderReport& r) { r.world_size = 2'000'000'000; }, "the world size is 2000000000");
+  refused([](LadderReport& r) { r.world_size = 0; }, "the world size is 0");
+  refused([](LadderReport& r) { r.batch_size = std::int64_t{1} << 62; }, "the batch is 46116860");
+  refused([](LadderReport& r) { r.sequence_length = kLongestSequence + 1; }, "the sequence is ");
+}
+
+// Placeholders are a copy of the largest tensor for every rank: 10^15 x 4 bytes x 10^6 here.
+TEST(Check, BoundsOfPeaksMayBeBeyond63Bits) {
+  LadderReport report = exact_report();
+  report.model = "one-layer";
+  report.parameters = nn::kMostParameters;
+  report.world_size = static_cast<int>(kLargestWorldSize);
+  report.modes = {report.modes[3]};
+  report.modes[0].mode = "zero2:placeholder";
+  const Check check = check_against(report, model_of_size(nn::kMostParameters, 1));
+  EXPECT_GT(check.modes.at(0).peak.predicted, 4e21 / static_cast<double>(kMiB));
 }
 
 TEST(Check, JsonHasPredictionMeasurementAndError) {

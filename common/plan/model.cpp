@@ -46,6 +46,31 @@ Shape shape_of(const nn::LlamaConfig& c) {
           .vocabulary = c.classes > 0 ? 0 : c.vocabulary};
 }
 
+void check_numbers(std::int64_t parameters, std::int64_t layers) {
+  if (parameters < 1 || parameters > nn::kMostParameters) {
+    throw Error(fmt::format("the number of parameters is {}, but must be from 1 to {}", parameters,
+                            nn::kMostParameters));
+  }
+  if (layers < 0 || layers > nn::kMostLayers) {
+    throw Error(fmt::format("the number of layers is {}, but must be from 1 to {}", layers,
+                            nn::kMostLayers));
+  }
+  if (layers > parameters) {
+    throw Error(
+        fmt::format("{} parameters cannot be shared out over {} layers", parameters, layers));
+  }
+}
+
+// Equal but for one element. Only what is left over is multiplied: `parameters` could not be.
+std::vector<std::int64_t> equal_units(std::int64_t parameters, std::int64_t layers) {
+  const std::int64_t rest = parameters % layers;
+  std::vector<std::int64_t> units;
+  for (std::int64_t i = 0; i < layers; ++i) {
+    units.push_back(parameters / layers + rest * (i + 1) / layers - rest * i / layers);
+  }
+  return units;
+}
+
 }  // namespace
 
 std::int64_t Model::largest_unit() const {
@@ -82,16 +107,13 @@ Model model_of(const nn::LlamaConfig& config, std::string name) {
 }
 
 Model model_of_size(std::int64_t parameters, std::int64_t layers) {
+  check_numbers(parameters, layers);
   Model model;
   const auto p = static_cast<double>(parameters);
   const bool guessed = layers == 0;
   if (guessed) {
     const double cube = p / (kParametersPerSquare * kHiddenPerLayer * kHiddenPerLayer);
     layers = std::max<std::int64_t>(1, std::llround(std::cbrt(cube)));
-  }
-  if (layers < 1 || layers > parameters) {
-    throw Error(
-        fmt::format("{} parameters cannot be shared out over {} layers", parameters, layers));
   }
   const double square = p / static_cast<double>(kParametersPerSquare * layers);
   const std::int64_t hidden = std::max<std::int64_t>(1, std::llround(std::sqrt(square)));
@@ -103,9 +125,7 @@ Model model_of_size(std::int64_t parameters, std::int64_t layers) {
                  .mlp = 4 * hidden,
                  .mlp_tensors = 2,
                  .vocabulary = 0};
-  for (std::int64_t i = 0; i < layers; ++i) {
-    model.units.push_back(parameters * (i + 1) / layers - parameters * i / layers);
-  }
+  model.units = equal_units(parameters, layers);
   model.notes.push_back(fmt::format(
       "only the number of parameters is known; {} layers of 12 x {}^2 are {}. Activations and "
       "buffers are rough, logits not counted",

@@ -62,14 +62,16 @@ Model model_of(const nn::LlamaConfig& config, std::string name);
 /// equal layers of 12 hidden^2 parameters (4 hidden^2 in attention, 8 in the MLP: Kaplan et al.,
 /// "Scaling Laws for Neural Language Models", arXiv:2001.08361, table 1), so there is no root unit
 /// and no logits. `layers` 0: as many as make hidden = 128 x layers, the proportion of 7 B and 13 B
-/// Llamas; a note says that this is a guess. Throws zero::Error where there would be more layers
-/// than parameters.
+/// Llamas; a note says that this is a guess. Throws zero::Error unless there are 1 to
+/// nn::kMostParameters parameters, and no more layers than parameters or nn::kMostLayers.
 Model model_of_size(std::int64_t parameters, std::int64_t layers = 0);
 
 /// A model as Hugging Face saves it. `path` is a folder with config.json, safetensors or both, or
 /// one such file. Sizes come from the headers of the safetensors where there are some (any
 /// architecture; layers are told by the first number in a tensor's name), else from config.json (a
-/// Llama). Throws zero::Error where neither can be read, naming the file.
+/// Llama). Throws zero::Error, naming the file, where neither can be read, where a size in
+/// config.json is no integer within the bounds of nn::check(), and for more layers or parameters in
+/// safetensors than those bounds allow.
 Model model_of_files(const std::filesystem::path& path);
 
 }  // namespace zero::plan

@@ -12,7 +12,7 @@
 #include <utility>
 #include <zero/error.hpp>
 #include <zero/nn/safetensors.hpp>
-#include <zero/report/json.hpp>
+#include <zero/report/json_depth.hpp>
 #include <zero/report/table.hpp>
 
 #include "zero/plan/model.hpp"
@@ -66,51 +66,75 @@ void read_sizes(const fs::path& weights, Model& model) {
   for (const std::string& name : folder.names()) {
     const nn::SafetensorsEntry& entry = folder.info(name);
     const std::int64_t elements = entry.elements();
+    if (elements > nn::kMostParameters - model.parameters) {
+      throw Error(fmt::format("{}: holds more than {} parameters, the most that is planned for",
+                              weights.string(), nn::kMostParameters));
+    }
     model.tensors.push_back({name, elements, entry.shape.empty() ? 1 : entry.shape.front()});
     model.parameters += elements;
     const std::optional<LayerName> layer = layer_of(name);
     (layer ? layers[*layer] : model.root) += elements;
   }
+  // There is nothing to gather of a layer without elements.
+  std::erase_if(layers, [](const auto& layer) { return layer.second == 0; });
   for (const auto& [name, elements] : layers) model.units.push_back(elements);
   if (model.parameters == 0) {
     throw Error(fmt::format("{}: holds no parameters", weights.string()));
   }
+  if (std::ssize(model.units) > nn::kMostLayers) {
+    throw Error(fmt::format("{}: its tensors lie in {} layers, at most {} are planned for",
+                            weights.string(), model.units.size(), nn::kMostLayers));
+  }
 }
 
-// What other architectures call the sizes of a transformer.
-Shape rough_shape(const report::Json& config) {
-  const auto number = [&](std::initializer_list<const char*> keys) -> std::int64_t {
+// What other architectures call the sizes of a transformer; 0 where a file says nothing, or has a
+// list with a size for each layer.
+Shape rough_shape(const nlohmann::json& config) {
+  const auto size = [&](std::initializer_list<const char*> keys,
+                        std::int64_t most = nn::kLargestSize) -> std::int64_t {
     for (const char* key : keys) {
       const auto found = config.find(key);
-      if (found != config.end() && found->is_number_integer()) return found->get<std::int64_t>();
+      if (found == config.end() || found->is_null() || found->is_structured()) continue;
+      return nn::size_from_json(config, key, /*least=*/0, most);
     }
     return 0;
   };
   Shape shape;
-  shape.layers = number({"num_hidden_layers", "n_layer", "num_layers"});
-  shape.hidden = number({"hidden_size", "n_embd", "d_model"});
+  shape.layers = size({"num_hidden_layers", "n_layer", "num_layers"}, nn::kMostLayers);
+  shape.hidden = size({"hidden_size", "n_embd", "d_model"});
   shape.attention = shape.hidden;
-  shape.mlp = number({"intermediate_size", "n_inner", "ffn_dim", "d_ff"});
+  shape.mlp = size({"intermediate_size", "n_inner", "ffn_dim", "d_ff"});
   if (shape.mlp == 0) shape.mlp = 4 * shape.hidden;
   shape.mlp_tensors = 3;
-  shape.vocabulary = number({"vocab_size"});
+  shape.vocabulary = size({"vocab_size"});
+  // Nothing follows from these here, but where one size is nonsense the others are not believed.
+  for (const char* key : {"num_attention_heads", "num_key_value_heads", "head_dim"}) size({key});
   return shape;
+}
+
+// A Llama, or the sizes of another transformer where the weights say what it consists of.
+Model described_by(const std::string& text, const std::string& where, bool sizes_are_known) {
+  try {
+    return model_of(nn::llama_config_from_json(text), {});
+  } catch (const Error& error) {
+    const auto config = nlohmann::json::parse(text, report::bounded_depth("config.json"),
+                                              /*allow_exceptions=*/false);
+    if (!sizes_are_known || !config.is_object()) throw;
+    Model model;
+    model.shape = rough_shape(config);
+    model.notes.push_back(
+        fmt::format("{}: {}; activations are estimated from its sizes alone", where, error.what()));
+    return model;
+  }
 }
 
 Model from_config(const fs::path& folder, bool sizes_are_known) {
   const std::string text = nn::read_config_text(folder);
   const std::string where = (folder / "config.json").string();
   try {
-    return model_of(nn::llama_config_from_json(text), {});
+    return described_by(text, where, sizes_are_known);
   } catch (const Error& error) {
-    if (!sizes_are_known) throw Error(fmt::format("{}: {}", where, error.what()));
-    Model model;
-    const report::Json config = report::Json::parse(text, nullptr, /*allow_exceptions=*/false);
-    if (!config.is_object()) throw Error(where + " is not a JSON object");
-    model.shape = rough_shape(config);
-    model.notes.push_back(
-        fmt::format("{}: {}; activations are estimated from its sizes alone", where, error.what()));
-    return model;
+    throw Error(fmt::format("{}: {}", where, error.what()));
   }
 }
 

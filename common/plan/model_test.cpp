@@ -1,9 +1,11 @@
 #include "zero/plan/model.hpp"
 
 #include <ATen/ops/zeros.h>
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -123,6 +125,19 @@ TEST(Model, OfANumberOnly) {
   EXPECT_THROW(model_of_size(5, 6), Error);
 }
 
+TEST(Model, OfTheLargestNumberAndTheMostLayers) {
+  const Model model = model_of_size(nn::kMostParameters, nn::kMostLayers);
+  EXPECT_EQ(model.units, std::vector<std::int64_t>(nn::kMostLayers, 100'000'000'000));
+  const Model uneven = model_of_size(nn::kMostParameters - 1, nn::kMostLayers);
+  EXPECT_EQ(sum(uneven.units), nn::kMostParameters - 1);
+  EXPECT_EQ(*std::min_element(uneven.units.begin(), uneven.units.end()), 99'999'999'999);
+  EXPECT_EQ(uneven.largest_unit(), 100'000'000'000);
+  EXPECT_THROW(model_of_size(nn::kMostParameters + 1), Error);
+  EXPECT_THROW(model_of_size(nn::kMostParameters, nn::kMostLayers + 1), Error);
+  EXPECT_THROW(model_of_size(100, -1), Error);
+  EXPECT_THROW(model_of_size(-1), Error);
+}
+
 TEST(ModelFiles, ConfigAlone) {
   const TestFolder folder;
   write(folder / "config.json", nn::to_hugging_face_json(nn::preset("smollm2-135m")).dump());
@@ -165,6 +180,66 @@ TEST(ModelFiles, ADifferenceBetweenConfigAndWeightsIsSaid) {
   const Model model = model_of_files(folder.path());
   EXPECT_EQ(model.parameters, 256 * 64);
   EXPECT_THAT(model.notes, Contains(HasSubstr("hold 16,384")));
+}
+
+TEST(ModelFiles, ListsOfSizesAndMissingOnesAreGuessed) {
+  const TestFolder folder;
+  nn::save_safetensors_folder(folder.path(), {{"h.0.weight", at::zeros({4, 4})}});
+  write(folder / "config.json",
+        R"({"model_type": "other", "n_layer": 1, "n_embd": 4, "n_inner": null,
+            "intermediate_size": [16, 24]})");
+  const Model model = model_of_files(folder.path());
+  EXPECT_EQ(model.shape.hidden, 4);
+  EXPECT_EQ(model.shape.mlp, 16);
+}
+
+struct Lie {
+  std::string key, value;
+};
+
+void PrintTo(const Lie& lie, std::ostream* out) { *out << lie.key << " " << lie.value; }
+
+class LyingConfig : public ::testing::TestWithParam<Lie> {};
+
+TEST_P(LyingConfig, IsRefusedWithAndWithoutWeights) {
+  const TestFolder folder;
+  nlohmann::json config = nn::to_hugging_face_json(nn::preset("tiny"));
+  config[GetParam().key] = nlohmann::json::parse(GetParam().value);
+  write(folder / "config.json", config.dump());
+  const std::string expected =
+      fmt::format("{}: field '{}' of config.json is {}, but must be an integer from ",
+                  (folder / "config.json").string(), GetParam().key, GetParam().value);
+  EXPECT_THAT(error_of(folder.path()), HasSubstr(expected + "1 to "));
+  nn::save_safetensors_folder(folder.path(), {{"h.0.weight", at::zeros({4, 4})}});
+  EXPECT_THAT(error_of(folder.path()), HasSubstr(expected + "0 to "));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, LyingConfig,
+                         ::testing::Values(Lie{"vocab_size", "9223372036854775808"},
+                                           Lie{"hidden_size", "4611686018427387904"},
+                                           Lie{"hidden_size", "64.5"},
+                                           Lie{"num_hidden_layers", "1000000000"},
+                                           Lie{"num_attention_heads", "9223372036854775808"},
+                                           Lie{"num_key_value_heads", "-2"}, Lie{"head_dim", "-16"},
+                                           Lie{"intermediate_size", "\"176\""}));
+
+TEST(ModelFiles, LayersWithoutElementsAreNoUnits) {
+  const TestFolder folder;
+  nn::save_safetensors_folder(folder.path(),
+                              {{"wte.weight", at::zeros({10})}, {"h.0.weight", at::zeros({0})}});
+  const Model model = model_of_files(folder.path());
+  EXPECT_EQ(model.units, std::vector<std::int64_t>{10});
+  EXPECT_EQ(model.root, 0);
+}
+
+TEST(ModelFiles, MoreLayersThanCanBePlannedForAreRefused) {
+  const TestFolder folder;
+  nn::NamedTensors tensors;
+  for (std::int64_t i = 0; i <= nn::kMostLayers; ++i) {
+    tensors.emplace_back(fmt::format("h.{}.weight", i), at::zeros({1}));
+  }
+  nn::save_safetensors_folder(folder.path(), tensors);
+  EXPECT_THAT(error_of(folder.path()), HasSubstr("10001 layers, at most 10000 are planned for"));
 }
 
 TEST(ModelFiles, BadOnesAreRefused) {

@@ -8,21 +8,13 @@
 namespace zero::plan {
 namespace {
 
-void check(const Request& request) {
-  const auto positive = [](double value, const char* what) {
-    if (!(value > 0)) throw Error(fmt::format("{} must be above 0", what));
-  };
-  positive(static_cast<double>(request.model.parameters), "the number of parameters");
-  positive(static_cast<double>(request.world_size), "the world size");
-  positive(static_cast<double>(request.batch), "the batch");
-  positive(static_cast<double>(request.sequence), "the sequence");
-  positive(request.machine.bandwidth, "the bandwidth");
-  positive(request.machine.flops, "the speed");
-  positive(request.break_even_share, "the share of communication");
-  if (request.world_size > kLargestWorldSize) {
-    throw Error(fmt::format("the world size is {}, the largest that is planned for is {}",
-                            request.world_size, kLargestWorldSize));
-  }
+void check_positive(double value, const char* what) {
+  if (!(value > 0)) throw Error(fmt::format("{} must be above 0", what));
+}
+
+void check_range(std::int64_t value, std::int64_t most, const char* what) {
+  if (value >= 1 && value <= most) return;
+  throw Error(fmt::format("{} is {}, but must be from 1 to {}", what, value, most));
 }
 
 // Of `elements` gathered or gradients of them, what a rank does not own anyway.
@@ -83,6 +75,22 @@ LookaheadPlan plan_lookahead(const Request& request, const StagePlan& zero3) {
 
 }  // namespace
 
+void check_request(const Request& request) {
+  check_range(request.model.parameters, nn::kMostParameters, "the number of parameters");
+  check_range(request.world_size, kLargestWorldSize, "the world size");
+  check_range(request.batch, kLargestBatch, "the batch");
+  check_range(request.sequence, kLongestSequence, "the sequence");
+  if (request.tokens() > kMostTokens) {
+    throw Error(fmt::format(
+        "{} samples of {} tokens are {} tokens a rank, but at most {} are planned for: a smaller "
+        "--batch or --sequence is needed",
+        request.batch, request.sequence, request.tokens(), kMostTokens));
+  }
+  check_positive(request.machine.bandwidth, "the bandwidth");
+  check_positive(request.machine.flops, "the speed");
+  check_positive(request.break_even_share, "the share of communication");
+}
+
 StagePlan plan_stage(const Request& request, Stage stage, bool offloaded, std::int64_t world_size,
                      std::int64_t lookahead) {
   StagePlan plan;
@@ -107,7 +115,7 @@ StagePlan plan_stage(const Request& request, Stage stage, bool offloaded, std::i
 }
 
 Plan make_plan(const Request& request) {
-  check(request);
+  check_request(request);
   Plan plan;
   plan.request = request;
   const StagePlan zero3 =

@@ -12,6 +12,12 @@
 /// Which stage to take, and what it costs.
 namespace zero::plan {
 
+/// The most that is planned for, so that bytes and tokens of all ranks stay within 63 bits: samples
+/// a rank, tokens a sample, and the product of the two.
+inline constexpr std::int64_t kLargestBatch = std::int64_t{1} << 20;
+inline constexpr std::int64_t kLongestSequence = std::int64_t{1} << 24;
+inline constexpr std::int64_t kMostTokens = std::int64_t{1} << 40;
+
 /// What is asked.
 struct Request {
   Model model;
@@ -27,6 +33,7 @@ struct Request {
   std::int64_t hybrid_threshold = kHybridThreshold;
   std::optional<Unit> unit;  ///< for printing; without it that of `memory`, else by size
 
+  /// Of a rank in a step.
   std::int64_t tokens() const { return batch * sequence; }
 };
 
@@ -89,14 +96,17 @@ struct Plan {
   bool says_no() const { return request.memory.has_value() && !choice.stage.has_value(); }
 };
 
-/// One stage at any world size; `lookahead` only for its time.
+/// Throws zero::Error for parameters, a world size, a batch, a sequence or tokens below 1 or above
+/// the most that is planned for, and for shares and speeds that are not positive.
+void check_request(const Request& request);
+
+/// One stage at any world size; `lookahead` only for its time. For what check_request() lets pass.
 StagePlan plan_stage(const Request& request, Stage stage, bool offloaded, std::int64_t world_size,
                      std::int64_t lookahead);
 
 /// Plans. Comparisons with the memory are made in whole bytes, and a stage fits only if model
-/// states, transients and the estimate of activations together do. Throws zero::Error for a batch,
-/// sequence or world size below 1, a model without parameters, or shares and speeds that are not
-/// positive.
+/// states, transients and the estimate of activations together do. Throws zero::Error where
+/// check_request() does, and for activations that cannot be counted.
 Plan make_plan(const Request& request);
 
 /// The lowest stage of `plan` that fits, or why none does. Part of make_plan().

@@ -160,9 +160,41 @@ TEST(Planner, BadRequestsAreRefused) {
   refused([](Request& r) { r.world_size = kLargestWorldSize + 1; });
   refused([](Request& r) { r.batch = 0; });
   refused([](Request& r) { r.sequence = -1; });
+  refused([](Request& r) { r.batch = kLargestBatch + 1; });
+  refused([](Request& r) { r.sequence = kLongestSequence + 1; });
+  refused([](Request& r) { r.model.parameters = nn::kMostParameters + 1; });
   refused([](Request& r) { r.model.parameters = 0; });
   refused([](Request& r) { r.machine.flops = 0; });
   refused([](Request& r) { r.break_even_share = 0; });
+}
+
+// A product of two numbers that are each within their bounds.
+TEST(Planner, TokensAreBoundedToo) {
+  Request request = request_for(1000, kLargestWorldSize, "24GB");
+  request.batch = kLargestBatch;
+  request.sequence = kMostTokens / kLargestBatch;
+  EXPECT_THAT(to_text(make_plan(request)), HasSubstr(" 1,099,511,627,776,000,000"));
+  ++request.sequence;
+  try {
+    make_plan(request);
+    FAIL() << "more tokens than can be planned for were";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("1099512676352 tokens a rank, but at most 1099511627776"));
+  }
+}
+
+TEST(Planner, TheLargestModelIsCounted) {
+  Request request = request_for(1000, 2, "24GB");
+  request.model = model_of_size(nn::kMostParameters, nn::kMostLayers);
+  const Plan plan = make_plan(request);
+  EXPECT_TRUE(plan.says_no());
+  EXPECT_EQ(plan.stages.front().states.total(), 16 * nn::kMostParameters);
+  EXPECT_EQ(plan.stages[3].transients, kReductionScratch + 4 * 50 * kBillion);
+  const double compute = compute_seconds(nn::kMostParameters, request.tokens(), request.machine);
+  for (const StagePlan& stage : plan.stages) {
+    EXPECT_NEAR(stage.time.compute / compute, 1, 1e-9);
+    EXPECT_GT(stage.activations, 0);
+  }
 }
 
 TEST(Planner, TextSaysUnitsAndStagesAndVerdict) {

@@ -21,6 +21,9 @@ struct NamedFactor {
 
 constexpr double kLargestMemory = 0x1p60;
 constexpr double kLargestCount = 1e15;
+// Of bytes and operations a second. Like the longest time, far from what makes seconds infinite.
+constexpr double kLargestRate = 1e24;
+constexpr double kLongestSeconds = 1e6;
 
 constexpr std::array<NamedFactor, 9> kMemoryUnits = {{{"B", 1},
                                                       {"kB", 1e3},
@@ -122,23 +125,25 @@ std::int64_t parse_count(std::string_view text) {
 }
 
 double parse_bandwidth(std::string_view text) {
-  constexpr std::string_view kExpected = "a bandwidth, as in 100GB/s, 12.5GiB/s or 200Gbit/s";
+  constexpr std::string_view kExpected =
+      "a bandwidth from 1B/s to 1e24B/s, as in 100GB/s, 12.5GiB/s or 200Gbit/s";
   const double value = parse(text, kBandwidths, kExpected).value;
-  if (!(value > 0)) refuse(text, kExpected);
+  if (!(value >= 1 && value <= kLargestRate)) refuse(text, kExpected);
   return value;
 }
 
 double parse_seconds(std::string_view text) {
-  constexpr std::string_view kExpected = "a time, as in 10us, 1.5ms or 2s";
+  constexpr std::string_view kExpected = "a time from 0s to 1e6s, as in 10us, 1.5ms or 2s";
   const double value = parse(text, kTimes, kExpected).value;
-  if (!(value >= 0)) refuse(text, kExpected);
+  if (!(value >= 0 && value <= kLongestSeconds)) refuse(text, kExpected);
   return value;
 }
 
 double parse_flops(std::string_view text) {
-  constexpr std::string_view kExpected = "a speed, as in 150TFLOP/s or 90GFLOP/s";
+  constexpr std::string_view kExpected =
+      "a speed from 1FLOP/s to 1e24FLOP/s, as in 150TFLOP/s or 90GFLOP/s";
   const double value = parse(text, kFlops, kExpected).value;
-  if (!(value > 0)) refuse(text, kExpected);
+  if (!(value >= 1 && value <= kLargestRate)) refuse(text, kExpected);
   return value;
 }
 

@@ -34,12 +34,14 @@ Memory parse_memory(std::string_view text);
 /// Throws zero::Error unless it is a whole number from 1 to 10^15.
 std::int64_t parse_count(std::string_view text);
 
-/// Bytes a second: "100GB/s", "12.5GiB/s", "200Gbit/s". Throws zero::Error unless positive.
+/// Bytes a second: "100GB/s", "12.5GiB/s", "200Gbit/s". Throws zero::Error unless it is from 1 to
+/// 10^24.
 double parse_bandwidth(std::string_view text);
-/// Seconds: "10us", "1.5 ms", "2s". Throws zero::Error where it is negative or has no unit.
+/// Seconds: "10us", "1.5 ms", "2s". Throws zero::Error without a unit and unless it is from 0 to
+/// 10^6.
 double parse_seconds(std::string_view text);
-/// Operations a second: "150TFLOP/s", "90 GFLOP/s", "150e12FLOP/s". Throws zero::Error unless
-/// positive.
+/// Operations a second: "150TFLOP/s", "90 GFLOP/s", "150e12FLOP/s". Throws zero::Error unless it is
+/// from 1 to 10^24.
 double parse_flops(std::string_view text);
 
 /// `bytes` in a unit, without its name, rounded to the nearest: (26e9, kGB, 2) is "26.00".

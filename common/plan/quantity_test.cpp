@@ -50,12 +50,13 @@ TEST(Quantity, SpeedsAndTimesNeedUnits) {
   EXPECT_DOUBLE_EQ(parse_seconds("10us"), 10e-6);
   EXPECT_DOUBLE_EQ(parse_seconds("0s"), 0);
   EXPECT_DOUBLE_EQ(parse_flops("150TFLOP/s"), 150e12);
-  for (const char* text : {"100", "100GB", "0GB/s", "-1GB/s", "infGB/s", "nanGB/s"}) {
+  for (const char* text : {"100", "100GB", "0GB/s", "-1GB/s", "infGB/s", "nanGB/s", "0.9B/s",
+                           "1e300GB/s", "1e306GB/s"}) {
     EXPECT_THROW(parse_bandwidth(text), Error) << text;
   }
-  for (const char* text : {"10", "-1us", "10 minutes", "inf s", "nan s"})
+  for (const char* text : {"10", "-1us", "10 minutes", "inf s", "nan s", "1000001s"})
     EXPECT_THROW(parse_seconds(text), Error);
-  for (const char* text : {"150e12", "0TFLOP/s", "150TFLOPS"})
+  for (const char* text : {"150e12", "0TFLOP/s", "150TFLOPS", "1e-300FLOP/s", "1e308PFLOP/s"})
     EXPECT_THROW(parse_flops(text), Error);
 }
 

@@ -16,16 +16,17 @@ bool is_head_too(const Model& model) {
   });
 }
 
+// Those of every rank that some tensor has a part on. By tensor, since ranks may be a million.
 std::int64_t kept_gradients(const train::ShardLayout& layout) {
-  std::int64_t kept = 0;
-  for (int rank = 0; rank < layout.world_size(); ++rank) {
-    bool holds = false;
-    for (std::size_t t = 0; t < layout.tensors(); ++t) {
-      holds = holds || layout.segment(t, rank).size > 0;
-    }
-    if (holds) kept += layout.shard();
+  std::int64_t ranks = 0;
+  std::int64_t next = 0;  // ranks before this one are counted, as far as they hold anything
+  for (std::size_t t = 0; t < layout.tensors(); ++t) {
+    if (layout.size(t) == 0) continue;
+    const std::int64_t first = std::max(next, layout.offset(t) / layout.shard());
+    next = (layout.offset(t) + layout.size(t) - 1) / layout.shard() + 1;
+    ranks += next - first;
   }
-  return kept;
+  return ranks * layout.shard();
 }
 
 // Neighbours together as long as there is room.

@@ -12,6 +12,17 @@ double sum(std::span<const double> values) {
   return std::accumulate(values.begin(), values.end(), 0.0);
 }
 
+// How many units must compute before unit `unit` for its gather to be covered. Where all of them
+// together do not cover it, one more: with so large a lookahead nothing is asked of them.
+std::size_t units_to_cover(double gather, std::span<const double> compute, std::size_t unit) {
+  double covered = 0;
+  for (std::size_t k = 1; k <= unit; ++k) {
+    covered += compute[unit - k];
+    if (covered >= gather) return k;
+  }
+  return unit + 1;
+}
+
 // The link does one thing at a time.
 class Link {
  public:
@@ -69,13 +80,11 @@ std::optional<std::int64_t> lookahead(std::span<const double> gather_seconds,
   const double longest = *std::max_element(gather_seconds.begin(), gather_seconds.end());
   if (longest == 0) return 0;
   const std::size_t units = gather_seconds.size();
-  for (std::size_t k = 1; k < units; ++k) {
-    bool hidden = true;
-    for (std::size_t i = 0; hidden && i + k < units; ++i) {
-      hidden = sum(compute_seconds.subspan(i, k)) >= gather_seconds[i + k];
-    }
-    if (hidden) return static_cast<std::int64_t>(k);
+  std::size_t needed = 1;
+  for (std::size_t i = 1; i < units; ++i) {
+    needed = std::max(needed, units_to_cover(gather_seconds[i], compute_seconds, i));
   }
+  if (needed < units) return static_cast<std::int64_t>(needed);
   if (sum(compute_seconds) >= longest) return static_cast<std::int64_t>(units);
   return std::nullopt;
 }

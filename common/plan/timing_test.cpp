@@ -80,6 +80,35 @@ TEST(Lookahead, CannotHelpWhereGatheringTakesLongerThanAllComputing) {
   EXPECT_THROW(lookahead(Times{1}, Times{1, 2}), Error);
 }
 
+// By its definition, for all that 4 units of few seconds can be.
+TEST(Lookahead, IsTheSmallestThatHidesEveryGather) {
+  const auto hides = [](const Times& gather, const Times& compute, std::size_t k) {
+    for (std::size_t i = 0; i + k < gather.size(); ++i) {
+      double covered = 0;
+      for (std::size_t j = i; j < i + k; ++j) covered += compute[j];
+      if (covered < gather[i + k]) return false;
+    }
+    return true;
+  };
+  for (int n = 0; n < 1 << 14; ++n) {
+    const auto digit = [n](int i) { return static_cast<double>((n >> (2 * i)) & 3); };
+    const Times gather = {1, digit(0), 2 * digit(1), 2 * digit(2)};
+    const Times compute = {digit(3), digit(4), digit(5), digit(6)};
+    const auto found = lookahead(gather, compute);
+    for (std::int64_t k = 1; k < found.value_or(4); ++k) EXPECT_FALSE(hides(gather, compute, k));
+    EXPECT_TRUE(found.value_or(4) == 4 || hides(gather, compute, *found));
+  }
+}
+
+// So many that the time must not grow with the cube of their number.
+TEST(Lookahead, OfTheMostUnits) {
+  Times gather(nn::kMostLayers, 0.0);
+  gather.back() = static_cast<double>(nn::kMostLayers);
+  EXPECT_EQ(lookahead(gather, Times(nn::kMostLayers, 1.0)), nn::kMostLayers);
+  gather.back() = 9000;
+  EXPECT_EQ(lookahead(gather, Times(nn::kMostLayers, 1.0)), 9000);
+}
+
 TEST(Exposed, IsWhatOneLinkCannotHide) {
   const Pass even{Times(4, 1.0), Times(4, 2.0), Times(4, 0.0)};
   EXPECT_DOUBLE_EQ(exposed_seconds(even, 0), 4);  // every gather waits
