@@ -3,9 +3,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+#include <filesystem>
+#include <nlohmann/json.hpp>
 #include <ostream>
 #include <zero/data/tokens.hpp>
+#include <zero/nn/llama_config.hpp>
 
+#include "faults/port.hpp"
 #include "test_bad_input.hpp"
 #include "test_program.hpp"
 
@@ -34,6 +39,16 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         BadInput{"Mode", "--model tiny --modes ddp,zer1", {"'zer1'; did you mean 'zero1'?"}},
         BadInput{"NoNumberAsRate", "--model tiny --lr nan", {"--lr is nan"}},
+        BadInput{"NegativeSeed", "--model tiny --seed -1", {"--seed", "'-1' is no seed"}},
+        BadInput{
+            "SeedOf65Bits",
+            "--model tiny --seed 18446744073709551616",
+            {"'18446744073709551616' is no seed: a whole number from 0 to 1844674407370955161"}},
+        BadInput{"TimeoutIsNoNumber",
+                 "--model tiny --timeout nan",
+                 {"--timeout", "'nan' is not a number"}},
+        BadInput{"EndlessTimeout", "--model tiny --timeout inf", {"--timeout", "inf not in range"}},
+        BadInput{"NegativeTimeout", "--model tiny --timeout -5", {"--timeout", "-5 not in range"}},
         BadInput{"RateBelowNothing", "--model tiny --lr -1", {"--lr is -1"}},
         BadInput{"EngineSetting",
                  "--model tiny --modes engine3:lookahaed=2",
@@ -83,6 +98,116 @@ INSTANTIATE_TEST_SUITE_P(
                  {"smollm2-360m needs about", "smollm2-135m needs about", "tiny needs about",
                   "no model fits: 0.1 GiB are free"}}),
     [](const auto& info) { return info.param.name; });
+
+TEST(EmptyValues, AreRefusedForEveryOptionThatNamesSomething) {
+  for (const std::string given : {"--checkpoint ''", "--resume ''", "--save ''", "--weights ''",
+                                  "--data ''", "--json ''", "--trace ''", "--film ''", "--json="}) {
+    const std::string option = given.substr(0, given.find_first_of(" ="));
+    expect_refused_before_writing(BadInput{"", "", {option + " needs a name or a value"}},
+                                  kQuick + "--modes ddp " + given);
+  }
+}
+
+// Runs with `arguments` and expects a refusal that changes nothing in `folder`.
+void expect_place_refused(const TestFolder& folder, const std::string& arguments,
+                          const std::string& message) {
+  const auto before = listing(folder);
+  const Ended ended =
+      run_ladder(folder, "--steps 1 --seq-len 16 --no-compute-alone --modes ddp " + arguments);
+  EXPECT_EQ(ended.code, 1) << arguments << "\n" << ended.said;
+  EXPECT_THAT(ended.said, HasSubstr(message)) << arguments;
+  EXPECT_EQ(listing(folder), before) << arguments;
+}
+
+TEST(Places, OfOutputsMayNotBeThoseOfInputs) {
+  const TestFolder folder;
+  const auto at = [&](const std::string& name) { return " '" + (folder / name).string() + "' "; };
+  const std::string text(400, 'a');
+  written(folder, "text.txt", text);
+  std::filesystem::create_symlink(folder / "text.txt", folder / "link");
+  std::filesystem::create_directory(folder / "w");
+  const std::string config = nn::to_hugging_face_json(nn::preset("tiny")).dump();
+  written(folder, "w/config.json", config);
+  const std::string over = "which is read: name another place";
+  for (const std::string data : {"text.txt", "link", ""}) {
+    for (const std::string json : {"text.txt", "link"}) {
+      expect_place_refused(folder, "--model tiny --data" + at(data) + "--json" + at(json), over);
+    }
+  }
+  written(folder, "t.ddp.rank1.json", text);
+  expect_place_refused(folder,
+                       "--model tiny --data" + at("t.ddp.rank1.json") + "--trace" + at("t.json"),
+                       "over --data " + (folder / "t.ddp.rank1.json").string());
+  for (const std::string& output :
+       {"--save" + at("w"), "--save" + at("w/"), "--save" + at("w/../w"),
+        "--json" + at("w/config.json"), "--film" + at("w/config.json"), "--checkpoint" + at("w")}) {
+    expect_place_refused(folder, "--weights" + at("w") + output, over);
+  }
+  EXPECT_EQ(testing::contents_of(folder / "text.txt"), text);
+  EXPECT_EQ(testing::contents_of(folder / "w/config.json"), config);
+}
+
+TEST(Places, OfOutputsDiffer) {
+  const TestFolder folder;
+  const auto at = [&](const std::string& name) { return " '" + (folder / name).string() + "' "; };
+  const std::string same = "would be written to the same place: name two";
+  for (const std::string& outputs :
+       {"--json" + at("x.json") + "--trace" + at("x.json"),
+        "--json" + at("x.json") + "--film" + at("none/../x.json"),
+        "--json" + at("x.a") + "--film" + at("x.b"), "--json" + at("x.png"),
+        "--save" + at("s") + "--checkpoint" + at("s"), "--save" + at("s") + "--json" + at("s"),
+        "--save" + at("s") + "--json" + at("s/config.json"),
+        "--checkpoint" + at("c") + "--json" + at("c/manifest.json")}) {
+    expect_place_refused(folder, "--model tiny " + outputs, same);
+  }
+  expect_place_refused(folder,
+                       "--model tiny --json" + at("t.ddp.rank0.json") + "--trace" + at("t.json"),
+                       "over --json " + (folder / "t.ddp.rank0.json").string());
+}
+
+TEST(Places, MayLieInOneFolder) {
+  const TestFolder folder;
+  const auto at = [&](const std::string& name) { return " '" + (folder / name).string() + "' "; };
+  for (int again = 0; again < 2; ++again) {
+    const Ended ended = run_ladder(folder, kQuick + "--modes ddp --save" + at("s") + "--json" +
+                                               at("s/ladder.json") + "--trace" + at("s/t.json") +
+                                               "--film" + at("s/film.json"));
+    EXPECT_EQ(ended.code, 0) << ended.said;
+  }
+}
+
+// The variables of a launcher, as long as this lives.
+class Launched {
+ public:
+  Launched(int rank, int world_size) {
+    set("RANK", rank);
+    set("WORLD_SIZE", world_size);
+    set("MASTER_PORT", zero::testing::free_port());
+  }
+  ~Launched() {
+    for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_PORT"}) ::unsetenv(name);
+  }
+
+ private:
+  static void set(const char* name, int value) {
+    ::setenv(name, std::to_string(value).c_str(), /*replace=*/1);
+  }
+};
+
+TEST(LaunchedRank, IsNotAskedForAnotherNumberOfRanks) {
+  const BadInput input{"", "", {"--nproc 4: this process is rank 0 of 1 by the variables of a"}};
+  {
+    const Launched alone(/*rank=*/0, /*world_size=*/1);
+    expect_refused_before_writing(input, kQuick + "--modes ddp --nproc 4");
+  }
+  for (const std::string asked : {"", "--nproc 1"}) {
+    const TestFolder folder;
+    const Launched alone(/*rank=*/0, /*world_size=*/1);
+    const Ended one = run_ladder(folder, kQuick + "--modes ddp " + asked);
+    EXPECT_EQ(one.code, 0) << one.said;
+    EXPECT_THAT(one.said, HasSubstr("on 1 ranks"));
+  }
+}
 
 TEST(Memory, TheNextSmallerModelIsTakenAndNamed) {
   const TestFolder folder;
@@ -154,6 +279,16 @@ TEST(BadData, DamagedTokenFile) {
   std::string bytes = testing::contents_of(folder / "t");
   bytes[200] = '\x08';
   expect_refused(folder, written(folder, "t", bytes), "", "damaged");
+}
+
+TEST(BadData, TokenFileWhoseFirstBytesAreDamaged) {
+  const TestFolder folder;
+  std::vector<std::int64_t> ids(200, 9);
+  data::write_token_file(folder / "t", data::TokenStream::from_ids(ids, /*vocabulary=*/10));
+  const std::string bytes = "z" + testing::contents_of(folder / "t").substr(1);
+  const std::string message = "is laid out as a token file, but does not begin with ZEROTOK";
+  expect_refused(folder, written(folder, "t", bytes), "", message);
+  expect_refused(folder, (folder / "t").string(), "--task reviews", message);
 }
 
 TEST(BadData, TooManyClasses) {

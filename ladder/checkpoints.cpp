@@ -40,13 +40,30 @@ void check_position(const data::DistributedSampler::State& saved, const Options&
   }
 }
 
-void check_resume(const train::CheckpointInfo& saved, const Options& options,
-                  const data::Dataset& dataset) {
+void check_steps(const train::CheckpointInfo& saved, const Options& options) {
   if (!saved.sampler) {
     throw Error(
         fmt::format("--resume {}: it does not say where the data stood; another program saved it",
                     options.resume));
   }
+  // keep() saves one number as both.
+  if (saved.sampler->step != saved.step) {
+    throw Error(
+        fmt::format("--resume {}: it is of step {} and its data stands at step {}, which must be "
+                    "the same; another program saved it, or it was altered",
+                    options.resume, saved.step, saved.sampler->step));
+  }
+  if (saved.step >= options.steps) {
+    throw Error(
+        fmt::format("--resume {}: it is of step {} and --steps is {}, which counts from the "
+                    "start of the run: there is nothing left to train",
+                    options.resume, saved.step, options.steps));
+  }
+}
+
+void check_resume(const train::CheckpointInfo& saved, const Options& options,
+                  const data::Dataset& dataset) {
+  check_steps(saved, options);
   check_position(*saved.sampler, options, dataset);
   const auto data = saved.notes.find(kDataNote);
   if (data != saved.notes.end() && data->second != dataset.fingerprint()) {
@@ -54,12 +71,6 @@ void check_resume(const train::CheckpointInfo& saved, const Options& options,
         fmt::format("--resume {}: its run was trained on other data: take the same --data and "
                     "--seq-len",
                     options.resume));
-  }
-  if (saved.step >= options.steps) {
-    throw Error(
-        fmt::format("--resume {}: it is of step {} and --steps is {}, which counts from the "
-                    "start of the run: there is nothing left to train",
-                    options.resume, saved.step, options.steps));
   }
 }
 
@@ -107,7 +118,8 @@ std::string describe(const train::CheckpointInfo& saved, const Options& options)
 void go_on(train::Strategy& strategy, data::DistributedSampler& sampler, const Options& options) {
   if (options.resume.empty()) return;
   const train::CheckpointInfo saved = train::load_checkpoint(strategy, options.resume);
-  sampler.restore(saved.sampler.value());
+  check_steps(saved, options);  // it may be another than the one that was looked at before
+  sampler.restore(*saved.sampler);
 }
 
 void put_back_loss_scale(train::Trainer& trainer, const Options& options) {

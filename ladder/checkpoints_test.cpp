@@ -6,6 +6,7 @@
 #include <sys/prctl.h>
 
 #include <chrono>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <zero/data/sha256.hpp>
 #include <zero/error.hpp>
@@ -170,6 +171,7 @@ TEST(Resume, SaysWhereItGoesOnAndWhatIsNotAsItWas) {
   EXPECT_THAT(ended.said, HasSubstr("goes on after step 2 of " + (folder / "run").string() +
                                     ", saved by zero1 on 2 ranks"));
   EXPECT_THAT(ended.said, HasSubstr("the learning rate was 5e-05, now it is 0.001"));
+  EXPECT_THAT(ended.said, HasSubstr("zero3  3/3")) << "the steps before it count";
 }
 
 // A folder with a checkpoint of step 2, and runs that may not go on from it or write over it.
@@ -224,6 +226,31 @@ TEST_F(RefusedRun, WhereThereIsNoCheckpoint) {
   written(folder_, "manifest.json", "{}");
   expect_refused("--resume '" + folder_.path().string() + "'", "is not the manifest of a check");
   expect_refused("--checkpoint '" + folder_.path().string() + "'", "is not the manifest of a che");
+}
+
+TEST_F(RefusedRun, FromAManifestThatTheLadderDidNotWrite) {
+  const std::string whole = contents_of(folder_ / "run/manifest.json");
+  const auto expect_refused_after = [&](const std::function<void(json&)>& change,
+                                        const std::string& message) {
+    json manifest = json::parse(whole);
+    manifest.erase("sha256 of the rest");
+    change(manifest);
+    manifest["sha256 of the rest"] = data::Sha256().add(manifest.dump(1) + "\n").hex();
+    written(folder_, "run/manifest.json", manifest.dump(1) + "\n");
+    expect_refused(resume_ + "--steps 4", message);
+  };
+  expect_refused_after(
+      [](json& m) { m["run"]["sampler"]["step"] = std::int64_t{1} << 62; },
+      "run/manifest.json: the sampler's step is 4611686018427387904; it must be from 0");
+  expect_refused_after([](json& m) { m["run"]["sampler"]["step"] = 4; },
+                       "it is of step 2 and its data stands at step 4, which must be the same");
+  expect_refused_after([](json& m) { m["run"]["sampler"] = nullptr; },
+                       "it does not say where the data stood");
+  constexpr int kLevels = 300'000;
+  written(folder_, "run/manifest.json",
+          R"({"format": "zero checkpoint", "version": 1, "more": )" + std::string(kLevels, '[') +
+              std::string(kLevels, ']') + "}");
+  expect_refused(resume_ + "--steps 4", "manifest.json: its JSON is nested deeper than 64 levels");
 }
 
 TEST_F(RefusedRun, OverACheckpointOfAnotherRun) {

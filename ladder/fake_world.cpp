@@ -17,6 +17,7 @@
 #include <zero/nn/stored_values.hpp>
 #include <zero/plan/states.hpp>
 #include <zero/plan/whole_parameters.hpp>
+#include <zero/program.hpp>
 #include <zero/report/fake_world.hpp>
 #include <zero/report/progress.hpp>
 #include <zero/train/fake_world.hpp>
@@ -258,11 +259,11 @@ int run_fake_world(Options& options, report::Json metadata) {
   json["run"] = std::move(metadata);
   report::write_json(options.json, json);
   const std::vector<std::string> failures = report::verdict(report);
-  for (const std::string& failure : failures) fmt::print(stderr, "FAILED {}\n", failure);
+  for (const std::string& failure : failures) complain("FAILED " + failure);
   return failures.empty() ? 0 : 1;
 }
 
-std::int64_t needed_by_fake_rank(const Options& options) {
+double needed_by_fake_rank(const Options& options) {
   const nn::LlamaConfig config = options.config();
   std::int64_t states = 0;
   for (const std::string& mode : options.modes) {
@@ -271,10 +272,7 @@ std::int64_t needed_by_fake_rank(const Options& options) {
   // Parameters and gradients of the root and of a layer, one of each on its way.
   const plan::Model model = plan::model_of(config, options.model_name());
   const std::int64_t transient = 4 * (2 * model.root + 4 * model.largest_unit());
-  const std::int64_t activations = options.batch * options.sequence_length *
-                                   (3 * config.vocabulary + 40 * config.hidden * config.layers) * 4;
-  const std::int64_t program = std::int64_t{300} << 20;
-  return states + transient + activations + program;
+  return static_cast<double>(states + transient) + activation_bytes(options) + kProgramBytes;
 }
 
 }  // namespace zero::ladder

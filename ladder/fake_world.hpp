@@ -17,6 +17,6 @@ namespace zero::ladder {
 int run_fake_world(Options& options, report::Json metadata);
 
 /// Bytes that this rank needs at the peak of the largest mode, about.
-std::int64_t needed_by_fake_rank(const Options& options);
+double needed_by_fake_rank(const Options& options);
 
 }  // namespace zero::ladder

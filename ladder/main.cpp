@@ -14,6 +14,7 @@
 #include <thread>
 #include <zero/distributed/launch.hpp>
 #include <zero/error.hpp>
+#include <zero/program.hpp>
 #include <zero/report/film.hpp>
 #include <zero/report/json.hpp>
 #include <zero/report/ladder_report.hpp>
@@ -57,16 +58,18 @@ class Ranks {
     });
   }
 
-  /// Every rank trains by itself, all at the same time: what a step takes when nothing is sent.
-  double compute_alone() {
-    double slowest = 0;
+  /// Every rank trains by itself, all at the same time: what a step takes when nothing is sent. The
+  /// slowest rank's times.
+  report::RankRow compute_alone() {
+    report::RankRow slowest;
     for (const RankResult& r : collect("compute", [&](dist::Communicator& communicator) {
            const std::unique_ptr<dist::Communicator> alone = dist::connect_alone(launch_.connect);
            RunExtras extras;
            extras.speaks = communicator.rank() == 0;
-           return to_text(run_rank(*alone, "ddp", options_, extras));
+           extras.label = "compute alone";
+           return to_text(run_rank(*alone, options_.alone_mode, options_, extras));
          })) {
-      slowest = std::max(slowest, r.row.step_seconds);
+      if (r.row.step_seconds > slowest.step_seconds) slowest = r.row;
     }
     return slowest;
   }
@@ -249,7 +252,11 @@ int run(int argc, char** argv) {
   std::vector<std::string> failures;
   report::Json films = report::Json::array();
   std::vector<RankResult> first_ranks;
-  if (options.compute_alone) report.compute_seconds = ranks.compute_alone();
+  report::RankRow alone;
+  if (options.compute_alone) {
+    alone = ranks.compute_alone();
+    report.compute_seconds = alone.step_seconds;
+  }
   for (std::size_t m = 0; m < options.modes.size(); ++m) {
     const std::string& mode = options.modes[m];
     RunExtras extras;
@@ -269,6 +276,12 @@ int run(int argc, char** argv) {
   std::cout << "\n" << report::to_text(report) << "\n";
   report::Json json = report::to_json(report);
   add_loss_scales(options, first_ranks, json);
+  if (options.compute_alone) {
+    json["compute_alone"] = {{"mode", options.alone_mode},
+                             {"forward_seconds", alone.forward_seconds},
+                             {"backward_seconds", alone.backward_seconds},
+                             {"optimizer_seconds", alone.optimizer_seconds}};
+  }
   json["run"] = metadata;
   report::write_json(options.json, json);
   name_files(options);
@@ -279,7 +292,7 @@ int run(int argc, char** argv) {
     plot("common/report/plot_film.py", options.film);
   }
   for (std::string& failure : report::verdict(report)) failures.push_back(std::move(failure));
-  for (const std::string& failure : failures) fmt::print(stderr, "FAILED {}\n", failure);
+  for (const std::string& failure : failures) complain("FAILED " + failure);
   return failures.empty() ? 0 : 1;
 }
 
@@ -287,10 +300,5 @@ int run(int argc, char** argv) {
 }  // namespace zero::ladder
 
 int main(int argc, char** argv) {
-  try {
-    return zero::ladder::run(argc, argv);
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "ladder: {}\n", error.what());
-    return 1;
-  }
+  return zero::run_program("ladder", [&] { return zero::ladder::run(argc, argv); });
 }

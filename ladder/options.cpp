@@ -9,13 +9,16 @@
 #include <filesystem>
 #include <fstream>
 #include <zero/data/reviews.hpp>
+#include <zero/distributed/asked_ranks.hpp>
 #include <zero/error.hpp>
+#include <zero/report/arguments.hpp>
 #include <zero/report/names.hpp>
 #include <zero/train/checkpoint_manifest.hpp>
 #include <zero/train/registry.hpp>
 
 #include "device.hpp"
 #include "fake_world.hpp"
+#include "places.hpp"
 
 namespace zero::ladder {
 namespace {
@@ -66,7 +69,9 @@ void add_model_options(CLI::App& app, Options& o) {
       "text files or folders (read as bytes), a token file of ./run data, or for reviews "
       "CSV or JSON lines (label, text); without it this project's own");
   app.add_option("--lr", o.learning_rate, "AdamW's learning rate")->capture_default_str();
-  app.add_option("--seed", o.seed, "of weights and data order")->capture_default_str();
+  app.add_option("--seed", o.seed, "of weights and data order")
+      ->capture_default_str()
+      ->check(report::refuse_bad_seed);
   app.add_option("--dtype", o.dtype,
                  "fp32; bf16 or fp16 with fp32 master weights, fp16 with a loss scale as well")
       ->capture_default_str();
@@ -95,10 +100,14 @@ void add_run_options(CLI::App& app, Options& o) {
   app.add_option("--ownership", o.ownership, "size, count or offset")->capture_default_str();
   app.add_option("--timeout", o.timeout_seconds, "longest wait for another rank, in seconds")
       ->capture_default_str()
-      ->check(CLI::Range(0.1, 86400.0));
+      ->check(CLI::Range(0.1, 86400.0))
+      ->check(report::refuse_nan);
   app.add_flag("!--no-compute-alone", o.compute_alone,
                "leave out the run without communication (it is left out with --checkpoint and "
                "--resume)");
+  app.add_option("--alone-mode", o.alone_mode,
+                 "the mode of the run without communication, every rank by itself")
+      ->capture_default_str();
   app.add_option("--assume-free-memory", o.assume_free_mib,
                  "MiB to fit into, instead of what is free now")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40));
@@ -180,22 +189,22 @@ std::string explain_extras(const CLI::App& app) {
                      fmt::join(app.remaining(), " "));
 }
 
-std::int64_t available_bytes(const Options& options) {
-  if (options.assume_free_mib > 0) return options.assume_free_mib << 20;
-  if (options.device == "cuda") return free_gpu_bytes(options);
+double available_bytes(const Options& options) {
+  if (options.assume_free_mib > 0) return static_cast<double>(options.assume_free_mib << 20);
+  if (options.device == "cuda") return static_cast<double>(free_gpu_bytes(options));
   std::ifstream file("/proc/meminfo");
   std::string key;
   std::int64_t kib = 0;
   while (file >> key >> kib) {
-    if (key == "MemAvailable:") return kib * 1024;
+    if (key == "MemAvailable:") return static_cast<double>(kib * 1024);
     file.ignore(1000, '\n');
   }
   return 0;
 }
 
-double gib(std::int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
+double gib(double bytes) { return bytes / (1 << 30); }
 
-[[noreturn]] void refuse_size(const Options& options, std::int64_t available) {
+[[noreturn]] void refuse_size(const Options& options, double available) {
   if (options.fake_world > 0) {
     throw Error(fmt::format(
         "{}: rank {} of {} needs about {:.1f} GiB under the largest of the modes and "
@@ -240,6 +249,7 @@ Options parse(int argc, char** argv) {
   CLI::App app{
       "Trains one model under DDP, ZeRO-1, ZeRO-2 and ZeRO-3, checks that all end with the same "
       "bits, and prints what each rank held and sent."};
+  report::check_arguments(argc, argv);
   add_model_options(app, o);
   add_run_options(app, o);
   add_output_options(app, o);
@@ -255,6 +265,7 @@ Options parse(int argc, char** argv) {
   }
   check(o);
   settle_fake_world(app, o);
+  if (app.count("--nproc") > 0) dist::check_asked_ranks(o.world_size);
   std::error_code ignored;
   if (o.go_on &&
       std::filesystem::exists(
@@ -272,22 +283,25 @@ Options parse(int argc, char** argv) {
       throw Error(fmt::format("{}: {}", o.weights, error.what()));
     }
   }
+  check_places(o);
   return o;
 }
 
-std::int64_t needed_bytes(const Options& options) {
-  if (options.fake_world > 0) return needed_by_fake_rank(options);
+double activation_bytes(const Options& options) {
   const nn::LlamaConfig config = options.config();
-  const std::int64_t model_states = 16 * config.parameters();
-  // Logits, their gradient and the rest of the activations.
-  const std::int64_t activations = options.batch * options.sequence_length *
-                                   (3 * config.vocabulary + 40 * config.hidden * config.layers) * 4;
-  const std::int64_t program = std::int64_t{300} << 20;
-  return options.local_ranks() * (model_states + activations + program);
+  const std::int64_t a_token = 3 * config.vocabulary + 40 * config.hidden * config.layers;
+  return 4 * static_cast<double>(a_token) *
+         static_cast<double>(options.batch * options.sequence_length);
+}
+
+double needed_bytes(const Options& options) {
+  if (options.fake_world > 0) return needed_by_fake_rank(options);
+  const auto model_states = static_cast<double>(16 * options.config().parameters());
+  return options.local_ranks() * (model_states + activation_bytes(options) + kProgramBytes);
 }
 
 void choose_model(Options& options) {
-  const std::int64_t available = available_bytes(options);
+  const double available = available_bytes(options);
   if (!options.model.empty() || !options.weights.empty()) {
     if (needed_bytes(options) > available) refuse_size(options, available);
     return;

@@ -40,6 +40,7 @@ struct Options {
   std::string trace;          ///< file whose name traces are made from; empty: none
   std::string film;           ///< file for the memory of rank 0 along the last step; empty: none
   bool compute_alone = true;  ///< also measure the step without communication
+  std::string alone_mode = "ddp";    ///< in this mode
   std::int64_t assume_free_mib = 0;  ///< instead of the memory that is free; 0: look
 
   /// The text of the config.json beside `weights`; empty without weights.
@@ -66,7 +67,14 @@ Options parse(int argc, char** argv);
 /// machine, or nothing does.
 void choose_model(Options& options);
 
+/// What a rank has in memory beside its tensors, in bytes, about.
+inline constexpr double kProgramBytes = 300 << 20;
+
+/// Bytes of a rank's activations, about: the logits, their gradient and the rest. A double, since a
+/// config.json and the command line can ask for more than 63 bits count.
+double activation_bytes(const Options& options);
+
 /// Bytes that all ranks together need at the peak of the largest mode, about.
-std::int64_t needed_bytes(const Options& options);
+double needed_bytes(const Options& options);
 
 }  // namespace zero::ladder

@@ -86,6 +86,60 @@ TEST(Reviews, EveryModeTrainsTheClassifierToTheSameWeights) {
   for (const json& row : report.at("modes")) EXPECT_LT(row.at("other_mib_max"), 0.005) << row;
 }
 
+constexpr const char* kSplit = "--modes ddp,zero3,tensor_zero1,tensor_zero2,tensor_zero3 ";
+
+// The largest over the mean of ranks, in bytes, of a field that the report gives in MiB.
+double spread_in_bytes(const json& row, const std::string& field) {
+  const double mib = row.at(field + "_max").get<double>() - row.at(field).get<double>();
+  return mib * (1 << 20);
+}
+
+// Whatever stage of chapter 04: the same for all ranks, but for moments, which padding has none of.
+void expect_ranks_alike(const json& row, double bytes_of_moments_above_mean) {
+  EXPECT_EQ(spread_in_bytes(row, "parameter_mib"), 0) << row;
+  EXPECT_EQ(spread_in_bytes(row, "gradient_mib"), 0) << row;
+  EXPECT_EQ(spread_in_bytes(row, "optimizer_mib"), bytes_of_moments_above_mean) << row;
+  EXPECT_EQ(row.at("sent_bytes_per_rank"), row.at("sent_bytes_per_rank_max")) << row;
+  for (const json& rank : row.at("ranks")) {
+    for (const char* sent : {"sent_gradient_bytes", "sent_parameter_bytes"}) {
+      EXPECT_EQ(rank.at(sent), row.at("ranks").at(0).at(sent)) << row;
+      EXPECT_GT(rank.at(sent), 0) << row;
+    }
+  }
+}
+
+// All buffers of the tiny classifier are divided by two ranks without padding.
+TEST(SplitTensors, LargestIsTheMeanWhereSizesDivide) {
+  const TestFolder folder;
+  const Ended ended = run_ladder(folder, kQuick + kSplit + "--task reviews");
+  ASSERT_EQ(ended.code, 0) << ended.said;
+  const json report = report_of(folder);
+  expect_identical(report, 5);
+  for (const json& row : report.at("modes")) {
+    if (row.at("mode") == "ddp") continue;
+    if (row.at("mode") == "zero3") {  // what the others are compared with has ranks that differ
+      EXPECT_GT(spread_in_bytes(row, "parameter_mib"), 0) << row;
+      EXPECT_GT(spread_in_bytes(row, "optimizer_mib"), 0) << row;
+    } else {
+      expect_ranks_alike(row, /*bytes_of_moments_above_mean=*/0);
+    }
+  }
+}
+
+// The root of the tiny language model, its embedding and a norm, has 257 times 64 elements: rank 0
+// has 129 of these, rank 1 has 128 and 64 elements of padding. Its moments of 8 bytes an element
+// are 512 bytes fewer.
+TEST(SplitTensors, PaddingCostsTheLastRankMomentsAndNothingElse) {
+  const TestFolder folder;
+  const Ended ended = run_ladder(folder, kQuick + kSplit);
+  ASSERT_EQ(ended.code, 0) << ended.said;
+  for (const json& row : report_of(folder).at("modes")) {
+    if (!row.at("mode").get<std::string>().starts_with("tensor_")) continue;
+    expect_ranks_alike(row, /*bytes_of_moments_above_mean=*/256);
+    EXPECT_GT(row.at("ranks").at(0).at("optimizer_mib"), row.at("ranks").at(1).at("optimizer_mib"));
+  }
+}
+
 TEST(Reviews, CsvJsonLinesAndTokenFileOfTheSameReviewsAreTheSame) {
   const TestFolder folder;
   std::string csv = "label,text\n";
@@ -146,7 +200,11 @@ TEST_P(SavedBy, IsWhatWasTrainedAndCanBeTrainedOn) {
   EXPECT_EQ(report.at("model"), "saved");
 }
 
-INSTANTIATE_TEST_SUITE_P(All, SavedBy, ::testing::Values("zero1", "zero3", "zero3:whole"),
+// Under stages 1 and 2 parameters are whole alike, so one of them is enough.
+INSTANTIATE_TEST_SUITE_P(All, SavedBy,
+                         ::testing::Values("zero1", "zero3", "zero3:whole", "tensor_zero2",
+                                           "tensor_zero3", "tensor_zero3:leaf", "engine2",
+                                           "engine3"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::erase(name, ':');
@@ -219,6 +277,32 @@ TEST(Weights, ConfigOfAnotherShapeIsRefused) {
   expect_refused(folder, "", "type 'gpt2', but only 'llama' is supported");
 }
 
+TEST(Weights, SizesThatNoModelHasAreRefused) {
+  const TestFolder folder;
+  tiny_weights(folder, "", "");
+  json config = nn::to_hugging_face_json(nn::preset("tiny"));
+  config["vocab_size"] = std::uint64_t{1} << 63;
+  written(folder, "weights/config.json", config.dump());
+  expect_refused(folder, "", "'vocab_size' of config.json is 9223372036854775808, but must be");
+}
+
+// 2^69.6 bytes of activations: 63 bits would keep fewer than none.
+TEST(Weights, ActivationsBeyondAllMemoryAreRefused) {
+  const TestFolder folder;
+  tiny_weights(folder, "", "");
+  const nn::LlamaConfig wide{.hidden = nn::kLargestSize,
+                             .layers = nn::kMostLayers,
+                             .heads = 1,
+                             .kv_heads = 1,
+                             .head_size = 2,
+                             .mlp = 1};
+  written(folder, "weights/config.json", nn::to_hugging_face_json(wide).dump());
+  const std::string most = "--batch 4096 --seq-len 8192 ";
+  expect_refused(folder, most, "weights on 2 ranks needs about");
+  expect_refused(folder, most + "--modes tensor_zero3 --fake-world 4",
+                 "weights: rank 0 of 4 needs about");
+}
+
 TEST(Weights, TokensOfAnotherTokenizerAreRefused) {
   const TestFolder folder;
   tiny_weights(folder, "", "");
@@ -271,6 +355,17 @@ TEST(Trace, EveryModeAndRankHasOneWithTheNamedRanges) {
     }
   }
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder / "traces"), {}), 8);
+}
+
+// It trains under DDP, but is not the row of DDP.
+TEST(ProgressLines, CallTheRunWithoutCommunicationByItsName) {
+  const TestFolder folder;
+  const Ended ended =
+      run_ladder(folder, "--model tiny --steps 2 --seq-len 16 --modes zero1 --timeout 30");
+  ASSERT_EQ(ended.code, 0) << ended.said;
+  EXPECT_THAT(ended.said, HasSubstr("compute alone  2/2"));
+  EXPECT_THAT(ended.said, HasSubstr("zero1  2/2"));
+  EXPECT_THAT(ended.said, Not(HasSubstr("ddp  2/2")));
 }
 
 }  // namespace

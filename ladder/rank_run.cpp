@@ -110,17 +110,26 @@ void watch_first_gradients(train::Strategy& strategy, data::Sha256& digest) {
   });
 }
 
+// What is saved or recorded takes collectives, so that all ranks do it or none; where it goes is
+// each rank's own affair.
+std::string with(const char* option, const std::string& place) {
+  return place.empty() ? fmt::format("no {}", option) : option;
+}
+
 void agree_on_everything(dist::Communicator& communicator, const std::string& mode,
                          const Options& o, const data::Dataset& dataset) {
   communicator.agree(
       "the run",
       fmt::format("mode {}\ntask {}\nmodel {}\nmodel's config {}\nbatch {}\nsequences of {}\n"
                   "{} steps\nlearning rate {}\nseed {}\nownership {}\ndtype {}\n"
-                  "checkpoints {}\na run {}\n"
+                  "gradients added as {}\n"
+                  "checkpoints {}\na run {}\n{}\n{}\n{}\na time limit of {} s\n"
                   "data (tokens and tokenizer) {}",
                   mode, o.task, o.model_name(), nlohmann::json(o.weights_config).dump(), o.batch,
                   o.sequence_length, o.steps, o.learning_rate, o.seed, o.ownership, o.dtype,
-                  when_kept(o), o.resume.empty() ? "from the start" : "that goes on",
+                  o.reduce_dtype, when_kept(o),
+                  o.resume.empty() ? "from the start" : "that goes on", with("--save", o.save),
+                  with("--film", o.film), with("--trace", o.trace), o.timeout_seconds,
                   dataset.fingerprint()));
 }
 
@@ -169,7 +178,9 @@ void train_steps(train::Strategy& strategy, data::DistributedSampler& sampler,
   put_back_loss_scale(trainer, options);
   report::ProgressOptions progress_options;
   progress_options.silent = communicator.rank() != 0 || !extras.speaks;
-  report::Progress progress(mode, options.steps - sampler.step(), progress_options);
+  progress_options.done_before = sampler.step();
+  report::Progress progress(extras.label.empty() ? mode : extras.label, options.steps,
+                            progress_options);
   std::optional<train::Trace> trace;
   while (sampler.step() < options.steps) {
     const data::Batch batch = beside(strategy.model(), samples.dataset->batch(sampler.next()));

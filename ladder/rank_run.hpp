@@ -36,6 +36,7 @@ struct RunExtras {
   bool traces = false;  ///< every rank records its last step, where a trace was asked for
   bool films = false;   ///< rank 0 records its memory along the last step
   bool saves = false;   ///< the trained model is saved, where a folder was named
+  std::string label;    ///< what progress calls the run; empty: by its mode
 };
 
 /// AdamW as the command line wants it, with fp32 master weights where parameters have 2 bytes.

@@ -1,11 +1,13 @@
 #include <fmt/format.h>
 
+#include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string_view>
 #include <system_error>
 #include <zero/data/file_kind.hpp>
 #include <zero/data/token_header.hpp>
+#include <zero/data/tokens.hpp>
 #include <zero/error.hpp>
 
 namespace zero::data {
@@ -31,6 +33,26 @@ std::string beginning_of(const std::filesystem::path& path) {
   return text;
 }
 
+// A token file in which the first bytes were damaged: taken for text, it would be trained on as
+// bytes. No text has the header's zeros.
+void refuse_damaged_tokens(const std::filesystem::path& path, std::string_view text) {
+  constexpr std::string_view kWord = "ZEROTOK";
+  TokenHeader header{};
+  if (text.size() >= sizeof(header)) std::memcpy(&header, text.data(), sizeof(header));
+  const bool records = header.kind == static_cast<std::uint32_t>(TokenKind::kRecords);
+  const bool stream = header.kind == static_cast<std::uint32_t>(TokenKind::kStream);
+  const bool has_header = header.header_bytes == sizeof(header) && (records || stream) &&
+                          (header.id_bytes == 2 || header.id_bytes == 4);
+  const bool has_name = path.extension() == ".tokens";
+  if (!has_header && !has_name && !text.starts_with(kWord)) return;
+  throw Error(
+      fmt::format("file {} {}, but does not begin with {} and a line feed: it is damaged, make it "
+                  "again (./run data){}",
+                  path.string(),
+                  has_name ? "is called .tokens like a token file" : "is laid out as a token file",
+                  kWord, has_name && !has_header ? "; text needs another name" : ""));
+}
+
 bool begins_with_an_object(std::string_view text) {
   if (text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
   text.remove_prefix(std::min(text.find_first_not_of(" \t\r\n"), text.size()));
@@ -46,6 +68,7 @@ FileKind file_kind(const std::filesystem::path& path) {
     return FileKind::kTokens;
   }
   if (text.starts_with("PAR1")) return FileKind::kParquet;
+  refuse_damaged_tokens(path, text);
   return begins_with_an_object(text) ? FileKind::kJsonLines : FileKind::kText;
 }
 

@@ -13,7 +13,8 @@ enum class FileKind {
 };
 
 /// Says by the first bytes of `path`, whatever its name, what it is.
-/// @throws zero::Error where it is missing, empty, not a regular file, or unreadable.
+/// @throws zero::Error where it is missing, empty, not a regular file, or unreadable; or where its
+/// suffix or its header is that of a token file and its first bytes are not, so that it is damaged.
 FileKind file_kind(const std::filesystem::path& path);
 
 }  // namespace zero::data

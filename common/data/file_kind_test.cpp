@@ -32,6 +32,28 @@ TEST(FileKind, GoesByTheContentsNotTheName) {
   EXPECT_EQ(file_kind(folder / "g.txt"), FileKind::kTokens);
 }
 
+TEST(FileKind, RefusesATokenFileWhoseFirstBytesAreDamaged) {
+  const TestFolder folder;
+  const std::vector<std::int64_t> ids = {1, 2, 3};
+  write_token_file(folder / "stream", TokenStream::from_ids(ids, /*vocabulary=*/10));
+  write_token_file(folder / "records", two_reviews());
+  const auto refusal = [&](const std::string& name, const std::string& bytes) {
+    return error_of([&] { file_kind(folder.write(name, bytes)); });
+  };
+  for (const char* name : {"stream", "records"}) {
+    const std::string whole = testing::read_bytes(folder / name);
+    for (std::size_t i = 0; i < 8; ++i) {
+      std::string damaged = whole;
+      damaged[i] = static_cast<char>(damaged[i] ^ 0x20);
+      EXPECT_TRUE(mentions(refusal("t", damaged), "t is laid out as a token file, but does not"));
+    }
+    // As a transfer in text mode leaves it, with all that follows moved by a byte.
+    EXPECT_TRUE(mentions(refusal("t", "ZEROTOK\r\n" + whole.substr(8)), "it is damaged, make it"));
+  }
+  EXPECT_TRUE(mentions(refusal("t.tokens", "prose"), "is called .tokens like a token file"));
+  EXPECT_TRUE(mentions(refusal("t.tokens", "prose"), "text needs another name"));
+}
+
 TEST(FileKind, RefusesWhatIsNoFile) {
   const TestFolder folder;
   EXPECT_TRUE(mentions(error_of([&] { file_kind(folder / "none"); }), "none does not exist"));
@@ -62,6 +84,15 @@ TEST(ReviewsFromJsonLines, CutsLongReviews) {
   const auto path = folder.write("r", "{\"label\": 0, \"text\": \"abcdef\"}");
   EXPECT_EQ(text_of(reviews_from_json_lines(path, /*max_length=*/3), 0), "abc");
   EXPECT_TRUE(mentions(error_of([&] { reviews_from_json_lines(path, -1); }), "-1 bytes"));
+}
+
+TEST(ReviewsFromJsonLines, RefusesWhatIsNestedTooDeeply) {
+  const TestFolder folder;
+  constexpr int kLevels = 300'000;
+  const std::string deep = std::string(kLevels, '[') + std::string(kLevels, ']');
+  const auto path = folder.write("r", "\n{\"label\": " + deep + ", \"text\": \"x\"}");
+  EXPECT_TRUE(mentions(error_of([&] { reviews_from_json_lines(path); }),
+                       "r, line 2: its JSON is nested deeper than 64 levels"));
 }
 
 struct Refused {

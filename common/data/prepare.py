@@ -54,19 +54,36 @@ class FileTokenizer:
         self._tokenizer.no_truncation()
         self._special_tokens = special_tokens
         # Ids may have gaps, so the count of tokens can be below the largest id.
-        self.vocabulary = max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        ids = self._tokenizer.get_vocab(with_added_tokens=True).values()
+        self.vocabulary = max(ids, default=-1) + 1
+        if self.vocabulary == 0:
+            raise InputError(f"{path} has no tokens")
+        self._path = path
         self.fingerprint = hashlib.sha256(content).digest()
         self.pad_id = padding["pad_id"] if padding else None
         if pad_token is not None:
             self.pad_id = self._tokenizer.token_to_id(pad_token)
             if self.pad_id is None:
                 raise InputError(f"{path} has no token {pad_token!r} to pad with")
+        self._check(self.pad_id or 0, "pads with")
 
     def encode(self, texts, max_length):
-        if max_length is not None:
-            self._tokenizer.enable_truncation(max_length)
-        encoded = self._tokenizer.encode_batch(texts, add_special_tokens=self._special_tokens)
-        return [one.ids for one in encoded]
+        try:
+            if max_length is not None:
+                self._tokenizer.enable_truncation(max_length)
+            encoded = self._tokenizer.encode_batch(texts, add_special_tokens=self._special_tokens)
+        except Exception as error:  # the package raises nothing narrower
+            said = f"the tokenizer {self._path} cannot encode the input: {error}"
+            raise InputError(said) from None
+        encoded = [one.ids for one in encoded]
+        self._check(max((max(ids, default=0) for ids in encoded), default=0), "makes")
+        return encoded
+
+    # What it puts around a text is written in the file as a number, which may be any.
+    def _check(self, token, does):
+        if token >= self.vocabulary:
+            raise InputError(f"the tokenizer {self._path} {does} token {token}, but its vocabulary "
+                             f"has the ids 0 to {self.vocabulary - 1}")
 
 
 class SplitMix64:
@@ -161,30 +178,58 @@ def training_part(size, fraction):
     return size - validation
 
 
-def outputs(path, items, fraction):
-    """Pairs (file name, items): one, or two where a part is kept for validation."""
-    if fraction is None:
-        return [(path, items)]
-    cut = training_part(len(items), fraction)
-    stem, suffix = os.path.splitext(path)
-    return [(f"{stem}.train{suffix}", items[:cut]), (f"{stem}.validation{suffix}", items[cut:])]
+def output_names(options):
+    """The files to write: one, or two where a part is kept for validation."""
+    if options.validation is None:
+        return [options.output]
+    stem, suffix = os.path.splitext(options.output)
+    return [f"{stem}.train{suffix}", f"{stem}.validation{suffix}"]
+
+
+def check_outputs(options, inputs):
+    """Refuses, before minutes of work, what cannot be written or would be written over an input."""
+    read = {os.path.realpath(name) for name in [*inputs, *filter(None, [options.tokenizer])]}
+    for name in output_names(options):
+        folder = os.path.dirname(name) or "."
+        if os.path.isdir(name):
+            raise InputError(f"--output: {name} is a folder, and a file is to be written there")
+        if not os.path.isdir(folder):
+            raise InputError(f"--output: No such file or directory: {folder}; make it, or name a "
+                             "file in a folder that exists")
+        if not os.access(folder, os.W_OK):
+            raise InputError(f"--output: {name} cannot be written: nothing may be written to its "
+                             "folder")
+        if os.path.realpath(name) in read:
+            raise InputError(f"--output: {name} would be written over an input, name another")
+
+
+def outputs(options, items):
+    """Pairs (file name, items)."""
+    if options.validation is None:
+        parts = [items]
+    else:
+        cut = training_part(len(items), options.validation)
+        parts = [items[:cut], items[cut:]]
+    return zip(output_names(options), parts)
 
 
 def prepare_text(options):
+    files = list(text_files(options.input))
+    check_outputs(options, files)
     tokenizer = make_tokenizer(options, special_tokens=False)
     ids = token_file.id_array(tokenizer.vocabulary)
-    files = list(text_files(options.input))
     for path in progress(files, len(files), " files"):
         for piece in pieces(read_text(path)):
             ids.extend(tokenizer.encode([piece], None)[0])
     if not ids:
         raise InputError("the tokenizer made no token of the whole input")
-    for path, part in outputs(options.output, ids, options.validation):
+    for path, part in outputs(options, ids):
         token_file.write_stream(path, tokenizer, part)
         say(f"{path}: {len(part)} tokens, vocabulary {tokenizer.vocabulary}")
 
 
 def prepare_reviews(options):
+    check_outputs(options, options.input)
     tokenizer = make_tokenizer(options, special_tokens=True)
     reviews = []
     for path in options.input:
@@ -205,7 +250,7 @@ def prepare_reviews(options):
         say(f"left out: {len(records) - len(whole)} reviews without a token")
     if not whole:
         raise InputError("the input holds no reviews")
-    for path, part in outputs(options.output, whole, options.validation):
+    for path, part in outputs(options, whole):
         token_file.write_records(path, tokenizer, part, CLASSES)
         tokens = sum(len(ids) for _, ids in part)
         say(f"{path}: {len(part)} reviews, {tokens} tokens, vocabulary {tokenizer.vocabulary}")
@@ -226,6 +271,19 @@ def at_least(least):
     return parse
 
 
+def seed(text):
+    number = int(text)
+    if not 0 <= number < 1 << 64:
+        raise argparse.ArgumentTypeError(f"{text} is not from 0 to 2^64 - 1")
+    return number
+
+
+def name(text):
+    if not text:
+        raise argparse.ArgumentTypeError("a name is needed, and this is empty")
+    return text
+
+
 def fraction(text):
     number = float(text)
     if not 0 < number < 1:
@@ -241,21 +299,22 @@ def parse_arguments(arguments):
     reviews = kinds.add_parser("reviews", help="labelled texts, for the classifier")
     for kind in (text, reviews):
         source = kind.add_mutually_exclusive_group(required=True)
-        source.add_argument("--tokenizer", metavar="FILE", help="a tokenizer.json")
+        source.add_argument("--tokenizer", metavar="FILE", type=name, help="a tokenizer.json")
         source.add_argument("--bytes", action="store_true", help="tokens are bytes")
-        kind.add_argument("--output", metavar="FILE", required=True, help="token file to write")
+        kind.add_argument("--output", metavar="FILE", type=name, required=True,
+                          help="token file to write")
         kind.add_argument("--validation", metavar="F", type=fraction,
                           help="fraction to keep for validation, in a file of its own")
-    text.add_argument("--input", nargs="+", required=True, metavar="PATH",
+    text.add_argument("--input", nargs="+", required=True, metavar="PATH", type=name,
                       help="UTF-8 text files, or folders of *.txt and *.md")
     text.set_defaults(run=prepare_text)
-    reviews.add_argument("--input", nargs="+", required=True, metavar="FILE",
+    reviews.add_argument("--input", nargs="+", required=True, metavar="FILE", type=name,
                          help="CSV, JSON lines (.jsonl, .json) or Parquet")
     reviews.add_argument("--max-length", type=at_least(1), metavar="TOKENS",
                          help="cut longer reviews (default: keep them whole)")
     reviews.add_argument("--limit", type=at_least(1), metavar="N",
                          help="keep only N reviews, after shuffling")
-    reviews.add_argument("--seed", type=at_least(0), default=42, help="of the order (default 42)")
+    reviews.add_argument("--seed", type=seed, default=42, help="of the order (default 42)")
     reviews.add_argument("--pad-token", metavar="TOKEN", help="what to pad batches with")
     reviews.set_defaults(run=prepare_reviews)
     return parser.parse_args(arguments)

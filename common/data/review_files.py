@@ -44,11 +44,13 @@ def _label_column(names, where):
 
 def _to_class(value, lowest, where):
     try:
-        number = float(value)
-    except (TypeError, ValueError):
+        number = -1.0 if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
         number = -1.0
     if not number.is_integer() or not lowest <= number < lowest + CLASSES:
-        raise InputError(f"{where}: {value!r} is no label: {lowest} to {lowest + CLASSES - 1} are")
+        # What has parts may have any number of them, and is only named.
+        said = f"a {type(value).__name__}" if isinstance(value, (dict, list)) else repr(value)[:40]
+        raise InputError(f"{where}: {said} is no label: {lowest} to {lowest + CLASSES - 1} are")
     return int(number) - lowest
 
 
@@ -100,7 +102,9 @@ def _read_json_lines(path):
             where = f"{path}, line {number}"
             try:
                 row = json.loads(line)
-            except json.JSONDecodeError as error:
+            except RecursionError:
+                raise InputError(f"{where}: its JSON is nested too deeply") from None
+            except ValueError as error:  # numbers of too many digits too
                 raise InputError(f"{where}: not JSON: {error}") from None
             if not isinstance(row, dict):
                 raise InputError(f"{where}: each line must be an object with label and text")
@@ -125,5 +129,7 @@ def _read_parquet(path):
                 row += 1
                 where = f"{path}, row {row}"
                 yield _to_class(label, lowest, where), _to_text(text, where)
-    except (pyarrow.ArrowException, OSError) as error:
+    except UnicodeDecodeError:
+        raise
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         raise InputError(f"{path} cannot be read as Parquet: {error}") from None

@@ -11,6 +11,7 @@
 #include <zero/data/text.hpp>
 #include <zero/data/tokens.hpp>
 #include <zero/error.hpp>
+#include <zero/report/json_depth.hpp>
 
 namespace zero::data {
 namespace {
@@ -36,7 +37,7 @@ Record to_record(std::string_view line, const std::string& where, std::int64_t m
   const auto refuse = [&](const std::string& why) {
     throw Error(fmt::format("{}: {}", where, why));
   };
-  const json row = json::parse(line, /*cb=*/nullptr, /*allow_exceptions=*/false);
+  const json row = json::parse(line, report::bounded_depth(where), /*allow_exceptions=*/false);
   if (row.is_discarded()) refuse("not JSON");
   if (!row.is_object()) refuse("each line must be an object with label and text");
   const bool labelled = row.contains("label");

@@ -5,6 +5,7 @@
 #include <cctype>
 #include <cmath>
 #include <fstream>
+#include <zero/data/file_kind.hpp>
 #include <zero/data/text.hpp>
 #include <zero/error.hpp>
 
@@ -75,6 +76,10 @@ std::vector<fs::path> files_of(const std::string& name) {
 TokenStream read_all(const std::vector<fs::path>& paths) {
   std::string text;
   for (const auto& path : paths) {
+    if (file_kind(path) == FileKind::kTokens) {
+      throw Error(fmt::format("file {} is a token file, which is taken alone and by its own name",
+                              path.string()));
+    }
     text += read_text_file(path);
   }
   return TokenStream::from_bytes(std::move(text));

@@ -21,7 +21,8 @@ std::string read_text_file(const std::filesystem::path& path);
 
 /// The bytes of text_files(names), one file after the other with nothing between: token ids 0 to
 /// 255. Every rank that needs the text reads it for itself.
-/// @throws zero::Error where a file is missing, empty or unreadable, or no name is given.
+/// @throws zero::Error where a file is missing, empty, unreadable or a token file, a damaged one
+/// (see file_kind()) among them, or no name is given.
 TokenStream text_from_files(const std::vector<std::string>& names);
 
 /// The project's own prose as training text: below `root` the *.md of the root itself, of docs/,

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <zero/data/test_files.hpp>
 #include <zero/data/text.hpp>
+#include <zero/data/tokens.hpp>
 
 namespace zero::data {
 namespace {
@@ -76,6 +77,17 @@ TEST(Text, RefusesWhatItCannotRead) {
   EXPECT_TRUE(mentions(refusal((folder / "*.nothing").string()), "no file matches"));
   EXPECT_TRUE(mentions(refusal("/dev/null"), "not a regular file"));
   EXPECT_TRUE(mentions(error_of([] { text_from_files({}); }), "no text given"));
+}
+
+TEST(Text, RefusesTokenFilesThatAreWholeOrDamaged) {
+  const TestFolder folder;
+  folder.write("a.txt", "text");
+  const std::vector<std::int64_t> ids = {1, 2, 3};
+  write_token_file(folder / "b.txt", TokenStream::from_ids(ids, /*vocabulary=*/10));
+  const auto refusal = [&] { return error_of([&] { text_from_files({folder.path().string()}); }); };
+  EXPECT_TRUE(mentions(refusal(), "b.txt is a token file, which is taken alone"));
+  folder.write("b.txt", "z" + testing::read_bytes(folder / "b.txt").substr(1));
+  EXPECT_TRUE(mentions(refusal(), "b.txt is laid out as a token file, but does not begin"));
 }
 
 TEST(Text, RefusesAFileWithoutPermission) {

@@ -15,6 +15,7 @@
 #include <thread>
 #include <zero/error.hpp>
 #include <zero/report/json.hpp>
+#include <zero/report/json_depth.hpp>
 
 namespace zero::report {
 namespace {
@@ -115,9 +116,9 @@ Json read_json(const fs::path& path) {
   const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
   if (!file) throw Error(fmt::format("cannot read '{}': {}", path.string(), reason(errno)));
   try {
-    return Json::parse(text);
-  } catch (const Json::parse_error& parse_error) {
-    throw Error(fmt::format("'{}' is not JSON: {}", path.string(), parse_error.what()));
+    return Json::parse(text, bounded_depth(fmt::format("'{}'", path.string())));
+  } catch (const Json::exception& problem) {
+    throw Error(fmt::format("'{}' is not JSON: {}", path.string(), problem.what()));
   }
 }
 

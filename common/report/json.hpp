@@ -24,7 +24,8 @@ void check_writable(const std::filesystem::path& path);
 /// finite become null, since JSON has no word for them.
 void write_json(const std::filesystem::path& path, const Json& document);
 
-/// Reads a JSON file. Throws zero::Error if it is missing, unreadable or not JSON.
+/// Reads a JSON file. Throws zero::Error if it is missing, unreadable, not JSON, or nested deeper
+/// than kDeepestJson (json_depth.hpp).
 Json read_json(const std::filesystem::path& path);
 
 /// What a result needs to be understood later: "project_version", "libtorch_version", "compiler",

@@ -15,6 +15,7 @@
 #include <string>
 #include <zero/error.hpp>
 #include <zero/report/json.hpp>
+#include <zero/report/json_depth.hpp>
 #include <zero/report/test_folder.hpp>
 
 namespace zero::report {
@@ -147,6 +148,25 @@ TEST(ReadJson, SaysWhatIsWrong) {
   EXPECT_NE(message.find("bad.json' is not JSON"), std::string::npos) << message;
   EXPECT_NE(message.find("line 1"), std::string::npos) << message;
   EXPECT_NE(error_of([&] { read_json(folder.path()); }), "");
+}
+
+std::string nested(int levels) { return std::string(levels, '[') + std::string(levels, ']'); }
+
+TEST(ReadJson, RefusesWhatIsNestedTooDeeply) {
+  const TestFolder folder;
+  write_file(folder / "x.json", nested(kDeepestJson));
+  EXPECT_EQ(read_json(folder / "x.json").size(), 1U);
+  for (const int levels : {kDeepestJson + 1, 300'000}) {
+    write_file(folder / "x.json", "{\"a\": " + nested(levels - 1) + "}");
+    EXPECT_THAT(error_of([&] { read_json(folder / "x.json"); }),
+                HasSubstr("x.json': its JSON is nested deeper than 64 levels"));
+  }
+}
+
+TEST(ReadJson, RefusesANumberThatNoDoubleHolds) {
+  const TestFolder folder;
+  write_file(folder / "x.json", "[1e999]");
+  EXPECT_THAT(error_of([&] { read_json(folder / "x.json"); }), HasSubstr("x.json' is not JSON"));
 }
 
 TEST(RunMetadata, TellsVersionsCommandAndTime) {

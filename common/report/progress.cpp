@@ -24,20 +24,21 @@ Progress::Progress(std::string label, std::int64_t steps, ProgressOptions option
     : label_(std::move(label)),
       steps_(steps),
       options_(options),
-      bar_(options.bar.value_or(::isatty(::fileno(options.out)) == 1)) {}
+      bar_(options.bar.value_or(::isatty(::fileno(options.out)) == 1)),
+      done_(options.done_before) {}
 
 Progress::~Progress() { finish(); }
 
 void Progress::step(const Fields& fields) {
   ++done_;
-  if (options_.silent || steps_ <= 0) return;
+  if (options_.silent || steps_ <= options_.done_before) return;
   std::string text = fmt::format("{}/{}", done_, steps_);
   for (const auto& [name, value] : fields) text += fmt::format("  {} {}", name, value);
   if (bar_) {
     draw_bar(text);
     return;
   }
-  const std::int64_t tenths = done_ * 10 / steps_;
+  const std::int64_t tenths = (done_ - options_.done_before) * 10 / (steps_ - options_.done_before);
   if (tenths == tenths_shown_) return;
   tenths_shown_ = tenths;
   std::fputs(fmt::format("{}  {}\n", label_, text).c_str(), options_.out);
@@ -69,7 +70,9 @@ void Progress::draw_bar(const std::string& counts_and_fields) {
 std::string Progress::time_left() const {
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - started_;
   const auto left = static_cast<std::int64_t>(
-      elapsed.count() / static_cast<double>(done_) * static_cast<double>(steps_ - done_) + 0.5);
+      elapsed.count() / static_cast<double>(done_ - options_.done_before) *
+          static_cast<double>(steps_ - done_) +
+      0.5);
   if (left >= 3600) return fmt::format("{}:{:02}:{:02}", left / 3600, left / 60 % 60, left % 60);
   return fmt::format("{}:{:02}", left / 60, left % 60);
 }

@@ -18,13 +18,16 @@ struct ProgressOptions {
   std::optional<bool> bar = std::nullopt;
   /// Write nothing at all, for every rank but one.
   bool silent = false;
+  /// Steps that an earlier run has done; the count goes on from there.
+  std::int64_t done_before = 0;
 };
 
 /// Shows how far a loop of a known number of steps has come.
 ///
 /// On a terminal it is one line, redrawn in place:
 ///   zero2  [##########..............]  5/12  loss 10.713  step 6.02 s  left 0:42
-/// Into a file or a pipe it is a plain line at every tenth of the way, at most one a step:
+/// Into a file or a pipe it is a plain line at every tenth of what this run has to do, at most one
+/// a step:
 ///   zero2  5/12  loss 10.713  step 6.02 s
 ///
 /// Local to this process, never throws on a failed write, not for use by several threads at once.
@@ -33,7 +36,7 @@ class Progress {
   /// Names and texts shown behind the count, as in {{"loss", "10.713"}, {"step", "6.02 s"}}.
   using Fields = std::vector<std::pair<std::string, std::string>>;
 
-  /// `steps` may be 0: then nothing is shown.
+  /// `steps` in all, with those that are done already. Where none is left, nothing is shown.
   Progress(std::string label, std::int64_t steps, ProgressOptions options = {});
 
   /// Ends the line, so that whatever is printed next, an error for example, has a line of its own.
@@ -56,7 +59,7 @@ class Progress {
   ProgressOptions options_;
   bool bar_;
   bool line_open_ = false;
-  std::int64_t done_ = 0;
+  std::int64_t done_;
   std::int64_t tenths_shown_ = 0;
   std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
   std::chrono::steady_clock::time_point drawn_ = {};

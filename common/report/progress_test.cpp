@@ -62,6 +62,22 @@ TEST(Progress, WritesAtMostOnePlainLineATenth) {
   EXPECT_TRUE(odd.ends_with("ddp  17/17\n")) << odd;
 }
 
+TEST(Progress, CountsOnFromTheStepsOfAnEarlierRun) {
+  Memory lines, bar;
+  {
+    Progress progress("zero1", 6, {.out = lines.stream(), .done_before = 4});
+    progress.step();
+    progress.step();
+    Progress drawn("zero1", 6, {.out = bar.stream(), .bar = true, .done_before = 2});
+    drawn.step();
+    Progress nothing_left("zero1", 6, {.out = lines.stream(), .done_before = 6});
+    nothing_left.step();
+  }
+  EXPECT_EQ(lines.text(), "zero1  5/6\nzero1  6/6\n");
+  EXPECT_TRUE(bar.text().starts_with("\rzero1  [############............]  3/6  left 0:00"))
+      << bar.text();
+}
+
 TEST(Progress, DrawsTheFirstAndTheLastStepInOneLine) {
   Memory memory;
   {

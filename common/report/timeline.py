@@ -264,12 +264,19 @@ def write_picture(traces, every, path):
         raise BadTrace(str(error)) from error
 
 
+def name(text):
+    if not text:
+        raise argparse.ArgumentTypeError("a name is needed, and this is empty")
+    return text
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], epilog=MEANING,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", metavar="FILE", help="a trace, NAME.MODE.rankR.json")
-    parser.add_argument("--json", metavar="FILE", help="writes the figures, in seconds")
-    parser.add_argument("--picture", metavar="FILE.png", help="draws the steps; .svg goes beside")
+    parser.add_argument("--json", metavar="FILE", type=name, help="writes the figures, in seconds")
+    parser.add_argument("--picture", metavar="FILE.png", type=name,
+                        help="draws the steps; .svg goes beside")
     parser.add_argument("--require", metavar="SHARE", type=float, help="exit code 1 unless in each "
                         "file at least this share of the time in which collectives of parameters "
                         "and gradients are under way overlaps with compute")

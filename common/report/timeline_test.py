@@ -230,6 +230,12 @@ class Program(Case):
         self.assertEqual(json.loads(output.read_text()),
                          {"files": [timeline.measure(timeline.read_trace(path)) for path in files]})
 
+    def test_names_of_outputs_are_not_empty(self):
+        for option in ("--json", "--picture"):
+            ended = self.run_program(self.file(HALF), option, "")
+            self.assertEqual(ended.returncode, 2)
+            self.assertIn(f"{option}: a name is needed, and this is empty", ended.stderr)
+
     def test_require_holds_for_each_file(self):
         full, half = self.file(HIDDEN, "a.ddp.rank0.json"), self.file(HALF, "b.ddp.rank0.json")
         self.assertEqual(self.run_program(full, half, "--require", 0.5).returncode, 0)

@@ -61,6 +61,7 @@ class Loader {
         if (files_.contains(run.rank)) check_tensors(manifest_.parameters[i], run);
       }
     }
+    check_buffers_of_files();
   }
 
   /// The states of this rank's pieces, in memory but not yet the optimizer's.
@@ -146,6 +147,17 @@ class Loader {
       if (entry.elements() != run.range.size || c10::toString(entry.dtype) != dtype) {
         throw Error(fmt::format("{}: '{}' is not what the manifest says",
                                 files_.at(run.rank).path().string(), entry.name));
+      }
+    }
+  }
+
+  void check_buffers_of_files() const {
+    for (const SavedBuffer& saved : manifest_.buffers) {
+      const nn::SafetensorsFile& file = files_.at(buffers_from());
+      const auto& entry = file.info(stored_name(kBufferKind, saved.name));
+      if (entry.shape != saved.shape || c10::toString(entry.dtype) != saved.dtype) {
+        throw Error(fmt::format("{}: '{}' is not what the manifest says", file.path().string(),
+                                entry.name));
       }
     }
   }

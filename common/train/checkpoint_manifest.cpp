@@ -5,12 +5,15 @@
 
 #include <algorithm>
 #include <functional>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <tuple>
+#include <utility>
 
 #include "zero/data/sha256.hpp"
 #include "zero/error.hpp"
+#include "zero/report/json_depth.hpp"
 
 namespace zero::train::checkpoint {
 
@@ -20,6 +23,26 @@ namespace {
 
 constexpr const char* kFormat = "zero checkpoint";
 constexpr const char* kChecksum = "sha256 of the rest";
+
+// A whole number that T can hold: nlohmann would cut off a fraction, and what is too large would
+// come out as another number.
+template <class T>
+T whole(const json& j, const char* what) {
+  const bool fits = j.is_number_unsigned()
+                        ? std::in_range<T>(j.get<std::uint64_t>())
+                        : j.is_number_integer() && std::in_range<T>(j.get<std::int64_t>());
+  if (fits) return j.get<T>();
+  throw Error(fmt::format("{} is {:.40}; it must be a whole number from {} to {}", what, j.dump(),
+                          std::numeric_limits<T>::min(), std::numeric_limits<T>::max()));
+}
+
+const json::array_t& list(const json& j) { return j.get_ref<const json::array_t&>(); }
+
+std::vector<std::int64_t> shape_from(const json& j) {
+  std::vector<std::int64_t> shape;
+  for (const json& size : list(j)) shape.push_back(whole<std::int64_t>(size, "a size in a shape"));
+  return shape;
+}
 
 json to_json(const Range& range) { return {range.begin, range.size}; }
 json to_json(const std::optional<Range>& range) { return range ? to_json(*range) : json(); }
@@ -50,16 +73,20 @@ json to_json(const CheckpointInfo& info) {
 
 CheckpointInfo info_from(const json& j) {
   CheckpointInfo info;
-  j.at("step").get_to(info.step);
+  info.step = whole<std::int64_t>(j.at("step"), "the step");
   j.at("mode").get_to(info.mode);
   j.at("random").get_to(info.random);
   j.at("notes").get_to(info.notes);
-  j.at("world_size").get_to(info.world_size);
+  info.world_size = whole<int>(j.at("world_size"), "the world_size");
   j.at("optimizer").at("kind").get_to(info.optimizer.kind);
   j.at("optimizer").at("groups").get_to(info.optimizer.groups);
   if (const json& s = j.at("sampler"); !s.is_null()) {
-    info.sampler = {s.at("seed").get<std::uint64_t>(), s.at("dataset_size").get<std::int64_t>(),
-                    s.at("global_batch").get<std::int64_t>(), s.at("step").get<std::int64_t>()};
+    info.sampler = {
+        whole<std::uint64_t>(s.at("seed"), "the sampler's seed"),
+        whole<std::int64_t>(s.at("dataset_size"), "the sampler's dataset_size"),
+        whole<std::int64_t>(s.at("global_batch"), "the sampler's global_batch"),
+        whole<std::int64_t>(s.at("step"), "the sampler's step"),
+    };
   }
   return info;
 }
@@ -72,9 +99,30 @@ json to_json(const SavedParameter& p) {
 }
 
 SavedParameter parameter_from(const json& j) {
-  SavedParameter p{j.at("name"), j.at("shape"), j.at("dtype"), j.at("steps"), j.at("states"), {}};
-  for (const json& run : j.at("runs")) p.runs.push_back({run.at(0), {run.at(1), run.at(2)}});
+  SavedParameter p{
+      j.at("name"),   shape_from(j.at("shape")),
+      j.at("dtype"),  whole<std::int64_t>(j.at("steps"), "the number of steps of a parameter"),
+      j.at("states"), {}};
+  for (const json& run : list(j.at("runs"))) {
+    p.runs.push_back({whole<int>(run.at(0), "the rank of a run"),
+                      {whole<std::int64_t>(run.at(1), "the begin of a run"),
+                       whole<std::int64_t>(run.at(2), "the size of a run")}});
+  }
   return p;
+}
+
+Manifest contents_from(const json& j) {
+  Manifest manifest{j.at("folder"), info_from(j.at("run")), {}, {}, {}};
+  for (const json& f : list(j.at("files"))) {
+    manifest.files.push_back({whole<int>(f.at("rank"), "the rank of a file"), f.at("name"),
+                              whole<std::int64_t>(f.at("bytes"), "the length of a file"),
+                              f.at("sha256")});
+  }
+  for (const json& p : list(j.at("parameters"))) manifest.parameters.push_back(parameter_from(p));
+  for (const json& b : list(j.at("buffers"))) {
+    manifest.buffers.push_back({b.at("name"), shape_from(b.at("shape")), b.at("dtype")});
+  }
+  return manifest;
 }
 
 std::string text_of(const json& j) {
@@ -86,29 +134,6 @@ std::string text_of(const json& j) {
 }
 
 std::string checksum(const json& rest) { return data::Sha256().add(text_of(rest)).hex(); }
-
-// Sizes and positions of a manifest whose checksum is right, but which some other program wrote.
-void check_runs(const SavedParameter& p, const Manifest& manifest, const std::string& path) {
-  std::int64_t end = 0;
-  for (const Run& run : p.runs) {
-    if (run.range.begin != end || run.range.size < 0 || manifest.file_of(run.rank) == nullptr) {
-      throw Error(
-          fmt::format("{}: the runs of parameter '{}' leave a gap or have no file", path, p.name));
-    }
-    end += run.range.size;
-  }
-  if (end != p.elements()) {
-    throw Error(
-        fmt::format("{}: the runs of parameter '{}' have {} elements, its shape [{}] has {}", path,
-                    p.name, end, fmt::join(p.shape, ", "), p.elements()));
-  }
-}
-
-void check_file_name(const std::string& name, const std::string& path) {
-  if (name.empty() || name.front() == '.' || name.find('/') != std::string::npos) {
-    throw Error(fmt::format("{}: '{}' is not the name of a file beside it", path, name));
-  }
-}
 
 std::string kind_of(const std::vector<std::int64_t>& shape, const std::string& dtype) {
   return fmt::format("[{}] {}", fmt::join(shape, ", "), dtype);
@@ -242,7 +267,7 @@ std::string to_text(const Manifest& manifest) {
 }
 
 Manifest manifest_from(const std::string& text, const std::string& path) {
-  json j = json::parse(text, /*cb=*/nullptr, /*allow_exceptions=*/false);
+  json j = json::parse(text, report::bounded_depth(path), /*allow_exceptions=*/false);
   if (!j.is_object() || j.value("format", json()) != kFormat) {
     throw Error(fmt::format("{}: is not the manifest of a checkpoint, or was cut short", path));
   }
@@ -257,20 +282,14 @@ Manifest manifest_from(const std::string& text, const std::string& path) {
     throw Error(fmt::format("{}: was altered: its checksum does not fit", path));
   }
   try {
-    Manifest manifest{j.at("folder"), info_from(j.at("run")), {}, {}, {}};
-    for (const json& f : j.at("files")) {
-      manifest.files.push_back({f.at("rank"), f.at("name"), f.at("bytes"), f.at("sha256")});
-      check_file_name(manifest.files.back().name, path);
-    }
-    check_file_name(manifest.folder, path);
-    for (const json& p : j.at("parameters")) manifest.parameters.push_back(parameter_from(p));
-    for (const json& b : j.at("buffers")) {
-      manifest.buffers.push_back({b.at("name"), b.at("shape"), b.at("dtype")});
-    }
-    for (const SavedParameter& p : manifest.parameters) check_runs(p, manifest, path);
+    // The checksum is right, but some other program may have written it.
+    Manifest manifest = contents_from(j);
+    check_manifest(manifest);
     return manifest;
   } catch (const json::exception& error) {
     throw Error(fmt::format("{}: lacks something, or it has another type: {}", path, error.what()));
+  } catch (const Error& error) {
+    throw Error(fmt::format("{}: {}", path, error.what()));
   }
 }
 

@@ -87,6 +87,14 @@ void assign_runs(SavedParameter& parameter, const std::vector<Holding>& holdings
 void check_same_model(const Manifest& saved, const std::vector<SavedParameter>& parameters,
                       const std::vector<SavedBuffer>& buffers, bool convert);
 
+/// Throws zero::Error for steps and positions that no run has.
+void check_info(const CheckpointInfo& info);
+
+/// Throws zero::Error where a number is out of its range, or the manifest contradicts itself: runs
+/// that leave a gap or a parameter's shape does not account for, files that do not fit the world
+/// size, names that are there twice.
+void check_manifest(const Manifest& manifest);
+
 /// One rank's holdings as text, for the others.
 std::string to_text(const std::vector<Holding>& holdings);
 std::vector<Holding> holdings_from(const std::string& text);
@@ -94,7 +102,7 @@ std::vector<Holding> holdings_from(const std::string& text);
 /// The manifest's file, which ends with a checksum of itself.
 std::string to_text(const Manifest& manifest);
 /// The inverse. @throws zero::Error, beginning with `path`, for a text that to_text() did not write
-/// to the last byte, or of another version.
+/// to the last byte, of another version, or that check_manifest() refuses.
 Manifest manifest_from(const std::string& text, const std::string& path);
 
 }  // namespace zero::train::checkpoint

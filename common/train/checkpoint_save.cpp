@@ -1,4 +1,10 @@
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <map>
 
 #include "zero/error.hpp"
 #include "zero/nn/safetensors.hpp"
@@ -97,6 +103,27 @@ void check_place(const fs::path& folder) {
   }
 }
 
+// Rank 0: keeps other runs out of the folder as long as this process lives. Two runs that both save
+// there would remove what the other has just written.
+void hold(const fs::path& folder) {
+  static std::map<fs::path, int> held;
+  std::error_code ignored;
+  fs::create_directories(folder, ignored);  // what is wrong with it is said where it is written to
+  const fs::path place = fs::weakly_canonical(folder, ignored);
+  if (held.count(place) > 0) return;
+  const int file = ::open(place.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (file < 0) return;
+  // Where the file system knows no locks there is nothing to go by.
+  if (::flock(file, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+    ::close(file);
+    throw Error(
+        fmt::format("another run that is going on writes its checkpoints to {}; give each a "
+                    "folder of its own",
+                    folder.string()));
+  }
+  held[place] = file;
+}
+
 // Rank 0: from here on the new checkpoint is the checkpoint.
 void commit(const fs::path& folder, const Manifest& manifest) {
   sync_folder(folder / manifest.folder);
@@ -128,7 +155,7 @@ void save_checkpoint(Strategy& strategy, const fs::path& folder, const Checkpoin
   const bool first = communicator.rank() == 0;
   const std::string what = fmt::format("the checkpoint {} cannot be saved", folder.string());
   const auto holdings = on_all_ranks(communicator, what, [&] {
-    if (info.step < 0) throw Error(fmt::format("step {} is below 0", info.step));
+    check_info(info);
     if (strategy.optimizer().settings().kind.empty()) {
       throw Error("this optimizer does not show all of its state; AdamW, Adam and SGD do");
     }
@@ -142,6 +169,7 @@ void save_checkpoint(Strategy& strategy, const fs::path& folder, const Checkpoin
                       manifest = plan(strategy, info, holdings);
                       if (!first) return std::string();
                       check_place(folder);
+                      hold(folder);
                       return make_step_folder(folder, info.step);
                     }).front();
   try {

@@ -1,9 +1,14 @@
 // What a checkpoint says of itself: who writes what, and that no altered manifest is taken for one.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
+#include <limits>
+#include <nlohmann/json.hpp>
 #include <random>
 
+#include "zero/data/sha256.hpp"
 #include "zero/error.hpp"
 #include "zero/train/checkpoint_manifest.hpp"
 #include "zero/train/shard_layout.hpp"
@@ -198,6 +203,103 @@ TEST(CheckpointManifest, RunsThatDoNotFitAreRefused) {
   m = example();
   m.files[0].name = "../elsewhere";
   EXPECT_THAT(message_of([&] { manifest_from(to_text(m), "m"); }), HasSubstr("not the name"));
+}
+
+// What manifest_from() says of the example with one change and a checksum that fits.
+std::string refusal_after(const std::function<void(Manifest&)>& change) {
+  Manifest m = example();
+  change(m);
+  return message_of([&] { manifest_from(to_text(m), "m"); });
+}
+
+// The same for what only another program would write.
+std::string refusal_of_json(const std::function<void(nlohmann::json&)>& change) {
+  nlohmann::json j = nlohmann::json::parse(to_text(example()));
+  j.erase("sha256 of the rest");
+  change(j);
+  j["sha256 of the rest"] = data::Sha256().add(j.dump(1) + "\n").hex();
+  return message_of([&] { manifest_from(j.dump(1) + "\n", "m"); });
+}
+
+TEST(CheckpointManifest, NumbersOutOfTheirRangesAreRefused) {
+  EXPECT_EQ(refusal_after([](Manifest&) {}), "");
+  EXPECT_THAT(refusal_after([](Manifest& m) { m.info.step = -1; }), HasSubstr("m: the step is -1"));
+  EXPECT_THAT(refusal_after([](Manifest& m) { m.info.sampler->step = std::int64_t{1} << 62; }),
+              HasSubstr("the sampler's step is 4611686018427387904; it must be from 0 to 2814749"));
+  EXPECT_THAT(refusal_after([](Manifest& m) { m.info.sampler->dataset_size = 0; }),
+              HasSubstr("the sampler's dataset_size is 0"));
+  for (const std::int64_t batch : {0, 101}) {
+    EXPECT_THAT(refusal_after([&](Manifest& m) { m.info.sampler->global_batch = batch; }),
+                HasSubstr(fmt::format("global_batch is {}; it must be from 1 to 100", batch)));
+  }
+  EXPECT_THAT(refusal_after([](Manifest& m) { m.info.world_size = 0; }),
+              HasSubstr("the world_size is 0; it must be from 1"));
+  EXPECT_THAT(refusal_after([](Manifest& m) { m.parameters[0].steps = -1; }),
+              HasSubstr("the number of steps of parameter 'a.weight' is -1"));
+  EXPECT_THAT(refusal_after([](Manifest& m) { m.files[0].bytes = -1; }),
+              HasSubstr("the length of file 'rank-00000-of-00002.safetensors' is -1"));
+  EXPECT_THAT(refusal_after([](Manifest& m) { m.files[0].sha256 = "short"; }),
+              HasSubstr("is not 64 hexadecimal digits"));
+  for (const std::vector<std::int64_t>& shape :
+       std::vector<std::vector<std::int64_t>>{{-3, -4}, {std::int64_t{1} << 62, 4}}) {
+    EXPECT_THAT(refusal_after([&](Manifest& m) { m.parameters[0].shape = shape; }),
+                HasSubstr("parameter 'a.weight' has the shape"));
+    EXPECT_THAT(refusal_after([&](Manifest& m) { m.buffers[0].shape = shape; }),
+                HasSubstr("buffer 'running' has the shape"));
+  }
+}
+
+TEST(CheckpointManifest, NumbersThatAreNotWholeOrDoNotFitAreRefused) {
+  EXPECT_EQ(refusal_of_json([](nlohmann::json&) {}), "");
+  EXPECT_THAT(refusal_of_json([](nlohmann::json& j) { j["run"]["step"] = 7.5; }),
+              HasSubstr("m: the step is 7.5; it must be a whole number"));
+  EXPECT_THAT(refusal_of_json(
+                  [](nlohmann::json& j) { j["run"]["sampler"]["step"] = std::uint64_t{1} << 63; }),
+              HasSubstr("the sampler's step is 9223372036854775808; it must be a whole number"));
+  EXPECT_THAT(refusal_of_json([](nlohmann::json& j) { j["run"]["sampler"]["seed"] = -1; }),
+              HasSubstr("the sampler's seed is -1; it must be a whole number from 0"));
+  // 2^32 would become rank 0 where it is cut off to 32 bits.
+  EXPECT_THAT(
+      refusal_of_json([](nlohmann::json& j) { j["files"][0]["rank"] = std::int64_t{1} << 32; }),
+      HasSubstr("the rank of a file is 4294967296"));
+  EXPECT_THAT(refusal_of_json([](nlohmann::json& j) { j["parameters"][0]["runs"][1][0] = true; }),
+              HasSubstr("the rank of a run is true"));
+  EXPECT_THAT(refusal_of_json([](nlohmann::json& j) { j["buffers"][0]["shape"] = 2; }),
+              HasSubstr("lacks something, or it has another type"));
+}
+
+TEST(CheckpointManifest, WhatContradictsItselfIsRefused) {
+  EXPECT_THAT(refusal_after([](Manifest& m) { m.info.world_size = 3; }),
+              HasSubstr("'rank-00000-of-00002.safetensors'; it must be 'rank-00000-of-00003."));
+  EXPECT_THAT(
+      refusal_after([](Manifest& m) { m.files[1].rank = 2; }),
+      HasSubstr("the rank of file 'rank-00001-of-00002.safetensors' is 2; it must be from"));
+  EXPECT_THAT(refusal_after([](Manifest& m) { m.files[1] = m.files[0]; }),
+              HasSubstr("the file of rank 0 comes after that of rank 0"));
+  EXPECT_THAT(refusal_after([](Manifest& m) { m.parameters.push_back(m.parameters[0]); }),
+              HasSubstr("parameter 'a.weight' is there twice"));
+  EXPECT_THAT(refusal_after([](Manifest& m) { m.buffers.push_back(m.buffers[0]); }),
+              HasSubstr("buffer 'running' is there twice"));
+  EXPECT_THAT(refusal_after([](Manifest& m) { m.parameters[0].runs[1].rank = 0; }),
+              HasSubstr("are two of one rank"));
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  EXPECT_THAT(refusal_after([](Manifest& m) {
+                m.parameters[0].runs = {{0, {0, kMost}}, {1, {kMost, kMost}}};
+              }),
+              HasSubstr("the runs of parameter 'a.weight' leave a gap"));
+  EXPECT_THAT(refusal_after([](Manifest& m) {
+                m.parameters.clear();
+                m.files.pop_back();
+              }),
+              HasSubstr("there are files of 1 ranks out of 2, and buffers"));
+}
+
+TEST(CheckpointManifest, IsNotNestedSoDeeplyThatTheStackIsUsedUp) {
+  constexpr int kLevels = 300'000;
+  const std::string deep = R"({"format": "zero checkpoint", "version": 1, "more": )" +
+                           std::string(kLevels, '[') + std::string(kLevels, ']') + "}";
+  EXPECT_THAT(message_of([&] { manifest_from(deep, "m"); }),
+              HasSubstr("m: its JSON is nested deeper than 64 levels"));
 }
 
 TEST(CheckpointModel, TheFirstDifferenceIsNamed) {

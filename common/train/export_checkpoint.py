@@ -32,6 +32,8 @@ def read_manifest(folder):
     try:
         text = path.read_text(encoding="utf-8")
         manifest = json.loads(text)
+    except RecursionError:
+        raise Refused(f"{path}: its JSON is nested too deeply") from None
     except (OSError, ValueError) as error:
         raise Refused(f"{path}: {error}") from None
     if not isinstance(manifest, dict) or manifest.get("format") != "zero checkpoint":
@@ -135,6 +137,10 @@ def main():
         run, count, size = export(arguments.checkpoint, arguments.output)
     except Refused as refused:
         sys.exit(f"export_checkpoint.py: {refused}")
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        # The checksums are right: another program wrote what they are of.
+        sys.exit(f"export_checkpoint.py: {arguments.checkpoint}: is not laid out as "
+                 f"docs/checkpoints.md says: {type(error).__name__}: {error}")
     print(f"{arguments.output}: {count} tensors, {size} bytes, of step {run['step']}, "
           f"saved by {run['mode']} on {run['world_size']} ranks")
     return 0

@@ -1,5 +1,9 @@
 // What is not a whole checkpoint of this model is refused on every rank, with nothing changed.
 #include <ATen/ops/equal.h>
+#include <ATen/ops/ones.h>
+
+#include <zero/error.hpp>
+#include <zero/optim/master_weights.hpp>
 
 #include "one_checkpoint.hpp"
 
@@ -75,6 +79,17 @@ TEST_F(Refused, OtherVersionAndManifestsOfOtherPrograms) {
   });
 }
 
+TEST_F(Refused, ABufferThatIsNotWhatTheManifestSays) {
+  on_two_ranks([&](Session& session) {
+    at::Tensor buffer = session.model().register_buffer("mean", at::ones({2}));
+    train::save_checkpoint(session.strategy(), good_, note(1, kMode));
+    buffer.set_data(at::ones({3}));
+    expect_refused(session, "'buffer/mean' is not what the manifest says", [&] {
+      rewrite_manifest([](nlohmann::json& m) { m["buffers"][0]["shape"] = {3}; });
+    });
+  });
+}
+
 TEST_F(Refused, AnotherModelOrOptimizerOrDtype) {
   on_two_ranks([&](Session& session) {
     const auto refusal = [&](const std::function<void(SessionOptions&)>& change) {
@@ -105,14 +120,42 @@ TEST_F(Refused, AnotherModelOrOptimizerOrDtype) {
 TEST_F(Refused, AnotherDtypeUnlessAskedFor) {
   on_two_ranks([&](Session& session) {
     const WholeState saved = whole_state(session);
-    SessionOptions options = checkpoint_options();
-    options.model.dtype = at::kDouble;
-    Session other(session.communicator(), "zero1", options);
-    train::load_checkpoint(other.strategy(), good_, {.convert_dtype = true});
-    for (const auto& [name, tensor] : whole_state(other)) {
-      EXPECT_TRUE(at::equal(tensor, saved.at(name).to(at::kDouble))) << name;
+    for (const at::ScalarType dtype : {at::kDouble, at::kBFloat16, at::kHalf}) {
+      const std::string type = c10::toString(dtype);
+      SessionOptions options = checkpoint_options();
+      options.model.dtype = dtype;
+      Session other(session.communicator(), "zero1", options);
+      EXPECT_THAT(refusal_of_loading(other, good_),
+                  HasSubstr("is Float in the checkpoint and " + type + " in the model"));
+      train::load_checkpoint(other.strategy(), good_, {.convert_dtype = true});
+      // Parameters and moments are rounded to the new type, once; states are compared in double.
+      for (const auto& [name, tensor] : whole_state(other)) {
+        EXPECT_TRUE(at::equal(tensor, saved.at(name).to(dtype).to(tensor.scalar_type())))
+            << type << ": " << name;
+      }
+      other.step(1);
     }
-    other.step(1);
+  });
+}
+
+// A run with master weights has a state that a float32 run lacks: to ask for another dtype is not
+// to ask for another optimizer.
+TEST_F(Refused, AFloat32RunForMasterWeightsEvenIfAnotherDtypeIsAskedFor) {
+  on_two_ranks([&](Session& session) {
+    for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
+      SessionOptions options = checkpoint_options();
+      options.model.dtype = dtype;
+      options.optimizer = optim::with_master_weights(optim::adamw());
+      Session other(session.communicator(), kMode, options);
+      const WholeState before = whole_state(other);
+      try {
+        train::load_checkpoint(other.strategy(), good_, {.convert_dtype = true});
+        ADD_FAILURE() << c10::toString(dtype) << ": loaded";
+      } catch (const Error& error) {
+        EXPECT_THAT(error.what(), HasSubstr("AdamW, that of this run AdamW with master weights"));
+      }
+      EXPECT_TRUE(same_state(whole_state(other), before)) << "half-loaded";
+    }
   });
 }
 

@@ -1,6 +1,8 @@
 // A save that fails says why on every rank and leaves the checkpoint before it.
+#include <fcntl.h>
 #include <linux/capability.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <torch/optim/rmsprop.h>
@@ -77,6 +79,26 @@ TEST_F(NotSaved, ToAFolderThatCannotBeWrittenTo) {
   });
 }
 
+TEST_F(NotSaved, WhereAnotherRunSavesToo) {
+  const fs::path taken = folder_ / "taken";
+  fs::create_directory(taken);
+  const int other = ::open(taken.c_str(), O_RDONLY | O_DIRECTORY);
+  ASSERT_EQ(::flock(other, LOCK_EX | LOCK_NB), 0);
+  on_two_ranks([&](Session& session) {
+    EXPECT_THAT(refusal_of_saving(session, taken, note(2, kMode)),
+                HasSubstr("another run that is going on writes its checkpoints to"));
+    EXPECT_TRUE(fs::is_empty(taken));
+    session.communicator().barrier();
+    ::flock(other, LOCK_UN);
+    session.communicator().barrier();
+    train::save_checkpoint(session.strategy(), taken, note(2, kMode));
+    EXPECT_EQ(train::load_checkpoint(session.strategy(), taken).step, 2);
+    // It is this run's from now on.
+    EXPECT_NE(::flock(other, LOCK_EX | LOCK_NB), 0);
+  });
+  ::close(other);
+}
+
 TEST_F(NotSaved, WithNotesThatDifferOrAreNotText) {
   on_two_ranks([&](Session& session) {
     const int rank = session.communicator().rank();
@@ -86,7 +108,7 @@ TEST_F(NotSaved, WithNotesThatDifferOrAreNotText) {
     info.random = "\xff\xfe";
     expect_step_1_kept(session, good_, refusal_of_saving(session, good_, info), "not UTF-8");
     expect_step_1_kept(session, good_, refusal_of_saving(session, good_, note(-1, kMode)),
-                       "step -1 is below 0");
+                       "the step is -1; it must be from 0");
   });
 }
 
