@@ -82,7 +82,7 @@ void Bucket::start_gather() {
 }
 
 void Bucket::start_refresh() {
-  finish_gather();  // if the last one was never waited for
+  let_go();  // of the last one
   if (!split() && keeps_ != Keeps::kEverything && trainable_) gather_into_buffer();
 }
 
@@ -94,13 +94,18 @@ void Bucket::gather_into_buffer() {
 
 void Bucket::finish_gather() {
   if (!gathers_) return;
-  gathering_.wait();
+  gathering_.receive();
   gathers_ = false;
   whole_ = true;
 }
 
+void Bucket::let_go() {
+  finish_gather();
+  gathering_.wait();
+}
+
 void Bucket::reshard() {
-  finish_gather();  // a gather that nobody waited for: its memory is still being written
+  let_go();  // by now the others have what they wanted, as a rule
   if (!split() || !whole_) return;
   // The storage object stays and gets bytes again in place: what autograd saved of it is valid
   // then.
@@ -131,7 +136,8 @@ train::Piece Bucket::stored(std::size_t m) const {
 
 at::Tensor Bucket::gradient_window(std::size_t m) {
   if (!full_gradient_.defined()) {
-    full_gradient_ = memory::without_storage({layout_.total()}, full_.scalar_type());
+    full_gradient_ =
+        memory::without_storage({layout_.total()}, full_.scalar_type(), full_.device());
     pool_->allocate(full_gradient_, Category::kGradients);
     fill_gaps();
   }

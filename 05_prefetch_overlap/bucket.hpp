@@ -56,8 +56,11 @@ class Bucket {
   void start_gather();
   /// The same after an update, for a buffer that is there but holds old values of the others.
   void start_refresh();
-  /// Blocks until the parameters may be read.
+  /// Blocks until the parameters may be read. Other ranks may still read this rank's shard: nobody
+  /// waits for them here, or each would be as slow as the slowest, unit by unit.
   void finish_gather();
+  /// Blocks until the buffer may be written, or given up.
+  void let_go();
   /// Drops the buffer again, where only the shard is kept.
   void reshard();
   bool whole() const { return whole_; }

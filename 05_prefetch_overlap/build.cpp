@@ -6,6 +6,7 @@
 #include <zero/error.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/nn/gradient_slot.hpp>
+#include <zero/program.hpp>
 #include <zero/train/registry.hpp>
 
 #include "engine_config.hpp"
@@ -79,12 +80,12 @@ Overlap::~Overlap() {
     try {
       finish();
     } catch (const std::exception& error) {
-      if (!said) fmt::print(stderr, "rank {}: {}\n", communicator_.rank(), error.what());
+      if (!said) complain(fmt::format("rank {}: {}", communicator_.rank(), error.what()));
       said = true;
     }
   };
   for (Bucket& bucket : buckets_) {
-    wait([&bucket] { bucket.finish_gather(); });
+    wait([&bucket] { bucket.let_go(); });
     wait([&bucket] { bucket.finish_reduce(); });
   }
 }

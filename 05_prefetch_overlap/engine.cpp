@@ -10,8 +10,14 @@
 #include <zero/error.hpp>
 #include <zero/train/checkpoint.hpp>
 #include <zero/train/checkpoint_manifest.hpp>
+#include <zero/train/trainer.hpp>
 
 namespace zero {
+namespace {
+
+constexpr const char* kLossScaleNote = "loss scale";
+
+}  // namespace
 
 Engine::Engine(nn::Model& model, dist::Communicator& communicator,
                optim::OptimizerFactory optimizer, const EngineConfig& config,
@@ -22,21 +28,26 @@ Engine::Engine(nn::Model& model, dist::Communicator& communicator,
     throw Error(
         fmt::format("a step of {} micro-batches; 1 is the least", config.accumulation_steps));
   }
-  communicator.agree("the engine's step", fmt::format("{} micro-batches, clip norm {}",
-                                                      config.accumulation_steps, config.clip_norm));
+  if (config.loss_scale.initial != 0) loss_scale_.emplace(config.loss_scale);
+  communicator.agree(
+      "the engine's step",
+      fmt::format("{} micro-batches, clip norm {}, {}", config.accumulation_steps, config.clip_norm,
+                  loss_scale_ ? loss_scale_->describe() : "no loss scale"));
 }
 
 at::Tensor Engine::forward(const data::Batch& batch) {
   overlap_.communicator().set_step(steps_);
   overlap_.set_last_micro_batch(micro_batches_ + 1 == config_.accumulation_steps);
+  overlap_.set_gradient_scale(loss_scale());
   return overlap_.forward(batch);
 }
 
 void Engine::backward(const at::Tensor& loss) {
   if (!stepped_) throw Error("backward() a second time before step(): call step() after each");
-  // With one micro-batch nothing is multiplied, not even by 1.
+  // Nothing is multiplied by 1, which would be an operation more for autograd.
   const auto parts = static_cast<double>(config_.accumulation_steps);
-  overlap_.backward(config_.accumulation_steps == 1 ? loss : loss / parts);
+  const at::Tensor share = config_.accumulation_steps == 1 ? loss : loss / parts;
+  overlap_.backward(loss_scale_ ? share * loss_scale_->value() : share);
   overlap_.finish_backward();
   losses_.push_back(loss.detach());
   ++micro_batches_;
@@ -68,11 +79,18 @@ bool Engine::step() {
   if (micro_batches_ < config_.accumulation_steps) return false;
   check_losses();
   micro_batches_ = 0;
+  const bool updated = update();
+  overlap_.zero_grad();
+  ++(updated ? steps_ : skipped_steps_);
+  return updated;
+}
+
+bool Engine::update() {
+  if (loss_scale_ && train::leave_out_step(overlap_, *loss_scale_, steps_)) return false;
   gradient_norm_ = config_.clip_norm > 0 ? overlap_.clip_grad_norm(config_.clip_norm) : 0.0F;
   overlap_.optimizer_step();
   overlap_.sync_parameters();
-  overlap_.zero_grad();
-  ++steps_;
+  if (loss_scale_) loss_scale_->note_good_step();
   return true;
 }
 
@@ -91,6 +109,7 @@ void Engine::save(const std::filesystem::path& folder) {
   train::CheckpointInfo info;
   info.step = steps_;
   info.mode = fmt::format("engine{}", config_.overlap.stage);
+  if (loss_scale_) info.notes[kLossScaleNote] = loss_scale_->to_text();
   train::save_checkpoint(overlap_, folder, info);
 }
 
@@ -99,7 +118,10 @@ bool Engine::load(const std::filesystem::path& folder) {
   // Ranks that see different folders would go on from different steps.
   overlap_.communicator().agree("the checkpoint to go on from", there ? "there is one" : "none");
   if (!there) return false;
-  steps_ = train::load_checkpoint(overlap_, folder).step;
+  const train::CheckpointInfo info = train::load_checkpoint(overlap_, folder);
+  steps_ = info.step;
+  const auto scale = info.notes.find(kLossScaleNote);
+  if (loss_scale_ && scale != info.notes.end()) loss_scale_->set_from_text(scale->second);
   give_up_step();
   return true;
 }

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <zero/distributed/communicator.hpp>
 #include <zero/nn/model.hpp>
 #include <zero/optim/optimizer.hpp>
@@ -22,7 +23,10 @@ namespace zero {
 ///     }
 ///
 /// Which stage trains is one number of the configuration; the weights that come out are the same.
-/// All functions block until this rank's part is done and throw zero::Error where a peer fails.
+/// All functions block until this rank's part is done and throw zero::Error where a peer fails, but
+/// for one thing: at stages 1 and 2 step() returns with updated parameters still on their way. The
+/// next forward() waits for those of each unit, and so do save() and load(); who reads a parameter
+/// directly, at any stage above 0, does it under train::WholeParameters.
 class Engine {
  public:
   /// Called by all ranks. The model's units are what is gathered and resharded together. `values`:
@@ -39,6 +43,8 @@ class Engine {
 
   /// After the last micro-batch of a step: clips if asked to, updates, and drops the gradients.
   /// After the others it does nothing, so that a loop need not count. Says whether it updated.
+  /// With loss scaling it leaves a step out where a gradient overflowed on any rank: halves the
+  /// scale, drops the gradients and says that it did not update.
   /// @throws zero::Error where backward() has not been called since the last step(), and on all
   /// ranks where a loss of the step was infinite or NaN on any of them: the step is given up then,
   /// weights and optimizer states are as before, and the next forward() may follow.
@@ -53,6 +59,10 @@ class Engine {
   float gradient_norm() const { return gradient_norm_; }
   /// Updates so far.
   std::int64_t steps() const { return steps_; }
+  /// Steps that were left out so far.
+  std::int64_t skipped_steps() const { return skipped_steps_; }
+  /// What the next loss is multiplied by; 1 without loss scaling.
+  double loss_scale() const { return loss_scale_ ? loss_scale_->value() : 1; }
 
   /// Writes a checkpoint to `folder`, which all ranks see, in place of the one that is there;
   /// blocks until it is on the disk. Called by all ranks, after a step() that updated. Throws as
@@ -71,12 +81,15 @@ class Engine {
   EngineConfig config_;
   Overlap overlap_;
   void check_losses();
+  bool update();
 
   std::vector<at::Tensor> losses_;  // of this step's micro-batches
   std::int64_t micro_batches_ = 0;  // of this step, whose backward has run
   bool stepped_ = true;
   float gradient_norm_ = 0;
   std::int64_t steps_ = 0;
+  std::int64_t skipped_steps_ = 0;
+  std::optional<train::LossScale> loss_scale_;
 };
 
 }  // namespace zero

@@ -11,6 +11,7 @@
 #include <optional>
 #include <sstream>
 #include <zero/error.hpp>
+#include <zero/report/json_depth.hpp>
 #include <zero/report/names.hpp>
 
 namespace zero {
@@ -22,10 +23,10 @@ constexpr double kMib = 1 << 20;
 
 Json parsed(const std::string& text, const char* what) {
   try {
-    Json json = Json::parse(text);
+    Json json = Json::parse(text, report::bounded_depth(what));
     if (!json.is_object()) throw Error(fmt::format("{} must be a JSON object", what));
     return json;
-  } catch (const Json::parse_error& error) {
+  } catch (const Json::exception& error) {
     throw Error(fmt::format("{} is not JSON: {}", what, error.what()));
   }
 }
@@ -129,6 +130,16 @@ EngineConfig engine_config(const std::string& json) {
   reader.count_or("whole_below", "hybrid", kHybridThreshold, config.overlap.whole_below);
   reader.count("accumulation_steps", 1, config.accumulation_steps);
   take_clip_norm(reader, "clip_norm", config.clip_norm);
+  reader.field("loss_scale", [&](const Json& value) {
+    const double scale = value.is_number() ? value.get<double>() : -1;
+    config.loss_scale.initial = scale;
+    if (scale == 0) return;
+    try {
+      train::LossScale{config.loss_scale};
+    } catch (const Error& error) {
+      reader.refuse("loss_scale", value, "0 for none, or a power of two from 1 to 2^100");
+    }
+  });
   reader.read(parsed(json, "the engine configuration"));
   return config;
 }
@@ -184,9 +195,10 @@ OverlapOptions overlap_options(int stage, const std::string& text) {
     throw Error(
         fmt::format("stage is {}, but mode engine{} was asked for", config.overlap.stage, stage));
   }
-  if (config.accumulation_steps != 1 || config.clip_norm != 0) {
+  if (config.accumulation_steps != 1 || config.clip_norm != 0 || config.loss_scale.initial != 0) {
     throw Error(
-        "accumulation_steps and clip_norm are for zero::Engine; a mode has one micro-batch "
+        "accumulation_steps, clip_norm and loss_scale are for zero::Engine; a mode has one "
+        "micro-batch "
         "and clips where its trainer does");
   }
   return config.overlap;

@@ -4,6 +4,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
+#include <zero/train/loss_scale.hpp>
 
 #include "overlap.hpp"
 
@@ -19,7 +20,8 @@ namespace zero {
 ///       "ahead_mib": 512,
 ///       "whole_below": 0,       or "hybrid": 100 million
 ///       "accumulation_steps": 1,
-///       "clip_norm": 0
+///       "clip_norm": 0,
+///       "loss_scale": 0         or the first scale, for float16: 65536
 ///     }
 ///
 /// Every key may be left out.
@@ -27,6 +29,9 @@ struct EngineConfig {
   OverlapOptions overlap;
   std::int64_t accumulation_steps = 1;  ///< micro-batches of a step
   double clip_norm = 0;                 ///< largest L2 norm of the gradient; 0: do not clip
+  /// Dynamic loss scaling (train::LossScale), for parameters in float16; an initial scale of 0:
+  /// none.
+  train::LossScaleOptions loss_scale = {.initial = 0};
 };
 
 /// Reads the text of a configuration file. zero::Error for text that is not JSON, a value of the
@@ -37,7 +42,7 @@ EngineConfig engine_config(const std::string& json);
 /// their values, joined by colons, "lookahead=2:bucket_mib=5". With "config=FILE" in the first
 /// place the rest changes what is in that file. "deepspeed=FILE", alone, takes a configuration for
 /// DeepSpeed. `stage` is what the mode's name says; zero::Error where the file says another, and
-/// for what a mode has no use for: accumulation_steps and clip_norm.
+/// for what a mode has no use for: accumulation_steps, clip_norm and loss_scale.
 OverlapOptions overlap_options(int stage, const std::string& text);
 
 /// What a configuration for DeepSpeed means here.

@@ -49,6 +49,7 @@ TEST(EngineConfig, OfACommandLine) {
   EXPECT_THAT(refused("bucket_mib="), HasSubstr("bucket_mib is \"\""));
   EXPECT_THAT(refused("stage=3"), HasSubstr("mode engine2 was asked for"));
   EXPECT_THAT(refused("clip_norm=1"), HasSubstr("for zero::Engine"));
+  EXPECT_THAT(refused("loss_scale=2"), HasSubstr("for zero::Engine"));
   EXPECT_THAT(refused("config=/not/there"), HasSubstr("/not/there cannot be read"));
 }
 
@@ -71,7 +72,7 @@ TEST(EngineConfig, OfACommandLineBeginsWithAFile) {
 TEST(EngineConfig, ReadsEveryKey) {
   const EngineConfig config = engine_config(
       R"({"stage": 2, "bucket_mib": 0.5, "in_flight_mib": 3, "lookahead": 4, "whole_below": 1000,
-          "accumulation_steps": 8, "clip_norm": 1.5})");
+          "accumulation_steps": 8, "clip_norm": 1.5, "loss_scale": 1024})");
   EXPECT_EQ(config.overlap.stage, 2);
   EXPECT_EQ(config.overlap.bucket_bytes, 512 << 10);
   EXPECT_EQ(config.overlap.in_flight_bytes, 3 << 20);
@@ -79,6 +80,7 @@ TEST(EngineConfig, ReadsEveryKey) {
   EXPECT_EQ(config.overlap.whole_below, 1000);
   EXPECT_EQ(config.accumulation_steps, 8);
   EXPECT_EQ(config.clip_norm, 1.5);
+  EXPECT_EQ(config.loss_scale.initial, 1024);
   const EngineConfig automatic = engine_config(R"({"lookahead": "auto", "ahead_mib": 64})");
   EXPECT_EQ(automatic.overlap.lookahead, kAutoLookahead);
   EXPECT_EQ(automatic.overlap.ahead_bytes, 64 << 20);
@@ -106,8 +108,18 @@ TEST(EngineConfig, RefusesWhatItDoesNotKnowOrCannotBe) {
   EXPECT_THAT(refused(R"({"lookahead": "automatic"})"), HasSubstr("or \"auto\""));
   EXPECT_THAT(refused(R"({"accumulation_steps": 0})"), HasSubstr("a whole number of 1 or more"));
   EXPECT_THAT(refused(R"({"clip_norm": -1})"), HasSubstr("clip_norm is -1"));
+  EXPECT_THAT(refused(R"({"loss_scale": 1000})"), HasSubstr("loss_scale is 1000"));
+  EXPECT_THAT(refused(R"({"loss_scale": "big"})"), HasSubstr("loss_scale is \"big\""));
   EXPECT_THAT(refused("[1]"), HasSubstr("must be a JSON object"));
   EXPECT_THAT(refused("{"), HasSubstr("is not JSON"));
+}
+
+TEST(EngineConfig, RefusesWhatIsNestedTooDeeply) {
+  constexpr int kLevels = 300'000;
+  const std::string deep =
+      "{\"stage\": " + std::string(kLevels, '[') + std::string(kLevels, ']') + "}";
+  EXPECT_THAT(refused(deep), HasSubstr("nested deeper than 64 levels"));
+  EXPECT_THAT(refused_deepspeed(deep), HasSubstr("nested deeper than 64 levels"));
 }
 
 TEST(DeepSpeedConfig, ReadsTheBlockInItsFileAndAlone) {

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <harness.hpp>
 #include <zero/error.hpp>
+#include <zero/optim/master_weights.hpp>
 #include <zero/report/test_folder.hpp>
 
 #include "test_runs.hpp"
@@ -157,6 +158,62 @@ TEST(Engine, SavesNoWeightsThatAreNotFinite) {
     Engine loads(*other.model, communicator, optim::adamw(), config, &other.values);
     EXPECT_TRUE(loads.load(folder.path()));
     EXPECT_EQ(loads.steps(), 1);
+  });
+}
+
+// In float16, with a first scale at which gradients overflow: the trainer is the measure, and a run
+// that was stopped goes on with the scale that it had.
+TEST(Engine, ScalesTheLossAsTheTrainerDoes) {
+  struct Half : Toy {
+    Half() {
+      const nn::DeferredStorage deferred;
+      nn::MlpConfig config;
+      config.dtype = at::kHalf;
+      model = std::make_shared<nn::Mlp>(config);
+    }
+    data::Batch half(int rank, int step) const {
+      data::Batch made = batch(rank, step);
+      made.inputs = made.inputs.to(at::kHalf);
+      made.targets = made.targets.to(at::kHalf);
+      return made;
+    }
+  };
+  const report::TestFolder folder;
+  on_ranks(2, [&](dist::Communicator& communicator) {
+    const train::LossScaleOptions scale{.initial = 1 << 24, .growth_steps = 3};
+    const auto optimizer = [] { return optim::with_master_weights(optim::adamw()); };
+    constexpr int kSteps = 20;
+    Half plain;
+    Overlap ddp({*plain.model, communicator, optimizer(), &plain.values, ""}, {.stage = 0});
+    train::Trainer trainer(ddp, {.loss_scale = scale});
+    int skipped = 0;
+    for (int s = 0; s < kSteps; ++s) {
+      skipped += trainer.step({plain.half(communicator.rank(), s)}).skipped ? 1 : 0;
+    }
+    ASSERT_GT(skipped, 1);
+    ASSERT_LT(skipped, kSteps - 1);
+    for (const int stage : {0, 1, 2, 3}) {
+      SCOPED_TRACE(stage);
+      Half first, second;
+      const EngineConfig config{.overlap = {.stage = stage}, .loss_scale = scale};
+      Engine begins(*first.model, communicator, optimizer(), config, &first.values);
+      Engine ends(*second.model, communicator, optimizer(), config, &second.values);
+      const auto run = [&](Engine& engine, Half& toy, int from, int to) {
+        for (int s = from; s < to; ++s) {
+          engine.backward(engine.forward(toy.half(communicator.rank(), s)));
+          engine.step();
+        }
+      };
+      run(begins, first, 0, kSteps / 2);
+      begins.save(folder.path());
+      ASSERT_TRUE(ends.load(folder.path()));
+      EXPECT_EQ(ends.loss_scale(), begins.loss_scale());
+      run(ends, second, kSteps / 2, kSteps);
+      EXPECT_EQ(begins.skipped_steps() + ends.skipped_steps(), skipped);
+      EXPECT_EQ(ends.steps(), kSteps - skipped);
+      EXPECT_EQ(ends.loss_scale(), trainer.loss_scale()->value());
+      expect_equal(whole_weights(ends.strategy()), whole_weights(ddp), "weights");
+    }
   });
 }
 

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <utility>
 #include <zero/error.hpp>
+#include <zero/program.hpp>
 #include <zero/scoped_value.hpp>
 
 namespace zero {
@@ -64,10 +65,10 @@ void Overlap::end_of_pass(Prefetch& pass, const char* name) {
   }
   if (!differed) return;
   if (lost_passes_++ == 0 && communicator_.rank() == 0) {
-    fmt::print(stderr,
-               "note: units ran in another order in {} than the time before; such a pass gathers "
-               "each when it is needed, without prefetch\n",
-               name);
+    complain(
+        fmt::format("note: units ran in another order in {} than the time before; such a pass "
+                    "gathers each when it is needed, without prefetch",
+                    name));
   }
 }
 
@@ -110,7 +111,7 @@ void Overlap::settle_lookahead() {
   forward_.set_lookahead(choice.units);
   backward_.set_lookahead(choice.units);
   if (communicator_.rank() == 0) {
-    fmt::print(stderr, "note: lookahead {}: {}\n", choice.units, choice.why);
+    complain(fmt::format("note: lookahead {}: {}", choice.units, choice.why));
   }
 }
 
@@ -266,7 +267,7 @@ void Overlap::sync_parameters() {
 }
 
 void Overlap::finish_parameters() {
-  for (Bucket& bucket : buckets_) bucket.finish_gather();
+  for (Bucket& bucket : buckets_) bucket.let_go();
 }
 
 void Overlap::zero_grad() {
@@ -285,7 +286,7 @@ train::Piece Overlap::piece(std::size_t index) const {
 
 train::Piece Overlap::stored(std::size_t index) const {
   // Whoever asks may write into it, and what is on its way would overwrite that.
-  for (Bucket& bucket : buckets_) bucket.finish_gather();
+  for (Bucket& bucket : buckets_) bucket.let_go();
   return buckets_[where_[index].bucket].stored(where_[index].member);
 }
 

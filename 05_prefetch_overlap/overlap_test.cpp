@@ -39,14 +39,16 @@ void random_delays(int seeds) {
         plain.in_flight_bytes = 1;  // one after the other
         const std::vector<at::Tensor> expected = trained(communicator, plain, 3);
         std::minstd_rand draw(static_cast<unsigned>(97 * seed + communicator.rank() + 1));
-        HookedCommunicator late(communicator, [&](dist::Operation, dist::Purpose, bool) {
+        const auto delay = [&draw] {
           std::this_thread::sleep_for(std::chrono::microseconds(draw() % 400));
-        });
+        };
+        HookedCommunicator late(communicator,
+                                [&](dist::Operation, dist::Purpose, bool) { delay(); });
         OverlapOptions options = small_buckets(stage);
         options.bucket_bytes = 1 << (6 + seed % 7);
         options.lookahead = seed % 4;
         options.in_flight_bytes = 1 << (8 + seed % 8);
-        expect_equal(trained(late, options, 3), expected,
+        expect_equal(trained(late, options, 3, delay), expected,
                      "stage " + std::to_string(stage) + ", seed " + std::to_string(seed));
       }
     });

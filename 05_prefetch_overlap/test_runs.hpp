@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -34,11 +35,13 @@ inline OverlapOptions small_buckets(int stage) {
   return options;
 }
 
-// Whole weights after `steps` steps.
-inline std::vector<at::Tensor> trained(dist::Communicator& communicator,
-                                       const OverlapOptions& options, int steps) {
+// Whole weights after `steps` steps; `in_backward` is called with every gradient.
+inline std::vector<at::Tensor> trained(
+    dist::Communicator& communicator, const OverlapOptions& options, int steps,
+    const std::function<void()>& in_backward = [] {}) {
   Toy toy;
   Overlap strategy({*toy.model, communicator, optim::adamw(), &toy.values, ""}, options);
+  strategy.observe_gradients([&](std::size_t, const at::Tensor&) { in_backward(); });
   train::Trainer trainer(strategy);
   for (int s = 0; s < steps; ++s) trainer.step({toy.batch(communicator.rank(), s)});
   return whole_weights(strategy);

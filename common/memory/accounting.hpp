@@ -79,8 +79,8 @@ void recharge(const at::Tensor& tensor, Category category);
 /// The category that the block under `tensor` is charged to; kOther for a block from elsewhere.
 Category category_of(const at::Tensor& tensor);
 
-/// Resident set of this process in bytes, from /proc/self/statm: what the operating system counts,
-/// memory mapped outside LibTorch included.
+/// Resident set of this process in bytes (VmRSS of /proc/self/status): what the operating system
+/// counts, memory mapped outside LibTorch included.
 std::int64_t resident_set_bytes();
 
 /// High-water mark of the resident set in bytes (VmHWM of /proc/self/status).

@@ -25,8 +25,8 @@ void set_bytes(const at::Tensor& tensor, std::size_t bytes) {
 
 }  // namespace
 
-at::Tensor without_storage(at::IntArrayRef sizes, at::ScalarType dtype) {
-  at::Tensor tensor = at::empty({0}, at::TensorOptions(dtype).device(at::kCPU));
+at::Tensor without_storage(at::IntArrayRef sizes, at::ScalarType dtype, at::Device device) {
+  at::Tensor tensor = at::empty({0}, at::TensorOptions(dtype).device(device));
   tensor.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
   return tensor;
 }

@@ -9,9 +9,10 @@
 /// the same). The tensor keeps its sizes and strides all the time.
 namespace zero::memory {
 
-/// A contiguous CPU tensor of these sizes with a storage of 0 bytes: a parameter that knows its
-/// shape and holds nothing yet.
-at::Tensor without_storage(at::IntArrayRef sizes, at::ScalarType dtype);
+/// A contiguous tensor of these sizes with a storage of 0 bytes: a parameter that knows its shape
+/// and holds nothing yet.
+at::Tensor without_storage(at::IntArrayRef sizes, at::ScalarType dtype,
+                           at::Device device = at::kCPU);
 
 /// Frees the bytes under `tensor`. The tensor must span its whole storage, and nobody may read it
 /// until allocate_storage().

@@ -71,13 +71,13 @@ Trainer::Trainer(Strategy& strategy, TrainerOptions options)
 StepResult Trainer::step(const std::vector<data::Batch>& micro_batches) {
   dist::Communicator& communicator = strategy_.communicator();
   communicator.set_step(steps_);
-  strategy_.zero_grad();
   StepResult result;
+  Stopwatch watch(communicator, result.seconds);
+  strategy_.zero_grad();
   if (loss_scale_) {
     result.loss_scale = loss_scale_->value();
     strategy_.set_gradient_scale(result.loss_scale);
   }
-  Stopwatch watch(communicator, result.seconds);
   double loss_sum = 0;
   // The first thing: ranks that find out later that they differ wait for each other.
   const double all_terms = count_terms(micro_batches);
@@ -121,7 +121,7 @@ StepResult Trainer::step(const std::vector<data::Batch>& micro_batches) {
 }
 
 void Trainer::update(StepResult& result) {
-  result.skipped = loss_scale_ && leave_out_step();
+  result.skipped = loss_scale_ && leave_out_step(strategy_, *loss_scale_, steps_);
   if (result.skipped) return;
   if (options_.clip_norm > 0) {
     result.gradient_norm = strategy_.clip_grad_norm(options_.clip_norm, options_.norm);
@@ -130,16 +130,16 @@ void Trainer::update(StepResult& result) {
   if (loss_scale_) loss_scale_->note_good_step();
 }
 
-bool Trainer::leave_out_step() {
+bool leave_out_step(Strategy& strategy, LossScale& scale, std::int64_t step) {
   // Every rank looks at its own pieces only; what one of them finds, all must act on.
-  const std::vector<int> ranks = strategy_.ranks_with_overflow();
+  const std::vector<int> ranks = strategy.ranks_with_overflow();
   if (ranks.empty()) return false;
-  if (loss_scale_->note_overflow()) return true;
+  if (scale.note_overflow()) return true;
   throw Error(
       fmt::format("step {}: gradients are infinite or NaN on rank{} {} at a loss scale of 1; no "
                   "rank updates its weights (a lower learning rate or clipping may help, or "
                   "bfloat16, whose range is that of float32)",
-                  steps_, ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", ")));
+                  step, ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", ")));
 }
 
 double Trainer::evaluate(const std::vector<data::Batch>& batches) {

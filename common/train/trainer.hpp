@@ -80,12 +80,16 @@ class Trainer {
   Agreed agree(double loss, std::int64_t terms);
   double count_terms(const std::vector<data::Batch>& batches) const;
   void update(StepResult& result);
-  bool leave_out_step();
 
   Strategy& strategy_;
   TrainerOptions options_;
   std::optional<LossScale> loss_scale_;
   std::int64_t steps_ = 0;
 };
+
+/// Whether step `step` must be left out because a gradient that it has reduced overflowed, on any
+/// rank; `scale` is halved then. Called by all ranks; throws zero::Error on all of them where it is
+/// 1 already.
+bool leave_out_step(Strategy& strategy, LossScale& scale, std::int64_t step);
 
 }  // namespace zero::train
