@@ -74,6 +74,8 @@ class Options(unittest.TestCase):
         self.assertIn("invalid list value", self.refused("--rates", "fast"))
         self.assertIn("at least 3", self.refused("--steps", "2"))
         self.assertIn("less than 1", self.refused("--batch", "0"))
+        self.assertIn("--json: a name is needed", self.refused("--json", ""))
+        self.assertIn("--keep-logs: a name is needed", self.refused("--keep-logs="))
         self.assertIn("build ladder", self.refused("--ladder", "/nowhere/ladder"))
 
     def test_every_mode_is_trained_once(self):

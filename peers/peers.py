@@ -8,12 +8,23 @@ on them in turn, round after round, so that a busy machine hurts both alike, and
     step       seconds of a step: the median over rounds of a run's median, its first step left out
     ratio      ours to PyTorch's: the median over rounds
     spread     smallest and largest of the rounds' ratios
-    compute    our step without any communication, all ranks at once
+    compute    our step without any communication: forward and backward of every rank by itself, all at
+               once, writing gradients in the same way (engine0), and the mode's own optimizer
     HWM        high-water mark of the largest rank's resident set
     difference the largest difference of a final weight, relative to the largest weight of its tensor
 
-The figures go to out/peers.json. Ours counts everything from the start of a rank to its end; of
-PyTorch's ranks only what comes after the model was loaded.
+and, of both sides,
+
+    exposed    waiting for communication; PyTorch's is a part of its forward, backward and optimizer
+    at rest    live bytes after a step: of the allocator, and of PyTorch the resident set
+    peak       the allocator's highest live bytes within a step; of PyTorch from a run of its own, by
+               its profiler, from before the model was made
+    sent       bytes on the wire, a rank and step: counted, and of PyTorch what the loopback interface
+               says, headers and all
+
+The figures go to out/peers.json. HWM of ours counts everything from the start of a rank to its end;
+of PyTorch's ranks only what comes after the model was loaded. Both sides put large blocks on huge
+pages (THP_MEM_ALLOC_ENABLE; ours asks for it by itself).
 """
 
 import argparse
@@ -116,7 +127,7 @@ def run_ours(pair, options, work, keep, compute):
     command = [options.ladder, "--modes", options.ours[pair], "--weights", work / "weights",
                "--data", work / "text.tokens", "--nproc", options.nproc, "--steps", options.steps,
                "--seq-len", options.seq_len, "--batch", options.batch, "--lr", LEARNING_RATE,
-               "--seed", options.seed_of_ours, "--json", report]
+               "--seed", options.seed_of_ours, "--json", report, "--alone-mode", OURS["ddp"]]
     if not compute:
         command.append("--no-compute-alone")
     if keep:
@@ -129,16 +140,25 @@ def run_ours(pair, options, work, keep, compute):
         fail(f"{options.ours[pair]} ended with {code}:\n{log.read_text()[-3000:]}")
     document = json.loads(report.read_text())
     mode = document["modes"][0]
-    return {"step_s": mode["step_seconds"], "compute_s": document.get("compute_seconds"),
-            "peak_mib": mode["peak_mib"], "total_mib": mode["total_mib"],
-            "sent_bytes": mode["sent_bytes_per_rank"], "losses": mode["losses"],
-            "hwm_mib": max(rank["high_water_mib"] for rank in mode["ranks"])}
+    result = {"step_s": mode["step_seconds_max"], "forward_s": mode["forward_seconds"],
+              "backward_s": mode["backward_seconds"], "optimizer_s": mode["optimizer_seconds"],
+              "exposed_s": mode["communication_seconds"], "peak_mib": mode["peak_mib"],
+              "rest_mib": mode["total_mib"], "sent_bytes": mode["sent_bytes_per_rank"],
+              "losses": mode["losses"],
+              "hwm_mib": max(rank["high_water_mib"] for rank in mode["ranks"])}
+    if compute:
+        alone = document["compute_alone"]
+        result["compute_s"] = (alone["forward_seconds"] + alone["backward_seconds"] +
+                               mode["optimizer_seconds_max"])
+    return result
 
 
-def run_torch(pair, options, work, keep):
+def run_torch(pair, options, work, keep, memory=False):
+    """One run under PyTorch; `memory`: of two steps, for the peak of its allocator alone."""
     store = work / "store"
     store.unlink(missing_ok=True)
-    environment = dict(os.environ, OMP_NUM_THREADS=str(threads(options)))
+    environment = dict(os.environ, OMP_NUM_THREADS=str(threads(options)),
+                       THP_MEM_ALLOC_ENABLE="1")
     ranks = []
     for rank in range(options.nproc):
         command = [sys.executable, Path(__file__).with_name("torch_rank.py"), "--pair", pair,
@@ -148,6 +168,8 @@ def run_torch(pair, options, work, keep):
                    "--result", work / f"torch.{rank}.json"]
         if keep:
             command += ["--final", work / "torch.safetensors"]
+        if memory:
+            command += ["--memory"]
         log = open(work / f"torch.{rank}.log", "w")
         ranks.append(subprocess.Popen([str(part) for part in command], stdout=log,
                                       stderr=subprocess.STDOUT, env=environment))
@@ -162,9 +184,18 @@ def run_torch(pair, options, work, keep):
             log = (work / f"torch.{rank}.log").read_text()
             fail(f"PyTorch's {THEIRS[pair]}: rank {rank} ended with {code}:\n{log[-3000:]}")
     results = [json.loads((work / f"torch.{r}.json").read_text()) for r in range(options.nproc)]
+    if memory:
+        return max(result["peak_mib"] for result in results)
     counted = [result["steps"][1:] or result["steps"] for result in results]
-    medians = [statistics.median(step["step_s"] for step in steps) for steps in counted]
-    return {"step_s": max(medians), "losses": results[0]["losses"], "torch": results[0]["torch"],
+
+    def slowest(key):
+        return max(statistics.median(step[key] for step in steps) for steps in counted)
+
+    return {"step_s": slowest("step_s"), "forward_s": slowest("forward_s"),
+            "backward_s": slowest("backward_s"), "optimizer_s": slowest("optimizer_s"),
+            "rest_mib": max(result["rest_mib"] for result in results),
+            "sent_bytes": results[0]["sent_bytes"] / options.nproc,
+            "losses": results[0]["losses"], "torch": results[0]["torch"],
             "hwm_mib": max(result["hwm_mib"] for result in results)}
 
 
@@ -205,13 +236,20 @@ def compare(pair, options, work, rounds):
                                             work / "torch.safetensors")
             shutil.rmtree(work / "ours")
             (work / "torch.safetensors").unlink()
+    peak = run_torch(pair, options, work, keep=False, memory=True)
     ratios = [a["step_s"] / b["step_s"] for a, b in zip(ours, theirs)]
 
     def median(runs, key):
         return statistics.median(run[key] for run in runs)
 
     tokens = options.nproc * options.batch * options.seq_len
+    phases = {f"{side}_{phase}_s": median(runs, f"{phase}_s")
+              for side, runs in (("ours", ours), ("torch", theirs))
+              for phase in ("forward", "backward", "optimizer")}
     return {
+        **phases, "ours_exposed_s": median(ours, "exposed_s"), "torch_peak_mib": peak,
+        "torch_rest_mib": median(theirs, "rest_mib"),
+        "torch_sent_bytes_per_rank": median(theirs, "sent_bytes"),
         "pair": pair, "ours": options.ours[pair], "torch": THEIRS[pair], "model": options.model,
         "world_size": options.nproc, "ours_step_s": median(ours, "step_s"),
         "torch_step_s": median(theirs, "step_s"), "ratio": statistics.median(ratios),
@@ -219,7 +257,7 @@ def compare(pair, options, work, rounds):
         "ours_tokens_per_s": tokens / median(ours, "step_s"),
         "torch_tokens_per_s": tokens / median(theirs, "step_s"),
         "ours_hwm_mib": median(ours, "hwm_mib"), "torch_hwm_mib": median(theirs, "hwm_mib"),
-        "ours_total_mib": ours[0]["total_mib"], "ours_peak_mib": ours[0]["peak_mib"],
+        "ours_rest_mib": ours[0]["rest_mib"], "ours_peak_mib": ours[0]["peak_mib"],
         "ours_sent_bytes_per_rank": ours[0]["sent_bytes"], "max_rel_diff": difference,
         "ours_losses": ours[0]["losses"], "torch_losses": theirs[0]["losses"],
         "torch_version": theirs[0]["torch"],
@@ -236,7 +274,24 @@ def print_table(rows):
         f"{row['ours_step_s'] / row['compute_only_s']:.2f}", f"{row['ours_hwm_mib']:.0f}",
         f"{row['torch_hwm_mib']:.0f}", f"{row['ours_hwm_mib'] / row['torch_hwm_mib']:.2f}",
         f"{row['max_rel_diff']:.1e}"] for row in rows]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    print_lines(lines)
+    print()
+    lines = [["", "forward", "backward", "optimizer", "exposed", "tokens/s", "at rest MiB",
+              "peak MiB", "sent MiB"]]
+    for row in rows:
+        for side, name in (("ours", row["ours"]), ("torch", row["torch"])):
+            exposed = f"{row['ours_exposed_s']:.2f} s" if side == "ours" else "-"
+            lines.append([
+                name, *(f"{row[f'{side}_{phase}_s']:.2f} s"
+                        for phase in ("forward", "backward", "optimizer")), exposed,
+                f"{row[f'{side}_tokens_per_s']:.0f}", f"{row[f'{side}_rest_mib']:.0f}",
+                f"{row[f'{side}_peak_mib']:.0f}",
+                f"{row[f'{side}_sent_bytes_per_rank'] / 2**20:.0f}"])
+    print_lines(lines)
+
+
+def print_lines(lines):
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     for line in lines:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip())
 
@@ -260,6 +315,11 @@ def parse_arguments():
             raise argparse.ArgumentTypeError(f"{number} is less than 1")
         return number
 
+    def name(text):
+        if not text:
+            raise argparse.ArgumentTypeError("a name is needed, and this is empty")
+        return text
+
     parser.add_argument("--pairs", type=pair_list, default=list(OURS),
                         help=f"of {','.join(OURS)} (all)")
     parser.add_argument("--model", choices=list(MODELS), default="smollm2-360m",
@@ -270,7 +330,7 @@ def parse_arguments():
     parser.add_argument("--seq-len", type=positive, default=128, help="tokens of a sample (128)")
     parser.add_argument("--batch", type=positive, default=1, help="samples a rank and step (1)")
     parser.add_argument("--ours", default="", help="our mode of a pair, for example zero3=zero3")
-    parser.add_argument("--json", default="out/peers.json", help="where the figures go")
+    parser.add_argument("--json", type=name, default="out/peers.json", help="where the figures go")
     parser.add_argument("--seed-of-ours", type=int, default=SEED, help=argparse.SUPPRESS)
     parser.add_argument("--ladder", default="build/release/bin/ladder", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -45,6 +45,22 @@ def forget_high_water_mark():
     Path("/proc/self/clear_refs").write_text("5")
 
 
+def sent_over_loopback():
+    """Bytes that all processes of this machine have sent to each other so far, headers and all."""
+    return int(Path("/sys/class/net/lo/statistics/tx_bytes").read_text())
+
+
+def highest_sum(profile):
+    """The most bytes that were live at a time since the profile began, in MiB."""
+    events = [event for event in profile.profiler.kineto_results.events()
+              if event.name() == "[memory]"]
+    live = highest = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        live += event.nbytes()
+        highest = max(highest, live)
+    return highest / 2**20
+
+
 def whole_model(weights):
     return AutoModelForCausalLM.from_pretrained(weights, dtype=torch.float32)
 
@@ -102,6 +118,16 @@ def train(model, optimizer, batches):
     return steps, losses
 
 
+def peak_of_two_steps(options, batches):
+    """The second step has the optimizer's states; what loading took for a moment does not count."""
+    batches = {name: tensor[:2] for name, tensor in batches.items()}
+    cpu = torch.profiler.ProfilerActivity.CPU
+    with torch.profiler.profile(activities=[cpu], profile_memory=True) as profile:
+        model, optimizer = build(options.pair, options.weights, options.learning_rate)
+        train(model, optimizer, batches)
+    return highest_sum(profile)
+
+
 def whole_weights(model):
     """Name and whole tensor of every parameter, a tied one once; all ranks must ask."""
     inner = model.module if isinstance(model, DistributedDataParallel) else model
@@ -122,6 +148,8 @@ def main():
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--result", required=True)
     parser.add_argument("--final", help="where rank 0 puts the trained weights")
+    parser.add_argument("--memory", action="store_true",
+                        help="train two steps and say the peak of the allocator's bytes only")
     options = parser.parse_args()
 
     torch.set_num_threads(options.threads)
@@ -129,12 +157,21 @@ def main():
                             world_size=options.world_size)
     batches = load_file(options.batches)
     batches = {name: tensor[:, options.rank] for name, tensor in batches.items()}
+    if options.memory:
+        result = {"peak_mib": peak_of_two_steps(options, batches)}
+        Path(options.result).write_text(json.dumps(result))
+        dist.barrier()
+        dist.destroy_process_group()
+        return
     model, optimizer = build(options.pair, options.weights, options.learning_rate)
     dist.barrier()
     forget_high_water_mark()
+    sent = sent_over_loopback()
     steps, losses = train(model, optimizer, batches)
-    result = {"torch": torch.__version__, "steps": steps, "losses": losses,
-              "hwm_mib": status_mib("VmHWM")}
+    dist.barrier()
+    sent = (sent_over_loopback() - sent) / len(steps)
+    result = {"torch": torch.__version__, "steps": steps, "losses": losses, "sent_bytes": sent,
+              "rest_mib": status_mib("VmRSS"), "hwm_mib": status_mib("VmHWM")}
     if options.final:
         final = {}
         for name, tensor in whole_weights(model):

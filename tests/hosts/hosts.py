@@ -145,6 +145,10 @@ class Network:
         """Takes down the link between this host and the switch."""
         self.switch.ip("link", "set", host.name, "down")
 
+    def mend(self, host):
+        """Takes the link up again."""
+        self.switch.ip("link", "set", host.name, "up")
+
     def limit(self, host, mbit_per_s):
         """Lets no more than this leave the host from now on, with all headers of the frames.
 

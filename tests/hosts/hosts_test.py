@@ -122,23 +122,39 @@ def train_on(hosts):
     return test
 
 
-def rank_is_killed(scene):
-    """torchrun starts all ranks again, and they go on from the last checkpoint."""
-    network = scene.network(2)
-    folder, modes = scene.folder / "checkpoint", ["engine3"]
-    command = scene.ladder("restarted.json", modes, RESTARTED_STEPS, "--checkpoint", folder,
-                           "--checkpoint-every", CHECKPOINT_EVERY, "--go-on")
-    agents = start_torchrun(scene, network, command, "--max-restarts", 1)
-    agents[0].wait_until((folder / "manifest.json").exists, "its first checkpoint")
+def started_again(what, happens):
+    """torchrun starts all ranks again after what `happens`, and they go on from the last checkpoint."""
+    def test(scene):
+        network = scene.network(2)
+        folder, modes = scene.folder / "checkpoint", ["engine3"]
+        command = scene.ladder("restarted.json", modes, RESTARTED_STEPS, "--checkpoint", folder,
+                               "--checkpoint-every", CHECKPOINT_EVERY, "--go-on",
+                               timeout=CUT_TIMEOUT_S)
+        agents = start_torchrun(scene, network, command, "--max-restarts", 1)
+        agents[0].wait_until((folder / "manifest.json").exists, "its first checkpoint")
+        happens(network, agents)
+        for agent in agents:
+            agent.succeed()
+        network.check_empty()
+        went_on = re.search(r"goes on after step \d+ ", agents[0].said())
+        if went_on is None:
+            agents[0].fail("did not go on from a checkpoint")
+        print(f"{what}, the run {went_on[0]}of {RESTARTED_STEPS}")
+        scene.check_against_one_host("restarted.json", modes, RESTARTED_STEPS)
+    return test
+
+
+def rank_is_killed(network, _agents):
     kill_rank(3, network.hosts[1])
+
+
+def link_is_away(network, agents):
+    """The link is cut until ranks on both sides have noticed."""
+    network.cut(network.hosts[1])
     for agent in agents:
-        agent.succeed()
-    network.check_empty()
-    went_on = re.search(r"goes on after step \d+ ", agents[0].said())
-    if went_on is None:
-        agents[0].fail("did not go on from a checkpoint")
-    print(f"rank 3 was killed, the run {went_on[0]}of {RESTARTED_STEPS}")
-    scene.check_against_one_host("restarted.json", modes, RESTARTED_STEPS)
+        agent.wait_until(lambda agent=agent: re.search(r"nothing from rank|connection to rank",
+                                                       agent.said()), "an error of its ranks")
+    network.mend(network.hosts[1])
 
 
 def kill_rank(rank, host):
@@ -159,7 +175,7 @@ def link_is_cut(scene):
     Without torchrun, which ends the others on its host when the first has ended.
     """
     network = scene.network(RANKS)
-    command = scene.ladder("cut.json", ["zero3"], CUT_STEPS, timeout=CUT_TIMEOUT_S)
+    command = scene.ladder("cut.json", ["engine3"], CUT_STEPS, timeout=CUT_TIMEOUT_S)
     ranks = [
         scene.start(f"rank {number}", host.command(*command), RANK=str(number),
                     WORLD_SIZE=str(RANKS), MASTER_ADDR=network.hosts[0].address,
@@ -227,7 +243,8 @@ TESTS = {
     "four_hosts": train_on(4),
     "two_hosts_of_two_ranks": train_on(2),
     "link_is_cut": link_is_cut,
-    "rank_is_killed": rank_is_killed,
+    "rank_is_killed": started_again("rank 3 was killed", rank_is_killed),
+    "link_is_away": started_again("the link was cut for a while", link_is_away),
     "mpirun": mpirun,
 }
 
