@@ -7,10 +7,11 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <cstdio>
+#include <CLI/CLI.hpp>
 #include <vector>
 #include <zero/distributed/launch.hpp>
 #include <zero/error.hpp>
+#include <zero/program.hpp>
 
 namespace {
 
@@ -74,14 +75,18 @@ void run(Communicator& c) {
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
+  CLI::App app{"Shows what each collective makes of what three ranks have. It has no options."};
+  CLI11_PARSE(app, argc, argv);
   zero::dist::LaunchOptions options;
   options.world_size = 3;
-  const auto exits = zero::dist::launch_ranks(options, [](Communicator& c) {
-    run(c);
-    return std::string();
+  return zero::run_program("collectives", [&] {
+    const auto exits = zero::dist::launch_ranks(options, [](Communicator& c) {
+      run(c);
+      return std::string();
+    });
+    const std::string failures = zero::dist::describe_failures(exits);
+    if (!failures.empty()) throw zero::Error(failures);
+    return 0;
   });
-  const std::string failures = zero::dist::describe_failures(exits);
-  std::fputs(failures.c_str(), stderr);
-  return failures.empty() ? 0 : 1;
 }

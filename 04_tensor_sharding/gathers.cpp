@@ -6,6 +6,7 @@
 #include <zero/distributed/launch.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/llama.hpp>
+#include <zero/program.hpp>
 #include <zero/report/table.hpp>
 
 #include "lesson.hpp"
@@ -54,7 +55,8 @@ std::vector<std::string> measure(dist::Communicator& communicator, const Options
   strategy.finish_backward();
   const dist::Traffic sent = communicator.traffic().since(before);
   const auto& gathers = sent.at(Operation::kAllGather, Purpose::kParameter);
-  const std::int64_t peak = memory::snapshot().peak_of(Category::kParameters) - rest;
+  const memory::Snapshot now = memory::snapshot();
+  const std::int64_t peak = now.peak_of(Category::kParameters) - rest;
   const auto moved =
       static_cast<double>(sent.bytes(Purpose::kParameter) + sent.bytes(Purpose::kGradient));
   const auto whole = static_cast<double>(strategy.list().bytes());
@@ -63,7 +65,8 @@ std::vector<std::string> measure(dist::Communicator& communicator, const Options
           std::to_string(sent.at(Operation::kReduceScatter, Purpose::kGradient).calls),
           report::fixed(moved / whole, 4),
           report::fixed(mib(peak), 2),
-          report::fixed(100 * static_cast<double>(peak) / whole, 1)};
+          report::fixed(100 * static_cast<double>(peak) / whole, 1),
+          report::fixed(mib(now.peak_of(Category::kGradients)), 2)};
 }
 
 std::string run_rank(dist::Communicator& communicator, const Options& options) {
@@ -72,8 +75,9 @@ std::string run_rank(dist::Communicator& communicator, const Options& options) {
                        {"reduce-scatters"},
                        {"sent", report::Align::kRight, "V"},
                        {"peak", report::Align::kRight, "MiB", "parameters beside the shard"},
-                       {"", report::Align::kRight, "% of V", "parameters beside the shard"}});
-  for (const char* variant : {"leaf", "flat", "whole"}) {
+                       {"", report::Align::kRight, "% of V", "parameters beside the shard"},
+                       {"gradients", report::Align::kRight, "MiB", "peak"}});
+  for (const char* variant : {"leaf", "per_parameter", "flat", "whole"}) {
     table.add_row(measure(communicator, options, variant));
   }
   if (communicator.rank() == 0) {
@@ -96,7 +100,7 @@ int run_gathers(int argc, char** argv) {
       ->capture_default_str()
       ->check(CLI::Range(1, 8192));
   CLI11_PARSE(app, argc, argv);
-  try {
+  return run_program("gathers", [&] {
     nn::preset(options.model);  // an unknown name is an error here, not once on every rank
     memory::install();
     dist::LaunchOptions launch;
@@ -104,12 +108,9 @@ int run_gathers(int argc, char** argv) {
     const auto exits = dist::launch_ranks(
         launch, [&](dist::Communicator& communicator) { return run_rank(communicator, options); });
     const std::string failures = dist::describe_failures(exits);
-    std::cerr << failures;
-    return failures.empty() ? 0 : 1;
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "{}\n", error.what());
-    return 1;
-  }
+    if (!failures.empty()) throw Error(failures);
+    return 0;
+  });
 }
 
 }  // namespace zero

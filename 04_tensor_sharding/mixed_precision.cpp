@@ -8,7 +8,7 @@
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
-#include <cstdlib>
+#include <CLI/CLI.hpp>
 #include <memory>
 #include <zero/data/dataset.hpp>
 #include <zero/data/sampler.hpp>
@@ -19,6 +19,7 @@
 #include <zero/nn/mlp.hpp>
 #include <zero/nn/parameters.hpp>
 #include <zero/optim/optimizer.hpp>
+#include <zero/program.hpp>
 #include <zero/report/table.hpp>
 #include <zero/train/shard_layout.hpp>
 
@@ -212,16 +213,19 @@ void run(Communicator& communicator) {
 int main(int argc, char** argv) {
   zero::memory::install();
   zero::dist::LaunchOptions options;
-  options.world_size = argc > 1 ? std::atoi(argv[1]) : 2;
-  if (options.world_size < 1 || options.world_size > 64) {
-    fmt::print(stderr, "mixed_precision: the number of ranks must be 1 to 64\n");
-    return 2;
-  }
-  const auto exits = zero::dist::launch_ranks(options, [](Communicator& communicator) {
-    run(communicator);
-    return std::string();
+  options.world_size = 2;
+  CLI::App app{"Trains with a master copy on every rank, then with a sharded one, and compares."};
+  app.add_option("ranks", options.world_size, "how many")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 64));
+  CLI11_PARSE(app, argc, argv);
+  return zero::run_program("mixed_precision", [&] {
+    const auto exits = zero::dist::launch_ranks(options, [](Communicator& communicator) {
+      run(communicator);
+      return std::string();
+    });
+    const std::string failures = zero::dist::describe_failures(exits);
+    if (!failures.empty()) throw zero::Error(failures);
+    return 0;
   });
-  const std::string failures = zero::dist::describe_failures(exits);
-  std::fputs(failures.c_str(), stderr);
-  return failures.empty() ? 0 : 1;
 }

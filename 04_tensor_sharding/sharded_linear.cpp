@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <zero/memory/accounting.hpp>
+#include <zero/memory/storage.hpp>
 
 namespace zero {
 
@@ -15,18 +16,28 @@ using memory::Charge;
 ShardedParameter::ShardedParameter(const at::Tensor& whole, dist::Communicator& communicator)
     : communicator_(communicator),
       sizes_(whole.sizes().vec()),
-      layout_({whole.numel()}, communicator.size()) {
+      layout_({whole.numel()}, communicator.size()),
+      full_(memory::without_storage({layout_.total()}, whole.scalar_type())) {
   const Charge charge(Category::kParameters);
   shard_ = at::zeros({layout_.shard()}, whole.options());
   const auto mine = layout_.segment(0, communicator.rank());
   shard_.narrow(0, 0, mine.size).copy_(whole.flatten().narrow(0, mine.begin, mine.size));
 }
 
-at::Tensor ShardedParameter::gather() const {
-  const Charge charge(Category::kParameters);
-  at::Tensor buffer = at::empty({layout_.total()}, shard_.options());
-  communicator_.all_gather(buffer, shard_, Purpose::kParameter).wait();
-  return buffer.narrow(0, 0, layout_.size(0)).view(sizes_);
+at::Tensor ShardedParameter::gather() {
+  if (!whole_) {
+    const Charge charge(Category::kParameters);
+    memory::allocate_storage(full_);
+    communicator_.all_gather(full_, shard_, Purpose::kParameter).wait();
+    whole_ = true;
+  }
+  return full_.narrow(0, 0, layout_.size(0)).view(sizes_);
+}
+
+void ShardedParameter::release() {
+  if (!whole_) return;
+  memory::release_storage(full_);
+  whole_ = false;
 }
 
 void ShardedParameter::reduce(const at::Tensor& gradient) {
@@ -51,7 +62,10 @@ struct ShardedLinearFunction : torch::autograd::Function<ShardedLinearFunction> 
     context->save_for_backward({x});
     // saved_data takes tensors and plain values (IValue), so the layer goes in as its address.
     context->saved_data["layer"] = reinterpret_cast<std::int64_t>(layer);
-    return at::linear(x, layer->weight().gather(), layer->bias().gather());
+    const at::Tensor y = at::linear(x, layer->weight().gather(), layer->bias().gather());
+    layer->weight().release();
+    layer->bias().release();
+    return y;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
@@ -60,8 +74,11 @@ struct ShardedLinearFunction : torch::autograd::Function<ShardedLinearFunction> 
     const at::Tensor gradient = gradients[0].reshape({-1, gradients[0].size(-1)});
     layer->weight().reduce(gradient.t().mm(x.reshape({-1, x.size(-1)})));
     layer->bias().reduce(gradient.sum(0));
-    // Gathered again, for this one product. `one` and the layer itself have no gradient.
-    return {gradient.mm(layer->weight().gather()).view(x.sizes()), at::Tensor(), at::Tensor()};
+    // Gathered again, for this one product.
+    const at::Tensor of_input = gradient.mm(layer->weight().gather()).view(x.sizes());
+    layer->weight().release();
+    // `one` and the layer itself have no gradient.
+    return {of_input, at::Tensor(), at::Tensor()};
   }
 };
 

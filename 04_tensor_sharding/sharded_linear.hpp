@@ -17,9 +17,14 @@ class ShardedParameter {
   /// own part of it only.
   ShardedParameter(const at::Tensor& whole, dist::Communicator& communicator);
 
-  /// All ranks' shards as one tensor in the original shape. Called by all ranks; blocks. The caller
-  /// drops it when it has done its work: that is the reshard.
-  at::Tensor gather() const;
+  /// All ranks' shards as one tensor in the original shape. Called by all ranks; blocks. It stays
+  /// whole until release(); a gather() before that gives the same tensor and sends nothing.
+  at::Tensor gather();
+
+  /// Gives the bytes of the whole tensor back; the shard stays. Sends nothing, but every rank must
+  /// call it, because the next gather() sends. What gather() gave may not be read from here until
+  /// then. Does nothing where the tensor is not whole.
+  void release();
 
   /// The gradients of all ranks, averaged, of which this rank keeps its part: adds it to
   /// gradient(). Called by all ranks; blocks. `gradient`: the original shape.
@@ -35,6 +40,8 @@ class ShardedParameter {
   dist::Communicator& communicator_;
   std::vector<std::int64_t> sizes_;
   train::ShardLayout layout_;
+  at::Tensor full_;     // [N * shard], without bytes unless it is whole
+  bool whole_ = false;  // full_ has its bytes
   at::Tensor shard_;
   at::Tensor gradient_;
 };

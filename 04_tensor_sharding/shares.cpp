@@ -7,6 +7,8 @@
 #include <vector>
 #include <zero/nn/llama.hpp>
 #include <zero/nn/parameters.hpp>
+#include <zero/program.hpp>
+#include <zero/report/arguments.hpp>
 #include <zero/report/json.hpp>
 #include <zero/report/picture.hpp>
 #include <zero/report/table.hpp>
@@ -31,31 +33,46 @@ Shares of_owners(const nn::ParameterList& list, int ranks, train::Ownership how)
   return shares;
 }
 
-// One buffer a unit, as tensor_zero3 has it where all parameters are trainable and of one dtype.
-// Padding is held as well, so it counts.
-Shares of_shards(const nn::ParameterList& list, int ranks) {
-  std::int64_t bytes = 0;
+struct Split {
+  Shares shares;
+  std::int64_t padding = 0;  // elements, of all ranks together
+};
+
+// One buffer a unit, as tensor_zero3 has it where all parameters are trainable and of one dtype, or
+// one a parameter. Padding is held as well, so it counts.
+Split of_shards(const nn::ParameterList& list, int ranks, bool per_parameter) {
+  const auto element = static_cast<std::int64_t>(list.parameters.front().tensor.element_size());
+  std::int64_t bytes = 0, padding = 0;
+  const auto add = [&](std::vector<std::int64_t> sizes) {
+    const train::ShardLayout layout(std::move(sizes), ranks);
+    bytes += layout.shard() * element;
+    padding += layout.padding();
+  };
   for (const nn::UnitInfo& unit : list.units) {
-    if (unit.parameters.empty()) continue;
     std::vector<std::int64_t> sizes;
     for (const std::size_t i : unit.parameters) sizes.push_back(list.parameters[i].numel());
-    const auto element = list.parameters[unit.parameters.front()].tensor.element_size();
-    bytes +=
-        train::ShardLayout(std::move(sizes), ranks).shard() * static_cast<std::int64_t>(element);
+    if (per_parameter) {
+      for (const std::int64_t size : sizes) add({size});
+    } else if (!sizes.empty()) {
+      add(std::move(sizes));
+    }
   }
-  return Shares(static_cast<std::size_t>(ranks), bytes);
+  return {Shares(static_cast<std::size_t>(ranks), bytes), padding};
 }
 
 struct Row {
   int ranks;
-  Shares by_count, by_size, split;
+  Shares by_count, by_size;
+  Split split, per_parameter;
 };
 
 std::vector<Row> rows_of(const nn::ParameterList& list) {
   std::vector<Row> rows;
   for (const int ranks : {2, 4, 8, 16}) {
     rows.push_back({ranks, of_owners(list, ranks, train::Ownership::kByCount),
-                    of_owners(list, ranks, train::Ownership::kBySize), of_shards(list, ranks)});
+                    of_owners(list, ranks, train::Ownership::kBySize),
+                    of_shards(list, ranks, /*per_parameter=*/false),
+                    of_shards(list, ranks, /*per_parameter=*/true)});
   }
   return rows;
 }
@@ -71,13 +88,17 @@ void print(const std::vector<Row>& rows, std::int64_t bytes) {
                        {"fair share", report::Align::kRight, "MiB"},
                        {"by count", report::Align::kRight, "", "largest over mean"},
                        {"by size", report::Align::kRight, "", "largest over mean"},
-                       {"split", report::Align::kRight, "", "largest over mean"}});
+                       {"split", report::Align::kRight, "", "largest over mean"},
+                       {"flat", report::Align::kRight, "elements", "padding"},
+                       {"per parameter", report::Align::kRight, "elements", "padding"}});
   for (const Row& row : rows) {
     table.add_row({std::to_string(row.ranks),
                    report::fixed(static_cast<double>(bytes) / row.ranks / (1 << 20), 2),
                    report::fixed(largest_over_mean(row.by_count), 4),
                    report::fixed(largest_over_mean(row.by_size), 4),
-                   report::fixed(largest_over_mean(row.split), 4)});
+                   report::fixed(largest_over_mean(row.split.shares), 4),
+                   report::with_thousands(row.split.padding),
+                   report::with_thousands(row.per_parameter.padding)});
   }
   fmt::print("{}", table.to_text());
 }
@@ -88,7 +109,9 @@ report::Json to_json(const std::vector<Row>& rows, const std::string& model, std
     document["rows"].push_back({{"ranks", row.ranks},
                                 {"by_count", row.by_count},
                                 {"by_size", row.by_size},
-                                {"split", row.split}});
+                                {"split", row.split.shares},
+                                {"split_padding", row.split.padding},
+                                {"per_parameter_padding", row.per_parameter.padding}});
   }
   return document;
 }
@@ -101,7 +124,8 @@ int run_shares(int argc, char** argv) {
   app.add_option("--model", model, "one of the presets")->capture_default_str();
   app.add_option("--json", json, "write the shares here, and a picture of them beside it");
   CLI11_PARSE(app, argc, argv);
-  try {
+  return run_program("shares", [&] {
+    report::check_arguments(argc, argv);
     const nn::DeferredStorage deferred;  // shapes only
     nn::Llama llama(nn::preset(model));
     const nn::ParameterList list = nn::list_parameters(llama);
@@ -114,10 +138,7 @@ int run_shares(int argc, char** argv) {
     const report::Picture picture = report::draw("common/report/plot_shares.py", json);
     fmt::print("{}{}\n", picture.drawn ? "" : "No picture was made: ", picture.said);
     return 0;
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "{}\n", error.what());
-    return 1;
-  }
+  });
 }
 
 }  // namespace zero

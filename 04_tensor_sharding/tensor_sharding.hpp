@@ -12,8 +12,8 @@ namespace zero {
 
 /// What the three stages of this chapter share: every tensor split over every rank. Each unit's
 /// parameters lie in a flat buffer (or each in its own, variant "per_parameter"), of which rank r
-/// updates shard r. All ranks hold and send the same number of bytes, whatever the sizes of
-/// tensors.
+/// updates shard r. All ranks send the same number of bytes, whatever the sizes of tensors, and
+/// hold the same but for what padding does without (below).
 ///
 /// With F the bytes of all padded buffers, at rest a rank holds in float32
 ///   stage 1:  F of parameters,   F of gradients,   2V/N of AdamW's moments
@@ -21,7 +21,7 @@ namespace zero {
 ///   stage 3:  F/N of parameters, F/N of gradients, 2V/N of moments
 /// (Rajbhandari et al. 2020, section 5.) F is V and the padding of train::ShardLayout; with
 /// SmolLM2-360M on up to 16 ranks less than 0.01 % of V. Padding has no moments, so 2V/N is the
-/// mean: the last ranks may have fewer.
+/// mean: the last ranks may have fewer, and no gradient for a shard that is padding alone.
 ///
 /// A parameter that is frozen when the strategy is made is sharded but never updated; the others
 /// may be frozen and unfrozen again between steps, on all ranks alike.

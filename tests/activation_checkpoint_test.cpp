@@ -16,14 +16,16 @@
 #include "harness.hpp"
 #include "modes.hpp"
 #include "trap_model.hpp"
+#include "whole_weights.hpp"
 
 namespace zero::testing {
 namespace {
 
 struct Outcome {
   std::vector<double> losses;
-  std::vector<at::Tensor> gradients, weights;  // this rank's pieces, before the last step; all
-  std::int64_t sent = 0;                       // in the last step
+  // This rank's pieces, before the last step; all weights, in the order of registration.
+  std::vector<at::Tensor> gradients, weights;
+  std::int64_t sent = 0;  // in the last step
 };
 
 // Three steps of `model` under `mode`.
@@ -50,12 +52,7 @@ Outcome train(dist::Communicator& communicator, const std::string& mode, nn::Mod
     if (!piece.tensor.defined() || !piece.tensor.grad().defined()) continue;
     outcome.gradients.push_back(piece.tensor.grad().clone());
   }
-  for (std::size_t u = 0; u < list.units.size(); ++u) {
-    const train::WholeParameters whole(*strategy, u);
-    for (const std::size_t i : list.units[u].parameters) {
-      outcome.weights.push_back(list.parameters[i].tensor.detach().clone());
-    }
-  }
+  outcome.weights = whole_weights(*strategy);
   return outcome;
 }
 
@@ -92,6 +89,15 @@ data::Batch text(int rank, int step) {
   return batch;
 }
 
+void expect_weights_of_chapter_00(const Outcome& ours, const Outcome& ddp,
+                                  const std::string& what) {
+  EXPECT_EQ(ours.losses, ddp.losses) << what;
+  ASSERT_EQ(ours.weights.size(), ddp.weights.size()) << what;
+  for (std::size_t i = 0; i < ours.weights.size(); ++i) {
+    EXPECT_TRUE(at::equal(ours.weights[i], ddp.weights[i])) << what << ": weight " << i;
+  }
+}
+
 class ActivationCheckpointing : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, ActivationCheckpointing, ::testing::Values(2, 3),
                          [](const auto& info) { return fmt::format("N{}", info.param); });
@@ -99,10 +105,12 @@ INSTANTIATE_TEST_SUITE_P(Ranks, ActivationCheckpointing, ::testing::Values(2, 3)
 TEST_P(ActivationCheckpointing, OfLlamaChangesNoBitAndSendsNothingMore) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
     const auto batch = [&](int step) { return text(communicator.rank(), step); };
+    const Outcome ddp = train(communicator, "ddp", *llama(false), batch, 2);
     for (const std::string& mode : all_modes()) {
       const Outcome with = train(communicator, mode, *llama(true), batch, 2);
       const Outcome without = train(communicator, mode, *llama(false), batch, 2);
       expect_identical(with, without, mode);
+      expect_weights_of_chapter_00(with, ddp, mode);
       EXPECT_FALSE(with.gradients.empty()) << mode;
       EXPECT_EQ(with.sent, without.sent) << mode;
       // The hooks of units fire in the same order, so a rank may do without where others do not.
@@ -169,6 +177,35 @@ TEST_P(ActivationCheckpointing, AroundAUnitThatIsUsedFourTimesChangesNoBit) {
       Around with(true), without(false);
       expect_identical(train(communicator, mode, with, batch, 1),
                        train(communicator, mode, without, batch, 1), mode);
+    }
+  });
+}
+
+// Stage 3 over split tensors, where a layer that runs again is gathered again, at the numbers of
+// ranks at which everything else of chapter 04 is compared with chapter 00.
+class ActivationCheckpointingOfSplitTensors : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, ActivationCheckpointingOfSplitTensors,
+                         ::testing::Values(1, 2, 3, 4, 8),
+                         [](const auto& info) { return fmt::format("N{}", info.param); });
+
+TEST_P(ActivationCheckpointingOfSplitTensors, EndsWithTheWeightsOfChapter00) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    const auto words = [&](int step) { return text(communicator.rank(), step); };
+    const auto rows = [&](int step) { return trap_batch(/*seed=*/17, communicator.rank(), step); };
+    const auto around = [&](const std::string& mode, bool checkpointed) {
+      const nn::DeferredStorage deferred;
+      Around model(checkpointed);
+      return train(communicator, mode, model, rows, 1);
+    };
+    const Outcome llama_ddp = train(communicator, "ddp", *llama(false), words, 1);
+    const Outcome around_ddp = around("ddp", false);
+    EXPECT_FALSE(llama_ddp.weights.empty());
+    EXPECT_FALSE(around_ddp.weights.empty());
+    for (const std::string& mode : all_modes()) {
+      if (!mode.starts_with("tensor_zero3")) continue;
+      expect_weights_of_chapter_00(train(communicator, mode, *llama(true), words, 1), llama_ddp,
+                                   mode + ", Llama");
+      expect_weights_of_chapter_00(around(mode, true), around_ddp, mode + ", around a unit");
     }
   });
 }

@@ -64,6 +64,18 @@ constexpr auto kForward = "step 2: after forward";
 constexpr auto kBackward = "step 1: after backward and the reduction of gradients";
 constexpr auto kEnd = "step 1: after the optimizer and sync_parameters";
 
+TEST(Narration, BeginsWithWhatItsSignsMean) {
+  for (const std::int64_t width : {2, 16}) {
+    const char* letter = width == 2 ? "stands for one element of" : "stands for 64 elements (or";
+    const std::string said = step("--narrate --mode zero1", width).said;
+    const std::string legend = said.substr(0, said.find(kStart));
+    EXPECT_THAT(legend, HasSubstr(letter));
+    for (const char* word : {"a dot", "Moments are", "reduction", "sync_parameters", "sent"}) {
+      EXPECT_THAT(legend, HasSubstr(word));
+    }
+  }
+}
+
 TEST(Narration, OfDdpShowsEverythingEverywhere) {
   auto told = narrated("ddp");
   const std::string all = "parameters aaaa bb cccc dd   gradients aaaa bb cccc dd   moments ";
@@ -200,6 +212,13 @@ TEST(StepFilm, IsDrawn) {
     ASSERT_TRUE(std::filesystem::exists(folder / name)) << ended.said;
     EXPECT_GT(std::filesystem::file_size(folder / name), 5000U);
   }
+}
+
+TEST(Step, PrintsItsHelpAndTrainsNothing) {
+  const Ended ended = step("--help");
+  EXPECT_EQ(ended.code, 0);
+  EXPECT_THAT(ended.said, HasSubstr("--narrate"));
+  EXPECT_THAT(ended.said, ::testing::Not(HasSubstr("loss")));
 }
 
 TEST(Step, RefusesAFilmThatCannotBeWrittenAndAModelThatIsNone) {

@@ -14,23 +14,44 @@ namespace {
 
 at::Tensor parameter(const at::Tensor& values) { return values.clone().requires_grad_(); }
 
+// Each setting changed alone, and all of them.
+const AdamWOptions kSettings[] = {
+    {.learning_rate = 0.02},
+    {.learning_rate = 0.02, .beta1 = 0.5},
+    {.learning_rate = 0.02, .beta2 = 0.9},
+    {.learning_rate = 0.02, .epsilon = 0.05},
+    {.learning_rate = 0.02, .weight_decay = 0.3},
+    {.learning_rate = 0.02, .weight_decay = 0},
+    {.learning_rate = 0.04, .beta1 = 0.8, .beta2 = 0.95, .epsilon = 1e-3, .weight_decay = 0.5},
+};
+
 TEST(FusedAdamW, DoesWhatLibTorchsAdamWDoes) {
   at::manual_seed(1);
   const at::Tensor start = at::randn({33, 7});
-  const at::Tensor ours = parameter(start);
-  const at::Tensor theirs = parameter(start);
-  const auto fused = adamw({.learning_rate = 0.02, .weight_decay = 0.1})({ours});
-  torch::optim::AdamW reference({theirs}, torch::optim::AdamWOptions(0.02).weight_decay(0.1));
-  for (int step = 0; step < 5; ++step) {
-    const at::Tensor gradient = at::randn({33, 7});
-    ours.mutable_grad() = gradient.clone();
-    theirs.mutable_grad() = gradient.clone();
-    fused->step();
-    reference.step();
-    EXPECT_TRUE(at::allclose(ours, theirs, 1e-5, 1e-7)) << step;
+  std::vector<at::Tensor> results;
+  for (const AdamWOptions& o : kSettings) {
+    const at::Tensor ours = parameter(start);
+    const at::Tensor theirs = parameter(start);
+    const auto fused = adamw(o)({ours});
+    torch::optim::AdamW reference({theirs}, torch::optim::AdamWOptions(o.learning_rate)
+                                                .betas({o.beta1, o.beta2})
+                                                .eps(o.epsilon)
+                                                .weight_decay(o.weight_decay));
+    for (int step = 0; step < 5; ++step) {
+      at::manual_seed(static_cast<std::uint64_t>(100 + step));
+      const at::Tensor gradient = at::randn({33, 7});
+      ours.mutable_grad() = gradient.clone();
+      theirs.mutable_grad() = gradient.clone();
+      fused->step();
+      reference.step();
+      EXPECT_TRUE(at::allclose(ours, theirs, 1e-5, 1e-7)) << results.size() << " step " << step;
+    }
+    EXPECT_EQ(fused->steps(ours), 5);
+    // No setting does nothing.
+    EXPECT_FALSE(at::allclose(ours, start, 1e-3, 1e-3));
+    for (const at::Tensor& other : results) EXPECT_FALSE(at::allclose(ours, other, 1e-4, 1e-5));
+    results.push_back(ours.detach().clone());
   }
-  EXPECT_FALSE(at::allclose(ours, start, 1e-3, 1e-3));
-  EXPECT_EQ(fused->steps(ours), 5);
 }
 
 TEST(FusedSgd, DoesWhatLibTorchsSgdDoes) {
@@ -55,27 +76,33 @@ TEST(FusedSgd, DoesWhatLibTorchsSgdDoes) {
   }
 }
 
+void expect_shards_give_the_bits_of_the_whole(std::int64_t n, std::int64_t pieces,
+                                              const AdamWOptions& options) {
+  const at::Tensor start = at::randn({n});
+  const at::Tensor whole = parameter(start);
+  std::vector<at::Tensor> shards;
+  for (const at::Tensor& piece : start.tensor_split(pieces)) shards.push_back(parameter(piece));
+  const auto for_whole = adamw(options)({whole});
+  const auto for_shards = adamw(options)(shards);
+  for (int step = 0; step < 5; ++step) {
+    const at::Tensor gradient = at::randn({n});
+    whole.mutable_grad() = gradient;
+    const auto cut = gradient.tensor_split(pieces);
+    for (std::size_t i = 0; i < shards.size(); ++i) shards[i].mutable_grad() = cut[i].contiguous();
+    for_whole->step();
+    for_shards->step();
+  }
+  EXPECT_TRUE(at::equal(at::cat(shards), whole)) << n << " in " << pieces;
+}
+
 // A shard may begin and end anywhere: no element may know.
 TEST(FusedAdamW, ShardsGiveTheBitsOfTheWhole) {
   at::manual_seed(3);
   for (const std::int64_t n : {1, 15, 16, 17, 1000, 4099}) {
     for (const std::int64_t pieces : {2, 3, 7}) {
-      const at::Tensor start = at::randn({n});
-      const at::Tensor whole = parameter(start);
-      std::vector<at::Tensor> shards;
-      for (const at::Tensor& piece : start.tensor_split(pieces)) shards.push_back(parameter(piece));
-      const auto for_whole = adamw({.learning_rate = 0.01})({whole});
-      const auto for_shards = adamw({.learning_rate = 0.01})(shards);
-      for (int step = 0; step < 5; ++step) {
-        const at::Tensor gradient = at::randn({n});
-        whole.mutable_grad() = gradient;
-        const auto cut = gradient.tensor_split(pieces);
-        for (std::size_t i = 0; i < shards.size(); ++i)
-          shards[i].mutable_grad() = cut[i].contiguous();
-        for_whole->step();
-        for_shards->step();
+      for (const AdamWOptions& options : kSettings) {
+        expect_shards_give_the_bits_of_the_whole(n, pieces, options);
       }
-      EXPECT_TRUE(at::equal(at::cat(shards), whole)) << n << " in " << pieces;
     }
   }
 }

@@ -10,11 +10,14 @@
 
 #include "zero/data/dataset.hpp"
 #include "zero/data/sampler.hpp"
+#include "zero/distributed/asked_ranks.hpp"
 #include "zero/distributed/launch.hpp"
 #include "zero/error.hpp"
 #include "zero/memory/accounting.hpp"
 #include "zero/memory/timeline.hpp"
 #include "zero/nn/mlp.hpp"
+#include "zero/program.hpp"
+#include "zero/report/arguments.hpp"
 #include "zero/report/film.hpp"
 #include "zero/report/names.hpp"
 #include "zero/report/picture.hpp"
@@ -46,6 +49,7 @@ struct DemoOptions {
   std::string mode;
   std::string model = "mlp";
   int world_size = 2;
+  bool ranks_were_asked = false;  // --nproc was there
   std::int64_t steps = 20;
   double timeout_seconds = 60;
   bool narrate = false;
@@ -155,6 +159,7 @@ int launch(const DemoOptions& options) {
   connect.timeout =
       std::chrono::milliseconds(static_cast<std::int64_t>(options.timeout_seconds * 1000));
   const auto environment = dist::rank_environment();
+  if (options.ranks_were_asked) dist::check_asked_ranks(options.world_size);
   const bool writes = !options.film.empty() && (!environment || environment->rank == 0);
   if (writes) report::check_writable(options.film);
   options.chosen();
@@ -167,8 +172,7 @@ int launch(const DemoOptions& options) {
     const auto exits = dist::launch_ranks(
         launch, [&](dist::Communicator& communicator) { return run_rank(communicator, options); });
     const std::string failures = dist::describe_failures(exits);
-    std::cerr << failures;
-    if (!failures.empty()) return 1;
+    if (!failures.empty()) throw Error(failures);
   }
   if (writes) draw_film(options);
   return 0;
@@ -178,7 +182,8 @@ int launch(const DemoOptions& options) {
 // there and everything is warm; a narration has three ranks.
 void fill_in(const CLI::App& app, DemoOptions& options) {
   const auto given = [&](const char* name) { return app.count(name) > 0; };
-  if (options.narrate && !given("--nproc")) options.world_size = 3;
+  options.ranks_were_asked = given("--nproc");
+  if (options.narrate && !options.ranks_were_asked) options.world_size = 3;
   if (options.film.empty()) return;
   if (!given("--model")) options.model = "wide";
   if (!given("--steps")) options.steps = 3;
@@ -206,7 +211,8 @@ int run_demo(int argc, char** argv, const std::string& mode, void (*register_cha
       ->check(CLI::Range(1, 100000));
   app.add_option("--timeout", options.timeout_seconds, "longest wait for another rank, in seconds")
       ->capture_default_str()
-      ->check(CLI::Range(0.1, 86400.0));
+      ->check(CLI::Range(0.1, 86400.0))
+      ->check(report::refuse_nan);
   auto* film = app.add_option("--film", options.film,
                               "memory film: what rank 0's allocator held along the last step, as "
                               "JSON, and a picture of it beside the file");
@@ -217,13 +223,11 @@ int run_demo(int argc, char** argv, const std::string& mode, void (*register_cha
   CLI11_PARSE(app, argc, argv);
   fill_in(app, options);
   options.run = report::run_metadata(argc, argv);
-  try {
+  return run_program(options.mode, [&] {
+    report::check_arguments(argc, argv);
     memory::install();
     return launch(options);
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "{}\n", error.what());
-    return 1;
-  }
+  });
 }
 
 }  // namespace zero::train

@@ -10,14 +10,14 @@
 namespace zero::train {
 namespace {
 
-void require_scale(double scale) {
-  int exponent = 0;
-  if (std::isfinite(scale) && scale >= 1.0 && std::frexp(scale, &exponent) == 0.5) return;
-  throw Error(fmt::format("a loss scale of {}: it must be a power of two, 1 or more", scale));
-}
-
 // Larger ones would leave a float32 loss no room beside them.
 constexpr double kLargest = 0x1p100;
+
+void require_scale(double scale) {
+  int exponent = 0;
+  if (scale >= 1.0 && scale <= kLargest && std::frexp(scale, &exponent) == 0.5) return;
+  throw Error(fmt::format("a loss scale of {}: it must be a power of two from 1 to 2^100", scale));
+}
 
 }  // namespace
 
@@ -31,7 +31,11 @@ LossScale::LossScale(LossScaleOptions options) : options_(options), state_{optio
 }
 
 void LossScale::note_good_step() {
-  if (++state_.good_steps < options_.growth_steps) return;
+  // A state that was put back may count more steps than this scale needs.
+  if (state_.good_steps < options_.growth_steps - 1) {
+    ++state_.good_steps;
+    return;
+  }
   if (state_.scale < kLargest) state_.scale *= 2;
   state_.good_steps = 0;
 }

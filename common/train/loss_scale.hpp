@@ -7,7 +7,7 @@ namespace zero::train {
 
 /// How a loss scale begins and moves.
 struct LossScaleOptions {
-  double initial = 65536;            ///< 2^16; a power of two, at least 1
+  double initial = 65536;            ///< 2^16; a power of two from 1 to 2^100
   std::int64_t growth_steps = 2000;  ///< good steps in a row before it is doubled; at least 1
 };
 
@@ -22,7 +22,7 @@ struct LossScaleOptions {
 /// All ranks must tell it the same (Strategy::ranks_with_overflow()), and so have the same scale.
 class LossScale {
  public:
-  /// zero::Error for a scale that is not a power of two of at least 1, or fewer than 1 step.
+  /// zero::Error for a scale that is not a power of two from 1 to 2^100, or fewer than 1 step.
   explicit LossScale(LossScaleOptions options = {});
 
   double value() const { return state_.scale; }

@@ -67,6 +67,14 @@ TEST(LossScale, GoesOnFromItsState) {
   EXPECT_EQ(second.value(), 32.0);
 }
 
+TEST(LossScale, GoesOnFromAnyNumberOfGoodSteps) {
+  LossScale scale({.initial = 2, .growth_steps = 3});
+  scale.set_state({2, std::numeric_limits<std::int64_t>::max()});
+  scale.note_good_step();
+  EXPECT_EQ(scale.value(), 4.0);
+  EXPECT_EQ(scale.state().good_steps, 0);
+}
+
 TEST(LossScale, SurvivesItsText) {
   LossScale first({.initial = 0x1p40, .growth_steps = 4});
   first.note_good_step();
@@ -81,7 +89,7 @@ TEST(LossScale, SurvivesItsText) {
 
 TEST(LossScale, RefusesWhatIsNoScale) {
   for (const double wrong :
-       {0.0, -2.0, 3.0, 0.5, 65535.0, std::numeric_limits<double>::infinity()}) {
+       {0.0, -2.0, 3.0, 0.5, 65535.0, 0x1p101, std::numeric_limits<double>::infinity()}) {
     EXPECT_THAT(message_of([&] { LossScale({.initial = wrong}); }), HasSubstr("power of two"));
     EXPECT_THAT(message_of([&] { LossScale().set_state({wrong, 0}); }), HasSubstr("power of two"));
   }

@@ -57,6 +57,24 @@ std::string letters(const Strategy& strategy, std::int64_t a_letter,
   return text;
 }
 
+// What the lines of the ranks mean, before the first of them.
+std::string narration_legend(const Strategy& strategy, std::int64_t a_letter) {
+  std::string tensors;
+  for (std::size_t i = 0; i < strategy.list().size(); ++i) {
+    tensors +=
+        fmt::format(" {}={}", static_cast<char>('a' + i), strategy.list().parameters[i].name);
+  }
+  const std::string piece =
+      a_letter > 1 ? fmt::format("{} elements (or what is left)", a_letter) : "one element";
+  return fmt::format(
+      "{} parameters in {} tensors:{}\n"
+      "A letter stands for {} of that tensor, held by the rank, a dot for what is not held.\n"
+      "Moments are the optimizer's two numbers for every parameter; its first step makes them.\n"
+      "The reduction makes gradients means over the ranks; sync_parameters brings each rank those\n"
+      "updated parameters of others that it keeps. Bytes are what the rank itself sent.\n\n",
+      strategy.list().numel(), strategy.list().size(), tensors, piece);
+}
+
 }  // namespace
 
 std::string holdings(Strategy& strategy, std::int64_t a_letter) {
@@ -79,13 +97,7 @@ void print_by_rank(dist::Communicator& communicator, const std::string& title,
 
 void narrate(Strategy& strategy, const data::Batch& batch, std::int64_t a_letter) {
   dist::Communicator& communicator = strategy.communicator();
-  if (communicator.rank() == 0) {
-    fmt::print("{} parameters in {} tensors:", strategy.list().numel(), strategy.list().size());
-    for (std::size_t i = 0; i < strategy.list().size(); ++i) {
-      fmt::print(" {}={}", static_cast<char>('a' + i), strategy.list().parameters[i].name);
-    }
-    fmt::print("\n{}\n", a_letter > 1 ? fmt::format("a letter is {} elements\n", a_letter) : "");
-  }
+  if (communicator.rank() == 0) fmt::print("{}", narration_legend(strategy, a_letter));
   const auto tell = [&](const std::string& when) {
     print_by_rank(communicator, when, holdings(strategy, a_letter));
   };

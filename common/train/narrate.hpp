@@ -19,8 +19,8 @@ void print_by_rank(dist::Communicator& communicator, const std::string& title,
 /// are what counts where they are there, else what stored() and piece() say.
 std::string holdings(Strategy& strategy, std::int64_t a_letter = 1);
 
-/// Trains two steps on `batch`, this rank's, and prints after every phase the holdings() of all
-/// ranks. For models small enough to be printed. Called by all ranks.
+/// Prints a legend, trains two steps on `batch`, this rank's, and prints after every phase the
+/// holdings() of all ranks. For models small enough to be printed. Called by all ranks.
 void narrate(Strategy& strategy, const data::Batch& batch, std::int64_t a_letter = 1);
 
 }  // namespace zero::train

@@ -64,6 +64,26 @@ void add_activities(report::Json& trace, const std::vector<dist::Activity>& acti
   }
 }
 
+// What the profiler recorded. It writes only to a file, beside `file`, and says nothing where that
+// fails: then what is there cannot be read.
+report::Json saved(profiler::ProfilerResult& result, const fs::path& file) {
+  fs::path temporary = file;
+  temporary.replace_filename(fmt::format(".{}.{}", ::getpid(), file.filename().string()));
+  result.save(temporary.string());
+  std::error_code ignored;
+  try {
+    report::Json trace = report::read_json(temporary);
+    fs::remove(temporary, ignored);
+    return trace;
+  } catch (const std::exception&) {
+    fs::remove(temporary, ignored);
+    throw Error(
+        fmt::format("the profiler could not write the trace {}: a folder with more space on its "
+                    "disk is needed",
+                    file.string()));
+  }
+}
+
 }  // namespace
 
 Trace::Trace(dist::Communicator* communicator) : communicator_(communicator) {
@@ -92,11 +112,7 @@ void Trace::finish(const fs::path& file) {
   report::check_writable(file);
   std::error_code error;
   if (file.has_parent_path()) fs::create_directories(file.parent_path(), error);
-  fs::path temporary = file;
-  temporary.replace_filename(fmt::format(".{}.{}", ::getpid(), file.filename().string()));
-  result->save(temporary.string());
-  report::Json trace = report::read_json(temporary);
-  fs::remove(temporary, error);
+  report::Json trace = saved(*result, file);
   trace.erase("traceName");  // the temporary one
   add_activities(trace, activities_);
   report::write_file(file, trace.dump());

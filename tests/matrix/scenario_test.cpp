@@ -309,8 +309,14 @@ TEST_P(Scenario, GroupsOfParametersKeepTheirSettings) {
   options.optimizer = [](const std::vector<at::Tensor>& parameters) {
     std::vector<at::Tensor> matrices, others;
     for (const at::Tensor& p : parameters) (p.dim() == 2 ? matrices : others).push_back(p);
-    return optim::make_adamw({{matrices, {.learning_rate = 0.02, .weight_decay = 0.3}},
-                              {others, {.learning_rate = 0.001, .weight_decay = 0.0}}});
+    return optim::make_adamw(
+        {{matrices,
+          {.learning_rate = 0.02,
+           .beta1 = 0.8,
+           .beta2 = 0.95,
+           .epsilon = 1e-3,
+           .weight_decay = 0.3}},
+         {others, {.learning_rate = 0.001, .beta1 = 0.5, .weight_decay = 0.0}}});
   };
   expect_all_modes_like_ddp(GetParam(), options, [](Session& session) {
     for (int s = 0; s < 3; ++s) session.step(s);

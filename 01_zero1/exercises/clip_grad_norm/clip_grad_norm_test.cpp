@@ -5,6 +5,7 @@
 #include <ATen/ops/from_blob.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <harness.hpp>
 #include <zero/train/registry.hpp>
@@ -124,11 +125,68 @@ Record train(dist::Communicator& communicator, Example example, const std::strin
   return run;
 }
 
-void expect_equal_weights(const Record& run, const Record& reference, const std::string& what) {
-  ASSERT_EQ(run.weights.size(), reference.weights.size());
-  for (std::size_t i = 0; i < run.weights.size(); ++i) {
-    EXPECT_TRUE(at::equal(run.weights[i], reference.weights[i])) << what << ", parameter " << i;
+// What is wrong with the norms of this rank, and with its weights, in one line; empty: nothing.
+std::string wrong_norms(const Record& run, const Record& reference) {
+  for (std::size_t s = 0; s < reference.norms.size(); ++s) {
+    if (run.norms[s] == reference.norms[s]) continue;
+    return fmt::format("the norm of step {} is {}, under DDP {}", s + 1, run.norms[s],
+                       reference.norms[s]);
   }
+  return "";
+}
+
+std::string wrong_weights(const Record& run, const Record& reference) {
+  if (run.weights.size() != reference.weights.size()) return "there are other parameters";
+  for (std::size_t i = 0; i < run.weights.size(); ++i) {
+    if (at::equal(run.weights[i], reference.weights[i])) continue;
+    return fmt::format("after three steps parameter {} is not what it is under DDP", i);
+  }
+  return "";
+}
+
+constexpr auto kDifferentNorms =
+    "The ranks have different norms, each that of its own gradients: what the others own belongs "
+    "to it too (hint 1).";
+constexpr auto kNothingAdded = "Nothing has been added up.";
+constexpr auto kRightNorm =
+    "The first norm is right, what is done with it is not: every gradient that a rank owns is "
+    "multiplied by clip_coefficient(), once, and no other gradient is.";
+constexpr auto kAlmost =
+    "Almost the norm of DDP: the squares were added in another order, or not in double (hint 3).";
+constexpr auto kAveraged = "Smaller by the root of the number of ranks: averaged (hint 4)?";
+constexpr auto kTooLarge =
+    "Too large: a gradient counts on a rank that does not own it (hint 2), or norms were added "
+    "and not their squares (hint 1).";
+constexpr auto kTooSmall = "Too small: gradients that somebody owns were left out.";
+
+// Which mistake it looks like. The norms of the first step tell: all weights are right until then.
+// Called by all ranks.
+std::string guess(dist::Communicator& communicator, const Record& run, const Record& reference) {
+  const float norm = run.norms.front();
+  const float right = reference.norms.front();
+  const std::vector<std::string> all = communicator.exchange(fmt::format("{}", norm));
+  const auto is_about = [right](double value) { return std::abs(value / right - 1) < 1e-5; };
+  if (std::count(all.begin(), all.end(), all.front()) < communicator.size()) return kDifferentNorms;
+  if (norm == 0) return kNothingAdded;
+  if (norm == right) return kRightNorm;
+  if (is_about(norm)) return kAlmost;
+  if (is_about(norm * std::sqrt(communicator.size()))) return kAveraged;
+  return norm > right ? kTooLarge : kTooSmall;
+}
+
+// Fails the test where a rank has something to say: once, on rank 0, by the first of them. Called
+// by all ranks; gives on all of them whether nobody had.
+bool expect_right(dist::Communicator& communicator, const std::string& wrong,
+                  const std::string& looks_like) {
+  const std::vector<std::string> said = communicator.exchange(wrong);
+  const auto first =
+      std::find_if(said.begin(), said.end(), [](const std::string& s) { return !s.empty(); });
+  if (first == said.end()) return true;
+  if (communicator.rank() == 0) {
+    ADD_FAILURE() << fmt::format("rank {} of {}: {}\n{}", first - said.begin(), said.size(), *first,
+                                 looks_like);
+  }
+  return false;
 }
 
 class ClipGradNorm : public ::testing::TestWithParam<int> {};
@@ -138,16 +196,19 @@ INSTANTIATE_TEST_SUITE_P(Ranks, ClipGradNorm, ::testing::Values(1, 2, 3),
 TEST_P(ClipGradNorm, GivesTheNormOfTheWholeGradientOnEveryRank) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
     const Record run = train(communicator, toy(), "zero1", "sgd", yours(0.05));
-    EXPECT_EQ(run.norms, train(communicator, toy(), "ddp", "sgd", library(0.05)).norms);
-    EXPECT_GT(run.norms.front(), 0.05F) << "the test must have something to clip";
+    const Record ddp = train(communicator, toy(), "ddp", "sgd", library(0.05));
+    ASSERT_GT(ddp.norms.front(), 0.05F) << "the test must have something to clip";
+    expect_right(communicator, wrong_norms(run, ddp), guess(communicator, run, ddp));
   });
 }
 
 TEST_P(ClipGradNorm, LeadsToTheWeightsOfDdpWithClipping) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
     for (const char* optimizer : {"sgd", "adamw"}) {
-      expect_equal_weights(train(communicator, toy(), "zero1", optimizer, yours(0.05)),
-                           train(communicator, toy(), "ddp", optimizer, library(0.05)), optimizer);
+      const Record run = train(communicator, toy(), "zero1", optimizer, yours(0.05));
+      const Record ddp = train(communicator, toy(), "ddp", optimizer, library(0.05));
+      const std::string looks_like = guess(communicator, run, ddp);
+      if (!expect_right(communicator, wrong_weights(run, ddp), looks_like)) return;
     }
   });
 }
@@ -155,26 +216,29 @@ TEST_P(ClipGradNorm, LeadsToTheWeightsOfDdpWithClipping) {
 TEST_P(ClipGradNorm, LeavesAGradientAloneThatIsShortEnough) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
     const Clip none = [](train::Strategy&) { return 0.0F; };
-    expect_equal_weights(train(communicator, toy(), "zero1", "sgd", yours(1e6)),
-                         train(communicator, toy(), "ddp", "sgd", none), "not clipped");
+    const Record run = train(communicator, toy(), "zero1", "sgd", yours(1e6));
+    const Record ddp = train(communicator, toy(), "ddp", "sgd", none);
+    expect_right(communicator, wrong_weights(run, ddp),
+                 "The limit was larger than the norm: nothing was to be multiplied.");
   });
 }
 
 TEST_P(ClipGradNorm, CopesWithTiedFrozenAndUnusedParameters) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
     const Record run = train(communicator, traps(), "zero1", "sgd", yours(0.05));
-    const Record reference = train(communicator, traps(), "ddp", "sgd", library(0.05));
-    EXPECT_EQ(run.norms, reference.norms);
-    expect_equal_weights(run, reference, "traps");
+    const Record ddp = train(communicator, traps(), "ddp", "sgd", library(0.05));
+    const std::string norms = wrong_norms(run, ddp);
+    expect_right(communicator, norms.empty() ? wrong_weights(run, ddp) : norms,
+                 guess(communicator, run, ddp));
   });
 }
 
 TEST_P(ClipGradNorm, AddsSquaresInTheOrderOfDdp) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
-    const std::vector<float> expected =
-        train(communicator, halfway(), "ddp", "sgd", library(1e9)).norms;
-    EXPECT_EQ(expected.front(), 17807200.0F) << "the test must lie halfway";
-    EXPECT_EQ(train(communicator, halfway(), "zero1", "sgd", yours(1e9)).norms, expected);
+    const Record ddp = train(communicator, halfway(), "ddp", "sgd", library(1e9));
+    ASSERT_EQ(ddp.norms.front(), 17807200.0F) << "the test must lie halfway";
+    const Record run = train(communicator, halfway(), "zero1", "sgd", yours(1e9));
+    expect_right(communicator, wrong_norms(run, ddp), guess(communicator, run, ddp));
   });
 }
 

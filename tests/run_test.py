@@ -1,0 +1,159 @@
+#!/usr/bin/env python3
+"""The script ./run without what it sets up and builds: what it hands to programs, and what it prints itself."""
+
+import os
+import shutil
+import subprocess
+import tempfile
+import unittest
+from pathlib import Path
+
+SOURCE = Path(__file__).resolve().parent.parent
+# In the place of what sets up and builds.
+BOOTSTRAP = """
+readonly VENV="$ROOT/.venv" PYTHON="$ROOT/python"
+say() { :; }
+die() { echo "error: $*" >&2; exit 1; }
+bootstrap() { :; }
+configure() { :; }
+build() { :; }
+"""
+# In the place of a program: says where it runs and what it was given.
+PROGRAM = """#!/bin/sh
+pwd -P
+for word; do echo "$word"; done
+"""
+# In the place of sed: notes what lies in the temporary folder, and fails.
+SED = """#!/bin/sh
+ls "$TMPDIR" >>"$SEEN"
+exit 1
+"""
+
+
+def make_program(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+class Script(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name).resolve()
+        self.user = self.folder / "of the user"
+        self.user.mkdir()
+        self.repository = self.folder / "repository"
+        (self.repository / "cmake").mkdir(parents=True)
+        shutil.copy2(SOURCE / "run", self.repository)
+        (self.repository / "cmake" / "bootstrap.sh").write_text(BOOTSTRAP)
+        for chapter in ("01_zero1", "02_zero2"):
+            shutil.copytree(SOURCE / chapter, self.repository / chapter)
+        for program in ("python", "build/release/bin/ladder", "build/release/bin/plan",
+                        "build/release/bin/01_zero1"):
+            make_program(self.repository / program, PROGRAM)
+        self.temporary = self.folder / "temporary"
+        self.temporary.mkdir()
+
+    def call(self, *words, script=None, folder=None, **variables):
+        return subprocess.run([script or self.repository / "run", *words], cwd=folder or self.user, text=True,
+                              capture_output=True, check=False, stdin=subprocess.DEVNULL, timeout=60,
+                              env={**os.environ, "TMPDIR": str(self.temporary), **variables})
+
+    def lines(self, *words, **options):
+        ended = self.call(*words, **options)
+        self.assertEqual(ended.returncode, 0, ended.stderr)
+        return ended.stdout.splitlines()
+
+    def expect(self, command, given, becomes):
+        """`becomes` is what the program gets of `given`, with HERE for the user's folder."""
+        where, *words = self.lines(*command.split(), *given)
+        self.assertEqual(where, str(self.repository), "a program finds its files in the repository")
+        expected = [word.replace("HERE", str(self.user)) for word in becomes]
+        self.assertEqual(words[len(words) - len(expected):], expected)
+
+
+class Paths(Script):
+    def test_of_the_ladder_are_the_users(self):
+        self.expect("ladder", ["--json", "a.json", "--data", "b.txt", "c/*.txt", "--steps", "3", "--trace=d/e.json",
+                               "--weights", "../f", "--save", "g", "--film", "h", "--checkpoint", "i", "--resume=j",
+                               "--checkpoint-every", "2"],
+                    ["--json", "HERE/a.json", "--data", "HERE/b.txt", "HERE/c/*.txt", "--steps", "3",
+                     "--trace=HERE/d/e.json", "--weights", "HERE/../f", "--save", "HERE/g", "--film", "HERE/h",
+                     "--checkpoint", "HERE/i", "--resume=HERE/j", "--checkpoint-every", "2"])
+
+    def test_of_configurations_in_modes_are_the_users(self):
+        self.expect("ladder", ["--modes", "ddp,engine3:config=a.json:lookahead=2,engine2:deepspeed=b.json"],
+                    ["--modes", "ddp,engine3:config=HERE/a.json:lookahead=2,engine2:deepspeed=HERE/b.json"])
+        self.expect("ladder", ["--modes=engine3:config=/a.json,engine3:config=b.json"],
+                    ["--modes=engine3:config=/a.json,engine3:config=HERE/b.json"])
+
+    def test_of_other_programs_are_the_users(self):
+        self.expect("plan", ["--weights", "a", "--check", "b.json", "--memory", "24GB", "--json=c.json"],
+                    ["--weights", "HERE/a", "--check", "HERE/b.json", "--memory", "24GB", "--json=HERE/c.json"])
+        self.expect("timeline", ["a.json", "--require", "0.5", "b.json", "--pict", "c.png"],
+                    ["HERE/a.json", "--require", "0.5", "HERE/b.json", "--pict", "HERE/c.png"])
+        self.expect("data", ["text", "--input", "a", "b", "--tokenizer", "c", "--validation", "0.1", "--output", "d"],
+                    ["text", "--input", "HERE/a", "HERE/b", "--tokenizer", "HERE/c", "--validation", "0.1",
+                     "--output", "HERE/d"])
+        self.expect("step 01", ["shares", "--film", "a", "--json", "b", "--model", "wide"],
+                    ["shares", "--film", "HERE/a", "--json", "HERE/b", "--model", "wide"])
+        self.expect("links", ["--quick", "--keep-logs", "a", "--json", "b"],
+                    ["--quick", "--keep-logs", "HERE/a", "--json", "HERE/b"])
+        self.expect("peers", ["--json", "a", "--rounds", "2"], ["--json", "HERE/a", "--rounds", "2"])
+
+    def test_that_are_none_stay(self):
+        self.expect("plan", ["--json", "-"], ["--json", "-"])
+        self.expect("ladder", ["--json", "/a", "--save", "", "--model", "tiny"],
+                    ["--json", "/a", "--save", "", "--model", "tiny"])
+
+    def test_in_the_repository_stay(self):
+        words = ["--json", "a.json", "--modes", "engine3:config=b.json"]
+        self.assertEqual(self.lines("ladder", *words, folder=self.repository), [str(self.repository), *words])
+
+
+class Links(Script):
+    def test_to_the_script_lead_to_the_repository(self):
+        first, second = self.folder / "bin" / "zero", self.folder / "again"
+        first.parent.mkdir()
+        first.symlink_to("../repository/run")
+        second.symlink_to(first)
+        for link in (first, second):
+            self.assertEqual(self.lines("help", script=link)[0], "Usage: ./run COMMAND [ARGUMENT]...")
+            self.assertEqual(self.lines("ladder", script=link), [str(self.repository)])
+
+
+class Help(Script):
+    def test_is_printed_by_every_command(self):
+        usage = self.lines("help")
+        for word in ("--help", "-h"):
+            for command in ("test", "check", "bench", "build", "docs", "diff", "step", "exercise", "mutant", "format",
+                            "shell"):
+                self.assertEqual(self.lines(command, word), usage, command)
+            for command in ("ladder", "plan", "peers", "links", "timeline", "data", "step 01"):
+                self.assertEqual(self.lines(*command.split(), word)[-1], word, command)
+
+
+class Diff(Script):
+    def test_of_two_at_once_do_not_meet(self):
+        # A name that another could have too must not matter.
+        (self.repository / "build" / "diff_01_zero1").mkdir()
+        shown = self.lines("diff", "01", "02")
+        self.assertIn("======== 01_zero1/zero1_sharding.hpp -> 02_zero2/zero2_sharding.hpp", shown)
+        self.assertTrue(any(line.startswith("+") for line in shown), "nothing is new")
+        self.assertEqual(list(self.temporary.iterdir()), [], "a temporary file was left behind")
+
+    def test_has_its_own_temporary_file_and_removes_it_whatever_happens(self):
+        make_program(self.folder / "failing" / "sed", SED)
+        path, seen = f"{self.folder / 'failing'}:{os.environ['PATH']}", self.folder / "seen"
+        for _ in range(2):
+            ended = self.call("diff", "01", "02", PATH=path, SEEN=str(seen))
+            self.assertNotEqual(ended.returncode, 0)
+            self.assertEqual(list(self.temporary.iterdir()), [], "a temporary file was left behind")
+        names = seen.read_text().split()
+        self.assertEqual(len(names), 2, names)
+        self.assertNotEqual(*names)
+
+
+if __name__ == "__main__":
+    unittest.main()
