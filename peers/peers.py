@@ -23,8 +23,8 @@ and, of both sides,
                says, headers and all
 
 The figures go to out/peers.json. HWM of ours counts everything from the start of a rank to its end;
-of PyTorch's ranks only what comes after the model was loaded. Both sides put large blocks on huge
-pages (THP_MEM_ALLOC_ENABLE; ours asks for it by itself).
+of PyTorch's ranks only what comes after the model was loaded. Ours puts large blocks on huge pages;
+--huge-pages has PyTorch do so too, which it does not by itself (THP_MEM_ALLOC_ENABLE).
 """
 
 import argparse
@@ -157,8 +157,9 @@ def run_torch(pair, options, work, keep, memory=False):
     """One run under PyTorch; `memory`: of two steps, for the peak of its allocator alone."""
     store = work / "store"
     store.unlink(missing_ok=True)
-    environment = dict(os.environ, OMP_NUM_THREADS=str(threads(options)),
-                       THP_MEM_ALLOC_ENABLE="1")
+    environment = dict(os.environ, OMP_NUM_THREADS=str(threads(options)))
+    if options.huge_pages:
+        environment["THP_MEM_ALLOC_ENABLE"] = "1"
     ranks = []
     for rank in range(options.nproc):
         command = [sys.executable, Path(__file__).with_name("torch_rank.py"), "--pair", pair,
@@ -236,7 +237,7 @@ def compare(pair, options, work, rounds):
                                             work / "torch.safetensors")
             shutil.rmtree(work / "ours")
             (work / "torch.safetensors").unlink()
-    peak = run_torch(pair, options, work, keep=False, memory=True)
+    peak = run_torch(pair, options, work, keep=False, memory=True) if options.memory else None
     ratios = [a["step_s"] / b["step_s"] for a, b in zip(ours, theirs)]
 
     def median(runs, key):
@@ -285,7 +286,7 @@ def print_table(rows):
                 name, *(f"{row[f'{side}_{phase}_s']:.2f} s"
                         for phase in ("forward", "backward", "optimizer")), exposed,
                 f"{row[f'{side}_tokens_per_s']:.0f}", f"{row[f'{side}_rest_mib']:.0f}",
-                f"{row[f'{side}_peak_mib']:.0f}",
+                "-" if row[f"{side}_peak_mib"] is None else f"{row[f'{side}_peak_mib']:.0f}",
                 f"{row[f'{side}_sent_bytes_per_rank'] / 2**20:.0f}"])
     print_lines(lines)
 
@@ -331,6 +332,10 @@ def parse_arguments():
     parser.add_argument("--batch", type=positive, default=1, help="samples a rank and step (1)")
     parser.add_argument("--ours", default="", help="our mode of a pair, for example zero3=zero3")
     parser.add_argument("--json", type=name, default="out/peers.json", help="where the figures go")
+    parser.add_argument("--no-memory", dest="memory", action="store_false",
+                        help="leave out the runs that find the peak of PyTorch's allocator")
+    parser.add_argument("--huge-pages", action="store_true",
+                        help="PyTorch's large blocks on huge pages too, as ours are")
     parser.add_argument("--seed-of-ours", type=int, default=SEED, help=argparse.SUPPRESS)
     parser.add_argument("--ladder", default="build/release/bin/ladder", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -363,6 +368,7 @@ def main():
         document = {"rows": rows, "parameters": parameters, "steps": options.steps,
                     "rounds": options.rounds, "sequence_length": options.seq_len,
                     "batch_size": options.batch, "threads": threads(options),
+                    "torch_huge_pages": options.huge_pages,
                     "command": ["./run", "peers", *sys.argv[1:]]}
         temporary = Path(options.json + ".tmp")
         temporary.write_text(json.dumps(document, indent=2) + "\n")

@@ -119,7 +119,7 @@ def train(model, optimizer, batches):
 
 
 def peak_of_two_steps(options, batches):
-    """The second step has the optimizer's states; what loading took for a moment does not count."""
+    """Since before the model is made. The second step has the optimizer's states and is the peak."""
     batches = {name: tensor[:2] for name, tensor in batches.items()}
     cpu = torch.profiler.ProfilerActivity.CPU
     with torch.profiler.profile(activities=[cpu], profile_memory=True) as profile:

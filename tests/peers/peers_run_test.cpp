@@ -43,7 +43,7 @@ Ended run_peers(const TestFolder& folder, const std::string& arguments) {
 
 TEST_F(Peers, TrainTheSameModelOnTheSameBatches) {
   const TestFolder folder;
-  const Ended run = run_peers(folder, "--model tiny --rounds 1 --steps 3 --seq-len 32");
+  const Ended run = run_peers(folder, "--model tiny --rounds 1 --steps 3 --seq-len 32 --no-memory");
   ASSERT_EQ(run.code, 0) << run.said;
   const auto json = nlohmann::json::parse(std::ifstream(folder / "peers.json"));
   ASSERT_EQ(json["rows"].size(), 4u);
@@ -62,6 +62,27 @@ TEST_F(Peers, TrainTheSameModelOnTheSameBatches) {
     EXPECT_LT(row["max_rel_diff"], 5e-5);
     // Not one and the same file compared with itself.
     EXPECT_GT(row["max_rel_diff"], 0.0);
+  }
+}
+
+TEST_F(Peers, SayWhereTimeAndMemoryGoOnBothSides) {
+  const TestFolder folder;
+  const Ended run = run_peers(folder, "--model tiny --rounds 1 --steps 3 --seq-len 32 --pairs ddp");
+  ASSERT_EQ(run.code, 0) << run.said;
+  const auto row = nlohmann::json::parse(std::ifstream(folder / "peers.json"))["rows"][0];
+  constexpr double kCopyMib = 108864.0 * 4 / (1 << 20);
+  for (const std::string side : {"ours", "torch"}) {
+    SCOPED_TRACE(side);
+    const auto of = [&](const char* key) { return row.at(side + "_" + key).get<double>(); };
+    EXPECT_LT(of("forward_s") + of("backward_s") + of("optimizer_s"), 1.5 * of("step_s"));
+    EXPECT_GT(of("backward_s"), 0.0);
+    // Parameters, gradients and two moments; activations are a part of the rest.
+    EXPECT_GT(of("peak_mib"), 4 * kCopyMib);
+    EXPECT_LT(of("peak_mib"), 20 * kCopyMib);
+    EXPECT_GE(of("rest_mib"), 4 * kCopyMib - 0.01);
+    // An all-reduce of two ranks sends a copy; headers and acknowledgements are the rest.
+    EXPECT_GE(of("sent_bytes_per_rank"), kCopyMib * (1 << 20));
+    EXPECT_LT(of("sent_bytes_per_rank"), 2 * kCopyMib * (1 << 20));
   }
 }
 
