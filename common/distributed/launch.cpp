@@ -216,8 +216,13 @@ std::vector<RankExit> run_processes(const LaunchOptions& options,
           fmt::format("rank {} of {} could not be started: {}", rank, options.world_size, cause));
     }
   }
-  forked();
-  watch(children, options, started, others_hear);
+  try {
+    forked();
+    watch(children, options, started, others_hear);
+  } catch (...) {
+    kill_the_rest(children, started);  // nobody would watch them any more
+    throw;
+  }
   std::vector<RankExit> exits;
   for (Child& child : children) {
     child.exit.result = child.result.read();

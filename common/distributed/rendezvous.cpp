@@ -19,6 +19,7 @@ namespace {
 constexpr const char* kLoopback = "127.0.0.1";
 constexpr const char* kFailed = "zero/failed";
 constexpr auto kLookAgain = std::chrono::milliseconds(250);
+constexpr auto kStart = std::chrono::minutes(1);
 
 [[noreturn]] void no_port(const char* step) {
   throw Error(
@@ -51,9 +52,16 @@ void Rendezvous::serve(std::chrono::milliseconds timeout) {
   options.port = static_cast<std::uint16_t>(port_);
   options.isServer = true;
   options.waitWorkers = false;
-  options.timeout = timeout;
+  // Its own first connection to itself is under the same limit, on a machine that is busy with the
+  // start of all ranks.
+  options.timeout = std::max<std::chrono::milliseconds>(timeout, kStart);
   options.masterListenFd = std::exchange(socket_, -1);  // the store's from now on
-  store_ = c10::make_intrusive<c10d::TCPStore>(kLoopback, options);
+  try {
+    store_ = c10::make_intrusive<c10d::TCPStore>(kLoopback, options);
+  } catch (const std::exception& error) {
+    throw Error(fmt::format("the store for ranks on this machine cannot be served at port {}: {}",
+                            port_, first_line(error.what())));
+  }
 }
 
 void Rendezvous::say_failed(const std::string& how) {

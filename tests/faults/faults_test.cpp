@@ -233,7 +233,8 @@ void expect_early_stop_is_noticed(std::chrono::milliseconds delay) {
     ::_exit(0);
   }
   dist::LaunchOptions options = launch_options();
-  options.total_timeout = std::chrono::seconds(0);  // by itself, or never
+  options.total_timeout = std::chrono::seconds(0);    // by itself, or never
+  options.connect.timeout = std::chrono::seconds(5);  // the machine is busy with their start
   const auto exits = dist::launch_ranks(options, [&](dist::Communicator& communicator) {
     while (true) communicator.exchange("here");
     return std::string();
@@ -247,12 +248,12 @@ void expect_early_stop_is_noticed(std::chrono::milliseconds delay) {
 // side by side, as above.
 TEST(FaultAtTheStart, ARankIsStoppedSoonAfterItWasStarted) {
   dist::LaunchOptions options;
-  options.world_size = 12;
+  options.world_size = 6;
   options.total_timeout = options.connect.timeout = std::chrono::seconds(100);
   options.capture_output = true;
   options.threads = 1;
   const auto exits = dist::fork_processes(options, [&](int i) -> std::string {
-    expect_early_stop_is_noticed(std::chrono::milliseconds(8 * i));
+    expect_early_stop_is_noticed(std::chrono::milliseconds(16 * i));
     if (HasFailure()) throw Error("a stop was not noticed as it should be");
     return "noticed";
   });
