@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <map>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <utility>
 
 #include "zero/distributed/backend.hpp"
@@ -117,11 +118,13 @@ std::unique_ptr<Communicator> connect(const RankEnvironment& environment,
                          environment.world_size, environment.local_rank, adjusted);
 }
 
-std::unique_ptr<Communicator> connect_on_this_host(int port, int rank, int size,
-                                                   ConnectOptions options) {
+std::unique_ptr<Communicator> connect_in_folder(const std::filesystem::path& folder, int rank,
+                                                int size, ConnectOptions options) {
   if (size == 1) return connect_alone(options);
   options.loopback = true;
-  return connect_through(meet_at(port, options.timeout), rank, size, /*local_rank=*/rank, options);
+  auto store = c10::make_intrusive<FolderStore>(folder);
+  store->setTimeout(options.timeout);
+  return connect_through(store, rank, size, /*local_rank=*/rank, options);
 }
 
 std::unique_ptr<Communicator> connect_alone(const ConnectOptions& options) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -68,10 +69,10 @@ bool is_loopback(const std::string& address);
 std::unique_ptr<Communicator> connect(const RankEnvironment& environment,
                                       const ConnectOptions& options = {});
 
-/// Connects `size` processes of this machine through the store that launch_ranks() serves at `port`
-/// of loopback. Otherwise as connect().
-std::unique_ptr<Communicator> connect_on_this_host(int port, int rank, int size,
-                                                   ConnectOptions options = {});
+/// Connects `size` processes of this machine through a folder that all of them see and that was
+/// empty before, as launch_ranks() does. Otherwise as connect().
+std::unique_ptr<Communicator> connect_in_folder(const std::filesystem::path& folder, int rank,
+                                                int size, ConnectOptions options = {});
 
 /// A group of one: no store, no connection, nothing to wait for.
 std::unique_ptr<Communicator> connect_alone(const ConnectOptions& options = {});

@@ -187,10 +187,9 @@ void watch(std::vector<Child>& children, const LaunchOptions& options, Clock::ti
   }
 }
 
-// Forks the ranks and waits for them. `forked` is called when all run.
+// Forks the ranks and waits for them.
 std::vector<RankExit> run_processes(const LaunchOptions& options,
                                     const std::function<std::string(int)>& function,
-                                    const std::function<void()>& forked,
                                     const std::function<void(const std::string&)>& others_hear) {
   if (options.world_size < 1) {
     throw Error(fmt::format("{} ranks cannot be started: 1 or more can", options.world_size));
@@ -217,7 +216,6 @@ std::vector<RankExit> run_processes(const LaunchOptions& options,
     }
   }
   try {
-    forked();
     watch(children, options, started, others_hear);
   } catch (...) {
     kill_the_rest(children, started);  // nobody would watch them any more
@@ -236,20 +234,18 @@ std::vector<RankExit> run_processes(const LaunchOptions& options,
 
 std::vector<RankExit> fork_processes(const LaunchOptions& options,
                                      const std::function<std::string(int)>& function) {
-  return run_processes(
-      options, function, [] {}, [](const std::string&) {});
+  return run_processes(options, function, [](const std::string&) {});
 }
 
 std::vector<RankExit> launch_ranks(const LaunchOptions& options, const RankFunction& function) {
-  Rendezvous rendezvous;
+  const Rendezvous rendezvous;
   return run_processes(
       options,
       [&](int rank) {
         const auto communicator =
-            connect_on_this_host(rendezvous.port(), rank, options.world_size, options.connect);
+            connect_in_folder(rendezvous.folder(), rank, options.world_size, options.connect);
         return function(*communicator);
       },
-      [&] { rendezvous.serve(options.connect.timeout); },
       [&](const std::string& how) { rendezvous.say_failed(how); });
 }
 

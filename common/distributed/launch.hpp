@@ -45,10 +45,10 @@ struct RankExit {
 using RankFunction = std::function<std::string(Communicator&)>;
 
 /// Forks `world_size` processes, connects them and runs `function` in each; blocks until all have
-/// ended and says how. They meet in a store that the calling process serves on a port of loopback
-/// (in a thread, until all have ended); ranks that wait there for one that has failed are told. The
-/// calling process must not have used a tensor yet: LibTorch's threads do not survive a fork. When
-/// the caller dies, its ranks are killed with it.
+/// ended and says how. They meet in a folder of the system's temporary one, which is gone
+/// afterwards; ranks that wait there for one that has failed are told. The calling process must not
+/// have used a tensor yet: LibTorch's threads do not survive a fork. When the caller dies, its
+/// ranks are killed with it.
 std::vector<RankExit> launch_ranks(const LaunchOptions& options, const RankFunction& function);
 
 /// The same for a function that connects by itself, or not at all; it gets its rank.

@@ -20,7 +20,7 @@ struct NcclOptions {
   ReductionOrder order = ReductionOrder::kNative;
 };
 
-/// Lets connect(), connect_on_this_host(), connect_alone() and launch_ranks() take the backend
+/// Lets connect(), connect_in_folder(), connect_alone() and launch_ranks() take the backend
 /// "nccl". Call it once, before them; it touches no GPU yet. The communicator that they make then
 ///
 /// - takes CUDA tensors of this rank's GPU, which becomes the current one of the calling thread,

@@ -1,14 +1,16 @@
 #include "zero/distributed/rendezvous.hpp"
 
-#include <arpa/inet.h>
 #include <fmt/format.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
+#include <iterator>
+#include <thread>
 #include <utility>
 
 #include "zero/error.hpp"
@@ -16,69 +18,129 @@
 namespace zero::dist {
 namespace {
 
-constexpr const char* kLoopback = "127.0.0.1";
+namespace fs = std::filesystem;
+
 constexpr const char* kFailed = "zero/failed";
 constexpr auto kLookAgain = std::chrono::milliseconds(250);
-constexpr auto kStart = std::chrono::minutes(1);
 
-[[noreturn]] void no_port(const char* step) {
-  throw Error(
-      fmt::format("ranks on this machine meet at a port of {}, and {} failed: {}; is the loopback "
-                  "interface up?",
-                  kLoopback, step, std::strerror(errno)));
+// A key may hold anything, the name of a file no '/'.
+std::string name_of_file(const std::string& key) {
+  std::string name;
+  for (const char c : key) {
+    const auto byte = static_cast<unsigned char>(c);
+    name += std::isalnum(byte) != 0 ? std::string(1, c) : fmt::format("%{:02x}", byte);
+  }
+  return name;
+}
+
+std::string contents_of_file(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+[[noreturn]] void cannot(const char* what, const fs::path& path) {
+  throw Error(fmt::format("the folder in which ranks meet: {} cannot be {}: {}", path.string(),
+                          what, std::strerror(errno)));
 }
 
 }  // namespace
 
-Rendezvous::Rendezvous() : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-  if (socket_ < 0) no_port("socket()");
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  ::inet_pton(AF_INET, kLoopback, &address.sin_addr);
-  socklen_t size = sizeof address;
-  auto* const any = reinterpret_cast<sockaddr*>(&address);
-  if (::bind(socket_, any, size) != 0) no_port("bind()");
-  if (::listen(socket_, SOMAXCONN) != 0) no_port("listen()");
-  if (::getsockname(socket_, any, &size) != 0) no_port("getsockname()");
-  port_ = ntohs(address.sin_port);
+c10::intrusive_ptr<c10d::Store> FolderStore::clone() {
+  return c10::make_intrusive<FolderStore>(folder_);
+}
+
+fs::path FolderStore::file_of(const std::string& key, std::int64_t version) const {
+  const std::string name = name_of_file(key);
+  return folder_ / (version == 0 ? name : fmt::format("{}+{}", name, version));
+}
+
+// A complete file that nobody else knows yet.
+fs::path FolderStore::written(const std::string& text) const {
+  std::string path = (folder_ / "new-XXXXXX").string();
+  const int file = ::mkstemp(path.data());
+  if (file < 0) cannot("made", path);
+  ::close(file);
+  std::ofstream out(path, std::ios::binary);
+  out << text;
+  out.close();
+  if (!out) cannot("written", path);
+  return path;
+}
+
+void FolderStore::set(const std::string& key, const std::vector<std::uint8_t>& value) {
+  const fs::path made = written(std::string(value.begin(), value.end()));
+  const fs::path path = file_of(key);
+  if (::rename(made.c_str(), path.c_str()) != 0) cannot("named", path);
+}
+
+std::int64_t FolderStore::last_version(const std::string& key) const {
+  std::int64_t version = 0;
+  while (fs::exists(file_of(key, version + 1))) ++version;
+  return version;
+}
+
+std::int64_t FolderStore::add(const std::string& key, std::int64_t value) {
+  for (std::int64_t version = last_version(key);; ++version) {
+    const std::string before = version == 0 ? "0" : contents_of_file(file_of(key, version));
+    const std::int64_t sum = std::stoll(before) + value;
+    const fs::path made = written(std::to_string(sum));
+    // One of those who try gets the name; the others come after it.
+    const int linked = ::link(made.c_str(), file_of(key, version + 1).c_str());
+    const int code = errno;
+    ::unlink(made.c_str());
+    if (linked == 0) return sum;
+    errno = code;
+    if (code != EEXIST) cannot("linked", made);
+  }
+}
+
+std::vector<std::uint8_t> FolderStore::get(const std::string& key) {
+  wait({key});
+  const fs::path path = file_of(key);
+  const std::string text =
+      contents_of_file(fs::exists(path) ? path : file_of(key, last_version(key)));
+  return {text.begin(), text.end()};
+}
+
+bool FolderStore::deleteKey(const std::string& key) { return fs::remove(file_of(key)); }
+
+bool FolderStore::check(const std::vector<std::string>& keys) {
+  return std::all_of(keys.begin(), keys.end(), [this](const std::string& key) {
+    return fs::exists(file_of(key)) || fs::exists(file_of(key, 1));
+  });
+}
+
+std::int64_t FolderStore::getNumKeys() {
+  return std::distance(fs::directory_iterator(folder_), fs::directory_iterator());
+}
+
+void FolderStore::wait(const std::vector<std::string>& keys,
+                       const std::chrono::milliseconds& timeout) {
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  auto pause = std::chrono::microseconds(100);
+  while (!check(keys)) {
+    if (std::chrono::steady_clock::now() >= deadline) {
+      throw std::runtime_error(
+          fmt::format("wait timeout after {} ms for {}", timeout.count(), keys.front()));
+    }
+    std::this_thread::sleep_for(pause);
+    pause = std::min<std::chrono::microseconds>(2 * pause, std::chrono::milliseconds(5));
+  }
+}
+
+Rendezvous::Rendezvous() {
+  std::string path = (fs::temp_directory_path() / "zero-XXXXXX").string();
+  if (::mkdtemp(path.data()) == nullptr) cannot("made", path);
+  folder_ = path;
 }
 
 Rendezvous::~Rendezvous() {
-  if (socket_ >= 0) ::close(socket_);
+  std::error_code ignored;
+  fs::remove_all(folder_, ignored);
 }
 
-void Rendezvous::serve(std::chrono::milliseconds timeout) {
-  c10d::TCPStoreOptions options;
-  options.port = static_cast<std::uint16_t>(port_);
-  options.isServer = true;
-  options.waitWorkers = false;
-  // Its own first connection to itself is under the same limit, on a machine that is busy with the
-  // start of all ranks.
-  options.timeout = std::max<std::chrono::milliseconds>(timeout, kStart);
-  options.masterListenFd = std::exchange(socket_, -1);  // the store's from now on
-  try {
-    store_ = c10::make_intrusive<c10d::TCPStore>(kLoopback, options);
-  } catch (const std::exception& error) {
-    throw Error(fmt::format("the store for ranks on this machine cannot be served at port {}: {}",
-                            port_, first_line(error.what())));
-  }
-}
-
-void Rendezvous::say_failed(const std::string& how) {
-  store_->set(kFailed, std::vector<std::uint8_t>(how.begin(), how.end()));
-}
-
-StorePtr meet_at(int port, std::chrono::milliseconds timeout) {
-  c10d::TCPStoreOptions options;
-  options.port = static_cast<std::uint16_t>(port);
-  options.waitWorkers = false;
-  options.timeout = timeout;
-  try {
-    return c10::make_intrusive<c10d::TCPStore>(kLoopback, options);
-  } catch (const std::exception& error) {
-    throw Error(fmt::format("the process that started the ranks does not answer: {}",
-                            first_line(error.what())));
-  }
+void Rendezvous::say_failed(const std::string& how) const {
+  FolderStore(folder_).set(kFailed, how);
 }
 
 std::vector<std::uint8_t> WatchedStore::get(const std::string& key) {

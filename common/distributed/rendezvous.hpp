@@ -3,43 +3,64 @@
 // Private to common/distributed: where ranks meet, and how those that wait hear of one that ended.
 
 #include <chrono>
+#include <filesystem>
 #include <string>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <vector>
 
 #include "zero/distributed/gloo_communicator.hpp"
 
 namespace zero::dist {
 
-/// The store of ranks that this process starts by itself: it serves them over loopback and tells
-/// them when one of them has failed. No rank can hold the others up in it, as one that is stopped
-/// while it has the lock of a shared file would.
+/// A store in a folder that all ranks see: a file for each key, which appears under its name when
+/// it is complete. No lock: a rank that is stopped, wherever, holds nobody up (c10d's FileStore has
+/// one, and whoever is stopped while it holds that stops all others for ever). No network either:
+/// c10d's TCPStore looks up the name of every address, and a resolver may not answer.
+///
+/// Counters are chains of files, one for each value, so that a value is given to one rank only.
+class FolderStore final : public c10d::Store {
+ public:
+  /// `folder` must exist.
+  explicit FolderStore(std::filesystem::path folder) : folder_(std::move(folder)) {}
+
+  using c10d::Store::set;
+  c10::intrusive_ptr<c10d::Store> clone() override;
+  void set(const std::string& key, const std::vector<std::uint8_t>& value) override;
+  std::vector<std::uint8_t> get(const std::string& key) override;
+  std::int64_t add(const std::string& key, std::int64_t value) override;
+  bool deleteKey(const std::string& key) override;
+  bool check(const std::vector<std::string>& keys) override;
+  std::int64_t getNumKeys() override;
+  void wait(const std::vector<std::string>& keys) override { wait(keys, getTimeout()); }
+  void wait(const std::vector<std::string>& keys,
+            const std::chrono::milliseconds& timeout) override;
+
+ private:
+  std::filesystem::path file_of(const std::string& key, std::int64_t version = 0) const;
+  std::filesystem::path written(const std::string& text) const;
+  std::int64_t last_version(const std::string& key) const;
+
+  std::filesystem::path folder_;
+};
+
+/// Where the ranks meet that this process starts by itself: a folder in the system's temporary one,
+/// which goes away with the object. It tells ranks that wait for one that has failed.
 class Rendezvous {
  public:
-  /// Takes a port that is free, before the ranks are forked: they can connect from then on.
   Rendezvous();
   Rendezvous(const Rendezvous&) = delete;
   Rendezvous& operator=(const Rendezvous&) = delete;
   ~Rendezvous();
 
-  int port() const { return port_; }
-
-  /// Answers the ranks, in a thread: to be called after the last fork.
-  void serve(std::chrono::milliseconds timeout);
+  const std::filesystem::path& folder() const { return folder_; }
 
   /// Ends the wait of all ranks for something that is not in the store yet; `how` says what became
   /// of which rank, and is their error.
-  void say_failed(const std::string& how);
+  void say_failed(const std::string& how) const;
 
  private:
-  int port_ = 0;
-  int socket_ = -1;
-  c10::intrusive_ptr<c10d::TCPStore> store_;
+  std::filesystem::path folder_;
 };
-
-/// The rank's side of Rendezvous::port(); zero::Error if it does not answer.
-StorePtr meet_at(int port, std::chrono::milliseconds timeout);
 
 /// A store in which nobody waits for what will never come: a wait ends with zero::Error soon after
 /// the process that started the ranks has said that one failed. Under a launcher of others nobody
