@@ -136,7 +136,7 @@ EngineConfig engine_config(const std::string& json) {
     if (scale == 0) return;
     try {
       train::LossScale{config.loss_scale};
-    } catch (const Error& error) {
+    } catch (const Error&) {
       reader.refuse("loss_scale", value, "0 for none, or a power of two from 1 to 2^100");
     }
   });

@@ -39,8 +39,9 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests" / "hosts"))
+sys.path[:0] = [str(ROOT / "tests" / "hosts"), str(ROOT / "common" / "data")]
 
+import prepare  # noqa: E402
 from hosts import Failure, Network, Program, Skip, check_machine, succeed_together  # noqa: E402
 from links_report import (  # noqa: E402
     figures, label, table, wrong_bytes, wrong_speed, wrong_weights,
@@ -241,11 +242,6 @@ def parse_arguments(words=None):
             raise argparse.ArgumentTypeError(f"{word}: a link has 1 to 100000 Mbit/s, or is unlimited")
         return mbit
 
-    def name(text):
-        if not text:
-            raise argparse.ArgumentTypeError("a name is needed, and this is empty")
-        return text
-
     parser.add_argument("--rates", type=several(rate), default=[100.0, 1000.0, None],
                         help="Mbit/s of the links (100,1000,unlimited)")
     parser.add_argument("--model", choices=MODELS, default="links", help="links has 6.5 million parameters (links)")
@@ -259,9 +255,9 @@ def parse_arguments(words=None):
     parser.add_argument("--in-flight", type=float, default=IN_FLIGHT_MIB,
                         help=f"MiB of gradients that an engine sends at once ({IN_FLIGHT_MIB:g})")
     parser.add_argument("--quick", action="store_true", help="fewer points, and none without overlap")
-    parser.add_argument("--json", type=name, default="out/links.json",
+    parser.add_argument("--json", type=prepare.name, default="out/links.json",
                         help="where the figures go; pictures go beside them")
-    parser.add_argument("--keep-logs", metavar="FOLDER", type=name,
+    parser.add_argument("--keep-logs", metavar="FOLDER", type=prepare.name,
                         help="keep what every run said and measured here")
     parser.add_argument("--ladder", default=ROOT / "build/release/bin/ladder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(words)

@@ -316,11 +316,6 @@ def parse_arguments():
             raise argparse.ArgumentTypeError(f"{number} is less than 1")
         return number
 
-    def name(text):
-        if not text:
-            raise argparse.ArgumentTypeError("a name is needed, and this is empty")
-        return text
-
     parser.add_argument("--pairs", type=pair_list, default=list(OURS),
                         help=f"of {','.join(OURS)} (all)")
     parser.add_argument("--model", choices=list(MODELS), default="smollm2-360m",
@@ -331,7 +326,7 @@ def parse_arguments():
     parser.add_argument("--seq-len", type=positive, default=128, help="tokens of a sample (128)")
     parser.add_argument("--batch", type=positive, default=1, help="samples a rank and step (1)")
     parser.add_argument("--ours", default="", help="our mode of a pair, for example zero3=zero3")
-    parser.add_argument("--json", type=name, default="out/peers.json", help="where the figures go")
+    parser.add_argument("--json", type=prepare.name, default="out/peers.json", help="where the figures go")
     parser.add_argument("--no-memory", dest="memory", action="store_false",
                         help="leave out the runs that find the peak of PyTorch's allocator")
     parser.add_argument("--huge-pages", action="store_true",
