@@ -48,7 +48,7 @@ class HookedCommunicator final : public dist::Communicator {
     return pass(call, [&] { return inner_.reduce_scatter(output, input, call.purpose, op); });
   }
   WorkPtr do_all_gather(const Call& call, at::Tensor output, at::Tensor input) override {
-    return pass(call, [&] { return inner_.all_gather(output, input, call.purpose); });
+    return pass(call, [&] { return inner_.all_gather(output, input, call.purpose, call.own); });
   }
   WorkPtr do_all_to_all(const Call& call, at::Tensor output, at::Tensor input) override {
     return pass(call, [&] { return inner_.all_to_all(output, input, call.purpose); });

@@ -64,6 +64,15 @@ TEST_P(CollectivesOnGloo, GiveWhatTheyPromise) {
       for (int r = 0; r < n; ++r) {
         EXPECT_TRUE(at::equal(all.narrow(0, r * size, size), unique(r, size))) << "all_gather";
       }
+      // The own piece may hold anything, so that nobody can rely on a copy. Native ones make it.
+      all = at::full({size * n}, -1.0F);
+      c.all_gather(all, unique(c.rank(), size), Purpose::kParameter, OwnPiece::kLeft).wait();
+      for (int r = 0; r < n; ++r) {
+        const bool left = r == c.rank() && c.order() == ReductionOrder::kRankOrdered;
+        EXPECT_TRUE(at::equal(all.narrow(0, r * size, size),
+                              left ? at::full({size}, -1.0F) : unique(r, size)))
+            << "all_gather without the own piece";
+      }
 
       at::Tensor swapped = at::empty({size * n});
       c.all_to_all(swapped, pieces, Purpose::kControl).wait();

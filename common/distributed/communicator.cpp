@@ -1,5 +1,6 @@
 #include "zero/distributed/communicator.hpp"
 
+#include <ATen/ops/from_blob.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -122,7 +123,8 @@ Pending Communicator::reduce_scatter(at::Tensor output, at::Tensor input, Purpos
                 started);
 }
 
-Pending Communicator::all_gather(at::Tensor output, at::Tensor input, Purpose purpose) {
+Pending Communicator::all_gather(at::Tensor output, at::Tensor input, Purpose purpose,
+                                 OwnPiece own) {
   const auto started = Clock::now();
   check_tensor(Operation::kAllGather, output);
   if (output.numel() != input.numel() * size_ || input.scalar_type() != output.scalar_type()) {
@@ -131,7 +133,8 @@ Pending Communicator::all_gather(at::Tensor output, at::Tensor input, Purpose pu
         output.numel(), c10::toString(output.scalar_type()), input.numel() * size_, size_,
         input.numel(), c10::toString(input.scalar_type())));
   }
-  const Call call = begin(Operation::kAllGather, purpose, input, /*peer=*/-1);
+  Call call = begin(Operation::kAllGather, purpose, input, /*peer=*/-1);
+  call.own = own;
   return finish(call, do_all_gather(call, std::move(output), std::move(input)), started);
 }
 
@@ -284,6 +287,15 @@ void Communicator::check_rank(Operation operation, int peer) const {
     throw Error(fmt::format("{}: rank {} does not exist; ranks are 0 to {}", name(operation), peer,
                             size_ - 1));
   }
+}
+
+std::vector<double> of_all_ranks(Communicator& communicator, std::vector<double> mine) {
+  const auto count = static_cast<std::int64_t>(mine.size());
+  std::vector<double> all(mine.size() * static_cast<std::size_t>(communicator.size()));
+  at::Tensor output = at::from_blob(all.data(), {communicator.size() * count}, at::kDouble);
+  at::Tensor input = at::from_blob(mine.data(), {count}, at::kDouble);
+  communicator.all_gather(output, input, Purpose::kControl).wait();
+  return all;
 }
 
 std::int64_t piece_begin(std::int64_t elements, int rank, int size) {

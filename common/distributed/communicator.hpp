@@ -64,6 +64,12 @@ enum class ReduceType : std::uint8_t {
 };
 std::string_view name(ReduceType type);
 
+/// What an all-gather does with this rank's own piece of the output.
+enum class OwnPiece : std::uint8_t {
+  kWritten,  ///< it becomes a copy of the input, like the others
+  kLeft,     ///< it need not be written: the caller reads the input itself, and saves that copy
+};
+
 /// Bytes that this rank handed to the backend to send, by operation and purpose.
 struct Traffic {
   struct Entry {
@@ -172,8 +178,10 @@ class Communicator {
                          ReduceOp op = ReduceOp::kAverage);
 
   /// `input` of rank r becomes piece r of every rank's `output` (N times as large). `input` may be
-  /// that piece of `output`. Sends `input` N-1 times.
-  Pending all_gather(at::Tensor output, at::Tensor input, Purpose purpose);
+  /// that piece of `output`. Sends `input` N-1 times. With OwnPiece::kLeft this rank's own piece of
+  /// `output` holds anything afterwards, unless it is `input`.
+  Pending all_gather(at::Tensor output, at::Tensor input, Purpose purpose,
+                     OwnPiece own = OwnPiece::kWritten);
 
   /// Piece p of rank r's `input` becomes piece r of rank p's `output`; both hold N equal pieces and
   /// may not overlap.
@@ -250,7 +258,8 @@ class Communicator {
     Operation operation;
     Purpose purpose;
     std::int64_t sequence;
-    std::int64_t bytes;  ///< of the tensor, for error messages
+    std::int64_t bytes;                 ///< of the tensor, for error messages
+    OwnPiece own = OwnPiece::kWritten;  ///< of an all-gather
   };
 
   virtual WorkPtr do_broadcast(const Call&, at::Tensor tensor, int root) = 0;
@@ -296,6 +305,10 @@ class Communicator {
   Activity::TimePoint under_way_since_;
   std::vector<Activity>* activities_ = nullptr;
 };
+
+/// `mine` of every rank, one after the other in rank order; every rank gives as many. Called by all
+/// ranks; blocks. Throws as Pending::wait() does.
+std::vector<double> of_all_ranks(Communicator& communicator, std::vector<double> mine);
 
 /// First element of piece `rank` when `elements` are cut into `size` pieces whose lengths differ by
 /// at most one, longer ones first. piece_begin(n, N, N) is n.

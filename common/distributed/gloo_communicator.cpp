@@ -34,7 +34,9 @@ std::vector<std::string> StoreExchange::exchange(const std::string& text) {
   put(key_of(round, rank_), text);
   std::vector<std::string> all;
   for (int rank = 0; rank < size_; ++rank) all.push_back(take(rank, round));
-  leave(round);
+  forget_last_message();
+  // The store may go away as soon as rank 0 is back from here: it leaves last.
+  if (served_by_rank_0_) leave(round);
   return all;
 }
 
@@ -42,41 +44,56 @@ std::string StoreExchange::key_of(std::int64_t round, int rank) {
   return fmt::format("exchange/{}/{}", round, rank);
 }
 
+// "=" and the text, or "#" and how many parts there are.
 void StoreExchange::put(const std::string& key, const std::string& text) {
+  older_ = std::exchange(mine_, {key});
+  if (text.size() < kLargestPart) {
+    store_->set(key, "=" + text);
+    return;
+  }
   const std::size_t parts = text.size() / kLargestPart + 1;
   for (std::size_t part = 0; part < parts; ++part) {
-    store_->set(fmt::format("{}/{}", key, part), text.substr(part * kLargestPart, kLargestPart));
+    mine_.push_back(fmt::format("{}/{}", key, part));
+    store_->set(mine_.back(), text.substr(part * kLargestPart, kLargestPart));
   }
-  store_->set(key, std::to_string(parts));  // last: whoever sees it finds all parts
+  store_->set(key, fmt::format("#{}", parts));  // last: whoever sees it finds all parts
 }
 
 std::string StoreExchange::take(int rank, std::int64_t round) {
   const std::string key = key_of(round, rank);
+  const auto get = [&](const std::string& from) {
+    const std::vector<std::uint8_t> bytes = store_->get(from);
+    return std::string(bytes.begin(), bytes.end());
+  };
   return patiently(fmt::format("for message {} of rank {}", round, rank), [&] {
-    store_->wait({key}, timeout_);
-    const std::vector<std::uint8_t> count = store_->get(key);
+    const std::string said = get(key);
+    if (said.front() == '=') return said.substr(1);
     std::string text;
-    for (int part = 0; part < std::stoi(std::string(count.begin(), count.end())); ++part) {
-      const std::vector<std::uint8_t> piece = store_->get(fmt::format("{}/{}", key, part));
-      text.append(piece.begin(), piece.end());
+    for (int part = 0; part < std::stoi(said.substr(1)); ++part) {
+      text += get(fmt::format("{}/{}", key, part));
     }
     return text;
   });
 }
 
+void StoreExchange::forget_last_message() {
+  // Who has said something in this round has read what was said in the one before.
+  for (const std::string& key : older_) store_->deleteKey(key);
+  older_.clear();
+}
+
 void StoreExchange::leave(std::int64_t round) {
-  // Rank 0 may be the one that serves the store, and may end as soon as it is back from here: it
-  // leaves last.
-  const std::string everyone = fmt::format("exchange/{}/everyone", round);
+  const auto left = [](std::int64_t r) { return fmt::format("exchange/{}/left", r); };
+  const auto everyone = [](std::int64_t r) { return fmt::format("exchange/{}/everyone", r); };
   patiently(fmt::format("until all ranks have read the messages {}", round), [&] {
-    const bool last = store_->add(fmt::format("exchange/{}/left", round), 1) == size_;
-    if (last) store_->set(everyone, std::string());
-    try {
-      if (rank_ == 0) store_->wait({everyone}, timeout_);
-    } catch (const Error&) {
-      // A rank has failed, says the process that started all. It serves the store, not rank 0.
+    const bool last = store_->add(left(round), 1) == size_;
+    if (last && round > 0) {
+      store_->deleteKey(left(round - 1));
+      store_->deleteKey(everyone(round - 1));
     }
-    return everyone;
+    if (last) store_->set(everyone(round), std::string());
+    if (rank_ == 0) store_->wait({everyone(round)}, timeout_);
+    return std::string();
   });
 }
 
@@ -166,13 +183,14 @@ std::unique_ptr<Communicator> GlooCommunicator::split(const std::vector<int>& ra
   const int new_rank = static_cast<int>(mine - ranks.begin());
   const int new_size = static_cast<int>(ranks.size());
   if (new_size == 1) {
-    return make_group(StoreExchange(nullptr, 0, 1, options_.timeout), nullptr, 0, 1);
+    return make_group(StoreExchange(nullptr, 0, 1, options_.timeout, false), nullptr, 0, 1);
   }
   auto store = c10::make_intrusive<c10d::PrefixStore>(
       fmt::format("group/{}/{}", label, fmt::join(ranks, ",")), store_.store());
   GroupPtr group = make_gloo_group(store, new_rank, new_size, options_.loopback, options_.timeout);
-  return make_group(StoreExchange(store, new_rank, new_size, options_.timeout), std::move(group),
-                    new_rank, new_size);
+  return make_group(
+      StoreExchange(store, new_rank, new_size, options_.timeout, store_.served_by_rank_0()),
+      std::move(group), new_rank, new_size);
 }
 
 std::unique_ptr<Communicator> GlooCommunicator::make_group(StoreExchange store, GroupPtr group,
@@ -287,14 +305,15 @@ Communicator::WorkPtr GlooCommunicator::do_all_gather(const Call& call, at::Tens
   if (order() == ReductionOrder::kNative && size() > 1) {
     return native_all_gather(messenger_, describe(call), pieces, source);
   }
-  if (mine.data_ptr() != source.data_ptr()) mine.copy_(source);
+  const bool writes = call.own == OwnPiece::kWritten && mine.data_ptr() != source.data_ptr();
+  if (writes) mine.copy_(source);
   if (size() == 1) return nullptr;
   auto work = std::make_unique<MessageSet>(messenger_, describe(call));
   const int tag = first_tag(call.sequence);
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank()) continue;
     work->recv(pieces[static_cast<std::size_t>(peer)], peer, tag);
-    work->send(mine, peer, tag);
+    work->send(writes ? mine : source, peer, tag);
   }
   return work;
 }

@@ -22,19 +22,27 @@ using GroupPtr = c10::intrusive_ptr<c10d::ProcessGroupGloo>;
 /// Start-up and object exchange over a c10d store, shared by all backends.
 class StoreExchange {
  public:
-  StoreExchange(StorePtr store, int rank, int size, std::chrono::milliseconds timeout)
-      : store_(std::move(store)), rank_(rank), size_(size), timeout_(timeout) {}
+  /// `served_by_rank_0`: the store goes away with the process of rank 0.
+  StoreExchange(StorePtr store, int rank, int size, std::chrono::milliseconds timeout,
+                bool served_by_rank_0)
+      : store_(std::move(store)),
+        rank_(rank),
+        size_(size),
+        timeout_(timeout),
+        served_by_rank_0_(served_by_rank_0) {}
 
   /// See Communicator::exchange.
   std::vector<std::string> exchange(const std::string& text);
 
   const StorePtr& store() const { return store_; }
   std::chrono::milliseconds timeout() const { return timeout_; }
+  bool served_by_rank_0() const { return served_by_rank_0_; }
 
  private:
   static std::string key_of(std::int64_t round, int rank);
   void put(const std::string& key, const std::string& text);
   std::string take(int rank, std::int64_t round);
+  void forget_last_message();
   void leave(std::int64_t round);
   // Calls `wait` and turns what c10d throws into a zero::Error that says what was waited for.
   std::string patiently(const std::string& what, const std::function<std::string()>& wait);
@@ -43,7 +51,10 @@ class StoreExchange {
   int rank_;
   int size_;
   std::chrono::milliseconds timeout_;
+  bool served_by_rank_0_;
   std::int64_t round_ = 0;
+  std::vector<std::string> mine_;   // keys of this rank's message
+  std::vector<std::string> older_;  // and of the one before
 };
 
 /// Messages between pairs of ranks over Gloo, with errors that say who did not answer.

@@ -297,13 +297,14 @@ Communicator::WorkPtr HostCommunicator::do_all_gather(const Call& call, at::Tens
   const std::vector<at::Tensor> pieces = output.flatten().chunk(size());
   const at::Tensor& mine = pieces[static_cast<std::size_t>(rank())];
   const at::Tensor source = input.flatten();
-  if (mine.data_ptr() != source.data_ptr()) mine.copy_(source);
+  const bool writes = call.own == OwnPiece::kWritten && mine.data_ptr() != source.data_ptr();
+  if (writes) mine.copy_(source);
   std::vector<Copy> copies;
   for (const int peer : all_but(rank(), size())) {
     copies.push_back({peer, 0, pieces[static_cast<std::size_t>(peer)]});
   }
-  // Peers read from the output, where it stays: the input may be a view of something that moves on.
-  Posting posting(*board_, mine, call_key(call.operation, input, /*root=*/-1));
+  // Where there is a copy peers read that: the input may be a view of something that moves on.
+  Posting posting(*board_, writes ? mine : source, call_key(call.operation, input, /*root=*/-1));
   return std::make_unique<CopyWork>(*board_, describe(call), std::move(posting), std::move(copies),
                                     all_but(rank(), size()));
 }

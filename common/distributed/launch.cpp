@@ -258,4 +258,9 @@ std::string describe_failures(const std::vector<RankExit>& exits) {
   return text;
 }
 
+void check_all_well(const std::vector<RankExit>& exits, const std::string& what) {
+  const std::string failures = describe_failures(exits);
+  if (!failures.empty()) throw Error(what + failures);
+}
+
 }  // namespace zero::dist

@@ -45,10 +45,9 @@ struct RankExit {
 using RankFunction = std::function<std::string(Communicator&)>;
 
 /// Forks `world_size` processes, connects them and runs `function` in each; blocks until all have
-/// ended and says how. They meet in a folder of the system's temporary one, which is gone
-/// afterwards; ranks that wait there for one that has failed are told. The calling process must not
-/// have used a tensor yet: LibTorch's threads do not survive a fork. When the caller dies, its
-/// ranks are killed with it.
+/// ended and says how. They meet in a folder in memory, which is gone afterwards; ranks that wait
+/// there for one that has failed are told. The calling process must not have used a tensor yet:
+/// LibTorch's threads do not survive a fork. When the caller dies, its ranks are killed with it.
 std::vector<RankExit> launch_ranks(const LaunchOptions& options, const RankFunction& function);
 
 /// The same for a function that connects by itself, or not at all; it gets its rank.
@@ -58,5 +57,8 @@ std::vector<RankExit> fork_processes(const LaunchOptions& options,
 /// One line for each rank that failed: how it ended and, where captured, what it printed. Empty if
 /// all are well.
 std::string describe_failures(const std::vector<RankExit>& exits);
+
+/// Throws zero::Error unless all are well: `what` and the lines of describe_failures().
+void check_all_well(const std::vector<RankExit>& exits, const std::string& what = "");
 
 }  // namespace zero::dist

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <vector>
@@ -43,8 +44,9 @@ class FolderStore final : public c10d::Store {
   std::filesystem::path folder_;
 };
 
-/// Where the ranks meet that this process starts by itself: a folder in the system's temporary one,
-/// which goes away with the object. It tells ranks that wait for one that has failed.
+/// Where the ranks meet that this process starts by itself: a folder in /dev/shm, or else in the
+/// system's temporary one, which goes away with the object. It tells ranks that wait for one that
+/// has failed.
 class Rendezvous {
  public:
   Rendezvous();
@@ -60,6 +62,37 @@ class Rendezvous {
 
  private:
   std::filesystem::path folder_;
+};
+
+/// A store whose every answer comes within a time limit, or not at all: c10d's TCPStore has one for
+/// keys that nobody sets, but waits for ever for a server that is stopped or out of reach.
+///
+/// Where the answer is late the call throws std::runtime_error, and the thread that waits for it,
+/// with the store, is left behind.
+class TimedStore final : public c10d::Store {
+ public:
+  /// `name` is what the store is called in messages.
+  TimedStore(StorePtr base, std::string name, std::chrono::milliseconds timeout);
+
+  using c10d::Store::set;
+  c10::intrusive_ptr<c10d::Store> clone() override;
+  void set(const std::string& key, const std::vector<std::uint8_t>& value) override;
+  std::vector<std::uint8_t> get(const std::string& key) override;
+  std::int64_t add(const std::string& key, std::int64_t value) override;
+  bool deleteKey(const std::string& key) override;
+  bool check(const std::vector<std::string>& keys) override;
+  std::int64_t getNumKeys() override;
+  void wait(const std::vector<std::string>& keys) override { wait(keys, getTimeout()); }
+  /// The answer is late when it has not come one time limit after `timeout`.
+  void wait(const std::vector<std::string>& keys,
+            const std::chrono::milliseconds& timeout) override;
+
+ private:
+  template <typename Answer>
+  Answer within(std::chrono::milliseconds limit, std::function<Answer(c10d::Store&)> ask) const;
+
+  StorePtr base_;
+  std::string name_;
 };
 
 /// A store in which nobody waits for what will never come: a wait ends with zero::Error soon after

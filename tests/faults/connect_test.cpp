@@ -7,7 +7,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdlib>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <zero/distributed/launch.hpp>
 #include <zero/error.hpp>
 
@@ -142,6 +144,22 @@ TEST(Connect, RankThatServesTheStoreLeavesLast) {
   }
 }
 
+// Its system still takes what the others send, and nobody reads it.
+TEST(Connect, RankThatServesTheStoreIsStopped) {
+  const int port = free_port();
+  const auto exits = connecting(2, [&](int rank) {
+    dist::ConnectOptions options;
+    options.timeout = std::chrono::seconds(2);
+    const auto communicator = dist::connect(environment(rank, 2, port), options);
+    if (rank == 0) ::raise(SIGSTOP);
+    communicator->exchange("here");
+  });
+  EXPECT_EQ(exits[1].exit_code, 1);
+  EXPECT_FALSE(exits[1].killed);
+  EXPECT_THAT(exits[1].output,
+              HasSubstr(fmt::format("the store at 127.0.0.1:{} does not answer", port)));
+}
+
 // The address of another machine, or of none, is not a port that is taken.
 TEST(Connect, AddressThatIsNotOfRank0IsNamed) {
   const auto exits = connecting(1, [&](int) {
@@ -170,6 +188,30 @@ TEST(Connect, LongTextsAreExchanged) {
     const std::vector<std::string> all = communicator->exchange(said(rank));
     if (all != std::vector<std::string>{said(0), said(1)}) throw Error("something else was said");
     if (communicator->exchange("").at(1) != "") throw Error("something was said");
+  });
+  for (const dist::RankExit& exit : exits) EXPECT_EQ(exit.result, "connected") << exit.output;
+}
+
+// A run of many steps exchanges many times: for each checkpoint, say.
+TEST(Connect, WhatWasExchangedIsForgotten) {
+  const int port = free_port();
+  const auto exits = connecting(2, [&](int rank) {
+    dist::ConnectOptions options;
+    options.timeout = std::chrono::seconds(20);
+    const auto communicator = dist::connect(environment(rank, 2, port), options);
+    const auto keys_after = [&](int exchanges) {
+      for (int round = 0; round < exchanges; ++round) communicator->exchange("something");
+      communicator->barrier();
+      c10d::TCPStoreOptions client;
+      client.port = static_cast<std::uint16_t>(port);
+      client.waitWorkers = false;
+      const std::int64_t keys = c10d::TCPStore("127.0.0.1", client).getNumKeys();
+      communicator->barrier();
+      return keys;
+    };
+    const std::int64_t few = keys_after(3);
+    const std::int64_t many = keys_after(30);
+    if (few != many) throw Error(fmt::format("{} keys after 3, {} after 33", few, many));
   });
   for (const dist::RankExit& exit : exits) EXPECT_EQ(exit.result, "connected") << exit.output;
 }

@@ -152,8 +152,11 @@ def link_is_away(network, agents):
     """The link is cut until ranks on both sides have noticed."""
     network.cut(network.hosts[1])
     for agent in agents:
-        agent.wait_until(lambda agent=agent: re.search(r"nothing from rank|connection to rank",
-                                                       agent.said()), "an error of its ranks")
+        # In a collective, or in the store, which is where a checkpoint is agreed on.
+        agent.wait_until(
+            lambda agent=agent: re.search(r"nothing from rank|connection to rank|no answer within|"
+                                          r"the store through which ranks meet is gone",
+                                          agent.said()), "an error of its ranks")
     network.mend(network.hosts[1])
 
 
