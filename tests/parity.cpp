@@ -14,6 +14,7 @@ namespace zero::testing {
 namespace {
 
 optim::OptimizerFactory optimizer_of(const RunOptions& options) {
+  if (options.optimizer == "adamw, maximize") return optim::adamw({.maximize = true});
   if (options.optimizer == "sgd") return optim::sgd({.learning_rate = 0.05, .momentum = 0.9});
   if (options.optimizer == "torch_adam") {
     return [](const std::vector<at::Tensor>& parameters) {

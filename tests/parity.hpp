@@ -10,7 +10,7 @@ namespace zero::testing {
 
 /// How a run of the trap model differs from the plainest one.
 struct RunOptions {
-  std::string optimizer = "adamw";  ///< or "sgd", "torch_adam", "torch_sgd"
+  std::string optimizer = "adamw";  ///< or "adamw, maximize", "sgd", "torch_adam", "torch_sgd"
   int steps = 4;
   int micro_batches = 1;
   double clip_norm = 0;

@@ -64,6 +64,14 @@ TEST_P(ParityFewRanks, OwnershipByOffset) {
   expect_all_modes_identical(GetParam(), {.ownership = train::Ownership::kByOffset});
 }
 
+TEST_P(ParityFewRanks, ClippedByTheSumOfMagnitudes) {
+  expect_all_modes_identical(GetParam(), {.steps = 3, .clip_norm = 0.5, .norm = optim::Norm::kL1});
+}
+
+TEST_P(ParityFewRanks, Maximize) {
+  expect_all_modes_identical(GetParam(), {.optimizer = "adamw, maximize"});
+}
+
 TEST_P(ParityFewRanks, LibTorchsAdam) {
   expect_all_modes_identical(GetParam(), {.optimizer = "torch_adam"});
 }
@@ -103,11 +111,15 @@ TEST(ParityPremises, RanksDifferWeightsChangeAndUnusedOnesStay) {
   });
 }
 
-TEST(ParityPremises, BothWaysOfClippingClipAndDiffer) {
+TEST(ParityPremises, AllWaysOfClippingClipAndDiffer) {
   on_ranks(2, [](dist::Communicator& communicator) {
     const RunRecord l2 = run_trap_model(communicator, "ddp", {.steps = 3, .clip_norm = 0.05});
     const RunRecord largest = run_trap_model(
         communicator, "ddp", {.steps = 3, .clip_norm = 0.02, .norm = optim::Norm::kInfinity});
+    const RunRecord sum = run_trap_model(communicator, "ddp",
+                                         {.steps = 3, .clip_norm = 0.5, .norm = optim::Norm::kL1});
+    for (const float norm : sum.norms) EXPECT_GT(norm, 0.5F);
+    EXPECT_GT(sum.norms.front(), l2.norms.front());
     for (const float norm : l2.norms) EXPECT_GT(norm, 0.05F);
     for (const float norm : largest.norms) EXPECT_GT(norm, 0.02F);
     EXPECT_LT(largest.norms.front(), l2.norms.front());

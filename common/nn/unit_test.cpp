@@ -112,6 +112,24 @@ TEST_F(Units, HooksStandAroundForwardAndBackward) {
   EXPECT_EQ(backward.front(), "a pre backward");
 }
 
+TEST_F(Units, CannotBeCastOrMovedByOthersWhileAStrategyHasThem) {
+  Outer unit(said);
+  const auto cast = [&](torch::nn::Module& module) {
+    return error_of([&] { module.to(at::kFloat); });
+  };
+  for (Scale* hooked : {static_cast<Scale*>(&unit), unit.inner.get()}) {
+    hooked->set_hooks(this);
+    EXPECT_THAT(cast(unit), ::testing::HasSubstr("before the strategy is made"));
+    EXPECT_THAT(error_of([&] { unit.to(at::kCPU); }), ::testing::HasSubstr("to() on"));
+    EXPECT_THAT(error_of([&] { unit.to(at::kCPU, at::kFloat); }), ::testing::HasSubstr("to() on"));
+    EXPECT_EQ(unit.weight().scalar_type(), at::kDouble);
+    hooked->set_hooks(nullptr);
+  }
+  EXPECT_EQ(cast(unit), "");
+  EXPECT_EQ(unit.weight().scalar_type(), at::kFloat);
+  EXPECT_EQ(unit.inner->weight().scalar_type(), at::kFloat);
+}
+
 TEST_F(Units, BackwardVisitsThemInReverse) {
   FilledScale a("a", said), b("b", said);
   a.set_hooks(this);

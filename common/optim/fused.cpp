@@ -169,6 +169,7 @@ class AdamW final : public FusedOptimizer<AdamWOptions> {
                             {"beta2", o.beta2},
                             {"epsilon", o.epsilon},
                             {"weight_decay", o.weight_decay}});
+      if (o.maximize) all.groups.back()["maximize"] = 1;
     }
     return all;
   }
@@ -186,7 +187,7 @@ class AdamW final : public FusedOptimizer<AdamWOptions> {
     const std::vector<at::Tensor> counts(lists[0].size(), count);
     at::_fused_adamw_(lists[0], lists[1], lists[2], lists[3], /*max_exp_avg_sqs=*/{}, counts,
                       o.learning_rate, o.beta1, o.beta2, o.weight_decay, o.epsilon,
-                      /*amsgrad=*/false, /*maximize=*/false);
+                      /*amsgrad=*/false, o.maximize);
   }
 };
 
@@ -202,6 +203,7 @@ class Sgd final : public FusedOptimizer<SgdOptions> {
       all.groups.push_back({{"learning_rate", o.learning_rate},
                             {"momentum", o.momentum},
                             {"weight_decay", o.weight_decay}});
+      if (o.maximize) all.groups.back()["maximize"] = 1;
     }
     return all;
   }
@@ -218,7 +220,7 @@ class Sgd final : public FusedOptimizer<SgdOptions> {
     const std::vector<at::Tensor> none;
     at::_fused_sgd_(lists[0], lists[1], lists.size() > 2 ? lists[2] : none, o.weight_decay,
                     o.momentum, o.learning_rate,
-                    /*dampening=*/0.0, /*nesterov=*/false, /*maximize=*/false,
+                    /*dampening=*/0.0, /*nesterov=*/false, o.maximize,
                     /*is_first_step=*/step == 1);
   }
 };

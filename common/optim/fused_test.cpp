@@ -54,6 +54,39 @@ TEST(FusedAdamW, DoesWhatLibTorchsAdamWDoes) {
   }
 }
 
+// Up along the gradient is down along its negative, bit for bit, with every setting.
+template <typename Options>
+void expect_maximize_climbs(const std::vector<Options>& settings,
+                            OptimizerFactory (*make)(Options)) {
+  at::manual_seed(4);
+  const at::Tensor start = at::randn({33, 7});
+  for (Options o : settings) {
+    const at::Tensor climbing = parameter(start);
+    const at::Tensor descending = parameter(start);
+    const auto down = make(o)({descending});
+    o.maximize = true;
+    const auto up = make(o)({climbing});
+    EXPECT_EQ(up->settings().groups.at(0).at("maximize"), 1);
+    for (int step = 0; step < 3; ++step) {
+      climbing.mutable_grad() = at::randn({33, 7});
+      descending.mutable_grad() = climbing.grad().neg();
+      up->step();
+      down->step();
+    }
+    EXPECT_TRUE(at::equal(climbing, descending));
+    EXPECT_FALSE(at::equal(climbing, start));
+  }
+}
+
+TEST(FusedAdamW, MaximizeClimbs) {
+  expect_maximize_climbs<AdamWOptions>({std::begin(kSettings), std::end(kSettings)}, adamw);
+}
+
+TEST(FusedSgd, MaximizeClimbs) {
+  expect_maximize_climbs<SgdOptions>(
+      {{}, {.momentum = 0.0}, {.learning_rate = 0.1, .weight_decay = 0.3}}, sgd);
+}
+
 TEST(FusedSgd, DoesWhatLibTorchsSgdDoes) {
   for (const double momentum : {0.9, 0.0}) {
     at::manual_seed(2);
@@ -157,6 +190,8 @@ TEST(FusedAdamW, ChargesExactlyTwoMomentsAndForgetsWhatIsNarrowedAway) {
 TEST(Norm, OfSquaresAndItsCoefficient) {
   EXPECT_DOUBLE_EQ(squared_norm(at::full({3}, 2.0F)), 12.0);
   EXPECT_EQ(norm_from_squares({9.0, 16.0}), 5.0F);
+  EXPECT_DOUBLE_EQ(absolute_sum(at::tensor({-1.0F, 2.0F, -4.0F})), 7.0);
+  EXPECT_EQ(norm_from_absolute_sums({7.0, 0.5}), 7.5F);
   EXPECT_EQ(clip_coefficient(5.0F, 10.0), 1.0F);
   EXPECT_NEAR(clip_coefficient(5.0F, 1.0), 0.2, 1e-6);
 }

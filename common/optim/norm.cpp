@@ -4,36 +4,58 @@
 
 #include <array>
 #include <cmath>
+#include <numeric>
 
 namespace zero::optim {
 
-const char* name(Norm norm) { return norm == Norm::kL2 ? "L2" : "infinity"; }
+const char* name(Norm norm) {
+  switch (norm) {
+    case Norm::kL1:
+      return "L1";
+    case Norm::kL2:
+      return "L2";
+    case Norm::kInfinity:
+      return "infinity";
+  }
+  return "?";
+}
+
+namespace {
+
+template <typename OfElement>
+double sum_over(const at::Tensor& tensor, const OfElement& of_element) {
+  const at::Tensor dense = tensor.cpu().contiguous();
+  // Eight sums that do not wait for each other; which element goes to which never changes.
+  std::array<double, 8> sums{};
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dense.scalar_type(), "sum_over", [&] {
+    const scalar_t* data = dense.const_data_ptr<scalar_t>();
+    for (std::int64_t i = 0; i < dense.numel(); ++i) {
+      sums[static_cast<std::size_t>(i % 8)] += of_element(static_cast<double>(data[i]));
+    }
+  });
+  return std::accumulate(sums.begin(), sums.end(), 0.0);
+}
+
+}  // namespace
 
 float largest_magnitude(const at::Tensor& tensor) {
   return tensor.numel() == 0 ? 0.0F : tensor.abs().amax().item<float>();
 }
 
 double squared_norm(const at::Tensor& tensor) {
-  const at::Tensor dense = tensor.cpu().contiguous();
-  // Eight sums that do not wait for each other; which element goes to which never changes.
-  std::array<double, 8> sums{};
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dense.scalar_type(), "squared_norm",
-                                  [&] {
-                                    const scalar_t* data = dense.const_data_ptr<scalar_t>();
-                                    for (std::int64_t i = 0; i < dense.numel(); ++i) {
-                                      const auto value = static_cast<double>(data[i]);
-                                      sums[static_cast<std::size_t>(i % 8)] += value * value;
-                                    }
-                                  });
-  double total = 0.0;
-  for (const double sum : sums) total += sum;
-  return total;
+  return sum_over(tensor, [](double value) { return value * value; });
+}
+
+double absolute_sum(const at::Tensor& tensor) {
+  return sum_over(tensor, [](double value) { return std::abs(value); });
 }
 
 float norm_from_squares(const std::vector<double>& squares) {
-  double total = 0.0;
-  for (const double square : squares) total += square;
-  return static_cast<float>(std::sqrt(total));
+  return static_cast<float>(std::sqrt(std::accumulate(squares.begin(), squares.end(), 0.0)));
+}
+
+float norm_from_absolute_sums(const std::vector<double>& sums) {
+  return static_cast<float>(std::accumulate(sums.begin(), sums.end(), 0.0));
 }
 
 float clip_coefficient(float norm, double max_norm) {

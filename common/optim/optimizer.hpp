@@ -84,6 +84,7 @@ struct AdamWOptions {
   double beta2 = 0.999;
   double epsilon = 1e-8;
   double weight_decay = 0.01;  ///< decoupled: parameters shrink by learning_rate * weight_decay
+  bool maximize = false;       ///< climb along the gradient
 };
 
 /// Stochastic gradient descent with momentum, as in torch.optim.SGD (no dampening).
@@ -91,6 +92,7 @@ struct SgdOptions {
   double learning_rate = 1e-2;
   double momentum = 0.9;
   double weight_decay = 0.0;  ///< added to the gradient
+  bool maximize = false;      ///< climb along the gradient; the weights still decay
 };
 
 /// Parameters that share settings.

@@ -160,22 +160,34 @@ void Strategy::add_up_micro_batches() {
   }
 }
 
-float Strategy::l2_norm() {
-  // Each parameter's sum of squares is made by its owner alone and is exact where others add 0, so
-  // that every rank, under every strategy that owns whole parameters, adds the same numbers in the
-  // same order. Where tensors are split the partial sums are in double: what their order changes
-  // is seen in the float that comes out only where that lies at the edge between two floats.
-  at::Tensor squares = at::zeros({static_cast<std::int64_t>(count())}, at::kDouble);
-  auto* square = squares.mutable_data_ptr<double>();
+std::vector<double> Strategy::sums_by_parameter(double (*sum)(const at::Tensor&)) {
+  // Each parameter's sum is made by its owner alone and is exact where others add 0, so that every
+  // rank, under every strategy that owns whole parameters, adds the same numbers in the same order.
+  // Where tensors are split the partial sums are in double: what their order changes is seen in the
+  // float that comes out only where that lies at the edge between two floats.
+  at::Tensor sums = at::zeros({static_cast<std::int64_t>(count())}, at::kDouble);
+  auto* of_parameter = sums.mutable_data_ptr<double>();
   for (std::size_t i = 0; i < count(); ++i) {
     const Piece mine = piece(i);
     if (mine.tensor.defined() && mine.tensor.grad().defined()) {
-      square[i] = optim::squared_norm(mine.tensor.grad());
+      of_parameter[i] = sum(mine.tensor.grad());
     }
   }
   // Where every rank owns everything, each has all the numbers already.
-  if (sharded()) communicator_.all_reduce(squares, Purpose::kControl, dist::ReduceOp::kSum).wait();
-  return optim::norm_from_squares({square, square + count()});
+  if (sharded()) communicator_.all_reduce(sums, Purpose::kControl, dist::ReduceOp::kSum).wait();
+  return {of_parameter, of_parameter + count()};
+}
+
+float Strategy::norm_of_gradients(optim::Norm kind) {
+  switch (kind) {
+    case optim::Norm::kL1:
+      return optim::norm_from_absolute_sums(sums_by_parameter(optim::absolute_sum));
+    case optim::Norm::kL2:
+      return optim::norm_from_squares(sums_by_parameter(optim::squared_norm));
+    case optim::Norm::kInfinity:
+      return infinity_norm();
+  }
+  throw Error("a norm that is none");
 }
 
 float Strategy::infinity_norm() {
@@ -195,8 +207,7 @@ float Strategy::infinity_norm() {
 }
 
 float Strategy::clip_grad_norm(double max_norm, optim::Norm kind) {
-  const float scaled_norm = kind == optim::Norm::kL2 ? l2_norm() : infinity_norm();
-  const float norm = scaled_norm / static_cast<float>(gradient_scale_);
+  const float norm = norm_of_gradients(kind) / static_cast<float>(gradient_scale_);
   const float coefficient = optim::clip_coefficient(norm, max_norm);
   if (coefficient != 1.0F) {
     for (std::size_t i = 0; i < count(); ++i) {

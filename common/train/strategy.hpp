@@ -215,7 +215,8 @@ class Strategy : public nn::UnitHooks {
 
  private:
   void on_ready(std::size_t index);
-  float l2_norm();
+  std::vector<double> sums_by_parameter(double (*sum)(const at::Tensor&));
+  float norm_of_gradients(optim::Norm kind);
   float infinity_norm();
   void drop_unused();
   void add_up_micro_batches();
