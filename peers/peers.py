@@ -29,9 +29,9 @@ of PyTorch's ranks only what comes after the model was loaded. Ours puts large b
 
 import argparse
 import json
+import multiprocessing.connection
 import os
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -61,9 +61,20 @@ SEED = 42
 LOSS_TOLERANCE = 1e-4  # relative
 TIME_LIMIT_S = 3600
 
+# PyTorch is imported once, which takes longer than to train a small model, and its ranks are forked
+# from there: nothing may use a tensor before, so what does is forked too.
+FORK = multiprocessing.get_context("fork")
+ENVIRONMENT = dict(os.environ)  # of our side, as the caller has it
 
-def fail(message):
-    sys.exit(f"peers: {message}")
+
+class Failure(Exception):
+    """What went wrong, for people to read."""
+
+
+def in_a_child(function, *arguments):
+    """What the function gives, or throws, in a process of its own."""
+    with FORK.Pool(1) as pool:
+        return pool.apply(function, arguments)
 
 
 # ---- what both sides train on --------------------------------------------------------------------
@@ -105,8 +116,8 @@ def make_batches(ids, options, path):
     shape = (options.steps, options.nproc, options.batch, length)
     needed = options.steps * options.nproc * options.batch
     if needed > len(order):
-        fail(f"{needed} samples of {length} tokens are needed, the text has {len(order)}: "
-             "take fewer --steps or shorter sequences")
+        raise Failure(f"{needed} samples of {length} tokens are needed, the text has "
+                      f"{len(order)}: take fewer --steps or shorter sequences")
     stream = torch.tensor(ids.tolist())
     inputs = torch.stack([stream[i * length:(i + 1) * length] for i in order[:needed]])
     targets = torch.stack([stream[i * length + 1:(i + 1) * length + 1] for i in order[:needed]])
@@ -135,9 +146,9 @@ def run_ours(pair, options, work, keep, compute):
     log = work / "ours.log"
     with open(log, "w") as out:
         code = subprocess.run([str(part) for part in command], stdout=out,
-                              stderr=subprocess.STDOUT, check=False).returncode
+                              stderr=subprocess.STDOUT, check=False, env=ENVIRONMENT).returncode
     if code != 0:
-        fail(f"{options.ours[pair]} ended with {code}:\n{log.read_text()[-3000:]}")
+        raise Failure(f"{options.ours[pair]} ended with {code}:\n{log.read_text()[-3000:]}")
     document = json.loads(report.read_text())
     mode = document["modes"][0]
     result = {"step_s": mode["step_seconds_max"], "forward_s": mode["forward_seconds"],
@@ -153,37 +164,55 @@ def run_ours(pair, options, work, keep, compute):
     return result
 
 
+def first_that_fails(processes):
+    """Runs them all; the number of the first that fails, when the others have been killed, or None."""
+    running = {}
+    try:
+        for process in processes:
+            process.start()
+            running[process.sentinel] = process
+        while running:
+            ended = multiprocessing.connection.wait(list(running), TIME_LIMIT_S)
+            if not ended:
+                raise Failure(f"PyTorch's ranks have not ended within {TIME_LIMIT_S} s")
+            for process in [running.pop(sentinel) for sentinel in ended]:
+                process.join()
+                if process.exitcode != 0:
+                    return processes.index(process)
+        return None
+    finally:
+        for process in running.values():
+            process.kill()
+            process.join()
+
+
+def torch_rank_main(log, rank_options):
+    """A rank of PyTorch's; what it says goes to the log."""
+    with open(log, "w") as out:
+        os.dup2(out.fileno(), 1)
+        os.dup2(out.fileno(), 2)
+    torch_rank.run(rank_options)
+
+
 def run_torch(pair, options, work, keep, memory=False):
     """One run under PyTorch; `memory`: of two steps, for the peak of its allocator alone."""
     store = work / "store"
     store.unlink(missing_ok=True)
-    environment = dict(os.environ, OMP_NUM_THREADS=str(threads(options)))
-    if options.huge_pages:
-        environment["THP_MEM_ALLOC_ENABLE"] = "1"
+    logs = [work / f"torch.{rank}.log" for rank in range(options.nproc)]
     ranks = []
     for rank in range(options.nproc):
-        command = [sys.executable, Path(__file__).with_name("torch_rank.py"), "--pair", pair,
-                   "--rank", rank, "--world-size", options.nproc, "--store", store,
-                   "--weights", work / "weights", "--batches", work / "batches.safetensors",
-                   "--learning-rate", LEARNING_RATE, "--threads", threads(options),
-                   "--result", work / f"torch.{rank}.json"]
-        if keep:
-            command += ["--final", work / "torch.safetensors"]
-        if memory:
-            command += ["--memory"]
-        log = open(work / f"torch.{rank}.log", "w")
-        ranks.append(subprocess.Popen([str(part) for part in command], stdout=log,
-                                      stderr=subprocess.STDOUT, env=environment))
-    try:
-        codes = [rank.wait(timeout=TIME_LIMIT_S) for rank in ranks]
-    finally:
-        for rank in ranks:
-            if rank.poll() is None:
-                rank.send_signal(signal.SIGKILL)
-    for rank, code in enumerate(codes):
-        if code != 0:
-            log = (work / f"torch.{rank}.log").read_text()
-            fail(f"PyTorch's {THEIRS[pair]}: rank {rank} ended with {code}:\n{log[-3000:]}")
+        rank_options = torch_rank.RankOptions(
+            pair=pair, rank=rank, world_size=options.nproc, store=store,
+            weights=work / "weights", batches=work / "batches.safetensors",
+            learning_rate=LEARNING_RATE, threads=threads(options),
+            result=work / f"torch.{rank}.json",
+            final=work / "torch.safetensors" if keep else None, memory=memory)
+        ranks.append(FORK.Process(target=torch_rank_main, args=(logs[rank], rank_options)))
+    failed = first_that_fails(ranks)
+    if failed is not None:
+        log = logs[failed].read_text()[-3000:]
+        raise Failure(f"PyTorch's {THEIRS[pair]}: rank {failed} ended with "
+                      f"{ranks[failed].exitcode}:\n{log}")
     results = [json.loads((work / f"torch.{r}.json").read_text()) for r in range(options.nproc)]
     if memory:
         return max(result["peak_mib"] for result in results)
@@ -204,8 +233,8 @@ def check_losses(pair, ours, theirs):
     """Same weights and batches give the same losses, but for the rounding of sums."""
     for step, (a, b) in enumerate(zip(ours, theirs, strict=True)):
         if not abs(a - b) <= LOSS_TOLERANCE * abs(b):
-            fail(f"{pair}: the loss of step {step} is {a} here and {b} under PyTorch; the two sides "
-                 "do not train the same model on the same batches")
+            raise Failure(f"{pair}: the loss of step {step} is {a} here and {b} under PyTorch; the "
+                          "two sides do not train the same model on the same batches")
 
 
 def largest_difference(ours, theirs):
@@ -215,7 +244,7 @@ def largest_difference(ours, theirs):
     a, b = load_file(ours), load_file(theirs)
     missing = set(a) ^ set(b)
     if missing:
-        fail(f"weights that only one side has: {', '.join(sorted(missing))}")
+        raise Failure(f"weights that only one side has: {', '.join(sorted(missing))}")
     return max(((a[name] - b[name]).abs().max() / b[name].abs().max()).item() for name in b)
 
 
@@ -233,8 +262,8 @@ def compare(pair, options, work, rounds):
         print(f" {theirs[-1]['step_s']:.2f} s", flush=True)
         check_losses(pair, ours[-1]["losses"], theirs[-1]["losses"])
         if keep:
-            difference = largest_difference(work / "ours" / "model.safetensors",
-                                            work / "torch.safetensors")
+            difference = in_a_child(largest_difference, work / "ours" / "model.safetensors",
+                                    work / "torch.safetensors")
             shutil.rmtree(work / "ours")
             (work / "torch.safetensors").unlink()
     peak = run_torch(pair, options, work, keep=False, memory=True) if options.memory else None
@@ -346,29 +375,47 @@ def parse_arguments():
     return options
 
 
+def compare_all(options, work):
+    """The document of figures."""
+    print(f"Making {options.model} with random weights, and batches", flush=True)
+    parameters = in_a_child(make_weights, work / "weights", options.model)
+    in_a_child(make_batches, make_tokens(work / "text.tokens"), options,
+               work / "batches.safetensors")
+    rows = []
+    for pair in options.pairs:
+        print(f"{pair}: {options.ours[pair]} beside {THEIRS[pair]}", flush=True)
+        rows.append(compare(pair, options, work, range(options.rounds)))
+    return {"rows": rows, "parameters": parameters, "steps": options.steps,
+            "rounds": options.rounds, "sequence_length": options.seq_len,
+            "batch_size": options.batch, "threads": threads(options),
+            "torch_huge_pages": options.huge_pages,
+            "command": ["./run", "peers", *sys.argv[1:]]}
+
+
+def import_torch_with(options):
+    """PyTorch reads these when it is loaded."""
+    global torch_rank
+    os.environ["OMP_NUM_THREADS"] = str(threads(options))
+    if options.huge_pages:
+        os.environ["THP_MEM_ALLOC_ENABLE"] = "1"
+    import torch_rank
+
+
 def main():
     options = parse_arguments()
     Path(options.json).parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="zero_peers_") as folder:
-        work = Path(folder)
-        print(f"Making {options.model} with random weights, and batches", flush=True)
-        parameters = make_weights(work / "weights", options.model)
-        make_batches(make_tokens(work / "text.tokens"), options, work / "batches.safetensors")
-        rows = []
-        for pair in options.pairs:
-            print(f"{pair}: {options.ours[pair]} beside {THEIRS[pair]}", flush=True)
-            rows.append(compare(pair, options, work, range(options.rounds)))
-        print()
-        print_table(rows)
-        document = {"rows": rows, "parameters": parameters, "steps": options.steps,
-                    "rounds": options.rounds, "sequence_length": options.seq_len,
-                    "batch_size": options.batch, "threads": threads(options),
-                    "torch_huge_pages": options.huge_pages,
-                    "command": ["./run", "peers", *sys.argv[1:]]}
-        temporary = Path(options.json + ".tmp")
-        temporary.write_text(json.dumps(document, indent=2) + "\n")
-        temporary.replace(options.json)
-        print(f"\nfigures: {options.json}")
+    import_torch_with(options)
+    try:
+        with tempfile.TemporaryDirectory(prefix="zero_peers_") as folder:
+            document = compare_all(options, Path(folder))
+    except Failure as failure:
+        sys.exit(f"peers: {failure}")
+    print()
+    print_table(document["rows"])
+    temporary = Path(options.json + ".tmp")
+    temporary.write_text(json.dumps(document, indent=2) + "\n")
+    temporary.replace(options.json)
+    print(f"\nfigures: {options.json}")
 
 
 if __name__ == "__main__":

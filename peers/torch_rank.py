@@ -1,6 +1,7 @@
 """One rank of PyTorch's own data parallelism, trained on given weights and batches, and measured.
 
-Started by peers.py, once for each rank. Four ways, each in the fairest form that PyTorch has:
+peers.py forks a process for each rank and calls run() there. Four ways, each in the fairest form that
+PyTorch has:
 
     ddp     DistributedDataParallel, gradients as views of the buckets, fused AdamW
     zero1   the same with ZeroRedundancyOptimizer around fused AdamW
@@ -12,11 +13,11 @@ by shard, so that no rank holds all of it; the high-water mark of the resident s
 the model is there, so that loading does not count.
 """
 
-import argparse
 import json
 import os
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -31,6 +32,22 @@ from torch.distributed.tensor import DTensor  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding  # noqa: E402
+
+
+class RankOptions(NamedTuple):
+    """What one rank does."""
+
+    pair: str  # ddp, zero1, zero2, zero3
+    rank: int
+    world_size: int
+    store: Path  # file through which the ranks meet
+    weights: Path
+    batches: Path
+    learning_rate: float
+    threads: int
+    result: Path  # where the figures go
+    final: Path | None = None  # where rank 0 puts the trained weights
+    memory: bool = False  # train two steps and say the peak of the allocator's bytes only
 
 
 def status_mib(key):
@@ -136,22 +153,8 @@ def whole_weights(model):
         yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pair", choices=["ddp", "zero1", "zero2", "zero3"], required=True)
-    parser.add_argument("--rank", type=int, required=True)
-    parser.add_argument("--world-size", type=int, required=True)
-    parser.add_argument("--store", required=True, help="file through which the ranks meet")
-    parser.add_argument("--weights", required=True)
-    parser.add_argument("--batches", required=True)
-    parser.add_argument("--learning-rate", type=float, required=True)
-    parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("--result", required=True)
-    parser.add_argument("--final", help="where rank 0 puts the trained weights")
-    parser.add_argument("--memory", action="store_true",
-                        help="train two steps and say the peak of the allocator's bytes only")
-    options = parser.parse_args()
-
+def run(options):
+    """Trains as `options` (RankOptions) say and writes the result; all ranks at once."""
     torch.set_num_threads(options.threads)
     dist.init_process_group("gloo", init_method=f"file://{options.store}", rank=options.rank,
                             world_size=options.world_size)
@@ -182,7 +185,3 @@ def main():
     Path(options.result).write_text(json.dumps(result))
     dist.barrier()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

@@ -15,9 +15,9 @@ writes a model of SmolLM2's architecture, with random weights in bfloat16, and w
 The logits are those of the bfloat16 weights, read back from the files and computed in float32.
 For reviews the model is a classifier of 5 classes, and the end of the second sample is pad_token_id.
 
-    llama_peer.py check FOLDER LOGITS [--tolerance 1e-4]
+    llama_peer.py check LOGITS FOLDER... [--tolerance 1e-4]
 
-loads FOLDER (config.json and weights in any dtype, written by C++) as transformers does, without a
+loads each FOLDER (config.json and weights in any dtype, written by C++) as transformers does, without a
 weight missing or left over, computes the logits for the ids in the file LOGITS in float32, and
 compares. Exit code 0 where no logit is off by more than the tolerance.
 
@@ -141,6 +141,7 @@ def make(folder, model_name, task, seed):
 
 
 def check(folder, logits_file, tolerance):
+    """Whether the model of the folder gives these logits."""
     with safe_open(logits_file, framework="pt") as file:
         task = file.metadata()["task"]
     expected = load_file(logits_file)
@@ -149,7 +150,7 @@ def check(folder, logits_file, tolerance):
         sys.exit(f"{folder}: logits {list(found.shape)}, must be {list(expected['logits'].shape)}")
     difference = (found - expected["logits"]).abs().max().item()
     print(f"{folder}: largest difference of a logit {difference:.3g}, allowed {tolerance:.3g}")
-    return 0 if difference <= tolerance else 1
+    return difference <= tolerance
 
 
 def main():
@@ -161,15 +162,16 @@ def main():
     make_parser.add_argument("--model", choices=PRESETS, default="tiny")
     make_parser.add_argument("--task", choices=TASKS, default="text")
     make_parser.add_argument("--seed", type=int, default=1)
-    check_parser = steps.add_parser("check", help="compare a folder's logits with a file")
-    check_parser.add_argument("folder", type=Path)
+    check_parser = steps.add_parser("check", help="compare the logits of folders with a file")
     check_parser.add_argument("logits", type=Path)
+    check_parser.add_argument("folders", type=Path, nargs="+")
     check_parser.add_argument("--tolerance", type=float, default=1e-4)
     arguments = parser.parse_args()
     if arguments.step == "make":
         make(arguments.folder, arguments.model, arguments.task, arguments.seed)
         return 0
-    return check(arguments.folder, arguments.logits, arguments.tolerance)
+    good = [check(folder, arguments.logits, arguments.tolerance) for folder in arguments.folders]
+    return 0 if all(good) else 1
 
 
 if __name__ == "__main__":

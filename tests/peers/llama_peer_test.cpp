@@ -12,6 +12,7 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <ostream>
+#include <vector>
 #include <zero/data/reviews.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/nn/stored_values.hpp>
@@ -97,35 +98,33 @@ class LlamaPeer : public ::testing::TestWithParam<Case> {
     EXPECT_FALSE(saved.contains("lm_head.weight"));
   }
 
-  // Loads a folder with transformers and compares its logits with those of the first model.
-  void expect_logits_there(const fs::path& folder) const {
+  // Loads folders with transformers and compares their logits with those of the first model.
+  void expect_logits_there(const std::vector<fs::path>& folders) const {
+    std::string command = script() + "check " + quoted(from_python() / "logits.safetensors");
+    for (const fs::path& folder : folders) command += " " + quoted(folder);
     std::string said;
-    EXPECT_EQ(run_python(script() + "check '" + folder.string() + "' '" +
-                             (from_python() / "logits.safetensors").string() + "'",
-                         folder_ / "log", said),
-              0)
-        << said;
+    EXPECT_EQ(run_python(command, folder_ / "log", said), 0) << said;
     std::cout << said;
   }
 
   // The checkpoint of all ranks, put together by our script.
-  void export_checkpoint() const {
+  fs::path export_checkpoint() const {
     const fs::path folder = folder_ / "from_checkpoint";
     fs::create_directory(folder);
     fs::copy(from_cpp() / "config.json", folder);
     std::string said;
-    ASSERT_EQ(run_python("common/train/export_checkpoint.py '" + (folder_ / "run").string() +
-                             "' '" + (folder / "model.safetensors").string() + "'",
+    EXPECT_EQ(run_python("common/train/export_checkpoint.py " + quoted(folder_ / "run") + " " +
+                             quoted(folder / "model.safetensors"),
                          folder_ / "log", said),
               0)
         << said;
-    expect_logits_there(folder);
+    return folder;
   }
 
   bool from_a_checkpoint() const { return GetParam().model == "tiny"; }
+  static std::string quoted(const fs::path& path) { return "'" + path.string() + "'"; }
   static std::string script() {
-    const fs::path source = fs::canonical(__FILE__).parent_path();
-    return "'" + (source / "llama_peer.py").string() + "' ";
+    return quoted(fs::canonical(__FILE__).parent_path() / "llama_peer.py") + " ";
   }
 
   void compare_logits(nn::Llama& model) const {
@@ -146,18 +145,14 @@ class LlamaPeer : public ::testing::TestWithParam<Case> {
 };
 
 TEST_P(LlamaPeer, SameLogitsFromTheirFilesAndFromOurs) {
-  // Looks for the package without the seconds that importing it takes.
-  const char* look =
-      "-c 'import importlib.util as u, sys;"
-      "sys.exit(not all(map(u.find_spec, [\"torch\", \"transformers\", \"safetensors\"])))'";
-  std::string said;
-  if (run_python(look, folder_ / "log", said) != 0) {
+  if (!python_has({"torch", "transformers", "safetensors"})) {
     GTEST_SKIP() << "transformers IS NOT COMPARED WITH: " << python()
                  << " lacks torch, transformers or safetensors. To enable: " << python()
                  << " -m pip install -r requirements-peers.txt, or set ZERO_PYTHON.";
   }
-  ASSERT_EQ(run_python(script() + "make '" + from_python().string() + "' --model " +
-                           GetParam().model + " --task " + GetParam().task,
+  std::string said;
+  ASSERT_EQ(run_python(script() + "make " + quoted(from_python()) + " --model " + GetParam().model +
+                           " --task " + GetParam().task,
                        folder_ / "log", said),
             0)
       << said;
@@ -167,8 +162,9 @@ TEST_P(LlamaPeer, SameLogitsFromTheirFilesAndFromOurs) {
   options.total_timeout = std::chrono::seconds(250);
   on_ranks(options, [this](dist::Communicator& communicator) { read_compare_save(communicator); });
   expect_layout_of_transformers();
-  expect_logits_there(from_cpp());
-  if (from_a_checkpoint()) export_checkpoint();
+  std::vector<fs::path> folders = {from_cpp()};
+  if (from_a_checkpoint()) folders.push_back(export_checkpoint());
+  expect_logits_there(folders);
 }
 
 INSTANTIATE_TEST_SUITE_P(Tiny, LlamaPeer,

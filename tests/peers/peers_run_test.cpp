@@ -23,8 +23,7 @@ struct Ended {
 class Peers : public ::testing::Test {
  protected:
   void SetUp() override {
-    const std::string imports = "'" + python() + "' -c 'import torch, transformers' 2> /dev/null";
-    if (std::system(imports.c_str()) != 0) {
+    if (!python_has({"torch", "transformers", "safetensors"})) {
       GTEST_SKIP() << python() << " lacks torch or transformers (./run test installs them)";
     }
   }
