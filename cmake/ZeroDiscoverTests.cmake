@@ -3,6 +3,7 @@
 # half a second, which is more than most tests need.
 #
 #   cmake -DPROGRAM=<path> -DFILTER=<GoogleTest filter> -DPREFIX=<text> -DFOLDER=<where tests run>
+#         -DTOGETHER=<true: one test for the whole program, with its name>
 #         -DPROPERTIES=<properties of set_tests_properties> -DOUTPUT=<file> -P ZeroDiscoverTests.cmake
 
 set(all "${FILTER}")
@@ -39,6 +40,13 @@ if(suites STREQUAL "")
 endif()
 
 set(script "# Written by ZeroDiscoverTests.cmake.\n")
+if(TOGETHER)
+  get_filename_component(name "${PROGRAM}" NAME)
+  string(APPEND script "add_test([==[${PREFIX}${name}]==] [==[${PROGRAM}]==] [==[--gtest_filter=${all}]==])\n"
+    "set_tests_properties([==[${PREFIX}${name}]==] PROPERTIES WORKING_DIRECTORY [==[${FOLDER}]==]\n"
+    "  SKIP_RETURN_CODE 77 ${PROPERTIES})\n")
+  set(suites "")
+endif()
 foreach(suite IN LISTS suites)
   # Only what the filter let through, named one by one where there is a filter.
   string(REGEX REPLACE "^:" "" tests "${tests_${suite}}")
