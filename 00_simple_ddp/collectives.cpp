@@ -85,8 +85,7 @@ int main(int argc, char** argv) {
       run(c);
       return std::string();
     });
-    const std::string failures = zero::dist::describe_failures(exits);
-    if (!failures.empty()) throw zero::Error(failures);
+    zero::dist::check_all_well(exits);
     return 0;
   });
 }

@@ -107,8 +107,7 @@ int run_gathers(int argc, char** argv) {
     launch.world_size = options.world_size;
     const auto exits = dist::launch_ranks(
         launch, [&](dist::Communicator& communicator) { return run_rank(communicator, options); });
-    const std::string failures = dist::describe_failures(exits);
-    if (!failures.empty()) throw Error(failures);
+    dist::check_all_well(exits);
     return 0;
   });
 }

@@ -54,6 +54,10 @@ void Bucket::allocate() {
   whole_ = true;
 }
 
+bool Bucket::lies_in_shard(std::size_t m) const {
+  return layout_.segment(m, communicator_->rank()).size == layout_.size(m);
+}
+
 void Bucket::settle() {
   if (split()) {
     const Charge charge(Category::kParameters);
@@ -61,6 +65,10 @@ void Bucket::settle() {
     // Not into the pool: the next bucket is of another size, more often than not.
     memory::release_storage(full_);
     whole_ = false;
+    for (std::size_t m = 0; m < members_.size(); ++m) {
+      if (!lies_in_shard(m)) continue;
+      memory::place(tensor(m), shard_, layout_.segment(m, communicator_->rank()).in_shard);
+    }
   }
   cut_pieces();
 }
@@ -73,7 +81,7 @@ at::Tensor Bucket::window(const at::Tensor& buffer, std::size_t m) const {
   return buffer.narrow(0, layout_.offset(m), layout_.size(m)).view(tensor(m).sizes());
 }
 
-at::Tensor Bucket::parameter(std::size_t m) const { return window(full_, m); }
+at::Tensor Bucket::parameter(std::size_t m) const { return memory::raw(tensor(m)); }
 
 void Bucket::start_gather() {
   if (whole_ || gathers_) return;
@@ -87,9 +95,18 @@ void Bucket::start_refresh() {
 }
 
 void Bucket::gather_into_buffer() {
+  for (std::size_t m = 0; split() && m < members_.size(); ++m) copy_own_part(m);
   // A flag, not the handle: with one rank the handle is empty at once.
   gathers_ = true;
-  gathering_ = communicator_->all_gather(full_, shard_, Purpose::kParameter);
+  gathering_ = communicator_->all_gather(full_, shard_, Purpose::kParameter, dist::OwnPiece::kLeft);
+}
+
+// The part that this rank keeps of a parameter which lies in several shards.
+void Bucket::copy_own_part(std::size_t m) {
+  const auto mine = layout_.segment(m, communicator_->rank());
+  if (mine.size == 0 || lies_in_shard(m)) return;
+  full_.narrow(0, layout_.offset(m) + mine.begin, mine.size)
+      .copy_(shard_.narrow(0, mine.in_shard, mine.size));
 }
 
 void Bucket::finish_gather() {

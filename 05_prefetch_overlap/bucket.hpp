@@ -26,6 +26,9 @@ enum class Keeps : std::uint8_t {
 ///     start_gather()  …  finish_gather()        the shards of all ranks, into the buffer
 ///     start_reduce()  …  finish_reduce()        the average of all ranks' gradients
 ///
+/// At stage 3 a parameter that lies in this rank's shard from end to end is a window of the shard
+/// all the time: it is not gathered and not copied. The others are windows of the buffer.
+///
 /// Memory, with F the bytes of the padded buffer: as the stage says, and F of gradients more from
 /// the first gradient to finish_reduce(), F of parameters more from start_gather() to reshard().
 class Bucket {
@@ -84,6 +87,8 @@ class Bucket {
   at::Tensor window(const at::Tensor& buffer, std::size_t m) const;
   at::Tensor my_part(const at::Tensor& buffer) const;
   bool split() const { return keeps_ == Keeps::kShard; }
+  bool lies_in_shard(std::size_t m) const;
+  void copy_own_part(std::size_t m);
   void gather_into_buffer();
   void fill_gaps();
   void cut_pieces();

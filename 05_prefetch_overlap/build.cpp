@@ -44,6 +44,7 @@ Overlap::Overlap(const train::StrategyArguments& arguments, const OverlapOptions
     : Strategy(arguments),
       options_(checked(options)),
       reduce_each_(arguments.accumulation == train::Accumulation::kReduceEach),
+      pool_(options.keep_buffers),
       where_(count()),
       by_unit_(list().units.size()),
       ready_(list().units.size(), 0),
@@ -207,8 +208,16 @@ std::int64_t Overlap::predicted_traffic() const {
 
 namespace {
 
-OverlapOptions options_of(int stage, const std::string& variant) {
-  if (variant.find('=') != std::string::npos) return overlap_options(stage, variant);
+OverlapOptions options_of(int stage, const train::StrategyArguments& arguments) {
+  const std::string& variant = arguments.variant;
+  if (variant.find('=') != std::string::npos) {
+    std::vector<std::string> notes;
+    const OverlapOptions options = overlap_options(stage, variant, &notes);
+    for (const std::string& note : notes) {
+      if (arguments.communicator.rank() == 0) complain("note: " + note);
+    }
+    return options;
+  }
   OverlapOptions options;
   options.stage = stage;
   if (variant == "on_demand") options.lookahead = 0;
@@ -225,8 +234,7 @@ void register_prefetch_overlap(train::Registry& registry) {
                   stage < 3 ? std::vector<std::string>{"overlap"}
                             : std::vector<std::string>{"overlap", "on_demand", "auto", "hybrid"},
                   [stage](const train::StrategyArguments& arguments) {
-                    return std::make_unique<Overlap>(arguments,
-                                                     options_of(stage, arguments.variant));
+                    return std::make_unique<Overlap>(arguments, options_of(stage, arguments));
                   },
                   [stage](const std::string& variant) { overlap_options(stage, variant); }});
   }

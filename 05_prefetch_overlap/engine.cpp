@@ -1,7 +1,5 @@
 #include "engine.hpp"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -13,11 +11,7 @@
 #include <zero/train/trainer.hpp>
 
 namespace zero {
-namespace {
-
-constexpr const char* kLossScaleNote = "loss scale";
-
-}  // namespace
+namespace {}  // namespace
 
 Engine::Engine(nn::Model& model, dist::Communicator& communicator,
                optim::OptimizerFactory optimizer, const EngineConfig& config,
@@ -60,11 +54,10 @@ void Engine::check_losses() {
   double mine = 0;
   for (const at::Tensor& loss : losses_) mine += std::isfinite(loss.item<double>()) ? 0 : 1;
   losses_.clear();
-  at::Tensor all = at::empty({communicator.size()}, at::kDouble);
-  communicator.all_gather(all, at::full({1}, mine, at::kDouble), dist::Purpose::kControl).wait();
-  std::vector<std::int64_t> ranks;
-  for (std::int64_t r = 0; r < all.numel(); ++r) {
-    if (all[r].item<double>() > 0) ranks.push_back(r);
+  const std::vector<double> all = dist::of_all_ranks(communicator, {mine});
+  std::vector<std::size_t> ranks;
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    if (all[r] > 0) ranks.push_back(r);
   }
   if (ranks.empty()) return;
   give_up_step();
@@ -109,7 +102,7 @@ void Engine::save(const std::filesystem::path& folder) {
   train::CheckpointInfo info;
   info.step = steps_;
   info.mode = fmt::format("engine{}", config_.overlap.stage);
-  if (loss_scale_) info.notes[kLossScaleNote] = loss_scale_->to_text();
+  if (loss_scale_) loss_scale_->write_to(info.notes);
   train::save_checkpoint(overlap_, folder, info);
 }
 
@@ -120,8 +113,7 @@ bool Engine::load(const std::filesystem::path& folder) {
   if (!there) return false;
   const train::CheckpointInfo info = train::load_checkpoint(overlap_, folder);
   steps_ = info.step;
-  const auto scale = info.notes.find(kLossScaleNote);
-  if (loss_scale_ && scale != info.notes.end()) loss_scale_->set_from_text(scale->second);
+  if (loss_scale_) loss_scale_->go_on_from(info.notes);
   give_up_step();
   return true;
 }

@@ -128,6 +128,7 @@ EngineConfig engine_config(const std::string& json) {
   reader.count_or("lookahead", "auto", kAutoLookahead, config.overlap.lookahead);
   reader.mib("ahead_mib", config.overlap.ahead_bytes);
   reader.count_or("whole_below", "hybrid", kHybridThreshold, config.overlap.whole_below);
+  reader.flag("keep_buffers", [&](bool keep) { config.overlap.keep_buffers = keep; });
   reader.count("accumulation_steps", 1, config.accumulation_steps);
   take_clip_norm(reader, "clip_norm", config.clip_norm);
   reader.field("loss_scale", [&](const Json& value) {
@@ -169,9 +170,11 @@ std::optional<std::string> after(const std::string& key, const std::string& text
   return text.substr(key.size());
 }
 
-EngineConfig config_from(int stage, const std::string& text) {
+EngineConfig config_from(int stage, const std::string& text, std::vector<std::string>* notes) {
   if (const auto file = after("deepspeed=", text)) {
-    return engine_config_from_deepspeed(contents_of(*file)).config;
+    ReadConfig read = engine_config_from_deepspeed(contents_of(*file));
+    if (notes != nullptr) *notes = std::move(read.notes);
+    return read.config;
   }
   Json settings = Json::object();
   std::istringstream parts(text);
@@ -189,8 +192,9 @@ EngineConfig config_from(int stage, const std::string& text) {
 
 }  // namespace
 
-OverlapOptions overlap_options(int stage, const std::string& text) {
-  const EngineConfig config = config_from(stage, text);
+OverlapOptions overlap_options(int stage, const std::string& text,
+                               std::vector<std::string>* notes) {
+  const EngineConfig config = config_from(stage, text, notes);
   if (config.overlap.stage != stage) {
     throw Error(
         fmt::format("stage is {}, but mode engine{} was asked for", config.overlap.stage, stage));

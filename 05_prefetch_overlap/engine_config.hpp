@@ -19,6 +19,7 @@ namespace zero {
 ///       "lookahead": 1,         or "auto"
 ///       "ahead_mib": 512,
 ///       "whole_below": 0,       or "hybrid": 100 million
+///       "keep_buffers": true,
 ///       "accumulation_steps": 1,
 ///       "clip_norm": 0,
 ///       "loss_scale": 0         or the first scale, for float16: 65536
@@ -42,8 +43,10 @@ EngineConfig engine_config(const std::string& json);
 /// their values, joined by colons, "lookahead=2:bucket_mib=5". With "config=FILE" in the first
 /// place the rest changes what is in that file. "deepspeed=FILE", alone, takes a configuration for
 /// DeepSpeed. `stage` is what the mode's name says; zero::Error where the file says another, and
-/// for what a mode has no use for: accumulation_steps, clip_norm and loss_scale.
-OverlapOptions overlap_options(int stage, const std::string& text);
+/// for what a mode has no use for: accumulation_steps, clip_norm and loss_scale. `notes`, where
+/// given, gets those of engine_config_from_deepspeed().
+OverlapOptions overlap_options(int stage, const std::string& text,
+                               std::vector<std::string>* notes = nullptr);
 
 /// What a configuration for DeepSpeed means here.
 struct ReadConfig {

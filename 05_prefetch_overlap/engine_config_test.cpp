@@ -65,6 +65,11 @@ TEST(EngineConfig, OfACommandLineBeginsWithAFile) {
   const std::string deepspeed = (folder / "ds.json").string();
   std::ofstream(deepspeed) << R"({"zero_optimization": {"stage": 2, "reduce_bucket_size": 1000}})";
   EXPECT_EQ(overlap_options(2, "deepspeed=" + deepspeed).bucket_bytes, 4000);
+  std::vector<std::string> notes;
+  const std::string with_more = (folder / "more.json").string();
+  std::ofstream(with_more) << R"({"stage": 2, "sub_group_size": 1e9})";
+  overlap_options(2, "deepspeed=" + with_more, &notes);
+  EXPECT_THAT(notes, ElementsAre(HasSubstr("sub_group_size")));
   EXPECT_THAT(error_of([&] { overlap_options(3, "deepspeed=" + deepspeed); }),
               HasSubstr("stage is 2, but mode engine3 was asked for"));
 }
@@ -72,12 +77,13 @@ TEST(EngineConfig, OfACommandLineBeginsWithAFile) {
 TEST(EngineConfig, ReadsEveryKey) {
   const EngineConfig config = engine_config(
       R"({"stage": 2, "bucket_mib": 0.5, "in_flight_mib": 3, "lookahead": 4, "whole_below": 1000,
-          "accumulation_steps": 8, "clip_norm": 1.5, "loss_scale": 1024})");
+          "accumulation_steps": 8, "clip_norm": 1.5, "loss_scale": 1024, "keep_buffers": false})");
   EXPECT_EQ(config.overlap.stage, 2);
   EXPECT_EQ(config.overlap.bucket_bytes, 512 << 10);
   EXPECT_EQ(config.overlap.in_flight_bytes, 3 << 20);
   EXPECT_EQ(config.overlap.lookahead, 4);
   EXPECT_EQ(config.overlap.whole_below, 1000);
+  EXPECT_FALSE(config.overlap.keep_buffers);
   EXPECT_EQ(config.accumulation_steps, 8);
   EXPECT_EQ(config.clip_norm, 1.5);
   EXPECT_EQ(config.loss_scale.initial, 1024);
@@ -93,6 +99,7 @@ TEST(EngineConfig, LeavesWhatIsNotSaidAtItsDefault) {
   EXPECT_EQ(config.overlap.bucket_bytes, 25 << 20);
   EXPECT_EQ(config.overlap.in_flight_bytes, 50 << 20);
   EXPECT_EQ(config.overlap.lookahead, 1);
+  EXPECT_TRUE(config.overlap.keep_buffers);
   EXPECT_EQ(config.accumulation_steps, 1);
 }
 
@@ -110,6 +117,7 @@ TEST(EngineConfig, RefusesWhatItDoesNotKnowOrCannotBe) {
   EXPECT_THAT(refused(R"({"clip_norm": -1})"), HasSubstr("clip_norm is -1"));
   EXPECT_THAT(refused(R"({"loss_scale": 1000})"), HasSubstr("loss_scale is 1000"));
   EXPECT_THAT(refused(R"({"loss_scale": "big"})"), HasSubstr("loss_scale is \"big\""));
+  EXPECT_THAT(refused(R"({"keep_buffers": 1})"), HasSubstr("keep_buffers is 1; it must be true"));
   EXPECT_THAT(refused("[1]"), HasSubstr("must be a JSON object"));
   EXPECT_THAT(refused("{"), HasSubstr("is not JSON"));
 }

@@ -1,7 +1,5 @@
 #include "overlap.hpp"
 
-#include <ATen/ops/amin.h>
-#include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
@@ -14,8 +12,6 @@
 #include <zero/scoped_value.hpp>
 
 namespace zero {
-
-using dist::Purpose;
 
 at::Tensor Overlap::forward(const data::Batch& batch) {
   const ScopedValue trains(trains_, c10::GradMode::is_enabled());
@@ -80,14 +76,11 @@ std::vector<UnitTimes> Overlap::least_over_ranks() const {
     for (double& seconds : pass.compute) all.push_back(&seconds);
   }
   // The rank that comes last to a gather waits for nobody: its time is that of the gather alone.
-  const auto count = static_cast<std::int64_t>(all.size());
-  at::Tensor mine = at::empty({count}, at::kDouble);
-  for (std::int64_t i = 0; i < count; ++i) mine[i] = *all[static_cast<std::size_t>(i)];
-  at::Tensor every = at::empty({communicator_.size() * count}, at::kDouble);
-  communicator_.all_gather(every, mine, Purpose::kControl).wait();
-  const at::Tensor least = every.view({communicator_.size(), count}).amin(0);
-  for (std::int64_t i = 0; i < count; ++i) {
-    *all[static_cast<std::size_t>(i)] = least[i].item<double>();
+  std::vector<double> mine;
+  for (const double* seconds : all) mine.push_back(*seconds);
+  const std::vector<double> every = dist::of_all_ranks(communicator_, mine);
+  for (std::size_t i = 0; i < every.size(); ++i) {
+    *all[i % all.size()] = std::min(*all[i % all.size()], every[i]);
   }
   return passes;
 }

@@ -38,6 +38,9 @@ struct OverlapOptions {
   /// Units of fewer elements keep their parameters whole at stage 3, as at stage 2: little memory,
   /// and one gather less. 0: none does.
   std::int64_t whole_below = 0;
+  /// Buffers that are given up are kept for the next of the same size (memory::StoragePool). False
+  /// gives them back to the system at once.
+  bool keep_buffers = true;
 };
 
 /// Every stage of the ladder behind one interface, with communication started as early and waited

@@ -12,7 +12,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kDataNote = "data";  // fingerprint of the data set
-constexpr const char* kLossScaleNote = "loss scale";
 
 // Batches of a run that goes on are those that it would have had.
 void check_position(const data::DistributedSampler::State& saved, const Options& options,
@@ -124,9 +123,7 @@ void go_on(train::Strategy& strategy, data::DistributedSampler& sampler, const O
 
 void put_back_loss_scale(train::Trainer& trainer, const Options& options) {
   if (options.resume.empty() || !trainer.loss_scale()) return;
-  const auto notes = train::read_checkpoint_info(options.resume).notes;
-  const auto scale = notes.find(kLossScaleNote);
-  if (scale != notes.end()) trainer.loss_scale()->set_from_text(scale->second);
+  trainer.loss_scale()->go_on_from(train::read_checkpoint_info(options.resume).notes);
 }
 
 std::string when_kept(const Options& options) {
@@ -147,7 +144,7 @@ void keep(train::Strategy& strategy, train::Trainer& trainer,
   info.mode = mode;
   info.sampler = sampler.state();
   info.notes[kDataNote] = dataset.fingerprint();
-  if (trainer.loss_scale()) info.notes[kLossScaleNote] = trainer.loss_scale()->to_text();
+  if (trainer.loss_scale()) trainer.loss_scale()->write_to(info.notes);
   train::save_checkpoint(strategy, options.checkpoint, info);
 }
 

@@ -25,8 +25,7 @@ std::string asked(const std::function<std::string()>& question) {
   dist::LaunchOptions one;
   one.world_size = 1;
   const auto exits = dist::fork_processes(one, [&](int) { return question(); });
-  const std::string failures = dist::describe_failures(exits);
-  if (!failures.empty()) throw Error("--device cuda: the GPUs could not be asked: " + failures);
+  dist::check_all_well(exits, "--device cuda: the GPUs could not be asked: ");
   return exits.front().result;
 }
 

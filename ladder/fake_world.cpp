@@ -204,8 +204,7 @@ FakeResult run_in_a_process(const std::string& mode, const Options& options) {
                         {"parameter_bytes", result.parameter_bytes}}
         .dump();
   });
-  const std::string failures = dist::describe_failures(exits);
-  if (!failures.empty()) throw Error(fmt::format("mode {} failed:\n{}", mode, failures));
+  dist::check_all_well(exits, fmt::format("mode {} failed:\n", mode));
   const report::Json json = report::Json::parse(exits.front().result);
   return {report::fake_row_from_json(json.at("row")), json.at("parameters"),
           json.at("parameter_bytes")};

@@ -83,8 +83,7 @@ class Ranks {
     };
     const auto exits =
         environment_ ? run_own_rank(rank_main) : dist::launch_ranks(launch_, rank_main);
-    const std::string failures = dist::describe_failures(exits);
-    if (!failures.empty()) throw Error(fmt::format("mode {} failed:\n{}", what, failures));
+    dist::check_all_well(exits, fmt::format("mode {} failed:\n", what));
     std::vector<RankResult> results;
     if (!reports()) return results;
     for (const auto& text : report::Json::parse(exits.front().result)) {
@@ -186,8 +185,7 @@ std::string inspect_weights(const Options& options) {
       return std::string("-") + error.what();
     }
   });
-  const std::string failures = dist::describe_failures(exits);
-  if (!failures.empty()) throw Error("the weights could not be looked at: " + failures);
+  dist::check_all_well(exits, "the weights could not be looked at: ");
   const std::string said = exits.front().result;
   if (said.front() == '-') throw Error(said.substr(1));
   return said.substr(1);

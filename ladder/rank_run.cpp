@@ -47,10 +47,12 @@ class Meter {
   void begin_step() {
     memory::reset_peaks();
     before_ = communicator_.traffic();
+    faults_before_ = memory::page_faults();
   }
 
   void end_step(const train::StepResult& step) {
     seconds_.push_back(step.seconds);
+    faults_.push_back(static_cast<double>(memory::page_faults() - faults_before_));
     // Where the loss scale was too large nothing is updated, and no parameter is sent.
     if (step.skipped && updated_) return;
     updated_ = !step.skipped;
@@ -70,6 +72,7 @@ class Meter {
     row.peak_states_mib = mib(steady_.states_peak);
     row.resident_growth_mib = mib(resident_ - resident_base_);
     row.high_water_mib = mib(memory::resident_set_peak_bytes());
+    row.page_faults = median_of(faults_);
     row.sent_gradient_bytes = traffic_.bytes(dist::Purpose::kGradient);
     row.sent_parameter_bytes = traffic_.bytes(dist::Purpose::kParameter);
     row.sent_control_bytes = traffic_.bytes(dist::Purpose::kControl);
@@ -82,13 +85,16 @@ class Meter {
   }
 
  private:
-  double median_of(double train::PhaseSeconds::*phase) const {
+  static double median_of(std::vector<double> values) {
     // The first step makes the optimizer's states and warms everything up.
-    std::vector<double> values;
-    for (std::size_t s = seconds_.size() > 1 ? 1 : 0; s < seconds_.size(); ++s) {
-      values.push_back(seconds_[s].*phase);
-    }
+    if (values.size() > 1) values.erase(values.begin());
     return median(std::move(values));
+  }
+
+  double median_of(double train::PhaseSeconds::*phase) const {
+    std::vector<double> values;
+    for (const train::PhaseSeconds& seconds : seconds_) values.push_back(seconds.*phase);
+    return median_of(std::move(values));
   }
 
   const dist::Communicator& communicator_;
@@ -96,6 +102,8 @@ class Meter {
   std::int64_t resident_base_;
   dist::Traffic before_;
   dist::Traffic traffic_;
+  std::int64_t faults_before_ = 0;
+  std::vector<double> faults_;
   bool updated_ = false;
   memory::Snapshot steady_;
   std::int64_t resident_ = 0;

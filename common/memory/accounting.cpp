@@ -3,6 +3,7 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/alloc_cpu.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -188,5 +189,11 @@ Category category_of(const at::Tensor& tensor) {
 
 std::int64_t resident_set_bytes() { return status_bytes("VmRSS:"); }
 std::int64_t resident_set_peak_bytes() { return status_bytes("VmHWM:"); }
+
+std::int64_t page_faults() {
+  rusage usage{};
+  ::getrusage(RUSAGE_SELF, &usage);
+  return usage.ru_minflt;
+}
 
 }  // namespace zero::memory

@@ -86,4 +86,8 @@ std::int64_t resident_set_bytes();
 /// High-water mark of the resident set in bytes (VmHWM of /proc/self/status).
 std::int64_t resident_set_peak_bytes();
 
+/// Page faults of this process so far that needed no disk: each time a page, huge or not, was
+/// touched for which the system had given out the address only.
+std::int64_t page_faults();
+
 }  // namespace zero::memory

@@ -33,8 +33,9 @@ void StoragePool::release(const at::Tensor& tensor) {
   c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
   const std::size_t bytes = storage->nbytes();
   at::DataPtr none(nullptr, storage->device());
-  free_.emplace(bytes, storage->set_data_ptr(std::move(none)));
+  at::DataPtr released = storage->set_data_ptr(std::move(none));
   storage->set_nbytes(0);
+  if (keeps_) free_.emplace(bytes, std::move(released));
 }
 
 void StoragePool::make_room(std::size_t bytes) {

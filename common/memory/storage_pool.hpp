@@ -21,6 +21,9 @@ namespace zero::memory {
 /// Acts on this rank alone; for one thread at a time.
 class StoragePool {
  public:
+  /// `keeps`: false for a pool that frees what is released, to see what keeping is worth.
+  explicit StoragePool(bool keeps = true) : keeps_(keeps) {}
+
   /// Gives `tensor` bytes, uninitialised, charged to `category`: those of a released tensor if one
   /// had as many, else new ones. Nothing to do where it has them.
   void allocate(const at::Tensor& tensor, Category category);
@@ -38,6 +41,7 @@ class StoragePool {
  private:
   void make_room(std::size_t bytes);
 
+  bool keeps_;
   std::multimap<std::size_t, at::DataPtr> free_;  // by number of bytes
 };
 

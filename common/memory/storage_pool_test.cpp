@@ -2,6 +2,10 @@
 
 #include <ATen/ops/full.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstring>
 
 #include "zero/memory/storage.hpp"
 
@@ -83,6 +87,34 @@ TEST_F(Pool, ClearFreesWhatIsKept) {
 }
 
 // What autograd or a module holds is the storage object, which must be the same all the time.
+TEST_F(Pool, FreesAtOnceIfAskedTo) {
+  StoragePool pool(/*keeps=*/false);
+  const at::Tensor tensor = buffer(1000, 1);
+  const std::int64_t live = snapshot().total;
+  pool.release(tensor);
+  EXPECT_FALSE(has_storage(tensor));
+  EXPECT_EQ(pool.bytes(), 0u);
+  EXPECT_EQ(snapshot().total, live - 4000);
+  pool.allocate(tensor, Category::kParameters);
+  EXPECT_TRUE(has_storage(tensor));
+}
+
+// What the column of page faults counts.
+TEST(PageFaults, AreThoseOfPagesTouchedForTheFirstTime) {
+  const auto size = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)) * 100;
+  void* const pages =
+      ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(pages, MAP_FAILED);
+  ::madvise(pages, size, MADV_NOHUGEPAGE);
+  const std::int64_t before = page_faults();
+  std::memset(pages, 1, size);
+  const std::int64_t first = page_faults() - before;
+  std::memset(pages, 2, size);
+  EXPECT_GE(first, 100);
+  EXPECT_LT(page_faults() - before - first, 50);
+  ::munmap(pages, size);
+}
+
 TEST_F(Pool, WindowsOfATensorComeAndGoWithIt) {
   const at::Tensor tensor = buffer(1000, 1);
   at::Tensor window = tensor.narrow(0, 10, 5);

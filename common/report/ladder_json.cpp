@@ -28,6 +28,7 @@ constexpr RealField kMemory[] = {
     {"peak_states_mib", &RankRow::peak_states_mib},
     {"resident_growth_mib", &RankRow::resident_growth_mib},
     {"high_water_mib", &RankRow::high_water_mib},
+    {"page_faults", &RankRow::page_faults},
 };
 constexpr IntegerField kSent[] = {
     {"sent_gradient_bytes", &RankRow::sent_gradient_bytes},

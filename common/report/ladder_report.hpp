@@ -45,6 +45,9 @@ struct RankRow {
   double resident_growth_mib = 0;
   /// The largest resident set that the process ever had, from its start to the end of training.
   double high_water_mib = 0;
+  /// Pages that the system handed out or looked up within a step, each a fault of its own; the
+  /// median over the measured steps.
+  double page_faults = 0;
 
   /// Bytes sent by this rank in one step, by purpose.
   std::int64_t sent_gradient_bytes = 0;

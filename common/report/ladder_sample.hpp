@@ -49,6 +49,7 @@ inline LadderReport ladder_sample() {
                   .other_mib = 0.03125,
                   .resident_growth_mib = 64,
                   .high_water_mib = 512,
+                  .page_faults = 1500,
                   .sent_gradient_bytes =
                       static_cast<std::int64_t>(4e0 * kParameters * shape.sent_gradients),
                   .sent_parameter_bytes =

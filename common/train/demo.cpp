@@ -171,8 +171,7 @@ int launch(const DemoOptions& options) {
     launch.connect = connect;
     const auto exits = dist::launch_ranks(
         launch, [&](dist::Communicator& communicator) { return run_rank(communicator, options); });
-    const std::string failures = dist::describe_failures(exits);
-    if (!failures.empty()) throw Error(failures);
+    dist::check_all_well(exits);
   }
   if (writes) draw_film(options);
   return 0;

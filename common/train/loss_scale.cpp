@@ -10,6 +10,9 @@
 namespace zero::train {
 namespace {
 
+// What the state is called in a checkpoint.
+constexpr const char* kNote = "loss scale";
+
 // Larger ones would leave a float32 loss no room beside them.
 constexpr double kLargest = 0x1p100;
 
@@ -68,6 +71,15 @@ void LossScale::set_from_text(const std::string& text) {
         "'{}' is no state of a loss scale: the scale and a number of good steps", text));
   }
   set_state(state);
+}
+
+void LossScale::write_to(std::map<std::string, std::string>& notes) const {
+  notes[kNote] = to_text();
+}
+
+void LossScale::go_on_from(const std::map<std::string, std::string>& notes) {
+  const auto found = notes.find(kNote);
+  if (found != notes.end()) set_from_text(found->second);
 }
 
 std::string LossScale::describe() const {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 
 namespace zero::train {
@@ -46,6 +47,10 @@ class LossScale {
   /// @throws zero::Error for a text that to_text() did not give.
   std::string to_text() const;
   void set_from_text(const std::string& text);
+
+  /// Adds that text to the notes of a checkpoint, and goes on from it where a checkpoint has one.
+  void write_to(std::map<std::string, std::string>& notes) const;
+  void go_on_from(const std::map<std::string, std::string>& notes);
 
   /// What ranks must have in common.
   std::string describe() const;

@@ -1,6 +1,5 @@
 #include "zero/train/trainer.hpp"
 
-#include <ATen/ops/from_blob.h>
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
@@ -44,16 +43,6 @@ class Stopwatch {
   double waited_;
   double under_way_;
 };
-
-// `mine` of every rank, one after the other in rank order.
-std::vector<double> of_all_ranks(dist::Communicator& communicator, std::vector<double> mine) {
-  const auto count = static_cast<std::int64_t>(mine.size());
-  std::vector<double> all(mine.size() * static_cast<std::size_t>(communicator.size()));
-  at::Tensor output = at::from_blob(all.data(), {communicator.size() * count}, at::kDouble);
-  at::Tensor input = at::from_blob(mine.data(), {count}, at::kDouble);
-  communicator.all_gather(output, input, dist::Purpose::kControl).wait();
-  return all;
-}
 
 }  // namespace
 
@@ -160,7 +149,7 @@ double Trainer::count_terms(const std::vector<data::Batch>& batches) const {
   double mine = 0;
   for (const data::Batch& batch : batches) mine += static_cast<double>(batch.loss_terms);
   const std::vector<double> all =
-      of_all_ranks(communicator, {mine, static_cast<double>(batches.size())});
+      dist::of_all_ranks(communicator, {mine, static_cast<double>(batches.size())});
   double terms = 0;
   for (int rank = 0; rank < communicator.size(); ++rank) {
     terms += all[static_cast<std::size_t>(2 * rank)];
@@ -184,8 +173,8 @@ Trainer::Agreed Trainer::agree(double loss, std::int64_t terms) {
   dist::Communicator& communicator = strategy_.communicator();
   const bool finite = std::isfinite(loss);
   const std::vector<double> all =
-      of_all_ranks(communicator, {finite ? loss * static_cast<double>(terms) : 0.0,
-                                  static_cast<double>(terms), finite ? 0.0 : 1.0});
+      dist::of_all_ranks(communicator, {finite ? loss * static_cast<double>(terms) : 0.0,
+                                        static_cast<double>(terms), finite ? 0.0 : 1.0});
   Agreed sums{0, 0};
   std::vector<int> not_finite;
   for (int rank = 0; rank < communicator.size(); ++rank) {

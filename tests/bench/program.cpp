@@ -88,9 +88,7 @@ std::vector<Json> on_ranks(dist::LaunchOptions options,
   options.capture_output = true;
   const auto exits =
       dist::launch_ranks(options, [&](dist::Communicator& c) { return function(c).dump(); });
-  if (const std::string failures = dist::describe_failures(exits); !failures.empty()) {
-    throw Error(failures);
-  }
+  dist::check_all_well(exits);
   std::vector<Json> ranks;
   for (const dist::RankExit& exit : exits) ranks.push_back(Json::parse(exit.result));
   return ranks;
