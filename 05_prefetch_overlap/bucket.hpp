@@ -27,7 +27,8 @@ enum class Keeps : std::uint8_t {
 ///     start_reduce()  …  finish_reduce()        the average of all ranks' gradients
 ///
 /// At stage 3 a parameter that lies in this rank's shard from end to end is a window of the shard
-/// all the time: it is not gathered and not copied. The others are windows of the buffer.
+/// all the time: it is not gathered, and not copied but by NCCL, into a place that nobody reads. The
+/// others are windows of the buffer.
 ///
 /// Memory, with F the bytes of the padded buffer: as the stage says, and F of gradients more from
 /// the first gradient to finish_reduce(), F of parameters more from start_gather() to reshard().
@@ -76,7 +77,7 @@ class Bucket {
   /// Brings the gradient that backward left in `.grad` of member `m` into its window.
   void collect(std::size_t m);
   /// Sends the gradient buffer off to be averaged; members without a gradient count as zeros. It
-  /// may not be touched until finish_reduce(). `whole`: at stage 1, keep the buffer too.
+  /// may not be touched until finish_reduce(). `whole`: keep the whole buffer (stages 0 and 1).
   void start_reduce(bool whole);
   /// Blocks until the pieces' `.grad` are averages, and gives up what the rank does not keep.
   void finish_reduce();

@@ -11,13 +11,19 @@
 #include <zero/train/trainer.hpp>
 
 namespace zero {
-namespace {}  // namespace
 
 Engine::Engine(nn::Model& model, dist::Communicator& communicator,
                optim::OptimizerFactory optimizer, const EngineConfig& config,
                nn::ParameterSource* values)
     : config_(config),
-      overlap_({model, communicator, std::move(optimizer), values, "engine"}, config.overlap) {
+      overlap_({.model = model,
+                .communicator = communicator,
+                .optimizer = std::move(optimizer),
+                .values = values,
+                .variant = "engine",
+                .reduce_type =
+                    config.reduce_in_float32 ? dist::ReduceType::kFloat32 : dist::ReduceType::kOwn},
+               config.overlap) {
   if (config.accumulation_steps < 1) {
     throw Error(
         fmt::format("a step of {} micro-batches; 1 is the least", config.accumulation_steps));

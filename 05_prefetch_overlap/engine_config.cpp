@@ -131,6 +131,7 @@ EngineConfig engine_config(const std::string& json) {
   reader.flag("keep_buffers", [&](bool keep) { config.overlap.keep_buffers = keep; });
   reader.count("accumulation_steps", 1, config.accumulation_steps);
   take_clip_norm(reader, "clip_norm", config.clip_norm);
+  reader.flag("reduce_in_float32", [&](bool wide) { config.reduce_in_float32 = wide; });
   reader.field("loss_scale", [&](const Json& value) {
     const double scale = value.is_number() ? value.get<double>() : -1;
     config.loss_scale.initial = scale;
@@ -199,11 +200,11 @@ OverlapOptions overlap_options(int stage, const std::string& text,
     throw Error(
         fmt::format("stage is {}, but mode engine{} was asked for", config.overlap.stage, stage));
   }
-  if (config.accumulation_steps != 1 || config.clip_norm != 0 || config.loss_scale.initial != 0) {
+  if (config.accumulation_steps != 1 || config.clip_norm != 0 || config.reduce_in_float32 ||
+      config.loss_scale.initial != 0) {
     throw Error(
-        "accumulation_steps, clip_norm and loss_scale are for zero::Engine; a mode has one "
-        "micro-batch "
-        "and clips where its trainer does");
+        "accumulation_steps, clip_norm, reduce_in_float32 and loss_scale are for zero::Engine; the "
+        "trainer of a mode has its own");
   }
   return config.overlap;
 }

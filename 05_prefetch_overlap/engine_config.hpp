@@ -22,6 +22,7 @@ namespace zero {
 ///       "keep_buffers": true,
 ///       "accumulation_steps": 1,
 ///       "clip_norm": 0,
+///       "reduce_in_float32": false,
 ///       "loss_scale": 0         or the first scale, for float16: 65536
 ///     }
 ///
@@ -30,6 +31,7 @@ struct EngineConfig {
   OverlapOptions overlap;
   std::int64_t accumulation_steps = 1;  ///< micro-batches of a step
   double clip_norm = 0;                 ///< largest L2 norm of the gradient; 0: do not clip
+  bool reduce_in_float32 = false;       ///< gradients of 2 bytes travel as float32
   /// Dynamic loss scaling (train::LossScale), for parameters in float16; an initial scale of 0:
   /// none.
   train::LossScaleOptions loss_scale = {.initial = 0};
@@ -43,8 +45,8 @@ EngineConfig engine_config(const std::string& json);
 /// their values, joined by colons, "lookahead=2:bucket_mib=5". With "config=FILE" in the first
 /// place the rest changes what is in that file. "deepspeed=FILE", alone, takes a configuration for
 /// DeepSpeed. `stage` is what the mode's name says; zero::Error where the file says another, and
-/// for what a mode has no use for: accumulation_steps, clip_norm and loss_scale. `notes`, where
-/// given, gets those of engine_config_from_deepspeed().
+/// for what a mode has no use for: accumulation_steps, clip_norm, reduce_in_float32, loss_scale.
+/// `notes`, where given, gets those of engine_config_from_deepspeed().
 OverlapOptions overlap_options(int stage, const std::string& text,
                                std::vector<std::string>* notes = nullptr);
 
@@ -58,7 +60,7 @@ struct ReadConfig {
 /// alone), and "gradient_accumulation_steps" and "gradient_clipping" beside it:
 ///
 ///     stage                               stage
-///     overlap_comm                        false: nothing is under way longer than one bucket
+///     overlap_comm                        false: one bucket under way at most, lookahead 0
 ///     reduce_bucket_size                  bucket_mib (elements of 4 bytes)
 ///     stage3_prefetch_bucket_size         0: lookahead 0
 ///     stage3_param_persistence_threshold  whole_below (there of parameters, here of whole units)

@@ -50,6 +50,7 @@ TEST(EngineConfig, OfACommandLine) {
   EXPECT_THAT(refused("stage=3"), HasSubstr("mode engine2 was asked for"));
   EXPECT_THAT(refused("clip_norm=1"), HasSubstr("for zero::Engine"));
   EXPECT_THAT(refused("loss_scale=2"), HasSubstr("for zero::Engine"));
+  EXPECT_THAT(refused("reduce_in_float32=true"), HasSubstr("for zero::Engine"));
   EXPECT_THAT(refused("config=/not/there"), HasSubstr("/not/there cannot be read"));
 }
 
@@ -77,13 +78,15 @@ TEST(EngineConfig, OfACommandLineBeginsWithAFile) {
 TEST(EngineConfig, ReadsEveryKey) {
   const EngineConfig config = engine_config(
       R"({"stage": 2, "bucket_mib": 0.5, "in_flight_mib": 3, "lookahead": 4, "whole_below": 1000,
-          "accumulation_steps": 8, "clip_norm": 1.5, "loss_scale": 1024, "keep_buffers": false})");
+          "accumulation_steps": 8, "clip_norm": 1.5, "loss_scale": 1024, "keep_buffers": false,
+          "reduce_in_float32": true})");
   EXPECT_EQ(config.overlap.stage, 2);
   EXPECT_EQ(config.overlap.bucket_bytes, 512 << 10);
   EXPECT_EQ(config.overlap.in_flight_bytes, 3 << 20);
   EXPECT_EQ(config.overlap.lookahead, 4);
   EXPECT_EQ(config.overlap.whole_below, 1000);
   EXPECT_FALSE(config.overlap.keep_buffers);
+  EXPECT_TRUE(config.reduce_in_float32);
   EXPECT_EQ(config.accumulation_steps, 8);
   EXPECT_EQ(config.clip_norm, 1.5);
   EXPECT_EQ(config.loss_scale.initial, 1024);

@@ -163,21 +163,44 @@ TEST(Engine, SavesNoWeightsThatAreNotFinite) {
 
 // In float16, with a first scale at which gradients overflow: the trainer is the measure, and a run
 // that was stopped goes on with the scale that it had.
+struct Half : Toy {
+  Half() {
+    const nn::DeferredStorage deferred;
+    nn::MlpConfig config;
+    config.dtype = at::kHalf;
+    model = std::make_shared<nn::Mlp>(config);
+  }
+  data::Batch half(int rank, int step) const {
+    data::Batch made = batch(rank, step);
+    made.inputs = made.inputs.to(at::kHalf);
+    made.targets = made.targets.to(at::kHalf);
+    return made;
+  }
+};
+
+TEST(Engine, ReducesInFloat32IfAskedTo) {
+  on_ranks(2, [](dist::Communicator& communicator) {
+    for (const int stage : {0, 1, 2, 3}) {
+      SCOPED_TRACE(stage);
+      std::vector<std::int64_t> sent;
+      std::vector<std::vector<at::Tensor>> weights;
+      for (const bool wide : {false, true}) {
+        Half toy;
+        Engine engine(*toy.model, communicator, optim::with_master_weights(optim::adamw()),
+                      {.overlap = {.stage = stage}, .reduce_in_float32 = wide}, &toy.values);
+        const dist::Traffic before = communicator.traffic();
+        engine.backward(engine.forward(toy.half(communicator.rank(), 0)));
+        engine.step();
+        sent.push_back(communicator.traffic().since(before).bytes(dist::Purpose::kGradient));
+        weights.push_back(whole_weights(engine.strategy()));
+      }
+      EXPECT_EQ(sent[1], 2 * sent[0]);
+      expect_equal(weights[1], weights[0], "weights");
+    }
+  });
+}
+
 TEST(Engine, ScalesTheLossAsTheTrainerDoes) {
-  struct Half : Toy {
-    Half() {
-      const nn::DeferredStorage deferred;
-      nn::MlpConfig config;
-      config.dtype = at::kHalf;
-      model = std::make_shared<nn::Mlp>(config);
-    }
-    data::Batch half(int rank, int step) const {
-      data::Batch made = batch(rank, step);
-      made.inputs = made.inputs.to(at::kHalf);
-      made.targets = made.targets.to(at::kHalf);
-      return made;
-    }
-  };
   const report::TestFolder folder;
   on_ranks(2, [&](dist::Communicator& communicator) {
     const train::LossScaleOptions scale{.initial = 1 << 24, .growth_steps = 3};

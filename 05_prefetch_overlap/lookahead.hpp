@@ -44,11 +44,11 @@ struct LookaheadChoice {
 };
 
 /// The smallest lookahead that hides every gather of every pass, units of different sizes included
-/// (plan::lookahead() has the formula). Where there is none, `why` says what limits it:
+/// (plan::lookahead() has the formula), unless something limits it, as `why` then says:
 ///
 ///   - bandwidth: gathers together take longer than computing; then the smallest lookahead that is
 ///     as good as any (plan::exposed_seconds());
-///   - the number of units: the pass is over before the gather could be hidden;
+///   - the number of units: no gather as long fits into the pass; then the same;
 ///   - memory: more than `room` units would have to be whole ahead of time; then `room`.
 ///
 /// A pure function: all ranks that call it with the same times choose the same.

@@ -10,6 +10,7 @@
 #include <thread>
 #include <zero/error.hpp>
 #include <zero/memory/accounting.hpp>
+#include <zero/memory/storage.hpp>
 #include <zero/train/trainer.hpp>
 
 #include "hooked_communicator.hpp"
@@ -146,6 +147,67 @@ TEST(OverlapSlow, AThousandStepsLeaveNothingBehind) {
       EXPECT_EQ(memory::snapshot().total, live) << "stage " << stage;
       EXPECT_EQ(threads(), threads_then) << "stage " << stage;
     }
+  });
+}
+
+// Neither gathered nor copied: a window of the shard, before, between and after steps.
+TEST(Overlap, KeepsWhatLiesInItsShardInPlace) {
+  on_ranks(2, [](dist::Communicator& communicator) {
+    Medium toy;
+    OverlapOptions options;
+    options.stage = 3;
+    Overlap strategy({*toy.model, communicator, optim::adamw(), &toy.values, ""}, options);
+    train::Trainer trainer(strategy);
+    for (int step = 0; step < 3; ++step) {
+      int here = 0;
+      int elsewhere = 0;
+      for (const Bucket& bucket : strategy.buckets()) {
+        for (std::size_t m = 0; m < bucket.members().size(); ++m) {
+          const at::Tensor& parameter = strategy.list().parameters[bucket.members()[m]].tensor;
+          const train::Piece mine = bucket.stored(m);
+          const bool all = mine.tensor.defined() && mine.tensor.numel() == bucket.layout().size(m);
+          EXPECT_EQ(memory::has_storage(parameter), all);
+          if (all) {
+            EXPECT_EQ(parameter.const_data_ptr(), mine.tensor.const_data_ptr());
+          }
+          ++(all ? here : elsewhere);
+        }
+      }
+      // A weight and its bias: the first half is of the weight alone.
+      EXPECT_EQ(here > 0, communicator.rank() == 1);
+      EXPECT_GT(elsewhere, 0);
+      trainer.step({toy.batch(communicator.rank(), step)});
+    }
+  });
+}
+
+TEST(Overlap, AllocatesMoreOftenWithoutKeptBuffers) {
+  struct EqualUnits : Toy {
+    EqualUnits() {
+      const nn::DeferredStorage deferred;
+      nn::MlpConfig config;
+      config.inputs = 63;
+      config.hidden = std::vector<std::int64_t>(9, 64);
+      config.outputs = 9;
+      model = std::make_shared<nn::Mlp>(config);
+    }
+  };
+  on_ranks(2, [](dist::Communicator& communicator) {
+    std::vector<std::int64_t> allocations;
+    for (const bool keep : {true, false}) {
+      EqualUnits toy;
+      OverlapOptions options;
+      options.stage = 3;
+      options.keep_buffers = keep;
+      Overlap strategy({*toy.model, communicator, optim::adamw(), &toy.values, ""}, options);
+      train::Trainer trainer(strategy);
+      trainer.step({toy.batch(communicator.rank(), 0)});
+      const std::int64_t before = memory::snapshot().allocations;
+      trainer.step({toy.batch(communicator.rank(), 1)});
+      allocations.push_back(memory::snapshot().allocations - before);
+    }
+    // Of eight equal units some parameters and gradients come from the pool.
+    EXPECT_LT(allocations[0] + 8, allocations[1]);
   });
 }
 

@@ -37,8 +37,8 @@ double median(std::vector<double> values) {
   return n % 2 == 1 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
 }
 
-// What is measured within every step; the last one that was not left out is reported, the times as
-// medians.
+// What is measured within every step; the last one that was not left out is reported, times and
+// page faults as medians.
 class Meter {
  public:
   Meter(const dist::Communicator& communicator, std::int64_t base, std::int64_t resident_base)

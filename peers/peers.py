@@ -23,11 +23,13 @@ and, of both sides,
                says, headers and all
 
 The figures go to out/peers.json. HWM of ours counts everything from the start of a rank to its end;
-of PyTorch's ranks only what comes after the model was loaded. Ours puts large blocks on huge pages;
+of PyTorch's ranks only what comes after the model was loaded, and of its libraries only what a rank
+touches: it is forked from a process that has them. Ours puts large blocks on huge pages;
 --huge-pages has PyTorch do so too, which it does not by itself (THP_MEM_ALLOC_ENABLE).
 """
 
 import argparse
+import concurrent.futures.process
 import json
 import multiprocessing.connection
 import os
@@ -73,8 +75,12 @@ class Failure(Exception):
 
 def in_a_child(function, *arguments):
     """What the function gives, or throws, in a process of its own."""
-    with FORK.Pool(1) as pool:
-        return pool.apply(function, arguments)
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=FORK) as pool:
+        try:
+            return pool.submit(function, *arguments).result()
+        except concurrent.futures.process.BrokenProcessPool:
+            raise Failure(f"{function.__name__}: its process has died, perhaps for want of "
+                          "memory") from None
 
 
 # ---- what both sides train on --------------------------------------------------------------------

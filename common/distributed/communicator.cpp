@@ -1,6 +1,7 @@
 #include "zero/distributed/communicator.hpp"
 
-#include <ATen/ops/from_blob.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -290,12 +291,12 @@ void Communicator::check_rank(Operation operation, int peer) const {
 }
 
 std::vector<double> of_all_ranks(Communicator& communicator, std::vector<double> mine) {
-  const auto count = static_cast<std::int64_t>(mine.size());
-  std::vector<double> all(mine.size() * static_cast<std::size_t>(communicator.size()));
-  at::Tensor output = at::from_blob(all.data(), {communicator.size() * count}, at::kDouble);
-  at::Tensor input = at::from_blob(mine.data(), {count}, at::kDouble);
+  // Tensors of their own: a collective that fails may be at work on them after that.
+  const at::Tensor input = at::tensor(mine, at::kDouble);
+  const at::Tensor output = at::empty({communicator.size() * input.numel()}, at::kDouble);
   communicator.all_gather(output, input, Purpose::kControl).wait();
-  return all;
+  const double* const all = output.const_data_ptr<double>();
+  return {all, all + output.numel()};
 }
 
 std::int64_t piece_begin(std::int64_t elements, int rank, int size) {

@@ -62,9 +62,8 @@ const MakeCommunicator& backend(const std::string& name) {
                           name == "nccl" ? ": link zero::cuda and call dist::enable_nccl()" : ""));
 }
 
-std::unique_ptr<Communicator> connect_through(const StorePtr& base, bool served_by_rank_0, int rank,
-                                              int size, int local_rank,
-                                              const ConnectOptions& options) {
+std::unique_ptr<Communicator> connect_through(const StorePtr& base, int server, int rank, int size,
+                                              int local_rank, const ConnectOptions& options) {
   const MakeCommunicator& make = backend(options.backend);
   StorePtr store = c10::make_intrusive<WatchedStore>(options.prefix, base);
   wait_for_everybody(store, rank, size, options.timeout);
@@ -75,8 +74,8 @@ std::unique_ptr<Communicator> connect_through(const StorePtr& base, bool served_
     throw Error(fmt::format("rank {} could not connect to the other {} ranks: {}", rank, size - 1,
                             first_line(error.what())));
   }
-  return make({StoreExchange(store, rank, size, options.timeout, served_by_rank_0),
-               std::move(group), rank, size, local_rank},
+  return make({StoreExchange(store, rank, size, options.timeout, server), std::move(group), rank,
+               size, local_rank},
               options);
 }
 
@@ -118,9 +117,9 @@ std::unique_ptr<Communicator> connect(const RankEnvironment& environment,
   ConnectOptions adjusted = options;
   adjusted.prefix = fmt::format("attempt/{}/{}", environment.restarts, options.prefix);
   adjusted.loopback = adjusted.loopback || is_loopback(environment.master_address);
-  return connect_through(tcp_store(environment, options.timeout), !environment.store_is_served,
-                         environment.rank, environment.world_size, environment.local_rank,
-                         adjusted);
+  return connect_through(tcp_store(environment, options.timeout),
+                         environment.store_is_served ? -1 : 0, environment.rank,
+                         environment.world_size, environment.local_rank, adjusted);
 }
 
 std::unique_ptr<Communicator> connect_in_folder(const std::filesystem::path& folder, int rank,
@@ -129,13 +128,12 @@ std::unique_ptr<Communicator> connect_in_folder(const std::filesystem::path& fol
   options.loopback = true;
   auto store = c10::make_intrusive<FolderStore>(folder);
   store->setTimeout(options.timeout);
-  return connect_through(store, /*served_by_rank_0=*/false, rank, size, /*local_rank=*/rank,
-                         options);
+  return connect_through(store, /*server=*/-1, rank, size, /*local_rank=*/rank, options);
 }
 
 std::unique_ptr<Communicator> connect_alone(const ConnectOptions& options) {
   return backend(options.backend)(
-      {StoreExchange(nullptr, 0, 1, options.timeout, false), nullptr, 0, 1, 0}, options);
+      {StoreExchange(nullptr, 0, 1, options.timeout, /*server=*/-1), nullptr, 0, 1, 0}, options);
 }
 
 }  // namespace zero::dist

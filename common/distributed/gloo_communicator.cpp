@@ -31,12 +31,15 @@ int first_tag(std::int64_t sequence) {
 std::vector<std::string> StoreExchange::exchange(const std::string& text) {
   if (size_ == 1) return {text};
   const std::int64_t round = round_++;
-  put(key_of(round, rank_), text);
+  patiently(fmt::format("to say message {}", round), [&] {
+    put(key_of(round, rank_), text);
+    return std::string();
+  });
   std::vector<std::string> all;
   for (int rank = 0; rank < size_; ++rank) all.push_back(take(rank, round));
   forget_last_message();
-  // The store may go away as soon as rank 0 is back from here: it leaves last.
-  if (served_by_rank_0_) leave(round);
+  // The store may go away as soon as the rank that serves it is back from here: it leaves last.
+  if (server_ >= 0) leave(round);
   return all;
 }
 
@@ -78,7 +81,11 @@ std::string StoreExchange::take(int rank, std::int64_t round) {
 
 void StoreExchange::forget_last_message() {
   // Who has said something in this round has read what was said in the one before.
-  for (const std::string& key : older_) store_->deleteKey(key);
+  try {
+    for (const std::string& key : older_) store_->deleteKey(key);
+  } catch (const std::exception&) {
+    // Of no use to anybody, that is all: what was to be exchanged, was.
+  }
   older_.clear();
 }
 
@@ -92,7 +99,7 @@ void StoreExchange::leave(std::int64_t round) {
       store_->deleteKey(everyone(round - 1));
     }
     if (last) store_->set(everyone(round), std::string());
-    if (rank_ == 0) store_->wait({everyone(round)}, timeout_);
+    if (rank_ == server_) store_->wait({everyone(round)}, timeout_);
     return std::string();
   });
 }
@@ -183,14 +190,15 @@ std::unique_ptr<Communicator> GlooCommunicator::split(const std::vector<int>& ra
   const int new_rank = static_cast<int>(mine - ranks.begin());
   const int new_size = static_cast<int>(ranks.size());
   if (new_size == 1) {
-    return make_group(StoreExchange(nullptr, 0, 1, options_.timeout, false), nullptr, 0, 1);
+    return make_group(StoreExchange(nullptr, 0, 1, options_.timeout, /*server=*/-1), nullptr, 0, 1);
   }
   auto store = c10::make_intrusive<c10d::PrefixStore>(
       fmt::format("group/{}/{}", label, fmt::join(ranks, ",")), store_.store());
   GroupPtr group = make_gloo_group(store, new_rank, new_size, options_.loopback, options_.timeout);
-  return make_group(
-      StoreExchange(store, new_rank, new_size, options_.timeout, store_.served_by_rank_0()),
-      std::move(group), new_rank, new_size);
+  const auto server = std::find(ranks.begin(), ranks.end(), store_.server());
+  const int new_server = server == ranks.end() ? -1 : static_cast<int>(server - ranks.begin());
+  return make_group(StoreExchange(store, new_rank, new_size, options_.timeout, new_server),
+                    std::move(group), new_rank, new_size);
 }
 
 std::unique_ptr<Communicator> GlooCommunicator::make_group(StoreExchange store, GroupPtr group,

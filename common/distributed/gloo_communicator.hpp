@@ -22,21 +22,16 @@ using GroupPtr = c10::intrusive_ptr<c10d::ProcessGroupGloo>;
 /// Start-up and object exchange over a c10d store, shared by all backends.
 class StoreExchange {
  public:
-  /// `served_by_rank_0`: the store goes away with the process of rank 0.
-  StoreExchange(StorePtr store, int rank, int size, std::chrono::milliseconds timeout,
-                bool served_by_rank_0)
-      : store_(std::move(store)),
-        rank_(rank),
-        size_(size),
-        timeout_(timeout),
-        served_by_rank_0_(served_by_rank_0) {}
+  /// `server`: the rank with whose process the store goes away; -1 where it is none of these.
+  StoreExchange(StorePtr store, int rank, int size, std::chrono::milliseconds timeout, int server)
+      : store_(std::move(store)), rank_(rank), size_(size), timeout_(timeout), server_(server) {}
 
   /// See Communicator::exchange.
   std::vector<std::string> exchange(const std::string& text);
 
   const StorePtr& store() const { return store_; }
   std::chrono::milliseconds timeout() const { return timeout_; }
-  bool served_by_rank_0() const { return served_by_rank_0_; }
+  int server() const { return server_; }
 
  private:
   static std::string key_of(std::int64_t round, int rank);
@@ -51,7 +46,7 @@ class StoreExchange {
   int rank_;
   int size_;
   std::chrono::milliseconds timeout_;
-  bool served_by_rank_0_;
+  int server_;
   std::int64_t round_ = 0;
   std::vector<std::string> mine_;   // keys of this rank's message
   std::vector<std::string> older_;  // and of the one before

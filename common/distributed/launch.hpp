@@ -45,9 +45,10 @@ struct RankExit {
 using RankFunction = std::function<std::string(Communicator&)>;
 
 /// Forks `world_size` processes, connects them and runs `function` in each; blocks until all have
-/// ended and says how. They meet in a folder in memory, which is gone afterwards; ranks that wait
-/// there for one that has failed are told. The calling process must not have used a tensor yet:
-/// LibTorch's threads do not survive a fork. When the caller dies, its ranks are killed with it.
+/// ended and says how. They meet in a folder, in memory where there is room (/dev/shm), which is
+/// gone afterwards; ranks that wait there for one that has failed are told. The calling process
+/// must not have used a tensor yet: LibTorch's threads do not survive a fork. When the caller dies,
+/// its ranks are killed with it.
 std::vector<RankExit> launch_ranks(const LaunchOptions& options, const RankFunction& function);
 
 /// The same for a function that connects by itself, or not at all; it gets its rank.

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <stdlib.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -37,6 +38,13 @@ std::string name_of_file(const std::string& key) {
 std::string contents_of_file(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// Of others it may be full: containers often have one of 64 MiB.
+bool has_room(const char* place) {
+  struct statvfs about {};
+  return ::statvfs(place, &about) == 0 &&
+         about.f_bavail * about.f_frsize >= (std::uint64_t{32} << 20);
 }
 
 [[noreturn]] void cannot(const char* what, const fs::path& path) {
@@ -186,14 +194,17 @@ void TimedStore::wait(const std::vector<std::string>& keys,
 // In memory where the system has a place for that: on a disk the file system takes longer than all
 // that the ranks do, some ten times as long.
 Rendezvous::Rendezvous() {
-  for (const fs::path& place : {fs::path("/dev/shm"), fs::temp_directory_path()}) {
-    folder_ = place / "zero-XXXXXX";
-    std::string path = folder_.string();
-    if (::mkdtemp(path.data()) == nullptr) continue;
+  std::string path = "/dev/shm/zero-XXXXXX";
+  if (has_room("/dev/shm") && ::mkdtemp(path.data()) != nullptr) {
     folder_ = path;
     return;
   }
-  cannot("made", folder_);
+  std::error_code problem;
+  const fs::path place = fs::temp_directory_path(problem);
+  if (problem) throw Error(fmt::format("no folder for temporary files: {}", problem.message()));
+  path = (place / "zero-XXXXXX").string();
+  if (::mkdtemp(path.data()) == nullptr) cannot("made", path);
+  folder_ = path;
 }
 
 Rendezvous::~Rendezvous() {
@@ -202,7 +213,11 @@ Rendezvous::~Rendezvous() {
 }
 
 void Rendezvous::say_failed(const std::string& how) const {
-  FolderStore(folder_).set(kFailed, how);
+  try {
+    FolderStore(folder_).set(kFailed, how);
+  } catch (const Error&) {
+    // They find out when their time is up, and the launch says what failed.
+  }
 }
 
 std::vector<std::uint8_t> WatchedStore::get(const std::string& key) {
@@ -224,7 +239,8 @@ void WatchedStore::wait(const std::vector<std::string>& keys,
       c10d::PrefixStore::wait(keys, std::clamp<milliseconds>(left, milliseconds(1), kLookAgain));
       return;
     } catch (const std::exception&) {
-      if (left <= kLookAgain) throw;
+      // Late, or a store that took its time to say no.
+      if (left <= kLookAgain || Clock::now() >= deadline) throw;
       if (check(keys)) return;  // throws where the store is gone
     }
     if (!base_->check({kFailed})) continue;

@@ -64,11 +64,11 @@ class Rendezvous {
   std::filesystem::path folder_;
 };
 
-/// A store whose every answer comes within a time limit, or not at all: c10d's TCPStore has one for
-/// keys that nobody sets, but waits for ever for a server that is stopped or out of reach.
+/// A store that does not wait for ever for a server that is stopped or out of reach, as c10d's
+/// TCPStore does: that one has a time limit for keys that nobody sets, and none for the server.
 ///
-/// Where the answer is late the call throws std::runtime_error, and the thread that waits for it,
-/// with the store, is left behind.
+/// Where an answer is later than the time limit the call throws std::runtime_error, and the thread
+/// that waits for it, with the store, is left behind.
 class TimedStore final : public c10d::Store {
  public:
   /// `name` is what the store is called in messages.

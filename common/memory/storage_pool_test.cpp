@@ -86,7 +86,6 @@ TEST_F(Pool, ClearFreesWhatIsKept) {
   EXPECT_TRUE(has_storage(tensor));
 }
 
-// What autograd or a module holds is the storage object, which must be the same all the time.
 TEST_F(Pool, FreesAtOnceIfAskedTo) {
   StoragePool pool(/*keeps=*/false);
   const at::Tensor tensor = buffer(1000, 1);
@@ -99,7 +98,7 @@ TEST_F(Pool, FreesAtOnceIfAskedTo) {
   EXPECT_TRUE(has_storage(tensor));
 }
 
-// What the column of page faults counts.
+// What page_faults counts in the ladder's file.
 TEST(PageFaults, AreThoseOfPagesTouchedForTheFirstTime) {
   const auto size = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)) * 100;
   void* const pages =
@@ -115,6 +114,7 @@ TEST(PageFaults, AreThoseOfPagesTouchedForTheFirstTime) {
   ::munmap(pages, size);
 }
 
+// What autograd or a module holds is the storage object, which must be the same all the time.
 TEST_F(Pool, WindowsOfATensorComeAndGoWithIt) {
   const at::Tensor tensor = buffer(1000, 1);
   at::Tensor window = tensor.narrow(0, 10, 5);

@@ -49,6 +49,16 @@ class Layer : public torch::nn::Module {
   /// registered in another way.
   std::optional<Initializer> initializer(const std::string& name) const;
 
+  /// Casts or moves the module, as LibTorch's does, before a strategy has the model. Afterwards
+  /// parameters may be windows of a buffer, or hold nothing that could be cast.
+  /// @throws zero::Error while a strategy has it.
+  void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false) override;
+  void to(torch::Dtype dtype, bool non_blocking = false) override;
+  void to(torch::Device device, bool non_blocking = false) override;
+
+  /// Says whether a strategy has the model (set_hooks() of parameters.hpp does).
+  void set_taken(bool taken) { taken_ = taken; }
+
  protected:
   /// Registers a parameter of the given shape that requires a gradient. Outside DeferredStorage it
   /// gets its bytes at once, uninitialised, charged to Category::kParameters: call
@@ -57,7 +67,10 @@ class Layer : public torch::nn::Module {
                            at::ScalarType dtype = at::kFloat);
 
  private:
+  void check_not_taken() const;
+
   std::map<std::string, Initializer> initializers_;
+  bool taken_ = false;
 };
 
 }  // namespace zero::nn

@@ -165,6 +165,7 @@ ParameterList list_parameters(Unit& root, Granularity granularity) {
 
 void set_hooks(Unit& root, UnitHooks* hooks, Granularity granularity) {
   root.apply([&](torch::nn::Module& module) {
+    if (auto* layer = dynamic_cast<Layer*>(&module)) layer->set_taken(hooks != nullptr);
     if (auto* unit = dynamic_cast<Unit*>(&module)) {
       unit->set_hooks(counts(*unit, root, granularity) ? hooks : nullptr);
     }

@@ -2,36 +2,11 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
-#include <fmt/format.h>
 
 #include <memory>
 #include <utility>
 
-#include "zero/error.hpp"
-
 namespace zero::nn {
-
-void Unit::check_nobody_has_it() const {
-  if (hooks_ == nullptr) return;
-  throw Error(fmt::format(
-      "to() on {} while a strategy has it: cast or move a model before the strategy is made",
-      name()));
-}
-
-void Unit::to(torch::Device device, torch::Dtype dtype, bool non_blocking) {
-  check_nobody_has_it();
-  Layer::to(device, dtype, non_blocking);
-}
-
-void Unit::to(torch::Dtype dtype, bool non_blocking) {
-  check_nobody_has_it();
-  Layer::to(dtype, non_blocking);
-}
-
-void Unit::to(torch::Device device, bool non_blocking) {
-  check_nobody_has_it();
-  Layer::to(device, non_blocking);
-}
 
 at::Tensor Unit::run(const std::function<at::Tensor()>& body,
                      const std::vector<at::Tensor>& inputs) {

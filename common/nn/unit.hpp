@@ -51,13 +51,6 @@ class Unit : public Layer {
   void set_hooks(UnitHooks* hooks) { hooks_ = hooks; }
   UnitHooks* hooks() const { return hooks_; }
 
-  /// Casts or moves the module, as LibTorch's does, before a strategy has it. Afterwards parameters
-  /// may be windows of a buffer, or hold nothing that could be cast.
-  /// @throws zero::Error while hooks are set; nothing has changed then.
-  void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false) override;
-  void to(torch::Dtype dtype, bool non_blocking = false) override;
-  void to(torch::Device device, bool non_blocking = false) override;
-
  protected:
   /// Runs `body` between the hooks and registers the backward hooks: on every output that requires
   /// a gradient (pre_backward) and on every input that does (post_backward, once all have theirs).
@@ -69,7 +62,6 @@ class Unit : public Layer {
                                    const std::vector<at::Tensor>& inputs);
 
  private:
-  void check_nobody_has_it() const;
   void watch_inputs(const std::vector<at::Tensor>& inputs);
   void watch_outputs(std::vector<at::Tensor>& outputs);
 

@@ -5,6 +5,7 @@
 #include <c10/core/GradMode.h>
 #include <gmock/gmock.h>
 
+#include "zero/nn/layers.hpp"
 #include "zero/nn/parameters.hpp"
 #include "zero/nn/test_tensors.hpp"
 
@@ -112,22 +113,27 @@ TEST_F(Units, HooksStandAroundForwardAndBackward) {
   EXPECT_EQ(backward.front(), "a pre backward");
 }
 
+// Parts that have no hooks of their own too.
 TEST_F(Units, CannotBeCastOrMovedByOthersWhileAStrategyHasThem) {
   Outer unit(said);
-  const auto cast = [&](torch::nn::Module& module) {
-    return error_of([&] { module.to(at::kFloat); });
-  };
-  for (Scale* hooked : {static_cast<Scale*>(&unit), unit.inner.get()}) {
-    hooked->set_hooks(this);
-    EXPECT_THAT(cast(unit), ::testing::HasSubstr("before the strategy is made"));
-    EXPECT_THAT(error_of([&] { unit.to(at::kCPU); }), ::testing::HasSubstr("to() on"));
-    EXPECT_THAT(error_of([&] { unit.to(at::kCPU, at::kFloat); }), ::testing::HasSubstr("to() on"));
-    EXPECT_EQ(unit.weight().scalar_type(), at::kDouble);
-    hooked->set_hooks(nullptr);
+  const auto part =
+      unit.register_module("part", std::make_shared<Linear>(2, 3, Initializer::constant(1.0)));
+  set_hooks(unit, this);
+  for (torch::nn::Module* module :
+       {static_cast<torch::nn::Module*>(&unit), static_cast<torch::nn::Module*>(unit.inner.get()),
+        static_cast<torch::nn::Module*>(part.get())}) {
+    const auto refused = ::testing::HasSubstr("before the strategy is made");
+    EXPECT_THAT(error_of([&] { module->to(at::kHalf); }), refused);
+    EXPECT_THAT(error_of([&] { module->to(at::kCPU); }), refused);
+    EXPECT_THAT(error_of([&] { module->to(at::kCPU, at::kHalf); }), refused);
   }
-  EXPECT_EQ(cast(unit), "");
-  EXPECT_EQ(unit.weight().scalar_type(), at::kFloat);
-  EXPECT_EQ(unit.inner->weight().scalar_type(), at::kFloat);
+  EXPECT_EQ(unit.weight().scalar_type(), at::kDouble);
+  EXPECT_EQ(unit.inner->weight().scalar_type(), at::kDouble);
+  set_hooks(unit, nullptr);
+  unit.to(at::kHalf);
+  EXPECT_EQ(unit.weight().scalar_type(), at::kHalf);
+  EXPECT_EQ(unit.inner->weight().scalar_type(), at::kHalf);
+  EXPECT_EQ(part->parameters().front().scalar_type(), at::kHalf);
 }
 
 TEST_F(Units, BackwardVisitsThemInReverse) {

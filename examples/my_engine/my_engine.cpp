@@ -54,8 +54,8 @@ void train(zero::dist::Communicator& communicator, const std::string& folder, in
   while (engine.steps() < steps) {
     const at::Tensor loss = engine.forward(batch_of(communicator.rank(), engine.steps()));
     engine.backward(loss);
-    engine.step();
-    if (engine.steps() % 5 == 0) engine.save(folder);
+    const bool updated = engine.step();
+    if (updated && engine.steps() % 5 == 0) engine.save(folder);
     if (communicator.rank() == 0) {
       std::cout << "step " << engine.steps() << " loss " << loss.item<float>() << std::endl;
     }
@@ -74,8 +74,8 @@ int main(int argc, char** argv) {
       train(communicator, folder, steps);
       return std::string();
     });
-    std::cerr << zero::dist::describe_failures(exits);
-    return zero::dist::describe_failures(exits).empty() ? 0 : 1;
+    zero::dist::check_all_well(exits);
+    return 0;
   } catch (const std::exception& error) {
     std::cerr << error.what() << "\n";
     return 1;

@@ -91,10 +91,8 @@ int main() {
       train(*zero::dist::connect(*environment));
       return 0;
     }
-    const auto exits = zero::dist::launch_ranks({.world_size = 2}, train);  // forks two ranks
-    const std::string failures = zero::dist::describe_failures(exits);
-    std::cerr << failures;
-    return failures.empty() ? 0 : 1;
+    zero::dist::check_all_well(zero::dist::launch_ranks({.world_size = 2}, train));  // forks two
+    return 0;
   } catch (const std::exception& error) {
     std::cerr << error.what() << "\n";
     return 1;

@@ -149,7 +149,7 @@ TEST(Connect, RankThatServesTheStoreIsStopped) {
   const int port = free_port();
   const auto exits = connecting(2, [&](int rank) {
     dist::ConnectOptions options;
-    options.timeout = std::chrono::seconds(2);
+    options.timeout = std::chrono::seconds(4);
     const auto communicator = dist::connect(environment(rank, 2, port), options);
     if (rank == 0) ::raise(SIGSTOP);
     communicator->exchange("here");
@@ -158,6 +158,7 @@ TEST(Connect, RankThatServesTheStoreIsStopped) {
   EXPECT_FALSE(exits[1].killed);
   EXPECT_THAT(exits[1].output,
               HasSubstr(fmt::format("the store at 127.0.0.1:{} does not answer", port)));
+  EXPECT_LT(exits[1].seconds, 7);  // one time limit, and not two
 }
 
 // The address of another machine, or of none, is not a port that is taken.

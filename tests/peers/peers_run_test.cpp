@@ -105,7 +105,8 @@ TEST_F(Peers, RefuseWhatIsNotThere) {
       << pair.said;
   const Ended mode = run_peers(folder, "--model tiny --pairs zero3 --ours zero3=zer3");
   EXPECT_EQ(mode.code, 1);
-  EXPECT_NE(mode.said.find("zero3"), std::string::npos) << mode.said;
+  EXPECT_NE(mode.said.find("peers: zer3 ended with"), std::string::npos) << mode.said;
+  EXPECT_EQ(mode.said.find("Traceback"), std::string::npos) << mode.said;
 }
 
 }  // namespace

@@ -1,8 +1,10 @@
 // The engine under ThreadSanitizer: does anything touch a buffer while it travels?
 //
-//     race none      trains with every stage and lookahead: ThreadSanitizer must have nothing to
-//     say race gather    the same, but wait() of a gather returns before the bytes have come race
-//     reduce    the same for a reduction
+//     race none      trains with every stage and lookahead: ThreadSanitizer must be silent
+//
+//     race gather    the same, but wait() of a gather returns before the bytes have come
+//
+//     race reduce    the same for a reduction
 //
 // ThreadSanitizer sees only what was compiled for it, and LibTorch was not. So both sides are here:
 // a network, a thread that copies byte by byte, and layers that compute element by element. Between
@@ -168,8 +170,11 @@ class TwinCommunicator final : public dist::Communicator {
     });
   }
   WorkPtr do_all_gather(const Call& call, at::Tensor output, at::Tensor input) override {
-    return travel(call, [to = Bytes(output), from = Bytes(input)] {
-      for (int r = 0; r < kRanks; ++r) move_bytes(to.piece(r), from.data, from.size);
+    return travel(call, [to = Bytes(output), from = Bytes(input), call, me = rank()] {
+      for (int r = 0; r < kRanks; ++r) {
+        if (r == me && call.own == dist::OwnPiece::kLeft) continue;
+        move_bytes(to.piece(r), from.data, from.size);
+      }
     });
   }
   WorkPtr do_all_to_all(const Call&, at::Tensor, at::Tensor) override { return nullptr; }
