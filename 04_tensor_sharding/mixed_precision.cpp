@@ -205,7 +205,8 @@ void run(Communicator& communicator) {
     throw zero::Error("the losses differ, or do not fall");
   }
   communicator.barrier();
-  if (communicator.rank() == 0) fmt::print("the same weights on all ranks, both ways: checked\n");
+  if (communicator.rank() == 0)
+    fmt::print("on every rank both ways gave the same weights: checked\n");
 }
 
 }  // namespace

@@ -27,8 +27,8 @@ enum class Keeps : std::uint8_t {
 ///     start_reduce()  …  finish_reduce()        the average of all ranks' gradients
 ///
 /// At stage 3 a parameter that lies in this rank's shard from end to end is a window of the shard
-/// all the time: it is not gathered, and not copied but by NCCL, into a place that nobody reads. The
-/// others are windows of the buffer.
+/// all the time: it is not gathered, and not copied but by NCCL, into a place that nobody reads.
+/// The others are windows of the buffer.
 ///
 /// Memory, with F the bytes of the padded buffer: as the stage says, and F of gradients more from
 /// the first gradient to finish_reduce(), F of parameters more from start_gather() to reshard().
