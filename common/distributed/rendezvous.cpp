@@ -164,8 +164,8 @@ void TimedStore::set(const std::string& key, const std::vector<std::uint8_t>& va
 }
 
 std::vector<std::uint8_t> TimedStore::get(const std::string& key) {
-  wait({key});
-  return within<std::vector<std::uint8_t>>(getTimeout(),
+  // It waits for the key by itself.
+  return within<std::vector<std::uint8_t>>(2 * getTimeout(),
                                            [=](c10d::Store& store) { return store.get(key); });
 }
 
