@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <string>
 #include <zero/data/test_files.hpp>
+#include <zero/report/test_python.hpp>
 
 /// What the tests of prepare.py share; nothing else includes this.
 namespace zero::data::testing {
@@ -44,10 +45,7 @@ inline constexpr const char* kTokenizer = R"({
 inline constexpr const char* kReviewsCsv =
     "label,text\n4,very good soup and tea\n0,bad bread\n2,soup\n";
 
-inline std::string python() {
-  const char* named = std::getenv("ZERO_PYTHON");
-  return named != nullptr && *named != '\0' ? named : "python3";
-}
+using zero::testing::python;
 
 /// Runs Python with `arguments` in a shell; the exit code, and all it printed in `output`.
 inline int run_python(const std::string& arguments, const std::filesystem::path& output) {

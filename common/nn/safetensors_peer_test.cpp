@@ -6,16 +6,13 @@
 
 #include "zero/nn/safetensors.hpp"
 #include "zero/nn/safetensors_test_files.hpp"
+#include "zero/report/test_python.hpp"
 
 namespace zero::nn {
 namespace {
 
 using testing::TestFolder;
-
-std::string python() {
-  const char* named = std::getenv("ZERO_PYTHON");
-  return named != nullptr && *named != '\0' ? named : "python3";
-}
+using zero::testing::python;
 
 // Runs Python; the exit code, with what it printed in `said`.
 int run_python(const std::string& arguments, const TestFolder& folder, std::string& said) {
@@ -30,11 +27,7 @@ int run_python(const std::string& arguments, const TestFolder& folder, std::stri
 TEST(SafetensorsPeer, FilesOfThePythonPackageAreReadAndWritten) {
   const TestFolder folder;
   std::string said;
-  // Looks for the packages without the seconds that importing them takes.
-  const char* look =
-      "-c 'import importlib.util as u, sys;"
-      "sys.exit(not all(map(u.find_spec, [\"torch\", \"safetensors\", \"huggingface_hub\"])))'";
-  if (run_python(look, folder, said) != 0) {
+  if (!zero::testing::python_has({"torch", "safetensors", "huggingface_hub"})) {
     GTEST_SKIP() << "the Python package safetensors IS NOT COMPARED WITH: " << python()
                  << " lacks torch, safetensors or huggingface_hub. To enable: " << python()
                  << " -m pip install -r requirements-peers.txt, or set ZERO_PYTHON.";

@@ -17,12 +17,12 @@
 #include <zero/nn/llama.hpp>
 #include <zero/nn/stored_values.hpp>
 #include <zero/report/test_folder.hpp>
+#include <zero/report/test_python.hpp>
 #include <zero/train/checkpoint.hpp>
 #include <zero/train/registry.hpp>
 #include <zero/train/save.hpp>
 
 #include "harness.hpp"
-#include "python.hpp"
 
 namespace zero::testing {
 namespace {

@@ -7,8 +7,7 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <zero/report/test_folder.hpp>
-
-#include "python.hpp"
+#include <zero/report/test_python.hpp>
 
 namespace zero::testing {
 namespace {

@@ -9,7 +9,7 @@
 
 namespace zero::testing {
 
-/// The Python in which torch and transformers are looked for.
+/// The Python that tests start.
 inline std::string python() {
   const char* const named = std::getenv("ZERO_PYTHON");
   return named != nullptr && *named != '\0' ? named : "python3";
