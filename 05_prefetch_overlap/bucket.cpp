@@ -85,6 +85,10 @@ at::Tensor Bucket::parameter(std::size_t m) const { return memory::raw(tensor(m)
 
 void Bucket::start_gather() {
   if (whole_ || gathers_) return;
+  if (layout_.world_size() == 1) {
+    whole_ = true;  // the shard is everything, and the parameters lie in it
+    return;
+  }
   pool_->allocate(full_, Category::kParameters);
   gather_into_buffer();
 }

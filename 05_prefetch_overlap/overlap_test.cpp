@@ -87,6 +87,20 @@ TEST(Overlap, BucketsAreFullOfNeighboursAndNoLargerThanAsked) {
   });
 }
 
+// Its shard is the model, and there is nobody to gather from.
+TEST(Overlap, ARankByItselfGathersNothing) {
+  on_ranks(1, [](dist::Communicator& communicator) {
+    Medium toy;
+    Overlap strategy({*toy.model, communicator, optim::adamw(), &toy.values, ""}, {.stage = 3});
+    train::Trainer trainer(strategy);
+    trainer.step({toy.batch(0, 0)});
+    memory::reset_peaks();
+    trainer.step({toy.batch(0, 1)});
+    EXPECT_EQ(memory::snapshot().peak_of(Category::kParameters),
+              strategy.predicted_bytes().parameters);
+  });
+}
+
 // As the allocator sees it: gradients of all units at once, unless few may be under way.
 TEST(Overlap, GradientsDoNotPileUp) {
   on_ranks(2, [](dist::Communicator& communicator) {

@@ -3,6 +3,8 @@
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/randn.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -178,6 +180,56 @@ TEST(RankOrder, ScratchOfAReductionStaysWithin32MiB) {
       }
       EXPECT_TRUE(at::equal(t, at::full({n}, 1.0F)));
     });
+  }
+}
+
+TEST(RankOrder, ReductionsThatOverlapUseEachOthersScratch) {
+  on_ranks(2, [](Communicator& c) {
+    if (!c.transport().starts_with("TCP")) return;  // on one host the scratch stays for good
+    at::Tensor tensors[] = {at::full({4096}, 1.0F), at::full({4096}, 2.0F), at::full({4096}, 3.0F)};
+    const auto start = [&](int i) { return c.all_reduce(tensors[i], Purpose::kGradient); };
+    const auto held = [] {
+      return memory::snapshot()[memory::Category::kCommunication];  // bytes
+    };
+    const std::int64_t piece = 4096 / 2 * 4;
+    Pending first = start(0);
+    EXPECT_EQ(held(), piece);
+    Pending second = start(1);
+    EXPECT_EQ(held(), 2 * piece);
+    first.wait();
+    EXPECT_EQ(held(), 2 * piece);  // kept for the next
+    Pending third = start(2);
+    EXPECT_EQ(held(), 2 * piece);  // which has it
+    second.wait();
+    third.wait();
+    EXPECT_EQ(held(), 0);
+    for (int i = 0; i < 3; ++i) EXPECT_TRUE(at::equal(tensors[i], at::full({4096}, i + 1.0F)));
+  });
+}
+
+// Whatever is added up together, wherever it begins, and by whatever it is divided.
+TEST(RankOrder, SumsAreThoseOfLibTorchToTheLastBit) {
+  at::manual_seed(5);
+  for (const auto dtype : {at::kFloat, at::kDouble}) {
+    for (const std::int64_t n : {0, 1, 15, 16, 17, 100}) {
+      for (const int divisor : {1, 2, 3, 4, 7, 8}) {
+        SCOPED_TRACE(fmt::format("{} {} by {}", c10::toString(dtype), n, divisor));
+        // From values that vanish when they are halved to those that hardly fit.
+        const auto input = [&] {
+          return at::randn({n}, dtype) * at::randint(-44, 38, {n}).to(dtype).mul(2.302585).exp();
+        };
+        std::vector<at::Tensor> inputs = {input(), input(), input()};
+        const at::Tensor by = at::full({}, divisor, dtype);
+        const at::Tensor expected = (inputs[0] + inputs[1] + inputs[2]).div(by);
+        for (const std::int64_t begin : {0, 1}) {
+          const at::Tensor apart = at::zeros({n + 1}, dtype).narrow(0, begin, n);
+          sum_in_rank_order(apart, inputs, divisor);
+          EXPECT_TRUE(at::equal(apart, expected)) << "from " << begin;
+        }
+        sum_in_rank_order(inputs[1], inputs, divisor);
+        EXPECT_TRUE(at::equal(inputs[1], expected)) << "in place";
+      }
+    }
   }
 }
 

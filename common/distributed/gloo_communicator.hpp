@@ -77,6 +77,8 @@ class Messenger {
   std::chrono::milliseconds timeout_;
 };
 
+class ArrivalScratch;
+
 /// CPU tensors over Gloo: every collective is made of direct messages between pairs of ranks
 /// (measured against Gloo's own in docs/benchmarks.md), reductions add in rank order.
 class GlooCommunicator : public Communicator {
@@ -116,6 +118,7 @@ class GlooCommunicator : public Communicator {
  private:
   StoreExchange store_;
   Messenger messenger_;
+  std::shared_ptr<ArrivalScratch> scratch_;
   ConnectOptions options_;
   std::string why_not_faster_;
 };

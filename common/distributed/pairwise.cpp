@@ -1,13 +1,11 @@
 #include "zero/distributed/pairwise.hpp"
 
-#include <ATen/ops/empty.h>
-
 #include <algorithm>
 #include <deque>
 #include <utility>
 
 #include "zero/distributed/rank_order.hpp"
-#include "zero/memory/accounting.hpp"
+#include "zero/memory/storage.hpp"
 
 namespace zero::dist {
 
@@ -22,6 +20,12 @@ void MessageSet::recv(const at::Tensor& tensor, int from, int tag) {
 void MessageSet::wait() {
   for (const Message& message : messages_) messenger_.wait(message.work, what_, message.peer);
   messages_.clear();
+}
+
+at::Tensor ArrivalScratch::take(std::int64_t rows, std::int64_t elements, at::ScalarType dtype) {
+  at::Tensor block = memory::without_storage({rows, elements}, dtype);
+  pool_.allocate(block, memory::Category::kCommunication);
+  return block;
 }
 
 namespace {
@@ -45,6 +49,7 @@ class PairwiseReduction final : public Pending::Work {
         gather_(gather),
         window_(window_elements(static_cast<std::int64_t>(output_.element_size()), s_.size)),
         outgoing_(s_.messenger, s_.what) {
+    s_.scratch->begin_reduction();
     // Receives first: a message that finds its receive posted is copied once, not twice.
     for (std::int64_t w = 0; w < kWindows; ++w) post_receives(w);
     for (int peer = 0; peer < s_.size; ++peer) {
@@ -65,6 +70,7 @@ class PairwiseReduction final : public Pending::Work {
       post_receives(w + kWindows);
     }
     outgoing_.wait();
+    s_.scratch->end_reduction();
   }
 
  private:
@@ -88,9 +94,8 @@ class PairwiseReduction final : public Pending::Work {
 
   void post_receives(std::int64_t w) {
     if (w * window_ >= output_.numel()) return;
-    const memory::Charge charge(memory::Category::kCommunication);
     const std::int64_t n = cut(output_, w).numel();
-    Arrival arrival{at::empty({s_.size - 1, n}, output_.options()), {}};
+    Arrival arrival{s_.scratch->take(s_.size - 1, n, output_.scalar_type()), {}};
     for (int peer = 0; peer < s_.size; ++peer) {
       if (peer == s_.rank) continue;
       arrival.works.push_back(s_.messenger.recv(arrival.scratch.select(0, row_of(peer)), peer,
@@ -115,6 +120,7 @@ class PairwiseReduction final : public Pending::Work {
     }
     const at::Tensor sum = cut(output_, w);
     sum_in_rank_order(sum, contributions, op_ == ReduceOp::kAverage ? s_.size : 1);
+    s_.scratch->give_back(arrival.scratch);
     if (!gather_) return;
     for (int peer = 0; peer < s_.size; ++peer) {
       if (peer != s_.rank) send(sum, peer, result_tag(w));

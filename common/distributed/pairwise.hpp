@@ -3,10 +3,12 @@
 // Private to common/distributed: collectives made of direct messages between pairs of ranks.
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "zero/distributed/gloo_communicator.hpp"
+#include "zero/memory/storage_pool.hpp"
 
 namespace zero::dist {
 
@@ -30,6 +32,25 @@ class MessageSet final : public Pending::Work {
   std::vector<Message> messages_;
 };
 
+/// Where contributions of peers arrive. Reductions that overlap in time use each other's blocks
+/// again, which need not be faulted in then; with the last one all are freed.
+class ArrivalScratch {
+ public:
+  void begin_reduction() { ++under_way_; }
+  void end_reduction() {
+    if (--under_way_ == 0) pool_.clear();
+  }
+
+  /// [rows, elements], uninitialised, charged to kCommunication.
+  at::Tensor take(std::int64_t rows, std::int64_t elements, at::ScalarType dtype);
+  /// Nobody may hold a view of `block` that is read later.
+  void give_back(const at::Tensor& block) { pool_.release(block); }
+
+ private:
+  memory::StoragePool pool_;
+  int under_way_ = 0;
+};
+
 /// What a collective needs to know of its surroundings.
 struct Surroundings {
   Messenger messenger;
@@ -37,6 +58,7 @@ struct Surroundings {
   int rank;
   int size;
   int first_tag;
+  std::shared_ptr<ArrivalScratch> scratch;
   std::function<void(std::int64_t)> count_sent;
 };
 
@@ -45,7 +67,7 @@ struct Surroundings {
 /// owner, who adds them in rank order into `output`. With `gather`, `pieces` are the places where
 /// the owners' results arrive as well, so that the whole is an all-reduce.
 ///
-/// Scratch: at most kScratchBytes for what arrives from peers, charged to kCommunication.
+/// Scratch: at most kScratchBytes a reduction for what arrives from peers.
 Communicator::WorkPtr pairwise_reduce(Surroundings surroundings, std::vector<at::Tensor> pieces,
                                       at::Tensor output, ReduceOp op, bool gather);
 inline constexpr std::int64_t kScratchBytes = 32 << 20;
