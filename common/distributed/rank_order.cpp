@@ -86,7 +86,8 @@ void add_some(T* output, const std::vector<const T*>& inputs, std::int64_t begin
   for (std::size_t i = 0; i < N; ++i) sums[i] = static_cast<Sum<T>>(inputs.front()[begin + i]);
   for (std::size_t rank = 1; rank < inputs.size(); ++rank) {
     const T* const next = inputs[rank] + begin;
-    for (std::size_t i = 0; i < N; ++i) sums[i] = static_cast<Sum<T>>(sums[i] + static_cast<Sum<T>>(next[i]));
+    for (std::size_t i = 0; i < N; ++i)
+      sums[i] = static_cast<Sum<T>>(sums[i] + static_cast<Sum<T>>(next[i]));
   }
   divisor.divide(sums);
   store<N>(output + begin, sums, around);
