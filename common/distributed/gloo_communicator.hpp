@@ -5,18 +5,17 @@
 #include <functional>
 #include <string>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
-#include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
 #include "zero/distributed/communicator.hpp"
 #include "zero/distributed/connect.hpp"
+#include "zero/distributed/store.hpp"
 
 namespace zero::dist {
 
 /// What an exception of c10d says, without the stack trace behind it.
 inline std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
-using StorePtr = c10::intrusive_ptr<c10d::Store>;
 using GroupPtr = c10::intrusive_ptr<c10d::ProcessGroupGloo>;
 
 /// Start-up and object exchange over a c10d store, shared by all backends.

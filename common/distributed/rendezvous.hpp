@@ -9,7 +9,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <vector>
 
-#include "zero/distributed/gloo_communicator.hpp"
+#include "zero/distributed/store.hpp"
 
 namespace zero::dist {
 

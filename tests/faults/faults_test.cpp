@@ -200,16 +200,6 @@ TEST(FaultBetweenSteps, ARankIsKilledWhileOthersWaitForItsWords) {
   }
 }
 
-// Words that were said before the end of who said them still count.
-TEST(FaultBetweenSteps, WhatWasSaidBeforeTheEndIsHeard) {
-  const auto exits = dist::launch_ranks(launch_options(), [&](dist::Communicator& communicator) {
-    const std::vector<std::string> all = communicator.exchange(std::to_string(communicator.rank()));
-    if (communicator.rank() != 0) throw Error("rank " + all.at(0) + " goes on alone");
-    return all.at(kVictim);
-  });
-  EXPECT_EQ(exits[0].result, "1") << exits[0].output;
-}
-
 // Waits for a child of `parent` other than this process.
 pid_t first_rank_of(pid_t parent) {
   while (true) {
