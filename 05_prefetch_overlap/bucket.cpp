@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <utility>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
@@ -22,13 +23,17 @@ train::ShardLayout layout_of(const nn::ParameterList& list, const std::vector<st
   return {std::move(sizes), world_size};
 }
 
+// A caller may have kept a gradient: it is not ours to write into then.
+bool is_held_elsewhere(const at::Tensor& buffer) { return buffer.storage().use_count() > 1; }
+
 }  // namespace
 
 Bucket::Bucket(const nn::ParameterList& list, std::vector<std::size_t> members, Keeps keeps,
-               dist::Communicator& communicator, memory::StoragePool& pool)
+               bool keeps_gradients, dist::Communicator& communicator, memory::StoragePool& pool)
     : list_(list),
       members_(std::move(members)),
       keeps_(keeps),
+      keeps_gradients_(keeps_gradients),
       communicator_(&communicator),
       pool_(&pool),
       layout_(layout_of(list, members_, communicator.size())),
@@ -197,11 +202,18 @@ void Bucket::start_reduce(bool whole) {
     return;
   }
   gradient_shard_ = my_part(full_gradient_);
-  if (!whole) {
-    const Charge charge(Category::kGradients);
-    gradient_shard_ = at::empty({layout_.shard()}, full_.options());
-  }
+  if (!whole) gradient_shard_ = room_for_shard();
   reducing_ = communicator_->reduce_scatter(gradient_shard_, full_gradient_, Purpose::kGradient);
+}
+
+at::Tensor Bucket::room_for_shard() {
+  if (kept_shard_.defined() && !is_held_elsewhere(kept_shard_)) return kept_shard_;
+  const Charge charge(Category::kGradients);
+  at::Tensor room = at::empty({layout_.shard()}, full_.options());
+  const bool holds_any = std::any_of(pieces_.begin(), pieces_.end(),
+                                     [](const auto& piece) { return piece.tensor.defined(); });
+  if (keeps_gradients_ && holds_any) kept_shard_ = room;
+  return room;
 }
 
 void Bucket::finish_reduce() {
@@ -241,7 +253,11 @@ void Bucket::drop_gradients() {
     tensor(m).mutable_grad().reset();
     if (pieces_[m].tensor.defined()) pieces_[m].tensor.mutable_grad().reset();
   }
-  full_gradient_.reset();
+  const auto give_up = [this](at::Tensor& buffer, bool keeps) {
+    if (buffer.defined() && (!keeps || is_held_elsewhere(buffer))) buffer.reset();
+  };
+  give_up(full_gradient_, keeps_gradients_ && keep_full_gradient_);
+  give_up(kept_shard_, keeps_gradients_);
 }
 
 }  // namespace zero

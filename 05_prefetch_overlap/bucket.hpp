@@ -36,8 +36,10 @@ class Bucket {
  public:
   /// `members`: indices into `list.parameters`, all of one unit, one dtype, and all trainable or
   /// all frozen. `pool`: where large buffers come from; it must outlive the bucket.
+  /// `keeps_gradients`: the bytes of what the rank keeps of gradients stay from step to step, unless
+  /// somebody else still holds them; not for averages that are added up.
   Bucket(const nn::ParameterList& list, std::vector<std::size_t> members, Keeps keeps,
-         dist::Communicator& communicator, memory::StoragePool& pool);
+         bool keeps_gradients, dist::Communicator& communicator, memory::StoragePool& pool);
 
   const std::vector<std::size_t>& members() const { return members_; }
   const train::ShardLayout& layout() const { return layout_; }
@@ -93,12 +95,14 @@ class Bucket {
   void gather_into_buffer();
   void fill_gaps();
   void cut_pieces();
+  at::Tensor room_for_shard();
   void hand_out(const at::Tensor& gradient_shard);
   void drop_full_gradient();
 
   const nn::ParameterList& list_;
   std::vector<std::size_t> members_;
   Keeps keeps_;
+  bool keeps_gradients_;
   dist::Communicator* communicator_;
   memory::StoragePool* pool_;
   train::ShardLayout layout_;
@@ -108,6 +112,7 @@ class Bucket {
   at::Tensor shard_;
   at::Tensor full_gradient_;
   at::Tensor gradient_shard_;
+  at::Tensor kept_shard_;  // its bytes, for the next step
   bool keep_full_gradient_ = false;
   bool gathers_ = false;
   bool reduces_ = false;

@@ -98,6 +98,10 @@ Keeps Overlap::keeps(std::size_t unit) const {
   return elements < options_.whole_below ? Keeps::kParameters : Keeps::kShard;
 }
 
+bool Overlap::keeps_gradients(std::size_t unit) const {
+  return options_.keep_gradients && !reduce_each_ && (unit != 0 || options_.stage < 2);
+}
+
 void Overlap::build_buckets() {
   for (std::size_t u = 0; u < list().units.size(); ++u) {
     struct Open {
@@ -112,7 +116,8 @@ void Overlap::build_buckets() {
       for (std::size_t m = 0; m < bucket.members.size(); ++m) {
         where_[bucket.members[m]] = {buckets_.size(), m};
       }
-      buckets_.emplace_back(list(), std::move(bucket.members), keeps(u), communicator(), pool_);
+      buckets_.emplace_back(list(), std::move(bucket.members), keeps(u), keeps_gradients(u),
+                            communicator(), pool_);
       bucket = {};
     };
     for (const std::size_t i : list().units[u].parameters) {

@@ -129,6 +129,7 @@ EngineConfig engine_config(const std::string& json) {
   reader.mib("ahead_mib", config.overlap.ahead_bytes);
   reader.count_or("whole_below", "hybrid", kHybridThreshold, config.overlap.whole_below);
   reader.flag("keep_buffers", [&](bool keep) { config.overlap.keep_buffers = keep; });
+  reader.flag("keep_gradients", [&](bool keep) { config.overlap.keep_gradients = keep; });
   reader.count("accumulation_steps", 1, config.accumulation_steps);
   take_clip_norm(reader, "clip_norm", config.clip_norm);
   reader.flag("reduce_in_float32", [&](bool wide) { config.reduce_in_float32 = wide; });

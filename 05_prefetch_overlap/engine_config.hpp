@@ -20,6 +20,7 @@ namespace zero {
 ///       "ahead_mib": 512,
 ///       "whole_below": 0,       or "hybrid": 100 million
 ///       "keep_buffers": true,
+///       "keep_gradients": true,
 ///       "accumulation_steps": 1,
 ///       "clip_norm": 0,
 ///       "reduce_in_float32": false,

@@ -78,7 +78,7 @@ TEST(EngineConfig, OfACommandLineBeginsWithAFile) {
 TEST(EngineConfig, ReadsEveryKey) {
   const EngineConfig config = engine_config(
       R"({"stage": 2, "bucket_mib": 0.5, "in_flight_mib": 3, "lookahead": 4, "whole_below": 1000,
-          "accumulation_steps": 8, "clip_norm": 1.5, "loss_scale": 1024, "keep_buffers": false,
+          "accumulation_steps": 8, "clip_norm": 1.5, "loss_scale": 1024, "keep_buffers": false, "keep_gradients": false,
           "reduce_in_float32": true})");
   EXPECT_EQ(config.overlap.stage, 2);
   EXPECT_EQ(config.overlap.bucket_bytes, 512 << 10);
@@ -86,6 +86,7 @@ TEST(EngineConfig, ReadsEveryKey) {
   EXPECT_EQ(config.overlap.lookahead, 4);
   EXPECT_EQ(config.overlap.whole_below, 1000);
   EXPECT_FALSE(config.overlap.keep_buffers);
+  EXPECT_FALSE(config.overlap.keep_gradients);
   EXPECT_TRUE(config.reduce_in_float32);
   EXPECT_EQ(config.accumulation_steps, 8);
   EXPECT_EQ(config.clip_norm, 1.5);

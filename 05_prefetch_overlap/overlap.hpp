@@ -41,6 +41,11 @@ struct OverlapOptions {
   /// Buffers that are given up are kept for the next of the same size (memory::StoragePool). False
   /// gives them back to the system at once.
   bool keep_buffers = true;
+  /// What a rank keeps of gradients has the same bytes in every step. False gives them back to the
+  /// system when gradients are cleared: forward has less memory in use then, and backward touches
+  /// new pages. Those of the root's shards (stages 2 and 3) are always given back: they come last,
+  /// when most is in use.
+  bool keep_gradients = true;
 };
 
 /// Every stage of the ladder behind one interface, with communication started as early and waited
@@ -106,6 +111,7 @@ class Overlap : public train::Strategy {
 
   void build_buckets();
   Keeps keeps(std::size_t unit) const;
+  bool keeps_gradients(std::size_t unit) const;
   std::int64_t gathers(std::size_t unit) const;
   void give_values(Bucket& bucket);
   void set_providers();
