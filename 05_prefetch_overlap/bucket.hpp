@@ -36,8 +36,8 @@ class Bucket {
  public:
   /// `members`: indices into `list.parameters`, all of one unit, one dtype, and all trainable or
   /// all frozen. `pool`: where large buffers come from; it must outlive the bucket.
-  /// `keeps_gradients`: the bytes of what the rank keeps of gradients stay from step to step, unless
-  /// somebody else still holds them; not for averages that are added up.
+  /// `keeps_gradients`: the bytes of what the rank keeps of gradients stay from step to step,
+  /// unless somebody else still holds them; not for averages that are added up.
   Bucket(const nn::ParameterList& list, std::vector<std::size_t> members, Keeps keeps,
          bool keeps_gradients, dist::Communicator& communicator, memory::StoragePool& pool);
 

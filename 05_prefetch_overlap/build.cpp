@@ -1,6 +1,7 @@
 // How the buckets come to be, and what they will cost.
 #include <fmt/format.h>
 
+#include <exception>
 #include <map>
 #include <utility>
 #include <zero/error.hpp>
@@ -76,7 +77,7 @@ Overlap::~Overlap() {
   // A handle may not be dropped while its transfer is under way, so each is waited for, whatever
   // the one before it said. Whoever called has heard of a peer that is gone from the operation that
   // failed first; here it is said once.
-  bool said = false;
+  bool said = std::uncaught_exceptions() > 0;
   const auto wait = [&](const std::function<void()>& finish) {
     try {
       finish();

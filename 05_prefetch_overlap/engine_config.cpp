@@ -3,12 +3,14 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <sstream>
 #include <zero/error.hpp>
 #include <zero/report/json_depth.hpp>
@@ -20,6 +22,8 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr double kMib = 1 << 20;
+constexpr double kMostMib = 1e9;
+constexpr double kMostCount = 9e15;  // every whole number up to here is a double
 
 Json parsed(const std::string& text, const char* what) {
   try {
@@ -41,14 +45,14 @@ class Reader {
 
   void count(const std::string& key, std::int64_t least, std::int64_t& out) {
     field(key, [this, key, least, &out](const Json& value) {
-      out = as_count(key, value, least, fmt::format("a whole number of {} or more", least));
+      out = as_count(key, value, least, fmt::format("a whole number from {}", least));
     });
   }
 
   /// A number of 0 or more, or a word that stands for one.
   void count_or(const std::string& key, const char* word, std::int64_t meaning, std::int64_t& out) {
     field(key, [this, key, word, meaning, &out](const Json& value) {
-      const auto right = fmt::format("a whole number of 0 or more, or \"{}\"", word);
+      const auto right = fmt::format("\"{}\" or a whole number from 0", word);
       out = value == word ? meaning : as_count(key, value, 0, right);
     });
   }
@@ -56,7 +60,9 @@ class Reader {
   void mib(const std::string& key, std::int64_t& bytes) {
     field(key, [this, key, &bytes](const Json& value) {
       const double number = value.is_number() ? value.get<double>() : 0;
-      if (!(number > 0) || number > 1e9) refuse(key, value, "a number of MiB above 0");
+      if (number * kMib < 1 || !(number <= kMostMib)) {
+        refuse(key, value, fmt::format("a number of MiB, from one byte to {:g}", kMostMib));
+      }
       bytes = static_cast<std::int64_t>(number * kMib);
     });
   }
@@ -90,8 +96,10 @@ class Reader {
                         const std::string& right) const {
     // 5e8 is a number of elements as much as 500000000 is.
     const double number = value.is_number() ? value.get<double>() : -1;
-    const bool whole = number == std::floor(number) && number <= 9e15;
-    if (!whole || number < static_cast<double>(least)) refuse(key, value, right);
+    const bool whole = number == std::floor(number) && number <= kMostCount;
+    if (!whole || number < static_cast<double>(least)) {
+      refuse(key, value, fmt::format("{} to {:g}", right, kMostCount));
+    }
     return static_cast<std::int64_t>(number);
   }
 
@@ -150,19 +158,26 @@ EngineConfig engine_config(const std::string& json) {
 namespace {
 
 // "lookahead=2" as JSON has it: numbers and true are themselves, anything else is a word.
-void add_setting(Json& settings, const std::string& text) {
+// Over what a file says, but not twice.
+void add_setting(Json& settings, std::set<std::string>& given, const std::string& text) {
   const std::size_t sign = text.find('=');
   if (sign == std::string::npos || sign == 0) {
     throw Error(fmt::format("'{}' is no setting of the engine; write key=value", text));
   }
-  const std::string value = text.substr(sign + 1);
+  const std::string key = text.substr(0, sign), value = text.substr(sign + 1);
+  if (!given.insert(key).second) {
+    throw Error(fmt::format("'{}' is the second value of {}; give one", value, key));
+  }
   const Json json = Json::parse(value, nullptr, /*allow_exceptions=*/false);
-  settings[text.substr(0, sign)] = json.is_primitive() && !json.is_discarded() ? json : Json(value);
+  settings[key] = json.is_primitive() && !json.is_discarded() ? json : Json(value);
 }
 
 std::string contents_of(const std::string& path) {
   std::ifstream file(path);
-  if (!file) throw Error(fmt::format("the engine configuration {} cannot be read", path));
+  std::error_code ignored;
+  if (!file || std::filesystem::is_directory(path, ignored)) {
+    throw Error(fmt::format("the engine configuration '{}' cannot be read", path));
+  }
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
@@ -174,18 +189,24 @@ std::optional<std::string> after(const std::string& key, const std::string& text
 
 EngineConfig config_from(int stage, const std::string& text, std::vector<std::string>* notes) {
   if (const auto file = after("deepspeed=", text)) {
-    ReadConfig read = engine_config_from_deepspeed(contents_of(*file));
+    ReadConfig read;
+    try {
+      read = engine_config_from_deepspeed(contents_of(*file));
+    } catch (const Error& error) {
+      throw Error(fmt::format("{}: {}", *file, error.what()));
+    }
     if (notes != nullptr) *notes = std::move(read.notes);
     return read.config;
   }
   Json settings = Json::object();
   std::istringstream parts(text);
+  std::set<std::string> given;
   bool first = true;
   for (std::string part; std::getline(parts, part, ':'); first = false) {
     if (const auto file = after("config=", part); file && first) {
       settings = parsed(contents_of(*file), file->c_str());
     } else {
-      add_setting(settings, part);
+      add_setting(settings, given, part);
     }
   }
   if (!settings.contains("stage")) settings["stage"] = stage;

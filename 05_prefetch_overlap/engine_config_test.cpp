@@ -1,5 +1,6 @@
 #include "engine_config.hpp"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -51,7 +52,10 @@ TEST(EngineConfig, OfACommandLine) {
   EXPECT_THAT(refused("clip_norm=1"), HasSubstr("for zero::Engine"));
   EXPECT_THAT(refused("loss_scale=2"), HasSubstr("for zero::Engine"));
   EXPECT_THAT(refused("reduce_in_float32=true"), HasSubstr("for zero::Engine"));
-  EXPECT_THAT(refused("config=/not/there"), HasSubstr("/not/there cannot be read"));
+  EXPECT_THAT(refused("config=/not/there"), HasSubstr("'/not/there' cannot be read"));
+  EXPECT_THAT(refused("config=/tmp"), HasSubstr("'/tmp' cannot be read"));
+  EXPECT_THAT(refused("lookahead=1:lookahead=2"),
+              HasSubstr("'2' is the second value of lookahead"));
 }
 
 TEST(EngineConfig, OfACommandLineBeginsWithAFile) {
@@ -114,10 +118,16 @@ TEST(EngineConfig, RefusesWhatItDoesNotKnowOrCannotBe) {
   EXPECT_THAT(refused(R"({"stage": 2.5})"), HasSubstr("stage is 2.5"));
   EXPECT_THAT(refused(R"({"stage": "3"})"), HasSubstr("stage is \"3\""));
   EXPECT_THAT(refused(R"({"bucket_mib": 0})"), HasSubstr("bucket_mib is 0"));
+  for (const char* size : {"1e-300", "1e300", "8796093022208"}) {
+    EXPECT_THAT(refused(fmt::format(R"({{"bucket_mib": {}}})", size)),
+                HasSubstr("it must be a number of MiB, from one byte to 1e+09"));
+  }
+  EXPECT_THAT(refused(R"({"lookahead": 9223372036854775807})"), HasSubstr("from 0 to 9e+15"));
   EXPECT_THAT(refused(R"({"lookahead": -1})"), HasSubstr("lookahead is -1"));
-  EXPECT_THAT(refused(R"({"lookahead": 1.5})"), HasSubstr("a whole number of 0 or more"));
-  EXPECT_THAT(refused(R"({"lookahead": "automatic"})"), HasSubstr("or \"auto\""));
-  EXPECT_THAT(refused(R"({"accumulation_steps": 0})"), HasSubstr("a whole number of 1 or more"));
+  EXPECT_THAT(refused(R"({"lookahead": 1.5})"),
+              HasSubstr("\"auto\" or a whole number from 0 to 9e+15"));
+  EXPECT_THAT(refused(R"({"lookahead": "automatic"})"), HasSubstr("lookahead is \"automatic\""));
+  EXPECT_THAT(refused(R"({"accumulation_steps": 0})"), HasSubstr("a whole number from 1 to 9e+15"));
   EXPECT_THAT(refused(R"({"clip_norm": -1})"), HasSubstr("clip_norm is -1"));
   EXPECT_THAT(refused(R"({"loss_scale": 1000})"), HasSubstr("loss_scale is 1000"));
   EXPECT_THAT(refused(R"({"loss_scale": "big"})"), HasSubstr("loss_scale is \"big\""));

@@ -1,7 +1,5 @@
 // What the engine holds, as the allocator sees it.
 
-#include "overlap.hpp"
-
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -10,6 +8,7 @@
 #include <zero/memory/storage.hpp>
 #include <zero/train/trainer.hpp>
 
+#include "overlap.hpp"
 #include "test_runs.hpp"
 #include "toy.hpp"
 
@@ -206,8 +205,8 @@ TEST(Overlap, HoldsTheUnitsAheadAndNoMore) {
 }
 
 // Parameters, gradients and optimizer states together, as the allocator has them: a unit that runs
-// and one ahead, gradients that are filled and that are under way; where gradients are not kept from
-// step to step, less two units' shards of them that are still to come.
+// and one ahead, gradients that are filled and that are under way; where gradients are not kept
+// from step to step, less two units' shards of them that are still to come.
 void expect_states_within_a_step(bool keep_gradients) {
   on_ranks(2, [keep_gradients](dist::Communicator& communicator) {
     Medium toy;

@@ -174,6 +174,20 @@ TEST(Resume, SaysWhereItGoesOnAndWhatIsNotAsItWas) {
   EXPECT_THAT(ended.said, HasSubstr("zero3  3/3")) << "the steps before it count";
 }
 
+// A launcher starts ranks again that were ended after the last checkpoint: that is no failure.
+TEST(Resume, HasNothingToDoAfterTheLastStep) {
+  const TestFolder folder;
+  const std::string again =
+      kTiny + "--steps 2 --modes engine3 --go-on " + folder_option("--checkpoint", folder);
+  EXPECT_EQ(run_ladder(folder, again).code, 0);
+  const auto before = listing(folder);
+  const Ended ended = run_ladder(folder, again);
+  EXPECT_EQ(ended.code, 0) << ended.said;
+  EXPECT_THAT(ended.said, HasSubstr((folder / "run").string() + " is of step 2 of 2: there is "
+                                                                "nothing left to train"));
+  EXPECT_EQ(listing(folder), before);
+}
+
 // A folder with a checkpoint of step 2, and runs that may not go on from it or write over it.
 class RefusedRun : public ::testing::Test {
  protected:

@@ -310,6 +310,8 @@ void HostBoard::wait(HostWork& work) {
       continue;
     }
     if (work.complete()) return;
+    // Each would wait for a time limit of its own.
+    if (!lost_.empty()) throw Error(fmt::format("{}: given up after {}", work.what(), lost_));
     if (peer_gone && work.waits_for() == peer) fail(work.what(), peer, "");
     if (Clock::now() - last_progress > timeout_) {
       fail(work.what(), peer,
@@ -363,11 +365,13 @@ void HostBoard::fail(const std::string& what, int peer, const std::string& why) 
   // The group is dead: peers need not find out by waiting.
   shared_->ranks()[rank_].left.store(1);
   ring();
-  if (!why.empty()) throw Error(fmt::format("{}: {}", what, why));
-  throw Error(
-      fmt::format("{}: the connection to rank {} is gone; it ended, or left after an error of its "
-                  "own",
-                  what, peer));
+  lost_ = fmt::format("{}: ", what);
+  lost_ += !why.empty() ? why
+                        : fmt::format(
+                              "the connection to rank {} is gone; it ended, or left after "
+                              "an error of its own",
+                              peer);
+  throw Error(lost_);
 }
 
 HostWork::HostWork(HostBoard& board, std::string what) : board_(board), what_(std::move(what)) {

@@ -73,7 +73,7 @@ class HostBoard {
 
   /// Blocks until `work` is complete, advancing all work of this rank meanwhile, so that peers that
   /// wait for other things go on. Throws zero::Error when the peer waited for is gone or the time
-  /// limit passed without any progress.
+  /// limit passed without any progress; from then on at once for all that is not complete.
   void wait(HostWork& work);
   /// The steps of all work of this rank that can be taken now.
   void advance();
@@ -115,6 +115,7 @@ class HostBoard {
   std::unique_ptr<SharedArena> arena_;  // where ranks share memory: what this one posted
   std::map<std::uint64_t, std::int64_t> in_arena_;  // its offset, by ticket
   at::Tensor scratch_;
+  std::string lost_;  // why the group is dead, once it is
 };
 
 /// A collective over a board. Its steps are taken by advance(), from any wait() of this rank.

@@ -334,7 +334,8 @@ std::unique_ptr<Communicator> make_cpu_communicator(StoreExchange store, GroupPt
     return std::make_unique<GlooCommunicator>(std::move(store), nullptr, rank, size, options);
   }
   const char* variable = std::getenv("ZERO_TRANSPORT");
-  const std::string wish = variable != nullptr ? variable : options.transport;
+  const bool is_set = variable != nullptr && *variable != '\0';
+  const std::string wish = is_set ? variable : options.transport;
   using Wish = HostBoard::Wish;
   const std::map<std::string, Wish> wishes = {
       {"auto", Wish::kAny}, {"host", Wish::kAny}, {"shared", Wish::kShared}, {"tcp", Wish::kNone}};

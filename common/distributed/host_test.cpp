@@ -13,17 +13,22 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <filesystem>
+#include <fstream>
 #include <iterator>
+#include <thread>
 
 #include "harness.hpp"
 #include "zero/distributed/communicator.hpp"
 #include "zero/distributed/shared_arena.hpp"
 #include "zero/error.hpp"
+#include "zero/report/test_folder.hpp"
 
 namespace zero::dist {
 namespace {
@@ -142,6 +147,32 @@ TEST_P(HostTransport, AdvanceTakesTheStepsThatNeedNoWaiting) {
     EXPECT_EQ(part.item<float>(), 3.0F);
     gather.wait();
     scatter.wait();
+  });
+}
+
+// Otherwise a rank with many of them would wait as many time limits for a peer that is stopped.
+TEST_P(HostTransport, WhatIsUnderWayWhenAPeerIsLostFailsAtOnce) {
+  const report::TestFolder folder;
+  const auto ended = folder / "ended";
+  using Clock = std::chrono::steady_clock;
+  on_ranks({.timeout = std::chrono::seconds(2)}, [&](Communicator& c) {
+    const auto host = again(c, GetParam());
+    const auto started = Clock::now();
+    if (c.rank() == 1) {  // is there, and calls nothing
+      while (!std::filesystem::exists(ended) && Clock::now() - started < std::chrono::seconds(20)) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      }
+      return;
+    }
+    std::vector<at::Tensor> tensors(6);
+    std::vector<Pending> under_way;
+    for (at::Tensor& tensor : tensors) {
+      tensor = at::zeros({8});
+      under_way.push_back(host->all_reduce(tensor, Purpose::kGradient));
+    }
+    for (Pending& pending : under_way) EXPECT_THROW(pending.wait(), Error);
+    EXPECT_LT(Clock::now() - started, std::chrono::seconds(4));
+    std::ofstream{ended};
   });
 }
 

@@ -42,6 +42,11 @@ void Messenger::fail(const std::string& what, int peer, const std::string& cause
                     "another collective",
                     what, peer, timeout_.count() / 1000.0));
   }
+  // Gloo closes all its connections when one wait is over its limit.
+  if (cause.find("Application timeout") != std::string::npos) {
+    throw Error(fmt::format("{}: given up after another collective has waited for {} s", what,
+                            timeout_.count() / 1000.0));
+  }
   throw Error(
       fmt::format("{}: the connection to rank {} is gone; it ended, or left after an error of "
                   "its own ({})",

@@ -37,7 +37,11 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
 }
 
 std::string plural(std::string_view noun) {
-  if (noun.ends_with('y')) return fmt::format("{}ies", noun.substr(0, noun.size() - 1));
+  constexpr std::string_view kVowels = "aeiou";
+  const bool vowel_before =
+      noun.size() > 1 && kVowels.find(noun[noun.size() - 2]) != std::string_view::npos;
+  if (noun.ends_with('y') && !vowel_before)
+    return fmt::format("{}ies", noun.substr(0, noun.size() - 1));
   return fmt::format("{}s", noun);
 }
 

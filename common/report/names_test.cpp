@@ -58,6 +58,7 @@ TEST(UnknownNameMessage, NamesTheNearestAndAllKnown) {
   const std::vector<std::string> one = {"ddp"};
   EXPECT_EQ(unknown_name_message("strategy", "x", one),
             "unknown strategy 'x'; known strategies: ddp");
+  EXPECT_EQ(unknown_name_message("key", "x", one), "unknown key 'x'; known keys: ddp");
 }
 
 // What check_arguments() says of the words after the program's name.

@@ -9,6 +9,7 @@ event "X" of category "exposed". Needs nothing but Python, and for --picture mat
 
 import argparse
 import json
+import math
 import re
 import sys
 from dataclasses import dataclass
@@ -92,6 +93,8 @@ def read_events(path):
         document = json.loads(Path(path).read_text(encoding="utf-8"), parse_float=Decimal)
     except ValueError as error:  # not UTF-8 or not JSON
         raise BadTrace(f"it is not JSON: {error}") from error
+    except RecursionError:
+        raise BadTrace("its JSON is nested too deeply to be a trace") from None
     events = document.get("traceEvents") if isinstance(document, dict) else None
     if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
         raise BadTrace("it has no list 'traceEvents' of objects, so it is no Chrome trace")
@@ -270,6 +273,16 @@ def name(text):
     return text
 
 
+def share_of_time(text):
+    try:
+        share = float(text)
+    except ValueError:
+        share = math.nan
+    if not 0 <= share <= 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is no share: it must be a number from 0 to 1")
+    return share
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], epilog=MEANING,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -277,7 +290,7 @@ def main():
     parser.add_argument("--json", metavar="FILE", type=name, help="writes the figures, in seconds")
     parser.add_argument("--picture", metavar="FILE.png", type=name,
                         help="draws the steps; .svg goes beside")
-    parser.add_argument("--require", metavar="SHARE", type=float, help="exit code 1 unless in each "
+    parser.add_argument("--require", metavar="SHARE", type=share_of_time, help="exit code 1 unless in each "
                         "file at least this share of the time in which collectives of parameters "
                         "and gradients are under way overlaps with compute")
     arguments = parser.parse_args()

@@ -161,6 +161,7 @@ class BadInput(Case):
         begin, end = collective(GATHER, 3, 100, 200)
         cases = {
             "not JSON": "{\"traceEvents\": [",
+            "nested too deeply": "[" * 100000,
             "no Chrome trace": "[]",
             "no list 'traceEvents'": json.dumps({"traceEvents": {}}),
             "list 'traceEvents' of objects": json.dumps({"traceEvents": [1]}),
@@ -250,6 +251,13 @@ class Program(Case):
         path = self.file([*NONE, *collective(REDUCE, 2, 500, 1000)])
         for share, code in ((0.625, 0), (0.626, 1)):
             self.assertEqual(self.run_program(path, "--require", share).returncode, code)
+
+    def test_require_is_a_share(self):
+        path = self.file(HIDDEN)
+        for share in ["nan", "-0.1", "1.1", "half", ""]:
+            ended = self.run_program(path, "--require=" + share)
+            self.assertEqual(ended.returncode, 2, share)
+            self.assertIn("must be a number from 0 to 1", ended.stderr)
 
     def test_require_is_not_met_by_nothing(self):
         control = self.file([FORWARD, *collective("all_reduce control", 1, 100, 200)])
