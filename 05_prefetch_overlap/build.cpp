@@ -76,7 +76,7 @@ Overlap::~Overlap() {
   for (std::size_t i = 0; i < count(); ++i) nn::set_gradient_provider(parameter(i), {});
   // A handle may not be dropped while its transfer is under way, so each is waited for, whatever
   // the one before it said. Whoever called has heard of a peer that is gone from the operation that
-  // failed first; here it is said once.
+  // failed first; here it is said once, and not at all while an error is on its way up.
   bool said = std::uncaught_exceptions() > 0;
   const auto wait = [&](const std::function<void()>& finish) {
     try {

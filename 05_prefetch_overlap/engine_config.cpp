@@ -189,9 +189,10 @@ std::optional<std::string> after(const std::string& key, const std::string& text
 
 EngineConfig config_from(int stage, const std::string& text, std::vector<std::string>* notes) {
   if (const auto file = after("deepspeed=", text)) {
+    const std::string contents = contents_of(*file);
     ReadConfig read;
     try {
-      read = engine_config_from_deepspeed(contents_of(*file));
+      read = engine_config_from_deepspeed(contents);
     } catch (const Error& error) {
       throw Error(fmt::format("{}: {}", *file, error.what()));
     }

@@ -53,6 +53,7 @@ TEST(EngineConfig, OfACommandLine) {
   EXPECT_THAT(refused("loss_scale=2"), HasSubstr("for zero::Engine"));
   EXPECT_THAT(refused("reduce_in_float32=true"), HasSubstr("for zero::Engine"));
   EXPECT_THAT(refused("config=/not/there"), HasSubstr("'/not/there' cannot be read"));
+  EXPECT_THAT(refused("deepspeed=/not/there"), ::testing::StartsWith("the engine configuration"));
   EXPECT_THAT(refused("config=/tmp"), HasSubstr("'/tmp' cannot be read"));
   EXPECT_THAT(refused("lookahead=1:lookahead=2"),
               HasSubstr("'2' is the second value of lookahead"));

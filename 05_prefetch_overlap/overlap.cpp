@@ -141,7 +141,7 @@ void Overlap::pre_backward(nn::Unit& unit) {
   for (const std::size_t over : turns_.leave_for(u)) end_turn(over);
   turns_.enter(u);
   use(u, backward_, backward_clock_);
-  // Gradient shards have grown by as much as a pass needs in buffers: the last unit needs few.
+  // The last unit needs few, and the shard of the root's gradient is still to come.
   if (backward_.at_end()) pool_.clear();
 }
 

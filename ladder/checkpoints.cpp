@@ -52,6 +52,15 @@ void check_steps(const train::CheckpointInfo& saved, const Options& options) {
                     "the same; another program saved it, or it was altered",
                     options.resume, saved.step, saved.sampler->step));
   }
+  if (options.go_on && saved.step == options.steps) {
+    // A launcher starts ranks again that were ended, be it after the last checkpoint.
+    std::error_code ignored;
+    if (options.save.empty() || fs::exists(fs::path(options.save) / "config.json", ignored)) return;
+    throw Error(
+        fmt::format("--go-on: the checkpoint in {} is of step {}, the last, but the run ended "
+                    "before it wrote --save {}; one step more (--steps {}) writes it",
+                    options.resume, saved.step, options.save, options.steps + 1));
+  }
   if (saved.step >= options.steps) {
     throw Error(
         fmt::format("--resume {}: it is of step {} and --steps is {}, which counts from the "
@@ -105,6 +114,7 @@ std::string describe(const train::CheckpointInfo& saved, const Options& options)
   std::string text =
       fmt::format("goes on after step {} of {}, saved by {} on {} rank{}", saved.step,
                   options.resume, saved.mode, saved.world_size, saved.world_size == 1 ? "" : "s");
+  if (saved.step == options.steps) text += "\nthere is nothing left to train";
   for (const auto& group : saved.optimizer.groups) {
     const auto rate = group.find("learning_rate");
     if (rate == group.end() || rate->second == options.learning_rate) continue;

@@ -183,9 +183,16 @@ TEST(Resume, HasNothingToDoAfterTheLastStep) {
   const auto before = listing(folder);
   const Ended ended = run_ladder(folder, again);
   EXPECT_EQ(ended.code, 0) << ended.said;
-  EXPECT_THAT(ended.said, HasSubstr((folder / "run").string() + " is of step 2 of 2: there is "
-                                                                "nothing left to train"));
+  EXPECT_THAT(ended.said, HasSubstr("goes on after step 2 of " + (folder / "run").string()));
+  EXPECT_THAT(ended.said, HasSubstr("there is nothing left to train"));
   EXPECT_EQ(listing(folder), before);
+  // Only where it is the same run, and has written what it was to write.
+  const Ended other = run_ladder(folder, again + "--seed 7");
+  EXPECT_EQ(other.code, 1);
+  EXPECT_THAT(other.said, HasSubstr("its run has seed"));
+  const Ended unsaved = run_ladder(folder, again + folder_option("--save", folder, "weights"));
+  EXPECT_EQ(unsaved.code, 1);
+  EXPECT_THAT(unsaved.said, HasSubstr("the run ended before it wrote --save"));
 }
 
 // A folder with a checkpoint of step 2, and runs that may not go on from it or write over it.

@@ -19,7 +19,6 @@
 #include <zero/report/json.hpp>
 #include <zero/report/ladder_report.hpp>
 #include <zero/report/picture.hpp>
-#include <zero/train/checkpoint.hpp>
 
 #include "checkpoints.hpp"
 #include "device.hpp"
@@ -239,26 +238,16 @@ void name_files(const Options& options) {
   std::cout.flush();
 }
 
-// A launcher starts ranks again that were ended, be it after the last checkpoint.
-bool has_gone_all_the_way(const Options& options) {
-  if (!options.go_on || options.resume.empty()) return false;
-  const train::CheckpointInfo saved = train::read_checkpoint_info(options.resume);
-  if (saved.step != options.steps) return false;
-  fmt::print("the checkpoint in {} is of step {} of {}: there is nothing left to train\n",
-             options.resume, saved.step, options.steps);
-  return true;
-}
-
 int run(int argc, char** argv) {
   Options options = parse(argc, argv);
   use_device(options, argv);
   if (options.fake_world > 0) return run_fake_world(options, report::run_metadata(argc, argv));
-  if (has_gone_all_the_way(options)) return 0;
   Ranks ranks(options);
   choose_model(options);
   report::Json metadata = report::run_metadata(argc, argv);
   report::LadderReport report = empty_report(options);
   report.steps -= check_before_training(options, ranks.reports());
+  if (report.steps == 0) return 0;  // with --go-on, and said
   std::vector<std::string> failures;
   report::Json films = report::Json::array();
   std::vector<RankResult> first_ranks;

@@ -1,6 +1,7 @@
 #pragma once
 
-// Private to common/distributed: the one header that shows c10d types.
+// Private to common/distributed, as every header that shows c10d types. StoreExchange and Messenger
+// are defined in store_exchange.cpp and messenger.cpp.
 
 #include <functional>
 #include <string>

@@ -301,6 +301,8 @@ void HostBoard::read(int peer, std::uint64_t ticket, std::uint64_t call, std::in
 void HostBoard::wait(HostWork& work) {
   auto last_progress = Clock::now();
   for (int look = 0; !work.complete(); ++look) {
+    // Each would wait for a time limit of its own.
+    if (!lost_.empty()) throw Error(fmt::format("{}: given up after {}", work.what(), lost_));
     const std::uint32_t bell = shared_->ranks()[rank_].bell.load();
     const int peer = work.waits_for();
     const bool peer_gone = gone(peer);  // before the look: what it left behind still counts
@@ -310,8 +312,6 @@ void HostBoard::wait(HostWork& work) {
       continue;
     }
     if (work.complete()) return;
-    // Each would wait for a time limit of its own.
-    if (!lost_.empty()) throw Error(fmt::format("{}: given up after {}", work.what(), lost_));
     if (peer_gone && work.waits_for() == peer) fail(work.what(), peer, "");
     if (Clock::now() - last_progress > timeout_) {
       fail(work.what(), peer,
@@ -365,13 +365,16 @@ void HostBoard::fail(const std::string& what, int peer, const std::string& why) 
   // The group is dead: peers need not find out by waiting.
   shared_->ranks()[rank_].left.store(1);
   ring();
-  lost_ = fmt::format("{}: ", what);
-  lost_ += !why.empty() ? why
-                        : fmt::format(
-                              "the connection to rank {} is gone; it ended, or left after "
-                              "an error of its own",
-                              peer);
-  throw Error(lost_);
+  const std::string cause =
+      !why.empty()
+          ? why
+          : fmt::format(
+                "the connection to rank {} is gone; it ended, or left after an error of its "
+                "own",
+                peer);
+  const std::string said = fmt::format("{}: {}", what, cause);
+  if (lost_.empty()) lost_ = said;  // the first is the cause of all others
+  throw Error(said);
 }
 
 HostWork::HostWork(HostBoard& board, std::string what) : board_(board), what_(std::move(what)) {

@@ -171,7 +171,7 @@ TEST_P(HostTransport, WhatIsUnderWayWhenAPeerIsLostFailsAtOnce) {
       under_way.push_back(host->all_reduce(tensor, Purpose::kGradient));
     }
     for (Pending& pending : under_way) EXPECT_THROW(pending.wait(), Error);
-    EXPECT_LT(Clock::now() - started, std::chrono::seconds(4));
+    EXPECT_LT(Clock::now() - started, std::chrono::seconds(8));  // not six limits
     std::ofstream{ended};
   });
 }

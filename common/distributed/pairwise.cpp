@@ -43,13 +43,13 @@ class PairwiseReduction final : public Pending::Work {
   PairwiseReduction(Surroundings s, std::vector<at::Tensor> pieces, at::Tensor output, ReduceOp op,
                     bool gather)
       : s_(std::move(s)),
+        uses_scratch_(s_.scratch),
         pieces_(std::move(pieces)),
         output_(std::move(output)),
         op_(op),
         gather_(gather),
         window_(window_elements(static_cast<std::int64_t>(output_.element_size()), s_.size)),
         outgoing_(s_.messenger, s_.what) {
-    s_.scratch->begin_reduction();
     // Receives first: a message that finds its receive posted is copied once, not twice.
     for (std::int64_t w = 0; w < kWindows; ++w) post_receives(w);
     for (int peer = 0; peer < s_.size; ++peer) {
@@ -70,7 +70,6 @@ class PairwiseReduction final : public Pending::Work {
       post_receives(w + kWindows);
     }
     outgoing_.wait();
-    s_.scratch->end_reduction();
   }
 
  private:
@@ -128,6 +127,7 @@ class PairwiseReduction final : public Pending::Work {
   }
 
   Surroundings s_;
+  ArrivalScratch::User uses_scratch_;  // before what it has of it, which goes first
   std::vector<at::Tensor> pieces_;
   at::Tensor output_;
   ReduceOp op_;

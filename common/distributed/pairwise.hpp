@@ -36,10 +36,21 @@ class MessageSet final : public Pending::Work {
 /// again, which need not be faulted in then; with the last one all are freed.
 class ArrivalScratch {
  public:
-  void begin_reduction() { ++under_way_; }
-  void end_reduction() {
-    if (--under_way_ == 0) pool_.clear();
-  }
+  /// A reduction that is under way.
+  class User {
+   public:
+    explicit User(std::shared_ptr<ArrivalScratch> scratch) : scratch_(std::move(scratch)) {
+      ++scratch_->under_way_;
+    }
+    User(User&& other) = default;
+    ~User() {
+      if (scratch_ != nullptr && --scratch_->under_way_ == 0) scratch_->pool_.clear();
+    }
+    User& operator=(User&&) = delete;
+
+   private:
+    std::shared_ptr<ArrivalScratch> scratch_;
+  };
 
   /// [rows, elements], uninitialised, charged to kCommunication.
   at::Tensor take(std::int64_t rows, std::int64_t elements, at::ScalarType dtype);

@@ -1,6 +1,7 @@
 #include "zero/distributed/rank_order.hpp"
 
 #include <c10/util/BFloat16.h>
+#include <c10/util/Exception.h>
 #include <c10/util/Half.h>
 #include <fmt/format.h>
 
@@ -37,7 +38,10 @@ class Divisor {
   explicit Divisor(int divisor)
       : by_(static_cast<T>(divisor)),
         inverse_(static_cast<T>(static_cast<T>(1) / by_)),
-        exact_(std::has_single_bit(static_cast<unsigned>(divisor))) {}  // integers: by 1
+        exact_(std::has_single_bit(static_cast<unsigned>(divisor))) {
+    // The inverse of an integer would be 0: they are only ever divided by 1 (see add_tensors).
+    TORCH_INTERNAL_ASSERT(std::is_floating_point_v<T> || divisor == 1);
+  }
   template <std::size_t N>
   void divide(std::array<T, N>& sums) const {
     if (exact_) {
