@@ -42,11 +42,11 @@ class ArrivalScratch {
     explicit User(std::shared_ptr<ArrivalScratch> scratch) : scratch_(std::move(scratch)) {
       ++scratch_->under_way_;
     }
-    User(User&& other) = default;
     ~User() {
-      if (scratch_ != nullptr && --scratch_->under_way_ == 0) scratch_->pool_.clear();
+      if (--scratch_->under_way_ == 0) scratch_->pool_.clear();
     }
-    User& operator=(User&&) = delete;
+    User(const User&) = delete;
+    User& operator=(const User&) = delete;
 
    private:
     std::shared_ptr<ArrivalScratch> scratch_;
