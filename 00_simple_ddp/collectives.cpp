@@ -9,9 +9,10 @@
 
 #include <CLI/CLI.hpp>
 #include <vector>
+
+#include <zero/base/error.hpp>
+#include <zero/base/program.hpp>
 #include <zero/distributed/launch.hpp>
-#include <zero/error.hpp>
-#include <zero/program.hpp>
 
 namespace {
 

@@ -4,7 +4,7 @@
 #include <ATen/record_function.h>
 #include <fmt/format.h>
 
-#include <zero/error.hpp>
+#include <zero/base/error.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/train/owners.hpp>
 #include <zero/train/registry.hpp>

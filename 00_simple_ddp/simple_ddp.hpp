@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+
 #include <zero/train/strategy.hpp>
 
 namespace zero {

@@ -1,6 +1,6 @@
 // What this chapter's modes hold, send and take: ./run bench simple_ddp
 
-#include "bench.hpp"
+#include <tests/bench/bench.hpp>
 
 namespace zero {
 void register_simple_ddp(train::Registry& registry);

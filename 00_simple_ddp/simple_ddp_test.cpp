@@ -1,12 +1,12 @@
 #include "simple_ddp.hpp"
 
 #include <cmath>
-#include <harness.hpp>
-#include <zero/distributed/reference_reducer.hpp>
+#include <tests/support/ranks.hpp>
+
+#include <tests/support/reference_reducer.hpp>
+#include <tests/support/toy.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/train/trainer.hpp>
-
-#include "toy.hpp"
 
 namespace zero {
 namespace {

@@ -1,6 +1,6 @@
 // What this chapter's modes hold, send and take: ./run bench zero1
 
-#include "bench.hpp"
+#include <tests/bench/bench.hpp>
 
 namespace zero {
 void register_zero1(train::Registry& registry);

@@ -1,8 +1,9 @@
-#include <harness.hpp>
+#include <tests/support/ranks.hpp>
+
+#include <tests/support/toy.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/train/trainer.hpp>
 
-#include "toy.hpp"
 #include "zero1_sharding.hpp"
 
 namespace zero {

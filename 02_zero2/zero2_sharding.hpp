@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+
 #include <zero/train/launch_order.hpp>
 #include <zero/train/owners.hpp>
 #include <zero/train/strategy.hpp>

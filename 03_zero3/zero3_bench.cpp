@@ -1,6 +1,6 @@
 // What this chapter's modes hold, send and take: ./run bench zero3
 
-#include "bench.hpp"
+#include <tests/bench/bench.hpp>
 
 namespace zero {
 void register_zero3(train::Registry& registry);

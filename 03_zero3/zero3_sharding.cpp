@@ -5,9 +5,10 @@
 
 #include <algorithm>
 #include <utility>
+
+#include <zero/base/scoped_value.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
-#include <zero/scoped_value.hpp>
 #include <zero/train/registry.hpp>
 
 namespace zero {

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <vector>
+
 #include <zero/train/backward_turns.hpp>
 #include <zero/train/launch_order.hpp>
 #include <zero/train/owners.hpp>

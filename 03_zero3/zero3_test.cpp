@@ -1,12 +1,13 @@
 #include <c10/core/GradMode.h>
 
-#include <harness.hpp>
+#include <tests/support/ranks.hpp>
+
+#include <tests/support/toy.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/train/trainer.hpp>
 
-#include "toy.hpp"
 #include "zero3_sharding.hpp"
 
 namespace zero {

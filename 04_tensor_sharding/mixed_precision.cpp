@@ -10,17 +10,18 @@
 
 #include <CLI/CLI.hpp>
 #include <memory>
+
+#include <zero/base/error.hpp>
+#include <zero/base/program.hpp>
+#include <zero/base/table.hpp>
 #include <zero/data/dataset.hpp>
 #include <zero/data/sampler.hpp>
 #include <zero/distributed/launch.hpp>
-#include <zero/error.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/nn/mlp.hpp>
 #include <zero/nn/parameters.hpp>
 #include <zero/optim/optimizer.hpp>
-#include <zero/program.hpp>
-#include <zero/report/table.hpp>
 #include <zero/train/shard_layout.hpp>
 
 namespace {
@@ -162,22 +163,22 @@ Run train(Communicator& communicator, bool sharded) {
 }
 
 void print_tables(Communicator& communicator, const Run& whole, const Run& sharded) {
-  const auto fixed = zero::report::fixed;
-  zero::report::Table losses({{"step"}, {"DDP"}, {"sharded master"}});
+  const auto fixed = zero::base::fixed;
+  zero::base::Table losses({{"step"}, {"DDP"}, {"sharded master"}});
   for (int step : {1, 5, 10, 15, 20}) {
     const auto s = static_cast<std::size_t>(step - 1);
     losses.add_row({std::to_string(step), fixed(whole.losses[s], 6), fixed(sharded.losses[s], 6)});
   }
-  zero::report::Table memory({{"", zero::report::Align::kLeft},
-                              {"parameters", zero::report::Align::kRight, "KiB"},
-                              {"gradients", zero::report::Align::kRight, "KiB"},
-                              {"master + moments", zero::report::Align::kRight, "KiB"},
-                              {"total", zero::report::Align::kRight, "KiB"},
-                              {"ratio"},
-                              {"formula", zero::report::Align::kRight, "KiB"}});
+  zero::base::Table memory({{"", zero::base::Align::kLeft},
+                            {"parameters", zero::base::Align::kRight, "KiB"},
+                            {"gradients", zero::base::Align::kRight, "KiB"},
+                            {"master + moments", zero::base::Align::kRight, "KiB"},
+                            {"total", zero::base::Align::kRight, "KiB"},
+                            {"ratio"},
+                            {"formula", zero::base::Align::kRight, "KiB"}});
   const auto p = static_cast<double>(whole.parameters);
   const auto add = [&](const std::string& name, const Run& run, double formula) {
-    const auto kib = [](auto bytes) { return zero::report::fixed(bytes / 1024.0, 2); };
+    const auto kib = [](auto bytes) { return zero::base::fixed(bytes / 1024.0, 2); };
     const auto total = static_cast<double>(run.held.model_states());
     memory.add_row({name, kib(run.held[Category::kParameters]), kib(run.held[Category::kGradients]),
                     kib(run.held[Category::kOptimizer]), kib(total),
@@ -188,7 +189,7 @@ void print_tables(Communicator& communicator, const Run& whole, const Run& shard
   add("DDP, 16P", whole, 16 * p);
   add("sharded master, 4P + 12P/N", sharded, 4 * p + 12 * p / n);
   fmt::print("A three-layer MLP in bfloat16, {} parameters, {} ranks, {} steps, AdamW. Loss:\n\n",
-             zero::report::with_thousands(whole.parameters), communicator.size(), kSteps);
+             zero::base::with_thousands(whole.parameters), communicator.size(), kSteps);
   fmt::print("{}\nHeld by rank 0 after the last step:\n\n{}\n", losses.to_text(), memory.to_text());
 }
 

@@ -4,6 +4,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <utility>
+
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
 
@@ -127,7 +128,7 @@ void ShardedGroup::fill_gaps() {
 void ShardedGroup::collect(std::size_t m) {
   at::Tensor& gradient = tensor(m).mutable_grad();
   if (!gradient.defined()) return;
-  // Layers of common/nn wrote it into its window already; ordinary autograd made a tensor.
+  // Layers of common/zero/nn wrote it into its window already; ordinary autograd made a tensor.
   at::Tensor there = gradient_window(m);
   if (gradient.data_ptr() == there.data_ptr()) return;
   there.copy_(gradient);

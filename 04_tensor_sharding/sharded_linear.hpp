@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <vector>
+
 #include <zero/distributed/communicator.hpp>
 #include <zero/train/shard_layout.hpp>
 

@@ -5,7 +5,8 @@
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros_like.h>
 
-#include <harness.hpp>
+#include <tests/support/ranks.hpp>
+
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
 

@@ -2,7 +2,8 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
-#include <zero/scoped_value.hpp>
+
+#include <zero/base/scoped_value.hpp>
 
 #include "stages.hpp"
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+
 #include <zero/train/backward_turns.hpp>
 
 #include "tensor_sharding.hpp"

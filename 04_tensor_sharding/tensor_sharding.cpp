@@ -6,7 +6,8 @@
 #include <algorithm>
 #include <map>
 #include <utility>
-#include <zero/error.hpp>
+
+#include <zero/base/error.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/nn/gradient_slot.hpp>
 
@@ -23,7 +24,7 @@ TensorSharding::TensorSharding(const train::StrategyArguments& arguments, bool s
   arrived_.assign(groups_.size(), 0);
   for (ShardedGroup& group : groups_) {
     give_values(group, split);
-    // Layers of common/nn then write each gradient into its place in the buffer. The reference
+    // Layers of common/zero/nn then write each gradient into its place in the buffer. The reference
     // stays valid: groups_ does not grow any more.
     for (std::size_t m = 0; m < group.members().size(); ++m) {
       nn::set_gradient_provider(parameter(group.members()[m]),

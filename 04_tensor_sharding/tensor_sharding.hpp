@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <vector>
+
 #include <zero/train/launch_order.hpp>
 #include <zero/train/strategy.hpp>
 

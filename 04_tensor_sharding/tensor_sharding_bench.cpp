@@ -1,6 +1,6 @@
 // What this chapter's modes hold, send and take: ./run bench tensor_sharding
 
-#include "bench.hpp"
+#include <tests/bench/bench.hpp>
 
 namespace zero {
 void register_tensor_sharding(train::Registry& registry);

@@ -2,8 +2,10 @@
 #include <fmt/ranges.h>
 #include <gmock/gmock.h>
 
-#include <harness.hpp>
-#include <zero/error.hpp>
+#include <tests/support/ranks.hpp>
+
+#include <tests/support/toy.hpp>
+#include <zero/base/error.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/nn/llama.hpp>
@@ -11,7 +13,6 @@
 #include <zero/train/trainer.hpp>
 
 #include "stages.hpp"
-#include "toy.hpp"
 
 namespace zero {
 namespace {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <utility>
+
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
 
@@ -183,7 +184,7 @@ void Bucket::fill_gaps() {
 void Bucket::collect(std::size_t m) {
   at::Tensor& gradient = tensor(m).mutable_grad();
   if (!gradient.defined()) return;
-  // Layers of common/nn wrote it into its window already; ordinary autograd made a tensor.
+  // Layers of common/zero/nn wrote it into its window already; ordinary autograd made a tensor.
   at::Tensor there = gradient_window(m);
   if (gradient.data_ptr() == there.data_ptr()) return;
   there.copy_(gradient);

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <vector>
+
 #include <zero/distributed/communicator.hpp>
 #include <zero/memory/storage_pool.hpp>
 #include <zero/nn/parameters.hpp>

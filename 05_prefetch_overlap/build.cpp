@@ -4,13 +4,14 @@
 #include <exception>
 #include <map>
 #include <utility>
-#include <zero/error.hpp>
+
+#include <zero/base/error.hpp>
+#include <zero/base/program.hpp>
+#include <zero/engine/engine_config.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/nn/gradient_slot.hpp>
-#include <zero/program.hpp>
 #include <zero/train/registry.hpp>
 
-#include "engine_config.hpp"
 #include "overlap.hpp"
 
 namespace zero {
@@ -22,21 +23,9 @@ namespace {
 // The first ones touch their memory for the first time; the least of each time counts.
 constexpr std::int64_t kTimedPasses = 3;
 
-const OverlapOptions& checked(const OverlapOptions& o) {
-  const auto refuse = [](const char* what, std::int64_t value, const char* right) {
-    throw Error(fmt::format("{} is {}; {}", what, value, right));
-  };
-  if (o.stage < 0 || o.stage > 3) refuse("stage", o.stage, "there are 0, 1, 2 and 3");
-  if (o.bucket_bytes < 1) refuse("the size of a bucket", o.bucket_bytes, "1 byte is the least");
-  if (o.in_flight_bytes < 1) {
-    refuse("the bound on bytes under way", o.in_flight_bytes, "1 byte is the least");
-  }
-  if (o.lookahead < 0 && o.lookahead != kAutoLookahead) {
-    refuse("lookahead", o.lookahead, "0 gathers a unit when it is needed");
-  }
-  if (o.ahead_bytes < 0) refuse("the room for units ahead", o.ahead_bytes, "0 is the least");
-  if (o.whole_below < 0) refuse("the size of units that stay whole", o.whole_below, "0: none does");
-  return o;
+const OverlapOptions& checked(const OverlapOptions& options) {
+  check_options(options);
+  return options;
 }
 
 }  // namespace
@@ -215,6 +204,7 @@ std::int64_t Overlap::predicted_traffic() const {
 namespace {
 
 OverlapOptions options_of(int stage, const train::StrategyArguments& arguments) {
+  if (const auto* options = std::any_cast<OverlapOptions>(&arguments.options)) return *options;
   const std::string& variant = arguments.variant;
   if (variant.find('=') != std::string::npos) {
     std::vector<std::string> notes;

@@ -5,7 +5,8 @@
 #include <algorithm>
 #include <numeric>
 #include <optional>
-#include <zero/plan/timing.hpp>
+
+#include <zero/train/exposed_time.hpp>
 
 namespace zero {
 
@@ -47,11 +48,12 @@ std::string in_ms(double seconds) { return fmt::format("{:.2f} ms", seconds * 1e
 
 // The smallest lookahead that leaves no more to wait for than the largest possible one.
 std::int64_t as_good_as_any(const UnitTimes& times) {
-  const plan::Pass pass{times.gather, times.compute, std::vector<double>(times.gather.size(), 0.0)};
+  const train::Pass pass{times.gather, times.compute,
+                         std::vector<double>(times.gather.size(), 0.0)};
   const auto units = static_cast<std::int64_t>(times.gather.size());
-  const double best = plan::exposed_seconds(pass, units);
+  const double best = train::exposed_seconds(pass, units);
   std::int64_t k = 0;
-  while (k < units && plan::exposed_seconds(pass, k) > best + 0.01 * sum(times.compute)) ++k;
+  while (k < units && train::exposed_seconds(pass, k) > best + 0.01 * sum(times.compute)) ++k;
   return k;
 }
 
@@ -64,7 +66,7 @@ LookaheadChoice choose(const UnitTimes& times, std::int64_t room) {
     choice = {as_good_as_any(times),
               fmt::format("bandwidth is the limit: gathers take {} in a pass that computes for {}",
                           in_ms(gathers), in_ms(computes))};
-  } else if (const auto k = plan::lookahead(times.gather, times.compute); k && *k < units) {
+  } else if (const auto k = train::lookahead(times.gather, times.compute); k && *k < units) {
     choice = {*k,
               fmt::format("gathers of up to {} are hidden behind units that compute for {} on "
                           "average",

@@ -44,10 +44,10 @@ struct LookaheadChoice {
 };
 
 /// The smallest lookahead that hides every gather of every pass, units of different sizes included
-/// (plan::lookahead() has the formula), unless something limits it, as `why` then says:
+/// (train::lookahead() has the formula), unless something limits it, as `why` then says:
 ///
 ///   - bandwidth: gathers together take longer than computing; then the smallest lookahead that is
-///     as good as any (plan::exposed_seconds());
+///     as good as any (train::exposed_seconds());
 ///   - the number of units: no gather as long fits into the pass; then the same;
 ///   - memory: more than `room` units would have to be whole ahead of time; then `room`.
 ///

@@ -7,9 +7,10 @@
 
 #include <algorithm>
 #include <utility>
-#include <zero/error.hpp>
-#include <zero/program.hpp>
-#include <zero/scoped_value.hpp>
+
+#include <zero/base/error.hpp>
+#include <zero/base/program.hpp>
+#include <zero/base/scoped_value.hpp>
 
 namespace zero {
 

@@ -3,14 +3,15 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
-#include <harness.hpp>
+#include <tests/support/ranks.hpp>
+
+#include <tests/support/toy.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/train/trainer.hpp>
 
 #include "overlap.hpp"
 #include "test_runs.hpp"
-#include "toy.hpp"
 
 namespace zero {
 namespace {

@@ -2,17 +2,18 @@
 
 #include <gmock/gmock.h>
 
-#include <harness.hpp>
+#include <tests/support/ranks.hpp>
 #include <random>
 #include <set>
 #include <thread>
-#include <zero/error.hpp>
+
+#include <tests/support/hooked_communicator.hpp>
+#include <tests/support/toy.hpp>
+#include <zero/base/error.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/train/trainer.hpp>
 
-#include "hooked_communicator.hpp"
 #include "test_runs.hpp"
-#include "toy.hpp"
 
 namespace zero {
 namespace {

@@ -1,6 +1,6 @@
 // What this chapter's modes hold, send and take: ./run bench prefetch_overlap
 
-#include "bench.hpp"
+#include <tests/bench/bench.hpp>
 
 namespace zero {
 void register_prefetch_overlap(train::Registry& registry);

@@ -6,11 +6,12 @@
 #include <memory>
 #include <string>
 #include <vector>
+
+#include <tests/support/toy.hpp>
+#include <tests/support/whole_weights.hpp>
 #include <zero/train/trainer.hpp>
 
 #include "overlap.hpp"
-#include "toy.hpp"
-#include "whole_weights.hpp"
 
 /// What the tests of this chapter share.
 namespace zero::testing {

@@ -2,27 +2,24 @@
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
-# The targets have the same names in this build and in the package: zero::common, zero::03_zero3, …,
-# and zero::zero with all chapters behind the registry.
+# The targets have the same names in this build and in the package: zero::train, zero::03_zero3, …, and
+# zero::engine, which brings all chapters. Headers keep their paths: both roots of the repository, common/
+# and its top, become <prefix>/include/zero.
+get_property(_libraries GLOBAL PROPERTY ZERO_LIBRARIES)
 get_property(_chapters GLOBAL PROPERTY ZERO_CHAPTERS)
-set(_installed zero_common zero_all_chapters)
-foreach(_chapter IN LISTS _chapters)
-  list(APPEND _installed zero_${_chapter})
-  set_target_properties(zero_${_chapter} PROPERTIES EXPORT_NAME ${_chapter})
-  target_include_directories(zero_${_chapter} INTERFACE
-    "$<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/zero/chapters/${_chapter}>")
-  install(DIRECTORY "${PROJECT_SOURCE_DIR}/${_chapter}/"
-    DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/zero/chapters/${_chapter}"
-    FILES_MATCHING PATTERN "*.hpp" PATTERN "*test*" EXCLUDE PATTERN exercises EXCLUDE)
-  add_library(zero::${_chapter} ALIAS zero_${_chapter})
+set(_installed "")
+set(_include "${CMAKE_INSTALL_INCLUDEDIR}/zero")
+foreach(_name IN LISTS _libraries _chapters ITEMS all_chapters)
+  list(APPEND _installed zero_${_name})
+  set_target_properties(zero_${_name} PROPERTIES EXPORT_NAME ${_name})
+  add_library(zero::${_name} ALIAS zero_${_name})
 endforeach()
-set_target_properties(zero_common PROPERTIES EXPORT_NAME common)
-set_target_properties(zero_all_chapters PROPERTIES EXPORT_NAME zero)
-add_library(zero::common ALIAS zero_common)
-add_library(zero::zero ALIAS zero_all_chapters)
-target_include_directories(zero_common INTERFACE
-  "$<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>")
-target_compile_features(zero_common PUBLIC cxx_std_20)
+foreach(_chapter IN LISTS _chapters)
+  install(DIRECTORY "${PROJECT_SOURCE_DIR}/${_chapter}" DESTINATION "${_include}"
+    FILES_MATCHING PATTERN "*.hpp" PATTERN "*test*" EXCLUDE PATTERN exercises EXCLUDE)
+endforeach()
+target_include_directories(zero_base INTERFACE "$<INSTALL_INTERFACE:${_include}>")
+target_compile_features(zero_base PUBLIC cxx_std_20)
 
 install(TARGETS ${_installed} EXPORT zeroTargets ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}")
 # zero::cuda is a part of its own: the package must work with a LibTorch that lies elsewhere.
@@ -32,9 +29,8 @@ if(TARGET zero_cuda)
   install(TARGETS zero_cuda EXPORT zeroCudaTargets ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}")
   install(EXPORT zeroCudaTargets NAMESPACE zero:: DESTINATION "${CMAKE_INSTALL_LIBDIR}/cmake/zero")
 endif()
-install(DIRECTORY "${PROJECT_SOURCE_DIR}/common/" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}/zero"
-  FILES_MATCHING PATTERN "*.hpp" PATTERN "*test*" EXCLUDE PATTERN "*_bench.hpp" EXCLUDE
-  PATTERN "fixtures" EXCLUDE)
+install(DIRECTORY "${PROJECT_SOURCE_DIR}/common/zero" DESTINATION "${_include}"
+  FILES_MATCHING PATTERN "*.hpp" PATTERN "*_bench.hpp" EXCLUDE PATTERN "fixtures" EXCLUDE)
 install(EXPORT zeroTargets NAMESPACE zero:: DESTINATION "${CMAKE_INSTALL_LIBDIR}/cmake/zero")
 configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/zeroConfig.cmake.in"
   "${PROJECT_BINARY_DIR}/zeroConfig.cmake"

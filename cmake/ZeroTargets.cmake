@@ -27,6 +27,13 @@ function(zero_configure_target target)
   target_precompile_headers(${target} REUSE_FROM zero_pch)
 endfunction()
 
+# zero_configure_program(<target> <library>...): the same for a program, which goes to <build>/bin.
+function(zero_configure_program target)
+  zero_configure_target(${target})
+  target_link_libraries(${target} PRIVATE ${ARGN})
+  set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/bin")
+endfunction()
+
 # Compiles the sources of a target in batches: five files included one after the other in a sixth.
 # GCC instantiates for every object the templates that the precompiled header left open, which takes
 # longer than most files; so this halves the time of a whole build. -DZERO_BATCHES=OFF for one object
@@ -85,7 +92,7 @@ function(zero_add_tests program)
   add_executable(${program} ${ARG_SOURCES})
   zero_configure_test(${program})
   zero_compile_in_batches(${program})
-  target_link_libraries(${program} PRIVATE zero_testing ${ARG_LIBRARIES})
+  target_link_libraries(${program} PRIVATE zero_test_support ${ARG_LIBRARIES})
   set_target_properties(${program} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/bin")
   set(together "")
   if(ARG_TOGETHER)
@@ -137,28 +144,32 @@ function(zero_add_benchmarks_target)
   endif()
 endfunction()
 
-# zero_add_chapter(<NN_name>): the folder's *.cpp files but main, tests and benchmarks become the
-# library zero_<NN_name>; main.cpp the program <NN_name>; *_test.cpp the program <name>_test with
-# label <NN_name>; *_bench.cpp the program <name>_bench; target check_<NN_name> builds and runs the
-# chapter's tests.
+# zero_add_chapter(<NN_name> MODE <strategy> [NARRATED_WIDTH <n>] [LIBRARIES <targets>] [PROGRAMS <names>]):
+# the folder's *.cpp files except tests, benchmarks and the PROGRAMS become the library zero_<NN_name>;
+# tools/step/main.cpp becomes the program <NN_name>, which trains under <strategy>; *_test.cpp the program
+# <name>_test with label <NN_name>; *_bench.cpp the program <name>_bench; target check_<NN_name> builds and
+# runs the chapter's tests. NARRATED_WIDTH: see run_demo().
 function(zero_add_chapter chapter)
+  cmake_parse_arguments(ARG "" "MODE;NARRATED_WIDTH" "LIBRARIES;PROGRAMS" ${ARGN})
   set(folder "${PROJECT_SOURCE_DIR}/${chapter}")
+  if(NOT ARG_NARRATED_WIDTH)
+    set(ARG_NARRATED_WIDTH 2)
+  endif()
   string(REGEX REPLACE "^[0-9]+_" "" name ${chapter})
   file(GLOB sources CONFIGURE_DEPENDS "${folder}/*.cpp")
   file(GLOB tests CONFIGURE_DEPENDS "${folder}/*_test.cpp")
   file(GLOB benches CONFIGURE_DEPENDS "${folder}/*_bench.cpp")
-  list(REMOVE_ITEM sources ${tests} ${benches} "${folder}/main.cpp" "${folder}/collectives.cpp"
-    "${folder}/mixed_precision.cpp")
+  list(TRANSFORM ARG_PROGRAMS REPLACE "(.+)" "${folder}/\\1.cpp")
+  list(REMOVE_ITEM sources ${tests} ${benches} ${ARG_PROGRAMS})
 
   add_library(zero_${chapter} STATIC ${sources})
   zero_configure_target(zero_${chapter})
-  target_include_directories(zero_${chapter} PUBLIC "$<BUILD_INTERFACE:${folder}>")
-  target_link_libraries(zero_${chapter} PUBLIC zero_common)
+  target_link_libraries(zero_${chapter} PUBLIC zero_train ${ARG_LIBRARIES})
 
-  add_executable(${chapter} "${folder}/main.cpp")
-  zero_configure_target(${chapter})
-  target_link_libraries(${chapter} PRIVATE zero_${chapter})
-  set_target_properties(${chapter} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/bin")
+  add_executable(${chapter} "${PROJECT_SOURCE_DIR}/tools/step/main.cpp")
+  zero_configure_program(${chapter} zero_step zero_${chapter})
+  target_compile_definitions(${chapter} PRIVATE ZERO_REGISTER_CHAPTER=register_${name}
+    ZERO_MODE="${ARG_MODE}" ZERO_NARRATED_WIDTH=${ARG_NARRATED_WIDTH})
 
   zero_add_tests(${name}_test SOURCES ${tests} LABELS ${chapter} LIBRARIES zero_${chapter}
     TEST_FILTER "-*Slow*")
@@ -174,6 +185,23 @@ function(zero_add_chapter chapter)
       WORKING_DIRECTORY "${CMAKE_BINARY_DIR}" USES_TERMINAL)
   endif()
   set_property(GLOBAL APPEND PROPERTY ZERO_CHAPTERS ${chapter})
+endfunction()
+
+# zero_add_example(<name> <NN_name> LIBRARIES <targets> [ARGUMENTS <words>] EXPECT <text> NOT_IN_HELP <text>):
+# the program <NN_name>/<name>.cpp, which the lesson runs by itself, and a test that it prints <text>.
+function(zero_add_example name chapter)
+  cmake_parse_arguments(ARG "" "EXPECT;NOT_IN_HELP" "LIBRARIES;ARGUMENTS" ${ARGN})
+  add_executable(${name} "${PROJECT_SOURCE_DIR}/${chapter}/${name}.cpp")
+  zero_configure_program(${name} ${ARG_LIBRARIES})
+  if(NOT ZERO_BUILD_TESTS)
+    return()
+  endif()
+  add_dependencies(check_${chapter} ${name})
+  add_test(NAME ${name} COMMAND ${name} ${ARG_ARGUMENTS})
+  add_test(NAME ${name}.help COMMAND ${name} --help)
+  set_tests_properties(${name} ${name}.help PROPERTIES LABELS ${chapter} TIMEOUT 60 ENVIRONMENT OMP_NUM_THREADS=1)
+  set_tests_properties(${name} PROPERTIES PASS_REGULAR_EXPRESSION "${ARG_EXPECT}")
+  set_tests_properties(${name}.help PROPERTIES FAIL_REGULAR_EXPRESSION "${ARG_NOT_IN_HELP}")
 endfunction()
 
 # zero_write_chapter_list(<file> <function>): writes a source file whose function registers the strategies of every
@@ -207,10 +235,10 @@ endfunction()
 # program exercise_<name> tests that; else the starter.
 function(zero_add_exercise name)
   cmake_parse_arguments(ARG "" "" "WRONG;LABELS" ${ARGN})
-  add_library(exercise_${name}_tests OBJECT ${name}_test.cpp "${PROJECT_SOURCE_DIR}/tests/exercise_main.cpp")
+  add_library(exercise_${name}_tests OBJECT ${name}_test.cpp "${PROJECT_SOURCE_DIR}/tests/support/exercise_main.cpp")
   zero_configure_test(exercise_${name}_tests)
   target_include_directories(exercise_${name}_tests PUBLIC "${CMAKE_CURRENT_SOURCE_DIR}")
-  target_link_libraries(exercise_${name}_tests PUBLIC zero_testing zero_all_chapters)
+  target_link_libraries(exercise_${name}_tests PUBLIC zero_test_support zero_all_chapters)
   # A glob is looked at again by every build, so that the reader's copy counts as soon as it is there.
   file(GLOB own CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/mine/${name}.cpp")
   set(mine starter)

@@ -5,6 +5,10 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <tests/support/edge_case_model.hpp>
+#include <tests/support/modes.hpp>
+#include <tests/support/ranks.hpp>
+#include <tests/support/whole_weights.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/nn/checkpoint.hpp>
@@ -12,11 +16,6 @@
 #include <zero/nn/llama.hpp>
 #include <zero/train/registry.hpp>
 #include <zero/train/trainer.hpp>
-
-#include "harness.hpp"
-#include "modes.hpp"
-#include "trap_model.hpp"
-#include "whole_weights.hpp"
 
 namespace zero::testing {
 namespace {

@@ -7,14 +7,14 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+
+#include <tests/support/ranks.hpp>
 #include <zero/data/dataset.hpp>
 #include <zero/data/sampler.hpp>
 #include <zero/data/text.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/train/registry.hpp>
 #include <zero/train/trainer.hpp>
-
-#include "harness.hpp"
 
 namespace zero::testing {
 namespace {

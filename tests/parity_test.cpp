@@ -1,15 +1,14 @@
 // Every strategy and variant against chapter 00, to the last bit: gradients before the step,
 // weights and moments after it. A new chapter is tested here without this file being touched.
 
-#include "parity.hpp"
-
 #include <fmt/format.h>
 
 #include <set>
 
-#include "harness.hpp"
-#include "modes.hpp"
-#include "parity_matrix/cells.hpp"
+#include <tests/parity_matrix/cells.hpp>
+#include <tests/support/modes.hpp>
+#include <tests/support/parity.hpp>
+#include <tests/support/ranks.hpp>
 
 namespace zero::testing {
 namespace {

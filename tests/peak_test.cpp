@@ -9,14 +9,14 @@
 #include <cstdlib>
 #include <functional>
 #include <map>
+
+#include <tests/support/ranks.hpp>
+#include <tests/support/toy.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/nn/mlp.hpp>
 #include <zero/train/registry.hpp>
 #include <zero/train/trainer.hpp>
-
-#include "harness.hpp"
-#include "toy.hpp"
 
 namespace zero::testing {
 namespace {

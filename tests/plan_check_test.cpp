@@ -5,14 +5,14 @@
 #include <gmock/gmock.h>
 
 #include <functional>
+
+#include <tests/support/ranks.hpp>
+#include <tools/plan/check.hpp>
+#include <tools/plan/quantity.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/llama.hpp>
-#include <zero/plan/check.hpp>
-#include <zero/plan/quantity.hpp>
 #include <zero/train/registry.hpp>
 #include <zero/train/trainer.hpp>
-
-#include "harness.hpp"
 
 namespace zero::testing {
 namespace {
@@ -72,13 +72,13 @@ at::Tensor measure(dist::Communicator& communicator, const std::string& mode) {
   return row;
 }
 
-report::ModeRow row_of(const std::string& mode, const at::Tensor& all) {
-  report::ModeRow row;
+ladder::ModeRow row_of(const std::string& mode, const at::Tensor& all) {
+  ladder::ModeRow row;
   row.mode = mode;
   const double mib = plan::kMiB;
   for (std::int64_t rank = 0; rank < all.size(0); ++rank) {
     const double* value = all.const_data_ptr<double>() + 5 * rank;
-    report::RankRow r;
+    ladder::RankRow r;
     r.rank = static_cast<int>(rank);
     r.parameter_mib = value[0] / mib;
     r.gradient_mib = value[1] / mib;
@@ -96,7 +96,7 @@ plan::Check check_of(dist::Communicator& communicator,
   train::Registry registry;
   train::register_all_chapters(registry);
   const plan::Model model = plan::model_of(config(), "odd");
-  report::LadderReport report;
+  ladder::LadderReport report;
   report.world_size = communicator.size();
   report.model = model.name;
   report.parameters = model.parameters;

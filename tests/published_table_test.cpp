@@ -5,19 +5,19 @@
 
 #include <memory>
 #include <ostream>
-#include <zero/distributed/fake_communicator.hpp>
+
+#include <tests/support/ranks.hpp>
+#include <tools/ladder/ladder_report.hpp>
+#include <zero/distributed/fake/fake_communicator.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/llama.hpp>
-#include <zero/report/ladder_report.hpp>
 #include <zero/train/registry.hpp>
-
-#include "harness.hpp"
 
 namespace zero::testing {
 namespace {
 
+using ladder::mib;
 using memory::Category;
-using report::mib;
 
 constexpr int kRanks = 2;
 

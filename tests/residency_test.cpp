@@ -3,13 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <tests/support/modes.hpp>
+#include <tests/support/ranks.hpp>
+#include <tests/support/toy.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/train/registry.hpp>
 #include <zero/train/trainer.hpp>
-
-#include "harness.hpp"
-#include "modes.hpp"
-#include "toy.hpp"
 
 namespace zero::testing {
 namespace {

@@ -9,22 +9,22 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <ostream>
-#include <zero/error.hpp>
+
+#include <tests/support/ranks.hpp>
+#include <tests/support/test_folder.hpp>
+#include <zero/base/error.hpp>
+#include <zero/io/safetensors.hpp>
+#include <zero/io/save.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/llama.hpp>
-#include <zero/nn/safetensors.hpp>
-#include <zero/report/test_folder.hpp>
 #include <zero/train/registry.hpp>
-#include <zero/train/save.hpp>
 #include <zero/train/shard_layout.hpp>
-
-#include "harness.hpp"
 
 namespace zero::testing {
 namespace {
 
 namespace fs = std::filesystem;
-using report::TestFolder;
+using testing::TestFolder;
 
 constexpr std::uint64_t kSeed = 11;
 
@@ -60,11 +60,6 @@ std::int64_t most_padding(const std::string& mode, const nn::ParameterList& list
   return static_cast<std::int64_t>(tensors) * (ranks + 1) * train::ShardLayout::kAlignment * 4;
 }
 
-std::string contents_of(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 struct Case {
   std::string mode;
   int ranks;
@@ -89,19 +84,19 @@ TEST_P(SaveModel, WritesEveryTensorAndHoldsOneUnitAtATime) {
     const auto strategy = make(GetParam().mode, *model, communicator);
     const memory::Snapshot before = memory::snapshot();
     memory::reset_peaks();
-    train::save_model(*strategy, nn::to_hugging_face_json(config()), folder / "saved",
-                      /*max_bytes=*/300'000);
+    io::save_model(*strategy, nn::to_hugging_face_json(config()), folder / "saved",
+                   /*max_bytes=*/300'000);
     const memory::Snapshot after = memory::snapshot();
     EXPECT_EQ(after.total, before.total) << "everything is given back";
     const std::int64_t more = strategy->list().bytes() - before[memory::Category::kParameters];
     // Where everything is whole already, with padding on top, there is less than nothing to add.
     const std::int64_t allowed = std::clamp<std::int64_t>(more, 0, largest_unit(strategy->list())) +
                                  most_padding(GetParam().mode, strategy->list(), GetParam().ranks);
-    EXPECT_LE(after.total_peak - before.total, allowed + nn::kSafetensorsScratchBytes);
+    EXPECT_LE(after.total_peak - before.total, allowed + io::kSafetensorsScratchBytes);
     EXPECT_LE(after.peak_of(memory::Category::kParameters) - before[memory::Category::kParameters],
               allowed);
     if (communicator.rank() != 0) return;
-    const nn::SafetensorsFolder saved(folder / "saved");
+    const io::SafetensorsFolder saved(folder / "saved");
     EXPECT_EQ(saved.names().size(), strategy->list().size());
     nn::SeededValues values(kSeed);
     const auto whole = model_without_storage();
@@ -110,7 +105,7 @@ TEST_P(SaveModel, WritesEveryTensorAndHoldsOneUnitAtATime) {
       EXPECT_TRUE(at::equal(saved.read(p.name), p.tensor.detach())) << p.name;
     }
     EXPECT_TRUE(fs::exists(folder / "saved/model.safetensors.index.json"));
-    EXPECT_EQ(nlohmann::json::parse(contents_of(folder / "saved/config.json")),
+    EXPECT_EQ(nlohmann::json::parse(testing::read_bytes(folder / "saved/config.json")),
               nn::to_hugging_face_json(config()));
   });
 }
@@ -123,15 +118,15 @@ TEST_P(SaveModel, FailureOfRank0IsAnErrorOnAllRanksAndLeavesThemUsable) {
     const auto strategy = make(GetParam().mode, *model, communicator);
     std::string message;
     try {
-      train::save_model(*strategy, nn::to_hugging_face_json(config()), folder / "file");
+      io::save_model(*strategy, nn::to_hugging_face_json(config()), folder / "file");
     } catch (const Error& error) {
       message = error.what();
     }
     EXPECT_THAT(message, ::testing::HasSubstr("the model could not be saved"));
     EXPECT_THAT(message, ::testing::HasSubstr((folder / "file").string()));
-    train::save_model(*strategy, nn::to_hugging_face_json(config()), folder / "other");
+    io::save_model(*strategy, nn::to_hugging_face_json(config()), folder / "other");
   });
-  EXPECT_EQ(contents_of(folder / "file"), "not a folder");
+  EXPECT_EQ(testing::read_bytes(folder / "file"), "not a folder");
   EXPECT_TRUE(fs::exists(folder / "other/model.safetensors"));
 }
 
@@ -140,8 +135,8 @@ TEST(SaveOverAnEarlierOne, RefusedConfigKeepsTheEarlierWeights) {
   on_ranks(2, [&](dist::Communicator& communicator) {
     const auto model = model_without_storage();
     const auto strategy = make("zero3", *model, communicator);
-    train::save_model(*strategy, nn::to_hugging_face_json(config()), folder / "saved");
-    const std::string weights = contents_of(folder / "saved/model.safetensors");
+    io::save_model(*strategy, nn::to_hugging_face_json(config()), folder / "saved");
+    const std::string weights = testing::read_bytes(folder / "saved/model.safetensors");
     nlohmann::json other = nn::to_hugging_face_json(config());
     // The name of the new configuration's place is taken by a folder that is not empty.
     if (communicator.rank() == 0) {
@@ -149,8 +144,8 @@ TEST(SaveOverAnEarlierOne, RefusedConfigKeepsTheEarlierWeights) {
       fs::create_directories(folder / "saved/config.json/taken");
     }
     communicator.barrier();
-    EXPECT_THROW(train::save_model(*strategy, other, folder / "saved"), Error);
-    EXPECT_EQ(contents_of(folder / "saved/model.safetensors"), weights);
+    EXPECT_THROW(io::save_model(*strategy, other, folder / "saved"), Error);
+    EXPECT_EQ(testing::read_bytes(folder / "saved/model.safetensors"), weights);
   });
   int files = 0;
   for (const auto& entry : fs::directory_iterator(folder / "saved")) {

@@ -9,19 +9,20 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
+
+#include <tests/support/test_folder.hpp>
+#include <tools/step/demo.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/mlp.hpp>
-#include <zero/report/test_folder.hpp>
-#include <zero/train/demo.hpp>
 #include <zero/train/registry.hpp>
 
 namespace zero::testing {
 namespace {
 
 using nlohmann::json;
-using report::TestFolder;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using testing::TestFolder;
 
 struct Ended {
   int code;
@@ -35,8 +36,8 @@ Ended step(const std::string& arguments, std::int64_t narrated_width = 2) {
   for (std::string& word : list) argv.push_back(word.data());
   argv.push_back(nullptr);
   ::testing::internal::CaptureStdout();
-  const int code = train::run_demo(static_cast<int>(list.size()), argv.data(), "ddp",
-                                   &train::register_all_chapters, narrated_width);
+  const int code = step::run_demo(static_cast<int>(list.size()), argv.data(), "ddp",
+                                  &train::register_all_chapters, narrated_width);
   std::fflush(stdout);
   return {code, ::testing::internal::GetCapturedStdout()};
 }

@@ -1,8 +1,9 @@
 // my_engine.cpp: my_engine FOLDER STEPS trains until STEPS steps are done, on from where FOLDER
 // stands
-#include <engine.hpp>
 #include <iostream>
+
 #include <zero/distributed/launch.hpp>
+#include <zero/engine/engine.hpp>
 #include <zero/nn/layers.hpp>
 
 namespace nn = zero::nn;

@@ -1,10 +1,11 @@
 // my_training.cpp
 #include <iostream>
+
+#include <03_zero3/zero3_sharding.hpp>
 #include <zero/distributed/launch.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/layers.hpp>
 #include <zero/train/trainer.hpp>
-#include <zero3_sharding.hpp>
 
 namespace nn = zero::nn;
 

@@ -3,10 +3,11 @@
 #include <fmt/format.h>
 
 #include <cmath>
+
+#include <zero/base/error.hpp>
 #include <zero/data/dataset.hpp>
 #include <zero/data/sampler.hpp>
 #include <zero/data/text.hpp>
-#include <zero/error.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/train/registry.hpp>

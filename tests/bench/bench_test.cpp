@@ -10,8 +10,9 @@
 
 #include <cstdlib>
 #include <fstream>
-#include <zero/error.hpp>
-#include <zero/report/test_folder.hpp>
+
+#include <tests/support/test_folder.hpp>
+#include <zero/base/error.hpp>
 #include <zero/train/registry.hpp>
 
 #include "program.hpp"
@@ -20,12 +21,12 @@
 namespace zero::bench {
 namespace {
 
-using report::TestFolder;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
+using testing::TestFolder;
 
 struct Ended {
   int code;

@@ -4,8 +4,9 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <zero/error.hpp>
-#include <zero/report/json.hpp>
+
+#include <zero/base/error.hpp>
+#include <zero/base/json.hpp>
 
 #include "report.hpp"
 
@@ -35,7 +36,7 @@ int main(int argc, char** argv) {
       if (!result.error.empty()) fmt::print("\n{}: {}\n", result.name(), result.error);
     }
     if (!json.empty()) {
-      write_results(json, zero::report::run_metadata(argc, argv), all);
+      write_results(json, zero::base::run_metadata(argc, argv), all);
       fmt::print("\nJSON: {}\n", json);
     }
   } catch (const zero::Error& error) {

@@ -5,7 +5,8 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <zero/error.hpp>
+
+#include <zero/base/error.hpp>
 
 namespace zero::bench {
 namespace {

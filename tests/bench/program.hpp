@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <string>
 #include <vector>
+
 #include <zero/distributed/launch.hpp>
 
 /// What all benchmark programs share; see docs/benchmarks.md.

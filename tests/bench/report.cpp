@@ -8,17 +8,18 @@
 #include <iterator>
 #include <set>
 #include <tuple>
-#include <zero/error.hpp>
-#include <zero/report/json.hpp>
+
+#include <zero/base/error.hpp>
+#include <zero/base/json.hpp>
 
 namespace zero::bench {
 namespace {
 
 using Json = nlohmann::ordered_json;
-using report::Align;
-using report::Column;
-using report::fixed;
-using report::Table;
+using base::Align;
+using base::Column;
+using base::fixed;
+using base::Table;
 
 std::vector<std::string> split(const std::string& name) {
   std::vector<std::string> parts(1);
@@ -173,7 +174,7 @@ std::string Result::name() const { return fmt::format("{}", fmt::join(parts, "/"
 std::vector<Result> read_results(const std::filesystem::path& file) {
   std::error_code missing;
   if (std::filesystem::file_size(file, missing) == 0 || missing) return {};
-  const Json json = report::read_json(file);
+  const Json json = base::read_json(file);
   std::vector<Result> results;
   try {
     const bool googles = json.contains("context");
@@ -196,7 +197,7 @@ void write_results(const std::filesystem::path& file, Json metadata,
     list.push_back(entry);
   }
   metadata["benchmarks"] = list;
-  report::write_json(file, metadata);
+  base::write_json(file, metadata);
 }
 
 std::vector<Section> tables(const std::vector<Result>& results) {

@@ -5,7 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
-#include <zero/report/table.hpp>
+
+#include <zero/base/table.hpp>
 
 /// The results of all benchmark programs together.
 namespace zero::bench {
@@ -28,14 +29,14 @@ struct Result {
 std::vector<Result> read_results(const std::filesystem::path& file);
 
 /// Writes {"project_version": …, …, "benchmarks": [{"program", "name", "seconds", …}, …]}, whole or
-/// not at all. `metadata` is report::run_metadata(). zero::Error if it cannot be written.
+/// not at all. `metadata` is base::run_metadata(). zero::Error if it cannot be written.
 void write_results(const std::filesystem::path& file, nlohmann::ordered_json metadata,
                    const std::vector<Result>& results);
 
 /// What to print: the chapters' modes, the collectives, the rest, where there are any.
 struct Section {
   std::string title;
-  report::Table table;
+  base::Table table;
 };
 std::vector<Section> tables(const std::vector<Result>& results);
 

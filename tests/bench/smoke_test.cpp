@@ -10,7 +10,8 @@
 #include <cstdlib>
 #include <fstream>
 #include <optional>
-#include <zero/report/test_folder.hpp>
+
+#include <tests/support/test_folder.hpp>
 
 #include "report.hpp"
 
@@ -55,7 +56,7 @@ class Smoke : public ::testing::Test {
   }
 
   std::string program_;
-  report::TestFolder folder_;
+  testing::TestFolder folder_;
   std::vector<Result> results_;
 };
 

@@ -8,7 +8,8 @@
 #include <unistd.h>
 
 #include <set>
-#include <zero/error.hpp>
+
+#include <zero/base/error.hpp>
 
 #include "one_checkpoint.hpp"
 
@@ -76,7 +77,7 @@ TEST_F(Disk, FullAtAnyPointOfSaving) {
   on_ranks(2, [&](dist::Communicator& communicator) {
     Session session(communicator, kMode, options_);
     session.step(0);
-    train::save_checkpoint(session.strategy(), run_, note(1, kMode));
+    io::save_checkpoint(session.strategy(), run_, note(1, kMode));
     const WholeState of_step_1 = whole_state(session);
     std::set<std::string> where;
     // A page more each time, until it is enough.
@@ -92,11 +93,11 @@ TEST_F(Disk, FullAtAnyPointOfSaving) {
                                                                       : "the manifest");
       EXPECT_EQ(std::distance(fs::directory_iterator(run_), fs::directory_iterator()), 2)
           << "what was begun stayed, with " << pages << " pages";
-      EXPECT_EQ(train::load_checkpoint(session.strategy(), run_).step, 1);
+      EXPECT_EQ(io::load_checkpoint(session.strategy(), run_).step, 1);
       EXPECT_TRUE(same_state(whole_state(session), of_step_1));
     }
     EXPECT_THAT(where, ::testing::UnorderedElementsAre("a rank's file", "the manifest"));
-    EXPECT_EQ(train::load_checkpoint(session.strategy(), run_).step, 2);
+    EXPECT_EQ(io::load_checkpoint(session.strategy(), run_).step, 2);
   });
 }
 
@@ -104,7 +105,7 @@ TEST_F(Disk, ReadOnly) {
   on_ranks(2, [&](dist::Communicator& communicator) {
     Session session(communicator, kMode, options_);
     session.step(0);
-    train::save_checkpoint(session.strategy(), run_, note(1, kMode));
+    io::save_checkpoint(session.strategy(), run_, note(1, kMode));
     const WholeState of_step_1 = whole_state(session);
     if (communicator.rank() == 0) {
       ASSERT_EQ(::mount("none", disk_.c_str(), nullptr, MS_REMOUNT | MS_RDONLY, nullptr), 0);
@@ -115,7 +116,7 @@ TEST_F(Disk, ReadOnly) {
                 HasSubstr("Read-only file system"));
     EXPECT_THAT(refusal_of_saving(session, disk_ / "new", note(2, kMode)),
                 HasSubstr("Read-only file system"));
-    EXPECT_EQ(train::load_checkpoint(session.strategy(), run_).step, 1) << "reading needs no more";
+    EXPECT_EQ(io::load_checkpoint(session.strategy(), run_).step, 1) << "reading needs no more";
     EXPECT_TRUE(same_state(whole_state(session), of_step_1));
   });
 }

@@ -4,7 +4,8 @@
 #include <sys/wait.h>
 
 #include <cstdlib>
-#include <zero/nn/safetensors.hpp>
+
+#include <zero/io/safetensors.hpp>
 
 #include "one_checkpoint.hpp"
 
@@ -35,7 +36,7 @@ class Export : public OneCheckpoint {
   }
 
   Ended run_script(const fs::path& checkpoint) const {
-    return run_python(fmt::format("common/train/export_checkpoint.py '{}' '{}'",
+    return run_python(fmt::format("tools/checkpoint/export_checkpoint.py '{}' '{}'",
                                   checkpoint.string(), output_.string()));
   }
 
@@ -49,15 +50,15 @@ TEST_F(Export, GivesEveryParameterOnceAtAnyWorldSizeAndUnderAnyStrategy) {
     on_ranks(ranks, [&, mode = mode](dist::Communicator& communicator) {
       Session session(communicator, mode, options_);
       session.step(0);
-      train::save_checkpoint(session.strategy(), good_, note(1, mode));
+      io::save_checkpoint(session.strategy(), good_, note(1, mode));
       const WholeState state = whole_state(session);
       if (communicator.rank() == 0) keep(folder_ / "expected.safetensors", state);
     });
     const Ended ended = run_script(good_);
     ASSERT_EQ(ended.code, 0) << ended.said;
     EXPECT_THAT(ended.said, HasSubstr(fmt::format("saved by {} on {} ranks", mode, ranks)));
-    const nn::SafetensorsFile exported(output_);
-    EXPECT_EQ(exported.metadata(), (nn::SafetensorsMetadata{{"format", "pt"}}));
+    const io::SafetensorsFile exported(output_);
+    EXPECT_EQ(exported.metadata(), (io::SafetensorsMetadata{{"format", "pt"}}));
     std::size_t parameters = 0;
     for (const auto& [name, tensor] : kept(folder_ / "expected.safetensors")) {
       if (!name.starts_with("parameter/")) continue;

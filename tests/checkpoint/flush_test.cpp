@@ -121,7 +121,7 @@ TEST_F(Flushed, EverythingIsOnTheDiskBeforeTheManifestGetsItsName) {
       shared_log->open = true;
     }
     session.communicator().barrier();
-    train::save_checkpoint(session.strategy(), good_, note(2, kMode));
+    io::save_checkpoint(session.strategy(), good_, note(2, kMode));
     session.communicator().barrier();
     if (session.communicator().rank() != 0) return;
     shared_log->open = false;

@@ -11,15 +11,15 @@
 #include <fstream>
 #include <random>
 #include <stdexcept>
-#include <zero/report/test_folder.hpp>
 
-#include "harness.hpp"
-#include "whole_state.hpp"
+#include <tests/support/ranks.hpp>
+#include <tests/support/test_folder.hpp>
+#include <tests/support/whole_state.hpp>
 
 namespace zero::testing {
 namespace {
 
-using report::TestFolder;
+using testing::TestFolder;
 
 constexpr int kRanks = 2;
 constexpr const char* kMode = "tensor_zero3";
@@ -67,7 +67,7 @@ std::string go_on(dist::Communicator& communicator, const std::filesystem::path&
   session.step(0);
   std::int64_t step = 0;
   if (std::filesystem::exists(folder / "manifest.json")) {
-    step = train::load_checkpoint(session.strategy(), folder).step;
+    step = io::load_checkpoint(session.strategy(), folder).step;
     expect_marked(session, step);
     if (::testing::Test::HasFailure()) throw std::runtime_error("not one whole checkpoint");
   }
@@ -77,7 +77,7 @@ std::string go_on(dist::Communicator& communicator, const std::filesystem::path&
   const int saves = microseconds > 0 ? 1000 : 1;
   for (int i = 1; i <= saves; ++i) {
     mark(session, step + i);
-    train::save_checkpoint(session.strategy(), folder, note(step + i, kMode));
+    io::save_checkpoint(session.strategy(), folder, note(step + i, kMode));
   }
   const auto taken = std::chrono::steady_clock::now() - started;
   return fmt::format("{} {}", step + saves,

@@ -3,17 +3,16 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
+#include <tests/support/ranks.hpp>
+#include <tests/support/test_folder.hpp>
+#include <tests/support/whole_state.hpp>
 #include <zero/optim/master_weights.hpp>
-#include <zero/report/test_folder.hpp>
-
-#include "harness.hpp"
-#include "whole_state.hpp"
 
 namespace zero::testing {
 namespace {
 
-using report::TestFolder;
 using ::testing::HasSubstr;
+using testing::TestFolder;
 
 SessionOptions mixed(at::ScalarType dtype, std::uint64_t seed = 3) {
   SessionOptions options = checkpoint_options(seed);
@@ -36,8 +35,8 @@ std::vector<double> train(Session& session, int from, int to) {
   return seen;
 }
 
-train::CheckpointInfo note_of(Session& session, int step, const std::string& mode) {
-  train::CheckpointInfo info = note(step, mode);
+io::CheckpointInfo note_of(Session& session, int step, const std::string& mode) {
+  io::CheckpointInfo info = note(step, mode);
   if (const auto& scale = session.trainer().loss_scale()) {
     info.notes["loss scale"] = scale->to_text();
   }
@@ -56,12 +55,12 @@ TEST_P(MixedPrecisionResume, EveryModeGoesOnToTheLastBit) {
         const std::filesystem::path folder = communicator.exchange(own.path().string()).front();
         Session whole(communicator, mode, mixed(dtype));
         train(whole, 0, 3);
-        train::save_checkpoint(whole.strategy(), folder, note_of(whole, 3, mode));
+        io::save_checkpoint(whole.strategy(), folder, note_of(whole, 3, mode));
         const WholeState at_stop = whole_state(whole);
         const std::vector<double> expected = train(whole, 3, 6);
 
         Session second(communicator, mode, mixed(dtype, /*seed=*/50));
-        const train::CheckpointInfo info = train::load_checkpoint(second.strategy(), folder);
+        const io::CheckpointInfo info = io::load_checkpoint(second.strategy(), folder);
         if (dtype == at::kHalf) {
           second.trainer().loss_scale()->set_from_text(info.notes.at("loss scale"));
         }
@@ -82,11 +81,11 @@ TEST(MixedPrecisionCheckpoint, MovesToAnotherStageAndWorldSize) {
       Session session(communicator, mode, mixed(at::kBFloat16, saves ? 3 : 50));
       if (saves) {
         train(session, 0, 3);
-        train::save_checkpoint(session.strategy(), folder / "run", note(3, mode));
+        io::save_checkpoint(session.strategy(), folder / "run", note(3, mode));
         const WholeState state = whole_state(session);
         if (communicator.rank() == 0) keep(folder / "state.safetensors", state);
       } else {
-        train::load_checkpoint(session.strategy(), folder / "run");
+        io::load_checkpoint(session.strategy(), folder / "run");
         EXPECT_TRUE(same_state(whole_state(session), kept(folder / "state.safetensors"))) << mode;
       }
     });
@@ -102,12 +101,12 @@ TEST(MixedPrecisionCheckpoint, IsNotTakenForOneWithoutMasters) {
   on_ranks(2, [&](dist::Communicator& communicator) {
     Session with(communicator, "zero1", mixed(at::kBFloat16));
     with.step(0);
-    train::save_checkpoint(with.strategy(), folder / "with", note(1, "zero1"));
+    io::save_checkpoint(with.strategy(), folder / "with", note(1, "zero1"));
     SessionOptions plain = mixed(at::kBFloat16);
     plain.optimizer = optim::adamw();
     Session without(communicator, "zero1", plain);
     without.step(0);
-    train::save_checkpoint(without.strategy(), folder / "without", note(1, "zero1"));
+    io::save_checkpoint(without.strategy(), folder / "without", note(1, "zero1"));
     EXPECT_THAT(refusal_of_loading(with, folder / "without"),
                 HasSubstr("its optimizer is AdamW, that of this run AdamW with master weights"));
     EXPECT_THAT(refusal_of_loading(without, folder / "with"),

@@ -7,17 +7,17 @@
 #include <functional>
 #include <iterator>
 #include <nlohmann/json.hpp>
-#include <zero/data/sha256.hpp>
-#include <zero/report/test_folder.hpp>
 
-#include "harness.hpp"
-#include "whole_state.hpp"
+#include <tests/support/ranks.hpp>
+#include <tests/support/test_folder.hpp>
+#include <tests/support/whole_state.hpp>
+#include <zero/base/sha256.hpp>
 
 namespace zero::testing {
 
 namespace fs = std::filesystem;
-using report::TestFolder;
 using ::testing::HasSubstr;
+using testing::TestFolder;
 
 inline constexpr const char* kMode = "tensor_zero3";
 
@@ -36,7 +36,7 @@ class OneCheckpoint : public ::testing::Test {
     on_ranks(2, [&](dist::Communicator& communicator) {
       Session session(communicator, kMode, options_);
       session.step(0);
-      train::save_checkpoint(session.strategy(), good_, note(1, kMode));
+      io::save_checkpoint(session.strategy(), good_, note(1, kMode));
       body(session);
     });
   }
@@ -59,7 +59,7 @@ class OneCheckpoint : public ::testing::Test {
 
   // Goes on to step 2, so that loading step 1 would be seen, and shows that it can be loaded.
   void expect_good_one_loads(Session& session) {
-    EXPECT_EQ(train::load_checkpoint(session.strategy(), good_).step, 1);
+    EXPECT_EQ(io::load_checkpoint(session.strategy(), good_).step, 1);
   }
 
   fs::path rank_file(int rank) const {
@@ -71,7 +71,7 @@ class OneCheckpoint : public ::testing::Test {
     auto manifest = nlohmann::json::parse(contents(bad_ / "manifest.json"));
     manifest.erase("sha256 of the rest");
     change(manifest);
-    manifest["sha256 of the rest"] = data::Sha256().add(manifest.dump(1) + "\n").hex();
+    manifest["sha256 of the rest"] = base::Sha256().add(manifest.dump(1) + "\n").hex();
     write(bad_ / "manifest.json", manifest.dump(1) + "\n");
   }
 

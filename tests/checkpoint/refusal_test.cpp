@@ -2,7 +2,7 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/ones.h>
 
-#include <zero/error.hpp>
+#include <zero/base/error.hpp>
 #include <zero/optim/master_weights.hpp>
 
 #include "one_checkpoint.hpp"
@@ -82,7 +82,7 @@ TEST_F(Refused, OtherVersionAndManifestsOfOtherPrograms) {
 TEST_F(Refused, ABufferThatIsNotWhatTheManifestSays) {
   on_two_ranks([&](Session& session) {
     at::Tensor buffer = session.model().register_buffer("mean", at::ones({2}));
-    train::save_checkpoint(session.strategy(), good_, note(1, kMode));
+    io::save_checkpoint(session.strategy(), good_, note(1, kMode));
     buffer.set_data(at::ones({3}));
     expect_refused(session, "'buffer/mean' is not what the manifest says", [&] {
       rewrite_manifest([](nlohmann::json& m) { m["buffers"][0]["shape"] = {3}; });
@@ -127,7 +127,7 @@ TEST_F(Refused, AnotherDtypeUnlessAskedFor) {
       Session other(session.communicator(), "zero1", options);
       EXPECT_THAT(refusal_of_loading(other, good_),
                   HasSubstr("is Float in the checkpoint and " + type + " in the model"));
-      train::load_checkpoint(other.strategy(), good_, {.convert_dtype = true});
+      io::load_checkpoint(other.strategy(), good_, {.convert_dtype = true});
       // Parameters and moments are rounded to the new type, once; states are compared in double.
       for (const auto& [name, tensor] : whole_state(other)) {
         EXPECT_TRUE(at::equal(tensor, saved.at(name).to(dtype).to(tensor.scalar_type())))
@@ -149,7 +149,7 @@ TEST_F(Refused, AFloat32RunForMasterWeightsEvenIfAnotherDtypeIsAskedFor) {
       Session other(session.communicator(), kMode, options);
       const WholeState before = whole_state(other);
       try {
-        train::load_checkpoint(other.strategy(), good_, {.convert_dtype = true});
+        io::load_checkpoint(other.strategy(), good_, {.convert_dtype = true});
         ADD_FAILURE() << c10::toString(dtype) << ": loaded";
       } catch (const Error& error) {
         EXPECT_THAT(error.what(), HasSubstr("AdamW, that of this run AdamW with master weights"));
@@ -163,7 +163,7 @@ TEST_F(Refused, RanksThatSeeDifferentCheckpoints) {
   on_two_ranks([&](Session& session) {
     const int rank = session.communicator().rank();
     session.step(1);
-    train::save_checkpoint(session.strategy(), folder_ / "other", note(2, kMode));
+    io::save_checkpoint(session.strategy(), folder_ / "other", note(2, kMode));
     const WholeState before = whole_state(session);
     EXPECT_THAT(refusal_of_loading(session, rank == 0 ? good_ : folder_ / "other"),
                 HasSubstr("rank 0 and rank 1 see different checkpoints"));

@@ -9,16 +9,16 @@
 #include <ostream>
 #include <random>
 #include <sstream>
-#include <zero/optim/torch_optimizer.hpp>
-#include <zero/report/test_folder.hpp>
 
-#include "harness.hpp"
-#include "whole_state.hpp"
+#include <tests/support/ranks.hpp>
+#include <tests/support/test_folder.hpp>
+#include <tests/support/whole_state.hpp>
+#include <zero/optim/torch_optimizer.hpp>
 
 namespace zero::testing {
 namespace {
 
-using report::TestFolder;
+using testing::TestFolder;
 
 constexpr int kStop = 3;
 constexpr int kEnd = 6;
@@ -42,14 +42,14 @@ void expect_resumed_like_uninterrupted(dist::Communicator& communicator, const s
   {
     Session first(communicator, mode, options);
     train(first, 0, kStop);
-    train::save_checkpoint(first.strategy(), folder, note(kStop, mode));
+    io::save_checkpoint(first.strategy(), folder, note(kStop, mode));
     EXPECT_TRUE(same_state(whole_state(first), expected_at_stop)) << mode << ": saving changed it";
   }
   options.seed += 100;
   options.trainer.first_step = kStop;
   Session second(communicator, mode, options);
   EXPECT_FALSE(same_state(whole_state(second), expected_at_stop)) << mode;
-  const train::CheckpointInfo info = train::load_checkpoint(second.strategy(), folder);
+  const io::CheckpointInfo info = io::load_checkpoint(second.strategy(), folder);
   EXPECT_TRUE(same_state(whole_state(second), expected_at_stop)) << mode;
   const std::vector<double> losses = train(second, static_cast<int>(info.step), kEnd);
   EXPECT_EQ(losses, expected_losses) << mode;
@@ -112,17 +112,16 @@ TEST(ResumeWithAGenerator, DrawsWhatItWouldHaveDrawn) {
     std::mt19937_64 random(5);
     Session whole(communicator, "zero2", checkpoint_options());
     draw(whole, random, kStop);
-    train::CheckpointInfo info = note(kStop, "zero2");
+    io::CheckpointInfo info = note(kStop, "zero2");
     std::ostringstream text;
     text << random;
     info.random = text.str();
-    train::save_checkpoint(whole.strategy(), folder / "run", info);
+    io::save_checkpoint(whole.strategy(), folder / "run", info);
     const std::vector<double> expected = draw(whole, random, kEnd - kStop);
 
     Session second(communicator, "zero2", checkpoint_options(/*seed=*/77));
     std::mt19937_64 restored;
-    std::istringstream(train::load_checkpoint(second.strategy(), folder / "run").random) >>
-        restored;
+    std::istringstream(io::load_checkpoint(second.strategy(), folder / "run").random) >> restored;
     EXPECT_EQ(draw(second, restored, kEnd - kStop), expected);
     EXPECT_TRUE(same_state(whole_state(second), whole_state(whole)));
   });
@@ -149,12 +148,12 @@ TEST_P(OtherWorld, EveryElementStateAndStepCountIsThere) {
     train(session, 0, kStop);
     const WholeState state = whole_state(session);
     if (communicator.rank() == 0) keep(folder / "expected.safetensors", state);
-    train::save_checkpoint(session.strategy(), folder / "run", note(kStop, change.from_mode));
+    io::save_checkpoint(session.strategy(), folder / "run", note(kStop, change.from_mode));
   });
   on_ranks(change.to, [&](dist::Communicator& communicator) {
     Session session(communicator, change.to_mode, checkpoint_options(/*seed=*/77));
     train(session, 0, 1);  // what was there before must go
-    const train::CheckpointInfo info = train::load_checkpoint(session.strategy(), folder / "run");
+    const io::CheckpointInfo info = io::load_checkpoint(session.strategy(), folder / "run");
     EXPECT_EQ(info.world_size, change.from);
     EXPECT_EQ(info.step, kStop);
     EXPECT_EQ(info.optimizer.kind, "AdamW");

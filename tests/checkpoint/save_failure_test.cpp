@@ -31,7 +31,7 @@ void expect_step_1_kept(Session& session, const fs::path& folder, const std::str
   }
   EXPECT_EQ(entries, 2);
   session.communicator().barrier();
-  EXPECT_EQ(train::load_checkpoint(session.strategy(), folder).step, 1);
+  EXPECT_EQ(io::load_checkpoint(session.strategy(), folder).step, 1);
 }
 
 TEST_F(NotSaved, ToAFullDisk) {
@@ -51,8 +51,8 @@ TEST_F(NotSaved, ToAFullDisk) {
       expect_step_1_kept(session, good_, message, fmt::format("rank {}: ", full));
       EXPECT_THAT(message, HasSubstr("has space"));
     }
-    train::save_checkpoint(session.strategy(), good_, note(2, kMode));
-    EXPECT_EQ(train::load_checkpoint(session.strategy(), good_).step, 2);
+    io::save_checkpoint(session.strategy(), good_, note(2, kMode));
+    EXPECT_EQ(io::load_checkpoint(session.strategy(), good_).step, 2);
   });
 }
 
@@ -91,8 +91,8 @@ TEST_F(NotSaved, WhereAnotherRunSavesToo) {
     session.communicator().barrier();
     ::flock(other, LOCK_UN);
     session.communicator().barrier();
-    train::save_checkpoint(session.strategy(), taken, note(2, kMode));
-    EXPECT_EQ(train::load_checkpoint(session.strategy(), taken).step, 2);
+    io::save_checkpoint(session.strategy(), taken, note(2, kMode));
+    EXPECT_EQ(io::load_checkpoint(session.strategy(), taken).step, 2);
     // It is this run's from now on.
     EXPECT_NE(::flock(other, LOCK_EX | LOCK_NB), 0);
   });
@@ -104,7 +104,7 @@ TEST_F(NotSaved, WithNotesThatDifferOrAreNotText) {
     const int rank = session.communicator().rank();
     expect_step_1_kept(session, good_, refusal_of_saving(session, good_, note(2 + rank, kMode)),
                        "what the checkpoint notes of the run");
-    train::CheckpointInfo info = note(2, kMode);
+    io::CheckpointInfo info = note(2, kMode);
     info.random = "\xff\xfe";
     expect_step_1_kept(session, good_, refusal_of_saving(session, good_, info), "not UTF-8");
     expect_step_1_kept(session, good_, refusal_of_saving(session, good_, note(-1, kMode)),
@@ -157,8 +157,8 @@ TEST(CheckpointFolder, HoldsOneCheckpointAndWhatIsNotOurs) {
     communicator.barrier();
     for (const int step : {3, 3, 4}) {
       session.step(step);
-      train::save_checkpoint(session.strategy(), folder / "run", note(step, "ddp"));
-      EXPECT_EQ(train::load_checkpoint(session.strategy(), folder / "run").step, step);
+      io::save_checkpoint(session.strategy(), folder / "run", note(step, "ddp"));
+      EXPECT_EQ(io::load_checkpoint(session.strategy(), folder / "run").step, step);
     }
     std::vector<std::string> names;
     for (const auto& entry : fs::recursive_directory_iterator(folder / "run")) {

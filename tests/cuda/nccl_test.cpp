@@ -10,7 +10,8 @@
 
 #include <cstdlib>
 #include <iostream>
-#include <zero/error.hpp>
+
+#include <zero/base/error.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/cuda_memory.hpp>
 
@@ -40,9 +41,9 @@ const auto* const kSkippedCount = ::testing::AddGlobalTestEnvironment(new Skippe
 // Why kRanks ranks cannot run here; empty where they can.
 std::string why_not() {
   return asked([] {
-    if (const std::string problem = gpu_problem(); !problem.empty()) return problem;
+    if (const std::string problem = memory::gpu_problem(); !problem.empty()) return problem;
     if (ranks_may_share_a_gpu()) return std::string();
-    return gpu_problem(kRanks - 1);
+    return memory::gpu_problem(kRanks - 1);
   });
 }
 

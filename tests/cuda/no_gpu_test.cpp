@@ -6,7 +6,8 @@
 
 #include <cstdlib>
 #include <optional>
-#include <zero/error.hpp>
+
+#include <zero/base/error.hpp>
 #include <zero/memory/cuda_memory.hpp>
 
 #include "ranks.hpp"

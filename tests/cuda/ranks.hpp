@@ -3,8 +3,9 @@
 #include <chrono>
 #include <functional>
 #include <string>
+
 #include <zero/distributed/launch.hpp>
-#include <zero/distributed/nccl.hpp>
+#include <zero/distributed/nccl/nccl.hpp>
 
 /// Helpers of the tests of ranks on GPUs; nothing else includes this.
 namespace zero::dist::testing {

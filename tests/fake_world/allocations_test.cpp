@@ -5,14 +5,14 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+
+#include <tests/support/ranks.hpp>
+#include <tools/plan/states.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/llama.hpp>
-#include <zero/plan/states.hpp>
 #include <zero/train/fake_world.hpp>
 #include <zero/train/registry.hpp>
 #include <zero/train/trainer.hpp>
-
-#include "harness.hpp"
 
 namespace zero::testing {
 namespace {

@@ -5,11 +5,12 @@
 #include <cstdint>
 #include <numeric>
 #include <vector>
+
+#include <tools/plan/model.hpp>
+#include <tools/plan/states.hpp>
+#include <tools/plan/whole_parameters.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/nn/parameters.hpp>
-#include <zero/plan/model.hpp>
-#include <zero/plan/states.hpp>
-#include <zero/plan/whole_parameters.hpp>
 #include <zero/train/shard_layout.hpp>
 
 namespace zero::testing {

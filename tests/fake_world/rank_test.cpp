@@ -2,12 +2,11 @@
 #include <ATen/ops/equal.h>
 #include <fmt/format.h>
 
+#include <tests/support/ranks.hpp>
+#include <tests/support/session.hpp>
+#include <tests/support/whole_weights.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/train/fake_world.hpp>
-
-#include "harness.hpp"
-#include "session.hpp"
-#include "whole_weights.hpp"
 
 namespace zero::testing {
 namespace {

@@ -6,25 +6,16 @@
 
 #include <cmath>
 #include <limits>
-#include <zero/error.hpp>
 
-#include "harness.hpp"
-#include "session.hpp"
+#include <tests/support/error_of.hpp>
+#include <tests/support/ranks.hpp>
+#include <tests/support/session.hpp>
+#include <zero/base/error.hpp>
 
 namespace zero::testing {
 namespace {
 
 using ::testing::HasSubstr;
-
-// What `function` throws, or "".
-std::string error_of(const std::function<void()>& function) {
-  try {
-    function();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
 
 class BadLoss : public ::testing::TestWithParam<double> {};
 INSTANTIATE_TEST_SUITE_P(Values, BadLoss,
@@ -56,7 +47,7 @@ TEST_P(BadLoss, OfOneRankIsRefusedByAllAndLeavesNoTrace) {
         for (const std::size_t where : {0U, 1U}) {
           std::vector<data::Batch> batches = {ill.batch(8), ill.batch(9)};
           if (communicator.rank() == 1) batches[where].targets.fill_(GetParam());
-          EXPECT_THAT(error_of([&] { ill.trainer().step(batches); }),
+          EXPECT_THAT(testing::error_of([&] { ill.trainer().step(batches); }),
                       HasSubstr("step 1: the loss is NaN or infinite on rank 1; no rank updates"))
               << mode;
           EXPECT_TRUE(same_bits(ill.weights(), before)) << mode;
@@ -74,10 +65,10 @@ TEST(EmptyBatches, OnAllRanksAreRefusedByAll) {
     for (const std::string& mode : all_modes()) {
       Session session(communicator, mode);
       const data::Batch empty = session.batch(0, /*samples=*/0);
-      EXPECT_THAT(error_of([&] { session.trainer().step({empty}); }),
+      EXPECT_THAT(testing::error_of([&] { session.trainer().step({empty}); }),
                   HasSubstr("step 0: no rank has a loss term"))
           << mode;
-      EXPECT_THAT(error_of([&] { session.trainer().evaluate({empty}); }),
+      EXPECT_THAT(testing::error_of([&] { session.trainer().evaluate({empty}); }),
                   HasSubstr("no rank has a loss term"))
           << mode;
       session.step(0);  // and on it goes
@@ -88,7 +79,7 @@ TEST(EmptyBatches, OnAllRanksAreRefusedByAll) {
 TEST(NoBatches, AreRefusedByAll) {
   on_ranks(2, [](dist::Communicator& communicator) {
     Session session(communicator, "ddp");
-    EXPECT_THAT(error_of([&] { session.trainer().step({}); }),
+    EXPECT_THAT(testing::error_of([&] { session.trainer().step({}); }),
                 HasSubstr("rank 0 has 0 micro-batches; every rank needs at least one"));
   });
 }
@@ -98,12 +89,12 @@ TEST(WrongOrder, StepBeforeBackwardIsRefused) {
     for (const std::string& mode : all_modes()) {
       Session session(communicator, mode);
       const std::vector<at::Tensor> before = session.weights();
-      EXPECT_THAT(error_of([&] { session.strategy().optimizer_step(); }),
+      EXPECT_THAT(testing::error_of([&] { session.strategy().optimizer_step(); }),
                   HasSubstr("optimizer_step() before backward()"))
           << mode;
       session.step(0);
       session.trainer().zero_grad();
-      EXPECT_THAT(error_of([&] { session.strategy().optimizer_step(); }),
+      EXPECT_THAT(testing::error_of([&] { session.strategy().optimizer_step(); }),
                   HasSubstr("optimizer_step() before backward()"))
           << mode << " after gradients were cleared";
       EXPECT_FALSE(same_bits(session.weights(), before)) << mode;
@@ -119,7 +110,7 @@ TEST(WrongOrder, ASecondBackwardBeforeTheReductionIsRefused) {
       train::Strategy& strategy = session.strategy();
       strategy.backward(strategy.forward(session.batch(0)));
       const at::Tensor loss = strategy.forward(session.batch(1));
-      EXPECT_THAT(error_of([&] { strategy.backward(loss); }),
+      EXPECT_THAT(testing::error_of([&] { strategy.backward(loss); }),
                   HasSubstr("backward() a second time before finish_backward()"))
           << mode;
       strategy.finish_backward();
@@ -148,7 +139,7 @@ void expect_refused(const std::function<std::shared_ptr<Pair>()>& make,
     train::register_all_chapters(registry);
     for (const std::string& mode : all_modes()) {
       const auto model = make();
-      EXPECT_THAT(error_of([&] {
+      EXPECT_THAT(testing::error_of([&] {
                     registry.make(mode, {*model, communicator, optim::adamw(), nullptr, ""});
                   }),
                   HasSubstr(message))
@@ -187,7 +178,7 @@ TEST(BadModel, NoParameters) {
       at::Tensor predict(const data::Batch&) override { return at::zeros({}); }
     };
     Empty model;
-    EXPECT_THAT(error_of([&] { nn::list_parameters(model); }), HasSubstr("(0 parameters"));
+    EXPECT_THAT(testing::error_of([&] { nn::list_parameters(model); }), HasSubstr("(0 parameters"));
   });
 }
 
@@ -200,7 +191,7 @@ TEST(BadModel, ParameterWithoutValuesOrSource) {
     }
     train::Registry registry;
     train::register_all_chapters(registry);
-    EXPECT_THAT(error_of([&] {
+    EXPECT_THAT(testing::error_of([&] {
                   registry.make("ddp", {*model, communicator, optim::adamw(), nullptr, ""});
                 }),
                 HasSubstr("parameter 'first' has no values"));
@@ -209,12 +200,12 @@ TEST(BadModel, ParameterWithoutValuesOrSource) {
 
 TEST(BadMode, NamesTheNearestOne) {
   on_ranks(2, [](dist::Communicator& communicator) {
-    EXPECT_THAT(error_of([&] { Session(communicator, "zero4"); }),
+    EXPECT_THAT(testing::error_of([&] { Session(communicator, "zero4"); }),
                 HasSubstr("unknown mode 'zero4'; did you mean 'zero"));
-    EXPECT_THAT(error_of([&] { Session(communicator, "zero3:hole"); }),
+    EXPECT_THAT(testing::error_of([&] { Session(communicator, "zero3:hole"); }),
                 HasSubstr("did you mean 'zero3:whole'"));
     // A default may be called by its own name, so it is proposed by it too.
-    EXPECT_THAT(error_of([&] { Session(communicator, "zero3:units"); }),
+    EXPECT_THAT(testing::error_of([&] { Session(communicator, "zero3:units"); }),
                 HasSubstr("did you mean 'zero3:unit'"));
   });
 }

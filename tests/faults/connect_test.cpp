@@ -10,10 +10,10 @@
 #include <csignal>
 #include <cstdlib>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
-#include <zero/distributed/launch.hpp>
-#include <zero/error.hpp>
 
-#include "port.hpp"
+#include <tests/support/port.hpp>
+#include <zero/base/error.hpp>
+#include <zero/distributed/launch.hpp>
 
 namespace zero::testing {
 namespace {

@@ -4,8 +4,8 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
-#include "harness.hpp"
-#include "session.hpp"
+#include <tests/support/ranks.hpp>
+#include <tests/support/session.hpp>
 
 namespace zero::testing {
 namespace {

@@ -14,10 +14,10 @@
 #include <csignal>
 #include <fstream>
 #include <thread>
-#include <zero/distributed/launch.hpp>
-#include <zero/error.hpp>
 
-#include "session.hpp"
+#include <tests/support/session.hpp>
+#include <zero/base/error.hpp>
+#include <zero/distributed/launch.hpp>
 
 namespace zero::testing {
 namespace {

@@ -5,17 +5,17 @@
 #include <sys/prctl.h>
 
 #include <algorithm>
-#include <zero/data/tokens.hpp>
 
-#include "port.hpp"
-#include "program.hpp"
+#include <tests/support/port.hpp>
+#include <tests/support/program.hpp>
+#include <zero/data/tokens.hpp>
 
 namespace zero::testing {
 namespace {
 
-using report::TestFolder;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
+using testing::TestFolder;
 using Words = std::vector<std::string>;
 
 // The tiny model in two modes unless `more` says otherwise, figures into `folder`.

@@ -5,9 +5,9 @@
 #include <gmock/gmock.h>
 #include <unistd.h>
 
+#include <zero/base/error.hpp>
+#include <zero/base/program.hpp>
 #include <zero/distributed/launch.hpp>
-#include <zero/error.hpp>
-#include <zero/program.hpp>
 
 namespace zero::testing {
 namespace {

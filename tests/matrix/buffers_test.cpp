@@ -6,11 +6,10 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
-#include <zero/error.hpp>
+#include <tests/support/ranks.hpp>
+#include <tests/support/session.hpp>
+#include <zero/base/error.hpp>
 #include <zero/nn/functional.hpp>
-
-#include "harness.hpp"
-#include "session.hpp"
 
 namespace zero::testing {
 namespace {

@@ -6,10 +6,10 @@
 
 #include <cmath>
 #include <limits>
-#include <zero/optim/norm.hpp>
 
-#include "harness.hpp"
-#include "session.hpp"
+#include <tests/support/ranks.hpp>
+#include <tests/support/session.hpp>
+#include <zero/optim/norm.hpp>
 
 namespace zero::testing {
 namespace {

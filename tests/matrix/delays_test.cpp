@@ -6,11 +6,11 @@
 
 #include <chrono>
 #include <thread>
-#include <zero/data/random.hpp>
 
-#include "harness.hpp"
-#include "hooked_communicator.hpp"
-#include "session.hpp"
+#include <tests/support/hooked_communicator.hpp>
+#include <tests/support/ranks.hpp>
+#include <tests/support/session.hpp>
+#include <zero/data/random.hpp>
 
 namespace zero::testing {
 namespace {

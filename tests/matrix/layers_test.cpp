@@ -3,10 +3,9 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <tests/support/ranks.hpp>
+#include <tests/support/session.hpp>
 #include <zero/memory/accounting.hpp>
-
-#include "harness.hpp"
-#include "session.hpp"
 
 namespace zero::testing {
 namespace {

@@ -6,17 +6,17 @@
 #include <fstream>
 #include <iostream>
 #include <numeric>
+
+#include <tests/support/ranks.hpp>
+#include <tests/support/test_folder.hpp>
+#include <zero/base/table.hpp>
 #include <zero/data/dataset.hpp>
 #include <zero/data/sampler.hpp>
 #include <zero/data/text.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/optim/master_weights.hpp>
-#include <zero/report/table.hpp>
-#include <zero/report/test_folder.hpp>
 #include <zero/train/registry.hpp>
 #include <zero/train/trainer.hpp>
-
-#include "harness.hpp"
 
 namespace zero::testing {
 namespace {
@@ -66,12 +66,12 @@ void train(dist::Communicator& communicator, const data::Dataset& dataset, Curve
 }
 
 std::string table_of(const std::vector<Curve>& curves) {
-  std::vector<report::Column> columns = {{"step"}};
+  std::vector<base::Column> columns = {{"step"}};
   for (const Curve& curve : curves) columns.push_back({curve.name});
-  report::Table table(columns);
+  base::Table table(columns);
   for (int end = 20; end <= kSteps; end += 40) {
     std::vector<std::string> row = {std::to_string(end)};
-    for (const Curve& curve : curves) row.push_back(report::fixed(smoothed(curve, end), 4));
+    for (const Curve& curve : curves) row.push_back(base::fixed(smoothed(curve, end), 4));
     table.add_row(row);
   }
   return fmt::format("Loss, mean of 20 steps:\n{}steps left out by fp16: {}\n", table.to_text(),
@@ -79,11 +79,11 @@ std::string table_of(const std::vector<Curve>& curves) {
 }
 
 TEST(SlowMixedPrecision, LearnsAsFp32DoesOverThreeHundredSteps) {
-  const report::TestFolder folder;
+  const testing::TestFolder folder;
   on_ranks({.world_size = 2, .total_timeout = std::chrono::seconds(500)},
            [&](dist::Communicator& communicator) {
              const data::LanguageModelDataset dataset(
-                 data::text_from_files({"common/data/fixtures/reviews.csv"}), kLength);
+                 data::text_from_files({"common/zero/data/fixtures/reviews.csv"}), kLength);
              std::vector<Curve> curves = {{"fp32", "ddp", at::kFloat, false, {}},
                                           {"bf16", "tensor_zero3", at::kBFloat16, true, {}},
                                           {"bf16, no masters", "ddp", at::kBFloat16, false, {}},

@@ -5,11 +5,11 @@
 
 #include <cmath>
 #include <limits>
-#include <zero/error.hpp>
 
-#include "checkpoint/whole_state.hpp"
-#include "harness.hpp"
-#include "two_bytes.hpp"
+#include <tests/support/ranks.hpp>
+#include <tests/support/two_bytes.hpp>
+#include <tests/support/whole_state.hpp>
+#include <zero/base/error.hpp>
 
 namespace zero::testing {
 namespace {

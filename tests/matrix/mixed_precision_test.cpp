@@ -8,14 +8,13 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
-#include <zero/error.hpp>
+#include <tests/support/ranks.hpp>
+#include <tests/support/two_bytes.hpp>
+#include <tests/support/whole_state.hpp>
+#include <zero/base/error.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/mlp.hpp>
 #include <zero/optim/master_weights.hpp>
-
-#include "checkpoint/whole_state.hpp"
-#include "harness.hpp"
-#include "two_bytes.hpp"
 
 namespace zero::testing {
 namespace {

@@ -5,10 +5,10 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
-#include <zero/data/random.hpp>
 
-#include "harness.hpp"
-#include "session.hpp"
+#include <tests/support/ranks.hpp>
+#include <tests/support/session.hpp>
+#include <zero/data/random.hpp>
 
 namespace zero::testing {
 namespace {

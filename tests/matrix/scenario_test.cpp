@@ -6,11 +6,11 @@
 #include <gtest/gtest.h>
 
 #include <set>
-#include <zero/error.hpp>
-#include <zero/memory/storage.hpp>
 
-#include "harness.hpp"
-#include "session.hpp"
+#include <tests/support/ranks.hpp>
+#include <tests/support/session.hpp>
+#include <zero/base/error.hpp>
+#include <zero/memory/storage.hpp>
 
 namespace zero::testing {
 namespace {

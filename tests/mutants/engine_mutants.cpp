@@ -1,7 +1,8 @@
 // Wrong implementations of the engine of chapter 05.
 
+#include <05_prefetch_overlap/overlap.hpp>
+
 #include "mutants.hpp"
-#include "overlap.hpp"
 
 namespace zero::testing {
 namespace {

@@ -8,9 +8,10 @@
 
 #include <algorithm>
 #include <cstdio>
+
+#include <tests/support/gtest_failures.hpp>
 #include <zero/memory/accounting.hpp>
 
-#include "judge.hpp"
 #include "mutants.hpp"
 
 namespace {

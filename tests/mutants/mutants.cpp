@@ -6,14 +6,14 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <cmath>
+
+#include <01_zero1/zero1_sharding.hpp>
+#include <02_zero2/zero2_sharding.hpp>
+#include <03_zero3/zero3_sharding.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/optim/norm.hpp>
 #include <zero/train/registry.hpp>
-
-#include "zero1_sharding.hpp"
-#include "zero2_sharding.hpp"
-#include "zero3_sharding.hpp"
 
 namespace zero {
 namespace testing {

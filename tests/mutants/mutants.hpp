@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 #include <vector>
+
 #include <zero/train/strategy.hpp>
 
 namespace zero::testing {

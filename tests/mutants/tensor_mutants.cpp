@@ -3,11 +3,11 @@
 #include <ATen/ops/roll.h>
 #include <ATen/ops/zeros.h>
 
+#include <04_tensor_sharding/stages.hpp>
 #include <zero/distributed/communicator.hpp>
 #include <zero/optim/norm.hpp>
 
 #include "mutants.hpp"
-#include "stages.hpp"
 
 namespace zero::testing {
 namespace {

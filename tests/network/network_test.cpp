@@ -18,10 +18,10 @@
 #include <fstream>
 #include <iterator>
 #include <sstream>
-#include <zero/distributed/launch.hpp>
-#include <zero/error.hpp>
 
-#include "session.hpp"
+#include <tests/support/session.hpp>
+#include <zero/base/error.hpp>
+#include <zero/distributed/launch.hpp>
 
 namespace zero::testing {
 namespace {

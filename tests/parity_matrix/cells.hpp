@@ -6,7 +6,8 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
-#include <zero/error.hpp>
+
+#include <zero/base/error.hpp>
 
 namespace zero::testing {
 

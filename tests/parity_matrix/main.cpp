@@ -15,6 +15,7 @@
 #include <set>
 #include <string>
 #include <vector>
+
 #include <zero/train/registry.hpp>
 
 namespace {

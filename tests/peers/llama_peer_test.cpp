@@ -13,16 +13,16 @@
 #include <nlohmann/json.hpp>
 #include <ostream>
 #include <vector>
-#include <zero/data/reviews.hpp>
-#include <zero/nn/llama.hpp>
-#include <zero/nn/stored_values.hpp>
-#include <zero/report/test_folder.hpp>
-#include <zero/report/test_python.hpp>
-#include <zero/train/checkpoint.hpp>
-#include <zero/train/registry.hpp>
-#include <zero/train/save.hpp>
 
-#include "harness.hpp"
+#include <tests/support/python.hpp>
+#include <tests/support/ranks.hpp>
+#include <tests/support/test_folder.hpp>
+#include <zero/data/reviews.hpp>
+#include <zero/io/checkpoint.hpp>
+#include <zero/io/save.hpp>
+#include <zero/io/stored_values.hpp>
+#include <zero/nn/llama.hpp>
+#include <zero/train/registry.hpp>
 
 namespace zero::testing {
 namespace {
@@ -72,8 +72,8 @@ class LlamaPeer : public ::testing::TestWithParam<Case> {
       const nn::DeferredStorage deferred;
       model = std::make_shared<nn::Llama>(config);
     }
-    nn::StoredValues values(from_python(), nn::list_parameters(*model),
-                            nn::llama_values_options(config, /*seed=*/1));
+    io::StoredValues values(from_python(), nn::list_parameters(*model),
+                            io::llama_values_options(config, /*seed=*/1));
     EXPECT_TRUE(values.missing().empty());
     EXPECT_NE(values.describe().find("bfloat16, converted to float32"), std::string::npos);
     train::Registry registry;
@@ -81,19 +81,18 @@ class LlamaPeer : public ::testing::TestWithParam<Case> {
     const auto strategy =
         registry.make(GetParam().mode, {*model, communicator, optim::adamw(), &values});
     compare_logits(*model);
-    train::save_model(*strategy,
-                      nn::to_hugging_face_json(config, nn::read_config_text(from_python())),
-                      from_cpp());
-    train::CheckpointInfo info;
+    io::save_model(*strategy, nn::to_hugging_face_json(config, nn::read_config_text(from_python())),
+                   from_cpp());
+    io::CheckpointInfo info;
     info.mode = GetParam().mode;
-    if (from_a_checkpoint()) train::save_checkpoint(*strategy, folder_ / "run", info);
+    if (from_a_checkpoint()) io::save_checkpoint(*strategy, folder_ / "run", info);
   }
 
   // One file, and the tied weight in it under one name.
   void expect_layout_of_transformers() const {
     EXPECT_TRUE(fs::exists(from_cpp() / "model.safetensors"));
     EXPECT_EQ(std::distance(fs::directory_iterator(from_cpp()), fs::directory_iterator()), 2);
-    const nn::SafetensorsFolder saved(from_cpp());
+    const io::SafetensorsFolder saved(from_cpp());
     EXPECT_TRUE(saved.contains("model.embed_tokens.weight"));
     EXPECT_FALSE(saved.contains("lm_head.weight"));
   }
@@ -113,7 +112,7 @@ class LlamaPeer : public ::testing::TestWithParam<Case> {
     fs::create_directory(folder);
     fs::copy(from_cpp() / "config.json", folder);
     std::string said;
-    EXPECT_EQ(run_python("common/train/export_checkpoint.py " + quoted(folder_ / "run") + " " +
+    EXPECT_EQ(run_python("tools/checkpoint/export_checkpoint.py " + quoted(folder_ / "run") + " " +
                              quoted(folder / "model.safetensors"),
                          folder_ / "log", said),
               0)
@@ -128,7 +127,7 @@ class LlamaPeer : public ::testing::TestWithParam<Case> {
   }
 
   void compare_logits(nn::Llama& model) const {
-    const nn::SafetensorsFile expected(from_python() / "logits.safetensors");
+    const io::SafetensorsFile expected(from_python() / "logits.safetensors");
     data::Batch batch;
     batch.inputs = expected.read("input_ids");
     if (classifier()) batch.lengths = expected.read("lengths");
@@ -141,7 +140,7 @@ class LlamaPeer : public ::testing::TestWithParam<Case> {
     EXPECT_GT(logits.std().item<double>(), 0.1) << "logits that say nothing compare nothing";
   }
 
-  report::TestFolder folder_;
+  testing::TestFolder folder_;
 };
 
 TEST_P(LlamaPeer, SameLogitsFromTheirFilesAndFromOurs) {

@@ -6,13 +6,14 @@
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
-#include <zero/report/test_folder.hpp>
-#include <zero/report/test_python.hpp>
+
+#include <tests/support/python.hpp>
+#include <tests/support/test_folder.hpp>
 
 namespace zero::testing {
 namespace {
 
-using report::TestFolder;
+using testing::TestFolder;
 
 struct Ended {
   int code;
@@ -31,7 +32,7 @@ class Peers : public ::testing::Test {
 Ended run_peers(const TestFolder& folder, const std::string& arguments) {
   const std::string log = (folder / "log").string();
   const std::string command = "PYTHONDONTWRITEBYTECODE=1 '" + python() +
-                              "' peers/peers.py --ladder '" ZERO_LADDER_PROGRAM "' --json '" +
+                              "' tools/peers/peers.py --ladder '" ZERO_LADDER_PROGRAM "' --json '" +
                               (folder / "peers.json").string() + "' " + arguments + " > '" + log +
                               "' 2>&1";
   const int status = std::system(command.c_str());

@@ -23,14 +23,14 @@
 #include <string>
 #include <thread>
 #include <tuple>
+
+#include <05_prefetch_overlap/overlap.hpp>
+#include <zero/base/error.hpp>
 #include <zero/distributed/communicator.hpp>
-#include <zero/error.hpp>
 #include <zero/nn/gradient_slot.hpp>
 #include <zero/nn/model.hpp>
 #include <zero/nn/parameters.hpp>
 #include <zero/train/trainer.hpp>
-
-#include "overlap.hpp"
 
 // What ThreadSanitizer was not compiled into it cannot follow either: leave it alone.
 // NOLINTNEXTLINE(readability-identifier-naming): the name is ThreadSanitizer's.

@@ -7,11 +7,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <harness.hpp>
-#include <zero/train/registry.hpp>
+#include <tests/support/ranks.hpp>
 
-#include "toy.hpp"
-#include "trap_model.hpp"
+#include <tests/support/edge_case_model.hpp>
+#include <tests/support/toy.hpp>
+#include <zero/train/registry.hpp>
 
 namespace zero {
 namespace {

@@ -1,7 +1,6 @@
-#include "clip_grad_norm.hpp"
-
 #include <ATen/ops/zeros.h>
 
+#include <01_zero1/exercises/clip_grad_norm/clip_grad_norm.hpp>
 #include <zero/distributed/communicator.hpp>
 #include <zero/optim/norm.hpp>
 

@@ -1,9 +1,8 @@
 // A wrong answer that the tests must notice: each rank clips by the norm of what it owns.
 #include <ATen/ops/zeros.h>
 
+#include <01_zero1/exercises/clip_grad_norm/clip_grad_norm.hpp>
 #include <zero/optim/norm.hpp>
-
-#include "clip_grad_norm.hpp"
 
 namespace {
 

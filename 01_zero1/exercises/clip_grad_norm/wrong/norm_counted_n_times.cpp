@@ -2,10 +2,9 @@
 // not.
 #include <ATen/ops/zeros.h>
 
+#include <01_zero1/exercises/clip_grad_norm/clip_grad_norm.hpp>
 #include <zero/distributed/communicator.hpp>
 #include <zero/optim/norm.hpp>
-
-#include "clip_grad_norm.hpp"
 
 namespace {
 

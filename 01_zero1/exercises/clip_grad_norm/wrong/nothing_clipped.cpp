@@ -1,10 +1,9 @@
 // A wrong answer that the tests must notice: the norm is right, and nothing is done with it.
 #include <ATen/ops/zeros.h>
 
+#include <01_zero1/exercises/clip_grad_norm/clip_grad_norm.hpp>
 #include <zero/distributed/communicator.hpp>
 #include <zero/optim/norm.hpp>
-
-#include "clip_grad_norm.hpp"
 
 namespace {
 

@@ -2,10 +2,9 @@
 // order of adding, and now and then the last bit, depends on who owns what.
 #include <ATen/ops/zeros.h>
 
+#include <01_zero1/exercises/clip_grad_norm/clip_grad_norm.hpp>
 #include <zero/distributed/communicator.hpp>
 #include <zero/optim/norm.hpp>
-
-#include "clip_grad_norm.hpp"
 
 namespace {
 

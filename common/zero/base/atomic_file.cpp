@@ -1,0 +1,103 @@
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <system_error>
+
+#include <zero/base/atomic_file.hpp>
+#include <zero/base/error.hpp>
+
+namespace zero::base {
+namespace {
+
+namespace fs = std::filesystem;
+
+// The process keeps two programs apart that write the same file, the count two writers of one.
+fs::path temporary_name(const fs::path& path) {
+  static std::atomic<int> count = 0;
+  fs::path temporary = path;
+  temporary.replace_filename(
+      fmt::format(".{}.{}.{}", path.filename().string(), ::getpid(), count.fetch_add(1)));
+  return temporary;
+}
+
+}  // namespace
+
+AtomicFile::AtomicFile(const fs::path& path, std::int64_t size)
+    : path_(path), temporary_(temporary_name(path)) {
+  std::error_code ignored;
+  if (!path.has_filename() || fs::is_directory(path, ignored)) {
+    throw Error(fmt::format("cannot write {}: it names a folder, name a file", path.string()));
+  }
+  file_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (file_ < 0) fail("cannot be created", errno);
+  try {
+    reserve(size);
+  } catch (...) {
+    abandon();
+    throw;
+  }
+}
+
+AtomicFile::~AtomicFile() { abandon(); }
+
+void AtomicFile::abandon() {
+  if (file_ >= 0) ::close(file_);
+  file_ = -1;
+  if (!published_) ::unlink(temporary_.c_str());
+}
+
+void AtomicFile::fail(const char* step, int code) const {
+  throw Error(fmt::format("{}: {}: {}; a folder that can be written to and has space is needed",
+                          path_.string(), step, std::generic_category().message(code)));
+}
+
+void AtomicFile::reserve(std::int64_t size) {
+  int result = 0;
+  do {
+    result = ::fallocate(file_, /*mode=*/0, /*offset=*/0, size);
+  } while (result != 0 && errno == EINTR);
+  if (result == 0) return;
+  // Some file systems cannot reserve; there a full disk shows when the bytes are written.
+  if (errno != EOPNOTSUPP && errno != ENOSYS) {
+    fail(fmt::format("{} bytes cannot be reserved", size).c_str(), errno);
+  }
+  if (::ftruncate(file_, size) != 0) fail("cannot be made long enough", errno);
+}
+
+void AtomicFile::write(const void* data, std::int64_t size, std::int64_t offset) {
+  const char* next = static_cast<const char*>(data);
+  while (size > 0) {
+    const auto written = ::pwrite(file_, next, static_cast<std::size_t>(size), offset);
+    if (written < 0) {
+      if (errno == EINTR) continue;
+      fail("cannot be written", errno);
+    }
+    next += written;
+    offset += written;
+    size -= written;
+  }
+}
+
+void AtomicFile::complete() {
+  if (::fsync(file_) != 0) fail("cannot be brought to the disk", errno);
+  const int closed = ::close(file_);
+  file_ = -1;
+  if (closed != 0) fail("cannot be closed", errno);
+}
+
+void AtomicFile::publish() {
+  if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail("cannot be given its name", errno);
+  published_ = true;
+  const fs::path folder = path_.has_parent_path() ? path_.parent_path() : ".";
+  const int file = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (file < 0) fail("its folder cannot be opened", errno);
+  const int code = ::fsync(file) == 0 ? 0 : errno;
+  ::close(file);
+  // Not every file system knows how to bring a folder to the disk; nothing is left to do there.
+  if (code != 0 && code != EINVAL) fail("its folder cannot be brought to the disk", code);
+}
+
+}  // namespace zero::base

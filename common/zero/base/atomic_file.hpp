@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+namespace zero::base {
+
+/// A file of known size that appears under its name when publish() is called, and not at all
+/// otherwise. It grows under a temporary name, ".NAME.PROCESS.COUNT", in the same folder; only a
+/// program that is killed leaves that behind.
+///
+/// Every function throws zero::Error, naming the file and the system's reason, where the system
+/// refuses.
+class AtomicFile {
+ public:
+  /// Creates the temporary file and reserves `size` bytes of disk, all zeros. The folder must
+  /// exist.
+  AtomicFile(const std::filesystem::path& path, std::int64_t size);
+  /// Removes the temporary file unless it was published.
+  ~AtomicFile();
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+
+  const std::filesystem::path& path() const { return path_; }
+
+  /// Writes `size` bytes at `offset`.
+  void write(const void* data, std::int64_t size, std::int64_t offset);
+
+  /// Blocks until all bytes are on the disk. No write may follow.
+  void complete();
+
+  /// Gives the completed file its name, in place of any file that has it, and brings the folder to
+  /// the disk.
+  void publish();
+
+ private:
+  [[noreturn]] void fail(const char* step, int code) const;
+  void reserve(std::int64_t size);
+  void abandon();
+
+  std::filesystem::path path_;
+  std::filesystem::path temporary_;
+  int file_ = -1;
+  bool published_ = false;
+};
+
+}  // namespace zero::base

@@ -1,0 +1,49 @@
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <iostream>
+
+#include <zero/base/program.hpp>
+
+namespace zero {
+namespace {
+
+void open_standard_streams() {
+  for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    // The lowest number that is free is the one that is taken.
+    if (::fcntl(stream, F_GETFD) < 0 && ::open("/dev/null", O_RDWR) != stream) std::_Exit(1);
+  }
+}
+
+// Everything printed so far reached its file, or terminal.
+bool output_is_complete() {
+  std::cout.flush();
+  return std::fflush(stdout) == 0 && std::ferror(stdout) == 0 && std::cout.good();
+}
+
+}  // namespace
+
+void complain(const std::string& line) {
+  std::fputs((line + "\n").c_str(), stderr);
+  std::fflush(stderr);
+}
+
+int run_program(const std::string& name, const std::function<int()>& program, int failure) {
+  open_standard_streams();
+  int code = failure;
+  try {
+    code = program();
+  } catch (const std::exception& error) {
+    complain(fmt::format("{}: {}", name, error.what()));
+  }
+  if (output_is_complete()) return code;
+  complain(fmt::format("{}: what it printed could not be written: {}", name, std::strerror(errno)));
+  return code == 0 ? failure : code;
+}
+
+}  // namespace zero

@@ -1,0 +1,206 @@
+#include <gtest/gtest.h>
+
+#include <tests/support/data_files.hpp>
+#include <zero/data/dataset.hpp>
+
+namespace zero::data {
+namespace {
+
+using testing::error_of;
+using testing::mentions;
+using Indices = std::vector<std::int64_t>;
+
+at::Tensor longs(const std::vector<std::int64_t>& numbers, at::IntArrayRef shape) {
+  return at::tensor(numbers, at::kLong).reshape(shape);
+}
+
+Records some_records() {
+  const std::vector<Record> records{{4, {7, 8, 9}}, {0, {10}}, {2, {11, 12}}, {1, {5, 5, 5, 5}}};
+  return Records::from(records, /*classes=*/5, /*vocabulary=*/20, /*pad_id=*/3);
+}
+
+TEST(LanguageModelDataset, CutsTheStreamWithoutOverlap) {
+  const Indices ids{10, 11, 12, 13, 14, 15, 16, 17, 18};
+  const LanguageModelDataset data(TokenStream::from_ids(ids, 20), /*sequence_length=*/3);
+  ASSERT_EQ(data.size(), 2);
+  const Batch batch = data.batch(Indices{1, 0});
+  EXPECT_TRUE(at::equal(batch.inputs, longs({13, 14, 15, 10, 11, 12}, {2, 3})));
+  EXPECT_TRUE(at::equal(batch.targets, longs({14, 15, 16, 11, 12, 13}, {2, 3})));
+  EXPECT_FALSE(batch.lengths.defined());
+  EXPECT_EQ(batch.loss_terms, 6);
+}
+
+TEST(LanguageModelDataset, EveryInputHasTheNextTokenAsTarget) {
+  const std::string text = "the quick brown fox jumps over the lazy dog";
+  for (const std::int64_t length : {1, 2, 5, 42}) {
+    const LanguageModelDataset data(TokenStream::from_bytes(text), length);
+    EXPECT_EQ(data.size(), static_cast<std::int64_t>(text.size() - 1) / length);
+    std::int64_t at = 0;
+    for (std::int64_t sample = 0; sample < data.size(); ++sample) {
+      const Batch batch = data.batch(Indices{sample});
+      for (std::int64_t i = 0; i < length; ++i, ++at) {
+        EXPECT_EQ(batch.inputs[0][i].item<std::int64_t>(), text[static_cast<std::size_t>(at)]);
+        EXPECT_EQ(batch.targets[0][i].item<std::int64_t>(), text[static_cast<std::size_t>(at) + 1]);
+      }
+    }
+  }
+}
+
+TEST(LanguageModelDataset, NeedsOneTokenMoreThanItsSequences) {
+  const auto size = [](const std::string& text, std::int64_t length) {
+    return LanguageModelDataset(TokenStream::from_bytes(text), length).size();
+  };
+  EXPECT_EQ(size("abcde", 4), 1);
+  EXPECT_EQ(size("abcdefgh", 4), 1);
+  EXPECT_EQ(size("abcdefghi", 4), 2);
+  EXPECT_TRUE(mentions(error_of([&] { size("abcd", 4); }), "one sequence of 4 takes 5"));
+  EXPECT_TRUE(mentions(error_of([&] { size("", 1); }), "has 0 tokens"));
+  EXPECT_TRUE(mentions(error_of([&] { size("abcd", 0); }), "sequences of 0"));
+}
+
+TEST(ReviewDataset, PadsToTheLongestOfTheBatch) {
+  const ReviewDataset data(some_records());
+  ASSERT_EQ(data.size(), 4);
+  const Batch batch = data.batch(Indices{1, 0, 2});
+  EXPECT_TRUE(at::equal(batch.inputs, longs({10, 3, 3, 7, 8, 9, 11, 12, 3}, {3, 3})));
+  EXPECT_TRUE(at::equal(batch.targets, longs({0, 4, 2}, {3})));
+  EXPECT_TRUE(at::equal(batch.lengths, longs({1, 3, 2}, {3})));
+  EXPECT_EQ(batch.loss_terms, 3);
+  EXPECT_TRUE(at::equal(data.batch(Indices{1}).inputs, longs({10}, {1, 1})));
+}
+
+TEST(ReviewDataset, CutsLongTexts) {
+  const ReviewDataset data(some_records(), /*max_length=*/2);
+  const Batch batch = data.batch(Indices{3, 1});
+  EXPECT_TRUE(at::equal(batch.inputs, longs({5, 5, 10, 3}, {2, 2})));
+  EXPECT_TRUE(at::equal(batch.lengths, longs({2, 1}, {2})));
+}
+
+TEST(ReviewDataset, WorksOnAPartOfTheRecords) {
+  const ReviewDataset data(some_records().slice(2, 4));
+  ASSERT_EQ(data.size(), 2);
+  const Batch batch = data.batch(Indices{0, 1});
+  EXPECT_TRUE(at::equal(batch.inputs, longs({11, 12, 3, 3, 5, 5, 5, 5}, {2, 4})));
+  EXPECT_TRUE(at::equal(batch.targets, longs({2, 1}, {2})));
+}
+
+TEST(ReviewDataset, RefusesBadOptions) {
+  EXPECT_TRUE(mentions(error_of([] { ReviewDataset(some_records(), -1); }), "at most -1"));
+  EXPECT_TRUE(mentions(error_of([] { ReviewDataset(some_records().slice(1, 1)); }), "no reviews"));
+  Records records = some_records();
+  records.pad_id = 20;
+  EXPECT_TRUE(mentions(error_of([&] { ReviewDataset{records}; }), "pad id 20"));
+}
+
+TEST(RegressionDataset, PicksRows) {
+  const at::Tensor inputs = at::arange(6, at::kFloat).reshape({3, 2});
+  const at::Tensor targets = at::arange(3, at::kFloat).reshape({3, 1});
+  const RegressionDataset data(inputs, targets);
+  const Batch batch = data.batch(Indices{2, 0, 2});
+  EXPECT_TRUE(at::equal(batch.inputs, at::tensor({4.F, 5.F, 0.F, 1.F, 4.F, 5.F}).reshape({3, 2})));
+  EXPECT_TRUE(at::equal(batch.targets, at::tensor({2.F, 0.F, 2.F}).reshape({3, 1})));
+  EXPECT_EQ(batch.loss_terms, 3);
+}
+
+TEST(RegressionDataset, RefusesOtherShapesAndDtypes) {
+  const auto refusal = [](const at::Tensor& inputs, const at::Tensor& targets) {
+    return error_of([&] { RegressionDataset(inputs, targets); });
+  };
+  EXPECT_EQ(refusal(at::zeros({3, 2}), at::zeros({3, 1})), "");
+  EXPECT_NE(refusal(at::zeros({3, 2}), at::zeros({2, 1})), "");
+  EXPECT_NE(refusal(at::zeros({3}), at::zeros({3, 1})), "");
+  EXPECT_NE(refusal(at::zeros({0, 2}), at::zeros({0, 1})), "");
+  EXPECT_TRUE(mentions(refusal(at::zeros({3, 2}, at::kDouble), at::zeros({3, 1})), "float32"));
+}
+
+TEST(ToyRegression, IsTheSameEverywhere) {
+  const RegressionDataset data = toy_regression(/*seed=*/1, /*n=*/100, /*features=*/7,
+                                                /*outputs=*/3);
+  ASSERT_EQ(data.size(), 100);
+  const Batch batch = data.batch(Indices{0});
+  EXPECT_EQ(batch.inputs.sizes(), (std::vector<std::int64_t>{1, 7}));
+  EXPECT_EQ(batch.targets.sizes(), (std::vector<std::int64_t>{1, 3}));
+  EXPECT_EQ(batch.loss_terms, 3);
+  EXPECT_EQ(toy_regression(1, 100, 7, 3).fingerprint(), data.fingerprint());
+  EXPECT_NE(toy_regression(2, 100, 7, 3).fingerprint(), data.fingerprint());
+  // Pinned: a compiler or machine on which this differs would train on other numbers.
+  EXPECT_EQ(data.fingerprint(), "ec4f0b4e910f930a061e6239a6028d7c2347425ec848b920ea6314f6b174ed1c");
+}
+
+TEST(ToyRegression, HasTheStatedSizeAndIsNotLinear) {
+  const RegressionDataset data = toy_regression(3, 2000, 8, 1);
+  Indices all;
+  for (std::int64_t i = 0; i < data.size(); ++i) {
+    all.push_back(i);
+  }
+  const Batch batch = data.batch(all);
+  EXPECT_GE(batch.inputs.min().item<float>(), -1.F);
+  EXPECT_LE(batch.inputs.max().item<float>(), 127.F / 128.F);
+  EXPECT_GT(batch.targets.std().item<float>(), 0.2F);
+  EXPECT_LT(batch.targets.std().item<float>(), 1.F);
+  // The best linear fit, with a constant, leaves much of the variance.
+  const at::Tensor x = at::cat({batch.inputs, at::ones({2000, 1})}, 1).to(at::kDouble);
+  const at::Tensor y = batch.targets.to(at::kDouble);
+  const at::Tensor fit = at::linalg_solve(x.t().mm(x), x.t().mm(y));
+  const double left = (y - x.mm(fit)).pow(2).mean().item<double>();
+  EXPECT_GT(left, 0.02 * y.var().item<double>());
+}
+
+TEST(ToyRegression, RefusesNoRows) {
+  EXPECT_TRUE(mentions(error_of([] { toy_regression(0, 0, 1, 1); }), "0 rows"));
+  EXPECT_TRUE(mentions(error_of([] { toy_regression(0, 1, 0, 1); }), "0 features"));
+  EXPECT_TRUE(mentions(error_of([] { toy_regression(0, 1, 1, 0); }), "0 outputs"));
+}
+
+/// One of each kind, for what is asked of all of them.
+std::vector<std::shared_ptr<const Dataset>> one_of_each() {
+  return {std::make_shared<LanguageModelDataset>(TokenStream::from_bytes("abcdefghi"), 2),
+          std::make_shared<ReviewDataset>(some_records()),
+          std::make_shared<RegressionDataset>(toy_regression(0, 4, 2, 1))};
+}
+
+TEST(Dataset, RefusesSamplesThatAreNotThere) {
+  for (const auto& data : one_of_each()) {
+    ASSERT_EQ(data->size(), 4);
+    EXPECT_TRUE(mentions(error_of([&] { data->batch(Indices{0, 4}); }), "sample 4 asked for"));
+    EXPECT_TRUE(mentions(error_of([&] { data->batch(Indices{-1}); }), "sample -1 asked for"));
+  }
+}
+
+TEST(Dataset, NoSamplesAreABatchWithoutRows) {
+  for (const auto& data : one_of_each()) {
+    const Batch batch = data->batch({});
+    EXPECT_EQ(batch.inputs.size(0), 0);
+    EXPECT_GE(batch.inputs.size(1), 1);
+    EXPECT_EQ(batch.targets.size(0), 0);
+    EXPECT_EQ(batch.loss_terms, 0);
+  }
+}
+
+TEST(Dataset, ABatchIsItsSamplesOneByOne) {
+  for (const auto& data : one_of_each()) {
+    const Indices order{3, 1, 2};
+    const Batch all = data->batch(order);
+    for (std::int64_t row = 0; row < 3; ++row) {
+      const Batch one = data->batch(Indices{order[static_cast<std::size_t>(row)]});
+      EXPECT_TRUE(at::equal(all.inputs[row].narrow(0, 0, one.inputs.size(1)), one.inputs[0]));
+      EXPECT_TRUE(at::equal(all.targets[row], one.targets[0]));
+    }
+  }
+}
+
+TEST(Dataset, FingerprintsTellDataSetsApart) {
+  std::vector<std::string> fingerprints;
+  for (const auto& data : one_of_each()) {
+    fingerprints.push_back(data->fingerprint());
+  }
+  for (const auto& data : one_of_each()) {
+    EXPECT_EQ(std::ranges::count(fingerprints, data->fingerprint()), 1);
+  }
+  const TokenStream text = TokenStream::from_bytes("abcdefghi");
+  EXPECT_NE(LanguageModelDataset(text, 3).fingerprint(), fingerprints[0]);
+  EXPECT_NE(ReviewDataset(some_records(), 2).fingerprint(), fingerprints[1]);
+}
+
+}  // namespace
+}  // namespace zero::data

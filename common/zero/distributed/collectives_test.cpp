@@ -1,0 +1,336 @@
+// Every collective against a closed form, its traffic against its formula, and what happens when
+// ranks go wrong.
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/randn.h>
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <csignal>
+
+#include <tests/support/ranks.hpp>
+#include <zero/base/error.hpp>
+#include <zero/distributed/communicator.hpp>
+#include <zero/distributed/rank_order.hpp>
+#include <zero/memory/accounting.hpp>
+
+namespace zero::dist {
+namespace {
+
+using testing::on_ranks;
+using testing::ranks_ended;
+
+// A different value on every rank at every place, exact in every dtype as long as n is small.
+at::Tensor unique(int rank, std::int64_t n, at::ScalarType dtype = at::kFloat) {
+  return (at::arange(n, at::kLong).remainder(11) + rank * 11).to(dtype);
+}
+
+std::vector<std::int64_t> sizes(int n) { return {0, 1, n - 1, n, n + 1, 97}; }
+
+class CollectivesOnGloo : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, CollectivesOnGloo, ::testing::Values(1, 2, 3, 4),
+                         [](const auto& info) { return fmt::format("N{}", info.param); });
+
+TEST_P(CollectivesOnGloo, GiveWhatTheyPromise) {
+  on_ranks(GetParam(), [](Communicator& c) {
+    const int n = c.size();
+    for (const std::int64_t size : sizes(n)) {
+      at::Tensor sum = at::zeros({size});
+      for (int r = 0; r < n; ++r) sum += unique(r, size);
+
+      at::Tensor t = unique(c.rank(), size);
+      c.all_reduce(t, Purpose::kGradient, ReduceOp::kSum).wait();
+      EXPECT_TRUE(at::equal(t, sum)) << "all_reduce " << size;
+
+      for (int root = 0; root < n; ++root) {
+        t = unique(c.rank(), size);
+        c.reduce(t, root, Purpose::kGradient).wait();
+        EXPECT_TRUE(at::equal(t, c.rank() == root ? sum / n : unique(c.rank(), size)))
+            << "reduce " << size << " to " << root;
+        t = unique(c.rank(), size);
+        c.broadcast(t, root, Purpose::kParameter).wait();
+        EXPECT_TRUE(at::equal(t, unique(root, size))) << "broadcast " << size;
+      }
+
+      const at::Tensor pieces = unique(c.rank(), size * n);
+      at::Tensor piece = at::empty({size});
+      c.reduce_scatter(piece, pieces, Purpose::kGradient, ReduceOp::kSum).wait();
+      at::Tensor total = at::zeros({size * n});
+      for (int r = 0; r < n; ++r) total += unique(r, size * n);
+      EXPECT_TRUE(at::equal(piece, total.narrow(0, c.rank() * size, size))) << "reduce_scatter";
+
+      at::Tensor all = at::empty({size * n});
+      c.all_gather(all, unique(c.rank(), size), Purpose::kParameter).wait();
+      for (int r = 0; r < n; ++r) {
+        EXPECT_TRUE(at::equal(all.narrow(0, r * size, size), unique(r, size))) << "all_gather";
+      }
+      // The own piece may hold anything, so that nobody can rely on a copy. Native ones make it.
+      all = at::full({size * n}, -1.0F);
+      c.all_gather(all, unique(c.rank(), size), Purpose::kParameter, OwnPiece::kLeft).wait();
+      for (int r = 0; r < n; ++r) {
+        const bool left = r == c.rank() && c.order() == ReductionOrder::kRankOrdered;
+        EXPECT_TRUE(at::equal(all.narrow(0, r * size, size),
+                              left ? at::full({size}, -1.0F) : unique(r, size)))
+            << "all_gather without the own piece";
+      }
+
+      at::Tensor swapped = at::empty({size * n});
+      c.all_to_all(swapped, pieces, Purpose::kControl).wait();
+      for (int r = 0; r < n; ++r) {
+        EXPECT_TRUE(at::equal(swapped.narrow(0, r * size, size),
+                              unique(r, size * n).narrow(0, c.rank() * size, size)))
+            << "all_to_all";
+      }
+    }
+    c.barrier();
+  });
+}
+
+TEST_P(CollectivesOnGloo, TakeEveryDtype) {
+  on_ranks(GetParam(), [](Communicator& c) {
+    for (const auto dtype :
+         {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kLong, at::kInt, at::kByte}) {
+      at::Tensor sum = at::zeros({37}, at::kLong);
+      for (int r = 0; r < c.size(); ++r) sum += unique(r, 37, at::kLong);
+      at::Tensor t = unique(c.rank(), 37, dtype);
+      c.all_reduce(t, Purpose::kGradient, ReduceOp::kSum).wait();
+      EXPECT_TRUE(at::equal(t, sum.to(dtype))) << dtype;
+    }
+  });
+}
+
+TEST_P(CollectivesOnGloo, CountTheBytesThatTheySend) {
+  on_ranks(GetParam(), [](Communicator& c) {
+    const int n = c.size();
+    const std::int64_t bytes = 4 * 12 * n;  // divisible by every N here
+    const auto sent = [&](const std::function<Pending()>& operation) {
+      const Traffic before = c.traffic();
+      operation().wait();
+      return c.traffic().since(before).bytes();
+    };
+    at::Tensor t = at::zeros({12 * n});
+    at::Tensor piece = at::zeros({12});
+    at::Tensor other = at::zeros({12 * n});
+    const auto p = Purpose::kGradient;
+    EXPECT_EQ(sent([&] { return c.all_reduce(t, p); }), 2 * bytes * (n - 1) / n);
+    EXPECT_EQ(sent([&] { return c.reduce_scatter(piece, t, p); }), bytes * (n - 1) / n);
+    EXPECT_EQ(sent([&] { return c.all_gather(t, piece, p); }), bytes * (n - 1) / n);
+    EXPECT_EQ(sent([&] { return c.all_to_all(other, t, p); }), bytes * (n - 1) / n);
+    EXPECT_EQ(sent([&] { return c.broadcast(t, 0, p); }), c.rank() == 0 ? bytes * (n - 1) : 0);
+    EXPECT_EQ(sent([&] { return c.reduce(t, 0, p); }), c.rank() == 0 ? 0 : bytes);
+    for (const std::int64_t odd : {1, 5, 97}) {
+      at::Tensor small = at::zeros({odd});
+      EXPECT_EQ(sent([&] { return c.all_reduce(small, p); }),
+                Communicator::all_reduce_bytes(odd, 4, c.rank(), n));
+    }
+  });
+}
+
+// 3 survives beside 1e8 only if it is added last.
+TEST(RankOrder, IsKeptAtThreeRanksWhereverABufferIsCut) {
+  on_ranks(3, [](Communicator& c) {
+    const float values[] = {1e8F, -1e8F, 3.0F};
+    const float in_order = (values[0] + values[1]) + values[2];
+    ASSERT_NE(in_order, values[0] + (values[1] + values[2]));
+    at::Tensor whole = at::full({1000}, values[c.rank()]);
+    c.all_reduce(whole, Purpose::kGradient, ReduceOp::kSum).wait();
+    EXPECT_TRUE(at::equal(whole, at::full({1000}, in_order)));
+    at::Tensor cut = at::full({1000}, values[c.rank()]);
+    for (const auto& [begin, length] : {std::pair{0, 7}, {7, 600}, {607, 393}}) {
+      c.all_reduce(cut.narrow(0, begin, length), Purpose::kGradient, ReduceOp::kSum).wait();
+    }
+    EXPECT_TRUE(at::equal(cut, whole));
+  });
+}
+
+TEST(RankOrder, HoldsOverSeveralWindowsOfScratch) {
+  on_ranks(2, [](Communicator& c) {
+    const std::int64_t scratch = std::int64_t{32} << 20;  // as docs/communication.md says
+    const std::int64_t n = 3 * scratch / 4 + 5;           // float32: three times that and a bit
+    at::Tensor t = at::full({n}, c.rank() + 1.0F);
+    t[n - 1] = 7.0F * (c.rank() + 1);
+    c.all_reduce(t, Purpose::kGradient).wait();
+    EXPECT_EQ(t.narrow(0, 0, n - 1).min().item<float>(), 1.5F);
+    EXPECT_EQ(t.narrow(0, 0, n - 1).max().item<float>(), 1.5F);
+    EXPECT_EQ(t[n - 1].item<float>(), 10.5F);
+  });
+}
+
+// What arrives from peers, however long the tensor and however many peers there are.
+TEST(RankOrder, ScratchOfAReductionStaysWithin32MiB) {
+  for (const int ranks : {2, 3}) {
+    on_ranks(ranks, [](Communicator& c) {
+      const std::int64_t scratch = std::int64_t{32} << 20;  // as docs/communication.md says
+      const std::int64_t n = 3 * scratch / 4 + 5;  // float32: a piece is longer than two windows
+      at::Tensor t = at::full({n}, 1.0F);
+      const auto peak_of = [](const std::function<Pending()>& reduction) {
+        memory::reset_peaks();
+        reduction().wait();
+        return memory::snapshot().peak_of(memory::Category::kCommunication);
+      };
+      const std::int64_t peaks[] = {
+          peak_of([&] { return c.all_reduce(t, Purpose::kGradient); }),
+          peak_of([&] { return c.reduce(t, c.size() - 1, Purpose::kGradient); })};
+      for (const std::int64_t peak : peaks) EXPECT_LE(peak, scratch);
+      // Over TCP the windows are full, or nothing was measured.
+      if (c.transport().starts_with("TCP")) {
+        EXPECT_EQ(peaks[0], scratch);
+      }
+      EXPECT_TRUE(at::equal(t, at::full({n}, 1.0F)));
+    });
+  }
+}
+
+TEST(RankOrder, ReductionsThatOverlapUseEachOthersScratch) {
+  on_ranks(2, [](Communicator& c) {
+    if (!c.transport().starts_with("TCP")) return;  // on one host the scratch stays for good
+    at::Tensor tensors[] = {at::full({4096}, 1.0F), at::full({4096}, 2.0F), at::full({4096}, 3.0F)};
+    const auto start = [&](int i) { return c.all_reduce(tensors[i], Purpose::kGradient); };
+    const auto held = [] {
+      return memory::snapshot()[memory::Category::kCommunication];  // bytes
+    };
+    const std::int64_t piece = 4096 / 2 * 4;
+    Pending first = start(0);
+    EXPECT_EQ(held(), piece);
+    Pending second = start(1);
+    EXPECT_EQ(held(), 2 * piece);
+    first.wait();
+    EXPECT_EQ(held(), 2 * piece);  // kept for the next
+    Pending third = start(2);
+    EXPECT_EQ(held(), 2 * piece);  // which has it
+    second.wait();
+    third.wait();
+    EXPECT_EQ(held(), 0);
+    for (int i = 0; i < 3; ++i) EXPECT_TRUE(at::equal(tensors[i], at::full({4096}, i + 1.0F)));
+  });
+}
+
+// Whatever is added up together, wherever it begins, and by whatever it is divided.
+TEST(RankOrder, SumsAreThoseOfLibTorchToTheLastBit) {
+  at::manual_seed(5);
+  for (const auto dtype : {at::kFloat, at::kDouble}) {
+    for (const std::int64_t n : {0, 1, 15, 16, 17, 100}) {
+      for (const int divisor : {1, 2, 3, 4, 7, 8}) {
+        SCOPED_TRACE(fmt::format("{} {} by {}", c10::toString(dtype), n, divisor));
+        // From values that vanish when they are halved to those that hardly fit.
+        const auto input = [&] {
+          return at::randn({n}, dtype) * at::randint(-44, 38, {n}).to(dtype).mul(2.302585).exp();
+        };
+        std::vector<at::Tensor> inputs = {input(), input(), input()};
+        const at::Tensor by = at::full({}, divisor, dtype);
+        const at::Tensor expected = (inputs[0] + inputs[1] + inputs[2]).div(by);
+        for (const std::int64_t begin : {0, 1}) {
+          const at::Tensor apart = at::zeros({n + 1}, dtype).narrow(0, begin, n);
+          sum_in_rank_order(apart, inputs, divisor);
+          EXPECT_TRUE(at::equal(apart, expected)) << "from " << begin;
+        }
+        sum_in_rank_order(inputs[1], inputs, divisor);
+        EXPECT_TRUE(at::equal(inputs[1], expected)) << "in place";
+      }
+    }
+  }
+}
+
+TEST(RankOrder, HalfTypesAreRoundedOnce) {
+  // 256 + 1 is not a bfloat16: rounded after every addition, 256 + 1 + 1 would stay 256.
+  const auto value = [](float v) { return at::full({1}, v).to(at::kBFloat16); };
+  at::Tensor out = at::empty({1}, at::kBFloat16);
+  sum_in_rank_order(out, {value(256), value(1), value(1)});
+  EXPECT_EQ(out.item<float>(), 258.0F);
+}
+
+TEST(BadCalls, AreRefusedBeforeAnythingIsSent) {
+  on_ranks(2, [](Communicator& c) {
+    const Traffic before = c.traffic();
+    const auto p = Purpose::kGradient;
+    EXPECT_THROW(c.all_reduce(at::zeros({4, 4}).t(), p), Error);
+    EXPECT_THROW(c.broadcast(at::zeros({4}), 2, p), Error);
+    EXPECT_THROW(c.reduce(at::zeros({4}), -1, p), Error);
+    EXPECT_THROW(c.reduce_scatter(at::zeros({4}), at::zeros({7}), p), Error);
+    EXPECT_THROW(c.all_gather(at::zeros({4}), at::zeros({4}), p), Error);
+    EXPECT_THROW(c.all_reduce(at::Tensor(), p), Error);
+    EXPECT_EQ(c.traffic().since(before).bytes(), 0);
+    c.barrier();  // the group still works
+  });
+}
+
+TEST(Groups, HaveTheOrderOfTheirList) {
+  on_ranks(3, [](Communicator& c) {
+    if (c.rank() == 1) return;
+    const auto group = c.split({2, 0}, "ends");
+    EXPECT_EQ(group->rank(), c.rank() == 2 ? 0 : 1);
+    at::Tensor t = at::full({3}, static_cast<float>(c.rank()));
+    group->broadcast(t, 0, Purpose::kControl).wait();
+    EXPECT_TRUE(at::equal(t, at::full({3}, 2.0F)));
+  });
+}
+
+void expect_all_said(const std::vector<RankExit>& exits, const std::vector<int>& ranks,
+                     const std::string& text) {
+  for (const int rank : ranks) {
+    const RankExit& exit = exits[static_cast<std::size_t>(rank)];
+    EXPECT_EQ(exit.exit_code, 1) << exit.output;
+    EXPECT_FALSE(exit.killed);
+    EXPECT_NE(exit.output.find(text), std::string::npos) << exit.output;
+  }
+}
+
+TEST(Agreement, NamesBothSidesOnEveryRank) {
+  const auto exits = ranks_ended({.world_size = 3}, [](Communicator& c) {
+    c.agree("the model", c.rank() == 2 ? "tiny" : "large");
+  });
+  expect_all_said(exits, {0, 1, 2}, "rank 0 has large, rank 2 has tiny");
+}
+
+TEST(Agreement, CheckedCollectivesCatchAShapeThatDiffers) {
+  const auto exits = ranks_ended({.world_size = 2, .check_collectives = true}, [](Communicator& c) {
+    c.all_reduce(at::zeros({10 + c.rank()}), Purpose::kGradient).wait();
+  });
+  expect_all_said(exits, {0, 1}, "all_reduce of Float [10] for gradient, rank 1 has");
+}
+
+TEST(Faults, ARankThatIsKilledIsNamedByTheOthers) {
+  const auto exits =
+      ranks_ended({.world_size = 3, .timeout = std::chrono::seconds(5)}, [](Communicator& c) {
+        if (c.rank() == 1) ::raise(SIGKILL);
+        at::Tensor t = at::zeros({1000});
+        c.all_reduce(t, Purpose::kGradient).wait();
+      });
+  EXPECT_EQ(exits[1].signal, SIGKILL);
+  for (const int rank : {0, 2}) {
+    const RankExit& exit = exits[static_cast<std::size_t>(rank)];
+    EXPECT_EQ(exit.exit_code, 1);
+    EXPECT_LT(exit.seconds, 5 + 2) << "the time limit and two seconds";
+    EXPECT_NE(exit.output.find(fmt::format("rank {}: all_reduce", rank)), std::string::npos)
+        << exit.output;
+  }
+}
+
+TEST(Faults, ARankThatStandsStillIsNamedWhenTimeIsUp) {
+  const auto exits =
+      ranks_ended({.world_size = 2, .timeout = std::chrono::seconds(1)}, [](Communicator& c) {
+        if (c.rank() == 1) ::raise(SIGSTOP);
+        at::Tensor t = at::zeros({1000});
+        c.all_reduce(t, Purpose::kGradient).wait();
+      });
+  expect_all_said(exits, {0}, "nothing from rank 1 within 1");
+  EXPECT_TRUE(exits[1].killed);
+}
+
+TEST(Handles, MustBeWaitedOn) {
+  const auto exits =
+      ranks_ended({.world_size = 2, .timeout = std::chrono::seconds(2)}, [](Communicator& c) {
+        at::Tensor t = at::zeros({10});
+        c.all_reduce(t, Purpose::kGradient);
+      });
+  // The first rank to drop its handle ends here; the other may do so too, or find its peer gone.
+  EXPECT_TRUE(std::any_of(exits.begin(), exits.end(), [](const RankExit& exit) {
+    return exit.signal == SIGABRT && exit.output.find("never waited on") != std::string::npos;
+  })) << describe_failures(exits);
+  for (const RankExit& exit : exits) EXPECT_FALSE(exit.ok());
+}
+
+}  // namespace
+}  // namespace zero::dist

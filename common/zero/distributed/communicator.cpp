@@ -1,0 +1,305 @@
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <cstdio>
+#include <exception>
+#include <sstream>
+#include <utility>
+
+#include <zero/base/error.hpp>
+#include <zero/distributed/communicator.hpp>
+#include <zero/distributed/narrowing.hpp>
+
+namespace zero::dist {
+
+using Clock = std::chrono::steady_clock;
+
+Pending& Pending::operator=(Pending&& other) noexcept {
+  std::swap(work_, other.work_);
+  return *this;
+}
+
+Pending::~Pending() {
+  if (work_ == nullptr || std::uncaught_exceptions() > 0) return;
+  std::fputs("zero: a collective was started and never waited on\n", stderr);
+  std::terminate();
+}
+
+void Pending::wait() {
+  if (work_ == nullptr) return;
+  // Taken out first: after an error there is nothing left to wait for.
+  const std::unique_ptr<Work> work = std::move(work_);
+  work->wait();
+}
+
+void Pending::receive() {
+  if (work_ == nullptr) return;
+  std::unique_ptr<Work> work = std::move(work_);  // gone after an error, as in wait()
+  if (work->receive()) work_ = std::move(work);
+}
+
+/// Tells the communicator how long the operation was under way, and how long was waited for it.
+class TimedWork final : public Pending::Work {
+ public:
+  TimedWork(std::unique_ptr<Pending::Work> work, Communicator& communicator,
+            const Communicator::Call& call, Clock::time_point started)
+      : work_(std::move(work)), communicator_(communicator), call_(call), started_(started) {}
+
+  void wait() override {
+    const auto waited_from = Clock::now();
+    work_->wait();
+    note(waited_from);
+  }
+
+  bool receive() override {
+    const auto waited_from = Clock::now();
+    const bool more = work_->receive();
+    note(waited_from);
+    return more;
+  }
+
+ private:
+  void note(Clock::time_point waited_from) {
+    communicator_.note_exposed("wait", &call_, waited_from);
+    if (!std::exchange(complete_, true)) communicator_.note_complete(call_, started_);
+  }
+
+  std::unique_ptr<Pending::Work> work_;
+  Communicator& communicator_;
+  Communicator::Call call_;
+  Clock::time_point started_;
+  bool complete_ = false;  // this rank's results are there
+};
+
+Pending Communicator::broadcast(at::Tensor tensor, int root, Purpose purpose) {
+  const auto started = Clock::now();
+  check_rank(Operation::kBroadcast, root);
+  const Call call = begin(Operation::kBroadcast, purpose, tensor, root);
+  return finish(call, do_broadcast(call, std::move(tensor), root), started);
+}
+
+Pending Communicator::reduce(at::Tensor tensor, int root, Purpose purpose, ReduceOp op) {
+  const auto started = Clock::now();
+  check_rank(Operation::kReduce, root);
+  check_tensor(Operation::kReduce, tensor);
+  const at::Tensor wide = widened(tensor);
+  const Call call = begin(Operation::kReduce, purpose, wide, root);
+  WorkPtr work = do_reduce(call, wide, root, op);
+  // Only the root's changes.
+  return finish(call, rank_ == root ? narrowing(std::move(work), wide, tensor) : std::move(work),
+                started);
+}
+
+Pending Communicator::all_reduce(at::Tensor tensor, Purpose purpose, ReduceOp op) {
+  const auto started = Clock::now();
+  check_tensor(Operation::kAllReduce, tensor);
+  const at::Tensor wide = widened(tensor);
+  const Call call = begin(Operation::kAllReduce, purpose, wide, /*peer=*/-1);
+  return finish(call, narrowing(do_all_reduce(call, wide, op), wide, tensor), started);
+}
+
+Pending Communicator::reduce_scatter(at::Tensor output, at::Tensor input, Purpose purpose,
+                                     ReduceOp op) {
+  const auto started = Clock::now();
+  check_tensor(Operation::kReduceScatter, output);
+  if (input.numel() != output.numel() * size_ || input.scalar_type() != output.scalar_type()) {
+    throw Error(
+        fmt::format("reduce_scatter: the input has {} {} elements, must have {} (world size {} x "
+                    "output {}) of {}",
+                    input.numel(), c10::toString(input.scalar_type()), output.numel() * size_,
+                    size_, output.numel(), c10::toString(output.scalar_type())));
+  }
+  check_tensor(Operation::kReduceScatter, input);
+  const at::Tensor wide = widened(input);
+  // Its own piece of the wide copy has no other use.
+  const at::Tensor wide_output =
+      widens(input.scalar_type()) ? wide.flatten().narrow(0, rank_ * output.numel(), output.numel())
+                                  : output;
+  const Call call = begin(Operation::kReduceScatter, purpose, wide, /*peer=*/-1);
+  return finish(call,
+                narrowing(do_reduce_scatter(call, wide_output, wide, op), wide_output, output),
+                started);
+}
+
+Pending Communicator::all_gather(at::Tensor output, at::Tensor input, Purpose purpose,
+                                 OwnPiece own) {
+  const auto started = Clock::now();
+  check_tensor(Operation::kAllGather, output);
+  if (output.numel() != input.numel() * size_ || input.scalar_type() != output.scalar_type()) {
+    throw Error(fmt::format(
+        "all_gather: the output has {} {} elements, must have {} (world size {} x input {}) of {}",
+        output.numel(), c10::toString(output.scalar_type()), input.numel() * size_, size_,
+        input.numel(), c10::toString(input.scalar_type())));
+  }
+  Call call = begin(Operation::kAllGather, purpose, input, /*peer=*/-1);
+  call.own = own;
+  return finish(call, do_all_gather(call, std::move(output), std::move(input)), started);
+}
+
+Pending Communicator::all_to_all(at::Tensor output, at::Tensor input, Purpose purpose) {
+  const auto started = Clock::now();
+  check_tensor(Operation::kAllToAll, output);
+  if (output.numel() != input.numel() || input.numel() % size_ != 0 ||
+      input.scalar_type() != output.scalar_type()) {
+    throw Error(fmt::format(
+        "all_to_all: input ({}) and output ({}) must have the same number of elements, a multiple "
+        "of the world size {}, and one dtype",
+        input.numel(), output.numel(), size_));
+  }
+  const Call call = begin(Operation::kAllToAll, purpose, input, /*peer=*/-1);
+  return finish(call, do_all_to_all(call, std::move(output), std::move(input)), started);
+}
+
+Pending Communicator::send(at::Tensor tensor, int destination, Purpose purpose, int tag) {
+  const auto started = Clock::now();
+  check_rank(Operation::kSend, destination);
+  check_tensor(Operation::kSend, tensor);
+  ++traffic_.at(Operation::kSend, purpose).calls;
+  const Call call{Operation::kSend, purpose, 0, static_cast<std::int64_t>(tensor.nbytes())};
+  return finish(call, do_send(call, std::move(tensor), destination, tag), started);
+}
+
+Pending Communicator::recv(at::Tensor tensor, int source, Purpose purpose, int tag) {
+  const auto started = Clock::now();
+  check_rank(Operation::kRecv, source);
+  check_tensor(Operation::kRecv, tensor);
+  ++traffic_.at(Operation::kRecv, purpose).calls;
+  const Call call{Operation::kRecv, purpose, 0, static_cast<std::int64_t>(tensor.nbytes())};
+  return finish(call, do_recv(call, std::move(tensor), source, tag), started);
+}
+
+void Communicator::barrier() {
+  const auto started = Clock::now();
+  // One byte from everyone to everyone: complete only when all ranks have come.
+  at::Tensor flag = at::ones({size_}, at::kByte);
+  at::Tensor mine = flag.narrow(0, rank_, 1);
+  const Call call = begin(Operation::kBarrier, Purpose::kControl, mine, /*peer=*/-1);
+  finish(call, do_all_gather(call, flag, mine), started).wait();
+}
+
+namespace {
+
+// The first line in which two texts differ, as each of them has it.
+std::pair<std::string, std::string> first_difference(const std::string& a, const std::string& b) {
+  std::istringstream lines_of_a(a), lines_of_b(b);
+  std::string of_a, of_b;
+  while (true) {
+    const bool more_in_a = static_cast<bool>(std::getline(lines_of_a, of_a));
+    const bool more_in_b = static_cast<bool>(std::getline(lines_of_b, of_b));
+    if (more_in_a && more_in_b && of_a == of_b) continue;
+    return {more_in_a ? of_a : "nothing more", more_in_b ? of_b : "nothing more"};
+  }
+}
+
+}  // namespace
+
+void Communicator::agree(const std::string& what, const std::string& text) {
+  const std::vector<std::string> all = exchange(text);
+  for (int other = 1; other < size_; ++other) {
+    const std::string& theirs = all[static_cast<std::size_t>(other)];
+    if (theirs == all.front()) continue;
+    const auto [of_rank_0, of_other] = first_difference(all.front(), theirs);
+    throw Error(
+        fmt::format("ranks disagree about {}: rank 0 has {}, rank {} has {}; start all ranks "
+                    "with the same program, options and files",
+                    what, of_rank_0, other, of_other));
+  }
+}
+
+std::int64_t Communicator::all_reduce_bytes(std::int64_t elements, std::int64_t element_size,
+                                            int rank, int size) {
+  const std::int64_t mine =
+      piece_begin(elements, rank + 1, size) - piece_begin(elements, rank, size);
+  return (elements - mine + (size - 1) * mine) * element_size;
+}
+
+Communicator::Call Communicator::begin(Operation operation, Purpose purpose,
+                                       const at::Tensor& tensor, int peer) {
+  check_tensor(operation, tensor);
+  ++traffic_.at(operation, purpose).calls;
+  const Call call{operation, purpose, sequence_++, static_cast<std::int64_t>(tensor.nbytes())};
+  if (check_collectives_) {
+    agree("the next collective",
+          fmt::format("#{} {} of {} [{}] for {}{}", call.sequence, name(operation),
+                      c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", "),
+                      name(purpose), peer < 0 ? "" : fmt::format(", root {}", peer)));
+  }
+  return call;
+}
+
+void Communicator::advance() {
+  const auto started = Clock::now();
+  do_advance();
+  note_exposed("advance", nullptr, started);
+}
+
+Pending Communicator::finish(const Call& call, WorkPtr work, Clock::time_point started) {
+  note_exposed("start", &call, started);
+  if (work == nullptr) return Pending();
+  if (under_way_++ == 0) under_way_since_ = started;
+  return Pending(std::make_unique<TimedWork>(std::move(work), *this, call, started));
+}
+
+double Communicator::under_way_seconds() const {
+  if (under_way_ == 0) return under_way_seconds_;
+  return under_way_seconds_ +
+         std::chrono::duration<double>(Clock::now() - under_way_since_).count();
+}
+
+std::string Communicator::title(const Call& call) {
+  return fmt::format("{} {}", name(call.operation), name(call.purpose));
+}
+
+void Communicator::note_exposed(const char* what, const Call* call, Clock::time_point from) {
+  const auto now = Clock::now();
+  exposed_seconds_ += std::chrono::duration<double>(now - from).count();
+  if (activities_ == nullptr) return;
+  if (call == nullptr) {
+    activities_->push_back({Activity::Kind::kExposed, what, 0, from, now});
+  } else {
+    activities_->push_back({Activity::Kind::kExposed, fmt::format("{} {}", what, title(*call)),
+                            call->bytes, from, now});
+  }
+}
+
+void Communicator::note_complete(const Call& call, Clock::time_point started) {
+  const auto now = Clock::now();
+  if (--under_way_ == 0) {
+    under_way_seconds_ += std::chrono::duration<double>(now - under_way_since_).count();
+  }
+  if (activities_ == nullptr) return;
+  activities_->push_back({Activity::Kind::kUnderWay, title(call), call.bytes, started, now});
+}
+
+void Communicator::check_tensor(Operation operation, const at::Tensor& tensor) const {
+  if (!tensor.defined()) throw Error(fmt::format("{}: the tensor is undefined", name(operation)));
+  if (!tensor.is_contiguous()) {
+    throw Error(fmt::format(
+        "{}: a tensor of shape [{}] with strides [{}] is not contiguous; send contiguous() of it",
+        name(operation), fmt::join(tensor.sizes(), ", "), fmt::join(tensor.strides(), ", ")));
+  }
+}
+
+void Communicator::check_rank(Operation operation, int peer) const {
+  if (peer < 0 || peer >= size_) {
+    throw Error(fmt::format("{}: rank {} does not exist; ranks are 0 to {}", name(operation), peer,
+                            size_ - 1));
+  }
+}
+
+std::vector<double> of_all_ranks(Communicator& communicator, std::vector<double> mine) {
+  // Tensors of their own: a collective that fails may be at work on them after that.
+  const at::Tensor input = at::tensor(mine, at::kDouble);
+  const at::Tensor output = at::empty({communicator.size() * input.numel()}, at::kDouble);
+  communicator.all_gather(output, input, Purpose::kControl).wait();
+  const double* const all = output.const_data_ptr<double>();
+  return {all, all + output.numel()};
+}
+
+std::int64_t piece_begin(std::int64_t elements, int rank, int size) {
+  return rank * (elements / size) + std::min<std::int64_t>(rank, elements % size);
+}
+
+}  // namespace zero::dist

@@ -1,0 +1,166 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstdlib>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <zero/base/error.hpp>
+#include <zero/distributed/connect.hpp>
+
+namespace zero::dist {
+namespace {
+
+// The names under which one launcher tells a process who it is.
+struct Names {
+  const char* launcher;
+  const char* rank;
+  const char* world_size;
+  const char* local_rank;
+  const char* local_world_size;
+};
+
+constexpr Names kLaunchers[] = {
+    {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
+    {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+     "OMPI_COMM_WORLD_LOCAL_SIZE"},
+    // Slurm has no variable that is a plain number of tasks on this node: see tasks_on_this_node().
+    {"Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", ""},
+};
+
+const char* variable(const char* name) { return *name == '\0' ? nullptr : std::getenv(name); }
+
+int number(const char* name, int low, int high) {
+  const std::string text = variable(name);
+  errno = 0;
+  char* end = nullptr;
+  const long value = std::strtol(text.c_str(), &end, 10);
+  if (errno != 0 || text.empty() || *end != '\0' || value < low || value > high) {
+    throw Error(fmt::format("{}='{}' makes no sense: a whole number from {} to {} is needed", name,
+                            text, low, high));
+  }
+  return static_cast<int>(value);
+}
+
+int number_or(const char* name, int otherwise, int low, int high) {
+  return variable(name) == nullptr ? otherwise : number(name, low, high);
+}
+
+constexpr int kMaximumRanks = 1 << 20;
+
+// Nodes, one after the other, with so many tasks each.
+struct Nodes {
+  int tasks;
+  int count;
+};
+
+bool take(std::string_view& text, std::string_view what) {
+  if (!text.starts_with(what)) return false;
+  text.remove_prefix(what.size());
+  return true;
+}
+
+// The number that `text` begins with; 0 where that is none from 1 to kMaximumRanks.
+int take_number(std::string_view& text) {
+  int value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || value < 1 || value > kMaximumRanks) return 0;
+  text.remove_prefix(static_cast<std::size_t>(end - text.data()));
+  return value;
+}
+
+// "4,2(x3)": 4 tasks on the first node, 2 on each of the next three.
+std::vector<Nodes> tasks_per_node(const char* name) {
+  const std::string text = variable(name);
+  std::string_view rest = text;
+  std::vector<Nodes> all;
+  bool sense = true;
+  do {
+    Nodes next{take_number(rest), 1};
+    if (take(rest, "(x")) {
+      next.count = take_number(rest);
+      sense = sense && take(rest, ")");
+    }
+    sense = sense && next.tasks > 0 && next.count > 0;
+    all.push_back(next);
+  } while (sense && take(rest, ","));
+  if (sense && rest.empty()) return all;
+  throw Error(fmt::format(
+      "{}='{}' makes no sense: the tasks of each node are needed, as in '4,2(x3)'", name, text));
+}
+
+// As Slurm says it; where it does not say which node this is, as many as any node has.
+int tasks_on_this_node(const char* name) {
+  int largest = 0;
+  int nodes_before = 0;
+  const int node = number_or("SLURM_NODEID", -1, 0, kMaximumRanks);
+  for (const Nodes& nodes : tasks_per_node(name)) {
+    if (node >= nodes_before && node - nodes_before < nodes.count) return nodes.tasks;
+    nodes_before = std::min(nodes_before + nodes.count, kMaximumRanks + 1);
+    largest = std::max(largest, nodes.tasks);
+  }
+  return largest;
+}
+
+// Where the launcher does not say which ranks are on this machine.
+void guess_local_ranks(const Names& names, RankEnvironment& env) {
+  if (std::string_view(names.launcher) == "Slurm") {
+    // The second is of the whole job, of which this program may be a step with fewer tasks.
+    for (const char* name : {"SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"}) {
+      if (variable(name) == nullptr) continue;
+      env.local_world_size = std::min(tasks_on_this_node(name), env.world_size);
+      return;
+    }
+  }
+  if (std::string_view(names.rank) != "RANK" || !is_loopback(env.master_address)) return;
+  // Ranks that meet at an address which only this machine can reach are all on it.
+  env.local_world_size = env.world_size;
+  if (variable(names.local_rank) == nullptr) env.local_rank = env.rank;
+}
+
+RankEnvironment read(const Names& names) {
+  for (const char* needed : {names.rank, names.world_size}) {
+    if (variable(needed) == nullptr) {
+      throw Error(
+          fmt::format("{} is not set, though other variables of {} are: both {} and {} are "
+                      "needed, or neither for a run on this machine alone",
+                      needed, names.launcher, names.rank, names.world_size));
+    }
+  }
+  RankEnvironment env;
+  env.launcher = names.launcher;
+  env.world_size = number(names.world_size, 1, kMaximumRanks);
+  env.rank = number(names.rank, 0, env.world_size - 1);
+  env.local_rank = number_or(names.local_rank, 0, 0, env.world_size - 1);
+  if (const char* address = variable("MASTER_ADDR")) env.master_address = address;
+  if (variable(names.local_world_size) != nullptr) {
+    env.local_world_size = number(names.local_world_size, 1, env.world_size);
+  } else {
+    guess_local_ranks(names, env);
+  }
+  env.master_port = number_or("MASTER_PORT", env.master_port, 1, 65535);
+  env.restarts = number_or("TORCHELASTIC_RESTART_COUNT", 0, 0, kMaximumRanks);
+  const char* served = variable("TORCHELASTIC_USE_AGENT_STORE");
+  env.store_is_served = served != nullptr && std::string(served) == "True";
+  return env;
+}
+
+}  // namespace
+
+bool is_loopback(const std::string& address) {
+  return address == "localhost" || address == "::1" || address.rfind("127.", 0) == 0;
+}
+
+std::optional<RankEnvironment> rank_environment() {
+  for (const Names& names : kLaunchers) {
+    if (variable(names.rank) != nullptr || variable(names.world_size) != nullptr) {
+      return read(names);
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace zero::dist

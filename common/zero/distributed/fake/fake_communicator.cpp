@@ -1,0 +1,148 @@
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include <zero/base/error.hpp>
+#include <zero/distributed/fake/fake_communicator.hpp>
+#include <zero/memory/accounting.hpp>
+
+namespace zero::dist {
+namespace {
+
+std::int64_t bytes_of(const at::Tensor& tensor) {
+  return static_cast<std::int64_t>(tensor.nbytes());
+}
+
+// Like a real operation, it has no effect before somebody waits for it.
+class WhenWaitedFor final : public Pending::Work {
+ public:
+  explicit WhenWaitedFor(std::function<void()> effect) : effect_(std::move(effect)) {}
+  void wait() override { effect_(); }
+
+ private:
+  std::function<void()> effect_;
+};
+
+}  // namespace
+
+FakeCommunicator::FakeCommunicator(int rank, int size, Source source)
+    : Communicator(rank, size, ReductionOrder::kRankOrdered, /*check_collectives=*/false),
+      source_(std::move(source)) {
+  if (size < 1 || rank < 0 || rank >= size) {
+    throw Error(
+        fmt::format("there is no rank {} in a world of {}: ranks are 0 to N-1", rank, size));
+  }
+}
+
+std::vector<std::string> FakeCommunicator::exchange(const std::string& text) {
+  return std::vector<std::string>(static_cast<std::size_t>(size()), text);
+}
+
+std::unique_ptr<Communicator> FakeCommunicator::split(const std::vector<int>& ranks,
+                                                      const std::string& label) {
+  const auto mine = std::find(ranks.begin(), ranks.end(), rank());
+  if (mine == ranks.end()) {
+    throw Error(
+        fmt::format("group '{}' of ranks {{{}}} does not hold rank {}, which called split()", label,
+                    fmt::join(ranks, ", "), rank()));
+  }
+  return std::make_unique<FakeCommunicator>(static_cast<int>(mine - ranks.begin()),
+                                            static_cast<int>(ranks.size()), source_);
+}
+
+void FakeCommunicator::combine(const at::Tensor& tensor, ReduceOp op) const {
+  const c10::NoGradGuard no_grad;
+  if (op == ReduceOp::kSum) at::Tensor(tensor).mul_(size());
+}
+
+Communicator::WorkPtr FakeCommunicator::when_waited_for(std::function<void()> effect) const {
+  if (size() > 1) return std::make_unique<WhenWaitedFor>(std::move(effect));
+  effect();
+  return nullptr;
+}
+
+Communicator::WorkPtr FakeCommunicator::do_broadcast(const Call& call, at::Tensor tensor,
+                                                     int root) {
+  if (rank() == root) count(call, bytes_of(tensor) * (size() - 1));
+  return when_waited_for([this, tensor, root] {
+    if (rank() != root) receive(tensor);
+  });
+}
+
+Communicator::WorkPtr FakeCommunicator::do_reduce(const Call& call, at::Tensor tensor, int root,
+                                                  ReduceOp op) {
+  if (rank() != root) count(call, bytes_of(tensor));
+  return when_waited_for([this, tensor, root, op] {
+    if (rank() == root) combine(tensor, op);
+  });
+}
+
+Communicator::WorkPtr FakeCommunicator::do_all_reduce(const Call& call, at::Tensor tensor,
+                                                      ReduceOp op) {
+  count(call, all_reduce_bytes(tensor.numel(), static_cast<std::int64_t>(tensor.element_size()),
+                               rank(), size()));
+  return when_waited_for([this, tensor, op] { combine(tensor, op); });
+}
+
+Communicator::WorkPtr FakeCommunicator::do_reduce_scatter(const Call& call, at::Tensor output,
+                                                          at::Tensor input, ReduceOp op) {
+  count(call, bytes_of(output) * (size() - 1));
+  return when_waited_for([this, output, input, op] {
+    const at::Tensor mine = input.flatten().narrow(0, rank() * output.numel(), output.numel());
+    if (mine.data_ptr() != output.data_ptr()) output.copy_(mine.view_as(output));
+    combine(output, op);
+  });
+}
+
+Communicator::WorkPtr FakeCommunicator::do_all_gather(const Call& call, at::Tensor output,
+                                                      at::Tensor input) {
+  count(call, bytes_of(input) * (size() - 1));
+  return when_waited_for([this, output, input, left = call.own == OwnPiece::kLeft] {
+    gather(output, input);
+    // Nobody may count on a copy that was not asked for.
+    at::Tensor own = output.view({size(), -1}).select(0, rank());
+    if (left && own.data_ptr() != input.data_ptr()) own.fill_(std::nan(""));
+  });
+}
+
+void FakeCommunicator::gather(const at::Tensor& output, const at::Tensor& input) const {
+  if (input.numel() == 0) return;
+  // It may be a window of the output, which is written over.
+  const memory::Charge charge(memory::Category::kCommunication);
+  const at::Tensor own = (output.is_alias_of(input) ? input.clone() : input).view({1, -1});
+  const at::Tensor pieces = output.view({size(), -1});
+  if (receive(output)) {
+    pieces.narrow(0, rank(), 1).copy_(own);
+  } else {
+    pieces.copy_(own.expand_as(pieces));
+  }
+}
+
+Communicator::WorkPtr FakeCommunicator::do_all_to_all(const Call& call, at::Tensor output,
+                                                      at::Tensor input) {
+  count(call, bytes_of(input) / size() * (size() - 1));
+  return when_waited_for([this, output, input] {
+    if (input.numel() == 0) return;
+    const at::Tensor pieces = output.view({size(), -1});
+    pieces.copy_(input.view({size(), -1}).narrow(0, rank(), 1).expand_as(pieces));
+  });
+}
+
+Communicator::WorkPtr FakeCommunicator::do_send(const Call& call, at::Tensor tensor,
+                                                int destination, int /*tag*/) {
+  if (destination == rank()) throw Error("send: a rank cannot send to itself");
+  count(call, bytes_of(tensor));
+  return when_waited_for([] {});
+}
+
+Communicator::WorkPtr FakeCommunicator::do_recv(const Call&, at::Tensor tensor, int source,
+                                                int /*tag*/) {
+  if (source == rank()) throw Error("recv: a rank cannot receive from itself");
+  return when_waited_for([this, tensor] { receive(tensor); });
+}
+
+}  // namespace zero::dist

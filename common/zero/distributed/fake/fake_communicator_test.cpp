@@ -1,0 +1,197 @@
+// One rank of a world that is not there: what it counts beside what real ranks count, and what its
+// operations leave behind.
+#include <ATen/ops/arange.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+#include <gmock/gmock.h>
+
+#include <tests/support/ranks.hpp>
+#include <zero/base/error.hpp>
+#include <zero/distributed/fake/fake_communicator.hpp>
+
+namespace zero::dist {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::on_ranks;
+
+at::Tensor numbers(std::int64_t n) { return at::arange(1, n + 1, at::kFloat); }
+
+// Every operation once, with sizes that no world size divides, and with nothing.
+void call_everything(Communicator& c) {
+  const std::int64_t n = c.size();
+  for (const std::int64_t size : {std::int64_t{0}, std::int64_t{1}, 7 * n + 3}) {
+    for (int root = 0; root < n; ++root) {
+      c.broadcast(numbers(size), root, Purpose::kSetup).wait();
+      c.reduce(numbers(size), root, Purpose::kGradient).wait();
+    }
+    c.all_reduce(numbers(size), Purpose::kGradient).wait();
+    c.reduce_scatter(at::zeros({size}), numbers(size * n), Purpose::kGradient).wait();
+    c.all_gather(at::zeros({size * n}), numbers(size), Purpose::kParameter).wait();
+    c.all_to_all(at::zeros({size * n}), numbers(size * n), Purpose::kParameter).wait();
+  }
+  c.barrier();
+  if (n == 1) return;
+  // Around in a ring.
+  const int next = (c.rank() + 1) % c.size();
+  const int previous = (c.rank() + c.size() - 1) % c.size();
+  at::Tensor incoming = at::zeros({5});
+  Pending received = c.recv(incoming, previous, Purpose::kParameter);
+  c.send(numbers(5), next, Purpose::kParameter).wait();
+  received.wait();
+}
+
+TEST(FakeCommunicator, CountsWhatARealRankCounts) {
+  for (const int ranks : {1, 2, 3, 5}) {
+    on_ranks(ranks, [](Communicator& real) {
+      FakeCommunicator fake(real.rank(), real.size());
+      const Traffic before = real.traffic();
+      call_everything(real);
+      const Traffic sent = real.traffic().since(before);
+      call_everything(fake);
+      for (std::size_t o = 0; o < kOperations; ++o) {
+        for (std::size_t p = 0; p < kPurposes; ++p) {
+          const auto operation = static_cast<Operation>(o);
+          const auto purpose = static_cast<Purpose>(p);
+          EXPECT_EQ(fake.traffic().at(operation, purpose).bytes, sent.at(operation, purpose).bytes)
+              << name(operation) << " for " << name(purpose);
+          EXPECT_EQ(fake.traffic().at(operation, purpose).calls, sent.at(operation, purpose).calls)
+              << name(operation) << " for " << name(purpose);
+        }
+      }
+    });
+  }
+}
+
+TEST(FakeCommunicator, KnowsOnlyRanksThatItsWorldHas) {
+  EXPECT_NO_THROW(FakeCommunicator(511, 512));
+  EXPECT_THROW(FakeCommunicator(512, 512), Error);
+  EXPECT_THROW(FakeCommunicator(-1, 512), Error);
+  EXPECT_THROW(FakeCommunicator(0, 0), Error);
+}
+
+TEST(FakeCommunicator, TheOthersAgreeAndHaveThisRanksText) {
+  FakeCommunicator c(2, 4);
+  EXPECT_THAT(c.exchange("so be it"),
+              ::testing::ElementsAre("so be it", "so be it", "so be it", "so be it"));
+  EXPECT_NO_THROW(c.agree("anything", "whatever"));
+  EXPECT_THAT(c.transport(), HasSubstr("nothing is sent"));
+}
+
+TEST(FakeCommunicator, TwinsAverageToOneselfAndSumToNTimesOneself) {
+  on_ranks(1, [](Communicator&) {
+    FakeCommunicator c(1, 4);
+    at::Tensor t = numbers(8);
+    c.all_reduce(t, Purpose::kGradient).wait();
+    EXPECT_TRUE(at::equal(t, numbers(8)));
+    c.all_reduce(t, Purpose::kGradient, ReduceOp::kSum).wait();
+    EXPECT_TRUE(at::equal(t, 4 * numbers(8)));
+    at::Tensor piece = at::zeros({2});
+    c.reduce_scatter(piece, numbers(8), Purpose::kGradient).wait();
+    EXPECT_TRUE(at::equal(piece, numbers(8).narrow(0, 2, 2)));
+    // Into the place where it lies.
+    t = numbers(8);
+    c.reduce_scatter(t.narrow(0, 2, 2), t, Purpose::kGradient, ReduceOp::kSum).wait();
+    EXPECT_TRUE(at::equal(t.narrow(0, 2, 2), 4 * numbers(8).narrow(0, 2, 2)));
+    EXPECT_TRUE(at::equal(t.narrow(0, 0, 2), numbers(2)));
+    // The root gets the result, the others keep what they have.
+    t = numbers(8);
+    c.reduce(t, /*root=*/1, Purpose::kGradient, ReduceOp::kSum).wait();
+    EXPECT_TRUE(at::equal(t, 4 * numbers(8)));
+    c.reduce(t, /*root=*/0, Purpose::kGradient, ReduceOp::kSum).wait();
+    EXPECT_TRUE(at::equal(t, 4 * numbers(8)));
+  });
+}
+
+TEST(FakeCommunicator, WithoutASourceEveryPieceIsThisRanks) {
+  on_ranks(1, [](Communicator&) {
+    FakeCommunicator c(1, 3);
+    at::Tensor all = at::zeros({6});
+    c.all_gather(all, numbers(2), Purpose::kParameter).wait();
+    EXPECT_TRUE(at::equal(all, numbers(2).repeat({3})));
+    all = numbers(6);
+    c.all_gather(all, all.narrow(0, 2, 2), Purpose::kParameter).wait();
+    EXPECT_TRUE(at::equal(all, (numbers(2) + 2).repeat({3})));
+    c.all_to_all(all, numbers(6), Purpose::kParameter).wait();
+    EXPECT_TRUE(at::equal(all, (numbers(2) + 2).repeat({3})));
+    c.broadcast(all, /*root=*/0, Purpose::kParameter).wait();
+    EXPECT_TRUE(at::equal(all, (numbers(2) + 2).repeat({3})));
+  });
+}
+
+TEST(FakeCommunicator, WhatIsReceivedComesFromTheSourceAndOnesOwnPieceFromOneself) {
+  on_ranks(1, [](Communicator&) {
+    int asked = 0;
+    FakeCommunicator c(1, 3, [&](at::Tensor received) {
+      ++asked;
+      if (received.numel() == 4) return false;
+      received.fill_(9);
+      return true;
+    });
+    at::Tensor all = at::zeros({6});
+    c.all_gather(all, numbers(2), Purpose::kParameter).wait();
+    EXPECT_TRUE(at::equal(all, at::tensor({9.F, 9.F, 1.F, 2.F, 9.F, 9.F})));
+    all = numbers(6);
+    c.all_gather(all, all.narrow(0, 2, 2), Purpose::kParameter).wait();
+    EXPECT_TRUE(at::equal(all, at::tensor({9.F, 9.F, 3.F, 4.F, 9.F, 9.F})));
+    at::Tensor t = numbers(3);
+    c.broadcast(t, /*root=*/0, Purpose::kParameter).wait();
+    EXPECT_TRUE(at::equal(t, at::full({3}, 9.F)));
+    t = numbers(3);
+    c.recv(t, /*source=*/2, Purpose::kParameter).wait();
+    EXPECT_TRUE(at::equal(t, at::full({3}, 9.F)));
+    t = numbers(4);
+    c.broadcast(t, /*root=*/0, Purpose::kParameter).wait();
+    EXPECT_TRUE(at::equal(t, numbers(4))) << "the source does not know it";
+    EXPECT_EQ(asked, 5);
+    // Who sends does not receive.
+    t = numbers(3);
+    c.broadcast(t, /*root=*/1, Purpose::kParameter).wait();
+    c.send(t, /*destination=*/0, Purpose::kParameter).wait();
+    EXPECT_TRUE(at::equal(t, numbers(3)));
+    EXPECT_EQ(asked, 5);
+  });
+}
+
+// Whoever reads too early must not be lucky here.
+TEST(FakeCommunicator, NothingIsThereBeforeItIsWaitedFor) {
+  on_ranks(1, [](Communicator&) {
+    FakeCommunicator c(1, 3, [](at::Tensor received) {
+      received.fill_(9);
+      return true;
+    });
+    at::Tensor all = at::zeros({6});
+    Pending pending = c.all_gather(all, numbers(2), Purpose::kParameter);
+    EXPECT_TRUE(pending.active());
+    EXPECT_TRUE(at::equal(all, at::zeros({6})));
+    pending.wait();
+    EXPECT_TRUE(at::equal(all, at::tensor({9.F, 9.F, 1.F, 2.F, 9.F, 9.F})));
+    at::Tensor t = numbers(3);
+    pending = c.all_reduce(t, Purpose::kGradient, ReduceOp::kSum);
+    EXPECT_TRUE(at::equal(t, numbers(3)));
+    pending.wait();
+    EXPECT_TRUE(at::equal(t, 3 * numbers(3)));
+  });
+}
+
+TEST(FakeCommunicator, AGroupOfItIsAsFake) {
+  FakeCommunicator c(300, 512);
+  const auto group = c.split({7, 300, 511}, "some");
+  EXPECT_EQ(group->rank(), 1);
+  EXPECT_EQ(group->size(), 3);
+  EXPECT_THAT(group->transport(), HasSubstr("nothing is sent"));
+  EXPECT_THROW(c.split({7, 511}, "others"), Error);
+}
+
+TEST(FakeCommunicator, NobodySendsToOneself) {
+  on_ranks(1, [](Communicator&) {
+    FakeCommunicator fake(1, 3);
+    EXPECT_THROW(fake.send(numbers(2), 1, Purpose::kSetup).wait(), Error);
+    EXPECT_THROW(fake.recv(numbers(2), 1, Purpose::kSetup).wait(), Error);
+    EXPECT_THROW(fake.broadcast(numbers(2), 3, Purpose::kSetup).wait(), Error);
+  });
+}
+
+}  // namespace
+}  // namespace zero::dist

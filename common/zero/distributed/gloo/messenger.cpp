@@ -1,0 +1,56 @@
+#include <fmt/format.h>
+
+#include <utility>
+
+#include <zero/base/error.hpp>
+#include <zero/distributed/gloo/gloo_communicator.hpp>
+
+namespace zero::dist {
+
+Messenger::WorkPtr Messenger::send(at::Tensor tensor, int to, int tag,
+                                   const std::string& what) const {
+  std::vector<at::Tensor> tensors{std::move(tensor)};
+  try {
+    return group_->send(tensors, to, tag);
+  } catch (const std::exception& error) {
+    fail(what, to, error.what());
+  }
+}
+
+Messenger::WorkPtr Messenger::recv(at::Tensor tensor, int from, int tag,
+                                   const std::string& what) const {
+  std::vector<at::Tensor> tensors{std::move(tensor)};
+  try {
+    return group_->recv(tensors, from, tag);
+  } catch (const std::exception& error) {
+    fail(what, from, error.what());
+  }
+}
+
+void Messenger::wait(const WorkPtr& work, const std::string& what, int peer) const {
+  try {
+    work->wait(timeout_);
+  } catch (const std::exception& error) {
+    fail(what, peer, error.what());
+  }
+}
+
+void Messenger::fail(const std::string& what, int peer, const std::string& cause) const {
+  if (cause.find("Timed out") != std::string::npos) {
+    throw Error(
+        fmt::format("{}: nothing from rank {} within {} s; it is stopped, far behind, or in "
+                    "another collective",
+                    what, peer, timeout_.count() / 1000.0));
+  }
+  // Gloo closes all its connections when one wait is over its limit.
+  if (cause.find("Application timeout") != std::string::npos) {
+    throw Error(fmt::format("{}: given up after another collective has waited for {} s", what,
+                            timeout_.count() / 1000.0));
+  }
+  throw Error(
+      fmt::format("{}: the connection to rank {} is gone; it ended, or left after an error of "
+                  "its own ({})",
+                  what, peer, first_line(cause)));
+}
+
+}  // namespace zero::dist

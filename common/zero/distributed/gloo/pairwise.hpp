@@ -1,0 +1,96 @@
+#pragma once
+
+// Private to common/zero/distributed: collectives made of direct messages between pairs of ranks.
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <zero/distributed/gloo/gloo_communicator.hpp>
+#include <zero/memory/storage_pool.hpp>
+
+namespace zero::dist {
+
+/// Some messages that are waited on together.
+class MessageSet final : public Pending::Work {
+ public:
+  MessageSet(const Messenger& messenger, std::string what)
+      : messenger_(messenger), what_(std::move(what)) {}
+
+  void send(const at::Tensor& tensor, int to, int tag);
+  void recv(const at::Tensor& tensor, int from, int tag);
+  void wait() override;
+
+ private:
+  struct Message {
+    Messenger::WorkPtr work;
+    int peer;
+  };
+  Messenger messenger_;
+  std::string what_;
+  std::vector<Message> messages_;
+};
+
+/// Where contributions of peers arrive. Reductions that overlap in time use each other's blocks
+/// again, which need not be faulted in then; with the last one all are freed.
+class ArrivalScratch {
+ public:
+  /// A reduction that is under way.
+  class User {
+   public:
+    explicit User(std::shared_ptr<ArrivalScratch> scratch) : scratch_(std::move(scratch)) {
+      ++scratch_->under_way_;
+    }
+    ~User() {
+      if (--scratch_->under_way_ == 0) scratch_->pool_.clear();
+    }
+    User(const User&) = delete;
+    User& operator=(const User&) = delete;
+
+   private:
+    std::shared_ptr<ArrivalScratch> scratch_;
+  };
+
+  /// [rows, elements], uninitialised, charged to kCommunication.
+  at::Tensor take(std::int64_t rows, std::int64_t elements, at::ScalarType dtype);
+  /// Nobody may hold a view of `block` that is read later.
+  void give_back(const at::Tensor& block) { pool_.release(block); }
+
+ private:
+  memory::StoragePool pool_;
+  int under_way_ = 0;
+};
+
+/// What a collective needs to know of its surroundings.
+struct Surroundings {
+  Messenger messenger;
+  std::string what;  ///< for error messages
+  int rank;
+  int size;
+  int first_tag;
+  std::shared_ptr<ArrivalScratch> scratch;
+  std::function<void(std::int64_t)> count_sent;
+};
+
+/// Every rank p owns piece p of a tensor; `pieces` are this rank's contributions (they may differ
+/// in length; piece p has the same length on all ranks). Each contribution goes straight to its
+/// owner, who adds them in rank order into `output`. With `gather`, `pieces` are the places where
+/// the owners' results arrive as well, so that the whole is an all-reduce.
+///
+/// Scratch: at most kScratchBytes a reduction for what arrives from peers.
+Communicator::WorkPtr pairwise_reduce(Surroundings surroundings, std::vector<at::Tensor> pieces,
+                                      at::Tensor output, ReduceOp op, bool gather);
+inline constexpr std::int64_t kScratchBytes = 32 << 20;
+
+/// The backend's own collectives, for comparison. Each ends with the explicit division.
+Communicator::WorkPtr native_all_reduce(const Messenger&, std::string what, at::Tensor tensor,
+                                        ReduceOp op, int size);
+Communicator::WorkPtr native_reduce(const Messenger&, std::string what, at::Tensor tensor, int root,
+                                    ReduceOp op, int size);
+Communicator::WorkPtr native_reduce_scatter(const Messenger&, std::string what, at::Tensor output,
+                                            std::vector<at::Tensor> pieces, ReduceOp op, int size);
+Communicator::WorkPtr native_all_gather(const Messenger&, std::string what,
+                                        std::vector<at::Tensor> pieces, at::Tensor input);
+
+}  // namespace zero::dist

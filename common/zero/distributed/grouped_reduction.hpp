@@ -1,0 +1,34 @@
+#pragma once
+
+// Private to common/zero/distributed: reductions in rank order where messages to all ranks go in
+// groups and sums are tensor operations, as on a GPU.
+
+#include <torch/types.h>
+
+#include <functional>
+#include <vector>
+
+namespace zero::dist {
+
+/// Sends outgoing[p] to rank p and receives incoming[p] from it, for all ranks at once; tensors of
+/// 0 elements are not sent. When it returns the incoming ones may be read: on a GPU by what the
+/// current stream is given next.
+using Exchange =
+    std::function<void(std::vector<at::Tensor> incoming, std::vector<at::Tensor> outgoing)>;
+
+/// pairwise_reduce() of pairwise.hpp by group exchanges: pieces[p] (flat, of any length that is the
+/// same on all ranks, on any device) goes to rank p, who adds up in rank order, divides by
+/// `divisor` and keeps the result in `output`, which may be pieces[rank]. With `gather` the results
+/// come back into `pieces`. All ranks make the same number of exchanges. Blocks as `exchange` does.
+/// Scratch: at most kScratchBytes.
+void grouped_reduce(const std::vector<at::Tensor>& pieces, const at::Tensor& output, int rank,
+                    int divisor, bool gather, const Exchange& exchange);
+
+/// sum_in_rank_order() of rank_order.hpp, bit for bit, for tensors on any device.
+void sum_by_operations(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
+                       int divisor);
+
+/// tensor /= divisor, with the rounding of a division on every device.
+void divide(const at::Tensor& tensor, int divisor);
+
+}  // namespace zero::dist

@@ -1,0 +1,364 @@
+#include <fmt/format.h>
+
+#include <cstdlib>
+#include <functional>
+#include <map>
+#include <utility>
+
+#include <zero/base/error.hpp>
+#include <zero/distributed/host/host_communicator.hpp>
+#include <zero/distributed/rank_order.hpp>
+
+namespace zero::dist {
+namespace {
+
+using Stage = HostBoard::Stage;
+
+// What must be the same on all ranks for one collective.
+std::uint64_t call_key(Operation operation, const at::Tensor& tensor, int root) {
+  const auto text = fmt::format("{} {} {} {}", name(operation), c10::toString(tensor.scalar_type()),
+                                tensor.numel(), root);
+  return std::hash<std::string>{}(text);
+}
+
+std::byte* bytes_of(const at::Tensor& tensor) {
+  return static_cast<std::byte*>(tensor.mutable_data_ptr());
+}
+
+struct Withdraw {
+  std::uint64_t ticket;
+  void operator()(HostBoard* board) const { board->withdraw(ticket); }
+};
+
+// What this rank lets others read under a ticket, until it goes away: nothing of it where nobody
+// `reads`. Posted before the work exists: posting may wait, and waiting advances all work there is.
+struct Posting {
+  Posting(HostBoard& board, at::Tensor what, std::uint64_t its_key, bool reads = true)
+      : tensor(std::move(what)),
+        key(its_key),
+        ticket(board.post(tensor.const_data_ptr(),
+                          reads ? static_cast<std::int64_t>(tensor.nbytes()) : 0, its_key)),
+        posted(&board, Withdraw{ticket}) {}
+  at::Tensor tensor;
+  std::uint64_t key;
+  std::uint64_t ticket;
+  std::unique_ptr<HostBoard, Withdraw> posted;
+};
+
+// Part of what one peer posted, and where it goes.
+struct Copy {
+  int peer;
+  std::int64_t offset;  // bytes, in what the peer posted
+  at::Tensor to;
+};
+
+// Broadcast, all-gather, all-to-all: everybody copies what it wants, then waits for its readers.
+class CopyWork final : public HostWork {
+ public:
+  CopyWork(HostBoard& board, std::string what, Posting posting, std::vector<Copy> copies,
+           std::vector<int> readers)
+      : HostWork(board, std::move(what)),
+        posting_(std::move(posting)),
+        copies_(std::move(copies)),
+        readers_(std::move(readers)) {
+    if (copies_.empty()) board_.announce(posting_.ticket, Stage::kFinished);
+  }
+
+  bool advance() override {
+    const auto before = copies_.size();
+    std::erase_if(copies_, [this](const Copy& copy) {
+      if (!board_.reached(copy.peer, posting_.ticket, Stage::kPosted)) return false;
+      board_.read(copy.peer, posting_.ticket, posting_.key, copy.offset, bytes_of(copy.to),
+                  static_cast<std::int64_t>(copy.to.nbytes()), what_);
+      return true;
+    });
+    if (before > 0 && copies_.empty()) board_.announce(posting_.ticket, Stage::kFinished);
+    return copies_.size() < before;
+  }
+
+  bool receive() override {
+    only_own_ = true;
+    board_.wait(*this);
+    only_own_ = false;
+    return !complete();
+  }
+
+  bool complete() const override { return waits_for() < 0; }
+
+  int waits_for() const override {
+    if (!copies_.empty()) return copies_.front().peer;
+    if (only_own_) return -1;
+    for (const int reader : readers_) {
+      if (!board_.reached(reader, posting_.ticket, Stage::kFinished)) return reader;
+    }
+    return -1;
+  }
+
+ private:
+  Posting posting_;
+  std::vector<Copy> copies_;
+  std::vector<int> readers_;
+  bool only_own_ = false;  // waits for what this rank copies, not for those who copy from it
+};
+
+// Reduce, reduce-scatter, all-reduce: the owner of a piece copies everybody's contribution to it,
+// block by block, and adds the blocks in rank order while they are in the cache. With `gather` the
+// others then copy the sum.
+class ReduceWork final : public HostWork {
+ public:
+  ReduceWork(HostBoard& board, std::string what, Posting posting, std::vector<std::int64_t> bounds,
+             at::Tensor output, int divisor, bool gather)
+      : HostWork(board, std::move(what)),
+        posting_(std::move(posting)),
+        input_(posting_.tensor),
+        bounds_(std::move(bounds)),
+        output_(std::move(output)),
+        divisor_(divisor),
+        gather_(gather) {
+    for (int r = 0; gather_ && r < board_.size(); ++r) {
+      if (r != board_.rank() && length(r) > 0) to_copy_.push_back(r);
+    }
+    summed_ = length(board_.rank()) == 0;
+    announce_if_finished();
+  }
+
+  bool advance() override {
+    const bool summed = sum_if_all_posted();
+    const auto before = to_copy_.size();
+    std::erase_if(to_copy_, [this](int peer) {
+      if (!board_.reached(peer, posting_.ticket, Stage::kReduced)) return false;
+      board_.read(peer, posting_.ticket, posting_.key, offset(bounds_[at(peer)]),
+                  bytes_of(piece(peer)), static_cast<std::int64_t>(piece(peer).nbytes()), what_);
+      return true;
+    });
+    const bool moved = summed || to_copy_.size() < before;
+    if (moved) announce_if_finished();
+    return moved;
+  }
+
+  bool complete() const override { return waits_for() < 0; }
+
+  int waits_for() const override {
+    if (!summed_) return first_that_did_not_post();
+    if (!to_copy_.empty()) return to_copy_.front();
+    for (int r = 0; r < board_.size(); ++r) {
+      // Who owns a piece reads this rank's contribution; with `gather` everybody reads its sum.
+      const bool reads = length(r) > 0 || (gather_ && length(board_.rank()) > 0);
+      if (r == board_.rank() || !reads) continue;
+      if (!board_.reached(r, posting_.ticket, Stage::kFinished)) return r;
+    }
+    return -1;
+  }
+
+ private:
+  static std::size_t at(int rank) { return static_cast<std::size_t>(rank); }
+  std::int64_t length(int r) const { return bounds_[at(r) + 1] - bounds_[at(r)]; }
+  std::int64_t offset(std::int64_t element) const {
+    return element * static_cast<std::int64_t>(input_.element_size());
+  }
+  at::Tensor piece(int r) const { return input_.narrow(0, bounds_[at(r)], length(r)); }
+
+  // This rank itself where all have posted.
+  int first_that_did_not_post() const {
+    for (int r = 0; r < board_.size(); ++r) {
+      if (!board_.reached(r, posting_.ticket, Stage::kPosted)) return r;
+    }
+    return board_.rank();
+  }
+
+  bool sum_if_all_posted() {
+    if (summed_ || first_that_did_not_post() != board_.rank()) return false;
+    const at::Tensor room = board_.scratch().view(input_.scalar_type());  // [size - 1, block]
+    const at::Tensor own = piece(board_.rank());
+    for (std::int64_t begin = 0; begin < own.numel(); begin += room.size(1)) {
+      sum_block(room, own, begin, std::min(room.size(1), own.numel() - begin));
+    }
+    summed_ = true;
+    if (gather_) {
+      board_.renew(posting_.ticket, offset(bounds_[at(board_.rank())]), output_.const_data_ptr(),
+                   static_cast<std::int64_t>(output_.nbytes()));
+      board_.announce(posting_.ticket, Stage::kReduced);
+    }
+    return true;
+  }
+
+  void sum_block(const at::Tensor& room, const at::Tensor& own, std::int64_t begin,
+                 std::int64_t n) {
+    std::vector<at::Tensor> contributions;
+    for (int r = 0; r < board_.size(); ++r) {
+      if (r == board_.rank()) {
+        contributions.push_back(own.narrow(0, begin, n));
+        continue;
+      }
+      const at::Tensor block = room.select(0, r < board_.rank() ? r : r - 1).narrow(0, 0, n);
+      board_.read(r, posting_.ticket, posting_.key, offset(bounds_[at(board_.rank())] + begin),
+                  bytes_of(block), static_cast<std::int64_t>(block.nbytes()), what_);
+      contributions.push_back(block);
+    }
+    sum_in_rank_order(output_.narrow(0, begin, n), contributions, divisor_);
+  }
+
+  void announce_if_finished() {
+    if (summed_ && to_copy_.empty()) board_.announce(posting_.ticket, Stage::kFinished);
+  }
+
+  Posting posting_;
+  at::Tensor input_;                  // flat: this rank's contributions to all pieces
+  std::vector<std::int64_t> bounds_;  // first element of each piece, and the end
+  at::Tensor output_;                 // flat: this rank's piece of the sum
+  int divisor_;
+  bool gather_;
+  bool summed_ = false;
+  std::vector<int> to_copy_;  // whose sums are still to come
+};
+
+std::vector<int> all_but(int rank, int size) {
+  std::vector<int> others;
+  for (int r = 0; r < size; ++r) {
+    if (r != rank) others.push_back(r);
+  }
+  return others;
+}
+
+std::vector<std::int64_t> even_bounds(std::int64_t elements, int size) {
+  std::vector<std::int64_t> bounds;
+  for (int r = 0; r <= size; ++r) bounds.push_back(piece_begin(elements, r, size));
+  return bounds;
+}
+
+}  // namespace
+
+Communicator::WorkPtr HostCommunicator::do_broadcast(const Call& call, at::Tensor tensor,
+                                                     int root) {
+  if (tensor.numel() == 0) return nullptr;
+  check_device(tensor);
+  Posting posting(*board_, tensor, call_key(call.operation, tensor, root), rank() == root);
+  if (rank() == root) {
+    count(call, call.bytes * (size() - 1));
+    return std::make_unique<CopyWork>(*board_, describe(call), std::move(posting),
+                                      std::vector<Copy>{}, all_but(root, size()));
+  }
+  return std::make_unique<CopyWork>(*board_, describe(call), std::move(posting),
+                                    std::vector<Copy>{{root, 0, tensor}}, std::vector<int>{});
+}
+
+Communicator::WorkPtr HostCommunicator::do_reduce(const Call& call, at::Tensor tensor, int root,
+                                                  ReduceOp op) {
+  if (native()) return GlooCommunicator::do_reduce(call, std::move(tensor), root, op);
+  if (tensor.numel() == 0) return nullptr;
+  check_device(tensor);
+  if (rank() != root) count(call, call.bytes);
+  // The root's piece is everything, the others' are empty.
+  std::vector<std::int64_t> bounds;
+  for (int r = 0; r <= size(); ++r) bounds.push_back(r <= root ? 0 : tensor.numel());
+  const at::Tensor flat = tensor.flatten();
+  Posting posting(*board_, flat, call_key(call.operation, tensor, root), rank() != root);
+  return std::make_unique<ReduceWork>(*board_, describe(call), std::move(posting), bounds, flat,
+                                      op == ReduceOp::kAverage ? size() : 1, /*gather=*/false);
+}
+
+Communicator::WorkPtr HostCommunicator::do_all_reduce(const Call& call, at::Tensor tensor,
+                                                      ReduceOp op) {
+  if (native()) return GlooCommunicator::do_all_reduce(call, std::move(tensor), op);
+  if (tensor.numel() == 0) return nullptr;
+  check_device(tensor);
+  count(call, all_reduce_bytes(tensor.numel(), static_cast<std::int64_t>(tensor.element_size()),
+                               rank(), size()));
+  const at::Tensor flat = tensor.flatten();
+  const std::vector<std::int64_t> bounds = even_bounds(flat.numel(), size());
+  const auto mine = static_cast<std::size_t>(rank());
+  Posting posting(*board_, flat, call_key(call.operation, tensor, /*root=*/-1));
+  return std::make_unique<ReduceWork>(*board_, describe(call), std::move(posting), bounds,
+                                      flat.narrow(0, bounds[mine], bounds[mine + 1] - bounds[mine]),
+                                      op == ReduceOp::kAverage ? size() : 1, /*gather=*/true);
+}
+
+Communicator::WorkPtr HostCommunicator::do_reduce_scatter(const Call& call, at::Tensor output,
+                                                          at::Tensor input, ReduceOp op) {
+  if (native()) {
+    return GlooCommunicator::do_reduce_scatter(call, std::move(output), std::move(input), op);
+  }
+  if (input.numel() == 0) return nullptr;
+  check_device(input);
+  count(call, call.bytes / size() * (size() - 1));
+  Posting posting(*board_, input.flatten(), call_key(call.operation, input, /*root=*/-1));
+  return std::make_unique<ReduceWork>(*board_, describe(call), std::move(posting),
+                                      even_bounds(input.numel(), size()), output.flatten(),
+                                      op == ReduceOp::kAverage ? size() : 1, /*gather=*/false);
+}
+
+Communicator::WorkPtr HostCommunicator::do_all_gather(const Call& call, at::Tensor output,
+                                                      at::Tensor input) {
+  if (native()) return GlooCommunicator::do_all_gather(call, std::move(output), std::move(input));
+  if (input.numel() == 0) return nullptr;
+  check_device(input);
+  count(call, call.bytes * (size() - 1));
+  const std::vector<at::Tensor> pieces = output.flatten().chunk(size());
+  const at::Tensor& mine = pieces[static_cast<std::size_t>(rank())];
+  const at::Tensor source = input.flatten();
+  const bool writes = call.own == OwnPiece::kWritten && mine.data_ptr() != source.data_ptr();
+  if (writes) mine.copy_(source);
+  std::vector<Copy> copies;
+  for (const int peer : all_but(rank(), size())) {
+    copies.push_back({peer, 0, pieces[static_cast<std::size_t>(peer)]});
+  }
+  // Where there is a copy peers read that: the input may be a view of something that moves on.
+  Posting posting(*board_, writes ? mine : source, call_key(call.operation, input, /*root=*/-1));
+  return std::make_unique<CopyWork>(*board_, describe(call), std::move(posting), std::move(copies),
+                                    all_but(rank(), size()));
+}
+
+Communicator::WorkPtr HostCommunicator::do_all_to_all(const Call& call, at::Tensor output,
+                                                      at::Tensor input) {
+  if (input.numel() == 0) return nullptr;
+  check_device(input);
+  const std::vector<at::Tensor> to = input.flatten().chunk(size());
+  const std::vector<at::Tensor> from = output.flatten().chunk(size());
+  const auto me = static_cast<std::size_t>(rank());
+  from[me].copy_(to[me]);
+  const std::int64_t piece_bytes = call.bytes / size();
+  count(call, piece_bytes * (size() - 1));
+  std::vector<Copy> copies;
+  for (const int peer : all_but(rank(), size())) {
+    copies.push_back({peer, rank() * piece_bytes, from[static_cast<std::size_t>(peer)]});
+  }
+  Posting posting(*board_, input, call_key(call.operation, input, /*root=*/-1));
+  return std::make_unique<CopyWork>(*board_, describe(call), std::move(posting), std::move(copies),
+                                    all_but(rank(), size()));
+}
+
+std::unique_ptr<Communicator> make_cpu_communicator(StoreExchange store, GroupPtr group, int rank,
+                                                    int size, const ConnectOptions& options) {
+  if (size == 1) {
+    return std::make_unique<GlooCommunicator>(std::move(store), nullptr, rank, size, options);
+  }
+  const char* variable = std::getenv("ZERO_TRANSPORT");
+  const bool is_set = variable != nullptr && *variable != '\0';
+  const std::string wish = is_set ? variable : options.transport;
+  using Wish = HostBoard::Wish;
+  const std::map<std::string, Wish> wishes = {
+      {"auto", Wish::kAny}, {"host", Wish::kAny}, {"shared", Wish::kShared}, {"tcp", Wish::kNone}};
+  if (wishes.count(wish) == 0) {
+    throw Error(fmt::format("transport '{}' is unknown: auto, host, shared or tcp", wish));
+  }
+  std::string reason;
+  auto board = HostBoard::open(store, rank, size, options.timeout, wishes.at(wish), reason);
+  if (wish == "host" && (board == nullptr || board->shares())) {
+    throw Error(
+        fmt::format("the ranks cannot read each other's memory: {}; choose transport "
+                    "auto, shared or tcp",
+                    reason));
+  }
+  if (wish == "shared" && board == nullptr) {
+    throw Error(
+        fmt::format("the ranks cannot share memory: {}; choose transport auto or tcp", reason));
+  }
+  if (board != nullptr) {
+    return std::make_unique<HostCommunicator>(std::move(store), std::move(group), std::move(board),
+                                              rank, size, options, reason);
+  }
+  return std::make_unique<GlooCommunicator>(std::move(store), std::move(group), rank, size, options,
+                                            reason);
+}
+
+}  // namespace zero::dist

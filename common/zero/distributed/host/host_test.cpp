@@ -1,0 +1,283 @@
+// What only ranks of one host have: reading each other's memory, or sharing some, in any order of
+// waiting.
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/full.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstddef>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <thread>
+
+#include <tests/support/ranks.hpp>
+#include <tests/support/test_folder.hpp>
+#include <zero/base/error.hpp>
+#include <zero/distributed/communicator.hpp>
+#include <zero/distributed/host/shared_arena.hpp>
+
+namespace zero::dist {
+namespace {
+
+using testing::on_ranks;
+using testing::ranks_ended;
+
+// The same ranks again, connected in the way that `transport` says.
+std::unique_ptr<Communicator> again(Communicator& c, const char* transport) {
+  ::setenv("ZERO_TRANSPORT", transport, /*overwrite=*/1);
+  std::vector<int> all;
+  for (int r = 0; r < c.size(); ++r) all.push_back(r);
+  return c.split(all, transport);
+}
+
+TEST(TransportChoice, IsUsedOrNotAsAskedAndSaysSo) {
+  on_ranks(2, [](Communicator& c) {
+    EXPECT_EQ(again(c, "host")->transport(), "one copy within the host");
+    EXPECT_THAT(again(c, "shared")->transport(), ::testing::StartsWith("shared memory"));
+    EXPECT_THAT(again(c, "tcp")->transport(), ::testing::StartsWith("TCP"));
+    EXPECT_THROW(again(c, "pigeon"), Error);
+  });
+}
+
+TEST(TransportChoice, OneRankThatDoesNotWantItDecidesForAll) {
+  on_ranks(3, [](Communicator& c) {
+    ::setenv("ZERO_TRANSPORT", c.rank() == 1 ? "tcp" : "auto", 1);
+    const auto group = c.split({0, 1, 2}, "mixed");
+    EXPECT_THAT(group->transport(), ::testing::HasSubstr("rank 1 does not want it"));
+    at::Tensor t = at::full({5}, c.rank());
+    group->all_reduce(t, Purpose::kGradient, ReduceOp::kSum).wait();
+    EXPECT_EQ(t[0].item<int>(), 3);
+  });
+}
+
+// What a container's rules do where they allow no process to look into another.
+void forbid_reading_other_processes() {
+  sock_filter rules[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_vm_readv, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  const sock_fprog program{std::size(rules), rules};
+  ASSERT_EQ(::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+  ASSERT_EQ(::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program), 0);
+}
+
+TEST(TransportChoice, MemoryIsSharedWhereRanksMayNotReadEachOthers) {
+  on_ranks(2, [](Communicator& c) {
+    if (c.rank() == 1) forbid_reading_other_processes();
+    EXPECT_THROW(again(c, "host"), Error);
+    const auto group = again(c, "auto");
+    EXPECT_THAT(group->transport(),
+                ::testing::AllOf(::testing::StartsWith("shared memory"),
+                                 ::testing::HasSubstr("rank 1: the system forbids reading the "
+                                                      "memory of rank 0")));
+    at::Tensor t = at::full({5}, c.rank());
+    group->all_reduce(t, Purpose::kGradient, ReduceOp::kSum).wait();
+    EXPECT_EQ(t[4].item<int>(), 1);
+  });
+}
+
+std::int64_t bytes_in_memory(const SharedArena& arena) {
+  struct stat state {};
+  EXPECT_EQ(::fstat(arena.file(), &state), 0);
+  return static_cast<std::int64_t>(state.st_blocks) * 512;
+}
+
+TEST(SharedArena, IsReadByOthersWhereItSaysAndUsesGapsAgain) {
+  SharedArena arena;
+  const SharedArena seen(::getpid(), arena.file());
+  const std::string first(5000, 'a'), second(300, 'b'), third(4000, 'c');
+  const auto put = [&](const std::string& text) {
+    return arena.put(text.data(), static_cast<std::int64_t>(text.size()));
+  };
+  const auto holds = [&](std::int64_t offset, const std::string& text) {
+    return std::memcmp(seen.at(offset), text.data(), text.size()) == 0;
+  };
+  const std::int64_t one = put(first), two = put(second);
+  EXPECT_TRUE(holds(one, first) && holds(two, second));
+  arena.free(one);
+  const std::int64_t three = put(third);
+  EXPECT_LT(three, two);
+  EXPECT_TRUE(holds(two, second) && holds(three, third));
+  EXPECT_GT(put(first), two) << "the gap before it is too small now";
+}
+
+TEST(SharedArena, GivesMemoryBack) {
+  SharedArena arena;
+  const std::string large(std::size_t{200} << 20, 'x');
+  const auto size = static_cast<std::int64_t>(large.size());
+  const std::int64_t offset = arena.put(large.data(), size);
+  EXPECT_GE(bytes_in_memory(arena), size);
+  arena.free(offset);
+  EXPECT_LE(bytes_in_memory(arena), std::int64_t{64} << 20);
+  EXPECT_THROW(arena.put(nullptr, std::int64_t{1} << 50), Error);
+}
+
+class HostTransport : public ::testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Ways, HostTransport, ::testing::Values("host", "shared"),
+                         [](const auto& info) { return info.param; });
+
+TEST_P(HostTransport, AdvanceTakesTheStepsThatNeedNoWaiting) {
+  on_ranks(2, [](Communicator& c) {
+    const auto host = again(c, GetParam());
+    at::Tensor all = at::zeros({2});
+    at::Tensor sum = at::full({2}, c.rank() + 1.0);
+    at::Tensor part = at::zeros({1});
+    Pending gather = host->all_gather(all, at::full({1}, c.rank() + 1.0), Purpose::kParameter);
+    Pending scatter = host->reduce_scatter(part, sum, Purpose::kGradient, ReduceOp::kSum);
+    c.exchange("both have posted");  // through the store, which advances nothing
+    EXPECT_EQ(all[1 - c.rank()].item<float>(), 0.0F);
+    host->advance();
+    EXPECT_EQ(all[1 - c.rank()].item<float>(), 2.0F - static_cast<float>(c.rank()));
+    EXPECT_EQ(part.item<float>(), 3.0F);
+    gather.wait();
+    scatter.wait();
+  });
+}
+
+// Otherwise a rank with many of them would wait as many time limits for a peer that is stopped.
+TEST_P(HostTransport, WhatIsUnderWayWhenAPeerIsLostFailsAtOnce) {
+  const testing::TestFolder folder;
+  const auto ended = folder / "ended";
+  using Clock = std::chrono::steady_clock;
+  on_ranks({.timeout = std::chrono::seconds(2)}, [&](Communicator& c) {
+    const auto host = again(c, GetParam());
+    const auto started = Clock::now();
+    if (c.rank() == 1) {  // is there, and calls nothing
+      while (!std::filesystem::exists(ended) && Clock::now() - started < std::chrono::seconds(20)) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      }
+      return;
+    }
+    std::vector<at::Tensor> tensors(6);
+    std::vector<Pending> under_way;
+    for (at::Tensor& tensor : tensors) {
+      tensor = at::zeros({8});
+      under_way.push_back(host->all_reduce(tensor, Purpose::kGradient));
+    }
+    for (Pending& pending : under_way) EXPECT_THROW(pending.wait(), Error);
+    EXPECT_LT(Clock::now() - started, std::chrono::seconds(8));  // not six limits
+    std::ofstream{ended};
+  });
+}
+
+TEST_P(HostTransport, GivesTheSameBitsAndCountsAsTcp) {
+  on_ranks(3, [](Communicator& c) {
+    const auto host = again(c, GetParam());
+    const auto tcp = again(c, "tcp");
+    // Several blocks of scratch, and a last one that is cut.
+    const std::int64_t n = 3 * (256 << 10) / 4 * 2 + 7;
+    at::manual_seed(static_cast<std::uint64_t>(c.rank()));
+    const at::Tensor mine = at::randn({n});
+    std::vector<at::Tensor> results[2];
+    int which = 0;
+    for (Communicator* group : {host.get(), tcp.get()}) {
+      at::Tensor t = mine.clone();
+      group->all_reduce(t, Purpose::kGradient).wait();
+      results[which].push_back(t);
+      t = mine.clone();
+      group->reduce(t, 1, Purpose::kGradient).wait();
+      results[which].push_back(t);
+      at::Tensor part = at::empty({n / 3});
+      group->reduce_scatter(part, mine.narrow(0, 0, n / 3 * 3), Purpose::kGradient).wait();
+      results[which].push_back(part);
+      ++which;
+    }
+    for (std::size_t i = 0; i < results[0].size(); ++i) {
+      EXPECT_TRUE(at::equal(results[0][i], results[1][i])) << i;
+    }
+    for (std::size_t o = 0; o < kOperations; ++o) {
+      for (std::size_t p = 0; p < kPurposes; ++p) {
+        EXPECT_EQ(host->traffic().entries[o][p].bytes, tcp->traffic().entries[o][p].bytes);
+      }
+    }
+  });
+}
+
+// Rank 0 waits for the first collective while rank 1 waits for the second: each must go on with the
+// other's.
+TEST_P(HostTransport, MayBeWaitedForInAnyOrder) {
+  on_ranks(3, [](Communicator& c) {
+    const auto host = again(c, GetParam());
+    std::vector<at::Tensor> tensors;
+    std::deque<Pending> pending;
+    for (int i = 0; i < 6; ++i) {
+      tensors.push_back(at::full({1000}, c.rank() + i, at::kFloat));
+      if (i % 2 == 0) {
+        pending.push_back(host->all_reduce(tensors.back(), Purpose::kGradient, ReduceOp::kSum));
+      } else {
+        pending.push_back(host->broadcast(tensors.back(), i % 3, Purpose::kParameter));
+      }
+    }
+    for (int i = 0; i < 6; ++i) {
+      Pending& next = c.rank() == 1 ? pending.back() : pending.front();
+      next.wait();
+      c.rank() == 1 ? pending.pop_back() : pending.pop_front();
+    }
+    for (int i = 0; i < 6; ++i) {
+      const float expected = i % 2 == 0 ? 3.0F + 3.0F * i : static_cast<float>(i % 3 + i);
+      EXPECT_TRUE(at::equal(tensors[static_cast<std::size_t>(i)], at::full({1000}, expected))) << i;
+    }
+  });
+}
+
+TEST_P(HostTransport, MoreCollectivesMayBeUnderWayThanTheBoardHasRoomFor) {
+  on_ranks(2, [](Communicator& c) {
+    const auto host = again(c, GetParam());
+    std::vector<at::Tensor> tensors;
+    std::vector<Pending> pending;
+    for (int i = 0; i < 2500; ++i) {
+      tensors.push_back(at::full({3}, c.rank() * 10000 + i, at::kInt));
+      pending.push_back(host->broadcast(tensors.back(), i % 2, Purpose::kParameter));
+    }
+    for (Pending& p : pending) p.wait();
+    for (int i = 0; i < 2500; ++i) {
+      ASSERT_EQ(tensors[static_cast<std::size_t>(i)][2].item<int>(), (i % 2) * 10000 + i);
+    }
+  });
+}
+
+TEST_P(HostTransport, NamesTheRankThatIsInAnotherCollective) {
+  const auto ends = ranks_ended({}, [](Communicator& c) {
+    const auto host = again(c, GetParam());
+    at::Tensor t = at::ones({c.rank() == 0 ? 5 : 6});
+    host->all_reduce(t, Purpose::kGradient).wait();
+  });
+  for (const RankExit& end : ends) {
+    EXPECT_NE(end.exit_code, 0);
+    EXPECT_THAT(end.output, ::testing::AnyOf(::testing::HasSubstr("is in another collective"),
+                                             ::testing::HasSubstr("is gone")));
+  }
+}
+
+TEST_P(HostTransport, APeerThatLeavesWithAnErrorIsNoticed) {
+  const auto ends = ranks_ended({.world_size = 3}, [](Communicator& c) {
+    const auto host = again(c, GetParam());
+    if (c.rank() == 2) throw Error("I have had enough");
+    at::Tensor t = at::ones({5});
+    host->all_reduce(t, Purpose::kGradient).wait();
+  });
+  EXPECT_THAT(ends[2].output, ::testing::HasSubstr("I have had enough"));
+  for (const int r : {0, 1}) {
+    EXPECT_NE(ends[static_cast<std::size_t>(r)].exit_code, 0);
+    EXPECT_THAT(ends[static_cast<std::size_t>(r)].output, ::testing::HasSubstr("is gone"));
+  }
+}
+
+}  // namespace
+}  // namespace zero::dist

@@ -1,0 +1,265 @@
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <iostream>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include <zero/base/error.hpp>
+#include <zero/base/program.hpp>
+#include <zero/distributed/launch.hpp>
+#include <zero/distributed/store/rendezvous.hpp>
+
+namespace zero::dist {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// An anonymous file that parent and child share.
+class SharedFile {
+ public:
+  SharedFile() : descriptor_(static_cast<int>(::syscall(SYS_memfd_create, "zero", 0U))) {
+    if (descriptor_ < 0) throw Error(fmt::format("memfd_create failed: {}", std::strerror(errno)));
+  }
+  SharedFile(SharedFile&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
+  SharedFile& operator=(SharedFile&&) = delete;
+  ~SharedFile() {
+    if (descriptor_ >= 0) ::close(descriptor_);
+  }
+
+  int descriptor() const { return descriptor_; }
+
+  void write(const std::string& text) const {
+    std::size_t done = 0;
+    while (done < text.size()) {
+      const ssize_t n = ::write(descriptor_, text.data() + done, text.size() - done);
+      if (n <= 0) break;
+      done += static_cast<std::size_t>(n);
+    }
+  }
+
+  std::string read() const {
+    const auto size =
+        static_cast<std::size_t>(std::max<off_t>(0, ::lseek(descriptor_, 0, SEEK_END)));
+    std::string text(size, '\0');
+    const ssize_t n = ::pread(descriptor_, text.data(), size, 0);
+    text.resize(static_cast<std::size_t>(std::max<ssize_t>(0, n)));
+    return text;
+  }
+
+ private:
+  int descriptor_;
+};
+
+struct Child {
+  pid_t pid = -1;
+  int pid_descriptor = -1;
+  SharedFile result;
+  SharedFile output;
+  bool running = true;
+  RankExit exit;
+};
+
+int threads_for(const LaunchOptions& options) {
+  if (options.threads > 0) return options.threads;
+  const int cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  return std::max(1, cores / options.world_size);
+}
+
+[[noreturn]] void run_child(int rank, const Child& child, const LaunchOptions& options,
+                            pid_t parent, const std::function<std::string(int)>& function) {
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != parent) std::_Exit(1);  // the parent died before the line above
+  if (options.capture_output) {
+    ::dup2(child.output.descriptor(), STDOUT_FILENO);
+    ::dup2(child.output.descriptor(), STDERR_FILENO);
+  }
+  int code = 0;
+  try {
+    at::set_num_threads(threads_for(options));
+    child.result.write(function(rank));
+  } catch (const std::exception& error) {
+    std::cout.flush();
+    complain(fmt::format("rank {}: {}", options.first_rank + rank, error.what()));
+    code = 1;
+  }
+  std::cout.flush();
+  std::fflush(nullptr);
+  // Not exit(): destructors of the parent's objects are not this process's to run.
+  std::_Exit(code);
+}
+
+void take_exit(Child& child, Clock::time_point started) {
+  int status = 0;
+  if (::waitpid(child.pid, &status, 0) != child.pid) return;
+  child.running = false;
+  child.exit.seconds = std::chrono::duration<double>(Clock::now() - started).count();
+  child.exit.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  child.exit.signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+  ::close(child.pid_descriptor);
+}
+
+// Blocks until a child ends or the deadline is over; false for the latter.
+bool wait_for_one(std::vector<Child>& children, std::optional<Clock::time_point> deadline,
+                  Clock::time_point started) {
+  std::vector<pollfd> descriptors;
+  for (const Child& child : children) {
+    descriptors.push_back({child.running ? child.pid_descriptor : -1, POLLIN, 0});
+  }
+  int milliseconds = -1;
+  if (deadline) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(*deadline - Clock::now());
+    milliseconds = static_cast<int>(std::max<std::int64_t>(0, left.count()));
+  }
+  if (::poll(descriptors.data(), descriptors.size(), milliseconds) == 0) return false;
+  for (std::size_t i = 0; i < children.size(); ++i) {
+    if (children[i].running && (descriptors[i].revents & POLLIN) != 0) {
+      take_exit(children[i], started);
+    }
+  }
+  return true;
+}
+
+// Whether something, or somebody, has stopped the process: it does not run and will not by itself.
+bool is_stopped(pid_t pid) {
+  std::string line;
+  std::getline(std::ifstream(fmt::format("/proc/{}/stat", pid)), line);
+  const std::size_t name_end = line.rfind(')');  // the state follows the name and a space
+  return name_end != std::string::npos && line.size() > name_end + 2 &&
+         (line[name_end + 2] == 'T' || line[name_end + 2] == 't');
+}
+
+void kill_the_rest(std::vector<Child>& children, Clock::time_point started) {
+  for (Child& child : children) {
+    if (!child.running) continue;
+    child.exit.killed = true;
+    child.exit.stopped = is_stopped(child.pid);
+    ::kill(child.pid, SIGKILL);
+    take_exit(child, started);
+  }
+}
+
+std::string how_it_ended(const RankExit& exit) {
+  if (exit.stopped) return fmt::format("rank {} was stopped, and killed in the end", exit.rank);
+  if (exit.killed) {
+    return fmt::format("rank {} was killed because another rank failed or time was up", exit.rank);
+  }
+  if (exit.signal != 0) {
+    return fmt::format("rank {} was ended by signal {} ({})", exit.rank, exit.signal,
+                       ::strsignal(exit.signal));
+  }
+  return fmt::format("rank {} ended with exit code {}", exit.rank, exit.exit_code);
+}
+
+// Blocks until all have ended; the first failure is told to `others_hear`.
+void watch(std::vector<Child>& children, const LaunchOptions& options, Clock::time_point started,
+           const std::function<void(const std::string& how)>& others_hear) {
+  std::optional<Clock::time_point> deadline;
+  if (options.total_timeout.count() > 0) deadline = started + options.total_timeout;
+  bool failed = false;
+  while (std::any_of(children.begin(), children.end(), [](const Child& c) { return c.running; })) {
+    if (!wait_for_one(children, deadline, started)) {
+      kill_the_rest(children, started);
+      return;
+    }
+    const auto failure = std::find_if(children.begin(), children.end(),
+                                      [](const Child& c) { return !c.running && !c.exit.ok(); });
+    if (failure != children.end() && !failed) {
+      failed = true;
+      others_hear(how_it_ended(failure->exit));
+      const auto limit = Clock::now() + options.connect.timeout + options.grace;
+      deadline = deadline ? std::min(*deadline, limit) : limit;
+    }
+  }
+}
+
+// Forks the ranks and waits for them.
+std::vector<RankExit> run_processes(const LaunchOptions& options,
+                                    const std::function<std::string(int)>& function,
+                                    const std::function<void(const std::string&)>& others_hear) {
+  if (options.world_size < 1) {
+    throw Error(fmt::format("{} ranks cannot be started: 1 or more can", options.world_size));
+  }
+  std::cout.flush();
+  std::fflush(nullptr);
+  const auto started = Clock::now();
+  const pid_t parent = ::getpid();
+  std::vector<Child> children(static_cast<std::size_t>(options.world_size));
+  for (std::size_t rank = 0; rank < children.size(); ++rank) {
+    Child& child = children[rank];
+    child.exit.rank = options.first_rank + static_cast<int>(rank);
+    child.pid = ::fork();
+    if (child.pid == 0) run_child(static_cast<int>(rank), child, options, parent, function);
+    if (child.pid > 0) {
+      child.pid_descriptor = static_cast<int>(::syscall(SYS_pidfd_open, child.pid, 0U));
+    }
+    if (child.pid < 0 || child.pid_descriptor < 0) {
+      const std::string cause = std::strerror(errno);
+      children.resize(rank);
+      kill_the_rest(children, started);
+      throw Error(
+          fmt::format("rank {} of {} could not be started: {}", rank, options.world_size, cause));
+    }
+  }
+  try {
+    watch(children, options, started, others_hear);
+  } catch (...) {
+    kill_the_rest(children, started);  // nobody would watch them any more
+    throw;
+  }
+  std::vector<RankExit> exits;
+  for (Child& child : children) {
+    child.exit.result = child.result.read();
+    child.exit.output = child.output.read();
+    exits.push_back(std::move(child.exit));
+  }
+  return exits;
+}
+
+}  // namespace
+
+std::vector<RankExit> fork_processes(const LaunchOptions& options,
+                                     const std::function<std::string(int)>& function) {
+  return run_processes(options, function, [](const std::string&) {});
+}
+
+std::vector<RankExit> launch_ranks(const LaunchOptions& options, const RankFunction& function) {
+  const Rendezvous rendezvous;
+  return run_processes(
+      options,
+      [&](int rank) {
+        const auto communicator =
+            connect_in_folder(rendezvous.folder(), rank, options.world_size, options.connect);
+        return function(*communicator);
+      },
+      [&](const std::string& how) { rendezvous.say_failed(how); });
+}
+
+std::string describe_failures(const std::vector<RankExit>& exits) {
+  std::string text;
+  for (const RankExit& exit : exits) {
+    if (exit.ok()) continue;
+    text += fmt::format("{} after {:.2f} s\n{}", how_it_ended(exit), exit.seconds, exit.output);
+  }
+  return text;
+}
+
+void check_all_well(const std::vector<RankExit>& exits, const std::string& what) {
+  const std::string failures = describe_failures(exits);
+  if (!failures.empty()) throw Error(what + failures);
+}
+
+}  // namespace zero::dist

@@ -1,0 +1,16 @@
+#pragma once
+
+// Private to common/zero/distributed: reductions of 2-byte tensors as float32.
+
+#include <memory>
+
+#include <zero/distributed/communicator.hpp>
+
+namespace zero::dist {
+
+/// `work`, which reduces into `wide`, and then rounds that into `result`; `work` itself where both
+/// have the same type or there is nothing to wait for.
+std::unique_ptr<Pending::Work> narrowing(std::unique_ptr<Pending::Work> work,
+                                         const at::Tensor& wide, const at::Tensor& result);
+
+}  // namespace zero::dist

@@ -1,0 +1,249 @@
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <fmt/format.h>
+
+#include <cstdlib>
+#include <exception>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+#include <utility>
+
+#include <zero/base/error.hpp>
+#include <zero/base/program.hpp>
+#include <zero/distributed/grouped_reduction.hpp>
+#include <zero/distributed/nccl/nccl_communicator.hpp>
+
+namespace zero::dist {
+namespace {
+
+NcclGroup make_nccl_group(const StorePtr& store, int rank, int size,
+                          std::chrono::milliseconds timeout) {
+  // When a peer is gone or the time limit has passed, c10d's watchdog thread ends NCCL's kernels,
+  // so that no stream and no host waits for ever, but leaves the process alone: which operation it
+  // was is for an exception to say.
+  ::setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2", /*overwrite=*/0);
+  ::setenv("TORCH_NCCL_DUMP_ON_TIMEOUT", "0", /*overwrite=*/0);
+  auto options = c10d::ProcessGroupNCCL::Options::create();
+  options->timeout = timeout;
+  return c10::make_intrusive<c10d::ProcessGroupNCCL>(
+      c10::make_intrusive<c10d::PrefixStore>("nccl", store), rank, size, options);
+}
+
+// Through LibTorch's tables of what a device can do, so that CUDA's runtime need not be linked.
+c10::Stream new_stream(int device) {
+  const c10::impl::VirtualGuardImpl gpus(c10::DeviceType::CUDA);
+  return gpus.getStreamFromGlobalPool({c10::kCUDA, static_cast<c10::DeviceIndex>(device)},
+                                      /*isHighPriority=*/true);
+}
+
+}  // namespace
+
+NcclCommunicator::NcclCommunicator(StoreExchange store, GroupPtr group, int rank, int size,
+                                   int device, const ConnectOptions& options)
+    : GlooCommunicator(store, std::move(group), rank, size, options),
+      device_(device),
+      gradients_(new_stream(device)),
+      others_(new_stream(device)) {
+  // NCCL takes the GPU of the tensors; allocations without an index follow the current one.
+  c10::cuda::set_device(static_cast<c10::DeviceIndex>(device));
+  if (size > 1) nccl_ = make_nccl_group(store.store(), rank, size, options.timeout);
+}
+
+NcclCommunicator::~NcclCommunicator() {
+  if (!nccl_) return;
+  try {
+    if (failed_ || std::uncaught_exceptions() > 0) {
+      nccl_->abort();
+    } else {
+      nccl_->shutdown();
+    }
+  } catch (const std::exception& error) {
+    complain(fmt::format("rank {}: NCCL's connections could not be closed: {}", rank(),
+                         first_line(error.what())));
+  }
+}
+
+std::string NcclCommunicator::transport() const {
+  return size() == 1 ? "none" : fmt::format("NCCL on GPU {}, CPU tensors over TCP", device_);
+}
+
+std::unique_ptr<Communicator> NcclCommunicator::make_group(StoreExchange store, GroupPtr group,
+                                                           int rank, int size) {
+  return std::make_unique<NcclCommunicator>(std::move(store), std::move(group), rank, size, device_,
+                                            options());
+}
+
+void NcclCommunicator::check_gpu(const at::Tensor& tensor) const {
+  if (tensor.is_cuda() && tensor.device().index() == device_) return;
+  throw Error(
+      fmt::format("this rank works on GPU {}; a tensor is on {}", device_, tensor.device().str()));
+}
+
+Communicator::WorkPtr NcclCommunicator::start(const Call& call, const NcclOperation& operation,
+                                              const std::function<void()>& after) {
+  return fly(call, [&](Flight& flight) {
+    launch(flight, operation);
+    if (after) after();
+  });
+}
+
+Communicator::WorkPtr NcclCommunicator::in_rank_order(const Call& call,
+                                                      const std::vector<at::Tensor>& pieces,
+                                                      const at::Tensor& output, ReduceOp op,
+                                                      bool gather) {
+  return fly(call, [&](Flight& flight) {
+    const Exchange exchange = [&](std::vector<at::Tensor> incoming,
+                                  std::vector<at::Tensor> outgoing) {
+      for (const at::Tensor& tensor : outgoing) {
+        count(call, static_cast<std::int64_t>(tensor.nbytes()));
+      }
+      launch(flight, [&](c10d::Backend& nccl) { return nccl.alltoall(incoming, outgoing); });
+    };
+    grouped_reduce(pieces, output, rank(), divisor(op), gather, exchange);
+  });
+}
+
+// CPU tensors take the base class's way. With one rank every operation is the identity.
+
+Communicator::WorkPtr NcclCommunicator::do_broadcast(const Call& call, at::Tensor tensor,
+                                                     int root) {
+  if (tensor.is_cpu()) return GlooCommunicator::do_broadcast(call, std::move(tensor), root);
+  check_gpu(tensor);
+  if (size() == 1 || tensor.numel() == 0) return nullptr;
+  if (rank() == root) count(call, static_cast<std::int64_t>(tensor.nbytes()) * (size() - 1));
+  c10d::BroadcastOptions options;
+  options.rootRank = root;
+  std::vector<at::Tensor> tensors{std::move(tensor)};
+  return start(call, [&](c10d::Backend& nccl) { return nccl.broadcast(tensors, options); });
+}
+
+Communicator::WorkPtr NcclCommunicator::do_reduce(const Call& call, at::Tensor tensor, int root,
+                                                  ReduceOp op) {
+  if (tensor.is_cpu()) return GlooCommunicator::do_reduce(call, std::move(tensor), root, op);
+  check_gpu(tensor);
+  if (size() == 1 || tensor.numel() == 0) return nullptr;
+  if (rank_ordered()) {
+    // The root's piece is everything, the others' are empty.
+    const at::Tensor flat = tensor.flatten();
+    std::vector<at::Tensor> pieces(static_cast<std::size_t>(size()), flat.narrow(0, 0, 0));
+    pieces[static_cast<std::size_t>(root)] = flat;
+    return in_rank_order(call, pieces, pieces[static_cast<std::size_t>(rank())], op,
+                         /*gather=*/false);
+  }
+  if (rank() != root) count(call, static_cast<std::int64_t>(tensor.nbytes()));
+  c10d::ReduceOptions options;
+  options.rootRank = root;
+  std::vector<at::Tensor> tensors{tensor};
+  return start(
+      call, [&](c10d::Backend& nccl) { return nccl.reduce(tensors, options); },
+      [tensor, by = rank() == root ? divisor(op) : 1] { divide(tensor, by); });
+}
+
+Communicator::WorkPtr NcclCommunicator::do_all_reduce(const Call& call, at::Tensor tensor,
+                                                      ReduceOp op) {
+  if (tensor.is_cpu()) return GlooCommunicator::do_all_reduce(call, std::move(tensor), op);
+  check_gpu(tensor);
+  if (size() == 1 || tensor.numel() == 0) return nullptr;
+  if (rank_ordered()) {
+    const at::Tensor flat = tensor.flatten();
+    std::vector<at::Tensor> pieces;
+    for (int r = 0; r < size(); ++r) {
+      const std::int64_t begin = piece_begin(flat.numel(), r, size());
+      pieces.push_back(flat.narrow(0, begin, piece_begin(flat.numel(), r + 1, size()) - begin));
+    }
+    return in_rank_order(call, pieces, pieces[static_cast<std::size_t>(rank())], op,
+                         /*gather=*/true);
+  }
+  count(call, all_reduce_bytes(tensor.numel(), static_cast<std::int64_t>(tensor.element_size()),
+                               rank(), size()));
+  std::vector<at::Tensor> tensors{tensor};
+  return start(
+      call, [&](c10d::Backend& nccl) { return nccl.allreduce(tensors); },
+      [tensor, by = divisor(op)] { divide(tensor, by); });
+}
+
+Communicator::WorkPtr NcclCommunicator::do_reduce_scatter(const Call& call, at::Tensor output,
+                                                          at::Tensor input, ReduceOp op) {
+  if (input.is_cpu() && output.is_cpu()) {
+    return GlooCommunicator::do_reduce_scatter(call, std::move(output), std::move(input), op);
+  }
+  check_gpu(input);
+  check_gpu(output);
+  if (input.numel() == 0) return nullptr;
+  at::Tensor flat_output = output.flatten();
+  at::Tensor flat_input = input.flatten();
+  if (size() == 1) {
+    if (flat_output.data_ptr() != flat_input.data_ptr()) flat_output.copy_(flat_input);
+    return nullptr;
+  }
+  if (rank_ordered()) {
+    return in_rank_order(call, flat_input.chunk(size()), flat_output, op, /*gather=*/false);
+  }
+  count(call, static_cast<std::int64_t>(output.nbytes()) * (size() - 1));
+  return start(
+      call, [&](c10d::Backend& nccl) { return nccl._reduce_scatter_base(flat_output, flat_input); },
+      [flat_output, by = divisor(op)] { divide(flat_output, by); });
+}
+
+Communicator::WorkPtr NcclCommunicator::do_all_gather(const Call& call, at::Tensor output,
+                                                      at::Tensor input) {
+  if (input.is_cpu() && output.is_cpu()) {
+    return GlooCommunicator::do_all_gather(call, std::move(output), std::move(input));
+  }
+  check_gpu(input);
+  check_gpu(output);
+  if (input.numel() == 0) return nullptr;
+  at::Tensor flat_output = output.flatten();
+  at::Tensor flat_input = input.flatten();
+  if (size() == 1) {
+    if (flat_output.data_ptr() != flat_input.data_ptr()) flat_output.copy_(flat_input);
+    return nullptr;
+  }
+  count(call, static_cast<std::int64_t>(input.nbytes()) * (size() - 1));
+  return start(call,
+               [&](c10d::Backend& nccl) { return nccl._allgather_base(flat_output, flat_input); });
+}
+
+Communicator::WorkPtr NcclCommunicator::do_all_to_all(const Call& call, at::Tensor output,
+                                                      at::Tensor input) {
+  if (input.is_cpu() && output.is_cpu()) {
+    return GlooCommunicator::do_all_to_all(call, std::move(output), std::move(input));
+  }
+  check_gpu(input);
+  check_gpu(output);
+  if (input.numel() == 0) return nullptr;
+  at::Tensor flat_output = output.flatten();
+  at::Tensor flat_input = input.flatten();
+  if (size() == 1) {
+    flat_output.copy_(flat_input);
+    return nullptr;
+  }
+  count(call, static_cast<std::int64_t>(input.nbytes()) / size() * (size() - 1));
+  std::vector<std::int64_t> equal_pieces;
+  return start(call, [&](c10d::Backend& nccl) {
+    return nccl.alltoall_base(flat_output, flat_input, equal_pieces, equal_pieces);
+  });
+}
+
+Communicator::WorkPtr NcclCommunicator::do_send(const Call& call, at::Tensor tensor,
+                                                int destination, int tag) {
+  if (tensor.is_cpu()) return GlooCommunicator::do_send(call, std::move(tensor), destination, tag);
+  if (destination == rank()) throw Error("send: a rank cannot send to itself");
+  check_gpu(tensor);
+  if (tensor.numel() == 0) return nullptr;
+  count(call, static_cast<std::int64_t>(tensor.nbytes()));
+  std::vector<at::Tensor> tensors{std::move(tensor)};
+  return start(call, [&](c10d::Backend& nccl) { return nccl.send(tensors, destination, tag); });
+}
+
+Communicator::WorkPtr NcclCommunicator::do_recv(const Call& call, at::Tensor tensor, int source,
+                                                int tag) {
+  if (tensor.is_cpu()) return GlooCommunicator::do_recv(call, std::move(tensor), source, tag);
+  if (source == rank()) throw Error("recv: a rank cannot receive from itself");
+  check_gpu(tensor);
+  if (tensor.numel() == 0) return nullptr;
+  std::vector<at::Tensor> tensors{std::move(tensor)};
+  return start(call, [&](c10d::Backend& nccl) { return nccl.recv(tensors, source, tag); });
+}
+
+}  // namespace zero::dist

@@ -1,0 +1,95 @@
+#pragma once
+
+// Private to common/zero/distributed, and to the library zero::cuda.
+
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <vector>
+
+#include <zero/distributed/gloo/gloo_communicator.hpp>
+
+namespace zero::dist {
+
+using NcclGroup = c10::intrusive_ptr<c10d::Backend>;
+
+/// A collective on a GPU, from its start until it is seen to be complete. Its buffers belong to it
+/// until it was waited for: from then on the stream that waited comes after `done`, and so does
+/// whatever that stream does next with their memory. Nothing more is needed to free or reuse them.
+/// (record_stream() would keep the memory until the host happens to look, and peaks would depend on
+/// timing.)
+struct Flight {
+  std::string what;  ///< for error messages
+  c10::Event done{c10::DeviceType::CUDA};
+  std::vector<c10::intrusive_ptr<c10d::Work>> works;  ///< NCCL's operations, which notice errors
+  bool waited_for = false;
+};
+
+/// CUDA tensors over NCCL, CPU tensors over Gloo. See enable_nccl() of nccl.hpp.
+///
+/// Gradients travel on one stream, everything else on another, beside the stream that computes. The
+/// host waits for none of them: a collective begins after what the calling thread's stream was
+/// given before, and wait() makes that stream come after the collective.
+class NcclCommunicator final : public GlooCommunicator {
+ public:
+  /// Called by all ranks. Makes GPU `device` the current one of this thread; NCCL itself connects
+  /// in the first collective. `group` is null for one rank.
+  NcclCommunicator(StoreExchange store, GroupPtr group, int rank, int size, int device,
+                   const ConnectOptions& options);
+  /// Ends NCCL's connections. After an error it does not wait for peers.
+  ~NcclCommunicator() override;
+
+  std::string transport() const override;
+  void settle() override;
+
+ protected:
+  WorkPtr do_broadcast(const Call&, at::Tensor tensor, int root) override;
+  WorkPtr do_reduce(const Call&, at::Tensor tensor, int root, ReduceOp op) override;
+  WorkPtr do_all_reduce(const Call&, at::Tensor tensor, ReduceOp op) override;
+  WorkPtr do_reduce_scatter(const Call&, at::Tensor output, at::Tensor input, ReduceOp op) override;
+  WorkPtr do_all_gather(const Call&, at::Tensor output, at::Tensor input) override;
+  WorkPtr do_all_to_all(const Call&, at::Tensor output, at::Tensor input) override;
+  WorkPtr do_send(const Call&, at::Tensor tensor, int destination, int tag) override;
+  WorkPtr do_recv(const Call&, at::Tensor tensor, int source, int tag) override;
+
+  std::unique_ptr<Communicator> make_group(StoreExchange store, GroupPtr group, int rank,
+                                           int size) override;
+
+ private:
+  using C10dWork = c10::intrusive_ptr<c10d::Work>;
+
+  class FlightWork;
+  using NcclOperation = std::function<C10dWork(c10d::Backend&)>;
+
+  /// Runs `body`, which calls launch() and tensor operations, on the stream for this call.
+  WorkPtr fly(const Call& call, const std::function<void(Flight&)>& body);
+  /// One of NCCL's operations within fly(): what the stream is given next comes after it.
+  void launch(Flight& flight, const NcclOperation& operation);
+  /// Both, for a collective that is one operation; `after` is what is done with its result.
+  WorkPtr start(const Call& call, const NcclOperation& operation,
+                const std::function<void()>& after = {});
+  c10::Stream current_stream() const;
+  void forget_completed();
+  void check(const Flight& flight);
+  /// Ends NCCL's operations, so that nobody waits for ever, and throws.
+  [[noreturn]] void fail(const Flight& flight, const std::string& cause);
+  WorkPtr in_rank_order(const Call& call, const std::vector<at::Tensor>& pieces,
+                        const at::Tensor& output, ReduceOp op, bool gather);
+  int divisor(ReduceOp op) const { return op == ReduceOp::kAverage ? size() : 1; }
+  bool rank_ordered() const { return order() == ReductionOrder::kRankOrdered; }
+  void check_gpu(const at::Tensor& tensor) const;
+
+  int device_;
+  NcclGroup nccl_;
+  c10::Stream gradients_;
+  c10::Stream others_;
+  std::deque<std::shared_ptr<Flight>> flights_;  // not yet seen to be complete, oldest first
+  bool failed_ = false;
+};
+
+}  // namespace zero::dist

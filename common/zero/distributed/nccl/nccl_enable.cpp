@@ -1,0 +1,82 @@
+#include <ATen/cuda/CUDAContext.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <fmt/format.h>
+#include <torch/csrc/cuda/nccl.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdlib>
+#include <map>
+#include <utility>
+
+#include <zero/base/error.hpp>
+#include <zero/distributed/backend.hpp>
+#include <zero/distributed/nccl/nccl.hpp>
+#include <zero/distributed/nccl/nccl_communicator.hpp>
+#include <zero/memory/cuda_memory.hpp>
+
+namespace zero::dist {
+namespace {
+
+// What tells one GPU from all others: the host, and the identity that the driver gives.
+std::string identity(int device) {
+  std::array<char, 256> host{};
+  ::gethostname(host.data(), host.size() - 1);
+  std::string text = fmt::format("{}, GPU ", host.data());
+  for (const char byte : at::cuda::getDeviceProperties(device)->uuid.bytes) {
+    text += fmt::format("{:02x}", static_cast<unsigned char>(byte));
+  }
+  return text;
+}
+
+// Every rank learns of every problem, so that all of them end with the same message.
+void agree_on_gpus(StoreExchange& store, int device) {
+  const std::string problem = memory::gpu_problem(device);
+  // The first character says which of the two it is.
+  const auto all = store.exchange(problem.empty() ? fmt::format("+{}", identity(device))
+                                                  : fmt::format("-{}", problem));
+  std::map<std::string, std::size_t> users;
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    const std::string said = all[rank].substr(1);
+    if (all[rank].front() == '-') {
+      throw Error(fmt::format("rank {} cannot use the backend nccl: {}", rank, said));
+    }
+    const auto [other, first] = users.emplace(said, rank);
+    if (!first && !ranks_may_share_a_gpu()) {
+      throw Error(
+          fmt::format("ranks {} and {} would both use {}: give each rank a GPU of its own (start "
+                      "as many ranks on a machine as it has GPUs)",
+                      other->second, rank, said));
+    }
+  }
+}
+
+int chosen_device(const Place& place) {
+  if (!memory::gpu_problem().empty())
+    return place.local_rank;  // agree_on_gpus() says what is wrong
+  if (place.size == 1) return c10::cuda::current_device();
+  return ranks_may_share_a_gpu() ? place.local_rank % c10::cuda::device_count() : place.local_rank;
+}
+
+}  // namespace
+
+bool ranks_may_share_a_gpu() {
+  // Major, minor and patch version in 16 bits each.
+  constexpr std::uint64_t kFirst = std::uint64_t{2} << 32 | std::uint64_t{30} << 16;
+  const char* variable = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  return variable != nullptr && std::string(variable) == "1" &&
+         torch::cuda::nccl::version() >= kFirst;
+}
+
+void enable_nccl(const NcclOptions& nccl) {
+  add_backend("nccl", [nccl](Place place, const ConnectOptions& options) {
+    const int device = nccl.device.value_or(chosen_device(place));
+    agree_on_gpus(place.store, device);
+    ConnectOptions adjusted = options;
+    adjusted.order = nccl.order;
+    return std::make_unique<NcclCommunicator>(std::move(place.store), std::move(place.group),
+                                              place.rank, place.size, device, adjusted);
+  });
+}
+
+}  // namespace zero::dist

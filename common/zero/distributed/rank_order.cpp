@@ -1,0 +1,149 @@
+#include <c10/util/BFloat16.h>
+#include <c10/util/Exception.h>
+#include <c10/util/Half.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstdint>
+#include <type_traits>
+
+#include <zero/distributed/rank_order.hpp>
+
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
+#include <zero/base/error.hpp>
+
+namespace zero::dist {
+namespace {
+
+// Elements that are added up together, in registers.
+constexpr int kTogether = 16;
+
+template <typename T>
+inline constexpr bool kIsHalf = std::is_same_v<T, c10::BFloat16> || std::is_same_v<T, c10::Half>;
+
+// The type in which sums are kept.
+template <typename T>
+using Sum = std::conditional_t<kIsHalf<T>, float, T>;
+
+// What sums are divided by. x * 0.5 is x / 2 to the last bit and takes a fraction of the time; so
+// it is for every power of two.
+template <typename T>
+class Divisor {
+ public:
+  explicit Divisor(int divisor)
+      : by_(static_cast<T>(divisor)),
+        inverse_(static_cast<T>(static_cast<T>(1) / by_)),
+        exact_(std::has_single_bit(static_cast<unsigned>(divisor))) {
+    // The inverse of an integer would be 0: they are only ever divided by 1 (see add_tensors).
+    TORCH_INTERNAL_ASSERT(std::is_floating_point_v<T> || divisor == 1);
+  }
+  template <std::size_t N>
+  void divide(std::array<T, N>& sums) const {
+    if (exact_) {
+      for (T& sum : sums) sum = static_cast<T>(sum * inverse_);
+    } else {
+      for (T& sum : sums) sum = static_cast<T>(sum / by_);
+    }
+  }
+
+ private:
+  T by_;
+  T inverse_;
+  bool exact_;
+};
+
+// Whether stores may go around the cache. A sum that overwrites none of its inputs is read much
+// later, and a store into the cache would first read from memory what it overwrites.
+template <typename T>
+bool around_cache(const T* output, const std::vector<const T*>& inputs) {
+#ifdef __SSE2__
+  constexpr std::uintptr_t kAligned = 16;
+  return std::is_same_v<T, float> && reinterpret_cast<std::uintptr_t>(output) % kAligned == 0 &&
+         std::find(inputs.begin(), inputs.end(), output) == inputs.end();
+#else
+  return false;
+#endif
+}
+
+template <std::size_t N, typename T>
+void store(T* to, const std::array<Sum<T>, N>& sums, [[maybe_unused]] bool around) {
+#ifdef __SSE2__
+  if constexpr (std::is_same_v<T, float> && N == kTogether) {
+    if (around) {
+      for (std::size_t i = 0; i < N; i += 4) _mm_stream_ps(to + i, _mm_loadu_ps(sums.data() + i));
+      return;
+    }
+  }
+#endif
+  for (std::size_t i = 0; i < N; ++i) to[i] = static_cast<T>(sums[i]);
+}
+
+template <std::size_t N, typename T>
+void add_some(T* output, const std::vector<const T*>& inputs, std::int64_t begin,
+              const Divisor<Sum<T>>& divisor, bool around) {
+  std::array<Sum<T>, N> sums;
+  for (std::size_t i = 0; i < N; ++i) sums[i] = static_cast<Sum<T>>(inputs.front()[begin + i]);
+  for (std::size_t rank = 1; rank < inputs.size(); ++rank) {
+    const T* const next = inputs[rank] + begin;
+    for (std::size_t i = 0; i < N; ++i)
+      sums[i] = static_cast<Sum<T>>(sums[i] + static_cast<Sum<T>>(next[i]));
+  }
+  divisor.divide(sums);
+  store<N>(output + begin, sums, around);
+}
+
+template <typename T>
+void add_all(T* output, const std::vector<const T*>& inputs, std::int64_t elements, int divisor) {
+  const Divisor<Sum<T>> by(divisor);
+  const bool around = around_cache(output, inputs);
+  std::int64_t begin = 0;
+  for (; begin + kTogether <= elements; begin += kTogether) {
+    add_some<kTogether>(output, inputs, begin, by, around);
+  }
+  for (; begin < elements; ++begin) add_some<1>(output, inputs, begin, by, around);
+#ifdef __SSE2__
+  if (around) _mm_sfence();  // before anybody is told that the sum is there
+#endif
+}
+
+template <typename T>
+void add_tensors(const at::Tensor& output, const std::vector<at::Tensor>& inputs, int divisor) {
+  if (std::is_integral_v<T> && divisor != 1) {
+    throw Error("integers cannot be averaged: reduce them with ReduceOp::kSum");
+  }
+  std::vector<const T*> pointers;
+  for (const at::Tensor& input : inputs) pointers.push_back(input.const_data_ptr<T>());
+  add_all(output.mutable_data_ptr<T>(), pointers, output.numel(), divisor);
+}
+
+}  // namespace
+
+void sum_in_rank_order(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
+                       int divisor) {
+  switch (output.scalar_type()) {
+    case at::kFloat:
+      return add_tensors<float>(output, inputs, divisor);
+    case at::kDouble:
+      return add_tensors<double>(output, inputs, divisor);
+    case at::kBFloat16:
+      return add_tensors<c10::BFloat16>(output, inputs, divisor);
+    case at::kHalf:
+      return add_tensors<c10::Half>(output, inputs, divisor);
+    case at::kLong:
+      return add_tensors<std::int64_t>(output, inputs, divisor);
+    case at::kInt:
+      return add_tensors<std::int32_t>(output, inputs, divisor);
+    case at::kByte:
+      return add_tensors<std::uint8_t>(output, inputs, divisor);
+    default:
+      throw Error(
+          fmt::format("tensors of {} cannot be reduced", c10::toString(output.scalar_type())));
+  }
+}
+
+}  // namespace zero::dist

@@ -1,0 +1,109 @@
+#include <fmt/format.h>
+
+#include <utility>
+
+#include <zero/base/error.hpp>
+#include <zero/distributed/gloo/gloo_communicator.hpp>
+
+namespace zero::dist {
+namespace {
+
+// A TCP store takes 8 MiB at a time.
+constexpr std::size_t kLargestPart = 4 << 20;
+
+}  // namespace
+
+std::vector<std::string> StoreExchange::exchange(const std::string& text) {
+  if (size_ == 1) return {text};
+  const std::int64_t round = round_++;
+  patiently(fmt::format("to say message {}", round), [&] {
+    put(key_of(round, rank_), text);
+    return std::string();
+  });
+  std::vector<std::string> all;
+  for (int rank = 0; rank < size_; ++rank) all.push_back(take(rank, round));
+  forget_last_message();
+  // The store may go away as soon as the rank that serves it is back from here: it leaves last.
+  if (server_ >= 0) leave(round);
+  return all;
+}
+
+std::string StoreExchange::key_of(std::int64_t round, int rank) {
+  return fmt::format("exchange/{}/{}", round, rank);
+}
+
+// "=" and the text, or "#" and how many parts there are.
+void StoreExchange::put(const std::string& key, const std::string& text) {
+  older_ = std::exchange(mine_, {key});
+  if (text.size() < kLargestPart) {
+    store_->set(key, "=" + text);
+    return;
+  }
+  const std::size_t parts = text.size() / kLargestPart + 1;
+  for (std::size_t part = 0; part < parts; ++part) {
+    mine_.push_back(fmt::format("{}/{}", key, part));
+    store_->set(mine_.back(), text.substr(part * kLargestPart, kLargestPart));
+  }
+  store_->set(key, fmt::format("#{}", parts));  // last: whoever sees it finds all parts
+}
+
+std::string StoreExchange::take(int rank, std::int64_t round) {
+  const std::string key = key_of(round, rank);
+  const auto get = [&](const std::string& from) {
+    const std::vector<std::uint8_t> bytes = store_->get(from);
+    return std::string(bytes.begin(), bytes.end());
+  };
+  return patiently(fmt::format("for message {} of rank {}", round, rank), [&] {
+    const std::string said = get(key);
+    if (said.front() == '=') return said.substr(1);
+    std::string text;
+    for (int part = 0; part < std::stoi(said.substr(1)); ++part) {
+      text += get(fmt::format("{}/{}", key, part));
+    }
+    return text;
+  });
+}
+
+void StoreExchange::forget_last_message() {
+  // Who has said something in this round has read what was said in the one before.
+  try {
+    for (const std::string& key : older_) store_->deleteKey(key);
+  } catch (const std::exception&) {
+    // Of no use to anybody, that is all: what was to be exchanged, was.
+  }
+  older_.clear();
+}
+
+void StoreExchange::leave(std::int64_t round) {
+  const auto left = [](std::int64_t r) { return fmt::format("exchange/{}/left", r); };
+  const auto everyone = [](std::int64_t r) { return fmt::format("exchange/{}/everyone", r); };
+  patiently(fmt::format("until all ranks have read the messages {}", round), [&] {
+    const bool last = store_->add(left(round), 1) == size_;
+    if (last && round > 0) {
+      store_->deleteKey(left(round - 1));
+      store_->deleteKey(everyone(round - 1));
+    }
+    if (last) store_->set(everyone(round), std::string());
+    if (rank_ == server_) store_->wait({everyone(round)}, timeout_);
+    return std::string();
+  });
+}
+
+std::string StoreExchange::patiently(const std::string& what,
+                                     const std::function<std::string()>& wait) {
+  const auto started = std::chrono::steady_clock::now();
+  try {
+    return wait();
+  } catch (const Error& error) {
+    throw Error(fmt::format("waiting {}: {}", what, error.what()));
+  } catch (const std::exception& error) {
+    if (std::chrono::steady_clock::now() - started < timeout_) {
+      throw Error(fmt::format("the store through which ranks meet is gone (waiting {}): {}", what,
+                              first_line(error.what())));
+    }
+    throw Error(fmt::format("no answer within {} s (waiting {}, of {} ranks): {}",
+                            timeout_.count() / 1000.0, what, size_, first_line(error.what())));
+  }
+}
+
+}  // namespace zero::dist

@@ -1,0 +1,56 @@
+// What was sent, by operation and purpose, and the names of both.
+#include <zero/distributed/communicator.hpp>
+
+namespace zero::dist {
+
+std::string_view name(Purpose purpose) {
+  constexpr std::array<std::string_view, kPurposes> kNames = {"gradient", "parameter", "control",
+                                                              "setup"};
+  return kNames.at(static_cast<std::size_t>(purpose));
+}
+
+std::string_view name(Operation operation) {
+  constexpr std::array<std::string_view, kOperations> kNames = {
+      "broadcast",  "reduce", "all_reduce", "reduce_scatter", "all_gather",
+      "all_to_all", "send",   "recv",       "barrier"};
+  return kNames.at(static_cast<std::size_t>(operation));
+}
+
+Traffic::Entry& Traffic::at(Operation operation, Purpose purpose) {
+  return entries[static_cast<std::size_t>(operation)][static_cast<std::size_t>(purpose)];
+}
+
+const Traffic::Entry& Traffic::at(Operation operation, Purpose purpose) const {
+  return entries[static_cast<std::size_t>(operation)][static_cast<std::size_t>(purpose)];
+}
+
+std::int64_t Traffic::bytes(Purpose purpose) const {
+  std::int64_t sum = 0;
+  for (const auto& row : entries) sum += row[static_cast<std::size_t>(purpose)].bytes;
+  return sum;
+}
+
+std::int64_t Traffic::calls(Purpose purpose) const {
+  std::int64_t sum = 0;
+  for (const auto& row : entries) sum += row[static_cast<std::size_t>(purpose)].calls;
+  return sum;
+}
+
+std::int64_t Traffic::bytes() const {
+  std::int64_t sum = 0;
+  for (std::size_t p = 0; p < kPurposes; ++p) sum += bytes(static_cast<Purpose>(p));
+  return sum;
+}
+
+Traffic Traffic::since(const Traffic& earlier) const {
+  Traffic difference = *this;
+  for (std::size_t o = 0; o < kOperations; ++o) {
+    for (std::size_t p = 0; p < kPurposes; ++p) {
+      difference.entries[o][p].bytes -= earlier.entries[o][p].bytes;
+      difference.entries[o][p].calls -= earlier.entries[o][p].calls;
+    }
+  }
+  return difference;
+}
+
+}  // namespace zero::dist

@@ -1,0 +1,288 @@
+#include <fmt/format.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <sstream>
+
+#include <zero/base/error.hpp>
+#include <zero/base/json_depth.hpp>
+#include <zero/base/names.hpp>
+#include <zero/engine/engine_config.hpp>
+
+namespace zero {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr double kMib = 1 << 20;
+constexpr double kMostMib = 1e9;
+constexpr double kMostCount = 9e15;  // every whole number up to here is a double
+
+Json parsed(const std::string& text, const char* what) {
+  try {
+    Json json = Json::parse(text, base::bounded_depth(what));
+    if (!json.is_object()) throw Error(fmt::format("{} must be a JSON object", what));
+    return json;
+  } catch (const Json::exception& error) {
+    throw Error(fmt::format("{} is not JSON: {}", what, error.what()));
+  }
+}
+
+// Reads the fields of one object, each by its own function; refuses all others.
+class Reader {
+ public:
+  explicit Reader(std::string where) : where_(std::move(where)) {}
+
+  using Take = std::function<void(const Json& value)>;
+  void field(const std::string& key, Take take) { fields_[key] = std::move(take); }
+
+  void count(const std::string& key, std::int64_t least, std::int64_t& out) {
+    field(key, [this, key, least, &out](const Json& value) {
+      out = as_count(key, value, least, fmt::format("a whole number from {}", least));
+    });
+  }
+
+  /// A number of 0 or more, or a word that stands for one.
+  void count_or(const std::string& key, const char* word, std::int64_t meaning, std::int64_t& out) {
+    field(key, [this, key, word, meaning, &out](const Json& value) {
+      const auto right = fmt::format("\"{}\" or a whole number from 0", word);
+      out = value == word ? meaning : as_count(key, value, 0, right);
+    });
+  }
+
+  void mib(const std::string& key, std::int64_t& bytes) {
+    field(key, [this, key, &bytes](const Json& value) {
+      const double number = value.is_number() ? value.get<double>() : 0;
+      if (number * kMib < 1 || !(number <= kMostMib)) {
+        refuse(key, value, fmt::format("a number of MiB, from one byte to {:g}", kMostMib));
+      }
+      bytes = static_cast<std::int64_t>(number * kMib);
+    });
+  }
+
+  void flag(const std::string& key, const std::function<void(bool)>& take) {
+    field(key, [this, key, take](const Json& value) {
+      if (!value.is_boolean()) refuse(key, value, "true or false");
+      take(value.get<bool>());
+    });
+  }
+
+  void read(const Json& object) const {
+    for (const auto& [key, value] : object.items()) {
+      const auto found = fields_.find(key);
+      if (found == fields_.end()) {
+        std::vector<std::string> known;
+        for (const auto& field : fields_) known.push_back(field.first);
+        throw Error(where_ + ": " + base::unknown_name_message("key", key, known));
+      }
+      found->second(value);
+    }
+  }
+
+  [[noreturn]] void refuse(const std::string& key, const Json& value,
+                           const std::string& right) const {
+    throw Error(fmt::format("{}: {} is {}; it must be {}", where_, key, value.dump(), right));
+  }
+
+ private:
+  std::int64_t as_count(const std::string& key, const Json& value, std::int64_t least,
+                        const std::string& right) const {
+    // 5e8 is a number of elements as much as 500000000 is.
+    const double number = value.is_number() ? value.get<double>() : -1;
+    const bool whole = number == std::floor(number) && number <= kMostCount;
+    if (!whole || number < static_cast<double>(least)) {
+      refuse(key, value, fmt::format("{} to {:g}", right, kMostCount));
+    }
+    return static_cast<std::int64_t>(number);
+  }
+
+  std::string where_;
+  std::map<std::string, Take> fields_;
+};
+
+void take_stage(Reader& reader, int& stage) {
+  reader.field("stage", [&reader, &stage](const Json& value) {
+    if (!value.is_number_integer() || value < 0 || value > 3) {
+      reader.refuse("stage", value, "0, 1, 2 or 3");
+    }
+    stage = value.get<int>();
+  });
+}
+
+void take_clip_norm(Reader& reader, const char* key, double& norm) {
+  reader.field(key, [&reader, key, &norm](const Json& value) {
+    if (!value.is_number() || !(value.get<double>() >= 0)) {
+      reader.refuse(key, value, "a norm, or 0 for no clipping");
+    }
+    norm = value.get<double>();
+  });
+}
+
+}  // namespace
+
+EngineConfig engine_config(const std::string& json) {
+  EngineConfig config;
+  Reader reader("engine configuration");
+  take_stage(reader, config.overlap.stage);
+  reader.mib("bucket_mib", config.overlap.bucket_bytes);
+  reader.mib("in_flight_mib", config.overlap.in_flight_bytes);
+  reader.count_or("lookahead", "auto", kAutoLookahead, config.overlap.lookahead);
+  reader.mib("ahead_mib", config.overlap.ahead_bytes);
+  reader.count_or("whole_below", "hybrid", kHybridThreshold, config.overlap.whole_below);
+  reader.flag("keep_buffers", [&](bool keep) { config.overlap.keep_buffers = keep; });
+  reader.flag("keep_gradients", [&](bool keep) { config.overlap.keep_gradients = keep; });
+  reader.count("accumulation_steps", 1, config.accumulation_steps);
+  take_clip_norm(reader, "clip_norm", config.clip_norm);
+  reader.flag("reduce_in_float32", [&](bool wide) { config.reduce_in_float32 = wide; });
+  reader.field("loss_scale", [&](const Json& value) {
+    const double scale = value.is_number() ? value.get<double>() : -1;
+    config.loss_scale.initial = scale;
+    if (scale == 0) return;
+    try {
+      train::LossScale{config.loss_scale};
+    } catch (const Error&) {
+      reader.refuse("loss_scale", value, "0 for none, or a power of two from 1 to 2^100");
+    }
+  });
+  reader.read(parsed(json, "the engine configuration"));
+  return config;
+}
+
+namespace {
+
+// "lookahead=2" as JSON has it: numbers and true are themselves, anything else is a word.
+// Over what a file says, but not twice.
+void add_setting(Json& settings, std::set<std::string>& given, const std::string& text) {
+  const std::size_t sign = text.find('=');
+  if (sign == std::string::npos || sign == 0) {
+    throw Error(fmt::format("'{}' is no setting of the engine; write key=value", text));
+  }
+  const std::string key = text.substr(0, sign), value = text.substr(sign + 1);
+  if (!given.insert(key).second) {
+    throw Error(fmt::format("'{}' is the second value of {}; give one", value, key));
+  }
+  const Json json = Json::parse(value, nullptr, /*allow_exceptions=*/false);
+  settings[key] = json.is_primitive() && !json.is_discarded() ? json : Json(value);
+}
+
+std::string contents_of(const std::string& path) {
+  std::ifstream file(path);
+  std::error_code ignored;
+  if (!file || std::filesystem::is_directory(path, ignored)) {
+    throw Error(fmt::format("the engine configuration '{}' cannot be read", path));
+  }
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// The rest of `text` where it begins with `key`.
+std::optional<std::string> after(const std::string& key, const std::string& text) {
+  if (text.rfind(key, 0) != 0) return std::nullopt;
+  return text.substr(key.size());
+}
+
+EngineConfig config_from(int stage, const std::string& text, std::vector<std::string>* notes) {
+  if (const auto file = after("deepspeed=", text)) {
+    const std::string contents = contents_of(*file);
+    ReadConfig read;
+    try {
+      read = engine_config_from_deepspeed(contents);
+    } catch (const Error& error) {
+      throw Error(fmt::format("{}: {}", *file, error.what()));
+    }
+    if (notes != nullptr) *notes = std::move(read.notes);
+    return read.config;
+  }
+  Json settings = Json::object();
+  std::istringstream parts(text);
+  std::set<std::string> given;
+  bool first = true;
+  for (std::string part; std::getline(parts, part, ':'); first = false) {
+    if (const auto file = after("config=", part); file && first) {
+      settings = parsed(contents_of(*file), file->c_str());
+    } else {
+      add_setting(settings, given, part);
+    }
+  }
+  if (!settings.contains("stage")) settings["stage"] = stage;
+  return engine_config(settings.dump());
+}
+
+}  // namespace
+
+OverlapOptions overlap_options(int stage, const std::string& text,
+                               std::vector<std::string>* notes) {
+  const EngineConfig config = config_from(stage, text, notes);
+  if (config.overlap.stage != stage) {
+    throw Error(
+        fmt::format("stage is {}, but mode engine{} was asked for", config.overlap.stage, stage));
+  }
+  if (config.accumulation_steps != 1 || config.clip_norm != 0 || config.reduce_in_float32 ||
+      config.loss_scale.initial != 0) {
+    throw Error(
+        "accumulation_steps, clip_norm, reduce_in_float32 and loss_scale are for zero::Engine; the "
+        "trainer of a mode has its own");
+  }
+  return config.overlap;
+}
+
+ReadConfig engine_config_from_deepspeed(const std::string& json) {
+  const Json file = parsed(json, "the DeepSpeed configuration");
+  ReadConfig read;
+  OverlapOptions& overlap = read.config.overlap;
+  overlap.stage = 0;  // DeepSpeed's own default
+  Reader block("zero_optimization");
+  take_stage(block, overlap.stage);
+  std::int64_t bucket_elements = overlap.bucket_bytes / 4;
+  block.count("reduce_bucket_size", 1, bucket_elements);
+  std::int64_t prefetch = 1;
+  block.count("stage3_prefetch_bucket_size", 0, prefetch);
+  block.count("stage3_param_persistence_threshold", 0, overlap.whole_below);
+  bool overlaps = true;
+  block.flag("overlap_comm", [&](bool on) { overlaps = on; });
+  block.flag("contiguous_gradients", [&](bool on) {
+    if (!on) read.notes.push_back("contiguous_gradients is false: gradients are contiguous here");
+  });
+  for (const char* key : {"offload_optimizer", "offload_param"}) {
+    block.field(key, [key, &block](const Json& value) {
+      const bool off =
+          value.is_null() || (value.is_object() && value.value("device", "") == "none");
+      if (!off) block.refuse(key, value, "left out: states stay in the memory of their rank here");
+    });
+  }
+  for (const char* key :
+       {"allgather_partitions", "allgather_bucket_size", "reduce_scatter", "round_robin_gradients",
+        "sub_group_size", "stage3_max_live_parameters", "stage3_max_reuse_distance",
+        "stage3_gather_16bit_weights_on_model_save"}) {
+    block.field(key, [key, &read](const Json&) {
+      read.notes.push_back(fmt::format("{} makes no difference here", key));
+    });
+  }
+  if (file.contains("zero_optimization")) {
+    const Json& inner = file["zero_optimization"];
+    if (!inner.is_object()) throw Error("zero_optimization must be a JSON object");
+    block.read(inner);
+    Reader around("the DeepSpeed configuration");
+    around.count("gradient_accumulation_steps", 1, read.config.accumulation_steps);
+    take_clip_norm(around, "gradient_clipping", read.config.clip_norm);
+    Json rest = Json::object();
+    for (const char* key : {"gradient_accumulation_steps", "gradient_clipping"}) {
+      if (file.contains(key)) rest[key] = file[key];
+    }
+    around.read(rest);
+  } else {
+    block.read(file);
+  }
+  overlap.bucket_bytes = bucket_elements * 4;
+  overlap.in_flight_bytes = overlaps ? 2 * overlap.bucket_bytes : overlap.bucket_bytes;
+  if (prefetch == 0 || !overlaps) overlap.lookahead = 0;
+  return read;
+}
+
+}  // namespace zero

@@ -1,0 +1,74 @@
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include <zero/engine/overlap_options.hpp>
+#include <zero/train/loss_scale.hpp>
+
+namespace zero {
+
+/// How an Engine trains. In a file:
+///
+///     {
+///       "stage": 3,
+///       "bucket_mib": 25,
+///       "in_flight_mib": 50,
+///       "lookahead": 1,         or "auto"
+///       "ahead_mib": 512,
+///       "whole_below": 0,       or "hybrid": 100 million
+///       "keep_buffers": true,
+///       "keep_gradients": true,
+///       "accumulation_steps": 1,
+///       "clip_norm": 0,
+///       "reduce_in_float32": false,
+///       "loss_scale": 0         or the first scale, for float16: 65536
+///     }
+///
+/// Every key may be left out.
+struct EngineConfig {
+  OverlapOptions overlap;
+  std::int64_t accumulation_steps = 1;  ///< micro-batches of a step
+  double clip_norm = 0;                 ///< largest L2 norm of the gradient; 0: do not clip
+  bool reduce_in_float32 = false;       ///< gradients of 2 bytes travel as float32
+  /// Dynamic loss scaling (train::LossScale), for parameters in float16; an initial scale of 0:
+  /// none.
+  train::LossScaleOptions loss_scale = {.initial = 0};
+};
+
+/// Reads the text of a configuration file. zero::Error for text that is not JSON, a value of the
+/// wrong type or out of range, and for an unknown key, with the nearest known one.
+EngineConfig engine_config(const std::string& json);
+
+/// The same on a command line, as what follows the name of a mode: keys of the file above and
+/// their values, joined by colons, "lookahead=2:bucket_mib=5". With "config=FILE" in the first
+/// place the rest changes what is in that file. "deepspeed=FILE", alone, takes a configuration for
+/// DeepSpeed. `stage` is what the mode's name says; zero::Error where the file says another, and
+/// for what a mode has no use for: accumulation_steps, clip_norm, reduce_in_float32, loss_scale.
+/// `notes`, where given, gets those of engine_config_from_deepspeed().
+OverlapOptions overlap_options(int stage, const std::string& text,
+                               std::vector<std::string>* notes = nullptr);
+
+/// What a configuration for DeepSpeed means here.
+struct ReadConfig {
+  EngineConfig config;
+  std::vector<std::string> notes;  ///< keys that were understood and make no difference here
+};
+
+/// Reads the block "zero_optimization" of a DeepSpeed configuration (the whole file, or the block
+/// alone), and "gradient_accumulation_steps" and "gradient_clipping" beside it:
+///
+///     stage                               stage
+///     overlap_comm                        false: one bucket under way at most, lookahead 0
+///     reduce_bucket_size                  bucket_mib (elements of 4 bytes)
+///     stage3_prefetch_bucket_size         0: lookahead 0
+///     stage3_param_persistence_threshold  whole_below (there of parameters, here of whole units)
+///     contiguous_gradients                always so here
+///
+/// zero::Error for offload_optimizer and offload_param, which do not exist here, and for unknown
+/// keys of the block. Other blocks of the file are not looked at.
+ReadConfig engine_config_from_deepspeed(const std::string& json);
+
+}  // namespace zero

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+/// The files and folders of a checkpoint on this rank's disk. Every function throws zero::Error,
+/// naming the path, where the system refuses.
+namespace zero::io::checkpoint {
+
+struct Fingerprint {
+  std::int64_t bytes = 0;
+  std::string sha256;  ///< 64 hexadecimal digits
+};
+
+/// Reads a whole file in pieces of 1 MiB.
+Fingerprint fingerprint(const std::filesystem::path& path);
+
+/// A small file as text.
+std::string read_text(const std::filesystem::path& path);
+
+/// Writes a small file, brings it to the disk, and only then gives it its name.
+void write_text(const std::filesystem::path& path, const std::string& text);
+
+/// Brings the names in `folder` to the disk.
+void sync_folder(const std::filesystem::path& folder);
+
+/// Makes a new, empty folder for a step in `folder`, which is made too if need be; gives its name:
+/// "step-000000012", or "step-000000012.1" where that is taken.
+std::string make_step_folder(const std::filesystem::path& folder, std::int64_t step);
+
+/// "rank-00000-of-00002.safetensors"
+std::string rank_file_name(int rank, int world_size);
+
+/// Removes what checkpoints left in `folder`: step folders but `keep`, and manifests that were
+/// being written. Files of other names stay, and so does a step folder that has one. What cannot be
+/// removed stays too: nothing reads it.
+void remove_step_folders(const std::filesystem::path& folder, const std::string& keep);
+
+/// The same for the files of one step folder, and the folder.
+void remove_step_folder(const std::filesystem::path& step_folder);
+
+}  // namespace zero::io::checkpoint

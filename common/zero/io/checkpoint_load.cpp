@@ -1,0 +1,228 @@
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+
+#include <zero/base/error.hpp>
+#include <zero/base/sha256.hpp>
+#include <zero/io/checkpoint_files.hpp>
+#include <zero/io/checkpoint_parts.hpp>
+#include <zero/io/safetensors.hpp>
+#include <zero/memory/accounting.hpp>
+
+namespace zero::io {
+
+namespace fs = std::filesystem;
+using namespace checkpoint;
+
+namespace {
+
+using States = std::map<std::string, at::Tensor>;
+
+// Everything that one rank does with a checkpoint, in the order in which it is done.
+class Loader {
+ public:
+  Loader(train::Strategy& strategy, fs::path folder)
+      : strategy_(strategy),
+        folder_(std::move(folder)),
+        rank_(strategy.communicator().rank()),
+        size_(strategy.communicator().size()) {}
+
+  /// Reads the manifest; gives its digest.
+  std::string read_manifest() {
+    const fs::path path = folder_ / kManifestFile;
+    const std::string text = read_text(path);
+    manifest_ = manifest_from(text, path.string());
+    return base::Sha256().add(text).hex();
+  }
+
+  void check_model(const LoadOptions& options) const {
+    check_same_model(manifest_, parameters_of(strategy_), buffers_of(strategy_),
+                     options.convert_dtype);
+    const std::string ours = strategy_.optimizer().settings().kind;
+    if (manifest_.info.optimizer.kind != ours) {
+      throw Error(fmt::format("its optimizer is {}, that of this run {}",
+                              manifest_.info.optimizer.kind,
+                              ours.empty() ? "of another kind" : ours));
+    }
+  }
+
+  /// Checks and opens the files that this rank takes something from.
+  void open_files() {
+    std::set<int> wanted = sources();
+    for (const SavedFile& file : manifest_.files) {
+      // What nobody needs is checked all the same, by one rank.
+      if (wanted.contains(file.rank) || file.rank % size_ == rank_) check(file);
+      if (wanted.contains(file.rank)) files_.emplace(file.rank, path_of(file));
+    }
+    for (std::size_t i = 0; i < manifest_.parameters.size(); ++i) {
+      for (const Run& run : manifest_.parameters[i].runs) {
+        if (files_.contains(run.rank)) check_tensors(manifest_.parameters[i], run);
+      }
+    }
+    check_buffers_of_files();
+  }
+
+  /// The states of this rank's pieces, in memory but not yet the optimizer's.
+  void read_states() {
+    const memory::Charge charge(memory::Category::kOptimizer);
+    states_.resize(manifest_.parameters.size());
+    for (std::size_t i = 0; i < manifest_.parameters.size(); ++i) {
+      const Part part = part_of(strategy_.piece(i));
+      if (!part.values.defined()) continue;
+      const SavedParameter& saved = manifest_.parameters[i];
+      for (const auto& [name, dtype] : saved.states) {
+        // States of the parameter's dtype go on being of it where that is converted.
+        const at::ScalarType type =
+            dtype == saved.dtype ? part.values.scalar_type() : dtype_in_file(saved, name);
+        at::Tensor state = at::empty({part.values.numel()}, part.values.options().dtype(type));
+        copy(saved, name, {state, part.begin});
+        states_[i][name] = state;
+      }
+    }
+  }
+
+  /// From here on the model changes.
+  void put_back() {
+    // What a forward has left whole would hide the new values.
+    for (std::size_t u = 0; u < strategy_.list().units.size(); ++u) strategy_.dismiss(u);
+    for (std::size_t i = 0; i < manifest_.parameters.size(); ++i) {
+      copy(manifest_.parameters[i], kParameterKind, part_of(strategy_.stored(i)));
+      const train::Piece piece = strategy_.piece(i);
+      if (!piece.tensor.defined()) continue;
+      strategy_.optimizer().load_state(piece.tensor, manifest_.parameters[i].steps, states_[i]);
+    }
+    const std::vector<at::Tensor> buffers = buffer_tensors(strategy_);
+    for (std::size_t i = 0; i < buffers.size(); ++i) {
+      files_.at(buffers_from())
+          .read_into(stored_name(kBufferKind, manifest_.buffers[i].name), buffers[i]);
+    }
+    strategy_.zero_grad();
+  }
+
+  const CheckpointInfo& info() const { return manifest_.info; }
+
+ private:
+  fs::path path_of(const SavedFile& file) const { return folder_ / manifest_.folder / file.name; }
+  int buffers_from() const { return rank_ < manifest_.info.world_size ? rank_ : 0; }
+
+  // The ranks that saved what this one needs.
+  std::set<int> sources() const {
+    std::set<int> ranks;
+    for (std::size_t i = 0; i < manifest_.parameters.size(); ++i) {
+      for (const train::Piece& mine : {strategy_.stored(i), strategy_.piece(i)}) {
+        const auto range = part_of(mine).range();
+        for (const Run& run : manifest_.parameters[i].runs) {
+          if (range && overlap(*range, run.range).size > 0) ranks.insert(run.rank);
+        }
+      }
+    }
+    if (!manifest_.buffers.empty()) ranks.insert(buffers_from());
+    return ranks;
+  }
+
+  void check(const SavedFile& file) const {
+    const Fingerprint found = fingerprint(path_of(file));
+    if (found.bytes != file.bytes) {
+      throw Error(
+          fmt::format("{}: has {} bytes, the manifest says {}: it was cut short, or is of "
+                      "another checkpoint",
+                      path_of(file).string(), found.bytes, file.bytes));
+    }
+    if (found.sha256 != file.sha256) {
+      throw Error(
+          fmt::format("{}: was altered, or is of another checkpoint: its SHA-256 is {}, the "
+                      "manifest says {}",
+                      path_of(file).string(), found.sha256, file.sha256));
+    }
+  }
+
+  void check_tensors(const SavedParameter& saved, const Run& run) const {
+    std::vector<std::string> kinds = {kParameterKind};
+    for (const auto& [name, dtype] : saved.states) kinds.push_back(name);
+    for (const std::string& kind : kinds) {
+      const auto& entry = files_.at(run.rank).info(stored_name(kind, saved.name));
+      const std::string& dtype = kind == kParameterKind ? saved.dtype : saved.states.at(kind);
+      if (entry.elements() != run.range.size || c10::toString(entry.dtype) != dtype) {
+        throw Error(fmt::format("{}: '{}' is not what the manifest says",
+                                files_.at(run.rank).path().string(), entry.name));
+      }
+    }
+  }
+
+  void check_buffers_of_files() const {
+    for (const SavedBuffer& saved : manifest_.buffers) {
+      const io::SafetensorsFile& file = files_.at(buffers_from());
+      const auto& entry = file.info(stored_name(kBufferKind, saved.name));
+      if (entry.shape != saved.shape || c10::toString(entry.dtype) != saved.dtype) {
+        throw Error(fmt::format("{}: '{}' is not what the manifest says", file.path().string(),
+                                entry.name));
+      }
+    }
+  }
+
+  at::ScalarType dtype_in_file(const SavedParameter& saved, const std::string& kind) const {
+    for (const Run& run : saved.runs) {
+      if (files_.contains(run.rank)) {
+        return files_.at(run.rank).info(stored_name(kind, saved.name)).dtype;
+      }
+    }
+    return at::kFloat;  // a parameter of no elements
+  }
+
+  // From wherever its runs lie, the elements of `target` and no others.
+  void copy(const SavedParameter& saved, const std::string& kind, const Part& target) const {
+    if (!target.values.defined()) return;
+    for (const Run& run : saved.runs) {
+      const Range common = overlap(*target.range(), run.range);
+      if (common.size == 0) continue;
+      files_.at(run.rank).read_range_into(
+          stored_name(kind, saved.name), common.begin - run.range.begin,
+          target.values.narrow(0, common.begin - target.begin, common.size));
+    }
+  }
+
+  train::Strategy& strategy_;
+  fs::path folder_;
+  int rank_;
+  int size_;
+  Manifest manifest_;
+  std::map<int, io::SafetensorsFile> files_;  // by the rank that saved
+  std::vector<States> states_;                // by parameter
+};
+
+}  // namespace
+
+CheckpointInfo read_checkpoint_info(const fs::path& folder) {
+  const fs::path path = folder / kManifestFile;
+  return manifest_from(read_text(path), path.string()).info;
+}
+
+CheckpointInfo load_checkpoint(train::Strategy& strategy, const fs::path& folder,
+                               const LoadOptions& options) {
+  dist::Communicator& communicator = strategy.communicator();
+  const std::string what = fmt::format("the checkpoint {} cannot be loaded", folder.string());
+  Loader loader(strategy, folder);
+  const auto digests = on_all_ranks(communicator, what, [&] { return loader.read_manifest(); });
+  for (std::size_t rank = 1; rank < digests.size(); ++rank) {
+    if (digests[rank] == digests[0]) continue;
+    throw Error(
+        fmt::format("{}: rank 0 and rank {} see different checkpoints (manifests with "
+                    "SHA-256 {} and {}); all ranks must see the same folder",
+                    what, rank, digests[0], digests[rank]));
+  }
+  on_all_ranks(communicator, what, [&] {
+    loader.check_model(options);
+    loader.open_files();
+    loader.read_states();
+    return std::string();
+  });
+  on_all_ranks(communicator, what + " and the model holds a part of it now; do not go on", [&] {
+    loader.put_back();
+    return std::string();
+  });
+  return loader.info();
+}
+
+}  // namespace zero::io

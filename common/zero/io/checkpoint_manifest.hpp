@@ -1,0 +1,108 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <zero/io/checkpoint.hpp>
+
+/// What a checkpoint says of itself. Nothing here touches a file or another rank.
+namespace zero::io::checkpoint {
+
+inline constexpr int kVersion = 1;
+inline constexpr const char* kManifestFile = "manifest.json";
+
+/// Elements [begin, begin + size) of a flattened parameter.
+struct Range {
+  std::int64_t begin = 0;
+  std::int64_t size = 0;
+  bool operator==(const Range&) const = default;
+};
+
+/// The elements that two ranges have in common; size 0 where there are none.
+Range overlap(const Range& a, const Range& b);
+
+/// What one rank holds of a parameter.
+struct Holding {
+  std::optional<Range> piece;                 ///< what it updates
+  std::optional<Range> stored;                ///< what rests there
+  std::int64_t steps = 0;                     ///< updates of the piece
+  std::map<std::string, std::string> states;  ///< the piece's states by name, and their dtypes
+};
+
+/// A range and the rank whose file holds it.
+struct Run {
+  int rank = 0;
+  Range range;
+  bool operator==(const Run&) const = default;
+};
+
+/// One parameter of a checkpoint. dtypes are named as in LibTorch ("Float", "BFloat16").
+struct SavedParameter {
+  std::string name;
+  std::vector<std::int64_t> shape;
+  std::string dtype;
+  std::int64_t steps = 0;
+  std::map<std::string, std::string> states;  ///< by name, and their dtypes
+  std::vector<Run> runs;                      ///< in order; together every element once
+
+  std::int64_t elements() const;
+};
+
+struct SavedBuffer {
+  std::string name;
+  std::vector<std::int64_t> shape;
+  std::string dtype;
+  bool operator==(const SavedBuffer&) const = default;
+};
+
+struct SavedFile {
+  int rank = 0;
+  std::string name;
+  std::int64_t bytes = 0;
+  std::string sha256;
+};
+
+struct Manifest {
+  std::string folder;   ///< of the files, beside the manifest
+  CheckpointInfo info;  ///< world_size and optimizer filled in
+  std::vector<SavedParameter> parameters;
+  std::vector<SavedBuffer> buffers;
+  std::vector<SavedFile> files;
+
+  /// The file of a rank, or nullptr.
+  const SavedFile* file_of(int rank) const;
+};
+
+/// Who writes what of a parameter that the ranks hold as `holdings` say: pieces, or where nobody
+/// updates it what is stored; of what several hold, the lowest rank. Fills steps, states and runs
+/// of `parameter`, whose name and shape are there.
+/// @throws zero::Error where elements are missing, or ranks that write differ in steps or states.
+void assign_runs(SavedParameter& parameter, const std::vector<Holding>& holdings);
+
+/// Throws zero::Error with the first thing in which the two models differ. `convert`: dtypes may.
+void check_same_model(const Manifest& saved, const std::vector<SavedParameter>& parameters,
+                      const std::vector<SavedBuffer>& buffers, bool convert);
+
+/// Throws zero::Error for steps and positions that no run has.
+void check_info(const CheckpointInfo& info);
+
+/// Throws zero::Error where a number is out of its range, or the manifest contradicts itself: runs
+/// that leave a gap or a parameter's shape does not account for, files that do not fit the world
+/// size, names that are there twice.
+void check_manifest(const Manifest& manifest);
+
+/// One rank's holdings as text, for the others.
+std::string to_text(const std::vector<Holding>& holdings);
+std::vector<Holding> holdings_from(const std::string& text);
+
+/// The manifest's file, which ends with a checksum of itself.
+std::string to_text(const Manifest& manifest);
+/// The inverse. @throws zero::Error, beginning with `path`, for a text that to_text() did not write
+/// to the last byte, of another version, or that check_manifest() refuses.
+Manifest manifest_from(const std::string& text, const std::string& path);
+
+}  // namespace zero::io::checkpoint

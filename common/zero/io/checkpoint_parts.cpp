@@ -1,0 +1,60 @@
+#include <fmt/format.h>
+
+#include <zero/base/error.hpp>
+#include <zero/io/checkpoint_parts.hpp>
+#include <zero/memory/storage.hpp>
+
+namespace zero::io::checkpoint {
+
+std::optional<Range> Part::range() const {
+  return values.defined() ? std::optional(Range{begin, values.numel()}) : std::nullopt;
+}
+
+Part part_of(const train::Piece& piece) {
+  if (!piece.tensor.defined()) return {};
+  return {memory::raw(piece.tensor).view({-1}), piece.begin};
+}
+
+std::vector<SavedParameter> parameters_of(const train::Strategy& strategy) {
+  std::vector<SavedParameter> all;
+  for (const nn::Parameter& p : strategy.list().parameters) {
+    all.push_back(
+        {p.name, p.tensor.sizes().vec(), c10::toString(p.tensor.scalar_type()), 0, {}, {}});
+  }
+  return all;
+}
+
+std::vector<SavedBuffer> buffers_of(train::Strategy& strategy) {
+  std::vector<SavedBuffer> all;
+  for (const auto& b : strategy.model().named_buffers()) {
+    all.push_back({b.key(), b.value().sizes().vec(), c10::toString(b.value().scalar_type())});
+  }
+  return all;
+}
+
+std::vector<at::Tensor> buffer_tensors(train::Strategy& strategy) {
+  std::vector<at::Tensor> all;
+  for (const at::Tensor& buffer : strategy.model().buffers()) all.push_back(memory::raw(buffer));
+  return all;
+}
+
+std::vector<std::string> on_all_ranks(dist::Communicator& communicator, const std::string& what,
+                                      const std::function<std::string()>& action) {
+  std::string mine;
+  try {
+    mine = "+";
+    mine += action();
+  } catch (const std::exception& error) {
+    mine = std::string("-") + error.what();
+  }
+  std::vector<std::string> all = communicator.exchange(mine);
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank].front() == '-') {
+      throw Error(fmt::format("{}: rank {}: {}", what, rank, all[rank].substr(1)));
+    }
+    all[rank].erase(0, 1);
+  }
+  return all;
+}
+
+}  // namespace zero::io::checkpoint

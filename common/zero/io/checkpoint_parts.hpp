@@ -1,0 +1,39 @@
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <zero/io/checkpoint_manifest.hpp>
+
+/// What saving and loading a checkpoint have in common on a rank.
+namespace zero::io::checkpoint {
+
+/// Elements of a parameter that this rank has, flat and below autograd.
+struct Part {
+  at::Tensor values;  ///< undefined where there are none
+  std::int64_t begin = 0;
+  std::optional<Range> range() const;
+};
+Part part_of(const train::Piece& piece);
+
+/// Name, shape and dtype of every parameter; steps, states and runs are left empty.
+std::vector<SavedParameter> parameters_of(const train::Strategy& strategy);
+std::vector<SavedBuffer> buffers_of(train::Strategy& strategy);
+/// The buffers' bytes, in the same order.
+std::vector<at::Tensor> buffer_tensors(train::Strategy& strategy);
+
+/// Names of tensors in a rank's file.
+inline std::string stored_name(const std::string& kind, const std::string& name) {
+  return kind + "/" + name;
+}
+inline constexpr const char* kParameterKind = "parameter";
+inline constexpr const char* kBufferKind = "buffer";
+
+/// Runs `action` on this rank; then every rank learns what the others came to. Called by all ranks.
+/// @returns the texts that the actions gave, by rank.
+/// @throws zero::Error on every rank where any action threw: "`what`: rank 1: …".
+std::vector<std::string> on_all_ranks(dist::Communicator& communicator, const std::string& what,
+                                      const std::function<std::string()>& action);
+
+}  // namespace zero::io::checkpoint

@@ -1,0 +1,194 @@
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <map>
+
+#include <zero/base/error.hpp>
+#include <zero/io/checkpoint_files.hpp>
+#include <zero/io/checkpoint_parts.hpp>
+#include <zero/io/finite_weights.hpp>
+#include <zero/io/safetensors.hpp>
+
+namespace zero::io {
+
+namespace fs = std::filesystem;
+using namespace checkpoint;
+
+namespace {
+
+std::vector<Holding> holdings_of(train::Strategy& strategy) {
+  std::vector<Holding> holdings;
+  for (std::size_t i = 0; i < strategy.list().size(); ++i) {
+    const train::Piece piece = strategy.piece(i);
+    Holding h{part_of(piece).range(), part_of(strategy.stored(i)).range(), 0, {}};
+    if (piece.tensor.defined()) {
+      h.steps = strategy.optimizer().steps(piece.tensor);
+      for (const auto& [name, state] : strategy.optimizer().state(piece.tensor)) {
+        h.states[name] = c10::toString(state.scalar_type());
+      }
+    }
+    holdings.push_back(std::move(h));
+  }
+  return holdings;
+}
+
+// What to write, worked out alike on all ranks.
+Manifest plan(train::Strategy& strategy, const CheckpointInfo& info,
+              const std::vector<std::string>& holdings) {
+  Manifest manifest{"", info, parameters_of(strategy), buffers_of(strategy), {}};
+  manifest.info.world_size = strategy.communicator().size();
+  manifest.info.optimizer = strategy.optimizer().settings();
+  std::vector<std::vector<Holding>> by_rank;
+  for (const std::string& text : holdings) by_rank.push_back(holdings_from(text));
+  for (std::size_t i = 0; i < manifest.parameters.size(); ++i) {
+    std::vector<Holding> of_this;
+    for (const auto& all : by_rank) of_this.push_back(all.at(i));
+    assign_runs(manifest.parameters[i], of_this);
+  }
+  return manifest;
+}
+
+// The tensors of this rank's file.
+io::NamedTensors tensors_of(train::Strategy& strategy, const Manifest& manifest) {
+  io::NamedTensors tensors;
+  for (std::size_t i = 0; i < manifest.parameters.size(); ++i) {
+    const SavedParameter& p = manifest.parameters[i];
+    for (const Run& run : p.runs) {
+      if (run.rank != strategy.communicator().rank()) continue;
+      const train::Piece piece = strategy.piece(i);
+      const train::Piece& values = piece.tensor.defined() ? piece : strategy.stored(i);
+      tensors.emplace_back(stored_name(kParameterKind, p.name), part_of(values).values);
+      if (!piece.tensor.defined()) continue;
+      for (const auto& [name, state] : strategy.optimizer().state(piece.tensor)) {
+        tensors.emplace_back(stored_name(name, p.name), state);
+      }
+    }
+  }
+  const std::vector<at::Tensor> buffers = buffer_tensors(strategy);
+  for (std::size_t i = 0; i < buffers.size(); ++i) {
+    tensors.emplace_back(stored_name(kBufferKind, manifest.buffers[i].name), buffers[i]);
+  }
+  return tensors;
+}
+
+// "" where this rank has nothing to write, else "LENGTH SHA-256".
+std::string write_file(const fs::path& path, const io::NamedTensors& tensors) {
+  if (tensors.empty()) return "";
+  io::save_safetensors(path, tensors, {{"format", "zero checkpoint"}});
+  const Fingerprint written = fingerprint(path);
+  return fmt::format("{} {}", written.bytes, written.sha256);
+}
+
+void note_files(Manifest& manifest, const std::vector<std::string>& written) {
+  for (std::size_t rank = 0; rank < written.size(); ++rank) {
+    const std::string& text = written[rank];
+    if (text.empty()) continue;
+    const auto blank = text.find(' ');
+    const int r = static_cast<int>(rank);
+    manifest.files.push_back({r, rank_file_name(r, manifest.info.world_size),
+                              std::stoll(text.substr(0, blank)), text.substr(blank + 1)});
+  }
+}
+
+// Rank 0, before anything is made: a manifest.json of some other program must not be lost.
+void check_place(const fs::path& folder) {
+  const fs::path path = folder / kManifestFile;
+  if (!fs::exists(fs::symlink_status(path))) return;
+  const std::string text = read_text(path);
+  if (text.find("\"zero checkpoint\"") == std::string::npos) {
+    throw Error(fmt::format("{}: is not of a checkpoint; choose another folder", path.string()));
+  }
+}
+
+// Rank 0: keeps other runs out of the folder as long as this process lives. Two runs that both save
+// there would remove what the other has just written.
+void hold(const fs::path& folder) {
+  static std::map<fs::path, int> held;
+  std::error_code ignored;
+  fs::create_directories(folder, ignored);  // what is wrong with it is said where it is written to
+  const fs::path place = fs::weakly_canonical(folder, ignored);
+  if (held.count(place) > 0) return;
+  const int file = ::open(place.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (file < 0) return;
+  // Where the file system knows no locks there is nothing to go by.
+  if (::flock(file, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+    ::close(file);
+    throw Error(
+        fmt::format("another run that is going on writes its checkpoints to {}; give each a "
+                    "folder of its own",
+                    folder.string()));
+  }
+  held[place] = file;
+}
+
+// Rank 0: from here on the new checkpoint is the checkpoint.
+void commit(const fs::path& folder, const Manifest& manifest) {
+  sync_folder(folder / manifest.folder);
+  sync_folder(folder);
+  write_text(folder / kManifestFile, to_text(manifest));
+}
+
+// Rank 0, after a failure: what was begun goes, unless the manifest came into its place and only
+// what followed failed.
+void give_up(const fs::path& folder, const std::string& step_folder) {
+  try {
+    if (manifest_from(read_text(folder / kManifestFile), "").folder == step_folder) return;
+  } catch (const Error&) {
+  }
+  remove_step_folder(folder / step_folder);
+}
+
+std::string described(const CheckpointInfo& info) {
+  Manifest manifest;
+  manifest.info = info;
+  manifest.info.optimizer = {};
+  return to_text(manifest);
+}
+
+}  // namespace
+
+void save_checkpoint(train::Strategy& strategy, const fs::path& folder,
+                     const CheckpointInfo& info) {
+  dist::Communicator& communicator = strategy.communicator();
+  const bool first = communicator.rank() == 0;
+  const std::string what = fmt::format("the checkpoint {} cannot be saved", folder.string());
+  const auto holdings = on_all_ranks(communicator, what, [&] {
+    check_info(info);
+    if (strategy.optimizer().settings().kind.empty()) {
+      throw Error("this optimizer does not show all of its state; AdamW, Adam and SGD do");
+    }
+    check_weights(strategy);
+    return to_text(holdings_of(strategy));
+  });
+  communicator.agree("what the checkpoint notes of the run", described(info));
+
+  Manifest manifest;
+  manifest.folder = on_all_ranks(communicator, what, [&] {
+                      manifest = plan(strategy, info, holdings);
+                      if (!first) return std::string();
+                      check_place(folder);
+                      hold(folder);
+                      return make_step_folder(folder, info.step);
+                    }).front();
+  try {
+    note_files(manifest, on_all_ranks(communicator, what, [&] {
+                 const fs::path path = folder / manifest.folder /
+                                       rank_file_name(communicator.rank(), communicator.size());
+                 return write_file(path, tensors_of(strategy, manifest));
+               }));
+    on_all_ranks(communicator, what, [&] {
+      if (first) commit(folder, manifest);
+      return std::string();
+    });
+  } catch (...) {
+    if (first) give_up(folder, manifest.folder);
+    throw;
+  }
+  if (first) remove_step_folders(folder, manifest.folder);
+  communicator.barrier();
+}
+
+}  // namespace zero::io

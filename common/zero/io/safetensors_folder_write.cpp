@@ -1,0 +1,156 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <system_error>
+
+#include <zero/base/atomic_file.hpp>
+#include <zero/base/error.hpp>
+#include <zero/base/json.hpp>
+#include <zero/io/safetensors_format.hpp>
+
+namespace zero::io {
+namespace {
+
+namespace fs = std::filesystem;
+using safetensors::kIndexFile;
+using safetensors::kSingleFile;
+
+using Specs = std::vector<SafetensorsSpec>;
+
+// Cut where huggingface_hub's split_state_dict_into_shards_factory cuts: a tensor that alone is too
+// large goes to a file of its own and leaves the current file open.
+std::vector<Specs> cut(const Specs& specs, std::int64_t max_bytes) {
+  std::vector<Specs> files;
+  Specs current;
+  std::int64_t current_bytes = 0;
+  for (const SafetensorsSpec& spec : specs) {
+    const std::int64_t bytes = spec.bytes();
+    if (bytes > max_bytes) {
+      files.push_back({spec});
+      continue;
+    }
+    if (bytes > max_bytes - current_bytes) {
+      files.push_back(std::move(current));
+      current.clear();
+      current_bytes = 0;
+    }
+    current.push_back(spec);
+    current_bytes += bytes;
+  }
+  if (!current.empty() || files.empty()) files.push_back(std::move(current));
+  return files;
+}
+
+std::string file_name(std::size_t number, std::size_t count) {
+  return count == 1 ? kSingleFile : fmt::format("model-{:05}-of-{:05}.safetensors", number, count);
+}
+
+// The text that transformers writes: keys in order, two spaces, a line end.
+std::string index_text(const std::vector<Specs>& files) {
+  nlohmann::json weight_map;
+  std::int64_t bytes = 0;
+  std::int64_t parameters = 0;
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    for (const SafetensorsSpec& spec : files[i]) {
+      weight_map[spec.name] = file_name(i + 1, files.size());
+      bytes += spec.bytes();
+      parameters += spec.elements();
+    }
+  }
+  const nlohmann::json index = {
+      {"metadata", {{"total_parameters", parameters}, {"total_size", bytes}}},
+      {"weight_map", weight_map}};
+  return index.dump(/*indent=*/2, ' ', /*ensure_ascii=*/true) + "\n";
+}
+
+void remove_file(const fs::path& path) {
+  std::error_code error;
+  fs::remove(path, error);
+  if (error) {
+    throw Error(fmt::format("{}: belongs to an earlier save and cannot be removed: {}",
+                            path.string(), error.message()));
+  }
+}
+
+// Whether a save of weights may have given this name to a file.
+bool is_weights(std::string name) {
+  std::replace_if(
+      name.begin(), name.end(), [](char c) { return c >= '0' && c <= '9'; }, '0');
+  return name == kSingleFile || name == "model-00000-of-00000.safetensors";
+}
+
+// Removes the weights in `folder` that are not among `kept`.
+void remove_other_weights(const fs::path& folder, const std::vector<std::string>& kept) {
+  std::vector<fs::path> others;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    if (is_weights(name) && std::find(kept.begin(), kept.end(), name) == kept.end()) {
+      others.push_back(entry.path());
+    }
+  }
+  for (const fs::path& path : others) remove_file(path);
+}
+
+}  // namespace
+
+SafetensorsFolderWriter::SafetensorsFolderWriter(const fs::path& folder, const Specs& specs,
+                                                 std::int64_t max_bytes,
+                                                 const SafetensorsMetadata& metadata)
+    : folder_(folder) {
+  if (max_bytes < 1) {
+    throw Error(fmt::format("{}: files of at most {} bytes cannot be written; it must be 1 or more",
+                            folder.string(), max_bytes));
+  }
+  // Checks every tensor, and names that are in two files, before anything is made.
+  safetensors::lay_out(specs, folder.string());
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error || !fs::is_directory(folder)) {
+    throw Error(fmt::format("{}: cannot be made a folder: {}; name one that can be written to",
+                            folder.string(), error ? error.message() : "it is a file"));
+  }
+  const std::vector<Specs> files = cut(specs, max_bytes);
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    for (const SafetensorsSpec& spec : files[i]) index_[spec.name] = i;
+    file_names_.push_back(file_name(i + 1, files.size()));
+    writers_.emplace_back(folder / file_names_.back(), files[i], metadata);
+  }
+  if (files.size() > 1) index_text_ = index_text(files);
+}
+
+void SafetensorsFolderWriter::write(const std::string& name, const at::Tensor& tensor) {
+  const auto found = index_.find(name);
+  if (found == index_.end()) {
+    std::vector<std::string> known;
+    for (const auto& [other, file] : index_) known.push_back(other);
+    throw Error(safetensors::unknown_tensor(name, known, folder_.string()));
+  }
+  writers_[found->second].write(name, tensor);
+}
+
+void SafetensorsFolderWriter::finish() {
+  for (SafetensorsWriter& writer : writers_) writer.check_complete();
+  for (SafetensorsWriter& writer : writers_) writer.complete();
+  // One file takes the old one's place at once and hides an old index. Several are hidden by an old
+  // model.safetensors, or else unreadable without an index, until the new index is there.
+  const bool several = writers_.size() > 1;
+  if (several) remove_file(folder_ / kIndexFile);
+  for (SafetensorsWriter& writer : writers_) writer.publish();
+  if (several) {
+    base::write_file(folder_ / kIndexFile, index_text_);
+  } else {
+    remove_file(folder_ / kIndexFile);
+  }
+  remove_other_weights(folder_, file_names_);
+}
+
+void save_safetensors_folder(const fs::path& folder, const NamedTensors& tensors,
+                             std::int64_t max_bytes, const SafetensorsMetadata& metadata) {
+  SafetensorsFolderWriter writer(folder, safetensors::specs_of(tensors, folder.string()), max_bytes,
+                                 metadata);
+  for (const auto& [name, tensor] : tensors) writer.write(name, tensor);
+  writer.finish();
+}
+
+}  // namespace zero::io

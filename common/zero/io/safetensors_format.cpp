@@ -1,0 +1,272 @@
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <optional>
+#include <tuple>
+#include <unordered_set>
+
+#include <zero/base/error.hpp>
+#include <zero/io/safetensors_format.hpp>
+
+namespace zero::io::safetensors {
+namespace {
+
+using nlohmann::json;
+
+struct NamedDtype {
+  std::string_view name;
+  at::ScalarType dtype;
+};
+
+constexpr std::array<NamedDtype, 10> kDtypes = {{{"F64", at::kDouble},
+                                                 {"F32", at::kFloat},
+                                                 {"F16", at::kHalf},
+                                                 {"BF16", at::kBFloat16},
+                                                 {"I64", at::kLong},
+                                                 {"I32", at::kInt},
+                                                 {"I16", at::kShort},
+                                                 {"I8", at::kChar},
+                                                 {"U8", at::kByte},
+                                                 {"BOOL", at::kBool}}};
+
+// LibTorch's iterators take no tensor of more dimensions.
+constexpr std::size_t kMaxDimensions = 64;
+
+std::string known_dtypes() {
+  std::vector<std::string_view> names;
+  for (const NamedDtype& known : kDtypes) names.push_back(known.name);
+  return fmt::format("{}", fmt::join(names, ", "));
+}
+
+std::optional<at::ScalarType> dtype_of(std::string_view name) {
+  for (const NamedDtype& known : kDtypes) {
+    if (known.name == name) return known.dtype;
+  }
+  return std::nullopt;
+}
+
+std::optional<std::string_view> name_of(at::ScalarType dtype) {
+  for (const NamedDtype& known : kDtypes) {
+    if (known.dtype == dtype) return known.name;
+  }
+  return std::nullopt;
+}
+
+// Bytes of a tensor, or nothing where they cannot be counted. A dimension of 0 counts as 1, because
+// LibTorch multiplies the others into strides and they must not overflow either.
+std::optional<std::int64_t> countable_bytes(const SafetensorsSpec& spec) {
+  auto bytes = static_cast<std::int64_t>(c10::elementSize(spec.dtype));
+  for (const std::int64_t size : spec.shape) {
+    if (__builtin_mul_overflow(bytes, std::max<std::int64_t>(size, 1), &bytes)) return std::nullopt;
+  }
+  return spec.bytes();
+}
+
+// The refusals of one file, each beginning with the file and the tensor.
+class Refusal {
+ public:
+  Refusal(const std::string& path, std::string_view name) : path_(path), name_(name) {}
+
+  template <class... Args>
+  [[noreturn]] void operator()(fmt::format_string<Args...> format, Args&&... args) const {
+    throw Error(fmt::format("{}: tensor {}: {}", path_, shown(name_),
+                            fmt::format(format, std::forward<Args>(args)...)));
+  }
+
+ private:
+  const std::string& path_;
+  std::string_view name_;
+};
+
+void check_shape(const SafetensorsSpec& spec, const Refusal& refuse) {
+  if (spec.shape.size() > kMaxDimensions) {
+    refuse("has {} dimensions; at most {} can be read", spec.shape.size(), kMaxDimensions);
+  }
+  for (const std::int64_t size : spec.shape) {
+    if (size < 0) refuse("has a dimension of {}; sizes are 0 or more", size);
+  }
+  if (!countable_bytes(spec)) {
+    refuse("its shape {} has more bytes than fit 63 bits", shape_text(spec.shape));
+  }
+}
+
+const json& field(const json& object, const char* key, const Refusal& refuse) {
+  if (!object.is_object() || !object.contains(key)) {
+    refuse("has no \"{}\"; it must have \"dtype\", \"shape\" and \"data_offsets\"", key);
+  }
+  return object[key];
+}
+
+at::ScalarType read_dtype(const json& object, const Refusal& refuse) {
+  const json& value = field(object, "dtype", refuse);
+  if (!value.is_string()) refuse("its dtype is not a text; it must be one of {}", known_dtypes());
+  const auto& name = value.get_ref<const std::string&>();
+  const auto dtype = dtype_of(name);
+  if (!dtype) refuse("dtype {} cannot be read; known are {}", shown(name), known_dtypes());
+  return *dtype;
+}
+
+std::vector<std::int64_t> read_numbers(const json& object, const char* key, const Refusal& refuse) {
+  const json& values = field(object, key, refuse);
+  if (!values.is_array()) refuse("its {} is not a list of whole numbers", key);
+  std::vector<std::int64_t> numbers;
+  for (const json& value : values) {
+    constexpr auto kLargest = std::numeric_limits<std::int64_t>::max();
+    if (!value.is_number_unsigned() || value.get<std::uint64_t>() > std::uint64_t{kLargest}) {
+      refuse("its {} holds something that is not a whole number from 0 to 2^63 - 1", key);
+    }
+    numbers.push_back(value.get<std::int64_t>());
+  }
+  return numbers;
+}
+
+SafetensorsEntry read_entry(const std::string& name, const json& object, std::uint64_t data_bytes,
+                            const std::string& path) {
+  const Refusal refuse(path, name);
+  SafetensorsEntry entry;
+  entry.name = name;
+  entry.dtype = read_dtype(object, refuse);
+  entry.shape = read_numbers(object, "shape", refuse);
+  check_shape(entry, refuse);
+  const auto offsets = read_numbers(object, "data_offsets", refuse);
+  if (offsets.size() != 2) refuse("has {} data_offsets; there must be 2", offsets.size());
+  entry.begin = offsets[0];
+  entry.end = offsets[1];
+  if (entry.begin > entry.end) {
+    refuse("its data_offsets [{}, {}] run backwards", entry.begin, entry.end);
+  }
+  if (static_cast<std::uint64_t>(entry.end) > data_bytes) {
+    refuse(
+        "its data_offsets [{}, {}] end after the {} bytes of data that the file has; it was cut "
+        "short, or its header is wrong",
+        entry.begin, entry.end, data_bytes);
+  }
+  if (entry.end - entry.begin != entry.bytes()) {
+    refuse("its data_offsets [{}, {}] span {} bytes, but {} {} takes {}", entry.begin, entry.end,
+           entry.end - entry.begin, *name_of(entry.dtype), shape_text(entry.shape), entry.bytes());
+  }
+  return entry;
+}
+
+SafetensorsMetadata read_metadata(const json& object, const std::string& path) {
+  if (!object.is_object()) {
+    throw Error(fmt::format("{}: its {} is not a JSON object of texts", path, kMetadataKey));
+  }
+  SafetensorsMetadata metadata;
+  for (const auto& [key, value] : object.items()) {
+    if (!value.is_string()) {
+      throw Error(fmt::format("{}: entry {} of {} is not a text", path, shown(key), kMetadataKey));
+    }
+    metadata[key] = value.get<std::string>();
+  }
+  return metadata;
+}
+
+// Sorts by position and refuses what is not a gapless sequence.
+void check_sequence(std::vector<SafetensorsEntry>& entries, std::uint64_t data_bytes,
+                    const std::string& path) {
+  const auto position = [](const SafetensorsEntry& entry) {
+    return std::tie(entry.begin, entry.end, entry.name);
+  };
+  std::sort(entries.begin(), entries.end(),
+            [&](const auto& a, const auto& b) { return position(a) < position(b); });
+  std::int64_t end = 0;
+  for (const SafetensorsEntry& entry : entries) {
+    if (entry.begin != end) {
+      Refusal(path, entry.name)(
+          "begins at byte {} of the data, but the tensor before it ends at {}: "
+          "tensors may neither overlap nor leave holes",
+          entry.begin, end);
+    }
+    end = entry.end;
+  }
+  if (static_cast<std::uint64_t>(end) != data_bytes) {
+    throw Error(fmt::format("{}: {} bytes follow the header, but its tensors take {}", path,
+                            data_bytes, end));
+  }
+}
+
+// One object of the header; throws nlohmann's type_error for a text that is not UTF-8.
+std::string header_entry(const SafetensorsEntry& entry) {
+  return fmt::format(R"({}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})",
+                     json(entry.name).dump(), *name_of(entry.dtype), fmt::join(entry.shape, ","),
+                     entry.begin, entry.end);
+}
+
+}  // namespace
+
+Header parse_header(std::string_view text, std::uint64_t data_bytes, const std::string& path) {
+  if (text.empty() || text.front() != '{') {
+    throw Error(fmt::format(
+        "{}: its header does not begin with '{{': this is not a safetensors file", path));
+  }
+  const json object = parse_strictly(text, path);
+  Header header;
+  for (const auto& [name, value] : object.items()) {
+    if (name == kMetadataKey) {
+      header.metadata = read_metadata(value, path);
+    } else {
+      header.entries.push_back(read_entry(name, value, data_bytes, path));
+    }
+  }
+  check_sequence(header.entries, data_bytes, path);
+  return header;
+}
+
+std::vector<SafetensorsEntry> lay_out(const std::vector<SafetensorsSpec>& specs,
+                                      const std::string& path) {
+  std::unordered_set<std::string> names;
+  std::vector<SafetensorsEntry> entries;
+  for (const SafetensorsSpec& spec : specs) {
+    const Refusal refuse(path, spec.name);
+    if (spec.name == kMetadataKey) refuse("this name is taken by the format itself; use another");
+    if (!names.insert(spec.name).second) refuse("is given twice; names must differ");
+    if (!name_of(spec.dtype)) {
+      refuse("{} tensors cannot be saved; known dtypes are {}", c10::toString(spec.dtype),
+             known_dtypes());
+    }
+    check_shape(spec, refuse);
+    entries.push_back({spec, 0, 0});
+  }
+  std::stable_sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) {
+    return c10::elementSize(a.dtype) > c10::elementSize(b.dtype);
+  });
+  std::int64_t end = 0;
+  for (SafetensorsEntry& entry : entries) {
+    entry.begin = end;
+    if (__builtin_add_overflow(end, entry.bytes(), &end)) {
+      Refusal(path, entry.name)("with it the file has more bytes than fit 63 bits");
+    }
+    entry.end = end;
+  }
+  return entries;
+}
+
+std::string make_header(const std::vector<SafetensorsEntry>& entries,
+                        const SafetensorsMetadata& metadata, const std::string& path) {
+  std::string text = "{";
+  try {
+    if (!metadata.empty()) {
+      text += fmt::format(R"("{}":{})", kMetadataKey, json(metadata).dump());
+    }
+    for (const SafetensorsEntry& entry : entries) {
+      if (text.size() > 1) text += ',';
+      text += header_entry(entry);
+    }
+  } catch (const json::type_error&) {
+    throw Error(fmt::format("{}: a name or an entry of the metadata is not UTF-8 text", path));
+  }
+  text += '}';
+  text.resize((text.size() + kLengthBytes - 1) / kLengthBytes * kLengthBytes, ' ');
+  if (text.size() > kMaxHeaderBytes) {
+    throw Error(fmt::format("{}: the header would be {} bytes long; at most {} are allowed", path,
+                            text.size(), kMaxHeaderBytes));
+  }
+  const std::uint64_t length = text.size();
+  return std::string(reinterpret_cast<const char*>(&length), sizeof(length)) + text;
+}
+
+}  // namespace zero::io::safetensors

@@ -1,0 +1,82 @@
+#pragma once
+
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <zero/base/error.hpp>
+#include <zero/io/safetensors.hpp>
+
+/// What the reader and the writer of safetensors share: the header, and walking through a tensor in
+/// pieces. Nothing here opens a file; users include safetensors.hpp.
+namespace zero::io::safetensors {
+
+/// The reference implementation refuses longer headers too.
+inline constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;
+/// The bytes before the header: its length.
+inline constexpr std::uint64_t kLengthBytes = 8;
+inline constexpr const char* kMetadataKey = "__metadata__";
+/// What a folder of weights calls its file, or the index of its files.
+inline constexpr const char* kSingleFile = "model.safetensors";
+inline constexpr const char* kIndexFile = "model.safetensors.index.json";
+
+struct Header {
+  std::vector<SafetensorsEntry> entries;  ///< in the order of their bytes
+  SafetensorsMetadata metadata;
+};
+
+/// Throws the zero::Error that says what is wrong with the file or folder at `path`.
+[[noreturn]] inline void refuse(const std::filesystem::path& path, const std::string& reason) {
+  throw Error(fmt::format("{}: {}", path.string(), reason));
+}
+
+/// Parses and checks the JSON of a header against `data_bytes`, the bytes that follow it in the
+/// file. @throws zero::Error with a message that begins with `path`.
+Header parse_header(std::string_view json, std::uint64_t data_bytes, const std::string& path);
+
+/// Lays tensors out one after the other, larger elements first, else in the order given.
+/// @throws zero::Error for what a SafetensorsWriter refuses in its specs.
+std::vector<SafetensorsEntry> lay_out(const std::vector<SafetensorsSpec>& specs,
+                                      const std::string& path);
+
+/// Everything that comes before the data: length, JSON, and spaces up to a multiple of 8 bytes.
+std::string make_header(const std::vector<SafetensorsEntry>& entries,
+                        const SafetensorsMetadata& metadata, const std::string& path);
+
+/// JSON in which no object has a key twice and nothing is nested deeper than the format needs.
+/// @throws zero::Error with a message that begins with `path`.
+nlohmann::json parse_strictly(std::string_view text, const std::string& path);
+
+/// `name` as a JSON string, shortened where it is long: no control character reaches a terminal.
+std::string shown(std::string_view name);
+
+/// "[2, 3]"
+std::string shape_text(const std::vector<std::int64_t>& shape);
+
+/// Whether tensors of dtype `from` may be copied into tensors of dtype `to`.
+bool convertible(at::ScalarType from, at::ScalarType to);
+
+/// Name, dtype and shape of each tensor. @throws zero::Error for one that is not defined.
+std::vector<SafetensorsSpec> specs_of(const NamedTensors& tensors, const std::string& path);
+
+/// Throws zero::Error unless `tensor` can be copied from or to as `spec` says: defined, dense, with
+/// storage, of this shape, of this dtype or one that converts. The message says `what` for tensor.
+void check_tensor(const at::Tensor& tensor, const SafetensorsSpec& spec, const std::string& path,
+                  std::string_view what);
+
+/// The message where no tensor is called `name`, with the nearest name that there is.
+std::string unknown_tensor(const std::string& name, const std::vector<std::string>& known,
+                           const std::string& path);
+
+/// Calls `use(piece, first)` for views of `tensor` that follow one another in row-major order, each
+/// of at most `limit` elements; `first` is the flat index of a piece's first element.
+void for_each_piece(const at::Tensor& tensor, std::int64_t limit, std::int64_t first,
+                    const std::function<void(const at::Tensor&, std::int64_t)>& use);
+
+}  // namespace zero::io::safetensors

@@ -1,0 +1,93 @@
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <zero/base/atomic_file.hpp>
+#include <zero/base/error.hpp>
+#include <zero/io/checkpoint_parts.hpp>
+#include <zero/io/finite_weights.hpp>
+#include <zero/io/save.hpp>
+
+namespace zero::io {
+namespace {
+
+std::vector<io::SafetensorsSpec> specs_of(const nn::ParameterList& list) {
+  std::vector<io::SafetensorsSpec> specs;
+  for (const nn::Parameter& p : list.parameters) {
+    specs.push_back({p.name, p.tensor.scalar_type(), p.tensor.sizes().vec()});
+  }
+  return specs;
+}
+
+// The files of one save, on rank 0 only. Whatever fails is kept for later: the other ranks are in
+// the middle of collectives and must not be left alone there.
+class Files {
+ public:
+  Files(bool writes, const std::filesystem::path& folder,
+        const std::vector<io::SafetensorsSpec>& specs, std::int64_t max_bytes,
+        const std::string& config)
+      : writes_(writes) {
+    attempt([&] {
+      weights_.emplace(folder, specs, max_bytes);
+      config_.emplace(folder / "config.json", static_cast<std::int64_t>(config.size()));
+      config_->write(config.data(), static_cast<std::int64_t>(config.size()), /*offset=*/0);
+    });
+  }
+
+  void write(const nn::Parameter& parameter) {
+    attempt([&] { weights_->write(parameter.name, parameter.tensor); });
+  }
+
+  void finish() {
+    attempt([&] {
+      config_->complete();
+      weights_->finish();
+      config_->publish();
+    });
+  }
+
+  /// Throws on all ranks what stopped rank 0.
+  void agree(dist::Communicator& communicator) const {
+    const std::string problem = communicator.exchange(problem_).front();
+    if (!problem.empty()) throw Error("the model could not be saved: " + problem);
+  }
+
+ private:
+  void attempt(const std::function<void()>& action) {
+    if (!writes_ || !problem_.empty()) return;
+    try {
+      action();
+    } catch (const std::exception& error) {
+      problem_ = error.what();
+    }
+  }
+
+  bool writes_;
+  std::string problem_;
+  std::optional<io::SafetensorsFolderWriter> weights_;
+  std::optional<base::AtomicFile> config_;
+};
+
+}  // namespace
+
+void save_model(train::Strategy& strategy, const nlohmann::json& config,
+                const std::filesystem::path& folder, std::int64_t max_bytes) {
+  const nn::ParameterList& list = strategy.list();
+  dist::Communicator& communicator = strategy.communicator();
+  Files files(communicator.rank() == 0, folder, specs_of(list), max_bytes, config.dump(2) + "\n");
+  files.agree(communicator);
+  checkpoint::on_all_ranks(communicator, "the model is not saved", [&] {
+    check_weights(strategy);
+    return std::string();
+  });
+  for (std::size_t u = 0; u < list.units.size(); ++u) {
+    const train::WholeParameters whole(strategy, u);
+    for (const std::size_t i : list.units[u].parameters) files.write(list.parameters[i]);
+  }
+  files.finish();
+  files.agree(communicator);
+}
+
+}  // namespace zero::io

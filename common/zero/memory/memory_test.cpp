@@ -1,0 +1,124 @@
+// What the counting allocator counts, and storage that goes away and comes back.
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include <zero/memory/accounting.hpp>
+#include <zero/memory/storage.hpp>
+#include <zero/memory/timeline.hpp>
+
+namespace zero::memory {
+namespace {
+
+TEST(Accounting, ChargesTheInnermostScopeToTheByte) {
+  const Snapshot before = snapshot();
+  const Charge parameters(Category::kParameters);
+  const at::Tensor a = at::empty({100});
+  at::Tensor b;
+  {
+    const Charge gradients(Category::kGradients);
+    b = at::empty({10}, at::kDouble);
+  }
+  const at::Tensor c = at::empty({1}, at::kByte);
+  const Snapshot now = snapshot();
+  EXPECT_EQ(now[Category::kParameters] - before[Category::kParameters], 401);
+  EXPECT_EQ(now[Category::kGradients] - before[Category::kGradients], 80);
+  EXPECT_EQ(now.total - before.total, 481);
+  EXPECT_EQ(std::accumulate(now.current.begin(), now.current.end(), std::int64_t{0}), now.total);
+}
+
+TEST(Accounting, RechargingMovesABlockOnceWhateverViewItIsSeenThrough) {
+  at::Tensor t = at::empty({64});
+  const Snapshot before = snapshot();
+  recharge(t.narrow(0, 10, 3), Category::kGradients);
+  recharge(t, Category::kGradients);
+  const Snapshot now = snapshot();
+  EXPECT_EQ(now[Category::kGradients] - before[Category::kGradients], 256);
+  EXPECT_EQ(now.total, before.total);
+  EXPECT_EQ(category_of(t), Category::kGradients);
+  t = at::Tensor();
+  EXPECT_EQ(snapshot()[Category::kGradients], before[Category::kGradients]);
+}
+
+TEST(Accounting, PeaksAreOfTheTotalAndStartAnew) {
+  reset_peaks();
+  const std::int64_t before = snapshot().total;
+  { const at::Tensor t = at::empty({1000}); }
+  { const at::Tensor t = at::empty({500}); }
+  EXPECT_EQ(snapshot().total_peak - before, 4000);
+  EXPECT_EQ(snapshot().total, before);
+  reset_peaks();
+  EXPECT_EQ(snapshot().total_peak, before);
+}
+
+TEST(Accounting, ModelStatesHaveAPeakOfTheirOwn) {
+  reset_peaks();
+  const std::int64_t before = snapshot().states_peak;
+  EXPECT_EQ(before, snapshot().model_states());
+  const auto charged = [](Category category, std::int64_t floats) {
+    const Charge charge(category);
+    return at::empty({floats});
+  };
+  {
+    const at::Tensor parameters = charged(Category::kParameters, 100);
+    charged(Category::kGradients, 50);  // gone before the next are there
+    const at::Tensor moments = charged(Category::kOptimizer, 20);
+    charged(Category::kActivations, 1000);
+    EXPECT_EQ(snapshot().states_peak - before, 600);
+    const at::Tensor gradient = charged(Category::kActivations, 40);
+    EXPECT_EQ(snapshot().states_peak - before, 600);
+    recharge(gradient, Category::kGradients);
+    EXPECT_EQ(snapshot().states_peak - before, 640);
+  }
+  EXPECT_EQ(snapshot().states_peak - before, 640);
+  reset_peaks();
+  EXPECT_EQ(snapshot().states_peak, before);
+}
+
+TEST(Storage, GoesAwayAndComesBackUnderTheSameTensor) {
+  const std::int64_t before = snapshot().total;
+  const at::Tensor t = without_storage({3, 5}, at::kFloat);
+  EXPECT_EQ(snapshot().total, before);
+  EXPECT_FALSE(has_storage(t));
+  allocate_storage(t);
+  EXPECT_EQ(snapshot().total - before, 60);
+  t.fill_(2);
+  release_storage(t);
+  EXPECT_EQ(snapshot().total, before);
+  EXPECT_EQ(t.sizes(), (std::vector<std::int64_t>{3, 5}));
+}
+
+// Autograd saves a weight by reference: bytes that come back are the bytes that backward reads.
+TEST(Storage, WhatAutogradSavedIsValidAfterTheBytesCameBack) {
+  const at::Tensor w = at::ones({4, 4}).requires_grad_();
+  const at::Tensor x = at::ones({2, 4}).requires_grad_();
+  const at::Tensor loss = x.matmul(w).sum();
+  release_storage(w);
+  allocate_storage(w);
+  raw(w).fill_(3);
+  loss.backward();
+  EXPECT_TRUE(at::equal(x.grad(), at::full({2, 4}, 12.0F)));
+}
+
+TEST(Timeline, HasASampleForEveryLargeChangeAndTheMarks) {
+  start_timeline(/*resolution=*/1000);
+  mark("begin");
+  {
+    const at::Tensor large = at::empty({1000});
+    const at::Tensor small = at::empty({10});
+  }
+  mark("end");
+  const Timeline timeline = stop_timeline();
+  EXPECT_EQ(timeline.samples.size(), 4U);  // the start, the large one, its end, the stop
+  ASSERT_EQ(timeline.marks.size(), 2U);
+  EXPECT_EQ(timeline.marks[0].label, "begin");
+  mark("after the end");
+  EXPECT_TRUE(stop_timeline().marks.empty());
+}
+
+}  // namespace
+}  // namespace zero::memory

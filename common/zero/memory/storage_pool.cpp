@@ -1,0 +1,55 @@
+#include <c10/core/StorageImpl.h>
+
+#include <iterator>
+#include <utility>
+
+#include <zero/memory/storage.hpp>
+#include <zero/memory/storage_pool.hpp>
+
+namespace zero::memory {
+
+void StoragePool::allocate(const at::Tensor& tensor, Category category) {
+  if (has_storage(tensor)) return;
+  const std::size_t bytes = static_cast<std::size_t>(tensor.numel()) * tensor.element_size();
+  const auto kept = free_.find(bytes);
+  if (kept == free_.end()) {
+    make_room(bytes);
+    const Charge charge(category);
+    allocate_storage(tensor);
+    return;
+  }
+  c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
+  storage->set_data_ptr_noswap(std::move(kept->second));
+  storage->set_nbytes(kept->first);
+  free_.erase(kept);
+  recharge(tensor, category);
+}
+
+void StoragePool::release(const at::Tensor& tensor) {
+  if (!has_storage(tensor) || tensor.numel() == 0) return;
+  TORCH_INTERNAL_ASSERT(tensor.is_contiguous() && tensor.storage_offset() == 0,
+                        "only a tensor that spans its whole storage can give it back");
+  c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
+  const std::size_t bytes = storage->nbytes();
+  at::DataPtr none(nullptr, storage->device());
+  at::DataPtr released = storage->set_data_ptr(std::move(none));
+  storage->set_nbytes(0);
+  if (keeps_) free_.emplace(bytes, std::move(released));
+}
+
+void StoragePool::make_room(std::size_t bytes) {
+  std::size_t freed = 0;
+  while (freed < bytes && !free_.empty()) {
+    const auto largest = std::prev(free_.end());
+    freed += largest->first;
+    free_.erase(largest);
+  }
+}
+
+std::size_t StoragePool::bytes() const {
+  std::size_t sum = 0;
+  for (const auto& block : free_) sum += block.first;
+  return sum;
+}
+
+}  // namespace zero::memory

@@ -1,0 +1,136 @@
+#include <ATen/ops/full.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstring>
+
+#include <zero/memory/storage.hpp>
+#include <zero/memory/storage_pool.hpp>
+
+namespace zero::memory {
+namespace {
+
+class Pool : public ::testing::Test {
+ protected:
+  Pool() { install(); }
+
+  static at::Tensor buffer(std::int64_t n, float value) {
+    const Charge charge(Category::kParameters);
+    return at::full({n}, value);
+  }
+
+  StoragePool pool_;
+};
+
+TEST_F(Pool, GivesABlockToTheNextTensorOfTheSameSize) {
+  const at::Tensor first = buffer(1000, 1);
+  const at::Tensor second = buffer(1000, 2);
+  const void* const block = first.const_data_ptr();
+  release_storage(second);
+  pool_.release(first);
+  EXPECT_FALSE(has_storage(first));
+  EXPECT_EQ(pool_.bytes(), 4000u);
+  const std::int64_t allocations = snapshot().allocations;
+  pool_.allocate(second, Category::kParameters);
+  EXPECT_TRUE(has_storage(second));
+  EXPECT_EQ(second.const_data_ptr(), block);
+  EXPECT_EQ(snapshot().allocations, allocations);
+  EXPECT_EQ(pool_.bytes(), 0u);
+}
+
+TEST_F(Pool, WhatIsKeptGivesWayToAnotherSize) {
+  const at::Tensor small = buffer(1000, 1);
+  const at::Tensor large = buffer(2000, 2);
+  const std::int64_t live = snapshot().total;
+  release_storage(large);
+  pool_.release(small);
+  pool_.allocate(large, Category::kParameters);
+  EXPECT_TRUE(has_storage(large));
+  EXPECT_EQ(pool_.bytes(), 0u);
+  pool_.allocate(small, Category::kParameters);
+  EXPECT_TRUE(has_storage(small));
+  EXPECT_EQ(snapshot().total, live);
+  // And no more of it than is needed.
+  const at::Tensor other = buffer(1000, 1);
+  pool_.release(small);
+  pool_.release(other);
+  pool_.allocate(buffer(0, 0), Category::kParameters);
+  EXPECT_EQ(pool_.bytes(), 8000u);
+  const at::Tensor tiny = buffer(10, 0);
+  release_storage(tiny);
+  pool_.allocate(tiny, Category::kParameters);
+  EXPECT_EQ(pool_.bytes(), 4000u);
+}
+
+TEST_F(Pool, KeepsBlocksChargedAndMovesThemToTheNextCategory) {
+  const std::int64_t gradients = snapshot()[Category::kGradients];
+  const std::int64_t parameters = snapshot()[Category::kParameters];
+  const at::Tensor tensor = buffer(1000, 1);
+  pool_.release(tensor);
+  EXPECT_EQ(snapshot()[Category::kParameters], parameters + 4000);
+  pool_.allocate(tensor, Category::kGradients);
+  EXPECT_EQ(snapshot()[Category::kParameters], parameters);
+  EXPECT_EQ(snapshot()[Category::kGradients], gradients + 4000);
+}
+
+TEST_F(Pool, ClearFreesWhatIsKept) {
+  const std::int64_t live = snapshot().total;
+  const at::Tensor tensor = buffer(1000, 1);
+  pool_.release(tensor);
+  pool_.clear();
+  EXPECT_EQ(snapshot().total, live);
+  EXPECT_EQ(pool_.bytes(), 0u);
+  pool_.allocate(tensor, Category::kParameters);
+  EXPECT_TRUE(has_storage(tensor));
+}
+
+TEST_F(Pool, FreesAtOnceIfAskedTo) {
+  StoragePool pool(/*keeps=*/false);
+  const at::Tensor tensor = buffer(1000, 1);
+  const std::int64_t live = snapshot().total;
+  pool.release(tensor);
+  EXPECT_FALSE(has_storage(tensor));
+  EXPECT_EQ(pool.bytes(), 0u);
+  EXPECT_EQ(snapshot().total, live - 4000);
+  pool.allocate(tensor, Category::kParameters);
+  EXPECT_TRUE(has_storage(tensor));
+}
+
+// What page_faults counts in the ladder's file.
+TEST(PageFaults, AreThoseOfPagesTouchedForTheFirstTime) {
+  const auto size = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)) * 100;
+  void* const pages =
+      ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(pages, MAP_FAILED);
+  ::madvise(pages, size, MADV_NOHUGEPAGE);
+  const std::int64_t before = page_faults();
+  std::memset(pages, 1, size);
+  const std::int64_t first = page_faults() - before;
+  std::memset(pages, 2, size);
+  EXPECT_GE(first, 100);
+  EXPECT_LT(page_faults() - before - first, 50);
+  ::munmap(pages, size);
+}
+
+// What autograd or a module holds is the storage object, which must be the same all the time.
+TEST_F(Pool, WindowsOfATensorComeAndGoWithIt) {
+  const at::Tensor tensor = buffer(1000, 1);
+  at::Tensor window = tensor.narrow(0, 10, 5);
+  pool_.release(tensor);
+  pool_.allocate(tensor, Category::kParameters);
+  tensor.fill_(7);
+  EXPECT_EQ(window.sum().item<float>(), 35.0F);
+}
+
+TEST_F(Pool, ReleasingOrAllocatingTwiceIsHarmless) {
+  const at::Tensor tensor = buffer(1000, 1);
+  pool_.allocate(tensor, Category::kParameters);
+  EXPECT_EQ(tensor[0].item<float>(), 1.0F);
+  pool_.release(tensor);
+  pool_.release(tensor);
+  EXPECT_EQ(pool_.bytes(), 4000u);
+}
+
+}  // namespace
+}  // namespace zero::memory

@@ -1,0 +1,66 @@
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <mutex>
+#include <utility>
+
+#include <zero/memory/timeline.hpp>
+
+namespace zero::memory {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+std::atomic<bool> recording = false;
+std::mutex timeline_mutex;  // guards everything below
+Timeline timeline;
+Clock::time_point start;
+std::int64_t resolution = 0;
+
+double seconds_since_start() { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+bool far_from_last(const Snapshot& counts) {
+  if (timeline.samples.empty()) return true;
+  const auto& last = timeline.samples.back().current;
+  std::int64_t change = 0;
+  for (std::size_t i = 0; i < kCategories; ++i) change += std::abs(counts.current[i] - last[i]);
+  return change >= resolution;
+}
+
+}  // namespace
+
+void start_timeline(std::int64_t new_resolution) {
+  const Snapshot now = snapshot();
+  {
+    const std::lock_guard lock(timeline_mutex);
+    timeline = {};
+    start = Clock::now();
+    resolution = new_resolution;
+    recording = true;
+  }
+  detail::record(now);
+}
+
+void mark(std::string label) {
+  if (!recording) return;
+  const std::lock_guard lock(timeline_mutex);
+  timeline.marks.push_back({seconds_since_start(), std::move(label)});
+}
+
+Timeline stop_timeline() {
+  const Snapshot now = snapshot();
+  const std::lock_guard lock(timeline_mutex);
+  // A film ends when it is stopped, not with the last change.
+  if (recording) timeline.samples.push_back({seconds_since_start(), now.current, now.total});
+  recording = false;
+  return std::exchange(timeline, {});
+}
+
+void detail::record(const Snapshot& counts) {
+  if (!recording) return;
+  const std::lock_guard lock(timeline_mutex);
+  if (!far_from_last(counts)) return;
+  timeline.samples.push_back({seconds_since_start(), counts.current, counts.total});
+}
+
+}  // namespace zero::memory

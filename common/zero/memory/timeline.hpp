@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <zero/memory/accounting.hpp>
+
+namespace zero::memory {
+
+/// The memory film: live bytes by category at every moment of a step, with the step's phases
+/// marked.
+struct Timeline {
+  struct Sample {
+    double seconds;  ///< since start_timeline()
+    std::array<std::int64_t, kCategories> current;
+    std::int64_t total;  ///< as the allocator counts it, not added up from `current`
+  };
+  struct Mark {
+    double seconds;
+    std::string label;
+  };
+  std::vector<Sample> samples;
+  std::vector<Mark> marks;
+};
+
+/// Begins to record. Changes of less than `resolution` bytes since the last sample are left out, so
+/// that the record itself stays small; its own memory does not come from LibTorch's allocator.
+void start_timeline(std::int64_t resolution = 64 * 1024);
+
+/// Names this moment, for example "forward". Does nothing while nothing is recorded.
+void mark(std::string label);
+
+/// Ends the record and returns it.
+Timeline stop_timeline();
+
+namespace detail {
+/// Called by the allocator, under its lock, after every change.
+void record(const Snapshot& counts);
+}  // namespace detail
+
+}  // namespace zero::memory

@@ -1,0 +1,136 @@
+#include <ATen/SequenceNumber.h>
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <unordered_set>
+#include <utility>
+
+#include <zero/base/error.hpp>
+#include <zero/nn/backward_once.hpp>
+#include <zero/nn/checkpoint.hpp>
+#include <zero/nn/silent_backward.hpp>
+
+namespace zero::nn {
+namespace {
+
+using torch::autograd::AccumulateGrad;
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::Node;
+using torch::autograd::variable_list;
+
+// What is kept between forward and backward beside the inputs, which autograd guards itself.
+struct Part : torch::CustomClassHolder {
+  CheckpointBody body;
+  variable_list parameters;
+  at::Tensor output;  // on its way out of the first run
+};
+
+// The inputs as leaves of a graph of their own, so that backward through the part ends in them.
+variable_list as_leaves(const variable_list& inputs) {
+  variable_list leaves;
+  for (const at::Tensor& input : inputs) {
+    leaves.push_back(input.detach().requires_grad_(input.requires_grad()));
+  }
+  return leaves;
+}
+
+// The leaves that the graph of `output` ends in, without `inputs`. Nodes older than `began` belong
+// to a graph outside of the part: a second backward would run through them.
+variable_list parameters_under(const at::Tensor& output, const variable_list& inputs,
+                               std::uint64_t began) {
+  variable_list parameters;
+  const auto root = torch::autograd::impl::gradient_edge(output);
+  std::vector<Node*> to_visit = {root.function.get()};
+  std::unordered_set<Node*> seen;
+  while (!to_visit.empty()) {
+    Node* node = to_visit.back();
+    to_visit.pop_back();
+    if (node == nullptr || !seen.insert(node).second) continue;
+    if (const auto* leaf = dynamic_cast<AccumulateGrad*>(node)) {
+      const auto is_leaf = [leaf](const at::Tensor& x) { return x.is_same(leaf->variable); };
+      if (std::none_of(inputs.begin(), inputs.end(), is_leaf)) {
+        parameters.push_back(leaf->variable);
+      }
+      continue;
+    }
+    if (node->sequence_nr() < began) {
+      throw Error(fmt::format(
+          "the body of a checkpoint reads a tensor that requires a gradient (from {}) and is "
+          "neither one of its inputs nor a parameter: give it as an input",
+          node->name()));
+    }
+    for (const auto& edge : node->next_edges()) to_visit.push_back(edge.function.get());
+  }
+  return parameters;
+}
+
+// The parameters are inputs of the function, so that autograd counts this use of them and calls
+// their hooks after the last one. Their gradients do not pass through here: backward through the
+// part puts them where they belong.
+struct CheckpointFunction : Function<CheckpointFunction> {
+  static at::Tensor forward(AutogradContext* context, const c10::intrusive_ptr<Part>& part,
+                            at::TensorList inputs, at::TensorList /*parameters*/) {
+    context->save_for_backward(inputs.vec());
+    context->saved_data["part"] = c10::IValue::make_capsule(part);
+    return std::exchange(part->output, at::Tensor());
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    require_single_backward("checkpoint");
+    const variable_list inputs = context->get_saved_variables();
+    const auto holder = context->saved_data["part"].toCapsule();
+    const auto& part = static_cast<const Part&>(*holder);
+    const variable_list leaves = as_leaves(inputs);
+    variable_list wanted;
+    for (std::size_t i = 0; i < leaves.size(); ++i) {
+      if (context->needs_input_grad(i)) wanted.push_back(leaves[i]);
+    }
+    for (std::size_t p = 0; p < part.parameters.size(); ++p) {
+      if (context->needs_input_grad(leaves.size() + p)) wanted.push_back(part.parameters[p]);
+    }
+    variable_list result(1 + leaves.size() + part.parameters.size());
+    if (wanted.empty()) return result;
+    run_again(part, leaves, wanted, gradients[0]);
+    for (std::size_t i = 0; i < leaves.size(); ++i) result[1 + i] = leaves[i].grad();
+    return result;
+  }
+
+ private:
+  static void run_again(const Part& part, const variable_list& leaves, const variable_list& wanted,
+                        const at::Tensor& gradient) {
+    const c10::AutoGradMode with_graph(true);
+    const at::Tensor output = part.body(leaves);
+    const SilentBackward silent;
+    torch::autograd::backward({output}, {gradient}, /*retain_graph=*/false,
+                              /*create_graph=*/false, wanted);
+  }
+};
+
+}  // namespace
+
+at::Tensor checkpoint(const CheckpointBody& body, const std::vector<at::Tensor>& inputs) {
+  if (inputs.empty())
+    throw Error("a checkpoint needs at least one input: there is nothing to keep");
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (!inputs[i].defined()) throw Error(fmt::format("input {} of a checkpoint is undefined", i));
+  }
+  if (!c10::GradMode::is_enabled()) return body(inputs);
+  const auto part = c10::make_intrusive<Part>();
+  part->body = body;
+  {
+    const variable_list leaves = as_leaves(inputs);
+    const std::uint64_t began = at::sequence_number::peek();
+    const at::Tensor output = body(leaves);
+    part->parameters = parameters_under(output, leaves, began);
+    part->output = output.detach();
+  }
+  return CheckpointFunction::apply(part, at::TensorList(inputs), at::TensorList(part->parameters));
+}
+
+}  // namespace zero::nn

@@ -1,0 +1,253 @@
+// A checkpointed part beside the same part without: bits of results and gradients, when gradients
+// are ready, and hooks of units.
+
+#include <c10/core/GradMode.h>
+#include <gmock/gmock.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <string>
+
+#include <tests/support/tensors.hpp>
+#include <zero/nn/checkpoint.hpp>
+#include <zero/nn/functional.hpp>
+#include <zero/nn/parameters.hpp>
+
+namespace zero::nn {
+namespace {
+
+using ::testing::ElementsAre;
+using testing::error_of;
+using ::testing::HasSubstr;
+using testing::identical;
+using testing::leaf_of;
+using testing::random;
+
+// Two layers: one that writes its gradient in place, one of ordinary autograd.
+struct TwoLayers {
+  at::Tensor weight = random({6, 6}, 1, /*gradient=*/true);
+  at::Tensor gain = random({6}, 2, /*gradient=*/true);
+  int runs = 0;
+
+  at::Tensor plain(const at::Tensor& x) { return (nn::linear(x, weight) * gain).tanh() + x; }
+  at::Tensor checkpointed(const at::Tensor& x) {
+    return checkpoint(
+        [this](const std::vector<at::Tensor>& inputs) {
+          ++runs;
+          return plain(inputs.front());
+        },
+        {x});
+  }
+};
+
+TEST(ActivationCheckpoint, GivesTheBitsOfThePartWithoutAndRunsOnceMore) {
+  TwoLayers with, without;
+  const at::Tensor x = random({4, 6}, 3, /*gradient=*/true), y = leaf_of(x);
+  const at::Tensor a = with.checkpointed(x), b = without.plain(y);
+  EXPECT_TRUE(identical(a, b));
+  EXPECT_EQ(with.runs, 1);
+  a.square().sum().backward();
+  b.square().sum().backward();
+  EXPECT_EQ(with.runs, 2);
+  EXPECT_TRUE(identical(x.grad(), y.grad()));
+  EXPECT_TRUE(identical(with.weight.grad(), without.weight.grad()));
+  EXPECT_TRUE(identical(with.gain.grad(), without.gain.grad()));
+}
+
+// Without a gradient through any input, the textbook construction trains nothing and says nothing.
+TEST(ActivationCheckpoint, TrainsParametersWhereNoInputNeedsAGradient) {
+  TwoLayers with, without;
+  const at::Tensor x = random({4, 6}, 3);
+  const at::Tensor a = with.checkpointed(x);
+  ASSERT_TRUE(a.requires_grad());
+  a.square().sum().backward();
+  without.plain(x).square().sum().backward();
+  EXPECT_TRUE(identical(with.weight.grad(), without.weight.grad()));
+  EXPECT_TRUE(identical(with.gain.grad(), without.gain.grad()));
+  EXPECT_FALSE(x.grad().defined());
+}
+
+TEST(ActivationCheckpoint, RequiresNoGradientWhereNothingInItDoes) {
+  TwoLayers frozen;
+  frozen.weight.requires_grad_(false);
+  frozen.gain.requires_grad_(false);
+  EXPECT_FALSE(frozen.checkpointed(random({4, 6}, 3)).requires_grad());
+  const at::Tensor x = random({4, 6}, 3, /*gradient=*/true), y = leaf_of(x);
+  frozen.checkpointed(x).sum().backward();
+  frozen.plain(y).sum().backward();
+  EXPECT_TRUE(identical(x.grad(), y.grad()));
+  EXPECT_FALSE(frozen.weight.grad().defined());
+}
+
+TEST(ActivationCheckpoint, MayGiveItsInputOrAParameterItself) {
+  const at::Tensor x = random({3}, 1, /*gradient=*/true), p = random({3}, 2, /*gradient=*/true);
+  checkpoint([](const auto& inputs) { return inputs[0]; }, {x}).sum().backward();
+  EXPECT_TRUE(identical(x.grad(), at::ones_like(x).detach()));
+  checkpoint([&p](const auto&) { return p; }, {x}).sum().backward();
+  EXPECT_TRUE(identical(p.grad(), at::ones_like(p).detach()));
+}
+
+TEST(ActivationCheckpoint, TakesSeveralInputsOfWhichSomeNeedAGradientAndSomeAreUnused) {
+  const at::Tensor a = random({3}, 1, true), b = random({3}, 2), c = random({3}, 3, true);
+  const at::Tensor ids = at::arange(3), unused = random({3}, 4, true);
+  const at::Tensor p = random({3}, 5, true);
+  checkpoint([&p](const auto& in) { return in[0] * in[1] * in[2].index({in[3]}) * p; },
+             {a, b, c, ids, unused})
+      .sum()
+      .backward();
+  EXPECT_TRUE(testing::close_to(a.grad(), (b * c * p).detach()));
+  EXPECT_TRUE(testing::close_to(c.grad(), (a * b * p).detach()));
+  EXPECT_TRUE(testing::close_to(p.grad(), (a * b * c).detach()));
+  EXPECT_FALSE(unused.grad().defined());
+}
+
+// Used in two checkpoints and outside of any: one call, when the gradient is whole.
+TEST(ActivationCheckpoint, GradientIsReadyOnceAfterTheLastUseWhereverItIs) {
+  for (const bool outside : {false, true}) {
+    TwoLayers with, without;
+    std::vector<at::Tensor> seen;
+    on_gradient_ready(with.weight, [&] { seen.push_back(with.weight.grad().clone()); });
+    const at::Tensor x = random({4, 6}, 3);
+    at::Tensor a = outside ? with.plain(x) : x, b = outside ? without.plain(x) : x;
+    with.checkpointed(with.checkpointed(a)).square().sum().backward();
+    without.plain(without.plain(b)).square().sum().backward();
+    ASSERT_EQ(seen.size(), 1U);
+    EXPECT_TRUE(identical(seen.front(), without.weight.grad()));
+  }
+}
+
+TEST(ActivationCheckpoint, CallbacksSpeakAgainAfterABodyThatThrewInBackward) {
+  TwoLayers layers;
+  int calls = 0;
+  on_gradient_ready(layers.weight, [&] { ++calls; });
+  int runs = 0;
+  const at::Tensor y = checkpoint(
+      [&](const auto& inputs) {
+        if (++runs == 2) throw Error("not twice");
+        return layers.plain(inputs[0]);
+      },
+      {random({4, 6}, 3)});
+  EXPECT_EQ(error_of([&] { y.sum().backward(); }), "not twice");
+  layers.checkpointed(random({4, 6}, 3)).sum().backward();
+  EXPECT_EQ(calls, 1);
+}
+
+TEST(ActivationCheckpoint, NestsInAnother) {
+  TwoLayers with, without;
+  int calls = 0;
+  on_gradient_ready(with.weight, [&] { ++calls; });
+  const at::Tensor x = random({4, 6}, 3);
+  checkpoint([&](const auto& in) { return with.checkpointed(with.checkpointed(in[0])); }, {x})
+      .square()
+      .sum()
+      .backward();
+  without.plain(without.plain(x)).square().sum().backward();
+  EXPECT_TRUE(identical(with.weight.grad(), without.weight.grad()));
+  EXPECT_EQ(calls, 1);
+}
+
+TEST(ActivationCheckpoint, AddsToAGradientThatIsThere) {
+  TwoLayers with, without;
+  for (const std::uint64_t seed : {3, 4}) {
+    const at::Tensor x = random({4, 6}, seed);
+    with.checkpointed(x).square().sum().backward();
+    without.plain(x).square().sum().backward();
+  }
+  EXPECT_TRUE(identical(with.weight.grad(), without.weight.grad()));
+  EXPECT_TRUE(identical(with.gain.grad(), without.gain.grad()));
+}
+
+TEST(ActivationCheckpoint, GradOfInputsLeavesParametersAlone) {
+  TwoLayers with, without;
+  const at::Tensor x = random({4, 6}, 3, true), y = leaf_of(x);
+  const auto a = torch::autograd::grad({with.checkpointed(x).square().sum()}, {x});
+  const auto b = torch::autograd::grad({without.plain(y).square().sum()}, {y});
+  EXPECT_TRUE(identical(a[0], b[0]));
+  EXPECT_FALSE(with.weight.grad().defined());
+  EXPECT_FALSE(with.gain.grad().defined());
+  EXPECT_FALSE(x.grad().defined());
+}
+
+TEST(ActivationCheckpoint, SaysWhatItCannotDo) {
+  const auto same = [](const std::vector<at::Tensor>& inputs) { return inputs[0]; };
+  const at::Tensor x = random({3}, 1, true);
+  EXPECT_THAT(error_of([&] { checkpoint(same, {}); }), HasSubstr("at least one input"));
+  EXPECT_THAT(error_of([&] {
+                checkpoint(same, {x, at::Tensor()});
+              }),
+              HasSubstr("input 1 of a checkpoint is undefined"));
+  const at::Tensor outside = x * 2;
+  EXPECT_THAT(error_of([&] { checkpoint([&](const auto& in) { return in[0] * outside; }, {x}); }),
+              HasSubstr("neither one of its inputs nor a parameter"));
+  const at::Tensor y = checkpoint([](const auto& in) { return in[0].square(); }, {x}).sum();
+  EXPECT_THAT(error_of([&] { torch::autograd::grad({y}, {x}, {}, true, /*create_graph=*/true); }),
+              HasSubstr("'checkpoint' cannot be differentiated twice"));
+}
+
+TEST(ActivationCheckpoint, RecordsNothingWithoutAGraph) {
+  TwoLayers layers;
+  const c10::NoGradGuard no_grad;
+  EXPECT_FALSE(layers.checkpointed(random({4, 6}, 3, true)).requires_grad());
+  EXPECT_EQ(layers.runs, 1);
+}
+
+// A unit whose body is checkpointed, and who calls it.
+class CheckpointedUnit : public Unit {
+ public:
+  CheckpointedUnit() { weight_ = add_parameter("weight", {5, 5}, Initializer::normal(0.5)); }
+  at::Tensor forward(const at::Tensor& x) {
+    return run(
+        [&] {
+          return checkpoint(
+              [this](const auto& in) {
+                log("body");
+                return nn::linear(in[0], weight_).tanh();
+              },
+              {x});
+        },
+        {x});
+  }
+  void log(const std::string& what) { said.push_back(what); }
+  const at::Tensor& weight() const { return weight_; }
+
+  std::vector<std::string> said;
+
+ private:
+  at::Tensor weight_;
+};
+
+struct Listener : UnitHooks {
+  explicit Listener(CheckpointedUnit& unit) : unit(unit) {
+    unit.set_hooks(this);
+    on_gradient_ready(unit.weight(), [&unit] { unit.log("gradient"); });
+  }
+  void pre_forward(Unit&) override { unit.log("pre forward"); }
+  void post_forward(Unit&) override { unit.log("post forward"); }
+  void pre_backward(Unit&) override { unit.log("pre backward"); }
+  void post_backward(Unit&) override { unit.log("post backward"); }
+  CheckpointedUnit& unit;
+};
+
+TEST(ActivationCheckpointInAUnit, HooksFireOnceAndBeforeTheBodyRunsAgain) {
+  CheckpointedUnit unit;
+  SeededValues values(1);
+  initialize_parameters(unit, values);
+  Listener listener(unit);
+  unit.forward(random({2, 5}, 1, true, at::kFloat)).sum().backward();
+  EXPECT_THAT(unit.said, ElementsAre("pre forward", "body", "post forward", "pre backward", "body",
+                                     "post backward", "gradient"));
+}
+
+TEST(ActivationCheckpointInAUnit, UsedTwiceHooksFireOnceForEachUseAndTheGradientIsReadyOnce) {
+  CheckpointedUnit unit;
+  SeededValues values(1);
+  initialize_parameters(unit, values);
+  Listener listener(unit);
+  const at::Tensor x = random({2, 5}, 1, false, at::kFloat);
+  unit.forward(unit.forward(x)).sum().backward();
+  EXPECT_THAT(unit.said, ElementsAre("pre forward", "body", "post forward", "pre forward", "body",
+                                     "post forward", "pre backward", "body", "pre backward",
+                                     "post backward", "body", "gradient"));
+}
+
+}  // namespace
+}  // namespace zero::nn

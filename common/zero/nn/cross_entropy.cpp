@@ -1,0 +1,97 @@
+#include <ATen/ops/aminmax.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+
+#include <zero/base/error.hpp>
+#include <zero/data/batch.hpp>
+#include <zero/memory/storage.hpp>
+#include <zero/nn/backward_once.hpp>
+#include <zero/nn/cross_entropy.hpp>
+#include <zero/nn/wide.hpp>
+
+namespace zero::nn {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::variable_list;
+
+constexpr std::int64_t kBlockElements = 1 << 20;  // 4 MiB of fp32 scratch
+
+// Calls function(first row, number of rows) over all rows.
+template <class F>
+void for_each_block(const at::Tensor& logits, F function) {
+  const std::int64_t rows = logits.size(0);
+  const std::int64_t block = std::max<std::int64_t>(1, kBlockElements / logits.size(1));
+  for (std::int64_t first = 0; first < rows; first += block) {
+    function(first, std::min(block, rows - first));
+  }
+}
+
+// `classes` [N, 1]: targets, 0 where they are ignored.
+void require_classes(const at::Tensor& classes, std::int64_t count) {
+  if (classes.numel() == 0) return;
+  const auto [smallest, largest] = at::aminmax(classes);
+  const auto low = smallest.item<std::int64_t>(), high = largest.item<std::int64_t>();
+  if (low >= 0 && high < count) return;
+  throw Error(fmt::format("a target is {}, but must be a class, 0 to {}, or {} to be ignored",
+                          low < 0 ? low : high, count - 1, data::kIgnoredTarget));
+}
+
+struct CrossEntropyFunction : Function<CrossEntropyFunction> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& logits,
+                            const at::Tensor& targets, double divisor) {
+    const at::Tensor counted = targets.ne(data::kIgnoredTarget);
+    const at::Tensor classes = targets.where(counted, 0).unsqueeze(1);  // [N, 1]
+    require_classes(classes, logits.size(1));
+    const at::Tensor log_sums = at::empty({logits.size(0)}, logits.options().dtype(wide(logits)));
+    for_each_block(logits, [&](std::int64_t first, std::int64_t rows) {
+      log_sums.narrow(0, first, rows)
+          .copy_(logits.narrow(0, first, rows).to(wide(logits)).logsumexp(1));
+    });
+    const at::Tensor losses = log_sums - logits.gather(1, classes).squeeze(1);
+    context->save_for_backward({logits, classes, counted, log_sums});
+    context->saved_data["divisor"] = divisor;
+    return losses.where(counted, 0).sum().div_(divisor);
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    require_single_backward("consuming_cross_entropy");
+    if (context->saved_data.count("consumed") != 0) {
+      throw Error(
+          "backward ran twice through one loss: its logits were overwritten the first time; "
+          "run forward again");
+    }
+    context->saved_data["consumed"] = true;
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor &classes = saved[1], &counted = saved[2], &log_sums = saved[3];
+    // Below autograd: what saved the logits elsewhere has no more use for their values.
+    const at::Tensor logits = memory::raw(saved[0]);
+    const double divisor = context->saved_data["divisor"].toDouble();
+    const at::Tensor scales =
+        (counted.to(log_sums.scalar_type()) * (gradients[0] / divisor)).unsqueeze(1);  // [N, 1]
+    for_each_block(logits, [&](std::int64_t first, std::int64_t rows) {
+      const at::Tensor block = logits.narrow(0, first, rows);
+      const at::Tensor scale = scales.narrow(0, first, rows);
+      at::Tensor softmax = block.to(wide(logits));  // the block itself where it is wide already
+      softmax.sub_(log_sums.narrow(0, first, rows).unsqueeze(1)).exp_().mul_(scale);
+      softmax.scatter_add_(1, classes.narrow(0, first, rows), scale.neg());
+      if (!softmax.is_same(block)) block.copy_(softmax);
+    });
+    return {logits, at::Tensor(), at::Tensor()};
+  }
+};
+
+}  // namespace
+
+at::Tensor consuming_cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
+                                   std::int64_t terms) {
+  TORCH_INTERNAL_ASSERT(logits.dim() == 2 && logits.is_contiguous() && targets.dim() == 1 &&
+                        targets.size(0) == logits.size(0));
+  return CrossEntropyFunction::apply(logits, targets,
+                                     static_cast<double>(std::max<std::int64_t>(terms, 1)));
+}
+
+}  // namespace zero::nn

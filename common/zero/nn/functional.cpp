@@ -1,0 +1,150 @@
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <optional>
+
+#include <zero/nn/backward_once.hpp>
+#include <zero/nn/functional.hpp>
+#include <zero/nn/gradient_slot.hpp>
+#include <zero/nn/wide.hpp>
+
+namespace zero::nn {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::variable_list;
+
+// [..., n] as a matrix of rows.
+at::Tensor rows(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
+
+// Adds into, or overwrites, the gradient of a bias or a norm: the sum of the rows.
+void accumulate_sum(const at::Tensor& parameter, const at::Tensor& matrix) {
+  GradientSlot slot = gradient_slot(parameter);
+  if (slot.fresh) {
+    at::sum_out(slot.tensor, matrix, at::IntArrayRef{0}, /*keepdim=*/false);
+  } else {
+    slot.tensor.add_(at::sum(matrix, 0));
+  }
+}
+
+// Adds into, or overwrites, the gradient of a weight: left right, both matrices.
+void accumulate_product(const at::Tensor& parameter, const at::Tensor& left,
+                        const at::Tensor& right) {
+  GradientSlot slot = gradient_slot(parameter);
+  if (slot.fresh) {
+    at::mm_out(slot.tensor, left, right);
+  } else {
+    slot.tensor.addmm_(left, right);
+  }
+}
+
+struct LinearFunction : Function<LinearFunction> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
+                            const std::optional<at::Tensor>& bias) {
+    context->save_for_backward({x, weight, bias.value_or(at::Tensor())});
+    return at::linear(x, weight, bias);
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    require_single_backward("linear");
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor &x = saved[0], &weight = saved[1], &bias = saved[2];
+    const at::Tensor gradient = rows(gradients[0]);
+    if (context->needs_input_grad(1)) accumulate_product(weight, gradient.t(), rows(x));
+    if (bias.defined() && context->needs_input_grad(2)) accumulate_sum(bias, gradient);
+    at::Tensor to_x;
+    if (context->needs_input_grad(0)) to_x = gradient.mm(weight).view(x.sizes());
+    return {to_x, at::Tensor(), at::Tensor()};
+  }
+};
+
+struct EmbeddingFunction : Function<EmbeddingFunction> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& ids,
+                            const at::Tensor& weight) {
+    context->save_for_backward({ids, weight});
+    std::vector<std::int64_t> sizes = ids.sizes().vec();
+    sizes.push_back(weight.size(1));
+    return weight.index_select(0, ids.reshape(-1)).view(sizes);
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    require_single_backward("embedding");
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor &ids = saved[0], &weight = saved[1];
+    if (context->needs_input_grad(1)) {
+      GradientSlot slot = gradient_slot(weight);
+      if (slot.fresh) slot.tensor.zero_();
+      slot.tensor.index_add_(0, ids.reshape(-1), rows(gradients[0]));
+    }
+    return {at::Tensor(), at::Tensor()};
+  }
+};
+
+struct RmsNormFunction : Function<RmsNormFunction> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
+                            double eps) {
+    const at::Tensor wide_x = x.to(wide(x));
+    const at::Tensor inverse =
+        wide_x.square().mean(-1, /*keepdim=*/true).add_(eps).rsqrt_();  // [..., 1]
+    context->save_for_backward({x, weight, inverse});
+    return (wide_x * inverse).to(x.scalar_type()).mul_(weight);
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    require_single_backward("rms_norm");
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor &x = saved[0], &weight = saved[1], &inverse = saved[2];
+    const at::Tensor gradient = gradients[0];
+    const at::Tensor normal = x.to(wide(x)) * inverse;
+    if (context->needs_input_grad(1)) {
+      accumulate_sum(weight, rows(gradient * normal.to(x.scalar_type())));
+    }
+    at::Tensor to_x;
+    if (context->needs_input_grad(0)) {
+      // d(x/rms) = inverse (h - normal mean(h normal)) for a gradient h of the normalised rows.
+      const at::Tensor h = (gradient * weight).to(wide(x));
+      const at::Tensor along = (h * normal).mean(-1, /*keepdim=*/true);
+      to_x = h.addcmul(normal, along, /*value=*/-1).mul_(inverse).to(x.scalar_type());
+    }
+    return {to_x, at::Tensor(), at::Tensor()};
+  }
+};
+
+struct SwigluFunction : Function<SwigluFunction> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& gate,
+                            const at::Tensor& up) {
+    context->save_for_backward({gate, up});
+    return at::silu(gate).mul_(up);
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    require_single_backward("swiglu");
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor &gate = saved[0], &up = saved[1], &gradient = gradients[0];
+    at::Tensor to_gate, to_up;
+    if (context->needs_input_grad(1)) to_up = at::silu(gate).mul_(gradient);
+    if (context->needs_input_grad(0)) to_gate = at::silu_backward(gradient * up, gate);
+    return {to_gate, to_up};
+  }
+};
+
+}  // namespace
+
+at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  // An undefined tensor cannot be an argument of a Function, an empty optional can.
+  return LinearFunction::apply(x, weight, bias.defined() ? std::optional(bias) : std::nullopt);
+}
+
+at::Tensor embedding(const at::Tensor& ids, const at::Tensor& weight) {
+  return EmbeddingFunction::apply(ids, weight);
+}
+
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
+  return RmsNormFunction::apply(x, weight, eps);
+}
+
+at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) {
+  return SwigluFunction::apply(gate, up);
+}
+
+}  // namespace zero::nn

@@ -1,0 +1,98 @@
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include <zero/base/error.hpp>
+#include <zero/nn/cross_entropy.hpp>
+#include <zero/nn/mlp.hpp>
+
+namespace zero::nn {
+namespace {
+
+std::shared_ptr<Linear> dense(std::int64_t in, std::int64_t out, at::ScalarType dtype) {
+  if (in < 1 || out < 1) {
+    throw Error(fmt::format("a layer of an MLP is {} x {}, but sizes must be at least 1", in, out));
+  }
+  const auto first_values = Initializer::uniform(1.0 / std::sqrt(static_cast<double>(in)));
+  return std::make_shared<Linear>(in, out, first_values, first_values, dtype);
+}
+
+bool is_half(at::ScalarType dtype) { return dtype == at::kBFloat16 || dtype == at::kHalf; }
+
+}  // namespace
+
+MlpLayer::MlpLayer(std::int64_t in, std::int64_t out, const MlpConfig& config)
+    : activation_(config.activation),
+      linear_(register_module("linear", dense(in, out, config.dtype))) {}
+
+at::Tensor MlpLayer::forward(const at::Tensor& x) {
+  return run(
+      [&] {
+        const at::Tensor y = linear_->forward(x);
+        return activation_ == MlpConfig::Activation::kRelu ? y.relu() : y.tanh();
+      },
+      {x});
+}
+
+Mlp::Mlp(const MlpConfig& config) : config_(config) {
+  auto layers = register_module("layers", std::make_shared<Layer>());
+  std::int64_t in = config.inputs;
+  for (const std::int64_t out : config.hidden) {
+    layers_.push_back(layers->register_module(std::to_string(layers_.size()),
+                                              std::make_shared<MlpLayer>(in, out, config)));
+    in = out;
+  }
+  output_ = register_module("output", dense(in, config.outputs, config.dtype));
+}
+
+at::Tensor Mlp::loss(const data::Batch& batch) {
+  check_inputs(batch);
+  const bool regression = config_.loss == MlpConfig::Loss::kMeanSquared;
+  std::vector<std::int64_t> expected = {batch.inputs.size(0)};
+  if (regression) expected.push_back(config_.outputs);
+  const at::Tensor& targets = batch.targets;
+  if (!targets.defined() || targets.sizes() != at::IntArrayRef(expected) ||
+      !(regression ? takes(targets) : targets.scalar_type() == at::kLong)) {
+    throw Error(fmt::format("the targets of this batch must be {} [{}]",
+                            c10::toString(regression ? config_.dtype : at::kLong),
+                            fmt::join(expected, ", ")));
+  }
+  return run(
+      [&] {
+        const at::Tensor y = outputs(batch.inputs);
+        if (!regression) return consuming_cross_entropy(y, batch.targets, batch.loss_terms);
+        const auto terms = std::max<std::int64_t>(batch.loss_terms, 1) * config_.outputs;
+        const at::ScalarType wide = is_half(config_.dtype) ? at::kFloat : config_.dtype;
+        return at::mse_loss(y.to(wide), targets.to(wide), at::Reduction::Sum) /
+               static_cast<double>(terms);
+      },
+      {});
+}
+
+at::Tensor Mlp::predict(const data::Batch& batch) {
+  check_inputs(batch);
+  return run([&] { return outputs(batch.inputs); }, {});
+}
+
+bool Mlp::takes(const at::Tensor& data) const {
+  const at::ScalarType dtype = data.scalar_type();
+  return dtype == config_.dtype || (dtype == at::kFloat && is_half(config_.dtype));
+}
+
+void Mlp::check_inputs(const data::Batch& batch) const {
+  const at::Tensor& x = batch.inputs;
+  if (x.defined() && x.dim() == 2 && x.size(1) == config_.inputs && takes(x)) return;
+  throw Error(fmt::format("the inputs of this MLP must be {} [samples, {}]",
+                          c10::toString(config_.dtype), config_.inputs));
+}
+
+at::Tensor Mlp::outputs(const at::Tensor& x) {
+  at::Tensor y = x.to(config_.dtype);
+  for (const auto& layer : layers_) y = layer->forward(y);
+  return output_->forward(y);
+}
+
+}  // namespace zero::nn

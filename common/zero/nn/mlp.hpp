@@ -1,0 +1,73 @@
+#pragma once
+
+#include <torch/types.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include <zero/nn/layers.hpp>
+#include <zero/nn/model.hpp>
+
+namespace zero::nn {
+
+/// The shape of an Mlp. Sizes are free: odd ones are what sharding has to cope with.
+struct MlpConfig {
+  enum class Activation { kRelu, kTanh };
+  enum class Loss {
+    kMeanSquared,   ///< targets float [B, outputs]; mean over all elements of the squared error
+    kCrossEntropy,  ///< targets int64 [B]
+  };
+
+  std::int64_t inputs = 13;
+  std::vector<std::int64_t> hidden = {17, 11};  ///< sizes of the hidden layers, each a unit
+  std::int64_t outputs = 3;
+  Activation activation = Activation::kTanh;
+  Loss loss = Loss::kMeanSquared;
+  /// Of parameters and activations. With a 2-byte type the loss is computed in float32 and is one,
+  /// and inputs and targets may be float32 as well.
+  at::ScalarType dtype = at::kFloat;
+};
+
+/// One hidden layer, a unit: activation(linear(x)).
+class MlpLayer : public Unit {
+ public:
+  MlpLayer(std::int64_t in, std::int64_t out, const MlpConfig& config);
+  /// [B, in] to [B, out], with the unit's hooks around it.
+  at::Tensor forward(const at::Tensor& x);
+
+ private:
+  MlpConfig::Activation activation_;
+  std::shared_ptr<Linear> linear_;
+};
+
+/// A multi-layer perceptron, the smallest model that has everything: units, weights and biases. The
+/// root unit holds the output layer. Parameters are named layers.N.linear.weight,
+/// layers.N.linear.bias, output.weight and output.bias, and begin uniform in [-1/sqrt(in),
+/// 1/sqrt(in)).
+class Mlp : public Model {
+ public:
+  /// Throws zero::Error for a size below 1.
+  explicit Mlp(const MlpConfig& config = {});
+
+  /// `inputs` float [B, inputs]. The sum of the loss over samples divided by
+  /// data::Batch::loss_terms (samples), and for kMeanSquared by the number of outputs as well.
+  /// Throws zero::Error for a batch of another shape.
+  at::Tensor loss(const data::Batch& batch) override;
+
+  /// Outputs [B, outputs].
+  at::Tensor predict(const data::Batch& batch) override;
+
+  const MlpConfig& config() const { return config_; }
+
+ private:
+  bool takes(const at::Tensor& data) const;
+  void check_inputs(const data::Batch& batch) const;
+  at::Tensor outputs(const at::Tensor& x);
+
+  MlpConfig config_;
+  std::vector<std::shared_ptr<MlpLayer>> layers_;
+  std::shared_ptr<Linear> output_;
+};
+
+}  // namespace zero::nn

@@ -1,0 +1,218 @@
+#include <ATen/CPUGeneratorImpl.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <map>
+#include <utility>
+
+#include <zero/base/error.hpp>
+#include <zero/memory/accounting.hpp>
+#include <zero/memory/storage.hpp>
+#include <zero/nn/parameters.hpp>
+#include <zero/nn/silent_backward.hpp>
+
+namespace zero::nn {
+namespace {
+
+std::string join(const std::string& path, const std::string& name) {
+  return path.empty() ? name : path + "." + name;
+}
+
+bool counts(const Unit& unit, const Unit& root, Granularity granularity) {
+  return granularity == Granularity::kLeaf || &unit == &root ||
+         dynamic_cast<const Leaf*>(&unit) == nullptr;
+}
+
+// Walks the module tree in registration order and notes, for every parameter, the unit around it.
+class Lister {
+ public:
+  Lister(Unit& root, Granularity granularity) : root_(root), granularity_(granularity) {}
+
+  ParameterList list() {
+    visit(root_, "", /*around=*/kNone);
+    for (std::size_t i = 0; i < result_.size(); ++i) {
+      result_.units[result_.parameters[i].unit].parameters.push_back(i);
+    }
+    return std::move(result_);
+  }
+
+ private:
+  static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
+
+  void visit(torch::nn::Module& module, const std::string& path, std::size_t around) {
+    if (auto* unit = dynamic_cast<Unit*>(&module);
+        unit != nullptr && counts(*unit, root_, granularity_)) {
+      parents_.push_back(around);
+      around = result_.units.size();
+      result_.units.push_back({unit, path, {}, parents_.back() == kNone ? 0 : parents_.back()});
+    }
+    for (const auto& item : module.named_parameters(/*recurse=*/false)) {
+      add(module, item.key(), item.value(), path, around);
+    }
+    for (const auto& child : module.named_children()) {
+      visit(*child.value(), join(path, child.key()), around);
+    }
+  }
+
+  void add(torch::nn::Module& module, const std::string& name, const at::Tensor& tensor,
+           const std::string& path, std::size_t unit) {
+    const auto [found, is_new] = index_.try_emplace(tensor.unsafeGetTensorImpl(), result_.size());
+    if (!is_new) {  // tied: it moves up to the innermost unit around all of its places
+      Parameter& tied = result_.parameters[found->second];
+      tied.unit = common_ancestor(tied.unit, unit);
+      return;
+    }
+    const auto* layer = dynamic_cast<const Layer*>(&module);
+    result_.parameters.push_back(
+        {join(path, name), tensor, unit, layer ? layer->initializer(name) : std::nullopt});
+  }
+
+  std::size_t common_ancestor(std::size_t a, std::size_t b) const {
+    // Parents come before their children, so the larger index is never an ancestor of the smaller.
+    while (a != b) (a > b ? a : b) = parents_[std::max(a, b)];
+    return a;
+  }
+
+  Unit& root_;
+  Granularity granularity_;
+  ParameterList result_;
+  std::vector<std::size_t> parents_;  // by unit
+  std::map<const void*, std::size_t> index_;
+};
+
+void check(const ParameterList& list) {
+  bool trainable = false;
+  std::map<const void*, std::string> storages;
+  for (const Parameter& p : list.parameters) {
+    trainable = trainable || p.tensor.requires_grad();
+    if (!p.tensor.is_contiguous()) {
+      throw Error(
+          fmt::format("parameter '{}' is not contiguous (strides {}): collectives would send the "
+                      "wrong elements; "
+                      "register a contiguous tensor",
+                      p.name, fmt::join(p.tensor.strides(), ",")));
+    }
+    const auto [found, is_new] =
+        storages.try_emplace(p.tensor.storage().unsafeGetStorageImpl(), p.name);
+    if (!is_new) {
+      throw Error(
+          fmt::format("parameters '{}' and '{}' are two tensors over the same memory; tie weights "
+                      "by registering "
+                      "the same tensor twice",
+                      found->second, p.name));
+    }
+  }
+  if (!trainable) {
+    throw Error(fmt::format(
+        "the model has no trainable parameter ({} parameters, none requires a gradient)",
+        list.size()));
+  }
+}
+
+// FNV-1a, 64 bit: a parameter's seed must be the same on every machine, which std::hash is not.
+std::uint64_t hash(const std::string& text) {
+  std::uint64_t h = 14695981039346656037ULL;
+  for (const unsigned char c : text) h = (h ^ c) * 1099511628211ULL;
+  return h;
+}
+
+class Callback final : public torch::autograd::PostAccumulateGradHook {
+ public:
+  explicit Callback(std::function<void()> function) : function_(std::move(function)) {}
+  void operator()(const at::Tensor&) override {
+    if (!SilentBackward::active()) function_();
+  }
+
+ private:
+  std::function<void()> function_;
+};
+
+}  // namespace
+
+std::int64_t ParameterList::numel() const {
+  std::int64_t sum = 0;
+  for (const Parameter& p : parameters) sum += p.numel();
+  return sum;
+}
+
+std::int64_t ParameterList::bytes() const {
+  std::int64_t sum = 0;
+  for (const Parameter& p : parameters) sum += p.bytes();
+  return sum;
+}
+
+std::size_t ParameterList::index_of(const Unit& unit) const {
+  const auto found = std::find_if(units.begin(), units.end(),
+                                  [&unit](const UnitInfo& info) { return info.unit == &unit; });
+  if (found == units.end()) throw Error("a unit that is no part of this model");
+  return static_cast<std::size_t>(found - units.begin());
+}
+
+bool ParameterList::has_inner(std::size_t u) const {
+  // The root is its own surroundings, and an inner unit comes after the one around it.
+  return std::any_of(units.begin() + static_cast<std::ptrdiff_t>(u) + 1, units.end(),
+                     [u](const UnitInfo& info) { return info.around == u; });
+}
+
+ParameterList list_parameters(Unit& root, Granularity granularity) {
+  ParameterList list = Lister(root, granularity).list();
+  check(list);
+  return list;
+}
+
+void set_hooks(Unit& root, UnitHooks* hooks, Granularity granularity) {
+  root.apply([&](torch::nn::Module& module) {
+    if (auto* layer = dynamic_cast<Layer*>(&module)) layer->set_taken(hooks != nullptr);
+    if (auto* unit = dynamic_cast<Unit*>(&module)) {
+      unit->set_hooks(counts(*unit, root, granularity) ? hooks : nullptr);
+    }
+  });
+}
+
+void SeededValues::fill(const Parameter& parameter, at::Tensor& out) {
+  if (!parameter.initializer) {
+    if (memory::has_storage(parameter.tensor)) {
+      if (!out.is_same(parameter.tensor)) memory::raw(out).copy_(memory::raw(parameter.tensor));
+      return;
+    }
+    throw Error(fmt::format("parameter '{}' has no values and no initializer to make them",
+                            parameter.name));
+  }
+  if (!out.is_cpu()) {  // drawn on the CPU, so that they are the same on every device
+    at::Tensor drawn = at::empty(out.sizes(), out.scalar_type());
+    fill(parameter, drawn);
+    memory::raw(out).copy_(drawn);
+    return;
+  }
+  at::Tensor values = memory::raw(out);
+  const Initializer how = *parameter.initializer;
+  if (how.kind == Initializer::Kind::kConstant) {
+    values.fill_(how.value);
+    return;
+  }
+  at::Generator generator = at::detail::createCPUGenerator(seed_ ^ hash(parameter.name));
+  if (how.kind == Initializer::Kind::kNormal) {
+    values.normal_(0.0, how.value, generator);
+  } else {
+    values.uniform_(-how.value, how.value, generator);
+  }
+}
+
+void initialize_parameters(Unit& root, ParameterSource& source) {
+  ParameterList list = list_parameters(root);
+  for (Parameter& p : list.parameters) {
+    const memory::Charge charge(memory::Category::kParameters);
+    memory::allocate_storage(p.tensor);
+    source.fill(p, p.tensor);
+  }
+}
+
+void on_gradient_ready(const at::Tensor& parameter, std::function<void()> callback) {
+  std::unique_ptr<torch::autograd::PostAccumulateGradHook> hook;
+  if (callback) hook = std::make_unique<Callback>(std::move(callback));
+  torch::autograd::impl::set_post_acc_grad_hooks(parameter, std::move(hook));
+}
+
+}  // namespace zero::nn

@@ -1,0 +1,102 @@
+#pragma once
+
+#include <torch/types.h>
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <zero/nn/unit.hpp>
+
+namespace zero::nn {
+
+/// What counts as a unit.
+enum class Granularity {
+  kUnit,  ///< every Unit but leaves: decoder layers and the root
+  kLeaf,  ///< every Unit: each layer that holds parameters is one of its own
+};
+
+/// One parameter of a model, tied ones once.
+struct Parameter {
+  std::string
+      name;  ///< dotted path, as named_parameters() gives it: "model.layers.0.mlp.up_proj.weight"
+  at::Tensor tensor;     ///< the tensor that the module holds; its storage may be empty (deferred)
+  std::size_t unit = 0;  ///< index of its unit in ParameterList::units
+  std::optional<Initializer> initializer;  ///< nothing where the module is not a Layer
+
+  std::int64_t numel() const { return tensor.numel(); }
+  std::int64_t bytes() const {
+    return tensor.numel() * static_cast<std::int64_t>(tensor.element_size());
+  }
+};
+
+/// A unit of a model and the parameters that are gathered with it.
+struct UnitInfo {
+  Unit* unit = nullptr;
+  std::string name;                     ///< dotted path; empty for the root
+  std::vector<std::size_t> parameters;  ///< indices into ParameterList::parameters
+  std::size_t around = 0;               ///< index of the unit around it; the root's own is 0
+};
+
+/// The parameters of a model in registration order and the units they belong to (the root is unit
+/// 0, then inner units in registration order). The same on every rank that builds the same model.
+///
+/// A parameter belongs to the innermost unit around it. A tied parameter, registered in several
+/// places, is listed once under its first name and belongs to the innermost unit that surrounds all
+/// of its places, so that it is whole wherever it is used.
+struct ParameterList {
+  std::vector<Parameter> parameters;
+  std::vector<UnitInfo> units;
+
+  std::size_t size() const { return parameters.size(); }
+  std::int64_t numel() const;  ///< elements of all parameters, tied ones once
+  std::int64_t bytes() const;  ///< V of the formulas: bytes of one copy of the parameters
+
+  /// Index of `unit` in `units`. Throws zero::Error where it is none of them.
+  std::size_t index_of(const Unit& unit) const;
+  /// Whether a unit lies within unit `u`.
+  bool has_inner(std::size_t u) const;
+};
+
+/// Lists the parameters of `root`, which is a unit in any case. Throws zero::Error for a model
+/// without a trainable parameter, for a parameter that is not contiguous, and for two different
+/// parameters that share memory.
+ParameterList list_parameters(Unit& root, Granularity granularity = Granularity::kUnit);
+
+/// Sets the hooks of `root` and of every unit inside it; what does not count as one gets none.
+void set_hooks(Unit& root, UnitHooks* hooks, Granularity granularity = Granularity::kUnit);
+
+/// Where first values come from. Implementations: SeededValues (below), safetensors files.
+class ParameterSource {
+ public:
+  virtual ~ParameterSource() = default;
+  /// Writes the first values of `parameter` into `out` (same shape and dtype, has storage). Called
+  /// on one rank; the values reach the others through a collective.
+  virtual void fill(const Parameter& parameter, at::Tensor& out) = 0;
+};
+
+/// Values drawn from each parameter's own generator, seeded by (seed, name): they depend neither on
+/// the world size nor on the order in which parameters are made. A parameter without an initializer
+/// keeps the values that it has; zero::Error if it has no storage.
+class SeededValues final : public ParameterSource {
+ public:
+  explicit SeededValues(std::uint64_t seed) : seed_(seed) {}
+  void fill(const Parameter& parameter, at::Tensor& out) override;
+
+ private:
+  std::uint64_t seed_;
+};
+
+/// Gives every parameter of `root` its storage (charged to kParameters) and its values: the whole
+/// model on this rank, for one process, tests and inference.
+void initialize_parameters(Unit& root, ParameterSource& source);
+
+/// Calls `callback` each time a backward pass has the whole gradient of `parameter`: after its last
+/// use, once per backward, on the thread that called backward(). The gradient may be undefined,
+/// where the parameter took part in the graph and nothing flowed into it. Replaces an earlier
+/// callback; an empty function removes it.
+void on_gradient_ready(const at::Tensor& parameter, std::function<void()> callback);
+
+}  // namespace zero::nn

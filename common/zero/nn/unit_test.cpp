@@ -1,0 +1,290 @@
+// When the hooks of units are called.
+
+#include <c10/core/GradMode.h>
+#include <gmock/gmock.h>
+
+#include <tests/support/tensors.hpp>
+#include <zero/nn/layers.hpp>
+#include <zero/nn/parameters.hpp>
+#include <zero/nn/unit.hpp>
+
+namespace zero::nn {
+namespace {
+
+using ::testing::ElementsAre;
+using testing::error_of;
+using testing::identical;
+using ::testing::IsEmpty;
+using testing::random;
+
+// x * weight, and says when.
+class Scale : public Unit {
+ public:
+  Scale(std::string name, std::vector<std::string>& said) : name_(std::move(name)), said_(said) {
+    weight_ = add_parameter("weight", {3}, Initializer::constant(2.0), at::kDouble);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    return run(
+        [&] {
+          said_.push_back(name_ + " body");
+          return x * weight_;
+        },
+        {x});
+  }
+  // Two outputs of two inputs; the second output can be left without a gradient.
+  std::vector<at::Tensor> forward_two(const at::Tensor& x, const at::Tensor& y,
+                                      bool detach_second = false) {
+    return run_many(
+        [&] {
+          const at::Tensor second = y * weight_;
+          return std::vector<at::Tensor>{x * weight_, detach_second ? second.detach() : second};
+        },
+        {x, y});
+  }
+  at::Tensor forward_that_throws(const at::Tensor& x) {
+    return run([]() -> at::Tensor { throw Error("body"); }, {x});
+  }
+  const std::string& name() const { return name_; }
+  const at::Tensor& weight() const { return weight_; }
+
+ private:
+  std::string name_;
+  std::vector<std::string>& said_;
+  at::Tensor weight_;
+};
+
+// A unit with a unit inside.
+class Outer : public Scale {
+ public:
+  explicit Outer(std::vector<std::string>& said) : Scale("outer", said) {
+    inner = register_module("inner", std::make_shared<Scale>("inner", said));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    return run([&] { return inner->forward(x * 3) * weight(); }, {x});
+  }
+  at::Tensor hand_on(const at::Tensor& x) {
+    return run([&] { return inner->forward(x * weight()); }, {x});
+  }
+  at::Tensor pass(const at::Tensor& x) {
+    return run([&] { return x; }, {x});
+  }
+  std::shared_ptr<Scale> inner;
+};
+
+class Units : public ::testing::Test, public UnitHooks {
+ protected:
+  void pre_forward(Unit& unit) override { say(unit, "pre forward"); }
+  void post_forward(Unit& unit) override { say(unit, "post forward"); }
+  void pre_backward(Unit& unit) override { say(unit, "pre backward"); }
+  void post_backward(Unit& unit) override { say(unit, "post backward"); }
+
+  std::vector<std::string> take() { return std::exchange(said, {}); }
+
+  std::vector<std::string> said;
+
+ private:
+  void say(Unit& unit, const std::string& what) {
+    said.push_back(dynamic_cast<Scale&>(unit).name() + " " + what);
+  }
+};
+
+// A leaf whose gradient can be had from autograd in full, that is, not a leaf.
+at::Tensor input(std::uint64_t seed) { return random({2, 3}, seed, /*gradient=*/true) * 1.0; }
+
+struct FilledScale : Scale {
+  FilledScale(const std::string& name, std::vector<std::string>& said) : Scale(name, said) {
+    SeededValues values(1);
+    initialize_parameters(*this, values);
+  }
+};
+
+TEST_F(Units, HooksStandAroundForwardAndBackward) {
+  FilledScale unit("a", said);
+  unit.set_hooks(this);
+  on_gradient_ready(unit.weight(), [this] { said.push_back("gradient"); });
+  const at::Tensor y = unit.forward(input(1));
+  EXPECT_THAT(take(), ElementsAre("a pre forward", "a body", "a post forward"));
+  y.sum().backward();
+  // The parameter's gradient may come before or after the input's: both follow pre_backward.
+  const std::vector<std::string> backward = take();
+  EXPECT_THAT(backward,
+              ::testing::UnorderedElementsAre("a pre backward", "gradient", "a post backward"));
+  EXPECT_EQ(backward.front(), "a pre backward");
+}
+
+// Parts that have no hooks of their own too.
+TEST_F(Units, CannotBeCastOrMovedByOthersWhileAStrategyHasThem) {
+  Outer unit(said);
+  const auto part =
+      unit.register_module("part", std::make_shared<Linear>(2, 3, Initializer::constant(1.0)));
+  set_hooks(unit, this);
+  for (torch::nn::Module* module :
+       {static_cast<torch::nn::Module*>(&unit), static_cast<torch::nn::Module*>(unit.inner.get()),
+        static_cast<torch::nn::Module*>(part.get())}) {
+    const auto refused = ::testing::HasSubstr("before the strategy is made");
+    EXPECT_THAT(error_of([&] { module->to(at::kHalf); }), refused);
+    EXPECT_THAT(error_of([&] { module->to(at::kCPU); }), refused);
+    EXPECT_THAT(error_of([&] { module->to(at::kCPU, at::kHalf); }), refused);
+  }
+  EXPECT_EQ(unit.weight().scalar_type(), at::kDouble);
+  EXPECT_EQ(unit.inner->weight().scalar_type(), at::kDouble);
+  set_hooks(unit, nullptr);
+  unit.to(at::kHalf);
+  EXPECT_EQ(unit.weight().scalar_type(), at::kHalf);
+  EXPECT_EQ(unit.inner->weight().scalar_type(), at::kHalf);
+  EXPECT_EQ(part->parameters().front().scalar_type(), at::kHalf);
+}
+
+TEST_F(Units, BackwardVisitsThemInReverse) {
+  FilledScale a("a", said), b("b", said);
+  a.set_hooks(this);
+  b.set_hooks(this);
+  const at::Tensor y = b.forward(a.forward(input(1)));
+  EXPECT_THAT(take(), ElementsAre("a pre forward", "a body", "a post forward", "b pre forward",
+                                  "b body", "b post forward"));
+  y.sum().backward();
+  // The gradient between them says both: b's inputs are done, a's output is known.
+  EXPECT_THAT(take(), ElementsAre("b pre backward", "a pre backward", "b post backward",
+                                  "a post backward"));
+}
+
+TEST_F(Units, InnerHooksStandWithinOuterOnes) {
+  Outer outer(said);
+  SeededValues values(1);
+  initialize_parameters(outer, values);
+  set_hooks(outer, this);  // reaches the inner one too
+  EXPECT_EQ(outer.hooks(), this);
+  EXPECT_EQ(outer.inner->hooks(), this);
+  const at::Tensor y = outer.forward(input(1));
+  EXPECT_THAT(take(), ElementsAre("outer pre forward", "inner pre forward", "inner body",
+                                  "inner post forward", "outer post forward"));
+  y.sum().backward();
+  EXPECT_THAT(take(), ElementsAre("outer pre backward", "inner pre backward", "inner post backward",
+                                  "outer post backward"));
+}
+
+TEST_F(Units, UsedTwiceTheyAreCalledForEachUse) {
+  FilledScale a("a", said);
+  a.set_hooks(this);
+  int ready = 0;
+  on_gradient_ready(a.weight(), [&] { ++ready; });
+  const at::Tensor y = a.forward(a.forward(input(1)).tanh());
+  take();
+  y.sum().backward();
+  EXPECT_THAT(take(), ElementsAre("a pre backward", "a post backward", "a pre backward",
+                                  "a post backward"));
+  EXPECT_EQ(ready, 1);
+}
+
+TEST_F(Units, WithoutAGraphThereIsNoBackward) {
+  FilledScale a("a", said);
+  a.set_hooks(this);
+  const at::Tensor x = random({2, 3}, 1, true);
+  {
+    const c10::NoGradGuard no_grad;
+    a.forward(x);
+  }
+  EXPECT_THAT(take(), ElementsAre("a pre forward", "a body", "a post forward"));
+  x.sum().backward();  // no hook was left on the input
+  EXPECT_THAT(take(), IsEmpty());
+}
+
+TEST_F(Units, AnInputThatNeedsNoGradientHasNoPostBackward) {
+  FilledScale a("a", said);
+  a.set_hooks(this);
+  const at::Tensor y = a.forward(random({2, 3}, 1));
+  take();
+  y.sum().backward();
+  EXPECT_THAT(take(), ElementsAre("a pre backward"));
+}
+
+TEST_F(Units, PostBackwardWaitsForAllInputsThatNeedAGradient) {
+  FilledScale a("a", said);
+  a.set_hooks(this);
+  const at::Tensor x = input(1), y = input(2);
+  y.register_hook([this](const at::Tensor&) { said.push_back("second input"); });
+  x.register_hook([this](const at::Tensor&) { said.push_back("first input"); });
+  const auto outputs = a.forward_two(x, y);
+  take();
+  // The second output's gradient is known long before the first's.
+  const at::Tensor far = outputs[0].tanh().tanh().tanh();
+  (far + outputs[1]).sum().backward();
+  const std::vector<std::string> order = take();
+  ASSERT_EQ(order.size(), 4U);
+  EXPECT_EQ(std::count(order.begin(), order.end(), "a pre backward"), 1);  // one use begins once
+  EXPECT_EQ(std::count(order.begin(), order.end(), "a post backward"), 1);
+  EXPECT_EQ(order.back(), "a post backward");
+}
+
+TEST_F(Units, BackwardBeginsOutsideAlsoWhereAnOutputIsHandedOn) {
+  Outer outer(said);
+  Scale before("before", said);
+  for (Unit* unit : std::initializer_list<Unit*>{&outer, outer.inner.get(), &before}) {
+    unit->set_hooks(this);
+  }
+  outer.hand_on(before.forward(input(1))).sum().backward();
+  std::vector<std::string> order = take();
+  std::erase_if(order, [](const std::string& s) { return !s.ends_with("pre backward"); });
+  EXPECT_THAT(order,
+              ElementsAre("outer pre backward", "inner pre backward", "before pre backward"));
+  // A unit that does nothing to its input.
+  outer.pass(before.forward(input(1))).sum().backward();
+  order = take();
+  std::erase_if(order, [](const std::string& s) { return !s.ends_with("pre backward"); });
+  EXPECT_THAT(order, ElementsAre("outer pre backward", "before pre backward"));
+}
+
+TEST_F(Units, AnOutputThatNeedsNoGradientIsNotWatched) {
+  FilledScale a("a", said);
+  a.set_hooks(this);
+  const auto outputs = a.forward_two(input(1), random({2, 3}, 2), /*detach_second=*/true);
+  take();
+  EXPECT_FALSE(outputs[1].requires_grad());
+  outputs[0].sum().backward();
+  EXPECT_THAT(take(), ElementsAre("a pre backward", "a post backward"));
+}
+
+TEST_F(Units, HooksRemovedAfterForwardAreNotCalledInBackward) {
+  FilledScale a("a", said);
+  a.set_hooks(this);
+  const at::Tensor y = a.forward(input(1));
+  a.set_hooks(nullptr);
+  take();
+  y.sum().backward();
+  a.forward(input(1)).sum().backward();
+  EXPECT_THAT(take(), ElementsAre("a body"));
+}
+
+TEST_F(Units, HooksChangeNeitherValuesNorGradients) {
+  FilledScale with("a", said), without("b", said);
+  with.set_hooks(this);
+  const at::Tensor x = random({2, 3}, 1, true), y = testing::leaf_of(x);
+  const at::Tensor a = with.forward(x), b = without.forward(y);
+  EXPECT_TRUE(identical(a, b));
+  a.square().sum().backward();
+  b.square().sum().backward();
+  EXPECT_TRUE(identical(x.grad(), y.grad()));
+  EXPECT_TRUE(identical(with.weight().grad(), without.weight().grad()));
+}
+
+TEST_F(Units, WhatABodyThrowsComesOut) {
+  FilledScale a("a", said);
+  a.set_hooks(this);
+  EXPECT_EQ(error_of([&] { a.forward_that_throws(input(1)); }), "body");
+  EXPECT_THAT(take(), ElementsAre("a pre forward"));
+}
+
+struct ThrowingHooks : UnitHooks {
+  void pre_backward(Unit&) override { throw Error("no parameters"); }
+};
+
+TEST_F(Units, WhatAHookThrowsLeavesBackward) {
+  FilledScale a("a", said);
+  ThrowingHooks hooks;
+  a.set_hooks(&hooks);
+  const at::Tensor y = a.forward(input(1)).sum();
+  EXPECT_EQ(error_of([&] { y.backward(); }), "no parameters");
+}
+
+}  // namespace
+}  // namespace zero::nn

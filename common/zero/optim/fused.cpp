@@ -1,0 +1,273 @@
+#include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/_fused_sgd.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+
+#include <zero/base/error.hpp>
+#include <zero/memory/accounting.hpp>
+#include <zero/memory/storage.hpp>
+#include <zero/optim/optimizer.hpp>
+#include <zero/optim/padded_kernel.hpp>
+
+namespace zero::optim {
+namespace {
+
+struct Slot {
+  at::Tensor parameter;
+  std::size_t group = 0;
+  std::int64_t steps = 0;
+  std::vector<at::Tensor> states;  // empty before the first step
+};
+
+// What the two optimizers share: slots, groups, lazily made states, and one kernel call for all
+// parameters of a group that have had the same number of steps.
+template <typename Options>
+class FusedOptimizer : public Optimizer {
+ public:
+  explicit FusedOptimizer(std::vector<Group<Options>> groups) {
+    for (std::size_t g = 0; g < groups.size(); ++g) {
+      options_.push_back(groups[g].options);
+      for (const at::Tensor& parameter : groups[g].parameters)
+        slots_.push_back({parameter, g, 0, {}});
+    }
+  }
+
+  void step() override {
+    const at::NoGradGuard no_grad;
+    // A kernel takes one dtype at a time.
+    std::map<std::tuple<std::size_t, std::int64_t, at::ScalarType>, std::vector<Operands>> alike;
+    for (Slot& slot : slots_) {
+      if (!slot.parameter.grad().defined()) continue;
+      if (slot.states.empty()) make_states(slot);
+      ++slot.steps;
+      Operands operands{flat(slot.parameter), flat(slot.parameter.grad())};
+      for (const at::Tensor& state : slot.states) operands.push_back(state);
+      alike[{slot.group, slot.steps, slot.parameter.scalar_type()}].push_back(std::move(operands));
+    }
+    for (const auto& [key, parameters] : alike) {
+      run_padded(parameters, [&, &k = key](const std::vector<std::vector<at::Tensor>>& lists) {
+        update(lists, options_[std::get<0>(k)], std::get<1>(k));
+      });
+    }
+  }
+
+  void replace(const std::function<at::Tensor(const at::Tensor&)>& with) override {
+    for (Slot& slot : slots_) {
+      const at::Tensor other = with(slot.parameter);
+      if (!other.is_same(slot.parameter)) slot = {other, slot.group, 0, {}};
+    }
+    std::erase_if(slots_, [](const Slot& slot) { return !slot.parameter.defined(); });
+  }
+
+  std::map<std::string, at::Tensor> state(const at::Tensor& parameter) const override {
+    std::map<std::string, at::Tensor> result;
+    if (const Slot* slot = find(parameter)) {
+      const std::vector<std::string> names = state_names(options_[slot->group]);
+      for (std::size_t i = 0; i < slot->states.size(); ++i) result[names[i]] = slot->states[i];
+    }
+    return result;
+  }
+
+  std::int64_t steps(const at::Tensor& parameter) const override {
+    const Slot* slot = find(parameter);
+    return slot == nullptr ? 0 : slot->steps;
+  }
+
+  std::int64_t state_bytes(const at::Tensor& parameter) const override {
+    const Slot* slot = find(parameter);
+    if (slot == nullptr) return 0;
+    const std::size_t states = state_names(options_[slot->group]).size();
+    return static_cast<std::int64_t>(states * parameter.nbytes());
+  }
+
+  void load_state(const at::Tensor& parameter, std::int64_t steps,
+                  const std::map<std::string, at::Tensor>& states) override {
+    Slot* slot = find(parameter);
+    if (slot == nullptr) throw Error("state for a parameter that this optimizer does not hold");
+    const std::vector<std::string> names = state_names(options_[slot->group]);
+    std::vector<at::Tensor> ordered;
+    for (const std::string& name : names) {
+      if (const auto found = states.find(name); found != states.end()) {
+        check_state(name, found->second, parameter);
+        ordered.push_back(found->second);
+      }
+    }
+    const std::size_t wanted = steps == 0 ? 0 : names.size();
+    if (steps < 0 || ordered.size() != states.size() || ordered.size() != wanted) {
+      throw Error(fmt::format("a parameter after {} updates needs these states: {}; {} were given",
+                              steps, fmt::join(names, ", "), states.size()));
+    }
+    slot->steps = steps;
+    slot->states = std::move(ordered);
+  }
+
+  void set_learning_rate(double rate) override {
+    for (Options& options : options_) options.learning_rate = rate;
+  }
+
+ protected:
+  /// What is kept for each parameter under these options.
+  virtual std::vector<std::string> state_names(const Options& options) const = 0;
+
+  /// lists: parameters, gradients, then one list per state.
+  virtual void update(const std::vector<std::vector<at::Tensor>>& lists, const Options& options,
+                      std::int64_t step) = 0;
+
+  const std::vector<Options>& options() const { return options_; }
+
+ private:
+  static at::Tensor flat(const at::Tensor& tensor) { return memory::raw(tensor).view({-1}); }
+
+  void make_states(Slot& slot) const {
+    const memory::Charge charge(memory::Category::kOptimizer);
+    for (std::size_t i = 0; i < state_names(options_[slot.group]).size(); ++i) {
+      slot.states.push_back(at::zeros_like(flat(slot.parameter)));
+    }
+  }
+
+  static void check_state(const std::string& name, const at::Tensor& state,
+                          const at::Tensor& parameter) {
+    if (state.dim() == 1 && state.is_contiguous() && state.numel() == parameter.numel() &&
+        state.scalar_type() == parameter.scalar_type()) {
+      return;
+    }
+    throw Error(fmt::format("state {} has {} elements of {}; the parameter has {} of {}", name,
+                            state.numel(), c10::toString(state.scalar_type()), parameter.numel(),
+                            c10::toString(parameter.scalar_type())));
+  }
+
+  const Slot* find(const at::Tensor& parameter) const {
+    const auto found = std::find_if(slots_.begin(), slots_.end(), [&](const Slot& slot) {
+      return slot.parameter.is_same(parameter);
+    });
+    return found == slots_.end() ? nullptr : &*found;
+  }
+  Slot* find(const at::Tensor& parameter) {
+    return const_cast<Slot*>(std::as_const(*this).find(parameter));
+  }
+
+  std::vector<Options> options_;
+  std::vector<Slot> slots_;
+};
+
+class AdamW final : public FusedOptimizer<AdamWOptions> {
+ public:
+  using FusedOptimizer::FusedOptimizer;
+
+  Settings settings() const override {
+    Settings all{"AdamW", {}};
+    for (const AdamWOptions& o : options()) {
+      all.groups.push_back({{"learning_rate", o.learning_rate},
+                            {"beta1", o.beta1},
+                            {"beta2", o.beta2},
+                            {"epsilon", o.epsilon},
+                            {"weight_decay", o.weight_decay}});
+      if (o.maximize) all.groups.back()["maximize"] = 1;
+    }
+    return all;
+  }
+
+ private:
+  std::vector<std::string> state_names(const AdamWOptions&) const override {
+    return {"exp_avg", "exp_avg_sq"};
+  }
+
+  void update(const std::vector<std::vector<at::Tensor>>& lists, const AdamWOptions& o,
+              std::int64_t step) override {
+    // The kernel wants the step count as a tensor per parameter; all can be the same one.
+    const at::Tensor count =
+        at::full({}, static_cast<double>(step), lists[0].front().options().dtype(at::kFloat));
+    const std::vector<at::Tensor> counts(lists[0].size(), count);
+    at::_fused_adamw_(lists[0], lists[1], lists[2], lists[3], /*max_exp_avg_sqs=*/{}, counts,
+                      o.learning_rate, o.beta1, o.beta2, o.weight_decay, o.epsilon,
+                      /*amsgrad=*/false, o.maximize);
+  }
+};
+
+class Sgd final : public FusedOptimizer<SgdOptions> {
+ public:
+  using FusedOptimizer::FusedOptimizer;
+
+  Settings settings() const override {
+    // Other states are kept without momentum, so it is another kind.
+    Settings all{"SGD without momentum", {}};
+    for (const SgdOptions& o : options()) {
+      if (o.momentum != 0.0) all.kind = "SGD";
+      all.groups.push_back({{"learning_rate", o.learning_rate},
+                            {"momentum", o.momentum},
+                            {"weight_decay", o.weight_decay}});
+      if (o.maximize) all.groups.back()["maximize"] = 1;
+    }
+    return all;
+  }
+
+ private:
+  // The kernel wants no buffer at all where there is no momentum.
+  std::vector<std::string> state_names(const SgdOptions& o) const override {
+    return o.momentum == 0.0 ? std::vector<std::string>()
+                             : std::vector{std::string("momentum_buffer")};
+  }
+
+  void update(const std::vector<std::vector<at::Tensor>>& lists, const SgdOptions& o,
+              std::int64_t step) override {
+    const std::vector<at::Tensor> none;
+    at::_fused_sgd_(lists[0], lists[1], lists.size() > 2 ? lists[2] : none, o.weight_decay,
+                    o.momentum, o.learning_rate,
+                    /*dampening=*/0.0, /*nesterov=*/false, o.maximize,
+                    /*is_first_step=*/step == 1);
+  }
+};
+
+}  // namespace
+
+void Optimizer::load_state(const at::Tensor&, std::int64_t,
+                           const std::map<std::string, at::Tensor>&) {
+  throw Error("this optimizer cannot take back a saved state; AdamW, Adam and SGD can");
+}
+
+std::int64_t Optimizer::state_bytes(const at::Tensor& parameter) const {
+  return 2 * static_cast<std::int64_t>(parameter.nbytes());
+}
+
+void Optimizer::set_gradient_scale(double scale) {
+  if (scale == 1.0) return;
+  throw Error(
+      fmt::format("this optimizer takes gradients as they are, not {} times as large: give "
+                  "it fp32 master weights (optim::with_master_weights)",
+                  scale));
+}
+
+at::Tensor Optimizer::step(const std::function<at::Tensor()>& closure) {
+  at::Tensor loss = closure();
+  step();
+  return loss;
+}
+
+std::unique_ptr<Optimizer> make_adamw(std::vector<Group<AdamWOptions>> groups) {
+  return std::make_unique<AdamW>(std::move(groups));
+}
+
+std::unique_ptr<Optimizer> make_sgd(std::vector<Group<SgdOptions>> groups) {
+  return std::make_unique<Sgd>(std::move(groups));
+}
+
+OptimizerFactory adamw(AdamWOptions options) {
+  return [options](const std::vector<at::Tensor>& parameters) {
+    return make_adamw({{parameters, options}});
+  };
+}
+
+OptimizerFactory sgd(SgdOptions options) {
+  return [options](const std::vector<at::Tensor>& parameters) {
+    return make_sgd({{parameters, options}});
+  };
+}
+
+}  // namespace zero::optim

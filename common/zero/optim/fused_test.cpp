@@ -1,0 +1,200 @@
+// The fused optimizers against LibTorch's own and, for shards, against themselves on whole tensors.
+
+#include <ATen/ops/randn.h>
+#include <gtest/gtest.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+
+#include <zero/memory/accounting.hpp>
+#include <zero/optim/norm.hpp>
+#include <zero/optim/optimizer.hpp>
+
+namespace zero::optim {
+namespace {
+
+at::Tensor parameter(const at::Tensor& values) { return values.clone().requires_grad_(); }
+
+// Each setting changed alone, and all of them.
+const AdamWOptions kSettings[] = {
+    {.learning_rate = 0.02},
+    {.learning_rate = 0.02, .beta1 = 0.5},
+    {.learning_rate = 0.02, .beta2 = 0.9},
+    {.learning_rate = 0.02, .epsilon = 0.05},
+    {.learning_rate = 0.02, .weight_decay = 0.3},
+    {.learning_rate = 0.02, .weight_decay = 0},
+    {.learning_rate = 0.04, .beta1 = 0.8, .beta2 = 0.95, .epsilon = 1e-3, .weight_decay = 0.5},
+};
+
+TEST(FusedAdamW, DoesWhatLibTorchsAdamWDoes) {
+  at::manual_seed(1);
+  const at::Tensor start = at::randn({33, 7});
+  std::vector<at::Tensor> results;
+  for (const AdamWOptions& o : kSettings) {
+    const at::Tensor ours = parameter(start);
+    const at::Tensor theirs = parameter(start);
+    const auto fused = adamw(o)({ours});
+    torch::optim::AdamW reference({theirs}, torch::optim::AdamWOptions(o.learning_rate)
+                                                .betas({o.beta1, o.beta2})
+                                                .eps(o.epsilon)
+                                                .weight_decay(o.weight_decay));
+    for (int step = 0; step < 5; ++step) {
+      at::manual_seed(static_cast<std::uint64_t>(100 + step));
+      const at::Tensor gradient = at::randn({33, 7});
+      ours.mutable_grad() = gradient.clone();
+      theirs.mutable_grad() = gradient.clone();
+      fused->step();
+      reference.step();
+      EXPECT_TRUE(at::allclose(ours, theirs, 1e-5, 1e-7)) << results.size() << " step " << step;
+    }
+    EXPECT_EQ(fused->steps(ours), 5);
+    // No setting does nothing.
+    EXPECT_FALSE(at::allclose(ours, start, 1e-3, 1e-3));
+    for (const at::Tensor& other : results) EXPECT_FALSE(at::allclose(ours, other, 1e-4, 1e-5));
+    results.push_back(ours.detach().clone());
+  }
+}
+
+// Up along the gradient is down along its negative, bit for bit, with every setting.
+template <typename Options>
+void expect_maximize_climbs(const std::vector<Options>& settings,
+                            OptimizerFactory (*make)(Options)) {
+  at::manual_seed(4);
+  const at::Tensor start = at::randn({33, 7});
+  for (Options o : settings) {
+    const at::Tensor climbing = parameter(start);
+    const at::Tensor descending = parameter(start);
+    const auto down = make(o)({descending});
+    o.maximize = true;
+    const auto up = make(o)({climbing});
+    EXPECT_EQ(up->settings().groups.at(0).at("maximize"), 1);
+    for (int step = 0; step < 3; ++step) {
+      climbing.mutable_grad() = at::randn({33, 7});
+      descending.mutable_grad() = climbing.grad().neg();
+      up->step();
+      down->step();
+    }
+    EXPECT_TRUE(at::equal(climbing, descending));
+    EXPECT_FALSE(at::equal(climbing, start));
+  }
+}
+
+TEST(FusedAdamW, MaximizeClimbs) {
+  expect_maximize_climbs<AdamWOptions>({std::begin(kSettings), std::end(kSettings)}, adamw);
+}
+
+TEST(FusedSgd, MaximizeClimbs) {
+  expect_maximize_climbs<SgdOptions>(
+      {{}, {.momentum = 0.0}, {.learning_rate = 0.1, .weight_decay = 0.3}}, sgd);
+}
+
+TEST(FusedSgd, DoesWhatLibTorchsSgdDoes) {
+  for (const double momentum : {0.9, 0.0}) {
+    at::manual_seed(2);
+    const at::Tensor start = at::randn({19});
+    const at::Tensor ours = parameter(start);
+    const at::Tensor theirs = parameter(start);
+    const auto fused =
+        sgd({.learning_rate = 0.1, .momentum = momentum, .weight_decay = 0.01})({ours});
+    torch::optim::SGD reference(
+        {theirs}, torch::optim::SGDOptions(0.1).momentum(momentum).weight_decay(0.01));
+    for (int step = 0; step < 4; ++step) {
+      const at::Tensor gradient = at::randn({19});
+      ours.mutable_grad() = gradient.clone();
+      theirs.mutable_grad() = gradient.clone();
+      fused->step();
+      reference.step();
+      EXPECT_TRUE(at::allclose(ours, theirs, 1e-5, 1e-7)) << momentum << " " << step;
+    }
+    EXPECT_EQ(fused->state(ours).size(), momentum == 0.0 ? 0U : 1U);
+  }
+}
+
+void expect_shards_give_the_bits_of_the_whole(std::int64_t n, std::int64_t pieces,
+                                              const AdamWOptions& options) {
+  const at::Tensor start = at::randn({n});
+  const at::Tensor whole = parameter(start);
+  std::vector<at::Tensor> shards;
+  for (const at::Tensor& piece : start.tensor_split(pieces)) shards.push_back(parameter(piece));
+  const auto for_whole = adamw(options)({whole});
+  const auto for_shards = adamw(options)(shards);
+  for (int step = 0; step < 5; ++step) {
+    const at::Tensor gradient = at::randn({n});
+    whole.mutable_grad() = gradient;
+    const auto cut = gradient.tensor_split(pieces);
+    for (std::size_t i = 0; i < shards.size(); ++i) shards[i].mutable_grad() = cut[i].contiguous();
+    for_whole->step();
+    for_shards->step();
+  }
+  EXPECT_TRUE(at::equal(at::cat(shards), whole)) << n << " in " << pieces;
+}
+
+// A shard may begin and end anywhere: no element may know.
+TEST(FusedAdamW, ShardsGiveTheBitsOfTheWhole) {
+  at::manual_seed(3);
+  for (const std::int64_t n : {1, 15, 16, 17, 1000, 4099}) {
+    for (const std::int64_t pieces : {2, 3, 7}) {
+      for (const AdamWOptions& options : kSettings) {
+        expect_shards_give_the_bits_of_the_whole(n, pieces, options);
+      }
+    }
+  }
+}
+
+TEST(FusedAdamW, LeavesParametersWithoutGradientAlone) {
+  const at::Tensor used = parameter(at::ones({20}));
+  const at::Tensor unused = parameter(at::ones({20}));
+  const auto optimizer = adamw()({used, unused});
+  used.mutable_grad() = at::ones({20});
+  optimizer->step();
+  EXPECT_TRUE(at::equal(unused, at::ones({20})));
+  EXPECT_EQ(optimizer->steps(unused), 0);
+  EXPECT_EQ(optimizer->steps(used), 1);
+  EXPECT_TRUE(optimizer->state(unused).empty());
+  EXPECT_EQ(optimizer->state(used).size(), 2U);
+}
+
+TEST(FusedAdamW, GroupsHaveSettingsOfTheirOwn) {
+  const at::Tensor slow = parameter(at::zeros({16}));
+  const at::Tensor fast = parameter(at::zeros({16}));
+  const auto optimizer = make_adamw({{{slow}, {.learning_rate = 0.001, .weight_decay = 0}},
+                                     {{fast}, {.learning_rate = 0.1, .weight_decay = 0}}});
+  const auto step = [&] {
+    slow.mutable_grad() = at::ones({16});
+    fast.mutable_grad() = at::ones({16});
+    optimizer->step();
+  };
+  step();
+  // AdamW's first step is the learning rate, whatever the gradient.
+  EXPECT_NEAR(slow[0].item<double>(), -0.001, 1e-6);
+  EXPECT_NEAR(fast[0].item<double>(), -0.1, 1e-6);
+  optimizer->set_learning_rate(0.0);
+  const at::Tensor before = fast.detach().clone();
+  step();
+  EXPECT_TRUE(at::equal(fast, before));
+}
+
+TEST(FusedAdamW, ChargesExactlyTwoMomentsAndForgetsWhatIsNarrowedAway) {
+  using memory::Category;
+  const at::Tensor mine = parameter(at::ones({100}));
+  const at::Tensor yours = parameter(at::ones({50}));
+  const std::int64_t before = memory::snapshot()[Category::kOptimizer];
+  const auto optimizer = adamw()({mine, yours});
+  mine.mutable_grad() = at::ones({100});
+  yours.mutable_grad() = at::ones({50});
+  optimizer->step();
+  EXPECT_EQ(memory::snapshot()[Category::kOptimizer] - before, 2 * 4 * 150);
+  optimizer->narrow([&](const at::Tensor& p) { return p.is_same(mine); });
+  EXPECT_EQ(memory::snapshot()[Category::kOptimizer] - before, 2 * 4 * 100);
+}
+
+TEST(Norm, OfSquaresAndItsCoefficient) {
+  EXPECT_DOUBLE_EQ(squared_norm(at::full({3}, 2.0F)), 12.0);
+  EXPECT_EQ(norm_from_squares({9.0, 16.0}), 5.0F);
+  EXPECT_DOUBLE_EQ(absolute_sum(at::tensor({-1.0F, 2.0F, -4.0F})), 7.0);
+  EXPECT_EQ(norm_from_absolute_sums({7.0, 0.5}), 7.5F);
+  EXPECT_EQ(clip_coefficient(5.0F, 10.0), 1.0F);
+  EXPECT_NEAR(clip_coefficient(5.0F, 1.0), 0.2, 1e-6);
+}
+
+}  // namespace
+}  // namespace zero::optim

@@ -1,0 +1,58 @@
+#include <ATen/ops/zeros.h>
+
+#include <zero/memory/accounting.hpp>
+#include <zero/optim/padded_kernel.hpp>
+
+namespace zero::optim {
+namespace {
+
+constexpr std::int64_t kVector = 16;
+constexpr std::size_t kGradient = 1;
+
+std::int64_t tail_of(const Operands& operands) { return operands.front().numel() % kVector; }
+
+// Copies between the tails of all parameters and their places in the scratch.
+void copy_tails(const std::vector<Operands>& parameters, std::size_t operand,
+                const at::Tensor& scratch, bool into_scratch) {
+  std::int64_t place = 0;
+  for (const Operands& operands : parameters) {
+    const std::int64_t tail = tail_of(operands);
+    if (tail == 0) continue;
+    const at::Tensor& whole = operands[operand];
+    const at::Tensor theirs = whole.narrow(0, whole.numel() - tail, tail);
+    const at::Tensor ours = scratch.narrow(0, place, tail);
+    into_scratch ? ours.copy_(theirs) : theirs.copy_(ours);
+    place += kVector;
+  }
+}
+
+}  // namespace
+
+void run_padded(const std::vector<Operands>& parameters,
+                const std::function<void(const std::vector<std::vector<at::Tensor>>&)>& kernel) {
+  if (parameters.empty()) return;
+  const std::size_t operands = parameters.front().size();
+  std::vector<std::vector<at::Tensor>> lists(operands);
+  std::int64_t scratch_elements = 0;
+  for (const Operands& p : parameters) {
+    const std::int64_t body = p.front().numel() - tail_of(p);
+    if (tail_of(p) != 0) scratch_elements += kVector;
+    if (body == 0) continue;
+    for (std::size_t i = 0; i < operands; ++i) lists[i].push_back(p[i].narrow(0, 0, body));
+  }
+  std::vector<at::Tensor> scratch;
+  if (scratch_elements > 0) {
+    const memory::Charge charge(memory::Category::kOther);
+    for (std::size_t i = 0; i < operands; ++i) {
+      scratch.push_back(at::zeros({scratch_elements}, parameters.front()[i].options()));
+      copy_tails(parameters, i, scratch[i], /*into_scratch=*/true);
+      lists[i].push_back(scratch[i]);
+    }
+  }
+  if (!lists.front().empty()) kernel(lists);
+  for (std::size_t i = 0; i < scratch.size(); ++i) {
+    if (i != kGradient) copy_tails(parameters, i, scratch[i], /*into_scratch=*/false);
+  }
+}
+
+}  // namespace zero::optim

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+/// Seconds that gathers leave uncovered when units are gathered ahead of their use.
+namespace zero::train {
+
+/// Lookahead k: while unit i computes, the gathers of units up to i + k are under way.
+///
+/// k* = ceil(T_gather / T_compute) for equal units. 0 where nothing has to be gathered.
+std::int64_t lookahead(double gather_seconds, double compute_seconds);
+
+/// For unequal units: the smallest k with T_compute(i) + ... + T_compute(i+k-1) >= T_gather(i+k)
+/// for every i. k = L, the number of units, has no such i and counts where all computing together
+/// covers the longest gather, as the formula for equal units has it. Nothing where no k up to L
+/// does: T_gather > L x T_compute. Both spans have one entry for each unit.
+std::optional<std::int64_t> lookahead(std::span<const double> gather_seconds,
+                                      std::span<const double> compute_seconds);
+
+/// One pass over the units, in order: each is gathered, computes, and then has something to send.
+struct Pass {
+  std::vector<double> gather;   ///< seconds on the wire before a unit can compute
+  std::vector<double> compute;  ///< seconds
+  std::vector<double> reduce;   ///< seconds on the wire after it has computed
+};
+
+/// Seconds that the pass takes beyond its computing: the gather of unit i+k is asked for when unit
+/// i starts, and the link does one thing at a time, in the order in which it was asked. k* above
+/// takes every gather to have the link for itself; where gathers together take longer than
+/// computing, no lookahead hides the difference, and this says so.
+double exposed_seconds(const Pass& pass, std::int64_t lookahead);
+
+}  // namespace zero::train

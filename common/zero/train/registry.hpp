@@ -1,0 +1,54 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <zero/train/strategy.hpp>
+
+namespace zero::train {
+
+/// A strategy that a chapter offers, under the name that the command line, the ladder, the tests
+/// and the benchmarks use.
+struct StrategyEntry {
+  std::string name;     ///< "zero1"
+  std::string chapter;  ///< "01_zero1"
+  /// The default first, by its own name: {"owner", "naive"}. "zero1" is "zero1:owner".
+  std::vector<std::string> variants;
+  std::function<std::unique_ptr<Strategy>(const StrategyArguments&)> make;
+  /// Where the strategy has options of its own: reads a variant that names some ("lookahead=2"),
+  /// and throws zero::Error where it cannot. Such variants are not among modes().
+  std::function<void(const std::string& variant)> check_options = {};
+};
+
+/// Strategies by name.
+class Registry {
+ public:
+  void add(StrategyEntry entry);
+
+  /// Makes the strategy that `mode` ("zero1", "zero1:naive") names; overrides arguments.variant.
+  /// zero::Error with the nearest known name for an unknown one.
+  std::unique_ptr<Strategy> make(const std::string& mode, StrategyArguments arguments) const;
+
+  /// Throws zero::Error if make() would not know `mode`.
+  void check(const std::string& mode) const;
+
+  const std::vector<StrategyEntry>& entries() const { return entries_; }
+  /// Every mode: each strategy's default by its short name, then its other variants.
+  std::vector<std::string> modes() const;
+
+ private:
+  struct Found {
+    const StrategyEntry& entry;
+    std::string variant;
+  };
+  Found find(const std::string& mode) const;
+
+  std::vector<StrategyEntry> entries_;
+};
+
+/// Adds the strategies of all chapters of this build. Written by CMake from the list of chapters.
+void register_all_chapters(Registry& registry);
+
+}  // namespace zero::train

@@ -1,0 +1,261 @@
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <utility>
+
+#include <zero/base/error.hpp>
+#include <zero/memory/accounting.hpp>
+#include <zero/memory/storage.hpp>
+#include <zero/optim/norm.hpp>
+#include <zero/train/strategy.hpp>
+
+namespace zero::train {
+
+using dist::Purpose;
+using memory::Category;
+using memory::Charge;
+
+namespace {
+
+// What all ranks must have in common, a line each.
+std::string description(const nn::ParameterList& list, const StrategyArguments& arguments) {
+  std::string text = fmt::format(
+      "variant '{}', ownership by {}, {}\ngradients of 2 bytes reduced in {}\n", arguments.variant,
+      name(arguments.ownership),
+      arguments.accumulation == Accumulation::kLocal ? "accumulation before the reduction"
+                                                     : "a reduction of every micro-batch",
+      dist::name(arguments.reduce_type));
+  for (const nn::Parameter& p : list.parameters) {
+    text += fmt::format("parameter '{}' [{}] {}, {}, of unit '{}'\n", p.name,
+                        fmt::join(p.tensor.sizes(), ", "), c10::toString(p.tensor.scalar_type()),
+                        p.tensor.requires_grad() ? "trainable" : "frozen", list.units[p.unit].name);
+  }
+  for (const auto& buffer : arguments.model.named_buffers()) {
+    text +=
+        fmt::format("buffer '{}' [{}] {}\n", buffer.key(), fmt::join(buffer.value().sizes(), ", "),
+                    c10::toString(buffer.value().scalar_type()));
+  }
+  return text;
+}
+
+}  // namespace
+
+Strategy::Strategy(const StrategyArguments& arguments, nn::Granularity granularity)
+    : model_(arguments.model),
+      communicator_(arguments.communicator),
+      list_(nn::list_parameters(arguments.model, granularity)),
+      values_(arguments.values),
+      accumulation_(arguments.accumulation),
+      used_(list_.size(), false),
+      accumulated_(list_.size()) {
+  communicator_.set_reduce_type(arguments.reduce_type);
+  // Before anything is sent: ranks that differ would send each other the wrong bytes, or wait.
+  communicator_.agree("the model or the strategy", description(list_, arguments));
+  std::vector<at::Tensor> all;
+  for (std::size_t i = 0; i < count(); ++i) all.push_back(parameter(i));
+  optimizer_ = arguments.optimizer(all);
+  // Last: what throws above must leave no hook behind that calls into nothing.
+  for (std::size_t i = 0; i < count(); ++i) {
+    nn::on_gradient_ready(parameter(i), [this, i] { on_ready(i); });
+  }
+  nn::set_hooks(model_, this, granularity);
+}
+
+Strategy::~Strategy() {
+  nn::set_hooks(model_, nullptr);
+  for (std::size_t i = 0; i < count(); ++i) nn::on_gradient_ready(parameter(i), {});
+}
+
+at::Tensor Strategy::forward(const data::Batch& batch) {
+  const Charge charge(Category::kActivations);
+  return model_.loss(batch);
+}
+
+void Strategy::backward(const at::Tensor& loss) {
+  if (awaits_reduction_) {
+    throw Error(
+        "backward() a second time before finish_backward(): a step of several backward passes "
+        "calls both for each of them, with set_last_micro_batch(false) before all but the last");
+  }
+  const Charge charge(Category::kActivations);
+  awaits_reduction_ = reduces_now();
+  loss.backward();
+  has_gradients_ = true;
+}
+
+void Strategy::optimizer_step() {
+  if (!has_gradients_) {
+    throw Error("optimizer_step() before backward(): there are no gradients to step with");
+  }
+  optimizer_->step();
+}
+
+void Strategy::zero_grad() {
+  for (std::size_t i = 0; i < count(); ++i) drop_gradient(i);
+  // A step that was given up may have left averages of earlier micro-batches.
+  accumulated_.assign(count(), at::Tensor());
+  has_gradients_ = false;
+  awaits_reduction_ = false;
+}
+
+void Strategy::on_ready(std::size_t index) {
+  // Born inside autograd, a gradient looks like an activation until someone says what it is.
+  memory::recharge(gradient(index), Category::kGradients);
+  if (observer_ && gradient(index).defined()) observer_(index, gradient(index));
+  gradient_ready(index);
+}
+
+Piece Strategy::stored(std::size_t index) const {
+  return memory::has_storage(parameter(index)) ? Piece{parameter(index), 0} : Piece{};
+}
+
+at::Tensor& Strategy::gradient_to_reduce(std::size_t index) {
+  at::Tensor& grad = gradient(index);
+  used_[index] = grad.defined();
+  if (!grad.defined()) {
+    const Charge charge(Category::kGradients);
+    grad = at::zeros_like(memory::raw(parameter(index)));
+  }
+  return grad;
+}
+
+void Strategy::complete_reduction() {
+  drop_unused();
+  add_up_micro_batches();
+  awaits_reduction_ = false;
+}
+
+void Strategy::drop_unused() {
+  at::Tensor used = at::zeros({static_cast<std::int64_t>(count())}, at::kInt);
+  auto* flags = used.mutable_data_ptr<std::int32_t>();
+  for (std::size_t i = 0; i < count(); ++i) flags[i] = used_[i] ? 1 : 0;
+  communicator_.all_reduce(used, Purpose::kControl, dist::ReduceOp::kSum).wait();
+  for (std::size_t i = 0; i < count(); ++i) {
+    if (flags[i] == 0) {
+      drop_gradient(i);
+      if (const Piece mine = piece(i); mine.tensor.defined()) mine.tensor.mutable_grad().reset();
+    }
+    used_[i] = false;
+  }
+}
+
+void Strategy::add_up_micro_batches() {
+  if (accumulation_ == Accumulation::kLocal) return;
+  for (std::size_t i = 0; i < count(); ++i) {
+    const Piece mine = piece(i);
+    at::Tensor& grad = mine.tensor.defined() ? mine.tensor.mutable_grad() : gradient(i);
+    at::Tensor& sum = accumulated_[i];
+    if (mine.tensor.defined() && grad.defined()) {
+      if (sum.defined()) {
+        sum.add_(grad);
+      } else {
+        sum = grad;
+      }
+    }
+    // Until the last micro-batch the sum is kept out of backward's way, which would add to it.
+    grad = last_micro_batch_ ? std::exchange(sum, at::Tensor()) : at::Tensor();
+  }
+}
+
+std::vector<double> Strategy::sums_by_parameter(double (*sum)(const at::Tensor&)) {
+  // Each parameter's sum is made by its owner alone and is exact where others add 0, so that every
+  // rank, under every strategy that owns whole parameters, adds the same numbers in the same order.
+  // Where tensors are split the partial sums are in double: what their order changes is seen in the
+  // float that comes out only where that lies at the edge between two floats.
+  at::Tensor sums = at::zeros({static_cast<std::int64_t>(count())}, at::kDouble);
+  auto* of_parameter = sums.mutable_data_ptr<double>();
+  for (std::size_t i = 0; i < count(); ++i) {
+    const Piece mine = piece(i);
+    if (mine.tensor.defined() && mine.tensor.grad().defined()) {
+      of_parameter[i] = sum(mine.tensor.grad());
+    }
+  }
+  // Where every rank owns everything, each has all the numbers already.
+  if (sharded()) communicator_.all_reduce(sums, Purpose::kControl, dist::ReduceOp::kSum).wait();
+  return {of_parameter, of_parameter + count()};
+}
+
+float Strategy::norm_of_gradients(optim::Norm kind) {
+  switch (kind) {
+    case optim::Norm::kL1:
+      return optim::norm_from_absolute_sums(sums_by_parameter(optim::absolute_sum));
+    case optim::Norm::kL2:
+      return optim::norm_from_squares(sums_by_parameter(optim::squared_norm));
+    case optim::Norm::kInfinity:
+      return infinity_norm();
+  }
+  throw Error("a norm that is none");
+}
+
+float Strategy::infinity_norm() {
+  at::Tensor by_parameter = at::zeros({static_cast<std::int64_t>(count())}, at::kFloat);
+  auto* magnitude = by_parameter.mutable_data_ptr<float>();
+  for (std::size_t i = 0; i < count(); ++i) {
+    const Piece mine = piece(i);
+    if (mine.tensor.defined() && mine.tensor.grad().defined()) {
+      magnitude[i] = optim::largest_magnitude(mine.tensor.grad());
+    }
+  }
+  at::Tensor mine = at::full({1}, optim::largest_magnitude(by_parameter), at::kFloat);
+  if (!sharded()) return mine.item<float>();
+  at::Tensor by_rank = at::empty({communicator_.size()}, at::kFloat);
+  communicator_.all_gather(by_rank, mine, Purpose::kControl).wait();
+  return optim::largest_magnitude(by_rank);
+}
+
+float Strategy::clip_grad_norm(double max_norm, optim::Norm kind) {
+  const float norm = norm_of_gradients(kind) / static_cast<float>(gradient_scale_);
+  const float coefficient = optim::clip_coefficient(norm, max_norm);
+  if (coefficient != 1.0F) {
+    for (std::size_t i = 0; i < count(); ++i) {
+      const Piece mine = piece(i);
+      if (mine.tensor.defined() && mine.tensor.grad().defined()) {
+        mine.tensor.mutable_grad().mul_(coefficient);
+      }
+    }
+  }
+  return norm;
+}
+
+void Strategy::fill(std::size_t index) {
+  const Charge charge(Category::kParameters);
+  at::Tensor tensor = parameter(index);
+  const bool had_values = memory::has_storage(tensor);
+  memory::allocate_storage(tensor);
+  if (communicator_.rank() == 0 && !had_values) first_value(index, tensor);
+}
+
+void Strategy::first_value(std::size_t index, at::Tensor out) {
+  if (values_ == nullptr) {
+    throw Error(fmt::format("parameter '{}' has no values and no source of first values was given",
+                            list_.parameters[index].name));
+  }
+  values_->fill(list_.parameters[index], out);
+}
+
+void Strategy::broadcast_from_rank_0() {
+  for (std::size_t i = 0; i < count(); ++i) {
+    fill(i);
+    communicator_.broadcast(memory::raw(parameter(i)), /*root=*/0, Purpose::kSetup).wait();
+  }
+  broadcast_buffers_from_rank_0();
+}
+
+void Strategy::broadcast_buffers_from_rank_0() {
+  for (const at::Tensor& buffer : model_.buffers()) {
+    communicator_.broadcast(memory::raw(buffer), /*root=*/0, Purpose::kSetup).wait();
+  }
+}
+
+void Strategy::narrow_optimizer() {
+  optimizer_->replace([this](const at::Tensor& tensor) {
+    for (std::size_t i = 0; i < count(); ++i) {
+      if (parameter(i).is_same(tensor)) return piece(i).tensor;
+    }
+    return at::Tensor();
+  });
+}
+
+}  // namespace zero::train

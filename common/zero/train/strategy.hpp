@@ -1,0 +1,253 @@
+#pragma once
+
+#include <torch/types.h>
+
+#include <any>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <zero/data/batch.hpp>
+#include <zero/distributed/communicator.hpp>
+#include <zero/nn/model.hpp>
+#include <zero/nn/parameters.hpp>
+#include <zero/optim/norm.hpp>
+#include <zero/optim/optimizer.hpp>
+#include <zero/train/ownership.hpp>
+
+namespace zero::train {
+
+/// When the gradients of several micro-batches are averaged over ranks.
+enum class Accumulation {
+  kLocal,       ///< add up locally, reduce once, after the last micro-batch: least traffic
+  kReduceEach,  ///< reduce every micro-batch and add up the averages: least memory when sharded
+};
+
+/// Everything a strategy is made from.
+struct StrategyArguments {
+  nn::Model& model;
+  dist::Communicator& communicator;
+  optim::OptimizerFactory optimizer;
+  /// First values of parameters that have no storage yet; asked on rank 0 only.
+  nn::ParameterSource* values = nullptr;
+  std::string variant;  ///< one of the chapter's, empty for its default
+  Ownership ownership = Ownership::kBySize;
+  Accumulation accumulation = Accumulation::kLocal;
+  /// Set on the communicator: how it reduces gradients of 2-byte types.
+  dist::ReduceType reduce_type = dist::ReduceType::kOwn;
+  /// Options of the chapter's own type (OverlapOptions for engine0 to engine3), in place of those
+  /// that `variant` stands for; empty: those of the variant.
+  std::any options = {};
+};
+
+/// What one rank updates of a parameter: a run of its elements.
+struct Piece {
+  /// The elements as the optimizer knows them; its `.grad`, after finish_backward(), is their
+  /// averaged gradient. Undefined where this rank updates none.
+  at::Tensor tensor;
+  std::int64_t begin = 0;  ///< the first of them in the flattened parameter
+};
+
+/// Bytes of model states that one rank holds at rest: after sync_parameters, before zero_grad.
+struct ModelStateBytes {
+  std::int64_t parameters = 0;
+  std::int64_t gradients = 0;
+  std::int64_t optimizer = 0;
+  std::int64_t total() const { return parameters + gradients + optimizer; }
+};
+
+/// One way to train a model on several ranks, and the one interface between a chapter and
+/// everything else. A step is
+///
+///     loss = forward(batch)      for each micro-batch, with set_last_micro_batch() before it
+///     backward(loss)
+///     finish_backward()
+///     optimizer_step()
+///     sync_parameters()
+///     zero_grad()                may come later: gradients stay readable until then
+///
+/// All functions but the plain readers must be called by all ranks in the same order, block until
+/// this rank's part is done, and throw zero::Error when a peer fails.
+///
+/// The base class registers the hooks of the units and parameters and does what every chapter does
+/// alike: clipping, accumulation, parameters that nobody used.
+class Strategy : public nn::UnitHooks {
+ public:
+  ~Strategy() override;
+  Strategy(const Strategy&) = delete;
+  Strategy& operator=(const Strategy&) = delete;
+
+  /// Loss of the local micro-batch, as Model::loss gives it.
+  virtual at::Tensor forward(const data::Batch& batch);
+  /// Runs autograd; hooks fire inside. One backward() before each finish_backward() that reduces
+  /// (zero::Error otherwise); the loss may come from several forward()s.
+  virtual void backward(const at::Tensor& loss);
+  /// Waits for what is in flight. After the last micro-batch the gradients that this rank is
+  /// responsible for (see owns()) are the average over ranks.
+  virtual void finish_backward() = 0;
+  /// Updates what this rank owns.
+  virtual void optimizer_step();
+  /// Makes parameters whole again where the stage keeps them whole.
+  virtual void sync_parameters() {}
+  /// Drops all gradients.
+  virtual void zero_grad();
+
+  /// Says, before forward(), whether the coming micro-batch is the last of its step (default: yes).
+  void set_last_micro_batch(bool last) { last_micro_batch_ = last; }
+
+  /// Scales the gradients so that their global norm is at most `max_norm`; gives the norm before.
+  /// After finish_backward() of the last micro-batch. Exact: the same bits under every strategy
+  /// that owns whole parameters, and but for rare cases of rounding where tensors are split.
+  /// Norms are of the gradients divided by gradient_scale().
+  virtual float clip_grad_norm(double max_norm, optim::Norm norm = optim::Norm::kL2);
+
+  /// Says that the losses given to backward() are multiplied by `scale` until further notice (see
+  /// loss_scale.hpp), so that gradients are as many times too large. The optimizer divides by it.
+  /// Acts on this rank alone; all ranks must say the same.
+  /// @throws zero::Error where the optimizer cannot (optim::Optimizer::set_gradient_scale()).
+  void set_gradient_scale(double scale);
+  double gradient_scale() const { return gradient_scale_; }
+
+  /// The ranks, in order, that hold an infinity or NaN in an averaged gradient that they are
+  /// responsible for; the same on all ranks. After finish_backward() of the last micro-batch. Costs
+  /// one all-reduce of a number per rank.
+  std::vector<int> ranks_with_overflow();
+
+  /// Makes the parameters of unit `unit` whole for reading until dismiss(). Nothing to do where
+  /// they always are.
+  virtual void summon(std::size_t unit) {}
+  virtual void dismiss(std::size_t unit) {}
+
+  /// Whether this rank updates parameter `index`, and holds its averaged gradient.
+  virtual bool owns(std::size_t index) const { return true; }
+
+  /// The part of parameter `index` that this rank updates: all of it where it owns it, unless the
+  /// chapter splits tensors.
+  virtual Piece piece(std::size_t index) const {
+    return owns(index) ? Piece{parameter(index), 0} : Piece{};
+  }
+
+  /// The part of parameter `index` that rests on this rank between steps, updated here or not: what
+  /// a checkpoint has to put back. Frozen parameters have one too. The values are whole where the
+  /// stage keeps parameters whole.
+  virtual Piece stored(std::size_t index) const;
+
+  /// Whether ranks own different parameters. The same answer on all ranks.
+  virtual bool sharded() const { return false; }
+
+  /// Model states of this rank at rest, by the stage's formula.
+  virtual ModelStateBytes predicted_bytes() const = 0;
+  /// Bytes of gradients and parameters that this rank sends in one step with one micro-batch, by
+  /// the formula of the variant. Control messages are not in it.
+  virtual std::int64_t predicted_traffic() const = 0;
+
+  /// Shows every local gradient to `observer` as backward finishes it, before any reduction: for
+  /// checks. An empty function removes it.
+  using GradientObserver = std::function<void(std::size_t index, const at::Tensor& gradient)>;
+  void observe_gradients(GradientObserver observer) { observer_ = std::move(observer); }
+
+  const nn::ParameterList& list() const { return list_; }
+  nn::Model& model() { return model_; }
+  dist::Communicator& communicator() { return communicator_; }
+  optim::Optimizer& optimizer() { return *optimizer_; }
+
+ protected:
+  /// Called by all ranks. Throws zero::Error on every rank, before anything else is sent, if they
+  /// differ in the variant, its options, or the names, shapes, dtypes, units or trainability of
+  /// parameters and buffers; it names the first difference. `granularity`: what list().units are,
+  /// and around whom the hooks are called.
+  explicit Strategy(const StrategyArguments& arguments,
+                    nn::Granularity granularity = nn::Granularity::kUnit);
+
+  /// Called inside backward(), when the whole gradient of trainable parameter `index` is there.
+  virtual void gradient_ready(std::size_t index) {}
+
+  std::size_t count() const { return list_.size(); }
+  const at::Tensor& parameter(std::size_t index) const { return list_.parameters[index].tensor; }
+  bool trainable(std::size_t index) const { return parameter(index).requires_grad(); }
+  at::Tensor& gradient(std::size_t index) const { return parameter(index).mutable_grad(); }
+  void drop_gradient(std::size_t index) const { gradient(index) = at::Tensor(); }
+
+  /// The local gradient of a parameter as something that can be reduced: where backward made none,
+  /// zeros, because other ranks may have one. Notes whether there was one.
+  at::Tensor& gradient_to_reduce(std::size_t index);
+
+  /// Notes whether this rank's backward used parameter `index`, for complete_reduction().
+  void note_used(std::size_t index, bool used) { used_[index] = used; }
+
+  /// Whether finish_backward() reduces after this micro-batch.
+  bool reduces_now() const {
+    return last_micro_batch_ || accumulation_ == Accumulation::kReduceEach;
+  }
+
+  /// The end of every finish_backward() that reduced: drops the gradients of parameters that no
+  /// rank used (a small all-reduced map says so) and adds up micro-batches that were reduced one by
+  /// one.
+  void complete_reduction();
+
+  /// Rank 0's first values for every parameter and buffer, on all ranks. For stages that hold the
+  /// whole model.
+  void broadcast_from_rank_0();
+  void broadcast_buffers_from_rank_0();
+  /// First value of one parameter, on rank 0: allocates it and asks the source.
+  void fill(std::size_t index);
+  /// Writes the first value of one parameter, from the source, into `out` (its shape and dtype).
+  void first_value(std::size_t index, at::Tensor out);
+
+  /// Makes the optimizer forget every parameter that this rank does not own.
+  void narrow_optimizer();
+
+  std::int64_t trainable_bytes() const;
+  /// Bytes of optimizer state on this rank, once everything has been updated: as the optimizer says
+  /// for the pieces of trainable parameters, and of those that were frozen after an update.
+  std::int64_t optimizer_bytes() const;
+  /// Bytes that the gradients of all trainable parameters take on their way into reductions.
+  std::int64_t reduced_bytes() const;
+  /// The same for those that this rank owns, and for one parameter.
+  std::int64_t reduced_owned_bytes() const;
+  std::int64_t reduced_bytes_of(std::size_t index) const;
+
+  nn::Model& model_;
+  dist::Communicator& communicator_;
+  nn::ParameterList list_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
+  bool last_micro_batch_ = true;
+
+ private:
+  void on_ready(std::size_t index);
+  std::vector<double> sums_by_parameter(double (*sum)(const at::Tensor&));
+  float norm_of_gradients(optim::Norm kind);
+  float infinity_norm();
+  void drop_unused();
+  void add_up_micro_batches();
+
+  GradientObserver observer_;
+  nn::ParameterSource* values_;
+  Accumulation accumulation_;
+  double gradient_scale_ = 1.0;
+  bool has_gradients_ = false;
+  bool awaits_reduction_ = false;        // a backward whose gradients are to be reduced has begun
+  std::vector<bool> used_;               // this rank, this reduction
+  std::vector<at::Tensor> accumulated_;  // averages of earlier micro-batches
+};
+
+/// While it lives, the parameters of one unit are whole for reading.
+class WholeParameters {
+ public:
+  WholeParameters(Strategy& strategy, std::size_t unit) : strategy_(strategy), unit_(unit) {
+    strategy_.summon(unit_);
+  }
+  ~WholeParameters() { strategy_.dismiss(unit_); }
+  WholeParameters(const WholeParameters&) = delete;
+  WholeParameters& operator=(const WholeParameters&) = delete;
+
+ private:
+  Strategy& strategy_;
+  std::size_t unit_;
+};
+
+}  // namespace zero::train

@@ -1,0 +1,120 @@
+#include <fmt/format.h>
+#include <stdlib.h>
+#include <torch/csrc/autograd/profiler_kineto.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <nlohmann/json.hpp>
+#include <system_error>
+
+#include <zero/base/error.hpp>
+#include <zero/base/json.hpp>
+#include <zero/train/trace.hpp>
+
+namespace zero::train {
+namespace {
+
+namespace fs = std::filesystem;
+namespace profiler = torch::autograd::profiler;
+using torch::profiler::impl::ActivityType;
+using torch::profiler::impl::ProfilerConfig;
+using torch::profiler::impl::ProfilerState;
+
+// Turns times of the steady clock into those of a trace: microseconds after a base, which is
+// nanoseconds since 1970.
+class TraceClock {
+ public:
+  explicit TraceClock(std::int64_t base_ns)
+      : ahead_(std::chrono::system_clock::now().time_since_epoch() -
+               std::chrono::steady_clock::now().time_since_epoch() -
+               std::chrono::nanoseconds(base_ns)) {}
+
+  double operator()(dist::Activity::TimePoint time) const {
+    return std::chrono::duration<double, std::micro>(time.time_since_epoch() + ahead_).count();
+  }
+
+ private:
+  std::chrono::nanoseconds ahead_;
+};
+
+void add_activities(base::Json& trace, const std::vector<dist::Activity>& activities) {
+  const TraceClock clock(trace.value("baseTimeNanoseconds", std::int64_t{0}));
+  base::Json& events = trace.at("traceEvents");
+  const int process = ::getpid();
+  for (const dist::Activity& activity : activities) {
+    const double begin = clock(activity.begin), end = clock(activity.end);
+    base::Json event = {{"ph", "X"},         {"cat", "exposed"}, {"name", activity.name},
+                        {"pid", process},    {"tid", process},   {"ts", begin},
+                        {"dur", end - begin}};
+    if (activity.kind == dist::Activity::Kind::kUnderWay) {
+      event = {{"ph", "b"},           {"cat", "collective"},
+               {"id", events.size()}, {"name", activity.name},
+               {"pid", process},      {"tid", process},
+               {"ts", begin},         {"args", {{"bytes", activity.bytes}}}};
+      base::Json last = event;
+      last["ph"] = "e";
+      last["ts"] = end;
+      last.erase("args");
+      events.push_back(std::move(event));
+      events.push_back(std::move(last));
+      continue;
+    }
+    events.push_back(std::move(event));
+  }
+}
+
+// What the profiler recorded. It writes only to a file, beside `file`, and says nothing where that
+// fails: then what is there cannot be read.
+base::Json saved(profiler::ProfilerResult& result, const fs::path& file) {
+  fs::path temporary = file;
+  temporary.replace_filename(fmt::format(".{}.{}", ::getpid(), file.filename().string()));
+  result.save(temporary.string());
+  std::error_code ignored;
+  try {
+    base::Json trace = base::read_json(temporary);
+    fs::remove(temporary, ignored);
+    return trace;
+  } catch (const std::exception&) {
+    fs::remove(temporary, ignored);
+    throw Error(
+        fmt::format("the profiler could not write the trace {}: a folder with more space on its "
+                    "disk is needed",
+                    file.string()));
+  }
+}
+
+}  // namespace
+
+Trace::Trace(dist::Communicator* communicator) : communicator_(communicator) {
+  // The profiler tells of its own starts and stops unless it is asked not to; its levels end at 6.
+  ::setenv("KINETO_LOG_LEVEL", "9", /*overwrite=*/0);
+  const ProfilerConfig config(ProfilerState::KINETO);
+  const std::set<ActivityType> activities = {ActivityType::CPU};
+  profiler::prepareProfiler(config, activities);
+  profiler::enableProfiler(config, activities);
+  if (communicator_ != nullptr) communicator_->record(&activities_);
+}
+
+Trace::~Trace() {
+  stop_activities();
+  if (recording_) profiler::disableProfiler();
+}
+
+void Trace::stop_activities() {
+  if (communicator_ != nullptr) communicator_->record(nullptr);
+}
+
+void Trace::finish(const fs::path& file) {
+  recording_ = false;
+  stop_activities();
+  const auto result = profiler::disableProfiler();
+  base::check_writable(file);
+  std::error_code error;
+  if (file.has_parent_path()) fs::create_directories(file.parent_path(), error);
+  base::Json trace = saved(*result, file);
+  trace.erase("traceName");  // the temporary one
+  add_activities(trace, activities_);
+  base::write_file(file, trace.dump());
+}
+
+}  // namespace zero::train

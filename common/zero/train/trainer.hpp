@@ -1,0 +1,95 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include <zero/data/batch.hpp>
+#include <zero/train/loss_scale.hpp>
+#include <zero/train/strategy.hpp>
+
+namespace zero::train {
+
+/// Where the seconds of a step went, on this rank. Communication is time spent waiting for
+/// collectives in any phase; the other phases exclude it.
+struct PhaseSeconds {
+  double forward = 0;
+  double backward = 0;
+  double communication = 0;
+  double optimizer = 0;
+  double total = 0;      ///< the sum of these four
+  double under_way = 0;  ///< of it, how long any collective was started and not yet waited for
+};
+
+struct StepResult {
+  double loss = 0;          ///< mean over all loss terms of all ranks and micro-batches
+  float gradient_norm = 0;  ///< before clipping; 0 where nothing is clipped
+  /// What the loss was multiplied by for backward; `loss` and `gradient_norm` are without it.
+  double loss_scale = 1;
+  /// A gradient overflowed on some rank, so that no rank updated anything; the loss scale is
+  /// smaller now.
+  bool skipped = false;
+  PhaseSeconds seconds;
+};
+
+struct TrainerOptions {
+  double clip_norm = 0;  ///< largest norm of the gradient; 0: do not clip
+  /// Steps that a run which goes on from a checkpoint has behind it: steps() begins there.
+  std::int64_t first_step = 0;
+  /// Scales the loss for backward, as float16 needs it; the optimizer must be able to undo it
+  /// (optim::with_master_weights()). Nothing: gradients are used as they come.
+  std::optional<LossScaleOptions> loss_scale = std::nullopt;
+  optim::Norm norm = optim::Norm::kL2;  ///< which norm clip_norm limits
+};
+
+/// The training loop of every chapter. All ranks call the same functions in the same order.
+class Trainer {
+ public:
+  /// Called by all ranks; zero::Error on all of them if their options differ, or the loss is to be
+  /// scaled and the optimizer cannot undo it.
+  explicit Trainer(Strategy& strategy, TrainerOptions options = {});
+
+  /// One optimizer step over `micro_batches` of this rank: at least one, and as many on every rank.
+  /// Blocks. Ranks may have different numbers of loss terms, also none: the gradient is that of the
+  /// mean over all of them. Throws zero::Error on all ranks alike if the loss of any is not finite,
+  /// no rank has a loss term, or ranks gave different numbers of micro-batches; parameters and
+  /// optimizer states are as before the step then, and the next step may follow.
+  ///
+  /// With a loss scale, a gradient that is infinite or NaN on any rank makes all ranks leave out
+  /// the same step: parameters, optimizer states and step counts stay, and the scale is halved.
+  /// Where it is 1 already, that is a zero::Error on all ranks.
+  StepResult step(const std::vector<data::Batch>& micro_batches);
+
+  /// Drops the gradients, which step() leaves to be looked at. step() does it by itself.
+  void zero_grad() { strategy_.zero_grad(); }
+
+  /// Mean loss over the batches of all ranks, without gradients. Every rank gives as many batches
+  /// (zero::Error on all ranks otherwise), and at least one of all has a loss term.
+  double evaluate(const std::vector<data::Batch>& batches);
+
+  std::int64_t steps() const { return steps_; }
+
+  /// The loss scale, where there is one: what a checkpoint keeps of it, and puts back.
+  std::optional<LossScale>& loss_scale() { return loss_scale_; }
+
+ private:
+  struct Agreed {
+    double loss_sum;
+    double terms;
+  };
+  Agreed agree(double loss, std::int64_t terms);
+  double count_terms(const std::vector<data::Batch>& batches) const;
+  void update(StepResult& result);
+
+  Strategy& strategy_;
+  TrainerOptions options_;
+  std::optional<LossScale> loss_scale_;
+  std::int64_t steps_ = 0;
+};
+
+/// Whether step `step` must be left out because a gradient that it has reduced overflowed, on any
+/// rank; `scale` is halved then. Called by all ranks; throws zero::Error on all of them where it is
+/// 1 already.
+bool leave_out_step(Strategy& strategy, LossScale& scale, std::int64_t step);
+
+}  // namespace zero::train

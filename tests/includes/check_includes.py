@@ -1,0 +1,108 @@
+#!/usr/bin/env python3
+"""Checks every include of the project: its form, and that it points down.
+
+    tests/includes/check_includes.py [FOLDER]
+
+Prints each line that breaks a rule and ends with 1 if there is one. CONTRIBUTING.md explains the rules.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+# What each folder of the library may use besides itself, lowest first.
+BELOW = {
+    "base": [],
+    "memory": ["base"],
+    "distributed": ["memory"],
+    "optim": ["memory"],
+    "data": ["base"],
+    "nn": ["memory", "data"],
+    "train": ["distributed", "optim", "nn"],
+    "io": ["train"],
+    "engine": ["io"],
+}
+# Sources without a header of their own name, and why.
+WITHOUT_HEADER = {
+    "common/zero/engine/register_chapters.cpp": "written by CMake",
+}
+CHAPTER = re.compile(r"\d\d_\w+")
+INCLUDE = re.compile(r'\s*#\s*include\s*([<"])([^>"]+)[>"]')
+PRIVATE = re.compile(r"torch/csrc/distributed/|gloo/|nccl")  # of zero/distributed
+MAY_USE_PRIVATE = ("common/zero/distributed/", "tests/support/reference_reducer.", "tests/faults/connect_test.")
+
+
+def lower(folder):
+    """All folders of the library that `folder` may use."""
+    found = {folder}
+    for name in BELOW[folder]:
+        found |= lower(name)
+    return found
+
+
+def is_test(path):
+    return path.parts[0] == "tests" or re.search(r"_(test|bench)\.\w+$", path.name) or path.stem.startswith("test_")
+
+
+def problem(root, path, bracket, name):
+    """What is wrong with the include of `name` in `path`, or None."""
+    parts = name.split("/")
+    if bracket == '"':
+        if path.parts[:2] == ("common", "zero"):
+            return f"the library includes its headers by path: <zero/…/{parts[-1]}>"
+        if len(parts) > 1 or not (root / path.parent / name).is_file():
+            return "only a header of the same folder is included with quotes, by its name"
+        return None
+    if parts[0] == "common":
+        return f"the include root is common/: <{'/'.join(parts[1:])}>"
+    if name == "torch/torch.h":
+        return "it takes half a minute to compile: include narrower headers"
+    if PRIVATE.match(name) and not str(path).startswith(MAY_USE_PRIVATE):
+        return "only zero/distributed includes c10d, Gloo and NCCL"
+    if len(parts) == 1 and name.endswith(".hpp"):
+        return "a header of another folder is included by its path from the repository's root"
+    if not (parts[0] in ("zero", "tools", "tests") or CHAPTER.fullmatch(parts[0])):
+        return None  # of another project
+    if not (root / ("common" if parts[0] == "zero" else "") / name).is_file():
+        return "there is no such header"
+    if parts[0] != "zero" and str(path.parent) == "/".join(parts[:-1]):
+        return f'a header of the same folder is included by its name: "{parts[-1]}"'
+    if is_test(path):
+        return None
+    if path.parts[:2] == ("common", "zero"):
+        if parts[0] != "zero":
+            return "the library uses neither chapters nor tools nor tests"
+        if parts[1] not in lower(path.parts[2]):
+            return f"{path.parts[2]} lies below {parts[1]}"
+    elif CHAPTER.fullmatch(path.parts[0]):
+        if parts[0] in ("tools", "tests"):
+            return "a chapter uses the library only"
+        if CHAPTER.fullmatch(parts[0]) and parts[0] != path.parts[0] and (path.parts[0] < "06" or parts[0] > path.parts[0]):
+            return "chapters 00 to 05 do not use each other"
+    elif parts[0] == "tests":
+        return "only tests use what is in tests/"
+    return None
+
+
+def check(root):
+    """Prints what is wrong below `root`; returns how much."""
+    wrong = 0
+    for file in sorted(root.rglob("*.[ch]pp")):
+        path = file.relative_to(root)
+        if path.parts[0] not in ("common", "tools", "tests", "examples") and not CHAPTER.fullmatch(path.parts[0]):
+            continue
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+            include = INCLUDE.match(line)
+            said = include and problem(root, path, *include.groups())
+            if said:
+                print(f"{path}:{number}: {line.strip()}: {said}")
+                wrong += 1
+        library_source = path.parts[:2] == ("common", "zero") and path.suffix == ".cpp" and not is_test(path)
+        if library_source and not file.with_suffix(".hpp").is_file() and str(path) not in WITHOUT_HEADER:
+            print(f"{path}: a source of the library has a header of its name")
+            wrong += 1
+    return wrong
+
+
+if __name__ == "__main__":
+    sys.exit(1 if check(Path(sys.argv[1] if len(sys.argv) > 1 else ".").resolve()) else 0)

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <system_error>
+#include <utility>
+
+#include <zero/base/error.hpp>
+
+#include "error_of.hpp"
+#include "test_folder.hpp"
+
+/// Helpers of the tests of common/zero/data; nothing else includes this.
+namespace zero::testing {
+
+/// Folders of the source tree: the fixtures of zero/data, and prepare.py.
+inline std::filesystem::path repository() {
+  return std::filesystem::path(__FILE__).parent_path().parent_path().parent_path();
+}
+inline std::filesystem::path fixtures() { return repository() / "common/zero/data/fixtures"; }
+inline std::filesystem::path data_tools() { return repository() / "tools/data"; }
+
+/// Whether `text` has `part` in it, and `part` says something.
+inline bool mentions(const std::string& text, const std::string& part) {
+  return !part.empty() && text.find(part) != std::string::npos;
+}
+
+}  // namespace zero::testing

@@ -1,0 +1,103 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <zero/distributed/communicator.hpp>
+
+namespace zero::testing {
+
+/// Another communicator with a function before everything that it does: where tests delay ranks,
+/// count calls or let a rank fail. Same ranks, same results, same traffic.
+class HookedCommunicator final : public dist::Communicator {
+ public:
+  /// Called on this rank before an operation is started (`waiting` false) and before its handle is
+  /// waited on (true).
+  using Hook = std::function<void(dist::Operation, dist::Purpose, bool waiting)>;
+
+  /// `inner` must outlive this, and this must outlive the handles that it gives.
+  HookedCommunicator(dist::Communicator& inner, Hook hook)
+      : Communicator(inner.rank(), inner.size(), inner.order(), /*check_collectives=*/false),
+        inner_(inner),
+        hook_(std::move(hook)) {}
+
+  std::string transport() const override { return inner_.transport(); }
+  void settle() override { inner_.settle(); }
+  std::vector<std::string> exchange(const std::string& text) override {
+    return inner_.exchange(text);
+  }
+  std::unique_ptr<dist::Communicator> split(const std::vector<int>& ranks,
+                                            const std::string& label) override {
+    return inner_.split(ranks, label);
+  }
+
+ protected:
+  WorkPtr do_broadcast(const Call& call, at::Tensor tensor, int root) override {
+    return pass(call, [&] { return inner_.broadcast(tensor, root, call.purpose); });
+  }
+  WorkPtr do_reduce(const Call& call, at::Tensor tensor, int root, dist::ReduceOp op) override {
+    return pass(call, [&] { return inner_.reduce(tensor, root, call.purpose, op); });
+  }
+  WorkPtr do_all_reduce(const Call& call, at::Tensor tensor, dist::ReduceOp op) override {
+    return pass(call, [&] { return inner_.all_reduce(tensor, call.purpose, op); });
+  }
+  WorkPtr do_reduce_scatter(const Call& call, at::Tensor output, at::Tensor input,
+                            dist::ReduceOp op) override {
+    return pass(call, [&] { return inner_.reduce_scatter(output, input, call.purpose, op); });
+  }
+  WorkPtr do_all_gather(const Call& call, at::Tensor output, at::Tensor input) override {
+    return pass(call, [&] { return inner_.all_gather(output, input, call.purpose, call.own); });
+  }
+  WorkPtr do_all_to_all(const Call& call, at::Tensor output, at::Tensor input) override {
+    return pass(call, [&] { return inner_.all_to_all(output, input, call.purpose); });
+  }
+  WorkPtr do_send(const Call& call, at::Tensor tensor, int destination, int tag) override {
+    return pass(call, [&] { return inner_.send(tensor, destination, call.purpose, tag); });
+  }
+  WorkPtr do_recv(const Call& call, at::Tensor tensor, int source, int tag) override {
+    return pass(call, [&] { return inner_.recv(tensor, source, call.purpose, tag); });
+  }
+  void do_advance() override { inner_.advance(); }
+
+ private:
+  class HookedWork final : public dist::Pending::Work {
+   public:
+    HookedWork(HookedCommunicator& self, const Call& call, dist::Pending pending)
+        : self_(self), call_(call), pending_(std::move(pending)) {}
+    void wait() override {
+      self_.hook_(call_.operation, call_.purpose, /*waiting=*/true);
+      const std::int64_t sent = self_.inner_.traffic().bytes();
+      pending_.wait();
+      self_.count(call_, self_.inner_.traffic().bytes() - sent);
+    }
+    bool receive() override {
+      self_.hook_(call_.operation, call_.purpose, /*waiting=*/true);
+      const std::int64_t sent = self_.inner_.traffic().bytes();
+      pending_.receive();
+      self_.count(call_, self_.inner_.traffic().bytes() - sent);
+      return pending_.active();
+    }
+
+   private:
+    HookedCommunicator& self_;
+    Call call_;
+    dist::Pending pending_;
+  };
+
+  template <typename Start>
+  WorkPtr pass(const Call& call, const Start& start) {
+    hook_(call.operation, call.purpose, /*waiting=*/false);
+    const std::int64_t sent = inner_.traffic().bytes();
+    dist::Pending pending = start();
+    count(call, inner_.traffic().bytes() - sent);
+    return std::make_unique<HookedWork>(*this, call, std::move(pending));
+  }
+
+  dist::Communicator& inner_;
+  Hook hook_;
+};
+
+}  // namespace zero::testing

@@ -1,0 +1,94 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <zero/data/batch.hpp>
+#include <zero/nn/model.hpp>
+
+namespace zero::testing {
+
+/// A model described by a line, of which there can be many: for tests over shapes, not over one
+/// shape. Every kind of part may come any number of times, in any order.
+struct GrownConfig {
+  std::int64_t inputs = 5;
+  std::int64_t width = 7;
+  /// A letter for each part between the first and the last layer:
+  ///   a  a unit: tanh of a linear layer with bias
+  ///   t  the first `a` once more (the same unit a second time)
+  ///   f  a unit whose only weight is frozen
+  ///   n  a unit that holds a unit and has a parameter of its own
+  ///   l  a unit of layers, each of which holds its own parameters; the first is used twice
+  ///   s  a unit of many parameters with 1 to 3 elements
+  ///   g  a scalar of the root
+  ///   o  a unit with a shift that only batches use whose first target is positive
+  ///   h  the same, and it holds a unit
+  ///   i  a unit that such batches use, and others pass through untouched
+  ///   b  a unit with two outputs and such a shift
+  ///   d  a unit whose output is that of a unit within
+  ///   k  a unit that reads what the first layer gave as well
+  std::string parts = "anf";
+  bool tied = true;  ///< the first weight is the last one too
+  at::ScalarType dtype = at::kFloat;
+
+  std::string describe() const;
+};
+
+/// Sizes, parts and ties by `seed`, the same everywhere.
+GrownConfig random_config(std::uint64_t seed, at::ScalarType dtype);
+
+/// The loss is the mean squared error over the rows of the batch: 0 for an empty one.
+class GrownModel : public nn::Model {
+ public:
+  explicit GrownModel(const GrownConfig& config);
+
+  at::Tensor loss(const data::Batch& batch) override;
+  at::Tensor predict(const data::Batch& batch) override;
+
+  /// Runs the first `parts` parts only, from now on: what comes after them is not used.
+  void stop_after(std::size_t parts) { used_parts_ = parts; }
+  /// Calls `function` in every forward from now on, between the first layer and the parts.
+  void call_in_forward(std::function<void()> function) { in_forward_ = std::move(function); }
+  /// Part `index` as a unit of its own, called from outside: [n, width] to [n, width].
+  at::Tensor run_part(std::size_t index, const at::Tensor& x);
+  const GrownConfig& config() const { return config_; }
+
+ private:
+  class Part;
+  class Plain;
+  class Frozen;
+  class Nested;
+  class Layers;
+  class Small;
+  class Scale;
+  class Optional;
+  class PassedThrough;
+  class TwoOutputs;
+  class Around;
+  class Skip;
+
+  void add_part(char letter, std::shared_ptr<nn::Layer> holder);
+
+  GrownConfig config_;
+  std::size_t used_parts_ = 1000;
+  std::function<void()> in_forward_;
+  bool uses_shifts_ = true;  // in the forward that runs
+  at::Tensor after_first_;   // in the forward that runs
+  at::Tensor first_;         // [width, inputs]
+  at::Tensor last_;          // the same, or another
+  std::vector<std::shared_ptr<Part>> parts_;
+};
+
+/// [samples, inputs] and [samples, 1], different for every (seed, rank, step). The sign of the
+/// first target alternates over rank + step.
+data::Batch grown_batch(const GrownConfig& config, std::uint64_t seed, int rank, int step,
+                        std::int64_t samples = 4);
+
+/// Several batches as one, in their order.
+data::Batch concatenate(const std::vector<data::Batch>& batches);
+
+}  // namespace zero::testing

@@ -1,0 +1,48 @@
+#include "ranks.hpp"
+
+#include <stdexcept>
+
+namespace zero::testing {
+namespace {
+
+int failed_assertions() {
+  const ::testing::TestInfo* const test = ::testing::UnitTest::GetInstance()->current_test_info();
+  int failed = 0;
+  for (int i = 0; test != nullptr && i < test->result()->total_part_count(); ++i) {
+    failed += test->result()->GetTestPartResult(i).failed() ? 1 : 0;
+  }
+  return failed;
+}
+
+}  // namespace
+
+std::vector<dist::RankExit> ranks_ended(const RankOptions& options,
+                                        const std::function<void(dist::Communicator&)>& body) {
+  dist::LaunchOptions launch;
+  launch.world_size = options.world_size;
+  launch.connect.timeout = options.timeout;
+  launch.connect.check_collectives = options.check_collectives;
+  launch.connect.order = options.order;
+  launch.total_timeout = options.total_timeout;
+  launch.capture_output = true;
+  launch.threads = 1;
+  return dist::launch_ranks(launch, [&](dist::Communicator& communicator) -> std::string {
+    const int before = failed_assertions();  // of earlier ranks of this test, in the parent
+    body(communicator);
+    if (failed_assertions() > before) throw std::runtime_error("assertions failed, see above");
+    return "";
+  });
+}
+
+void on_ranks(const RankOptions& options, const std::function<void(dist::Communicator&)>& body) {
+  const std::string failures = dist::describe_failures(ranks_ended(options, body));
+  if (!failures.empty()) ADD_FAILURE() << failures;
+}
+
+void on_ranks(int world_size, const std::function<void(dist::Communicator&)>& body) {
+  RankOptions options;
+  options.world_size = world_size;
+  on_ranks(options, body);
+}
+
+}  // namespace zero::testing

@@ -1,0 +1,106 @@
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <zero/optim/optimizer.hpp>
+#include <zero/train/registry.hpp>
+#include <zero/train/trainer.hpp>
+
+#include "modes.hpp"
+#include "random_model.hpp"
+
+namespace zero::testing {
+
+/// Every strategy of all chapters, in its default variant.
+std::vector<std::string> all_strategies();
+
+/// Whether `mode` gathers units when they run, so that all ranks must run the same ones.
+bool gathers_by_unit(const std::string& mode);
+
+struct SessionOptions {
+  GrownConfig model;
+  optim::OptimizerFactory optimizer = optim::adamw({.learning_rate = 0.01});
+  train::Ownership ownership = train::Ownership::kBySize;
+  train::Accumulation accumulation = train::Accumulation::kLocal;
+  train::TrainerOptions trainer;
+  dist::ReduceType reduce_type = dist::ReduceType::kOwn;
+  std::uint64_t seed = 3;  ///< of the first values
+};
+
+/// One rank that trains a grown model under one strategy.
+class Session {
+ public:
+  /// Called by all ranks.
+  Session(dist::Communicator& communicator, const std::string& mode, SessionOptions options);
+  Session(dist::Communicator& communicator, const std::string& mode);
+
+  dist::Communicator& communicator() { return communicator_; }
+  GrownModel& model() { return *model_; }
+  train::Strategy& strategy() { return *strategy_; }
+  train::Trainer& trainer() { return *trainer_; }
+
+  /// This rank's batch of `step`.
+  data::Batch batch(int step, std::int64_t samples = 4) const {
+    return grown_batch(options_.model, /*seed=*/17, communicator_.rank(), step, samples);
+  }
+  /// A step with that batch.
+  train::StepResult step(int number) { return trainer_->step({batch(number)}); }
+
+  /// Copies of all weights, whole, in registration order. Called by all ranks.
+  std::vector<at::Tensor> weights();
+
+  /// Averaged gradients, whole on every rank: what owners hold, put together. Undefined where no
+  /// rank used the parameter. Called by all ranks after finish_backward().
+  std::vector<at::Tensor> gradients();
+
+ private:
+  dist::Communicator& communicator_;
+  SessionOptions options_;
+  std::shared_ptr<GrownModel> model_;
+  nn::SeededValues values_;
+  std::unique_ptr<train::Strategy> strategy_;
+  std::unique_ptr<train::Trainer> trainer_;
+};
+
+/// What one process would have: the same model, whole, without a strategy.
+class Alone {
+ public:
+  explicit Alone(const SessionOptions& options);
+
+  std::vector<at::Tensor> parameters() const;  ///< in the order of Session::weights()
+  GrownModel& model() { return *model_; }
+  /// A step on `batch`, as Session::step() but for who computes.
+  void step(const data::Batch& batch);
+
+ private:
+  std::shared_ptr<GrownModel> model_;
+  nn::ParameterList list_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
+};
+
+/// Something to do in a session, by all ranks alike.
+using Script = std::function<void(Session&)>;
+
+/// Runs `script` under plain DDP and under every mode on `world_size` ranks, and fails the test
+/// where weights differ from DDP's in a single bit afterwards, or nothing was trained.
+void expect_all_modes_like_ddp(int world_size, const SessionOptions& options, const Script& script);
+
+/// The same for one rank that runs already.
+void expect_modes_like_ddp(dist::Communicator& communicator, const SessionOptions& options,
+                           const Script& script);
+
+/// Whether two lists of tensors are the same to the last bit; undefined ones count.
+::testing::AssertionResult same_bits(const std::vector<at::Tensor>& a,
+                                     const std::vector<at::Tensor>& b);
+
+/// Whether every element of `a` is within `tolerance` times the largest of its tensor in `b`.
+/// An undefined tensor counts as zeros.
+::testing::AssertionResult close_to(const std::vector<at::Tensor>& a,
+                                    const std::vector<at::Tensor>& b, double tolerance);
+
+}  // namespace zero::testing

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/randn.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "error_of.hpp"
+
+/// Helpers of the tests of this folder; nothing else includes this.
+namespace zero::testing {
+
+/// Normally distributed values, others for every seed, that require a gradient or not.
+inline at::Tensor random(at::IntArrayRef sizes, std::uint64_t seed, bool gradient = false,
+                         at::ScalarType dtype = at::kDouble) {
+  at::Generator generator = at::detail::createCPUGenerator(seed);
+  return at::randn(sizes, generator, at::TensorOptions(dtype)).requires_grad_(gradient);
+}
+
+/// int64 and double tensors of one dimension.
+inline at::Tensor longs(const std::vector<std::int64_t>& values) {
+  return at::tensor(values, at::kLong);
+}
+inline at::Tensor doubles(const std::vector<double>& values) {
+  return at::tensor(values, at::kDouble);
+}
+
+/// The same values as a leaf of its own.
+inline at::Tensor leaf_of(const at::Tensor& x) {
+  return x.detach().clone().requires_grad_(x.requires_grad());
+}
+
+/// Every element within `tolerance` times the largest of `b` (at least 1); same shape and dtype.
+inline ::testing::AssertionResult close_to(const at::Tensor& a, const at::Tensor& b,
+                                           double tolerance = 1e-10) {
+  if (!a.defined() || !b.defined()) {
+    return ::testing::AssertionFailure() << (a.defined() ? "second" : "first") << " is undefined";
+  }
+  if (a.sizes() != b.sizes() || a.scalar_type() != b.scalar_type()) {
+    return ::testing::AssertionFailure()
+           << a.sizes() << " " << a.scalar_type() << " and " << b.sizes() << " " << b.scalar_type();
+  }
+  if (a.numel() == 0) return ::testing::AssertionSuccess();
+  const double scale = std::max(1.0, b.detach().abs().max().item<double>());
+  const double difference = (a.detach() - b.detach()).abs().max().item<double>();
+  if (difference <= tolerance * scale) return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure() << "differ by up to " << difference << " of " << scale;
+}
+
+/// Same shape, dtype and bits (at::equal); two undefined tensors are the same.
+inline ::testing::AssertionResult identical(const at::Tensor& a, const at::Tensor& b) {
+  if (a.defined() != b.defined()) {
+    return ::testing::AssertionFailure() << (a.defined() ? "second" : "first") << " is undefined";
+  }
+  if (!a.defined() || (a.scalar_type() == b.scalar_type() && at::equal(a, b))) {
+    return ::testing::AssertionSuccess();
+  }
+  return close_to(a, b, 0) << " (not the same bits)";
+}
+
+}  // namespace zero::testing

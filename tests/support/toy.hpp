@@ -1,0 +1,49 @@
+#pragma once
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/randn.h>
+
+#include <memory>
+
+#include <zero/data/batch.hpp>
+#include <zero/nn/mlp.hpp>
+#include <zero/nn/parameters.hpp>
+
+namespace zero::testing {
+
+/// A small MLP of odd sizes without storage yet, where its values come from, and batches for it
+/// that differ by rank and step.
+struct Toy {
+  explicit Toy(std::uint64_t seed = 5) : values(seed) {
+    const nn::DeferredStorage deferred;
+    model = std::make_shared<nn::Mlp>(nn::MlpConfig{});
+  }
+
+  data::Batch batch(int rank, int step, std::int64_t samples = 4) const {
+    at::Generator generator =
+        at::detail::createCPUGenerator(static_cast<std::uint64_t>(1000 * rank + step + 1));
+    data::Batch batch;
+    batch.inputs = at::randn({samples, model->config().inputs}, generator);
+    batch.targets = at::randn({samples, model->config().outputs}, generator);
+    batch.loss_terms = samples;
+    return batch;
+  }
+
+  /// The batches of all ranks, one after the other.
+  data::Batch concatenated_batch(int ranks, int step) const {
+    data::Batch all = batch(0, step);
+    for (int rank = 1; rank < ranks; ++rank) {
+      const data::Batch next = batch(rank, step);
+      all.inputs = at::cat({all.inputs, next.inputs});
+      all.targets = at::cat({all.targets, next.targets});
+      all.loss_terms += next.loss_terms;
+    }
+    return all;
+  }
+
+  std::shared_ptr<nn::Mlp> model;
+  nn::SeededValues values;
+};
+
+}  // namespace zero::testing

@@ -1,0 +1,133 @@
+#include "whole_state.hpp"
+
+#include <ATen/ops/equal.h>
+#include <ATen/ops/zeros.h>
+
+#include <zero/base/error.hpp>
+#include <zero/io/safetensors.hpp>
+
+namespace zero::testing {
+namespace {
+
+constexpr const char* kStates[] = {"exp_avg", "exp_avg_sq", "momentum_buffer", "master"};
+constexpr int kSteps = 4;  // their place, after the states
+constexpr int kKinds = 5;
+
+// This rank's states and step counts, at their places in one buffer for all parameters: zeros where
+// other ranks have something, so that the sum over ranks is the whole.
+at::Tensor spread_out(Session& session) {
+  train::Strategy& strategy = session.strategy();
+  at::Tensor all = at::zeros({kKinds * strategy.list().numel()}, at::kDouble);
+  std::int64_t offset = 0;
+  for (std::size_t i = 0; i < strategy.list().size(); ++i) {
+    const std::int64_t elements = strategy.list().parameters[i].numel();
+    const train::Piece piece = strategy.piece(i);
+    if (piece.tensor.defined()) {
+      const auto place = [&](int kind) {
+        return all.narrow(0, offset + kind * elements + piece.begin, piece.tensor.numel());
+      };
+      const auto states = strategy.optimizer().state(piece.tensor);
+      for (int kind = 0; kind < kSteps; ++kind) {
+        const auto found = states.find(kStates[kind]);
+        if (found != states.end()) place(kind).copy_(found->second);
+      }
+      // Of every element, so that a piece with another count than the rest shows.
+      place(kSteps).fill_(static_cast<double>(strategy.optimizer().steps(piece.tensor)));
+    }
+    offset += kKinds * elements;
+  }
+  return all;
+}
+
+}  // namespace
+
+WholeState whole_state(Session& session) {
+  const nn::ParameterList& list = session.strategy().list();
+  const std::vector<at::Tensor> weights = session.weights();
+  at::Tensor all = spread_out(session);
+  if (session.strategy().sharded()) {
+    session.communicator().all_reduce(all, dist::Purpose::kControl, dist::ReduceOp::kSum).wait();
+  }
+  WholeState state;
+  std::int64_t offset = 0;
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    const std::string& name = list.parameters[i].name;
+    state["parameter/" + name] = weights[i];
+    for (const std::string kind : {"exp_avg", "exp_avg_sq", "momentum_buffer", "master", "steps"}) {
+      state[kind + "/" + name] = all.narrow(0, offset, weights[i].numel()).clone();
+      offset += weights[i].numel();
+    }
+  }
+  return state;
+}
+
+WholeState local_state(Session& session) {
+  train::Strategy& strategy = session.strategy();
+  WholeState state;
+  for (std::size_t i = 0; i < strategy.list().size(); ++i) {
+    const std::string& name = strategy.list().parameters[i].name;
+    const train::Piece stored = strategy.stored(i);
+    if (stored.tensor.defined()) state["parameter/" + name] = stored.tensor.detach().clone();
+  }
+  state["states"] = spread_out(session);
+  return state;
+}
+
+::testing::AssertionResult same_state(const WholeState& a, const WholeState& b) {
+  if (a.size() != b.size()) return ::testing::AssertionFailure() << "different numbers of tensors";
+  for (const auto& [name, tensor] : a) {
+    const auto other = b.find(name);
+    if (other == b.end()) return ::testing::AssertionFailure() << "only one has " << name;
+    if (!at::equal(tensor, other->second))
+      return ::testing::AssertionFailure() << name << " differs";
+  }
+  return ::testing::AssertionSuccess();
+}
+
+void keep(const std::filesystem::path& path, const WholeState& state) {
+  io::save_safetensors(path, {state.begin(), state.end()});
+}
+
+WholeState kept(const std::filesystem::path& path) {
+  const io::SafetensorsFile file(path);
+  WholeState state;
+  for (const std::string& name : file.names()) state[name] = file.read(name);
+  return state;
+}
+
+SessionOptions checkpoint_options(std::uint64_t seed) {
+  SessionOptions options;
+  options.model.parts = "anfsgt";
+  options.seed = seed;
+  return options;
+}
+
+io::CheckpointInfo note(std::int64_t step, const std::string& mode) {
+  io::CheckpointInfo info;
+  info.step = step;
+  info.mode = mode;
+  info.sampler = data::DistributedSampler::State{0xfedcba9876543210U, 1000, 24, step};
+  info.random = "state of a generator";
+  return info;
+}
+
+std::string refusal_of_loading(Session& session, const std::filesystem::path& folder) {
+  try {
+    io::load_checkpoint(session.strategy(), folder);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+std::string refusal_of_saving(Session& session, const std::filesystem::path& folder,
+                              const io::CheckpointInfo& info) {
+  try {
+    io::save_checkpoint(session.strategy(), folder, info);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+}  // namespace zero::testing

@@ -1,0 +1,194 @@
+// What prepare.py writes is what the C++ side reads.
+#include <algorithm>
+
+#include <tests/support/prepare.hpp>
+#include <zero/base/sha256.hpp>
+#include <zero/data/random.hpp>
+#include <zero/data/reviews.hpp>
+#include <zero/data/text.hpp>
+#include <zero/data/tokens.hpp>
+
+namespace zero::data {
+namespace {
+
+using testing::kReviewsCsv;
+using testing::kTokenizer;
+using testing::mentions;
+using testing::Prepare;
+using testing::read_bytes;
+using testing::run_python;
+using Ids = std::vector<std::int64_t>;
+
+/// The text of the record with this label, of which there is one.
+Ids text_labelled(const Records& records, std::uint32_t label) {
+  const auto found = std::ranges::find(records.labels, label) - records.labels.begin();
+  if (found == records.size()) {
+    return {};
+  }
+  const auto begin = records.offsets[static_cast<std::size_t>(found)];
+  Ids ids(static_cast<std::size_t>(records.length(found)));
+  records.tokens.copy(static_cast<std::int64_t>(begin), ids);
+  return ids;
+}
+
+TEST_F(Prepare, BytesOfTextAreThoseThatTheProgramsRead) {
+  folder_.write("docs/b.md", "second \xC3\xA9\r\n");
+  folder_.write("docs/a.txt", "first\n");
+  folder_.write("docs/.hidden.md", "never");
+  ASSERT_EQ(
+      prepare(fmt::format("text --bytes --input {} --output {}", path("docs"), path("t.tokens"))),
+      "");
+  const TokenStream text = text_from_files({(folder_ / "docs").string()});
+  EXPECT_EQ(TokenFile(folder_ / "t.tokens").stream().fingerprint(), text.fingerprint());
+  // The same bytes on disk as from the C++ writer, header and all.
+  write_token_file(folder_ / "ours.tokens", text);
+  EXPECT_EQ(read_bytes(folder_ / "t.tokens"), read_bytes(folder_ / "ours.tokens"));
+}
+
+TEST_F(Prepare, BytesOfReviewsAreThoseThatTheProgramsReadInSeededOrder) {
+  const auto fixture = testing::fixtures() / "reviews.csv";
+  ASSERT_EQ(prepare(fmt::format("reviews --bytes --input '{}' --output {} --max-length 40",
+                                fixture.string(), path("r.tokens"))),
+            "");
+  const Records prepared = TokenFile(folder_ / "r.tokens").records();
+  const Records expected = reviews_from_csv(fixture, /*max_length=*/40);
+  const Ids order = permutation(expected.size(), generator_for(/*seed=*/42, /*stream=*/0));
+  ASSERT_EQ(prepared.size(), expected.size());
+  for (std::int64_t i = 0; i < prepared.size(); ++i) {
+    const std::int64_t source = order[static_cast<std::size_t>(i)];
+    EXPECT_EQ(prepared.slice(i, i + 1).fingerprint(),
+              expected.slice(source, source + 1).fingerprint());
+  }
+}
+
+TEST_F(Prepare, SplitsAndLimits) {
+  const auto fixture = testing::fixtures() / "reviews.csv";
+  const std::string base = fmt::format("reviews --bytes --input '{}' --seed 7", fixture.string());
+  ASSERT_EQ(prepare(fmt::format("{} --output {}", base, path("all.tokens"))), "");
+  ASSERT_EQ(
+      prepare(fmt::format("{} --output {} --limit 50 --validation 0.2", base, path("part.tokens"))),
+      "");
+  const Records all = TokenFile(folder_ / "all.tokens").records();
+  EXPECT_EQ(TokenFile(folder_ / "part.train.tokens").records().fingerprint(),
+            all.slice(0, 40).fingerprint());
+  EXPECT_EQ(TokenFile(folder_ / "part.validation.tokens").records().fingerprint(),
+            all.slice(40, 50).fingerprint());
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "part.tokens"));
+
+  folder_.write("t.txt", "0123456789");
+  ASSERT_EQ(prepare(fmt::format("text --bytes --input {} --output {} --validation 0.3",
+                                path("t.txt"), path("t.tokens"))),
+            "");
+  EXPECT_EQ(TokenFile(folder_ / "t.train.tokens").stream().size(), 7);
+  EXPECT_EQ(TokenFile(folder_ / "t.validation.tokens").stream()[0], '7');
+}
+
+TEST_F(Prepare, EveryFormOfReviewsGivesTheSameFile) {
+  folder_.write("header.csv", "text,id,label\n\"very \"\"good\"\"\nsoup\",1,4\nbad bread,2,0\n");
+  folder_.write("stars.csv", "stars,text\n5,\"very \"\"good\"\"\nsoup\"\n1,bad bread\n");
+  folder_.write("original.csv", "\"5\",\"very \"\"good\"\"\\nsoup\"\n\"1\",\"bad bread\"\n");
+  folder_.write("label.jsonl",
+                "{\"label\": 4, \"text\": \"very \\\"good\\\"\\nsoup\"}\n\n"
+                "{\"text\": \"bad bread\", \"label\": 0, \"id\": 2}\n");
+  folder_.write("stars.json",
+                "{\"stars\": 5.0, \"text\": \"very \\\"good\\\"\\nsoup\"}\n"
+                "{\"stars\": 1.0, \"text\": \"bad bread\"}\n");
+  const std::vector<std::string> names{"header.csv", "stars.csv", "original.csv", "label.jsonl",
+                                       "stars.json"};
+  std::string first;
+  for (const auto& name : names) {
+    ASSERT_EQ(prepare(fmt::format("reviews --bytes --input {} --output {}", path(name),
+                                  path("r.tokens"))),
+              "")
+        << name;
+    const std::string bytes = read_bytes(folder_ / "r.tokens");
+    first = first.empty() ? bytes : first;
+    EXPECT_EQ(bytes, first) << name;
+  }
+  const Records records = TokenFile(folder_ / "r.tokens").records();
+  const std::string good = "very \"good\"\nsoup";
+  EXPECT_EQ(text_labelled(records, 4), Ids(good.begin(), good.end()));
+}
+
+TEST_F(Prepare, ParquetGivesTheSameFileAsCsv) {
+  if (!has("pyarrow")) {
+    GTEST_SKIP() << "NOT TESTED: prepare.py with Parquet (see above how to enable it)";
+  }
+  folder_.write("r.csv", kReviewsCsv);
+  const std::string make = fmt::format(
+      "-c 'import pyarrow.csv, pyarrow.parquet as p; "
+      "p.write_table(pyarrow.csv.read_csv(\"{0}/r.csv\"), \"{0}/r.parquet\")'",
+      folder_.path().string());
+  ASSERT_EQ(run_python(make, folder_ / "log"), 0) << read_bytes(folder_ / "log");
+  for (const std::string form : {"csv", "parquet"}) {
+    ASSERT_EQ(prepare(fmt::format("reviews --bytes --input {} --output {}", path("r." + form),
+                                  path(form + ".tokens"))),
+              "");
+  }
+  EXPECT_EQ(TokenFile(folder_ / "parquet.tokens").records().size(), 3);
+  EXPECT_EQ(read_bytes(folder_ / "parquet.tokens"), read_bytes(folder_ / "csv.tokens"));
+}
+
+TEST_F(Prepare, ManyInputsAreOneSet) {
+  folder_.write("a.csv", "label,text\n4,good\n");
+  folder_.write("b.jsonl", "{\"label\": 0, \"text\": \"bad\"}\n");
+  ASSERT_EQ(prepare(fmt::format("reviews --bytes --input {} {} --output {}", path("a.csv"),
+                                path("b.jsonl"), path("r.tokens"))),
+            "");
+  EXPECT_EQ(TokenFile(folder_ / "r.tokens").records().size(), 2);
+}
+
+TEST_F(Prepare, ReviewsWithoutTextAreLeftOutAndCounted) {
+  folder_.write("r.csv", "label,text\n4,good\n0,\"\"\n");
+  ASSERT_EQ(prepare(fmt::format("reviews --bytes --input {} --output {}", path("r.csv"),
+                                path("r.tokens"))),
+            "");
+  EXPECT_TRUE(mentions(read_bytes(folder_ / "log"), "left out: 1 reviews without a token"));
+  EXPECT_EQ(TokenFile(folder_ / "r.tokens").records().size(), 1);
+}
+
+TEST_F(Prepare, TokenizerForReviews) {
+  if (!has("tokenizers")) {
+    GTEST_SKIP() << "NOT TESTED: prepare.py --tokenizer (see above how to enable it)";
+  }
+  folder_.write("tokenizer.json", kTokenizer);
+  folder_.write("r.csv", kReviewsCsv);
+  const std::string base = fmt::format("reviews --tokenizer {} --input {} --output {}",
+                                       path("tokenizer.json"), path("r.csv"), path("r.tokens"));
+  ASSERT_EQ(prepare(base), "");
+  const Records whole = TokenFile(folder_ / "r.tokens").records();
+  EXPECT_EQ(whole.tokens.vocabulary(), 11);
+  EXPECT_EQ(whole.pad_id, 1);
+  EXPECT_EQ(whole.tokens.tokenizer_fingerprint(),
+            base::to_hex(base::Sha256().add(std::string(kTokenizer)).digest()));
+  EXPECT_EQ(text_labelled(whole, 4), (Ids{2, 8, 3, 5, 6, 9}));
+  EXPECT_EQ(text_labelled(whole, 0), (Ids{2, 4, 7}));
+  EXPECT_EQ(text_labelled(whole, 2), (Ids{2, 5}));
+
+  ASSERT_EQ(prepare(base + " --max-length 3 --pad-token tea"), "");
+  const Records cut = TokenFile(folder_ / "r.tokens").records();
+  EXPECT_EQ(cut.pad_id, 9);
+  EXPECT_EQ(text_labelled(cut, 4), (Ids{2, 8, 3}));
+  EXPECT_EQ(text_labelled(cut, 2), (Ids{2, 5}));
+}
+
+TEST_F(Prepare, TokenizerForText) {
+  if (!has("tokenizers")) {
+    GTEST_SKIP() << "NOT TESTED: prepare.py --tokenizer (see above how to enable it)";
+  }
+  folder_.write("tokenizer.json", kTokenizer);
+  folder_.write("a.txt", "good soup and bad bread\n");
+  folder_.write("b.txt", "very good coffee");
+  ASSERT_EQ(
+      prepare(fmt::format("text --tokenizer {} --input {} {} --output {}", path("tokenizer.json"),
+                          path("a.txt"), path("b.txt"), path("t.tokens"))),
+      "");
+  const TokenStream text = TokenFile(folder_ / "t.tokens").stream();
+  EXPECT_EQ(text.vocabulary(), 11);
+  Ids ids(static_cast<std::size_t>(text.size()));
+  text.copy(0, ids);
+  EXPECT_EQ(ids, (Ids{3, 5, 6, 4, 7, 8, 3, 0}));
+}
+
+}  // namespace
+}  // namespace zero::data

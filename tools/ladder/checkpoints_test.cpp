@@ -1,0 +1,305 @@
+// The ladder with --checkpoint and --resume: killed, gone on, under other modes and on other
+// numbers of ranks; and what it refuses.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/prctl.h>
+
+#include <chrono>
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include <tests/support/ladder_program.hpp>
+#include <tests/support/program.hpp>
+#include <zero/base/error.hpp>
+#include <zero/base/sha256.hpp>
+#include <zero/io/checkpoint.hpp>
+
+namespace zero::ladder {
+namespace {
+
+using nlohmann::json;
+using testing::Ended;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using testing::run_ladder;
+using testing::TestFolder;
+
+const std::string kOfAnyLength = "--model tiny --no-compute-alone --timeout 30 ";
+const std::string kTiny = kOfAnyLength + "--seq-len 16 ";
+
+std::string folder_option(const std::string& option, const TestFolder& folder,
+                          const std::string& name = "run") {
+  return option + " '" + (folder / name).string() + "' ";
+}
+
+// Runs the ladder, which must succeed; gives its figures.
+json figures(const TestFolder& folder, const std::string& arguments) {
+  const Ended ended = run_ladder(folder, kTiny + arguments);
+  EXPECT_EQ(ended.code, 0) << ended.said;
+  if (ended.code != 0) return {};
+  return json::parse(testing::read_bytes(folder / "out.json")).at("modes");
+}
+
+std::string digest(const json& mode) { return mode.at("ranks").at(0).at("digest"); }
+
+// Steps of the checkpoint that is there; 0 where there is none yet.
+std::int64_t steps_kept(const std::filesystem::path& folder) {
+  if (!std::filesystem::exists(folder / "manifest.json")) return 0;
+  return io::read_checkpoint_info(folder).step;
+}
+
+// Blocks until a checkpoint of at least `step` is there; false after a minute.
+bool reaches(const std::filesystem::path& folder, std::int64_t step) {
+  const auto limit = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  while (steps_kept(folder) < step) {
+    if (std::chrono::steady_clock::now() > limit) return false;
+    ::usleep(1'000);
+  }
+  return true;
+}
+
+TEST(Resume, ARunThatWasKilledEndsWithTheWeightsOfOneThatWasNot) {
+  ASSERT_EQ(::prctl(PR_SET_CHILD_SUBREAPER, 1), 0);  // orphans come to this process
+  const TestFolder folder;
+  std::int64_t steps = 0;
+  for (int kills = 1; kills <= 2; ++kills) {
+    std::vector<std::string> words = {ZERO_LADDER_PROGRAM,
+                                      "--model",
+                                      "tiny",
+                                      "--seq-len",
+                                      "16",
+                                      "--modes",
+                                      "tensor_zero3",
+                                      "--steps",
+                                      "1000000",
+                                      "--checkpoint-every",
+                                      "1",
+                                      "--checkpoint",
+                                      (folder / "run").string(),
+                                      "--json",
+                                      (folder / "x").string()};
+    if (kills > 1) words.insert(words.end(), {"--resume", (folder / "run").string()});
+    zero::testing::Program program(words, {{"ZERO_PYTHON", "false"}, {"OMP_NUM_THREADS", "1"}});
+    ASSERT_TRUE(reaches(folder / "run", steps + 3)) << program.said();
+    EXPECT_EQ(program.kill(), 128 + SIGKILL);
+    ASSERT_TRUE(program.group_ends());
+    EXPECT_GE(steps_kept(folder / "run"), steps + 3);
+    steps = steps_kept(folder / "run");
+  }
+  const std::string rest = fmt::format("--modes tensor_zero3 --steps {} ", steps + 3);
+  const json never_stopped = figures(folder, rest);
+  const json killed_twice = figures(
+      folder, rest + folder_option("--resume", folder) + folder_option("--checkpoint", folder));
+  ASSERT_EQ(killed_twice.at(0).at("losses").size(), 3U);
+  EXPECT_EQ(killed_twice[0]["losses"].back(), never_stopped.at(0).at("losses").back());
+  EXPECT_EQ(digest(killed_twice[0]), digest(never_stopped[0]));
+  EXPECT_EQ(steps_kept(folder / "run"), steps + 3);
+}
+
+TEST(Resume, EveryModeGoesOnToTheSameWeights) {
+  const TestFolder folder;
+  const json whole = figures(folder, "--steps 5 --modes zero1");
+  figures(folder, "--steps 3 --modes zero1 " + folder_option("--checkpoint", folder));
+  const json rest = figures(folder, "--steps 5 --modes ddp,zero2,zero3,tensor_zero3 " +
+                                        folder_option("--resume", folder));
+  ASSERT_EQ(rest.size(), 4U);
+  for (const json& mode : rest) {
+    EXPECT_EQ(digest(mode), digest(whole.at(0))) << mode.at("mode");
+    EXPECT_EQ(mode.at("losses").size(), 2U);
+    EXPECT_EQ(mode["losses"][0], whole[0]["losses"][3]);
+  }
+  EXPECT_EQ(steps_kept(folder / "run"), 3) << "a run without --checkpoint changed it";
+}
+
+TEST(Resume, OtherNumbersOfRanksGoOnWithTheSameBatches) {
+  const TestFolder folder;
+  const json whole = figures(folder, "--steps 4 --modes tensor_zero3 --batch 2");
+  figures(folder,
+          "--steps 2 --modes tensor_zero3 --batch 2 " + folder_option("--checkpoint", folder));
+  const double next = whole.at(0).at("losses").at(2);
+  const double last = whole.at(0).at("losses").at(3);
+  for (const std::string ranks : {"--nproc 1 --batch 4 ", "--nproc 4 --batch 1 "}) {
+    const json rest = figures(
+        folder, ranks + "--steps 4 --modes ddp,tensor_zero3 " + folder_option("--resume", folder));
+    ASSERT_EQ(rest.size(), 2U);
+    EXPECT_EQ(digest(rest[0]), digest(rest[1]));
+    // The weights are the same to the last bit, but sums over ranks are rounded in another order.
+    EXPECT_NEAR(rest[0].at("losses").at(0), next, 1e-5);
+    EXPECT_NEAR(rest[0].at("losses").at(1), last, 1e-4);
+    EXPECT_GT(std::abs(last - next), 1e-3) << "other batches would not be noticed";
+  }
+}
+
+TEST(Resume, MasterWeightsAndLossScaleComeBack) {
+  const TestFolder folder;
+  for (const std::string dtype : {"bf16", "fp16"}) {
+    const std::string common = "--modes tensor_zero2 --dtype " + dtype + " ";
+    const std::string run = folder_option("--checkpoint", folder, dtype);
+    const json whole =
+        figures(folder, common + "--steps 4 " + folder_option("--checkpoint", folder, "whole"));
+    figures(folder, common + "--steps 2 " + run);
+    const json rest =
+        figures(folder, common + "--steps 4 " + run + folder_option("--resume", folder, dtype));
+    EXPECT_EQ(digest(rest.at(0)), digest(whole.at(0))) << dtype;
+    const auto notes = io::read_checkpoint_info(folder / dtype).notes;
+    EXPECT_EQ(notes.contains("loss scale"), dtype == "fp16");
+    // With the number of good steps so far: 4, and not 2.
+    EXPECT_EQ(notes, io::read_checkpoint_info(folder / "whole").notes);
+    std::filesystem::remove_all(folder / "whole");
+    const json other = figures(folder, "--steps 5 --modes ddp,zero3 --dtype " + dtype + " " +
+                                           folder_option("--resume", folder, dtype));
+    ASSERT_EQ(other.size(), 2U);
+    EXPECT_EQ(digest(other[0]), digest(other[1]));
+  }
+  const Ended ended = run_ladder(
+      folder, kTiny + "--modes zero1 --steps 6 " + folder_option("--resume", folder, "bf16"));
+  EXPECT_EQ(ended.code, 1) << ended.said;
+  EXPECT_THAT(ended.said, HasSubstr("is BFloat16 in the checkpoint and Float in the model"));
+}
+
+TEST(Resume, SaysWhereItGoesOnAndWhatIsNotAsItWas) {
+  const TestFolder folder;
+  figures(folder, "--steps 2 --modes zero1 " + folder_option("--checkpoint", folder));
+  const Ended ended = run_ladder(
+      folder, kTiny + "--steps 3 --modes zero3 --lr 0.001 " + folder_option("--resume", folder));
+  EXPECT_EQ(ended.code, 0) << ended.said;
+  EXPECT_THAT(ended.said, HasSubstr("tiny as language model on 2 ranks, 1 steps of 1 x 16"));
+  EXPECT_THAT(ended.said, HasSubstr("goes on after step 2 of " + (folder / "run").string() +
+                                    ", saved by zero1 on 2 ranks"));
+  EXPECT_THAT(ended.said, HasSubstr("the learning rate was 5e-05, now it is 0.001"));
+  EXPECT_THAT(ended.said, HasSubstr("zero3  3/3")) << "the steps before it count";
+}
+
+// A launcher starts ranks again that were ended after the last checkpoint: that is no failure.
+TEST(Resume, HasNothingToDoAfterTheLastStep) {
+  const TestFolder folder;
+  const std::string again =
+      kTiny + "--steps 2 --modes engine3 --go-on " + folder_option("--checkpoint", folder);
+  EXPECT_EQ(run_ladder(folder, again).code, 0);
+  const auto before = folder.listing();
+  const Ended ended = run_ladder(folder, again);
+  EXPECT_EQ(ended.code, 0) << ended.said;
+  EXPECT_THAT(ended.said, HasSubstr("goes on after step 2 of " + (folder / "run").string()));
+  EXPECT_THAT(ended.said, HasSubstr("there is nothing left to train"));
+  EXPECT_EQ(folder.listing(), before);
+  // Only where it is the same run, and has written what it was to write.
+  const Ended other = run_ladder(folder, again + "--seed 7");
+  EXPECT_EQ(other.code, 1);
+  EXPECT_THAT(other.said, HasSubstr("its run has seed"));
+  const Ended unsaved = run_ladder(folder, again + folder_option("--save", folder, "weights"));
+  EXPECT_EQ(unsaved.code, 1);
+  EXPECT_THAT(unsaved.said, HasSubstr("the run ended before it wrote --save"));
+}
+
+// A folder with a checkpoint of step 2, and runs that may not go on from it or write over it.
+class RefusedRun : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    figures(folder_, "--steps 2 --modes zero1 " + folder_option("--checkpoint", folder_));
+    std::filesystem::remove(folder_ / "out.json");
+  }
+
+  void expect_refused(const std::string& arguments, const std::string& message, int seq_len = 16) {
+    const auto before = folder_.listing();
+    const Ended ended = run_ladder(folder_, kOfAnyLength + "--seq-len " + std::to_string(seq_len) +
+                                                " --modes zero1 " + arguments);
+    EXPECT_THAT(ended.code, ::testing::AnyOf(1, 2)) << ended.said;
+    EXPECT_THAT(ended.said, HasSubstr(message));
+    EXPECT_THAT(ended.said, Not(HasSubstr("rank 0"))) << "found out too late, by a rank";
+    EXPECT_EQ(folder_.listing(), before);
+  }
+
+  TestFolder folder_;
+  const std::string resume_ = folder_option("--resume", folder_);
+  const std::string checkpoint_ = folder_option("--checkpoint", folder_);
+};
+
+TEST_F(RefusedRun, WithOtherBatches) {
+  expect_refused(resume_ + "--steps 4 --batch 2", "2 ranks with --batch 2 take 4: take --batch 1");
+  expect_refused(resume_ + "--steps 4 --nproc 1", "1 rank with --batch 1 takes 1: take --batch 2");
+  expect_refused(resume_ + "--steps 4 --nproc 3", "take a number of ranks that divides them");
+  expect_refused(resume_ + "--steps 4 --seed 7", "its run has seed 42: take --seed 42");
+  // As many samples, and others.
+  std::string text;
+  for (int i = 0; i < 100; ++i) text += std::to_string(i * i) + " ";
+  const std::string one = folder_.write("one.txt", text);
+  const std::string two = folder_.write("two.txt", std::string(text.rbegin(), text.rend()));
+  figures(folder_, "--steps 2 --modes zero1 --data '" + one + "' " +
+                       folder_option("--checkpoint", folder_, "of_one"));
+  expect_refused("--steps 4 --data '" + two + "' " + folder_option("--resume", folder_, "of_one"),
+                 "its run was trained on other data");
+}
+
+TEST_F(RefusedRun, WithOtherLengths) {
+  expect_refused(resume_ + "--steps 4", "take the same --data and --seq-len", /*seq_len=*/32);
+}
+
+TEST_F(RefusedRun, WithNothingLeftToTrain) {
+  expect_refused(resume_ + "--steps 2", "it is of step 2 and --steps is 2");
+}
+
+TEST_F(RefusedRun, WhereThereIsNoCheckpoint) {
+  expect_refused("--resume '" + folder_.path().string() + "'", "manifest.json: cannot be opened");
+  folder_.write("manifest.json", "{}");
+  expect_refused("--resume '" + folder_.path().string() + "'", "is not the manifest of a check");
+  expect_refused("--checkpoint '" + folder_.path().string() + "'", "is not the manifest of a che");
+}
+
+TEST_F(RefusedRun, FromAManifestThatTheLadderDidNotWrite) {
+  const std::string whole = testing::read_bytes(folder_ / "run/manifest.json");
+  const auto expect_refused_after = [&](const std::function<void(json&)>& change,
+                                        const std::string& message) {
+    json manifest = json::parse(whole);
+    manifest.erase("sha256 of the rest");
+    change(manifest);
+    manifest["sha256 of the rest"] = base::Sha256().add(manifest.dump(1) + "\n").hex();
+    folder_.write("run/manifest.json", manifest.dump(1) + "\n");
+    expect_refused(resume_ + "--steps 4", message);
+  };
+  expect_refused_after(
+      [](json& m) { m["run"]["sampler"]["step"] = std::int64_t{1} << 62; },
+      "run/manifest.json: the sampler's step is 4611686018427387904; it must be from 0");
+  expect_refused_after([](json& m) { m["run"]["sampler"]["step"] = 4; },
+                       "it is of step 2 and its data stands at step 4, which must be the same");
+  expect_refused_after([](json& m) { m["run"]["sampler"] = nullptr; },
+                       "it does not say where the data stood");
+  constexpr int kLevels = 300'000;
+  folder_.write("run/manifest.json",
+          R"({"format": "zero checkpoint", "version": 1, "more": )" + std::string(kLevels, '[') +
+              std::string(kLevels, ']') + "}");
+  expect_refused(resume_ + "--steps 4", "manifest.json: its JSON is nested deeper than 64 levels");
+}
+
+TEST_F(RefusedRun, OverACheckpointOfAnotherRun) {
+  expect_refused(checkpoint_, "holds a checkpoint of step 2: go on from it with --resume");
+  std::filesystem::copy(folder_ / "run", folder_ / "other",
+                        std::filesystem::copy_options::recursive);
+  expect_refused(checkpoint_ + "--steps 4 " + folder_option("--resume", folder_, "other"),
+                 "holds a checkpoint of step 2");
+}
+
+TEST_F(RefusedRun, WithOptionsThatDoNotFitTogether) {
+  expect_refused("--modes ddp,zero1 " + folder_option("--checkpoint", folder_, "new"),
+                 "--checkpoint keeps one run, and there are");
+  expect_refused("--checkpoint-every 2", "--checkpoint-every requires --checkpoint");
+  expect_refused(folder_option("--checkpoint", folder_, "new") + "--checkpoint-every 0",
+                 "--checkpoint-every");
+  expect_refused("--checkpoint tools/ladder/CMakeLists.txt/x",
+                 "cannot write 'tools/ladder/CMakeLists.txt/x");
+}
+
+// What only a rank can see: the manifest is whole, a file is not.
+TEST_F(RefusedRun, FromADamagedCheckpoint) {
+  const auto file = folder_ / "run/step-000000002/rank-00001-of-00002.safetensors";
+  std::string bytes = testing::read_bytes(file);
+  bytes[bytes.size() / 2] ^= 1;
+  folder_.write("run/step-000000002/rank-00001-of-00002.safetensors", bytes);
+  const Ended ended = run_ladder(folder_, kTiny + "--modes zero3 --steps 4 " + resume_);
+  EXPECT_EQ(ended.code, 1) << ended.said;
+  EXPECT_THAT(ended.said, HasSubstr("rank-00001-of-00002.safetensors: was altered"));
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "out.json"));
+}
+
+}  // namespace
+}  // namespace zero::ladder

@@ -1,0 +1,87 @@
+#include <ATen/Context.h>
+#include <ATen/ops/ones.h>
+#include <c10/core/AutogradState.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <functional>
+#include <string>
+
+#include <zero/base/error.hpp>
+#include <zero/distributed/launch.hpp>
+#include <zero/distributed/nccl/nccl.hpp>
+#include <zero/memory/accounting.hpp>
+#include <zero/memory/cuda_memory.hpp>
+
+#include "device.hpp"
+
+namespace zero::ladder {
+namespace {
+
+// What a process of its own says: ranks cannot be forked from one that has used the CUDA driver.
+std::string asked(const std::function<std::string()>& question) {
+  dist::LaunchOptions one;
+  one.world_size = 1;
+  const auto exits = dist::fork_processes(one, [&](int) { return question(); });
+  dist::check_all_well(exits, "--device cuda: the GPUs could not be asked: ");
+  return exits.front().result;
+}
+
+// Attention and matrix products whose sums are taken in the same order in every run, so that modes
+// can be compared bit by bit.
+void settle_order_of_sums() {
+  at::Context& context = at::globalContext();
+  context.setDeterministicAlgorithms(true, /*warn_only=*/true);
+  context.setDeterministicFillUninitializedMemory(false);
+  context.setSDPUseFlash(false);
+  context.setSDPUseMemEfficient(false);
+  context.setSDPUseCuDNN(false);
+}
+
+}  // namespace
+
+void use_device(const Options& options, char**) {
+  if (options.device == "cpu") {
+    memory::install();
+    return;
+  }
+  // The same for cuBLAS, which reads it when it starts.
+  ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
+  const std::string problem = asked([] { return memory::gpu_problem(); });
+  if (!problem.empty()) throw Error("--device cuda: " + problem);
+  // Sums in rank order are what makes the modes' weights the same on more than two ranks.
+  dist::enable_nccl({.device = {}, .order = dist::ReductionOrder::kRankOrdered});
+}
+
+std::int64_t free_gpu_bytes(const Options& options) {
+  const std::string free = asked([&options] {
+    const int gpus = std::min<int>(c10::cuda::device_count(), options.local_ranks());
+    std::size_t smallest = 0;
+    for (int gpu = 0; gpu < gpus; ++gpu) {
+      const auto device = static_cast<c10::DeviceIndex>(gpu);
+      const std::size_t bytes = c10::getDeviceAllocator(at::kCUDA)->getMemoryInfo(device).first;
+      smallest = gpu == 0 ? bytes : std::min(smallest, bytes);
+    }
+    return std::to_string(smallest * static_cast<std::size_t>(gpus));
+  });
+  return std::stoll(free);
+}
+
+at::Device enter_rank(const Options& options) {
+  if (options.device == "cpu") return at::kCPU;
+  settle_order_of_sums();
+  // Backward on this thread, where its blocks are charged to the categories of the scopes around
+  // it.
+  c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
+  const at::Device device(at::kCUDA, c10::cuda::current_device());
+  // Before the count begins: what cuBLAS keeps from its first product on is not the model's.
+  const at::Tensor one = at::ones({64, 64}, at::TensorOptions(device));
+  at::addmm(one, one, one.mm(one));
+  memory::count_cuda_blocks();
+  return device;
+}
+
+}  // namespace zero::ladder

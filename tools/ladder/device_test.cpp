@@ -1,0 +1,64 @@
+// --device cuda: an error that says why where there is no GPU, and the ladder on GPUs where there
+// is.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+
+#include <tests/support/ladder_program.hpp>
+
+namespace zero::ladder {
+namespace {
+
+using testing::Ended;
+using ::testing::HasSubstr;
+using testing::kQuick;
+using testing::run_ladder;
+using testing::TestFolder;
+
+TEST(Device, WithoutAGpuIsAnErrorBeforeAnythingIsWritten) {
+  const TestFolder folder;
+  ::setenv("CUDA_VISIBLE_DEVICES", "", /*overwrite=*/1);
+  const Ended ended = run_ladder(folder, kQuick + "--device cuda");
+  ::unsetenv("CUDA_VISIBLE_DEVICES");
+  EXPECT_EQ(ended.code, 1);
+#ifdef ZERO_LADDER_HAS_CUDA
+  EXPECT_THAT(ended.said, HasSubstr("--device cuda: there is no usable GPU ("));
+#else
+  EXPECT_THAT(ended.said, HasSubstr("ladder_cuda is not there; it is built"));
+#endif
+  EXPECT_THAT(folder.listing(), ::testing::IsEmpty());
+}
+
+TEST(Device, CpuIsTheSameInBothPrograms) {
+#ifndef ZERO_LADDER_HAS_CUDA
+  GTEST_SKIP() << "there is no ladder_cuda: LibTorch has no CUDA, or its headers are missing";
+#else
+  const TestFolder folder;
+  const std::string arguments = kQuick + "--modes ddp,zero3 --device cpu";
+  ASSERT_EQ(run_ladder(folder, arguments).code, 0);
+  const auto one = nlohmann::json::parse(testing::read_bytes(folder / "out.json"));
+  ASSERT_EQ(run_ladder(folder, arguments, ZERO_LADDER_PROGRAM "_cuda").code, 0);
+  const auto other = nlohmann::json::parse(testing::read_bytes(folder / "out.json"));
+  for (int m = 0; m < 2; ++m) {
+    for (const char* what : {"total_mib", "losses", "digest", "sent_bytes_per_rank"}) {
+      EXPECT_EQ(one.at("modes").at(m).at(what), other.at("modes").at(m).at(what)) << what;
+    }
+  }
+#endif
+}
+
+// Weights that differ between modes or totals off the formula would give another exit code.
+TEST(GpuLadder, AllModesEndWithTheSameWeights) {
+  const TestFolder folder;
+  const Ended ended = run_ladder(folder, kQuick + "--device cuda");
+  for (const char* reason : {"there is no usable GPU", "there is no GPU 1", "would both use",
+                             "ladder_cuda is not there"}) {
+    if (ended.said.find(reason) != std::string::npos) GTEST_SKIP() << ended.said;
+  }
+  EXPECT_EQ(ended.code, 0) << ended.said;
+}
+
+}  // namespace
+}  // namespace zero::ladder

@@ -1,0 +1,174 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <zero/base/json.hpp>
+#include <zero/base/table.hpp>
+
+/// What the ladder measured, as plain data: rows to fill, numbers derived from them, tables, JSON,
+/// and the verdict. Nothing here communicates or touches a tensor.
+///
+/// MiB is 2^20 bytes. V is the bytes of one copy of the parameters. Seconds are wall-clock.
+namespace zero::ladder {
+
+/// Measured model states (the total less "other") may differ from their formula by this fraction.
+inline constexpr double kFormulaTolerance = 0.001;
+/// At most this much may be alive at rest that is no model state.
+inline constexpr double kLargestOtherMib = 1.0;
+
+/// Bytes as MiB, exactly for every size below 2^53.
+constexpr double mib(std::int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
+
+/// What one rank measured in one mode.
+struct RankRow {
+  int rank = 0;
+
+  /// Steady state: resident after the optimizer step and sync_parameters, before gradients are
+  /// cleared. By category of the allocator.
+  double parameter_mib = 0;
+  double gradient_mib = 0;
+  double optimizer_mib = 0;
+  /// Everything else that was allocated since before the model was built.
+  double other_mib = 0;
+  /// The allocator's live bytes minus those before the model was built. Measured, not the sum of
+  /// the above.
+  double total_mib = 0;
+  /// The total that the formula predicts for this rank, where it is known by rank.
+  std::optional<double> formula_mib = std::nullopt;
+  /// The highest live bytes within a step, minus those before the model was built.
+  double peak_mib = 0;
+  /// The highest live bytes of parameters, gradients and optimizer states together within a step.
+  double peak_states_mib = 0;
+  /// Growth of the process's resident set over the run, which also sees what no allocator does.
+  double resident_growth_mib = 0;
+  /// The largest resident set that the process ever had, from its start to the end of training.
+  double high_water_mib = 0;
+  /// Pages that the system handed out or looked up within a step, each a fault of its own; the
+  /// median over the measured steps.
+  double page_faults = 0;
+
+  /// Bytes sent by this rank in one step, by purpose.
+  std::int64_t sent_gradient_bytes = 0;
+  std::int64_t sent_parameter_bytes = 0;
+  std::int64_t sent_control_bytes = 0;
+
+  /// Medians over the measured steps. Communication is the time spent waiting for collectives; the
+  /// other phases exclude it.
+  double step_seconds = 0;
+  double forward_seconds = 0;
+  double backward_seconds = 0;
+  double communication_seconds = 0;
+  /// Seconds in which something was under way: started, and not yet waited for to the end.
+  double under_way_seconds = 0;
+  double optimizer_seconds = 0;
+
+  /// SHA-256 over the bytes of every tensor after the last step, gathered where sharded; 64
+  /// hexadecimal digits.
+  std::string digest = {};
+
+  std::int64_t sent_bytes() const {
+    return sent_gradient_bytes + sent_parameter_bytes + sent_control_bytes;
+  }
+};
+
+/// One mode of the ladder: its ranks in order, and what they agree on.
+struct ModeRow {
+  /// As on the command line: "ddp", "zero1", "zero1:naive".
+  std::string mode = {};
+  std::vector<RankRow> ranks = {};
+  /// The total that the formula predicts, mean over ranks.
+  double formula_mib = 0;
+  /// Loss of every step, the mean over ranks.
+  std::vector<double> losses = {};
+
+  /// Equal weights prove something only if all three hold: no trainable tensor kept its first
+  /// value, no two ranks saw the same batch, and none had the same gradients before the reduction.
+  bool every_tensor_changed = false;
+  bool batches_differed = false;
+  bool gradients_differed = false;
+};
+
+/// A run of the ladder.
+struct LadderReport {
+  int world_size = 1;
+  std::string model = {};
+  /// Elements, and the bytes of one copy of them (V).
+  std::int64_t parameters = 0;
+  std::int64_t parameter_bytes = 0;
+  /// How it was trained, for the title of tables and pictures.
+  std::string task = {};
+  std::string dtype = {};
+  std::string device = {};
+  std::string optimizer = {};
+  std::int64_t steps = 0;
+  /// Samples of a rank in a step, and their length in tokens.
+  std::int64_t batch_size = 0;
+  std::int64_t sequence_length = 0;
+  /// Seconds that a whole step takes with every rank training by itself, all at once and no
+  /// communication, measured in the same run; if known, steps are also shown relative to it.
+  std::optional<double> compute_seconds = std::nullopt;
+  std::vector<ModeRow> modes = {};
+};
+
+/// Mean and maximum of a value over the ranks of a mode; 0 and 0 if it has none.
+struct Spread {
+  double mean = 0;
+  double max = 0;
+};
+Spread spread(const ModeRow& mode, double RankRow::*value);
+Spread spread(const ModeRow& mode, std::int64_t RankRow::*value);
+/// Bytes sent by a rank in a step, all purposes together.
+Spread sent_bytes(const ModeRow& mode);
+
+/// The row of mode "ddp", or nullptr if it did not run.
+const ModeRow* ddp_row(const LadderReport& report);
+
+/// Mean total of the mode over DDP's; nothing if mode "ddp" did not run.
+std::optional<double> ratio(const LadderReport& report, const ModeRow& mode);
+
+/// (mean total - formula) / formula. Not a number if there is no formula.
+double formula_difference(const ModeRow& mode);
+
+/// The digest that all ranks of the mode reported; nothing if they differ or one reported none.
+std::optional<std::string> common_digest(const ModeRow& mode);
+
+/// Whether all ranks of the mode and of DDP ended with the same weights; nothing if mode "ddp" did
+/// not run.
+std::optional<bool> identical_to_ddp(const LadderReport& report, const ModeRow& mode);
+
+/// Everything that makes the run a failure, one sentence each that begins with the mode; empty if
+/// all is well. Looked at: every rank reported; weights are the same on all ranks and as DDP's, and
+/// that means something (see ModeRow); model states, the mean and by rank, are within
+/// kFormulaTolerance of their formula and the rest is below kLargestOtherMib; losses are finite.
+std::vector<std::string> verdict(const LadderReport& report);
+
+/// What is resident, in MiB: parameters, gradients, optimizer and total (mean and maximum over
+/// ranks), ratio to DDP, formula, its difference in percent, peak, and the maximum of "other" and
+/// of the resident set's growth.
+base::Table memory_table(const LadderReport& report);
+
+/// What a step costs: bytes sent by a rank in V, seconds by phase (means over ranks), first and
+/// last loss, digest of the weights and whether they are identical to DDP's.
+base::Table step_table(const LadderReport& report);
+
+/// Title, both tables and a legend, for a terminal of 140 columns.
+std::string to_text(const LadderReport& report);
+
+/// The same in Markdown.
+std::string to_markdown(const LadderReport& report);
+
+/// The report as JSON. What is derived (means, maxima, ratio, ...) is written too, for readers of
+/// the file. For every value X of RankRow a mode has "X" (mean over ranks) and "X_max", and its
+/// "ranks" the values by rank. Add base::run_metadata() under a key of its own, "run".
+base::Json to_json(const LadderReport& report);
+base::Json to_json(const LadderReport& report, const ModeRow& mode);
+
+/// The inverse of to_json. Derived values are ignored and follow from the ranks again.
+/// Throws zero::Error if a key is missing or has another type, and for figures of a fake world.
+LadderReport report_from_json(const base::Json& json);
+ModeRow mode_from_json(const base::Json& json);
+
+}  // namespace zero::ladder

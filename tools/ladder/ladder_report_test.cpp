@@ -1,0 +1,291 @@
+#include "ladder_report.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <functional>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <ostream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <tests/support/ladder_sample.hpp>
+#include <tests/support/test_folder.hpp>
+#include <zero/base/error.hpp>
+
+namespace zero::ladder {
+namespace {
+
+TEST(LadderReport, DerivesMeansMaximaAndRatios) {
+  const LadderReport report = testing::ladder_sample();
+  ModeRow mode{.mode = "x"};
+  mode.ranks = {{.parameter_mib = 1, .sent_gradient_bytes = 10, .sent_parameter_bytes = 1},
+                {.parameter_mib = 3, .sent_gradient_bytes = 20, .sent_control_bytes = 9}};
+  EXPECT_EQ(spread(mode, &RankRow::parameter_mib).mean, 2);
+  EXPECT_EQ(spread(mode, &RankRow::parameter_mib).max, 3);
+  EXPECT_EQ(spread(mode, &RankRow::sent_gradient_bytes).mean, 15);
+  EXPECT_EQ(sent_bytes(mode).mean, 20);
+  EXPECT_EQ(sent_bytes(mode).max, 29);
+
+  EXPECT_EQ(ratio(report, report.modes[0]), 1.0);
+  EXPECT_NEAR(*ratio(report, report.modes[1]), 0.75, 1e-5);
+  EXPECT_NEAR(*ratio(report, report.modes[2]), 0.625, 1e-5);
+  EXPECT_NEAR(*ratio(report, report.modes[3]), 0.5, 1e-5);
+}
+
+TEST(LadderReport, MibIsExact) {
+  EXPECT_EQ(mib(1 << 20), 1.0);
+  EXPECT_EQ(base::fixed(mib(4 * 361'825'920ll), 2), "1380.26");
+  EXPECT_EQ(mib((1ll << 52) + 1) * (1 << 20), static_cast<double>((1ll << 52) + 1));
+}
+
+TEST(LadderReport, ComparesWithDdpOnlyIfItRan) {
+  LadderReport report = testing::ladder_sample();
+  EXPECT_EQ(identical_to_ddp(report, report.modes[3]), true);
+  report.modes[3].ranks[1].digest[0] = 'b';
+  EXPECT_EQ(identical_to_ddp(report, report.modes[3]), false);
+  report.modes.erase(report.modes.begin());
+  EXPECT_EQ(identical_to_ddp(report, report.modes[0]), std::nullopt);
+  EXPECT_EQ(ratio(report, report.modes[0]), std::nullopt);
+  EXPECT_EQ(ddp_row(report), nullptr);
+}
+
+TEST(LadderVerdict, PassesAGoodRun) {
+  const std::vector<std::string> failures = verdict(testing::ladder_sample());
+  EXPECT_TRUE(failures.empty()) << failures.front();
+}
+
+struct LadderFault {
+  const char* name;
+  std::function<void(LadderReport&)> inject;
+  const char* message;
+};
+
+// What GoogleTest prints for a failing parameter.
+void PrintTo(const LadderFault& fault, std::ostream* out) { *out << fault.name; }
+
+class LadderVerdictOf : public ::testing::TestWithParam<LadderFault> {};
+
+TEST_P(LadderVerdictOf, NamesTheFault) {
+  LadderReport report = testing::ladder_sample();
+  GetParam().inject(report);
+  const std::vector<std::string> failures = verdict(report);
+  ASSERT_FALSE(failures.empty());
+  EXPECT_NE(failures.front().find(GetParam().message), std::string::npos) << failures.front();
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Faults, LadderVerdictOf,
+    ::testing::Values(
+        LadderFault{"WeightsDiffer",
+                    [](LadderReport& report) {
+                      for (RankRow& rank : report.modes[2].ranks)
+                        rank.digest = std::string(64, 'b');
+                    },
+                    "zero2: weights differ from ddp's (digest bbbbbbbbbbbb, not aaaaaaaaaaaa)"},
+        LadderFault{"RanksDiffer",
+                    [](LadderReport& report) { report.modes[0].ranks[1].digest = "c0ffee"; },
+                    "ddp: rank 1 has other weights than rank 0 (digest c0ffee, not aaaaaaaaaaaa)"},
+        LadderFault{"NoDigest",
+                    [](LadderReport& report) { report.modes[1].ranks[0].digest.clear(); },
+                    "zero1: rank 0 reported no digest"},
+        LadderFault{"TotalTooHigh",
+                    [](LadderReport& report) { report.modes[1].formula_mib *= 1 - 0.0011; },
+                    "zero1: model states of 4140.71 MiB are 0.110 % off the formula's 4136.16 MiB"},
+        LadderFault{"TotalTooLow",
+                    [](LadderReport& report) { report.modes[3].formula_mib *= 1.0012; },
+                    "zero3: model states of 2760.48 MiB are -0.120 % off"},
+        LadderFault{"OneRankOff",
+                    [](LadderReport& report) { report.modes[2].ranks[1].formula_mib = 3500; },
+                    "zero2, rank 1: model states of"},
+        LadderFault{"NoFormula", [](LadderReport& report) { report.modes[0].formula_mib = 0; },
+                    "ddp: no total to compare"},
+        LadderFault{"TotalIsNotANumber",
+                    [](LadderReport& report) { report.modes[0].ranks[0].total_mib = std::nan(""); },
+                    "ddp: no total to compare"},
+        LadderFault{"NothingTrained",
+                    [](LadderReport& report) { report.modes[3].every_tensor_changed = false; },
+                    "zero3: a trainable tensor still has its first value"},
+        LadderFault{"SameBatches",
+                    [](LadderReport& report) { report.modes[0].batches_differed = false; },
+                    "ddp: two ranks trained on the same batch"},
+        LadderFault{"SameGradients",
+                    [](LadderReport& report) { report.modes[0].gradients_differed = false; },
+                    "ddp: two ranks had the same gradients"},
+        LadderFault{"RankMissing", [](LadderReport& report) { report.modes[2].ranks.pop_back(); },
+                    "zero2: 1 of 2 ranks reported"},
+        LadderFault{"LossIsNotFinite",
+                    [](LadderReport& report) {
+                      report.modes[1].losses[1] = std::numeric_limits<double>::infinity();
+                    },
+                    "zero1: a loss is missing or not finite"},
+        LadderFault{"NoMode", [](LadderReport& report) { report.modes.clear(); }, "no mode ran"}),
+    [](const auto& info) { return info.param.name; });
+
+TEST(LadderVerdict, AllowsOneRankToHaveOneBatch) {
+  LadderReport report = testing::ladder_sample();
+  report.world_size = 1;
+  for (ModeRow& mode : report.modes) {
+    mode.ranks.pop_back();
+    mode.batches_differed = mode.gradients_differed = false;
+  }
+  EXPECT_TRUE(verdict(report).empty());
+}
+
+TEST(LadderVerdict, ToleratesWhatTheContractAllows) {
+  LadderReport report = testing::ladder_sample();
+  report.modes[1].formula_mib = spread(report.modes[1], &RankRow::total_mib).mean / 1.00099;
+  EXPECT_TRUE(verdict(report).empty());
+}
+
+TEST(LadderTables, ShowTheFigures) {
+  const LadderReport report = testing::ladder_sample();
+  const std::string text = to_text(report);
+  for (const char* figure : {"smollm2-360m: 361,821,120 parameters, 2 ranks", "1380.24", "2760.48",
+                             "5520.98", "0.750", "0.625", "0.500", "4140.75", "10.8312", "10.6008",
+                             "aaaaaaaaaaaa", "yes", "1.4000", "V = 1380.24 MiB"}) {
+    EXPECT_NE(text.find(figure), std::string::npos) << figure << " is missing in\n" << text;
+  }
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 140u) << line;
+  EXPECT_EQ(memory_table(report).rows(), 4u);
+  EXPECT_EQ(step_table(report).rows(), 4u);
+  const std::string markdown = to_markdown(report);
+  EXPECT_NE(markdown.find("| zero1 | 1380.24 | 1380.24 |"), std::string::npos) << markdown;
+}
+
+TEST(LadderTables, ShowWhatWasWaitedForBesideWhatWasUnderWay) {
+  std::istringstream lines(step_table(testing::ladder_sample()).to_text());
+  std::string line;
+  while (std::getline(lines, line) && line.find("under way") == std::string::npos) {
+  }
+  const std::size_t under_way = line.find("under way") + 9, waiting = line.find("waiting") + 7;
+  ASSERT_LT(waiting, line.size());
+  std::getline(lines, line);  // units
+  std::getline(lines, line);  // a rule
+  std::getline(lines, line);
+  EXPECT_EQ(line.substr(under_way - 6, 6), " 2.750") << line;
+  EXPECT_EQ(line.substr(waiting - 6, 6), " 1.250") << line;
+}
+
+TEST(LadderVerdict, ARankMayOwnNothing) {
+  LadderReport report = testing::ladder_sample();
+  ModeRow& mode = report.modes[3];
+  mode.ranks[1].total_mib = mode.ranks[1].other_mib;
+  mode.ranks[1].formula_mib = 0;
+  mode.formula_mib = (mode.ranks[0].total_mib - mode.ranks[0].other_mib) / 2;
+  EXPECT_EQ(verdict(report), verdict(testing::ladder_sample()));
+  mode.ranks[1].total_mib += 1;
+  EXPECT_NE(verdict(report), verdict(testing::ladder_sample()));
+}
+
+TEST(LadderTables, ShowWhatIsWrong) {
+  LadderReport report = testing::ladder_sample();
+  report.modes[1].ranks[0].digest = "b";
+  EXPECT_NE(to_text(report).find("differs      NO"), std::string::npos) << to_text(report);
+  report.modes.erase(report.modes.begin());
+  EXPECT_EQ(to_text(report).find(" yes"), std::string::npos) << to_text(report);
+}
+
+TEST(LadderTables, RelateTheStepToComputeIfItIsKnown) {
+  LadderReport report = testing::ladder_sample();
+  EXPECT_EQ(to_text(report).find("/compute"), std::string::npos);
+  report.compute_seconds = 5.2;
+  EXPECT_NE(to_text(report).find("/compute"), std::string::npos);
+  EXPECT_NE(to_text(report).find(" 1.25 "), std::string::npos) << to_text(report);
+}
+
+TEST(LadderJson, HasTheKeysThatReadersRelyOn) {
+  const base::Json json = to_json(testing::ladder_sample());
+  EXPECT_EQ(json.at("world_size"), 2);
+  EXPECT_EQ(json.at("model"), "smollm2-360m");
+  EXPECT_EQ(json.at("parameters"), 361821120);
+  const base::Json& zero3 = json.at("modes").at(3);
+  EXPECT_EQ(zero3.at("mode"), "zero3");
+  EXPECT_NEAR(zero3.at("parameter_mib").get<double>(), 690.12, 0.01);
+  EXPECT_NEAR(zero3.at("parameter_mib_max").get<double>(), 690.26, 0.01);
+  EXPECT_NEAR(zero3.at("gradient_mib").get<double>(), 690.12, 0.01);
+  EXPECT_NEAR(zero3.at("optimizer_mib").get<double>(), 1380.24, 0.01);
+  EXPECT_NEAR(zero3.at("total_mib").get<double>(), 2760.51, 0.01);
+  EXPECT_NEAR(zero3.at("ratio").get<double>(), 0.5, 1e-5);
+  EXPECT_NEAR(zero3.at("formula_mib").get<double>(), 2760.48, 0.01);
+  EXPECT_NEAR(zero3.at("formula_difference").get<double>(), 1.13e-5, 1e-6);
+  EXPECT_GT(zero3.at("peak_mib").get<double>(), 3500);
+  EXPECT_NEAR(zero3.at("peak_states_mib").get<double>(), 2860.51, 0.01);
+  EXPECT_EQ(zero3.at("sent_bytes_per_rank").get<double>(),
+            sent_bytes(testing::ladder_sample().modes[3]).mean);
+  EXPECT_NEAR(zero3.at("sent_in_v").get<double>(), 1.4, 1e-5);
+  EXPECT_EQ(zero3.at("step_seconds"), 6.5);
+  EXPECT_EQ(zero3.at("under_way_seconds"), 2.75);
+  EXPECT_EQ(zero3.at("loss_first"), 10.8312);
+  EXPECT_EQ(zero3.at("loss_last"), 10.6008);
+  EXPECT_EQ(zero3.at("identical_to_ddp"), true);
+  EXPECT_EQ(zero3.at("ranks").size(), 2u);
+  EXPECT_EQ(zero3.at("ranks").at(1).at("rank"), 1);
+}
+
+TEST(LadderJson, HasNullWhereNothingIsKnown) {
+  LadderReport report = testing::ladder_sample();
+  report.modes.erase(report.modes.begin());
+  const base::Json json = to_json(report);
+  EXPECT_TRUE(json.at("compute_seconds").is_null());
+  EXPECT_TRUE(json.at("modes").at(0).at("identical_to_ddp").is_null());
+  EXPECT_TRUE(json.at("modes").at(0).at("ratio").is_null());
+  EXPECT_TRUE(json.at("modes").at(0).at("ranks").at(0).at("formula_mib").is_null());
+}
+
+TEST(LadderJson, ComesBackFromAFileUnchanged) {
+  const testing::TestFolder folder;
+  LadderReport report = testing::ladder_sample();
+  report.compute_seconds = 4.75;
+  report.modes[1].ranks[0].formula_mib = 4140.8;
+  report.modes[2].batches_differed = false;
+  report.modes[3].losses.push_back(std::nan(""));
+  base::write_json(folder / "ladder.json", to_json(report));
+  const LadderReport back = report_from_json(base::read_json(folder / "ladder.json"));
+  EXPECT_EQ(to_json(back).dump(), to_json(report).dump());
+  EXPECT_EQ(verdict(back), verdict(report));
+  EXPECT_TRUE(std::isnan(back.modes[3].losses.back()));
+
+  const ModeRow mode = mode_from_json(to_json(report, report.modes[1]));
+  EXPECT_EQ(to_json(report, mode).dump(), to_json(report, report.modes[1]).dump());
+}
+
+TEST(LadderJson, RefusesWhatIsNoReport) {
+  base::Json json = to_json(testing::ladder_sample());
+  json.erase("world_size");
+  try {
+    report_from_json(json);
+    FAIL() << "a report without world_size was read";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("'world_size' not found"), std::string::npos)
+        << error.what();
+  }
+  json["world_size"] = "two";
+  EXPECT_THROW(report_from_json(json), Error);
+  EXPECT_THROW(report_from_json(base::Json::array()), Error);
+  EXPECT_THROW(mode_from_json({{"mode", "ddp"}}), Error);
+}
+
+// The script reads keys by name: this fails if either side renames one.
+TEST(LadderJson, CanBePlotted) {
+  const char* python = std::getenv("ZERO_PYTHON");
+  if (python == nullptr) {
+    GTEST_SKIP() << "ZERO_PYTHON is not set: run by ctest, or set it to a Python with matplotlib";
+  }
+  const testing::TestFolder folder;
+  base::write_json(folder / "ladder.json", to_json(testing::ladder_sample()));
+  const auto script = std::filesystem::path(__FILE__).parent_path() / "plot_ladder.py";
+  const std::string command = std::string("\"") + python + "\" \"" + script.string() + "\" \"" +
+                              (folder / "ladder.json").string() + "\"";
+  ASSERT_EQ(std::system(command.c_str()), 0) << command;
+  EXPECT_GT(std::filesystem::file_size(folder / "ladder.png"), 10'000u);
+  EXPECT_GT(std::filesystem::file_size(folder / "ladder.svg"), 10'000u);
+}
+
+}  // namespace
+}  // namespace zero::ladder

@@ -1,0 +1,304 @@
+// The ladder: one model, one set of batches, every stage, and what each cost in memory and on the
+// wire. Runs its ranks itself on this machine, or is one rank of torchrun, mpirun or srun.
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <thread>
+
+#include <tools/plots/memory_timeline.hpp>
+#include <tools/plots/picture.hpp>
+#include <zero/base/error.hpp>
+#include <zero/base/json.hpp>
+#include <zero/base/program.hpp>
+#include <zero/distributed/launch.hpp>
+
+#include "checkpoints.hpp"
+#include "device.hpp"
+#include "fake_world.hpp"
+#include "ladder_report.hpp"
+#include "options.hpp"
+#include "rank_run.hpp"
+#include "samples.hpp"
+
+namespace zero::ladder {
+namespace {
+
+// The ranks that this process runs: all of them on this machine, or the one that a launcher made
+// it.
+class Ranks {
+ public:
+  explicit Ranks(Options& options) : options_(options), environment_(dist::rank_environment()) {
+    launch_.connect.timeout =
+        std::chrono::milliseconds(static_cast<std::int64_t>(options.timeout_seconds * 1000));
+    if (environment_) options.world_size = environment_->world_size;
+    launch_.world_size = environment_ ? 1 : options.world_size;
+    if (environment_) {
+      options.ranks_here = environment_->local_world_size;
+      launch_.first_rank = environment_->rank;
+      const auto cores = static_cast<int>(std::thread::hardware_concurrency());
+      launch_.threads = std::max(1, cores / environment_->local_world_size);
+    }
+    if (options.device == "cuda") launch_.connect.backend = "nccl";
+  }
+
+  bool reports() const { return !environment_ || environment_->rank == 0; }
+
+  /// Runs `mode` in fresh processes; gives the results of all ranks, or none where this process
+  /// does not report.
+  std::vector<RankResult> run(const std::string& mode, const RunExtras& extras) {
+    return collect(mode, [&](dist::Communicator& communicator) {
+      return to_text(run_rank(communicator, mode, options_, extras));
+    });
+  }
+
+  /// Every rank trains by itself, all at the same time: what a step takes when nothing is sent. The
+  /// slowest rank's times.
+  ladder::RankRow compute_alone() {
+    ladder::RankRow slowest;
+    for (const RankResult& r : collect("compute", [&](dist::Communicator& communicator) {
+           const std::unique_ptr<dist::Communicator> alone = dist::connect_alone(launch_.connect);
+           RunExtras extras;
+           extras.speaks = communicator.rank() == 0;
+           extras.label = "compute alone";
+           return to_text(run_rank(*alone, options_.alone_mode, options_, extras));
+         })) {
+      if (r.row.step_seconds > slowest.step_seconds) slowest = r.row;
+    }
+    return slowest;
+  }
+
+ private:
+  std::vector<RankResult> collect(const std::string& what, const dist::RankFunction& function) {
+    // Results meet over the store, so that it makes no difference who started the ranks.
+    const auto rank_main = [&](dist::Communicator& communicator) {
+      communicator.agree("what to run next", what);
+      return base::Json(communicator.exchange(function(communicator))).dump();
+    };
+    const auto exits =
+        environment_ ? run_own_rank(rank_main) : dist::launch_ranks(launch_, rank_main);
+    dist::check_all_well(exits, fmt::format("mode {} failed:\n", what));
+    std::vector<RankResult> results;
+    if (!reports()) return results;
+    for (const auto& text : base::Json::parse(exits.front().result)) {
+      results.push_back(from_text(text.get<std::string>()));
+    }
+    return results;
+  }
+
+  std::vector<dist::RankExit> run_own_rank(const dist::RankFunction& function) {
+    dist::RankEnvironment environment = *environment_;
+    dist::ConnectOptions connect = launch_.connect;
+    // By number, not by mode: ranks that are to run different modes must meet to find out.
+    connect.prefix = fmt::format("ladder/{}", runs_);
+    // Rank 0's process of an earlier mode may still be giving up its port.
+    if (!environment.store_is_served) environment.master_port += runs_;
+    ++runs_;
+    return dist::fork_processes(launch_, [&](int) {
+      try {
+        return function(*dist::connect(environment, connect));
+      } catch (const std::exception& error) {
+        throw Error(fmt::format("(of {}) {}", environment.world_size, error.what()));
+      }
+    });
+  }
+
+  const Options& options_;
+  std::optional<dist::RankEnvironment> environment_;
+  dist::LaunchOptions launch_;
+  int runs_ = 0;
+};
+
+bool all_different(const std::vector<RankResult>& results, std::string RankResult::*digest) {
+  std::set<std::string> seen;
+  for (const RankResult& r : results) seen.insert(r.*digest);
+  return seen.size() == results.size();
+}
+
+ladder::ModeRow to_row(const std::string& mode, const std::vector<RankResult>& results) {
+  ladder::ModeRow row;
+  row.mode = mode;
+  row.losses = results.front().losses;
+  row.every_tensor_changed = true;
+  row.batches_differed = all_different(results, &RankResult::batch_digest);
+  row.gradients_differed = all_different(results, &RankResult::gradient_digest);
+  for (const RankResult& r : results) {
+    row.ranks.push_back(r.row);
+    row.formula_mib += r.formula_mib / static_cast<double>(results.size());
+    row.every_tensor_changed = row.every_tensor_changed && r.every_tensor_changed;
+  }
+  return row;
+}
+
+// Traffic has its own formula and no tolerance.
+void check_traffic(const std::string& mode, const std::vector<RankResult>& results,
+                   std::vector<std::string>& failures) {
+  for (const RankResult& r : results) {
+    if (r.skipped_steps == static_cast<std::int64_t>(r.losses.size())) continue;
+    const std::int64_t sent = r.row.sent_gradient_bytes + r.row.sent_parameter_bytes;
+    if (sent == r.predicted_traffic) continue;
+    failures.push_back(
+        fmt::format("{}: rank {} sent {} bytes of gradients and parameters in a step, "
+                    "the formula says {}",
+                    mode, r.row.rank, sent, r.predicted_traffic));
+  }
+}
+
+ladder::LadderReport empty_report(const Options& options) {
+  ladder::LadderReport report;
+  report.world_size = options.world_size;
+  report.model = options.model_name();
+  report.task = options.task;
+  report.dtype = options.dtype;
+  report.device = options.device;
+  report.optimizer = "AdamW";
+  report.steps = options.steps;
+  report.batch_size = options.batch;
+  report.sequence_length = options.sequence_length;
+  return report;
+}
+
+void plot(const char* script, const std::string& json) {
+  const plots::Picture picture = plots::draw(script, json);
+  if (picture.drawn) {
+    std::cout << picture.said;
+  } else {
+    std::cout << "No picture was made: " << picture.said << "\n";
+  }
+}
+
+// The folder is opened in a process of its own: ranks can be forked only from one that has used no
+// tensor.
+std::string inspect_weights(const Options& options) {
+  dist::LaunchOptions one;
+  one.world_size = 1;
+  const auto exits = dist::fork_processes(one, [&](int) -> std::string {
+    try {
+      return fmt::format("+{}", describe_weights(options));
+    } catch (const Error& error) {
+      return std::string("-") + error.what();
+    }
+  });
+  dist::check_all_well(exits, "the weights could not be looked at: ");
+  const std::string said = exits.front().result;
+  if (said.front() == '-') throw Error(said.substr(1));
+  return said.substr(1);
+}
+
+// Everything that can be known to be wrong before training, so that nothing is written then. Gives
+// the steps that the run has behind it.
+std::int64_t check_before_training(const Options& options, bool reports) {
+  const Samples samples = read_samples(options);
+  const auto saved = check_checkpoints(options, samples);
+  const std::int64_t first = saved ? saved->step : 0;
+  if (!reports) return first;
+  base::check_writable(options.json);
+  if (!options.save.empty()) base::check_writable(options.save + "/config.json");
+  if (!options.trace.empty()) base::check_writable(options.trace);
+  if (!options.film.empty()) base::check_writable(options.film);
+  fmt::print("{} as {} on {} ranks, {} steps of {} x {} tokens a rank\n", options.model_name(),
+             options.reviews() ? "5-class classifier" : "language model", options.world_size,
+             options.steps - first, options.batch, options.sequence_length);
+  if (saved) fmt::print("{}\n", describe(*saved, options));
+  if (!options.weights.empty()) fmt::print("{}\n", inspect_weights(options));
+  for (const std::string& note : samples.notes) fmt::print("note: {}\n", note);
+  std::fflush(stdout);
+  return first;
+}
+
+// What no column of the tables has: how fp16 got through its steps.
+void add_loss_scales(const Options& options, const std::vector<RankResult>& first_ranks,
+                     base::Json& json) {
+  json["reduce_dtype"] = options.reduce_dtype;
+  if (options.dtype != "fp16") return;
+  for (std::size_t m = 0; m < first_ranks.size(); ++m) {
+    const RankResult& r = first_ranks[m];
+    json["modes"][m]["loss_scale"] = r.loss_scale;
+    json["modes"][m]["skipped_steps"] = r.skipped_steps;
+    fmt::print("{}: loss scale {} in the last step, {} of {} steps left out\n", options.modes[m],
+               r.loss_scale, r.skipped_steps, r.losses.size());
+  }
+  std::fflush(stdout);
+}
+
+void name_files(const Options& options) {
+  fmt::print("figures: {}\n", options.json);
+  if (!options.save.empty()) fmt::print("weights: {}\n", options.save);
+  if (!options.checkpoint.empty()) fmt::print("checkpoint: {}\n", options.checkpoint);
+  if (!options.trace.empty()) {
+    fmt::print("traces of the last step: {} and so on; open them in https://ui.perfetto.dev\n",
+               options.trace_file(options.modes.front(), /*rank=*/0));
+  }
+  std::cout.flush();
+}
+
+int run(int argc, char** argv) {
+  Options options = parse(argc, argv);
+  use_device(options, argv);
+  if (options.fake_world > 0) return run_fake_world(options, base::run_metadata(argc, argv));
+  Ranks ranks(options);
+  choose_model(options);
+  base::Json metadata = base::run_metadata(argc, argv);
+  ladder::LadderReport report = empty_report(options);
+  report.steps -= check_before_training(options, ranks.reports());
+  if (report.steps == 0) return 0;  // with --go-on, and said
+  std::vector<std::string> failures;
+  base::Json films = base::Json::array();
+  std::vector<RankResult> first_ranks;
+  ladder::RankRow alone;
+  if (options.compute_alone) {
+    alone = ranks.compute_alone();
+    report.compute_seconds = alone.step_seconds;
+  }
+  for (std::size_t m = 0; m < options.modes.size(); ++m) {
+    const std::string& mode = options.modes[m];
+    RunExtras extras;
+    extras.traces = !options.trace.empty();
+    extras.films = !options.film.empty();
+    extras.saves = !options.save.empty() && m + 1 == options.modes.size();
+    const std::vector<RankResult> results = ranks.run(mode, extras);
+    if (!ranks.reports()) continue;
+    report.parameters = results.front().parameters;
+    report.parameter_bytes = results.front().parameter_bytes;
+    report.modes.push_back(to_row(mode, results));
+    films.push_back(results.front().film);
+    check_traffic(mode, results, failures);
+    first_ranks.push_back(results.front());
+  }
+  if (!ranks.reports()) return 0;
+  std::cout << "\n" << ladder::to_text(report) << "\n";
+  base::Json json = ladder::to_json(report);
+  add_loss_scales(options, first_ranks, json);
+  if (options.compute_alone) {
+    json["compute_alone"] = {{"mode", options.alone_mode},
+                             {"forward_seconds", alone.forward_seconds},
+                             {"backward_seconds", alone.backward_seconds},
+                             {"optimizer_seconds", alone.optimizer_seconds}};
+  }
+  json["run"] = metadata;
+  base::write_json(options.json, json);
+  name_files(options);
+  plot("tools/plots/plot_ladder.py", options.json);
+  if (!options.film.empty()) {
+    const plots::FilmSubject subject{report.model, report.world_size, report.parameter_bytes};
+    base::write_json(options.film, plots::film(subject, std::move(films), std::move(metadata)));
+    plot("tools/plots/plot_memory_timeline.py", options.film);
+  }
+  for (std::string& failure : ladder::verdict(report)) failures.push_back(std::move(failure));
+  for (const std::string& failure : failures) complain("FAILED " + failure);
+  return failures.empty() ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace zero::ladder
+
+int main(int argc, char** argv) {
+  return zero::run_program("ladder", [&] { return zero::ladder::run(argc, argv); });
+}

@@ -1,0 +1,323 @@
+#include "options.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <CLI/CLI.hpp>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include <zero/base/arguments.hpp>
+#include <zero/base/error.hpp>
+#include <zero/base/names.hpp>
+#include <zero/data/reviews.hpp>
+#include <zero/distributed/asked_ranks.hpp>
+#include <zero/io/checkpoint_manifest.hpp>
+#include <zero/train/registry.hpp>
+
+#include "device.hpp"
+#include "fake_world.hpp"
+#include "places.hpp"
+
+namespace zero::ladder {
+namespace {
+
+constexpr int kWrongUsage = 2;
+// All that is kept for every rank of a fake world is texts; there is no use for more.
+constexpr int kLargestFakeWorld = 4096;
+
+void check_choice(const std::string& kind, const std::string& value,
+                  const std::vector<std::string>& known) {
+  if (std::find(known.begin(), known.end(), value) == known.end()) {
+    throw Error(base::unknown_name_message(kind, value, known));
+  }
+}
+
+void check(const Options& options) {
+  train::Registry registry;
+  train::register_all_chapters(registry);
+  for (const std::string& mode : options.modes) registry.check(mode);
+  train::ownership_from(options.ownership);
+  check_choice("task", options.task, {"text", "reviews"});
+  check_choice("dtype", options.dtype, {"fp32", "bf16", "fp16"});
+  check_choice("reduce-dtype", options.reduce_dtype, {"parameter", "fp32"});
+  check_choice("device", options.device, {"cpu", "cuda"});
+  if (!(options.learning_rate >= 0) || !std::isfinite(options.learning_rate)) {
+    throw Error(fmt::format("--lr is {}; it must be a number of 0 or more", options.learning_rate));
+  }
+  if (!options.model.empty()) check_choice("model", options.model, nn::preset_names());
+  if (!options.checkpoint.empty() && options.modes.size() != 1) {
+    throw Error(
+        fmt::format("--checkpoint keeps one run, and there are {} modes: name one, for example "
+                    "--modes {}",
+                    options.modes.size(), options.modes.back()));
+  }
+}
+
+void add_model_options(CLI::App& app, Options& o) {
+  app.add_option("--task", o.task, "text (language model) or reviews (5-class classifier)")
+      ->capture_default_str();
+  auto* model = app.add_option("--model", o.model,
+                               "tiny, smollm2-135m, smollm2-360m or llama-1.5b, with first values "
+                               "by seed; without it the largest that fits");
+  app.add_option("--weights", o.weights,
+                 "folder as transformers' save_pretrained writes it: model and first values")
+      ->excludes(model);
+  app.add_option(
+      "--data", o.data,
+      "text files or folders (read as bytes), a token file of ./run data, or for reviews "
+      "CSV or JSON lines (label, text); without it this project's own");
+  app.add_option("--lr", o.learning_rate, "AdamW's learning rate")->capture_default_str();
+  app.add_option("--seed", o.seed, "of weights and data order")
+      ->capture_default_str()
+      ->check(base::refuse_bad_seed);
+  app.add_option("--dtype", o.dtype,
+                 "fp32; bf16 or fp16 with fp32 master weights, fp16 with a loss scale as well")
+      ->capture_default_str();
+  app.add_option("--reduce-dtype", o.reduce_dtype,
+                 "what bf16 and fp16 gradients travel in to be added up: parameter (their own), or "
+                 "fp32, which is twice the bytes")
+      ->capture_default_str();
+  app.add_option("--device", o.device, "cpu, or cuda: a GPU for each rank, over NCCL")
+      ->capture_default_str();
+}
+
+void add_run_options(CLI::App& app, Options& o) {
+  app.add_option("--nproc", o.world_size, "ranks")->capture_default_str()->check(CLI::Range(1, 64));
+  app.add_option("--steps", o.steps, "optimizer steps")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1000000));
+  app.add_option("--seq-len", o.sequence_length, "tokens of a sample")
+      ->capture_default_str()
+      ->check(CLI::Range(2, 8192));
+  app.add_option("--batch", o.batch, "samples a rank and step")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 4096));
+  app.add_option("--modes", o.modes, "modes, for example ddp,zero1:naive,zero3")
+      ->delimiter(',')
+      ->capture_default_str();
+  app.add_option("--ownership", o.ownership, "size, count or offset")->capture_default_str();
+  app.add_option("--timeout", o.timeout_seconds, "longest wait for another rank, in seconds")
+      ->capture_default_str()
+      ->check(CLI::Range(0.1, 86400.0))
+      ->check(base::refuse_nan);
+  app.add_flag("!--no-compute-alone", o.compute_alone,
+               "leave out the run without communication (it is left out with --checkpoint and "
+               "--resume)");
+  app.add_option("--alone-mode", o.alone_mode,
+                 "the mode of the run without communication, every rank by itself")
+      ->capture_default_str();
+  app.add_option("--assume-free-memory", o.assume_free_mib,
+                 "MiB to fit into, instead of what is free now")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40));
+}
+
+void add_output_options(CLI::App& app, Options& o) {
+  app.add_option("--json", o.json, "where the figures go; pictures go beside them")
+      ->capture_default_str();
+  app.add_option("--save", o.save,
+                 "folder for the trained model, as transformers loads it; from the last mode");
+  app.add_option("--film", o.film,
+                 "memory film: what rank 0's allocator held along the last step of every mode, as "
+                 "JSON and a picture beside it");
+  app.add_option("--trace", o.trace,
+                 "Chrome trace of the last step of every mode and rank: NAME.json gives "
+                 "NAME.MODE.rankR.json");
+}
+
+void add_checkpoint_options(CLI::App& app, Options& o) {
+  auto* checkpoint = app.add_option(
+      "--checkpoint", o.checkpoint,
+      "folder for a checkpoint of the run, replaced whenever a newer one is whole; with one mode");
+  app.add_option("--checkpoint-every", o.checkpoint_every,
+                 "steps from one checkpoint to the next (without it only after the last step)")
+      ->needs(checkpoint)
+      ->check(CLI::Range(1, 1000000));
+  auto* resume = app.add_option(
+      "--resume", o.resume,
+      "folder of a checkpoint to go on from, under any mode and on any number of ranks "
+      "with as many samples a step in all; --steps counts from the start of the run");
+  app.add_flag("--go-on", o.go_on,
+               "--resume from the folder of --checkpoint where it holds one, else begin: for a "
+               "launcher that starts ranks again")
+      ->needs(checkpoint)
+      ->excludes(resume);
+}
+
+// What is saved, or gone on from, would be mostly what the other ranks have; a film is of rank 0.
+void add_fake_world_options(CLI::App& app, Options& o) {
+  auto* fake = app.add_option("--fake-world", o.fake_world,
+                              "run one rank of a world of this many, alone: nothing is sent, and "
+                              "what the others would send is made from the first values")
+                   ->check(CLI::Range(1, kLargestFakeWorld));
+  for (const char* other : {"--nproc", "--save", "--film", "--checkpoint", "--resume"}) {
+    fake->excludes(app.get_option(other));
+  }
+  app.add_option("--rank", o.fake_rank, "which rank of the fake world")
+      ->needs(fake)
+      ->check(CLI::Range(0, kLargestFakeWorld - 1));
+}
+
+void settle_fake_world(const CLI::App& app, Options& o) {
+  if (o.fake_world == 0) return;
+  if (o.fake_rank >= o.fake_world) {
+    throw Error(fmt::format("--rank {}: a world of {} has the ranks 0 to {}", o.fake_rank,
+                            o.fake_world, o.fake_world - 1));
+  }
+  if (o.device != "cpu") {
+    throw Error(fmt::format("--fake-world runs on cpu only, not on {}", o.device));
+  }
+  o.world_size = o.fake_world;
+  o.compute_alone = false;
+  // Not over the figures of real ranks.
+  if (app.count("--json") == 0) o.json = "out/fake_world.json";
+}
+
+// CLI11 names what it did not expect, but not what was meant.
+std::string explain_extras(const CLI::App& app) {
+  std::vector<std::string> known;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
+  }
+  for (std::string extra : app.remaining()) {
+    if (!extra.starts_with('-')) continue;
+    extra = extra.substr(0, extra.find('='));
+    return base::unknown_name_message("option", extra, known);
+  }
+  return fmt::format("'{}' is not expected here: options begin with --",
+                     fmt::join(app.remaining(), " "));
+}
+
+double available_bytes(const Options& options) {
+  if (options.assume_free_mib > 0) return static_cast<double>(options.assume_free_mib << 20);
+  if (options.device == "cuda") return static_cast<double>(free_gpu_bytes(options));
+  std::ifstream file("/proc/meminfo");
+  std::string key;
+  std::int64_t kib = 0;
+  while (file >> key >> kib) {
+    if (key == "MemAvailable:") return static_cast<double>(kib * 1024);
+    file.ignore(1000, '\n');
+  }
+  return 0;
+}
+
+double gib(double bytes) { return bytes / (1 << 30); }
+
+[[noreturn]] void refuse_size(const Options& options, double available) {
+  if (options.fake_world > 0) {
+    throw Error(fmt::format(
+        "{}: rank {} of {} needs about {:.1f} GiB under the largest of the modes and "
+        "{:.1f} GiB are free; take more ranks, --modes that shard more, a smaller "
+        "--model ({}) or a smaller batch",
+        options.model_name(), options.fake_rank, options.fake_world, gib(needed_bytes(options)),
+        gib(available), fmt::join(nn::preset_names(), ", ")));
+  }
+  throw Error(
+      fmt::format("{} on {} ranks needs about {:.1f} GiB under ddp and {:.1f} GiB are free; take "
+                  "a smaller --model ({}), fewer ranks or a smaller batch",
+                  options.model_name(), options.world_size, gib(needed_bytes(options)),
+                  gib(available), fmt::join(nn::preset_names(), ", ")));
+}
+
+}  // namespace
+
+nn::LlamaConfig Options::config() const {
+  nn::LlamaConfig config =
+      weights.empty() ? nn::preset(model) : nn::llama_config_from_json(weights_config);
+  if (reviews()) config.classes = data::kReviewClasses;
+  if (mixed()) config.dtype = dtype == "bf16" ? at::kBFloat16 : at::kHalf;
+  return config;
+}
+
+std::string Options::model_name() const {
+  if (weights.empty()) return model;
+  const std::filesystem::path path = std::filesystem::absolute(weights).lexically_normal();
+  return (path.has_filename() ? path : path.parent_path()).filename().string();
+}
+
+std::string Options::trace_file(const std::string& mode, int rank) const {
+  std::string name = mode;
+  for (const char c : {':', '/', '='}) std::replace(name.begin(), name.end(), c, '-');
+  std::filesystem::path path = trace;
+  path.replace_filename(fmt::format("{}.{}.rank{}.json", path.stem().string(), name, rank));
+  return path.string();
+}
+
+Options parse(int argc, char** argv) {
+  Options o;
+  CLI::App app{
+      "Trains one model under DDP, ZeRO-1, ZeRO-2 and ZeRO-3, checks that all end with the same "
+      "bits, and prints what each rank held and sent."};
+  base::check_arguments(argc, argv);
+  add_model_options(app, o);
+  add_run_options(app, o);
+  add_output_options(app, o);
+  add_checkpoint_options(app, o);
+  add_fake_world_options(app, o);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ExtrasError&) {
+    fmt::print(stderr, "ladder: {}\n", explain_extras(app));
+    std::exit(kWrongUsage);
+  } catch (const CLI::ParseError& error) {
+    std::exit(app.exit(error) == 0 ? 0 : kWrongUsage);
+  }
+  check(o);
+  settle_fake_world(app, o);
+  if (app.count("--nproc") > 0) dist::check_asked_ranks(o.world_size);
+  std::error_code ignored;
+  if (o.go_on &&
+      std::filesystem::exists(std::filesystem::path(o.checkpoint) / io::checkpoint::kManifestFile,
+                              ignored)) {
+    o.resume = o.checkpoint;
+  }
+  // What is kept is trained for its weights; the figures of a run without communication would take
+  // as long again.
+  if (!o.checkpoint.empty() || !o.resume.empty()) o.compute_alone = false;
+  if (!o.weights.empty()) {
+    o.weights_config = nn::read_config_text(o.weights);
+    try {
+      nn::llama_config_from_json(o.weights_config);
+    } catch (const Error& error) {
+      throw Error(fmt::format("{}: {}", o.weights, error.what()));
+    }
+  }
+  check_places(o);
+  return o;
+}
+
+double activation_bytes(const Options& options) {
+  const nn::LlamaConfig config = options.config();
+  const std::int64_t a_token = 3 * config.vocabulary + 40 * config.hidden * config.layers;
+  return 4 * static_cast<double>(a_token) *
+         static_cast<double>(options.batch * options.sequence_length);
+}
+
+double needed_bytes(const Options& options) {
+  if (options.fake_world > 0) return needed_by_fake_rank(options);
+  const auto model_states = static_cast<double>(16 * options.config().parameters());
+  return options.local_ranks() * (model_states + activation_bytes(options) + kProgramBytes);
+}
+
+void choose_model(Options& options) {
+  const double available = available_bytes(options);
+  if (!options.model.empty() || !options.weights.empty()) {
+    if (needed_bytes(options) > available) refuse_size(options, available);
+    return;
+  }
+  for (const char* model : {"smollm2-360m", "smollm2-135m", "tiny"}) {
+    options.model = model;
+    if (needed_bytes(options) <= available) return;
+    fmt::print("{} needs about {:.1f} GiB and {:.1f} GiB are free: {}.\n", model,
+               gib(needed_bytes(options)), gib(available),
+               options.model == "tiny" ? "not even that fits" : "trying the next smaller model");
+  }
+  throw Error(fmt::format(
+      "no model fits: {:.1f} GiB are free; take fewer ranks (--nproc), a smaller --batch or a "
+      "shorter --seq-len",
+      gib(available)));
+}
+
+}  // namespace zero::ladder

@@ -1,0 +1,81 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <zero/nn/llama_config.hpp>
+#include <zero/train/ownership.hpp>
+
+namespace zero::ladder {
+
+/// What the ladder's command line asks for.
+struct Options {
+  std::string task = "text";
+  std::string model;    ///< a preset; empty: the largest of the usual ones that fits this machine
+  std::string weights;  ///< folder with config.json and safetensors; empty: weights by seed
+  std::vector<std::string> data;
+  int world_size = 2;
+  int ranks_here = 0;  ///< of them on this machine, where a launcher started them; 0: all
+  int local_ranks() const { return ranks_here > 0 ? ranks_here : world_size; }
+  int fake_world = 0;  ///< ranks of a fake world, of which one runs; 0: real ranks
+  int fake_rank = 0;   ///< which one
+  std::int64_t steps = 4;
+  std::int64_t sequence_length = 128;
+  std::int64_t batch = 1;  ///< samples a rank and step
+  std::vector<std::string> modes = {"ddp", "zero1", "zero2", "zero3"};
+  std::string ownership = "size";
+  std::string dtype = "fp32";              ///< fp32, bf16 or fp16; the last two keep fp32 masters
+  std::string reduce_dtype = "parameter";  ///< or fp32: how gradients of 2 bytes are added up
+  std::string device = "cpu";
+  double learning_rate = 5e-5;
+  double timeout_seconds = 300;
+  std::uint64_t seed = 42;
+  std::string json = "out/ladder.json";
+  std::string save;        ///< folder that the trained model goes to; empty: it is not kept
+  std::string checkpoint;  ///< folder for checkpoints of the run; empty: none
+  std::int64_t checkpoint_every = 0;  ///< steps from one to the next; 0: after the last step only
+  bool go_on = false;                 ///< from the checkpoint in `checkpoint`, where there is one
+  std::string resume;         ///< folder of the checkpoint to go on from; empty: from the start
+  std::string trace;          ///< file whose name traces are made from; empty: none
+  std::string film;           ///< file for the memory of rank 0 along the last step; empty: none
+  bool compute_alone = true;  ///< also measure the step without communication
+  std::string alone_mode = "ddp";    ///< in this mode
+  std::int64_t assume_free_mib = 0;  ///< instead of the memory that is free; 0: look
+
+  /// The text of the config.json beside `weights`; empty without weights.
+  std::string weights_config;
+
+  bool reviews() const { return task == "reviews"; }
+  /// Parameters of 2 bytes, with fp32 master weights in the optimizer.
+  bool mixed() const { return dtype != "fp32"; }
+  /// The shape of the model: a classifier where reviews are the task.
+  nn::LlamaConfig config() const;
+  /// What the model is called in tables: the preset, or the folder of the weights.
+  std::string model_name() const;
+  /// Where the trace of one rank in one mode goes: "out/trace.json" gives
+  /// "out/trace.zero1-naive.rank0.json".
+  std::string trace_file(const std::string& mode, int rank) const;
+};
+
+/// Reads the command line. Prints help, or what is wrong and what would be right, and ends the
+/// program where that is all there is to do.
+Options parse(int argc, char** argv);
+
+/// Fills in the model where neither model nor weights were named, and says so where it is not the
+/// usual one; zero::Error if what was named does not fit into the memory that is free on this
+/// machine, or nothing does.
+void choose_model(Options& options);
+
+/// What a rank has in memory beside its tensors, in bytes, about.
+inline constexpr double kProgramBytes = 300 << 20;
+
+/// Bytes of a rank's activations, about: the logits, their gradient and the rest. A double, since a
+/// config.json and the command line can ask for more than 63 bits count.
+double activation_bytes(const Options& options);
+
+/// Bytes that all ranks together need at the peak of the largest mode, about.
+double needed_bytes(const Options& options);
+
+}  // namespace zero::ladder

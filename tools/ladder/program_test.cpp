@@ -1,0 +1,370 @@
+// The ladder program on a tiny model: weights in and out, kinds of data, traces.
+#include <ATen/ops/ones.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include <tests/support/ladder_program.hpp>
+#include <zero/base/sha256.hpp>
+#include <zero/data/reviews.hpp>
+#include <zero/data/tokens.hpp>
+#include <zero/io/safetensors.hpp>
+#include <zero/nn/llama.hpp>
+#include <zero/nn/parameters.hpp>
+
+namespace zero::ladder {
+namespace {
+
+using nlohmann::json;
+using testing::Ended;
+using ::testing::HasSubstr;
+using testing::kQuick;
+using ::testing::Not;
+using testing::run_ladder;
+using testing::TestFolder;
+
+json report_of(const TestFolder& folder) { return json::parse(testing::read_bytes(folder / "out.json")); }
+
+std::string digest_of(const json& report, const std::string& mode) {
+  for (const json& row : report.at("modes")) {
+    if (row.at("mode") == mode) return row.at("ranks").at(0).at("digest");
+  }
+  return "no mode " + mode;
+}
+
+void expect_identical(const json& report, std::size_t modes) {
+  EXPECT_EQ(report.at("modes").size(), modes);
+  for (const json& row : report.at("modes")) EXPECT_EQ(row.at("identical_to_ddp"), true) << row;
+}
+
+nn::ParameterList tiny_parameters(std::int64_t classes) {
+  nn::LlamaConfig config = nn::preset("tiny");
+  config.classes = classes;
+  const nn::DeferredStorage deferred;
+  return nn::list_parameters(*std::make_shared<nn::Llama>(config));
+}
+
+// What the ladder reports as the digest of a model with the tensors of this folder.
+std::string digest_of_folder(const std::filesystem::path& path, std::int64_t classes) {
+  const io::SafetensorsFolder folder(path);
+  base::Sha256 all;
+  for (const nn::Parameter& p : tiny_parameters(classes).parameters) {
+    const at::Tensor tensor = folder.read(p.name);
+    all.add(base::Sha256().add(tensor.const_data_ptr(), tensor.nbytes()).hex());
+  }
+  return all.hex();
+}
+
+// A folder of weights for the tiny language model, with one tensor less or more.
+std::string tiny_weights(const TestFolder& folder, const std::string& without,
+                         const std::string& with) {
+  io::NamedTensors tensors;
+  for (const nn::Parameter& p : tiny_parameters(/*classes=*/0).parameters) {
+    if (p.name != without) tensors.emplace_back(p.name, at::ones(p.tensor.sizes()));
+  }
+  if (!with.empty()) tensors.emplace_back(with, at::ones({2}));
+  io::save_safetensors_folder(folder / "weights", tensors);
+  folder.write("weights/config.json", nn::to_hugging_face_json(nn::preset("tiny")).dump());
+  return (folder / "weights").string();
+}
+
+TEST(Reviews, EveryModeTrainsTheClassifierToTheSameWeights) {
+  const TestFolder folder;
+  const Ended ended = run_ladder(folder, kQuick + "--task reviews");
+  ASSERT_EQ(ended.code, 0) << ended.said;
+  EXPECT_THAT(ended.said, HasSubstr("tiny as 5-class classifier on 2 ranks"));
+  const json report = report_of(folder);
+  expect_identical(report, 4);
+  EXPECT_EQ(report.at("parameters"), tiny_parameters(data::kReviewClasses).numel());
+  EXPECT_EQ(report.at("task"), "reviews");
+  // At the published size a column is to be right within 0.01 MiB; nothing else may be resident.
+  for (const json& row : report.at("modes")) EXPECT_LT(row.at("other_mib_max"), 0.005) << row;
+}
+
+constexpr const char* kSplit = "--modes ddp,zero3,tensor_zero1,tensor_zero2,tensor_zero3 ";
+
+// The largest over the mean of ranks, in bytes, of a field that the report gives in MiB.
+double spread_in_bytes(const json& row, const std::string& field) {
+  const double mib = row.at(field + "_max").get<double>() - row.at(field).get<double>();
+  return mib * (1 << 20);
+}
+
+// Whatever stage of chapter 04: the same for all ranks, but for moments, which padding has none of.
+void expect_ranks_alike(const json& row, double bytes_of_moments_above_mean) {
+  EXPECT_EQ(spread_in_bytes(row, "parameter_mib"), 0) << row;
+  EXPECT_EQ(spread_in_bytes(row, "gradient_mib"), 0) << row;
+  EXPECT_EQ(spread_in_bytes(row, "optimizer_mib"), bytes_of_moments_above_mean) << row;
+  EXPECT_EQ(row.at("sent_bytes_per_rank"), row.at("sent_bytes_per_rank_max")) << row;
+  for (const json& rank : row.at("ranks")) {
+    for (const char* sent : {"sent_gradient_bytes", "sent_parameter_bytes"}) {
+      EXPECT_EQ(rank.at(sent), row.at("ranks").at(0).at(sent)) << row;
+      EXPECT_GT(rank.at(sent), 0) << row;
+    }
+  }
+}
+
+// All buffers of the tiny classifier are divided by two ranks without padding.
+TEST(SplitTensors, LargestIsTheMeanWhereSizesDivide) {
+  const TestFolder folder;
+  const Ended ended = run_ladder(folder, kQuick + kSplit + "--task reviews");
+  ASSERT_EQ(ended.code, 0) << ended.said;
+  const json report = report_of(folder);
+  expect_identical(report, 5);
+  for (const json& row : report.at("modes")) {
+    if (row.at("mode") == "ddp") continue;
+    if (row.at("mode") == "zero3") {  // what the others are compared with has ranks that differ
+      EXPECT_GT(spread_in_bytes(row, "parameter_mib"), 0) << row;
+      EXPECT_GT(spread_in_bytes(row, "optimizer_mib"), 0) << row;
+    } else {
+      expect_ranks_alike(row, /*bytes_of_moments_above_mean=*/0);
+    }
+  }
+}
+
+// The root of the tiny language model, its embedding and a norm, has 257 times 64 elements: rank 0
+// has 129 of these, rank 1 has 128 and 64 elements of padding. Its moments of 8 bytes an element
+// are 512 bytes fewer.
+TEST(SplitTensors, PaddingCostsTheLastRankMomentsAndNothingElse) {
+  const TestFolder folder;
+  const Ended ended = run_ladder(folder, kQuick + kSplit);
+  ASSERT_EQ(ended.code, 0) << ended.said;
+  for (const json& row : report_of(folder).at("modes")) {
+    if (!row.at("mode").get<std::string>().starts_with("tensor_")) continue;
+    expect_ranks_alike(row, /*bytes_of_moments_above_mean=*/256);
+    EXPECT_GT(row.at("ranks").at(0).at("optimizer_mib"), row.at("ranks").at(1).at("optimizer_mib"));
+  }
+}
+
+TEST(Reviews, CsvJsonLinesAndTokenFileOfTheSameReviewsAreTheSame) {
+  const TestFolder folder;
+  std::string csv = "label,text\n";
+  std::string lines;
+  std::vector<data::Record> records;
+  for (int i = 0; i < 12; ++i) {
+    const std::string text = "review number " + std::to_string(i * i);
+    csv += std::to_string(i % 5) + "," + text + "\n";
+    lines += json{{"stars", i % 5 + 1}, {"text", text}}.dump() + "\n";
+    records.push_back({i % 5, {text.begin(), text.end()}});
+  }
+  data::write_token_file(folder / "c", data::Records::from(records, /*classes=*/5, 256));
+  std::set<std::string> digests;
+  for (const std::string& path :
+       {folder.write("a", csv).string(), folder.write("b", lines).string(),
+        (folder / "c").string()}) {
+    const Ended ended =
+        run_ladder(folder, kQuick + "--modes ddp --task reviews --data '" + path + "'");
+    ASSERT_EQ(ended.code, 0) << path << ended.said;
+    digests.insert(digest_of(report_of(folder), "ddp"));
+  }
+  EXPECT_EQ(digests.size(), 1U);
+}
+
+TEST(Text, TokenFileIsTrainedOnAndASmallerVocabularyIsMentioned) {
+  const TestFolder folder;
+  std::vector<std::int64_t> ids;
+  for (std::int64_t i = 0; i < 400; ++i) ids.push_back(i * i % 101);
+  data::write_token_file(
+      folder / "t", data::TokenStream::from_ids(ids, /*vocabulary=*/200, std::string(64, 'a')));
+  const Ended ended = run_ladder(folder, kQuick + "--data '" + (folder / "t").string() + "'");
+  ASSERT_EQ(ended.code, 0) << ended.said;
+  EXPECT_THAT(ended.said, HasSubstr("the data's vocabulary is 200, the model's 256"));
+  expect_identical(report_of(folder), 4);
+}
+
+class SavedBy : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(SavedBy, IsWhatWasTrainedAndCanBeTrainedOn) {
+  const TestFolder folder;
+  const std::string saved = (folder / "saved").string();
+  const Ended first = run_ladder(
+      folder, kQuick + "--modes ddp," + GetParam() + " --nproc 3 --save '" + saved + "'");
+  ASSERT_EQ(first.code, 0) << first.said;
+  EXPECT_THAT(first.said, HasSubstr("weights: " + saved));
+  EXPECT_EQ(digest_of_folder(saved, /*classes=*/0), digest_of(report_of(folder), "ddp"));
+  EXPECT_THAT(folder.listing(), ::testing::ElementsAre("out.json", "saved", "saved/config.json",
+                                                      "saved/model.safetensors"));
+  EXPECT_EQ(nn::llama_config_from_json(testing::read_bytes(folder / "saved/config.json")),
+            nn::preset("tiny"));
+
+  // What was saved is where the next run begins, in every mode.
+  const Ended second =
+      run_ladder(folder, "--steps 1 --seq-len 16 --no-compute-alone --weights '" + saved + "'");
+  ASSERT_EQ(second.code, 0) << second.said;
+  EXPECT_THAT(second.said, HasSubstr("20 tensors from " + saved + ": float32\n"));
+  const json report = report_of(folder);
+  expect_identical(report, 4);
+  EXPECT_EQ(report.at("model"), "saved");
+}
+
+// Under stages 1 and 2 parameters are whole alike, so one of them is enough.
+INSTANTIATE_TEST_SUITE_P(All, SavedBy,
+                         ::testing::Values("zero1", "zero3", "zero3:whole", "tensor_zero2",
+                                           "tensor_zero3", "tensor_zero3:leaf", "engine2",
+                                           "engine3"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::erase(name, ':');
+                           return name;
+                         });
+
+TEST(Weights, ValuesAreThoseOfTheFolder) {
+  // With a learning rate too small to change a float, what was read is what is saved.
+  const TestFolder folder;
+  const std::string weights = tiny_weights(folder, "", "");
+  const std::string saved = (folder / "saved").string();
+  const Ended ended = run_ladder(folder,
+                                 "--steps 1 --seq-len 16 --no-compute-alone --lr 1e-30 "
+                                 "--modes zero3 --weights '" +
+                                     weights + "' --save '" + saved + "'");
+  EXPECT_EQ(ended.code, 1);  // the ladder insists on weights that change
+  EXPECT_THAT(ended.said, HasSubstr("FAILED zero3"));
+  EXPECT_EQ(digest_of_folder(saved, 0), digest_of_folder(weights, 0));
+}
+
+TEST(Weights, ClassifierDrawsTheHeadThatTheFolderLacksAndSaysSo) {
+  const TestFolder folder;
+  const std::string saved = (folder / "saved").string();
+  const Ended first = run_ladder(folder, kQuick + "--modes ddp --save '" + saved + "'");
+  ASSERT_EQ(first.code, 0) << first.said;
+  const Ended ended =
+      run_ladder(folder, "--steps 1 --no-compute-alone --seed 5 --task reviews --weights '" +
+                             saved + "' --save '" + (folder / "classifier").string() + "'");
+  ASSERT_EQ(ended.code, 0) << ended.said;
+  EXPECT_THAT(ended.said, HasSubstr("not in it, and drawn by seed 5: score.weight"));
+  expect_identical(report_of(folder), 4);
+  EXPECT_EQ(digest_of_folder(folder / "classifier", data::kReviewClasses),
+            digest_of(report_of(folder), "ddp"));
+  const json config = json::parse(testing::read_bytes(folder / "classifier/config.json"));
+  EXPECT_EQ(config.at("id2label").size(), 5U);
+  EXPECT_EQ(config.at("pad_token_id"), 0);
+}
+
+// Expects that training from a folder is refused and writes nothing.
+void expect_refused(const TestFolder& folder, const std::string& more, const std::string& message) {
+  const auto before = folder.listing();
+  const Ended ended =
+      run_ladder(folder, "--weights '" + (folder / "weights").string() + "' " + more);
+  EXPECT_EQ(ended.code, 1);
+  EXPECT_THAT(ended.said, HasSubstr(message));
+  EXPECT_THAT(ended.said, Not(HasSubstr("step 1/")));
+  EXPECT_EQ(folder.listing(), before);
+}
+
+TEST(Weights, MissingTensorIsRefused) {
+  const TestFolder folder;
+  tiny_weights(folder, "model.layers.0.self_attn.q_proj.weight", "");
+  expect_refused(folder, "", "tensor \"model.layers.0.self_attn.q_proj.weight\" is missing");
+}
+
+TEST(Weights, ExtraTensorIsRefused) {
+  const TestFolder folder;
+  tiny_weights(folder, "", "model.surprise");
+  expect_refused(folder, "", "weights/model.safetensors is none of the model's");
+}
+
+TEST(Weights, ConfigOfAnotherShapeIsRefused) {
+  const TestFolder folder;
+  tiny_weights(folder, "", "");
+  nn::LlamaConfig config = nn::preset("tiny");
+  config.mlp = 200;
+  folder.write("weights/config.json", nn::to_hugging_face_json(config).dump());
+  expect_refused(folder, "", "has the shape [176, 64], the model's is [200, 64]");
+  folder.write("weights/config.json", "{\"model_type\": \"gpt2\"}");
+  expect_refused(folder, "", "type 'gpt2', but only 'llama' is supported");
+}
+
+TEST(Weights, SizesThatNoModelHasAreRefused) {
+  const TestFolder folder;
+  tiny_weights(folder, "", "");
+  json config = nn::to_hugging_face_json(nn::preset("tiny"));
+  config["vocab_size"] = std::uint64_t{1} << 63;
+  folder.write("weights/config.json", config.dump());
+  expect_refused(folder, "", "'vocab_size' of config.json is 9223372036854775808, but must be");
+}
+
+// 2^69.6 bytes of activations: 63 bits would keep fewer than none.
+TEST(Weights, ActivationsBeyondAllMemoryAreRefused) {
+  const TestFolder folder;
+  tiny_weights(folder, "", "");
+  const nn::LlamaConfig wide{.hidden = nn::kLargestSize,
+                             .layers = nn::kMostLayers,
+                             .heads = 1,
+                             .kv_heads = 1,
+                             .head_size = 2,
+                             .mlp = 1};
+  folder.write("weights/config.json", nn::to_hugging_face_json(wide).dump());
+  const std::string most = "--batch 4096 --seq-len 8192 ";
+  expect_refused(folder, most, "weights on 2 ranks needs about");
+  expect_refused(folder, most + "--modes tensor_zero3 --fake-world 4",
+                 "weights: rank 0 of 4 needs about");
+}
+
+TEST(Weights, TokensOfAnotherTokenizerAreRefused) {
+  const TestFolder folder;
+  tiny_weights(folder, "", "");
+  const std::string tokenizer = "{\"version\": \"1.0\"}";
+  folder.write("weights/tokenizer.json", tokenizer);
+  const std::vector<std::int64_t> ids(400, 7);
+  const auto write = [&](const std::string& fingerprint) {
+    data::write_token_file(folder / "t", data::TokenStream::from_ids(ids, 256, fingerprint));
+  };
+  const std::string data = "--data '" + (folder / "t").string() + "' ";
+  write(base::Sha256().add(tokenizer + " ").hex());
+  expect_refused(folder, data, "were made by the tokenizer");
+  write(base::Sha256().add(tokenizer).hex());
+  const Ended ended = run_ladder(folder, data + "--modes ddp --steps 1 --seq-len 8 --weights '" +
+                                             (folder / "weights").string() + "'");
+  EXPECT_THAT(ended.said, Not(HasSubstr("were made by the tokenizer")));
+  EXPECT_TRUE(std::filesystem::exists(folder / "out.json")) << ended.said;
+}
+
+// The names of all events in a trace.
+std::set<std::string> names_in(const std::filesystem::path& path) {
+  std::set<std::string> names;
+  const json trace = json::parse(testing::read_bytes(path), nullptr, /*allow_exceptions=*/false);
+  EXPECT_TRUE(trace.is_object()) << path << " is not JSON";
+  if (!trace.is_object()) return names;
+  for (const json& event : trace.at("traceEvents")) {
+    if (event.contains("name")) names.insert(event.at("name").get<std::string>());
+  }
+  return names;
+}
+
+TEST(Trace, EveryModeAndRankHasOneWithTheNamedRanges) {
+  const TestFolder folder;
+  const Ended ended = run_ladder(folder, kQuick + "--modes ddp,zero1:naive,zero2,zero3 --trace '" +
+                                             (folder / "traces/t.json").string() + "'");
+  ASSERT_EQ(ended.code, 0) << ended.said;
+  const std::map<std::string, std::vector<std::string>> ranges = {
+      {"ddp", {"ddp_grad_all_reduce"}},
+      {"zero1-naive", {"zero1_grad_reduce", "zero1_param_broadcast"}},
+      {"zero2", {"zero2_grad_reduce", "zero2_param_broadcast"}},
+      {"zero3", {"zero3_grad_reduce", "zero3_param_gather"}}};
+  for (const auto& [mode, expected] : ranges) {
+    for (const char* rank : {"rank0", "rank1"}) {
+      const std::set<std::string> names =
+          names_in(folder / ("traces/t." + mode + "." + rank + ".json"));
+      for (const std::string& range : expected) EXPECT_TRUE(names.contains(range)) << mode << range;
+      for (const char* range : {"forward", "backward", "optimizer", "aten::mm"}) {
+        EXPECT_TRUE(names.contains(range)) << mode << range;
+      }
+    }
+  }
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder / "traces"), {}), 8);
+}
+
+// It trains under DDP, but is not the row of DDP.
+TEST(ProgressLines, CallTheRunWithoutCommunicationByItsName) {
+  const TestFolder folder;
+  const Ended ended =
+      run_ladder(folder, "--model tiny --steps 2 --seq-len 16 --modes zero1 --timeout 30");
+  ASSERT_EQ(ended.code, 0) << ended.said;
+  EXPECT_THAT(ended.said, HasSubstr("compute alone  2/2"));
+  EXPECT_THAT(ended.said, HasSubstr("zero1  2/2"));
+  EXPECT_THAT(ended.said, Not(HasSubstr("ddp  2/2")));
+}
+
+}  // namespace
+}  // namespace zero::ladder

@@ -1,0 +1,115 @@
+#include "samples.hpp"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+
+#include <zero/base/error.hpp>
+#include <zero/base/sha256.hpp>
+#include <zero/data/file_kind.hpp>
+#include <zero/data/reviews.hpp>
+#include <zero/data/sampler.hpp>
+#include <zero/data/text.hpp>
+#include <zero/data/tokens.hpp>
+
+namespace zero::ladder {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool is_token_file(const std::string& name) {
+  std::error_code ignored;
+  return fs::is_regular_file(name, ignored) && data::file_kind(name) == data::FileKind::kTokens;
+}
+
+data::TokenStream read_text(const Options& options) {
+  if (options.data.empty()) return data::project_text(".");
+  for (const std::string& name : options.data) {
+    if (!is_token_file(name)) continue;
+    if (options.data.size() > 1) {
+      throw Error(fmt::format("--data: {} is a token file, which is taken alone", name));
+    }
+    const data::TokenFile file(name);
+    if (file.kind() == data::TokenKind::kRecords) {
+      throw Error(
+          fmt::format("--data: {} holds labelled texts, which --task reviews trains on", name));
+    }
+    return file.stream();
+  }
+  return data::text_from_files(options.data);
+}
+
+data::Records read_reviews(const Options& options) {
+  if (options.data.empty()) return data::reviews_from_csv("common/zero/data/fixtures/reviews.csv");
+  if (options.data.size() > 1) {
+    throw Error(
+        fmt::format("--data: reviews come from one file, {} were named", options.data.size()));
+  }
+  data::Records records = data::reviews_from_file(options.data.front());
+  if (records.classes > data::kReviewClasses) {
+    throw Error(fmt::format("--data: {} has {} classes, the classifier {}", options.data.front(),
+                            records.classes, data::kReviewClasses));
+  }
+  return records;
+}
+
+// Ids mean nothing to a model that was trained with another tokenizer.
+void check_tokenizer(const data::TokenStream& tokens, const Options& options) {
+  const fs::path path = fs::path(options.weights) / "tokenizer.json";
+  std::error_code ignored;
+  if (options.weights.empty() || !fs::is_regular_file(path, ignored)) return;
+  const std::string wanted = base::Sha256().add(data::read_text_file(path)).hex();
+  if (wanted == tokens.tokenizer_fingerprint()) return;
+  throw Error(
+      fmt::format("the tokens of the data were made by the tokenizer {:.12}…, the model's is {} "
+                  "({:.12}…): make "
+                  "the token file with that one (./run data --help)",
+                  tokens.tokenizer_fingerprint(), path.string(), wanted));
+}
+
+void check_vocabulary(const data::TokenStream& tokens, const Options& options,
+                      std::vector<std::string>& notes) {
+  const std::int64_t model = options.config().vocabulary;
+  if (tokens.vocabulary() > model) {
+    throw Error(fmt::format(
+        "the data has a vocabulary of {} tokens, the model {} one of {}: take a model or a token "
+        "file whose vocabularies are the same",
+        tokens.vocabulary(), options.model_name(), model));
+  }
+  if (tokens.tokenizer_fingerprint() != data::kByteTokenizer) {
+    check_tokenizer(tokens, options);
+    if (tokens.vocabulary() < model) {
+      notes.push_back(
+          fmt::format("the data's vocabulary is {}, the model's {}: {} tokens never come",
+                      tokens.vocabulary(), model, model - tokens.vocabulary()));
+    }
+  } else if (!options.weights.empty() && model != data::kByteVocabulary) {
+    notes.push_back(
+        "the text is read as bytes, which mean nothing to these weights: a token file of their own "
+        "tokenizer comes from ./run data");
+  }
+}
+
+}  // namespace
+
+Samples read_samples(const Options& options) {
+  Samples samples;
+  if (options.reviews()) {
+    data::Records records = read_reviews(options);
+    check_vocabulary(records.tokens, options, samples.notes);
+    samples.pad_id = records.pad_id;
+    samples.dataset =
+        std::make_unique<data::ReviewDataset>(std::move(records), options.sequence_length);
+  } else {
+    data::TokenStream stream = read_text(options);
+    check_vocabulary(stream, options, samples.notes);
+    samples.dataset =
+        std::make_unique<data::LanguageModelDataset>(std::move(stream), options.sequence_length);
+  }
+  // Refuses data that is too little for one step.
+  data::DistributedSampler(samples.dataset->size(), options.batch * options.world_size, /*rank=*/0,
+                           options.world_size, options.seed);
+  return samples;
+}
+
+}  // namespace zero::ladder

@@ -1,0 +1,428 @@
+"""Our modes beside PyTorch's own data parallelism: same weights, batches, threads, machine, run.
+
+    ./run peers [--pairs ddp,zero1,zero2,zero3] [--model smollm2-360m] [--nproc 2] [--steps 4] [--rounds 3]
+
+makes a model of SmolLM2's architecture with random weights and a token file of this project's prose, trains both sides
+on them in turn, round after round, so that a busy machine hurts both alike, and prints
+
+    step       seconds of a step: the median over rounds of a run's median, its first step left out
+    ratio      ours to PyTorch's: the median over rounds
+    spread     smallest and largest of the rounds' ratios
+    compute    our step without any communication: forward and backward of every rank by itself, all at
+               once, writing gradients in the same way (engine0), and the mode's own optimizer
+    HWM        high-water mark of the largest rank's resident set
+    difference the largest difference of a final weight, relative to the largest weight of its tensor
+
+and, of both sides,
+
+    exposed    waiting for communication; PyTorch's is a part of its forward, backward and optimizer
+    at rest    live bytes after a step: of the allocator, and of PyTorch the resident set
+    peak       the allocator's highest live bytes within a step; of PyTorch from a run of its own, by
+               its profiler, from before the model was made
+    sent       bytes on the wire, a rank and step: counted, and of PyTorch what the loopback interface
+               says, headers and all
+
+The figures go to out/peers.json. HWM of ours counts everything from the start of a rank to its end;
+of PyTorch's ranks only what comes after the model was loaded, and of its libraries only what a rank
+touches: it is forked from a process that has them. Ours puts large blocks on huge pages;
+--huge-pages has PyTorch do so too, which it does not by itself (THP_MEM_ALLOC_ENABLE).
+"""
+
+import argparse
+import concurrent.futures.process
+import json
+import multiprocessing.connection
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "common" / "data"))
+
+import prepare  # noqa: E402
+import token_file  # noqa: E402
+
+OURS = {"ddp": "engine0", "zero1": "engine1", "zero2": "engine2", "zero3": "engine3"}
+THEIRS = {"ddp": "DDP", "zero1": "DDP + ZeroRedundancyOptimizer", "zero2": "FSDP2, no reshard",
+          "zero3": "FSDP2, reshard"}
+# smollm2-86m is SmolLM2-360M with 4 of its 32 layers: 86 million parameters, quick to train.
+SMOLLM2 = dict(vocab_size=49152, hidden_size=960, num_attention_heads=15, num_key_value_heads=5,
+               head_dim=64, intermediate_size=2560)
+MODELS = {
+    "tiny": dict(vocab_size=256, hidden_size=64, num_attention_heads=4, num_key_value_heads=2,
+                 head_dim=16, intermediate_size=176, num_hidden_layers=2),
+    "smollm2-86m": dict(SMOLLM2, num_hidden_layers=4),
+    "smollm2-360m": dict(SMOLLM2, num_hidden_layers=32),
+}
+LEARNING_RATE = 5e-5
+SEED = 42
+LOSS_TOLERANCE = 1e-4  # relative
+TIME_LIMIT_S = 3600
+
+# PyTorch is imported once, which takes longer than to train a small model, and its ranks are forked
+# from there: nothing may use a tensor before, so what does is forked too.
+FORK = multiprocessing.get_context("fork")
+ENVIRONMENT = dict(os.environ)  # of our side, as the caller has it
+
+
+class Failure(Exception):
+    """What went wrong, for people to read."""
+
+
+def in_a_child(function, *arguments):
+    """What the function gives, or throws, in a process of its own."""
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=FORK) as pool:
+        try:
+            return pool.submit(function, *arguments).result()
+        except concurrent.futures.process.BrokenProcessPool:
+            raise Failure(f"{function.__name__}: its process has died, perhaps for want of "
+                          "memory") from None
+
+
+# ---- what both sides train on --------------------------------------------------------------------
+
+
+def make_weights(folder, model):
+    """A model with random weights, as transformers saves it; gives its number of parameters."""
+    import torch
+    from transformers import AutoModelForCausalLM, LlamaConfig
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    torch.manual_seed(SEED)
+    config = LlamaConfig(tie_word_embeddings=True, rope_theta=100000.0, rms_norm_eps=1e-5,
+                         max_position_embeddings=8192, **MODELS[model])
+    made = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    made.save_pretrained(folder, max_shard_size="100GB")
+    return sum(parameter.numel() for parameter in made.parameters())
+
+
+def make_tokens(path):
+    """The prose of this project, a token a byte; gives the ids."""
+    files = sorted(Path(".").glob("*.md")) + sorted(Path(".").glob("[0-9]*/README.md"))
+    tokenizer = prepare.ByteTokenizer()
+    ids = token_file.id_array(tokenizer.vocabulary)
+    ids.extend(b"".join(file.read_bytes() for file in files))
+    token_file.write_stream(path, tokenizer, ids)
+    return ids
+
+
+def make_batches(ids, options, path):
+    """What the sampler of common/zero/data deals to every rank at every step, as [step, rank, sample, token]."""
+    import torch
+    from safetensors.torch import save_file
+
+    length = options.seq_len
+    order = list(range((len(ids) - 1) // length))
+    prepare.shuffle(order, SEED)
+    shape = (options.steps, options.nproc, options.batch, length)
+    needed = options.steps * options.nproc * options.batch
+    if needed > len(order):
+        raise Failure(f"{needed} samples of {length} tokens are needed, the text has "
+                      f"{len(order)}: take fewer --steps or shorter sequences")
+    stream = torch.tensor(ids.tolist())
+    inputs = torch.stack([stream[i * length:(i + 1) * length] for i in order[:needed]])
+    targets = torch.stack([stream[i * length + 1:(i + 1) * length + 1] for i in order[:needed]])
+    save_file({"inputs": inputs.view(shape).contiguous(),
+               "targets": targets.view(shape).contiguous()}, path)
+
+
+# ---- the two sides -------------------------------------------------------------------------------
+
+
+def threads(options):
+    return max(1, len(os.sched_getaffinity(0)) // options.nproc)
+
+
+def run_ours(pair, options, work, keep, compute):
+    """One run of the ladder program with one mode."""
+    report = work / "ours.json"
+    command = [options.ladder, "--modes", options.ours[pair], "--weights", work / "weights",
+               "--data", work / "text.tokens", "--nproc", options.nproc, "--steps", options.steps,
+               "--seq-len", options.seq_len, "--batch", options.batch, "--lr", LEARNING_RATE,
+               "--seed", options.seed_of_ours, "--json", report, "--alone-mode", OURS["ddp"]]
+    if not compute:
+        command.append("--no-compute-alone")
+    if keep:
+        command += ["--save", work / "ours"]
+    log = work / "ours.log"
+    with open(log, "w") as out:
+        code = subprocess.run([str(part) for part in command], stdout=out,
+                              stderr=subprocess.STDOUT, check=False, env=ENVIRONMENT).returncode
+    if code != 0:
+        raise Failure(f"{options.ours[pair]} ended with {code}:\n{log.read_text()[-3000:]}")
+    document = json.loads(report.read_text())
+    mode = document["modes"][0]
+    result = {"step_s": mode["step_seconds_max"], "forward_s": mode["forward_seconds"],
+              "backward_s": mode["backward_seconds"], "optimizer_s": mode["optimizer_seconds"],
+              "exposed_s": mode["communication_seconds"], "peak_mib": mode["peak_mib"],
+              "rest_mib": mode["total_mib"], "sent_bytes": mode["sent_bytes_per_rank"],
+              "losses": mode["losses"],
+              "hwm_mib": max(rank["high_water_mib"] for rank in mode["ranks"])}
+    if compute:
+        alone = document["compute_alone"]
+        result["compute_s"] = (alone["forward_seconds"] + alone["backward_seconds"] +
+                               mode["optimizer_seconds_max"])
+    return result
+
+
+def first_that_fails(processes):
+    """Runs them all; the number of the first that fails, when the others have been killed, or None."""
+    running = {}
+    try:
+        for process in processes:
+            process.start()
+            running[process.sentinel] = process
+        while running:
+            ended = multiprocessing.connection.wait(list(running), TIME_LIMIT_S)
+            if not ended:
+                raise Failure(f"PyTorch's ranks have not ended within {TIME_LIMIT_S} s")
+            for process in [running.pop(sentinel) for sentinel in ended]:
+                process.join()
+                if process.exitcode != 0:
+                    return processes.index(process)
+        return None
+    finally:
+        for process in running.values():
+            process.kill()
+            process.join()
+
+
+def torch_rank_main(log, rank_options):
+    """A rank of PyTorch's; what it says goes to the log."""
+    with open(log, "w") as out:
+        os.dup2(out.fileno(), 1)
+        os.dup2(out.fileno(), 2)
+    torch_rank.run(rank_options)
+
+
+def run_torch(pair, options, work, keep, memory=False):
+    """One run under PyTorch; `memory`: of two steps, for the peak of its allocator alone."""
+    store = work / "store"
+    store.unlink(missing_ok=True)
+    logs = [work / f"torch.{rank}.log" for rank in range(options.nproc)]
+    ranks = []
+    for rank in range(options.nproc):
+        rank_options = torch_rank.RankOptions(
+            pair=pair, rank=rank, world_size=options.nproc, store=store,
+            weights=work / "weights", batches=work / "batches.safetensors",
+            learning_rate=LEARNING_RATE, threads=threads(options),
+            result=work / f"torch.{rank}.json",
+            final=work / "torch.safetensors" if keep else None, memory=memory)
+        ranks.append(FORK.Process(target=torch_rank_main, args=(logs[rank], rank_options)))
+    failed = first_that_fails(ranks)
+    if failed is not None:
+        log = logs[failed].read_text()[-3000:]
+        raise Failure(f"PyTorch's {THEIRS[pair]}: rank {failed} ended with "
+                      f"{ranks[failed].exitcode}:\n{log}")
+    results = [json.loads((work / f"torch.{r}.json").read_text()) for r in range(options.nproc)]
+    if memory:
+        return max(result["peak_mib"] for result in results)
+    counted = [result["steps"][1:] or result["steps"] for result in results]
+
+    def slowest(key):
+        return max(statistics.median(step[key] for step in steps) for steps in counted)
+
+    return {"step_s": slowest("step_s"), "forward_s": slowest("forward_s"),
+            "backward_s": slowest("backward_s"), "optimizer_s": slowest("optimizer_s"),
+            "rest_mib": max(result["rest_mib"] for result in results),
+            "sent_bytes": results[0]["sent_bytes"] / options.nproc,
+            "losses": results[0]["losses"], "torch": results[0]["torch"],
+            "hwm_mib": max(result["hwm_mib"] for result in results)}
+
+
+def check_losses(pair, ours, theirs):
+    """Same weights and batches give the same losses, but for the rounding of sums."""
+    for step, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        if not abs(a - b) <= LOSS_TOLERANCE * abs(b):
+            raise Failure(f"{pair}: the loss of step {step} is {a} here and {b} under PyTorch; the "
+                          "two sides do not train the same model on the same batches")
+
+
+def largest_difference(ours, theirs):
+    """Over all tensors: the largest |a - b|, divided by the largest |b| of the tensor."""
+    from safetensors.torch import load_file
+
+    a, b = load_file(ours), load_file(theirs)
+    missing = set(a) ^ set(b)
+    if missing:
+        raise Failure(f"weights that only one side has: {', '.join(sorted(missing))}")
+    return max(((a[name] - b[name]).abs().max() / b[name].abs().max()).item() for name in b)
+
+
+# ---- the comparison ------------------------------------------------------------------------------
+
+
+def compare(pair, options, work, rounds):
+    ours, theirs = [], []
+    for index in rounds:
+        keep = index == 0
+        print(f"  round {index + 1}: {options.ours[pair]}", end="", flush=True)
+        ours.append(run_ours(pair, options, work, keep, compute=True))
+        print(f" {ours[-1]['step_s']:.2f} s, {THEIRS[pair]}", end="", flush=True)
+        theirs.append(run_torch(pair, options, work, keep))
+        print(f" {theirs[-1]['step_s']:.2f} s", flush=True)
+        check_losses(pair, ours[-1]["losses"], theirs[-1]["losses"])
+        if keep:
+            difference = in_a_child(largest_difference, work / "ours" / "model.safetensors",
+                                    work / "torch.safetensors")
+            shutil.rmtree(work / "ours")
+            (work / "torch.safetensors").unlink()
+    peak = run_torch(pair, options, work, keep=False, memory=True) if options.memory else None
+    ratios = [a["step_s"] / b["step_s"] for a, b in zip(ours, theirs)]
+
+    def median(runs, key):
+        return statistics.median(run[key] for run in runs)
+
+    tokens = options.nproc * options.batch * options.seq_len
+    phases = {f"{side}_{phase}_s": median(runs, f"{phase}_s")
+              for side, runs in (("ours", ours), ("torch", theirs))
+              for phase in ("forward", "backward", "optimizer")}
+    return {
+        **phases, "ours_exposed_s": median(ours, "exposed_s"), "torch_peak_mib": peak,
+        "torch_rest_mib": median(theirs, "rest_mib"),
+        "torch_sent_bytes_per_rank": median(theirs, "sent_bytes"),
+        "pair": pair, "ours": options.ours[pair], "torch": THEIRS[pair], "model": options.model,
+        "world_size": options.nproc, "ours_step_s": median(ours, "step_s"),
+        "torch_step_s": median(theirs, "step_s"), "ratio": statistics.median(ratios),
+        "ratios": ratios, "compute_only_s": median(ours, "compute_s"),
+        "ours_tokens_per_s": tokens / median(ours, "step_s"),
+        "torch_tokens_per_s": tokens / median(theirs, "step_s"),
+        "ours_hwm_mib": median(ours, "hwm_mib"), "torch_hwm_mib": median(theirs, "hwm_mib"),
+        "ours_rest_mib": ours[0]["rest_mib"], "ours_peak_mib": ours[0]["peak_mib"],
+        "ours_sent_bytes_per_rank": ours[0]["sent_bytes"], "max_rel_diff": difference,
+        "ours_losses": ours[0]["losses"], "torch_losses": theirs[0]["losses"],
+        "torch_version": theirs[0]["torch"],
+    }
+
+
+def print_table(rows):
+    head = ["pair", "ours", "PyTorch's", "step", "PyTorch", "ratio", "spread", "compute",
+            "ours/compute", "HWM MiB", "PyTorch", "ratio", "difference"]
+    lines = [head] + [[
+        row["pair"], row["ours"], row["torch"], f"{row['ours_step_s']:.2f} s",
+        f"{row['torch_step_s']:.2f} s", f"{row['ratio']:.2f}",
+        f"{min(row['ratios']):.2f}-{max(row['ratios']):.2f}", f"{row['compute_only_s']:.2f} s",
+        f"{row['ours_step_s'] / row['compute_only_s']:.2f}", f"{row['ours_hwm_mib']:.0f}",
+        f"{row['torch_hwm_mib']:.0f}", f"{row['ours_hwm_mib'] / row['torch_hwm_mib']:.2f}",
+        f"{row['max_rel_diff']:.1e}"] for row in rows]
+    print_lines(lines)
+    print()
+    lines = [["", "forward", "backward", "optimizer", "exposed", "tokens/s", "at rest MiB",
+              "peak MiB", "sent MiB"]]
+    for row in rows:
+        for side, name in (("ours", row["ours"]), ("torch", row["torch"])):
+            exposed = f"{row['ours_exposed_s']:.2f} s" if side == "ours" else "-"
+            lines.append([
+                name, *(f"{row[f'{side}_{phase}_s']:.2f} s"
+                        for phase in ("forward", "backward", "optimizer")), exposed,
+                f"{row[f'{side}_tokens_per_s']:.0f}", f"{row[f'{side}_rest_mib']:.0f}",
+                "-" if row[f"{side}_peak_mib"] is None else f"{row[f'{side}_peak_mib']:.0f}",
+                f"{row[f'{side}_sent_bytes_per_rank'] / 2**20:.0f}"])
+    print_lines(lines)
+
+
+def print_lines(lines):
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    for line in lines:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip())
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(
+        prog="./run peers", description="Our modes beside PyTorch's DDP, ZeroRedundancyOptimizer "
+        "and FSDP2: same weights, batches and threads, in one run.")
+
+    def pair_list(text):
+        pairs = text.split(",")
+        unknown = [pair for pair in pairs if pair not in OURS]
+        if unknown:
+            raise argparse.ArgumentTypeError(
+                f"'{unknown[0]}' is no pair; there are: {', '.join(OURS)}")
+        return pairs
+
+    def positive(text):
+        number = int(text)
+        if number < 1:
+            raise argparse.ArgumentTypeError(f"{number} is less than 1")
+        return number
+
+    parser.add_argument("--pairs", type=pair_list, default=list(OURS),
+                        help=f"of {','.join(OURS)} (all)")
+    parser.add_argument("--model", choices=list(MODELS), default="smollm2-360m",
+                        help="smollm2-86m has 4 of the 32 layers (smollm2-360m)")
+    parser.add_argument("--nproc", type=positive, default=2, help="ranks (2)")
+    parser.add_argument("--steps", type=positive, default=4, help="of every run (4)")
+    parser.add_argument("--rounds", type=positive, default=3, help="of both sides in turn (3)")
+    parser.add_argument("--seq-len", type=positive, default=128, help="tokens of a sample (128)")
+    parser.add_argument("--batch", type=positive, default=1, help="samples a rank and step (1)")
+    parser.add_argument("--ours", default="", help="our mode of a pair, for example zero3=zero3")
+    parser.add_argument("--json", type=prepare.name, default="out/peers.json", help="where the figures go")
+    parser.add_argument("--no-memory", dest="memory", action="store_false",
+                        help="leave out the runs that find the peak of PyTorch's allocator")
+    parser.add_argument("--huge-pages", action="store_true",
+                        help="PyTorch's large blocks on huge pages too, as ours are")
+    parser.add_argument("--seed-of-ours", type=int, default=SEED, help=argparse.SUPPRESS)
+    parser.add_argument("--ladder", default="build/release/bin/ladder", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    ours = dict(OURS)
+    for item in filter(None, options.ours.split(",")):
+        pair, _, mode = item.partition("=")
+        if pair not in OURS or not mode:
+            parser.error(f"--ours: '{item}' is not PAIR=MODE with a pair of {', '.join(OURS)}")
+        ours[pair] = mode
+    options.ours = ours
+    if not Path(options.ladder).is_file():
+        parser.error(f"{options.ladder} is not there: ./run build ladder builds it")
+    return options
+
+
+def compare_all(options, work):
+    """The document of figures."""
+    print(f"Making {options.model} with random weights, and batches", flush=True)
+    parameters = in_a_child(make_weights, work / "weights", options.model)
+    in_a_child(make_batches, make_tokens(work / "text.tokens"), options,
+               work / "batches.safetensors")
+    rows = []
+    for pair in options.pairs:
+        print(f"{pair}: {options.ours[pair]} beside {THEIRS[pair]}", flush=True)
+        rows.append(compare(pair, options, work, range(options.rounds)))
+    return {"rows": rows, "parameters": parameters, "steps": options.steps,
+            "rounds": options.rounds, "sequence_length": options.seq_len,
+            "batch_size": options.batch, "threads": threads(options),
+            "torch_huge_pages": options.huge_pages,
+            "command": ["./run", "peers", *sys.argv[1:]]}
+
+
+def import_torch_with(options):
+    """PyTorch reads these when it is loaded."""
+    global torch_rank
+    os.environ["OMP_NUM_THREADS"] = str(threads(options))
+    if options.huge_pages:
+        os.environ["THP_MEM_ALLOC_ENABLE"] = "1"
+    import torch_rank
+
+
+def main():
+    options = parse_arguments()
+    Path(options.json).parent.mkdir(parents=True, exist_ok=True)
+    import_torch_with(options)
+    try:
+        with tempfile.TemporaryDirectory(prefix="zero_peers_") as folder:
+            document = compare_all(options, Path(folder))
+    except Failure as failure:
+        sys.exit(f"peers: {failure}")
+    print()
+    print_table(document["rows"])
+    temporary = Path(options.json + ".tmp")
+    temporary.write_text(json.dumps(document, indent=2) + "\n")
+    temporary.replace(options.json)
+    print(f"\nfigures: {options.json}")
+
+
+if __name__ == "__main__":
+    main()

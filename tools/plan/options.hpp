@@ -1,0 +1,31 @@
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "planner.hpp"
+
+namespace zero::plan {
+
+/// Exit codes of the program.
+inline constexpr int kFits = 0;        ///< also where no memory was given
+inline constexpr int kFailed = 1;      ///< bad input, or a check that failed
+inline constexpr int kWrongUsage = 2;  ///< of the command line
+inline constexpr int kNothingFits = 3;
+
+/// What the command line asks for.
+struct Options {
+  Request request;
+  bool model_was_named = false;
+  bool tables = false;
+  std::string check;  ///< a JSON file of the ladder's; empty: none
+  std::string json;   ///< file, or "-" for the terminal; empty: none
+  bool plot = false;
+};
+
+/// Reads the command line. Prints help, or what is wrong and what would be right, and ends the
+/// program where that is all there is to do. Throws zero::Error for a model that cannot be read, an
+/// unknown name and a quantity without a unit.
+Options parse(int argc, char** argv);
+
+}  // namespace zero::plan

@@ -1,0 +1,118 @@
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "planner.hpp"
+
+namespace zero::plan {
+namespace {
+
+using base::Json;
+
+template <class T>
+Json or_null(const std::optional<T>& value) {
+  return value ? Json(*value) : Json();
+}
+
+Json states_json(const States& states) {
+  return {{"parameter_bytes", states.parameters},
+          {"gradient_bytes", states.gradients},
+          {"optimizer_bytes", states.optimizer},
+          {"total_bytes", states.total()}};
+}
+
+Json stage_json(const StagePlan& s) {
+  return {{"stage", name(s.stage)},
+          {"offloaded_optimizer", s.offloaded},
+          {"model_states", states_json(s.states)},
+          {"transient_bytes", s.transients},
+          {"activation_bytes", s.activations},
+          {"total_bytes", s.total()},
+          {"fits", or_null(s.fits)},
+          {"sent_bytes", s.sent.total()},
+          {"sent_in_v", s.sent_in_copies},
+          {"compute_seconds", s.time.compute},
+          {"communication_seconds", s.time.communication},
+          {"exposed_seconds", s.time.exposed},
+          {"step_seconds", s.time.total()},
+          {"break_even_batch", or_null(s.break_even_batch)}};
+}
+
+Json point(const std::string& what, double sent, const States& states) {
+  return {{"name", what}, {"sent_bytes", sent}, {"model_state_bytes", states.total()}};
+}
+
+// Memory against communication at one world size, from whatever costs nothing in memory to whatever
+// costs nothing on the wire.
+Json curve_at(const Request& r, std::int64_t world_size) {
+  const Copies one = copies(r.model.parameters, r.policy);
+  Json points = Json::array();
+  for (const Stage stage : kStages) {
+    points.push_back(point(name(stage), sent(scheme_of(stage), one, world_size).total(),
+                           model_states(r.model.parameters, r.policy, stage, world_size)));
+  }
+  return {{"world_size", world_size}, {"points", points}};
+}
+
+Json beside_the_curve(const Plan& plan) {
+  const Request& r = plan.request;
+  const Copies one = copies(r.model.parameters, r.policy);
+  const auto states = [&](Stage stage) {
+    return model_states(r.model.parameters, r.policy, stage, r.world_size);
+  };
+  const auto total = [&](Scheme scheme) { return sent(scheme, one, r.world_size).total(); };
+  Json points = Json::array();
+  points.push_back(point("ZeRO-1 naive", total(Scheme::kZero1Naive), states(Stage::kZero1)));
+  if (plan.hybrid.large > 0 && plan.hybrid.small > 0) {
+    points.push_back(point("hybrid", plan.hybrid.sent, plan.hybrid.states));
+  }
+  if (r.policy.optimizer > 0) {
+    points.push_back(point("ZeRO-3 + offload", total(Scheme::kZero3),
+                           with_offloaded_optimizer(states(Stage::kZero3))));
+  }
+  return points;
+}
+
+}  // namespace
+
+Json to_json(const Plan& plan) {
+  const Request& r = plan.request;
+  Json json = {{"model", r.model.name},
+               {"parameters", r.model.parameters},
+               {"policy",
+                {{"name", r.policy.name},
+                 {"parameter_bytes", r.policy.parameter},
+                 {"gradient_bytes", r.policy.gradient},
+                 {"optimizer_bytes", r.policy.optimizer}}},
+               {"world_size", r.world_size},
+               {"batch", r.batch},
+               {"sequence", r.sequence},
+               {"memory_bytes", r.memory ? Json(r.memory->bytes) : Json()},
+               {"bandwidth_bytes_per_second", r.machine.bandwidth},
+               {"latency_seconds", r.machine.latency},
+               {"operations_per_second", r.machine.flops},
+               {"notes", r.model.notes}};
+  for (const StagePlan& stage : plan.stages) json["stages"].push_back(stage_json(stage));
+  json["lookahead"] = {{"gather_seconds", plan.lookahead.gather},
+                       {"compute_seconds", plan.lookahead.compute},
+                       {"needed", or_null(plan.lookahead.needed)},
+                       {"room", or_null(plan.lookahead.room)},
+                       {"used", plan.lookahead.used}};
+  json["redundant_share_of_ddp"] = redundant_share(r.world_size);
+  json["hybrid"] = {{"large_parameters", plan.hybrid.large},
+                    {"small_parameters", plan.hybrid.small},
+                    {"model_states", states_json(plan.hybrid.states)},
+                    {"sent_bytes", plan.hybrid.sent}};
+  json["tensor_parallel_crossover_tokens"] = plan.crossover_tokens;
+  json["choice"] = {{"stage", plan.choice.stage ? Json(name(*plan.choice.stage)) : Json()},
+                    {"says", plan.choice.says},
+                    {"reasons", plan.choice.reasons},
+                    {"ranks_for_model_states", or_null(plan.choice.ranks_for_states)},
+                    {"ranks_for_all", or_null(plan.choice.ranks_for_all)}};
+  std::set<std::int64_t> sizes = {2, 8, 64, r.world_size};
+  for (const std::int64_t n : sizes) json["curves"].push_back(curve_at(r, n));
+  json["beside"] = beside_the_curve(plan);
+  return json;
+}
+
+}  // namespace zero::plan

@@ -1,0 +1,186 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include <zero/base/table.hpp>
+
+#include "planner.hpp"
+
+namespace zero::plan {
+namespace {
+
+using base::Align;
+using base::Column;
+using base::fixed;
+using base::Table;
+
+constexpr std::size_t kWidth = 100;
+
+// Breaks a sentence at spaces; further lines begin with `indent`.
+std::string wrapped(const std::string& sentence, const std::string& indent) {
+  std::string text;
+  std::size_t column = 0;
+  for (std::size_t begin = 0; begin < sentence.size();) {
+    const std::size_t end = std::min(sentence.find(' ', begin), sentence.size());
+    const std::string word = sentence.substr(begin, end - begin);
+    if (column > 0 && column + 1 + word.size() > kWidth) {
+      text += fmt::format("\n{}", indent);
+      column = indent.size();
+    } else if (column > 0) {
+      text += " ";
+      ++column;
+    }
+    text += word;
+    column += word.size();
+    begin = end + 1;
+  }
+  return text + "\n";
+}
+
+std::string policy_words(const Policy& p) {
+  return fmt::format("{} ({} + {} + {} bytes a parameter)", p.name, p.parameter, p.gradient,
+                     p.optimizer);
+}
+
+std::string row_name(const StagePlan& plan) {
+  return std::string(name(plan.stage)) + (plan.offloaded ? " + offload" : "");
+}
+
+Table memory_table(const Plan& plan) {
+  const Unit unit = plan.unit();
+  const std::string u = name(unit);
+  std::vector<Column> columns = {{"stage", Align::kLeft},
+                                 {"params", Align::kRight, u, "model states"},
+                                 {"grads", Align::kRight, u, "model states"},
+                                 {"optimizer", Align::kRight, u, "model states"},
+                                 {"total", Align::kRight, u, "model states"},
+                                 {"transients", Align::kRight, u},
+                                 {"activations", Align::kRight, u},
+                                 {"all", Align::kRight, u}};
+  if (plan.request.memory) {
+    columns.push_back({"fits " + at_most(plan.request.memory->bytes, unit), Align::kLeft});
+  }
+  Table table(columns);
+  for (const StagePlan& s : plan.stages) {
+    const auto cell = [&](std::int64_t bytes) { return in(static_cast<double>(bytes), unit); };
+    std::vector<std::string> row = {row_name(s),
+                                    cell(s.states.parameters),
+                                    cell(s.states.gradients),
+                                    cell(s.states.optimizer),
+                                    cell(s.states.total()),
+                                    cell(s.transients),
+                                    cell(s.activations),
+                                    cell(s.total())};
+    if (s.fits) row.push_back(*s.fits ? "yes" : "no");
+    table.add_row(std::move(row));
+  }
+  return table;
+}
+
+Table step_table(const Plan& plan) {
+  const Unit unit = plan.unit();
+  Table table({{"stage", Align::kLeft},
+               {"sent", Align::kRight, name(unit), "a rank sends"},
+               {"in V", Align::kRight, "", "a rank sends"},
+               {"compute", Align::kRight, "s", "a step"},
+               {"communication", Align::kRight, "s", "a step"},
+               {"exposed", Align::kRight, "s", "a step"},
+               {"all", Align::kRight, "s", "a step"},
+               {"break-even batch", Align::kRight}});
+  for (const StagePlan& s : plan.stages) {
+    if (s.offloaded) continue;
+    table.add_row({row_name(s), in(s.sent.total(), unit), fixed(s.sent_in_copies, 3),
+                   fixed(s.time.compute, 3), fixed(s.time.communication, 3),
+                   fixed(s.time.exposed, 3), fixed(s.time.total(), 3),
+                   s.break_even_batch ? base::with_thousands(*s.break_even_batch) : "-"});
+  }
+  return table;
+}
+
+std::string title(const Request& r) {
+  return fmt::format("{}{}, {}, {} rank{}, {} x {} tokens a rank{}\n", r.model.name,
+                     r.model.tensors.empty()
+                         ? ""
+                         : fmt::format(": {} parameters", base::with_thousands(r.model.parameters)),
+                     policy_words(r.policy), base::with_thousands(r.world_size),
+                     r.world_size == 1 ? "" : "s", r.batch, r.sequence,
+                     r.recompute == Recompute::kLayers ? ", layers recomputed" : "");
+}
+
+std::string hybrid_sentence(const Plan& plan) {
+  const Unit unit = plan.unit();
+  return fmt::format(
+      "Hybrid, units of {} parameters and more under ZeRO-3 and the rest under ZeRO-2: {} "
+      "parameters "
+      "are large, {} small; {} {} of model states, {} {} sent.",
+      base::with_thousands(plan.request.hybrid_threshold), base::with_thousands(plan.hybrid.large),
+      base::with_thousands(plan.hybrid.small),
+      in(static_cast<double>(plan.hybrid.states.total()), unit), name(unit),
+      in(plan.hybrid.sent, unit), name(unit));
+}
+
+std::string tensor_parallel_sentence(const Plan& plan) {
+  const Request& r = plan.request;
+  const std::int64_t tokens = r.tokens() * r.world_size;
+  return fmt::format(
+      "For a layer ZeRO-3 sends {} than tensor parallelism over all {} ranks would: they are even "
+      "at "
+      "{} tokens over all ranks, this step has {}.",
+      tokens < plan.crossover_tokens ? "more" : "less", base::with_thousands(r.world_size),
+      base::with_thousands(plan.crossover_tokens), base::with_thousands(tokens));
+}
+
+std::string alternatives(const Plan& plan) {
+  const Request& r = plan.request;
+  if (r.world_size == 1) return "";
+  std::string text;
+  if (r.stage.value_or(Stage::kZero3) == Stage::kZero3) {
+    text +=
+        wrapped(fmt::format("Lookahead of ZeRO-3: gathering the largest unit takes {}, computing "
+                            "its forward {}: {}.",
+                            in_seconds(plan.lookahead.gather), in_seconds(plan.lookahead.compute),
+                            plan.lookahead.says),
+                "  ");
+  }
+  text += wrapped(fmt::format("Redundancy of DDP: {} copies of everything, {} % of it redundant.",
+                              base::with_thousands(r.world_size),
+                              fixed(100 * redundant_share(r.world_size), 1)),
+                  "  ");
+  return text + wrapped(hybrid_sentence(plan), "  ") +
+         wrapped(tensor_parallel_sentence(plan), "  ");
+}
+
+std::string legend(const Request& r) {
+  return fmt::format(
+      "Bytes of the fullest rank; MiB = 2^20, GiB = 2^30, GB = 10^9. V is one copy of the "
+      "parameters.\nTransients and activations are estimates, and \"all\" is a bound: they do not "
+      "peak together.\n"
+      "Times for {} GB/s, {} a collective and {} TFLOP/s attained. Exposed is what one link "
+      "cannot\n"
+      "hide behind compute; what ZeRO-1 and ZeRO-2 gather after the optimizer hides behind "
+      "nothing.\n"
+      "Break-even batch: samples a rank from which on communication, none of it hidden, takes less "
+      "than\n{} % of compute.\n",
+      fixed(r.machine.bandwidth / 1e9, 1), in_seconds(r.machine.latency),
+      fixed(r.machine.flops / 1e12, 3), fixed(100 * r.break_even_share, 1));
+}
+
+}  // namespace
+
+std::string to_text(const Plan& plan) {
+  const Request& r = plan.request;
+  std::string text = title(r);
+  for (const std::string& note : r.model.notes) {
+    text += wrapped(fmt::format("note: {}.", note), "  ");
+  }
+  text += fmt::format("\n{}\n{}\n{}", memory_table(plan).to_text(), step_table(plan).to_text(),
+                      legend(r));
+  if (r.world_size > 1) text += fmt::format("\n{}", alternatives(plan));
+  if (!r.memory) return text;
+  text += fmt::format("\n{}\n", plan.choice.says);
+  for (const std::string& reason : plan.choice.reasons)
+    text += wrapped(fmt::format("- {}", reason), "  ");
+  return text;
+}
+
+}  // namespace zero::plan

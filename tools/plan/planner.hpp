@@ -1,0 +1,123 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <zero/base/json.hpp>
+
+#include "activations.hpp"
+#include "alternatives.hpp"
+#include "quantity.hpp"
+#include "timing.hpp"
+
+/// Which stage to take, and what it costs.
+namespace zero::plan {
+
+/// The most that is planned for, so that bytes and tokens of all ranks stay within 63 bits: samples
+/// a rank, tokens a sample, and the product of the two.
+inline constexpr std::int64_t kLargestBatch = std::int64_t{1} << 20;
+inline constexpr std::int64_t kLongestSequence = std::int64_t{1} << 24;
+inline constexpr std::int64_t kMostTokens = std::int64_t{1} << 40;
+
+/// What is asked.
+struct Request {
+  Model model;
+  Policy policy = mixed();
+  std::int64_t world_size = 8;
+  std::int64_t batch = 1;        ///< samples a rank
+  std::int64_t sequence = 2048;  ///< tokens a sample
+  Recompute recompute = Recompute::kNone;
+  Machine machine;
+  std::optional<Memory> memory;    ///< of one rank's device
+  std::optional<Stage> stage;      ///< only this one
+  double break_even_share = 0.05;  ///< communication over compute that counts as little
+  std::int64_t hybrid_threshold = kHybridThreshold;
+  std::optional<Unit> unit;  ///< for printing; without it that of `memory`, else by size
+
+  /// Of a rank in a step.
+  std::int64_t tokens() const { return batch * sequence; }
+};
+
+/// Scratch of a rank-ordered reduction, bytes (docs/communication.md): at most two windows of 16
+/// MiB.
+inline constexpr std::int64_t kReductionScratch = 32 * kMiB;
+
+/// One stage, with the optimizer on the device or in host memory. Bytes of the fullest rank.
+struct StagePlan {
+  Stage stage = Stage::kDdp;
+  bool offloaded = false;
+  States states;
+  /// What a step needs besides, in whole bytes and never too little: the scratch of a reduction;
+  /// from ZeRO-2 on the gradients of the root and of one unit before they have left; under ZeRO-3
+  /// the parameters of the root and of one unit, gathered. What the rank owns of them is not
+  /// counted twice. Nothing at one rank.
+  std::int64_t transients = 0;
+  std::int64_t activations = 0;
+  Traffic sent;
+  double sent_in_copies = 0;  ///< total over the bytes of one copy of the parameters (V)
+  StepTime time;
+  std::optional<std::int64_t> break_even_batch;  ///< nothing hidden
+  std::optional<bool> fits;                      ///< nothing where no memory was given
+
+  /// An upper bound: activations shrink while gradients grow, so the peak is lower.
+  std::int64_t total() const { return states.total() + transients + activations; }
+};
+
+/// The lookahead of ZeRO-3.
+struct LookaheadPlan {
+  double gather = 0;                   ///< seconds, the largest unit
+  double compute = 0;                  ///< seconds, its forward
+  std::optional<std::int64_t> needed;  ///< k*; nothing where no lookahead hides gathers
+  std::optional<std::int64_t> room;    ///< units that fit beside all of ZeRO-3, where it fits
+  std::int64_t used = 0;               ///< what step times are for
+  std::string says;
+};
+
+/// The answer.
+struct Choice {
+  std::optional<Stage> stage;  ///< the lowest that fits; nothing where none does or none was asked
+  std::string says;            ///< one line
+  std::vector<std::string> reasons;
+  /// Where the answer is no: from how many ranks ZeRO-3 (or the stage asked for) would fit, model
+  /// states alone and with transients and activations. Nothing: with no number of ranks.
+  std::optional<std::int64_t> ranks_for_states;
+  std::optional<std::int64_t> ranks_for_all;
+};
+
+struct Plan {
+  Request request;
+  std::vector<StagePlan> stages;  ///< those asked for, then ZeRO-3 with its optimizer offloaded
+  LookaheadPlan lookahead;
+  Hybrid hybrid;
+  std::int64_t crossover_tokens = 0;  ///< tensor_parallel_crossover() of the largest unit
+  Choice choice;
+
+  Unit unit() const;
+  /// Whether memory was given and nothing fits it.
+  bool says_no() const { return request.memory.has_value() && !choice.stage.has_value(); }
+};
+
+/// Throws zero::Error for parameters, a world size, a batch, a sequence or tokens below 1 or above
+/// the most that is planned for, and for shares and speeds that are not positive.
+void check_request(const Request& request);
+
+/// One stage at any world size; `lookahead` only for its time. For what check_request() lets pass.
+StagePlan plan_stage(const Request& request, Stage stage, bool offloaded, std::int64_t world_size,
+                     std::int64_t lookahead);
+
+/// Plans. Comparisons with the memory are made in whole bytes, and a stage fits only if model
+/// states, transients and the estimate of activations together do. Throws zero::Error where
+/// check_request() does, and for activations that cannot be counted.
+Plan make_plan(const Request& request);
+
+/// The lowest stage of `plan` that fits, or why none does. Part of make_plan().
+Choice choose(const Request& request, const std::vector<StagePlan>& stages);
+
+/// For a terminal of 100 columns.
+std::string to_text(const Plan& plan);
+/// Everything in bytes and seconds, and the points of the curve of memory against communication at
+/// several world sizes, which plot_plan.py draws.
+base::Json to_json(const Plan& plan);
+
+}  // namespace zero::plan

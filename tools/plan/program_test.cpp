@@ -1,0 +1,291 @@
+// Runs the planner as a user does: what it prints, writes and exits with.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <ostream>
+#include <utility>
+#include <vector>
+
+#include <tests/support/ladder_sample.hpp>
+#include <tests/support/test_folder.hpp>
+#include <tools/ladder/ladder_report.hpp>
+#include <zero/base/json.hpp>
+#include <zero/nn/llama_config.hpp>
+
+#include "options.hpp"
+
+namespace zero::plan {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using testing::TestFolder;
+
+struct Ended {
+  int code = -1;
+  std::string said;  // by standard output and error output together
+};
+
+// In the folder of the project, with words for the shell.
+Ended run_plan(const std::string& arguments, const std::string& environment = "") {
+  const testing::TestFolder folder;
+  const std::string log = (folder / "log").string();
+  const std::string command =
+      fmt::format("{} '{}' {} > '{}' 2>&1", environment, ZERO_PLAN_PROGRAM, arguments, log);
+  const int status = std::system(command.c_str());
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, testing::read_bytes(log)};
+}
+
+std::string ladder_json(const testing::TestFolder& folder, double optimizer_factor) {
+  ladder::LadderReport report = testing::ladder_sample();
+  report.dtype = "fp32";
+  report.optimizer = "AdamW";
+  report.modes.resize(3);  // the sample's traffic of zero3 is rounded
+  for (ladder::ModeRow& mode : report.modes) {
+    for (ladder::RankRow& rank : mode.ranks) rank.peak_mib = rank.total_mib;
+  }
+  for (ladder::RankRow& rank : report.modes[1].ranks) rank.optimizer_mib *= optimizer_factor;
+  const std::string path = (folder / "ladder.json").string();
+  base::write_json(path, ladder::to_json(report));
+  return path;
+}
+
+TEST(PlanProgram, SaysNoWhereNothingFits) {
+  const Ended ended = run_plan("--parameters 13e9 --world-size 8 --memory 24GB");
+  EXPECT_EQ(ended.code, kNothingFits);
+  EXPECT_THAT(ended.said, AllOf(HasSubstr("No stage fits 24.00 GB on 8 ranks."),
+                                HasSubstr("ZeRO-3 from 9 ranks on (23.12 GB)")));
+}
+
+TEST(PlanProgram, SaysYesWhereAStageFits) {
+  const Ended ended = run_plan("--parameters 1.5e9 --nproc 8 --memory 16GB");
+  EXPECT_EQ(ended.code, kFits);
+  EXPECT_THAT(ended.said, HasSubstr("Take ZeRO-1"));
+}
+
+TEST(PlanProgram, PlansPresetsAndWithoutMemory) {
+  const Ended ended = run_plan("--model smollm2-135m --dtype fp32 --world-size 2 --unit MiB");
+  EXPECT_EQ(ended.code, kFits);
+  EXPECT_THAT(ended.said, AllOf(HasSubstr("smollm2-135m: 134,515,008 parameters"),
+                                HasSubstr("fp32 (4 + 4 + 8"), HasSubstr("513.13")));
+}
+
+TEST(PlanProgram, PlansAFolderOfHuggingFace) {
+  const testing::TestFolder folder;
+  std::ofstream(folder / "config.json")
+      << nn::to_hugging_face_json(nn::preset("smollm2-360m")).dump();
+  const Ended ended = run_plan("--weights '" + folder.path().string() + "'");
+  EXPECT_EQ(ended.code, kFits);
+  EXPECT_THAT(ended.said, HasSubstr("361,821,120 parameters"));
+}
+
+TEST(PlanProgram, PlansTheLargestNumberOfParametersAndLayers) {
+  const Ended ended = run_plan("--parameters 1e15 --layers 10000");
+  EXPECT_EQ(ended.code, kFits) << ended.said;
+  EXPECT_THAT(ended.said, AllOf(HasSubstr("1,000,000,000,000,000 parameters"),
+                                HasSubstr("10000 layers"), Not(ContainsRegex(" -[0-9]"))));
+}
+
+// Multiplied in 63 bits some of these are small, or negative, and would fit.
+TEST(PlanProgram, ConfigsThatLieFitNowhere) {
+  const testing::TestFolder folder;
+  const std::string path = (folder / "config.json").string();
+  for (const auto& [key, value] : std::vector<std::pair<std::string, std::string>>{
+           {"vocab_size", "9223372036854775808"},
+           {"num_attention_heads", "9223372036854775808"},
+           {"intermediate_size", "-176"},
+           {"hidden_size", "4611686018427387904"},
+           {"hidden_size", "64.5"},
+           {"num_hidden_layers", "1000000000"}}) {
+    nlohmann::json config = nn::to_hugging_face_json(nn::preset("tiny"));
+    config[key] = nlohmann::json::parse(value);
+    std::ofstream(path) << config.dump();
+    const Ended ended = run_plan("--memory 80GB --weights '" + path + "'");
+    EXPECT_EQ(ended.code, kFailed) << ended.said;
+    EXPECT_THAT(ended.said, HasSubstr(fmt::format("{}: field '{}' of config.json is {}, but must "
+                                                  "be an integer from 1 to 1",
+                                                  path, key, value)));
+  }
+}
+
+TEST(PlanProgram, PrintsTheTables) {
+  const Ended ended = run_plan("--tables");
+  EXPECT_EQ(ended.code, kFits);
+  EXPECT_THAT(ended.said, AllOf(HasSubstr("5520.95"), HasSubstr("22.35"), HasSubstr("8.38"),
+                                HasSubstr("84 GB with master weights")));
+}
+
+TEST(PlanProgram, WritesJsonOrPrintsIt) {
+  const testing::TestFolder folder;
+  const std::string path = (folder / "plan.json").string();
+  EXPECT_EQ(run_plan("--parameters 7B --json '" + path + "'").code, kFits);
+  const base::Json written = base::read_json(path);
+  EXPECT_EQ(written["parameters"], 7'000'000'000);
+  EXPECT_TRUE(written["run"].contains("command_line"));
+  const Ended printed = run_plan("--parameters 7B --json -");
+  EXPECT_EQ(base::Json::parse(printed.said)["parameters"], 7'000'000'000);
+}
+
+TEST(PlanProgram, DrawsBesideItsJson) {
+  const testing::TestFolder folder;
+  const std::string path = (folder / "p.json").string();
+  const Ended ended = run_plan("--parameters 7B --memory 24GB --plot --json '" + path + "'");
+  EXPECT_EQ(ended.code, kFits) << ended.said;
+  EXPECT_GT(std::filesystem::file_size(folder / "p.png"), 10'000U);
+  EXPECT_THAT(testing::read_bytes(folder / "p.svg"), HasSubstr("</svg>"));
+}
+
+TEST(PlanProgram, SaysSoWhereNoPictureCanBeDrawn) {
+  const testing::TestFolder folder;
+  const std::string json = " --plot --json '" + (folder / "p.json").string() + "'";
+  const Ended none = run_plan("--model tiny" + json, "ZERO_PYTHON=/nowhere/python");
+  EXPECT_EQ(none.code, kFailed);
+  EXPECT_THAT(none.said, HasSubstr("no picture was made"));
+  EXPECT_EQ(run_plan("--model tiny" + json, "ZERO_PYTHON=false").code, kFailed);
+}
+
+TEST(PlanProgram, ChecksTheLadder) {
+  const testing::TestFolder folder;
+  const Ended good = run_plan("--check '" + ladder_json(folder, 1) + "'");
+  EXPECT_EQ(good.code, kFits) << good.said;
+  EXPECT_THAT(good.said, AllOf(HasSubstr("5520.95"), HasSubstr("measured"), HasSubstr("error")));
+  const Ended bad = run_plan("--check '" + ladder_json(folder, 1.1) + "'");
+  EXPECT_EQ(bad.code, kFailed);
+  EXPECT_THAT(bad.said, HasSubstr("FAILED zero1: "));
+}
+
+TEST(PlanProgram, DoesNotWriteOverWhatItReads) {
+  const testing::TestFolder folder;
+  const std::string ladder = ladder_json(folder, 1);
+  const std::string before = testing::read_bytes(ladder);
+  const Ended ended = run_plan("--check '" + ladder + "' --json '" + ladder + "'");
+  EXPECT_EQ(ended.code, kFailed) << ended.said;
+  EXPECT_THAT(ended.said, HasSubstr("would be written over what --check " + ladder + " reads"));
+  EXPECT_EQ(testing::read_bytes(ladder), before);
+}
+
+struct BadInput {
+  std::string name;
+  std::string arguments;
+  std::string message;
+};
+
+void PrintTo(const BadInput& input, std::ostream* out) { *out << input.arguments; }
+
+class PlanRefuses : public ::testing::TestWithParam<BadInput> {};
+
+TEST_P(PlanRefuses, WithAClearMessage) {
+  const Ended ended = run_plan(GetParam().arguments);
+  EXPECT_THAT(ended.code, ::testing::AnyOf(kFailed, kWrongUsage)) << ended.said;
+  EXPECT_THAT(ended.said, HasSubstr(GetParam().message));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, PlanRefuses,
+    ::testing::Values(
+        BadInput{"Parameters", "--parameters 1.5x", "--parameters: '1.5x' is not a whole number"},
+        BadInput{"NoParameters", "--parameters 0", "'0' is not a whole number"},
+        BadInput{"MemoryWithoutUnit", "--memory 24", "--memory: '24' is not an amount of memory"},
+        BadInput{"NegativeMemory", "--memory=-3GB", "'-3GB' is not an amount of memory"},
+        BadInput{"Model", "--model smollm", "unknown model 'smollm'; did you mean"},
+        BadInput{"Weights", "--weights /nowhere", "/nowhere: no model is there"},
+        BadInput{"Stage", "--stage zero4", "unknown stage 'zero4'; did you mean 'zero"},
+        BadInput{"Unit", "--unit gb", "did you mean 'GB'?"},
+        BadInput{"WorldSize", "--world-size 0", "Value 0 not in range"},
+        BadInput{"Batch", "--batch 0", "Value 0 not in range"},
+        BadInput{"Option", "--bandwith 3GB/s", "did you mean '--bandwidth'?"},
+        BadInput{"Word", "tables", "'tables' is not expected here"},
+        BadInput{"Bandwidth", "--bandwidth 100", "--bandwidth: '100' is not a bandwidth"},
+        BadInput{"Latency", "--latency 10", "--latency: '10' is not a time"},
+        BadInput{"Flops", "--flops fast", "--flops: 'fast' is not a speed"},
+        BadInput{"TooManyParameters", "--parameters 1.1e15", "whole number from 1 to 1e15"},
+        BadInput{"TooManyLayers", "--parameters 1e9 --layers 10001", "Value 10001 not in range"},
+        BadInput{"MoreLayersThanParameters", "--parameters 5 --layers 6",
+                 "5 parameters cannot be shared out over 6 layers"},
+        BadInput{"TooManyRanks", "--world-size 1000001", "Value 1000001 not in range"},
+        BadInput{"NegativeBatch", "--batch=-9223372036854775808", "not in range 1 to 1048576"},
+        BadInput{"LongSequence", "--sequence 16777217", "Value 16777217 not in range"},
+        BadInput{"TooManyTokens", "--batch 1048576 --sequence 16777216", "a smaller --batch or"},
+        BadInput{"TooManyActivations",
+                 "--parameters 1e15 --layers 10000 --batch 1048576 --sequence 1048576",
+                 "more than can be counted: fewer tokens a rank are needed"},
+        BadInput{"OverheadIsNoNumber", "--overhead nan", "share of communication must be above 0"},
+        BadInput{"EndlessLatency", "--latency 1e300s", "--latency: '1e300s' is not a time from 0s"},
+        BadInput{"EndlessSpeed", "--flops 1e308PFLOP/s", "is not a speed from 1FLOP/s to 1e24"},
+        BadInput{"Dtype", "--dtype fp8", "unknown dtype policy 'fp8'"},
+        BadInput{"Optimizer", "--optimizer adam", "did you mean 'adamw'?"},
+        BadInput{"TwoModels", "--parameters 1e9 --model tiny", "excludes"},
+        BadInput{"LayersOfAPreset", "--model tiny --layers 3", "requires --parameters"},
+        BadInput{"TablesAndPlot", "--tables --plot", "excludes"},
+        BadInput{"PlotOfNoFile", "--plot --json -", "--plot draws from a file"},
+        BadInput{"EmptyName", "--model tiny --json ''", "--json needs a name or a value"},
+        BadInput{"EmptyValue", "--memory= --model tiny", "--memory needs a name or a value"},
+        BadInput{"NoLadder", "--check nowhere.json", "nowhere.json"},
+        BadInput{"NotALadder", "--check CMakePresets.json",
+                 "CMakePresets.json is not a report of the ladder"},
+        BadInput{"JsonBelowAFile", "--model tiny --json tools/ladder/CMakeLists.txt/x.json",
+                 "tools/ladder/CMakeLists.txt"}),
+    [](const auto& info) { return info.param.name; });
+
+// ---- the documentation
+// ---------------------------------------------------------------------------
+
+struct Example {
+  std::string arguments;
+  std::string output;
+};
+
+// The blocks of docs/planner.md that begin with "$ ./run plan". What ran over a measurement of one
+// machine cannot be repeated.
+std::vector<Example> examples() {
+  std::ifstream file("docs/planner.md");
+  std::vector<Example> found;
+  std::string line;
+  const std::string prompt = "$ ./run plan";
+  bool inside = false;
+  while (std::getline(file, line)) {
+    if (line.starts_with(prompt)) {
+      found.push_back({line.substr(prompt.size()), ""});
+      inside = true;
+    } else if (line.starts_with("```")) {
+      inside = false;
+    } else if (inside) {
+      found.back().output += line + "\n";
+    }
+  }
+  std::erase_if(found, [](const Example& e) {
+    return e.arguments.find("--check") != std::string::npos ||
+           e.arguments.find("--plot") != std::string::npos;
+  });
+  return found;
+}
+
+TEST(PlannerDocs, ShowWhatTheProgramPrints) {
+  const std::vector<Example> all = examples();
+  EXPECT_GE(all.size(), 3U);
+  for (const Example& example : all) {
+    const std::string said = run_plan(example.arguments).said;
+    // "..." stands for lines that are left out, at the beginning or the end.
+    std::string shown = example.output;
+    const auto cut = shown.find("...\n");
+    if (cut == std::string::npos) {
+      EXPECT_EQ(said, shown) << example.arguments;
+    } else {
+      EXPECT_THAT(said, ::testing::StartsWith(shown.substr(0, cut))) << example.arguments;
+      EXPECT_THAT(said, ::testing::EndsWith(shown.substr(cut + 4))) << example.arguments;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace zero::plan

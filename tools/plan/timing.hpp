@@ -1,0 +1,73 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <zero/train/exposed_time.hpp>
+
+#include "model.hpp"
+#include "traffic.hpp"
+
+/// Seconds: compute, communication, and how much of the second can hide behind the first.
+namespace zero::plan {
+
+/// What a rank computes and sends with.
+struct Machine {
+  double bandwidth = 100e9;  ///< bytes a second that a rank sends and, at the same time, receives
+  double latency = 10e-6;    ///< seconds that every collective takes besides
+  double flops = 150e12;     ///< operations a second that a rank attains, not its data sheet's
+};
+
+/// Operations of a step for each parameter and token: 2 in forward and 4 in backward (Kaplan et
+/// al., arXiv:2001.08361, section 2.1). The product of queries and keys is not counted.
+inline constexpr double kForwardOperations = 2;
+inline constexpr double kBackwardOperations = 4;
+
+/// 6 P tokens / FLOP/s, 8 P tokens with Recompute of whole layers.
+double compute_seconds(std::int64_t parameters, std::int64_t tokens, const Machine& machine,
+                       bool recomputes = false);
+
+/// Collectives of a step: for each unit one where something is reduced and one for each gather of
+/// its parameters; an all-reduce counts as two, its halves.
+std::int64_t collectives(Scheme scheme, std::int64_t units);
+
+/// bytes / bandwidth + collectives x latency: the alpha-beta model (Hockney, "The communication
+/// challenge for MPP", Parallel Computing 20(3), 1994), one collective after another.
+double communication_seconds(double bytes, std::int64_t collectives, const Machine& machine);
+
+/// The smallest number of samples a rank with which communication takes less than `share` of
+/// compute, nothing hidden: the smallest B with T_communication < share x 6 P B s / FLOP/s. Nothing
+/// beyond 10^9 samples. Without latency P cancels, so the answer is nearly the same for every size.
+std::optional<std::int64_t> break_even_batch(double communication_seconds, std::int64_t parameters,
+                                             std::int64_t sequence, double share,
+                                             const Machine& machine);
+
+using train::exposed_seconds;
+using train::lookahead;
+using train::Pass;
+
+/// Forward and backward of a model under a scheme.
+struct StepTime {
+  double compute = 0;
+  double communication = 0;  ///< all of it, nothing hidden
+  double exposed = 0;        ///< what is left of it with the given lookahead
+  double total() const { return compute + exposed; }
+};
+
+/// The passes: ZeRO-3 gathers each unit and the root in forward and again in backward (the root
+/// only once; kept: nothing again) and reduces in backward. DDP, ZeRO-1 and ZeRO-2 reduce each unit
+/// in backward while the next computes; stages 1 and 2 (and naive ZeRO-1) then gather parameters
+/// with nothing left to hide behind. The root is first in forward and last in backward; its
+/// computing is done with it.
+StepTime step_time(const Model& model, const Policy& policy, Scheme scheme, std::int64_t world_size,
+                   std::int64_t tokens, std::int64_t lookahead, bool recomputes,
+                   const Machine& machine);
+
+/// Seconds to gather one unit of `elements` for forward, and to compute its forward.
+double unit_gather_seconds(std::int64_t elements, const Policy& policy, std::int64_t world_size,
+                           const Machine& machine);
+double unit_forward_seconds(std::int64_t elements, std::int64_t tokens, const Machine& machine);
+
+}  // namespace zero::plan

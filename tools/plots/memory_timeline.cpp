@@ -1,0 +1,33 @@
+#include "memory_timeline.hpp"
+
+#include <nlohmann/json.hpp>
+#include <utility>
+
+namespace zero::plots {
+
+base::Json film_of_mode(const std::string& mode, const memory::Timeline& timeline) {
+  base::Json samples = base::Json::array();
+  for (const memory::Timeline::Sample& sample : timeline.samples) {
+    base::Json row = {{"t", sample.seconds}, {"total", sample.total}};
+    for (std::size_t c = 0; c < memory::kCategories; ++c) {
+      if (sample.current[c] == 0) continue;
+      row[std::string(memory::name(static_cast<memory::Category>(c)))] = sample.current[c];
+    }
+    samples.push_back(std::move(row));
+  }
+  base::Json marks = base::Json::array();
+  for (const memory::Timeline::Mark& mark : timeline.marks) {
+    marks.push_back({{"t", mark.seconds}, {"label", mark.label}});
+  }
+  return {{"mode", mode}, {"samples", std::move(samples)}, {"marks", std::move(marks)}};
+}
+
+base::Json film(const FilmSubject& subject, base::Json modes, base::Json run) {
+  return {{"model", subject.model},
+          {"world_size", subject.world_size},
+          {"parameter_bytes", subject.parameter_bytes},
+          {"modes", std::move(modes)},
+          {"run", std::move(run)}};
+}
+
+}  // namespace zero::plots

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include <zero/base/json.hpp>
+#include <zero/memory/timeline.hpp>
+
+namespace zero::plots {
+
+/// What a memory film is about.
+struct FilmSubject {
+  std::string model;
+  int world_size = 0;
+  std::int64_t parameter_bytes = 0;  ///< V: one copy of the parameters, in bytes
+};
+
+/// One mode of a film: {"mode", "samples": [{"t", "total", "parameters", "gradients", …}, …],
+/// "marks": [{"t", "label"}, …]}. Times are in seconds since the step began, all else in bytes. A
+/// sample holds until the next one; a category that holds nothing is left out of it. A mark begins
+/// a phase.
+base::Json film_of_mode(const std::string& mode, const memory::Timeline& timeline);
+
+/// What plot_memory_timeline.py reads: {"model", "world_size", "parameter_bytes", "modes": `modes`,
+/// "run": `run`}, with what film_of_mode() and run_metadata() gave.
+base::Json film(const FilmSubject& subject, base::Json modes, base::Json run);
+
+}  // namespace zero::plots

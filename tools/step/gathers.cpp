@@ -1,0 +1,121 @@
+// A table of lesson 04: a forward and a backward under tensor_zero3:leaf, :per_parameter,
+// tensor_zero3 and :whole on ranks of this machine, and for each the number of gathers, the peak of
+// parameters that were whole and the peak of gradients.
+//   ./run step 04 gathers --help
+
+#include <ATen/ops/arange.h>
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <iostream>
+
+#include <04_tensor_sharding/stages.hpp>
+#include <zero/base/program.hpp>
+#include <zero/base/table.hpp>
+#include <zero/distributed/launch.hpp>
+#include <zero/memory/accounting.hpp>
+#include <zero/nn/llama.hpp>
+
+namespace zero {
+namespace {
+
+using dist::Operation;
+using dist::Purpose;
+using memory::Category;
+
+struct Options {
+  std::string model = "tiny";
+  int world_size = 2;
+  std::int64_t tokens = 32;
+};
+
+double mib(std::int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
+
+// Counts and bytes do not depend on what the tokens are.
+data::Batch batch_of(const nn::LlamaConfig& config, std::int64_t tokens, int rank) {
+  data::Batch batch;
+  batch.inputs = (at::arange(tokens) * 7 + rank).remainder(config.vocabulary).view({1, tokens});
+  batch.targets = (batch.inputs + 7).remainder(config.vocabulary);
+  batch.loss_terms = tokens;
+  return batch;
+}
+
+// A row of the table: what this rank gathered in a forward and a backward under `variant`.
+std::vector<std::string> measure(dist::Communicator& communicator, const Options& options,
+                                 const std::string& variant) {
+  const nn::LlamaConfig config = nn::preset(options.model);
+  std::shared_ptr<nn::Llama> model;
+  {
+    const nn::DeferredStorage deferred;
+    model = std::make_shared<nn::Llama>(config);
+  }
+  nn::SeededValues values(/*seed=*/7);
+  TensorZero3 strategy({*model, communicator, optim::adamw(), &values, variant});
+  // The shards, which are there all the time; what comes on top is what was gathered.
+  const std::int64_t rest = memory::snapshot()[Category::kParameters];
+  memory::reset_peaks();
+  const dist::Traffic before = communicator.traffic();
+  strategy.backward(strategy.forward(batch_of(config, options.tokens, communicator.rank())));
+  strategy.finish_backward();
+  const dist::Traffic sent = communicator.traffic().since(before);
+  const auto& gathers = sent.at(Operation::kAllGather, Purpose::kParameter);
+  const memory::Snapshot now = memory::snapshot();
+  const std::int64_t peak = now.peak_of(Category::kParameters) - rest;
+  const auto moved =
+      static_cast<double>(sent.bytes(Purpose::kParameter) + sent.bytes(Purpose::kGradient));
+  const auto whole = static_cast<double>(strategy.list().bytes());
+  return {variant == "flat" ? "tensor_zero3" : "tensor_zero3:" + variant,
+          std::to_string(gathers.calls),
+          std::to_string(sent.at(Operation::kReduceScatter, Purpose::kGradient).calls),
+          base::fixed(moved / whole, 4),
+          base::fixed(mib(peak), 2),
+          base::fixed(100 * static_cast<double>(peak) / whole, 1),
+          base::fixed(mib(now.peak_of(Category::kGradients)), 2)};
+}
+
+std::string run_rank(dist::Communicator& communicator, const Options& options) {
+  base::Table table({{"mode", base::Align::kLeft},
+                     {"gathers"},
+                     {"reduce-scatters"},
+                     {"sent", base::Align::kRight, "V"},
+                     {"peak", base::Align::kRight, "MiB", "parameters beside the shard"},
+                     {"", base::Align::kRight, "% of V", "parameters beside the shard"},
+                     {"gradients", base::Align::kRight, "MiB", "peak"}});
+  for (const char* variant : {"leaf", "per_parameter", "flat", "whole"}) {
+    table.add_row(measure(communicator, options, variant));
+  }
+  if (communicator.rank() == 0) {
+    fmt::print("{}, {} ranks, one step with one micro-batch:\n{}", options.model,
+               communicator.size(), table.to_text());
+  }
+  return "";
+}
+
+}  // namespace
+
+int run(int argc, char** argv) {
+  Options options;
+  CLI::App app{"How much is whole at a time under stage 3, and how many collectives that takes."};
+  app.add_option("--model", options.model, "one of the presets")->capture_default_str();
+  app.add_option("--nproc", options.world_size, "ranks")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 64));
+  app.add_option("--tokens", options.tokens, "tokens a rank")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 8192));
+  CLI11_PARSE(app, argc, argv);
+  return run_program("gathers", [&] {
+    nn::preset(options.model);  // an unknown name is an error here, not once on every rank
+    memory::install();
+    dist::LaunchOptions launch;
+    launch.world_size = options.world_size;
+    const auto exits = dist::launch_ranks(
+        launch, [&](dist::Communicator& communicator) { return run_rank(communicator, options); });
+    dist::check_all_well(exits);
+    return 0;
+  });
+}
+
+}  // namespace zero
+
+int main(int argc, char** argv) { return zero::run(argc, argv); }

@@ -1,0 +1,151 @@
+// A table of lesson 04: the bytes of each rank at 2, 4, 8 and 16 ranks, where whole parameters are
+// assigned to ranks and where every tensor is split, and how many elements of padding that takes
+// with one buffer for each unit and with one for each parameter. Sizes only: nothing is allocated,
+// no rank is started. --json writes them for tools/plots/plot_shares.py and draws the picture.
+//   ./run step 04 shares --help
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <vector>
+
+#include <tools/plots/picture.hpp>
+#include <zero/base/arguments.hpp>
+#include <zero/base/json.hpp>
+#include <zero/base/program.hpp>
+#include <zero/base/table.hpp>
+#include <zero/nn/llama.hpp>
+#include <zero/nn/parameters.hpp>
+#include <zero/train/ownership.hpp>
+#include <zero/train/shard_layout.hpp>
+
+namespace zero {
+namespace {
+
+using Shares = std::vector<std::int64_t>;  // bytes of each rank
+
+Shares of_owners(const nn::ParameterList& list, int ranks, train::Ownership how) {
+  std::vector<std::int64_t> bytes;
+  for (const nn::Parameter& p : list.parameters) bytes.push_back(p.bytes());
+  const std::vector<int> owners = train::assign_owners(bytes, ranks, how);
+  Shares shares(static_cast<std::size_t>(ranks), 0);
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    shares[static_cast<std::size_t>(owners[i])] += bytes[i];
+  }
+  return shares;
+}
+
+struct Split {
+  Shares shares;
+  std::int64_t padding = 0;  // elements, of all ranks together
+};
+
+// One buffer a unit, as tensor_zero3 has it where all parameters are trainable and of one dtype, or
+// one a parameter. Padding is held as well, so it counts.
+Split of_shards(const nn::ParameterList& list, int ranks, bool per_parameter) {
+  const auto element = static_cast<std::int64_t>(list.parameters.front().tensor.element_size());
+  std::int64_t bytes = 0, padding = 0;
+  const auto add = [&](std::vector<std::int64_t> sizes) {
+    const train::ShardLayout layout(std::move(sizes), ranks);
+    bytes += layout.shard() * element;
+    padding += layout.padding();
+  };
+  for (const nn::UnitInfo& unit : list.units) {
+    std::vector<std::int64_t> sizes;
+    for (const std::size_t i : unit.parameters) sizes.push_back(list.parameters[i].numel());
+    if (per_parameter) {
+      for (const std::int64_t size : sizes) add({size});
+    } else if (!sizes.empty()) {
+      add(std::move(sizes));
+    }
+  }
+  return {Shares(static_cast<std::size_t>(ranks), bytes), padding};
+}
+
+struct Row {
+  int ranks;
+  Shares by_count, by_size;
+  Split split, per_parameter;
+};
+
+std::vector<Row> rows_of(const nn::ParameterList& list) {
+  std::vector<Row> rows;
+  for (const int ranks : {2, 4, 8, 16}) {
+    rows.push_back({ranks, of_owners(list, ranks, train::Ownership::kByCount),
+                    of_owners(list, ranks, train::Ownership::kBySize),
+                    of_shards(list, ranks, /*per_parameter=*/false),
+                    of_shards(list, ranks, /*per_parameter=*/true)});
+  }
+  return rows;
+}
+
+double largest_over_mean(const Shares& shares) {
+  const double sum = std::accumulate(shares.begin(), shares.end(), 0.0);
+  const auto largest = static_cast<double>(*std::max_element(shares.begin(), shares.end()));
+  return largest * static_cast<double>(shares.size()) / sum;
+}
+
+void print(const std::vector<Row>& rows, std::int64_t bytes) {
+  base::Table table({{"ranks"},
+                     {"fair share", base::Align::kRight, "MiB"},
+                     {"by count", base::Align::kRight, "", "largest over mean"},
+                     {"by size", base::Align::kRight, "", "largest over mean"},
+                     {"split", base::Align::kRight, "", "largest over mean"},
+                     {"flat", base::Align::kRight, "elements", "padding"},
+                     {"per parameter", base::Align::kRight, "elements", "padding"}});
+  for (const Row& row : rows) {
+    table.add_row({std::to_string(row.ranks),
+                   base::fixed(static_cast<double>(bytes) / row.ranks / (1 << 20), 2),
+                   base::fixed(largest_over_mean(row.by_count), 4),
+                   base::fixed(largest_over_mean(row.by_size), 4),
+                   base::fixed(largest_over_mean(row.split.shares), 4),
+                   base::with_thousands(row.split.padding),
+                   base::with_thousands(row.per_parameter.padding)});
+  }
+  fmt::print("{}", table.to_text());
+}
+
+base::Json to_json(const std::vector<Row>& rows, const std::string& model, std::int64_t bytes) {
+  base::Json document = {{"model", model}, {"parameter_bytes", bytes}};
+  for (const Row& row : rows) {
+    document["rows"].push_back({{"ranks", row.ranks},
+                                {"by_count", row.by_count},
+                                {"by_size", row.by_size},
+                                {"split", row.split.shares},
+                                {"split_padding", row.split.padding},
+                                {"per_parameter_padding", row.per_parameter.padding}});
+  }
+  return document;
+}
+
+}  // namespace
+
+int run(int argc, char** argv) {
+  std::string model = "smollm2-360m", json;
+  CLI::App app{"Bytes of parameters that each rank owns, by whole parameters and split."};
+  app.add_option("--model", model, "one of the presets")->capture_default_str();
+  app.add_option("--json", json, "write the shares here, and a picture of them beside it");
+  CLI11_PARSE(app, argc, argv);
+  return run_program("shares", [&] {
+    base::check_arguments(argc, argv);
+    const nn::DeferredStorage deferred;  // shapes only
+    nn::Llama llama(nn::preset(model));
+    const nn::ParameterList list = nn::list_parameters(llama);
+    const std::vector<Row> rows = rows_of(list);
+    fmt::print("{}: {} parameters in {} tensors, fp32\n", model, base::with_thousands(list.numel()),
+               list.size());
+    print(rows, list.bytes());
+    if (json.empty()) return 0;
+    base::write_json(json, to_json(rows, model, list.bytes()));
+    const plots::Picture picture = plots::draw("tools/plots/plot_shares.py", json);
+    fmt::print("{}{}\n", picture.drawn ? "" : "No picture was made: ", picture.said);
+    return 0;
+  });
+}
+
+}  // namespace zero
+
+int main(int argc, char** argv) { return zero::run(argc, argv); }
