@@ -1,11 +1,12 @@
 #include "simple_ddp.hpp"
 
 #include <cmath>
-#include <tests/support/ranks.hpp>
 
+#include <tests/support/ranks.hpp>
 #include <tests/support/reference_reducer.hpp>
 #include <tests/support/toy.hpp>
 #include <zero/memory/accounting.hpp>
+#include <zero/optim/adamw.hpp>
 #include <zero/train/trainer.hpp>
 
 namespace zero {

@@ -1,7 +1,7 @@
 #include <tests/support/ranks.hpp>
-
 #include <tests/support/toy.hpp>
 #include <zero/memory/accounting.hpp>
+#include <zero/optim/adamw.hpp>
 #include <zero/train/trainer.hpp>
 
 #include "zero1_sharding.hpp"

@@ -1,11 +1,11 @@
 #include <c10/core/GradMode.h>
 
 #include <tests/support/ranks.hpp>
-
 #include <tests/support/toy.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/nn/llama.hpp>
+#include <zero/optim/adamw.hpp>
 #include <zero/train/trainer.hpp>
 
 #include "zero3_sharding.hpp"

@@ -4,15 +4,16 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <tests/support/ranks.hpp>
 
+#include <tests/support/ranks.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/nn/llama.hpp>
+#include <zero/optim/adamw.hpp>
 #include <zero/train/shard_layout.hpp>
 #include <zero/train/trainer.hpp>
 
-#include "stages.hpp"
+#include "tensor_zero3.hpp"
 
 namespace zero {
 namespace {

@@ -21,6 +21,7 @@
 #include <zero/memory/storage.hpp>
 #include <zero/nn/mlp.hpp>
 #include <zero/nn/parameters.hpp>
+#include <zero/optim/adamw.hpp>
 #include <zero/optim/optimizer.hpp>
 #include <zero/train/shard_layout.hpp>
 

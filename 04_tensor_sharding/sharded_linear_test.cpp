@@ -6,7 +6,6 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <tests/support/ranks.hpp>
-
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
 

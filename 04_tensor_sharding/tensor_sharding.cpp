@@ -161,4 +161,16 @@ std::int64_t TensorSharding::reduced_shard_bytes() const {
   return sum;
 }
 
+// Every rank has updated its shard; the buffer that it is a window of gets the others'. All gathers
+// are started before the first is waited for: nothing that one of them writes is read by another.
+void TensorSharding::gather_updated() {
+  RECORD_USER_SCOPE("tensor_param_all_gather");
+  std::vector<dist::Pending> pending;
+  for (const std::size_t g : backward_groups()) {
+    pending.push_back(
+        communicator().all_gather(groups_[g].full(), groups_[g].shard(), Purpose::kParameter));
+  }
+  for (dist::Pending& p : pending) p.wait();
+}
+
 }  // namespace zero

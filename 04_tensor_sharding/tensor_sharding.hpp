@@ -55,6 +55,9 @@ class TensorSharding : public train::Strategy {
   bool note_members(std::size_t group);
   /// How many parameters of a group are trainable at the moment.
   std::size_t trainable_members(std::size_t group) const;
+  /// Makes the parameters of trainable groups whole after every rank has updated its shards. All
+  /// gathers are started before the first is waited for. Called by all ranks; blocks.
+  void gather_updated();
   /// The end of a backward pass: forgets which gradients came.
   void forget_arrivals() { arrived_.assign(arrived_.size(), 0); }
 

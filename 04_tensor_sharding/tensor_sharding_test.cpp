@@ -3,16 +3,18 @@
 #include <gmock/gmock.h>
 
 #include <tests/support/ranks.hpp>
-
 #include <tests/support/toy.hpp>
 #include <zero/base/error.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/nn/llama.hpp>
+#include <zero/optim/adamw.hpp>
 #include <zero/train/ownership.hpp>
 #include <zero/train/trainer.hpp>
 
-#include "stages.hpp"
+#include "tensor_zero1.hpp"
+#include "tensor_zero2.hpp"
+#include "tensor_zero3.hpp"
 
 namespace zero {
 namespace {

@@ -3,11 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
-#include <tests/support/ranks.hpp>
 
+#include <tests/support/ranks.hpp>
 #include <tests/support/toy.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
+#include <zero/optim/adamw.hpp>
 #include <zero/train/trainer.hpp>
 
 #include "overlap.hpp"

@@ -2,15 +2,16 @@
 
 #include <gmock/gmock.h>
 
-#include <tests/support/ranks.hpp>
 #include <random>
 #include <set>
 #include <thread>
 
 #include <tests/support/hooked_communicator.hpp>
+#include <tests/support/ranks.hpp>
 #include <tests/support/toy.hpp>
 #include <zero/base/error.hpp>
 #include <zero/memory/accounting.hpp>
+#include <zero/optim/adamw.hpp>
 #include <zero/train/trainer.hpp>
 
 #include "test_runs.hpp"

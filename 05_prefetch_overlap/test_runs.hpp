@@ -9,6 +9,7 @@
 
 #include <tests/support/toy.hpp>
 #include <tests/support/whole_weights.hpp>
+#include <zero/optim/adamw.hpp>
 #include <zero/train/trainer.hpp>
 
 #include "overlap.hpp"

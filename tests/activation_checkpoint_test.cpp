@@ -14,6 +14,7 @@
 #include <zero/nn/checkpoint.hpp>
 #include <zero/nn/functional.hpp>
 #include <zero/nn/llama.hpp>
+#include <zero/optim/adamw.hpp>
 #include <zero/train/registry.hpp>
 #include <zero/train/trainer.hpp>
 

@@ -13,6 +13,7 @@
 #include <zero/data/sampler.hpp>
 #include <zero/data/text.hpp>
 #include <zero/nn/llama.hpp>
+#include <zero/optim/adamw.hpp>
 #include <zero/train/registry.hpp>
 #include <zero/train/trainer.hpp>
 

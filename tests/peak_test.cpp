@@ -15,6 +15,7 @@
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/nn/mlp.hpp>
+#include <zero/optim/adamw.hpp>
 #include <zero/train/registry.hpp>
 #include <zero/train/trainer.hpp>
 

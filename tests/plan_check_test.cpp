@@ -11,6 +11,7 @@
 #include <tools/plan/quantity.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/llama.hpp>
+#include <zero/optim/adamw.hpp>
 #include <zero/train/registry.hpp>
 #include <zero/train/trainer.hpp>
 

@@ -11,6 +11,7 @@
 #include <zero/distributed/fake/fake_communicator.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/llama.hpp>
+#include <zero/optim/adamw.hpp>
 #include <zero/train/registry.hpp>
 
 namespace zero::testing {

@@ -7,6 +7,7 @@
 #include <tests/support/ranks.hpp>
 #include <tests/support/toy.hpp>
 #include <zero/memory/accounting.hpp>
+#include <zero/optim/adamw.hpp>
 #include <zero/train/registry.hpp>
 #include <zero/train/trainer.hpp>
 

@@ -14,9 +14,10 @@
 #include <tests/support/test_folder.hpp>
 #include <zero/base/error.hpp>
 #include <zero/io/safetensors.hpp>
-#include <zero/io/save.hpp>
+#include <zero/io/save_model.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/llama.hpp>
+#include <zero/optim/adamw.hpp>
 #include <zero/train/registry.hpp>
 #include <zero/train/shard_layout.hpp>
 

@@ -5,6 +5,7 @@
 #include <zero/distributed/launch.hpp>
 #include <zero/engine/engine.hpp>
 #include <zero/nn/layers.hpp>
+#include <zero/optim/adamw.hpp>
 
 namespace nn = zero::nn;
 

@@ -6,6 +6,7 @@
 #include <tests/support/ranks.hpp>
 #include <tests/support/test_folder.hpp>
 #include <tests/support/whole_state.hpp>
+#include <zero/optim/adamw.hpp>
 #include <zero/optim/master_weights.hpp>
 
 namespace zero::testing {

@@ -3,7 +3,9 @@
 #include <ATen/ops/ones.h>
 
 #include <zero/base/error.hpp>
+#include <zero/optim/adamw.hpp>
 #include <zero/optim/master_weights.hpp>
+#include <zero/optim/sgd.hpp>
 
 #include "one_checkpoint.hpp"
 

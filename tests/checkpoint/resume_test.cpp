@@ -13,6 +13,7 @@
 #include <tests/support/ranks.hpp>
 #include <tests/support/test_folder.hpp>
 #include <tests/support/whole_state.hpp>
+#include <zero/optim/sgd.hpp>
 #include <zero/optim/torch_optimizer.hpp>
 
 namespace zero::testing {

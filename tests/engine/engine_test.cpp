@@ -1,13 +1,14 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <tests/support/ranks.hpp>
 
 #include <05_prefetch_overlap/test_runs.hpp>
+#include <tests/support/ranks.hpp>
 #include <tests/support/test_folder.hpp>
 #include <tests/support/toy.hpp>
 #include <zero/base/error.hpp>
 #include <zero/engine/engine.hpp>
+#include <zero/optim/adamw.hpp>
 #include <zero/optim/master_weights.hpp>
 
 namespace zero {

@@ -10,6 +10,7 @@
 #include <tools/plan/states.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/llama.hpp>
+#include <zero/optim/adamw.hpp>
 #include <zero/train/fake_world.hpp>
 #include <zero/train/registry.hpp>
 #include <zero/train/trainer.hpp>

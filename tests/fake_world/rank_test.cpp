@@ -6,6 +6,7 @@
 #include <tests/support/session.hpp>
 #include <tests/support/whole_weights.hpp>
 #include <zero/memory/accounting.hpp>
+#include <zero/optim/adamw.hpp>
 #include <zero/train/fake_world.hpp>
 
 namespace zero::testing {

@@ -11,6 +11,7 @@
 #include <tests/support/ranks.hpp>
 #include <tests/support/session.hpp>
 #include <zero/base/error.hpp>
+#include <zero/optim/adamw.hpp>
 
 namespace zero::testing {
 namespace {

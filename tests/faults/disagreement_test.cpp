@@ -6,6 +6,7 @@
 
 #include <tests/support/ranks.hpp>
 #include <tests/support/session.hpp>
+#include <zero/optim/adamw.hpp>
 
 namespace zero::testing {
 namespace {

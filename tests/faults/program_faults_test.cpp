@@ -8,7 +8,7 @@
 
 #include <tests/support/port.hpp>
 #include <tests/support/program.hpp>
-#include <zero/data/tokens.hpp>
+#include <zero/data/token_file.hpp>
 
 namespace zero::testing {
 namespace {

@@ -10,6 +10,7 @@
 #include <tests/support/session.hpp>
 #include <zero/base/error.hpp>
 #include <zero/nn/functional.hpp>
+#include <zero/optim/adamw.hpp>
 
 namespace zero::testing {
 namespace {

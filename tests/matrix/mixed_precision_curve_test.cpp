@@ -14,6 +14,7 @@
 #include <zero/data/sampler.hpp>
 #include <zero/data/text.hpp>
 #include <zero/nn/llama.hpp>
+#include <zero/optim/adamw.hpp>
 #include <zero/optim/master_weights.hpp>
 #include <zero/train/registry.hpp>
 #include <zero/train/trainer.hpp>

@@ -10,6 +10,7 @@
 #include <tests/support/two_bytes.hpp>
 #include <tests/support/whole_state.hpp>
 #include <zero/base/error.hpp>
+#include <zero/optim/adamw.hpp>
 
 namespace zero::testing {
 namespace {

@@ -14,7 +14,9 @@
 #include <zero/base/error.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/mlp.hpp>
+#include <zero/optim/adamw.hpp>
 #include <zero/optim/master_weights.hpp>
+#include <zero/optim/sgd.hpp>
 
 namespace zero::testing {
 namespace {

@@ -9,6 +9,7 @@
 #include <tests/support/ranks.hpp>
 #include <tests/support/session.hpp>
 #include <zero/data/random.hpp>
+#include <zero/optim/sgd.hpp>
 
 namespace zero::testing {
 namespace {

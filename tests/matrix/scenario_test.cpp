@@ -11,6 +11,7 @@
 #include <tests/support/session.hpp>
 #include <zero/base/error.hpp>
 #include <zero/memory/storage.hpp>
+#include <zero/optim/adamw.hpp>
 
 namespace zero::testing {
 namespace {

@@ -3,7 +3,9 @@
 #include <ATen/ops/roll.h>
 #include <ATen/ops/zeros.h>
 
-#include <04_tensor_sharding/stages.hpp>
+#include <04_tensor_sharding/tensor_zero1.hpp>
+#include <04_tensor_sharding/tensor_zero2.hpp>
+#include <04_tensor_sharding/tensor_zero3.hpp>
 #include <zero/distributed/communicator.hpp>
 #include <zero/optim/norm.hpp>
 

@@ -19,9 +19,10 @@
 #include <tests/support/test_folder.hpp>
 #include <zero/data/reviews.hpp>
 #include <zero/io/checkpoint.hpp>
-#include <zero/io/save.hpp>
+#include <zero/io/save_model.hpp>
 #include <zero/io/stored_values.hpp>
 #include <zero/nn/llama.hpp>
+#include <zero/optim/adamw.hpp>
 #include <zero/train/registry.hpp>
 
 namespace zero::testing {

@@ -30,6 +30,7 @@
 #include <zero/nn/gradient_slot.hpp>
 #include <zero/nn/model.hpp>
 #include <zero/nn/parameters.hpp>
+#include <zero/optim/adamw.hpp>
 #include <zero/train/trainer.hpp>
 
 // What ThreadSanitizer was not compiled into it cannot follow either: leave it alone.

@@ -7,6 +7,8 @@
 
 #include <map>
 
+#include <zero/optim/adamw.hpp>
+#include <zero/optim/sgd.hpp>
 #include <zero/optim/torch_optimizer.hpp>
 
 #include "edge_case_model.hpp"

@@ -22,7 +22,8 @@ inline std::vector<std::int64_t> ids_of(const data::TokenStream& tokens) {
 /// Of five classes, with ids that need two bytes.
 inline data::Records three_records() {
   const std::vector<data::Record> records{{4, {7, 8, 9}}, {0, {10}}, {2, {11, 300}}};
-  return data::Records::from(records, /*classes=*/5, /*vocabulary=*/301, /*pad_id=*/6, kSomeTokenizer);
+  return data::Records::from(records, /*classes=*/5, /*vocabulary=*/301, /*pad_id=*/6,
+                             kSomeTokenizer);
 }
 
 /// The text of record `index`, whose tokens are bytes.

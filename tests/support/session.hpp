@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include <zero/optim/adamw.hpp>
 #include <zero/optim/optimizer.hpp>
 #include <zero/train/registry.hpp>
 #include <zero/train/trainer.hpp>

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <zero/optim/adamw.hpp>
 #include <zero/optim/master_weights.hpp>
 
 #include "session.hpp"

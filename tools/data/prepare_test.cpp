@@ -6,7 +6,7 @@
 #include <zero/data/random.hpp>
 #include <zero/data/reviews.hpp>
 #include <zero/data/text.hpp>
-#include <zero/data/tokens.hpp>
+#include <zero/data/token_file.hpp>
 
 namespace zero::data {
 namespace {

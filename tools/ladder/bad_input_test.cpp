@@ -11,7 +11,7 @@
 #include <tests/support/bad_input.hpp>
 #include <tests/support/ladder_program.hpp>
 #include <tests/support/port.hpp>
-#include <zero/data/tokens.hpp>
+#include <zero/data/token_file.hpp>
 #include <zero/nn/llama_config.hpp>
 
 namespace zero::ladder {
@@ -77,15 +77,15 @@ INSTANTIATE_TEST_SUITE_P(
         BadInput{"NoData", kQuick + "--data /nowhere/text.txt", {"/nowhere/text.txt"}},
         BadInput{"NoReviews", kQuick + "--task reviews --data /nowhere/r.csv", {"/nowhere/r.csv"}},
         BadInput{"JsonBelowAFile",
-                 kQuick + "--json tools/ladder/CMakeLists.txt/x.json",
-                 {"cannot write 'tools/ladder/CMakeLists.txt/x.json'", "Not a directory"}},
+                 kQuick + "--json tools/CMakeLists.txt/x.json",
+                 {"cannot write 'tools/CMakeLists.txt/x.json'", "Not a directory"}},
         BadInput{"JsonIsAFolder", kQuick + "--json ladder/", {"it names a folder"}},
         BadInput{"SaveBelowAFile",
-                 kQuick + "--save tools/ladder/CMakeLists.txt/weights",
-                 {"cannot write 'tools/ladder/CMakeLists.txt/weights/config.json'"}},
+                 kQuick + "--save tools/CMakeLists.txt/weights",
+                 {"cannot write 'tools/CMakeLists.txt/weights/config.json'"}},
         BadInput{"TraceBelowAFile",
-                 kQuick + "--trace tools/ladder/CMakeLists.txt/t.json",
-                 {"cannot write 'tools/ladder/CMakeLists.txt/t.json'"}},
+                 kQuick + "--trace tools/CMakeLists.txt/t.json",
+                 {"cannot write 'tools/CMakeLists.txt/t.json'"}},
         BadInput{"TraceIsAFolder", kQuick + "--trace ladder/", {"it names a folder"}},
         BadInput{"DoesNotFit",
                  "--model smollm2-360m --assume-free-memory 4096",

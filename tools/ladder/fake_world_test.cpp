@@ -26,7 +26,9 @@ const std::string kAllModes =
     "ddp,ddp:flat,zero1,zero1:naive,zero2,zero2:placeholder,zero3,zero3:whole,tensor_zero1,"
     "tensor_zero1:naive,tensor_zero2,tensor_zero3,tensor_zero3:per_parameter,tensor_zero3:whole";
 
-json report_of(const TestFolder& folder) { return json::parse(testing::read_bytes(folder / "out.json")); }
+json report_of(const TestFolder& folder) {
+  return json::parse(testing::read_bytes(folder / "out.json"));
+}
 
 TEST(FakeWorld, AnyRankOf512RunsEveryModeAndHoldsWhatTheFormulasSay) {
   for (const int rank : {0, 300}) {

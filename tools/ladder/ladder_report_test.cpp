@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include <tests/support/data_files.hpp>
 #include <tests/support/ladder_sample.hpp>
 #include <tests/support/test_folder.hpp>
 #include <zero/base/error.hpp>
@@ -279,7 +280,7 @@ TEST(LadderJson, CanBePlotted) {
   }
   const testing::TestFolder folder;
   base::write_json(folder / "ladder.json", to_json(testing::ladder_sample()));
-  const auto script = std::filesystem::path(__FILE__).parent_path() / "plot_ladder.py";
+  const auto script = testing::repository() / "tools/plots/plot_ladder.py";
   const std::string command = std::string("\"") + python + "\" \"" + script.string() + "\" \"" +
                               (folder / "ladder.json").string() + "\"";
   ASSERT_EQ(std::system(command.c_str()), 0) << command;

@@ -9,7 +9,7 @@
 #include <tests/support/ladder_program.hpp>
 #include <zero/base/sha256.hpp>
 #include <zero/data/reviews.hpp>
-#include <zero/data/tokens.hpp>
+#include <zero/data/token_file.hpp>
 #include <zero/io/safetensors.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/nn/parameters.hpp>
@@ -25,7 +25,9 @@ using ::testing::Not;
 using testing::run_ladder;
 using testing::TestFolder;
 
-json report_of(const TestFolder& folder) { return json::parse(testing::read_bytes(folder / "out.json")); }
+json report_of(const TestFolder& folder) {
+  return json::parse(testing::read_bytes(folder / "out.json"));
+}
 
 std::string digest_of(const json& report, const std::string& mode) {
   for (const json& row : report.at("modes")) {
@@ -150,9 +152,8 @@ TEST(Reviews, CsvJsonLinesAndTokenFileOfTheSameReviewsAreTheSame) {
   }
   data::write_token_file(folder / "c", data::Records::from(records, /*classes=*/5, 256));
   std::set<std::string> digests;
-  for (const std::string& path :
-       {folder.write("a", csv).string(), folder.write("b", lines).string(),
-        (folder / "c").string()}) {
+  for (const std::string& path : {folder.write("a", csv).string(),
+                                  folder.write("b", lines).string(), (folder / "c").string()}) {
     const Ended ended =
         run_ladder(folder, kQuick + "--modes ddp --task reviews --data '" + path + "'");
     ASSERT_EQ(ended.code, 0) << path << ended.said;
@@ -184,7 +185,7 @@ TEST_P(SavedBy, IsWhatWasTrainedAndCanBeTrainedOn) {
   EXPECT_THAT(first.said, HasSubstr("weights: " + saved));
   EXPECT_EQ(digest_of_folder(saved, /*classes=*/0), digest_of(report_of(folder), "ddp"));
   EXPECT_THAT(folder.listing(), ::testing::ElementsAre("out.json", "saved", "saved/config.json",
-                                                      "saved/model.safetensors"));
+                                                       "saved/model.safetensors"));
   EXPECT_EQ(nn::llama_config_from_json(testing::read_bytes(folder / "saved/config.json")),
             nn::preset("tiny"));
 

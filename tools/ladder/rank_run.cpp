@@ -10,11 +10,12 @@
 #include <zero/base/error.hpp>
 #include <zero/base/sha256.hpp>
 #include <zero/data/sampler.hpp>
-#include <zero/io/save.hpp>
+#include <zero/io/save_model.hpp>
 #include <zero/io/stored_values.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/timeline.hpp>
 #include <zero/nn/llama.hpp>
+#include <zero/optim/adamw.hpp>
 #include <zero/optim/master_weights.hpp>
 #include <zero/train/registry.hpp>
 #include <zero/train/trace.hpp>

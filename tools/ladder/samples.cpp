@@ -10,7 +10,7 @@
 #include <zero/data/reviews.hpp>
 #include <zero/data/sampler.hpp>
 #include <zero/data/text.hpp>
-#include <zero/data/tokens.hpp>
+#include <zero/data/token_file.hpp>
 
 namespace zero::ladder {
 namespace {

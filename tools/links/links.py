@@ -38,8 +38,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "tests" / "hosts"), str(ROOT / "common" / "data")]
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tests" / "hosts"), str(ROOT / "tools" / "data")]
 
 import prepare  # noqa: E402
 from hosts import Failure, Network, Program, Skip, check_machine, succeed_together  # noqa: E402

@@ -15,7 +15,7 @@ import unittest
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "common" / "report")]
+sys.path[:0] = [str(HERE), str(HERE.parent / "plots")]
 
 import links  # noqa: E402
 import links_report  # noqa: E402

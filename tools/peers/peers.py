@@ -41,7 +41,7 @@ import tempfile
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "common" / "data"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "data"))
 
 import prepare  # noqa: E402
 import token_file  # noqa: E402

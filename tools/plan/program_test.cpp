@@ -233,8 +233,8 @@ INSTANTIATE_TEST_SUITE_P(
         BadInput{"NoLadder", "--check nowhere.json", "nowhere.json"},
         BadInput{"NotALadder", "--check CMakePresets.json",
                  "CMakePresets.json is not a report of the ladder"},
-        BadInput{"JsonBelowAFile", "--model tiny --json tools/ladder/CMakeLists.txt/x.json",
-                 "tools/ladder/CMakeLists.txt"}),
+        BadInput{"JsonBelowAFile", "--model tiny --json tools/CMakeLists.txt/x.json",
+                 "tools/CMakeLists.txt"}),
     [](const auto& info) { return info.param.name; });
 
 // ---- the documentation

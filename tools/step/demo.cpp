@@ -21,6 +21,7 @@
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/timeline.hpp>
 #include <zero/nn/mlp.hpp>
+#include <zero/optim/adamw.hpp>
 #include <zero/train/trainer.hpp>
 
 #include "narrate.hpp"

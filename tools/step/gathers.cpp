@@ -9,12 +9,13 @@
 #include <CLI/CLI.hpp>
 #include <iostream>
 
-#include <04_tensor_sharding/stages.hpp>
+#include <04_tensor_sharding/tensor_zero3.hpp>
 #include <zero/base/program.hpp>
 #include <zero/base/table.hpp>
 #include <zero/distributed/launch.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/llama.hpp>
+#include <zero/optim/adamw.hpp>
 
 namespace zero {
 namespace {

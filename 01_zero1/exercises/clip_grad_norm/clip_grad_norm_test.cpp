@@ -7,10 +7,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <tests/support/ranks.hpp>
 
 #include <tests/support/edge_case_model.hpp>
+#include <tests/support/ranks.hpp>
 #include <tests/support/toy.hpp>
+#include <zero/optim/adamw.hpp>
+#include <zero/optim/sgd.hpp>
 #include <zero/train/registry.hpp>
 
 namespace zero {

@@ -152,7 +152,8 @@ TEST(ReadJson, RefusesWhatIsNestedTooDeeply) {
 TEST(ReadJson, RefusesANumberThatNoDoubleHolds) {
   const testing::TestFolder folder;
   write_file(folder / "x.json", "[1e999]");
-  EXPECT_THAT(testing::error_of([&] { read_json(folder / "x.json"); }), HasSubstr("x.json' is not JSON"));
+  EXPECT_THAT(testing::error_of([&] { read_json(folder / "x.json"); }),
+              HasSubstr("x.json' is not JSON"));
 }
 
 TEST(RunMetadata, TellsVersionsCommandAndTime) {
@@ -192,7 +193,8 @@ TEST(CheckWritable, LeavesNothingBehind) {
 TEST(CheckWritable, SaysWhatStandsInTheWay) {
   const testing::TestFolder folder;
   write_file(folder / "file", "x");
-  EXPECT_THAT(testing::error_of([&] { check_writable(folder.path()); }), HasSubstr("it names a folder"));
+  EXPECT_THAT(testing::error_of([&] { check_writable(folder.path()); }),
+              HasSubstr("it names a folder"));
   EXPECT_THAT(testing::error_of([&] { check_writable(folder / "file/out.json"); }),
               HasSubstr("Not a directory"));
   EXPECT_THAT(testing::error_of([&] { check_writable(folder / "file/below/out.json"); }),

@@ -8,8 +8,8 @@
 
 #include <zero/base/error.hpp>
 #include <zero/data/file_kind.hpp>
+#include <zero/data/token_file.hpp>
 #include <zero/data/token_header.hpp>
-#include <zero/data/tokens.hpp>
 
 namespace zero::data {
 namespace {

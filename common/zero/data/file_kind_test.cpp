@@ -6,7 +6,7 @@
 #include <tests/support/records.hpp>
 #include <zero/data/file_kind.hpp>
 #include <zero/data/reviews.hpp>
-#include <zero/data/tokens.hpp>
+#include <zero/data/token_file.hpp>
 
 namespace zero::data {
 namespace {

@@ -5,7 +5,7 @@
 
 #include <tests/support/data_files.hpp>
 #include <zero/data/text.hpp>
-#include <zero/data/tokens.hpp>
+#include <zero/data/token_file.hpp>
 
 namespace zero::data {
 namespace {
@@ -130,8 +130,7 @@ TEST(Text, ProjectTextRefusesAFolderWithoutProse) {
 TEST(Text, ProjectTextOfThisProjectIsEnoughToTrainOn) {
   const TokenStream text = project_text(testing::repository());
   EXPECT_GT(text.size(), 10'000);
-  EXPECT_EQ(text.fingerprint(),
-            project_text(testing::repository()).fingerprint());
+  EXPECT_EQ(text.fingerprint(), project_text(testing::repository()).fingerprint());
 }
 
 TEST(UnigramEntropy, OfKnownDistributions) {

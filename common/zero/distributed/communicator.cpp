@@ -1,3 +1,4 @@
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 #include <fmt/format.h>
@@ -11,6 +12,7 @@
 #include <zero/base/error.hpp>
 #include <zero/distributed/communicator.hpp>
 #include <zero/distributed/narrowing.hpp>
+#include <zero/memory/accounting.hpp>
 
 namespace zero::dist {
 
@@ -300,6 +302,27 @@ std::vector<double> of_all_ranks(Communicator& communicator, std::vector<double>
 
 std::int64_t piece_begin(std::int64_t elements, int rank, int size) {
   return rank * (elements / size) + std::min<std::int64_t>(rank, elements % size);
+}
+
+std::string_view name(ReduceType type) {
+  return type == ReduceType::kFloat32 ? "float32" : "their own type";
+}
+
+bool Communicator::widens(at::ScalarType dtype) const {
+  if (size_ == 1) return false;  // nothing is added
+  if (dtype == at::kHalf && order_ == ReductionOrder::kNative) return true;
+  return reduce_type_ == ReduceType::kFloat32 && (dtype == at::kHalf || dtype == at::kBFloat16);
+}
+
+at::Tensor Communicator::widened(const at::Tensor& tensor) const {
+  if (!widens(tensor.scalar_type())) return tensor;
+  const at::NoGradGuard no_grad;
+  const memory::Charge charge(memory::Category::kCommunication);
+  return tensor.to(at::kFloat);
+}
+
+std::int64_t Communicator::reduced_element_size(at::ScalarType dtype) const {
+  return static_cast<std::int64_t>(c10::elementSize(widens(dtype) ? at::kFloat : dtype));
 }
 
 }  // namespace zero::dist

@@ -2,7 +2,6 @@
 
 #include <torch/types.h>
 
-#include <array>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -10,32 +9,10 @@
 #include <string_view>
 #include <vector>
 
+#include <zero/distributed/traffic.hpp>
+
 /// Ranks talking to each other. Nothing outside this folder names c10d, Gloo or NCCL.
 namespace zero::dist {
-
-/// What is done with the bytes of a collective, so that traffic can be told apart.
-enum class Purpose : std::uint8_t {
-  kGradient,   ///< gradients on their way to being averaged
-  kParameter,  ///< weights: gathers and owners' broadcasts in training steps
-  kControl,    ///< flags, counts, norms: a few bytes a step
-  kSetup,      ///< the start: first values, agreement
-};
-inline constexpr std::size_t kPurposes = 4;
-std::string_view name(Purpose purpose);
-
-enum class Operation : std::uint8_t {
-  kBroadcast,
-  kReduce,
-  kAllReduce,
-  kReduceScatter,
-  kAllGather,
-  kAllToAll,
-  kSend,
-  kRecv,
-  kBarrier,
-};
-inline constexpr std::size_t kOperations = 9;
-std::string_view name(Operation operation);
 
 /// How contributions are combined. The average is the sum, divided once by the world size.
 enum class ReduceOp : std::uint8_t { kSum, kAverage };
@@ -68,23 +45,6 @@ std::string_view name(ReduceType type);
 enum class OwnPiece : std::uint8_t {
   kWritten,  ///< it becomes a copy of the input, like the others
   kLeft,     ///< it need not be written: the caller reads the input itself, and saves that copy
-};
-
-/// Bytes that this rank handed to the backend to send, by operation and purpose.
-struct Traffic {
-  struct Entry {
-    std::int64_t calls = 0;
-    std::int64_t bytes = 0;
-  };
-  std::array<std::array<Entry, kPurposes>, kOperations> entries{};
-
-  Entry& at(Operation operation, Purpose purpose);
-  const Entry& at(Operation operation, Purpose purpose) const;
-  std::int64_t bytes(Purpose purpose) const;  ///< over all operations
-  std::int64_t calls(Purpose purpose) const;
-  std::int64_t bytes() const;  ///< over everything
-  /// This minus an earlier reading: what a stretch of the program sent.
-  Traffic since(const Traffic& earlier) const;
 };
 
 /// A stretch of time in which a communicator was at work on this rank, for traces.

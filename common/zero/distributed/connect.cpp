@@ -9,7 +9,9 @@
 #include <zero/distributed/backend.hpp>
 #include <zero/distributed/connect.hpp>
 #include <zero/distributed/host/host_communicator.hpp>
-#include <zero/distributed/store/rendezvous.hpp>
+#include <zero/distributed/store/folder_store.hpp>
+#include <zero/distributed/store/timed_store.hpp>
+#include <zero/distributed/store/watched_store.hpp>
 
 namespace zero::dist {
 namespace {

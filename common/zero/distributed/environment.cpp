@@ -9,7 +9,7 @@
 #include <vector>
 
 #include <zero/base/error.hpp>
-#include <zero/distributed/connect.hpp>
+#include <zero/distributed/environment.hpp>
 
 namespace zero::dist {
 namespace {

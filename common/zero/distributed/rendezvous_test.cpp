@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 
 #include <zero/base/error.hpp>
+#include <zero/distributed/store/folder_store.hpp>
 #include <zero/distributed/store/rendezvous.hpp>
+#include <zero/distributed/store/watched_store.hpp>
 
 namespace zero::dist {
 namespace {

@@ -1,5 +1,5 @@
 // What was sent, by operation and purpose, and the names of both.
-#include <zero/distributed/communicator.hpp>
+#include <zero/distributed/traffic.hpp>
 
 namespace zero::dist {
 

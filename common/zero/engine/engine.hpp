@@ -8,6 +8,7 @@
 #include <zero/distributed/communicator.hpp>
 #include <zero/engine/engine_config.hpp>
 #include <zero/nn/model.hpp>
+#include <zero/optim/adamw.hpp>
 #include <zero/optim/optimizer.hpp>
 #include <zero/train/strategy.hpp>
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include <zero/io/checkpoint.hpp>
+#include <zero/io/checkpoint_info.hpp>
 
 /// What a checkpoint says of itself. Nothing here touches a file or another rank.
 namespace zero::io::checkpoint {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include <zero/io/checkpoint_manifest.hpp>
+#include <zero/train/strategy.hpp>
 
 /// What saving and loading a checkpoint have in common on a rank.
 namespace zero::io::checkpoint {

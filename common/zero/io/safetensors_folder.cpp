@@ -7,6 +7,7 @@
 #include <system_error>
 
 #include <zero/base/error.hpp>
+#include <zero/io/safetensors_folder.hpp>
 #include <zero/io/safetensors_format.hpp>
 
 namespace zero::io {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include <zero/base/error.hpp>
-#include <zero/io/safetensors.hpp>
+#include <zero/io/safetensors_spec.hpp>
 
 /// What the reader and the writer of safetensors share: the header, and walking through a tensor in
 /// pieces. Nothing here opens a file; users include safetensors.hpp.

@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 
+#include <tests/support/data_files.hpp>
 #include <tests/support/python.hpp>
 #include <tests/support/safetensors_test_files.hpp>
 #include <zero/io/safetensors.hpp>
@@ -32,9 +33,8 @@ TEST(SafetensorsPeer, FilesOfThePythonPackageAreReadAndWritten) {
                  << " lacks torch, safetensors or huggingface_hub. To enable: " << python()
                  << " -m pip install -r requirements-peers.txt, or set ZERO_PYTHON.";
   }
-  const auto source = std::filesystem::absolute(__FILE__).parent_path().parent_path().parent_path();
   const std::string script =
-      "'" + (source / "tests/peers/safetensors_roundtrip.py").string() + "' ";
+      "'" + (testing::repository() / "tests/peers/safetensors_roundtrip.py").string() + "' ";
   const std::string argument = " '" + folder.path().string() + "'";
   ASSERT_EQ(run_python(script + "write" + argument, folder, said), 0) << said;
 

@@ -10,6 +10,7 @@
 #include <torch/optim/sgd.h>
 
 #include <zero/base/error.hpp>
+#include <zero/optim/sgd.hpp>
 #include <zero/optim/torch_optimizer.hpp>
 
 namespace zero::optim {

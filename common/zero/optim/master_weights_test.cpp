@@ -10,6 +10,7 @@
 #include <zero/base/error.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/optim/master_weights.hpp>
+#include <zero/optim/sgd.hpp>
 #include <zero/optim/torch_optimizer.hpp>
 
 namespace zero::optim {

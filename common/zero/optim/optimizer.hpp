@@ -77,39 +77,11 @@ class Optimizer {
 using OptimizerFactory =
     std::function<std::unique_ptr<Optimizer>(const std::vector<at::Tensor>& parameters)>;
 
-/// AdamW (Loshchilov and Hutter 2019, algorithm 2).
-struct AdamWOptions {
-  double learning_rate = 1e-3;
-  double beta1 = 0.9;
-  double beta2 = 0.999;
-  double epsilon = 1e-8;
-  double weight_decay = 0.01;  ///< decoupled: parameters shrink by learning_rate * weight_decay
-  bool maximize = false;       ///< climb along the gradient
-};
-
-/// Stochastic gradient descent with momentum, as in torch.optim.SGD (no dampening).
-struct SgdOptions {
-  double learning_rate = 1e-2;
-  double momentum = 0.9;
-  double weight_decay = 0.0;  ///< added to the gradient
-  bool maximize = false;      ///< climb along the gradient; the weights still decay
-};
-
 /// Parameters that share settings.
 template <typename Options>
 struct Group {
   std::vector<at::Tensor> parameters;
   Options options;
 };
-
-/// AdamW and SGD on LibTorch's fused CPU kernels. Parameters may be whole tensors or shards of any
-/// length: every element goes through the kernel's vector body (see padded_kernel.hpp), so that the
-/// result does not depend on where a tensor begins or ends. Parameters must be contiguous.
-std::unique_ptr<Optimizer> make_adamw(std::vector<Group<AdamWOptions>> groups);
-std::unique_ptr<Optimizer> make_sgd(std::vector<Group<SgdOptions>> groups);
-
-/// One group with all parameters.
-OptimizerFactory adamw(AdamWOptions options = {});
-OptimizerFactory sgd(SgdOptions options = {});
 
 }  // namespace zero::optim

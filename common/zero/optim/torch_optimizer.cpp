@@ -7,6 +7,7 @@
 
 #include <zero/base/error.hpp>
 #include <zero/memory/accounting.hpp>
+#include <zero/optim/adamw.hpp>
 #include <zero/optim/torch_optimizer.hpp>
 
 namespace zero::optim {

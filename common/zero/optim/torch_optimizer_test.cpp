@@ -12,6 +12,7 @@
 
 #include <tests/support/ranks.hpp>
 #include <zero/memory/accounting.hpp>
+#include <zero/optim/adamw.hpp>
 #include <zero/optim/torch_optimizer.hpp>
 
 namespace zero::optim {

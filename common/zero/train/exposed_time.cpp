@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+
 #include <zero/base/error.hpp>
 #include <zero/train/exposed_time.hpp>
 

@@ -7,7 +7,6 @@
 
 #include <tests/support/ranks.hpp>
 #include <tests/support/toy.hpp>
-
 #include <zero/memory/storage.hpp>
 #include <zero/train/fake_world.hpp>
 

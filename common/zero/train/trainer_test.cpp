@@ -9,6 +9,7 @@
 #include <tests/support/ranks.hpp>
 #include <tests/support/toy.hpp>
 #include <zero/base/error.hpp>
+#include <zero/optim/sgd.hpp>
 #include <zero/train/trainer.hpp>
 
 namespace zero::train {
@@ -179,9 +180,11 @@ TEST(Trainer, RefusesStepsThatCannotBe) {
                 HasSubstr("step 0: the loss is NaN or infinite on rank 0"));
     EXPECT_THAT(testing::error_of([&] { bench.trainer.step({}); }),
                 HasSubstr("rank 0 has 0 micro-batches; every rank needs at least one"));
-    EXPECT_THAT(testing::error_of([&] { bench.trainer.step({bench.toy.batch(0, 0, /*samples=*/0)}); }),
-                HasSubstr("no rank has a loss term"));
-    EXPECT_THAT(testing::error_of([&] { bench.trainer.evaluate({nan}); }), HasSubstr("NaN or infinite"));
+    EXPECT_THAT(
+        testing::error_of([&] { bench.trainer.step({bench.toy.batch(0, 0, /*samples=*/0)}); }),
+        HasSubstr("no rank has a loss term"));
+    EXPECT_THAT(testing::error_of([&] { bench.trainer.evaluate({nan}); }),
+                HasSubstr("NaN or infinite"));
     EXPECT_EQ(bench.trainer.steps(), 0);
     const std::vector<at::Tensor> after = bench.weights();
     for (std::size_t i = 0; i < before.size(); ++i) EXPECT_TRUE(at::equal(after[i], before[i]));

@@ -3,79 +3,17 @@
 // Private to common/zero/distributed, as every header that shows c10d types. StoreExchange and
 // Messenger are defined in store_exchange.cpp and messenger.cpp.
 
-#include <functional>
+#include <memory>
 #include <string>
-#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <vector>
 
 #include <zero/distributed/communicator.hpp>
 #include <zero/distributed/connect.hpp>
-#include <zero/distributed/store/store.hpp>
+#include <zero/distributed/gloo/gloo_group.hpp>
+#include <zero/distributed/gloo/messenger.hpp>
+#include <zero/distributed/store/store_exchange.hpp>
 
 namespace zero::dist {
-
-/// What an exception of c10d says, without the stack trace behind it.
-inline std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
-
-using GroupPtr = c10::intrusive_ptr<c10d::ProcessGroupGloo>;
-
-/// Start-up and object exchange over a c10d store, shared by all backends.
-class StoreExchange {
- public:
-  /// `server`: the rank with whose process the store goes away; -1 where it is none of these.
-  StoreExchange(StorePtr store, int rank, int size, std::chrono::milliseconds timeout, int server)
-      : store_(std::move(store)), rank_(rank), size_(size), timeout_(timeout), server_(server) {}
-
-  /// See Communicator::exchange.
-  std::vector<std::string> exchange(const std::string& text);
-
-  const StorePtr& store() const { return store_; }
-  std::chrono::milliseconds timeout() const { return timeout_; }
-  int server() const { return server_; }
-
- private:
-  static std::string key_of(std::int64_t round, int rank);
-  void put(const std::string& key, const std::string& text);
-  std::string take(int rank, std::int64_t round);
-  void forget_last_message();
-  void leave(std::int64_t round);
-  // Calls `wait` and turns what c10d throws into a zero::Error that says what was waited for.
-  std::string patiently(const std::string& what, const std::function<std::string()>& wait);
-
-  StorePtr store_;
-  int rank_;
-  int size_;
-  std::chrono::milliseconds timeout_;
-  int server_;
-  std::int64_t round_ = 0;
-  std::vector<std::string> mine_;   // keys of this rank's message
-  std::vector<std::string> older_;  // and of the one before
-};
-
-/// Messages between pairs of ranks over Gloo, with errors that say who did not answer.
-class Messenger {
- public:
-  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
-
-  Messenger(GroupPtr group, int rank, std::chrono::milliseconds timeout)
-      : group_(std::move(group)), rank_(rank), timeout_(timeout) {}
-
-  /// `what` and `peer` are for the message of the zero::Error, here and in wait().
-  WorkPtr send(at::Tensor tensor, int to, int tag, const std::string& what) const;
-  WorkPtr recv(at::Tensor tensor, int from, int tag, const std::string& what) const;
-
-  /// Blocks until `work` is done.
-  void wait(const WorkPtr& work, const std::string& what, int peer) const;
-
-  const GroupPtr& group() const { return group_; }
-
- private:
-  [[noreturn]] void fail(const std::string& what, int peer, const std::string& cause) const;
-
-  GroupPtr group_;
-  int rank_;
-  std::chrono::milliseconds timeout_;
-};
 
 class ArrivalScratch;
 
@@ -122,9 +60,5 @@ class GlooCommunicator : public Communicator {
   ConnectOptions options_;
   std::string why_not_faster_;
 };
-
-/// A Gloo group over `store`, at the interfaces of GLOO_SOCKET_IFNAME, else loopback or the host's.
-GroupPtr make_gloo_group(const StorePtr& store, int rank, int size, bool loopback,
-                         std::chrono::milliseconds timeout);
 
 }  // namespace zero::dist

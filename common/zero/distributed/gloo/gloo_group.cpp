@@ -10,7 +10,7 @@
 #include <sstream>
 
 #include <zero/base/error.hpp>
-#include <zero/distributed/gloo/gloo_communicator.hpp>
+#include <zero/distributed/gloo/gloo_group.hpp>
 
 namespace zero::dist {
 namespace {

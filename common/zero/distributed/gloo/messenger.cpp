@@ -3,7 +3,7 @@
 #include <utility>
 
 #include <zero/base/error.hpp>
-#include <zero/distributed/gloo/gloo_communicator.hpp>
+#include <zero/distributed/gloo/messenger.hpp>
 
 namespace zero::dist {
 

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include <zero/base/error.hpp>
-#include <zero/distributed/gloo/gloo_communicator.hpp>
+#include <zero/distributed/store/store_exchange.hpp>
 
 namespace zero::dist {
 namespace {

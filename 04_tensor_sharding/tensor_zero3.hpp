@@ -1,52 +1,13 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include <zero/train/backward_turns.hpp>
 
 #include "tensor_sharding.hpp"
 
 namespace zero {
-
-/// Stage 1 over split tensors: reduce-scatter the gradients, update the shard, all-gather the
-/// parameters. Sends 2F (N-1)/N in a step (F: see TensorSharding), as plain DDP does but for the
-/// padding. Variants:
-///   "flat" (default)  one buffer a unit
-///   "per_parameter"   each parameter padded and split by itself: more collectives, more padding
-///   "naive"           all-reduce, then all-gather: 3F (N-1)/N, for the comparison
-class TensorZero1 : public TensorSharding {
- public:
-  explicit TensorZero1(const train::StrategyArguments& arguments);
-
-  void finish_backward() override;
-  void sync_parameters() override;
-  train::ModelStateBytes predicted_bytes() const override;
-  std::int64_t predicted_traffic() const override;
-
- private:
-  bool naive_;
-  bool reduce_each_;
-};
-
-/// Stage 2 over split tensors: as stage 1, and a unit's gradients are reduce-scattered as soon as
-/// backward has made them all; only the shard of the average stays. Sends 2F (N-1)/N. Variants
-/// "flat" (default) and "per_parameter", which sends, and frees, in smaller pieces.
-class TensorZero2 : public TensorSharding {
- public:
-  explicit TensorZero2(const train::StrategyArguments& arguments);
-
-  void finish_backward() override;
-  void sync_parameters() override;
-  void zero_grad() override;
-  train::ModelStateBytes predicted_bytes() const override;
-  std::int64_t predicted_traffic() const override;
-
- protected:
-  void group_ready(std::size_t group) override;
-
- private:
-  train::LaunchOrder order_;
-};
 
 /// Stage 3 over split tensors: as stage 2, and of the parameters too only the shard stays. A unit
 /// is gathered before it runs forward and again before it runs backward, and resharded after each;

@@ -1,11 +1,11 @@
+#include "tensor_zero3.hpp"
+
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
 
 #include <zero/base/scoped_value.hpp>
-
-#include "stages.hpp"
 
 namespace zero {
 

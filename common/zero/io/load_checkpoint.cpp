@@ -8,6 +8,7 @@
 #include <zero/base/sha256.hpp>
 #include <zero/io/checkpoint_files.hpp>
 #include <zero/io/checkpoint_parts.hpp>
+#include <zero/io/load_checkpoint.hpp>
 #include <zero/io/safetensors.hpp>
 #include <zero/memory/accounting.hpp>
 

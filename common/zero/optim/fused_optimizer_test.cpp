@@ -6,8 +6,10 @@
 #include <torch/optim/sgd.h>
 
 #include <zero/memory/accounting.hpp>
+#include <zero/optim/adamw.hpp>
 #include <zero/optim/norm.hpp>
 #include <zero/optim/optimizer.hpp>
+#include <zero/optim/sgd.hpp>
 
 namespace zero::optim {
 namespace {

@@ -8,7 +8,7 @@
 #include <zero/base/error.hpp>
 #include <zero/io/checkpoint_parts.hpp>
 #include <zero/io/finite_weights.hpp>
-#include <zero/io/save.hpp>
+#include <zero/io/save_model.hpp>
 
 namespace zero::io {
 namespace {

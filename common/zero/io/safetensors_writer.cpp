@@ -7,6 +7,7 @@
 #include <zero/base/atomic_file.hpp>
 #include <zero/base/error.hpp>
 #include <zero/io/safetensors_format.hpp>
+#include <zero/io/safetensors_writer.hpp>
 
 namespace zero::io {
 
@@ -88,13 +89,6 @@ void SafetensorsWriter::publish() { file_->publish(); }
 void SafetensorsWriter::finish() {
   complete();
   publish();
-}
-
-void save_safetensors(const fs::path& path, const NamedTensors& tensors,
-                      const SafetensorsMetadata& metadata) {
-  SafetensorsWriter writer(path, safetensors::specs_of(tensors, path.string()), metadata);
-  for (const auto& [name, tensor] : tensors) writer.write(name, tensor);
-  writer.finish();
 }
 
 }  // namespace zero::io

@@ -5,8 +5,8 @@
 
 #include <tests/support/data_files.hpp>
 #include <tests/support/records.hpp>
+#include <zero/data/token_file.hpp>
 #include <zero/data/token_header.hpp>
-#include <zero/data/tokens.hpp>
 
 namespace zero::data {
 namespace {

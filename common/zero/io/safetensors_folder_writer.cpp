@@ -7,6 +7,7 @@
 #include <zero/base/atomic_file.hpp>
 #include <zero/base/error.hpp>
 #include <zero/base/json.hpp>
+#include <zero/io/safetensors_folder_writer.hpp>
 #include <zero/io/safetensors_format.hpp>
 
 namespace zero::io {
@@ -143,14 +144,6 @@ void SafetensorsFolderWriter::finish() {
     remove_file(folder_ / kIndexFile);
   }
   remove_other_weights(folder_, file_names_);
-}
-
-void save_safetensors_folder(const fs::path& folder, const NamedTensors& tensors,
-                             std::int64_t max_bytes, const SafetensorsMetadata& metadata) {
-  SafetensorsFolderWriter writer(folder, safetensors::specs_of(tensors, folder.string()), max_bytes,
-                                 metadata);
-  for (const auto& [name, tensor] : tensors) writer.write(name, tensor);
-  writer.finish();
 }
 
 }  // namespace zero::io

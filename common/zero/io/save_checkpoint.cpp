@@ -11,6 +11,7 @@
 #include <zero/io/checkpoint_parts.hpp>
 #include <zero/io/finite_weights.hpp>
 #include <zero/io/safetensors.hpp>
+#include <zero/io/save_checkpoint.hpp>
 
 namespace zero::io {
 

@@ -1,6 +1,7 @@
-#include <ATen/ops/_fused_adamw.h>
-#include <ATen/ops/_fused_sgd.h>
-#include <ATen/ops/full.h>
+#pragma once
+
+// Private to zero/optim: what AdamW and SGD have in common.
+
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
@@ -17,8 +18,8 @@
 #include <zero/optim/padded_kernel.hpp>
 
 namespace zero::optim {
-namespace {
 
+/// A parameter and its state.
 struct Slot {
   at::Tensor parameter;
   std::size_t group = 0;
@@ -26,8 +27,8 @@ struct Slot {
   std::vector<at::Tensor> states;  // empty before the first step
 };
 
-// What the two optimizers share: slots, groups, lazily made states, and one kernel call for all
-// parameters of a group that have had the same number of steps.
+/// What the two optimizers share: slots, groups, lazily made states, and one kernel call for all
+/// parameters of a group that have had the same number of steps.
 template <typename Options>
 class FusedOptimizer : public Optimizer {
  public:
@@ -156,118 +157,5 @@ class FusedOptimizer : public Optimizer {
   std::vector<Options> options_;
   std::vector<Slot> slots_;
 };
-
-class AdamW final : public FusedOptimizer<AdamWOptions> {
- public:
-  using FusedOptimizer::FusedOptimizer;
-
-  Settings settings() const override {
-    Settings all{"AdamW", {}};
-    for (const AdamWOptions& o : options()) {
-      all.groups.push_back({{"learning_rate", o.learning_rate},
-                            {"beta1", o.beta1},
-                            {"beta2", o.beta2},
-                            {"epsilon", o.epsilon},
-                            {"weight_decay", o.weight_decay}});
-      if (o.maximize) all.groups.back()["maximize"] = 1;
-    }
-    return all;
-  }
-
- private:
-  std::vector<std::string> state_names(const AdamWOptions&) const override {
-    return {"exp_avg", "exp_avg_sq"};
-  }
-
-  void update(const std::vector<std::vector<at::Tensor>>& lists, const AdamWOptions& o,
-              std::int64_t step) override {
-    // The kernel wants the step count as a tensor per parameter; all can be the same one.
-    const at::Tensor count =
-        at::full({}, static_cast<double>(step), lists[0].front().options().dtype(at::kFloat));
-    const std::vector<at::Tensor> counts(lists[0].size(), count);
-    at::_fused_adamw_(lists[0], lists[1], lists[2], lists[3], /*max_exp_avg_sqs=*/{}, counts,
-                      o.learning_rate, o.beta1, o.beta2, o.weight_decay, o.epsilon,
-                      /*amsgrad=*/false, o.maximize);
-  }
-};
-
-class Sgd final : public FusedOptimizer<SgdOptions> {
- public:
-  using FusedOptimizer::FusedOptimizer;
-
-  Settings settings() const override {
-    // Other states are kept without momentum, so it is another kind.
-    Settings all{"SGD without momentum", {}};
-    for (const SgdOptions& o : options()) {
-      if (o.momentum != 0.0) all.kind = "SGD";
-      all.groups.push_back({{"learning_rate", o.learning_rate},
-                            {"momentum", o.momentum},
-                            {"weight_decay", o.weight_decay}});
-      if (o.maximize) all.groups.back()["maximize"] = 1;
-    }
-    return all;
-  }
-
- private:
-  // The kernel wants no buffer at all where there is no momentum.
-  std::vector<std::string> state_names(const SgdOptions& o) const override {
-    return o.momentum == 0.0 ? std::vector<std::string>()
-                             : std::vector{std::string("momentum_buffer")};
-  }
-
-  void update(const std::vector<std::vector<at::Tensor>>& lists, const SgdOptions& o,
-              std::int64_t step) override {
-    const std::vector<at::Tensor> none;
-    at::_fused_sgd_(lists[0], lists[1], lists.size() > 2 ? lists[2] : none, o.weight_decay,
-                    o.momentum, o.learning_rate,
-                    /*dampening=*/0.0, /*nesterov=*/false, o.maximize,
-                    /*is_first_step=*/step == 1);
-  }
-};
-
-}  // namespace
-
-void Optimizer::load_state(const at::Tensor&, std::int64_t,
-                           const std::map<std::string, at::Tensor>&) {
-  throw Error("this optimizer cannot take back a saved state; AdamW, Adam and SGD can");
-}
-
-std::int64_t Optimizer::state_bytes(const at::Tensor& parameter) const {
-  return 2 * static_cast<std::int64_t>(parameter.nbytes());
-}
-
-void Optimizer::set_gradient_scale(double scale) {
-  if (scale == 1.0) return;
-  throw Error(
-      fmt::format("this optimizer takes gradients as they are, not {} times as large: give "
-                  "it fp32 master weights (optim::with_master_weights)",
-                  scale));
-}
-
-at::Tensor Optimizer::step(const std::function<at::Tensor()>& closure) {
-  at::Tensor loss = closure();
-  step();
-  return loss;
-}
-
-std::unique_ptr<Optimizer> make_adamw(std::vector<Group<AdamWOptions>> groups) {
-  return std::make_unique<AdamW>(std::move(groups));
-}
-
-std::unique_ptr<Optimizer> make_sgd(std::vector<Group<SgdOptions>> groups) {
-  return std::make_unique<Sgd>(std::move(groups));
-}
-
-OptimizerFactory adamw(AdamWOptions options) {
-  return [options](const std::vector<at::Tensor>& parameters) {
-    return make_adamw({{parameters, options}});
-  };
-}
-
-OptimizerFactory sgd(SgdOptions options) {
-  return [options](const std::vector<at::Tensor>& parameters) {
-    return make_sgd({{parameters, options}});
-  };
-}
 
 }  // namespace zero::optim

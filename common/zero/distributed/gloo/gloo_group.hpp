@@ -1,0 +1,18 @@
+#pragma once
+
+// Private to zero/distributed.
+
+#include <chrono>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+#include <zero/distributed/store/store.hpp>
+
+namespace zero::dist {
+
+using GroupPtr = c10::intrusive_ptr<c10d::ProcessGroupGloo>;
+
+/// A Gloo group over `store`, at the interfaces of GLOO_SOCKET_IFNAME, else loopback or the host's.
+GroupPtr make_gloo_group(const StorePtr& store, int rank, int size, bool loopback,
+                         std::chrono::milliseconds timeout);
+
+}  // namespace zero::dist

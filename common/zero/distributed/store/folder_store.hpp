@@ -1,0 +1,47 @@
+#pragma once
+
+// Private to zero/distributed.
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <zero/distributed/store/store.hpp>
+
+namespace zero::dist {
+
+/// A store in a folder that all ranks see: a file for each key, which appears under its name when
+/// it is complete. No lock: a rank that is stopped, wherever, holds nobody up (c10d's FileStore has
+/// one, and whoever is stopped while it holds that stops all others for ever). No network either:
+/// c10d's TCPStore looks up the name of every address, and a resolver may not answer.
+///
+/// Counters are chains of files, one for each value, so that a value is given to one rank only.
+class FolderStore final : public c10d::Store {
+ public:
+  /// `folder` must exist.
+  explicit FolderStore(std::filesystem::path folder) : folder_(std::move(folder)) {}
+
+  using c10d::Store::set;
+  c10::intrusive_ptr<c10d::Store> clone() override;
+  void set(const std::string& key, const std::vector<std::uint8_t>& value) override;
+  std::vector<std::uint8_t> get(const std::string& key) override;
+  std::int64_t add(const std::string& key, std::int64_t value) override;
+  bool deleteKey(const std::string& key) override;
+  bool check(const std::vector<std::string>& keys) override;
+  std::int64_t getNumKeys() override;
+  void wait(const std::vector<std::string>& keys) override { wait(keys, getTimeout()); }
+  void wait(const std::vector<std::string>& keys,
+            const std::chrono::milliseconds& timeout) override;
+
+ private:
+  std::filesystem::path file_of(const std::string& key, std::int64_t version = 0) const;
+  std::filesystem::path written(const std::string& text) const;
+  std::int64_t last_version(const std::string& key) const;
+
+  std::filesystem::path folder_;
+};
+
+}  // namespace zero::dist

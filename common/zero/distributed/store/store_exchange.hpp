@@ -1,0 +1,49 @@
+#pragma once
+
+// Private to zero/distributed.
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <zero/distributed/store/store.hpp>
+
+namespace zero::dist {
+
+/// Start-up and object exchange over a c10d store, shared by all backends.
+class StoreExchange {
+ public:
+  /// `server`: the rank with whose process the store goes away; -1 where it is none of these.
+  StoreExchange(StorePtr store, int rank, int size, std::chrono::milliseconds timeout, int server)
+      : store_(std::move(store)), rank_(rank), size_(size), timeout_(timeout), server_(server) {}
+
+  /// See Communicator::exchange.
+  std::vector<std::string> exchange(const std::string& text);
+
+  const StorePtr& store() const { return store_; }
+  std::chrono::milliseconds timeout() const { return timeout_; }
+  int server() const { return server_; }
+
+ private:
+  static std::string key_of(std::int64_t round, int rank);
+  void put(const std::string& key, const std::string& text);
+  std::string take(int rank, std::int64_t round);
+  void forget_last_message();
+  void leave(std::int64_t round);
+  // Calls `wait` and turns what c10d throws into a zero::Error that says what was waited for.
+  std::string patiently(const std::string& what, const std::function<std::string()>& wait);
+
+  StorePtr store_;
+  int rank_;
+  int size_;
+  std::chrono::milliseconds timeout_;
+  int server_;
+  std::int64_t round_ = 0;
+  std::vector<std::string> mine_;   // keys of this rank's message
+  std::vector<std::string> older_;  // and of the one before
+};
+
+}  // namespace zero::dist

@@ -1,0 +1,46 @@
+#pragma once
+
+// Private to zero/distributed.
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <zero/distributed/store/store.hpp>
+
+namespace zero::dist {
+
+/// A store that does not wait for ever for a server that is stopped or out of reach, as c10d's
+/// TCPStore does: that one has a time limit for keys that nobody sets, and none for the server.
+///
+/// Where an answer is later than the time limit the call throws std::runtime_error, and the thread
+/// that waits for it, with the store, is left behind.
+class TimedStore final : public c10d::Store {
+ public:
+  /// `name` is what the store is called in messages.
+  TimedStore(StorePtr base, std::string name, std::chrono::milliseconds timeout);
+
+  using c10d::Store::set;
+  c10::intrusive_ptr<c10d::Store> clone() override;
+  void set(const std::string& key, const std::vector<std::uint8_t>& value) override;
+  std::vector<std::uint8_t> get(const std::string& key) override;
+  std::int64_t add(const std::string& key, std::int64_t value) override;
+  bool deleteKey(const std::string& key) override;
+  bool check(const std::vector<std::string>& keys) override;
+  std::int64_t getNumKeys() override;
+  void wait(const std::vector<std::string>& keys) override { wait(keys, getTimeout()); }
+  /// The answer is late when it has not come one time limit after `timeout`.
+  void wait(const std::vector<std::string>& keys,
+            const std::chrono::milliseconds& timeout) override;
+
+ private:
+  template <typename Answer>
+  Answer within(std::chrono::milliseconds limit, std::function<Answer(c10d::Store&)> ask) const;
+
+  StorePtr base_;
+  std::string name_;
+};
+
+}  // namespace zero::dist

@@ -1,0 +1,43 @@
+#include <algorithm>
+#include <exception>
+
+#include <zero/base/error.hpp>
+#include <zero/distributed/store/watched_store.hpp>
+
+namespace zero::dist {
+namespace {
+
+constexpr auto kLookAgain = std::chrono::milliseconds(250);
+
+}  // namespace
+
+std::vector<std::uint8_t> WatchedStore::get(const std::string& key) {
+  wait({key});
+  return c10d::PrefixStore::get(key);
+}
+
+void WatchedStore::wait(const std::vector<std::string>& keys) { wait(keys, getTimeout()); }
+
+void WatchedStore::wait(const std::vector<std::string>& keys,
+                        const std::chrono::milliseconds& timeout) {
+  using Clock = std::chrono::steady_clock;
+  using std::chrono::milliseconds;
+  const auto deadline = Clock::now() + timeout;
+  while (true) {
+    const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now());
+    try {
+      // Not 0, which some stores take for no limit.
+      c10d::PrefixStore::wait(keys, std::clamp<milliseconds>(left, milliseconds(1), kLookAgain));
+      return;
+    } catch (const std::exception&) {
+      // Late, or a store that took its time to say no.
+      if (left <= kLookAgain || Clock::now() >= deadline) throw;
+      if (check(keys)) return;  // throws where the store is gone
+    }
+    if (!base_->check({kFailedKey})) continue;
+    const std::vector<std::uint8_t> how = base_->get(kFailedKey);
+    throw Error(std::string(how.begin(), how.end()));
+  }
+}
+
+}  // namespace zero::dist

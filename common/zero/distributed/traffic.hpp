@@ -1,0 +1,51 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace zero::dist {
+
+/// What is done with the bytes of a collective, so that traffic can be told apart.
+enum class Purpose : std::uint8_t {
+  kGradient,   ///< gradients on their way to being averaged
+  kParameter,  ///< weights: gathers and owners' broadcasts in training steps
+  kControl,    ///< flags, counts, norms: a few bytes a step
+  kSetup,      ///< the start: first values, agreement
+};
+inline constexpr std::size_t kPurposes = 4;
+std::string_view name(Purpose purpose);
+
+enum class Operation : std::uint8_t {
+  kBroadcast,
+  kReduce,
+  kAllReduce,
+  kReduceScatter,
+  kAllGather,
+  kAllToAll,
+  kSend,
+  kRecv,
+  kBarrier,
+};
+inline constexpr std::size_t kOperations = 9;
+std::string_view name(Operation operation);
+
+/// Bytes that this rank handed to the backend to send, by operation and purpose.
+struct Traffic {
+  struct Entry {
+    std::int64_t calls = 0;
+    std::int64_t bytes = 0;
+  };
+  std::array<std::array<Entry, kPurposes>, kOperations> entries{};
+
+  Entry& at(Operation operation, Purpose purpose);
+  const Entry& at(Operation operation, Purpose purpose) const;
+  std::int64_t bytes(Purpose purpose) const;  ///< over all operations
+  std::int64_t calls(Purpose purpose) const;
+  std::int64_t bytes() const;  ///< over everything
+  /// This minus an earlier reading: what a stretch of the program sent.
+  Traffic since(const Traffic& earlier) const;
+};
+
+}  // namespace zero::dist

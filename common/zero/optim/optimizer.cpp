@@ -1,0 +1,31 @@
+#include <fmt/format.h>
+
+#include <zero/base/error.hpp>
+#include <zero/optim/optimizer.hpp>
+
+namespace zero::optim {
+
+void Optimizer::load_state(const at::Tensor&, std::int64_t,
+                           const std::map<std::string, at::Tensor>&) {
+  throw Error("this optimizer cannot take back a saved state; AdamW, Adam and SGD can");
+}
+
+std::int64_t Optimizer::state_bytes(const at::Tensor& parameter) const {
+  return 2 * static_cast<std::int64_t>(parameter.nbytes());
+}
+
+void Optimizer::set_gradient_scale(double scale) {
+  if (scale == 1.0) return;
+  throw Error(
+      fmt::format("this optimizer takes gradients as they are, not {} times as large: give "
+                  "it fp32 master weights (optim::with_master_weights)",
+                  scale));
+}
+
+at::Tensor Optimizer::step(const std::function<at::Tensor()>& closure) {
+  at::Tensor loss = closure();
+  step();
+  return loss;
+}
+
+}  // namespace zero::optim

@@ -1,0 +1,55 @@
+#include <ATen/ops/_fused_sgd.h>
+
+#include <zero/optim/fused_optimizer.hpp>
+#include <zero/optim/sgd.hpp>
+
+namespace zero::optim {
+namespace {
+
+class Sgd final : public FusedOptimizer<SgdOptions> {
+ public:
+  using FusedOptimizer::FusedOptimizer;
+
+  Settings settings() const override {
+    // Other states are kept without momentum, so it is another kind.
+    Settings all{"SGD without momentum", {}};
+    for (const SgdOptions& o : options()) {
+      if (o.momentum != 0.0) all.kind = "SGD";
+      all.groups.push_back({{"learning_rate", o.learning_rate},
+                            {"momentum", o.momentum},
+                            {"weight_decay", o.weight_decay}});
+      if (o.maximize) all.groups.back()["maximize"] = 1;
+    }
+    return all;
+  }
+
+ private:
+  // The kernel wants no buffer at all where there is no momentum.
+  std::vector<std::string> state_names(const SgdOptions& o) const override {
+    return o.momentum == 0.0 ? std::vector<std::string>()
+                             : std::vector{std::string("momentum_buffer")};
+  }
+
+  void update(const std::vector<std::vector<at::Tensor>>& lists, const SgdOptions& o,
+              std::int64_t step) override {
+    const std::vector<at::Tensor> none;
+    at::_fused_sgd_(lists[0], lists[1], lists.size() > 2 ? lists[2] : none, o.weight_decay,
+                    o.momentum, o.learning_rate,
+                    /*dampening=*/0.0, /*nesterov=*/false, o.maximize,
+                    /*is_first_step=*/step == 1);
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Optimizer> make_sgd(std::vector<Group<SgdOptions>> groups) {
+  return std::make_unique<Sgd>(std::move(groups));
+}
+
+OptimizerFactory sgd(SgdOptions options) {
+  return [options](const std::vector<at::Tensor>& parameters) {
+    return make_sgd({{parameters, options}});
+  };
+}
+
+}  // namespace zero::optim

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include <zero/optim/optimizer.hpp>
+
+namespace zero::optim {
+
+/// Stochastic gradient descent with momentum, as in torch.optim.SGD (no dampening).
+struct SgdOptions {
+  double learning_rate = 1e-2;
+  double momentum = 0.9;
+  double weight_decay = 0.0;  ///< added to the gradient
+  bool maximize = false;      ///< climb along the gradient; the weights still decay
+};
+
+/// SGD on LibTorch's fused CPU kernel, for whole tensors and shards as make_adamw() of adamw.hpp.
+std::unique_ptr<Optimizer> make_sgd(std::vector<Group<SgdOptions>> groups);
+
+/// One group with all parameters.
+OptimizerFactory sgd(SgdOptions options = {});
+
+}  // namespace zero::optim
