@@ -118,11 +118,11 @@ TEST(SimpleDdp, SyncsOnlyOnTheLastMicroBatch) {
     Toy toy;
     SimpleDdp ddp(arguments(toy, communicator));
     const dist::Traffic before = communicator.traffic();
-    ddp.set_last_micro_batch(false);
+    ddp.set_requires_gradient_sync(false);
     ddp.backward(ddp.forward(toy.batch(communicator.rank(), 0)));
     ddp.finish_backward();
     EXPECT_EQ(communicator.traffic().since(before).bytes(), 0);
-    ddp.set_last_micro_batch(true);
+    ddp.set_requires_gradient_sync(true);
     ddp.backward(ddp.forward(toy.batch(communicator.rank(), 1)));
     ddp.finish_backward();
     EXPECT_EQ(communicator.traffic().since(before).bytes(dist::Purpose::kGradient),

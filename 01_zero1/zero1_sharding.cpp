@@ -16,7 +16,7 @@ Zero1Sharding::Zero1Sharding(const train::StrategyArguments& arguments)
   broadcast_from_rank_0();
   // This is ZeRO-1: the optimizer never hears of a parameter that another rank owns, so it never
   // makes state for it.
-  narrow_optimizer();
+  shard_optimizer();
 }
 
 void Zero1Sharding::finish_backward() {

@@ -17,7 +17,7 @@ Zero2Sharding::Zero2Sharding(const train::StrategyArguments& arguments)
       owners_(list(), communicator(), arguments.ownership),
       order_(train::backward_order(list())) {
   broadcast_from_rank_0();
-  narrow_optimizer();
+  shard_optimizer();
 }
 
 void Zero2Sharding::gradient_ready(std::size_t index) {
@@ -42,7 +42,7 @@ void Zero2Sharding::zero_grad() {
 void Zero2Sharding::begin_reduction() {
   // Which parameters take part may have changed since the last time: they can be frozen between
   // steps.
-  if (order_.idle()) order_ = train::LaunchOrder(train::backward_order(list()));
+  if (order_.idle()) order_ = train::ReductionSchedule(train::backward_order(list()));
 }
 
 void Zero2Sharding::reduce_to_owner(std::size_t index) {

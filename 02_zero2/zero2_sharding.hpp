@@ -2,8 +2,8 @@
 
 #include <cstdint>
 
-#include <zero/train/launch_order.hpp>
 #include <zero/train/owners.hpp>
+#include <zero/train/reduction_schedule.hpp>
 #include <zero/train/strategy.hpp>
 
 namespace zero {
@@ -43,7 +43,7 @@ class Zero2Sharding : public train::Strategy {
   bool during_backward_;
   bool placeholders_;
   train::Owners owners_;
-  train::LaunchOrder order_;
+  train::ReductionSchedule order_;
 };
 
 }  // namespace zero

@@ -28,7 +28,7 @@ Zero3Sharding::Zero3Sharding(const train::StrategyArguments& arguments)
       gathered_(list().units.size(), false),
       gradients_(list().units.size(), 0) {
   distribute_from_rank_0();
-  narrow_optimizer();
+  shard_optimizer();
 }
 
 void Zero3Sharding::distribute_from_rank_0() {
@@ -54,7 +54,7 @@ void Zero3Sharding::pre_forward(nn::Unit& unit) {
   // Inside backward, where a part under activation checkpointing runs again.
   for (const std::size_t over : turns_.leave_for(u)) end_turn(over);
   if (trains_) turns_.used(u);
-  for (const std::size_t each : units_around(u)) gather(each);
+  for (const std::size_t each : units_to_gather(u)) gather(each);
 }
 
 void Zero3Sharding::post_forward(nn::Unit& unit) {
@@ -63,14 +63,14 @@ void Zero3Sharding::post_forward(nn::Unit& unit) {
   const std::size_t u = list().index_of(unit);
   const bool backward_follows = c10::GradMode::is_enabled();
   if (backward_follows && (whole_model_ || u == kRoot)) return;
-  for (const std::size_t each : units_around(u)) reshard(each);
+  for (const std::size_t each : units_to_gather(u)) reshard(each);
 }
 
 void Zero3Sharding::pre_backward(nn::Unit& unit) {
   const std::size_t u = list().index_of(unit);
   for (const std::size_t over : turns_.leave_for(u)) end_turn(over);
   turns_.enter(u);
-  for (const std::size_t each : units_around(u)) gather(each);
+  for (const std::size_t each : units_to_gather(u)) gather(each);
 }
 
 void Zero3Sharding::end_turn(std::size_t unit) {
@@ -159,7 +159,7 @@ void Zero3Sharding::begin_reduction() {
   std::stable_partition(order.begin(), order.end(), [this](std::size_t i) {
     return !list().has_inner(list().parameters[i].unit);
   });
-  order_ = train::LaunchOrder(std::move(order));
+  order_ = train::ReductionSchedule(std::move(order));
 }
 
 void Zero3Sharding::reduce_to_owner(std::size_t index) {
@@ -188,7 +188,7 @@ void Zero3Sharding::reshard(std::size_t unit) {
   gathered_[unit] = false;
 }
 
-std::vector<std::size_t> Zero3Sharding::units_around(std::size_t unit) const {
+std::vector<std::size_t> Zero3Sharding::units_to_gather(std::size_t unit) const {
   if (!whole_model_ || unit != kRoot) return {unit};
   std::vector<std::size_t> all;
   for (std::size_t u = 0; u < list().units.size(); ++u) all.push_back(u);

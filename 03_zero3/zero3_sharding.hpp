@@ -3,9 +3,9 @@
 #include <cstdint>
 #include <vector>
 
-#include <zero/train/backward_turns.hpp>
-#include <zero/train/launch_order.hpp>
+#include <zero/train/backward_schedule.hpp>
 #include <zero/train/owners.hpp>
+#include <zero/train/reduction_schedule.hpp>
 #include <zero/train/strategy.hpp>
 
 namespace zero {
@@ -32,15 +32,16 @@ class Zero3Sharding : public train::Strategy {
   void finish_backward() override;
   void optimizer_step() override;
   void zero_grad() override;
-  void summon(std::size_t unit) override { gather(unit); }
-  void dismiss(std::size_t unit) override { reshard(unit); }
+  void unshard(std::size_t unit) override { gather(unit); }
+  /// Drops what this rank does not own.
+  void reshard(std::size_t unit) override;
 
   void pre_forward(nn::Unit& unit) override;
   void post_forward(nn::Unit& unit) override;
   void pre_backward(nn::Unit& unit) override;
 
   bool owns(std::size_t index) const override { return owners_.mine(index); }
-  train::Piece stored(std::size_t index) const override { return piece(index); }
+  train::ParameterShard local_shard(std::size_t index) const override { return piece(index); }
   bool sharded() const override { return true; }
   train::ModelStateBytes predicted_bytes() const override;
   std::int64_t predicted_traffic() const override;
@@ -49,8 +50,6 @@ class Zero3Sharding : public train::Strategy {
   void gradient_ready(std::size_t index) override;
   /// Makes a unit's parameters whole on all ranks; nothing to do where they are.
   virtual void gather(std::size_t unit);
-  /// Drops what this rank does not own.
-  virtual void reshard(std::size_t unit);
 
  private:
   void distribute_from_rank_0();
@@ -60,13 +59,13 @@ class Zero3Sharding : public train::Strategy {
   void end_turn(std::size_t unit);
   bool has_frozen(std::size_t unit) const;
   bool has_all_gradients(std::size_t unit) const;
-  std::vector<std::size_t> units_around(std::size_t unit) const;
+  std::vector<std::size_t> units_to_gather(std::size_t unit) const;
 
   bool whole_model_;
   bool trains_ = false;  // the forward that runs is one that a backward follows
   train::Owners owners_;
-  train::LaunchOrder order_;
-  train::BackwardTurns turns_;
+  train::ReductionSchedule order_;
+  train::BackwardSchedule turns_;
   std::vector<bool> gathered_;          // by unit
   std::vector<std::size_t> gradients_;  // by unit: trainable parameters whose gradient has come
 };

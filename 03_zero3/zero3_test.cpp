@@ -161,12 +161,12 @@ TEST(Zero3, SummonedParametersAreWholeAndGoAgain) {
     nn::initialize_parameters(*alone.model, alone.values);
     const auto expected = alone.model->parameters();
     for (std::size_t u = 0; u < zero3.list().units.size(); ++u) {
-      const train::WholeParameters whole(zero3, u);
+      const train::UnshardedParameters whole(zero3, u);
       for (const std::size_t i : zero3.list().units[u].parameters) {
         EXPECT_TRUE(at::equal(zero3.list().parameters[i].tensor, expected[i]));
       }
     }
-    expect_only_owned(zero3, "after dismissal");
+    expect_only_owned(zero3, "after reshard");
   });
 }
 

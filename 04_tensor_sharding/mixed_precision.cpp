@@ -112,7 +112,7 @@ class FlatMixedPrecision {
 };
 
 // What one training run came to on this rank.
-struct Run {
+struct TrainingRun {
   std::vector<double> losses;  // mean over ranks
   zero::memory::Snapshot held;
   std::vector<at::Tensor> weights;
@@ -125,7 +125,7 @@ double mean_over_ranks(Communicator& communicator, double value) {
   return t.item<double>();
 }
 
-Run train(Communicator& communicator, bool sharded) {
+TrainingRun train(Communicator& communicator, bool sharded) {
   zero::nn::MlpConfig config;
   config.inputs = 64;
   config.hidden = {256, 256};
@@ -134,7 +134,7 @@ Run train(Communicator& communicator, bool sharded) {
   const auto dataset = zero::data::toy_regression(/*seed=*/1, /*n=*/4096, 64, 64);
   zero::data::DistributedSampler sampler(dataset.size(), 32 * communicator.size(),
                                          communicator.rank(), communicator.size(), /*seed=*/1);
-  Run run;
+  TrainingRun run;
   const zero::memory::Snapshot before = zero::memory::snapshot();
   std::shared_ptr<zero::nn::Mlp> model;
   {
@@ -163,7 +163,8 @@ Run train(Communicator& communicator, bool sharded) {
   return run;
 }
 
-void print_tables(Communicator& communicator, const Run& whole, const Run& sharded) {
+void print_tables(Communicator& communicator, const TrainingRun& whole,
+                  const TrainingRun& sharded) {
   const auto fixed = zero::base::fixed;
   zero::base::Table losses({{"step"}, {"DDP"}, {"sharded master"}});
   for (int step : {1, 5, 10, 15, 20}) {
@@ -178,7 +179,7 @@ void print_tables(Communicator& communicator, const Run& whole, const Run& shard
                             {"ratio"},
                             {"formula", zero::base::Align::kRight, "KiB"}});
   const auto p = static_cast<double>(whole.parameters);
-  const auto add = [&](const std::string& name, const Run& run, double formula) {
+  const auto add = [&](const std::string& name, const TrainingRun& run, double formula) {
     const auto kib = [](auto bytes) { return zero::base::fixed(bytes / 1024.0, 2); };
     const auto total = static_cast<double>(run.held.model_states());
     memory.add_row({name, kib(run.held[Category::kParameters]), kib(run.held[Category::kGradients]),
@@ -195,8 +196,8 @@ void print_tables(Communicator& communicator, const Run& whole, const Run& shard
 }
 
 void run(Communicator& communicator) {
-  const Run whole = train(communicator, /*sharded=*/false);
-  const Run sharded = train(communicator, /*sharded=*/true);
+  const TrainingRun whole = train(communicator, /*sharded=*/false);
+  const TrainingRun sharded = train(communicator, /*sharded=*/true);
   if (communicator.rank() == 0) print_tables(communicator, whole, sharded);
   for (std::size_t i = 0; i < whole.weights.size(); ++i) {
     if (!at::equal(whole.weights[i], sharded.weights[i])) {

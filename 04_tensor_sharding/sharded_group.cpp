@@ -45,7 +45,7 @@ void ShardedGroup::allocate() {
     memory::place(tensor(m), full_, layout_.offset(m));
   }
   whole_ = true;
-  hand_out(at::Tensor());
+  assign_gradient_views(at::Tensor());
 }
 
 at::Tensor ShardedGroup::window(const at::Tensor& buffer, std::size_t m) const {
@@ -59,7 +59,7 @@ void ShardedGroup::split() {
   shard_ = shard_.clone();
   split_ = true;
   // The pieces were windows of the buffer, whose bytes go now.
-  hand_out(at::Tensor());
+  assign_gradient_views(at::Tensor());
   reshard();
 }
 
@@ -79,7 +79,7 @@ void ShardedGroup::reshard() {
   whole_ = false;
 }
 
-void ShardedGroup::hand_out(const at::Tensor& gradient_shard) {
+void ShardedGroup::assign_gradient_views(const at::Tensor& gradient_shard) {
   // A frozen parameter is sharded like the others, but nobody updates it.
   if (!trainable_) {
     pieces_.assign(members_.size(), {});
@@ -87,21 +87,21 @@ void ShardedGroup::hand_out(const at::Tensor& gradient_shard) {
   }
   if (!gradient_shard.defined()) pieces_.clear();
   for (std::size_t m = 0; m < members_.size(); ++m) {
-    const auto segment = layout_.segment(m, communicator_.rank());
+    const auto segment = layout_.range(m, communicator_.rank());
     if (!gradient_shard.defined()) {
-      pieces_.push_back(
-          segment.size == 0
-              ? train::Piece{}
-              : train::Piece{shard_.narrow(0, segment.in_shard, segment.size), segment.begin});
+      pieces_.push_back(segment.size == 0
+                            ? train::ParameterShard{}
+                            : train::ParameterShard{
+                                  shard_.narrow(0, segment.in_shard, segment.size), segment.begin});
     } else if (segment.size > 0) {
       pieces_[m].tensor.mutable_grad() = gradient_shard.narrow(0, segment.in_shard, segment.size);
     }
   }
 }
 
-train::Piece ShardedGroup::stored(std::size_t m) const {
+train::ParameterShard ShardedGroup::local_shard(std::size_t m) const {
   if (!split_) return {parameter(m), 0};
-  const auto segment = layout_.segment(m, communicator_.rank());
+  const auto segment = layout_.range(m, communicator_.rank());
   if (segment.size == 0) return {};
   return {shard_.narrow(0, segment.in_shard, segment.size), segment.begin};
 }
@@ -160,7 +160,7 @@ void ShardedGroup::reduce_scatter(bool keep_full) {
   }
   communicator_.reduce_scatter(mine, full_gradient_, Purpose::kGradient).wait();
   if (!keep_full) drop_full_gradient();
-  hand_out(mine);
+  assign_gradient_views(mine);
 }
 
 void ShardedGroup::all_reduce(bool keep_full) {
@@ -173,7 +173,7 @@ void ShardedGroup::all_reduce(bool keep_full) {
     mine = mine.clone();
     drop_full_gradient();
   }
-  hand_out(mine);
+  assign_gradient_views(mine);
 }
 
 void ShardedGroup::drop_gradients() {

@@ -55,10 +55,10 @@ class ShardedGroup {
   bool whole() const { return whole_; }
 
   /// This rank's part of member `m`, as the optimizer knows it; undefined where there is none.
-  train::Piece piece(std::size_t m) const { return pieces_[m]; }
+  train::ParameterShard piece(std::size_t m) const { return pieces_[m]; }
 
   /// What rests here of member `m`, frozen or not: all of it unless split() was called.
-  train::Piece stored(std::size_t m) const;
+  train::ParameterShard local_shard(std::size_t m) const;
 
   /// Where the gradient of member `m` is to be written: a window of the gradient buffer, which is
   /// made when first asked for.
@@ -82,19 +82,19 @@ class ShardedGroup {
   void drop_full_gradient();
   /// Where `gradient_shard` is undefined: makes the pieces, windows of the shard as it lies now.
   /// Else gives the pieces windows of it as their `.grad`.
-  void hand_out(const at::Tensor& gradient_shard);
+  void assign_gradient_views(const at::Tensor& gradient_shard);
 
   const nn::ParameterList& list_;
   std::vector<std::size_t> members_;
   dist::Communicator& communicator_;
   train::ShardLayout layout_;
   bool trainable_;
-  bool split_ = false;                // the shard has bytes of its own
-  bool whole_ = false;                // the buffer has its bytes
-  at::Tensor full_;                   // [N * shard], parameters
-  at::Tensor shard_;                  // [shard], a window of full_ until split()
-  at::Tensor full_gradient_;          // [N * shard], undefined where there are no gradients
-  std::vector<train::Piece> pieces_;  // by member
+  bool split_ = false;        // the shard has bytes of its own
+  bool whole_ = false;        // the buffer has its bytes
+  at::Tensor full_;           // [N * shard], parameters
+  at::Tensor shard_;          // [shard], a window of full_ until split()
+  at::Tensor full_gradient_;  // [N * shard], undefined where there are no gradients
+  std::vector<train::ParameterShard> pieces_;  // by member
 };
 
 }  // namespace zero

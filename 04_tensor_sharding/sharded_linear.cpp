@@ -20,7 +20,7 @@ ShardedParameter::ShardedParameter(const at::Tensor& whole, dist::Communicator& 
       full_(memory::without_storage({layout_.total()}, whole.scalar_type())) {
   const Charge charge(Category::kParameters);
   shard_ = at::zeros({layout_.shard()}, whole.options());
-  const auto mine = layout_.segment(0, communicator.rank());
+  const auto mine = layout_.range(0, communicator.rank());
   shard_.narrow(0, 0, mine.size).copy_(whole.flatten().narrow(0, mine.begin, mine.size));
 }
 

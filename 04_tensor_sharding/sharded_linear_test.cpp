@@ -76,7 +76,7 @@ TEST_P(ShardedParameterOnRanks, NextGatherSeesWhatEveryRankDidToItsShard) {
       parameter.shard().mul_(c.rank() + 2);
       at::Tensor expected = whole.clone();
       for (int rank = 0; rank < c.size(); ++rank) {
-        const auto part = parameter.layout().segment(0, rank);
+        const auto part = parameter.layout().range(0, rank);
         expected.view({-1}).narrow(0, part.begin, part.size).mul_(rank + 2);
       }
       EXPECT_TRUE(at::equal(parameter.gather(), expected));
@@ -101,7 +101,7 @@ TEST_P(ShardedParameterOnRanks, AddsTheAveragesOfSeveralReductions) {
         const at::Tensor average = sum / c.size();
         expected = step == 0 ? average : expected + average;
         parameter.reduce(gradient(shape, c.rank(), step));
-        const auto mine = parameter.layout().segment(0, c.rank());
+        const auto mine = parameter.layout().range(0, c.rank());
         EXPECT_TRUE(at::equal(parameter.gradient().narrow(0, 0, mine.size),
                               expected.flatten().narrow(0, mine.begin, mine.size)))
             << "reduction " << step + 1;
@@ -139,7 +139,7 @@ TEST_P(ShardedLinearOnRanks, IsALinearLayerWhoseGradientsAreAveraged) {
     y.square().sum().backward();
     EXPECT_TRUE(at::equal(x.grad(), (2 * y.detach()).mm(weight)));
     const auto expect_part_of = [&c](ShardedParameter& parameter, const at::Tensor& sum) {
-      const auto mine = parameter.layout().segment(0, c.rank());
+      const auto mine = parameter.layout().range(0, c.rank());
       EXPECT_TRUE(at::equal(parameter.gradient().narrow(0, 0, mine.size),
                             (sum / c.size()).flatten().narrow(0, mine.begin, mine.size)));
     };

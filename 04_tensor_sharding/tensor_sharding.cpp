@@ -9,7 +9,7 @@
 
 #include <zero/base/error.hpp>
 #include <zero/memory/storage.hpp>
-#include <zero/nn/gradient_slot.hpp>
+#include <zero/nn/gradient_destination.hpp>
 
 namespace zero {
 
@@ -23,7 +23,7 @@ TensorSharding::TensorSharding(const train::StrategyArguments& arguments, bool s
   build_groups(arguments.variant == "per_parameter");
   arrived_.assign(groups_.size(), 0);
   for (ShardedGroup& group : groups_) {
-    give_values(group, split);
+    initialize(group, split);
     // Layers of common/zero/nn then write each gradient into its place in the buffer. The reference
     // stays valid: groups_ does not grow any more.
     for (std::size_t m = 0; m < group.members().size(); ++m) {
@@ -32,7 +32,7 @@ TensorSharding::TensorSharding(const train::StrategyArguments& arguments, bool s
     }
   }
   broadcast_buffers_from_rank_0();
-  narrow_optimizer();
+  shard_optimizer();
 }
 
 TensorSharding::~TensorSharding() {
@@ -61,7 +61,7 @@ void TensorSharding::build_groups(bool one_per_parameter) {
   }
 }
 
-void TensorSharding::give_values(ShardedGroup& group, bool split) {
+void TensorSharding::initialize(ShardedGroup& group, bool split) {
   const int rank = communicator().rank();
   // Parameters that were built with bytes bring their values along.
   std::vector<at::Tensor> own;
@@ -79,12 +79,12 @@ void TensorSharding::give_values(ShardedGroup& group, bool split) {
   if (split) group.split();
 }
 
-train::Piece TensorSharding::piece(std::size_t index) const {
+train::ParameterShard TensorSharding::piece(std::size_t index) const {
   return groups_[where_[index].group].piece(where_[index].member);
 }
 
-train::Piece TensorSharding::stored(std::size_t index) const {
-  return groups_[where_[index].group].stored(where_[index].member);
+train::ParameterShard TensorSharding::local_shard(std::size_t index) const {
+  return groups_[where_[index].group].local_shard(where_[index].member);
 }
 
 std::size_t TensorSharding::trainable_members(std::size_t group) const {
@@ -165,12 +165,12 @@ std::int64_t TensorSharding::reduced_shard_bytes() const {
 // are started before the first is waited for: nothing that one of them writes is read by another.
 void TensorSharding::gather_updated() {
   RECORD_USER_SCOPE("tensor_param_all_gather");
-  std::vector<dist::Pending> pending;
+  std::vector<dist::Work> pending;
   for (const std::size_t g : backward_groups()) {
     pending.push_back(
         communicator().all_gather(groups_[g].full(), groups_[g].shard(), Purpose::kParameter));
   }
-  for (dist::Pending& p : pending) p.wait();
+  for (dist::Work& p : pending) p.wait();
 }
 
 }  // namespace zero

@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include <zero/train/launch_order.hpp>
+#include <zero/train/reduction_schedule.hpp>
 #include <zero/train/strategy.hpp>
 
 #include "sharded_group.hpp"
@@ -31,8 +31,8 @@ class TensorSharding : public train::Strategy {
   void zero_grad() override;
 
   bool owns(std::size_t index) const override { return piece(index).tensor.defined(); }
-  train::Piece piece(std::size_t index) const override;
-  train::Piece stored(std::size_t index) const override;
+  train::ParameterShard piece(std::size_t index) const override;
+  train::ParameterShard local_shard(std::size_t index) const override;
   bool sharded() const override { return true; }
 
  protected:
@@ -83,7 +83,7 @@ class TensorSharding : public train::Strategy {
   };
 
   void build_groups(bool one_per_parameter);
-  void give_values(ShardedGroup& group, bool split);
+  void initialize(ShardedGroup& group, bool split);
 
   std::vector<ShardedGroup> groups_;
   std::vector<Place> where_;                       // by parameter

@@ -118,7 +118,7 @@ TEST(TensorZero3, SummonedParametersAreWholeAndTheFirstValues) {
     Toy toy;
     TensorZero3 strategy(arguments(*toy.model, toy.values, communicator));
     for (std::size_t u = 0; u < strategy.list().units.size(); ++u) {
-      const train::WholeParameters whole(strategy, u);
+      const train::UnshardedParameters whole(strategy, u);
       for (const std::size_t i : strategy.list().units[u].parameters) {
         const nn::Parameter& p = strategy.list().parameters[i];
         at::Tensor expected = at::empty(p.tensor.sizes());
@@ -185,7 +185,8 @@ void expect_all_ranks_alike(dist::Communicator& communicator) {
   const std::vector<std::int64_t> all = {toll.parameters, toll.gradients, toll.moments,
                                          toll.sent_gradients, toll.sent_parameters};
   for (const std::int64_t bytes : all) EXPECT_GT(bytes, 0);
-  communicator.agree("what a rank holds and sends", fmt::format("{}", fmt::join(all, " ")));
+  communicator.verify_same_on_all_ranks("what a rank holds and sends",
+                                        fmt::format("{}", fmt::join(all, " ")));
 }
 
 TEST(TensorSharding, EveryRankHoldsAndSendsTheSame) {
@@ -201,7 +202,7 @@ TEST(TensorSharding, EveryRankHoldsAndSendsTheSame) {
 template <class Stage>
 void expect_alike_but_for_padding(dist::Communicator& communicator) {
   const Toll toll = toll_of<Stage>(communicator, Toy());
-  communicator.agree(
+  communicator.verify_same_on_all_ranks(
       "what a rank holds whole and sends",
       fmt::format("{} {} {}", toll.parameters, toll.sent_gradients, toll.sent_parameters));
   // The reduce-scatter has sent the shards of all other ranks.
@@ -250,7 +251,7 @@ TEST(TensorSharding, ValuesThatAModelWasBuiltWithAreKept) {
     const at::Tensor weight = nn::list_parameters(model).parameters[0].tensor;
     const at::Tensor expected = weight.detach().clone();
     TensorZero3 strategy({model, communicator, optim::adamw(), nullptr, "flat"});
-    const train::WholeParameters whole(strategy, strategy.list().parameters[0].unit);
+    const train::UnshardedParameters whole(strategy, strategy.list().parameters[0].unit);
     EXPECT_TRUE(at::equal(weight, expected));
   });
 }

@@ -23,7 +23,7 @@ class TensorZero2 : public TensorSharding {
   void group_ready(std::size_t group) override;
 
  private:
-  train::LaunchOrder order_;
+  train::ReductionSchedule order_;
 };
 
 }  // namespace zero

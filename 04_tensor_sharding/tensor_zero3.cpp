@@ -27,7 +27,7 @@ bool TensorZero3::is_leaf(std::size_t unit) const {
   return by_leaf_ && dynamic_cast<const nn::Leaf*>(list().units[unit].unit) != nullptr;
 }
 
-std::vector<std::size_t> TensorZero3::units_around(std::size_t unit) const {
+std::vector<std::size_t> TensorZero3::units_to_gather(std::size_t unit) const {
   if (!whole_model_ || unit != 0) return {unit};
   std::vector<std::size_t> all;
   for (std::size_t u = 0; u < list().units.size(); ++u) all.push_back(u);
@@ -64,12 +64,12 @@ void TensorZero3::pre_forward(nn::Unit& unit) {
   for (const std::size_t over : turns_.leave_for(u)) end_turn(over);
   if (trains_) turns_.used(u);
   if (c10::GradMode::is_enabled() && !in_backward_) ++uses_[u];
-  for (const std::size_t each : units_around(u)) gather(each);
+  for (const std::size_t each : units_to_gather(u)) gather(each);
 }
 
 void TensorZero3::post_forward(nn::Unit& unit) {
   const bool backward_follows = c10::GradMode::is_enabled();
-  for (const std::size_t u : units_around(list().index_of(unit))) {
+  for (const std::size_t u : units_to_gather(list().index_of(unit))) {
     // A forward inside backward is a checkpoint that runs again: its own backward follows at once.
     if (in_backward_ && is_leaf(u)) continue;
     if (!backward_follows || !stays_whole(u)) reshard(u);
@@ -80,7 +80,7 @@ void TensorZero3::pre_backward(nn::Unit& unit) {
   const std::size_t u = list().index_of(unit);
   for (const std::size_t over : turns_.leave_for(u)) end_turn(over);
   turns_.enter(u);
-  for (const std::size_t each : units_around(u)) gather(each);
+  for (const std::size_t each : units_to_gather(u)) gather(each);
 }
 
 void TensorZero3::post_backward(nn::Unit& unit) {

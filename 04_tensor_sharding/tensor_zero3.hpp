@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include <zero/train/backward_turns.hpp>
+#include <zero/train/backward_schedule.hpp>
 
 #include "tensor_sharding.hpp"
 
@@ -33,8 +33,9 @@ class TensorZero3 : public TensorSharding {
   void finish_backward() override;
   void optimizer_step() override;
   void zero_grad() override;
-  void summon(std::size_t unit) override { gather(unit); }
-  void dismiss(std::size_t unit) override { reshard(unit); }
+  void unshard(std::size_t unit) override { gather(unit); }
+  /// Leaves this rank's shards of them only.
+  void reshard(std::size_t unit) override;
 
   void pre_forward(nn::Unit& unit) override;
   void post_forward(nn::Unit& unit) override;
@@ -51,12 +52,10 @@ class TensorZero3 : public TensorSharding {
   void group_ready(std::size_t group) override;
   /// Makes the parameters of a unit whole; nothing to do where they are. Called by all ranks.
   virtual void gather(std::size_t unit);
-  /// Leaves this rank's shards of them only.
-  virtual void reshard(std::size_t unit);
 
  private:
   /// The units to gather or reshard when `unit` runs: itself, or under "whole" all for the root.
-  std::vector<std::size_t> units_around(std::size_t unit) const;
+  std::vector<std::size_t> units_to_gather(std::size_t unit) const;
   void reshard_all();
   void end_turn(std::size_t unit);
   void launch(std::size_t group);
@@ -73,8 +72,8 @@ class TensorZero3 : public TensorSharding {
   bool trains_ = false;             // the forward that runs is one that a backward follows
   bool in_backward_ = false;        // so that a forward that runs again inside it can be told apart
   std::vector<std::int64_t> uses_;  // by unit, in a forward
-  train::LaunchOrder order_;
-  train::BackwardTurns turns_;
+  train::ReductionSchedule order_;
+  train::BackwardSchedule turns_;
   std::vector<std::size_t> unit_of_;  // by group
   std::vector<std::size_t> ready_;    // by unit: groups whose gradients have come
 };

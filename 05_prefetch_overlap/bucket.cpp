@@ -29,11 +29,11 @@ bool is_held_elsewhere(const at::Tensor& buffer) { return buffer.storage().use_c
 
 }  // namespace
 
-Bucket::Bucket(const nn::ParameterList& list, std::vector<std::size_t> members, Keeps keeps,
+Bucket::Bucket(const nn::ParameterList& list, std::vector<std::size_t> members, Sharded sharded,
                bool keeps_gradients, dist::Communicator& communicator, memory::StoragePool& pool)
     : list_(list),
       members_(std::move(members)),
-      keeps_(keeps),
+      sharded_(sharded),
       keeps_gradients_(keeps_gradients),
       communicator_(&communicator),
       pool_(&pool),
@@ -61,10 +61,10 @@ void Bucket::allocate() {
 }
 
 bool Bucket::lies_in_shard(std::size_t m) const {
-  return layout_.segment(m, communicator_->rank()).size == layout_.size(m);
+  return layout_.range(m, communicator_->rank()).size == layout_.size(m);
 }
 
-void Bucket::settle() {
+void Bucket::keep_shard_only() {
   if (split()) {
     const Charge charge(Category::kParameters);
     shard_ = shard_.clone();
@@ -73,10 +73,10 @@ void Bucket::settle() {
     whole_ = false;
     for (std::size_t m = 0; m < members_.size(); ++m) {
       if (!lies_in_shard(m)) continue;
-      memory::place(tensor(m), shard_, layout_.segment(m, communicator_->rank()).in_shard);
+      memory::place(tensor(m), shard_, layout_.range(m, communicator_->rank()).in_shard);
     }
   }
-  cut_pieces();
+  make_shard_views();
 }
 
 at::Tensor Bucket::my_part(const at::Tensor& buffer) const {
@@ -100,20 +100,21 @@ void Bucket::start_gather() {
 }
 
 void Bucket::start_refresh() {
-  let_go();  // of the last one
-  if (!split() && keeps_ != Keeps::kEverything && trainable_) gather_into_buffer();
+  wait_gather();  // of the last one
+  if (!split() && sharded_ != Sharded::kNothing && trainable_) gather_into_buffer();
 }
 
 void Bucket::gather_into_buffer() {
   for (std::size_t m = 0; split() && m < members_.size(); ++m) copy_own_part(m);
   // A flag, not the handle: with one rank the handle is empty at once.
   gathers_ = true;
-  gathering_ = communicator_->all_gather(full_, shard_, Purpose::kParameter, dist::OwnPiece::kLeft);
+  gathering_ =
+      communicator_->all_gather(full_, shard_, Purpose::kParameter, /*copy_own_chunk=*/false);
 }
 
 // The part that this rank keeps of a parameter which lies in several shards.
 void Bucket::copy_own_part(std::size_t m) {
-  const auto mine = layout_.segment(m, communicator_->rank());
+  const auto mine = layout_.range(m, communicator_->rank());
   if (mine.size == 0 || lies_in_shard(m)) return;
   full_.narrow(0, layout_.offset(m) + mine.begin, mine.size)
       .copy_(shard_.narrow(0, mine.in_shard, mine.size));
@@ -121,18 +122,18 @@ void Bucket::copy_own_part(std::size_t m) {
 
 void Bucket::finish_gather() {
   if (!gathers_) return;
-  gathering_.receive();
+  gathering_.wait_output();
   gathers_ = false;
   whole_ = true;
 }
 
-void Bucket::let_go() {
+void Bucket::wait_gather() {
   finish_gather();
   gathering_.wait();
 }
 
 void Bucket::reshard() {
-  let_go();  // by now the others have what they wanted, as a rule
+  wait_gather();  // by now the others have what they wanted, as a rule
   if (!split() || !whole_) return;
   // The storage object stays and gets bytes again in place: what autograd saved of it is valid
   // then.
@@ -140,23 +141,23 @@ void Bucket::reshard() {
   whole_ = false;
 }
 
-void Bucket::cut_pieces() {
+void Bucket::make_shard_views() {
   pieces_.assign(members_.size(), {});
   for (std::size_t m = 0; m < members_.size(); ++m) {
-    if (keeps_ == Keeps::kEverything) {
+    if (sharded_ == Sharded::kNothing) {
       pieces_[m] = {tensor(m), 0};
       continue;
     }
-    const auto mine = layout_.segment(m, communicator_->rank());
+    const auto mine = layout_.range(m, communicator_->rank());
     // A frozen parameter is sharded like the others, but nobody updates it.
     if (!trainable_ || mine.size == 0) continue;
     pieces_[m] = {shard_.narrow(0, mine.in_shard, mine.size), mine.begin};
   }
 }
 
-train::Piece Bucket::stored(std::size_t m) const {
+train::ParameterShard Bucket::local_shard(std::size_t m) const {
   if (!split()) return {parameter(m), 0};
-  const auto mine = layout_.segment(m, communicator_->rank());
+  const auto mine = layout_.range(m, communicator_->rank());
   if (mine.size == 0) return {};
   return {shard_.narrow(0, mine.in_shard, mine.size), mine.begin};
 }
@@ -198,16 +199,16 @@ void Bucket::start_reduce(bool whole) {
   }
   reduces_ = true;
   keep_full_gradient_ = whole;
-  if (keeps_ == Keeps::kEverything) {
+  if (sharded_ == Sharded::kNothing) {
     reducing_ = communicator_->all_reduce(full_gradient_, Purpose::kGradient);
     return;
   }
   gradient_shard_ = my_part(full_gradient_);
-  if (!whole) gradient_shard_ = room_for_shard();
+  if (!whole) gradient_shard_ = gradient_shard_buffer();
   reducing_ = communicator_->reduce_scatter(gradient_shard_, full_gradient_, Purpose::kGradient);
 }
 
-at::Tensor Bucket::room_for_shard() {
+at::Tensor Bucket::gradient_shard_buffer() {
   if (kept_shard_.defined() && !is_held_elsewhere(kept_shard_)) return kept_shard_;
   const Charge charge(Category::kGradients);
   at::Tensor room = at::empty({layout_.shard()}, full_.options());
@@ -221,7 +222,7 @@ void Bucket::finish_reduce() {
   if (!reduces_) return;
   reducing_.wait();
   reduces_ = false;
-  if (keeps_ == Keeps::kEverything) {
+  if (sharded_ == Sharded::kNothing) {
     for (std::size_t m = 0; m < members_.size(); ++m) {
       tensor(m).mutable_grad() = window(full_gradient_, m);
     }
@@ -231,12 +232,12 @@ void Bucket::finish_reduce() {
     return;
   }
   if (!keep_full_gradient_) drop_full_gradient();
-  hand_out(std::exchange(gradient_shard_, at::Tensor()));
+  assign_gradient_views(std::exchange(gradient_shard_, at::Tensor()));
 }
 
-void Bucket::hand_out(const at::Tensor& gradient_shard) {
+void Bucket::assign_gradient_views(const at::Tensor& gradient_shard) {
   for (std::size_t m = 0; m < members_.size(); ++m) {
-    const auto mine = layout_.segment(m, communicator_->rank());
+    const auto mine = layout_.range(m, communicator_->rank());
     if (mine.size == 0) continue;
     pieces_[m].tensor.mutable_grad() = gradient_shard.narrow(0, mine.in_shard, mine.size);
   }

@@ -12,12 +12,12 @@
 
 namespace zero {
 
-/// What a rank keeps of a bucket between steps.
-enum class Keeps : std::uint8_t {
-  kEverything,  ///< stage 0: parameters, gradients and optimizer states whole
-  kGradients,   ///< stage 1: the optimizer's states are sharded
-  kParameters,  ///< stage 2: gradients are sharded as well
-  kShard,       ///< stage 3: parameters too
+/// What is sharded of a bucket between steps.
+enum class Sharded : std::uint8_t {
+  kNothing,     ///< stage 0: parameters, gradients and optimizer states are whole
+  kOptimizer,   ///< stage 1: the optimizer's states are sharded
+  kGradients,   ///< stage 2: gradients as well
+  kParameters,  ///< stage 3: parameters as well
 };
 
 /// Some parameters of one unit that travel together: neighbours in one flat buffer, their gradients
@@ -39,13 +39,13 @@ class Bucket {
   /// all frozen. `pool`: where large buffers come from; it must outlive the bucket.
   /// `keeps_gradients`: the bytes of what the rank keeps of gradients stay from step to step,
   /// unless somebody else still holds them; not for averages that are added up.
-  Bucket(const nn::ParameterList& list, std::vector<std::size_t> members, Keeps keeps,
+  Bucket(const nn::ParameterList& list, std::vector<std::size_t> members, Sharded sharded,
          bool keeps_gradients, dist::Communicator& communicator, memory::StoragePool& pool);
 
   const std::vector<std::size_t>& members() const { return members_; }
   const train::ShardLayout& layout() const { return layout_; }
   bool trainable() const { return trainable_; }
-  Keeps keeps() const { return keeps_; }
+  Sharded sharded() const { return sharded_; }
   std::int64_t bytes() const;  ///< of its parameters, without padding
   std::int64_t shard_bytes() const;
   std::int64_t full_bytes() const { return shard_bytes() * layout_.world_size(); }
@@ -57,7 +57,7 @@ class Bucket {
   at::Tensor parameter(std::size_t m) const;        ///< member `m` in its own shape
   /// After the first values have come: from now on only the shard stays, where that is all that the
   /// rank keeps.
-  void settle();
+  void keep_shard_only();
 
   /// Asks for the shards of all ranks; nothing to do where the buffer is whole or on its way.
   void start_gather();
@@ -67,13 +67,13 @@ class Bucket {
   /// waits for them here, or each would be as slow as the slowest, unit by unit.
   void finish_gather();
   /// Blocks until the buffer may be written, or given up.
-  void let_go();
+  void wait_gather();
   /// Drops the buffer again, where only the shard is kept.
   void reshard();
   bool whole() const { return whole_; }
 
-  train::Piece piece(std::size_t m) const { return pieces_[m]; }
-  train::Piece stored(std::size_t m) const;
+  train::ParameterShard piece(std::size_t m) const { return pieces_[m]; }
+  train::ParameterShard local_shard(std::size_t m) const;
 
   /// Where the gradient of member `m` is to be written: a window of the gradient buffer.
   at::Tensor gradient_window(std::size_t m);
@@ -90,19 +90,19 @@ class Bucket {
   const at::Tensor& tensor(std::size_t m) const { return list_.parameters[members_[m]].tensor; }
   at::Tensor window(const at::Tensor& buffer, std::size_t m) const;
   at::Tensor my_part(const at::Tensor& buffer) const;
-  bool split() const { return keeps_ == Keeps::kShard; }
+  bool split() const { return sharded_ == Sharded::kParameters; }
   bool lies_in_shard(std::size_t m) const;
   void copy_own_part(std::size_t m);
   void gather_into_buffer();
   void fill_gaps();
-  void cut_pieces();
-  at::Tensor room_for_shard();
-  void hand_out(const at::Tensor& gradient_shard);
+  void make_shard_views();
+  at::Tensor gradient_shard_buffer();
+  void assign_gradient_views(const at::Tensor& gradient_shard);
   void drop_full_gradient();
 
   const nn::ParameterList& list_;
   std::vector<std::size_t> members_;
-  Keeps keeps_;
+  Sharded sharded_;
   bool keeps_gradients_;
   dist::Communicator* communicator_;
   memory::StoragePool* pool_;
@@ -117,9 +117,9 @@ class Bucket {
   bool keep_full_gradient_ = false;
   bool gathers_ = false;
   bool reduces_ = false;
-  dist::Pending gathering_;
-  dist::Pending reducing_;
-  std::vector<train::Piece> pieces_;
+  dist::Work gathering_;
+  dist::Work reducing_;
+  std::vector<train::ParameterShard> pieces_;
 };
 
 }  // namespace zero

@@ -14,7 +14,7 @@
 #include <zero/base/program.hpp>
 #include <zero/base/scoped_value.hpp>
 #include <zero/memory/storage.hpp>
-#include <zero/nn/gradient_slot.hpp>
+#include <zero/nn/gradient_destination.hpp>
 
 namespace zero {
 
@@ -48,24 +48,25 @@ Overlap::Overlap(const train::StrategyArguments& arguments, const OverlapOptions
       timed_passes_left_(options.stage == 3 && options.lookahead == kAutoLookahead ? kTimedPasses
                                                                                    : 0),
       uses_(list().units.size(), 1) {
-  communicator_.agree("the engine's options",
-                      fmt::format("stage {}\nbuckets of {} bytes, {} under way\nlookahead {}\n"
-                                  "units below {} elements whole, {} bytes ahead at most",
-                                  options.stage, options.bucket_bytes, options.in_flight_bytes,
-                                  options.lookahead, options.whole_below, options.ahead_bytes));
+  communicator_.verify_same_on_all_ranks(
+      "the engine's options",
+      fmt::format("stage {}\nbuckets of {} bytes, {} in flight\nlookahead {}\n"
+                  "units below {} elements whole, {} bytes ahead at most",
+                  options.stage, options.bucket_bytes, options.in_flight_bytes, options.lookahead,
+                  options.whole_below, options.ahead_bytes));
   build_buckets();
-  order_ = train::LaunchOrder(backward_buckets());
+  order_ = train::ReductionSchedule(backward_buckets());
   arrived_.assign(buckets_.size(), 0);
-  for (Bucket& bucket : buckets_) give_values(bucket);
+  for (Bucket& bucket : buckets_) initialize(bucket);
   broadcast_buffers_from_rank_0();
-  if (options_.stage > 0) narrow_optimizer();
+  if (options_.stage > 0) shard_optimizer();
   // Last: what throws above must leave nothing behind that calls into nothing.
   set_providers();
 }
 
 Overlap::~Overlap() {
   for (std::size_t i = 0; i < count(); ++i) nn::set_gradient_provider(parameter(i), {});
-  // A handle may not be dropped while its transfer is under way, so each is waited for, whatever
+  // A handle may not be dropped while its transfer is in flight, so each is waited for, whatever
   // the one before it said. Whoever called has heard of a peer that is gone from the operation that
   // failed first; here it is said once, and not at all while an error is on its way up.
   bool said = std::uncaught_exceptions() > 0;
@@ -73,21 +74,21 @@ Overlap::~Overlap() {
     try {
       finish();
     } catch (const std::exception& error) {
-      if (!said) complain(fmt::format("rank {}: {}", communicator_.rank(), error.what()));
+      if (!said) log_error(fmt::format("rank {}: {}", communicator_.rank(), error.what()));
       said = true;
     }
   };
   for (Bucket& bucket : buckets_) {
-    wait([&bucket] { bucket.let_go(); });
+    wait([&bucket] { bucket.wait_gather(); });
     wait([&bucket] { bucket.finish_reduce(); });
   }
 }
 
-Keeps Overlap::keeps(std::size_t unit) const {
-  if (options_.stage < 3) return static_cast<Keeps>(options_.stage);
+Sharded Overlap::sharded_of(std::size_t unit) const {
+  if (options_.stage < 3) return static_cast<Sharded>(options_.stage);
   std::int64_t elements = 0;
   for (const std::size_t i : list().units[unit].parameters) elements += parameter(i).numel();
-  return elements < options_.whole_below ? Keeps::kParameters : Keeps::kShard;
+  return elements < options_.whole_below ? Sharded::kGradients : Sharded::kParameters;
 }
 
 bool Overlap::keeps_gradients(std::size_t unit) const {
@@ -108,7 +109,7 @@ void Overlap::build_buckets() {
       for (std::size_t m = 0; m < bucket.members.size(); ++m) {
         where_[bucket.members[m]] = {buckets_.size(), m};
       }
-      buckets_.emplace_back(list(), std::move(bucket.members), keeps(u), keeps_gradients(u),
+      buckets_.emplace_back(list(), std::move(bucket.members), sharded_of(u), keeps_gradients(u),
                             communicator(), pool_);
       bucket = {};
     };
@@ -125,7 +126,7 @@ void Overlap::build_buckets() {
   }
 }
 
-void Overlap::give_values(Bucket& bucket) {
+void Overlap::initialize(Bucket& bucket) {
   const int rank = communicator().rank();
   // Parameters that were built with bytes bring their values along.
   std::vector<at::Tensor> own;
@@ -139,7 +140,7 @@ void Overlap::give_values(Bucket& bucket) {
     own[m].defined() ? static_cast<void>(out.copy_(own[m])) : first_value(bucket.members()[m], out);
   }
   communicator().broadcast(bucket.full(), /*root=*/0, Purpose::kSetup).wait();
-  bucket.settle();
+  bucket.keep_shard_only();
 }
 
 void Overlap::set_providers() {
@@ -154,12 +155,12 @@ void Overlap::set_providers() {
 train::ModelStateBytes Overlap::predicted_bytes() const {
   train::ModelStateBytes bytes{0, 0, optimizer_bytes()};
   for (const Bucket& bucket : buckets_) {
-    const bool split = bucket.keeps() == Keeps::kShard;
+    const bool split = bucket.sharded() == Sharded::kParameters;
     bytes.parameters += split ? bucket.shard_bytes() : bucket.full_bytes();
     if (!bucket.trainable()) continue;
     // Where micro-batches are reduced one by one, the buffer is needed for the next.
-    const bool whole = bucket.keeps() == Keeps::kEverything ||
-                       (bucket.keeps() == Keeps::kGradients && !reduce_each_);
+    const bool whole = bucket.sharded() == Sharded::kNothing ||
+                       (bucket.sharded() == Sharded::kOptimizer && !reduce_each_);
     if (whole) {
       bytes.gradients += bucket.full_bytes();
       continue;
@@ -193,12 +194,12 @@ std::int64_t Overlap::predicted_traffic() const {
       const std::int64_t reduced =
           bucket.layout().shard() * communicator_.reduced_element_size(dtype);
       // An all-reduce is a reduce-scatter and an all-gather of the same bytes.
-      sum += (bucket.keeps() == Keeps::kEverything ? 2 : 1) * others * reduced;
-      if (bucket.keeps() == Keeps::kGradients || bucket.keeps() == Keeps::kParameters) {
+      sum += (bucket.sharded() == Sharded::kNothing ? 2 : 1) * others * reduced;
+      if (bucket.sharded() == Sharded::kOptimizer || bucket.sharded() == Sharded::kGradients) {
         sum += gather;
       }
     }
-    if (bucket.keeps() == Keeps::kShard) sum += gathers(unit_of_[b]) * gather;
+    if (bucket.sharded() == Sharded::kParameters) sum += gathers(unit_of_[b]) * gather;
   }
   return sum;
 }
@@ -246,12 +247,12 @@ void Overlap::end_of_pass(Prefetch& pass, const char* name) {
   const bool differed = pass.lost();
   if (pass.keep()) {
     // A rank that gathered in another order would wait for ever for what the others do not send.
-    communicator_.agree(fmt::format("the order of units in {}", name),
-                        fmt::format("{}", fmt::join(pass.order(), " ")));
+    communicator_.verify_same_on_all_ranks(fmt::format("the order of units in {}", name),
+                                           fmt::format("{}", fmt::join(pass.order(), " ")));
   }
   if (!differed) return;
   if (lost_passes_++ == 0 && communicator_.rank() == 0) {
-    complain(
+    log_error(
         fmt::format("note: units ran in another order in {} than the time before; such a pass "
                     "gathers each when it is needed, without prefetch",
                     name));
@@ -268,7 +269,7 @@ std::vector<UnitTimes> Overlap::least_over_ranks() const {
   // The rank that comes last to a gather waits for nobody: its time is that of the gather alone.
   std::vector<double> mine;
   for (const double* seconds : all) mine.push_back(*seconds);
-  const std::vector<double> every = dist::of_all_ranks(communicator_, mine);
+  const std::vector<double> every = dist::all_gather_scalars(communicator_, mine);
   for (std::size_t i = 0; i < every.size(); ++i) {
     *all[i % all.size()] = std::min(*all[i % all.size()], every[i]);
   }
@@ -280,7 +281,7 @@ std::int64_t Overlap::largest_unit_ahead() const {
   for (std::size_t u = 1; u < by_unit_.size(); ++u) {  // the root is never gathered ahead
     std::int64_t bytes = 0;
     for (const std::size_t b : by_unit_[u]) {
-      if (buckets_[b].keeps() == Keeps::kShard) bytes += buckets_[b].full_bytes();
+      if (buckets_[b].sharded() == Sharded::kParameters) bytes += buckets_[b].full_bytes();
     }
     largest = std::max(largest, bytes);
   }
@@ -294,7 +295,7 @@ void Overlap::settle_lookahead() {
   forward_.set_lookahead(choice.units);
   backward_.set_lookahead(choice.units);
   if (communicator_.rank() == 0) {
-    complain(fmt::format("note: lookahead {}: {}", choice.units, choice.why));
+    log_error(fmt::format("note: lookahead {}: {}", choice.units, choice.why));
   }
 }
 
@@ -323,7 +324,7 @@ void Overlap::pre_forward(nn::Unit& unit) {
 void Overlap::post_forward(nn::Unit& unit) {
   const std::size_t u = list().index_of(unit);
   // The root runs last in forward and first in backward: it stays, if there is a backward.
-  if (u != 0 || !c10::GradMode::is_enabled()) reshard(u);
+  if (u != 0 || !c10::GradMode::is_enabled()) reshard_unit(u);
 }
 
 void Overlap::pre_backward(nn::Unit& unit) {
@@ -338,7 +339,7 @@ void Overlap::pre_backward(nn::Unit& unit) {
 void Overlap::end_turn(std::size_t unit) {
   // Whatever this rank's batch has not used of the unit, it never will.
   if (options_.stage < 3) return;  // nothing is gathered in backward, and no turn has an end
-  reshard(unit);
+  reshard_unit(unit);
   for (const std::size_t b : by_unit_[unit]) reduce_if_ready(b);
 }
 
@@ -366,7 +367,7 @@ void Overlap::finish_gather(std::size_t unit) {
   for (const std::size_t b : by_unit_[unit]) buckets_[b].finish_gather();
 }
 
-void Overlap::reshard(std::size_t unit) {
+void Overlap::reshard_unit(std::size_t unit) {
   for (const std::size_t b : by_unit_[unit]) buckets_[b].reshard();
 }
 
@@ -374,14 +375,14 @@ void Overlap::reshard_all() {
   for (Bucket& bucket : buckets_) bucket.reshard();
 }
 
-void Overlap::summon(std::size_t unit) {
+void Overlap::unshard(std::size_t unit) {
   finish_parameters();
   start_gather(unit);
   finish_gather(unit);
 }
 
-void Overlap::dismiss(std::size_t unit) {
-  reshard(unit);
+void Overlap::reshard(std::size_t unit) {
+  reshard_unit(unit);
   pool_.clear();
 }
 
@@ -396,8 +397,8 @@ void Overlap::gradient_ready(std::size_t index) {
   }
   order_.expect(b);
   bucket.collect(member);
-  // A good moment to take what peers have sent meanwhile: no matrix product is under way.
-  communicator_.advance();
+  // A good moment to take what peers have sent meanwhile: no matrix product is in flight.
+  communicator_.progress();
   if (++arrived_[b] != trainable_members(bucket)) return;
   const std::size_t u = unit_of_[b];
   ++ready_[u];
@@ -405,7 +406,7 @@ void Overlap::gradient_ready(std::size_t index) {
   if (options_.stage == 3 && !turns_.open(u)) return;
   // Frozen parameters may be needed for the gradient of the input after the last gradient of a
   // parameter: such a unit stays until another begins.
-  if (has_all_gradients(u) && !has_frozen(u)) reshard(u);
+  if (has_all_gradients(u) && !has_frozen(u)) reshard_unit(u);
   reduce_if_ready(b);
 }
 
@@ -450,7 +451,7 @@ void Overlap::sync_parameters() {
 }
 
 void Overlap::finish_parameters() {
-  for (Bucket& bucket : buckets_) bucket.let_go();
+  for (Bucket& bucket : buckets_) bucket.wait_gather();
 }
 
 void Overlap::zero_grad() {
@@ -463,14 +464,14 @@ void Overlap::zero_grad() {
   Strategy::zero_grad();
 }
 
-train::Piece Overlap::piece(std::size_t index) const {
+train::ParameterShard Overlap::piece(std::size_t index) const {
   return buckets_[where_[index].bucket].piece(where_[index].member);
 }
 
-train::Piece Overlap::stored(std::size_t index) const {
+train::ParameterShard Overlap::local_shard(std::size_t index) const {
   // Whoever asks may write into it, and what is on its way would overwrite that.
-  for (Bucket& bucket : buckets_) bucket.let_go();
-  return buckets_[where_[index].bucket].stored(where_[index].member);
+  for (Bucket& bucket : buckets_) bucket.wait_gather();
+  return buckets_[where_[index].bucket].local_shard(where_[index].member);
 }
 
 std::size_t Overlap::trainable_members(const Bucket& bucket) const {

@@ -5,14 +5,14 @@
 
 #include <zero/engine/overlap_options.hpp>
 #include <zero/memory/storage_pool.hpp>
-#include <zero/train/backward_turns.hpp>
-#include <zero/train/launch_order.hpp>
+#include <zero/train/backward_schedule.hpp>
+#include <zero/train/reduction_schedule.hpp>
 #include <zero/train/strategy.hpp>
 
 #include "bucket.hpp"
-#include "in_flight.hpp"
 #include "lookahead.hpp"
 #include "prefetch.hpp"
+#include "reduction_queue.hpp"
 
 namespace zero {
 
@@ -28,7 +28,7 @@ namespace zero {
 /// not change what is added to what.
 ///
 /// Parameters of stages 1 and 2 may be read between sync_parameters() and the next forward() only
-/// inside summon() and dismiss().
+/// inside unshard() and reshard().
 class Overlap : public train::Strategy {
  public:
   /// Called by all ranks. zero::Error for options out of range, and on all ranks where they differ.
@@ -42,12 +42,12 @@ class Overlap : public train::Strategy {
   void sync_parameters() override;
   void zero_grad() override;
 
-  void summon(std::size_t unit) override;
-  void dismiss(std::size_t unit) override;
+  void unshard(std::size_t unit) override;
+  void reshard(std::size_t unit) override;
 
   bool owns(std::size_t index) const override { return piece(index).tensor.defined(); }
-  train::Piece piece(std::size_t index) const override;
-  train::Piece stored(std::size_t index) const override;
+  train::ParameterShard piece(std::size_t index) const override;
+  train::ParameterShard local_shard(std::size_t index) const override;
   bool sharded() const override { return options_.stage > 0; }
 
   void pre_forward(nn::Unit& unit) override;
@@ -58,7 +58,7 @@ class Overlap : public train::Strategy {
   std::int64_t predicted_traffic() const override;
 
   const OverlapOptions& options() const { return options_; }
-  /// The most bytes of gradients that were under way at once.
+  /// The most bytes of gradients that were in flight at once.
   std::int64_t most_in_flight() const { return in_flight_.most_seen(); }
   /// Buckets, unit by unit, the root's first.
   const std::vector<Bucket>& buckets() const { return buckets_; }
@@ -78,10 +78,10 @@ class Overlap : public train::Strategy {
   };
 
   void build_buckets();
-  Keeps keeps(std::size_t unit) const;
+  Sharded sharded_of(std::size_t unit) const;
   bool keeps_gradients(std::size_t unit) const;
   std::int64_t gathers(std::size_t unit) const;
-  void give_values(Bucket& bucket);
+  void initialize(Bucket& bucket);
   void set_providers();
 
   bool has_frozen(std::size_t unit) const;
@@ -91,7 +91,7 @@ class Overlap : public train::Strategy {
   void use(std::size_t unit, Prefetch& pass, PassClock& clock);
   void start_gather(std::size_t unit);
   void finish_gather(std::size_t unit);
-  void reshard(std::size_t unit);
+  void reshard_unit(std::size_t unit);
   void finish_parameters();
   void end_of_pass(Prefetch& pass, const char* name);
   std::vector<UnitTimes> least_over_ranks() const;
@@ -107,15 +107,15 @@ class Overlap : public train::Strategy {
   OverlapOptions options_;
   bool reduce_each_;  // micro-batches are reduced one by one
   memory::StoragePool pool_;
-  mutable std::vector<Bucket> buckets_;            // mutable: readers wait for what is under way
+  mutable std::vector<Bucket> buckets_;            // mutable: readers wait for what is in flight
   std::vector<Place> where_;                       // by parameter
   std::vector<std::size_t> unit_of_;               // by bucket
   std::vector<std::vector<std::size_t>> by_unit_;  // buckets of each unit
   std::vector<std::size_t> arrived_;               // by bucket: gradients that have come
   std::vector<std::size_t> ready_;                 // by unit: buckets whose gradients have come
-  train::LaunchOrder order_;
-  train::BackwardTurns turns_;
-  InFlight in_flight_;
+  train::ReductionSchedule order_;
+  train::BackwardSchedule turns_;
+  ReductionQueue in_flight_;
   Prefetch forward_;
   Prefetch backward_;
   PassClock forward_clock_;

@@ -37,7 +37,7 @@ TEST(Overlap, ARankByItselfGathersNothing) {
   });
 }
 
-// As the allocator sees it: gradients of all units at once, unless few may be under way.
+// As the allocator sees it: gradients of all units at once, unless few may be in flight.
 TEST(Overlap, GradientsDoNotPileUp) {
   on_ranks(2, [](dist::Communicator& communicator) {
     const auto peak_of = [&](std::int64_t in_flight_bytes) {
@@ -114,7 +114,7 @@ TEST(Overlap, KeepsWhatLiesInItsShardInPlace) {
       for (const Bucket& bucket : strategy.buckets()) {
         for (std::size_t m = 0; m < bucket.members().size(); ++m) {
           const at::Tensor& parameter = strategy.list().parameters[bucket.members()[m]].tensor;
-          const train::Piece mine = bucket.stored(m);
+          const train::ParameterShard mine = bucket.local_shard(m);
           const bool all = mine.tensor.defined() && mine.tensor.numel() == bucket.layout().size(m);
           EXPECT_EQ(memory::has_storage(parameter), all);
           if (all) {
@@ -207,7 +207,7 @@ TEST(Overlap, HoldsTheUnitsAheadAndNoMore) {
 }
 
 // Parameters, gradients and optimizer states together, as the allocator has them: a unit that runs
-// and one ahead, gradients that are filled and that are under way, less the root's shard of
+// and one ahead, gradients that are filled and that are in flight, less the root's shard of
 // gradients, which is still to come. So are those of two units where they are not kept from step to
 // step.
 TEST(Overlap, HoldsItsShardsTheRootAndFourUnits) {
@@ -257,7 +257,7 @@ TEST(Overlap, GradientsHaveTheSameBytesInEveryStep) {
         const auto place_after_step = [&](int s) {
           trainer.step({toy.batch(communicator.rank(), s)});
           EXPECT_EQ(held(), strategy.predicted_bytes().gradients);
-          const train::Piece piece = strategy.piece(last);
+          const train::ParameterShard piece = strategy.piece(last);
           return piece.tensor.defined() ? piece.tensor.grad() : at::Tensor();
         };
         at::Tensor gradient = place_after_step(0);
@@ -292,7 +292,7 @@ TEST(Overlap, KeepsNothingAfterAnEvaluationOrAReading) {
       trainer.evaluate({toy.batch(communicator.rank(), 1)});
       EXPECT_EQ(held(), rest.parameters) << "stage " << stage;
       for (std::size_t u = 0; u < strategy.list().units.size(); ++u) {
-        const train::WholeParameters whole(strategy, u);
+        const train::UnshardedParameters whole(strategy, u);
       }
       EXPECT_EQ(held(), rest.parameters) << "stage " << stage;
       strategy.forward(toy.batch(communicator.rank(), 2));  // no backward follows

@@ -128,7 +128,7 @@ TEST(Overlap, FindsALookaheadOutThatIsTheSameOnAllRanks) {
     // Whatever this machine makes of it.
     const std::int64_t found = strategy.lookahead();
     EXPECT_LE(found, static_cast<std::int64_t>(strategy.list().units.size()));
-    communicator.agree("the lookahead", std::to_string(found));
+    communicator.verify_same_on_all_ranks("the lookahead", std::to_string(found));
     expect_equal(trained(communicator, {.lookahead = kAutoLookahead}, 5),
                  trained(communicator, {.lookahead = 0}, 5), "auto");
     // No room for a unit ahead: on demand for ever.

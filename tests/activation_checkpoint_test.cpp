@@ -48,7 +48,7 @@ Outcome train(dist::Communicator& communicator, const std::string& mode, nn::Mod
   }
   const nn::ParameterList& list = strategy->list();
   for (std::size_t i = 0; i < list.size(); ++i) {
-    const train::Piece piece = strategy->piece(i);
+    const train::ParameterShard piece = strategy->piece(i);
     if (!piece.tensor.defined() || !piece.tensor.grad().defined()) continue;
     outcome.gradients.push_back(piece.tensor.grad().clone());
   }
@@ -171,7 +171,9 @@ class Around : public nn::Model {
 
 TEST_P(ActivationCheckpointing, AroundAUnitThatIsUsedFourTimesChangesNoBit) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
-    const auto batch = [&](int step) { return trap_batch(/*seed=*/17, communicator.rank(), step); };
+    const auto batch = [&](int step) {
+      return edge_case_batch(/*seed=*/17, communicator.rank(), step);
+    };
     for (const std::string& mode : all_modes()) {
       const nn::DeferredStorage deferred;
       Around with(true), without(false);
@@ -191,7 +193,9 @@ INSTANTIATE_TEST_SUITE_P(Ranks, ActivationCheckpointingOfSplitTensors,
 TEST_P(ActivationCheckpointingOfSplitTensors, EndsWithTheWeightsOfChapter00) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
     const auto words = [&](int step) { return text(communicator.rank(), step); };
-    const auto rows = [&](int step) { return trap_batch(/*seed=*/17, communicator.rank(), step); };
+    const auto rows = [&](int step) {
+      return edge_case_batch(/*seed=*/17, communicator.rank(), step);
+    };
     const auto around = [&](const std::string& mode, bool checkpointed) {
       const nn::DeferredStorage deferred;
       Around model(checkpointed);

@@ -16,9 +16,9 @@ namespace {
 // All modes on one set of forked ranks, each compared with plain DDP under the same options.
 void expect_all_modes_identical(int world_size, const RunOptions& options) {
   on_ranks(world_size, [&](dist::Communicator& communicator) {
-    const RunRecord reference = run_trap_model(communicator, "ddp", options);
+    const RunRecord reference = run_edge_case_model(communicator, "ddp", options);
     for (const std::string& mode : all_modes()) {
-      expect_identical(run_trap_model(communicator, mode, options), reference, mode);
+      expect_identical(run_edge_case_model(communicator, mode, options), reference, mode);
       if (communicator.rank() == 0) fill_cell(mode, world_size);
     }
   });
@@ -82,9 +82,9 @@ TEST_P(ParityFewRanks, LibTorchsSgd) {
 TEST_P(ParityFewRanks, RanksThatStartFromDifferentValues) {
   const RunOptions different{.same_seed = false};
   on_ranks(GetParam(), [&](dist::Communicator& communicator) {
-    const RunRecord reference = run_trap_model(communicator, "ddp", {});
+    const RunRecord reference = run_edge_case_model(communicator, "ddp", {});
     for (const std::string& mode : all_modes()) {
-      expect_identical(run_trap_model(communicator, mode, different), reference, mode);
+      expect_identical(run_edge_case_model(communicator, mode, different), reference, mode);
     }
   });
 }
@@ -92,8 +92,8 @@ TEST_P(ParityFewRanks, RanksThatStartFromDifferentValues) {
 // What makes the comparisons above mean something.
 TEST(ParityPremises, RanksDifferWeightsChangeAndUnusedOnesStay) {
   on_ranks(3, [](dist::Communicator& communicator) {
-    const RunRecord first = run_trap_model(communicator, "ddp", {.steps = 1});
-    const RunRecord later = run_trap_model(communicator, "ddp", {.steps = 4});
+    const RunRecord first = run_edge_case_model(communicator, "ddp", {.steps = 1});
+    const RunRecord later = run_edge_case_model(communicator, "ddp", {.steps = 4});
     std::set<std::string> unchanged;
     for (const auto& [name, tensor] : later.tensors) {
       if (!name.starts_with("weight")) continue;
@@ -112,11 +112,11 @@ TEST(ParityPremises, RanksDifferWeightsChangeAndUnusedOnesStay) {
 
 TEST(ParityPremises, AllWaysOfClippingClipAndDiffer) {
   on_ranks(2, [](dist::Communicator& communicator) {
-    const RunRecord l2 = run_trap_model(communicator, "ddp", {.steps = 3, .clip_norm = 0.05});
-    const RunRecord largest = run_trap_model(
+    const RunRecord l2 = run_edge_case_model(communicator, "ddp", {.steps = 3, .clip_norm = 0.05});
+    const RunRecord largest = run_edge_case_model(
         communicator, "ddp", {.steps = 3, .clip_norm = 0.02, .norm = optim::Norm::kInfinity});
-    const RunRecord sum = run_trap_model(communicator, "ddp",
-                                         {.steps = 3, .clip_norm = 0.5, .norm = optim::Norm::kL1});
+    const RunRecord sum = run_edge_case_model(
+        communicator, "ddp", {.steps = 3, .clip_norm = 0.5, .norm = optim::Norm::kL1});
     for (const float norm : sum.norms) EXPECT_GT(norm, 0.5F);
     EXPECT_GT(sum.norms.front(), l2.norms.front());
     for (const float norm : l2.norms) EXPECT_GT(norm, 0.05F);

@@ -76,10 +76,10 @@ class Script(unittest.TestCase):
 class Paths(Script):
     def test_of_the_ladder_are_the_users(self):
         self.expect("ladder", ["--json", "a.json", "--data", "b.txt", "c/*.txt", "--steps", "3", "--trace=d/e.json",
-                               "--weights", "../f", "--save", "g", "--film", "h", "--checkpoint", "i", "--resume=j",
+                               "--weights", "../f", "--save", "g", "--memory-timeline", "h", "--checkpoint", "i", "--resume=j",
                                "--checkpoint-every", "2"],
                     ["--json", "HERE/a.json", "--data", "HERE/b.txt", "HERE/c/*.txt", "--steps", "3",
-                     "--trace=HERE/d/e.json", "--weights", "HERE/../f", "--save", "HERE/g", "--film", "HERE/h",
+                     "--trace=HERE/d/e.json", "--weights", "HERE/../f", "--save", "HERE/g", "--memory-timeline", "HERE/h",
                      "--checkpoint", "HERE/i", "--resume=HERE/j", "--checkpoint-every", "2"])
 
     def test_of_configurations_in_modes_are_the_users(self):
@@ -96,8 +96,8 @@ class Paths(Script):
         self.expect("data", ["text", "--input", "a", "b", "--tokenizer", "c", "--validation", "0.1", "--output", "d"],
                     ["text", "--input", "HERE/a", "HERE/b", "--tokenizer", "HERE/c", "--validation", "0.1",
                      "--output", "HERE/d"])
-        self.expect("step 01", ["shares", "--film", "a", "--json", "b", "--model", "wide"],
-                    ["shares", "--film", "HERE/a", "--json", "HERE/b", "--model", "wide"])
+        self.expect("step 01", ["shares", "--memory-timeline", "a", "--json", "b", "--model", "wide"],
+                    ["shares", "--memory-timeline", "HERE/a", "--json", "HERE/b", "--model", "wide"])
         self.expect("links", ["--quick", "--keep-logs", "a", "--json", "b"],
                     ["--quick", "--keep-logs", "HERE/a", "--json", "HERE/b"])
         self.expect("peers", ["--json", "a", "--rounds", "2"], ["--json", "HERE/a", "--rounds", "2"])

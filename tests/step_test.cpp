@@ -1,4 +1,5 @@
-// The programs of the chapters: what ./run step prints with --narrate, and what --film records.
+// The programs of the chapters: what ./run step prints with --narrate, and what --memory-timeline
+// records.
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -24,12 +25,12 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using testing::TestFolder;
 
-struct Ended {
+struct ProcessResult {
   int code;
   std::string said;  // on standard output
 };
 
-Ended step(const std::string& arguments, std::int64_t narrated_width = 2) {
+ProcessResult step(const std::string& arguments, std::int64_t narrated_width = 2) {
   std::istringstream words("step " + arguments);
   std::vector<std::string> list{std::istream_iterator<std::string>(words), {}};
   std::vector<char*> argv;
@@ -45,7 +46,7 @@ Ended step(const std::string& arguments, std::int64_t narrated_width = 2) {
 // The lines of the ranks below each title.
 std::map<std::string, std::vector<std::string>> narrated(const std::string& mode,
                                                          std::int64_t width = 2) {
-  const Ended ended = step("--narrate --mode " + mode, width);
+  const ProcessResult ended = step("--narrate --mode " + mode, width);
   EXPECT_EQ(ended.code, 0);
   std::map<std::string, std::vector<std::string>> told;
   std::istringstream lines(ended.said);
@@ -131,9 +132,10 @@ TEST(Narration, OfChapter04ShowsThePiecesOfTensors) {
                   "parameters aaaa b cccc d   gradients .... b .... d   moments .... b .... d"));
 }
 
-json film_of(const std::string& mode, const TestFolder& folder) {
-  const std::string path = (folder / "film.json").string();
-  const Ended ended = step("--no-picture --model mlp --film " + path + " --mode " + mode);
+json memory_timeline_of(const std::string& mode, const TestFolder& folder) {
+  const std::string path = (folder / "memory_timeline.json").string();
+  const ProcessResult ended =
+      step("--no-picture --model mlp --memory-timeline " + path + " --mode " + mode);
   EXPECT_EQ(ended.code, 0) << ended.said;
   std::ifstream file(path);
   return json::parse(file);
@@ -162,11 +164,11 @@ INSTANTIATE_TEST_SUITE_P(Chapters, StepFilm,
 
 TEST_P(StepFilm, IsOfTheThirdStepWithItsPhasesAndWithoutGaps) {
   const TestFolder folder;
-  const json film = film_of(GetParam(), folder);
-  EXPECT_EQ(film.at("world_size"), 2);
-  EXPECT_EQ(film.at("model"), "mlp");
-  ASSERT_EQ(film.at("modes").size(), 1U);
-  const json& mode = film["modes"][0];
+  const json memory_timeline = memory_timeline_of(GetParam(), folder);
+  EXPECT_EQ(memory_timeline.at("world_size"), 2);
+  EXPECT_EQ(memory_timeline.at("model"), "mlp");
+  ASSERT_EQ(memory_timeline.at("modes").size(), 1U);
+  const json& mode = memory_timeline["modes"][0];
   EXPECT_EQ(mode.at("mode"), GetParam());
   std::vector<std::string> labels;
   for (const json& mark : mode.at("marks")) labels.push_back(mark.at("label"));
@@ -188,13 +190,13 @@ TEST_P(StepFilm, IsOfTheThirdStepWithItsPhasesAndWithoutGaps) {
 
 TEST(StepFilm, ShowsWhatTheChapterShards) {
   const TestFolder folder;
-  const json ddp = film_of("ddp", folder);
+  const json ddp = memory_timeline_of("ddp", folder);
   const std::int64_t copy = ddp.at("parameter_bytes");
   const json samples = ddp["modes"][0]["samples"];
   EXPECT_NEAR(most(samples, "parameters"), copy, 0.001 * copy);
   EXPECT_NEAR(most(samples, "gradients"), copy, 0.001 * copy);
   EXPECT_NEAR(most(samples, "optimizer"), 2 * copy, 0.002 * copy);
-  const json split = film_of("tensor_zero3", folder)["modes"][0]["samples"];
+  const json split = memory_timeline_of("tensor_zero3", folder)["modes"][0]["samples"];
   EXPECT_NEAR(split.back().at("parameters").get<double>(), copy / 2, 0.01 * copy);
   EXPECT_GT(most(split, "parameters"), split.back().at("parameters")) << "nothing was gathered";
 }
@@ -206,17 +208,18 @@ TEST(StepFilm, IsDrawn) {
   if (std::system((with + " -c 'import matplotlib' 2> /dev/null").c_str()) != 0) {
     GTEST_SKIP() << with << " has no matplotlib";
   }
-  const Ended ended = step("--model mlp --mode zero3 --film " + (folder / "film.json").string());
+  const ProcessResult ended = step("--model mlp --mode zero3 --memory-timeline " +
+                                   (folder / "memory_timeline.json").string());
   EXPECT_EQ(ended.code, 0);
   EXPECT_THAT(ended.said, HasSubstr("wrote"));
-  for (const char* name : {"film.png", "film.svg"}) {
+  for (const char* name : {"memory_timeline.png", "memory_timeline.svg"}) {
     ASSERT_TRUE(std::filesystem::exists(folder / name)) << ended.said;
     EXPECT_GT(std::filesystem::file_size(folder / name), 5000U);
   }
 }
 
 TEST(Step, PrintsItsHelpAndTrainsNothing) {
-  const Ended ended = step("--help");
+  const ProcessResult ended = step("--help");
   EXPECT_EQ(ended.code, 0);
   EXPECT_THAT(ended.said, HasSubstr("--narrate"));
   EXPECT_THAT(ended.said, ::testing::Not(HasSubstr("loss")));
@@ -224,7 +227,7 @@ TEST(Step, PrintsItsHelpAndTrainsNothing) {
 
 TEST(Step, RefusesAFilmThatCannotBeWrittenAndAModelThatIsNone) {
   ::testing::internal::CaptureStderr();
-  EXPECT_EQ(step("--film /proc/none/film.json").code, 1);
+  EXPECT_EQ(step("--memory-timeline /proc/none/memory_timeline.json").code, 1);
   EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("/proc/none"));
   ::testing::internal::CaptureStderr();
   EXPECT_EQ(step("--model wid").code, 1);

@@ -28,15 +28,15 @@ using ::testing::IsEmpty;
 using ::testing::SizeIs;
 using testing::TestFolder;
 
-struct Ended {
+struct ProcessResult {
   int code;
   std::string said;
   std::vector<Result> results;
 };
 
 // Runs `body`, a main program, with `arguments` and a file for its results.
-Ended run_main(const std::vector<std::string>& arguments,
-               const std::function<int(int, char**)>& body) {
+ProcessResult run_main(const std::vector<std::string>& arguments,
+                       const std::function<int(int, char**)>& body) {
   const TestFolder folder;
   std::vector<std::string> words = {"some_bench",
                                     "--benchmark_out=" + (folder / "some_bench.json").string(),
@@ -52,8 +52,8 @@ Ended run_main(const std::vector<std::string>& arguments,
   return {code, ::testing::internal::GetCapturedStdout(), read_results(folder / "some_bench.json")};
 }
 
-Ended run_one(const std::function<Measured()>& measure,
-              const std::vector<std::string>& arguments = {}) {
+ProcessResult run_one(const std::function<Measured()>& measure,
+                      const std::vector<std::string>& arguments = {}) {
   return run_main(arguments, [&](int argc, char** argv) {
     Program program(argc, argv, "One benchmark.");
     if (const auto code = program.parse()) return *code;
@@ -64,7 +64,7 @@ Ended run_one(const std::function<Measured()>& measure,
 }
 
 TEST(Program, TakesTheMedianAndHandsTheCountersOver) {
-  const Ended ended = run_one([] { return Measured{{0.3, 0.1, 0.2}, {{"ratio", 0.75}}}; });
+  const ProcessResult ended = run_one([] { return Measured{{0.3, 0.1, 0.2}, {{"ratio", 0.75}}}; });
   EXPECT_EQ(ended.code, 0);
   EXPECT_THAT(ended.said, HasSubstr("200.000 ms"));
   ASSERT_THAT(ended.results, SizeIs(2));
@@ -78,7 +78,7 @@ TEST(Program, TakesTheMedianAndHandsTheCountersOver) {
 }
 
 TEST(Program, FailsWhereABenchmarkFailsAndRunsTheOthers) {
-  const Ended ended = run_one([]() -> Measured { throw Error("rank 1 fell over"); });
+  const ProcessResult ended = run_one([]() -> Measured { throw Error("rank 1 fell over"); });
   EXPECT_EQ(ended.code, 1);
   EXPECT_THAT(ended.said, AllOf(HasSubstr("FAILED: rank 1 fell over"), HasSubstr("1000.000 ms")));
   ASSERT_THAT(ended.results, SizeIs(2));
@@ -86,21 +86,21 @@ TEST(Program, FailsWhereABenchmarkFailsAndRunsTheOthers) {
 }
 
 TEST(Program, DoesNotFailWhereSomethingCannotRunOnThisMachine) {
-  const Ended ended = run_one([]() -> Measured { throw NotHere("no such device"); });
+  const ProcessResult ended = run_one([]() -> Measured { throw NotHere("no such device"); });
   EXPECT_EQ(ended.code, 0);
   EXPECT_THAT(ended.said, HasSubstr("not here: no such device"));
 }
 
 TEST(Program, RunsWhatTheFilterNamesAndRefusesWhatItDoesNotKnow) {
   const auto fast = [] { return Measured{{0.1}}; };
-  const Ended filtered = run_one(fast, {"--filter", "^two"});
+  const ProcessResult filtered = run_one(fast, {"--filter", "^two"});
   ASSERT_THAT(filtered.results, SizeIs(1));
   EXPECT_EQ(filtered.results[0].name(), "two/ranks:2");
   EXPECT_EQ(run_one(fast, {"--no-such-flag"}).code, 2);
 }
 
 TEST(Program, FailsWithWhatARankSaid) {
-  const Ended ended = run_one([] {
+  const ProcessResult ended = run_one([] {
     dist::LaunchOptions options;
     on_ranks(options, [](dist::Communicator& c) -> Json {
       if (c.rank() == 1) throw Error("out of luck");
@@ -142,7 +142,7 @@ void register_modest(train::Registry& registry) {
 }
 
 TEST(Chapter, FailsWhereAModeHoldsMoreThanItsFormulaSays) {
-  const Ended ended =
+  const ProcessResult ended =
       run_main({"--steps", "2", "--seq-len", "8", "--layers", "1"},
                [](int argc, char** argv) { return run_chapter(argc, argv, &register_modest); });
   EXPECT_EQ(ended.code, 1);
@@ -186,7 +186,7 @@ TEST(Report, HasATableForEachKind) {
   EXPECT_THAT(tables({}), IsEmpty());
 }
 
-Ended run_report(const TestFolder& folder, const std::string& arguments) {
+ProcessResult run_report(const TestFolder& folder, const std::string& arguments) {
   const std::string log = (folder / "log").string();
   const int status =
       std::system(("'" ZERO_BENCH_REPORT "' " + arguments + " > '" + log + "' 2>&1").c_str());
@@ -201,7 +201,7 @@ TEST(Report, PutsFilesTogether) {
   write_results(folder / "b.json", Json::object(), {some_results()[2], some_results()[3]});
   std::ofstream(folder / "empty.json").close();
   const std::string all = (folder / "all.json").string();
-  const Ended ended = run_report(
+  const ProcessResult ended = run_report(
       folder, fmt::format("--json {} {} {} {}", all, (folder / "a.json").string(),
                           (folder / "b.json").string(), (folder / "empty.json").string()));
   EXPECT_EQ(ended.code, 0) << ended.said;

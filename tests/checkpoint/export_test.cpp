@@ -12,14 +12,14 @@
 namespace zero::testing {
 namespace {
 
-struct Ended {
+struct ProcessResult {
   int code = -1;
   std::string said;
 };
 
 class Export : public OneCheckpoint {
  protected:
-  Ended run_python(const std::string& arguments) const {
+  ProcessResult run_python(const std::string& arguments) const {
     const char* named = std::getenv("ZERO_PYTHON");
     const std::string python = named != nullptr && *named != '\0' ? named : "python3";
     const std::string command =
@@ -29,13 +29,13 @@ class Export : public OneCheckpoint {
   }
 
   void SetUp() override {
-    const Ended ended = run_python("-c 'import sys; sys.exit(sys.version_info < (3, 9))'");
+    const ProcessResult ended = run_python("-c 'import sys; sys.exit(sys.version_info < (3, 9))'");
     if (ended.code != 0) {
       GTEST_SKIP() << "THE EXPORT IS NOT TESTED: there is no Python 3.9 or later (set ZERO_PYTHON)";
     }
   }
 
-  Ended run_script(const fs::path& checkpoint) const {
+  ProcessResult run_script(const fs::path& checkpoint) const {
     return run_python(fmt::format("tools/checkpoint/export_checkpoint.py '{}' '{}'",
                                   checkpoint.string(), output_.string()));
   }
@@ -54,7 +54,7 @@ TEST_F(Export, GivesEveryParameterOnceAtAnyWorldSizeAndUnderAnyStrategy) {
       const WholeState state = whole_state(session);
       if (communicator.rank() == 0) keep(folder_ / "expected.safetensors", state);
     });
-    const Ended ended = run_script(good_);
+    const ProcessResult ended = run_script(good_);
     ASSERT_EQ(ended.code, 0) << ended.said;
     EXPECT_THAT(ended.said, HasSubstr(fmt::format("saved by {} on {} ranks", mode, ranks)));
     const io::SafetensorsFile exported(output_);
@@ -75,7 +75,7 @@ TEST_F(Export, RefusesWhatIsDamagedAndWritesNothing) {
     fs::remove_all(bad_);
     fs::copy(good_, bad_, fs::copy_options::recursive);
     damage();
-    const Ended ended = run_script(bad_);
+    const ProcessResult ended = run_script(bad_);
     EXPECT_EQ(ended.code, 1) << ended.said;
     EXPECT_THAT(ended.said, HasSubstr(reason));
     EXPECT_FALSE(fs::exists(output_)) << reason;

@@ -30,9 +30,9 @@ void mark(Session& session, std::int64_t step) {
   train::Strategy& strategy = session.strategy();
   for (std::size_t i = 0; i < strategy.list().size(); ++i) {
     const at::NoGradGuard no_grad;
-    const train::Piece stored = strategy.stored(i);
+    const train::ParameterShard stored = strategy.local_shard(i);
     if (stored.tensor.defined()) stored.tensor.fill_(static_cast<double>(step));
-    const train::Piece piece = strategy.piece(i);
+    const train::ParameterShard piece = strategy.piece(i);
     if (!piece.tensor.defined()) continue;
     for (auto& [name, state] : strategy.optimizer().state(piece.tensor)) {
       state.fill_(static_cast<double>(step));
@@ -61,8 +61,8 @@ void die_in(std::int64_t microseconds) {
 
 // Loads what is there, checks it, and saves further steps until it is killed. Gives the step that
 // was loaded and the microseconds that a save takes.
-std::string go_on(dist::Communicator& communicator, const std::filesystem::path& folder,
-                  std::int64_t victim, std::int64_t microseconds) {
+std::string resume(dist::Communicator& communicator, const std::filesystem::path& folder,
+                   std::int64_t victim, std::int64_t microseconds) {
   Session session(communicator, kMode, checkpoint_options());
   session.step(0);
   std::int64_t step = 0;
@@ -98,7 +98,7 @@ void kill_again_and_again(int times) {
   // A save that nobody disturbs: first, to know how long it takes, and after every kill, to look.
   const auto save_in_peace = [&] {
     const auto exits = ranks_ended(options, [&](dist::Communicator& communicator) {
-      const std::string text = go_on(communicator, folder / "run", -1, 0);
+      const std::string text = resume(communicator, folder / "run", -1, 0);
       if (communicator.rank() == 0) std::ofstream(folder / "result") << text;
     });
     for (const auto& exit : exits) ASSERT_TRUE(exit.ok()) << exit.output;
@@ -112,7 +112,7 @@ void kill_again_and_again(int times) {
     const auto when = static_cast<std::int64_t>(random() % (3 * microseconds)) + 1;
     const auto victim = static_cast<std::int64_t>(random() % (kRanks + 1)) - 1;
     const auto exits = ranks_ended(impatient, [&](dist::Communicator& communicator) {
-      go_on(communicator, folder / "run", victim, when);
+      resume(communicator, folder / "run", victim, when);
     });
     const bool killed = std::any_of(exits.begin(), exits.end(),
                                     [](const auto& exit) { return exit.signal == SIGALRM; });

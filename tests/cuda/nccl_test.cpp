@@ -207,8 +207,8 @@ TEST_F(GpuCollectives, AWaitOrdersStreamsAndReusedBuffers) {
       for (int k = 0; k < 5; ++k) large = large.mm(large).clamp_(-1, 1);  // keeps the stream busy
       shard.fill_(100.0 * round + c.rank());
       gradient.fill_(round + 3.0 * c.rank());
-      Pending gathering = c.all_gather(all, shard, Purpose::kParameter);
-      Pending reducing = c.reduce_scatter(average, gradient, Purpose::kGradient);
+      Work gathering = c.all_gather(all, shard, Purpose::kParameter);
+      Work reducing = c.reduce_scatter(average, gradient, Purpose::kGradient);
       large = large.mm(large).clamp_(-1, 1);
       gathering.wait();
       gathered.push_back(extremes(all.view({c.size(), n})));
@@ -216,7 +216,7 @@ TEST_F(GpuCollectives, AWaitOrdersStreamsAndReusedBuffers) {
       averages.push_back(extremes(average.view({1, n})));
       // Given up as soon as it was waited for, and written over at once by the next round.
     }
-    c.settle();
+    c.synchronize();
     for (int round = 0; round < 20; ++round) {
       const auto r = static_cast<std::size_t>(round);
       const at::Tensor of_rank = 100.0F * round + at::arange(c.size(), at::kFloat);
@@ -255,7 +255,7 @@ TEST_F(GpuFault, ALostRankIsAnErrorInTime) {
     if (c.rank() == 1) std::_Exit(0);
     try {
       c.all_reduce(t, Purpose::kGradient).wait();
-      c.settle();  // the wait was the stream's
+      c.synchronize();  // the wait was the stream's
     } catch (const Error& error) {
       return error.what();
     }

@@ -151,7 +151,7 @@ TEST(Engine, SavesNoWeightsThatAreNotFinite) {
     engine.backward(engine.forward(toy.batch(communicator.rank(), 1)));
     engine.step();
     for (std::size_t i = 0; i < engine.strategy().list().size(); ++i) {
-      const at::Tensor held = engine.strategy().stored(i).tensor;
+      const at::Tensor held = engine.strategy().local_shard(i).tensor;
       if (communicator.rank() == 1 && held.defined()) at::Tensor(held).fill_(std::nanf(""));
     }
     EXPECT_THROW(engine.save(folder.path()), Error);

@@ -185,10 +185,10 @@ TEST(BadModel, NoParameters) {
 
 TEST(BadModel, ParameterWithoutValuesOrSource) {
   on_ranks(1, [](dist::Communicator& communicator) {
-    std::shared_ptr<GrownModel> model;
+    std::shared_ptr<RandomModel> model;
     {
       const nn::DeferredStorage deferred;
-      model = std::make_shared<GrownModel>(GrownConfig{});
+      model = std::make_shared<RandomModel>(RandomModelConfig{});
     }
     train::Registry registry;
     train::register_all_chapters(registry);

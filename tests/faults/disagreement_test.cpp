@@ -84,7 +84,7 @@ TEST(Disagreement, AboutAnExtraLayer) {
 TEST(Disagreement, AboutWhatIsFrozen) {
   expect_refused(
       [](dist::Communicator& communicator, bool different) {
-        GrownModel model(GrownConfig{});
+        RandomModel model(RandomModelConfig{});
         nn::SeededValues values(1);
         nn::initialize_parameters(model, values);
         if (different) model.parameters().front().requires_grad_(false);
@@ -122,7 +122,7 @@ TEST(Disagreement, AboutSeedsIsRepaired) {
     std::vector<at::Tensor> reference;
     for (const std::string& mode : all_modes()) {
       SessionOptions options;
-      if (reference.empty()) reference = Alone(options).parameters();
+      if (reference.empty()) reference = SingleProcessReference(options).parameters();
       options.seed += static_cast<std::uint64_t>(communicator.rank());
       EXPECT_TRUE(same_bits(Session(communicator, mode, options).weights(), reference)) << mode;
     }

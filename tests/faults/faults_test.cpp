@@ -128,7 +128,7 @@ void expect_survivors_speak(const std::vector<dist::RankExit>& exits, const std:
 
 using Place = std::tuple<std::string, std::string>;
 class Fault : public ::testing::TestWithParam<Place> {};
-INSTANTIATE_TEST_SUITE_P(Places, Fault,
+INSTANTIATE_TEST_SUITE_P(Paths, Fault,
                          ::testing::Combine(::testing::ValuesIn(all_strategies()),
                                             ::testing::Values("forward", "backward", "optimizer")),
                          [](const auto& info) {

@@ -126,7 +126,8 @@ TEST(RanksDiffer, InWhatIsSavedOrRecorded) {
   const TestFolder folder;
   const std::string place = (folder / "place").string();
   expect_both_refuse({"--save", place}, {}, "rank 0 has --save, rank 1 has no --save");
-  expect_both_refuse({}, {"--film", place}, "rank 0 has no --film, rank 1 has --film");
+  expect_both_refuse({}, {"--memory-timeline", place},
+                     "rank 0 has no --memory-timeline, rank 1 has --memory-timeline");
   expect_both_refuse({"--trace", place}, {}, "rank 0 has --trace, rank 1 has no --trace");
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }

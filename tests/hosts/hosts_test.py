@@ -128,7 +128,7 @@ def started_again(what, happens):
         network = scene.network(2)
         folder, modes = scene.folder / "checkpoint", ["engine3"]
         command = scene.ladder("restarted.json", modes, RESTARTED_STEPS, "--checkpoint", folder,
-                               "--checkpoint-every", CHECKPOINT_EVERY, "--go-on",
+                               "--checkpoint-every", CHECKPOINT_EVERY, "--auto-resume",
                                timeout=CUT_TIMEOUT_S)
         agents = start_torchrun(scene, network, command, "--max-restarts", 1)
         agents[0].wait_until((folder / "manifest.json").exists, "its first checkpoint")

@@ -22,10 +22,6 @@ BELOW = {
     "io": ["train"],
     "engine": ["io"],
 }
-# Sources without a header of their own name, and why.
-WITHOUT_HEADER = {
-    "common/zero/engine/register_chapters.cpp": "written by CMake",
-}
 CHAPTER = re.compile(r"\d\d_\w+")
 INCLUDE = re.compile(r'\s*#\s*include\s*([<"])([^>"]+)[>"]')
 PRIVATE = re.compile(r"torch/csrc/distributed/|gloo/|nccl")  # of zero/distributed
@@ -98,7 +94,7 @@ def check(root):
                 print(f"{path}:{number}: {line.strip()}: {said}")
                 wrong += 1
         library_source = path.parts[:2] == ("common", "zero") and path.suffix == ".cpp" and not is_test(path)
-        if library_source and not file.with_suffix(".hpp").is_file() and str(path) not in WITHOUT_HEADER:
+        if library_source and not file.with_suffix(".hpp").is_file():
             print(f"{path}: a source of the library has a header of its name")
             wrong += 1
     return wrong

@@ -64,7 +64,7 @@ class TwoDtypes : public nn::Model {
 };
 
 data::Batch batch_of(int rank, int step) {
-  return grown_batch({.inputs = kWidth}, /*seed=*/23, rank, step);
+  return random_model_batch({.inputs = kWidth}, /*seed=*/23, rank, step);
 }
 
 template <typename Model>
@@ -78,7 +78,7 @@ std::vector<at::Tensor> train(Model& model, dist::Communicator& communicator,
   train::Trainer trainer(*strategy);
   for (int s = 0; s < 2; ++s) trainer.step({batch_of(communicator.rank(), s)});
   std::vector<at::Tensor> weights;
-  const train::WholeParameters whole(*strategy, 0);
+  const train::UnshardedParameters whole(*strategy, 0);
   for (const nn::Parameter& p : strategy->list().parameters) {
     weights.push_back(p.tensor.detach().clone());
   }

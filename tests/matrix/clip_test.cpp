@@ -81,7 +81,7 @@ TEST_P(Clipping, ANaNOfOneRankIsTheNormOfAll) {
       reduce_gradients(session, 0);
       for (std::size_t i = 0; communicator.rank() == last && i < session.strategy().list().size();
            ++i) {
-        const train::Piece mine = session.strategy().piece(i);
+        const train::ParameterShard mine = session.strategy().piece(i);
         if (!mine.tensor.defined() || !mine.tensor.grad().defined()) continue;
         mine.tensor.mutable_grad().view({-1})[0] = std::numeric_limits<float>::quiet_NaN();
         break;

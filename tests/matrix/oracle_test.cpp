@@ -19,10 +19,11 @@ double tolerance(at::ScalarType dtype) { return dtype == at::kDouble ? 1e-10 : 1
 
 using Samples = std::function<std::int64_t(int rank, int step)>;
 
-data::Batch batch_of_all(const GrownConfig& model, int ranks, int step, const Samples& samples) {
+data::Batch batch_of_all(const RandomModelConfig& model, int ranks, int step,
+                         const Samples& samples) {
   std::vector<data::Batch> all;
   for (int rank = 0; rank < ranks; ++rank) {
-    all.push_back(grown_batch(model, /*seed=*/17, rank, step, samples(rank, step)));
+    all.push_back(random_model_batch(model, /*seed=*/17, rank, step, samples(rank, step)));
   }
   return concatenate(all);
 }
@@ -33,7 +34,7 @@ void expect_like_one_process(dist::Communicator& communicator, const std::string
                              const SessionOptions& options, int steps, const Samples& samples) {
   const double limit = tolerance(options.model.dtype);
   Session session(communicator, mode, options);
-  Alone alone(options);
+  SingleProcessReference alone(options);
   ASSERT_TRUE(same_bits(session.weights(),
                         [&] {
                           std::vector<at::Tensor> plain;
@@ -131,7 +132,7 @@ TEST(FuzzPremises, ModelsDifferAndEveryPartComesUp) {
   for (std::uint64_t seed = 1; seed < 13; ++seed) {
     data::SplitMix64 random(seed);
     random.below(5);
-    const GrownConfig config = random_config(random.next(), at::kDouble);
+    const RandomModelConfig config = random_config(random.next(), at::kDouble);
     parts += config.parts;
     described.insert(config.describe());
   }

@@ -36,21 +36,21 @@ struct Held {
   std::int64_t optimizer = 0;
 };
 
-using Film = std::vector<std::pair<std::string, Held>>;
+using Phases = std::vector<std::pair<std::string, Held>>;
 
 // One step, the first, with a look after each of its parts.
-Film film_of_a_step(dist::Communicator& communicator, const std::string& mode,
-                    const std::function<void(Session&, const std::string& point)>& look) {
-  Film film;
+Phases phases_of_a_step(dist::Communicator& communicator, const std::string& mode,
+                        const std::function<void(Session&, const std::string& point)>& look) {
+  Phases phases;
   const memory::Snapshot before = memory::snapshot();
   Session session(communicator, mode, plain_model());
   const auto take = [&](const std::string& point) {
     const memory::Snapshot now = memory::snapshot();
     EXPECT_EQ(std::accumulate(now.current.begin(), now.current.end(), std::int64_t{0}), now.total)
         << mode << " " << point;
-    film.emplace_back(point, Held{now[Category::kParameters] - before[Category::kParameters],
-                                  now[Category::kGradients] - before[Category::kGradients],
-                                  now[Category::kOptimizer] - before[Category::kOptimizer]});
+    phases.emplace_back(point, Held{now[Category::kParameters] - before[Category::kParameters],
+                                    now[Category::kGradients] - before[Category::kGradients],
+                                    now[Category::kOptimizer] - before[Category::kOptimizer]});
     look(session, point);
   };
   train::Strategy& strategy = session.strategy();
@@ -68,12 +68,12 @@ Film film_of_a_step(dist::Communicator& communicator, const std::string& mode,
   take("sync");
   strategy.zero_grad();
   take("cleared");
-  return film;
+  return phases;
 }
 
 // The lines of docs/memory.md for the stages that own whole parameters: of all parameters (V), of
 // those that this rank owns (o), of the root's that it does not own (r).
-Film expected_film(const std::string& mode, std::int64_t v, std::int64_t o, std::int64_t r) {
+Phases expected_phases(const std::string& mode, std::int64_t v, std::int64_t o, std::int64_t r) {
   const bool stage3 = mode.starts_with("zero3"), sharded = mode != "ddp" && mode != "ddp:flat";
   const bool late = mode == "zero2:after", keeps = !sharded || mode.starts_with("zero1");
   const std::int64_t parameters = stage3 ? o : v, gradients = keeps ? v : o;
@@ -90,10 +90,10 @@ Film expected_film(const std::string& mode, std::int64_t v, std::int64_t o, std:
           {"cleared", {parameters, 0, moments}}};
 }
 
-void expect_film(const Film& film, const Film& expected, const std::string& mode) {
-  ASSERT_EQ(film.size(), expected.size()) << mode;
-  for (std::size_t i = 0; i < film.size(); ++i) {
-    const auto& [point, held] = film[i];
+void expect_phases(const Phases& phases, const Phases& expected, const std::string& mode) {
+  ASSERT_EQ(phases.size(), expected.size()) << mode;
+  for (std::size_t i = 0; i < phases.size(); ++i) {
+    const auto& [point, held] = phases[i];
     const Held& wanted = expected[i].second;
     EXPECT_EQ(held.parameters, wanted.parameters) << mode << " " << point;
     EXPECT_EQ(held.gradients, wanted.gradients) << mode << " " << point;
@@ -106,26 +106,27 @@ TEST_P(Points, OfAStepHoldWhatTheStageSays) {
     for (const std::string mode : {"ddp", "ddp:flat", "zero1", "zero1:naive", "zero2",
                                    "zero2:after", "zero2:placeholder", "zero3", "zero3:whole"}) {
       std::int64_t v = 0, o = 0, r = 0;
-      const Film film = film_of_a_step(communicator, mode, [&](Session& session, const auto&) {
-        v = o = r = 0;
-        for (std::size_t i = 0; i < session.strategy().list().size(); ++i) {
-          const nn::Parameter& p = session.strategy().list().parameters[i];
-          const bool mine = session.strategy().owns(i);
-          v += p.bytes();
-          if (mine) o += p.bytes();
-          if (!mine && p.unit == 0) r += p.bytes();
-        }
-      });
-      const Film expected = expected_film(mode, v, o, r);
-      expect_film(film, expected, mode);
+      const Phases phases =
+          phases_of_a_step(communicator, mode, [&](Session& session, const auto&) {
+            v = o = r = 0;
+            for (std::size_t i = 0; i < session.strategy().list().size(); ++i) {
+              const nn::Parameter& p = session.strategy().list().parameters[i];
+              const bool mine = session.strategy().owns(i);
+              v += p.bytes();
+              if (mine) o += p.bytes();
+              if (!mine && p.unit == 0) r += p.bytes();
+            }
+          });
+      const Phases expected = expected_phases(mode, v, o, r);
+      expect_phases(phases, expected, mode);
     }
   });
 }
 
 // The same for split tensors, by the bytes at rest, those of the whole padded buffers (f), and of
 // the root's among them (r).
-Film expected_film_of_shards(const std::string& mode, const train::ModelStateBytes& rest,
-                             std::int64_t f, std::int64_t r) {
+Phases expected_phases_of_shards(const std::string& mode, const train::ModelStateBytes& rest,
+                                 std::int64_t f, std::int64_t r) {
   const bool whole = mode.ends_with(":whole"), stage3 = gathers_by_unit(mode) || whole;
   const std::int64_t in_forward = rest.parameters + (whole ? f : stage3 ? r : 0);
   return {{"start", {rest.parameters, 0, 0}},
@@ -143,19 +144,20 @@ TEST_P(Points, OfAStepHoldWhatTheStageSaysOfSplitTensors) {
       if (!mode.starts_with("tensor_")) continue;
       train::ModelStateBytes rest;
       std::int64_t root = 0;
-      const Film film = film_of_a_step(communicator, mode, [&](Session& session, const auto&) {
-        rest = session.strategy().predicted_bytes();
-        const nn::ParameterList& list = session.strategy().list();
-        std::vector<std::int64_t> sizes;
-        for (const std::size_t i : list.units[0].parameters) {
-          sizes.push_back(list.parameters[i].numel());
-        }
-        root = 4 * train::ShardLayout(sizes, communicator.size()).total();
-      });
+      const Phases phases =
+          phases_of_a_step(communicator, mode, [&](Session& session, const auto&) {
+            rest = session.strategy().predicted_bytes();
+            const nn::ParameterList& list = session.strategy().list();
+            std::vector<std::int64_t> sizes;
+            for (const std::size_t i : list.units[0].parameters) {
+              sizes.push_back(list.parameters[i].numel());
+            }
+            root = 4 * train::ShardLayout(sizes, communicator.size()).total();
+          });
       const bool split = mode.starts_with("tensor_zero3");
       const std::int64_t full = rest.parameters * (split ? communicator.size() : 1);
-      const Film expected = expected_film_of_shards(mode, rest, full, root);
-      expect_film(film, expected, mode);
+      const Phases expected = expected_phases_of_shards(mode, rest, full, root);
+      expect_phases(phases, expected, mode);
     }
   });
 }
@@ -163,7 +165,7 @@ TEST_P(Points, OfAStepHoldWhatTheStageSaysOfSplitTensors) {
 // Which parameters have bytes, one by one, where the sums above could cancel out.
 TEST_P(Points, OfStage3LeaveInnerUnitsWithTheirOwnersOnly) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
-    film_of_a_step(communicator, "zero3", [](Session& session, const std::string& point) {
+    phases_of_a_step(communicator, "zero3", [](Session& session, const std::string& point) {
       for (std::size_t i = 0; i < session.strategy().list().size(); ++i) {
         const nn::Parameter& p = session.strategy().list().parameters[i];
         const bool root_is_whole = point == "forward" && p.unit == 0;
@@ -283,10 +285,10 @@ TEST_P(Points, ClippingTakesOneCollectiveAndGivesTheNormOfOneProcess) {
       EXPECT_EQ(with.gradient, without.gradient) << mode;
 
       const float norm = session.step(0).gradient_norm;
-      Alone alone(options);
+      SingleProcessReference alone(options);
       std::vector<data::Batch> batches;
       for (int r = 0; r < communicator.size(); ++r) {
-        batches.push_back(grown_batch(options.model, 17, r, 0));
+        batches.push_back(random_model_batch(options.model, 17, r, 0));
       }
       alone.model().loss(concatenate(batches)).backward();
       double squares = 0, after = 0;

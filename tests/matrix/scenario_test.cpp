@@ -191,7 +191,7 @@ TEST_P(Scenario, TwoBackwardsAddUpWhereOnlyTheLastIsReduced) {
     for (int s = 0; s < 2; ++s) {
       strategy.zero_grad();
       for (const bool last : {false, true}) {
-        strategy.set_last_micro_batch(last);
+        strategy.set_requires_gradient_sync(last);
         strategy.backward(strategy.forward(session.batch(2 * s + (last ? 1 : 0))));
         strategy.finish_backward();
       }
@@ -258,7 +258,7 @@ TEST_P(Scenario, AnInnerUnitIsRunByItself) {
   on_ranks(GetParam(), [&](dist::Communicator& communicator) {
     for (const std::string& mode : all_modes()) {
       Session session(communicator, mode, options);
-      Alone alone(options);
+      SingleProcessReference alone(options);
       const c10::NoGradGuard no_grad;
       const at::Tensor x = at::ones({3, options.model.width});
       for (std::size_t part = 0; part < 3; ++part) {
@@ -324,7 +324,7 @@ TEST_P(Scenario, GroupsOfParametersKeepTheirSettings) {
   });
 }
 
-// More parameters than collectives can be under way at once within a host.
+// More parameters than collectives can be in flight at once within a host.
 TEST_P(Scenario, VeryManySmallParameters) {
   SessionOptions options = with_parts(std::string(90, 's'));  // 1080 and the root's
   options.model.width = 3;

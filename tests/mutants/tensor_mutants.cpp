@@ -55,7 +55,7 @@ class PaddingInNorm final : public TensorZero2 {
   double gaps(const train::ShardLayout& layout) const {
     std::int64_t elements = layout.shard();
     for (std::size_t t = 0; t < layout.tensors(); ++t) {
-      elements -= layout.segment(t, communicator_.rank()).size;
+      elements -= layout.range(t, communicator_.rank()).size;
     }
     return static_cast<double>(elements);
   }

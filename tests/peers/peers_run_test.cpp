@@ -15,7 +15,7 @@ namespace {
 
 using testing::TestFolder;
 
-struct Ended {
+struct ProcessResult {
   int code;
   std::string said;
 };
@@ -29,7 +29,7 @@ class Peers : public ::testing::Test {
   }
 };
 
-Ended run_peers(const TestFolder& folder, const std::string& arguments) {
+ProcessResult run_peers(const TestFolder& folder, const std::string& arguments) {
   const std::string log = (folder / "log").string();
   const std::string command = "PYTHONDONTWRITEBYTECODE=1 '" + python() +
                               "' tools/peers/peers.py --ladder '" ZERO_LADDER_PROGRAM "' --json '" +
@@ -42,7 +42,8 @@ Ended run_peers(const TestFolder& folder, const std::string& arguments) {
 
 TEST_F(Peers, TrainTheSameModelOnTheSameBatches) {
   const TestFolder folder;
-  const Ended run = run_peers(folder, "--model tiny --rounds 1 --steps 3 --seq-len 32 --no-memory");
+  const ProcessResult run =
+      run_peers(folder, "--model tiny --rounds 1 --steps 3 --seq-len 32 --no-memory");
   ASSERT_EQ(run.code, 0) << run.said;
   const auto json = nlohmann::json::parse(std::ifstream(folder / "peers.json"));
   ASSERT_EQ(json["rows"].size(), 4u);
@@ -66,7 +67,8 @@ TEST_F(Peers, TrainTheSameModelOnTheSameBatches) {
 
 TEST_F(Peers, SayWhereTimeAndMemoryGoOnBothSides) {
   const TestFolder folder;
-  const Ended run = run_peers(folder, "--model tiny --rounds 1 --steps 3 --seq-len 32 --pairs ddp");
+  const ProcessResult run =
+      run_peers(folder, "--model tiny --rounds 1 --steps 3 --seq-len 32 --pairs ddp");
   ASSERT_EQ(run.code, 0) << run.said;
   const auto row = nlohmann::json::parse(std::ifstream(folder / "peers.json"))["rows"][0];
   constexpr double kCopyMib = 108864.0 * 4 / (1 << 20);
@@ -88,7 +90,7 @@ TEST_F(Peers, SayWhereTimeAndMemoryGoOnBothSides) {
 TEST_F(Peers, NoticeThatTheTwoSidesTrainSomethingElse) {
   const TestFolder folder;
   // With another seed our batches come in another order.
-  const Ended run =
+  const ProcessResult run =
       run_peers(folder, "--model tiny --rounds 1 --steps 2 --pairs ddp --seed-of-ours 7");
   EXPECT_NE(run.code, 0);
   EXPECT_NE(run.said.find("do not train the same model on the same batches"), std::string::npos)
@@ -98,12 +100,12 @@ TEST_F(Peers, NoticeThatTheTwoSidesTrainSomethingElse) {
 
 TEST_F(Peers, RefuseWhatIsNotThere) {
   const TestFolder folder;
-  const Ended pair = run_peers(folder, "--pairs zero4");
+  const ProcessResult pair = run_peers(folder, "--pairs zero4");
   EXPECT_EQ(pair.code, 2);
   EXPECT_NE(pair.said.find("'zero4' is no pair; there are: ddp, zero1, zero2, zero3"),
             std::string::npos)
       << pair.said;
-  const Ended mode = run_peers(folder, "--model tiny --pairs zero3 --ours zero3=zer3");
+  const ProcessResult mode = run_peers(folder, "--model tiny --pairs zero3 --ours zero3=zer3");
   EXPECT_EQ(mode.code, 1);
   EXPECT_NE(mode.said.find("peers: zer3 ended with"), std::string::npos) << mode.said;
   EXPECT_EQ(mode.said.find("Traceback"), std::string::npos) << mode.said;

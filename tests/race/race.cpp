@@ -27,7 +27,7 @@
 #include <05_prefetch_overlap/overlap.hpp>
 #include <zero/base/error.hpp>
 #include <zero/distributed/communicator.hpp>
-#include <zero/nn/gradient_slot.hpp>
+#include <zero/nn/gradient_destination.hpp>
 #include <zero/nn/model.hpp>
 #include <zero/nn/parameters.hpp>
 #include <zero/optim/adamw.hpp>
@@ -173,7 +173,7 @@ class TwinCommunicator final : public dist::Communicator {
   WorkPtr do_all_gather(const Call& call, at::Tensor output, at::Tensor input) override {
     return travel(call, [to = Bytes(output), from = Bytes(input), call, me = rank()] {
       for (int r = 0; r < kRanks; ++r) {
-        if (r == me && call.own == dist::OwnPiece::kLeft) continue;
+        if (r == me && !call.copy_own_chunk) continue;
         move_bytes(to.piece(r), from.data, from.size);
       }
     });
@@ -183,7 +183,7 @@ class TwinCommunicator final : public dist::Communicator {
   WorkPtr do_recv(const Call&, at::Tensor, int, int) override { return nullptr; }
 
  private:
-  class Travelling final : public dist::Pending::Work {
+  class Travelling final : public dist::Work::Backend {
    public:
     Travelling(Network& network, std::int64_t job) : network_(network), job_(job) {}
     void wait() override { network_.wait(job_); }
@@ -192,7 +192,7 @@ class TwinCommunicator final : public dist::Communicator {
     Network& network_;
     std::int64_t job_;
   };
-  class NotWaitedFor final : public dist::Pending::Work {
+  class NotWaitedFor final : public dist::Work::Backend {
    public:
     void wait() override {}
   };
@@ -233,8 +233,8 @@ struct Scale : torch::autograd::Function<Scale> {
     const float *g = gradient.const_data_ptr<float>(), *in = saved[0].const_data_ptr<float>(),
                 *w = saved[1].const_data_ptr<float>();
     auto* out = to_x.mutable_data_ptr<float>();
-    auto* of_w = nn::gradient_slot(saved[1]).tensor.mutable_data_ptr<float>();
-    auto* of_b = nn::gradient_slot(saved[2]).tensor.mutable_data_ptr<float>();
+    auto* of_w = nn::gradient_destination(saved[1]).tensor.mutable_data_ptr<float>();
+    auto* of_b = nn::gradient_destination(saved[2]).tensor.mutable_data_ptr<float>();
     for (std::int64_t i = 0; i < kWidth; ++i) {
       out[i] = g[i] * w[i];
       of_w[i] = g[i] * in[i];

@@ -23,7 +23,7 @@ inline void PrintTo(const BadInput& input, std::ostream* out) { *out << input.ar
 /// all messages, and leave no file.
 inline void expect_refused_before_writing(const BadInput& input, const std::string& arguments) {
   const TestFolder folder;
-  const Ended ended = run_ladder(folder, arguments);
+  const ProcessResult ended = run_ladder(folder, arguments);
   EXPECT_THAT(ended.code, ::testing::AnyOf(1, 2)) << ended.said;
   for (const std::string& message : input.messages) {
     EXPECT_THAT(ended.said, ::testing::HasSubstr(message));

@@ -12,7 +12,7 @@ namespace zero::testing {
 
 using nn::Initializer;
 
-class TrapModel::Inner : public nn::Unit {
+class EdgeCaseModel::Inner : public nn::Unit {
  public:
   Inner() {
     weight_ = add_parameter("weight", {kWidth, kWidth}, Initializer::normal(0.4));
@@ -32,7 +32,7 @@ class TrapModel::Inner : public nn::Unit {
   at::Tensor weight_, bias_, shift_;
 };
 
-class TrapModel::Frozen : public nn::Unit {
+class EdgeCaseModel::Frozen : public nn::Unit {
  public:
   Frozen() {
     weight_ = add_parameter("weight", {kWidth, kWidth}, Initializer::normal(0.3));
@@ -46,7 +46,7 @@ class TrapModel::Frozen : public nn::Unit {
   at::Tensor weight_;
 };
 
-class TrapModel::Layers : public nn::Unit {
+class EdgeCaseModel::Layers : public nn::Unit {
  public:
   Layers() {
     const auto normal = Initializer::normal(0.3);
@@ -75,7 +75,7 @@ class TrapModel::Layers : public nn::Unit {
   std::shared_ptr<nn::RmsNorm> norm_;
 };
 
-TrapModel::TrapModel() {
+EdgeCaseModel::EdgeCaseModel() {
   tied_ = add_parameter("tied", {kWidth, kInputs}, Initializer::normal(0.5));
   scale_ = add_parameter("scale", {}, Initializer::constant(1.5));
   few_ = add_parameter("few", {3}, Initializer::normal(0.5));
@@ -89,7 +89,7 @@ TrapModel::TrapModel() {
   last_->register_parameter("tied_too", tied_, /*requires_grad=*/true);
 }
 
-at::Tensor TrapModel::predict(const data::Batch& batch) {
+at::Tensor EdgeCaseModel::predict(const data::Batch& batch) {
   return run(
       [&] {
         const bool positive = batch.targets.view(-1)[0].item<double>() > 0;
@@ -107,17 +107,17 @@ at::Tensor TrapModel::predict(const data::Batch& batch) {
       {});
 }
 
-at::Tensor TrapModel::loss(const data::Batch& batch) {
+at::Tensor EdgeCaseModel::loss(const data::Batch& batch) {
   return at::mse_loss(predict(batch), batch.targets);
 }
 
-data::Batch trap_batch(std::uint64_t seed, int rank, int step, std::int64_t samples,
-                       at::ScalarType dtype) {
+data::Batch edge_case_batch(std::uint64_t seed, int rank, int step, std::int64_t samples,
+                            at::ScalarType dtype) {
   at::Generator generator = at::detail::createCPUGenerator(
       seed * 1000003 + static_cast<std::uint64_t>(rank) * 1009 + static_cast<std::uint64_t>(step));
   data::Batch batch;
   const auto options = at::TensorOptions().dtype(dtype);
-  batch.inputs = at::randn({samples, TrapModel::kInputs}, generator, options);
+  batch.inputs = at::randn({samples, EdgeCaseModel::kInputs}, generator, options);
   batch.targets = at::randn({samples, 1}, generator, options);
   batch.targets.view(-1)[0] = (rank + step) % 2 == 0 ? 1.0 : -1.0;
   batch.loss_terms = samples;

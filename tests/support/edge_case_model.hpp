@@ -14,12 +14,12 @@ namespace zero::testing {
 /// a unit without trainable parameters, ordinary autograd beside layers that write their gradients
 /// in place, and a unit of layers of which one is used twice, one is frozen, and one is looked up
 /// and multiplied with.
-class TrapModel : public nn::Model {
+class EdgeCaseModel : public nn::Model {
  public:
   static constexpr std::int64_t kInputs = 5;
   static constexpr std::int64_t kWidth = 7;
 
-  TrapModel();
+  EdgeCaseModel();
 
   at::Tensor loss(const data::Batch& batch) override;
   at::Tensor predict(const data::Batch& batch) override;
@@ -42,7 +42,7 @@ class TrapModel : public nn::Model {
 
 /// Batches for it, different for every (seed, rank, step): [n, 5] inputs and [n, 1] targets in
 /// double or float. The first target's sign alternates over rank + step.
-data::Batch trap_batch(std::uint64_t seed, int rank, int step, std::int64_t samples = 4,
-                       at::ScalarType dtype = at::kFloat);
+data::Batch edge_case_batch(std::uint64_t seed, int rank, int step, std::int64_t samples = 4,
+                            at::ScalarType dtype = at::kFloat);
 
 }  // namespace zero::testing

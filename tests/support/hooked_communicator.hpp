@@ -25,7 +25,7 @@ class HookedCommunicator final : public dist::Communicator {
         hook_(std::move(hook)) {}
 
   std::string transport() const override { return inner_.transport(); }
-  void settle() override { inner_.settle(); }
+  void synchronize() override { inner_.synchronize(); }
   std::vector<std::string> exchange(const std::string& text) override {
     return inner_.exchange(text);
   }
@@ -49,7 +49,8 @@ class HookedCommunicator final : public dist::Communicator {
     return pass(call, [&] { return inner_.reduce_scatter(output, input, call.purpose, op); });
   }
   WorkPtr do_all_gather(const Call& call, at::Tensor output, at::Tensor input) override {
-    return pass(call, [&] { return inner_.all_gather(output, input, call.purpose, call.own); });
+    return pass(
+        call, [&] { return inner_.all_gather(output, input, call.purpose, call.copy_own_chunk); });
   }
   WorkPtr do_all_to_all(const Call& call, at::Tensor output, at::Tensor input) override {
     return pass(call, [&] { return inner_.all_to_all(output, input, call.purpose); });
@@ -60,12 +61,12 @@ class HookedCommunicator final : public dist::Communicator {
   WorkPtr do_recv(const Call& call, at::Tensor tensor, int source, int tag) override {
     return pass(call, [&] { return inner_.recv(tensor, source, call.purpose, tag); });
   }
-  void do_advance() override { inner_.advance(); }
+  void do_progress() override { inner_.progress(); }
 
  private:
-  class HookedWork final : public dist::Pending::Work {
+  class HookedWork final : public dist::Work::Backend {
    public:
-    HookedWork(HookedCommunicator& self, const Call& call, dist::Pending pending)
+    HookedWork(HookedCommunicator& self, const Call& call, dist::Work pending)
         : self_(self), call_(call), pending_(std::move(pending)) {}
     void wait() override {
       self_.hook_(call_.operation, call_.purpose, /*waiting=*/true);
@@ -73,10 +74,10 @@ class HookedCommunicator final : public dist::Communicator {
       pending_.wait();
       self_.count(call_, self_.inner_.traffic().bytes() - sent);
     }
-    bool receive() override {
+    bool wait_output() override {
       self_.hook_(call_.operation, call_.purpose, /*waiting=*/true);
       const std::int64_t sent = self_.inner_.traffic().bytes();
-      pending_.receive();
+      pending_.wait_output();
       self_.count(call_, self_.inner_.traffic().bytes() - sent);
       return pending_.active();
     }
@@ -84,14 +85,14 @@ class HookedCommunicator final : public dist::Communicator {
    private:
     HookedCommunicator& self_;
     Call call_;
-    dist::Pending pending_;
+    dist::Work pending_;
   };
 
   template <typename Start>
   WorkPtr pass(const Call& call, const Start& start) {
     hook_(call.operation, call.purpose, /*waiting=*/false);
     const std::int64_t sent = inner_.traffic().bytes();
-    dist::Pending pending = start();
+    dist::Work pending = start();
     count(call, inner_.traffic().bytes() - sent);
     return std::make_unique<HookedWork>(*this, call, std::move(pending));
   }

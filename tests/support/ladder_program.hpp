@@ -17,7 +17,7 @@
 namespace zero::testing {
 
 /// How the program ended.
-struct Ended {
+struct ProcessResult {
   int code = -1;     ///< exit code; above 127 where a signal ended it
   std::string said;  ///< all that it printed, errors among it
 };
@@ -25,8 +25,8 @@ struct Ended {
 /// Runs the ladder program (or `program`, one like it) with `arguments` (words for the shell) in
 /// the folder of the project, without a picture. Figures go to out.json in `folder` unless
 /// `arguments` say otherwise. Blocks until it has ended.
-inline Ended run_ladder(const TestFolder& folder, std::string arguments,
-                        const std::string& program = ZERO_LADDER_PROGRAM) {
+inline ProcessResult run_ladder(const TestFolder& folder, std::string arguments,
+                                const std::string& program = ZERO_LADDER_PROGRAM) {
   if (arguments.find("--json") == std::string::npos) {
     arguments += " --json '" + (folder / "out.json").string() + "'";
   }

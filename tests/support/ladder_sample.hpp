@@ -60,7 +60,7 @@ inline ladder::LadderReport ladder_sample() {
                           .forward_seconds = 1.5,
                           .backward_seconds = 3.25,
                           .communication_seconds = 1.25,
-                          .under_way_seconds = 2.75,
+                          .in_flight_seconds = 2.75,
                           .optimizer_seconds = 0.5,
                           .digest = std::string(64, 'a')};
       row.total_mib = row.parameter_mib + row.gradient_mib + row.optimizer_mib + row.other_mib;

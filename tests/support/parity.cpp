@@ -58,7 +58,7 @@ class Recorder final : public optim::Optimizer {
 
 void record_gradients(train::Strategy& strategy, int step, RunRecord& record) {
   for (std::size_t i = 0; i < strategy.list().size(); ++i) {
-    const train::Piece mine = strategy.piece(i);
+    const train::ParameterShard mine = strategy.piece(i);
     if (!mine.tensor.defined()) continue;
     const std::string name =
         fmt::format("gradient {} step {}", strategy.list().parameters[i].name, step);
@@ -71,11 +71,11 @@ void record_gradients(train::Strategy& strategy, int step, RunRecord& record) {
 void record_end(train::Strategy& strategy, RunRecord& record) {
   const nn::ParameterList& list = strategy.list();
   for (std::size_t u = 0; u < list.units.size(); ++u) {
-    const train::WholeParameters whole(strategy, u);
+    const train::UnshardedParameters whole(strategy, u);
     for (const std::size_t i : list.units[u].parameters) {
       const nn::Parameter& p = list.parameters[i];
       record.tensors.emplace_back("weight " + p.name, p.tensor.detach().clone());
-      const train::Piece mine = strategy.piece(i);
+      const train::ParameterShard mine = strategy.piece(i);
       if (!mine.tensor.defined()) continue;
       for (const auto& [name, state] : strategy.optimizer().state(mine.tensor)) {
         record.moments.emplace_back(name + " " + p.name, state.clone());
@@ -87,12 +87,12 @@ void record_end(train::Strategy& strategy, RunRecord& record) {
 
 }  // namespace
 
-RunRecord run_trap_model(dist::Communicator& communicator, const std::string& mode,
-                         const RunOptions& options) {
-  std::shared_ptr<TrapModel> model;
+RunRecord run_edge_case_model(dist::Communicator& communicator, const std::string& mode,
+                              const RunOptions& options) {
+  std::shared_ptr<EdgeCaseModel> model;
   {
     const nn::DeferredStorage deferred;
-    model = std::make_shared<TrapModel>();
+    model = std::make_shared<EdgeCaseModel>();
   }
   nn::SeededValues values(options.same_seed ? 3 : 3 + communicator.rank());
   train::Registry registry;
@@ -112,7 +112,7 @@ RunRecord run_trap_model(dist::Communicator& communicator, const std::string& mo
   for (; step < options.steps; ++step) {
     std::vector<data::Batch> batches;
     for (int m = 0; m < options.micro_batches; ++m) {
-      batches.push_back(trap_batch(17, communicator.rank(), step * options.micro_batches + m));
+      batches.push_back(edge_case_batch(17, communicator.rank(), step * options.micro_batches + m));
     }
     const train::StepResult result = trainer.step(batches);
     record.losses.push_back(result.loss);

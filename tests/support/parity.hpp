@@ -9,7 +9,7 @@
 
 namespace zero::testing {
 
-/// How a run of the trap model differs from the plainest one.
+/// How a run of the edge-case model differs from the plainest one.
 struct RunOptions {
   std::string optimizer = "adamw";  ///< or "adamw, maximize", "sgd", "torch_adam", "torch_sgd"
   int steps = 4;
@@ -33,10 +33,10 @@ struct RunRecord {
   std::vector<float> norms;
 };
 
-/// Trains the trap model as one rank. Gradients are recorded after the reduction and before the
-/// step, by their owners (undefined elsewhere); weights and losses after the last step.
-RunRecord run_trap_model(dist::Communicator& communicator, const std::string& mode,
-                         const RunOptions& options = {});
+/// Trains the edge-case model as one rank. Gradients are recorded after the reduction and before
+/// the step, by their owners (undefined elsewhere); weights and losses after the last step.
+RunRecord run_edge_case_model(dist::Communicator& communicator, const std::string& mode,
+                              const RunOptions& options = {});
 
 /// GoogleTest expectations that `record` equals `reference` to the last bit wherever both have a
 /// tensor, and that every weight of the reference is there.

@@ -16,14 +16,14 @@ namespace zero::testing {
 
 using nn::Initializer;
 
-std::string GrownConfig::describe() const {
+std::string RandomModelConfig::describe() const {
   return fmt::format("{} inputs, width {}, parts '{}', {}, {}", inputs, width, parts,
                      tied ? "tied" : "not tied", c10::toString(dtype));
 }
 
-GrownConfig random_config(std::uint64_t seed, at::ScalarType dtype) {
+RandomModelConfig random_config(std::uint64_t seed, at::ScalarType dtype) {
   data::SplitMix64 random(seed);
-  GrownConfig config;
+  RandomModelConfig config;
   config.inputs = 1 + static_cast<std::int64_t>(random.below(9));
   config.width = 1 + static_cast<std::int64_t>(random.below(19));
   config.parts.clear();
@@ -34,14 +34,14 @@ GrownConfig random_config(std::uint64_t seed, at::ScalarType dtype) {
   return config;
 }
 
-class GrownModel::Part : public nn::Unit {
+class RandomModel::Block : public nn::Unit {
  public:
   virtual at::Tensor forward(const at::Tensor& x) = 0;
 };
 
-class GrownModel::Plain : public Part {
+class RandomModel::Plain : public Block {
  public:
-  explicit Plain(const GrownConfig& c) {
+  explicit Plain(const RandomModelConfig& c) {
     weight_ = add_parameter("weight", {c.width, c.width}, Initializer::normal(0.4), c.dtype);
     bias_ = add_parameter("bias", {c.width}, Initializer::uniform(0.1), c.dtype);
   }
@@ -53,9 +53,9 @@ class GrownModel::Plain : public Part {
   at::Tensor weight_, bias_;
 };
 
-class GrownModel::Frozen : public Part {
+class RandomModel::Frozen : public Block {
  public:
-  explicit Frozen(const GrownConfig& c) {
+  explicit Frozen(const RandomModelConfig& c) {
     weight_ = add_parameter("weight", {c.width, c.width}, Initializer::normal(0.2), c.dtype);
     weight_.requires_grad_(false);
   }
@@ -67,9 +67,9 @@ class GrownModel::Frozen : public Part {
   at::Tensor weight_;
 };
 
-class GrownModel::Nested : public Part {
+class RandomModel::Nested : public Block {
  public:
-  explicit Nested(const GrownConfig& c) {
+  explicit Nested(const RandomModelConfig& c) {
     gain_ = add_parameter("gain", {c.width}, Initializer::constant(0.9), c.dtype);
     inner_ = register_module("inner", std::make_shared<Plain>(c));
   }
@@ -82,9 +82,9 @@ class GrownModel::Nested : public Part {
   std::shared_ptr<Plain> inner_;
 };
 
-class GrownModel::Layers : public Part {
+class RandomModel::Layers : public Block {
  public:
-  explicit Layers(const GrownConfig& c) {
+  explicit Layers(const RandomModelConfig& c) {
     const auto normal = Initializer::normal(0.3);
     first_ = register_module(
         "first",
@@ -107,9 +107,9 @@ class GrownModel::Layers : public Part {
   std::shared_ptr<nn::RmsNorm> norm_;
 };
 
-class GrownModel::Small : public Part {
+class RandomModel::Small : public Block {
  public:
-  explicit Small(const GrownConfig& c) {
+  explicit Small(const RandomModelConfig& c) {
     for (std::int64_t i = 0; i < 12; ++i) {
       const std::int64_t size = std::min<std::int64_t>(c.width, 1 + i % 3);
       few_.push_back(
@@ -131,7 +131,7 @@ class GrownModel::Small : public Part {
 };
 
 // Not a unit with parameters of its own: the scalar is the root's.
-class GrownModel::Scale : public Part {
+class RandomModel::Scale : public Block {
  public:
   explicit Scale(at::Tensor scale) : scale_(std::move(scale)) {}
   at::Tensor forward(const at::Tensor& x) override { return x * scale_; }
@@ -140,9 +140,9 @@ class GrownModel::Scale : public Part {
   at::Tensor scale_;
 };
 
-class GrownModel::Optional : public Part {
+class RandomModel::Optional : public Block {
  public:
-  Optional(const GrownConfig& c, const bool& uses_shift, bool holds_a_unit)
+  Optional(const RandomModelConfig& c, const bool& uses_shift, bool holds_a_unit)
       : uses_shift_(uses_shift) {
     weight_ = add_parameter("weight", {c.width, c.width}, Initializer::normal(0.4), c.dtype);
     shift_ = add_parameter("shift", {c.width}, Initializer::normal(0.3), c.dtype);
@@ -164,9 +164,9 @@ class GrownModel::Optional : public Part {
   std::shared_ptr<Plain> inner_;
 };
 
-class GrownModel::PassedThrough : public Part {
+class RandomModel::PassedThrough : public Block {
  public:
-  PassedThrough(const GrownConfig& c, const bool& is_used) : is_used_(is_used) {
+  PassedThrough(const RandomModelConfig& c, const bool& is_used) : is_used_(is_used) {
     weight_ = add_parameter("weight", {c.width, c.width}, Initializer::normal(0.3), c.dtype);
   }
   at::Tensor forward(const at::Tensor& x) override {
@@ -178,9 +178,9 @@ class GrownModel::PassedThrough : public Part {
   at::Tensor weight_;
 };
 
-class GrownModel::TwoOutputs : public Part {
+class RandomModel::TwoOutputs : public Block {
  public:
-  TwoOutputs(const GrownConfig& c, const bool& uses_shift) : uses_shift_(uses_shift) {
+  TwoOutputs(const RandomModelConfig& c, const bool& uses_shift) : uses_shift_(uses_shift) {
     weight_ = add_parameter("weight", {c.width, c.width}, Initializer::normal(0.3), c.dtype);
     shift_ = add_parameter("shift", {c.width}, Initializer::normal(0.3), c.dtype);
   }
@@ -200,9 +200,9 @@ class GrownModel::TwoOutputs : public Part {
   at::Tensor weight_, shift_;
 };
 
-class GrownModel::Around : public Part {
+class RandomModel::Around : public Block {
  public:
-  explicit Around(const GrownConfig& c) {
+  explicit Around(const RandomModelConfig& c) {
     inner_ = register_module("inner", std::make_shared<Plain>(c));
   }
   at::Tensor forward(const at::Tensor& x) override {
@@ -213,9 +213,9 @@ class GrownModel::Around : public Part {
   std::shared_ptr<Plain> inner_;
 };
 
-class GrownModel::Skip : public Part {
+class RandomModel::Skip : public Block {
  public:
-  Skip(const GrownConfig& c, const at::Tensor& early) : early_(early) {
+  Skip(const RandomModelConfig& c, const at::Tensor& early) : early_(early) {
     weight_ = add_parameter("weight", {c.width, c.width}, Initializer::normal(0.4), c.dtype);
   }
   at::Tensor forward(const at::Tensor& x) override {
@@ -227,7 +227,7 @@ class GrownModel::Skip : public Part {
   at::Tensor weight_;
 };
 
-GrownModel::GrownModel(const GrownConfig& config) : config_(config) {
+RandomModel::RandomModel(const RandomModelConfig& config) : config_(config) {
   const auto normal = Initializer::normal(0.5);
   first_ = add_parameter("first", {config.width, config.inputs}, normal, config.dtype);
   auto holder = register_module("parts", std::make_shared<nn::Layer>());
@@ -236,13 +236,13 @@ GrownModel::GrownModel(const GrownConfig& config) : config_(config) {
                       : add_parameter("last", {config.width, config.inputs}, normal, config.dtype);
 }
 
-void GrownModel::add_part(char letter, std::shared_ptr<nn::Layer> holder) {
+void RandomModel::add_part(char letter, std::shared_ptr<nn::Layer> holder) {
   const std::string name = std::to_string(parts_.size());
   const auto first_plain = std::find_if(parts_.begin(), parts_.end(), [](const auto& part) {
     return dynamic_cast<Plain*>(part.get()) != nullptr;
   });
   if (letter == 't' && first_plain != parts_.end()) {
-    const std::shared_ptr<Part> again = *first_plain;
+    const std::shared_ptr<Block> again = *first_plain;
     parts_.push_back(again);
   } else if (letter == 'f') {
     parts_.push_back(holder->register_module(name, std::make_shared<Frozen>(config_)));
@@ -273,7 +273,7 @@ void GrownModel::add_part(char letter, std::shared_ptr<nn::Layer> holder) {
   }
 }
 
-at::Tensor GrownModel::predict(const data::Batch& batch) {
+at::Tensor RandomModel::predict(const data::Batch& batch) {
   return run(
       [&] {
         at::Tensor x = nn::linear(batch.inputs, first_);
@@ -289,19 +289,19 @@ at::Tensor GrownModel::predict(const data::Batch& batch) {
       {});
 }
 
-at::Tensor GrownModel::loss(const data::Batch& batch) {
+at::Tensor RandomModel::loss(const data::Batch& batch) {
   const auto terms = static_cast<double>(std::max<std::int64_t>(batch.loss_terms, 1));
   // In at least float32: a sum of squares is soon too large for float16.
   const at::ScalarType wide = config_.dtype == at::kDouble ? at::kDouble : at::kFloat;
   return at::mse_loss(predict(batch).to(wide), batch.targets.to(wide), at::Reduction::Sum) / terms;
 }
 
-at::Tensor GrownModel::run_part(std::size_t index, const at::Tensor& x) {
+at::Tensor RandomModel::run_part(std::size_t index, const at::Tensor& x) {
   return parts_[index]->forward(x);
 }
 
-data::Batch grown_batch(const GrownConfig& config, std::uint64_t seed, int rank, int step,
-                        std::int64_t samples) {
+data::Batch random_model_batch(const RandomModelConfig& config, std::uint64_t seed, int rank,
+                               int step, std::int64_t samples) {
   at::Generator generator = at::detail::createCPUGenerator(
       seed * 1000003 + static_cast<std::uint64_t>(rank) * 1009 + static_cast<std::uint64_t>(step));
   const auto options = at::TensorOptions().dtype(config.dtype);

@@ -14,7 +14,7 @@ namespace zero::testing {
 
 /// A model described by a line, of which there can be many: for tests over shapes, not over one
 /// shape. Every kind of part may come any number of times, in any order.
-struct GrownConfig {
+struct RandomModelConfig {
   std::int64_t inputs = 5;
   std::int64_t width = 7;
   /// A letter for each part between the first and the last layer:
@@ -39,12 +39,12 @@ struct GrownConfig {
 };
 
 /// Sizes, parts and ties by `seed`, the same everywhere.
-GrownConfig random_config(std::uint64_t seed, at::ScalarType dtype);
+RandomModelConfig random_config(std::uint64_t seed, at::ScalarType dtype);
 
 /// The loss is the mean squared error over the rows of the batch: 0 for an empty one.
-class GrownModel : public nn::Model {
+class RandomModel : public nn::Model {
  public:
-  explicit GrownModel(const GrownConfig& config);
+  explicit RandomModel(const RandomModelConfig& config);
 
   at::Tensor loss(const data::Batch& batch) override;
   at::Tensor predict(const data::Batch& batch) override;
@@ -55,10 +55,10 @@ class GrownModel : public nn::Model {
   void call_in_forward(std::function<void()> function) { in_forward_ = std::move(function); }
   /// Part `index` as a unit of its own, called from outside: [n, width] to [n, width].
   at::Tensor run_part(std::size_t index, const at::Tensor& x);
-  const GrownConfig& config() const { return config_; }
+  const RandomModelConfig& config() const { return config_; }
 
  private:
-  class Part;
+  class Block;
   class Plain;
   class Frozen;
   class Nested;
@@ -73,20 +73,20 @@ class GrownModel : public nn::Model {
 
   void add_part(char letter, std::shared_ptr<nn::Layer> holder);
 
-  GrownConfig config_;
+  RandomModelConfig config_;
   std::size_t used_parts_ = 1000;
   std::function<void()> in_forward_;
   bool uses_shifts_ = true;  // in the forward that runs
   at::Tensor after_first_;   // in the forward that runs
   at::Tensor first_;         // [width, inputs]
   at::Tensor last_;          // the same, or another
-  std::vector<std::shared_ptr<Part>> parts_;
+  std::vector<std::shared_ptr<Block>> parts_;
 };
 
 /// [samples, inputs] and [samples, 1], different for every (seed, rank, step). The sign of the
 /// first target alternates over rank + step.
-data::Batch grown_batch(const GrownConfig& config, std::uint64_t seed, int rank, int step,
-                        std::int64_t samples = 4);
+data::Batch random_model_batch(const RandomModelConfig& config, std::uint64_t seed, int rank,
+                               int step, std::int64_t samples = 4);
 
 /// Several batches as one, in their order.
 data::Batch concatenate(const std::vector<data::Batch>& batches);

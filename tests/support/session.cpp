@@ -27,7 +27,7 @@ Session::Session(dist::Communicator& communicator, const std::string& mode, Sess
     : communicator_(communicator), options_(std::move(options)), values_(options_.seed) {
   {
     const nn::DeferredStorage deferred;
-    model_ = std::make_shared<GrownModel>(options_.model);
+    model_ = std::make_shared<RandomModel>(options_.model);
   }
   train::Registry registry;
   train::register_all_chapters(registry);
@@ -51,7 +51,7 @@ std::vector<at::Tensor> Session::gradients() {
         at::zeros(parameter.sizes(), at::TensorOptions().dtype(parameter.scalar_type()));
     at::Tensor held = at::zeros({1}, at::kInt);
     // Each element has one owner: the others add zeros to it.
-    const train::Piece mine = strategy_->piece(i);
+    const train::ParameterShard mine = strategy_->piece(i);
     if (mine.tensor.defined() && mine.tensor.grad().defined()) {
       const at::Tensor gradient = mine.tensor.grad().flatten();
       sum.view({-1}).narrow(0, mine.begin, gradient.numel()).copy_(gradient);
@@ -66,20 +66,21 @@ std::vector<at::Tensor> Session::gradients() {
   return whole;
 }
 
-Alone::Alone(const SessionOptions& options) : model_(std::make_shared<GrownModel>(options.model)) {
+SingleProcessReference::SingleProcessReference(const SessionOptions& options)
+    : model_(std::make_shared<RandomModel>(options.model)) {
   nn::SeededValues values(options.seed);
   nn::initialize_parameters(*model_, values);
   list_ = nn::list_parameters(*model_);
   optimizer_ = options.optimizer(parameters());
 }
 
-std::vector<at::Tensor> Alone::parameters() const {
+std::vector<at::Tensor> SingleProcessReference::parameters() const {
   std::vector<at::Tensor> all;
   for (const nn::Parameter& p : list_.parameters) all.push_back(p.tensor);
   return all;
 }
 
-void Alone::step(const data::Batch& batch) {
+void SingleProcessReference::step(const data::Batch& batch) {
   for (const nn::Parameter& p : list_.parameters) p.tensor.mutable_grad().reset();
   model_->loss(batch).backward();
   optimizer_->step();

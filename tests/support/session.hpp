@@ -24,7 +24,7 @@ std::vector<std::string> all_strategies();
 bool gathers_by_unit(const std::string& mode);
 
 struct SessionOptions {
-  GrownConfig model;
+  RandomModelConfig model;
   optim::OptimizerFactory optimizer = optim::adamw({.learning_rate = 0.01});
   train::Ownership ownership = train::Ownership::kBySize;
   train::Accumulation accumulation = train::Accumulation::kLocal;
@@ -33,7 +33,7 @@ struct SessionOptions {
   std::uint64_t seed = 3;  ///< of the first values
 };
 
-/// One rank that trains a grown model under one strategy.
+/// One rank that trains a random model under one strategy.
 class Session {
  public:
   /// Called by all ranks.
@@ -41,13 +41,13 @@ class Session {
   Session(dist::Communicator& communicator, const std::string& mode);
 
   dist::Communicator& communicator() { return communicator_; }
-  GrownModel& model() { return *model_; }
+  RandomModel& model() { return *model_; }
   train::Strategy& strategy() { return *strategy_; }
   train::Trainer& trainer() { return *trainer_; }
 
   /// This rank's batch of `step`.
   data::Batch batch(int step, std::int64_t samples = 4) const {
-    return grown_batch(options_.model, /*seed=*/17, communicator_.rank(), step, samples);
+    return random_model_batch(options_.model, /*seed=*/17, communicator_.rank(), step, samples);
   }
   /// A step with that batch.
   train::StepResult step(int number) { return trainer_->step({batch(number)}); }
@@ -62,24 +62,24 @@ class Session {
  private:
   dist::Communicator& communicator_;
   SessionOptions options_;
-  std::shared_ptr<GrownModel> model_;
+  std::shared_ptr<RandomModel> model_;
   nn::SeededValues values_;
   std::unique_ptr<train::Strategy> strategy_;
   std::unique_ptr<train::Trainer> trainer_;
 };
 
 /// What one process would have: the same model, whole, without a strategy.
-class Alone {
+class SingleProcessReference {
  public:
-  explicit Alone(const SessionOptions& options);
+  explicit SingleProcessReference(const SessionOptions& options);
 
   std::vector<at::Tensor> parameters() const;  ///< in the order of Session::weights()
-  GrownModel& model() { return *model_; }
+  RandomModel& model() { return *model_; }
   /// A step on `batch`, as Session::step() but for who computes.
   void step(const data::Batch& batch);
 
  private:
-  std::shared_ptr<GrownModel> model_;
+  std::shared_ptr<RandomModel> model_;
   nn::ParameterList list_;
   std::unique_ptr<optim::Optimizer> optimizer_;
 };

@@ -21,7 +21,7 @@ at::Tensor spread_out(Session& session) {
   std::int64_t offset = 0;
   for (std::size_t i = 0; i < strategy.list().size(); ++i) {
     const std::int64_t elements = strategy.list().parameters[i].numel();
-    const train::Piece piece = strategy.piece(i);
+    const train::ParameterShard piece = strategy.piece(i);
     if (piece.tensor.defined()) {
       const auto place = [&](int kind) {
         return all.narrow(0, offset + kind * elements + piece.begin, piece.tensor.numel());
@@ -66,7 +66,7 @@ WholeState local_state(Session& session) {
   WholeState state;
   for (std::size_t i = 0; i < strategy.list().size(); ++i) {
     const std::string& name = strategy.list().parameters[i].name;
-    const train::Piece stored = strategy.stored(i);
+    const train::ParameterShard stored = strategy.local_shard(i);
     if (stored.tensor.defined()) state["parameter/" + name] = stored.tensor.detach().clone();
   }
   state["states"] = spread_out(session);

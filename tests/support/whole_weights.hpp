@@ -11,7 +11,7 @@ inline std::vector<at::Tensor> whole_weights(train::Strategy& strategy) {
   const nn::ParameterList& list = strategy.list();
   std::vector<at::Tensor> copies(list.size());
   for (std::size_t u = 0; u < list.units.size(); ++u) {
-    const train::WholeParameters whole(strategy, u);
+    const train::UnshardedParameters whole(strategy, u);
     for (const std::size_t i : list.units[u].parameters) {
       copies[i] = list.parameters[i].tensor.detach().clone();
     }

@@ -19,10 +19,10 @@ namespace {
 
 using ::testing::AllOf;
 using testing::BadInput;
-using testing::Ended;
 using testing::expect_refused_before_writing;
 using ::testing::HasSubstr;
 using testing::kQuick;
+using testing::ProcessResult;
 using testing::run_ladder;
 using testing::TestFolder;
 
@@ -98,8 +98,9 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) { return info.param.name; });
 
 TEST(EmptyValues, AreRefusedForEveryOptionThatNamesSomething) {
-  for (const std::string given : {"--checkpoint ''", "--resume ''", "--save ''", "--weights ''",
-                                  "--data ''", "--json ''", "--trace ''", "--film ''", "--json="}) {
+  for (const std::string given :
+       {"--checkpoint ''", "--resume ''", "--save ''", "--weights ''", "--data ''", "--json ''",
+        "--trace ''", "--memory-timeline ''", "--json="}) {
     const std::string option = given.substr(0, given.find_first_of(" ="));
     expect_refused_before_writing(BadInput{"", "", {option + " needs a name or a value"}},
                                   kQuick + "--modes ddp " + given);
@@ -110,14 +111,14 @@ TEST(EmptyValues, AreRefusedForEveryOptionThatNamesSomething) {
 void expect_place_refused(const TestFolder& folder, const std::string& arguments,
                           const std::string& message) {
   const auto before = folder.listing();
-  const Ended ended =
+  const ProcessResult ended =
       run_ladder(folder, "--steps 1 --seq-len 16 --no-compute-alone --modes ddp " + arguments);
   EXPECT_EQ(ended.code, 1) << arguments << "\n" << ended.said;
   EXPECT_THAT(ended.said, HasSubstr(message)) << arguments;
   EXPECT_EQ(folder.listing(), before) << arguments;
 }
 
-TEST(Places, OfOutputsMayNotBeThoseOfInputs) {
+TEST(Paths, OfOutputsMayNotBeThoseOfInputs) {
   const TestFolder folder;
   const auto at = [&](const std::string& name) { return " '" + (folder / name).string() + "' "; };
   const std::string text(400, 'a');
@@ -138,21 +139,22 @@ TEST(Places, OfOutputsMayNotBeThoseOfInputs) {
                        "over --data " + (folder / "t.ddp.rank1.json").string());
   for (const std::string& output :
        {"--save" + at("w"), "--save" + at("w/"), "--save" + at("w/../w"),
-        "--json" + at("w/config.json"), "--film" + at("w/config.json"), "--checkpoint" + at("w")}) {
+        "--json" + at("w/config.json"), "--memory-timeline" + at("w/config.json"),
+        "--checkpoint" + at("w")}) {
     expect_place_refused(folder, "--weights" + at("w") + output, over);
   }
   EXPECT_EQ(testing::read_bytes(folder / "text.txt"), text);
   EXPECT_EQ(testing::read_bytes(folder / "w/config.json"), config);
 }
 
-TEST(Places, OfOutputsDiffer) {
+TEST(Paths, OfOutputsDiffer) {
   const TestFolder folder;
   const auto at = [&](const std::string& name) { return " '" + (folder / name).string() + "' "; };
   const std::string same = "would be written to the same place: name two";
   for (const std::string& outputs :
        {"--json" + at("x.json") + "--trace" + at("x.json"),
-        "--json" + at("x.json") + "--film" + at("none/../x.json"),
-        "--json" + at("x.a") + "--film" + at("x.b"), "--json" + at("x.png"),
+        "--json" + at("x.json") + "--memory-timeline" + at("none/../x.json"),
+        "--json" + at("x.a") + "--memory-timeline" + at("x.b"), "--json" + at("x.png"),
         "--save" + at("s") + "--checkpoint" + at("s"), "--save" + at("s") + "--json" + at("s"),
         "--save" + at("s") + "--json" + at("s/config.json"),
         "--checkpoint" + at("c") + "--json" + at("c/manifest.json")}) {
@@ -163,13 +165,14 @@ TEST(Places, OfOutputsDiffer) {
                        "over --json " + (folder / "t.ddp.rank0.json").string());
 }
 
-TEST(Places, MayLieInOneFolder) {
+TEST(Paths, MayLieInOneFolder) {
   const TestFolder folder;
   const auto at = [&](const std::string& name) { return " '" + (folder / name).string() + "' "; };
   for (int again = 0; again < 2; ++again) {
-    const Ended ended = run_ladder(folder, kQuick + "--modes ddp --save" + at("s") + "--json" +
-                                               at("s/ladder.json") + "--trace" + at("s/t.json") +
-                                               "--film" + at("s/film.json"));
+    const ProcessResult ended =
+        run_ladder(folder, kQuick + "--modes ddp --save" + at("s") + "--json" +
+                               at("s/ladder.json") + "--trace" + at("s/t.json") +
+                               "--memory-timeline" + at("s/memory_timeline.json"));
     EXPECT_EQ(ended.code, 0) << ended.said;
   }
 }
@@ -201,7 +204,7 @@ TEST(LaunchedRank, IsNotAskedForAnotherNumberOfRanks) {
   for (const std::string asked : {"", "--nproc 1"}) {
     const TestFolder folder;
     const Launched alone(/*rank=*/0, /*world_size=*/1);
-    const Ended one = run_ladder(folder, kQuick + "--modes ddp " + asked);
+    const ProcessResult one = run_ladder(folder, kQuick + "--modes ddp " + asked);
     EXPECT_EQ(one.code, 0) << one.said;
     EXPECT_THAT(one.said, HasSubstr("on 1 ranks"));
   }
@@ -209,7 +212,7 @@ TEST(LaunchedRank, IsNotAskedForAnotherNumberOfRanks) {
 
 TEST(Memory, TheNextSmallerModelIsTakenAndNamed) {
   const TestFolder folder;
-  const Ended ended = run_ladder(
+  const ProcessResult ended = run_ladder(
       folder, "--assume-free-memory 2000 --steps 1 --seq-len 16 --modes ddp --no-compute-alone");
   EXPECT_EQ(ended.code, 0) << ended.said;
   EXPECT_THAT(ended.said, AllOf(HasSubstr("smollm2-360m needs about"),
@@ -222,7 +225,7 @@ TEST(Memory, TheNextSmallerModelIsTakenAndNamed) {
 void expect_refused(const TestFolder& folder, const std::string& path, const std::string& more,
                     const std::string& message) {
   const auto before = folder.listing();
-  const Ended ended = run_ladder(folder, kQuick + "--data '" + path + "' " + more);
+  const ProcessResult ended = run_ladder(folder, kQuick + "--data '" + path + "' " + more);
   EXPECT_EQ(ended.code, 1) << ended.said;
   EXPECT_THAT(ended.said, HasSubstr(message));
   EXPECT_THAT(ended.said, ::testing::Not(HasSubstr("rank 0"))) << "found out too late, by a rank";

@@ -53,14 +53,14 @@ void check_steps(const io::CheckpointInfo& saved, const Options& options) {
                     "the same; another program saved it, or it was altered",
                     options.resume, saved.step, saved.sampler->step));
   }
-  if (options.go_on && saved.step == options.steps) {
+  if (options.auto_resume && saved.step == options.steps) {
     // A launcher starts ranks again that were ended, be it after the last checkpoint.
     std::error_code ignored;
     if (options.save.empty() || fs::exists(fs::path(options.save) / "config.json", ignored)) return;
-    throw Error(
-        fmt::format("--go-on: the checkpoint in {} is of step {}, the last, but the run ended "
-                    "before it wrote --save {}; one step more (--steps {}) writes it",
-                    options.resume, saved.step, options.save, options.steps + 1));
+    throw Error(fmt::format(
+        "--auto-resume: the checkpoint in {} is of step {}, the last, but the run ended "
+        "before it wrote --save {}; one step more (--steps {}) writes it",
+        options.resume, saved.step, options.save, options.steps + 1));
   }
   if (saved.step >= options.steps) {
     throw Error(
@@ -125,7 +125,7 @@ std::string describe(const io::CheckpointInfo& saved, const Options& options) {
   return text;
 }
 
-void go_on(train::Strategy& strategy, data::DistributedSampler& sampler, const Options& options) {
+void resume(train::Strategy& strategy, data::DistributedSampler& sampler, const Options& options) {
   if (options.resume.empty()) return;
   const io::CheckpointInfo saved = io::load_checkpoint(strategy, options.resume);
   check_steps(saved, options);  // it may be another than the one that was looked at before
@@ -134,7 +134,7 @@ void go_on(train::Strategy& strategy, data::DistributedSampler& sampler, const O
 
 void put_back_loss_scale(train::Trainer& trainer, const Options& options) {
   if (options.resume.empty() || !trainer.loss_scale()) return;
-  trainer.loss_scale()->go_on_from(io::read_checkpoint_info(options.resume).notes);
+  trainer.loss_scale()->resume_from(io::read_checkpoint_info(options.resume).notes);
 }
 
 std::string when_kept(const Options& options) {

@@ -23,7 +23,7 @@ std::string describe(const io::CheckpointInfo& saved, const Options& options);
 
 /// Puts the checkpoint that `options.resume` names into `strategy`, and `sampler` where it stood.
 /// Called by all ranks; nothing to do for a run from the start.
-void go_on(train::Strategy& strategy, data::DistributedSampler& sampler, const Options& options);
+void resume(train::Strategy& strategy, data::DistributedSampler& sampler, const Options& options);
 
 /// The loss scale of the run that goes on, where it has one.
 void put_back_loss_scale(train::Trainer& trainer, const Options& options);

@@ -19,9 +19,9 @@ namespace zero::ladder {
 namespace {
 
 using nlohmann::json;
-using testing::Ended;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using testing::ProcessResult;
 using testing::run_ladder;
 using testing::TestFolder;
 
@@ -35,7 +35,7 @@ std::string folder_option(const std::string& option, const TestFolder& folder,
 
 // Runs the ladder, which must succeed; gives its figures.
 json figures(const TestFolder& folder, const std::string& arguments) {
-  const Ended ended = run_ladder(folder, kTiny + arguments);
+  const ProcessResult ended = run_ladder(folder, kTiny + arguments);
   EXPECT_EQ(ended.code, 0) << ended.said;
   if (ended.code != 0) return {};
   return json::parse(testing::read_bytes(folder / "out.json")).at("modes");
@@ -152,7 +152,7 @@ TEST(Resume, MasterWeightsAndLossScaleComeBack) {
     ASSERT_EQ(other.size(), 2U);
     EXPECT_EQ(digest(other[0]), digest(other[1]));
   }
-  const Ended ended = run_ladder(
+  const ProcessResult ended = run_ladder(
       folder, kTiny + "--modes zero1 --steps 6 " + folder_option("--resume", folder, "bf16"));
   EXPECT_EQ(ended.code, 1) << ended.said;
   EXPECT_THAT(ended.said, HasSubstr("is BFloat16 in the checkpoint and Float in the model"));
@@ -161,7 +161,7 @@ TEST(Resume, MasterWeightsAndLossScaleComeBack) {
 TEST(Resume, SaysWhereItGoesOnAndWhatIsNotAsItWas) {
   const TestFolder folder;
   figures(folder, "--steps 2 --modes zero1 " + folder_option("--checkpoint", folder));
-  const Ended ended = run_ladder(
+  const ProcessResult ended = run_ladder(
       folder, kTiny + "--steps 3 --modes zero3 --lr 0.001 " + folder_option("--resume", folder));
   EXPECT_EQ(ended.code, 0) << ended.said;
   EXPECT_THAT(ended.said, HasSubstr("tiny as language model on 2 ranks, 1 steps of 1 x 16"));
@@ -175,19 +175,20 @@ TEST(Resume, SaysWhereItGoesOnAndWhatIsNotAsItWas) {
 TEST(Resume, HasNothingToDoAfterTheLastStep) {
   const TestFolder folder;
   const std::string again =
-      kTiny + "--steps 2 --modes engine3 --go-on " + folder_option("--checkpoint", folder);
+      kTiny + "--steps 2 --modes engine3 --auto-resume " + folder_option("--checkpoint", folder);
   EXPECT_EQ(run_ladder(folder, again).code, 0);
   const auto before = folder.listing();
-  const Ended ended = run_ladder(folder, again);
+  const ProcessResult ended = run_ladder(folder, again);
   EXPECT_EQ(ended.code, 0) << ended.said;
   EXPECT_THAT(ended.said, HasSubstr("goes on after step 2 of " + (folder / "run").string()));
   EXPECT_THAT(ended.said, HasSubstr("there is nothing left to train"));
   EXPECT_EQ(folder.listing(), before);
   // Only where it is the same run, and has written what it was to write.
-  const Ended other = run_ladder(folder, again + "--seed 7");
+  const ProcessResult other = run_ladder(folder, again + "--seed 7");
   EXPECT_EQ(other.code, 1);
   EXPECT_THAT(other.said, HasSubstr("its run has seed"));
-  const Ended unsaved = run_ladder(folder, again + folder_option("--save", folder, "weights"));
+  const ProcessResult unsaved =
+      run_ladder(folder, again + folder_option("--save", folder, "weights"));
   EXPECT_EQ(unsaved.code, 1);
   EXPECT_THAT(unsaved.said, HasSubstr("the run ended before it wrote --save"));
 }
@@ -202,8 +203,9 @@ class RefusedRun : public ::testing::Test {
 
   void expect_refused(const std::string& arguments, const std::string& message, int seq_len = 16) {
     const auto before = folder_.listing();
-    const Ended ended = run_ladder(folder_, kOfAnyLength + "--seq-len " + std::to_string(seq_len) +
-                                                " --modes zero1 " + arguments);
+    const ProcessResult ended =
+        run_ladder(folder_, kOfAnyLength + "--seq-len " + std::to_string(seq_len) +
+                                " --modes zero1 " + arguments);
     EXPECT_THAT(ended.code, ::testing::AnyOf(1, 2)) << ended.said;
     EXPECT_THAT(ended.said, HasSubstr(message));
     EXPECT_THAT(ended.said, Not(HasSubstr("rank 0"))) << "found out too late, by a rank";
@@ -285,8 +287,7 @@ TEST_F(RefusedRun, WithOptionsThatDoNotFitTogether) {
   expect_refused("--checkpoint-every 2", "--checkpoint-every requires --checkpoint");
   expect_refused(folder_option("--checkpoint", folder_, "new") + "--checkpoint-every 0",
                  "--checkpoint-every");
-  expect_refused("--checkpoint tools/CMakeLists.txt/x",
-                 "cannot write 'tools/CMakeLists.txt/x");
+  expect_refused("--checkpoint tools/CMakeLists.txt/x", "cannot write 'tools/CMakeLists.txt/x");
 }
 
 // What only a rank can see: the manifest is whole, a file is not.
@@ -295,7 +296,7 @@ TEST_F(RefusedRun, FromADamagedCheckpoint) {
   std::string bytes = testing::read_bytes(file);
   bytes[bytes.size() / 2] ^= 1;
   folder_.write("run/step-000000002/rank-00001-of-00002.safetensors", bytes);
-  const Ended ended = run_ladder(folder_, kTiny + "--modes zero3 --steps 4 " + resume_);
+  const ProcessResult ended = run_ladder(folder_, kTiny + "--modes zero3 --steps 4 " + resume_);
   EXPECT_EQ(ended.code, 1) << ended.said;
   EXPECT_THAT(ended.said, HasSubstr("rank-00001-of-00002.safetensors: was altered"));
   EXPECT_FALSE(std::filesystem::exists(folder_ / "out.json"));

@@ -6,7 +6,7 @@
 
 namespace zero::ladder {
 
-void place_on(at::Device device, nn::Model& model) {
+void to_device(at::Device device, nn::Model& model) {
   if (device.is_cpu()) return;
   for (at::Tensor& parameter : model.parameters()) {
     const at::Tensor there =
@@ -16,7 +16,7 @@ void place_on(at::Device device, nn::Model& model) {
   }
 }
 
-data::Batch beside(const nn::Model& model, const data::Batch& batch) {
+data::Batch to_device(const nn::Model& model, const data::Batch& batch) {
   const at::Device device = model.parameters().front().device();
   data::Batch moved = batch;
   for (at::Tensor* tensor : {&moved.inputs, &moved.targets, &moved.lengths}) {

@@ -28,9 +28,9 @@ std::int64_t free_gpu_bytes(const Options& options);
 at::Device enter_rank(const Options& options);
 
 /// Moves the parameters of a model without storage; they have none there either.
-void place_on(at::Device device, nn::Model& model);
+void to_device(at::Device device, nn::Model& model);
 
 /// The batch on the device of the model's parameters.
-data::Batch beside(const nn::Model& model, const data::Batch& batch);
+data::Batch to_device(const nn::Model& model, const data::Batch& batch);
 
 }  // namespace zero::ladder

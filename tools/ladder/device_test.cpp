@@ -11,16 +11,16 @@
 namespace zero::ladder {
 namespace {
 
-using testing::Ended;
 using ::testing::HasSubstr;
 using testing::kQuick;
+using testing::ProcessResult;
 using testing::run_ladder;
 using testing::TestFolder;
 
 TEST(Device, WithoutAGpuIsAnErrorBeforeAnythingIsWritten) {
   const TestFolder folder;
   ::setenv("CUDA_VISIBLE_DEVICES", "", /*overwrite=*/1);
-  const Ended ended = run_ladder(folder, kQuick + "--device cuda");
+  const ProcessResult ended = run_ladder(folder, kQuick + "--device cuda");
   ::unsetenv("CUDA_VISIBLE_DEVICES");
   EXPECT_EQ(ended.code, 1);
 #ifdef ZERO_LADDER_HAS_CUDA
@@ -52,7 +52,7 @@ TEST(Device, CpuIsTheSameInBothPrograms) {
 // Weights that differ between modes or totals off the formula would give another exit code.
 TEST(GpuLadder, AllModesEndWithTheSameWeights) {
   const TestFolder folder;
-  const Ended ended = run_ladder(folder, kQuick + "--device cuda");
+  const ProcessResult ended = run_ladder(folder, kQuick + "--device cuda");
   for (const char* reason : {"there is no usable GPU", "there is no GPU 1", "would both use",
                              "ladder_cuda is not there"}) {
     if (ended.said.find(reason) != std::string::npos) GTEST_SKIP() << ended.said;

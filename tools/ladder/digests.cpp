@@ -34,7 +34,7 @@ std::vector<std::string> parameter_digests(train::Strategy& strategy) {
   const nn::ParameterList& list = strategy.list();
   std::vector<std::string> digests(list.size());
   for (std::size_t u = 0; u < list.units.size(); ++u) {
-    const train::WholeParameters whole(strategy, u);
+    const train::UnshardedParameters whole(strategy, u);
     for (const std::size_t i : list.units[u].parameters) {
       digests[i] = digest_of(list.parameters[i].tensor.detach());
     }

@@ -42,7 +42,7 @@ constexpr RealField kSeconds[] = {
     {"forward_seconds", &RankRow::forward_seconds},
     {"backward_seconds", &RankRow::backward_seconds},
     {"communication_seconds", &RankRow::communication_seconds},
-    {"under_way_seconds", &RankRow::under_way_seconds},
+    {"in_flight_seconds", &RankRow::in_flight_seconds},
     {"optimizer_seconds", &RankRow::optimizer_seconds},
 };
 
@@ -168,11 +168,13 @@ base::Json to_json(const LadderReport& report) {
 
 LadderReport report_from_json(const base::Json& json) {
   try {
-    if (json.contains("fake_world")) {
-      throw Error(fmt::format(
-          "these are figures of rank {} of a fake world of {}, in which nothing was sent: a report "
-          "of real ranks is needed",
-          json["fake_world"].at("rank").get<int>(), json["fake_world"].at("size").get<int>()));
+    if (json.contains("fake_process_group")) {
+      throw Error(
+          fmt::format("these are figures of rank {} of a fake process group of {}, in which "
+                      "nothing was sent: a report "
+                      "of real ranks is needed",
+                      json["fake_process_group"].at("rank").get<int>(),
+                      json["fake_process_group"].at("size").get<int>()));
     }
     return report_from(json);
   } catch (const base::Json::exception& exception) {

@@ -61,8 +61,8 @@ struct RankRow {
   double forward_seconds = 0;
   double backward_seconds = 0;
   double communication_seconds = 0;
-  /// Seconds in which something was under way: started, and not yet waited for to the end.
-  double under_way_seconds = 0;
+  /// Seconds in which something was in flight: started, and not yet waited for to the end.
+  double in_flight_seconds = 0;
   double optimizer_seconds = 0;
 
   /// SHA-256 over the bytes of every tensor after the last step, gathered where sharded; 64
@@ -167,7 +167,8 @@ base::Json to_json(const LadderReport& report);
 base::Json to_json(const LadderReport& report, const ModeRow& mode);
 
 /// The inverse of to_json. Derived values are ignored and follow from the ranks again.
-/// Throws zero::Error if a key is missing or has another type, and for figures of a fake world.
+/// Throws zero::Error if a key is missing or has another type, and for figures of a fake process
+/// group.
 LadderReport report_from_json(const base::Json& json);
 ModeRow mode_from_json(const base::Json& json);
 

@@ -162,15 +162,15 @@ TEST(LadderTables, ShowTheFigures) {
 TEST(LadderTables, ShowWhatWasWaitedForBesideWhatWasUnderWay) {
   std::istringstream lines(step_table(testing::ladder_sample()).to_text());
   std::string line;
-  while (std::getline(lines, line) && line.find("under way") == std::string::npos) {
+  while (std::getline(lines, line) && line.find("in flight") == std::string::npos) {
   }
-  const std::size_t under_way = line.find("under way") + 9, waiting = line.find("waiting") + 7;
-  ASSERT_LT(waiting, line.size());
+  const std::size_t in_flight = line.find("in flight") + 9, exposed = line.find("exposed") + 7;
+  ASSERT_LT(exposed, line.size());
   std::getline(lines, line);  // units
   std::getline(lines, line);  // a rule
   std::getline(lines, line);
-  EXPECT_EQ(line.substr(under_way - 6, 6), " 2.750") << line;
-  EXPECT_EQ(line.substr(waiting - 6, 6), " 1.250") << line;
+  EXPECT_EQ(line.substr(in_flight - 6, 6), " 2.750") << line;
+  EXPECT_EQ(line.substr(exposed - 6, 6), " 1.250") << line;
 }
 
 TEST(LadderVerdict, ARankMayOwnNothing) {
@@ -221,7 +221,7 @@ TEST(LadderJson, HasTheKeysThatReadersRelyOn) {
             sent_bytes(testing::ladder_sample().modes[3]).mean);
   EXPECT_NEAR(zero3.at("sent_in_v").get<double>(), 1.4, 1e-5);
   EXPECT_EQ(zero3.at("step_seconds"), 6.5);
-  EXPECT_EQ(zero3.at("under_way_seconds"), 2.75);
+  EXPECT_EQ(zero3.at("in_flight_seconds"), 2.75);
   EXPECT_EQ(zero3.at("loss_first"), 10.8312);
   EXPECT_EQ(zero3.at("loss_last"), 10.6008);
   EXPECT_EQ(zero3.at("identical_to_ddp"), true);

@@ -36,9 +36,9 @@ std::vector<std::string> legend(const LadderReport& report) {
       "and optimizer states together.",
       "RSS+: the growth of the process's resident set. Mean and max are over the ranks.",
       "off: how far the mean total is from the formula. Seconds: means over ranks of each rank's "
-      "median; waiting for collectives counts apart.",
-      "Under way: from the first start of a collective to the end of the last wait, whatever runs "
-      "meanwhile; waiting is a part of it.",
+      "median; exposed communication counts apart.",
+      "In flight: from the first start of a collective to the end of the last wait, whatever runs "
+      "meanwhile; exposed time is a part of it.",
       fmt::format("MiB = 2^20 bytes. V = {:.2f} MiB, one copy of the parameters.",
                   mib(report.parameter_bytes)),
   };
@@ -92,7 +92,7 @@ base::Table step_table(const LadderReport& report) {
     columns.push_back({header, base::Align::kRight, "V", "sent by a rank in a step"});
   }
   columns.push_back({"control", base::Align::kRight, "bytes", "sent by a rank in a step"});
-  for (const char* header : {"step", "forward", "backward", "optimizer", "waiting", "under way"}) {
+  for (const char* header : {"step", "forward", "backward", "optimizer", "exposed", "in flight"}) {
     columns.push_back({header, base::Align::kRight, "s", "time of a step"});
   }
   if (report.compute_seconds) {
@@ -113,7 +113,7 @@ base::Table step_table(const LadderReport& report) {
     cells.push_back(base::fixed(spread(mode, &RankRow::sent_control_bytes).mean, 0));
     for (const auto value : {&RankRow::step_seconds, &RankRow::forward_seconds,
                              &RankRow::backward_seconds, &RankRow::optimizer_seconds,
-                             &RankRow::communication_seconds, &RankRow::under_way_seconds}) {
+                             &RankRow::communication_seconds, &RankRow::in_flight_seconds}) {
       cells.push_back(base::fixed(spread(mode, value).mean, 3));
     }
     if (report.compute_seconds) {

@@ -22,7 +22,7 @@
 
 #include "checkpoints.hpp"
 #include "device.hpp"
-#include "fake_world.hpp"
+#include "fake_process_group.hpp"
 #include "ladder_report.hpp"
 #include "options.hpp"
 #include "rank_run.hpp"
@@ -66,7 +66,7 @@ class Ranks {
     for (const RankResult& r : collect("compute", [&](dist::Communicator& communicator) {
            const std::unique_ptr<dist::Communicator> alone = dist::connect_alone(launch_.connect);
            RunExtras extras;
-           extras.speaks = communicator.rank() == 0;
+           extras.show_progress = communicator.rank() == 0;
            extras.label = "compute alone";
            return to_text(run_rank(*alone, options_.alone_mode, options_, extras));
          })) {
@@ -79,7 +79,7 @@ class Ranks {
   std::vector<RankResult> collect(const std::string& what, const dist::RankFunction& function) {
     // Results meet over the store, so that it makes no difference who started the ranks.
     const auto rank_main = [&](dist::Communicator& communicator) {
-      communicator.agree("what to run next", what);
+      communicator.verify_same_on_all_ranks("what to run next", what);
       return base::Json(communicator.exchange(function(communicator))).dump();
     };
     const auto exits =
@@ -202,7 +202,7 @@ std::int64_t check_before_training(const Options& options, bool reports) {
   base::check_writable(options.json);
   if (!options.save.empty()) base::check_writable(options.save + "/config.json");
   if (!options.trace.empty()) base::check_writable(options.trace);
-  if (!options.film.empty()) base::check_writable(options.film);
+  if (!options.memory_timeline.empty()) base::check_writable(options.memory_timeline);
   fmt::print("{} as {} on {} ranks, {} steps of {} x {} tokens a rank\n", options.model_name(),
              options.reviews() ? "5-class classifier" : "language model", options.world_size,
              options.steps - first, options.batch, options.sequence_length);
@@ -242,15 +242,16 @@ void name_files(const Options& options) {
 int run(int argc, char** argv) {
   Options options = parse(argc, argv);
   use_device(options, argv);
-  if (options.fake_world > 0) return run_fake_world(options, base::run_metadata(argc, argv));
+  if (options.fake_process_group > 0)
+    return run_fake_process_group(options, base::run_metadata(argc, argv));
   Ranks ranks(options);
   choose_model(options);
   base::Json metadata = base::run_metadata(argc, argv);
   ladder::LadderReport report = empty_report(options);
   report.steps -= check_before_training(options, ranks.reports());
-  if (report.steps == 0) return 0;  // with --go-on, and said
+  if (report.steps == 0) return 0;  // with --auto-resume, and said
   std::vector<std::string> failures;
-  base::Json films = base::Json::array();
+  base::Json memory_timelines = base::Json::array();
   std::vector<RankResult> first_ranks;
   ladder::RankRow alone;
   if (options.compute_alone) {
@@ -261,14 +262,14 @@ int run(int argc, char** argv) {
     const std::string& mode = options.modes[m];
     RunExtras extras;
     extras.traces = !options.trace.empty();
-    extras.films = !options.film.empty();
+    extras.memory_timelines = !options.memory_timeline.empty();
     extras.saves = !options.save.empty() && m + 1 == options.modes.size();
     const std::vector<RankResult> results = ranks.run(mode, extras);
     if (!ranks.reports()) continue;
     report.parameters = results.front().parameters;
     report.parameter_bytes = results.front().parameter_bytes;
     report.modes.push_back(to_row(mode, results));
-    films.push_back(results.front().film);
+    memory_timelines.push_back(results.front().memory_timeline);
     check_traffic(mode, results, failures);
     first_ranks.push_back(results.front());
   }
@@ -286,13 +287,15 @@ int run(int argc, char** argv) {
   base::write_json(options.json, json);
   name_files(options);
   plot("tools/plots/plot_ladder.py", options.json);
-  if (!options.film.empty()) {
-    const plots::FilmSubject subject{report.model, report.world_size, report.parameter_bytes};
-    base::write_json(options.film, plots::film(subject, std::move(films), std::move(metadata)));
-    plot("tools/plots/plot_memory_timeline.py", options.film);
+  if (!options.memory_timeline.empty()) {
+    const plots::TimelineSubject subject{report.model, report.world_size, report.parameter_bytes};
+    base::write_json(
+        options.memory_timeline,
+        plots::memory_timeline(subject, std::move(memory_timelines), std::move(metadata)));
+    plot("tools/plots/plot_memory_timeline.py", options.memory_timeline);
   }
   for (std::string& failure : ladder::verdict(report)) failures.push_back(std::move(failure));
-  for (const std::string& failure : failures) complain("FAILED " + failure);
+  for (const std::string& failure : failures) log_error("FAILED " + failure);
   return failures.empty() ? 0 : 1;
 }
 

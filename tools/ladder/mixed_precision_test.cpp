@@ -10,16 +10,16 @@ namespace zero::ladder {
 namespace {
 
 using nlohmann::json;
-using testing::Ended;
 using ::testing::HasSubstr;
 using testing::kQuick;
+using testing::ProcessResult;
 using testing::run_ladder;
 using testing::TestFolder;
 
 const std::string kModes = "--modes ddp,zero1,zero2,zero3,tensor_zero1,tensor_zero2,tensor_zero3 ";
 
 json report_of(const TestFolder& folder, const std::string& options) {
-  const Ended ended = run_ladder(folder, kQuick + kModes + options);
+  const ProcessResult ended = run_ladder(folder, kQuick + kModes + options);
   EXPECT_EQ(ended.code, 0) << ended.said;
   return json::parse(testing::read_bytes(folder / "out.json"));
 }
@@ -85,10 +85,10 @@ TEST(LadderMixedPrecision, ReducingInFloat32DoublesTheGradientsOnTheWireAndNothi
 
 TEST(LadderMixedPrecision, UnknownTypesAreNamed) {
   const TestFolder folder;
-  const Ended dtype = run_ladder(folder, kQuick + "--dtype bf61");
+  const ProcessResult dtype = run_ladder(folder, kQuick + "--dtype bf61");
   EXPECT_NE(dtype.code, 0);
   EXPECT_THAT(dtype.said, HasSubstr("did you mean 'bf16'?"));
-  const Ended reduce = run_ladder(folder, kQuick + "--dtype bf16 --reduce-dtype fp23");
+  const ProcessResult reduce = run_ladder(folder, kQuick + "--dtype bf16 --reduce-dtype fp23");
   EXPECT_NE(reduce.code, 0);
   EXPECT_THAT(reduce.said, HasSubstr("did you mean 'fp32'?"));
 }

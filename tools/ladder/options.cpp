@@ -13,20 +13,20 @@
 #include <zero/base/error.hpp>
 #include <zero/base/names.hpp>
 #include <zero/data/reviews.hpp>
-#include <zero/distributed/asked_ranks.hpp>
+#include <zero/distributed/validate_world_size.hpp>
 #include <zero/io/checkpoint_manifest.hpp>
 #include <zero/train/registry.hpp>
 
 #include "device.hpp"
-#include "fake_world.hpp"
-#include "places.hpp"
+#include "fake_process_group.hpp"
+#include "output_paths.hpp"
 
 namespace zero::ladder {
 namespace {
 
 constexpr int kWrongUsage = 2;
-// All that is kept for every rank of a fake world is texts; there is no use for more.
-constexpr int kLargestFakeWorld = 4096;
+// All that is kept for every rank of a fake process group is texts; there is no use for more.
+constexpr int kLargestFakeProcessGroup = 4096;
 
 void check_choice(const std::string& kind, const std::string& value,
                   const std::vector<std::string>& known) {
@@ -119,9 +119,10 @@ void add_output_options(CLI::App& app, Options& o) {
       ->capture_default_str();
   app.add_option("--save", o.save,
                  "folder for the trained model, as transformers loads it; from the last mode");
-  app.add_option("--film", o.film,
-                 "memory film: what rank 0's allocator held along the last step of every mode, as "
-                 "JSON and a picture beside it");
+  app.add_option(
+      "--memory-timeline", o.memory_timeline,
+      "memory timeline: what rank 0's allocator held along the last step of every mode, as "
+      "JSON and a picture beside it");
   app.add_option("--trace", o.trace,
                  "Chrome trace of the last step of every mode and rank: NAME.json gives "
                  "NAME.MODE.rankR.json");
@@ -139,40 +140,41 @@ void add_checkpoint_options(CLI::App& app, Options& o) {
       "--resume", o.resume,
       "folder of a checkpoint to go on from, under any mode and on any number of ranks "
       "with as many samples a step in all; --steps counts from the start of the run");
-  app.add_flag("--go-on", o.go_on,
+  app.add_flag("--auto-resume", o.auto_resume,
                "--resume from the folder of --checkpoint where it holds one, else begin: for a "
                "launcher that starts ranks again")
       ->needs(checkpoint)
       ->excludes(resume);
 }
 
-// What is saved, or gone on from, would be mostly what the other ranks have; a film is of rank 0.
-void add_fake_world_options(CLI::App& app, Options& o) {
-  auto* fake = app.add_option("--fake-world", o.fake_world,
+// What is saved, or gone on from, would be mostly what the other ranks have; a memory timeline is
+// of rank 0.
+void add_fake_process_group_options(CLI::App& app, Options& o) {
+  auto* fake = app.add_option("--fake-process-group", o.fake_process_group,
                               "run one rank of a world of this many, alone: nothing is sent, and "
                               "what the others would send is made from the first values")
-                   ->check(CLI::Range(1, kLargestFakeWorld));
-  for (const char* other : {"--nproc", "--save", "--film", "--checkpoint", "--resume"}) {
+                   ->check(CLI::Range(1, kLargestFakeProcessGroup));
+  for (const char* other : {"--nproc", "--save", "--memory-timeline", "--checkpoint", "--resume"}) {
     fake->excludes(app.get_option(other));
   }
-  app.add_option("--rank", o.fake_rank, "which rank of the fake world")
+  app.add_option("--rank", o.fake_rank, "which rank of the fake process group")
       ->needs(fake)
-      ->check(CLI::Range(0, kLargestFakeWorld - 1));
+      ->check(CLI::Range(0, kLargestFakeProcessGroup - 1));
 }
 
-void settle_fake_world(const CLI::App& app, Options& o) {
-  if (o.fake_world == 0) return;
-  if (o.fake_rank >= o.fake_world) {
+void settle_fake_process_group(const CLI::App& app, Options& o) {
+  if (o.fake_process_group == 0) return;
+  if (o.fake_rank >= o.fake_process_group) {
     throw Error(fmt::format("--rank {}: a world of {} has the ranks 0 to {}", o.fake_rank,
-                            o.fake_world, o.fake_world - 1));
+                            o.fake_process_group, o.fake_process_group - 1));
   }
   if (o.device != "cpu") {
-    throw Error(fmt::format("--fake-world runs on cpu only, not on {}", o.device));
+    throw Error(fmt::format("--fake-process-group runs on cpu only, not on {}", o.device));
   }
-  o.world_size = o.fake_world;
+  o.world_size = o.fake_process_group;
   o.compute_alone = false;
   // Not over the figures of real ranks.
-  if (app.count("--json") == 0) o.json = "out/fake_world.json";
+  if (app.count("--json") == 0) o.json = "out/fake_process_group.json";
 }
 
 // CLI11 names what it did not expect, but not what was meant.
@@ -206,13 +208,13 @@ double available_bytes(const Options& options) {
 double gib(double bytes) { return bytes / (1 << 30); }
 
 [[noreturn]] void refuse_size(const Options& options, double available) {
-  if (options.fake_world > 0) {
+  if (options.fake_process_group > 0) {
     throw Error(fmt::format(
         "{}: rank {} of {} needs about {:.1f} GiB under the largest of the modes and "
         "{:.1f} GiB are free; take more ranks, --modes that shard more, a smaller "
         "--model ({}) or a smaller batch",
-        options.model_name(), options.fake_rank, options.fake_world, gib(needed_bytes(options)),
-        gib(available), fmt::join(nn::preset_names(), ", ")));
+        options.model_name(), options.fake_rank, options.fake_process_group,
+        gib(needed_bytes(options)), gib(available), fmt::join(nn::preset_names(), ", ")));
   }
   throw Error(
       fmt::format("{} on {} ranks needs about {:.1f} GiB under ddp and {:.1f} GiB are free; take "
@@ -255,7 +257,7 @@ Options parse(int argc, char** argv) {
   add_run_options(app, o);
   add_output_options(app, o);
   add_checkpoint_options(app, o);
-  add_fake_world_options(app, o);
+  add_fake_process_group_options(app, o);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ExtrasError&) {
@@ -265,10 +267,10 @@ Options parse(int argc, char** argv) {
     std::exit(app.exit(error) == 0 ? 0 : kWrongUsage);
   }
   check(o);
-  settle_fake_world(app, o);
-  if (app.count("--nproc") > 0) dist::check_asked_ranks(o.world_size);
+  settle_fake_process_group(app, o);
+  if (app.count("--nproc") > 0) dist::validate_world_size(o.world_size);
   std::error_code ignored;
-  if (o.go_on &&
+  if (o.auto_resume &&
       std::filesystem::exists(std::filesystem::path(o.checkpoint) / io::checkpoint::kManifestFile,
                               ignored)) {
     o.resume = o.checkpoint;
@@ -284,7 +286,7 @@ Options parse(int argc, char** argv) {
       throw Error(fmt::format("{}: {}", o.weights, error.what()));
     }
   }
-  check_places(o);
+  check_output_paths(o);
   return o;
 }
 
@@ -296,7 +298,7 @@ double activation_bytes(const Options& options) {
 }
 
 double needed_bytes(const Options& options) {
-  if (options.fake_world > 0) return needed_by_fake_rank(options);
+  if (options.fake_process_group > 0) return needed_by_fake_rank(options);
   const auto model_states = static_cast<double>(16 * options.config().parameters());
   return options.local_ranks() * (model_states + activation_bytes(options) + kProgramBytes);
 }

@@ -19,8 +19,8 @@ struct Options {
   int world_size = 2;
   int ranks_here = 0;  ///< of them on this machine, where a launcher started them; 0: all
   int local_ranks() const { return ranks_here > 0 ? ranks_here : world_size; }
-  int fake_world = 0;  ///< ranks of a fake world, of which one runs; 0: real ranks
-  int fake_rank = 0;   ///< which one
+  int fake_process_group = 0;  ///< ranks of a fake process group, of which one runs; 0: real ranks
+  int fake_rank = 0;           ///< which one
   std::int64_t steps = 4;
   std::int64_t sequence_length = 128;
   std::int64_t batch = 1;  ///< samples a rank and step
@@ -36,11 +36,11 @@ struct Options {
   std::string save;        ///< folder that the trained model goes to; empty: it is not kept
   std::string checkpoint;  ///< folder for checkpoints of the run; empty: none
   std::int64_t checkpoint_every = 0;  ///< steps from one to the next; 0: after the last step only
-  bool go_on = false;                 ///< from the checkpoint in `checkpoint`, where there is one
-  std::string resume;         ///< folder of the checkpoint to go on from; empty: from the start
-  std::string trace;          ///< file whose name traces are made from; empty: none
-  std::string film;           ///< file for the memory of rank 0 along the last step; empty: none
-  bool compute_alone = true;  ///< also measure the step without communication
+  bool auto_resume = false;           ///< from the checkpoint in `checkpoint`, where there is one
+  std::string resume;           ///< folder of the checkpoint to go on from; empty: from the start
+  std::string trace;            ///< file whose name traces are made from; empty: none
+  std::string memory_timeline;  ///< file for the memory of rank 0 along the last step; empty: none
+  bool compute_alone = true;    ///< also measure the step without communication
   std::string alone_mode = "ddp";    ///< in this mode
   std::int64_t assume_free_mib = 0;  ///< instead of the memory that is free; 0: look
 

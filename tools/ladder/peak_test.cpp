@@ -19,7 +19,7 @@
 namespace zero::ladder {
 namespace {
 
-using testing::Ended;
+using testing::ProcessResult;
 using testing::run_ladder;
 using testing::TestFolder;
 
@@ -46,9 +46,10 @@ double most_above_rest(const ladder::ModeRow& mode) {
 
 TEST(Peaks, FallFromStageToStageAndStayWithinTheirBounds) {
   const TestFolder folder;
-  const Ended ended = run_ladder(folder,
-                                 "--model tiny --steps 2 --seq-len 8 --nproc 4 --timeout 30 "
-                                 "--no-compute-alone --modes ddp,zero1,zero2,zero3");
+  const ProcessResult ended =
+      run_ladder(folder,
+                 "--model tiny --steps 2 --seq-len 8 --nproc 4 --timeout 30 "
+                 "--no-compute-alone --modes ddp,zero1,zero2,zero3");
   ASSERT_EQ(ended.code, 0) << ended.said;
   const ladder::LadderReport report =
       ladder::report_from_json(base::read_json(folder / "out.json"));

@@ -18,10 +18,10 @@ namespace zero::ladder {
 namespace {
 
 using nlohmann::json;
-using testing::Ended;
 using ::testing::HasSubstr;
 using testing::kQuick;
 using ::testing::Not;
+using testing::ProcessResult;
 using testing::run_ladder;
 using testing::TestFolder;
 
@@ -74,7 +74,7 @@ std::string tiny_weights(const TestFolder& folder, const std::string& without,
 
 TEST(Reviews, EveryModeTrainsTheClassifierToTheSameWeights) {
   const TestFolder folder;
-  const Ended ended = run_ladder(folder, kQuick + "--task reviews");
+  const ProcessResult ended = run_ladder(folder, kQuick + "--task reviews");
   ASSERT_EQ(ended.code, 0) << ended.said;
   EXPECT_THAT(ended.said, HasSubstr("tiny as 5-class classifier on 2 ranks"));
   const json report = report_of(folder);
@@ -110,7 +110,7 @@ void expect_ranks_alike(const json& row, double bytes_of_moments_above_mean) {
 // All buffers of the tiny classifier are divided by two ranks without padding.
 TEST(SplitTensors, LargestIsTheMeanWhereSizesDivide) {
   const TestFolder folder;
-  const Ended ended = run_ladder(folder, kQuick + kSplit + "--task reviews");
+  const ProcessResult ended = run_ladder(folder, kQuick + kSplit + "--task reviews");
   ASSERT_EQ(ended.code, 0) << ended.said;
   const json report = report_of(folder);
   expect_identical(report, 5);
@@ -130,7 +130,7 @@ TEST(SplitTensors, LargestIsTheMeanWhereSizesDivide) {
 // are 512 bytes fewer.
 TEST(SplitTensors, PaddingCostsTheLastRankMomentsAndNothingElse) {
   const TestFolder folder;
-  const Ended ended = run_ladder(folder, kQuick + kSplit);
+  const ProcessResult ended = run_ladder(folder, kQuick + kSplit);
   ASSERT_EQ(ended.code, 0) << ended.said;
   for (const json& row : report_of(folder).at("modes")) {
     if (!row.at("mode").get<std::string>().starts_with("tensor_")) continue;
@@ -154,7 +154,7 @@ TEST(Reviews, CsvJsonLinesAndTokenFileOfTheSameReviewsAreTheSame) {
   std::set<std::string> digests;
   for (const std::string& path : {folder.write("a", csv).string(),
                                   folder.write("b", lines).string(), (folder / "c").string()}) {
-    const Ended ended =
+    const ProcessResult ended =
         run_ladder(folder, kQuick + "--modes ddp --task reviews --data '" + path + "'");
     ASSERT_EQ(ended.code, 0) << path << ended.said;
     digests.insert(digest_of(report_of(folder), "ddp"));
@@ -168,7 +168,8 @@ TEST(Text, TokenFileIsTrainedOnAndASmallerVocabularyIsMentioned) {
   for (std::int64_t i = 0; i < 400; ++i) ids.push_back(i * i % 101);
   data::write_token_file(
       folder / "t", data::TokenStream::from_ids(ids, /*vocabulary=*/200, std::string(64, 'a')));
-  const Ended ended = run_ladder(folder, kQuick + "--data '" + (folder / "t").string() + "'");
+  const ProcessResult ended =
+      run_ladder(folder, kQuick + "--data '" + (folder / "t").string() + "'");
   ASSERT_EQ(ended.code, 0) << ended.said;
   EXPECT_THAT(ended.said, HasSubstr("the data's vocabulary is 200, the model's 256"));
   expect_identical(report_of(folder), 4);
@@ -179,7 +180,7 @@ class SavedBy : public ::testing::TestWithParam<std::string> {};
 TEST_P(SavedBy, IsWhatWasTrainedAndCanBeTrainedOn) {
   const TestFolder folder;
   const std::string saved = (folder / "saved").string();
-  const Ended first = run_ladder(
+  const ProcessResult first = run_ladder(
       folder, kQuick + "--modes ddp," + GetParam() + " --nproc 3 --save '" + saved + "'");
   ASSERT_EQ(first.code, 0) << first.said;
   EXPECT_THAT(first.said, HasSubstr("weights: " + saved));
@@ -190,7 +191,7 @@ TEST_P(SavedBy, IsWhatWasTrainedAndCanBeTrainedOn) {
             nn::preset("tiny"));
 
   // What was saved is where the next run begins, in every mode.
-  const Ended second =
+  const ProcessResult second =
       run_ladder(folder, "--steps 1 --seq-len 16 --no-compute-alone --weights '" + saved + "'");
   ASSERT_EQ(second.code, 0) << second.said;
   EXPECT_THAT(second.said, HasSubstr("20 tensors from " + saved + ": float32\n"));
@@ -215,10 +216,10 @@ TEST(Weights, ValuesAreThoseOfTheFolder) {
   const TestFolder folder;
   const std::string weights = tiny_weights(folder, "", "");
   const std::string saved = (folder / "saved").string();
-  const Ended ended = run_ladder(folder,
-                                 "--steps 1 --seq-len 16 --no-compute-alone --lr 1e-30 "
-                                 "--modes zero3 --weights '" +
-                                     weights + "' --save '" + saved + "'");
+  const ProcessResult ended = run_ladder(folder,
+                                         "--steps 1 --seq-len 16 --no-compute-alone --lr 1e-30 "
+                                         "--modes zero3 --weights '" +
+                                             weights + "' --save '" + saved + "'");
   EXPECT_EQ(ended.code, 1);  // the ladder insists on weights that change
   EXPECT_THAT(ended.said, HasSubstr("FAILED zero3"));
   EXPECT_EQ(digest_of_folder(saved, 0), digest_of_folder(weights, 0));
@@ -227,9 +228,9 @@ TEST(Weights, ValuesAreThoseOfTheFolder) {
 TEST(Weights, ClassifierDrawsTheHeadThatTheFolderLacksAndSaysSo) {
   const TestFolder folder;
   const std::string saved = (folder / "saved").string();
-  const Ended first = run_ladder(folder, kQuick + "--modes ddp --save '" + saved + "'");
+  const ProcessResult first = run_ladder(folder, kQuick + "--modes ddp --save '" + saved + "'");
   ASSERT_EQ(first.code, 0) << first.said;
-  const Ended ended =
+  const ProcessResult ended =
       run_ladder(folder, "--steps 1 --no-compute-alone --seed 5 --task reviews --weights '" +
                              saved + "' --save '" + (folder / "classifier").string() + "'");
   ASSERT_EQ(ended.code, 0) << ended.said;
@@ -245,7 +246,7 @@ TEST(Weights, ClassifierDrawsTheHeadThatTheFolderLacksAndSaysSo) {
 // Expects that training from a folder is refused and writes nothing.
 void expect_refused(const TestFolder& folder, const std::string& more, const std::string& message) {
   const auto before = folder.listing();
-  const Ended ended =
+  const ProcessResult ended =
       run_ladder(folder, "--weights '" + (folder / "weights").string() + "' " + more);
   EXPECT_EQ(ended.code, 1);
   EXPECT_THAT(ended.said, HasSubstr(message));
@@ -298,7 +299,7 @@ TEST(Weights, ActivationsBeyondAllMemoryAreRefused) {
   folder.write("weights/config.json", nn::to_hugging_face_json(wide).dump());
   const std::string most = "--batch 4096 --seq-len 8192 ";
   expect_refused(folder, most, "weights on 2 ranks needs about");
-  expect_refused(folder, most + "--modes tensor_zero3 --fake-world 4",
+  expect_refused(folder, most + "--modes tensor_zero3 --fake-process-group 4",
                  "weights: rank 0 of 4 needs about");
 }
 
@@ -315,8 +316,9 @@ TEST(Weights, TokensOfAnotherTokenizerAreRefused) {
   write(base::Sha256().add(tokenizer + " ").hex());
   expect_refused(folder, data, "were made by the tokenizer");
   write(base::Sha256().add(tokenizer).hex());
-  const Ended ended = run_ladder(folder, data + "--modes ddp --steps 1 --seq-len 8 --weights '" +
-                                             (folder / "weights").string() + "'");
+  const ProcessResult ended =
+      run_ladder(folder, data + "--modes ddp --steps 1 --seq-len 8 --weights '" +
+                             (folder / "weights").string() + "'");
   EXPECT_THAT(ended.said, Not(HasSubstr("were made by the tokenizer")));
   EXPECT_TRUE(std::filesystem::exists(folder / "out.json")) << ended.said;
 }
@@ -335,8 +337,9 @@ std::set<std::string> names_in(const std::filesystem::path& path) {
 
 TEST(Trace, EveryModeAndRankHasOneWithTheNamedRanges) {
   const TestFolder folder;
-  const Ended ended = run_ladder(folder, kQuick + "--modes ddp,zero1:naive,zero2,zero3 --trace '" +
-                                             (folder / "traces/t.json").string() + "'");
+  const ProcessResult ended =
+      run_ladder(folder, kQuick + "--modes ddp,zero1:naive,zero2,zero3 --trace '" +
+                             (folder / "traces/t.json").string() + "'");
   ASSERT_EQ(ended.code, 0) << ended.said;
   const std::map<std::string, std::vector<std::string>> ranges = {
       {"ddp", {"ddp_grad_all_reduce"}},
@@ -359,7 +362,7 @@ TEST(Trace, EveryModeAndRankHasOneWithTheNamedRanges) {
 // It trains under DDP, but is not the row of DDP.
 TEST(ProgressLines, CallTheRunWithoutCommunicationByItsName) {
   const TestFolder folder;
-  const Ended ended =
+  const ProcessResult ended =
       run_ladder(folder, "--model tiny --steps 2 --seq-len 16 --modes zero1 --timeout 30");
   ASSERT_EQ(ended.code, 0) << ended.said;
   EXPECT_THAT(ended.said, HasSubstr("compute alone  2/2"));

@@ -82,7 +82,7 @@ class Meter {
     row.forward_seconds = median_of(&train::PhaseSeconds::forward);
     row.backward_seconds = median_of(&train::PhaseSeconds::backward);
     row.communication_seconds = median_of(&train::PhaseSeconds::communication);
-    row.under_way_seconds = median_of(&train::PhaseSeconds::under_way);
+    row.in_flight_seconds = median_of(&train::PhaseSeconds::in_flight);
     row.optimizer_seconds = median_of(&train::PhaseSeconds::optimizer);
   }
 
@@ -128,7 +128,7 @@ std::string with(const char* option, const std::string& place) {
 
 void agree_on_everything(dist::Communicator& communicator, const std::string& mode,
                          const Options& o, const data::Dataset& dataset) {
-  communicator.agree(
+  communicator.verify_same_on_all_ranks(
       "the run",
       fmt::format("mode {}\ntask {}\nmodel {}\nmodel's config {}\nbatch {}\nsequences of {}\n"
                   "{} steps\nlearning rate {}\nseed {}\nownership {}\ndtype {}\n"
@@ -139,8 +139,8 @@ void agree_on_everything(dist::Communicator& communicator, const std::string& mo
                   o.sequence_length, o.steps, o.learning_rate, o.seed, o.ownership, o.dtype,
                   o.reduce_dtype, when_kept(o),
                   o.resume.empty() ? "from the start" : "that goes on", with("--save", o.save),
-                  with("--film", o.film), with("--trace", o.trace), o.timeout_seconds,
-                  dataset.fingerprint()));
+                  with("--memory-timeline", o.memory_timeline), with("--trace", o.trace),
+                  o.timeout_seconds, dataset.fingerprint()));
 }
 
 std::shared_ptr<nn::Llama> model_without_storage(const Options& options) {
@@ -187,24 +187,26 @@ void train_steps(train::Strategy& strategy, data::DistributedSampler& sampler,
   train::Trainer trainer(strategy, trainer_options);
   put_back_loss_scale(trainer, options);
   ladder::ProgressOptions progress_options;
-  progress_options.silent = communicator.rank() != 0 || !extras.speaks;
+  progress_options.silent = communicator.rank() != 0 || !extras.show_progress;
   progress_options.done_before = sampler.step();
   ladder::Progress progress(extras.label.empty() ? mode : extras.label, options.steps,
                             progress_options);
   std::optional<train::Trace> trace;
   while (sampler.step() < options.steps) {
-    const data::Batch batch = beside(strategy.model(), samples.dataset->batch(sampler.next()));
+    const data::Batch batch = to_device(strategy.model(), samples.dataset->batch(sampler.next()));
     if (result.losses.empty()) result.batch_digest = digest_of(batch.inputs);
     const bool last = sampler.step() == options.steps;
     if (extras.traces && last) trace.emplace(&communicator);
-    const bool films = extras.films && last && communicator.rank() == 0;
-    // A film is to show a step, and not how long rank 0 waited for the others to begin it.
-    if (extras.films && last) communicator.barrier();
-    if (films) memory::start_timeline(strategy.list().bytes() / 4096);
+    const bool memory_timelines = extras.memory_timelines && last && communicator.rank() == 0;
+    // A memory timeline is to show a step, and not how long rank 0 waited for the others to begin
+    // it.
+    if (extras.memory_timelines && last) communicator.barrier();
+    if (memory_timelines) memory::start_timeline(strategy.list().bytes() / 4096);
     meter.begin_step();
     const train::StepResult step = trainer.step({batch});
     meter.end_step(step);
-    if (films) result.film = plots::film_of_mode(mode, memory::stop_timeline());
+    if (memory_timelines)
+      result.memory_timeline = plots::timeline_of_mode(mode, memory::stop_timeline());
     if (trace) trace->finish(options.trace_file(mode, communicator.rank()));
     strategy.observe_gradients({});
     result.losses.push_back(step.loss);
@@ -238,7 +240,7 @@ RankResult run_rank(dist::Communicator& communicator, const std::string& mode,
   train::Registry registry;
   train::register_all_chapters(registry);
   const std::shared_ptr<nn::Llama> model = model_without_storage(options);
-  place_on(device, *model);
+  to_device(device, *model);
   std::unique_ptr<nn::ParameterSource> values = first_values(communicator, options, *model);
   const auto strategy = registry.make(
       mode, {*model, communicator, optimizer_of(options), values.get(), "",
@@ -247,7 +249,7 @@ RankResult run_rank(dist::Communicator& communicator, const std::string& mode,
 
   data::DistributedSampler sampler(samples.dataset->size(), options.batch * communicator.size(),
                                    communicator.rank(), communicator.size(), options.seed);
-  go_on(*strategy, sampler, options);
+  resume(*strategy, sampler, options);
   RankResult result;
   const std::vector<std::string> before = parameter_digests(*strategy);
   Meter meter(communicator, base, resident_base);
@@ -282,7 +284,7 @@ std::string to_text(const RankResult& r) {
                          {"gradient_digest", r.gradient_digest},
                          {"parameters", r.parameters},
                          {"parameter_bytes", r.parameter_bytes},
-                         {"film", r.film}};
+                         {"memory timeline", r.memory_timeline}};
   return json.dump();
 }
 
@@ -302,7 +304,7 @@ RankResult from_text(const std::string& text) {
   r.gradient_digest = extra.at("gradient_digest");
   r.parameters = extra.at("parameters");
   r.parameter_bytes = extra.at("parameter_bytes");
-  r.film = extra.at("film");
+  r.memory_timeline = extra.at("memory timeline");
   return r;
 }
 

@@ -25,7 +25,8 @@ struct RankResult {
   std::string gradient_digest;  ///< of the first local gradients, before they were reduced
   std::int64_t parameters = 0;
   std::int64_t parameter_bytes = 0;
-  base::Json film;  ///< of the last step, as plots::film_of_mode() gives it, where asked for
+  base::Json memory_timeline;  ///< of the last step, as plots::timeline_of_mode() gives it, where
+                               ///< asked for
 };
 
 std::string to_text(const RankResult& result);
@@ -33,11 +34,11 @@ RankResult from_text(const std::string& text);
 
 /// What a run does beside training and measuring.
 struct RunExtras {
-  bool speaks = true;   ///< rank 0 shows progress
-  bool traces = false;  ///< every rank records its last step, where a trace was asked for
-  bool films = false;   ///< rank 0 records its memory along the last step
-  bool saves = false;   ///< the trained model is saved, where a folder was named
-  std::string label;    ///< what progress calls the run; empty: by its mode
+  bool show_progress = true;      ///< rank 0 shows progress
+  bool traces = false;            ///< every rank records its last step, where a trace was asked for
+  bool memory_timelines = false;  ///< rank 0 records its memory along the last step
+  bool saves = false;             ///< the trained model is saved, where a folder was named
+  std::string label;              ///< what progress calls the run; empty: by its mode
 };
 
 /// AdamW as the command line wants it, with fp32 master weights where parameters have 2 bytes.

@@ -7,7 +7,7 @@ passes a token bucket, so that a link has as many Mbit/s as --rates says in eith
 Every mode is trained at every speed, and for each there is printed
 
     step       seconds of a step: mean over ranks of the median, the first step left out
-    waiting    of it, seconds in which nothing was computed because something had to arrive first
+    exposed    of it, seconds in which nothing was computed because something had to arrive first
     compute    a step without any communication, both ranks at once
     link       what the link needs for the bytes of a step and their headers; no overlap gets below
                the larger of compute and link
@@ -70,7 +70,7 @@ LOOKAHEADS, QUICK_LOOKAHEADS = (0, 1, 2, 4), (0, 1, 2)
 WITHOUT_OVERLAP = ("ddp", "tensor_zero1", "tensor_zero2", "tensor_zero3")
 WITH_OVERLAP = ("engine0", "engine1", "engine2", "engine3")
 DEFAULT_BUCKET, DEFAULT_LOOKAHEAD = 25.0, 1
-# Gradients under way at once: two layers. The engine's default, 50 MiB, is little more than one
+# Gradients in flight at once: two layers. The engine's default, 50 MiB, is little more than one
 # layer of smollm2-360m, but twice the gradients of so small a model: it would bound nothing.
 IN_FLIGHT_MIB = 6.0
 

@@ -96,7 +96,7 @@ def cells(row, compute):
 
 def table(rows, compute):
     """Aligned text; `rows` are of one speed."""
-    head = [["mode", "step", "waiting", "compute", "link", "peak", "counted", "interface", "differ", "headers", "rest"],
+    head = [["mode", "step", "exposed", "compute", "link", "peak", "counted", "interface", "differ", "headers", "rest"],
             ["", "s", "s", "s", "s", "MiB", "bytes", "bytes", "%", "%", "%"]]
     lines = head + [cells(row, compute) for row in rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]

@@ -193,10 +193,10 @@ class Table(unittest.TestCase):
 
     def test_cells(self):
         cells = dict(zip(
-            "mode step waiting compute link peak counted interface differ headers rest".split(),
+            "mode step exposed compute link peak counted interface differ headers rest".split(),
             links_report.cells(row(), 0.28)))
         self.assertEqual(cells, {
-            "mode": "engine3", "step": "0.500", "waiting": "0.100", "compute": "0.280", "link": "0.211",
+            "mode": "engine3", "step": "0.500", "exposed": "0.100", "compute": "0.280", "link": "0.211",
             "peak": "94.12", "counted": "25000000", "interface": "26322000", "differ": "5.29",
             "headers": "5.28", "rest": "0.008"})
 

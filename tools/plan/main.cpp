@@ -51,7 +51,7 @@ int check_ladder(const Options& options, int argc, char** argv) {
                                               : check_against(report);
   say(options, to_text(check), to_json(check), argc, argv);
   std::cout.flush();
-  for (const std::string& failure : check.failures) complain("FAILED " + failure);
+  for (const std::string& failure : check.failures) log_error("FAILED " + failure);
   return check.failures.empty() ? kFits : kFailed;
 }
 
@@ -75,7 +75,7 @@ int run(int argc, char** argv) {
   const Plan plan = make_plan(options.request);
   say(options, to_text(plan), to_json(plan), argc, argv);
   if (options.plot) plot(options.json);
-  return plan.says_no() ? kNothingFits : kFits;
+  return plan.feasible() ? kFits : kNothingFits;
 }
 
 }  // namespace

@@ -95,7 +95,7 @@ struct Plan {
 
   Unit unit() const;
   /// Whether memory was given and nothing fits it.
-  bool says_no() const { return request.memory.has_value() && !choice.stage.has_value(); }
+  bool feasible() const { return !request.memory.has_value() || choice.stage.has_value(); }
 };
 
 /// Throws zero::Error for parameters, a world size, a batch, a sequence or tokens below 1 or above

@@ -24,7 +24,7 @@ Request request_for(std::int64_t parameters, std::int64_t ranks, const char* mem
 
 TEST(Planner, ThirteenBillionFitNoStageOnEightCardsOf24GB) {
   const Plan plan = make_plan(request_for(13 * kBillion, 8, "24GB"));
-  EXPECT_TRUE(plan.says_no());
+  EXPECT_FALSE(plan.feasible());
   EXPECT_FALSE(plan.choice.stage.has_value());
   EXPECT_EQ(plan.choice.says, "No stage fits 24.00 GB on 8 ranks.");
   const double expected[] = {208, 71.5, 48.75, 26, 6.5};
@@ -45,7 +45,7 @@ TEST(Planner, FromTheRanksThatItNamesOnItFits) {
   const Plan no = make_plan(request_for(13 * kBillion, 8, "24GB"));
   const std::int64_t ranks = *no.choice.ranks_for_all;
   EXPECT_EQ(make_plan(request_for(13 * kBillion, ranks, "24GB")).choice.stage, Stage::kZero3);
-  EXPECT_TRUE(make_plan(request_for(13 * kBillion, ranks - 1, "24GB")).says_no());
+  EXPECT_FALSE(make_plan(request_for(13 * kBillion, ranks - 1, "24GB")).feasible());
 }
 
 TEST(Planner, TheLowestStageThatFitsIsTaken) {
@@ -79,7 +79,7 @@ TEST(Planner, NeverRoundsANoIntoAYes) {
   EXPECT_EQ(make_plan(request).choice.stage, Stage::kZero3);
   request.memory->bytes = needed - 1;
   const Plan no = make_plan(request);
-  EXPECT_TRUE(no.says_no());
+  EXPECT_FALSE(no.feasible());
   EXPECT_THAT(no.choice.reasons.front(), HasSubstr(at_least(needed, Unit::kGB)));
   EXPECT_THAT(no.choice.says, HasSubstr(at_most(needed - 1, Unit::kGB)));
   EXPECT_NE(at_least(needed, Unit::kGB), at_most(needed - 1, Unit::kGB));
@@ -112,7 +112,7 @@ TEST(Planner, WithoutMemoryThereIsNoVerdict) {
   Request request = request_for(kBillion, 8, "1GB");
   request.memory.reset();
   const Plan plan = make_plan(request);
-  EXPECT_FALSE(plan.says_no());
+  EXPECT_TRUE(plan.feasible());
   EXPECT_TRUE(plan.choice.says.empty());
   EXPECT_THAT(to_text(plan), Not(HasSubstr("fits")));
 }
@@ -188,7 +188,7 @@ TEST(Planner, TheLargestModelIsCounted) {
   Request request = request_for(1000, 2, "24GB");
   request.model = model_of_size(nn::kMostParameters, nn::kMostLayers);
   const Plan plan = make_plan(request);
-  EXPECT_TRUE(plan.says_no());
+  EXPECT_FALSE(plan.feasible());
   EXPECT_EQ(plan.stages.front().states.total(), 16 * nn::kMostParameters);
   EXPECT_EQ(plan.stages[3].transients, kReductionScratch + 4 * 50 * kBillion);
   const double compute = compute_seconds(nn::kMostParameters, request.tokens(), request.machine);

@@ -31,13 +31,13 @@ using ::testing::IsEmpty;
 using ::testing::Not;
 using testing::TestFolder;
 
-struct Ended {
+struct ProcessResult {
   int code = -1;
   std::string said;  // by standard output and error output together
 };
 
 // In the folder of the project, with words for the shell.
-Ended run_plan(const std::string& arguments, const std::string& environment = "") {
+ProcessResult run_plan(const std::string& arguments, const std::string& environment = "") {
   const testing::TestFolder folder;
   const std::string log = (folder / "log").string();
   const std::string command =
@@ -61,20 +61,21 @@ std::string ladder_json(const testing::TestFolder& folder, double optimizer_fact
 }
 
 TEST(PlanProgram, SaysNoWhereNothingFits) {
-  const Ended ended = run_plan("--parameters 13e9 --world-size 8 --memory 24GB");
+  const ProcessResult ended = run_plan("--parameters 13e9 --world-size 8 --memory 24GB");
   EXPECT_EQ(ended.code, kNothingFits);
   EXPECT_THAT(ended.said, AllOf(HasSubstr("No stage fits 24.00 GB on 8 ranks."),
                                 HasSubstr("ZeRO-3 from 9 ranks on (23.12 GB)")));
 }
 
 TEST(PlanProgram, SaysYesWhereAStageFits) {
-  const Ended ended = run_plan("--parameters 1.5e9 --nproc 8 --memory 16GB");
+  const ProcessResult ended = run_plan("--parameters 1.5e9 --nproc 8 --memory 16GB");
   EXPECT_EQ(ended.code, kFits);
   EXPECT_THAT(ended.said, HasSubstr("Take ZeRO-1"));
 }
 
 TEST(PlanProgram, PlansPresetsAndWithoutMemory) {
-  const Ended ended = run_plan("--model smollm2-135m --dtype fp32 --world-size 2 --unit MiB");
+  const ProcessResult ended =
+      run_plan("--model smollm2-135m --dtype fp32 --world-size 2 --unit MiB");
   EXPECT_EQ(ended.code, kFits);
   EXPECT_THAT(ended.said, AllOf(HasSubstr("smollm2-135m: 134,515,008 parameters"),
                                 HasSubstr("fp32 (4 + 4 + 8"), HasSubstr("513.13")));
@@ -84,13 +85,13 @@ TEST(PlanProgram, PlansAFolderOfHuggingFace) {
   const testing::TestFolder folder;
   std::ofstream(folder / "config.json")
       << nn::to_hugging_face_json(nn::preset("smollm2-360m")).dump();
-  const Ended ended = run_plan("--weights '" + folder.path().string() + "'");
+  const ProcessResult ended = run_plan("--weights '" + folder.path().string() + "'");
   EXPECT_EQ(ended.code, kFits);
   EXPECT_THAT(ended.said, HasSubstr("361,821,120 parameters"));
 }
 
 TEST(PlanProgram, PlansTheLargestNumberOfParametersAndLayers) {
-  const Ended ended = run_plan("--parameters 1e15 --layers 10000");
+  const ProcessResult ended = run_plan("--parameters 1e15 --layers 10000");
   EXPECT_EQ(ended.code, kFits) << ended.said;
   EXPECT_THAT(ended.said, AllOf(HasSubstr("1,000,000,000,000,000 parameters"),
                                 HasSubstr("10000 layers"), Not(ContainsRegex(" -[0-9]"))));
@@ -110,7 +111,7 @@ TEST(PlanProgram, ConfigsThatLieFitNowhere) {
     nlohmann::json config = nn::to_hugging_face_json(nn::preset("tiny"));
     config[key] = nlohmann::json::parse(value);
     std::ofstream(path) << config.dump();
-    const Ended ended = run_plan("--memory 80GB --weights '" + path + "'");
+    const ProcessResult ended = run_plan("--memory 80GB --weights '" + path + "'");
     EXPECT_EQ(ended.code, kFailed) << ended.said;
     EXPECT_THAT(ended.said, HasSubstr(fmt::format("{}: field '{}' of config.json is {}, but must "
                                                   "be an integer from 1 to 1",
@@ -119,7 +120,7 @@ TEST(PlanProgram, ConfigsThatLieFitNowhere) {
 }
 
 TEST(PlanProgram, PrintsTheTables) {
-  const Ended ended = run_plan("--tables");
+  const ProcessResult ended = run_plan("--tables");
   EXPECT_EQ(ended.code, kFits);
   EXPECT_THAT(ended.said, AllOf(HasSubstr("5520.95"), HasSubstr("22.35"), HasSubstr("8.38"),
                                 HasSubstr("84 GB with master weights")));
@@ -132,14 +133,15 @@ TEST(PlanProgram, WritesJsonOrPrintsIt) {
   const base::Json written = base::read_json(path);
   EXPECT_EQ(written["parameters"], 7'000'000'000);
   EXPECT_TRUE(written["run"].contains("command_line"));
-  const Ended printed = run_plan("--parameters 7B --json -");
+  const ProcessResult printed = run_plan("--parameters 7B --json -");
   EXPECT_EQ(base::Json::parse(printed.said)["parameters"], 7'000'000'000);
 }
 
 TEST(PlanProgram, DrawsBesideItsJson) {
   const testing::TestFolder folder;
   const std::string path = (folder / "p.json").string();
-  const Ended ended = run_plan("--parameters 7B --memory 24GB --plot --json '" + path + "'");
+  const ProcessResult ended =
+      run_plan("--parameters 7B --memory 24GB --plot --json '" + path + "'");
   EXPECT_EQ(ended.code, kFits) << ended.said;
   EXPECT_GT(std::filesystem::file_size(folder / "p.png"), 10'000U);
   EXPECT_THAT(testing::read_bytes(folder / "p.svg"), HasSubstr("</svg>"));
@@ -148,7 +150,7 @@ TEST(PlanProgram, DrawsBesideItsJson) {
 TEST(PlanProgram, SaysSoWhereNoPictureCanBeDrawn) {
   const testing::TestFolder folder;
   const std::string json = " --plot --json '" + (folder / "p.json").string() + "'";
-  const Ended none = run_plan("--model tiny" + json, "ZERO_PYTHON=/nowhere/python");
+  const ProcessResult none = run_plan("--model tiny" + json, "ZERO_PYTHON=/nowhere/python");
   EXPECT_EQ(none.code, kFailed);
   EXPECT_THAT(none.said, HasSubstr("no picture was made"));
   EXPECT_EQ(run_plan("--model tiny" + json, "ZERO_PYTHON=false").code, kFailed);
@@ -156,10 +158,10 @@ TEST(PlanProgram, SaysSoWhereNoPictureCanBeDrawn) {
 
 TEST(PlanProgram, ChecksTheLadder) {
   const testing::TestFolder folder;
-  const Ended good = run_plan("--check '" + ladder_json(folder, 1) + "'");
+  const ProcessResult good = run_plan("--check '" + ladder_json(folder, 1) + "'");
   EXPECT_EQ(good.code, kFits) << good.said;
   EXPECT_THAT(good.said, AllOf(HasSubstr("5520.95"), HasSubstr("measured"), HasSubstr("error")));
-  const Ended bad = run_plan("--check '" + ladder_json(folder, 1.1) + "'");
+  const ProcessResult bad = run_plan("--check '" + ladder_json(folder, 1.1) + "'");
   EXPECT_EQ(bad.code, kFailed);
   EXPECT_THAT(bad.said, HasSubstr("FAILED zero1: "));
 }
@@ -168,7 +170,7 @@ TEST(PlanProgram, DoesNotWriteOverWhatItReads) {
   const testing::TestFolder folder;
   const std::string ladder = ladder_json(folder, 1);
   const std::string before = testing::read_bytes(ladder);
-  const Ended ended = run_plan("--check '" + ladder + "' --json '" + ladder + "'");
+  const ProcessResult ended = run_plan("--check '" + ladder + "' --json '" + ladder + "'");
   EXPECT_EQ(ended.code, kFailed) << ended.said;
   EXPECT_THAT(ended.said, HasSubstr("would be written over what --check " + ladder + " reads"));
   EXPECT_EQ(testing::read_bytes(ladder), before);
@@ -185,7 +187,7 @@ void PrintTo(const BadInput& input, std::ostream* out) { *out << input.arguments
 class PlanRefuses : public ::testing::TestWithParam<BadInput> {};
 
 TEST_P(PlanRefuses, WithAClearMessage) {
-  const Ended ended = run_plan(GetParam().arguments);
+  const ProcessResult ended = run_plan(GetParam().arguments);
   EXPECT_THAT(ended.code, ::testing::AnyOf(kFailed, kWrongUsage)) << ended.said;
   EXPECT_THAT(ended.said, HasSubstr(GetParam().message));
 }

@@ -5,7 +5,7 @@
 
 namespace zero::plots {
 
-base::Json film_of_mode(const std::string& mode, const memory::Timeline& timeline) {
+base::Json timeline_of_mode(const std::string& mode, const memory::Timeline& timeline) {
   base::Json samples = base::Json::array();
   for (const memory::Timeline::Sample& sample : timeline.samples) {
     base::Json row = {{"t", sample.seconds}, {"total", sample.total}};
@@ -22,7 +22,7 @@ base::Json film_of_mode(const std::string& mode, const memory::Timeline& timelin
   return {{"mode", mode}, {"samples", std::move(samples)}, {"marks", std::move(marks)}};
 }
 
-base::Json film(const FilmSubject& subject, base::Json modes, base::Json run) {
+base::Json memory_timeline(const TimelineSubject& subject, base::Json modes, base::Json run) {
   return {{"model", subject.model},
           {"world_size", subject.world_size},
           {"parameter_bytes", subject.parameter_bytes},

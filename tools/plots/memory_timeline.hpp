@@ -8,21 +8,21 @@
 
 namespace zero::plots {
 
-/// What a memory film is about.
-struct FilmSubject {
+/// What a memory timeline is about.
+struct TimelineSubject {
   std::string model;
   int world_size = 0;
   std::int64_t parameter_bytes = 0;  ///< V: one copy of the parameters, in bytes
 };
 
-/// One mode of a film: {"mode", "samples": [{"t", "total", "parameters", "gradients", …}, …],
-/// "marks": [{"t", "label"}, …]}. Times are in seconds since the step began, all else in bytes. A
-/// sample holds until the next one; a category that holds nothing is left out of it. A mark begins
-/// a phase.
-base::Json film_of_mode(const std::string& mode, const memory::Timeline& timeline);
+/// One mode of a memory timeline: {"mode", "samples": [{"t", "total", "parameters", "gradients",
+/// …}, …], "marks": [{"t", "label"}, …]}. Times are in seconds since the step began, all else in
+/// bytes. A sample holds until the next one; a category that holds nothing is left out of it. A
+/// mark begins a phase.
+base::Json timeline_of_mode(const std::string& mode, const memory::Timeline& timeline);
 
 /// What plot_memory_timeline.py reads: {"model", "world_size", "parameter_bytes", "modes": `modes`,
-/// "run": `run`}, with what film_of_mode() and run_metadata() gave.
-base::Json film(const FilmSubject& subject, base::Json modes, base::Json run);
+/// "run": `run`}, with what timeline_of_mode() and run_metadata() gave.
+base::Json memory_timeline(const TimelineSubject& subject, base::Json modes, base::Json run);
 
 }  // namespace zero::plots

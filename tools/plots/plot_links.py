@@ -58,7 +58,7 @@ def read_points(document, panel):
 
 
 def line_of(runs, mbit, points, key):
-    """Places and values, sorted by place."""
+    """Paths and values, sorted by place."""
     missing = [mode for _, mode in points if (mbit, mode) not in runs]
     if missing:
         raise BadInput(f"the report has no run of {missing[0]} at {rate_name(mbit)}")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws the memory film: what the allocator holds along one step, one panel a mode.
+"""Draws the memory timeline: what the allocator holds along one step, one panel a mode.
 
 Reads {"model": …, "modes": [{"mode": "ddp", "samples": [{"t": seconds, "parameters": bytes,
 "gradients": …, "optimizer": …, "communication": …, "activations": …, "other": …}, …], "marks":
@@ -82,15 +82,15 @@ def read_mode(row, position):
             "marks": marks, "end": samples[-1]["t"]}
 
 
-def read_film(path):
-    """The modes of one file, and what the film is of."""
+def read_memory_timeline(path):
+    """The modes of one file, and what the memory timeline is of."""
     document = read_json(path)
-    rows = field(document, "modes", list, f"the film '{path}'")
+    rows = field(document, "modes", list, f"the memory timeline '{path}'")
     if not rows:
-        raise BadInput(f"the film '{path}' has no mode")
+        raise BadInput(f"the memory timeline '{path}' has no mode")
     modes = [read_mode(row, position) for position, row in enumerate(rows)]
     if not any(mode["peak"] > 0 for mode in modes):
-        raise BadInput(f"no sample of the film '{path}' holds any memory")
+        raise BadInput(f"no sample of the memory timeline '{path}' holds any memory")
     model, ranks = document.get("model"), document.get("world_size")
     subject = f" of {model}" if isinstance(model, str) else ""
     return modes, subject + (f" on {ranks} ranks" if isinstance(ranks, int) else "")
@@ -171,15 +171,15 @@ def draw(shown, every, subject):
 
 
 def write_all(arguments):
-    films = [read_film(path) for path in arguments.json]
-    subjects = sorted({subject for _, subject in films})
+    memory_timelines = [read_memory_timeline(path) for path in arguments.json]
+    subjects = sorted({subject for _, subject in memory_timelines})
     if len(subjects) > 1:
-        raise BadInput("these films are not of the same thing: one is" + ", one is".join(subjects))
-    every = [mode for modes, _ in films for mode in modes]
+        raise BadInput("these memory timelines are not of the same thing: one is" + ", one is".join(subjects))
+    every = [mode for modes, _ in memory_timelines for mode in modes]
     pictures = [("", every)]
     if arguments.each:
         pictures = [("_" + Path(path).stem, modes)
-                    for path, (modes, _) in zip(arguments.json, films)]
+                    for path, (modes, _) in zip(arguments.json, memory_timelines)]
     prefix = arguments.out or str(Path(arguments.json[0]).with_suffix(""))
     kinds = (arguments.only,) if arguments.only else ("png", "svg")
     for name, shown in pictures:
@@ -189,8 +189,8 @@ def write_all(arguments):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("json", nargs="*", default=["out/film.json"],
-                        help="films of the same model (default: out/film.json)")
+    parser.add_argument("json", nargs="*", default=["out/memory_timeline.json"],
+                        help="memory timelines of the same model (default: out/memory_timeline.json)")
     parser.add_argument("--out", metavar="PREFIX", help="begins the names of the pictures (default: "
                         "as the first JSON)")
     parser.add_argument("--each", action="store_true",

@@ -1,4 +1,4 @@
-"""Draws one step of each of several ranks: what was computed, what was under way, what was exposed.
+"""Draws one step of each of several ranks: what was computed, what was in flight, what was exposed.
 
 One panel a rank with three lanes; time runs alike in all panels. Concurrent collectives of a lane
 lie one above the other.
@@ -30,10 +30,10 @@ EXPOSED_HEIGHT = 0.18  # in the lanes of collectives, below their bars
 BARS_BOTTOM = 0.2
 
 CAPTION = (
-    "Under way: from the start of a collective until its wait() returned, which is not the time in "
+    "In flight: from the start of a collective until its wait() returned, which is not the time in "
     "which bytes move.\nExposed: the training thread starts collectives, waits for them or takes "
     "what has come.\n"
-    "Overlap: the share of the time under way in which the rank computes."
+    "Overlap: the share of the time in flight in which the rank computes."
 )
 
 
@@ -113,10 +113,10 @@ def draw_panel(axes, trace, figures, name):
 
 
 def handles():
-    under_way = [Patch(color=colour, label=f"{LANE_NAMES[purpose]} under way")
+    in_flight = [Patch(color=colour, label=f"{LANE_NAMES[purpose]} in flight")
                  for purpose, colour in PURPOSE_COLOURS.items()]
     ranges = [Patch(color=colour, label=name) for name, colour in RANGE_COLOURS.items()]
-    return [*ranges, *under_way, Patch(label="exposed", **EXPOSED)]
+    return [*ranges, *in_flight, Patch(label="exposed", **EXPOSED)]
 
 
 def draw(traces, every, names):
@@ -133,7 +133,7 @@ def draw(traces, every, names):
     last.xaxis.set_major_locator(MaxNLocator(10))
     last.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
     last.set_xlabel("ms since the step began")
-    figure.suptitle("One step: what is computed and what is under way", x=0.02, ha="left",
+    figure.suptitle("One step: what is computed and what is in flight", x=0.02, ha="left",
                     y=1 - 0.15 / height, va="top", fontsize=14, fontweight="bold")
     figure.legend(handles=handles(), loc="lower center", ncols=6,
                   bbox_to_anchor=(0.5, 0.53 / height))

@@ -23,13 +23,13 @@ GROUPS = {"parameter": ("parameter",), "gradient": ("gradient",), "both": STEP_P
 TOO_LITTLE, WRONG = 1, 2  # exit codes
 
 MEANING = """\
-under way  from the start of a collective until its wait() has returned
-exposed    the training thread starts a collective, waits for one, or takes what has come (advance)
+in flight  from the start of a collective until its wait() has returned
+exposed    the training thread starts a collective, waits for one, or takes what has come (progress)
 compute    forward, backward and optimizer, without what is exposed
-overlap    collectives are under way and the rank computes; share: of the time they are under way
+overlap    collectives are in flight and the rank computes; share: of the time they are in flight
 
-Under way does not mean that bytes move. Ranks of one host copy from each other's memory, and only
-inside wait() and advance(), on the core that would compute otherwise. Over TCP (ZERO_TRANSPORT=tcp)
+In flight does not mean that bytes move. Ranks of one host copy from each other's memory, and only
+inside wait() and progress(), on the core that would compute otherwise. Over TCP (ZERO_TRANSPORT=tcp)
 Gloo's threads move bytes meanwhile, and may be done long before the wait. A large share says that
 collectives start early and are waited for late. Whether that saves time is seen in what is exposed
 and in how long the step takes."""
@@ -43,7 +43,7 @@ class BadTrace(Exception):
 class Stretch:
     start: int  # nanoseconds
     end: int
-    name: str  # of a range; the purpose of a collective, or what was exposed ("advance" has none)
+    name: str  # of a range; the purpose of a collective, or what was exposed ("progress" has none)
     bytes: int = 0
 
 
@@ -157,7 +157,7 @@ def sort_events(path, events):
         if (phase, category) == ("X", "user_annotation") and name in RANGES:
             ranges.append(stretch(event, name))
         elif (phase, category) == ("X", "exposed"):
-            purpose = "advance" if name == "advance" else purpose_of(field(event, "name", str))
+            purpose = "progress" if name == "progress" else purpose_of(field(event, "name", str))
             exposed.append(stretch(event, purpose))
         elif phase in ("b", "e") and category == "collective":
             edges.append(event)
@@ -188,26 +188,26 @@ def measure(trace):
                "step_seconds": (end - start) / 1e9,
                "compute_seconds": seconds_in(trace.ranges, outside=trace.exposed),
                "exposed_seconds": seconds_in(trace.exposed),
-               "advance_seconds": seconds_in(named(trace.exposed, ("advance",)))}
+               "progress_seconds": seconds_in(named(trace.exposed, ("progress",)))}
     for group, purposes in GROUPS.items():
         collectives = named(trace.collectives, purposes)
-        under_way = seconds_in(collectives)
+        in_flight = seconds_in(collectives)
         overlap = seconds_in(collectives, trace.ranges, outside=trace.exposed)
         figures[group] = {"collectives": len(collectives),
                           "bytes": sum(each.bytes for each in collectives),
-                          "under_way_seconds": under_way,
+                          "in_flight_seconds": in_flight,
                           "exposed_seconds": seconds_in(named(trace.exposed, purposes)),
                           "overlap_seconds": overlap,
-                          "overlap_share": overlap / under_way if under_way else None}
+                          "overlap_share": overlap / in_flight if in_flight else None}
     return figures
 
 
-COLUMNS = ("mode", "rank", "step", "compute", "exposed", "advance", "purpose", "number", "MiB",
-           "under way", "exposed", "overlap", "share")
+COLUMNS = ("mode", "rank", "step", "compute", "exposed", "progress", "purpose", "number", "MiB",
+           "in flight", "exposed", "overlap", "share")
 LEFT = ("mode", "purpose")
 FOOTER = """
 Times in ms. Exposed: of a purpose, starting its collectives and waiting for them; of the step, also
-all others' and advance. Under way does not mean that bytes move: see --help."""
+all others' and progress. In flight does not mean that bytes move: see --help."""
 
 
 def names(every):
@@ -226,10 +226,10 @@ def rows_of(figures, name):
     """Three rows, one for each group; what is of the whole step stands in the first."""
     rank = "-" if figures["rank"] is None else str(figures["rank"])
     begin = [name, rank, *(milliseconds(figures[f"{each}_seconds"])
-                           for each in ("step", "compute", "exposed", "advance"))]
+                           for each in ("step", "compute", "exposed", "progress"))]
     for group in GROUPS:
         of, share = figures[group], figures[group]["overlap_share"]
-        times = (of[f"{each}_seconds"] for each in ("under_way", "exposed", "overlap"))
+        times = (of[f"{each}_seconds"] for each in ("in_flight", "exposed", "overlap"))
         yield [*begin, group, str(of["collectives"]), f"{of['bytes'] / 2**20:.2f}",
                *map(milliseconds, times), "-" if share is None else f"{share:.3f}"]
         begin = [""] * len(begin)
@@ -250,10 +250,10 @@ def shortfalls(every, required):
     for figures in every:
         share = figures["both"]["overlap_share"]
         if share is None:
-            yield f"'{figures['file']}': no collective of parameters or gradients is under way"
+            yield f"'{figures['file']}': no collective of parameters or gradients is in flight"
         elif share < required:
             yield (f"'{figures['file']}': collectives of parameters and gradients overlap with "
-                   f"compute for {share:.3f} of the time they are under way, not {required:g}")
+                   f"compute for {share:.3f} of the time they are in flight, not {required:g}")
 
 
 def write_picture(traces, every, path):
@@ -292,7 +292,7 @@ def main():
                         help="draws the steps; .svg goes beside")
     parser.add_argument("--require", metavar="SHARE", type=share_of_time, help="exit code 1 unless in each "
                         "file at least this share of the time in which collectives of parameters "
-                        "and gradients are under way overlaps with compute")
+                        "and gradients are in flight overlaps with compute")
     arguments = parser.parse_args()
     try:
         traces = [read_trace(path) for path in arguments.files]

@@ -67,7 +67,7 @@ class Figures(Case):
     def expect(self, events, microseconds, share):
         figures = self.figures(events)
         of = figures["parameter"]
-        found = [figures["compute_seconds"], figures["exposed_seconds"], of["under_way_seconds"],
+        found = [figures["compute_seconds"], figures["exposed_seconds"], of["in_flight_seconds"],
                  of["exposed_seconds"], of["overlap_seconds"]]
         self.assertEqual(found, [value / 1e6 for value in microseconds])
         self.assertEqual(of["overlap_share"], share)
@@ -81,17 +81,17 @@ class Figures(Case):
     def test_half_an_overlap(self):
         self.expect(HALF, [900, 100, 200, 100, 100], 0.5)
 
-    def test_what_is_under_way_outside_the_ranges_does_not_overlap(self):
+    def test_what_is_in_flight_outside_the_ranges_does_not_overlap(self):
         self.expect([FORWARD, *collective(GATHER, 1, 900, 1300)], [1000, 0, 400, 0, 100], 0.25)
 
-    def test_time_counts_once_however_much_is_under_way(self):
+    def test_time_counts_once_however_much_is_in_flight(self):
         events = [FORWARD, *collective(GATHER, 1, 100, 300), *collective(GATHER, 2, 200, 400),
-                  exposed("wait " + GATHER, 250, 300), exposed("advance", 260, 310)]
+                  exposed("wait " + GATHER, 250, 300), exposed("progress", 260, 310)]
         self.expect(events, [940, 60, 300, 50, 240], 0.8)
 
     def test_touching_and_empty_stretches(self):
         events = [FORWARD, *collective(GATHER, 1, 100, 200), *collective(GATHER, 2, 200, 300),
-                  *collective(GATHER, 3, 700, 700), exposed("advance", 150, 150)]
+                  *collective(GATHER, 3, 700, 700), exposed("progress", 150, 150)]
         self.expect(events, [1000, 0, 200, 0, 200], 1.0)
 
     def test_forward_backward_and_optimizer_are_compute_and_nothing_else_is(self):
@@ -107,9 +107,9 @@ class Figures(Case):
             *collective(GATHER, 1, 100, 300, 5), *collective(GATHER, 2, 300, 400, 6),
             *collective(REDUCE, 3, 200, 600, 30), *collective("all_reduce control", 4, 700, 800),
             exposed("wait " + GATHER, 350, 400), exposed("start " + REDUCE, 200, 220),
-            exposed("wait all_reduce control", 700, 800), exposed("advance", 500, 510)])
+            exposed("wait all_reduce control", 700, 800), exposed("progress", 500, 510)])
         of_step = {"mode": "engine3", "rank": 0, "step_seconds": 1000e-6, "compute_seconds": 820e-6,
-                   "exposed_seconds": 180e-6, "advance_seconds": 10e-6}
+                   "exposed_seconds": 180e-6, "progress_seconds": 10e-6}
         self.assertEqual({key: figures[key] for key in of_step}, of_step)
         keys = list(figures["both"])
         for group, values in {"parameter": (2, 11, 300e-6, 50e-6, 230e-6, 230 / 300),
@@ -118,7 +118,7 @@ class Figures(Case):
             self.assertEqual(figures[group], dict(zip(keys, values)), group)
 
     def test_step_is_from_the_first_to_the_last_of_all(self):
-        events = [FORWARD, *collective(GATHER, 1, 900, 1300), exposed("advance", -50, -40)]
+        events = [FORWARD, *collective(GATHER, 1, 900, 1300), exposed("progress", -50, -40)]
         self.assertEqual(self.figures(events)["step_seconds"], 1350e-6)
 
     def test_collective_from_the_step_before_counts_from_the_first_moment_recorded(self):
@@ -128,7 +128,7 @@ class Figures(Case):
     def test_order_in_the_file_does_not_matter_and_ids_come_back(self):
         events = [FORWARD, *collective(GATHER, 1, 100, 200), *collective(GATHER, 1, 300, 500),
                   *collective(REDUCE, 1, 150, 350)]
-        self.assertEqual(self.figures(events)["parameter"]["under_way_seconds"], 300e-6)
+        self.assertEqual(self.figures(events)["parameter"]["in_flight_seconds"], 300e-6)
         self.assertEqual(self.figures(events), self.figures(events[::-1]))
 
     def test_nanoseconds_are_exact(self):
@@ -140,7 +140,7 @@ class Figures(Case):
 
     def test_without_collectives_of_a_purpose_there_is_no_share(self):
         self.assertEqual(self.figures(HALF)["gradient"],
-                         {"collectives": 0, "bytes": 0, "under_way_seconds": 0.0,
+                         {"collectives": 0, "bytes": 0, "in_flight_seconds": 0.0,
                           "exposed_seconds": 0.0, "overlap_seconds": 0.0, "overlap_share": None})
 
     def test_mode_and_rank_are_in_the_name(self):
@@ -200,23 +200,23 @@ class BadInput(Case):
 class Program(Case):
     def test_table(self):
         files = [self.file(HALF, "t.tensor_zero3.rank0.json"), self.file(
-            [*HIDDEN, *collective(REDUCE, 5, 500, 900, 3 << 20), exposed("advance", 600, 700)],
+            [*HIDDEN, *collective(REDUCE, 5, 500, 900, 3 << 20), exposed("progress", 600, 700)],
             "t.engine3.rank1.json")]
         ended = self.run_program(*files)
         self.assertEqual((ended.returncode, ended.stderr), (0, ""))
         self.assertEqual(ended.stdout.split("\n\n")[0].splitlines(), [
-            "mode          rank  step  compute  exposed  advance  purpose    number   MiB  "
-            "under way  exposed  overlap  share",
-            "-" * 112,
-            "tensor_zero3     0  1.00     0.90     0.10     0.00  parameter       1  0.00  "
+            "mode          rank  step  compute  exposed  progress  purpose    number   MiB  "
+            "in flight  exposed  overlap  share",
+            "-" * 113,
+            "tensor_zero3     0  1.00     0.90     0.10      0.00  parameter       1  0.00  "
             "     0.20     0.10     0.10  0.500",
-            " " * 53 + "gradient        0  0.00       0.00     0.00     0.00      -",
-            " " * 53 + "both            1  0.00       0.20     0.10     0.10  0.500",
-            "engine3          1  1.00     0.89     0.11     0.10  parameter       1  0.00  "
+            " " * 54 + "gradient        0  0.00       0.00     0.00     0.00      -",
+            " " * 54 + "both            1  0.00       0.20     0.10     0.10  0.500",
+            "engine3          1  1.00     0.89     0.11      0.10  parameter       1  0.00  "
             "     0.30     0.01     0.30  1.000",
-            " " * 53 + "gradient        1  3.00       0.40     0.00     0.30  0.750",
-            " " * 53 + "both            2  3.00       0.70     0.01     0.60  0.857"])
-        self.assertIn("Under way does not mean that bytes move", ended.stdout)
+            " " * 54 + "gradient        1  3.00       0.40     0.00     0.30  0.750",
+            " " * 54 + "both            2  3.00       0.70     0.01     0.60  0.857"])
+        self.assertIn("In flight does not mean that bytes move", ended.stdout)
 
     def test_files_of_one_mode_and_rank_are_told_apart(self):
         files = [self.file(HALF, f"{name}.rank0.json") for name in ("a.ddp", "b.ddp", "a.ddp1")]
@@ -243,8 +243,8 @@ class Program(Case):
         ended = self.run_program(half, full, "--require", 0.51, "--json", self.folder / "o.json")
         self.assertEqual(ended.returncode, 1)
         self.assertEqual(ended.stderr, f"timeline.py: error: '{half}': collectives of parameters "
-                         "and gradients overlap with compute for 0.500 of the time they are under "
-                         "way, not 0.51\n")
+                         "and gradients overlap with compute for 0.500 of the time they are in "
+                         "flight, not 0.51\n")
         self.assertTrue((self.folder / "o.json").exists())
 
     def test_require_looks_at_parameters_and_gradients_together(self):
@@ -284,11 +284,11 @@ class Picture(Case):
         boxes = [path.get_extents() for each in axes.collections for path in each.get_paths()]
         return sorted(tuple(round(value, 4) for value in (box.x0, box.y0, box.x1)) for box in boxes)
 
-    def test_lanes_show_when_what_was_under_way(self):
+    def test_lanes_show_when_what_was_in_flight(self):
         axes, = self.figure([phase("forward", 1000, 2000), phase("optimizer", 3000, 3500),
                              *collective(GATHER, 1, 1100, 1400), *collective(GATHER, 2, 1200, 1500),
                              *collective(GATHER, 3, 1400, 1600), *collective(REDUCE, 4, 2000, 2500),
-                             exposed("wait " + GATHER, 1500, 1600), exposed("advance", 1700, 1800)])
+                             exposed("wait " + GATHER, 1500, 1600), exposed("progress", 1700, 1800)])
         self.assertEqual(self.bars(axes), sorted([
             (0.0, 2.0, 1.0), (2.0, 2.0, 2.5), (0.5, 2.0, 0.6), (0.7, 2.0, 0.8),
             # The second gather lies above the first, the third where the first has ended.

@@ -16,8 +16,8 @@
 #include <zero/base/program.hpp>
 #include <zero/data/dataset.hpp>
 #include <zero/data/sampler.hpp>
-#include <zero/distributed/asked_ranks.hpp>
 #include <zero/distributed/launch.hpp>
+#include <zero/distributed/validate_world_size.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/timeline.hpp>
 #include <zero/nn/mlp.hpp>
@@ -37,8 +37,9 @@ struct DemoModel {
   std::int64_t batch;  // samples a rank
 };
 
-// "mlp" is trained in a second. "wide" has few and large units, six layers of 4 MiB, so that a film
-// shows each of them come and go; its batch makes activations large enough to be seen as well.
+// "mlp" is trained in a second. "wide" has few and large units, six layers of 4 MiB, so that a
+// memory timeline shows each of them come and go; its batch makes activations large enough to be
+// seen as well.
 const std::vector<DemoModel>& models() {
   static const std::vector<DemoModel> all = {
       {"mlp", {.inputs = 64, .hidden = {256, 256}, .outputs = 8}, 32},
@@ -56,9 +57,9 @@ struct DemoOptions {
   double timeout_seconds = 60;
   bool narrate = false;
   std::int64_t narrated_width = 2;
-  std::string film;  // file for rank 0's memory along the last step; empty: none
+  std::string memory_timeline;  // file for rank 0's memory along the last step; empty: none
   bool picture = true;
-  base::Json run;  // what the film says about how it was made
+  base::Json run;  // what the memory timeline says about how it was made
   void (*register_chapter)(train::Registry&) = nullptr;
 
   DemoModel chosen() const {
@@ -86,12 +87,13 @@ std::string row_of(const train::Strategy& strategy, const memory::Snapshot& held
       kib(strategy.predicted_traffic()), seconds.total * 1e3);
 }
 
-void write_film(train::Strategy& strategy, const DemoOptions& options,
-                const memory::Timeline& timeline) {
-  const plots::FilmSubject subject{options.model, strategy.communicator().size(),
-                                   strategy.list().bytes()};
-  base::Json modes = base::Json::array({plots::film_of_mode(options.mode, timeline)});
-  base::write_json(options.film, plots::film(subject, std::move(modes), options.run));
+void write_memory_timeline(train::Strategy& strategy, const DemoOptions& options,
+                           const memory::Timeline& timeline) {
+  const plots::TimelineSubject subject{options.model, strategy.communicator().size(),
+                                       strategy.list().bytes()};
+  base::Json modes = base::Json::array({plots::timeline_of_mode(options.mode, timeline)});
+  base::write_json(options.memory_timeline,
+                   plots::memory_timeline(subject, std::move(modes), options.run));
 }
 
 void train(train::Strategy& strategy, const data::Dataset& dataset,
@@ -101,16 +103,17 @@ void train(train::Strategy& strategy, const data::Dataset& dataset,
   train::StepResult result;
   dist::Traffic before;
   memory::Timeline timeline;
-  const bool films = !options.film.empty() && communicator.rank() == 0;
+  const bool memory_timelines = !options.memory_timeline.empty() && communicator.rank() == 0;
   for (std::int64_t s = 0; s < options.steps; ++s) {
     const data::Batch batch = dataset.batch(sampler.next());
     const bool last = s + 1 == options.steps;
-    // A film is to show a step, and not how long rank 0 waited for the others to begin it.
+    // A memory timeline is to show a step, and not how long rank 0 waited for the others to begin
+    // it.
     if (last) communicator.barrier();
     before = communicator.traffic();
-    if (films && last) memory::start_timeline(strategy.list().bytes() / 4096);
+    if (memory_timelines && last) memory::start_timeline(strategy.list().bytes() / 4096);
     result = trainer.step({batch});
-    if (films && last) timeline = memory::stop_timeline();
+    if (memory_timelines && last) timeline = memory::stop_timeline();
     if (communicator.rank() == 0 && (s == 0 || (s + 1) % 5 == 0)) {
       fmt::print("step {:3}  loss {:.6f}\n", s + 1, result.loss);
     }
@@ -119,14 +122,15 @@ void train(train::Strategy& strategy, const data::Dataset& dataset,
   const dist::Traffic sent = communicator.traffic().since(before);
   print_by_rank(communicator, fmt::format("{}, parameters + gradients + optimizer:", options.mode),
                 row_of(strategy, held, sent, result.seconds));
-  if (films) write_film(strategy, options, timeline);
+  if (memory_timelines) write_memory_timeline(strategy, options, timeline);
 }
 
 std::string run_rank(dist::Communicator& communicator, const DemoOptions& options) {
   const DemoModel chosen = options.chosen();
-  communicator.agree("the run",
-                     fmt::format("mode {}\nmodel {}\n{} steps\n{}", options.mode, chosen.name,
-                                 options.steps, options.film.empty() ? "no film" : "a film"));
+  communicator.verify_same_on_all_ranks(
+      "the run",
+      fmt::format("mode {}\nmodel {}\n{} steps\n{}", options.mode, chosen.name, options.steps,
+                  options.memory_timeline.empty() ? "no memory timeline" : "a memory timeline"));
   const nn::MlpConfig& config = chosen.config;
   const auto dataset = data::toy_regression(/*seed=*/1, /*n=*/4096, config.inputs, config.outputs);
   data::DistributedSampler sampler(dataset.size(), chosen.batch * communicator.size(),
@@ -150,10 +154,11 @@ std::string run_rank(dist::Communicator& communicator, const DemoOptions& option
   return "";
 }
 
-void draw_film(const DemoOptions& options) {
-  fmt::print("film: {}\n", options.film);
+void draw_memory_timeline(const DemoOptions& options) {
+  fmt::print("memory timeline: {}\n", options.memory_timeline);
   if (!options.picture) return;
-  const plots::Picture picture = plots::draw("tools/plots/plot_memory_timeline.py", options.film);
+  const plots::Picture picture =
+      plots::draw("tools/plots/plot_memory_timeline.py", options.memory_timeline);
   fmt::print("{}{}\n", picture.drawn ? "" : "No picture was made: ", picture.said);
 }
 
@@ -162,9 +167,9 @@ int launch(const DemoOptions& options) {
   connect.timeout =
       std::chrono::milliseconds(static_cast<std::int64_t>(options.timeout_seconds * 1000));
   const auto environment = dist::rank_environment();
-  if (options.ranks_were_asked) dist::check_asked_ranks(options.world_size);
-  const bool writes = !options.film.empty() && (!environment || environment->rank == 0);
-  if (writes) base::check_writable(options.film);
+  if (options.ranks_were_asked) dist::validate_world_size(options.world_size);
+  const bool writes = !options.memory_timeline.empty() && (!environment || environment->rank == 0);
+  if (writes) base::check_writable(options.memory_timeline);
   options.chosen();
   if (environment) {
     run_rank(*dist::connect(*environment, connect), options);
@@ -176,17 +181,17 @@ int launch(const DemoOptions& options) {
         launch, [&](dist::Communicator& communicator) { return run_rank(communicator, options); });
     dist::check_all_well(exits);
   }
-  if (writes) draw_film(options);
+  if (writes) draw_memory_timeline(options);
   return 0;
 }
 
-// Says what was not said: a film is of the wide model and of the third step, when the moments are
-// there and everything is warm; a narration has three ranks.
+// Says what was not said: a memory timeline is of the wide model and of the third step, when the
+// moments are there and everything is warm; a narration has three ranks.
 void fill_in(const CLI::App& app, DemoOptions& options) {
   const auto given = [&](const char* name) { return app.count(name) > 0; };
   options.ranks_were_asked = given("--nproc");
   if (options.narrate && !options.ranks_were_asked) options.world_size = 3;
-  if (options.film.empty()) return;
+  if (options.memory_timeline.empty()) return;
   if (!given("--model")) options.model = "wide";
   if (!given("--steps")) options.steps = 3;
 }
@@ -203,25 +208,27 @@ int run_demo(int argc, char** argv, const std::string& mode,
   app.add_option("--mode", options.mode, "a variant, for example " + mode + ":…")
       ->capture_default_str();
   app.add_option("--model", options.model,
-                 "mlp, or wide: few large layers, for a film (then the default)")
+                 "mlp, or wide: few large layers, for a memory timeline (then the default)")
       ->capture_default_str();
   app.add_option("--nproc", options.world_size, "ranks (without a launcher)")
       ->capture_default_str()
       ->check(CLI::Range(1, 64));
-  app.add_option("--steps", options.steps, "steps (a film: 3)")
+  app.add_option("--steps", options.steps, "steps (a memory timeline: 3)")
       ->capture_default_str()
       ->check(CLI::Range(1, 100000));
   app.add_option("--timeout", options.timeout_seconds, "longest wait for another rank, in seconds")
       ->capture_default_str()
       ->check(CLI::Range(0.1, 86400.0))
       ->check(base::refuse_nan);
-  auto* film = app.add_option("--film", options.film,
-                              "memory film: what rank 0's allocator held along the last step, as "
-                              "JSON, and a picture of it beside the file");
-  app.add_flag("!--no-picture", options.picture, "the film as JSON only")->needs(film);
+  auto* memory_timeline =
+      app.add_option("--memory-timeline", options.memory_timeline,
+                     "memory timeline: what rank 0's allocator held along the last step, as "
+                     "JSON, and a picture of it beside the file");
+  app.add_flag("!--no-picture", options.picture, "the memory timeline as JSON only")
+      ->needs(memory_timeline);
   app.add_flag("--narrate", options.narrate,
                "3 ranks, a model of a few letters: who holds what, when")
-      ->excludes(film);
+      ->excludes(memory_timeline);
   CLI11_PARSE(app, argc, argv);
   fill_in(app, options);
   options.run = base::run_metadata(argc, argv);

@@ -13,41 +13,41 @@ namespace zero::step {
 namespace {
 
 // The elements of a tensor that are held: those from `begin` on.
-struct Run {
+struct Range {
   std::int64_t begin = 0;
   std::int64_t size = 0;
 };
 
-Run run_of(const train::Piece& piece) {
-  return piece.tensor.defined() ? Run{piece.begin, piece.tensor.numel()} : Run{};
+Range range_of(const train::ParameterShard& piece) {
+  return piece.tensor.defined() ? Range{piece.begin, piece.tensor.numel()} : Range{};
 }
 
-Run parameter_held(const train::Strategy& strategy, std::size_t i) {
+Range parameter_held(const train::Strategy& strategy, std::size_t i) {
   const nn::Parameter& p = strategy.list().parameters[i];
-  return memory::has_storage(p.tensor) ? Run{0, p.numel()} : run_of(strategy.stored(i));
+  return memory::has_storage(p.tensor) ? Range{0, p.numel()} : range_of(strategy.local_shard(i));
 }
 
-Run gradient_held(const train::Strategy& strategy, std::size_t i) {
+Range gradient_held(const train::Strategy& strategy, std::size_t i) {
   const nn::Parameter& p = strategy.list().parameters[i];
   if (p.tensor.grad().defined()) return {0, p.numel()};
-  const train::Piece mine = strategy.piece(i);
-  return mine.tensor.defined() && mine.tensor.grad().defined() ? run_of(mine) : Run{};
+  const train::ParameterShard mine = strategy.piece(i);
+  return mine.tensor.defined() && mine.tensor.grad().defined() ? range_of(mine) : Range{};
 }
 
 // An optimizer knows the model's own tensor, or this rank's piece of it.
-Run moments_held(train::Strategy& strategy, std::size_t i) {
+Range moments_held(train::Strategy& strategy, std::size_t i) {
   const nn::Parameter& p = strategy.list().parameters[i];
   if (!strategy.optimizer().state(p.tensor).empty()) return {0, p.numel()};
-  const train::Piece mine = strategy.piece(i);
+  const train::ParameterShard mine = strategy.piece(i);
   const bool known = mine.tensor.defined() && !strategy.optimizer().state(mine.tensor).empty();
-  return known ? run_of(mine) : Run{};
+  return known ? range_of(mine) : Range{};
 }
 
 std::string letters(const train::Strategy& strategy, std::int64_t a_letter,
-                    const std::function<Run(std::size_t)>& held) {
+                    const std::function<Range(std::size_t)>& held) {
   std::string text;
   for (std::size_t i = 0; i < strategy.list().size(); ++i) {
-    const Run run = held(i);
+    const Range run = held(i);
     text += ' ';
     for (std::int64_t e = 0; e < strategy.list().parameters[i].numel(); e += a_letter) {
       const bool some = e + a_letter > run.begin && e < run.begin + run.size;

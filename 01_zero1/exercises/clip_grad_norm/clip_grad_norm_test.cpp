@@ -35,8 +35,8 @@ Example toy() {
 // Tied, frozen, sometimes used, never used, a scalar.
 Example traps() {
   const nn::DeferredStorage deferred;
-  return {std::make_shared<testing::TrapModel>(), nn::SeededValues{5},
-          [](int rank, int step) { return testing::trap_batch(17, rank, step); }};
+  return {std::make_shared<testing::EdgeCaseModel>(), nn::SeededValues{5},
+          [](int rank, int step) { return testing::edge_case_batch(17, rank, step); }};
 }
 
 // Whole numbers whose squares add up to that of 17807201; small ones, so that the average of three

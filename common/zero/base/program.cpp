@@ -28,7 +28,7 @@ bool output_is_complete() {
 
 }  // namespace
 
-void complain(const std::string& line) {
+void log_error(const std::string& line) {
   std::fputs((line + "\n").c_str(), stderr);
   std::fflush(stderr);
 }
@@ -39,10 +39,11 @@ int run_program(const std::string& name, const std::function<int()>& program, in
   try {
     code = program();
   } catch (const std::exception& error) {
-    complain(fmt::format("{}: {}", name, error.what()));
+    log_error(fmt::format("{}: {}", name, error.what()));
   }
   if (output_is_complete()) return code;
-  complain(fmt::format("{}: what it printed could not be written: {}", name, std::strerror(errno)));
+  log_error(
+      fmt::format("{}: what it printed could not be written: {}", name, std::strerror(errno)));
   return code == 0 ? failure : code;
 }
 

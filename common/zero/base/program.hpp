@@ -8,7 +8,7 @@ namespace zero {
 
 /// Writes a line to stderr. Where that cannot be written to there is nobody to tell: it is no
 /// error.
-void complain(const std::string& line);
+void log_error(const std::string& line);
 
 /// Runs `program` and gives the exit code of the process: what it returns, or `failure` after an
 /// exception, whose message goes to stderr behind `name`, or where what it printed could not be

@@ -14,14 +14,14 @@
 
 #include <tests/bench/program.hpp>
 #include <zero/base/error.hpp>
-#include <zero/distributed/ways_bench.hpp>
+#include <zero/distributed/implementations_bench.hpp>
 
 namespace zero::dist {
 namespace {
 
 using bench::Json;
 
-void run_checked(Data& data, const Way& way) {
+void run_checked(Data& data, const Implementation& way) {
   prepare(data);
   way.run(data);
   if (!right(data, way.operation)) {
@@ -32,7 +32,7 @@ void run_checked(Data& data, const Way& way) {
 
 // Seconds of one call in each of `repetitions`, on this rank. Small tensors are sent many times in
 // a row, or the time would be that of leaving the barrier.
-std::vector<double> measure(Data& data, const Way& way, int repetitions) {
+std::vector<double> measure(Data& data, const Implementation& way, int repetitions) {
   constexpr std::int64_t kBytesInARow = 8 << 20;
   const std::int64_t calls = std::clamp<std::int64_t>(
       kBytesInARow / std::max<std::int64_t>(1, data.whole.nbytes()), 1, 200);
@@ -70,7 +70,7 @@ struct Settings {
 // All sizes on one group of ranks, measured when the first of them is asked for.
 class Group {
  public:
-  Group(Way way, int ranks, Settings settings)
+  Group(Implementation way, int ranks, Settings settings)
       : way_(std::move(way)), ranks_(ranks), settings_(std::move(settings)) {}
 
   bench::Measured at_size(std::size_t index) {
@@ -106,7 +106,7 @@ class Group {
     unavailable_ = results_.front().value("unavailable", "");
   }
 
-  Way way_;
+  Implementation way_;
   int ranks_;
   Settings settings_;
   std::vector<Json> results_;
@@ -129,7 +129,7 @@ int run(int argc, char** argv) {
       ->check(CLI::Range(1, 1000));
   if (const auto code = program.parse()) return *code;
   for (const int n : settings.world_sizes) {
-    for (const Way& way : ways()) {
+    for (const Implementation& way : implementations()) {
       const auto group = std::make_shared<Group>(way, n, settings);
       for (std::size_t i = 0; i < settings.sizes().size(); ++i) {
         program.add(fmt::format("{}/{}KiB/ranks:{}/{}", way.operation, settings.sizes()[i] >> 10, n,

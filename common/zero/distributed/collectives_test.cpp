@@ -68,7 +68,8 @@ TEST_P(CollectivesOnGloo, GiveWhatTheyPromise) {
       }
       // The own piece may hold anything, so that nobody can rely on a copy. Native ones make it.
       all = at::full({size * n}, -1.0F);
-      c.all_gather(all, unique(c.rank(), size), Purpose::kParameter, OwnPiece::kLeft).wait();
+      c.all_gather(all, unique(c.rank(), size), Purpose::kParameter, /*copy_own_chunk=*/false)
+          .wait();
       for (int r = 0; r < n; ++r) {
         const bool left = r == c.rank() && c.order() == ReductionOrder::kRankOrdered;
         EXPECT_TRUE(at::equal(all.narrow(0, r * size, size),
@@ -105,7 +106,7 @@ TEST_P(CollectivesOnGloo, CountTheBytesThatTheySend) {
   on_ranks(GetParam(), [](Communicator& c) {
     const int n = c.size();
     const std::int64_t bytes = 4 * 12 * n;  // divisible by every N here
-    const auto sent = [&](const std::function<Pending()>& operation) {
+    const auto sent = [&](const std::function<Work()>& operation) {
       const Traffic before = c.traffic();
       operation().wait();
       return c.traffic().since(before).bytes();
@@ -165,7 +166,7 @@ TEST(RankOrder, ScratchOfAReductionStaysWithin32MiB) {
       const std::int64_t scratch = std::int64_t{32} << 20;  // as docs/communication.md says
       const std::int64_t n = 3 * scratch / 4 + 5;  // float32: a piece is longer than two windows
       at::Tensor t = at::full({n}, 1.0F);
-      const auto peak_of = [](const std::function<Pending()>& reduction) {
+      const auto peak_of = [](const std::function<Work()>& reduction) {
         memory::reset_peaks();
         reduction().wait();
         return memory::snapshot().peak_of(memory::Category::kCommunication);
@@ -192,13 +193,13 @@ TEST(RankOrder, ReductionsThatOverlapUseEachOthersScratch) {
       return memory::snapshot()[memory::Category::kCommunication];  // bytes
     };
     const std::int64_t piece = 4096 / 2 * 4;
-    Pending first = start(0);
+    Work first = start(0);
     EXPECT_EQ(held(), piece);
-    Pending second = start(1);
+    Work second = start(1);
     EXPECT_EQ(held(), 2 * piece);
     first.wait();
     EXPECT_EQ(held(), 2 * piece);  // kept for the next
-    Pending third = start(2);
+    Work third = start(2);
     EXPECT_EQ(held(), 2 * piece);  // which has it
     second.wait();
     third.wait();
@@ -279,7 +280,7 @@ void expect_all_said(const std::vector<RankExit>& exits, const std::vector<int>&
 
 TEST(Agreement, NamesBothSidesOnEveryRank) {
   const auto exits = ranks_ended({.world_size = 3}, [](Communicator& c) {
-    c.agree("the model", c.rank() == 2 ? "tiny" : "large");
+    c.verify_same_on_all_ranks("the model", c.rank() == 2 ? "tiny" : "large");
   });
   expect_all_said(exits, {0, 1, 2}, "rank 0 has large, rank 2 has tiny");
 }

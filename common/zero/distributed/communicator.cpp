@@ -18,34 +18,34 @@ namespace zero::dist {
 
 using Clock = std::chrono::steady_clock;
 
-Pending& Pending::operator=(Pending&& other) noexcept {
+Work& Work::operator=(Work&& other) noexcept {
   std::swap(work_, other.work_);
   return *this;
 }
 
-Pending::~Pending() {
+Work::~Work() {
   if (work_ == nullptr || std::uncaught_exceptions() > 0) return;
   std::fputs("zero: a collective was started and never waited on\n", stderr);
   std::terminate();
 }
 
-void Pending::wait() {
+void Work::wait() {
   if (work_ == nullptr) return;
   // Taken out first: after an error there is nothing left to wait for.
-  const std::unique_ptr<Work> work = std::move(work_);
+  const std::unique_ptr<Backend> work = std::move(work_);
   work->wait();
 }
 
-void Pending::receive() {
+void Work::wait_output() {
   if (work_ == nullptr) return;
-  std::unique_ptr<Work> work = std::move(work_);  // gone after an error, as in wait()
-  if (work->receive()) work_ = std::move(work);
+  std::unique_ptr<Backend> work = std::move(work_);  // gone after an error, as in wait()
+  if (work->wait_output()) work_ = std::move(work);
 }
 
-/// Tells the communicator how long the operation was under way, and how long was waited for it.
-class TimedWork final : public Pending::Work {
+/// Tells the communicator how long the operation was in flight, and how long was waited for it.
+class TimedWork final : public Work::Backend {
  public:
-  TimedWork(std::unique_ptr<Pending::Work> work, Communicator& communicator,
+  TimedWork(std::unique_ptr<Work::Backend> work, Communicator& communicator,
             const Communicator::Call& call, Clock::time_point started)
       : work_(std::move(work)), communicator_(communicator), call_(call), started_(started) {}
 
@@ -55,9 +55,9 @@ class TimedWork final : public Pending::Work {
     note(waited_from);
   }
 
-  bool receive() override {
+  bool wait_output() override {
     const auto waited_from = Clock::now();
-    const bool more = work_->receive();
+    const bool more = work_->wait_output();
     note(waited_from);
     return more;
   }
@@ -68,21 +68,21 @@ class TimedWork final : public Pending::Work {
     if (!std::exchange(complete_, true)) communicator_.note_complete(call_, started_);
   }
 
-  std::unique_ptr<Pending::Work> work_;
+  std::unique_ptr<Work::Backend> work_;
   Communicator& communicator_;
   Communicator::Call call_;
   Clock::time_point started_;
   bool complete_ = false;  // this rank's results are there
 };
 
-Pending Communicator::broadcast(at::Tensor tensor, int root, Purpose purpose) {
+Work Communicator::broadcast(at::Tensor tensor, int root, Purpose purpose) {
   const auto started = Clock::now();
   check_rank(Operation::kBroadcast, root);
   const Call call = begin(Operation::kBroadcast, purpose, tensor, root);
   return finish(call, do_broadcast(call, std::move(tensor), root), started);
 }
 
-Pending Communicator::reduce(at::Tensor tensor, int root, Purpose purpose, ReduceOp op) {
+Work Communicator::reduce(at::Tensor tensor, int root, Purpose purpose, ReduceOp op) {
   const auto started = Clock::now();
   check_rank(Operation::kReduce, root);
   check_tensor(Operation::kReduce, tensor);
@@ -94,7 +94,7 @@ Pending Communicator::reduce(at::Tensor tensor, int root, Purpose purpose, Reduc
                 started);
 }
 
-Pending Communicator::all_reduce(at::Tensor tensor, Purpose purpose, ReduceOp op) {
+Work Communicator::all_reduce(at::Tensor tensor, Purpose purpose, ReduceOp op) {
   const auto started = Clock::now();
   check_tensor(Operation::kAllReduce, tensor);
   const at::Tensor wide = widened(tensor);
@@ -102,8 +102,8 @@ Pending Communicator::all_reduce(at::Tensor tensor, Purpose purpose, ReduceOp op
   return finish(call, narrowing(do_all_reduce(call, wide, op), wide, tensor), started);
 }
 
-Pending Communicator::reduce_scatter(at::Tensor output, at::Tensor input, Purpose purpose,
-                                     ReduceOp op) {
+Work Communicator::reduce_scatter(at::Tensor output, at::Tensor input, Purpose purpose,
+                                  ReduceOp op) {
   const auto started = Clock::now();
   check_tensor(Operation::kReduceScatter, output);
   if (input.numel() != output.numel() * size_ || input.scalar_type() != output.scalar_type()) {
@@ -125,8 +125,8 @@ Pending Communicator::reduce_scatter(at::Tensor output, at::Tensor input, Purpos
                 started);
 }
 
-Pending Communicator::all_gather(at::Tensor output, at::Tensor input, Purpose purpose,
-                                 OwnPiece own) {
+Work Communicator::all_gather(at::Tensor output, at::Tensor input, Purpose purpose,
+                              bool copy_own_chunk) {
   const auto started = Clock::now();
   check_tensor(Operation::kAllGather, output);
   if (output.numel() != input.numel() * size_ || input.scalar_type() != output.scalar_type()) {
@@ -136,11 +136,11 @@ Pending Communicator::all_gather(at::Tensor output, at::Tensor input, Purpose pu
         input.numel(), c10::toString(input.scalar_type())));
   }
   Call call = begin(Operation::kAllGather, purpose, input, /*peer=*/-1);
-  call.own = own;
+  call.copy_own_chunk = copy_own_chunk;
   return finish(call, do_all_gather(call, std::move(output), std::move(input)), started);
 }
 
-Pending Communicator::all_to_all(at::Tensor output, at::Tensor input, Purpose purpose) {
+Work Communicator::all_to_all(at::Tensor output, at::Tensor input, Purpose purpose) {
   const auto started = Clock::now();
   check_tensor(Operation::kAllToAll, output);
   if (output.numel() != input.numel() || input.numel() % size_ != 0 ||
@@ -154,7 +154,7 @@ Pending Communicator::all_to_all(at::Tensor output, at::Tensor input, Purpose pu
   return finish(call, do_all_to_all(call, std::move(output), std::move(input)), started);
 }
 
-Pending Communicator::send(at::Tensor tensor, int destination, Purpose purpose, int tag) {
+Work Communicator::send(at::Tensor tensor, int destination, Purpose purpose, int tag) {
   const auto started = Clock::now();
   check_rank(Operation::kSend, destination);
   check_tensor(Operation::kSend, tensor);
@@ -163,7 +163,7 @@ Pending Communicator::send(at::Tensor tensor, int destination, Purpose purpose, 
   return finish(call, do_send(call, std::move(tensor), destination, tag), started);
 }
 
-Pending Communicator::recv(at::Tensor tensor, int source, Purpose purpose, int tag) {
+Work Communicator::recv(at::Tensor tensor, int source, Purpose purpose, int tag) {
   const auto started = Clock::now();
   check_rank(Operation::kRecv, source);
   check_tensor(Operation::kRecv, tensor);
@@ -197,7 +197,7 @@ std::pair<std::string, std::string> first_difference(const std::string& a, const
 
 }  // namespace
 
-void Communicator::agree(const std::string& what, const std::string& text) {
+void Communicator::verify_same_on_all_ranks(const std::string& what, const std::string& text) {
   const std::vector<std::string> all = exchange(text);
   for (int other = 1; other < size_; ++other) {
     const std::string& theirs = all[static_cast<std::size_t>(other)];
@@ -223,31 +223,32 @@ Communicator::Call Communicator::begin(Operation operation, Purpose purpose,
   ++traffic_.at(operation, purpose).calls;
   const Call call{operation, purpose, sequence_++, static_cast<std::int64_t>(tensor.nbytes())};
   if (check_collectives_) {
-    agree("the next collective",
-          fmt::format("#{} {} of {} [{}] for {}{}", call.sequence, name(operation),
-                      c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", "),
-                      name(purpose), peer < 0 ? "" : fmt::format(", root {}", peer)));
+    verify_same_on_all_ranks(
+        "the next collective",
+        fmt::format("#{} {} of {} [{}] for {}{}", call.sequence, name(operation),
+                    c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", "),
+                    name(purpose), peer < 0 ? "" : fmt::format(", root {}", peer)));
   }
   return call;
 }
 
-void Communicator::advance() {
+void Communicator::progress() {
   const auto started = Clock::now();
-  do_advance();
-  note_exposed("advance", nullptr, started);
+  do_progress();
+  note_exposed("progress", nullptr, started);
 }
 
-Pending Communicator::finish(const Call& call, WorkPtr work, Clock::time_point started) {
+Work Communicator::finish(const Call& call, WorkPtr work, Clock::time_point started) {
   note_exposed("start", &call, started);
-  if (work == nullptr) return Pending();
-  if (under_way_++ == 0) under_way_since_ = started;
-  return Pending(std::make_unique<TimedWork>(std::move(work), *this, call, started));
+  if (work == nullptr) return Work();
+  if (in_flight_++ == 0) in_flight_since_ = started;
+  return Work(std::make_unique<TimedWork>(std::move(work), *this, call, started));
 }
 
-double Communicator::under_way_seconds() const {
-  if (under_way_ == 0) return under_way_seconds_;
-  return under_way_seconds_ +
-         std::chrono::duration<double>(Clock::now() - under_way_since_).count();
+double Communicator::in_flight_seconds() const {
+  if (in_flight_ == 0) return in_flight_seconds_;
+  return in_flight_seconds_ +
+         std::chrono::duration<double>(Clock::now() - in_flight_since_).count();
 }
 
 std::string Communicator::title(const Call& call) {
@@ -268,11 +269,11 @@ void Communicator::note_exposed(const char* what, const Call* call, Clock::time_
 
 void Communicator::note_complete(const Call& call, Clock::time_point started) {
   const auto now = Clock::now();
-  if (--under_way_ == 0) {
-    under_way_seconds_ += std::chrono::duration<double>(now - under_way_since_).count();
+  if (--in_flight_ == 0) {
+    in_flight_seconds_ += std::chrono::duration<double>(now - in_flight_since_).count();
   }
   if (activities_ == nullptr) return;
-  activities_->push_back({Activity::Kind::kUnderWay, title(call), call.bytes, started, now});
+  activities_->push_back({Activity::Kind::kInFlight, title(call), call.bytes, started, now});
 }
 
 void Communicator::check_tensor(Operation operation, const at::Tensor& tensor) const {
@@ -291,7 +292,7 @@ void Communicator::check_rank(Operation operation, int peer) const {
   }
 }
 
-std::vector<double> of_all_ranks(Communicator& communicator, std::vector<double> mine) {
+std::vector<double> all_gather_scalars(Communicator& communicator, std::vector<double> mine) {
   // Tensors of their own: a collective that fails may be at work on them after that.
   const at::Tensor input = at::tensor(mine, at::kDouble);
   const at::Tensor output = at::empty({communicator.size() * input.numel()}, at::kDouble);

@@ -41,22 +41,16 @@ enum class ReduceType : std::uint8_t {
 };
 std::string_view name(ReduceType type);
 
-/// What an all-gather does with this rank's own piece of the output.
-enum class OwnPiece : std::uint8_t {
-  kWritten,  ///< it becomes a copy of the input, like the others
-  kLeft,     ///< it need not be written: the caller reads the input itself, and saves that copy
-};
-
 /// A stretch of time in which a communicator was at work on this rank, for traces.
 struct Activity {
   enum class Kind : std::uint8_t {
-    kUnderWay,  ///< a collective, from its start to the return of its wait(), or receive()
-    kExposed,   ///< the calling thread in the start of one, in wait(), or in advance()
+    kInFlight,  ///< a collective, from its start to the return of its wait(), or wait_output()
+    kExposed,   ///< the calling thread in the start of one, in wait(), or in progress()
   };
   using TimePoint = std::chrono::steady_clock::time_point;
 
   Kind kind;
-  std::string name;    ///< "all_gather parameter", "wait all_gather parameter", "advance"
+  std::string name;    ///< "all_gather parameter", "wait all_gather parameter", "progress"
   std::int64_t bytes;  ///< of the tensor
   TimePoint begin;
   TimePoint end;
@@ -65,25 +59,25 @@ struct Activity {
 /// A collective that has been started. It must be waited on: only wait() makes the result visible,
 /// and parts of the work (the sums) are done inside it. Move-only. Destroying a handle that nobody
 /// waited on ends the process, unless an exception is already on its way.
-class Pending {
+class Work {
  public:
   /// What a backend does to finish.
-  class Work {
+  class Backend {
    public:
-    virtual ~Work() = default;
+    virtual ~Backend() = default;
     virtual void wait() = 0;
-    /// See Pending::receive(); whether there is something left for wait().
-    virtual bool receive() {
+    /// See Work::wait_output(); whether there is something left for wait().
+    virtual bool wait_output() {
       wait();
       return false;
     }
   };
 
-  Pending() = default;  ///< nothing to wait for
-  explicit Pending(std::unique_ptr<Work> work) : work_(std::move(work)) {}
-  Pending(Pending&&) noexcept = default;
-  Pending& operator=(Pending&&) noexcept;
-  ~Pending();
+  Work() = default;  ///< nothing to wait for
+  explicit Work(std::unique_ptr<Backend> work) : work_(std::move(work)) {}
+  Work(Work&&) noexcept = default;
+  Work& operator=(Work&&) noexcept;
+  ~Work();
 
   /// Blocks until the operation is complete on this rank. Throws zero::Error when a peer went away,
   /// when the time limit passed, or when ranks disagreed; the group is unusable afterwards. Waiting
@@ -93,23 +87,23 @@ class Pending {
   /// Blocks until this rank's results are there to be read, though others may still read what this
   /// rank gave: nothing that the operation was given may be written, or given up, before wait() is
   /// called as well. Throws as wait() does. Where the transport makes no difference it is wait().
-  void receive();
+  void wait_output();
 
   /// False once waited on.
   bool active() const { return work_ != nullptr; }
 
  private:
-  std::unique_ptr<Work> work_;
+  std::unique_ptr<Backend> work_;
 };
 
 /// A group of ranks and its collectives. All ranks of the group must call the same operations in
 /// the same order with the same shapes, dtypes, roots and purposes. Each call returns at once, with
-/// the transfer under way; tensors may be neither read nor written before the handle was waited on,
+/// the transfer in flight; tensors may be neither read nor written before the handle was waited on,
 /// and must be contiguous (zero::Error otherwise, before anything is sent). Tensors of 0 elements
 /// are allowed everywhere. With one rank nothing is sent and every operation is the identity.
 class Communicator {
  public:
-  using WorkPtr = std::unique_ptr<Pending::Work>;
+  using WorkPtr = std::unique_ptr<Work::Backend>;
 
   virtual ~Communicator() = default;
   Communicator(const Communicator&) = delete;
@@ -122,47 +116,47 @@ class Communicator {
   virtual std::string transport() const = 0;
 
   /// `tensor` (any shape) of rank `root` reaches all ranks, in place. Root sends it N-1 times.
-  Pending broadcast(at::Tensor tensor, int root, Purpose purpose);
+  Work broadcast(at::Tensor tensor, int root, Purpose purpose);
 
   /// Combines `tensor` of all ranks into that of `root`, in place; the others' stay as they are.
   /// Every rank but the root sends it once.
-  Pending reduce(at::Tensor tensor, int root, Purpose purpose, ReduceOp op = ReduceOp::kAverage);
+  Work reduce(at::Tensor tensor, int root, Purpose purpose, ReduceOp op = ReduceOp::kAverage);
 
   /// Combines `tensor` of all ranks, in place on all of them. Sends 2 (N-1)/N of it (a
   /// reduce-scatter and an all-gather of its pieces; exactly: see all_reduce_bytes).
-  Pending all_reduce(at::Tensor tensor, Purpose purpose, ReduceOp op = ReduceOp::kAverage);
+  Work all_reduce(at::Tensor tensor, Purpose purpose, ReduceOp op = ReduceOp::kAverage);
 
   /// `input` holds N equal pieces, one after the other; piece r, combined over all ranks, becomes
   /// `output` of rank r. `output` may be that piece of `input`. Sends (N-1)/N of `input`.
-  Pending reduce_scatter(at::Tensor output, at::Tensor input, Purpose purpose,
-                         ReduceOp op = ReduceOp::kAverage);
+  Work reduce_scatter(at::Tensor output, at::Tensor input, Purpose purpose,
+                      ReduceOp op = ReduceOp::kAverage);
 
   /// `input` of rank r becomes piece r of every rank's `output` (N times as large). `input` may be
-  /// that piece of `output`. Sends `input` N-1 times. With OwnPiece::kLeft this rank's own piece of
-  /// `output` holds anything afterwards, unless it is `input`.
-  Pending all_gather(at::Tensor output, at::Tensor input, Purpose purpose,
-                     OwnPiece own = OwnPiece::kWritten);
+  /// that piece of `output`. Sends `input` N-1 times. With /*copy_own_chunk=*/false this rank's own
+  /// piece of `output` holds anything afterwards, unless it is `input`.
+  Work all_gather(at::Tensor output, at::Tensor input, Purpose purpose, bool copy_own_chunk = true);
 
   /// Piece p of rank r's `input` becomes piece r of rank p's `output`; both hold N equal pieces and
   /// may not overlap.
-  Pending all_to_all(at::Tensor output, at::Tensor input, Purpose purpose);
+  Work all_to_all(at::Tensor output, at::Tensor input, Purpose purpose);
 
   /// One message to one other rank, and its counterpart. `tag` tells messages of one pair apart.
-  Pending send(at::Tensor tensor, int destination, Purpose purpose, int tag = 0);
-  Pending recv(at::Tensor tensor, int source, Purpose purpose, int tag = 0);
+  Work send(at::Tensor tensor, int destination, Purpose purpose, int tag = 0);
+  Work recv(at::Tensor tensor, int source, Purpose purpose, int tag = 0);
 
   /// Blocks until all ranks are here. Unlike the others it is complete when it returns.
   void barrier();
 
-  /// Takes those steps of operations under way that can be taken without waiting for a peer, so
+  /// Takes those steps of operations in flight that can be taken without waiting for a peer, so
   /// that a later wait() finds less to do. Needed only where nobody else takes them: ranks of one
-  /// host copy from each other inside wait() and advance(); Gloo and NCCL have threads and streams.
-  void advance();
+  /// host copy from each other inside wait() and progress(); Gloo and NCCL have threads and
+  /// streams.
+  void progress();
 
   /// Blocks until all that was waited for is complete on the device too, or throws zero::Error as
   /// wait() does. On a GPU wait() only orders what comes after; before the host reads something,
   /// ask here, or it may block for ever on a rank that is gone. Elsewhere there is nothing to do.
-  virtual void settle() {}
+  virtual void synchronize() {}
 
   /// Blocks until every rank has given its text; returns them in rank order. For start-up checks:
   /// slow, through the store. Throws zero::Error that names the ranks that did not come in time.
@@ -170,7 +164,7 @@ class Communicator {
 
   /// Blocks until all ranks have called it; throws zero::Error on every rank if they gave different
   /// texts, naming `what` and two ranks with their sides.
-  void agree(const std::string& what, const std::string& text);
+  void verify_same_on_all_ranks(const std::string& what, const std::string& text);
 
   /// A group of some of these ranks, in the order given (their ranks there are 0, 1, …). Called by
   /// exactly the ranks named, with the same list and the same `label` (unique per group).
@@ -187,17 +181,17 @@ class Communicator {
   /// What this rank sent since it was connected.
   const Traffic& traffic() const { return traffic_; }
 
-  /// Seconds this rank has spent inside wait() of any handle, in advance(), and starting
+  /// Seconds this rank has spent inside wait() of any handle, in progress(), and starting
   /// operations: communication that was not hidden behind anything.
   double exposed_seconds() const { return exposed_seconds_; }
 
-  /// Seconds in which at least one operation of this rank was under way: started, and its wait()
+  /// Seconds in which at least one operation of this rank was in flight: started, and its wait()
   /// not yet over. Without what was exposed it is what could be hidden behind something else; how
   /// much moved in that time is for the transport to say.
-  double under_way_seconds() const;
+  double in_flight_seconds() const;
 
   /// From now on adds what this rank does to `activities`, which must outlive it or the next call;
-  /// null ends it. Operations that are under way at that moment are added when they end.
+  /// null ends it. Operations that are in flight at that moment are added when they end.
   void record(std::vector<Activity>* activities) { activities_ = activities; }
 
   /// The training step, for error messages.
@@ -218,8 +212,8 @@ class Communicator {
     Operation operation;
     Purpose purpose;
     std::int64_t sequence;
-    std::int64_t bytes;                 ///< of the tensor, for error messages
-    OwnPiece own = OwnPiece::kWritten;  ///< of an all-gather
+    std::int64_t bytes;          ///< of the tensor, for error messages
+    bool copy_own_chunk = true;  ///< of an all-gather
   };
 
   virtual WorkPtr do_broadcast(const Call&, at::Tensor tensor, int root) = 0;
@@ -231,7 +225,7 @@ class Communicator {
   virtual WorkPtr do_all_to_all(const Call&, at::Tensor output, at::Tensor input) = 0;
   virtual WorkPtr do_send(const Call&, at::Tensor tensor, int destination, int tag) = 0;
   virtual WorkPtr do_recv(const Call&, at::Tensor tensor, int source, int tag) = 0;
-  virtual void do_advance() {}
+  virtual void do_progress() {}
 
   /// Backends call this where they hand bytes over.
   void count(const Call& call, std::int64_t bytes) {
@@ -242,7 +236,7 @@ class Communicator {
 
  private:
   Call begin(Operation operation, Purpose purpose, const at::Tensor& tensor, int peer);
-  Pending finish(const Call& call, WorkPtr work, Activity::TimePoint started);
+  Work finish(const Call& call, WorkPtr work, Activity::TimePoint started);
   static std::string title(const Call& call);
   void note_exposed(const char* what, const Call* call, Activity::TimePoint from);
   void note_complete(const Call& call, Activity::TimePoint started);
@@ -260,15 +254,15 @@ class Communicator {
   std::int64_t step_ = -1;
   Traffic traffic_;
   double exposed_seconds_ = 0.0;
-  double under_way_seconds_ = 0.0;
-  int under_way_ = 0;  // operations
-  Activity::TimePoint under_way_since_;
+  double in_flight_seconds_ = 0.0;
+  int in_flight_ = 0;  // operations
+  Activity::TimePoint in_flight_since_;
   std::vector<Activity>* activities_ = nullptr;
 };
 
 /// `mine` of every rank, one after the other in rank order; every rank gives as many. Called by all
-/// ranks; blocks. Throws as Pending::wait() does.
-std::vector<double> of_all_ranks(Communicator& communicator, std::vector<double> mine);
+/// ranks; blocks. Throws as Work::wait() does.
+std::vector<double> all_gather_scalars(Communicator& communicator, std::vector<double> mine);
 
 /// First element of piece `rank` when `elements` are cut into `size` pieces whose lengths differ by
 /// at most one, longer ones first. piece_begin(n, N, N) is n.

@@ -27,13 +27,13 @@ Exchange by_messages(Communicator& c, int& exchanges) {
   return [&c, &exchanges](const std::vector<at::Tensor>& incoming,
                           const std::vector<at::Tensor>& outgoing) {
     ++exchanges;
-    std::vector<Pending> pending;
+    std::vector<Work> pending;
     for (int p = 0; p < c.size(); ++p) {
       const auto i = static_cast<std::size_t>(p);
       if (incoming[i].numel() > 0) pending.push_back(c.recv(incoming[i], p, Purpose::kControl));
       if (outgoing[i].numel() > 0) pending.push_back(c.send(outgoing[i], p, Purpose::kControl));
     }
-    for (Pending& one : pending) one.wait();
+    for (Work& one : pending) one.wait();
   };
 }
 

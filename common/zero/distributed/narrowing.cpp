@@ -7,9 +7,9 @@
 namespace zero::dist {
 namespace {
 
-class NarrowingWork final : public Pending::Work {
+class NarrowingWork final : public Work::Backend {
  public:
-  NarrowingWork(std::unique_ptr<Pending::Work> work, at::Tensor wide, at::Tensor result)
+  NarrowingWork(std::unique_ptr<Work::Backend> work, at::Tensor wide, at::Tensor result)
       : work_(std::move(work)), wide_(std::move(wide)), result_(std::move(result)) {}
 
   void wait() override {
@@ -19,14 +19,14 @@ class NarrowingWork final : public Pending::Work {
   }
 
  private:
-  std::unique_ptr<Pending::Work> work_;
+  std::unique_ptr<Work::Backend> work_;
   at::Tensor wide_;
   at::Tensor result_;
 };
 
 }  // namespace
 
-std::unique_ptr<Pending::Work> narrowing(std::unique_ptr<Pending::Work> work,
+std::unique_ptr<Work::Backend> narrowing(std::unique_ptr<Work::Backend> work,
                                          const at::Tensor& wide, const at::Tensor& result) {
   if (work == nullptr || wide.scalar_type() == result.scalar_type()) return work;
   return std::make_unique<NarrowingWork>(std::move(work), wide, result);

@@ -10,7 +10,7 @@ namespace zero::dist {
 
 /// `work`, which reduces into `wide`, and then rounds that into `result`; `work` itself where both
 /// have the same type or there is nothing to wait for.
-std::unique_ptr<Pending::Work> narrowing(std::unique_ptr<Pending::Work> work,
+std::unique_ptr<Work::Backend> narrowing(std::unique_ptr<Work::Backend> work,
                                          const at::Tensor& wide, const at::Tensor& result);
 
 }  // namespace zero::dist

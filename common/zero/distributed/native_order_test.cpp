@@ -56,7 +56,7 @@ TEST(NativeOrder, GivesTheSumsOfRankOrderWithinRounding) {
 TEST(NativeOrder, CountsWhatRankOrderCounts) {
   const RankOptions native = {.world_size = 3, .order = ReductionOrder::kNative};
   on_ranks(native, [](Communicator& c) {
-    const auto sent = [&](const std::function<Pending()>& operation) {
+    const auto sent = [&](const std::function<Work()>& operation) {
       const Traffic before = c.traffic();
       operation().wait();
       const Traffic traffic = c.traffic().since(before);

@@ -43,7 +43,7 @@ Engine::Engine(nn::Model& model, dist::Communicator& communicator,
         fmt::format("a step of {} micro-batches; 1 is the least", config.accumulation_steps));
   }
   if (config.loss_scale.initial != 0) loss_scale_.emplace(config.loss_scale);
-  communicator.agree(
+  communicator.verify_same_on_all_ranks(
       "the engine's step",
       fmt::format("{} micro-batches, clip norm {}, {}", config.accumulation_steps, config.clip_norm,
                   loss_scale_ ? loss_scale_->describe() : "no loss scale"));
@@ -51,7 +51,7 @@ Engine::Engine(nn::Model& model, dist::Communicator& communicator,
 
 at::Tensor Engine::forward(const data::Batch& batch) {
   strategy_->communicator().set_step(steps_);
-  strategy_->set_last_micro_batch(micro_batches_ + 1 == config_.accumulation_steps);
+  strategy_->set_requires_gradient_sync(micro_batches_ + 1 == config_.accumulation_steps);
   strategy_->set_gradient_scale(loss_scale());
   return strategy_->forward(batch);
 }
@@ -70,11 +70,11 @@ void Engine::backward(const at::Tensor& loss) {
 
 void Engine::check_losses() {
   dist::Communicator& communicator = strategy_->communicator();
-  communicator.settle();  // the host is about to read
+  communicator.synchronize();  // the host is about to read
   double mine = 0;
   for (const at::Tensor& loss : losses_) mine += std::isfinite(loss.item<double>()) ? 0 : 1;
   losses_.clear();
-  const std::vector<double> all = dist::of_all_ranks(communicator, {mine});
+  const std::vector<double> all = dist::all_gather_scalars(communicator, {mine});
   std::vector<std::size_t> ranks;
   for (std::size_t r = 0; r < all.size(); ++r) {
     if (all[r] > 0) ranks.push_back(r);
@@ -129,11 +129,12 @@ void Engine::save(const std::filesystem::path& folder) {
 bool Engine::load(const std::filesystem::path& folder) {
   const bool there = std::filesystem::exists(folder / io::checkpoint::kManifestFile);
   // Ranks that see different folders would go on from different steps.
-  strategy_->communicator().agree("the checkpoint to go on from", there ? "there is one" : "none");
+  strategy_->communicator().verify_same_on_all_ranks("the checkpoint to go on from",
+                                                     there ? "there is one" : "none");
   if (!there) return false;
   const io::CheckpointInfo info = io::load_checkpoint(*strategy_, folder);
   steps_ = info.step;
-  if (loss_scale_) loss_scale_->go_on_from(info.notes);
+  if (loss_scale_) loss_scale_->resume_from(info.notes);
   give_up_step();
   return true;
 }

@@ -28,7 +28,7 @@ namespace zero {
 /// All functions block until this rank's part is done and throw zero::Error where a peer fails, but
 /// for one thing: at stages 1 and 2 step() returns with updated parameters still on their way. The
 /// next forward() waits for those of each unit, and so do save() and load(); who reads a parameter
-/// directly, at any stage above 0, does it under train::WholeParameters.
+/// directly, at any stage above 0, does it under train::UnshardedParameters.
 class Engine {
  public:
   /// Called by all ranks. The model's units are what is gathered and resharded together. `values`:

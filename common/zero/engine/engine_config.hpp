@@ -61,7 +61,7 @@ struct ReadConfig {
 /// alone), and "gradient_accumulation_steps" and "gradient_clipping" beside it:
 ///
 ///     stage                               stage
-///     overlap_comm                        false: one bucket under way at most, lookahead 0
+///     overlap_comm                        false: one bucket in flight at most, lookahead 0
 ///     reduce_bucket_size                  bucket_mib (elements of 4 bytes)
 ///     stage3_prefetch_bucket_size         0: lookahead 0
 ///     stage3_param_persistence_threshold  whole_below (there of parameters, here of whole units)

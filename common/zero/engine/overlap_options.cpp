@@ -12,7 +12,7 @@ void check_options(const OverlapOptions& o) {
   if (o.stage < 0 || o.stage > 3) refuse("stage", o.stage, "there are 0, 1, 2 and 3");
   if (o.bucket_bytes < 1) refuse("the size of a bucket", o.bucket_bytes, "1 byte is the least");
   if (o.in_flight_bytes < 1) {
-    refuse("the bound on bytes under way", o.in_flight_bytes, "1 byte is the least");
+    refuse("the bound on bytes in flight", o.in_flight_bytes, "1 byte is the least");
   }
   if (o.lookahead < 0 && o.lookahead != kAutoLookahead) {
     refuse("lookahead", o.lookahead, "0 gathers a unit when it is needed");

@@ -18,7 +18,7 @@ struct OverlapOptions {
   /// Gradients of a unit travel in buckets of at most so many bytes. A bucket never spans units; a
   /// parameter that is larger is a bucket of its own.
   std::int64_t bucket_bytes = std::int64_t{25} << 20;
-  /// Most bytes of gradients under way at once; a larger bucket goes alone.
+  /// Most bytes of gradients in flight at once; a larger bucket goes alone.
   std::int64_t in_flight_bytes = std::int64_t{50} << 20;
   /// Units whose parameters are asked for before they are needed (stage 3). kAutoLookahead: as
   /// choose_lookahead() finds after the first passes, which gather on demand and are timed.

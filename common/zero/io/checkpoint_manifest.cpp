@@ -94,7 +94,7 @@ CheckpointInfo info_from(const json& j) {
 
 json to_json(const SavedParameter& p) {
   json runs = json::array();
-  for (const Run& run : p.runs) runs.push_back({run.rank, run.range.begin, run.range.size});
+  for (const RankRange& run : p.runs) runs.push_back({run.rank, run.range.begin, run.range.size});
   return {{"name", p.name},   {"shape", p.shape},   {"dtype", p.dtype},
           {"steps", p.steps}, {"states", p.states}, {"runs", runs}};
 }
@@ -161,18 +161,18 @@ const SavedFile* Manifest::file_of(int rank) const {
 void assign_runs(SavedParameter& parameter, const std::vector<Holding>& holdings) {
   const bool updated = std::any_of(holdings.begin(), holdings.end(),
                                    [](const Holding& h) { return h.piece.has_value(); });
-  std::vector<Run> candidates;
+  std::vector<RankRange> candidates;
   for (std::size_t rank = 0; rank < holdings.size(); ++rank) {
     const auto& range = updated ? holdings[rank].piece : holdings[rank].stored;
     if (range) candidates.push_back({static_cast<int>(rank), *range});
   }
-  std::sort(candidates.begin(), candidates.end(), [](const Run& a, const Run& b) {
+  std::sort(candidates.begin(), candidates.end(), [](const RankRange& a, const RankRange& b) {
     return std::tuple(a.range.begin, -a.range.size, a.rank) <
            std::tuple(b.range.begin, -b.range.size, b.rank);
   });
   std::int64_t end = 0;
   parameter.runs.clear();
-  for (const Run& run : candidates) {
+  for (const RankRange& run : candidates) {
     // A parameter of 0 elements has a run too, because it has a step count.
     if (run.range.begin + run.range.size <= end && !parameter.runs.empty()) continue;
     if (run.range.begin != end) break;
@@ -187,7 +187,7 @@ void assign_runs(SavedParameter& parameter, const std::vector<Holding>& holdings
   const Holding& first = holdings[static_cast<std::size_t>(parameter.runs.front().rank)];
   parameter.steps = first.steps;
   parameter.states = first.states;
-  for (const Run& run : parameter.runs) {
+  for (const RankRange& run : parameter.runs) {
     const Holding& other = holdings[static_cast<std::size_t>(run.rank)];
     if (other.steps != first.steps || other.states != first.states) {
       throw Error(fmt::format("parameter '{}' has had {} updates on rank {} and {} on rank {}",
@@ -322,7 +322,7 @@ void check_shape(const std::string& what, const std::vector<std::int64_t>& shape
 void check_runs(const SavedParameter& p, const Manifest& manifest) {
   std::int64_t end = 0;
   std::set<int> ranks;  // a rank's file has one tensor of each parameter
-  for (const Run& run : p.runs) {
+  for (const RankRange& run : p.runs) {
     if (run.range.begin != end || run.range.size < 0 || run.range.size > kMost - end ||
         manifest.file_of(run.rank) == nullptr || !ranks.insert(run.rank).second) {
       throw Error(

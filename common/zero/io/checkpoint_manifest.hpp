@@ -34,10 +34,10 @@ struct Holding {
 };
 
 /// A range and the rank whose file holds it.
-struct Run {
+struct RankRange {
   int rank = 0;
   Range range;
-  bool operator==(const Run&) const = default;
+  bool operator==(const RankRange&) const = default;
 };
 
 /// One parameter of a checkpoint. dtypes are named as in LibTorch ("Float", "BFloat16").
@@ -47,7 +47,7 @@ struct SavedParameter {
   std::string dtype;
   std::int64_t steps = 0;
   std::map<std::string, std::string> states;  ///< by name, and their dtypes
-  std::vector<Run> runs;                      ///< in order; together every element once
+  std::vector<RankRange> runs;                ///< in order; together every element once
 
   std::int64_t elements() const;
 };

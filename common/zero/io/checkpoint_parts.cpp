@@ -6,11 +6,11 @@
 
 namespace zero::io::checkpoint {
 
-std::optional<Range> Part::range() const {
+std::optional<Range> FlatShard::range() const {
   return values.defined() ? std::optional(Range{begin, values.numel()}) : std::nullopt;
 }
 
-Part part_of(const train::Piece& piece) {
+FlatShard flat_shard_of(const train::ParameterShard& piece) {
   if (!piece.tensor.defined()) return {};
   return {memory::raw(piece.tensor).view({-1}), piece.begin};
 }

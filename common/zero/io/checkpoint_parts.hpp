@@ -11,12 +11,12 @@
 namespace zero::io::checkpoint {
 
 /// Elements of a parameter that this rank has, flat and below autograd.
-struct Part {
+struct FlatShard {
   at::Tensor values;  ///< undefined where there are none
   std::int64_t begin = 0;
   std::optional<Range> range() const;
 };
-Part part_of(const train::Piece& piece);
+FlatShard flat_shard_of(const train::ParameterShard& piece);
 
 /// Name, shape and dtype of every parameter; steps, states and runs are left empty.
 std::vector<SavedParameter> parameters_of(const train::Strategy& strategy);

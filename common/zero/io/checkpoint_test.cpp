@@ -38,8 +38,8 @@ Holding stores(std::int64_t begin, std::int64_t size) {
 
 SavedParameter parameter(std::int64_t elements) { return {"w", {elements}, "Float", 0, {}, {}}; }
 
-// GoogleTest's classes have a Run of their own.
-using Runs = std::vector<Run>;
+// GoogleTest's classes have a RankRange of their own.
+using Runs = std::vector<RankRange>;
 
 Runs runs_of(std::int64_t elements, const std::vector<Holding>& holdings) {
   SavedParameter p = parameter(elements);
@@ -69,7 +69,7 @@ TEST(CheckpointRuns, PiecesCoverEveryElementOnceAtAnyWorldSize) {
       const train::ShardLayout layout({17, size, 3}, ranks);
       std::vector<Holding> holdings;
       for (int rank = 0; rank < ranks; ++rank) {
-        const auto segment = layout.segment(1, rank);
+        const auto segment = layout.range(1, rank);
         holdings.push_back(segment.size == 0 ? Holding() : updates(segment.begin, segment.size));
       }
       std::int64_t end = 0;
@@ -88,7 +88,7 @@ TEST(CheckpointRuns, SixHundredElementsOfTwoRanksOnThree) {
     const train::ShardLayout layout({600}, ranks);
     std::vector<Range> ranges;
     for (int rank = 0; rank < ranks; ++rank) {
-      const auto segment = layout.segment(0, rank);
+      const auto segment = layout.range(0, rank);
       ranges.push_back({segment.begin, segment.size});
     }
     return ranges;

@@ -8,7 +8,7 @@ namespace zero::io {
 
 void check_weights(const train::Strategy& strategy) {
   for (std::size_t i = 0; i < strategy.list().size(); ++i) {
-    const at::Tensor held = strategy.stored(i).tensor;
+    const at::Tensor held = strategy.local_shard(i).tensor;
     if (!held.defined() || held.numel() == 0 || !held.is_floating_point()) continue;
     if (at::isfinite(held).all().item<bool>()) continue;
     throw Error(

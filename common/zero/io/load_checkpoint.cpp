@@ -58,7 +58,7 @@ class Loader {
       if (wanted.contains(file.rank)) files_.emplace(file.rank, path_of(file));
     }
     for (std::size_t i = 0; i < manifest_.parameters.size(); ++i) {
-      for (const Run& run : manifest_.parameters[i].runs) {
+      for (const RankRange& run : manifest_.parameters[i].runs) {
         if (files_.contains(run.rank)) check_tensors(manifest_.parameters[i], run);
       }
     }
@@ -70,7 +70,7 @@ class Loader {
     const memory::Charge charge(memory::Category::kOptimizer);
     states_.resize(manifest_.parameters.size());
     for (std::size_t i = 0; i < manifest_.parameters.size(); ++i) {
-      const Part part = part_of(strategy_.piece(i));
+      const FlatShard part = flat_shard_of(strategy_.piece(i));
       if (!part.values.defined()) continue;
       const SavedParameter& saved = manifest_.parameters[i];
       for (const auto& [name, dtype] : saved.states) {
@@ -87,10 +87,10 @@ class Loader {
   /// From here on the model changes.
   void put_back() {
     // What a forward has left whole would hide the new values.
-    for (std::size_t u = 0; u < strategy_.list().units.size(); ++u) strategy_.dismiss(u);
+    for (std::size_t u = 0; u < strategy_.list().units.size(); ++u) strategy_.reshard(u);
     for (std::size_t i = 0; i < manifest_.parameters.size(); ++i) {
-      copy(manifest_.parameters[i], kParameterKind, part_of(strategy_.stored(i)));
-      const train::Piece piece = strategy_.piece(i);
+      copy(manifest_.parameters[i], kParameterKind, flat_shard_of(strategy_.local_shard(i)));
+      const train::ParameterShard piece = strategy_.piece(i);
       if (!piece.tensor.defined()) continue;
       strategy_.optimizer().load_state(piece.tensor, manifest_.parameters[i].steps, states_[i]);
     }
@@ -112,9 +112,9 @@ class Loader {
   std::set<int> sources() const {
     std::set<int> ranks;
     for (std::size_t i = 0; i < manifest_.parameters.size(); ++i) {
-      for (const train::Piece& mine : {strategy_.stored(i), strategy_.piece(i)}) {
-        const auto range = part_of(mine).range();
-        for (const Run& run : manifest_.parameters[i].runs) {
+      for (const train::ParameterShard& mine : {strategy_.local_shard(i), strategy_.piece(i)}) {
+        const auto range = flat_shard_of(mine).range();
+        for (const RankRange& run : manifest_.parameters[i].runs) {
           if (range && overlap(*range, run.range).size > 0) ranks.insert(run.rank);
         }
       }
@@ -139,7 +139,7 @@ class Loader {
     }
   }
 
-  void check_tensors(const SavedParameter& saved, const Run& run) const {
+  void check_tensors(const SavedParameter& saved, const RankRange& run) const {
     std::vector<std::string> kinds = {kParameterKind};
     for (const auto& [name, dtype] : saved.states) kinds.push_back(name);
     for (const std::string& kind : kinds) {
@@ -164,7 +164,7 @@ class Loader {
   }
 
   at::ScalarType dtype_in_file(const SavedParameter& saved, const std::string& kind) const {
-    for (const Run& run : saved.runs) {
+    for (const RankRange& run : saved.runs) {
       if (files_.contains(run.rank)) {
         return files_.at(run.rank).info(stored_name(kind, saved.name)).dtype;
       }
@@ -173,9 +173,9 @@ class Loader {
   }
 
   // From wherever its runs lie, the elements of `target` and no others.
-  void copy(const SavedParameter& saved, const std::string& kind, const Part& target) const {
+  void copy(const SavedParameter& saved, const std::string& kind, const FlatShard& target) const {
     if (!target.values.defined()) return;
-    for (const Run& run : saved.runs) {
+    for (const RankRange& run : saved.runs) {
       const Range common = overlap(*target.range(), run.range);
       if (common.size == 0) continue;
       files_.at(run.rank).read_range_into(

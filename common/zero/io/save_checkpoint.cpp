@@ -23,8 +23,8 @@ namespace {
 std::vector<Holding> holdings_of(train::Strategy& strategy) {
   std::vector<Holding> holdings;
   for (std::size_t i = 0; i < strategy.list().size(); ++i) {
-    const train::Piece piece = strategy.piece(i);
-    Holding h{part_of(piece).range(), part_of(strategy.stored(i)).range(), 0, {}};
+    const train::ParameterShard piece = strategy.piece(i);
+    Holding h{flat_shard_of(piece).range(), flat_shard_of(strategy.local_shard(i)).range(), 0, {}};
     if (piece.tensor.defined()) {
       h.steps = strategy.optimizer().steps(piece.tensor);
       for (const auto& [name, state] : strategy.optimizer().state(piece.tensor)) {
@@ -57,11 +57,12 @@ io::NamedTensors tensors_of(train::Strategy& strategy, const Manifest& manifest)
   io::NamedTensors tensors;
   for (std::size_t i = 0; i < manifest.parameters.size(); ++i) {
     const SavedParameter& p = manifest.parameters[i];
-    for (const Run& run : p.runs) {
+    for (const RankRange& run : p.runs) {
       if (run.rank != strategy.communicator().rank()) continue;
-      const train::Piece piece = strategy.piece(i);
-      const train::Piece& values = piece.tensor.defined() ? piece : strategy.stored(i);
-      tensors.emplace_back(stored_name(kParameterKind, p.name), part_of(values).values);
+      const train::ParameterShard piece = strategy.piece(i);
+      const train::ParameterShard& values =
+          piece.tensor.defined() ? piece : strategy.local_shard(i);
+      tensors.emplace_back(stored_name(kParameterKind, p.name), flat_shard_of(values).values);
       if (!piece.tensor.defined()) continue;
       for (const auto& [name, state] : strategy.optimizer().state(piece.tensor)) {
         tensors.emplace_back(stored_name(name, p.name), state);
@@ -164,7 +165,7 @@ void save_checkpoint(train::Strategy& strategy, const fs::path& folder,
     check_weights(strategy);
     return to_text(holdings_of(strategy));
   });
-  communicator.agree("what the checkpoint notes of the run", described(info));
+  communicator.verify_same_on_all_ranks("what the checkpoint notes of the run", described(info));
 
   Manifest manifest;
   manifest.folder = on_all_ranks(communicator, what, [&] {

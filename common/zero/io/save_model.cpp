@@ -83,7 +83,7 @@ void save_model(train::Strategy& strategy, const nlohmann::json& config,
     return std::string();
   });
   for (std::size_t u = 0; u < list.units.size(); ++u) {
-    const train::WholeParameters whole(strategy, u);
+    const train::UnshardedParameters whole(strategy, u);
     for (const std::size_t i : list.units[u].parameters) files.write(list.parameters[i]);
   }
   files.finish();

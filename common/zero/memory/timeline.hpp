@@ -8,7 +8,7 @@
 
 namespace zero::memory {
 
-/// The memory film: live bytes by category at every moment of a step, with the step's phases
+/// The memory timeline: live bytes by category at every moment of a step, with the step's phases
 /// marked.
 struct Timeline {
   struct Sample {

@@ -4,7 +4,7 @@
 
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/attention.hpp>
-#include <zero/nn/backward_once.hpp>
+#include <zero/nn/once_differentiable.hpp>
 
 namespace zero::nn {
 namespace {
@@ -34,7 +34,7 @@ struct RotateFunction : Function<RotateFunction> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    require_single_backward("rotate");
+    require_once_differentiable("rotate");
     const variable_list saved = context->get_saved_variables();
     return {turn(gradients[0], saved[0], saved[1], -1), at::Tensor(), at::Tensor()};
   }

@@ -11,9 +11,9 @@
 #include <utility>
 
 #include <zero/base/error.hpp>
-#include <zero/nn/backward_once.hpp>
 #include <zero/nn/checkpoint.hpp>
-#include <zero/nn/silent_backward.hpp>
+#include <zero/nn/once_differentiable.hpp>
+#include <zero/nn/suppress_gradient_hooks.hpp>
 
 namespace zero::nn {
 namespace {
@@ -25,7 +25,7 @@ using torch::autograd::Node;
 using torch::autograd::variable_list;
 
 // What is kept between forward and backward beside the inputs, which autograd guards itself.
-struct Part : torch::CustomClassHolder {
+struct CheckpointedBody : torch::CustomClassHolder {
   CheckpointBody body;
   variable_list parameters;
   at::Tensor output;  // on its way out of the first run
@@ -74,18 +74,19 @@ variable_list parameters_under(const at::Tensor& output, const variable_list& in
 // their hooks after the last one. Their gradients do not pass through here: backward through the
 // part puts them where they belong.
 struct CheckpointFunction : Function<CheckpointFunction> {
-  static at::Tensor forward(AutogradContext* context, const c10::intrusive_ptr<Part>& part,
-                            at::TensorList inputs, at::TensorList /*parameters*/) {
+  static at::Tensor forward(AutogradContext* context,
+                            const c10::intrusive_ptr<CheckpointedBody>& part, at::TensorList inputs,
+                            at::TensorList /*parameters*/) {
     context->save_for_backward(inputs.vec());
     context->saved_data["part"] = c10::IValue::make_capsule(part);
     return std::exchange(part->output, at::Tensor());
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    require_single_backward("checkpoint");
+    require_once_differentiable("checkpoint");
     const variable_list inputs = context->get_saved_variables();
     const auto holder = context->saved_data["part"].toCapsule();
-    const auto& part = static_cast<const Part&>(*holder);
+    const auto& part = static_cast<const CheckpointedBody&>(*holder);
     const variable_list leaves = as_leaves(inputs);
     variable_list wanted;
     for (std::size_t i = 0; i < leaves.size(); ++i) {
@@ -102,11 +103,11 @@ struct CheckpointFunction : Function<CheckpointFunction> {
   }
 
  private:
-  static void run_again(const Part& part, const variable_list& leaves, const variable_list& wanted,
-                        const at::Tensor& gradient) {
+  static void run_again(const CheckpointedBody& part, const variable_list& leaves,
+                        const variable_list& wanted, const at::Tensor& gradient) {
     const c10::AutoGradMode with_graph(true);
     const at::Tensor output = part.body(leaves);
-    const SilentBackward silent;
+    const SuppressGradientHooks silent;
     torch::autograd::backward({output}, {gradient}, /*retain_graph=*/false,
                               /*create_graph=*/false, wanted);
   }
@@ -121,7 +122,7 @@ at::Tensor checkpoint(const CheckpointBody& body, const std::vector<at::Tensor>&
     if (!inputs[i].defined()) throw Error(fmt::format("input {} of a checkpoint is undefined", i));
   }
   if (!c10::GradMode::is_enabled()) return body(inputs);
-  const auto part = c10::make_intrusive<Part>();
+  const auto part = c10::make_intrusive<CheckpointedBody>();
   part->body = body;
   {
     const variable_list leaves = as_leaves(inputs);

@@ -7,8 +7,8 @@
 #include <zero/base/error.hpp>
 #include <zero/data/batch.hpp>
 #include <zero/memory/storage.hpp>
-#include <zero/nn/backward_once.hpp>
 #include <zero/nn/cross_entropy.hpp>
+#include <zero/nn/once_differentiable.hpp>
 #include <zero/nn/wide.hpp>
 
 namespace zero::nn {
@@ -58,7 +58,7 @@ struct CrossEntropyFunction : Function<CrossEntropyFunction> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    require_single_backward("consuming_cross_entropy");
+    require_once_differentiable("consuming_cross_entropy");
     if (context->saved_data.count("consumed") != 0) {
       throw Error(
           "backward ran twice through one loss: its logits were overwritten the first time; "

@@ -2,8 +2,8 @@
 
 #include <gmock/gmock.h>
 
-#include <tests/support/part.hpp>
 #include <tests/support/tensors.hpp>
+#include <tests/support/test_unit.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/nn/parameters.hpp>
@@ -14,12 +14,12 @@ namespace {
 using testing::error_of;
 using ::testing::HasSubstr;
 using testing::identical;
-using testing::Part;
 using testing::random;
+using testing::TestUnit;
 
 at::Tensor value_of(const std::string& name, std::uint64_t seed,
                     Initializer initializer = Initializer::normal(1.0)) {
-  Part root;
+  TestUnit root;
   const at::Tensor p = root.add(name, {50}, initializer);
   SeededValues values(seed);
   initialize_parameters(root, values);
@@ -33,7 +33,7 @@ TEST(SeededValues, DifferByNameAndSeedAndByNothingElse) {
   EXPECT_FALSE(identical(value_of("bias", 1), once));
 
   // In another model, after others, and drawn in another order.
-  Part root;
+  TestUnit root;
   root.add("before", {7});
   const at::Tensor p = root.add("weight", {50});
   ParameterList list = list_parameters(root);
@@ -59,7 +59,7 @@ TEST(SeededValues, FollowTheInitializer) {
   EXPECT_LT(uniform.min().item<double>(), -0.3);
   EXPECT_TRUE(testing::close_to(value_of("w", 1, Initializer::normal(3.0)),
                                 3.0 * value_of("w", 1, Initializer::normal(1.0)), 1e-12));
-  Part root;
+  TestUnit root;
   const at::Tensor many = root.add("many", {100000}, Initializer::normal(2.0));
   SeededValues values(1);
   initialize_parameters(root, values);
@@ -68,7 +68,7 @@ TEST(SeededValues, FollowTheInitializer) {
 }
 
 TEST(SeededValues, LeaveWhatHasNoInitializerOrSayThatItHasNoValues) {
-  Part root;
+  TestUnit root;
   root.add("trained", {1});
   const at::Tensor p = random({4}, 1, true);
   root.register_parameter("own", p);
@@ -80,7 +80,7 @@ TEST(SeededValues, LeaveWhatHasNoInitializerOrSayThatItHasNoValues) {
   values.fill(list.parameters[1], out);
   EXPECT_TRUE(identical(out, random({4}, 1)));
 
-  Part bare;
+  TestUnit bare;
   bare.register_parameter("bare", memory::without_storage({4}, at::kDouble));
   ParameterList without = list_parameters(bare);
   EXPECT_THAT(error_of([&] { values.fill(without.parameters[0], out); }),
@@ -88,11 +88,11 @@ TEST(SeededValues, LeaveWhatHasNoInitializerOrSayThatItHasNoValues) {
 }
 
 TEST(InitializeParameters, GivesBytesAndRecordsNothing) {
-  std::unique_ptr<Part> root;
+  std::unique_ptr<TestUnit> root;
   at::Tensor p;
   {
     const DeferredStorage deferred;
-    root = std::make_unique<Part>();
+    root = std::make_unique<TestUnit>();
     p = root->add("weight", {100});
   }
   const memory::Snapshot before = memory::snapshot();

@@ -2,9 +2,9 @@
 
 #include <optional>
 
-#include <zero/nn/backward_once.hpp>
 #include <zero/nn/functional.hpp>
-#include <zero/nn/gradient_slot.hpp>
+#include <zero/nn/gradient_destination.hpp>
+#include <zero/nn/once_differentiable.hpp>
 #include <zero/nn/wide.hpp>
 
 namespace zero::nn {
@@ -19,7 +19,7 @@ at::Tensor rows(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
 
 // Adds into, or overwrites, the gradient of a bias or a norm: the sum of the rows.
 void accumulate_sum(const at::Tensor& parameter, const at::Tensor& matrix) {
-  GradientSlot slot = gradient_slot(parameter);
+  GradientDestination slot = gradient_destination(parameter);
   if (slot.fresh) {
     at::sum_out(slot.tensor, matrix, at::IntArrayRef{0}, /*keepdim=*/false);
   } else {
@@ -30,7 +30,7 @@ void accumulate_sum(const at::Tensor& parameter, const at::Tensor& matrix) {
 // Adds into, or overwrites, the gradient of a weight: left right, both matrices.
 void accumulate_product(const at::Tensor& parameter, const at::Tensor& left,
                         const at::Tensor& right) {
-  GradientSlot slot = gradient_slot(parameter);
+  GradientDestination slot = gradient_destination(parameter);
   if (slot.fresh) {
     at::mm_out(slot.tensor, left, right);
   } else {
@@ -46,7 +46,7 @@ struct LinearFunction : Function<LinearFunction> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    require_single_backward("linear");
+    require_once_differentiable("linear");
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &x = saved[0], &weight = saved[1], &bias = saved[2];
     const at::Tensor gradient = rows(gradients[0]);
@@ -68,11 +68,11 @@ struct EmbeddingFunction : Function<EmbeddingFunction> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    require_single_backward("embedding");
+    require_once_differentiable("embedding");
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &ids = saved[0], &weight = saved[1];
     if (context->needs_input_grad(1)) {
-      GradientSlot slot = gradient_slot(weight);
+      GradientDestination slot = gradient_destination(weight);
       if (slot.fresh) slot.tensor.zero_();
       slot.tensor.index_add_(0, ids.reshape(-1), rows(gradients[0]));
     }
@@ -91,7 +91,7 @@ struct RmsNormFunction : Function<RmsNormFunction> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    require_single_backward("rms_norm");
+    require_once_differentiable("rms_norm");
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &x = saved[0], &weight = saved[1], &inverse = saved[2];
     const at::Tensor gradient = gradients[0];
@@ -118,7 +118,7 @@ struct SwigluFunction : Function<SwigluFunction> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    require_single_backward("swiglu");
+    require_once_differentiable("swiglu");
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &gate = saved[0], &up = saved[1], &gradient = gradients[0];
     at::Tensor to_gate, to_up;

@@ -11,7 +11,7 @@
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/nn/parameters.hpp>
-#include <zero/nn/silent_backward.hpp>
+#include <zero/nn/suppress_gradient_hooks.hpp>
 
 namespace zero::nn {
 namespace {
@@ -122,7 +122,7 @@ class Callback final : public torch::autograd::PostAccumulateGradHook {
  public:
   explicit Callback(std::function<void()> function) : function_(std::move(function)) {}
   void operator()(const at::Tensor&) override {
-    if (!SilentBackward::active()) function_();
+    if (!SuppressGradientHooks::active()) function_();
   }
 
  private:
@@ -153,7 +153,7 @@ std::size_t ParameterList::index_of(const Unit& unit) const {
 bool ParameterList::has_inner(std::size_t u) const {
   // The root is its own surroundings, and an inner unit comes after the one around it.
   return std::any_of(units.begin() + static_cast<std::ptrdiff_t>(u) + 1, units.end(),
-                     [u](const UnitInfo& info) { return info.around == u; });
+                     [u](const UnitInfo& info) { return info.parent == u; });
 }
 
 ParameterList list_parameters(Unit& root, Granularity granularity) {

@@ -37,7 +37,7 @@ struct UnitInfo {
   Unit* unit = nullptr;
   std::string name;                     ///< dotted path; empty for the root
   std::vector<std::size_t> parameters;  ///< indices into ParameterList::parameters
-  std::size_t around = 0;               ///< index of the unit around it; the root's own is 0
+  std::size_t parent = 0;               ///< index of the unit around it; the root's own is 0
 };
 
 /// The parameters of a model in registration order and the units they belong to (the root is unit

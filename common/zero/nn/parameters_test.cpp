@@ -4,8 +4,8 @@
 
 #include <set>
 
-#include <tests/support/part.hpp>
 #include <tests/support/tensors.hpp>
+#include <tests/support/test_unit.hpp>
 #include <zero/nn/functional.hpp>
 #include <zero/nn/parameters.hpp>
 
@@ -17,8 +17,8 @@ using ::testing::ElementsAre;
 using testing::error_of;
 using ::testing::HasSubstr;
 using testing::identical;
-using testing::Part;
 using testing::random;
+using testing::TestUnit;
 
 class PlainModule : public torch::nn::Module {};
 
@@ -29,15 +29,15 @@ std::vector<std::string> names(const ParameterList& list, const std::vector<std:
 }
 
 TEST(ListParameters, GoesByRegistrationAndUnitsHoldWhatIsInnermost) {
-  Part root;
+  TestUnit root;
   root.add("first", {2, 3});
-  auto a = root.add_part("a");
+  auto a = root.add_unit("a");
   a->add("weight", {4});
   auto plain = a->register_module("plain", std::make_shared<PlainModule>());
   plain->register_parameter("inside", random({5}, 1));
-  auto inner = a->add_part("inner");
+  auto inner = a->add_unit("inner");
   inner->add("weight", {6});
-  auto b = root.add_part("b");
+  auto b = root.add_unit("b");
   b->add("weight", {7}, Initializer::normal(1), at::kFloat);
 
   const ParameterList list = list_parameters(root);
@@ -67,16 +67,16 @@ TEST(ListParameters, GoesByRegistrationAndUnitsHoldWhatIsInnermost) {
 // root { a { a1, a2 }, b }: where a tied parameter has to be whole.
 struct Family {
   Family() {
-    a = root.add_part("a");
-    a1 = a->add_part("a1");
-    a2 = a->add_part("a2");
-    b = root.add_part("b");
+    a = root.add_unit("a");
+    a1 = a->add_unit("a1");
+    a2 = a->add_unit("a2");
+    b = root.add_unit("b");
     for (const auto& part : {a1, a2, b}) part->add("own", {1});
   }
   // The unit of a parameter that is first registered in `first` and then in each of `others`.
-  std::string unit_of(Part& first, const std::vector<Part*>& others) {
+  std::string unit_of(TestUnit& first, const std::vector<TestUnit*>& others) {
     const at::Tensor tied = first.add("tied", {3});
-    for (Part* other : others) other->register_parameter("again", tied, true);
+    for (TestUnit* other : others) other->register_parameter("again", tied, true);
     const ParameterList list = list_parameters(root);
     std::string unit;
     int listed = 0;
@@ -90,8 +90,8 @@ struct Family {
     EXPECT_EQ(list.numel(), 3 + 3);
     return unit;
   }
-  Part root;
-  std::shared_ptr<Part> a, a1, a2, b;
+  TestUnit root;
+  std::shared_ptr<TestUnit> a, a1, a2, b;
 };
 
 TEST(TiedParameters, AreListedOnceInTheInnermostUnitAroundAllPlaces) {
@@ -119,22 +119,22 @@ TEST(TiedParameters, HaveTheirFirstName) {
 }
 
 TEST(ListParameters, RefusesWhatCannotBeSharded) {
-  Part not_contiguous;
+  TestUnit not_contiguous;
   not_contiguous.register_parameter("turned", random({3, 4}, 1).t());
   EXPECT_THAT(error_of([&] { list_parameters(not_contiguous); }),
               AllOf(HasSubstr("'turned' is not contiguous"), HasSubstr("strides 1,4")));
 
-  Part overlapping;
+  TestUnit overlapping;
   const at::Tensor all = random({10}, 1);
   overlapping.register_parameter("front", all.narrow(0, 0, 6));
-  overlapping.add_part("inner")->register_parameter("back", all.narrow(0, 4, 6));
+  overlapping.add_unit("inner")->register_parameter("back", all.narrow(0, 4, 6));
   EXPECT_THAT(error_of([&] { list_parameters(overlapping); }),
               AllOf(HasSubstr("'front' and 'inner.back'"), HasSubstr("same memory")));
 
-  Part empty;
+  TestUnit empty;
   EXPECT_THAT(error_of([&] { list_parameters(empty); }),
               HasSubstr("no trainable parameter (0 parameters"));
-  Part frozen;
+  TestUnit frozen;
   frozen.add("weight", {3}).requires_grad_(false);
   EXPECT_THAT(error_of([&] { list_parameters(frozen); }),
               HasSubstr("no trainable parameter (1 parameters"));
@@ -145,7 +145,7 @@ TEST(ListParameters, RefusesWhatCannotBeSharded) {
 // Two parameters without bytes do not share any.
 TEST(ListParameters, TakesDeferredParametersForDifferentOnes) {
   const DeferredStorage deferred;
-  Part root;
+  TestUnit root;
   root.add("a", {3});
   root.add("b", {3});
   EXPECT_EQ(list_parameters(root).size(), 2U);
@@ -155,7 +155,7 @@ TEST(SetHooks, ReachesEveryUnit) {
   Family family;
   UnitHooks hooks;
   set_hooks(family.root, &hooks);
-  for (Part* part : {&family.root, family.a.get(), family.a1.get(), family.b.get()}) {
+  for (TestUnit* part : {&family.root, family.a.get(), family.a1.get(), family.b.get()}) {
     EXPECT_EQ(part->hooks(), &hooks);
   }
   set_hooks(family.root, nullptr);

@@ -8,7 +8,7 @@
 /// Seconds that gathers leave uncovered when units are gathered ahead of their use.
 namespace zero::train {
 
-/// Lookahead k: while unit i computes, the gathers of units up to i + k are under way.
+/// Lookahead k: while unit i computes, the gathers of units up to i + k are in flight.
 ///
 /// k* = ceil(T_gather / T_compute) for equal units. 0 where nothing has to be gathered.
 std::int64_t lookahead(double gather_seconds, double compute_seconds);

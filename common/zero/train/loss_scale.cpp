@@ -76,7 +76,7 @@ void LossScale::write_to(std::map<std::string, std::string>& notes) const {
   notes[kNote] = to_text();
 }
 
-void LossScale::go_on_from(const std::map<std::string, std::string>& notes) {
+void LossScale::resume_from(const std::map<std::string, std::string>& notes) {
   const auto found = notes.find(kNote);
   if (found != notes.end()) set_from_text(found->second);
 }

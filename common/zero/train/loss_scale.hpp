@@ -50,7 +50,7 @@ class LossScale {
 
   /// Adds that text to the notes of a checkpoint, and goes on from it where a checkpoint has one.
   void write_to(std::map<std::string, std::string>& notes) const;
-  void go_on_from(const std::map<std::string, std::string>& notes);
+  void resume_from(const std::map<std::string, std::string>& notes);
 
   /// What ranks must have in common.
   std::string describe() const;

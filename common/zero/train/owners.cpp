@@ -21,13 +21,13 @@ Owners::Owners(const nn::ParameterList& list, const dist::Communicator& communic
 void broadcast_from_owners(const nn::ParameterList& list, const std::vector<std::size_t>& indices,
                            const Owners& owners, dist::Communicator& communicator,
                            dist::Purpose purpose) {
-  // All under way at once: while one owner sends, another's parameters travel the other way.
-  std::vector<dist::Pending> pending;
+  // All in flight at once: while one owner sends, another's parameters travel the other way.
+  std::vector<dist::Work> pending;
   for (const std::size_t i : indices) {
     pending.push_back(
         communicator.broadcast(memory::raw(list.parameters[i].tensor), owners.of(i), purpose));
   }
-  for (dist::Pending& p : pending) p.wait();
+  for (dist::Work& p : pending) p.wait();
 }
 
 std::vector<std::size_t> backward_order(const nn::ParameterList& list) {

@@ -8,8 +8,8 @@
 #include <zero/base/error.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/nn/parameters.hpp>
-#include <zero/train/launch_order.hpp>
 #include <zero/train/ownership.hpp>
+#include <zero/train/reduction_schedule.hpp>
 #include <zero/train/registry.hpp>
 
 namespace zero::train {
@@ -75,14 +75,14 @@ TEST(Ownership, UnknownNamesAreRefused) {
   EXPECT_THROW(ownership_from("cuont"), Error);
 }
 
-TEST(LaunchOrder, IsTheSameWhateverTheOrderOfArrival) {
+TEST(ReductionSchedule, IsTheSameWhateverTheOrderOfArrival) {
   const std::vector<std::size_t> order = {6, 4, 3, 1, 0};
   std::mt19937 generator(1);
   for (int round = 0; round < 50; ++round) {
     std::vector<std::size_t> arrival = order;
     std::shuffle(arrival.begin(), arrival.end(), generator);
     arrival.resize(static_cast<std::size_t>(round) % (order.size() + 1));  // some never come
-    LaunchOrder launches(order);
+    ReductionSchedule launches(order);
     for (int step = 0; step < 2; ++step) {
       std::vector<std::size_t> gone;
       const auto launch = [&](std::size_t i) { gone.push_back(i); };
@@ -96,8 +96,8 @@ TEST(LaunchOrder, IsTheSameWhateverTheOrderOfArrival) {
   }
 }
 
-TEST(LaunchOrder, RefusesAGradientThatCameTooLateAndForgets) {
-  LaunchOrder launches({4, 3, 1});
+TEST(ReductionSchedule, RefusesAGradientThatCameTooLateAndForgets) {
+  ReductionSchedule launches({4, 3, 1});
   const auto nothing = [](std::size_t) {};
   launches.ready(4, nothing);
   launches.ready(1, nothing);  // waits for 3

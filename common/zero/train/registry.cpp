@@ -25,7 +25,7 @@ void Registry::add(StrategyEntry entry) { entries_.push_back(std::move(entry)); 
 std::unique_ptr<Strategy> Registry::make(const std::string& mode,
                                          StrategyArguments arguments) const {
   const Found found = find(mode);
-  arguments.communicator.agree("the mode", mode);
+  arguments.communicator.verify_same_on_all_ranks("the mode", mode);
   arguments.variant = found.variant;
   return found.entry.make(arguments);
 }

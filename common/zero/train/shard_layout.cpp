@@ -31,7 +31,7 @@ ShardLayout::ShardLayout(std::vector<std::int64_t> sizes, int world_size)
   shard_ = round_up((end + world_size - 1) / world_size);
 }
 
-ShardLayout::Segment ShardLayout::segment(std::size_t tensor, int rank) const {
+ShardLayout::Range ShardLayout::range(std::size_t tensor, int rank) const {
   const std::int64_t shard_begin = rank * shard_;
   const std::int64_t begin = std::max(offsets_[tensor], shard_begin);
   const std::int64_t end = std::min(offsets_[tensor] + sizes_[tensor], shard_begin + shard_);

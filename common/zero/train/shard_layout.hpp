@@ -40,12 +40,12 @@ class ShardLayout {
   std::int64_t padding() const { return total() - elements_; }
 
   /// The part of a tensor that lies in the shard of a rank.
-  struct Segment {
+  struct Range {
     std::int64_t begin = 0;     ///< first element, in the tensor
     std::int64_t in_shard = 0;  ///< where that is in the shard
     std::int64_t size = 0;      ///< elements; 0 where nothing of the tensor is there
   };
-  Segment segment(std::size_t tensor, int rank) const;
+  Range range(std::size_t tensor, int rank) const;
 
  private:
   std::vector<std::int64_t> sizes_;

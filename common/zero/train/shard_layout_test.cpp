@@ -27,7 +27,7 @@ void expect_sound(const ShardLayout& layout) {
     // The segments of all ranks, one after the other, are the tensor.
     std::int64_t next = 0;
     for (int r = 0; r < layout.world_size(); ++r) {
-      const ShardLayout::Segment s = layout.segment(t, r);
+      const ShardLayout::Range s = layout.range(t, r);
       if (s.size == 0) continue;
       EXPECT_EQ(s.begin, next);
       EXPECT_EQ(r * layout.shard() + s.in_shard, layout.offset(t) + s.begin);

@@ -53,7 +53,8 @@ Strategy::Strategy(const StrategyArguments& arguments, nn::Granularity granulari
       accumulated_(list_.size()) {
   communicator_.set_reduce_type(arguments.reduce_type);
   // Before anything is sent: ranks that differ would send each other the wrong bytes, or wait.
-  communicator_.agree("the model or the strategy", description(list_, arguments));
+  communicator_.verify_same_on_all_ranks("the model or the strategy",
+                                         description(list_, arguments));
   std::vector<at::Tensor> all;
   for (std::size_t i = 0; i < count(); ++i) all.push_back(parameter(i));
   optimizer_ = arguments.optimizer(all);
@@ -78,7 +79,8 @@ void Strategy::backward(const at::Tensor& loss) {
   if (awaits_reduction_) {
     throw Error(
         "backward() a second time before finish_backward(): a step of several backward passes "
-        "calls both for each of them, with set_last_micro_batch(false) before all but the last");
+        "calls both for each of them, with set_requires_gradient_sync(false) before all but the "
+        "last");
   }
   const Charge charge(Category::kActivations);
   awaits_reduction_ = reduces_now();
@@ -108,8 +110,9 @@ void Strategy::on_ready(std::size_t index) {
   gradient_ready(index);
 }
 
-Piece Strategy::stored(std::size_t index) const {
-  return memory::has_storage(parameter(index)) ? Piece{parameter(index), 0} : Piece{};
+ParameterShard Strategy::local_shard(std::size_t index) const {
+  return memory::has_storage(parameter(index)) ? ParameterShard{parameter(index), 0}
+                                               : ParameterShard{};
 }
 
 at::Tensor& Strategy::gradient_to_reduce(std::size_t index) {
@@ -136,7 +139,8 @@ void Strategy::drop_unused() {
   for (std::size_t i = 0; i < count(); ++i) {
     if (flags[i] == 0) {
       drop_gradient(i);
-      if (const Piece mine = piece(i); mine.tensor.defined()) mine.tensor.mutable_grad().reset();
+      if (const ParameterShard mine = piece(i); mine.tensor.defined())
+        mine.tensor.mutable_grad().reset();
     }
     used_[i] = false;
   }
@@ -145,7 +149,7 @@ void Strategy::drop_unused() {
 void Strategy::add_up_micro_batches() {
   if (accumulation_ == Accumulation::kLocal) return;
   for (std::size_t i = 0; i < count(); ++i) {
-    const Piece mine = piece(i);
+    const ParameterShard mine = piece(i);
     at::Tensor& grad = mine.tensor.defined() ? mine.tensor.mutable_grad() : gradient(i);
     at::Tensor& sum = accumulated_[i];
     if (mine.tensor.defined() && grad.defined()) {
@@ -156,7 +160,7 @@ void Strategy::add_up_micro_batches() {
       }
     }
     // Until the last micro-batch the sum is kept out of backward's way, which would add to it.
-    grad = last_micro_batch_ ? std::exchange(sum, at::Tensor()) : at::Tensor();
+    grad = requires_gradient_sync_ ? std::exchange(sum, at::Tensor()) : at::Tensor();
   }
 }
 
@@ -168,7 +172,7 @@ std::vector<double> Strategy::sums_by_parameter(double (*sum)(const at::Tensor&)
   at::Tensor sums = at::zeros({static_cast<std::int64_t>(count())}, at::kDouble);
   auto* of_parameter = sums.mutable_data_ptr<double>();
   for (std::size_t i = 0; i < count(); ++i) {
-    const Piece mine = piece(i);
+    const ParameterShard mine = piece(i);
     if (mine.tensor.defined() && mine.tensor.grad().defined()) {
       of_parameter[i] = sum(mine.tensor.grad());
     }
@@ -194,7 +198,7 @@ float Strategy::infinity_norm() {
   at::Tensor by_parameter = at::zeros({static_cast<std::int64_t>(count())}, at::kFloat);
   auto* magnitude = by_parameter.mutable_data_ptr<float>();
   for (std::size_t i = 0; i < count(); ++i) {
-    const Piece mine = piece(i);
+    const ParameterShard mine = piece(i);
     if (mine.tensor.defined() && mine.tensor.grad().defined()) {
       magnitude[i] = optim::largest_magnitude(mine.tensor.grad());
     }
@@ -211,7 +215,7 @@ float Strategy::clip_grad_norm(double max_norm, optim::Norm kind) {
   const float coefficient = optim::clip_coefficient(norm, max_norm);
   if (coefficient != 1.0F) {
     for (std::size_t i = 0; i < count(); ++i) {
-      const Piece mine = piece(i);
+      const ParameterShard mine = piece(i);
       if (mine.tensor.defined() && mine.tensor.grad().defined()) {
         mine.tensor.mutable_grad().mul_(coefficient);
       }
@@ -250,7 +254,7 @@ void Strategy::broadcast_buffers_from_rank_0() {
   }
 }
 
-void Strategy::narrow_optimizer() {
+void Strategy::shard_optimizer() {
   optimizer_->replace([this](const at::Tensor& tensor) {
     for (std::size_t i = 0; i < count(); ++i) {
       if (parameter(i).is_same(tensor)) return piece(i).tensor;
@@ -270,7 +274,7 @@ std::vector<int> Strategy::ranks_with_overflow() {
   at::Tensor flags = at::zeros({communicator_.size()}, at::kInt);
   auto* flag = flags.mutable_data_ptr<std::int32_t>();
   for (std::size_t i = 0; i < count(); ++i) {
-    const Piece mine = piece(i);
+    const ParameterShard mine = piece(i);
     if (!mine.tensor.defined() || !mine.tensor.grad().defined()) continue;
     // One infinity or NaN makes the sum one; finite squares add up to something finite in double.
     if (!std::isfinite(optim::squared_norm(mine.tensor.grad()))) flag[communicator_.rank()] = 1;

@@ -45,7 +45,7 @@ struct StrategyArguments {
 };
 
 /// What one rank updates of a parameter: a run of its elements.
-struct Piece {
+struct ParameterShard {
   /// The elements as the optimizer knows them; its `.grad`, after finish_backward(), is their
   /// averaged gradient. Undefined where this rank updates none.
   at::Tensor tensor;
@@ -63,7 +63,7 @@ struct ModelStateBytes {
 /// One way to train a model on several ranks, and the one interface between a chapter and
 /// everything else. A step is
 ///
-///     loss = forward(batch)      for each micro-batch, with set_last_micro_batch() before it
+///     loss = forward(batch)      for each micro-batch, with set_requires_gradient_sync() before it
 ///     backward(loss)
 ///     finish_backward()
 ///     optimizer_step()
@@ -97,7 +97,7 @@ class Strategy : public nn::UnitHooks {
   virtual void zero_grad();
 
   /// Says, before forward(), whether the coming micro-batch is the last of its step (default: yes).
-  void set_last_micro_batch(bool last) { last_micro_batch_ = last; }
+  void set_requires_gradient_sync(bool last) { requires_gradient_sync_ = last; }
 
   /// Scales the gradients so that their global norm is at most `max_norm`; gives the norm before.
   /// After finish_backward() of the last micro-batch. Exact: the same bits under every strategy
@@ -117,24 +117,24 @@ class Strategy : public nn::UnitHooks {
   /// one all-reduce of a number per rank.
   std::vector<int> ranks_with_overflow();
 
-  /// Makes the parameters of unit `unit` whole for reading until dismiss(). Nothing to do where
+  /// Makes the parameters of unit `unit` whole for reading until reshard(). Nothing to do where
   /// they always are.
-  virtual void summon(std::size_t unit) {}
-  virtual void dismiss(std::size_t unit) {}
+  virtual void unshard(std::size_t unit) {}
+  virtual void reshard(std::size_t unit) {}
 
   /// Whether this rank updates parameter `index`, and holds its averaged gradient.
   virtual bool owns(std::size_t index) const { return true; }
 
   /// The part of parameter `index` that this rank updates: all of it where it owns it, unless the
   /// chapter splits tensors.
-  virtual Piece piece(std::size_t index) const {
-    return owns(index) ? Piece{parameter(index), 0} : Piece{};
+  virtual ParameterShard piece(std::size_t index) const {
+    return owns(index) ? ParameterShard{parameter(index), 0} : ParameterShard{};
   }
 
   /// The part of parameter `index` that rests on this rank between steps, updated here or not: what
   /// a checkpoint has to put back. Frozen parameters have one too. The values are whole where the
   /// stage keeps parameters whole.
-  virtual Piece stored(std::size_t index) const;
+  virtual ParameterShard local_shard(std::size_t index) const;
 
   /// Whether ranks own different parameters. The same answer on all ranks.
   virtual bool sharded() const { return false; }
@@ -181,7 +181,7 @@ class Strategy : public nn::UnitHooks {
 
   /// Whether finish_backward() reduces after this micro-batch.
   bool reduces_now() const {
-    return last_micro_batch_ || accumulation_ == Accumulation::kReduceEach;
+    return requires_gradient_sync_ || accumulation_ == Accumulation::kReduceEach;
   }
 
   /// The end of every finish_backward() that reduced: drops the gradients of parameters that no
@@ -199,7 +199,7 @@ class Strategy : public nn::UnitHooks {
   void first_value(std::size_t index, at::Tensor out);
 
   /// Makes the optimizer forget every parameter that this rank does not own.
-  void narrow_optimizer();
+  void shard_optimizer();
 
   std::int64_t trainable_bytes() const;
   /// Bytes of optimizer state on this rank, once everything has been updated: as the optimizer says
@@ -215,7 +215,7 @@ class Strategy : public nn::UnitHooks {
   dist::Communicator& communicator_;
   nn::ParameterList list_;
   std::unique_ptr<optim::Optimizer> optimizer_;
-  bool last_micro_batch_ = true;
+  bool requires_gradient_sync_ = true;
 
  private:
   void on_ready(std::size_t index);
@@ -236,14 +236,14 @@ class Strategy : public nn::UnitHooks {
 };
 
 /// While it lives, the parameters of one unit are whole for reading.
-class WholeParameters {
+class UnshardedParameters {
  public:
-  WholeParameters(Strategy& strategy, std::size_t unit) : strategy_(strategy), unit_(unit) {
-    strategy_.summon(unit_);
+  UnshardedParameters(Strategy& strategy, std::size_t unit) : strategy_(strategy), unit_(unit) {
+    strategy_.unshard(unit_);
   }
-  ~WholeParameters() { strategy_.dismiss(unit_); }
-  WholeParameters(const WholeParameters&) = delete;
-  WholeParameters& operator=(const WholeParameters&) = delete;
+  ~UnshardedParameters() { strategy_.reshard(unit_); }
+  UnshardedParameters(const UnshardedParameters&) = delete;
+  UnshardedParameters& operator=(const UnshardedParameters&) = delete;
 
  private:
   Strategy& strategy_;

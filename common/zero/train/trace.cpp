@@ -46,7 +46,7 @@ void add_activities(base::Json& trace, const std::vector<dist::Activity>& activi
     base::Json event = {{"ph", "X"},         {"cat", "exposed"}, {"name", activity.name},
                         {"pid", process},    {"tid", process},   {"ts", begin},
                         {"dur", end - begin}};
-    if (activity.kind == dist::Activity::Kind::kUnderWay) {
+    if (activity.kind == dist::Activity::Kind::kInFlight) {
       event = {{"ph", "b"},           {"cat", "collective"},
                {"id", events.size()}, {"name", activity.name},
                {"pid", process},      {"tid", process},

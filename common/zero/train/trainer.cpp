@@ -22,7 +22,7 @@ class Stopwatch {
       : communicator_(communicator),
         seconds_(seconds),
         waited_(communicator.exposed_seconds()),
-        under_way_(communicator.under_way_seconds()) {}
+        in_flight_(communicator.in_flight_seconds()) {}
   void end_of(double PhaseSeconds::*phase) {
     const auto now = Clock::now();
     const double all = std::chrono::duration<double>(now - last_).count();
@@ -30,7 +30,7 @@ class Stopwatch {
     seconds_.*phase += all - waited;
     seconds_.communication += waited;
     seconds_.total += all;
-    seconds_.under_way = communicator_.under_way_seconds() - under_way_;
+    seconds_.in_flight = communicator_.in_flight_seconds() - in_flight_;
     last_ = now;
     waited_ += waited;
   }
@@ -40,7 +40,7 @@ class Stopwatch {
   PhaseSeconds& seconds_;
   Clock::time_point last_ = Clock::now();
   double waited_;
-  double under_way_;
+  double in_flight_;
 };
 
 }  // namespace
@@ -48,7 +48,7 @@ class Stopwatch {
 Trainer::Trainer(Strategy& strategy, TrainerOptions options)
     : strategy_(strategy), options_(options), steps_(options.first_step) {
   if (options.loss_scale) loss_scale_.emplace(*options.loss_scale);
-  strategy.communicator().agree(
+  strategy.communicator().verify_same_on_all_ranks(
       "the trainer's options",
       fmt::format("a clip norm of {} ({})\nfirst step {}\n{}", options.clip_norm,
                   optim::name(options.norm), options.first_step,
@@ -71,14 +71,14 @@ StepResult Trainer::step(const std::vector<data::Batch>& micro_batches) {
   const double all_terms = count_terms(micro_batches);
   for (std::size_t m = 0; m < micro_batches.size(); ++m) {
     const data::Batch& batch = micro_batches[m];
-    strategy_.set_last_micro_batch(m + 1 == micro_batches.size());
+    strategy_.set_requires_gradient_sync(m + 1 == micro_batches.size());
     memory::mark("forward");
     at::Tensor loss;
     {
       RECORD_USER_SCOPE("forward");
       loss = strategy_.forward(batch);
     }
-    communicator.settle();
+    communicator.synchronize();
     const Agreed all = agree(loss.item<double>(), batch.loss_terms);
     loss_sum += all.loss_sum;
     watch.end_of(&PhaseSeconds::forward);
@@ -136,7 +136,7 @@ double Trainer::evaluate(const std::vector<data::Batch>& batches) {
   double loss_sum = 0;
   for (const data::Batch& batch : batches) {
     const at::Tensor loss = strategy_.forward(batch);
-    strategy_.communicator().settle();
+    strategy_.communicator().synchronize();
     loss_sum += agree(loss.item<double>(), batch.loss_terms).loss_sum;
   }
   return loss_sum / all_terms;
@@ -148,7 +148,7 @@ double Trainer::count_terms(const std::vector<data::Batch>& batches) const {
   double mine = 0;
   for (const data::Batch& batch : batches) mine += static_cast<double>(batch.loss_terms);
   const std::vector<double> all =
-      dist::of_all_ranks(communicator, {mine, static_cast<double>(batches.size())});
+      dist::all_gather_scalars(communicator, {mine, static_cast<double>(batches.size())});
   double terms = 0;
   for (int rank = 0; rank < communicator.size(); ++rank) {
     terms += all[static_cast<std::size_t>(2 * rank)];
@@ -172,8 +172,8 @@ Trainer::Agreed Trainer::agree(double loss, std::int64_t terms) {
   dist::Communicator& communicator = strategy_.communicator();
   const bool finite = std::isfinite(loss);
   const std::vector<double> all =
-      dist::of_all_ranks(communicator, {finite ? loss * static_cast<double>(terms) : 0.0,
-                                        static_cast<double>(terms), finite ? 0.0 : 1.0});
+      dist::all_gather_scalars(communicator, {finite ? loss * static_cast<double>(terms) : 0.0,
+                                              static_cast<double>(terms), finite ? 0.0 : 1.0});
   Agreed sums{0, 0};
   std::vector<int> not_finite;
   for (int rank = 0; rank < communicator.size(); ++rank) {

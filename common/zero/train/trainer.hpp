@@ -18,7 +18,7 @@ struct PhaseSeconds {
   double communication = 0;
   double optimizer = 0;
   double total = 0;      ///< the sum of these four
-  double under_way = 0;  ///< of it, how long any collective was started and not yet waited for
+  double in_flight = 0;  ///< of it, how long any collective was started and not yet waited for
 };
 
 struct StepResult {

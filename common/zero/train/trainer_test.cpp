@@ -32,7 +32,7 @@ class Diary final : public Strategy {
     return Strategy::forward(batch);
   }
   void backward(const at::Tensor& loss) override {
-    lines.push_back(fmt::format("backward{}", last_micro_batch_ ? " of the last" : ""));
+    lines.push_back(fmt::format("backward{}", requires_gradient_sync_ ? " of the last" : ""));
     Strategy::backward(loss);
   }
   void finish_backward() override {

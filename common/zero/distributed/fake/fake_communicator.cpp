@@ -18,7 +18,7 @@ std::int64_t bytes_of(const at::Tensor& tensor) {
 }
 
 // Like a real operation, it has no effect before somebody waits for it.
-class WhenWaitedFor final : public Pending::Work {
+class WhenWaitedFor final : public Work::Backend {
  public:
   explicit WhenWaitedFor(std::function<void()> effect) : effect_(std::move(effect)) {}
   void wait() override { effect_(); }
@@ -101,7 +101,7 @@ Communicator::WorkPtr FakeCommunicator::do_reduce_scatter(const Call& call, at::
 Communicator::WorkPtr FakeCommunicator::do_all_gather(const Call& call, at::Tensor output,
                                                       at::Tensor input) {
   count(call, bytes_of(input) * (size() - 1));
-  return when_waited_for([this, output, input, left = call.own == OwnPiece::kLeft] {
+  return when_waited_for([this, output, input, left = !call.copy_own_chunk] {
     gather(output, input);
     // Nobody may count on a copy that was not asked for.
     at::Tensor own = output.view({size(), -1}).select(0, rank());

@@ -14,7 +14,7 @@ namespace zero::dist {
 ///
 /// The other ranks are taken to be twins that do what this one does, with what a source says of
 /// their bytes:
-///   - exchange() gives this rank's text for everyone, so agree() always agrees.
+///   - exchange() gives this rank's text for everyone, so verify_same_on_all_ranks() never throws.
 ///   - An average leaves the tensor as it is, a sum is N times it; whoever would get a piece or the
 ///     whole of it gets just that.
 ///   - What is received (broadcast from another root, recv, the others' pieces of an all_gather)
@@ -37,7 +37,7 @@ class FakeCommunicator final : public Communicator {
 
   void set_source(Source source) { source_ = std::move(source); }
 
-  std::string transport() const override { return "none: a fake world, nothing is sent"; }
+  std::string transport() const override { return "none: a fake process group, nothing is sent"; }
   std::vector<std::string> exchange(const std::string& text) override;
   /// This rank's place in the group of `ranks`, as fake as this one, with the same source.
   std::unique_ptr<Communicator> split(const std::vector<int>& ranks,

@@ -37,7 +37,7 @@ void call_everything(Communicator& c) {
   const int next = (c.rank() + 1) % c.size();
   const int previous = (c.rank() + c.size() - 1) % c.size();
   at::Tensor incoming = at::zeros({5});
-  Pending received = c.recv(incoming, previous, Purpose::kParameter);
+  Work received = c.recv(incoming, previous, Purpose::kParameter);
   c.send(numbers(5), next, Purpose::kParameter).wait();
   received.wait();
 }
@@ -75,7 +75,7 @@ TEST(FakeCommunicator, TheOthersAgreeAndHaveThisRanksText) {
   FakeCommunicator c(2, 4);
   EXPECT_THAT(c.exchange("so be it"),
               ::testing::ElementsAre("so be it", "so be it", "so be it", "so be it"));
-  EXPECT_NO_THROW(c.agree("anything", "whatever"));
+  EXPECT_NO_THROW(c.verify_same_on_all_ranks("anything", "whatever"));
   EXPECT_THAT(c.transport(), HasSubstr("nothing is sent"));
 }
 
@@ -162,7 +162,7 @@ TEST(FakeCommunicator, NothingIsThereBeforeItIsWaitedFor) {
       return true;
     });
     at::Tensor all = at::zeros({6});
-    Pending pending = c.all_gather(all, numbers(2), Purpose::kParameter);
+    Work pending = c.all_gather(all, numbers(2), Purpose::kParameter);
     EXPECT_TRUE(pending.active());
     EXPECT_TRUE(at::equal(all, at::zeros({6})));
     pending.wait();

@@ -176,7 +176,7 @@ Communicator::WorkPtr GlooCommunicator::do_all_gather(const Call& call, at::Tens
   if (order() == ReductionOrder::kNative && size() > 1) {
     return native_all_gather(messenger_, describe(call), pieces, source);
   }
-  const bool writes = call.own == OwnPiece::kWritten && mine.data_ptr() != source.data_ptr();
+  const bool writes = call.copy_own_chunk && mine.data_ptr() != source.data_ptr();
   if (writes) mine.copy_(source);
   if (size() == 1) return nullptr;
   auto work = std::make_unique<MessageSet>(messenger_, describe(call));

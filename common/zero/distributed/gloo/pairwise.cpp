@@ -37,7 +37,7 @@ std::int64_t window_elements(std::int64_t element_size, int size) {
   return std::max<std::int64_t>(1, kScratchBytes / kWindows / (size - 1) / element_size);
 }
 
-class PairwiseReduction final : public Pending::Work {
+class PairwiseReduction final : public Work::Backend {
  public:
   PairwiseReduction(Surroundings s, std::vector<at::Tensor> pieces, at::Tensor output, ReduceOp op,
                     bool gather)
@@ -137,7 +137,7 @@ class PairwiseReduction final : public Pending::Work {
 };
 
 // One of c10d's own collectives, then what remains to be done with its result.
-class NativeWork final : public Pending::Work {
+class NativeWork final : public Work::Backend {
  public:
   NativeWork(Messenger messenger, std::string what, Messenger::WorkPtr work,
              std::function<void()> after)

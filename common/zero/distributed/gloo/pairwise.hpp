@@ -13,7 +13,7 @@
 namespace zero::dist {
 
 /// Some messages that are waited on together.
-class MessageSet final : public Pending::Work {
+class MessageSet final : public Work::Backend {
  public:
   MessageSet(const Messenger& messenger, std::string what)
       : messenger_(messenger), what_(std::move(what)) {}
@@ -36,14 +36,14 @@ class MessageSet final : public Pending::Work {
 /// again, which need not be faulted in then; with the last one all are freed.
 class ArrivalScratch {
  public:
-  /// A reduction that is under way.
+  /// A reduction that is in flight.
   class User {
    public:
     explicit User(std::shared_ptr<ArrivalScratch> scratch) : scratch_(std::move(scratch)) {
-      ++scratch_->under_way_;
+      ++scratch_->in_flight_;
     }
     ~User() {
-      if (--scratch_->under_way_ == 0) scratch_->pool_.clear();
+      if (--scratch_->in_flight_ == 0) scratch_->pool_.clear();
     }
     User(const User&) = delete;
     User& operator=(const User&) = delete;
@@ -59,7 +59,7 @@ class ArrivalScratch {
 
  private:
   memory::StoragePool pool_;
-  int under_way_ = 0;
+  int in_flight_ = 0;
 };
 
 /// What a collective needs to know of its surroundings.

@@ -12,7 +12,7 @@
 namespace zero::dist {
 namespace {
 
-using Stage = HostBoard::Stage;
+using Stage = HostTransport::Stage;
 
 // What must be the same on all ranks for one collective.
 std::uint64_t call_key(Operation operation, const at::Tensor& tensor, int root) {
@@ -27,13 +27,13 @@ std::byte* bytes_of(const at::Tensor& tensor) {
 
 struct Withdraw {
   std::uint64_t ticket;
-  void operator()(HostBoard* board) const { board->withdraw(ticket); }
+  void operator()(HostTransport* board) const { board->withdraw(ticket); }
 };
 
 // What this rank lets others read under a ticket, until it goes away: nothing of it where nobody
 // `reads`. Posted before the work exists: posting may wait, and waiting advances all work there is.
 struct Posting {
-  Posting(HostBoard& board, at::Tensor what, std::uint64_t its_key, bool reads = true)
+  Posting(HostTransport& board, at::Tensor what, std::uint64_t its_key, bool reads = true)
       : tensor(std::move(what)),
         key(its_key),
         ticket(board.post(tensor.const_data_ptr(),
@@ -42,7 +42,7 @@ struct Posting {
   at::Tensor tensor;
   std::uint64_t key;
   std::uint64_t ticket;
-  std::unique_ptr<HostBoard, Withdraw> posted;
+  std::unique_ptr<HostTransport, Withdraw> posted;
 };
 
 // Part of what one peer posted, and where it goes.
@@ -55,7 +55,7 @@ struct Copy {
 // Broadcast, all-gather, all-to-all: everybody copies what it wants, then waits for its readers.
 class CopyWork final : public HostWork {
  public:
-  CopyWork(HostBoard& board, std::string what, Posting posting, std::vector<Copy> copies,
+  CopyWork(HostTransport& board, std::string what, Posting posting, std::vector<Copy> copies,
            std::vector<int> readers)
       : HostWork(board, std::move(what)),
         posting_(std::move(posting)),
@@ -64,7 +64,7 @@ class CopyWork final : public HostWork {
     if (copies_.empty()) board_.announce(posting_.ticket, Stage::kFinished);
   }
 
-  bool advance() override {
+  bool progress() override {
     const auto before = copies_.size();
     std::erase_if(copies_, [this](const Copy& copy) {
       if (!board_.reached(copy.peer, posting_.ticket, Stage::kPosted)) return false;
@@ -76,7 +76,7 @@ class CopyWork final : public HostWork {
     return copies_.size() < before;
   }
 
-  bool receive() override {
+  bool wait_output() override {
     only_own_ = true;
     board_.wait(*this);
     only_own_ = false;
@@ -106,8 +106,8 @@ class CopyWork final : public HostWork {
 // others then copy the sum.
 class ReduceWork final : public HostWork {
  public:
-  ReduceWork(HostBoard& board, std::string what, Posting posting, std::vector<std::int64_t> bounds,
-             at::Tensor output, int divisor, bool gather)
+  ReduceWork(HostTransport& board, std::string what, Posting posting,
+             std::vector<std::int64_t> bounds, at::Tensor output, int divisor, bool gather)
       : HostWork(board, std::move(what)),
         posting_(std::move(posting)),
         input_(posting_.tensor),
@@ -122,7 +122,7 @@ class ReduceWork final : public HostWork {
     announce_if_finished();
   }
 
-  bool advance() override {
+  bool progress() override {
     const bool summed = sum_if_all_posted();
     const auto before = to_copy_.size();
     std::erase_if(to_copy_, [this](int peer) {
@@ -296,7 +296,7 @@ Communicator::WorkPtr HostCommunicator::do_all_gather(const Call& call, at::Tens
   const std::vector<at::Tensor> pieces = output.flatten().chunk(size());
   const at::Tensor& mine = pieces[static_cast<std::size_t>(rank())];
   const at::Tensor source = input.flatten();
-  const bool writes = call.own == OwnPiece::kWritten && mine.data_ptr() != source.data_ptr();
+  const bool writes = call.copy_own_chunk && mine.data_ptr() != source.data_ptr();
   if (writes) mine.copy_(source);
   std::vector<Copy> copies;
   for (const int peer : all_but(rank(), size())) {
@@ -335,14 +335,16 @@ std::unique_ptr<Communicator> make_cpu_communicator(StoreExchange store, GroupPt
   const char* variable = std::getenv("ZERO_TRANSPORT");
   const bool is_set = variable != nullptr && *variable != '\0';
   const std::string wish = is_set ? variable : options.transport;
-  using Wish = HostBoard::Wish;
-  const std::map<std::string, Wish> wishes = {
-      {"auto", Wish::kAny}, {"host", Wish::kAny}, {"shared", Wish::kShared}, {"tcp", Wish::kNone}};
+  using TransportMode = HostTransport::TransportMode;
+  const std::map<std::string, TransportMode> wishes = {{"auto", TransportMode::kAny},
+                                                       {"host", TransportMode::kAny},
+                                                       {"shared", TransportMode::kShared},
+                                                       {"tcp", TransportMode::kNone}};
   if (wishes.count(wish) == 0) {
     throw Error(fmt::format("transport '{}' is unknown: auto, host, shared or tcp", wish));
   }
   std::string reason;
-  auto board = HostBoard::open(store, rank, size, options.timeout, wishes.at(wish), reason);
+  auto board = HostTransport::open(store, rank, size, options.timeout, wishes.at(wish), reason);
   if (wish == "host" && (board == nullptr || board->shares())) {
     throw Error(
         fmt::format("the ranks cannot read each other's memory: {}; choose transport "

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include <zero/distributed/gloo/gloo_communicator.hpp>
-#include <zero/distributed/host/host_board.hpp>
+#include <zero/distributed/host/host_transport.hpp>
 
 namespace zero::dist {
 
@@ -18,8 +18,8 @@ namespace zero::dist {
 class HostCommunicator final : public GlooCommunicator {
  public:
   /// `why_shared` says why memory is shared, where it is.
-  HostCommunicator(StoreExchange store, GroupPtr group, std::unique_ptr<HostBoard> board, int rank,
-                   int size, const ConnectOptions& options, std::string why_shared)
+  HostCommunicator(StoreExchange store, GroupPtr group, std::unique_ptr<HostTransport> board,
+                   int rank, int size, const ConnectOptions& options, std::string why_shared)
       : GlooCommunicator(std::move(store), std::move(group), rank, size, options),
         board_(std::move(board)),
         why_shared_(std::move(why_shared)) {}
@@ -36,12 +36,12 @@ class HostCommunicator final : public GlooCommunicator {
   WorkPtr do_reduce_scatter(const Call&, at::Tensor output, at::Tensor input, ReduceOp op) override;
   WorkPtr do_all_gather(const Call&, at::Tensor output, at::Tensor input) override;
   WorkPtr do_all_to_all(const Call&, at::Tensor output, at::Tensor input) override;
-  void do_advance() override { board_->advance(); }
+  void do_progress() override { board_->progress(); }
 
  private:
   bool native() const { return order() == ReductionOrder::kNative; }
 
-  std::unique_ptr<HostBoard> board_;
+  std::unique_ptr<HostTransport> board_;
   std::string why_shared_;
 };
 

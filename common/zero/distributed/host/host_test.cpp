@@ -138,11 +138,11 @@ TEST_P(HostTransport, AdvanceTakesTheStepsThatNeedNoWaiting) {
     at::Tensor all = at::zeros({2});
     at::Tensor sum = at::full({2}, c.rank() + 1.0);
     at::Tensor part = at::zeros({1});
-    Pending gather = host->all_gather(all, at::full({1}, c.rank() + 1.0), Purpose::kParameter);
-    Pending scatter = host->reduce_scatter(part, sum, Purpose::kGradient, ReduceOp::kSum);
+    Work gather = host->all_gather(all, at::full({1}, c.rank() + 1.0), Purpose::kParameter);
+    Work scatter = host->reduce_scatter(part, sum, Purpose::kGradient, ReduceOp::kSum);
     c.exchange("both have posted");  // through the store, which advances nothing
     EXPECT_EQ(all[1 - c.rank()].item<float>(), 0.0F);
-    host->advance();
+    host->progress();
     EXPECT_EQ(all[1 - c.rank()].item<float>(), 2.0F - static_cast<float>(c.rank()));
     EXPECT_EQ(part.item<float>(), 3.0F);
     gather.wait();
@@ -165,12 +165,12 @@ TEST_P(HostTransport, WhatIsUnderWayWhenAPeerIsLostFailsAtOnce) {
       return;
     }
     std::vector<at::Tensor> tensors(6);
-    std::vector<Pending> under_way;
+    std::vector<Work> in_flight;
     for (at::Tensor& tensor : tensors) {
       tensor = at::zeros({8});
-      under_way.push_back(host->all_reduce(tensor, Purpose::kGradient));
+      in_flight.push_back(host->all_reduce(tensor, Purpose::kGradient));
     }
-    for (Pending& pending : under_way) EXPECT_THROW(pending.wait(), Error);
+    for (Work& pending : in_flight) EXPECT_THROW(pending.wait(), Error);
     EXPECT_LT(Clock::now() - started, std::chrono::seconds(8));  // not six limits
     std::ofstream{ended};
   });
@@ -215,7 +215,7 @@ TEST_P(HostTransport, MayBeWaitedForInAnyOrder) {
   on_ranks(3, [](Communicator& c) {
     const auto host = again(c, GetParam());
     std::vector<at::Tensor> tensors;
-    std::deque<Pending> pending;
+    std::deque<Work> pending;
     for (int i = 0; i < 6; ++i) {
       tensors.push_back(at::full({1000}, c.rank() + i, at::kFloat));
       if (i % 2 == 0) {
@@ -225,7 +225,7 @@ TEST_P(HostTransport, MayBeWaitedForInAnyOrder) {
       }
     }
     for (int i = 0; i < 6; ++i) {
-      Pending& next = c.rank() == 1 ? pending.back() : pending.front();
+      Work& next = c.rank() == 1 ? pending.back() : pending.front();
       next.wait();
       c.rank() == 1 ? pending.pop_back() : pending.pop_front();
     }
@@ -240,12 +240,12 @@ TEST_P(HostTransport, MoreCollectivesMayBeUnderWayThanTheBoardHasRoomFor) {
   on_ranks(2, [](Communicator& c) {
     const auto host = again(c, GetParam());
     std::vector<at::Tensor> tensors;
-    std::vector<Pending> pending;
+    std::vector<Work> pending;
     for (int i = 0; i < 2500; ++i) {
       tensors.push_back(at::full({3}, c.rank() * 10000 + i, at::kInt));
       pending.push_back(host->broadcast(tensors.back(), i % 2, Purpose::kParameter));
     }
-    for (Pending& p : pending) p.wait();
+    for (Work& p : pending) p.wait();
     for (int i = 0; i < 2500; ++i) {
       ASSERT_EQ(tensors[static_cast<std::size_t>(i)][2].item<int>(), (i % 2) * 10000 + i);
     }

@@ -25,9 +25,9 @@ struct NcclOptions {
 ///
 /// - takes CUDA tensors of this rank's GPU, which becomes the current one of the calling thread,
 ///   over NCCL, and CPU tensors (flags, norms, barriers) over TCP like the backend "gloo";
-/// - orders what the calling thread's stream does after Pending::wait() behind the result, without
-///   blocking the thread; Communicator::settle() blocks until the result is there, so that a lost
-///   peer is a zero::Error and not a message of a background thread;
+/// - orders what the calling thread's stream does after Work::wait() behind the result, without
+///   blocking the thread; Communicator::synchronize() blocks until the result is there, so that a
+///   lost peer is a zero::Error and not a message of a background thread;
 /// - counts bytes by the formulas of Communicator: NCCL sends as many in all, but a broadcast goes
 ///   from rank to rank instead of N-1 times from the root;
 /// - matches the messages of a pair of ranks in the order in which they were sent, whatever their

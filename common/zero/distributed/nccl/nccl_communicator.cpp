@@ -61,8 +61,8 @@ NcclCommunicator::~NcclCommunicator() {
       nccl_->shutdown();
     }
   } catch (const std::exception& error) {
-    complain(fmt::format("rank {}: NCCL's connections could not be closed: {}", rank(),
-                         first_line(error.what())));
+    log_error(fmt::format("rank {}: NCCL's connections could not be closed: {}", rank(),
+                          first_line(error.what())));
   }
 }
 
@@ -255,7 +255,7 @@ constexpr auto kLook = std::chrono::microseconds(50);
 
 }  // namespace
 
-class NcclCommunicator::FlightWork final : public Pending::Work {
+class NcclCommunicator::FlightWork final : public Work::Backend {
  public:
   FlightWork(NcclCommunicator& communicator, std::shared_ptr<Flight> flight)
       : communicator_(communicator), flight_(std::move(flight)) {}
@@ -302,7 +302,7 @@ void NcclCommunicator::forget_completed() {
   for (const auto& flight : flights_) check(*flight);
 }
 
-void NcclCommunicator::settle() {
+void NcclCommunicator::synchronize() {
   for (const auto& flight : flights_) {
     if (!flight->waited_for) continue;
     const auto limit = std::chrono::steady_clock::now() + options().timeout;

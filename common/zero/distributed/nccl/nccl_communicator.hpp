@@ -45,7 +45,7 @@ class NcclCommunicator final : public GlooCommunicator {
   ~NcclCommunicator() override;
 
   std::string transport() const override;
-  void settle() override;
+  void synchronize() override;
 
  protected:
   WorkPtr do_broadcast(const Call&, at::Tensor tensor, int root) override;

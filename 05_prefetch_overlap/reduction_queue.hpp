@@ -1,0 +1,51 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <deque>
+
+#include "bucket.hpp"
+
+namespace zero {
+
+/// Reductions in flight, oldest first, with a bound on their bytes. Without a bound a backward pass
+/// that is faster than the network would hold all gradients again, and the memory that stage 2
+/// saves would be gone; with room for two buckets one is sent while the next is filled. Padding,
+/// some bytes a parameter, is not counted: two full buckets fit into twice the size of a bucket.
+class ReductionQueue {
+ public:
+  explicit ReductionQueue(std::int64_t most_bytes) : most_bytes_(most_bytes) {}
+
+  /// Starts the reduction of `bucket`. Where it does not fit beside those in flight, waits for the
+  /// oldest of them first; a bucket larger than the bound goes alone.
+  void start(Bucket& bucket, bool whole) {
+    while (!in_flight_.empty() && bytes_ + bucket.bytes() > most_bytes_) finish_oldest();
+    bucket.start_reduce(whole);
+    in_flight_.push_back(&bucket);
+    bytes_ += bucket.bytes();
+    most_seen_ = std::max(most_seen_, bytes_);
+  }
+
+  /// Blocks until all are done.
+  void finish() {
+    while (!in_flight_.empty()) finish_oldest();
+  }
+
+  /// The most bytes that were ever in flight at once.
+  std::int64_t most_seen() const { return most_seen_; }
+
+ private:
+  void finish_oldest() {
+    Bucket* const oldest = in_flight_.front();
+    in_flight_.pop_front();
+    bytes_ -= oldest->bytes();
+    oldest->finish_reduce();
+  }
+
+  std::int64_t most_bytes_;
+  std::int64_t bytes_ = 0;
+  std::int64_t most_seen_ = 0;
+  std::deque<Bucket*> in_flight_;
+};
+
+}  // namespace zero

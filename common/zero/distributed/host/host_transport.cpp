@@ -1,0 +1,385 @@
+#include <ATen/ops/empty.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <linux/futex.h>
+#include <poll.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <climits>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <sstream>
+#include <utility>
+
+#include <zero/base/error.hpp>
+#include <zero/distributed/host/host_transport.hpp>
+#include <zero/memory/accounting.hpp>
+
+namespace zero::dist {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Collectives that may be in flight at once before post() waits for the oldest.
+constexpr std::uint64_t kSlots = 1024;
+// Looks at the board that often before it goes to sleep: a peer on another core is usually close.
+constexpr int kLooks = 64;
+constexpr long kSleepNanoseconds = 20'000'000;  // then looks whether the peer is alive
+
+// Begins a verdict: not the way that was hoped for, but memory can be shared.
+constexpr char kCanShare = '~';
+constexpr const char* kShare = "share";
+
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "atomics are shared by processes");
+
+std::string first_line_of(const char* path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+// Process ids mean the same where this text is the same.
+std::string where_pids_are_valid() {
+  std::error_code ignored;
+  return first_line_of("/proc/sys/kernel/random/boot_id") + "/" +
+         std::filesystem::read_symlink("/proc/self/ns/pid", ignored).string();
+}
+
+}  // namespace
+
+struct HostTransport::Shared {
+  struct alignas(64) Slot {
+    std::atomic<std::uint64_t> address;
+    std::atomic<std::uint64_t> call;
+    std::array<std::atomic<std::uint64_t>, 3> stages;  // the last ticket that reached each
+  };
+  struct alignas(64) Rank {
+    std::atomic<std::uint32_t> bell;      // counts what peers announced
+    std::atomic<std::uint32_t> sleeping;  // whether to wake this rank
+    std::atomic<std::uint32_t> left;      // its communicator is gone
+    std::array<Slot, kSlots> slots;
+  };
+
+  Rank* ranks() { return reinterpret_cast<Rank*>(this); }
+  Slot& slot(int rank, std::uint64_t ticket) { return ranks()[rank].slots[ticket % kSlots]; }
+  static std::size_t bytes(int size) { return static_cast<std::size_t>(size) * sizeof(Rank); }
+};
+
+HostTransport::HostTransport(int rank, int size, std::chrono::milliseconds timeout)
+    : rank_(rank), size_(size), timeout_(timeout), peers_(static_cast<std::size_t>(size)) {
+  const memory::Charge charge(memory::Category::kCommunication);
+  scratch_ = at::empty({size - 1, kBlockBytes}, at::kByte);
+}
+
+HostTransport::~HostTransport() {
+  if (shared_ != nullptr) {
+    shared_->ranks()[rank_].left.store(1);
+    notify();
+    ::munmap(shared_, Shared::bytes(size_));
+  }
+  if (memory_file_ >= 0) ::close(memory_file_);
+  for (const Peer& peer : peers_) {
+    if (peer.handle >= 0) ::close(peer.handle);
+  }
+}
+
+std::unique_ptr<HostTransport> HostTransport::open(StoreExchange& exchange, int rank, int size,
+                                                   std::chrono::milliseconds timeout,
+                                                   TransportMode wish, std::string& reason) {
+  std::unique_ptr<HostTransport> board(new HostTransport(rank, size, timeout));
+  const std::vector<std::string> introductions = exchange.exchange(board->export_handles(wish));
+  const std::vector<std::string> verdicts = exchange.exchange(board->import_handles(introductions));
+  bool reads = true;
+  for (int r = 0; r < size; ++r) {
+    const std::string& verdict = verdicts[static_cast<std::size_t>(r)];
+    if (verdict.empty()) continue;
+    const bool can_share = verdict.front() == kCanShare;
+    reason = fmt::format("rank {}: {}", r, verdict.substr(can_share ? 1 : 0));
+    // Nobody waits on this board, so nobody needs to be told that this rank leaves it.
+    if (!can_share) return nullptr;
+    reads = false;
+  }
+  if (!reads && !board->share(exchange, reason)) return nullptr;
+  return board;
+}
+
+bool HostTransport::share(StoreExchange& exchange, std::string& reason) {
+  const auto on_all = [&](const std::function<std::string()>& what) {
+    std::string mine;
+    try {
+      mine = fmt::format("+{}", what());
+    } catch (const Error& error) {
+      mine = error.what();
+    }
+    return exchange.exchange(mine);
+  };
+  const auto refused = [&](const std::vector<std::string>& answers) {
+    for (int r = 0; r < size_; ++r) {
+      const std::string& answer = answers[static_cast<std::size_t>(r)];
+      if (answer.front() == '+') continue;
+      reason += fmt::format("; rank {}: {}", r, answer);
+      return true;
+    }
+    return false;
+  };
+  const std::vector<std::string> files = on_all([&] {
+    arena_ = std::make_unique<SharedArena>();
+    return std::to_string(arena_->file());
+  });
+  if (refused(files)) return false;
+  return !refused(on_all([&] {
+    for (int r = 0; r < size_; ++r) {
+      if (r == rank_) continue;
+      Peer& peer = peers_[static_cast<std::size_t>(r)];
+      peer.arena = std::make_unique<SharedArena>(
+          peer.pid, std::stoi(files[static_cast<std::size_t>(r)].substr(1)));
+    }
+    return std::string();
+  }));
+}
+
+std::string HostTransport::export_handles(TransportMode wish) {
+  if (wish == TransportMode::kNone) return "not wanted";
+  // Where only a parent may look into its child (Yama), peers ask for an exception.
+  ::prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
+  cookie_ = static_cast<std::uint64_t>(Clock::now().time_since_epoch().count()) ^
+            (static_cast<std::uint64_t>(::getpid()) << 32);
+  if (rank_ == 0) {
+    // A file without a name: it is gone with the last process that holds it, however that ends.
+    memory_file_ = ::memfd_create("zero-board", MFD_CLOEXEC);
+    if (memory_file_ >= 0 &&
+        ::ftruncate(memory_file_, static_cast<off_t>(Shared::bytes(size_))) != 0) {
+      ::close(std::exchange(memory_file_, -1));
+    }
+  }
+  return fmt::format("{} {} {} {} {} {}", where_pids_are_valid(), ::getpid(), memory_file_,
+                     reinterpret_cast<std::uintptr_t>(&cookie_), cookie_,
+                     wish == TransportMode::kShared ? kShare : "read");
+}
+
+std::string HostTransport::import_handles(const std::vector<std::string>& introductions) {
+  std::string sharing;  // why memory is to be shared, if it is
+  for (int r = 0; r < size_; ++r) {
+    std::istringstream words(introductions[static_cast<std::size_t>(r)]);
+    std::string place, wish;
+    int pid = 0, file = -1;
+    std::uint64_t address = 0, value = 0, seen = 0;
+    if (!(words >> place >> pid >> file >> address >> value >> wish)) {
+      return fmt::format("rank {} does not want it", r);
+    }
+    if (place != where_pids_are_valid()) return fmt::format("rank {} is on another host", r);
+    if (r == 0) {
+      const int opened =
+          rank_ == 0 ? ::dup(file)
+                     : ::open(fmt::format("/proc/{}/fd/{}", pid, file).c_str(), O_RDWR | O_CLOEXEC);
+      void* mapped = opened < 0 ? MAP_FAILED
+                                : ::mmap(nullptr, Shared::bytes(size_), PROT_READ | PROT_WRITE,
+                                         MAP_SHARED, opened, 0);
+      if (opened >= 0) ::close(opened);
+      if (mapped == MAP_FAILED) return "the memory of rank 0's board cannot be mapped";
+      shared_ = static_cast<Shared*>(mapped);
+    }
+    if (wish == kShare) sharing = fmt::format("rank {} asks for shared memory", r);
+    if (r == rank_) continue;
+    Peer& peer = peers_[static_cast<std::size_t>(r)];
+    peer.pid = pid;
+    peer.handle = static_cast<int>(::syscall(SYS_pidfd_open, pid, 0));
+    if (peer.handle < 0) return fmt::format("rank {} cannot be watched (pidfd_open)", r);
+    if (!read_raw(r, address, &seen, sizeof seen) || seen != value) {
+      sharing =
+          fmt::format("the system forbids reading the memory of rank {} (process_vm_readv)", r);
+    }
+  }
+  return sharing.empty() ? "" : kCanShare + sharing;
+}
+
+bool HostTransport::read_raw(int peer, std::uint64_t address, void* to, std::int64_t bytes) const {
+  auto* local = static_cast<std::byte*>(to);
+  while (bytes > 0) {
+    iovec into{local, static_cast<std::size_t>(bytes)};
+    iovec from{reinterpret_cast<void*>(address), static_cast<std::size_t>(bytes)};
+    const ssize_t n =
+        ::process_vm_readv(peers_[static_cast<std::size_t>(peer)].pid, &into, 1, &from, 1, 0);
+    if (n <= 0) return false;
+    local += n;
+    address += static_cast<std::uint64_t>(n);
+    bytes -= n;
+  }
+  return true;
+}
+
+std::uint64_t HostTransport::post(const void* data, std::int64_t bytes, std::uint64_t call) {
+  const std::uint64_t ticket = next_ticket_++;
+  if (ticket > kSlots) {
+    // The slot may be used again once nobody looks at what it said before.
+    class SlotIsFree final : public HostWork {
+     public:
+      SlotIsFree(HostTransport& board, std::uint64_t old)
+          : HostWork(board, "too many collectives in flight"), old_(old) {}
+      bool progress() override { return false; }
+      bool complete() const override { return waits_for() < 0; }
+      int waits_for() const override {
+        for (int r = 0; r < board_.size(); ++r) {
+          if (!board_.reached(r, old_, Stage::kFinished)) return r;
+        }
+        return -1;
+      }
+
+     private:
+      std::uint64_t old_;
+    };
+    SlotIsFree(*this, ticket - kSlots).wait();
+  }
+  Shared::Slot& slot = shared_->slot(rank_, ticket);
+  auto address = reinterpret_cast<std::uintptr_t>(data);
+  if (shares()) {
+    const std::int64_t offset = in_arena_[ticket] = arena_->put(data, bytes);
+    address = static_cast<std::uintptr_t>(offset);
+  }
+  slot.address.store(address);
+  slot.call.store(call);
+  announce(ticket, Stage::kPosted);
+  return ticket;
+}
+
+void HostTransport::renew(std::uint64_t ticket, std::int64_t offset, const void* data,
+                          std::int64_t bytes) {
+  if (!shares()) return;  // peers read the tensor itself
+  std::memcpy(arena_->at(in_arena_.at(ticket) + offset), data, static_cast<std::size_t>(bytes));
+}
+
+void HostTransport::withdraw(std::uint64_t ticket) {
+  const auto found = in_arena_.find(ticket);
+  if (found == in_arena_.end()) return;
+  arena_->free(found->second);
+  in_arena_.erase(found);
+}
+
+void HostTransport::announce(std::uint64_t ticket, Stage stage) {
+  shared_->slot(rank_, ticket).stages[static_cast<std::size_t>(stage)].store(ticket);
+  notify();
+}
+
+bool HostTransport::reached(int peer, std::uint64_t ticket, Stage stage) const {
+  return shared_->slot(peer, ticket).stages[static_cast<std::size_t>(stage)].load() >= ticket;
+}
+
+void HostTransport::read(int peer, std::uint64_t ticket, std::uint64_t call, std::int64_t offset,
+                         void* to, std::int64_t bytes, const std::string& what) {
+  const Shared::Slot& slot = shared_->slot(peer, ticket);
+  if (slot.call.load() != call) {
+    fail(what, peer,
+         fmt::format("rank {} is in another collective, or in this one with another shape, dtype "
+                     "or root; all ranks must call the same operations in the same order",
+                     peer));
+  }
+  const std::uint64_t from = slot.address.load() + static_cast<std::uint64_t>(offset);
+  bool done = true;
+  if (shares()) {
+    const SharedArena& arena = *peers_[static_cast<std::size_t>(peer)].arena;
+    std::memcpy(to, arena.at(static_cast<std::int64_t>(from)), static_cast<std::size_t>(bytes));
+  } else {
+    done = read_raw(peer, from, to, bytes);
+  }
+  // A peer that left without waiting for its readers may have given back what was being read.
+  if (!done || peer_lost(peer)) {
+    fail(what, peer, "");
+  }
+}
+
+void HostTransport::wait(HostWork& work) {
+  auto last_progress = Clock::now();
+  for (int look = 0; !work.complete(); ++look) {
+    // Each would wait for a time limit of its own.
+    if (!lost_.empty()) throw Error(fmt::format("{}: given up after {}", work.what(), lost_));
+    const std::uint32_t bell = shared_->ranks()[rank_].bell.load();
+    const int peer = work.waits_for();
+    const bool peer_gone = peer_lost(peer);  // before the look: what it left behind still counts
+    if (progress_all()) {
+      last_progress = Clock::now();
+      look = 0;
+      continue;
+    }
+    if (work.complete()) return;
+    if (peer_gone && work.waits_for() == peer) fail(work.what(), peer, "");
+    if (Clock::now() - last_progress > timeout_) {
+      fail(work.what(), peer,
+           fmt::format("nothing from rank {} within {} s; it is stopped, far behind, or in another "
+                       "collective",
+                       peer, timeout_.count() / 1000.0));
+    }
+    look < kLooks ? static_cast<void>(::sched_yield()) : sleep(bell);
+  }
+}
+
+void HostTransport::progress() {
+  while (progress_all()) {
+  }
+}
+
+bool HostTransport::progress_all() {
+  bool moved = false;
+  for (HostWork* work : active_) moved |= work->progress();
+  return moved;
+}
+
+void HostTransport::notify() {
+  for (int r = 0; r < size_; ++r) {
+    if (r == rank_) continue;
+    Shared::Rank& peer = shared_->ranks()[r];
+    peer.bell.fetch_add(1);
+    if (peer.sleeping.load() != 0) {
+      ::syscall(SYS_futex, &peer.bell, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+    }
+  }
+}
+
+void HostTransport::sleep(std::uint32_t bell) {
+  Shared::Rank& mine = shared_->ranks()[rank_];
+  const timespec limit{0, kSleepNanoseconds};
+  mine.sleeping.store(1);
+  // Returns at once if the bell has been rung since it was read.
+  ::syscall(SYS_futex, &mine.bell, FUTEX_WAIT, bell, &limit, nullptr, 0);
+  mine.sleeping.store(0);
+}
+
+bool HostTransport::peer_lost(int peer) const {
+  if (peer < 0 || peer == rank_) return false;
+  if (shared_->ranks()[peer].left.load() != 0) return true;
+  pollfd ended{peers_[static_cast<std::size_t>(peer)].handle, POLLIN, 0};
+  return ::poll(&ended, 1, 0) > 0;
+}
+
+void HostTransport::fail(const std::string& what, int peer, const std::string& why) {
+  // The group is dead: peers need not find out by waiting.
+  shared_->ranks()[rank_].left.store(1);
+  notify();
+  const std::string cause =
+      !why.empty()
+          ? why
+          : fmt::format(
+                "the connection to rank {} is gone; it ended, or left after an error of its "
+                "own",
+                peer);
+  const std::string said = fmt::format("{}: {}", what, cause);
+  if (lost_.empty()) lost_ = said;  // the first is the cause of all others
+  throw Error(said);
+}
+
+HostWork::HostWork(HostTransport& board, std::string what) : board_(board), what_(std::move(what)) {
+  board_.active_.push_back(this);
+}
+
+HostWork::~HostWork() { std::erase(board_.active_, this); }
+
+}  // namespace zero::dist

@@ -1,0 +1,89 @@
+#include <c10/util/intrusive_ptr.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+
+#include <zero/base/error.hpp>
+#include <zero/memory/accounting.hpp>
+#include <zero/nn/gradient_destination.hpp>
+
+namespace zero::nn {
+namespace {
+
+// The providers by tensor. A weak reference keeps the tensor's address from being given to another
+// tensor, so that an entry never speaks for a parameter it was not made for.
+class Providers {
+ public:
+  void set(const at::Tensor& parameter, GradientProvider provider) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(entries_, [](const auto& entry) { return entry.second.tensor.expired(); });
+    entries_.erase(parameter.unsafeGetTensorImpl());
+    if (!provider) return;
+    entries_.emplace(parameter.unsafeGetTensorImpl(),
+                     Entry{Weak(parameter.getIntrusivePtr()), std::move(provider)});
+  }
+
+  GradientProvider find(const at::Tensor& parameter) {
+    const std::lock_guard lock(mutex_);
+    const auto found = entries_.find(parameter.unsafeGetTensorImpl());
+    return found == entries_.end() ? GradientProvider() : found->second.provider;
+  }
+
+ private:
+  using Weak = c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl>;
+  struct Entry {
+    Weak tensor;
+    GradientProvider provider;
+  };
+
+  std::mutex mutex_;
+  std::unordered_map<const void*, Entry> entries_;
+};
+
+Providers& providers() {
+  static Providers instance;
+  return instance;
+}
+
+at::Tensor provided(const at::Tensor& parameter, const GradientProvider& provider) {
+  at::Tensor tensor = provider();
+  if (tensor.defined() && tensor.sizes() == parameter.sizes() &&
+      tensor.scalar_type() == parameter.scalar_type() && tensor.device() == parameter.device()) {
+    return tensor;
+  }
+  throw Error(fmt::format(
+      "the gradient provider of a parameter of shape [{}] ({}) gave {}; it must give a tensor of "
+      "the "
+      "parameter's shape and dtype on its device",
+      fmt::join(parameter.sizes(), ", "), c10::toString(parameter.scalar_type()),
+      tensor.defined() ? fmt::format("a tensor of shape [{}] ({})", fmt::join(tensor.sizes(), ", "),
+                                     c10::toString(tensor.scalar_type()))
+                       : std::string("an undefined tensor")));
+}
+
+}  // namespace
+
+GradientDestination gradient_destination(const at::Tensor& parameter) {
+  at::Tensor& gradient = parameter.mutable_grad();
+  if (gradient.defined()) return {gradient, /*fresh=*/false};
+  if (const GradientProvider provider = providers().find(parameter)) {
+    gradient = provided(parameter, provider);
+  } else {
+    const memory::Charge charge(memory::Category::kGradients);
+    gradient = at::empty(parameter.sizes(), parameter.options().requires_grad(false));
+  }
+  return {gradient, /*fresh=*/true};
+}
+
+void set_gradient_provider(const at::Tensor& parameter, GradientProvider provider) {
+  providers().set(parameter, std::move(provider));
+}
+
+bool has_gradient_provider(const at::Tensor& parameter) {
+  return static_cast<bool>(providers().find(parameter));
+}
+
+}  // namespace zero::nn

@@ -1,0 +1,136 @@
+// How SmolLM2-360M lies on 1 to 512 ranks, every number of them, by formula: nothing is allocated.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <numeric>
+#include <vector>
+
+#include <tools/plan/model.hpp>
+#include <tools/plan/states.hpp>
+#include <tools/plan/whole_parameters.hpp>
+#include <zero/nn/llama.hpp>
+#include <zero/nn/parameters.hpp>
+#include <zero/train/shard_layout.hpp>
+
+namespace zero::testing {
+namespace {
+
+constexpr int kMostRanks = 512;
+constexpr std::int64_t kFloat = 4;
+
+std::int64_t round_up(std::int64_t value, std::int64_t step) {
+  return (value + step - 1) / step * step;
+}
+
+// Elements of every tensor, unit by unit.
+std::vector<std::vector<std::int64_t>> units_of_smollm2() {
+  const nn::DeferredStorage deferred;
+  nn::Llama model(nn::preset("smollm2-360m"));
+  const nn::ParameterList list = nn::list_parameters(model);
+  std::vector<std::vector<std::int64_t>> units;
+  for (const nn::UnitInfo& unit : list.units) {
+    units.emplace_back();
+    for (const std::size_t i : unit.parameters) units.back().push_back(list.parameters[i].numel());
+  }
+  return units;
+}
+
+std::int64_t parameters() { return nn::preset("smollm2-360m").parameters(); }
+
+// What the ranks hold of one tensor is all of it, each element once, in order.
+void expect_cut_without_gap(const train::ShardLayout& layout, std::size_t tensor) {
+  std::int64_t end = 0;
+  for (int rank = 0; rank < layout.world_size(); ++rank) {
+    const train::ShardLayout::Range s = layout.range(tensor, rank);
+    if (s.size == 0) continue;
+    ASSERT_EQ(s.begin, end) << "rank " << rank;
+    ASSERT_GE(s.in_shard, 0);
+    ASSERT_LE(s.in_shard + s.size, layout.shard());
+    end += s.size;
+  }
+  ASSERT_EQ(end, layout.size(tensor));
+}
+
+TEST(LayoutOfSmolLm2, CutsEveryTensorWithoutGapAtEveryWorldSize) {
+  const auto units = units_of_smollm2();
+  ASSERT_EQ(units.size(), 33U);
+  for (int n = 1; n <= kMostRanks; ++n) {
+    for (const std::vector<std::int64_t>& sizes : units) {
+      const train::ShardLayout layout(sizes, n);
+      for (std::size_t t = 0; t < sizes.size(); ++t) {
+        expect_cut_without_gap(layout, t);
+        if (HasFatalFailure()) FAIL() << n << " ranks, tensor " << t << " of its unit";
+      }
+    }
+  }
+}
+
+// All tensors of the model are multiples of 64 elements, so that only the end of a unit is padded:
+// each shard to the next multiple of 64.
+TEST(LayoutOfSmolLm2, PaddingIsWhatRoundingAShardTo64ElementsTakesAndUnderHalfAPercent) {
+  const auto units = units_of_smollm2();
+  for (int n = 1; n <= kMostRanks; ++n) {
+    std::int64_t shards = 0, padding = 0;
+    for (const std::vector<std::int64_t>& sizes : units) {
+      const std::int64_t elements = std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0});
+      const train::ShardLayout layout(sizes, n);
+      const std::int64_t fair = (elements + n - 1) / n;
+      EXPECT_EQ(layout.shard(), round_up(fair, 64)) << n << " ranks";
+      EXPECT_EQ(layout.padding(), n * layout.shard() - elements) << n << " ranks";
+      shards += layout.shard();
+      padding += layout.padding();
+    }
+    EXPECT_EQ(shards * n, parameters() + padding);
+    EXPECT_LT(static_cast<double>(padding), 0.005 * static_cast<double>(parameters()))
+        << n << " ranks";
+  }
+}
+
+// 4 + 4 bytes of padded shards and 8 of moments, which have no padding, on the fullest rank.
+TEST(LayoutOfSmolLm2, StatesOfStage3AreWithinOnePercentOfThePlanners) {
+  const auto units = units_of_smollm2();
+  for (int n = 1; n <= kMostRanks; ++n) {
+    std::int64_t shards = 0;
+    std::vector<std::int64_t> updated(static_cast<std::size_t>(n), 0);
+    for (const std::vector<std::int64_t>& sizes : units) {
+      const train::ShardLayout layout(sizes, n);
+      shards += layout.shard();
+      for (int rank = 0; rank < n; ++rank) {
+        for (std::size_t t = 0; t < sizes.size(); ++t) {
+          updated[static_cast<std::size_t>(rank)] += layout.range(t, rank).size;
+        }
+      }
+    }
+    EXPECT_EQ(std::accumulate(updated.begin(), updated.end(), std::int64_t{0}), parameters());
+    const std::int64_t fullest = *std::max_element(updated.begin(), updated.end());
+    const std::int64_t held = 2 * kFloat * shards + 2 * kFloat * fullest;
+    const std::int64_t planned =
+        plan::model_states(parameters(), plan::fp32(), plan::Stage::kZero3, n).total();
+    EXPECT_GE(held, planned) << n << " ranks";
+    EXPECT_LT(static_cast<double>(held), 1.01 * static_cast<double>(planned)) << n << " ranks";
+  }
+}
+
+// Whole tensors: everything has an owner, and dealing out by size is off a fair share by no more
+// than the largest tensor.
+TEST(LayoutOfSmolLm2, OwnersHoldEverythingOnceAtEveryWorldSize) {
+  const std::vector<plan::TensorSize> tensors = plan::llama_tensors(nn::preset("smollm2-360m"));
+  const std::int64_t largest =
+      std::max_element(tensors.begin(), tensors.end(), [](const auto& a, const auto& b) {
+        return a.elements < b.elements;
+      })->elements;
+  for (int n = 1; n <= kMostRanks; ++n) {
+    for (const auto ownership :
+         {train::Ownership::kBySize, train::Ownership::kByCount, train::Ownership::kByOffset}) {
+      const std::vector<std::int64_t> owned = plan::owned_elements(tensors, n, ownership);
+      ASSERT_EQ(owned.size(), static_cast<std::size_t>(n));
+      EXPECT_EQ(std::accumulate(owned.begin(), owned.end(), std::int64_t{0}), parameters());
+      if (ownership != train::Ownership::kBySize) continue;
+      EXPECT_LE(*std::max_element(owned.begin(), owned.end()), parameters() / n + largest);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace zero::testing
