@@ -34,15 +34,18 @@ function(zero_configure_program target)
   set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/bin")
 endfunction()
 
-# Compiles the sources of a target in batches: five files included one after the other in a sixth.
-# GCC instantiates for every object the templates that the precompiled header left open, which takes
-# longer than most files; so this halves the time of a whole build. -DZERO_BATCHES=OFF for one object
-# a file. A name in an unnamed namespace is then seen by the files after it: it may have to be told
-# apart. Lessons are not compiled like this.
+# zero_compile_in_batches(<target> [<files>]): compiles the sources of a target in batches of five files, or
+# of as many as are given: one source includes the others one after the other. GCC instantiates for every
+# object the templates that the precompiled header left open, which takes longer than most files, so this
+# halves the time of a whole build. -DZERO_BATCHES=OFF for one object a file. A name in an unnamed namespace
+# is then seen by the files after it: it may have to be told apart. Lessons are not compiled like this.
 option(ZERO_BATCHES "Compile the common library and the tests in batches of files" ON)
 function(zero_compile_in_batches target)
-  set_target_properties(${target} PROPERTIES UNITY_BUILD ${ZERO_BATCHES}
-    UNITY_BUILD_BATCH_SIZE 5)
+  set(files 5)
+  if(ARGN)
+    set(files ${ARGN})
+  endif()
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ${ZERO_BATCHES} UNITY_BUILD_BATCH_SIZE ${files})
 endfunction()
 
 # zero_discover_tests(<program> [FILTER <GoogleTest filter>] [PREFIX <text>] [TIMEOUT <seconds>]

@@ -21,24 +21,24 @@ std::uint64_t call_key(Operation operation, const at::Tensor& tensor, int root) 
   return std::hash<std::string>{}(text);
 }
 
-std::byte* bytes_of(const at::Tensor& tensor) {
+std::byte* writable_bytes(const at::Tensor& tensor) {
   return static_cast<std::byte*>(tensor.mutable_data_ptr());
 }
 
 struct Withdraw {
   std::uint64_t ticket;
-  void operator()(HostTransport* board) const { board->withdraw(ticket); }
+  void operator()(HostTransport* transport) const { transport->withdraw(ticket); }
 };
 
 // What this rank lets others read under a ticket, until it goes away: nothing of it where nobody
 // `reads`. Posted before the work exists: posting may wait, and waiting advances all work there is.
 struct Posting {
-  Posting(HostTransport& board, at::Tensor what, std::uint64_t its_key, bool reads = true)
+  Posting(HostTransport& transport, at::Tensor what, std::uint64_t its_key, bool reads = true)
       : tensor(std::move(what)),
         key(its_key),
-        ticket(board.post(tensor.const_data_ptr(),
-                          reads ? static_cast<std::int64_t>(tensor.nbytes()) : 0, its_key)),
-        posted(&board, Withdraw{ticket}) {}
+        ticket(transport.post(tensor.const_data_ptr(),
+                              reads ? static_cast<std::int64_t>(tensor.nbytes()) : 0, its_key)),
+        posted(&transport, Withdraw{ticket}) {}
   at::Tensor tensor;
   std::uint64_t key;
   std::uint64_t ticket;
@@ -55,30 +55,30 @@ struct Copy {
 // Broadcast, all-gather, all-to-all: everybody copies what it wants, then waits for its readers.
 class CopyWork final : public HostWork {
  public:
-  CopyWork(HostTransport& board, std::string what, Posting posting, std::vector<Copy> copies,
+  CopyWork(HostTransport& transport, std::string what, Posting posting, std::vector<Copy> copies,
            std::vector<int> readers)
-      : HostWork(board, std::move(what)),
+      : HostWork(transport, std::move(what)),
         posting_(std::move(posting)),
         copies_(std::move(copies)),
         readers_(std::move(readers)) {
-    if (copies_.empty()) board_.announce(posting_.ticket, Stage::kFinished);
+    if (copies_.empty()) transport_.announce(posting_.ticket, Stage::kFinished);
   }
 
   bool progress() override {
     const auto before = copies_.size();
     std::erase_if(copies_, [this](const Copy& copy) {
-      if (!board_.reached(copy.peer, posting_.ticket, Stage::kPosted)) return false;
-      board_.read(copy.peer, posting_.ticket, posting_.key, copy.offset, bytes_of(copy.to),
-                  static_cast<std::int64_t>(copy.to.nbytes()), what_);
+      if (!transport_.reached(copy.peer, posting_.ticket, Stage::kPosted)) return false;
+      transport_.read(copy.peer, posting_.ticket, posting_.key, copy.offset,
+                      writable_bytes(copy.to), static_cast<std::int64_t>(copy.to.nbytes()), what_);
       return true;
     });
-    if (before > 0 && copies_.empty()) board_.announce(posting_.ticket, Stage::kFinished);
+    if (before > 0 && copies_.empty()) transport_.announce(posting_.ticket, Stage::kFinished);
     return copies_.size() < before;
   }
 
   bool wait_output() override {
     only_own_ = true;
-    board_.wait(*this);
+    transport_.wait(*this);
     only_own_ = false;
     return !complete();
   }
@@ -89,7 +89,7 @@ class CopyWork final : public HostWork {
     if (!copies_.empty()) return copies_.front().peer;
     if (only_own_) return -1;
     for (const int reader : readers_) {
-      if (!board_.reached(reader, posting_.ticket, Stage::kFinished)) return reader;
+      if (!transport_.reached(reader, posting_.ticket, Stage::kFinished)) return reader;
     }
     return -1;
   }
@@ -106,19 +106,19 @@ class CopyWork final : public HostWork {
 // others then copy the sum.
 class ReduceWork final : public HostWork {
  public:
-  ReduceWork(HostTransport& board, std::string what, Posting posting,
+  ReduceWork(HostTransport& transport, std::string what, Posting posting,
              std::vector<std::int64_t> bounds, at::Tensor output, int divisor, bool gather)
-      : HostWork(board, std::move(what)),
+      : HostWork(transport, std::move(what)),
         posting_(std::move(posting)),
         input_(posting_.tensor),
         bounds_(std::move(bounds)),
         output_(std::move(output)),
         divisor_(divisor),
         gather_(gather) {
-    for (int r = 0; gather_ && r < board_.size(); ++r) {
-      if (r != board_.rank() && length(r) > 0) to_copy_.push_back(r);
+    for (int r = 0; gather_ && r < transport_.size(); ++r) {
+      if (r != transport_.rank() && length(r) > 0) to_copy_.push_back(r);
     }
-    summed_ = length(board_.rank()) == 0;
+    summed_ = length(transport_.rank()) == 0;
     announce_if_finished();
   }
 
@@ -126,9 +126,10 @@ class ReduceWork final : public HostWork {
     const bool summed = sum_if_all_posted();
     const auto before = to_copy_.size();
     std::erase_if(to_copy_, [this](int peer) {
-      if (!board_.reached(peer, posting_.ticket, Stage::kReduced)) return false;
-      board_.read(peer, posting_.ticket, posting_.key, offset(bounds_[at(peer)]),
-                  bytes_of(piece(peer)), static_cast<std::int64_t>(piece(peer).nbytes()), what_);
+      if (!transport_.reached(peer, posting_.ticket, Stage::kReduced)) return false;
+      transport_.read(peer, posting_.ticket, posting_.key, offset(bounds_[at(peer)]),
+                      writable_bytes(piece(peer)), static_cast<std::int64_t>(piece(peer).nbytes()),
+                      what_);
       return true;
     });
     const bool moved = summed || to_copy_.size() < before;
@@ -141,11 +142,11 @@ class ReduceWork final : public HostWork {
   int waits_for() const override {
     if (!summed_) return first_that_did_not_post();
     if (!to_copy_.empty()) return to_copy_.front();
-    for (int r = 0; r < board_.size(); ++r) {
+    for (int r = 0; r < transport_.size(); ++r) {
       // Who owns a piece reads this rank's contribution; with `gather` everybody reads its sum.
-      const bool reads = length(r) > 0 || (gather_ && length(board_.rank()) > 0);
-      if (r == board_.rank() || !reads) continue;
-      if (!board_.reached(r, posting_.ticket, Stage::kFinished)) return r;
+      const bool reads = length(r) > 0 || (gather_ && length(transport_.rank()) > 0);
+      if (r == transport_.rank() || !reads) continue;
+      if (!transport_.reached(r, posting_.ticket, Stage::kFinished)) return r;
     }
     return -1;
   }
@@ -160,24 +161,24 @@ class ReduceWork final : public HostWork {
 
   // This rank itself where all have posted.
   int first_that_did_not_post() const {
-    for (int r = 0; r < board_.size(); ++r) {
-      if (!board_.reached(r, posting_.ticket, Stage::kPosted)) return r;
+    for (int r = 0; r < transport_.size(); ++r) {
+      if (!transport_.reached(r, posting_.ticket, Stage::kPosted)) return r;
     }
-    return board_.rank();
+    return transport_.rank();
   }
 
   bool sum_if_all_posted() {
-    if (summed_ || first_that_did_not_post() != board_.rank()) return false;
-    const at::Tensor room = board_.scratch().view(input_.scalar_type());  // [size - 1, block]
-    const at::Tensor own = piece(board_.rank());
+    if (summed_ || first_that_did_not_post() != transport_.rank()) return false;
+    const at::Tensor room = transport_.scratch().view(input_.scalar_type());  // [size - 1, block]
+    const at::Tensor own = piece(transport_.rank());
     for (std::int64_t begin = 0; begin < own.numel(); begin += room.size(1)) {
       sum_block(room, own, begin, std::min(room.size(1), own.numel() - begin));
     }
     summed_ = true;
     if (gather_) {
-      board_.renew(posting_.ticket, offset(bounds_[at(board_.rank())]), output_.const_data_ptr(),
-                   static_cast<std::int64_t>(output_.nbytes()));
-      board_.announce(posting_.ticket, Stage::kReduced);
+      transport_.renew(posting_.ticket, offset(bounds_[at(transport_.rank())]),
+                       output_.const_data_ptr(), static_cast<std::int64_t>(output_.nbytes()));
+      transport_.announce(posting_.ticket, Stage::kReduced);
     }
     return true;
   }
@@ -185,21 +186,22 @@ class ReduceWork final : public HostWork {
   void sum_block(const at::Tensor& room, const at::Tensor& own, std::int64_t begin,
                  std::int64_t n) {
     std::vector<at::Tensor> contributions;
-    for (int r = 0; r < board_.size(); ++r) {
-      if (r == board_.rank()) {
+    for (int r = 0; r < transport_.size(); ++r) {
+      if (r == transport_.rank()) {
         contributions.push_back(own.narrow(0, begin, n));
         continue;
       }
-      const at::Tensor block = room.select(0, r < board_.rank() ? r : r - 1).narrow(0, 0, n);
-      board_.read(r, posting_.ticket, posting_.key, offset(bounds_[at(board_.rank())] + begin),
-                  bytes_of(block), static_cast<std::int64_t>(block.nbytes()), what_);
+      const at::Tensor block = room.select(0, r < transport_.rank() ? r : r - 1).narrow(0, 0, n);
+      transport_.read(r, posting_.ticket, posting_.key,
+                      offset(bounds_[at(transport_.rank())] + begin), writable_bytes(block),
+                      static_cast<std::int64_t>(block.nbytes()), what_);
       contributions.push_back(block);
     }
     sum_in_rank_order(output_.narrow(0, begin, n), contributions, divisor_);
   }
 
   void announce_if_finished() {
-    if (summed_ && to_copy_.empty()) board_.announce(posting_.ticket, Stage::kFinished);
+    if (summed_ && to_copy_.empty()) transport_.announce(posting_.ticket, Stage::kFinished);
   }
 
   Posting posting_;
@@ -232,13 +234,13 @@ Communicator::WorkPtr HostCommunicator::do_broadcast(const Call& call, at::Tenso
                                                      int root) {
   if (tensor.numel() == 0) return nullptr;
   check_device(tensor);
-  Posting posting(*board_, tensor, call_key(call.operation, tensor, root), rank() == root);
+  Posting posting(*transport_, tensor, call_key(call.operation, tensor, root), rank() == root);
   if (rank() == root) {
     count(call, call.bytes * (size() - 1));
-    return std::make_unique<CopyWork>(*board_, describe(call), std::move(posting),
+    return std::make_unique<CopyWork>(*transport_, describe(call), std::move(posting),
                                       std::vector<Copy>{}, all_but(root, size()));
   }
-  return std::make_unique<CopyWork>(*board_, describe(call), std::move(posting),
+  return std::make_unique<CopyWork>(*transport_, describe(call), std::move(posting),
                                     std::vector<Copy>{{root, 0, tensor}}, std::vector<int>{});
 }
 
@@ -252,8 +254,8 @@ Communicator::WorkPtr HostCommunicator::do_reduce(const Call& call, at::Tensor t
   std::vector<std::int64_t> bounds;
   for (int r = 0; r <= size(); ++r) bounds.push_back(r <= root ? 0 : tensor.numel());
   const at::Tensor flat = tensor.flatten();
-  Posting posting(*board_, flat, call_key(call.operation, tensor, root), rank() != root);
-  return std::make_unique<ReduceWork>(*board_, describe(call), std::move(posting), bounds, flat,
+  Posting posting(*transport_, flat, call_key(call.operation, tensor, root), rank() != root);
+  return std::make_unique<ReduceWork>(*transport_, describe(call), std::move(posting), bounds, flat,
                                       op == ReduceOp::kAverage ? size() : 1, /*gather=*/false);
 }
 
@@ -267,8 +269,8 @@ Communicator::WorkPtr HostCommunicator::do_all_reduce(const Call& call, at::Tens
   const at::Tensor flat = tensor.flatten();
   const std::vector<std::int64_t> bounds = even_bounds(flat.numel(), size());
   const auto mine = static_cast<std::size_t>(rank());
-  Posting posting(*board_, flat, call_key(call.operation, tensor, /*root=*/-1));
-  return std::make_unique<ReduceWork>(*board_, describe(call), std::move(posting), bounds,
+  Posting posting(*transport_, flat, call_key(call.operation, tensor, /*root=*/-1));
+  return std::make_unique<ReduceWork>(*transport_, describe(call), std::move(posting), bounds,
                                       flat.narrow(0, bounds[mine], bounds[mine + 1] - bounds[mine]),
                                       op == ReduceOp::kAverage ? size() : 1, /*gather=*/true);
 }
@@ -281,8 +283,8 @@ Communicator::WorkPtr HostCommunicator::do_reduce_scatter(const Call& call, at::
   if (input.numel() == 0) return nullptr;
   check_device(input);
   count(call, call.bytes / size() * (size() - 1));
-  Posting posting(*board_, input.flatten(), call_key(call.operation, input, /*root=*/-1));
-  return std::make_unique<ReduceWork>(*board_, describe(call), std::move(posting),
+  Posting posting(*transport_, input.flatten(), call_key(call.operation, input, /*root=*/-1));
+  return std::make_unique<ReduceWork>(*transport_, describe(call), std::move(posting),
                                       even_bounds(input.numel(), size()), output.flatten(),
                                       op == ReduceOp::kAverage ? size() : 1, /*gather=*/false);
 }
@@ -303,9 +305,10 @@ Communicator::WorkPtr HostCommunicator::do_all_gather(const Call& call, at::Tens
     copies.push_back({peer, 0, pieces[static_cast<std::size_t>(peer)]});
   }
   // Where there is a copy peers read that: the input may be a view of something that moves on.
-  Posting posting(*board_, writes ? mine : source, call_key(call.operation, input, /*root=*/-1));
-  return std::make_unique<CopyWork>(*board_, describe(call), std::move(posting), std::move(copies),
-                                    all_but(rank(), size()));
+  Posting posting(*transport_, writes ? mine : source,
+                  call_key(call.operation, input, /*root=*/-1));
+  return std::make_unique<CopyWork>(*transport_, describe(call), std::move(posting),
+                                    std::move(copies), all_but(rank(), size()));
 }
 
 Communicator::WorkPtr HostCommunicator::do_all_to_all(const Call& call, at::Tensor output,
@@ -322,9 +325,9 @@ Communicator::WorkPtr HostCommunicator::do_all_to_all(const Call& call, at::Tens
   for (const int peer : all_but(rank(), size())) {
     copies.push_back({peer, rank() * piece_bytes, from[static_cast<std::size_t>(peer)]});
   }
-  Posting posting(*board_, input, call_key(call.operation, input, /*root=*/-1));
-  return std::make_unique<CopyWork>(*board_, describe(call), std::move(posting), std::move(copies),
-                                    all_but(rank(), size()));
+  Posting posting(*transport_, input, call_key(call.operation, input, /*root=*/-1));
+  return std::make_unique<CopyWork>(*transport_, describe(call), std::move(posting),
+                                    std::move(copies), all_but(rank(), size()));
 }
 
 std::unique_ptr<Communicator> make_cpu_communicator(StoreExchange store, GroupPtr group, int rank,
@@ -334,30 +337,30 @@ std::unique_ptr<Communicator> make_cpu_communicator(StoreExchange store, GroupPt
   }
   const char* variable = std::getenv("ZERO_TRANSPORT");
   const bool is_set = variable != nullptr && *variable != '\0';
-  const std::string wish = is_set ? variable : options.transport;
+  const std::string mode = is_set ? variable : options.transport;
   using TransportMode = HostTransport::TransportMode;
-  const std::map<std::string, TransportMode> wishes = {{"auto", TransportMode::kAny},
-                                                       {"host", TransportMode::kAny},
-                                                       {"shared", TransportMode::kShared},
-                                                       {"tcp", TransportMode::kNone}};
-  if (wishes.count(wish) == 0) {
-    throw Error(fmt::format("transport '{}' is unknown: auto, host, shared or tcp", wish));
+  const std::map<std::string, TransportMode> modes = {{"auto", TransportMode::kAny},
+                                                      {"host", TransportMode::kAny},
+                                                      {"shared", TransportMode::kShared},
+                                                      {"tcp", TransportMode::kNone}};
+  if (modes.count(mode) == 0) {
+    throw Error(fmt::format("transport '{}' is unknown: auto, host, shared or tcp", mode));
   }
   std::string reason;
-  auto board = HostTransport::open(store, rank, size, options.timeout, wishes.at(wish), reason);
-  if (wish == "host" && (board == nullptr || board->shares())) {
+  auto transport = HostTransport::open(store, rank, size, options.timeout, modes.at(mode), reason);
+  if (mode == "host" && (transport == nullptr || transport->shares())) {
     throw Error(
         fmt::format("the ranks cannot read each other's memory: {}; choose transport "
                     "auto, shared or tcp",
                     reason));
   }
-  if (wish == "shared" && board == nullptr) {
+  if (mode == "shared" && transport == nullptr) {
     throw Error(
         fmt::format("the ranks cannot share memory: {}; choose transport auto or tcp", reason));
   }
-  if (board != nullptr) {
-    return std::make_unique<HostCommunicator>(std::move(store), std::move(group), std::move(board),
-                                              rank, size, options, reason);
+  if (transport != nullptr) {
+    return std::make_unique<HostCommunicator>(std::move(store), std::move(group),
+                                              std::move(transport), rank, size, options, reason);
   }
   return std::make_unique<GlooCommunicator>(std::move(store), std::move(group), rank, size, options,
                                             reason);

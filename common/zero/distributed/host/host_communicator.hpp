@@ -18,15 +18,15 @@ namespace zero::dist {
 class HostCommunicator final : public GlooCommunicator {
  public:
   /// `why_shared` says why memory is shared, where it is.
-  HostCommunicator(StoreExchange store, GroupPtr group, std::unique_ptr<HostTransport> board,
+  HostCommunicator(StoreExchange store, GroupPtr group, std::unique_ptr<HostTransport> transport,
                    int rank, int size, const ConnectOptions& options, std::string why_shared)
       : GlooCommunicator(std::move(store), std::move(group), rank, size, options),
-        board_(std::move(board)),
+        transport_(std::move(transport)),
         why_shared_(std::move(why_shared)) {}
 
   std::string transport() const override {
-    return board_->shares() ? "shared memory within the host: " + why_shared_
-                            : "one copy within the host";
+    return transport_->shares() ? "shared memory within the host: " + why_shared_
+                                : "one copy within the host";
   }
 
  protected:
@@ -36,12 +36,12 @@ class HostCommunicator final : public GlooCommunicator {
   WorkPtr do_reduce_scatter(const Call&, at::Tensor output, at::Tensor input, ReduceOp op) override;
   WorkPtr do_all_gather(const Call&, at::Tensor output, at::Tensor input) override;
   WorkPtr do_all_to_all(const Call&, at::Tensor output, at::Tensor input) override;
-  void do_progress() override { board_->progress(); }
+  void do_progress() override { transport_->progress(); }
 
  private:
   bool native() const { return order() == ReductionOrder::kNative; }
 
-  std::unique_ptr<HostTransport> board_;
+  std::unique_ptr<HostTransport> transport_;
   std::string why_shared_;
 };
 

@@ -31,7 +31,8 @@ using Clock = std::chrono::steady_clock;
 
 // Collectives that may be in flight at once before post() waits for the oldest.
 constexpr std::uint64_t kSlots = 1024;
-// Looks at the board that often before it goes to sleep: a peer on another core is usually close.
+// Looks at the shared page that often before it goes to sleep: a peer on another core is usually
+// close.
 constexpr int kLooks = 64;
 constexpr long kSleepNanoseconds = 20'000'000;  // then looks whether the peer is alive
 
@@ -95,22 +96,23 @@ HostTransport::~HostTransport() {
 
 std::unique_ptr<HostTransport> HostTransport::open(StoreExchange& exchange, int rank, int size,
                                                    std::chrono::milliseconds timeout,
-                                                   TransportMode wish, std::string& reason) {
-  std::unique_ptr<HostTransport> board(new HostTransport(rank, size, timeout));
-  const std::vector<std::string> introductions = exchange.exchange(board->export_handles(wish));
-  const std::vector<std::string> verdicts = exchange.exchange(board->import_handles(introductions));
+                                                   TransportMode mode, std::string& reason) {
+  std::unique_ptr<HostTransport> transport(new HostTransport(rank, size, timeout));
+  const std::vector<std::string> introductions = exchange.exchange(transport->export_handles(mode));
+  const std::vector<std::string> verdicts =
+      exchange.exchange(transport->import_handles(introductions));
   bool reads = true;
   for (int r = 0; r < size; ++r) {
     const std::string& verdict = verdicts[static_cast<std::size_t>(r)];
     if (verdict.empty()) continue;
     const bool can_share = verdict.front() == kCanShare;
     reason = fmt::format("rank {}: {}", r, verdict.substr(can_share ? 1 : 0));
-    // Nobody waits on this board, so nobody needs to be told that this rank leaves it.
+    // Nobody waits on this transport, so nobody needs to be told that this rank leaves it.
     if (!can_share) return nullptr;
     reads = false;
   }
-  if (!reads && !board->share(exchange, reason)) return nullptr;
-  return board;
+  if (!reads && !transport->share(exchange, reason)) return nullptr;
+  return transport;
 }
 
 bool HostTransport::share(StoreExchange& exchange, std::string& reason) {
@@ -148,15 +150,15 @@ bool HostTransport::share(StoreExchange& exchange, std::string& reason) {
   }));
 }
 
-std::string HostTransport::export_handles(TransportMode wish) {
-  if (wish == TransportMode::kNone) return "not wanted";
+std::string HostTransport::export_handles(TransportMode mode) {
+  if (mode == TransportMode::kNone) return "not wanted";
   // Where only a parent may look into its child (Yama), peers ask for an exception.
   ::prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
   cookie_ = static_cast<std::uint64_t>(Clock::now().time_since_epoch().count()) ^
             (static_cast<std::uint64_t>(::getpid()) << 32);
   if (rank_ == 0) {
     // A file without a name: it is gone with the last process that holds it, however that ends.
-    memory_file_ = ::memfd_create("zero-board", MFD_CLOEXEC);
+    memory_file_ = ::memfd_create("zero-transport", MFD_CLOEXEC);
     if (memory_file_ >= 0 &&
         ::ftruncate(memory_file_, static_cast<off_t>(Shared::bytes(size_))) != 0) {
       ::close(std::exchange(memory_file_, -1));
@@ -164,17 +166,17 @@ std::string HostTransport::export_handles(TransportMode wish) {
   }
   return fmt::format("{} {} {} {} {} {}", where_pids_are_valid(), ::getpid(), memory_file_,
                      reinterpret_cast<std::uintptr_t>(&cookie_), cookie_,
-                     wish == TransportMode::kShared ? kShare : "read");
+                     mode == TransportMode::kShared ? kShare : "read");
 }
 
 std::string HostTransport::import_handles(const std::vector<std::string>& introductions) {
   std::string sharing;  // why memory is to be shared, if it is
   for (int r = 0; r < size_; ++r) {
     std::istringstream words(introductions[static_cast<std::size_t>(r)]);
-    std::string place, wish;
+    std::string place, mode;
     int pid = 0, file = -1;
     std::uint64_t address = 0, value = 0, seen = 0;
-    if (!(words >> place >> pid >> file >> address >> value >> wish)) {
+    if (!(words >> place >> pid >> file >> address >> value >> mode)) {
       return fmt::format("rank {} does not want it", r);
     }
     if (place != where_pids_are_valid()) return fmt::format("rank {} is on another host", r);
@@ -186,10 +188,10 @@ std::string HostTransport::import_handles(const std::vector<std::string>& introd
                                 : ::mmap(nullptr, Shared::bytes(size_), PROT_READ | PROT_WRITE,
                                          MAP_SHARED, opened, 0);
       if (opened >= 0) ::close(opened);
-      if (mapped == MAP_FAILED) return "the memory of rank 0's board cannot be mapped";
+      if (mapped == MAP_FAILED) return "the memory of rank 0's transport cannot be mapped";
       shared_ = static_cast<Shared*>(mapped);
     }
-    if (wish == kShare) sharing = fmt::format("rank {} asks for shared memory", r);
+    if (mode == kShare) sharing = fmt::format("rank {} asks for shared memory", r);
     if (r == rank_) continue;
     Peer& peer = peers_[static_cast<std::size_t>(r)];
     peer.pid = pid;
@@ -224,13 +226,13 @@ std::uint64_t HostTransport::post(const void* data, std::int64_t bytes, std::uin
     // The slot may be used again once nobody looks at what it said before.
     class SlotIsFree final : public HostWork {
      public:
-      SlotIsFree(HostTransport& board, std::uint64_t old)
-          : HostWork(board, "too many collectives in flight"), old_(old) {}
+      SlotIsFree(HostTransport& transport, std::uint64_t old)
+          : HostWork(transport, "too many collectives in flight"), old_(old) {}
       bool progress() override { return false; }
       bool complete() const override { return waits_for() < 0; }
       int waits_for() const override {
-        for (int r = 0; r < board_.size(); ++r) {
-          if (!board_.reached(r, old_, Stage::kFinished)) return r;
+        for (int r = 0; r < transport_.size(); ++r) {
+          if (!transport_.reached(r, old_, Stage::kFinished)) return r;
         }
         return -1;
       }
@@ -376,10 +378,11 @@ void HostTransport::fail(const std::string& what, int peer, const std::string& w
   throw Error(said);
 }
 
-HostWork::HostWork(HostTransport& board, std::string what) : board_(board), what_(std::move(what)) {
-  board_.active_.push_back(this);
+HostWork::HostWork(HostTransport& transport, std::string what)
+    : transport_(transport), what_(std::move(what)) {
+  transport_.active_.push_back(this);
 }
 
-HostWork::~HostWork() { std::erase(board_.active_, this); }
+HostWork::~HostWork() { std::erase(transport_.active_, this); }
 
 }  // namespace zero::dist

@@ -20,8 +20,8 @@ namespace zero::dist {
 
 class HostWork;
 
-/// A notice board in memory that all ranks of one machine share, and the means to copy out of a
-/// peer's tensors without the peer's help (process_vm_readv, Linux).
+/// Copies out of a peer's tensors without the peer's help (process_vm_readv, Linux), between ranks
+/// of one machine. They tell each other what may be read in a page of memory that all of them map.
 ///
 /// A message over TCP is copied into the kernel by the sender and out of it by the receiver. Here
 /// the sender only posts an address, and the receiver copies once, straight from tensor to tensor.
@@ -36,8 +36,8 @@ class HostTransport {
  public:
   enum class Stage : std::uint8_t { kPosted, kReduced, kFinished };
 
-  /// What a rank wants: no board, or one through shared memory, or the quickest that there is. The
-  /// least of what any wants is what all do.
+  /// What a rank wants: no transport, or one through shared memory, or the quickest that there is.
+  /// The least of what any wants is what all do.
   enum class TransportMode : std::uint8_t { kNone, kShared, kAny };
 
   /// Called by all ranks; blocks for two to four exchanges through the store. Null on every rank
@@ -45,7 +45,7 @@ class HostTransport {
   /// not want to. `reason` then says whose and which; and why, where ranks may not read each
   /// other's memory (a container without ptrace rights) and share some instead.
   static std::unique_ptr<HostTransport> open(StoreExchange& exchange, int rank, int size,
-                                             std::chrono::milliseconds timeout, TransportMode wish,
+                                             std::chrono::milliseconds timeout, TransportMode mode,
                                              std::string& reason);
   ~HostTransport();
   HostTransport(const HostTransport&) = delete;
@@ -93,7 +93,7 @@ class HostTransport {
   };
 
   HostTransport(int rank, int size, std::chrono::milliseconds timeout);
-  std::string export_handles(TransportMode wish);
+  std::string export_handles(TransportMode mode);
   std::string import_handles(const std::vector<std::string>& introductions);
   bool share(StoreExchange& exchange, std::string& reason);
   bool read_raw(int peer, std::uint64_t address, void* to, std::int64_t bytes) const;
@@ -118,13 +118,13 @@ class HostTransport {
   std::string lost_;  // why the group is dead, once it is
 };
 
-/// A collective over a board. Its steps are taken by progress(), from any wait() of this rank.
+/// A collective over a transport. Its steps are taken by progress(), from any wait() of this rank.
 class HostWork : public Work::Backend {
  public:
-  HostWork(HostTransport& board, std::string what);
+  HostWork(HostTransport& transport, std::string what);
   ~HostWork() override;
 
-  void wait() override { board_.wait(*this); }
+  void wait() override { transport_.wait(*this); }
 
   /// Does what can be done without blocking; whether that was anything.
   virtual bool progress() = 0;
@@ -134,7 +134,7 @@ class HostWork : public Work::Backend {
   const std::string& what() const { return what_; }
 
  protected:
-  HostTransport& board_;
+  HostTransport& transport_;
   std::string what_;
 };
 
