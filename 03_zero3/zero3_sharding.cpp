@@ -24,7 +24,7 @@ Zero3Sharding::Zero3Sharding(const train::StrategyArguments& arguments)
       whole_model_(arguments.variant == "whole"),
       owners_(list(), communicator(), arguments.ownership),
       order_({}),
-      turns_(list()),
+      schedule_(list()),
       gathered_(list().units.size(), false),
       gradients_(list().units.size(), 0) {
   distribute_from_rank_0();
@@ -52,8 +52,8 @@ at::Tensor Zero3Sharding::forward(const data::Batch& batch) {
 void Zero3Sharding::pre_forward(nn::Unit& unit) {
   const std::size_t u = list().index_of(unit);
   // Inside backward, where a part under activation checkpointing runs again.
-  for (const std::size_t over : turns_.leave_for(u)) end_turn(over);
-  if (trains_) turns_.used(u);
+  for (const std::size_t over : schedule_.leave_for(u)) end_unit(over);
+  if (trains_) schedule_.used(u);
   for (const std::size_t each : units_to_gather(u)) gather(each);
 }
 
@@ -68,12 +68,12 @@ void Zero3Sharding::post_forward(nn::Unit& unit) {
 
 void Zero3Sharding::pre_backward(nn::Unit& unit) {
   const std::size_t u = list().index_of(unit);
-  for (const std::size_t over : turns_.leave_for(u)) end_turn(over);
-  turns_.enter(u);
+  for (const std::size_t over : schedule_.leave_for(u)) end_unit(over);
+  schedule_.enter(u);
   for (const std::size_t each : units_to_gather(u)) gather(each);
 }
 
-void Zero3Sharding::end_turn(std::size_t unit) {
+void Zero3Sharding::end_unit(std::size_t unit) {
   // Whatever this rank's batch has not used of the unit, it never will.
   if (!whole_model_) reshard(unit);
   if (!reduces_now()) return;
@@ -104,7 +104,7 @@ void Zero3Sharding::gradient_ready(std::size_t index) {
   }
   const std::size_t u = list().parameters[index].unit;
   ++gradients_[u];
-  if (!turns_.open(u)) return;
+  if (!schedule_.open(u)) return;
   // Units end with their last gradient, but for those that hold frozen parameters: these may be
   // needed for the gradient of the input after the last gradient of a parameter.
   if (has_all_gradients(u) && !has_frozen(u) && !whole_model_) reshard(u);
@@ -116,10 +116,10 @@ void Zero3Sharding::backward(const at::Tensor& loss) {
   try {
     Strategy::backward(loss);
   } catch (...) {
-    turns_.forget();
+    schedule_.forget();
     throw;
   }
-  turns_.end();
+  schedule_.end();
   reshard_all();
   gradients_.assign(gradients_.size(), 0);
   if (!reduces_now()) return;
@@ -142,7 +142,7 @@ void Zero3Sharding::optimizer_step() {
   // A forward that no backward followed has left the root whole, with values that
   // the update makes old.
   reshard_all();
-  turns_.forget();
+  schedule_.forget();
   Strategy::optimizer_step();
 }
 

@@ -56,7 +56,7 @@ class Zero3Sharding : public train::Strategy {
   void begin_reduction();
   void reduce_to_owner(std::size_t index);
   void reshard_all();
-  void end_turn(std::size_t unit);
+  void end_unit(std::size_t unit);
   bool has_frozen(std::size_t unit) const;
   bool has_all_gradients(std::size_t unit) const;
   std::vector<std::size_t> units_to_gather(std::size_t unit) const;
@@ -65,7 +65,7 @@ class Zero3Sharding : public train::Strategy {
   bool trains_ = false;  // the forward that runs is one that a backward follows
   train::Owners owners_;
   train::ReductionSchedule order_;
-  train::BackwardSchedule turns_;
+  train::BackwardSchedule schedule_;
   std::vector<bool> gathered_;          // by unit
   std::vector<std::size_t> gradients_;  // by unit: trainable parameters whose gradient has come
 };

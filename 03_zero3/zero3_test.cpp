@@ -153,7 +153,7 @@ TEST(Zero3, EvaluationGathersAndLeavesNothingBehind) {
   });
 }
 
-TEST(Zero3, SummonedParametersAreWholeAndGoAgain) {
+TEST(Zero3, UnshardedParametersAreWholeAndGoAgain) {
   on_ranks(2, [](dist::Communicator& communicator) {
     Toy toy;
     Zero3Sharding zero3(arguments(*toy.model, toy.values, communicator));

@@ -24,7 +24,7 @@ namespace zero {
 ///
 /// A step calls, in this order: gather() and reshard() around forward and around backward (stage 3
 /// only), gradient_window() and collect() for each member inside backward, reduce_scatter(), and
-/// after the update gather_updated() of stages_1_and_2.cpp (stages 1 and 2 only).
+/// after the update TensorSharding::gather_updated() (stages 1 and 2 only).
 class ShardedGroup {
  public:
   /// `members`: indices into `list.parameters`, all of one dtype and all trainable or all frozen.

@@ -113,7 +113,7 @@ TEST(TensorZero3, EvaluationLeavesNothingGathered) {
   });
 }
 
-TEST(TensorZero3, SummonedParametersAreWholeAndTheFirstValues) {
+TEST(TensorZero3, UnshardedParametersAreWholeAndTheFirstValues) {
   on_ranks(3, [](dist::Communicator& communicator) {
     Toy toy;
     TensorZero3 strategy(arguments(*toy.model, toy.values, communicator));

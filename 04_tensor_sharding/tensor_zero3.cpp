@@ -15,7 +15,7 @@ TensorZero3::TensorZero3(const train::StrategyArguments& arguments)
       by_leaf_(arguments.variant == "leaf"),
       uses_(list().units.size(), 1),
       order_(backward_groups()),
-      turns_(list()),
+      schedule_(list()),
       unit_of_(groups().size()),
       ready_(list().units.size(), 0) {
   for (std::size_t u = 0; u < list().units.size(); ++u) {
@@ -46,10 +46,10 @@ void TensorZero3::backward(const at::Tensor& loss) {
   try {
     TensorSharding::backward(loss);
   } catch (...) {
-    turns_.forget();
+    schedule_.forget();
     throw;
   }
-  turns_.end();
+  schedule_.end();
   // What is whole still: all under "whole", the root, and what ran last.
   reshard_all();
   forget_arrivals();
@@ -61,8 +61,8 @@ void TensorZero3::backward(const at::Tensor& loss) {
 void TensorZero3::pre_forward(nn::Unit& unit) {
   const std::size_t u = list().index_of(unit);
   // Inside backward, where a part under activation checkpointing runs again.
-  for (const std::size_t over : turns_.leave_for(u)) end_turn(over);
-  if (trains_) turns_.used(u);
+  for (const std::size_t over : schedule_.leave_for(u)) end_unit(over);
+  if (trains_) schedule_.used(u);
   if (c10::GradMode::is_enabled() && !in_backward_) ++uses_[u];
   for (const std::size_t each : units_to_gather(u)) gather(each);
 }
@@ -78,8 +78,8 @@ void TensorZero3::post_forward(nn::Unit& unit) {
 
 void TensorZero3::pre_backward(nn::Unit& unit) {
   const std::size_t u = list().index_of(unit);
-  for (const std::size_t over : turns_.leave_for(u)) end_turn(over);
-  turns_.enter(u);
+  for (const std::size_t over : schedule_.leave_for(u)) end_unit(over);
+  schedule_.enter(u);
   for (const std::size_t each : units_to_gather(u)) gather(each);
 }
 
@@ -89,7 +89,7 @@ void TensorZero3::post_backward(nn::Unit& unit) {
   if (is_leaf(u) && !stays_whole(u)) reshard(u);
 }
 
-void TensorZero3::end_turn(std::size_t unit) {
+void TensorZero3::end_unit(std::size_t unit) {
   // Whatever this rank's batch has not used of the unit, it never will.
   if (!whole_model_) reshard(unit);
   for (const std::size_t g : groups_of(unit)) launch(g);
@@ -103,7 +103,7 @@ void TensorZero3::gradient_ready(std::size_t index) {
 void TensorZero3::group_ready(std::size_t group) {
   const std::size_t u = unit_of_[group];
   ++ready_[u];
-  if (!turns_.open(u)) return;
+  if (!schedule_.open(u)) return;
   // Parameters go first: what the reduction takes then is not needed on top of them. Frozen ones
   // may be needed for the gradient of the input after the last gradient of a parameter; a leaf has
   // that by now.
@@ -144,7 +144,7 @@ void TensorZero3::optimizer_step() {
   // A forward that no backward followed has left the root whole, with values that
   // the update makes old.
   reshard_all();
-  turns_.forget();
+  schedule_.forget();
   TensorSharding::optimizer_step();
 }
 

@@ -57,7 +57,7 @@ class TensorZero3 : public TensorSharding {
   /// The units to gather or reshard when `unit` runs: itself, or under "whole" all for the root.
   std::vector<std::size_t> units_to_gather(std::size_t unit) const;
   void reshard_all();
-  void end_turn(std::size_t unit);
+  void end_unit(std::size_t unit);
   void launch(std::size_t group);
   bool is_leaf(std::size_t unit) const;
   bool has_frozen(std::size_t unit) const;
@@ -73,7 +73,7 @@ class TensorZero3 : public TensorSharding {
   bool in_backward_ = false;        // so that a forward that runs again inside it can be told apart
   std::vector<std::int64_t> uses_;  // by unit, in a forward
   train::ReductionSchedule order_;
-  train::BackwardSchedule turns_;
+  train::BackwardSchedule schedule_;
   std::vector<std::size_t> unit_of_;  // by group
   std::vector<std::size_t> ready_;    // by unit: groups whose gradients have come
 };

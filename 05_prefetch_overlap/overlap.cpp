@@ -41,7 +41,7 @@ Overlap::Overlap(const train::StrategyArguments& arguments, const OverlapOptions
       by_unit_(list().units.size()),
       ready_(list().units.size(), 0),
       order_({}),
-      turns_(list()),
+      schedule_(list()),
       in_flight_(options.in_flight_bytes),
       forward_(std::max<std::int64_t>(options.lookahead, 0)),
       backward_(std::max<std::int64_t>(options.lookahead, 0)),
@@ -230,11 +230,11 @@ void Overlap::backward(const at::Tensor& loss) {
   try {
     Strategy::backward(loss);
   } catch (...) {
-    turns_.forget();
+    schedule_.forget();
     throw;
   }
   if (timed_passes_left_ > 0) backward_clock_.end();
-  turns_.end();
+  schedule_.end();
   arrived_.assign(arrived_.size(), 0);
   ready_.assign(ready_.size(), 0);
   reshard_all();
@@ -288,7 +288,7 @@ std::int64_t Overlap::largest_unit_ahead() const {
   return largest;
 }
 
-void Overlap::settle_lookahead() {
+void Overlap::choose_lookahead_once() {
   // From the same numbers on every rank, or ranks would gather differently.
   const LookaheadChoice choice =
       choose_lookahead(least_over_ranks(), options_.ahead_bytes / largest_unit_ahead());
@@ -310,8 +310,8 @@ void Overlap::use(std::size_t unit, Prefetch& pass, PassClock& clock) {
 
 void Overlap::pre_forward(nn::Unit& unit) {
   const std::size_t u = list().index_of(unit);
-  for (const std::size_t over : turns_.leave_for(u)) end_turn(over);
-  if (trains_) turns_.used(u);
+  for (const std::size_t over : schedule_.leave_for(u)) end_unit(over);
+  if (trains_) schedule_.used(u);
   if (in_backward_) {  // a checkpoint that runs again: no part of the order of forward
     start_gather(u);
     finish_gather(u);
@@ -329,14 +329,14 @@ void Overlap::post_forward(nn::Unit& unit) {
 
 void Overlap::pre_backward(nn::Unit& unit) {
   const std::size_t u = list().index_of(unit);
-  for (const std::size_t over : turns_.leave_for(u)) end_turn(over);
-  turns_.enter(u);
+  for (const std::size_t over : schedule_.leave_for(u)) end_unit(over);
+  schedule_.enter(u);
   use(u, backward_, backward_clock_);
   // The last unit needs few, and the shard of the root's gradient is still to come.
   if (backward_.at_end()) pool_.clear();
 }
 
-void Overlap::end_turn(std::size_t unit) {
+void Overlap::end_unit(std::size_t unit) {
   // Whatever this rank's batch has not used of the unit, it never will.
   if (options_.stage < 3) return;  // nothing is gathered in backward, and no turn has an end
   reshard_unit(unit);
@@ -403,7 +403,7 @@ void Overlap::gradient_ready(std::size_t index) {
   const std::size_t u = unit_of_[b];
   ++ready_[u];
   // Where nothing is gathered in backward, any moment is as good as another.
-  if (options_.stage == 3 && !turns_.open(u)) return;
+  if (options_.stage == 3 && !schedule_.open(u)) return;
   // Frozen parameters may be needed for the gradient of the input after the last gradient of a
   // parameter: such a unit stays until another begins.
   if (has_all_gradients(u) && !has_frozen(u)) reshard_unit(u);
@@ -429,7 +429,7 @@ void Overlap::finish_backward() {
   }
   // Not inside backward, where some ranks may have reduced what others have still to reduce.
   end_of_pass(backward_, "backward");
-  if (timed_passes_left_ > 0 && --timed_passes_left_ == 0) settle_lookahead();
+  if (timed_passes_left_ > 0 && --timed_passes_left_ == 0) choose_lookahead_once();
   // What was kept for the next unit has no next unit now.
   pool_.clear();
 }
@@ -440,7 +440,7 @@ void Overlap::optimizer_step() {
   // old.
   reshard_all();
   pool_.clear();
-  turns_.forget();
+  schedule_.forget();
   Strategy::optimizer_step();
 }
 

@@ -86,7 +86,7 @@ class Overlap : public train::Strategy {
 
   bool has_frozen(std::size_t unit) const;
   bool has_all_gradients(std::size_t unit) const;
-  void end_turn(std::size_t unit);
+  void end_unit(std::size_t unit);
   void reshard_all();
   void use(std::size_t unit, Prefetch& pass, PassClock& clock);
   void start_gather(std::size_t unit);
@@ -96,7 +96,7 @@ class Overlap : public train::Strategy {
   void end_of_pass(Prefetch& pass, const char* name);
   std::vector<UnitTimes> least_over_ranks() const;
   std::int64_t largest_unit_ahead() const;
-  void settle_lookahead();
+  void choose_lookahead_once();
 
   void reduce_if_ready(std::size_t bucket);
   void launch(std::size_t bucket);
@@ -114,7 +114,7 @@ class Overlap : public train::Strategy {
   std::vector<std::size_t> arrived_;               // by bucket: gradients that have come
   std::vector<std::size_t> ready_;                 // by unit: buckets whose gradients have come
   train::ReductionSchedule order_;
-  train::BackwardSchedule turns_;
+  train::BackwardSchedule schedule_;
   ReductionQueue in_flight_;
   Prefetch forward_;
   Prefetch backward_;

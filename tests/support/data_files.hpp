@@ -12,7 +12,7 @@
 #include "error_of.hpp"
 #include "test_folder.hpp"
 
-/// Helpers of the tests of common/zero/data; nothing else includes this.
+/// Files of the repository, and helpers of the tests that read data.
 namespace zero::testing {
 
 /// Folders of the source tree: the fixtures of zero/data, and prepare.py.

@@ -12,7 +12,7 @@
 
 #include "error_of.hpp"
 
-/// Helpers of the tests of this folder; nothing else includes this.
+/// Helpers of the tests of zero/nn.
 namespace zero::testing {
 
 /// Normally distributed values, others for every seed, that require a gradient or not.

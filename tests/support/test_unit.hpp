@@ -5,7 +5,7 @@
 
 #include <zero/nn/unit.hpp>
 
-/// A helper of the tests of this folder; nothing else includes this.
+/// A helper of the tests of zero/nn.
 namespace zero::testing {
 
 /// A unit that is put together from outside.

@@ -162,7 +162,7 @@ void add_fake_process_group_options(CLI::App& app, Options& o) {
       ->check(CLI::Range(0, kLargestFakeProcessGroup - 1));
 }
 
-void settle_fake_process_group(const CLI::App& app, Options& o) {
+void check_fake_process_group(const CLI::App& app, Options& o) {
   if (o.fake_process_group == 0) return;
   if (o.fake_rank >= o.fake_process_group) {
     throw Error(fmt::format("--rank {}: a world of {} has the ranks 0 to {}", o.fake_rank,
@@ -267,7 +267,7 @@ Options parse(int argc, char** argv) {
     std::exit(app.exit(error) == 0 ? 0 : kWrongUsage);
   }
   check(o);
-  settle_fake_process_group(app, o);
+  check_fake_process_group(app, o);
   if (app.count("--nproc") > 0) dist::validate_world_size(o.world_size);
   std::error_code ignored;
   if (o.auto_resume &&

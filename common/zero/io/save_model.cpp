@@ -49,7 +49,7 @@ class Files {
   }
 
   /// Throws on all ranks what stopped rank 0.
-  void agree(dist::Communicator& communicator) const {
+  void throw_same_error_everywhere(dist::Communicator& communicator) const {
     const std::string problem = communicator.exchange(problem_).front();
     if (!problem.empty()) throw Error("the model could not be saved: " + problem);
   }
@@ -77,7 +77,7 @@ void save_model(train::Strategy& strategy, const nlohmann::json& config,
   const nn::ParameterList& list = strategy.list();
   dist::Communicator& communicator = strategy.communicator();
   Files files(communicator.rank() == 0, folder, specs_of(list), max_bytes, config.dump(2) + "\n");
-  files.agree(communicator);
+  files.throw_same_error_everywhere(communicator);
   checkpoint::on_all_ranks(communicator, "the model is not saved", [&] {
     check_weights(strategy);
     return std::string();
@@ -87,7 +87,7 @@ void save_model(train::Strategy& strategy, const nlohmann::json& config,
     for (const std::size_t i : list.units[u].parameters) files.write(list.parameters[i]);
   }
   files.finish();
-  files.agree(communicator);
+  files.throw_same_error_everywhere(communicator);
 }
 
 }  // namespace zero::io

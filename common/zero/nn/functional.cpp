@@ -19,22 +19,22 @@ at::Tensor rows(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
 
 // Adds into, or overwrites, the gradient of a bias or a norm: the sum of the rows.
 void accumulate_sum(const at::Tensor& parameter, const at::Tensor& matrix) {
-  GradientDestination slot = gradient_destination(parameter);
-  if (slot.fresh) {
-    at::sum_out(slot.tensor, matrix, at::IntArrayRef{0}, /*keepdim=*/false);
+  GradientDestination destination = gradient_destination(parameter);
+  if (destination.fresh) {
+    at::sum_out(destination.tensor, matrix, at::IntArrayRef{0}, /*keepdim=*/false);
   } else {
-    slot.tensor.add_(at::sum(matrix, 0));
+    destination.tensor.add_(at::sum(matrix, 0));
   }
 }
 
 // Adds into, or overwrites, the gradient of a weight: left right, both matrices.
 void accumulate_product(const at::Tensor& parameter, const at::Tensor& left,
                         const at::Tensor& right) {
-  GradientDestination slot = gradient_destination(parameter);
-  if (slot.fresh) {
-    at::mm_out(slot.tensor, left, right);
+  GradientDestination destination = gradient_destination(parameter);
+  if (destination.fresh) {
+    at::mm_out(destination.tensor, left, right);
   } else {
-    slot.tensor.addmm_(left, right);
+    destination.tensor.addmm_(left, right);
   }
 }
 
@@ -72,9 +72,9 @@ struct EmbeddingFunction : Function<EmbeddingFunction> {
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &ids = saved[0], &weight = saved[1];
     if (context->needs_input_grad(1)) {
-      GradientDestination slot = gradient_destination(weight);
-      if (slot.fresh) slot.tensor.zero_();
-      slot.tensor.index_add_(0, ids.reshape(-1), rows(gradients[0]));
+      GradientDestination destination = gradient_destination(weight);
+      if (destination.fresh) destination.tensor.zero_();
+      destination.tensor.index_add_(0, ids.reshape(-1), rows(gradients[0]));
     }
     return {at::Tensor(), at::Tensor()};
   }

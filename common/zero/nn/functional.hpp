@@ -6,8 +6,8 @@
 /// own.
 ///
 /// They differ from LibTorch's in two ways. The gradient of a parameter is written straight into
-/// its gradient slot (gradient_destination.hpp) instead of passing through a tensor of its own. And
-/// they save for backward only what cannot be had cheaply again.
+/// its gradient destination (gradient_destination.hpp) instead of passing through a tensor of its
+/// own. And they save for backward only what cannot be had cheaply again.
 ///
 /// All work in every floating dtype; gradients have the dtype of what they are the gradient of. A
 /// parameter that does not require a gradient is skipped, and so is an input that does not. They

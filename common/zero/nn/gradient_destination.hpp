@@ -18,13 +18,14 @@ struct GradientDestination {
   bool fresh = false;  ///< true: the bytes mean nothing, overwrite all of them; false: add to them
 };
 
-/// Gives the slot of `parameter` for the use whose backward runs now.
+/// Gives the destination of `parameter` for the use whose backward runs now.
 ///
-/// Where `.grad` is defined, it is the slot, to be added to. Otherwise the slot is fresh and is set
-/// as `.grad`: the tensor of the parameter's gradient provider if it has one, else a new contiguous
-/// tensor, charged to memory::Category::kGradients. Call it only where something is written, once
-/// for each use of the parameter, inside a backward function that returns an undefined gradient for
-/// the parameter; hooks set with on_gradient_ready() then fire as always, after the last use.
+/// Where `.grad` is defined, it is the destination, to be added to. Otherwise the destination is
+/// fresh and is set as `.grad`: the tensor of the parameter's gradient provider if it has one, else
+/// a new contiguous tensor, charged to memory::Category::kGradients. Call it only where something
+/// is written, once for each use of the parameter, inside a backward function that returns an
+/// undefined gradient for the parameter; hooks set with on_gradient_ready() then fire as always,
+/// after the last use.
 ///
 /// Throws zero::Error where a provider's tensor has another shape or dtype than the parameter.
 GradientDestination gradient_destination(const at::Tensor& parameter);
@@ -39,7 +40,7 @@ using GradientProvider = std::function<at::Tensor()>;
 /// Replaces an earlier one. The parameter is told apart by identity, not by name, and is not kept
 /// alive. May be called on any thread, but not while a backward pass uses the parameter.
 ///
-/// Only the functions of functional.hpp ask for slots. A module that uses ordinary autograd
+/// Only the functions of functional.hpp ask for destinations. A module that uses ordinary autograd
 /// operations on the parameter never calls the provider: its gradient is whatever autograd made.
 void set_gradient_provider(const at::Tensor& parameter, GradientProvider provider);
 

@@ -8,8 +8,8 @@ namespace zero::train {
 
 /// What the other ranks of a fake process group send, as if they had never trained: the first
 /// values of `model`'s parameters. So the first forward pass of a rank that holds a shard is the
-/// one that a real world would run, to the last bit; in later steps this rank's own part has been
-/// updated and the others' is as it was.
+/// one that a real process group would run, to the last bit; in later steps this rank's own part
+/// has been updated and the others' is as it was.
 ///
 /// A tensor is known by its bytes: every parameter of the model that lies in them, in whole or in
 /// part, gets its values, and what is between parameters gets zeros. Of a tensor in which none lies

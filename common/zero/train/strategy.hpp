@@ -96,8 +96,9 @@ class Strategy : public nn::UnitHooks {
   /// Drops all gradients.
   virtual void zero_grad();
 
-  /// Says, before forward(), whether the coming micro-batch is the last of its step (default: yes).
-  void set_requires_gradient_sync(bool last) { requires_gradient_sync_ = last; }
+  /// Says, before forward(), whether the gradients of the coming micro-batch are reduced after its
+  /// backward (default: yes). False for all micro-batches of a step but the last.
+  void set_requires_gradient_sync(bool sync) { requires_gradient_sync_ = sync; }
 
   /// Scales the gradients so that their global norm is at most `max_norm`; gives the norm before.
   /// After finish_backward() of the last micro-batch. Exact: the same bits under every strategy

@@ -79,7 +79,7 @@ StepResult Trainer::step(const std::vector<data::Batch>& micro_batches) {
       loss = strategy_.forward(batch);
     }
     communicator.synchronize();
-    const Agreed all = agree(loss.item<double>(), batch.loss_terms);
+    const LossOfAllRanks all = loss_of_all_ranks(loss.item<double>(), batch.loss_terms);
     loss_sum += all.loss_sum;
     watch.end_of(&PhaseSeconds::forward);
     memory::mark("backward");
@@ -137,7 +137,7 @@ double Trainer::evaluate(const std::vector<data::Batch>& batches) {
   for (const data::Batch& batch : batches) {
     const at::Tensor loss = strategy_.forward(batch);
     strategy_.communicator().synchronize();
-    loss_sum += agree(loss.item<double>(), batch.loss_terms).loss_sum;
+    loss_sum += loss_of_all_ranks(loss.item<double>(), batch.loss_terms).loss_sum;
   }
   return loss_sum / all_terms;
 }
@@ -166,7 +166,7 @@ double Trainer::count_terms(const std::vector<data::Batch>& batches) const {
                   steps_));
 }
 
-Trainer::Agreed Trainer::agree(double loss, std::int64_t terms) {
+Trainer::LossOfAllRanks Trainer::loss_of_all_ranks(double loss, std::int64_t terms) {
   // A flag for each rank beside its numbers: a maximum over the values would lose a NaN or not,
   // depending on which rank has it.
   dist::Communicator& communicator = strategy_.communicator();
@@ -174,7 +174,7 @@ Trainer::Agreed Trainer::agree(double loss, std::int64_t terms) {
   const std::vector<double> all =
       dist::all_gather_scalars(communicator, {finite ? loss * static_cast<double>(terms) : 0.0,
                                               static_cast<double>(terms), finite ? 0.0 : 1.0});
-  Agreed sums{0, 0};
+  LossOfAllRanks sums{0, 0};
   std::vector<int> not_finite;
   for (int rank = 0; rank < communicator.size(); ++rank) {
     const double* const theirs = &all[static_cast<std::size_t>(3 * rank)];

@@ -73,11 +73,11 @@ class Trainer {
   std::optional<LossScale>& loss_scale() { return loss_scale_; }
 
  private:
-  struct Agreed {
+  struct LossOfAllRanks {
     double loss_sum;
     double terms;
   };
-  Agreed agree(double loss, std::int64_t terms);
+  LossOfAllRanks loss_of_all_ranks(double loss, std::int64_t terms);
   double count_terms(const std::vector<data::Batch>& batches) const;
   void update(StepResult& result);
 

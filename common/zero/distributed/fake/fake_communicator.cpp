@@ -69,7 +69,7 @@ Communicator::WorkPtr FakeCommunicator::do_broadcast(const Call& call, at::Tenso
                                                      int root) {
   if (rank() == root) count(call, bytes_of(tensor) * (size() - 1));
   return when_waited_for([this, tensor, root] {
-    if (rank() != root) receive(tensor);
+    if (rank() != root) receive_from_source(tensor);
   });
 }
 
@@ -115,7 +115,7 @@ void FakeCommunicator::gather(const at::Tensor& output, const at::Tensor& input)
   const memory::Charge charge(memory::Category::kCommunication);
   const at::Tensor own = (output.is_alias_of(input) ? input.clone() : input).view({1, -1});
   const at::Tensor pieces = output.view({size(), -1});
-  if (receive(output)) {
+  if (receive_from_source(output)) {
     pieces.narrow(0, rank(), 1).copy_(own);
   } else {
     pieces.copy_(own.expand_as(pieces));
@@ -142,7 +142,7 @@ Communicator::WorkPtr FakeCommunicator::do_send(const Call& call, at::Tensor ten
 Communicator::WorkPtr FakeCommunicator::do_recv(const Call&, at::Tensor tensor, int source,
                                                 int /*tag*/) {
   if (source == rank()) throw Error("recv: a rank cannot receive from itself");
-  return when_waited_for([this, tensor] { receive(tensor); });
+  return when_waited_for([this, tensor] { receive_from_source(tensor); });
 }
 
 }  // namespace zero::dist

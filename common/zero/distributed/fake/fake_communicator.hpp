@@ -55,7 +55,7 @@ class FakeCommunicator final : public Communicator {
   WorkPtr do_recv(const Call& call, at::Tensor tensor, int source, int tag) override;
 
  private:
-  bool receive(const at::Tensor& tensor) const { return source_ && source_(tensor); }
+  bool receive_from_source(const at::Tensor& tensor) const { return source_ && source_(tensor); }
   void combine(const at::Tensor& tensor, ReduceOp op) const;
   void gather(const at::Tensor& output, const at::Tensor& input) const;
   WorkPtr when_waited_for(std::function<void()> effect) const;

@@ -120,7 +120,7 @@ TEST(FakeCommunicator, WithoutASourceEveryPieceIsThisRanks) {
   });
 }
 
-TEST(FakeCommunicator, WhatIsReceivedComesFromTheSourceAndOnesOwnPieceFromOneself) {
+TEST(FakeCommunicator, WhatIsReceivedComesFromTheSourceAndOnesOwnChunkFromOneself) {
   on_ranks(1, [](Communicator&) {
     int asked = 0;
     FakeCommunicator c(1, 3, [&](at::Tensor received) {

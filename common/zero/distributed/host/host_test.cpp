@@ -132,7 +132,7 @@ class HostTransport : public ::testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(Ways, HostTransport, ::testing::Values("host", "shared"),
                          [](const auto& info) { return info.param; });
 
-TEST_P(HostTransport, AdvanceTakesTheStepsThatNeedNoWaiting) {
+TEST_P(HostTransport, ProgressTakesTheStepsThatNeedNoWaiting) {
   on_ranks(2, [](Communicator& c) {
     const auto host = again(c, GetParam());
     at::Tensor all = at::zeros({2});
