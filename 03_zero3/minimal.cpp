@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <string>
 #include <vector>
+
 #include <zero/distributed/launch.hpp>
 #include <zero/memory/accounting.hpp>
 

@@ -1,5 +1,4 @@
-// ZeRO-3 with overlap: a weight travels while the layer before it computes, a gradient until the
-// update. At the peak a rank holds two whole weights and all gradients whole.
+// ZeRO-3 with overlap: weights travel while the layer before computes, gradients until the update.
 
 #include <fmt/format.h>
 
@@ -7,6 +6,7 @@
 #include <cstdlib>
 #include <string>
 #include <vector>
+
 #include <zero/distributed/launch.hpp>
 #include <zero/memory/accounting.hpp>
 
