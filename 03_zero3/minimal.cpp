@@ -27,7 +27,7 @@ at::Tensor counted(at::Tensor tensor, zero::memory::Category category) {
   return tensor;
 }
 
-// Gives every sample one more input, which is always 1: the bias is multiplied by it.
+// Adds one more input to every sample, which is always 1: the bias is multiplied by it.
 at::Tensor with_ones(const at::Tensor& x) { return at::cat({x, at::ones({x.size(0), 1})}, 1); }
 
 // AdamW with the moments `mean` and `square`. Each operation rounds correctly (the square root does
@@ -111,7 +111,7 @@ std::string train(Communicator& communicator) {
 int main(int argc, char** argv) {
   zero::memory::install();  // the allocator that counts, before there is a tensor
   zero::dist::LaunchOptions options;
-  if (argc > 1) options.world_size = std::atoi(argv[1]);  // 2 ranks without an argument
+  if (argc > 1 && std::atoi(argv[1]) > 0) options.world_size = std::atoi(argv[1]);  // else 2
   const auto exits = zero::dist::launch_ranks(options, train);
   zero::dist::check_all_well(exits);
   fmt::print("rank  step      loss  parameters  gradients  optimizer    peak    sent (bytes)\n");
