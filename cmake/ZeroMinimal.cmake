@@ -9,15 +9,26 @@ function(zero_add_minimal chapter)
   set_property(GLOBAL APPEND PROPERTY ZERO_MINIMAL_PROGRAMS ${program})
 endfunction()
 
-# The small programs beside the chapters' classes: the program minimal_test with label minimal.
-function(zero_add_minimal_test)
-  zero_add_tests(minimal_test SOURCES "${PROJECT_SOURCE_DIR}/tests/minimal/class_test.cpp"
-    LABELS minimal LIBRARIES zero_all_chapters)
-  if(TARGET minimal_test)
-    get_property(programs GLOBAL PROPERTY ZERO_MINIMAL_PROGRAMS)
-    add_dependencies(minimal_test ${programs})
-    target_compile_definitions(minimal_test PRIVATE ZERO_MINIMAL_FOLDER="${CMAKE_BINARY_DIR}/bin")
+# Tests of the small programs, with label minimal: minimal_test asks what they print, and links none of the
+# library, minimal_class_test compares them with the chapters' classes.
+function(zero_add_minimal_tests)
+  if(NOT ZERO_BUILD_TESTS)
+    return()
   endif()
+  set(folder "${PROJECT_SOURCE_DIR}/tests/minimal")
+  add_executable(minimal_test "${folder}/program_test.cpp")
+  zero_configure_test(minimal_test)
+  target_include_directories(minimal_test PRIVATE "${PROJECT_SOURCE_DIR}")
+  target_link_libraries(minimal_test PRIVATE Zero::torch GTest::gmock GTest::gtest_main)
+  set_target_properties(minimal_test PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/bin")
+  zero_discover_tests(minimal_test LABELS minimal)
+  zero_add_tests(minimal_class_test SOURCES "${folder}/class_test.cpp" LABELS minimal LIBRARIES zero_all_chapters)
+  get_property(programs GLOBAL PROPERTY ZERO_MINIMAL_PROGRAMS)
+  foreach(test minimal_test minimal_class_test)
+    add_dependencies(${test} ${programs})
+    target_compile_definitions(${test} PRIVATE ZERO_MINIMAL_FOLDER="${CMAKE_BINARY_DIR}/bin"
+      ZERO_SOURCE_FOLDER="${PROJECT_SOURCE_DIR}")
+  endforeach()
 endfunction()
 
 # zero_apply_patch(<program> <patch> <output>): <output> becomes <program> with <patch> applied, at every build.

@@ -4,8 +4,6 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <cstdio>
-#include <sstream>
 #include <string_view>
 
 #include <tests/support/ranks.hpp>
@@ -14,6 +12,7 @@
 #include <zero/train/registry.hpp>
 
 #include "small_model.hpp"
+#include "small_program.hpp"
 
 namespace zero {
 namespace {
@@ -51,24 +50,6 @@ std::string digest_of_class(dist::Communicator& communicator, const std::string&
   return digest_of(testing::whole_weights(*strategy));
 }
 
-// What the small program of `chapter` prints for `ranks` ranks: the digest of each.
-std::vector<std::string> digests_of_program(const std::string& chapter, int ranks) {
-  const std::string command =
-      fmt::format("'{}/{}_minimal' {}", ZERO_MINIMAL_FOLDER, chapter, ranks);
-  std::FILE* const pipe = ::popen(command.c_str(), "r");
-  std::string text;
-  for (int letter = std::fgetc(pipe); letter != EOF; letter = std::fgetc(pipe)) {
-    text += static_cast<char>(letter);
-  }
-  EXPECT_EQ(::pclose(pipe), 0) << command;
-  std::istringstream lines(text);
-  std::vector<std::string> digests;
-  for (std::string line; std::getline(lines, line);) {
-    if (line.find("digest") != std::string::npos) digests.push_back(line.substr(line.size() - 16));
-  }
-  return digests;
-}
-
 struct Pair {
   std::string chapter;  // of the small program
   std::string mode;     // the class that does the same
@@ -86,7 +67,8 @@ TEST_P(SmallProgram, EndsWithTheBitsOfTheChaptersClass) {
                                    {"05_prefetch_overlap", "engine3"}};
   for (const Pair& pair : pairs) {
     SCOPED_TRACE(pair.chapter);
-    const std::vector<std::string> digests = digests_of_program(pair.chapter, ranks);
+    const std::vector<std::string> digests =
+        testing::run_small_program(pair.chapter, ranks).digests;
     ASSERT_EQ(digests.size(), static_cast<std::size_t>(ranks));
     testing::on_ranks(ranks, [&](dist::Communicator& communicator) {
       EXPECT_EQ(digest_of_class(communicator, pair.mode),

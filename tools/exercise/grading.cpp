@@ -58,12 +58,13 @@ std::optional<std::string> judge_at(int chapter, const dist::LaunchOptions& opti
 
 int grade(const std::string& exercise, const dist::LaunchOptions& options,
           const dist::RankFunction& function) {
-  for (const int ranks : {1, 2, 3, 4}) {
+  for (const int ranks : {2, 3, 4, 1}) {  // most mistakes need two
     std::string output;
     const auto mistake = judge_at(exercise[1] - '0', options, ranks, function, output);
     if (!mistake) continue;
     if (!output.empty()) fmt::print("What the ranks printed:\n{}\n", output);
-    fmt::print("{}, {} rank{}: {}.\n", exercise, ranks, ranks == 1 ? "" : "s", *mistake);
+    fmt::print("{}, {} rank{}: {}{}\n", exercise, ranks, ranks == 1 ? "" : "s", *mistake,
+               mistake->back() == '?' ? "" : ".");
     return 1;
   }
   fmt::print(

@@ -18,8 +18,7 @@ using std::string;
 constexpr auto kGradient = static_cast<std::size_t>(dist::Purpose::kGradient);
 constexpr auto kParameter = static_cast<std::size_t>(dist::Purpose::kParameter);
 
-// ---- the end of a program
-// ------------------------------------------------------------------------
+// ---- the end of a program ----
 
 // The first line that the rank printed of its error, without "rank 1: ".
 string error_of(const dist::RankExit& exit) {
@@ -49,8 +48,7 @@ string describe_exit(const dist::RankExit& exit) {
              : fmt::format("rank {} ends with an error: {}", exit.rank, error);
 }
 
-// ---- all ranks compute with the same weights
-// -----------------------------------------------------
+// ---- all ranks compute with the same weights ----
 
 // The weight with which a rank computes a layer's forward; nothing if it does not.
 const Event* forward_of(const RankLog& log, int step, int layer) {
@@ -94,11 +92,11 @@ bool sends(const RankLog& log, int step, const string& operation, std::int64_t b
 string cause_of_difference(int chapter, const Run& run, int step, int layer) {
   const std::int64_t bytes = layer_bytes()[static_cast<std::size_t>(layer)];
   const StepBytes& first = run[0].steps[static_cast<std::size_t>(step) - 1];
-  if (chapter == 0 && first.sent[kGradient] == 0 && first.sent[kParameter] == 0) {
-    return "nothing is sent, so each rank trains by itself";
-  }
   if (chapter == 0 && sends(run[0], step, "reduce gradient", bytes)) {
     return "a reduce hands the average to one rank only";
+  }
+  if (chapter == 0 && first.sent[kGradient] == 0 && first.sent[kParameter] == 0) {
+    return "nothing is sent, so each rank trains by itself";
   }
   if (chapter == 0 && !sends(run[0], step, "all_reduce gradient", bytes)) {
     return fmt::format("the gradient of layer {} is not averaged", layer);
@@ -132,8 +130,7 @@ optional<string> judge_agreement(int chapter, const Run& run) {
   return std::nullopt;
 }
 
-// ---- bytes at rest
-// -------------------------------------------------------------------------------
+// ---- bytes at rest ----
 
 struct Kind {
   Category category;
@@ -168,11 +165,23 @@ string explain_rest(int chapter, int ranks, int rank, const Kind& kind, std::int
   if (chapter <= 3) {
     const auto candidates = layers_where(ranks, rank, /*owned=*/!too_much);
     if (const auto which = layers_that_sum_to(std::abs(difference), whole, candidates)) {
-      return fmt::format("rank {} {} {} of {}: {}", rank,
+      return fmt::format("rank {} {} {} of {}: {}{}", rank,
                          too_much ? "still holds" : "does not hold", kind.tensors, layers(*which),
-                         too_many(difference));
+                         too_many(difference),
+                         too_much && kind.category == Category::kGradients
+                             ? " (zeros, and a view of a tensor, take as much room as the tensor)"
+                             : "");
     }
   } else {
+    // As in chapter 03, where each rank owns some layers.
+    std::int64_t owned = 0;
+    for (const int layer : layers_where(ranks, rank, /*owned=*/true)) {
+      owned += whole[static_cast<std::size_t>(layer)];
+    }
+    if (ranks > 1 && owned == sum_of(shard) + difference) {
+      return fmt::format("rank {} holds {} of whole layers, not a shard of each layer: {}", rank,
+                         kind.tensors, too_many(difference));
+    }
     LayerBytes rest{}, rest_padded{};
     for (std::size_t i = 0; i < kLayers; ++i) {
       rest[i] = whole[i] - shard[i];
@@ -191,8 +200,8 @@ string explain_rest(int chapter, int ranks, int rank, const Kind& kind, std::int
                          kind.tensors, layers(*which), too_many(difference));
     }
   }
-  return fmt::format("rank {} holds {} of {} at the end of a step", rank, too_many(difference),
-                     kind.states);
+  return fmt::format("rank {} holds {} at the end of a step", rank,
+                     too_many(difference, kind.states));
 }
 
 optional<string> judge_rest(int chapter, const Run& run, const References& references) {
@@ -226,8 +235,7 @@ optional<string> judge_rest(int chapter, const Run& run, const References& refer
   return std::nullopt;
 }
 
-// ---- bytes at the peak
-// ---------------------------------------------------------------------------
+// ---- bytes at the peak ----
 
 string explain_parameters_peak(int chapter, int ranks, int rank, const StepBytes& step) {
   const Expected e = expected(chapter, ranks, rank);
@@ -241,8 +249,10 @@ string explain_parameters_peak(int chapter, int ranks, int rank, const StepBytes
   const LayerBytes bytes = chapter <= 3 ? layer_bytes() : times(shard_bytes(ranks), ranks);
   const auto candidates = chapter <= 3 ? layers_where(ranks, rank, /*owned=*/false) : kAllLayers;
   const auto which = layers_that_sum_to(gathered, bytes, candidates);
-  const string held = which ? fmt::format("the whole weights of {}", layers(*which))
-                            : fmt::format("{} bytes of gathered weights", grouped(gathered));
+  const string held =
+      which ? fmt::format("the whole weights of {} at once", layers(*which))
+            : fmt::format("{} bytes of gathered weights where {} are enough", grouped(gathered),
+                          grouped(e.parameters_peak - e.parameters));
   const bool gathers_once = step.sent[kParameter] * 2 == e.parameters_sent && ranks > 1;
   const char* const cause =
       gathers_once ? "each is gathered once and kept until backward; drop it after forward and "
@@ -250,7 +260,7 @@ string explain_parameters_peak(int chapter, int ranks, int rank, const StepBytes
       : chapter == 5
           ? "start a gather one layer ahead, not more, and drop each weight after its layer"
           : "drop each weight as soon as its layer has computed";
-  return fmt::format("at the peak rank {} holds {} at once: {}", rank, held, cause);
+  return fmt::format("at the peak rank {} holds {}: {}", rank, held, cause);
 }
 
 optional<string> judge_peak(int chapter, const Run& run) {
@@ -264,28 +274,29 @@ optional<string> judge_peak(int chapter, const Run& run) {
       const std::int64_t gradients = step.peak_as(Category::kGradients) - e.gradients_peak;
       if (gradients > 0) {
         return fmt::format(
-            "at the peak rank {} holds {} of gradients: {}", rank, too_many(gradients),
+            "at the peak rank {} holds {}: {}", rank, too_many(gradients, "gradients"),
             chapter == 5 ? "only each layer's whole gradient and its shard are needed"
-                         : "drop each gradient as soon as it is reduced, not after backward");
+            : chapter == 4
+                ? "hold one layer's whole gradient at a time, and drop it when it is reduced"
+                : "drop each gradient as soon as it is reduced, not after backward");
       }
       const std::int64_t optimizer = step.peak_as(Category::kOptimizer) - e.optimizer;
       if (optimizer != 0) {
-        return fmt::format("at the peak rank {} holds {} of optimizer states", rank,
-                           too_many(optimizer));
+        return fmt::format("at the peak rank {} holds {}", rank,
+                           too_many(optimizer, "optimizer states"));
       }
     }
   }
   return std::nullopt;
 }
 
-// ---- bytes sent
-// ----------------------------------------------------------------------------------
+// ---- bytes sent ----
 
 string explain_gradients_sent(int chapter, int ranks, int rank, const Run& run, std::int64_t sent) {
   const Expected e = expected(chapter, ranks, rank);
   const auto r = static_cast<std::size_t>(rank);
-  const string begin = fmt::format("rank {} sends {} of gradients in a step", rank,
-                                   too_many(sent - e.gradients_sent));
+  const string begin = fmt::format("rank {} sends {} in a step", rank,
+                                   too_many(sent - e.gradients_sent, "gradients"));
   const auto uses = [&](const string& operation) {
     return std::any_of(run[r].events.begin(), run[r].events.end(), [&](const Event& event) {
       return event.operation == operation + " gradient";
@@ -295,8 +306,13 @@ string explain_gradients_sent(int chapter, int ranks, int rank, const Run& run, 
     return begin + ": an all-reduce hands the sum to all ranks, and only " +
            (chapter >= 4 ? "one shard of it is needed on each" : "the owner needs it");
   }
-  if (chapter == 0 && uses("reduce"))
+  if (chapter == 0 && sent == 0) {
+    return begin +
+           ": gradients must be averaged before the update; averaging weights is not the same";
+  }
+  if (chapter == 0 && uses("reduce")) {
     return begin + ": a reduce hands the average to one rank only";
+  }
   if (chapter >= 4 && uses("reduce")) {
     return begin + ": a reduce sends the whole gradient to one rank; reduce-scatter it";
   }
@@ -305,8 +321,8 @@ string explain_gradients_sent(int chapter, int ranks, int rank, const Run& run, 
 
 string explain_parameters_sent(int chapter, int ranks, int rank, std::int64_t sent) {
   const Expected e = expected(chapter, ranks, rank);
-  const string begin = fmt::format("rank {} sends {} of parameters in a step", rank,
-                                   too_many(sent - e.parameters_sent));
+  const string begin = fmt::format("rank {} sends {} in a step", rank,
+                                   too_many(sent - e.parameters_sent, "parameters"));
   if (chapter == 0) return begin + ": DDP averages gradients and sends no weights";
   const std::int64_t times_all = (ranks - 1) * sum_of(layer_bytes());
   if (chapter <= 2 && rank == 0 && sent == times_all) {
@@ -343,8 +359,7 @@ optional<string> judge_traffic(int chapter, const Run& run) {
   return std::nullopt;
 }
 
-// ---- the weights are those of DDP
-// ----------------------------------------------------------------
+// ---- the weights are those of DDP ----
 
 // The layers whose weight in step `step` differs from that of `other`.
 std::vector<int> differing(const RankLog& log, const RankLog& other, int step) {
@@ -362,8 +377,9 @@ optional<string> judge_weights(int chapter, const Run& run, const References& re
   for (int step = 1; step <= kSteps; ++step) {
     const std::vector<int> wrong = differing(run[0], references.ddp[0], step);
     if (wrong.empty()) continue;
-    const string begin = fmt::format("{} {} with other weights than DDP's", layers(wrong),
-                                     step == 1 ? "begin" : fmt::format("compute in step {}", step));
+    const string begin =
+        step == 1 ? fmt::format("the first weights of {} are not DDP's", layers(wrong))
+                  : fmt::format("in step {} the weights of {} are not DDP's", step, layers(wrong));
     const bool only_padded =
         std::all_of(wrong.begin(), wrong.end(), [&](int layer) { return is_padded(layer, ranks); });
     if (chapter >= 4 && only_padded && wrong.size() < kLayers) {

@@ -14,9 +14,9 @@ std::string grouped(std::int64_t bytes) {
   return digits;
 }
 
-std::string too_many(std::int64_t difference) {
-  return fmt::format("{} bytes too {}", grouped(std::abs(difference)),
-                     difference > 0 ? "many" : "few");
+std::string too_many(std::int64_t difference, const std::string& of_what) {
+  return fmt::format("{} bytes{} too {}", grouped(std::abs(difference)),
+                     of_what.empty() ? "" : " of " + of_what, difference > 0 ? "many" : "few");
 }
 
 std::string layers(const std::vector<int>& which) {

@@ -13,8 +13,8 @@ namespace zero::exercise {
 /// "3,640".
 std::string grouped(std::int64_t bytes);
 
-/// "3,640 bytes too many" or "3,640 bytes too few" for a difference other than 0.
-std::string too_many(std::int64_t difference);
+/// "3,640 bytes too many" or "3,640 bytes of gradients too few", for a difference other than 0.
+std::string too_many(std::int64_t difference, const std::string& of_what = "");
 
 /// "layer 0", "layers 0 and 2", "layers 0, 1 and 3".
 std::string layers(const std::vector<int>& which);
