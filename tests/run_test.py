@@ -163,6 +163,7 @@ class SmallPrograms(Script):
         self.assertEqual(shown[0], "00_simple_ddp/minimal.cpp -> 01_zero1/minimal.cpp")
         self.assertEqual(sum(line.startswith("+") for line in shown), 9)
         self.assertEqual(sum(line.startswith("-") for line in shown), 5)
+        self.assertFalse([line for line in shown if line.startswith(" ")], "lines that are the same")
         program = (SOURCE / "01_zero1" / "minimal.cpp").read_text().splitlines()
         for line, following in zip(shown, shown[1:] + [""]):
             if line.startswith("line ") and following.startswith("+"):
