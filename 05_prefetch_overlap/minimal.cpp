@@ -59,7 +59,7 @@ std::string train(Communicator& communicator) {
     squares[layer] = counted(at::zeros_like(shards[layer]), kOptimizer);
   }
   // Before a layer computes, all ranks send their shards of its weight; afterwards they drop it.
-  std::vector<zero::dist::Pending> gathers(kLayers), reductions(kLayers);  // under way
+  std::vector<zero::dist::Work> gathers(kLayers), reductions(kLayers);  // in flight
   const auto start_gather = [&](int layer) {
     const at::Tensor whole = counted(at::empty({size * shards[layer].numel()}), kParameters);
     gathers[layer] = communicator.all_gather(whole, shards[layer], Purpose::kParameter);
