@@ -157,49 +157,55 @@ LayerBytes times(LayerBytes bytes, std::int64_t factor) {
   return bytes;
 }
 
-// What `difference` bytes too many, or too few, of a category are.
+// What `difference` bytes too many, or too few, of a category are where each layer has an owner.
+optional<string> explain_whole_layers(int ranks, int rank, const Kind& kind,
+                                      const LayerBytes& whole, std::int64_t difference) {
+  const bool too_much = difference > 0;
+  const auto candidates = layers_where(ranks, rank, /*owned=*/!too_much);
+  const auto which = layers_that_sum_to(std::abs(difference), whole, candidates);
+  if (!which) return std::nullopt;
+  return fmt::format("rank {} {} {} of {}: {}{}", rank, too_much ? "still holds" : "does not hold",
+                     kind.tensors, layers(*which), too_many(difference),
+                     too_much && kind.category == Category::kGradients
+                         ? " (zeros, and a view of a tensor, take as much room as the tensor)"
+                         : "");
+}
+
+// The same where each rank has a shard of each layer.
+optional<string> explain_shards(int ranks, int rank, const Kind& kind, const LayerBytes& whole,
+                                const LayerBytes& shard, std::int64_t difference) {
+  std::int64_t owned = 0;  // as in chapter 03
+  LayerBytes rest{}, rest_padded{};
+  for (std::size_t i = 0; i < kLayers; ++i) {
+    if (static_cast<int>(i) % ranks == rank) owned += whole[i];
+    rest[i] = whole[i] - shard[i];
+    rest_padded[i] = (ranks - 1) * shard[i];
+  }
+  if (ranks > 1 && owned == sum_of(shard) + difference) {
+    return fmt::format("rank {} holds {} of whole layers, not a shard of each layer: {}", rank,
+                       kind.tensors, too_many(difference));
+  }
+  for (const LayerBytes& bytes : {rest, rest_padded}) {
+    const auto which = layers_that_sum_to(difference, bytes, kAllLayers);
+    if (!which) continue;
+    return fmt::format("rank {} holds {} of {} whole, not a shard only: {}", rank, kind.tensors,
+                       layers(*which), too_many(difference));
+  }
+  for (const LayerBytes& bytes : {whole, times(shard, ranks)}) {
+    const auto which = layers_that_sum_to(difference, bytes, kAllLayers);
+    if (!which) continue;
+    return fmt::format("rank {} still holds {} of {} whole, beside a shard: {}", rank, kind.tensors,
+                       layers(*which), too_many(difference));
+  }
+  return std::nullopt;
+}
+
 string explain_rest(int chapter, int ranks, int rank, const Kind& kind, std::int64_t difference) {
   const std::int64_t copies = kind.category == Category::kOptimizer ? 2 : 1;
   const LayerBytes whole = times(layer_bytes(), copies), shard = times(shard_bytes(ranks), copies);
-  const bool too_much = difference > 0;
-  if (chapter <= 3) {
-    const auto candidates = layers_where(ranks, rank, /*owned=*/!too_much);
-    if (const auto which = layers_that_sum_to(std::abs(difference), whole, candidates)) {
-      return fmt::format("rank {} {} {} of {}: {}{}", rank,
-                         too_much ? "still holds" : "does not hold", kind.tensors, layers(*which),
-                         too_many(difference),
-                         too_much && kind.category == Category::kGradients
-                             ? " (zeros, and a view of a tensor, take as much room as the tensor)"
-                             : "");
-    }
-  } else {
-    // As in chapter 03, where each rank owns some layers.
-    std::int64_t owned = 0;
-    for (const int layer : layers_where(ranks, rank, /*owned=*/true)) {
-      owned += whole[static_cast<std::size_t>(layer)];
-    }
-    if (ranks > 1 && owned == sum_of(shard) + difference) {
-      return fmt::format("rank {} holds {} of whole layers, not a shard of each layer: {}", rank,
-                         kind.tensors, too_many(difference));
-    }
-    LayerBytes rest{}, rest_padded{};
-    for (std::size_t i = 0; i < kLayers; ++i) {
-      rest[i] = whole[i] - shard[i];
-      rest_padded[i] = (ranks - 1) * shard[i];
-    }
-    for (const LayerBytes& bytes : {rest, rest_padded}) {
-      const auto which = layers_that_sum_to(difference, bytes, kAllLayers);
-      if (!which) continue;
-      return fmt::format("rank {} holds {} of {} whole, not its shard only: {}", rank, kind.tensors,
-                         layers(*which), too_many(difference));
-    }
-    for (const LayerBytes& bytes : {whole, times(shard, ranks)}) {
-      const auto which = layers_that_sum_to(difference, bytes, kAllLayers);
-      if (!which) continue;
-      return fmt::format("rank {} still holds {} of {} whole, beside its shard: {}", rank,
-                         kind.tensors, layers(*which), too_many(difference));
-    }
-  }
+  const auto text = chapter <= 3 ? explain_whole_layers(ranks, rank, kind, whole, difference)
+                                 : explain_shards(ranks, rank, kind, whole, shard, difference);
+  if (text) return *text;
   return fmt::format("rank {} holds {} at the end of a step", rank,
                      too_many(difference, kind.states));
 }
@@ -303,7 +309,7 @@ string explain_gradients_sent(int chapter, int ranks, int rank, const Run& run, 
     });
   };
   if (chapter >= 1 && uses("all_reduce")) {
-    return begin + ": an all-reduce hands the sum to all ranks, and only " +
+    return begin + ": an all-reduce hands the average to all ranks, and only " +
            (chapter >= 4 ? "one shard of it is needed on each" : "the owner needs it");
   }
   if (chapter == 0 && sent == 0) {
@@ -314,7 +320,8 @@ string explain_gradients_sent(int chapter, int ranks, int rank, const Run& run, 
     return begin + ": a reduce hands the average to one rank only";
   }
   if (chapter >= 4 && uses("reduce")) {
-    return begin + ": a reduce sends the whole gradient to one rank; reduce-scatter it";
+    return begin +
+           ": a reduce sends the whole gradient to one rank, a reduce-scatter a shard to each";
   }
   return begin;
 }
