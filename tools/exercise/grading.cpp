@@ -47,8 +47,7 @@ Run run_reference(const dist::LaunchOptions& options, int ranks,
 std::optional<std::string> judge_at(int chapter, const dist::LaunchOptions& options, int ranks,
                                     const dist::RankFunction& function, std::string& output) {
   const auto exits = run(options, ranks, function);
-  output.clear();
-  for (const dist::RankExit& exit : exits) output += exit.output;
+  output = printed_by(exits);
   if (auto mistake = judge_exits(exits)) return mistake;
   const References references = {run_reference(options, ranks, train_ddp), [&] {
                                    return run_reference(options, ranks, train_ddp_with_sums);

@@ -20,11 +20,16 @@ constexpr auto kParameter = static_cast<std::size_t>(dist::Purpose::kParameter);
 
 // ---- the end of a program ----
 
-// The first line that the rank printed of its error, without "rank 1: ".
+// Where the text of the rank's error begins in its output; npos if it ended without one.
+std::size_t error_begin(const dist::RankExit& exit) {
+  return exit.ok() ? string::npos : exit.output.rfind(fmt::format("rank {}: ", exit.rank));
+}
+
+// The first line of the rank's error.
 string error_of(const dist::RankExit& exit) {
-  const string prefix = fmt::format("rank {}: ", exit.rank);
-  const std::size_t begin = exit.output.rfind(prefix);
-  string text = begin == string::npos ? exit.output : exit.output.substr(begin + prefix.size());
+  const std::size_t begin = error_begin(exit);
+  string text =
+      begin == string::npos ? "" : exit.output.substr(exit.output.find(' ', begin + 5) + 1);
   text.resize(std::min({text.find('\n'), text.find("; start all ranks"), text.size()}));
   return text;
 }
@@ -34,15 +39,16 @@ string describe_exit(const dist::RankExit& exit) {
   if (exit.output.find("never waited on") != string::npos) {
     return fmt::format("rank {} starts a collective that it never waits for", exit.rank);
   }
-  if (error.find("ndefined") != string::npos) {
+  if (error.find("ndefined") != string::npos || error.find("have storage") != string::npos) {
     return fmt::format("rank {} uses a tensor that it does not hold ({})", exit.rank, error);
   }
   if (exit.killed) {
     return fmt::format("rank {} does not end: does it wait for a rank that has ended?", exit.rank);
   }
-  if (error.empty() || exit.signal != 0) {
+  if (exit.signal != 0)
     return fmt::format("rank {} was ended by signal {}", exit.rank, exit.signal);
-  }
+  if (error.empty())
+    return fmt::format("rank {} ends with exit code {}", exit.rank, exit.exit_code);
   return error.rfind("ranks disagree", 0) == 0
              ? error
              : fmt::format("rank {} ends with an error: {}", exit.rank, error);
@@ -419,6 +425,12 @@ optional<string> judge_exits(const std::vector<dist::RankExit>& exits) {
   }
   if (first == nullptr) return std::nullopt;
   return describe_exit(*first);
+}
+
+string printed_by(const std::vector<dist::RankExit>& exits) {
+  string text;
+  for (const dist::RankExit& exit : exits) text += exit.output.substr(0, error_begin(exit));
+  return text;
 }
 
 optional<string> judge_run(int chapter, const Run& run, const References& references) {

@@ -27,6 +27,9 @@ struct References {
 /// Crashes, errors and time limits.
 std::optional<std::string> judge_exits(const std::vector<dist::RankExit>& exits);
 
+/// What the program itself printed on its ranks, without the errors that ended them.
+std::string printed_by(const std::vector<dist::RankExit>& exits);
+
 /// What the ranks held, sent and computed. The order of checks: all steps are there; the order of
 /// chapter 05's collectives; all ranks compute with the same weights; bytes at rest; bytes at the
 /// peak; bytes sent; the weights are those of DDP.
