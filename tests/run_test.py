@@ -181,10 +181,10 @@ class Exercise(Script):
     def setUp(self):
         super().setUp()
         self.answer = self.repository / self.FOLDER / "mine" / "minimal.cpp"
-        self.grades(1)
+        self.grader_says("01b, 2 ranks: rank 0 sends too much.", 1)
 
-    def grades(self, code):
-        make_program(self.repository / "build/release/bin/exercise_01b", f"#!/bin/sh\nexit {code}\n")
+    def grader_says(self, text, code):
+        make_program(self.repository / "build/release/bin/exercise_01b", f"#!/bin/sh\necho '{text}'\nexit {code}\n")
 
     def course(self, step):
         """The line of ./run course about a step, without its title."""
@@ -234,10 +234,14 @@ class Exercise(Script):
 
     def test_is_done_when_the_grader_says_so(self):
         self.assertEqual(self.course("01b")[0], "-")
-        self.call("exercise", "01b")
+        ended = self.call("exercise", "01b")
+        self.assertEqual((ended.returncode, ended.stdout), (1, "01b, 2 ranks: rank 0 sends too much.\n"))
         self.assertEqual(self.course("01b")[0], "begun")
-        self.grades(0)
-        self.lines("exercise", "01b")
+        self.grader_says("a table", 0)
+        self.assertEqual(self.call("exercise", "01b").returncode, 1, "it was not graded")
+        self.assertEqual(self.course("01b")[0], "begun")
+        self.grader_says("01b is right: all of it.", 0)
+        self.assertEqual(self.lines("exercise", "01b"), ["01b is right: all of it."])
         self.assertEqual(self.course("01b")[0], "done")
         self.assertIn("Next: ./run exercise 00c", self.lines("course"))
 

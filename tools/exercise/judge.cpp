@@ -49,6 +49,9 @@ string describe_exit(const dist::RankExit& exit) {
     return fmt::format("rank {} was ended by signal {}", exit.rank, exit.signal);
   if (error.empty())
     return fmt::format("rank {} ends with exit code {}", exit.rank, exit.exit_code);
+  if (error.rfind("no answer within", 0) == 0) {
+    return fmt::format("rank {} waits in a collective in which not all ranks take part", exit.rank);
+  }
   return error.rfind("ranks disagree", 0) == 0
              ? error
              : fmt::format("rank {} ends with an error: {}", exit.rank, error);
@@ -287,10 +290,10 @@ optional<string> judge_peak(int chapter, const Run& run) {
       if (gradients > 0) {
         return fmt::format(
             "at the peak rank {} holds {}: {}", rank, too_many(gradients, "gradients"),
-            chapter == 5 ? "only each layer's whole gradient and its shard are needed"
-            : chapter == 4
-                ? "hold one layer's whole gradient at a time, and drop it when it is reduced"
-                : "drop each gradient as soon as it is reduced, not after backward");
+            chapter == 5   ? "only each layer's whole gradient and its shard are needed"
+            : chapter == 4 ? "count one layer's whole gradient at a time, with its zeros, and drop "
+                             "it when it is reduced"
+                           : "drop each gradient as soon as it is reduced, not after backward");
       }
       const std::int64_t optimizer = step.peak_as(Category::kOptimizer) - e.optimizer;
       if (optimizer != 0) {
