@@ -163,7 +163,7 @@ function(zero_add_chapter chapter)
   file(GLOB tests CONFIGURE_DEPENDS "${folder}/*_test.cpp")
   file(GLOB benches CONFIGURE_DEPENDS "${folder}/*_bench.cpp")
   list(TRANSFORM ARG_PROGRAMS REPLACE "(.+)" "${folder}/\\1.cpp")
-  list(REMOVE_ITEM sources ${tests} ${benches} ${ARG_PROGRAMS})
+  list(REMOVE_ITEM sources ${tests} ${benches} "${folder}/minimal.cpp" ${ARG_PROGRAMS})
 
   add_library(zero_${chapter} STATIC ${sources})
   zero_configure_target(zero_${chapter})

@@ -46,11 +46,13 @@ class Script(unittest.TestCase):
         self.repository = self.folder / "repository"
         (self.repository / "cmake").mkdir(parents=True)
         shutil.copy2(SOURCE / "run", self.repository)
+        (self.repository / "tools").mkdir()
+        shutil.copytree(SOURCE / "tools" / "exercise", self.repository / "tools" / "exercise")
         (self.repository / "cmake" / "bootstrap.sh").write_text(BOOTSTRAP)
-        for chapter in ("01_zero1", "02_zero2"):
-            shutil.copytree(SOURCE / chapter, self.repository / chapter)
+        for chapter in ("00_simple_ddp", "01_zero1", "02_zero2"):
+            shutil.copytree(SOURCE / chapter, self.repository / chapter, ignore=shutil.ignore_patterns("mine"))
         for program in ("python", "build/release/bin/ladder", "build/release/bin/plan",
-                        "build/release/bin/01_zero1"):
+                        "build/release/bin/01_zero1", "build/release/bin/01_zero1_minimal"):
             make_program(self.repository / program, PROGRAM)
         self.temporary = self.folder / "temporary"
         self.temporary.mkdir()
@@ -127,7 +129,7 @@ class Help(Script):
     def test_is_printed_by_every_command(self):
         usage = self.lines("help")
         for word in ("--help", "-h"):
-            for command in ("test", "check", "bench", "build", "docs", "diff", "step", "exercise", "mutant", "format",
+            for command in ("test", "check", "bench", "build", "docs", "diff", "step", "course", "exercise", "mutant", "format",
                             "shell"):
                 self.assertEqual(self.lines(command, word), usage, command)
             for command in ("ladder", "plan", "peers", "links", "timeline", "data", "step 01"):
@@ -138,7 +140,7 @@ class Diff(Script):
     def test_of_two_at_once_do_not_meet(self):
         # A name that another could have too must not matter.
         (self.repository / "build" / "diff_01_zero1").mkdir()
-        shown = self.lines("diff", "01", "02")
+        shown = self.lines("diff", "01", "02", "--class")
         self.assertIn("======== 01_zero1/zero1_sharding.hpp -> 02_zero2/zero2_sharding.hpp", shown)
         self.assertTrue(any(line.startswith("+") for line in shown), "nothing is new")
         self.assertEqual(list(self.temporary.iterdir()), [], "a temporary file was left behind")
@@ -147,12 +149,112 @@ class Diff(Script):
         make_program(self.folder / "failing" / "sed", SED)
         path, seen = f"{self.folder / 'failing'}:{os.environ['PATH']}", self.folder / "seen"
         for _ in range(2):
-            ended = self.call("diff", "01", "02", PATH=path, SEEN=str(seen))
+            ended = self.call("diff", "01", "02", "--class", PATH=path, SEEN=str(seen))
             self.assertNotEqual(ended.returncode, 0)
             self.assertEqual(list(self.temporary.iterdir()), [], "a temporary file was left behind")
         names = seen.read_text().split()
         self.assertEqual(len(names), 2, names)
         self.assertNotEqual(*names)
+
+
+class SmallPrograms(Script):
+    def test_are_what_diff_compares(self):
+        shown = self.lines("diff", "00", "01")
+        self.assertEqual(shown[0], "00_simple_ddp/minimal.cpp -> 01_zero1/minimal.cpp")
+        self.assertEqual(sum(line.startswith("+") for line in shown), 9)
+        self.assertEqual(sum(line.startswith("-") for line in shown), 5)
+        self.assertFalse([line for line in shown if line.startswith(" ")], "lines that are the same")
+        self.assertIn("\n".join(shown), (SOURCE / "README.md").read_text())
+        program = (SOURCE / "01_zero1" / "minimal.cpp").read_text().splitlines()
+        for line, following in zip(shown, shown[1:] + [""]):
+            if line.startswith("line ") and following.startswith("+"):
+                self.assertEqual(program[int(line.split()[1]) - 1], following[1:])
+
+    def test_are_run_by_step(self):
+        self.expect("step 01", ["--small", "3"], ["3"])
+        self.assertEqual(self.call("diff", "00", "01", "--clas").returncode, 1)
+
+
+class Exercise(Script):
+    FOLDER = "01_zero1/exercises/01b_zero1"
+
+    def setUp(self):
+        super().setUp()
+        self.answer = self.repository / self.FOLDER / "mine" / "minimal.cpp"
+        self.grader_says("01b, 2 ranks: rank 0 sends too much.", 1)
+
+    def grader_says(self, text, code):
+        make_program(self.repository / "build/release/bin/exercise_01b", f"#!/bin/sh\necho '{text}'\nexit {code}\n")
+
+    def course(self, step):
+        """The line of ./run course about a step, without its title."""
+        line = next(line for line in self.lines("course") if line.startswith(step))
+        return line[51:].split()
+
+    def test_begins_with_the_program_before_and_the_task(self):
+        self.assertEqual(self.call("exercise", "01b").returncode, 1)
+        text = self.answer.read_text()
+        self.assertTrue(text.startswith("// 01b: ZeRO-1, one owner for each layer\n//\n// About"))
+        program = (SOURCE / "00_simple_ddp" / "minimal.cpp").read_text()
+        self.assertTrue(text.endswith("\n\n" + program))
+        self.answer.write_text("mine")
+        self.call("exercise", "01b")
+        self.assertEqual(self.answer.read_text(), "mine", "an answer is kept")
+
+    def test_00c_begins_with_ranks_that_send_nothing(self):
+        self.lines("exercise", "00c", "--reset")
+        text = (self.repository / "00_simple_ddp/exercises/00c_average_gradients/mine/minimal.cpp").read_text()
+        self.assertIn("int main(", text)
+        self.assertNotIn("all_reduce(gradients[layer]", text)
+
+    def test_shows_one_hint_after_the_other(self):
+        text = (SOURCE / self.FOLDER / "hints.md").read_text()
+        hints = text.count("\n## ")
+        self.assertGreaterEqual(hints, 3)
+        for number in range(1, hints + 1):
+            shown = self.lines("exercise", "01b", "--hint")
+            self.assertTrue(shown[0].startswith(f"Hint {number}. "), shown)
+            self.assertIn(shown[-1], text)
+            self.assertEqual(self.course("01b")[:4], ["begun", str(number), "of", str(hints)])
+        self.assertEqual(self.call("exercise", "01b", "--hint").returncode, 1)
+
+    def test_shows_the_solution_after_a_warning(self):
+        self.assertEqual(self.lines("exercise", "01b", "--solution"), [])
+        shown = self.lines("exercise", "01b", "--solution")
+        self.assertEqual(shown, self.lines("diff", "00", "01")[1:])
+
+    def test_starts_again_and_keeps_the_old_answer(self):
+        self.lines("exercise", "01b", "--hint")
+        begun = self.answer.read_text()
+        self.answer.write_text("mine")
+        self.lines("exercise", "01b", "--reset")
+        self.assertEqual(self.answer.read_text(), begun)
+        self.assertEqual((self.answer.parent / "minimal.old.cpp").read_text(), "mine")
+        self.assertEqual(self.course("01b")[:2], ["begun", "0"])
+
+    def test_is_done_when_the_grader_says_so(self):
+        self.assertEqual(self.course("01b")[0], "-")
+        ended = self.call("exercise", "01b")
+        self.assertEqual((ended.returncode, ended.stdout), (1, "01b, 2 ranks: rank 0 sends too much.\n"))
+        self.assertEqual(self.course("01b")[0], "begun")
+        self.grader_says("a table", 0)
+        self.assertEqual(self.call("exercise", "01b").returncode, 1, "it was not graded")
+        self.assertEqual(self.course("01b")[0], "begun")
+        self.grader_says("01b is right: all of it.", 0)
+        self.assertEqual(self.lines("exercise", "01b"), ["01b is right: all of it."])
+        self.assertEqual(self.course("01b")[0], "done")
+        self.assertIn("Next: ./run exercise 00c", self.lines("course"))
+
+    def test_with_a_test_program_still_works(self):
+        make_program(self.repository / "build/release/bin/exercise_clip_grad_norm", PROGRAM)
+        self.expect("exercise clip_grad_norm", ["--gtest_filter=*"], ["--gtest_brief=1", "--gtest_filter=*"])
+        folder = "01_zero1/exercises/clip_grad_norm"
+        self.assertEqual((self.repository / folder / "mine/clip_grad_norm.cpp").read_text(),
+                         (SOURCE / folder / "starter/clip_grad_norm.cpp").read_text())
+
+    def test_of_another_name_is_an_error(self):
+        for name in ("", "09z", "01"):
+            self.assertIn("no exercise", self.call("exercise", name).stderr)
 
 
 if __name__ == "__main__":

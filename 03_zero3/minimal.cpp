@@ -1,0 +1,119 @@
+// ZeRO-3: as ZeRO-2, and only the owner of a layer keeps its weight. The other ranks have it while
+// they compute with it. A tensor that a rank does not hold is undefined.
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include <zero/distributed/launch.hpp>
+#include <zero/memory/accounting.hpp>
+
+namespace {
+
+using zero::dist::Communicator;
+using zero::dist::Purpose;
+using enum zero::memory::Category;
+
+constexpr int kInputs = 12, kOutputs = 11, kLayers = 4, kBatch = 16, kSteps = 5;
+// Rows and columns of each layer's weight: one row for each input, then the bias.
+constexpr std::int64_t kShapes[][2] = {{kInputs + 1, 35}, {36, 30}, {31, 31}, {32, kOutputs}};
+
+// Tells the allocator, which counts bytes by category, what a tensor is for.
+at::Tensor counted(at::Tensor tensor, zero::memory::Category category) {
+  zero::memory::recharge(tensor, category);
+  return tensor;
+}
+
+// Adds one more input to every sample, which is always 1: the bias is multiplied by it.
+at::Tensor with_ones(const at::Tensor& x) { return at::cat({x, at::ones({x.size(0), 1})}, 1); }
+
+// AdamW with the moments `mean` and `square`. Each operation rounds correctly (the square root does
+// after double precision), so an element gets the same bits wherever a tensor is cut.
+void adamw(at::Tensor weight, at::Tensor gradient, at::Tensor mean, at::Tensor square, int step) {
+  constexpr double kLearningRate = 0.01, kDecay = 0.01, kBeta1 = 0.9, kBeta2 = 0.999;
+  mean.mul_(kBeta1).add_(gradient * (1 - kBeta1));
+  square.mul_(kBeta2).add_(gradient.square() * (1 - kBeta2));
+  const at::Tensor root = (square / (1 - std::pow(kBeta2, step))).to(at::kDouble).sqrt();
+  const at::Tensor direction = mean / (1 - std::pow(kBeta1, step)) / (root.to(at::kFloat) + 1e-8);
+  weight.mul_(1 - kLearningRate * kDecay).sub_(direction * kLearningRate);
+}
+
+// What each rank runs. Returns its rows of the table that main() prints.
+std::string train(Communicator& communicator) {
+  const int rank = communicator.rank(), size = communicator.size();
+  const auto owner = [&](int layer) { return layer % size; };
+  std::string rows;
+  std::vector<at::Tensor> weights(kLayers), means(kLayers), squares(kLayers);
+  for (int layer = 0; layer < kLayers; ++layer) {
+    if (owner(layer) != rank) continue;
+    at::manual_seed(layer);  // the same weights on every rank
+    weights[layer] = counted(at::randn(kShapes[layer]).mul_(0.2), kParameters);
+    means[layer] = counted(at::zeros_like(weights[layer]), kOptimizer);
+    squares[layer] = counted(at::zeros_like(weights[layer]), kOptimizer);
+  }
+  // Before a layer computes, its owner sends the weight to all; afterwards the others drop it.
+  const auto gather = [&](int layer) {
+    if (owner(layer) != rank) weights[layer] = counted(at::empty(kShapes[layer]), kParameters);
+    communicator.broadcast(weights[layer], owner(layer), Purpose::kParameter).wait();
+  };
+  const auto reshard = [&](int layer) {
+    if (owner(layer) != rank) weights[layer].reset();
+  };
+  for (int step = 1; step <= kSteps; ++step) {
+    zero::memory::reset_peaks();
+    const auto sent_before = communicator.traffic().bytes();
+    at::manual_seed(1000 * step + rank);  // another batch on every rank
+    std::vector<at::Tensor> activations = {at::randn({kBatch, kInputs})}, gradients(kLayers);
+    const at::Tensor targets = activations[0].narrow(1, 0, kOutputs).sin();
+    // Forward: each layer makes activations[layer + 1] of activations[layer].
+    for (int layer = 0; layer < kLayers; ++layer) {
+      gather(layer);
+      activations.push_back(with_ones(activations[layer]).mm(weights[layer]).tanh());
+      reshard(layer);
+    }
+    const at::Tensor error = activations[kLayers] - targets;
+    // Backward: `delta` is the gradient of the mean squared error, layer by layer from the last.
+    at::Tensor delta = error * (2.0 / error.numel());
+    for (int layer = kLayers - 1; layer >= 0; --layer) {
+      gather(layer);  // once more: it was dropped after forward
+      delta = delta * (1 - activations[layer + 1].square());  // the slope of tanh
+      gradients[layer] = counted(with_ones(activations[layer]).t().mm(delta), kGradients);
+      delta = delta.mm(weights[layer].slice(0, 0, -1).t());  // all rows but the bias
+      reshard(layer);
+      communicator.reduce(gradients[layer], owner(layer), Purpose::kGradient).wait();
+      if (owner(layer) != rank) gradients[layer].reset();  // only the owner will use it
+    }
+    for (int layer = 0; layer < kLayers; ++layer) {
+      if (owner(layer) != rank) continue;  // the next gather brings the new weight
+      adamw(weights[layer], gradients[layer], means[layer], squares[layer], step);
+    }
+    const auto held = zero::memory::snapshot();
+    rows += fmt::format("{:4} {:5} {:9.6f} {:11} {:10} {:10} {:7} {:7}\n", rank, step,
+                        error.square().mean().item<double>(), held[kParameters], held[kGradients],
+                        held[kOptimizer], held.states_peak,
+                        communicator.traffic().bytes() - sent_before);
+  }
+  std::size_t digest = 0;  // the same on all ranks, and in all chapters
+  for (int layer = 0; layer < kLayers; ++layer) {
+    gather(layer);
+    const auto* const bits = static_cast<const char*>(weights[layer].const_data_ptr());
+    digest = 31 * digest + std::hash<std::string_view>()({bits, weights[layer].nbytes()});
+    reshard(layer);
+  }
+  return rows + fmt::format("{:4} digest of the weights {:016x}\n", rank, digest);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  zero::memory::install();  // the allocator that counts, before there is a tensor
+  zero::dist::LaunchOptions options;
+  if (argc > 1 && std::atoi(argv[1]) > 0) options.world_size = std::atoi(argv[1]);  // else 2
+  const auto exits = zero::dist::launch_ranks(options, train);
+  zero::dist::check_all_well(exits);
+  fmt::print("rank  step      loss  parameters  gradients  optimizer    peak    sent (bytes)\n");
+  for (const auto& exit : exits) fmt::print("{}", exit.result);
+}

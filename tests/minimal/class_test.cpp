@@ -1,0 +1,83 @@
+// The small programs beside the chapters' classes: the same model, batches and optimizer end with
+// the same bits.
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <string_view>
+
+#include <tests/support/ranks.hpp>
+#include <tests/support/whole_weights.hpp>
+#include <zero/memory/accounting.hpp>
+#include <zero/train/registry.hpp>
+
+#include "small_model.hpp"
+#include "small_program.hpp"
+
+namespace zero {
+namespace {
+
+// As the programs compute and print it.
+std::string digest_of(const std::vector<at::Tensor>& weights) {
+  std::size_t digest = 0;
+  for (const at::Tensor& weight : weights) {
+    const auto* const bits = static_cast<const char*>(weight.const_data_ptr());
+    digest = 31 * digest + std::hash<std::string_view>()({bits, weight.nbytes()});
+  }
+  return fmt::format("{:016x}", digest);
+}
+
+// Trains as the programs do, under `mode`. Called by all ranks.
+std::string digest_of_class(dist::Communicator& communicator, const std::string& mode) {
+  std::shared_ptr<testing::SmallModel> model;
+  {
+    const nn::DeferredStorage deferred;
+    model = std::make_shared<testing::SmallModel>();
+  }
+  testing::SmallValues values;
+  train::Registry registry;
+  train::register_all_chapters(registry);
+  const train::StrategyArguments arguments{*model, communicator, testing::small_adamw(), &values,
+                                           /*variant=*/""};
+  const auto strategy = registry.make(mode, arguments);
+  for (int step = 1; step <= 5; ++step) {
+    strategy->backward(strategy->forward(testing::small_batch(communicator.rank(), step)));
+    strategy->finish_backward();
+    strategy->optimizer_step();
+    strategy->sync_parameters();
+    strategy->zero_grad();
+  }
+  return digest_of(testing::whole_weights(*strategy));
+}
+
+struct Pair {
+  std::string chapter;  // of the small program
+  std::string mode;     // the class that does the same
+};
+
+class SmallProgram : public ::testing::TestWithParam<int> {};
+
+TEST_P(SmallProgram, EndsWithTheBitsOfTheChaptersClass) {
+  const int ranks = GetParam();
+  const std::vector<Pair> pairs = {{"00_simple_ddp", "ddp"},
+                                   {"01_zero1", "zero1"},
+                                   {"02_zero2", "zero2"},
+                                   {"03_zero3", "zero3"},
+                                   {"04_tensor_sharding", "tensor_zero3"},
+                                   {"05_prefetch_overlap", "engine3"}};
+  for (const Pair& pair : pairs) {
+    SCOPED_TRACE(pair.chapter);
+    const std::vector<std::string> digests =
+        testing::run_small_program(pair.chapter, ranks).digests;
+    ASSERT_EQ(digests.size(), static_cast<std::size_t>(ranks));
+    testing::on_ranks(ranks, [&](dist::Communicator& communicator) {
+      EXPECT_EQ(digest_of_class(communicator, pair.mode),
+                digests[static_cast<std::size_t>(communicator.rank())]);
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, SmallProgram, ::testing::Values(1, 2, 3, 4, 8));
+
+}  // namespace
+}  // namespace zero

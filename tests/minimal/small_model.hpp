@@ -1,0 +1,196 @@
+#pragma once
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <cmath>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <zero/memory/accounting.hpp>
+#include <zero/nn/model.hpp>
+#include <zero/nn/parameters.hpp>
+#include <zero/optim/optimizer.hpp>
+
+/// The model and the optimizer of the small programs (NN_…/minimal.cpp), once more as a module and
+/// an optimizer of this library, so that a chapter's class can train them. Every operation is the
+/// programs' own, on operands of the same shapes, so that the bits are theirs too.
+namespace zero::testing {
+
+inline constexpr int kSmallLayers = 4;
+inline constexpr std::int64_t kSmallShapes[kSmallLayers][2] = {
+    {13, 35}, {36, 30}, {31, 31}, {32, 11}};
+
+/// tanh([x, 1] weight), with the programs' backward.
+class SmallLayerFunction : public torch::autograd::Function<SmallLayerFunction> {
+ public:
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
+                            const at::Tensor& weight) {
+    at::Tensor output = with_ones(x).mm(weight).tanh();
+    context->save_for_backward({x, weight, output});
+    return output;
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    const auto saved = context->get_saved_variables();
+    const at::Tensor delta = gradients[0] * (1 - saved[2].square());
+    return {delta.mm(saved[1].slice(0, 0, -1).t()), with_ones(saved[0]).t().mm(delta)};
+  }
+
+ private:
+  static at::Tensor with_ones(const at::Tensor& x) {
+    return at::cat({x, at::ones({x.size(0), 1})}, 1);
+  }
+};
+
+/// The mean of the squares of `output - target`, with the programs' backward.
+class SmallLossFunction : public torch::autograd::Function<SmallLossFunction> {
+ public:
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& output,
+                            const at::Tensor& target) {
+    const at::Tensor error = output - target;
+    context->save_for_backward({error});
+    return error.square().mean();
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list /*gradients*/) {
+    const at::Tensor error = context->get_saved_variables()[0];
+    return {error * (2.0 / static_cast<double>(error.numel())), at::Tensor()};
+  }
+};
+
+/// One layer, a unit.
+class SmallLayer : public nn::Unit {
+ public:
+  explicit SmallLayer(at::IntArrayRef shape)
+      : weight_(add_parameter("weight", shape, nn::Initializer::constant(0.0))) {}
+
+  at::Tensor forward(const at::Tensor& x) {
+    return run([&] { return SmallLayerFunction::apply(x, weight_); }, {x});
+  }
+
+ private:
+  at::Tensor weight_;
+};
+
+/// The model. Its parameters are named layer0.weight to layer3.weight.
+class SmallModel : public nn::Model {
+ public:
+  SmallModel() {
+    for (int layer = 0; layer < kSmallLayers; ++layer) {
+      layers_.push_back(register_module("layer" + std::to_string(layer),
+                                        std::make_shared<SmallLayer>(kSmallShapes[layer])));
+    }
+  }
+
+  at::Tensor loss(const data::Batch& batch) override {
+    return run([&] { return SmallLossFunction::apply(outputs(batch.inputs), batch.targets); }, {});
+  }
+  at::Tensor predict(const data::Batch& batch) override {
+    return run([&] { return outputs(batch.inputs); }, {});
+  }
+
+ private:
+  at::Tensor outputs(at::Tensor x) {
+    for (const auto& layer : layers_) x = layer->forward(x);
+    return x;
+  }
+
+  std::vector<std::shared_ptr<SmallLayer>> layers_;
+};
+
+/// The programs' first weights: each layer's from a generator seeded by its number.
+class SmallValues final : public nn::ParameterSource {
+ public:
+  void fill(const nn::Parameter& parameter, at::Tensor& out) override {
+    const at::NoGradGuard no_gradient;
+    at::manual_seed(static_cast<std::uint64_t>(parameter.name[5] - '0'));  // "layer0.weight"
+    out.copy_(at::randn(out.sizes()).mul_(0.2));
+  }
+};
+
+/// The batch of a rank at a step, counted from 1.
+inline data::Batch small_batch(int rank, int step) {
+  at::manual_seed(static_cast<std::uint64_t>(1000 * step + rank));
+  data::Batch batch;
+  batch.inputs = at::randn({16, 12});
+  batch.targets = batch.inputs.narrow(1, 0, 11).sin();
+  batch.loss_terms = 16;
+  return batch;
+}
+
+/// The programs' AdamW, one operation after the other.
+class SmallAdamW final : public optim::Optimizer {
+ public:
+  explicit SmallAdamW(std::vector<at::Tensor> parameters) {
+    for (at::Tensor& tensor : parameters) held_.push_back({std::move(tensor), {}, {}, 0});
+  }
+
+  void step() override {
+    const at::NoGradGuard no_gradient;
+    const memory::Charge charge(memory::Category::kOptimizer);
+    for (Held& held : held_) {
+      const at::Tensor gradient = held.parameter.grad();
+      if (!gradient.defined()) continue;
+      if (held.steps++ == 0) {
+        held.mean = at::zeros_like(gradient);
+        held.square = at::zeros_like(gradient);
+      }
+      const auto step = static_cast<double>(held.steps);
+      held.mean.mul_(0.9).add_(gradient * (1 - 0.9));
+      held.square.mul_(0.999).add_(gradient.square() * (1 - 0.999));
+      const at::Tensor root =
+          (held.square / (1 - std::pow(0.999, step))).to(at::kDouble).sqrt().to(at::kFloat);
+      const at::Tensor direction = held.mean / (1 - std::pow(0.9, step)) / (root + 1e-8);
+      held.parameter.mul_(1 - 0.01 * 0.01).sub_(direction * 0.01);
+    }
+  }
+
+  void replace(const std::function<at::Tensor(const at::Tensor&)>& with) override {
+    std::vector<Held> kept;
+    for (Held& held : held_) {
+      const at::Tensor now = with(held.parameter);
+      if (!now.defined()) continue;
+      kept.push_back(now.is_same(held.parameter) ? held : Held{now, {}, {}, 0});
+    }
+    held_ = std::move(kept);
+  }
+
+  std::map<std::string, at::Tensor> state(const at::Tensor& parameter) const override {
+    for (const Held& held : held_) {
+      if (held.parameter.is_same(parameter) && held.steps > 0) {
+        return {{"exp_avg", held.mean}, {"exp_avg_sq", held.square}};
+      }
+    }
+    return {};
+  }
+  std::int64_t steps(const at::Tensor& parameter) const override {
+    for (const Held& held : held_) {
+      if (held.parameter.is_same(parameter)) return held.steps;
+    }
+    return 0;
+  }
+  void set_learning_rate(double /*rate*/) override {}
+
+ private:
+  struct Held {
+    at::Tensor parameter, mean, square;
+    std::int64_t steps;
+  };
+  std::vector<Held> held_;
+};
+
+inline optim::OptimizerFactory small_adamw() {
+  return [](const std::vector<at::Tensor>& parameters) {
+    return std::make_unique<SmallAdamW>(parameters);
+  };
+}
+
+}  // namespace zero::testing

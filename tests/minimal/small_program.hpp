@@ -1,0 +1,64 @@
+#pragma once
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace zero::testing {
+
+/// One line of a small program's table.
+struct SmallRow {
+  int rank = 0;
+  int step = 0;
+  std::string loss;
+  std::int64_t parameters = 0;
+  std::int64_t gradients = 0;
+  std::int64_t optimizer = 0;
+  std::int64_t peak = 0;
+  std::int64_t sent = 0;
+};
+
+/// What a small program prints.
+struct SmallOutput {
+  std::vector<SmallRow> rows;
+  std::vector<std::string> digests;  ///< one for each rank
+};
+
+/// What a shell command prints to stdout; fails the test if its exit code is not `code`.
+inline std::string output_of(const std::string& command, int code = 0) {
+  std::FILE* const pipe = ::popen(command.c_str(), "r");
+  std::string text;
+  for (int letter = std::fgetc(pipe); letter != EOF; letter = std::fgetc(pipe)) {
+    text += static_cast<char>(letter);
+  }
+  const int status = ::pclose(pipe);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == code) << command << ": " << status;
+  return text;
+}
+
+/// Runs the small program of `chapter` ("00_simple_ddp") on `ranks` ranks.
+inline SmallOutput run_small_program(const std::string& chapter, int ranks) {
+  SmallOutput output;
+  std::istringstream lines(
+      output_of(fmt::format("'{}/{}_minimal' {}", ZERO_MINIMAL_FOLDER, chapter, ranks)));
+  std::string line;
+  std::getline(lines, line);  // the head of the table
+  while (std::getline(lines, line)) {
+    if (line.find("digest") != std::string::npos) {
+      output.digests.push_back(line.substr(line.size() - 16));
+      continue;
+    }
+    SmallRow row;
+    std::istringstream(line) >> row.rank >> row.step >> row.loss >> row.parameters >>
+        row.gradients >> row.optimizer >> row.peak >> row.sent;
+    output.rows.push_back(row);
+  }
+  return output;
+}
+
+}  // namespace zero::testing

@@ -1,0 +1,182 @@
+#include "rank_log.hpp"
+
+#include <ATen/record_function.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <memory>
+#include <optional>
+#include <sstream>
+#include <string_view>
+
+#include "small_formulas.hpp"
+
+namespace zero::exercise {
+namespace {
+
+// What records this process's rank.
+class Recorder {
+ public:
+  explicit Recorder(dist::Communicator& communicator) : communicator_(communicator) {
+    communicator_.record(&activities_);
+  }
+  Recorder(const Recorder&) = delete;
+  Recorder& operator=(const Recorder&) = delete;
+  ~Recorder() { communicator_.record(nullptr); }
+
+  void add(Event event) {
+    take_collectives();
+    event.step = step();
+    log_.events.push_back(std::move(event));
+  }
+
+  void end_step(const memory::Snapshot& snapshot) {
+    take_collectives();
+    StepBytes bytes;
+    bytes.held = snapshot.current;
+    bytes.peak = snapshot.peak;
+    const dist::Traffic sent = communicator_.traffic().since(sent_before_);
+    for (std::size_t p = 0; p < dist::kPurposes; ++p) {
+      bytes.sent[p] = sent.bytes(static_cast<dist::Purpose>(p));
+    }
+    sent_before_ = communicator_.traffic();
+    log_.steps.push_back(bytes);
+  }
+
+  RankLog take() {
+    take_collectives();
+    return std::move(log_);
+  }
+
+ private:
+  int step() const { return static_cast<int>(log_.steps.size()) + 1; }
+
+  // What the communicator has noted since the last call. The name of a start or a wait is
+  // "start all_gather parameter"; other activities overlap with these.
+  void take_collectives() {
+    for (const dist::Activity& activity : activities_) {
+      const bool starts = activity.name.rfind("start ", 0) == 0;
+      if (!starts && activity.name.rfind("wait ", 0) != 0) continue;
+      log_.events.push_back({starts ? Event::Kind::kStart : Event::Kind::kWait, step(),
+                             activity.name.substr(activity.name.find(' ') + 1), activity.bytes,
+                             /*layer=*/-1, /*digest=*/0});
+    }
+    activities_.clear();
+  }
+
+  dist::Communicator& communicator_;
+  std::vector<dist::Activity> activities_;
+  dist::Traffic sent_before_;
+  RankLog log_;
+};
+
+std::unique_ptr<Recorder> recorder;
+
+bool has_shape(const at::Tensor& tensor, std::int64_t rows, std::int64_t columns) {
+  return tensor.dim() == 2 && tensor.size(0) == rows && tensor.size(1) == columns;
+}
+
+std::uint64_t digest_of(const at::Tensor& tensor) {
+  const at::Tensor whole = tensor.contiguous();
+  const auto* const bits = static_cast<const char*>(whole.const_data_ptr());
+  return std::hash<std::string_view>()({bits, whole.nbytes()});
+}
+
+// The shapes of a matrix product say which layer computes, and in which pass.
+void record_product(const at::Tensor& a, const at::Tensor& b) {
+  if (a.dim() != 2 || b.dim() != 2) return;
+  for (int layer = 0; layer < kLayers; ++layer) {
+    const auto [rows, columns] = kShapes[static_cast<std::size_t>(layer)];
+    if (has_shape(b, rows, columns)) {
+      recorder->add({Event::Kind::kForward, 0, "", static_cast<std::int64_t>(b.nbytes()), layer,
+                     digest_of(b)});
+    } else if ((a.size(0) == rows && b.size(1) == columns) || has_shape(b, columns, rows - 1)) {
+      recorder->add({Event::Kind::kBackward, 0, "", 0, layer, /*digest=*/0});
+    }
+  }
+}
+
+std::unique_ptr<at::ObserverContext> on_operation(const at::RecordFunction& function) {
+  if (recorder == nullptr) return nullptr;
+  const std::string_view name = function.name();
+  const auto inputs = function.inputs();
+  if (name == "aten::mm" && inputs.size() >= 2) {
+    record_product(inputs[0].toTensor(), inputs[1].toTensor());
+  } else if (name == "aten::sqrt" && !inputs.empty()) {
+    // AdamW takes one root for each tensor that it updates, in double precision.
+    const at::Tensor& root = inputs[0].toTensor();
+    recorder->add({Event::Kind::kUpdate, 0, "", 4 * root.numel(), /*layer=*/-1, /*digest=*/0});
+  }
+  return nullptr;
+}
+
+// "digest of the weights 0123456789abcdef", the program's last line.
+std::string printed_digest(const std::string& rows) {
+  const std::string words = "digest of the weights ";
+  const std::size_t place = rows.rfind(words);
+  return place == std::string::npos ? "" : rows.substr(place + words.size(), 16);
+}
+
+}  // namespace
+
+RankLog record(dist::Communicator& communicator, const dist::RankFunction& function) {
+  recorder = std::make_unique<Recorder>(communicator);
+  at::addThreadLocalCallback(at::RecordFunctionCallback(&on_operation)
+                                 .needsInputs(true)
+                                 .scopes({at::RecordScope::FUNCTION}));
+  const std::string rows = function(communicator);
+  at::clearThreadLocalCallbacks();
+  RankLog log = recorder->take();
+  recorder.reset();
+  log.digest = printed_digest(rows);
+  return log;
+}
+
+memory::Snapshot record_step() {
+  const memory::Snapshot snapshot = memory::snapshot();
+  if (recorder != nullptr) recorder->end_step(snapshot);
+  return snapshot;
+}
+
+// One line for each event and each step: its kind, then its fields. The operation comes last.
+std::string to_text(const RankLog& log) {
+  std::string text;
+  for (const Event& e : log.events) {
+    text += fmt::format("event {} {} {} {} {} {}\n", static_cast<int>(e.kind), e.step, e.bytes,
+                        e.layer, e.digest, e.operation);
+  }
+  for (const StepBytes& s : log.steps) {
+    text += fmt::format("step {} {} {}\n", fmt::join(s.held, " "), fmt::join(s.peak, " "),
+                        fmt::join(s.sent, " "));
+  }
+  return text + "digest " + log.digest + "\n";
+}
+
+RankLog log_from_text(const std::string& text) {
+  RankLog log;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream fields(line);
+    std::string word;
+    fields >> word;
+    if (word == "event") {
+      Event event{};
+      int kind = 0;
+      fields >> kind >> event.step >> event.bytes >> event.layer >> event.digest >> std::ws;
+      event.kind = static_cast<Event::Kind>(kind);
+      std::getline(fields, event.operation);
+      log.events.push_back(event);
+    } else if (word == "step") {
+      StepBytes step;
+      for (auto& bytes : step.held) fields >> bytes;
+      for (auto& bytes : step.peak) fields >> bytes;
+      for (auto& bytes : step.sent) fields >> bytes;
+      log.steps.push_back(step);
+    } else if (word == "digest") {
+      fields >> log.digest;
+    }
+  }
+  return log;
+}
+
+}  // namespace zero::exercise

@@ -1,0 +1,15 @@
+#pragma once
+
+#include <string>
+
+#include <zero/distributed/communicator.hpp>
+
+/// The repository's 00_simple_ddp/minimal.cpp, compiled into the grader.
+namespace zero::exercise {
+
+std::string train_ddp(dist::Communicator& communicator);
+
+/// The same with the sum of the gradients in place of their average.
+std::string train_ddp_with_sums(dist::Communicator& communicator);
+
+}  // namespace zero::exercise

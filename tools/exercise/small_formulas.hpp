@@ -1,0 +1,139 @@
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <numeric>
+
+/// The small programs (NN_…/minimal.cpp) by formula: what each rank of each chapter holds and
+/// sends. All figures are bytes of float32.
+namespace zero::exercise {
+
+inline constexpr int kLayers = 4;
+inline constexpr int kSteps = 5;
+/// Rows and columns of each layer's weight.
+inline constexpr std::array<std::array<std::int64_t, 2>, kLayers> kShapes = {
+    {{13, 35}, {36, 30}, {31, 31}, {32, 11}}};
+
+using LayerBytes = std::array<std::int64_t, kLayers>;
+
+/// Each layer's weight, whole.
+constexpr LayerBytes layer_bytes() {
+  LayerBytes bytes{};
+  for (int layer = 0; layer < kLayers; ++layer)
+    bytes[layer] = 4 * kShapes[layer][0] * kShapes[layer][1];
+  return bytes;
+}
+
+/// A rank's shard of each weight, its zeros included. Chapters 04 and 05 cut weights so.
+constexpr LayerBytes shard_bytes(int ranks) {
+  LayerBytes bytes{};
+  for (int layer = 0; layer < kLayers; ++layer) {
+    bytes[layer] = 4 * ((layer_bytes()[layer] / 4 + ranks - 1) / ranks);
+  }
+  return bytes;
+}
+
+/// True if zeros must be added to the layer before it can be cut into equal shards.
+constexpr bool is_padded(int layer, int ranks) { return layer_bytes()[layer] / 4 % ranks != 0; }
+
+constexpr std::int64_t sum_of(const LayerBytes& bytes) {
+  return std::accumulate(bytes.begin(), bytes.end(), std::int64_t{0});
+}
+
+/// What rank `rank` sends in an all-reduce of every layer's gradient: N-1 pieces of it to be added,
+/// and N-1 times the piece that it has added itself. Pieces differ by at most one element.
+constexpr std::int64_t all_reduce_bytes(int ranks, int rank) {
+  std::int64_t sent = 0;
+  for (const std::int64_t bytes : layer_bytes()) {
+    const std::int64_t elements = bytes / 4;
+    const std::int64_t mine = elements / ranks + (rank < elements % ranks ? 1 : 0);
+    sent += 4 * (elements - mine + (ranks - 1) * mine);
+  }
+  return sent;
+}
+
+struct Expected {
+  // At the end of a step.
+  std::int64_t parameters = 0;
+  std::int64_t gradients = 0;
+  std::int64_t optimizer = 0;
+  // The most of each category within a step, and of all three together.
+  std::int64_t parameters_peak = 0;
+  std::int64_t gradients_peak = 0;
+  std::int64_t states_peak = 0;
+  // In a step.
+  std::int64_t gradients_sent = 0;
+  std::int64_t parameters_sent = 0;
+};
+
+namespace internal {
+
+// Chapters 00 to 03: a layer has a place, or, from 01 on, an owner.
+constexpr Expected whole_layers(int chapter, int ranks, int rank) {
+  const LayerBytes bytes = layer_bytes();
+  const std::int64_t all = sum_of(bytes);
+  const auto owns = [&](int layer) { return layer % ranks == rank; };
+  std::int64_t owned = 0;
+  for (int layer = 0; layer < kLayers; ++layer) owned += owns(layer) ? bytes[layer] : 0;
+
+  Expected e;
+  e.parameters = chapter == 3 ? owned : all;
+  e.gradients = chapter >= 2 ? owned : all;
+  e.optimizer = 2 * (chapter >= 1 ? owned : all);
+  e.gradients_sent = chapter == 0 ? all_reduce_bytes(ranks, rank) : all - owned;
+  e.parameters_sent = chapter == 0 ? 0 : (ranks - 1) * owned * (chapter == 3 ? 2 : 1);
+  e.parameters_peak = e.parameters;
+  e.states_peak = e.parameters + e.optimizer;
+  std::int64_t gradients = 0;
+  for (int layer = kLayers - 1; layer >= 0; --layer) {  // as backward meets them
+    const std::int64_t gathered = chapter == 3 && !owns(layer) ? bytes[layer] : 0;
+    const std::int64_t made = gradients + bytes[layer];
+    e.parameters_peak = std::max(e.parameters_peak, e.parameters + gathered);
+    e.gradients_peak = std::max(e.gradients_peak, made);
+    e.states_peak = std::max(e.states_peak, e.parameters + gathered + e.optimizer + made);
+    if (chapter < 2 || owns(layer)) gradients = made;
+  }
+  return e;
+}
+
+// Chapters 04 and 05: every layer is cut.
+constexpr Expected shards(int chapter, int ranks) {
+  const LayerBytes shard = shard_bytes(ranks);
+  const auto whole = [&](int layer) {
+    return 0 <= layer && layer < kLayers ? ranks * shard[layer] : 0;
+  };
+  // The gather that starts while this layer computes.
+  const auto ahead = [&](int layer) { return chapter == 5 ? whole(layer) : 0; };
+  Expected e;
+  e.parameters = e.gradients = sum_of(shard);
+  e.optimizer = 2 * sum_of(shard);
+  e.gradients_sent = (ranks - 1) * sum_of(shard);
+  e.parameters_sent = 2 * (ranks - 1) * sum_of(shard);
+  const std::int64_t held = e.parameters + e.optimizer;
+  for (int layer = 0; layer < kLayers; ++layer) {  // forward
+    e.parameters_peak = std::max(e.parameters_peak, e.parameters + whole(layer) + ahead(layer + 1));
+  }
+  e.states_peak = e.parameters_peak + e.optimizer;
+  std::int64_t gradients = 0;
+  for (int layer = kLayers - 1; layer >= 0; --layer) {  // backward
+    e.states_peak = std::max(e.states_peak, held + gradients + whole(layer) + ahead(layer - 1));
+    const std::int64_t made = gradients + whole(layer) + shard[layer];
+    e.gradients_peak = std::max(e.gradients_peak, made);
+    e.states_peak = std::max(e.states_peak, held + made + ahead(layer - 1));
+    // Chapter 05 keeps the whole gradient until its reduction was waited for. One rank has nothing
+    // to wait for.
+    gradients = chapter == 5 && ranks > 1 ? made : gradients + shard[layer];
+  }
+  return e;
+}
+
+}  // namespace internal
+
+/// What rank `rank` of `ranks` holds and sends in every step of the program of `chapter` (0 to 5).
+constexpr Expected expected(int chapter, int ranks, int rank) {
+  return chapter <= 3 ? internal::whole_layers(chapter, ranks, rank)
+                      : internal::shards(chapter, ranks);
+}
+
+}  // namespace zero::exercise
