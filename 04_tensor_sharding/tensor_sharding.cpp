@@ -36,6 +36,7 @@ TensorSharding::TensorSharding(const train::StrategyArguments& arguments, bool s
 }
 
 TensorSharding::~TensorSharding() {
+  if (released()) return;
   for (std::size_t i = 0; i < count(); ++i) nn::set_gradient_provider(parameter(i), {});
 }
 

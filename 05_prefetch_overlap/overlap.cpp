@@ -65,7 +65,9 @@ Overlap::Overlap(const train::StrategyArguments& arguments, const OverlapOptions
 }
 
 Overlap::~Overlap() {
-  for (std::size_t i = 0; i < count(); ++i) nn::set_gradient_provider(parameter(i), {});
+  for (std::size_t i = 0; i < count() && !released(); ++i) {
+    nn::set_gradient_provider(parameter(i), {});
+  }
   // A handle may not be dropped while its transfer is in flight, so each is waited for, whatever
   // the one before it said. Whoever called has heard of a peer that is gone from the operation that
   // failed first; here it is said once, and not at all while an error is on its way up.

@@ -114,6 +114,11 @@ void Engine::give_up_step() {
   stepped_ = true;
 }
 
+void Engine::release() {
+  if (micro_batches_ > 0 || !stepped_) throw Error("release() in the middle of a step");
+  strategy_->release();
+}
+
 void Engine::save(const std::filesystem::path& folder) {
   if (micro_batches_ > 0 || !stepped_) {
     throw Error(

@@ -75,6 +75,10 @@ class Engine {
   /// all ranks. Throws as io::load_checkpoint() does, and where ranks do not see the same.
   bool load(const std::filesystem::path& folder);
 
+  /// Gives the model back, whole and trained, to the program or another engine; see
+  /// train::Strategy::release(). Called by all ranks, after a step() that updated.
+  void release();
+
   /// What does the work, for evaluation, export, and checkpoints that say more
   /// (io::save_checkpoint() and the like take it).
   train::Strategy& strategy() { return *strategy_; }

@@ -23,10 +23,11 @@ std::optional<Initializer> Layer::initializer(const std::string& name) const {
 }
 
 void Layer::check_not_taken() const {
-  if (!taken_) return;
+  if (holder_.empty()) return;
   throw Error(fmt::format(
-      "to() on {} while a strategy has it: cast or move a model before the strategy is made",
-      name()));
+      "to() on {} while {} has it: cast or move a model before the strategy is made, or after its "
+      "release()",
+      name(), holder_));
 }
 
 void Layer::to(torch::Device device, torch::Dtype dtype, bool non_blocking) {

@@ -56,8 +56,10 @@ class Layer : public torch::nn::Module {
   void to(torch::Dtype dtype, bool non_blocking = false) override;
   void to(torch::Device device, bool non_blocking = false) override;
 
-  /// Says whether a strategy has the model (set_hooks() of parameters.hpp does).
-  void set_taken(bool taken) { taken_ = taken; }
+  /// The strategy that has the model, as its name is shown in messages; empty where none has
+  /// (set_holder() of parameters.hpp sets it).
+  const std::string& holder() const { return holder_; }
+  void set_holder(const std::string& holder) { holder_ = holder; }
 
  protected:
   /// Registers a parameter of the given shape that requires a gradient. Outside DeferredStorage it
@@ -70,7 +72,7 @@ class Layer : public torch::nn::Module {
   void check_not_taken() const;
 
   std::map<std::string, Initializer> initializers_;
-  bool taken_ = false;
+  std::string holder_;
 };
 
 }  // namespace zero::nn

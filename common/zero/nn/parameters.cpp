@@ -162,9 +162,29 @@ ParameterList list_parameters(Unit& root, Granularity granularity) {
   return list;
 }
 
+std::string holder_of(torch::nn::Module& root) {
+  std::string holder;
+  root.apply([&](torch::nn::Module& module) {
+    const auto* layer = dynamic_cast<const Layer*>(&module);
+    if (holder.empty() && layer != nullptr) holder = layer->holder();
+  });
+  for (const at::Tensor& parameter : root.parameters()) {
+    if (!holder.empty()) break;
+    const auto* callback =
+        dynamic_cast<Callback*>(torch::autograd::impl::post_acc_grad_hooks(parameter).get());
+    if (callback != nullptr) holder = "another strategy";
+  }
+  return holder;
+}
+
+void set_holder(torch::nn::Module& root, const std::string& holder) {
+  root.apply([&](torch::nn::Module& module) {
+    if (auto* layer = dynamic_cast<Layer*>(&module)) layer->set_holder(holder);
+  });
+}
+
 void set_hooks(Unit& root, UnitHooks* hooks, Granularity granularity) {
   root.apply([&](torch::nn::Module& module) {
-    if (auto* layer = dynamic_cast<Layer*>(&module)) layer->set_taken(hooks != nullptr);
     if (auto* unit = dynamic_cast<Unit*>(&module)) {
       unit->set_hooks(counts(*unit, root, granularity) ? hooks : nullptr);
     }

@@ -27,6 +27,7 @@ std::unique_ptr<Strategy> Registry::make(const std::string& mode,
   const Found found = find(mode);
   arguments.communicator.verify_same_on_all_ranks("the mode", mode);
   arguments.variant = found.variant;
+  arguments.mode = mode;
   return found.entry.make(arguments);
 }
 

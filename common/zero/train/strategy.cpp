@@ -9,6 +9,7 @@
 #include <zero/base/error.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
+#include <zero/nn/gradient_destination.hpp>
 #include <zero/optim/norm.hpp>
 #include <zero/train/strategy.hpp>
 
@@ -19,6 +20,8 @@ using memory::Category;
 using memory::Charge;
 
 namespace {
+
+constexpr const char* kModelOrStrategy = "the model or the strategy";
 
 // What all ranks must have in common, a line each.
 std::string description(const nn::ParameterList& list, const StrategyArguments& arguments) {
@@ -41,36 +44,103 @@ std::string description(const nn::ParameterList& list, const StrategyArguments& 
   return text;
 }
 
+// The parameters of a model that no strategy has. The error comes on all ranks, also where the
+// model is free on some of them: their texts differ in the constructor's exchange.
+nn::ParameterList free_parameters(const StrategyArguments& arguments, nn::Granularity granularity) {
+  const std::string holder = nn::holder_of(arguments.model);
+  if (holder.empty()) return nn::list_parameters(arguments.model, granularity);
+  const std::string said = fmt::format("the model is held by {}", holder);
+  arguments.communicator.verify_same_on_all_ranks(kModelOrStrategy, said);
+  throw Error(
+      fmt::format("{}: call release() on that strategy, on all ranks, before another one "
+                  "takes the model",
+                  said));
+}
+
 }  // namespace
 
 Strategy::Strategy(const StrategyArguments& arguments, nn::Granularity granularity)
     : model_(arguments.model),
       communicator_(arguments.communicator),
-      list_(nn::list_parameters(arguments.model, granularity)),
+      list_(free_parameters(arguments, granularity)),
       values_(arguments.values),
       accumulation_(arguments.accumulation),
+      mode_(arguments.mode.empty() ? "a strategy" : arguments.mode),
       used_(list_.size(), false),
       accumulated_(list_.size()) {
   communicator_.set_reduce_type(arguments.reduce_type);
   // Before anything is sent: ranks that differ would send each other the wrong bytes, or wait.
-  communicator_.verify_same_on_all_ranks("the model or the strategy",
-                                         description(list_, arguments));
+  communicator_.verify_same_on_all_ranks(kModelOrStrategy, description(list_, arguments));
   std::vector<at::Tensor> all;
-  for (std::size_t i = 0; i < count(); ++i) all.push_back(parameter(i));
+  for (std::size_t i = 0; i < count(); ++i) {
+    all.push_back(parameter(i));
+    origins_.push_back(origin(parameter(i)));
+  }
   optimizer_ = arguments.optimizer(all);
   // Last: what throws above must leave no hook behind that calls into nothing.
   for (std::size_t i = 0; i < count(); ++i) {
     nn::on_gradient_ready(parameter(i), [this, i] { on_ready(i); });
   }
   nn::set_hooks(model_, this, granularity);
+  nn::set_holder(model_, mode_);
 }
 
 Strategy::~Strategy() {
+  if (released_) return;
+  remove_hooks();
+  nn::set_holder(model_, model_is_whole() ? "" : mode_ + ", which was destroyed without release()");
+}
+
+void Strategy::remove_hooks() {
   nn::set_hooks(model_, nullptr);
   for (std::size_t i = 0; i < count(); ++i) nn::on_gradient_ready(parameter(i), {});
 }
 
+Strategy::Origin Strategy::origin(const at::Tensor& tensor) {
+  return {tensor.storage().unsafeGetStorageImpl(), memory::has_storage(tensor)};
+}
+
+// As an ordinary model is, or as the strategy got it, which it still is where the constructor of
+// the chapter's class threw early.
+bool Strategy::model_is_whole() const {
+  bool untouched = origins_.size() == count();
+  bool whole = true;
+  for (std::size_t i = 0; i < count(); ++i) {
+    const at::Tensor& p = parameter(i);
+    const Origin now = origin(p);
+    untouched =
+        untouched && now.storage == origins_[i].storage && now.has_bytes == origins_[i].has_bytes;
+    whole = whole && now.has_bytes && p.storage().nbytes() == p.nbytes();
+  }
+  return whole || untouched;
+}
+
+void Strategy::release() {
+  check_not_released();
+  zero_grad();
+  std::vector<at::Tensor> values(count());
+  for (std::size_t u = 0; u < list_.units.size(); ++u) {
+    const UnshardedParameters whole(*this, u);
+    const Charge charge(Category::kParameters);
+    for (const std::size_t i : list_.units[u].parameters) {
+      values[i] = memory::raw(parameter(i)).clone().flatten();
+    }
+  }
+  for (std::size_t i = 0; i < count(); ++i) {
+    nn::set_gradient_provider(parameter(i), {});
+    memory::place(parameter(i), values[i], 0);
+  }
+  remove_hooks();
+  nn::set_holder(model_, "");
+  released_ = true;
+}
+
+void Strategy::check_not_released() const {
+  if (released_) throw Error(fmt::format("{} has released its model: make a new one", mode_));
+}
+
 at::Tensor Strategy::forward(const data::Batch& batch) {
+  check_not_released();
   const Charge charge(Category::kActivations);
   return model_.loss(batch);
 }

@@ -42,6 +42,7 @@ struct StrategyArguments {
   /// Options of the chapter's own type (OverlapOptions for engine0 to engine3), in place of those
   /// that `variant` stands for; empty: those of the variant.
   std::any options = {};
+  std::string mode = {};  ///< the strategy's name, for messages; the registry fills it in
 };
 
 /// What one rank updates of a parameter: a run of its elements.
@@ -123,6 +124,13 @@ class Strategy : public nn::UnitHooks {
   virtual void unshard(std::size_t unit) {}
   virtual void reshard(std::size_t unit) {}
 
+  /// Gives the model back: parameters are whole on every rank, with the trained values and bytes of
+  /// their own, gradients are dropped, and another strategy or an ordinary program may have the
+  /// model. This strategy cannot train afterwards. A model whose strategy was destroyed without
+  /// release() may hold this rank's shards only, and no other strategy takes it. Called by all
+  /// ranks, between steps; blocks. Needs the bytes of the whole model on every rank.
+  void release();
+
   /// Whether this rank updates parameter `index`, and holds its averaged gradient.
   virtual bool owns(std::size_t index) const { return true; }
 
@@ -166,6 +174,9 @@ class Strategy : public nn::UnitHooks {
 
   /// Called inside backward(), when the whole gradient of trainable parameter `index` is there.
   virtual void gradient_ready(std::size_t index) {}
+
+  /// True after release(): what a destructor would undo is undone.
+  bool released() const { return released_; }
 
   std::size_t count() const { return list_.size(); }
   const at::Tensor& parameter(std::size_t index) const { return list_.parameters[index].tensor; }
@@ -219,6 +230,14 @@ class Strategy : public nn::UnitHooks {
   bool requires_gradient_sync_ = true;
 
  private:
+  struct Origin {
+    const void* storage;
+    bool has_bytes;
+  };
+  static Origin origin(const at::Tensor& tensor);
+  void check_not_released() const;
+  void remove_hooks();
+  bool model_is_whole() const;
   void on_ready(std::size_t index);
   std::vector<double> sums_by_parameter(double (*sum)(const at::Tensor&));
   float norm_of_gradients(optim::Norm kind);
@@ -230,6 +249,9 @@ class Strategy : public nn::UnitHooks {
   nn::ParameterSource* values_;
   Accumulation accumulation_;
   double gradient_scale_ = 1.0;
+  std::string mode_;
+  std::vector<Origin> origins_;  // by parameter, as the strategy got them
+  bool released_ = false;
   bool has_gradients_ = false;
   bool awaits_reduction_ = false;        // a backward whose gradients are to be reduced has begun
   std::vector<bool> used_;               // this rank, this reduction

@@ -1,0 +1,130 @@
+// A model that one strategy gives back and another takes, under every strategy; and one that was
+// not given back.
+#include <ATen/ops/equal.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <tests/support/error_of.hpp>
+#include <tests/support/modes.hpp>
+#include <tests/support/random_model.hpp>
+#include <tests/support/ranks.hpp>
+#include <tests/support/session.hpp>
+#include <tests/support/whole_weights.hpp>
+#include <zero/memory/storage.hpp>
+#include <zero/optim/adamw.hpp>
+#include <zero/train/registry.hpp>
+
+namespace zero::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+// A model without bytes, whose first values come from a source: what a second strategy must not
+// mistake for a new one.
+struct Subject {
+  Subject() : values(3) {
+    const nn::DeferredStorage deferred;
+    model = std::make_shared<RandomModel>(RandomModelConfig{});
+  }
+  std::unique_ptr<train::Strategy> strategy(dist::Communicator& communicator,
+                                            const std::string& mode) {
+    train::Registry registry;
+    train::register_all_chapters(registry);
+    return registry.make(mode, {.model = *model,
+                                .communicator = communicator,
+                                .optimizer = optim::adamw({.learning_rate = 0.01}),
+                                .values = &values});
+  }
+  std::shared_ptr<RandomModel> model;
+  nn::SeededValues values;
+};
+
+void train_steps(train::Strategy& strategy, int first, int last) {
+  for (int step = first; step < last; ++step) {
+    const int rank = strategy.communicator().rank();
+    strategy.backward(strategy.forward(random_model_batch({}, /*seed=*/17, rank, step)));
+    strategy.finish_backward();
+    strategy.optimizer_step();
+    strategy.sync_parameters();
+    strategy.zero_grad();
+  }
+}
+
+// Two steps under `mode`, a release, and two more under `then`: the weights.
+std::vector<at::Tensor> trained_twice(dist::Communicator& communicator, const std::string& mode,
+                                      const std::string& then) {
+  Subject subject;
+  const auto first = subject.strategy(communicator, mode);
+  train_steps(*first, 0, 2);
+  const std::vector<at::Tensor> before = whole_weights(*first);
+  first->release();
+  std::size_t i = 0;
+  for (const nn::Parameter& p : first->list().parameters) {
+    EXPECT_TRUE(memory::has_storage(p.tensor) && at::equal(p.tensor, before[i++]))
+        << mode << " gave back another " << p.name;
+    EXPECT_EQ(p.tensor.storage().nbytes(), p.tensor.nbytes()) << mode << ": " << p.name;
+  }
+  const auto second = subject.strategy(communicator, then);
+  train_steps(*second, 2, 4);
+  return whole_weights(*second);
+}
+
+class Release : public ::testing::TestWithParam<int> {};
+
+TEST_P(Release, AnotherStrategyTakesTheModel) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    const std::vector<at::Tensor> reference = trained_twice(communicator, "ddp", "ddp");
+    for (const std::string& mode : all_modes()) {
+      EXPECT_TRUE(same_bits(trained_twice(communicator, mode, "engine3"), reference)) << mode;
+      EXPECT_TRUE(same_bits(trained_twice(communicator, "zero3", mode), reference)) << mode;
+    }
+  });
+}
+
+TEST_P(Release, AModelThatIsHeldIsRefused) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    for (const std::string& mode : all_strategies()) {
+      Subject subject;
+      const auto first = subject.strategy(communicator, mode);
+      EXPECT_THAT(error_of([&] { subject.strategy(communicator, "engine3"); }),
+                  HasSubstr("the model is held by " + mode + ": call release()"));
+      train_steps(*first, 0, 1);  // as if nothing had been tried
+      first->release();
+      EXPECT_THAT(error_of([&] { train_steps(*first, 1, 2); }),
+                  HasSubstr(mode + " has released its model"));
+    }
+  });
+}
+
+TEST_P(Release, AModelThatWasNotReleasedIsRefused) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    for (const std::string mode : {"zero3", "tensor_zero1", "tensor_zero3", "engine0", "engine3"}) {
+      Subject subject;
+      train_steps(*subject.strategy(communicator, mode), 0, 1);
+      EXPECT_THAT(
+          error_of([&] { subject.strategy(communicator, "zero3"); }),
+          HasSubstr("the model is held by " + mode + ", which was destroyed without release()"));
+    }
+  });
+}
+
+TEST_P(Release, AModelThatOneRankReleasedIsRefusedOnAll) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    Subject mine;
+    Subject other;
+    const auto first = mine.strategy(communicator, "zero2");
+    Subject& taken = communicator.rank() == 0 ? mine : other;
+    const std::string error = error_of([&] { taken.strategy(communicator, "zero2"); });
+    EXPECT_THAT(error, HasSubstr("the model is held by zero2"));
+    EXPECT_THAT(error, HasSubstr("rank 1"));
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, Release, ::testing::Values(2, 3));
+
+}  // namespace
+}  // namespace zero::testing
