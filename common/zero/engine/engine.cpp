@@ -51,13 +51,19 @@ Engine::Engine(nn::Model& model, dist::Communicator& communicator,
 
 at::Tensor Engine::forward(const data::Batch& batch) {
   strategy_->communicator().set_step(steps_);
-  strategy_->set_requires_gradient_sync(micro_batches_ + 1 == config_.accumulation_steps);
-  strategy_->set_gradient_scale(loss_scale());
   return strategy_->forward(batch);
 }
 
 void Engine::backward(const at::Tensor& loss) {
-  if (!stepped_) throw Error("backward() a second time before step(): call step() after each");
+  if (micro_batches_ == config_.accumulation_steps) {
+    throw Error(
+        fmt::format("backward() number {} of a step of {} micro-batches (accumulation_steps): call "
+                    "step() first",
+                    micro_batches_ + 1, config_.accumulation_steps));
+  }
+  // Here and not in forward(): which micro-batch is the last is decided by the order of backward().
+  strategy_->set_requires_gradient_sync(micro_batches_ + 1 == config_.accumulation_steps);
+  strategy_->set_gradient_scale(loss_scale());
   // Nothing is multiplied by 1, which would be an operation more for autograd.
   const auto parts = static_cast<double>(config_.accumulation_steps);
   const at::Tensor share = config_.accumulation_steps == 1 ? loss : loss / parts;

@@ -100,6 +100,7 @@ class Loader {
           .read_into(stored_name(kBufferKind, manifest_.buffers[i].name), buffers[i]);
     }
     strategy_.zero_grad();
+    strategy_.note_weights_changed();
   }
 
   const CheckpointInfo& info() const { return manifest_.info; }

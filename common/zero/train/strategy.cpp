@@ -142,10 +142,25 @@ void Strategy::check_not_released() const {
 at::Tensor Strategy::forward(const data::Batch& batch) {
   check_not_released();
   const Charge charge(Category::kActivations);
-  return model_.loss(batch);
+  at::Tensor loss = model_.loss(batch);
+  forwards_.add(loss, batch.loss_terms);
+  return loss;
+}
+
+double Strategy::loss_terms(const at::Tensor& loss) const {
+  const auto records = forwards_.of(loss);
+  double sum = 0;
+  for (const auto& record : records) sum += static_cast<double>(record.loss_terms);
+  return records.empty() ? 0 : sum / static_cast<double>(records.size());
 }
 
 void Strategy::backward(const at::Tensor& loss) {
+  for (const auto& record : forwards_.of(loss)) {
+    if (!forwards_.is_stale(record)) continue;
+    throw Error(
+        "backward() of a loss whose forward() came before the last update: its gradients would be "
+        "those of weights that are gone; call forward() again after the update");
+  }
   if (awaits_reduction_) {
     throw Error(
         "backward() a second time before finish_backward(): a step of several backward passes "
@@ -162,6 +177,7 @@ void Strategy::optimizer_step() {
   if (!has_gradients_) {
     throw Error("optimizer_step() before backward(): there are no gradients to step with");
   }
+  forwards_.weights_changed();
   optimizer_->step();
 }
 

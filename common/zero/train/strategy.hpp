@@ -17,6 +17,7 @@
 #include <zero/nn/parameters.hpp>
 #include <zero/optim/norm.hpp>
 #include <zero/optim/optimizer.hpp>
+#include <zero/train/forward_records.hpp>
 #include <zero/train/ownership.hpp>
 
 namespace zero::train {
@@ -64,8 +65,8 @@ struct ModelStateBytes {
 /// One way to train a model on several ranks, and the one interface between a chapter and
 /// everything else. A step is
 ///
-///     loss = forward(batch)      for each micro-batch, with set_requires_gradient_sync() before it
-///     backward(loss)
+///     loss = forward(batch)      for each micro-batch
+///     backward(loss)             with set_requires_gradient_sync() before it
 ///     finish_backward()
 ///     optimizer_step()
 ///     sync_parameters()
@@ -85,7 +86,9 @@ class Strategy : public nn::UnitHooks {
   /// Loss of the local micro-batch, as Model::loss gives it.
   virtual at::Tensor forward(const data::Batch& batch);
   /// Runs autograd; hooks fire inside. One backward() before each finish_backward() that reduces
-  /// (zero::Error otherwise); the loss may come from several forward()s.
+  /// (zero::Error otherwise); the loss may come from several forward()s, and others may have run
+  /// since. zero::Error, before anything has happened, where the weights have changed since one of
+  /// the forward()s that the loss comes from: its graph belongs to the old weights.
   virtual void backward(const at::Tensor& loss);
   /// Waits for what is in flight. After the last micro-batch the gradients that this rank is
   /// responsible for (see owns()) are the average over ranks.
@@ -97,9 +100,17 @@ class Strategy : public nn::UnitHooks {
   /// Drops all gradients.
   virtual void zero_grad();
 
-  /// Says, before forward(), whether the gradients of the coming micro-batch are reduced after its
-  /// backward (default: yes). False for all micro-batches of a step but the last.
+  /// Says, before backward(), whether the gradients of its micro-batch are reduced after it (default:
+  /// yes). False for all micro-batches of a step but the last.
   void set_requires_gradient_sync(bool sync) { requires_gradient_sync_ = sync; }
+
+  /// Says that something other than optimizer_step() has changed the weights, such as a checkpoint
+  /// that was loaded.
+  void note_weights_changed() { forwards_.weights_changed(); }
+
+  /// Loss terms (data::Batch) of the forward() that `loss` comes from, their mean where it comes
+  /// from several; 0 where it comes from none.
+  double loss_terms(const at::Tensor& loss) const;
 
   /// Scales the gradients so that their global norm is at most `max_norm`; gives the norm before.
   /// After finish_backward() of the last micro-batch. Exact: the same bits under every strategy
@@ -245,6 +256,7 @@ class Strategy : public nn::UnitHooks {
   void drop_unused();
   void add_up_micro_batches();
 
+  ForwardRecords forwards_;
   GradientObserver observer_;
   nn::ParameterSource* values_;
   Accumulation accumulation_;

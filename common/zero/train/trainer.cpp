@@ -71,7 +71,6 @@ StepResult Trainer::step(const std::vector<data::Batch>& micro_batches) {
   const double all_terms = count_terms(micro_batches);
   for (std::size_t m = 0; m < micro_batches.size(); ++m) {
     const data::Batch& batch = micro_batches[m];
-    strategy_.set_requires_gradient_sync(m + 1 == micro_batches.size());
     memory::mark("forward");
     at::Tensor loss;
     {
@@ -89,6 +88,7 @@ StepResult Trainer::step(const std::vector<data::Batch>& micro_batches) {
         result.loss_scale * static_cast<double>(batch.loss_terms) * communicator.size() / all_terms;
     {
       RECORD_USER_SCOPE("backward");
+      strategy_.set_requires_gradient_sync(m + 1 == micro_batches.size());
       strategy_.backward(weight == 1.0 ? loss : loss * weight);
       loss = at::Tensor();
     }

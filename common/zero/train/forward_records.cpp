@@ -1,0 +1,42 @@
+#include <torch/csrc/autograd/function.h>
+
+#include <map>
+#include <set>
+
+#include <zero/train/forward_records.hpp>
+
+namespace zero::train {
+
+void ForwardRecords::add(const at::Tensor& loss, std::int64_t loss_terms) {
+  std::erase_if(records_, [](const auto& record) { return record.expired(); });
+  if (!loss.defined() || !loss.grad_fn()) return;
+  const auto record =
+      std::make_shared<const Record>(Record{loss.grad_fn().get(), version_, loss_terms});
+  // The hook does nothing. It holds the record, which so lives exactly as long as the graph.
+  loss.register_hook([record](const at::Tensor&) {});
+  records_.push_back(record);
+}
+
+std::vector<ForwardRecords::Record> ForwardRecords::of(const at::Tensor& loss) const {
+  std::map<const void*, Record> by_node;
+  for (const auto& weak : records_) {
+    if (const auto record = weak.lock()) by_node.emplace(record->node, *record);
+  }
+  std::vector<Record> found;
+  std::set<const torch::autograd::Node*> seen;
+  std::vector<const torch::autograd::Node*> open = {loss.grad_fn().get()};
+  while (!open.empty() && found.size() < by_node.size()) {
+    const torch::autograd::Node* const node = open.back();
+    open.pop_back();
+    if (node == nullptr || !seen.insert(node).second) continue;
+    // A forward's own graph is not looked at, so that this takes no time in the usual case.
+    if (const auto record = by_node.find(node); record != by_node.end()) {
+      found.push_back(record->second);
+      continue;
+    }
+    for (const auto& edge : node->next_edges()) open.push_back(edge.function.get());
+  }
+  return found;
+}
+
+}  // namespace zero::train

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <torch/types.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace zero::train {
+
+/// Remembers, for every forward pass whose graph still exists, which weights it ran with and how
+/// many loss terms it had. Loops may run forward long before backward, or backward in another
+/// order, so that neither can be told from the order of calls.
+class ForwardRecords {
+ public:
+  struct Record {
+    const void* node = nullptr;  // the last operation of the loss; valid as long as the record is
+    std::int64_t version = 0;    // of the weights
+    std::int64_t loss_terms = 0;
+  };
+
+  /// `loss` is what a forward returned. Nothing is noted where it has no graph.
+  void add(const at::Tensor& loss, std::int64_t loss_terms);
+
+  /// From now on the weights have other values than in all forwards so far.
+  void weights_changed() { ++version_; }
+
+  /// The forwards that `loss` was computed from; empty where it comes from none.
+  std::vector<Record> of(const at::Tensor& loss) const;
+
+  /// Whether the weights have changed since that forward.
+  bool is_stale(const Record& record) const { return record.version != version_; }
+
+ private:
+  std::vector<std::weak_ptr<const Record>> records_;
+  std::int64_t version_ = 0;
+};
+
+}  // namespace zero::train

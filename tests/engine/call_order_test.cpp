@@ -1,0 +1,221 @@
+// Loops that call forward(), backward() and step() in other orders than one after the other. The
+// measure is the plain module in one process: the same calls in the same order for the batches of
+// all ranks, gradients averaged in rank order, one optimizer over everything.
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+
+#include <map>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <tests/support/error_of.hpp>
+#include <tests/support/ranks.hpp>
+#include <tests/support/toy.hpp>
+#include <tests/support/whole_weights.hpp>
+#include <zero/base/error.hpp>
+#include <zero/engine/engine.hpp>
+#include <zero/optim/adamw.hpp>
+
+namespace zero::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+class CallOrder : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, CallOrder, ::testing::Values(2, 3),
+                         [](const auto& info) { return fmt::format("N{}", info.param); });
+
+// What a loop does: "f3" runs forward of batch 3, "b3" backward of its loss, "s" calls step().
+struct Loop {
+  const char* calls;
+  int accumulation_steps;
+};
+
+const std::vector<Loop> kLoops = {
+    {"f0 b0 s f1 b1 s f2 b2 s", 1},
+    {"f0 b0 f1 s f1 b1 f2 s f2 b2 s", 1},  // forward of the next batch before step()
+    {"f0 f1 b1 s f2 f3 b2 s", 1},          // losses that nobody needs
+    {"f0 f1 b0 s b1 s f2 f3 b2 s b3 s", 2},
+    {"f0 f1 b1 s b0 s f2 f3 b3 s b2 s", 2},
+    {"f0 b0 f1 b1 s f2 b2 f3 b3 s", 2},  // step() only where it updates
+    {"f0 b0 f1 s b1 f2 s f2 b2 s f3 b3 s", 2},
+    {"f0 f1 f2 b0 s b1 s b2 s f3 b3 s f4 f5 b5 s b4 s", 3},
+};
+
+template <typename Call>
+void play(const Loop& loop, const Call& call) {
+  std::istringstream calls(loop.calls);
+  for (std::string word; calls >> word;) {
+    call(word.front(), word.size() > 1 ? std::stoi(word.substr(1)) : 0);
+  }
+}
+
+// The plain module with the batches of `ranks` ranks.
+class PlainModule {
+ public:
+  PlainModule(int ranks, int accumulation_steps)
+      : ranks_(ranks), accumulation_steps_(accumulation_steps) {
+    nn::initialize_parameters(*toy_.model, toy_.values);
+    for (const nn::Parameter& p : nn::list_parameters(*toy_.model).parameters) {
+      parameters_.push_back(p.tensor);
+    }
+    optimizer_ = optim::adamw()(parameters_);
+    gradients_.resize(static_cast<std::size_t>(ranks), std::vector<at::Tensor>(parameters_.size()));
+  }
+
+  void call(char what, int batch) {
+    if (what == 's') return step();
+    for (int rank = 0; rank < ranks_; ++rank) {
+      at::Tensor& loss = losses_[{rank, batch}];
+      if (what == 'f') {
+        loss = toy_.model->loss(toy_.batch(rank, batch));
+      } else {
+        backward(loss, gradients_[static_cast<std::size_t>(rank)]);
+      }
+    }
+    if (what == 'b') ++micro_batches_;
+  }
+
+  std::vector<at::Tensor> weights() const {
+    std::vector<at::Tensor> copies;
+    for (const at::Tensor& p : parameters_) copies.push_back(p.detach().clone());
+    return copies;
+  }
+
+ private:
+  void backward(const at::Tensor& loss, std::vector<at::Tensor>& gradients) {
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      parameters_[i].mutable_grad() = gradients[i];
+    }
+    (accumulation_steps_ == 1 ? loss : loss / accumulation_steps_).backward();
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      gradients[i] = std::exchange(parameters_[i].mutable_grad(), at::Tensor());
+    }
+  }
+
+  void step() {
+    if (micro_batches_ < accumulation_steps_) return;
+    micro_batches_ = 0;
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      at::Tensor sum = gradients_[0][i];
+      for (std::size_t r = 1; r < gradients_.size(); ++r) sum = sum + gradients_[r][i];
+      parameters_[i].mutable_grad() = sum / ranks_;
+      for (auto& of_rank : gradients_) of_rank[i] = at::Tensor();
+    }
+    optimizer_->step();
+    for (at::Tensor& p : parameters_) p.mutable_grad().reset();
+  }
+
+  int ranks_;
+  int accumulation_steps_;
+  Toy toy_;
+  std::vector<at::Tensor> parameters_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
+  std::map<std::pair<int, int>, at::Tensor> losses_;
+  std::vector<std::vector<at::Tensor>> gradients_;  // by rank
+  int micro_batches_ = 0;
+};
+
+void expect_weights(Engine& engine, const std::vector<at::Tensor>& expected,
+                    const std::string& what) {
+  const std::vector<at::Tensor> ours = whole_weights(engine.strategy());
+  ASSERT_EQ(ours.size(), expected.size());
+  for (std::size_t i = 0; i < ours.size(); ++i) {
+    EXPECT_TRUE(at::equal(ours[i], expected[i])) << what << ", parameter " << i;
+  }
+}
+
+TEST_P(CallOrder, GivesTheBitsOfThePlainModule) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    for (const Loop& loop : kLoops) {
+      PlainModule plain(communicator.size(), loop.accumulation_steps);
+      play(loop, [&](char what, int batch) { plain.call(what, batch); });
+      for (const int stage : {0, 1, 2, 3}) {
+        Toy toy;
+        Engine engine(*toy.model, communicator, optim::adamw(),
+                      {.overlap = {.stage = stage}, .accumulation_steps = loop.accumulation_steps},
+                      &toy.values);
+        std::map<int, at::Tensor> losses;
+        play(loop, [&](char what, int batch) {
+          if (what == 's') engine.step();
+          if (what == 'f') losses[batch] = engine.forward(toy.batch(communicator.rank(), batch));
+          if (what == 'b') engine.backward(losses[batch]);
+        });
+        expect_weights(engine, plain.weights(), fmt::format("stage {}, {}", stage, loop.calls));
+      }
+    }
+  });
+}
+
+TEST_P(CallOrder, RefusesABackwardWhoseForwardPrecededAnUpdate) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    const Loop clean{"f0 b0 s f2 b2 s", 1};
+    PlainModule plain(communicator.size(), 1);
+    play(clean, [&](char what, int batch) { plain.call(what, batch); });
+    for (const int stage : {0, 1, 2, 3}) {
+      Toy toy;
+      Engine engine(*toy.model, communicator, optim::adamw(), {.overlap = {.stage = stage}},
+                    &toy.values);
+      const auto forward = [&](int batch) {
+        return engine.forward(toy.batch(communicator.rank(), batch));
+      };
+      const at::Tensor first = forward(0), early = forward(1);
+      engine.backward(first);
+      EXPECT_TRUE(engine.step());
+      for (const at::Tensor& loss : {early, early * 2, forward(2) + early}) {
+        EXPECT_THAT(error_of([&] { engine.backward(loss); }),
+                    HasSubstr("backward() of a loss whose forward() came before the last update"))
+            << stage;
+      }
+      // Nothing was damaged, so that no give_up_step() is needed.
+      engine.backward(forward(2));
+      EXPECT_TRUE(engine.step());
+      expect_weights(engine, plain.weights(), fmt::format("stage {}", stage));
+    }
+  });
+}
+
+// Gradients that are dropped between forward() and backward() do not make the graph old.
+TEST_P(CallOrder, AStepThatIsGivenUpKeepsTheLossesOfItsForwards) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    const Loop clean{"f0 f1 b0 s b1 s", 2};
+    PlainModule plain(communicator.size(), 2);
+    play(clean, [&](char what, int batch) { plain.call(what, batch); });
+    for (const int stage : {0, 1, 2, 3}) {
+      Toy toy;
+      Engine engine(*toy.model, communicator, optim::adamw(),
+                    {.overlap = {.stage = stage}, .accumulation_steps = 2}, &toy.values);
+      const auto forward = [&](int batch) {
+        return engine.forward(toy.batch(communicator.rank(), batch));
+      };
+      engine.backward(forward(5));
+      const at::Tensor first = forward(0), second = forward(1);
+      engine.give_up_step();
+      engine.backward(first);
+      engine.backward(second);
+      EXPECT_TRUE(engine.step());
+      expect_weights(engine, plain.weights(), fmt::format("stage {}", stage));
+    }
+  });
+}
+
+TEST(CallOrder, TellsHowManyBackwardsAStepHas) {
+  on_ranks(2, [](dist::Communicator& communicator) {
+    Toy toy;
+    Engine engine(*toy.model, communicator, optim::adamw(),
+                  {.overlap = {.stage = 3}, .accumulation_steps = 2}, &toy.values);
+    const auto micro_batch = [&] {
+      engine.backward(engine.forward(toy.batch(communicator.rank(), 0)));
+    };
+    micro_batch();
+    micro_batch();
+    EXPECT_THAT(error_of(micro_batch),
+                HasSubstr("backward() number 3 of a step of 2 micro-batches"));
+    EXPECT_TRUE(engine.step());
+  });
+}
+
+}  // namespace
+}  // namespace zero::testing
