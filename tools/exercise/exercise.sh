@@ -83,7 +83,7 @@ next_hint() {
   fi
   note "$folder" hint
   awk -v wanted=$((used + 1)) '/^## / { ++section } section == wanted' "$folder/hints.md" |
-    sed -e '1s/^## /Hint /' -e '${/^$/d}'
+    sed -e "1s/^## \([0-9]*\)/Hint \1 of $(hints_in "$folder")/" -e '${/^$/d}'
 }
 
 reset_exercise() {
@@ -119,9 +119,11 @@ show_solution() (
 
 # Builds and grades the learner's answer.
 grade_exercise() {
-  local folder=$1 id said
+  local folder=$1 id said before=""
   id=$(exercise_id "$folder")
+  [[ -f $(answer_file "$folder") ]] || before=yes
   begin_exercise "$folder"
+  [[ -z $before ]] || ! is_step "$folder" || cat "$folder/task.md"  # also at the top of the copy
   bootstrap
   configure release release
   build release "exercise_$id"
@@ -129,6 +131,7 @@ grade_exercise() {
     exec "$BIN/exercise_$id" --gtest_brief=1 "${@:2}"  # only what fails
   fi
   said=$(OMP_NUM_THREADS=1 "$BIN/exercise_$id") || true
+  [[ -z $before ]] || say "What the grader says before your first change:"
   [[ -z $said ]] || echo "$said"
   # A program can end in other ways than by the grader.
   if [[ $said != *"$id is right"* ]]; then
@@ -136,7 +139,7 @@ grade_exercise() {
     return 1
   fi
   [[ -n $(first_note "$folder" done) ]] || note "$folder" "done" "$(date +%s)"
-  say "$(next_step)"
+  say "Our answer is ${folder%%/*}/minimal.cpp. $(next_step)"
 }
 
 # minutes_of <folder>: from the beginning to the first right answer; nothing before that.
@@ -172,7 +175,7 @@ run_exercise() {
 
 run_course() {
   local folder title state others=()
-  printf '%-5s %-44s %-7s %-6s %-8s %s\n' step task state hints minutes "takes about"
+  printf '%-5s %-44s %-7s %-8s %-8s %s\n' step task state hints minutes "takes about"
   for folder in [0-9]*_*/exercises/*/; do
     folder=${folder%/}
     if ! is_step "$folder"; then
@@ -183,7 +186,7 @@ run_course() {
     state="-"
     [[ -z $(first_note "$folder" started) ]] || state=begun
     [[ -z $(first_note "$folder" "done") ]] || state="done"
-    printf '%-5s %-44s %-7s %-6s %-8s %s\n' "$(exercise_id "$folder")" "$title" "$state" \
+    printf '%-5s %-44s %-7s %-8s %-8s %s\n' "$(exercise_id "$folder")" "$title" "$state" \
       "$(count_notes "$folder" hint) of $(hints_in "$folder")" "$(minutes_of "$folder")" \
       "$(sed -n 's/^About \([0-9]* minutes\), \([a-z]*\).*/\1, \2/p' "$folder/task.md")"
   done
