@@ -83,11 +83,6 @@ TEST(Zero3, PeakOfParametersIsOwnedPlusRootPlusOneUnit) {
   on_ranks(2, [](dist::Communicator& communicator) {
     nn::LlamaConfig config = nn::preset("tiny");
     config.layers = 6;
-    std::shared_ptr<nn::Llama> model;
-    {
-      const nn::DeferredStorage deferred;
-      model = std::make_shared<nn::Llama>(config);
-    }
     nn::SeededValues values(1);
     data::Batch batch;
     batch.inputs = at::arange(16).view({1, 16}) + communicator.rank();
@@ -95,6 +90,11 @@ TEST(Zero3, PeakOfParametersIsOwnedPlusRootPlusOneUnit) {
     batch.loss_terms = 16;
     const std::int64_t before = memory::snapshot()[Category::kParameters];
     const auto peak = [&](const char* variant) {
+      std::shared_ptr<nn::Llama> model;
+      {
+        const nn::DeferredStorage deferred;
+        model = std::make_shared<nn::Llama>(config);
+      }
       Zero3Sharding zero3(arguments(*model, values, communicator, variant));
       memory::reset_peaks();
       train::Trainer(zero3).step({batch});

@@ -91,7 +91,7 @@ TEST_P(Release, AModelThatIsHeldIsRefused) {
       Subject subject;
       const auto first = subject.strategy(communicator, mode);
       EXPECT_THAT(error_of([&] { subject.strategy(communicator, "engine3"); }),
-                  HasSubstr("the model is held by " + mode + ": call release()"));
+                  HasSubstr("the model is held by " + mode + ": a strategy gives its model back"));
       train_steps(*first, 0, 1);  // as if nothing had been tried
       first->release();
       EXPECT_THAT(error_of([&] { train_steps(*first, 1, 2); }),

@@ -169,7 +169,8 @@ std::string holder_of(torch::nn::Module& root) {
     if (holder.empty() && layer != nullptr) holder = layer->holder();
   });
   for (const at::Tensor& parameter : root.parameters()) {
-    if (!holder.empty()) break;
+    // A tensor that never required a gradient has no place for callbacks.
+    if (!holder.empty() || torch::autograd::impl::get_autograd_meta(parameter) == nullptr) continue;
     const auto* callback =
         dynamic_cast<Callback*>(torch::autograd::impl::post_acc_grad_hooks(parameter).get());
     if (callback != nullptr) holder = "another strategy";

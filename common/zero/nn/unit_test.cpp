@@ -117,7 +117,7 @@ TEST_F(Units, CannotBeCastOrMovedByOthersWhileAStrategyHasThem) {
   Outer unit(said);
   const auto part =
       unit.register_module("part", std::make_shared<Linear>(2, 3, Initializer::constant(1.0)));
-  set_hooks(unit, this);
+  set_holder(unit, "zero1");
   for (torch::nn::Module* module :
        {static_cast<torch::nn::Module*>(&unit), static_cast<torch::nn::Module*>(unit.inner.get()),
         static_cast<torch::nn::Module*>(part.get())}) {
@@ -128,7 +128,7 @@ TEST_F(Units, CannotBeCastOrMovedByOthersWhileAStrategyHasThem) {
   }
   EXPECT_EQ(unit.weight().scalar_type(), at::kDouble);
   EXPECT_EQ(unit.inner->weight().scalar_type(), at::kDouble);
-  set_hooks(unit, nullptr);
+  set_holder(unit, "");
   unit.to(at::kHalf);
   EXPECT_EQ(unit.weight().scalar_type(), at::kHalf);
   EXPECT_EQ(unit.inner->weight().scalar_type(), at::kHalf);

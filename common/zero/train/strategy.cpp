@@ -52,8 +52,8 @@ nn::ParameterList free_parameters(const StrategyArguments& arguments, nn::Granul
   const std::string said = fmt::format("the model is held by {}", holder);
   arguments.communicator.verify_same_on_all_ranks(kModelOrStrategy, said);
   throw Error(
-      fmt::format("{}: call release() on that strategy, on all ranks, before another one "
-                  "takes the model",
+      fmt::format("{}: a strategy gives its model back by release(), called on all ranks; "
+                  "else make the model anew",
                   said));
 }
 
