@@ -51,9 +51,11 @@ Overlap::Overlap(const train::StrategyArguments& arguments, const OverlapOptions
   communicator_.verify_same_on_all_ranks(
       "the engine's options",
       fmt::format("stage {}\nbuckets of {} bytes, {} in flight\nlookahead {}\n"
-                  "units below {} elements whole, {} bytes ahead at most",
+                  "units below {} elements whole, {} bytes ahead at most\n{}",
                   options.stage, options.bucket_bytes, options.in_flight_bytes, options.lookahead,
-                  options.whole_below, options.ahead_bytes));
+                  options.whole_below, options.ahead_bytes,
+                  options.defer_parameter_gather ? "updated parameters gathered in forward"
+                                                 : "updated parameters gathered in the step"));
   build_buckets();
   order_ = train::ReductionSchedule(backward_buckets());
   arrived_.assign(buckets_.size(), 0);
@@ -450,6 +452,8 @@ void Overlap::sync_parameters() {
   RECORD_USER_SCOPE("engine_param_gather");
   // In the order in which forward will ask for them, so that the first unit waits for little.
   for (Bucket& bucket : buckets_) bucket.start_refresh();
+  // All have been started before the first is waited for, so that they travel side by side.
+  if (!options_.defer_parameter_gather) finish_parameters();
 }
 
 void Overlap::finish_parameters() {

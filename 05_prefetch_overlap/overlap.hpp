@@ -21,14 +21,14 @@ namespace zero {
 ///
 ///   - a bucket of gradients is sent as soon as backward has filled it;
 ///   - at stage 3 the next units are gathered while one runs;
-///   - at stages 1 and 2 updated parameters are gathered while the next forward begins: each unit
-///     waits for its own.
+///   - at stages 1 and 2, where the options ask for it (defer_parameter_gather), updated parameters
+///     are gathered while the next forward begins: each unit waits for its own.
 ///
 /// The results are those of chapter 04 and of chapter 00, bit for bit: when something is sent does
 /// not change what is added to what.
 ///
-/// Parameters of stages 1 and 2 may be read between sync_parameters() and the next forward() only
-/// inside unshard() and reshard().
+/// With defer_parameter_gather, parameters of stages 1 and 2 may be read between sync_parameters()
+/// and the next forward() only inside unshard() and reshard().
 class Overlap : public train::Strategy {
  public:
   /// Called by all ranks. zero::Error for options out of range, and on all ranks where they differ.

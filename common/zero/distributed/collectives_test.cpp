@@ -8,7 +8,9 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <csignal>
+#include <limits>
 
 #include <tests/support/ranks.hpp>
 #include <zero/base/error.hpp>
@@ -240,6 +242,63 @@ TEST(RankOrder, HalfTypesAreRoundedOnce) {
   at::Tensor out = at::empty({1}, at::kBFloat16);
   sum_in_rank_order(out, {value(256), value(1), value(1)});
   EXPECT_EQ(out.item<float>(), 258.0F);
+}
+
+TEST(RankOrder, SaysWhetherTheSumIsFinite) {
+  const double inf = std::numeric_limits<double>::infinity();
+  for (const auto dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16}) {
+    for (const std::int64_t n : {1, 15, 16, 17, 100}) {
+      SCOPED_TRACE(fmt::format("{} {}", c10::toString(dtype), n));
+      const at::Tensor one = at::ones({n}, dtype);
+      at::Tensor out = at::empty({n}, dtype);
+      EXPECT_TRUE(sum_in_rank_order(out, {one, one}, 2).finite);
+      for (const double value : {inf, -inf, std::nan("")}) {
+        for (const std::int64_t where : {std::int64_t{0}, n / 2, n - 1}) {
+          at::Tensor bad = at::ones({n}, dtype);
+          bad[where].fill_(value);
+          EXPECT_FALSE(sum_in_rank_order(out, {one, bad}, 2).finite) << value << " at " << where;
+          EXPECT_TRUE(sum_in_rank_order(out.copy_(one), {bad, out}, 2).overwritten_finite);
+          EXPECT_FALSE(sum_in_rank_order(out.copy_(bad), {one, out}, 2).overwritten_finite);
+        }
+      }
+      const double most = dtype == at::kHalf ? 65504.0 : dtype == at::kDouble ? 1.7e308 : 3.3e38;
+      const at::Tensor large = at::full({n}, most, dtype);
+      EXPECT_FALSE(sum_in_rank_order(out, {large, large}).finite) << "a sum that overflows";
+    }
+  }
+  at::Tensor whole = at::ones({20}, at::kInt);
+  EXPECT_TRUE(sum_in_rank_order(whole, {whole, whole}).finite);
+}
+
+TEST_P(CollectivesOnGloo, GradientsTellWhoseContributionIsNotFinite) {
+  on_ranks(GetParam(), [](Communicator& c) {
+    if (!c.checks_gradients()) return;  // one rank: nothing is added up
+    const int culprit = c.size() - 1;
+    const auto contribution = [&](bool bad) {
+      at::Tensor tensor = at::ones({3 * c.size()});
+      if (bad && c.rank() == culprit) tensor.fill_(std::nan(""));
+      return tensor;
+    };
+    const auto expect = [&](bool bad, const char* what) {
+      std::vector<bool> expected(static_cast<std::size_t>(c.size()), false);
+      expected[static_cast<std::size_t>(culprit)] = bad;
+      EXPECT_EQ(c.take_not_finite(), expected) << what;
+    };
+    for (const bool bad : {true, false}) {
+      at::Tensor piece = at::empty({3});
+      c.reduce_scatter(piece, contribution(bad), Purpose::kGradient).wait();
+      expect(bad, "reduce_scatter");
+      at::Tensor all = contribution(bad);
+      c.all_reduce(all, Purpose::kGradient).wait();
+      expect(bad, "all_reduce");
+      at::Tensor root = contribution(bad);
+      c.reduce(root, /*root=*/0, Purpose::kGradient).wait();
+      expect(bad && c.rank() == 0, "reduce");
+      at::Tensor control = contribution(bad);
+      c.all_reduce(control, Purpose::kControl).wait();
+      expect(false, "what is no gradient");
+    }
+  });
 }
 
 TEST(BadCalls, AreRefusedBeforeAnythingIsSent) {

@@ -1,5 +1,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/isfinite.h>
 #include <ATen/ops/tensor.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -90,8 +91,9 @@ Work Communicator::reduce(at::Tensor tensor, int root, Purpose purpose, ReduceOp
   const Call call = begin(Operation::kReduce, purpose, wide, root);
   WorkPtr work = do_reduce(call, wide, root, op);
   // Only the root's changes.
-  return finish(call, rank_ == root ? narrowing(std::move(work), wide, tensor) : std::move(work),
-                started);
+  return finish(
+      call, rank_ == root ? narrowing(std::move(work), wide, tensor, watch(call)) : std::move(work),
+      started);
 }
 
 Work Communicator::all_reduce(at::Tensor tensor, Purpose purpose, ReduceOp op) {
@@ -99,7 +101,7 @@ Work Communicator::all_reduce(at::Tensor tensor, Purpose purpose, ReduceOp op) {
   check_tensor(Operation::kAllReduce, tensor);
   const at::Tensor wide = widened(tensor);
   const Call call = begin(Operation::kAllReduce, purpose, wide, /*peer=*/-1);
-  return finish(call, narrowing(do_all_reduce(call, wide, op), wide, tensor), started);
+  return finish(call, narrowing(do_all_reduce(call, wide, op), wide, tensor, watch(call)), started);
 }
 
 Work Communicator::reduce_scatter(at::Tensor output, at::Tensor input, Purpose purpose,
@@ -120,9 +122,10 @@ Work Communicator::reduce_scatter(at::Tensor output, at::Tensor input, Purpose p
       widens(input.scalar_type()) ? wide.flatten().narrow(0, rank_ * output.numel(), output.numel())
                                   : output;
   const Call call = begin(Operation::kReduceScatter, purpose, wide, /*peer=*/-1);
-  return finish(call,
-                narrowing(do_reduce_scatter(call, wide_output, wide, op), wide_output, output),
-                started);
+  return finish(
+      call,
+      narrowing(do_reduce_scatter(call, wide_output, wide, op), wide_output, output, watch(call)),
+      started);
 }
 
 Work Communicator::all_gather(at::Tensor output, at::Tensor input, Purpose purpose,
@@ -230,6 +233,35 @@ Communicator::Call Communicator::begin(Operation operation, Purpose purpose,
                     name(purpose), peer < 0 ? "" : fmt::format(", root {}", peer)));
   }
   return call;
+}
+
+Communicator::Watch Communicator::watch(const Call& call) {
+  if (call.purpose != Purpose::kGradient || !checks_gradients()) return {};
+  return
+      [this](const at::Tensor& sum, const std::vector<at::Tensor>& contributions,
+             bool overwritten_finite) { note_not_finite(sum, contributions, overwritten_finite); };
+}
+
+void Communicator::note_not_finite(const at::Tensor& sum,
+                                   const std::vector<at::Tensor>& contributions,
+                                   bool overwritten_finite) {
+  not_finite_.resize(static_cast<std::size_t>(size_), false);
+  bool found = false;
+  for (std::size_t r = 0; r < contributions.size(); ++r) {
+    const bool overwritten = contributions[r].data_ptr() == sum.data_ptr();
+    if (overwritten ? overwritten_finite : at::isfinite(contributions[r]).all().item<bool>()) {
+      continue;
+    }
+    not_finite_[r] = true;
+    found = true;
+  }
+  if (!found) not_finite_[static_cast<std::size_t>(rank_)] = true;
+}
+
+std::vector<bool> Communicator::take_not_finite() {
+  std::vector<bool> taken = std::exchange(not_finite_, {});
+  taken.resize(static_cast<std::size_t>(size_), false);
+  return taken;
 }
 
 void Communicator::progress() {

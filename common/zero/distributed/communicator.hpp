@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -178,6 +179,16 @@ class Communicator {
   /// Bytes that one element of `dtype` takes on its way into a reduction.
   std::int64_t reduced_element_size(at::ScalarType dtype) const;
 
+  /// Whether reductions for Purpose::kGradient look, while they add up, for results that are
+  /// infinite or NaN (take_not_finite()). False where the backend adds up: whoever uses the results
+  /// has to look for itself.
+  virtual bool checks_gradients() const { return false; }
+
+  /// By rank: whether it has contributed to a gradient that was not finite in the part that this
+  /// rank added up. Of all reductions that were waited for since the last call. A sum that only
+  /// overflowed counts as this rank's. Acts on this rank alone.
+  std::vector<bool> take_not_finite();
+
   /// What this rank sent since it was connected.
   const Traffic& traffic() const { return traffic_; }
 
@@ -232,6 +243,14 @@ class Communicator {
     traffic_.at(call.operation, call.purpose).bytes += bytes;
   }
 
+  /// Called with a sum that is not finite, the contributions that it was made of, by rank, and
+  /// whether the one that it has overwritten, if any, was finite.
+  using Watch =
+      std::function<void(const at::Tensor& sum, const std::vector<at::Tensor>& contributions,
+                         bool overwritten_finite)>;
+  /// What a backend that adds up itself calls; empty where nobody wants to know.
+  Watch watch(const Call& call);
+
   friend class TimedWork;
 
  private:
@@ -244,6 +263,8 @@ class Communicator {
   void check_rank(Operation operation, int peer) const;
   bool widens(at::ScalarType dtype) const;
   at::Tensor widened(const at::Tensor& tensor) const;
+  void note_not_finite(const at::Tensor& sum, const std::vector<at::Tensor>& contributions,
+                       bool overwritten_finite);
 
   int rank_;
   int size_;
@@ -258,6 +279,7 @@ class Communicator {
   int in_flight_ = 0;  // operations
   Activity::TimePoint in_flight_since_;
   std::vector<Activity>* activities_ = nullptr;
+  std::vector<bool> not_finite_;  // by rank; empty: none
 };
 
 /// `mine` of every rank, one after the other in rank order; every rank gives as many. Called by all

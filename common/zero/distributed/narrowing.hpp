@@ -2,15 +2,19 @@
 
 // Private to common/zero/distributed: reductions of 2-byte tensors as float32.
 
+#include <functional>
 #include <memory>
+#include <vector>
 
 #include <zero/distributed/communicator.hpp>
 
 namespace zero::dist {
 
 /// `work`, which reduces into `wide`, and then rounds that into `result`; `work` itself where both
-/// have the same type or there is nothing to wait for.
-std::unique_ptr<Work::Backend> narrowing(std::unique_ptr<Work::Backend> work,
-                                         const at::Tensor& wide, const at::Tensor& result);
+/// have the same type or there is nothing to wait for. `watch`, where given, is called where the
+/// rounded result is not finite.
+std::unique_ptr<Work::Backend> narrowing(
+    std::unique_ptr<Work::Backend> work, const at::Tensor& wide, const at::Tensor& result,
+    std::function<void(const at::Tensor&, const std::vector<at::Tensor>&, bool)> watch = {});
 
 }  // namespace zero::dist

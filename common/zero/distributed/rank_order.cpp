@@ -83,48 +83,88 @@ void store(T* to, const std::array<Sum<T>, N>& sums, [[maybe_unused]] bool aroun
   for (std::size_t i = 0; i < N; ++i) to[i] = static_cast<T>(sums[i]);
 }
 
+// Whether values were finite. x - x is 0 for every number and NaN for infinities and NaN, and a sum
+// keeps a NaN.
+template <typename T>
+class Doubt {
+ public:
+  // As T stores them: rounding to a half type may overflow.
+  template <std::size_t N>
+  void note(const std::array<Sum<T>, N>& values) {
+    if constexpr (std::is_floating_point_v<Sum<T>>) {
+      for (std::size_t i = 0; i < N; ++i) {
+        const auto stored = static_cast<Sum<T>>(static_cast<T>(values[i]));
+        lanes_[i] += stored - stored;
+      }
+    }
+  }
+  bool none() const {
+    return std::all_of(lanes_.begin(), lanes_.end(), [](Sum<T> lane) { return lane == 0; });
+  }
+
+ private:
+  std::array<Sum<T>, kTogether> lanes_{};
+};
+
+template <typename T>
+struct Doubts {
+  Doubt<T> output;
+  Doubt<T> overwritten;
+};
+
+template <std::size_t N, typename T>
+std::array<Sum<T>, N> load(const T* from) {
+  std::array<Sum<T>, N> values;
+  for (std::size_t i = 0; i < N; ++i) values[i] = static_cast<Sum<T>>(from[i]);
+  return values;
+}
+
 template <std::size_t N, typename T>
 void add_some(T* output, const std::vector<const T*>& inputs, std::int64_t begin,
-              const Divisor<Sum<T>>& divisor, bool around) {
-  std::array<Sum<T>, N> sums;
-  for (std::size_t i = 0; i < N; ++i) sums[i] = static_cast<Sum<T>>(inputs.front()[begin + i]);
+              const Divisor<Sum<T>>& divisor, bool around, Doubts<T>& doubts) {
+  std::array<Sum<T>, N> sums = load<N>(inputs.front() + begin);
+  if (inputs.front() == output) doubts.overwritten.note(sums);
   for (std::size_t rank = 1; rank < inputs.size(); ++rank) {
-    const T* const next = inputs[rank] + begin;
-    for (std::size_t i = 0; i < N; ++i)
-      sums[i] = static_cast<Sum<T>>(sums[i] + static_cast<Sum<T>>(next[i]));
+    const std::array<Sum<T>, N> next = load<N>(inputs[rank] + begin);
+    if (inputs[rank] == output) doubts.overwritten.note(next);
+    for (std::size_t i = 0; i < N; ++i) sums[i] = static_cast<Sum<T>>(sums[i] + next[i]);
   }
   divisor.divide(sums);
+  doubts.output.note(sums);
   store<N>(output + begin, sums, around);
 }
 
 template <typename T>
-void add_all(T* output, const std::vector<const T*>& inputs, std::int64_t elements, int divisor) {
+SumCheck add_all(T* output, const std::vector<const T*>& inputs, std::int64_t elements,
+                 int divisor) {
   const Divisor<Sum<T>> by(divisor);
   const bool around = around_cache(output, inputs);
+  Doubts<T> doubts;
   std::int64_t begin = 0;
   for (; begin + kTogether <= elements; begin += kTogether) {
-    add_some<kTogether>(output, inputs, begin, by, around);
+    add_some<kTogether>(output, inputs, begin, by, around, doubts);
   }
-  for (; begin < elements; ++begin) add_some<1>(output, inputs, begin, by, around);
+  for (; begin < elements; ++begin) add_some<1>(output, inputs, begin, by, around, doubts);
 #ifdef __SSE2__
   if (around) _mm_sfence();  // before anybody is told that the sum is there
 #endif
+  return {doubts.output.none(), doubts.overwritten.none()};
 }
 
 template <typename T>
-void add_tensors(const at::Tensor& output, const std::vector<at::Tensor>& inputs, int divisor) {
+SumCheck add_tensors(const at::Tensor& output, const std::vector<at::Tensor>& inputs, int divisor) {
   if (std::is_integral_v<T> && divisor != 1) {
     throw Error("integers cannot be averaged: reduce them with ReduceOp::kSum");
   }
   std::vector<const T*> pointers;
   for (const at::Tensor& input : inputs) pointers.push_back(input.const_data_ptr<T>());
-  add_all(output.mutable_data_ptr<T>(), pointers, output.numel(), divisor);
+  return add_all(output.mutable_data_ptr<T>(), pointers, output.numel(), divisor);
 }
 
 }  // namespace
 
-void sum_in_rank_order(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
-                       int divisor) {
+SumCheck sum_in_rank_order(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
+                           int divisor) {
   switch (output.scalar_type()) {
     case at::kFloat:
       return add_tensors<float>(output, inputs, divisor);

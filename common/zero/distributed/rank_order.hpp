@@ -12,7 +12,13 @@ namespace zero::dist {
 /// float32, divided and rounded once. Integers are not divided (divisor must be 1; zero::Error
 /// otherwise). `output` may be one of the inputs. Splitting the tensors anywhere gives the same
 /// bits.
-void sum_in_rank_order(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
-                       int divisor = 1);
+///
+/// Returns what it has seen meanwhile, so that nothing has to be read once more.
+struct SumCheck {
+  bool finite = true;              ///< all of `output` is
+  bool overwritten_finite = true;  ///< the input that is `output` was, if there is one
+};
+SumCheck sum_in_rank_order(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
+                           int divisor = 1);
 
 }  // namespace zero::dist

@@ -2,6 +2,8 @@
 #include <fmt/ranges.h>
 
 #include <cmath>
+#include <exception>
+#include <numeric>
 #include <utility>
 
 #include <zero/base/error.hpp>
@@ -9,7 +11,7 @@
 #include <zero/io/checkpoint.hpp>
 #include <zero/io/checkpoint_manifest.hpp>
 #include <zero/train/registry.hpp>
-#include <zero/train/trainer.hpp>
+#include <zero/train/update.hpp>
 
 namespace zero {
 
@@ -45,8 +47,10 @@ Engine::Engine(nn::Model& model, dist::Communicator& communicator,
   if (config.loss_scale.initial != 0) loss_scale_.emplace(config.loss_scale);
   communicator.verify_same_on_all_ranks(
       "the engine's step",
-      fmt::format("{} micro-batches, clip norm {}, {}", config.accumulation_steps, config.clip_norm,
-                  loss_scale_ ? loss_scale_->describe() : "no loss scale"));
+      fmt::format("{} micro-batches, clip norm {}, {}, {} where a gradient is not finite",
+                  config.accumulation_steps, config.clip_norm,
+                  loss_scale_ ? loss_scale_->describe() : "no loss scale",
+                  train::name(config.on_nonfinite_gradient)));
 }
 
 at::Tensor Engine::forward(const data::Batch& batch) {
@@ -61,63 +65,105 @@ void Engine::backward(const at::Tensor& loss) {
                     "step() first",
                     micro_batches_ + 1, config_.accumulation_steps));
   }
-  // Here and not in forward(): which micro-batch is the last is decided by the order of backward().
+  double mine = strategy_->loss_terms(loss);
+  const Terms terms = with_micro_batch(mine);
+  // Here and not in forward(): the order of backward() decides which micro-batch is the last.
   strategy_->set_requires_gradient_sync(micro_batches_ + 1 == config_.accumulation_steps);
   strategy_->set_gradient_scale(loss_scale());
-  // Nothing is multiplied by 1, which would be an operation more for autograd.
-  const auto parts = static_cast<double>(config_.accumulation_steps);
-  const at::Tensor share = config_.accumulation_steps == 1 ? loss : loss / parts;
-  strategy_->backward(loss_scale_ ? share * loss_scale_->value() : share);
+  const double expected = terms.of_first * static_cast<double>(config_.accumulation_steps);
+  strategy_->backward(
+      train::weighted_loss(loss, {mine, expected, strategy_->communicator().size(), loss_scale()}));
   strategy_->finish_backward();
   losses_.push_back(loss.detach());
+  terms_ = terms;
   ++micro_batches_;
   stepped_ = false;
 }
 
-void Engine::check_losses() {
+Engine::Terms Engine::with_micro_batch(double& mine) const {
+  dist::Communicator& communicator = strategy_->communicator();
+  const std::vector<double> ranks = dist::all_gather_scalars(communicator, {mine});
+  double sum = std::accumulate(ranks.begin(), ranks.end(), 0.0);
+  Terms terms = terms_;
+  if (micro_batches_ == 0) terms = {.of_first = 0, .all = 0, .stated = sum > 0};
+  if (!terms.stated && sum > 0) {
+    throw Error(fmt::format(
+        "micro-batch {} of the step has loss terms (Batch::loss_terms), those before it have none "
+        "on any rank: set them for all batches, or for none",
+        micro_batches_ + 1));
+  }
+  if (!terms.stated) {
+    mine = 1;
+    sum = communicator.size();
+  }
+  if (micro_batches_ == 0) terms.of_first = sum;
+  terms.all += sum;
+  return terms;
+}
+
+void Engine::verify_before_update() {
   dist::Communicator& communicator = strategy_->communicator();
   communicator.synchronize();  // the host is about to read
   double mine = 0;
   for (const at::Tensor& loss : losses_) mine += std::isfinite(loss.item<double>()) ? 0 : 1;
-  losses_.clear();
-  const std::vector<double> all = dist::all_gather_scalars(communicator, {mine});
+  const std::vector<double> all = dist::all_gather_scalars(
+      communicator, {mine, train::settings_digest(strategy_->optimizer())});
   std::vector<std::size_t> ranks;
-  for (std::size_t r = 0; r < all.size(); ++r) {
-    if (all[r] > 0) ranks.push_back(r);
+  std::vector<double> settings;
+  for (std::size_t r = 0; 2 * r < all.size(); ++r) {
+    if (all[2 * r] > 0) ranks.push_back(r);
+    settings.push_back(all[2 * r + 1]);
   }
-  if (ranks.empty()) return;
-  give_up_step();
-  throw Error(fmt::format(
-      "step {}: the loss is infinite or NaN on rank{} {}; no rank has changed its weights", steps_,
-      ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", ")));
+  if (!ranks.empty()) {
+    throw Error(fmt::format(
+        "step {}: the loss is infinite or NaN on rank{} {}; no rank has changed its weights",
+        steps_, ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", ")));
+  }
+  train::verify_settings(*strategy_, settings);
 }
 
 bool Engine::step() {
   if (stepped_) throw Error("step() before backward(): there are no gradients to step with");
   stepped_ = true;
   if (micro_batches_ < config_.accumulation_steps) return false;
-  check_losses();
-  micro_batches_ = 0;
-  const bool updated = update();
-  strategy_->zero_grad();
+  bool updated = false;
+  try {
+    verify_before_update();
+    updated = update();
+  } catch (...) {
+    // What all ranks have found; where a peer is lost, that error is the one to report.
+    try {
+      give_up_step();
+    } catch (const std::exception&) {
+    }
+    throw;
+  }
+  give_up_step();  // of a step that has done its work nothing is left
   ++(updated ? steps_ : skipped_steps_);
   return updated;
 }
 
 bool Engine::update() {
-  if (loss_scale_ && train::leave_out_step(*strategy_, *loss_scale_, steps_)) return false;
-  gradient_norm_ = config_.clip_norm > 0 ? strategy_->clip_grad_norm(config_.clip_norm) : 0.0F;
-  strategy_->optimizer_step();
+  // Until the last backward() weights were relative to the terms of the first micro-batch.
+  const double factor =
+      terms_.of_first * static_cast<double>(config_.accumulation_steps) / terms_.all;
+  if (factor != 1.0) strategy_->scale_gradients(factor);
+  const train::UpdateOptions options{config_.clip_norm, optim::Norm::kL2,
+                                     config_.on_nonfinite_gradient};
+  const train::UpdateResult result =
+      train::update(*strategy_, options, loss_scale_ ? &*loss_scale_ : nullptr, steps_);
+  if (result.skipped) return false;
+  gradient_norm_ = result.gradient_norm;
   strategy_->sync_parameters();
-  if (loss_scale_) loss_scale_->note_good_step();
   return true;
 }
 
 void Engine::give_up_step() {
-  strategy_->zero_grad();
   losses_.clear();
   micro_batches_ = 0;
+  terms_ = {};
   stepped_ = true;
+  strategy_->zero_grad();
 }
 
 void Engine::release() {

@@ -138,8 +138,18 @@ EngineConfig engine_config(const std::string& json) {
   reader.count_or("whole_below", "hybrid", kHybridThreshold, config.overlap.whole_below);
   reader.flag("keep_buffers", [&](bool keep) { config.overlap.keep_buffers = keep; });
   reader.flag("keep_gradients", [&](bool keep) { config.overlap.keep_gradients = keep; });
+  reader.flag("defer_parameter_gather",
+              [&](bool defer) { config.overlap.defer_parameter_gather = defer; });
   reader.count("accumulation_steps", 1, config.accumulation_steps);
   take_clip_norm(reader, "clip_norm", config.clip_norm);
+  reader.field("on_nonfinite_gradient", [&](const Json& value) {
+    using train::OnNonfiniteGradient;
+    if (value != "error" && value != "skip") {
+      reader.refuse("on_nonfinite_gradient", value, "\"error\" or \"skip\"");
+    }
+    config.on_nonfinite_gradient =
+        value == "skip" ? OnNonfiniteGradient::kSkip : OnNonfiniteGradient::kError;
+  });
   reader.flag("reduce_in_float32", [&](bool wide) { config.reduce_in_float32 = wide; });
   reader.field("loss_scale", [&](const Json& value) {
     const double scale = value.is_number() ? value.get<double>() : -1;
@@ -224,10 +234,12 @@ OverlapOptions overlap_options(int stage, const std::string& text,
         fmt::format("stage is {}, but mode engine{} was asked for", config.overlap.stage, stage));
   }
   if (config.accumulation_steps != 1 || config.clip_norm != 0 || config.reduce_in_float32 ||
-      config.loss_scale.initial != 0) {
+      config.loss_scale.initial != 0 ||
+      config.on_nonfinite_gradient != train::OnNonfiniteGradient::kError) {
     throw Error(
-        "accumulation_steps, clip_norm, reduce_in_float32 and loss_scale are for zero::Engine; the "
-        "trainer of a mode has its own");
+        "accumulation_steps, clip_norm, on_nonfinite_gradient, reduce_in_float32 and loss_scale "
+        "are "
+        "for zero::Engine; the trainer of a mode has its own");
   }
   return config.overlap;
 }

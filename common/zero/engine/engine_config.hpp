@@ -7,6 +7,7 @@
 
 #include <zero/engine/overlap_options.hpp>
 #include <zero/train/loss_scale.hpp>
+#include <zero/train/update.hpp>
 
 namespace zero {
 
@@ -21,8 +22,10 @@ namespace zero {
 ///       "whole_below": 0,       or "hybrid": 100 million
 ///       "keep_buffers": true,
 ///       "keep_gradients": true,
+///       "defer_parameter_gather": false,
 ///       "accumulation_steps": 1,
 ///       "clip_norm": 0,
+///       "on_nonfinite_gradient": "error",   or "skip"
 ///       "reduce_in_float32": false,
 ///       "loss_scale": 0         or the first scale, for float16: 65536
 ///     }
@@ -32,7 +35,9 @@ struct EngineConfig {
   OverlapOptions overlap;
   std::int64_t accumulation_steps = 1;  ///< micro-batches of a step
   double clip_norm = 0;                 ///< largest L2 norm of the gradient; 0: do not clip
-  bool reduce_in_float32 = false;       ///< gradients of 2 bytes travel as float32
+  /// What becomes of a step whose gradient is infinite or NaN, where no loss scale can be halved.
+  train::OnNonfiniteGradient on_nonfinite_gradient = train::OnNonfiniteGradient::kError;
+  bool reduce_in_float32 = false;  ///< gradients of 2 bytes travel as float32
   /// Dynamic loss scaling (train::LossScale), for parameters in float16; an initial scale of 0:
   /// none.
   train::LossScaleOptions loss_scale = {.initial = 0};
@@ -46,7 +51,8 @@ EngineConfig engine_config(const std::string& json);
 /// their values, joined by colons, "lookahead=2:bucket_mib=5". With "config=FILE" in the first
 /// place the rest changes what is in that file. "deepspeed=FILE", alone, takes a configuration for
 /// DeepSpeed. `stage` is what the mode's name says; zero::Error where the file says another, and
-/// for what a mode has no use for: accumulation_steps, clip_norm, reduce_in_float32, loss_scale.
+/// for what a mode has no use for: accumulation_steps, clip_norm, on_nonfinite_gradient,
+/// reduce_in_float32, loss_scale.
 /// `notes`, where given, gets those of engine_config_from_deepspeed().
 OverlapOptions overlap_options(int stage, const std::string& text,
                                std::vector<std::string>* notes = nullptr);

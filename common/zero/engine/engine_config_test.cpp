@@ -75,7 +75,7 @@ TEST(EngineConfig, ReadsEveryKey) {
   const EngineConfig config = engine_config(
       R"({"stage": 2, "bucket_mib": 0.5, "in_flight_mib": 3, "lookahead": 4, "whole_below": 1000,
           "accumulation_steps": 8, "clip_norm": 1.5, "loss_scale": 1024, "keep_buffers": false, "keep_gradients": false,
-          "reduce_in_float32": true})");
+          "reduce_in_float32": true, "defer_parameter_gather": true, "on_nonfinite_gradient": "skip"})");
   EXPECT_EQ(config.overlap.stage, 2);
   EXPECT_EQ(config.overlap.bucket_bytes, 512 << 10);
   EXPECT_EQ(config.overlap.in_flight_bytes, 3 << 20);
@@ -84,6 +84,8 @@ TEST(EngineConfig, ReadsEveryKey) {
   EXPECT_FALSE(config.overlap.keep_buffers);
   EXPECT_FALSE(config.overlap.keep_gradients);
   EXPECT_TRUE(config.reduce_in_float32);
+  EXPECT_TRUE(config.overlap.defer_parameter_gather);
+  EXPECT_EQ(config.on_nonfinite_gradient, train::OnNonfiniteGradient::kSkip);
   EXPECT_EQ(config.accumulation_steps, 8);
   EXPECT_EQ(config.clip_norm, 1.5);
   EXPECT_EQ(config.loss_scale.initial, 1024);
@@ -100,6 +102,8 @@ TEST(EngineConfig, LeavesWhatIsNotSaidAtItsDefault) {
   EXPECT_EQ(config.overlap.in_flight_bytes, 50 << 20);
   EXPECT_EQ(config.overlap.lookahead, 1);
   EXPECT_TRUE(config.overlap.keep_buffers);
+  EXPECT_FALSE(config.overlap.defer_parameter_gather);
+  EXPECT_EQ(config.on_nonfinite_gradient, train::OnNonfiniteGradient::kError);
   EXPECT_EQ(config.accumulation_steps, 1);
 }
 
@@ -124,6 +128,8 @@ TEST(EngineConfig, RefusesWhatItDoesNotKnowOrCannotBe) {
   EXPECT_THAT(refused(R"({"loss_scale": 1000})"), HasSubstr("loss_scale is 1000"));
   EXPECT_THAT(refused(R"({"loss_scale": "big"})"), HasSubstr("loss_scale is \"big\""));
   EXPECT_THAT(refused(R"({"keep_buffers": 1})"), HasSubstr("keep_buffers is 1; it must be true"));
+  EXPECT_THAT(refused(R"({"on_nonfinite_gradient": "ignore"})"),
+              HasSubstr("it must be \"error\" or \"skip\""));
   EXPECT_THAT(refused("[1]"), HasSubstr("must be a JSON object"));
   EXPECT_THAT(refused("{"), HasSubstr("is not JSON"));
 }

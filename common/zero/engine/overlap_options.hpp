@@ -36,6 +36,10 @@ struct OverlapOptions {
   /// new pages. Those of the root's shards (stages 2 and 3) are always given back: they come last,
   /// when most is in use.
   bool keep_gradients = true;
+  /// Stages 1 and 2: sync_parameters() only starts to gather what has been updated, and each unit's
+  /// forward waits for its own. Until then parameters that another rank has updated have old values
+  /// here, or some of the new: read them inside unshard() and reshard() only.
+  bool defer_parameter_gather = false;
 };
 
 /// Throws zero::Error, naming the option and what would be right, where one is out of range.

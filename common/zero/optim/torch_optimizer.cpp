@@ -87,7 +87,7 @@ class TorchOptimizer final : public Optimizer {
   Settings settings() const override {
     Settings all{kind(), {}};
     for (auto& group : optimizer_->param_groups()) {
-      all.groups.push_back({{"learning_rate", group.options().get_lr()}});
+      all.groups.push_back(numbers_of(group.options(), all.kind));
     }
     return all;
   }
@@ -117,6 +117,31 @@ class TorchOptimizer final : public Optimizer {
   }
 
  private:
+  template <typename Options>
+  static void add_adam_numbers(torch::optim::OptimizerOptions& options,
+                               std::map<std::string, double>& numbers) {
+    auto& adam = static_cast<Options&>(options);
+    numbers["beta1"] = std::get<0>(adam.betas());
+    numbers["beta2"] = std::get<1>(adam.betas());
+    numbers["epsilon"] = adam.eps();
+    numbers["weight_decay"] = adam.weight_decay();
+  }
+
+  static std::map<std::string, double> numbers_of(torch::optim::OptimizerOptions& options,
+                                                  const std::string& kind) {
+    std::map<std::string, double> numbers = {{"learning_rate", options.get_lr()}};
+    if (kind == "torch Adam") add_adam_numbers<torch::optim::AdamOptions>(options, numbers);
+    if (kind == "torch AdamW") add_adam_numbers<torch::optim::AdamWOptions>(options, numbers);
+    if (kind == "torch SGD") {
+      auto& sgd = static_cast<torch::optim::SGDOptions&>(options);
+      numbers["momentum"] = sgd.momentum();
+      numbers["dampening"] = sgd.dampening();
+      numbers["weight_decay"] = sgd.weight_decay();
+      numbers["nesterov"] = sgd.nesterov() ? 1 : 0;
+    }
+    return numbers;
+  }
+
   // Empty where there is more state than state() shows.
   std::string kind() const {
     torch::optim::Optimizer& o = *optimizer_;

@@ -20,7 +20,7 @@ struct LossScaleOptions {
 /// is a power of two, so that neither rounds anything. Where it was too large, a gradient overflows
 /// to infinity: the step is left out and the scale halved; after many good steps it is doubled.
 ///
-/// All ranks must tell it the same (Strategy::ranks_with_overflow()), and so have the same scale.
+/// All ranks must tell it the same (train::update()), and so have the same scale.
 class LossScale {
  public:
   /// zero::Error for a scale that is not a power of two from 1 to 2^100, or fewer than 1 step.

@@ -1,8 +1,11 @@
+#include <ATen/ops/aminmax.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -67,6 +70,7 @@ Strategy::Strategy(const StrategyArguments& arguments, nn::Granularity granulari
       accumulation_(arguments.accumulation),
       mode_(arguments.mode.empty() ? "a strategy" : arguments.mode),
       used_(list_.size(), false),
+      not_finite_from_(static_cast<std::size_t>(arguments.communicator.size()), false),
       accumulated_(list_.size()) {
   communicator_.set_reduce_type(arguments.reduce_type);
   // Before anything is sent: ranks that differ would send each other the wrong bytes, or wait.
@@ -187,6 +191,8 @@ void Strategy::zero_grad() {
   accumulated_.assign(count(), at::Tensor());
   has_gradients_ = false;
   awaits_reduction_ = false;
+  not_finite_from_.assign(static_cast<std::size_t>(communicator_.size()), false);
+  suspect_ = false;
 }
 
 void Strategy::on_ready(std::size_t index) {
@@ -212,16 +218,25 @@ at::Tensor& Strategy::gradient_to_reduce(std::size_t index) {
 }
 
 void Strategy::complete_reduction() {
-  drop_unused();
+  complete_flags();
   add_up_micro_batches();
   awaits_reduction_ = false;
 }
 
-void Strategy::drop_unused() {
-  at::Tensor used = at::zeros({static_cast<std::int64_t>(count())}, at::kInt);
-  auto* flags = used.mutable_data_ptr<std::int32_t>();
+void Strategy::complete_flags() {
+  // A flag for each parameter that this rank has used, and one more: it has added up something that
+  // is not finite.
+  at::Tensor all = at::zeros({static_cast<std::int64_t>(count()) + 1}, at::kInt);
+  auto* flags = all.mutable_data_ptr<std::int32_t>();
   for (std::size_t i = 0; i < count(); ++i) flags[i] = used_[i] ? 1 : 0;
-  communicator_.all_reduce(used, Purpose::kControl, dist::ReduceOp::kSum).wait();
+  const std::vector<bool> from = communicator_.take_not_finite();
+  for (std::size_t r = 0; r < from.size(); ++r) {
+    if (!from[r]) continue;
+    not_finite_from_[r] = true;
+    flags[count()] = 1;
+  }
+  communicator_.all_reduce(all, Purpose::kControl, dist::ReduceOp::kSum).wait();
+  suspect_ = suspect_ || flags[count()] != 0;
   for (std::size_t i = 0; i < count(); ++i) {
     if (flags[i] == 0) {
       drop_gradient(i);
@@ -298,16 +313,24 @@ float Strategy::infinity_norm() {
 
 float Strategy::clip_grad_norm(double max_norm, optim::Norm kind) {
   const float norm = norm_of_gradients(kind) / static_cast<float>(gradient_scale_);
+  if (!std::isfinite(norm)) return norm;
   const float coefficient = optim::clip_coefficient(norm, max_norm);
-  if (coefficient != 1.0F) {
-    for (std::size_t i = 0; i < count(); ++i) {
-      const ParameterShard mine = piece(i);
-      if (mine.tensor.defined() && mine.tensor.grad().defined()) {
-        mine.tensor.mutable_grad().mul_(coefficient);
-      }
+  if (coefficient != 1.0F) multiply_gradients(coefficient);
+  return norm;
+}
+
+void Strategy::scale_gradients(double factor) {
+  multiply_gradients(factor);
+  suspect_ = true;  // they may overflow now
+}
+
+void Strategy::multiply_gradients(double factor) {
+  for (std::size_t i = 0; i < count(); ++i) {
+    const ParameterShard mine = piece(i);
+    if (mine.tensor.defined() && mine.tensor.grad().defined()) {
+      mine.tensor.mutable_grad().mul_(factor);
     }
   }
-  return norm;
 }
 
 void Strategy::fill(std::size_t index) {
@@ -356,23 +379,48 @@ void Strategy::set_gradient_scale(double scale) {
   gradient_scale_ = scale;
 }
 
-std::vector<int> Strategy::ranks_with_overflow() {
-  at::Tensor flags = at::zeros({communicator_.size()}, at::kInt);
-  auto* flag = flags.mutable_data_ptr<std::int32_t>();
+std::size_t Strategy::first_nonfinite() const {
+  std::vector<std::size_t> indices;
+  std::vector<at::Tensor> doubts;  // 0 for a finite gradient, else NaN
   for (std::size_t i = 0; i < count(); ++i) {
     const ParameterShard mine = piece(i);
-    if (!mine.tensor.defined() || !mine.tensor.grad().defined()) continue;
-    // One infinity or NaN makes the sum one; finite squares add up to something finite in double.
-    if (!std::isfinite(optim::squared_norm(mine.tensor.grad()))) flag[communicator_.rank()] = 1;
+    if (!mine.tensor.defined() || !mine.tensor.grad().defined() || mine.tensor.numel() == 0) {
+      continue;
+    }
+    const auto [least, most] = at::aminmax(memory::raw(mine.tensor.grad()).flatten());
+    indices.push_back(i);
+    doubts.push_back(((least - least) + (most - most)).to(at::kFloat));
   }
-  // A sum of flags: a maximum over the gradients themselves would lose a NaN or not, depending on
-  // which rank has it.
-  communicator_.all_reduce(flags, Purpose::kControl, dist::ReduceOp::kSum).wait();
-  std::vector<int> ranks;
-  for (int rank = 0; rank < communicator_.size(); ++rank) {
-    if (flag[rank] != 0) ranks.push_back(rank);
+  if (indices.empty()) return count();
+  // The host reads once.
+  const at::Tensor all = at::stack(doubts).cpu();
+  const float* const doubt = all.const_data_ptr<float>();
+  const auto found = std::find_if(doubt, doubt + indices.size(), [](float d) { return d != 0; });
+  return found == doubt + indices.size() ? count()
+                                         : indices[static_cast<std::size_t>(found - doubt)];
+}
+
+std::optional<Strategy::NonfiniteGradient> Strategy::nonfinite_gradient() {
+  // Averages that were looked at may overflow when they are added to each other.
+  const bool looked = communicator_.checks_gradients() && accumulation_ == Accumulation::kLocal;
+  if (looked && !suspect_) return std::nullopt;
+  communicator_.synchronize();  // the host is about to read
+  std::vector<double> mine = {static_cast<double>(first_nonfinite())};
+  for (const bool from : not_finite_from_) mine.push_back(from ? 1 : 0);
+  const std::vector<double> all = dist::all_gather_scalars(communicator_, mine);
+  const auto ranks = static_cast<std::size_t>(communicator_.size());
+  std::size_t first = count();
+  std::vector<int> holders, sources;
+  for (std::size_t r = 0; r < ranks; ++r) {
+    const auto of_rank = static_cast<std::size_t>(all[r * (ranks + 1)]);
+    first = std::min(first, of_rank);
+    if (of_rank < count()) holders.push_back(static_cast<int>(r));
+    bool is_source = false;
+    for (std::size_t by = 0; by < ranks; ++by) is_source |= all[by * (ranks + 1) + 1 + r] != 0;
+    if (is_source) sources.push_back(static_cast<int>(r));
   }
-  return ranks;
+  if (first == count()) return std::nullopt;
+  return NonfiniteGradient{first, sources.empty() ? holders : sources};
 }
 
 std::int64_t Strategy::trainable_bytes() const {

@@ -115,7 +115,8 @@ class Strategy : public nn::UnitHooks {
   /// Scales the gradients so that their global norm is at most `max_norm`; gives the norm before.
   /// After finish_backward() of the last micro-batch. Exact: the same bits under every strategy
   /// that owns whole parameters, and but for rare cases of rounding where tensors are split.
-  /// Norms are of the gradients divided by gradient_scale().
+  /// Norms are of the gradients divided by gradient_scale(). Where the norm is infinite or NaN the
+  /// gradients stay as they are.
   virtual float clip_grad_norm(double max_norm, optim::Norm norm = optim::Norm::kL2);
 
   /// Says that the losses given to backward() are multiplied by `scale` until further notice (see
@@ -125,10 +126,20 @@ class Strategy : public nn::UnitHooks {
   void set_gradient_scale(double scale);
   double gradient_scale() const { return gradient_scale_; }
 
-  /// The ranks, in order, that hold an infinity or NaN in an averaged gradient that they are
-  /// responsible for; the same on all ranks. After finish_backward() of the last micro-batch. Costs
-  /// one all-reduce of a number per rank.
-  std::vector<int> ranks_with_overflow();
+  /// Multiplies the averaged gradients that this rank is responsible for.
+  void scale_gradients(double factor);
+
+  /// An averaged gradient that is infinite or NaN somewhere.
+  struct NonfiniteGradient {
+    std::size_t parameter;   ///< the first such in list()
+    std::vector<int> ranks;  ///< whose gradients were so before they were averaged; where the
+                             ///< communicator does not look: that hold the average
+  };
+  /// The first averaged gradient that is not finite, if any; the same on all ranks. Called by all
+  /// ranks after finish_backward() of the last micro-batch. Takes no time where reductions have
+  /// looked while they added up (dist::Communicator::checks_gradients()) and found nothing; else
+  /// reads every gradient that this rank is responsible for, on its device.
+  std::optional<NonfiniteGradient> nonfinite_gradient();
 
   /// Makes the parameters of unit `unit` whole for reading until reshard(). Nothing to do where
   /// they always are.
@@ -253,7 +264,9 @@ class Strategy : public nn::UnitHooks {
   std::vector<double> sums_by_parameter(double (*sum)(const at::Tensor&));
   float norm_of_gradients(optim::Norm kind);
   float infinity_norm();
-  void drop_unused();
+  void multiply_gradients(double factor);
+  void complete_flags();
+  std::size_t first_nonfinite() const;
   void add_up_micro_batches();
 
   ForwardRecords forwards_;
@@ -267,6 +280,8 @@ class Strategy : public nn::UnitHooks {
   bool has_gradients_ = false;
   bool awaits_reduction_ = false;        // a backward whose gradients are to be reduced has begun
   std::vector<bool> used_;               // this rank, this reduction
+  std::vector<bool> not_finite_from_;    // by rank: as this rank has seen it while adding up
+  bool suspect_ = false;                 // on all ranks: some gradient may not be finite
   std::vector<at::Tensor> accumulated_;  // averages of earlier micro-batches
 };
 

@@ -50,25 +50,33 @@ Trainer::Trainer(Strategy& strategy, TrainerOptions options)
   if (options.loss_scale) loss_scale_.emplace(*options.loss_scale);
   strategy.communicator().verify_same_on_all_ranks(
       "the trainer's options",
-      fmt::format("a clip norm of {} ({})\nfirst step {}\n{}", options.clip_norm,
-                  optim::name(options.norm), options.first_step,
-                  loss_scale_ ? loss_scale_->describe() : "no loss scale"));
+      fmt::format("a clip norm of {} ({})\nfirst step {}\n{}\n{} where a gradient is not finite",
+                  options.clip_norm, optim::name(options.norm), options.first_step,
+                  loss_scale_ ? loss_scale_->describe() : "no loss scale",
+                  name(options.on_nonfinite_gradient)));
   strategy.set_gradient_scale(loss_scale_ ? loss_scale_->value() : 1.0);
 }
 
 StepResult Trainer::step(const std::vector<data::Batch>& micro_batches) {
-  dist::Communicator& communicator = strategy_.communicator();
-  communicator.set_step(steps_);
+  strategy_.communicator().set_step(steps_);
   StepResult result;
-  Stopwatch watch(communicator, result.seconds);
   strategy_.zero_grad();
   if (loss_scale_) {
     result.loss_scale = loss_scale_->value();
     strategy_.set_gradient_scale(result.loss_scale);
   }
-  double loss_sum = 0;
+  run(micro_batches, result);
+  ++steps_;
+  if (result.skipped) ++skipped_steps_;
+  return result;
+}
+
+void Trainer::run(const std::vector<data::Batch>& micro_batches, StepResult& result) {
+  dist::Communicator& communicator = strategy_.communicator();
+  Stopwatch watch(communicator, result.seconds);
   // The first thing: ranks that find out later that they differ wait for each other.
   const double all_terms = count_terms(micro_batches);
+  double loss_sum = 0;
   for (std::size_t m = 0; m < micro_batches.size(); ++m) {
     const data::Batch& batch = micro_batches[m];
     memory::mark("forward");
@@ -78,18 +86,14 @@ StepResult Trainer::step(const std::vector<data::Batch>& micro_batches) {
       loss = strategy_.forward(batch);
     }
     communicator.synchronize();
-    const LossOfAllRanks all = loss_of_all_ranks(loss.item<double>(), batch.loss_terms);
-    loss_sum += all.loss_sum;
+    loss_sum += loss_of_all_ranks(loss.item<double>(), batch.loss_terms).loss_sum;
     watch.end_of(&PhaseSeconds::forward);
     memory::mark("backward");
-    // Ranks average with equal weights; a batch with more loss terms than the others must count for
-    // more. With one micro-batch and equal numbers of terms the weight is exactly 1.
-    const double weight =
-        result.loss_scale * static_cast<double>(batch.loss_terms) * communicator.size() / all_terms;
     {
       RECORD_USER_SCOPE("backward");
       strategy_.set_requires_gradient_sync(m + 1 == micro_batches.size());
-      strategy_.backward(weight == 1.0 ? loss : loss * weight);
+      strategy_.backward(weighted_loss(loss, {static_cast<double>(batch.loss_terms), all_terms,
+                                              communicator.size(), result.loss_scale}));
       loss = at::Tensor();
     }
     strategy_.finish_backward();
@@ -98,36 +102,25 @@ StepResult Trainer::step(const std::vector<data::Batch>& micro_batches) {
   memory::mark("optimizer");
   {
     RECORD_USER_SCOPE("optimizer");
-    update(result);
+    end(result);
   }
   memory::mark("sync");
   if (!result.skipped) strategy_.sync_parameters();
   watch.end_of(&PhaseSeconds::optimizer);
   result.loss = loss_sum / all_terms;
-  ++steps_;
-  return result;
 }
 
-void Trainer::update(StepResult& result) {
-  result.skipped = loss_scale_ && leave_out_step(strategy_, *loss_scale_, steps_);
-  if (result.skipped) return;
-  if (options_.clip_norm > 0) {
-    result.gradient_norm = strategy_.clip_grad_norm(options_.clip_norm, options_.norm);
+void Trainer::end(StepResult& result) {
+  const UpdateOptions options{options_.clip_norm, options_.norm, options_.on_nonfinite_gradient};
+  try {
+    const UpdateResult made =
+        update(strategy_, options, loss_scale_ ? &*loss_scale_ : nullptr, steps_);
+    result.skipped = made.skipped;
+    result.gradient_norm = made.gradient_norm;
+  } catch (const Error&) {
+    strategy_.zero_grad();  // what all ranks have found
+    throw;
   }
-  strategy_.optimizer_step();
-  if (loss_scale_) loss_scale_->note_good_step();
-}
-
-bool leave_out_step(Strategy& strategy, LossScale& scale, std::int64_t step) {
-  // Every rank looks at its own pieces only; what one of them finds, all must act on.
-  const std::vector<int> ranks = strategy.ranks_with_overflow();
-  if (ranks.empty()) return false;
-  if (scale.note_overflow()) return true;
-  throw Error(
-      fmt::format("step {}: gradients are infinite or NaN on rank{} {} at a loss scale of 1; no "
-                  "rank updates its weights (a lower learning rate or clipping may help, or "
-                  "bfloat16, whose range is that of float32)",
-                  step, ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", ")));
 }
 
 double Trainer::evaluate(const std::vector<data::Batch>& batches) {
@@ -142,23 +135,28 @@ double Trainer::evaluate(const std::vector<data::Batch>& batches) {
   return loss_sum / all_terms;
 }
 
-double Trainer::count_terms(const std::vector<data::Batch>& batches) const {
+double Trainer::count_terms(const std::vector<data::Batch>& batches) {
   // Every rank sees the same numbers, and so comes to the same decision.
   dist::Communicator& communicator = strategy_.communicator();
   double mine = 0;
   for (const data::Batch& batch : batches) mine += static_cast<double>(batch.loss_terms);
-  const std::vector<double> all =
-      dist::all_gather_scalars(communicator, {mine, static_cast<double>(batches.size())});
+  const std::vector<double> all = dist::all_gather_scalars(
+      communicator,
+      {mine, static_cast<double>(batches.size()), settings_digest(strategy_.optimizer())});
   double terms = 0;
+  std::vector<double> settings;
   for (int rank = 0; rank < communicator.size(); ++rank) {
-    terms += all[static_cast<std::size_t>(2 * rank)];
-    const double theirs = all[static_cast<std::size_t>(2 * rank + 1)];
+    const double* const of_rank = &all[static_cast<std::size_t>(3 * rank)];
+    terms += of_rank[0];
+    settings.push_back(of_rank[2]);
+    const double theirs = of_rank[1];
     if (theirs > 0 && theirs == all[1]) continue;
     throw Error(fmt::format(
         "step {}: rank {} has {} micro-batches{}; every rank needs at least one, and as "
         "many as the others (a batch may be empty)",
         steps_, rank, theirs, theirs == all[1] ? "" : fmt::format(", rank 0 has {}", all[1])));
   }
+  verify_settings(strategy_, settings);
   if (terms > 0.0) return terms;
   throw Error(
       fmt::format("step {}: no rank has a loss term (all batches are empty or all targets are "
@@ -183,6 +181,7 @@ Trainer::LossOfAllRanks Trainer::loss_of_all_ranks(double loss, std::int64_t ter
     if (theirs[2] != 0.0) not_finite.push_back(rank);
   }
   if (!not_finite.empty()) {
+    strategy_.zero_grad();
     throw Error(
         fmt::format("step {}: the loss is NaN or infinite on rank{} {}; no rank updates its "
                     "weights (a lower learning rate or clipping may help)",

@@ -7,6 +7,7 @@
 #include <zero/data/batch.hpp>
 #include <zero/train/loss_scale.hpp>
 #include <zero/train/strategy.hpp>
+#include <zero/train/update.hpp>
 
 namespace zero::train {
 
@@ -26,8 +27,8 @@ struct StepResult {
   float gradient_norm = 0;  ///< before clipping; 0 where nothing is clipped
   /// What the loss was multiplied by for backward; `loss` and `gradient_norm` are without it.
   double loss_scale = 1;
-  /// A gradient overflowed on some rank, so that no rank updated anything; the loss scale is
-  /// smaller now.
+  /// A gradient was infinite or NaN on some rank, so that no rank updated anything; the loss scale,
+  /// if there is one, is smaller now.
   bool skipped = false;
   PhaseSeconds seconds;
 };
@@ -40,6 +41,8 @@ struct TrainerOptions {
   /// (optim::with_master_weights()). Nothing: gradients are used as they come.
   std::optional<LossScaleOptions> loss_scale = std::nullopt;
   optim::Norm norm = optim::Norm::kL2;  ///< which norm clip_norm limits
+  /// What becomes of a step whose gradient is infinite or NaN, where no loss scale can be halved.
+  OnNonfiniteGradient on_nonfinite_gradient = OnNonfiniteGradient::kError;
 };
 
 /// The training loop of every chapter. All ranks call the same functions in the same order.
@@ -51,13 +54,15 @@ class Trainer {
 
   /// One optimizer step over `micro_batches` of this rank: at least one, and as many on every rank.
   /// Blocks. Ranks may have different numbers of loss terms, also none: the gradient is that of the
-  /// mean over all of them. Throws zero::Error on all ranks alike if the loss of any is not finite,
-  /// no rank has a loss term, or ranks gave different numbers of micro-batches; parameters and
-  /// optimizer states are as before the step then, and the next step may follow.
+  /// mean over all of them. Throws zero::Error on all ranks alike if the loss or a gradient of any
+  /// is not finite, no rank has a loss term, or ranks gave different numbers of micro-batches or
+  /// other settings to their optimizers; parameters and optimizer states are as before the step
+  /// then, there are no gradients, and the next step may follow.
   ///
   /// With a loss scale, a gradient that is infinite or NaN on any rank makes all ranks leave out
   /// the same step: parameters, optimizer states and step counts stay, and the scale is halved.
-  /// Where it is 1 already, that is a zero::Error on all ranks.
+  /// Where it is 1 already, or there is none, TrainerOptions::on_nonfinite_gradient says whether
+  /// the step is left out or an error.
   StepResult step(const std::vector<data::Batch>& micro_batches);
 
   /// Drops the gradients, which step() leaves to be looked at. step() does it by itself.
@@ -68,6 +73,8 @@ class Trainer {
   double evaluate(const std::vector<data::Batch>& batches);
 
   std::int64_t steps() const { return steps_; }
+  /// Of them, those that updated nothing because a gradient was not finite.
+  std::int64_t skipped_steps() const { return skipped_steps_; }
 
   /// The loss scale, where there is one: what a checkpoint keeps of it, and puts back.
   std::optional<LossScale>& loss_scale() { return loss_scale_; }
@@ -78,18 +85,15 @@ class Trainer {
     double terms;
   };
   LossOfAllRanks loss_of_all_ranks(double loss, std::int64_t terms);
-  double count_terms(const std::vector<data::Batch>& batches) const;
-  void update(StepResult& result);
+  double count_terms(const std::vector<data::Batch>& batches);
+  void end(StepResult& result);
+  void run(const std::vector<data::Batch>& micro_batches, StepResult& result);
 
   Strategy& strategy_;
   TrainerOptions options_;
   std::optional<LossScale> loss_scale_;
   std::int64_t steps_ = 0;
+  std::int64_t skipped_steps_ = 0;
 };
-
-/// Whether step `step` must be left out because a gradient that it has reduced overflowed, on any
-/// rank; `scale` is halved then. Called by all ranks; throws zero::Error on all of them where it is
-/// 1 already.
-bool leave_out_step(Strategy& strategy, LossScale& scale, std::int64_t step);
 
 }  // namespace zero::train

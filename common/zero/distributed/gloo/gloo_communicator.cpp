@@ -118,10 +118,11 @@ Communicator::WorkPtr GlooCommunicator::do_reduce(const Call& call, at::Tensor t
   std::vector<at::Tensor> pieces(static_cast<std::size_t>(size()),
                                  tensor.flatten().narrow(0, 0, 0));
   pieces[static_cast<std::size_t>(root)] = tensor.flatten();
-  return pairwise_reduce({messenger_, describe(call), rank(), size(), first_tag(call.sequence),
-                          scratch_, [this, call](std::int64_t bytes) { count(call, bytes); }},
-                         pieces, pieces[static_cast<std::size_t>(rank())], op,
-                         /*gather=*/false);
+  return pairwise_reduce(
+      {messenger_, describe(call), rank(), size(), first_tag(call.sequence), scratch_,
+       [this, call](std::int64_t bytes) { count(call, bytes); }, watch(call)},
+      pieces, pieces[static_cast<std::size_t>(rank())], op,
+      /*gather=*/false);
 }
 
 Communicator::WorkPtr GlooCommunicator::do_all_reduce(const Call& call, at::Tensor tensor,
@@ -139,10 +140,11 @@ Communicator::WorkPtr GlooCommunicator::do_all_reduce(const Call& call, at::Tens
     const std::int64_t begin = piece_begin(flat.numel(), r, size());
     pieces.push_back(flat.narrow(0, begin, piece_begin(flat.numel(), r + 1, size()) - begin));
   }
-  return pairwise_reduce({messenger_, describe(call), rank(), size(), first_tag(call.sequence),
-                          scratch_, [this, call](std::int64_t bytes) { count(call, bytes); }},
-                         pieces, pieces[static_cast<std::size_t>(rank())], op,
-                         /*gather=*/true);
+  return pairwise_reduce(
+      {messenger_, describe(call), rank(), size(), first_tag(call.sequence), scratch_,
+       [this, call](std::int64_t bytes) { count(call, bytes); }, watch(call)},
+      pieces, pieces[static_cast<std::size_t>(rank())], op,
+      /*gather=*/true);
 }
 
 Communicator::WorkPtr GlooCommunicator::do_reduce_scatter(const Call& call, at::Tensor output,
@@ -160,9 +162,10 @@ Communicator::WorkPtr GlooCommunicator::do_reduce_scatter(const Call& call, at::
                                  rank(), size()));
     return native_reduce_scatter(messenger_, describe(call), output, pieces, op, size());
   }
-  return pairwise_reduce({messenger_, describe(call), rank(), size(), first_tag(call.sequence),
-                          scratch_, [this, call](std::int64_t bytes) { count(call, bytes); }},
-                         pieces, output.flatten(), op, /*gather=*/false);
+  return pairwise_reduce(
+      {messenger_, describe(call), rank(), size(), first_tag(call.sequence), scratch_,
+       [this, call](std::int64_t bytes) { count(call, bytes); }, watch(call)},
+      pieces, output.flatten(), op, /*gather=*/false);
 }
 
 Communicator::WorkPtr GlooCommunicator::do_all_gather(const Call& call, at::Tensor output,

@@ -27,6 +27,9 @@ class GlooCommunicator : public Communicator {
                    const ConnectOptions& options, std::string why_not_faster = "");
 
   std::string transport() const override;
+  bool checks_gradients() const override {
+    return size() > 1 && order() == ReductionOrder::kRankOrdered;
+  }
 
   /// Null for a group of one.
   const GroupPtr& group() const { return messenger_.group(); }

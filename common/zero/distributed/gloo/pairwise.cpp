@@ -117,7 +117,9 @@ class PairwiseReduction final : public Work::Backend {
       contributions.push_back(arrival.scratch.select(0, row_of(rank)));
     }
     const at::Tensor sum = cut(output_, w);
-    sum_in_rank_order(sum, contributions, op_ == ReduceOp::kAverage ? s_.size : 1);
+    const int divisor = op_ == ReduceOp::kAverage ? s_.size : 1;
+    const SumCheck check = sum_in_rank_order(sum, contributions, divisor);
+    if (!check.finite && s_.watch) s_.watch(sum, contributions, check.overwritten_finite);
     s_.scratch->give_back(arrival.scratch);
     if (!gather_) return;
     for (int peer = 0; peer < s_.size; ++peer) {

@@ -71,6 +71,8 @@ struct Surroundings {
   int first_tag;
   std::shared_ptr<ArrivalScratch> scratch;
   std::function<void(std::int64_t)> count_sent;
+  /// Communicator::Watch, or empty.
+  std::function<void(const at::Tensor&, const std::vector<at::Tensor>&, bool)> watch;
 };
 
 /// Every rank p owns piece p of a tensor; `pieces` are this rank's contributions (they may differ

@@ -106,15 +106,20 @@ class CopyWork final : public HostWork {
 // others then copy the sum.
 class ReduceWork final : public HostWork {
  public:
+  using Watch = std::function<void(const at::Tensor& sum,
+                                   const std::vector<at::Tensor>& contributions, bool)>;
+
   ReduceWork(HostTransport& transport, std::string what, Posting posting,
-             std::vector<std::int64_t> bounds, at::Tensor output, int divisor, bool gather)
+             std::vector<std::int64_t> bounds, at::Tensor output, int divisor, bool gather,
+             Watch watch)
       : HostWork(transport, std::move(what)),
         posting_(std::move(posting)),
         input_(posting_.tensor),
         bounds_(std::move(bounds)),
         output_(std::move(output)),
         divisor_(divisor),
-        gather_(gather) {
+        gather_(gather),
+        watch_(std::move(watch)) {
     for (int r = 0; gather_ && r < transport_.size(); ++r) {
       if (r != transport_.rank() && length(r) > 0) to_copy_.push_back(r);
     }
@@ -197,7 +202,9 @@ class ReduceWork final : public HostWork {
                       static_cast<std::int64_t>(block.nbytes()), what_);
       contributions.push_back(block);
     }
-    sum_in_rank_order(output_.narrow(0, begin, n), contributions, divisor_);
+    const at::Tensor sum = output_.narrow(0, begin, n);
+    const SumCheck check = sum_in_rank_order(sum, contributions, divisor_);
+    if (!check.finite && watch_) watch_(sum, contributions, check.overwritten_finite);
   }
 
   void announce_if_finished() {
@@ -210,6 +217,7 @@ class ReduceWork final : public HostWork {
   at::Tensor output_;                 // flat: this rank's piece of the sum
   int divisor_;
   bool gather_;
+  Watch watch_;  // called with sums that are not finite
   bool summed_ = false;
   std::vector<int> to_copy_;  // whose sums are still to come
 };
@@ -256,7 +264,8 @@ Communicator::WorkPtr HostCommunicator::do_reduce(const Call& call, at::Tensor t
   const at::Tensor flat = tensor.flatten();
   Posting posting(*transport_, flat, call_key(call.operation, tensor, root), rank() != root);
   return std::make_unique<ReduceWork>(*transport_, describe(call), std::move(posting), bounds, flat,
-                                      op == ReduceOp::kAverage ? size() : 1, /*gather=*/false);
+                                      op == ReduceOp::kAverage ? size() : 1, /*gather=*/false,
+                                      watch(call));
 }
 
 Communicator::WorkPtr HostCommunicator::do_all_reduce(const Call& call, at::Tensor tensor,
@@ -272,7 +281,8 @@ Communicator::WorkPtr HostCommunicator::do_all_reduce(const Call& call, at::Tens
   Posting posting(*transport_, flat, call_key(call.operation, tensor, /*root=*/-1));
   return std::make_unique<ReduceWork>(*transport_, describe(call), std::move(posting), bounds,
                                       flat.narrow(0, bounds[mine], bounds[mine + 1] - bounds[mine]),
-                                      op == ReduceOp::kAverage ? size() : 1, /*gather=*/true);
+                                      op == ReduceOp::kAverage ? size() : 1, /*gather=*/true,
+                                      watch(call));
 }
 
 Communicator::WorkPtr HostCommunicator::do_reduce_scatter(const Call& call, at::Tensor output,
@@ -284,9 +294,9 @@ Communicator::WorkPtr HostCommunicator::do_reduce_scatter(const Call& call, at::
   check_device(input);
   count(call, call.bytes / size() * (size() - 1));
   Posting posting(*transport_, input.flatten(), call_key(call.operation, input, /*root=*/-1));
-  return std::make_unique<ReduceWork>(*transport_, describe(call), std::move(posting),
-                                      even_bounds(input.numel(), size()), output.flatten(),
-                                      op == ReduceOp::kAverage ? size() : 1, /*gather=*/false);
+  return std::make_unique<ReduceWork>(
+      *transport_, describe(call), std::move(posting), even_bounds(input.numel(), size()),
+      output.flatten(), op == ReduceOp::kAverage ? size() : 1, /*gather=*/false, watch(call));
 }
 
 Communicator::WorkPtr HostCommunicator::do_all_gather(const Call& call, at::Tensor output,
