@@ -7,12 +7,15 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <optional>
 #include <unordered_set>
 #include <utility>
 
 #include <zero/base/error.hpp>
+#include <zero/nn/autocast_state.hpp>
 #include <zero/nn/checkpoint.hpp>
 #include <zero/nn/once_differentiable.hpp>
+#include <zero/nn/random_state.hpp>
 #include <zero/nn/suppress_gradient_hooks.hpp>
 
 namespace zero::nn {
@@ -28,7 +31,31 @@ using torch::autograd::variable_list;
 struct CheckpointedBody : torch::CustomClassHolder {
   CheckpointBody body;
   variable_list parameters;
-  at::Tensor output;  // on its way out of the first run
+  AutocastState autocast;             // of the first run
+  std::optional<RandomState> random;  // before it, where it drew random numbers
+  at::Tensor output;                  // on its way out of the first run
+};
+
+// While it lives, random numbers and casts are those of the first run of `part`.
+class AsInTheFirstRun {
+ public:
+  AsInTheFirstRun(const CheckpointedBody& part, const variable_list& inputs) {
+    if (part.random) {
+      random_.emplace(inputs);
+      part.random->restore();
+    }
+    part.autocast.without_cache().restore();
+  }
+  ~AsInTheFirstRun() {
+    autocast_.restore();
+    if (random_) random_->restore();
+  }
+  AsInTheFirstRun(const AsInTheFirstRun&) = delete;
+  AsInTheFirstRun& operator=(const AsInTheFirstRun&) = delete;
+
+ private:
+  AutocastState autocast_;  // of the backward around it
+  std::optional<RandomState> random_;
 };
 
 // The inputs as leaves of a graph of their own, so that backward through the part ends in them.
@@ -106,7 +133,11 @@ struct CheckpointFunction : Function<CheckpointFunction> {
   static void run_again(const CheckpointedBody& part, const variable_list& leaves,
                         const variable_list& wanted, const at::Tensor& gradient) {
     const c10::AutoGradMode with_graph(true);
-    const at::Tensor output = part.body(leaves);
+    at::Tensor output;
+    {
+      const AsInTheFirstRun as_then(part, leaves);
+      output = part.body(leaves);
+    }
     const SuppressGradientHooks silent;
     torch::autograd::backward({output}, {gradient}, /*retain_graph=*/false,
                               /*create_graph=*/false, wanted);
@@ -127,7 +158,9 @@ at::Tensor checkpoint(const CheckpointBody& body, const std::vector<at::Tensor>&
   {
     const variable_list leaves = as_leaves(inputs);
     const std::uint64_t began = at::sequence_number::peek();
+    const RandomState before(leaves);
     const at::Tensor output = body(leaves);
+    if (!(RandomState(leaves) == before)) part->random = before;
     part->parameters = parameters_under(output, leaves, began);
     part->output = output.detach();
   }

@@ -16,9 +16,11 @@ using CheckpointBody = std::function<at::Tensor(const std::vector<at::Tensor>& i
 /// more forward of the part.
 ///
 /// `inputs` are defined tensors of any dtype, at least one; those that require a gradient get one.
-/// `body` must give the same result every time, with at most one output, and must read no other
-/// tensor that requires a gradient than its inputs and parameters (leaves of autograd): what it
-/// reads of the activations outside goes through `inputs`. It is kept until the graph goes.
+/// `body` must return the same result every time, from the same random numbers of LibTorch's
+/// default generators (dropout draws the same mask again) and under the same autocast, with at most
+/// one output, and must read no other tensor that requires a gradient than its inputs and
+/// parameters (leaves of autograd): what it reads of the activations outside goes through `inputs`.
+/// It is kept until the graph goes.
 ///
 /// Results and gradients are those without a checkpoint, to the last bit where layers write
 /// gradients in place (functional.hpp) or a parameter is used once. In a few ways this differs from

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <ATen/autocast_mode.h>
+#include <torch/types.h>
+
+#include <array>
+
+namespace zero::nn {
+
+/// Whether operations of this thread are cast to a smaller type, and to which.
+class AutocastState {
+ public:
+  AutocastState() {
+    for (std::size_t i = 0; i < kDevices.size(); ++i) {
+      enabled_[i] = at::autocast::is_autocast_enabled(kDevices[i]);
+      dtype_[i] = at::autocast::get_autocast_dtype(kDevices[i]);
+    }
+    cache_ = at::autocast::is_autocast_cache_enabled();
+  }
+
+  void restore() const {
+    for (std::size_t i = 0; i < kDevices.size(); ++i) {
+      at::autocast::set_autocast_enabled(kDevices[i], enabled_[i]);
+      at::autocast::set_autocast_dtype(kDevices[i], dtype_[i]);
+    }
+    at::autocast::set_autocast_cache_enabled(cache_);
+  }
+
+  /// The same without LibTorch's cache of cast weights, which would grow old when the weights do.
+  AutocastState without_cache() const {
+    AutocastState state = *this;
+    state.cache_ = false;
+    return state;
+  }
+
+ private:
+  static constexpr std::array<at::DeviceType, 2> kDevices = {at::kCPU, at::kCUDA};
+
+  std::array<bool, 2> enabled_{};
+  std::array<at::ScalarType, 2> dtype_{};
+  bool cache_ = true;
+};
+
+}  // namespace zero::nn
