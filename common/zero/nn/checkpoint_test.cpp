@@ -1,6 +1,10 @@
 // A checkpointed part beside the same part without: bits of results and gradients, when gradients
 // are ready, and hooks of units.
 
+#include <ATen/autocast_mode.h>
+#include <ATen/ops/dropout.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/randn.h>
 #include <c10/core/GradMode.h>
 #include <gmock/gmock.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -245,8 +249,64 @@ TEST(ActivationCheckpointInAUnit, UsedTwiceHooksFireOnceForEachUseAndTheGradient
   const at::Tensor x = random({2, 5}, 1, false, at::kFloat);
   unit.forward(unit.forward(x)).sum().backward();
   EXPECT_THAT(unit.said, ElementsAre("pre forward", "body", "post forward", "pre forward", "body",
-                                     "post forward", "pre backward", "body", "pre backward",
-                                     "post backward", "body", "gradient"));
+                                     "post forward", "pre backward", "body", "post backward",
+                                     "pre backward", "body", "gradient"));
+}
+
+// The same mask in the second run, and random numbers afterwards as without a checkpoint.
+TEST(ActivationCheckpoint, DropoutDrawsTheSameMaskAgain) {
+  const auto train = [](bool checkpointed) {
+    at::manual_seed(7);
+    const at::Tensor x = random({8, 6}, 3, /*gradient=*/true);
+    const CheckpointBody body = [](const std::vector<at::Tensor>& inputs) {
+      const at::Tensor noise = at::randn({6}, at::kDouble);  // keeps one number for later
+      return at::dropout(inputs.front().square() * noise, 0.5, /*train=*/true);
+    };
+    at::Tensor y = checkpointed ? checkpoint(body, {x}) : body({x});
+    y = checkpointed ? checkpoint(body, {y}) : body({y});
+    y.sum().backward();
+    return std::vector<at::Tensor>{y, x.grad(), at::randn({3}), at::rand({5})};
+  };
+  const std::vector<at::Tensor> with = train(true), without = train(false);
+  for (std::size_t i = 0; i < with.size(); ++i) EXPECT_TRUE(identical(with[i], without[i])) << i;
+}
+
+// Numbers drawn between the two runs are neither repeated nor lost.
+TEST(ActivationCheckpoint, LeavesRandomNumbersOfOthersAlone) {
+  const auto draw = [](bool checkpointed) {
+    at::manual_seed(7);
+    const at::Tensor x = random({8, 6}, 3, /*gradient=*/true);
+    const CheckpointBody body = [](const std::vector<at::Tensor>& inputs) {
+      return at::dropout(inputs.front(), 0.5, /*train=*/true);
+    };
+    const at::Tensor y = checkpointed ? checkpoint(body, {x}) : body({x});
+    const at::Tensor between = at::randn({7});
+    y.sum().backward();
+    return std::vector<at::Tensor>{x.grad(), between, at::randn({7})};
+  };
+  const std::vector<at::Tensor> with = draw(true), without = draw(false);
+  for (std::size_t i = 0; i < with.size(); ++i) EXPECT_TRUE(identical(with[i], without[i])) << i;
+}
+
+TEST(ActivationCheckpoint, RunsAgainUnderTheSameAutocast) {
+  const at::Tensor x = random({4, 6}, 3, /*gradient=*/true, at::kFloat);
+  const at::Tensor weight = random({6, 6}, 1, /*gradient=*/true, at::kFloat);
+  std::vector<at::ScalarType> types;
+  at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+  at::autocast::set_autocast_enabled(at::kCPU, true);
+  const at::Tensor y = checkpoint(
+      [&](const std::vector<at::Tensor>& inputs) {
+        const at::Tensor product = inputs.front().matmul(weight);
+        types.push_back(product.scalar_type());
+        return product;
+      },
+      {x});
+  at::autocast::clear_cache();
+  at::autocast::set_autocast_enabled(at::kCPU, false);
+  y.sum().backward();
+  EXPECT_THAT(types, ElementsAre(at::kBFloat16, at::kBFloat16));
+  EXPECT_FALSE(at::autocast::is_autocast_enabled(at::kCPU));
+  EXPECT_TRUE(at::autocast::is_autocast_cache_enabled());
 }
 
 }  // namespace

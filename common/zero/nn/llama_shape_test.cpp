@@ -138,7 +138,7 @@ TEST(LlamaHooks, RootIsAroundItsLayersInForwardAndFirstInBackward) {
     EXPECT_THAT(hooks.said,
                 ElementsAre("+root", "+model.layers.0", "-model.layers.0", "+model.layers.1",
                             "-model.layers.1", "-root", "<root", "<model.layers.1",
-                            "<model.layers.0", ">model.layers.1", ">model.layers.0"));
+                            ">model.layers.1", "<model.layers.0", ">model.layers.0"));
   }
 }
 

@@ -1,12 +1,70 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/graph_task.h>
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
 #include <zero/nn/unit.hpp>
 
 namespace zero::nn {
+namespace {
+
+constexpr int kNoPass = -2;  // no number of a pass of autograd
+
+struct Watch : torch::CustomClassHolder {
+  std::function<void()> callback;
+};
+
+// The same bytes and the same version counter: autograd notices where what it has saved of the
+// original is changed in place through the result. It is no view, which could not be changed.
+at::Tensor same_tensor(const at::Tensor& x) {
+  c10::TensorImpl* const impl = x.unsafeGetTensorImpl();
+  return at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(),
+                                                  /*allow_tensor_metadata_change=*/true));
+}
+
+// Its input, and a callback when its gradient is known. `is_shared`: a view, which autograd does
+// not let anyone change in place.
+struct WatchFunction : torch::autograd::Function<WatchFunction> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
+                            const c10::intrusive_ptr<Watch>& watch, bool is_shared) {
+    context->set_materialize_grads(false);
+    context->saved_data["watch"] = c10::IValue::make_capsule(watch);
+    return is_shared ? x.view_as(x) : same_tensor(x);
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    const auto holder = context->saved_data["watch"].toCapsule();
+    static_cast<const Watch&>(*holder).callback();
+    return {gradients[0], at::Tensor(), at::Tensor()};
+  }
+};
+
+// Outputs of which another one, an input, or something that outlives the body has the same bytes.
+std::vector<bool> shared_outputs(const std::vector<at::Tensor>& outputs,
+                                 const std::vector<at::Tensor>& inputs) {
+  const auto same_bytes = [](const at::Tensor& a, const at::Tensor& b) {
+    return a.defined() && b.defined() && a.is_alias_of(b);
+  };
+  std::vector<bool> shared;
+  for (const at::Tensor& output : outputs) {
+    if (!output.defined()) {
+      shared.push_back(false);
+      continue;
+    }
+    const auto has_bytes = [&](const at::Tensor& x) { return same_bytes(x, output); };
+    const bool of_a_leaf = output.is_view() ? output._base().is_leaf() : output.is_leaf();
+    shared.push_back(of_a_leaf || std::any_of(inputs.begin(), inputs.end(), has_bytes) ||
+                     std::count_if(outputs.begin(), outputs.end(), has_bytes) > 1);
+  }
+  return shared;
+}
+
+}  // namespace
 
 at::Tensor Unit::run(const std::function<at::Tensor()>& body,
                      const std::vector<at::Tensor>& inputs) {
@@ -20,7 +78,7 @@ std::vector<at::Tensor> Unit::run_many(const std::function<std::vector<at::Tenso
   std::vector<at::Tensor> outputs = body();
   hooks_->post_forward(*this);
   if (c10::GradMode::is_enabled()) {
-    watch_outputs(outputs);
+    watch_outputs(outputs, inputs);
     watch_inputs(inputs);
   }
   return outputs;
@@ -36,31 +94,53 @@ at::Tensor Leaf::run_leaf(const at::Tensor& input,
   return run([&] { return body(own); }, {own});
 }
 
-void Unit::watch_outputs(std::vector<at::Tensor>& outputs) {
-  // Shared by the outputs of this one use of the unit: its backward begins once.
-  auto begun = std::make_shared<bool>(false);
-  for (at::Tensor& output : outputs) {
-    if (!output.defined() || !output.requires_grad()) continue;
-    // What the body returned may be the output of a unit within, or an input, whose hooks would
-    // come first. A view is newer than both.
-    output = output.view_as(output);
-    // The hook returns nothing: the gradient goes on unchanged.
-    output.register_hook([this, begun](const at::Tensor&) {
-      if (!std::exchange(*begun, true) && hooks_ != nullptr) hooks_->pre_backward(*this);
-    });
+void Unit::watch_outputs(std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs) {
+  // Shared by the outputs of this one use of the unit: its backward begins once in a pass.
+  const auto pass = std::make_shared<int>(kNoPass);
+  const std::vector<bool> shared = shared_outputs(outputs, inputs);
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    if (outputs[i].defined() && outputs[i].requires_grad()) {
+      outputs[i] = watched(outputs[i], pass, shared[i]);
+    }
   }
 }
 
+at::Tensor Unit::watched(const at::Tensor& output, const std::shared_ptr<int>& pass,
+                         bool is_shared) {
+  // A node of autograd of its own. What the body returned may be the output of a unit within, whose
+  // node comes later; and a hook of a tensor would be lost where the tensor is changed in place.
+  const auto watch = c10::make_intrusive<Watch>();
+  watch->callback = [this, pass] {
+    const int current = torch::autograd::get_current_graph_task_id();
+    if (std::exchange(*pass, current) != current && hooks_ != nullptr) hooks_->pre_backward(*this);
+  };
+  return WatchFunction::apply(output, watch, is_shared);
+}
+
 void Unit::watch_inputs(const std::vector<at::Tensor>& inputs) {
-  std::vector<at::Tensor> watched;
+  std::vector<at::Tensor> watched_inputs;
   for (const at::Tensor& input : inputs) {
-    if (input.defined() && input.requires_grad()) watched.push_back(input);
+    if (input.defined() && input.requires_grad()) watched_inputs.push_back(input);
   }
   // Shared by the hooks of this one use of the unit, because it may be used again before backward.
-  auto missing = std::make_shared<std::size_t>(watched.size());
-  for (const at::Tensor& input : watched) {
-    input.register_hook([this, missing](const at::Tensor&) {
-      if (--*missing == 0 && hooks_ != nullptr) hooks_->post_backward(*this);
+  struct Missing {
+    int pass = kNoPass;
+    std::size_t gradients = 0;
+  };
+  const auto missing = std::make_shared<Missing>();
+  const std::size_t all = watched_inputs.size();
+  for (const at::Tensor& input : watched_inputs) {
+    input.register_hook([this, missing, all](const at::Tensor& gradient) -> at::Tensor {
+      const int current = torch::autograd::get_current_graph_task_id();
+      if (std::exchange(missing->pass, current) != current) missing->gradients = all;
+      if (hooks_ == nullptr) return {};
+      if (--missing->gradients == 0) hooks_->post_backward(*this);
+      if (!c10::GradMode::is_enabled() || !gradient.defined() || !gradient.requires_grad()) {
+        return {};
+      }
+      // The graph of this backward runs backward from here.
+      hooks_->records_backward(*this);
+      return watched(gradient, std::make_shared<int>(kNoPass), /*is_shared=*/false);
     });
   }
 }

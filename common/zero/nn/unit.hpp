@@ -3,6 +3,7 @@
 #include <torch/types.h>
 
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include <zero/nn/layer.hpp>
@@ -24,8 +25,11 @@ class UnitHooks {
   /// After the unit's forward: its parameters are not read again until pre_backward().
   virtual void post_forward(Unit& unit) {}
   /// A gradient of one of the unit's outputs is known, so that the backward of one use comes next:
-  /// its parameters must be whole when this returns. Once for each use.
+  /// its parameters must be whole when this returns. Once for each use and pass of autograd.
   virtual void pre_backward(Unit& unit) {}
+  /// A backward of one use that records a graph (create_graph) has given a gradient of one of the
+  /// inputs: pre_backward() comes once more, when that graph runs backward.
+  virtual void records_backward(Unit& unit) {}
   /// The gradients of all inputs of one use of the unit are known. Not called where no input
   /// requires a gradient. A parameter's gradient may still be to come.
   virtual void post_backward(Unit& unit) {}
@@ -40,6 +44,9 @@ class UnitHooks {
 ///     at::Tensor forward(const at::Tensor& x) {
 ///       return run([&] { return body(x); }, {x});
 ///     }
+///
+/// Outputs may be changed in place, as the body's own result may be. An output that is an input, or
+/// a view of something that others may read, may not: LibTorch says so.
 ///
 /// A strategy may give the parameters up when the last of their gradients is there. So a body that
 /// uses a parameter detached as well must do that after the use that has a gradient.
@@ -63,7 +70,8 @@ class Unit : public Layer {
 
  private:
   void watch_inputs(const std::vector<at::Tensor>& inputs);
-  void watch_outputs(std::vector<at::Tensor>& outputs);
+  void watch_outputs(std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs);
+  at::Tensor watched(const at::Tensor& output, const std::shared_ptr<int>& pass, bool is_shared);
 
   UnitHooks* hooks_ = nullptr;
 };

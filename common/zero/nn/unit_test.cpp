@@ -2,6 +2,7 @@
 
 #include <c10/core/GradMode.h>
 #include <gmock/gmock.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <tests/support/tensors.hpp>
 #include <zero/nn/layers.hpp>
@@ -40,6 +41,16 @@ class Scale : public Unit {
           return std::vector<at::Tensor>{x * weight_, detach_second ? second.detach() : second};
         },
         {x, y});
+  }
+  // What `change` makes of the product, or the input where that is nothing.
+  at::Tensor forward_with(const at::Tensor& x,
+                          const std::function<at::Tensor(const at::Tensor&)>& change) {
+    return run(
+        [&] {
+          const at::Tensor y = change(x * weight_);
+          return y.defined() ? y : x;
+        },
+        {x});
   }
   at::Tensor forward_that_throws(const at::Tensor& x) {
     return run([]() -> at::Tensor { throw Error("body"); }, {x});
@@ -143,8 +154,8 @@ TEST_F(Units, BackwardVisitsThemInReverse) {
   EXPECT_THAT(take(), ElementsAre("a pre forward", "a body", "a post forward", "b pre forward",
                                   "b body", "b post forward"));
   y.sum().backward();
-  // The gradient between them says both: b's inputs are done, a's output is known.
-  EXPECT_THAT(take(), ElementsAre("b pre backward", "a pre backward", "b post backward",
+  // The gradient between them says both: b's inputs are done, and then a's output is known.
+  EXPECT_THAT(take(), ElementsAre("b pre backward", "b post backward", "a pre backward",
                                   "a post backward"));
 }
 
@@ -272,6 +283,69 @@ TEST_F(Units, WhatABodyThrowsComesOut) {
   a.set_hooks(this);
   EXPECT_EQ(error_of([&] { a.forward_that_throws(input(1)); }), "body");
   EXPECT_THAT(take(), ElementsAre("a pre forward"));
+}
+
+// relu_() after a unit: the bits of the plain module, and the hook is still called first.
+TEST_F(Units, OutputsMayBeChangedInPlace) {
+  FilledScale with("a", said), without("b", said);
+  with.set_hooks(this);
+  const at::Tensor x = random({2, 3}, 1, true), y = testing::leaf_of(x);
+  at::Tensor a = with.forward(x), b = without.forward(y);
+  take();
+  a.relu_();
+  b.relu_();
+  EXPECT_TRUE(identical(a, b));
+  a.square().sum().backward();
+  EXPECT_THAT(take(), ElementsAre("a pre backward", "a post backward"));
+  b.square().sum().backward();
+  EXPECT_TRUE(identical(x.grad(), y.grad()));
+  EXPECT_TRUE(identical(with.weight().grad(), without.weight().grad()));
+}
+
+// What backward needs of the output is not changed unnoticed: tanh() keeps its result.
+TEST_F(Units, AChangeInPlaceOfWhatBackwardNeedsIsAnError) {
+  FilledScale unit("a", said);
+  unit.set_hooks(this);
+  at::Tensor output = unit.forward_with(input(1), [](const at::Tensor& x) { return x.tanh(); });
+  output.relu_();
+  EXPECT_THROW(output.sum().backward(), c10::Error);
+}
+
+// Others read the same bytes, and autograd would not know.
+TEST_F(Units, AnOutputThatIsAnInputIsNotChangedInPlace) {
+  FilledScale unit("a", said);
+  unit.set_hooks(this);
+  const at::Tensor x = input(1) * 2;
+  at::Tensor same = unit.forward_with(x, [](const at::Tensor&) { return at::Tensor(); });
+  EXPECT_THROW(same.relu_(), c10::Error);
+}
+
+// autograd::grad() may run over a graph before backward() does.
+TEST_F(Units, AreCalledInEachPassOverAGraph) {
+  FilledScale a("a", said);
+  a.set_hooks(this);
+  const at::Tensor x = input(1);
+  const at::Tensor y = a.forward(x).sum();
+  take();
+  for (int pass = 0; pass < 3; ++pass) {
+    torch::autograd::grad({y}, {x}, {}, /*retain_graph=*/true);
+    EXPECT_THAT(take(), ElementsAre("a pre backward", "a post backward")) << pass;
+  }
+}
+
+// The graph of a gradient reads the parameters once more.
+TEST_F(Units, AreCalledInTheBackwardOfABackward) {
+  FilledScale a("a", said);
+  a.set_hooks(this);
+  const at::Tensor x = input(1);
+  const at::Tensor y = a.forward(x).square().sum();
+  const at::Tensor gradient =
+      torch::autograd::grad({y}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true).front();
+  take();
+  gradient.square().sum().backward();
+  const std::vector<std::string> order = take();
+  EXPECT_EQ(order.front(), "a pre backward");
+  EXPECT_EQ(std::count(order.begin(), order.end(), "a pre backward"), 2);
 }
 
 struct ThrowingHooks : UnitHooks {
