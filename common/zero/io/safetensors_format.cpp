@@ -14,6 +14,7 @@
 #include <zero/base/error.hpp>
 #include <zero/base/names.hpp>
 #include <zero/io/safetensors_format.hpp>
+#include <zero/memory/storage.hpp>
 
 namespace zero::io::safetensors {
 namespace {
@@ -373,7 +374,7 @@ void check_tensor(const at::Tensor& tensor, const SafetensorsSpec& spec, const s
   const std::size_t needed =
       at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.element_size(),
                                        static_cast<std::size_t>(tensor.storage_offset()));
-  if (tensor.numel() > 0 && tensor.storage().nbytes() < needed) {
+  if (tensor.numel() > 0 && (tensor.storage().nbytes() < needed || memory::is_released(tensor))) {
     refuse("has no storage now; gather it first");
   }
 }

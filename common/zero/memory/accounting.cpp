@@ -88,7 +88,9 @@ class CountingAllocator final : public c10::Allocator {
 
 Header* header_of(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.has_storage()) return nullptr;
-  const c10::DataPtr& block = tensor.storage().data_ptr();
+  // Without checks: a tensor whose bytes are not there has no block.
+  const c10::DataPtr& block =
+      tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
   if (block.get() == nullptr) return nullptr;
   if (block.get_deleter() == &free_block) return header_of(block.get());
   // The header stays where it is until the block is freed, and the tensor holds the block.

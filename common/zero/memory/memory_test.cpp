@@ -1,11 +1,13 @@
 // What the counting allocator counts, and storage that goes away and comes back.
 
+#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
 #include <numeric>
+#include <string>
 
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
@@ -102,6 +104,45 @@ TEST(Storage, WhatAutogradSavedIsValidAfterTheBytesCameBack) {
   raw(w).fill_(3);
   loss.backward();
   EXPECT_TRUE(at::equal(x.grad(), at::full({2, 4}, 12.0F)));
+}
+
+std::string access_error(const at::Tensor& tensor) {
+  try {
+    tensor.sum();
+  } catch (const c10::Error& error) {
+    return error.msg();
+  }
+  return "none";
+}
+
+TEST(Storage, AnAccessToReleasedBytesIsAnErrorWithTheTextGiven) {
+  const at::Tensor t = at::ones({3, 5});
+  const at::Tensor before = t.narrow(0, 1, 1);
+  release_storage(t, "not now");
+  EXPECT_EQ(access_error(t), "not now");
+  EXPECT_EQ(access_error(before), "not now");
+  EXPECT_EQ(access_error(t.view({-1}).narrow(0, 2, 3)), "not now");
+  EXPECT_THROW(t.mutable_data_ptr(), c10::Error);
+  allocate_storage(t);
+  t.fill_(2);
+  EXPECT_EQ(before.sum().item<float>(), 10.0F);
+  EXPECT_NE(access_error(without_storage({2}, at::kFloat)), "none");
+  EXPECT_EQ(access_error(without_storage({0}, at::kFloat)), "none");
+}
+
+TEST(Storage, IsBorrowedWithoutAnAllocation) {
+  const at::Tensor lender = at::arange(15, at::kFloat);
+  const at::Tensor t = at::zeros({2, 3});
+  separate_storage(t, "not now");
+  const std::int64_t before = snapshot().total;
+  EXPECT_EQ(access_error(t), "not now");
+  borrow_storage(t, lender.narrow(0, 5, 6));
+  EXPECT_TRUE(has_storage(t));
+  EXPECT_EQ(t.sum().item<float>(), 5 + 6 + 7 + 8 + 9 + 10);
+  release_storage(t, "no more");
+  EXPECT_EQ(access_error(t), "no more");
+  EXPECT_EQ(lender.sum().item<float>(), 105.0F);
+  EXPECT_EQ(snapshot().total, before);
 }
 
 TEST(Timeline, HasASampleForEveryLargeChangeAndTheMarks) {

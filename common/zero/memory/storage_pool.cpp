@@ -1,9 +1,6 @@
-#include <c10/core/StorageImpl.h>
-
 #include <iterator>
 #include <utility>
 
-#include <zero/memory/storage.hpp>
 #include <zero/memory/storage_pool.hpp>
 
 namespace zero::memory {
@@ -18,22 +15,15 @@ void StoragePool::allocate(const at::Tensor& tensor, Category category) {
     allocate_storage(tensor);
     return;
   }
-  c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
-  storage->set_data_ptr_noswap(std::move(kept->second));
-  storage->set_nbytes(kept->first);
+  detail::set_bytes(tensor, std::move(kept->second));
   free_.erase(kept);
   recharge(tensor, category);
 }
 
-void StoragePool::release(const at::Tensor& tensor) {
+void StoragePool::release(const at::Tensor& tensor, const std::string& message) {
   if (!has_storage(tensor) || tensor.numel() == 0) return;
-  TORCH_INTERNAL_ASSERT(tensor.is_contiguous() && tensor.storage_offset() == 0,
-                        "only a tensor that spans its whole storage can give it back");
-  c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
-  const std::size_t bytes = storage->nbytes();
-  at::DataPtr none(nullptr, storage->device());
-  at::DataPtr released = storage->set_data_ptr(std::move(none));
-  storage->set_nbytes(0);
+  const std::size_t bytes = tensor.storage().nbytes();
+  at::DataPtr released = detail::take_bytes(tensor, message);
   if (keeps_) free_.emplace(bytes, std::move(released));
 }
 

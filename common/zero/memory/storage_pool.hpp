@@ -4,8 +4,10 @@
 
 #include <cstddef>
 #include <map>
+#include <string>
 
 #include <zero/memory/accounting.hpp>
+#include <zero/memory/storage.hpp>
 
 namespace zero::memory {
 
@@ -28,9 +30,10 @@ class StoragePool {
   /// had as many, else new ones. Nothing to do where it has them.
   void allocate(const at::Tensor& tensor, Category category);
 
-  /// Takes the bytes of `tensor`, which must span its whole storage and may not be read until
-  /// allocate(). They stay charged to their category until they are used again or cleared.
-  void release(const at::Tensor& tensor);
+  /// Takes the bytes of `tensor`, which must span its whole storage; an access to them until
+  /// allocate() is an error that says `message`. They stay charged to their category until they are
+  /// used again or cleared.
+  void release(const at::Tensor& tensor, const std::string& message = kReleased);
 
   /// Frees what is kept.
   void clear() { free_.clear(); }
