@@ -10,6 +10,7 @@
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/train/registry.hpp>
+#include <zero/train/unsharded_read.hpp>
 
 namespace zero {
 
@@ -25,6 +26,7 @@ Zero3Sharding::Zero3Sharding(const train::StrategyArguments& arguments)
       owners_(list(), communicator(), arguments.ownership),
       order_({}),
       schedule_(list()),
+      owned_(count()),
       gathered_(list().units.size(), false),
       gradients_(list().units.size(), 0) {
   distribute_from_rank_0();
@@ -39,21 +41,38 @@ void Zero3Sharding::distribute_from_rank_0() {
     if (rank == 0 || rank == owner) fill(i);
     if (owner != 0 && rank == 0) communicator_.send(tensor, owner, Purpose::kSetup).wait();
     if (owner != 0 && rank == owner) communicator_.recv(tensor, 0, Purpose::kSetup).wait();
-    if (!owns(i)) memory::release_storage(parameter(i));
+    if (!owns(i)) {
+      memory::release_storage(parameter(i), read_too_early(i));
+      continue;
+    }
+    owned_[i] = tensor;  // keeps the bytes; the parameter shows them while its unit is gathered
+    memory::separate_storage(parameter(i), read_too_early(i));
   }
   broadcast_buffers_from_rank_0();
 }
 
+std::string Zero3Sharding::read_too_early(std::size_t index) const {
+  return train::unsharded_read(list(), {index});
+}
+
 at::Tensor Zero3Sharding::forward(const data::Batch& batch) {
   const ScopedValue trains(trains_, c10::GradMode::is_enabled());
-  return Strategy::forward(batch);
+  if (std::exchange(threw_, false)) reshard_all();
+  const std::vector<std::size_t> pending = turns_.pending_uses();
+  try {
+    return Strategy::forward(batch);
+  } catch (...) {
+    turns_.restore(pending);  // no backward follows
+    threw_ = true;
+    throw;
+  }
 }
 
 void Zero3Sharding::pre_forward(nn::Unit& unit) {
   const std::size_t u = list().index_of(unit);
   // Inside backward, where a part under activation checkpointing runs again.
   for (const std::size_t over : schedule_.leave_for(u)) end_unit(over);
-  if (trains_) schedule_.used(u);
+  if (trains_ && c10::GradMode::is_enabled()) schedule_.used(u);
   for (const std::size_t each : units_to_gather(u)) gather(each);
 }
 
@@ -63,7 +82,7 @@ void Zero3Sharding::post_forward(nn::Unit& unit) {
   const std::size_t u = list().index_of(unit);
   const bool backward_follows = c10::GradMode::is_enabled();
   if (backward_follows && (whole_model_ || u == kRoot)) return;
-  for (const std::size_t each : units_to_gather(u)) reshard(each);
+  for (const std::size_t each : units_to_gather(u)) drop(each);
 }
 
 void Zero3Sharding::pre_backward(nn::Unit& unit) {
@@ -73,10 +92,12 @@ void Zero3Sharding::pre_backward(nn::Unit& unit) {
   for (const std::size_t each : units_to_gather(u)) gather(each);
 }
 
+void Zero3Sharding::records_backward(nn::Unit& unit) { schedule_.used(list().index_of(unit)); }
+
 void Zero3Sharding::end_unit(std::size_t unit) {
   // Whatever this rank's batch has not used of the unit, it never will.
-  if (!whole_model_) reshard(unit);
-  if (!reduces_now()) return;
+  if (!whole_model_) drop(unit);
+  if (!reduces_now() || is_held(unit)) return;
   begin_reduction();
   for (const std::size_t i : list().units[unit].parameters) {
     if (!trainable(i) || order_.has(i)) continue;
@@ -104,10 +125,10 @@ void Zero3Sharding::gradient_ready(std::size_t index) {
   }
   const std::size_t u = list().parameters[index].unit;
   ++gradients_[u];
-  if (!schedule_.open(u)) return;
+  if (!schedule_.open(u) || is_held(u)) return;
   // Units end with their last gradient, but for those that hold frozen parameters: these may be
   // needed for the gradient of the input after the last gradient of a parameter.
-  if (has_all_gradients(u) && !has_frozen(u) && !whole_model_) reshard(u);
+  if (has_all_gradients(u) && !has_frozen(u) && !whole_model_) drop(u);
   if (!reduces_now()) return;
   order_.ready(index, [this](std::size_t i) { reduce_to_owner(i); });
 }
@@ -135,6 +156,9 @@ void Zero3Sharding::zero_grad() {
   // Does nothing unless a backward pass was given up.
   order_.forget();
   gradients_.assign(gradients_.size(), 0);
+  for (at::Tensor& owned : owned_) {
+    if (owned.defined()) owned.mutable_grad().reset();
+  }
   Strategy::zero_grad();
 }
 
@@ -147,7 +171,7 @@ void Zero3Sharding::optimizer_step() {
 }
 
 void Zero3Sharding::reshard_all() {
-  for (std::size_t u = 0; u < gathered_.size(); ++u) reshard(u);
+  for (std::size_t u = 0; u < gathered_.size(); ++u) drop(u);
 }
 
 void Zero3Sharding::begin_reduction() {
@@ -165,7 +189,8 @@ void Zero3Sharding::begin_reduction() {
 void Zero3Sharding::reduce_to_owner(std::size_t index) {
   RECORD_USER_SCOPE("zero3_grad_reduce");
   communicator_.reduce(gradient_to_reduce(index), owners_.of(index), Purpose::kGradient).wait();
-  if (!owns(index)) drop_gradient(index);
+  if (owns(index)) owned_[index].mutable_grad() = gradient(index);
+  drop_gradient(index);
 }
 
 void Zero3Sharding::gather(std::size_t unit) {
@@ -173,17 +198,20 @@ void Zero3Sharding::gather(std::size_t unit) {
   RECORD_USER_SCOPE("zero3_param_gather");
   const memory::Charge charge(memory::Category::kParameters);
   const auto& members = list().units[unit].parameters;
-  for (const std::size_t i : members) memory::allocate_storage(parameter(i));
+  for (const std::size_t i : members) {
+    owns(i) ? memory::borrow_storage(parameter(i), owned_[i])
+            : memory::allocate_storage(parameter(i));
+  }
   train::broadcast_from_owners(list(), members, owners_, communicator_, Purpose::kParameter);
   gathered_[unit] = true;
 }
 
-void Zero3Sharding::reshard(std::size_t unit) {
-  if (!gathered_[unit]) return;
+void Zero3Sharding::drop(std::size_t unit) {
+  if (!gathered_[unit] || is_in_use(unit)) return;
   // This is ZeRO-3: the bytes go back to the allocator. The tensors stay, with their shapes, so
   // that what autograd saved of them is valid again after the next gather.
   for (const std::size_t i : list().units[unit].parameters) {
-    if (!owns(i)) memory::release_storage(parameter(i));
+    memory::release_storage(parameter(i), read_too_early(i));
   }
   gathered_[unit] = false;
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include <zero/train/backward_schedule.hpp>
@@ -32,15 +33,14 @@ class Zero3Sharding : public train::Strategy {
   void finish_backward() override;
   void optimizer_step() override;
   void zero_grad() override;
-  void unshard(std::size_t unit) override { gather(unit); }
-  /// Drops what this rank does not own.
-  void reshard(std::size_t unit) override;
 
   void pre_forward(nn::Unit& unit) override;
   void post_forward(nn::Unit& unit) override;
   void pre_backward(nn::Unit& unit) override;
+  void records_backward(nn::Unit& unit) override;
 
   bool owns(std::size_t index) const override { return owners_.mine(index); }
+  train::ParameterShard piece(std::size_t index) const override { return {owned_[index], 0}; }
   train::ParameterShard local_shard(std::size_t index) const override { return piece(index); }
   bool sharded() const override { return true; }
   train::ModelStateBytes predicted_bytes() const override;
@@ -48,11 +48,14 @@ class Zero3Sharding : public train::Strategy {
 
  protected:
   void gradient_ready(std::size_t index) override;
-  /// Makes a unit's parameters whole on all ranks; nothing to do where they are.
-  virtual void gather(std::size_t unit);
+  void gather(std::size_t unit) override;
+  /// Drops what this rank does not own. What it owns cannot be read through the model either, so
+  /// that a read in the wrong place is an error on all ranks.
+  void drop(std::size_t unit) override;
 
  private:
   void distribute_from_rank_0();
+  std::string read_too_early(std::size_t index) const;
   void begin_reduction();
   void reduce_to_owner(std::size_t index);
   void reshard_all();
@@ -63,9 +66,11 @@ class Zero3Sharding : public train::Strategy {
 
   bool whole_model_;
   bool trains_ = false;  // the forward that runs is one that a backward follows
+  bool threw_ = false;   // the last forward; units may be whole still
   train::Owners owners_;
   train::ReductionSchedule order_;
   train::BackwardSchedule schedule_;
+  std::vector<at::Tensor> owned_;       // by parameter: what the optimizer updates here
   std::vector<bool> gathered_;          // by unit
   std::vector<std::size_t> gradients_;  // by unit: trainable parameters whose gradient has come
 };

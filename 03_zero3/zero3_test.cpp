@@ -31,11 +31,15 @@ std::int64_t owned_bytes(const train::Strategy& strategy) {
   return sum;
 }
 
-// Which parameters have bytes on this rank: at rest, exactly the owned ones.
+// Which parameters have bytes on this rank: at rest, exactly the owned ones, and those cannot be
+// read through the model either.
 void expect_only_owned(const train::Strategy& strategy, const std::string& when) {
   for (std::size_t i = 0; i < strategy.list().size(); ++i) {
-    EXPECT_EQ(memory::has_storage(strategy.list().parameters[i].tensor), strategy.owns(i))
-        << when << ": " << strategy.list().parameters[i].name;
+    const nn::Parameter& p = strategy.list().parameters[i];
+    EXPECT_FALSE(memory::has_storage(p.tensor)) << when << ": " << p.name;
+    const at::Tensor mine = strategy.local_shard(i).tensor;
+    EXPECT_EQ(mine.defined() && memory::has_storage(mine), strategy.owns(i))
+        << when << ": " << p.name;
   }
 }
 

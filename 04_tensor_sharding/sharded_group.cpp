@@ -7,6 +7,7 @@
 
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
+#include <zero/train/unsharded_read.hpp>
 
 namespace zero {
 
@@ -75,7 +76,7 @@ void ShardedGroup::reshard() {
   if (!split_ || !whole_) return;
   // The windows keep their shapes and their place in the storage object, which comes back in place:
   // what autograd saved of them is valid again after the next gather.
-  memory::release_storage(full_);
+  memory::release_storage(full_, train::unsharded_read(list_, members_));
   whole_ = false;
 }
 

@@ -4,6 +4,7 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <utility>
 
 #include <zero/base/scoped_value.hpp>
 
@@ -38,7 +39,15 @@ at::Tensor TensorZero3::forward(const data::Batch& batch) {
   const ScopedValue trains(trains_, c10::GradMode::is_enabled());
   // Evaluation is no part of a step and does not count for predicted_traffic().
   if (trains_) uses_.assign(uses_.size(), 0);
-  return TensorSharding::forward(batch);
+  if (std::exchange(threw_, false)) reshard_all();
+  const std::vector<std::size_t> pending = turns_.pending_uses();
+  try {
+    return TensorSharding::forward(batch);
+  } catch (...) {
+    turns_.restore(pending);  // no backward follows
+    threw_ = true;
+    throw;
+  }
 }
 
 void TensorZero3::backward(const at::Tensor& loss) {
@@ -62,7 +71,7 @@ void TensorZero3::pre_forward(nn::Unit& unit) {
   const std::size_t u = list().index_of(unit);
   // Inside backward, where a part under activation checkpointing runs again.
   for (const std::size_t over : schedule_.leave_for(u)) end_unit(over);
-  if (trains_) schedule_.used(u);
+  if (trains_ && c10::GradMode::is_enabled()) schedule_.used(u);
   if (c10::GradMode::is_enabled() && !in_backward_) ++uses_[u];
   for (const std::size_t each : units_to_gather(u)) gather(each);
 }
@@ -72,7 +81,7 @@ void TensorZero3::post_forward(nn::Unit& unit) {
   for (const std::size_t u : units_to_gather(list().index_of(unit))) {
     // A forward inside backward is a checkpoint that runs again: its own backward follows at once.
     if (in_backward_ && is_leaf(u)) continue;
-    if (!backward_follows || !stays_whole(u)) reshard(u);
+    if (!backward_follows || !stays_whole(u)) drop(u);
   }
 }
 
@@ -83,15 +92,18 @@ void TensorZero3::pre_backward(nn::Unit& unit) {
   for (const std::size_t each : units_to_gather(u)) gather(each);
 }
 
+void TensorZero3::records_backward(nn::Unit& unit) { turns_.used(list().index_of(unit)); }
+
 void TensorZero3::post_backward(nn::Unit& unit) {
   // A leaf is done with its parameters, and is gathered again for each other use.
   const std::size_t u = list().index_of(unit);
-  if (is_leaf(u) && !stays_whole(u)) reshard(u);
+  if (is_leaf(u) && !stays_whole(u)) drop(u);
 }
 
 void TensorZero3::end_unit(std::size_t unit) {
   // Whatever this rank's batch has not used of the unit, it never will.
-  if (!whole_model_) reshard(unit);
+  if (!whole_model_) drop(unit);
+  if (is_held(unit)) return;
   for (const std::size_t g : groups_of(unit)) launch(g);
 }
 
@@ -103,11 +115,11 @@ void TensorZero3::gradient_ready(std::size_t index) {
 void TensorZero3::group_ready(std::size_t group) {
   const std::size_t u = unit_of_[group];
   ++ready_[u];
-  if (!schedule_.open(u)) return;
+  if (!schedule_.open(u) || is_held(u)) return;
   // Parameters go first: what the reduction takes then is not needed on top of them. Frozen ones
   // may be needed for the gradient of the input after the last gradient of a parameter; a leaf has
   // that by now.
-  if (has_all_gradients(u) && (is_leaf(u) || !has_frozen(u)) && !whole_model_) reshard(u);
+  if (has_all_gradients(u) && (is_leaf(u) || !has_frozen(u)) && !whole_model_) drop(u);
   launch(group);
 }
 
@@ -149,7 +161,7 @@ void TensorZero3::optimizer_step() {
 }
 
 void TensorZero3::reshard_all() {
-  for (std::size_t u = 0; u < list().units.size(); ++u) reshard(u);
+  for (std::size_t u = 0; u < list().units.size(); ++u) drop(u);
 }
 
 void TensorZero3::gather(std::size_t unit) {
@@ -157,7 +169,8 @@ void TensorZero3::gather(std::size_t unit) {
   for (const std::size_t g : groups_of(unit)) groups()[g].gather();
 }
 
-void TensorZero3::reshard(std::size_t unit) {
+void TensorZero3::drop(std::size_t unit) {
+  if (is_in_use(unit)) return;
   for (const std::size_t g : groups_of(unit)) groups()[g].reshard();
 }
 

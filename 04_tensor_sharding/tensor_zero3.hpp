@@ -33,13 +33,11 @@ class TensorZero3 : public TensorSharding {
   void finish_backward() override;
   void optimizer_step() override;
   void zero_grad() override;
-  void unshard(std::size_t unit) override { gather(unit); }
-  /// Leaves this rank's shards of them only.
-  void reshard(std::size_t unit) override;
 
   void pre_forward(nn::Unit& unit) override;
   void post_forward(nn::Unit& unit) override;
   void pre_backward(nn::Unit& unit) override;
+  void records_backward(nn::Unit& unit) override;
   void post_backward(nn::Unit& unit) override;
 
   train::ModelStateBytes predicted_bytes() const override;
@@ -50,8 +48,9 @@ class TensorZero3 : public TensorSharding {
  protected:
   void gradient_ready(std::size_t index) override;
   void group_ready(std::size_t group) override;
-  /// Makes the parameters of a unit whole; nothing to do where they are. Called by all ranks.
-  virtual void gather(std::size_t unit);
+  void gather(std::size_t unit) override;
+  /// Leaves this rank's shards of them only.
+  void drop(std::size_t unit) override;
 
  private:
   /// The units to gather or reshard when `unit` runs: itself, or under "whole" all for the root.
@@ -70,6 +69,7 @@ class TensorZero3 : public TensorSharding {
   bool whole_model_;                // variant "whole"
   bool by_leaf_;                    // variant "leaf"
   bool trains_ = false;             // the forward that runs is one that a backward follows
+  bool threw_ = false;              // the last forward; units may be whole still
   bool in_backward_ = false;        // so that a forward that runs again inside it can be told apart
   std::vector<std::int64_t> uses_;  // by unit, in a forward
   train::ReductionSchedule order_;

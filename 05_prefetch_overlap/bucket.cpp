@@ -8,6 +8,7 @@
 
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
+#include <zero/train/unsharded_read.hpp>
 
 namespace zero {
 
@@ -33,6 +34,7 @@ Bucket::Bucket(const nn::ParameterList& list, std::vector<std::size_t> members, 
                bool keeps_gradients, dist::Communicator& communicator, memory::StoragePool& pool)
     : list_(list),
       members_(std::move(members)),
+      read_too_early_(train::unsharded_read(list, members_)),
       sharded_(sharded),
       keeps_gradients_(keeps_gradients),
       communicator_(&communicator),
@@ -69,14 +71,31 @@ void Bucket::keep_shard_only() {
     const Charge charge(Category::kParameters);
     shard_ = shard_.clone();
     // Not into the pool: the next bucket is of another size, more often than not.
-    memory::release_storage(full_);
+    memory::release_storage(full_, read_too_early_);
     whole_ = false;
     for (std::size_t m = 0; m < members_.size(); ++m) {
-      if (!lies_in_shard(m)) continue;
-      memory::place(tensor(m), shard_, layout_.range(m, communicator_->rank()).in_shard);
+      if (lies_in_shard(m)) memory::separate_storage(tensor(m));
     }
+    hide_own_members();
   }
   make_shard_views();
+}
+
+// The optimizer updates the shard at any time; through the model its bytes are seen only while
+// those of the other ranks are, so that a read in the wrong place is an error on all ranks.
+void Bucket::show_own_members() {
+  for (std::size_t m = 0; split() && m < members_.size(); ++m) {
+    if (!lies_in_shard(m)) continue;
+    const auto mine = layout_.range(m, communicator_->rank());
+    memory::borrow_storage(tensor(m), shard_.narrow(0, mine.in_shard, mine.size));
+  }
+}
+
+void Bucket::hide_own_members() {
+  for (std::size_t m = 0; m < members_.size(); ++m) {
+    if (!lies_in_shard(m)) continue;
+    memory::release_storage(tensor(m), train::unsharded_read(list_, {members_[m]}));
+  }
 }
 
 at::Tensor Bucket::my_part(const at::Tensor& buffer) const {
@@ -92,7 +111,8 @@ at::Tensor Bucket::parameter(std::size_t m) const { return memory::raw(tensor(m)
 void Bucket::start_gather() {
   if (whole_ || gathers_) return;
   if (layout_.world_size() == 1) {
-    whole_ = true;  // the shard is everything, and the parameters lie in it
+    whole_ = true;  // the shard is everything
+    show_own_members();
     return;
   }
   pool_->allocate(full_, Category::kParameters);
@@ -125,6 +145,7 @@ void Bucket::finish_gather() {
   gathering_.wait_output();
   gathers_ = false;
   whole_ = true;
+  show_own_members();
 }
 
 void Bucket::wait_gather() {
@@ -137,7 +158,8 @@ void Bucket::reshard() {
   if (!split() || !whole_) return;
   // The storage object stays and gets bytes again in place: what autograd saved of it is valid
   // then.
-  pool_->release(full_);
+  pool_->release(full_, read_too_early_);
+  hide_own_members();
   whole_ = false;
 }
 

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include <zero/distributed/communicator.hpp>
@@ -27,9 +28,9 @@ enum class Sharded : std::uint8_t {
 ///     start_gather()  …  finish_gather()        the shards of all ranks, into the buffer
 ///     start_reduce()  …  finish_reduce()        the average of all ranks' gradients
 ///
-/// At stage 3 a parameter that lies in this rank's shard from end to end is a window of the shard
-/// all the time: it is not gathered, and not copied but by NCCL, into a place that nobody reads.
-/// The others are windows of the buffer.
+/// At stage 3 a parameter that lies in this rank's shard from end to end shows its bytes there
+/// while the bucket is whole: it is not gathered, and not copied but by NCCL, into a place that
+/// nobody reads. The others are windows of the buffer.
 ///
 /// Memory, with F the bytes of the padded buffer: as the stage says, and F of gradients more from
 /// the first gradient to finish_reduce(), F of parameters more from start_gather() to reshard().
@@ -92,6 +93,8 @@ class Bucket {
   at::Tensor my_part(const at::Tensor& buffer) const;
   bool split() const { return sharded_ == Sharded::kParameters; }
   bool lies_in_shard(std::size_t m) const;
+  void show_own_members();
+  void hide_own_members();
   void copy_own_part(std::size_t m);
   void gather_into_buffer();
   void fill_gaps();
@@ -102,6 +105,7 @@ class Bucket {
 
   const nn::ParameterList& list_;
   std::vector<std::size_t> members_;
+  std::string read_too_early_;  // what a read of a parameter that is not whole says
   Sharded sharded_;
   bool keeps_gradients_;
   dist::Communicator* communicator_;

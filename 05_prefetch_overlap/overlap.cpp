@@ -212,9 +212,21 @@ at::Tensor Overlap::forward(const data::Batch& batch) {
   const ScopedValue trains(trains_, c10::GradMode::is_enabled());
   // Evaluation is no part of a step and does not count for predicted_traffic().
   if (trains_) uses_.assign(uses_.size(), 0);
+  if (std::exchange(threw_, false)) {
+    reshard_all();
+    pool_.clear();
+  }
   forward_.begin();
   forward_clock_.begin();
-  at::Tensor loss = Strategy::forward(batch);
+  const std::vector<std::size_t> pending = turns_.pending_uses();
+  at::Tensor loss;
+  try {
+    loss = Strategy::forward(batch);
+  } catch (...) {
+    turns_.restore(pending);  // no backward follows
+    threw_ = true;
+    throw;
+  }
   if (trains_) {
     if (timed_passes_left_ > 0) forward_clock_.end();
     end_of_pass(forward_, "forward");
@@ -315,7 +327,7 @@ void Overlap::use(std::size_t unit, Prefetch& pass, PassClock& clock) {
 void Overlap::pre_forward(nn::Unit& unit) {
   const std::size_t u = list().index_of(unit);
   for (const std::size_t over : schedule_.leave_for(u)) end_unit(over);
-  if (trains_) schedule_.used(u);
+  if (trains_ && c10::GradMode::is_enabled()) schedule_.used(u);
   if (in_backward_) {  // a checkpoint that runs again: no part of the order of forward
     start_gather(u);
     finish_gather(u);
@@ -340,10 +352,13 @@ void Overlap::pre_backward(nn::Unit& unit) {
   if (backward_.at_end()) pool_.clear();
 }
 
+void Overlap::records_backward(nn::Unit& unit) { schedule_.used(list().index_of(unit)); }
+
 void Overlap::end_unit(std::size_t unit) {
   // Whatever this rank's batch has not used of the unit, it never will.
   if (options_.stage < 3) return;  // nothing is gathered in backward, and no turn has an end
   reshard_unit(unit);
+  if (is_held(unit)) return;
   for (const std::size_t b : by_unit_[unit]) reduce_if_ready(b);
 }
 
@@ -372,20 +387,21 @@ void Overlap::finish_gather(std::size_t unit) {
 }
 
 void Overlap::reshard_unit(std::size_t unit) {
+  if (is_in_use(unit)) return;
   for (const std::size_t b : by_unit_[unit]) buckets_[b].reshard();
 }
 
 void Overlap::reshard_all() {
-  for (Bucket& bucket : buckets_) bucket.reshard();
+  for (std::size_t u = 0; u < by_unit_.size(); ++u) reshard_unit(u);
 }
 
-void Overlap::unshard(std::size_t unit) {
+void Overlap::gather(std::size_t unit) {
   finish_parameters();
   start_gather(unit);
   finish_gather(unit);
 }
 
-void Overlap::reshard(std::size_t unit) {
+void Overlap::drop(std::size_t unit) {
   reshard_unit(unit);
   pool_.clear();
 }
@@ -407,7 +423,7 @@ void Overlap::gradient_ready(std::size_t index) {
   const std::size_t u = unit_of_[b];
   ++ready_[u];
   // Where nothing is gathered in backward, any moment is as good as another.
-  if (options_.stage == 3 && !schedule_.open(u)) return;
+  if (options_.stage == 3 && (!schedule_.open(u) || is_held(u))) return;
   // Frozen parameters may be needed for the gradient of the input after the last gradient of a
   // parameter: such a unit stays until another begins.
   if (has_all_gradients(u) && !has_frozen(u)) reshard_unit(u);

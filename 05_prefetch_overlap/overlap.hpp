@@ -42,9 +42,6 @@ class Overlap : public train::Strategy {
   void sync_parameters() override;
   void zero_grad() override;
 
-  void unshard(std::size_t unit) override;
-  void reshard(std::size_t unit) override;
-
   bool owns(std::size_t index) const override { return piece(index).tensor.defined(); }
   train::ParameterShard piece(std::size_t index) const override;
   train::ParameterShard local_shard(std::size_t index) const override;
@@ -53,6 +50,7 @@ class Overlap : public train::Strategy {
   void pre_forward(nn::Unit& unit) override;
   void post_forward(nn::Unit& unit) override;
   void pre_backward(nn::Unit& unit) override;
+  void records_backward(nn::Unit& unit) override;
 
   train::ModelStateBytes predicted_bytes() const override;
   std::int64_t predicted_traffic() const override;
@@ -70,6 +68,8 @@ class Overlap : public train::Strategy {
 
  protected:
   void gradient_ready(std::size_t index) override;
+  void gather(std::size_t unit) override;
+  void drop(std::size_t unit) override;
 
  private:
   struct Place {
@@ -124,6 +124,7 @@ class Overlap : public train::Strategy {
   std::int64_t lost_passes_ = 0;
   std::vector<std::int64_t> uses_;  // by unit: in the last forward pass that trains
   bool trains_ = false;             // the forward that runs is one that a backward follows
+  bool threw_ = false;              // the last forward; units may be whole still
   bool in_backward_ = false;
 };
 

@@ -116,7 +116,9 @@ TEST(Overlap, KeepsWhatLiesInItsShardInPlace) {
           const at::Tensor& parameter = strategy.list().parameters[bucket.members()[m]].tensor;
           const train::ParameterShard mine = bucket.local_shard(m);
           const bool all = mine.tensor.defined() && mine.tensor.numel() == bucket.layout().size(m);
-          EXPECT_EQ(memory::has_storage(parameter), all);
+          EXPECT_FALSE(memory::has_storage(parameter));
+          const train::UnshardedParameters whole(
+              strategy, strategy.list().parameters[bucket.members()[m]].unit);
           if (all) {
             EXPECT_EQ(parameter.const_data_ptr(), mine.tensor.const_data_ptr());
           }

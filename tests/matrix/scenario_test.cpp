@@ -278,8 +278,8 @@ TEST_P(Scenario, WeightsChangedAfterTheStrategyWasMade) {
       session.step(0);
       const nn::ParameterList& list = session.strategy().list();
       for (std::size_t i = 0; i < list.size(); ++i) {
-        if (!memory::has_storage(list.parameters[i].tensor)) continue;
-        memory::raw(list.parameters[i].tensor).fill_(0.01 * static_cast<double>(i + 1));
+        const at::Tensor mine = session.strategy().local_shard(i).tensor;
+        if (mine.defined()) memory::raw(mine).fill_(0.01 * static_cast<double>(i + 1));
       }
       for (const at::Tensor& weight : session.weights()) {
         EXPECT_EQ(weight.min().item<float>(), weight.max().item<float>());

@@ -40,7 +40,7 @@ class NothingResharded final : public Engine<3> {
   using Engine::Engine;
   void optimizer_step() override {
     Engine::optimizer_step();
-    for (std::size_t u = 0; u < list().units.size(); ++u) unshard(u);
+    for (std::size_t u = 0; u < list().units.size(); ++u) gather(u);
   }
 };
 

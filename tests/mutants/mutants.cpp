@@ -155,7 +155,7 @@ class HiddenFullCopy final : public Zero3Sharding {
       gather(u);
       for (const std::size_t i : list().units[u].parameters)
         copy_.push_back(parameter(i).detach().clone());
-      reshard(u);
+      drop(u);
     }
   }
 

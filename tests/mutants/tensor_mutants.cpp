@@ -67,8 +67,8 @@ class SkippedReshard final : public TensorZero3 {
   using TensorZero3::TensorZero3;
 
  protected:
-  void reshard(std::size_t unit) override {
-    if (unit != 1) TensorZero3::reshard(unit);
+  void drop(std::size_t unit) override {
+    if (unit != 1) TensorZero3::drop(unit);
   }
 };
 

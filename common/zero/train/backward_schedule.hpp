@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <utility>
 #include <vector>
 
 #include <zero/nn/parameters.hpp>
@@ -60,6 +61,10 @@ class BackwardSchedule {
   void end() {
     while (!running_.empty()) end_use();
   }
+
+  /// The uses, by unit, whose backward is not over; and back to them, where a forward threw.
+  const std::vector<std::size_t>& pending_uses() const { return pending_uses_; }
+  void restore(std::vector<std::size_t> pending_uses) { pending_uses_ = std::move(pending_uses); }
 
   /// The end of a step: forgets the forward passes that no backward has followed.
   void forget() {

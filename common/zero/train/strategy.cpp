@@ -4,17 +4,20 @@
 #include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <cmath>
 #include <utility>
 
 #include <zero/base/error.hpp>
+#include <zero/base/scoped_value.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/nn/gradient_destination.hpp>
 #include <zero/optim/norm.hpp>
 #include <zero/train/strategy.hpp>
+#include <zero/train/unsharded_read.hpp>
 
 namespace zero::train {
 
@@ -70,7 +73,11 @@ Strategy::Strategy(const StrategyArguments& arguments, nn::Granularity granulari
       accumulation_(arguments.accumulation),
       mode_(arguments.mode.empty() ? "a strategy" : arguments.mode),
       used_(list_.size(), false),
-      not_finite_from_(static_cast<std::size_t>(arguments.communicator.size()), false),
+      holders_(list_.units.size(), 0),
+      uses_at_unshard_(list_.units.size(), 0),
+      read_with_gradient_(list_.units.size(), false),
+      running_(list_.units.size(), 0),
+      entered_(list_.units.size(), false),
       accumulated_(list_.size()) {
   communicator_.set_reduce_type(arguments.reduce_type);
   // Before anything is sent: ranks that differ would send each other the wrong bytes, or wait.
@@ -85,8 +92,7 @@ Strategy::Strategy(const StrategyArguments& arguments, nn::Granularity granulari
   for (std::size_t i = 0; i < count(); ++i) {
     nn::on_gradient_ready(parameter(i), [this, i] { on_ready(i); });
   }
-  nn::set_hooks(model_, this, granularity);
-  nn::set_holder(model_, mode_);
+  nn::set_hooks(model_, &hooks_, granularity);
 }
 
 Strategy::~Strategy() {
@@ -146,16 +152,8 @@ void Strategy::check_not_released() const {
 at::Tensor Strategy::forward(const data::Batch& batch) {
   check_not_released();
   const Charge charge(Category::kActivations);
-  at::Tensor loss = model_.loss(batch);
-  forwards_.add(loss, batch.loss_terms);
-  return loss;
-}
-
-double Strategy::loss_terms(const at::Tensor& loss) const {
-  const auto records = forwards_.of(loss);
-  double sum = 0;
-  for (const auto& record : records) sum += static_cast<double>(record.loss_terms);
-  return records.empty() ? 0 : sum / static_cast<double>(records.size());
+  end_other_pass();
+  return naming_unsharded_reads([&] { return model_.loss(batch); });
 }
 
 void Strategy::backward(const at::Tensor& loss) {
@@ -173,16 +171,113 @@ void Strategy::backward(const at::Tensor& loss) {
   }
   const Charge charge(Category::kActivations);
   awaits_reduction_ = reduces_now();
-  loss.backward();
+  end_other_pass();
+  naming_unsharded_reads([&] { run_backward(loss); });
   has_gradients_ = true;
+}
+
+void Strategy::run_backward(const at::Tensor& loss) {
+  const ScopedValue within(in_backward_, true);
+  entered_.assign(entered_.size(), false);
+  running_.assign(running_.size(), 0);  // of a forward that threw
+  std::vector<std::size_t> read;
+  for (std::size_t u = 0; u < holders_.size(); ++u) {
+    if (read_with_gradient_[u]) read.push_back(u);
+    read_with_gradient_[u] = false;
+  }
+  const auto end_reading = [&] {
+    for (const std::size_t u : read) --holders_[u];
+  };
+  for (const std::size_t u : read) ++holders_[u];
+  try {
+    for (const std::size_t u : read) gather(u);
+    loss.backward();
+  } catch (...) {
+    end_reading();
+    throw;
+  }
+  end_reading();
+}
+
+void Strategy::Hooks::pre_forward(nn::Unit& unit) {
+  strategy_.pre_forward(unit);
+  ++strategy_.running_[strategy_.list_.index_of(unit)];
+}
+
+void Strategy::Hooks::post_forward(nn::Unit& unit) {
+  std::int64_t& running = strategy_.running_[strategy_.list_.index_of(unit)];
+  if (running > 0) --running;
+  // A unit that runs within itself, such as the root of a model that evaluates inside its loss, is
+  // over when the outer one is.
+  if (running == 0) strategy_.post_forward(unit);
+}
+
+void Strategy::Hooks::pre_backward(nn::Unit& unit) {
+  const std::size_t u = strategy_.list_.index_of(unit);
+  if (!strategy_.in_backward_) return strategy_.gather_for_other_pass(u);
+  strategy_.entered_[u] = true;
+  strategy_.pre_backward(unit);
+}
+
+void Strategy::Hooks::post_backward(nn::Unit& unit) {
+  if (strategy_.in_backward_) strategy_.post_backward(unit);
+}
+
+// autograd::grad() called by the model or its user: parameters have no gradients in it.
+void Strategy::gather_for_other_pass(std::size_t unit) {
+  const auto lies_within = [this](std::size_t u, std::size_t outer) {
+    while (u != outer && u != 0) u = list_.units[u].parent;
+    return u == outer;
+  };
+  while (!other_pass_.empty() && !lies_within(unit, other_pass_.back())) {
+    drop(other_pass_.back());
+    other_pass_.pop_back();
+  }
+  gather(unit);
+  // The root stays, as it does from its forward to its backward.
+  if (unit != 0) other_pass_.push_back(unit);
+}
+
+void Strategy::end_other_pass() {
+  for (const std::size_t u : std::exchange(other_pass_, {})) drop(u);
 }
 
 void Strategy::optimizer_step() {
   if (!has_gradients_) {
     throw Error("optimizer_step() before backward(): there are no gradients to step with");
   }
-  forwards_.weights_changed();
+  for (std::size_t u = 0; u < holders_.size(); ++u) {
+    if (!is_held(u)) continue;
+    throw Error(fmt::format(
+        "optimizer_step() while train::UnshardedParameters of unit '{}' lives: what it shows would "
+        "be old; end it before the update",
+        list_.units[u].name));
+  }
   optimizer_->step();
+  read_with_gradient_.assign(read_with_gradient_.size(), false);
+}
+
+void Strategy::unshard(std::size_t unit) {
+  gather(unit);
+  if (holders_[unit]++ == 0) uses_at_unshard_[unit] = uses_in_graphs(unit);
+}
+
+void Strategy::reshard(std::size_t unit) {
+  if (holders_[unit] > 0) --holders_[unit];
+  if (is_held(unit) || in_backward_) return;  // backward() drops everything at its end
+  if (uses_in_graphs(unit) > uses_at_unshard_[unit]) read_with_gradient_[unit] = true;
+  if (!is_in_use(unit)) drop(unit);
+}
+
+std::int64_t Strategy::uses_in_graphs(std::size_t unit) const {
+  std::int64_t uses = 0;
+  for (const std::size_t i : list_.units[unit].parameters) {
+    // Every graph that a parameter is part of ends in this node.
+    if (const auto node = torch::autograd::impl::try_get_grad_accumulator(parameter(i))) {
+      uses += static_cast<std::int64_t>(node.use_count());
+    }
+  }
+  return uses;
 }
 
 void Strategy::zero_grad() {
@@ -198,8 +293,21 @@ void Strategy::zero_grad() {
 void Strategy::on_ready(std::size_t index) {
   // Born inside autograd, a gradient looks like an activation until someone says what it is.
   memory::recharge(gradient(index), Category::kGradients);
-  if (observer_ && gradient(index).defined()) observer_(index, gradient(index));
+  if (gradient(index).defined()) {
+    check_origin(index);
+    if (observer_) observer_(index, gradient(index));
+  }
   gradient_ready(index);
+}
+
+void Strategy::check_origin(std::size_t index) const {
+  const std::size_t u = list_.parameters[index].unit;
+  if (!sharded() || !in_backward_ || entered_[u] || is_held(u)) return;
+  throw Error(fmt::format(
+      "parameter '{}' has a gradient, but the forward of its unit '{}' did not run in "
+      "nn::Unit::run(), so that nothing has waited for its values: wrap the unit's forward in "
+      "run(), or read the parameter under train::UnshardedParameters",
+      list_.parameters[index].name, list_.units[u].name));
 }
 
 ParameterShard Strategy::local_shard(std::size_t index) const {

@@ -141,10 +141,14 @@ class Strategy : public nn::UnitHooks {
   /// reads every gradient that this rank is responsible for, on its device.
   std::optional<NonfiniteGradient> nonfinite_gradient();
 
-  /// Makes the parameters of unit `unit` whole for reading until reshard(). Nothing to do where
-  /// they always are.
-  virtual void unshard(std::size_t unit) {}
-  virtual void reshard(std::size_t unit) {}
+  /// Makes the parameters of unit `unit` whole for reading until as many calls of reshard(), also
+  /// while forward() and backward() run. Elsewhere than here and in its unit, to read a parameter
+  /// that the stage does not keep whole is an error that names it: zero::Error where forward() or
+  /// backward() meets it, else c10::Error. What is read may have a gradient, such as a penalty on
+  /// weights, on all ranks alike: the next backward() makes the unit whole again, from its
+  /// beginning to its end.
+  void unshard(std::size_t unit);
+  void reshard(std::size_t unit);
 
   /// Gives the model back: parameters are whole on every rank, with the trained values and bytes of
   /// their own, gradients are dropped, and another strategy or an ordinary program may have the
@@ -193,6 +197,16 @@ class Strategy : public nn::UnitHooks {
   /// and around whom the hooks are called.
   explicit Strategy(const StrategyArguments& arguments,
                     nn::Granularity granularity = nn::Granularity::kUnit);
+
+  /// Makes the parameters of unit `unit` whole on all ranks. Nothing to do where they are.
+  virtual void gather(std::size_t unit) {}
+  /// Drops what this rank does not keep of unit `unit`, unless is_in_use().
+  virtual void drop(std::size_t unit) {}
+  /// Whether unit `unit` is between unshard() and reshard(). Inside backward() its gradients may
+  /// come at any time, so they are reduced at the end.
+  bool is_held(std::size_t unit) const { return holders_[unit] > 0; }
+  /// Whether it is held, or its forward runs.
+  bool is_in_use(std::size_t unit) const { return is_held(unit) || running_[unit] > 0; }
 
   /// Called inside backward(), when the whole gradient of trainable parameter `index` is there.
   virtual void gradient_ready(std::size_t index) {}
@@ -252,15 +266,26 @@ class Strategy : public nn::UnitHooks {
   bool requires_gradient_sync_ = true;
 
  private:
-  struct Origin {
-    const void* storage;
-    bool has_bytes;
+  // Does what is alike for all strategies, and calls the functions of this one.
+  class Hooks final : public nn::UnitHooks {
+   public:
+    explicit Hooks(Strategy& strategy) : strategy_(strategy) {}
+    void pre_forward(nn::Unit& unit) override;
+    void post_forward(nn::Unit& unit) override;
+    void pre_backward(nn::Unit& unit) override;
+    void post_backward(nn::Unit& unit) override;
+    void records_backward(nn::Unit& unit) override { strategy_.records_backward(unit); }
+
+   private:
+    Strategy& strategy_;
   };
-  static Origin origin(const at::Tensor& tensor);
-  void check_not_released() const;
-  void remove_hooks();
-  bool model_is_whole() const;
+
   void on_ready(std::size_t index);
+  void check_origin(std::size_t index) const;
+  void run_backward(const at::Tensor& loss);
+  void gather_for_other_pass(std::size_t unit);
+  void end_other_pass();
+  std::int64_t uses_in_graphs(std::size_t unit) const;
   std::vector<double> sums_by_parameter(double (*sum)(const at::Tensor&));
   float norm_of_gradients(optim::Norm kind);
   float infinity_norm();
@@ -278,10 +303,17 @@ class Strategy : public nn::UnitHooks {
   std::vector<Origin> origins_;  // by parameter, as the strategy got them
   bool released_ = false;
   bool has_gradients_ = false;
-  bool awaits_reduction_ = false;        // a backward whose gradients are to be reduced has begun
-  std::vector<bool> used_;               // this rank, this reduction
-  std::vector<bool> not_finite_from_;    // by rank: as this rank has seen it while adding up
-  bool suspect_ = false;                 // on all ranks: some gradient may not be finite
+  bool awaits_reduction_ = false;  // a backward whose gradients are to be reduced has begun
+  std::vector<bool> used_;         // this rank, this reduction
+  // By unit.
+  std::vector<std::int64_t> holders_;          // calls of unshard() without their reshard()
+  std::vector<std::int64_t> uses_at_unshard_;  // uses_in_graphs() then
+  std::vector<bool> read_with_gradient_;       // between unshard() and reshard()
+  std::vector<std::int64_t> running_;          // forwards that have begun and not ended
+  std::vector<bool> entered_;                  // its backward has begun in this backward()
+  std::vector<std::size_t> other_pass_;        // units gathered for a pass that is not backward()
+  bool in_backward_ = false;
+  Hooks hooks_{*this};
   std::vector<at::Tensor> accumulated_;  // averages of earlier micro-batches
 };
 

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <c10/util/Exception.h>
+
+#include <cstddef>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <zero/base/error.hpp>
+#include <zero/nn/parameters.hpp>
+
+namespace zero::train {
+
+/// The text of the error where one of `members` is read that is not whole on this rank: it names
+/// them, their unit, and the scope to hold. `members`: parameters of one unit with one storage.
+std::string unsharded_read(const nn::ParameterList& list, const std::vector<std::size_t>& members);
+
+/// Whether `error` is LibTorch's with a text of unsharded_read().
+bool is_unsharded_read(const c10::Error& error);
+
+/// Runs `action`; throws such an error as zero::Error, without LibTorch's list of calls.
+template <typename Action>
+decltype(auto) naming_unsharded_reads(Action&& action) {
+  try {
+    return std::forward<Action>(action)();
+  } catch (const c10::Error& error) {
+    if (!is_unsharded_read(error)) throw;
+    throw Error(error.msg());
+  }
+}
+
+}  // namespace zero::train

@@ -1,0 +1,181 @@
+// What programs do with autograd around and inside units.
+
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <tests/support/error_of.hpp>
+#include <tests/support/modes.hpp>
+#include <tests/support/ranks.hpp>
+#include <tests/support/scripted_model.hpp>
+#include <tests/support/session.hpp>
+#include <tests/support/whole_weights.hpp>
+#include <zero/base/error.hpp>
+#include <zero/memory/accounting.hpp>
+
+namespace zero::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class Autograd : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, Autograd, ::testing::Values(2, 3),
+                         [](const auto& info) { return fmt::format("N{}", info.param); });
+
+TEST_P(Autograd, OutputsOfUnitsMayBeChangedInPlace) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    const auto train = [&](const std::string& mode, bool in_place) {
+      ScriptedRun run(communicator, mode);
+      run.model->after_block = [=](const at::Tensor& x) {
+        at::Tensor y = x;
+        return in_place ? y.relu_() : y.relu();
+      };
+      for (const auto& block : run.model->blocks) block->inside = run.model->after_block;
+      const std::int64_t before = memory::snapshot()[memory::Category::kActivations];
+      std::int64_t peaks[2];
+      run.step(0);
+      peaks[0] = run.peak_of_step(1);
+      peaks[1] = memory::snapshot().peak_of(memory::Category::kActivations) - before;
+      std::vector<at::Tensor> result = whole_weights(*run.strategy);
+      return std::tuple(result, peaks[0], peaks[1]);
+    };
+    const auto reference = std::get<0>(train("ddp", false));
+    for (const std::string& mode : all_modes()) {
+      const auto [plain, parameters, activations] = train(mode, false);
+      const auto [weights, parameters_in_place, activations_in_place] = train(mode, true);
+      EXPECT_TRUE(same_bits(plain, reference)) << mode;
+      EXPECT_TRUE(same_bits(weights, reference)) << mode;
+      EXPECT_EQ(parameters_in_place, parameters) << mode;
+      EXPECT_LE(activations_in_place, activations) << mode;
+    }
+  });
+}
+
+// Fast gradient sign: the inputs are moved along the gradient of the loss, then trained on.
+TEST_P(Autograd, AGradientOfTheInputsBeforeBackwardReducesNothing) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    for (const bool keeps_graph : {false, true}) {
+      expect_scripts_like_ddp(communicator, {}, [&](ScriptedRun& run) {
+        for (int s = 0; s < 3; ++s) {
+          run.strategy->zero_grad();
+          data::Batch batch = run.batch(s);
+          batch.inputs.requires_grad_();
+          const at::Tensor loss = run.strategy->forward(batch);
+          const auto sent = [&] { return communicator.traffic().bytes(dist::Purpose::kGradient); };
+          const std::int64_t before = sent();
+          const at::Tensor gradient =
+              torch::autograd::grad({loss}, {batch.inputs}, {}, keeps_graph).front();
+          EXPECT_EQ(sent(), before);
+          if (keeps_graph) {
+            run.backward_of(loss + gradient.square().sum());
+            continue;
+          }
+          batch.inputs = (batch.inputs + 0.1 * gradient.sign()).detach();
+          run.backward_of(run.strategy->forward(batch));
+        }
+      });
+    }
+  });
+}
+
+TEST_P(Autograd, APenaltyOnTheGradientOfTheInputsTrainsAsUnderDdp) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    expect_scripts_like_ddp(communicator, {.twice_differentiable = true}, [](ScriptedRun& run) {
+      for (int s = 0; s < 3; ++s) {
+        run.strategy->zero_grad();
+        data::Batch batch = run.batch(s);
+        batch.inputs.requires_grad_();
+        const at::Tensor loss = run.strategy->forward(batch);
+        const at::Tensor gradient =
+            torch::autograd::grad({loss}, {batch.inputs}, {}, /*retain_graph=*/true,
+                                  /*create_graph=*/true)
+                .front();
+        run.backward_of(loss + gradient.square().sum());
+      }
+    });
+  });
+}
+
+// Stage 3 meets it in forward, where the parameters are read; the others in backward.
+TEST_P(Autograd, AForgottenRunIsAnErrorThatNamesTheUnit) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    for (const std::string& mode : all_modes()) {
+      ScriptedRun run(communicator, mode, {.forgets_run = 1});
+      const std::string error = error_of([&] { run.step(0); });
+      if (!run.strategy->sharded()) {
+        EXPECT_EQ(error, "") << mode;
+        continue;
+      }
+      EXPECT_THAT(error, AllOf(HasSubstr("'block1."), HasSubstr("unit 'block1'"),
+                               HasSubstr("train::UnshardedParameters")))
+          << mode;
+    }
+  });
+}
+
+// A forward without a graph inside the loss, such as that of a teacher.
+TEST_P(Autograd, AForwardWithoutAGraphInsideTheLossCostsNoMemory) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    for (const std::string& mode : stage_3_modes()) {
+      ScriptedRun run(communicator, mode, {.blocks = 8});
+      for (int s = 0; s < 3; ++s) run.step(s);
+      const std::int64_t plain = run.peak_of_step(3);
+      run.model->before_loss = [&](const data::Batch& batch) {
+        const c10::NoGradGuard no_grad;
+        run.model->predict(batch);
+      };
+      EXPECT_LE(run.peak_of_step(4), plain) << mode;
+      run.model->before_loss = {};
+      run.model->in_forward = [&] {
+        const c10::NoGradGuard no_grad;
+        for (const auto& block : run.model->blocks) block->forward(run.batch(0).inputs);
+      };
+      EXPECT_LE(run.peak_of_step(5), plain) << mode;
+    }
+  });
+}
+
+TEST_P(Autograd, AForwardThatThrewCostsTheNextStepNoMemory) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    for (const std::string& mode : stage_3_modes()) {
+      ScriptedRun run(communicator, mode, {.blocks = 8});
+      for (int s = 0; s < 3; ++s) run.step(s);
+      const std::int64_t plain = run.peak_of_step(3);
+      for (const int at : {3, 7}) {
+        int calls = 0;
+        run.model->after_block = [&](const at::Tensor& x) {
+          if (calls++ == at) throw Error("here");
+          return x;
+        };
+        EXPECT_EQ(error_of([&] { run.step(4); }), "here");
+        run.model->after_block = {};
+        run.strategy->zero_grad();  // what Engine::give_up_step() does
+        EXPECT_LE(run.peak_of_step(5), plain) << mode;
+      }
+    }
+  });
+}
+
+// Units that keep frozen parameters are dropped where another begins: a deeper model has no higher
+// peak.
+TEST_P(Autograd, FrozenUnitsAreDroppedWhereTheNextOneBegins) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    for (const std::string& mode : stage_3_modes()) {
+      // All are whole, or as many as the time of gathers says.
+      if (mode.ends_with("whole") || mode.ends_with("auto")) continue;
+      const auto peak = [&](int blocks) {
+        ScriptedRun run(communicator, mode, {.blocks = blocks, .biases_only = true});
+        for (int s = 0; s < 2; ++s) run.step(s);
+        return run.peak_of_step(2);
+      };
+      const std::int64_t of_twelve = peak(12);
+      const std::int64_t block = (6 * 6 + 2 * 6) * 4;
+      EXPECT_LE(of_twelve, peak(6) + block) << mode;
+    }
+  });
+}
+
+}  // namespace
+}  // namespace zero::testing
