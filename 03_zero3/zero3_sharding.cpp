@@ -58,11 +58,11 @@ std::string Zero3Sharding::read_too_early(std::size_t index) const {
 at::Tensor Zero3Sharding::forward(const data::Batch& batch) {
   const ScopedValue trains(trains_, c10::GradMode::is_enabled());
   if (std::exchange(threw_, false)) reshard_all();
-  const std::vector<std::size_t> pending = turns_.pending_uses();
+  const std::vector<std::size_t> pending = schedule_.pending_uses();
   try {
     return Strategy::forward(batch);
   } catch (...) {
-    turns_.restore(pending);  // no backward follows
+    schedule_.restore(pending);  // no backward follows
     threw_ = true;
     throw;
   }

@@ -40,11 +40,11 @@ at::Tensor TensorZero3::forward(const data::Batch& batch) {
   // Evaluation is no part of a step and does not count for predicted_traffic().
   if (trains_) uses_.assign(uses_.size(), 0);
   if (std::exchange(threw_, false)) reshard_all();
-  const std::vector<std::size_t> pending = turns_.pending_uses();
+  const std::vector<std::size_t> pending = schedule_.pending_uses();
   try {
     return TensorSharding::forward(batch);
   } catch (...) {
-    turns_.restore(pending);  // no backward follows
+    schedule_.restore(pending);  // no backward follows
     threw_ = true;
     throw;
   }
@@ -92,7 +92,7 @@ void TensorZero3::pre_backward(nn::Unit& unit) {
   for (const std::size_t each : units_to_gather(u)) gather(each);
 }
 
-void TensorZero3::records_backward(nn::Unit& unit) { turns_.used(list().index_of(unit)); }
+void TensorZero3::records_backward(nn::Unit& unit) { schedule_.used(list().index_of(unit)); }
 
 void TensorZero3::post_backward(nn::Unit& unit) {
   // A leaf is done with its parameters, and is gathered again for each other use.

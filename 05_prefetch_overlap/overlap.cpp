@@ -218,12 +218,12 @@ at::Tensor Overlap::forward(const data::Batch& batch) {
   }
   forward_.begin();
   forward_clock_.begin();
-  const std::vector<std::size_t> pending = turns_.pending_uses();
+  const std::vector<std::size_t> pending = schedule_.pending_uses();
   at::Tensor loss;
   try {
     loss = Strategy::forward(batch);
   } catch (...) {
-    turns_.restore(pending);  // no backward follows
+    schedule_.restore(pending);  // no backward follows
     threw_ = true;
     throw;
   }

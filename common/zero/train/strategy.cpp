@@ -73,6 +73,7 @@ Strategy::Strategy(const StrategyArguments& arguments, nn::Granularity granulari
       accumulation_(arguments.accumulation),
       mode_(arguments.mode.empty() ? "a strategy" : arguments.mode),
       used_(list_.size(), false),
+      not_finite_from_(static_cast<std::size_t>(arguments.communicator.size()), false),
       holders_(list_.units.size(), 0),
       uses_at_unshard_(list_.units.size(), 0),
       read_with_gradient_(list_.units.size(), false),
@@ -93,6 +94,7 @@ Strategy::Strategy(const StrategyArguments& arguments, nn::Granularity granulari
     nn::on_gradient_ready(parameter(i), [this, i] { on_ready(i); });
   }
   nn::set_hooks(model_, &hooks_, granularity);
+  nn::set_holder(model_, mode_);
 }
 
 Strategy::~Strategy() {
@@ -153,7 +155,16 @@ at::Tensor Strategy::forward(const data::Batch& batch) {
   check_not_released();
   const Charge charge(Category::kActivations);
   end_other_pass();
-  return naming_unsharded_reads([&] { return model_.loss(batch); });
+  at::Tensor loss = naming_unsharded_reads([&] { return model_.loss(batch); });
+  forwards_.add(loss, batch.loss_terms);
+  return loss;
+}
+
+double Strategy::loss_terms(const at::Tensor& loss) const {
+  const auto records = forwards_.of(loss);
+  double sum = 0;
+  for (const auto& record : records) sum += static_cast<double>(record.loss_terms);
+  return records.empty() ? 0 : sum / static_cast<double>(records.size());
 }
 
 void Strategy::backward(const at::Tensor& loss) {
@@ -254,6 +265,7 @@ void Strategy::optimizer_step() {
         list_.units[u].name));
   }
   optimizer_->step();
+  forwards_.weights_changed();
   read_with_gradient_.assign(read_with_gradient_.size(), false);
 }
 

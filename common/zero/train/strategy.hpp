@@ -100,8 +100,8 @@ class Strategy : public nn::UnitHooks {
   /// Drops all gradients.
   virtual void zero_grad();
 
-  /// Says, before backward(), whether the gradients of its micro-batch are reduced after it (default:
-  /// yes). False for all micro-batches of a step but the last.
+  /// Says, before backward(), whether the gradients of its micro-batch are reduced after it
+  /// (default: yes). False for all micro-batches of a step but the last.
   void set_requires_gradient_sync(bool sync) { requires_gradient_sync_ = sync; }
 
   /// Says that something other than optimizer_step() has changed the weights, such as a checkpoint
@@ -266,6 +266,15 @@ class Strategy : public nn::UnitHooks {
   bool requires_gradient_sync_ = true;
 
  private:
+  struct Origin {
+    const void* storage;
+    bool has_bytes;
+  };
+  static Origin origin(const at::Tensor& tensor);
+  void check_not_released() const;
+  void remove_hooks();
+  bool model_is_whole() const;
+
   // Does what is alike for all strategies, and calls the functions of this one.
   class Hooks final : public nn::UnitHooks {
    public:
@@ -305,6 +314,9 @@ class Strategy : public nn::UnitHooks {
   bool has_gradients_ = false;
   bool awaits_reduction_ = false;  // a backward whose gradients are to be reduced has begun
   std::vector<bool> used_;         // this rank, this reduction
+  // By rank: a gradient that was not finite, as this rank has seen it while adding up.
+  std::vector<bool> not_finite_from_;
+  bool suspect_ = false;  // on all ranks: some gradient may not be finite
   // By unit.
   std::vector<std::int64_t> holders_;          // calls of unshard() without their reshard()
   std::vector<std::int64_t> uses_at_unshard_;  // uses_in_graphs() then
