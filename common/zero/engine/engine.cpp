@@ -20,6 +20,7 @@ namespace {
 // Chapter 05 by its name in the registry, so that the library does not depend on a chapter.
 std::unique_ptr<train::Strategy> make_strategy(train::StrategyArguments arguments,
                                                const OverlapOptions& options) {
+  const dist::CallScope call(arguments.communicator, "Engine::Engine");
   check_options(options);
   arguments.options = options;
   train::Registry registry;
@@ -45,6 +46,7 @@ Engine::Engine(nn::Model& model, dist::Communicator& communicator,
         fmt::format("a step of {} micro-batches; 1 is the least", config.accumulation_steps));
   }
   if (config.loss_scale.initial != 0) loss_scale_.emplace(config.loss_scale);
+  const dist::CallScope call(communicator, "Engine::Engine");
   communicator.verify_same_on_all_ranks(
       "the engine's step",
       fmt::format("{} micro-batches, clip norm {}, {}, {} where a gradient is not finite",
@@ -54,11 +56,13 @@ Engine::Engine(nn::Model& model, dist::Communicator& communicator,
 }
 
 at::Tensor Engine::forward(const data::Batch& batch) {
+  const dist::CallScope call(strategy_->communicator(), "Engine::forward");
   strategy_->communicator().set_step(steps_);
   return strategy_->forward(batch);
 }
 
 void Engine::backward(const at::Tensor& loss) {
+  const dist::CallScope call(strategy_->communicator(), "Engine::backward");
   if (micro_batches_ == config_.accumulation_steps) {
     throw Error(
         fmt::format("backward() number {} of a step of {} micro-batches (accumulation_steps): call "
@@ -123,6 +127,7 @@ void Engine::verify_before_update() {
 }
 
 bool Engine::step() {
+  const dist::CallScope call(strategy_->communicator(), "Engine::step");
   if (stepped_) throw Error("step() before backward(): there are no gradients to step with");
   stepped_ = true;
   if (micro_batches_ < config_.accumulation_steps) return false;
@@ -167,11 +172,13 @@ void Engine::give_up_step() {
 }
 
 void Engine::release() {
+  const dist::CallScope call(strategy_->communicator(), "Engine::release");
   if (micro_batches_ > 0 || !stepped_) throw Error("release() in the middle of a step");
   strategy_->release();
 }
 
 void Engine::save(const std::filesystem::path& folder) {
+  const dist::CallScope call(strategy_->communicator(), "Engine::save");
   if (micro_batches_ > 0 || !stepped_) {
     throw Error(
         "save() in the middle of a step: a checkpoint is taken after a step() that updated");
@@ -184,6 +191,7 @@ void Engine::save(const std::filesystem::path& folder) {
 }
 
 bool Engine::load(const std::filesystem::path& folder) {
+  const dist::CallScope call(strategy_->communicator(), "Engine::load");
   const bool there = std::filesystem::exists(folder / io::checkpoint::kManifestFile);
   // Ranks that see different folders would go on from different steps.
   strategy_->communicator().verify_same_on_all_ranks("the checkpoint to go on from",

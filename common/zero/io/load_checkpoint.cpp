@@ -203,6 +203,7 @@ CheckpointInfo read_checkpoint_info(const fs::path& folder) {
 
 CheckpointInfo load_checkpoint(train::Strategy& strategy, const fs::path& folder,
                                const LoadOptions& options) {
+  const dist::CallScope call(strategy.communicator(), "io::load_checkpoint");
   dist::Communicator& communicator = strategy.communicator();
   const std::string what = fmt::format("the checkpoint {} cannot be loaded", folder.string());
   Loader loader(strategy, folder);

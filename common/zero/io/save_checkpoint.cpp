@@ -154,6 +154,7 @@ std::string described(const CheckpointInfo& info) {
 
 void save_checkpoint(train::Strategy& strategy, const fs::path& folder,
                      const CheckpointInfo& info) {
+  const dist::CallScope call(strategy.communicator(), "io::save_checkpoint");
   dist::Communicator& communicator = strategy.communicator();
   const bool first = communicator.rank() == 0;
   const std::string what = fmt::format("the checkpoint {} cannot be saved", folder.string());

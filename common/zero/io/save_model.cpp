@@ -74,6 +74,7 @@ class Files {
 
 void save_model(train::Strategy& strategy, const nlohmann::json& config,
                 const std::filesystem::path& folder, std::int64_t max_bytes) {
+  const dist::CallScope call(strategy.communicator(), "io::save_model");
   const nn::ParameterList& list = strategy.list();
   dist::Communicator& communicator = strategy.communicator();
   Files files(communicator.rank() == 0, folder, specs_of(list), max_bytes, config.dump(2) + "\n");

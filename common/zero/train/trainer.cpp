@@ -47,6 +47,7 @@ class Stopwatch {
 
 Trainer::Trainer(Strategy& strategy, TrainerOptions options)
     : strategy_(strategy), options_(options), steps_(options.first_step) {
+  const dist::CallScope call(strategy.communicator(), "Trainer::Trainer");
   if (options.loss_scale) loss_scale_.emplace(*options.loss_scale);
   strategy.communicator().verify_same_on_all_ranks(
       "the trainer's options",
@@ -58,6 +59,7 @@ Trainer::Trainer(Strategy& strategy, TrainerOptions options)
 }
 
 StepResult Trainer::step(const std::vector<data::Batch>& micro_batches) {
+  const dist::CallScope call(strategy_.communicator(), "Trainer::step");
   strategy_.communicator().set_step(steps_);
   StepResult result;
   strategy_.zero_grad();
@@ -124,6 +126,7 @@ void Trainer::end(StepResult& result) {
 }
 
 double Trainer::evaluate(const std::vector<data::Batch>& batches) {
+  const dist::CallScope call(strategy_.communicator(), "Trainer::evaluate");
   const c10::NoGradGuard no_grad;
   const double all_terms = count_terms(batches);
   double loss_sum = 0;

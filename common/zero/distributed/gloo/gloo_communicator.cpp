@@ -14,13 +14,11 @@ namespace {
 
 // Messages of one collective; its place in the tag keeps later collectives apart from it.
 constexpr int kMessagesPerCall = 1024;
-constexpr int kCallsBeforeTagsRepeat = 1 << 19;
+constexpr int kCallsBeforeTagsRepeat = 1 << 12;
+// Ranks that are in different functions (CallScope) do not take each other's messages.
+constexpr int kFunctions = 1 << 7;
 // User messages have tags of their own, above those of collectives.
-constexpr int kUserTags = kMessagesPerCall * kCallsBeforeTagsRepeat;
-
-int first_tag(std::int64_t sequence) {
-  return static_cast<int>(sequence % kCallsBeforeTagsRepeat) * kMessagesPerCall;
-}
+constexpr int kUserTags = kMessagesPerCall * kCallsBeforeTagsRepeat * kFunctions;
 
 }  // namespace
 
@@ -28,10 +26,12 @@ GlooCommunicator::GlooCommunicator(StoreExchange store, GroupPtr group, int rank
                                    const ConnectOptions& options, std::string why_not_faster)
     : Communicator(rank, size, options.order, options.check_collectives),
       store_(std::move(store)),
-      messenger_(std::move(group), rank, options.timeout),
+      messenger_(std::move(group), rank, options.timeout, store_.call_log()),
       scratch_(std::make_shared<ArrivalScratch>()),
       options_(options),
-      why_not_faster_(std::move(why_not_faster)) {}
+      why_not_faster_(std::move(why_not_faster)) {
+  set_call_log(store_.call_log());
+}
 
 std::string GlooCommunicator::transport() const {
   if (size() == 1) return "none";
@@ -69,10 +69,19 @@ std::unique_ptr<Communicator> GlooCommunicator::make_group(StoreExchange store, 
   return make_cpu_communicator(std::move(store), std::move(group), rank, size, options_);
 }
 
+int GlooCommunicator::first_tag(const Call& call) {
+  const auto function =
+      static_cast<int>(std::hash<std::string_view>{}(call.public_call) % kFunctions);
+  const auto place = static_cast<int>(call.sequence % kCallsBeforeTagsRepeat);
+  return (function * kCallsBeforeTagsRepeat + place) * kMessagesPerCall;
+}
+
 std::string GlooCommunicator::describe(const Call& call) const {
   const std::string where = step() < 0 ? "" : fmt::format(" in step {}", step());
-  return fmt::format("{} #{} ({}, {} bytes){}", name(call.operation), call.sequence,
-                     name(call.purpose), call.bytes, where);
+  const std::string within =
+      call.public_call.empty() ? "" : fmt::format(" in {}", call.public_call);
+  return fmt::format("{} #{} ({}, {} bytes){}{}", name(call.operation), call.sequence,
+                     name(call.purpose), call.bytes, within, where);
 }
 
 void GlooCommunicator::check_device(const at::Tensor& tensor) const {
@@ -90,7 +99,7 @@ Communicator::WorkPtr GlooCommunicator::do_broadcast(const Call& call, at::Tenso
   if (size() == 1 || tensor.numel() == 0) return nullptr;
   check_device(tensor);
   auto work = std::make_unique<MessageSet>(messenger_, describe(call));
-  const int tag = first_tag(call.sequence);
+  const int tag = first_tag(call);
   if (rank() == root) {
     for (int peer = 0; peer < size(); ++peer) {
       if (peer == root) continue;
@@ -118,11 +127,10 @@ Communicator::WorkPtr GlooCommunicator::do_reduce(const Call& call, at::Tensor t
   std::vector<at::Tensor> pieces(static_cast<std::size_t>(size()),
                                  tensor.flatten().narrow(0, 0, 0));
   pieces[static_cast<std::size_t>(root)] = tensor.flatten();
-  return pairwise_reduce(
-      {messenger_, describe(call), rank(), size(), first_tag(call.sequence), scratch_,
-       [this, call](std::int64_t bytes) { count(call, bytes); }, watch(call)},
-      pieces, pieces[static_cast<std::size_t>(rank())], op,
-      /*gather=*/false);
+  return pairwise_reduce({messenger_, describe(call), rank(), size(), first_tag(call), scratch_,
+                          [this, call](std::int64_t bytes) { count(call, bytes); }, watch(call)},
+                         pieces, pieces[static_cast<std::size_t>(rank())], op,
+                         /*gather=*/false);
 }
 
 Communicator::WorkPtr GlooCommunicator::do_all_reduce(const Call& call, at::Tensor tensor,
@@ -140,11 +148,10 @@ Communicator::WorkPtr GlooCommunicator::do_all_reduce(const Call& call, at::Tens
     const std::int64_t begin = piece_begin(flat.numel(), r, size());
     pieces.push_back(flat.narrow(0, begin, piece_begin(flat.numel(), r + 1, size()) - begin));
   }
-  return pairwise_reduce(
-      {messenger_, describe(call), rank(), size(), first_tag(call.sequence), scratch_,
-       [this, call](std::int64_t bytes) { count(call, bytes); }, watch(call)},
-      pieces, pieces[static_cast<std::size_t>(rank())], op,
-      /*gather=*/true);
+  return pairwise_reduce({messenger_, describe(call), rank(), size(), first_tag(call), scratch_,
+                          [this, call](std::int64_t bytes) { count(call, bytes); }, watch(call)},
+                         pieces, pieces[static_cast<std::size_t>(rank())], op,
+                         /*gather=*/true);
 }
 
 Communicator::WorkPtr GlooCommunicator::do_reduce_scatter(const Call& call, at::Tensor output,
@@ -162,10 +169,9 @@ Communicator::WorkPtr GlooCommunicator::do_reduce_scatter(const Call& call, at::
                                  rank(), size()));
     return native_reduce_scatter(messenger_, describe(call), output, pieces, op, size());
   }
-  return pairwise_reduce(
-      {messenger_, describe(call), rank(), size(), first_tag(call.sequence), scratch_,
-       [this, call](std::int64_t bytes) { count(call, bytes); }, watch(call)},
-      pieces, output.flatten(), op, /*gather=*/false);
+  return pairwise_reduce({messenger_, describe(call), rank(), size(), first_tag(call), scratch_,
+                          [this, call](std::int64_t bytes) { count(call, bytes); }, watch(call)},
+                         pieces, output.flatten(), op, /*gather=*/false);
 }
 
 Communicator::WorkPtr GlooCommunicator::do_all_gather(const Call& call, at::Tensor output,
@@ -183,7 +189,7 @@ Communicator::WorkPtr GlooCommunicator::do_all_gather(const Call& call, at::Tens
   if (writes) mine.copy_(source);
   if (size() == 1) return nullptr;
   auto work = std::make_unique<MessageSet>(messenger_, describe(call));
-  const int tag = first_tag(call.sequence);
+  const int tag = first_tag(call);
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank()) continue;
     work->recv(pieces[static_cast<std::size_t>(peer)], peer, tag);
@@ -199,7 +205,7 @@ Communicator::WorkPtr GlooCommunicator::do_all_to_all(const Call& call, at::Tens
   const std::vector<at::Tensor> to = input.flatten().chunk(size());
   const std::vector<at::Tensor> from = output.flatten().chunk(size());
   auto work = std::make_unique<MessageSet>(messenger_, describe(call));
-  const int tag = first_tag(call.sequence);
+  const int tag = first_tag(call);
   for (int peer = 0; peer < size(); ++peer) {
     const auto p = static_cast<std::size_t>(peer);
     if (peer == rank()) {

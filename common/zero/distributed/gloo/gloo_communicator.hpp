@@ -53,6 +53,7 @@ class GlooCommunicator : public Communicator {
                                                    int size);
 
   std::string describe(const Call& call) const;  ///< for error messages
+  static int first_tag(const Call& call);
   void check_device(const at::Tensor& tensor) const;
   const ConnectOptions& options() const { return options_; }
 

@@ -28,11 +28,18 @@ Messenger::WorkPtr Messenger::recv(at::Tensor tensor, int from, int tag,
 }
 
 void Messenger::wait(const WorkPtr& work, const std::string& what, int peer) const {
+  const CallLog::Waiting waiting(*log_, [&work] { work->abort(); });
+  std::string cause = "given up";
   try {
-    work->wait(timeout_);
+    if (work->wait(timeout_)) return;
   } catch (const std::exception& error) {
-    fail(what, peer, error.what());
+    cause = error.what();
   }
+  std::string why = waiting.found();
+  // A peer may have left because of what it has seen of this rank.
+  if (why.empty()) why = log_->disagreement();
+  if (!why.empty()) throw Error(fmt::format("{}: {}", what, why));
+  fail(what, peer, cause);
 }
 
 void Messenger::fail(const std::string& what, int peer, const std::string& cause) const {

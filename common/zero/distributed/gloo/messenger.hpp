@@ -3,10 +3,12 @@
 // Private to zero/distributed.
 
 #include <chrono>
+#include <memory>
 #include <string>
 #include <utility>
 
 #include <zero/distributed/gloo/gloo_group.hpp>
+#include <zero/distributed/store/call_log.hpp>
 
 namespace zero::dist {
 
@@ -15,8 +17,9 @@ class Messenger {
  public:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-  Messenger(GroupPtr group, int rank, std::chrono::milliseconds timeout)
-      : group_(std::move(group)), rank_(rank), timeout_(timeout) {}
+  Messenger(GroupPtr group, int rank, std::chrono::milliseconds timeout,
+            std::shared_ptr<CallLog> log)
+      : group_(std::move(group)), rank_(rank), timeout_(timeout), log_(std::move(log)) {}
 
   /// `what` and `peer` are for the message of the zero::Error, here and in wait().
   WorkPtr send(at::Tensor tensor, int to, int tag, const std::string& what) const;
@@ -33,6 +36,7 @@ class Messenger {
   GroupPtr group_;
   int rank_;
   std::chrono::milliseconds timeout_;
+  std::shared_ptr<CallLog> log_;
 };
 
 }  // namespace zero::dist

@@ -14,13 +14,6 @@ namespace {
 
 using Stage = HostTransport::Stage;
 
-// What must be the same on all ranks for one collective.
-std::uint64_t call_key(Operation operation, const at::Tensor& tensor, int root) {
-  const auto text = fmt::format("{} {} {} {}", name(operation), c10::toString(tensor.scalar_type()),
-                                tensor.numel(), root);
-  return std::hash<std::string>{}(text);
-}
-
 std::byte* writable_bytes(const at::Tensor& tensor) {
   return static_cast<std::byte*>(tensor.mutable_data_ptr());
 }
@@ -33,14 +26,12 @@ struct Withdraw {
 // What this rank lets others read under a ticket, until it goes away: nothing of it where nobody
 // `reads`. Posted before the work exists: posting may wait, and waiting advances all work there is.
 struct Posting {
-  Posting(HostTransport& transport, at::Tensor what, std::uint64_t its_key, bool reads = true)
+  Posting(HostTransport& transport, at::Tensor what, const std::string& call, bool reads = true)
       : tensor(std::move(what)),
-        key(its_key),
         ticket(transport.post(tensor.const_data_ptr(),
-                              reads ? static_cast<std::int64_t>(tensor.nbytes()) : 0, its_key)),
+                              reads ? static_cast<std::int64_t>(tensor.nbytes()) : 0, call)),
         posted(&transport, Withdraw{ticket}) {}
   at::Tensor tensor;
-  std::uint64_t key;
   std::uint64_t ticket;
   std::unique_ptr<HostTransport, Withdraw> posted;
 };
@@ -68,8 +59,8 @@ class CopyWork final : public HostWork {
     const auto before = copies_.size();
     std::erase_if(copies_, [this](const Copy& copy) {
       if (!transport_.reached(copy.peer, posting_.ticket, Stage::kPosted)) return false;
-      transport_.read(copy.peer, posting_.ticket, posting_.key, copy.offset,
-                      writable_bytes(copy.to), static_cast<std::int64_t>(copy.to.nbytes()), what_);
+      transport_.read(copy.peer, posting_.ticket, copy.offset, writable_bytes(copy.to),
+                      static_cast<std::int64_t>(copy.to.nbytes()), what_);
       return true;
     });
     if (before > 0 && copies_.empty()) transport_.announce(posting_.ticket, Stage::kFinished);
@@ -132,9 +123,8 @@ class ReduceWork final : public HostWork {
     const auto before = to_copy_.size();
     std::erase_if(to_copy_, [this](int peer) {
       if (!transport_.reached(peer, posting_.ticket, Stage::kReduced)) return false;
-      transport_.read(peer, posting_.ticket, posting_.key, offset(bounds_[at(peer)]),
-                      writable_bytes(piece(peer)), static_cast<std::int64_t>(piece(peer).nbytes()),
-                      what_);
+      transport_.read(peer, posting_.ticket, offset(bounds_[at(peer)]), writable_bytes(piece(peer)),
+                      static_cast<std::int64_t>(piece(peer).nbytes()), what_);
       return true;
     });
     const bool moved = summed || to_copy_.size() < before;
@@ -197,8 +187,7 @@ class ReduceWork final : public HostWork {
         continue;
       }
       const at::Tensor block = room.select(0, r < transport_.rank() ? r : r - 1).narrow(0, 0, n);
-      transport_.read(r, posting_.ticket, posting_.key,
-                      offset(bounds_[at(transport_.rank())] + begin), writable_bytes(block),
+      transport_.read(r, posting_.ticket, offset(bounds_[at(transport_.rank())] + begin), writable_bytes(block),
                       static_cast<std::int64_t>(block.nbytes()), what_);
       contributions.push_back(block);
     }
@@ -238,11 +227,18 @@ std::vector<std::int64_t> even_bounds(std::int64_t elements, int size) {
 
 }  // namespace
 
+std::string HostCommunicator::text_of(const Call& call, const at::Tensor& tensor, int root) {
+  const std::string what = fmt::format("{} of {} {} for {}{}", name(call.operation), tensor.numel(),
+                                       c10::toString(tensor.scalar_type()), name(call.purpose),
+                                       root < 0 ? "" : fmt::format(", root {}", root));
+  return call.public_call.empty() ? what : fmt::format("{} ({})", call.public_call, what);
+}
+
 Communicator::WorkPtr HostCommunicator::do_broadcast(const Call& call, at::Tensor tensor,
                                                      int root) {
   if (tensor.numel() == 0) return nullptr;
   check_device(tensor);
-  Posting posting(*transport_, tensor, call_key(call.operation, tensor, root), rank() == root);
+  Posting posting(*transport_, tensor, text_of(call, tensor, root), rank() == root);
   if (rank() == root) {
     count(call, call.bytes * (size() - 1));
     return std::make_unique<CopyWork>(*transport_, describe(call), std::move(posting),
@@ -262,7 +258,7 @@ Communicator::WorkPtr HostCommunicator::do_reduce(const Call& call, at::Tensor t
   std::vector<std::int64_t> bounds;
   for (int r = 0; r <= size(); ++r) bounds.push_back(r <= root ? 0 : tensor.numel());
   const at::Tensor flat = tensor.flatten();
-  Posting posting(*transport_, flat, call_key(call.operation, tensor, root), rank() != root);
+  Posting posting(*transport_, flat, text_of(call, tensor, root), rank() != root);
   return std::make_unique<ReduceWork>(*transport_, describe(call), std::move(posting), bounds, flat,
                                       op == ReduceOp::kAverage ? size() : 1, /*gather=*/false,
                                       watch(call));
@@ -278,7 +274,7 @@ Communicator::WorkPtr HostCommunicator::do_all_reduce(const Call& call, at::Tens
   const at::Tensor flat = tensor.flatten();
   const std::vector<std::int64_t> bounds = even_bounds(flat.numel(), size());
   const auto mine = static_cast<std::size_t>(rank());
-  Posting posting(*transport_, flat, call_key(call.operation, tensor, /*root=*/-1));
+  Posting posting(*transport_, flat, text_of(call, tensor));
   return std::make_unique<ReduceWork>(*transport_, describe(call), std::move(posting), bounds,
                                       flat.narrow(0, bounds[mine], bounds[mine + 1] - bounds[mine]),
                                       op == ReduceOp::kAverage ? size() : 1, /*gather=*/true,
@@ -293,7 +289,7 @@ Communicator::WorkPtr HostCommunicator::do_reduce_scatter(const Call& call, at::
   if (input.numel() == 0) return nullptr;
   check_device(input);
   count(call, call.bytes / size() * (size() - 1));
-  Posting posting(*transport_, input.flatten(), call_key(call.operation, input, /*root=*/-1));
+  Posting posting(*transport_, input.flatten(), text_of(call, input));
   return std::make_unique<ReduceWork>(
       *transport_, describe(call), std::move(posting), even_bounds(input.numel(), size()),
       output.flatten(), op == ReduceOp::kAverage ? size() : 1, /*gather=*/false, watch(call));
@@ -315,8 +311,7 @@ Communicator::WorkPtr HostCommunicator::do_all_gather(const Call& call, at::Tens
     copies.push_back({peer, 0, pieces[static_cast<std::size_t>(peer)]});
   }
   // Where there is a copy peers read that: the input may be a view of something that moves on.
-  Posting posting(*transport_, writes ? mine : source,
-                  call_key(call.operation, input, /*root=*/-1));
+  Posting posting(*transport_, writes ? mine : source, text_of(call, input));
   return std::make_unique<CopyWork>(*transport_, describe(call), std::move(posting),
                                     std::move(copies), all_but(rank(), size()));
 }
@@ -335,7 +330,7 @@ Communicator::WorkPtr HostCommunicator::do_all_to_all(const Call& call, at::Tens
   for (const int peer : all_but(rank(), size())) {
     copies.push_back({peer, rank() * piece_bytes, from[static_cast<std::size_t>(peer)]});
   }
-  Posting posting(*transport_, input, call_key(call.operation, input, /*root=*/-1));
+  Posting posting(*transport_, input, text_of(call, input));
   return std::make_unique<CopyWork>(*transport_, describe(call), std::move(posting),
                                     std::move(copies), all_but(rank(), size()));
 }

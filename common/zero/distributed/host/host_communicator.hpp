@@ -39,6 +39,8 @@ class HostCommunicator final : public GlooCommunicator {
   void do_progress() override { transport_->progress(); }
 
  private:
+  /// What must be the same on all ranks for one collective.
+  static std::string text_of(const Call& call, const at::Tensor& tensor, int root = -1);
   bool native() const { return order() == ReductionOrder::kNative; }
 
   std::unique_ptr<HostTransport> transport_;

@@ -61,7 +61,7 @@ std::string where_pids_are_valid() {
 struct HostTransport::Shared {
   struct alignas(64) Slot {
     std::atomic<std::uint64_t> address;
-    std::atomic<std::uint64_t> call;
+    std::array<char, 120> call;                        // written before the ticket reaches kPosted
     std::array<std::atomic<std::uint64_t>, 3> stages;  // the last ticket that reached each
   };
   struct alignas(64) Rank {
@@ -76,8 +76,13 @@ struct HostTransport::Shared {
   static std::size_t bytes(int size) { return static_cast<std::size_t>(size) * sizeof(Rank); }
 };
 
-HostTransport::HostTransport(int rank, int size, std::chrono::milliseconds timeout)
-    : rank_(rank), size_(size), timeout_(timeout), peers_(static_cast<std::size_t>(size)) {
+HostTransport::HostTransport(int rank, int size, std::chrono::milliseconds timeout,
+                             std::shared_ptr<CallLog> log)
+    : rank_(rank),
+      size_(size),
+      timeout_(timeout),
+      log_(std::move(log)),
+      peers_(static_cast<std::size_t>(size)) {
   const memory::Charge charge(memory::Category::kCommunication);
   scratch_ = at::empty({size - 1, kBlockBytes}, at::kByte);
 }
@@ -97,7 +102,8 @@ HostTransport::~HostTransport() {
 std::unique_ptr<HostTransport> HostTransport::open(StoreExchange& exchange, int rank, int size,
                                                    std::chrono::milliseconds timeout,
                                                    TransportMode mode, std::string& reason) {
-  std::unique_ptr<HostTransport> transport(new HostTransport(rank, size, timeout));
+  std::unique_ptr<HostTransport> transport(
+      new HostTransport(rank, size, timeout, exchange.call_log()));
   const std::vector<std::string> introductions = exchange.exchange(transport->export_handles(mode));
   const std::vector<std::string> verdicts =
       exchange.exchange(transport->import_handles(introductions));
@@ -220,7 +226,7 @@ bool HostTransport::read_raw(int peer, std::uint64_t address, void* to, std::int
   return true;
 }
 
-std::uint64_t HostTransport::post(const void* data, std::int64_t bytes, std::uint64_t call) {
+std::uint64_t HostTransport::post(const void* data, std::int64_t bytes, const std::string& call) {
   const std::uint64_t ticket = next_ticket_++;
   if (ticket > kSlots) {
     // The slot may be used again once nobody looks at what it said before.
@@ -249,7 +255,8 @@ std::uint64_t HostTransport::post(const void* data, std::int64_t bytes, std::uin
     address = static_cast<std::uintptr_t>(offset);
   }
   slot.address.store(address);
-  slot.call.store(call);
+  slot.call.fill(0);
+  call.copy(slot.call.data(), slot.call.size() - 1);
   announce(ticket, Stage::kPosted);
   return ticket;
 }
@@ -276,15 +283,10 @@ bool HostTransport::reached(int peer, std::uint64_t ticket, Stage stage) const {
   return shared_->slot(peer, ticket).stages[static_cast<std::size_t>(stage)].load() >= ticket;
 }
 
-void HostTransport::read(int peer, std::uint64_t ticket, std::uint64_t call, std::int64_t offset,
-                         void* to, std::int64_t bytes, const std::string& what) {
+void HostTransport::read(int peer, std::uint64_t ticket, std::int64_t offset, void* to,
+                         std::int64_t bytes, const std::string& what) {
   const Shared::Slot& slot = shared_->slot(peer, ticket);
-  if (slot.call.load() != call) {
-    fail(what, peer,
-         fmt::format("rank {} is in another collective, or in this one with another shape, dtype "
-                     "or root; all ranks must call the same operations in the same order",
-                     peer));
-  }
+  if (slot.call != shared_->slot(rank_, ticket).call) fail(what, peer, disagreement(peer));
   const std::uint64_t from = slot.address.load() + static_cast<std::uint64_t>(offset);
   bool done = true;
   if (shares()) {
@@ -299,8 +301,25 @@ void HostTransport::read(int peer, std::uint64_t ticket, std::uint64_t call, std
   }
 }
 
+// The oldest collective for which this rank and `peer` have said different things; empty where
+// there is none among those that both remember.
+std::string HostTransport::disagreement(int peer) const {
+  if (peer < 0 || peer == rank_) return "";
+  const std::uint64_t first = next_ticket_ > kSlots ? next_ticket_ - kSlots : 1;
+  for (std::uint64_t ticket = first; ticket < next_ticket_; ++ticket) {
+    const Shared::Slot& theirs = shared_->slot(peer, ticket);
+    const Shared::Slot& mine = shared_->slot(rank_, ticket);
+    const auto posted = static_cast<std::size_t>(Stage::kPosted);
+    if (theirs.stages[posted].load() != ticket || theirs.call == mine.call) continue;
+    return fmt::format("rank {} is in {}, rank {} is in {}; {}", rank_, mine.call.data(), peer,
+                       theirs.call.data(), kCallTheSame);
+  }
+  return "";
+}
+
 void HostTransport::wait(HostWork& work) {
   auto last_progress = Clock::now();
+  auto next_look = last_progress + CallLog::kPatience;
   for (int look = 0; !work.complete(); ++look) {
     // Each would wait for a time limit of its own.
     if (!lost_.empty()) throw Error(fmt::format("{}: given up after {}", work.what(), lost_));
@@ -314,6 +333,10 @@ void HostTransport::wait(HostWork& work) {
     }
     if (work.complete()) return;
     if (peer_gone && work.waits_for() == peer) fail(work.what(), peer, "");
+    if (Clock::now() > next_look) {
+      if (const std::string why = log_->disagreement(); !why.empty()) fail(work.what(), peer, why);
+      next_look = Clock::now() + CallLog::kPatience;
+    }
     if (Clock::now() - last_progress > timeout_) {
       fail(work.what(), peer,
            fmt::format("nothing from rank {} within {} s; it is stopped, far behind, or in another "
@@ -366,13 +389,14 @@ void HostTransport::fail(const std::string& what, int peer, const std::string& w
   // The group is dead: peers need not find out by waiting.
   shared_->ranks()[rank_].left.store(1);
   notify();
-  const std::string cause =
-      !why.empty()
-          ? why
-          : fmt::format(
-                "the connection to rank {} is gone; it ended, or left after an error of its "
-                "own",
-                peer);
+  std::string cause = why;
+  // It may have left because of what it has seen of this rank.
+  if (cause.empty()) cause = disagreement(peer);
+  if (cause.empty()) cause = log_->disagreement();
+  if (cause.empty()) {
+    cause = fmt::format(
+        "the connection to rank {} is gone; it ended, or left after an error of its own", peer);
+  }
   const std::string said = fmt::format("{}: {}", what, cause);
   if (lost_.empty()) lost_ = said;  // the first is the cause of all others
   throw Error(said);

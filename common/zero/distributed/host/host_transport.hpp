@@ -57,9 +57,9 @@ class HostTransport {
   bool shares() const { return arena_ != nullptr; }
 
   /// Takes the next ticket and lets peers read `bytes` of `data` (none where nobody will). `call`
-  /// tells collectives apart: peers whose call for this ticket is another one are refused, with an
-  /// error on both. Blocks only where a thousand collectives are in flight.
-  std::uint64_t post(const void* data, std::int64_t bytes, std::uint64_t call);
+  /// says what this rank calls, in at most 119 characters: where a peer says something else for
+  /// this ticket, it is an error on both. Blocks only where a thousand collectives are in flight.
+  std::uint64_t post(const void* data, std::int64_t bytes, const std::string& call);
   /// `bytes` of `data`, from `offset` of what was posted, are others now.
   void renew(std::uint64_t ticket, std::int64_t offset, const void* data, std::int64_t bytes);
   /// Nobody reads what was posted any more.
@@ -68,8 +68,8 @@ class HostTransport {
   bool reached(int peer, std::uint64_t ticket, Stage stage) const;
   /// Copies `bytes` from `offset` of what `peer` posted. zero::Error where the peer is gone, or
   /// posted for another collective.
-  void read(int peer, std::uint64_t ticket, std::uint64_t call, std::int64_t offset, void* to,
-            std::int64_t bytes, const std::string& what);
+  void read(int peer, std::uint64_t ticket, std::int64_t offset, void* to, std::int64_t bytes,
+            const std::string& what);
 
   /// Blocks until `work` is complete, advancing all work of this rank meanwhile, so that peers that
   /// wait for other things go on. Throws zero::Error when the peer waited for is gone or the time
@@ -92,7 +92,8 @@ class HostTransport {
     std::unique_ptr<SharedArena> arena;  ///< where ranks share memory
   };
 
-  HostTransport(int rank, int size, std::chrono::milliseconds timeout);
+  HostTransport(int rank, int size, std::chrono::milliseconds timeout,
+                std::shared_ptr<CallLog> log);
   std::string export_handles(TransportMode mode);
   std::string import_handles(const std::vector<std::string>& introductions);
   bool share(StoreExchange& exchange, std::string& reason);
@@ -100,12 +101,14 @@ class HostTransport {
   void notify();
   void sleep(std::uint32_t bell);
   bool peer_lost(int peer) const;
+  std::string disagreement(int peer) const;
   bool progress_all();
   [[noreturn]] void fail(const std::string& what, int peer, const std::string& why);
 
   int rank_;
   int size_;
   std::chrono::milliseconds timeout_;
+  std::shared_ptr<CallLog> log_;
   std::uint64_t next_ticket_ = 1;
   std::uint64_t cookie_ = 0;
   int memory_file_ = -1;

@@ -16,12 +16,22 @@ constexpr std::size_t kLargestPart = 4 << 20;
 std::vector<std::string> StoreExchange::exchange(const std::string& text) {
   if (size_ == 1) return {text};
   const std::int64_t round = round_++;
+  log_->add("exchange of texts", "", 0);
   patiently(fmt::format("to say message {}", round), [&] {
-    put(key_of(round, rank_), text);
+    put(key_of(round, rank_), fmt::format("{}\n{}", log_->public_call(), text));
     return std::string();
   });
   std::vector<std::string> all;
-  for (int rank = 0; rank < size_; ++rank) all.push_back(take(rank, round));
+  for (int rank = 0; rank < size_; ++rank) {
+    const std::string message = take(rank, round);
+    const std::size_t end = message.find('\n');
+    const std::string call = message.substr(0, end);
+    if (call != log_->public_call()) {
+      throw Error(fmt::format("rank {} is in {}, rank {} is in {}; {}", rank_, log_->public_call(),
+                              rank, call, kCallTheSame));
+    }
+    all.push_back(message.substr(end + 1));
+  }
   forget_last_message();
   // The store may go away as soon as the rank that serves it is back from here: it leaves last.
   if (server_ >= 0) leave(round);
@@ -54,6 +64,7 @@ std::string StoreExchange::take(int rank, std::int64_t round) {
     return std::string(bytes.begin(), bytes.end());
   };
   return patiently(fmt::format("for message {} of rank {}", round, rank), [&] {
+    wait_for(key);
     const std::string said = get(key);
     if (said.front() == '=') return said.substr(1);
     std::string text;
@@ -62,6 +73,22 @@ std::string StoreExchange::take(int rank, std::int64_t round) {
     }
     return text;
   });
+}
+
+void StoreExchange::wait_for(const std::string& key) {
+  using Clock = std::chrono::steady_clock;
+  const auto deadline = Clock::now() + timeout_;
+  while (true) {
+    try {
+      store_->wait({key}, CallLog::kPatience);
+      return;
+    } catch (const std::exception& error) {
+      if (const std::string why = log_->disagreement(); !why.empty()) throw Error(why);
+      const bool is_late = dynamic_cast<const Error*>(&error) == nullptr;  // else a rank has failed
+      if (is_late && store_->check({key})) return;  // throws where the store is gone
+      if (!is_late || Clock::now() >= deadline) throw;
+    }
+  }
 }
 
 void StoreExchange::forget_last_message() {

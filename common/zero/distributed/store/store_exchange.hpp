@@ -5,10 +5,12 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include <zero/distributed/store/call_log.hpp>
 #include <zero/distributed/store/store.hpp>
 
 namespace zero::dist {
@@ -18,11 +20,18 @@ class StoreExchange {
  public:
   /// `server`: the rank with whose process the store goes away; -1 where it is none of these.
   StoreExchange(StorePtr store, int rank, int size, std::chrono::milliseconds timeout, int server)
-      : store_(std::move(store)), rank_(rank), size_(size), timeout_(timeout), server_(server) {}
+      : store_(std::move(store)),
+        rank_(rank),
+        size_(size),
+        timeout_(timeout),
+        server_(server),
+        log_(std::make_shared<CallLog>(store_, rank, size)) {}
 
   /// See Communicator::exchange.
   std::vector<std::string> exchange(const std::string& text);
 
+  /// Of everything that ranks with this store call.
+  const std::shared_ptr<CallLog>& call_log() const { return log_; }
   const StorePtr& store() const { return store_; }
   std::chrono::milliseconds timeout() const { return timeout_; }
   int server() const { return server_; }
@@ -31,6 +40,7 @@ class StoreExchange {
   static std::string key_of(std::int64_t round, int rank);
   void put(const std::string& key, const std::string& text);
   std::string take(int rank, std::int64_t round);
+  void wait_for(const std::string& key);
   void forget_last_message();
   void leave(std::int64_t round);
   // Calls `wait` and turns what c10d throws into a zero::Error that says what was waited for.
@@ -41,6 +51,7 @@ class StoreExchange {
   int size_;
   std::chrono::milliseconds timeout_;
   int server_;
+  std::shared_ptr<CallLog> log_;
   std::int64_t round_ = 0;
   std::vector<std::string> mine_;   // keys of this rank's message
   std::vector<std::string> older_;  // and of the one before

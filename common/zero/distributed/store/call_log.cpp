@@ -1,0 +1,113 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <sstream>
+
+#include <zero/distributed/store/call_log.hpp>
+
+namespace zero::dist {
+
+CallLog::~CallLog() {
+  {
+    const std::lock_guard lock(mutex_);
+    ended_ = true;
+  }
+  changed_.notify_all();
+  if (watcher_.joinable()) watcher_.join();
+}
+
+void CallLog::add(std::string_view operation, std::string_view purpose, std::int64_t bytes) {
+  records_[static_cast<std::size_t>(count_++ % kRecords)] = {public_call_, operation, purpose,
+                                                             bytes};
+}
+
+std::string CallLog::Record::text() const {
+  const std::string what = purpose.empty()
+                               ? std::string(operation)
+                               : fmt::format("{} for {}, {} bytes", operation, purpose, bytes);
+  return public_call.empty() ? what : fmt::format("{} ({})", public_call, what);
+}
+
+std::string CallLog::last() const { return count_ == 0 ? "" : record(count_ - 1).text(); }
+
+std::string CallLog::list() const {
+  std::string lines;
+  for (std::int64_t i = std::max<std::int64_t>(count_ - kRecords, 0); i < count_; ++i) {
+    lines += fmt::format("{} {}\n", i, record(i).text());
+  }
+  return lines;
+}
+
+std::string CallLog::disagreement() { return compare(list()); }
+
+std::string CallLog::compare(const std::string& mine) {
+  const auto by_index = [](const std::string& lines) {
+    std::map<std::int64_t, std::string> calls;
+    std::istringstream in(lines);
+    std::int64_t index = 0;
+    for (std::string text; in >> index && in.get() && std::getline(in, text);) calls[index] = text;
+    return calls;
+  };
+  const auto key = [](int rank) { return fmt::format("calls/{}", rank); };
+  if (store_ == nullptr) return "";
+  try {
+    store_->set(key(rank_), mine);
+    const auto my_calls = by_index(mine);
+    for (int r = 0; r < size_; ++r) {
+      if (r == rank_ || !store_->check({key(r)})) continue;
+      const auto bytes = store_->get(key(r));
+      for (const auto& [index, theirs] : by_index(std::string(bytes.begin(), bytes.end()))) {
+        const auto found = my_calls.find(index);
+        if (found == my_calls.end() || found->second == theirs) continue;
+        return fmt::format("rank {} is in {}, rank {} is in {}; {}", rank_, found->second, r,
+                           theirs, kCallTheSame);
+      }
+    }
+  } catch (const std::exception&) {
+    // Who waits finds out by itself what has become of the others.
+  }
+  return "";
+}
+
+CallLog::Waiting::Waiting(CallLog& log, std::function<void()> abort) : log_(log) {
+  if (log_.store_ == nullptr) return;
+  const std::lock_guard lock(log_.mutex_);
+  ++log_.waits_;
+  log_.abort_ = std::move(abort);
+  log_.found_.clear();
+  if (!log_.watcher_.joinable()) log_.watcher_ = std::thread([&log] { log.watch(); });
+}
+
+CallLog::Waiting::~Waiting() {
+  const std::lock_guard lock(log_.mutex_);
+  log_.abort_ = nullptr;
+}
+
+std::string CallLog::Waiting::found() const {
+  const std::lock_guard lock(log_.mutex_);
+  return log_.found_;
+}
+
+void CallLog::watch() {
+  std::unique_lock lock(mutex_);
+  std::int64_t seen = 0;  // the wait that this thread met when it looked last
+  while (!changed_.wait_for(lock, kPatience, [this] { return ended_; })) {
+    if (!abort_ || !found_.empty()) continue;
+    if (std::exchange(seen, waits_) != waits_) continue;  // it is new
+    // The records do not change while the other thread waits. The store may be slow to answer.
+    const std::string mine = list();
+    lock.unlock();
+    const std::string found = compare(mine);
+    lock.lock();
+    if (found.empty() || !abort_ || waits_ != seen) continue;
+    found_ = found;
+    try {
+      abort_();
+    } catch (const std::exception&) {
+      // What cannot be ended lasts until its time limit, and says then what was found.
+    }
+  }
+}
+
+}  // namespace zero::dist
