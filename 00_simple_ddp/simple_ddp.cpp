@@ -50,7 +50,7 @@ void SimpleDdp::finish_backward() {
 void SimpleDdp::average_one_by_one() {
   RECORD_USER_SCOPE("ddp_grad_all_reduce");
   for (const std::size_t i : train::backward_order(list())) {
-    communicator_.all_reduce(gradient_to_reduce(i), Purpose::kGradient).wait();
+    communicator_.all_reduce(gradient_to_reduce(i), Purpose::kGradient, average_).wait();
   }
 }
 
@@ -65,7 +65,7 @@ void SimpleDdp::average_flat() {
     for (const at::Tensor& grad : grads) flat.push_back(grad.flatten());
     buffer = at::cat(flat);
   }
-  communicator_.all_reduce(buffer, Purpose::kGradient).wait();
+  communicator_.all_reduce(buffer, Purpose::kGradient, average_).wait();
   std::int64_t offset = 0;
   for (at::Tensor& grad : grads) {
     grad.copy_(buffer.narrow(0, offset, grad.numel()).view_as(grad));
@@ -87,7 +87,7 @@ std::int64_t SimpleDdp::predicted_traffic() const {
                                                 communicator_.size());
   };
   for (const std::size_t i : train::backward_order(list())) {
-    element_size = communicator_.reduced_element_size(parameter(i).scalar_type());
+    element_size = communicator_.reduced_element_size(parameter(i).scalar_type(), average_.type);
     elements += parameter(i).numel();
     sum += bytes_of(parameter(i).numel());
   }

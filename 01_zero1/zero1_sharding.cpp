@@ -31,9 +31,9 @@ void Zero1Sharding::reduce_gradients() {
     at::Tensor& grad = gradient_to_reduce(i);
     // Only the owner will use the average. To give it to everybody costs the wire as much again.
     if (naive_) {
-      communicator_.all_reduce(grad, Purpose::kGradient).wait();
+      communicator_.all_reduce(grad, Purpose::kGradient, average_).wait();
     } else {
-      communicator_.reduce(grad, owners_.of(i), Purpose::kGradient).wait();
+      communicator_.reduce(grad, owners_.of(i), Purpose::kGradient, average_).wait();
     }
   }
 }
@@ -67,7 +67,7 @@ std::int64_t Zero1Sharding::predicted_traffic() const {
     const nn::Parameter& p = list().parameters[i];
     if (naive_) {
       gradients += dist::Communicator::all_reduce_bytes(
-          p.numel(), communicator_.reduced_element_size(p.tensor.scalar_type()),
+          p.numel(), communicator_.reduced_element_size(p.tensor.scalar_type(), average_.type),
           communicator_.rank(), communicator_.size());
     } else if (!owns(i)) {
       gradients += reduced_bytes_of(i);

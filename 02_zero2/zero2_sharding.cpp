@@ -51,7 +51,7 @@ void Zero2Sharding::reduce_to_owner(std::size_t index) {
   if (placeholders_) {
     reduce_with_placeholders(grad, owners_.of(index));
   } else {
-    communicator_.reduce(grad, owners_.of(index), Purpose::kGradient).wait();
+    communicator_.reduce(grad, owners_.of(index), Purpose::kGradient, average_).wait();
   }
   // This is ZeRO-2: the moment the owner has the average, nobody else needs the gradient.
   if (!owns(index)) drop_gradient(index);
@@ -63,7 +63,7 @@ void Zero2Sharding::reduce_with_placeholders(at::Tensor& gradient, int owner) {
   at::Tensor pieces = at::zeros({size, gradient.numel()}, gradient.options());
   pieces.select(0, owner).copy_(gradient.flatten());
   at::Tensor mine = pieces.select(0, communicator_.rank());
-  communicator_.reduce_scatter(mine, pieces, Purpose::kGradient).wait();
+  communicator_.reduce_scatter(mine, pieces, Purpose::kGradient, average_).wait();
   if (owner == communicator_.rank()) gradient.copy_(mine.view_as(gradient));
 }
 

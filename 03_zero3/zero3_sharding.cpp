@@ -188,7 +188,8 @@ void Zero3Sharding::begin_reduction() {
 
 void Zero3Sharding::reduce_to_owner(std::size_t index) {
   RECORD_USER_SCOPE("zero3_grad_reduce");
-  communicator_.reduce(gradient_to_reduce(index), owners_.of(index), Purpose::kGradient).wait();
+  communicator_.reduce(gradient_to_reduce(index), owners_.of(index), Purpose::kGradient, average_)
+      .wait();
   if (owns(index)) owned_[index].mutable_grad() = gradient(index);
   drop_gradient(index);
 }

@@ -27,10 +27,11 @@ train::ShardLayout layout_of(const nn::ParameterList& list, const std::vector<st
 }  // namespace
 
 ShardedGroup::ShardedGroup(const nn::ParameterList& list, std::vector<std::size_t> members,
-                           dist::Communicator& communicator)
+                           dist::Communicator& communicator, dist::Reduction average)
     : list_(list),
       members_(std::move(members)),
       communicator_(communicator),
+      average_(average),
       layout_(layout_of(list, members_, communicator.size())),
       trainable_(tensor(0).requires_grad()) {}
 
@@ -159,14 +160,14 @@ void ShardedGroup::reduce_scatter(bool keep_full) {
     const Charge charge(Category::kGradients);
     mine = at::empty({n}, full_.options());
   }
-  communicator_.reduce_scatter(mine, full_gradient_, Purpose::kGradient).wait();
+  communicator_.reduce_scatter(mine, full_gradient_, Purpose::kGradient, average_).wait();
   if (!keep_full) drop_full_gradient();
   assign_gradient_views(mine);
 }
 
 void ShardedGroup::all_reduce(bool keep_full) {
   collect_all();
-  communicator_.all_reduce(full_gradient_, Purpose::kGradient).wait();
+  communicator_.all_reduce(full_gradient_, Purpose::kGradient, average_).wait();
   const std::int64_t n = layout_.shard();
   at::Tensor mine = full_gradient_.narrow(0, communicator_.rank() * n, n);
   if (!keep_full) {

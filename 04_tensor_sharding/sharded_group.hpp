@@ -29,7 +29,7 @@ class ShardedGroup {
  public:
   /// `members`: indices into `list.parameters`, all of one dtype and all trainable or all frozen.
   ShardedGroup(const nn::ParameterList& list, std::vector<std::size_t> members,
-               dist::Communicator& communicator);
+               dist::Communicator& communicator, dist::Reduction average);
 
   const std::vector<std::size_t>& members() const { return members_; }
   const train::ShardLayout& layout() const { return layout_; }
@@ -87,6 +87,7 @@ class ShardedGroup {
   const nn::ParameterList& list_;
   std::vector<std::size_t> members_;
   dist::Communicator& communicator_;
+  dist::Reduction average_;  // of gradients
   train::ShardLayout layout_;
   bool trainable_;
   bool split_ = false;        // the shard has bytes of its own

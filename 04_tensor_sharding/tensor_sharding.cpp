@@ -58,7 +58,7 @@ void TensorSharding::build_groups(bool one_per_parameter) {
   }
   for (auto& [unit, members] : found) {
     by_unit_[unit].push_back(groups_.size());
-    groups_.emplace_back(list(), std::move(members), communicator());
+    groups_.emplace_back(list(), std::move(members), communicator(), average_);
   }
 }
 
@@ -157,7 +157,7 @@ std::int64_t TensorSharding::reduced_shard_bytes() const {
   for (const ShardedGroup& group : groups_) {
     if (!group.trainable()) continue;
     const at::ScalarType dtype = parameter(group.members().front()).scalar_type();
-    sum += group.layout().shard() * communicator_.reduced_element_size(dtype);
+    sum += group.layout().shard() * communicator_.reduced_element_size(dtype, average_.type);
   }
   return sum;
 }

@@ -31,13 +31,15 @@ bool is_held_elsewhere(const at::Tensor& buffer) { return buffer.storage().use_c
 }  // namespace
 
 Bucket::Bucket(const nn::ParameterList& list, std::vector<std::size_t> members, Sharded sharded,
-               bool keeps_gradients, dist::Communicator& communicator, memory::StoragePool& pool)
+               bool keeps_gradients, dist::Communicator& communicator, dist::Reduction average,
+               memory::StoragePool& pool)
     : list_(list),
       members_(std::move(members)),
       read_too_early_(train::unsharded_read(list, members_)),
       sharded_(sharded),
       keeps_gradients_(keeps_gradients),
       communicator_(&communicator),
+      average_(average),
       pool_(&pool),
       layout_(layout_of(list, members_, communicator.size())),
       trainable_(tensor(0).requires_grad()) {}
@@ -222,12 +224,13 @@ void Bucket::start_reduce(bool whole) {
   reduces_ = true;
   keep_full_gradient_ = whole;
   if (sharded_ == Sharded::kNothing) {
-    reducing_ = communicator_->all_reduce(full_gradient_, Purpose::kGradient);
+    reducing_ = communicator_->all_reduce(full_gradient_, Purpose::kGradient, average_);
     return;
   }
   gradient_shard_ = my_part(full_gradient_);
   if (!whole) gradient_shard_ = gradient_shard_buffer();
-  reducing_ = communicator_->reduce_scatter(gradient_shard_, full_gradient_, Purpose::kGradient);
+  reducing_ =
+      communicator_->reduce_scatter(gradient_shard_, full_gradient_, Purpose::kGradient, average_);
 }
 
 at::Tensor Bucket::gradient_shard_buffer() {

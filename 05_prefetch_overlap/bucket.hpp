@@ -41,7 +41,8 @@ class Bucket {
   /// `keeps_gradients`: the bytes of what the rank keeps of gradients stay from step to step,
   /// unless somebody else still holds them; not for averages that are added up.
   Bucket(const nn::ParameterList& list, std::vector<std::size_t> members, Sharded sharded,
-         bool keeps_gradients, dist::Communicator& communicator, memory::StoragePool& pool);
+         bool keeps_gradients, dist::Communicator& communicator, dist::Reduction average,
+         memory::StoragePool& pool);
 
   const std::vector<std::size_t>& members() const { return members_; }
   const train::ShardLayout& layout() const { return layout_; }
@@ -109,6 +110,7 @@ class Bucket {
   Sharded sharded_;
   bool keeps_gradients_;
   dist::Communicator* communicator_;
+  dist::Reduction average_;  // of gradients
   memory::StoragePool* pool_;
   train::ShardLayout layout_;
   bool trainable_;

@@ -114,7 +114,7 @@ void Overlap::build_buckets() {
         where_[bucket.members[m]] = {buckets_.size(), m};
       }
       buckets_.emplace_back(list(), std::move(bucket.members), sharded_of(u), keeps_gradients(u),
-                            communicator(), pool_);
+                            communicator(), average_, pool_);
       bucket = {};
     };
     for (const std::size_t i : list().units[u].parameters) {
@@ -196,7 +196,7 @@ std::int64_t Overlap::predicted_traffic() const {
     if (bucket.trainable()) {
       const at::ScalarType dtype = parameter(bucket.members().front()).scalar_type();
       const std::int64_t reduced =
-          bucket.layout().shard() * communicator_.reduced_element_size(dtype);
+          bucket.layout().shard() * communicator_.reduced_element_size(dtype, average_.type);
       // An all-reduce is a reduce-scatter and an all-gather of the same bytes.
       sum += (bucket.sharded() == Sharded::kNothing ? 2 : 1) * others * reduced;
       if (bucket.sharded() == Sharded::kOptimizer || bucket.sharded() == Sharded::kGradients) {

@@ -126,7 +126,6 @@ TEST_P(MixedPrecisionFewRanks, SumsInFloat32GiveTheSameBitsForTwiceTheBytes) {
         EXPECT_EQ(parameters[1], parameters[0]) << mode;
       }
     }
-    communicator.set_reduce_type(dist::ReduceType::kOwn);
   });
 }
 
@@ -146,8 +145,8 @@ TEST(MixedPrecisionNative, Float16AddsInFloat32) {
              communicator.reduce_scatter(piece, input, dist::Purpose::kGradient).wait();
              EXPECT_TRUE(at::equal(piece, large().narrow(0, 0, 5)));
              EXPECT_TRUE(at::equal(input, large())) << "the input was written to";
-             EXPECT_EQ(communicator.reduced_element_size(at::kHalf), 4);
-             EXPECT_EQ(communicator.reduced_element_size(at::kBFloat16), 2);
+             EXPECT_EQ(communicator.reduced_element_size(at::kHalf, dist::ReduceType::kOwn), 4);
+             EXPECT_EQ(communicator.reduced_element_size(at::kBFloat16, dist::ReduceType::kOwn), 2);
            });
 }
 

@@ -12,12 +12,12 @@ inline constexpr std::int64_t kIgnoredTarget = -100;
 /// One micro-batch of one rank. B is the number of samples, S the padded length in tokens.
 struct Batch {
   /// int64 [B, S] token ids; for the MLP float [B, features].
-  at::Tensor inputs;
+  at::Tensor inputs = {};
   /// Language model: int64 [B, S], the next token of each position, kIgnoredTarget where there is
   /// none. Classifier: int64 [B], the label. Regression (MLP): float [B, outputs].
-  at::Tensor targets;
+  at::Tensor targets = {};
   /// int64 [B], tokens before padding; undefined where nothing is padded.
-  at::Tensor lengths;
+  at::Tensor lengths = {};
   /// Loss terms in this batch (targets that are not ignored). Ranks with different counts are
   /// weighted by it, so that the gradient is that of the mean over all terms of all ranks.
   std::int64_t loss_terms = 0;

@@ -13,6 +13,7 @@
 #include <zero/base/error.hpp>
 #include <zero/distributed/communicator.hpp>
 #include <zero/distributed/narrowing.hpp>
+#include <zero/distributed/store/call_log.hpp>
 #include <zero/memory/accounting.hpp>
 
 namespace zero::dist {
@@ -83,29 +84,30 @@ Work Communicator::broadcast(at::Tensor tensor, int root, Purpose purpose) {
   return finish(call, do_broadcast(call, std::move(tensor), root), started);
 }
 
-Work Communicator::reduce(at::Tensor tensor, int root, Purpose purpose, ReduceOp op) {
+Work Communicator::reduce(at::Tensor tensor, int root, Purpose purpose, Reduction reduction) {
   const auto started = Clock::now();
   check_rank(Operation::kReduce, root);
   check_tensor(Operation::kReduce, tensor);
-  const at::Tensor wide = widened(tensor);
+  const at::Tensor wide = widened(tensor, reduction.type);
   const Call call = begin(Operation::kReduce, purpose, wide, root);
-  WorkPtr work = do_reduce(call, wide, root, op);
+  WorkPtr work = do_reduce(call, wide, root, reduction.op);
   // Only the root's changes.
   return finish(
       call, rank_ == root ? narrowing(std::move(work), wide, tensor, watch(call)) : std::move(work),
       started);
 }
 
-Work Communicator::all_reduce(at::Tensor tensor, Purpose purpose, ReduceOp op) {
+Work Communicator::all_reduce(at::Tensor tensor, Purpose purpose, Reduction reduction) {
   const auto started = Clock::now();
   check_tensor(Operation::kAllReduce, tensor);
-  const at::Tensor wide = widened(tensor);
+  const at::Tensor wide = widened(tensor, reduction.type);
   const Call call = begin(Operation::kAllReduce, purpose, wide, /*peer=*/-1);
-  return finish(call, narrowing(do_all_reduce(call, wide, op), wide, tensor, watch(call)), started);
+  return finish(call, narrowing(do_all_reduce(call, wide, reduction.op), wide, tensor, watch(call)),
+                started);
 }
 
 Work Communicator::reduce_scatter(at::Tensor output, at::Tensor input, Purpose purpose,
-                                  ReduceOp op) {
+                                  Reduction reduction) {
   const auto started = Clock::now();
   check_tensor(Operation::kReduceScatter, output);
   if (input.numel() != output.numel() * size_ || input.scalar_type() != output.scalar_type()) {
@@ -116,16 +118,17 @@ Work Communicator::reduce_scatter(at::Tensor output, at::Tensor input, Purpose p
                     size_, output.numel(), c10::toString(output.scalar_type())));
   }
   check_tensor(Operation::kReduceScatter, input);
-  const at::Tensor wide = widened(input);
+  const at::Tensor wide = widened(input, reduction.type);
   // Its own piece of the wide copy has no other use.
   const at::Tensor wide_output =
-      widens(input.scalar_type()) ? wide.flatten().narrow(0, rank_ * output.numel(), output.numel())
-                                  : output;
+      widens(input.scalar_type(), reduction.type)
+          ? wide.flatten().narrow(0, rank_ * output.numel(), output.numel())
+          : output;
   const Call call = begin(Operation::kReduceScatter, purpose, wide, /*peer=*/-1);
-  return finish(
-      call,
-      narrowing(do_reduce_scatter(call, wide_output, wide, op), wide_output, output, watch(call)),
-      started);
+  return finish(call,
+                narrowing(do_reduce_scatter(call, wide_output, wide, reduction.op), wide_output,
+                          output, watch(call)),
+                started);
 }
 
 Work Communicator::all_gather(at::Tensor output, at::Tensor input, Purpose purpose,
@@ -162,7 +165,7 @@ Work Communicator::send(at::Tensor tensor, int destination, Purpose purpose, int
   check_rank(Operation::kSend, destination);
   check_tensor(Operation::kSend, tensor);
   ++traffic_.at(Operation::kSend, purpose).calls;
-  const Call call{Operation::kSend, purpose, 0, static_cast<std::int64_t>(tensor.nbytes())};
+  const Call call{Operation::kSend, purpose, 0, static_cast<std::int64_t>(tensor.nbytes()), {}};
   return finish(call, do_send(call, std::move(tensor), destination, tag), started);
 }
 
@@ -171,7 +174,7 @@ Work Communicator::recv(at::Tensor tensor, int source, Purpose purpose, int tag)
   check_rank(Operation::kRecv, source);
   check_tensor(Operation::kRecv, tensor);
   ++traffic_.at(Operation::kRecv, purpose).calls;
-  const Call call{Operation::kRecv, purpose, 0, static_cast<std::int64_t>(tensor.nbytes())};
+  const Call call{Operation::kRecv, purpose, 0, static_cast<std::int64_t>(tensor.nbytes()), {}};
   return finish(call, do_recv(call, std::move(tensor), source, tag), started);
 }
 
@@ -224,7 +227,9 @@ Communicator::Call Communicator::begin(Operation operation, Purpose purpose,
                                        const at::Tensor& tensor, int peer) {
   check_tensor(operation, tensor);
   ++traffic_.at(operation, purpose).calls;
-  const Call call{operation, purpose, sequence_++, static_cast<std::int64_t>(tensor.nbytes())};
+  const Call call{operation, purpose, sequence_++, static_cast<std::int64_t>(tensor.nbytes()),
+                  call_log_ ? call_log_->public_call() : std::string_view()};
+  if (call_log_) call_log_->add(name(operation), name(purpose), call.bytes);
   if (check_collectives_) {
     verify_same_on_all_ranks(
         "the next collective",
@@ -324,6 +329,17 @@ void Communicator::check_rank(Operation operation, int peer) const {
   }
 }
 
+CallScope::CallScope(Communicator& communicator, std::string_view name)
+    : log_(communicator.call_log_) {
+  if (!log_) return;
+  outer_ = log_->public_call();
+  if (outer_.empty()) log_->set_public_call(name);
+}
+
+CallScope::~CallScope() {
+  if (log_) log_->set_public_call(outer_);
+}
+
 std::vector<double> all_gather_scalars(Communicator& communicator, std::vector<double> mine) {
   // Tensors of their own: a collective that fails may be at work on them after that.
   const at::Tensor input = at::tensor(mine, at::kDouble);
@@ -341,21 +357,21 @@ std::string_view name(ReduceType type) {
   return type == ReduceType::kFloat32 ? "float32" : "their own type";
 }
 
-bool Communicator::widens(at::ScalarType dtype) const {
+bool Communicator::widens(at::ScalarType dtype, ReduceType type) const {
   if (size_ == 1) return false;  // nothing is added
   if (dtype == at::kHalf && order_ == ReductionOrder::kNative) return true;
-  return reduce_type_ == ReduceType::kFloat32 && (dtype == at::kHalf || dtype == at::kBFloat16);
+  return type == ReduceType::kFloat32 && (dtype == at::kHalf || dtype == at::kBFloat16);
 }
 
-at::Tensor Communicator::widened(const at::Tensor& tensor) const {
-  if (!widens(tensor.scalar_type())) return tensor;
+at::Tensor Communicator::widened(const at::Tensor& tensor, ReduceType type) const {
+  if (!widens(tensor.scalar_type(), type)) return tensor;
   const at::NoGradGuard no_grad;
   const memory::Charge charge(memory::Category::kCommunication);
   return tensor.to(at::kFloat);
 }
 
-std::int64_t Communicator::reduced_element_size(at::ScalarType dtype) const {
-  return static_cast<std::int64_t>(c10::elementSize(widens(dtype) ? at::kFloat : dtype));
+std::int64_t Communicator::reduced_element_size(at::ScalarType dtype, ReduceType type) const {
+  return static_cast<std::int64_t>(c10::elementSize(widens(dtype, type) ? at::kFloat : dtype));
 }
 
 }  // namespace zero::dist

@@ -15,6 +15,8 @@
 /// Ranks talking to each other. Nothing outside this folder names c10d, Gloo or NCCL.
 namespace zero::dist {
 
+class CallLog;
+
 /// How contributions are combined. The average is the sum, divided once by the world size.
 enum class ReduceOp : std::uint8_t { kSum, kAverage };
 
@@ -35,12 +37,20 @@ enum class ReduceType : std::uint8_t {
   /// adds them as they are and rounds after each addition, but for float16, whose range is too
   /// small for that: it is widened all the same.
   kOwn,
-  /// As float32, rounded once after the sum: twice the bytes on the wire, and a float32 copy of
-  /// what
-  /// is reduced for as long as that takes. In rank order it gives the same bits as kOwn.
+  /// As float32, rounded once after the sum: twice the bytes on the wire, and a float32 copy
+  /// of what is reduced for as long as that takes. In rank order it has the same bits as kOwn.
   kFloat32,
 };
 std::string_view name(ReduceType type);
+
+/// What a reduction does. An operation alone converts: tensors of 2-byte types then travel as they
+/// are.
+struct Reduction {
+  // NOLINTNEXTLINE(google-explicit-constructor): reduce(…, ReduceOp::kSum) reads best.
+  Reduction(ReduceOp o = ReduceOp::kAverage, ReduceType t = ReduceType::kOwn) : op(o), type(t) {}
+  ReduceOp op;
+  ReduceType type;
+};
 
 /// A stretch of time in which a communicator was at work on this rank, for traces.
 struct Activity {
@@ -121,16 +131,16 @@ class Communicator {
 
   /// Combines `tensor` of all ranks into that of `root`, in place; the others' stay as they are.
   /// Every rank but the root sends it once.
-  Work reduce(at::Tensor tensor, int root, Purpose purpose, ReduceOp op = ReduceOp::kAverage);
+  Work reduce(at::Tensor tensor, int root, Purpose purpose, Reduction reduction = {});
 
   /// Combines `tensor` of all ranks, in place on all of them. Sends 2 (N-1)/N of it (a
   /// reduce-scatter and an all-gather of its pieces; exactly: see all_reduce_bytes).
-  Work all_reduce(at::Tensor tensor, Purpose purpose, ReduceOp op = ReduceOp::kAverage);
+  Work all_reduce(at::Tensor tensor, Purpose purpose, Reduction reduction = {});
 
   /// `input` holds N equal pieces, one after the other; piece r, combined over all ranks, becomes
   /// `output` of rank r. `output` may be that piece of `input`. Sends (N-1)/N of `input`.
   Work reduce_scatter(at::Tensor output, at::Tensor input, Purpose purpose,
-                      ReduceOp op = ReduceOp::kAverage);
+                      Reduction reduction = {});
 
   /// `input` of rank r becomes piece r of every rank's `output` (N times as large). `input` may be
   /// that piece of `output`. Sends `input` N-1 times. With /*copy_own_chunk=*/false this rank's own
@@ -172,12 +182,8 @@ class Communicator {
   virtual std::unique_ptr<Communicator> split(const std::vector<int>& ranks,
                                               const std::string& label) = 0;
 
-  /// How tensors of 2-byte types are reduced from now on (at first kOwn). Set it on all ranks
-  /// alike; groups from split() have a setting of their own.
-  void set_reduce_type(ReduceType type) { reduce_type_ = type; }
-  ReduceType reduce_type() const { return reduce_type_; }
-  /// Bytes that one element of `dtype` takes on its way into a reduction.
-  std::int64_t reduced_element_size(at::ScalarType dtype) const;
+  /// Bytes that one element of `dtype` takes on its way into a reduction of type `type`.
+  std::int64_t reduced_element_size(at::ScalarType dtype, ReduceType type) const;
 
   /// Whether reductions for Purpose::kGradient look, while they add up, for results that are
   /// infinite or NaN (take_not_finite()). False where the backend adds up: whoever uses the results
@@ -223,8 +229,9 @@ class Communicator {
     Operation operation;
     Purpose purpose;
     std::int64_t sequence;
-    std::int64_t bytes;          ///< of the tensor, for error messages
-    bool copy_own_chunk = true;  ///< of an all-gather
+    std::int64_t bytes;            ///< of the tensor, for error messages
+    std::string_view public_call;  ///< see CallScope
+    bool copy_own_chunk = true;    ///< of an all-gather
   };
 
   virtual WorkPtr do_broadcast(const Call&, at::Tensor tensor, int root) = 0;
@@ -252,6 +259,10 @@ class Communicator {
   Watch watch(const Call& call);
 
   friend class TimedWork;
+  friend class CallScope;
+
+  /// Where calls are noted from now on; all ranks of the group have one.
+  void set_call_log(std::shared_ptr<CallLog> log) { call_log_ = std::move(log); }
 
  private:
   Call begin(Operation operation, Purpose purpose, const at::Tensor& tensor, int peer);
@@ -261,16 +272,16 @@ class Communicator {
   void note_complete(const Call& call, Activity::TimePoint started);
   void check_tensor(Operation operation, const at::Tensor& tensor) const;
   void check_rank(Operation operation, int peer) const;
-  bool widens(at::ScalarType dtype) const;
-  at::Tensor widened(const at::Tensor& tensor) const;
+  bool widens(at::ScalarType dtype, ReduceType type) const;
+  at::Tensor widened(const at::Tensor& tensor, ReduceType type) const;
   void note_not_finite(const at::Tensor& sum, const std::vector<at::Tensor>& contributions,
                        bool overwritten_finite);
 
   int rank_;
   int size_;
   ReductionOrder order_;
-  ReduceType reduce_type_ = ReduceType::kOwn;
   bool check_collectives_;
+  std::shared_ptr<CallLog> call_log_;  // null: nobody else is there
   std::int64_t sequence_ = 0;
   std::int64_t step_ = -1;
   Traffic traffic_;
@@ -280,6 +291,22 @@ class Communicator {
   Activity::TimePoint in_flight_since_;
   std::vector<Activity>* activities_ = nullptr;
   std::vector<bool> not_finite_;  // by rank; empty: none
+};
+
+/// While it lives, what `communicator` does belongs to the function `name` of a public interface
+/// (a literal: "Engine::save"), unless it does to that of an outer scope already. Every collective
+/// and exchange carries the name: where ranks are in different functions, waiting for each other,
+/// each throws zero::Error that names both soon, and not when the time limit is over.
+class CallScope {
+ public:
+  CallScope(Communicator& communicator, std::string_view name);
+  ~CallScope();
+  CallScope(const CallScope&) = delete;
+  CallScope& operator=(const CallScope&) = delete;
+
+ private:
+  std::shared_ptr<CallLog> log_;
+  std::string_view outer_;
 };
 
 /// `mine` of every rank, one after the other in rank order; every rank gives as many. Called by all

@@ -32,7 +32,7 @@ namespace zero {
 ///
 /// Every key may be left out.
 struct EngineConfig {
-  OverlapOptions overlap;
+  OverlapOptions overlap = {};
   std::int64_t accumulation_steps = 1;  ///< micro-batches of a step
   double clip_norm = 0;                 ///< largest L2 norm of the gradient; 0: do not clip
   /// What becomes of a step whose gradient is infinite or NaN, where no loss scale can be halved.

@@ -68,6 +68,7 @@ nn::ParameterList free_parameters(const StrategyArguments& arguments, nn::Granul
 Strategy::Strategy(const StrategyArguments& arguments, nn::Granularity granularity)
     : model_(arguments.model),
       communicator_(arguments.communicator),
+      average_(dist::ReduceOp::kAverage, arguments.reduce_type),
       list_(free_parameters(arguments, granularity)),
       values_(arguments.values),
       accumulation_(arguments.accumulation),
@@ -80,7 +81,6 @@ Strategy::Strategy(const StrategyArguments& arguments, nn::Granularity granulari
       running_(list_.units.size(), 0),
       entered_(list_.units.size(), false),
       accumulated_(list_.size()) {
-  communicator_.set_reduce_type(arguments.reduce_type);
   // Before anything is sent: ranks that differ would send each other the wrong bytes, or wait.
   communicator_.verify_same_on_all_ranks(kModelOrStrategy, description(list_, arguments));
   std::vector<at::Tensor> all;
@@ -128,6 +128,7 @@ bool Strategy::model_is_whole() const {
 }
 
 void Strategy::release() {
+  const dist::CallScope call(communicator_, "Strategy::release");
   check_not_released();
   zero_grad();
   std::vector<at::Tensor> values(count());
@@ -251,6 +252,8 @@ void Strategy::gather_for_other_pass(std::size_t unit) {
 
 void Strategy::end_other_pass() {
   for (const std::size_t u : std::exchange(other_pass_, {})) drop(u);
+  // Dropped gradients may have left a buffer behind.
+  if (std::exchange(has_foreign_buffers_, false)) zero_grad();
 }
 
 void Strategy::optimizer_step() {
@@ -270,6 +273,7 @@ void Strategy::optimizer_step() {
 }
 
 void Strategy::unshard(std::size_t unit) {
+  const dist::CallScope call(communicator_, "Strategy::unshard");
   gather(unit);
   if (holders_[unit]++ == 0) uses_at_unshard_[unit] = uses_in_graphs(unit);
 }
@@ -303,6 +307,7 @@ void Strategy::zero_grad() {
 }
 
 void Strategy::on_ready(std::size_t index) {
+  if (!in_backward_) return drop_foreign_gradient(index);
   // Born inside autograd, a gradient looks like an activation until someone says what it is.
   memory::recharge(gradient(index), Category::kGradients);
   if (gradient(index).defined()) {
@@ -310,6 +315,18 @@ void Strategy::on_ready(std::size_t index) {
     if (observer_) observer_(index, gradient(index));
   }
   gradient_ready(index);
+}
+
+void Strategy::drop_foreign_gradient(std::size_t index) {
+  if (has_gradients_) {
+    throw Error(fmt::format(
+        "parameter '{}' has a gradient from a backward() that its engine did not run, while the "
+        "engine holds gradients of its own step: finish that step first, or freeze the parameter "
+        "(requires_grad_(false)) for this pass",
+        list_.parameters[index].name));
+  }
+  drop_gradient(index);
+  has_foreign_buffers_ = true;
 }
 
 void Strategy::check_origin(std::size_t index) const {
@@ -432,6 +449,7 @@ float Strategy::infinity_norm() {
 }
 
 float Strategy::clip_grad_norm(double max_norm, optim::Norm kind) {
+  const dist::CallScope call(communicator_, "Strategy::clip_grad_norm");
   const float norm = norm_of_gradients(kind) / static_cast<float>(gradient_scale_);
   if (!std::isfinite(norm)) return norm;
   const float coefficient = optim::clip_coefficient(norm, max_norm);
@@ -579,7 +597,7 @@ std::int64_t Strategy::reduced_owned_bytes() const {
 
 std::int64_t Strategy::reduced_bytes_of(std::size_t index) const {
   return parameter(index).numel() *
-         communicator_.reduced_element_size(parameter(index).scalar_type());
+         communicator_.reduced_element_size(parameter(index).scalar_type(), average_.type);
 }
 
 }  // namespace zero::train

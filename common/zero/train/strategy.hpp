@@ -35,10 +35,10 @@ struct StrategyArguments {
   optim::OptimizerFactory optimizer;
   /// First values of parameters that have no storage yet; asked on rank 0 only.
   nn::ParameterSource* values = nullptr;
-  std::string variant;  ///< one of the chapter's, empty for its default
+  std::string variant = {};  ///< one of the chapter's, empty for its default
   Ownership ownership = Ownership::kBySize;
   Accumulation accumulation = Accumulation::kLocal;
-  /// Set on the communicator: how it reduces gradients of 2-byte types.
+  /// In which type gradients of 2-byte types are reduced.
   dist::ReduceType reduce_type = dist::ReduceType::kOwn;
   /// Options of the chapter's own type (OverlapOptions for engine0 to engine3), in place of those
   /// that `variant` stands for; empty: those of the variant.
@@ -89,6 +89,11 @@ class Strategy : public nn::UnitHooks {
   /// (zero::Error otherwise); the loss may come from several forward()s, and others may have run
   /// since. zero::Error, before anything has happened, where the weights have changed since one of
   /// the forward()s that the loss comes from: its graph belongs to the old weights.
+  ///
+  /// Only this function makes gradients of the model's parameters. A backward() of something else
+  /// that passes through the model, such as that of a generator through its discriminator, gathers
+  /// what it needs; the gradients that it makes of the parameters are dropped, and are zero::Error
+  /// where this strategy has gradients that no zero_grad() has dropped.
   virtual void backward(const at::Tensor& loss);
   /// Waits for what is in flight. After the last micro-batch the gradients that this rank is
   /// responsible for (see owns()) are the average over ranks.
@@ -261,6 +266,7 @@ class Strategy : public nn::UnitHooks {
 
   nn::Model& model_;
   dist::Communicator& communicator_;
+  const dist::Reduction average_;  // of gradients, in the type that was asked for
   nn::ParameterList list_;
   std::unique_ptr<optim::Optimizer> optimizer_;
   bool requires_gradient_sync_ = true;
@@ -290,6 +296,7 @@ class Strategy : public nn::UnitHooks {
   };
 
   void on_ready(std::size_t index);
+  void drop_foreign_gradient(std::size_t index);
   void check_origin(std::size_t index) const;
   void run_backward(const at::Tensor& loss);
   void gather_for_other_pass(std::size_t unit);
@@ -325,6 +332,7 @@ class Strategy : public nn::UnitHooks {
   std::vector<bool> entered_;                  // its backward has begun in this backward()
   std::vector<std::size_t> other_pass_;        // units gathered for a pass that is not backward()
   bool in_backward_ = false;
+  bool has_foreign_buffers_ = false;  // of gradients that another backward() made
   Hooks hooks_{*this};
   std::vector<at::Tensor> accumulated_;  // averages of earlier micro-batches
 };
