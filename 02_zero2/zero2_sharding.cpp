@@ -15,34 +15,26 @@ Zero2Sharding::Zero2Sharding(const train::StrategyArguments& arguments)
       during_backward_(arguments.variant != "after"),
       placeholders_(arguments.variant == "placeholder"),
       owners_(list(), communicator(), arguments.ownership),
-      order_(train::backward_order(list())) {
+      schedule_(list(), train::BackwardSchedule::one_by_one(list()),
+                {.reduce = [this](std::size_t i) { reduce_to_owner(i); }}) {
   broadcast_from_rank_0();
   shard_optimizer();
 }
 
 void Zero2Sharding::gradient_ready(std::size_t index) {
-  if (!during_backward_ || !reduces_now()) return;
-  begin_reduction();
-  order_.ready(index, [this](std::size_t i) { reduce_to_owner(i); });
+  if (during_backward_) schedule_.gradient_ready(index);
 }
 
 void Zero2Sharding::finish_backward() {
   if (!reduces_now()) return;
-  begin_reduction();
   // Those that never became ready here: another rank may have used them, and waits for this one.
-  order_.finish([this](std::size_t i) { reduce_to_owner(i); });
+  schedule_.reduce_rest();
   complete_reduction();
 }
 
 void Zero2Sharding::zero_grad() {
-  order_.forget();  // it is new already, unless a backward pass was given up
+  schedule_.give_up();
   Strategy::zero_grad();
-}
-
-void Zero2Sharding::begin_reduction() {
-  // Which parameters take part may have changed since the last time: they can be frozen between
-  // steps.
-  if (order_.idle()) order_ = train::ReductionSchedule(train::backward_order(list()));
 }
 
 void Zero2Sharding::reduce_to_owner(std::size_t index) {

@@ -2,8 +2,8 @@
 
 #include <cstdint>
 
+#include <zero/train/backward_schedule.hpp>
 #include <zero/train/owners.hpp>
-#include <zero/train/reduction_schedule.hpp>
 #include <zero/train/strategy.hpp>
 
 namespace zero {
@@ -15,9 +15,9 @@ namespace zero {
 ///   "during" (default)  a gradient goes to its owner as soon as backward has made it, and is freed
 ///                       elsewhere: the peak falls as well
 ///   "after"             all gradients go when backward is over: same bytes at rest, full peak
-///   "placeholder"       during backward, as a reduce-scatter in which all pieces but the owner's
-///   are
-///                       zeros, as published elsewhere: (N-1) V on the wire for gradients
+///   "placeholder"       during backward, as a reduce-scatter in which all pieces except the
+///   owner's
+///                       are zeros, as published elsewhere: (N-1) V on the wire for gradients
 class Zero2Sharding : public train::Strategy {
  public:
   /// Called by all ranks: rank 0's parameters and buffers reach everybody.
@@ -33,17 +33,17 @@ class Zero2Sharding : public train::Strategy {
   std::int64_t predicted_traffic() const override;
 
  protected:
+  void begin_backward() override { schedule_.begin_backward(reduces_now()); }
   void gradient_ready(std::size_t index) override;
 
  private:
-  void begin_reduction();
   void reduce_to_owner(std::size_t index);
   void reduce_with_placeholders(at::Tensor& gradient, int owner);
 
   bool during_backward_;
   bool placeholders_;
   train::Owners owners_;
-  train::ReductionSchedule order_;
+  train::BackwardSchedule schedule_;
 };
 
 }  // namespace zero

@@ -3,10 +3,8 @@
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 
-#include <algorithm>
 #include <utility>
 
-#include <zero/base/scoped_value.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/train/registry.hpp>
@@ -24,11 +22,15 @@ Zero3Sharding::Zero3Sharding(const train::StrategyArguments& arguments)
     : Strategy(arguments),
       whole_model_(arguments.variant == "whole"),
       owners_(list(), communicator(), arguments.ownership),
-      order_({}),
-      schedule_(list()),
+      schedule_(list(), train::BackwardSchedule::one_by_one(list()),
+                {.reduce = [this](std::size_t i) { reduce_to_owner(i); },
+                 .reshard =
+                     [this](std::size_t u) {
+                       if (!whole_model_) drop(u);
+                     },
+                 .is_held = [this](std::size_t u) { return is_held(u); }}),
       owned_(count()),
-      gathered_(list().units.size(), false),
-      gradients_(list().units.size(), 0) {
+      gathered_(list().units.size(), false) {
   distribute_from_rank_0();
   shard_optimizer();
 }
@@ -56,23 +58,15 @@ std::string Zero3Sharding::read_too_early(std::size_t index) const {
 }
 
 at::Tensor Zero3Sharding::forward(const data::Batch& batch) {
-  const ScopedValue trains(trains_, c10::GradMode::is_enabled());
-  if (std::exchange(threw_, false)) reshard_all();
-  const std::vector<std::size_t> pending = schedule_.pending_uses();
-  try {
-    return Strategy::forward(batch);
-  } catch (...) {
-    schedule_.restore(pending);  // no backward follows
-    threw_ = true;
-    throw;
-  }
+  schedule_.begin_forward(c10::GradMode::is_enabled());
+  at::Tensor loss = Strategy::forward(batch);
+  schedule_.end_forward();
+  return loss;
 }
 
 void Zero3Sharding::pre_forward(nn::Unit& unit) {
   const std::size_t u = list().index_of(unit);
-  // Inside backward, where a part under activation checkpointing runs again.
-  for (const std::size_t over : schedule_.leave_for(u)) end_unit(over);
-  if (trains_ && c10::GradMode::is_enabled()) schedule_.used(u);
+  schedule_.enter_forward(u);
   for (const std::size_t each : units_to_gather(u)) gather(each);
 }
 
@@ -87,65 +81,20 @@ void Zero3Sharding::post_forward(nn::Unit& unit) {
 
 void Zero3Sharding::pre_backward(nn::Unit& unit) {
   const std::size_t u = list().index_of(unit);
-  for (const std::size_t over : schedule_.leave_for(u)) end_unit(over);
-  schedule_.enter(u);
+  schedule_.enter_backward(u);
   for (const std::size_t each : units_to_gather(u)) gather(each);
 }
 
-void Zero3Sharding::records_backward(nn::Unit& unit) { schedule_.used(list().index_of(unit)); }
-
-void Zero3Sharding::end_unit(std::size_t unit) {
-  // Whatever this rank's batch has not used of the unit, it never will.
-  if (!whole_model_) drop(unit);
-  if (!reduces_now() || is_held(unit)) return;
-  begin_reduction();
-  for (const std::size_t i : list().units[unit].parameters) {
-    if (!trainable(i) || order_.has(i)) continue;
-    order_.ready(i, [this](std::size_t next) { reduce_to_owner(next); });
-  }
+void Zero3Sharding::records_backward(nn::Unit& unit) {
+  schedule_.expect_backward(list().index_of(unit));
 }
 
-bool Zero3Sharding::has_frozen(std::size_t unit) const {
-  const auto& members = list().units[unit].parameters;
-  return std::any_of(members.begin(), members.end(),
-                     [this](std::size_t i) { return !trainable(i); });
-}
+void Zero3Sharding::gradient_ready(std::size_t index) { schedule_.gradient_ready(index); }
 
-bool Zero3Sharding::has_all_gradients(std::size_t unit) const {
-  const auto& members = list().units[unit].parameters;
-  const auto trained =
-      std::count_if(members.begin(), members.end(), [this](std::size_t i) { return trainable(i); });
-  return gradients_[unit] >= static_cast<std::size_t>(trained);
-}
-
-void Zero3Sharding::gradient_ready(std::size_t index) {
-  if (reduces_now()) {
-    begin_reduction();
-    order_.expect(index);
-  }
-  const std::size_t u = list().parameters[index].unit;
-  ++gradients_[u];
-  if (!schedule_.open(u) || is_held(u)) return;
-  // Units end with their last gradient, but for those that hold frozen parameters: these may be
-  // needed for the gradient of the input after the last gradient of a parameter.
-  if (has_all_gradients(u) && !has_frozen(u) && !whole_model_) drop(u);
-  if (!reduces_now()) return;
-  order_.ready(index, [this](std::size_t i) { reduce_to_owner(i); });
-}
-
-void Zero3Sharding::backward(const at::Tensor& loss) {
-  try {
-    Strategy::backward(loss);
-  } catch (...) {
-    schedule_.forget();
-    throw;
-  }
-  schedule_.end();
+void Zero3Sharding::end_backward() {
+  schedule_.end_units();
   reshard_all();
-  gradients_.assign(gradients_.size(), 0);
-  if (!reduces_now()) return;
-  begin_reduction();
-  order_.finish([this](std::size_t i) { reduce_to_owner(i); });
+  schedule_.reduce_rest();
 }
 
 void Zero3Sharding::finish_backward() {
@@ -153,9 +102,7 @@ void Zero3Sharding::finish_backward() {
 }
 
 void Zero3Sharding::zero_grad() {
-  // Does nothing unless a backward pass was given up.
-  order_.forget();
-  gradients_.assign(gradients_.size(), 0);
+  schedule_.give_up();
   for (at::Tensor& owned : owned_) {
     if (owned.defined()) owned.mutable_grad().reset();
   }
@@ -166,24 +113,8 @@ void Zero3Sharding::optimizer_step() {
   // A forward that no backward followed has left the root whole, with values that
   // the update makes old.
   reshard_all();
-  schedule_.forget();
+  schedule_.forget_forwards();
   Strategy::optimizer_step();
-}
-
-void Zero3Sharding::reshard_all() {
-  for (std::size_t u = 0; u < gathered_.size(); ++u) drop(u);
-}
-
-void Zero3Sharding::begin_reduction() {
-  // Which parameters take part may have changed since the last time: they can be frozen between
-  // steps.
-  if (!order_.idle()) return;
-  std::vector<std::size_t> order = train::backward_order(list());
-  // Those of units around others go last: their turn is later.
-  std::stable_partition(order.begin(), order.end(), [this](std::size_t i) {
-    return !list().has_inner(list().parameters[i].unit);
-  });
-  order_ = train::ReductionSchedule(std::move(order));
 }
 
 void Zero3Sharding::reduce_to_owner(std::size_t index) {

@@ -6,7 +6,6 @@
 
 #include <zero/train/backward_schedule.hpp>
 #include <zero/train/owners.hpp>
-#include <zero/train/reduction_schedule.hpp>
 #include <zero/train/strategy.hpp>
 
 namespace zero {
@@ -29,7 +28,6 @@ class Zero3Sharding : public train::Strategy {
   explicit Zero3Sharding(const train::StrategyArguments& arguments);
 
   at::Tensor forward(const data::Batch& batch) override;
-  void backward(const at::Tensor& loss) override;
   void finish_backward() override;
   void optimizer_step() override;
   void zero_grad() override;
@@ -47,6 +45,8 @@ class Zero3Sharding : public train::Strategy {
   std::int64_t predicted_traffic() const override;
 
  protected:
+  void begin_backward() override { schedule_.begin_backward(reduces_now()); }
+  void end_backward() override;
   void gradient_ready(std::size_t index) override;
   void gather(std::size_t unit) override;
   /// Drops what this rank does not own. What it owns cannot be read through the model either, so
@@ -56,23 +56,14 @@ class Zero3Sharding : public train::Strategy {
  private:
   void distribute_from_rank_0();
   std::string read_too_early(std::size_t index) const;
-  void begin_reduction();
   void reduce_to_owner(std::size_t index);
-  void reshard_all();
-  void end_unit(std::size_t unit);
-  bool has_frozen(std::size_t unit) const;
-  bool has_all_gradients(std::size_t unit) const;
   std::vector<std::size_t> units_to_gather(std::size_t unit) const;
 
   bool whole_model_;
-  bool trains_ = false;  // the forward that runs is one that a backward follows
-  bool threw_ = false;   // the last forward; units may be whole still
   train::Owners owners_;
-  train::ReductionSchedule order_;
   train::BackwardSchedule schedule_;
-  std::vector<at::Tensor> owned_;       // by parameter: what the optimizer updates here
-  std::vector<bool> gathered_;          // by unit
-  std::vector<std::size_t> gradients_;  // by unit: trainable parameters whose gradient has come
+  std::vector<at::Tensor> owned_;  // by parameter: what the optimizer updates here
+  std::vector<bool> gathered_;     // by unit
 };
 
 }  // namespace zero

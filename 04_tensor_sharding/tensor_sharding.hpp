@@ -1,20 +1,17 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
-#include <vector>
 
-#include <zero/train/reduction_schedule.hpp>
+#include <zero/memory/storage_pool.hpp>
+#include <zero/train/flat_parameter_list.hpp>
 #include <zero/train/strategy.hpp>
-
-#include "sharded_group.hpp"
 
 namespace zero {
 
-/// What the three stages of this chapter share: every tensor split over every rank. Each unit's
-/// parameters lie in a flat buffer (or each in its own, variant "per_parameter"), of which rank r
-/// updates shard r. All ranks send the same number of bytes, whatever the sizes of tensors, and
-/// hold the same but for what padding does without (below).
+/// What the three stages of this chapter share: every tensor is split over every rank. The
+/// parameters of each unit lie in a flat buffer (or each in its own, variant "per_parameter"), of
+/// which rank r updates shard r. All ranks send the same number of bytes, whatever the sizes of
+/// tensors, and hold the same, except where a shard is nothing but padding (below).
 ///
 /// With F the bytes of all padded buffers, at rest a rank holds in float32
 ///   stage 1:  F of parameters,   F of gradients,   2V/N of AdamW's moments
@@ -31,64 +28,31 @@ class TensorSharding : public train::Strategy {
   void zero_grad() override;
 
   bool owns(std::size_t index) const override { return piece(index).tensor.defined(); }
-  train::ParameterShard piece(std::size_t index) const override;
-  train::ParameterShard local_shard(std::size_t index) const override;
+  train::ParameterShard piece(std::size_t index) const override { return flat_.piece(index); }
+  train::ParameterShard local_shard(std::size_t index) const override {
+    return flat_.local_shard(index);
+  }
   bool sharded() const override { return true; }
+  train::ModelStateBytes predicted_bytes() const override;
+  std::int64_t predicted_traffic() const override;
 
  protected:
-  /// Called by all ranks: builds the groups and gives them rank 0's values. `split`: only the
-  /// shards stay, and no rank ever holds more than one whole group. Units are leaves in variant
-  /// "leaf".
-  TensorSharding(const train::StrategyArguments& arguments, bool split);
-  ~TensorSharding() override;
+  /// Called by all ranks: flattens the parameters and gives them rank 0's values. No rank holds
+  /// more than one whole buffer at stage 3. Units are leaves in variant "leaf".
+  TensorSharding(const train::StrategyArguments& arguments, train::FlatOptions options);
 
-  /// Called inside backward() when the gradients of all trainable members of a group are there. Not
-  /// called for a group with a member that this rank's batch did not use: it goes later, when
-  /// backward is over with its unit, or with everything.
-  virtual void group_ready(std::size_t group) {}
   void gradient_ready(std::size_t index) override;
 
-  /// Averages the gradients of a group; see ShardedGroup::reduce_scatter.
-  virtual void reduce(std::size_t group, bool keep_full);
-  /// Notes for complete_reduction() which members have gradients here. False where no member is
-  /// trainable at the moment.
-  bool note_members(std::size_t group);
-  /// How many parameters of a group are trainable at the moment.
-  std::size_t trainable_members(std::size_t group) const;
-  /// Makes the parameters of trainable groups whole after every rank has updated its shards. All
-  /// gathers are started before the first is waited for. Called by all ranks; blocks.
+  /// Averages the gradients of a buffer over the ranks: starts, and waits. (Chapter 05 computes in
+  /// between.) Called by all ranks.
+  virtual void reduce(std::size_t buffer);
+  /// Makes the parameters whole after every rank has updated its shards.
   void gather_updated();
-  /// The end of a backward pass: forgets which gradients came.
-  void forget_arrivals() { arrived_.assign(arrived_.size(), 0); }
+  /// How often a unit is gathered in a step with one micro-batch.
+  virtual std::int64_t gathers(std::size_t unit) const { return 0; }
 
-  std::vector<ShardedGroup>& groups() { return groups_; }
-  const std::vector<ShardedGroup>& groups() const { return groups_; }
-  const std::vector<std::size_t>& groups_of(std::size_t unit) const { return by_unit_[unit]; }
-  std::size_t group_of(std::size_t index) const { return where_[index].group; }
-  /// Trainable groups, last first: about the order in which backward ends with them.
-  std::vector<std::size_t> backward_groups() const;
-
-  /// Bytes of a rank's shard of all groups, or of the trainable ones.
-  std::int64_t shard_bytes(bool trainable_only) const;
-  /// Bytes of the averaged gradients that stay on this rank: its shards, but for those that hold
-  /// nothing but padding, which nobody keeps.
-  std::int64_t gradient_shard_bytes() const;
-  /// Bytes of a rank's shard of all trainable groups as they travel when gradients are reduced.
-  std::int64_t reduced_shard_bytes() const;
-
- private:
-  struct Place {
-    std::size_t group;
-    std::size_t member;
-  };
-
-  void build_groups(bool one_per_parameter);
-  void initialize(ShardedGroup& group, bool split);
-
-  std::vector<ShardedGroup> groups_;
-  std::vector<Place> where_;                       // by parameter
-  std::vector<std::vector<std::size_t>> by_unit_;  // groups of each unit
-  std::vector<std::size_t> arrived_;               // by group: gradients that have come
+  memory::StoragePool pool_{/*keeps=*/false};
+  train::FlatParameterList flat_;
 };
 
 }  // namespace zero

@@ -1,13 +1,11 @@
 #pragma once
 
-#include <cstdint>
-
 #include "tensor_sharding.hpp"
 
 namespace zero {
 
 /// Stage 1 over split tensors: reduce-scatter the gradients, update the shard, all-gather the
-/// parameters. Sends 2F (N-1)/N in a step (F: see TensorSharding), as plain DDP does but for the
+/// parameters. Sends 2F (N-1)/N in a step (F: see TensorSharding), what plain DDP sends and the
 /// padding. Variants:
 ///   "flat" (default)  one buffer a unit
 ///   "per_parameter"   each parameter padded and split by itself: more collectives, more padding
@@ -17,13 +15,7 @@ class TensorZero1 : public TensorSharding {
   explicit TensorZero1(const train::StrategyArguments& arguments);
 
   void finish_backward() override;
-  void sync_parameters() override;
-  train::ModelStateBytes predicted_bytes() const override;
-  std::int64_t predicted_traffic() const override;
-
- private:
-  bool naive_;
-  bool reduce_each_;
+  void sync_parameters() override { gather_updated(); }
 };
 
 }  // namespace zero

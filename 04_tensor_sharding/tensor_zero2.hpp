@@ -1,6 +1,6 @@
 #pragma once
 
-#include <cstdint>
+#include <zero/train/backward_schedule.hpp>
 
 #include "tensor_sharding.hpp"
 
@@ -14,16 +14,15 @@ class TensorZero2 : public TensorSharding {
   explicit TensorZero2(const train::StrategyArguments& arguments);
 
   void finish_backward() override;
-  void sync_parameters() override;
+  void sync_parameters() override { gather_updated(); }
   void zero_grad() override;
-  train::ModelStateBytes predicted_bytes() const override;
-  std::int64_t predicted_traffic() const override;
 
  protected:
-  void group_ready(std::size_t group) override;
+  void begin_backward() override { schedule_.begin_backward(reduces_now()); }
+  void gradient_ready(std::size_t index) override;
 
  private:
-  train::ReductionSchedule order_;
+  train::BackwardSchedule schedule_;
 };
 
 }  // namespace zero

@@ -29,7 +29,6 @@ class TensorZero3 : public TensorSharding {
   explicit TensorZero3(const train::StrategyArguments& arguments);
 
   at::Tensor forward(const data::Batch& batch) override;
-  void backward(const at::Tensor& loss) override;
   void finish_backward() override;
   void optimizer_step() override;
   void zero_grad() override;
@@ -40,42 +39,25 @@ class TensorZero3 : public TensorSharding {
   void records_backward(nn::Unit& unit) override;
   void post_backward(nn::Unit& unit) override;
 
-  train::ModelStateBytes predicted_bytes() const override;
-  /// With as many uses of each unit as the last forward pass that recorded a graph made of it; one
-  /// of each before.
-  std::int64_t predicted_traffic() const override;
-
  protected:
+  void begin_backward() override { schedule_.begin_backward(reduces_now()); }
+  void end_backward() override;
   void gradient_ready(std::size_t index) override;
-  void group_ready(std::size_t group) override;
   void gather(std::size_t unit) override;
   /// Leaves this rank's shards of them only.
   void drop(std::size_t unit) override;
+  std::int64_t gathers(std::size_t unit) const override;
 
  private:
   /// The units to gather or reshard when `unit` runs: itself, or under "whole" all for the root.
   std::vector<std::size_t> units_to_gather(std::size_t unit) const;
-  void reshard_all();
-  void end_unit(std::size_t unit);
-  void launch(std::size_t group);
   bool is_leaf(std::size_t unit) const;
-  bool has_frozen(std::size_t unit) const;
-  bool has_all_gradients(std::size_t unit) const;
   /// From the end of its forward to its backward. Unit 0 is the root.
   bool stays_whole(std::size_t unit) const { return whole_model_ || unit == 0; }
-  /// How often a unit is gathered in a step with one micro-batch.
-  std::int64_t gathers(std::size_t unit) const;
 
-  bool whole_model_;                // variant "whole"
-  bool by_leaf_;                    // variant "leaf"
-  bool trains_ = false;             // the forward that runs is one that a backward follows
-  bool threw_ = false;              // the last forward; units may be whole still
-  bool in_backward_ = false;        // so that a forward that runs again inside it can be told apart
-  std::vector<std::int64_t> uses_;  // by unit, in a forward
-  train::ReductionSchedule order_;
+  bool whole_model_;  // variant "whole"
+  bool by_leaf_;      // variant "leaf"
   train::BackwardSchedule schedule_;
-  std::vector<std::size_t> unit_of_;  // by group
-  std::vector<std::size_t> ready_;    // by unit: groups whose gradients have come
 };
 
 }  // namespace zero

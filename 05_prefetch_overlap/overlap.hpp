@@ -6,10 +6,9 @@
 #include <zero/engine/overlap_options.hpp>
 #include <zero/memory/storage_pool.hpp>
 #include <zero/train/backward_schedule.hpp>
-#include <zero/train/reduction_schedule.hpp>
+#include <zero/train/flat_parameter_list.hpp>
 #include <zero/train/strategy.hpp>
 
-#include "bucket.hpp"
 #include "lookahead.hpp"
 #include "prefetch.hpp"
 #include "reduction_queue.hpp"
@@ -36,14 +35,13 @@ class Overlap : public train::Strategy {
   ~Overlap() override;
 
   at::Tensor forward(const data::Batch& batch) override;
-  void backward(const at::Tensor& loss) override;
   void finish_backward() override;
   void optimizer_step() override;
   void sync_parameters() override;
   void zero_grad() override;
 
   bool owns(std::size_t index) const override { return piece(index).tensor.defined(); }
-  train::ParameterShard piece(std::size_t index) const override;
+  train::ParameterShard piece(std::size_t index) const override { return flat_.piece(index); }
   train::ParameterShard local_shard(std::size_t index) const override;
   bool sharded() const override { return options_.stage > 0; }
 
@@ -59,7 +57,7 @@ class Overlap : public train::Strategy {
   /// The most bytes of gradients that were in flight at once.
   std::int64_t most_in_flight() const { return in_flight_.most_seen(); }
   /// Buckets, unit by unit, the root's first.
-  const std::vector<Bucket>& buckets() const { return buckets_; }
+  const std::vector<train::FlatParameters>& buckets() const { return flat_.buffers(); }
   /// How many units are gathered ahead; 0 while that is being found out.
   std::int64_t lookahead() const { return forward_.lookahead(); }
   /// Whether this rank knows the order of units, and how often a pass ran otherwise.
@@ -67,53 +65,31 @@ class Overlap : public train::Strategy {
   std::int64_t passes_that_differed() const { return lost_passes_; }
 
  protected:
+  void begin_backward() override;
+  void end_backward() override;
   void gradient_ready(std::size_t index) override;
   void gather(std::size_t unit) override;
   void drop(std::size_t unit) override;
 
  private:
-  struct Place {
-    std::size_t bucket;
-    std::size_t member;
-  };
-
-  void build_buckets();
-  Sharded sharded_of(std::size_t unit) const;
-  bool keeps_gradients(std::size_t unit) const;
+  train::FlatOptions flat_options(std::size_t unit) const;
+  train::BackwardSchedule::Actions actions();
   std::int64_t gathers(std::size_t unit) const;
-  void initialize(Bucket& bucket);
-  void set_providers();
+  void reshard_unit(std::size_t unit);
 
-  bool has_frozen(std::size_t unit) const;
-  bool has_all_gradients(std::size_t unit) const;
-  void end_unit(std::size_t unit);
-  void reshard_all();
   void use(std::size_t unit, Prefetch& pass, PassClock& clock);
   void start_gather(std::size_t unit);
   void finish_gather(std::size_t unit);
-  void reshard_unit(std::size_t unit);
-  void finish_parameters();
   void end_of_pass(Prefetch& pass, const char* name);
   std::vector<UnitTimes> least_over_ranks() const;
   std::int64_t largest_unit_ahead() const;
   void choose_lookahead_once();
-
-  void reduce_if_ready(std::size_t bucket);
-  void launch(std::size_t bucket);
-  bool note_members(std::size_t bucket);
-  std::size_t trainable_members(const Bucket& bucket) const;
-  std::vector<std::size_t> backward_buckets() const;
+  void start_reduce(std::size_t bucket);
 
   OverlapOptions options_;
   bool reduce_each_;  // micro-batches are reduced one by one
   memory::StoragePool pool_;
-  mutable std::vector<Bucket> buckets_;            // mutable: readers wait for what is in flight
-  std::vector<Place> where_;                       // by parameter
-  std::vector<std::size_t> unit_of_;               // by bucket
-  std::vector<std::vector<std::size_t>> by_unit_;  // buckets of each unit
-  std::vector<std::size_t> arrived_;               // by bucket: gradients that have come
-  std::vector<std::size_t> ready_;                 // by unit: buckets whose gradients have come
-  train::ReductionSchedule order_;
+  mutable train::FlatParameterList flat_;  // mutable: readers wait for what is in flight
   train::BackwardSchedule schedule_;
   ReductionQueue in_flight_;
   Prefetch forward_;
@@ -122,10 +98,6 @@ class Overlap : public train::Strategy {
   PassClock backward_clock_;
   std::int64_t timed_passes_left_;  // until the lookahead is settled
   std::int64_t lost_passes_ = 0;
-  std::vector<std::int64_t> uses_;  // by unit: in the last forward pass that trains
-  bool trains_ = false;             // the forward that runs is one that a backward follows
-  bool threw_ = false;              // the last forward; units may be whole still
-  bool in_backward_ = false;
 };
 
 }  // namespace zero

@@ -57,7 +57,7 @@ TEST(Overlap, GradientsDoNotPileUp) {
     const Overlap strategy({*toy.model, communicator, optim::adamw(), &toy.values, ""},
                            {.stage = 2});
     std::int64_t shards = 0, all = 0, largest = 0;
-    for (const Bucket& bucket : strategy.buckets()) {
+    for (const train::FlatParameters& bucket : strategy.buckets()) {
       shards += bucket.shard_bytes();
       all += bucket.full_bytes();
       largest = std::max(largest, bucket.full_bytes());
@@ -111,7 +111,7 @@ TEST(Overlap, KeepsWhatLiesInItsShardInPlace) {
     for (int step = 0; step < 3; ++step) {
       int here = 0;
       int elsewhere = 0;
-      for (const Bucket& bucket : strategy.buckets()) {
+      for (const train::FlatParameters& bucket : strategy.buckets()) {
         for (std::size_t m = 0; m < bucket.members().size(); ++m) {
           const at::Tensor& parameter = strategy.list().parameters[bucket.members()[m]].tensor;
           const train::ParameterShard mine = bucket.local_shard(m);
@@ -192,7 +192,7 @@ TEST(Overlap, HoldsTheUnitsAheadAndNoMore) {
       train::Trainer trainer(strategy);
       trainer.step({toy.batch(communicator.rank(), 0)});
       std::int64_t largest = 0;
-      for (const Bucket& bucket : strategy.buckets()) {
+      for (const train::FlatParameters& bucket : strategy.buckets()) {
         largest = std::max(largest, bucket.full_bytes());
       }
       memory::reset_peaks();
@@ -226,7 +226,7 @@ TEST(Overlap, HoldsItsShardsTheRootAndFourUnits) {
       const std::int64_t rest = memory::snapshot().model_states();
       EXPECT_EQ(rest, strategy.predicted_bytes().total());
       std::int64_t largest = 0;
-      for (const Bucket& bucket : strategy.buckets()) {
+      for (const train::FlatParameters& bucket : strategy.buckets()) {
         largest = std::max(largest, bucket.full_bytes());
       }
       const auto& buckets = strategy.buckets();  // the root, then layer after layer

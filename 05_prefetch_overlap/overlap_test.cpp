@@ -65,7 +65,7 @@ TEST(Overlap, BucketsAreFullOfNeighboursAndNoLargerThanAsked) {
     options.bucket_bytes = 100 << 10;
     const Overlap strategy({*toy.model, communicator, optim::adamw(), &toy.values, ""}, options);
     std::set<std::size_t> seen;
-    for (const Bucket& bucket : strategy.buckets()) {
+    for (const train::FlatParameters& bucket : strategy.buckets()) {
       std::int64_t bytes = 0;
       std::size_t next = bucket.members().front();
       for (const std::size_t i : bucket.members()) {
@@ -148,7 +148,7 @@ TEST(Overlap, KeepsSmallUnitsWholeIfAskedTo) {
     options.whole_below = 10000;  // of the units only the last, 257 x 9 and 9
     Overlap strategy({*toy.model, communicator, optim::adamw(), &toy.values, ""}, options);
     std::size_t whole = 0;
-    for (const Bucket& bucket : strategy.buckets()) whole += bucket.whole() ? 1 : 0;
+    for (const train::FlatParameters& bucket : strategy.buckets()) whole += bucket.is_whole() ? 1 : 0;
     EXPECT_GE(whole, 1u);
     EXPECT_LT(whole, strategy.buckets().size());
     EXPECT_EQ(memory::snapshot()[Category::kParameters], strategy.predicted_bytes().parameters);

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <deque>
 
-#include "bucket.hpp"
+#include <zero/train/flat_parameters.hpp>
 
 namespace zero {
 
@@ -18,9 +18,9 @@ class ReductionQueue {
 
   /// Starts the reduction of `bucket`. Where it does not fit beside those in flight, waits for the
   /// oldest of them first; a bucket larger than the bound goes alone.
-  void start(Bucket& bucket, bool whole) {
+  void start(train::FlatParameters& bucket) {
     while (!in_flight_.empty() && bytes_ + bucket.bytes() > most_bytes_) finish_oldest();
-    bucket.start_reduce(whole);
+    bucket.start_reduce();
     in_flight_.push_back(&bucket);
     bytes_ += bucket.bytes();
     most_seen_ = std::max(most_seen_, bytes_);
@@ -36,7 +36,7 @@ class ReductionQueue {
 
  private:
   void finish_oldest() {
-    Bucket* const oldest = in_flight_.front();
+    train::FlatParameters* const oldest = in_flight_.front();
     in_flight_.pop_front();
     bytes_ -= oldest->bytes();
     oldest->finish_reduce();
@@ -45,7 +45,7 @@ class ReductionQueue {
   std::int64_t most_bytes_;
   std::int64_t bytes_ = 0;
   std::int64_t most_seen_ = 0;
-  std::deque<Bucket*> in_flight_;
+  std::deque<train::FlatParameters*> in_flight_;
 };
 
 }  // namespace zero

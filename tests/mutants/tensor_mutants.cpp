@@ -7,6 +7,7 @@
 #include <04_tensor_sharding/tensor_zero2.hpp>
 #include <04_tensor_sharding/tensor_zero3.hpp>
 #include <zero/distributed/communicator.hpp>
+#include <zero/memory/accounting.hpp>
 #include <zero/optim/norm.hpp>
 
 #include "mutants.hpp"
@@ -20,8 +21,8 @@ class ShardOffByOne final : public TensorZero1 {
   using TensorZero1::TensorZero1;
   void sync_parameters() override {
     TensorZero1::sync_parameters();
-    for (const std::size_t g : backward_groups()) {
-      at::Tensor full = groups()[g].full();
+    for (std::size_t b = 0; b < flat_.size(); ++b) {
+      at::Tensor full = flat_[b].full();
       full.copy_(at::roll(full, 1));
     }
   }
@@ -38,7 +39,7 @@ class PaddingInNorm final : public TensorZero2 {
         square += optim::squared_norm(mine.tensor.grad());
       }
     }
-    for (const std::size_t g : backward_groups()) square += gaps(groups()[g].layout());
+    for (const auto& buffer : flat_.buffers()) square += gaps(buffer.layout());
     communicator_.all_reduce(square, dist::Purpose::kControl, dist::ReduceOp::kSum).wait();
     const float norm = optim::norm_from_squares({square.item<double>()});
     const float coefficient = optim::clip_coefficient(norm, max_norm);
@@ -84,12 +85,10 @@ class StaleShard final : public TensorZero1 {
  public:
   using TensorZero1::TensorZero1;
   void optimizer_step() override {
-    std::vector<at::Tensor> old;
-    for (const std::size_t g : backward_groups()) old.push_back(groups()[g].shard().clone());
+    at::Tensor shard = flat_[0].shard();
+    const at::Tensor old = shard.clone();
     TensorZero1::optimizer_step();
-    ShardedGroup& last = groups()[backward_groups().back()];
-    at::Tensor shard = last.shard();
-    shard.copy_(old.back());
+    shard.copy_(old);
   }
 };
 
@@ -99,9 +98,9 @@ class ShardSumForMean final : public TensorZero3 {
   using TensorZero3::TensorZero3;
 
  protected:
-  void reduce(std::size_t group, bool keep_full) override {
-    TensorZero3::reduce(group, keep_full);
-    for (const std::size_t i : groups()[group].members()) {
+  void reduce(std::size_t buffer) override {
+    TensorZero3::reduce(buffer);
+    for (const std::size_t i : flat_[buffer].members()) {
       const at::Tensor mine = piece(i).tensor;
       if (mine.defined() && mine.grad().defined()) mine.mutable_grad().mul_(communicator_.size());
     }
@@ -114,9 +113,18 @@ class ShardGradientsKeptWhole final : public TensorZero2 {
   using TensorZero2::TensorZero2;
 
  protected:
-  void reduce(std::size_t group, bool /*keep_full*/) override {
-    TensorZero2::reduce(group, /*keep_full=*/true);
+  void reduce(std::size_t buffer) override {
+    const memory::Charge charge(memory::Category::kGradients);
+    kept_.push_back(at::zeros({flat_[buffer].layout().total()}));
+    TensorZero2::reduce(buffer);
   }
+  void zero_grad() override {
+    kept_.clear();
+    TensorZero2::zero_grad();
+  }
+
+ private:
+  std::vector<at::Tensor> kept_;
 };
 
 }  // namespace

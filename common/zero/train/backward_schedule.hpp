@@ -1,94 +1,128 @@
 #pragma once
 
 #include <cstddef>
-#include <utility>
+#include <cstdint>
+#include <functional>
 #include <vector>
 
 #include <zero/nn/parameters.hpp>
-#include <zero/nn/suppress_gradient_hooks.hpp>
 
 namespace zero::train {
 
-/// Tells when a reduction may start from inside backward, where units are gathered in backward too.
+/// Decides what may be reduced now, and in which order, while backward runs.
 ///
-/// Ranks have to start collectives in one order, or they wait for each other for ever. Gathers are
-/// no problem: units begin their backward in the same order on all ranks. Gradients are: a batch
-/// that leaves a parameter out never completes what it belongs to, and its rank would reduce after
-/// the next gather what others have reduced before it. So what belongs to a unit goes in the unit's
-/// turn: from its first gradient until another unit begins, which is when the last gradient has
-/// come (autograd runs what was made last first, so nothing of the unit can still be to come). No
-/// gather happens in between, and so it does not matter when in its turn a rank sends.
+/// Ranks must start collectives in one order, or they wait for each other forever. Autograd may
+/// finish two parameters in different orders on two ranks: one of them skipped a branch, say. So
+/// the order of reductions is fixed beforehand: the reverse of registration, which is about the
+/// order in which backward runs. An item that is complete early waits until all before it have
+/// gone.
+///
+/// Where units are gathered in backward too (stage 3), gathers and reductions share one order.
+/// Units begin their backward in the same order on all ranks, so gathers are no problem. Gradients
+/// are: a batch that leaves a parameter out never completes its item, and its rank would reduce
+/// after the next gather what others have reduced before it. So the items of a unit go in the
+/// unit's turn: from its first gradient until another unit begins. By then the last gradient of the
+/// unit has come, because autograd runs first what was made last. No gather happens within a turn,
+/// so it does not matter when in its turn a rank reduces.
 ///
 /// There are two exceptions. A unit that is used several times has its turn at its last use. A unit
-/// with other units within has gathers in its midst: nothing of it goes before it is over, and of
-/// the root nothing before the end of backward.
+/// with other units inside has gathers in its midst: its items go when it is over, and those of the
+/// root at the end of backward.
 class BackwardSchedule {
  public:
-  explicit BackwardSchedule(const nn::ParameterList& list) : pending_uses_(list.units.size(), 0) {
-    for (std::size_t u = 0; u < pending_uses_.size(); ++u) {
-      parent_.push_back(list.units[u].parent);
-      has_inner_.push_back(list.has_inner(u));
-    }
-  }
+  /// Parameters of one unit whose gradients are reduced by one collective.
+  struct Item {
+    std::size_t unit;
+    std::vector<std::size_t> parameters;  ///< indices into ParameterList::parameters
+  };
 
-  /// Unit `u` runs in a forward that a backward will follow; also in a part under activation
-  /// checkpointing (its first run, not when it runs again).
-  void used(std::size_t u) { ++pending_uses_[u]; }
+  struct Actions {
+    /// Starts the reduction of an item.
+    std::function<void(std::size_t item)> reduce;
+    /// Drops the parameters of a unit that backward does not need any more. Empty where parameters
+    /// stay whole: then an item goes as soon as it is complete.
+    std::function<void(std::size_t unit)> reshard = {};
+    /// Whether parameters of a unit are in use elsewhere, so that more gradients may come: its
+    /// items go at the end of backward. Empty: never.
+    std::function<bool(std::size_t unit)> is_held = {};
+    /// Whether frozen parameters of a unit are not needed after its last gradient. Empty: never;
+    /// the gradient of the unit's input may need them.
+    std::function<bool(std::size_t unit)> ends_with_gradients = {};
+  };
 
-  /// A use of unit `u` is about to begin, backward, or forward again in a checkpointed part:
-  /// something of it will be gathered. Gives the units whose turn is over: all gradients that this
-  /// rank will ever have of them are there. Gives none inside the backward of a checkpointed part:
-  /// the gradients of the part are announced together when it has ended.
-  std::vector<std::size_t> leave_for(std::size_t u) {
-    if (nn::SuppressGradientHooks::active()) return {};
-    std::vector<std::size_t> over;
-    while (!running_.empty() && (running_.back() == u || !lies_within(u, running_.back()))) {
-      const std::size_t left = end_use();
-      if (left != u && pending_uses_[left] == 0) over.push_back(left);
-    }
-    return over;
-  }
+  /// `list` must outlive the schedule. Every parameter is in one item, or in none if it is never
+  /// reduced. Items go last to first, those of inner units before those around them.
+  BackwardSchedule(const nn::ParameterList& list, std::vector<Item> items, Actions actions);
 
-  /// It begins backward.
-  void enter(std::size_t u) { running_.push_back(u); }
+  /// One item for each parameter.
+  static std::vector<Item> one_by_one(const nn::ParameterList& list);
 
-  /// Whether what is complete of unit `u` may go at once.
-  bool open(std::size_t u) const {
-    return !running_.empty() && running_.back() == u && !has_inner_[u] && pending_uses_[u] <= 1;
-  }
+  /// A forward pass begins. `trains`: a backward follows. Forgets the uses that the last forward
+  /// noted, if it did not get to end_forward().
+  void begin_forward(bool trains);
+  void end_forward() { in_forward_ = false; }
+  /// Unit `u` is about to run, and its parameters are about to be gathered; also where it runs
+  /// again inside backward, under activation checkpointing.
+  void enter_forward(std::size_t u);
+  /// One more backward of unit `u` will come, because its backward records a graph.
+  void expect_backward(std::size_t u) { ++pending_uses_[u]; }
+  /// How often unit `u` ran in the last forward that trains; once before there was any.
+  std::int64_t uses(std::size_t u) const { return uses_[u]; }
 
-  /// The end of a backward pass, or of one that was given up: nothing runs any more.
-  void end() {
-    while (!running_.empty()) end_use();
-  }
+  /// A backward pass begins. `reduces`: gradients are reduced in it; else they only add up.
+  void begin_backward(bool reduces);
+  /// The backward of one use of unit `u` is about to begin, and its parameters to be gathered.
+  void enter_backward(std::size_t u);
+  /// The whole gradient of a parameter is there. Throws zero::Error where its item has been reduced
+  /// already: the gradient would be lost.
+  void gradient_ready(std::size_t parameter);
+  /// Autograd is done: no unit is in its backward any more.
+  void end_units();
+  /// Reduces, in order, what has not been reduced. Other ranks may have gradients where this one
+  /// has none.
+  void reduce_rest();
 
-  /// The uses, by unit, whose backward is not over; and back to them, where a forward threw.
-  const std::vector<std::size_t>& pending_uses() const { return pending_uses_; }
-  void restore(std::vector<std::size_t> pending_uses) { pending_uses_ = std::move(pending_uses); }
-
-  /// The end of a step: forgets the forward passes that no backward has followed.
-  void forget() {
-    end();
-    pending_uses_.assign(pending_uses_.size(), 0);
-  }
+  /// A backward was given up: the next begins anew.
+  void give_up();
+  /// The weights change: no backward follows the forwards so far.
+  void forget_forwards();
 
  private:
-  std::size_t end_use() {
-    const std::size_t u = running_.back();
-    running_.pop_back();
-    if (pending_uses_[u] > 0) --pending_uses_[u];
-    return u;
-  }
+  enum class State : std::uint8_t {
+    kAbsent,   // all its parameters are frozen
+    kFilling,  // gradients are to come
+    kWaiting,  // may be reduced, after those before it
+    kReduced,
+  };
 
-  bool lies_within(std::size_t u, std::size_t outer) const {
-    while (u != outer && u != 0) u = parent_[u];
-    return u == outer;
-  }
+  bool reshards() const { return static_cast<bool>(actions_.reshard); }
+  bool is_held(std::size_t u) const { return actions_.is_held && actions_.is_held(u); }
+  bool has_turn(std::size_t u) const;
+  bool is_finished(std::size_t u) const;
+  bool lies_within(std::size_t u, std::size_t outer) const;
+  std::size_t end_use();
+  void leave_units_for(std::size_t u);
+  void end_unit(std::size_t u);
+  void allow(std::size_t item);
 
-  std::vector<std::size_t> parent_;        // by unit
-  std::vector<bool> has_inner_;            // by unit
-  std::vector<std::size_t> pending_uses_;  // by unit: uses whose backward is not over
-  std::vector<std::size_t> running_;       // units in backward, outer before inner
+  const nn::ParameterList& list_;
+  std::vector<Item> items_;
+  Actions actions_;
+  std::vector<std::size_t> order_;                 // of items
+  std::vector<std::size_t> item_of_;               // by parameter
+  std::vector<std::vector<std::size_t>> of_unit_;  // items
+
+  std::vector<State> states_;         // by item
+  std::vector<std::size_t> missing_;  // by item: gradients that are to come
+  std::size_t next_ = 0;              // place in order_ of the first that has not gone
+  bool reduces_ = false;
+
+  bool in_forward_ = false;
+  bool trains_ = false;                       // the forward that runs
+  std::vector<std::int64_t> uses_;            // by unit
+  std::vector<std::int64_t> pending_uses_;    // by unit: uses whose backward is not over
+  std::vector<std::int64_t> before_forward_;  // pending_uses_ then
+  std::vector<std::size_t> running_;          // units in backward, outer before inner
 };
 
 }  // namespace zero::train

@@ -3,13 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <numeric>
-#include <random>
 
 #include <zero/base/error.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/nn/parameters.hpp>
 #include <zero/train/ownership.hpp>
-#include <zero/train/reduction_schedule.hpp>
 #include <zero/train/registry.hpp>
 
 namespace zero::train {
@@ -73,46 +71,6 @@ TEST(Ownership, OfSmolLm2IsAsUnevenAsItsEmbedding) {
 TEST(Ownership, UnknownNamesAreRefused) {
   EXPECT_EQ(ownership_from("count"), Ownership::kByCount);
   EXPECT_THROW(ownership_from("cuont"), Error);
-}
-
-TEST(ReductionSchedule, IsTheSameWhateverTheOrderOfArrival) {
-  const std::vector<std::size_t> order = {6, 4, 3, 1, 0};
-  std::mt19937 generator(1);
-  for (int round = 0; round < 50; ++round) {
-    std::vector<std::size_t> arrival = order;
-    std::shuffle(arrival.begin(), arrival.end(), generator);
-    arrival.resize(static_cast<std::size_t>(round) % (order.size() + 1));  // some never come
-    ReductionSchedule launches(order);
-    for (int step = 0; step < 2; ++step) {
-      std::vector<std::size_t> gone;
-      const auto launch = [&](std::size_t i) { gone.push_back(i); };
-      for (const std::size_t i : arrival) launches.ready(i, launch);
-      for (const std::size_t i : gone) {
-        EXPECT_NE(std::find(arrival.begin(), arrival.end(), i), arrival.end()) << "went too early";
-      }
-      launches.finish(launch);
-      EXPECT_EQ(gone, order);
-    }
-  }
-}
-
-TEST(ReductionSchedule, RefusesAGradientThatCameTooLateAndForgets) {
-  ReductionSchedule launches({4, 3, 1});
-  const auto nothing = [](std::size_t) {};
-  launches.ready(4, nothing);
-  launches.ready(1, nothing);  // waits for 3
-  EXPECT_TRUE(launches.has(4));
-  EXPECT_TRUE(launches.has(1));
-  EXPECT_FALSE(launches.has(3));
-  EXPECT_THROW(launches.expect(4), Error);
-  EXPECT_THROW(launches.ready(4, nothing), Error);
-  launches.expect(1);
-  launches.expect(3);
-  EXPECT_FALSE(launches.idle());
-  launches.forget();
-  EXPECT_TRUE(launches.idle());
-  launches.expect(4);
-  EXPECT_FALSE(launches.has(1));
 }
 
 TEST(Registry, NamesTheNearestModeForAnUnknownOne) {

@@ -105,7 +105,10 @@ Strategy::~Strategy() {
 
 void Strategy::remove_hooks() {
   nn::set_hooks(model_, nullptr);
-  for (std::size_t i = 0; i < count(); ++i) nn::on_gradient_ready(parameter(i), {});
+  for (std::size_t i = 0; i < count(); ++i) {
+    nn::on_gradient_ready(parameter(i), {});
+    nn::set_gradient_provider(parameter(i), {});
+  }
 }
 
 Strategy::Origin Strategy::origin(const at::Tensor& tensor) {
@@ -140,7 +143,6 @@ void Strategy::release() {
     }
   }
   for (std::size_t i = 0; i < count(); ++i) {
-    nn::set_gradient_provider(parameter(i), {});
     memory::place(parameter(i), values[i], 0);
   }
   remove_hooks();
@@ -156,7 +158,12 @@ at::Tensor Strategy::forward(const data::Batch& batch) {
   check_not_released();
   const Charge charge(Category::kActivations);
   end_other_pass();
+  if (std::exchange(forward_threw_, true)) {
+    running_.assign(running_.size(), 0);
+    reshard_all();
+  }
   at::Tensor loss = naming_unsharded_reads([&] { return model_.loss(batch); });
+  forward_threw_ = false;
   forwards_.add(loss, batch.loss_terms);
   return loss;
 }
@@ -181,10 +188,14 @@ void Strategy::backward(const at::Tensor& loss) {
         "calls both for each of them, with set_requires_gradient_sync(false) before all but the "
         "last");
   }
-  const Charge charge(Category::kActivations);
   awaits_reduction_ = reduces_now();
   end_other_pass();
-  naming_unsharded_reads([&] { run_backward(loss); });
+  begin_backward();
+  {
+    const Charge charge(Category::kActivations);
+    naming_unsharded_reads([&] { run_backward(loss); });
+  }
+  end_backward();
   has_gradients_ = true;
 }
 
@@ -294,6 +305,19 @@ std::int64_t Strategy::uses_in_graphs(std::size_t unit) const {
     }
   }
   return uses;
+}
+
+void Strategy::reshard_all() {
+  for (std::size_t u = 0; u < list_.units.size(); ++u) drop(u);
+}
+
+void Strategy::note_used(const std::vector<std::size_t>& indices) {
+  for (const std::size_t i : indices) note_used(i, gradient(i).defined());
+}
+
+bool Strategy::any_trainable(const std::vector<std::size_t>& indices) const {
+  return std::any_of(indices.begin(), indices.end(),
+                     [this](std::size_t i) { return trainable(i); });
 }
 
 void Strategy::zero_grad() {

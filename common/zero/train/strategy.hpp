@@ -19,6 +19,7 @@
 #include <zero/optim/optimizer.hpp>
 #include <zero/train/forward_records.hpp>
 #include <zero/train/ownership.hpp>
+#include <zero/train/parameter_shard.hpp>
 
 namespace zero::train {
 
@@ -44,14 +45,6 @@ struct StrategyArguments {
   /// that `variant` stands for; empty: those of the variant.
   std::any options = {};
   std::string mode = {};  ///< the strategy's name, for messages; the registry fills it in
-};
-
-/// What one rank updates of a parameter: a run of its elements.
-struct ParameterShard {
-  /// The elements as the optimizer knows them; its `.grad`, after finish_backward(), is their
-  /// averaged gradient. Undefined where this rank updates none.
-  at::Tensor tensor;
-  std::int64_t begin = 0;  ///< the first of them in the flattened parameter
 };
 
 /// Bytes of model states that one rank holds at rest: after sync_parameters, before zero_grad.
@@ -203,10 +196,18 @@ class Strategy : public nn::UnitHooks {
   explicit Strategy(const StrategyArguments& arguments,
                     nn::Granularity granularity = nn::Granularity::kUnit);
 
+  /// Called by backward() before autograd runs and after it.
+  virtual void begin_backward() {}
+  virtual void end_backward() {}
+  /// Whether backward() runs.
+  bool in_backward() const { return in_backward_; }
+
   /// Makes the parameters of unit `unit` whole on all ranks. Nothing to do where they are.
   virtual void gather(std::size_t unit) {}
   /// Drops what this rank does not keep of unit `unit`, unless is_in_use().
   virtual void drop(std::size_t unit) {}
+  /// Drops what this rank does not keep of any unit.
+  void reshard_all();
   /// Whether unit `unit` is between unshard() and reshard(). Inside backward() its gradients may
   /// come at any time, so they are reduced at the end.
   bool is_held(std::size_t unit) const { return holders_[unit] > 0; }
@@ -231,6 +232,10 @@ class Strategy : public nn::UnitHooks {
 
   /// Notes whether this rank's backward used parameter `index`, for complete_reduction().
   void note_used(std::size_t index, bool used) { used_[index] = used; }
+
+  /// The same for parameters that are reduced together: used is what has a gradient.
+  void note_used(const std::vector<std::size_t>& indices);
+  bool any_trainable(const std::vector<std::size_t>& indices) const;
 
   /// Whether finish_backward() reduces after this micro-batch.
   bool reduces_now() const {
@@ -332,6 +337,7 @@ class Strategy : public nn::UnitHooks {
   std::vector<bool> entered_;                  // its backward has begun in this backward()
   std::vector<std::size_t> other_pass_;        // units gathered for a pass that is not backward()
   bool in_backward_ = false;
+  bool forward_threw_ = false;        // the last one: units may be whole still
   bool has_foreign_buffers_ = false;  // of gradients that another backward() made
   Hooks hooks_{*this};
   std::vector<at::Tensor> accumulated_;  // averages of earlier micro-batches

@@ -1,0 +1,146 @@
+#include <fmt/format.h>
+
+#include <map>
+#include <utility>
+
+#include <zero/base/error.hpp>
+#include <zero/nn/gradient_destination.hpp>
+#include <zero/train/flat_parameter_list.hpp>
+
+namespace zero::train {
+
+FlatParameterList::FlatParameterList(const nn::ParameterList& list, std::int64_t buffer_bytes,
+                                     const OptionsOfUnit& options, dist::Communicator& communicator,
+                                     memory::StoragePool& pool)
+    : list_(list), communicator_(communicator), places_(list.size()), of_unit_(list.units.size()) {
+  for (std::size_t u = 0; u < list.units.size(); ++u) add_unit(u, buffer_bytes, options(u), pool);
+}
+
+void FlatParameterList::add_unit(std::size_t unit, std::int64_t buffer_bytes,
+                                 const FlatOptions& options, memory::StoragePool& pool) {
+  struct Open {
+    std::vector<std::size_t> members;
+    std::int64_t bytes = 0;
+  };
+  // A buffer has one dtype, and frozen parameters need no gradient buffer.
+  std::map<std::pair<bool, at::ScalarType>, Open> open;
+  const auto close = [&](Open& buffer) {
+    for (std::size_t m = 0; m < buffer.members.size(); ++m) {
+      places_[buffer.members[m]] = {buffers_.size(), m};
+    }
+    of_unit_[unit].push_back(buffers_.size());
+    unit_of_.push_back(unit);
+    buffers_.emplace_back(list_, std::move(buffer.members), options, communicator_, pool);
+    buffer = {};
+  };
+  for (const std::size_t i : list_.units[unit].parameters) {
+    const nn::Parameter& p = list_.parameters[i];
+    Open& buffer = open[{p.tensor.requires_grad(), p.tensor.scalar_type()}];
+    if (!buffer.members.empty() && buffer.bytes + p.bytes() > buffer_bytes) close(buffer);
+    buffer.members.push_back(i);
+    buffer.bytes += p.bytes();
+  }
+  for (auto& [kind, buffer] : open) {
+    if (!buffer.members.empty()) close(buffer);
+  }
+}
+
+void FlatParameterList::initialize(const FlatParameters::FirstValue& first_value) {
+  for (FlatParameters& buffer : buffers_) {
+    buffer.initialize(first_value);
+    for (std::size_t m = 0; m < buffer.members().size(); ++m) {
+      nn::set_gradient_provider(list_.parameters[buffer.members()[m]].tensor,
+                                [&buffer, m] { return buffer.gradient_view(m); });
+    }
+  }
+}
+
+std::vector<BackwardSchedule::Item> FlatParameterList::items() const {
+  std::vector<BackwardSchedule::Item> items;
+  for (std::size_t b = 0; b < buffers_.size(); ++b) {
+    // An item without parameters is never reduced.
+    items.push_back({unit_of_[b],
+                     buffers_[b].trainable() ? buffers_[b].members() : std::vector<std::size_t>{}});
+  }
+  return items;
+}
+
+ParameterShard FlatParameterList::piece(std::size_t index) const {
+  return buffers_[places_[index].buffer].piece(places_[index].member);
+}
+
+ParameterShard FlatParameterList::local_shard(std::size_t index) const {
+  return buffers_[places_[index].buffer].local_shard(places_[index].member);
+}
+
+void FlatParameterList::collect(std::size_t index) {
+  FlatParameters& buffer = buffers_[places_[index].buffer];
+  if (!buffer.trainable()) {
+    throw Error(fmt::format(
+        "parameter '{}' was frozen when it was sharded and has a gradient now; make the strategy "
+        "after the last parameter is unfrozen",
+        list_.parameters[index].name));
+  }
+  buffer.collect(places_[index].member);
+}
+
+void FlatParameterList::start_gather(std::size_t unit) {
+  for (const std::size_t b : of_unit_[unit]) buffers_[b].start_gather();
+}
+
+void FlatParameterList::finish_gather(std::size_t unit) {
+  for (const std::size_t b : of_unit_[unit]) buffers_[b].finish_gather();
+}
+
+void FlatParameterList::reshard(std::size_t unit) {
+  for (const std::size_t b : of_unit_[unit]) buffers_[b].reshard();
+}
+
+void FlatParameterList::start_refresh() {
+  for (FlatParameters& buffer : buffers_) buffer.start_refresh();
+}
+
+void FlatParameterList::wait_gathers() {
+  for (FlatParameters& buffer : buffers_) buffer.wait_gather();
+}
+
+void FlatParameterList::drop_gradients() {
+  for (FlatParameters& buffer : buffers_) buffer.drop_gradients();
+}
+
+std::int64_t FlatParameterList::parameter_bytes() const {
+  std::int64_t sum = 0;
+  for (const FlatParameters& buffer : buffers_) {
+    sum += buffer.sharded() == Sharded::kParameters ? buffer.shard_bytes() : buffer.full_bytes();
+  }
+  return sum;
+}
+
+std::int64_t FlatParameterList::gradient_bytes() const {
+  std::int64_t sum = 0;
+  for (const FlatParameters& buffer : buffers_) {
+    if (!buffer.trainable()) continue;
+    // A rank keeps no shard of gradients that is nothing but padding.
+    if (buffer.keeps_whole_gradient())
+      sum += buffer.full_bytes();
+    else if (buffer.updates_any())
+      sum += buffer.shard_bytes();
+  }
+  return sum;
+}
+
+std::int64_t FlatParameterList::sent_bytes(
+    const std::function<std::int64_t(std::size_t unit)>& gathers) const {
+  std::int64_t shards = 0;  // each goes to every other rank
+  for (std::size_t b = 0; b < buffers_.size(); ++b) {
+    const FlatParameters& buffer = buffers_[b];
+    shards += buffer.reduced_shard_bytes();
+    const bool splits = buffer.sharded() == Sharded::kParameters;
+    if (splits) shards += gathers(unit_of_[b]) * buffer.shard_bytes();
+    const bool refreshes = !splits && buffer.sharded() != Sharded::kNothing && buffer.trainable();
+    if (refreshes) shards += buffer.shard_bytes();
+  }
+  return (communicator_.size() - 1) * shards;
+}
+
+}  // namespace zero::train

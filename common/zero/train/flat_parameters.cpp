@@ -1,0 +1,318 @@
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <utility>
+
+#include <zero/memory/accounting.hpp>
+#include <zero/memory/storage.hpp>
+#include <zero/train/flat_parameters.hpp>
+#include <zero/train/unsharded_read.hpp>
+
+namespace zero::train {
+
+using dist::Purpose;
+using memory::Category;
+using memory::Charge;
+
+namespace {
+
+ShardLayout layout_of(const nn::ParameterList& list, const std::vector<std::size_t>& members,
+                      int world_size) {
+  std::vector<std::int64_t> sizes;
+  for (const std::size_t i : members) sizes.push_back(list.parameters[i].numel());
+  return {std::move(sizes), world_size};
+}
+
+// The caller may have kept a gradient: its bytes may not be written again then.
+bool is_held_elsewhere(const at::Tensor& buffer) { return buffer.storage().use_count() > 1; }
+
+}  // namespace
+
+FlatParameters::FlatParameters(const nn::ParameterList& list, std::vector<std::size_t> members,
+                               const FlatOptions& options, dist::Communicator& communicator,
+                               memory::StoragePool& pool)
+    : list_(list),
+      members_(std::move(members)),
+      options_(options),
+      communicator_(&communicator),
+      pool_(&pool),
+      layout_(layout_of(list, members_, communicator.size())),
+      trainable_(tensor(0).requires_grad()),
+      read_too_early_(unsharded_read(list, members_)) {}
+
+bool FlatParameters::keeps_whole_gradient() const {
+  return options_.sharded == Sharded::kNothing ||
+         (options_.sharded == Sharded::kOptimizer && !options_.adds_averages);
+}
+
+bool FlatParameters::updates_any() const {
+  return std::any_of(pieces_.begin(), pieces_.end(),
+                     [](const ParameterShard& piece) { return piece.tensor.defined(); });
+}
+
+std::int64_t FlatParameters::bytes() const {
+  std::int64_t sum = 0;
+  for (const std::size_t i : members_) sum += list_.parameters[i].bytes();
+  return sum;
+}
+
+std::int64_t FlatParameters::shard_bytes() const {
+  return layout_.shard() * static_cast<std::int64_t>(tensor(0).element_size());
+}
+
+std::int64_t FlatParameters::reduced_shard_bytes() const {
+  if (!trainable_) return 0;
+  // An all-reduce is a reduce-scatter and an all-gather of the same bytes.
+  const int times = options_.sharded == Sharded::kNothing || options_.all_reduces ? 2 : 1;
+  return times * layout_.shard() *
+         communicator_->reduced_element_size(dtype(), options_.average.type);
+}
+
+at::Tensor FlatParameters::view_of(const at::Tensor& buffer, std::size_t m) const {
+  return buffer.narrow(0, layout_.offset(m), layout_.size(m)).view(tensor(m).sizes());
+}
+
+at::Tensor FlatParameters::my_shard_of(const at::Tensor& buffer) const {
+  return buffer.narrow(0, communicator_->rank() * layout_.shard(), layout_.shard());
+}
+
+bool FlatParameters::lies_in_shard(std::size_t m) const {
+  return layout_.range(m, communicator_->rank()).size == layout_.size(m);
+}
+
+// ---- parameters
+
+void FlatParameters::initialize(const FirstValue& first_value) {
+  const bool is_root = communicator_->rank() == 0;
+  // Parameters that were built with bytes bring their values along.
+  std::vector<at::Tensor> own(members_.size());
+  for (std::size_t m = 0; is_root && m < members_.size(); ++m) {
+    if (memory::has_storage(tensor(m)) && tensor(m).numel() > 0) {
+      own[m] = memory::raw(tensor(m)).clone();
+    }
+  }
+  {
+    const Charge charge(Category::kParameters);
+    full_ = at::zeros({layout_.total()}, tensor(0).options().requires_grad(false));
+  }
+  shard_ = my_shard_of(full_);
+  parameters_ = Parameters::kWhole;
+  for (std::size_t m = 0; m < members_.size(); ++m) {
+    memory::place(tensor(m), full_, layout_.offset(m));
+    if (!is_root) continue;
+    at::Tensor out = memory::raw(tensor(m));
+    own[m].defined() ? static_cast<void>(out.copy_(own[m])) : first_value(members_[m], out);
+  }
+  communicator_->broadcast(full_, /*root=*/0, Purpose::kSetup).wait();
+  if (splits()) keep_shard_only();
+  make_pieces();
+}
+
+void FlatParameters::keep_shard_only() {
+  const Charge charge(Category::kParameters);
+  shard_ = shard_.clone();
+  memory::release_storage(full_, read_too_early_);
+  parameters_ = Parameters::kSharded;
+  for (std::size_t m = 0; m < members_.size(); ++m) {
+    if (lies_in_shard(m)) memory::separate_storage(tensor(m));
+  }
+  hide_own_members();
+}
+
+void FlatParameters::make_pieces() {
+  pieces_.assign(members_.size(), {});
+  for (std::size_t m = 0; m < members_.size(); ++m) {
+    if (options_.sharded == Sharded::kNothing) {
+      pieces_[m] = {tensor(m), 0};
+      continue;
+    }
+    const auto mine = layout_.range(m, communicator_->rank());
+    // A frozen parameter is sharded like the others, but not updated.
+    if (!trainable_ || mine.size == 0) continue;
+    pieces_[m] = {shard_.narrow(0, mine.in_shard, mine.size), mine.begin};
+  }
+}
+
+void FlatParameters::start_gather() {
+  if (parameters_ != Parameters::kSharded) return;
+  if (layout_.world_size() == 1) {
+    parameters_ = Parameters::kWhole;  // the shard is everything
+    show_own_members();
+    return;
+  }
+  pool_->allocate(full_, Category::kParameters);
+  gather_into_buffer();
+}
+
+void FlatParameters::start_refresh() {
+  wait_gather();  // of the last one
+  if (!splits() && options_.sharded != Sharded::kNothing && trainable_) gather_into_buffer();
+}
+
+void FlatParameters::gather_into_buffer() {
+  for (std::size_t m = 0; splits() && m < members_.size(); ++m) copy_own_part(m);
+  parameters_ = Parameters::kGathering;
+  gathering_ =
+      communicator_->all_gather(full_, shard_, Purpose::kParameter, /*copy_own_chunk=*/false);
+}
+
+// The part that this rank keeps of a parameter that lies in several shards.
+void FlatParameters::copy_own_part(std::size_t m) {
+  const auto mine = layout_.range(m, communicator_->rank());
+  if (mine.size == 0 || lies_in_shard(m)) return;
+  full_.narrow(0, layout_.offset(m) + mine.begin, mine.size)
+      .copy_(shard_.narrow(0, mine.in_shard, mine.size));
+}
+
+void FlatParameters::finish_gather() {
+  if (parameters_ != Parameters::kGathering) return;
+  gathering_.wait_output();
+  parameters_ = Parameters::kWhole;
+  show_own_members();
+}
+
+void FlatParameters::wait_gather() {
+  finish_gather();
+  gathering_.wait();
+}
+
+void FlatParameters::reshard() {
+  wait_gather();
+  if (!splits() || parameters_ != Parameters::kWhole) return;
+  // The storage object stays, and gets bytes again in place: what autograd saved of it is valid
+  // then.
+  pool_->release(full_, read_too_early_);
+  hide_own_members();
+  parameters_ = Parameters::kSharded;
+}
+
+// The optimizer updates the shard at any time. Through the model its bytes are seen only while
+// those of the other ranks are, so that a read in the wrong place is an error on all ranks.
+void FlatParameters::show_own_members() {
+  for (std::size_t m = 0; splits() && m < members_.size(); ++m) {
+    if (!lies_in_shard(m)) continue;
+    const auto mine = layout_.range(m, communicator_->rank());
+    memory::borrow_storage(tensor(m), shard_.narrow(0, mine.in_shard, mine.size));
+  }
+}
+
+void FlatParameters::hide_own_members() {
+  for (std::size_t m = 0; m < members_.size(); ++m) {
+    if (!lies_in_shard(m)) continue;
+    memory::release_storage(tensor(m), unsharded_read(list_, {members_[m]}));
+  }
+}
+
+ParameterShard FlatParameters::local_shard(std::size_t m) const {
+  if (!splits()) return {memory::raw(tensor(m)), 0};
+  const auto mine = layout_.range(m, communicator_->rank());
+  if (mine.size == 0) return {};
+  return {shard_.narrow(0, mine.in_shard, mine.size), mine.begin};
+}
+
+// ---- gradients
+
+at::Tensor FlatParameters::gradient_view(std::size_t m) {
+  if (!full_gradient_.defined()) {
+    full_gradient_ =
+        memory::without_storage({layout_.total()}, full_.scalar_type(), full_.device());
+    pool_->allocate(full_gradient_, Category::kGradients);
+    zero_padding();
+  }
+  return view_of(full_gradient_, m);
+}
+
+// Padding is sent with the rest; zeros, so that nothing is ever computed from old bytes.
+void FlatParameters::zero_padding() {
+  std::int64_t end = 0;
+  for (std::size_t m = 0; m < members_.size(); ++m) {
+    full_gradient_.narrow(0, end, layout_.offset(m) - end).zero_();
+    end = layout_.offset(m) + layout_.size(m);
+  }
+  full_gradient_.narrow(0, end, layout_.total() - end).zero_();
+}
+
+void FlatParameters::collect(std::size_t m) {
+  at::Tensor& gradient = tensor(m).mutable_grad();
+  if (!gradient.defined()) return;
+  // The layers of zero/nn have written it into its place already; ordinary autograd has not.
+  at::Tensor place = gradient_view(m);
+  if (gradient.data_ptr() == place.data_ptr()) return;
+  place.copy_(gradient);
+  gradient = place;
+}
+
+void FlatParameters::start_reduce() {
+  for (std::size_t m = 0; m < members_.size(); ++m) {
+    collect(m);
+    if (!tensor(m).grad().defined()) gradient_view(m).zero_();
+  }
+  gradients_ = Gradients::kReducing;
+  gradient_shard_ = my_shard_of(full_gradient_);
+  if (options_.sharded == Sharded::kNothing || options_.all_reduces) {
+    reducing_ = communicator_->all_reduce(full_gradient_, Purpose::kGradient, options_.average);
+    return;
+  }
+  if (!keeps_whole_gradient()) gradient_shard_ = gradient_shard_buffer();
+  reducing_ = communicator_->reduce_scatter(gradient_shard_, full_gradient_, Purpose::kGradient,
+                                            options_.average);
+}
+
+at::Tensor FlatParameters::gradient_shard_buffer() {
+  if (kept_shard_.defined() && !is_held_elsewhere(kept_shard_)) return kept_shard_;
+  const Charge charge(Category::kGradients);
+  at::Tensor buffer = at::empty({layout_.shard()}, full_.options());
+  if (options_.keeps_gradients && updates_any()) kept_shard_ = buffer;
+  return buffer;
+}
+
+void FlatParameters::finish_reduce() {
+  if (gradients_ != Gradients::kReducing) return;
+  reducing_.wait();
+  gradients_ = Gradients::kNone;
+  const at::Tensor average = std::exchange(gradient_shard_, at::Tensor());
+  if (options_.sharded == Sharded::kNothing) {
+    for (std::size_t m = 0; m < members_.size(); ++m) {
+      tensor(m).mutable_grad() = view_of(full_gradient_, m);
+    }
+    // The averages live on as views. The next micro-batch gets a buffer of its own.
+    if (options_.adds_averages) full_gradient_.reset();
+    return;
+  }
+  at::Tensor shard = average;
+  if (!keeps_whole_gradient()) {
+    if (options_.all_reduces) {
+      const Charge charge(Category::kGradients);
+      shard = average.clone();
+    }
+    drop_full_gradient();
+  }
+  for (std::size_t m = 0; m < members_.size(); ++m) {
+    const auto mine = layout_.range(m, communicator_->rank());
+    if (mine.size == 0) continue;
+    pieces_[m].tensor.mutable_grad() = shard.narrow(0, mine.in_shard, mine.size);
+  }
+}
+
+void FlatParameters::drop_full_gradient() {
+  for (std::size_t m = 0; m < members_.size(); ++m) tensor(m).mutable_grad().reset();
+  if (full_gradient_.defined()) pool_->release(full_gradient_);
+  full_gradient_.reset();
+}
+
+void FlatParameters::drop_gradients() {
+  finish_reduce();
+  for (std::size_t m = 0; m < members_.size(); ++m) {
+    tensor(m).mutable_grad().reset();
+    if (pieces_[m].tensor.defined()) pieces_[m].tensor.mutable_grad().reset();
+  }
+  const auto drop = [this](at::Tensor& buffer, bool is_average) {
+    const bool keeps = is_average && options_.keeps_gradients;
+    if (buffer.defined() && (!keeps || is_held_elsewhere(buffer))) buffer.reset();
+  };
+  drop(full_gradient_, keeps_whole_gradient() && !options_.adds_averages);
+  drop(kept_shard_, true);
+}
+
+}  // namespace zero::train

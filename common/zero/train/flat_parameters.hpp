@@ -1,0 +1,166 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <zero/distributed/communicator.hpp>
+#include <zero/memory/storage_pool.hpp>
+#include <zero/nn/parameters.hpp>
+#include <zero/train/parameter_shard.hpp>
+#include <zero/train/shard_layout.hpp>
+
+namespace zero::train {
+
+/// What of the model states is sharded between steps.
+enum class Sharded : std::uint8_t {
+  kNothing,     ///< stage 0: parameters, gradients and optimizer states are whole
+  kOptimizer,   ///< stage 1: the optimizer's states are sharded
+  kGradients,   ///< stage 2: gradients as well
+  kParameters,  ///< stage 3: parameters as well
+};
+
+struct FlatOptions {
+  Sharded sharded = Sharded::kNothing;
+  dist::Reduction average = {};  ///< of gradients over the ranks
+  /// At stage 1: average gradients by an all-reduce, although only the shard is used.
+  bool all_reduces = false;
+  /// Averages of several micro-batches are added up, so that an average must leave the gradient
+  /// buffer before the next micro-batch writes into it.
+  bool adds_averages = false;
+  /// The bytes of averaged gradients stay allocated from step to step.
+  bool keeps_gradients = false;
+};
+
+/// Some parameters of one unit that are sharded and sent together. They are views of one flat
+/// buffer, and their gradients are views of another, so that a collective takes a buffer as it is
+/// and nothing is copied into it or out of it. ShardLayout says where each parameter lies and how
+/// the buffers are cut into a shard for each rank.
+///
+///     initialize()                            once: the values of rank 0
+///     start_gather()   …  finish_gather()     the shards of all ranks become whole parameters
+///     reshard()                               this rank's shard stays, the rest is freed
+///     gradient_view(), collect()              while backward makes the gradients
+///     start_reduce()   …  finish_reduce()     the average of all ranks' gradients
+///     start_refresh()  …  finish_gather()     after the update: what other ranks have updated
+///
+/// What sends has a start and a finish, so that the caller can compute in between. All ranks call
+/// the functions that start in the same order; those that finish block.
+///
+/// Memory, with F the bytes of the padded buffer and N ranks: F of parameters, but F/N at stage 3
+/// outside of start_gather() to reshard(). F of gradients from the first gradient to
+/// drop_gradients(); at stages 2 and 3 to finish_reduce(), which leaves F/N.
+///
+/// At stage 3 a parameter that lies in this rank's shard from end to end shows its bytes there
+/// while the others are gathered around it: they are not copied.
+class FlatParameters {
+ public:
+  /// `members`: indices into `list.parameters`, all of one unit, one dtype, and all trainable or
+  /// all frozen. `pool`: where the buffers get their bytes. `list`, `communicator` and `pool` must
+  /// outlive this object.
+  FlatParameters(const nn::ParameterList& list, std::vector<std::size_t> members,
+                 const FlatOptions& options, dist::Communicator& communicator,
+                 memory::StoragePool& pool);
+
+  const std::vector<std::size_t>& members() const { return members_; }
+  const ShardLayout& layout() const { return layout_; }
+  /// Whether the members required gradients when they were flattened.
+  bool trainable() const { return trainable_; }
+  Sharded sharded() const { return options_.sharded; }
+  /// Whether the whole gradient buffer stays after a reduction.
+  bool keeps_whole_gradient() const;
+  /// Whether this rank updates any element of the members.
+  bool updates_any() const;
+  at::ScalarType dtype() const { return tensor(0).scalar_type(); }
+  std::int64_t bytes() const;  ///< of the parameters, without padding
+  std::int64_t shard_bytes() const;
+  std::int64_t full_bytes() const { return shard_bytes() * layout_.world_size(); }
+  /// What this rank sends to each other rank when gradients are averaged.
+  std::int64_t reduced_shard_bytes() const;
+
+  /// Writes the first value of parameter `index` of the list into a tensor of its shape.
+  using FirstValue = std::function<void(std::size_t index, at::Tensor out)>;
+  /// Makes the parameters views of the buffer, with the values that they have on rank 0, or that
+  /// `first_value` writes there for those without storage. Called by all ranks; blocks.
+  void initialize(const FirstValue& first_value);
+
+  /// Sends for the shards of all ranks. Does nothing where the parameters are whole or on their
+  /// way.
+  void start_gather();
+  /// The same where parameters are whole at rest (stages 1 and 2), for what other ranks have
+  /// updated since.
+  void start_refresh();
+  /// Blocks until the parameters may be read. Other ranks may still be reading this rank's shard.
+  void finish_gather();
+  /// Blocks until no other rank reads this rank's shard, so that it may be written.
+  void wait_gather();
+  /// Frees what this rank does not keep of the parameters. A read of one is an error that names it
+  /// until the next gather.
+  void reshard();
+  bool is_whole() const { return parameters_ == Parameters::kWhole; }
+  /// The buffer, [N * shard]; to be read while the parameters are whole.
+  const at::Tensor& full() const { return full_; }
+  const at::Tensor& shard() const { return shard_; }  ///< [shard], of this rank
+
+  /// What this rank updates of member `m`; undefined where that is nothing.
+  ParameterShard piece(std::size_t m) const { return pieces_[m]; }
+  /// What this rank keeps of member `m` between steps, updated here or not.
+  ParameterShard local_shard(std::size_t m) const;
+
+  /// The place of member `m`'s gradient in the gradient buffer, which is made when first asked for.
+  at::Tensor gradient_view(std::size_t m);
+  /// Copies the gradient of member `m` to its place, unless it was written there.
+  void collect(std::size_t m);
+  /// Sends the gradient buffer off to be averaged. A member without a gradient counts as zeros,
+  /// because other ranks may have one. The buffer may not be touched until finish_reduce().
+  void start_reduce();
+  /// Blocks until the averages are the `.grad` of the pieces. Does nothing where none is on its
+  /// way.
+  void finish_reduce();
+  /// Waits for a reduction, and drops all gradients.
+  void drop_gradients();
+
+ private:
+  enum class Parameters : std::uint8_t { kSharded, kGathering, kWhole };
+  enum class Gradients : std::uint8_t { kNone, kReducing };
+
+  const at::Tensor& tensor(std::size_t m) const { return list_.parameters[members_[m]].tensor; }
+  at::Tensor view_of(const at::Tensor& buffer, std::size_t m) const;
+  at::Tensor my_shard_of(const at::Tensor& buffer) const;
+  bool splits() const { return options_.sharded == Sharded::kParameters; }
+  bool lies_in_shard(std::size_t m) const;
+  void keep_shard_only();
+  void make_pieces();
+  void show_own_members();
+  void hide_own_members();
+  void copy_own_part(std::size_t m);
+  void gather_into_buffer();
+  void zero_padding();
+  at::Tensor gradient_shard_buffer();
+  void drop_full_gradient();
+
+  const nn::ParameterList& list_;
+  std::vector<std::size_t> members_;
+  FlatOptions options_;
+  dist::Communicator* communicator_;
+  memory::StoragePool* pool_;
+  ShardLayout layout_;
+  bool trainable_;
+  std::string read_too_early_;          // the error of a read while the parameters are sharded
+  std::vector<ParameterShard> pieces_;  // by member
+
+  Parameters parameters_ = Parameters::kSharded;
+  at::Tensor full_;   // [N * shard]
+  at::Tensor shard_;  // [shard], a view of full_ unless parameters are sharded
+  dist::Work gathering_;
+
+  Gradients gradients_ = Gradients::kNone;
+  at::Tensor full_gradient_;   // [N * shard]
+  at::Tensor gradient_shard_;  // [shard]: where the average goes
+  at::Tensor kept_shard_;      // its bytes, for the next step
+  dist::Work reducing_;
+};
+
+}  // namespace zero::train
