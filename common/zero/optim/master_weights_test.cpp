@@ -241,7 +241,8 @@ TEST(MasterWeights, DivideByTheScaleWithoutRounding) {
   for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf, at::kFloat}) {
     const at::Tensor a = trainable(random({37}, 1, dtype)), b = trainable(a.detach());
     // Not AdamW, to whose steps the scale makes hardly a difference.
-    const auto scaled = with_master_weights(sgd())({a});
+    const auto scaled = with_master_weights(sgd())({trainable(a.detach())});
+    scaled->replace([&](const at::Tensor&) { return a; });  // as a shard takes a parameter's place
     const auto plain = with_master_weights(sgd())({b});
     scaled->set_gradient_scale(1024);
     for (std::uint64_t step = 0; step < 3; ++step) {
