@@ -4,6 +4,7 @@
 // the same weights.
 //   build/release/bin/mixed_precision [ranks]
 
+#include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
@@ -81,21 +82,30 @@ class FlatMixedPrecision {
   at::Tensor flatten(const What& what) const {
     const Charge charge(Category::kCommunication);
     at::Tensor flat = at::zeros({layout_.total()}, at::kBFloat16);
-    for (std::size_t i = 0; i < list_.size(); ++i) {
-      window(flat, i).copy_(zero::memory::raw(what(list_.parameters[i].tensor)).flatten());
-    }
+    at::_foreach_copy_(windows(flat), each(what));
     return flat;
   }
 
   void unflatten(const at::Tensor& flat) const {
-    for (std::size_t i = 0; i < list_.size(); ++i) {
-      at::Tensor p = zero::memory::raw(list_.parameters[i].tensor);
-      p.copy_(window(flat, i).view_as(p));
-    }
+    at::_foreach_copy_(each([](const at::Tensor& p) { return p; }), windows(flat));
   }
 
-  at::Tensor window(const at::Tensor& flat, std::size_t i) const {
-    return flat.narrow(0, layout_.offset(i), layout_.size(i));
+  // `what` of each parameter, flat. A GPU copies a list of tensors with a few kernels.
+  template <typename What>
+  std::vector<at::Tensor> each(const What& what) const {
+    std::vector<at::Tensor> all;
+    for (const zero::nn::Parameter& p : list_.parameters) {
+      all.push_back(zero::memory::raw(what(p.tensor)).view({-1}));
+    }
+    return all;
+  }
+
+  std::vector<at::Tensor> windows(const at::Tensor& flat) const {
+    std::vector<at::Tensor> all;
+    for (std::size_t i = 0; i < list_.size(); ++i) {
+      all.push_back(flat.narrow(0, layout_.offset(i), layout_.size(i)));
+    }
+    return all;
   }
 
   at::Tensor of_this_rank(const at::Tensor& flat) const {

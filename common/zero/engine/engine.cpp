@@ -1,7 +1,8 @@
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/stack.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <cmath>
 #include <exception>
 #include <numeric>
 #include <utility>
@@ -78,7 +79,7 @@ void Engine::backward(const at::Tensor& loss) {
   strategy_->backward(
       train::weighted_loss(loss, {mine, expected, strategy_->communicator().size(), loss_scale()}));
   strategy_->finish_backward();
-  losses_.push_back(loss.detach());
+  losses_.push_back(loss.detach().reshape({}));
   terms_ = terms;
   ++micro_batches_;
   stepped_ = false;
@@ -108,8 +109,9 @@ Engine::Terms Engine::with_micro_batch(double& mine) const {
 void Engine::verify_before_update() {
   dist::Communicator& communicator = strategy_->communicator();
   communicator.synchronize();  // the host is about to read
-  double mine = 0;
-  for (const at::Tensor& loss : losses_) mine += std::isfinite(loss.item<double>()) ? 0 : 1;
+  // One tensor: the host waits once for a GPU.
+  const at::Tensor finite = at::isfinite(at::stack(losses_).cpu());
+  const double mine = finite.all().item<bool>() ? 0 : 1;
   const std::vector<double> all = dist::all_gather_scalars(
       communicator, {mine, train::settings_digest(strategy_->optimizer())});
   std::vector<std::size_t> ranks;

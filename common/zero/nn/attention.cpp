@@ -57,11 +57,13 @@ RotaryTable rotary_table(std::int64_t length, std::int64_t head_size, double the
                          at::ScalarType dtype, at::Device device) {
   const memory::Charge charge(memory::Category::kOther);
   const at::NoGradGuard no_grad;
-  const auto options = at::TensorOptions(dtype == at::kDouble ? at::kDouble : at::kFloat);
+  // Made where it is used: on a GPU the host would have to wait to bring it there.
+  const auto options =
+      at::TensorOptions(dtype == at::kDouble ? at::kDouble : at::kFloat).device(device);
   const at::Tensor exponents = at::arange(0, head_size, 2, options) / head_size;
   const at::Tensor frequencies = at::pow(theta, exponents).reciprocal();
   const at::Tensor angles = at::outer(at::arange(length, options), frequencies);
-  return {angles.cos().to(dtype).to(device), angles.sin().to(dtype).to(device)};
+  return {angles.cos().to(dtype), angles.sin().to(dtype)};
 }
 
 at::Tensor rotate(const at::Tensor& x, const RotaryTable& table) {

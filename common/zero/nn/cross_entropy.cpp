@@ -30,9 +30,10 @@ void for_each_block(const at::Tensor& logits, F function) {
   }
 }
 
-// `classes` [N, 1]: targets, 0 where they are ignored.
+// `classes` [N, 1]: targets, 0 where they are ignored. On a GPU the kernel that reads them checks
+// them: here the host would have to wait for it in every forward.
 void require_classes(const at::Tensor& classes, std::int64_t count) {
-  if (classes.numel() == 0) return;
+  if (classes.numel() == 0 || classes.is_cuda()) return;
   const auto [smallest, largest] = at::aminmax(classes);
   const auto low = smallest.item<std::int64_t>(), high = largest.item<std::int64_t>();
   if (low >= 0 && high < count) return;

@@ -7,7 +7,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <tuple>
 #include <utility>
 
@@ -16,6 +15,7 @@
 #include <zero/memory/storage.hpp>
 #include <zero/optim/optimizer.hpp>
 #include <zero/optim/padded_kernel.hpp>
+#include <zero/optim/slots.hpp>
 
 namespace zero::optim {
 
@@ -35,8 +35,7 @@ class FusedOptimizer : public Optimizer {
   explicit FusedOptimizer(std::vector<Group<Options>> groups) {
     for (std::size_t g = 0; g < groups.size(); ++g) {
       options_.push_back(groups[g].options);
-      for (const at::Tensor& parameter : groups[g].parameters)
-        slots_.push_back({parameter, g, 0, {}});
+      for (const at::Tensor& parameter : groups[g].parameters) slots_.add({parameter, g, 0, {}});
     }
   }
 
@@ -60,16 +59,14 @@ class FusedOptimizer : public Optimizer {
   }
 
   void replace(const std::function<at::Tensor(const at::Tensor&)>& with) override {
-    for (Slot& slot : slots_) {
-      const at::Tensor other = with(slot.parameter);
-      if (!other.is_same(slot.parameter)) slot = {other, slot.group, 0, {}};
-    }
-    std::erase_if(slots_, [](const Slot& slot) { return !slot.parameter.defined(); });
+    slots_.replace(with, [](Slot& slot, const at::Tensor& other) {
+      slot = {other, slot.group, 0, {}};
+    });
   }
 
   std::map<std::string, at::Tensor> state(const at::Tensor& parameter) const override {
     std::map<std::string, at::Tensor> result;
-    if (const Slot* slot = find(parameter)) {
+    if (const Slot* slot = slots_.find(parameter)) {
       const std::vector<std::string> names = state_names(options_[slot->group]);
       for (std::size_t i = 0; i < slot->states.size(); ++i) result[names[i]] = slot->states[i];
     }
@@ -77,12 +74,12 @@ class FusedOptimizer : public Optimizer {
   }
 
   std::int64_t steps(const at::Tensor& parameter) const override {
-    const Slot* slot = find(parameter);
+    const Slot* slot = slots_.find(parameter);
     return slot == nullptr ? 0 : slot->steps;
   }
 
   std::int64_t state_bytes(const at::Tensor& parameter) const override {
-    const Slot* slot = find(parameter);
+    const Slot* slot = slots_.find(parameter);
     if (slot == nullptr) return 0;
     const std::size_t states = state_names(options_[slot->group]).size();
     return static_cast<std::int64_t>(states * parameter.nbytes());
@@ -90,7 +87,7 @@ class FusedOptimizer : public Optimizer {
 
   void load_state(const at::Tensor& parameter, std::int64_t steps,
                   const std::map<std::string, at::Tensor>& states) override {
-    Slot* slot = find(parameter);
+    Slot* slot = slots_.find(parameter);
     if (slot == nullptr) throw Error("state for a parameter that this optimizer does not hold");
     const std::vector<std::string> names = state_names(options_[slot->group]);
     std::vector<at::Tensor> ordered;
@@ -144,18 +141,8 @@ class FusedOptimizer : public Optimizer {
                             c10::toString(parameter.scalar_type())));
   }
 
-  const Slot* find(const at::Tensor& parameter) const {
-    const auto found = std::find_if(slots_.begin(), slots_.end(), [&](const Slot& slot) {
-      return slot.parameter.is_same(parameter);
-    });
-    return found == slots_.end() ? nullptr : &*found;
-  }
-  Slot* find(const at::Tensor& parameter) {
-    return const_cast<Slot*>(std::as_const(*this).find(parameter));
-  }
-
   std::vector<Options> options_;
-  std::vector<Slot> slots_;
+  Slots<Slot> slots_;
 };
 
 }  // namespace zero::optim

@@ -1,15 +1,19 @@
+#include <ATen/ops/_foreach_copy.h>
+#include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cmath>
+#include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include <zero/base/error.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/optim/master_weights.hpp>
+#include <zero/optim/slots.hpp>
 
 namespace zero::optim {
 namespace {
@@ -23,14 +27,21 @@ bool is_half(const at::Tensor& tensor) {
 // A parameter of 2 bytes and who stands for it in the optimizer that knows float32 only.
 struct TwoByteSlot {
   at::Tensor parameter;
-  at::Tensor master;  // of the parameter's shape; without bytes (meta) before the first update
-
-  bool has_master() const { return !master.is_meta(); }
+  at::Tensor master;  // of the parameter's shape; without bytes before the first update
+  bool has_master = false;
 };
 
-at::Tensor without_bytes(const at::Tensor& parameter) {
-  return at::empty(parameter.sizes(), at::TensorOptions(at::kFloat).device(at::kMeta))
-      .requires_grad_(parameter.requires_grad());
+// What is widened, updated and rounded together.
+using Batch = std::vector<TwoByteSlot*>;
+
+// A batch is this part of all elements, or one parameter if that is more. Each costs a few kernels,
+// and the optimizer inside looks at all its slots: at most 2 * 16 + 1 times in a step, however many
+// parameters there are.
+constexpr std::int64_t kBatchesOfAll = 16;
+
+TwoByteSlot without_master(const at::Tensor& parameter) {
+  at::Tensor master = memory::without_storage(parameter.sizes(), at::kFloat, parameter.device());
+  return {parameter, master.requires_grad_(parameter.requires_grad())};
 }
 
 class MasterWeights final : public Optimizer {
@@ -39,65 +50,67 @@ class MasterWeights final : public Optimizer {
     // Two of the same kind, both over all parameters, so that groups are made alike; then each
     // forgets what is the other's.
     std::vector<at::Tensor> masters;
+    std::unordered_set<const at::TensorImpl*> ours;
     for (const at::Tensor& p : parameters) {
       if (!is_half(p)) {
         masters.push_back(p);
+        others_.push_back(p);
         continue;
       }
-      slots_.push_back({p, without_bytes(p)});
-      masters.push_back(slots_.back().master);
+      const TwoByteSlot slot = without_master(p);
+      slots_.add(slot);
+      masters.push_back(slot.master);
+      ours.insert(slot.master.unsafeGetTensorImpl());
     }
     keeps_masters_ = !slots_.empty();
     of_masters_ = make(masters);
-    of_masters_->narrow([](const at::Tensor& tensor) { return tensor.is_meta(); });
+    of_masters_->narrow(
+        [&](const at::Tensor& t) { return ours.contains(t.unsafeGetTensorImpl()); });
     of_others_ = make(parameters);
     of_others_->narrow([](const at::Tensor& tensor) { return !is_half(tensor); });
-    for (const at::Tensor& p : parameters) {
-      if (!is_half(p)) others_.push_back(p);
-    }
   }
 
   void step() override {
     const at::NoGradGuard no_grad;
-    for (TwoByteSlot& slot : slots_) {
-      if (slot.parameter.grad().defined()) step(slot);
-    }
+    for (const Batch& batch : batches()) step(batch);
     step_others();
   }
 
   void replace(const std::function<at::Tensor(const at::Tensor&)>& with) override {
-    for (TwoByteSlot& slot : slots_) {
-      const at::Tensor other = with(slot.parameter);
-      if (other.is_same(slot.parameter)) continue;
-      put_master(slot, other.defined() ? without_bytes(other) : at::Tensor());
-      slot.parameter = other;
-    }
-    std::erase_if(slots_, [](const TwoByteSlot& slot) { return !slot.parameter.defined(); });
-    for (at::Tensor& p : others_) {
-      const at::Tensor other = with(p);
-      if (other.is_same(p)) continue;
-      of_others_->replace([&](const at::Tensor& held) { return held.is_same(p) ? other : held; });
-      p = other;
-    }
-    std::erase_if(others_, [](const at::Tensor& p) { return !p.defined(); });
+    std::unordered_map<const at::TensorImpl*, at::Tensor> masters;  // the new one by the old one
+    slots_.replace(with, [&](TwoByteSlot& slot, const at::Tensor& other) {
+      at::Tensor& master = masters[slot.master.unsafeGetTensorImpl()];
+      slot = other.defined() ? without_master(other) : TwoByteSlot{};
+      master = slot.master;
+    });
+    of_masters_->replace([&](const at::Tensor& held) {
+      const auto found = masters.find(held.unsafeGetTensorImpl());
+      return found == masters.end() ? held : found->second;
+    });
+    others_.clear();
+    of_others_->replace([&](const at::Tensor& held) {
+      const at::Tensor other = with(held);
+      if (other.defined()) others_.push_back(other);
+      return other;
+    });
   }
 
   std::map<std::string, at::Tensor> state(const at::Tensor& parameter) const override {
-    const TwoByteSlot* slot = find(parameter);
+    const TwoByteSlot* slot = slots_.find(parameter);
     if (slot == nullptr) return of_others_->state(parameter);
-    if (!slot->has_master()) return {};
+    if (!slot->has_master) return {};
     std::map<std::string, at::Tensor> states = of_masters_->state(slot->master);
-    states[kMaster] = slot->master.view({-1});
+    states[kMaster] = memory::raw(slot->master).view({-1});
     return states;
   }
 
   std::int64_t steps(const at::Tensor& parameter) const override {
-    const TwoByteSlot* slot = find(parameter);
+    const TwoByteSlot* slot = slots_.find(parameter);
     return slot == nullptr ? of_others_->steps(parameter) : of_masters_->steps(slot->master);
   }
 
   std::int64_t state_bytes(const at::Tensor& parameter) const override {
-    const TwoByteSlot* slot = find(parameter);
+    const TwoByteSlot* slot = slots_.find(parameter);
     if (slot == nullptr) return of_others_->state_bytes(parameter);
     return static_cast<std::int64_t>(slot->master.nbytes()) +
            of_masters_->state_bytes(slot->master);
@@ -118,16 +131,18 @@ class MasterWeights final : public Optimizer {
 
   void load_state(const at::Tensor& parameter, std::int64_t steps,
                   const std::map<std::string, at::Tensor>& states) override {
-    const auto slot = std::find_if(slots_.begin(), slots_.end(), [&](const TwoByteSlot& s) {
-      return s.parameter.is_same(parameter);
-    });
-    if (slot == slots_.end()) return of_others_->load_state(parameter, steps, states);
+    TwoByteSlot* slot = slots_.find(parameter);
+    if (slot == nullptr) return of_others_->load_state(parameter, steps, states);
     std::map<std::string, at::Tensor> inner = states;
     // Not all optimizers count steps; what has been updated has a master.
     const bool updated = steps != 0 || !states.empty();
-    const at::Tensor master = updated ? take_master(inner, parameter) : without_bytes(parameter);
-    put_master(*slot, master);
-    of_masters_->load_state(master, steps, inner);
+    if (updated) {
+      memory::place(slot->master, take_master(inner, parameter), /*offset=*/0);
+    } else {
+      memory::separate_storage(slot->master);
+    }
+    slot->has_master = updated;
+    of_masters_->load_state(slot->master, steps, inner);
   }
 
   void set_learning_rate(double rate) override {
@@ -136,39 +151,76 @@ class MasterWeights final : public Optimizer {
   }
 
  private:
-  void step(TwoByteSlot& slot) {
-    if (!slot.has_master()) {
-      const memory::Charge charge(memory::Category::kOptimizer);
-      put_master(slot, memory::raw(slot.parameter).to(at::kFloat));
+  // All slots whose parameter has a gradient.
+  std::vector<Batch> batches() {
+    Batch due;
+    std::int64_t all = 0;
+    for (TwoByteSlot& slot : slots_) {
+      if (!slot.parameter.grad().defined()) continue;
+      due.push_back(&slot);
+      all += slot.parameter.numel();
     }
-    {
+    std::vector<Batch> result;
+    std::int64_t elements = 0;  // of the last batch
+    for (TwoByteSlot* slot : due) {
+      elements += slot->parameter.numel();
+      if (result.empty() || elements > all / kBatchesOfAll) {
+        result.emplace_back();
+        elements = slot->parameter.numel();
+      }
+      result.back().push_back(slot);
+    }
+    return result;
+  }
+
+  // On a GPU a list takes hardly more kernels than a tensor, and the host waits for none of them.
+  void step(const Batch& batch) {
+    make_masters(batch);
+    std::vector<at::Tensor> parameters, gradients, masters, wide;
+    for (const TwoByteSlot* slot : batch) {
+      parameters.push_back(memory::raw(slot->parameter));
+      gradients.push_back(memory::raw(slot->parameter.grad()));
+      masters.push_back(memory::raw(slot->master));
       const memory::Charge charge(memory::Category::kOther);
-      slot.master.mutable_grad() = memory::raw(slot.parameter.grad()).to(at::kFloat);
+      wide.push_back(at::empty(slot->master.sizes(), masters.back().options()));
+      slot->master.mutable_grad() = wide.back();
     }
-    if (scale_ != 1.0) slot.master.mutable_grad().mul_(1.0 / scale_);
+    at::_foreach_copy_(wide, gradients);
+    if (scale_ != 1.0) at::_foreach_mul_(wide, 1.0 / scale_);
     of_masters_->step();
-    slot.master.mutable_grad().reset();
-    memory::raw(slot.parameter).copy_(slot.master);
+    for (const TwoByteSlot* slot : batch) slot->master.mutable_grad().reset();
+    at::_foreach_copy_(parameters, masters);
+  }
+
+  // From the values that the parameters have now, where this is their first update.
+  static void make_masters(const Batch& batch) {
+    std::vector<at::Tensor> parameters, masters;
+    const memory::Charge charge(memory::Category::kOptimizer);
+    for (TwoByteSlot* slot : batch) {
+      if (slot->has_master) continue;
+      memory::allocate_storage(slot->master);
+      slot->has_master = true;
+      parameters.push_back(memory::raw(slot->parameter));
+      masters.push_back(memory::raw(slot->master));
+    }
+    if (!masters.empty()) at::_foreach_copy_(masters, parameters);
   }
 
   void step_others() {
     if (scale_ == 1.0) return of_others_->step();
     // The gradients that others see stay as they are.
-    std::vector<at::Tensor> scaled;
-    const memory::Charge charge(memory::Category::kOther);
+    std::vector<at::Tensor> parameters, seen;
     for (const at::Tensor& p : others_) {
-      scaled.push_back(p.grad());
-      if (p.grad().defined()) p.mutable_grad() = p.grad().mul(1.0 / scale_);
+      if (!p.grad().defined()) continue;
+      parameters.push_back(p);
+      seen.push_back(p.grad());
     }
+    if (parameters.empty()) return;
+    const memory::Charge charge(memory::Category::kOther);
+    const std::vector<at::Tensor> scaled = at::_foreach_mul(seen, 1.0 / scale_);
+    for (std::size_t i = 0; i < seen.size(); ++i) parameters[i].mutable_grad() = scaled[i];
     of_others_->step();
-    for (std::size_t i = 0; i < others_.size(); ++i) others_[i].mutable_grad() = scaled[i];
-  }
-
-  // `master` takes the place of the slot's, in its group and without state.
-  void put_master(TwoByteSlot& slot, const at::Tensor& master) {
-    of_masters_->replace(
-        [&](const at::Tensor& held) { return held.is_same(slot.master) ? master : held; });
-    slot.master = master;
+    for (std::size_t i = 0; i < seen.size(); ++i) parameters[i].mutable_grad() = seen[i];
   }
 
   // Out of `states`, checked.
@@ -186,17 +238,10 @@ class MasterWeights final : public Optimizer {
                               parameter.numel()));
     }
     states.erase(found);
-    return master.view(parameter.sizes());
+    return master.view({-1});
   }
 
-  const TwoByteSlot* find(const at::Tensor& parameter) const {
-    const auto found = std::find_if(slots_.begin(), slots_.end(), [&](const TwoByteSlot& slot) {
-      return slot.parameter.is_same(parameter);
-    });
-    return found == slots_.end() ? nullptr : &*found;
-  }
-
-  std::vector<TwoByteSlot> slots_;
+  Slots<TwoByteSlot> slots_;
   std::vector<at::Tensor> others_;
   bool keeps_masters_ = false;
   std::unique_ptr<Optimizer> of_masters_;

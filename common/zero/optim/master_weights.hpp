@@ -19,10 +19,11 @@ namespace zero::optim {
 /// a rank which narrows its optimizer before holds none for what others own. From then on the
 /// parameter follows its master: a value written into the parameter alone is lost at the next step.
 ///
-/// step() widens one gradient at a time, divided by the scale of set_gradient_scale() (in float32:
-/// a power of two rounds nothing). Scratch, charged to kOther: 4 bytes for each element of the
-/// largest piece that it holds. Float32 parameters have their gradients copied only where the scale
-/// is not 1.
+/// step() widens some gradients at a time, divided by the scale of set_gradient_scale() (in
+/// float32: a power of two rounds nothing). Scratch, charged to kOther: 4 bytes for each element of
+/// the largest piece that it holds, or of a sixteenth of all that it updates if that is more.
+/// Float32 parameters have their gradients copied only where the scale is not 1. The time of a step
+/// grows with the number of parameters, not with its square. On a GPU the host waits for nothing.
 ///
 /// state() has "master" beside the states of the optimizer inside, all float32 and flat. settings()
 /// have " with master weights" in their kind where any of the parameters first given was of 2

@@ -175,6 +175,53 @@ TEST(MasterWeights, TakeTheBytesThatTheySayAndNoneForOthers) {
   }
 }
 
+// Several are widened together: each ends as if it were alone, also beside some without a gradient
+// or without elements.
+TEST(MasterWeights, UpdateManyTogetherAsEachByItself) {
+  for (const Kind& kind : kinds()) {
+    Parameters together, alone;
+    for (std::uint64_t i = 0; i < 60; ++i) {
+      const auto size = static_cast<std::int64_t>(i * i % 97);
+      together.push_back(trainable(random({size}, i, i % 5 == 0 ? at::kHalf : at::kBFloat16)));
+      alone.push_back(trainable(together.back().detach().to(at::kFloat)));
+    }
+    const auto ours = with_master_weights(kind.make)(together);
+    ours->set_gradient_scale(8);
+    std::vector<std::unique_ptr<Optimizer>> theirs;
+    for (const at::Tensor& p : alone) theirs.push_back(kind.make({p}));
+    for (std::uint64_t step = 0; step < 3; ++step) {
+      for (std::size_t i = 0; i < together.size(); ++i) {
+        const at::Tensor& p = together[i];
+        p.mutable_grad() =
+            (i + step) % 7 == 0 ? at::Tensor() : random(p.sizes(), 100 * step + i, p.scalar_type());
+        alone[i].mutable_grad() = p.grad().defined() ? p.grad().to(at::kFloat) / 8 : at::Tensor();
+        theirs[i]->step();
+      }
+      ours->step();
+    }
+    for (std::size_t i = 0; i < together.size(); ++i) {
+      EXPECT_TRUE(at::equal(together[i], alone[i].to(together[i].scalar_type())))
+          << kind.name << " " << i;
+      EXPECT_EQ(ours->steps(together[i]), theirs[i]->steps(alone[i])) << kind.name << " " << i;
+    }
+  }
+}
+
+TEST(MasterWeights, ScratchOfManySmallOnesIsASixteenthOfAll) {
+  Parameters parameters;
+  for (int i = 0; i < 256; ++i) parameters.push_back(trainable(random({64}, 1, at::kBFloat16)));
+  const auto optimizer = with_master_weights(adamw())(parameters);
+  for (const at::Tensor& p : parameters) p.mutable_grad() = random({64}, 2, at::kBFloat16);
+  optimizer->step();
+  memory::reset_peaks();
+  const auto before = memory::snapshot();
+  optimizer->step();
+  const std::int64_t scratch =
+      memory::snapshot().peak_of(Category::kOther) - before[Category::kOther];
+  EXPECT_GE(scratch, 256 * 64 * 4 / 16);
+  EXPECT_LE(scratch, 256 * 64 * 4 / 16 + 1024);
+}
+
 TEST(MasterWeights, ScratchIsOneWidenedGradientAndGoesAgain) {
   Parameters parameters;
   for (int i = 0; i < 5; ++i) parameters.push_back(trainable(random({4096}, 1, at::kBFloat16)));
@@ -194,7 +241,8 @@ TEST(MasterWeights, DivideByTheScaleWithoutRounding) {
   for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf, at::kFloat}) {
     const at::Tensor a = trainable(random({37}, 1, dtype)), b = trainable(a.detach());
     // Not AdamW, to whose steps the scale makes hardly a difference.
-    const auto scaled = with_master_weights(sgd())({a});
+    const auto scaled = with_master_weights(sgd())({trainable(a.detach())});
+    scaled->replace([&](const at::Tensor&) { return a; });  // as a shard takes a parameter's place
     const auto plain = with_master_weights(sgd())({b});
     scaled->set_gradient_scale(1024);
     for (std::uint64_t step = 0; step < 3; ++step) {

@@ -1,7 +1,12 @@
 #include <ATen/Dispatch.h>
+#include <ATen/ops/_foreach_norm.h>
+#include <ATen/ops/aminmax.h>
+#include <ATen/ops/stack.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include <zero/optim/norm.hpp>
@@ -22,9 +27,12 @@ const char* name(Norm norm) {
 
 namespace {
 
+// On the CPU, and there in this order to the last bit: the clip coefficient multiplies every
+// gradient, so that each chapter, at each world size, has to find the same one. LibTorch's own norm
+// adds in an order that depends on the size of a tensor and on the processor, and in float.
 template <typename OfElement>
 double sum_over(const at::Tensor& tensor, const OfElement& of_element) {
-  const at::Tensor dense = tensor.cpu().contiguous();
+  const at::Tensor dense = tensor.contiguous();
   // Eight sums that do not wait for each other; which element goes to which never changes.
   std::array<double, 8> sums{};
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dense.scalar_type(), "sum_over", [&] {
@@ -36,19 +44,62 @@ double sum_over(const at::Tensor& tensor, const OfElement& of_element) {
   return std::accumulate(sums.begin(), sums.end(), 0.0);
 }
 
+double contribution_on_cpu(Norm norm, const at::Tensor& tensor) {
+  switch (norm) {
+    case Norm::kL1:
+      return sum_over(tensor, [](double value) { return std::abs(value); });
+    case Norm::kL2:
+      return sum_over(tensor, [](double value) { return value * value; });
+    case Norm::kInfinity:
+      break;
+  }
+  if (tensor.numel() == 0) return 0;
+  const auto [least, most] = at::aminmax(tensor.flatten());  // both NaN if one element is
+  return std::max(std::abs(least.item<double>()), std::abs(most.item<double>()));
+}
+
+double order_of(Norm norm) {
+  if (norm == Norm::kInfinity) return std::numeric_limits<double>::infinity();
+  return norm == Norm::kL1 ? 1 : 2;
+}
+
 }  // namespace
 
+std::vector<double> detail::contributions_by_lists(Norm norm,
+                                                   const std::vector<at::Tensor>& tensors) {
+  std::vector<double> all(tensors.size(), 0.0);
+  std::vector<at::Tensor> with_elements;
+  for (const at::Tensor& t : tensors) {
+    if (t.numel() > 0) with_elements.push_back(t);
+  }
+  if (with_elements.empty()) return all;
+  const at::Tensor norms =
+      at::stack(at::_foreach_norm(with_elements, order_of(norm), at::kDouble)).cpu();
+  const double* next = norms.const_data_ptr<double>();
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (tensors[i].numel() == 0) continue;
+    all[i] = norm == Norm::kL2 ? *next * *next : *next;
+    ++next;
+  }
+  return all;
+}
+
+std::vector<double> contributions(Norm norm, const std::vector<at::Tensor>& tensors) {
+  if (!tensors.empty() && !tensors.front().is_cpu()) {
+    return detail::contributions_by_lists(norm, tensors);
+  }
+  std::vector<double> all;
+  for (const at::Tensor& tensor : tensors) all.push_back(contribution_on_cpu(norm, tensor));
+  return all;
+}
+
 float largest_magnitude(const at::Tensor& tensor) {
-  return tensor.numel() == 0 ? 0.0F : tensor.abs().amax().item<float>();
+  return static_cast<float>(contributions(Norm::kInfinity, {tensor}).front());
 }
 
-double squared_norm(const at::Tensor& tensor) {
-  return sum_over(tensor, [](double value) { return value * value; });
-}
+double squared_norm(const at::Tensor& tensor) { return contributions(Norm::kL2, {tensor}).front(); }
 
-double absolute_sum(const at::Tensor& tensor) {
-  return sum_over(tensor, [](double value) { return std::abs(value); });
-}
+double absolute_sum(const at::Tensor& tensor) { return contributions(Norm::kL1, {tensor}).front(); }
 
 float norm_from_squares(const std::vector<double>& squares) {
   return static_cast<float>(std::sqrt(std::accumulate(squares.begin(), squares.end(), 0.0)));

@@ -1,3 +1,4 @@
+#include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/zeros.h>
 
 #include <zero/memory/accounting.hpp>
@@ -11,19 +12,18 @@ constexpr std::size_t kGradient = 1;
 
 std::int64_t tail_of(const Operands& operands) { return operands.front().numel() % kVector; }
 
-// Copies between the tails of all parameters and their places in the scratch.
+// Copies between the tails of all parameters and their places in the scratch: on a GPU at once.
 void copy_tails(const std::vector<Operands>& parameters, std::size_t operand,
                 const at::Tensor& scratch, bool into_scratch) {
-  std::int64_t place = 0;
+  std::vector<at::Tensor> theirs, ours;
   for (const Operands& operands : parameters) {
     const std::int64_t tail = tail_of(operands);
     if (tail == 0) continue;
     const at::Tensor& whole = operands[operand];
-    const at::Tensor theirs = whole.narrow(0, whole.numel() - tail, tail);
-    const at::Tensor ours = scratch.narrow(0, place, tail);
-    into_scratch ? ours.copy_(theirs) : theirs.copy_(ours);
-    place += kVector;
+    ours.push_back(scratch.narrow(0, static_cast<std::int64_t>(ours.size()) * kVector, tail));
+    theirs.push_back(whole.narrow(0, whole.numel() - tail, tail));
   }
+  into_scratch ? at::_foreach_copy_(ours, theirs) : at::_foreach_copy_(theirs, ours);
 }
 
 }  // namespace

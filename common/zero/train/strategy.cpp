@@ -1,5 +1,7 @@
-#include <ATen/ops/aminmax.h>
-#include <ATen/ops/stack.h>
+#include <ATen/ops/_foreach_mul.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
@@ -8,6 +10,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <unordered_map>
 #include <utility>
 
 #include <zero/base/error.hpp>
@@ -426,19 +429,32 @@ void Strategy::add_up_micro_batches() {
   }
 }
 
-std::vector<double> Strategy::sums_by_parameter(double (*sum)(const at::Tensor&)) {
+Strategy::OwnGradients Strategy::own_gradients() const {
+  OwnGradients mine;
+  for (std::size_t i = 0; i < count(); ++i) {
+    const at::Tensor tensor = piece(i).tensor;
+    if (!tensor.defined() || !tensor.grad().defined()) continue;
+    mine.indices.push_back(i);
+    mine.tensors.push_back(tensor.grad());
+  }
+  return mine;
+}
+
+std::vector<double> Strategy::contributions(const OwnGradients& mine, optim::Norm kind) {
+  communicator_.synchronize();  // the host is about to read
+  return optim::contributions(kind, mine.tensors);
+}
+
+std::vector<double> Strategy::sums_by_parameter(optim::Norm kind) {
   // Each parameter's sum is made by its owner alone and is exact where others add 0, so that every
   // rank, under every strategy that owns whole parameters, adds the same numbers in the same order.
   // Where tensors are split the partial sums are in double: what their order changes is seen in the
   // float that comes out only where that lies at the edge between two floats.
+  const OwnGradients mine = own_gradients();
+  const std::vector<double> of_mine = contributions(mine, kind);
   at::Tensor sums = at::zeros({static_cast<std::int64_t>(count())}, at::kDouble);
   auto* of_parameter = sums.mutable_data_ptr<double>();
-  for (std::size_t i = 0; i < count(); ++i) {
-    const ParameterShard mine = piece(i);
-    if (mine.tensor.defined() && mine.tensor.grad().defined()) {
-      of_parameter[i] = sum(mine.tensor.grad());
-    }
-  }
+  for (std::size_t k = 0; k < of_mine.size(); ++k) of_parameter[mine.indices[k]] = of_mine[k];
   // Where every rank owns everything, each has all the numbers already.
   if (sharded()) communicator_.all_reduce(sums, Purpose::kControl, dist::ReduceOp::kSum).wait();
   return {of_parameter, of_parameter + count()};
@@ -447,9 +463,9 @@ std::vector<double> Strategy::sums_by_parameter(double (*sum)(const at::Tensor&)
 float Strategy::norm_of_gradients(optim::Norm kind) {
   switch (kind) {
     case optim::Norm::kL1:
-      return optim::norm_from_absolute_sums(sums_by_parameter(optim::absolute_sum));
+      return optim::norm_from_absolute_sums(sums_by_parameter(kind));
     case optim::Norm::kL2:
-      return optim::norm_from_squares(sums_by_parameter(optim::squared_norm));
+      return optim::norm_from_squares(sums_by_parameter(kind));
     case optim::Norm::kInfinity:
       return infinity_norm();
   }
@@ -457,15 +473,9 @@ float Strategy::norm_of_gradients(optim::Norm kind) {
 }
 
 float Strategy::infinity_norm() {
-  at::Tensor by_parameter = at::zeros({static_cast<std::int64_t>(count())}, at::kFloat);
-  auto* magnitude = by_parameter.mutable_data_ptr<float>();
-  for (std::size_t i = 0; i < count(); ++i) {
-    const ParameterShard mine = piece(i);
-    if (mine.tensor.defined() && mine.tensor.grad().defined()) {
-      magnitude[i] = optim::largest_magnitude(mine.tensor.grad());
-    }
-  }
-  at::Tensor mine = at::full({1}, optim::largest_magnitude(by_parameter), at::kFloat);
+  const std::vector<double> by_parameter = contributions(own_gradients(), optim::Norm::kInfinity);
+  at::Tensor mine =
+      at::full({1}, optim::largest_magnitude(at::tensor(by_parameter, at::kDouble)), at::kFloat);
   if (!sharded()) return mine.item<float>();
   at::Tensor by_rank = at::empty({communicator_.size()}, at::kFloat);
   communicator_.all_gather(by_rank, mine, Purpose::kControl).wait();
@@ -487,12 +497,8 @@ void Strategy::scale_gradients(double factor) {
 }
 
 void Strategy::multiply_gradients(double factor) {
-  for (std::size_t i = 0; i < count(); ++i) {
-    const ParameterShard mine = piece(i);
-    if (mine.tensor.defined() && mine.tensor.grad().defined()) {
-      mine.tensor.mutable_grad().mul_(factor);
-    }
-  }
+  const OwnGradients mine = own_gradients();
+  if (!mine.tensors.empty()) at::_foreach_mul_(mine.tensors, factor);
 }
 
 void Strategy::fill(std::size_t index) {
@@ -526,47 +532,32 @@ void Strategy::broadcast_buffers_from_rank_0() {
 }
 
 void Strategy::shard_optimizer() {
-  optimizer_->replace([this](const at::Tensor& tensor) {
-    for (std::size_t i = 0; i < count(); ++i) {
-      if (parameter(i).is_same(tensor)) return piece(i).tensor;
-    }
-    return at::Tensor();
+  std::unordered_map<const at::TensorImpl*, std::size_t> index;
+  for (std::size_t i = 0; i < count(); ++i) index[parameter(i).unsafeGetTensorImpl()] = i;
+  optimizer_->replace([&](const at::Tensor& tensor) {
+    const auto found = index.find(tensor.unsafeGetTensorImpl());
+    return found == index.end() ? at::Tensor() : piece(found->second).tensor;
   });
 }
-
-using dist::Purpose;
 
 void Strategy::set_gradient_scale(double scale) {
   optimizer_->set_gradient_scale(scale);
   gradient_scale_ = scale;
 }
 
-std::size_t Strategy::first_nonfinite() const {
-  std::vector<std::size_t> indices;
-  std::vector<at::Tensor> doubts;  // 0 for a finite gradient, else NaN
-  for (std::size_t i = 0; i < count(); ++i) {
-    const ParameterShard mine = piece(i);
-    if (!mine.tensor.defined() || !mine.tensor.grad().defined() || mine.tensor.numel() == 0) {
-      continue;
-    }
-    const auto [least, most] = at::aminmax(memory::raw(mine.tensor.grad()).flatten());
-    indices.push_back(i);
-    doubts.push_back(((least - least) + (most - most)).to(at::kFloat));
-  }
-  if (indices.empty()) return count();
-  // The host reads once.
-  const at::Tensor all = at::stack(doubts).cpu();
-  const float* const doubt = all.const_data_ptr<float>();
-  const auto found = std::find_if(doubt, doubt + indices.size(), [](float d) { return d != 0; });
-  return found == doubt + indices.size() ? count()
-                                         : indices[static_cast<std::size_t>(found - doubt)];
+std::size_t Strategy::first_nonfinite() {
+  const OwnGradients mine = own_gradients();
+  const std::vector<double> largest = contributions(mine, optim::Norm::kInfinity);
+  const auto found =
+      std::find_if(largest.begin(), largest.end(), [](double m) { return !std::isfinite(m); });
+  return found == largest.end() ? count()
+                                : mine.indices[static_cast<std::size_t>(found - largest.begin())];
 }
 
 std::optional<Strategy::NonfiniteGradient> Strategy::nonfinite_gradient() {
   // Averages that were looked at may overflow when they are added to each other.
   const bool looked = communicator_.checks_gradients() && accumulation_ == Accumulation::kLocal;
   if (looked && !suspect_) return std::nullopt;
-  communicator_.synchronize();  // the host is about to read
   std::vector<double> mine = {static_cast<double>(first_nonfinite())};
   for (const bool from : not_finite_from_) mine.push_back(from ? 1 : 0);
   const std::vector<double> all = dist::all_gather_scalars(communicator_, mine);

@@ -307,12 +307,19 @@ class Strategy : public nn::UnitHooks {
   void gather_for_other_pass(std::size_t unit);
   void end_other_pass();
   std::int64_t uses_in_graphs(std::size_t unit) const;
-  std::vector<double> sums_by_parameter(double (*sum)(const at::Tensor&));
+  // The averaged gradients that this rank is responsible for, and whose they are.
+  struct OwnGradients {
+    std::vector<std::size_t> indices;
+    std::vector<at::Tensor> tensors;
+  };
+  OwnGradients own_gradients() const;
+  std::vector<double> contributions(const OwnGradients& mine, optim::Norm kind);
+  std::vector<double> sums_by_parameter(optim::Norm kind);
   float norm_of_gradients(optim::Norm kind);
   float infinity_norm();
   void multiply_gradients(double factor);
   void complete_flags();
-  std::size_t first_nonfinite() const;
+  std::size_t first_nonfinite();
   void add_up_micro_batches();
 
   ForwardRecords forwards_;

@@ -22,7 +22,7 @@ namespace {
 NcclGroup make_nccl_group(const StorePtr& store, int rank, int size,
                           std::chrono::milliseconds timeout) {
   // When a peer is gone or the time limit has passed, c10d's watchdog thread ends NCCL's kernels,
-  // so that no stream and no host waits for ever, but leaves the process alone: which operation it
+  // so that no stream and no host waits forever, but leaves the process alone: which operation it
   // was is for an exception to say.
   ::setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2", /*overwrite=*/0);
   ::setenv("TORCH_NCCL_DUMP_ON_TIMEOUT", "0", /*overwrite=*/0);
@@ -82,9 +82,10 @@ void NcclCommunicator::check_gpu(const at::Tensor& tensor) const {
       fmt::format("this rank works on GPU {}; a tensor is on {}", device_, tensor.device().str()));
 }
 
-Communicator::WorkPtr NcclCommunicator::start(const Call& call, const NcclOperation& operation,
+Communicator::WorkPtr NcclCommunicator::start(const Call& call, std::vector<at::Tensor> buffers,
+                                              const NcclOperation& operation,
                                               const std::function<void()>& after) {
-  return fly(call, [&](Flight& flight) {
+  return fly(call, std::move(buffers), [&](Flight& flight) {
     launch(flight, operation);
     if (after) after();
   });
@@ -94,7 +95,9 @@ Communicator::WorkPtr NcclCommunicator::in_rank_order(const Call& call,
                                                       const std::vector<at::Tensor>& pieces,
                                                       const at::Tensor& output, ReduceOp op,
                                                       bool gather) {
-  return fly(call, [&](Flight& flight) {
+  std::vector<at::Tensor> buffers = pieces;
+  buffers.push_back(output);
+  return fly(call, std::move(buffers), [&](Flight& flight) {
     const Exchange exchange = [&](std::vector<at::Tensor> incoming,
                                   std::vector<at::Tensor> outgoing) {
       for (const at::Tensor& tensor : outgoing) {
@@ -117,7 +120,8 @@ Communicator::WorkPtr NcclCommunicator::do_broadcast(const Call& call, at::Tenso
   c10d::BroadcastOptions options;
   options.rootRank = root;
   std::vector<at::Tensor> tensors{std::move(tensor)};
-  return start(call, [&](c10d::Backend& nccl) { return nccl.broadcast(tensors, options); });
+  return start(call, tensors,
+               [&](c10d::Backend& nccl) { return nccl.broadcast(tensors, options); });
 }
 
 Communicator::WorkPtr NcclCommunicator::do_reduce(const Call& call, at::Tensor tensor, int root,
@@ -138,7 +142,7 @@ Communicator::WorkPtr NcclCommunicator::do_reduce(const Call& call, at::Tensor t
   options.rootRank = root;
   std::vector<at::Tensor> tensors{tensor};
   return start(
-      call, [&](c10d::Backend& nccl) { return nccl.reduce(tensors, options); },
+      call, tensors, [&](c10d::Backend& nccl) { return nccl.reduce(tensors, options); },
       [tensor, by = rank() == root ? divisor(op) : 1] { divide(tensor, by); });
 }
 
@@ -161,7 +165,7 @@ Communicator::WorkPtr NcclCommunicator::do_all_reduce(const Call& call, at::Tens
                                rank(), size()));
   std::vector<at::Tensor> tensors{tensor};
   return start(
-      call, [&](c10d::Backend& nccl) { return nccl.allreduce(tensors); },
+      call, tensors, [&](c10d::Backend& nccl) { return nccl.allreduce(tensors); },
       [tensor, by = divisor(op)] { divide(tensor, by); });
 }
 
@@ -184,7 +188,8 @@ Communicator::WorkPtr NcclCommunicator::do_reduce_scatter(const Call& call, at::
   }
   count(call, static_cast<std::int64_t>(output.nbytes()) * (size() - 1));
   return start(
-      call, [&](c10d::Backend& nccl) { return nccl._reduce_scatter_base(flat_output, flat_input); },
+      call, {flat_output, flat_input},
+      [&](c10d::Backend& nccl) { return nccl._reduce_scatter_base(flat_output, flat_input); },
       [flat_output, by = divisor(op)] { divide(flat_output, by); });
 }
 
@@ -203,7 +208,7 @@ Communicator::WorkPtr NcclCommunicator::do_all_gather(const Call& call, at::Tens
     return nullptr;
   }
   count(call, static_cast<std::int64_t>(input.nbytes()) * (size() - 1));
-  return start(call,
+  return start(call, {flat_output, flat_input},
                [&](c10d::Backend& nccl) { return nccl._allgather_base(flat_output, flat_input); });
 }
 
@@ -223,7 +228,7 @@ Communicator::WorkPtr NcclCommunicator::do_all_to_all(const Call& call, at::Tens
   }
   count(call, static_cast<std::int64_t>(input.nbytes()) / size() * (size() - 1));
   std::vector<std::int64_t> equal_pieces;
-  return start(call, [&](c10d::Backend& nccl) {
+  return start(call, {flat_output, flat_input}, [&](c10d::Backend& nccl) {
     return nccl.alltoall_base(flat_output, flat_input, equal_pieces, equal_pieces);
   });
 }
@@ -236,7 +241,8 @@ Communicator::WorkPtr NcclCommunicator::do_send(const Call& call, at::Tensor ten
   if (tensor.numel() == 0) return nullptr;
   count(call, static_cast<std::int64_t>(tensor.nbytes()));
   std::vector<at::Tensor> tensors{std::move(tensor)};
-  return start(call, [&](c10d::Backend& nccl) { return nccl.send(tensors, destination, tag); });
+  return start(call, tensors,
+               [&](c10d::Backend& nccl) { return nccl.send(tensors, destination, tag); });
 }
 
 Communicator::WorkPtr NcclCommunicator::do_recv(const Call& call, at::Tensor tensor, int source,
@@ -246,7 +252,7 @@ Communicator::WorkPtr NcclCommunicator::do_recv(const Call& call, at::Tensor ten
   check_gpu(tensor);
   if (tensor.numel() == 0) return nullptr;
   std::vector<at::Tensor> tensors{std::move(tensor)};
-  return start(call, [&](c10d::Backend& nccl) { return nccl.recv(tensors, source, tag); });
+  return start(call, tensors, [&](c10d::Backend& nccl) { return nccl.recv(tensors, source, tag); });
 }
 
 namespace {
@@ -264,6 +270,7 @@ class NcclCommunicator::FlightWork final : public Work::Backend {
     communicator_.check(*flight_);
     flight_->done.block(communicator_.current_stream());
     flight_->waited_for = true;
+    flight_->buffers.clear();
   }
 
  private:
@@ -298,8 +305,9 @@ c10::Stream NcclCommunicator::current_stream() const {
 }
 
 void NcclCommunicator::forget_completed() {
-  while (!flights_.empty() && flights_.front()->done.query()) flights_.pop_front();
+  // First: an operation that was ended because of an error is complete as well.
   for (const auto& flight : flights_) check(*flight);
+  while (!flights_.empty() && flights_.front()->done.query()) flights_.pop_front();
 }
 
 void NcclCommunicator::synchronize() {
@@ -311,17 +319,16 @@ void NcclCommunicator::synchronize() {
       if (std::chrono::steady_clock::now() > limit) fail(*flight, "time limit");
       std::this_thread::sleep_for(kLook);
     }
-    // An operation that was ended because of an error is over as well.
-    check(*flight);
   }
   forget_completed();
 }
 
-Communicator::WorkPtr NcclCommunicator::fly(const Call& call,
+Communicator::WorkPtr NcclCommunicator::fly(const Call& call, std::vector<at::Tensor> buffers,
                                             const std::function<void(Flight&)>& body) {
   forget_completed();
   auto flight = std::make_shared<Flight>();
   flight->what = describe(call);
+  flight->buffers = std::move(buffers);
   const c10::Stream& side = call.purpose == Purpose::kGradient ? gradients_ : others_;
   c10::Event before(c10::DeviceType::CUDA);
   before.record(current_stream());

@@ -18,13 +18,16 @@ namespace zero::dist {
 
 using NcclGroup = c10::intrusive_ptr<c10d::Backend>;
 
-/// A collective on a GPU, from its start until it is seen to be complete. Its buffers belong to it
-/// until it was waited for: from then on the stream that waited comes after `done`, and so does
-/// whatever that stream does next with their memory. Nothing more is needed to free or reuse them.
+/// A collective on a GPU, from its start until it is seen to be complete. It holds its buffers
+/// until it was waited for, also those that its caller has dropped, such as a widened copy: the
+/// allocator would give their memory to the stream that computes, which does not come after the
+/// collective yet. From wait() on the stream that waited comes after `done`, and so does whatever
+/// that stream does next with their memory. Nothing more is needed to free or reuse them.
 /// (record_stream() would keep the memory until the host happens to look, and peaks would depend on
 /// timing.)
 struct Flight {
-  std::string what;  ///< for error messages
+  std::string what;                 ///< for error messages
+  std::vector<at::Tensor> buffers;  ///< what it reads and writes
   c10::Event done{c10::DeviceType::CUDA};
   std::vector<c10::intrusive_ptr<c10d::Work>> works;  ///< NCCL's operations, which notice errors
   bool waited_for = false;
@@ -67,17 +70,19 @@ class NcclCommunicator final : public GlooCommunicator {
   class FlightWork;
   using NcclOperation = std::function<C10dWork(c10d::Backend&)>;
 
-  /// Runs `body`, which calls launch() and tensor operations, on the stream for this call.
-  WorkPtr fly(const Call& call, const std::function<void(Flight&)>& body);
+  /// Runs `body`, which calls launch() and tensor operations on `buffers`, on the stream for this
+  /// call.
+  WorkPtr fly(const Call& call, std::vector<at::Tensor> buffers,
+              const std::function<void(Flight&)>& body);
   /// One of NCCL's operations within fly(): what the stream is given next comes after it.
   void launch(Flight& flight, const NcclOperation& operation);
   /// Both, for a collective that is one operation; `after` is what is done with its result.
-  WorkPtr start(const Call& call, const NcclOperation& operation,
+  WorkPtr start(const Call& call, std::vector<at::Tensor> buffers, const NcclOperation& operation,
                 const std::function<void()>& after = {});
   c10::Stream current_stream() const;
   void forget_completed();
   void check(const Flight& flight);
-  /// Ends NCCL's operations, so that nobody waits for ever, and throws.
+  /// Ends NCCL's operations, so that nobody waits forever, and throws.
   [[noreturn]] void fail(const Flight& flight, const std::string& cause);
   WorkPtr in_rank_order(const Call& call, const std::vector<at::Tensor>& pieces,
                         const at::Tensor& output, ReduceOp op, bool gather);

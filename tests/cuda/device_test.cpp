@@ -1,0 +1,193 @@
+// One GPU and one process: what its allocator counts, tensors whose bytes were taken away, and how
+// often the host waits.
+
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <fmt/format.h>
+
+#include <string>
+#include <vector>
+
+#include <zero/base/error.hpp>
+#include <zero/memory/accounting.hpp>
+#include <zero/memory/cuda_memory.hpp>
+#include <zero/memory/storage.hpp>
+#include <zero/nn/mlp.hpp>
+#include <zero/optim/adamw.hpp>
+#include <zero/optim/master_weights.hpp>
+#include <zero/optim/norm.hpp>
+
+#include "gpu_test.hpp"
+
+namespace zero::dist {
+namespace {
+
+using testing::asked;
+
+class GpuMemory : public testing::GpuTest {};
+class GpuStorage : public testing::GpuTest {};
+class GpuHostWaits : public testing::GpuTest {};
+
+const auto kGpu = at::TensorOptions(at::kCUDA);
+
+TEST_F(GpuMemory, CountsWhatTensorsAskFor) {
+  const std::string said = asked([]() -> std::string {
+    const at::Tensor first = at::empty({1}, at::TensorOptions(at::kCUDA));  // wakes the allocator
+    const memory::CudaMemory before = memory::cuda_memory();
+    {
+      const at::Tensor t = at::empty({1001}, at::TensorOptions(at::kCUDA).dtype(at::kByte));
+      const memory::CudaMemory with = memory::cuda_memory();
+      if (with.total != before.total + 1001) return fmt::format("live: {}", with.total);
+      if (with.rounded < before.rounded + 1001) return fmt::format("rounded: {}", with.rounded);
+      if (with.allocations != before.allocations + 1) return "allocations";
+    }
+    const memory::CudaMemory after = memory::cuda_memory();
+    if (after.total != before.total) return fmt::format("not freed: {}", after.total);
+    if (after.total_peak < before.total + 1001) return fmt::format("peak: {}", after.total_peak);
+    if (after.reserved <= 0 || after.reserved_peak < after.reserved) return "reserved";
+    memory::reset_cuda_peaks();
+    if (memory::cuda_memory().total_peak != after.total) return "peak after reset";
+    return "";
+  });
+  EXPECT_EQ(said, "");
+}
+
+TEST_F(GpuMemory, CountsByCategory) {
+  const std::string said = asked([]() -> std::string {
+    const auto gpu = at::TensorOptions(at::kCUDA);
+    memory::count_cuda_blocks();
+    const memory::Snapshot before = memory::snapshot();
+    {
+      const memory::Charge charge(memory::Category::kGradients);
+      const at::Tensor t = at::empty({1001}, gpu.dtype(at::kByte));
+      if (memory::snapshot()[memory::Category::kGradients] != 1001) return "not charged";
+      if (memory::cuda_memory().total != 1001) return "not what LibTorch counts";
+      memory::recharge(t, memory::Category::kOptimizer);
+      if (memory::snapshot()[memory::Category::kOptimizer] != 1001) return "not recharged";
+    }
+    return memory::snapshot().current == before.current ? "" : "not freed";
+  });
+  EXPECT_EQ(said, "");
+}
+
+// What `action` throws; empty where it throws nothing.
+std::string thrown_by(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  }
+  return "";
+}
+
+TEST_F(GpuStorage, RefusesAccessToBytesThatAreNotThere) {
+  const std::string said = asked([]() -> std::string {
+    const at::Tensor t = at::full({64, 64}, 2.0F, kGpu), view = t.narrow(0, 1, 3);
+    const std::int64_t before = memory::cuda_memory().total;
+    memory::release_storage(t, "the text of this test");
+    if (memory::cuda_memory().total != before - 64 * 64 * 4) return "not freed";
+    const std::vector<std::function<void()>> accesses = {
+        [&] { t.add(1); }, [&] { t.mm(t); },       [&] { view.sum(); },
+        [&] { t.cpu(); },  [&] { view.fill_(1); }, [&] { t[0][0].item<float>(); }};
+    for (std::size_t i = 0; i < accesses.size(); ++i) {
+      if (thrown_by(accesses[i]).find("the text of this test") == std::string::npos) {
+        return fmt::format("access {} was not refused: '{}'", i, thrown_by(accesses[i]));
+      }
+    }
+    memory::allocate_storage(t);
+    t.fill_(3);
+    if (!at::equal(view.cpu(), at::full({3, 64}, 3.0F))) return "not there again";
+    return "";
+  });
+  EXPECT_EQ(said, "");
+}
+
+TEST_F(GpuStorage, ShowsTheBytesOfAnother) {
+  const std::string said = asked([]() -> std::string {
+    const at::Tensor lender = at::full({8}, 5.0F, kGpu);
+    const at::Tensor t = memory::without_storage({2, 4}, at::kFloat, at::kCUDA);
+    memory::borrow_storage(t, lender);
+    t.mul_(2);
+    if (!at::equal(lender.cpu(), at::full({8}, 10.0F))) return "other bytes";
+    memory::release_storage(t);
+    if (!at::equal(lender.cpu(), at::full({8}, 10.0F))) return "the lender lost its bytes";
+    const at::Tensor buffer = at::ones({16}, kGpu);
+    memory::place(t, buffer, 8);
+    buffer.narrow(0, 8, 8).fill_(7);
+    return at::equal(t.cpu(), at::full({2, 4}, 7.0F)) ? "" : "not a window of the buffer";
+  });
+  EXPECT_EQ(said, "");
+}
+
+// How often the host has waited for the GPU in `action`, as LibTorch's own warnings say.
+int waits_in(const std::function<void()>& action) {
+  struct Counter : c10::WarningHandler {
+    void process(const c10::Warning& warning) override {
+      if (warning.msg().find("synchronizing CUDA operation") != std::string::npos) ++count;
+    }
+    int count = 0;
+  } counter;
+  const c10::WarningUtils::WarningHandlerGuard guard(&counter);
+  c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_WARN);
+  action();
+  c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED);
+  return counter.count;
+}
+
+std::vector<at::Tensor> parameters_with_gradients(int n, at::ScalarType dtype) {
+  std::vector<at::Tensor> all;
+  for (int i = 0; i < n; ++i) {
+    all.push_back(at::full({3 + i}, 1.0, kGpu.dtype(dtype)).requires_grad_());
+    all.back().mutable_grad() = at::full({3 + i}, 2.0, kGpu.dtype(dtype));
+  }
+  return all;
+}
+
+// Each of them is counted, so that a count of 0 says something.
+TEST_F(GpuHostWaits, AreCountedHere) {
+  const std::string said = asked([] {
+    const at::Tensor t = at::ones({4}, kGpu);
+    return std::to_string(waits_in([&] { t.cpu(), t.sum().item<float>(); }));
+  });
+  EXPECT_EQ(said, "2");
+}
+
+TEST_F(GpuHostWaits, AreNoneInTheUpdateOfMasterWeights) {
+  const std::string said = asked([] {
+    const auto parameters = parameters_with_gradients(100, at::kBFloat16);
+    const auto optimizer = optim::with_master_weights(optim::adamw())(parameters);
+    optimizer->set_gradient_scale(4);
+    return std::to_string(waits_in([&] {
+      optimizer->step();
+      optimizer->step();
+    }));
+  });
+  EXPECT_EQ(said, "0");
+}
+
+TEST_F(GpuHostWaits, AreOneForTheNormOfAllGradients) {
+  const std::string said = asked([]() -> std::string {
+    std::vector<at::Tensor> gradients;
+    for (const at::Tensor& p : parameters_with_gradients(100, at::kFloat)) {
+      gradients.push_back(p.grad());
+    }
+    for (const optim::Norm norm : {optim::Norm::kL1, optim::Norm::kL2, optim::Norm::kInfinity}) {
+      std::vector<double> found;
+      const int waits = waits_in([&] { found = optim::contributions(norm, gradients); });
+      if (waits != 1) return fmt::format("{} waits for {}", waits, optim::name(norm));
+      for (std::size_t i = 0; i < found.size(); ++i) {
+        const double expected = optim::contributions(norm, {gradients[i].cpu()}).front();
+        if (std::abs(found[i] - expected) > 1e-12 * expected) {
+          return fmt::format("{} of {}: {}, not {}", optim::name(norm), i, found[i], expected);
+        }
+      }
+    }
+    return "";
+  });
+  EXPECT_EQ(said, "");
+}
+
+}  // namespace
+}  // namespace zero::dist

@@ -1,0 +1,259 @@
+// The engine on one GPU, and on two ranks: its stages, two-byte types, clipping, gradients that are
+// not finite, loss scales and checkpoints. The same tests run on the CPU as well, so that what they
+// ask for is known to hold before a GPU is asked.
+
+#include <ATen/Context.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/equal.h>
+#include <gmock/gmock.h>
+
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <tests/support/error_of.hpp>
+#include <tests/support/ranks.hpp>
+#include <tests/support/test_folder.hpp>
+#include <tests/support/toy.hpp>
+#include <tests/support/whole_weights.hpp>
+#include <zero/engine/engine.hpp>
+#include <zero/optim/adamw.hpp>
+#include <zero/optim/master_weights.hpp>
+#include <zero/optim/sgd.hpp>
+
+#include "gpu_test.hpp"
+
+namespace zero::dist {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+struct Where {
+  at::DeviceType device;
+  int ranks;
+};
+
+void PrintTo(const Where& where, std::ostream* out) {
+  *out << where.ranks << " ranks on " << c10::DeviceTypeName(where.device);
+}
+
+class EngineOn : public testing::GpuTest, public ::testing::WithParamInterface<Where> {
+ protected:
+  EngineOn() : GpuTest(GetParam().ranks) {}
+
+  void SetUp() override {
+    if (on_gpu()) GpuTest::SetUp();
+  }
+
+  void on_each_rank(const std::function<void(Communicator&)>& body) {
+    if (!on_gpu()) return zero::testing::on_ranks(GetParam().ranks, body);
+    ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
+    on_gpus(ReductionOrder::kRankOrdered, [&](Communicator& communicator) {
+      at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
+      body(communicator);
+    });
+  }
+
+  static bool on_gpu() { return GetParam().device == at::kCUDA; }
+};
+
+INSTANTIATE_TEST_SUITE_P(Gpu, EngineOn, ::testing::Values(Where{at::kCUDA, 1}, Where{at::kCUDA, 2}),
+                         [](const auto& info) { return fmt::format("N{}", info.param.ranks); });
+INSTANTIATE_TEST_SUITE_P(Cpu, EngineOn, ::testing::Values(Where{at::kCPU, 1}, Where{at::kCPU, 2}),
+                         [](const auto& info) { return fmt::format("N{}", info.param.ranks); });
+
+// A model of one's own that was made on the CPU and moved, under an engine.
+struct Trained {
+  Trained(Communicator& communicator, at::DeviceType on, const EngineConfig& config,
+          at::ScalarType dtype = at::kFloat,
+          const optim::OptimizerFactory& optimizer = optim::adamw())
+      : rank(communicator.rank()),
+        device(on),
+        model(moved_model(device, dtype)),
+        engine(*model, communicator, optimizer, config) {}
+
+  static std::shared_ptr<nn::Mlp> moved_model(at::Device device, at::ScalarType dtype) {
+    nn::MlpConfig config;
+    config.dtype = dtype;
+    auto model = std::make_shared<nn::Mlp>(config);
+    nn::SeededValues values(/*seed=*/5);
+    nn::initialize_parameters(*model, values);
+    model->to(device);
+    return model;
+  }
+
+  bool step(int number) {
+    data::Batch batch = toy.batch(rank, number);
+    batch.inputs = batch.inputs.to(device);
+    batch.targets = batch.targets.to(device);
+    engine.backward(engine.forward(batch));
+    return engine.step();
+  }
+
+  // A step in which the gradient of the second parameter is infinite on the last rank.
+  bool bad_step(int number) {
+    const bool culprit = rank == engine.strategy().communicator().size() - 1;
+    engine.strategy().observe_gradients([culprit](std::size_t i, const at::Tensor& gradient) {
+      if (i != 1 || !culprit) return;
+      gradient.detach().view({-1})[0].fill_(std::numeric_limits<double>::infinity());
+    });
+    try {
+      const bool updated = step(number);
+      engine.strategy().observe_gradients({});
+      return updated;
+    } catch (...) {
+      engine.strategy().observe_gradients({});
+      throw;
+    }
+  }
+
+  std::vector<at::Tensor> weights() {
+    std::vector<at::Tensor> all;
+    for (const at::Tensor& t : zero::testing::whole_weights(engine.strategy())) {
+      EXPECT_EQ(t.device().type(), device.type());
+      all.push_back(t.cpu());
+    }
+    return all;
+  }
+
+  int rank;
+  at::Device device;
+  zero::testing::Toy toy;
+  std::shared_ptr<nn::Mlp> model;
+  Engine engine;
+};
+
+void expect_same(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    EXPECT_TRUE(at::equal(a[i], b[i])) << "parameter " << i;
+  }
+}
+
+optim::OptimizerFactory with_masters() { return optim::with_master_weights(optim::adamw()); }
+
+TEST_P(EngineOn, StagesClipToTheSameBitsAndAsTheCpuDoes) {
+  on_each_rank([](Communicator& communicator) {
+    std::vector<at::Tensor> first;
+    for (const int stage : {0, 1, 2, 3}) {
+      SCOPED_TRACE(stage);
+      const EngineConfig config{
+          .overlap = {.stage = stage}, .accumulation_steps = 2, .clip_norm = 0.05};
+      const auto sgd = optim::sgd({.learning_rate = 0.1});
+      Trained here(communicator, GetParam().device, config, at::kFloat, sgd);
+      Trained on_cpu(communicator, at::kCPU, config, at::kFloat, sgd);
+      for (int s = 0; s < 6; ++s) EXPECT_EQ(here.step(s), on_cpu.step(s));
+      EXPECT_EQ(here.engine.steps(), 3);
+      EXPECT_GT(here.engine.gradient_norm(), 0.05F);
+      EXPECT_NEAR(here.engine.gradient_norm(), on_cpu.engine.gradient_norm(), 1e-4);
+      const std::vector<at::Tensor> weights = here.weights(), expected = on_cpu.weights();
+      for (std::size_t i = 0; i < weights.size(); ++i) {
+        EXPECT_TRUE(at::allclose(weights[i], expected[i], 1e-4, 1e-5)) << "parameter " << i;
+      }
+      if (stage == 0) first = weights;
+      expect_same(weights, first);
+    }
+  });
+}
+
+TEST_P(EngineOn, TwoByteParametersAreTheRoundingOfTheirMasters) {
+  on_each_rank([](Communicator& communicator) {
+    std::vector<at::Tensor> first;
+    for (const int stage : {0, 1, 2, 3}) {
+      SCOPED_TRACE(stage);
+      Trained here(communicator, GetParam().device, {.overlap = {.stage = stage}}, at::kBFloat16,
+                   with_masters());
+      for (int s = 0; s < 3; ++s) EXPECT_TRUE(here.step(s));
+      train::Strategy& strategy = here.engine.strategy();
+      for (std::size_t i = 0; i < strategy.list().size(); ++i) {
+        const at::Tensor mine = strategy.piece(i).tensor;
+        if (!mine.defined()) continue;
+        const at::Tensor master = strategy.optimizer().state(mine).at("master");
+        EXPECT_EQ(master.device(), mine.device());
+        EXPECT_TRUE(at::equal(master.to(at::kBFloat16), mine.detach().view({-1})));
+        EXPECT_FALSE(at::equal(master, mine.detach().view({-1}).to(at::kFloat)));
+      }
+      if (stage == 0) first = here.weights();
+      expect_same(here.weights(), first);
+    }
+  });
+}
+
+TEST_P(EngineOn, AGradientThatIsNotFiniteIsAnErrorOrSkipsTheStep) {
+  on_each_rank([](Communicator& communicator) {
+    for (const int stage : {0, 1, 2, 3}) {
+      for (const double clip_norm : {0.0, 1.0}) {
+        SCOPED_TRACE(fmt::format("stage {}, clip norm {}", stage, clip_norm));
+        EngineConfig config{.overlap = {.stage = stage}, .clip_norm = clip_norm};
+        Trained well(communicator, GetParam().device, config);
+        Trained fails(communicator, GetParam().device, config);
+        config.on_nonfinite_gradient = train::OnNonfiniteGradient::kSkip;
+        Trained skips(communicator, GetParam().device, config);
+        for (int s = 0; s < 2; ++s) {
+          EXPECT_TRUE(well.step(s));
+          EXPECT_TRUE(fails.step(s));
+          EXPECT_TRUE(skips.step(s));
+          EXPECT_THAT(zero::testing::error_of([&] { fails.bad_step(s); }),
+                      HasSubstr("the gradient of 'layers.0.linear.bias' is infinite or NaN on"));
+          EXPECT_FALSE(skips.bad_step(s));
+        }
+        EXPECT_EQ(fails.engine.steps(), 2);
+        EXPECT_EQ(skips.engine.skipped_steps(), 2);
+        expect_same(fails.weights(), well.weights());
+        expect_same(skips.weights(), well.weights());
+      }
+    }
+  });
+}
+
+TEST_P(EngineOn, AnOverflowHalvesTheLossScaleDownToAnError) {
+  on_each_rank([](Communicator& communicator) {
+    for (const int stage : {0, 1, 2, 3}) {
+      SCOPED_TRACE(stage);
+      const EngineConfig config{.overlap = {.stage = stage}, .loss_scale = {.initial = 4}};
+      Trained here(communicator, GetParam().device, config, at::kHalf, with_masters());
+      EXPECT_TRUE(here.step(0));
+      const std::vector<at::Tensor> before = here.weights();
+      EXPECT_FALSE(here.bad_step(1));
+      EXPECT_EQ(here.engine.loss_scale(), 2);
+      EXPECT_FALSE(here.bad_step(1));
+      EXPECT_EQ(here.engine.loss_scale(), 1);
+      EXPECT_THAT(zero::testing::error_of([&] { here.bad_step(1); }),
+                  AllOf(HasSubstr("step 1: the gradient of 'layers.0.linear.bias' is infinite"),
+                        HasSubstr("loss scale of 1")));
+      expect_same(here.weights(), before);
+      EXPECT_EQ(here.engine.skipped_steps(), 2);
+      EXPECT_TRUE(here.step(1));
+    }
+  });
+}
+
+TEST_P(EngineOn, ACheckpointGoesOnAtAnotherStageToTheSameBits) {
+  const zero::testing::TestFolder folder;
+  on_each_rank([&](Communicator& communicator) {
+    for (const int stage : {0, 1, 2, 3}) {
+      SCOPED_TRACE(stage);
+      const auto place = folder / fmt::format("{}", stage);
+      EngineConfig config{.overlap = {.stage = stage}, .loss_scale = {.initial = 1024}};
+      Trained whole(communicator, GetParam().device, config, at::kHalf, with_masters());
+      for (int s = 0; s < 2; ++s) EXPECT_TRUE(whole.step(s));
+      EXPECT_FALSE(whole.bad_step(2));
+      whole.engine.save(place);
+      config.overlap.stage = 3 - stage;
+      Trained resumed(communicator, GetParam().device, config, at::kHalf, with_masters());
+      EXPECT_TRUE(resumed.engine.load(place));
+      EXPECT_EQ(resumed.engine.steps(), 2);
+      EXPECT_EQ(resumed.engine.loss_scale(), 512);
+      for (int s = 2; s < 4; ++s) {
+        EXPECT_TRUE(whole.step(s));
+        EXPECT_TRUE(resumed.step(s));
+      }
+      expect_same(resumed.weights(), whole.weights());
+    }
+  });
+}
+
+}  // namespace
+}  // namespace zero::dist
