@@ -28,7 +28,8 @@ Zero3Sharding::Zero3Sharding(const train::StrategyArguments& arguments)
       schedule_(list()),
       owned_(count()),
       gathered_(list().units.size(), false),
-      gradients_(list().units.size(), 0) {
+      gradients_(list().units.size(), 0),
+      uses_(list().units.size(), 1) {
   distribute_from_rank_0();
   shard_optimizer();
 }
@@ -57,6 +58,8 @@ std::string Zero3Sharding::read_too_early(std::size_t index) const {
 
 at::Tensor Zero3Sharding::forward(const data::Batch& batch) {
   const ScopedValue trains(trains_, c10::GradMode::is_enabled());
+  // Evaluation is no part of a step and does not count for predicted_traffic().
+  if (trains_) uses_.assign(uses_.size(), 0);
   if (std::exchange(threw_, false)) reshard_all();
   const std::vector<std::size_t> pending = schedule_.pending_uses();
   try {
@@ -72,7 +75,10 @@ void Zero3Sharding::pre_forward(nn::Unit& unit) {
   const std::size_t u = list().index_of(unit);
   // Inside backward, where a part under activation checkpointing runs again.
   for (const std::size_t over : schedule_.leave_for(u)) end_unit(over);
-  if (trains_ && c10::GradMode::is_enabled()) schedule_.used(u);
+  if (trains_ && c10::GradMode::is_enabled()) {
+    schedule_.used(u);
+    ++uses_[u];
+  }
   for (const std::size_t each : units_to_gather(u)) gather(each);
 }
 
@@ -227,16 +233,24 @@ train::ModelStateBytes Zero3Sharding::predicted_bytes() const {
   return {owners_.bytes(), owners_.trainable_bytes(), optimizer_bytes()};
 }
 
+std::int64_t Zero3Sharding::gathers(std::size_t unit) const {
+  if (whole_model_) return 1;
+  // The root stays whole between its forward and its backward. The others are gathered for each use
+  // in forward, and once for backward, until all their gradients are there.
+  const std::int64_t uses = uses_[unit];
+  const std::int64_t once = uses > 0 ? 1 : 0;
+  return unit == kRoot ? once : uses + once;
+}
+
 std::int64_t Zero3Sharding::predicted_traffic() const {
   const std::int64_t others = communicator_.size() - 1;
-  std::int64_t gathered_once = 0;  // of what this rank owns
+  std::int64_t gathered = 0;  // of what this rank owns
   for (std::size_t u = 0; u < list().units.size(); ++u) {
-    if (!whole_model_ && u != kRoot) continue;
     for (const std::size_t i : list().units[u].parameters) {
-      if (owns(i)) gathered_once += list().parameters[i].bytes();
+      if (owns(i)) gathered += gathers(u) * list().parameters[i].bytes();
     }
   }
-  return reduced_bytes() - reduced_owned_bytes() + others * (2 * owners_.bytes() - gathered_once);
+  return reduced_bytes() - reduced_owned_bytes() + others * gathered;
 }
 
 void register_zero3(train::Registry& registry) {

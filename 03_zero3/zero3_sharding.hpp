@@ -63,6 +63,7 @@ class Zero3Sharding : public train::Strategy {
   bool has_frozen(std::size_t unit) const;
   bool has_all_gradients(std::size_t unit) const;
   std::vector<std::size_t> units_to_gather(std::size_t unit) const;
+  std::int64_t gathers(std::size_t unit) const;
 
   bool whole_model_;
   bool trains_ = false;  // the forward that runs is one that a backward follows
@@ -73,6 +74,7 @@ class Zero3Sharding : public train::Strategy {
   std::vector<at::Tensor> owned_;       // by parameter: what the optimizer updates here
   std::vector<bool> gathered_;          // by unit
   std::vector<std::size_t> gradients_;  // by unit: trainable parameters whose gradient has come
+  std::vector<std::int64_t> uses_;      // by unit: in the last forward pass that trains
 };
 
 }  // namespace zero
