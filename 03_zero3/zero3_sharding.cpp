@@ -144,6 +144,7 @@ void Zero3Sharding::backward(const at::Tensor& loss) {
     Strategy::backward(loss);
   } catch (...) {
     schedule_.forget();
+    threw_ = true;
     throw;
   }
   schedule_.end();

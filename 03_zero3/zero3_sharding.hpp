@@ -67,7 +67,7 @@ class Zero3Sharding : public train::Strategy {
 
   bool whole_model_;
   bool trains_ = false;  // the forward that runs is one that a backward follows
-  bool threw_ = false;   // the last forward; units may be whole still
+  bool threw_ = false;   // the last pass; units may be whole still
   train::Owners owners_;
   train::ReductionSchedule order_;
   train::BackwardSchedule schedule_;

@@ -56,6 +56,7 @@ void TensorZero3::backward(const at::Tensor& loss) {
     TensorSharding::backward(loss);
   } catch (...) {
     schedule_.forget();
+    threw_ = true;
     throw;
   }
   schedule_.end();

@@ -69,7 +69,7 @@ class TensorZero3 : public TensorSharding {
   bool whole_model_;                // variant "whole"
   bool by_leaf_;                    // variant "leaf"
   bool trains_ = false;             // the forward that runs is one that a backward follows
-  bool threw_ = false;              // the last forward; units may be whole still
+  bool threw_ = false;              // the last pass; units may be whole still
   bool in_backward_ = false;        // so that a forward that runs again inside it can be told apart
   std::vector<std::int64_t> uses_;  // by unit, in a forward
   train::ReductionSchedule order_;

@@ -247,6 +247,7 @@ void Overlap::backward(const at::Tensor& loss) {
     Strategy::backward(loss);
   } catch (...) {
     schedule_.forget();
+    threw_ = true;
     throw;
   }
   if (timed_passes_left_ > 0) backward_clock_.end();

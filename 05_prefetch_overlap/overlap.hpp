@@ -124,7 +124,7 @@ class Overlap : public train::Strategy {
   std::int64_t lost_passes_ = 0;
   std::vector<std::int64_t> uses_;  // by unit: in the last forward pass that trains
   bool trains_ = false;             // the forward that runs is one that a backward follows
-  bool threw_ = false;              // the last forward; units may be whole still
+  bool threw_ = false;              // the last pass; units may be whole still
   bool in_backward_ = false;
 };
 

@@ -291,6 +291,8 @@ class Strategy : public nn::UnitHooks {
 
   void on_ready(std::size_t index);
   void check_origin(std::size_t index) const;
+  template <typename Pass>
+  auto run_pass(const Pass& pass);
   void run_backward(const at::Tensor& loss);
   void gather_for_other_pass(std::size_t unit);
   void end_other_pass();
