@@ -94,7 +94,6 @@ class Overlap : public train::Strategy {
   void reshard_unit(std::size_t unit);
   void finish_parameters();
   void end_of_pass(Prefetch& pass, const char* name);
-  std::vector<UnitTimes> least_over_ranks() const;
   std::int64_t largest_unit_ahead() const;
   void choose_lookahead_once();
 
