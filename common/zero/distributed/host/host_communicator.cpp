@@ -308,15 +308,12 @@ Communicator::WorkPtr HostCommunicator::do_all_gather(const Call& call, at::Tens
   const std::vector<at::Tensor> pieces = output.flatten().chunk(size());
   const at::Tensor& mine = pieces[static_cast<std::size_t>(rank())];
   const at::Tensor source = input.flatten();
-  const bool writes = call.copy_own_chunk && mine.data_ptr() != source.data_ptr();
-  if (writes) mine.copy_(source);
+  if (call.copy_own_chunk && mine.data_ptr() != source.data_ptr()) mine.copy_(source);
   std::vector<Copy> copies;
   for (const int peer : all_but(rank(), size())) {
     copies.push_back({peer, 0, pieces[static_cast<std::size_t>(peer)]});
   }
-  // Where there is a copy peers read that: the input may be a view of something that moves on.
-  Posting posting(*transport_, writes ? mine : source,
-                  call_key(call.operation, input, /*root=*/-1));
+  Posting posting(*transport_, source, call_key(call.operation, input, /*root=*/-1));
   return std::make_unique<CopyWork>(*transport_, describe(call), std::move(posting),
                                     std::move(copies), all_but(rank(), size()));
 }
