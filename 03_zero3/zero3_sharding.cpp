@@ -159,16 +159,24 @@ train::ModelStateBytes Zero3Sharding::predicted_bytes() const {
   return {owners_.bytes(), owners_.trainable_bytes(), optimizer_bytes()};
 }
 
+std::int64_t Zero3Sharding::gathers(std::size_t unit) const {
+  if (whole_model_) return 1;
+  // The root stays whole between its forward and its backward. The others are gathered for each use
+  // in forward, and once for backward, until all their gradients are there.
+  const std::int64_t uses = schedule_.uses(unit);
+  const std::int64_t once = uses > 0 ? 1 : 0;
+  return unit == kRoot ? once : uses + once;
+}
+
 std::int64_t Zero3Sharding::predicted_traffic() const {
   const std::int64_t others = communicator_.size() - 1;
-  std::int64_t gathered_once = 0;  // of what this rank owns
+  std::int64_t gathered = 0;  // of what this rank owns
   for (std::size_t u = 0; u < list().units.size(); ++u) {
-    if (!whole_model_ && u != kRoot) continue;
     for (const std::size_t i : list().units[u].parameters) {
-      if (owns(i)) gathered_once += list().parameters[i].bytes();
+      if (owns(i)) gathered += gathers(u) * list().parameters[i].bytes();
     }
   }
-  return reduced_bytes() - reduced_owned_bytes() + others * (2 * owners_.bytes() - gathered_once);
+  return reduced_bytes() - reduced_owned_bytes() + others * gathered;
 }
 
 void register_zero3(train::Registry& registry) {

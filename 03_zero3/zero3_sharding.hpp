@@ -58,6 +58,7 @@ class Zero3Sharding : public train::Strategy {
   std::string read_too_early(std::size_t index) const;
   void reduce_to_owner(std::size_t index);
   std::vector<std::size_t> units_to_gather(std::size_t unit) const;
+  std::int64_t gathers(std::size_t unit) const;
 
   bool whole_model_;
   train::Owners owners_;

@@ -34,6 +34,23 @@ void PassClock::end() {
   }
 }
 
+std::vector<UnitTimes> least_over_ranks(
+    std::vector<UnitTimes> passes,
+    const std::function<std::vector<double>(std::vector<double>)>& all_gather) {
+  std::vector<double*> least;
+  for (UnitTimes& pass : passes) {
+    for (double& seconds : pass.gather) least.push_back(&seconds);
+    for (double& seconds : pass.compute) least.push_back(&seconds);
+  }
+  std::vector<double> mine;
+  for (const double* seconds : least) mine.push_back(*seconds);
+  const std::vector<double> all = all_gather(mine);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    *least[i % least.size()] = std::min(*least[i % least.size()], all[i]);
+  }
+  return passes;
+}
+
 namespace {
 
 double sum(const std::vector<double>& seconds) {

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,13 @@ class PassClock {
   UnitTimes now_;
   UnitTimes least_;
 };
+
+/// The least of each time over all ranks, the same on all of them: the rank that comes last to a
+/// gather waits for no other, so its time is that of the gather alone. `all_gather` returns the
+/// numbers of all ranks, rank after rank, for those of this one (dist::all_gather_scalars()).
+std::vector<UnitTimes> least_over_ranks(
+    std::vector<UnitTimes> passes,
+    const std::function<std::vector<double>(std::vector<double>)>& all_gather);
 
 /// How far ahead to gather.
 struct LookaheadChoice {

@@ -64,6 +64,20 @@ TEST(Lookahead, GoesByThePassThatNeedsMost) {
   EXPECT_EQ(choose_lookahead({{}, {}}, kRoomy).units, 0);
 }
 
+TEST(LeastOverRanks, TakesEachTimeFromTheRankWhereItIsLeast) {
+  const std::vector<UnitTimes> mine = {{{5, 2}, {7, 8}}, {{3}, {4}}};
+  const std::vector<double> of_rank_1 = {1, 6, 9, 3, 2, 5};
+  const std::vector<UnitTimes> least = least_over_ranks(mine, [&](std::vector<double> all) {
+    all.insert(all.end(), of_rank_1.begin(), of_rank_1.end());
+    return all;
+  });
+  ASSERT_EQ(least.size(), 2u);
+  EXPECT_EQ(least[0].gather, (std::vector<double>{1, 2}));
+  EXPECT_EQ(least[0].compute, (std::vector<double>{7, 3}));
+  EXPECT_EQ(least[1].gather, (std::vector<double>{2}));
+  EXPECT_EQ(least[1].compute, (std::vector<double>{4}));
+}
+
 TEST(PassClock, TimesGathersAndUnitsAndKeepsTheLeast) {
   const auto wait = [](int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); };
   PassClock clock;

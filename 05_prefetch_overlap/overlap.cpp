@@ -163,23 +163,6 @@ void Overlap::end_of_pass(Prefetch& pass, const char* name) {
   }
 }
 
-std::vector<UnitTimes> Overlap::least_over_ranks() const {
-  std::vector<UnitTimes> passes = {forward_clock_.least(), backward_clock_.least()};
-  std::vector<double*> all;
-  for (UnitTimes& pass : passes) {
-    for (double& seconds : pass.gather) all.push_back(&seconds);
-    for (double& seconds : pass.compute) all.push_back(&seconds);
-  }
-  // The rank that comes last to a gather waits for nobody: its time is that of the gather alone.
-  std::vector<double> mine;
-  for (const double* seconds : all) mine.push_back(*seconds);
-  const std::vector<double> every = dist::all_gather_scalars(communicator_, mine);
-  for (std::size_t i = 0; i < every.size(); ++i) {
-    *all[i % all.size()] = std::min(*all[i % all.size()], every[i]);
-  }
-  return passes;
-}
-
 std::int64_t Overlap::largest_unit_ahead() const {
   std::int64_t largest = 1;
   for (std::size_t u = 1; u < list().units.size(); ++u) {  // the root is never gathered ahead
@@ -194,8 +177,11 @@ std::int64_t Overlap::largest_unit_ahead() const {
 
 void Overlap::choose_lookahead_once() {
   // From the same numbers on every rank, or ranks would gather differently.
+  const std::vector<UnitTimes> times = least_over_ranks(
+      {forward_clock_.least(), backward_clock_.least()},
+      [this](auto mine) { return dist::all_gather_scalars(communicator_, std::move(mine)); });
   const LookaheadChoice choice =
-      choose_lookahead(least_over_ranks(), options_.ahead_bytes / largest_unit_ahead());
+      choose_lookahead(times, options_.ahead_bytes / largest_unit_ahead());
   forward_.set_lookahead(choice.units);
   backward_.set_lookahead(choice.units);
   if (communicator_.rank() == 0) {

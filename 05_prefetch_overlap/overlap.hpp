@@ -81,7 +81,6 @@ class Overlap : public train::Strategy {
   void start_gather(std::size_t unit);
   void finish_gather(std::size_t unit);
   void end_of_pass(Prefetch& pass, const char* name);
-  std::vector<UnitTimes> least_over_ranks() const;
   std::int64_t largest_unit_ahead() const;
   void choose_lookahead_once();
   void start_reduce(std::size_t bucket);

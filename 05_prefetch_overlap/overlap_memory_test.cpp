@@ -281,6 +281,30 @@ TEST(Overlap, GradientsHaveTheSameBytesInEveryStep) {
   });
 }
 
+// Two reductions without zero_grad() between them: what somebody has of the first stays.
+TEST(Overlap, AGradientThatIsHeldSurvivesTheNextReduction) {
+  on_ranks(2, [](dist::Communicator& communicator) {
+    for (const int stage : {2, 3}) {
+      Medium toy;
+      Overlap strategy({*toy.model, communicator, optim::adamw(), &toy.values, ""},
+                       {.stage = stage});
+      const auto reduce = [&](int step) {
+        strategy.backward(strategy.forward(toy.batch(communicator.rank(), step)));
+        strategy.finish_backward();
+      };
+      reduce(0);
+      std::vector<std::pair<at::Tensor, at::Tensor>> held;  // and copies of them
+      for (std::size_t i = 0; i < strategy.list().size(); ++i) {
+        const at::Tensor mine = strategy.piece(i).tensor;
+        if (mine.defined()) held.emplace_back(mine.grad(), mine.grad().clone());
+      }
+      ASSERT_FALSE(held.empty());
+      reduce(1);
+      for (const auto& [gradient, copy] : held) EXPECT_TRUE(at::equal(gradient, copy)) << stage;
+    }
+  });
+}
+
 TEST(Overlap, KeepsNothingAfterAnEvaluationOrAReading) {
   on_ranks(2, [](dist::Communicator& communicator) {
     for (const int stage : {1, 2, 3}) {

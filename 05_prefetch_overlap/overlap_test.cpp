@@ -11,6 +11,7 @@
 #include <tests/support/toy.hpp>
 #include <zero/base/error.hpp>
 #include <zero/memory/accounting.hpp>
+#include <zero/memory/storage.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/train/trainer.hpp>
 
@@ -83,6 +84,15 @@ TEST(Overlap, BucketsAreFullOfNeighboursAndNoLargerThanAsked) {
     const OverlapOptions roomy;
     const Overlap whole({*other.model, communicator, optim::adamw(), &other.values, ""}, roomy);
     EXPECT_EQ(whole.buckets().size(), whole.list().units.size());
+    // As large as the largest of them is enough.
+    OverlapOptions exact;
+    exact.bucket_bytes = 0;
+    for (const train::FlatParameters& bucket : whole.buckets()) {
+      exact.bucket_bytes = std::max(exact.bucket_bytes, bucket.bytes());
+    }
+    Medium third;
+    const Overlap fits({*third.model, communicator, optim::adamw(), &third.values, ""}, exact);
+    EXPECT_EQ(fits.buckets().size(), fits.list().units.size());
   });
 }
 
@@ -131,13 +141,38 @@ TEST(Overlap, FindsALookaheadOutThatIsTheSameOnAllRanks) {
     communicator.verify_same_on_all_ranks("the lookahead", std::to_string(found));
     expect_equal(trained(communicator, {.lookahead = kAutoLookahead}, 5),
                  trained(communicator, {.lookahead = 0}, 5), "auto");
-    // No room for a unit ahead: on demand for ever.
+    // A byte too little for the largest unit, whole: on demand for good.
+    std::int64_t largest = 0;
+    for (std::size_t b = 1; b < strategy.buckets().size(); ++b) {
+      largest = std::max(largest, strategy.buckets()[b].full_bytes());
+    }
     Medium other;
     Overlap narrow({*other.model, communicator, optim::adamw(), &other.values, ""},
-                   {.lookahead = kAutoLookahead, .ahead_bytes = 1000});
+                   {.lookahead = kAutoLookahead, .ahead_bytes = largest - 1});
     train::Trainer second(narrow);
     for (int s = 0; s < 4; ++s) second.step({other.batch(communicator.rank(), s)});
     EXPECT_EQ(narrow.lookahead(), 0);
+  });
+}
+
+// A caller that reads or writes what rests on a rank, such as a checkpoint, while updated
+// parameters are gathered.
+TEST(Overlap, LocalShardsHaveTheirValuesWhileParametersAreGathered) {
+  on_ranks(2, [](dist::Communicator& communicator) {
+    for (const int stage : {1, 2}) {
+      Toy toy, other;
+      Overlap deferring({*toy.model, communicator, optim::adamw(), &toy.values, ""},
+                        {.stage = stage, .defer_parameter_gather = true});
+      Overlap plain({*other.model, communicator, optim::adamw(), &other.values, ""},
+                    {.stage = stage});
+      train::Trainer(deferring).step({toy.batch(communicator.rank(), 0)});
+      train::Trainer(plain).step({other.batch(communicator.rank(), 0)});
+      for (std::size_t i = 0; i < plain.list().size(); ++i) {
+        EXPECT_TRUE(at::equal(memory::raw(deferring.local_shard(i).tensor),
+                              memory::raw(plain.local_shard(i).tensor)))
+            << "stage " << stage << ", parameter " << i;
+      }
+    }
   });
 }
 
@@ -148,10 +183,17 @@ TEST(Overlap, KeepsSmallUnitsWholeIfAskedTo) {
     options.whole_below = 10000;  // of the units only the last, 257 x 9 and 9
     Overlap strategy({*toy.model, communicator, optim::adamw(), &toy.values, ""}, options);
     std::size_t whole = 0;
-    for (const train::FlatParameters& bucket : strategy.buckets()) whole += bucket.is_whole() ? 1 : 0;
+    for (const train::FlatParameters& bucket : strategy.buckets())
+      whole += bucket.is_whole() ? 1 : 0;
     EXPECT_GE(whole, 1u);
     EXPECT_LT(whole, strategy.buckets().size());
     EXPECT_EQ(memory::snapshot()[Category::kParameters], strategy.predicted_bytes().parameters);
+    // A unit of exactly so many elements is not below it.
+    options.whole_below = 257 * 9 + 9;
+    Medium other;
+    const Overlap at_limit({*other.model, communicator, optim::adamw(), &other.values, ""},
+                           options);
+    EXPECT_FALSE(at_limit.buckets().front().whole());
     OverlapOptions none;
     none.whole_below = 0;
     expect_equal(trained(communicator, {.whole_below = 300}, 3), trained(communicator, none, 3),

@@ -6,9 +6,12 @@
 
 #include <functional>
 
+#include <05_prefetch_overlap/overlap.hpp>
 #include <tests/support/ranks.hpp>
 #include <tools/plan/check.hpp>
 #include <tools/plan/quantity.hpp>
+#include <tools/plan/shards.hpp>
+#include <zero/distributed/fake/fake_communicator.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/optim/adamw.hpp>
@@ -144,6 +147,31 @@ TEST(PlanCheck, KnowsEveryModeOfWholeTensorsAndBoundsItsPeak) {
       EXPECT_LE(mode.peak.measured, mode.peak.predicted) << mode.mode;
     }
   });
+}
+
+struct TwoTensors : nn::Model {
+  TwoTensors(std::int64_t first, std::int64_t second) {
+    add_parameter("first", {first}, nn::Initializer::constant(1));
+    add_parameter("second", {second}, nn::Initializer::constant(1));
+  }
+  at::Tensor loss(const data::Batch&) override { return {}; }
+  at::Tensor predict(const data::Batch&) override { return {}; }
+};
+
+TEST(PlanCheck, FillsABucketToItsLastByteAsTheEngineDoes) {
+  for (const std::int64_t second : {std::int64_t{1}, std::int64_t{2}}) {
+    const std::int64_t first = plan::kBucketElements - 1;
+    dist::FakeCommunicator communicator(/*rank=*/1, /*size=*/3);
+    const nn::DeferredStorage deferred;
+    TwoTensors model(first, second);
+    const Overlap engine({model, communicator, optim::adamw(), nullptr, ""}, {.stage = 3});
+    std::int64_t total = 0;
+    for (const train::FlatParameters& bucket : engine.buckets()) total += bucket.layout().total();
+    EXPECT_EQ(engine.buckets().size(), second == 1 ? 1U : 2U);
+    plan::Model planned;
+    planned.tensors = {{"first", first, first}, {"second", second, second}};
+    EXPECT_EQ(plan::split_sizes(planned, 3, plan::Grouping::kBucket).total, total) << second;
+  }
 }
 
 }  // namespace

@@ -26,7 +26,7 @@ SessionOptions mixed(at::ScalarType dtype, std::uint64_t seed = 3) {
 }
 
 // Steps [from, to): what they came to.
-std::vector<double> train(Session& session, int from, int to) {
+std::vector<double> losses_and_scales(Session& session, int from, int to) {
   std::vector<double> seen;
   for (int step = from; step < to; ++step) {
     const train::StepResult result = session.step(step);
@@ -55,10 +55,10 @@ TEST_P(MixedPrecisionResume, EveryModeGoesOnToTheLastBit) {
         const TestFolder own;  // of rank 0 is the one that counts
         const std::filesystem::path folder = communicator.exchange(own.path().string()).front();
         Session whole(communicator, mode, mixed(dtype));
-        train(whole, 0, 3);
+        losses_and_scales(whole, 0, 3);
         io::save_checkpoint(whole.strategy(), folder, note_of(whole, 3, mode));
         const WholeState at_stop = whole_state(whole);
-        const std::vector<double> expected = train(whole, 3, 6);
+        const std::vector<double> expected = losses_and_scales(whole, 3, 6);
 
         Session second(communicator, mode, mixed(dtype, /*seed=*/50));
         const io::CheckpointInfo info = io::load_checkpoint(second.strategy(), folder);
@@ -66,7 +66,7 @@ TEST_P(MixedPrecisionResume, EveryModeGoesOnToTheLastBit) {
           second.trainer().loss_scale()->set_from_text(info.notes.at("loss scale"));
         }
         EXPECT_TRUE(same_state(whole_state(second), at_stop)) << mode;
-        EXPECT_EQ(train(second, 3, 6), expected) << mode;
+        EXPECT_EQ(losses_and_scales(second, 3, 6), expected) << mode;
         EXPECT_TRUE(same_state(whole_state(second), whole_state(whole))) << mode;
         EXPECT_EQ(info.optimizer.kind, "AdamW with master weights");
         communicator.barrier();  // rank 0's folder lives until all have read
@@ -81,7 +81,7 @@ TEST(MixedPrecisionCheckpoint, MovesToAnotherStageAndWorldSize) {
     on_ranks(ranks, [&](dist::Communicator& communicator) {
       Session session(communicator, mode, mixed(at::kBFloat16, saves ? 3 : 50));
       if (saves) {
-        train(session, 0, 3);
+        losses_and_scales(session, 0, 3);
         io::save_checkpoint(session.strategy(), folder / "run", note(3, mode));
         const WholeState state = whole_state(session);
         if (communicator.rank() == 0) keep(folder / "state.safetensors", state);

@@ -137,14 +137,14 @@ TEST_P(Autograd, AForwardWithoutAGraphInsideTheLossCostsNoMemory) {
   });
 }
 
-TEST_P(Autograd, AForwardThatThrewCostsTheNextStepNoMemory) {
+TEST_P(Autograd, APassThatThrewCostsTheNextStepNoMemory) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
     for (const std::string& mode : stage_3_modes()) {
       ScriptedRun run(communicator, mode, {.blocks = 8});
       for (int s = 0; s < 3; ++s) run.step(s);
       const std::int64_t plain = run.peak_of_step(3);
-      for (const int at : {3, 7}) {
-        int calls = 0;
+      for (const std::size_t at : {3U, 7U}) {
+        std::size_t calls = 0;
         run.model->after_block = [&](const at::Tensor& x) {
           if (calls++ == at) throw Error("here");
           return x;
@@ -153,8 +153,40 @@ TEST_P(Autograd, AForwardThatThrewCostsTheNextStepNoMemory) {
         run.model->after_block = {};
         run.strategy->zero_grad();  // what Engine::give_up_step() does
         EXPECT_LE(run.peak_of_step(5), plain) << mode;
+
+        auto& within = run.model->blocks[at]->inside;
+        within = [](const at::Tensor&) -> at::Tensor { throw Error("within"); };
+        EXPECT_EQ(error_of([&] { run.step(6); }), "within");
+        within = {};
+        run.strategy->zero_grad();
+        EXPECT_LE(run.peak_of_step(7), plain) << mode << ", within block " << at;
+
+        const std::string shift = fmt::format("block{}.shift", at);
+        run.strategy->observe_gradients([&](std::size_t i, const at::Tensor&) {
+          if (run.strategy->list().parameters[i].name == shift) throw Error("backward");
+        });
+        EXPECT_EQ(error_of([&] { run.step(8); }), "backward");
+        run.strategy->observe_gradients({});
+        run.strategy->zero_grad();
+        EXPECT_LE(run.peak_of_step(9), plain) << mode << ", backward of block " << at;
       }
     }
+  });
+}
+
+// As one does to look at activations. What it has gathered must not be taken for the values after
+// an update.
+TEST_P(Autograd, AUnitThatThrewByItselfIsTrainedOn) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    expect_scripts_like_ddp(communicator, {}, [](ScriptedRun& run) {
+      for (int s = 0; s < 3; ++s) {
+        auto& inside = run.model->blocks[1]->inside;
+        inside = [](const at::Tensor&) -> at::Tensor { throw Error("here"); };
+        EXPECT_EQ(error_of([&] { run.model->blocks[1]->forward(run.batch(0).inputs); }), "here");
+        inside = {};
+        run.step(s);
+      }
+    });
   });
 }
 

@@ -123,6 +123,16 @@ TEST(GradientProvider, EndsWithItsParameter) {
   EXPECT_EQ(memory::snapshot().total, before.total);
 }
 
+// Nor does what it holds outlive the parameter until the end of the program.
+TEST(GradientProvider, OfAParameterThatIsGoneIsForgottenWithTheNextOne) {
+  const auto held = std::make_shared<int>(0);
+  for (int i = 0; i < 50; ++i) {
+    const at::Tensor p = random({8}, 1, true);
+    set_gradient_provider(p, [held] { return at::Tensor(); });
+    EXPECT_EQ(held.use_count(), 2);
+  }
+}
+
 TEST(GradientProvider, IsNotAskedByOrdinaryAutograd) {
   Provided provided;
   provided.weight.square().sum().backward();

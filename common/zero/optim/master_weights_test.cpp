@@ -113,6 +113,16 @@ TEST(MasterWeights, LeaveFloat32AsItIs) {
   EXPECT_EQ(ours->state_bytes(a), plain->state_bytes(b));
 }
 
+TEST(MasterWeights, GiveFloat32ParametersTheLearningRateToo) {
+  const at::Tensor weight = trainable(random({33}, 1));
+  const at::Tensor before = weight.detach().clone();
+  const auto optimizer = with_master_weights(sgd({.learning_rate = 0.5}))({weight});
+  optimizer->set_learning_rate(0);
+  weight.mutable_grad() = random({33}, 2);
+  optimizer->step();
+  EXPECT_TRUE(at::equal(weight, before));
+}
+
 TEST(MasterWeights, StandBesideFloat32ParametersInOneOptimizer) {
   const at::Tensor half = trainable(random({9}, 1, at::kHalf)), wide = trainable(random({9}, 2));
   const at::Tensor alone = trainable(wide.detach());

@@ -157,16 +157,23 @@ void Strategy::check_not_released() const {
   if (released_) throw Error(fmt::format("{} has released its model: make a new one", mode_));
 }
 
+template <typename Pass>
+auto Strategy::run_pass(const Pass& pass) {
+  try {
+    return naming_unsharded_reads(pass);
+  } catch (...) {
+    running_.assign(running_.size(), 0);  // their post_forward() does not come
+    pass_threw_ = true;
+    throw;
+  }
+}
+
 at::Tensor Strategy::forward(const data::Batch& batch) {
   check_not_released();
   const Charge charge(Category::kActivations);
   end_other_pass();
-  if (std::exchange(forward_threw_, true)) {
-    running_.assign(running_.size(), 0);
-    reshard_all();
-  }
-  at::Tensor loss = naming_unsharded_reads([&] { return model_.loss(batch); });
-  forward_threw_ = false;
+  if (std::exchange(pass_threw_, false)) reshard_all();
+  at::Tensor loss = run_pass([&] { return model_.loss(batch); });
   forwards_.add(loss, batch.loss_terms);
   return loss;
 }
@@ -196,7 +203,7 @@ void Strategy::backward(const at::Tensor& loss) {
   begin_backward();
   {
     const Charge charge(Category::kActivations);
-    naming_unsharded_reads([&] { run_backward(loss); });
+    run_pass([&] { run_backward(loss); });
   }
   end_backward();
   has_gradients_ = true;
@@ -205,7 +212,7 @@ void Strategy::backward(const at::Tensor& loss) {
 void Strategy::run_backward(const at::Tensor& loss) {
   const ScopedValue within(in_backward_, true);
   entered_.assign(entered_.size(), false);
-  running_.assign(running_.size(), 0);  // of a forward that threw
+  running_.assign(running_.size(), 0);  // of a unit that was run by itself and threw
   std::vector<std::size_t> read;
   for (std::size_t u = 0; u < holders_.size(); ++u) {
     if (read_with_gradient_[u]) read.push_back(u);

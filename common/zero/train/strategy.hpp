@@ -303,6 +303,8 @@ class Strategy : public nn::UnitHooks {
   void on_ready(std::size_t index);
   void drop_foreign_gradient(std::size_t index);
   void check_origin(std::size_t index) const;
+  template <typename Pass>
+  auto run_pass(const Pass& pass);
   void run_backward(const at::Tensor& loss);
   void gather_for_other_pass(std::size_t unit);
   void end_other_pass();
@@ -344,7 +346,7 @@ class Strategy : public nn::UnitHooks {
   std::vector<bool> entered_;                  // its backward has begun in this backward()
   std::vector<std::size_t> other_pass_;        // units gathered for a pass that is not backward()
   bool in_backward_ = false;
-  bool forward_threw_ = false;        // the last one: units may be whole still
+  bool pass_threw_ = false;           // the last one: units may be whole still
   bool has_foreign_buffers_ = false;  // of gradients that another backward() made
   Hooks hooks_{*this};
   std::vector<at::Tensor> accumulated_;  // averages of earlier micro-batches

@@ -187,8 +187,8 @@ class ReduceWork final : public HostWork {
         continue;
       }
       const at::Tensor block = room.select(0, r < transport_.rank() ? r : r - 1).narrow(0, 0, n);
-      transport_.read(r, posting_.ticket, offset(bounds_[at(transport_.rank())] + begin), writable_bytes(block),
-                      static_cast<std::int64_t>(block.nbytes()), what_);
+      transport_.read(r, posting_.ticket, offset(bounds_[at(transport_.rank())] + begin),
+                      writable_bytes(block), static_cast<std::int64_t>(block.nbytes()), what_);
       contributions.push_back(block);
     }
     const at::Tensor sum = output_.narrow(0, begin, n);
@@ -304,14 +304,12 @@ Communicator::WorkPtr HostCommunicator::do_all_gather(const Call& call, at::Tens
   const std::vector<at::Tensor> pieces = output.flatten().chunk(size());
   const at::Tensor& mine = pieces[static_cast<std::size_t>(rank())];
   const at::Tensor source = input.flatten();
-  const bool writes = call.copy_own_chunk && mine.data_ptr() != source.data_ptr();
-  if (writes) mine.copy_(source);
+  if (call.copy_own_chunk && mine.data_ptr() != source.data_ptr()) mine.copy_(source);
   std::vector<Copy> copies;
   for (const int peer : all_but(rank(), size())) {
     copies.push_back({peer, 0, pieces[static_cast<std::size_t>(peer)]});
   }
-  // Where there is a copy peers read that: the input may be a view of something that moves on.
-  Posting posting(*transport_, writes ? mine : source, text_of(call, input));
+  Posting posting(*transport_, source, text_of(call, input));
   return std::make_unique<CopyWork>(*transport_, describe(call), std::move(posting),
                                     std::move(copies), all_but(rank(), size()));
 }

@@ -1,0 +1,204 @@
+// Every strategy beside LibTorch alone: its operations, its autograd, clip_grad_norm_() and its
+// optimizers, over the batches of all ranks in one process. Chapter 00 shares Strategy, Trainer and
+// the norm with the other chapters, so a comparison with it does not show a fault in these.
+
+#include <ATen/ops/linear.h>
+#include <ATen/ops/mse_loss.h>
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <torch/nn/utils/clip_grad.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+
+#include <cmath>
+#include <limits>
+
+#include <tests/support/ranks.hpp>
+#include <tests/support/session.hpp>
+#include <zero/optim/sgd.hpp>
+
+namespace zero::testing {
+namespace {
+
+class LibTorch : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, LibTorch, ::testing::Values(2, 3),
+                         [](const auto& info) { return fmt::format("N{}", info.param); });
+
+SessionOptions options_of_plain_model() {
+  SessionOptions options;
+  options.model = {.parts = "agfa", .tied = true, .dtype = at::kDouble};
+  return options;
+}
+
+// The random model "agfa" without units, hooks or layers of this project.
+class PlainModel {
+ public:
+  PlainModel() {
+    SingleProcessReference first_values(options_of_plain_model());
+    for (const nn::Parameter& p : nn::list_parameters(first_values.model()).parameters) {
+      names_.push_back(p.name);
+      parameters_.push_back(p.tensor.detach().clone().set_requires_grad(p.tensor.requires_grad()));
+    }
+  }
+
+  /// Adds the gradients of the mean over `batch` of a loss that uses the first `parts` parts.
+  void backward(const data::Batch& batch, std::size_t parts) const {
+    at::Tensor x = at::linear(batch.inputs, of("first"));
+    if (parts > 0) x = at::linear(x, of("parts.0.weight"), of("parts.0.bias")).tanh();
+    if (parts > 1) x = x * of("scale1");
+    if (parts > 2) x = x + at::linear(x, of("parts.2.weight"));
+    if (parts > 3) x = at::linear(x, of("parts.3.weight"), of("parts.3.bias")).tanh();
+    const at::Tensor y = x.matmul(of("first")).sum(1, /*keepdim=*/true);
+    at::mse_loss(y, batch.targets).backward();
+  }
+  void zero_grad() const {
+    for (const at::Tensor& p : parameters_) p.mutable_grad().reset();
+  }
+  void scale_gradients(double factor) const {
+    for (const at::Tensor& p : parameters_) {
+      if (p.grad().defined()) p.mutable_grad().mul_(factor);
+    }
+  }
+
+  const std::vector<at::Tensor>& parameters() const { return parameters_; }
+  std::vector<at::Tensor> gradients() const {
+    std::vector<at::Tensor> all;
+    for (const at::Tensor& p : parameters_) all.push_back(p.grad());
+    return all;
+  }
+  std::vector<at::Tensor> trainable() const {
+    std::vector<at::Tensor> all;
+    for (const at::Tensor& p : parameters_) {
+      if (p.requires_grad()) all.push_back(p);
+    }
+    return all;
+  }
+
+ private:
+  const at::Tensor& of(const std::string& name) const {
+    const auto found = std::find(names_.begin(), names_.end(), name);
+    return parameters_.at(static_cast<std::size_t>(found - names_.begin()));
+  }
+
+  std::vector<std::string> names_;
+  std::vector<at::Tensor> parameters_;  // in registration order
+};
+
+// Uneven, and empty for a rank now and then.
+std::int64_t samples_of(int rank, int micro_batch) { return (3 * rank + 2 * micro_batch + 4) % 5; }
+
+data::Batch micro_batch(int rank, int number) {
+  return random_model_batch(options_of_plain_model().model, /*seed=*/17, rank, number,
+                            samples_of(rank, number));
+}
+
+// Micro-batches `first` to `last` of all ranks.
+data::Batch of_all_ranks(int ranks, int first, int last) {
+  std::vector<data::Batch> all;
+  for (int m = first; m < last; ++m) {
+    for (int rank = 0; rank < ranks; ++rank) all.push_back(micro_batch(rank, m));
+  }
+  return concatenate(all);
+}
+
+using TorchOptimizer = std::unique_ptr<torch::optim::Optimizer> (*)(std::vector<at::Tensor>);
+
+struct Pair {
+  optim::OptimizerFactory ours;
+  TorchOptimizer torchs;
+};
+
+std::vector<Pair> optimizers() {
+  return {{optim::adamw({.learning_rate = 0.01, .weight_decay = 0.1}),
+           [](std::vector<at::Tensor> p) -> std::unique_ptr<torch::optim::Optimizer> {
+             return std::make_unique<torch::optim::AdamW>(
+                 std::move(p), torch::optim::AdamWOptions(0.01).weight_decay(0.1));
+           }},
+          {optim::sgd({.learning_rate = 0.05, .momentum = 0.9}),
+           [](std::vector<at::Tensor> p) -> std::unique_ptr<torch::optim::Optimizer> {
+             return std::make_unique<torch::optim::SGD>(
+                 std::move(p), torch::optim::SGDOptions(0.05).momentum(0.9));
+           }}};
+}
+
+// Three steps of two micro-batches; the loss of the second leaves the last part out.
+void expect_trained_like_libtorch(dist::Communicator& communicator, const std::string& mode,
+                                  const SessionOptions& options, TorchOptimizer make_optimizer) {
+  Session session(communicator, mode, options);
+  const PlainModel plain;
+  const auto optimizer = make_optimizer(plain.trainable());
+  for (int s = 0; s < 3; ++s) {
+    const std::size_t parts = s == 1 ? 3 : 4;
+    session.model().stop_after(parts);
+    const int rank = communicator.rank();
+    const float norm = session.trainer()
+                           .step({micro_batch(rank, 2 * s), micro_batch(rank, 2 * s + 1)})
+                           .gradient_norm;
+    plain.zero_grad();
+    plain.backward(of_all_ranks(communicator.size(), 2 * s, 2 * s + 2), parts);
+    const double expected =
+        torch::nn::utils::clip_grad_norm_(plain.parameters(), options.trainer.clip_norm);
+    EXPECT_GT(expected, options.trainer.clip_norm) << "nothing was clipped";
+    EXPECT_NEAR(norm, expected, 1e-6 * expected) << mode << " step " << s;
+    EXPECT_TRUE(close_to(session.gradients(), plain.gradients(), 1e-6)) << mode << " step " << s;
+    optimizer->step();
+  }
+  EXPECT_TRUE(close_to(session.weights(), plain.parameters(), 1e-5)) << mode;
+}
+
+TEST_P(LibTorch, ClippedStepsOfUnevenMicroBatchesAreThoseOfOneProcess) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    for (const Pair& optimizer : optimizers()) {
+      for (const auto accumulation :
+           {train::Accumulation::kLocal, train::Accumulation::kReduceEach}) {
+        SessionOptions options = options_of_plain_model();
+        options.optimizer = optimizer.ours;
+        options.accumulation = accumulation;
+        options.trainer.clip_norm = 0.1;
+        for (const std::string& mode : all_modes()) {
+          expect_trained_like_libtorch(communicator, mode, options, optimizer.torchs);
+        }
+      }
+    }
+  });
+}
+
+// So small that the 1e-6 beside the norm counts.
+TEST_P(LibTorch, NormsAreThoseOfClipGradNormAndSoIsWhatTheyClip) {
+  const std::vector<std::pair<optim::Norm, double>> norms = {
+      {optim::Norm::kL1, 1.0},
+      {optim::Norm::kL2, 2.0},
+      {optim::Norm::kInfinity, std::numeric_limits<double>::infinity()}};
+  on_ranks(GetParam(), [&](dist::Communicator& communicator) {
+    for (const std::string& mode : all_modes()) {
+      Session session(communicator, mode, options_of_plain_model());
+      train::Strategy& strategy = session.strategy();
+      for (const auto& [kind, p] : norms) {
+        for (const double size : {1.0, 1e-5}) {
+          const PlainModel plain;
+          std::vector<data::Batch> all;
+          for (int rank = 0; rank < communicator.size(); ++rank) {
+            all.push_back(random_model_batch(session.model().config(), /*seed=*/17, rank, 0));
+          }
+          plain.backward(concatenate(all), 4);
+          const double before = torch::nn::utils::clip_grad_norm_(
+              plain.parameters(), std::numeric_limits<double>::max(), p);
+          plain.scale_gradients(size / before);
+          strategy.zero_grad();
+          strategy.backward(strategy.forward(session.batch(0)));
+          strategy.finish_backward();
+          strategy.scale_gradients(size / before);
+          const float norm = strategy.clip_grad_norm(size / 2, kind);
+          const double expected =
+              torch::nn::utils::clip_grad_norm_(plain.parameters(), size / 2, p);
+          EXPECT_NEAR(norm, expected, 1e-6 * expected) << mode << ", " << optim::name(kind);
+          EXPECT_TRUE(close_to(session.gradients(), plain.gradients(), 1e-6))
+              << mode << ", " << optim::name(kind);
+        }
+      }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace zero::testing
