@@ -1,15 +1,9 @@
-#include <ATen/ops/_foreach_mul.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
-#include <cmath>
 #include <unordered_map>
 #include <utility>
 
@@ -18,7 +12,6 @@
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/nn/gradient_destination.hpp>
-#include <zero/optim/norm.hpp>
 #include <zero/train/strategy.hpp>
 #include <zero/train/unsharded_read.hpp>
 
@@ -77,12 +70,8 @@ Strategy::Strategy(const StrategyArguments& arguments, nn::Granularity granulari
       accumulation_(arguments.accumulation),
       mode_(arguments.mode.empty() ? "a strategy" : arguments.mode),
       used_(list_.size(), false),
-      not_finite_from_(static_cast<std::size_t>(arguments.communicator.size()), false),
-      holders_(list_.units.size(), 0),
-      uses_at_unshard_(list_.units.size(), 0),
-      read_with_gradient_(list_.units.size(), false),
-      running_(list_.units.size(), 0),
-      entered_(list_.units.size(), false),
+      use_(list_),
+      averaged_(*this, arguments.accumulation == Accumulation::kReduceEach),
       accumulated_(list_.size()) {
   // Before anything is sent: ranks that differ would send each other the wrong bytes, or wait.
   communicator_.verify_same_on_all_ranks(kModelOrStrategy, description(list_, arguments));
@@ -162,7 +151,7 @@ auto Strategy::run_pass(const Pass& pass) {
   try {
     return naming_unsharded_reads(pass);
   } catch (...) {
-    running_.assign(running_.size(), 0);  // their post_forward() does not come
+    use_.end_forwards();  // their post_forward() does not come
     pass_threw_ = true;
     throw;
   }
@@ -211,44 +200,27 @@ void Strategy::backward(const at::Tensor& loss) {
 
 void Strategy::run_backward(const at::Tensor& loss) {
   const ScopedValue within(in_backward_, true);
-  entered_.assign(entered_.size(), false);
-  running_.assign(running_.size(), 0);  // of a unit that was run by itself and threw
-  std::vector<std::size_t> read;
-  for (std::size_t u = 0; u < holders_.size(); ++u) {
-    if (read_with_gradient_[u]) read.push_back(u);
-    read_with_gradient_[u] = false;
-  }
-  const auto end_reading = [&] {
-    for (const std::size_t u : read) --holders_[u];
-  };
-  for (const std::size_t u : read) ++holders_[u];
-  try {
-    for (const std::size_t u : read) gather(u);
-    loss.backward();
-  } catch (...) {
-    end_reading();
-    throw;
-  }
-  end_reading();
+  struct Reading {
+    UnitUse& use;
+    ~Reading() { use.end_backward(); }
+  } reading{use_};
+  for (const std::size_t u : use_.begin_backward()) gather(u);
+  loss.backward();
 }
 
 void Strategy::Hooks::pre_forward(nn::Unit& unit) {
   strategy_.pre_forward(unit);
-  ++strategy_.running_[strategy_.list_.index_of(unit)];
+  strategy_.use_.begin_forward(strategy_.list_.index_of(unit));
 }
 
 void Strategy::Hooks::post_forward(nn::Unit& unit) {
-  std::int64_t& running = strategy_.running_[strategy_.list_.index_of(unit)];
-  if (running > 0) --running;
-  // A unit that runs within itself, such as the root of a model that evaluates inside its loss, is
-  // over when the outer one is.
-  if (running == 0) strategy_.post_forward(unit);
+  if (strategy_.use_.end_forward(strategy_.list_.index_of(unit))) strategy_.post_forward(unit);
 }
 
 void Strategy::Hooks::pre_backward(nn::Unit& unit) {
   const std::size_t u = strategy_.list_.index_of(unit);
   if (!strategy_.in_backward_) return strategy_.gather_for_other_pass(u);
-  strategy_.entered_[u] = true;
+  strategy_.use_.enter_backward(u);
   strategy_.pre_backward(unit);
 }
 
@@ -256,23 +228,15 @@ void Strategy::Hooks::post_backward(nn::Unit& unit) {
   if (strategy_.in_backward_) strategy_.post_backward(unit);
 }
 
-// autograd::grad() called by the model or its user: parameters have no gradients in it.
+// autograd::grad() called by the model or its user, or a backward() of something else that passes
+// through the model.
 void Strategy::gather_for_other_pass(std::size_t unit) {
-  const auto lies_within = [this](std::size_t u, std::size_t outer) {
-    while (u != outer && u != 0) u = list_.units[u].parent;
-    return u == outer;
-  };
-  while (!other_pass_.empty() && !lies_within(unit, other_pass_.back())) {
-    drop(other_pass_.back());
-    other_pass_.pop_back();
-  }
+  for (const std::size_t over : use_.enter_other_pass(unit)) drop(over);
   gather(unit);
-  // The root stays, as it does from its forward to its backward.
-  if (unit != 0) other_pass_.push_back(unit);
 }
 
 void Strategy::end_other_pass() {
-  for (const std::size_t u : std::exchange(other_pass_, {})) drop(u);
+  for (const std::size_t u : use_.end_other_pass()) drop(u);
   // Dropped gradients may have left a buffer behind.
   if (std::exchange(has_foreign_buffers_, false)) zero_grad();
 }
@@ -281,40 +245,27 @@ void Strategy::optimizer_step() {
   if (!has_gradients_) {
     throw Error("optimizer_step() before backward(): there are no gradients to step with");
   }
-  for (std::size_t u = 0; u < holders_.size(); ++u) {
-    if (!is_held(u)) continue;
+  if (const std::size_t held = use_.first_held(); held < list_.units.size()) {
     throw Error(fmt::format(
         "optimizer_step() while train::UnshardedParameters of unit '{}' lives: what it shows would "
         "be old; end it before the update",
-        list_.units[u].name));
+        list_.units[held].name));
   }
   optimizer_->step();
   forwards_.weights_changed();
-  read_with_gradient_.assign(read_with_gradient_.size(), false);
+  use_.forget_reads();
 }
 
 void Strategy::unshard(std::size_t unit) {
   const dist::CallScope call(communicator_, "Strategy::unshard");
   gather(unit);
-  if (holders_[unit]++ == 0) uses_at_unshard_[unit] = uses_in_graphs(unit);
+  use_.hold(unit);
 }
 
 void Strategy::reshard(std::size_t unit) {
-  if (holders_[unit] > 0) --holders_[unit];
-  if (is_held(unit) || in_backward_) return;  // backward() drops everything at its end
-  if (uses_in_graphs(unit) > uses_at_unshard_[unit]) read_with_gradient_[unit] = true;
-  if (!is_in_use(unit)) drop(unit);
-}
-
-std::int64_t Strategy::uses_in_graphs(std::size_t unit) const {
-  std::int64_t uses = 0;
-  for (const std::size_t i : list_.units[unit].parameters) {
-    // Every graph that a parameter is part of ends in this node.
-    if (const auto node = torch::autograd::impl::try_get_grad_accumulator(parameter(i))) {
-      uses += static_cast<std::int64_t>(node.use_count());
-    }
-  }
-  return uses;
+  use_.release(unit);
+  // backward() drops everything at its end.
+  if (!in_backward_ && !is_in_use(unit)) drop(unit);
 }
 
 void Strategy::reshard_all() {
@@ -336,8 +287,7 @@ void Strategy::zero_grad() {
   accumulated_.assign(count(), at::Tensor());
   has_gradients_ = false;
   awaits_reduction_ = false;
-  not_finite_from_.assign(static_cast<std::size_t>(communicator_.size()), false);
-  suspect_ = false;
+  averaged_.forget();
 }
 
 void Strategy::on_ready(std::size_t index) {
@@ -365,7 +315,7 @@ void Strategy::drop_foreign_gradient(std::size_t index) {
 
 void Strategy::check_origin(std::size_t index) const {
   const std::size_t u = list_.parameters[index].unit;
-  if (!sharded() || !in_backward_ || entered_[u] || is_held(u)) return;
+  if (!sharded() || !in_backward_ || use_.has_entered_backward(u) || is_held(u)) return;
   throw Error(fmt::format(
       "parameter '{}' has a gradient, but the forward of its unit '{}' did not run in "
       "nn::Unit::run(), so that nothing has waited for its values: wrap the unit's forward in "
@@ -400,14 +350,9 @@ void Strategy::complete_flags() {
   at::Tensor all = at::zeros({static_cast<std::int64_t>(count()) + 1}, at::kInt);
   auto* flags = all.mutable_data_ptr<std::int32_t>();
   for (std::size_t i = 0; i < count(); ++i) flags[i] = used_[i] ? 1 : 0;
-  const std::vector<bool> from = communicator_.take_not_finite();
-  for (std::size_t r = 0; r < from.size(); ++r) {
-    if (!from[r]) continue;
-    not_finite_from_[r] = true;
-    flags[count()] = 1;
-  }
+  flags[count()] = averaged_.take_suspicion() ? 1 : 0;
   communicator_.all_reduce(all, Purpose::kControl, dist::ReduceOp::kSum).wait();
-  suspect_ = suspect_ || flags[count()] != 0;
+  if (flags[count()] != 0) averaged_.suspect();
   for (std::size_t i = 0; i < count(); ++i) {
     if (flags[i] == 0) {
       drop_gradient(i);
@@ -436,76 +381,14 @@ void Strategy::add_up_micro_batches() {
   }
 }
 
-Strategy::OwnGradients Strategy::own_gradients() const {
-  OwnGradients mine;
-  for (std::size_t i = 0; i < count(); ++i) {
-    const at::Tensor tensor = piece(i).tensor;
-    if (!tensor.defined() || !tensor.grad().defined()) continue;
-    mine.indices.push_back(i);
-    mine.tensors.push_back(tensor.grad());
-  }
-  return mine;
-}
-
-std::vector<double> Strategy::contributions(const OwnGradients& mine, optim::Norm kind) {
-  communicator_.synchronize();  // the host is about to read
-  return optim::contributions(kind, mine.tensors);
-}
-
-std::vector<double> Strategy::sums_by_parameter(optim::Norm kind) {
-  // Each parameter's sum is made by its owner alone and is exact where others add 0, so that every
-  // rank, under every strategy that owns whole parameters, adds the same numbers in the same order.
-  // Where tensors are split the partial sums are in double: what their order changes is seen in the
-  // float that comes out only where that lies at the edge between two floats.
-  const OwnGradients mine = own_gradients();
-  const std::vector<double> of_mine = contributions(mine, kind);
-  at::Tensor sums = at::zeros({static_cast<std::int64_t>(count())}, at::kDouble);
-  auto* of_parameter = sums.mutable_data_ptr<double>();
-  for (std::size_t k = 0; k < of_mine.size(); ++k) of_parameter[mine.indices[k]] = of_mine[k];
-  // Where every rank owns everything, each has all the numbers already.
-  if (sharded()) communicator_.all_reduce(sums, Purpose::kControl, dist::ReduceOp::kSum).wait();
-  return {of_parameter, of_parameter + count()};
-}
-
-float Strategy::norm_of_gradients(optim::Norm kind) {
-  switch (kind) {
-    case optim::Norm::kL1:
-      return optim::norm_from_absolute_sums(sums_by_parameter(kind));
-    case optim::Norm::kL2:
-      return optim::norm_from_squares(sums_by_parameter(kind));
-    case optim::Norm::kInfinity:
-      return infinity_norm();
-  }
-  throw Error("a norm that is none");
-}
-
-float Strategy::infinity_norm() {
-  const std::vector<double> by_parameter = contributions(own_gradients(), optim::Norm::kInfinity);
-  at::Tensor mine =
-      at::full({1}, optim::largest_magnitude(at::tensor(by_parameter, at::kDouble)), at::kFloat);
-  if (!sharded()) return mine.item<float>();
-  at::Tensor by_rank = at::empty({communicator_.size()}, at::kFloat);
-  communicator_.all_gather(by_rank, mine, Purpose::kControl).wait();
-  return optim::largest_magnitude(by_rank);
-}
-
 float Strategy::clip_grad_norm(double max_norm, optim::Norm kind) {
   const dist::CallScope call(communicator_, "Strategy::clip_grad_norm");
-  const float norm = norm_of_gradients(kind) / static_cast<float>(gradient_scale_);
-  if (!std::isfinite(norm)) return norm;
-  const float coefficient = optim::clip_coefficient(norm, max_norm);
-  if (coefficient != 1.0F) multiply_gradients(coefficient);
-  return norm;
+  return averaged_.clip(max_norm, kind, gradient_scale_);
 }
 
 void Strategy::scale_gradients(double factor) {
-  multiply_gradients(factor);
-  suspect_ = true;  // they may overflow now
-}
-
-void Strategy::multiply_gradients(double factor) {
-  const OwnGradients mine = own_gradients();
-  if (!mine.tensors.empty()) at::_foreach_mul_(mine.tensors, factor);
+  averaged_.multiply(factor);
+  averaged_.suspect();  // they may overflow now
 }
 
 void Strategy::fill(std::size_t index) {
@@ -550,37 +433,6 @@ void Strategy::shard_optimizer() {
 void Strategy::set_gradient_scale(double scale) {
   optimizer_->set_gradient_scale(scale);
   gradient_scale_ = scale;
-}
-
-std::size_t Strategy::first_nonfinite() {
-  const OwnGradients mine = own_gradients();
-  const std::vector<double> largest = contributions(mine, optim::Norm::kInfinity);
-  const auto found =
-      std::find_if(largest.begin(), largest.end(), [](double m) { return !std::isfinite(m); });
-  return found == largest.end() ? count()
-                                : mine.indices[static_cast<std::size_t>(found - largest.begin())];
-}
-
-std::optional<Strategy::NonfiniteGradient> Strategy::nonfinite_gradient() {
-  // Averages that were looked at may overflow when they are added to each other.
-  const bool looked = communicator_.checks_gradients() && accumulation_ == Accumulation::kLocal;
-  if (looked && !suspect_) return std::nullopt;
-  std::vector<double> mine = {static_cast<double>(first_nonfinite())};
-  for (const bool from : not_finite_from_) mine.push_back(from ? 1 : 0);
-  const std::vector<double> all = dist::all_gather_scalars(communicator_, mine);
-  const auto ranks = static_cast<std::size_t>(communicator_.size());
-  std::size_t first = count();
-  std::vector<int> holders, sources;
-  for (std::size_t r = 0; r < ranks; ++r) {
-    const auto of_rank = static_cast<std::size_t>(all[r * (ranks + 1)]);
-    first = std::min(first, of_rank);
-    if (of_rank < count()) holders.push_back(static_cast<int>(r));
-    bool is_source = false;
-    for (std::size_t by = 0; by < ranks; ++by) is_source |= all[by * (ranks + 1) + 1 + r] != 0;
-    if (is_source) sources.push_back(static_cast<int>(r));
-  }
-  if (first == count()) return std::nullopt;
-  return NonfiniteGradient{first, sources.empty() ? holders : sources};
 }
 
 std::int64_t Strategy::trainable_bytes() const {

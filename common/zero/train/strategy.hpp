@@ -17,9 +17,11 @@
 #include <zero/nn/parameters.hpp>
 #include <zero/optim/norm.hpp>
 #include <zero/optim/optimizer.hpp>
+#include <zero/train/averaged_gradients.hpp>
 #include <zero/train/forward_records.hpp>
 #include <zero/train/ownership.hpp>
 #include <zero/train/parameter_shard.hpp>
+#include <zero/train/unit_use.hpp>
 
 namespace zero::train {
 
@@ -110,11 +112,8 @@ class Strategy : public nn::UnitHooks {
   /// from several; 0 where it comes from none.
   double loss_terms(const at::Tensor& loss) const;
 
-  /// Scales the gradients so that their global norm is at most `max_norm`; gives the norm before.
-  /// After finish_backward() of the last micro-batch. Exact: the same bits under every strategy
-  /// that owns whole parameters, and but for rare cases of rounding where tensors are split.
-  /// Norms are of the gradients divided by gradient_scale(). Where the norm is infinite or NaN the
-  /// gradients stay as they are.
+  /// Scales the gradients so that their global norm, divided by gradient_scale(), is at most
+  /// `max_norm`; returns the norm before. See AveragedGradients::clip().
   virtual float clip_grad_norm(double max_norm, optim::Norm norm = optim::Norm::kL2);
 
   /// Says that the losses given to backward() are multiplied by `scale` until further notice (see
@@ -127,17 +126,8 @@ class Strategy : public nn::UnitHooks {
   /// Multiplies the averaged gradients that this rank is responsible for.
   void scale_gradients(double factor);
 
-  /// An averaged gradient that is infinite or NaN somewhere.
-  struct NonfiniteGradient {
-    std::size_t parameter;   ///< the first such in list()
-    std::vector<int> ranks;  ///< whose gradients were so before they were averaged; where the
-                             ///< communicator does not look: that hold the average
-  };
-  /// The first averaged gradient that is not finite, if any; the same on all ranks. Called by all
-  /// ranks after finish_backward() of the last micro-batch. Takes no time where reductions have
-  /// looked while they added up (dist::Communicator::checks_gradients()) and found nothing; else
-  /// reads every gradient that this rank is responsible for, on its device.
-  std::optional<NonfiniteGradient> nonfinite_gradient();
+  /// See AveragedGradients::first_nonfinite().
+  std::optional<NonfiniteGradient> nonfinite_gradient() { return averaged_.first_nonfinite(); }
 
   /// Makes the parameters of unit `unit` whole for reading until as many calls of reshard(), also
   /// while forward() and backward() run. Elsewhere than here and in its unit, to read a parameter
@@ -210,9 +200,9 @@ class Strategy : public nn::UnitHooks {
   void reshard_all();
   /// Whether unit `unit` is between unshard() and reshard(). Inside backward() its gradients may
   /// come at any time, so they are reduced at the end.
-  bool is_held(std::size_t unit) const { return holders_[unit] > 0; }
+  bool is_held(std::size_t unit) const { return use_.is_held(unit); }
   /// Whether it is held, or its forward runs.
-  bool is_in_use(std::size_t unit) const { return is_held(unit) || running_[unit] > 0; }
+  bool is_in_use(std::size_t unit) const { return use_.is_in_use(unit); }
 
   /// Called inside backward(), when the whole gradient of trainable parameter `index` is there.
   virtual void gradient_ready(std::size_t index) {}
@@ -308,20 +298,7 @@ class Strategy : public nn::UnitHooks {
   void run_backward(const at::Tensor& loss);
   void gather_for_other_pass(std::size_t unit);
   void end_other_pass();
-  std::int64_t uses_in_graphs(std::size_t unit) const;
-  // The averaged gradients that this rank is responsible for, and whose they are.
-  struct OwnGradients {
-    std::vector<std::size_t> indices;
-    std::vector<at::Tensor> tensors;
-  };
-  OwnGradients own_gradients() const;
-  std::vector<double> contributions(const OwnGradients& mine, optim::Norm kind);
-  std::vector<double> sums_by_parameter(optim::Norm kind);
-  float norm_of_gradients(optim::Norm kind);
-  float infinity_norm();
-  void multiply_gradients(double factor);
   void complete_flags();
-  std::size_t first_nonfinite();
   void add_up_micro_batches();
 
   ForwardRecords forwards_;
@@ -335,16 +312,8 @@ class Strategy : public nn::UnitHooks {
   bool has_gradients_ = false;
   bool awaits_reduction_ = false;  // a backward whose gradients are to be reduced has begun
   std::vector<bool> used_;         // this rank, this reduction
-  // By rank: a gradient that was not finite, as this rank has seen it while adding up.
-  std::vector<bool> not_finite_from_;
-  bool suspect_ = false;  // on all ranks: some gradient may not be finite
-  // By unit.
-  std::vector<std::int64_t> holders_;          // calls of unshard() without their reshard()
-  std::vector<std::int64_t> uses_at_unshard_;  // uses_in_graphs() then
-  std::vector<bool> read_with_gradient_;       // between unshard() and reshard()
-  std::vector<std::int64_t> running_;          // forwards that have begun and not ended
-  std::vector<bool> entered_;                  // its backward has begun in this backward()
-  std::vector<std::size_t> other_pass_;        // units gathered for a pass that is not backward()
+  UnitUse use_;
+  AveragedGradients averaged_;
   bool in_backward_ = false;
   bool pass_threw_ = false;           // the last one: units may be whole still
   bool has_foreign_buffers_ = false;  // of gradients that another backward() made

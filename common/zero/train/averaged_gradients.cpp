@@ -1,0 +1,135 @@
+#include <ATen/ops/_foreach_mul.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include <zero/base/error.hpp>
+#include <zero/train/averaged_gradients.hpp>
+#include <zero/train/strategy.hpp>
+
+namespace zero::train {
+
+using dist::Purpose;
+
+AveragedGradients::AveragedGradients(Strategy& strategy, bool adds_averages)
+    : strategy_(strategy), adds_averages_(adds_averages) {
+  forget();
+}
+
+void AveragedGradients::forget() {
+  sources_.assign(static_cast<std::size_t>(strategy_.communicator().size()), false);
+  suspect_ = false;
+}
+
+AveragedGradients::Own AveragedGradients::own() const {
+  Own own;
+  for (std::size_t i = 0; i < strategy_.list().size(); ++i) {
+    const at::Tensor tensor = strategy_.piece(i).tensor;
+    if (!tensor.defined() || !tensor.grad().defined()) continue;
+    own.indices.push_back(i);
+    own.gradients.push_back(tensor.grad());
+  }
+  return own;
+}
+
+std::vector<double> AveragedGradients::contributions(const Own& own, optim::Norm kind) {
+  strategy_.communicator().synchronize();  // the host is about to read
+  return optim::contributions(kind, own.gradients);
+}
+
+std::vector<double> AveragedGradients::sums_by_parameter(optim::Norm kind) {
+  // Each parameter's sum is made by its owner alone and is exact where others add 0, so that every
+  // rank, under every strategy that owns whole parameters, adds the same numbers in the same order.
+  // Where tensors are split the partial sums are in double: what their order changes is seen in the
+  // float that comes out only where that lies at the edge between two floats.
+  const Own mine = own();
+  const std::vector<double> of_mine = contributions(mine, kind);
+  at::Tensor sums = at::zeros({static_cast<std::int64_t>(strategy_.list().size())}, at::kDouble);
+  auto* const of_parameter = sums.mutable_data_ptr<double>();
+  for (std::size_t k = 0; k < of_mine.size(); ++k) of_parameter[mine.indices[k]] = of_mine[k];
+  // Where every rank owns everything, each has all the numbers already.
+  if (strategy_.sharded()) {
+    strategy_.communicator().all_reduce(sums, Purpose::kControl, dist::ReduceOp::kSum).wait();
+  }
+  return {of_parameter, of_parameter + sums.numel()};
+}
+
+float AveragedGradients::norm(optim::Norm kind) {
+  switch (kind) {
+    case optim::Norm::kL1:
+      return optim::norm_from_absolute_sums(sums_by_parameter(kind));
+    case optim::Norm::kL2:
+      return optim::norm_from_squares(sums_by_parameter(kind));
+    case optim::Norm::kInfinity:
+      return largest_over_ranks();
+  }
+  throw Error("an invalid norm");
+}
+
+float AveragedGradients::largest_over_ranks() {
+  const std::vector<double> by_parameter = contributions(own(), optim::Norm::kInfinity);
+  const at::Tensor mine =
+      at::full({1}, optim::largest_magnitude(at::tensor(by_parameter, at::kDouble)), at::kFloat);
+  if (!strategy_.sharded()) return mine.item<float>();
+  const at::Tensor by_rank = at::empty({strategy_.communicator().size()}, at::kFloat);
+  strategy_.communicator().all_gather(by_rank, mine, Purpose::kControl).wait();
+  return optim::largest_magnitude(by_rank);
+}
+
+float AveragedGradients::clip(double max_norm, optim::Norm kind, double loss_scale) {
+  const float before = norm(kind) / static_cast<float>(loss_scale);
+  if (!std::isfinite(before)) return before;
+  const float coefficient = optim::clip_coefficient(before, max_norm);
+  if (coefficient != 1.0F) multiply(coefficient);
+  return before;
+}
+
+void AveragedGradients::multiply(double factor) {
+  const Own mine = own();
+  if (!mine.gradients.empty()) at::_foreach_mul_(mine.gradients, factor);
+}
+
+bool AveragedGradients::take_suspicion() {
+  const std::vector<bool> from = strategy_.communicator().take_not_finite();
+  for (std::size_t r = 0; r < from.size(); ++r) sources_[r] = sources_[r] || from[r];
+  return std::find(from.begin(), from.end(), true) != from.end();
+}
+
+std::size_t AveragedGradients::first_nonfinite_here() {
+  const Own mine = own();
+  const std::vector<double> largest = contributions(mine, optim::Norm::kInfinity);
+  const auto found =
+      std::find_if(largest.begin(), largest.end(), [](double m) { return !std::isfinite(m); });
+  return found == largest.end() ? strategy_.list().size()
+                                : mine.indices[static_cast<std::size_t>(found - largest.begin())];
+}
+
+std::optional<NonfiniteGradient> AveragedGradients::first_nonfinite() {
+  // Averages that were looked at may overflow when they are added to each other.
+  if (strategy_.communicator().checks_gradients() && !adds_averages_ && !suspect_) {
+    return std::nullopt;
+  }
+  std::vector<double> mine = {static_cast<double>(first_nonfinite_here())};
+  for (const bool from : sources_) mine.push_back(from ? 1 : 0);
+  const std::vector<double> all = dist::all_gather_scalars(strategy_.communicator(), mine);
+  const std::size_t none = strategy_.list().size();
+  const std::size_t ranks = sources_.size();
+  std::size_t first = none;
+  std::vector<int> holders, sources;
+  for (std::size_t r = 0; r < ranks; ++r) {
+    const auto of_rank = static_cast<std::size_t>(all[r * (ranks + 1)]);
+    first = std::min(first, of_rank);
+    if (of_rank < none) holders.push_back(static_cast<int>(r));
+    bool is_source = false;
+    for (std::size_t by = 0; by < ranks; ++by) is_source |= all[by * (ranks + 1) + 1 + r] != 0;
+    if (is_source) sources.push_back(static_cast<int>(r));
+  }
+  if (first == none) return std::nullopt;
+  return NonfiniteGradient{first, sources.empty() ? holders : sources};
+}
+
+}  // namespace zero::train

@@ -1,0 +1,69 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include <zero/nn/parameters.hpp>
+
+namespace zero::train {
+
+/// Which units' parameters are in use, beyond what their own hooks say, so that a strategy keeps
+/// them whole: units that are held for reading (Strategy::unshard()), units whose forward runs, and
+/// units that were gathered for a pass of autograd that is not Strategy::backward(). Sends nothing.
+class UnitUse {
+ public:
+  /// `list` must outlive this object.
+  explicit UnitUse(const nn::ParameterList& list);
+
+  /// Between hold() and as many calls of release().
+  bool is_held(std::size_t u) const { return holders_[u] > 0; }
+  /// Whether it is held, or its forward runs.
+  bool is_in_use(std::size_t u) const { return is_held(u) || running_[u] > 0; }
+  /// The first unit that is held; list.units.size() where none is.
+  std::size_t first_held() const;
+
+  void hold(std::size_t u);
+  /// Notes whether an operation with a gradient has read the unit since hold().
+  void release(std::size_t u);
+
+  void begin_forward(std::size_t u) { ++running_[u]; }
+  /// Whether no forward of the unit runs any more. A unit may run within itself, such as the root
+  /// of a model that evaluates inside its loss.
+  bool end_forward(std::size_t u);
+  /// A pass threw, or ended: no forward runs.
+  void end_forwards() { running_.assign(running_.size(), 0); }
+
+  /// Units that were read with a gradient while they were held. They stay held until
+  /// end_backward(), because their gradients may come at any time.
+  std::vector<std::size_t> begin_backward();
+  void end_backward();
+  /// Forgets them: the weights have changed.
+  void forget_reads() { was_read_.assign(was_read_.size(), false); }
+  /// The backward of a unit has begun in this backward pass.
+  void enter_backward(std::size_t u) { entered_[u] = true; }
+  bool has_entered_backward(std::size_t u) const { return entered_[u]; }
+
+  /// `u` is gathered for another pass of autograd. Returns the units that this pass is done with,
+  /// and lists `u` (not the root, which stays whole from its forward to its backward).
+  std::vector<std::size_t> enter_other_pass(std::size_t u);
+  /// The units that are listed; none is any more.
+  std::vector<std::size_t> end_other_pass();
+
+ private:
+  bool lies_within(std::size_t u, std::size_t outer) const;
+  std::int64_t uses_in_graphs(std::size_t u) const;
+
+  const nn::ParameterList& list_;
+  // By unit.
+  std::vector<std::int64_t> holders_;
+  std::vector<std::int64_t> uses_at_hold_;  // uses_in_graphs() then
+  std::vector<bool> was_read_;              // with a gradient, while held
+  std::vector<std::int64_t> running_;       // forwards that have begun and not ended
+  std::vector<bool> entered_;
+  bool in_backward_ = false;
+  std::vector<std::size_t> held_by_backward_;
+  std::vector<std::size_t> other_pass_;
+};
+
+}  // namespace zero::train
