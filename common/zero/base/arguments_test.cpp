@@ -1,0 +1,78 @@
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include <tests/support/test_folder.hpp>
+#include <zero/base/arguments.hpp>
+#include <zero/base/error.hpp>
+#include <zero/base/names.hpp>
+
+namespace zero::base {
+namespace {
+
+TEST(UnknownNameMessage, ListsTheKnownOnes) {
+  const std::vector<std::string> modes = {"ddp", "zero1"};
+  EXPECT_EQ(unknown_name_message("mode", "zer1", modes),
+            "unknown mode 'zer1'; known modes: ddp, zero1");
+}
+
+// What check_arguments() says of the words after the program's name.
+std::string refusal_of(std::vector<const char*> words) {
+  words.insert(words.begin(), "program");
+  try {
+    check_arguments(static_cast<int>(words.size()), words.data());
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Arguments, MayNotBeEmpty) {
+  EXPECT_EQ(refusal_of({}), "");
+  EXPECT_EQ(refusal_of({"--json", "x=", "--modes=engine3:config=", "-", "--flag"}), "");
+  for (const std::vector<const char*>& words : std::vector<std::vector<const char*>>{
+           {"--json", ""}, {"--json=", "x"}, {"--seed", "1", "--json", "a", "", "--flag"}}) {
+    EXPECT_EQ(refusal_of(words),
+              "--json needs a name or a value, and what it was given is empty: give it one, or "
+              "leave --json out");
+  }
+  EXPECT_EQ(refusal_of({"", "--json"}), "the command line has an empty word: leave it out");
+}
+
+TEST(Arguments, NumbersAreNumbers) {
+  for (const char* good : {"1", "-3", "0.5", "inf", "1e9", "no number, which CLI11 refuses"}) {
+    EXPECT_EQ(refuse_nan(good), "");
+  }
+  for (const char* bad : {"nan", "NaN", "-nan", "nan(1)"}) {
+    EXPECT_EQ(refuse_nan(bad), "'" + std::string(bad) + "' is not a number");
+  }
+}
+
+TEST(Arguments, SeedsAreWholeNumbersOf64Bits) {
+  for (const char* good : {"0", "42", "18446744073709551615"}) EXPECT_EQ(refuse_bad_seed(good), "");
+  for (const char* bad : {"-1", "+1", "18446744073709551616", "1.5", "1e3", "0x10", "010", " 1",
+                          "1 ", "seed", "", "nan"}) {
+    EXPECT_EQ(refuse_bad_seed(bad), "'" + std::string(bad) +
+                                        "' is no seed: a whole number from 0 to "
+                                        "18446744073709551615 is");
+  }
+}
+
+TEST(PlaceOf, IsWhereANameLeads) {
+  namespace fs = std::filesystem;
+  const testing::TestFolder folder;
+  fs::create_directory(folder / "real");
+  fs::create_directory_symlink(folder / "real", folder / "link");
+  const fs::path place = fs::canonical(folder.path()) / "real";
+  for (const char* name : {"real", "real/", "link", "link/", "real/../link/.", "none/../real"}) {
+    EXPECT_EQ(place_of(folder / name), place) << name;
+  }
+  EXPECT_EQ(place_of(folder / "link/none/x.json"), place / "none/x.json");
+  EXPECT_EQ(place_of(folder / "link/none/"), place / "none");
+  EXPECT_EQ(place_of("x.json"), fs::canonical(".") / "x.json");
+}
+
+}  // namespace
+}  // namespace zero::base
