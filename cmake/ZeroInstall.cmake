@@ -41,19 +41,15 @@ install(FILES "${PROJECT_BINARY_DIR}/zeroConfig.cmake" "${PROJECT_BINARY_DIR}/ze
   "${PROJECT_SOURCE_DIR}/cmake/ZeroLibTorch.cmake" DESTINATION "${CMAKE_INSTALL_LIBDIR}/cmake/zero")
 install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION "${CMAKE_INSTALL_DOCDIR}")
 
-# LibTorch is found by its version, before anything is built with it.
 if(ZERO_BUILD_TESTS)
-  add_test(NAME torch_version COMMAND "${CMAKE_COMMAND}" -DSOURCE=${PROJECT_SOURCE_DIR}
-    -DWORK=${PROJECT_BINARY_DIR} -P "${PROJECT_SOURCE_DIR}/tests/torch_version.cmake")
-  set_tests_properties(torch_version PROPERTIES LABELS common TIMEOUT 60)
-endif()
-
-# A program of somebody's own, from an empty folder: install, find_package, build, run. Not with
-# sanitizers, for which all that is linked must be compiled.
-if(ZERO_BUILD_TESTS AND NOT ZERO_SANITIZE)
-  add_test(NAME consumer COMMAND "${CMAKE_COMMAND}"
-    -DBUILD=${PROJECT_BINARY_DIR} -DSOURCE=${PROJECT_SOURCE_DIR} -DTORCH=${ZERO_TORCH_DIRECTORY}
-    -DGENERATOR=${CMAKE_GENERATOR} -DCOMPILER=${CMAKE_CXX_COMPILER}
-    -P "${PROJECT_SOURCE_DIR}/tests/consumer.cmake")
-  set_tests_properties(consumer PROPERTIES LABELS install TIMEOUT 600 ENVIRONMENT "OMP_NUM_THREADS=1")
+  # LibTorch is found by its version, before anything is built with it.
+  zero_add_test(torch_version COMMAND "${CMAKE_COMMAND}" -DSOURCE=${PROJECT_SOURCE_DIR} -DWORK=${PROJECT_BINARY_DIR}
+    -P tests/torch_version.cmake LABELS common)
+  # A program of a user's own, from an empty folder: install, find_package, build, run. Not with sanitizers, for which
+  # all that is linked must be compiled.
+  if(NOT ZERO_SANITIZE)
+    zero_add_test(consumer COMMAND "${CMAKE_COMMAND}" -DBUILD=${PROJECT_BINARY_DIR} -DSOURCE=${PROJECT_SOURCE_DIR}
+      -DTORCH=${ZERO_TORCH_DIRECTORY} -DGENERATOR=${CMAKE_GENERATOR} -DCOMPILER=${CMAKE_CXX_COMPILER}
+      -P tests/consumer.cmake LABELS install)
+  endif()
 endif()

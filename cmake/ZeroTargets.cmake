@@ -27,11 +27,10 @@ function(zero_configure_target target)
   target_precompile_headers(${target} REUSE_FROM zero_pch)
 endfunction()
 
-# zero_configure_program(<target> <library>...): the same for a program, which goes to <build>/bin.
+# zero_configure_program(<target> <library>...): the same for a program.
 function(zero_configure_program target)
   zero_configure_target(${target})
   target_link_libraries(${target} PRIVATE ${ARGN})
-  set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/bin")
 endfunction()
 
 # zero_compile_in_batches(<target> [<files>]): compiles the sources of a target in batches of five files, or
@@ -48,109 +47,71 @@ function(zero_compile_in_batches target)
   set_target_properties(${target} PROPERTIES UNITY_BUILD ${ZERO_BATCHES} UNITY_BUILD_BATCH_SIZE ${files})
 endfunction()
 
-# zero_discover_tests(<program> [FILTER <GoogleTest filter>] [PREFIX <text>] [TIMEOUT <seconds>]
-#                     LABELS <labels> [ENVIRONMENT <NAME=value>...] [PROPERTIES <name> <value>...]
-#                     [TOGETHER])
-# Every suite of a GoogleTest program (of those tests that the filter lets through) becomes one test of
-# ctest, or all of them one. A program may be given several times, for several filters or environments.
-function(zero_discover_tests program)
-  cmake_parse_arguments(ARG "TOGETHER" "FILTER;PREFIX;TIMEOUT" "LABELS;ENVIRONMENT;PROPERTIES" ${ARGN})
-  if(NOT ARG_TIMEOUT)
-    set(ARG_TIMEOUT 300)
-  endif()
-  set(environment "ZERO_PYTHON=${ZERO_PYTHON}" OMP_NUM_THREADS=1 ${ARG_ENVIRONMENT})
-  set(properties "TIMEOUT ${ARG_TIMEOUT} LABELS [==[${ARG_LABELS}]==] ENVIRONMENT [==[${environment}]==]")
-  foreach(word IN LISTS ARG_PROPERTIES)
-    string(APPEND properties " [==[${word}]==]")
-  endforeach()
-  get_property(lists TARGET ${program} PROPERTY ZERO_TEST_LISTS)
-  list(LENGTH lists number)
-  set(file "${CMAKE_CURRENT_BINARY_DIR}/${program}_${number}.cmake")
-  set_property(TARGET ${program} APPEND PROPERTY ZERO_TEST_LISTS "${file}")
-  add_custom_command(TARGET ${program} POST_BUILD BYPRODUCTS "${file}"
-    COMMAND "${CMAKE_COMMAND}" "-DPROGRAM=$<TARGET_FILE:${program}>" "-DFILTER=${ARG_FILTER}"
-      "-DPREFIX=${ARG_PREFIX}" "-DTOGETHER=${ARG_TOGETHER}" "-DFOLDER=${PROJECT_SOURCE_DIR}" "-DPROPERTIES=${properties}"
-      "-DOUTPUT=${file}" -P "${PROJECT_SOURCE_DIR}/cmake/ZeroDiscoverTests.cmake" VERBATIM)
-  # Read by ctest. Where the program was not built, ctest says so in place of its tests.
-  set(include "${CMAKE_CURRENT_BINARY_DIR}/${program}_${number}_include.cmake")
-  file(CONFIGURE OUTPUT "${include}" CONTENT "if(EXISTS [==[@file@]==])
-  include([==[@file@]==])
-else()
-  add_test([==[@program@_NOT_BUILT]==] @program@_NOT_BUILT)
-endif()
-" @ONLY)
-  set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES "${include}")
+# zero_add_test(<name> COMMAND <words> LABELS <labels> [ENVIRONMENT <NAME=value>...] [PROPERTIES <name> <value>...]):
+# a test of ctest, which runs in the folder of the project.
+function(zero_add_test name)
+  cmake_parse_arguments(ARG "" "" "COMMAND;LABELS;ENVIRONMENT;PROPERTIES" ${ARGN})
+  add_test(NAME ${name} COMMAND ${ARG_COMMAND} WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}")
+  set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT 1500 SKIP_RETURN_CODE 77 ENVIRONMENT
+    "ZERO_PYTHON=${ZERO_PYTHON};PYTHONDONTWRITEBYTECODE=1;OMP_NUM_THREADS=1;${ARG_ENVIRONMENT}" ${ARG_PROPERTIES})
 endfunction()
 
-# zero_add_tests(<program> SOURCES <files> LABELS <labels> [LIBRARIES <targets>] [TIMEOUT <seconds>]
-#                [TEST_FILTER <GoogleTest filter>] [TOGETHER])
-# One GoogleTest program; every suite (of what the filter lets through) becomes one test of ctest under
-# the given labels, or with TOGETHER all of them one: for programs that fork no ranks and whose tests are
-# quick, because to start a program with LibTorch takes half a second.
+# zero_add_tests(<program> SOURCES <files> LABELS <labels> [LIBRARIES <targets>] [ENVIRONMENT <NAME=value>...]
+#                [PROPERTIES <name> <value>...] [PARTS <name> <GoogleTest filter>...]):
+# a GoogleTest program, which is one test of ctest; names with Slow in them are left out. Each of the PARTS is a test of
+# its own, <program>.<name>: suites that are slow (part slow has that label), or that may be skipped, which ctest shows
+# only of a whole test.
 function(zero_add_tests program)
-  cmake_parse_arguments(ARG "TOGETHER" "TIMEOUT;TEST_FILTER" "SOURCES;LABELS;LIBRARIES" ${ARGN})
-  if(NOT ZERO_BUILD_TESTS OR NOT ARG_SOURCES)
+  cmake_parse_arguments(ARG "" "" "SOURCES;LABELS;LIBRARIES;ENVIRONMENT;PROPERTIES;PARTS" ${ARGN})
+  if(NOT ZERO_BUILD_TESTS)
     return()
   endif()
   add_executable(${program} ${ARG_SOURCES})
   zero_configure_test(${program})
   zero_compile_in_batches(${program})
   target_link_libraries(${program} PRIVATE zero_test_support ${ARG_LIBRARIES})
-  set_target_properties(${program} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/bin")
-  set(together "")
-  if(ARG_TOGETHER)
-    set(together TOGETHER)
-  endif()
-  zero_discover_tests(${program} FILTER "${ARG_TEST_FILTER}" TIMEOUT "${ARG_TIMEOUT}"
-    LABELS ${ARG_LABELS} ${together})
+  set(others "-*Slow*")
+  while(ARG_PARTS)
+    list(POP_FRONT ARG_PARTS name filter)
+    string(APPEND others ":${filter}")
+    string(REGEX MATCH "^slow$" slow ${name})
+    zero_add_test(${program}.${name} COMMAND ${program} --gtest_brief=1 --gtest_filter=${filter}
+      LABELS ${ARG_LABELS} ${slow} ENVIRONMENT ${ARG_ENVIRONMENT})
+  endwhile()
+  zero_add_test(${program} COMMAND ${program} --gtest_brief=1 --gtest_filter=${others} LABELS ${ARG_LABELS}
+    ENVIRONMENT ${ARG_ENVIRONMENT} PROPERTIES ${ARG_PROPERTIES})
 endfunction()
 
-# zero_add_benchmark(<program> SOURCES <files> [LIBRARIES <targets>] SMOKE_TEST <name>
-#                    [LABELS <labels>])
-# A program of benchmarks. Its smoke test, Smoke.<name> in tests/bench/smoke_test.cpp, runs it as
-# briefly as it can be run and looks at what it wrote. With LABELS that is test bench.<program> of
-# ctest, and the program is built with the tests. Without, as for programs that take long to compile,
-# it is a part of target check_benchmarks only.
+# zero_add_benchmark(<program> SOURCES <files> [LIBRARIES <targets>] SMOKE <words> [LABELS <labels>]):
+# a program of benchmarks, which check their own results. With the options SMOKE, it is brief and part of target
+# check_benchmarks; with LABELS also test bench.<program> of ctest, and built with the tests.
 function(zero_add_benchmark program)
-  cmake_parse_arguments(ARG "" "SMOKE_TEST" "SOURCES;LIBRARIES;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "" "" "SOURCES;LIBRARIES;SMOKE;LABELS" ${ARGN})
   add_executable(${program} EXCLUDE_FROM_ALL ${ARG_SOURCES})
-  zero_configure_target(${program})
-  target_link_libraries(${program} PRIVATE ${ARG_LIBRARIES} zero_bench)
-  set_target_properties(${program} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/bin")
+  zero_configure_program(${program} ${ARG_LIBRARIES} zero_bench)
   set_property(GLOBAL APPEND PROPERTY ZERO_BENCHMARKS ${program})
-  if(NOT ZERO_BUILD_TESTS)
-    return()
-  endif()
-  set(program_to_test "ZERO_BENCH_PROGRAM=$<TARGET_FILE:${program}>")
-  set_property(GLOBAL APPEND PROPERTY ZERO_SMOKE_TESTS COMMAND "${CMAKE_COMMAND}" -E env
-    "${program_to_test}" OMP_NUM_THREADS=1 $<TARGET_FILE:bench_smoke_test>
-    "--gtest_filter=Smoke.${ARG_SMOKE_TEST}")
-  if(ARG_LABELS)
+  set_property(GLOBAL APPEND PROPERTY ZERO_BENCHMARK_CHECKS COMMAND ${program} ${ARG_SMOKE})
+  if(ARG_LABELS AND ZERO_BUILD_TESTS)
     set_target_properties(${program} PROPERTIES EXCLUDE_FROM_ALL FALSE)
-    add_test(NAME bench.${program} WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}"
-      COMMAND bench_smoke_test "--gtest_filter=Smoke.${ARG_SMOKE_TEST}")
-    set_tests_properties(bench.${program} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT 120
-      ENVIRONMENT "${program_to_test};OMP_NUM_THREADS=1")
+    zero_add_test(bench.${program} COMMAND ${program} ${ARG_SMOKE} LABELS ${ARG_LABELS})
   endif()
 endfunction()
 
-# Target benchmarks: all of them, and the program that puts their results together. Target
-# check_benchmarks: the smoke tests of all of them, and the tests of what they share.
-function(zero_add_benchmarks_target)
-  get_property(programs GLOBAL PROPERTY ZERO_BENCHMARKS)
-  add_custom_target(benchmarks DEPENDS ${programs} bench_report)
-  if(ZERO_BUILD_TESTS)
-    get_property(smoke_tests GLOBAL PROPERTY ZERO_SMOKE_TESTS)
-    add_custom_target(check_benchmarks COMMAND bench_test ${smoke_tests}
-      DEPENDS benchmarks bench_test bench_smoke_test
-      WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}" USES_TERMINAL VERBATIM)
-  endif()
+# zero_add_all_chapters(<target> <function>): the target has a function that registers the strategies of every chapter.
+function(zero_add_all_chapters target function)
+  get_property(chapters GLOBAL PROPERTY ZERO_CHAPTERS)
+  target_sources(${target} PRIVATE "${PROJECT_SOURCE_DIR}/cmake/all_chapters.cpp")
+  list(TRANSFORM chapters PREPEND "zero_" OUTPUT_VARIABLE libraries)
+  target_link_libraries(${target} PUBLIC ${libraries})
+  list(TRANSFORM chapters REPLACE "^[0-9]+_(.+)" "ZERO_CHAPTER(\\1)")
+  list(JOIN chapters " " chapters)
+  target_compile_definitions(${target} PRIVATE ZERO_REGISTER_CHAPTERS=${function} "ZERO_CHAPTERS=${chapters}")
 endfunction()
 
 # zero_add_chapter(<NN_name> MODE <strategy> [NARRATED_WIDTH <n>] [LIBRARIES <targets>] [PROGRAMS <names>]):
-# the folder's *.cpp files except tests, benchmarks and the PROGRAMS become the library zero_<NN_name>;
-# tools/step/main.cpp becomes the program <NN_name>, which trains under <strategy>; *_test.cpp the program
-# <name>_test with label <NN_name>; *_bench.cpp the program <name>_bench; target check_<NN_name> builds and
+# the folder's *.cpp files except tests and the PROGRAMS become the library zero_<NN_name>;
+# tools/step/main.cpp becomes the program <NN_name>, which trains under <strategy>, and tests/bench/chapter.cpp the
+# program <name>_bench; *_test.cpp the program <name>_test with label <NN_name>; target check_<NN_name> builds and
 # runs the chapter's tests. NARRATED_WIDTH: see run_demo().
 function(zero_add_chapter chapter)
   cmake_parse_arguments(ARG "" "MODE;NARRATED_WIDTH" "LIBRARIES;PROGRAMS" ${ARGN})
@@ -161,9 +122,8 @@ function(zero_add_chapter chapter)
   string(REGEX REPLACE "^[0-9]+_" "" name ${chapter})
   file(GLOB sources CONFIGURE_DEPENDS "${folder}/*.cpp")
   file(GLOB tests CONFIGURE_DEPENDS "${folder}/*_test.cpp")
-  file(GLOB benches CONFIGURE_DEPENDS "${folder}/*_bench.cpp")
   list(TRANSFORM ARG_PROGRAMS REPLACE "(.+)" "${folder}/\\1.cpp")
-  list(REMOVE_ITEM sources ${tests} ${benches} "${folder}/minimal.cpp" ${ARG_PROGRAMS})
+  list(REMOVE_ITEM sources ${tests} "${folder}/minimal.cpp" ${ARG_PROGRAMS})
 
   add_library(zero_${chapter} STATIC ${sources})
   zero_configure_target(zero_${chapter})
@@ -174,17 +134,16 @@ function(zero_add_chapter chapter)
   target_compile_definitions(${chapter} PRIVATE ZERO_REGISTER_CHAPTER=register_${name}
     ZERO_MODE="${ARG_MODE}" ZERO_NARRATED_WIDTH=${ARG_NARRATED_WIDTH})
 
-  zero_add_tests(${name}_test SOURCES ${tests} LABELS ${chapter} LIBRARIES zero_${chapter}
-    TEST_FILTER "-*Slow*")
-  if(ZERO_BUILD_BENCHMARKS AND benches)
-    zero_add_benchmark(${name}_bench SOURCES ${benches} LIBRARIES zero_${chapter} LABELS ${chapter}
-      SMOKE_TEST Chapter)
-    set(smoke_test ${name}_bench bench_smoke_test)
+  zero_add_tests(${name}_test SOURCES ${tests} LABELS ${chapter} LIBRARIES zero_${chapter})
+  if(ZERO_BUILD_BENCHMARKS)
+    zero_add_benchmark(${name}_bench SOURCES "${PROJECT_SOURCE_DIR}/tests/bench/chapter.cpp" LABELS ${chapter}
+      LIBRARIES zero_${chapter} SMOKE --nproc 2 --layers 1 --seq-len 8 --steps 2)
+    target_compile_definitions(${name}_bench PRIVATE ZERO_REGISTER_CHAPTER=register_${name})
   endif()
   if(TARGET ${name}_test)
     add_custom_target(check_${chapter}
       COMMAND ${CMAKE_CTEST_COMMAND} --output-on-failure -L ${chapter}
-      DEPENDS ${name}_test ${chapter} ${smoke_test}
+      DEPENDS ${name}_test ${chapter} $<TARGET_NAME_IF_EXISTS:${name}_bench>
       WORKING_DIRECTORY "${CMAKE_BINARY_DIR}" USES_TERMINAL)
   endif()
   set_property(GLOBAL APPEND PROPERTY ZERO_CHAPTERS ${chapter})
@@ -196,85 +155,11 @@ function(zero_add_example name chapter)
   cmake_parse_arguments(ARG "" "EXPECT;NOT_IN_HELP" "LIBRARIES;ARGUMENTS" ${ARGN})
   add_executable(${name} "${PROJECT_SOURCE_DIR}/${chapter}/${name}.cpp")
   zero_configure_program(${name} ${ARG_LIBRARIES})
-  if(NOT ZERO_BUILD_TESTS)
-    return()
+  if(ZERO_BUILD_TESTS)
+    add_dependencies(check_${chapter} ${name})
+    zero_add_test(${name} COMMAND ${name} ${ARG_ARGUMENTS} LABELS ${chapter}
+      PROPERTIES PASS_REGULAR_EXPRESSION "${ARG_EXPECT}")
+    zero_add_test(${name}.help COMMAND ${name} --help LABELS ${chapter}
+      PROPERTIES FAIL_REGULAR_EXPRESSION "${ARG_NOT_IN_HELP}")
   endif()
-  add_dependencies(check_${chapter} ${name})
-  add_test(NAME ${name} COMMAND ${name} ${ARG_ARGUMENTS})
-  add_test(NAME ${name}.help COMMAND ${name} --help)
-  set_tests_properties(${name} ${name}.help PROPERTIES LABELS ${chapter} TIMEOUT 60 ENVIRONMENT OMP_NUM_THREADS=1)
-  set_tests_properties(${name} PROPERTIES PASS_REGULAR_EXPRESSION "${ARG_EXPECT}")
-  set_tests_properties(${name}.help PROPERTIES FAIL_REGULAR_EXPRESSION "${ARG_NOT_IN_HELP}")
-endfunction()
-
-# zero_write_chapter_list(<file> <function>): writes a source file whose function registers the strategies of every
-# chapter, so that the ladder, the tests and the benchmarks take a new chapter without being edited.
-function(zero_write_chapter_list file function)
-  get_property(chapters GLOBAL PROPERTY ZERO_CHAPTERS)
-  set(declarations "")
-  set(calls "")
-  foreach(chapter IN LISTS chapters)
-    string(REGEX REPLACE "^[0-9]+_" "" name ${chapter})
-    string(APPEND declarations "void register_${name}(train::Registry& registry);\n")
-    string(APPEND calls "  register_${name}(registry);\n")
-  endforeach()
-  file(CONFIGURE OUTPUT "${file}" CONTENT
-"// Written by CMake from the list of chapters.
-#include <zero/train/registry.hpp>
-
-namespace zero {
-${declarations}
-namespace train {
-void ${function}(Registry& registry) {
-${calls}}
-}  // namespace train
-}  // namespace zero
-")
-endfunction()
-
-# zero_add_exercise(<name> WRONG <answers> LABELS <labels>): the folder that calls it holds <name>_test.cpp and, in
-# starter/, solution/ and wrong/, answers to it. ctest proves that the solution passes and that the
-# starter and every wrong answer fail by an assertion. Where the reader has made mine/<name>.cpp, the
-# program exercise_<name> tests that; else the starter.
-function(zero_add_exercise name)
-  cmake_parse_arguments(ARG "" "" "WRONG;LABELS" ${ARGN})
-  add_library(exercise_${name}_tests OBJECT ${name}_test.cpp "${PROJECT_SOURCE_DIR}/tests/support/exercise_main.cpp")
-  zero_configure_test(exercise_${name}_tests)
-  target_include_directories(exercise_${name}_tests PUBLIC "${CMAKE_CURRENT_SOURCE_DIR}")
-  target_link_libraries(exercise_${name}_tests PUBLIC zero_test_support zero_all_chapters)
-  # A glob is looked at again by every build, so that the reader's copy counts as soon as it is there.
-  file(GLOB own CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/mine/${name}.cpp")
-  set(mine starter)
-  if(own)
-    set(mine mine)
-  endif()
-  set(answers "mine:${mine}/${name}" "starter:starter/${name}" "solution:solution/${name}")
-  foreach(wrong IN LISTS ARG_WRONG)
-    list(APPEND answers "wrong_${wrong}:wrong/${wrong}")
-  endforeach()
-  foreach(answer IN LISTS answers)
-    string(REGEX MATCH "^([^:]+):(.+)$" _ "${answer}")
-    set(kind "${CMAKE_MATCH_1}")
-    set(program exercise_${name}_${kind})
-    if(kind STREQUAL "mine")
-      set(program exercise_${name})
-    endif()
-    add_executable(${program} "${CMAKE_MATCH_2}.cpp")
-    zero_configure_target(${program})
-    target_link_libraries(${program} PRIVATE exercise_${name}_tests)
-    set_target_properties(${program} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/bin")
-    if(NOT kind STREQUAL "mine")
-      set(flag --expect-failure)
-      if(kind STREQUAL "solution")
-        set(flag "")
-      endif()
-      add_test(NAME exercise.${name}.${kind} COMMAND ${program} ${flag} WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}")
-      set_tests_properties(exercise.${name}.${kind} PROPERTIES LABELS "exercise;${ARG_LABELS}" TIMEOUT 120
-        ENVIRONMENT "OMP_NUM_THREADS=1")
-      # ./run test NN runs what has the chapter's label, so it must build it too.
-      foreach(label IN LISTS ARG_LABELS)
-        add_dependencies(check_${label} ${program})
-      endforeach()
-    endif()
-  endforeach()
 endfunction()

@@ -91,8 +91,8 @@ class Paths(Script):
                     ["--modes=engine3:config=/a.json,engine3:config=HERE/b.json"])
 
     def test_of_other_programs_are_the_users(self):
-        self.expect("plan", ["--weights", "a", "--check", "b.json", "--memory", "24GB", "--json=c.json"],
-                    ["--weights", "HERE/a", "--check", "HERE/b.json", "--memory", "24GB", "--json=HERE/c.json"])
+        self.expect("plan", ["--weights", "a", "--memory", "24GB", "--json=c.json"],
+                    ["--weights", "HERE/a", "--memory", "24GB", "--json=HERE/c.json"])
         self.expect("timeline", ["a.json", "--require", "0.5", "b.json", "--pict", "c.png"],
                     ["HERE/a.json", "--require", "0.5", "HERE/b.json", "--pict", "HERE/c.png"])
         self.expect("data", ["text", "--input", "a", "b", "--tokenizer", "c", "--validation", "0.1", "--output", "d"],
@@ -112,6 +112,23 @@ class Paths(Script):
     def test_in_the_repository_stay(self):
         words = ["--json", "a.json", "--modes", "engine3:config=b.json"]
         self.assertEqual(self.lines("ladder", *words, folder=self.repository), [str(self.repository), *words])
+
+
+class Pictures(Script):
+    def test_are_drawn_of_what_a_program_wrote(self):
+        make_program(self.repository / "build/release/bin/ladder", "#!/bin/sh\nshift\nfor file; do echo {} >$file; done\n")
+        (self.user / "c.json").write_text("{}")
+        os.utime(self.user / "c.json", (0, 0))
+        lines = self.lines("ladder", "--json", "a.json", "b.json", folder=self.user)
+        self.assertEqual(lines, [str(self.repository), "tools/plots/plot_ladder.py", str(self.user / "a.json")])
+        make_program(self.repository / "build/release/bin/ladder", "#!/bin/sh\nexit 3\n")
+        ended = self.call("ladder", "--json=c.json")
+        self.assertEqual((ended.returncode, ended.stdout), (3, ""), "an old file is not drawn")
+
+    def test_may_fail(self):
+        make_program(self.repository / "python", "#!/bin/sh\nexit 1\n")
+        make_program(self.repository / "build/release/bin/plan", "#!/bin/sh\necho {} >$2\n")
+        self.assertEqual(self.lines("plan", "--json", "a.json"), [])
 
 
 class Links(Script):

@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include <tests/support/python.hpp>
 #include <tests/support/test_folder.hpp>
 #include <tools/step/demo.hpp>
 #include <zero/memory/accounting.hpp>
@@ -24,11 +25,6 @@ using nlohmann::json;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using testing::TestFolder;
-
-struct ProcessResult {
-  int code;
-  std::string said;  // on standard output
-};
 
 ProcessResult step(const std::string& arguments, std::int64_t narrated_width = 2) {
   std::istringstream words("step " + arguments);
@@ -134,8 +130,7 @@ TEST(Narration, OfChapter04ShowsThePiecesOfTensors) {
 
 json memory_timeline_of(const std::string& mode, const TestFolder& folder) {
   const std::string path = (folder / "memory_timeline.json").string();
-  const ProcessResult ended =
-      step("--no-picture --model mlp --memory-timeline " + path + " --mode " + mode);
+  const ProcessResult ended = step("--model mlp --memory-timeline " + path + " --mode " + mode);
   EXPECT_EQ(ended.code, 0) << ended.said;
   std::ifstream file(path);
   return json::parse(file);
@@ -203,13 +198,10 @@ TEST(StepFilm, ShowsWhatTheChapterShards) {
 
 TEST(StepFilm, IsDrawn) {
   const TestFolder folder;
-  const char* python = std::getenv("ZERO_PYTHON");
-  const std::string with = python == nullptr ? "python3" : python;
-  if (std::system((with + " -c 'import matplotlib' 2> /dev/null").c_str()) != 0) {
-    GTEST_SKIP() << with << " has no matplotlib";
-  }
-  const ProcessResult ended = step("--model mlp --mode zero3 --memory-timeline " +
-                                   (folder / "memory_timeline.json").string());
+  if (!python_has({"matplotlib"})) GTEST_SKIP() << python() << " has no matplotlib";
+  memory_timeline_of("zero3", folder);
+  const ProcessResult ended = run_python("tools/plots/plot_memory_timeline.py '" +
+                                         (folder / "memory_timeline.json").string() + "'");
   EXPECT_EQ(ended.code, 0);
   EXPECT_THAT(ended.said, HasSubstr("wrote"));
   for (const char* name : {"memory_timeline.png", "memory_timeline.svg"}) {

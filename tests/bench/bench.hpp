@@ -1,23 +1,49 @@
 #pragma once
 
-namespace zero::train {
-class Registry;
-}
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
 
+#include <zero/distributed/launch.hpp>
+
+/// What the benchmark programs share; see docs/benchmarks.md.
+///
+/// Google Benchmark chooses how often to repeat something by the time it takes, which differs
+/// between ranks that must stay in step. So each benchmark is one iteration of Google's, repeats by
+/// itself, and hands over a time of its own.
 namespace zero::bench {
 
-/// The main program of a chapter's benchmarks: for every mode that `register_chapter` adds, what a
-/// rank holds and sends and what a step takes, on ranks forked for it. Options: --nproc N (2),
-/// --model NAME (tiny), --layers N, --seq-len N (64), --steps N (12), and those of bench::Program.
-/// The exit code: 1 if ranks failed, or a mode holds more or less than the formula of its stage
-/// says (by 0.1 %).
-///
-/// Counters of each benchmark, where not said otherwise the mean over ranks: `parameters_mib`,
-/// `gradients_mib`, `optimizer_mib` and their sum `total_mib` at rest, `total_max_mib` (of the rank
-/// that holds most), `peak_mib` over a step, all by the allocator; `ratio` and `formula`, the total
-/// as measured and by the strategy's own formula, over what plain DDP holds with AdamW (four copies
-/// of the parameters); `sent_v`, bytes sent in a step in copies of the parameters; `forward_s`,
-/// `backward_s`, `communication_s`, `optimizer_s`, medians over steps.
-int run_chapter(int argc, char** argv, void (*register_chapter)(train::Registry&));
+using Json = nlohmann::ordered_json;
+
+/// What one benchmark measured.
+struct Measured {
+  /// Of each repetition; on several ranks the slowest rank's. Empty where it cannot run on this
+  /// machine, which is no failure.
+  std::vector<double> seconds;
+  std::map<std::string, double> counters = {};
+};
+
+/// Registers a benchmark, whose time is the median of `seconds`. What `measure` throws is its
+/// error.
+void add(const std::string& name, std::function<Measured()> measure);
+
+/// The main program: reads `options` and Google Benchmark's flags, lets `add_all` register
+/// benchmarks, and runs those that --benchmark_filter selects. The exit code: 1 if one failed.
+int run(int argc, char** argv, CLI::App& options, const std::function<void()>& add_all);
+
+/// Runs `function` on ranks forked for it, of one thread each; what they returned, in rank order.
+/// zero::Error with what each said if any failed. The calling process may not have used a tensor
+/// yet.
+std::vector<Json> on_ranks(dist::LaunchOptions options,
+                           const std::function<Json(dist::Communicator&)>& function);
+
+/// Of ranks' lists `key`, one entry a repetition: each repetition's largest.
+std::vector<double> slowest(const std::vector<Json>& ranks, const std::string& key);
+
+/// The middle one; of an even number the upper of the two in the middle. Not for an empty list.
+double median(std::vector<double> values);
 
 }  // namespace zero::bench

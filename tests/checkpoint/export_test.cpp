@@ -1,10 +1,8 @@
 // The script that reads a checkpoint with nothing of ours, as docs/checkpoints.md describes it:
 // what it puts together is the model, and what is damaged it refuses.
 #include <ATen/ops/equal.h>
-#include <sys/wait.h>
 
-#include <cstdlib>
-
+#include <tests/support/python.hpp>
 #include <zero/io/safetensors.hpp>
 
 #include "one_checkpoint.hpp"
@@ -12,22 +10,8 @@
 namespace zero::testing {
 namespace {
 
-struct ProcessResult {
-  int code = -1;
-  std::string said;
-};
-
 class Export : public OneCheckpoint {
  protected:
-  ProcessResult run_python(const std::string& arguments) const {
-    const char* named = std::getenv("ZERO_PYTHON");
-    const std::string python = named != nullptr && *named != '\0' ? named : "python3";
-    const std::string command =
-        fmt::format("'{}' {} > '{}' 2>&1", python, arguments, (folder_ / "log").string());
-    const int status = std::system(command.c_str());
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, contents(folder_ / "log")};
-  }
-
   void SetUp() override {
     const ProcessResult ended = run_python("-c 'import sys; sys.exit(sys.version_info < (3, 9))'");
     if (ended.code != 0) {

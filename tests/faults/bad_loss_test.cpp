@@ -16,6 +16,7 @@
 namespace zero::testing {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 class BadLoss : public ::testing::TestWithParam<double> {};
@@ -199,15 +200,13 @@ TEST(BadModel, ParameterWithoutValuesOrSource) {
   });
 }
 
-TEST(BadMode, NamesTheNearestOne) {
+TEST(BadMode, NamesTheKnownOnes) {
   on_ranks(2, [](dist::Communicator& communicator) {
     EXPECT_THAT(testing::error_of([&] { Session(communicator, "zero4"); }),
-                HasSubstr("unknown mode 'zero4'; did you mean 'zero"));
+                HasSubstr("unknown mode 'zero4'; known modes: ddp"));
+    // A default may be called by its own name, so it is listed by it too.
     EXPECT_THAT(testing::error_of([&] { Session(communicator, "zero3:hole"); }),
-                HasSubstr("did you mean 'zero3:whole'"));
-    // A default may be called by its own name, so it is proposed by it too.
-    EXPECT_THAT(testing::error_of([&] { Session(communicator, "zero3:units"); }),
-                HasSubstr("did you mean 'zero3:unit'"));
+                AllOf(HasSubstr("zero3:whole"), HasSubstr("zero3:unit")));
   });
 }
 

@@ -35,8 +35,7 @@ std::map<std::string, std::string> rank_variables(int rank, int size, int port) 
   return {{"RANK", std::to_string(rank)},
           {"WORLD_SIZE", std::to_string(size)},
           {"MASTER_ADDR", "127.0.0.1"},
-          {"MASTER_PORT", std::to_string(port)},
-          {"ZERO_PYTHON", "false"}};
+          {"MASTER_PORT", std::to_string(port)}};
 }
 
 struct Variables {
@@ -172,7 +171,7 @@ TEST(RanksDiffer, InTheTokenizer) {
 void expect_end_when_a_rank_is_lost(int signal, const std::string& message) {
   const TestFolder folder;
   Program program(ladder(folder, {"--steps", "2000", "--modes", "zero3", "--timeout", "2"}),
-                  {{"ZERO_PYTHON", "false"}, {"OMP_NUM_THREADS", "1"}});
+                  {{"OMP_NUM_THREADS", "1"}});
   ASSERT_TRUE(program.says("/2000")) << program.said();  // the first line of progress
   const std::vector<pid_t> ranks = program.children();
   ASSERT_EQ(ranks.size(), 2U);
@@ -197,7 +196,7 @@ TEST(RankOfTheLadder, DoesNotOutliveTheProgram) {
   ASSERT_EQ(::prctl(PR_SET_CHILD_SUBREAPER, 1), 0);  // orphans come to this process
   const TestFolder folder;
   Program program(ladder(folder, {"--steps", "2000", "--modes", "zero3"}),
-                  {{"ZERO_PYTHON", "false"}, {"OMP_NUM_THREADS", "1"}});
+                  {{"OMP_NUM_THREADS", "1"}});
   ASSERT_TRUE(program.says("/2000")) << program.said();
   const std::vector<pid_t> ranks = program.children();
   ASSERT_EQ(ranks.size(), 2U);

@@ -5,11 +5,8 @@
 #include <ATen/ops/max.h>
 #include <c10/core/GradMode.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
-#include <cstdlib>
-#include <fstream>
-#include <iterator>
+#include <iostream>
 #include <nlohmann/json.hpp>
 #include <ostream>
 #include <vector>
@@ -40,16 +37,6 @@ struct Case {
 
 void PrintTo(const Case& c, std::ostream* out) {
   *out << c.model << ", " << c.task << ", " << c.mode;
-}
-
-// Runs Python; the exit code, with what it printed in `said`.
-int run_python(const std::string& arguments, const fs::path& log, std::string& said) {
-  const std::string command = "PYTHONDONTWRITEBYTECODE=1 '" + python() + "' " + arguments + " > '" +
-                              log.string() + "' 2>&1";
-  const int status = std::system(command.c_str());
-  std::ifstream file(log);
-  said = {std::istreambuf_iterator<char>(file), {}};
-  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
 class LlamaPeer : public ::testing::TestWithParam<Case> {
@@ -102,9 +89,9 @@ class LlamaPeer : public ::testing::TestWithParam<Case> {
   void expect_logits_there(const std::vector<fs::path>& folders) const {
     std::string command = script() + "check " + quoted(from_python() / "logits.safetensors");
     for (const fs::path& folder : folders) command += " " + quoted(folder);
-    std::string said;
-    EXPECT_EQ(run_python(command, folder_ / "log", said), 0) << said;
-    std::cout << said;
+    const ProcessResult ended = run_python(command);
+    EXPECT_EQ(ended.code, 0) << ended.said;
+    std::cout << ended.said;
   }
 
   // The checkpoint of all ranks, put together by our script.
@@ -112,12 +99,10 @@ class LlamaPeer : public ::testing::TestWithParam<Case> {
     const fs::path folder = folder_ / "from_checkpoint";
     fs::create_directory(folder);
     fs::copy(from_cpp() / "config.json", folder);
-    std::string said;
-    EXPECT_EQ(run_python("tools/checkpoint/export_checkpoint.py " + quoted(folder_ / "run") + " " +
-                             quoted(folder / "model.safetensors"),
-                         folder_ / "log", said),
-              0)
-        << said;
+    const ProcessResult ended =
+        run_python("tools/checkpoint/export_checkpoint.py " + quoted(folder_ / "run") + " " +
+                   quoted(folder / "model.safetensors"));
+    EXPECT_EQ(ended.code, 0) << ended.said;
     return folder;
   }
 
@@ -150,13 +135,10 @@ TEST_P(LlamaPeer, SameLogitsFromTheirFilesAndFromOurs) {
                  << " lacks torch, transformers or safetensors. To enable: " << python()
                  << " -m pip install -r requirements-peers.txt, or set ZERO_PYTHON.";
   }
-  std::string said;
-  ASSERT_EQ(run_python(script() + "make " + quoted(from_python()) + " --model " + GetParam().model +
-                           " --task " + GetParam().task,
-                       folder_ / "log", said),
-            0)
-      << said;
-  std::cout << said;
+  const ProcessResult made = run_python(script() + "make " + quoted(from_python()) + " --model " +
+                                        GetParam().model + " --task " + GetParam().task);
+  ASSERT_EQ(made.code, 0) << made.said;
+  std::cout << made.said;
   RankOptions options;
   options.timeout = std::chrono::seconds(100);
   options.total_timeout = std::chrono::seconds(250);

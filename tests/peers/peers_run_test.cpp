@@ -1,10 +1,7 @@
 // ./run peers: our modes and PyTorch's train the same model on the same batches.
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
-#include <cstdlib>
 #include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include <tests/support/python.hpp>
@@ -14,11 +11,6 @@ namespace zero::testing {
 namespace {
 
 using testing::TestFolder;
-
-struct ProcessResult {
-  int code;
-  std::string said;
-};
 
 class Peers : public ::testing::Test {
  protected:
@@ -30,14 +22,8 @@ class Peers : public ::testing::Test {
 };
 
 ProcessResult run_peers(const TestFolder& folder, const std::string& arguments) {
-  const std::string log = (folder / "log").string();
-  const std::string command = "PYTHONDONTWRITEBYTECODE=1 '" + python() +
-                              "' tools/peers/peers.py --ladder '" ZERO_LADDER_PROGRAM "' --json '" +
-                              (folder / "peers.json").string() + "' " + arguments + " > '" + log +
-                              "' 2>&1";
-  const int status = std::system(command.c_str());
-  std::ifstream file(log);
-  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, {std::istreambuf_iterator<char>(file), {}}};
+  return run_python("tools/peers/peers.py --ladder '" ZERO_LADDER_PROGRAM "' --json '" +
+                    (folder / "peers.json").string() + "' " + arguments);
 }
 
 TEST_F(Peers, TrainTheSameModelOnTheSameBatches) {

@@ -2,9 +2,7 @@
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <string>
 
@@ -46,19 +44,11 @@ inline constexpr const char* kTokenizer = R"({
 inline constexpr const char* kReviewsCsv =
     "label,text\n4,very good soup and tea\n0,bad bread\n2,soup\n";
 
-/// Runs Python with `arguments` in a shell; the exit code, and all it printed in `output`.
-inline int run_python(const std::string& arguments, const std::filesystem::path& output) {
-  const int status = std::system(fmt::format("PYTHONDONTWRITEBYTECODE=1 '{}' {} > '{}' 2>&1",
-                                             python(), arguments, output.string())
-                                     .c_str());
-  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-}
-
 /// Runs prepare.py, as a user would, in a folder of its own.
 class Prepare : public ::testing::Test {
  protected:
   void SetUp() override {
-    if (run_python("-c 'pass'", folder_ / "log") != 0) {
+    if (run_python("-c 'pass'").code != 0) {
       GTEST_SKIP() << "prepare.py IS NOT TESTED: " << python()
                    << " does not run. Set ZERO_PYTHON to a Python of 3.10 or later.";
     }
@@ -66,7 +56,7 @@ class Prepare : public ::testing::Test {
 
   /// Whether Python has `package`; says loudly what is left out where it has not.
   bool has(const std::string& package) {
-    if (run_python(fmt::format("-c 'import {}'", package), folder_ / "log") == 0) {
+    if (run_python(fmt::format("-c 'import {}'", package)).code == 0) {
       return true;
     }
     fmt::print(stderr,
@@ -79,10 +69,9 @@ class Prepare : public ::testing::Test {
   /// Runs prepare.py in the test's folder; "" where it succeeds, else what it printed.
   std::string prepare(const std::string& arguments) {
     const auto script = data_tools() / "prepare.py";
-    const int code =
-        run_python(fmt::format("'{}' {}", script.string(), arguments), folder_ / "log");
-    const std::string said = read_bytes(folder_ / "log");
-    return code == 0 ? "" : fmt::format("exit code {}: {}", code, said);
+    const ProcessResult ended = run_python(fmt::format("'{}' {}", script.string(), arguments));
+    said_ = ended.said;
+    return ended.code == 0 ? "" : fmt::format("exit code {}: {}", ended.code, said_);
   }
 
   std::string path(const std::string& name) const {
@@ -90,6 +79,7 @@ class Prepare : public ::testing::Test {
   }
 
   TestFolder folder_;
+  std::string said_;  ///< by the last prepare()
 };
 
 }  // namespace zero::testing

@@ -18,6 +18,12 @@
 
 namespace zero::testing {
 
+/// How a program ended.
+struct ProcessResult {
+  int code = -1;     ///< exit code; above 127 where a signal ended it
+  std::string said;  ///< all that it printed, errors among it
+};
+
 /// A program that runs beside the test, as a user would start it, in a process group of its own.
 class Program {
  public:
@@ -56,10 +62,7 @@ class Program {
     return code_;
   }
 
-  std::string said() const {
-    std::ifstream file(log_path(), std::ios::binary);
-    return {std::istreambuf_iterator<char>(file), {}};
-  }
+  std::string said() const { return read_bytes(log_path()); }
 
   /// Blocks until it has said `text`; false if it ended, or a minute passed, before that.
   bool says(const std::string& text) {
@@ -115,5 +118,12 @@ class Program {
   bool ended_ = false;
   int code_ = -1;
 };
+
+/// Runs a command line of the shell in the folder of the project. Blocks until it has ended.
+inline ProcessResult run_command(const std::string& command) {
+  Program shell({"/bin/sh", "-c", command});
+  const int code = shell.end();
+  return {code, shell.said()};
+}
 
 }  // namespace zero::testing

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "program.hpp"
+
 namespace zero::testing {
 
 /// The Python that tests start.
@@ -15,13 +17,17 @@ inline std::string python() {
   return named != nullptr && *named != '\0' ? named : "python3";
 }
 
+/// Runs it with `arguments`, words for the shell. Blocks until it has ended.
+inline ProcessResult run_python(const std::string& arguments) {
+  return run_command(fmt::format("PYTHONDONTWRITEBYTECODE=1 '{}' {}", python(), arguments));
+}
+
 /// Whether it has these packages; looked for without the seconds that importing them takes.
 inline bool python_has(const std::vector<std::string>& packages) {
-  const std::string look = fmt::format(
-      "'{}' -c 'import importlib.util as u, sys; "
-      "sys.exit(not all(map(u.find_spec, sys.argv[1:])))' {} 2> /dev/null",
-      python(), fmt::join(packages, " "));
-  return std::system(look.c_str()) == 0;
+  return run_python(fmt::format("-c 'import importlib.util as u, sys; "
+                                "sys.exit(not all(map(u.find_spec, sys.argv[1:])))' {}",
+                                fmt::join(packages, " ")))
+             .code == 0;
 }
 
 }  // namespace zero::testing

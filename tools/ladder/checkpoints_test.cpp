@@ -80,7 +80,7 @@ TEST(Resume, ARunThatWasKilledEndsWithTheWeightsOfOneThatWasNot) {
                                       "--json",
                                       (folder / "x").string()};
     if (kills > 1) words.insert(words.end(), {"--resume", (folder / "run").string()});
-    zero::testing::Program program(words, {{"ZERO_PYTHON", "false"}, {"OMP_NUM_THREADS", "1"}});
+    zero::testing::Program program(words, {{"OMP_NUM_THREADS", "1"}});
     ASSERT_TRUE(reaches(folder / "run", steps + 3)) << program.said();
     EXPECT_EQ(program.kill(), 128 + SIGKILL);
     ASSERT_TRUE(program.group_ends());

@@ -42,6 +42,23 @@ std::vector<std::string> parameter_digests(train::Strategy& strategy) {
   return digests;
 }
 
+std::vector<std::string> piece_digests(const train::Strategy& strategy) {
+  std::vector<std::string> digests(strategy.list().size());
+  for (std::size_t i = 0; i < digests.size(); ++i) {
+    const at::Tensor piece = strategy.piece(i).tensor;
+    if (piece.defined() && piece.numel() > 0) digests[i] = digest_of(piece.detach());
+  }
+  return digests;
+}
+
+bool every_piece_changed(train::Strategy& strategy, const std::vector<std::string>& before) {
+  const std::vector<std::string> after = piece_digests(strategy);
+  for (std::size_t i = 0; i < after.size(); ++i) {
+    if (!after[i].empty() && after[i] == before[i] && !master_differs(strategy, i)) return false;
+  }
+  return true;
+}
+
 std::string combine(const std::vector<std::string>& digests) {
   base::Sha256 all;
   for (const std::string& digest : digests) all.add(digest);

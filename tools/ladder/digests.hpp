@@ -21,6 +21,13 @@ std::string digest_of(const at::Tensor& tensor);
 /// not need more memory than training. Called by all ranks.
 std::vector<std::string> parameter_digests(train::Strategy& strategy);
 
+/// One digest per parameter of which this rank updates a piece, of that piece; empty for others.
+std::vector<std::string> piece_digests(const train::Strategy& strategy);
+
+/// Whether training changed every piece that this rank updates, whose digests were `before`; counts
+/// master weights as all_trainable_changed() does.
+bool every_piece_changed(train::Strategy& strategy, const std::vector<std::string>& before);
+
 /// One digest for several.
 std::string combine(const std::vector<std::string>& digests);
 

@@ -98,25 +98,6 @@ ModeRow mode_from(const base::Json& json) {
   return mode;
 }
 
-LadderReport report_from(const base::Json& json) {
-  LadderReport report;
-  report.world_size = json.at("world_size").get<int>();
-  report.model = json.at("model").get<std::string>();
-  report.parameters = json.at("parameters").get<std::int64_t>();
-  report.parameter_bytes = json.at("parameter_bytes").get<std::int64_t>();
-  report.task = json.at("task").get<std::string>();
-  report.dtype = json.at("dtype").get<std::string>();
-  report.device = json.at("device").get<std::string>();
-  report.optimizer = json.at("optimizer").get<std::string>();
-  report.steps = json.at("steps").get<std::int64_t>();
-  report.batch_size = json.at("batch_size").get<std::int64_t>();
-  report.sequence_length = json.at("sequence_length").get<std::int64_t>();
-  const base::Json& compute = json.at("compute_seconds");
-  if (!compute.is_null()) report.compute_seconds = compute.get<double>();
-  for (const base::Json& mode : json.at("modes")) report.modes.push_back(mode_from(mode));
-  return report;
-}
-
 }  // namespace
 
 base::Json to_json(const LadderReport& report, const ModeRow& mode) {
@@ -163,23 +144,10 @@ base::Json to_json(const LadderReport& report) {
       {"modes", base::Json::array()},
   };
   for (const ModeRow& mode : report.modes) json["modes"].push_back(to_json(report, mode));
-  return json;
-}
-
-LadderReport report_from_json(const base::Json& json) {
-  try {
-    if (json.contains("fake_process_group")) {
-      throw Error(
-          fmt::format("these are figures of rank {} of a fake process group of {}, in which "
-                      "nothing was sent: a report "
-                      "of real ranks is needed",
-                      json["fake_process_group"].at("rank").get<int>(),
-                      json["fake_process_group"].at("size").get<int>()));
-    }
-    return report_from(json);
-  } catch (const base::Json::exception& exception) {
-    throw Error(fmt::format("this is no report of the ladder: {}", exception.what()));
+  if (report.fake_rank) {
+    json["fake_process_group"] = {{"size", report.world_size}, {"rank", *report.fake_rank}};
   }
+  return json;
 }
 
 ModeRow mode_from_json(const base::Json& json) {

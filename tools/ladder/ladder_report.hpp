@@ -94,6 +94,9 @@ struct ModeRow {
 /// A run of the ladder.
 struct LadderReport {
   int world_size = 1;
+  /// Of a fake process group of `world_size` ranks, the one that ran: nothing was sent, and each
+  /// mode has its row alone. Nothing: real ranks.
+  std::optional<int> fake_rank = std::nullopt;
   std::string model = {};
   /// Elements, and the bytes of one copy of them (V).
   std::int64_t parameters = 0;
@@ -140,9 +143,10 @@ std::optional<std::string> common_digest(const ModeRow& mode);
 std::optional<bool> identical_to_ddp(const LadderReport& report, const ModeRow& mode);
 
 /// Everything that makes the run a failure, one sentence each that begins with the mode; empty if
-/// all is well. Looked at: every rank reported; weights are the same on all ranks and as DDP's, and
-/// that means something (see ModeRow); model states, the mean and by rank, are within
-/// kFormulaTolerance of their formula and the rest is below kLargestOtherMib; losses are finite.
+/// all is well. Looked at: every rank reported; weights (not of a fake process group) are the same
+/// on all ranks and as DDP's, and that means something (see ModeRow); model states, the mean and by
+/// rank, are within kFormulaTolerance of their formula and the rest is below kLargestOtherMib;
+/// losses are finite.
 std::vector<std::string> verdict(const LadderReport& report);
 
 /// What is resident, in MiB: parameters, gradients, optimizer and total (mean and maximum over
@@ -166,10 +170,8 @@ std::string to_markdown(const LadderReport& report);
 base::Json to_json(const LadderReport& report);
 base::Json to_json(const LadderReport& report, const ModeRow& mode);
 
-/// The inverse of to_json. Derived values are ignored and follow from the ranks again.
-/// Throws zero::Error if a key is missing or has another type, and for figures of a fake process
-/// group.
-LadderReport report_from_json(const base::Json& json);
+/// The inverse of to_json for a mode. Derived values are ignored and follow from the ranks again.
+/// Throws zero::Error if a key is missing or has another type.
 ModeRow mode_from_json(const base::Json& json);
 
 }  // namespace zero::ladder

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstdlib>
 #include <filesystem>
 #include <functional>
 #include <limits>
@@ -13,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include <tests/support/data_files.hpp>
 #include <tests/support/ladder_sample.hpp>
+#include <tests/support/python.hpp>
 #include <tests/support/test_folder.hpp>
 #include <zero/base/error.hpp>
 
@@ -239,51 +238,55 @@ TEST(LadderJson, HasNullWhereNothingIsKnown) {
   EXPECT_TRUE(json.at("modes").at(0).at("ranks").at(0).at("formula_mib").is_null());
 }
 
-TEST(LadderJson, ComesBackFromAFileUnchanged) {
-  const testing::TestFolder folder;
+TEST(LadderJson, ModesComeBackUnchanged) {
   LadderReport report = testing::ladder_sample();
-  report.compute_seconds = 4.75;
   report.modes[1].ranks[0].formula_mib = 4140.8;
   report.modes[2].batches_differed = false;
   report.modes[3].losses.push_back(std::nan(""));
-  base::write_json(folder / "ladder.json", to_json(report));
-  const LadderReport back = report_from_json(base::read_json(folder / "ladder.json"));
-  EXPECT_EQ(to_json(back).dump(), to_json(report).dump());
-  EXPECT_EQ(verdict(back), verdict(report));
-  EXPECT_TRUE(std::isnan(back.modes[3].losses.back()));
-
-  const ModeRow mode = mode_from_json(to_json(report, report.modes[1]));
-  EXPECT_EQ(to_json(report, mode).dump(), to_json(report, report.modes[1]).dump());
+  for (const ModeRow& mode : report.modes) {
+    const std::string written = to_json(report, mode).dump();
+    const ModeRow back = mode_from_json(base::Json::parse(written));
+    EXPECT_EQ(to_json(report, back).dump(), written);
+    EXPECT_EQ(std::isnan(back.losses.back()), std::isnan(mode.losses.back()));
+  }
+  EXPECT_THROW(mode_from_json({{"mode", "ddp"}}), Error);
 }
 
-TEST(LadderJson, RefusesWhatIsNoReport) {
-  base::Json json = to_json(testing::ladder_sample());
-  json.erase("world_size");
-  try {
-    report_from_json(json);
-    FAIL() << "a report without world_size was read";
-  } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find("'world_size' not found"), std::string::npos)
-        << error.what();
+// One rank of 512: it has a formula, and there is nothing to compare its weights with.
+TEST(LadderReport, OfAFakeProcessGroup) {
+  LadderReport report = testing::ladder_sample();
+  report.world_size = 512;
+  report.fake_rank = 7;
+  for (ModeRow& mode : report.modes) {
+    mode.ranks = {mode.ranks[1]};
+    mode.ranks[0].digest = "";
+    mode.formula_mib = mode.ranks[0].total_mib - mode.ranks[0].other_mib;
   }
-  json["world_size"] = "two";
-  EXPECT_THROW(report_from_json(json), Error);
-  EXPECT_THROW(report_from_json(base::Json::array()), Error);
-  EXPECT_THROW(mode_from_json({{"mode", "ddp"}}), Error);
+  EXPECT_EQ(verdict(report), std::vector<std::string>{});
+  const std::string text = to_text(report);
+  EXPECT_NE(text.find("rank 7 of 512 in a fake process group"), std::string::npos);
+  EXPECT_NE(text.find("n/a    n/a"), std::string::npos);
+  const base::Json json = to_json(report);
+  EXPECT_EQ(json.at("fake_process_group").at("size"), 512);
+  EXPECT_EQ(json.at("fake_process_group").at("rank"), 7);
+  EXPECT_TRUE(json.at("modes").at(0).at("digest").is_null());
+  EXPECT_TRUE(json.at("modes").at(0).at("identical_to_ddp").is_null());
+  report.modes[2].ranks[0].total_mib *= 1.002;
+  report.modes[3].every_tensor_changed = false;
+  EXPECT_EQ(verdict(report).size(), 2U);
+  report.modes[0].ranks.clear();
+  EXPECT_EQ(verdict(report).front(), "ddp: 0 of 1 ranks reported");
 }
 
 // The script reads keys by name: this fails if either side renames one.
 TEST(LadderJson, CanBePlotted) {
-  const char* python = std::getenv("ZERO_PYTHON");
-  if (python == nullptr) {
-    GTEST_SKIP() << "ZERO_PYTHON is not set: run by ctest, or set it to a Python with matplotlib";
-  }
+  if (!testing::python_has({"matplotlib"}))
+    GTEST_SKIP() << testing::python() << " has no matplotlib";
   const testing::TestFolder folder;
   base::write_json(folder / "ladder.json", to_json(testing::ladder_sample()));
-  const auto script = testing::repository() / "tools/plots/plot_ladder.py";
-  const std::string command = std::string("\"") + python + "\" \"" + script.string() + "\" \"" +
-                              (folder / "ladder.json").string() + "\"";
-  ASSERT_EQ(std::system(command.c_str()), 0) << command;
+  const testing::ProcessResult ended =
+      testing::run_python("tools/plots/plot_ladder.py '" + (folder / "ladder.json").string() + "'");
+  ASSERT_EQ(ended.code, 0) << ended.said;
   EXPECT_GT(std::filesystem::file_size(folder / "ladder.png"), 10'000u);
   EXPECT_GT(std::filesystem::file_size(folder / "ladder.svg"), 10'000u);
 }

@@ -14,18 +14,28 @@ void add_pair(std::vector<std::string>& cells, Spread spread, double unit, int d
   cells.push_back(base::fixed(spread.max / unit, decimals));
 }
 
+// Weights of a fake process group cannot be compared.
+std::string digest(const LadderReport& report, const ModeRow& mode) {
+  if (report.fake_rank) return "n/a";
+  return common_digest(mode).value_or("differs").substr(0, 12);
+}
+
 std::string identity(const LadderReport& report, const ModeRow& mode) {
+  if (report.fake_rank) return "n/a";
   const auto identical = identical_to_ddp(report, mode);
   if (!identical) return "-";
   return *identical ? "yes" : "NO";
 }
 
 std::string title(const LadderReport& report) {
-  return fmt::format(
-      "{}: {} parameters, {} rank{}, {}, {}, {}, {}, {} x {} tokens a rank, {} step{}",
-      report.model, base::with_thousands(report.parameters), report.world_size,
-      report.world_size == 1 ? "" : "s", report.task, report.optimizer, report.dtype, report.device,
-      report.batch_size, report.sequence_length, report.steps, report.steps == 1 ? "" : "s");
+  const std::string ranks = report.fake_rank ? fmt::format("rank {} of {} in a fake process group",
+                                                           *report.fake_rank, report.world_size)
+                                             : fmt::format("{} rank{}", report.world_size,
+                                                           report.world_size == 1 ? "" : "s");
+  return fmt::format("{}: {} parameters, {}, {}, {}, {}, {}, {} x {} tokens a rank, {} step{}",
+                     report.model, base::with_thousands(report.parameters), ranks, report.task,
+                     report.optimizer, report.dtype, report.device, report.batch_size,
+                     report.sequence_length, report.steps, report.steps == 1 ? "" : "s");
 }
 
 std::vector<std::string> legend(const LadderReport& report) {
@@ -42,6 +52,14 @@ std::vector<std::string> legend(const LadderReport& report) {
       fmt::format("MiB = 2^20 bytes. V = {:.2f} MiB, one copy of the parameters.",
                   mib(report.parameter_bytes)),
   };
+  if (report.fake_rank) {
+    lines.push_back(
+        "Nothing was sent, and the other ranks never trained: their parts are the first values, so "
+        "weights are not compared (n/a).");
+    lines.push_back(
+        "Sent is what would be; exposed is the making of the others' parts; the peak lacks the "
+        "scratch of real reductions.");
+  }
   if (report.compute_seconds) {
     lines.push_back(fmt::format(
         "A whole step of every rank training by itself, all at once, nothing sent: {:.3f} s.",
@@ -122,7 +140,7 @@ base::Table step_table(const LadderReport& report) {
     }
     cells.push_back(base::fixed(mode.losses.empty() ? kNotMeasured : mode.losses.front(), 4));
     cells.push_back(base::fixed(mode.losses.empty() ? kNotMeasured : mode.losses.back(), 4));
-    cells.push_back(common_digest(mode).value_or("differs").substr(0, 12));
+    cells.push_back(digest(report, mode));
     cells.push_back(identity(report, mode));
     table.add_row(cells);
   }

@@ -14,15 +14,14 @@
 #include <thread>
 
 #include <tools/plots/memory_timeline.hpp>
-#include <tools/plots/picture.hpp>
 #include <zero/base/error.hpp>
 #include <zero/base/json.hpp>
 #include <zero/base/program.hpp>
+#include <zero/distributed/fake/fake_communicator.hpp>
 #include <zero/distributed/launch.hpp>
 
 #include "checkpoints.hpp"
 #include "device.hpp"
-#include "fake_process_group.hpp"
 #include "ladder_report.hpp"
 #include "options.hpp"
 #include "rank_run.hpp"
@@ -31,15 +30,21 @@
 namespace zero::ladder {
 namespace {
 
-// The ranks that this process runs: all of them on this machine, or the one that a launcher made
-// it.
+// The ranks that this process runs: all of them on this machine, the one that a launcher made it,
+// or one of a fake process group.
 class Ranks {
  public:
   explicit Ranks(Options& options) : options_(options), environment_(dist::rank_environment()) {
     launch_.connect.timeout =
         std::chrono::milliseconds(static_cast<std::int64_t>(options.timeout_seconds * 1000));
     if (environment_) options.world_size = environment_->world_size;
-    launch_.world_size = environment_ ? 1 : options.world_size;
+    if (environment_ && fake()) {
+      throw Error(fmt::format(
+          "--fake-process-group is one process by itself, and a launcher started this one as rank "
+          "{} of {}: start it without",
+          environment_->rank, environment_->world_size));
+    }
+    launch_.world_size = environment_ || fake() ? 1 : options.world_size;
     if (environment_) {
       options.ranks_here = environment_->local_world_size;
       launch_.first_rank = environment_->rank;
@@ -49,6 +54,7 @@ class Ranks {
     if (options.device == "cuda") launch_.connect.backend = "nccl";
   }
 
+  bool fake() const { return options_.fake_process_group > 0; }
   bool reports() const { return !environment_ || environment_->rank == 0; }
 
   /// Runs `mode` in fresh processes; gives the results of all ranks, or none where this process
@@ -80,10 +86,13 @@ class Ranks {
     // Results meet over the store, so that it makes no difference who started the ranks.
     const auto rank_main = [&](dist::Communicator& communicator) {
       communicator.verify_same_on_all_ranks("what to run next", what);
-      return base::Json(communicator.exchange(function(communicator))).dump();
+      std::vector<std::string> all = communicator.exchange(function(communicator));
+      if (fake()) all.resize(1);  // the others are twins
+      return base::Json(all).dump();
     };
-    const auto exits =
-        environment_ ? run_own_rank(rank_main) : dist::launch_ranks(launch_, rank_main);
+    const auto exits = fake()         ? run_fake_rank(rank_main)
+                       : environment_ ? run_own_rank(rank_main)
+                                      : dist::launch_ranks(launch_, rank_main);
     dist::check_all_well(exits, fmt::format("mode {} failed:\n", what));
     std::vector<RankResult> results;
     if (!reports()) return results;
@@ -107,6 +116,13 @@ class Ranks {
       } catch (const std::exception& error) {
         throw Error(fmt::format("(of {}) {}", environment.world_size, error.what()));
       }
+    });
+  }
+
+  std::vector<dist::RankExit> run_fake_rank(const dist::RankFunction& function) {
+    return dist::fork_processes(launch_, [&](int) {
+      dist::FakeCommunicator communicator(options_.fake_rank, options_.fake_process_group);
+      return function(communicator);
     });
   }
 
@@ -154,6 +170,7 @@ void check_traffic(const std::string& mode, const std::vector<RankResult>& resul
 ladder::LadderReport empty_report(const Options& options) {
   ladder::LadderReport report;
   report.world_size = options.world_size;
+  if (options.fake_process_group > 0) report.fake_rank = options.fake_rank;
   report.model = options.model_name();
   report.task = options.task;
   report.dtype = options.dtype;
@@ -163,15 +180,6 @@ ladder::LadderReport empty_report(const Options& options) {
   report.batch_size = options.batch;
   report.sequence_length = options.sequence_length;
   return report;
-}
-
-void plot(const char* script, const std::string& json) {
-  const plots::Picture picture = plots::draw(script, json);
-  if (picture.drawn) {
-    std::cout << picture.said;
-  } else {
-    std::cout << "No picture was made: " << picture.said << "\n";
-  }
 }
 
 // The folder is opened in a process of its own: ranks can be forked only from one that has used no
@@ -203,8 +211,12 @@ std::int64_t check_before_training(const Options& options, bool reports) {
   if (!options.save.empty()) base::check_writable(options.save + "/config.json");
   if (!options.trace.empty()) base::check_writable(options.trace);
   if (!options.memory_timeline.empty()) base::check_writable(options.memory_timeline);
-  fmt::print("{} as {} on {} ranks, {} steps of {} x {} tokens a rank\n", options.model_name(),
-             options.reviews() ? "5-class classifier" : "language model", options.world_size,
+  const std::string ranks = options.fake_process_group == 0
+                                ? fmt::format("on {} ranks", options.world_size)
+                                : fmt::format("as rank {} of {} in a fake process group",
+                                              options.fake_rank, options.fake_process_group);
+  fmt::print("{} as {} {}, {} steps of {} x {} tokens a rank\n", options.model_name(),
+             options.reviews() ? "5-class classifier" : "language model", ranks,
              options.steps - first, options.batch, options.sequence_length);
   if (saved) fmt::print("{}\n", describe(*saved, options));
   if (!options.weights.empty()) fmt::print("{}\n", inspect_weights(options));
@@ -242,8 +254,6 @@ void name_files(const Options& options) {
 int run(int argc, char** argv) {
   Options options = parse(argc, argv);
   use_device(options, argv);
-  if (options.fake_process_group > 0)
-    return run_fake_process_group(options, base::run_metadata(argc, argv));
   Ranks ranks(options);
   choose_model(options);
   base::Json metadata = base::run_metadata(argc, argv);
@@ -286,13 +296,11 @@ int run(int argc, char** argv) {
   json["run"] = metadata;
   base::write_json(options.json, json);
   name_files(options);
-  plot("tools/plots/plot_ladder.py", options.json);
   if (!options.memory_timeline.empty()) {
     const plots::TimelineSubject subject{report.model, report.world_size, report.parameter_bytes};
     base::write_json(
         options.memory_timeline,
         plots::memory_timeline(subject, std::move(memory_timelines), std::move(metadata)));
-    plot("tools/plots/plot_memory_timeline.py", options.memory_timeline);
   }
   for (std::string& failure : ladder::verdict(report)) failures.push_back(std::move(failure));
   for (const std::string& failure : failures) log_error("FAILED " + failure);

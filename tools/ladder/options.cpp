@@ -9,6 +9,8 @@
 #include <filesystem>
 #include <fstream>
 
+#include <tools/plan/model.hpp>
+#include <tools/plan/states.hpp>
 #include <zero/base/arguments.hpp>
 #include <zero/base/error.hpp>
 #include <zero/base/names.hpp>
@@ -18,13 +20,11 @@
 #include <zero/train/registry.hpp>
 
 #include "device.hpp"
-#include "fake_process_group.hpp"
 #include "output_paths.hpp"
 
 namespace zero::ladder {
 namespace {
 
-constexpr int kWrongUsage = 2;
 // All that is kept for every rank of a fake process group is texts; there is no use for more.
 constexpr int kLargestFakeProcessGroup = 4096;
 
@@ -115,14 +115,14 @@ void add_run_options(CLI::App& app, Options& o) {
 }
 
 void add_output_options(CLI::App& app, Options& o) {
-  app.add_option("--json", o.json, "where the figures go; pictures go beside them")
+  app.add_option("--json", o.json, "where the figures go; ./run draws them beside it")
       ->capture_default_str();
   app.add_option("--save", o.save,
                  "folder for the trained model, as transformers loads it; from the last mode");
   app.add_option(
       "--memory-timeline", o.memory_timeline,
       "memory timeline: what rank 0's allocator held along the last step of every mode, as "
-      "JSON and a picture beside it");
+      "JSON; ./run draws it beside the file");
   app.add_option("--trace", o.trace,
                  "Chrome trace of the last step of every mode and rank: NAME.json gives "
                  "NAME.MODE.rankR.json");
@@ -177,19 +177,37 @@ void check_fake_process_group(const CLI::App& app, Options& o) {
   if (app.count("--json") == 0) o.json = "out/fake_process_group.json";
 }
 
-// CLI11 names what it did not expect, but not what was meant.
-std::string explain_extras(const CLI::App& app) {
-  std::vector<std::string> known;
-  for (const CLI::Option* option : app.get_options()) {
-    for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
+// What a rank has in memory beside its tensors, in bytes, about.
+constexpr double kProgramBytes = 300 << 20;
+
+// The logits, their gradient and the rest, about.
+double activation_bytes(const Options& options) {
+  const nn::LlamaConfig config = options.config();
+  const std::int64_t a_token = 3 * config.vocabulary + 40 * config.hidden * config.layers;
+  return 4 * static_cast<double>(a_token) *
+         static_cast<double>(options.batch * options.sequence_length);
+}
+
+// "tensor_zero3:whole" is stage 3.
+plan::Stage stage_of(const std::string& mode) {
+  const std::string name = mode.substr(0, mode.find(':'));
+  const char digit = name.back();
+  return digit >= '1' && digit <= '3' ? plan::kStages[digit - '0'] : plan::Stage::kDdp;
+}
+
+// Model states of the largest mode on one rank by itself, and parameters and gradients of the root
+// and of a layer, one of each on its way.
+double needed_by_fake_rank(const Options& options) {
+  const plan::Model model = plan::model_of(options.config(), options.model_name());
+  const plan::Policy policy = plan::policy(options.dtype, "adamw");
+  std::int64_t states = 0;
+  for (const std::string& mode : options.modes) {
+    states = std::max(states, plan::model_states(model.parameters, policy, stage_of(mode),
+                                                 options.fake_process_group)
+                                  .total());
   }
-  for (std::string extra : app.remaining()) {
-    if (!extra.starts_with('-')) continue;
-    extra = extra.substr(0, extra.find('='));
-    return base::unknown_name_message("option", extra, known);
-  }
-  return fmt::format("'{}' is not expected here: options begin with --",
-                     fmt::join(app.remaining(), " "));
+  const std::int64_t transient = 4 * (2 * model.root + 4 * model.largest_unit());
+  return static_cast<double>(states + transient);
 }
 
 double available_bytes(const Options& options) {
@@ -252,20 +270,12 @@ Options parse(int argc, char** argv) {
   CLI::App app{
       "Trains one model under DDP, ZeRO-1, ZeRO-2 and ZeRO-3, checks that all end with the same "
       "bits, and prints what each rank held and sent."};
-  base::check_arguments(argc, argv);
   add_model_options(app, o);
   add_run_options(app, o);
   add_output_options(app, o);
   add_checkpoint_options(app, o);
   add_fake_process_group_options(app, o);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ExtrasError&) {
-    fmt::print(stderr, "ladder: {}\n", explain_extras(app));
-    std::exit(kWrongUsage);
-  } catch (const CLI::ParseError& error) {
-    std::exit(app.exit(error) == 0 ? 0 : kWrongUsage);
-  }
+  base::parse_arguments(app, "ladder", argc, argv);
   check(o);
   check_fake_process_group(app, o);
   if (app.count("--nproc") > 0) dist::validate_world_size(o.world_size);
@@ -290,17 +300,11 @@ Options parse(int argc, char** argv) {
   return o;
 }
 
-double activation_bytes(const Options& options) {
-  const nn::LlamaConfig config = options.config();
-  const std::int64_t a_token = 3 * config.vocabulary + 40 * config.hidden * config.layers;
-  return 4 * static_cast<double>(a_token) *
-         static_cast<double>(options.batch * options.sequence_length);
-}
-
 double needed_bytes(const Options& options) {
-  if (options.fake_process_group > 0) return needed_by_fake_rank(options);
+  const double besides = activation_bytes(options) + kProgramBytes;
+  if (options.fake_process_group > 0) return needed_by_fake_rank(options) + besides;
   const auto model_states = static_cast<double>(16 * options.config().parameters());
-  return options.local_ranks() * (model_states + activation_bytes(options) + kProgramBytes);
+  return options.local_ranks() * (model_states + besides);
 }
 
 void choose_model(Options& options) {

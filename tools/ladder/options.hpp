@@ -68,14 +68,9 @@ Options parse(int argc, char** argv);
 /// machine, or nothing does.
 void choose_model(Options& options);
 
-/// What a rank has in memory beside its tensors, in bytes, about.
-inline constexpr double kProgramBytes = 300 << 20;
-
-/// Bytes of a rank's activations, about: the logits, their gradient and the rest. A double, since a
-/// config.json and the command line can ask for more than 63 bits count.
-double activation_bytes(const Options& options);
-
-/// Bytes that all ranks together need at the peak of the largest mode, about.
+/// Bytes that all ranks together need at the peak of the largest mode, about; of a fake process
+/// group the one rank that runs. A double, since a config.json and the command line can ask for
+/// more than 63 bits count.
 double needed_bytes(const Options& options);
 
 }  // namespace zero::ladder

@@ -68,14 +68,6 @@ class OutputPaths {
     if (!name.empty()) add(option_text(option, name), name);
   }
 
-  void add_pictures(const char* option, const std::string& name) {
-    if (name.empty()) return;
-    for (const char* ending : {".png", ".svg"}) {
-      add(fmt::format("the picture of {} {}", option, name),
-          fs::path(name).replace_extension(ending));
-    }
-  }
-
   void add_folder_of(const char* option, const std::string& name,
                      std::initializer_list<const char*> files) {
     if (name.empty()) return;
@@ -143,8 +135,6 @@ void check_output_paths(const Options& options) {
   paths.add_folder_of("--save", options.save,
                       {"config.json", "model.safetensors", "model.safetensors.index.json"});
   paths.add_folder_of("--checkpoint", options.checkpoint, {io::checkpoint::kManifestFile});
-  paths.add_pictures("--json", options.json);
-  paths.add_pictures("--memory-timeline", options.memory_timeline);
   paths.check_traces();
 }
 

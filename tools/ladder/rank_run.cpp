@@ -17,6 +17,7 @@
 #include <zero/nn/llama.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/optim/master_weights.hpp>
+#include <zero/train/fake_process_group.hpp>
 #include <zero/train/registry.hpp>
 #include <zero/train/trace.hpp>
 #include <zero/train/trainer.hpp>
@@ -154,10 +155,12 @@ std::unique_ptr<io::StoredValues> stored_values(const Options& options, nn::Llam
       io::llama_values_options(options.config(), options.seed));
 }
 
-// Only rank 0 is asked for values, so only rank 0 opens the folder.
+// Only rank 0 is asked for values, so only rank 0 opens the folder. A rank of a fake process group
+// makes those of all.
 std::unique_ptr<nn::ParameterSource> first_values(const dist::Communicator& communicator,
                                                   const Options& options, nn::Llama& model) {
-  if (options.weights.empty() || communicator.rank() != 0) {
+  const bool asked = communicator.rank() == 0 || options.fake_process_group > 0;
+  if (options.weights.empty() || !asked) {
     return std::make_unique<nn::SeededValues>(options.seed);
   }
   return stored_values(options, model);
@@ -187,7 +190,8 @@ void train_steps(train::Strategy& strategy, data::DistributedSampler& sampler,
   train::Trainer trainer(strategy, trainer_options);
   put_back_loss_scale(trainer, options);
   ladder::ProgressOptions progress_options;
-  progress_options.silent = communicator.rank() != 0 || !extras.show_progress;
+  const bool shows = communicator.rank() == 0 || options.fake_process_group > 0;
+  progress_options.silent = !shows || !extras.show_progress;
   progress_options.done_before = sampler.step();
   ladder::Progress progress(extras.label.empty() ? mode : extras.label, options.steps,
                             progress_options);
@@ -242,6 +246,8 @@ RankResult run_rank(dist::Communicator& communicator, const std::string& mode,
   const std::shared_ptr<nn::Llama> model = model_without_storage(options);
   to_device(device, *model);
   std::unique_ptr<nn::ParameterSource> values = first_values(communicator, options, *model);
+  auto* const fake = dynamic_cast<dist::FakeCommunicator*>(&communicator);
+  if (fake != nullptr) fake->set_source(train::first_values_of(*model, *values));
   const auto strategy = registry.make(
       mode, {*model, communicator, optimizer_of(options), values.get(), "",
              train::ownership_from(options.ownership), train::Accumulation::kLocal,
@@ -251,13 +257,19 @@ RankResult run_rank(dist::Communicator& communicator, const std::string& mode,
                                    communicator.rank(), communicator.size(), options.seed);
   resume(*strategy, sampler, options);
   RankResult result;
-  const std::vector<std::string> before = parameter_digests(*strategy);
+  // The other ranks of a fake process group learn nothing: only what this one updates can change.
+  const std::vector<std::string> before =
+      fake != nullptr ? piece_digests(*strategy) : parameter_digests(*strategy);
   Meter meter(communicator, base, resident_base);
   train_steps(*strategy, sampler, samples, mode, options, extras, meter, result);
   meter.fill(result.row);
-  const std::vector<std::string> after = parameter_digests(*strategy);
-  result.row.digest = combine(after);
-  result.every_tensor_changed = all_trainable_changed(*strategy, before, after);
+  if (fake != nullptr) {
+    result.every_tensor_changed = every_piece_changed(*strategy, before);
+  } else {
+    const std::vector<std::string> after = parameter_digests(*strategy);
+    result.row.digest = combine(after);
+    result.every_tensor_changed = all_trainable_changed(*strategy, before, after);
+  }
   result.formula_mib = mib(strategy->predicted_bytes().total());
   result.row.formula_mib = result.formula_mib;
   result.predicted_traffic = strategy->predicted_traffic();

@@ -25,14 +25,4 @@ std::int64_t activation_bytes(const Shape& shape, std::int64_t tokens, std::int6
   return a_token * tokens;
 }
 
-double layer_bytes_under_tensor_parallelism(const Shape& shape, std::int64_t tokens,
-                                            std::int64_t element_bytes,
-                                            std::int64_t tensor_parallel, bool partitioned) {
-  const auto ranks = static_cast<double>(tensor_parallel);
-  const auto replicated = static_cast<double>(4 * shape.hidden);
-  const double divided = static_cast<double>(layer_elements(shape)) - replicated;
-  const double elements = (partitioned ? replicated / ranks : replicated) + divided / ranks;
-  return elements * static_cast<double>(tokens * element_bytes);
-}
-
 }  // namespace zero::plan

@@ -29,13 +29,4 @@ std::int64_t layer_elements(const Shape& shape);
 std::int64_t activation_bytes(const Shape& shape, std::int64_t tokens, std::int64_t element_bytes,
                               Recompute recompute = Recompute::kNone);
 
-/// A layer's activations on one of `tensor_parallel` ranks that split every matrix product
-/// (arXiv:2205.05198, section 4.2, without dropout): the norms' 4 hidden are on every rank, the
-/// rest is divided. `partitioned`: the norms' part is divided, too (ZeRO-R's P_a, arXiv:1910.02054,
-/// section 6.1; sequence parallelism). At tensor_parallel 1, that is in plain data parallelism,
-/// nothing is replicated and partitioning saves nothing.
-double layer_bytes_under_tensor_parallelism(const Shape& shape, std::int64_t tokens,
-                                            std::int64_t element_bytes,
-                                            std::int64_t tensor_parallel, bool partitioned);
-
 }  // namespace zero::plan

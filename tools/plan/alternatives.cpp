@@ -16,13 +16,8 @@ Hybrid hybrid(std::int64_t large, std::int64_t small, const Policy& policy,
   result.states = {of_large.parameters + of_small.parameters,
                    of_large.gradients + of_small.gradients,
                    of_large.optimizer + of_small.optimizer};
-  const Copies small_copies = copies(small, policy);
-  const double zero2 = volume(Scheme::kZero2, small_copies, world_size).total();
-  result.volume = volume(Scheme::kZero3, copies(large, policy), world_size).total() + zero2;
-  result.sent = result.volume * redundant_share(world_size);
-  if (small > 0) {
-    result.saving_on_small = volume(Scheme::kZero3, small_copies, world_size).total() / zero2;
-  }
+  result.sent = sent(Scheme::kZero3, copies(large, policy), world_size).total() +
+                sent(Scheme::kZero2, copies(small, policy), world_size).total();
   return result;
 }
 

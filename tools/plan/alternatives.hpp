@@ -12,11 +12,7 @@ struct Hybrid {
   std::int64_t large = 0;  ///< elements under ZeRO-3
   std::int64_t small = 0;  ///< elements under ZeRO-2
   States states;           ///< of one rank
-  double volume = 0;       ///< bytes, without (N-1)/N
-  double sent = 0;         ///< volume x (N-1)/N
-  /// ZeRO-3's wire over ZeRO-2's for the small ones: 1.5 where parameters and gradients have the
-  /// same dtype.
-  double saving_on_small = 0;
+  double sent = 0;         ///< bytes of one rank in a step
 };
 
 /// The size from which on a unit counts as large, in elements, where nothing else is said.

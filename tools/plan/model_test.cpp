@@ -16,8 +16,6 @@
 #include <zero/nn/llama.hpp>
 #include <zero/nn/parameters.hpp>
 
-#include "whole_parameters.hpp"
-
 namespace zero::plan {
 namespace {
 
@@ -25,7 +23,6 @@ using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using testing::TestFolder;
-using train::Ownership;
 
 std::int64_t sum(const std::vector<std::int64_t>& values) {
   return std::accumulate(values.begin(), values.end(), std::int64_t{0});
@@ -88,30 +85,6 @@ TEST(Model, SmolLm2) {
   classifier.classes = 5;
   EXPECT_EQ(model_of(classifier, "").parameters, 361'825'920);
   EXPECT_EQ(model_of(classifier, "").tensors.size(), 291U);
-}
-
-TEST(Ownership, LargestOverMean) {
-  const std::vector<TensorSize> tensors = llama_tensors(nn::preset("smollm2-360m"));
-  const int ranks[] = {2, 4, 8, 16};
-  const double by_count[] = {1.130, 1.391, 1.913, 2.956};
-  const double by_size[] = {1.0002, 1.0019, 1.043, 2.087};
-  const double tolerance[] = {0.00005, 0.00005, 0.0005, 0.0005};
-  for (int i = 0; i < 4; ++i) {
-    EXPECT_NEAR(largest_over_mean(tensors, ranks[i], Ownership::kByCount), by_count[i], 0.0005);
-    EXPECT_NEAR(largest_over_mean(tensors, ranks[i], Ownership::kBySize), by_size[i], tolerance[i]);
-  }
-}
-
-TEST(Ownership, ByCountTheFullerOfTwoRanks) {
-  const std::vector<TensorSize> tensors = llama_tensors(nn::preset("smollm2-360m"));
-  const auto mib = [&](Stage stage) {
-    return static_cast<double>(
-               largest_states(tensors, fp32(), stage, 2, Ownership::kByCount).total()) /
-           (1 << 20);
-  };
-  EXPECT_NEAR(mib(Stage::kZero1), 4320.7, 0.05);
-  EXPECT_NEAR(mib(Stage::kZero2), 3720.6, 0.05);
-  EXPECT_NEAR(mib(Stage::kZero3), 3120.5, 0.05);
 }
 
 TEST(Model, OfANumberOnly) {

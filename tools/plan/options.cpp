@@ -83,31 +83,9 @@ void add_machine_options(CLI::App& app, Words& w, Request& r) {
 }
 
 void add_output_options(CLI::App& app, Options& o) {
-  auto* json = app.add_option("--json", o.json, "write the plan as JSON to this file; - prints it");
-  auto* plot = app.add_flag("--plot", o.plot,
-                            "draw memory against communication (out/plan.png and .svg, or beside "
-                            "the file of --json)");
-  auto* check = app.add_option("--check", o.check,
-                               "compare with what the ladder measured: its JSON, out/ladder.json");
-  app.add_flag("--tables", o.tables, "print the tables of the literature from our formulas")
-      ->excludes(json)
-      ->excludes(plot)
-      ->excludes(check);
-  check->excludes(plot);
-}
-
-// CLI11 names what it did not expect, but not what was meant.
-std::string explain_extras(const CLI::App& app) {
-  std::vector<std::string> known;
-  for (const CLI::Option* option : app.get_options()) {
-    for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
-  }
-  for (std::string extra : app.remaining()) {
-    if (!extra.starts_with('-')) continue;
-    return base::unknown_name_message("option", extra.substr(0, extra.find('=')), known);
-  }
-  return fmt::format("'{}' is not expected here: options begin with --",
-                     fmt::join(app.remaining(), " "));
+  app.add_option("--json", o.json,
+                 "write the plan as JSON to this file (./run draws memory against communication "
+                 "beside it); - prints it");
 }
 
 template <class T>
@@ -142,21 +120,18 @@ Model read_model(const Words& w) {
 
 // The plan must not take the place of what it is made from.
 void check_json(const Words& w, const Options& o) {
-  if (o.json.empty() || o.json == "-") return;
+  if (o.json.empty() || o.json == "-" || w.weights.empty()) return;
   const std::filesystem::path place = base::place_of(o.json);
-  for (const auto& [option, name] :
-       {std::pair<const char*, std::string>{"--check", o.check}, {"--weights", w.weights}}) {
-    if (name.empty()) continue;
-    if (place == base::place_of(name) || place == base::place_of(name + "/config.json")) {
-      throw Error(fmt::format("--json {} would be written over what {} {} reads: name another file",
-                              o.json, option, name));
-    }
+  if (place == base::place_of(w.weights) || place == base::place_of(w.weights + "/config.json")) {
+    throw Error(
+        fmt::format("--json {} would be written over what --weights {} reads: name another "
+                    "file",
+                    o.json, w.weights));
   }
 }
 
 void understand(const Words& w, Options& o) {
   Request& r = o.request;
-  o.model_was_named = !w.model.empty() || !w.parameters.empty() || !w.weights.empty();
   r.policy = policy(w.dtype, w.optimizer);
   if (!w.stage.empty()) {
     r.stage = choice<Stage>("stage", w.stage,
@@ -187,19 +162,11 @@ Options parse(int argc, char** argv) {
       "Says what a model needs under DDP, ZeRO-1, ZeRO-2 and ZeRO-3 by formula: memory, bytes on "
       "the "
       "wire, time; and which stage to take."};
-  base::check_arguments(argc, argv);
   add_model_options(app, words);
   add_run_options(app, words, o.request);
   add_machine_options(app, words, o.request);
   add_output_options(app, o);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ExtrasError&) {
-    fmt::print(stderr, "plan: {}\n", explain_extras(app));
-    std::exit(kWrongUsage);
-  } catch (const CLI::ParseError& error) {
-    std::exit(app.exit(error) == 0 ? 0 : kWrongUsage);
-  }
+  base::parse_arguments(app, "plan", argc, argv);
   check_json(words, o);
   understand(words, o);
   return o;

@@ -7,20 +7,15 @@
 
 namespace zero::plan {
 
-/// Exit codes of the program.
-inline constexpr int kFits = 0;        ///< also where no memory was given
-inline constexpr int kFailed = 1;      ///< bad input, or a check that failed
-inline constexpr int kWrongUsage = 2;  ///< of the command line
+/// Exit codes of the program, beside base::kWrongUsage.
+inline constexpr int kFits = 0;    ///< also where no memory was given
+inline constexpr int kFailed = 1;  ///< bad input
 inline constexpr int kNothingFits = 3;
 
 /// What the command line asks for.
 struct Options {
   Request request;
-  bool model_was_named = false;
-  bool tables = false;
-  std::string check;  ///< a JSON file of the ladder's; empty: none
-  std::string json;   ///< file, or "-" for the terminal; empty: none
-  bool plot = false;
+  std::string json;  ///< file, or "-" for the terminal; empty: none
 };
 
 /// Reads the command line. Prints help, or what is wrong and what would be right, and ends the

@@ -18,6 +18,22 @@ void check_range(std::int64_t value, std::int64_t most, const char* what) {
   throw Error(fmt::format("{} is {}, but must be from 1 to {}", what, value, most));
 }
 
+void check_request(const Request& request) {
+  check_range(request.model.parameters, nn::kMostParameters, "the number of parameters");
+  check_range(request.world_size, kLargestWorldSize, "the world size");
+  check_range(request.batch, kLargestBatch, "the batch");
+  check_range(request.sequence, kLongestSequence, "the sequence");
+  if (request.tokens() > kMostTokens) {
+    throw Error(fmt::format(
+        "{} samples of {} tokens are {} tokens a rank, but at most {} are planned for: a smaller "
+        "--batch or --sequence is needed",
+        request.batch, request.sequence, request.tokens(), kMostTokens));
+  }
+  check_positive(request.machine.bandwidth, "the bandwidth");
+  check_positive(request.machine.flops, "the speed");
+  check_positive(request.break_even_share, "the share of communication");
+}
+
 // Of `elements` gathered or gradients of them, what a rank does not own anyway.
 std::int64_t missing(std::int64_t elements, std::int64_t world_size) {
   return elements - elements / world_size;
@@ -75,22 +91,6 @@ LookaheadPlan plan_lookahead(const Request& request, const StagePlan& zero3) {
 }
 
 }  // namespace
-
-void check_request(const Request& request) {
-  check_range(request.model.parameters, nn::kMostParameters, "the number of parameters");
-  check_range(request.world_size, kLargestWorldSize, "the world size");
-  check_range(request.batch, kLargestBatch, "the batch");
-  check_range(request.sequence, kLongestSequence, "the sequence");
-  if (request.tokens() > kMostTokens) {
-    throw Error(fmt::format(
-        "{} samples of {} tokens are {} tokens a rank, but at most {} are planned for: a smaller "
-        "--batch or --sequence is needed",
-        request.batch, request.sequence, request.tokens(), kMostTokens));
-  }
-  check_positive(request.machine.bandwidth, "the bandwidth");
-  check_positive(request.machine.flops, "the speed");
-  check_positive(request.break_even_share, "the share of communication");
-}
 
 StagePlan plan_stage(const Request& request, Stage stage, bool offloaded, std::int64_t world_size,
                      std::int64_t lookahead) {

@@ -98,17 +98,16 @@ struct Plan {
   bool feasible() const { return !request.memory.has_value() || choice.stage.has_value(); }
 };
 
-/// Throws zero::Error for parameters, a world size, a batch, a sequence or tokens below 1 or above
-/// the most that is planned for, and for shares and speeds that are not positive.
-void check_request(const Request& request);
-
-/// One stage at any world size; `lookahead` only for its time. For what check_request() lets pass.
+/// One stage at any world size; `lookahead` only for its time. For a request
+/// that make_plan() takes.
 StagePlan plan_stage(const Request& request, Stage stage, bool offloaded, std::int64_t world_size,
                      std::int64_t lookahead);
 
 /// Plans. Comparisons with the memory are made in whole bytes, and a stage fits only if model
-/// states, transients and the estimate of activations together do. Throws zero::Error where
-/// check_request() does, and for activations that cannot be counted.
+/// states, transients and the estimate of activations together do. Throws zero::Error for
+/// parameters, a world size, a batch, a sequence or tokens below 1 or above the most that is
+/// planned for, for shares and speeds that are not positive, and for activations that cannot be
+/// counted.
 Plan make_plan(const Request& request);
 
 /// The lowest stage of `plan` that fits, or why none does. Part of make_plan().

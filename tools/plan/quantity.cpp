@@ -2,12 +2,10 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <array>
-#include <cctype>
 #include <charconv>
 #include <cmath>
-#include <span>
+#include <limits>
+#include <map>
 
 #include <zero/base/error.hpp>
 #include <zero/base/table.hpp>
@@ -15,60 +13,24 @@
 namespace zero::plan {
 namespace {
 
-struct NamedFactor {
-  std::string_view name;
-  double factor;
+// CLI11's AsNumberWithUnit hands a number on as text of six digits: too few for bytes.
+struct Kind {
+  const char* expected;
+  double least, most;
+  std::map<std::string_view, double> units;
 };
 
-constexpr double kLargestMemory = 0x1p60;
-constexpr double kLargestCount = 1e15;
-// Of bytes and operations a second. Like the longest time, far from what makes seconds infinite.
-constexpr double kLargestRate = 1e24;
-constexpr double kLongestSeconds = 1e6;
-
-constexpr std::array<NamedFactor, 9> kMemoryUnits = {{{"B", 1},
-                                                      {"kB", 1e3},
-                                                      {"KiB", 0x1p10},
-                                                      {"MB", 1e6},
-                                                      {"MiB", 0x1p20},
-                                                      {"GB", 1e9},
-                                                      {"GiB", 0x1p30},
-                                                      {"TB", 1e12},
-                                                      {"TiB", 0x1p40}}};
-constexpr std::array<NamedFactor, 5> kCounts = {
-    {{"", 1}, {"k", 1e3}, {"M", 1e6}, {"B", 1e9}, {"T", 1e12}}};
-constexpr std::array<NamedFactor, 7> kBandwidths = {{{"B/s", 1},
-                                                     {"MB/s", 1e6},
-                                                     {"MiB/s", 0x1p20},
-                                                     {"GB/s", 1e9},
-                                                     {"GiB/s", 0x1p30},
-                                                     {"Gbit/s", 1e9 / 8},
-                                                     {"Mbit/s", 1e6 / 8}}};
-constexpr std::array<NamedFactor, 4> kTimes = {
-    {{"ns", 1e-9}, {"us", 1e-6}, {"ms", 1e-3}, {"s", 1}}};
-constexpr std::array<NamedFactor, 4> kFlops = {
-    {{"FLOP/s", 1}, {"GFLOP/s", 1e9}, {"TFLOP/s", 1e12}, {"PFLOP/s", 1e15}}};
-
-struct Parsed {
-  double value;  // in the base unit
-  std::string_view unit;
-};
-
-[[noreturn]] void refuse(std::string_view text, std::string_view expected) {
-  throw Error(fmt::format("'{}' is not {}", text, expected));
-}
-
-Parsed parse(std::string_view text, std::span<const NamedFactor> units, std::string_view expected) {
+double parse(std::string_view text, const Kind& kind) {
   double number = 0;
   const char* const end = text.data() + text.size();
   const auto [rest, error] = std::from_chars(text.data(), end, number);
-  if (error != std::errc() || !std::isfinite(number)) refuse(text, expected);
   std::string_view unit(rest, static_cast<std::size_t>(end - rest));
   while (unit.starts_with(' ')) unit.remove_prefix(1);
-  for (const NamedFactor& known : units) {
-    if (known.name == unit) return {number * known.factor, known.name};
-  }
-  refuse(text, expected);
+  const auto found = kind.units.find(unit);
+  const bool valid = error == std::errc() && found != kind.units.end();
+  const double value = valid ? number * found->second : std::numeric_limits<double>::quiet_NaN();
+  if (value >= kind.least && value <= kind.most) return value;
+  throw Error(fmt::format("'{}' is not {}", text, kind.expected));
 }
 
 std::string rounded(std::int64_t bytes, Unit unit, int decimals, bool up) {
@@ -93,59 +55,73 @@ const char* name(Unit unit) {
 }
 
 Memory parse_memory(std::string_view text) {
-  constexpr std::string_view kExpected =
+  static const Kind kind = {
       "an amount of memory: a positive number and a unit, as in 24GB (10^9), 24GiB (2^30) or "
-      "512MiB (2^20)";
-  const Parsed parsed = parse(text, kMemoryUnits, kExpected);
-  if (!(parsed.value >= 1) || parsed.value >= kLargestMemory) refuse(text, kExpected);
-  Memory memory{static_cast<std::int64_t>(parsed.value), Unit::kGB};
-  const bool binary = parsed.unit.find('i') != std::string_view::npos;
+      "512MiB (2^20)",
+      1,
+      0x1p60,
+      {{"B", 1},
+       {"kB", 1e3},
+       {"KiB", 0x1p10},
+       {"MB", 1e6},
+       {"MiB", 0x1p20},
+       {"GB", 1e9},
+       {"GiB", 0x1p30},
+       {"TB", 1e12},
+       {"TiB", 0x1p40}}};
+  Memory memory{static_cast<std::int64_t>(parse(text, kind)), Unit::kGB};
+  const bool binary = text.find('i') != std::string_view::npos;
   if (binary) memory.unit = memory.bytes < kGiB ? Unit::kMiB : Unit::kGiB;
   if (!binary && memory.bytes < kGB / 10) memory.unit = Unit::kMiB;
   return memory;
 }
 
 std::int64_t parse_count(std::string_view text) {
-  constexpr std::string_view kExpected =
-      "a whole number from 1 to 1e15, as in 361821120, 1.5e9 or 7B";
+  static const Kind kind = {"a whole number from 1 to 1e15, as in 361821120, 1.5e9 or 7B",
+                            1,
+                            1e15,
+                            {{"", 1}, {"k", 1e3}, {"M", 1e6}, {"B", 1e9}, {"T", 1e12}}};
   std::string plain(text);
   std::erase(plain, ',');
-  const Parsed parsed = [&] {
-    try {
-      return parse(plain, kCounts, kExpected);
-    } catch (const Error&) {
-      refuse(text, kExpected);
-    }
-  }();
+  const double value = parse(plain, kind);
   // A product such as 1.1 * 1e9 may miss the whole number that is meant by a rounding error.
-  const double whole = std::round(parsed.value);
-  if (!(whole >= 1) || whole > kLargestCount || std::abs(parsed.value - whole) > 1e-12 * whole) {
-    refuse(text, kExpected);
+  const double whole = std::round(value);
+  if (std::abs(value - whole) > 1e-12 * whole) {
+    throw Error(fmt::format("'{}' is not {}", text, kind.expected));
   }
   return static_cast<std::int64_t>(whole);
 }
 
 double parse_bandwidth(std::string_view text) {
-  constexpr std::string_view kExpected =
-      "a bandwidth from 1B/s to 1e24B/s, as in 100GB/s, 12.5GiB/s or 200Gbit/s";
-  const double value = parse(text, kBandwidths, kExpected).value;
-  if (!(value >= 1 && value <= kLargestRate)) refuse(text, kExpected);
-  return value;
+  static const Kind kind = {
+      "a bandwidth from 1B/s to 1e24B/s, as in 100GB/s, 12.5GiB/s or 200Gbit/s",
+      1,
+      1e24,
+      {{"B/s", 1},
+       {"MB/s", 1e6},
+       {"MiB/s", 0x1p20},
+       {"GB/s", 1e9},
+       {"GiB/s", 0x1p30},
+       {"Gbit/s", 1e9 / 8},
+       {"Mbit/s", 1e6 / 8}}};
+  return parse(text, kind);
 }
 
 double parse_seconds(std::string_view text) {
-  constexpr std::string_view kExpected = "a time from 0s to 1e6s, as in 10us, 1.5ms or 2s";
-  const double value = parse(text, kTimes, kExpected).value;
-  if (!(value >= 0 && value <= kLongestSeconds)) refuse(text, kExpected);
-  return value;
+  static const Kind kind = {"a time from 0s to 1e6s, as in 10us, 1.5ms or 2s",
+                            0,
+                            1e6,
+                            {{"ns", 1e-9}, {"us", 1e-6}, {"ms", 1e-3}, {"s", 1}}};
+  return parse(text, kind);
 }
 
 double parse_flops(std::string_view text) {
-  constexpr std::string_view kExpected =
-      "a speed from 1FLOP/s to 1e24FLOP/s, as in 150TFLOP/s or 90GFLOP/s";
-  const double value = parse(text, kFlops, kExpected).value;
-  if (!(value >= 1 && value <= kLargestRate)) refuse(text, kExpected);
-  return value;
+  static const Kind kind = {
+      "a speed from 1FLOP/s to 1e24FLOP/s, as in 150TFLOP/s or 90GFLOP/s",
+      1,
+      1e24,
+      {{"FLOP/s", 1}, {"GFLOP/s", 1e9}, {"TFLOP/s", 1e12}, {"PFLOP/s", 1e15}}};
+  return parse(text, kind);
 }
 
 std::string in(double bytes, Unit unit, int decimals) {

@@ -49,15 +49,11 @@ Policy fp32(std::string_view optimizer) { return {"fp32", 4, 4, 4 * moments(opti
 
 Policy mixed(std::string_view optimizer) { return {"mixed", 2, 2, 4 + 4 * moments(optimizer)}; }
 
-Policy mixed_without_master(std::string_view optimizer) {
-  return {"mixed without master weights", 2, 2, 4 * moments(optimizer)};
-}
-
 Policy policy(std::string_view dtype, std::string_view optimizer) {
   if (dtype == "fp32") return fp32(optimizer);
   if (dtype == "mixed" || dtype == "bf16" || dtype == "fp16") return mixed(optimizer);
   static const std::vector<std::string> known = {"fp32", "mixed", "bf16", "fp16"};
-  throw Error(base::unknown_name_message("dtype policy", dtype, known));
+  throw Error(base::unknown_name_message("dtype", dtype, known));
 }
 
 States model_states(std::int64_t parameters, const Policy& policy, Stage stage,
@@ -83,18 +79,8 @@ double ratio_to_ddp(const Policy& policy, Stage stage, std::int64_t world_size) 
   return bytes_per_parameter(policy, stage, world_size) / static_cast<double>(policy.total());
 }
 
-double reduction_factor(const Policy& policy, Stage stage, std::int64_t world_size) {
-  return 1 / ratio_to_ddp(policy, stage, world_size);
-}
-
 double redundant_share(std::int64_t world_size) {
   return static_cast<double>(world_size - 1) / static_cast<double>(world_size);
-}
-
-std::int64_t resident_gradients(std::int64_t parameters, const Policy& policy,
-                                std::int64_t world_size, Unowned unowned) {
-  const Stage stage = unowned == Unowned::kFreed ? Stage::kZero2 : Stage::kZero1;
-  return model_states(parameters, policy, stage, world_size).gradients;
 }
 
 std::optional<std::int64_t> fewest_ranks(std::int64_t limit, std::int64_t from,

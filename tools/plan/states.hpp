@@ -42,9 +42,6 @@ const std::vector<std::string>& optimizer_names();
 Policy fp32(std::string_view optimizer = "adamw");
 /// 2 + 2 + fp32 master weights and moments: 2 + 2 + 12 with AdamW.
 Policy mixed(std::string_view optimizer = "adamw");
-/// 2 + 2 + fp32 moments, no master weights: 2 + 2 + 8 with AdamW. Not what ZeRO means by mixed
-/// precision; here because sources mix the two up.
-Policy mixed_without_master(std::string_view optimizer = "adamw");
 /// "fp32" or "mixed" ("bf16" and "fp16" mean mixed). Throws zero::Error for another name, of the
 /// policy or of the optimizer, with the known ones.
 Policy policy(std::string_view dtype, std::string_view optimizer);
@@ -72,20 +69,12 @@ States with_offloaded_optimizer(const States& states);
 
 /// Model states of a stage over those of DDP. P cancels.
 double ratio_to_ddp(const Policy& policy, Stage stage, std::int64_t world_size);
-/// The inverse: how many times smaller than under DDP.
-double reduction_factor(const Policy& policy, Stage stage, std::int64_t world_size);
 /// Model states in P: 5.5 for ZeRO-1, mixed, 8 ranks.
 double bytes_per_parameter(const Policy& policy, Stage stage, std::int64_t world_size);
 
 /// Of all that N ranks of DDP hold, the share that is a further copy: (N-1)/N. Memory efficiency is
 /// the rest, 1/N (ZeRO, section 4.1).
 double redundant_share(std::int64_t world_size);
-
-/// What a rank does with the gradients that it does not own.
-enum class Unowned { kKept, kZeroed, kFreed };
-/// Bytes of gradients that stay resident. A tensor of zeros takes as many bytes as any other.
-std::int64_t resident_gradients(std::int64_t parameters, const Policy& policy,
-                                std::int64_t world_size, Unowned unowned);
 
 /// The most ranks that anything here is asked about.
 inline constexpr std::int64_t kLargestWorldSize = 1'000'000;

@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-
 #include <zero/base/error.hpp>
 
 namespace zero::plan {
@@ -52,37 +50,6 @@ Traffic sent(Scheme scheme, const Copies& copies, std::int64_t world_size, doubl
   traffic.gradients_gathered *= part;
   traffic.parameters_gathered *= part;
   return traffic;
-}
-
-double sent_by_owner(Scheme scheme, double copy, std::int64_t world_size, double owned,
-                     double owned_kept) {
-  const auto n = static_cast<double>(world_size);
-  const double all_reduce = 2 * copy * (n - 1) / n;
-  switch (scheme) {
-    case Scheme::kDdp:
-      return all_reduce;
-    case Scheme::kZero1Naive:
-      return all_reduce + (n - 1) * owned;
-    case Scheme::kZero1:
-    case Scheme::kZero2:
-    case Scheme::kZero3Kept:
-      return copy - owned + (n - 1) * owned;
-    case Scheme::kZero2Placeholder:
-      return (n - 1) * (copy + owned);
-    case Scheme::kZero3:
-      return copy - owned + (n - 1) * (2 * owned - owned_kept);
-  }
-  throw Error("there is no such way of sending");
-}
-
-ParameterResidency zero3_parameters(Scheme scheme, std::int64_t parameters,
-                                    std::int64_t largest_unit, const Policy& policy,
-                                    std::int64_t world_size) {
-  const std::int64_t rest = model_states(parameters, policy, Stage::kZero3, world_size).parameters;
-  const std::int64_t whole = parameters * policy.parameter;
-  const std::int64_t unit = largest_unit * policy.parameter;
-  if (scheme == Scheme::kZero3Kept) return {rest, whole};
-  return {rest, std::min(whole, rest + unit)};
 }
 
 }  // namespace zero::plan

@@ -53,22 +53,4 @@ Traffic sent(Scheme scheme, const Copies& copies, std::int64_t world_size, doubl
 /// kZero2Placeholder it is N V + V.
 Traffic volume(Scheme scheme, const Copies& copies, std::int64_t world_size, double kept_share = 0);
 
-/// Where ranks own whole parameters, a rank that owns `owned` of `copy` bytes, `owned_kept` of them
-/// in units that are not gathered again, sends: naive ZeRO-1 2 V (N-1)/N + (N-1) o; ZeRO-1, ZeRO-2
-/// and ZeRO-3 kept V + (N-2) o; placeholders (N-1) (V + o); ZeRO-3 V - o + (N-1) (2 o - o_kept).
-/// An owner's broadcast is N-1 direct sends.
-double sent_by_owner(Scheme scheme, double copy, std::int64_t world_size, double owned,
-                     double owned_kept = 0);
-
-/// The most bytes of parameters whole at a time beside the shard, at rest and in a step. FSDP
-/// without reshard is sharded at rest and whole from forward to backward.
-struct ParameterResidency {
-  std::int64_t at_rest = 0;
-  std::int64_t peak = 0;
-};
-/// `largest_unit` elements are gathered at once under kZero3, all P under kZero3Kept.
-ParameterResidency zero3_parameters(Scheme scheme, std::int64_t parameters,
-                                    std::int64_t largest_unit, const Policy& policy,
-                                    std::int64_t world_size);
-
 }  // namespace zero::plan

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include <tools/plots/memory_timeline.hpp>
-#include <tools/plots/picture.hpp>
 #include <zero/base/arguments.hpp>
 #include <zero/base/error.hpp>
 #include <zero/base/names.hpp>
@@ -58,8 +57,7 @@ struct DemoOptions {
   bool narrate = false;
   std::int64_t narrated_width = 2;
   std::string memory_timeline;  // file for rank 0's memory along the last step; empty: none
-  bool picture = true;
-  base::Json run;  // what the memory timeline says about how it was made
+  base::Json run;               // what the memory timeline says about how it was made
   void (*register_chapter)(train::Registry&) = nullptr;
 
   DemoModel chosen() const {
@@ -154,14 +152,6 @@ std::string run_rank(dist::Communicator& communicator, const DemoOptions& option
   return "";
 }
 
-void draw_memory_timeline(const DemoOptions& options) {
-  fmt::print("memory timeline: {}\n", options.memory_timeline);
-  if (!options.picture) return;
-  const plots::Picture picture =
-      plots::draw("tools/plots/plot_memory_timeline.py", options.memory_timeline);
-  fmt::print("{}{}\n", picture.drawn ? "" : "No picture was made: ", picture.said);
-}
-
 int launch(const DemoOptions& options) {
   dist::ConnectOptions connect;
   connect.timeout =
@@ -181,7 +171,7 @@ int launch(const DemoOptions& options) {
         launch, [&](dist::Communicator& communicator) { return run_rank(communicator, options); });
     dist::check_all_well(exits);
   }
-  if (writes) draw_memory_timeline(options);
+  if (writes) fmt::print("memory timeline: {}\n", options.memory_timeline);
   return 0;
 }
 
@@ -223,9 +213,7 @@ int run_demo(int argc, char** argv, const std::string& mode,
   auto* memory_timeline =
       app.add_option("--memory-timeline", options.memory_timeline,
                      "memory timeline: what rank 0's allocator held along the last step, as "
-                     "JSON, and a picture of it beside the file");
-  app.add_flag("!--no-picture", options.picture, "the memory timeline as JSON only")
-      ->needs(memory_timeline);
+                     "JSON; ./run draws it beside the file");
   app.add_flag("--narrate", options.narrate,
                "3 ranks, a model of a few letters: who holds what, when")
       ->excludes(memory_timeline);

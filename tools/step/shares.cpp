@@ -1,7 +1,7 @@
 // A table of lesson 04: the bytes of each rank at 2, 4, 8 and 16 ranks, where whole parameters are
 // assigned to ranks and where every tensor is split, and how many elements of padding that takes
 // with one buffer for each unit and with one for each parameter. Sizes only: nothing is allocated,
-// no rank is started. --json writes them for tools/plots/plot_shares.py and draws the picture.
+// no rank is started. --json writes them, and ./run draws them beside that file.
 //   ./run step 04 shares --help
 
 #include <fmt/format.h>
@@ -12,7 +12,6 @@
 #include <numeric>
 #include <vector>
 
-#include <tools/plots/picture.hpp>
 #include <zero/base/arguments.hpp>
 #include <zero/base/json.hpp>
 #include <zero/base/program.hpp>
@@ -127,7 +126,7 @@ int run(int argc, char** argv) {
   std::string model = "smollm2-360m", json;
   CLI::App app{"Bytes of parameters that each rank owns, by whole parameters and split."};
   app.add_option("--model", model, "one of the presets")->capture_default_str();
-  app.add_option("--json", json, "write the shares here, and a picture of them beside it");
+  app.add_option("--json", json, "write the shares here; ./run draws them beside it");
   CLI11_PARSE(app, argc, argv);
   return run_program("shares", [&] {
     base::check_arguments(argc, argv);
@@ -138,10 +137,7 @@ int run(int argc, char** argv) {
     fmt::print("{}: {} parameters in {} tensors, fp32\n", model, base::with_thousands(list.numel()),
                list.size());
     print(rows, list.bytes());
-    if (json.empty()) return 0;
-    base::write_json(json, to_json(rows, model, list.bytes()));
-    const plots::Picture picture = plots::draw("tools/plots/plot_shares.py", json);
-    fmt::print("{}{}\n", picture.drawn ? "" : "No picture was made: ", picture.said);
+    if (!json.empty()) base::write_json(json, to_json(rows, model, list.bytes()));
     return 0;
   });
 }

@@ -1,5 +1,7 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <CLI/CLI.hpp>
 #include <charconv>
 #include <cmath>
 #include <cstdint>
@@ -9,10 +11,29 @@
 
 #include <zero/base/arguments.hpp>
 #include <zero/base/error.hpp>
+#include <zero/base/names.hpp>
 
 namespace zero::base {
 
 namespace fs = std::filesystem;
+
+namespace {
+
+// CLI11 says what it did not expect, and not what it knows.
+std::string explain_extras(const CLI::App& app) {
+  std::vector<std::string> known;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
+  }
+  for (const std::string& extra : app.remaining()) {
+    if (!extra.starts_with('-')) continue;
+    return unknown_name_message("option", extra.substr(0, extra.find('=')), known);
+  }
+  return fmt::format("'{}' is not expected here: options begin with --",
+                     fmt::join(app.remaining(), " "));
+}
+
+}  // namespace
 
 void check_arguments(int argc, const char* const* argv) {
   std::string option;  // the last that was named
@@ -27,6 +48,18 @@ void check_arguments(int argc, const char* const* argv) {
         fmt::format("{} needs a name or a value, and what it was given is empty: give it one, or "
                     "leave {} out",
                     option, option));
+  }
+}
+
+void parse_arguments(CLI::App& app, const char* program, int argc, const char* const* argv) {
+  check_arguments(argc, argv);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ExtrasError&) {
+    fmt::print(stderr, "{}: {}\n", program, explain_extras(app));
+    std::exit(kWrongUsage);
+  } catch (const CLI::ParseError& error) {
+    std::exit(app.exit(error) == 0 ? 0 : kWrongUsage);
   }
 }
 

@@ -3,6 +3,10 @@
 #include <filesystem>
 #include <string>
 
+namespace CLI {
+class App;
+}
+
 /// What the programs ask of their command line beyond what CLI11 does.
 namespace zero::base {
 
@@ -10,6 +14,14 @@ namespace zero::base {
 /// ends with "=". That comes of a shell's variable that is not set: what was asked for must not
 /// be left out without a word.
 void check_arguments(int argc, const char* const* argv);
+
+/// Exit code of a program whose command line is wrong.
+inline constexpr int kWrongUsage = 2;
+
+/// Reads the command line as CLI11 does, after check_arguments(). Prints help, or what is wrong and
+/// what would be right behind the name of the program, and ends the program where that is all there
+/// is to do.
+void parse_arguments(CLI::App& app, const char* program, int argc, const char* const* argv);
 
 /// For CLI11's check(): what is wrong with the text of a number, which is "" unless it is NaN.
 /// CLI::Range lets NaN through.

@@ -1,5 +1,6 @@
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -23,14 +24,29 @@ fs::path temporary_name(const fs::path& path) {
   return temporary;
 }
 
+std::string reason(int code) { return std::generic_category().message(code); }
+
+[[noreturn]] void refuse_folder(const fs::path& path) {
+  throw Error(fmt::format("cannot write '{}': it names a folder, name a file", path.string()));
+}
+
+// Refuses what is there and no ordinary file: as root one would replace /dev/null by one. What a
+// symbolic link leads to is written, and the link stays.
+fs::path target_of(const fs::path& path) {
+  std::error_code ignored;
+  const fs::file_status status = fs::status(path, ignored);
+  if (fs::exists(status) && !fs::is_regular_file(status) && !fs::is_directory(status)) {
+    throw Error(fmt::format("cannot write '{}': it is no ordinary file; name one", path.string()));
+  }
+  return fs::is_symlink(path, ignored) ? fs::weakly_canonical(path) : path;
+}
+
 }  // namespace
 
 AtomicFile::AtomicFile(const fs::path& path, std::int64_t size)
     : path_(path), temporary_(temporary_name(path)) {
   std::error_code ignored;
-  if (!path.has_filename() || fs::is_directory(path, ignored)) {
-    throw Error(fmt::format("cannot write {}: it names a folder, name a file", path.string()));
-  }
+  if (!path.has_filename() || fs::is_directory(path, ignored)) refuse_folder(path);
   file_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (file_ < 0) fail("cannot be created", errno);
   try {
@@ -50,11 +66,14 @@ void AtomicFile::abandon() {
 }
 
 void AtomicFile::fail(const char* step, int code) const {
-  throw Error(fmt::format("{}: {}: {}; a folder that can be written to and has space is needed",
-                          path_.string(), step, std::generic_category().message(code)));
+  throw Error(
+      fmt::format("cannot write '{}': it {}: {}; a folder that can be written to and has "
+                  "space is needed",
+                  path_.string(), step, reason(code)));
 }
 
 void AtomicFile::reserve(std::int64_t size) {
+  if (size == 0) return;
   int result = 0;
   do {
     result = ::fallocate(file_, /*mode=*/0, /*offset=*/0, size);
@@ -62,7 +81,7 @@ void AtomicFile::reserve(std::int64_t size) {
   if (result == 0) return;
   // Some file systems cannot reserve; there a full disk shows when the bytes are written.
   if (errno != EOPNOTSUPP && errno != ENOSYS) {
-    fail(fmt::format("{} bytes cannot be reserved", size).c_str(), errno);
+    fail(fmt::format("needs {} bytes, which cannot be reserved", size).c_str(), errno);
   }
   if (::ftruncate(file_, size) != 0) fail("cannot be made long enough", errno);
 }
@@ -93,11 +112,50 @@ void AtomicFile::publish() {
   published_ = true;
   const fs::path folder = path_.has_parent_path() ? path_.parent_path() : ".";
   const int file = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (file < 0) fail("its folder cannot be opened", errno);
+  if (file < 0) fail("lies in a folder that cannot be opened", errno);
   const int code = ::fsync(file) == 0 ? 0 : errno;
   ::close(file);
   // Not every file system knows how to bring a folder to the disk; nothing is left to do there.
-  if (code != 0 && code != EINVAL) fail("its folder cannot be brought to the disk", code);
+  if (code != 0 && code != EINVAL)
+    fail("lies in a folder that cannot be brought to the disk", code);
+}
+
+void write_file(const fs::path& name, std::string_view contents) {
+  const fs::path path = target_of(name);
+  std::error_code error;
+  if (path.has_parent_path()) fs::create_directories(path.parent_path(), error);
+  if (error) {
+    throw Error(fmt::format("cannot create the folder '{}': {}; name one that can be written to",
+                            path.parent_path().string(), error.message()));
+  }
+  const auto size = static_cast<std::int64_t>(contents.size());
+  AtomicFile file(path, size);
+  file.write(contents.data(), size, /*offset=*/0);
+  file.complete();
+  file.publish();
+}
+
+void check_writable(const fs::path& name) {
+  const fs::path path = target_of(name);
+  std::error_code ignored;
+  if (!path.has_filename() || fs::is_directory(path, ignored)) refuse_folder(path);
+  fs::path folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
+  std::error_code error;
+  while (!fs::exists(folder, error)) {
+    if (error && error != std::errc::no_such_file_or_directory) break;
+    folder = folder.has_parent_path() ? folder.parent_path() : fs::path(".");
+  }
+  // Only making a file tells: what the rights say may be overruled either way.
+  std::string probe = (folder / ".zero-XXXXXX").string();
+  const int file = ::mkstemp(probe.data());
+  if (file < 0) {
+    throw Error(
+        fmt::format("cannot write '{}': {}: {}; name a file in a folder that can be "
+                    "written to",
+                    path.string(), folder.string(), reason(errno)));
+  }
+  ::close(file);
+  fs::remove(probe, ignored);
 }
 
 }  // namespace zero::base

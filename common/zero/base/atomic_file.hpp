@@ -2,7 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <string>
+#include <string_view>
 
 namespace zero::base {
 
@@ -44,5 +44,15 @@ class AtomicFile {
   int file_ = -1;
   bool published_ = false;
 };
+
+/// Writes `contents` to `path`, whole or not at all: first to a temporary file beside it, which
+/// then takes its name. Makes the folder if there is none. An existing file stays as it is until
+/// the new one is complete. Blocks until the bytes are on the disk.
+/// Throws zero::Error, naming the path and the system's reason, if that cannot be done.
+void write_file(const std::filesystem::path& path, std::string_view contents);
+
+/// Throws zero::Error if write_file(path) would, as far as one can know before: for a program to
+/// ask before it works for minutes. Makes and leaves nothing, neither file nor folder.
+void check_writable(const std::filesystem::path& path);
 
 }  // namespace zero::base

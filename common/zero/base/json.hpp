@@ -1,24 +1,14 @@
 #pragma once
 
-#include <filesystem>
 #include <nlohmann/json_fwd.hpp>
-#include <string_view>
+
+#include <zero/base/atomic_file.hpp>
 
 namespace zero::base {
 
 /// JSON whose objects keep the order in which their keys were written, so that a person finds
 /// things in a file where the program put them.
 using Json = nlohmann::ordered_json;
-
-/// Writes `contents` to `path`, whole or not at all: first to a temporary file beside it, which
-/// then takes its name. Makes the folder if there is none. An existing file stays as it is until
-/// the new one is complete. Blocks until the bytes are on the disk.
-/// Throws zero::Error, naming the path and the system's reason, if that cannot be done.
-void write_file(const std::filesystem::path& path, std::string_view contents);
-
-/// Throws zero::Error if write_file(path) would, as far as one can know before: for a program to
-/// ask before it works for minutes. Makes and leaves nothing, neither file nor folder.
-void check_writable(const std::filesystem::path& path);
 
 /// Writes `document` to `path` as write_file() does, indented by two spaces. Numbers that are not
 /// finite become null, since JSON has no word for them.

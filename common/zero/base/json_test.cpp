@@ -90,7 +90,7 @@ TEST(WriteFile, RefusesTheNameOfAFolder) {
   const testing::TestFolder folder;
   fs::create_directory(folder / "out");
   const std::string message = testing::error_of([&] { write_file(folder / "out", "{}"); });
-  EXPECT_NE(message.find("Is a directory"), std::string::npos) << message;
+  EXPECT_NE(message.find("names a folder"), std::string::npos) << message;
   EXPECT_EQ(files_in(folder.path()), 1) << "the temporary file was left behind";
   EXPECT_NE(testing::error_of([&] { write_file(folder / "out/", "{}"); }).find("names a folder"),
             std::string::npos);

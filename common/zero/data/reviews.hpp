@@ -19,14 +19,13 @@ inline constexpr std::int64_t kReviewClasses = 5;
 ///   backslash followed by n stands for a line end.
 ///
 /// @param path of the file
-/// @param max_length longer texts are cut to this many bytes; 0 keeps them whole
 /// @throws zero::Error with path and line where the file is missing, empty or not such a CSV.
-Records reviews_from_csv(const std::filesystem::path& path, std::int64_t max_length = 0);
+Records reviews_from_csv(const std::filesystem::path& path);
 
 /// The same from JSON lines: an object a line with `text` and `label` (0 to 4) or `stars` (1 to 5),
 /// other keys passed over, text taken as it stands. Empty lines are passed over.
 /// @throws zero::Error with path and line where the file is missing, empty or not such lines.
-Records reviews_from_json_lines(const std::filesystem::path& path, std::int64_t max_length = 0);
+Records reviews_from_json_lines(const std::filesystem::path& path);
 
 /// Reviews from whatever `path` holds (see file_kind()): a token file of records, JSON lines, or
 /// CSV. The first has the vocabulary of its tokenizer, the others are read as bytes.

@@ -128,14 +128,6 @@ TEST(Reviews, OriginalFormHasStarsAndEscapedLineEnds) {
   EXPECT_EQ(reviews.labels[1], 0U);
 }
 
-TEST(Reviews, CutsLongTexts) {
-  const TestFolder folder;
-  const auto path = folder.write("r.csv", "label,text\n0,abcdef\n1,ab\n");
-  const Records reviews = reviews_from_csv(path, /*max_length=*/3);
-  EXPECT_EQ(text_of(reviews, 0), "abc");
-  EXPECT_EQ(text_of(reviews, 1), "ab");
-}
-
 TEST(Reviews, RefusesBadFiles) {
   EXPECT_TRUE(mentions(error_of([] { reviews_from_csv("no.csv"); }), "no.csv does not exist"));
   EXPECT_TRUE(mentions(refusal(""), "is empty"));
@@ -155,7 +147,6 @@ TEST(Reviews, RefusesBadRows) {
   EXPECT_TRUE(mentions(refusal("5,a\n0,b\n"), "line 2: '0' is no label: 1 to 5"));
   EXPECT_TRUE(mentions(refusal("label,text\n1\n"), "line 2: 1 columns, the first line has 2"));
   EXPECT_TRUE(mentions(refusal("label,text\n1,\"\"\n"), "line 2: the review has no text"));
-  EXPECT_TRUE(mentions(error_of([] { reviews_from_csv("no.csv", -1); }), "-1 bytes"));
 }
 
 }  // namespace

@@ -1,16 +1,12 @@
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <vector>
 
+#include <zero/base/atomic_file.hpp>
 #include <zero/base/error.hpp>
+#include <zero/base/mapped_file.hpp>
 #include <zero/data/token_file.hpp>
 #include <zero/data/token_header.hpp>
 
@@ -24,63 +20,17 @@ constexpr std::size_t kPiece = std::size_t{16} << 20;
   throw Error(fmt::format("token file {}: {}", path.string(), why));
 }
 
-/// A file mapped read-only, until the last user of it goes.
-class Mapping {
- public:
-  explicit Mapping(const std::filesystem::path& path) {
-    const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (file < 0) {
-      refuse(path, fmt::format("cannot be opened: {}", std::strerror(errno)));
-    }
-    struct stat status {};
-    const bool known = ::fstat(file, &status) == 0;
-    if (known && S_ISREG(status.st_mode) && status.st_size > 0) {
-      size_ = static_cast<std::size_t>(status.st_size);
-      start_ = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file, 0);
-    }
-    const int reason = errno;
-    ::close(file);
-    if (!known || !S_ISREG(status.st_mode)) {
-      refuse(path, "is not a regular file");
-    }
-    if (size_ == 0) {
-      refuse(path, "is empty");
-    }
-    if (start_ == MAP_FAILED) {
-      refuse(path, fmt::format("cannot be mapped into memory: {}", std::strerror(reason)));
-    }
-  }
-  ~Mapping() {
-    if (start_ != MAP_FAILED) {
-      ::munmap(start_, size_);
-    }
-  }
-  Mapping(const Mapping&) = delete;
-  Mapping& operator=(const Mapping&) = delete;
-
-  const char* bytes() const { return static_cast<const char*>(start_); }
-  std::uint64_t size() const { return size_; }
-
-  /// Gives the pages back to the system; they come again from the file when they are read. Called
-  /// along the way of a full pass, so that checking a large file does not fill the memory.
-  void drop_pages() const { ::madvise(start_, size_, MADV_DONTNEED); }
-
- private:
-  void* start_ = MAP_FAILED;
-  std::size_t size_ = 0;
-};
-
-TokenHeader read_header(const std::filesystem::path& path, const Mapping& file) {
+TokenHeader read_header(const std::filesystem::path& path, const base::MappedFile& file) {
   TokenHeader header;
-  if (std::memcmp(file.bytes(), kTokenMagic,
-                  std::min<std::uint64_t>(file.size(), sizeof(kTokenMagic))) != 0) {
+  const std::string_view bytes = file.bytes();
+  if (std::memcmp(bytes.data(), kTokenMagic, std::min(bytes.size(), sizeof(kTokenMagic))) != 0) {
     refuse(path, "is not a token file (make one with tools/data/prepare.py)");
   }
-  if (file.size() < sizeof(header)) {
-    refuse(path, fmt::format("is cut short: {} bytes, the header alone has {}", file.size(),
+  if (bytes.size() < sizeof(header)) {
+    refuse(path, fmt::format("is cut short: {} bytes, the header alone has {}", bytes.size(),
                              sizeof(header)));
   }
-  std::memcpy(&header, file.bytes(), sizeof(header));
+  std::memcpy(&header, bytes.data(), sizeof(header));
   if (header.version != kTokenFileVersion) {
     refuse(path, fmt::format("has format version {}, this program reads version {}", header.version,
                              kTokenFileVersion));
@@ -130,6 +80,11 @@ std::uint64_t offset_entries(const TokenHeader& header) {
   return header.record_count == 0 ? 0 : header.record_count + 1;
 }
 
+std::uint64_t file_bytes(const TokenHeader& header) {
+  return sizeof(TokenHeader) + offset_entries(header) * kOffsetBytes +
+         header.record_count * kLabelBytes + header.token_count * header.id_bytes;
+}
+
 void check_size(const std::filesystem::path& path, const TokenHeader& header,
                 std::uint64_t file_size) {
   // Compared before they are multiplied: a lying count must not wrap around.
@@ -137,25 +92,25 @@ void check_size(const std::filesystem::path& path, const TokenHeader& header,
     refuse(path, fmt::format("is cut short or lies: {} bytes cannot hold {} tokens in {} records",
                              file_size, header.token_count, header.record_count));
   }
-  const std::uint64_t expected = sizeof(TokenHeader) + offset_entries(header) * kOffsetBytes +
-                                 header.record_count * kLabelBytes +
-                                 header.token_count * header.id_bytes;
+  const std::uint64_t expected = file_bytes(header);
   if (file_size != expected) {
     refuse(path, fmt::format("has {} bytes, its header says {}: {}", file_size, expected,
                              file_size < expected ? "it is cut short" : "something was added"));
   }
 }
 
-base::Digest payload_digest(const Mapping& file) {
+base::Digest payload_digest(const base::MappedFile& file) {
   base::Sha256 hash;
-  for (std::size_t at = sizeof(TokenHeader); at < file.size(); at += kPiece) {
-    hash.add(file.bytes() + at, std::min<std::size_t>(kPiece, file.size() - at));
-    file.drop_pages();
+  for (std::size_t at = sizeof(TokenHeader); at < file.bytes().size(); at += kPiece) {
+    const std::string_view piece = file.bytes().substr(at, kPiece);
+    hash.add(piece.data(), piece.size());
+    file.forget(piece);
   }
   return hash.digest();
 }
 
-void check_ids(const std::filesystem::path& path, const TokenStream& tokens, const Mapping& file) {
+void check_ids(const std::filesystem::path& path, const TokenStream& tokens,
+               const base::MappedFile& file) {
   const auto most = static_cast<std::int64_t>(kPiece / sizeof(std::int64_t));
   std::vector<std::int64_t> ids(static_cast<std::size_t>(std::min(most, tokens.size())));
   for (std::int64_t at = 0; at < tokens.size(); at += most) {
@@ -167,7 +122,7 @@ void check_ids(const std::filesystem::path& path, const TokenStream& tokens, con
       refuse(path, fmt::format("has token id {} at place {}, outside its vocabulary of {}",
                                *outside, at + (outside - ids.begin()), tokens.vocabulary()));
     }
-    file.drop_pages();
+    file.forget(file.bytes());
   }
 }
 
@@ -192,12 +147,13 @@ void check_records(const std::filesystem::path& path, const Records& records) {
 }  // namespace
 
 TokenFile::TokenFile(const std::filesystem::path& path) : path_(path) {
-  auto file = std::make_shared<const Mapping>(path);
+  const auto file =
+      std::make_shared<const base::MappedFile>(path, fmt::format("token file {}", path.string()));
   const TokenHeader header = read_header(path, *file);
   check_fields(path, header);
-  check_size(path, header, file->size());
+  check_size(path, header, file->bytes().size());
 
-  const char* payload = file->bytes() + sizeof(header);
+  const char* payload = file->bytes().data() + sizeof(header);
   if (payload_digest(*file) != header.payload_digest) {
     refuse(path, "is damaged: the checksum of its tokens does not match");
   }
@@ -218,7 +174,7 @@ TokenFile::TokenFile(const std::filesystem::path& path) : path_(path) {
     records_.owner = file;
     check_records(path, records_);
   }
-  file->drop_pages();
+  file->forget(file->bytes());
 }
 
 const Records& TokenFile::records() const {
@@ -237,61 +193,16 @@ const TokenStream& TokenFile::stream() const {
 
 namespace {
 
-/// A file that appears under its name when commit() is called, and not at all otherwise.
-class AtomicFile {
- public:
-  explicit AtomicFile(const std::filesystem::path& path)
-      : path_(path), partial_(fmt::format("{}.{}.partial", path.string(), ::getpid())) {
-    file_ = std::fopen(partial_.c_str(), "wb");
-    if (file_ == nullptr) {
-      fail();
-    }
-  }
-  ~AtomicFile() {
-    if (file_ != nullptr) {
-      std::fclose(file_);
-      std::remove(partial_.c_str());
-    }
-  }
-  AtomicFile(const AtomicFile&) = delete;
-  AtomicFile& operator=(const AtomicFile&) = delete;
-
-  void write(const void* data, std::size_t size) {
-    if (std::fwrite(data, 1, size, file_) != size) {
-      fail();
-    }
-  }
-  void rewind() { std::rewind(file_); }
-
-  void commit() {
-    if (std::fflush(file_) != 0 || ::fsync(::fileno(file_)) != 0) {
-      fail();
-    }
-    if (std::rename(partial_.c_str(), path_.c_str()) != 0) {
-      fail();
-    }
-    std::fclose(file_);
-    file_ = nullptr;
-  }
-
- private:
-  [[noreturn]] void fail() const {
-    throw Error(fmt::format("cannot write {}: {}", path_.string(), std::strerror(errno)));
-  }
-
-  std::filesystem::path path_;
-  std::string partial_;
-  std::FILE* file_ = nullptr;
-};
-
 /// Writes payload pieces and keeps their checksum.
 struct Payload {
-  AtomicFile& file;
-  base::Sha256 hash;
+  base::AtomicFile& file;
+  base::Sha256 hash = {};
+  std::int64_t at = sizeof(TokenHeader);
 
   void add(const void* data, std::size_t size) {
     hash.add(data, size);
-    file.write(data, size);
+    file.write(data, static_cast<std::int64_t>(size), at);
+    at += static_cast<std::int64_t>(size);
   }
 };
 
@@ -325,8 +236,8 @@ TokenHeader header_for(TokenKind kind, const TokenStream& tokens, std::int64_t t
 }
 
 /// Writes ids, closes the payload, and puts the header, now known, in front.
-void finish(AtomicFile& file, Payload& payload, TokenHeader header, const TokenStream& tokens,
-            std::int64_t begin, std::int64_t end) {
+void finish(Payload& payload, TokenHeader header, const TokenStream& tokens, std::int64_t begin,
+            std::int64_t end) {
   if (header.id_bytes == 2) {
     add_ids<std::uint16_t>(payload, tokens, begin, end);
   } else {
@@ -334,9 +245,9 @@ void finish(AtomicFile& file, Payload& payload, TokenHeader header, const TokenS
   }
   header.payload_digest = payload.hash.digest();
   header.header_digest = base::Sha256().add(&header, offsetof(TokenHeader, header_digest)).digest();
-  file.rewind();
-  file.write(&header, sizeof(header));
-  file.commit();
+  payload.file.write(&header, sizeof(header), 0);
+  payload.file.complete();
+  payload.file.publish();
 }
 
 }  // namespace
@@ -347,10 +258,9 @@ void write_token_file(const std::filesystem::path& path, const TokenStream& stre
         fmt::format("token file {}: nothing to write, the text has no tokens", path.string()));
   }
   const TokenHeader header = header_for(TokenKind::kStream, stream, stream.size());
-  AtomicFile file(path);
-  file.write(&header, sizeof(header));
-  Payload payload{file, {}};
-  finish(file, payload, header, stream, 0, stream.size());
+  base::AtomicFile file(path, static_cast<std::int64_t>(file_bytes(header)));
+  Payload payload{file};
+  finish(payload, header, stream, 0, stream.size());
 }
 
 void write_token_file(const std::filesystem::path& path, const Records& records) {
@@ -369,12 +279,11 @@ void write_token_file(const std::filesystem::path& path, const Records& records)
   header.record_count = static_cast<std::uint64_t>(records.size());
   header.classes = static_cast<std::uint32_t>(records.classes);
   header.pad_id = records.pad_id;
-  AtomicFile file(path);
-  file.write(&header, sizeof(header));
-  Payload payload{file, {}};
+  base::AtomicFile file(path, static_cast<std::int64_t>(file_bytes(header)));
+  Payload payload{file};
   payload.add(offsets.data(), offsets.size() * kOffsetBytes);
   payload.add(records.labels.data(), records.labels.size_bytes());
-  finish(file, payload, header, records.tokens, static_cast<std::int64_t>(first),
+  finish(payload, header, records.tokens, static_cast<std::int64_t>(first),
          static_cast<std::int64_t>(records.offsets.back()));
 }
 

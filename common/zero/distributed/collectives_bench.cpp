@@ -7,19 +7,184 @@
 // ranks: 2 (N-1)/N for all-reduce, (N-1)/N for reduce-scatter, all-gather and all-to-all, 1 for
 // broadcast and reduce.
 
+#include <ATen/ops/arange.h>
+#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
 #include <chrono>
 #include <cstdlib>
 
-#include <tests/bench/program.hpp>
+#include <tests/bench/bench.hpp>
 #include <zero/base/error.hpp>
-#include <zero/distributed/implementations_bench.hpp>
+#include <zero/distributed/gloo/gloo_communicator.hpp>
+#include <zero/distributed/rank_order.hpp>
 
 namespace zero::dist {
 namespace {
 
-using bench::Json;
+// What one collective works on, float32 on the CPU.
+struct Data {
+  Communicator& ranks;
+  GroupPtr gloo;     // c10d's own group of the same ranks
+  at::Tensor whole;  // [n], n a multiple of the number of ranks
+  at::Tensor piece;  // [n / ranks]
+  at::Tensor other;  // [n]
+
+  // Tensors of zeros; `whole` of at most `bytes`.
+  Data(Communicator& communicator, std::int64_t bytes);
+  // The place of `rank` in a tensor like `whole`.
+  at::Tensor part(const at::Tensor& tensor, int rank) const;
+};
+
+// One way to do one collective.
+struct Implementation {
+  std::string operation;  // "all_reduce", …
+  std::string name;       // "host", "tcp" (ours), "gloo" (c10d's own), "other" (an alternative)
+  // Called by all ranks; blocks. all_reduce, reduce to rank 0, broadcast from rank 0: `whole` in
+  // place; reduce_scatter: `whole` to `piece`; all_gather: `piece` to `whole`; all_to_all: `whole`
+  // to `other`. Sums, no averages.
+  std::function<void(Data&)> run;
+};
+
+at::Tensor pattern(int rank, std::int64_t begin, std::int64_t n) {
+  return at::arange(begin, begin + n, at::kLong).remainder(1009).to(at::kFloat).add_(7.0 * rank);
+}
+
+at::Tensor summed_pattern(int ranks, std::int64_t begin, std::int64_t n) {
+  at::Tensor sum = at::zeros({n});
+  for (int r = 0; r < ranks; ++r) sum += pattern(r, begin, n);
+  return sum;
+}
+
+// Newer releases of LibTorch call these three so; in older ones they are _reduce_scatter_base,
+// _allgather_base and alltoall_base.
+template <typename Gloo>
+void gloo_reduce_scatter(Gloo& gloo, at::Tensor& output, at::Tensor& input) {
+  if constexpr (requires { gloo.reduce_scatter_single(output, input); }) {
+    gloo.reduce_scatter_single(output, input)->wait();
+  } else {
+    gloo._reduce_scatter_base(output, input)->wait();
+  }
+}
+
+template <typename Gloo>
+void gloo_all_gather(Gloo& gloo, at::Tensor& output, at::Tensor& input) {
+  if constexpr (requires { gloo.all_gather_single(output, input); }) {
+    gloo.all_gather_single(output, input)->wait();
+  } else {
+    gloo._allgather_base(output, input)->wait();
+  }
+}
+
+template <typename Gloo>
+void gloo_all_to_all(Gloo& gloo, at::Tensor& output, at::Tensor& input) {
+  std::vector<std::int64_t> equal_parts;
+  if constexpr (requires { gloo.all_to_all_single(output, input, equal_parts, equal_parts); }) {
+    gloo.all_to_all_single(output, input, equal_parts, equal_parts)->wait();
+  } else {
+    gloo.alltoall_base(output, input, equal_parts, equal_parts)->wait();
+  }
+}
+
+void all_to_all_and_sum(Data& d) {
+  gloo_all_to_all(*d.gloo, d.other, d.whole);
+  sum_in_rank_order(d.piece, d.other.chunk(d.ranks.size()));
+}
+
+// Every rank hands its piece out, all at once.
+void broadcasts_by_owner(Data& d) {
+  d.part(d.whole, d.ranks.rank()).copy_(d.piece);
+  std::vector<c10::intrusive_ptr<c10d::Work>> works;
+  for (int owner = 0; owner < d.ranks.size(); ++owner) {
+    std::vector<at::Tensor> tensors{d.part(d.whole, owner)};
+    c10d::BroadcastOptions options;
+    options.rootRank = owner;
+    works.push_back(d.gloo->broadcast(tensors, options));
+  }
+  for (const auto& work : works) work->wait();
+}
+
+const std::vector<std::pair<std::string, std::function<void(Data&)>>> kOurs = {
+    {"all_reduce",
+     [](Data& d) { d.ranks.all_reduce(d.whole, Purpose::kGradient, ReduceOp::kSum).wait(); }},
+    {"reduce",
+     [](Data& d) { d.ranks.reduce(d.whole, 0, Purpose::kGradient, ReduceOp::kSum).wait(); }},
+    {"reduce_scatter",
+     [](Data& d) {
+       d.ranks.reduce_scatter(d.piece, d.whole, Purpose::kGradient, ReduceOp::kSum).wait();
+     }},
+    {"all_gather",
+     [](Data& d) { d.ranks.all_gather(d.whole, d.piece, Purpose::kParameter).wait(); }},
+    {"broadcast", [](Data& d) { d.ranks.broadcast(d.whole, 0, Purpose::kParameter).wait(); }},
+    {"all_to_all",
+     [](Data& d) { d.ranks.all_to_all(d.other, d.whole, Purpose::kParameter).wait(); }},
+};
+
+Data::Data(Communicator& communicator, std::int64_t bytes)
+    : ranks(communicator), gloo(dynamic_cast<GlooCommunicator&>(communicator).group()) {
+  const std::int64_t n = bytes / 4 / communicator.size();
+  piece = at::zeros({n});
+  whole = at::zeros({n * communicator.size()});
+  other = at::zeros({n * communicator.size()});
+}
+
+at::Tensor Data::part(const at::Tensor& tensor, int rank) const {
+  return tensor.narrow(0, rank * piece.numel(), piece.numel());
+}
+
+void prepare(const Data& d) {
+  const int me = d.ranks.rank();
+  d.whole.copy_(pattern(me, 0, d.whole.numel()));
+  d.piece.copy_(pattern(me, me * d.piece.numel(), d.piece.numel()));
+  d.other.zero_();
+}
+
+bool right(const Data& d, const std::string& operation) {
+  const int me = d.ranks.rank();
+  const std::int64_t n = d.whole.numel();
+  const std::int64_t m = d.piece.numel();
+  if (operation == "broadcast") return at::equal(d.whole, pattern(0, 0, n));
+  if (operation == "reduce" && me != 0) return true;
+  if (operation == "all_reduce" || operation == "reduce") {
+    return at::equal(d.whole, summed_pattern(d.ranks.size(), 0, n));
+  }
+  if (operation == "reduce_scatter") {
+    return at::equal(d.piece, summed_pattern(d.ranks.size(), me * m, m));
+  }
+  for (int r = 0; r < d.ranks.size(); ++r) {
+    const bool same = operation == "all_gather"
+                          ? at::equal(d.part(d.whole, r), pattern(r, r * m, m))
+                          : at::equal(d.part(d.other, r), pattern(r, me * m, m));
+    if (!same) return false;
+  }
+  return true;
+}
+
+std::vector<Implementation> implementations() {
+  std::vector<Implementation> all;
+  for (const char* transport : {"host", "tcp"}) {
+    for (const auto& [operation, run] : kOurs) all.push_back({operation, transport, run});
+  }
+  const auto with_one = [](auto call) {
+    return [call](Data& d) {
+      std::vector<at::Tensor> tensors{d.whole};
+      call(*d.gloo, tensors)->wait();
+    };
+  };
+  using Gloo = c10d::ProcessGroupGloo;
+  all.push_back({"all_reduce", "gloo", with_one([](Gloo& g, auto& t) { return g.allreduce(t); })});
+  all.push_back({"reduce", "gloo", with_one([](Gloo& g, auto& t) { return g.reduce(t); })});
+  all.push_back(
+      {"reduce_scatter", "gloo", [](Data& d) { gloo_reduce_scatter(*d.gloo, d.piece, d.whole); }});
+  all.push_back({"reduce_scatter", "other", all_to_all_and_sum});
+  all.push_back(
+      {"all_gather", "gloo", [](Data& d) { gloo_all_gather(*d.gloo, d.whole, d.piece); }});
+  all.push_back({"all_gather", "other", broadcasts_by_owner});
+  all.push_back({"broadcast", "gloo", with_one([](Gloo& g, auto& t) { return g.broadcast(t); })});
+  all.push_back(
+      {"all_to_all", "gloo", [](Data& d) { gloo_all_to_all(*d.gloo, d.other, d.whole); }});
+  return all;
+}
 
 void run_checked(Data& data, const Implementation& way) {
   prepare(data);
@@ -60,64 +225,33 @@ struct Settings {
   std::vector<int> world_sizes = {2, 4};
   std::int64_t max_kib = 64 << 10;
   int repetitions = 7;
-  std::vector<std::int64_t> sizes() const {
-    std::vector<std::int64_t> all;
-    for (std::int64_t kib = 1; kib <= max_kib; kib *= 4) all.push_back(kib << 10);
-    return all;
-  }
 };
 
-// All sizes on one group of ranks, measured when the first of them is asked for.
-class Group {
- public:
-  Group(Implementation way, int ranks, Settings settings)
-      : way_(std::move(way)), ranks_(ranks), settings_(std::move(settings)) {}
-
-  bench::Measured at_size(std::size_t index) {
-    if (results_.empty()) measure_all();
-    if (!unavailable_.empty()) throw bench::NotHere(unavailable_);
-    const std::string key = std::to_string(index);
-    bench::Measured measured{bench::slowest(results_, key)};
-    const double bytes = static_cast<double>(settings_.sizes()[index]);
-    const double algbw = bytes / bench::median(measured.seconds) / 1e9;
-    measured.counters = {{"bytes", bytes},
-                         {"algbw_gb_per_s", algbw},
-                         {"busbw_gb_per_s", algbw * share_of_a_link(way_.operation, ranks_)}};
-    return measured;
-  }
-
- private:
-  void measure_all() {
-    LaunchOptions options;
-    options.world_size = ranks_;
-    options.connect.timeout = std::chrono::minutes(2);
-    options.connect.transport = way_.name == "host" ? "auto" : "tcp";
-    results_ = bench::on_ranks(options, [&](Communicator& c) {
-      Json result;
-      if (way_.name == "host" && c.transport().starts_with("TCP")) {
-        return result = {{"unavailable", c.transport()}};
-      }
-      for (std::size_t i = 0; i < settings_.sizes().size(); ++i) {
-        Data data(c, settings_.sizes()[i]);
-        result[std::to_string(i)] = measure(data, way_, settings_.repetitions);
-      }
-      return result;
-    });
-    unavailable_ = results_.front().value("unavailable", "");
-  }
-
-  Implementation way_;
-  int ranks_;
-  Settings settings_;
-  std::vector<Json> results_;
-  std::string unavailable_;
-};
+bench::Measured measure_on_ranks(const Implementation& way, int ranks, std::int64_t bytes,
+                                 int repetitions) {
+  LaunchOptions options;
+  options.world_size = ranks;
+  options.connect.transport = way.name == "host" ? "auto" : "tcp";
+  const auto results = bench::on_ranks(options, [&](Communicator& c) -> bench::Json {
+    // Not every machine lets ranks read each other's memory.
+    if (way.name == "host" && c.transport().starts_with("TCP")) {
+      return {{"seconds", bench::Json::array()}};
+    }
+    Data data(c, bytes);
+    return {{"seconds", measure(data, way, repetitions)}};
+  });
+  bench::Measured measured{bench::slowest(results, "seconds")};
+  if (measured.seconds.empty()) return measured;
+  const double algbw = static_cast<double>(bytes) / bench::median(measured.seconds) / 1e9;
+  measured.counters = {{"algbw_gb_per_s", algbw},
+                       {"busbw_gb_per_s", algbw * share_of_a_link(way.operation, ranks)}};
+  return measured;
+}
 
 int run(int argc, char** argv) {
   ::unsetenv("ZERO_TRANSPORT");  // each way has its own
   Settings settings;
-  bench::Program program(argc, argv, "Collectives by size, each result checked.");
-  CLI::App& options = program.options();
+  CLI::App options{"Collectives by size, each result checked."};
   options.add_option("--nproc", settings.world_sizes, "ranks, one number or several")
       ->capture_default_str()
       ->check(CLI::Range(2, 16));
@@ -127,18 +261,16 @@ int run(int argc, char** argv) {
   options.add_option("--repetitions", settings.repetitions, "how often to measure")
       ->capture_default_str()
       ->check(CLI::Range(1, 1000));
-  if (const auto code = program.parse()) return *code;
-  for (const int n : settings.world_sizes) {
-    for (const Implementation& way : implementations()) {
-      const auto group = std::make_shared<Group>(way, n, settings);
-      for (std::size_t i = 0; i < settings.sizes().size(); ++i) {
-        program.add(fmt::format("{}/{}KiB/ranks:{}/{}", way.operation, settings.sizes()[i] >> 10, n,
-                                way.name),
-                    [group, i] { return group->at_size(i); });
+  return bench::run(argc, argv, options, [&] {
+    for (const int n : settings.world_sizes) {
+      for (const Implementation& way : implementations()) {
+        for (std::int64_t kib = 1; kib <= settings.max_kib; kib *= 4) {
+          bench::add(fmt::format("{}/{}KiB/ranks:{}/{}", way.operation, kib, n, way.name),
+                     [=] { return measure_on_ranks(way, n, kib << 10, settings.repetitions); });
+        }
       }
     }
-  }
-  return program.run();
+  });
 }
 
 }  // namespace

@@ -38,10 +38,13 @@ Json parsed(const std::string& text, const char* what) {
 // Reads the fields of one object, each by its own function; refuses all others.
 class Reader {
  public:
-  explicit Reader(std::string where) : where_(std::move(where)) {}
+  /// With `notes`, "auto" stands for a key that is left out, and is noted.
+  explicit Reader(std::string where, std::vector<std::string>* notes = nullptr)
+      : where_(std::move(where)), notes_(notes) {}
 
   using Take = std::function<void(const Json& value)>;
   void field(const std::string& key, Take take) { fields_[key] = std::move(take); }
+  bool has(const std::string& key) const { return fields_.contains(key); }
 
   void count(const std::string& key, std::int64_t least, std::int64_t& out) {
     field(key, [this, key, least, &out](const Json& value) {
@@ -82,7 +85,11 @@ class Reader {
         for (const auto& field : fields_) known.push_back(field.first);
         throw Error(where_ + ": " + base::unknown_name_message("key", key, known));
       }
-      found->second(value);
+      if (notes_ != nullptr && value == "auto") {
+        notes_->push_back(fmt::format("{} is \"auto\": it has its default here", key));
+      } else {
+        found->second(value);
+      }
     }
   }
 
@@ -104,6 +111,7 @@ class Reader {
   }
 
   std::string where_;
+  std::vector<std::string>* notes_;
   std::map<std::string, Take> fields_;
 };
 
@@ -244,14 +252,15 @@ OverlapOptions overlap_options(int stage, const std::string& text,
   return config.overlap;
 }
 
-ReadConfig engine_config_from_deepspeed(const std::string& json) {
-  const Json file = parsed(json, "the DeepSpeed configuration");
-  ReadConfig read;
+namespace {
+
+// The block zero_optimization. Sizes of buckets are in elements.
+void read_zero_optimization(const Json& json, std::int64_t element_bytes, ReadConfig& read) {
   OverlapOptions& overlap = read.config.overlap;
   overlap.stage = 0;  // DeepSpeed's own default
-  Reader block("zero_optimization");
+  Reader block("zero_optimization", &read.notes);
   take_stage(block, overlap.stage);
-  std::int64_t bucket_elements = overlap.bucket_bytes / 4;
+  std::int64_t bucket_elements = overlap.bucket_bytes / element_bytes;
   block.count("reduce_bucket_size", 1, bucket_elements);
   std::int64_t prefetch = 1;
   block.count("stage3_prefetch_bucket_size", 0, prefetch);
@@ -276,24 +285,47 @@ ReadConfig engine_config_from_deepspeed(const std::string& json) {
       read.notes.push_back(fmt::format("{} makes no difference here", key));
     });
   }
-  if (file.contains("zero_optimization")) {
-    const Json& inner = file["zero_optimization"];
-    if (!inner.is_object()) throw Error("zero_optimization must be a JSON object");
-    block.read(inner);
-    Reader around("the DeepSpeed configuration");
-    around.count("gradient_accumulation_steps", 1, read.config.accumulation_steps);
-    take_clip_norm(around, "gradient_clipping", read.config.clip_norm);
-    Json rest = Json::object();
-    for (const char* key : {"gradient_accumulation_steps", "gradient_clipping"}) {
-      if (file.contains(key)) rest[key] = file[key];
-    }
-    around.read(rest);
-  } else {
-    block.read(file);
-  }
-  overlap.bucket_bytes = bucket_elements * 4;
+  block.read(json);
+  overlap.bucket_bytes = bucket_elements * element_bytes;
   overlap.in_flight_bytes = overlaps ? 2 * overlap.bucket_bytes : overlap.bucket_bytes;
   if (prefetch == 0 || !overlaps) overlap.lookahead = 0;
+}
+
+}  // namespace
+
+ReadConfig engine_config_from_deepspeed(const std::string& json) {
+  const Json file = parsed(json, "the DeepSpeed configuration");
+  ReadConfig read;
+  if (!file.contains("zero_optimization")) {
+    read_zero_optimization(file, /*element_bytes=*/4, read);
+    return read;
+  }
+  std::int64_t element_bytes = 4;
+  Reader around("the DeepSpeed configuration", &read.notes);
+  around.count("gradient_accumulation_steps", 1, read.config.accumulation_steps);
+  take_clip_norm(around, "gradient_clipping", read.config.clip_norm);
+  for (const char* dtype : {"fp16", "bf16"}) {
+    around.field(dtype, [&, dtype](const Json& value) {
+      if (!value.is_object()) around.refuse(dtype, value, "a JSON object");
+      if (value.value("enabled", Json()) == true) element_bytes = 2;
+      read.notes.push_back(
+          fmt::format("of {} only \"enabled\" is read, for the size of an element: "
+                      "the model has its dtype and the engine its loss scale",
+                      dtype));
+    });
+  }
+  around.field("zero_optimization", [](const Json&) {});
+  for (const auto& [key, value] : file.items()) {
+    if (around.has(key)) continue;
+    around.field(key, [&read, name = key](const Json&) {
+      read.notes.push_back(fmt::format("{} is not read", name));
+    });
+  }
+  around.read(file);
+  if (!file["zero_optimization"].is_object()) {
+    throw Error("zero_optimization must be a JSON object");
+  }
+  read_zero_optimization(file["zero_optimization"], element_bytes, read);
   return read;
 }
 

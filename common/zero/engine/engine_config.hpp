@@ -44,7 +44,7 @@ struct EngineConfig {
 };
 
 /// Reads the text of a configuration file. zero::Error for text that is not JSON, a value of the
-/// wrong type or out of range, and for an unknown key, with the nearest known one.
+/// wrong type or out of range, and for an unknown key, with the known ones.
 EngineConfig engine_config(const std::string& json);
 
 /// The same on a command line, as what follows the name of a mode: keys of the file above and
@@ -60,21 +60,24 @@ OverlapOptions overlap_options(int stage, const std::string& text,
 /// What a configuration for DeepSpeed means here.
 struct ReadConfig {
   EngineConfig config;
-  std::vector<std::string> notes;  ///< keys that were understood and make no difference here
+  std::vector<std::string> notes;  ///< what was ignored, a sentence each
 };
 
 /// Reads the block "zero_optimization" of a DeepSpeed configuration (the whole file, or the block
-/// alone), and "gradient_accumulation_steps" and "gradient_clipping" beside it:
+/// alone), and "gradient_accumulation_steps", "gradient_clipping" and "enabled" of "fp16" and
+/// "bf16" beside it:
 ///
 ///     stage                               stage
 ///     overlap_comm                        false: one bucket in flight at most, lookahead 0
-///     reduce_bucket_size                  bucket_mib (elements of 4 bytes)
+///     reduce_bucket_size                  bucket_mib (elements: of 2 bytes where fp16 or bf16 is
+///                                         enabled, else of 4)
 ///     stage3_prefetch_bucket_size         0: lookahead 0
 ///     stage3_param_persistence_threshold  whole_below (there of parameters, here of whole units)
 ///     contiguous_gradients                always so here
 ///
-/// zero::Error for offload_optimizer and offload_param, which do not exist here, and for unknown
-/// keys of the block. Other blocks of the file are not looked at.
+/// "auto" is as if the key were left out. zero::Error for offload_optimizer and offload_param,
+/// which do not exist here, and for unknown keys of the block. All else is ignored, and the notes
+/// say so.
 ReadConfig engine_config_from_deepspeed(const std::string& json);
 
 }  // namespace zero

@@ -35,7 +35,8 @@ TEST(EngineConfig, OfACommandLine) {
   const auto refused = [](const std::string& text) {
     return testing::error_of([&] { overlap_options(2, text); });
   };
-  EXPECT_THAT(refused("lookahaed=2"), HasSubstr("did you mean 'lookahead'?"));
+  EXPECT_THAT(refused("lookahaed=2"),
+              HasSubstr("unknown key 'lookahaed'; known keys: accumulation_steps"));
   EXPECT_THAT(refused("lookahead=two"), HasSubstr("lookahead is \"two\""));
   EXPECT_THAT(refused("bucket_mib=5:fast"), HasSubstr("'fast' is no setting"));
   EXPECT_THAT(refused("bucket_mib="), HasSubstr("bucket_mib is \"\""));
@@ -108,8 +109,7 @@ TEST(EngineConfig, LeavesWhatIsNotSaidAtItsDefault) {
 }
 
 TEST(EngineConfig, RefusesWhatItDoesNotKnowOrCannotBe) {
-  EXPECT_THAT(refused(R"({"stages": 2})"),
-              HasSubstr("unknown key 'stages'; did you mean 'stage'?"));
+  EXPECT_THAT(refused(R"({"stages": 2})"), HasSubstr("unknown key 'stages'; known keys: "));
   EXPECT_THAT(refused(R"({"stage": 4})"), HasSubstr("stage is 4; it must be 0, 1, 2 or 3"));
   EXPECT_THAT(refused(R"({"stage": 2.5})"), HasSubstr("stage is 2.5"));
   EXPECT_THAT(refused(R"({"stage": "3"})"), HasSubstr("stage is \"3\""));
@@ -159,8 +159,40 @@ TEST(DeepSpeedConfig, ReadsTheBlockInItsFileAndAlone) {
     EXPECT_EQ(read.config.overlap.whole_below, 100000);
     EXPECT_EQ(read.config.accumulation_steps, text == block ? 1 : 4);
     EXPECT_EQ(read.config.clip_norm, text == block ? 0.0 : 0.5);
-    EXPECT_THAT(read.notes, IsEmpty());
+    EXPECT_EQ(read.notes, text == block ? std::vector<std::string>{}
+                                        : std::vector<std::string>{"train_batch_size is not read"});
   }
+}
+
+TEST(DeepSpeedConfig, CountsElementsByDtype) {
+  const auto bucket = [](const std::string& dtype) {
+    return engine_config_from_deepspeed(
+               R"({"zero_optimization": {"stage": 2, "reduce_bucket_size": 1000}, )" + dtype + "}")
+        .config.overlap.bucket_bytes;
+  };
+  EXPECT_EQ(bucket(R"("bf16": {"enabled": true})"), 2000);
+  EXPECT_EQ(bucket(R"("fp16": {"enabled": true, "loss_scale": 0})"), 2000);
+  EXPECT_EQ(bucket(R"("bf16": {"enabled": false}, "fp16": {})"), 4000);
+  EXPECT_THAT(refused_deepspeed(R"({"bf16": true, "zero_optimization": {}})"),
+              HasSubstr("bf16 is true; it must be a JSON object"));
+}
+
+// As transformers' Trainer writes it: what is not known before is "auto".
+TEST(DeepSpeedConfig, AutoIsTheDefault) {
+  const ReadConfig read = engine_config_from_deepspeed(
+      R"({"gradient_accumulation_steps": "auto", "gradient_clipping": "auto", "optimizer": {},
+          "bf16": "auto",
+          "zero_optimization": {"stage": 3, "reduce_bucket_size": "auto", "overlap_comm": "auto"}})");
+  const EngineConfig plain = engine_config("{}");
+  EXPECT_EQ(read.config.accumulation_steps, 1);
+  EXPECT_EQ(read.config.clip_norm, 0);
+  EXPECT_EQ(read.config.overlap.bucket_bytes, plain.overlap.bucket_bytes);
+  EXPECT_EQ(read.config.overlap.lookahead, plain.overlap.lookahead);
+  EXPECT_THAT(read.notes,
+              ::testing::UnorderedElementsAre(
+                  HasSubstr("gradient_accumulation_steps is \"auto\""),
+                  HasSubstr("gradient_clipping is"), HasSubstr("bf16 is"), "optimizer is not read",
+                  HasSubstr("reduce_bucket_size is"), HasSubstr("overlap_comm is")));
 }
 
 TEST(DeepSpeedConfig, WithoutOverlapNothingIsAhead) {
@@ -182,7 +214,7 @@ TEST(DeepSpeedConfig, SaysWhatMakesNoDifferenceAndRefusesOffload) {
   EXPECT_THAT(refused_deepspeed(R"({"offload_optimizer": {"device": "cpu"}})"),
               HasSubstr("offload_optimizer is {\"device\":\"cpu\"}; it must be left out"));
   EXPECT_THAT(refused_deepspeed(R"({"stage": 3, "overlap_com": true})"),
-              HasSubstr("did you mean 'overlap_comm'?"));
+              HasSubstr("unknown key 'overlap_com'; known keys: "));
   EXPECT_THAT(refused_deepspeed(R"({"zero_optimization": 3})"),
               HasSubstr("zero_optimization must be a JSON object"));
 }

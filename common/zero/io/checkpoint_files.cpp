@@ -7,7 +7,6 @@
 #include <system_error>
 #include <vector>
 
-#include <zero/base/atomic_file.hpp>
 #include <zero/base/error.hpp>
 #include <zero/base/sha256.hpp>
 #include <zero/io/checkpoint_files.hpp>
@@ -76,13 +75,6 @@ std::string read_text(const fs::path& path) {
   std::vector<char> block(kBlock);
   while (const std::size_t count = file.read(block)) text.append(block.data(), count);
   return text;
-}
-
-void write_text(const fs::path& path, const std::string& text) {
-  base::AtomicFile file(path, static_cast<std::int64_t>(text.size()));
-  file.write(text.data(), static_cast<std::int64_t>(text.size()), /*offset=*/0);
-  file.complete();
-  file.publish();
 }
 
 void sync_folder(const fs::path& folder) { Open(folder, O_DIRECTORY).sync(); }

@@ -19,9 +19,6 @@ Fingerprint fingerprint(const std::filesystem::path& path);
 /// A small file as text.
 std::string read_text(const std::filesystem::path& path);
 
-/// Writes a small file, brings it to the disk, and only then gives it its name.
-void write_text(const std::filesystem::path& path, const std::string& text);
-
 /// Brings the names in `folder` to the disk.
 void sync_folder(const std::filesystem::path& folder);
 

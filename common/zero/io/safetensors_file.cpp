@@ -1,18 +1,12 @@
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
-#include <cerrno>
 #include <cstring>
 #include <string_view>
-#include <system_error>
 
 #include <zero/base/error.hpp>
 #include <zero/io/safetensors_file.hpp>
@@ -29,18 +23,6 @@ namespace fs = std::filesystem;
 using safetensors::refuse;
 
 constexpr std::string_view kPointerBegin = "version https://git-lfs";
-
-[[noreturn]] void fail_to_open(const fs::path& path) {
-  refuse(path, fmt::format("cannot be opened: {}", std::generic_category().message(errno)));
-}
-
-// A file descriptor that is closed at the end of its scope.
-struct Descriptor {
-  int value;
-  ~Descriptor() {
-    if (value >= 0) ::close(value);
-  }
-};
 
 // Splits a whole file into header and data.
 std::string_view header_text(std::string_view file, const fs::path& path) {
@@ -72,44 +54,9 @@ std::string_view header_text(std::string_view file, const fs::path& path) {
 
 }  // namespace
 
-// A whole file in memory, read only.
-class SafetensorsFile::Mapping {
- public:
-  explicit Mapping(const fs::path& path) {
-    // Without O_NONBLOCK a pipe would wait here for its writer.
-    const Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
-    if (file.value < 0) fail_to_open(path);
-    struct stat status {};
-    if (::fstat(file.value, &status) != 0) fail_to_open(path);
-    if (!S_ISREG(status.st_mode)) refuse(path, "is not a regular file");
-    if (status.st_size == 0) refuse(path, "is empty");
-    size_ = static_cast<std::size_t>(status.st_size);
-    data_ = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file.value, 0);
-    if (data_ == MAP_FAILED) fail_to_open(path);
-    ::madvise(data_, size_, MADV_SEQUENTIAL);
-  }
-  ~Mapping() { ::munmap(data_, size_); }
-  Mapping(const Mapping&) = delete;
-  Mapping& operator=(const Mapping&) = delete;
-
-  std::string_view bytes() const { return {static_cast<const char*>(data_), size_}; }
-
-  // Takes the pages of [begin, begin + size) out of the resident set. They stay in the system's
-  // cache, and come back if they are read again.
-  void forget(const char* begin, std::size_t size) const {
-    static const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
-    const auto first = reinterpret_cast<std::uintptr_t>(begin) / page * page;
-    const auto last = reinterpret_cast<std::uintptr_t>(begin) + size;
-    ::madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
-  }
-
- private:
-  void* data_ = nullptr;
-  std::size_t size_ = 0;
-};
-
 SafetensorsFile::SafetensorsFile(const fs::path& path) : path_(path) {
-  mapping_ = std::make_shared<const Mapping>(path);
+  mapping_ = std::make_shared<const base::MappedFile>(path, path.string());
+  mapping_->read_in_order();
   const std::string_view file = mapping_->bytes();
   const std::string_view text = header_text(file, path);
   data_ = text.data() + text.size();
@@ -121,7 +68,7 @@ SafetensorsFile::SafetensorsFile(const fs::path& path) : path_(path) {
     index_[entry.name] = names_.size();
     names_.push_back(entry.name);
   }
-  mapping_->forget(file.data(), text.size());
+  mapping_->forget(text);
 }
 
 const SafetensorsEntry& SafetensorsFile::info(const std::string& name) const {
@@ -183,7 +130,7 @@ void SafetensorsFile::read_range_into(const std::string& name, std::int64_t begi
           std::memcpy(typed.mutable_data_ptr(), source, size);
           piece.copy_(typed.view(piece.sizes()));
         }
-        mapping_->forget(source, size);
+        mapping_->forget({source, size});
       });
 }
 

@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include <zero/base/mapped_file.hpp>
 #include <zero/io/safetensors_spec.hpp>
 
 namespace zero::io {
@@ -36,7 +37,7 @@ class SafetensorsFile {
 
   bool contains(const std::string& name) const { return index_.contains(name); }
 
-  /// @throws zero::Error, proposing the nearest name, where the file has no such tensor.
+  /// @throws zero::Error, with the first names, where the file has no such tensor.
   const SafetensorsEntry& info(const std::string& name) const;
 
   /// The texts under "__metadata__"; empty where there are none.
@@ -60,10 +61,8 @@ class SafetensorsFile {
   void read_range_into(const std::string& name, std::int64_t begin, const at::Tensor& out) const;
 
  private:
-  class Mapping;
-
   std::filesystem::path path_;
-  std::shared_ptr<const Mapping> mapping_;
+  std::shared_ptr<const base::MappedFile> mapping_;
   const char* data_ = nullptr;  // first byte after the header
   std::vector<SafetensorsEntry> entries_;
   std::vector<std::string> names_;

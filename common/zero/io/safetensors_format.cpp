@@ -12,7 +12,6 @@
 #include <unordered_set>
 
 #include <zero/base/error.hpp>
-#include <zero/base/names.hpp>
 #include <zero/io/safetensors_format.hpp>
 #include <zero/memory/storage.hpp>
 
@@ -382,11 +381,11 @@ void check_tensor(const at::Tensor& tensor, const SafetensorsSpec& spec, const s
 std::string unknown_tensor(const std::string& name, const std::vector<std::string>& known,
                            const std::string& path) {
   std::string message =
-      fmt::format("{}: there is no tensor {} among its {}", path, shown(name), known.size());
-  if (const auto nearest = base::nearest_name(name, known)) {
-    message += fmt::format("; did you mean {}?", shown(*nearest));
-  }
-  return message;
+      fmt::format("{}: there is no tensor {} among its {}:", path, shown(name), known.size());
+  constexpr std::size_t kNamed = 10;
+  for (std::size_t i = 0; i < known.size() && i < kNamed; ++i)
+    message += fmt::format(" {}", shown(known[i]));
+  return message + (known.size() > kNamed ? " ..." : "");
 }
 
 void for_each_piece(const at::Tensor& tensor, std::int64_t limit, std::int64_t first,

@@ -70,7 +70,7 @@ std::vector<SafetensorsSpec> specs_of(const NamedTensors& tensors, const std::st
 void check_tensor(const at::Tensor& tensor, const SafetensorsSpec& spec, const std::string& path,
                   std::string_view what);
 
-/// The message where no tensor is called `name`, with the nearest name that there is.
+/// The message where no tensor is called `name`, with the first of those that there are.
 std::string unknown_tensor(const std::string& name, const std::vector<std::string>& known,
                            const std::string& path);
 

@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <map>
 
+#include <zero/base/atomic_file.hpp>
 #include <zero/base/error.hpp>
 #include <zero/io/checkpoint_files.hpp>
 #include <zero/io/checkpoint_parts.hpp>
@@ -130,7 +131,7 @@ void hold(const fs::path& folder) {
 void commit(const fs::path& folder, const Manifest& manifest) {
   sync_folder(folder / manifest.folder);
   sync_folder(folder);
-  write_text(folder / kManifestFile, to_text(manifest));
+  base::write_file(folder / kManifestFile, to_text(manifest));
 }
 
 // Rank 0, after a failure: what was begun goes, unless the manifest came into its place and only

@@ -8,7 +8,7 @@
 
 #include <chrono>
 
-#include <tests/bench/program.hpp>
+#include <tests/bench/bench.hpp>
 #include <zero/base/error.hpp>
 #include <zero/optim/optimizer.hpp>
 
@@ -94,19 +94,18 @@ bench::Measured libtorch(const Settings& settings) {
 
 int run(int argc, char** argv) {
   Settings settings;
-  bench::Program program(argc, argv, "AdamW on one thread, ours beside LibTorch's.");
-  CLI::App& options = program.options();
+  CLI::App options{"AdamW on one thread, ours beside LibTorch's."};
   options.add_option("--millions", settings.millions, "of parameters")
       ->capture_default_str()
       ->check(CLI::Range(1, 1000));
   options.add_option("--steps", settings.steps, "after a first one that is not counted")
       ->capture_default_str()
       ->check(CLI::Range(1, 10000));
-  if (const auto code = program.parse()) return *code;
-  program.add(fmt::format("adamw/{}M/ours", settings.millions), [&] { return ours(settings); });
-  program.add(fmt::format("adamw/{}M/libtorch", settings.millions),
-              [&] { return libtorch(settings); });
-  return program.run();
+  return bench::run(argc, argv, options, [&] {
+    bench::add(fmt::format("adamw/{}M/ours", settings.millions), [&] { return ours(settings); });
+    bench::add(fmt::format("adamw/{}M/libtorch", settings.millions),
+               [&] { return libtorch(settings); });
+  });
 }
 
 }  // namespace

@@ -28,7 +28,7 @@ class Registry {
   void add(StrategyEntry entry);
 
   /// Makes the strategy that `mode` ("zero1", "zero1:naive") names; overrides arguments.variant.
-  /// zero::Error with the nearest known name for an unknown one.
+  /// zero::Error with the known names for an unknown one.
   std::unique_ptr<Strategy> make(const std::string& mode, StrategyArguments arguments) const;
 
   /// Throws zero::Error if make() would not know `mode`.

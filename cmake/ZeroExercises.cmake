@@ -1,4 +1,4 @@
-# The small programs, one a chapter: minimal.cpp is a whole program with model, data, loop and stage.
+# The small programs, one a chapter (minimal.cpp is a whole program with model, data, loop and stage), and the exercises.
 
 # zero_add_minimal(<NN_name>): the program <NN_name>_minimal of the folder's minimal.cpp. Of the library it
 # links what counts memory, the communicator and the launcher, so that it is built soon after a fresh clone.
@@ -20,8 +20,7 @@ function(zero_add_minimal_tests)
   zero_configure_test(minimal_test)
   target_include_directories(minimal_test PRIVATE "${PROJECT_SOURCE_DIR}")
   target_link_libraries(minimal_test PRIVATE Zero::torch GTest::gmock GTest::gtest_main)
-  set_target_properties(minimal_test PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/bin")
-  zero_discover_tests(minimal_test LABELS minimal)
+  zero_add_test(minimal_test COMMAND minimal_test --gtest_brief=1 LABELS minimal)
   zero_add_tests(minimal_class_test SOURCES "${folder}/class_test.cpp" LABELS minimal LIBRARIES zero_all_chapters)
   get_property(programs GLOBAL PROPERTY ZERO_MINIMAL_PROGRAMS)
   foreach(test minimal_test minimal_class_test)
@@ -105,10 +104,8 @@ function(zero_add_small_exercise id)
   set_property(GLOBAL APPEND PROPERTY ZERO_ANSWERS exercise_${id}_answers)
   foreach(sentence IN LISTS sentences)
     string(REGEX MATCH "^([^:]+):(.+)$" _ "${sentence}")
-    set(test exercise.${id}.${CMAKE_MATCH_1})
-    add_test(NAME ${test} COMMAND exercise_answers "${id} ${CMAKE_MATCH_1}")
-    set_tests_properties(${test} PROPERTIES LABELS "exercise;${chapter}" TIMEOUT 60 ENVIRONMENT OMP_NUM_THREADS=1
-      PASS_REGULAR_EXPRESSION "${CMAKE_MATCH_2}")
+    zero_add_test(exercise.${id}.${CMAKE_MATCH_1} COMMAND exercise_answers "${id} ${CMAKE_MATCH_1}"
+      LABELS exercise ${chapter} PROPERTIES PASS_REGULAR_EXPRESSION "${CMAKE_MATCH_2}")
   endforeach()
 endfunction()
 
@@ -118,9 +115,52 @@ function(zero_add_exercise_answers)
   add_executable(exercise_answers "${PROJECT_SOURCE_DIR}/tests/minimal/answers.cpp")
   zero_configure_test(exercise_answers)
   target_link_libraries(exercise_answers PRIVATE zero_grading GTest::gmock ${answers})
-  set_target_properties(exercise_answers PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/bin")
   get_property(chapters GLOBAL PROPERTY ZERO_CHAPTERS)
   foreach(chapter IN LISTS chapters)
     add_dependencies(check_${chapter} exercise_answers)
+  endforeach()
+endfunction()
+
+# zero_add_exercise(<name> WRONG <answers> LABELS <labels>): the folder that calls it holds <name>_test.cpp and, in
+# starter/, solution/ and wrong/, answers to it. ctest proves that the solution passes and that the
+# starter and every wrong answer fail by an assertion. Where the reader has made mine/<name>.cpp, the
+# program exercise_<name> tests that; else the starter.
+function(zero_add_exercise name)
+  cmake_parse_arguments(ARG "" "" "WRONG;LABELS" ${ARGN})
+  add_library(exercise_${name}_tests OBJECT ${name}_test.cpp "${PROJECT_SOURCE_DIR}/tests/support/exercise_main.cpp")
+  zero_configure_test(exercise_${name}_tests)
+  target_include_directories(exercise_${name}_tests PUBLIC "${CMAKE_CURRENT_SOURCE_DIR}")
+  target_link_libraries(exercise_${name}_tests PUBLIC zero_test_support zero_all_chapters)
+  # A glob is looked at again by every build, so that the reader's copy counts as soon as it is there.
+  file(GLOB own CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/mine/${name}.cpp")
+  set(mine starter)
+  if(own)
+    set(mine mine)
+  endif()
+  set(answers "mine:${mine}/${name}" "starter:starter/${name}" "solution:solution/${name}")
+  foreach(wrong IN LISTS ARG_WRONG)
+    list(APPEND answers "wrong_${wrong}:wrong/${wrong}")
+  endforeach()
+  foreach(answer IN LISTS answers)
+    string(REGEX MATCH "^([^:]+):(.+)$" _ "${answer}")
+    set(kind "${CMAKE_MATCH_1}")
+    set(program exercise_${name}_${kind})
+    if(kind STREQUAL "mine")
+      set(program exercise_${name})
+    endif()
+    add_executable(${program} "${CMAKE_MATCH_2}.cpp")
+    zero_configure_target(${program})
+    target_link_libraries(${program} PRIVATE exercise_${name}_tests)
+    if(NOT kind STREQUAL "mine")
+      set(flag --expect-failure)
+      if(kind STREQUAL "solution")
+        set(flag "")
+      endif()
+      zero_add_test(exercise.${name}.${kind} COMMAND ${program} ${flag} LABELS exercise ${ARG_LABELS})
+      # ./run test NN runs what has the chapter's label, so it must build it too.
+      foreach(label IN LISTS ARG_LABELS)
+        add_dependencies(check_${label} ${program})
+      endforeach()
+    endif()
   endforeach()
 endfunction()

@@ -1,0 +1,48 @@
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <system_error>
+
+#include <zero/base/error.hpp>
+#include <zero/base/mapped_file.hpp>
+
+namespace zero::base {
+
+MappedFile::MappedFile(const std::filesystem::path& path, const std::string& what) {
+  std::string wrong;
+  // Without O_NONBLOCK a pipe would wait here for its writer.
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  struct stat status {};
+  if (file < 0 || ::fstat(file, &status) != 0) {
+    wrong = fmt::format("cannot be opened: {}", std::generic_category().message(errno));
+  } else if (!S_ISREG(status.st_mode)) {
+    wrong = "is not a regular file";
+  } else if (status.st_size == 0) {
+    wrong = "is empty";
+  } else {
+    size_ = static_cast<std::size_t>(status.st_size);
+    data_ = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file, 0);
+    if (data_ == MAP_FAILED) {
+      wrong = fmt::format("cannot be mapped: {}", std::generic_category().message(errno));
+    }
+  }
+  if (file >= 0) ::close(file);
+  if (!wrong.empty()) throw Error(fmt::format("{}: {}", what, wrong));
+}
+
+MappedFile::~MappedFile() { ::munmap(data_, size_); }
+
+void MappedFile::read_in_order() const { ::madvise(data_, size_, MADV_SEQUENTIAL); }
+
+void MappedFile::forget(std::string_view part) const {
+  static const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const auto begin = reinterpret_cast<std::uintptr_t>(part.data());
+  const std::uintptr_t first = begin / page * page;
+  ::madvise(reinterpret_cast<void*>(first), begin + part.size() - first, MADV_DONTNEED);
+}
+
+}  // namespace zero::base
