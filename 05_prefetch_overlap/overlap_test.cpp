@@ -193,7 +193,7 @@ TEST(Overlap, KeepsSmallUnitsWholeIfAskedTo) {
     Medium other;
     const Overlap at_limit({*other.model, communicator, optim::adamw(), &other.values, ""},
                            options);
-    EXPECT_FALSE(at_limit.buckets().front().whole());
+    EXPECT_FALSE(at_limit.buckets().front().is_whole());
     OverlapOptions none;
     none.whole_below = 0;
     expect_equal(trained(communicator, {.whole_below = 300}, 3), trained(communicator, none, 3),
