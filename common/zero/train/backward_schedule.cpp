@@ -57,6 +57,7 @@ void BackwardSchedule::enter_forward(std::size_t u) {
 
 void BackwardSchedule::begin_backward(bool reduces) {
   if (std::exchange(in_forward_, false)) pending_uses_ = before_forward_;
+  in_backward_ = true;
   reduces_ = reduces;
   next_ = 0;
   for (std::size_t k = 0; k < items_.size(); ++k) {
@@ -155,6 +156,7 @@ void BackwardSchedule::allow(std::size_t item) {
 
 void BackwardSchedule::end_units() {
   while (!running_.empty()) end_use();
+  in_backward_ = false;
 }
 
 void BackwardSchedule::reduce_rest() {
@@ -163,6 +165,7 @@ void BackwardSchedule::reduce_rest() {
 }
 
 void BackwardSchedule::give_up() {
+  if (in_backward_) pending_uses_.assign(pending_uses_.size(), 0);
   end_units();
   states_.assign(states_.size(), State::kAbsent);
   missing_.assign(missing_.size(), 0);

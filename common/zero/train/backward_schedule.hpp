@@ -82,7 +82,8 @@ class BackwardSchedule {
   /// has none.
   void reduce_rest();
 
-  /// A backward was given up: the next begins anew.
+  /// The next backward begins anew. Where the last one did not get to end_units(), the uses of its
+  /// forward are forgotten.
   void give_up();
   /// The weights change: no backward follows the forwards so far.
   void forget_forwards();
@@ -115,6 +116,7 @@ class BackwardSchedule {
   std::vector<State> states_;         // by item
   std::vector<std::size_t> missing_;  // by item: gradients that are to come
   std::size_t next_ = 0;              // place in order_ of the first that has not gone
+  bool in_backward_ = false;
   bool reduces_ = false;
 
   bool in_forward_ = false;
