@@ -92,7 +92,7 @@ class Overlap : public train::Strategy {
   void start_gather(std::size_t unit);
   void finish_gather(std::size_t unit);
   void reshard_unit(std::size_t unit);
-  void finish_parameters();
+  void finish_parameters() override;
   void end_of_pass(Prefetch& pass, const char* name);
   std::vector<UnitTimes> least_over_ranks() const;
   std::int64_t largest_unit_ahead() const;
