@@ -40,7 +40,7 @@ int main(int argc, char** argv) {
       fmt::print("\nJSON: {}\n", json);
     }
   } catch (const zero::Error& error) {
-    fmt::print(stderr, "error: {}\n", error.what());
+    fmt::print(stderr, "error: {}\n", message_of(error));
     return 1;
   }
   return 0;

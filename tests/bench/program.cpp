@@ -66,8 +66,8 @@ void Program::add(const std::string& name, std::function<Measured()> measure) {
       state.SkipWithError(reason.what());
     } catch (const std::exception& error) {
       failed_ = true;
-      say(name, fmt::format("FAILED: {}", error.what()));
-      state.SkipWithError(error.what());
+      say(name, fmt::format("FAILED: {}", message_of(error)));
+      state.SkipWithError(message_of(error).c_str());
     }
   };
   benchmark::RegisterBenchmark(name.c_str(), run)

@@ -84,7 +84,7 @@ std::vector<RankExit> graded_launch_ranks(const std::string& exercise, const Lau
   try {
     code = exercise::grade(exercise, options, function);
   } catch (const std::exception& error) {
-    fmt::print(stderr, "{}: {}\n", exercise, error.what());
+    fmt::print(stderr, "{}: {}\n", exercise, message_of(error));
   }
   std::exit(code);
 }

@@ -105,7 +105,7 @@ class Ranks {
       try {
         return function(*dist::connect(environment, connect));
       } catch (const std::exception& error) {
-        throw Error(fmt::format("(of {}) {}", environment.world_size, error.what()));
+        throw Error(fmt::format("(of {}) {}", environment.world_size, message_of(error)));
       }
     });
   }

@@ -93,7 +93,7 @@ int threads_for(const LaunchOptions& options) {
     child.result.write(function(rank));
   } catch (const std::exception& error) {
     std::cout.flush();
-    log_error(fmt::format("rank {}: {}", options.first_rank + rank, error.what()));
+    log_error(fmt::format("rank {}: {}", options.first_rank + rank, message_of(error)));
     code = 1;
   }
   std::cout.flush();
