@@ -206,7 +206,7 @@ FakeResult run_in_a_process(const std::string& mode, const Options& options) {
                       {"parameter_bytes", result.parameter_bytes}}
         .dump();
   });
-  dist::check_all_well(exits, fmt::format("mode {} failed:\n", mode));
+  dist::check_all_well(exits, fmt::format("mode {} failed", mode));
   const base::Json json = base::Json::parse(exits.front().result);
   return {ladder::fake_row_from_json(json.at("row")), json.at("parameters"),
           json.at("parameter_bytes")};
