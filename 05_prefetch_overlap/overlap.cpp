@@ -62,7 +62,7 @@ Overlap::~Overlap() {
     try {
       finish();
     } catch (const std::exception& error) {
-      if (!said) log_error(fmt::format("rank {}: {}", communicator_.rank(), error.what()));
+      if (!said) log_error(fmt::format("rank {}: {}", communicator_.rank(), message_of(error)));
       said = true;
     }
   };

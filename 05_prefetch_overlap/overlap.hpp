@@ -80,6 +80,7 @@ class Overlap : public train::Strategy {
   void use(std::size_t unit, Prefetch& pass, PassClock& clock);
   void start_gather(std::size_t unit);
   void finish_gather(std::size_t unit);
+  void finish_parameters() override { flat_.wait_gathers(); }
   void end_of_pass(Prefetch& pass, const char* name);
   std::int64_t largest_unit_ahead() const;
   void choose_lookahead_once();

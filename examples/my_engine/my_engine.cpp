@@ -2,6 +2,7 @@
 // stands
 #include <iostream>
 
+#include <zero/base/error.hpp>
 #include <zero/distributed/launch.hpp>
 #include <zero/engine/engine.hpp>
 #include <zero/nn/layers.hpp>
@@ -79,7 +80,7 @@ int main(int argc, char** argv) {
     zero::dist::check_all_well(exits);
     return 0;
   } catch (const std::exception& error) {
-    std::cerr << error.what() << "\n";
+    std::cerr << zero::message_of(error) << "\n";
     return 1;
   }
 }

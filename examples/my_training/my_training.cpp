@@ -2,6 +2,7 @@
 #include <iostream>
 
 #include <03_zero3/zero3_sharding.hpp>
+#include <zero/base/error.hpp>
 #include <zero/distributed/launch.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/layers.hpp>
@@ -96,7 +97,7 @@ int main() {
     zero::dist::check_all_well(zero::dist::launch_ranks({.world_size = 2}, train));  // forks two
     return 0;
   } catch (const std::exception& error) {
-    std::cerr << error.what() << "\n";
+    std::cerr << zero::message_of(error) << "\n";
     return 1;
   }
 }

@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include <zero/base/error.hpp>
 #include <zero/train/registry.hpp>
 
 namespace {
@@ -78,7 +79,7 @@ int main(int argc, char** argv) {
   try {
     return print(read_cells(argv[1]));
   } catch (const std::exception& error) {
-    fmt::print(stderr, "parity_matrix: {}\n", error.what());
+    fmt::print(stderr, "parity_matrix: {}\n", zero::message_of(error));
     return 2;
   }
 }

@@ -39,7 +39,7 @@ Run logs_of(const std::vector<dist::RankExit>& exits) {
 Run run_reference(const dist::LaunchOptions& options, int ranks,
                   const dist::RankFunction& function) {
   const auto exits = run(options, ranks, function);
-  dist::check_all_well(exits, "the grader's own DDP failed: ");
+  dist::check_all_well(exits, "the grader's own DDP failed");
   return logs_of(exits);
 }
 
@@ -84,7 +84,7 @@ std::vector<RankExit> graded_launch_ranks(const std::string& exercise, const Lau
   try {
     code = exercise::grade(exercise, options, function);
   } catch (const std::exception& error) {
-    fmt::print(stderr, "{}: {}\n", exercise, error.what());
+    fmt::print(stderr, "{}: {}\n", exercise, message_of(error));
   }
   std::exit(code);
 }

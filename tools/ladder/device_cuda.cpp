@@ -26,7 +26,7 @@ std::string asked(const std::function<std::string()>& question) {
   dist::LaunchOptions one;
   one.world_size = 1;
   const auto exits = dist::fork_processes(one, [&](int) { return question(); });
-  dist::check_all_well(exits, "--device cuda: the GPUs could not be asked: ");
+  dist::check_all_well(exits, "--device cuda: the GPUs could not be asked");
   return exits.front().result;
 }
 

@@ -93,7 +93,7 @@ class Ranks {
     const auto exits = fake()         ? run_fake_rank(rank_main)
                        : environment_ ? run_own_rank(rank_main)
                                       : dist::launch_ranks(launch_, rank_main);
-    dist::check_all_well(exits, fmt::format("mode {} failed:\n", what));
+    dist::check_all_well(exits, fmt::format("mode {} failed", what));
     std::vector<RankResult> results;
     if (!reports()) return results;
     for (const auto& text : base::Json::parse(exits.front().result)) {
@@ -114,7 +114,7 @@ class Ranks {
       try {
         return function(*dist::connect(environment, connect));
       } catch (const std::exception& error) {
-        throw Error(fmt::format("(of {}) {}", environment.world_size, error.what()));
+        throw Error(fmt::format("(of {}) {}", environment.world_size, message_of(error)));
       }
     });
   }
@@ -194,7 +194,7 @@ std::string inspect_weights(const Options& options) {
       return std::string("-") + error.what();
     }
   });
-  dist::check_all_well(exits, "the weights could not be looked at: ");
+  dist::check_all_well(exits, "the weights could not be looked at");
   const std::string said = exits.front().result;
   if (said.front() == '-') throw Error(said.substr(1));
   return said.substr(1);

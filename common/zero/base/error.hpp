@@ -1,5 +1,6 @@
 #pragma once
 
+#include <exception>
 #include <stdexcept>
 #include <string>
 
@@ -14,5 +15,9 @@ class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
+
+/// What `error` says. What LibTorch's own errors (c10::Error) add to what(), some thirty lines of
+/// C++ calls, is left out.
+std::string message_of(const std::exception& error);
 
 }  // namespace zero

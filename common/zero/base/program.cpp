@@ -8,6 +8,7 @@
 #include <exception>
 #include <iostream>
 
+#include <zero/base/error.hpp>
 #include <zero/base/program.hpp>
 
 namespace zero {
@@ -39,7 +40,7 @@ int run_program(const std::string& name, const std::function<int()>& program, in
   try {
     code = program();
   } catch (const std::exception& error) {
-    log_error(fmt::format("{}: {}", name, error.what()));
+    log_error(fmt::format("{}: {}", name, message_of(error)));
   }
   if (output_is_complete()) return code;
   log_error(

@@ -26,6 +26,11 @@ struct ConnectOptions {
   /// (memfd_create), else over TCP; "host": the first or zero::Error; "shared": the second or
   /// zero::Error; "tcp": always over TCP. The same bits in any way. The environment variable
   /// ZERO_TRANSPORT goes before this.
+  ///
+  /// With "auto" and "host", where Linux lets only ancestors of a process read its memory (Yama,
+  /// ptrace_scope 1), every rank allows it, until the communicator is gone, to all processes of the
+  /// same user that descend from the ranks' nearest common ancestor, most often their launcher.
+  /// "shared" and "tcp" do without.
   std::string transport = "auto";
   /// Use loopback: all ranks are on this machine. The variable GLOO_SOCKET_IFNAME goes before this.
   bool loopback = false;

@@ -93,7 +93,7 @@ int threads_for(const LaunchOptions& options) {
     child.result.write(function(rank));
   } catch (const std::exception& error) {
     std::cout.flush();
-    log_error(fmt::format("rank {}: {}", options.first_rank + rank, error.what()));
+    log_error(fmt::format("rank {}: {}", options.first_rank + rank, message_of(error)));
     code = 1;
   }
   std::cout.flush();
@@ -253,13 +253,16 @@ std::string describe_failures(const std::vector<RankExit>& exits) {
   for (const RankExit& exit : exits) {
     if (exit.ok()) continue;
     text += fmt::format("{} after {:.2f} s\n{}", how_it_ended(exit), exit.seconds, exit.output);
+    if (text.back() != '\n') text += '\n';  // of a rank that ended in the middle of a line
   }
   return text;
 }
 
 void check_all_well(const std::vector<RankExit>& exits, const std::string& what) {
-  const std::string failures = describe_failures(exits);
-  if (!failures.empty()) throw Error(what + failures);
+  std::string failures = describe_failures(exits);
+  if (failures.empty()) return;
+  failures.pop_back();  // a message does not end its line
+  throw Error(what.empty() ? failures : fmt::format("{}:\n{}", what, failures));
 }
 
 }  // namespace zero::dist

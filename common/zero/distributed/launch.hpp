@@ -55,11 +55,12 @@ std::vector<RankExit> launch_ranks(const LaunchOptions& options, const RankFunct
 std::vector<RankExit> fork_processes(const LaunchOptions& options,
                                      const std::function<std::string(int rank)>& function);
 
-/// One line for each rank that failed: how it ended and, where captured, what it printed. Empty if
-/// all are well.
+/// A line for each rank that failed: how it ended and, where captured, what it printed in lines of
+/// its own. Empty if all are well.
 std::string describe_failures(const std::vector<RankExit>& exits);
 
-/// Throws zero::Error unless all are well: `what` and the lines of describe_failures().
+/// Throws zero::Error unless all are well: `what`, if any, a colon, and the lines of
+/// describe_failures() below it.
 void check_all_well(const std::vector<RankExit>& exits, const std::string& what = "");
 
 }  // namespace zero::dist

@@ -45,7 +45,7 @@ std::vector<std::string> on_all_ranks(dist::Communicator& communicator, const st
     mine = "+";
     mine += action();
   } catch (const std::exception& error) {
-    mine = std::string("-") + error.what();
+    mine = "-" + message_of(error);
   }
   std::vector<std::string> all = communicator.exchange(mine);
   for (std::size_t rank = 0; rank < all.size(); ++rank) {

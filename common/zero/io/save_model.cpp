@@ -60,7 +60,7 @@ class Files {
     try {
       action();
     } catch (const std::exception& error) {
-      problem_ = error.what();
+      problem_ = message_of(error);
     }
   }
 

@@ -4,9 +4,12 @@
 #include <torch/types.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 namespace zero::nn {
 
@@ -56,10 +59,29 @@ class Layer : public torch::nn::Module {
   void to(torch::Dtype dtype, bool non_blocking = false) override;
   void to(torch::Device device, bool non_blocking = false) override;
 
+  /// Writes the module into `archive`, as LibTorch's does. While a strategy has it, the archive
+  /// gets copies, so that later steps do not change them; they take as many bytes as the
+  /// parameters. Acts on this rank alone.
+  /// @throws zero::Error, before anything is written, where a parameter of it is not whole.
+  void save(torch::serialize::OutputArchive& archive) const override;
+
+  /// Reads the module from `archive`, as LibTorch's does, before a strategy has the model.
+  /// @throws zero::Error while a strategy has it: its optimizer and other ranks would not see the
+  /// values.
+  void load(torch::serialize::InputArchive& archive) override;
+
+  /// @throws zero::Error: a layer has no function that makes another one like it.
+  std::shared_ptr<Module> clone(
+      const std::optional<torch::Device>& device = std::nullopt) const override;
+
   /// The strategy that has the model, as its name is shown in messages; empty where none has
   /// (set_holder() of parameters.hpp sets it).
   const std::string& holder() const { return holder_; }
-  void set_holder(const std::string& holder) { holder_ = holder; }
+  /// `before_read` is called before all parameters are read: it waits for those on their way.
+  void set_holder(const std::string& holder, std::function<void()> before_read = {}) {
+    holder_ = holder;
+    before_read_ = std::move(before_read);
+  }
 
  protected:
   /// Registers a parameter of the given shape that requires a gradient. Outside DeferredStorage it
@@ -69,10 +91,13 @@ class Layer : public torch::nn::Module {
                            at::ScalarType dtype = at::kFloat);
 
  private:
-  void check_not_taken() const;
+  class Copies;
+  void check_not_taken(const char* function, const char* instead) const;
+  void check_whole() const;
 
   std::map<std::string, Initializer> initializers_;
   std::string holder_;
+  std::function<void()> before_read_;
 };
 
 }  // namespace zero::nn

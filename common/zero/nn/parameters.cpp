@@ -178,9 +178,10 @@ std::string holder_of(torch::nn::Module& root) {
   return holder;
 }
 
-void set_holder(torch::nn::Module& root, const std::string& holder) {
+void set_holder(torch::nn::Module& root, const std::string& holder,
+                const std::function<void()>& before_read) {
   root.apply([&](torch::nn::Module& module) {
-    if (auto* layer = dynamic_cast<Layer*>(&module)) layer->set_holder(holder);
+    if (auto* layer = dynamic_cast<Layer*>(&module)) layer->set_holder(holder, before_read);
   });
 }
 

@@ -68,8 +68,9 @@ ParameterList list_parameters(Unit& root, Granularity granularity = Granularity:
 /// The strategy that has `root` or a part of it, as it told set_holder(); empty where none has. A
 /// part that has no Layer is known by the callbacks of its parameters, without a name.
 std::string holder_of(torch::nn::Module& root);
-/// Says for every Layer of `root` which strategy has it; empty: none.
-void set_holder(torch::nn::Module& root, const std::string& holder);
+/// Says for every Layer of `root` which strategy has it; empty: none. See Layer::set_holder().
+void set_holder(torch::nn::Module& root, const std::string& holder,
+                const std::function<void()>& before_read = {});
 
 /// Sets the hooks of `root` and of every unit inside it; what does not count as one gets none.
 void set_hooks(Unit& root, UnitHooks* hooks, Granularity granularity = Granularity::kUnit);

@@ -86,7 +86,7 @@ Strategy::Strategy(const StrategyArguments& arguments, nn::Granularity granulari
     nn::on_gradient_ready(parameter(i), [this, i] { on_ready(i); });
   }
   nn::set_hooks(model_, &hooks_, granularity);
-  nn::set_holder(model_, mode_);
+  nn::set_holder(model_, mode_, [this] { finish_parameters(); });
 }
 
 Strategy::~Strategy() {
@@ -146,6 +146,21 @@ void Strategy::check_not_released() const {
   if (released_) throw Error(fmt::format("{} has released its model: make a new one", mode_));
 }
 
+// Where a strategy has put a parameter it must stay: an optimizer may update a shard of that
+// memory, and gathers write into it.
+void Strategy::check_places() {
+  for (std::size_t i = 0; i < count(); ++i) {
+    const void* const now = origin(parameter(i)).storage;
+    if (i == places_.size()) places_.push_back(now);
+    if (places_[i] == now) continue;
+    throw Error(fmt::format(
+        "parameter '{}' has other memory than in the first forward() under {}: a part of the model "
+        "was loaded, cast or moved since, by load(), to() or set_data(); do that before the "
+        "strategy is made, or after its release()",
+        list_.parameters[i].name, mode_));
+  }
+}
+
 template <typename Pass>
 auto Strategy::run_pass(const Pass& pass) {
   try {
@@ -163,6 +178,7 @@ at::Tensor Strategy::forward(const data::Batch& batch) {
   end_other_pass();
   if (std::exchange(pass_threw_, false)) reshard_all();
   at::Tensor loss = run_pass([&] { return model_.loss(batch); });
+  check_places();
   forwards_.add(loss, batch.loss_terms);
   return loss;
 }

@@ -194,6 +194,8 @@ class Strategy : public nn::UnitHooks {
 
   /// Makes the parameters of unit `unit` whole on all ranks. Nothing to do where they are.
   virtual void gather(std::size_t unit) {}
+  /// Blocks until parameters that are on their way to this rank have come.
+  virtual void finish_parameters() {}
   /// Drops what this rank does not keep of unit `unit`, unless is_in_use().
   virtual void drop(std::size_t unit) {}
   /// Drops what this rank does not keep of any unit.
@@ -275,6 +277,7 @@ class Strategy : public nn::UnitHooks {
   void check_not_released() const;
   void remove_hooks();
   bool model_is_whole() const;
+  void check_places();
 
   // Does what is alike for all strategies, and calls the functions of this one.
   class Hooks final : public nn::UnitHooks {
@@ -307,7 +310,8 @@ class Strategy : public nn::UnitHooks {
   Accumulation accumulation_;
   double gradient_scale_ = 1.0;
   std::string mode_;
-  std::vector<Origin> origins_;  // by parameter, as the strategy got them
+  std::vector<Origin> origins_;      // by parameter, as the strategy got them
+  std::vector<const void*> places_;  // storages of the parameters, from the first forward() on
   bool released_ = false;
   bool has_gradients_ = false;
   bool awaits_reduction_ = false;  // a backward whose gradients are to be reduced has begun

@@ -7,14 +7,19 @@
 #include <gmock/gmock.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
+#include <array>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
+#include <cstdarg>
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
@@ -22,13 +27,88 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <new>
 #include <thread>
+#include <utility>
 
 #include <tests/support/ranks.hpp>
 #include <tests/support/test_folder.hpp>
 #include <zero/base/error.hpp>
 #include <zero/distributed/communicator.hpp>
+#include <zero/distributed/host/read_permission.hpp>
 #include <zero/distributed/host/shared_arena.hpp>
+
+namespace zero::dist {
+namespace {
+
+// Yama with ptrace_scope 1, for processes that are forked while one lives: a process reads the
+// memory of its descendants, and of those that allow it to one of its ancestors. Most machines that
+// run these tests do not have it, and root would be asked nothing.
+struct Yama {
+  struct Entry {
+    std::atomic<int> pid;
+    std::atomic<long> allowed;  // what it gave with PR_SET_PTRACER last
+    std::atomic<int> calls;     // how often
+  };
+  std::array<Entry, 64> entries;
+
+  Entry& of(int pid) {
+    for (Entry& entry : entries) {
+      int free = 0;
+      if (entry.pid == pid || entry.pid.compare_exchange_strong(free, pid)) return entry;
+    }
+    std::abort();
+  }
+  bool may_read(int pid) {
+    const std::vector<int> above = lineage();
+    const auto is_above = [&](long other) {
+      return std::find(above.begin(), above.end(), other) != above.end();
+    };
+    const long allowed = of(pid).allowed;
+    return pid == ::getpid() || is_above(allowed) ||
+           allowed == static_cast<long>(PR_SET_PTRACER_ANY);
+  }
+};
+Yama* yama = nullptr;
+
+class YamaIsOn {
+ public:
+  YamaIsOn() {
+    void* const memory = ::mmap(nullptr, sizeof(Yama), PROT_READ | PROT_WRITE,
+                                MAP_SHARED | MAP_ANONYMOUS, /*fd=*/-1, 0);
+    yama = new (memory) Yama{};
+  }
+  ~YamaIsOn() { ::munmap(std::exchange(yama, nullptr), sizeof(Yama)); }
+};
+
+}  // namespace
+}  // namespace zero::dist
+
+// In place of libc's, also for the library.
+extern "C" int prctl(int option, ...) noexcept {
+  std::va_list words;
+  va_start(words, option);
+  std::array<unsigned long, 4> w{};
+  for (unsigned long& word : w) word = va_arg(words, unsigned long);
+  va_end(words);
+  if (option == PR_SET_PTRACER && zero::dist::yama != nullptr) {
+    auto& entry = zero::dist::yama->of(::getpid());
+    entry.allowed = static_cast<long>(w[0]);
+    ++entry.calls;
+    return 0;
+  }
+  return static_cast<int>(::syscall(SYS_prctl, option, w[0], w[1], w[2], w[3]));
+}
+
+extern "C" ssize_t process_vm_readv(pid_t pid, const iovec* to, unsigned long n_to,
+                                    const iovec* from, unsigned long n_from,
+                                    unsigned long flags) noexcept {
+  if (zero::dist::yama != nullptr && !zero::dist::yama->may_read(pid)) {
+    errno = EPERM;
+    return -1;
+  }
+  return ::syscall(SYS_process_vm_readv, pid, to, n_to, from, n_from, flags);
+}
 
 namespace zero::dist {
 namespace {
@@ -90,6 +170,78 @@ TEST(TransportChoice, MemoryIsSharedWhereRanksMayNotReadEachOthers) {
     group->all_reduce(t, Purpose::kGradient, ReduceOp::kSum).wait();
     EXPECT_EQ(t[4].item<int>(), 1);
   });
+}
+
+void expect_sum(Communicator& c) {
+  at::Tensor t = at::full({5}, c.rank() + 1);
+  c.all_reduce(t, Purpose::kGradient, ReduceOp::kSum).wait();
+  EXPECT_EQ(t[4].item<int>(), c.size() * (c.size() + 1) / 2);
+}
+
+class UnderYama : public ::testing::TestWithParam<int> {
+ protected:
+  // The ranks are connected in another way first, which is none of this test's.
+  void SetUp() override { ::setenv("ZERO_TRANSPORT", "tcp", /*overwrite=*/1); }
+  void TearDown() override { ::unsetenv("ZERO_TRANSPORT"); }
+  const YamaIsOn on_;
+};
+INSTANTIATE_TEST_SUITE_P(Ranks, UnderYama, ::testing::Values(2, 3));
+
+TEST_P(UnderYama, RanksAllowReadingToTheirLaunchersDescendantsWhileTheyAreConnected) {
+  on_ranks(GetParam(), [](Communicator& c) {
+    const Yama::Entry& mine = yama->of(::getpid());
+    auto group = again(c, "auto");
+    EXPECT_EQ(group->transport(), "one copy within the host");
+    EXPECT_EQ(mine.allowed, ::getppid());
+    expect_sum(*group);
+    // Another that lives longer goes on with what the first has asked for.
+    const auto second = again(c, "host");
+    group.reset();
+    c.barrier();
+    EXPECT_EQ(mine.allowed, ::getppid());
+    expect_sum(*second);
+  });
+}
+
+TEST_P(UnderYama, NobodyMayReadARankAfterItsCommunicator) {
+  on_ranks(GetParam(), [](Communicator& c) {
+    again(c, "auto").reset();
+    EXPECT_EQ(yama->of(::getpid()).allowed, 0);
+    EXPECT_EQ(yama->of(::getpid()).calls, 2);
+  });
+}
+
+TEST_P(UnderYama, SharedMemoryAndTcpNeedNoPermission) {
+  on_ranks(GetParam(), [](Communicator& c) {
+    for (const char* way : {"shared", "tcp"}) expect_sum(*again(c, way));
+    // One rank that wants to do without decides for all.
+    ::setenv("ZERO_TRANSPORT", c.rank() == 1 ? "shared" : "auto", 1);
+    std::vector<int> all;
+    for (int r = 0; r < c.size(); ++r) all.push_back(r);
+    expect_sum(*c.split(all, "mixed"));
+    EXPECT_EQ(yama->of(::getpid()).calls, 0);
+  });
+}
+
+TEST_P(UnderYama, WhatCanBeReadWithoutIsNotAllowed) {
+  on_ranks(GetParam(), [](Communicator& c) {
+    yama->of(::getpid()).allowed = static_cast<long>(PR_SET_PTRACER_ANY);
+    c.barrier();
+    const auto group = again(c, "host");
+    expect_sum(*group);
+    EXPECT_EQ(yama->of(::getpid()).calls, 0);
+  });
+}
+
+TEST(NearestCommonAncestor, IsTheFirstThatAllHave) {
+  EXPECT_EQ(nearest_common_ancestor({{9, 3, 1}, {8, 7, 3, 1}}), 3);
+  EXPECT_EQ(nearest_common_ancestor({{9, 3, 1}, {9, 3, 1}}), 9);
+  EXPECT_EQ(nearest_common_ancestor({{9, 3, 1}, {5, 1}, {3, 1}}), 1);
+  EXPECT_EQ(nearest_common_ancestor({{9, 3}, {8, 4}}), 0);
+  const std::vector<int> mine = lineage();
+  ASSERT_GE(mine.size(), 2U);
+  EXPECT_EQ(mine[0], ::getpid());
+  EXPECT_EQ(mine[1], ::getppid());
 }
 
 std::int64_t bytes_in_memory(const SharedArena& arena) {

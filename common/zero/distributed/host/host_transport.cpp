@@ -1,11 +1,11 @@
 #include <ATen/ops/empty.h>
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <linux/futex.h>
 #include <poll.h>
 #include <sched.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -17,6 +17,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <iterator>
 #include <sstream>
 #include <utility>
 
@@ -36,8 +37,10 @@ constexpr std::uint64_t kSlots = 1024;
 constexpr int kLooks = 64;
 constexpr long kSleepNanoseconds = 20'000'000;  // then looks whether the peer is alive
 
-// Begins a verdict: not the way that was hoped for, but memory can be shared.
+// Begin a verdict: not the way that was hoped for, but memory can be shared; because a rank wants
+// it, or because the system forbids to read a peer's.
 constexpr char kCanShare = '~';
+constexpr char kForbidden = '!';
 constexpr const char* kShare = "share";
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "atomics are shared by processes");
@@ -105,23 +108,35 @@ std::unique_ptr<HostTransport> HostTransport::open(StoreExchange& exchange, int 
   std::unique_ptr<HostTransport> transport(
       new HostTransport(rank, size, timeout, exchange.call_log()));
   const std::vector<std::string> introductions = exchange.exchange(transport->export_handles(mode));
-  const std::vector<std::string> verdicts =
-      exchange.exchange(transport->import_handles(introductions));
+  std::vector<std::string> verdicts = exchange.exchange(transport->import_handles(introductions));
+  const bool forbidden = std::any_of(verdicts.begin(), verdicts.end(),
+                                     [](const auto& v) { return v.starts_with(kForbidden); });
+  const bool may_be_allowed = std::all_of(verdicts.begin(), verdicts.end(), [](const auto& v) {
+    return v.empty() || v.front() == kForbidden;
+  });
+  if (forbidden && may_be_allowed) {
+    transport->permit_reading();
+    exchange.exchange("permitted");  // nobody tries before all have said so
+    verdicts = exchange.exchange(transport->try_reading());
+  }
   bool reads = true;
   for (int r = 0; r < size; ++r) {
     const std::string& verdict = verdicts[static_cast<std::size_t>(r)];
     if (verdict.empty()) continue;
-    const bool can_share = verdict.front() == kCanShare;
+    const bool can_share = verdict.front() == kCanShare || verdict.front() == kForbidden;
     reason = fmt::format("rank {}: {}", r, verdict.substr(can_share ? 1 : 0));
     // Nobody waits on this transport, so nobody needs to be told that this rank leaves it.
     if (!can_share) return nullptr;
     reads = false;
   }
   if (!reads && !transport->share(exchange, reason)) return nullptr;
+  // What another transport has asked for may be why these ranks can read, and may end before this.
+  if (reads && ReadPermission::any()) transport->permit_reading();
   return transport;
 }
 
 bool HostTransport::share(StoreExchange& exchange, std::string& reason) {
+  permission_.reset();  // it did not help
   const auto on_all = [&](const std::function<std::string()>& what) {
     std::string mine;
     try {
@@ -158,8 +173,6 @@ bool HostTransport::share(StoreExchange& exchange, std::string& reason) {
 
 std::string HostTransport::export_handles(TransportMode mode) {
   if (mode == TransportMode::kNone) return "not wanted";
-  // Where only a parent may look into its child (Yama), peers ask for an exception.
-  ::prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
   cookie_ = static_cast<std::uint64_t>(Clock::now().time_since_epoch().count()) ^
             (static_cast<std::uint64_t>(::getpid()) << 32);
   if (rank_ == 0) {
@@ -170,9 +183,9 @@ std::string HostTransport::export_handles(TransportMode mode) {
       ::close(std::exchange(memory_file_, -1));
     }
   }
-  return fmt::format("{} {} {} {} {} {}", where_pids_are_valid(), ::getpid(), memory_file_,
+  return fmt::format("{} {} {} {} {} {} {}", where_pids_are_valid(), ::getpid(), memory_file_,
                      reinterpret_cast<std::uintptr_t>(&cookie_), cookie_,
-                     mode == TransportMode::kShared ? kShare : "read");
+                     mode == TransportMode::kShared ? kShare : "read", fmt::join(lineage(), " "));
 }
 
 std::string HostTransport::import_handles(const std::vector<std::string>& introductions) {
@@ -180,16 +193,17 @@ std::string HostTransport::import_handles(const std::vector<std::string>& introd
   for (int r = 0; r < size_; ++r) {
     std::istringstream words(introductions[static_cast<std::size_t>(r)]);
     std::string place, mode;
-    int pid = 0, file = -1;
-    std::uint64_t address = 0, value = 0, seen = 0;
-    if (!(words >> place >> pid >> file >> address >> value >> mode)) {
+    int file = -1;
+    Peer& peer = peers_[static_cast<std::size_t>(r)];
+    if (!(words >> place >> peer.pid >> file >> peer.cookie_address >> peer.cookie >> mode)) {
       return fmt::format("rank {} does not want it", r);
     }
+    peer.lineage.assign(std::istream_iterator<int>(words), {});
     if (place != where_pids_are_valid()) return fmt::format("rank {} is on another host", r);
     if (r == 0) {
-      const int opened =
-          rank_ == 0 ? ::dup(file)
-                     : ::open(fmt::format("/proc/{}/fd/{}", pid, file).c_str(), O_RDWR | O_CLOEXEC);
+      const int opened = rank_ == 0 ? ::dup(file)
+                                    : ::open(fmt::format("/proc/{}/fd/{}", peer.pid, file).c_str(),
+                                             O_RDWR | O_CLOEXEC);
       void* mapped = opened < 0 ? MAP_FAILED
                                 : ::mmap(nullptr, Shared::bytes(size_), PROT_READ | PROT_WRITE,
                                          MAP_SHARED, opened, 0);
@@ -199,16 +213,29 @@ std::string HostTransport::import_handles(const std::vector<std::string>& introd
     }
     if (mode == kShare) sharing = fmt::format("rank {} asks for shared memory", r);
     if (r == rank_) continue;
-    Peer& peer = peers_[static_cast<std::size_t>(r)];
-    peer.pid = pid;
-    peer.handle = static_cast<int>(::syscall(SYS_pidfd_open, pid, 0));
+    peer.handle = static_cast<int>(::syscall(SYS_pidfd_open, peer.pid, 0));
     if (peer.handle < 0) return fmt::format("rank {} cannot be watched (pidfd_open)", r);
-    if (!read_raw(r, address, &seen, sizeof seen) || seen != value) {
-      sharing =
-          fmt::format("the system forbids reading the memory of rank {} (process_vm_readv)", r);
-    }
   }
-  return sharing.empty() ? "" : kCanShare + sharing;
+  return sharing.empty() ? try_reading() : kCanShare + sharing;
+}
+
+std::string HostTransport::try_reading() const {
+  for (int r = 0; r < size_; ++r) {
+    const Peer& peer = peers_[static_cast<std::size_t>(r)];
+    std::uint64_t seen = 0;
+    if (r == rank_) continue;
+    if (read_raw(r, peer.cookie_address, &seen, sizeof seen) && seen == peer.cookie) continue;
+    return fmt::format("{}the system forbids reading the memory of rank {} (process_vm_readv)",
+                       kForbidden, r);
+  }
+  return "";
+}
+
+void HostTransport::permit_reading() {
+  std::vector<std::vector<int>> lineages;
+  for (const Peer& peer : peers_) lineages.push_back(peer.lineage);
+  const int ancestor = nearest_common_ancestor(lineages);
+  if (ancestor > 0 && !permission_) permission_ = std::make_unique<ReadPermission>(ancestor);
 }
 
 bool HostTransport::read_raw(int peer, std::uint64_t address, void* to, std::int64_t bytes) const {

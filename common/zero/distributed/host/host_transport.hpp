@@ -14,6 +14,7 @@
 
 #include <zero/distributed/communicator.hpp>
 #include <zero/distributed/gloo/gloo_communicator.hpp>
+#include <zero/distributed/host/read_permission.hpp>
 #include <zero/distributed/host/shared_arena.hpp>
 
 namespace zero::dist {
@@ -40,10 +41,14 @@ class HostTransport {
   /// The least of what any wants is what all do.
   enum class TransportMode : std::uint8_t { kNone, kShared, kAny };
 
-  /// Called by all ranks; blocks for two to four exchanges through the store. Null on every rank
+  /// Called by all ranks; blocks for two to six exchanges through the store. Null on every rank
   /// where any rank cannot reach any other (on another host or in another pid namespace), or does
   /// not want to. `reason` then says whose and which; and why, where ranks may not read each
   /// other's memory (a container without ptrace rights) and share some instead.
+  ///
+  /// Where reading is refused at first, ranks allow it to the processes that descend from their
+  /// nearest common ancestor, and try again; the permission ends with the transport. No rank does
+  /// that where one asks for kNone or kShared.
   static std::unique_ptr<HostTransport> open(StoreExchange& exchange, int rank, int size,
                                              std::chrono::milliseconds timeout, TransportMode mode,
                                              std::string& reason);
@@ -89,6 +94,9 @@ class HostTransport {
   struct Peer {
     int pid = 0;
     int handle = -1;  ///< pidfd: readable once the process ended, even before it is reaped
+    std::uint64_t cookie_address = 0;  ///< where its memory holds `cookie`
+    std::uint64_t cookie = 0;
+    std::vector<int> lineage;
     std::unique_ptr<SharedArena> arena;  ///< where ranks share memory
   };
 
@@ -96,6 +104,8 @@ class HostTransport {
                 std::shared_ptr<CallLog> log);
   std::string export_handles(TransportMode mode);
   std::string import_handles(const std::vector<std::string>& introductions);
+  std::string try_reading() const;
+  void permit_reading();
   bool share(StoreExchange& exchange, std::string& reason);
   bool read_raw(int peer, std::uint64_t address, void* to, std::int64_t bytes) const;
   void notify();
@@ -114,6 +124,7 @@ class HostTransport {
   int memory_file_ = -1;
   Shared* shared_ = nullptr;
   std::vector<Peer> peers_;
+  std::unique_ptr<ReadPermission> permission_;
   std::vector<HostWork*> active_;
   std::unique_ptr<SharedArena> arena_;  // where ranks share memory: what this one posted
   std::map<std::uint64_t, std::int64_t> in_arena_;  // its offset, by ticket

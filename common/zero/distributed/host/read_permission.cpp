@@ -1,0 +1,74 @@
+#include <fmt/format.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <string>
+
+#include <zero/distributed/host/read_permission.hpp>
+
+namespace zero::dist {
+namespace {
+
+// 0 where there is none that this process can see.
+int parent_of(int pid) {
+  std::ifstream file(fmt::format("/proc/{}/status", pid));
+  std::string word;
+  while (file >> word) {
+    int parent = 0;
+    if (word == "PPid:" && file >> parent) return parent;
+  }
+  return 0;
+}
+
+// Ancestors that some ReadPermission allows.
+std::vector<int>& allowed() {
+  static std::vector<int> all;
+  return all;
+}
+
+// Linux keeps one for each process; 0 is nobody.
+void tell_linux() {
+  int farthest = 0;
+  for (const int pid : lineage()) {
+    const auto& all = allowed();
+    if (std::find(all.begin(), all.end(), pid) != all.end()) farthest = pid;
+  }
+  ::prctl(PR_SET_PTRACER, static_cast<unsigned long>(farthest), 0UL, 0UL, 0UL);
+}
+
+}  // namespace
+
+std::vector<int> lineage() {
+  // What a system hides of other users' processes it does not hide of a process's own parent.
+  std::vector<int> all = {::getpid()};
+  for (int next = ::getppid(); next > 0; next = parent_of(next)) all.push_back(next);
+  return all;
+}
+
+int nearest_common_ancestor(const std::vector<std::vector<int>>& lineages) {
+  for (const int candidate : lineages.front()) {
+    const bool is_common =
+        std::all_of(lineages.begin(), lineages.end(), [candidate](const std::vector<int>& one) {
+          return std::find(one.begin(), one.end(), candidate) != one.end();
+        });
+    if (is_common) return candidate;
+  }
+  return 0;
+}
+
+ReadPermission::ReadPermission(int ancestor) : ancestor_(ancestor) {
+  allowed().push_back(ancestor_);
+  tell_linux();
+}
+
+ReadPermission::~ReadPermission() {
+  auto& all = allowed();
+  all.erase(std::find(all.begin(), all.end(), ancestor_));
+  tell_linux();
+}
+
+bool ReadPermission::any() { return !allowed().empty(); }
+
+}  // namespace zero::dist

@@ -1,0 +1,252 @@
+// LibTorch's own functions of a module while an engine has it: save, load, clone, to.
+
+#include <ATen/ops/full.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <torch/nn/cloneable.h>
+#include <torch/serialize.h>
+
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <memory>
+#include <vector>
+
+#include <tests/support/error_of.hpp>
+#include <tests/support/ranks.hpp>
+#include <tests/support/test_folder.hpp>
+#include <tests/support/toy.hpp>
+#include <tests/support/whole_weights.hpp>
+#include <zero/base/sha256.hpp>
+#include <zero/engine/engine.hpp>
+#include <zero/memory/storage.hpp>
+
+namespace zero {
+namespace {
+
+using ::testing::AllOf;
+using testing::error_of;
+using ::testing::HasSubstr;
+using testing::on_ranks;
+using testing::TestFolder;
+
+// A module that is none of this project's.
+struct Scale : torch::nn::Cloneable<Scale> {
+  Scale() { Scale::reset(); }
+  void reset() override { weight = register_parameter("weight", at::full({3}, 0.5)); }
+  at::Tensor weight;
+};
+
+// The toy with such a module behind it, and a parameter that two places have.
+struct Net : nn::Model {
+  Net() {
+    mlp = register_module("mlp", std::make_shared<nn::Mlp>());
+    scale = register_module("scale", std::make_shared<Scale>());
+    twice = add_parameter("twice", {3}, nn::Initializer::normal(0.5));
+    mlp->register_parameter("twice_too", twice);
+    register_buffer("buffer", at::full({2}, 7.0));
+  }
+  at::Tensor predict(const data::Batch& batch) override {
+    return run([&] { return mlp->predict(batch) * scale->weight + twice; }, {});
+  }
+  at::Tensor loss(const data::Batch& batch) override {
+    return (predict(batch) - batch.targets).square().mean();
+  }
+  std::shared_ptr<nn::Mlp> mlp;
+  std::shared_ptr<Scale> scale;
+  at::Tensor twice;
+};
+
+struct NetRun {
+  NetRun(dist::Communicator& communicator, OverlapOptions options)
+      : net(std::make_shared<Net>()), rank(communicator.rank()) {
+    nn::SeededValues values(3);
+    nn::initialize_parameters(*net, values);
+    engine = std::make_unique<Engine>(*net, communicator, optim::adamw({.learning_rate = 0.01}),
+                                      EngineConfig{.overlap = options});
+  }
+  void steps(int first, int last) {
+    for (int s = first; s < last; ++s) {
+      engine->backward(engine->forward(testing::Toy().batch(rank, s)));
+      engine->step();
+    }
+  }
+  std::vector<at::Tensor> weights() { return testing::whole_weights(engine->strategy()); }
+  /// Holds every unit, and calls `action`.
+  void with_whole_units(const std::function<void()>& action) {
+    std::vector<std::unique_ptr<train::UnshardedParameters>> held;
+    for (std::size_t u = 0; u < engine->strategy().list().units.size(); ++u) {
+      held.push_back(std::make_unique<train::UnshardedParameters>(engine->strategy(), u));
+    }
+    action();
+  }
+  std::shared_ptr<Net> net;
+  int rank;
+  std::unique_ptr<Engine> engine;
+};
+
+// What a program of LibTorch reads of the file.
+std::shared_ptr<Net> loaded(const std::string& path) {
+  auto net = std::make_shared<Net>();
+  torch::load(net, path);
+  return net;
+}
+
+void expect_values(Net& net, const std::vector<at::Tensor>& expected) {
+  const std::vector<nn::Parameter> parameters = nn::list_parameters(net).parameters;
+  ASSERT_EQ(parameters.size(), expected.size());
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_TRUE(at::equal(parameters[i].tensor, expected[i])) << parameters[i].name;
+    // Not a part of a buffer, which the next strategy would not take.
+    EXPECT_EQ(parameters[i].tensor.storage().nbytes(), parameters[i].tensor.nbytes());
+    EXPECT_TRUE(parameters[i].tensor.requires_grad());
+  }
+  EXPECT_EQ(net.buffers().front()[1].item<float>(), 7.0F);
+}
+
+std::string digest(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return base::Sha256().add(std::string(std::istreambuf_iterator<char>(file), {})).hex();
+}
+
+class ModuleFunctions : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, ModuleFunctions, ::testing::Values(2, 3),
+                         [](const auto& info) { return fmt::format("N{}", info.param); });
+
+TEST_P(ModuleFunctions, SaveWritesTheSameOnEveryRankWhereParametersAreWhole) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    const TestFolder folder;
+    const std::string path = (folder / "net.pt").string();
+    for (const int stage : {0, 1, 2}) {
+      for (const bool defer : {false, true}) {
+        SCOPED_TRACE(fmt::format("stage {}, {}", stage, defer));
+        NetRun run(communicator, {.stage = stage, .defer_parameter_gather = defer});
+        NetRun undisturbed(communicator, {.stage = stage});
+        run.steps(0, 2);
+        torch::save(run.net, path);  // at once: gathers may be on their way
+        undisturbed.steps(0, 2);
+        expect_values(*loaded(path), undisturbed.weights());
+        communicator.verify_same_on_all_ranks("the file", digest(path));
+        run.steps(2, 4);
+        undisturbed.steps(2, 4);
+        EXPECT_TRUE(at::equal(run.weights().front(), undisturbed.weights().front()));
+        // What was saved is a model like any other.
+        const auto next = loaded(path);
+        Engine engine(*next, communicator, optim::adamw(), {.overlap = {.stage = 3}});
+      }
+    }
+  });
+}
+
+// An archive that a program writes later.
+TEST_P(ModuleFunctions, AnArchiveKeepsTheValuesThatItWasGiven) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    const TestFolder folder;
+    const std::string path = (folder / "net.pt").string();
+    for (const int stage : {0, 1, 2, 3}) {
+      NetRun run(communicator, {.stage = stage});
+      run.steps(0, 1);
+      const std::vector<at::Tensor> expected = run.weights();
+      torch::serialize::OutputArchive archive;
+      run.with_whole_units([&] { run.net->save(archive); });
+      run.steps(1, 3);
+      archive.save_to(path);
+      expect_values(*loaded(path), expected);
+      EXPECT_FALSE(at::equal(run.weights().front(), expected.front()));
+    }
+  });
+}
+
+TEST_P(ModuleFunctions, SaveOfAShardedModelIsRefusedByTheNameOfAParameter) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    const TestFolder folder;
+    const std::string path = (folder / "net.pt").string();
+    NetRun run(communicator, {.stage = 3});
+    NetRun undisturbed(communicator, {.stage = 3});
+    run.steps(0, 2);
+    undisturbed.steps(0, 2);
+    const auto refused = AllOf(HasSubstr("save() on"), HasSubstr("while engine3 has it"),
+                               HasSubstr("is not whole on this rank"), HasSubstr("call release()"),
+                               HasSubstr("hold train::UnshardedParameters"));
+    EXPECT_THAT(error_of([&] { torch::save(run.net, path); }),
+                AllOf(refused, HasSubstr("'twice'")));
+    EXPECT_THAT(error_of([&] { torch::save(run.net->mlp, path); }),
+                AllOf(refused, HasSubstr("'twice_too'")));
+    EXPECT_FALSE(std::filesystem::exists(path));
+    run.with_whole_units([&] { torch::save(run.net, path); });
+    expect_values(*loaded(path), undisturbed.weights());
+    communicator.verify_same_on_all_ranks("the file", digest(path));
+    run.steps(2, 3);  // the module has its own parameters again
+    undisturbed.steps(2, 3);
+    run.engine->release();
+    torch::save(run.net, path);
+    expect_values(*loaded(path), undisturbed.weights());
+  });
+}
+
+TEST_P(ModuleFunctions, LoadCloneAndToAreRefusedUntilTheModelIsReleased) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    const TestFolder folder;
+    const std::string path = (folder / "net.pt").string();
+    for (const int stage : {0, 1, 2, 3}) {
+      SCOPED_TRACE(stage);
+      NetRun run(communicator, {.stage = stage});
+      NetRun other(communicator, {.stage = 0});
+      other.steps(0, 1);
+      torch::save(other.net, path);
+      const std::vector<at::Tensor> saved = other.weights();
+      const std::string held = fmt::format("while engine{} has it", stage);
+      const auto refused = AllOf(HasSubstr(held), HasSubstr("after its release()"));
+      EXPECT_THAT(error_of([&] { torch::load(run.net, path); }), refused);
+      EXPECT_THAT(error_of([&] { run.net->to(at::kDouble); }), refused);
+      EXPECT_THAT(error_of([&] { run.net->clone(); }), HasSubstr("Net: make another one"));
+      run.steps(0, 2);
+      other.steps(1, 2);
+      EXPECT_TRUE(at::equal(run.weights().front(), other.weights().front()));
+      run.engine->release();
+      torch::load(run.net, path);
+      expect_values(*run.net, saved);
+    }
+  });
+}
+
+// A plain module inside asks nobody.
+TEST_P(ModuleFunctions, APartThatIsLoadedOrCastByItselfIsNoticed) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    const TestFolder folder;
+    const std::string path = (folder / "scale.pt").string();
+    torch::save(std::make_shared<Scale>(), path);
+    for (const int stage : {0, 1, 2, 3}) {
+      for (const bool loads : {false, true}) {
+        SCOPED_TRACE(fmt::format("stage {}, {}", stage, loads));
+        NetRun run(communicator, {.stage = stage});
+        run.steps(0, 1);
+        run.with_whole_units(
+            [&] { loads ? torch::load(run.net->scale, path) : run.net->scale->to(at::kDouble); });
+        EXPECT_THAT(error_of([&] { run.steps(1, 2); }),
+                    AllOf(HasSubstr("parameter 'scale.weight' has other memory"),
+                          HasSubstr("before the strategy is made")));
+      }
+    }
+  });
+}
+
+TEST_P(ModuleFunctions, APlainPartIsClonedWhereItIsWhole) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    for (const int stage : {0, 1, 2, 3}) {
+      NetRun run(communicator, {.stage = stage});
+      run.steps(0, 1);
+      const std::vector<at::Tensor> weights = run.weights();
+      const auto clone = [&] { return std::dynamic_pointer_cast<Scale>(run.net->scale->clone()); };
+      if (stage == 3) {
+        EXPECT_THROW(clone(), c10::Error);
+        continue;
+      }
+      EXPECT_TRUE(at::equal(clone()->weight, run.net->scale->weight)) << stage;
+    }
+  });
+}
+
+}  // namespace
+}  // namespace zero
