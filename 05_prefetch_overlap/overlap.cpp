@@ -6,7 +6,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <exception>
 #include <utility>
 
 #include <zero/base/error.hpp>
@@ -51,25 +50,6 @@ Overlap::Overlap(const train::StrategyArguments& arguments, const OverlapOptions
   flat_.initialize([this](std::size_t index, at::Tensor out) { first_value(index, out); });
   broadcast_buffers_from_rank_0();
   if (options_.stage > 0) shard_optimizer();
-}
-
-Overlap::~Overlap() {
-  // A handle may not be dropped while its transfer is in flight, so each is waited for, whatever
-  // the one before it said. The caller has heard of a peer that is gone from the operation that
-  // failed first. Here it is said once, and not at all while an error is on its way up.
-  bool said = std::uncaught_exceptions() > 0;
-  const auto wait = [&](const std::function<void()>& finish) {
-    try {
-      finish();
-    } catch (const std::exception& error) {
-      if (!said) log_error(fmt::format("rank {}: {}", communicator_.rank(), message_of(error)));
-      said = true;
-    }
-  };
-  for (std::size_t b = 0; b < flat_.size(); ++b) {
-    wait([&] { flat_[b].wait_gather(); });
-    wait([&] { flat_[b].finish_reduce(); });
-  }
 }
 
 train::FlatOptions Overlap::flat_options(std::size_t unit) const {

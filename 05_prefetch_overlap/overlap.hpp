@@ -32,7 +32,6 @@ class Overlap : public train::Strategy {
  public:
   /// Called by all ranks. zero::Error for options out of range, and on all ranks where they differ.
   Overlap(const train::StrategyArguments& arguments, const OverlapOptions& options);
-  ~Overlap() override;
 
   at::Tensor forward(const data::Batch& batch) override;
   void finish_backward() override;

@@ -165,8 +165,9 @@ TEST(Overlap, LocalShardsHaveTheirValuesWhileParametersAreGathered) {
                         {.stage = stage, .defer_parameter_gather = true});
       Overlap plain({*other.model, communicator, optim::adamw(), &other.values, ""},
                     {.stage = stage});
-      train::Trainer(deferring).step({toy.batch(communicator.rank(), 0)});
-      train::Trainer(plain).step({other.batch(communicator.rank(), 0)});
+      train::Trainer plain_trainer(plain), trainer(deferring);
+      plain_trainer.step({other.batch(communicator.rank(), 0)});
+      trainer.step({toy.batch(communicator.rank(), 0)});  // the last to wait for anything
       for (std::size_t i = 0; i < plain.list().size(); ++i) {
         EXPECT_TRUE(at::equal(memory::raw(deferring.local_shard(i).tensor),
                               memory::raw(plain.local_shard(i).tensor)))

@@ -272,7 +272,7 @@ TEST_P(StepEnd, LossesOfAStepThatWasGivenUpDoNotCount) {
       for (int s = 0; s < 2; ++s) {
         engine.backward(engine.forward(toy.batch(communicator.rank(), s)));
       }
-      EXPECT_TRUE(engine.step());
+      EXPECT_EQ(error_of([&] { EXPECT_TRUE(engine.step()); }), "") << kStages[stage];
       EXPECT_EQ(engine.steps(), 1);
     }
   });

@@ -1,7 +1,6 @@
 // mutant                lists the mutants
-// mutant NAME [flags]   runs the parity and residency tests on one, at 2 and 3 ranks, and says
-// whether
-//                       they noticed: exit code 0 if the test that must kill it failed
+// mutant NAME [flags]   runs on one the test that must kill it, at 2 and 3 ranks, and says whether
+//                       it noticed: exit code 0 if it failed
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -34,7 +33,7 @@ bool killer_failed(const Mutant& mutant) {
 
 int list() {
   for (const Mutant& m : zero::testing::mutants()) {
-    fmt::print("{:22} {} (killed by {})\n", m.name, m.breaks, m.killed_by);
+    fmt::print("{:28} {} (killed by {})\n", m.name, m.breaks, m.killed_by);
   }
   return 0;
 }
@@ -54,7 +53,7 @@ int main(int argc, char** argv) {
   }
   zero::memory::install();
   zero::testing::choose_mutant(name);
-  ::testing::GTEST_FLAG(filter) = fmt::format("*{}/N2:*{}/N3", found->killed_by, found->killed_by);
+  ::testing::GTEST_FLAG(filter) = fmt::format("*{0}/N2:*{0}/N3:{0}", found->killed_by);
   ::testing::InitGoogleTest(&argc, argv);
   if (RUN_ALL_TESTS() != 0 && killer_failed(*found)) {
     fmt::print("\nmutant {} ({}): killed by {}\n", name, found->breaks, found->killed_by);

@@ -6,6 +6,7 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <cmath>
+#include <limits>
 
 #include <01_zero1/zero1_sharding.hpp>
 #include <02_zero2/zero2_sharding.hpp>
@@ -89,6 +90,17 @@ class NormCountedNTimes final : public Zero1Sharding {
   }
 };
 
+// A limit on the norm itself, where LibTorch adds 1e-6 to the norm first.
+class ClipWithoutEpsilon final : public Zero1Sharding {
+ public:
+  using Zero1Sharding::Zero1Sharding;
+  float clip_grad_norm(double max_norm, optim::Norm kind) override {
+    const float norm = Zero1Sharding::clip_grad_norm(std::numeric_limits<float>::max(), kind);
+    if (norm > max_norm) scale_gradients(max_norm / norm);
+    return norm;
+  }
+};
+
 // Owners keep their news to themselves, but for one of them.
 class SkippedParameterBroadcast final : public Zero1Sharding {
  public:
@@ -144,6 +156,20 @@ class SkippedGather final : public Zero3Sharding {
   }
 };
 
+// A formula for units that are used once, whatever the model does.
+class TrafficOfOneUse final : public Zero3Sharding {
+ public:
+  using Zero3Sharding::Zero3Sharding;
+  std::int64_t predicted_traffic() const override {
+    std::int64_t gathered = 0;
+    for (std::size_t i = 0; i < count(); ++i) {
+      const nn::Parameter& p = list().parameters[i];
+      if (owns(i)) gathered += (p.unit == 0 ? 1 : 2) * p.bytes();
+    }
+    return reduced_bytes() - reduced_owned_bytes() + (communicator_.size() - 1) * gathered;
+  }
+};
+
 // Shards, and beside them the whole model, charged to nothing in particular.
 class HiddenFullCopy final : public Zero3Sharding {
  public:
@@ -188,6 +214,10 @@ const std::vector<MutantEntry>& mutants_of_owners() {
         "Parity.ClippedGradients"},
        "zero1",
        make_mutant<NormCountedNTimes>},
+      {{"clip_without_epsilon", "gradients are clipped to the limit itself, not as by LibTorch",
+        "LibTorch.NormsAreThoseOfClipGradNormAndSoIsWhatTheyClip"},
+       "zero1",
+       make_mutant<ClipWithoutEpsilon>},
       {{"skipped_broadcast", "one updated parameter stays with its owner", "Parity.AdamW"},
        "zero1",
        make_mutant<SkippedParameterBroadcast>},
@@ -201,6 +231,10 @@ const std::vector<MutantEntry>& mutants_of_owners() {
       {{"skipped_gather", "one unit runs on parameters that were never gathered", "Parity.AdamW"},
        "zero3",
        make_mutant<SkippedGather>},
+      {{"traffic_of_one_use", "the formula forgets that a unit may run twice in a forward",
+        "LayersOfUnits.SendWhatTheModeSaysAndLeaveNothingWhole"},
+       "zero3",
+       make_mutant<TrafficOfOneUse>},
       {{"hidden_full_copy", "a rank keeps a whole copy of the parameters",
         "Residency.NothingElseIsAliveAtRest"},
        "zero3",

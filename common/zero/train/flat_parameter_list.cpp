@@ -1,9 +1,11 @@
 #include <fmt/format.h>
 
+#include <exception>
 #include <map>
 #include <utility>
 
 #include <zero/base/error.hpp>
+#include <zero/base/program.hpp>
 #include <zero/nn/gradient_destination.hpp>
 #include <zero/train/flat_parameter_list.hpp>
 
@@ -14,6 +16,25 @@ FlatParameterList::FlatParameterList(const nn::ParameterList& list, std::int64_t
                                      memory::StoragePool& pool)
     : list_(list), communicator_(communicator), places_(list.size()), of_unit_(list.units.size()) {
   for (std::size_t u = 0; u < list.units.size(); ++u) add_unit(u, buffer_bytes, options(u), pool);
+}
+
+FlatParameterList::~FlatParameterList() {
+  // A handle may not be dropped while its transfer is in flight, so each is waited for, whatever
+  // the one before it said. The caller has heard of a peer that is gone from the operation that
+  // failed first.
+  bool said = std::uncaught_exceptions() > 0;
+  const auto wait = [&](const auto& finish) {
+    try {
+      finish();
+    } catch (const std::exception& error) {
+      if (!said) log_error(fmt::format("rank {}: {}", communicator_.rank(), message_of(error)));
+      said = true;
+    }
+  };
+  for (FlatParameters& buffer : buffers_) {
+    wait([&] { buffer.wait_gather(); });
+    wait([&] { buffer.finish_reduce(); });
+  }
 }
 
 void FlatParameterList::add_unit(std::size_t unit, std::int64_t buffer_bytes,

@@ -21,6 +21,10 @@ class FlatParameterList {
   FlatParameterList(const nn::ParameterList& list, std::int64_t buffer_bytes,
                     const OptionsOfUnit& options, dist::Communicator& communicator,
                     memory::StoragePool& pool);
+  /// Waits for what is in flight; an error is said once, and not while another is on its way.
+  ~FlatParameterList();
+  FlatParameterList(const FlatParameterList&) = delete;
+  FlatParameterList& operator=(const FlatParameterList&) = delete;
 
   /// See FlatParameters::initialize(). From then on the layers of zero/nn write gradients into the
   /// gradient buffers. Called by all ranks; blocks.
