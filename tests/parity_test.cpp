@@ -79,6 +79,18 @@ TEST_P(ParityFewRanks, LibTorchsSgd) {
   expect_all_modes_identical(GetParam(), {.optimizer = "torch_sgd"});
 }
 
+TEST_P(ParityFewRanks, LibTorchsAdamWWithAmsgrad) {
+  expect_all_modes_identical(GetParam(), {.optimizer = "torch_amsgrad"});
+}
+
+TEST_P(ParityFewRanks, LibTorchsRmsprop) {
+  expect_all_modes_identical(GetParam(), {.optimizer = "torch_rmsprop"});
+}
+
+TEST_P(ParityFewRanks, LibTorchsAdagrad) {
+  expect_all_modes_identical(GetParam(), {.optimizer = "torch_adagrad"});
+}
+
 TEST_P(ParityFewRanks, RanksThatStartFromDifferentValues) {
   const RunOptions different{.same_seed = false};
   on_ranks(GetParam(), [&](dist::Communicator& communicator) {

@@ -3,7 +3,10 @@
 #include <ATen/ops/equal.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
 #include <ostream>
@@ -78,19 +81,32 @@ TEST_P(SameWorld, EveryModeGoesOnToTheLastBit) {
 TEST_P(SameWorld, OtherOptimizersGoOnToTheLastBit) {
   using Parameters = std::vector<at::Tensor>;
   const std::vector<optim::OptimizerFactory> factories = {
-      optim::sgd({.learning_rate = 0.05}), optim::sgd({.learning_rate = 0.05, .momentum = 0.0}),
+      optim::sgd({.learning_rate = 0.05}),
+      optim::sgd({.learning_rate = 0.05, .momentum = 0.0}),
       [](const Parameters& p) {
         return optim::wrap(std::make_unique<torch::optim::Adam>(p, 0.01));
       },
       [](const Parameters& p) {
         return optim::wrap(
             std::make_unique<torch::optim::SGD>(p, torch::optim::SGDOptions(0.05).momentum(0.9)));
+      },
+      [](const Parameters& p) {
+        return optim::wrap(std::make_unique<torch::optim::AdamW>(
+            p, torch::optim::AdamWOptions(0.01).amsgrad(true)));
+      },
+      [](const Parameters& p) {
+        return optim::wrap(std::make_unique<torch::optim::RMSprop>(
+            p, torch::optim::RMSpropOptions(0.01).momentum(0.9).centered(true)));
+      },
+      [](const Parameters& p) {
+        return optim::wrap(std::make_unique<torch::optim::Adagrad>(
+            p, torch::optim::AdagradOptions(0.01).initial_accumulator_value(0.1).lr_decay(0.1)));
       }};
   on_ranks(GetParam(), [&](dist::Communicator& communicator) {
     for (const auto& factory : factories) {
       SessionOptions options = checkpoint_options();
       options.optimizer = factory;
-      for (const std::string mode : {"ddp", "zero2"}) {
+      for (const std::string mode : {"zero2", "engine3"}) {
         expect_resumed_like_uninterrupted(communicator, mode, options);
       }
     }

@@ -5,10 +5,10 @@
 #include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
-#include <torch/optim/rmsprop.h>
 #include <unistd.h>
 
-#include <zero/optim/torch_optimizer.hpp>
+#include <zero/memory/storage.hpp>
+#include <zero/optim/optimizer.hpp>
 
 #include "one_checkpoint.hpp"
 
@@ -127,13 +127,32 @@ TEST_F(NotSaved, OverSomethingElse) {
   });
 }
 
+// Of a program's own, which says nothing of its settings.
+class Plain final : public optim::Optimizer {
+ public:
+  explicit Plain(std::vector<at::Tensor> parameters) : parameters_(std::move(parameters)) {}
+  void step() override {
+    for (const at::Tensor& p : parameters_) {
+      if (p.grad().defined()) memory::raw(p).sub_(p.grad(), 0.01);
+    }
+  }
+  void replace(const std::function<at::Tensor(const at::Tensor&)>& with) override {
+    for (at::Tensor& p : parameters_) p = with(p);
+    std::erase_if(parameters_, [](const at::Tensor& p) { return !p.defined(); });
+  }
+  std::map<std::string, at::Tensor> state(const at::Tensor&) const override { return {}; }
+  std::int64_t steps(const at::Tensor&) const override { return 0; }
+  void set_learning_rate(double) override {}
+
+ private:
+  std::vector<at::Tensor> parameters_;
+};
+
 TEST(CheckpointOfAnotherOptimizer, IsRefusedWhereItsStateIsNotKnown) {
   const TestFolder folder;
   on_ranks(2, [&](dist::Communicator& communicator) {
     SessionOptions options = checkpoint_options();
-    options.optimizer = [](const std::vector<at::Tensor>& p) {
-      return optim::wrap(std::make_unique<torch::optim::RMSprop>(p, 0.01));
-    };
+    options.optimizer = [](const std::vector<at::Tensor>& p) { return std::make_unique<Plain>(p); };
     Session session(communicator, "zero1", options);
     session.step(0);
     EXPECT_THAT(refusal_of_saving(session, folder / "run", note(1, "zero1")),

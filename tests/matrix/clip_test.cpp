@@ -3,6 +3,7 @@
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <torch/nn/utils/clip_grad.h>
 
 #include <cmath>
 #include <limits>
@@ -99,6 +100,37 @@ TEST_P(Clipping, ANaNOfOneRankIsTheNormOfAll) {
   });
 }
 
+// What plain LibTorch does to the same gradients. In float it is the same coefficient, and that of
+// a float would be off by 1e-8 in double.
+TEST_P(Clipping, GradientsOfDoubleAreMultipliedByADouble) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    SessionOptions options = odd_model();
+    options.model.dtype = at::kDouble;
+    for (const std::string& mode : all_modes()) {
+      for (const auto& [norm, order] : {std::pair{optim::Norm::kL1, 1.0},
+                                        {optim::Norm::kL2, 2.0},
+                                        {optim::Norm::kInfinity, INFINITY}}) {
+        Session session(communicator, mode, options);
+        reduce_gradients(session, 0);
+        std::vector<at::Tensor> leaves, expected;
+        for (const at::Tensor& gradient : session.gradients()) {
+          if (!gradient.defined()) continue;
+          leaves.push_back(at::zeros_like(gradient).requires_grad_());
+          leaves.back().mutable_grad() = gradient.clone();
+        }
+        const double limit = 0.01;
+        const double whole = torch::nn::utils::clip_grad_norm_(leaves, limit, order);
+        EXPECT_GT(whole, limit);
+        EXPECT_FLOAT_EQ(session.strategy().clip_grad_norm(limit, norm), static_cast<float>(whole));
+        for (const at::Tensor& leaf : leaves) expected.push_back(leaf.grad());
+        std::vector<at::Tensor> clipped = session.gradients();
+        std::erase_if(clipped, [](const at::Tensor& gradient) { return !gradient.defined(); });
+        EXPECT_TRUE(close_to(clipped, expected, 1e-14)) << mode << ", " << optim::name(norm);
+      }
+    }
+  });
+}
+
 // Whatever the model.
 TEST(ClippingTraffic, TheInfinityNormTakesOneNumberOfEachRank) {
   on_ranks(3, [](dist::Communicator& communicator) {
@@ -111,7 +143,7 @@ TEST(ClippingTraffic, TheInfinityNormTakesOneNumberOfEachRank) {
       const auto& entry = sent.at(dist::Operation::kAllGather, dist::Purpose::kControl);
       const int calls = session.strategy().sharded() ? 1 : 0;
       EXPECT_EQ(entry.calls, calls) << mode;
-      EXPECT_EQ(sent.bytes(), calls * 4 * (communicator.size() - 1)) << mode;
+      EXPECT_EQ(sent.bytes(), calls * 8 * (communicator.size() - 1)) << mode;
     }
   });
 }

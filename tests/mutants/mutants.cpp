@@ -67,12 +67,12 @@ class LocalLargest final : public Zero1Sharding {
  public:
   using Zero1Sharding::Zero1Sharding;
   float clip_grad_norm(double max_norm, optim::Norm) override {
-    float norm = 0;
+    double norm = 0;
     for (std::size_t i = 0; i < count(); ++i) {
       if (!owns(i) || !gradient(i).defined()) continue;
       norm = std::max(norm, optim::largest_magnitude(gradient(i)));
     }
-    const float coefficient = optim::clip_coefficient(norm, max_norm);
+    const double coefficient = optim::clip_coefficient(norm, max_norm);
     for (std::size_t i = 0; i < count(); ++i) {
       if (owns(i) && gradient(i).defined()) gradient(i).mul_(coefficient);
     }

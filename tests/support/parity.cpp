@@ -2,7 +2,10 @@
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
 #include <map>
@@ -16,19 +19,29 @@
 namespace zero::testing {
 namespace {
 
+template <typename Optimizer, typename Options>
+optim::OptimizerFactory wrapped(const Options& options) {
+  return [options](const std::vector<at::Tensor>& parameters) {
+    return optim::wrap(std::make_unique<Optimizer>(parameters, options));
+  };
+}
+
 optim::OptimizerFactory optimizer_of(const RunOptions& options) {
   if (options.optimizer == "adamw, maximize") return optim::adamw({.maximize = true});
   if (options.optimizer == "sgd") return optim::sgd({.learning_rate = 0.05, .momentum = 0.9});
-  if (options.optimizer == "torch_adam") {
-    return [](const std::vector<at::Tensor>& parameters) {
-      return optim::wrap(std::make_unique<torch::optim::Adam>(parameters, 0.01));
-    };
-  }
+  namespace to = torch::optim;
+  if (options.optimizer == "torch_adam") return wrapped<to::Adam>(to::AdamOptions(0.01));
   if (options.optimizer == "torch_sgd") {
-    return [](const std::vector<at::Tensor>& parameters) {
-      return optim::wrap(std::make_unique<torch::optim::SGD>(
-          parameters, torch::optim::SGDOptions(0.05).momentum(0.9)));
-    };
+    return wrapped<to::SGD>(to::SGDOptions(0.05).momentum(0.9));
+  }
+  if (options.optimizer == "torch_amsgrad") {
+    return wrapped<to::AdamW>(to::AdamWOptions(0.01).amsgrad(true));
+  }
+  if (options.optimizer == "torch_rmsprop") {
+    return wrapped<to::RMSprop>(to::RMSpropOptions(0.01).momentum(0.9).centered(true));
+  }
+  if (options.optimizer == "torch_adagrad") {
+    return wrapped<to::Adagrad>(to::AdagradOptions(0.01).initial_accumulator_value(0.1));
   }
   return optim::adamw({.learning_rate = 0.01});
 }

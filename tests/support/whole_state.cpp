@@ -3,15 +3,19 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/zeros.h>
 
+#include <iterator>
+
 #include <zero/base/error.hpp>
 #include <zero/io/safetensors.hpp>
 
 namespace zero::testing {
 namespace {
 
-constexpr const char* kStates[] = {"exp_avg", "exp_avg_sq", "momentum_buffer", "master"};
-constexpr int kSteps = 4;  // their place, after the states
-constexpr int kKinds = 5;
+constexpr const char* kKindNames[] = {"exp_avg",         "exp_avg_sq", "max_exp_avg_sq",
+                                      "momentum_buffer", "sum",        "square_avg",
+                                      "grad_avg",        "master",     "steps"};
+constexpr int kKinds = std::size(kKindNames);
+constexpr int kSteps = kKinds - 1;  // after the states
 
 // This rank's states and step counts, at their places in one buffer for all parameters: zeros where
 // other ranks have something, so that the sum over ranks is the whole.
@@ -28,7 +32,7 @@ at::Tensor spread_out(Session& session) {
       };
       const auto states = strategy.optimizer().state(piece.tensor);
       for (int kind = 0; kind < kSteps; ++kind) {
-        const auto found = states.find(kStates[kind]);
+        const auto found = states.find(kKindNames[kind]);
         if (found != states.end()) place(kind).copy_(found->second);
       }
       // Of every element, so that a piece with another count than the rest shows.
@@ -53,7 +57,7 @@ WholeState whole_state(Session& session) {
   for (std::size_t i = 0; i < weights.size(); ++i) {
     const std::string& name = list.parameters[i].name;
     state["parameter/" + name] = weights[i];
-    for (const std::string kind : {"exp_avg", "exp_avg_sq", "momentum_buffer", "master", "steps"}) {
+    for (const std::string kind : kKindNames) {
       state[kind + "/" + name] = all.narrow(0, offset, weights[i].numel()).clone();
       offset += weights[i].numel();
     }

@@ -5,10 +5,6 @@ One stacked bar a mode: parameters, gradients and optimizer, means over the rank
 total as a line across the bar, the peak of a step as a diamond, the fullest rank as a triangle.
 """
 
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter
-
 from plot_style import (
     CATEGORY_COLOURS,
     QUIET_COLOUR,
@@ -19,6 +15,10 @@ from plot_style import (
     plt,
     run,
 )
+
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter
 
 STATES = (
     ("parameters", "parameter_mib"),

@@ -5,9 +5,6 @@ One line a speed of the links. Dashes: what a link needs for the bytes alone, in
 computing alone in grey. No overlap gets below the higher of the two.
 """
 
-from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
-
 from plot_style import (
     CATEGORY_COLOURS,
     QUIET_COLOUR,
@@ -18,6 +15,9 @@ from plot_style import (
     plt,
     run,
 )
+
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
 RATE_COLOURS = [CATEGORY_COLOURS[name] for name in
                 ("communication", "parameters", "optimizer", "gradients", "activations")]

@@ -11,9 +11,6 @@ panels, and with --each all pictures, have the same axes.
 import argparse
 from pathlib import Path
 
-from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, MaxNLocator
-
 from plot_style import (
     CATEGORY_COLOURS,
     MIB,
@@ -27,6 +24,9 @@ from plot_style import (
     read_json,
     save,
 )
+
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 # More points than this cannot be told apart across a panel.
 MOST_BINS = 1500

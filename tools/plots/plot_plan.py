@@ -6,9 +6,6 @@ step. The world size that was asked about is drawn strong, with what lies beside
 of the device is a dashed line.
 """
 
-from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter
-
 from plot_style import (
     CATEGORY_COLOURS,
     QUIET_COLOUR,
@@ -19,6 +16,9 @@ from plot_style import (
     plt,
     run,
 )
+
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter
 
 GB = 1e9
 STAGE_COLOURS = {

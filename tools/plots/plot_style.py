@@ -1,4 +1,7 @@
-"""What the plots of this folder share: colours, fonts, reading JSON, saving pictures."""
+"""What the plots of this folder share: colours, fonts, reading JSON, saving pictures.
+
+They import it before they import anything of matplotlib, so that it can say where that is missing.
+"""
 
 import argparse
 import contextlib
@@ -6,7 +9,13 @@ import json
 import sys
 from pathlib import Path
 
-import matplotlib
+try:
+    import matplotlib
+except ImportError as error:
+    sys.exit(
+        f"a picture needs matplotlib, and {sys.executable or 'this Python'} cannot import it ({error}); "
+        "./run installs it into .venv, anywhere else: python3 -m pip install matplotlib"
+    )
 
 matplotlib.use("Agg")  # no display is needed
 

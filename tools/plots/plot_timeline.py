@@ -6,10 +6,10 @@ lie one above the other.
 
 from pathlib import Path
 
+from plot_style import CATEGORY_COLOURS, QUIET_COLOUR, TEXT_COLOUR, BadInput, plt, save
+
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
-
-from plot_style import CATEGORY_COLOURS, QUIET_COLOUR, TEXT_COLOUR, BadInput, plt, save
 
 __all__ = ["BadInput", "draw", "write"]
 

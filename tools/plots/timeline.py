@@ -259,8 +259,8 @@ def shortfalls(every, required):
 def write_picture(traces, every, path):
     try:
         import plot_timeline  # here: without a picture, matplotlib is not needed
-    except ImportError as error:
-        raise BadTrace(f"--picture needs matplotlib: {error}") from error
+    except SystemExit as error:
+        raise BadTrace(f"--picture: {error}") from error
     try:
         plot_timeline.write(traces, every, names(every), path)
     except plot_timeline.BadInput as error:

@@ -268,7 +268,19 @@ class Program(Case):
     def test_picture_needs_matplotlib(self):
         ended = self.run_program(self.file(HALF), "--picture", self.folder / "p.png")
         self.assertEqual(ended.returncode, 2)
-        self.assertIn("--picture needs matplotlib", ended.stderr)
+        self.assertRegex(ended.stderr, r"^timeline.py: error: --picture: a picture needs matplotlib, .*pip install matplotlib$")
+        self.assertIn("overlap", ended.stdout)
+
+
+class Plots(unittest.TestCase):
+    def test_say_in_one_sentence_that_matplotlib_is_missing(self):
+        scripts = sorted(Path(__file__).parent.glob("plot_*.py"))
+        self.assertGreater(len(scripts), 5)
+        for script in scripts:
+            ended = subprocess.run([sys.executable, "-ESB", script, "none.json"], capture_output=True, text=True,
+                                   check=False)
+            self.assertEqual(ended.returncode, 1, script)
+            self.assertRegex(ended.stderr, r"^a picture needs matplotlib, .* python3 -m pip install matplotlib\n$")
 
 
 @unittest.skipUnless(importlib.util.find_spec("matplotlib"), "matplotlib is not installed")

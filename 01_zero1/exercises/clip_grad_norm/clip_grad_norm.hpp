@@ -11,6 +11,6 @@
 ///
 /// The bits must be those of plain DDP with clipping: the squares of each parameter are summed in
 /// double (zero::optim::squared_norm), the parameters' sums are added in parameter order and the
-/// root is rounded once (zero::optim::norm_from_squares), and the factor is computed once
-/// (zero::optim::clip_coefficient).
+/// root of that (zero::optim::norm_from_squares) is rounded once, to a float, and the factor is
+/// computed once from this float (zero::optim::clip_coefficient).
 float clip_grad_norm(zero::train::Strategy& strategy, double max_norm);

@@ -162,7 +162,8 @@ void save_checkpoint(train::Strategy& strategy, const fs::path& folder,
   const auto holdings = on_all_ranks(communicator, what, [&] {
     check_info(info);
     if (strategy.optimizer().settings().kind.empty()) {
-      throw Error("this optimizer does not show all of its state; AdamW, Adam and SGD do");
+      throw Error(
+          "this optimizer does not show all of its state; our own and those of optim::wrap() do");
     }
     check_weights(strategy);
     return to_text(holdings_of(strategy));

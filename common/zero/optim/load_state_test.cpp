@@ -3,12 +3,16 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
+#include <torch/optim/lbfgs.h>
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
+#include <tests/support/error_of.hpp>
 #include <zero/base/error.hpp>
 #include <zero/optim/sgd.hpp>
 #include <zero/optim/torch_optimizer.hpp>
@@ -16,6 +20,7 @@
 namespace zero::optim {
 namespace {
 
+using ::testing::HasSubstr;
 using Parameters = std::vector<at::Tensor>;
 
 struct Loaded {
@@ -32,9 +37,26 @@ std::vector<Loaded> loaded() {
        [](const Parameters& p) { return wrap(std::make_unique<torch::optim::Adam>(p, 0.01)); }},
       {"torch AdamW",
        [](const Parameters& p) { return wrap(std::make_unique<torch::optim::AdamW>(p, 0.01)); }},
-      {"torch SGD", [](const Parameters& p) {
+      {"torch SGD",
+       [](const Parameters& p) {
          return wrap(
              std::make_unique<torch::optim::SGD>(p, torch::optim::SGDOptions(0.01).momentum(0.9)));
+       }},
+      {"torch AdamW",
+       [](const Parameters& p) {
+         return wrap(std::make_unique<torch::optim::AdamW>(
+             p, torch::optim::AdamWOptions(0.01).amsgrad(true)));
+       }},
+      {"torch Adagrad",
+       [](const Parameters& p) {
+         return wrap(std::make_unique<torch::optim::Adagrad>(
+             p, torch::optim::AdagradOptions(0.01).lr_decay(0.1)));
+       }},
+      {"torch RMSprop",
+       [](const Parameters& p) { return wrap(std::make_unique<torch::optim::RMSprop>(p, 0.01)); }},
+      {"torch RMSprop", [](const Parameters& p) {
+         return wrap(std::make_unique<torch::optim::RMSprop>(
+             p, torch::optim::RMSpropOptions(0.01).momentum(0.9).centered(true)));
        }}};
 }
 
@@ -60,8 +82,10 @@ TEST(LoadState, GoesOnWithTheSameBits) {
     for (const auto& [name, state] : one->state(first)) states[name] = state.clone();
     two->load_state(second, one->steps(first), states);
     EXPECT_EQ(two->steps(second), one->steps(first)) << kind.name;
-    update(*one, first, 3);
-    update(*two, second, 3);
+    for (int step = 3; step < 5; ++step) {
+      update(*one, first, step);
+      update(*two, second, step);
+    }
     EXPECT_TRUE(at::equal(first, second)) << kind.name;
   }
 }
@@ -99,13 +123,18 @@ TEST(LoadState, WhatDoesNotFitIsRefusedAndChangesNothing) {
   EXPECT_THROW(adamw()({parameter})->load_state(start(), 0, {}), Error) << "it is not held";
 }
 
-TEST(LoadState, OptimizersThatHideStateSaySo) {
-  const auto rmsprop = wrap(std::make_unique<torch::optim::RMSprop>(Parameters{start()}, 0.01));
-  EXPECT_EQ(rmsprop->settings().kind, "");
-  EXPECT_THROW(rmsprop->load_state(start(), 0, {}), Error);
-  const auto maximum = wrap(std::make_unique<torch::optim::Adam>(
-      Parameters{start()}, torch::optim::AdamOptions(0.01).amsgrad(true)));
-  EXPECT_EQ(maximum->settings().kind, "");
+// What is not known is refused before it trains, not when it is saved.
+TEST(WrappedOptimizer, IsOneOfFive) {
+  struct Own final : torch::optim::SGD {
+    using SGD::SGD;
+  };
+  const std::string supported = "it takes Adagrad, Adam, AdamW, RMSprop and SGD of torch::optim";
+  const std::string lbfgs = testing::error_of(
+      [] { wrap(std::make_unique<torch::optim::LBFGS>(Parameters{start()}, 0.01)); });
+  EXPECT_THAT(lbfgs, HasSubstr("optim::wrap() cannot take torch::optim::LBFGS: " + supported));
+  const std::string own =
+      testing::error_of([] { wrap(std::make_unique<Own>(Parameters{start()}, 0.01)); });
+  EXPECT_THAT(own, HasSubstr("Own: " + supported));
 }
 
 }  // namespace

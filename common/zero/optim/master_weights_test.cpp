@@ -55,6 +55,15 @@ std::vector<Kind> kinds() {
          return wrap(
              std::make_unique<torch::optim::SGD>(p, torch::optim::SGDOptions(0.01).momentum(0.9)));
        },
+       1},
+      {"torch AdamW",
+       [](const Parameters& p) {
+         return wrap(std::make_unique<torch::optim::AdamW>(
+             p, torch::optim::AdamWOptions(0.01).amsgrad(true)));
+       },
+       3},
+      {"torch Adagrad",
+       [](const Parameters& p) { return wrap(std::make_unique<torch::optim::Adagrad>(p, 0.01)); },
        1}};
 }
 

@@ -93,25 +93,29 @@ std::vector<double> contributions(Norm norm, const std::vector<at::Tensor>& tens
   return all;
 }
 
-float largest_magnitude(const at::Tensor& tensor) {
-  return static_cast<float>(contributions(Norm::kInfinity, {tensor}).front());
+double largest_magnitude(const at::Tensor& tensor) {
+  return contributions(Norm::kInfinity, {tensor}).front();
 }
 
 double squared_norm(const at::Tensor& tensor) { return contributions(Norm::kL2, {tensor}).front(); }
 
 double absolute_sum(const at::Tensor& tensor) { return contributions(Norm::kL1, {tensor}).front(); }
 
-float norm_from_squares(const std::vector<double>& squares) {
-  return static_cast<float>(std::sqrt(std::accumulate(squares.begin(), squares.end(), 0.0)));
+double norm_from_squares(const std::vector<double>& squares) {
+  return std::sqrt(std::accumulate(squares.begin(), squares.end(), 0.0));
 }
 
-float norm_from_absolute_sums(const std::vector<double>& sums) {
-  return static_cast<float>(std::accumulate(sums.begin(), sums.end(), 0.0));
+double norm_from_absolute_sums(const std::vector<double>& sums) {
+  return std::accumulate(sums.begin(), sums.end(), 0.0);
 }
 
 float clip_coefficient(float norm, double max_norm) {
   const auto limit = static_cast<float>(max_norm);
   return norm <= limit ? 1.0F : limit / (norm + 1e-6F);
+}
+
+double clip_coefficient(double norm, double max_norm) {
+  return norm <= max_norm ? 1.0 : max_norm / (norm + 1e-6);
 }
 
 }  // namespace zero::optim

@@ -17,7 +17,7 @@ const char* name(Norm norm);
 
 /// Largest absolute value of an element, exact; 0 for a tensor without elements, NaN if one is NaN.
 /// Float and half types.
-float largest_magnitude(const at::Tensor& tensor);
+double largest_magnitude(const at::Tensor& tensor);
 
 /// Sum of the squares of all elements, added in double in one fixed order. Float and half types.
 double squared_norm(const at::Tensor& tensor);
@@ -32,16 +32,18 @@ double absolute_sum(const at::Tensor& tensor);
 std::vector<double> contributions(Norm norm, const std::vector<at::Tensor>& tensors);
 
 /// The L2 norm of a gradient whose parts have these squared norms (in parameter order, the same on
-/// all ranks): the sum in double, its root rounded once to float.
-float norm_from_squares(const std::vector<double>& squares);
+/// all ranks), in double: round it once where it is to be a float.
+double norm_from_squares(const std::vector<double>& squares);
 
-/// The same for the L1 norm and absolute sums: their sum in double, rounded once.
-float norm_from_absolute_sums(const std::vector<double>& sums);
+/// The same for the L1 norm and absolute sums: their sum in double.
+double norm_from_absolute_sums(const std::vector<double>& sums);
 
 /// What every gradient is multiplied by so that the norm is at most `max_norm`: 1 where it already
 /// is, max_norm / (norm + 1e-6) otherwise (as torch.nn.utils.clip_grad_norm_). Computed once, in
 /// float.
 float clip_coefficient(float norm, double max_norm);
+/// The same in double, for gradients of double.
+double clip_coefficient(double norm, double max_norm);
 
 namespace detail {
 

@@ -7,7 +7,8 @@ namespace zero::optim {
 
 void Optimizer::load_state(const at::Tensor&, std::int64_t,
                            const std::map<std::string, at::Tensor>&) {
-  throw Error("this optimizer cannot take back a saved state; AdamW, Adam and SGD can");
+  throw Error(
+      "this optimizer cannot take back a saved state; our own and those of optim::wrap() can");
 }
 
 std::int64_t Optimizer::state_bytes(const at::Tensor& parameter) const {

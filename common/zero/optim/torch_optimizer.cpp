@@ -1,60 +1,175 @@
+#include <c10/util/Type.h>
+#include <fmt/format.h>
+#include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
+#include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
-#include <algorithm>
+#include <typeinfo>
 #include <utility>
 
 #include <zero/base/error.hpp>
 #include <zero/memory/accounting.hpp>
-#include <zero/optim/adamw.hpp>
 #include <zero/optim/torch_optimizer.hpp>
 
 namespace zero::optim {
 namespace {
 
-template <typename State>
-bool adam_state(const torch::optim::OptimizerParamState& state, std::int64_t& steps,
-                std::map<std::string, at::Tensor>& tensors) {
-  const auto* adam = dynamic_cast<const State*>(&state);
-  if (adam == nullptr) return false;
-  steps = adam->step();
-  tensors = {{"exp_avg", adam->exp_avg().flatten()}, {"exp_avg_sq", adam->exp_avg_sq().flatten()}};
-  return true;
+namespace to = torch::optim;
+
+using Names = std::vector<std::string>;
+using Numbers = std::map<std::string, double>;
+using StateTensors = std::map<std::string, at::Tensor*>;
+
+// The numbers that an optimizer goes by beside its learning rate, the names of the tensors that it
+// keeps of a parameter, and those tensors, of which some are undefined where it does not keep them.
+
+Numbers numbers_of(const to::SGDOptions& o) {
+  return {{"momentum", o.momentum()},
+          {"dampening", o.dampening()},
+          {"weight_decay", o.weight_decay()},
+          {"nesterov", o.nesterov() ? 1 : 0}};
+}
+Names states_under(const to::SGDOptions& o) {
+  return o.momentum() == 0 ? Names{} : Names{"momentum_buffer"};
+}
+StateTensors tensors_of(to::SGDParamState& s) {
+  return {{"momentum_buffer", &s.momentum_buffer()}};
 }
 
-// The states of one of LibTorch's optimizers, in the parameter's shape.
-template <typename State>
-std::unique_ptr<torch::optim::OptimizerParamState> new_adam_state(
-    const at::Tensor& parameter, std::int64_t steps,
-    const std::map<std::string, at::Tensor>& states) {
-  auto state = std::make_unique<State>();
-  state->step(steps);
-  state->exp_avg(states.at("exp_avg").view(parameter.sizes()));
-  state->exp_avg_sq(states.at("exp_avg_sq").view(parameter.sizes()));
-  return state;
+Numbers numbers_of(const to::AdagradOptions& o) {
+  return {{"lr_decay", o.lr_decay()},
+          {"weight_decay", o.weight_decay()},
+          {"initial_accumulator_value", o.initial_accumulator_value()},
+          {"epsilon", o.eps()}};
+}
+Names states_under(const to::AdagradOptions&) { return {"sum"}; }
+StateTensors tensors_of(to::AdagradParamState& s) { return {{"sum", &s.sum()}}; }
+
+Numbers numbers_of(const to::RMSpropOptions& o) {
+  return {{"alpha", o.alpha()},
+          {"epsilon", o.eps()},
+          {"weight_decay", o.weight_decay()},
+          {"momentum", o.momentum()},
+          {"centered", o.centered() ? 1 : 0}};
+}
+Names states_under(const to::RMSpropOptions& o) {
+  Names names = {"square_avg"};
+  if (o.momentum() > 0) names.emplace_back("momentum_buffer");
+  if (o.centered()) names.emplace_back("grad_avg");
+  return names;
+}
+StateTensors tensors_of(to::RMSpropParamState& s) {
+  return {{"square_avg", &s.square_avg()},
+          {"momentum_buffer", &s.momentum_buffer()},
+          {"grad_avg", &s.grad_avg()}};
 }
 
+// Adam and AdamW.
 template <typename Options>
-bool keeps_a_maximum(torch::optim::Optimizer& optimizer) {
-  for (auto& group : optimizer.param_groups()) {
-    if (static_cast<Options&>(group.options()).amsgrad()) return true;
+Numbers numbers_of(const Options& o) {
+  return {{"beta1", std::get<0>(o.betas())},
+          {"beta2", std::get<1>(o.betas())},
+          {"epsilon", o.eps()},
+          {"weight_decay", o.weight_decay()},
+          {"amsgrad", o.amsgrad() ? 1 : 0}};
+}
+template <typename Options>
+Names states_under(const Options& o) {
+  return o.amsgrad() ? Names{"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}
+                     : Names{"exp_avg", "exp_avg_sq"};
+}
+template <typename State>
+StateTensors tensors_of(State& s) {
+  return {{"exp_avg", &s.exp_avg()},
+          {"exp_avg_sq", &s.exp_avg_sq()},
+          {"max_exp_avg_sq", &s.max_exp_avg_sq()}};
+}
+
+// The functions above, behind LibTorch's base classes.
+class Kind {
+ public:
+  virtual ~Kind() = default;
+  virtual const char* name() const = 0;
+  virtual Numbers numbers(const to::OptimizerOptions& options) const = 0;
+  virtual Names states(const to::OptimizerOptions& options) const = 0;
+  virtual StateTensors tensors(to::OptimizerParamState& state) const = 0;
+  virtual std::int64_t steps(const to::OptimizerParamState& state) const = 0;
+  virtual std::unique_ptr<to::OptimizerParamState> make_state(std::int64_t steps) const = 0;
+};
+
+template <typename Options, typename State>
+class KindOf final : public Kind {
+ public:
+  explicit KindOf(const char* name) : name_(name) {}
+  const char* name() const override { return name_; }
+  Numbers numbers(const to::OptimizerOptions& options) const override {
+    return numbers_of(static_cast<const Options&>(options));
   }
-  return false;
+  Names states(const to::OptimizerOptions& options) const override {
+    return states_under(static_cast<const Options&>(options));
+  }
+  StateTensors tensors(to::OptimizerParamState& state) const override {
+    return tensors_of(static_cast<State&>(state));
+  }
+  std::int64_t steps(const to::OptimizerParamState& state) const override {
+    // SGD does not count them.
+    if constexpr (kCounts) return static_cast<const State&>(state).step();
+    return 0;
+  }
+  std::unique_ptr<to::OptimizerParamState> make_state(std::int64_t steps) const override {
+    auto state = std::make_unique<State>();
+    if constexpr (kCounts) state->step(steps);
+    return state;
+  }
+
+ private:
+  static constexpr bool kCounts = requires(const State& state) { state.step(); };
+  const char* name_;
+};
+
+std::unique_ptr<Kind> kind_of(const to::Optimizer& optimizer) {
+  // Exactly these: a class derived from one of them may keep more than is known here.
+  const std::type_info& type = typeid(optimizer);
+  if (type == typeid(to::SGD)) {
+    return std::make_unique<KindOf<to::SGDOptions, to::SGDParamState>>("SGD");
+  }
+  if (type == typeid(to::Adam)) {
+    return std::make_unique<KindOf<to::AdamOptions, to::AdamParamState>>("Adam");
+  }
+  if (type == typeid(to::AdamW)) {
+    return std::make_unique<KindOf<to::AdamWOptions, to::AdamWParamState>>("AdamW");
+  }
+  if (type == typeid(to::Adagrad)) {
+    return std::make_unique<KindOf<to::AdagradOptions, to::AdagradParamState>>("Adagrad");
+  }
+  if (type == typeid(to::RMSprop)) {
+    return std::make_unique<KindOf<to::RMSpropOptions, to::RMSpropParamState>>("RMSprop");
+  }
+  throw Error(fmt::format(
+      "optim::wrap() cannot take {}: it takes Adagrad, Adam, AdamW, RMSprop and SGD of "
+      "torch::optim, whose updates are of each element by itself and whose state it can save; for "
+      "another derive a class from zero::optim::Optimizer",
+      c10::demangle(type.name())));
 }
 
 class TorchOptimizer final : public Optimizer {
  public:
-  explicit TorchOptimizer(std::unique_ptr<torch::optim::Optimizer> optimizer)
-      : optimizer_(std::move(optimizer)) {}
+  explicit TorchOptimizer(std::unique_ptr<to::Optimizer> optimizer)
+      : kind_(kind_of(*optimizer)), optimizer_(std::move(optimizer)) {
+    // Adagrad has made state for parameters that other ranks will own.
+    optimizer_->state().clear();
+  }
 
   void step() override {
     const memory::Charge charge(memory::Category::kOptimizer);
+    make_adagrad_states();
     optimizer_->step();
   }
 
   void replace(const std::function<at::Tensor(const at::Tensor&)>& with) override {
-    for (torch::optim::OptimizerParamGroup& group : optimizer_->param_groups()) {
+    for (to::OptimizerParamGroup& group : optimizer_->param_groups()) {
       for (at::Tensor& p : group.params()) {
         const at::Tensor other = with(p);
         if (other.is_same(p)) continue;
@@ -66,49 +181,41 @@ class TorchOptimizer final : public Optimizer {
   }
 
   std::map<std::string, at::Tensor> state(const at::Tensor& parameter) const override {
-    return look_up(parameter).second;
+    std::map<std::string, at::Tensor> all;
+    to::OptimizerParamState* const found = find(parameter);
+    if (found == nullptr) return all;
+    for (const auto& [name, tensor] : kind_->tensors(*found)) {
+      if (tensor->defined()) all[name] = tensor->flatten();
+    }
+    return all;
   }
 
   std::int64_t steps(const at::Tensor& parameter) const override {
-    return look_up(parameter).first;
+    const to::OptimizerParamState* const found = find(parameter);
+    return found == nullptr ? 0 : kind_->steps(*found);
   }
 
   std::int64_t state_bytes(const at::Tensor& parameter) const override {
-    if (kind() != "torch SGD") return Optimizer::state_bytes(parameter);
-    for (auto& group : optimizer_->param_groups()) {
-      const bool keeps = static_cast<torch::optim::SGDOptions&>(group.options()).momentum() != 0;
-      for (const at::Tensor& p : group.params()) {
-        if (p.is_same(parameter) && keeps) return static_cast<std::int64_t>(p.nbytes());
-      }
-    }
-    return 0;
+    return static_cast<std::int64_t>(states_of(parameter).size() * parameter.nbytes());
   }
 
   Settings settings() const override {
-    Settings all{kind(), {}};
-    for (auto& group : optimizer_->param_groups()) {
-      all.groups.push_back(numbers_of(group.options(), all.kind));
+    Settings all{std::string("torch ") + kind_->name(), {}};
+    for (const to::OptimizerParamGroup& group : optimizer_->param_groups()) {
+      all.groups.push_back(kind_->numbers(group.options()));
+      all.groups.back()["learning_rate"] = group.options().get_lr();
     }
     return all;
   }
 
   void load_state(const at::Tensor& parameter, std::int64_t steps,
                   const std::map<std::string, at::Tensor>& states) override {
-    const std::string known = kind();
-    if (known.empty()) return Optimizer::load_state(parameter, steps, states);
-    check_states(parameter, states, known == "torch SGD");
+    check_states(parameter, states);
     optimizer_->state().erase(parameter.unsafeGetTensorImpl());
     if (states.empty()) return;
-    std::unique_ptr<torch::optim::OptimizerParamState> state;
-    if (known == "torch SGD") {
-      auto sgd = std::make_unique<torch::optim::SGDParamState>();
-      sgd->momentum_buffer(states.at("momentum_buffer").view(parameter.sizes()));
-      state = std::move(sgd);
-    } else if (known == "torch Adam") {
-      state = new_adam_state<torch::optim::AdamParamState>(parameter, steps, states);
-    } else {
-      state = new_adam_state<torch::optim::AdamWParamState>(parameter, steps, states);
-    }
+    std::unique_ptr<to::OptimizerParamState> state = kind_->make_state(steps);
+    const StateTensors tensors = kind_->tensors(*state);
+    for (const auto& [name, values] : states) *tensors.at(name) = values.view(parameter.sizes());
     optimizer_->state()[parameter.unsafeGetTensorImpl()] = std::move(state);
   }
 
@@ -117,72 +224,52 @@ class TorchOptimizer final : public Optimizer {
   }
 
  private:
-  template <typename Options>
-  static void add_adam_numbers(torch::optim::OptimizerOptions& options,
-                               std::map<std::string, double>& numbers) {
-    auto& adam = static_cast<Options&>(options);
-    numbers["beta1"] = std::get<0>(adam.betas());
-    numbers["beta2"] = std::get<1>(adam.betas());
-    numbers["epsilon"] = adam.eps();
-    numbers["weight_decay"] = adam.weight_decay();
+  // LibTorch's makes them in its constructor, for the parameters that it gets there.
+  void make_adagrad_states() {
+    if (typeid(*optimizer_) != typeid(to::Adagrad)) return;
+    const auto& defaults = static_cast<const to::AdagradOptions&>(optimizer_->defaults());
+    for (const to::OptimizerParamGroup& group : optimizer_->param_groups()) {
+      for (const at::Tensor& p : group.params()) {
+        auto& state = optimizer_->state()[p.unsafeGetTensorImpl()];
+        if (state != nullptr || !p.grad().defined()) continue;
+        auto fresh = std::make_unique<to::AdagradParamState>();
+        fresh->sum(at::full_like(p.detach(), defaults.initial_accumulator_value()));
+        state = std::move(fresh);
+      }
+    }
   }
 
-  static std::map<std::string, double> numbers_of(torch::optim::OptimizerOptions& options,
-                                                  const std::string& kind) {
-    std::map<std::string, double> numbers = {{"learning_rate", options.get_lr()}};
-    if (kind == "torch Adam") add_adam_numbers<torch::optim::AdamOptions>(options, numbers);
-    if (kind == "torch AdamW") add_adam_numbers<torch::optim::AdamWOptions>(options, numbers);
-    if (kind == "torch SGD") {
-      auto& sgd = static_cast<torch::optim::SGDOptions&>(options);
-      numbers["momentum"] = sgd.momentum();
-      numbers["dampening"] = sgd.dampening();
-      numbers["weight_decay"] = sgd.weight_decay();
-      numbers["nesterov"] = sgd.nesterov() ? 1 : 0;
+  // Names of the states of a parameter that is held.
+  Names states_of(const at::Tensor& parameter) const {
+    for (const to::OptimizerParamGroup& group : optimizer_->param_groups()) {
+      for (const at::Tensor& p : group.params()) {
+        if (p.is_same(parameter)) return kind_->states(group.options());
+      }
     }
-    return numbers;
+    return {};
   }
 
-  // Empty where there is more state than state() shows.
-  std::string kind() const {
-    torch::optim::Optimizer& o = *optimizer_;
-    if (dynamic_cast<const torch::optim::SGD*>(&o) != nullptr) return "torch SGD";
-    if (dynamic_cast<const torch::optim::Adam*>(&o) != nullptr) {
-      return keeps_a_maximum<torch::optim::AdamOptions>(o) ? "" : "torch Adam";
-    }
-    if (dynamic_cast<const torch::optim::AdamW*>(&o) != nullptr) {
-      return keeps_a_maximum<torch::optim::AdamWOptions>(o) ? "" : "torch AdamW";
-    }
-    return "";
-  }
-
-  void check_states(const at::Tensor& parameter, const std::map<std::string, at::Tensor>& states,
-                    bool sgd) const {
-    const std::vector<std::string> names = sgd ? std::vector<std::string>{"momentum_buffer"}
-                                               : std::vector<std::string>{"exp_avg", "exp_avg_sq"};
+  void check_states(const at::Tensor& parameter,
+                    const std::map<std::string, at::Tensor>& states) const {
+    const Names names = states_of(parameter);
     bool fits = states.empty() || states.size() == names.size();
-    for (const auto& [name, state] : states) {
-      fits = fits && std::find(names.begin(), names.end(), name) != names.end() &&
-             state.numel() == parameter.numel() && state.scalar_type() == parameter.scalar_type();
+    for (const std::string& name : names) {
+      if (states.empty()) break;
+      const auto found = states.find(name);
+      fits = fits && found != states.end() && found->second.numel() == parameter.numel() &&
+             found->second.scalar_type() == parameter.scalar_type();
     }
     if (!fits) throw Error("these states are not of this optimizer and this parameter");
   }
 
-  std::pair<std::int64_t, std::map<std::string, at::Tensor>> look_up(
-      const at::Tensor& parameter) const {
-    std::pair<std::int64_t, std::map<std::string, at::Tensor>> result{0, {}};
+  // Null before the first update.
+  to::OptimizerParamState* find(const at::Tensor& parameter) const {
     const auto found = optimizer_->state().find(parameter.unsafeGetTensorImpl());
-    if (found == optimizer_->state().end()) return result;
-    const torch::optim::OptimizerParamState& state = *found->second;
-    if (adam_state<torch::optim::AdamParamState>(state, result.first, result.second)) return result;
-    if (adam_state<torch::optim::AdamWParamState>(state, result.first, result.second))
-      return result;
-    if (const auto* sgd = dynamic_cast<const torch::optim::SGDParamState*>(&state)) {
-      result.second = {{"momentum_buffer", sgd->momentum_buffer().flatten()}};
-    }
-    return result;
+    return found == optimizer_->state().end() ? nullptr : found->second.get();
   }
 
-  std::unique_ptr<torch::optim::Optimizer> optimizer_;
+  std::unique_ptr<Kind> kind_;
+  std::unique_ptr<to::Optimizer> optimizer_;
 };
 
 }  // namespace

@@ -8,11 +8,14 @@
 
 namespace zero::optim {
 
-/// Puts any of LibTorch's own optimizers behind Optimizer. narrow() shortens its parameter groups,
-/// which is all that sharding an optimizer by whole parameters takes.
+/// Puts one of LibTorch's own optimizers behind Optimizer: Adagrad, Adam, AdamW, RMSprop or SGD,
+/// with any options. narrow() shortens its parameter groups, which is all that sharding an
+/// optimizer by whole parameters takes. set_learning_rate() sets the `lr` of every group.
 ///
-/// state() knows Adam, AdamW and SGD; for others it is empty. set_learning_rate() sets the `lr` of
-/// every group.
+/// State that the optimizer has already is dropped. Adagrad makes its state when it is constructed,
+/// for all parameters that it gets: that is V more for the moment.
+/// @throws zero::Error for another class. LBFGS evaluates the loss several times in a step, and its
+/// update is of all parameters together; of a class of the program's own the state is not known.
 std::unique_ptr<Optimizer> wrap(std::unique_ptr<torch::optim::Optimizer> optimizer);
 
 }  // namespace zero::optim

@@ -5,6 +5,7 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/randn.h>
 #include <gtest/gtest.h>
+#include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/rmsprop.h>
@@ -49,11 +50,21 @@ std::unique_ptr<torch::optim::Optimizer> sgd(std::vector<at::Tensor> p) {
 std::unique_ptr<torch::optim::Optimizer> rmsprop(std::vector<at::Tensor> p) {
   return std::make_unique<torch::optim::RMSprop>(std::move(p), 0.01);
 }
+std::unique_ptr<torch::optim::Optimizer> amsgrad(std::vector<at::Tensor> p) {
+  return std::make_unique<torch::optim::AdamW>(std::move(p),
+                                               torch::optim::AdamWOptions(0.01).amsgrad(true));
+}
+std::unique_ptr<torch::optim::Optimizer> adagrad(std::vector<at::Tensor> p) {
+  return std::make_unique<torch::optim::Adagrad>(
+      std::move(p), torch::optim::AdagradOptions(0.01).initial_accumulator_value(0.1));
+}
 
 class Wrapped : public ::testing::TestWithParam<std::pair<const char*, Maker>> {};
 INSTANTIATE_TEST_SUITE_P(Optimizers, Wrapped,
                          ::testing::Values(std::pair{"Adam", &adam}, std::pair{"AdamW", &adamw},
-                                           std::pair{"SGD", &sgd}, std::pair{"RMSprop", &rmsprop}),
+                                           std::pair{"SGD", &sgd}, std::pair{"RMSprop", &rmsprop},
+                                           std::pair{"Amsgrad", &amsgrad},
+                                           std::pair{"Adagrad", &adagrad}),
                          [](const auto& info) { return info.param.first; });
 
 // The parameters that are kept are updated as if the others had never been there, and the others

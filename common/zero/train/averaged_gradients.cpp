@@ -1,6 +1,4 @@
 #include <ATen/ops/_foreach_mul.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
@@ -58,7 +56,7 @@ std::vector<double> AveragedGradients::sums_by_parameter(optim::Norm kind) {
   return {of_parameter, of_parameter + sums.numel()};
 }
 
-float AveragedGradients::norm(optim::Norm kind) {
+double AveragedGradients::norm(optim::Norm kind) {
   switch (kind) {
     case optim::Norm::kL1:
       return optim::norm_from_absolute_sums(sums_by_parameter(kind));
@@ -70,27 +68,31 @@ float AveragedGradients::norm(optim::Norm kind) {
   throw Error("an invalid norm");
 }
 
-float AveragedGradients::largest_over_ranks() {
+double AveragedGradients::largest_over_ranks() {
   const std::vector<double> by_parameter = contributions(own(), optim::Norm::kInfinity);
-  const at::Tensor mine =
-      at::full({1}, optim::largest_magnitude(at::tensor(by_parameter, at::kDouble)), at::kFloat);
-  if (!strategy_.sharded()) return mine.item<float>();
-  const at::Tensor by_rank = at::empty({strategy_.communicator().size()}, at::kFloat);
-  strategy_.communicator().all_gather(by_rank, mine, Purpose::kControl).wait();
-  return optim::largest_magnitude(by_rank);
+  const double mine = optim::largest_magnitude(at::tensor(by_parameter, at::kDouble));
+  if (!strategy_.sharded()) return mine;
+  const auto by_rank = dist::all_gather_scalars(strategy_.communicator(), {mine});
+  return optim::largest_magnitude(at::tensor(by_rank, at::kDouble));
 }
 
 float AveragedGradients::clip(double max_norm, optim::Norm kind, double loss_scale) {
-  const float before = norm(kind) / static_cast<float>(loss_scale);
+  const double exact = norm(kind);
+  const float before = static_cast<float>(exact) / static_cast<float>(loss_scale);
   if (!std::isfinite(before)) return before;
-  const float coefficient = optim::clip_coefficient(before, max_norm);
-  if (coefficient != 1.0F) multiply(coefficient);
+  // Each in the precision of its gradients, as LibTorch does.
+  multiply(optim::clip_coefficient(before, max_norm),
+           optim::clip_coefficient(exact / loss_scale, max_norm));
   return before;
 }
 
-void AveragedGradients::multiply(double factor) {
-  const Own mine = own();
-  if (!mine.gradients.empty()) at::_foreach_mul_(mine.gradients, factor);
+void AveragedGradients::multiply(double factor, double factor_of_doubles) {
+  std::vector<at::Tensor> doubles, others;
+  for (const at::Tensor& gradient : own().gradients) {
+    (gradient.scalar_type() == at::kDouble ? doubles : others).push_back(gradient);
+  }
+  if (factor != 1.0 && !others.empty()) at::_foreach_mul_(others, factor);
+  if (factor_of_doubles != 1.0 && !doubles.empty()) at::_foreach_mul_(doubles, factor_of_doubles);
 }
 
 bool AveragedGradients::take_suspicion() {

@@ -30,11 +30,12 @@ class AveragedGradients {
 
   /// Scales the gradients so that their norm is at most `max_norm`; returns the norm before. Norms
   /// are of the gradients divided by `loss_scale`. Exact: the same bits under every strategy that
-  /// owns whole parameters, and with rare exceptions of rounding where tensors are split. Where the
-  /// norm is infinite or NaN the gradients stay as they are.
+  /// owns whole parameters, and with rare exceptions of rounding where tensors are split. Gradients
+  /// of double are multiplied by a factor in double. Where the norm is infinite or NaN the
+  /// gradients stay as they are.
   float clip(double max_norm, optim::Norm kind, double loss_scale);
 
-  void multiply(double factor);
+  void multiply(double factor) { multiply(factor, factor); }
 
   /// The first gradient that is not finite, if any. Takes no time where reductions have looked
   /// while they added up (dist::Communicator::checks_gradients()) and found nothing; else reads
@@ -58,8 +59,9 @@ class AveragedGradients {
   Own own() const;
   std::vector<double> contributions(const Own& own, optim::Norm kind);
   std::vector<double> sums_by_parameter(optim::Norm kind);
-  float norm(optim::Norm kind);
-  float largest_over_ranks();
+  double norm(optim::Norm kind);
+  double largest_over_ranks();
+  void multiply(double factor, double factor_of_doubles);
   std::size_t first_nonfinite_here();
 
   Strategy& strategy_;

@@ -88,9 +88,7 @@ void FlatParameters::initialize(const FirstValue& first_value) {
   // Parameters that were built with bytes bring their values along.
   std::vector<at::Tensor> own(members_.size());
   for (std::size_t m = 0; is_root && m < members_.size(); ++m) {
-    if (memory::has_storage(tensor(m)) && tensor(m).numel() > 0) {
-      own[m] = memory::raw(tensor(m)).clone();
-    }
+    if (memory::has_storage(tensor(m))) own[m] = memory::raw(tensor(m)).clone();
   }
   {
     const Charge charge(Category::kParameters);

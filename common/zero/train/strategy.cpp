@@ -79,6 +79,8 @@ Strategy::Strategy(const StrategyArguments& arguments, nn::Granularity granulari
   for (std::size_t i = 0; i < count(); ++i) {
     all.push_back(parameter(i));
     origins_.push_back(origin(parameter(i)));
+    // The constructor of a plain module does not say what its tensors are for.
+    memory::recharge(parameter(i), Category::kParameters);
   }
   optimizer_ = arguments.optimizer(all);
   // Last: what throws above must leave no hook behind that calls into nothing.
@@ -148,15 +150,13 @@ void Strategy::check_not_released() const {
 
 // Where a strategy has put a parameter it must stay: an optimizer may update a shard of that
 // memory, and gathers write into it.
-void Strategy::check_places() {
-  for (std::size_t i = 0; i < count(); ++i) {
-    const void* const now = origin(parameter(i)).storage;
-    if (i == places_.size()) places_.push_back(now);
-    if (places_[i] == now) continue;
+void Strategy::check_places() const {
+  for (std::size_t i = 0; i < places_.size(); ++i) {
+    if (places_[i] == origin(parameter(i)).storage) continue;
     throw Error(fmt::format(
-        "parameter '{}' has other memory than in the first forward() under {}: a part of the model "
-        "was loaded, cast or moved since, by load(), to() or set_data(); do that before the "
-        "strategy is made, or after its release()",
+        "parameter '{}' has other memory than {} gave it: a part of the model was loaded, cast or "
+        "moved since, by load(), to() or set_data(); do that before the strategy is made, or after "
+        "its release()",
         list_.parameters[i].name, mode_));
   }
 }
@@ -174,11 +174,11 @@ auto Strategy::run_pass(const Pass& pass) {
 
 at::Tensor Strategy::forward(const data::Batch& batch) {
   check_not_released();
+  check_places();
   const Charge charge(Category::kActivations);
   end_other_pass();
   if (std::exchange(pass_threw_, false)) reshard_all();
   at::Tensor loss = run_pass([&] { return model_.loss(batch); });
-  check_places();
   forwards_.add(loss, batch.loss_terms);
   return loss;
 }
@@ -435,6 +435,8 @@ void Strategy::broadcast_buffers_from_rank_0() {
   for (const at::Tensor& buffer : model_.buffers()) {
     communicator_.broadcast(memory::raw(buffer), /*root=*/0, Purpose::kSetup).wait();
   }
+  // The parameters lie where they stay by now.
+  for (std::size_t i = 0; i < count(); ++i) places_.push_back(origin(parameter(i)).storage);
 }
 
 void Strategy::shard_optimizer() {

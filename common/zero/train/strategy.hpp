@@ -194,12 +194,12 @@ class Strategy : public nn::UnitHooks {
 
   /// Makes the parameters of unit `unit` whole on all ranks. Nothing to do where they are.
   virtual void gather(std::size_t unit) {}
-  /// Blocks until parameters that are on their way to this rank have come.
-  virtual void finish_parameters() {}
   /// Drops what this rank does not keep of unit `unit`, unless is_in_use().
   virtual void drop(std::size_t unit) {}
   /// Drops what this rank does not keep of any unit.
   void reshard_all();
+  /// Blocks until parameters that are on their way to this rank have come.
+  virtual void finish_parameters() {}
   /// Whether unit `unit` is between unshard() and reshard(). Inside backward() its gradients may
   /// come at any time, so they are reduced at the end.
   bool is_held(std::size_t unit) const { return use_.is_held(unit); }
@@ -242,6 +242,7 @@ class Strategy : public nn::UnitHooks {
   /// Rank 0's first values for every parameter and buffer, on all ranks. For stages that hold the
   /// whole model.
   void broadcast_from_rank_0();
+  /// The buffers alone, by a constructor that has put the parameters where they are to stay.
   void broadcast_buffers_from_rank_0();
   /// First value of one parameter, on rank 0: allocates it and asks the source.
   void fill(std::size_t index);
@@ -275,9 +276,9 @@ class Strategy : public nn::UnitHooks {
   };
   static Origin origin(const at::Tensor& tensor);
   void check_not_released() const;
+  void check_places() const;
   void remove_hooks();
   bool model_is_whole() const;
-  void check_places();
 
   // Does what is alike for all strategies, and calls the functions of this one.
   class Hooks final : public nn::UnitHooks {
@@ -311,7 +312,7 @@ class Strategy : public nn::UnitHooks {
   double gradient_scale_ = 1.0;
   std::string mode_;
   std::vector<Origin> origins_;      // by parameter, as the strategy got them
-  std::vector<const void*> places_;  // storages of the parameters, from the first forward() on
+  std::vector<const void*> places_;  // their storages, as the constructor has left them
   bool released_ = false;
   bool has_gradients_ = false;
   bool awaits_reduction_ = false;  // a backward whose gradients are to be reduced has begun
