@@ -204,7 +204,7 @@ class Communicator {
   /// data moved in it depends on the transport.
   double in_flight_seconds() const;
 
-  /// From now on adds the activities of this rank to `activities`, which which must outlive it or
+  /// From now on adds the activities of this rank to `activities`, which must outlive it or
   /// the next call; null ends recording. Operations in flight are added when they end.
   void record(std::vector<Activity>* activities) { activities_ = activities; }
 
