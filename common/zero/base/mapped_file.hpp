@@ -21,9 +21,8 @@ class MappedFile {
 
   std::string_view bytes() const { return {static_cast<const char*>(data_), size_}; }
 
-  /// Drops the pages of `part`, a part of bytes(), from the resident set, so that a pass over a
-  /// large file does not fill the memory. They stay in the system's cache and return when read
-  /// again.
+  /// Drops pages of `part` (of bytes()) from the resident set, so that reading a large file does
+  /// not fill the memory. They stay in the system's cache and return when read again.
   void forget(std::string_view part) const;
 
  private:
