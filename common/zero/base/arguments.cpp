@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// CLI11 says what it did not expect, and not what it knows.
+// CLI11 names unexpected arguments, but not the known ones.
 std::string explain_extras(const CLI::App& app) {
   std::vector<std::string> known;
   for (const CLI::Option* option : app.get_options()) {
@@ -36,7 +36,7 @@ std::string explain_extras(const CLI::App& app) {
 }  // namespace
 
 void check_arguments(int argc, const char* const* argv) {
-  std::string option;  // the last that was named
+  std::string option;  // the last one named
   for (int i = 1; i < argc; ++i) {
     const std::string word = argv[i];
     const bool names_one = word.starts_with("--");
@@ -64,7 +64,7 @@ void parse_arguments(CLI::App& app, const char* program, int argc, const char* c
 }
 
 std::string refuse_nan(const std::string& text) {
-  // What is no number at all is CLI11's to refuse.
+  // CLI11 rejects text that is no number at all.
   if (!std::isnan(std::strtod(text.c_str(), nullptr))) return "";
   return fmt::format("'{}' is not a number", text);
 }
@@ -83,7 +83,7 @@ fs::path place_of(const fs::path& name) {
   std::error_code problem;
   const fs::path absolute = fs::absolute(name);
   fs::path place = fs::weakly_canonical(absolute, problem);
-  // A folder on the way may not be entered: then its names are compared as they are.
+  // If a folder on the way cannot be entered, names are compared as they are.
   if (problem) place = absolute.lexically_normal();
   return place.has_filename() ? place : place.parent_path();
 }

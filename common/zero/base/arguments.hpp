@@ -7,32 +7,32 @@ namespace CLI {
 class App;
 }
 
-/// What the programs ask of their command line beyond what CLI11 does.
+/// Command line checks of all programs beyond those of CLI11.
 namespace zero::base {
 
-/// Throws zero::Error, naming the option, where a word of the command line is empty or an option
-/// ends with "=". That comes of a shell's variable that is not set: what was asked for must not
-/// be left out without a word.
+/// Throws zero::Error, naming the option, if a word of the command line is empty or an option ends
+/// with "=". The usual cause is a shell variable that is not set: the option must not be ignored
+/// silently.
 void check_arguments(int argc, const char* const* argv);
 
 /// Exit code of a program whose command line is wrong.
 inline constexpr int kWrongUsage = 2;
 
-/// Reads the command line as CLI11 does, after check_arguments(). Prints help, or what is wrong and
-/// what would be right behind the name of the program, and ends the program where that is all there
-/// is to do.
+/// Reads the command line as CLI11 does, after check_arguments(). If help was asked for or the line
+/// is wrong, prints the help, or `program`, the error and what would be right, and ends the
+/// program.
 void parse_arguments(CLI::App& app, const char* program, int argc, const char* const* argv);
 
-/// For CLI11's check(): what is wrong with the text of a number, which is "" unless it is NaN.
-/// CLI::Range lets NaN through.
+/// For CLI11's check(): the error for a number's text if it is NaN, else "". CLI::Range accepts
+/// NaN.
 std::string refuse_nan(const std::string& text);
 
-/// For CLI11's check(): what is wrong with the text of a seed, "" for a whole number from 0 to
-/// 2^64 - 1 without sign and leading zeros. CLI11 takes others modulo 2^64, or as octal.
+/// For CLI11's check(): the error for a seed's text; "" for a whole number from 0 to 2^64 - 1
+/// without sign and leading zeros. CLI11 takes others modulo 2^64, or as octal.
 std::string refuse_bad_seed(const std::string& text);
 
-/// Where a name of a file or folder leads, for comparing names: absolute, links followed, without a
-/// slash at the end. What it names need not exist.
+/// Resolves the name of a file or folder, for comparing names: absolute, links followed, without a
+/// slash at the end. It need not exist.
 std::filesystem::path place_of(const std::filesystem::path& name);
 
 }  // namespace zero::base

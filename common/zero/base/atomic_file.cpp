@@ -15,7 +15,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The process keeps two programs apart that write the same file, the count two writers of one.
+// The process id separates programs that write the same file, the count separates writers in one.
 fs::path temporary_name(const fs::path& path) {
   static std::atomic<int> count = 0;
   fs::path temporary = path;
@@ -30,8 +30,8 @@ std::string reason(int code) { return std::generic_category().message(code); }
   throw Error(fmt::format("cannot write '{}': it names a folder, name a file", path.string()));
 }
 
-// Refuses what is there and no ordinary file: as root one would replace /dev/null by one. What a
-// symbolic link leads to is written, and the link stays.
+// Refuses an existing path that is no ordinary file: root could replace /dev/null by one. A
+// symbolic link stays, and its target is written.
 fs::path target_of(const fs::path& path) {
   std::error_code ignored;
   const fs::file_status status = fs::status(path, ignored);
@@ -79,7 +79,7 @@ void AtomicFile::reserve(std::int64_t size) {
     result = ::fallocate(file_, /*mode=*/0, /*offset=*/0, size);
   } while (result != 0 && errno == EINTR);
   if (result == 0) return;
-  // Some file systems cannot reserve; there a full disk shows when the bytes are written.
+  // Some file systems cannot reserve; on them a full disk shows only when bytes are written.
   if (errno != EOPNOTSUPP && errno != ENOSYS) {
     fail(fmt::format("needs {} bytes, which cannot be reserved", size).c_str(), errno);
   }
@@ -115,7 +115,7 @@ void AtomicFile::publish() {
   if (file < 0) fail("lies in a folder that cannot be opened", errno);
   const int code = ::fsync(file) == 0 ? 0 : errno;
   ::close(file);
-  // Not every file system knows how to bring a folder to the disk; nothing is left to do there.
+  // Not every file system can sync a folder; nothing more can be done there.
   if (code != 0 && code != EINVAL)
     fail("lies in a folder that cannot be brought to the disk", code);
 }
@@ -145,7 +145,7 @@ void check_writable(const fs::path& name) {
     if (error && error != std::errc::no_such_file_or_directory) break;
     folder = folder.has_parent_path() ? folder.parent_path() : fs::path(".");
   }
-  // Only making a file tells: what the rights say may be overruled either way.
+  // Only creating a file gives a sure answer: permission bits can be overruled either way.
   std::string probe = (folder / ".zero-XXXXXX").string();
   const int file = ::mkstemp(probe.data());
   if (file < 0) {

@@ -6,11 +6,11 @@
 
 namespace zero::base {
 
-/// A file of known size that appears under its name when publish() is called, and not at all
-/// otherwise. It grows under a temporary name, ".NAME.PROCESS.COUNT", in the same folder; only a
-/// program that is killed leaves that behind.
+/// A file of known size that appears under its name only when publish() is called. It is written
+/// under a temporary name, ".NAME.PROCESS.COUNT", in the same folder; only a program that is killed
+/// leaves that file behind.
 ///
-/// Every function throws zero::Error, naming the file and the system's reason, where the system
+/// Every function throws zero::Error, naming the file and the system's reason, if the system
 /// refuses.
 class AtomicFile {
  public:
@@ -30,8 +30,8 @@ class AtomicFile {
   /// Blocks until all bytes are on the disk. No write may follow.
   void complete();
 
-  /// Gives the completed file its name, in place of any file that has it, and brings the folder to
-  /// the disk.
+  /// Renames the completed file to its name, replacing any file there, and syncs the folder to
+  /// disk.
   void publish();
 
  private:
@@ -45,14 +45,14 @@ class AtomicFile {
   bool published_ = false;
 };
 
-/// Writes `contents` to `path`, whole or not at all: first to a temporary file beside it, which
-/// then takes its name. Makes the folder if there is none. An existing file stays as it is until
-/// the new one is complete. Blocks until the bytes are on the disk.
-/// Throws zero::Error, naming the path and the system's reason, if that cannot be done.
+/// Writes `contents` to `path`, completely or not at all: first to a temporary file beside it,
+/// which is then renamed. Makes the folder if there is none. An existing file does not change until
+/// the new one is complete. Blocks until the bytes are on the disk. Throws zero::Error, naming the
+/// path and the system's reason, if that fails.
 void write_file(const std::filesystem::path& path, std::string_view contents);
 
-/// Throws zero::Error if write_file(path) would, as far as one can know before: for a program to
-/// ask before it works for minutes. Makes and leaves nothing, neither file nor folder.
+/// Throws zero::Error if write_file(path) would, as far as can be known in advance: for programs to
+/// call before minutes of work. Leaves nothing behind, neither file nor folder.
 void check_writable(const std::filesystem::path& path);
 
 }  // namespace zero::base

@@ -20,7 +20,7 @@ namespace zero::base {
 namespace fs = std::filesystem;
 
 void write_json(const fs::path& path, const Json& document) {
-  // Bytes that are not UTF-8, as a command line may hold, are replaced rather than refused.
+  // Bytes that are not UTF-8, which a command line may hold, are replaced, not refused.
   const auto replace = Json::error_handler_t::replace;
   write_file(path, document.dump(/*indent=*/2, ' ', /*ensure_ascii=*/false, replace) + "\n");
 }

@@ -10,15 +10,15 @@
 
 namespace zero::base {
 
-/// How many arrays and objects within one another JSON from outside may have. What is read here has
-/// fewer than ten.
+/// The deepest nesting of arrays and objects accepted in JSON from outside. Files that the project
+/// reads have fewer than ten levels.
 inline constexpr int kDeepestJson = 64;
 
-/// The callback for nlohmann's parse() wherever the text comes from outside this program. Without
-/// it brackets in a file could end the program: nlohmann copies and writes values by recursion, and
-/// a few hundred thousand levels are more than a stack holds.
+/// The callback for nlohmann's parse() for text from outside this program. nlohmann copies and
+/// writes values by recursion: without this limit, a file with a few hundred thousand nested
+/// brackets would overflow the stack and end the program.
 ///
-/// What it is given to throws zero::Error, beginning with `what`, at the first level too many.
+/// parse() then throws zero::Error, beginning with `what`, at the first level too many.
 inline auto bounded_depth(std::string what) {
   return [what = std::move(what)](int depth, nlohmann::json::parse_event_t event, const auto&) {
     using Event = nlohmann::json::parse_event_t;

@@ -14,7 +14,7 @@ namespace zero::base {
 
 MappedFile::MappedFile(const std::filesystem::path& path, const std::string& what) {
   std::string wrong;
-  // Without O_NONBLOCK a pipe would wait here for its writer.
+  // Without O_NONBLOCK, opening a pipe would wait for its writer.
   const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   struct stat status {};
   if (file < 0 || ::fstat(file, &status) != 0) {

@@ -6,11 +6,11 @@
 
 namespace zero::base {
 
-/// A file mapped into memory, read only, until this object goes.
+/// A file mapped into memory, read only, as long as this object lives.
 class MappedFile {
  public:
-  /// Throws zero::Error for a file that cannot be opened, is empty or no regular file. The message
-  /// begins with `what`, which names the file.
+  /// Throws zero::Error for a file that cannot be opened, is empty or not a regular file. The
+  /// message begins with `what`, which names the file.
   MappedFile(const std::filesystem::path& path, const std::string& what);
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;
@@ -21,8 +21,8 @@ class MappedFile {
 
   std::string_view bytes() const { return {static_cast<const char*>(data_), size_}; }
 
-  /// Takes the pages of some of bytes() out of the resident set. They stay in the system's cache,
-  /// and come back if they are read again. So a pass over a large file does not fill the memory.
+  /// Drops pages of `part` (of bytes()) from the resident set, so that reading a large file does
+  /// not fill the memory. They stay in the system's cache and return when read again.
   void forget(std::string_view part) const;
 
  private:

@@ -16,12 +16,12 @@ namespace {
 
 void open_standard_streams() {
   for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
-    // The lowest number that is free is the one that is taken.
+    // open() returns the lowest free number, which is `stream` here.
     if (::fcntl(stream, F_GETFD) < 0 && ::open("/dev/null", O_RDWR) != stream) std::_Exit(1);
   }
 }
 
-// Everything printed so far reached its file, or terminal.
+// True if everything printed so far reached its file or terminal.
 bool output_is_complete() {
   std::cout.flush();
   return std::fflush(stdout) == 0 && std::ferror(stdout) == 0 && std::cout.good();

@@ -4,7 +4,7 @@
 
 namespace zero {
 
-/// While it lives, `place` has another value; also where an exception ends it.
+/// Sets `place` to another value and restores it at the end of the scope, also after an exception.
 template <typename T>
 class ScopedValue {
  public:

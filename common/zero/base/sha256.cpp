@@ -35,7 +35,7 @@ Sha256& Sha256::add(const void* data, std::size_t size) {
 }
 
 Digest Sha256::digest() const {
-  // Finishing ends a context, so a copy is finished.
+  // Finishing ends a context, so this finishes a copy.
   const Context copy;
   Digest digest{};
   check(copy.handle != nullptr && EVP_MD_CTX_copy_ex(copy.handle, context_->handle) == 1 &&

@@ -13,18 +13,18 @@ namespace zero::base {
 /// The 32 bytes of a SHA-256 digest (FIPS 180-4).
 using Digest = std::array<std::uint8_t, 32>;
 
-/// SHA-256 of bytes that arrive in pieces: two files, data sets or sets of weights are taken for
-/// equal if their digests are. The result depends on the bytes and their order only, not on how
-/// they were cut into pieces. Computed by OpenSSL.
+/// SHA-256 of bytes that arrive in pieces. Files, data sets or weights count as equal if their
+/// digests are. The result depends only on the bytes and their order, not on the pieces. Computed
+/// by OpenSSL.
 class Sha256 {
  public:
-  /// @throws zero::Error where the crypto library offers no SHA-256.
+  /// @throws zero::Error if the crypto library offers no SHA-256.
   Sha256();
   ~Sha256();
   Sha256(Sha256&&) noexcept;
   Sha256& operator=(Sha256&&) noexcept;
 
-  /// Adds `size` bytes at `data`. @throws zero::Error where the crypto library refuses.
+  /// Adds `size` bytes at `data`. @throws zero::Error if the crypto library refuses.
   Sha256& add(const void* data, std::size_t size);
   Sha256& add(std::span<const std::byte> bytes) { return add(bytes.data(), bytes.size()); }
   Sha256& add(std::string_view text) { return add(text.data(), text.size()); }
@@ -43,7 +43,7 @@ class Sha256 {
 /// 64 lower-case hexadecimal digits.
 std::string to_hex(const Digest& digest);
 
-/// The inverse of to_hex(). @throws zero::Error where `hex` is not 64 hexadecimal digits.
+/// The inverse of to_hex(). @throws zero::Error if `hex` is not 64 hexadecimal digits.
 Digest digest_from_hex(const std::string& hex);
 
 }  // namespace zero::base

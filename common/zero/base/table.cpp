@@ -59,7 +59,7 @@ std::vector<std::size_t> Table::column_widths() const {
     for (const auto& row : rows_) width = std::max(width, row[i].size());
     widths.push_back(width);
   }
-  // A group's heading may be wider than its columns: the last of them takes up the difference.
+  // A group's heading may be wider than its columns: the last column is widened then.
   for (std::size_t first = 0; first < columns_.size();) {
     std::size_t last = first;
     std::size_t width = widths[first];
@@ -79,7 +79,7 @@ std::string Table::group_line(const std::vector<std::size_t>& widths) const {
     while (last + 1 < columns_.size() && joined_to_previous(last + 1)) width += 1 + widths[++last];
     const std::string& group = columns_[first].group;
     if (first > 0) line += "  ";
-    // Dashes on both sides, where there is room, show which columns the heading spans.
+    // If there is room, dashes on both sides show which columns the heading spans.
     if (!group.empty() && group.size() + 4 <= width) {
       line += fmt::format("{:-^{}}", " " + group + " ", width);
     } else {

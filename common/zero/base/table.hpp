@@ -13,18 +13,18 @@ enum class Align { kLeft, kRight };
 struct Column {
   std::string header;
   Align align = Align::kRight;
-  /// Shown in a line of its own under the headers ("MiB", "s"); empty where the column has none.
-  /// The line is left out if no column has a unit.
+  /// Shown on its own line under the headers ("MiB", "s"); empty if the column has none. The line
+  /// is left out if no column has a unit.
   std::string unit = {};
-  /// Neighbouring columns with the same group stand closer together under one common heading,
-  /// as in "parameters" over "mean" and "max". Empty: no group.
+  /// Neighbouring columns with the same group are set closer together under a common heading, as in
+  /// "parameters" over "mean" and "max". Empty: no group.
   std::string group = {};
 };
 
 /// A table of text cells, printed with aligned columns for a terminal or as Markdown.
 ///
-/// Numbers are turned into text by the caller (see fixed()), so that every column has its own
-/// number of decimals. Widths are counted in bytes: cells must be plain ASCII.
+/// The caller turns numbers into text (see fixed()), so that every column has its own number of
+/// decimals. Widths are counted in bytes: cells must be plain ASCII.
 class Table {
  public:
   /// Throws zero::Error if there is no column.

@@ -6,20 +6,20 @@
 
 namespace zero::data {
 
-/// Target value that takes no part in the loss (as `ignore_index` in PyTorch's cross-entropy).
+/// Target value that is left out of the loss (like `ignore_index` in PyTorch's cross-entropy).
 inline constexpr std::int64_t kIgnoredTarget = -100;
 
 /// One micro-batch of one rank. B is the number of samples, S the padded length in tokens.
 struct Batch {
   /// int64 [B, S] token ids; for the MLP float [B, features].
   at::Tensor inputs = {};
-  /// Language model: int64 [B, S], the next token of each position, kIgnoredTarget where there is
+  /// Language model: int64 [B, S], the next token of each position, kIgnoredTarget if there is
   /// none. Classifier: int64 [B], the label. Regression (MLP): float [B, outputs].
   at::Tensor targets = {};
-  /// int64 [B], tokens before padding; undefined where nothing is padded.
+  /// int64 [B], tokens before padding; undefined if nothing is padded.
   at::Tensor lengths = {};
-  /// Loss terms in this batch (targets that are not ignored). Ranks with different counts are
-  /// weighted by it, so that the gradient is that of the mean over all terms of all ranks.
+  /// Loss terms in this batch (targets that are not ignored). Ranks are weighted by it, so that the
+  /// gradient is that of the mean over all terms of all ranks.
   std::int64_t loss_terms = 0;
 };
 

@@ -11,7 +11,7 @@
 namespace zero::data {
 namespace {
 
-/// Row `row` of a contiguous int64 matrix, to be written.
+/// Row `row` of a contiguous int64 matrix, for writing.
 std::span<std::int64_t> row_of(at::Tensor& matrix, std::int64_t row) {
   const std::int64_t width = matrix.size(1);
   return {matrix.mutable_data_ptr<std::int64_t>() + row * width, static_cast<std::size_t>(width)};

@@ -9,8 +9,8 @@
 
 namespace zero::data {
 
-/// Numbered samples that can be made into a Batch. The same on every rank; which samples a rank
-/// takes is the sampler's business. All tensors are made on the CPU.
+/// Numbered samples that can be made into a Batch. The same on every rank; the sampler decides
+/// which samples a rank takes. All tensors are made on the CPU.
 class Dataset {
  public:
   virtual ~Dataset() = default;
@@ -23,8 +23,8 @@ class Dataset {
   /// @throws zero::Error for an index outside 0 to size() - 1.
   virtual Batch batch(std::span<const std::int64_t> indices) const = 0;
 
-  /// 64 hexadecimal digits that say what the samples are, for ranks to compare at the start: data
-  /// sets with the same digits give the same batches. Reads all data once.
+  /// 64 hexadecimal digits that identify the samples, for ranks to compare at start-up: data sets
+  /// with the same digits give the same batches. Reads all data once.
   virtual std::string fingerprint() const = 0;
 
  protected:
@@ -33,10 +33,10 @@ class Dataset {
 
 /// Language modelling: the stream cut into sequences of S tokens that do not overlap.
 ///
-/// Sample i has the inputs [i S, i S + S) and, as targets, the tokens one place further on, so that
-/// every position has a target and sequences are packed without padding. The last target of the
-/// last sample needs a token of its own: size() = (tokens - 1) / S, rounded down, and what is left
-/// over at the end is not used.
+/// Sample i has the inputs [i S, i S + S) and, as targets, the tokens one position later: every
+/// position has a target, and sequences are packed without padding. The last target of the last
+/// sample needs a further token: size() = (tokens - 1) / S, rounded down, and tokens left over at
+/// the end are not used.
 ///
 /// A batch has inputs and targets int64 [B, S], no lengths, loss_terms = B S.
 class LanguageModelDataset : public Dataset {
@@ -75,7 +75,7 @@ class ReviewDataset : public Dataset {
   std::int64_t max_length_;
 };
 
-/// Rows of numbers and what to predict from them, for the MLP.
+/// Rows of numbers and the numbers to predict from them, for the MLP.
 ///
 /// A batch has inputs float [B, features], targets float [B, outputs], no lengths, loss_terms =
 /// B outputs.
@@ -94,13 +94,13 @@ class RegressionDataset : public Dataset {
   at::Tensor targets_;
 };
 
-/// A made-up regression problem, the same numbers on every machine.
+/// A synthetic regression problem, the same numbers on every machine.
 ///
-/// Inputs are drawn from 256 equally spaced values from -1 to 127/128. Output o of a row x is
-/// sum over f of (w[o, f] x[f] + v[o, f] |x[f]|) / sqrt(features), with w and v drawn in the same
-/// way: about 0.5 in size, and out of reach of a linear model. All products and sums are exact in
+/// Inputs are drawn from 256 equally spaced values from -1 to 127/128. Output o of a row x is sum
+/// over f of (w[o, f] x[f] + v[o, f] |x[f]|) / sqrt(features), with w and v drawn in the same way:
+/// about 0.5 in size, and not learnable by a linear model. All products and sums are exact in
 /// double, so neither the order of summation nor fused multiply-adds can change them.
-/// @throws zero::Error where a count is below 1.
+/// @throws zero::Error if a count is below 1.
 RegressionDataset toy_regression(std::uint64_t seed, std::int64_t n, std::int64_t features,
                                  std::int64_t outputs);
 

@@ -15,7 +15,7 @@ namespace zero::data {
 namespace {
 
 constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
-// Long enough for the first line of a file of reviews; a longer first line is taken for text.
+// Long enough for the first line of a file of reviews; a longer first line counts as text.
 constexpr std::size_t kLookedAt = std::size_t{1} << 20;
 
 std::string beginning_of(const std::filesystem::path& path) {
@@ -34,8 +34,8 @@ std::string beginning_of(const std::filesystem::path& path) {
   return text;
 }
 
-// A token file in which the first bytes were damaged: taken for text, it would be trained on as
-// bytes. No text has the header's zeros.
+// Throws for a token file whose first bytes were damaged: read as text, its bytes would be trained
+// on. No text has the header's zeros.
 void refuse_damaged_tokens(const std::filesystem::path& path, std::string_view text) {
   constexpr std::string_view kWord = "ZEROTOK";
   TokenHeader header{};

@@ -4,17 +4,17 @@
 
 namespace zero::data {
 
-/// What a data file is.
+/// The kind of a data file.
 enum class FileKind {
   kTokens,     ///< a token file of either kind (see TokenFile)
-  kParquet,    ///< an Apache Parquet file, which only prepare.py reads
+  kParquet,    ///< an Apache Parquet file; only prepare.py reads it
   kJsonLines,  ///< its first line is a JSON object
-  kText,       ///< anything else: text, CSV among it
+  kText,       ///< anything else, including plain text and CSV
 };
 
-/// Says by the first bytes of `path`, whatever its name, what it is.
-/// @throws zero::Error where it is missing, empty, not a regular file, or unreadable; or where its
-/// suffix or its header is that of a token file and its first bytes are not, so that it is damaged.
+/// The kind of the file at `path`, by its first bytes, whatever its name.
+/// @throws zero::Error if it is missing, empty, not a regular file, or unreadable; or if its suffix
+/// or its header is that of a token file and its first bytes are not, so that it is damaged.
 FileKind file_kind(const std::filesystem::path& path);
 
 }  // namespace zero::data

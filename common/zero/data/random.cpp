@@ -14,7 +14,7 @@ std::uint64_t SplitMix64::next() {
 }
 
 std::uint64_t SplitMix64::below(std::uint64_t bound) {
-  // 2^64 mod bound: of that many draws too many, the lowest are refused.
+  // The lowest 2^64 mod bound draws are rejected, so that all remainders are equally likely.
   const std::uint64_t excess = (0 - bound) % bound;
   std::uint64_t draw = next();
   while (draw < excess) {

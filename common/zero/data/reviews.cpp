@@ -20,7 +20,7 @@ namespace {
 
 using nlohmann::json;
 
-// Not a number where the text is none. Programs write 4 and 4.0.
+// NaN if the text is not a number. Accepts 4.0 as well as 4.
 double to_number(std::string_view text) {
   double number = 0;
   const auto [stop, problem] = std::from_chars(text.data(), text.data() + text.size(), number);
@@ -28,7 +28,7 @@ double to_number(std::string_view text) {
   return whole ? number : std::numeric_limits<double>::quiet_NaN();
 }
 
-// `lowest` is what the file writes for class 0.
+// `lowest` is the file's label of class 0.
 Record to_record(std::string_view label, const std::string& text, int lowest,
                  const std::string& where) {
   const double number = to_number(label) - lowest;
@@ -41,7 +41,7 @@ Record to_record(std::string_view label, const std::string& text, int lowest,
   return {static_cast<std::int64_t>(number), {bytes, bytes + text.size()}};
 }
 
-// Where label and text stand in a CSV file, and how they are written.
+// Which columns of a CSV file hold label and text, and their format.
 struct Columns {
   std::size_t label = 0;
   std::size_t text = 1;

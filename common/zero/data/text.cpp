@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 
 bool hidden(const fs::path& path) { return path.filename().string().starts_with('.'); }
 
-/// The files below `folder` with one of `extensions`, by path. Links to folders are not followed.
+/// The files below `folder` with one of `extensions`, by path. Does not follow links to folders.
 std::vector<fs::path> files_below(const fs::path& folder,
                                   const std::vector<std::string>& extensions) {
   std::vector<fs::path> found;
@@ -45,13 +45,13 @@ std::vector<std::string> expand_pattern(const std::string& pattern) {
     names.assign(matches.gl_pathv, matches.gl_pathv + matches.gl_pathc);
   }
   ::globfree(&matches);
-  std::ranges::sort(names);  // by bytes: glob() would sort by the locale of the machine
+  std::ranges::sort(names);  // by bytes: glob() sorts by the machine's locale
   return names;
 }
 
 std::vector<fs::path> files_of(const std::string& name) {
   std::vector<fs::path> found;
-  // A file whose own name has a bracket in it is a file first, a pattern second.
+  // An existing file with a bracket in its name is a file, not a pattern.
   std::error_code problem;
   const bool exists = fs::exists(name, problem);
   const bool pattern = !exists && name.find_first_of("*?[") != std::string::npos;
@@ -145,7 +145,7 @@ TokenStream project_text(const fs::path& root) {
       found.insert(found.end(), below.begin(), below.end());
     }
   }
-  // Freshly made lessons may still be empty; prose is what is wanted, not a count of files.
+  // New lessons may still be empty; empty files add no text.
   std::erase_if(found, [](const fs::path& path) { return fs::file_size(path) == 0; });
   if (found.empty()) {
     throw Error(fmt::format("{} has no lessons or docs (*.md) to read as text", root.string()));

@@ -8,34 +8,34 @@
 
 namespace zero::data {
 
-/// The files that `names` stand for, in a fixed order: names as given, and under each name by path.
+/// The files that `names` stand for, in a fixed order: names as given, files of a name by path.
 ///
-/// A name is a file; a folder, which stands for every *.txt and *.md below it (hidden files and
-/// folders, whose name starts with a dot, left out); or a pattern of the shell such as
-/// "corpus/part-*.txt" (see glob(7)), in which folders count as above.
+/// A name is a file; a folder, which stands for every *.txt and *.md below it (except hidden files
+/// and folders, whose names start with a dot); or a shell pattern such as "corpus/part-*.txt" (see
+/// glob(7)), in which matching folders count as above.
 /// @throws zero::Error for a name that stands for no file.
 std::vector<std::filesystem::path> text_files(const std::vector<std::string>& names);
 
 /// The bytes of one file.
-/// @throws zero::Error where it is missing, empty, not a regular file, or unreadable.
+/// @throws zero::Error if it is missing, empty, not a regular file, or unreadable.
 std::string read_text_file(const std::filesystem::path& path);
 
 /// The bytes of text_files(names), one file after the other with nothing between: token ids 0 to
-/// 255. Every rank that needs the text reads it for itself.
-/// @throws zero::Error where a file is missing, empty, unreadable or a token file, a damaged one
-/// (see file_kind()) among them, or no name is given.
+/// 255. Every rank that needs the text reads it itself.
+/// @throws zero::Error if a file is missing, empty, unreadable or a token file, even a damaged one
+/// (see file_kind()), or if no name is given.
 TokenStream text_from_files(const std::vector<std::string>& names);
 
 /// The project's own prose as training text: below `root` the *.md of the root itself, of docs/,
-/// and of the chapters (folders whose name starts with two digits and an underscore). Files follow
-/// each other in the byte order of their path below `root`, so every machine with the same files
-/// gets the same tokens.
-/// @throws zero::Error where `root` is no folder or has no such file.
+/// and of the chapters (folders whose name starts with two digits and an underscore). Files are
+/// sorted by the bytes of their path below `root`, so the same files give the same tokens on every
+/// machine.
+/// @throws zero::Error if `root` is no folder or has no such file.
 TokenStream project_text(const std::filesystem::path& root);
 
 /// Entropy of the distribution of single tokens, in nats: -sum over ids of p ln p, with p the share
-/// of the id in `tokens`. A model that has learned only how often each token comes has this loss;
-/// lower means that it uses what came before.
+/// of the id in `tokens`. A model that has learned only how frequent each token is has this loss; a
+/// lower loss means that it uses the preceding tokens.
 /// @throws zero::Error for an empty stream.
 double unigram_entropy(const TokenStream& tokens);
 

@@ -13,7 +13,7 @@
 namespace zero::data {
 namespace {
 
-/// How much of a file is read before its pages are given back.
+/// Bytes of a file that are read before their pages are released.
 constexpr std::size_t kPiece = std::size_t{16} << 20;
 
 [[noreturn]] void refuse(const std::filesystem::path& path, const std::string& why) {
@@ -43,7 +43,7 @@ TokenHeader read_header(const std::filesystem::path& path, const base::MappedFil
   return header;
 }
 
-/// What no honest writer puts in a header, whatever the payload.
+/// Checks header fields that no correct writer produces, whatever the payload.
 void check_fields(const std::filesystem::path& path, const TokenHeader& header) {
   if (header.header_bytes != sizeof(header) || header.reserved != 0) {
     refuse(path, fmt::format("states a header of {} bytes with a reserved field of {}; version {} "
@@ -87,7 +87,7 @@ std::uint64_t file_bytes(const TokenHeader& header) {
 
 void check_size(const std::filesystem::path& path, const TokenHeader& header,
                 std::uint64_t file_size) {
-  // Compared before they are multiplied: a lying count must not wrap around.
+  // Compared before multiplication: a false count must not overflow.
   if (header.token_count > file_size || header.record_count > file_size) {
     refuse(path, fmt::format("is cut short or lies: {} bytes cannot hold {} tokens in {} records",
                              file_size, header.token_count, header.record_count));
@@ -166,7 +166,7 @@ TokenFile::TokenFile(const std::filesystem::path& path) : path_(path) {
       static_cast<std::int64_t>(header.vocabulary), base::to_hex(header.tokenizer));
   check_ids(path, records_.tokens, *file);
   if (kind_ == TokenKind::kRecords) {
-    // The header's size is a multiple of 8 and the mapping starts on a page: aligned.
+    // Aligned: the header's size is a multiple of 8 and the mapping starts on a page.
     records_.offsets = {reinterpret_cast<const std::uint64_t*>(payload), offset_entries(header)};
     records_.labels = {reinterpret_cast<const std::uint32_t*>(labels), header.record_count};
     records_.classes = header.classes;
@@ -193,7 +193,7 @@ const TokenStream& TokenFile::stream() const {
 
 namespace {
 
-/// Writes payload pieces and keeps their checksum.
+/// Writes pieces of the payload and computes its checksum.
 struct Payload {
   base::AtomicFile& file;
   base::Sha256 hash = {};
@@ -235,7 +235,7 @@ TokenHeader header_for(TokenKind kind, const TokenStream& tokens, std::int64_t t
   return header;
 }
 
-/// Writes ids, closes the payload, and puts the header, now known, in front.
+/// Writes the ids, completes the payload, and then writes the header, which is known only now.
 void finish(Payload& payload, TokenHeader header, const TokenStream& tokens, std::int64_t begin,
             std::int64_t end) {
   if (header.id_bytes == 2) {

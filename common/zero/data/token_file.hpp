@@ -9,7 +9,7 @@
 
 namespace zero::data {
 
-/// What a token file holds; the values are those of the file.
+/// The content of a token file; the values are those in the file.
 enum class TokenKind : std::uint32_t {
   kStream = 1,   ///< one run of tokens, for language modelling
   kRecords = 2,  ///< labelled texts, for classification
@@ -18,21 +18,21 @@ enum class TokenKind : std::uint32_t {
 /// Format version that this build reads and writes. The bytes are laid out in docs/token-files.md.
 inline constexpr std::uint32_t kTokenFileVersion = 1;
 
-/// A token file, mapped into memory and checked through: no page of it is ours to allocate, and
+/// A token file, mapped into memory and checked. Its pages are not allocated by this process, and
 /// ranks on one machine share one copy.
 ///
 /// Opening reads the file once to check it (SHA-256 of header and payload, every id below the
-/// vocabulary), then lets go of the pages, so the resident set holds only what is used later. The
-/// mapping lives as long as this object or any stream or records taken from it. Replace a file that
-/// is in use by renaming another over it, as the writers do; cutting it short ends the program.
+/// vocabulary), then releases the pages, so the resident set holds only what is used later. The
+/// mapping lives as long as this object or any stream or records taken from it. Replace a file in
+/// use by renaming another over it, as the writers do; truncating it ends the program.
 ///
 /// Any rank may open a file at any time; nothing is communicated.
 class TokenFile {
  public:
   /// Opens, maps and checks `path`.
-  /// @throws zero::Error with the path and what is wrong where the file is missing, empty, not a
-  ///   token file, of another version, shorter or longer than its header says, damaged (checksum),
-  ///   or inconsistent in itself (ids, labels or offsets out of range).
+  /// @throws zero::Error with the path and the reason if the file is missing, empty, not a token
+  ///   file, of another version, shorter or longer than its header says, damaged (checksum), or
+  ///   inconsistent (ids, labels or offsets out of range).
   explicit TokenFile(const std::filesystem::path& path);
 
   TokenKind kind() const { return kind_; }
@@ -40,24 +40,24 @@ class TokenFile {
   /// The tokens of either kind of file, in file order.
   const TokenStream& tokens() const { return records_.tokens; }
 
-  /// Labelled texts. @throws zero::Error where the file holds a stream.
+  /// Labelled texts. @throws zero::Error if the file holds a stream.
   const Records& records() const;
 
-  /// The tokens of a language-model corpus. @throws zero::Error where the file holds records.
+  /// The tokens of a language-model corpus. @throws zero::Error if the file holds records.
   const TokenStream& stream() const;
 
  private:
   std::filesystem::path path_;
   TokenKind kind_ = TokenKind::kStream;
-  Records records_;  // of a stream only the tokens are filled in
+  Records records_;  // for a stream only the tokens are set
 };
 
 /// Writes `stream` as a token file: ids of 2 bytes up to a vocabulary of 65536, of 4 above.
-/// The file appears under `path` only when it is whole (written beside it, then renamed).
+/// The file appears under `path` only when it is complete (written beside it, then renamed).
 /// @throws zero::Error for an empty stream or a folder that cannot be written.
 void write_token_file(const std::filesystem::path& path, const TokenStream& stream);
 
-/// Writes `records` as a token file, under the same terms.
+/// Writes `records` as a token file, in the same way.
 void write_token_file(const std::filesystem::path& path, const Records& records);
 
 }  // namespace zero::data

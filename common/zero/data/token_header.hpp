@@ -8,8 +8,8 @@
 
 namespace zero::data {
 
-/// The header of a token file as it lies on disk; docs/token-files.md explains every field.
-/// Natural alignment leaves no holes, so the struct is the layout.
+/// The header of a token file as stored on disk; docs/token-files.md explains every field. Natural
+/// alignment leaves no padding, so the struct is the layout.
 struct TokenHeader {
   char magic[8];
   std::uint32_t version;

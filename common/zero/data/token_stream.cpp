@@ -14,7 +14,7 @@ const std::string kByteTokenizer(64, '0');
 
 namespace {
 
-/// Widens ids of type T. Through memcpy, since a mapped file promises no alignment to the compiler.
+/// Widens ids of type T. Uses memcpy, because ids in a mapped file may be unaligned.
 template <typename T>
 void widen(const void* ids, std::int64_t begin, std::span<std::int64_t> out) {
   const char* source = static_cast<const char*>(ids) + begin * static_cast<std::int64_t>(sizeof(T));
@@ -47,7 +47,7 @@ void check_vocabulary(std::int64_t vocabulary) {
   }
 }
 
-/// Adds numbers to a hash as 8 bytes each, so that the digest does not depend on how ids are kept.
+/// Hashes numbers as 8 bytes each, so that the digest does not depend on the width of stored ids.
 void add_numbers(base::Sha256& hash, std::span<const std::int64_t> numbers) {
   hash.add(numbers.data(), numbers.size_bytes());
 }

@@ -15,15 +15,14 @@ inline constexpr std::int64_t kByteVocabulary = 256;
 /// Largest vocabulary that a token file or stream may state (ids fit a signed 32-bit integer).
 inline constexpr std::int64_t kLargestVocabulary = std::int64_t{1} << 31;
 
-/// What tokenizer_fingerprint() says of text read as bytes: 64 zeros. For every other text it is
-/// the SHA-256 of the tokenizer.json that made the tokens.
+/// The tokenizer_fingerprint() of text read as bytes: 64 zeros. For every other text it is the
+/// SHA-256 of the tokenizer.json that made the tokens.
 extern const std::string kByteTokenizer;
 
-/// A run of token ids that cannot be changed, in memory or in a mapped file, and who keeps it
-/// alive.
+/// A constant run of token ids, in memory or in a mapped file, with an owner that keeps it alive.
 ///
-/// Copies and slices are cheap and share the ids. Ids are kept in 1, 2 or 4 bytes each (little
-/// endian, unsigned) and handed out as int64, the dtype of an embedding's index.
+/// Copies and slices are cheap and share the ids. Ids are stored in 1, 2 or 4 bytes each (little
+/// endian, unsigned) and returned as int64, the dtype of an embedding's index.
 class TokenStream {
  public:
   /// An empty stream of bytes.
@@ -33,12 +32,12 @@ class TokenStream {
   static TokenStream from_bytes(std::string bytes);
 
   /// Copies `ids`.
-  /// @throws zero::Error where an id is negative or not below `vocabulary`.
+  /// @throws zero::Error if an id is negative or not below `vocabulary`.
   static TokenStream from_ids(std::span<const std::int64_t> ids, std::int64_t vocabulary,
                               const std::string& tokenizer_fingerprint = kByteTokenizer);
 
-  /// Tokens that `owner` keeps alive at `ids`: `size` ids of `width` bytes (1, 2 or 4).
-  /// The caller has checked them against `vocabulary`.
+  /// Tokens that `owner` keeps alive at `ids`: `size` ids of `width` bytes (1, 2 or 4). The caller
+  /// has checked that they are below `vocabulary`.
   TokenStream(std::shared_ptr<const void> owner, const void* ids, int width, std::int64_t size,
               std::int64_t vocabulary, std::string tokenizer_fingerprint);
 
@@ -50,14 +49,14 @@ class TokenStream {
   std::int64_t operator[](std::int64_t index) const;
 
   /// Writes the tokens [begin, begin + out.size()) to `out`.
-  /// @throws zero::Error where the stream does not have them all.
+  /// @throws zero::Error if the stream does not have them all.
   void copy(std::int64_t begin, std::span<std::int64_t> out) const;
 
   /// The tokens [begin, end), sharing the ids. @throws zero::Error outside the stream.
   TokenStream slice(std::int64_t begin, std::int64_t end) const;
 
-  /// 64 hexadecimal digits that two streams share only if ids, vocabulary and tokenizer are equal,
-  /// wherever the ids are kept. Reads the whole stream.
+  /// 64 hexadecimal digits, the same for two streams only if ids, vocabulary and tokenizer are
+  /// equal, wherever the ids are stored. Reads the whole stream.
   std::string fingerprint() const;
 
  private:
@@ -75,14 +74,14 @@ struct Record {
   std::vector<std::int64_t> tokens;
 };
 
-/// Labelled texts: record i has label labels[i] and the tokens [offsets[i], offsets[i + 1]).
-/// Like TokenStream it shares what it points to.
+/// Labelled texts: record i has label labels[i] and the tokens [offsets[i], offsets[i + 1]). Shares
+/// its data like TokenStream.
 struct Records {
   TokenStream tokens;
   std::span<const std::uint64_t> offsets;  ///< size() + 1 entries, increasing, at least 1 apart
   std::span<const std::uint32_t> labels;   ///< size() entries, each below `classes`
   std::int64_t classes = 0;
-  /// What shorter texts of a batch are filled with; any id will do where a model heeds lengths.
+  /// Fills up shorter texts of a batch; any id will do if the model uses lengths.
   std::int64_t pad_id = 0;
   std::shared_ptr<const void> owner;  ///< keeps offsets and labels alive
 
@@ -100,19 +99,19 @@ struct Records {
   /// The records [begin, end), sharing everything. @throws zero::Error outside the records.
   Records slice(std::int64_t begin, std::int64_t end) const;
 
-  /// As TokenStream::fingerprint(), over these records alone, with labels and lengths.
+  /// Like TokenStream::fingerprint(), over these records alone, with labels and lengths.
   std::string fingerprint() const;
 };
 
-/// How many of `size` items a validation fraction leaves for training: size - round(size * f).
+/// Number of `size` items that a validation fraction f leaves for training: size - round(size * f).
 /// @throws zero::Error unless 0 < fraction < 1 and both parts get at least one item.
 std::int64_t training_part(std::int64_t size, double validation_fraction);
 
 /// (training, validation): validation is the tail of the stream, in one piece.
 std::pair<TokenStream, TokenStream> split(const TokenStream& stream, double validation_fraction);
 
-/// (training, validation): validation is the last records. Shuffle before, as prepare.py does,
-/// where the order of the records says something about them.
+/// (training, validation): validation is the last records. If the records are ordered, shuffle them
+/// first, as prepare.py does.
 std::pair<Records, Records> split(const Records& records, double validation_fraction);
 
 }  // namespace zero::data

@@ -1,6 +1,6 @@
 #pragma once
 
-// Private to common/zero/distributed: what ConnectOptions::backend can name.
+// Private to common/zero/distributed: the backends of ConnectOptions::backend.
 
 #include <functional>
 #include <memory>
@@ -10,7 +10,7 @@
 
 namespace zero::dist {
 
-/// Where a rank stands once it has met the others.
+/// A connected rank: its store, its group and its place among the ranks.
 struct Place {
   StoreExchange store;
   GroupPtr group;  ///< for CPU tensors; null for one rank
@@ -23,7 +23,7 @@ struct Place {
 using MakeCommunicator =
     std::function<std::unique_ptr<Communicator>(Place place, const ConnectOptions& options)>;
 
-/// Makes `name` known to connect(). "gloo" always is. Not thread-safe: call it at the start.
+/// Adds backend `name` to connect(). "gloo" is always there. Not thread-safe: call it at start-up.
 void add_backend(const std::string& name, MakeCommunicator make);
 
 }  // namespace zero::dist

@@ -1,11 +1,11 @@
 // Collectives by size, with a check of every result: within a host, over TCP, and by what c10d's
 // Gloo offers.   ./run bench collectives
 //
-// Bytes are those of the whole tensor: what is reduced, what an all-gather ends with. As nccl-tests
-// define them, algbw = bytes / time, and busbw = algbw times the part of the bytes that has to
-// cross a rank's link, so that it can be compared with the link's speed whatever the number N of
-// ranks: 2 (N-1)/N for all-reduce, (N-1)/N for reduce-scatter, all-gather and all-to-all, 1 for
-// broadcast and reduce.
+// Bytes are those of the whole tensor: the one that is reduced, or the result of an all-gather. As
+// nccl-tests define them, algbw = bytes / time, and busbw = algbw times the share of the bytes that
+// crosses a rank's link, which makes it comparable with the link's speed for any number N of ranks:
+// 2 (N-1)/N for all-reduce, (N-1)/N for reduce-scatter, all-gather and all-to-all, 1 for broadcast
+// and reduce.
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/zeros.h>
@@ -22,7 +22,7 @@
 namespace zero::dist {
 namespace {
 
-// What one collective works on, float32 on the CPU.
+// The tensors of one collective, float32 on the CPU.
 struct Data {
   Communicator& ranks;
   GroupPtr gloo;     // c10d's own group of the same ranks
@@ -56,7 +56,7 @@ at::Tensor summed_pattern(int ranks, std::int64_t begin, std::int64_t n) {
   return sum;
 }
 
-// Newer releases of LibTorch call these three so; in older ones they are _reduce_scatter_base,
+// Names of these three in newer releases of LibTorch; older ones call them _reduce_scatter_base,
 // _allgather_base and alltoall_base.
 template <typename Gloo>
 void gloo_reduce_scatter(Gloo& gloo, at::Tensor& output, at::Tensor& input) {
@@ -196,7 +196,7 @@ void run_checked(Data& data, const Implementation& way) {
 }
 
 // Seconds of one call in each of `repetitions`, on this rank. Small tensors are sent many times in
-// a row, or the time would be that of leaving the barrier.
+// a row, so that leaving the barrier does not dominate the time.
 std::vector<double> measure(Data& data, const Implementation& way, int repetitions) {
   constexpr std::int64_t kBytesInARow = 8 << 20;
   const std::int64_t calls = std::clamp<std::int64_t>(
@@ -249,7 +249,7 @@ bench::Measured measure_on_ranks(const Implementation& way, int ranks, std::int6
 }
 
 int run(int argc, char** argv) {
-  ::unsetenv("ZERO_TRANSPORT");  // each way has its own
+  ::unsetenv("ZERO_TRANSPORT");  // each implementation sets its own
   Settings settings;
   CLI::App options{"Collectives by size, each result checked."};
   options.add_option("--nproc", settings.world_sizes, "ranks, one number or several")

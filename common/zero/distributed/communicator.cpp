@@ -33,18 +33,18 @@ Work::~Work() {
 
 void Work::wait() {
   if (work_ == nullptr) return;
-  // Taken out first: after an error there is nothing left to wait for.
+  // Taken out first: after an error the handle is empty.
   const std::unique_ptr<Backend> work = std::move(work_);
   work->wait();
 }
 
 void Work::wait_output() {
   if (work_ == nullptr) return;
-  std::unique_ptr<Backend> work = std::move(work_);  // gone after an error, as in wait()
+  std::unique_ptr<Backend> work = std::move(work_);  // empty after an error, as in wait()
   if (work->wait_output()) work_ = std::move(work);
 }
 
-/// Tells the communicator how long the operation was in flight, and how long was waited for it.
+/// Reports to the communicator how long the operation was in flight and how long the thread waited.
 class TimedWork final : public Work::Backend {
  public:
   TimedWork(std::unique_ptr<Work::Backend> work, Communicator& communicator,
@@ -74,7 +74,7 @@ class TimedWork final : public Work::Backend {
   Communicator& communicator_;
   Communicator::Call call_;
   Clock::time_point started_;
-  bool complete_ = false;  // this rank's results are there
+  bool complete_ = false;  // this rank's results can be read
 };
 
 Work Communicator::broadcast(at::Tensor tensor, int root, Purpose purpose) {
@@ -91,7 +91,7 @@ Work Communicator::reduce(at::Tensor tensor, int root, Purpose purpose, Reductio
   const at::Tensor wide = widened(tensor, reduction.type);
   const Call call = begin(Operation::kReduce, purpose, wide, root);
   WorkPtr work = do_reduce(call, wide, root, reduction.op);
-  // Only the root's changes.
+  // Only the root's tensor changes.
   return finish(
       call, rank_ == root ? narrowing(std::move(work), wide, tensor, watch(call)) : std::move(work),
       started);
@@ -119,7 +119,7 @@ Work Communicator::reduce_scatter(at::Tensor output, at::Tensor input, Purpose p
   }
   check_tensor(Operation::kReduceScatter, input);
   const at::Tensor wide = widened(input, reduction.type);
-  // Its own piece of the wide copy has no other use.
+  // Uses its own piece of the wide copy, which is not needed otherwise.
   const at::Tensor wide_output =
       widens(input.scalar_type(), reduction.type)
           ? wide.flatten().narrow(0, rank_ * output.numel(), output.numel())
@@ -180,7 +180,7 @@ Work Communicator::recv(at::Tensor tensor, int source, Purpose purpose, int tag)
 
 void Communicator::barrier() {
   const auto started = Clock::now();
-  // One byte from everyone to everyone: complete only when all ranks have come.
+  // One byte from each rank to each: complete only when all ranks have called it.
   at::Tensor flag = at::ones({size_}, at::kByte);
   at::Tensor mine = flag.narrow(0, rank_, 1);
   const Call call = begin(Operation::kBarrier, Purpose::kControl, mine, /*peer=*/-1);
@@ -189,7 +189,7 @@ void Communicator::barrier() {
 
 namespace {
 
-// The first line in which two texts differ, as each of them has it.
+// The first line in which two texts differ, from each of them.
 std::pair<std::string, std::string> first_difference(const std::string& a, const std::string& b) {
   std::istringstream lines_of_a(a), lines_of_b(b);
   std::string of_a, of_b;
@@ -341,7 +341,7 @@ CallScope::~CallScope() {
 }
 
 std::vector<double> all_gather_scalars(Communicator& communicator, std::vector<double> mine) {
-  // Tensors of their own: a collective that fails may be at work on them after that.
+  // Tensors of its own: a failed collective may still use them afterwards.
   const at::Tensor input = at::tensor(mine, at::kDouble);
   const at::Tensor output = at::empty({communicator.size() * input.numel()}, at::kDouble);
   communicator.all_gather(output, input, Purpose::kControl).wait();

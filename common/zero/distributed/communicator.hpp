@@ -12,7 +12,7 @@
 
 #include <zero/distributed/traffic.hpp>
 
-/// Ranks talking to each other. Nothing outside this folder names c10d, Gloo or NCCL.
+/// Communication between ranks. Nothing outside this folder names c10d, Gloo or NCCL.
 namespace zero::dist {
 
 class CallLog;
@@ -23,28 +23,27 @@ enum class ReduceOp : std::uint8_t { kSum, kAverage };
 /// In which order contributions are added.
 enum class ReductionOrder : std::uint8_t {
   /// Every element is ((r0 + r1) + r2) + …, whatever buffer it travels in. Floating-point addition
-  /// is not associative, so this is what makes every sharding give the same bits at any world size.
+  /// is not associative; the fixed order gives every sharding the same bits at any world size.
   /// bfloat16 and float16 are added in float32, divided, and rounded once.
   kRankOrdered,
-  /// Whatever the backend does. Gloo's ring starts at another rank for every chunk.
+  /// The backend's own order. Gloo's ring starts at another rank for every chunk.
   kNative,
 };
 
-/// In which type gradients of 2 bytes (bfloat16, float16) travel to where they are added. All other
-/// types travel and are added as they are.
+/// The type in which gradients of 2 bytes (bfloat16, float16) travel to where they are added. All
+/// other types travel and are added unchanged.
 enum class ReduceType : std::uint8_t {
-  /// As they are. In rank order they are then added in float32 and rounded once. A native reduction
-  /// adds them as they are and rounds after each addition, but for float16, whose range is too
-  /// small for that: it is widened all the same.
+  /// Unchanged. In rank order they are then added in float32 and rounded once. A native reduction
+  /// adds them in their own type and rounds after each addition, except float16: its range is too
+  /// small for that, so it is widened to float32.
   kOwn,
-  /// As float32, rounded once after the sum: twice the bytes on the wire, and a float32 copy
-  /// of what is reduced for as long as that takes. In rank order it has the same bits as kOwn.
+  /// As float32, rounded once after the sum: twice the bytes on the wire, and a float32 copy of the
+  /// reduced tensor until the reduction ends. In rank order it has the same bits as kOwn.
   kFloat32,
 };
 std::string_view name(ReduceType type);
 
-/// What a reduction does. An operation alone converts: tensors of 2-byte types then travel as they
-/// are.
+/// Operation and type of a reduction. Converts from a ReduceOp: 2-byte types then travel unchanged.
 struct Reduction {
   // NOLINTNEXTLINE(google-explicit-constructor): reduce(…, ReduceOp::kSum) reads best.
   Reduction(ReduceOp o = ReduceOp::kAverage, ReduceType t = ReduceType::kOwn) : op(o), type(t) {}
@@ -52,7 +51,7 @@ struct Reduction {
   ReduceType type;
 };
 
-/// A stretch of time in which a communicator was at work on this rank, for traces.
+/// A period in which a communicator was at work on this rank, for traces.
 struct Activity {
   enum class Kind : std::uint8_t {
     kInFlight,  ///< a collective, from its start to the return of its wait(), or wait_output()
@@ -68,16 +67,16 @@ struct Activity {
 };
 
 /// A collective that has been started. It must be waited on: only wait() makes the result visible,
-/// and parts of the work (the sums) are done inside it. Move-only. Destroying a handle that nobody
-/// waited on ends the process, unless an exception is already on its way.
+/// and parts of the work (the sums) are done inside it. Move-only. Destroying a handle that was
+/// never waited on ends the process, unless an exception is being thrown.
 class Work {
  public:
-  /// What a backend does to finish.
+  /// The backend's part of finishing the operation.
   class Backend {
    public:
     virtual ~Backend() = default;
     virtual void wait() = 0;
-    /// See Work::wait_output(); whether there is something left for wait().
+    /// See Work::wait_output(). Returns whether wait() is still needed.
     virtual bool wait_output() {
       wait();
       return false;
@@ -90,14 +89,14 @@ class Work {
   Work& operator=(Work&&) noexcept;
   ~Work();
 
-  /// Blocks until the operation is complete on this rank. Throws zero::Error when a peer went away,
-  /// when the time limit passed, or when ranks disagreed; the group is unusable afterwards. Waiting
+  /// Blocks until the operation is complete on this rank. Throws zero::Error when a peer is lost,
+  /// when the time limit passes, or when ranks disagree; the group is unusable afterwards. Waiting
   /// again does nothing.
   void wait();
 
-  /// Blocks until this rank's results are there to be read, though others may still read what this
-  /// rank gave: nothing that the operation was given may be written, or given up, before wait() is
-  /// called as well. Throws as wait() does. Where the transport makes no difference it is wait().
+  /// Blocks until this rank can read its results. Peers may still read the tensors that this rank
+  /// passed in: do not write or free them before wait() has returned as well. Throws as wait()
+  /// does. The same as wait() where the transport makes no difference.
   void wait_output();
 
   /// False once waited on.
@@ -109,9 +108,9 @@ class Work {
 
 /// A group of ranks and its collectives. All ranks of the group must call the same operations in
 /// the same order with the same shapes, dtypes, roots and purposes. Each call returns at once, with
-/// the transfer in flight; tensors may be neither read nor written before the handle was waited on,
-/// and must be contiguous (zero::Error otherwise, before anything is sent). Tensors of 0 elements
-/// are allowed everywhere. With one rank nothing is sent and every operation is the identity.
+/// the transfer in flight; do not read or write the tensors before waiting on the handle. Tensors
+/// must be contiguous (zero::Error otherwise, before anything is sent). Tensors of 0 elements are
+/// allowed everywhere. With one rank nothing is sent and every operation is the identity.
 class Communicator {
  public:
   using WorkPtr = std::unique_ptr<Work::Backend>;
@@ -123,14 +122,14 @@ class Communicator {
   int rank() const { return rank_; }
   int size() const { return size_; }
   ReductionOrder order() const { return order_; }
-  /// How bytes travel, for people to read: "one copy within the host", "TCP (rank 1: …)".
+  /// How bytes travel, as text for people: "one copy within the host", "TCP (rank 1: …)".
   virtual std::string transport() const = 0;
 
-  /// `tensor` (any shape) of rank `root` reaches all ranks, in place. Root sends it N-1 times.
+  /// Copies `tensor` (any shape) of rank `root` to all ranks, in place. Root sends it N-1 times.
   Work broadcast(at::Tensor tensor, int root, Purpose purpose);
 
-  /// Combines `tensor` of all ranks into that of `root`, in place; the others' stay as they are.
-  /// Every rank but the root sends it once.
+  /// Combines `tensor` of all ranks into that of `root`, in place; the tensors of the other ranks
+  /// do not change. Every rank except the root sends it once.
   Work reduce(at::Tensor tensor, int root, Purpose purpose, Reduction reduction = {});
 
   /// Combines `tensor` of all ranks, in place on all of them. Sends 2 (N-1)/N of it (a
@@ -144,80 +143,78 @@ class Communicator {
 
   /// `input` of rank r becomes piece r of every rank's `output` (N times as large). `input` may be
   /// that piece of `output`. Sends `input` N-1 times. With /*copy_own_chunk=*/false this rank's own
-  /// piece of `output` holds anything afterwards, unless it is `input`.
+  /// piece of `output` is undefined afterwards, unless it is `input`.
   Work all_gather(at::Tensor output, at::Tensor input, Purpose purpose, bool copy_own_chunk = true);
 
   /// Piece p of rank r's `input` becomes piece r of rank p's `output`; both hold N equal pieces and
   /// may not overlap.
   Work all_to_all(at::Tensor output, at::Tensor input, Purpose purpose);
 
-  /// One message to one other rank, and its counterpart. `tag` tells messages of one pair apart.
+  /// One message to one other rank, and its receipt. `tag` tells messages of one pair apart.
   Work send(at::Tensor tensor, int destination, Purpose purpose, int tag = 0);
   Work recv(at::Tensor tensor, int source, Purpose purpose, int tag = 0);
 
-  /// Blocks until all ranks are here. Unlike the others it is complete when it returns.
+  /// Blocks until all ranks have called it. Unlike the others it is complete when it returns.
   void barrier();
 
-  /// Takes those steps of operations in flight that can be taken without waiting for a peer, so
-  /// that a later wait() finds less to do. Needed only where nobody else takes them: ranks of one
-  /// host copy from each other inside wait() and progress(); Gloo and NCCL have threads and
-  /// streams.
+  /// Advances operations in flight as far as possible without waiting for a peer, so that a later
+  /// wait() has less to do. Only needed between ranks of one host, which copy from each other
+  /// inside wait() and progress(); Gloo and NCCL have threads and streams for that.
   void progress();
 
-  /// Blocks until all that was waited for is complete on the device too, or throws zero::Error as
-  /// wait() does. On a GPU wait() only orders what comes after; before the host reads something,
-  /// ask here, or it may block for ever on a rank that is gone. Elsewhere there is nothing to do.
+  /// Blocks until all operations waited on are complete on the device too; throws as wait() does.
+  /// On a GPU wait() only orders later work of the stream behind the result: without this, a host
+  /// that reads the result may block forever on a lost rank. Does nothing on other devices.
   virtual void synchronize() {}
 
-  /// Blocks until every rank has given its text; returns them in rank order. For start-up checks:
-  /// slow, through the store. Throws zero::Error that names the ranks that did not come in time.
+  /// Blocks until every rank has passed its text; returns the texts in rank order. For start-up
+  /// checks: slow, through the store. Throws zero::Error that names the ranks that were too late.
   virtual std::vector<std::string> exchange(const std::string& text) = 0;
 
-  /// Blocks until all ranks have called it; throws zero::Error on every rank if they gave different
-  /// texts, naming `what` and two ranks with their sides.
+  /// Blocks until all ranks have called it; throws zero::Error on every rank if the texts differ,
+  /// naming `what`, two ranks and their texts.
   void verify_same_on_all_ranks(const std::string& what, const std::string& text);
 
-  /// A group of some of these ranks, in the order given (their ranks there are 0, 1, …). Called by
-  /// exactly the ranks named, with the same list and the same `label` (unique per group).
+  /// Makes a group of some of these ranks, in the order given (their ranks there are 0, 1, …).
+  /// Called by exactly the ranks named, with the same list and the same `label` (unique per group).
   virtual std::unique_ptr<Communicator> split(const std::vector<int>& ranks,
                                               const std::string& label) = 0;
 
-  /// Bytes that one element of `dtype` takes on its way into a reduction of type `type`.
+  /// Bytes of one element of `dtype` as it is sent to a reduction of type `type`.
   std::int64_t reduced_element_size(at::ScalarType dtype, ReduceType type) const;
 
-  /// Whether reductions for Purpose::kGradient look, while they add up, for results that are
-  /// infinite or NaN (take_not_finite()). False where the backend adds up: whoever uses the results
-  /// has to look for itself.
+  /// Whether reductions for Purpose::kGradient check their results for infinity and NaN while
+  /// adding (take_not_finite()). False otherwise: the caller has to check.
   virtual bool checks_gradients() const { return false; }
 
-  /// By rank: whether it has contributed to a gradient that was not finite in the part that this
-  /// rank added up. Of all reductions that were waited for since the last call. A sum that only
-  /// overflowed counts as this rank's. Acts on this rank alone.
+  /// Returns, by rank, whether that rank contributed a value that was not finite to a gradient, in
+  /// the part that this rank added up. Covers all reductions waited on since the last call. An
+  /// overflow of the sum alone counts as this rank's. Acts on this rank alone.
   std::vector<bool> take_not_finite();
 
-  /// What this rank sent since it was connected.
+  /// What this rank has sent since it was connected.
   const Traffic& traffic() const { return traffic_; }
 
-  /// Seconds this rank has spent inside wait() of any handle, in progress(), and starting
-  /// operations: communication that was not hidden behind anything.
+  /// Seconds that this rank has spent inside wait() of any handle, in progress(), and starting
+  /// operations: communication that nothing hid.
   double exposed_seconds() const { return exposed_seconds_; }
 
   /// Seconds in which at least one operation of this rank was in flight: started, and its wait()
-  /// not yet over. Without what was exposed it is what could be hidden behind something else; how
-  /// much moved in that time is for the transport to say.
+  /// not yet over. Minus the exposed seconds, this is the time that other work could hide; how much
+  /// data moved in it depends on the transport.
   double in_flight_seconds() const;
 
-  /// From now on adds what this rank does to `activities`, which must outlive it or the next call;
-  /// null ends it. Operations that are in flight at that moment are added when they end.
+  /// From now on adds the activities of this rank to `activities`, which must outlive it or
+  /// the next call; null ends recording. Operations in flight are added when they end.
   void record(std::vector<Activity>* activities) { activities_ = activities; }
 
-  /// The training step, for error messages.
+  /// Sets the training step that error messages name.
   void set_step(std::int64_t step) { step_ = step; }
   std::int64_t step() const { return step_; }
 
   /// Bytes that rank `rank` of `size` sends in an all-reduce of `elements` elements: its part of
-  /// the reduce-scatter plus its part of the all-gather. Summed over ranks it is 2 (N-1) of the
-  /// tensor.
+  /// the reduce-scatter plus its part of the all-gather. Over all ranks the sum is 2 (N-1) times
+  /// the tensor.
   static std::int64_t all_reduce_bytes(std::int64_t elements, std::int64_t element_size, int rank,
                                        int size);
 
@@ -245,23 +242,23 @@ class Communicator {
   virtual WorkPtr do_recv(const Call&, at::Tensor tensor, int source, int tag) = 0;
   virtual void do_progress() {}
 
-  /// Backends call this where they hand bytes over.
+  /// Backends call this when they hand over bytes to send.
   void count(const Call& call, std::int64_t bytes) {
     traffic_.at(call.operation, call.purpose).bytes += bytes;
   }
 
-  /// Called with a sum that is not finite, the contributions that it was made of, by rank, and
-  /// whether the one that it has overwritten, if any, was finite.
+  /// Called with a sum that is not finite, the contributions to it by rank, and whether the
+  /// contribution that the sum has overwritten, if any, was finite.
   using Watch =
       std::function<void(const at::Tensor& sum, const std::vector<at::Tensor>& contributions,
                          bool overwritten_finite)>;
-  /// What a backend that adds up itself calls; empty where nobody wants to know.
+  /// For backends that do the sums themselves; empty if the check is not needed.
   Watch watch(const Call& call);
 
   friend class TimedWork;
   friend class CallScope;
 
-  /// Where calls are noted from now on; all ranks of the group have one.
+  /// Records calls in `log` from now on; every rank of the group has a log.
   void set_call_log(std::shared_ptr<CallLog> log) { call_log_ = std::move(log); }
 
  private:
@@ -281,7 +278,7 @@ class Communicator {
   int size_;
   ReductionOrder order_;
   bool check_collectives_;
-  std::shared_ptr<CallLog> call_log_;  // null: nobody else is there
+  std::shared_ptr<CallLog> call_log_;  // null for a single rank
   std::int64_t sequence_ = 0;
   std::int64_t step_ = -1;
   Traffic traffic_;
@@ -290,13 +287,13 @@ class Communicator {
   int in_flight_ = 0;  // operations
   Activity::TimePoint in_flight_since_;
   std::vector<Activity>* activities_ = nullptr;
-  std::vector<bool> not_finite_;  // by rank; empty: none
+  std::vector<bool> not_finite_;  // by rank; empty: all finite
 };
 
-/// While it lives, what `communicator` does belongs to the function `name` of a public interface
-/// (a literal: "Engine::save"), unless it does to that of an outer scope already. Every collective
-/// and exchange carries the name: where ranks are in different functions, waiting for each other,
-/// each throws zero::Error that names both soon, and not when the time limit is over.
+/// While it lives, all communication of `communicator` belongs to the public function `name` (a
+/// literal: "Engine::save"), unless an outer scope has named one already. Every collective and
+/// exchange carries the name: ranks that wait for each other in different functions soon throw
+/// zero::Error that names both, instead of waiting for the time limit.
 class CallScope {
  public:
   CallScope(Communicator& communicator, std::string_view name);
@@ -309,8 +306,8 @@ class CallScope {
   std::string_view outer_;
 };
 
-/// `mine` of every rank, one after the other in rank order; every rank gives as many. Called by all
-/// ranks; blocks. Throws as Work::wait() does.
+/// Returns `mine` of every rank, one after the other in rank order; all must have the same length.
+/// Called by all ranks; blocks. Throws as Work::wait() does.
 std::vector<double> all_gather_scalars(Communicator& communicator, std::vector<double> mine);
 
 /// First element of piece `rank` when `elements` are cut into `size` pieces whose lengths differ by

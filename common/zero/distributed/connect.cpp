@@ -16,7 +16,7 @@
 namespace zero::dist {
 namespace {
 
-// Says who is missing before the backend tries to connect, because its own message would not.
+// Names the missing ranks before the backend tries to connect; its own message would not.
 void wait_for_everybody(const StorePtr& store, int rank, int size,
                         std::chrono::milliseconds timeout) {
   const auto key = [](int r) { return fmt::format("here/{}", r); };
@@ -84,7 +84,7 @@ StorePtr tcp_store(const RankEnvironment& env, std::chrono::milliseconds timeout
   c10d::TCPStoreOptions store_options;
   store_options.port = static_cast<std::uint16_t>(env.master_port);
   store_options.isServer = env.rank == 0 && !env.store_is_served;
-  store_options.waitWorkers = false;  // wait_for_everybody() knows who is missing
+  store_options.waitWorkers = false;  // wait_for_everybody() names missing ranks
   store_options.timeout = timeout;
   try {
     auto store = c10::make_intrusive<c10d::TCPStore>(env.master_address, store_options);

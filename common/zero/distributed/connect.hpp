@@ -12,45 +12,45 @@ namespace zero::dist {
 
 /// How ranks find each other and behave towards each other.
 struct ConnectOptions {
-  /// Longest wait for a peer, at start-up and in every collective. No operation waits for ever.
+  /// Longest wait for a peer, at start-up and in every collective. No operation waits forever.
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
   ReductionOrder order = ReductionOrder::kRankOrdered;
-  /// Compare operation, shape, dtype, purpose and root over all ranks before every collective:
-  /// slow, and a mismatch is an error that names both sides instead of a hang. For debugging and
-  /// tests.
+  /// Compares operation, shape, dtype, purpose and root over all ranks before every collective.
+  /// Slow; a mismatch becomes an error that names both sides, not a hang. For debugging and tests.
   bool check_collectives = false;
   /// "gloo" (CPU tensors) or "nccl" (CUDA tensors, where the build has it).
   std::string backend = "gloo";
-  /// How CPU tensors travel. "auto": copied straight out of the peer's memory where all ranks are
-  /// on one host and the system allows it (Linux, process_vm_readv), else through shared memory
-  /// (memfd_create), else over TCP; "host": the first or zero::Error; "shared": the second or
-  /// zero::Error; "tcp": always over TCP. The same bits in any way. The environment variable
-  /// ZERO_TRANSPORT goes before this.
+  /// How CPU tensors travel. "auto" takes the first of these that works on all ranks: copies
+  /// straight out of the peer's memory (ranks on one host, Linux, process_vm_readv), shared memory
+  /// (memfd_create), TCP. "host" requires the first, "shared" the second, else zero::Error; "tcp"
+  /// always uses TCP. The bits are the same in every case. The environment variable ZERO_TRANSPORT
+  /// overrides this.
   ///
-  /// With "auto" and "host", where Linux lets only ancestors of a process read its memory (Yama,
-  /// ptrace_scope 1), every rank allows it, until the communicator is gone, to all processes of the
-  /// same user that descend from the ranks' nearest common ancestor, most often their launcher.
-  /// "shared" and "tcp" do without.
+  /// Where Linux lets only ancestors of a process read its memory (Yama, ptrace_scope 1), "auto"
+  /// and "host" make every rank allow it to all processes of the same user that descend from the
+  /// ranks' nearest common ancestor, usually their launcher, until the communicator is destroyed.
+  /// "shared" and "tcp" need no such permission.
   std::string transport = "auto";
-  /// Use loopback: all ranks are on this machine. The variable GLOO_SOCKET_IFNAME goes before this.
+  /// Use loopback: all ranks are on this machine. The variable GLOO_SOCKET_IFNAME overrides this.
   bool loopback = false;
-  /// Goes before every key in the store: groups that share a store need different ones.
+  /// Prefix of every key in the store: groups that share a store need different ones.
   std::string prefix = "zero";
 };
 
 /// Connects this rank to the others through the TCP store at master_address:master_port, which rank
-/// 0 serves unless the launcher does. Called by all ranks; blocks until all are there; zero::Error
-/// that names the missing ranks after the time limit, or the port if it is taken. Ignores SIGPIPE
-/// from then on, unless the program handles it: a lost peer is to be an error, not the end.
+/// 0 serves unless the launcher does. Called by all ranks; blocks until all have connected. Throws
+/// zero::Error that names the missing ranks after the time limit, or the port if it is taken.
+/// Ignores SIGPIPE from then on, unless the program handles it: a lost peer must be an error and
+/// not end the process.
 std::unique_ptr<Communicator> connect(const RankEnvironment& environment,
                                       const ConnectOptions& options = {});
 
 /// Connects `size` processes of this machine through a folder that all of them see and that was
-/// empty before, as launch_ranks() does. Otherwise as connect().
+/// empty before, as launch_ranks() does. Otherwise the same as connect().
 std::unique_ptr<Communicator> connect_in_folder(const std::filesystem::path& folder, int rank,
                                                 int size, ConnectOptions options = {});
 
-/// A group of one: no store, no connection, nothing to wait for.
+/// A group of one rank: no store, no connection, nothing to wait for.
 std::unique_ptr<Communicator> connect_alone(const ConnectOptions& options = {});
 
 }  // namespace zero::dist

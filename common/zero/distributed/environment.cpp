@@ -14,7 +14,7 @@
 namespace zero::dist {
 namespace {
 
-// The names under which one launcher tells a process who it is.
+// The variables in which one launcher passes a process its rank and the numbers of ranks.
 struct Names {
   const char* launcher;
   const char* rank;
@@ -51,7 +51,7 @@ int number_or(const char* name, int otherwise, int low, int high) {
 
 constexpr int kMaximumRanks = 1 << 20;
 
-// Nodes, one after the other, with so many tasks each.
+// `count` nodes in a row with `tasks` tasks each.
 struct Nodes {
   int tasks;
   int count;
@@ -63,7 +63,7 @@ bool take(std::string_view& text, std::string_view what) {
   return true;
 }
 
-// The number that `text` begins with; 0 where that is none from 1 to kMaximumRanks.
+// Removes the number that `text` begins with and returns it; 0 unless it is 1 to kMaximumRanks.
 int take_number(std::string_view& text) {
   int value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -92,7 +92,7 @@ std::vector<Nodes> tasks_per_node(const char* name) {
       "{}='{}' makes no sense: the tasks of each node are needed, as in '4,2(x3)'", name, text));
 }
 
-// As Slurm says it; where it does not say which node this is, as many as any node has.
+// Tasks on this node in Slurm's list; the largest in it if Slurm does not say which node this is.
 int tasks_on_this_node(const char* name) {
   int largest = 0;
   int nodes_before = 0;
@@ -105,10 +105,10 @@ int tasks_on_this_node(const char* name) {
   return largest;
 }
 
-// Where the launcher does not say which ranks are on this machine.
+// For launchers that do not say which ranks are on this machine.
 void guess_local_ranks(const Names& names, RankEnvironment& env) {
   if (std::string_view(names.launcher) == "Slurm") {
-    // The second is of the whole job, of which this program may be a step with fewer tasks.
+    // The second covers the whole job; this program may be a step of it with fewer tasks.
     for (const char* name : {"SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"}) {
       if (variable(name) == nullptr) continue;
       env.local_world_size = std::min(tasks_on_this_node(name), env.world_size);
@@ -116,7 +116,7 @@ void guess_local_ranks(const Names& names, RankEnvironment& env) {
     }
   }
   if (std::string_view(names.rank) != "RANK" || !is_loopback(env.master_address)) return;
-  // Ranks that meet at an address which only this machine can reach are all on it.
+  // Ranks that meet at a loopback address are all on this machine.
   env.local_world_size = env.world_size;
   if (variable(names.local_rank) == nullptr) env.local_rank = env.rank;
 }

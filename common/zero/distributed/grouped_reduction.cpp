@@ -12,7 +12,7 @@
 namespace zero::dist {
 namespace {
 
-// Elements [begin, begin + length) of a piece that may end before.
+// Elements [begin, begin + length) of a piece, less where the piece ends earlier.
 at::Tensor cut(const at::Tensor& piece, std::int64_t begin, std::int64_t length) {
   const std::int64_t from = std::min(begin, piece.numel());
   return piece.narrow(0, from, std::min(length, piece.numel() - from));
@@ -28,7 +28,7 @@ void divide(const at::Tensor& tensor, int divisor) {
     throw Error("integers cannot be averaged: reduce them with ReduceOp::kSum");
   }
   const at::NoGradGuard no_grad;
-  // Not by a plain number: the GPU's kernel would multiply by its reciprocal.
+  // A tensor, not a number: for a number the GPU's kernel multiplies by its reciprocal.
   at::Tensor(tensor).div_(at::full({}, divisor, tensor.options().requires_grad(false)));
 }
 
@@ -66,7 +66,7 @@ void grouped_reduce(const std::vector<at::Tensor>& pieces, const at::Tensor& out
         contributions.push_back(scratch.select(0, static_cast<std::int64_t>(p)));
       }
     }
-    // What stays here is not sent.
+    // This rank's own part is not sent.
     std::vector<at::Tensor> incoming = contributions, outgoing = windows;
     incoming[me] = outgoing[me] = nothing_of(output);
     exchange(std::move(incoming), std::move(outgoing));

@@ -1,7 +1,7 @@
 #pragma once
 
-// Private to common/zero/distributed: reductions in rank order where messages to all ranks go in
-// groups and sums are tensor operations, as on a GPU.
+// Private to common/zero/distributed: reductions in rank order for devices, such as GPUs, where
+// messages to all ranks go in groups and sums are tensor operations.
 
 #include <torch/types.h>
 
@@ -11,16 +11,16 @@
 namespace zero::dist {
 
 /// Sends outgoing[p] to rank p and receives incoming[p] from it, for all ranks at once; tensors of
-/// 0 elements are not sent. When it returns the incoming ones may be read: on a GPU by what the
-/// current stream is given next.
+/// 0 elements are not sent. The incoming tensors may be read when it returns: on a GPU, by later
+/// work of the current stream.
 using Exchange =
     std::function<void(std::vector<at::Tensor> incoming, std::vector<at::Tensor> outgoing)>;
 
-/// pairwise_reduce() of pairwise.hpp by group exchanges: pieces[p] (flat, of any length that is the
-/// same on all ranks, on any device) goes to rank p, who adds up in rank order, divides by
-/// `divisor` and keeps the result in `output`, which may be pieces[rank]. With `gather` the results
-/// come back into `pieces`. All ranks make the same number of exchanges. Blocks as `exchange` does.
-/// Scratch: at most kScratchBytes.
+/// pairwise_reduce() of pairwise.hpp by group exchanges: pieces[p] (flat, on any device, the same
+/// length on all ranks) goes to rank p, which adds up in rank order, divides by `divisor` and
+/// writes `output`, which may be pieces[rank]. With `gather` the results return into `pieces`. All
+/// ranks make the same number of exchanges. Blocks as `exchange` does. Scratch: at most
+/// kScratchBytes.
 void grouped_reduce(const std::vector<at::Tensor>& pieces, const at::Tensor& output, int rank,
                     int divisor, bool gather, const Exchange& exchange);
 

@@ -98,7 +98,7 @@ int threads_for(const LaunchOptions& options) {
   }
   std::cout.flush();
   std::fflush(nullptr);
-  // Not exit(): destructors of the parent's objects are not this process's to run.
+  // Not exit(): it would run destructors of objects that belong to the parent.
   std::_Exit(code);
 }
 
@@ -112,7 +112,7 @@ void take_exit(Child& child, Clock::time_point started) {
   ::close(child.pid_descriptor);
 }
 
-// Blocks until a child ends or the deadline is over; false for the latter.
+// Blocks until a child ends or the deadline passes; returns false for the deadline.
 bool wait_for_one(std::vector<Child>& children, std::optional<Clock::time_point> deadline,
                   Clock::time_point started) {
   std::vector<pollfd> descriptors;
@@ -133,7 +133,7 @@ bool wait_for_one(std::vector<Child>& children, std::optional<Clock::time_point>
   return true;
 }
 
-// Whether something, or somebody, has stopped the process: it does not run and will not by itself.
+// Whether the process is stopped (SIGSTOP, a debugger): it does not run until someone resumes it.
 bool is_stopped(pid_t pid) {
   std::string line;
   std::getline(std::ifstream(fmt::format("/proc/{}/stat", pid)), line);
@@ -164,7 +164,7 @@ std::string how_it_ended(const RankExit& exit) {
   return fmt::format("rank {} ended with exit code {}", exit.rank, exit.exit_code);
 }
 
-// Blocks until all have ended; the first failure is told to `others_hear`.
+// Blocks until all have ended; passes the first failure to `others_hear`.
 void watch(std::vector<Child>& children, const LaunchOptions& options, Clock::time_point started,
            const std::function<void(const std::string& how)>& others_hear) {
   std::optional<Clock::time_point> deadline;
@@ -217,7 +217,7 @@ std::vector<RankExit> run_processes(const LaunchOptions& options,
   try {
     watch(children, options, started, others_hear);
   } catch (...) {
-    kill_the_rest(children, started);  // nobody would watch them any more
+    kill_the_rest(children, started);  // otherwise they would run unwatched
     throw;
   }
   std::vector<RankExit> exits;
@@ -253,7 +253,7 @@ std::string describe_failures(const std::vector<RankExit>& exits) {
   for (const RankExit& exit : exits) {
     if (exit.ok()) continue;
     text += fmt::format("{} after {:.2f} s\n{}", how_it_ended(exit), exit.seconds, exit.output);
-    if (text.back() != '\n') text += '\n';  // of a rank that ended in the middle of a line
+    if (text.back() != '\n') text += '\n';  // the rank ended in the middle of a line
   }
   return text;
 }
@@ -261,7 +261,7 @@ std::string describe_failures(const std::vector<RankExit>& exits) {
 void check_all_well(const std::vector<RankExit>& exits, const std::string& what) {
   std::string failures = describe_failures(exits);
   if (failures.empty()) return;
-  failures.pop_back();  // a message does not end its line
+  failures.pop_back();  // a message has no newline at its end
   throw Error(what.empty() ? failures : fmt::format("{}:\n{}", what, failures));
 }
 

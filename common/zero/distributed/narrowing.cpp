@@ -9,7 +9,7 @@
 namespace zero::dist {
 namespace {
 
-// Without scratch: reductions are in the peak.
+// Without scratch memory: reductions are part of the memory peak.
 bool all_finite(const at::Tensor& tensor) {
   if (tensor.numel() == 0) return true;
   const auto [least, most] = at::aminmax(tensor.flatten());
@@ -31,7 +31,7 @@ class NarrowingWork final : public Work::Backend {
     work_->wait();
     const at::NoGradGuard no_grad;
     result_.copy_(wide_.view_as(result_));
-    // Rounding may overflow what the sum, which was looked at, did not.
+    // The sum was checked before rounding, but rounding may overflow.
     if (watch_ && !all_finite(result_) && all_finite(wide_)) watch_(result_, {}, true);
   }
 

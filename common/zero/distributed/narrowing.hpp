@@ -10,9 +10,9 @@
 
 namespace zero::dist {
 
-/// `work`, which reduces into `wide`, and then rounds that into `result`; `work` itself where both
-/// have the same type or there is nothing to wait for. `watch`, where given, is called where the
-/// rounded result is not finite.
+/// Returns work that waits for `work`, which reduces into `wide`, and then rounds `wide` into
+/// `result`. Returns `work` itself if both have the same type or `work` is null. `watch`, if given,
+/// is called if the rounded result is not finite.
 std::unique_ptr<Work::Backend> narrowing(
     std::unique_ptr<Work::Backend> work, const at::Tensor& wide, const at::Tensor& result,
     std::function<void(const at::Tensor&, const std::vector<at::Tensor>&, bool)> watch = {});

@@ -20,7 +20,7 @@
 namespace zero::dist {
 namespace {
 
-// Elements that are added up together, in registers.
+// Elements that are added together in registers.
 constexpr int kTogether = 16;
 
 template <typename T>
@@ -30,8 +30,8 @@ inline constexpr bool kIsHalf = std::is_same_v<T, c10::BFloat16> || std::is_same
 template <typename T>
 using Sum = std::conditional_t<kIsHalf<T>, float, T>;
 
-// What sums are divided by. x * 0.5 is x / 2 to the last bit and takes a fraction of the time; so
-// it is for every power of two.
+// The divisor of sums. For a power of two, multiplying by the inverse gives the same bits as
+// division and takes a fraction of the time.
 template <typename T>
 class Divisor {
  public:
@@ -39,7 +39,7 @@ class Divisor {
       : by_(static_cast<T>(divisor)),
         inverse_(static_cast<T>(static_cast<T>(1) / by_)),
         exact_(std::has_single_bit(static_cast<unsigned>(divisor))) {
-    // The inverse of an integer would be 0: they are only ever divided by 1 (see add_tensors).
+    // The inverse of an integer would be 0; integers are only divided by 1 (see add_tensors).
     TORCH_INTERNAL_ASSERT(std::is_floating_point_v<T> || divisor == 1);
   }
   template <std::size_t N>
@@ -57,8 +57,8 @@ class Divisor {
   bool exact_;
 };
 
-// Whether stores may go around the cache. A sum that overwrites none of its inputs is read much
-// later, and a store into the cache would first read from memory what it overwrites.
+// Whether stores may bypass the cache. A sum that overwrites none of its inputs is read much later,
+// and a store into the cache would first load the line that it overwrites.
 template <typename T>
 bool around_cache(const T* output, const std::vector<const T*>& inputs) {
 #ifdef __SSE2__
@@ -83,12 +83,12 @@ void store(T* to, const std::array<Sum<T>, N>& sums, [[maybe_unused]] bool aroun
   for (std::size_t i = 0; i < N; ++i) to[i] = static_cast<T>(sums[i]);
 }
 
-// Whether values were finite. x - x is 0 for every number and NaN for infinities and NaN, and a sum
-// keeps a NaN.
+// Tracks whether values were finite. x - x is 0 for every number and NaN for infinities and NaN,
+// and a sum keeps a NaN.
 template <typename T>
 class Doubt {
  public:
-  // As T stores them: rounding to a half type may overflow.
+  // Checks values as T stores them: rounding to a half type may overflow.
   template <std::size_t N>
   void note(const std::array<Sum<T>, N>& values) {
     if constexpr (std::is_floating_point_v<Sum<T>>) {
@@ -146,7 +146,7 @@ SumCheck add_all(T* output, const std::vector<const T*>& inputs, std::int64_t el
   }
   for (; begin < elements; ++begin) add_some<1>(output, inputs, begin, by, around, doubts);
 #ifdef __SSE2__
-  if (around) _mm_sfence();  // before anybody is told that the sum is there
+  if (around) _mm_sfence();  // before a peer is told that the sum is ready
 #endif
   return {doubts.output.none(), doubts.overwritten.none()};
 }

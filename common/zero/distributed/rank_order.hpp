@@ -10,13 +10,13 @@ namespace zero::dist {
 /// that order. All tensors are contiguous on the CPU with the same number of elements and one
 /// dtype: float32, float64, bfloat16, float16, int64, int32 or uint8. Half types are added in
 /// float32, divided and rounded once. Integers are not divided (divisor must be 1; zero::Error
-/// otherwise). `output` may be one of the inputs. Splitting the tensors anywhere gives the same
-/// bits.
+/// otherwise). `output` may be one of the inputs. The bits do not depend on where tensors are
+/// split.
 ///
-/// Returns what it has seen meanwhile, so that nothing has to be read once more.
+/// Returns checks made while adding, which save another pass over the data.
 struct SumCheck {
-  bool finite = true;              ///< all of `output` is
-  bool overwritten_finite = true;  ///< the input that is `output` was, if there is one
+  bool finite = true;              ///< whether all of `output` is finite
+  bool overwritten_finite = true;  ///< whether the overwritten input, if any, was finite
 };
 SumCheck sum_in_rank_order(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
                            int divisor = 1);

@@ -7,12 +7,12 @@
 
 namespace zero::dist {
 
-/// What is done with the bytes of a collective, so that traffic can be told apart.
+/// What the bytes of a collective are for; traffic is counted by purpose.
 enum class Purpose : std::uint8_t {
   kGradient,   ///< gradients on their way to being averaged
   kParameter,  ///< weights: gathers and owners' broadcasts in training steps
   kControl,    ///< flags, counts, norms: a few bytes a step
-  kSetup,      ///< the start: first values, agreement
+  kSetup,      ///< start-up: first values, agreement between ranks
 };
 inline constexpr std::size_t kPurposes = 4;
 std::string_view name(Purpose purpose);
@@ -44,7 +44,7 @@ struct Traffic {
   std::int64_t bytes(Purpose purpose) const;  ///< over all operations
   std::int64_t calls(Purpose purpose) const;
   std::int64_t bytes() const;  ///< over everything
-  /// This minus an earlier reading: what a stretch of the program sent.
+  /// This minus an earlier reading: the traffic between the two.
   Traffic since(const Traffic& earlier) const;
 };
 

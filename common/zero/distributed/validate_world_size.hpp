@@ -2,9 +2,9 @@
 
 namespace zero::dist {
 
-/// For programs whose command line gives a number of ranks: throws zero::Error where a launcher
-/// started this process as one of another number of them than `asked`, or where its variables make
-/// no sense. Without a launcher any number is right.
+/// For programs with a number of ranks on the command line. Throws zero::Error if a launcher
+/// started this process with a world size other than `asked`, or if its variables are invalid.
+/// Without a launcher any number is accepted.
 void validate_world_size(int asked);
 
 }  // namespace zero::dist

@@ -19,7 +19,7 @@
 namespace zero::memory {
 namespace {
 
-// Stands before every block. 64 bytes keep the block itself aligned as LibTorch expects.
+// Precedes every block. 64 bytes keep the block itself aligned as LibTorch expects.
 struct alignas(64) Header {
   std::size_t bytes;
   Category category;
@@ -31,8 +31,8 @@ thread_local Category current_category = Category::kOther;
 std::mutex mutex;
 Snapshot counts;  // guarded by mutex
 
-// Headers of blocks that lie on another device, guarded by mutex. Never destroyed: such an
-// allocator may free its last blocks when the process ends.
+// Headers of blocks on another device, guarded by mutex. Never destroyed: that device's allocator
+// may free its last blocks when the process ends.
 std::unordered_map<const void*, Header>& device_headers() {
   static auto* const headers = new std::unordered_map<const void*, Header>;
   return *headers;
@@ -75,7 +75,7 @@ class CountingAllocator final : public c10::Allocator {
     header->category = current_category;
     add(header->category, static_cast<std::int64_t>(bytes));
     void* data = header + 1;
-    // Context and data are the same pointer: LibTorch asks for that of a raw_deleter.
+    // Context and data are the same pointer, as LibTorch requires with a raw_deleter.
     return {data, data, &free_block, c10::Device(c10::kCPU)};
   }
 
@@ -88,12 +88,12 @@ class CountingAllocator final : public c10::Allocator {
 
 Header* header_of(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.has_storage()) return nullptr;
-  // Without checks: a tensor whose bytes are not there has no block.
+  // Unchecked access: a tensor whose bytes were released has no block.
   const c10::DataPtr& block =
       tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
   if (block.get() == nullptr) return nullptr;
   if (block.get_deleter() == &free_block) return header_of(block.get());
-  // The header stays where it is until the block is freed, and the tensor holds the block.
+  // The header does not move until the block is freed, and the tensor holds the block.
   const std::lock_guard lock(mutex);
   const auto found = device_headers().find(block.get());
   return found == device_headers().end() ? nullptr : &found->second;
@@ -125,8 +125,8 @@ std::int64_t Snapshot::model_states() const {
 }
 
 void install() {
-  // Large blocks on huge pages: a step frees and allocates gigabytes, and the system clears every
-  // page that it hands out, one fault each. LibTorch reads this before its first large block.
+  // Large blocks use huge pages: a step frees and allocates gigabytes, and the system clears each
+  // page in a fault of its own. LibTorch reads this before its first large block.
   ::setenv("THP_MEM_ALLOC_ENABLE", "1", /*overwrite=*/0);
   static CountingAllocator allocator;
   c10::SetCPUAllocator(&allocator, /*priority=*/100);

@@ -6,12 +6,12 @@
 #include <cstdint>
 #include <string_view>
 
-/// Bytes, as the allocator sees them.
+/// Bytes, as the allocator counts them.
 ///
-/// Adding up tensor sizes answers what a program believes it holds. This file answers what it does
-/// hold: a counting allocator stands under every CPU tensor of LibTorch, and every block is charged
-/// to a category when it is allocated. A stage that silently keeps a full copy shows up here
-/// whether or not its own bookkeeping mentions it.
+/// The sum of tensor sizes is what a program believes it holds; this file measures what it really
+/// holds. A counting allocator stands under every CPU tensor of LibTorch, and every block is
+/// charged to a category when it is allocated. So a stage that keeps a full copy by mistake shows
+/// up here, even if its own bookkeeping does not mention it.
 namespace zero::memory {
 
 /// What a block of memory is for. A block keeps its category until it is freed or recharged.
@@ -20,7 +20,7 @@ enum class Category : std::uint8_t {
   kGradients,      ///< gradients of weights
   kOptimizer,      ///< optimizer states (AdamW: two moments)
   kCommunication,  ///< receive buffers and other scratch of collectives
-  kActivations,    ///< everything born in forward and backward that is none of the above
+  kActivations,    ///< all else that forward and backward allocate
   kOther,          ///< the rest: data, buffers of the model, tensors made outside a step
 };
 inline constexpr std::size_t kCategories = 6;
@@ -44,22 +44,22 @@ struct Snapshot {
   std::int64_t model_states() const;
 };
 
-/// Puts the counting allocator under LibTorch's CPU tensors, for the rest of the process. Blocks
-/// that were allocated before stay valid and are not counted. Calling it again does nothing.
+/// Makes the counting allocator LibTorch's CPU allocator, for the rest of the process. Earlier
+/// blocks stay valid and are not counted. Calling it again does nothing.
 void install();
 
 /// True after install().
 bool installed();
 
-/// Live and peak bytes now. Cheap: a few loads. Zeros before install().
+/// Live and peak bytes now. Cheap: a few loads. All zero before install().
 Snapshot snapshot();
 
 /// Starts a new measurement of peaks: every peak becomes the current value.
 void reset_peaks();
 
-/// While it lives, blocks allocated on this thread are charged to its category. Scopes nest, the
-/// innermost counts; outside any scope a block is charged to kOther. Autograd runs the backward of
-/// CPU tensors on the thread that called backward(), so a scope around backward() covers it.
+/// While it lives, blocks allocated on this thread are charged to its category. Scopes nest and the
+/// innermost one counts; outside any scope a block is charged to kOther. Autograd runs the backward
+/// of CPU tensors on the thread that called backward(), so a scope around backward() covers it.
 class Charge {
  public:
   explicit Charge(Category category);
@@ -71,23 +71,23 @@ class Charge {
   Category previous_;
 };
 
-/// Moves the block under `tensor` to another category (views share one block). Gradients are born
-/// inside autograd, where they look like activations: the hook that receives one recharges it.
-/// Does nothing for an undefined tensor or a block that the counting allocator did not hand out.
+/// Moves the block under `tensor` to another category (views share one block). Autograd allocates
+/// gradients as if they were activations; the hook that receives a gradient recharges it. Does
+/// nothing for an undefined tensor or a block that the counting allocator did not allocate.
 void recharge(const at::Tensor& tensor, Category category);
 
 /// The category that the block under `tensor` is charged to; kOther for a block from elsewhere.
 Category category_of(const at::Tensor& tensor);
 
-/// Resident set of this process in bytes (VmRSS of /proc/self/status): what the operating system
-/// counts, memory mapped outside LibTorch included.
+/// Resident set of this process in bytes (VmRSS of /proc/self/status), as the operating system
+/// counts it, including memory mapped outside LibTorch.
 std::int64_t resident_set_bytes();
 
 /// High-water mark of the resident set in bytes (VmHWM of /proc/self/status).
 std::int64_t resident_set_peak_bytes();
 
-/// Page faults of this process so far that needed no disk: each time a page, huge or not, was
-/// touched for which the system had given out the address only.
+/// Page faults of this process so far that needed no disk: each is the first touch of a page, huge
+/// or not, that the system had not backed with memory yet.
 std::int64_t page_faults();
 
 }  // namespace zero::memory

@@ -15,7 +15,7 @@ using c10::cuda::CUDACachingAllocator::get;
 // The sum over the allocator's two pools, for small blocks and for large ones.
 constexpr auto kBoth = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
 
-// False while the allocator has not been used: it knows no devices then.
+// False until the allocator is first used: it knows no devices before.
 bool in_use(int device) {
   const std::string problem = gpu_problem(device);
   if (!problem.empty()) throw Error("memory of GPU " + std::to_string(device) + ": " + problem);
@@ -52,7 +52,7 @@ std::string gpu_problem(int device) {
 void count_cuda_blocks() {
   const std::string problem = gpu_problem();
   if (!problem.empty()) throw Error("memory of GPUs: " + problem);
-  // Only an allocator that has started can be watched.
+  // Tracing needs an allocator that has started.
   at::globalContext().lazyInitDevice(at::kCUDA);
   get()->attachAllocatorTraceTracker(note);
 }

@@ -13,8 +13,8 @@ namespace zero::memory {
 namespace {
 
 #if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 15
-// LibTorch 2.11 can make a storage refuse access, but has no function that ends it. An explicit
-// instantiation may name a private member.
+// LibTorch 2.11 can make a storage refuse access, but has no function that allows it again. An
+// explicit instantiation may name a private member.
 bool c10::StorageImpl::*refuses_access();
 template <bool c10::StorageImpl::*member>
 struct RefusesAccess {
@@ -61,7 +61,7 @@ at::DataPtr detail::take_bytes(const at::Tensor& tensor, const std::string& mess
   at::DataPtr bytes(nullptr, storage->device());
   std::swap(bytes, storage->_mutable_data_ptr_no_checks());
   storage->set_nbytes(bytes_of(tensor));
-  // The name says release, but all that the function does is to set the message.
+  // Despite its name, all that the function does is to set the message.
   if (tensor.numel() > 0) {
     storage->release_data_and_set_meta_custom_data_ptr_error_msg_(message);
   }

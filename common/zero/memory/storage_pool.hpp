@@ -11,34 +11,33 @@
 
 namespace zero::memory {
 
-/// release_storage() and allocate_storage() of storage.hpp for buffers that come and go many times
-/// a step: what was released is kept for the next tensor of the same number of bytes.
+/// release_storage() and allocate_storage() of storage.hpp for buffers that are freed and allocated
+/// many times a step: released bytes are kept for the next tensor of the same size.
 ///
-/// Large blocks that are freed go back to the operating system, and come back page by page, each
-/// page zeroed in a fault of its own when it is first written. That costs more than copying the
-/// block does. What is kept gives way to what is needed in another size, so that the bytes in use
-/// and kept are never more than were once in use at the same time. clear() the pool where they
-/// would count as held for nothing, at the end of a backward pass.
-///
+/// Otherwise freed large blocks return to the operating system. When they are allocated again, each
+/// page is zeroed in a page fault of its own, which costs more than copying the block. Kept bytes
+/// are freed when another size is needed, so that used and kept bytes together never exceed the
+/// most that were in use at one time. clear() the pool at the end of a backward pass, or the kept
+/// bytes count as held for nothing.
 /// Acts on this rank alone; for one thread at a time.
 class StoragePool {
  public:
-  /// `keeps`: false for a pool that frees what is released, to see what keeping is worth.
+  /// `keeps`: false for a pool that frees at once, to measure what keeping saves.
   explicit StoragePool(bool keeps = true) : keeps_(keeps) {}
 
-  /// Gives `tensor` bytes, uninitialised, charged to `category`: those of a released tensor if one
-  /// had as many, else new ones. Nothing to do where it has them.
+  /// Gives `tensor` bytes, uninitialised, charged to `category`: kept bytes of the same number if
+  /// there are any, else new ones. Does nothing if the tensor has its bytes.
   void allocate(const at::Tensor& tensor, Category category);
 
-  /// Takes the bytes of `tensor`, which must span its whole storage; an access to them until
-  /// allocate() is an error that says `message`. They stay charged to their category until they are
-  /// used again or cleared.
+  /// Takes the bytes of `tensor`, which must span its whole storage; until allocate() an access to
+  /// them throws c10::Error with `message`. They stay charged to their category until they are
+  /// reused or cleared.
   void release(const at::Tensor& tensor, const std::string& message = kReleased);
 
-  /// Frees what is kept.
+  /// Frees all kept bytes.
   void clear() { free_.clear(); }
 
-  /// Bytes that are kept.
+  /// Number of kept bytes.
   std::size_t bytes() const;
 
  private:

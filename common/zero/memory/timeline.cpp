@@ -50,7 +50,7 @@ void mark(std::string label) {
 Timeline stop_timeline() {
   const Snapshot now = snapshot();
   const std::lock_guard lock(timeline_mutex);
-  // A memory timeline ends when it is stopped, not with the last change.
+  // The timeline ends when it is stopped, not with the last change.
   if (recording) timeline.samples.push_back({seconds_since_start(), now.current, now.total});
   recording = false;
   return std::exchange(timeline, {});

@@ -14,7 +14,7 @@ struct Timeline {
   struct Sample {
     double seconds;  ///< since start_timeline()
     std::array<std::int64_t, kCategories> current;
-    std::int64_t total;  ///< as the allocator counts it, not added up from `current`
+    std::int64_t total;  ///< as the allocator counts it, not the sum of `current`
   };
   struct Mark {
     double seconds;
@@ -24,14 +24,14 @@ struct Timeline {
   std::vector<Mark> marks;
 };
 
-/// Begins to record. Changes of less than `resolution` bytes since the last sample are left out, so
-/// that the record itself stays small; its own memory does not come from LibTorch's allocator.
+/// Starts recording. Changes of less than `resolution` bytes since the last sample are left out, so
+/// that the record stays small; its own memory does not come from LibTorch's allocator.
 void start_timeline(std::int64_t resolution = 64 * 1024);
 
-/// Names this moment, for example "forward". Does nothing while nothing is recorded.
+/// Names this moment, for example "forward". Does nothing unless recording.
 void mark(std::string label);
 
-/// Ends the record and returns it.
+/// Stops recording and returns the timeline.
 Timeline stop_timeline();
 
 namespace detail {

@@ -13,7 +13,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-// Turns by the angle whose cosine and sine [S, half] are given, or back for direction -1.
+// Turns by the angle with this cosine and sine [S, half]; direction -1 turns back.
 at::Tensor turn(const at::Tensor& x, const at::Tensor& cosine, const at::Tensor& sine,
                 int direction) {
   const std::int64_t half = x.size(-1) / 2;
@@ -40,7 +40,8 @@ struct RotateFunction : Function<RotateFunction> {
   }
 };
 
-// Repeats every key or value head for the query heads that read it: [B, H, S, D] with H times n.
+// Repeats every key or value head for the query heads that read it: [B, H, S, D] to
+// [B, H times, S, D].
 at::Tensor repeat_heads(const at::Tensor& x, std::int64_t times) {
   if (times == 1) return x;
   const auto b = x.size(0), h = x.size(1), s = x.size(2), d = x.size(3);
@@ -57,7 +58,7 @@ RotaryTable rotary_table(std::int64_t length, std::int64_t head_size, double the
                          at::ScalarType dtype, at::Device device) {
   const memory::Charge charge(memory::Category::kOther);
   const at::NoGradGuard no_grad;
-  // Made where it is used: on a GPU the host would have to wait to bring it there.
+  // Computed on `device`: copying it from the host would make a GPU's host wait.
   const auto options =
       at::TensorOptions(dtype == at::kDouble ? at::kDouble : at::kFloat).device(device);
   const at::Tensor exponents = at::arange(0, head_size, 2, options) / head_size;

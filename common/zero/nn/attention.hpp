@@ -19,23 +19,22 @@ struct RotaryTable {
   std::int64_t bytes() const;
 };
 
-/// Makes the table: computed in fp32 (fp64 for `dtype` fp64) on the CPU, rounded to `dtype` at the
-/// end and brought to `device`. The bytes are charged to memory::Category::kOther.
+/// Makes the table: computed in fp32 (fp64 for `dtype` fp64) and rounded to `dtype` at the end, on
+/// `device`. The bytes are charged to memory::Category::kOther.
 RotaryTable rotary_table(std::int64_t length, std::int64_t head_size, double theta,
                          at::ScalarType dtype, at::Device device = at::kCPU);
 
-/// Turns every head of `x` [B, S, heads, head_size] by its position's angle; gives the same shape.
-/// The table must have at least S positions. Saves the table only.
+/// Turns every head of `x` [B, S, heads, head_size] by its position's angle; returns the same
+/// shape. The table must have at least S positions. Saves only the table for backward.
 at::Tensor rotate(const at::Tensor& x, const RotaryTable& table);
 
-/// Causal attention with grouped-query heads: query head h reads key and value head
-/// h / (heads / kv_heads). `query` [B, S, heads, head_size], `key` and `value`
-/// [B, S, kv_heads, head_size]; gives [B, S, heads, head_size].
+/// Causal attention with grouped-query heads: query head h reads key and value head h / (heads /
+/// kv_heads). `query` [B, S, heads, head_size], `key` and `value` [B, S, kv_heads, head_size];
+/// returns [B, S, heads, head_size].
 ///
 /// Batches padded on the right need no other mask: position i reads positions 0 to i only, and
-/// padding comes after every real token, so nothing real ever reads padding. What the padding
-/// positions themselves hold must be left out of the loss, as kIgnoredTarget and
-/// data::Batch::lengths do.
+/// padding comes after every real token, so no real token reads padding. The loss must leave out
+/// the padding positions, as kIgnoredTarget and data::Batch::lengths do.
 at::Tensor causal_attention(const at::Tensor& query, const at::Tensor& key,
                             const at::Tensor& value);
 

@@ -7,7 +7,7 @@
 
 namespace zero::nn {
 
-/// Whether operations of this thread are cast to a smaller type, and to which.
+/// Whether operations of this thread are cast to a smaller type, and to which type.
 class AutocastState {
  public:
   AutocastState() {
@@ -26,7 +26,7 @@ class AutocastState {
     at::autocast::set_autocast_cache_enabled(cache_);
   }
 
-  /// The same without LibTorch's cache of cast weights, which would grow old when the weights do.
+  /// The same without LibTorch's cache of cast weights, which is stale after the weights change.
   AutocastState without_cache() const {
     AutocastState state = *this;
     state.cache_ = false;

@@ -27,16 +27,16 @@ using torch::autograd::Function;
 using torch::autograd::Node;
 using torch::autograd::variable_list;
 
-// What is kept between forward and backward beside the inputs, which autograd guards itself.
+// State kept between forward and backward besides the inputs, which autograd keeps itself.
 struct CheckpointedBody : torch::CustomClassHolder {
   CheckpointBody body;
   variable_list parameters;
   AutocastState autocast;             // of the first run
-  std::optional<RandomState> random;  // before it, where it drew random numbers
-  at::Tensor output;                  // on its way out of the first run
+  std::optional<RandomState> random;  // state before it, if it drew random numbers
+  at::Tensor output;                  // only until the first run returns it
 };
 
-// While it lives, random numbers and casts are those of the first run of `part`.
+// While it lives, random numbers and autocast are those of the first run of `part`.
 class AsInTheFirstRun {
  public:
   AsInTheFirstRun(const CheckpointedBody& part, const variable_list& inputs) {
@@ -54,11 +54,11 @@ class AsInTheFirstRun {
   AsInTheFirstRun& operator=(const AsInTheFirstRun&) = delete;
 
  private:
-  AutocastState autocast_;  // of the backward around it
+  AutocastState autocast_;  // of the surrounding backward
   std::optional<RandomState> random_;
 };
 
-// The inputs as leaves of a graph of their own, so that backward through the part ends in them.
+// The inputs as leaves of a separate graph, so that backward through the part ends at them.
 variable_list as_leaves(const variable_list& inputs) {
   variable_list leaves;
   for (const at::Tensor& input : inputs) {
@@ -67,8 +67,8 @@ variable_list as_leaves(const variable_list& inputs) {
   return leaves;
 }
 
-// The leaves that the graph of `output` ends in, without `inputs`. Nodes older than `began` belong
-// to a graph outside of the part: a second backward would run through them.
+// The leaves of the graph of `output`, without `inputs`. Nodes older than `began` belong to a graph
+// outside the part, which a second backward would run through: an error.
 variable_list parameters_under(const at::Tensor& output, const variable_list& inputs,
                                std::uint64_t began) {
   variable_list parameters;
@@ -98,8 +98,8 @@ variable_list parameters_under(const at::Tensor& output, const variable_list& in
 }
 
 // The parameters are inputs of the function, so that autograd counts this use of them and calls
-// their hooks after the last one. Their gradients do not pass through here: backward through the
-// part puts them where they belong.
+// their hooks after the last one. Their gradients are not returned here: the backward through the
+// part writes them.
 struct CheckpointFunction : Function<CheckpointFunction> {
   static at::Tensor forward(AutogradContext* context,
                             const c10::intrusive_ptr<CheckpointedBody>& part, at::TensorList inputs,

@@ -31,7 +31,7 @@ void for_each_block(const at::Tensor& logits, F function) {
 }
 
 // `classes` [N, 1]: targets, 0 where they are ignored. On a GPU the kernel that reads them checks
-// them: here the host would have to wait for it in every forward.
+// them; a check here would make the host wait in every forward.
 void require_classes(const at::Tensor& classes, std::int64_t count) {
   if (classes.numel() == 0 || classes.is_cuda()) return;
   const auto [smallest, largest] = at::aminmax(classes);
@@ -68,7 +68,7 @@ struct CrossEntropyFunction : Function<CrossEntropyFunction> {
     context->saved_data["consumed"] = true;
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &classes = saved[1], &counted = saved[2], &log_sums = saved[3];
-    // Below autograd: what saved the logits elsewhere has no more use for their values.
+    // Below autograd: other functions that saved the logits do not need their values any more.
     const at::Tensor logits = memory::raw(saved[0]);
     const double divisor = context->saved_data["divisor"].toDouble();
     const at::Tensor scales =

@@ -17,7 +17,7 @@ using torch::autograd::variable_list;
 // [..., n] as a matrix of rows.
 at::Tensor rows(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
 
-// Adds into, or overwrites, the gradient of a bias or a norm: the sum of the rows.
+// The gradient of a bias or a norm is the sum of the rows: adds it, or overwrites if fresh.
 void accumulate_sum(const at::Tensor& parameter, const at::Tensor& matrix) {
   GradientDestination destination = gradient_destination(parameter);
   if (destination.fresh) {
@@ -27,7 +27,7 @@ void accumulate_sum(const at::Tensor& parameter, const at::Tensor& matrix) {
   }
 }
 
-// Adds into, or overwrites, the gradient of a weight: left right, both matrices.
+// The gradient of a weight is left right, both matrices: adds it, or overwrites if fresh.
 void accumulate_product(const at::Tensor& parameter, const at::Tensor& left,
                         const at::Tensor& right) {
   GradientDestination destination = gradient_destination(parameter);

@@ -13,8 +13,8 @@
 namespace zero::nn {
 namespace {
 
-// The providers by tensor. A weak reference keeps the tensor's address from being given to another
-// tensor, so that an entry never speaks for a parameter it was not made for.
+// Providers by tensor. The weak reference reserves the tensor's address, so that an entry never
+// applies to a later tensor at the same address.
 class Providers {
  public:
   void set(const at::Tensor& parameter, GradientProvider provider) {

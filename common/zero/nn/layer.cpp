@@ -24,13 +24,13 @@ std::optional<Initializer> Layer::initializer(const std::string& name) const {
   return found->second;
 }
 
-// While one lives, the modules of `root` hold copies of their parameters in place of these, which
-// may be windows of a buffer and change with the next step.
+// While one lives, the modules of `root` hold copies of their parameters. The originals may be
+// windows of a buffer and change with the next step.
 class Layer::Copies {
  public:
   explicit Copies(const Layer& root) {
-    if (active) return;              // those of a module around it
-    copy(const_cast<Layer&>(root));  // which is as before when this is gone
+    if (active) return;              // an outer module has copied already
+    copy(const_cast<Layer&>(root));  // the destructor restores it
     for (const auto& module : root.modules(/*include_self=*/false)) copy(*module);
     outermost_ = active = true;
     exchange();
@@ -47,7 +47,7 @@ class Layer::Copies {
   void copy(Module& module) {
     for (auto& item : module.*(&Layer::parameters_)) {
       at::Tensor& parameter = item.value();
-      at::Tensor& copied = copies_[parameter.unsafeGetTensorImpl()];  // one of a tied parameter
+      at::Tensor& copied = copies_[parameter.unsafeGetTensorImpl()];  // tied: one copy
       if (!copied.defined()) {
         copied = memory::raw(parameter).clone().set_requires_grad(parameter.requires_grad());
       }

@@ -13,12 +13,12 @@
 
 namespace zero::nn {
 
-/// How the first values of a parameter are made.
+/// How the first values of a parameter are drawn.
 struct Initializer {
   enum class Kind { kNormal, kUniform, kConstant };
   Kind kind = Kind::kConstant;
-  double value =
-      0.0;  ///< normal: the standard deviation; uniform: the bound of [-b, b); constant: it
+  /// Normal: the standard deviation; uniform: the bound b of [-b, b); constant: the value.
+  double value = 0.0;
 
   static Initializer normal(double standard_deviation) {
     return {Kind::kNormal, standard_deviation};
@@ -27,9 +27,9 @@ struct Initializer {
   static Initializer constant(double value) { return {Kind::kConstant, value}; }
 };
 
-/// While it lives, layers built on this thread make parameters that know their shape and hold no
-/// bytes (memory::without_storage). A strategy gives them storage and values later, whole or unit
-/// by unit, so that a rank never holds more than its stage allows, not even at the start.
+/// While it lives, layers built on this thread make parameters with a shape but no bytes
+/// (memory::without_storage). A strategy adds storage and values later, whole or unit by unit, so
+/// that a rank never holds more than its stage allows, not even at the start.
 class DeferredStorage {
  public:
   DeferredStorage();
@@ -44,40 +44,40 @@ class DeferredStorage {
   bool previous_;
 };
 
-/// A module whose parameters say how they are initialised, so that they can be made late and on any
+/// A module whose parameters know their initializers, so that values can be drawn later and on any
 /// rank. The project's own layers derive from it; a user's modules need not.
 class Layer : public torch::nn::Module {
  public:
-  /// The initializer of the own parameter `name` ("weight"); nothing for a parameter that was
-  /// registered in another way.
+  /// The initializer of this module's parameter `name` ("weight"); nothing for a parameter that was
+  /// not registered with add_parameter().
   std::optional<Initializer> initializer(const std::string& name) const;
 
-  /// Casts or moves the module, as LibTorch's does, before a strategy has the model. Afterwards
-  /// parameters may be windows of a buffer, or hold nothing that could be cast.
+  /// Casts or moves the module, as LibTorch's function does. Only before a strategy has the model:
+  /// afterwards parameters may be windows of a buffer, or have no bytes to cast.
   /// @throws zero::Error while a strategy has it.
   void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false) override;
   void to(torch::Dtype dtype, bool non_blocking = false) override;
   void to(torch::Device device, bool non_blocking = false) override;
 
-  /// Writes the module into `archive`, as LibTorch's does. While a strategy has it, the archive
-  /// gets copies, so that later steps do not change them; they take as many bytes as the
+  /// Writes the module into `archive`, as LibTorch's function does. While a strategy has it, the
+  /// archive gets copies, which later steps do not change; they take as many bytes as the
   /// parameters. Acts on this rank alone.
-  /// @throws zero::Error, before anything is written, where a parameter of it is not whole.
+  /// @throws zero::Error, before anything is written, if one of its parameters is not whole.
   void save(torch::serialize::OutputArchive& archive) const override;
 
-  /// Reads the module from `archive`, as LibTorch's does, before a strategy has the model.
+  /// Reads the module from `archive`, as LibTorch's function does, before a strategy has the model.
   /// @throws zero::Error while a strategy has it: its optimizer and other ranks would not see the
   /// values.
   void load(torch::serialize::InputArchive& archive) override;
 
-  /// @throws zero::Error: a layer has no function that makes another one like it.
+  /// @throws zero::Error always: a layer cannot be cloned.
   std::shared_ptr<Module> clone(
       const std::optional<torch::Device>& device = std::nullopt) const override;
 
-  /// The strategy that has the model, as its name is shown in messages; empty where none has
-  /// (set_holder() of parameters.hpp sets it).
+  /// The name, in messages, of the strategy that has the model; empty if none has (set_holder() of
+  /// parameters.hpp sets it).
   const std::string& holder() const { return holder_; }
-  /// `before_read` is called before all parameters are read: it waits for those on their way.
+  /// `before_read` is called before all parameters are read: it waits for gathers in flight.
   void set_holder(const std::string& holder, std::function<void()> before_read = {}) {
     holder_ = holder;
     before_read_ = std::move(before_read);
@@ -85,7 +85,7 @@ class Layer : public torch::nn::Module {
 
  protected:
   /// Registers a parameter of the given shape that requires a gradient. Outside DeferredStorage it
-  /// gets its bytes at once, uninitialised, charged to Category::kParameters: call
+  /// has bytes at once, uninitialised, charged to Category::kParameters: call
   /// initialize_parameters() on the finished model.
   at::Tensor add_parameter(const std::string& name, at::IntArrayRef sizes, Initializer initializer,
                            at::ScalarType dtype = at::kFloat);

@@ -6,9 +6,9 @@
 
 #include <zero/nn/unit.hpp>
 
-/// The layers that the models of this project are built of. Each holds its parameters, knows how
-/// they are initialised, and calls one function of functional.hpp. Each is a leaf: it belongs to
-/// the unit around it, unless leaves are asked for.
+/// The layers of this project's models. Each holds its parameters, knows how they are initialised,
+/// and calls one function of functional.hpp. Each is a leaf: it belongs to the unit around it,
+/// except with Granularity::kLeaf.
 namespace zero::nn {
 
 /// y = x weight^T + bias, with `weight` [out, in] and `bias` [out].
@@ -28,7 +28,7 @@ class Linear : public Leaf {
   at::Tensor bias_;  // undefined without bias
 };
 
-/// A vector per token id, `weight` [vocabulary, hidden].
+/// One vector per token id: `weight` [vocabulary, hidden].
 class Embedding : public Leaf {
  public:
   Embedding(std::int64_t vocabulary, std::int64_t hidden, Initializer weight,
@@ -45,7 +45,7 @@ class Embedding : public Leaf {
   at::Tensor weight_;
 };
 
-/// Root mean square normalisation, `weight` [hidden], which begins as ones.
+/// Root mean square normalisation; `weight` [hidden] starts as ones.
 class RmsNorm : public Leaf {
  public:
   RmsNorm(std::int64_t hidden, double eps, at::ScalarType dtype = at::kFloat);

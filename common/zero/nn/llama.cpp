@@ -79,7 +79,7 @@ at::Tensor LlamaLayer::body(const at::Tensor& x, const RotaryTable& table) const
 
 Llama::Llama(const LlamaConfig& config) : config_(config) {
   check(config);
-  // Plain containers, so that the dotted names come out as Hugging Face's.
+  // Plain containers, so that the dotted names match Hugging Face's.
   auto body = register_module("model", std::make_shared<Layer>());
   embedding_ = body->register_module(
       "embed_tokens",
@@ -132,7 +132,7 @@ void Llama::check_inputs(const data::Batch& batch) const {
   if (!ids.defined() || ids.dim() != 2 || ids.scalar_type() != at::kLong) {
     throw Error("the inputs of a Llama batch must be int64 token ids of shape [samples, tokens]");
   }
-  // On a GPU the kernel that reads them checks them: the host would have to wait for it here.
+  // On a GPU the kernel that reads them checks them; a check here would make the host wait.
   if (ids.numel() > 0 && !ids.is_cuda()) {
     const auto [smallest, largest] = at::aminmax(ids);
     if (smallest.item<std::int64_t>() < 0 || largest.item<std::int64_t>() >= config_.vocabulary) {
@@ -148,7 +148,7 @@ void Llama::check_inputs(const data::Batch& batch) const {
 }
 
 at::Tensor Llama::hidden_states(const at::Tensor& ids) {
-  // Made anew for every forward: a kept table would be resident beside the model states.
+  // Computed for every forward: a kept table would be resident beside the model states.
   const RotaryTable positions =
       rotary_table(ids.size(1), config_.head_size, config_.rope_theta, config_.dtype, ids.device());
   at::Tensor x = embedding_->forward(ids);
@@ -159,7 +159,7 @@ at::Tensor Llama::hidden_states(const at::Tensor& ids) {
 at::Tensor Llama::logits(const data::Batch& batch) {
   at::Tensor x = hidden_states(batch.inputs);
   if (config_.classes > 0) {
-    // The norm works row by row, so the rows that nobody reads can go before it.
+    // The norm works row by row, so only the rows that the head reads need it.
     const std::int64_t samples = x.size(0);
     const at::TensorOptions ids = batch.inputs.options();
     const at::Tensor last =

@@ -10,7 +10,7 @@
 #include <zero/nn/llama_config.hpp>
 #include <zero/nn/model.hpp>
 
-/// The Llama architecture (Touvron et al. 2023) as Hugging Face's transformers writes it: the same
+/// The Llama architecture (Touvron et al. 2023) as in Hugging Face's transformers: the same
 /// parameter names, shapes, order and numerics, so that its weights can be loaded and its results
 /// compared.
 ///
@@ -52,7 +52,7 @@ class LlamaLayer : public Unit {
   explicit LlamaLayer(const LlamaConfig& config);
   /// [B, S, hidden] to [B, S, hidden], with the unit's hooks around it.
   at::Tensor forward(const at::Tensor& x, const RotaryTable& table);
-  /// Whether only the input is kept for backward; see Llama::checkpoint_activations().
+  /// Sets whether only the input is kept for backward; see Llama::checkpoint_activations().
   void checkpoint_activations(bool on) { checkpoints_ = on; }
 
  private:
@@ -64,29 +64,28 @@ class LlamaLayer : public Unit {
   std::shared_ptr<RmsNorm> input_norm_, post_attention_norm_;
 };
 
-/// A Llama model with a head: a language model, or a sequence classifier where
-/// LlamaConfig::classes is set. Its parameters have no values until initialize_parameters(),
-/// a strategy, or a weights file gives them some.
+/// A Llama model with a head: a language model, or a sequence classifier if LlamaConfig::classes is
+/// set. Its parameters have no values until initialize_parameters(), a strategy, or a weights file
+/// sets them.
 class Llama : public Model {
  public:
   /// Throws zero::Error for a config that check() refuses.
   explicit Llama(const LlamaConfig& config);
 
-  /// Language model: cross-entropy of `targets` [B, S], which hold the next token of every position
-  /// already. Classifier: cross-entropy of the labels `targets` [B]. Mean over
-  /// data::Batch::loss_terms. Throws zero::Error for a batch of another shape or an id outside the
-  /// vocabulary.
+  /// Language model: cross-entropy of `targets` [B, S], the next token of every position.
+  /// Classifier: cross-entropy of the labels `targets` [B]. Mean over data::Batch::loss_terms.
+  /// Throws zero::Error for a batch of another shape or an id outside the vocabulary.
   at::Tensor loss(const data::Batch& batch) override;
 
   /// Logits: language model [B, S, vocabulary]; classifier [B, classes], from the last token of
-  /// each sample that is not padding. Only `inputs` and, for a classifier, `lengths` are read.
+  /// each sample that is not padding. Reads only `inputs` and, for a classifier, `lengths`.
   at::Tensor predict(const data::Batch& batch) override;
 
-  /// Whether every decoder layer keeps only its input for backward and computes the rest again
-  /// (checkpoint.hpp), from the next forward on; no by default. Activations then take one tensor
-  /// [B, S, hidden] a layer and those of a single layer, for one more forward of all layers. Losses
-  /// and gradients have the same bits either way, so ranks need not agree, unless the strategy
-  /// gathers layer by layer.
+  /// Sets whether every decoder layer keeps only its input for backward and recomputes the rest
+  /// (checkpoint.hpp), from the next forward on; off by default. Activations then take one tensor
+  /// [B, S, hidden] per layer plus those of a single layer, for one more forward of all layers. The
+  /// bits of losses and gradients do not depend on it, so ranks may differ in it, unless the
+  /// strategy gathers layer by layer.
   void checkpoint_activations(bool on);
 
   const LlamaConfig& config() const { return config_; }
@@ -100,7 +99,7 @@ class Llama : public Model {
   std::shared_ptr<Embedding> embedding_;
   std::vector<std::shared_ptr<LlamaLayer>> layers_;
   std::shared_ptr<RmsNorm> norm_;
-  std::shared_ptr<Linear> head_;  // lm_head or score; none where the embedding is the head
+  std::shared_ptr<Linear> head_;  // lm_head or score; null if the embedding is the head
 };
 
 }  // namespace zero::nn

@@ -47,7 +47,7 @@ const std::map<std::string, LlamaConfig, std::less<>>& presets() {
   return all;
 }
 
-// A value for a message. What has parts is only named: to write out what is nested deeply takes as
+// A value for a message. Arrays and objects are only named: writing out deep nesting would need as
 // much stack.
 std::string value_text(const json& value) {
   constexpr std::size_t kLongest = 80;
@@ -84,7 +84,7 @@ class Fields {
     return size_from_json(object_, key, /*least=*/1, most);
   }
 
-  // Refuses a feature that is switched on.
+  // Throws if a feature that is not supported is switched on.
   template <class T>
   void expect(const char* key, const T& expected) const {
     if (get_or<T>(key, expected) == expected) return;
@@ -116,7 +116,7 @@ double read_rope_theta(const Fields& fields) {
   return fields.get_or("rope_theta", kTransformersDefault);
 }
 
-// What transformers takes where a file names no head_dim.
+// The default of transformers for a file without head_dim.
 std::int64_t usual_head_size(std::int64_t hidden, std::int64_t heads) {
   if (hidden % heads == 0) return hidden / heads;
   throw Error(
@@ -125,7 +125,7 @@ std::int64_t usual_head_size(std::int64_t hidden, std::int64_t heads) {
                   hidden, heads));
 }
 
-// The number of elements; as a double, which is exact up to 2^53, where it may not fit 63 bits.
+// The number of elements; as a double, exact up to 2^53, for counts that may not fit 63 bits.
 template <class Number>
 Number count_elements(const LlamaConfig& c) {
   const auto hidden = static_cast<Number>(c.hidden);
@@ -221,7 +221,7 @@ void check(const LlamaConfig& config) {
 std::int64_t size_from_json(const json& config, const char* key, std::int64_t least,
                             std::int64_t most) {
   const json& value = config.at(key);
-  // What 63 bits cannot hold becomes negative here, which no size may be.
+  // A number that does not fit 63 bits becomes negative here, and no size may be negative.
   const std::int64_t size = value.is_number_integer() ? value.get<std::int64_t>() : -1;
   if (size >= least && size <= most) return size;
   throw Error(fmt::format("field '{}' of config.json is {}, but must be an integer from {} to {}",

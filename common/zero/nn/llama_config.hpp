@@ -11,13 +11,13 @@
 
 namespace zero::nn {
 
-/// The most that a model may have: far above what is published, and so little that nothing that
-/// follows from a shape that check() lets pass (elements, bytes of model states) leaves 63 bits.
+/// Upper bounds, far above published models. They keep every number that follows from a shape that
+/// check() accepts (elements, bytes of model states) within 63 bits.
 inline constexpr std::int64_t kLargestSize = std::int64_t{1} << 24;  ///< of every size but layers
 inline constexpr std::int64_t kMostLayers = 10'000;
 inline constexpr std::int64_t kMostParameters = 1'000'000'000'000'000;
 
-/// The shape of a Llama model. The comments give Hugging Face's name of each field (config.json).
+/// The shape of a Llama model. Comments give Hugging Face's name of each field (config.json).
 struct LlamaConfig {
   std::int64_t vocabulary = 256;    ///< vocab_size
   std::int64_t hidden = 64;         ///< hidden_size
@@ -31,13 +31,13 @@ struct LlamaConfig {
   bool tied = true;                 ///< tie_word_embeddings: the output head is the embedding
   double initializer_range = 0.02;  ///< initializer_range: standard deviation of first values
   /// 0 for a language model; else the number of classes of a sequence classifier, whose head
-  /// `score` [classes, hidden] takes the place of the language model's.
+  /// `score` [classes, hidden] replaces the language model's.
   std::int64_t classes = 0;
   at::ScalarType dtype = at::kFloat;  ///< of parameters and activations; dtype (torch_dtype)
 
   bool operator==(const LlamaConfig&) const = default;
 
-  /// Number of elements of all parameters, tied ones once. Only for a shape that check() lets pass.
+  /// Number of elements of all parameters, tied ones once. Only for a shape that check() accepts.
   std::int64_t parameters() const;
 };
 
@@ -47,35 +47,35 @@ const std::vector<std::string>& preset_names();
 /// A known shape by name. The two SmolLM2 shapes are those of the published models (vocabulary
 /// 49152); "tiny" reads bytes (vocabulary 256) and trains in seconds. "llama-1.5b" has the depth
 /// and width of GPT-2 XL (48 layers, 1600, 25 heads) and exactly 1,500,000,000 parameters: the
-/// vocabulary is what was left over. Throws zero::Error for another name, with the known ones.
+/// vocabulary is chosen to fit. Throws zero::Error for another name, with the known ones.
 LlamaConfig preset(std::string_view name);
 
-/// Throws zero::Error where the numbers cannot be a model: a size below 1 or above kLargestSize,
-/// more than kMostLayers or kMostParameters, kv_heads that do not divide heads, an odd head_size, a
+/// Throws zero::Error if the numbers are no valid model: a size below 1 or above kLargestSize, more
+/// than kMostLayers or kMostParameters, kv_heads that do not divide heads, an odd head_size, a
 /// dtype that is not a floating one.
 void check(const LlamaConfig& config);
 
-/// The size that stands under `key` in a config.json. Throws zero::Error, naming the key and its
-/// value, unless that is an integer from `least` (0 or more) to `most`.
+/// The size under `key` in a config.json. Throws zero::Error, naming the key and its value, unless
+/// it is an integer from `least` (0 or more) to `most`.
 std::int64_t size_from_json(const nlohmann::json& config, const char* key, std::int64_t least,
                             std::int64_t most);
 
 /// Reads the text of a Hugging Face config.json of model_type "llama", both the older form
 /// (rope_theta) and the newer (rope_parameters). The result is a language model in fp32, whatever
 /// dtype and architecture the file names: set `dtype` and `classes` yourself. Throws zero::Error
-/// for text that is not JSON, another model type, a missing or nonsensical field, a size that is
-/// not an integer within the bounds of check(), a hidden_size that the heads do not divide where
-/// there is no head_dim, or a feature that Llama does not build here (biases, scaled rotary
-/// positions, another activation than silu). The message names key and value, not the file.
+/// for text that is not JSON, another model type, a missing or invalid field, a size that is not an
+/// integer within the bounds of check(), a hidden_size that is no multiple of the heads in a file
+/// without head_dim, or an unsupported feature (biases, scaled rotary positions, another activation
+/// than silu). The message names key and value, not the file.
 LlamaConfig llama_config_from_json(std::string_view text);
 
-/// The text of `folder`/config.json. Throws zero::Error, naming the file, where it is missing or
+/// The text of `folder`/config.json. Throws zero::Error, naming the file, if it is missing or
 /// cannot be read.
 std::string read_config_text(const std::filesystem::path& folder);
 
-/// The config.json that transformers loads this model with. Fields of `original`, a config.json
-/// that the model came from, stay as they are unless they speak of what LlamaConfig holds: the
-/// special tokens and the longest sequence come through.
+/// The config.json with which transformers loads this model. Fields of `original`, the config.json
+/// that the model came from, are kept (special tokens, the longest sequence), except those that
+/// LlamaConfig holds.
 nlohmann::json to_hugging_face_json(const LlamaConfig& config);
 nlohmann::json to_hugging_face_json(const LlamaConfig& config, std::string_view original);
 

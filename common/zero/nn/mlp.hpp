@@ -11,7 +11,7 @@
 
 namespace zero::nn {
 
-/// The shape of an Mlp. Sizes are free: odd ones are what sharding has to cope with.
+/// The shape of an Mlp. Any sizes are allowed; sharding has to cope with odd ones.
 struct MlpConfig {
   enum class Activation { kRelu, kTanh };
   enum class Loss {
@@ -24,8 +24,8 @@ struct MlpConfig {
   std::int64_t outputs = 3;
   Activation activation = Activation::kTanh;
   Loss loss = Loss::kMeanSquared;
-  /// Of parameters and activations. With a 2-byte type the loss is computed in float32 and is one,
-  /// and inputs and targets may be float32 as well.
+  /// The dtype of parameters and activations. For a 2-byte type the loss is computed and returned
+  /// in float32, and inputs and targets may be float32 as well.
   at::ScalarType dtype = at::kFloat;
 };
 
@@ -41,18 +41,17 @@ class MlpLayer : public Unit {
   std::shared_ptr<Linear> linear_;
 };
 
-/// A multi-layer perceptron, the smallest model that has everything: units, weights and biases. The
-/// root unit holds the output layer. Parameters are named layers.N.linear.weight,
-/// layers.N.linear.bias, output.weight and output.bias, and begin uniform in [-1/sqrt(in),
-/// 1/sqrt(in)).
+/// A multi-layer perceptron, the smallest model with units, weights and biases. The root unit holds
+/// the output layer. Parameters are named layers.N.linear.weight, layers.N.linear.bias,
+/// output.weight and output.bias; their first values are uniform in [-1/sqrt(in), 1/sqrt(in)).
 class Mlp : public Model {
  public:
   /// Throws zero::Error for a size below 1.
   explicit Mlp(const MlpConfig& config = {});
 
   /// `inputs` float [B, inputs]. The sum of the loss over samples divided by
-  /// data::Batch::loss_terms (samples), and for kMeanSquared by the number of outputs as well.
-  /// Throws zero::Error for a batch of another shape.
+  /// data::Batch::loss_terms (samples), and for kMeanSquared also by the number of outputs. Throws
+  /// zero::Error for a batch of another shape.
   at::Tensor loss(const data::Batch& batch) override;
 
   /// Outputs [B, outputs].

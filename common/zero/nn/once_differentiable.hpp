@@ -7,7 +7,7 @@
 
 namespace zero::nn {
 
-/// For the backward functions of this folder: throws zero::Error where autograd records backward
+/// For the backward functions of this folder: throws zero::Error if autograd records backward
 /// itself (create_graph), because they cannot be differentiated a second time.
 inline void require_once_differentiable(const char* function) {
   if (!c10::GradMode::is_enabled()) return;

@@ -151,7 +151,7 @@ std::size_t ParameterList::index_of(const Unit& unit) const {
 }
 
 bool ParameterList::has_inner(std::size_t u) const {
-  // The root is its own surroundings, and an inner unit comes after the one around it.
+  // The root is its own parent, and an inner unit comes after the one around it.
   return std::any_of(units.begin() + static_cast<std::ptrdiff_t>(u) + 1, units.end(),
                      [u](const UnitInfo& info) { return info.parent == u; });
 }
@@ -169,7 +169,7 @@ std::string holder_of(torch::nn::Module& root) {
     if (holder.empty() && layer != nullptr) holder = layer->holder();
   });
   for (const at::Tensor& parameter : root.parameters()) {
-    // A tensor that never required a gradient has no place for callbacks.
+    // A tensor that never required a gradient cannot have callbacks.
     if (!holder.empty() || torch::autograd::impl::get_autograd_meta(parameter) == nullptr) continue;
     const auto* callback =
         dynamic_cast<Callback*>(torch::autograd::impl::post_acc_grad_hooks(parameter).get());

@@ -14,17 +14,17 @@ namespace zero::nn {
 
 /// What counts as a unit.
 enum class Granularity {
-  kUnit,  ///< every Unit but leaves: decoder layers and the root
-  kLeaf,  ///< every Unit: each layer that holds parameters is one of its own
+  kUnit,  ///< every Unit except leaves: decoder layers and the root
+  kLeaf,  ///< every Unit: also each layer that holds parameters
 };
 
-/// One parameter of a model, tied ones once.
+/// One parameter of a model; a tied parameter counts once.
 struct Parameter {
-  std::string
-      name;  ///< dotted path, as named_parameters() gives it: "model.layers.0.mlp.up_proj.weight"
+  /// Dotted path, as in named_parameters(): "model.layers.0.mlp.up_proj.weight".
+  std::string name;
   at::Tensor tensor;     ///< the tensor that the module holds; its storage may be empty (deferred)
   std::size_t unit = 0;  ///< index of its unit in ParameterList::units
-  std::optional<Initializer> initializer;  ///< nothing where the module is not a Layer
+  std::optional<Initializer> initializer;  ///< nothing if the module is not a Layer
 
   std::int64_t numel() const { return tensor.numel(); }
   std::int64_t bytes() const {
@@ -44,8 +44,8 @@ struct UnitInfo {
 /// 0, then inner units in registration order). The same on every rank that builds the same model.
 ///
 /// A parameter belongs to the innermost unit around it. A tied parameter, registered in several
-/// places, is listed once under its first name and belongs to the innermost unit that surrounds all
-/// of its places, so that it is whole wherever it is used.
+/// places, is listed once under its first name. It belongs to the innermost unit around all of its
+/// places, so that it is whole wherever it is used.
 struct ParameterList {
   std::vector<Parameter> parameters;
   std::vector<UnitInfo> units;
@@ -54,28 +54,28 @@ struct ParameterList {
   std::int64_t numel() const;  ///< elements of all parameters, tied ones once
   std::int64_t bytes() const;  ///< V of the formulas: bytes of one copy of the parameters
 
-  /// Index of `unit` in `units`. Throws zero::Error where it is none of them.
+  /// Index of `unit` in `units`. Throws zero::Error if it is not there.
   std::size_t index_of(const Unit& unit) const;
-  /// Whether a unit lies within unit `u`.
+  /// True if another unit lies inside unit `u`.
   bool has_inner(std::size_t u) const;
 };
 
-/// Lists the parameters of `root`, which is a unit in any case. Throws zero::Error for a model
+/// Lists the parameters of `root`, which always counts as a unit. Throws zero::Error for a model
 /// without a trainable parameter, for a parameter that is not contiguous, and for two different
 /// parameters that share memory.
 ParameterList list_parameters(Unit& root, Granularity granularity = Granularity::kUnit);
 
-/// The strategy that has `root` or a part of it, as it told set_holder(); empty where none has. A
-/// part that has no Layer is known by the callbacks of its parameters, without a name.
+/// The strategy that has `root` or a part of it, as passed to set_holder(); empty if none has. In a
+/// part without a Layer, callbacks of its parameters show that a strategy has it, but not its name.
 std::string holder_of(torch::nn::Module& root);
-/// Says for every Layer of `root` which strategy has it; empty: none. See Layer::set_holder().
+/// Tells every Layer of `root` which strategy has it; empty: none. See Layer::set_holder().
 void set_holder(torch::nn::Module& root, const std::string& holder,
                 const std::function<void()>& before_read = {});
 
-/// Sets the hooks of `root` and of every unit inside it; what does not count as one gets none.
+/// Sets the hooks of `root` and of every unit inside it; units that do not count as one get none.
 void set_hooks(Unit& root, UnitHooks* hooks, Granularity granularity = Granularity::kUnit);
 
-/// Where first values come from. Implementations: SeededValues (below), safetensors files.
+/// The source of first values. Implementations: SeededValues (below), safetensors files.
 class ParameterSource {
  public:
   virtual ~ParameterSource() = default;
@@ -86,7 +86,7 @@ class ParameterSource {
 
 /// Values drawn from each parameter's own generator, seeded by (seed, name): they depend neither on
 /// the world size nor on the order in which parameters are made. A parameter without an initializer
-/// keeps the values that it has; zero::Error if it has no storage.
+/// keeps its values; zero::Error if it has no storage.
 class SeededValues final : public ParameterSource {
  public:
   explicit SeededValues(std::uint64_t seed) : seed_(seed) {}
@@ -96,14 +96,14 @@ class SeededValues final : public ParameterSource {
   std::uint64_t seed_;
 };
 
-/// Gives every parameter of `root` its storage (charged to kParameters) and its values: the whole
-/// model on this rank, for one process, tests and inference.
+/// Allocates storage (charged to kParameters) and sets values for every parameter of `root`: the
+/// whole model on this rank, for one process, tests and inference.
 void initialize_parameters(Unit& root, ParameterSource& source);
 
-/// Calls `callback` each time a backward pass has the whole gradient of `parameter`: after its last
-/// use, once per backward, on the thread that called backward(). The gradient may be undefined,
-/// where the parameter took part in the graph and nothing flowed into it. Replaces an earlier
-/// callback; an empty function removes it.
+/// Calls `callback` each time a backward pass has completed the gradient of `parameter`: after its
+/// last use, once per backward, on the thread that called backward(). The gradient may be undefined
+/// if the parameter was part of the graph but no gradient reached it. Replaces an earlier callback;
+/// an empty function removes it.
 void on_gradient_ready(const at::Tensor& parameter, std::function<void()> callback);
 
 }  // namespace zero::nn

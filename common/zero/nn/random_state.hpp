@@ -9,17 +9,17 @@
 
 namespace zero::nn {
 
-/// What LibTorch's default generators of the CPU and of some devices will draw next. No tensor, so
-/// that it is in nobody's accounts.
+/// The state of LibTorch's default generators of the CPU and of some devices. It is no tensor, so
+/// that memory accounts do not count it.
 class RandomState {
  public:
-  /// As it is now, of the CPU and of the devices on which `tensors` lie.
+  /// The current state, for the CPU and for the devices of `tensors`.
   explicit RandomState(const std::vector<at::Tensor>& tensors);
 
-  /// Whether nothing has been drawn between the two.
+  /// True if nothing was drawn between the two.
   bool operator==(const RandomState& other) const;
 
-  /// Makes the generators draw again what they drew then.
+  /// Makes the generators repeat what they drew after this state was taken.
   void restore() const;
 
  private:

@@ -4,9 +4,9 @@
 
 namespace zero::nn {
 
-/// While it lives, the callbacks of on_gradient_ready() stay silent on this thread: for a backward
-/// pass inside another one, after which the outer one has more to add to the same gradients and
-/// will say itself when they are whole.
+/// While it lives, the callbacks of on_gradient_ready() are not called on this thread: for a
+/// backward pass inside another one. The outer one adds more to the same gradients and calls them
+/// when these are complete.
 class SuppressGradientHooks {
  public:
   SuppressGradientHooks() : previous_(std::exchange(active_, true)) {}

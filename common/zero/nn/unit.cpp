@@ -12,22 +12,22 @@
 namespace zero::nn {
 namespace {
 
-constexpr int kNoPass = -2;  // no number of a pass of autograd
+constexpr int kNoPass = -2;  // differs from every number of an autograd pass
 
 struct Watch : torch::CustomClassHolder {
   std::function<void()> callback;
 };
 
-// The same bytes and the same version counter: autograd notices where what it has saved of the
-// original is changed in place through the result. It is no view, which could not be changed.
+// A tensor with the same bytes and version counter: autograd notices if a saved original is changed
+// in place through it. It is not a view, because such a view could not be changed in place.
 at::Tensor same_tensor(const at::Tensor& x) {
   c10::TensorImpl* const impl = x.unsafeGetTensorImpl();
   return at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(),
                                                   /*allow_tensor_metadata_change=*/true));
 }
 
-// Its input, and a callback when its gradient is known. `is_shared`: a view, which autograd does
-// not let anyone change in place.
+// Returns its input and calls back when the gradient is known. `is_shared`: as a view, which
+// autograd does not allow to be changed in place.
 struct WatchFunction : torch::autograd::Function<WatchFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
                             const c10::intrusive_ptr<Watch>& watch, bool is_shared) {
@@ -44,7 +44,7 @@ struct WatchFunction : torch::autograd::Function<WatchFunction> {
   }
 };
 
-// Outputs of which another one, an input, or something that outlives the body has the same bytes.
+// Which outputs share bytes with another output, an input, or something that outlives the body.
 std::vector<bool> shared_outputs(const std::vector<at::Tensor>& outputs,
                                  const std::vector<at::Tensor>& inputs) {
   const auto same_bytes = [](const at::Tensor& a, const at::Tensor& b) {
@@ -87,8 +87,8 @@ std::vector<at::Tensor> Unit::run_many(const std::function<std::vector<at::Tenso
 at::Tensor Leaf::run_leaf(const at::Tensor& input,
                           const std::function<at::Tensor(const at::Tensor&)>& body) {
   if (hooks() == nullptr) return body(input);
-  // The gradient of `input` is known when all who read it are done; that of a view which nobody
-  // else reads, when this use is.
+  // The gradient of `input` is known when all its readers are done. That of a view for this use
+  // alone is known when this use is done.
   const bool watched = c10::GradMode::is_enabled() && input.requires_grad();
   const at::Tensor own = watched ? input.view_as(input) : input;
   return run([&] { return body(own); }, {own});
@@ -107,8 +107,8 @@ void Unit::watch_outputs(std::vector<at::Tensor>& outputs, const std::vector<at:
 
 at::Tensor Unit::watched(const at::Tensor& output, const std::shared_ptr<int>& pass,
                          bool is_shared) {
-  // A node of autograd of its own. What the body returned may be the output of a unit within, whose
-  // node comes later; and a hook of a tensor would be lost where the tensor is changed in place.
+  // A separate autograd node: the body's result may be the output of an inner unit, whose node
+  // comes later; and a tensor's hook is lost if the tensor is changed in place.
   const auto watch = c10::make_intrusive<Watch>();
   watch->callback = [this, pass] {
     const int current = torch::autograd::get_current_graph_task_id();
@@ -122,7 +122,8 @@ void Unit::watch_inputs(const std::vector<at::Tensor>& inputs) {
   for (const at::Tensor& input : inputs) {
     if (input.defined() && input.requires_grad()) watched_inputs.push_back(input);
   }
-  // Shared by the hooks of this one use of the unit, because it may be used again before backward.
+  // Shared by the hooks of this use of the unit, because the unit may be used again before
+  // backward.
   struct Missing {
     int pass = kNoPass;
     std::size_t gradients = 0;
@@ -138,7 +139,7 @@ void Unit::watch_inputs(const std::vector<at::Tensor>& inputs) {
       if (!c10::GradMode::is_enabled() || !gradient.defined() || !gradient.requires_grad()) {
         return {};
       }
-      // The graph of this backward runs backward from here.
+      // A graph recorded by this backward starts its own backward here.
       hooks_->records_backward(*this);
       return watched(gradient, std::make_shared<int>(kNoPass), /*is_shared=*/false);
     });

@@ -17,7 +17,7 @@ std::int64_t bytes_of(const at::Tensor& tensor) {
   return static_cast<std::int64_t>(tensor.nbytes());
 }
 
-// Like a real operation, it has no effect before somebody waits for it.
+// Like a real operation, it has no effect before wait().
 class WhenWaitedFor final : public Work::Backend {
  public:
   explicit WhenWaitedFor(std::function<void()> effect) : effect_(std::move(effect)) {}
@@ -103,7 +103,7 @@ Communicator::WorkPtr FakeCommunicator::do_all_gather(const Call& call, at::Tens
   count(call, bytes_of(input) * (size() - 1));
   return when_waited_for([this, output, input, left = !call.copy_own_chunk] {
     gather(output, input);
-    // Nobody may count on a copy that was not asked for.
+    // Overwritten: callers must not rely on a copy that they did not ask for.
     at::Tensor own = output.view({size(), -1}).select(0, rank());
     if (left && own.data_ptr() != input.data_ptr()) own.fill_(std::nan(""));
   });
@@ -111,7 +111,7 @@ Communicator::WorkPtr FakeCommunicator::do_all_gather(const Call& call, at::Tens
 
 void FakeCommunicator::gather(const at::Tensor& output, const at::Tensor& input) const {
   if (input.numel() == 0) return;
-  // It may be a window of the output, which is written over.
+  // The input may be a window of the output, which is overwritten.
   const memory::Charge charge(memory::Category::kCommunication);
   const at::Tensor own = (output.is_alias_of(input) ? input.clone() : input).view({1, -1});
   const at::Tensor pieces = output.view({size(), -1});

@@ -9,42 +9,43 @@
 
 namespace zero::dist {
 
-/// One rank of a world of any size, alone in its process. Nothing is sent and nobody waits: what
-/// this rank holds and sends can be looked at for 512 ranks on one machine.
+/// One rank of a world of any size, alone in its process. It sends nothing and never waits: one
+/// machine can show what a rank of 512 holds and sends.
 ///
-/// The other ranks are taken to be twins that do what this one does, with what a source says of
-/// their bytes:
-///   - exchange() gives this rank's text for everyone, so verify_same_on_all_ranks() never throws.
-///   - An average leaves the tensor as it is, a sum is N times it; whoever would get a piece or the
-///     whole of it gets just that.
-///   - What is received (broadcast from another root, recv, the others' pieces of an all_gather)
-///     comes from the source. Where there is none, or it does not know the tensor, it is what this
-///     rank gave or had: an all_gather repeats this rank's piece, a broadcast changes nothing.
+/// The other ranks are assumed to do the same as this one; a source can supply the bytes that they
+/// send:
+///   - exchange() returns this rank's text for every rank, so verify_same_on_all_ranks() never
+///     throws.
+///   - An average leaves the tensor as it is, a sum is N times it; a rank that would get a piece or
+///     the whole of the result gets just that.
+///   - Received data (a broadcast from another root, recv, the others' pieces of an all_gather)
+///     comes from the source. Without a source, or for a tensor that it does not know, this rank's
+///     own data is used: an all_gather repeats this rank's piece, a broadcast changes nothing.
 ///   - In all_to_all every piece is the one that this rank would send to itself.
 ///
-/// As with real ranks, only wait() makes a result visible, and a handle that nobody waits for ends
-/// the process. Traffic is counted by the formulas of Communicator, to the byte what a real rank
-/// counts. There are no receive buffers, so a peak lacks the scratch of real reductions. Time that
-/// the source takes counts as exposed communication.
+/// As with real ranks, only wait() makes a result visible, and a handle that is never waited on
+/// ends the process. Traffic is counted by the formulas of Communicator, to the byte as on a real
+/// rank. There are no receive buffers, so memory peaks lack the scratch of real reductions. Time
+/// spent in the source counts as exposed communication.
 class FakeCommunicator final : public Communicator {
  public:
-  /// Writes what the other ranks would send into `received` (contiguous, has storage), all of it;
-  /// false where it does not know this tensor and has written nothing.
+  /// Writes what the other ranks would send into all of `received` (contiguous, has storage).
+  /// Returns false if it does not know this tensor; then it has written nothing.
   using Source = std::function<bool(at::Tensor received)>;
 
-  /// Throws zero::Error where `rank` is no rank of a world of `size`.
+  /// Throws zero::Error unless 0 <= rank < size.
   FakeCommunicator(int rank, int size, Source source = {});
 
   void set_source(Source source) { source_ = std::move(source); }
 
   std::string transport() const override { return "none: a fake process group, nothing is sent"; }
   std::vector<std::string> exchange(const std::string& text) override;
-  /// This rank's place in the group of `ranks`, as fake as this one, with the same source.
+  /// This rank in the group of `ranks`: a FakeCommunicator with the same source.
   std::unique_ptr<Communicator> split(const std::vector<int>& ranks,
                                       const std::string& label) override;
 
-  /// As a real group does, so that a step takes as many collectives. Nothing is added up here, so
-  /// no gradient is ever found that is not finite.
+  /// The same as in a real group, so that a step has the same number of collectives. Nothing is
+  /// added up here, so no gradient is ever found not finite.
   bool checks_gradients() const override { return size() > 1; }
 
  protected:

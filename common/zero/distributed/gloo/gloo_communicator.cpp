@@ -12,12 +12,12 @@
 namespace zero::dist {
 namespace {
 
-// Messages of one collective; its place in the tag keeps later collectives apart from it.
+// Tags for the messages of one collective; the collective's number separates it from later ones.
 constexpr int kMessagesPerCall = 1024;
 constexpr int kCallsBeforeTagsRepeat = 1 << 12;
-// Ranks that are in different functions (CallScope) do not take each other's messages.
+// Ranks in different functions (CallScope) use different tags, so that messages do not mix.
 constexpr int kFunctions = 1 << 7;
-// User messages have tags of their own, above those of collectives.
+// Tags of user messages lie above those of collectives.
 constexpr int kUserTags = kMessagesPerCall * kCallsBeforeTagsRepeat * kFunctions;
 
 }  // namespace
@@ -91,8 +91,8 @@ void GlooCommunicator::check_device(const at::Tensor& tensor) const {
   }
 }
 
-// With one rank there is nobody to talk to: every operation below is complete at once. A sum over
-// one rank is the tensor itself, and so is its average.
+// With one rank every operation below is complete at once: the sum over one rank is the tensor
+// itself, and so is its average.
 
 Communicator::WorkPtr GlooCommunicator::do_broadcast(const Call& call, at::Tensor tensor,
                                                      int root) {
@@ -123,7 +123,7 @@ Communicator::WorkPtr GlooCommunicator::do_reduce(const Call& call, at::Tensor t
     return native_reduce(messenger_, describe(call), target, root,
                          rank() == root ? op : ReduceOp::kSum, size());
   }
-  // The root's piece is everything, the others' are empty.
+  // The root's piece is the whole tensor; the others' are empty.
   std::vector<at::Tensor> pieces(static_cast<std::size_t>(size()),
                                  tensor.flatten().narrow(0, 0, 0));
   pieces[static_cast<std::size_t>(root)] = tensor.flatten();

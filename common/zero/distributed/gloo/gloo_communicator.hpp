@@ -1,7 +1,6 @@
 #pragma once
 
-// Private to common/zero/distributed, as every header that shows c10d types. StoreExchange and
-// Messenger are defined in store_exchange.cpp and messenger.cpp.
+// Private to common/zero/distributed, like every header that shows c10d types.
 
 #include <memory>
 #include <string>
@@ -17,12 +16,12 @@ namespace zero::dist {
 
 class ArrivalScratch;
 
-/// CPU tensors over Gloo: every collective is made of direct messages between pairs of ranks
-/// (measured against Gloo's own in docs/benchmarks.md), reductions add in rank order.
+/// CPU tensors over Gloo. Every collective consists of direct messages between pairs of ranks
+/// (docs/benchmarks.md compares them with Gloo's own); reductions add in rank order.
 class GlooCommunicator : public Communicator {
  public:
   /// Called by all ranks; blocks until they are connected. `group` is null for one rank.
-  /// `why_not_faster`: why ranks do not read each other's memory.
+  /// `why_not_faster` says why ranks do not read each other's memory.
   GlooCommunicator(StoreExchange store, GroupPtr group, int rank, int size,
                    const ConnectOptions& options, std::string why_not_faster = "");
 
@@ -31,7 +30,7 @@ class GlooCommunicator : public Communicator {
     return size() > 1 && order() == ReductionOrder::kRankOrdered;
   }
 
-  /// Null for a group of one.
+  /// Null for one rank.
   const GroupPtr& group() const { return messenger_.group(); }
 
   std::vector<std::string> exchange(const std::string& text) override;
@@ -48,7 +47,7 @@ class GlooCommunicator : public Communicator {
   WorkPtr do_send(const Call&, at::Tensor tensor, int destination, int tag) override;
   WorkPtr do_recv(const Call&, at::Tensor tensor, int source, int tag) override;
 
-  /// The communicator of a group that split() has connected: of the same kind as this one.
+  /// Makes the communicator of a group that split() has connected: of the same class as this one.
   virtual std::unique_ptr<Communicator> make_group(StoreExchange store, GroupPtr group, int rank,
                                                    int size);
 

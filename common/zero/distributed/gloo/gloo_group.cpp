@@ -20,8 +20,8 @@ using Devices = decltype(Gloo::Options::devices);
 
 constexpr const char* kVariable = "GLOO_SOCKET_IFNAME";
 
-// A write to a peer that is gone raises SIGPIPE, which ends a C++ program without a word. Ignored,
-// it is an error of the write, and ours to report.
+// A write to a lost peer raises SIGPIPE, which silently ends a C++ program. If the signal is
+// ignored, the write returns an error instead.
 void survive_lost_peers() {
   struct sigaction present {};
   if (::sigaction(SIGPIPE, nullptr, &present) == 0 && present.sa_handler == SIG_DFL) {
@@ -38,7 +38,7 @@ std::vector<std::string> interfaces_of_this_machine() {
   return names;
 }
 
-// Names of interfaces in the variable, separated by commas; none where it is unset or empty.
+// Interface names in the variable, separated by commas; empty if it is unset or empty.
 std::vector<std::string> named_interfaces() {
   const char* value = std::getenv(kVariable);
   std::istringstream words(value == nullptr ? "" : value);
@@ -65,7 +65,7 @@ Devices devices_of(const std::vector<std::string>& names) {
   return devices;
 }
 
-// Which way ranks tried to reach each other, for an error.
+// How ranks tried to reach each other, for an error message.
 std::string way(const std::vector<std::string>& names, bool loopback) {
   if (!names.empty()) return fmt::format("by {}={}", kVariable, fmt::join(names, ","));
   if (loopback) return "by the loopback interface";

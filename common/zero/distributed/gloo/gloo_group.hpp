@@ -11,7 +11,8 @@ namespace zero::dist {
 
 using GroupPtr = c10::intrusive_ptr<c10d::ProcessGroupGloo>;
 
-/// A Gloo group over `store`, at the interfaces of GLOO_SOCKET_IFNAME, else loopback or the host's.
+/// Makes a Gloo group over `store` on the interfaces of GLOO_SOCKET_IFNAME, else loopback or the
+/// host's.
 GroupPtr make_gloo_group(const StorePtr& store, int rank, int size, bool loopback,
                          std::chrono::milliseconds timeout);
 

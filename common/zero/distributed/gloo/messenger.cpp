@@ -36,7 +36,7 @@ void Messenger::wait(const WorkPtr& work, const std::string& what, int peer) con
     cause = error.what();
   }
   std::string why = waiting.found();
-  // A peer may have left because of what it has seen of this rank.
+  // The peer may have left because it saw that its calls and this rank's differ.
   if (why.empty()) why = log_->disagreement();
   if (!why.empty()) throw Error(fmt::format("{}: {}", what, why));
   fail(what, peer, cause);
@@ -49,7 +49,7 @@ void Messenger::fail(const std::string& what, int peer, const std::string& cause
                     "another collective",
                     what, peer, timeout_.count() / 1000.0));
   }
-  // Gloo closes all its connections when one wait is over its limit.
+  // Gloo closes all connections when one wait times out.
   if (cause.find("Application timeout") != std::string::npos) {
     throw Error(fmt::format("{}: given up after another collective has waited for {} s", what,
                             timeout_.count() / 1000.0));

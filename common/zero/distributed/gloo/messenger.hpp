@@ -12,7 +12,7 @@
 
 namespace zero::dist {
 
-/// Messages between pairs of ranks over Gloo, with errors that say who did not answer.
+/// Messages between pairs of ranks over Gloo, with errors that name the peer that did not answer.
 class Messenger {
  public:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;

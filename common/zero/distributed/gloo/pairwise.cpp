@@ -29,8 +29,8 @@ at::Tensor ArrivalScratch::take(std::int64_t rows, std::int64_t elements, at::Sc
 
 namespace {
 
-// Pieces are cut into windows, so that the scratch stays small and the transfer of one window runs
-// while another is added up: at any time kWindows of them are on their way.
+// Pieces are cut into windows. This keeps the scratch small and lets one window travel while
+// another is added up: at most kWindows are in flight.
 constexpr std::int64_t kWindows = 2;
 
 std::int64_t window_elements(std::int64_t element_size, int size) {
@@ -56,8 +56,8 @@ class PairwiseReduction final : public Work::Backend {
       const at::Tensor& piece = pieces_[static_cast<std::size_t>(peer)];
       for (std::int64_t w = 0; w * window_ < piece.numel(); ++w) {
         send(cut(piece, w), peer, contribution_tag(w));
-        // The owner answers into the place that was sent. That is safe: it can only answer when it
-        // has the whole contribution.
+        // The owner sends its result into the tensor that was sent to it. That is safe: it answers
+        // only after it has received the whole contribution.
         if (gather_) outgoing_.recv(cut(piece, w), peer, result_tag(w));
       }
     }
@@ -128,7 +128,7 @@ class PairwiseReduction final : public Work::Backend {
   }
 
   Surroundings s_;
-  ArrivalScratch::User uses_scratch_;  // before what it has of it, which goes first
+  ArrivalScratch::User uses_scratch_;  // declared first: destroyed after the tensors taken from it
   std::vector<at::Tensor> pieces_;
   at::Tensor output_;
   ReduceOp op_;
@@ -138,7 +138,7 @@ class PairwiseReduction final : public Work::Backend {
   std::deque<Arrival> arrivals_;
 };
 
-// One of c10d's own collectives, then what remains to be done with its result.
+// One of c10d's own collectives, then the remaining work on its result.
 class NativeWork final : public Work::Backend {
  public:
   NativeWork(Messenger messenger, std::string what, Messenger::WorkPtr work,

@@ -12,7 +12,7 @@
 
 namespace zero::dist {
 
-/// Some messages that are waited on together.
+/// Messages that are waited on together.
 class MessageSet final : public Work::Backend {
  public:
   MessageSet(const Messenger& messenger, std::string what)
@@ -32,8 +32,8 @@ class MessageSet final : public Work::Backend {
   std::vector<Message> messages_;
 };
 
-/// Where contributions of peers arrive. Reductions that overlap in time use each other's blocks
-/// again, which need not be faulted in then; with the last one all are freed.
+/// Scratch in which contributions of peers arrive. Reductions that overlap in time reuse each
+/// other's blocks and so avoid page faults; the last one frees all blocks.
 class ArrivalScratch {
  public:
   /// A reduction that is in flight.
@@ -54,7 +54,7 @@ class ArrivalScratch {
 
   /// [rows, elements], uninitialised, charged to kCommunication.
   at::Tensor take(std::int64_t rows, std::int64_t elements, at::ScalarType dtype);
-  /// Nobody may hold a view of `block` that is read later.
+  /// Gives `block` back for reuse: no view of it may be read later.
   void give_back(const at::Tensor& block) { pool_.release(block); }
 
  private:
@@ -62,7 +62,7 @@ class ArrivalScratch {
   int in_flight_ = 0;
 };
 
-/// What a collective needs to know of its surroundings.
+/// What a collective needs from its communicator.
 struct Surroundings {
   Messenger messenger;
   std::string what;  ///< for error messages
@@ -75,17 +75,17 @@ struct Surroundings {
   std::function<void(const at::Tensor&, const std::vector<at::Tensor>&, bool)> watch;
 };
 
-/// Every rank p owns piece p of a tensor; `pieces` are this rank's contributions (they may differ
-/// in length; piece p has the same length on all ranks). Each contribution goes straight to its
-/// owner, who adds them in rank order into `output`. With `gather`, `pieces` are the places where
-/// the owners' results arrive as well, so that the whole is an all-reduce.
+/// Every rank p owns piece p of a tensor; `pieces` are this rank's contributions (piece p has the
+/// same length on all ranks, but pieces may differ in length). Each contribution goes straight to
+/// its owner, which adds them in rank order into `output`. With `gather` the owners' results are
+/// also received into `pieces`, which makes it an all-reduce.
 ///
-/// Scratch: at most kScratchBytes a reduction for what arrives from peers.
+/// Scratch for what arrives from peers: at most kScratchBytes for each reduction.
 Communicator::WorkPtr pairwise_reduce(Surroundings surroundings, std::vector<at::Tensor> pieces,
                                       at::Tensor output, ReduceOp op, bool gather);
 inline constexpr std::int64_t kScratchBytes = 32 << 20;
 
-/// The backend's own collectives, for comparison. Each ends with the explicit division.
+/// Gloo's own collectives, for comparison. Each divides the sum explicitly for an average.
 Communicator::WorkPtr native_all_reduce(const Messenger&, std::string what, at::Tensor tensor,
                                         ReduceOp op, int size);
 Communicator::WorkPtr native_reduce(const Messenger&, std::string what, at::Tensor tensor, int root,

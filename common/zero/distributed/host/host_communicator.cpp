@@ -23,8 +23,8 @@ struct Withdraw {
   void operator()(HostTransport* transport) const { transport->withdraw(ticket); }
 };
 
-// What this rank lets others read under a ticket, until it goes away: nothing of it where nobody
-// `reads`. Posted before the work exists: posting may wait, and waiting advances all work there is.
+// Data that peers may read under a ticket while this lives; none of it if no peer `reads`. Created
+// before the work object: posting may wait, and waiting advances every existing work object.
 struct Posting {
   Posting(HostTransport& transport, at::Tensor what, const std::string& call, bool reads = true)
       : tensor(std::move(what)),
@@ -36,14 +36,14 @@ struct Posting {
   std::unique_ptr<HostTransport, Withdraw> posted;
 };
 
-// Part of what one peer posted, and where it goes.
+// A part of one peer's posted data, and its destination.
 struct Copy {
   int peer;
   std::int64_t offset;  // bytes, in what the peer posted
   at::Tensor to;
 };
 
-// Broadcast, all-gather, all-to-all: everybody copies what it wants, then waits for its readers.
+// Broadcast, all-gather, all-to-all: each rank copies what it needs, then waits for its readers.
 class CopyWork final : public HostWork {
  public:
   CopyWork(HostTransport& transport, std::string what, Posting posting, std::vector<Copy> copies,
@@ -89,12 +89,12 @@ class CopyWork final : public HostWork {
   Posting posting_;
   std::vector<Copy> copies_;
   std::vector<int> readers_;
-  bool only_own_ = false;  // waits for what this rank copies, not for those who copy from it
+  bool only_own_ = false;  // waits only for this rank's copies, not for its readers
 };
 
-// Reduce, reduce-scatter, all-reduce: the owner of a piece copies everybody's contribution to it,
-// block by block, and adds the blocks in rank order while they are in the cache. With `gather` the
-// others then copy the sum.
+// Reduce, reduce-scatter, all-reduce: the owner of a piece copies all contributions to it block by
+// block and adds the blocks in rank order while they are in the cache. With `gather` the other
+// ranks then copy the sum.
 class ReduceWork final : public HostWork {
  public:
   using Watch = std::function<void(const at::Tensor& sum,
@@ -138,7 +138,7 @@ class ReduceWork final : public HostWork {
     if (!summed_) return first_that_did_not_post();
     if (!to_copy_.empty()) return to_copy_.front();
     for (int r = 0; r < transport_.size(); ++r) {
-      // Who owns a piece reads this rank's contribution; with `gather` everybody reads its sum.
+      // Owners read this rank's contributions; with `gather` every rank reads this rank's sum.
       const bool reads = length(r) > 0 || (gather_ && length(transport_.rank()) > 0);
       if (r == transport_.rank() || !reads) continue;
       if (!transport_.reached(r, posting_.ticket, Stage::kFinished)) return r;
@@ -154,7 +154,7 @@ class ReduceWork final : public HostWork {
   }
   at::Tensor piece(int r) const { return input_.narrow(0, bounds_[at(r)], length(r)); }
 
-  // This rank itself where all have posted.
+  // Returns this rank if all have posted.
   int first_that_did_not_post() const {
     for (int r = 0; r < transport_.size(); ++r) {
       if (!transport_.reached(r, posting_.ticket, Stage::kPosted)) return r;
@@ -208,7 +208,7 @@ class ReduceWork final : public HostWork {
   bool gather_;
   Watch watch_;  // called with sums that are not finite
   bool summed_ = false;
-  std::vector<int> to_copy_;  // whose sums are still to come
+  std::vector<int> to_copy_;  // owners whose sums are still to be copied
 };
 
 std::vector<int> all_but(int rank, int size) {
@@ -254,7 +254,7 @@ Communicator::WorkPtr HostCommunicator::do_reduce(const Call& call, at::Tensor t
   if (tensor.numel() == 0) return nullptr;
   check_device(tensor);
   if (rank() != root) count(call, call.bytes);
-  // The root's piece is everything, the others' are empty.
+  // The root's piece is the whole tensor; the others' are empty.
   std::vector<std::int64_t> bounds;
   for (int r = 0; r <= size(); ++r) bounds.push_back(r <= root ? 0 : tensor.numel());
   const at::Tensor flat = tensor.flatten();

@@ -11,13 +11,13 @@
 
 namespace zero::dist {
 
-/// Ranks of one machine: collectives by one copy out of the peer's memory instead of two through
-/// TCP (or, where the system forbids that, by two through shared memory); the same bits, the same
-/// traffic counters ("sent" is what peers copied out of this rank).
-/// Messages between two ranks, the backend's own (native) reductions and start-up stay with Gloo.
+/// Ranks of one machine. Collectives copy once, out of the peer's memory, where TCP copies twice;
+/// where the system forbids reading, twice through shared memory. The bits and the traffic counters
+/// are the same ("sent" is what peers copied from this rank). Messages between two ranks, native
+/// reductions and start-up use Gloo.
 class HostCommunicator final : public GlooCommunicator {
  public:
-  /// `why_shared` says why memory is shared, where it is.
+  /// `why_shared` says why memory is shared, if it is.
   HostCommunicator(StoreExchange store, GroupPtr group, std::unique_ptr<HostTransport> transport,
                    int rank, int size, const ConnectOptions& options, std::string why_shared)
       : GlooCommunicator(std::move(store), std::move(group), rank, size, options),
@@ -39,7 +39,7 @@ class HostCommunicator final : public GlooCommunicator {
   void do_progress() override { transport_->progress(); }
 
  private:
-  /// What must be the same on all ranks for one collective.
+  /// A text that must be the same on all ranks for one collective.
   static std::string text_of(const Call& call, const at::Tensor& tensor, int root = -1);
   bool native() const { return order() == ReductionOrder::kNative; }
 
@@ -47,8 +47,8 @@ class HostCommunicator final : public GlooCommunicator {
   std::string why_shared_;
 };
 
-/// The fastest communicator that these ranks can have: a HostCommunicator where `options.transport`
-/// and the system allow it, else a GlooCommunicator that says why. Called by all ranks; blocks.
+/// Makes the fastest communicator for these ranks: a HostCommunicator if `options.transport` and
+/// the system allow it, else a GlooCommunicator that says why not. Called by all ranks; blocks.
 std::unique_ptr<Communicator> make_cpu_communicator(StoreExchange store, GroupPtr group, int rank,
                                                     int size, const ConnectOptions& options);
 

@@ -32,13 +32,12 @@ using Clock = std::chrono::steady_clock;
 
 // Collectives that may be in flight at once before post() waits for the oldest.
 constexpr std::uint64_t kSlots = 1024;
-// Looks at the shared page that often before it goes to sleep: a peer on another core is usually
-// close.
+// Checks of the shared page before a rank sleeps: a peer on another core is usually nearly done.
 constexpr int kLooks = 64;
-constexpr long kSleepNanoseconds = 20'000'000;  // then looks whether the peer is alive
+constexpr long kSleepNanoseconds = 20'000'000;  // then checks whether the peer is alive
 
-// Begin a verdict: not the way that was hoped for, but memory can be shared; because a rank wants
-// it, or because the system forbids to read a peer's.
+// First character of a verdict: reading is not used but memory can be shared, because a rank asked
+// for it (kCanShare) or because the system forbids reading a peer's memory (kForbidden).
 constexpr char kCanShare = '~';
 constexpr char kForbidden = '!';
 constexpr const char* kShare = "share";
@@ -52,7 +51,7 @@ std::string first_line_of(const char* path) {
   return line;
 }
 
-// Process ids mean the same where this text is the same.
+// Ranks with the same text here see the same process ids.
 std::string where_pids_are_valid() {
   std::error_code ignored;
   return first_line_of("/proc/sys/kernel/random/boot_id") + "/" +
@@ -68,8 +67,8 @@ struct HostTransport::Shared {
     std::array<std::atomic<std::uint64_t>, 3> stages;  // the last ticket that reached each
   };
   struct alignas(64) Rank {
-    std::atomic<std::uint32_t> bell;      // counts what peers announced
-    std::atomic<std::uint32_t> sleeping;  // whether to wake this rank
+    std::atomic<std::uint32_t> bell;      // counts announcements of peers
+    std::atomic<std::uint32_t> sleeping;  // whether peers must wake this rank
     std::atomic<std::uint32_t> left;      // its communicator is gone
     std::array<Slot, kSlots> slots;
   };
@@ -116,7 +115,7 @@ std::unique_ptr<HostTransport> HostTransport::open(StoreExchange& exchange, int 
   });
   if (forbidden && may_be_allowed) {
     transport->permit_reading();
-    exchange.exchange("permitted");  // nobody tries before all have said so
+    exchange.exchange("permitted");  // no rank tries before all have permitted
     verdicts = exchange.exchange(transport->try_reading());
   }
   bool reads = true;
@@ -125,12 +124,12 @@ std::unique_ptr<HostTransport> HostTransport::open(StoreExchange& exchange, int 
     if (verdict.empty()) continue;
     const bool can_share = verdict.front() == kCanShare || verdict.front() == kForbidden;
     reason = fmt::format("rank {}: {}", r, verdict.substr(can_share ? 1 : 0));
-    // Nobody waits on this transport, so nobody needs to be told that this rank leaves it.
+    // No rank waits on this transport, so peers need not be told that this rank leaves it.
     if (!can_share) return nullptr;
     reads = false;
   }
   if (!reads && !transport->share(exchange, reason)) return nullptr;
-  // What another transport has asked for may be why these ranks can read, and may end before this.
+  // The ranks may read only by another transport's permission, which may end first.
   if (reads && ReadPermission::any()) transport->permit_reading();
   return transport;
 }
@@ -176,7 +175,7 @@ std::string HostTransport::export_handles(TransportMode mode) {
   cookie_ = static_cast<std::uint64_t>(Clock::now().time_since_epoch().count()) ^
             (static_cast<std::uint64_t>(::getpid()) << 32);
   if (rank_ == 0) {
-    // A file without a name: it is gone with the last process that holds it, however that ends.
+    // A file without a name disappears with the last process that holds it, however that ends.
     memory_file_ = ::memfd_create("zero-transport", MFD_CLOEXEC);
     if (memory_file_ >= 0 &&
         ::ftruncate(memory_file_, static_cast<off_t>(Shared::bytes(size_))) != 0) {
@@ -189,7 +188,7 @@ std::string HostTransport::export_handles(TransportMode mode) {
 }
 
 std::string HostTransport::import_handles(const std::vector<std::string>& introductions) {
-  std::string sharing;  // why memory is to be shared, if it is
+  std::string sharing;  // why memory is shared, if it is
   for (int r = 0; r < size_; ++r) {
     std::istringstream words(introductions[static_cast<std::size_t>(r)]);
     std::string place, mode;
@@ -256,7 +255,7 @@ bool HostTransport::read_raw(int peer, std::uint64_t address, void* to, std::int
 std::uint64_t HostTransport::post(const void* data, std::int64_t bytes, const std::string& call) {
   const std::uint64_t ticket = next_ticket_++;
   if (ticket > kSlots) {
-    // The slot may be used again once nobody looks at what it said before.
+    // A slot may be reused once no rank needs its old contents.
     class SlotIsFree final : public HostWork {
      public:
       SlotIsFree(HostTransport& transport, std::uint64_t old)
@@ -322,14 +321,14 @@ void HostTransport::read(int peer, std::uint64_t ticket, std::int64_t offset, vo
   } else {
     done = read_raw(peer, from, to, bytes);
   }
-  // A peer that left without waiting for its readers may have given back what was being read.
+  // A peer that left without waiting for its readers may have freed the data during the read.
   if (!done || peer_lost(peer)) {
     fail(what, peer, "");
   }
 }
 
-// The oldest collective for which this rank and `peer` have said different things; empty where
-// there is none among those that both remember.
+// The oldest collective that both still remember and for which this rank and `peer` posted
+// different calls; empty if there is none.
 std::string HostTransport::disagreement(int peer) const {
   if (peer < 0 || peer == rank_) return "";
   const std::uint64_t first = next_ticket_ > kSlots ? next_ticket_ - kSlots : 1;
@@ -348,11 +347,11 @@ void HostTransport::wait(HostWork& work) {
   auto last_progress = Clock::now();
   auto next_look = last_progress + CallLog::kPatience;
   for (int look = 0; !work.complete(); ++look) {
-    // Each would wait for a time limit of its own.
+    // Otherwise each wait would last a whole time limit.
     if (!lost_.empty()) throw Error(fmt::format("{}: given up after {}", work.what(), lost_));
     const std::uint32_t bell = shared_->ranks()[rank_].bell.load();
     const int peer = work.waits_for();
-    const bool peer_gone = peer_lost(peer);  // before the look: what it left behind still counts
+    const bool peer_gone = peer_lost(peer);  // checked first: what it left behind still counts
     if (progress_all()) {
       last_progress = Clock::now();
       look = 0;
@@ -413,11 +412,11 @@ bool HostTransport::peer_lost(int peer) const {
 }
 
 void HostTransport::fail(const std::string& what, int peer, const std::string& why) {
-  // The group is dead: peers need not find out by waiting.
+  // The group is dead: tell peers, so that they need not wait to find out.
   shared_->ranks()[rank_].left.store(1);
   notify();
   std::string cause = why;
-  // It may have left because of what it has seen of this rank.
+  // The peer may have left because it saw that its calls and this rank's differ.
   if (cause.empty()) cause = disagreement(peer);
   if (cause.empty()) cause = log_->disagreement();
   if (cause.empty()) {

@@ -22,33 +22,34 @@ namespace zero::dist {
 class HostWork;
 
 /// Copies out of a peer's tensors without the peer's help (process_vm_readv, Linux), between ranks
-/// of one machine. They tell each other what may be read in a page of memory that all of them map.
+/// of one machine. A page of memory that all ranks map says what may be read.
 ///
 /// A message over TCP is copied into the kernel by the sender and out of it by the receiver. Here
 /// the sender only posts an address, and the receiver copies once, straight from tensor to tensor.
-/// Nothing needs to be allocated in a special place. Where the system forbids to read a peer's
-/// memory, the sender copies what it posts into memory that all can read (SharedArena), and the
-/// receiver out of it: twice, but without the network's way through the kernel.
+/// Tensors need no special allocation. Where the system forbids reading a peer's memory, the sender
+/// copies its data into shared memory (SharedArena) and the receiver out of it: two copies, but no
+/// network code of the kernel.
 ///
-/// Every collective takes the next ticket (the same on all ranks, which call collectives in one
-/// order). For each ticket a rank announces stages: its data may be read, its part of the sum is
-/// ready, it will not read anybody's data any more.
+/// Every collective takes the next ticket, which is the same on all ranks because they call
+/// collectives in one order. For each ticket a rank announces stages: its data may be read
+/// (kPosted), its part of the sum is ready (kReduced), it will not read from peers any more
+/// (kFinished).
 class HostTransport {
  public:
   enum class Stage : std::uint8_t { kPosted, kReduced, kFinished };
 
-  /// What a rank wants: no transport, or one through shared memory, or the quickest that there is.
-  /// The least of what any wants is what all do.
+  /// What a rank allows: no transport, one through shared memory, or the fastest that works. All
+  /// ranks use the weakest mode that any of them asks for.
   enum class TransportMode : std::uint8_t { kNone, kShared, kAny };
 
-  /// Called by all ranks; blocks for two to six exchanges through the store. Null on every rank
-  /// where any rank cannot reach any other (on another host or in another pid namespace), or does
-  /// not want to. `reason` then says whose and which; and why, where ranks may not read each
-  /// other's memory (a container without ptrace rights) and share some instead.
+  /// Called by all ranks; blocks for two to six exchanges through the store. Returns null on every
+  /// rank if any rank asks for kNone or cannot reach another (on another host or in another pid
+  /// namespace). `reason` then names the rank and the cause. It also says why memory is shared
+  /// where ranks may not read each other's (a container without ptrace rights).
   ///
-  /// Where reading is refused at first, ranks allow it to the processes that descend from their
+  /// Where reading is refused at first, ranks permit it to the processes that descend from their
   /// nearest common ancestor, and try again; the permission ends with the transport. No rank does
-  /// that where one asks for kNone or kShared.
+  /// so if any rank asks for kNone or kShared.
   static std::unique_ptr<HostTransport> open(StoreExchange& exchange, int rank, int size,
                                              std::chrono::milliseconds timeout, TransportMode mode,
                                              std::string& reason);
@@ -58,34 +59,34 @@ class HostTransport {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
-  /// Whether peers read copies in shared memory, not this rank's own.
+  /// True if peers read copies in shared memory instead of this rank's own memory.
   bool shares() const { return arena_ != nullptr; }
 
-  /// Takes the next ticket and lets peers read `bytes` of `data` (none where nobody will). `call`
-  /// says what this rank calls, in at most 119 characters: where a peer says something else for
-  /// this ticket, it is an error on both. Blocks only where a thousand collectives are in flight.
+  /// Takes the next ticket and lets peers read `bytes` of `data` (0 if no peer reads). `call`
+  /// describes this rank's call in at most 119 characters: if a peer describes another for this
+  /// ticket, both throw. Blocks only when a thousand collectives are in flight.
   std::uint64_t post(const void* data, std::int64_t bytes, const std::string& call);
-  /// `bytes` of `data`, from `offset` of what was posted, are others now.
+  /// Replaces `bytes` at `offset` of the posted data by those of `data`.
   void renew(std::uint64_t ticket, std::int64_t offset, const void* data, std::int64_t bytes);
-  /// Nobody reads what was posted any more.
+  /// The posted data is not read any more.
   void withdraw(std::uint64_t ticket);
   void announce(std::uint64_t ticket, Stage stage);
   bool reached(int peer, std::uint64_t ticket, Stage stage) const;
-  /// Copies `bytes` from `offset` of what `peer` posted. zero::Error where the peer is gone, or
-  /// posted for another collective.
+  /// Copies `bytes` from `offset` of the data that `peer` posted. Throws zero::Error if the peer is
+  /// lost or posted for another collective.
   void read(int peer, std::uint64_t ticket, std::int64_t offset, void* to, std::int64_t bytes,
             const std::string& what);
 
-  /// Blocks until `work` is complete, advancing all work of this rank meanwhile, so that peers that
-  /// wait for other things go on. Throws zero::Error when the peer waited for is gone or the time
-  /// limit passed without any progress; from then on at once for all that is not complete.
+  /// Blocks until `work` is complete. Advances all other work of this rank meanwhile, so that peers
+  /// that wait for it continue. Throws zero::Error if the peer waited for is lost or the time limit
+  /// passes without progress; after that every incomplete wait throws at once.
   void wait(HostWork& work);
-  /// The steps of all work of this rank that can be taken now.
+  /// Advances all work of this rank as far as possible without blocking.
   void progress();
 
-  /// Room for blocks that arrive from peers while they are added up: [size - 1, kBlockBytes] bytes.
+  /// Scratch for blocks that arrive from peers and are added up: [size - 1, kBlockBytes] bytes.
   at::Tensor& scratch() { return scratch_; }
-  /// Small enough for the second-level cache, so that a block is added while it is still there.
+  /// Fits the second-level cache, so that a block is added up while it is still cached.
   static constexpr std::int64_t kBlockBytes = 256 << 10;
 
  private:
@@ -93,11 +94,11 @@ class HostTransport {
   struct Shared;
   struct Peer {
     int pid = 0;
-    int handle = -1;  ///< pidfd: readable once the process ended, even before it is reaped
-    std::uint64_t cookie_address = 0;  ///< where its memory holds `cookie`
+    int handle = -1;  ///< pidfd: readable once the process has ended, even before it is reaped
+    std::uint64_t cookie_address = 0;  ///< address of `cookie` in its memory
     std::uint64_t cookie = 0;
     std::vector<int> lineage;
-    std::unique_ptr<SharedArena> arena;  ///< where ranks share memory
+    std::unique_ptr<SharedArena> arena;  ///< set if ranks share memory
   };
 
   HostTransport(int rank, int size, std::chrono::milliseconds timeout,
@@ -126,13 +127,14 @@ class HostTransport {
   std::vector<Peer> peers_;
   std::unique_ptr<ReadPermission> permission_;
   std::vector<HostWork*> active_;
-  std::unique_ptr<SharedArena> arena_;  // where ranks share memory: what this one posted
-  std::map<std::uint64_t, std::int64_t> in_arena_;  // its offset, by ticket
+  std::unique_ptr<SharedArena> arena_;  // set if ranks share memory: holds what this rank posted
+  std::map<std::uint64_t, std::int64_t> in_arena_;  // offset of posted data, by ticket
   at::Tensor scratch_;
-  std::string lost_;  // why the group is dead, once it is
+  std::string lost_;  // why the group is dead; empty while it lives
 };
 
-/// A collective over a transport. Its steps are taken by progress(), from any wait() of this rank.
+/// A collective over a HostTransport. progress() takes its steps, called from any wait() of this
+/// rank.
 class HostWork : public Work::Backend {
  public:
   HostWork(HostTransport& transport, std::string what);
@@ -140,10 +142,10 @@ class HostWork : public Work::Backend {
 
   void wait() override { transport_.wait(*this); }
 
-  /// Does what can be done without blocking; whether that was anything.
+  /// Does what can be done without blocking; returns whether that was anything.
   virtual bool progress() = 0;
   virtual bool complete() const = 0;
-  /// A rank whose next step this work needs; only asked while it is not complete.
+  /// A rank whose next step this work needs; called only while it is not complete.
   virtual int waits_for() const = 0;
   const std::string& what() const { return what_; }
 

@@ -11,7 +11,7 @@
 namespace zero::dist {
 namespace {
 
-// 0 where there is none that this process can see.
+// 0 if this process can see none.
 int parent_of(int pid) {
   std::ifstream file(fmt::format("/proc/{}/status", pid));
   std::string word;
@@ -22,13 +22,13 @@ int parent_of(int pid) {
   return 0;
 }
 
-// Ancestors that some ReadPermission allows.
+// Ancestors permitted by the living ReadPermission objects.
 std::vector<int>& allowed() {
   static std::vector<int> all;
   return all;
 }
 
-// Linux keeps one for each process; 0 is nobody.
+// Linux keeps one permitted process for each process; 0 means none.
 void tell_linux() {
   int farthest = 0;
   for (const int pid : lineage()) {
@@ -41,7 +41,7 @@ void tell_linux() {
 }  // namespace
 
 std::vector<int> lineage() {
-  // What a system hides of other users' processes it does not hide of a process's own parent.
+  // getppid() works even where the system hides other users' processes.
   std::vector<int> all = {::getpid()};
   for (int next = ::getppid(); next > 0; next = parent_of(next)) all.push_back(next);
   return all;

@@ -13,9 +13,9 @@
 namespace zero::dist {
 namespace {
 
-// What is put begins at a page, so that pages can be given back.
+// Data begins at a page, so that its pages can be freed.
 constexpr std::int64_t kPage = 4096;
-// Memory that is kept for what comes next: faulting it in again costs more than copying into it.
+// Memory kept for later data: faulting it in again costs more than copying into it.
 constexpr std::int64_t kKeptBytes = 64 << 20;
 
 std::int64_t bytes_of_this_machine() {
@@ -85,7 +85,7 @@ void SharedArena::give_back() {
   const std::int64_t end = used_.empty() ? 0 : used_.rbegin()->first + used_.rbegin()->second;
   const std::int64_t keep = std::max(end, kKeptBytes);
   if (touched_ <= keep) return;
-  // Where the file system cannot make holes the memory is merely kept.
+  // If the file system cannot punch holes, the memory is merely kept.
   ::fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, keep, touched_ - keep);
   touched_ = keep;
 }

@@ -8,23 +8,23 @@
 
 namespace zero::dist {
 
-/// Memory in a file without a name, which other processes can map too. It takes as many bytes of
-/// the machine's memory as are in it at one time, and keeps a little of that for what comes next.
+/// Memory in a file without a name, which other processes can map. It uses as much of the machine's
+/// memory as it holds data at a time, and keeps a little of that for later data.
 class SharedArena {
  public:
-  /// An arena of this process's own. zero::Error where the system refuses.
+  /// Creates an arena of this process. zero::Error if the system refuses.
   SharedArena();
-  /// That of process `pid`, where it is called `file`. zero::Error where the system refuses.
+  /// Maps the arena that process `pid` has open as file `file`. zero::Error if the system refuses.
   SharedArena(int pid, int file);
   ~SharedArena();
   SharedArena(const SharedArena&) = delete;
   SharedArena& operator=(const SharedArena&) = delete;
 
-  /// The number under which this process has it open.
+  /// The file descriptor in this process.
   int file() const { return file_; }
 
-  /// Copies `bytes` in; gives the offset where they are until free(). zero::Error where as many
-  /// bytes as the machine has are in already.
+  /// Copies `bytes` in; returns their offset, valid until free(). zero::Error if the arena holds as
+  /// many bytes as the machine has memory.
   std::int64_t put(const void* data, std::int64_t bytes);
   void free(std::int64_t offset);
   std::byte* at(std::int64_t offset) const { return memory_ + offset; }
@@ -37,7 +37,7 @@ class SharedArena {
   std::byte* memory_ = nullptr;
   std::int64_t size_ = 0;     // in bytes, nearly all of it never touched
   std::int64_t touched_ = 0;  // bytes from the start that may have memory behind them
-  std::map<std::int64_t, std::int64_t> used_;  // bytes of what is at each offset
+  std::map<std::int64_t, std::int64_t> used_;  // length of the data at each offset
 };
 
 }  // namespace zero::dist

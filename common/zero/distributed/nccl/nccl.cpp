@@ -18,7 +18,7 @@
 namespace zero::dist {
 namespace {
 
-// What tells one GPU from all others: the host, and the identity that the driver gives.
+// Identifies one GPU among all: the host, and the UUID that the driver reports.
 std::string identity(int device) {
   std::array<char, 256> host{};
   ::gethostname(host.data(), host.size() - 1);
@@ -29,10 +29,10 @@ std::string identity(int device) {
   return text;
 }
 
-// Every rank learns of every problem, so that all of them end with the same message.
+// Every rank learns of every problem, so that all throw the same message.
 void agree_on_gpus(StoreExchange& store, int device) {
   const std::string problem = memory::gpu_problem(device);
-  // The first character says which of the two it is.
+  // The first character tells an identity from a problem.
   const auto all = store.exchange(problem.empty() ? fmt::format("+{}", identity(device))
                                                   : fmt::format("-{}", problem));
   std::map<std::string, std::size_t> users;

@@ -21,9 +21,9 @@ namespace {
 
 NcclGroup make_nccl_group(const StorePtr& store, int rank, int size,
                           std::chrono::milliseconds timeout) {
-  // When a peer is gone or the time limit has passed, c10d's watchdog thread ends NCCL's kernels,
-  // so that no stream and no host waits forever, but leaves the process alone: which operation it
-  // was is for an exception to say.
+  // When a peer is lost or the time limit has passed, c10d's watchdog thread ends NCCL's kernels,
+  // so that no stream or host waits forever. It must not end the process: an exception names the
+  // operation.
   ::setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2", /*overwrite=*/0);
   ::setenv("TORCH_NCCL_DUMP_ON_TIMEOUT", "0", /*overwrite=*/0);
   auto options = c10d::ProcessGroupNCCL::Options::create();
@@ -32,7 +32,7 @@ NcclGroup make_nccl_group(const StorePtr& store, int rank, int size,
       c10::make_intrusive<c10d::PrefixStore>("nccl", store), rank, size, options);
 }
 
-// Through LibTorch's tables of what a device can do, so that CUDA's runtime need not be linked.
+// Through LibTorch's device interface, so that CUDA's runtime need not be linked.
 c10::Stream new_stream(int device) {
   const c10::impl::VirtualGuardImpl gpus(c10::DeviceType::CUDA);
   return gpus.getStreamFromGlobalPool({c10::kCUDA, static_cast<c10::DeviceIndex>(device)},
@@ -109,7 +109,7 @@ Communicator::WorkPtr NcclCommunicator::in_rank_order(const Call& call,
   });
 }
 
-// CPU tensors take the base class's way. With one rank every operation is the identity.
+// CPU tensors go to the base class. With one rank every operation is the identity.
 
 Communicator::WorkPtr NcclCommunicator::do_broadcast(const Call& call, at::Tensor tensor,
                                                      int root) {
@@ -130,7 +130,7 @@ Communicator::WorkPtr NcclCommunicator::do_reduce(const Call& call, at::Tensor t
   check_gpu(tensor);
   if (size() == 1 || tensor.numel() == 0) return nullptr;
   if (rank_ordered()) {
-    // The root's piece is everything, the others' are empty.
+    // The root's piece is the whole tensor; the others' are empty.
     const at::Tensor flat = tensor.flatten();
     std::vector<at::Tensor> pieces(static_cast<std::size_t>(size()), flat.narrow(0, 0, 0));
     pieces[static_cast<std::size_t>(root)] = flat;
@@ -289,7 +289,7 @@ void NcclCommunicator::fail(const Flight& flight, const std::string& cause) {
 
 void NcclCommunicator::check(const Flight& flight) {
   for (const C10dWork& work : flight.works) {
-    work->isCompleted();  // looks for NCCL's errors, too
+    work->isCompleted();  // checks for NCCL's errors, too
     if (!work->exception()) continue;
     try {
       std::rethrow_exception(work->exception());
@@ -305,7 +305,7 @@ c10::Stream NcclCommunicator::current_stream() const {
 }
 
 void NcclCommunicator::forget_completed() {
-  // First: an operation that was ended because of an error is complete as well.
+  // Checked first: an operation that was ended by an error is complete, too.
   for (const auto& flight : flights_) check(*flight);
   while (!flights_.empty() && flights_.front()->done.query()) flights_.pop_front();
 }

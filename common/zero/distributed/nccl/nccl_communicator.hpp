@@ -19,12 +19,11 @@ namespace zero::dist {
 using NcclGroup = c10::intrusive_ptr<c10d::Backend>;
 
 /// A collective on a GPU, from its start until it is seen to be complete. It holds its buffers
-/// until it was waited for, also those that its caller has dropped, such as a widened copy: the
-/// allocator would give their memory to the stream that computes, which does not come after the
-/// collective yet. From wait() on the stream that waited comes after `done`, and so does whatever
-/// that stream does next with their memory. Nothing more is needed to free or reuse them.
-/// (record_stream() would keep the memory until the host happens to look, and peaks would depend on
-/// timing.)
+/// until it is waited on, including those that the caller has dropped, such as a widened copy:
+/// otherwise the allocator could reuse their memory on the computing stream, which is not yet
+/// ordered behind the collective. After wait() the waiting stream runs behind `done`, so freeing
+/// and reusing them is safe. (record_stream() would keep the memory until the host next checks, and
+/// peaks would depend on timing.)
 struct Flight {
   std::string what;                 ///< for error messages
   std::vector<at::Tensor> buffers;  ///< what it reads and writes
@@ -35,13 +34,13 @@ struct Flight {
 
 /// CUDA tensors over NCCL, CPU tensors over Gloo. See enable_nccl() of nccl.hpp.
 ///
-/// Gradients travel on one stream, everything else on another, beside the stream that computes. The
-/// host waits for none of them: a collective begins after what the calling thread's stream was
-/// given before, and wait() makes that stream come after the collective.
+/// Gradients travel on one stream, everything else on another, beside the computing stream. The
+/// host does not wait for them: a collective begins after earlier work of the calling thread's
+/// stream, and wait() orders later work of that stream behind the collective.
 class NcclCommunicator final : public GlooCommunicator {
  public:
-  /// Called by all ranks. Makes GPU `device` the current one of this thread; NCCL itself connects
-  /// in the first collective. `group` is null for one rank.
+  /// Called by all ranks. Makes GPU `device` the current one of this thread; NCCL connects in the
+  /// first collective. `group` is null for one rank.
   NcclCommunicator(StoreExchange store, GroupPtr group, int rank, int size, int device,
                    const ConnectOptions& options);
   /// Ends NCCL's connections. After an error it does not wait for peers.
@@ -74,15 +73,15 @@ class NcclCommunicator final : public GlooCommunicator {
   /// call.
   WorkPtr fly(const Call& call, std::vector<at::Tensor> buffers,
               const std::function<void(Flight&)>& body);
-  /// One of NCCL's operations within fly(): what the stream is given next comes after it.
+  /// Runs one of NCCL's operations within fly(); later work of the stream is ordered behind it.
   void launch(Flight& flight, const NcclOperation& operation);
-  /// Both, for a collective that is one operation; `after` is what is done with its result.
+  /// fly() with launch(), for a collective that is one operation; `after` runs on its result.
   WorkPtr start(const Call& call, std::vector<at::Tensor> buffers, const NcclOperation& operation,
                 const std::function<void()>& after = {});
   c10::Stream current_stream() const;
   void forget_completed();
   void check(const Flight& flight);
-  /// Ends NCCL's operations, so that nobody waits forever, and throws.
+  /// Ends NCCL's operations, so that no rank waits forever, and throws.
   [[noreturn]] void fail(const Flight& flight, const std::string& cause);
   WorkPtr in_rank_order(const Call& call, const std::vector<at::Tensor>& pieces,
                         const at::Tensor& output, ReduceOp op, bool gather);

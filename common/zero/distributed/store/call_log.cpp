@@ -65,7 +65,7 @@ std::string CallLog::compare(const std::string& mine) {
       }
     }
   } catch (const std::exception&) {
-    // Who waits finds out by itself what has become of the others.
+    // The store is gone; the wait itself finds out what happened to the other ranks.
   }
   return "";
 }
@@ -91,11 +91,11 @@ std::string CallLog::Waiting::found() const {
 
 void CallLog::watch() {
   std::unique_lock lock(mutex_);
-  std::int64_t seen = 0;  // the wait that this thread met when it looked last
+  std::int64_t seen = 0;  // the wait that was current at the last look
   while (!changed_.wait_for(lock, kPatience, [this] { return ended_; })) {
     if (!abort_ || !found_.empty()) continue;
-    if (std::exchange(seen, waits_) != waits_) continue;  // it is new
-    // The records do not change while the other thread waits. The store may be slow to answer.
+    if (std::exchange(seen, waits_) != waits_) continue;  // a new wait
+    // The records do not change while the other thread waits. Unlocked: the store may be slow.
     const std::string mine = list();
     lock.unlock();
     const std::string found = compare(mine);
@@ -105,7 +105,7 @@ void CallLog::watch() {
     try {
       abort_();
     } catch (const std::exception&) {
-      // What cannot be ended lasts until its time limit, and says then what was found.
+      // A wait that cannot be aborted lasts until its time limit and reports `found_` then.
     }
   }
 }

@@ -18,7 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A key may hold anything, the name of a file no '/'.
+// A key may hold any character; a file name may not contain '/'.
 std::string name_of_file(const std::string& key) {
   std::string name;
   for (const char c : key) {
@@ -49,7 +49,7 @@ fs::path FolderStore::file_of(const std::string& key, std::int64_t version) cons
   return folder_ / (version == 0 ? name : fmt::format("{}+{}", name, version));
 }
 
-// A complete file that nobody else knows yet.
+// Writes a complete file under a name that no other process uses.
 fs::path FolderStore::written(const std::string& text) const {
   std::string path = (folder_ / "new-XXXXXX").string();
   const int file = ::mkstemp(path.data());
@@ -79,7 +79,7 @@ std::int64_t FolderStore::add(const std::string& key, std::int64_t value) {
     const std::string before = version == 0 ? "0" : contents_of_file(file_of(key, version));
     const std::int64_t sum = std::stoll(before) + value;
     const fs::path made = written(std::to_string(sum));
-    // One of those who try gets the name; the others come after it.
+    // Only one of the ranks that try can take the name; the others retry with the next one.
     const int linked = ::link(made.c_str(), file_of(key, version + 1).c_str());
     const int code = errno;
     ::unlink(made.c_str());

@@ -13,12 +13,12 @@
 
 namespace zero::dist {
 
-/// A store in a folder that all ranks see: a file for each key, which appears under its name when
-/// it is complete. No lock: a rank that is stopped, wherever, holds nobody up (c10d's FileStore has
-/// one, and whoever is stopped while it holds that stops all others for ever). No network either:
+/// A store in a folder that all ranks see. Each key is a file, renamed to its final name when it is
+/// complete. There is no lock, so a stopped rank never blocks the others (in c10d's FileStore a
+/// rank that stops while it holds the lock blocks all others forever). There is no network either:
 /// c10d's TCPStore looks up the name of every address, and a resolver may not answer.
 ///
-/// Counters are chains of files, one for each value, so that a value is given to one rank only.
+/// A counter is a chain of files, one for each value, so that only one rank gets each value.
 class FolderStore final : public c10d::Store {
  public:
   /// `folder` must exist.

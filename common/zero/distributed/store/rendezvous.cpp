@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Of others it may be full: containers often have one of 64 MiB.
+// /dev/shm may be full of other programs' files: containers often limit it to 64 MiB.
 bool has_room(const char* place) {
   struct statvfs about {};
   return ::statvfs(place, &about) == 0 &&
@@ -25,8 +25,8 @@ bool has_room(const char* place) {
 
 }  // namespace
 
-// In memory where the system has a place for that: on a disk the file system takes longer than all
-// that the ranks do, some ten times as long.
+// In memory if possible: on a disk, file operations take about ten times as long as everything else
+// that the ranks do.
 Rendezvous::Rendezvous() {
   std::string path = "/dev/shm/zero-XXXXXX";
   if (has_room("/dev/shm") && ::mkdtemp(path.data()) != nullptr) {
@@ -53,7 +53,7 @@ void Rendezvous::say_failed(const std::string& how) const {
   try {
     FolderStore(folder_).set(kFailedKey, how);
   } catch (const Error&) {
-    // They find out when their time is up, and the launch says what failed.
+    // The ranks time out instead, and the launcher still reports the failure.
   }
 }
 

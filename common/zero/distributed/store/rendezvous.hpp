@@ -1,16 +1,16 @@
 #pragma once
 
-// Private to common/zero/distributed: where ranks meet, and how those that wait hear of one that
-// ended.
+// Private to common/zero/distributed: where ranks meet, and how waiting ranks learn that another
+// has failed.
 
 #include <filesystem>
 #include <string>
 
 namespace zero::dist {
 
-/// Where the ranks meet that this process starts by itself: a folder in /dev/shm, or else in the
-/// system's temporary one, which goes away with the object. It tells ranks that wait for one that
-/// has failed.
+/// The meeting place of the ranks that this process starts itself: a folder in /dev/shm, or else in
+/// the system's temporary folder, removed with the object. It can tell waiting ranks that another
+/// rank has failed.
 class Rendezvous {
  public:
   Rendezvous();
@@ -20,8 +20,8 @@ class Rendezvous {
 
   const std::filesystem::path& folder() const { return folder_; }
 
-  /// Ends the wait of all ranks for something that is not in the store yet; `how` says what became
-  /// of which rank, and is their error.
+  /// Ends every rank's wait for a key that is not in the store yet. `how` says which rank failed
+  /// and how; it becomes the message of their error.
   void say_failed(const std::string& how) const;
 
  private:

@@ -8,7 +8,7 @@
 namespace zero::dist {
 namespace {
 
-// A TCP store takes 8 MiB at a time.
+// A TCP store accepts at most 8 MiB at a time.
 constexpr std::size_t kLargestPart = 4 << 20;
 
 }  // namespace
@@ -33,7 +33,7 @@ std::vector<std::string> StoreExchange::exchange(const std::string& text) {
     all.push_back(message.substr(end + 1));
   }
   forget_last_message();
-  // The store may go away as soon as the rank that serves it is back from here: it leaves last.
+  // The serving rank returns last: the store may go away as soon as it does.
   if (server_ >= 0) leave(round);
   return all;
 }
@@ -42,7 +42,7 @@ std::string StoreExchange::key_of(std::int64_t round, int rank) {
   return fmt::format("exchange/{}/{}", round, rank);
 }
 
-// "=" and the text, or "#" and how many parts there are.
+// The value is "=" and the text, or "#" and the number of parts.
 void StoreExchange::put(const std::string& key, const std::string& text) {
   older_ = std::exchange(mine_, {key});
   if (text.size() < kLargestPart) {
@@ -54,7 +54,7 @@ void StoreExchange::put(const std::string& key, const std::string& text) {
     mine_.push_back(fmt::format("{}/{}", key, part));
     store_->set(mine_.back(), text.substr(part * kLargestPart, kLargestPart));
   }
-  store_->set(key, fmt::format("#{}", parts));  // last: whoever sees it finds all parts
+  store_->set(key, fmt::format("#{}", parts));  // last: a rank that sees it finds all parts
 }
 
 std::string StoreExchange::take(int rank, std::int64_t round) {
@@ -85,18 +85,18 @@ void StoreExchange::wait_for(const std::string& key) {
     } catch (const std::exception& error) {
       if (const std::string why = log_->disagreement(); !why.empty()) throw Error(why);
       const bool is_late = dynamic_cast<const Error*>(&error) == nullptr;  // else a rank has failed
-      if (is_late && store_->check({key})) return;  // throws where the store is gone
+      if (is_late && store_->check({key})) return;  // throws if the store is gone
       if (!is_late || Clock::now() >= deadline) throw;
     }
   }
 }
 
 void StoreExchange::forget_last_message() {
-  // Who has said something in this round has read what was said in the one before.
+  // A rank that has sent its message of this round has read those of the round before.
   try {
     for (const std::string& key : older_) store_->deleteKey(key);
   } catch (const std::exception&) {
-    // Of no use to anybody, that is all: what was to be exchanged, was.
+    // The exchange itself succeeded; the leftover keys do no harm.
   }
   older_.clear();
 }

@@ -18,7 +18,7 @@ namespace zero::dist {
 /// Start-up and object exchange over a c10d store, shared by all backends.
 class StoreExchange {
  public:
-  /// `server`: the rank with whose process the store goes away; -1 where it is none of these.
+  /// `server`: the rank whose process serves the store; -1 if none of these ranks does.
   StoreExchange(StorePtr store, int rank, int size, std::chrono::milliseconds timeout, int server)
       : store_(std::move(store)),
         rank_(rank),
@@ -30,7 +30,7 @@ class StoreExchange {
   /// See Communicator::exchange.
   std::vector<std::string> exchange(const std::string& text);
 
-  /// Of everything that ranks with this store call.
+  /// The calls of all users of this store.
   const std::shared_ptr<CallLog>& call_log() const { return log_; }
   const StorePtr& store() const { return store_; }
   std::chrono::milliseconds timeout() const { return timeout_; }
@@ -43,7 +43,7 @@ class StoreExchange {
   void wait_for(const std::string& key);
   void forget_last_message();
   void leave(std::int64_t round);
-  // Calls `wait` and turns what c10d throws into a zero::Error that says what was waited for.
+  // Calls `wait` and turns c10d's exceptions into a zero::Error that names what was waited for.
   std::string patiently(const std::string& what, const std::function<std::string()>& wait);
 
   StorePtr store_;
@@ -54,7 +54,7 @@ class StoreExchange {
   std::shared_ptr<CallLog> log_;
   std::int64_t round_ = 0;
   std::vector<std::string> mine_;   // keys of this rank's message
-  std::vector<std::string> older_;  // and of the one before
+  std::vector<std::string> older_;  // keys of the message before that
 };
 
 }  // namespace zero::dist

@@ -23,7 +23,7 @@ Answer TimedStore::within(std::chrono::milliseconds limit,
     throw std::runtime_error(
         fmt::format("{} does not answer within {} s", name_, limit.count() / 1000.0));
   }
-  asking.join();  // it is not to be the last that holds the store
+  asking.join();  // so that the asking thread is not the last to hold the store
   return answer.get();
 }
 
@@ -36,7 +36,7 @@ void TimedStore::set(const std::string& key, const std::vector<std::uint8_t>& va
 }
 
 std::vector<std::uint8_t> TimedStore::get(const std::string& key) {
-  // It waits for the key by itself.
+  // get() waits for the key, too.
   return within<std::vector<std::uint8_t>>(2 * getTimeout(),
                                            [=](c10d::Store& store) { return store.get(key); });
 }

@@ -12,14 +12,14 @@
 
 namespace zero::dist {
 
-/// A store that does not wait for ever for a server that is stopped or out of reach, as c10d's
-/// TCPStore does: that one has a time limit for keys that nobody sets, and none for the server.
+/// Wraps a store so that calls do not wait forever for a server that is stopped or unreachable.
+/// c10d's TCPStore has a time limit for missing keys but none for the server.
 ///
-/// Where an answer is later than the time limit the call throws std::runtime_error, and the thread
-/// that waits for it, with the store, is left behind.
+/// If an answer is late the call throws std::runtime_error; the thread that waits for it is left
+/// behind, with its reference to the store.
 class TimedStore final : public c10d::Store {
  public:
-  /// `name` is what the store is called in messages.
+  /// `name` names the store in messages.
   TimedStore(StorePtr base, std::string name, std::chrono::milliseconds timeout);
 
   using c10d::Store::set;
@@ -31,7 +31,7 @@ class TimedStore final : public c10d::Store {
   bool check(const std::vector<std::string>& keys) override;
   std::int64_t getNumKeys() override;
   void wait(const std::vector<std::string>& keys) override { wait(keys, getTimeout()); }
-  /// The answer is late when it has not come one time limit after `timeout`.
+  /// The answer is late one time limit after `timeout`.
   void wait(const std::vector<std::string>& keys,
             const std::chrono::milliseconds& timeout) override;
 

@@ -26,13 +26,13 @@ void WatchedStore::wait(const std::vector<std::string>& keys,
   while (true) {
     const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now());
     try {
-      // Not 0, which some stores take for no limit.
+      // Not 0: some stores take it for no limit.
       c10d::PrefixStore::wait(keys, std::clamp<milliseconds>(left, milliseconds(1), kLookAgain));
       return;
     } catch (const std::exception&) {
-      // Late, or a store that took its time to say no.
+      // Timed out, or a store that was slow to fail.
       if (left <= kLookAgain || Clock::now() >= deadline) throw;
-      if (check(keys)) return;  // throws where the store is gone
+      if (check(keys)) return;  // throws if the store is gone
     }
     if (!base_->check({kFailedKey})) continue;
     const std::vector<std::uint8_t> how = base_->get(kFailedKey);

@@ -12,9 +12,9 @@
 
 namespace zero::dist {
 
-/// A store in which nobody waits for what will never come: a wait ends with zero::Error soon after
-/// the process that started the ranks has said that one failed. Under a launcher of others nobody
-/// says so, and a wait lasts until its time limit, or until the launcher ends this rank.
+/// A store whose waits end early when a rank has failed: they throw zero::Error soon after the
+/// process that started the ranks reports the failure. Other launchers report nothing: there a wait
+/// lasts until its time limit, or until the launcher ends this rank.
 class WatchedStore final : public c10d::PrefixStore {
  public:
   WatchedStore(std::string prefix, StorePtr base)
