@@ -181,7 +181,7 @@ class SmallPrograms(Script):
         self.assertEqual(sum(line.startswith("+") for line in shown), 9)
         self.assertEqual(sum(line.startswith("-") for line in shown), 5)
         self.assertFalse([line for line in shown if line.startswith(" ")], "lines that are the same")
-        self.assertIn("\n".join(shown), (SOURCE / "README.md").read_text())
+        self.assertIn("\n".join(shown), (SOURCE / "01_zero1" / "README.md").read_text())
         program = (SOURCE / "01_zero1" / "minimal.cpp").read_text().splitlines()
         for line, following in zip(shown, shown[1:] + [""]):
             if line.startswith("line ") and following.startswith("+"):
