@@ -142,7 +142,7 @@ class TorchOptimizer final : public Optimizer {
     return numbers;
   }
 
-  // Empty where there is more state than state() shows.
+  // Empty if there is more state than state() shows.
   std::string kind() const {
     torch::optim::Optimizer& o = *optimizer_;
     if (dynamic_cast<const torch::optim::SGD*>(&o) != nullptr) return "torch SGD";

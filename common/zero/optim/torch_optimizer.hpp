@@ -8,8 +8,8 @@
 
 namespace zero::optim {
 
-/// Puts any of LibTorch's own optimizers behind Optimizer. narrow() shortens its parameter groups,
-/// which is all that sharding an optimizer by whole parameters takes.
+/// Wraps any of LibTorch's own optimizers as an Optimizer. narrow() shortens its parameter groups;
+/// sharding an optimizer by whole parameters takes no more.
 ///
 /// state() knows Adam, AdamW and SGD; for others it is empty. set_learning_rate() sets the `lr` of
 /// every group.
