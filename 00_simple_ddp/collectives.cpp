@@ -1,4 +1,4 @@
-// The collectives themselves, on three ranks, printed. Everything in this course is made of these.
+// Prints what each collective does, on three ranks. Everything in this course is made of these.
 //   build/release/bin/collectives
 
 #include <ATen/ops/arange.h>
@@ -26,7 +26,7 @@ std::string text(const at::Tensor& tensor) {
   return fmt::format("{:>3}", fmt::join(std::vector<int>(first, first + values.numel()), " "));
 }
 
-// One line a rank, printed by rank 0: several processes at one terminal would talk all at once.
+// One line per rank, all printed by rank 0: several processes would mix their lines.
 void show(Communicator& c, const char* title, const at::Tensor& before, const at::Tensor& after) {
   const auto lines = c.exchange(fmt::format("{:28} ->  {}", text(before), text(after)));
   if (c.rank() != 0) return;
@@ -35,7 +35,7 @@ void show(Communicator& c, const char* title, const at::Tensor& before, const at
   fmt::print("\n");
 }
 
-// Rank r has r1 r2 r3 …: the tens say whose a number is, the ones say where it stood.
+// Rank r has r1 r2 r3 …, with r counted from 1: the tens name the rank, the ones the position.
 at::Tensor mine(const Communicator& c, std::int64_t n) {
   return at::arange(1, n + 1, at::kFloat) + 10 * (c.rank() + 1);
 }
@@ -67,7 +67,7 @@ void run(Communicator& c) {
   c.all_to_all(swapped, mine(c, n), Purpose::kSetup).wait();
   show(c, "all-to-all: piece p of rank r becomes piece r of rank p", mine(c, n), swapped);
 
-  // The sentence on which ZeRO stands.
+  // ZeRO is built on this equality.
   if (!at::equal(whole, reduced)) {
     throw zero::Error("reduce-scatter and all-gather gave something else than all-reduce");
   }

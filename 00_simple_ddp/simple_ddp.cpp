@@ -40,7 +40,7 @@ at::Tensor SimpleDdp::forward(const data::Batch& batch) {
 }
 
 void SimpleDdp::finish_backward() {
-  // While micro-batches accumulate, gradients simply add up on each rank: the average of sums is
+  // While micro-batches accumulate, gradients simply add up on each rank. The average of sums is
   // the sum of averages, so one reduction at the end is enough.
   if (!reduces_now()) return;
   gradient_sync_(*this);

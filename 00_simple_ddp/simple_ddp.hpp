@@ -17,18 +17,18 @@ namespace zero {
 /// buffer as large as the gradients).
 class SimpleDdp : public train::Strategy {
  public:
-  /// Called by all ranks: rank 0's parameters and buffers reach everybody. zero::Error for "flat"
-  /// where parameters have several dtypes.
+  /// Called by all ranks: rank 0's parameters and buffers are sent to all. Throws zero::Error for
+  /// "flat" if parameters have several dtypes.
   explicit SimpleDdp(const train::StrategyArguments& arguments);
 
   at::Tensor forward(const data::Batch& batch) override;
   void finish_backward() override;
 
-  /// What averages the gradients. Must leave the mean over ranks in every gradient.
+  /// Averages the gradients. Must leave the mean over ranks in every gradient.
   using GradientSync = std::function<void(SimpleDdp&)>;
   void set_gradient_sync(GradientSync sync) { gradient_sync_ = std::move(sync); }
 
-  /// What runs before every forward; nothing by default.
+  /// Runs before every forward; nothing by default.
   using PreForward = std::function<void(SimpleDdp&)>;
   void set_pre_forward(PreForward pre_forward) { before_forward_ = std::move(pre_forward); }
 

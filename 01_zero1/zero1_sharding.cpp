@@ -14,8 +14,8 @@ Zero1Sharding::Zero1Sharding(const train::StrategyArguments& arguments)
       reduce_each_(arguments.accumulation == train::Accumulation::kReduceEach),
       owners_(list(), communicator(), arguments.ownership) {
   broadcast_from_rank_0();
-  // This is ZeRO-1: the optimizer never hears of a parameter that another rank owns, so it never
-  // makes state for it.
+  // This is ZeRO-1: the optimizer forgets every parameter that another rank owns, so it never makes
+  // state for it.
   shard_optimizer();
 }
 
@@ -29,7 +29,7 @@ void Zero1Sharding::reduce_gradients() {
   RECORD_USER_SCOPE("zero1_grad_reduce");
   for (const std::size_t i : train::backward_order(list())) {
     at::Tensor& grad = gradient_to_reduce(i);
-    // Only the owner will use the average. To give it to everybody costs the wire as much again.
+    // Only the owner will use the average. Sending it to all ranks costs as much traffic again.
     if (naive_) {
       communicator_.all_reduce(grad, Purpose::kGradient, average_).wait();
     } else {
@@ -40,7 +40,7 @@ void Zero1Sharding::reduce_gradients() {
 
 void Zero1Sharding::sync_parameters() {
   RECORD_USER_SCOPE("zero1_param_broadcast");
-  // Frozen parameters did not change, so nobody sends them.
+  // Frozen parameters did not change, so they are not sent.
   train::broadcast_from_owners(list(), train::backward_order(list()), owners_, communicator_,
                                Purpose::kParameter);
 }
@@ -54,7 +54,7 @@ at::Tensor Zero1Sharding::step(const std::function<at::Tensor()>& closure) {
 }
 
 train::ModelStateBytes Zero1Sharding::predicted_bytes() const {
-  // Where every micro-batch is reduced, a rank adds up the averages of what it owns and no others.
+  // If every micro-batch is reduced, a rank adds up only the averages of what it owns.
   return {list().bytes(), reduce_each_ ? owners_.trainable_bytes() : trainable_bytes(),
           optimizer_bytes()};
 }

@@ -27,7 +27,7 @@ void Zero2Sharding::gradient_ready(std::size_t index) {
 
 void Zero2Sharding::finish_backward() {
   if (!reduces_now()) return;
-  // Those that never became ready here: another rank may have used them, and waits for this one.
+  // Gradients that never became ready here: another rank may have them, and waits for this one.
   schedule_.reduce_rest();
   complete_reduction();
 }
@@ -45,7 +45,7 @@ void Zero2Sharding::reduce_to_owner(std::size_t index) {
   } else {
     communicator_.reduce(grad, owners_.of(index), Purpose::kGradient, average_).wait();
   }
-  // This is ZeRO-2: the moment the owner has the average, nobody else needs the gradient.
+  // This is ZeRO-2: once the owner has the average, no other rank needs the gradient.
   if (!owns(index)) drop_gradient(index);
 }
 

@@ -47,7 +47,7 @@ void Zero3Sharding::distribute_from_rank_0() {
       memory::release_storage(parameter(i), read_too_early(i));
       continue;
     }
-    owned_[i] = tensor;  // keeps the bytes; the parameter shows them while its unit is gathered
+    owned_[i] = tensor;  // keeps the bytes; the parameter uses them while its unit is gathered
     memory::separate_storage(parameter(i), read_too_early(i));
   }
   broadcast_buffers_from_rank_0();
@@ -71,7 +71,7 @@ void Zero3Sharding::pre_forward(nn::Unit& unit) {
 }
 
 void Zero3Sharding::post_forward(nn::Unit& unit) {
-  // The root is the last to finish forward and the first to begin backward: to drop it in between
+  // The root is the last to finish forward and the first to begin backward: dropping it in between
   // would only send it twice. In evaluation there is no backward.
   const std::size_t u = list().index_of(unit);
   const bool backward_follows = c10::GradMode::is_enabled();
@@ -110,8 +110,7 @@ void Zero3Sharding::zero_grad() {
 }
 
 void Zero3Sharding::optimizer_step() {
-  // A forward that no backward followed has left the root whole, with values that
-  // the update makes old.
+  // A forward without a backward has left the root whole, with values that the update makes old.
   reshard_all();
   schedule_.forget_forwards();
   Strategy::optimizer_step();
@@ -161,8 +160,8 @@ train::ModelStateBytes Zero3Sharding::predicted_bytes() const {
 
 std::int64_t Zero3Sharding::gathers(std::size_t unit) const {
   if (whole_model_) return 1;
-  // The root stays whole between its forward and its backward. The others are gathered for each use
-  // in forward, and once for backward, until all their gradients are there.
+  // The root stays whole between its forward and its backward. Other units are gathered for each
+  // use in forward, and once for backward, until all their gradients are complete.
   const std::int64_t uses = schedule_.uses(unit);
   const std::int64_t once = uses > 0 ? 1 : 0;
   return unit == kRoot ? once : uses + once;
@@ -170,7 +169,7 @@ std::int64_t Zero3Sharding::gathers(std::size_t unit) const {
 
 std::int64_t Zero3Sharding::predicted_traffic() const {
   const std::int64_t others = communicator_.size() - 1;
-  std::int64_t gathered = 0;  // of what this rank owns
+  std::int64_t gathered = 0;  // bytes that this rank owns
   for (std::size_t u = 0; u < list().units.size(); ++u) {
     for (const std::size_t i : list().units[u].parameters) {
       if (owns(i)) gathered += gathers(u) * list().parameters[i].bytes();

@@ -10,12 +10,13 @@
 
 namespace zero {
 
-/// ZeRO stage 3: as stage 2, and a parameter lives only on the rank that owns it. Before a unit
-/// runs forward, its owners send its parameters to everybody (gather); afterwards everybody else
-/// drops them again (reshard); backward does the same once more.
+/// ZeRO stage 3: like stage 2, and a parameter stays only on the rank that owns it. Before a unit
+/// runs forward, the owners send its parameters to all ranks (gather); afterwards the other ranks
+/// drop them again (reshard). Backward does the same once more.
 ///
 /// At rest a rank holds V/N of parameters, V/N of gradients and 2V/N of AdamW's moments; within a
-/// step the unit that runs is whole as well. (Rajbhandari et al. 2020, sections 5.3 and 7.2.2.)
+/// step also the whole unit that is running. (Rajbhandari et al. 2020, sections 5.3 and 7.2.2.)
+/// Variants, where rank r owns o_r bytes, g_r of them in the root, and units are used once:
 /// Variants, with o_r the bytes that rank r owns, g_r of them in the root, and units used once:
 ///   "unit" (default)  gather and reshard unit by unit, the root once for forward and backward:
 ///                     V - o_r + (N-1) (2 o_r - g_r) on the wire
@@ -23,8 +24,8 @@ namespace zero {
 ///                     V - o_r + (N-1) o_r on the wire, and a peak of 1 V of parameters
 class Zero3Sharding : public train::Strategy {
  public:
-  /// Called by all ranks: rank 0's first values reach the owners, one parameter at a time, so that
-  /// no rank ever holds the whole model.
+  /// Called by all ranks: rank 0's first values are sent to the owners, one parameter at a time, so
+  /// that no rank ever holds the whole model.
   explicit Zero3Sharding(const train::StrategyArguments& arguments);
 
   at::Tensor forward(const data::Batch& batch) override;

@@ -1,7 +1,7 @@
-// Mixed precision in its flat form, by hand: a three-layer MLP in bfloat16, all of its parameters
-// as one buffer, and a float32 master copy of which every rank keeps a shard. Beside it the same
-// with the whole master copy on every rank, as plain data parallelism has it; both must end with
-// the same weights.
+// Mixed precision in its flat form, by hand: a three-layer MLP in bfloat16 whose parameters form
+// one buffer, and a float32 master copy of which every rank keeps a shard. Next to it the same with
+// the whole master copy on every rank, as in plain data parallelism; both must end with the same
+// weights.
 //   build/release/bin/mixed_precision [ranks]
 
 #include <ATen/ops/_foreach_copy.h>
@@ -51,7 +51,7 @@ class FlatMixedPrecision {
 
   void step() {
     // Flatten the gradients and average them: all of them, or the part that is updated here. `mine`
-    // is a window of `flat`, so both collectives work in place and one buffer serves for all.
+    // is a view of `flat`, so both collectives work in place and one buffer serves for everything.
     at::Tensor flat = flatten([](const at::Tensor& p) { return p.grad(); });
     at::Tensor mine = of_this_rank(flat);
     if (sharded_) {
@@ -59,12 +59,12 @@ class FlatMixedPrecision {
     } else {
       communicator_.all_reduce(flat, Purpose::kGradient).wait();
     }
-    // Update the master copy in float32. Its gradient is needed for that moment only.
+    // Update the master copy in float32. Its gradient is needed only for that moment.
     master_.mutable_grad() = mine.to(at::kFloat);
     optimizer_->step();
     master_.mutable_grad().reset();
-    // Round it into the buffer, over the gradients, which have done their work; make the buffer
-    // whole again, unflatten.
+    // Round it into the buffer, over the gradients, which are no longer needed. Then make the
+    // buffer whole again and unflatten it.
     mine.copy_(master_);
     if (sharded_) communicator_.all_gather(flat, mine, Purpose::kParameter).wait();
     unflatten(flat);
@@ -77,7 +77,7 @@ class FlatMixedPrecision {
     return all;
   }
 
-  // All parameters, or all gradients (`what`: which, given a parameter), one after the other.
+  // All parameters or all gradients, one after the other; `what` returns one or the other.
   template <typename What>
   at::Tensor flatten(const What& what) const {
     const Charge charge(Category::kCommunication);
@@ -121,7 +121,7 @@ class FlatMixedPrecision {
   std::unique_ptr<zero::optim::Optimizer> optimizer_;
 };
 
-// What one training run came to on this rank.
+// The result of one training run on this rank.
 struct TrainingRun {
   std::vector<double> losses;  // mean over ranks
   zero::memory::Snapshot held;

@@ -48,7 +48,7 @@ void TensorSharding::zero_grad() {
 
 void TensorSharding::gather_updated() {
   RECORD_USER_SCOPE("tensor_param_all_gather");
-  // All gathers are in flight before the first is waited for.
+  // Start all gathers before waiting for the first.
   flat_.start_refresh();
   flat_.wait_gathers();
 }

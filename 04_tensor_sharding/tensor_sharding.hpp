@@ -8,18 +8,18 @@
 
 namespace zero {
 
-/// What the three stages of this chapter share: every tensor is split over every rank. The
-/// parameters of each unit lie in a flat buffer (or each in its own, variant "per_parameter"), of
-/// which rank r updates shard r. All ranks send the same number of bytes, whatever the sizes of
-/// tensors, and hold the same, except where a shard is nothing but padding (below).
+/// What the three stages of this chapter share: every tensor is split over all ranks. The
+/// parameters of each unit lie in a flat buffer (in variant "per_parameter" each has its own), and
+/// rank r updates shard r of it. All ranks send and hold the same number of bytes, whatever the
+/// sizes of tensors, unless a shard is nothing but padding (below).
 ///
 /// With F the bytes of all padded buffers, at rest a rank holds in float32
 ///   stage 1:  F of parameters,   F of gradients,   2V/N of AdamW's moments
 ///   stage 2:  F of parameters,   F/N of gradients, 2V/N of moments
 ///   stage 3:  F/N of parameters, F/N of gradients, 2V/N of moments
-/// (Rajbhandari et al. 2020, section 5.) F is V and the padding of train::ShardLayout; with
-/// SmolLM2-360M on up to 16 ranks less than 0.01 % of V. Padding has no moments, so 2V/N is the
-/// mean: the last ranks may have fewer, and no gradient for a shard that is padding alone.
+/// (Rajbhandari et al. 2020, section 5.) F is V plus the padding of train::ShardLayout: less than
+/// 0.01 % of V for SmolLM2-360M on up to 16 ranks. Padding has no moments, so 2V/N is the mean: the
+/// last ranks may have fewer, and no gradient for a shard that is padding alone.
 ///
 /// A parameter that is frozen when the strategy is made is sharded but never updated; the others
 /// may be frozen and unfrozen again between steps, on all ranks alike.
@@ -43,8 +43,8 @@ class TensorSharding : public train::Strategy {
 
   void gradient_ready(std::size_t index) override;
 
-  /// Averages the gradients of a buffer over the ranks: starts, and waits. (Chapter 05 computes in
-  /// between.) Called by all ranks.
+  /// Averages the gradients of a buffer over the ranks: starts, and waits at once. (Chapter 05
+  /// computes in between.) Called by all ranks.
   virtual void reduce(std::size_t buffer);
   /// Makes the parameters whole after every rank has updated its shards.
   void gather_updated();

@@ -5,7 +5,7 @@
 namespace zero {
 
 /// Stage 1 over split tensors: reduce-scatter the gradients, update the shard, all-gather the
-/// parameters. Sends 2F (N-1)/N in a step (F: see TensorSharding), what plain DDP sends and the
+/// parameters. Sends 2F (N-1)/N in a step (F: see TensorSharding), the same as plain DDP plus the
 /// padding. Variants:
 ///   "flat" (default)  one buffer a unit
 ///   "per_parameter"   each parameter padded and split by itself: more collectives, more padding

@@ -47,7 +47,7 @@ void TensorZero3::pre_forward(nn::Unit& unit) {
 void TensorZero3::post_forward(nn::Unit& unit) {
   const bool backward_follows = c10::GradMode::is_enabled();
   for (const std::size_t u : units_to_gather(list().index_of(unit))) {
-    // A forward inside backward is a checkpoint that runs again: its own backward follows at once.
+    // A forward inside backward is a checkpoint running again: its own backward follows at once.
     if (in_backward() && is_leaf(u)) continue;
     if (!backward_follows || !stays_whole(u)) drop(u);
   }
@@ -64,7 +64,7 @@ void TensorZero3::records_backward(nn::Unit& unit) {
 }
 
 void TensorZero3::post_backward(nn::Unit& unit) {
-  // A leaf is done with its parameters, and is gathered again for each other use.
+  // A leaf needs its parameters no longer, and is gathered again for each other use.
   const std::size_t u = list().index_of(unit);
   if (is_leaf(u) && !stays_whole(u)) drop(u);
 }
@@ -76,7 +76,7 @@ void TensorZero3::gradient_ready(std::size_t index) {
 
 void TensorZero3::end_backward() {
   schedule_.end_units();
-  // What is whole still: all under "whole", the root, and what ran last.
+  // Still whole are all units under "whole", the root, and the unit that ran last.
   reshard_all();
   schedule_.reduce_rest();
 }
@@ -91,8 +91,7 @@ void TensorZero3::zero_grad() {
 }
 
 void TensorZero3::optimizer_step() {
-  // A forward that no backward followed has left the root whole, with values that the update makes
-  // old.
+  // A forward without a backward has left the root whole, with values that the update makes old.
   reshard_all();
   schedule_.forget_forwards();
   TensorSharding::optimizer_step();
@@ -112,7 +111,7 @@ std::int64_t TensorZero3::gathers(std::size_t unit) const {
   const std::int64_t uses = schedule_.uses(unit);
   if (whole_model_) return 1;
   if (stays_whole(unit)) return uses > 0 ? 1 : 0;
-  // In backward a unit stays whole until all its gradients are there, a leaf for one use only.
+  // In backward a unit stays whole until all its gradients are complete, a leaf for one use only.
   return is_leaf(unit) ? 2 * uses : uses + (uses > 0 ? 1 : 0);
 }
 

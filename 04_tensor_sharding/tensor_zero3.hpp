@@ -9,19 +9,19 @@
 
 namespace zero {
 
-/// Stage 3 over split tensors: as stage 2, and of the parameters too only the shard stays. A unit
+/// Stage 3 over split tensors: like stage 2, and only the shard of the parameters stays too. A unit
 /// is gathered before it runs forward and again before it runs backward, and resharded after each;
 /// the root, last in forward and first in backward, stays whole in between. Sends 3F (N-1)/N less
 /// the root's second gather. Variants:
 ///   "flat" (default)  one buffer and one collective a unit
 ///   "per_parameter"   one buffer and one collective a parameter
 ///   "leaf"            every layer that holds parameters (nn::Leaf) is gathered by itself, around
-///                     each use: at most one is whole, beside parameters of the root that are in
-///                     no layer. That takes more and smaller collectives. A layer that runs twice
-///                     in a forward, such as an embedding that is the output head too, is gathered
-///                     four times. In a part under activation checkpointing, layers stay whole
-///                     from when they run again until their backward, which follows at once: those
-///                     of one part are whole together, and what is sent is as without it.
+///                     each use. At most one is whole, beside parameters of the root that are in no
+///                     layer. That takes more and smaller collectives. A layer that runs twice in a
+///                     forward, such as an embedding that is the output head too, is gathered four
+///                     times. Under activation checkpointing, layers that run again stay whole
+///                     until their backward, which follows at once: all layers of a checkpointed
+///                     part are whole together, and the traffic is the same as without it.
 ///   "whole"           gathers the whole model before forward, keeps it through backward:
 ///                     2F (N-1)/N, and a peak of F of parameters
 class TensorZero3 : public TensorSharding {
@@ -44,7 +44,7 @@ class TensorZero3 : public TensorSharding {
   void end_backward() override;
   void gradient_ready(std::size_t index) override;
   void gather(std::size_t unit) override;
-  /// Leaves this rank's shards of them only.
+  /// Leaves only this rank's shards of the unit's parameters.
   void drop(std::size_t unit) override;
   std::int64_t gathers(std::size_t unit) const override;
 

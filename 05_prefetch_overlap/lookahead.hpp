@@ -8,20 +8,20 @@
 
 namespace zero {
 
-/// Seconds of the units of a pass, in their order.
+/// Seconds that each unit of a pass takes, in their order.
 struct UnitTimes {
-  std::vector<double> gather;   ///< from when a unit was asked for until it was whole
-  std::vector<double> compute;  ///< from then until the next unit was asked for
+  std::vector<double> gather;   ///< from the request for a unit until it is whole
+  std::vector<double> compute;  ///< from then until the next request
 };
 
-/// Times passes in which every unit is gathered on demand, and keeps the least of each number:
-/// whatever else the machine does makes them larger.
+/// Times passes in which every unit is gathered on demand, and keeps the least of each number,
+/// because all other work on the machine makes the numbers larger.
 class PassClock {
  public:
   void begin() { now_ = {}; }
-  /// The next unit is asked for.
+  /// The next unit is requested.
   void asks();
-  /// It is whole, and runs.
+  /// The requested unit is whole and begins to run.
   void runs();
   /// The pass is over.
   void end();
@@ -38,9 +38,9 @@ class PassClock {
   UnitTimes least_;
 };
 
-/// The least of each time over all ranks, the same on all of them: the rank that comes last to a
-/// gather waits for no other, so its time is that of the gather alone. `all_gather` returns the
-/// numbers of all ranks, rank after rank, for those of this one (dist::all_gather_scalars()).
+/// The least of each time over all ranks, the same on all of them. The rank that comes last to a
+/// gather waits for no other, so its time is that of the gather alone. `all_gather` takes this
+/// rank's numbers and returns those of all ranks, rank after rank (dist::all_gather_scalars()).
 std::vector<UnitTimes> least_over_ranks(
     std::vector<UnitTimes> passes,
     const std::function<std::vector<double>(std::vector<double>)>& all_gather);
@@ -52,12 +52,12 @@ struct LookaheadChoice {
 };
 
 /// The smallest lookahead that hides every gather of every pass, units of different sizes included
-/// (train::lookahead() has the formula), unless something limits it, as `why` then says:
+/// (train::lookahead() has the formula), unless there is a limit, which `why` then names:
 ///
-///   - bandwidth: gathers together take longer than computing; then the smallest lookahead that is
-///     as good as any (train::exposed_seconds());
-///   - the number of units: no gather as long fits into the pass; then the same;
-///   - memory: more than `room` units would have to be whole ahead of time; then `room`.
+///   - bandwidth: all gathers together take longer than computing. Then the smallest lookahead that
+///     is as good as any (train::exposed_seconds()).
+///   - the number of units: a gather is too long for any lookahead to hide. Then the same.
+///   - memory: more than `room` units would have to be whole ahead of time. Then `room`.
 ///
 /// A pure function: all ranks that call it with the same times choose the same.
 LookaheadChoice choose_lookahead(const std::vector<UnitTimes>& passes, std::int64_t room);

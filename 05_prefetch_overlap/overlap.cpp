@@ -15,7 +15,7 @@ namespace zero {
 
 namespace {
 
-// The first ones touch their memory for the first time; the least of each time counts.
+// The first passes touch their memory for the first time; the least of each time counts.
 constexpr std::int64_t kTimedPasses = 3;
 
 const OverlapOptions& checked(const OverlapOptions& options) {
@@ -83,8 +83,8 @@ train::ModelStateBytes Overlap::predicted_bytes() const {
 
 std::int64_t Overlap::gathers(std::size_t unit) const {
   const std::int64_t uses = schedule_.uses(unit);
-  // The root stays whole between its forward and its backward. The others are gathered for each use
-  // in forward, and once for backward, until all their gradients are there.
+  // The root stays whole between its forward and its backward. Other units are gathered for each
+  // use in forward, and once for backward, until all their gradients are complete.
   if (unit == 0) return uses > 0 ? 1 : 0;
   return uses + (uses > 0 ? 1 : 0);
 }
@@ -104,8 +104,7 @@ at::Tensor Overlap::forward(const data::Batch& batch) {
     if (timed_passes_left_ > 0) forward_clock_.end();
     end_of_pass(forward_, "forward");
   } else {
-    // Nothing follows that would use what was gathered, or fetched ahead in vain, or kept for
-    // reuse.
+    // No backward will use what was gathered, prefetched or kept for reuse.
     reshard_all();
     pool_.clear();
   }
@@ -130,7 +129,7 @@ void Overlap::end_of_pass(Prefetch& pass, const char* name) {
   if (options_.stage < 3) return;  // nothing to gather: ranks may run different units
   const bool differed = pass.lost();
   if (pass.keep()) {
-    // A rank that gathered in another order would wait for what the others never send.
+    // A rank that gathers in another order would wait for what the others never send.
     communicator_.verify_same_on_all_ranks(fmt::format("the order of units in {}", name),
                                            fmt::format("{}", fmt::join(pass.order(), " ")));
   }
@@ -156,7 +155,7 @@ std::int64_t Overlap::largest_unit_ahead() const {
 }
 
 void Overlap::choose_lookahead_once() {
-  // From the same numbers on every rank, or ranks would gather differently.
+  // Use the same numbers on every rank, or ranks would gather differently.
   const std::vector<UnitTimes> times = least_over_ranks(
       {forward_clock_.least(), backward_clock_.least()},
       [this](auto mine) { return dist::all_gather_scalars(communicator_, std::move(mine)); });
@@ -172,7 +171,7 @@ void Overlap::choose_lookahead_once() {
 void Overlap::use(std::size_t unit, Prefetch& pass, PassClock& clock) {
   if (timed_passes_left_ > 0) clock.asks();
   start_gather(unit);
-  // Asked for before this unit is waited for: they travel while it is waited for and while it runs.
+  // Start them before waiting for this unit: they arrive while it is waited for and while it runs.
   for (const std::size_t next : pass.use(unit)) start_gather(next);
   finish_gather(unit);
   if (timed_passes_left_ > 0) clock.runs();
@@ -182,14 +181,14 @@ void Overlap::pre_forward(nn::Unit& unit) {
   const std::size_t u = list().index_of(unit);
   schedule_.enter_forward(u);
   if (!in_backward()) return use(u, forward_, forward_clock_);
-  // A checkpoint that runs again is no part of the order of forward.
+  // A checkpoint that runs again is not part of the order of forward.
   start_gather(u);
   finish_gather(u);
 }
 
 void Overlap::post_forward(nn::Unit& unit) {
   const std::size_t u = list().index_of(unit);
-  // The root runs last in forward and first in backward: it stays, if there is a backward.
+  // The root runs last in forward and first in backward: it stays whole if a backward follows.
   if (u != 0 || !c10::GradMode::is_enabled()) reshard_unit(u);
 }
 
@@ -197,7 +196,7 @@ void Overlap::pre_backward(nn::Unit& unit) {
   const std::size_t u = list().index_of(unit);
   schedule_.enter_backward(u);
   use(u, backward_, backward_clock_);
-  // The last unit needs few, and the shard of the root's gradient is still to come.
+  // The last unit needs few buffers, and the shard of the root's gradient is still to come.
   if (backward_.at_end()) pool_.clear();
 }
 
@@ -230,7 +229,7 @@ void Overlap::drop(std::size_t unit) {
 
 void Overlap::gradient_ready(std::size_t index) {
   flat_.collect(index);
-  // A good moment to take what peers have sent meanwhile: no matrix product is in flight.
+  // A good moment to receive what peers have sent: no matrix product is running.
   communicator_.progress();
   schedule_.gradient_ready(index);
 }
@@ -246,17 +245,16 @@ void Overlap::finish_backward() {
     in_flight_.finish();
     complete_reduction();
   }
-  // Not inside backward, where some ranks may have reduced what others have still to reduce.
+  // Not inside backward: there, ranks may have reduced different buckets at this point.
   end_of_pass(backward_, "backward");
   if (timed_passes_left_ > 0 && --timed_passes_left_ == 0) choose_lookahead_once();
-  // What was kept for the next unit has no next unit now.
+  // No next unit will use what was kept for it.
   pool_.clear();
 }
 
 void Overlap::optimizer_step() {
   flat_.wait_gathers();
-  // A forward that no backward followed has left units whole, with values that the update makes
-  // old.
+  // A forward without a backward has left units whole, with values that the update makes old.
   reshard_all();
   schedule_.forget_forwards();
   Strategy::optimizer_step();
@@ -264,7 +262,7 @@ void Overlap::optimizer_step() {
 
 void Overlap::sync_parameters() {
   RECORD_USER_SCOPE("engine_param_gather");
-  // All start before the first is waited for, and in the order in which forward asks for them.
+  // Start all before waiting for the first, in the order in which forward needs them.
   flat_.start_refresh();
   if (!options_.defer_parameter_gather) flat_.wait_gathers();
 }
@@ -277,7 +275,7 @@ void Overlap::zero_grad() {
 }
 
 train::ParameterShard Overlap::local_shard(std::size_t index) const {
-  // The caller may write into it, and what is in flight would overwrite that.
+  // The caller may write into it, and a gather in flight would overwrite that.
   flat_.wait_gathers();
   return flat_.local_shard(index);
 }

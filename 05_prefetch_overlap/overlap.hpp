@@ -15,22 +15,23 @@
 
 namespace zero {
 
-/// Every stage of the ladder behind one interface, with communication started as early and waited
-/// for as late as it can be:
+/// Every stage of the ladder behind one interface. Communication starts as early and is waited for
+/// as late as possible:
 ///
 ///   - a bucket of gradients is sent as soon as backward has filled it;
 ///   - at stage 3 the next units are gathered while one runs;
-///   - at stages 1 and 2, where the options ask for it (defer_parameter_gather), updated parameters
-///     are gathered while the next forward begins: each unit waits for its own.
+///   - at stages 1 and 2, with the option defer_parameter_gather, updated parameters are gathered
+///     while the next forward begins: each unit waits for its own.
 ///
-/// The results are those of chapter 04 and of chapter 00, bit for bit: when something is sent does
-/// not change what is added to what.
+/// The results are those of chapters 04 and 00, bit for bit: sending earlier or later does not
+/// change what is added to what.
 ///
-/// With defer_parameter_gather, parameters of stages 1 and 2 may be read between sync_parameters()
-/// and the next forward() only inside unshard() and reshard().
+/// With defer_parameter_gather at stages 1 and 2, read parameters between sync_parameters() and the
+/// next forward() only between unshard() and reshard().
 class Overlap : public train::Strategy {
  public:
-  /// Called by all ranks. zero::Error for options out of range, and on all ranks where they differ.
+  /// Called by all ranks. Throws zero::Error for options out of range, and on all ranks if they
+  /// differ.
   Overlap(const train::StrategyArguments& arguments, const OverlapOptions& options);
 
   at::Tensor forward(const data::Batch& batch) override;
@@ -57,9 +58,9 @@ class Overlap : public train::Strategy {
   std::int64_t most_in_flight() const { return in_flight_.most_seen(); }
   /// Buckets, unit by unit, the root's first.
   const std::vector<train::FlatParameters>& buckets() const { return flat_.buffers(); }
-  /// How many units are gathered ahead; 0 while that is being found out.
+  /// How many units are gathered ahead; 0 until kAutoLookahead has found out.
   std::int64_t lookahead() const { return forward_.lookahead(); }
-  /// Whether this rank knows the order of units, and how often a pass ran otherwise.
+  /// Whether this rank knows the order of units, and how many passes ran in another order.
   bool knows_order() const { return forward_.known() && backward_.known(); }
   std::int64_t passes_that_differed() const { return lost_passes_; }
 

@@ -6,12 +6,13 @@
 
 namespace zero {
 
-/// Knows which unit comes next, so that its parameters can be on their way when it does.
+/// Predicts which unit comes next, so that its parameters can be gathered before it runs.
 ///
-/// The order in which the units of a pass (a forward or a backward) came is kept, and the next pass
-/// is expected to be like it: use() answers, for the unit that runs now, which ones come after it.
-/// A pass that runs otherwise gets no more answers: its units are gathered when they come, which is
-/// slower and always right. In the end it is what the next pass is expected to be like.
+/// Remembers the order in which the units of a pass (a forward or a backward) ran, and expects the
+/// next pass to run in the same order: use() returns the units that follow the one that runs now.
+/// If a pass runs in another order, use() returns no more units in it: each is gathered when it
+/// comes, which is slower but always right. At the end of the pass its order becomes the expected
+/// one.
 class Prefetch {
  public:
   explicit Prefetch(std::int64_t lookahead) : lookahead_(lookahead) {}
@@ -22,12 +23,12 @@ class Prefetch {
     lost_ = false;
   }
 
-  /// Unit `unit` is about to run. The units to be gathered now, nearest first: at most `lookahead`
-  /// of those that follow it.
+  /// Call when `unit` is about to run. Returns the units to gather now, nearest first: at most
+  /// `lookahead` of those that follow it.
   std::vector<std::size_t> use(std::size_t unit);
 
-  /// The pass is over. True where its order is news, which is expected from now on. A pass that is
-  /// not kept, such as an evaluation, changes no expectation.
+  /// Call at the end of a pass, to expect its order from now on. Returns true if the order is
+  /// new. Do not call it for passes that should change nothing, such as an evaluation.
   bool keep() {
     if (known() && !lost_ && seen_.size() == order_.size()) return false;
     order_ = seen_;
@@ -36,9 +37,9 @@ class Prefetch {
 
   /// Whether an order is expected.
   bool known() const { return !order_.empty(); }
-  /// Whether the unit that runs now is, as expected, the last of its pass.
+  /// Whether the unit that runs now is the last that is expected in this pass.
   bool at_end() const { return known() && !lost_ && seen_.size() == order_.size(); }
-  /// Whether this pass ran otherwise than expected.
+  /// Whether this pass ran in another order than expected.
   bool lost() const { return lost_; }
   const std::vector<std::size_t>& order() const { return order_; }
 

@@ -8,16 +8,16 @@
 
 namespace zero {
 
-/// Reductions in flight, oldest first, with a bound on their bytes. Without a bound a backward pass
-/// that is faster than the network would hold all gradients again, and the memory that stage 2
-/// saves would be gone; with room for two buckets one is sent while the next is filled. Padding,
-/// some bytes a parameter, is not counted: two full buckets fit into twice the size of a bucket.
+/// Reductions in flight, oldest first, with a limit on their bytes. Without a limit, a backward
+/// pass that is faster than the network would hold all gradients again and lose the memory that
+/// stage 2 saves. With room for two buckets, one is sent while the next is filled. Padding, some
+/// bytes per parameter, is not counted: two full buckets fit into twice the size of a bucket.
 class ReductionQueue {
  public:
   explicit ReductionQueue(std::int64_t most_bytes) : most_bytes_(most_bytes) {}
 
-  /// Starts the reduction of `bucket`. Where it does not fit beside those in flight, waits for the
-  /// oldest of them first; a bucket larger than the bound goes alone.
+  /// Starts the reduction of `bucket`. If it does not fit next to those in flight, first waits for
+  /// the oldest of them; a bucket larger than the limit goes alone.
   void start(train::FlatParameters& bucket) {
     while (!in_flight_.empty() && bytes_ + bucket.bytes() > most_bytes_) finish_oldest();
     bucket.start_reduce();

@@ -72,7 +72,7 @@ void Engine::backward(const at::Tensor& loss) {
   }
   double mine = strategy_->loss_terms(loss);
   const Terms terms = with_micro_batch(mine);
-  // Here and not in forward(): the order of backward() decides which micro-batch is the last.
+  // Not in forward(): the order of backward() decides which micro-batch is the last.
   strategy_->set_requires_gradient_sync(micro_batches_ + 1 == config_.accumulation_steps);
   strategy_->set_gradient_scale(loss_scale());
   const double expected = terms.of_first * static_cast<double>(config_.accumulation_steps);
@@ -138,20 +138,20 @@ bool Engine::step() {
     verify_before_update();
     updated = update();
   } catch (...) {
-    // What all ranks have found; where a peer is lost, that error is the one to report.
+    // All ranks have found the same. If a peer is lost, report that error and not the next one.
     try {
       give_up_step();
     } catch (const std::exception&) {
     }
     throw;
   }
-  give_up_step();  // of a step that has done its work nothing is left
+  give_up_step();  // the step is over: drop what it has left
   ++(updated ? steps_ : skipped_steps_);
   return updated;
 }
 
 bool Engine::update() {
-  // Until the last backward() weights were relative to the terms of the first micro-batch.
+  // The gradients so far were weighted relative to the terms of the first micro-batch.
   const double factor =
       terms_.of_first * static_cast<double>(config_.accumulation_steps) / terms_.all;
   if (factor != 1.0) strategy_->scale_gradients(factor);
@@ -195,7 +195,7 @@ void Engine::save(const std::filesystem::path& folder) {
 bool Engine::load(const std::filesystem::path& folder) {
   const dist::CallScope call(strategy_->communicator(), "Engine::load");
   const bool there = std::filesystem::exists(folder / io::checkpoint::kManifestFile);
-  // Ranks that see different folders would go on from different steps.
+  // Ranks that see different folders would resume from different steps.
   strategy_->communicator().verify_same_on_all_ranks("the checkpoint to go on from",
                                                      there ? "there is one" : "none");
   if (!there) return false;

@@ -38,7 +38,7 @@ Json parsed(const std::string& text, const char* what) {
 // Reads the fields of one object, each by its own function; refuses all others.
 class Reader {
  public:
-  /// With `notes`, "auto" stands for a key that is left out, and is noted.
+  /// With `notes`, "auto" is read as a key that is left out, and noted.
   explicit Reader(std::string where, std::vector<std::string>* notes = nullptr)
       : where_(std::move(where)), notes_(notes) {}
 
@@ -101,7 +101,7 @@ class Reader {
  private:
   std::int64_t as_count(const std::string& key, const Json& value, std::int64_t least,
                         const std::string& right) const {
-    // 5e8 is a number of elements as much as 500000000 is.
+    // Accept 5e8 as well as 500000000.
     const double number = value.is_number() ? value.get<double>() : -1;
     const bool whole = number == std::floor(number) && number <= kMostCount;
     if (!whole || number < static_cast<double>(least)) {
@@ -175,8 +175,8 @@ EngineConfig engine_config(const std::string& json) {
 
 namespace {
 
-// "lookahead=2" as JSON has it: numbers and true are themselves, anything else is a word.
-// Over what a file says, but not twice.
+// Adds "lookahead=2" to `settings`: numbers and true keep their types, anything else is a string.
+// Overrides a setting of the file, but refuses to set a key twice.
 void add_setting(Json& settings, std::set<std::string>& given, const std::string& text) {
   const std::size_t sign = text.find('=');
   if (sign == std::string::npos || sign == 0) {
@@ -199,7 +199,7 @@ std::string contents_of(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// The rest of `text` where it begins with `key`.
+// The rest of `text` after `key`, if it begins with `key`.
 std::optional<std::string> after(const std::string& key, const std::string& text) {
   if (text.rfind(key, 0) != 0) return std::nullopt;
   return text.substr(key.size());

@@ -33,39 +33,38 @@ namespace zero {
 /// Every key may be left out.
 struct EngineConfig {
   OverlapOptions overlap = {};
-  std::int64_t accumulation_steps = 1;  ///< micro-batches of a step
+  std::int64_t accumulation_steps = 1;  ///< micro-batches in a step
   double clip_norm = 0;                 ///< largest L2 norm of the gradient; 0: do not clip
-  /// What becomes of a step whose gradient is infinite or NaN, where no loss scale can be halved.
+  /// What to do with a step whose gradient is infinite or NaN, if no loss scale can be halved.
   train::OnNonfiniteGradient on_nonfinite_gradient = train::OnNonfiniteGradient::kError;
-  bool reduce_in_float32 = false;  ///< gradients of 2 bytes travel as float32
+  bool reduce_in_float32 = false;  ///< send gradients of 2-byte dtypes as float32
   /// Dynamic loss scaling (train::LossScale), for parameters in float16; an initial scale of 0:
   /// none.
   train::LossScaleOptions loss_scale = {.initial = 0};
 };
 
-/// Reads the text of a configuration file. zero::Error for text that is not JSON, a value of the
-/// wrong type or out of range, and for an unknown key, with the known ones.
+/// Reads the text of a configuration file. Throws zero::Error for text that is not JSON, a value of
+/// the wrong type or out of range, and for an unknown key, listing the known ones.
 EngineConfig engine_config(const std::string& json);
 
-/// The same on a command line, as what follows the name of a mode: keys of the file above and
-/// their values, joined by colons, "lookahead=2:bucket_mib=5". With "config=FILE" in the first
-/// place the rest changes what is in that file. "deepspeed=FILE", alone, takes a configuration for
-/// DeepSpeed. `stage` is what the mode's name says; zero::Error where the file says another, and
-/// for what a mode has no use for: accumulation_steps, clip_norm, on_nonfinite_gradient,
-/// reduce_in_float32, loss_scale.
-/// `notes`, where given, gets those of engine_config_from_deepspeed().
+/// The same on a command line, after the name of a mode: keys of the file above and their values,
+/// joined by colons, "lookahead=2:bucket_mib=5". If "config=FILE" comes first, the rest overrides
+/// what is in that file. "deepspeed=FILE", alone, reads a configuration for DeepSpeed. `stage`
+/// comes from the mode's name. Throws zero::Error if the file has another one, and for keys that a
+/// mode does not use: accumulation_steps, clip_norm, on_nonfinite_gradient, reduce_in_float32,
+/// loss_scale. `notes`, if given, gets the notes of engine_config_from_deepspeed().
 OverlapOptions overlap_options(int stage, const std::string& text,
                                std::vector<std::string>* notes = nullptr);
 
-/// What a configuration for DeepSpeed means here.
+/// A configuration for DeepSpeed, translated.
 struct ReadConfig {
   EngineConfig config;
-  std::vector<std::string> notes;  ///< what was ignored, a sentence each
+  std::vector<std::string> notes;  ///< one sentence for each thing that was ignored
 };
 
 /// Reads the block "zero_optimization" of a DeepSpeed configuration (the whole file, or the block
-/// alone), and "gradient_accumulation_steps", "gradient_clipping" and "enabled" of "fp16" and
-/// "bf16" beside it:
+/// alone), and from the whole file "gradient_accumulation_steps", "gradient_clipping" and "enabled"
+/// of "fp16" and "bf16":
 ///
 ///     stage                               stage
 ///     overlap_comm                        false: one bucket in flight at most, lookahead 0
@@ -75,9 +74,9 @@ struct ReadConfig {
 ///     stage3_param_persistence_threshold  whole_below (there of parameters, here of whole units)
 ///     contiguous_gradients                always so here
 ///
-/// "auto" is as if the key were left out. zero::Error for offload_optimizer and offload_param,
-/// which do not exist here, and for unknown keys of the block. All else is ignored, and the notes
-/// say so.
+/// "auto" is read as a key that is left out. Throws zero::Error for offload_optimizer and
+/// offload_param, which do not exist here, and for unknown keys of the block. All else is ignored,
+/// and the notes say so.
 ReadConfig engine_config_from_deepspeed(const std::string& json);
 
 }  // namespace zero

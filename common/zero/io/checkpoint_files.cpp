@@ -42,7 +42,7 @@ class Open {
     }
   }
   void sync() const {
-    // Not every file system knows how to bring a folder to the disk; nothing is left to do there.
+    // Some file systems cannot flush a folder; there is nothing to do then.
     if (::fsync(file_) != 0 && errno != EINVAL)
       refuse(path_, "cannot be brought to the disk", errno);
   }
@@ -103,7 +103,7 @@ void remove_step_folder(const fs::path& step_folder) {
     if (std::regex_match(entry.path().filename().string(), ours)) found.push_back(entry.path());
   }
   for (const fs::path& path : found) fs::remove(path, ignored);
-  fs::remove(step_folder, ignored);  // does nothing where something is left in it
+  fs::remove(step_folder, ignored);  // does nothing if something is left in it
 }
 
 void remove_step_folders(const fs::path& folder, const std::string& keep) {

@@ -5,7 +5,7 @@
 #include <string>
 
 /// The files and folders of a checkpoint on this rank's disk. Every function throws zero::Error,
-/// naming the path, where the system refuses.
+/// naming the path, if a system call fails.
 namespace zero::io::checkpoint {
 
 struct Fingerprint {
@@ -19,19 +19,19 @@ Fingerprint fingerprint(const std::filesystem::path& path);
 /// A small file as text.
 std::string read_text(const std::filesystem::path& path);
 
-/// Brings the names in `folder` to the disk.
+/// Flushes the names in `folder` to the disk.
 void sync_folder(const std::filesystem::path& folder);
 
-/// Makes a new, empty folder for a step in `folder`, which is made too if need be; gives its name:
-/// "step-000000012", or "step-000000012.1" where that is taken.
+/// Makes a new, empty folder for a step in `folder`, and `folder` too if need be; returns its name:
+/// "step-000000012", or "step-000000012.1" if that is taken.
 std::string make_step_folder(const std::filesystem::path& folder, std::int64_t step);
 
 /// "rank-00000-of-00002.safetensors"
 std::string rank_file_name(int rank, int world_size);
 
-/// Removes what checkpoints left in `folder`: step folders but `keep`, and manifests that were
-/// being written. Files of other names stay, and so does a step folder that has one. What cannot be
-/// removed stays too: nothing reads it.
+/// Removes what checkpoints left in `folder`: step folders except `keep`, and unfinished manifests.
+/// Files of other names stay, and so does a step folder that has one. What cannot be removed stays
+/// too: nothing reads it.
 void remove_step_folders(const std::filesystem::path& folder, const std::string& keep);
 
 /// The same for the files of one step folder, and the folder.

@@ -10,16 +10,16 @@
 
 namespace zero::io {
 
-/// Where a run stands, beside parameters and optimizer states. The same on all ranks.
+/// The state of a run besides parameters and optimizer states. The same on all ranks.
 struct CheckpointInfo {
   std::int64_t step = 0;                                   ///< optimizer steps so far, at least 0
-  std::string mode;                                        ///< the strategy, for people to read
-  std::optional<data::DistributedSampler::State> sampler;  ///< where the data stands
+  std::string mode;                                        ///< the strategy, for messages
+  std::optional<data::DistributedSampler::State> sampler;  ///< the position in the data
   std::string random;  ///< state of the caller's generators, in UTF-8, as the caller reads it back
   std::map<std::string, std::string> notes;  ///< what else the caller wants to find again, in UTF-8
 
   /// Filled by load_checkpoint(): the number of ranks that saved, and their optimizer's settings
-  /// then. Not put back: the optimizer goes on with the settings that it was made with.
+  /// then. These are not restored: the optimizer keeps the settings that it was made with.
   int world_size = 0;
   optim::Optimizer::Settings optimizer;
 };

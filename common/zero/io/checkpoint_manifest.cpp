@@ -25,8 +25,8 @@ namespace {
 constexpr const char* kFormat = "zero checkpoint";
 constexpr const char* kChecksum = "sha256 of the rest";
 
-// A whole number that T can hold: nlohmann would cut off a fraction, and what is too large would
-// come out as another number.
+// A whole number that T can hold. nlohmann would cut off a fraction and wrap a number that is too
+// large.
 template <class T>
 T whole(const json& j, const char* what) {
   const bool fits = j.is_number_unsigned()
@@ -278,7 +278,7 @@ Manifest manifest_from(const std::string& text, const std::string& path) {
   }
   json rest = j;
   rest.erase(kChecksum);
-  // Compared as text, so that not even a changed blank goes through.
+  // Compared as text, so that even a changed blank is refused.
   if (j.value(kChecksum, json()) != checksum(rest) || text_of(j) != text) {
     throw Error(fmt::format("{}: was altered: its checksum does not fit", path));
   }

@@ -9,7 +9,7 @@
 
 #include <zero/io/checkpoint_info.hpp>
 
-/// What a checkpoint says of itself. Nothing here touches a file or another rank.
+/// The contents of a checkpoint's manifest. Nothing here touches a file or another rank.
 namespace zero::io::checkpoint {
 
 inline constexpr int kVersion = 1;
@@ -22,13 +22,13 @@ struct Range {
   bool operator==(const Range&) const = default;
 };
 
-/// The elements that two ranges have in common; size 0 where there are none.
+/// The elements that two ranges have in common; size 0 if there are none.
 Range overlap(const Range& a, const Range& b);
 
 /// What one rank holds of a parameter.
 struct Holding {
-  std::optional<Range> piece;                 ///< what it updates
-  std::optional<Range> stored;                ///< what rests there
+  std::optional<Range> piece;                 ///< the elements that it updates
+  std::optional<Range> stored;                ///< the elements that it keeps between steps
   std::int64_t steps = 0;                     ///< updates of the piece
   std::map<std::string, std::string> states;  ///< the piece's states by name, and their dtypes
 };
@@ -77,22 +77,22 @@ struct Manifest {
   const SavedFile* file_of(int rank) const;
 };
 
-/// Who writes what of a parameter that the ranks hold as `holdings` say: pieces, or where nobody
-/// updates it what is stored; of what several hold, the lowest rank. Fills steps, states and runs
-/// of `parameter`, whose name and shape are there.
-/// @throws zero::Error where elements are missing, or ranks that write differ in steps or states.
+/// Assigns the ranges of a parameter to the ranks that write them, given what every rank holds:
+/// pieces, or, if no rank updates it, what is stored; the lowest rank writes what several hold.
+/// Fills steps, states and runs of `parameter`, which has its name and shape.
+/// @throws zero::Error if elements are missing, or writing ranks differ in steps or states.
 void assign_runs(SavedParameter& parameter, const std::vector<Holding>& holdings);
 
-/// Throws zero::Error with the first thing in which the two models differ. `convert`: dtypes may.
+/// Throws zero::Error with the first difference between the models. `convert`: dtypes may differ.
 void check_same_model(const Manifest& saved, const std::vector<SavedParameter>& parameters,
                       const std::vector<SavedBuffer>& buffers, bool convert);
 
-/// Throws zero::Error for steps and positions that no run has.
+/// Throws zero::Error for impossible steps and positions.
 void check_info(const CheckpointInfo& info);
 
-/// Throws zero::Error where a number is out of its range, or the manifest contradicts itself: runs
-/// that leave a gap or a parameter's shape does not account for, files that do not fit the world
-/// size, names that are there twice.
+/// Throws zero::Error if a number is out of range, or the manifest contradicts itself: runs that
+/// leave a gap or do not match a parameter's shape, files that do not fit the world size, duplicate
+/// names.
 void check_manifest(const Manifest& manifest);
 
 /// One rank's holdings as text, for the others.

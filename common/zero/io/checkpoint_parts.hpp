@@ -7,12 +7,12 @@
 #include <zero/io/checkpoint_manifest.hpp>
 #include <zero/train/strategy.hpp>
 
-/// What saving and loading a checkpoint have in common on a rank.
+/// What saving and loading a checkpoint share on a rank.
 namespace zero::io::checkpoint {
 
-/// Elements of a parameter that this rank has, flat and below autograd.
+/// Elements of a parameter that this rank holds, flat and without autograd.
 struct FlatShard {
-  at::Tensor values;  ///< undefined where there are none
+  at::Tensor values;  ///< undefined if there are none
   std::int64_t begin = 0;
   std::optional<Range> range() const;
 };
@@ -31,9 +31,9 @@ inline std::string stored_name(const std::string& kind, const std::string& name)
 inline constexpr const char* kParameterKind = "parameter";
 inline constexpr const char* kBufferKind = "buffer";
 
-/// Runs `action` on this rank; then every rank learns what the others came to. Called by all ranks.
-/// @returns the texts that the actions gave, by rank.
-/// @throws zero::Error on every rank where any action threw: "`what`: rank 1: …".
+/// Runs `action` on this rank and exchanges the results. Called by all ranks.
+/// @returns the texts that the actions returned, by rank.
+/// @throws zero::Error on every rank if any action threw: "`what`: rank 1: …".
 std::vector<std::string> on_all_ranks(dist::Communicator& communicator, const std::string& what,
                                       const std::function<std::string()>& action);
 

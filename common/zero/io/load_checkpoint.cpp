@@ -21,7 +21,7 @@ namespace {
 
 using States = std::map<std::string, at::Tensor>;
 
-// Everything that one rank does with a checkpoint, in the order in which it is done.
+// What one rank does with a checkpoint, in this order.
 class Loader {
  public:
   Loader(train::Strategy& strategy, fs::path folder)
@@ -30,7 +30,7 @@ class Loader {
         rank_(strategy.communicator().rank()),
         size_(strategy.communicator().size()) {}
 
-  /// Reads the manifest; gives its digest.
+  /// Reads the manifest; returns its digest.
   std::string read_manifest() {
     const fs::path path = folder_ / kManifestFile;
     const std::string text = read_text(path);
@@ -49,11 +49,11 @@ class Loader {
     }
   }
 
-  /// Checks and opens the files that this rank takes something from.
+  /// Checks and opens the files that this rank reads from.
   void open_files() {
     std::set<int> wanted = sources();
     for (const SavedFile& file : manifest_.files) {
-      // What nobody needs is checked all the same, by one rank.
+      // One rank also checks each file that no rank needs.
       if (wanted.contains(file.rank) || file.rank % size_ == rank_) check(file);
       if (wanted.contains(file.rank)) files_.emplace(file.rank, path_of(file));
     }
@@ -74,7 +74,7 @@ class Loader {
       if (!part.values.defined()) continue;
       const SavedParameter& saved = manifest_.parameters[i];
       for (const auto& [name, dtype] : saved.states) {
-        // States of the parameter's dtype go on being of it where that is converted.
+        // States with the parameter's dtype are converted with it.
         const at::ScalarType type =
             dtype == saved.dtype ? part.values.scalar_type() : dtype_in_file(saved, name);
         at::Tensor state = at::empty({part.values.numel()}, part.values.options().dtype(type));
@@ -84,9 +84,9 @@ class Loader {
     }
   }
 
-  /// From here on the model changes.
+  /// Changes the model.
   void put_back() {
-    // What a forward has left whole would hide the new values.
+    // Units that a forward has left whole would hide the new values.
     for (std::size_t u = 0; u < strategy_.list().units.size(); ++u) strategy_.reshard(u);
     for (std::size_t i = 0; i < manifest_.parameters.size(); ++i) {
       copy(manifest_.parameters[i], kParameterKind, flat_shard_of(strategy_.local_shard(i)));
@@ -173,7 +173,7 @@ class Loader {
     return at::kFloat;  // a parameter of no elements
   }
 
-  // From wherever its runs lie, the elements of `target` and no others.
+  // Copies the elements of `target`, and no others, from the files that hold them.
   void copy(const SavedParameter& saved, const std::string& kind, const FlatShard& target) const {
     if (!target.values.defined()) return;
     for (const RankRange& run : saved.runs) {

@@ -12,28 +12,28 @@ struct LoadOptions {
   bool convert_dtype = false;
 };
 
-/// What the manifest in `folder` says of the run that saved it; no other file is looked at. Uses no
-/// tensor and no other rank, so that a program can refuse a checkpoint before it trains.
-/// @throws zero::Error where there is no manifest, or one that load_checkpoint() would refuse.
+/// Reads what the manifest in `folder` says about the run that saved it, and no other file. Uses no
+/// tensor and no other rank, so that a program can refuse a checkpoint before it trains. @throws
+/// zero::Error if there is no manifest, or one that load_checkpoint() would refuse.
 CheckpointInfo read_checkpoint_info(const std::filesystem::path& folder);
 
-/// Puts the checkpoint in `folder` into the model and the optimizer, on any number of ranks and
-/// under any strategy; says where the run stood. Called by all ranks, between steps, on the same
-/// model and kind of optimizer; blocks. Gradients are dropped.
+/// Loads the checkpoint in `folder` into the model and the optimizer, on any number of ranks and
+/// under any strategy; returns the state of the run. Called by all ranks, between steps, on the
+/// same model and kind of optimizer; blocks. Gradients are dropped.
 ///
-/// At the world size and under the strategy that saved, the run goes on as if it had never
-/// stopped, to the last bit. Under others every element, state and step count is exactly what it
-/// was; sums over ranks may then round differently. At another world size buffers are those of the
-/// same rank, or of rank 0 where there was none.
+/// At the world size and under the strategy that saved, the run resumes as if it had never stopped,
+/// to the last bit. Under others, every element, state and step count is exactly what it was, but
+/// later sums over ranks may round differently. At another world size a rank gets the buffers of
+/// the same rank, or of rank 0 if that rank did not exist.
 ///
-/// Each rank checks the SHA-256 of the files that it takes something from (ranks share those that
-/// nobody does), and copies only the elements that it keeps. The optimizer's states are in memory
-/// before the first parameter is touched.
+/// Each rank checks the SHA-256 of the files that it reads from (ranks share the check of files
+/// that none reads), and copies only the elements that it keeps. The optimizer's states are in
+/// memory before the first parameter is changed.
 ///
-/// @throws zero::Error on every rank, with the reason of one of them, before anything was changed:
-/// no checkpoint there; a file is missing, cut short, altered or another run's; a format version
-/// that is not known; another model or kind of optimizer; another dtype, unless `options` allow it;
-/// ranks that see different checkpoints.
+/// @throws zero::Error on every rank, with the reason of one of them, before anything has changed,
+/// if there is no checkpoint; a file is missing, cut short, altered or from another run; the format
+/// version is unknown; the model or the kind of optimizer differs; a dtype differs, unless
+/// `options` allow it; or ranks see different checkpoints.
 CheckpointInfo load_checkpoint(train::Strategy& strategy, const std::filesystem::path& folder,
                                const LoadOptions& options = {});
 

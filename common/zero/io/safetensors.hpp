@@ -8,8 +8,8 @@
 #include <zero/io/safetensors_folder_writer.hpp>
 #include <zero/io/safetensors_writer.hpp>
 
-/// Weights in the safetensors format (https://github.com/huggingface/safetensors, "Format"), the
-/// one that Hugging Face's transformers reads and writes:
+/// Weights in the safetensors format (https://github.com/huggingface/safetensors, "Format"), which
+/// Hugging Face's transformers reads and writes:
 ///
 ///     8 bytes      length N of the header, unsigned, little endian
 ///     N bytes      JSON: {"__metadata__": {text: text}, name: {"dtype": ..., "shape": [...],
@@ -19,8 +19,8 @@
 ///
 /// Known dtypes: F64, F32, F16, BF16, I64, I32, I16, I8, U8, BOOL.
 ///
-/// Functions that convert do so between F64, F32, F16 and BF16 only, rounded as at::Tensor::to
-/// rounds. None of the functions below talks to other ranks.
+/// Dtypes are converted only between F64, F32, F16 and BF16, rounded like at::Tensor::to. None of
+/// the functions below communicates with other ranks.
 namespace zero::io {
 
 /// Writes all of `tensors`, each with its own dtype, to the file `path`.

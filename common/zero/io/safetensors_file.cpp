@@ -112,7 +112,7 @@ void SafetensorsFile::read_range_into(const std::string& name, std::int64_t begi
       out.variable_data(), limit, begin, [&](const at::Tensor& piece, std::int64_t first) {
         const char* source = data_ + entry.begin + first * width;
         const auto size = static_cast<std::size_t>(piece.numel() * width);
-        // Any other byte in a bool is undefined behaviour wherever it is read.
+        // Reading a bool with any other byte is undefined behaviour.
         if (entry.dtype == at::kBool &&
             std::any_of(source, source + size, [](unsigned char byte) { return byte > 1; })) {
           refuse(path_, fmt::format("tensor {}: holds a BOOL that is neither 0 nor 1",

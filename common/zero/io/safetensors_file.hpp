@@ -16,18 +16,18 @@ namespace zero::io {
 
 /// One .safetensors file, open for reading.
 ///
-/// The file is mapped into memory, not read, and pages are given back once copied: reading a large
-/// file adds little to the resident set. Nobody may shorten the file while it is open; replacing it
-/// by rename, as SafetensorsWriter does, is safe. Copies share the mapping. Reading from several
-/// threads at once is allowed.
+/// The file is mapped into memory, not read, and pages are released once copied: reading a large
+/// file adds little to the resident set. The file must not be shortened while it is open; replacing
+/// it by rename, as SafetensorsWriter does, is safe. Copies share the mapping. Several threads may
+/// read at once.
 class SafetensorsFile {
  public:
-  /// Opens `path` and checks all of it but the values of the tensors.
-  /// @throws zero::Error naming the file, the tensor, what is wrong and what would be right, where
-  /// the file is missing, not a regular file, empty or cut short; where the header is longer than
-  /// 100 MB, is not JSON, or names a key twice; where a dtype is unknown, a shape is negative, has
-  /// more than 64 dimensions or too many elements to count; where data_offsets are not the size of
-  /// the tensor, overlap, leave a hole, or leave the file.
+  /// Opens `path` and checks all of it except the values of the tensors.
+  /// @throws zero::Error naming the file, the tensor, what is wrong and what would be right, if the
+  /// file is missing, not a regular file, empty or cut short; the header is longer than 100 MB, is
+  /// not JSON, or names a key twice; a dtype is unknown; a shape is negative, has more than 64
+  /// dimensions or too many elements to count; data_offsets do not match the size of the tensor,
+  /// overlap, leave a hole, or exceed the file.
   explicit SafetensorsFile(const std::filesystem::path& path);
 
   const std::filesystem::path& path() const { return path_; }
@@ -37,10 +37,10 @@ class SafetensorsFile {
 
   bool contains(const std::string& name) const { return index_.contains(name); }
 
-  /// @throws zero::Error, with the first names, where the file has no such tensor.
+  /// @throws zero::Error, with the first names, if the file has no such tensor.
   const SafetensorsEntry& info(const std::string& name) const;
 
-  /// The texts under "__metadata__"; empty where there are none.
+  /// The texts under "__metadata__"; empty if there are none.
   const SafetensorsMetadata& metadata() const { return metadata_; }
 
   /// A new contiguous CPU tensor with the dtype of the file, charged to the memory category of the
@@ -48,16 +48,16 @@ class SafetensorsFile {
   /// @throws zero::Error for an unknown name, or a BOOL that is neither 0 nor 1.
   at::Tensor read(const std::string& name) const;
 
-  /// Copies a tensor into `out`, which has its shape, any strides, and its dtype or one that it is
-  /// converted to. Written below autograd: `out` may be a parameter, no operation is recorded, and
-  /// its version counter stays. At most kSafetensorsScratchBytes of scratch.
-  /// @throws zero::Error as read(), and where `out` has another shape, a dtype that is not
+  /// Copies a tensor into `out`, which has its shape, any strides, and its dtype or one that it can
+  /// be converted to. Autograd does not see it: `out` may be a parameter, no operation is recorded,
+  /// and its version counter stays. At most kSafetensorsScratchBytes of scratch.
+  /// @throws zero::Error as read(), and if `out` has another shape, a dtype that cannot be
   /// converted to, elements that share memory, or no storage.
   void read_into(const std::string& name, const at::Tensor& out) const;
 
-  /// Copies out.numel() elements of a tensor, from element `begin` of the flattened tensor on, into
-  /// `out` (any shape), and reads no others. Otherwise as read_into().
-  /// @throws zero::Error as read_into(), and where the tensor has not that many.
+  /// Copies out.numel() elements of a tensor, starting at element `begin` of the flattened tensor,
+  /// into `out` (any shape), and reads no others. Otherwise like read_into().
+  /// @throws zero::Error as read_into(), and if the tensor does not have that many.
   void read_range_into(const std::string& name, std::int64_t begin, const at::Tensor& out) const;
 
  private:

@@ -53,7 +53,7 @@ WeightMap read_weight_map(const fs::path& index) {
       refuse(index, fmt::format("tensor {}: its file is not a text", shown(tensor)));
     }
     const auto& name = file.get_ref<const std::string&>();
-    // An index may not send the reader to other folders.
+    // An index must not lead to files in other folders.
     if (name.empty() || name == "." || name == ".." || fs::path(name).filename() != name) {
       refuse(index, fmt::format("tensor {}: {} is not the name of a file in this folder",
                                 shown(tensor), shown(name)));
@@ -68,7 +68,7 @@ WeightMap read_weight_map(const fs::path& index) {
 SafetensorsFolder::SafetensorsFolder(const fs::path& path) : path_(path) {
   std::error_code error;
   if (!fs::is_directory(path, error)) {
-    add_file(path);  // says so where it is missing
+    add_file(path);  // throws if it is missing
   } else if (is_there(path / kSingleFile)) {
     add_file(path / kSingleFile);
   } else if (is_there(path / kIndexFile)) {

@@ -11,15 +11,15 @@
 
 namespace zero::io {
 
-/// The weights of a model as transformers lays them out: a folder with model.safetensors, or with
+/// The weights of a model in the layout of transformers: a folder with model.safetensors, or with
 /// several files and model.safetensors.index.json, whose "weight_map" says which file holds which
-/// tensor. Where a folder has both, model.safetensors is taken, as in transformers.
+/// tensor. If a folder has both, model.safetensors is used, as in transformers.
 class SafetensorsFolder {
  public:
   /// Opens a folder, or a single .safetensors file. All files are opened and checked.
-  /// @throws zero::Error as SafetensorsFile, and where the folder has neither file, the index is
-  /// not JSON or has no weight_map, names a file that is not in the folder, or where index and
-  /// files disagree on which tensors there are.
+  /// @throws zero::Error as SafetensorsFile, and if the folder has neither file, the index is not
+  /// JSON, has no weight_map or names a file that is not in the folder, or index and files disagree
+  /// on which tensors there are.
   explicit SafetensorsFolder(const std::filesystem::path& path);
 
   const std::filesystem::path& path() const { return path_; }

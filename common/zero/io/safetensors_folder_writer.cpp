@@ -19,8 +19,8 @@ using safetensors::kSingleFile;
 
 using Specs = std::vector<SafetensorsSpec>;
 
-// Cut where huggingface_hub's split_state_dict_into_shards_factory cuts: a tensor that alone is too
-// large goes to a file of its own and leaves the current file open.
+// Cuts where huggingface_hub's split_state_dict_into_shards_factory does: a tensor that is too
+// large by itself gets its own file and leaves the current file open.
 std::vector<Specs> cut(const Specs& specs, std::int64_t max_bytes) {
   std::vector<Specs> files;
   Specs current;
@@ -74,7 +74,7 @@ void remove_file(const fs::path& path) {
   }
 }
 
-// Whether a save of weights may have given this name to a file.
+// Whether `name` is one that a save of weights uses.
 bool is_weights(std::string name) {
   std::replace_if(
       name.begin(), name.end(), [](char c) { return c >= '0' && c <= '9'; }, '0');
@@ -103,7 +103,7 @@ SafetensorsFolderWriter::SafetensorsFolderWriter(const fs::path& folder, const S
     throw Error(fmt::format("{}: files of at most {} bytes cannot be written; it must be 1 or more",
                             folder.string(), max_bytes));
   }
-  // Checks every tensor, and names that are in two files, before anything is made.
+  // Checks every tensor, and for names in two files, before creating anything.
   safetensors::lay_out(specs, folder.string());
   std::error_code error;
   fs::create_directories(folder, error);
@@ -133,8 +133,8 @@ void SafetensorsFolderWriter::write(const std::string& name, const at::Tensor& t
 void SafetensorsFolderWriter::finish() {
   for (SafetensorsWriter& writer : writers_) writer.check_complete();
   for (SafetensorsWriter& writer : writers_) writer.complete();
-  // One file takes the old one's place at once and hides an old index. Several are hidden by an old
-  // model.safetensors, or else unreadable without an index, until the new index is there.
+  // A single file replaces the old one at once and hides an old index. Several files are hidden by
+  // an old model.safetensors, or unreadable without an index, until the new index is there.
   const bool several = writers_.size() > 1;
   if (several) remove_file(folder_ / kIndexFile);
   for (SafetensorsWriter& writer : writers_) writer.publish();

@@ -36,7 +36,7 @@ constexpr std::array<NamedDtype, 10> kDtypes = {{{"F64", at::kDouble},
                                                  {"U8", at::kByte},
                                                  {"BOOL", at::kBool}}};
 
-// LibTorch's iterators take no tensor of more dimensions.
+// LibTorch's iterators do not support more dimensions.
 constexpr std::size_t kMaxDimensions = 64;
 
 std::string known_dtypes() {
@@ -59,8 +59,8 @@ std::optional<std::string_view> name_of(at::ScalarType dtype) {
   return std::nullopt;
 }
 
-// Bytes of a tensor, or nothing where they cannot be counted. A dimension of 0 counts as 1, because
-// LibTorch multiplies the others into strides and they must not overflow either.
+// Bytes of a tensor; nothing if they overflow. A dimension of 0 counts as 1, because LibTorch
+// multiplies the others into strides and they must not overflow either.
 std::optional<std::int64_t> countable_bytes(const SafetensorsSpec& spec) {
   auto bytes = static_cast<std::int64_t>(c10::elementSize(spec.dtype));
   for (const std::int64_t size : spec.shape) {
@@ -69,7 +69,7 @@ std::optional<std::int64_t> countable_bytes(const SafetensorsSpec& spec) {
   return spec.bytes();
 }
 
-// The refusals of one file, each beginning with the file and the tensor.
+// Throws the errors about one file, each beginning with the file and the tensor.
 class Refusal {
  public:
   Refusal(const std::string& path, std::string_view name) : path_(path), name_(name) {}
@@ -169,7 +169,7 @@ SafetensorsMetadata read_metadata(const json& object, const std::string& path) {
   return metadata;
 }
 
-// Sorts by position and refuses what is not a gapless sequence.
+// Sorts by position and refuses anything but a gapless sequence.
 void check_sequence(std::vector<SafetensorsEntry>& entries, std::uint64_t data_bytes,
                     const std::string& path) {
   const auto position = [](const SafetensorsEntry& entry) {

@@ -13,16 +13,16 @@
 #include <zero/base/error.hpp>
 #include <zero/io/safetensors_spec.hpp>
 
-/// What the reader and the writer of safetensors share: the header, and walking through a tensor in
+/// What the reader and the writer of safetensors share: the header, and iterating over a tensor in
 /// pieces. Nothing here opens a file; users include safetensors.hpp.
 namespace zero::io::safetensors {
 
 /// The reference implementation refuses longer headers too.
 inline constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;
-/// The bytes before the header: its length.
+/// The bytes before the header, which hold its length.
 inline constexpr std::uint64_t kLengthBytes = 8;
 inline constexpr const char* kMetadataKey = "__metadata__";
-/// What a folder of weights calls its file, or the index of its files.
+/// Names of the single file in a folder of weights, and of the index of several.
 inline constexpr const char* kSingleFile = "model.safetensors";
 inline constexpr const char* kIndexFile = "model.safetensors.index.json";
 
@@ -31,7 +31,7 @@ struct Header {
   SafetensorsMetadata metadata;
 };
 
-/// Throws the zero::Error that says what is wrong with the file or folder at `path`.
+/// Throws zero::Error with what is wrong with the file or folder at `path`.
 [[noreturn]] inline void refuse(const std::filesystem::path& path, const std::string& reason) {
   throw Error(fmt::format("{}: {}", path.string(), reason));
 }
@@ -40,7 +40,8 @@ struct Header {
 /// file. @throws zero::Error with a message that begins with `path`.
 Header parse_header(std::string_view json, std::uint64_t data_bytes, const std::string& path);
 
-/// Lays tensors out one after the other, larger elements first, else in the order given.
+/// Lays tensors out one after the other, those with larger elements first, otherwise in the given
+/// order.
 /// @throws zero::Error for what a SafetensorsWriter refuses in its specs.
 std::vector<SafetensorsEntry> lay_out(const std::vector<SafetensorsSpec>& specs,
                                       const std::string& path);
@@ -53,7 +54,7 @@ std::string make_header(const std::vector<SafetensorsEntry>& entries,
 /// @throws zero::Error with a message that begins with `path`.
 nlohmann::json parse_strictly(std::string_view text, const std::string& path);
 
-/// `name` as a JSON string, shortened where it is long: no control character reaches a terminal.
+/// `name` as a JSON string, shortened if it is long: no control character reaches a terminal.
 std::string shown(std::string_view name);
 
 /// "[2, 3]"
@@ -66,16 +67,16 @@ bool convertible(at::ScalarType from, at::ScalarType to);
 std::vector<SafetensorsSpec> specs_of(const NamedTensors& tensors, const std::string& path);
 
 /// Throws zero::Error unless `tensor` can be copied from or to as `spec` says: defined, dense, with
-/// storage, of this shape, of this dtype or one that converts. The message says `what` for tensor.
+/// storage, of this shape, of this dtype or a convertible one. The message calls the tensor `what`.
 void check_tensor(const at::Tensor& tensor, const SafetensorsSpec& spec, const std::string& path,
                   std::string_view what);
 
-/// The message where no tensor is called `name`, with the first of those that there are.
+/// The message if no tensor is called `name`, with the first of the known names.
 std::string unknown_tensor(const std::string& name, const std::vector<std::string>& known,
                            const std::string& path);
 
-/// Calls `use(piece, first)` for views of `tensor` that follow one another in row-major order, each
-/// of at most `limit` elements; `first` is the flat index of a piece's first element.
+/// Calls `use(piece, first)` for consecutive views of `tensor` in row-major order, each of at most
+/// `limit` elements; `first` is the flat index of a piece's first element.
 void for_each_piece(const at::Tensor& tensor, std::int64_t limit, std::int64_t first,
                     const std::function<void(const at::Tensor&, std::int64_t)>& use);
 

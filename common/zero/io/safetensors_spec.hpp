@@ -14,7 +14,7 @@ namespace zero::io {
 /// tensor's size.
 inline constexpr std::int64_t kSafetensorsScratchBytes = std::int64_t{1} << 20;
 
-/// Texts that travel with the tensors, such as {"format", "pt"}.
+/// Texts that are saved with the tensors, such as {"format", "pt"}.
 using SafetensorsMetadata = std::map<std::string, std::string>;
 
 /// A tensor's name, dtype and shape.

@@ -14,19 +14,19 @@
 
 namespace zero::io {
 
-/// Writes one .safetensors file tensor by tensor, so that a model that is gathered unit by unit can
-/// be saved without ever being whole in memory.
+/// Writes one .safetensors file tensor by tensor, so that a model can be gathered and saved unit by
+/// unit without ever being whole in memory.
 ///
-/// The file grows under a temporary name in the same folder and takes its place in finish(); a file
-/// that was there before stays until then. Its space is reserved at once, so a full disk is noticed
-/// before the first tensor. Tensors lie in the file by element size, large ones first, and in the
-/// order of `specs` among equals: every tensor is aligned to its element, as in the files of the
+/// The file is written under a temporary name in the same folder and renamed in finish(); an
+/// existing file stays until then. Its space is reserved at once, so a full disk is noticed before
+/// the first tensor. Tensors are ordered by element size, large ones first, and in the order of
+/// `specs` among equals, so every tensor is aligned to its element, as in the files of the
 /// reference implementation.
 class SafetensorsWriter {
  public:
-  /// @throws zero::Error where a name comes twice, is "__metadata__" or is not UTF-8; where a dtype
-  /// has no name in the format, or a shape is negative, too long or too large; where the header
-  /// would be longer than 100 MB; where the folder is missing, cannot be written to, or is full.
+  /// @throws zero::Error if a name comes twice, is "__metadata__" or is not UTF-8; a dtype has no
+  /// name in the format; a shape is negative, too long or too large; the header would be longer
+  /// than 100 MB; or the folder is missing, cannot be written to, or is full.
   SafetensorsWriter(const std::filesystem::path& path, const std::vector<SafetensorsSpec>& specs,
                     const SafetensorsMetadata& metadata);
   /// Removes the temporary file unless finish() has put it in place.
@@ -34,18 +34,17 @@ class SafetensorsWriter {
   SafetensorsWriter(SafetensorsWriter&&) noexcept;
   SafetensorsWriter& operator=(SafetensorsWriter&&) noexcept;
 
-  /// Writes the values of one tensor: in any order of names, each exactly once. `tensor` has the
-  /// announced shape, any strides, and the announced dtype or one that is converted to it. At most
-  /// kSafetensorsScratchBytes of scratch.
-  /// @throws zero::Error for an unknown name, a second write, another shape, a dtype that is not
-  /// converted, a tensor without storage, or a failed write. The writer can then only be destroyed
-  /// or given what it lacks.
+  /// Writes the values of one tensor. Tensors may come in any order, each exactly once. `tensor`
+  /// has the announced shape, any strides, and the announced dtype or one that converts to it. At
+  /// most kSafetensorsScratchBytes of scratch.
+  /// @throws zero::Error for an unknown name, a second write, another shape, a dtype that does not
+  /// convert, a tensor without storage, or a failed write. After that, only write missing tensors
+  /// or destroy the writer.
   void write(const std::string& name, const at::Tensor& tensor);
 
-  /// Checks that every tensor was written, brings the bytes to the disk, and gives the file its
-  /// name. Blocks until that is done. The writer is of no use afterwards.
-  /// @throws zero::Error where tensors are missing, where it was called before, or where the disk
-  /// refuses.
+  /// Checks that every tensor was written, flushes the bytes to the disk, and renames the file.
+  /// Blocks until that is done. The writer cannot be used afterwards.
+  /// @throws zero::Error if tensors are missing, it was called before, or the disk fails.
   void finish();
 
  private:

@@ -37,7 +37,7 @@ std::vector<Holding> holdings_of(train::Strategy& strategy) {
   return holdings;
 }
 
-// What to write, worked out alike on all ranks.
+// What to write; all ranks compute the same.
 Manifest plan(train::Strategy& strategy, const CheckpointInfo& info,
               const std::vector<std::string>& holdings) {
   Manifest manifest{"", info, parameters_of(strategy), buffers_of(strategy), {}};
@@ -77,7 +77,7 @@ io::NamedTensors tensors_of(train::Strategy& strategy, const Manifest& manifest)
   return tensors;
 }
 
-// "" where this rank has nothing to write, else "LENGTH SHA-256".
+// Returns "LENGTH SHA-256", or "" if this rank has nothing to write.
 std::string write_file(const fs::path& path, const io::NamedTensors& tensors) {
   if (tensors.empty()) return "";
   io::save_safetensors(path, tensors, {{"format", "zero checkpoint"}});
@@ -96,7 +96,7 @@ void note_files(Manifest& manifest, const std::vector<std::string>& written) {
   }
 }
 
-// Rank 0, before anything is made: a manifest.json of some other program must not be lost.
+// Rank 0, before anything is created: a manifest.json of another program must not be lost.
 void check_place(const fs::path& folder) {
   const fs::path path = folder / kManifestFile;
   if (!fs::exists(fs::symlink_status(path))) return;
@@ -106,17 +106,17 @@ void check_place(const fs::path& folder) {
   }
 }
 
-// Rank 0: keeps other runs out of the folder as long as this process lives. Two runs that both save
-// there would remove what the other has just written.
+// Rank 0: locks the folder for the life of this process. Two runs that save there would remove each
+// other's files.
 void hold(const fs::path& folder) {
   static std::map<fs::path, int> held;
   std::error_code ignored;
-  fs::create_directories(folder, ignored);  // what is wrong with it is said where it is written to
+  fs::create_directories(folder, ignored);  // the write that follows reports the error
   const fs::path place = fs::weakly_canonical(folder, ignored);
   if (held.count(place) > 0) return;
   const int file = ::open(place.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (file < 0) return;
-  // Where the file system knows no locks there is nothing to go by.
+  // Ignore file systems without locks.
   if (::flock(file, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
     ::close(file);
     throw Error(
@@ -127,15 +127,15 @@ void hold(const fs::path& folder) {
   held[place] = file;
 }
 
-// Rank 0: from here on the new checkpoint is the checkpoint.
+// Rank 0: makes the new checkpoint the current one.
 void commit(const fs::path& folder, const Manifest& manifest) {
   sync_folder(folder / manifest.folder);
   sync_folder(folder);
   base::write_file(folder / kManifestFile, to_text(manifest));
 }
 
-// Rank 0, after a failure: what was begun goes, unless the manifest came into its place and only
-// what followed failed.
+// Rank 0, after a failure: removes what was begun, unless the manifest was replaced and only what
+// followed failed.
 void give_up(const fs::path& folder, const std::string& step_folder) {
   try {
     if (manifest_from(read_text(folder / kManifestFile), "").folder == step_folder) return;

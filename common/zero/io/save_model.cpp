@@ -21,8 +21,8 @@ std::vector<io::SafetensorsSpec> specs_of(const nn::ParameterList& list) {
   return specs;
 }
 
-// The files of one save, on rank 0 only. Whatever fails is kept for later: the other ranks are in
-// the middle of collectives and must not be left alone there.
+// The files of one save, on rank 0 only. An error is kept for later: the other ranks are in the
+// middle of collectives and would wait forever.
 class Files {
  public:
   Files(bool writes, const std::filesystem::path& folder,
@@ -48,7 +48,7 @@ class Files {
     });
   }
 
-  /// Throws on all ranks what stopped rank 0.
+  /// Throws the error of rank 0, if any, on all ranks.
   void throw_same_error_everywhere(dist::Communicator& communicator) const {
     const std::string problem = communicator.exchange(problem_).front();
     if (!problem.empty()) throw Error("the model could not be saved: " + problem);

@@ -9,17 +9,17 @@
 
 namespace zero::io {
 
-/// Writes the model of `strategy` to `folder` as transformers' save_pretrained lays it out:
+/// Writes the model of `strategy` to `folder` in the layout of transformers' save_pretrained:
 /// `config` as config.json, and the parameters as safetensors in their own dtype, a tied one once,
 /// in files of at most `max_bytes` (see io::SafetensorsFolderWriter). Rank 0 writes; other ranks
 /// need not see the folder.
 ///
-/// Parameters are made whole unit by unit, so no rank holds more than it owns and the largest unit,
-/// plus io::kSafetensorsScratchBytes on rank 0. Called by all ranks, between steps; blocks until
-/// the files are on the disk. The traffic counts as Purpose::kParameter.
+/// Parameters are made whole unit by unit, so a rank holds at most what it owns and the largest
+/// unit, plus io::kSafetensorsScratchBytes on rank 0. Called by all ranks, between steps; blocks
+/// until the files are on the disk. The traffic counts as Purpose::kParameter.
 ///
-/// @throws zero::Error on every rank, with rank 0's reason, where the folder cannot be written or
-/// is full; what was in it before stays then.
+/// @throws zero::Error on every rank, with rank 0's reason, if the folder cannot be written or is
+/// full; its earlier contents then stay.
 void save_model(train::Strategy& strategy, const nlohmann::json& config,
                 const std::filesystem::path& folder,
                 std::int64_t max_bytes = io::SafetensorsFolderWriter::kDefaultMaxBytes);

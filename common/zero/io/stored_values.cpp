@@ -33,7 +33,7 @@ std::string dtype_text(at::ScalarType dtype) {
   }
 }
 
-// Why the tensor `entry` cannot become `parameter`; empty where it can.
+// Why the tensor `entry` cannot become `parameter`; empty if it can.
 std::string misfit(const SafetensorsEntry& entry, const nn::Parameter& parameter) {
   const std::vector<std::int64_t> shape = parameter.tensor.sizes().vec();
   if (entry.shape != shape) {

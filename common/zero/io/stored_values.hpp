@@ -11,42 +11,42 @@
 
 namespace zero::io {
 
-/// In what a folder of weights may differ from the model that it is read into.
+/// How a folder of weights may differ from the model that reads it.
 struct StoredValuesOptions {
-  /// Parameters that the folder may lack; they are drawn as nn::SeededValues draws them.
+  /// Parameters that the folder may lack; nn::SeededValues draws them.
   std::vector<std::string> may_be_missing;
-  /// Tensors that the folder may have and the model has not; they are not read.
+  /// Tensors that the folder may have and the model does not; they are not read.
   std::vector<std::string> may_be_left_over;
   std::uint64_t seed = 0;  ///< of the parameters that are missing
 };
 
-/// What a folder of Llama weights may lack or have too much of, as in transformers. A classifier is
-/// often begun from a language model: `score` may be missing and `lm_head` may be left over. Where
-/// the embedding is the head, `lm_head` may be left over too: some programs save it twice.
+/// What a folder of Llama weights may lack or have in addition, as in transformers. A classifier
+/// often starts from a language model: `score` may be missing and `lm_head` left over. If the
+/// embedding is also the head, `lm_head` may be left over too: some programs save it twice.
 StoredValuesOptions llama_values_options(const nn::LlamaConfig& config, std::uint64_t seed);
 
-/// First values of a model from a folder as transformers' save_pretrained writes it: safetensors in
-/// one file or several with an index, tensors in float32, float16, bfloat16 or float64 under the
-/// names of the parameters. A tied parameter is there once, under its first name.
+/// First values of a model from a folder in the layout of transformers' save_pretrained:
+/// safetensors in one file or several with an index, tensors in float32, float16, bfloat16 or
+/// float64 under the names of the parameters. A tied parameter is there once, under its first name.
 ///
-/// Values are converted to the parameter's dtype one by one as at::Tensor::to converts: exact from
-/// a narrower format to a wider one, to the nearest value otherwise. Reading takes at most
-/// kSafetensorsScratchBytes beside the parameter itself.
+/// Values are converted to the parameter's dtype one by one, like at::Tensor::to: exact from a
+/// narrower format to a wider one, to the nearest value otherwise. Reading takes at most
+/// kSafetensorsScratchBytes besides the parameter itself.
 ///
-/// Nothing here communicates: make it on the rank that fills parameters (rank 0, see
+/// Nothing here communicates: create it on the rank that fills parameters (rank 0, see
 /// nn::ParameterSource); other ranks need not see the folder.
 class StoredValues final : public nn::ParameterSource {
  public:
   /// Opens the folder and compares it with `list`; reads no values yet.
-  /// @throws zero::Error as SafetensorsFolder, and where a parameter has no tensor, a tensor has no
+  /// @throws zero::Error as SafetensorsFolder, and if a parameter has no tensor, a tensor has no
   /// parameter (unless `options` allow it), or shape or dtype do not fit. The message names the
-  /// tensors, at most four of them, their files, and what they would have to be.
+  /// tensors, at most four of them, their files, and what they should be.
   StoredValues(const std::filesystem::path& folder, const nn::ParameterList& list,
                StoredValuesOptions options = {});
 
   void fill(const nn::Parameter& parameter, at::Tensor& out) override;
 
-  /// Parameters that are not in the folder and are drawn by the seed.
+  /// Parameters that are not in the folder and are drawn from the seed.
   const std::vector<std::string>& missing() const { return missing_; }
   /// Tensors of the folder that are not read.
   const std::vector<std::string>& left_over() const { return left_over_; }

@@ -111,7 +111,7 @@ class FusedOptimizer : public Optimizer {
   }
 
  protected:
-  /// What is kept for each parameter under these options.
+  /// The states that are kept for each parameter under these options.
   virtual std::vector<std::string> state_names(const Options& options) const = 0;
 
   /// lists: parameters, gradients, then one list per state.

@@ -24,19 +24,19 @@ bool is_half(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kBFloat16 || tensor.scalar_type() == at::kHalf;
 }
 
-// A parameter of 2 bytes and who stands for it in the optimizer that knows float32 only.
+// A 2-byte parameter, and the float32 tensor that the inner optimizer updates in its place.
 struct TwoByteSlot {
   at::Tensor parameter;
   at::Tensor master;  // of the parameter's shape; without bytes before the first update
   bool has_master = false;
 };
 
-// What is widened, updated and rounded together.
+// Parameters that are widened, updated and rounded together.
 using Batch = std::vector<TwoByteSlot*>;
 
-// A batch is this part of all elements, or one parameter if that is more. Each costs a few kernels,
-// and the optimizer inside looks at all its slots: at most 2 * 16 + 1 times in a step, however many
-// parameters there are.
+// A batch holds at most this fraction of all elements, or one larger parameter. Each batch costs a
+// few kernels, and the inner optimizer looks at all its slots: at most 2 * 16 + 1 times in a step,
+// however many parameters there are.
 constexpr std::int64_t kBatchesOfAll = 16;
 
 TwoByteSlot without_master(const at::Tensor& parameter) {
@@ -47,8 +47,8 @@ TwoByteSlot without_master(const at::Tensor& parameter) {
 class MasterWeights final : public Optimizer {
  public:
   MasterWeights(const OptimizerFactory& make, const std::vector<at::Tensor>& parameters) {
-    // Two of the same kind, both over all parameters, so that groups are made alike; then each
-    // forgets what is the other's.
+    // Two optimizers of the same kind, both made over all parameters, so that their groups are the
+    // same; then each forgets the other's parameters.
     std::vector<at::Tensor> masters;
     std::unordered_set<const at::TensorImpl*> ours;
     for (const at::Tensor& p : parameters) {
@@ -77,7 +77,7 @@ class MasterWeights final : public Optimizer {
   }
 
   void replace(const std::function<at::Tensor(const at::Tensor&)>& with) override {
-    std::unordered_map<const at::TensorImpl*, at::Tensor> masters;  // the new one by the old one
+    std::unordered_map<const at::TensorImpl*, at::Tensor> masters;  // from old to new
     slots_.replace(with, [&](TwoByteSlot& slot, const at::Tensor& other) {
       at::Tensor& master = masters[slot.master.unsafeGetTensorImpl()];
       slot = other.defined() ? without_master(other) : TwoByteSlot{};
@@ -134,7 +134,7 @@ class MasterWeights final : public Optimizer {
     TwoByteSlot* slot = slots_.find(parameter);
     if (slot == nullptr) return of_others_->load_state(parameter, steps, states);
     std::map<std::string, at::Tensor> inner = states;
-    // Not all optimizers count steps; what has been updated has a master.
+    // Not all optimizers count steps, but an updated parameter has a master.
     const bool updated = steps != 0 || !states.empty();
     if (updated) {
       memory::place(slot->master, take_master(inner, parameter), /*offset=*/0);
@@ -151,7 +151,7 @@ class MasterWeights final : public Optimizer {
   }
 
  private:
-  // All slots whose parameter has a gradient.
+  // All slots whose parameter has a gradient, in batches.
   std::vector<Batch> batches() {
     Batch due;
     std::int64_t all = 0;
@@ -173,7 +173,8 @@ class MasterWeights final : public Optimizer {
     return result;
   }
 
-  // On a GPU a list takes hardly more kernels than a tensor, and the host waits for none of them.
+  // On a GPU a list of tensors takes hardly more kernels than one tensor, and the host does not
+  // wait.
   void step(const Batch& batch) {
     make_masters(batch);
     std::vector<at::Tensor> parameters, gradients, masters, wide;
@@ -192,7 +193,7 @@ class MasterWeights final : public Optimizer {
     at::_foreach_copy_(parameters, masters);
   }
 
-  // From the values that the parameters have now, where this is their first update.
+  // Copies the parameters' current values, if this is their first update.
   static void make_masters(const Batch& batch) {
     std::vector<at::Tensor> parameters, masters;
     const memory::Charge charge(memory::Category::kOptimizer);
@@ -208,7 +209,7 @@ class MasterWeights final : public Optimizer {
 
   void step_others() {
     if (scale_ == 1.0) return of_others_->step();
-    // The gradients that others see stay as they are.
+    // Keep the gradients that others see unchanged.
     std::vector<at::Tensor> parameters, seen;
     for (const at::Tensor& p : others_) {
       if (!p.grad().defined()) continue;
@@ -223,7 +224,7 @@ class MasterWeights final : public Optimizer {
     for (std::size_t i = 0; i < seen.size(); ++i) parameters[i].mutable_grad() = seen[i];
   }
 
-  // Out of `states`, checked.
+  // Takes the master weight out of `states` and checks it.
   static at::Tensor take_master(std::map<std::string, at::Tensor>& states,
                                 const at::Tensor& parameter) {
     const auto found = states.find(kMaster);

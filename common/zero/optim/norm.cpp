@@ -27,13 +27,13 @@ const char* name(Norm norm) {
 
 namespace {
 
-// On the CPU, and there in this order to the last bit: the clip coefficient multiplies every
-// gradient, so that each chapter, at each world size, has to find the same one. LibTorch's own norm
-// adds in an order that depends on the size of a tensor and on the processor, and in float.
+// On the CPU, always in this order, so that every chapter at every world size gets the same bits:
+// the clip coefficient multiplies every gradient. LibTorch's own norm adds in float, in an order
+// that depends on the size of a tensor and on the processor.
 template <typename OfElement>
 double sum_over(const at::Tensor& tensor, const OfElement& of_element) {
   const at::Tensor dense = tensor.contiguous();
-  // Eight sums that do not wait for each other; which element goes to which never changes.
+  // Eight independent sums; which element goes into which never changes.
   std::array<double, 8> sums{};
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dense.scalar_type(), "sum_over", [&] {
     const scalar_t* data = dense.const_data_ptr<scalar_t>();

@@ -6,7 +6,7 @@
 
 namespace zero::optim {
 
-/// How long a gradient is said to be.
+/// Ways to measure the length of a gradient.
 enum class Norm {
   kL1,        ///< sum of the absolute values
   kL2,        ///< root of the sum of squares
@@ -25,10 +25,9 @@ double squared_norm(const at::Tensor& tensor);
 /// Sum of the absolute values of all elements, added in the same way.
 double absolute_sum(const at::Tensor& tensor);
 
-/// What each tensor adds to a norm: squared_norm(), absolute_sum() or largest_magnitude() of it,
-/// the last one as a double. Tensors of one device, of float and half types. On a GPU the sums are
-/// made there, by a few kernels for all tensors together, and the host waits once, to read one
-/// tensor.
+/// What each tensor contributes to a norm: squared_norm(), absolute_sum() or largest_magnitude(),
+/// the last as a double. Tensors of one device, of float and half types. On a GPU a few kernels
+/// compute the sums of all tensors together, and the host waits once, to read one tensor.
 std::vector<double> contributions(Norm norm, const std::vector<at::Tensor>& tensors);
 
 /// The L2 norm of a gradient whose parts have these squared norms (in parameter order, the same on
@@ -38,16 +37,15 @@ double norm_from_squares(const std::vector<double>& squares);
 /// The same for the L1 norm and absolute sums: their sum in double.
 double norm_from_absolute_sums(const std::vector<double>& sums);
 
-/// What every gradient is multiplied by so that the norm is at most `max_norm`: 1 where it already
-/// is, max_norm / (norm + 1e-6) otherwise (as torch.nn.utils.clip_grad_norm_). Computed once, in
-/// float.
+/// The factor that limits the norm to `max_norm`: 1 if it is within the limit, max_norm / (norm +
+/// 1e-6) otherwise (as torch.nn.utils.clip_grad_norm_). Computed once, in float.
 float clip_coefficient(float norm, double max_norm);
 /// The same in double, for gradients of double.
 double clip_coefficient(double norm, double max_norm);
 
 namespace detail {
 
-/// contributions() as a GPU makes them. The sums are in double, but not in the order of the CPU.
+/// The version of contributions() for a GPU. The sums are in double, but not in the CPU's order.
 std::vector<double> contributions_by_lists(Norm norm, const std::vector<at::Tensor>& tensors);
 
 }  // namespace detail

@@ -12,7 +12,7 @@ constexpr std::size_t kGradient = 1;
 
 std::int64_t tail_of(const Operands& operands) { return operands.front().numel() % kVector; }
 
-// Copies between the tails of all parameters and their places in the scratch: on a GPU at once.
+// Copies between the tails of all parameters and their places in the scratch, on a GPU in one call.
 void copy_tails(const std::vector<Operands>& parameters, std::size_t operand,
                 const at::Tensor& scratch, bool into_scratch) {
   std::vector<at::Tensor> theirs, ours;

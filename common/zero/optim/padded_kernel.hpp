@@ -13,10 +13,10 @@ using Operands = std::vector<at::Tensor>;
 
 /// Runs a fused kernel over many parameters so that no element is in a tensor's scalar tail.
 ///
-/// The kernels handle 16 float32 elements at a time and what is left over one by one, and the two
-/// codes round differently now and then. An element that is in the tail of a whole tensor but in
-/// the body of a shard would then differ between chapters. So the last (elements mod 16) of each
-/// parameter are copied to a scratch padded to 16, updated there, and copied back.
+/// The kernels handle 16 float32 elements at a time and the remainder one by one, and the two paths
+/// sometimes round differently. An element in the tail of a whole tensor but in the body of a shard
+/// would then differ between chapters. So the last (elements mod 16) of each parameter are copied
+/// to a scratch padded to 16, updated there, and copied back.
 ///
 /// `kernel` gets one list of tensors per operand: kernel({parameters, gradients, states…}). The
 /// gradient (operand 1) is not written back.

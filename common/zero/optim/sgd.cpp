@@ -11,7 +11,7 @@ class Sgd final : public FusedOptimizer<SgdOptions> {
   using FusedOptimizer::FusedOptimizer;
 
   Settings settings() const override {
-    // Other states are kept without momentum, so it is another kind.
+    // Without momentum there are other states, so it is another kind.
     Settings all{"SGD without momentum", {}};
     for (const SgdOptions& o : options()) {
       if (o.momentum != 0.0) all.kind = "SGD";
@@ -24,7 +24,7 @@ class Sgd final : public FusedOptimizer<SgdOptions> {
   }
 
  private:
-  // The kernel wants no buffer at all where there is no momentum.
+  // Without momentum the kernel takes no buffer at all.
   std::vector<std::string> state_names(const SgdOptions& o) const override {
     return o.momentum == 0.0 ? std::vector<std::string>()
                              : std::vector{std::string("momentum_buffer")};

@@ -15,7 +15,8 @@ struct SgdOptions {
   bool maximize = false;      ///< climb along the gradient; the weights still decay
 };
 
-/// SGD on LibTorch's fused CPU kernel, for whole tensors and shards as make_adamw() of adamw.hpp.
+/// SGD on LibTorch's fused CPU kernel, for whole tensors and shards, like make_adamw() of
+/// adamw.hpp.
 std::unique_ptr<Optimizer> make_sgd(std::vector<Group<SgdOptions>> groups);
 
 /// One group with all parameters.

@@ -12,8 +12,8 @@
 namespace zero::optim {
 
 /// Slots (structs with a member `parameter`) in the order of an optimizer's parameters. A parameter
-/// finds its slot without a search: whoever asks for every parameter, as a checkpoint does, takes
-/// as many steps as there are parameters.
+/// finds its slot by a hash and not by a search, so a checkpoint, which looks up every parameter,
+/// takes linear time.
 template <typename Slot>
 class Slots {
  public:
@@ -22,7 +22,7 @@ class Slots {
     note(slots_.size() - 1);
   }
 
-  /// Null for a tensor that is no parameter of this optimizer.
+  /// Null if the tensor is not a parameter of this optimizer.
   const Slot* find(const at::Tensor& parameter) const {
     const auto found = index_.find(parameter.unsafeGetTensorImpl());
     return found == index_.end() ? nullptr : &slots_[found->second];
@@ -31,8 +31,8 @@ class Slots {
     return const_cast<Slot*>(std::as_const(*this).find(parameter));
   }
 
-  /// Optimizer::replace(): asks `with` once for each parameter and calls `put(slot, other)` where
-  /// it gave another tensor. Slots whose parameter is undefined after that are gone.
+  /// Optimizer::replace(): calls `with` once for each parameter, and `put(slot, other)` if it
+  /// returned another tensor. Removes slots whose parameter is undefined after that.
   template <typename With, typename Put>
   void replace(const With& with, const Put& put) {
     for (Slot& slot : slots_) {

@@ -40,16 +40,16 @@ std::vector<double> AveragedGradients::contributions(const Own& own, optim::Norm
 }
 
 std::vector<double> AveragedGradients::sums_by_parameter(optim::Norm kind) {
-  // Each parameter's sum is made by its owner alone and is exact where others add 0, so that every
+  // Only its owner computes a parameter's sum, and adding the others' zeros is exact. So every
   // rank, under every strategy that owns whole parameters, adds the same numbers in the same order.
-  // Where tensors are split the partial sums are in double: what their order changes is seen in the
-  // float that comes out only where that lies at the edge between two floats.
+  // Where tensors are split, the partial sums are in double: their order changes the resulting
+  // float only if the sum lies at the edge between two floats.
   const Own mine = own();
   const std::vector<double> of_mine = contributions(mine, kind);
   at::Tensor sums = at::zeros({static_cast<std::int64_t>(strategy_.list().size())}, at::kDouble);
   auto* const of_parameter = sums.mutable_data_ptr<double>();
   for (std::size_t k = 0; k < of_mine.size(); ++k) of_parameter[mine.indices[k]] = of_mine[k];
-  // Where every rank owns everything, each has all the numbers already.
+  // If every rank owns everything, each has all the numbers already.
   if (strategy_.sharded()) {
     strategy_.communicator().all_reduce(sums, Purpose::kControl, dist::ReduceOp::kSum).wait();
   }
@@ -111,7 +111,7 @@ std::size_t AveragedGradients::first_nonfinite_here() {
 }
 
 std::optional<NonfiniteGradient> AveragedGradients::first_nonfinite() {
-  // Averages that were looked at may overflow when they are added to each other.
+  // Averages that were checked may overflow when they are added to each other.
   if (strategy_.communicator().checks_gradients() && !adds_averages_ && !suspect_) {
     return std::nullopt;
   }

@@ -15,8 +15,8 @@ class Strategy;
 /// An averaged gradient that is infinite or NaN somewhere.
 struct NonfiniteGradient {
   std::size_t parameter;   ///< the first such in Strategy::list()
-  std::vector<int> ranks;  ///< whose gradients were so before they were averaged; where the
-                           ///< communicator does not look: that hold the average
+  std::vector<int> ranks;  ///< whose gradients were so before they were averaged; if the
+                           ///< communicator does not check: that hold the average
 };
 
 /// The averaged gradients of a strategy, of which this rank has those that it updates: their norm,
@@ -37,18 +37,18 @@ class AveragedGradients {
 
   void multiply(double factor) { multiply(factor, factor); }
 
-  /// The first gradient that is not finite, if any. Takes no time where reductions have looked
-  /// while they added up (dist::Communicator::checks_gradients()) and found nothing; else reads
-  /// every gradient that this rank updates, on its device.
+  /// The first gradient that is not finite, if any. Takes no time if reductions have checked while
+  /// they added up (dist::Communicator::checks_gradients()) and found nothing; else reads every
+  /// gradient that this rank updates, on its device.
   std::optional<NonfiniteGradient> first_nonfinite();
 
-  /// Whether reductions on this rank have met something that is not finite since the last call.
-  /// Not a collective.
+  /// Whether reductions on this rank have found a value that is not finite since the last call. Not
+  /// a collective.
   bool take_suspicion();
-  /// Says that some rank has.
+  /// Notes that reductions on some rank have.
   void suspect() { suspect_ = true; }
 
-  /// The gradients are dropped.
+  /// Call when the gradients are dropped.
   void forget();
 
  private:

@@ -44,7 +44,7 @@ void BackwardSchedule::begin_forward(bool trains) {
   in_forward_ = true;
   trains_ = trains;
   before_forward_ = pending_uses_;
-  // Evaluation is no part of a step.
+  // Evaluation is not part of a step.
   if (trains) uses_.assign(uses_.size(), 0);
 }
 
@@ -87,14 +87,14 @@ void BackwardSchedule::gradient_ready(std::size_t parameter) {
   if (missing_[k] == 0 || --missing_[k] > 0) return;
   const std::size_t u = items_[k].unit;
   if (reshards()) {
-    if (!has_turn(u) || is_held(u)) return;  // it goes when the unit is over
-    // Parameters go first: what the reduction allocates is not needed on top of them then.
+    if (!has_turn(u) || is_held(u)) return;  // reduced when the unit is over
+    // Drop parameters first: the reduction then allocates without them on top.
     if (is_finished(u)) actions_.reshard(u);
   }
   allow(k);
 }
 
-// Whether nothing that belongs to `u` can come any more, nor be read.
+// True if no gradient of `u` can come any more and none of its parameters will be read.
 bool BackwardSchedule::is_finished(std::size_t u) const {
   const bool complete = std::all_of(of_unit_[u].begin(), of_unit_[u].end(),
                                     [this](std::size_t k) { return missing_[k] == 0; });
@@ -123,7 +123,7 @@ std::size_t BackwardSchedule::end_use() {
 }
 
 void BackwardSchedule::leave_units_for(std::size_t u) {
-  // The gradients of a part under activation checkpointing are announced when all of it has ended.
+  // Gradients of a part under activation checkpointing are announced when all of it has ended.
   if (nn::SuppressGradientHooks::active()) return;
   std::vector<std::size_t> over;
   while (!running_.empty() && (running_.back() == u || !lies_within(u, running_.back()))) {
@@ -137,7 +137,7 @@ void BackwardSchedule::end_unit(std::size_t u) {
   if (!reshards()) return;
   actions_.reshard(u);
   if (is_held(u)) return;
-  // What this rank's batch has not used of the unit by now, it never will.
+  // Parameters of the unit that this rank's batch has not used by now get no gradient.
   for (const std::size_t k : of_unit_[u]) allow(k);
 }
 

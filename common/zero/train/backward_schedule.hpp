@@ -11,23 +11,23 @@ namespace zero::train {
 
 /// Decides what may be reduced now, and in which order, while backward runs.
 ///
-/// Ranks must start collectives in one order, or they wait for each other forever. Autograd may
-/// finish two parameters in different orders on two ranks: one of them skipped a branch, say. So
-/// the order of reductions is fixed beforehand: the reverse of registration, which is about the
-/// order in which backward runs. An item that is complete early waits until all before it have
-/// gone.
+/// Ranks must start collectives in the same order, or they wait for each other forever. Autograd
+/// may finish two parameters in different orders on two ranks, for example if one rank skips a
+/// branch. So the order of reductions is fixed beforehand: the reverse of registration, which is
+/// close to the order in which backward runs. An item that is complete early waits until all items
+/// before it have been reduced.
 ///
-/// Where units are gathered in backward too (stage 3), gathers and reductions share one order.
-/// Units begin their backward in the same order on all ranks, so gathers are no problem. Gradients
-/// are: a batch that leaves a parameter out never completes its item, and its rank would reduce
-/// after the next gather what others have reduced before it. So the items of a unit go in the
-/// unit's turn: from its first gradient until another unit begins. By then the last gradient of the
-/// unit has come, because autograd runs first what was made last. No gather happens within a turn,
-/// so it does not matter when in its turn a rank reduces.
+/// If units are gathered in backward too (stage 3), gathers and reductions must share one order.
+/// Units begin their backward in the same order on all ranks, and so do their gathers. Reductions
+/// may not: if a batch leaves a parameter out, its item is never complete on that rank, which would
+/// then reduce after the next gather what the others have reduced before it. So the items of a unit
+/// are reduced in the unit's turn: from its first gradient until another unit begins. By then the
+/// last gradient of the unit has come, because autograd runs first what was made last. No gather
+/// happens within a turn, so it does not matter when in its turn a rank reduces.
 ///
-/// There are two exceptions. A unit that is used several times has its turn at its last use. A unit
-/// with other units inside has gathers in its midst: its items go when it is over, and those of the
-/// root at the end of backward.
+/// There are two exceptions. A unit that is used several times has its turn in its last backward. A
+/// unit with other units inside sees their gathers during its backward: its items are reduced when
+/// it is over, and those of the root at the end of backward.
 class BackwardSchedule {
  public:
   /// Parameters of one unit whose gradients are reduced by one collective.
@@ -39,59 +39,59 @@ class BackwardSchedule {
   struct Actions {
     /// Starts the reduction of an item.
     std::function<void(std::size_t item)> reduce;
-    /// Drops the parameters of a unit that backward does not need any more. Empty where parameters
-    /// stay whole: then an item goes as soon as it is complete.
+    /// Drops the parameters of a unit that backward does not need any more. Empty if parameters
+    /// stay whole: then an item may be reduced as soon as it is complete.
     std::function<void(std::size_t unit)> reshard = {};
     /// Whether parameters of a unit are in use elsewhere, so that more gradients may come: its
-    /// items go at the end of backward. Empty: never.
+    /// items are reduced at the end of backward. Empty: never.
     std::function<bool(std::size_t unit)> is_held = {};
-    /// Whether frozen parameters of a unit are not needed after its last gradient. Empty: never;
-    /// the gradient of the unit's input may need them.
+    /// Whether a unit's frozen parameters are not needed after its last gradient. Empty: they may
+    /// be, for the gradient of the unit's input.
     std::function<bool(std::size_t unit)> ends_with_gradients = {};
   };
 
   /// `list` must outlive the schedule. Every parameter is in one item, or in none if it is never
-  /// reduced. Items go last to first, those of inner units before those around them.
+  /// reduced. Items are reduced last to first, those of inner units before those of outer ones.
   BackwardSchedule(const nn::ParameterList& list, std::vector<Item> items, Actions actions);
 
   /// One item for each parameter.
   static std::vector<Item> one_by_one(const nn::ParameterList& list);
 
-  /// A forward pass begins. `trains`: a backward follows. Forgets the uses that the last forward
-  /// noted, if it did not get to end_forward().
+  /// A forward pass begins. `trains`: a backward follows. If the last forward did not reach
+  /// end_forward(), its uses are forgotten.
   void begin_forward(bool trains);
   void end_forward() { in_forward_ = false; }
-  /// Unit `u` is about to run, and its parameters are about to be gathered; also where it runs
-  /// again inside backward, under activation checkpointing.
+  /// Call before unit `u` runs and its parameters are gathered; also when it runs again inside
+  /// backward, under activation checkpointing.
   void enter_forward(std::size_t u);
   /// One more backward of unit `u` will come, because its backward records a graph.
   void expect_backward(std::size_t u) { ++pending_uses_[u]; }
-  /// How often unit `u` ran in the last forward that trains; once before there was any.
+  /// How often unit `u` ran in the last forward that trains; 1 before the first.
   std::int64_t uses(std::size_t u) const { return uses_[u]; }
 
-  /// A backward pass begins. `reduces`: gradients are reduced in it; else they only add up.
+  /// A backward pass begins. `reduces`: its gradients are reduced; otherwise they only add up.
   void begin_backward(bool reduces);
-  /// The backward of one use of unit `u` is about to begin, and its parameters to be gathered.
+  /// Call before the backward of one use of unit `u` begins and its parameters are gathered.
   void enter_backward(std::size_t u);
-  /// The whole gradient of a parameter is there. Throws zero::Error where its item has been reduced
+  /// The gradient of a parameter is complete. Throws zero::Error if its item has been reduced
   /// already: the gradient would be lost.
   void gradient_ready(std::size_t parameter);
   /// Autograd is done: no unit is in its backward any more.
   void end_units();
-  /// Reduces, in order, what has not been reduced. Other ranks may have gradients where this one
-  /// has none.
+  /// Reduces, in order, what has not been reduced yet. Other ranks may have gradients where this
+  /// one has none.
   void reduce_rest();
 
-  /// The next backward begins anew. Where the last one did not get to end_units(), the uses of its
+  /// Makes the next backward begin anew. If the last one did not reach end_units(), the uses of its
   /// forward are forgotten.
   void give_up();
-  /// The weights change: no backward follows the forwards so far.
+  /// Call when the weights change: no backward follows the forwards so far.
   void forget_forwards();
 
  private:
   enum class State : std::uint8_t {
     kAbsent,   // all its parameters are frozen
-    kFilling,  // gradients are to come
+    kFilling,  // gradients are still to come
     kWaiting,  // may be reduced, after those before it
     kReduced,
   };
@@ -114,8 +114,8 @@ class BackwardSchedule {
   std::vector<std::vector<std::size_t>> of_unit_;  // items
 
   std::vector<State> states_;         // by item
-  std::vector<std::size_t> missing_;  // by item: gradients that are to come
-  std::size_t next_ = 0;              // place in order_ of the first that has not gone
+  std::vector<std::size_t> missing_;  // by item: gradients still to come
+  std::size_t next_ = 0;              // place in order_ of the first not reduced yet
   bool in_backward_ = false;
   bool reduces_ = false;
 
@@ -123,7 +123,7 @@ class BackwardSchedule {
   bool trains_ = false;                       // the forward that runs
   std::vector<std::int64_t> uses_;            // by unit
   std::vector<std::int64_t> pending_uses_;    // by unit: uses whose backward is not over
-  std::vector<std::int64_t> before_forward_;  // pending_uses_ then
+  std::vector<std::int64_t> before_forward_;  // pending_uses_ at begin_forward()
   std::vector<std::size_t> running_;          // units in backward, outer before inner
 };
 

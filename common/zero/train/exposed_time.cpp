@@ -12,8 +12,8 @@ double sum(std::span<const double> values) {
   return std::accumulate(values.begin(), values.end(), 0.0);
 }
 
-// How many units must compute before unit `unit` for its gather to be covered. Where all of them
-// together do not cover it, one more: with so large a lookahead nothing is asked of them.
+// How many units must compute before unit `unit` to cover its gather. If all of them together do
+// not, one more than there are: for so large a lookahead there is no condition on `unit`.
 std::size_t units_to_cover(double gather, std::span<const double> compute, std::size_t unit) {
   double covered = 0;
   for (std::size_t k = 1; k <= unit; ++k) {
@@ -23,10 +23,10 @@ std::size_t units_to_cover(double gather, std::span<const double> compute, std::
   return unit + 1;
 }
 
-// The link does one thing at a time.
+// The link carries one transfer at a time.
 class Link {
  public:
-  // Something that may start at `earliest` and takes `seconds`; gives when it is done.
+  // A transfer that may start at `earliest` and takes `seconds`; returns when it is done.
   double carry(double earliest, double seconds) {
     if (seconds == 0) return earliest;
     free_ = std::max(free_, earliest) + seconds;

@@ -14,9 +14,9 @@ namespace zero::train {
 std::int64_t lookahead(double gather_seconds, double compute_seconds);
 
 /// For unequal units: the smallest k with T_compute(i) + ... + T_compute(i+k-1) >= T_gather(i+k)
-/// for every i. k = L, the number of units, has no such i and counts where all computing together
-/// covers the longest gather, as the formula for equal units has it. Nothing where no k up to L
-/// does: T_gather > L x T_compute. Both spans have one entry for each unit.
+/// for every i. For k = L, the number of units, there is no such i; L is the answer if all units'
+/// computing together covers the longest gather, as in the formula for equal units. nullopt if no k
+/// up to L is enough: T_gather > L x T_compute. Both spans have one entry for each unit.
 std::optional<std::int64_t> lookahead(std::span<const double> gather_seconds,
                                       std::span<const double> compute_seconds);
 
@@ -27,10 +27,10 @@ struct Pass {
   std::vector<double> reduce;   ///< seconds on the wire after it has computed
 };
 
-/// Seconds that the pass takes beyond its computing: the gather of unit i+k is asked for when unit
-/// i starts, and the link does one thing at a time, in the order in which it was asked. k* above
-/// takes every gather to have the link for itself; where gathers together take longer than
-/// computing, no lookahead hides the difference, and this says so.
+/// Seconds that the pass takes beyond its computing. The gather of unit i+k is requested when unit
+/// i starts, and the link carries one transfer at a time, in the order of requests. k* above
+/// assumes that every gather has the link to itself; if all gathers together take longer than
+/// computing, no lookahead hides the difference, and this function shows it.
 double exposed_seconds(const Pass& pass, std::int64_t lookahead);
 
 }  // namespace zero::train

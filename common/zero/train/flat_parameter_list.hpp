@@ -58,8 +58,8 @@ class FlatParameterList {
   /// gradients are dropped.
   std::int64_t parameter_bytes() const;
   std::int64_t gradient_bytes() const;
-  /// Bytes that this rank sends in a step of one micro-batch. `gathers`: how often a unit is
-  /// gathered in it, where parameters are sharded.
+  /// Bytes that this rank sends in a step of one micro-batch. `gathers`: how often a step gathers a
+  /// unit whose parameters are sharded.
   std::int64_t sent_bytes(const std::function<std::int64_t(std::size_t unit)>& gathers) const;
 
  private:

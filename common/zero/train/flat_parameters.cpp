@@ -24,7 +24,7 @@ ShardLayout layout_of(const nn::ParameterList& list, const std::vector<std::size
   return {std::move(sizes), world_size};
 }
 
-// The caller may have kept a gradient: its bytes may not be written again then.
+// If the caller has kept a gradient, its bytes must not be written again.
 bool is_held_elsewhere(const at::Tensor& buffer) { return buffer.storage().use_count() > 1; }
 
 }  // namespace
@@ -85,7 +85,7 @@ bool FlatParameters::lies_in_shard(std::size_t m) const {
 
 void FlatParameters::initialize(const FirstValue& first_value) {
   const bool is_root = communicator_->rank() == 0;
-  // Parameters that were built with bytes bring their values along.
+  // Parameters that were built with storage keep their values.
   std::vector<at::Tensor> own(members_.size());
   for (std::size_t m = 0; is_root && m < members_.size(); ++m) {
     if (memory::has_storage(tensor(m))) own[m] = memory::raw(tensor(m)).clone();
@@ -144,7 +144,7 @@ void FlatParameters::start_gather() {
 }
 
 void FlatParameters::start_refresh() {
-  wait_gather();  // of the last one
+  wait_gather();  // of the last gather
   if (!splits() && options_.sharded != Sharded::kNothing && trainable_) gather_into_buffer();
 }
 
@@ -178,15 +178,15 @@ void FlatParameters::wait_gather() {
 void FlatParameters::reshard() {
   wait_gather();
   if (!splits() || parameters_ != Parameters::kWhole) return;
-  // The storage object stays, and gets bytes again in place: what autograd saved of it is valid
-  // then.
+  // The storage object stays and the next gather gives it bytes again, so that what autograd saved
+  // of it becomes valid again.
   pool_->release(full_, read_too_early_);
   hide_own_members();
   parameters_ = Parameters::kSharded;
 }
 
-// The optimizer updates the shard at any time. Through the model its bytes are seen only while
-// those of the other ranks are, so that a read in the wrong place is an error on all ranks.
+// The optimizer may update the shard at any time. The model shows its bytes only while those of the
+// other ranks are there too, so that a read in the wrong place is an error on all ranks.
 void FlatParameters::show_own_members() {
   for (std::size_t m = 0; splits() && m < members_.size(); ++m) {
     if (!lies_in_shard(m)) continue;
@@ -221,7 +221,7 @@ at::Tensor FlatParameters::gradient_view(std::size_t m) {
   return view_of(full_gradient_, m);
 }
 
-// Padding is sent with the rest; zeros, so that nothing is ever computed from old bytes.
+// Padding is sent with the rest; zeros, so that no sum is computed from old bytes.
 void FlatParameters::zero_padding() {
   std::int64_t end = 0;
   for (std::size_t m = 0; m < members_.size(); ++m) {
@@ -234,7 +234,7 @@ void FlatParameters::zero_padding() {
 void FlatParameters::collect(std::size_t m) {
   at::Tensor& gradient = tensor(m).mutable_grad();
   if (!gradient.defined()) return;
-  // The layers of zero/nn have written it into its place already; ordinary autograd has not.
+  // The layers of zero/nn have written it there already; ordinary autograd has not.
   at::Tensor place = gradient_view(m);
   if (gradient.data_ptr() == place.data_ptr()) return;
   place.copy_(gradient);
@@ -274,7 +274,7 @@ void FlatParameters::finish_reduce() {
     for (std::size_t m = 0; m < members_.size(); ++m) {
       tensor(m).mutable_grad() = view_of(full_gradient_, m);
     }
-    // The averages live on as views. The next micro-batch gets a buffer of its own.
+    // The averages remain as views. The next micro-batch gets a buffer of its own.
     if (options_.adds_averages) full_gradient_.reset();
     return;
   }

@@ -14,7 +14,7 @@
 
 namespace zero::train {
 
-/// What of the model states is sharded between steps.
+/// Which model states are sharded between steps.
 enum class Sharded : std::uint8_t {
   kNothing,     ///< stage 0: parameters, gradients and optimizer states are whole
   kOptimizer,   ///< stage 1: the optimizer's states are sharded
@@ -35,9 +35,9 @@ struct FlatOptions {
 };
 
 /// Some parameters of one unit that are sharded and sent together. They are views of one flat
-/// buffer, and their gradients are views of another, so that a collective takes a buffer as it is
-/// and nothing is copied into it or out of it. ShardLayout says where each parameter lies and how
-/// the buffers are cut into a shard for each rank.
+/// buffer, and their gradients are views of another, so that a collective takes a buffer as it is,
+/// without copies into it or out of it. ShardLayout says where each parameter lies and how the
+/// buffers are cut into a shard for each rank.
 ///
 ///     initialize()                            once: the values of rank 0
 ///     start_gather()   …  finish_gather()     the shards of all ranks become whole parameters
@@ -46,15 +46,15 @@ struct FlatOptions {
 ///     start_reduce()   …  finish_reduce()     the average of all ranks' gradients
 ///     start_refresh()  …  finish_gather()     after the update: what other ranks have updated
 ///
-/// What sends has a start and a finish, so that the caller can compute in between. All ranks call
-/// the functions that start in the same order; those that finish block.
+/// Each transfer has a start and a finish, so that the caller can compute in between. All ranks
+/// call the start functions in the same order; the finish functions block.
 ///
-/// Memory, with F the bytes of the padded buffer and N ranks: F of parameters, but F/N at stage 3
-/// outside of start_gather() to reshard(). F of gradients from the first gradient to
-/// drop_gradients(); at stages 2 and 3 to finish_reduce(), which leaves F/N.
+/// Memory, with F the bytes of the padded buffer and N ranks: parameters take F; at stage 3 only
+/// from start_gather() to reshard(), and F/N otherwise. Gradients take F from the first gradient to
+/// drop_gradients(); at stages 2 and 3 only to finish_reduce(), which leaves F/N.
 ///
-/// At stage 3 a parameter that lies in this rank's shard from end to end shows its bytes there
-/// while the others are gathered around it: they are not copied.
+/// At stage 3, a parameter that lies entirely in this rank's shard is not copied: while the others
+/// are whole, it uses its bytes in the shard.
 class FlatParameters {
  public:
   /// `members`: indices into `list.parameters`, all of one unit, one dtype, and all trainable or
@@ -82,44 +82,44 @@ class FlatParameters {
 
   /// Writes the first value of parameter `index` of the list into a tensor of its shape.
   using FirstValue = std::function<void(std::size_t index, at::Tensor out)>;
-  /// Makes the parameters views of the buffer, with the values that they have on rank 0, or that
-  /// `first_value` writes there for those without storage. Called by all ranks; blocks.
+  /// Makes the parameters views of the buffer, with rank 0's values; for parameters without
+  /// storage, with those that `first_value` writes on rank 0. Called by all ranks; blocks.
   void initialize(const FirstValue& first_value);
 
-  /// Sends for the shards of all ranks. Does nothing where the parameters are whole or on their
-  /// way.
+  /// Starts to gather the shards of all ranks. Does nothing if the parameters are whole or being
+  /// gathered.
   void start_gather();
-  /// The same where parameters are whole at rest (stages 1 and 2), for what other ranks have
+  /// The same for parameters that are whole at rest (stages 1 and 2): gathers what other ranks have
   /// updated since.
   void start_refresh();
   /// Blocks until the parameters may be read. Other ranks may still be reading this rank's shard.
   void finish_gather();
   /// Blocks until no other rank reads this rank's shard, so that it may be written.
   void wait_gather();
-  /// Frees what this rank does not keep of the parameters. A read of one is an error that names it
-  /// until the next gather.
+  /// Frees what this rank does not keep of the parameters. Until the next gather, reading one is an
+  /// error that names it.
   void reshard();
   bool is_whole() const { return parameters_ == Parameters::kWhole; }
-  /// The buffer, [N * shard]; to be read while the parameters are whole.
+  /// The buffer, [N * shard]. Read it only while the parameters are whole.
   const at::Tensor& full() const { return full_; }
   const at::Tensor& shard() const { return shard_; }  ///< [shard], of this rank
 
-  /// What this rank updates of member `m`; undefined where that is nothing.
+  /// The part of member `m` that this rank updates; undefined if there is none.
   ParameterShard piece(std::size_t m) const { return pieces_[m]; }
-  /// What this rank keeps of member `m` between steps, updated here or not.
+  /// The part of member `m` that this rank keeps between steps, whether it updates it or not.
   ParameterShard local_shard(std::size_t m) const;
 
-  /// The place of member `m`'s gradient in the gradient buffer, which is made when first asked for.
+  /// The place of member `m`'s gradient in the gradient buffer, which the first call allocates.
   at::Tensor gradient_view(std::size_t m);
   /// Copies the gradient of member `m` to its place, unless it was written there.
   void collect(std::size_t m);
-  /// Sends the gradient buffer off to be averaged. A member without a gradient counts as zeros,
-  /// because other ranks may have one. The buffer may not be touched until finish_reduce().
+  /// Starts to average the gradient buffer. A member without a gradient counts as zeros, because
+  /// other ranks may have one. Do not touch the buffer until finish_reduce().
   void start_reduce();
-  /// Blocks until the averages are the `.grad` of the pieces. Does nothing where none is on its
-  /// way.
+  /// Blocks until the averages are the `.grad` of the pieces. Does nothing if no reduction is in
+  /// flight.
   void finish_reduce();
-  /// Waits for a reduction, and drops all gradients.
+  /// Waits for a reduction in flight, and drops all gradients.
   void drop_gradients();
 
  private:
@@ -159,7 +159,7 @@ class FlatParameters {
   Gradients gradients_ = Gradients::kNone;
   at::Tensor full_gradient_;   // [N * shard]
   at::Tensor gradient_shard_;  // [shard]: where the average goes
-  at::Tensor kept_shard_;      // its bytes, for the next step
+  at::Tensor kept_shard_;      // kept for the next step
   dist::Work reducing_;
 };
 

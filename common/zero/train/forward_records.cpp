@@ -12,7 +12,7 @@ void ForwardRecords::add(const at::Tensor& loss, std::int64_t loss_terms) {
   if (!loss.defined() || !loss.grad_fn()) return;
   const auto record =
       std::make_shared<const Record>(Record{loss.grad_fn().get(), version_, loss_terms});
-  // The hook does nothing. It holds the record, which so lives exactly as long as the graph.
+  // The hook does nothing. It holds the record, so that this lives exactly as long as the graph.
   loss.register_hook([record](const at::Tensor&) {});
   records_.push_back(record);
 }
@@ -29,7 +29,7 @@ std::vector<ForwardRecords::Record> ForwardRecords::of(const at::Tensor& loss) c
     const torch::autograd::Node* const node = open.back();
     open.pop_back();
     if (node == nullptr || !seen.insert(node).second) continue;
-    // A forward's own graph is not looked at, so that this takes no time in the usual case.
+    // The search stops at a forward's loss, so in the usual case it takes no time.
     if (const auto record = by_node.find(node); record != by_node.end()) {
       found.push_back(record->second);
       continue;

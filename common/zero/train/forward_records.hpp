@@ -9,8 +9,8 @@
 namespace zero::train {
 
 /// Remembers, for every forward pass whose graph still exists, which weights it ran with and how
-/// many loss terms it had. Loops may run forward long before backward, or backward in another
-/// order, so that neither can be told from the order of calls.
+/// many loss terms it had. Loops may run forward long before backward, or backwards in another
+/// order, so the order of calls does not tell.
 class ForwardRecords {
  public:
   struct Record {
@@ -19,10 +19,10 @@ class ForwardRecords {
     std::int64_t loss_terms = 0;
   };
 
-  /// `loss` is what a forward returned. Nothing is noted where it has no graph.
+  /// `loss` is what a forward returned. Does nothing if it has no graph.
   void add(const at::Tensor& loss, std::int64_t loss_terms);
 
-  /// From now on the weights have other values than in all forwards so far.
+  /// The weights differ from now on from those of all forwards so far.
   void weights_changed() { ++version_; }
 
   /// The forwards that `loss` was computed from; empty where it comes from none.

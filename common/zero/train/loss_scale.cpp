@@ -9,10 +9,10 @@
 namespace zero::train {
 namespace {
 
-// What the state is called in a checkpoint.
+// The key of the state in a checkpoint's notes.
 constexpr const char* kNote = "loss scale";
 
-// Larger ones would leave a float32 loss no room beside them.
+// A larger scale would leave a float32 loss too little range.
 constexpr double kLargest = 0x1p100;
 
 void require_scale(double scale) {
@@ -33,7 +33,7 @@ LossScale::LossScale(LossScaleOptions options) : options_(options), state_{optio
 }
 
 void LossScale::note_good_step() {
-  // A state that was put back may count more steps than this scale needs.
+  // A restored state may count more good steps than this scale needs.
   if (state_.good_steps < options_.growth_steps - 1) {
     ++state_.good_steps;
     return;

@@ -6,7 +6,7 @@
 
 namespace zero::train {
 
-/// How a loss scale begins and moves.
+/// How a loss scale starts and changes.
 struct LossScaleOptions {
   double initial = 65536;            ///< 2^16; a power of two from 1 to 2^100
   std::int64_t growth_steps = 2000;  ///< good steps in a row before it is doubled; at least 1
@@ -16,43 +16,44 @@ struct LossScaleOptions {
 ///
 /// The smallest number that float16 holds is 2^-24 (6e-8), and many gradients are smaller: they
 /// would be rounded to zero. So the loss is multiplied by a large scale before backward, every
-/// gradient comes out as many times larger, and the optimizer divides by it in float32. The scale
-/// is a power of two, so that neither rounds anything. Where it was too large, a gradient overflows
-/// to infinity: the step is left out and the scale halved; after many good steps it is doubled.
+/// gradient comes out larger by that factor, and the optimizer divides by it in float32. The scale
+/// is a power of two, so that neither operation rounds. If it is too large, a gradient overflows to
+/// infinity: the step is skipped and the scale halved; after many good steps it is doubled.
 ///
-/// All ranks must tell it the same (train::update()), and so have the same scale.
+/// All ranks must make the same calls (train::update() does), and so have the same scale.
 class LossScale {
  public:
-  /// zero::Error for a scale that is not a power of two from 1 to 2^100, or fewer than 1 step.
+  /// Throws zero::Error for a scale that is not a power of two from 1 to 2^100, or fewer than 1
+  /// step.
   explicit LossScale(LossScaleOptions options = {});
 
   double value() const { return state_.scale; }
-  /// A step was made with it.
+  /// Call after a step that updated.
   void note_good_step();
-  /// A step was left out: halves it. False where it is 1 already and stays that: then it is not the
-  /// scale that makes gradients overflow.
+  /// Call after a step that was skipped: halves the scale. Returns false if the scale is 1 and
+  /// stays 1: then it is not the cause of the overflow.
   bool note_overflow();
 
-  /// Where it stands, for a checkpoint.
+  /// The state, for a checkpoint.
   struct State {
     double scale = 1;
-    std::int64_t good_steps = 0;  ///< in a row, since it last moved
+    std::int64_t good_steps = 0;  ///< in a row, since the scale last changed
     bool operator==(const State&) const = default;
   };
   State state() const { return state_; }
-  /// zero::Error for what is no state of a loss scale.
+  /// Throws zero::Error for an invalid state.
   void set_state(const State& state);
 
   /// The state as text, for the notes of a checkpoint, and back.
-  /// @throws zero::Error for a text that to_text() did not give.
+  /// @throws zero::Error for a text that to_text() did not write.
   std::string to_text() const;
   void set_from_text(const std::string& text);
 
-  /// Adds that text to the notes of a checkpoint, and goes on from it where a checkpoint has one.
+  /// Adds that text to the notes of a checkpoint, and resumes from it if a checkpoint has one.
   void write_to(std::map<std::string, std::string>& notes) const;
   void resume_from(const std::map<std::string, std::string>& notes);
 
-  /// What ranks must have in common.
+  /// The options, as text, to compare between ranks.
   std::string describe() const;
 
  private:

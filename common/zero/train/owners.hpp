@@ -9,7 +9,7 @@
 
 namespace zero::train {
 
-/// Who owns which whole parameter, and the bytes that follow from it. Shared by the chapters that
+/// Which rank owns which whole parameter, and how many bytes that makes. For the chapters that
 /// shard by whole parameters.
 class Owners {
  public:
@@ -31,8 +31,8 @@ class Owners {
   std::int64_t trainable_bytes_ = 0;
 };
 
-/// Every owner sends its parameters to all ranks; blocks until this rank has them. `indices` are
-/// the same on all ranks, and their tensors have storage on all of them.
+/// Every owner sends its parameters to all ranks; blocks until this rank has them. All ranks pass
+/// the same `indices`, and have storage for their tensors.
 void broadcast_from_owners(const nn::ParameterList& list, const std::vector<std::size_t>& indices,
                            const Owners& owners, dist::Communicator& communicator,
                            dist::Purpose purpose);

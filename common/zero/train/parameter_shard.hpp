@@ -8,10 +8,10 @@ namespace zero::train {
 
 /// Consecutive elements of one parameter.
 struct ParameterShard {
-  /// The elements as the optimizer knows them; its `.grad`, after finish_backward(), is their
-  /// averaged gradient. Undefined where this rank has none of the parameter.
+  /// The elements as the tensor that the optimizer updates; after finish_backward() its `.grad` is
+  /// their averaged gradient. Undefined if this rank has none of the parameter.
   at::Tensor tensor;
-  std::int64_t begin = 0;  ///< the first of them in the flattened parameter
+  std::int64_t begin = 0;  ///< index of the first in the flattened parameter
 };
 
 }  // namespace zero::train

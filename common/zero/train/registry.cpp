@@ -8,7 +8,7 @@
 namespace zero::train {
 namespace {
 
-// Every word that find() knows: as modes(), and a default by its long name too.
+// Every name that find() knows: modes(), and each default by its long name too.
 std::vector<std::string> known_names(const std::vector<StrategyEntry>& entries) {
   std::vector<std::string> names;
   for (const StrategyEntry& entry : entries) {

@@ -17,8 +17,8 @@ struct StrategyEntry {
   /// The default first, by its own name: {"owner", "naive"}. "zero1" is "zero1:owner".
   std::vector<std::string> variants;
   std::function<std::unique_ptr<Strategy>(const StrategyArguments&)> make;
-  /// Where the strategy has options of its own: reads a variant that names some ("lookahead=2"),
-  /// and throws zero::Error where it cannot. Such variants are not among modes().
+  /// For a strategy with options of its own: reads a variant that sets some ("lookahead=2"), and
+  /// throws zero::Error if it is invalid. modes() does not list such variants.
   std::function<void(const std::string& variant)> check_options = {};
 };
 
@@ -28,7 +28,7 @@ class Registry {
   void add(StrategyEntry entry);
 
   /// Makes the strategy that `mode` ("zero1", "zero1:naive") names; overrides arguments.variant.
-  /// zero::Error with the known names for an unknown one.
+  /// Throws zero::Error with the known names for an unknown one.
   std::unique_ptr<Strategy> make(const std::string& mode, StrategyArguments arguments) const;
 
   /// Throws zero::Error if make() would not know `mode`.

@@ -13,14 +13,14 @@ namespace zero::train {
 ///     buffer:   |---------------|---------------|---------|pad|
 ///     shard:           0               1               2
 ///
-/// Every tensor begins, and every shard is a multiple of, kAlignment elements. So a vector
-/// instruction that handles many elements at once meets the same neighbours in a shard as in the
-/// whole tensor, and what is left over at a tensor's end is the same: the optimizer rounds alike.
-/// Nothing needs to be divisible by the world size; what is missing is padding.
+/// Every tensor begins at a multiple of kAlignment elements, and every shard is a multiple of it.
+/// So a vector instruction that handles many elements at once has the same neighbours in a shard as
+/// in the whole tensor, and the same remainder at a tensor's end: the optimizer rounds alike.
+/// Nothing needs to be divisible by the world size; padding fills up.
 class ShardLayout {
  public:
   /// 64 elements: a whole number of steps of every vectorised loop of LibTorch (16 or 32), and 256
-  /// bytes in float32, so that the windows of a buffer are as well aligned as tensors of their own.
+  /// bytes in float32, so that views of a buffer are as well aligned as tensors of their own.
   static constexpr std::int64_t kAlignment = 64;
 
   /// `sizes`: elements of each tensor (0 is allowed). Throws zero::Error for a negative size or a
@@ -43,7 +43,7 @@ class ShardLayout {
   struct Range {
     std::int64_t begin = 0;     ///< first element, in the tensor
     std::int64_t in_shard = 0;  ///< where that is in the shard
-    std::int64_t size = 0;      ///< elements; 0 where nothing of the tensor is there
+    std::int64_t size = 0;      ///< elements; 0 if nothing of the tensor is there
   };
   Range range(std::size_t tensor, int rank) const;
 

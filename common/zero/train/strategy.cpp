@@ -46,8 +46,9 @@ std::string description(const nn::ParameterList& list, const StrategyArguments& 
   return text;
 }
 
-// The parameters of a model that no strategy has. The error comes on all ranks, also where the
-// model is free on some of them: their texts differ in the constructor's exchange.
+// The parameters of a model that no other strategy holds. If one does, the error comes on all
+// ranks, even where the model is free: those ranks send another text in the constructor's
+// comparison.
 nn::ParameterList free_parameters(const StrategyArguments& arguments, nn::Granularity granularity) {
   const std::string holder = nn::holder_of(arguments.model);
   if (holder.empty()) return nn::list_parameters(arguments.model, granularity);
@@ -73,7 +74,7 @@ Strategy::Strategy(const StrategyArguments& arguments, nn::Granularity granulari
       use_(list_),
       averaged_(*this, arguments.accumulation == Accumulation::kReduceEach),
       accumulated_(list_.size()) {
-  // Before anything is sent: ranks that differ would send each other the wrong bytes, or wait.
+  // First: ranks that differ would send each other the wrong bytes, or wait forever.
   communicator_.verify_same_on_all_ranks(kModelOrStrategy, description(list_, arguments));
   std::vector<at::Tensor> all;
   for (std::size_t i = 0; i < count(); ++i) {
@@ -83,7 +84,7 @@ Strategy::Strategy(const StrategyArguments& arguments, nn::Granularity granulari
     memory::recharge(parameter(i), Category::kParameters);
   }
   optimizer_ = arguments.optimizer(all);
-  // Last: what throws above must leave no hook behind that calls into nothing.
+  // Last: a constructor that throws above must leave no hook that calls into a destroyed object.
   for (std::size_t i = 0; i < count(); ++i) {
     nn::on_gradient_ready(parameter(i), [this, i] { on_ready(i); });
   }
@@ -109,8 +110,8 @@ Strategy::Origin Strategy::origin(const at::Tensor& tensor) {
   return {tensor.storage().unsafeGetStorageImpl(), memory::has_storage(tensor)};
 }
 
-// As an ordinary model is, or as the strategy got it, which it still is where the constructor of
-// the chapter's class threw early.
+// True if every parameter is whole in storage of its own, or still as the strategy got it, because
+// the constructor of the chapter's class threw early.
 bool Strategy::model_is_whole() const {
   bool untouched = origins_.size() == count();
   bool whole = true;
@@ -148,7 +149,7 @@ void Strategy::check_not_released() const {
   if (released_) throw Error(fmt::format("{} has released its model: make a new one", mode_));
 }
 
-// Where a strategy has put a parameter it must stay: an optimizer may update a shard of that
+// A parameter must stay where the strategy has put it: an optimizer may update a shard of that
 // memory, and gathers write into it.
 void Strategy::check_places() const {
   for (std::size_t i = 0; i < places_.size(); ++i) {
@@ -166,7 +167,7 @@ auto Strategy::run_pass(const Pass& pass) {
   try {
     return naming_unsharded_reads(pass);
   } catch (...) {
-    use_.end_forwards();  // their post_forward() does not come
+    use_.end_forwards();  // their post_forward() will not be called
     pass_threw_ = true;
     throw;
   }
@@ -244,7 +245,7 @@ void Strategy::Hooks::post_backward(nn::Unit& unit) {
   if (strategy_.in_backward_) strategy_.post_backward(unit);
 }
 
-// autograd::grad() called by the model or its user, or a backward() of something else that passes
+// For autograd::grad(), called by the model or its user, and for another backward() that passes
 // through the model.
 void Strategy::gather_for_other_pass(std::size_t unit) {
   for (const std::size_t over : use_.enter_other_pass(unit)) drop(over);
@@ -299,7 +300,7 @@ bool Strategy::any_trainable(const std::vector<std::size_t>& indices) const {
 
 void Strategy::zero_grad() {
   for (std::size_t i = 0; i < count(); ++i) drop_gradient(i);
-  // A step that was given up may have left averages of earlier micro-batches.
+  // An abandoned step may have left averages of earlier micro-batches.
   accumulated_.assign(count(), at::Tensor());
   has_gradients_ = false;
   awaits_reduction_ = false;
@@ -308,7 +309,7 @@ void Strategy::zero_grad() {
 
 void Strategy::on_ready(std::size_t index) {
   if (!in_backward_) return drop_foreign_gradient(index);
-  // Born inside autograd, a gradient looks like an activation until someone says what it is.
+  // Inside autograd a new gradient is charged as an activation: correct that.
   memory::recharge(gradient(index), Category::kGradients);
   if (gradient(index).defined()) {
     check_origin(index);
@@ -361,8 +362,8 @@ void Strategy::complete_reduction() {
 }
 
 void Strategy::complete_flags() {
-  // A flag for each parameter that this rank has used, and one more: it has added up something that
-  // is not finite.
+  // A flag for each parameter that this rank has used, and a last one if this rank has added up
+  // something that is not finite.
   at::Tensor all = at::zeros({static_cast<std::int64_t>(count()) + 1}, at::kInt);
   auto* flags = all.mutable_data_ptr<std::int32_t>();
   for (std::size_t i = 0; i < count(); ++i) flags[i] = used_[i] ? 1 : 0;
@@ -392,7 +393,7 @@ void Strategy::add_up_micro_batches() {
         sum = grad;
       }
     }
-    // Until the last micro-batch the sum is kept out of backward's way, which would add to it.
+    // Until the last micro-batch, keep the sum out of `.grad`, where backward would add to it.
     grad = requires_gradient_sync_ ? std::exchange(sum, at::Tensor()) : at::Tensor();
   }
 }

@@ -38,12 +38,12 @@ struct StrategyArguments {
   optim::OptimizerFactory optimizer;
   /// First values of parameters that have no storage yet; asked on rank 0 only.
   nn::ParameterSource* values = nullptr;
-  std::string variant = {};  ///< one of the chapter's, empty for its default
+  std::string variant = {};  ///< one of the chapter's; empty: its default
   Ownership ownership = Ownership::kBySize;
   Accumulation accumulation = Accumulation::kLocal;
-  /// In which type gradients of 2-byte types are reduced.
+  /// The type in which gradients of 2-byte dtypes are reduced.
   dist::ReduceType reduce_type = dist::ReduceType::kOwn;
-  /// Options of the chapter's own type (OverlapOptions for engine0 to engine3), in place of those
+  /// Options of the chapter's own type (OverlapOptions for engine0 to engine3). They replace those
   /// that `variant` stands for; empty: those of the variant.
   std::any options = {};
   std::string mode = {};  ///< the strategy's name, for messages; the registry fills it in
@@ -67,28 +67,28 @@ struct ModelStateBytes {
 ///     sync_parameters()
 ///     zero_grad()                may come later: gradients stay readable until then
 ///
-/// All functions but the plain readers must be called by all ranks in the same order, block until
-/// this rank's part is done, and throw zero::Error when a peer fails.
+/// All ranks must call all functions except plain getters, in the same order. Each call blocks
+/// until this rank's part is done, and throws zero::Error when a peer fails.
 ///
-/// The base class registers the hooks of the units and parameters and does what every chapter does
-/// alike: clipping, accumulation, parameters that nobody used.
+/// The base class registers the hooks of the units and parameters, and does what all chapters
+/// share: clipping, accumulation, parameters that no rank used.
 class Strategy : public nn::UnitHooks {
  public:
   ~Strategy() override;
   Strategy(const Strategy&) = delete;
   Strategy& operator=(const Strategy&) = delete;
 
-  /// Loss of the local micro-batch, as Model::loss gives it.
+  /// The loss of the local micro-batch, from Model::loss().
   virtual at::Tensor forward(const data::Batch& batch);
-  /// Runs autograd; hooks fire inside. One backward() before each finish_backward() that reduces
-  /// (zero::Error otherwise); the loss may come from several forward()s, and others may have run
-  /// since. zero::Error, before anything has happened, where the weights have changed since one of
-  /// the forward()s that the loss comes from: its graph belongs to the old weights.
+  /// Runs autograd; hooks fire inside. Call it once before each finish_backward() that reduces
+  /// (zero::Error otherwise). The loss may come from several forward()s, and others may have run
+  /// since. Throws zero::Error, before anything has happened, if the weights have changed since one
+  /// of the forward()s that the loss comes from: its graph belongs to the old weights.
   ///
-  /// Only this function makes gradients of the model's parameters. A backward() of something else
-  /// that passes through the model, such as that of a generator through its discriminator, gathers
-  /// what it needs; the gradients that it makes of the parameters are dropped, and are zero::Error
-  /// where this strategy has gradients that no zero_grad() has dropped.
+  /// Only this function makes gradients of the model's parameters. Another backward() that passes
+  /// through the model, such as a generator's through its discriminator, gathers what it needs, and
+  /// the parameter gradients that it makes are dropped. If this strategy holds gradients that
+  /// zero_grad() has not dropped, they throw zero::Error instead.
   virtual void backward(const at::Tensor& loss);
   /// Waits for what is in flight. After the last micro-batch the gradients that this rank is
   /// responsible for (see owns()) are the average over ranks.
@@ -100,26 +100,26 @@ class Strategy : public nn::UnitHooks {
   /// Drops all gradients.
   virtual void zero_grad();
 
-  /// Says, before backward(), whether the gradients of its micro-batch are reduced after it
-  /// (default: yes). False for all micro-batches of a step but the last.
+  /// Call before backward(): whether the gradients of this micro-batch are reduced after it
+  /// (default: yes). False for all micro-batches of a step except the last.
   void set_requires_gradient_sync(bool sync) { requires_gradient_sync_ = sync; }
 
-  /// Says that something other than optimizer_step() has changed the weights, such as a checkpoint
-  /// that was loaded.
+  /// Call when something other than optimizer_step() has changed the weights, such as loading a
+  /// checkpoint.
   void note_weights_changed() { forwards_.weights_changed(); }
 
-  /// Loss terms (data::Batch) of the forward() that `loss` comes from, their mean where it comes
-  /// from several; 0 where it comes from none.
+  /// Number of loss terms (data::Batch) of the forward() that `loss` comes from; the mean if it
+  /// comes from several, 0 if from none.
   double loss_terms(const at::Tensor& loss) const;
 
   /// Scales the gradients so that their global norm, divided by gradient_scale(), is at most
-  /// `max_norm`; returns the norm before. See AveragedGradients::clip().
+  /// `max_norm`; returns the norm before scaling. See AveragedGradients::clip().
   virtual float clip_grad_norm(double max_norm, optim::Norm norm = optim::Norm::kL2);
 
-  /// Says that the losses given to backward() are multiplied by `scale` until further notice (see
-  /// loss_scale.hpp), so that gradients are as many times too large. The optimizer divides by it.
-  /// Acts on this rank alone; all ranks must say the same.
-  /// @throws zero::Error where the optimizer cannot (optim::Optimizer::set_gradient_scale()).
+  /// From now on the losses given to backward() are multiplied by `scale` (see loss_scale.hpp), so
+  /// gradients are too large by that factor, and the optimizer divides by it. Acts on this rank
+  /// alone; all ranks must set the same. Throws zero::Error if the optimizer cannot
+  /// (optim::Optimizer::set_gradient_scale()).
   void set_gradient_scale(double scale);
   double gradient_scale() const { return gradient_scale_; }
 
@@ -129,34 +129,34 @@ class Strategy : public nn::UnitHooks {
   /// See AveragedGradients::first_nonfinite().
   std::optional<NonfiniteGradient> nonfinite_gradient() { return averaged_.first_nonfinite(); }
 
-  /// Makes the parameters of unit `unit` whole for reading until as many calls of reshard(), also
-  /// while forward() and backward() run. Elsewhere than here and in its unit, to read a parameter
-  /// that the stage does not keep whole is an error that names it: zero::Error where forward() or
-  /// backward() meets it, else c10::Error. What is read may have a gradient, such as a penalty on
-  /// weights, on all ranks alike: the next backward() makes the unit whole again, from its
-  /// beginning to its end.
+  /// Makes the parameters of unit `unit` whole for reading, until reshard() has been called as
+  /// often. Allowed during forward() and backward() too. Without it, reading a parameter outside of
+  /// its unit is an error that names it, if the stage does not keep it whole: zero::Error inside
+  /// forward() or backward(), else c10::Error. Values read here may have a gradient, such as that
+  /// of a penalty on weights, if they do on all ranks: the next backward() then keeps the unit
+  /// whole throughout.
   void unshard(std::size_t unit);
   void reshard(std::size_t unit);
 
-  /// Gives the model back: parameters are whole on every rank, with the trained values and bytes of
-  /// their own, gradients are dropped, and another strategy or an ordinary program may have the
-  /// model. This strategy cannot train afterwards. A model whose strategy was destroyed without
-  /// release() may hold this rank's shards only, and no other strategy takes it. Called by all
+  /// Gives the model back: parameters are whole on every rank, with the trained values and storage
+  /// of their own, gradients are dropped, and another strategy or an ordinary program may use the
+  /// model. This strategy cannot train afterwards. If a strategy is destroyed without release(),
+  /// its model may hold only this rank's shards, and no other strategy accepts it. Called by all
   /// ranks, between steps; blocks. Needs the bytes of the whole model on every rank.
   void release();
 
   /// Whether this rank updates parameter `index`, and holds its averaged gradient.
   virtual bool owns(std::size_t index) const { return true; }
 
-  /// The part of parameter `index` that this rank updates: all of it where it owns it, unless the
+  /// The part of parameter `index` that this rank updates: all of it if it owns it, unless the
   /// chapter splits tensors.
   virtual ParameterShard piece(std::size_t index) const {
     return owns(index) ? ParameterShard{parameter(index), 0} : ParameterShard{};
   }
 
-  /// The part of parameter `index` that rests on this rank between steps, updated here or not: what
-  /// a checkpoint has to put back. Frozen parameters have one too. The values are whole where the
-  /// stage keeps parameters whole.
+  /// The part of parameter `index` that this rank keeps between steps, whether it updates it or
+  /// not: a checkpoint restores it. Frozen parameters have one too. It is all of the parameter if
+  /// the stage keeps parameters whole.
   virtual ParameterShard local_shard(std::size_t index) const;
 
   /// Whether ranks own different parameters. The same answer on all ranks.
@@ -165,7 +165,7 @@ class Strategy : public nn::UnitHooks {
   /// Model states of this rank at rest, by the stage's formula.
   virtual ModelStateBytes predicted_bytes() const = 0;
   /// Bytes of gradients and parameters that this rank sends in one step with one micro-batch, by
-  /// the formula of the variant. Control messages are not in it.
+  /// the formula of the variant. Control messages are not counted.
   virtual std::int64_t predicted_traffic() const = 0;
 
   /// Shows every local gradient to `observer` as backward finishes it, before any reduction: for
@@ -179,20 +179,20 @@ class Strategy : public nn::UnitHooks {
   optim::Optimizer& optimizer() { return *optimizer_; }
 
  protected:
-  /// Called by all ranks. Throws zero::Error on every rank, before anything else is sent, if they
+  /// Called by all ranks. Throws zero::Error on every rank, before anything else is sent, if ranks
   /// differ in the variant, its options, or the names, shapes, dtypes, units or trainability of
-  /// parameters and buffers; it names the first difference. `granularity`: what list().units are,
-  /// and around whom the hooks are called.
+  /// parameters and buffers; the error names the first difference. `granularity`: what counts as a
+  /// unit, in list().units and for the hooks.
   explicit Strategy(const StrategyArguments& arguments,
                     nn::Granularity granularity = nn::Granularity::kUnit);
 
   /// Called by backward() before autograd runs and after it.
   virtual void begin_backward() {}
   virtual void end_backward() {}
-  /// Whether backward() runs.
+  /// Whether backward() is running.
   bool in_backward() const { return in_backward_; }
 
-  /// Makes the parameters of unit `unit` whole on all ranks. Nothing to do where they are.
+  /// Makes the parameters of unit `unit` whole on all ranks. Does nothing if they are.
   virtual void gather(std::size_t unit) {}
   /// Drops what this rank does not keep of unit `unit`, unless is_in_use().
   virtual void drop(std::size_t unit) {}
@@ -203,13 +203,13 @@ class Strategy : public nn::UnitHooks {
   /// Whether unit `unit` is between unshard() and reshard(). Inside backward() its gradients may
   /// come at any time, so they are reduced at the end.
   bool is_held(std::size_t unit) const { return use_.is_held(unit); }
-  /// Whether it is held, or its forward runs.
+  /// Whether it is held, or its forward is running.
   bool is_in_use(std::size_t unit) const { return use_.is_in_use(unit); }
 
-  /// Called inside backward(), when the whole gradient of trainable parameter `index` is there.
+  /// Called inside backward(), when the gradient of trainable parameter `index` is complete.
   virtual void gradient_ready(std::size_t index) {}
 
-  /// True after release(): what a destructor would undo is undone.
+  /// True after release(): a destructor has nothing left to undo.
   bool released() const { return released_; }
 
   std::size_t count() const { return list_.size(); }
@@ -218,14 +218,14 @@ class Strategy : public nn::UnitHooks {
   at::Tensor& gradient(std::size_t index) const { return parameter(index).mutable_grad(); }
   void drop_gradient(std::size_t index) const { gradient(index) = at::Tensor(); }
 
-  /// The local gradient of a parameter as something that can be reduced: where backward made none,
-  /// zeros, because other ranks may have one. Notes whether there was one.
+  /// The local gradient of a parameter, for a reduction: zeros if backward made none, because other
+  /// ranks may have one. Notes whether there was one.
   at::Tensor& gradient_to_reduce(std::size_t index);
 
   /// Notes whether this rank's backward used parameter `index`, for complete_reduction().
   void note_used(std::size_t index, bool used) { used_[index] = used; }
 
-  /// The same for parameters that are reduced together: used is what has a gradient.
+  /// The same for parameters that are reduced together; those with a gradient were used.
   void note_used(const std::vector<std::size_t>& indices);
   bool any_trainable(const std::vector<std::size_t>& indices) const;
 
@@ -234,31 +234,31 @@ class Strategy : public nn::UnitHooks {
     return requires_gradient_sync_ || accumulation_ == Accumulation::kReduceEach;
   }
 
-  /// The end of every finish_backward() that reduced: drops the gradients of parameters that no
-  /// rank used (a small all-reduced map says so) and adds up micro-batches that were reduced one by
-  /// one.
+  /// Ends every finish_backward() that reduced: drops the gradients of parameters that no rank used
+  /// (a small all-reduce finds them) and adds up micro-batches that were reduced one by one.
   void complete_reduction();
 
-  /// Rank 0's first values for every parameter and buffer, on all ranks. For stages that hold the
-  /// whole model.
+  /// Sends rank 0's first values of every parameter and buffer to all ranks. For stages that hold
+  /// the whole model.
   void broadcast_from_rank_0();
   /// The buffers alone, by a constructor that has put the parameters where they are to stay.
   void broadcast_buffers_from_rank_0();
-  /// First value of one parameter, on rank 0: allocates it and asks the source.
+  /// Allocates one parameter; on rank 0, also asks the source for its first value.
   void fill(std::size_t index);
-  /// Writes the first value of one parameter, from the source, into `out` (its shape and dtype).
+  /// Writes the first value of one parameter, from the source, into `out` (of its shape and dtype).
   void first_value(std::size_t index, at::Tensor out);
 
   /// Makes the optimizer forget every parameter that this rank does not own.
   void shard_optimizer();
 
   std::int64_t trainable_bytes() const;
-  /// Bytes of optimizer state on this rank, once everything has been updated: as the optimizer says
-  /// for the pieces of trainable parameters, and of those that were frozen after an update.
+  /// Bytes of optimizer state on this rank once everything has been updated, as the optimizer
+  /// reports them: for its pieces of trainable parameters, and of those that were frozen after an
+  /// update.
   std::int64_t optimizer_bytes() const;
-  /// Bytes that the gradients of all trainable parameters take on their way into reductions.
+  /// Bytes of the gradients of all trainable parameters, in the types in which they are reduced.
   std::int64_t reduced_bytes() const;
-  /// The same for those that this rank owns, and for one parameter.
+  /// The same for the parameters that this rank owns, and for one parameter.
   std::int64_t reduced_owned_bytes() const;
   std::int64_t reduced_bytes_of(std::size_t index) const;
 
@@ -280,7 +280,7 @@ class Strategy : public nn::UnitHooks {
   void remove_hooks();
   bool model_is_whole() const;
 
-  // Does what is alike for all strategies, and calls the functions of this one.
+  // Does what all strategies share, then calls the strategy's own hooks.
   class Hooks final : public nn::UnitHooks {
    public:
     explicit Hooks(Strategy& strategy) : strategy_(strategy) {}

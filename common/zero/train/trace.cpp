@@ -63,8 +63,8 @@ void add_activities(base::Json& trace, const std::vector<dist::Activity>& activi
   }
 }
 
-// What the profiler recorded. It writes only to a file, beside `file`, and says nothing where that
-// fails: then what is there cannot be read.
+// What the profiler recorded. The profiler writes only to a file (here beside `file`), and does not
+// report a failure: the file is then unreadable.
 base::Json saved(profiler::ProfilerResult& result, const fs::path& file) {
   fs::path temporary = file;
   temporary.replace_filename(fmt::format(".{}.{}", ::getpid(), file.filename().string()));
@@ -86,7 +86,7 @@ base::Json saved(profiler::ProfilerResult& result, const fs::path& file) {
 }  // namespace
 
 Trace::Trace(dist::Communicator* communicator) : communicator_(communicator) {
-  // The profiler tells of its own starts and stops unless it is asked not to; its levels end at 6.
+  // Silences the profiler's messages about its own starts and stops; its levels end at 6.
   ::setenv("KINETO_LOG_LEVEL", "9", /*overwrite=*/0);
   const ProfilerConfig config(ProfilerState::KINETO);
   const std::set<ActivityType> activities = {ActivityType::CPU};

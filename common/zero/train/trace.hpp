@@ -10,17 +10,17 @@ namespace zero::train {
 /// Records what this process runs between construction and finish(), by LibTorch's profiler, as a
 /// Chrome trace: every operation, the collectives, and the named ranges of trainer and strategies
 /// (forward, backward, optimizer, zero1_param_broadcast, zero2_grad_reduce, zero3_param_gather, …).
-/// With a communicator also when collectives were in flight: a pair of asynchronous events of
-/// category "collective" for each, from its start to the return of its wait(), with the bytes of
+/// With a communicator, also records when collectives were in flight: a pair of asynchronous events
+/// of category "collective" for each, from its start to the return of its wait(), with the bytes of
 /// its tensor, and an event of category "exposed" for each stretch in which this thread did nothing
-/// but communicate. What is in flight outside of those is hidden behind something else.
+/// but communicate. Communication outside of those stretches is hidden behind other work.
 /// Open the file in Perfetto (https://ui.perfetto.dev) or chrome://tracing. One at a time in a
 /// process, used on one thread, the one that trains. Recording slows small operations down.
 class Trace {
  public:
   /// Starts recording. The first one in a process takes a moment.
   explicit Trace(dist::Communicator* communicator = nullptr);
-  /// Stops; what was recorded is lost unless finish() was called.
+  /// Stops; the recording is lost unless finish() was called.
   ~Trace();
   Trace(const Trace&) = delete;
   Trace& operator=(const Trace&) = delete;

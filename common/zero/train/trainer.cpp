@@ -15,7 +15,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Splits the time of a step: what the communicator waited is taken out of the phase it happened in.
+// Splits the time of a step: time that the communicator waited is taken out of its phase.
 class Stopwatch {
  public:
   Stopwatch(const dist::Communicator& communicator, PhaseSeconds& seconds)
@@ -76,7 +76,7 @@ StepResult Trainer::step(const std::vector<data::Batch>& micro_batches) {
 void Trainer::run(const std::vector<data::Batch>& micro_batches, StepResult& result) {
   dist::Communicator& communicator = strategy_.communicator();
   Stopwatch watch(communicator, result.seconds);
-  // The first thing: ranks that find out later that they differ wait for each other.
+  // First: ranks that found out later that they differ would wait for each other.
   const double all_terms = count_terms(micro_batches);
   double loss_sum = 0;
   for (std::size_t m = 0; m < micro_batches.size(); ++m) {
@@ -120,7 +120,7 @@ void Trainer::end(StepResult& result) {
     result.skipped = made.skipped;
     result.gradient_norm = made.gradient_norm;
   } catch (const Error&) {
-    strategy_.zero_grad();  // what all ranks have found
+    strategy_.zero_grad();  // all ranks have found the same
     throw;
   }
 }
@@ -139,7 +139,7 @@ double Trainer::evaluate(const std::vector<data::Batch>& batches) {
 }
 
 double Trainer::count_terms(const std::vector<data::Batch>& batches) {
-  // Every rank sees the same numbers, and so comes to the same decision.
+  // Every rank sees the same numbers, so all decide alike.
   dist::Communicator& communicator = strategy_.communicator();
   double mine = 0;
   for (const data::Batch& batch : batches) mine += static_cast<double>(batch.loss_terms);
@@ -168,8 +168,8 @@ double Trainer::count_terms(const std::vector<data::Batch>& batches) {
 }
 
 Trainer::LossOfAllRanks Trainer::loss_of_all_ranks(double loss, std::int64_t terms) {
-  // A flag for each rank beside its numbers: a maximum over the values would lose a NaN or not,
-  // depending on which rank has it.
+  // Each rank sends a flag with its numbers: a maximum over the values could lose a NaN, depending
+  // on which rank has it.
   dist::Communicator& communicator = strategy_.communicator();
   const bool finite = std::isfinite(loss);
   const std::vector<double> all =

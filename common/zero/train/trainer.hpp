@@ -19,13 +19,13 @@ struct PhaseSeconds {
   double communication = 0;
   double optimizer = 0;
   double total = 0;      ///< the sum of these four
-  double in_flight = 0;  ///< of it, how long any collective was started and not yet waited for
+  double in_flight = 0;  ///< the part of it in which any collective was in flight
 };
 
 struct StepResult {
   double loss = 0;          ///< mean over all loss terms of all ranks and micro-batches
   float gradient_norm = 0;  ///< before clipping; 0 where nothing is clipped
-  /// What the loss was multiplied by for backward; `loss` and `gradient_norm` are without it.
+  /// What the loss was multiplied by for backward; not contained in `loss` and `gradient_norm`.
   double loss_scale = 1;
   /// A gradient was infinite or NaN on some rank, so that no rank updated anything; the loss scale,
   /// if there is one, is smaller now.
@@ -35,48 +35,49 @@ struct StepResult {
 
 struct TrainerOptions {
   double clip_norm = 0;  ///< largest norm of the gradient; 0: do not clip
-  /// Steps that a run which goes on from a checkpoint has behind it: steps() begins there.
+  /// Steps done before this run, if it resumes from a checkpoint: steps() begins there.
   std::int64_t first_step = 0;
   /// Scales the loss for backward, as float16 needs it; the optimizer must be able to undo it
-  /// (optim::with_master_weights()). Nothing: gradients are used as they come.
+  /// (optim::with_master_weights()). nullopt: the loss is not scaled.
   std::optional<LossScaleOptions> loss_scale = std::nullopt;
   optim::Norm norm = optim::Norm::kL2;  ///< which norm clip_norm limits
-  /// What becomes of a step whose gradient is infinite or NaN, where no loss scale can be halved.
+  /// What to do with a step whose gradient is infinite or NaN, if no loss scale can be halved.
   OnNonfiniteGradient on_nonfinite_gradient = OnNonfiniteGradient::kError;
 };
 
 /// The training loop of every chapter. All ranks call the same functions in the same order.
 class Trainer {
  public:
-  /// Called by all ranks; zero::Error on all of them if their options differ, or the loss is to be
-  /// scaled and the optimizer cannot undo it.
+  /// Called by all ranks. Throws zero::Error on all of them if their options differ, or if the loss
+  /// is to be scaled and the optimizer cannot undo it.
   explicit Trainer(Strategy& strategy, TrainerOptions options = {});
 
-  /// One optimizer step over `micro_batches` of this rank: at least one, and as many on every rank.
-  /// Blocks. Ranks may have different numbers of loss terms, also none: the gradient is that of the
-  /// mean over all of them. Throws zero::Error on all ranks alike if the loss or a gradient of any
-  /// is not finite, no rank has a loss term, or ranks gave different numbers of micro-batches or
-  /// other settings to their optimizers; parameters and optimizer states are as before the step
-  /// then, there are no gradients, and the next step may follow.
+  /// One optimizer step over this rank's `micro_batches`: at least one, and the same number on
+  /// every rank. Blocks. Ranks may have different numbers of loss terms, or none: the gradient is
+  /// that of the mean over all of them. Throws zero::Error on all ranks if a loss or gradient of
+  /// any rank is not finite, if no rank has a loss term, or if ranks pass different numbers of
+  /// micro-batches or different settings to their optimizers. Parameters and optimizer states are
+  /// then as before the step, there are no gradients, and the next step may follow.
   ///
-  /// With a loss scale, a gradient that is infinite or NaN on any rank makes all ranks leave out
-  /// the same step: parameters, optimizer states and step counts stay, and the scale is halved.
-  /// Where it is 1 already, or there is none, TrainerOptions::on_nonfinite_gradient says whether
-  /// the step is left out or an error.
+  /// With a loss scale, all ranks skip the step if a gradient is infinite or NaN on any rank:
+  /// parameters, optimizer states and step counts stay, and the scale is halved. If it is 1
+  /// already, or there is none, TrainerOptions::on_nonfinite_gradient says whether the step is
+  /// skipped or an error.
   StepResult step(const std::vector<data::Batch>& micro_batches);
 
-  /// Drops the gradients, which step() leaves to be looked at. step() does it by itself.
+  /// Drops the gradients, which step() leaves readable. The next step() does it by itself.
   void zero_grad() { strategy_.zero_grad(); }
 
-  /// Mean loss over the batches of all ranks, without gradients. Every rank gives as many batches
-  /// (zero::Error on all ranks otherwise), and at least one of all has a loss term.
+  /// Mean loss over the batches of all ranks, without gradients. Every rank passes the same number
+  /// of batches, and at least one batch of some rank has a loss term (zero::Error on all ranks
+  /// otherwise).
   double evaluate(const std::vector<data::Batch>& batches);
 
   std::int64_t steps() const { return steps_; }
-  /// Of them, those that updated nothing because a gradient was not finite.
+  /// Those of them that updated nothing because a gradient was not finite.
   std::int64_t skipped_steps() const { return skipped_steps_; }
 
-  /// The loss scale, where there is one: what a checkpoint keeps of it, and puts back.
+  /// The loss scale, if there is one, for a checkpoint to save and restore.
   std::optional<LossScale>& loss_scale() { return loss_scale_; }
 
  private:

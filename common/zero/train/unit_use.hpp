@@ -8,19 +8,19 @@
 
 namespace zero::train {
 
-/// Which units' parameters are in use, beyond what their own hooks say, so that a strategy keeps
-/// them whole: units that are held for reading (Strategy::unshard()), units whose forward runs, and
-/// units that were gathered for a pass of autograd that is not Strategy::backward(). Sends nothing.
+/// Which units' parameters are in use beyond what their own hooks say, so that a strategy keeps
+/// them whole: units held for reading (Strategy::unshard()), units whose forward is running, and
+/// units gathered for a pass of autograd other than Strategy::backward(). Sends nothing.
 class UnitUse {
  public:
   /// `list` must outlive this object.
   explicit UnitUse(const nn::ParameterList& list);
 
-  /// Between hold() and as many calls of release().
+  /// True from hold() until release() has been called as often.
   bool is_held(std::size_t u) const { return holders_[u] > 0; }
-  /// Whether it is held, or its forward runs.
+  /// Whether it is held, or its forward is running.
   bool is_in_use(std::size_t u) const { return is_held(u) || running_[u] > 0; }
-  /// The first unit that is held; list.units.size() where none is.
+  /// The first unit that is held; list.units.size() if none is.
   std::size_t first_held() const;
 
   void hold(std::size_t u);
@@ -28,26 +28,27 @@ class UnitUse {
   void release(std::size_t u);
 
   void begin_forward(std::size_t u) { ++running_[u]; }
-  /// Whether no forward of the unit runs any more. A unit may run within itself, such as the root
-  /// of a model that evaluates inside its loss.
+  /// True if no forward of the unit is running any more. A unit may run within itself, such as the
+  /// root of a model that evaluates inside its loss.
   bool end_forward(std::size_t u);
-  /// A pass threw, or ended: no forward runs.
+  /// A pass threw or ended: no forward is running.
   void end_forwards() { running_.assign(running_.size(), 0); }
 
-  /// Units that were read with a gradient while they were held. They stay held until
+  /// Returns the units that were read with a gradient while they were held. They stay held until
   /// end_backward(), because their gradients may come at any time.
   std::vector<std::size_t> begin_backward();
   void end_backward();
-  /// Forgets them: the weights have changed.
+  /// Forgets those reads: the weights have changed.
   void forget_reads() { was_read_.assign(was_read_.size(), false); }
   /// The backward of a unit has begun in this backward pass.
   void enter_backward(std::size_t u) { entered_[u] = true; }
   bool has_entered_backward(std::size_t u) const { return entered_[u]; }
 
-  /// `u` is gathered for another pass of autograd. Returns the units that this pass is done with,
-  /// and lists `u` (not the root, which stays whole from its forward to its backward).
+  /// Call when `u` is gathered for another pass of autograd. Adds `u` to a list (except the root,
+  /// which stays whole from its forward to its backward); removes and returns those that the pass
+  /// is done with.
   std::vector<std::size_t> enter_other_pass(std::size_t u);
-  /// The units that are listed; none is any more.
+  /// Returns the units of that list and empties it.
   std::vector<std::size_t> end_other_pass();
 
  private:

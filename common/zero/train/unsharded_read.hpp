@@ -12,14 +12,14 @@
 
 namespace zero::train {
 
-/// The text of the error where one of `members` is read that is not whole on this rank: it names
-/// them, their unit, and the scope to hold. `members`: parameters of one unit with one storage.
+/// The error text for reading one of `members` while it is not whole on this rank: it names them,
+/// their unit, and the scope to hold. `members`: parameters of one unit with one storage.
 std::string unsharded_read(const nn::ParameterList& list, const std::vector<std::size_t>& members);
 
-/// Whether `error` is LibTorch's with a text of unsharded_read().
+/// Whether LibTorch threw `error` with a text of unsharded_read().
 bool is_unsharded_read(const c10::Error& error);
 
-/// Runs `action`; throws such an error as zero::Error, without LibTorch's list of calls.
+/// Runs `action`; rethrows such an error as zero::Error, without LibTorch's backtrace.
 template <typename Action>
 decltype(auto) naming_unsharded_reads(Action&& action) {
   try {

@@ -17,7 +17,7 @@ const char* name(OnNonfiniteGradient what) {
 at::Tensor weighted_loss(const at::Tensor& loss, const LossWeight& weight) {
   const double divisor = weight.all_terms / (weight.terms * weight.ranks);
   at::Tensor share = loss;
-  // Nothing is multiplied by 1, which would be an operation more for autograd.
+  // No multiplication by 1: it would be one more operation for autograd.
   if (divisor != 1.0) {
     share = divisor == std::floor(divisor) ? loss / divisor : loss * (1.0 / divisor);
   }
@@ -43,7 +43,7 @@ UpdateResult update(Strategy& strategy, const UpdateOptions& options, LossScale*
   UpdateResult result;
   const bool clips = options.clip_norm > 0;
   if (clips) result.gradient_norm = strategy.clip_grad_norm(options.clip_norm, options.norm);
-  // A norm that is finite is one of finite gradients: nothing more has to be read.
+  // A finite norm means finite gradients: nothing more has to be read.
   const bool well = clips && std::isfinite(result.gradient_norm);
   const std::string wrong = well ? "" : what_is_not_finite(strategy, clips);
   if (wrong.empty()) {
@@ -78,7 +78,7 @@ std::string settings_text(const optim::Optimizer& optimizer) {
 }  // namespace
 
 double settings_digest(const optim::Optimizer& optimizer) {
-  // 53 bits are a double's.
+  // A double holds 53 bits.
   return static_cast<double>(std::hash<std::string>{}(settings_text(optimizer)) >> 11);
 }
 
