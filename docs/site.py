@@ -136,7 +136,8 @@ def style(output):
     release = subprocess.run(["doxygen", "--version"], check=True, capture_output=True, text=True).stdout
     # From 1.9.5 on Doxygen has a dark mode of its own, which would mix with that of the style.
     light = tuple(map(int, re.findall(r"\d+", release)[:3])) >= (1, 9, 5)
-    return (("HTML_COLORSTYLE = LIGHT\n" if light else "") + f"HTML_HEADER = {header}\nHTML_EXTRA_FILES = {AWESOME / script}\n"
+    return (("HTML_COLORSTYLE = LIGHT\n" if light else "") +
+            f"HTML_HEADER = {header}\nHTML_EXTRA_FILES = {AWESOME / script}\n"
             f"HTML_EXTRA_STYLESHEET = {' '.join(map(str, styles))}\n")
 
 
