@@ -138,19 +138,6 @@ json memory_timeline_of(const std::string& mode, const TestFolder& folder) {
   return json::parse(file);
 }
 
-// Without --no-picture a picture is asked for.
-TEST(MemoryTimelineOfAStep, WithoutItsPictureIsAFailureThatKeepsTheRest) {
-  const TestFolder folder;
-  const std::string path = (folder / "memory_timeline.json").string();
-  const std::string before = python();
-  ::setenv("ZERO_PYTHON", "false", /*overwrite=*/1);
-  const ProcessResult ended = step("--model mlp --memory-timeline " + path);
-  ::setenv("ZERO_PYTHON", before.c_str(), 1);
-  EXPECT_EQ(ended.code, 1);
-  EXPECT_THAT(ended.said, HasSubstr("memory timeline: " + path));
-  EXPECT_TRUE(std::filesystem::exists(path));
-}
-
 std::int64_t most(const json& samples, const char* category) {
   std::int64_t largest = 0;
   for (const json& sample : samples) {
