@@ -7,7 +7,6 @@
 #include <set>
 
 #include <tests/support/ladder_program.hpp>
-#include <tests/support/python.hpp>
 #include <zero/base/sha256.hpp>
 #include <zero/data/reviews.hpp>
 #include <zero/data/token_file.hpp>
@@ -71,28 +70,6 @@ std::string tiny_weights(const TestFolder& folder, const std::string& without,
   io::save_safetensors_folder(folder / "weights", tensors);
   folder.write("weights/config.json", nn::to_hugging_face_json(nn::preset("tiny")).dump());
   return (folder / "weights").string();
-}
-
-// A file that the shell runs.
-std::string script(const TestFolder& folder, const std::string& name, const std::string& command) {
-  folder.write(name, "#!/bin/sh\n" + command + " \"$@\"\n");
-  std::filesystem::permissions(folder / name, std::filesystem::perms::owner_all);
-  return (folder / name).string();
-}
-
-TEST(Picture, ThatCannotBeDrawnLeavesTheTableAndSaysWhatToInstall) {
-  const TestFolder folder;
-  const std::string bare = script(folder, "python", "exec '" + testing::python() + "' -ESB");
-  const std::string ladder = script(
-      folder, "ladder", "ZERO_PYTHON='" + bare + "' exec '" + std::string(ZERO_LADDER_PROGRAM) + "'");
-  const ProcessResult ended = run_ladder(folder, kQuick + "--modes ddp,zero1", ladder);
-  EXPECT_EQ(ended.code, 0) << ended.said;
-  const auto table = ended.said.find("Memory: the allocator's live bytes");
-  const auto sentence = ended.said.find("No picture was made: a picture needs matplotlib");
-  EXPECT_LT(table, sentence) << ended.said;
-  EXPECT_NE(sentence, std::string::npos) << ended.said;
-  EXPECT_THAT(ended.said, Not(HasSubstr("Traceback")));
-  EXPECT_EQ(report_of(folder).at("modes").size(), 2U);
 }
 
 TEST(Reviews, EveryModeTrainsTheClassifierToTheSameWeights) {
