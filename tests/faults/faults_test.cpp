@@ -115,10 +115,10 @@ void expect_survivors_speak(const std::vector<dist::RankExit>& exits, const std:
     const dist::RankExit& exit = exits[static_cast<std::size_t>(rank)];
     EXPECT_EQ(exit.exit_code, 1) << exit.output;
     EXPECT_FALSE(exit.killed) << "did not end by itself: " << exit.output;
-    // "rank 0: reduce #31 (gradient, 28 bytes) in step 1: …"
+    // "rank 0: reduce #31 (gradient, 28 bytes) in Trainer::step in step 1: …"
     EXPECT_THAT(exit.output,
                 ContainsRegex(fmt::format("rank {}: [a-z_]+ #[0-9]+ \\([a-z]+, [0-9]+ bytes\\) in "
-                                          "step [0-9]+: .*rank [0-9]",
+                                          "Trainer::step in step [0-9]+: .*rank [0-9]",
                                           rank)));
     all += exit.output;
   }

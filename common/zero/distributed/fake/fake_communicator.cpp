@@ -3,7 +3,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include <zero/base/error.hpp>
@@ -102,10 +101,13 @@ Communicator::WorkPtr FakeCommunicator::do_all_gather(const Call& call, at::Tens
                                                       at::Tensor input) {
   count(call, bytes_of(input) * (size() - 1));
   return when_waited_for([this, output, input, left = !call.copy_own_chunk] {
-    gather(output, input);
-    // Overwritten: callers must not rely on a copy that they did not ask for.
     at::Tensor own = output.view({size(), -1}).select(0, rank());
-    if (left && own.data_ptr() != input.data_ptr()) own.fill_(std::nan(""));
+    if (!left || own.data_ptr() == input.data_ptr()) return gather(output, input);
+    // It stays as it is, as with ranks of one host: a copy was not asked for.
+    const memory::Charge charge(memory::Category::kCommunication);
+    const at::Tensor before = own.clone();
+    gather(output, input);
+    own.copy_(before);
   });
 }
 
