@@ -50,7 +50,10 @@ std::string CallLog::compare(const std::string& mine) {
     return calls;
   };
   const auto key = [](int rank) { return fmt::format("calls/{}", rank); };
-  if (store_ == nullptr) return "";
+  // A wait that is over its time limit must not wait for the store as well.
+  if (store_ == nullptr || store_is_slow_ || asks_store_.exchange(true)) return "";
+  const auto started = std::chrono::steady_clock::now();
+  std::string found;
   try {
     store_->set(key(rank_), mine);
     const auto my_calls = by_index(mine);
@@ -58,16 +61,18 @@ std::string CallLog::compare(const std::string& mine) {
       if (r == rank_ || !store_->check({key(r)})) continue;
       const auto bytes = store_->get(key(r));
       for (const auto& [index, theirs] : by_index(std::string(bytes.begin(), bytes.end()))) {
-        const auto found = my_calls.find(index);
-        if (found == my_calls.end() || found->second == theirs) continue;
-        return fmt::format("rank {} is in {}, rank {} is in {}; {}", rank_, found->second, r,
-                           theirs, kCallTheSame);
+        const auto ours = my_calls.find(index);
+        if (!found.empty() || ours == my_calls.end() || ours->second == theirs) continue;
+        found = fmt::format("rank {} is in {}, rank {} is in {}; {}", rank_, ours->second, r,
+                            theirs, kCallTheSame);
       }
     }
   } catch (const std::exception&) {
-    // The store is gone; the wait itself finds out what happened to the other ranks.
+    store_is_slow_ = true;
   }
-  return "";
+  if (std::chrono::steady_clock::now() - started > kPatience) store_is_slow_ = true;
+  asks_store_ = false;
+  return found;
 }
 
 CallLog::Waiting::Waiting(CallLog& log, std::function<void()> abort) : log_(log) {

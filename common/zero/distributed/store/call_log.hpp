@@ -3,6 +3,7 @@
 // Private to zero/distributed.
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -92,6 +93,8 @@ class CallLog {
   std::string_view public_call_;
   std::array<Record, kRecords> records_;
   std::int64_t count_ = 0;
+  std::atomic<bool> asks_store_ = false;     // a thread waits for its answer
+  std::atomic<bool> store_is_slow_ = false;  // or gone: it is not asked again
 
   // Shared by the waiting thread and the thread that compares.
   mutable std::mutex mutex_;

@@ -83,10 +83,10 @@ void StoreExchange::wait_for(const std::string& key) {
       store_->wait({key}, CallLog::kPatience);
       return;
     } catch (const std::exception& error) {
+      if (Clock::now() >= deadline) throw;
       if (const std::string why = log_->disagreement(); !why.empty()) throw Error(why);
-      const bool is_late = dynamic_cast<const Error*>(&error) == nullptr;  // else a rank has failed
-      if (is_late && store_->check({key})) return;  // throws if the store is gone
-      if (!is_late || Clock::now() >= deadline) throw;
+      if (dynamic_cast<const Error*>(&error) != nullptr) throw;  // a rank has failed
+      if (store_->check({key})) return;                          // throws if the store is gone
     }
   }
 }
