@@ -143,7 +143,7 @@ class Communicator {
 
   /// `input` of rank r becomes piece r of every rank's `output` (N times as large). `input` may be
   /// that piece of `output`. Sends `input` N-1 times. With /*copy_own_chunk=*/false this rank's own
-  /// piece of `output` is undefined afterwards, unless it is `input`.
+  /// piece of `output` stays as it is, or becomes `input`: the backend decides.
   Work all_gather(at::Tensor output, at::Tensor input, Purpose purpose, bool copy_own_chunk = true);
 
   /// Piece p of rank r's `input` becomes piece r of rank p's `output`; both hold N equal pieces and
