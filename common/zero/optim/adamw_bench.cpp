@@ -10,7 +10,7 @@
 
 #include <tests/bench/bench.hpp>
 #include <zero/base/error.hpp>
-#include <zero/optim/optimizer.hpp>
+#include <zero/optim/adamw.hpp>
 
 namespace zero::optim {
 namespace {
