@@ -1,5 +1,4 @@
 // Prints what each collective does, on three ranks. Everything in this course is made of these.
-//   build/release/bin/collectives
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
@@ -42,7 +41,6 @@ at::Tensor mine(const Communicator& c, std::int64_t n) {
 
 void run(Communicator& c) {
   const int n = c.size();
-
   at::Tensor t = mine(c, 3);
   c.broadcast(t, /*root=*/1, Purpose::kSetup).wait();
   show(c, "broadcast from rank 1: everybody gets rank 1's", mine(c, 3), t);
@@ -79,10 +77,8 @@ void run(Communicator& c) {
 int main(int argc, char** argv) {
   CLI::App app{"Shows what each collective makes of what three ranks have. It has no options."};
   CLI11_PARSE(app, argc, argv);
-  zero::dist::LaunchOptions options;
-  options.world_size = 3;
   return zero::run_program("collectives", [&] {
-    const auto exits = zero::dist::launch_ranks(options, [](Communicator& c) {
+    const auto exits = zero::dist::launch_ranks({.world_size = 3}, [](Communicator& c) {
       run(c);
       return std::string();
     });

@@ -1,8 +1,5 @@
 #pragma once
 
-#include <cstdint>
-#include <functional>
-
 #include <zero/train/strategy.hpp>
 
 namespace zero {
@@ -21,30 +18,15 @@ class SimpleDdp : public train::Strategy {
   /// "flat" if parameters have several dtypes.
   explicit SimpleDdp(const train::StrategyArguments& arguments);
 
-  at::Tensor forward(const data::Batch& batch) override;
   void finish_backward() override;
-
-  /// Averages the gradients. Must leave the mean over ranks in every gradient.
-  using GradientSync = std::function<void(SimpleDdp&)>;
-  void set_gradient_sync(GradientSync sync) { gradient_sync_ = std::move(sync); }
-
-  /// Runs before every forward; nothing by default.
-  using PreForward = std::function<void(SimpleDdp&)>;
-  void set_pre_forward(PreForward pre_forward) { before_forward_ = std::move(pre_forward); }
-
-  /// The two gradient syncs of this chapter.
-  void average_one_by_one();
-  void average_flat();
-
-  train::ModelStateBytes predicted_bytes() const override;
-  std::int64_t predicted_traffic() const override;
+  train::Costs costs() const override;
 
  private:
   void require_one_dtype() const;
+  void average_one_by_one();
+  void average_flat();
 
   bool flat_;
-  GradientSync gradient_sync_;
-  PreForward before_forward_;
 };
 
 }  // namespace zero

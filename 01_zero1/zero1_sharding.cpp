@@ -22,12 +22,12 @@ Zero1Sharding::Zero1Sharding(const train::StrategyArguments& arguments)
 void Zero1Sharding::finish_backward() {
   if (!reduces_now()) return;
   reduce_gradients();
-  complete_reduction();
+  Strategy::finish_backward();
 }
 
 void Zero1Sharding::reduce_gradients() {
   RECORD_USER_SCOPE("zero1_grad_reduce");
-  for (const std::size_t i : train::backward_order(list())) {
+  for (const std::size_t i : backward_order()) {
     at::Tensor& grad = gradient_to_reduce(i);
     // Only the owner will use the average. Sending it to all ranks costs as much traffic again.
     if (naive_) {
@@ -41,7 +41,7 @@ void Zero1Sharding::reduce_gradients() {
 void Zero1Sharding::sync_parameters() {
   RECORD_USER_SCOPE("zero1_param_broadcast");
   // Frozen parameters did not change, so they are not sent.
-  train::broadcast_from_owners(list(), train::backward_order(list()), owners_, communicator_,
+  train::broadcast_from_owners(list(), backward_order(), owners_, communicator_,
                                Purpose::kParameter);
 }
 
@@ -53,27 +53,12 @@ at::Tensor Zero1Sharding::step(const std::function<at::Tensor()>& closure) {
   return loss;
 }
 
-train::ModelStateBytes Zero1Sharding::predicted_bytes() const {
+train::Costs Zero1Sharding::costs() const {
+  const train::CostSums v(*this);
   // If every micro-batch is reduced, a rank adds up only the averages of what it owns.
-  return {list().bytes(), reduce_each_ ? owners_.trainable_bytes() : trainable_bytes(),
-          optimizer_bytes()};
-}
-
-std::int64_t Zero1Sharding::predicted_traffic() const {
-  const std::int64_t others = communicator_.size() - 1;
-  const std::int64_t owned = owners_.trainable_bytes();
-  std::int64_t gradients = 0;
-  for (const std::size_t i : train::backward_order(list())) {
-    const nn::Parameter& p = list().parameters[i];
-    if (naive_) {
-      gradients += dist::Communicator::all_reduce_bytes(
-          p.numel(), communicator_.reduced_element_size(p.tensor.scalar_type(), average_.type),
-          communicator_.rank(), communicator_.size());
-    } else if (!owns(i)) {
-      gradients += reduced_bytes_of(i);
-    }
-  }
-  return gradients + others * owned;
+  const std::int64_t gradients = reduce_each_ ? v.own_trainable : v.trainable;
+  const std::int64_t sent_gradients = naive_ ? v.all_reduced : v.reduced - v.own_reduced;
+  return {{v.parameters, gradients, v.optimizer}, sent_gradients + v.others * v.own_trainable};
 }
 
 void register_zero1(train::Registry& registry) {

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <cstdint>
+#include <functional>
 
 #include <zero/train/owners.hpp>
 #include <zero/train/strategy.hpp>
@@ -31,8 +31,7 @@ class Zero1Sharding : public train::Strategy {
 
   bool owns(std::size_t index) const override { return owners_.mine(index); }
   bool sharded() const override { return true; }
-  train::ModelStateBytes predicted_bytes() const override;
-  std::int64_t predicted_traffic() const override;
+  train::Costs costs() const override;
 
  private:
   void reduce_gradients();

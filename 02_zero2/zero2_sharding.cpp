@@ -3,7 +3,7 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/record_function.h>
 
-#include <zero/memory/accounting.hpp>
+#include <zero/memory/charge.hpp>
 #include <zero/train/registry.hpp>
 
 namespace zero {
@@ -12,29 +12,22 @@ using dist::Purpose;
 
 Zero2Sharding::Zero2Sharding(const train::StrategyArguments& arguments)
     : Strategy(arguments),
-      during_backward_(arguments.variant != "after"),
+      after_(arguments.variant == "after"),
       placeholders_(arguments.variant == "placeholder"),
-      owners_(list(), communicator(), arguments.ownership),
-      schedule_(list(), train::BackwardSchedule::one_by_one(list()),
-                {.reduce = [this](std::size_t i) { reduce_to_owner(i); }}) {
+      owners_(list(), communicator(), arguments.ownership) {
   broadcast_from_rank_0();
   shard_optimizer();
-}
-
-void Zero2Sharding::gradient_ready(std::size_t index) {
-  if (during_backward_) schedule_.gradient_ready(index);
+  if (after_) return;
+  reduce_in_backward(train::BackwardSchedule::one_by_one(list()),
+                     {.reduce = [this](std::size_t i) { reduce_to_owner(i); }});
 }
 
 void Zero2Sharding::finish_backward() {
   if (!reduces_now()) return;
-  // Gradients that never became ready here: another rank may have them, and waits for this one.
-  schedule_.reduce_rest();
-  complete_reduction();
-}
-
-void Zero2Sharding::zero_grad() {
-  schedule_.give_up();
-  Strategy::zero_grad();
+  if (after_) {
+    for (const std::size_t i : backward_order()) reduce_to_owner(i);
+  }
+  Strategy::finish_backward();
 }
 
 void Zero2Sharding::reduce_to_owner(std::size_t index) {
@@ -61,19 +54,16 @@ void Zero2Sharding::reduce_with_placeholders(at::Tensor& gradient, int owner) {
 
 void Zero2Sharding::sync_parameters() {
   RECORD_USER_SCOPE("zero2_param_broadcast");
-  train::broadcast_from_owners(list(), train::backward_order(list()), owners_, communicator_,
+  train::broadcast_from_owners(list(), backward_order(), owners_, communicator_,
                                Purpose::kParameter);
 }
 
-train::ModelStateBytes Zero2Sharding::predicted_bytes() const {
-  return {list().bytes(), owners_.trainable_bytes(), optimizer_bytes()};
-}
-
-std::int64_t Zero2Sharding::predicted_traffic() const {
-  const std::int64_t others = communicator_.size() - 1;
-  const std::int64_t gradients =
-      placeholders_ ? others * reduced_bytes() : reduced_bytes() - reduced_owned_bytes();
-  return gradients + others * owners_.trainable_bytes();
+train::Costs Zero2Sharding::costs() const {
+  const train::CostSums v(*this);
+  const std::int64_t sent_gradients =
+      placeholders_ ? v.others * v.reduced : v.reduced - v.own_reduced;
+  return {{v.parameters, v.own_trainable, v.optimizer},
+          sent_gradients + v.others * v.own_trainable};
 }
 
 void register_zero2(train::Registry& registry) {

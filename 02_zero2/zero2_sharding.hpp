@@ -1,8 +1,5 @@
 #pragma once
 
-#include <cstdint>
-
-#include <zero/train/backward_schedule.hpp>
 #include <zero/train/owners.hpp>
 #include <zero/train/strategy.hpp>
 
@@ -25,25 +22,18 @@ class Zero2Sharding : public train::Strategy {
 
   void finish_backward() override;
   void sync_parameters() override;
-  void zero_grad() override;
 
   bool owns(std::size_t index) const override { return owners_.mine(index); }
   bool sharded() const override { return true; }
-  train::ModelStateBytes predicted_bytes() const override;
-  std::int64_t predicted_traffic() const override;
-
- protected:
-  void begin_backward() override { schedule_.begin_backward(reduces_now()); }
-  void gradient_ready(std::size_t index) override;
+  train::Costs costs() const override;
 
  private:
   void reduce_to_owner(std::size_t index);
   void reduce_with_placeholders(at::Tensor& gradient, int owner);
 
-  bool during_backward_;
+  bool after_;
   bool placeholders_;
   train::Owners owners_;
-  train::BackwardSchedule schedule_;
 };
 
 }  // namespace zero

@@ -3,9 +3,7 @@
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 
-#include <utility>
-
-#include <zero/memory/accounting.hpp>
+#include <zero/memory/charge.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/train/registry.hpp>
 #include <zero/train/unsharded_read.hpp>
@@ -22,17 +20,15 @@ Zero3Sharding::Zero3Sharding(const train::StrategyArguments& arguments)
     : Strategy(arguments),
       whole_model_(arguments.variant == "whole"),
       owners_(list(), communicator(), arguments.ownership),
-      schedule_(list(), train::BackwardSchedule::one_by_one(list()),
-                {.reduce = [this](std::size_t i) { reduce_to_owner(i); },
-                 .reshard =
-                     [this](std::size_t u) {
-                       if (!whole_model_) drop(u);
-                     },
-                 .is_held = [this](std::size_t u) { return is_held(u); }}),
       owned_(count()),
       gathered_(list().units.size(), false) {
   distribute_from_rank_0();
   shard_optimizer();
+  const auto reshard = [this](std::size_t u) {
+    if (!whole_model_) drop(u);
+  };
+  reduce_in_backward(train::BackwardSchedule::one_by_one(list()),
+                     {.reduce = [this](std::size_t i) { reduce_to_owner(i); }, .reshard = reshard});
 }
 
 void Zero3Sharding::distribute_from_rank_0() {
@@ -57,69 +53,27 @@ std::string Zero3Sharding::read_too_early(std::size_t index) const {
   return train::unsharded_read(list(), {index});
 }
 
-at::Tensor Zero3Sharding::forward(const data::Batch& batch) {
-  schedule_.begin_forward(c10::GradMode::is_enabled());
-  at::Tensor loss = Strategy::forward(batch);
-  schedule_.end_forward();
-  return loss;
+void Zero3Sharding::pre_forward(std::size_t unit) {
+  for (const std::size_t u : units_to_gather(unit)) gather(u);
 }
 
-void Zero3Sharding::pre_forward(nn::Unit& unit) {
-  const std::size_t u = list().index_of(unit);
-  schedule_.enter_forward(u);
-  for (const std::size_t each : units_to_gather(u)) gather(each);
-}
-
-void Zero3Sharding::post_forward(nn::Unit& unit) {
+void Zero3Sharding::post_forward(std::size_t unit) {
   // The root is the last to finish forward and the first to begin backward: dropping it in between
   // would only send it twice. In evaluation there is no backward.
-  const std::size_t u = list().index_of(unit);
   const bool backward_follows = c10::GradMode::is_enabled();
-  if (backward_follows && (whole_model_ || u == kRoot)) return;
-  for (const std::size_t each : units_to_gather(u)) drop(each);
+  if (backward_follows && (whole_model_ || unit == kRoot)) return;
+  for (const std::size_t u : units_to_gather(unit)) drop(u);
 }
 
-void Zero3Sharding::pre_backward(nn::Unit& unit) {
-  const std::size_t u = list().index_of(unit);
-  schedule_.enter_backward(u);
-  for (const std::size_t each : units_to_gather(u)) gather(each);
-}
-
-void Zero3Sharding::records_backward(nn::Unit& unit) {
-  schedule_.expect_backward(list().index_of(unit));
-}
-
-void Zero3Sharding::gradient_ready(std::size_t index) { schedule_.gradient_ready(index); }
-
-void Zero3Sharding::end_backward() {
-  schedule_.end_units();
-  reshard_all();
-  schedule_.reduce_rest();
-}
-
-void Zero3Sharding::finish_backward() {
-  if (reduces_now()) complete_reduction();
-}
-
-void Zero3Sharding::zero_grad() {
-  schedule_.give_up();
-  for (at::Tensor& owned : owned_) {
-    if (owned.defined()) owned.mutable_grad().reset();
-  }
-  Strategy::zero_grad();
-}
-
-void Zero3Sharding::optimizer_step() {
-  // A forward without a backward has left the root whole, with values that the update makes old.
-  reshard_all();
-  schedule_.forget_forwards();
-  Strategy::optimizer_step();
+void Zero3Sharding::pre_backward(std::size_t unit) {
+  for (const std::size_t u : units_to_gather(unit)) gather(u);
 }
 
 void Zero3Sharding::reduce_to_owner(std::size_t index) {
   RECORD_USER_SCOPE("zero3_grad_reduce");
   communicator_.reduce(gradient_to_reduce(index), owners_.of(index), Purpose::kGradient, average_)
       .wait();
+  // The optimizer reads it there: since shard_optimizer() it holds owned_, not the parameters.
   if (owns(index)) owned_[index].mutable_grad() = gradient(index);
   drop_gradient(index);
 }
@@ -139,8 +93,8 @@ void Zero3Sharding::gather(std::size_t unit) {
 
 void Zero3Sharding::drop(std::size_t unit) {
   if (!gathered_[unit] || is_in_use(unit)) return;
-  // This is ZeRO-3: the bytes go back to the allocator. The tensors stay, with their shapes, so
-  // that what autograd saved of them is valid again after the next gather.
+  // This is ZeRO-3: the bytes go back to the allocator. Tensors and shapes stay, so that autograd
+  // can use the tensors that it has saved once the next gather brings the bytes back.
   for (const std::size_t i : list().units[unit].parameters) {
     memory::release_storage(parameter(i), read_too_early(i));
   }
@@ -154,28 +108,23 @@ std::vector<std::size_t> Zero3Sharding::units_to_gather(std::size_t unit) const 
   return all;
 }
 
-train::ModelStateBytes Zero3Sharding::predicted_bytes() const {
-  return {owners_.bytes(), owners_.trainable_bytes(), optimizer_bytes()};
-}
-
 std::int64_t Zero3Sharding::gathers(std::size_t unit) const {
   if (whole_model_) return 1;
   // The root stays whole between its forward and its backward. Other units are gathered for each
-  // use in forward, and once for backward, until all their gradients are complete.
-  const std::int64_t uses = schedule_.uses(unit);
-  const std::int64_t once = uses > 0 ? 1 : 0;
-  return unit == kRoot ? once : uses + once;
+  // use in forward, and once in backward, and stay whole until their gradients are complete.
+  const std::int64_t once = uses(unit) > 0 ? 1 : 0;
+  return unit == kRoot ? once : uses(unit) + once;
 }
 
-std::int64_t Zero3Sharding::predicted_traffic() const {
-  const std::int64_t others = communicator_.size() - 1;
-  std::int64_t gathered = 0;  // bytes that this rank owns
-  for (std::size_t u = 0; u < list().units.size(); ++u) {
-    for (const std::size_t i : list().units[u].parameters) {
-      if (owns(i)) gathered += gathers(u) * list().parameters[i].bytes();
-    }
+train::Costs Zero3Sharding::costs() const {
+  const train::CostSums v(*this);
+  std::int64_t gathered = 0;  // bytes that this rank sends to each other rank in gathers
+  for (std::size_t i = 0; i < count(); ++i) {
+    const nn::Parameter& p = list().parameters[i];
+    if (owns(i)) gathered += gathers(p.unit) * p.bytes();
   }
-  return reduced_bytes() - reduced_owned_bytes() + others * gathered;
+  return {{v.own_parameters, v.own_trainable, v.optimizer},
+          v.reduced - v.own_reduced + v.others * gathered};
 }
 
 void register_zero3(train::Registry& registry) {

@@ -4,20 +4,18 @@
 #include <string>
 #include <vector>
 
-#include <zero/train/backward_schedule.hpp>
 #include <zero/train/owners.hpp>
 #include <zero/train/strategy.hpp>
 
 namespace zero {
 
-/// ZeRO stage 3: like stage 2, and a parameter stays only on the rank that owns it. Before a unit
+/// ZeRO stage 3: like stage 2, but between uses only its owner holds a parameter. Before a unit
 /// runs forward, the owners send its parameters to all ranks (gather); afterwards the other ranks
 /// drop them again (reshard). Backward does the same once more.
 ///
-/// At rest a rank holds V/N of parameters, V/N of gradients and 2V/N of AdamW's moments; within a
-/// step also the whole unit that is running. (Rajbhandari et al. 2020, sections 5.3 and 7.2.2.)
-/// Variants, where rank r owns o_r bytes, g_r of them in the root, and units are used once:
-/// Variants, with o_r the bytes that rank r owns, g_r of them in the root, and units used once:
+/// At rest a rank holds V/N of parameters, V/N of gradients and 2V/N of AdamW's moments; while a
+/// unit runs, also all of that unit. (Rajbhandari et al. 2020, sections 5.3 and 7.2.2.)
+/// Variants, for units used once; rank r owns o_r bytes, and g_r of these are in the root:
 ///   "unit" (default)  gather and reshard unit by unit, the root once for forward and backward:
 ///                     V - o_r + (N-1) (2 o_r - g_r) on the wire
 ///   "whole"           gather the whole model before forward, keep it until backward is over:
@@ -28,27 +26,16 @@ class Zero3Sharding : public train::Strategy {
   /// that no rank ever holds the whole model.
   explicit Zero3Sharding(const train::StrategyArguments& arguments);
 
-  at::Tensor forward(const data::Batch& batch) override;
-  void finish_backward() override;
-  void optimizer_step() override;
-  void zero_grad() override;
-
-  void pre_forward(nn::Unit& unit) override;
-  void post_forward(nn::Unit& unit) override;
-  void pre_backward(nn::Unit& unit) override;
-  void records_backward(nn::Unit& unit) override;
-
   bool owns(std::size_t index) const override { return owners_.mine(index); }
   train::ParameterShard piece(std::size_t index) const override { return {owned_[index], 0}; }
   train::ParameterShard local_shard(std::size_t index) const override { return piece(index); }
   bool sharded() const override { return true; }
-  train::ModelStateBytes predicted_bytes() const override;
-  std::int64_t predicted_traffic() const override;
+  train::Costs costs() const override;
 
  protected:
-  void begin_backward() override { schedule_.begin_backward(reduces_now()); }
-  void end_backward() override;
-  void gradient_ready(std::size_t index) override;
+  void pre_forward(std::size_t unit) override;
+  void post_forward(std::size_t unit) override;
+  void pre_backward(std::size_t unit) override;
   void gather(std::size_t unit) override;
   /// Drops what this rank does not own. What it owns cannot be read through the model either, so
   /// that a read in the wrong place is an error on all ranks.
@@ -63,8 +50,7 @@ class Zero3Sharding : public train::Strategy {
 
   bool whole_model_;
   train::Owners owners_;
-  train::BackwardSchedule schedule_;
-  std::vector<at::Tensor> owned_;  // by parameter: what the optimizer updates here
+  std::vector<at::Tensor> owned_;  // by parameter: the owned values, which the optimizer updates
   std::vector<bool> gathered_;     // by unit
 };
 

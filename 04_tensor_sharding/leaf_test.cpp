@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include <tests/support/deferred.hpp>
 #include <tests/support/ranks.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
@@ -34,16 +35,13 @@ nn::LlamaConfig config(bool tied) {
 }
 
 struct Trial {
-  explicit Trial(dist::Communicator& communicator, bool tied = true,
-                 const std::string& variant = "leaf")
-      : values(5) {
-    {
-      const nn::DeferredStorage deferred;
-      model = std::make_shared<nn::Llama>(config(tied));
-    }
+  explicit Trial(dist::Communicator& communicator, bool tied = true)
+      : model(testing::make_deferred<nn::Llama>(config(tied))), values(5) {
     strategy = std::make_unique<TensorZero3>(
-        train::StrategyArguments{*model, communicator, optim::adamw(), &values, variant});
+        train::StrategyArguments{*model, communicator, optim::adamw(), &values, "leaf"});
+    trainer = std::make_unique<train::Trainer>(*strategy);
     rest = parameters_now();
+    memory::reset_peaks();
   }
 
   static std::int64_t parameters_now() { return memory::snapshot()[Category::kParameters]; }
@@ -56,8 +54,16 @@ struct Trial {
     batch.loss_terms = batch.inputs.numel();
     return batch;
   }
-  // What is gathered at this moment, bytes.
+  // A step, of which peak() speaks afterwards; what this rank sent in it.
+  dist::Traffic step(int number) {
+    memory::reset_peaks();
+    const dist::Traffic before = strategy->communicator().traffic();
+    trainer->step({batch(number)});
+    return strategy->communicator().traffic().since(before);
+  }
+  // What is gathered at this moment, and what was at the peak, bytes.
   std::int64_t gathered() const { return parameters_now() - rest; }
+  std::int64_t peak() const { return memory::snapshot().peak_of(Category::kParameters) - rest; }
   std::int64_t shard(std::size_t unit) const {
     std::vector<std::int64_t> sizes;
     for (const std::size_t i : strategy->list().units[unit].parameters) {
@@ -79,6 +85,7 @@ struct Trial {
   std::shared_ptr<nn::Llama> model;
   nn::SeededValues values;
   std::unique_ptr<TensorZero3> strategy;
+  std::unique_ptr<train::Trainer> trainer;
   std::int64_t rest = 0;  // bytes of parameters between steps
 };
 
@@ -95,16 +102,18 @@ TEST(TensorZero3Leaf, UnitsAreTheLayersThatHoldParameters) {
   });
 }
 
-// The peak is over every moment of a step, so also over those that the next test looks at.
+// The peak is over every moment of a step, so also over those that the next test looks at. Frozen
+// layers have no gradient that says when they are done.
 TEST(TensorZero3Leaf, NeverHoldsMoreThanOneLayer) {
   on_ranks(2, [](dist::Communicator& communicator) {
-    for (const bool tied : {true, false}) {
+    for (const auto& [tied, frozen] : {std::pair{true, false}, {false, false}, {true, true}}) {
       Trial run(communicator, tied);
-      train::Trainer trainer(*run.strategy);
+      for (const nn::Parameter& p : run.strategy->list().parameters) {
+        p.tensor.requires_grad_(!frozen || p.name.ends_with("norm.weight"));
+      }
       for (int step = 0; step < 2; ++step) {
-        memory::reset_peaks();
-        trainer.step({run.batch(step)});
-        EXPECT_EQ(memory::snapshot().peak_of(Category::kParameters) - run.rest, run.largest_leaf());
+        run.step(step);
+        EXPECT_EQ(run.peak(), run.largest_leaf()) << "tied " << tied << ", frozen " << frozen;
         EXPECT_EQ(run.gathered(), 0) << "something stayed gathered";
       }
     }
@@ -116,7 +125,7 @@ TEST(TensorZero3Leaf, HoldsNothingBetweenForwardAndBackwardAndOneLayerAtItsGradi
     Trial run(communicator);
     TensorZero3& strategy = *run.strategy;
     std::size_t gradients = 0;
-    strategy.observe_gradients([&](std::size_t index, const at::Tensor&) {
+    strategy.passes().observe_gradients([&](std::size_t index, const at::Tensor&) {
       EXPECT_EQ(run.gathered(), run.whole(strategy.list().parameters[index].unit))
           << strategy.list().parameters[index].name;
       ++gradients;
@@ -134,7 +143,6 @@ TEST(TensorZero3Leaf, GathersEveryUseOnceForwardAndOnceBackward) {
   on_ranks(2, [](dist::Communicator& communicator) {
     for (const bool tied : {true, false}) {
       Trial run(communicator, tied);
-      train::Trainer trainer(*run.strategy);
       std::int64_t shards = 0;
       std::int64_t embedding = 0;
       for (std::size_t u = 0; u < run.strategy->list().units.size(); ++u) {
@@ -143,15 +151,13 @@ TEST(TensorZero3Leaf, GathersEveryUseOnceForwardAndOnceBackward) {
       }
       ASSERT_GT(embedding, 0);
       for (int step = 0; step < 2; ++step) {
-        const dist::Traffic before = communicator.traffic();
-        trainer.step({run.batch(step)});
-        const dist::Traffic sent = communicator.traffic().since(before);
+        const dist::Traffic sent = run.step(step);
         // 21 uses: an embedding that is the head as well is used twice.
         EXPECT_EQ(sent.at(Operation::kAllGather, Purpose::kParameter).calls, 42);
         EXPECT_EQ(sent.bytes(Purpose::kParameter), 2 * shards + (tied ? 2 * embedding : 0));
         EXPECT_EQ(sent.bytes(Purpose::kGradient), shards);
         EXPECT_EQ(sent.bytes(Purpose::kParameter) + sent.bytes(Purpose::kGradient),
-                  run.strategy->predicted_traffic());
+                  run.strategy->costs().sent);
       }
     }
   });
@@ -166,64 +172,22 @@ TEST(TensorZero3Leaf, ACheckpointedPartIsWholeTogetherAndSendsTheSame) {
       const auto u = static_cast<std::size_t>(&unit - run.strategy->list().units.data());
       if (unit.name.starts_with("model.layers.0.")) part += run.whole(u);
     }
-    train::Trainer trainer(*run.strategy);
-    memory::reset_peaks();
-    const dist::Traffic before = communicator.traffic();
-    trainer.step({run.batch(0)});
-    const dist::Traffic sent = communicator.traffic().since(before);
-    EXPECT_EQ(memory::snapshot().peak_of(Category::kParameters) - run.rest,
-              std::max(part, run.largest_leaf()));
+    const dist::Traffic sent = run.step(0);
+    EXPECT_EQ(run.peak(), std::max(part, run.largest_leaf()));
     EXPECT_EQ(run.gathered(), 0);
     EXPECT_EQ(sent.bytes(Purpose::kParameter) + sent.bytes(Purpose::kGradient),
-              run.strategy->predicted_traffic());
+              run.strategy->costs().sent);
   });
 }
 
 TEST(TensorZero3Leaf, EvaluationGathersEveryUseOnce) {
   on_ranks(2, [](dist::Communicator& communicator) {
     Trial run(communicator);
-    train::Trainer trainer(*run.strategy);
     const dist::Traffic before = communicator.traffic();
-    memory::reset_peaks();
-    EXPECT_GT(trainer.evaluate({run.batch(0)}), 0.0);
+    EXPECT_GT(run.trainer->evaluate({run.batch(0)}), 0.0);
     EXPECT_EQ(communicator.traffic().since(before).calls(Purpose::kParameter), 21);
-    EXPECT_EQ(memory::snapshot().peak_of(Category::kParameters) - run.rest, run.largest_leaf());
+    EXPECT_EQ(run.peak(), run.largest_leaf());
     EXPECT_EQ(run.gathered(), 0);
-  });
-}
-
-// Frozen layers have no gradient that says when they are done.
-TEST(TensorZero3Leaf, FrozenLayersGoWhenTheirUseIsOver) {
-  on_ranks(2, [](dist::Communicator& communicator) {
-    Trial run(communicator);
-    for (const nn::Parameter& p : run.strategy->list().parameters) {
-      p.tensor.requires_grad_(p.name.ends_with("norm.weight"));
-    }
-    train::Trainer trainer(*run.strategy);
-    memory::reset_peaks();
-    trainer.step({run.batch(0)});
-    EXPECT_EQ(memory::snapshot().peak_of(Category::kParameters) - run.rest, run.largest_leaf());
-    EXPECT_EQ(run.gathered(), 0);
-  });
-}
-
-// From one layer to the whole model: less memory, more collectives.
-TEST(TensorZero3Leaf, HoldsLessAndGathersMoreOftenThanTheOtherVariants) {
-  on_ranks(2, [](dist::Communicator& communicator) {
-    std::vector<std::int64_t> peaks, calls;
-    for (const std::string variant : {"leaf", "flat", "whole"}) {
-      Trial run(communicator, /*tied=*/true, variant);
-      train::Trainer trainer(*run.strategy);
-      memory::reset_peaks();
-      const dist::Traffic before = communicator.traffic();
-      trainer.step({run.batch(0)});
-      peaks.push_back(memory::snapshot().peak_of(Category::kParameters) - run.rest);
-      calls.push_back(communicator.traffic().since(before).calls(Purpose::kParameter));
-    }
-    // Strictly: with these comparisons neighbours may not be equal.
-    EXPECT_TRUE(std::is_sorted(peaks.begin(), peaks.end(), std::less_equal<>()));
-    EXPECT_TRUE(std::is_sorted(calls.begin(), calls.end(), std::greater_equal<>()));
-    EXPECT_EQ(calls, (std::vector<std::int64_t>{42, 5, 3}));
   });
 }
 

@@ -8,7 +8,7 @@ namespace zero {
 
 namespace {
 
-// A buffer for each unit, or for each parameter.
+// The most bytes of a buffer. 0: one buffer per parameter. No limit: one per unit.
 std::int64_t buffer_bytes(const std::string& variant) {
   return variant == "per_parameter" ? 0 : std::numeric_limits<std::int64_t>::max();
 }
@@ -48,17 +48,14 @@ void TensorSharding::zero_grad() {
 
 void TensorSharding::gather_updated() {
   RECORD_USER_SCOPE("tensor_param_all_gather");
-  // Start all gathers before waiting for the first.
+  // All gathers start before the first wait, so that they overlap.
   flat_.start_refresh();
   flat_.wait_gathers();
 }
 
-train::ModelStateBytes TensorSharding::predicted_bytes() const {
-  return {flat_.parameter_bytes(), flat_.gradient_bytes(), optimizer_bytes()};
-}
-
-std::int64_t TensorSharding::predicted_traffic() const {
-  return flat_.sent_bytes([this](std::size_t unit) { return gathers(unit); });
+train::Costs TensorSharding::costs() const {
+  return {{flat_.parameter_bytes(), flat_.gradient_bytes(), train::CostSums(*this).optimizer},
+          flat_.sent_bytes([this](std::size_t unit) { return gathers(unit); })};
 }
 
 }  // namespace zero

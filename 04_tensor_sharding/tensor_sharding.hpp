@@ -33,8 +33,7 @@ class TensorSharding : public train::Strategy {
     return flat_.local_shard(index);
   }
   bool sharded() const override { return true; }
-  train::ModelStateBytes predicted_bytes() const override;
-  std::int64_t predicted_traffic() const override;
+  train::Costs costs() const override;
 
  protected:
   /// Called by all ranks: flattens the parameters and gives them rank 0's values. No rank holds

@@ -11,7 +11,7 @@ void TensorZero1::finish_backward() {
   for (std::size_t b = flat_.size(); b-- > 0;) {
     if (any_trainable(flat_[b].members())) reduce(b);
   }
-  complete_reduction();
+  Strategy::finish_backward();
 }
 
 }  // namespace zero

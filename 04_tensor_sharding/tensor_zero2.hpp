@@ -1,7 +1,5 @@
 #pragma once
 
-#include <zero/train/backward_schedule.hpp>
-
 #include "tensor_sharding.hpp"
 
 namespace zero {
@@ -13,16 +11,7 @@ class TensorZero2 : public TensorSharding {
  public:
   explicit TensorZero2(const train::StrategyArguments& arguments);
 
-  void finish_backward() override;
   void sync_parameters() override { gather_updated(); }
-  void zero_grad() override;
-
- protected:
-  void begin_backward() override { schedule_.begin_backward(reduces_now()); }
-  void gradient_ready(std::size_t index) override;
-
- private:
-  train::BackwardSchedule schedule_;
 };
 
 }  // namespace zero

@@ -28,21 +28,11 @@ class TensorZero3 : public TensorSharding {
  public:
   explicit TensorZero3(const train::StrategyArguments& arguments);
 
-  at::Tensor forward(const data::Batch& batch) override;
-  void finish_backward() override;
-  void optimizer_step() override;
-  void zero_grad() override;
-
-  void pre_forward(nn::Unit& unit) override;
-  void post_forward(nn::Unit& unit) override;
-  void pre_backward(nn::Unit& unit) override;
-  void records_backward(nn::Unit& unit) override;
-  void post_backward(nn::Unit& unit) override;
-
  protected:
-  void begin_backward() override { schedule_.begin_backward(reduces_now()); }
-  void end_backward() override;
-  void gradient_ready(std::size_t index) override;
+  void pre_forward(std::size_t unit) override;
+  void post_forward(std::size_t unit) override;
+  void pre_backward(std::size_t unit) override;
+  void post_backward(std::size_t unit) override;
   void gather(std::size_t unit) override;
   /// Leaves only this rank's shards of the unit's parameters.
   void drop(std::size_t unit) override;
@@ -57,7 +47,6 @@ class TensorZero3 : public TensorSharding {
 
   bool whole_model_;  // variant "whole"
   bool by_leaf_;      // variant "leaf"
-  train::BackwardSchedule schedule_;
 };
 
 }  // namespace zero

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <numeric>
 #include <optional>
+#include <utility>
 
 #include <zero/train/exposed_time.hpp>
 
@@ -26,7 +27,7 @@ void PassClock::runs() { now_.gather.push_back(lap()); }
 
 void PassClock::end() {
   close_unit();
-  // Another number of units means another graph: the old times are of no use.
+  // A different number of units means a different graph: the old times do not apply.
   if (least_.gather.size() != now_.gather.size()) least_ = now_;
   for (std::size_t i = 0; i < now_.gather.size(); ++i) {
     least_.gather[i] = std::min(least_.gather[i], now_.gather[i]);
@@ -63,7 +64,7 @@ double largest(const std::vector<double>& seconds) {
 
 std::string in_ms(double seconds) { return fmt::format("{:.2f} ms", seconds * 1e3); }
 
-// The smallest lookahead that leaves no more waiting than the largest possible one.
+// The smallest lookahead that waits at most 1 % of the compute time longer than the largest one.
 std::int64_t as_good_as_any(const UnitTimes& times) {
   const train::Pass pass{times.gather, times.compute,
                          std::vector<double>(times.gather.size(), 0.0)};

@@ -33,7 +33,6 @@ Overlap::Overlap(const train::StrategyArguments& arguments, const OverlapOptions
       flat_(
           list(), options_.bucket_bytes, [this](std::size_t u) { return flat_options(u); },
           communicator(), pool_),
-      schedule_(list(), flat_.items(), actions()),
       in_flight_(options.in_flight_bytes),
       forward_(std::max<std::int64_t>(options.lookahead, 0)),
       backward_(std::max<std::int64_t>(options.lookahead, 0)),
@@ -50,6 +49,11 @@ Overlap::Overlap(const train::StrategyArguments& arguments, const OverlapOptions
   flat_.initialize([this](std::size_t index, at::Tensor out) { first_value(index, out); });
   broadcast_buffers_from_rank_0();
   if (options_.stage > 0) shard_optimizer();
+  train::BackwardSchedule::Actions actions;
+  actions.reduce = [this](std::size_t b) { start_reduce(b); };
+  // Below stage 3 nothing is gathered in backward.
+  if (options_.stage == 3) actions.reshard = [this](std::size_t u) { reshard_unit(u); };
+  reduce_in_backward(flat_.items(), std::move(actions));
 }
 
 train::FlatOptions Overlap::flat_options(std::size_t unit) const {
@@ -68,38 +72,23 @@ train::FlatOptions Overlap::flat_options(std::size_t unit) const {
   return options;
 }
 
-train::BackwardSchedule::Actions Overlap::actions() {
-  train::BackwardSchedule::Actions actions;
-  actions.reduce = [this](std::size_t b) { start_reduce(b); };
-  if (options_.stage < 3) return actions;  // nothing is gathered in backward
-  actions.reshard = [this](std::size_t u) { reshard_unit(u); };
-  actions.is_held = [this](std::size_t u) { return is_held(u); };
-  return actions;
-}
-
-train::ModelStateBytes Overlap::predicted_bytes() const {
-  return {flat_.parameter_bytes(), flat_.gradient_bytes(), optimizer_bytes()};
-}
-
 std::int64_t Overlap::gathers(std::size_t unit) const {
-  const std::int64_t uses = schedule_.uses(unit);
   // The root stays whole between its forward and its backward. Other units are gathered for each
   // use in forward, and once for backward, until all their gradients are complete.
-  if (unit == 0) return uses > 0 ? 1 : 0;
-  return uses + (uses > 0 ? 1 : 0);
+  const std::int64_t once = uses(unit) > 0 ? 1 : 0;
+  return unit == 0 ? once : uses(unit) + once;
 }
 
-std::int64_t Overlap::predicted_traffic() const {
-  return flat_.sent_bytes([this](std::size_t unit) { return gathers(unit); });
+train::Costs Overlap::costs() const {
+  return {{flat_.parameter_bytes(), flat_.gradient_bytes(), train::CostSums(*this).optimizer},
+          flat_.sent_bytes([this](std::size_t unit) { return gathers(unit); })};
 }
 
 at::Tensor Overlap::forward(const data::Batch& batch) {
   const bool trains = c10::GradMode::is_enabled();
-  schedule_.begin_forward(trains);
   forward_.begin();
   forward_clock_.begin();
   at::Tensor loss = Strategy::forward(batch);
-  schedule_.end_forward();
   if (trains) {
     if (timed_passes_left_ > 0) forward_clock_.end();
     end_of_pass(forward_, "forward");
@@ -112,17 +101,12 @@ at::Tensor Overlap::forward(const data::Batch& batch) {
 }
 
 void Overlap::begin_backward() {
-  schedule_.begin_backward(reduces_now());
   backward_.begin();
   backward_clock_.begin();
 }
 
 void Overlap::end_backward() {
   if (timed_passes_left_ > 0) backward_clock_.end();
-  schedule_.end_units();
-  reshard_all();
-  pool_.clear();  // nothing is gathered any more, and no gradient is written
-  schedule_.reduce_rest();
 }
 
 void Overlap::end_of_pass(Prefetch& pass, const char* name) {
@@ -177,30 +161,23 @@ void Overlap::use(std::size_t unit, Prefetch& pass, PassClock& clock) {
   if (timed_passes_left_ > 0) clock.runs();
 }
 
-void Overlap::pre_forward(nn::Unit& unit) {
-  const std::size_t u = list().index_of(unit);
-  schedule_.enter_forward(u);
-  if (!in_backward()) return use(u, forward_, forward_clock_);
+void Overlap::pre_forward(std::size_t unit) {
+  if (!in_backward()) return use(unit, forward_, forward_clock_);
   // A checkpoint that runs again is not part of the order of forward.
-  start_gather(u);
-  finish_gather(u);
+  start_gather(unit);
+  finish_gather(unit);
 }
 
-void Overlap::post_forward(nn::Unit& unit) {
-  const std::size_t u = list().index_of(unit);
+void Overlap::post_forward(std::size_t unit) {
   // The root runs last in forward and first in backward: it stays whole if a backward follows.
-  if (u != 0 || !c10::GradMode::is_enabled()) reshard_unit(u);
+  if (unit != 0 || !c10::GradMode::is_enabled()) reshard_unit(unit);
 }
 
-void Overlap::pre_backward(nn::Unit& unit) {
-  const std::size_t u = list().index_of(unit);
-  schedule_.enter_backward(u);
-  use(u, backward_, backward_clock_);
+void Overlap::pre_backward(std::size_t unit) {
+  use(unit, backward_, backward_clock_);
   // The last unit needs few buffers, and the shard of the root's gradient is still to come.
   if (backward_.at_end()) pool_.clear();
 }
-
-void Overlap::records_backward(nn::Unit& unit) { schedule_.expect_backward(list().index_of(unit)); }
 
 void Overlap::start_gather(std::size_t unit) {
   RECORD_USER_SCOPE("engine_param_gather");
@@ -228,10 +205,10 @@ void Overlap::drop(std::size_t unit) {
 }
 
 void Overlap::gradient_ready(std::size_t index) {
+  // Copies it into the flat gradient buffer, unless a layer of zero/nn has written it there.
   flat_.collect(index);
   // A good moment to receive what peers have sent: no matrix product is running.
   communicator_.progress();
-  schedule_.gradient_ready(index);
 }
 
 void Overlap::start_reduce(std::size_t bucket) {
@@ -241,23 +218,13 @@ void Overlap::start_reduce(std::size_t bucket) {
 }
 
 void Overlap::finish_backward() {
-  if (reduces_now()) {
-    in_flight_.finish();
-    complete_reduction();
-  }
+  if (reduces_now()) in_flight_.finish();
+  Strategy::finish_backward();
   // Not inside backward: there, ranks may have reduced different buckets at this point.
   end_of_pass(backward_, "backward");
   if (timed_passes_left_ > 0 && --timed_passes_left_ == 0) choose_lookahead_once();
   // No next unit will use what was kept for it.
   pool_.clear();
-}
-
-void Overlap::optimizer_step() {
-  flat_.wait_gathers();
-  // A forward without a backward has left units whole, with values that the update makes old.
-  reshard_all();
-  schedule_.forget_forwards();
-  Strategy::optimizer_step();
 }
 
 void Overlap::sync_parameters() {
@@ -268,7 +235,6 @@ void Overlap::sync_parameters() {
 }
 
 void Overlap::zero_grad() {
-  schedule_.give_up();
   in_flight_.finish();
   flat_.drop_gradients();
   Strategy::zero_grad();

@@ -5,7 +5,6 @@
 
 #include <zero/engine/overlap_options.hpp>
 #include <zero/memory/storage_pool.hpp>
-#include <zero/train/backward_schedule.hpp>
 #include <zero/train/flat_parameter_list.hpp>
 #include <zero/train/strategy.hpp>
 
@@ -15,28 +14,27 @@
 
 namespace zero {
 
-/// Every stage of the ladder behind one interface. Communication starts as early and is waited for
-/// as late as possible:
+/// Stages 0 to 3 in one class. Communication starts as early as possible and is waited for as late
+/// as possible:
 ///
 ///   - a bucket of gradients is sent as soon as backward has filled it;
-///   - at stage 3 the next units are gathered while one runs;
+///   - at stage 3 the next units are gathered while a unit runs;
 ///   - at stages 1 and 2, with the option defer_parameter_gather, updated parameters are gathered
 ///     while the next forward begins: each unit waits for its own.
 ///
-/// The results are those of chapters 04 and 00, bit for bit: sending earlier or later does not
-/// change what is added to what.
+/// The results are those of chapters 04 and 00, bit for bit: the time of a reduction does not
+/// change the order of its sums.
 ///
-/// With defer_parameter_gather at stages 1 and 2, read parameters between sync_parameters() and the
-/// next forward() only between unshard() and reshard().
+/// With defer_parameter_gather at stages 1 and 2, a read after sync_parameters() and before the
+/// next forward() needs unshard() before it and reshard() after it.
 class Overlap : public train::Strategy {
  public:
-  /// Called by all ranks. Throws zero::Error for options out of range, and on all ranks if they
-  /// differ.
+  /// Called by all ranks. Throws zero::Error for options out of range and, on all ranks, for
+  /// options that differ between ranks.
   Overlap(const train::StrategyArguments& arguments, const OverlapOptions& options);
 
   at::Tensor forward(const data::Batch& batch) override;
   void finish_backward() override;
-  void optimizer_step() override;
   void sync_parameters() override;
   void zero_grad() override;
 
@@ -45,26 +43,23 @@ class Overlap : public train::Strategy {
   train::ParameterShard local_shard(std::size_t index) const override;
   bool sharded() const override { return options_.stage > 0; }
 
-  void pre_forward(nn::Unit& unit) override;
-  void post_forward(nn::Unit& unit) override;
-  void pre_backward(nn::Unit& unit) override;
-  void records_backward(nn::Unit& unit) override;
-
-  train::ModelStateBytes predicted_bytes() const override;
-  std::int64_t predicted_traffic() const override;
+  train::Costs costs() const override;
 
   const OverlapOptions& options() const { return options_; }
   /// The most bytes of gradients that were in flight at once.
   std::int64_t most_in_flight() const { return in_flight_.most_seen(); }
   /// Buckets, unit by unit, the root's first.
   const std::vector<train::FlatParameters>& buckets() const { return flat_.buffers(); }
-  /// How many units are gathered ahead; 0 until kAutoLookahead has found out.
+  /// How many units are gathered ahead; 0 until kAutoLookahead has chosen.
   std::int64_t lookahead() const { return forward_.lookahead(); }
   /// Whether this rank knows the order of units, and how many passes ran in another order.
   bool knows_order() const { return forward_.known() && backward_.known(); }
   std::int64_t passes_that_differed() const { return lost_passes_; }
 
  protected:
+  void pre_forward(std::size_t unit) override;
+  void post_forward(std::size_t unit) override;
+  void pre_backward(std::size_t unit) override;
   void begin_backward() override;
   void end_backward() override;
   void gradient_ready(std::size_t index) override;
@@ -73,7 +68,6 @@ class Overlap : public train::Strategy {
 
  private:
   train::FlatOptions flat_options(std::size_t unit) const;
-  train::BackwardSchedule::Actions actions();
   std::int64_t gathers(std::size_t unit) const;
   void reshard_unit(std::size_t unit);
 
@@ -89,14 +83,13 @@ class Overlap : public train::Strategy {
   OverlapOptions options_;
   bool reduce_each_;  // micro-batches are reduced one by one
   memory::StoragePool pool_;
-  mutable train::FlatParameterList flat_;  // mutable: readers wait for what is in flight
-  train::BackwardSchedule schedule_;
+  mutable train::FlatParameterList flat_;  // mutable: reads wait for gathers in flight
   ReductionQueue in_flight_;
   Prefetch forward_;
   Prefetch backward_;
   PassClock forward_clock_;
   PassClock backward_clock_;
-  std::int64_t timed_passes_left_;  // until the lookahead is settled
+  std::int64_t timed_passes_left_;  // until the lookahead is chosen
   std::int64_t lost_passes_ = 0;
 };
 

@@ -19,7 +19,9 @@ class ReductionQueue {
   /// Starts the reduction of `bucket`. If it does not fit next to those in flight, first waits for
   /// the oldest of them; a bucket larger than the limit goes alone.
   void start(train::FlatParameters& bucket) {
-    while (!in_flight_.empty() && bytes_ + bucket.bytes() > most_bytes_) finish_oldest();
+    while (!in_flight_.empty() && bytes_ + bucket.bytes() > most_bytes_) {
+      take_oldest().finish_reduce();
+    }
     bucket.start_reduce();
     in_flight_.push_back(&bucket);
     bytes_ += bucket.bytes();
@@ -28,18 +30,18 @@ class ReductionQueue {
 
   /// Blocks until all are done.
   void finish() {
-    while (!in_flight_.empty()) finish_oldest();
+    while (!in_flight_.empty()) take_oldest().finish_reduce();
   }
 
   /// The most bytes that were ever in flight at once.
   std::int64_t most_seen() const { return most_seen_; }
 
  private:
-  void finish_oldest() {
-    train::FlatParameters* const oldest = in_flight_.front();
+  train::FlatParameters& take_oldest() {
+    train::FlatParameters& oldest = *in_flight_.front();
     in_flight_.pop_front();
-    bytes_ -= oldest->bytes();
-    oldest->finish_reduce();
+    bytes_ -= oldest.bytes();
+    return oldest;
   }
 
   std::int64_t most_bytes_;

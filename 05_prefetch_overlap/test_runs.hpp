@@ -2,15 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
-#include <memory>
 #include <string>
 #include <vector>
 
-#include <tests/support/toy.hpp>
+#include <tests/support/toy_run.hpp>
 #include <tests/support/whole_weights.hpp>
-#include <zero/optim/adamw.hpp>
-#include <zero/train/trainer.hpp>
 
 #include "overlap.hpp"
 
@@ -19,34 +17,38 @@ namespace zero::testing {
 
 // Large enough for bytes to say something: five units of 260 KiB.
 struct Medium : Toy {
-  Medium() {
-    const nn::DeferredStorage deferred;
-    nn::MlpConfig config;
-    config.inputs = 63;
-    config.hidden = {257, 255, 251, 253, 257};
-    config.outputs = 9;
-    model = std::make_shared<nn::Mlp>(config);
-  }
+  Medium() : Toy(nn::MlpConfig{.inputs = 63, .hidden = {257, 255, 251, 253, 257}, .outputs = 9}) {}
 };
 
+/// One rank that trains a toy with the engine.
+template <class Model>
+struct OverlapRun : ToyRun<Overlap, Model> {
+  explicit OverlapRun(dist::Communicator& communicator, const OverlapOptions& options = {})
+      : ToyRun<Overlap, Model>(communicator, "", train::Ownership::kBySize, options) {}
+};
+
+// Bytes of the largest bucket from `first` on, whole.
+inline std::int64_t largest_bucket(const Overlap& strategy, std::size_t first = 0) {
+  std::int64_t largest = 0;
+  for (std::size_t b = first; b < strategy.buckets().size(); ++b) {
+    largest = std::max(largest, strategy.buckets()[b].full_bytes());
+  }
+  return largest;
+}
+
 inline OverlapOptions small_buckets(int stage) {
-  OverlapOptions options;
-  options.stage = stage;
-  options.bucket_bytes = 1 << 10;  // of the toy's: several in a unit
-  options.in_flight_bytes = 2 << 10;
-  return options;
+  // Of the toy's: several in a unit.
+  return {.stage = stage, .bucket_bytes = 1 << 10, .in_flight_bytes = 2 << 10};
 }
 
 // Whole weights after `steps` steps; `in_backward` is called with every gradient.
 inline std::vector<at::Tensor> trained(
     dist::Communicator& communicator, const OverlapOptions& options, int steps,
     const std::function<void()>& in_backward = [] {}) {
-  Toy toy;
-  Overlap strategy({*toy.model, communicator, optim::adamw(), &toy.values, ""}, options);
-  strategy.observe_gradients([&](std::size_t, const at::Tensor&) { in_backward(); });
-  train::Trainer trainer(strategy);
-  for (int s = 0; s < steps; ++s) trainer.step({toy.batch(communicator.rank(), s)});
-  return whole_weights(strategy);
+  OverlapRun<Toy> run(communicator, options);
+  run.strategy.passes().observe_gradients([&](std::size_t, const at::Tensor&) { in_backward(); });
+  for (int s = 0; s < steps; ++s) run.step(s);
+  return whole_weights(run.strategy);
 }
 
 inline void expect_equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b,

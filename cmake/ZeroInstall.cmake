@@ -41,15 +41,11 @@ install(FILES "${PROJECT_BINARY_DIR}/zeroConfig.cmake" "${PROJECT_BINARY_DIR}/ze
   "${PROJECT_SOURCE_DIR}/cmake/ZeroLibTorch.cmake" DESTINATION "${CMAKE_INSTALL_LIBDIR}/cmake/zero")
 install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION "${CMAKE_INSTALL_DOCDIR}")
 
-if(ZERO_BUILD_TESTS)
-  # LibTorch is found by its version, before anything is built with it.
-  zero_add_test(torch_version COMMAND "${CMAKE_COMMAND}" -DSOURCE=${PROJECT_SOURCE_DIR} -DWORK=${PROJECT_BINARY_DIR}
-    -P tests/torch_version.cmake LABELS common)
-  # A program of a user's own, from an empty folder: install, find_package, build, run. Not with sanitizers, for which
-  # all that is linked must be compiled.
-  if(NOT ZERO_SANITIZE)
-    zero_add_test(consumer COMMAND "${CMAKE_COMMAND}" -DBUILD=${PROJECT_BINARY_DIR} -DSOURCE=${PROJECT_SOURCE_DIR}
-      -DTORCH=${ZERO_TORCH_DIRECTORY} -DGENERATOR=${CMAKE_GENERATOR} -DCOMPILER=${CMAKE_CXX_COMPILER}
-      -P tests/consumer.cmake LABELS install)
-  endif()
+# LibTorch is found by its version, before anything is built with it.
+zero_add_test(torch_version COMMAND "${CMAKE_COMMAND}" -DSOURCE=${PROJECT_SOURCE_DIR} -DWORK=${PROJECT_BINARY_DIR}
+  -P tests/torch_version.cmake LABELS common)
+# Not with sanitizers, for which all that is linked must be compiled.
+if(NOT ZERO_SANITIZE)
+  zero_add_test(consumer COMMAND "${ZERO_PYTHON}" tests/consumer.py "${CMAKE_COMMAND}" "${CMAKE_GENERATOR}"
+    "${CMAKE_CXX_COMPILER}" "${ZERO_TORCH_DIRECTORY}" "${PROJECT_BINARY_DIR}" LABELS install)
 endif()

@@ -22,41 +22,42 @@ function(zero_configure_test target)
   target_precompile_headers(${target} REUSE_FROM zero_test_pch)
 endfunction()
 
+# zero_configure_target(<target> <library>...): what every library and program has in common.
 function(zero_configure_target target)
   target_compile_options(${target} PRIVATE ${ZERO_WARNINGS})
   target_precompile_headers(${target} REUSE_FROM zero_pch)
+  target_link_libraries(${target} PUBLIC ${ARGN})
 endfunction()
 
-# zero_configure_program(<target> <library>...): the same for a program.
-function(zero_configure_program target)
-  zero_configure_target(${target})
-  target_link_libraries(${target} PRIVATE ${ARGN})
+# zero_add_program(<name> <source> <library>...)
+function(zero_add_program name source)
+  add_executable(${name} "${source}")
+  zero_configure_target(${name} ${ARGN})
 endfunction()
 
-# zero_compile_in_batches(<target> [<files>]): compiles the sources of a target in batches of five files, or
-# of as many as are given: one source includes the others one after the other. GCC instantiates for every
+# zero_compile_in_batches(<target> <files>): compiles the sources of a target in batches of that many files: one source
+# includes the others one after the other. GCC instantiates for every
 # object the templates that the precompiled header left open, which takes longer than most files, so this
 # halves the time of a whole build. -DZERO_BATCHES=OFF for one object a file. A name in an unnamed namespace
 # is then seen by the files after it: it may have to be told apart. Lessons are not compiled like this.
 option(ZERO_BATCHES "Compile the common library and the tests in batches of files" ON)
-function(zero_compile_in_batches target)
-  set(files 5)
-  if(ARGN)
-    set(files ${ARGN})
-  endif()
+function(zero_compile_in_batches target files)
   set_target_properties(${target} PROPERTIES UNITY_BUILD ${ZERO_BATCHES} UNITY_BUILD_BATCH_SIZE ${files})
 endfunction()
 
 # zero_add_test(<name> COMMAND <words> LABELS <labels> [ENVIRONMENT <NAME=value>...] [PROPERTIES <name> <value>...]):
 # a test of ctest, which runs in the folder of the project.
 function(zero_add_test name)
+  if(NOT ZERO_BUILD_TESTS)
+    return()
+  endif()
   cmake_parse_arguments(ARG "" "" "COMMAND;LABELS;ENVIRONMENT;PROPERTIES" ${ARGN})
   add_test(NAME ${name} COMMAND ${ARG_COMMAND} WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}")
   set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT 1500 SKIP_RETURN_CODE 77 ENVIRONMENT
     "ZERO_PYTHON=${ZERO_PYTHON};PYTHONDONTWRITEBYTECODE=1;OMP_NUM_THREADS=1;${ARG_ENVIRONMENT}" ${ARG_PROPERTIES})
 endfunction()
 
-# zero_add_tests(<program> SOURCES <files> LABELS <labels> [LIBRARIES <targets>] [ENVIRONMENT <NAME=value>...]
+# zero_add_tests(<program> SOURCES <patterns> LABELS <labels> [LIBRARIES <targets>] [ENVIRONMENT <NAME=value>...]
 #                [PROPERTIES <name> <value>...] [PARTS <name> <GoogleTest filter>...]):
 # a GoogleTest program, which is one test of ctest; names with Slow in them are left out. Each of the PARTS is a test of
 # its own, <program>.<name>: suites that are slow (part slow has that label), or that may be skipped, which ctest shows
@@ -66,9 +67,11 @@ function(zero_add_tests program)
   if(NOT ZERO_BUILD_TESTS)
     return()
   endif()
-  add_executable(${program} ${ARG_SOURCES})
+  file(GLOB sources CONFIGURE_DEPENDS ${ARG_SOURCES})
+  list(SORT sources)
+  add_executable(${program} ${sources})
   zero_configure_test(${program})
-  zero_compile_in_batches(${program})
+  zero_compile_in_batches(${program} 5)
   target_link_libraries(${program} PRIVATE zero_test_support ${ARG_LIBRARIES})
   set(others "-*Slow*")
   while(ARG_PARTS)
@@ -88,7 +91,7 @@ endfunction()
 function(zero_add_benchmark program)
   cmake_parse_arguments(ARG "" "" "SOURCES;LIBRARIES;SMOKE;LABELS" ${ARGN})
   add_executable(${program} EXCLUDE_FROM_ALL ${ARG_SOURCES})
-  zero_configure_program(${program} ${ARG_LIBRARIES} zero_bench)
+  zero_configure_target(${program} ${ARG_LIBRARIES} zero_bench)
   set_property(GLOBAL APPEND PROPERTY ZERO_BENCHMARKS ${program})
   set_property(GLOBAL APPEND PROPERTY ZERO_BENCHMARK_CHECKS COMMAND ${program} ${ARG_SMOKE})
   if(ARG_LABELS AND ZERO_BUILD_TESTS)
@@ -111,8 +114,9 @@ endfunction()
 # zero_add_chapter(<NN_name> MODE <strategy> [NARRATED_WIDTH <n>] [LIBRARIES <targets>] [PROGRAMS <names>]):
 # the folder's *.cpp files except tests and the PROGRAMS become the library zero_<NN_name>;
 # tools/step/main.cpp becomes the program <NN_name>, which trains under <strategy>, and tests/bench/chapter.cpp the
-# program <name>_bench; *_test.cpp the program <name>_test with label <NN_name>; target check_<NN_name> builds and
-# runs the chapter's tests. NARRATED_WIDTH: see run_demo().
+# program <name>_bench; minimal.cpp the program <NN_name>_minimal, which links little, so that it is built soon after a
+# fresh clone; *_test.cpp the program <name>_test with label <NN_name>; target check_<NN_name> builds and runs the
+# chapter's tests. NARRATED_WIDTH: see run_demo().
 function(zero_add_chapter chapter)
   cmake_parse_arguments(ARG "" "MODE;NARRATED_WIDTH" "LIBRARIES;PROGRAMS" ${ARGN})
   set(folder "${PROJECT_SOURCE_DIR}/${chapter}")
@@ -126,15 +130,15 @@ function(zero_add_chapter chapter)
   list(REMOVE_ITEM sources ${tests} "${folder}/minimal.cpp" ${ARG_PROGRAMS})
 
   add_library(zero_${chapter} STATIC ${sources})
-  zero_configure_target(zero_${chapter})
-  target_link_libraries(zero_${chapter} PUBLIC zero_train ${ARG_LIBRARIES})
+  zero_configure_target(zero_${chapter} zero_train ${ARG_LIBRARIES})
 
-  add_executable(${chapter} "${PROJECT_SOURCE_DIR}/tools/step/main.cpp")
-  zero_configure_program(${chapter} zero_step zero_${chapter})
+  zero_add_program(${chapter} "${PROJECT_SOURCE_DIR}/tools/step/main.cpp" zero_step zero_${chapter})
   target_compile_definitions(${chapter} PRIVATE ZERO_REGISTER_CHAPTER=register_${name}
     ZERO_MODE="${ARG_MODE}" ZERO_NARRATED_WIDTH=${ARG_NARRATED_WIDTH})
 
-  zero_add_tests(${name}_test SOURCES ${tests} LABELS ${chapter} LIBRARIES zero_${chapter})
+  zero_add_program(${chapter}_minimal "${folder}/minimal.cpp" zero_distributed)
+
+  zero_add_tests(${name}_test SOURCES "${folder}/*_test.cpp" LABELS ${chapter} LIBRARIES zero_${chapter})
   if(ZERO_BUILD_BENCHMARKS)
     zero_add_benchmark(${name}_bench SOURCES "${PROJECT_SOURCE_DIR}/tests/bench/chapter.cpp" LABELS ${chapter}
       LIBRARIES zero_${chapter} SMOKE --nproc 2 --layers 1 --seq-len 8 --steps 2)
@@ -149,17 +153,16 @@ function(zero_add_chapter chapter)
   set_property(GLOBAL APPEND PROPERTY ZERO_CHAPTERS ${chapter})
 endfunction()
 
-# zero_add_example(<name> <NN_name> LIBRARIES <targets> [ARGUMENTS <words>] EXPECT <text> NOT_IN_HELP <text>):
+# zero_add_example(<name> <NN_name> LIBRARIES <targets> [ARGUMENTS <words>] EXPECT <text>):
 # the program <NN_name>/<name>.cpp, which the lesson runs by itself, and a test that it prints <text>.
 function(zero_add_example name chapter)
-  cmake_parse_arguments(ARG "" "EXPECT;NOT_IN_HELP" "LIBRARIES;ARGUMENTS" ${ARGN})
-  add_executable(${name} "${PROJECT_SOURCE_DIR}/${chapter}/${name}.cpp")
-  zero_configure_program(${name} ${ARG_LIBRARIES})
+  cmake_parse_arguments(ARG "" "EXPECT" "LIBRARIES;ARGUMENTS" ${ARGN})
+  zero_add_program(${name} "${PROJECT_SOURCE_DIR}/${chapter}/${name}.cpp" ${ARG_LIBRARIES})
   if(ZERO_BUILD_TESTS)
     add_dependencies(check_${chapter} ${name})
     zero_add_test(${name} COMMAND ${name} ${ARG_ARGUMENTS} LABELS ${chapter}
       PROPERTIES PASS_REGULAR_EXPRESSION "${ARG_EXPECT}")
     zero_add_test(${name}.help COMMAND ${name} --help LABELS ${chapter}
-      PROPERTIES FAIL_REGULAR_EXPRESSION "${ARG_NOT_IN_HELP}")
+      PROPERTIES FAIL_REGULAR_EXPRESSION "rank 0|checked")
   endif()
 endfunction()

@@ -31,7 +31,7 @@ missing_packages() {
 
 # need_packages <package>...: installs what is missing, or prints the line that would and stops.
 need_packages() {
-  if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
+  if ! command -v apt-get >/dev/null; then
     say "This is not Debian or Ubuntu; please see for yourself that these are there: $*"
     return
   fi
@@ -40,21 +40,15 @@ need_packages() {
   ((${#missing[@]})) || return 0
   command -v ccache >/dev/null || missing+=(ccache)  # makes rebuilds fast; not needed
 
-  local line="apt-get update && apt-get install -y --no-install-recommends ${missing[*]}"
-  local by_hand="apt-get update && sudo ${line#*&& }"
+  local by_hand="  sudo apt-get update && sudo apt-get install -y --no-install-recommends ${missing[*]}"
   if ((EUID != 0)); then
-    if sudo -n true 2>/dev/null; then
-      sudo=(sudo -n)
-    elif [[ -t 0 && -t 2 ]] && command -v sudo >/dev/null; then
-      say "Some system packages are missing; sudo may ask for your password for: $line"
-      sudo=(sudo)
-    else
+    sudo=(sudo)  # which may ask for a password, if there is somebody to answer
+    sudo -n true 2>/dev/null || { [[ -t 0 && -t 2 ]] && command -v sudo >/dev/null; } ||
       die "system packages are missing. Please run, as a user who may:
 
-  sudo $by_hand
+$by_hand
 
 and then start this again."
-    fi
   fi
   say "Installing system packages: ${missing[*]}"
   "${sudo[@]}" apt-get -o DPkg::Lock::Timeout=300 -q update ||
@@ -63,7 +57,7 @@ and then start this again."
     install -y --no-install-recommends "${missing[@]}" ||
     die "the packages could not be installed. The line was
 
-  sudo $by_hand
+$by_hand
 
 On Ubuntu some of them are in 'universe': sudo add-apt-repository universe"
 }
@@ -74,11 +68,9 @@ On Ubuntu some of them are in 'universe': sudo add-apt-repository universe"
 python_for_venv() {
   local python
   for python in python3 /usr/bin/python3; do
-    if "$python" -c 'import ensurepip, venv, sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null
-    then
-      command -v "$python"
-      return
-    fi
+    "$python" -c 'import ensurepip, venv, sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || continue
+    command -v "$python"
+    return
   done
   return 1
 }
@@ -115,52 +107,47 @@ install_requirements() {
 
 is_torch() { [[ -f $1/include/ATen/ATen.h && -f $1/lib/libtorch_cpu.so ]]; }
 
-# Prints folder and version of the torch package of the Python on the PATH, without importing it.
-active_python_torch() {
-  python3 - 2>/dev/null <<'PY'
-import importlib.metadata, importlib.util
-spec = importlib.util.find_spec("torch")
-print(spec.submodule_search_locations[0], importlib.metadata.version("torch"), sep="\n")
-PY
-}
+# Where the .venv's Python has its packages.
+packages_folder() { "$PYTHON" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }
 
 # Sets TORCH_ROOT: from Torch_DIR or CMAKE_PREFIX_PATH, else from the active Python, else the place
 # in .venv where requirements.txt puts it.
 find_torch() {
-  local prefix prefixes found
-  if [[ -n ${Torch_DIR:-} ]]; then
-    TORCH_ROOT=$(realpath -m "$Torch_DIR/../../..")
-    is_torch "$TORCH_ROOT" ||
-      die "Torch_DIR=$Torch_DIR is not the share/cmake/Torch folder of a LibTorch."
-    return
-  fi
+  local prefixes prefix candidate version found too_old="" candidates=()
   IFS=':;' read -ra prefixes <<<"${CMAKE_PREFIX_PATH:-}"
   for prefix in "${prefixes[@]}"; do
-    for found in "$prefix" "$prefix/../.."; do  # Python's torch names its share/cmake
-      if [[ -n $prefix ]] && is_torch "$found"; then
-        TORCH_ROOT=$(realpath "$found")
-        return
-      fi
-    done
+    candidates+=("$prefix" "$prefix/../..")  # Python's torch names its share/cmake
   done
-  mapfile -t found < <(active_python_torch)
-  if ((${#found[@]} == 2)) && [[ ${found[0]} != "$VENV"/* ]]; then
-    if [[ $(printf '%s\n' "$TORCH_MINIMUM" "${found[1]}" | sort -V | head -n 1) != "$TORCH_MINIMUM" ]]
-    then
-      say "The active Python has torch ${found[1]}; $TORCH_MINIMUM or later is needed, so .venv gets one."
-    elif is_torch "${found[0]}"; then
-      TORCH_ROOT=$(realpath "${found[0]}")
-      return
+  if [[ -n ${Torch_DIR:-} ]]; then
+    candidates=("$Torch_DIR/../../..")
+    is_torch "${candidates[0]}" || die "Torch_DIR=$Torch_DIR is not the share/cmake/Torch folder of a LibTorch."
+  fi
+  # The torch of the Python on the PATH, found without importing it.
+  read -r version found < <(python3 -c 'import importlib.metadata as m, importlib.util as u
+print(m.version("torch"), u.find_spec("torch").submodule_search_locations[0])' 2>/dev/null) || true
+  if [[ -n $found && $found != "$VENV"/* ]]; then
+    if [[ $(printf '%s\n' "$TORCH_MINIMUM" "$version" | sort -V | head -n 1) == "$TORCH_MINIMUM" ]]; then
+      candidates+=("$found")
+    else
+      too_old=$version
     fi
   fi
+  for candidate in "${candidates[@]}"; do
+    if is_torch "$candidate"; then
+      TORCH_ROOT=$(realpath "$candidate")
+      return
+    fi
+  done
+  [[ -z $too_old ]] ||
+    say "The active Python has torch $too_old; $TORCH_MINIMUM or later is needed, so .venv gets one."
   make_venv
-  TORCH_ROOT=$("$PYTHON" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch
+  TORCH_ROOT=$(packages_folder)/torch
 }
 
 # Lets the .venv's Python import a torch that lives elsewhere, where it is of the same Python.
 link_foreign_torch() {
   local link packages
-  packages=$("$PYTHON" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  packages=$(packages_folder)
   link="$packages/zero_foreign_torch.pth"
   if [[ $TORCH_ROOT == "$VENV"/* || ! -f $TORCH_ROOT/__init__.py ||
         $TORCH_ROOT != */"$(basename "$(dirname "$packages")")"/* ]]; then

@@ -2,12 +2,14 @@
 // parameters that are there when a layer runs again.
 
 #include <c10/core/GradMode.h>
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <tests/support/deferred.hpp>
 #include <tests/support/edge_case_model.hpp>
 #include <tests/support/modes.hpp>
 #include <tests/support/ranks.hpp>
+#include <tests/support/same_bits.hpp>
+#include <tests/support/states.hpp>
 #include <tests/support/whole_weights.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
@@ -15,7 +17,6 @@
 #include <zero/nn/functional.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/optim/adamw.hpp>
-#include <zero/train/registry.hpp>
 #include <zero/train/trainer.hpp>
 
 namespace zero::testing {
@@ -32,9 +33,7 @@ struct Outcome {
 Outcome train(dist::Communicator& communicator, const std::string& mode, nn::Model& model,
               const std::function<data::Batch(int)>& batch, int micro_batches) {
   nn::SeededValues values(3);
-  train::Registry registry;
-  train::register_all_chapters(registry);
-  const auto strategy = registry.make(
+  const auto strategy = make_strategy(
       mode, {model, communicator, optim::adamw({.learning_rate = 0.01}), &values, ""});
   train::Trainer trainer(*strategy);
   Outcome outcome;
@@ -44,7 +43,7 @@ Outcome train(dist::Communicator& communicator, const std::string& mode, nn::Mod
     for (int m = 0; m < micro_batches; ++m) batches.push_back(batch(step * micro_batches + m));
     outcome.losses.push_back(trainer.step(batches).loss);
     const dist::Traffic sent = communicator.traffic().since(before);
-    outcome.sent = sent.bytes(dist::Purpose::kGradient) + sent.bytes(dist::Purpose::kParameter);
+    outcome.sent = training_bytes(sent);
   }
   const nn::ParameterList& list = strategy->list();
   for (std::size_t i = 0; i < list.size(); ++i) {
@@ -56,68 +55,52 @@ Outcome train(dist::Communicator& communicator, const std::string& mode, nn::Mod
   return outcome;
 }
 
-void expect_identical(const Outcome& a, const Outcome& b, const std::string& what) {
-  EXPECT_EQ(a.losses, b.losses) << what;
-  ASSERT_EQ(a.gradients.size(), b.gradients.size()) << what;
-  for (std::size_t i = 0; i < a.gradients.size(); ++i) {
-    EXPECT_TRUE(at::equal(a.gradients[i], b.gradients[i])) << what << ": gradient " << i;
-  }
-  ASSERT_EQ(a.weights.size(), b.weights.size()) << what;
-  for (std::size_t i = 0; i < a.weights.size(); ++i) {
-    EXPECT_TRUE(at::equal(a.weights[i], b.weights[i])) << what << ": weight " << i;
-  }
+void expect_same_training(const Outcome& a, const Outcome& b) {
+  EXPECT_EQ(a.losses, b.losses);
+  EXPECT_TRUE(same_bits(a.weights, b.weights));
 }
 
-nn::LlamaConfig three_layers() {
-  nn::LlamaConfig config = nn::preset("tiny");
-  config.layers = 3;
-  return config;
+void expect_identical(const Outcome& a, const Outcome& b) {
+  expect_same_training(a, b);
+  EXPECT_TRUE(same_bits(a.gradients, b.gradients));
 }
 
 std::shared_ptr<nn::Llama> llama(bool checkpointed) {
-  const nn::DeferredStorage deferred;
-  auto model = std::make_shared<nn::Llama>(three_layers());
+  nn::LlamaConfig config = nn::preset("tiny");
+  config.layers = 3;
+  auto model = make_deferred<nn::Llama>(config);
   model->checkpoint_activations(checkpointed);
   return model;
 }
 
 data::Batch text(int rank, int step) {
-  data::Batch batch;
-  batch.inputs = (at::arange(2 * 12).view({2, 12}) * (7 + step) + 31 * rank).remainder(255);
-  batch.targets = batch.inputs + 1;
-  batch.loss_terms = 2 * 12;
-  return batch;
-}
-
-void expect_weights_of_chapter_00(const Outcome& ours, const Outcome& ddp,
-                                  const std::string& what) {
-  EXPECT_EQ(ours.losses, ddp.losses) << what;
-  ASSERT_EQ(ours.weights.size(), ddp.weights.size()) << what;
-  for (std::size_t i = 0; i < ours.weights.size(); ++i) {
-    EXPECT_TRUE(at::equal(ours.weights[i], ddp.weights[i])) << what << ": weight " << i;
-  }
+  const at::Tensor inputs =
+      (at::arange(2 * 12).view({2, 12}) * (7 + step) + 31 * rank).remainder(255);
+  return {.inputs = inputs, .targets = inputs + 1, .loss_terms = 2 * 12};
 }
 
 class ActivationCheckpointing : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, ActivationCheckpointing, ::testing::Values(2, 3),
-                         [](const auto& info) { return fmt::format("N{}", info.param); });
+INSTANTIATE_TEST_SUITE_P(Ranks, ActivationCheckpointing, ::testing::Values(2, 3), name_of_ranks);
 
 TEST_P(ActivationCheckpointing, OfLlamaChangesNoBitAndSendsNothingMore) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
-    const auto batch = [&](int step) { return text(communicator.rank(), step); };
-    const Outcome ddp = train(communicator, "ddp", *llama(false), batch, 2);
+    const auto trained = [&](const std::string& mode, bool checkpointed) {
+      return train(
+          communicator, mode, *llama(checkpointed),
+          [&](int step) { return text(communicator.rank(), step); }, 2);
+    };
+    const Outcome ddp = trained("ddp", false);
     for (const std::string& mode : all_modes()) {
-      const Outcome with = train(communicator, mode, *llama(true), batch, 2);
-      const Outcome without = train(communicator, mode, *llama(false), batch, 2);
-      expect_identical(with, without, mode);
-      expect_weights_of_chapter_00(with, ddp, mode);
-      EXPECT_FALSE(with.gradients.empty()) << mode;
-      EXPECT_EQ(with.sent, without.sent) << mode;
+      SCOPED_TRACE(mode);
+      const Outcome with = trained(mode, true), without = trained(mode, false);
+      expect_identical(with, without);
+      expect_same_training(with, ddp);
+      EXPECT_FALSE(with.gradients.empty());
+      EXPECT_EQ(with.sent, without.sent);
       // The hooks of units fire in the same order, so a rank may do without where others do not.
       // Those of layers fire once more where a layer runs again.
       if (mode.ends_with(":leaf")) continue;
-      expect_identical(train(communicator, mode, *llama(communicator.rank() == 0), batch, 2),
-                       without, mode + ", one rank only");
+      expect_identical(trained(mode, communicator.rank() == 0), without);
     }
   });
 }
@@ -169,47 +152,24 @@ class Around : public nn::Model {
   at::Tensor gain_, unused_;
 };
 
-TEST_P(ActivationCheckpointing, AroundAUnitThatIsUsedFourTimesChangesNoBit) {
-  on_ranks(GetParam(), [](dist::Communicator& communicator) {
-    const auto batch = [&](int step) {
-      return edge_case_batch(/*seed=*/17, communicator.rank(), step);
-    };
-    for (const std::string& mode : all_modes()) {
-      const nn::DeferredStorage deferred;
-      Around with(true), without(false);
-      expect_identical(train(communicator, mode, with, batch, 1),
-                       train(communicator, mode, without, batch, 1), mode);
-    }
-  });
-}
+class ActivationCheckpointingOfUnits : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, ActivationCheckpointingOfUnits, ::testing::Values(1, 2, 3, 4, 8),
+                         name_of_ranks);
 
-// Stage 3 over split tensors, where a layer that runs again is gathered again, at the numbers of
-// ranks at which everything else of chapter 04 is compared with chapter 00.
-class ActivationCheckpointingOfSplitTensors : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, ActivationCheckpointingOfSplitTensors,
-                         ::testing::Values(1, 2, 3, 4, 8),
-                         [](const auto& info) { return fmt::format("N{}", info.param); });
-
-TEST_P(ActivationCheckpointingOfSplitTensors, EndsWithTheWeightsOfChapter00) {
+TEST_P(ActivationCheckpointingOfUnits, ThatAreUsedFourTimesChangesNoBit) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
-    const auto words = [&](int step) { return text(communicator.rank(), step); };
-    const auto rows = [&](int step) {
-      return edge_case_batch(/*seed=*/17, communicator.rank(), step);
+    const auto trained = [&](const std::string& mode, bool checkpointed) {
+      const auto model = make_deferred<Around>(checkpointed);
+      const auto rows = [&](int step) { return edge_case_batch(17, communicator.rank(), step); };
+      return train(communicator, mode, *model, rows, 1);
     };
-    const auto around = [&](const std::string& mode, bool checkpointed) {
-      const nn::DeferredStorage deferred;
-      Around model(checkpointed);
-      return train(communicator, mode, model, rows, 1);
-    };
-    const Outcome llama_ddp = train(communicator, "ddp", *llama(false), words, 1);
-    const Outcome around_ddp = around("ddp", false);
-    EXPECT_FALSE(llama_ddp.weights.empty());
-    EXPECT_FALSE(around_ddp.weights.empty());
+    const Outcome ddp = trained("ddp", false);
+    EXPECT_FALSE(ddp.weights.empty());
     for (const std::string& mode : all_modes()) {
-      if (!mode.starts_with("tensor_zero3")) continue;
-      expect_weights_of_chapter_00(train(communicator, mode, *llama(true), words, 1), llama_ddp,
-                                   mode + ", Llama");
-      expect_weights_of_chapter_00(around(mode, true), around_ddp, mode + ", around a unit");
+      SCOPED_TRACE(mode);
+      const Outcome with = trained(mode, true);
+      expect_identical(with, trained(mode, false));
+      expect_same_training(with, ddp);
     }
   });
 }
@@ -222,10 +182,8 @@ TEST(ActivationCheckpointingResidency, Zero3HoldsNoMoreParametersAndFewerActivat
       for (const bool checkpointed : {false, true}) {
         const auto model = llama(checkpointed);
         nn::SeededValues values(3);
-        train::Registry registry;
-        train::register_all_chapters(registry);
         const auto strategy =
-            registry.make(mode, {*model, communicator, optim::adamw(), &values, ""});
+            make_strategy(mode, {*model, communicator, optim::adamw(), &values, ""});
         const data::Batch batch = text(communicator.rank(), 0);
         const std::int64_t before = memory::snapshot()[memory::Category::kActivations];
         memory::reset_peaks();

@@ -6,53 +6,32 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
+#include <tests/support/curve.hpp>
 #include <tests/support/ranks.hpp>
-#include <zero/data/dataset.hpp>
-#include <zero/data/sampler.hpp>
 #include <zero/data/text.hpp>
-#include <zero/nn/llama.hpp>
-#include <zero/optim/adamw.hpp>
-#include <zero/train/registry.hpp>
-#include <zero/train/trainer.hpp>
 
 namespace zero::testing {
 namespace {
 
-constexpr std::int64_t kSequence = 64;
-constexpr std::int64_t kGlobalBatch = 8;  // sequences a step, over all ranks
+// Entropy of single bytes, in nats: -sum of p ln p, with p the share of a byte in the text.
+double entropy_of_bytes(const data::TokenStream& text) {
+  std::vector<std::int64_t> bytes(static_cast<std::size_t>(text.size()));
+  text.copy(0, bytes);
+  std::vector<double> counts(static_cast<std::size_t>(text.vocabulary()));
+  for (const std::int64_t byte : bytes) ++counts[static_cast<std::size_t>(byte)];
+  double entropy = 0;
+  for (const double count : counts) {
+    const double share = count / static_cast<double>(text.size());
+    if (count > 0) entropy -= share * std::log(share);
+  }
+  return entropy;
+}
 
-struct Training {
-  std::string mode = "ddp";
-  at::ScalarType dtype = at::kFloat;
-  std::int64_t steps = 200;
-};
-
-// Mean loss over the global batch, step by step; the same numbers on every rank.
 std::vector<double> train(dist::Communicator& communicator, const data::TokenStream& text,
                           const Training& training) {
-  nn::LlamaConfig config = nn::preset("tiny");
-  config.dtype = training.dtype;
-  std::shared_ptr<nn::Llama> model;
-  {
-    const nn::DeferredStorage deferred;
-    model = std::make_shared<nn::Llama>(config);
-  }
-  nn::SeededValues values(42);
-  train::Registry registry;
-  train::register_all_chapters(registry);
-  const auto strategy = registry.make(
-      training.mode, {*model, communicator, optim::adamw({.learning_rate = 1e-3}), &values, ""});
-  train::Trainer trainer(*strategy);
-  const data::LanguageModelDataset dataset(text, kSequence);
-  data::DistributedSampler sampler(dataset.size(), kGlobalBatch, communicator.rank(),
-                                   communicator.size(), /*seed=*/1);
-  std::vector<double> losses;
-  for (std::int64_t step = 0; step < training.steps; ++step) {
-    losses.push_back(trainer.step({dataset.batch(sampler.next())}).loss);
-  }
-  return losses;
+  const data::LanguageModelDataset dataset(text, /*length=*/64);
+  return curve_of(communicator, dataset, training).losses;
 }
 
 // Rank `from`'s numbers on every rank.
@@ -103,10 +82,6 @@ RankOptions four_ranks() {
   return options;
 }
 
-double mean_of_last(const std::vector<double>& curve, std::ptrdiff_t count) {
-  return std::accumulate(curve.end() - count, curve.end(), 0.0) / static_cast<double>(count);
-}
-
 // A model that has learned nothing but how often each byte comes has the entropy of that as its
 // loss; below it, it uses what came before.
 //
@@ -122,7 +97,7 @@ TEST(Learning, TwoHundredStepsBeatTheFrequenciesOfBytesAtEveryWorldSize) {
     const Curves curves = train_at_every_size(communicator, text, Training{});
     for (const auto& curve : {curves.one, curves.two, curves.four}) {
       EXPECT_NEAR(curve.front(), std::log(256.0), 0.2);
-      EXPECT_LT(mean_of_last(curve, 10), data::unigram_entropy(text));
+      EXPECT_LT(Curve{curve}.end(10), entropy_of_bytes(text));
     }
     constexpr double kTolerance = 0.01;
     EXPECT_LT(largest_difference(curves.one, curves.two), kTolerance);
@@ -137,7 +112,7 @@ TEST(Learning, InDoubleTheCurvesAreTheSameButForRounding) {
   on_ranks(four_ranks(), [&](dist::Communicator& communicator) {
     const Training training{.mode = "zero3", .dtype = at::kDouble};
     const Curves curves = train_at_every_size(communicator, text, training);
-    EXPECT_LT(mean_of_last(curves.one, 10), data::unigram_entropy(text));
+    EXPECT_LT(Curve{curves.one}.end(10), entropy_of_bytes(text));
     constexpr double kTolerance = 1e-9;
     EXPECT_LT(largest_difference(curves.one, curves.two), kTolerance);
     EXPECT_LT(largest_difference(curves.one, curves.four), kTolerance);

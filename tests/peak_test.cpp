@@ -10,13 +10,14 @@
 #include <functional>
 #include <map>
 
+#include <tests/support/deferred.hpp>
+#include <tests/support/modes.hpp>
 #include <tests/support/ranks.hpp>
 #include <tests/support/toy.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/nn/mlp.hpp>
 #include <zero/optim/adamw.hpp>
-#include <zero/train/registry.hpp>
 #include <zero/train/trainer.hpp>
 
 namespace zero::testing {
@@ -28,29 +29,20 @@ using memory::Category;
 std::shared_ptr<nn::Llama> twelve_layers() {
   nn::LlamaConfig config = nn::preset("tiny");
   config.layers = 12;
-  const nn::DeferredStorage deferred;
-  return std::make_shared<nn::Llama>(config);
+  return make_deferred<nn::Llama>(config);
 }
 
 data::Batch sixteen_tokens(int rank, int step) {
-  data::Batch batch;
-  batch.inputs = (at::arange(16).view({1, 16}) + 20 * rank + 3 * step).remainder(256);
-  batch.targets = (batch.inputs + 1).remainder(256);
-  batch.loss_terms = 16;
-  return batch;
+  const at::Tensor inputs = (at::arange(16).view({1, 16}) + 20 * rank + 3 * step).remainder(256);
+  return {.inputs = inputs, .targets = (inputs + 1).remainder(256), .loss_terms = 16};
 }
 
-// Bytes of gradients that this rank holds of unit `u`, and of those that it does not.
-struct OfUnit {
-  std::int64_t held = 0;
-  std::int64_t missing = 0;
-};
-
-OfUnit gradients_of(const nn::ParameterList& list, std::size_t u) {
-  OfUnit bytes;
+// Bytes of gradients of unit `u` that this rank does not hold.
+std::int64_t missing_gradients(const nn::ParameterList& list, std::size_t u) {
+  std::int64_t bytes = 0;
   for (const std::size_t i : list.units[u].parameters) {
     const nn::Parameter& p = list.parameters[i];
-    (p.tensor.grad().defined() ? bytes.held : bytes.missing) += p.bytes();
+    if (!p.tensor.grad().defined()) bytes += p.bytes();
   }
   return bytes;
 }
@@ -67,11 +59,9 @@ Peaks peaks_of(dist::Communicator& communicator, const std::string& mode) {
   const std::vector<data::Batch> first = {sixteen_tokens(communicator.rank(), 0)};
   const std::vector<data::Batch> second = {sixteen_tokens(communicator.rank(), 1)};
   const memory::Snapshot before = memory::snapshot();
-  train::Registry registry;
-  train::register_all_chapters(registry);
   nn::SeededValues values(1);
   const std::shared_ptr<nn::Llama> model = twelve_layers();
-  const auto strategy = registry.make(mode, {*model, communicator, optim::adamw(), &values, ""});
+  const auto strategy = make_strategy(mode, {*model, communicator, optim::adamw(), &values, ""});
   train::Trainer trainer(*strategy);
   trainer.step(first);
   trainer.zero_grad();
@@ -81,12 +71,12 @@ Peaks peaks_of(dist::Communicator& communicator, const std::string& mode) {
   Peaks peaks;
   peaks.states = now.states_peak - before.model_states();
   peaks.total = now.total_peak - before.total;
-  peaks.at_rest = strategy->predicted_bytes().total();
+  peaks.at_rest = strategy->costs().at_rest.total();
   std::int64_t of_unit = 0;
   for (std::size_t u = 1; u < strategy->list().units.size(); ++u) {
-    of_unit = std::max(of_unit, gradients_of(strategy->list(), u).missing);
+    of_unit = std::max(of_unit, missing_gradients(strategy->list(), u));
   }
-  peaks.missing = gradients_of(strategy->list(), 0).missing + of_unit;
+  peaks.missing = missing_gradients(strategy->list(), 0) + of_unit;
   return peaks;
 }
 
@@ -120,35 +110,27 @@ constexpr std::int64_t kLayerBytes = 4 * kLayerWidth * kLayerWidth;
 constexpr std::int64_t kLayers = 12;
 
 data::Batch four_rows(int rank, int step) {
-  data::Batch batch;
-  batch.inputs = at::ones({4, kLayerWidth}) * (0.1 + rank) / (1 + step);
-  batch.targets = at::ones({4, 8});
-  batch.loss_terms = 4;
-  return batch;
+  return {.inputs = at::ones({4, kLayerWidth}) * (0.1 + rank) / (1 + step),
+          .targets = at::ones({4, 8}),
+          .loss_terms = 4};
 }
 
 // Growth of the resident set over the life of one strategy, from after another has run: the code of
 // the libraries and their buffers are there by then.
 std::int64_t growth_under(dist::Communicator& communicator, const std::string& mode) {
-  train::Registry registry;
-  train::register_all_chapters(registry);
   {
     Toy toy;
     const auto warm =
-        registry.make(mode, {*toy.model, communicator, optim::adamw(), &toy.values, ""});
+        make_strategy(mode, {*toy.model, communicator, optim::adamw(), &toy.values, ""});
     train::Trainer(*warm).step({toy.batch(communicator.rank(), 0)});
   }
   const std::int64_t before = memory::resident_set_bytes();
-  std::shared_ptr<nn::Mlp> model;
-  {
-    const nn::DeferredStorage deferred;
-    model = std::make_shared<nn::Mlp>(
-        nn::MlpConfig{.inputs = kLayerWidth,
-                      .hidden = std::vector<std::int64_t>(kLayers, kLayerWidth),
-                      .outputs = 8});
-  }
+  const auto model = make_deferred<nn::Mlp>(
+      nn::MlpConfig{.inputs = kLayerWidth,
+                    .hidden = std::vector<std::int64_t>(kLayers, kLayerWidth),
+                    .outputs = 8});
   nn::SeededValues values(1);
-  const auto strategy = registry.make(mode, {*model, communicator, optim::adamw(), &values, ""});
+  const auto strategy = make_strategy(mode, {*model, communicator, optim::adamw(), &values, ""});
   train::Trainer trainer(*strategy);
   for (int step = 0; step < 3; ++step) trainer.step({four_rows(communicator.rank(), step)});
   return memory::resident_set_bytes() - before;

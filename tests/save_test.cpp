@@ -6,10 +6,12 @@
 
 #include <algorithm>
 #include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <ostream>
 
+#include <tests/support/deferred.hpp>
+#include <tests/support/error_of.hpp>
+#include <tests/support/modes.hpp>
 #include <tests/support/ranks.hpp>
 #include <tests/support/test_folder.hpp>
 #include <zero/base/error.hpp>
@@ -18,14 +20,12 @@
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/optim/adamw.hpp>
-#include <zero/train/registry.hpp>
 #include <zero/train/shard_layout.hpp>
 
 namespace zero::testing {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::TestFolder;
 
 constexpr std::uint64_t kSeed = 11;
 
@@ -36,10 +36,7 @@ nn::LlamaConfig config() {
   return config;
 }
 
-std::shared_ptr<nn::Llama> model_without_storage() {
-  const nn::DeferredStorage deferred;
-  return std::make_shared<nn::Llama>(config());
-}
+std::shared_ptr<nn::Llama> model_without_storage() { return make_deferred<nn::Llama>(config()); }
 
 std::int64_t largest_unit(const nn::ParameterList& list) {
   std::int64_t largest = 0;
@@ -70,10 +67,8 @@ void PrintTo(const Case& c, std::ostream* out) { *out << c.mode << " at " << c.r
 
 std::unique_ptr<train::Strategy> make(const std::string& mode, nn::Llama& model,
                                       dist::Communicator& communicator) {
-  train::Registry registry;
-  train::register_all_chapters(registry);
   nn::SeededValues values(kSeed);
-  return registry.make(mode, {model, communicator, optim::adamw(), &values});
+  return make_strategy(mode, {model, communicator, optim::adamw(), &values});
 }
 
 class SaveModel : public ::testing::TestWithParam<Case> {};
@@ -106,7 +101,7 @@ TEST_P(SaveModel, WritesEveryTensorAndHoldsOneUnitAtATime) {
       EXPECT_TRUE(at::equal(saved.read(p.name), p.tensor.detach())) << p.name;
     }
     EXPECT_TRUE(fs::exists(folder / "saved/model.safetensors.index.json"));
-    EXPECT_EQ(nlohmann::json::parse(testing::read_bytes(folder / "saved/config.json")),
+    EXPECT_EQ(nlohmann::json::parse(read_bytes(folder / "saved/config.json")),
               nn::to_hugging_face_json(config()));
   });
 }
@@ -117,17 +112,13 @@ TEST_P(SaveModel, FailureOfRank0IsAnErrorOnAllRanksAndLeavesThemUsable) {
   on_ranks(GetParam().ranks, [&](dist::Communicator& communicator) {
     const auto model = model_without_storage();
     const auto strategy = make(GetParam().mode, *model, communicator);
-    std::string message;
-    try {
-      io::save_model(*strategy, nn::to_hugging_face_json(config()), folder / "file");
-    } catch (const Error& error) {
-      message = error.what();
-    }
+    const std::string message = error_of(
+        [&] { io::save_model(*strategy, nn::to_hugging_face_json(config()), folder / "file"); });
     EXPECT_THAT(message, ::testing::HasSubstr("the model could not be saved"));
     EXPECT_THAT(message, ::testing::HasSubstr((folder / "file").string()));
     io::save_model(*strategy, nn::to_hugging_face_json(config()), folder / "other");
   });
-  EXPECT_EQ(testing::read_bytes(folder / "file"), "not a folder");
+  EXPECT_EQ(read_bytes(folder / "file"), "not a folder");
   EXPECT_TRUE(fs::exists(folder / "other/model.safetensors"));
 }
 
@@ -137,7 +128,7 @@ TEST(SaveOverAnEarlierOne, RefusedConfigKeepsTheEarlierWeights) {
     const auto model = model_without_storage();
     const auto strategy = make("zero3", *model, communicator);
     io::save_model(*strategy, nn::to_hugging_face_json(config()), folder / "saved");
-    const std::string weights = testing::read_bytes(folder / "saved/model.safetensors");
+    const std::string weights = read_bytes(folder / "saved/model.safetensors");
     nlohmann::json other = nn::to_hugging_face_json(config());
     // The name of the new configuration's place is taken by a folder that is not empty.
     if (communicator.rank() == 0) {
@@ -146,14 +137,11 @@ TEST(SaveOverAnEarlierOne, RefusedConfigKeepsTheEarlierWeights) {
     }
     communicator.barrier();
     EXPECT_THROW(io::save_model(*strategy, other, folder / "saved"), Error);
-    EXPECT_EQ(testing::read_bytes(folder / "saved/model.safetensors"), weights);
+    EXPECT_EQ(read_bytes(folder / "saved/model.safetensors"), weights);
   });
-  int files = 0;
-  for (const auto& entry : fs::directory_iterator(folder / "saved")) {
-    EXPECT_NE(entry.path().filename().string().front(), '.') << "a temporary file stayed";
-    ++files;
-  }
-  EXPECT_EQ(files, 2);
+  EXPECT_THAT(folder.listing(),
+              ::testing::ElementsAre("saved", "saved/config.json", "saved/config.json/taken",
+                                     "saved/model.safetensors"));
 }
 
 INSTANTIATE_TEST_SUITE_P(

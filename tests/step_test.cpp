@@ -132,26 +132,10 @@ TEST(Narration, OfChapter04ShowsThePiecesOfTensors) {
 
 json memory_timeline_of(const std::string& mode, const TestFolder& folder) {
   const std::string path = (folder / "memory_timeline.json").string();
-  const ProcessResult ended = step("--model mlp --memory-timeline " + path + " --mode " + mode);
+  const ProcessResult ended = step("--memory-timeline " + path + " --mode " + mode);
   EXPECT_EQ(ended.code, 0) << ended.said;
   std::ifstream file(path);
   return json::parse(file);
-}
-
-std::int64_t most(const json& samples, const char* category) {
-  std::int64_t largest = 0;
-  for (const json& sample : samples) {
-    largest = std::max(largest, sample.value(category, std::int64_t{0}));
-  }
-  return largest;
-}
-
-std::int64_t least(const json& samples, const char* category) {
-  std::int64_t smallest = most(samples, category);
-  for (const json& sample : samples) {
-    smallest = std::min(smallest, sample.value(category, std::int64_t{0}));
-  }
-  return smallest;
 }
 
 class StepFilm : public ::testing::TestWithParam<const char*> {};
@@ -163,7 +147,7 @@ TEST_P(StepFilm, IsOfTheThirdStepWithItsPhasesAndWithoutGaps) {
   const TestFolder folder;
   const json memory_timeline = memory_timeline_of(GetParam(), folder);
   EXPECT_EQ(memory_timeline.at("world_size"), 2);
-  EXPECT_EQ(memory_timeline.at("model"), "mlp");
+  EXPECT_EQ(memory_timeline.at("model"), "wide");
   ASSERT_EQ(memory_timeline.at("modes").size(), 1U);
   const json& mode = memory_timeline["modes"][0];
   EXPECT_EQ(mode.at("mode"), GetParam());
@@ -174,7 +158,9 @@ TEST_P(StepFilm, IsOfTheThirdStepWithItsPhasesAndWithoutGaps) {
   ASSERT_GT(samples.size(), 2U);
   // The moments are there from the first sample on: it is not the first step.
   EXPECT_EQ(samples.front().at("optimizer"), samples.back().at("optimizer"));
-  EXPECT_EQ(least(samples, "gradients"), 0) << "they are cleared before forward";
+  const auto has_gradients = [](const json& sample) { return sample.value("gradients", 0) > 0; };
+  EXPECT_FALSE(std::all_of(samples.begin(), samples.end(), has_gradients))
+      << "they are cleared before forward";
   for (const json& sample : samples) {
     std::int64_t sum = 0;
     for (std::size_t c = 0; c < memory::kCategories; ++c) {
@@ -183,19 +169,6 @@ TEST_P(StepFilm, IsOfTheThirdStepWithItsPhasesAndWithoutGaps) {
     }
     EXPECT_EQ(sum, sample.at("total"));
   }
-}
-
-TEST(StepFilm, ShowsWhatTheChapterShards) {
-  const TestFolder folder;
-  const json ddp = memory_timeline_of("ddp", folder);
-  const std::int64_t copy = ddp.at("parameter_bytes");
-  const json samples = ddp["modes"][0]["samples"];
-  EXPECT_NEAR(most(samples, "parameters"), copy, 0.001 * copy);
-  EXPECT_NEAR(most(samples, "gradients"), copy, 0.001 * copy);
-  EXPECT_NEAR(most(samples, "optimizer"), 2 * copy, 0.002 * copy);
-  const json split = memory_timeline_of("tensor_zero3", folder)["modes"][0]["samples"];
-  EXPECT_NEAR(split.back().at("parameters").get<double>(), copy / 2, 0.01 * copy);
-  EXPECT_GT(most(split, "parameters"), split.back().at("parameters")) << "nothing was gathered";
 }
 
 TEST(StepFilm, IsDrawn) {
@@ -219,13 +192,10 @@ TEST(Step, PrintsItsHelpAndTrainsNothing) {
   EXPECT_THAT(ended.said, ::testing::Not(HasSubstr("loss")));
 }
 
-TEST(Step, RefusesAFilmThatCannotBeWrittenAndAModelThatIsNone) {
+TEST(Step, RefusesAFilmThatCannotBeWritten) {
   ::testing::internal::CaptureStderr();
   EXPECT_EQ(step("--memory-timeline /proc/none/memory_timeline.json").code, 1);
   EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("/proc/none"));
-  ::testing::internal::CaptureStderr();
-  EXPECT_EQ(step("--model wid").code, 1);
-  EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("wide"));
 }
 
 }  // namespace

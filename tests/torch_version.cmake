@@ -5,8 +5,8 @@
 set(new_place torch/headeronly/version.h)
 set(old_place torch/csrc/api/include/torch/version.h)
 
-# Makes a folder that looks like LibTorch and lets the module look at it; sets `output`.
-function(look version header)
+# Makes a folder that looks like LibTorch, and expects the text in what the module says of it.
+function(expect version header text)
   set(root "${WORK}/torch_version/torch")
   file(REMOVE_RECURSE "${WORK}/torch_version")
   file(WRITE "${root}/include/ATen/ATen.h" "")
@@ -19,11 +19,6 @@ function(look version header)
   execute_process(COMMAND "${CMAKE_COMMAND}" "-DZERO_TORCH_ROOT=${root}"
     -P "${SOURCE}/cmake/ZeroLibTorch.cmake" OUTPUT_VARIABLE output ERROR_VARIABLE output)
   string(REGEX REPLACE "[ \n]+" " " output "${output}")
-  set(output "${output}" PARENT_SCOPE)
-endfunction()
-
-function(expect version header text)
-  look("${version}" "${header}")
   string(FIND "${output}" "${text}" found)
   if(found EQUAL -1)
     message(FATAL_ERROR "LibTorch '${version}' (${header}): expected '${text}', got: ${output}")

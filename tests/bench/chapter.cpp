@@ -6,6 +6,7 @@
 
 #include <cmath>
 
+#include <tests/support/deferred.hpp>
 #include <zero/base/error.hpp>
 #include <zero/data/dataset.hpp>
 #include <zero/data/sampler.hpp>
@@ -43,11 +44,7 @@ Json train_and_look(dist::Communicator& communicator, const std::string& mode,
                                    communicator.size(), /*seed=*/1);
   nn::LlamaConfig config = nn::preset(settings.model);
   if (settings.layers > 0) config.layers = settings.layers;
-  std::shared_ptr<nn::Llama> model;
-  {
-    const nn::DeferredStorage deferred;
-    model = std::make_shared<nn::Llama>(config);
-  }
+  const auto model = testing::make_deferred<nn::Llama>(config);
   nn::SeededValues values(/*seed=*/1);
   train::Registry registry;
   ZERO_REGISTER_CHAPTER(registry);
@@ -79,7 +76,7 @@ Json train_and_look(dist::Communicator& communicator, const std::string& mode,
             {"optimizer_mib", static_cast<double>(held[Category::kOptimizer]) / kMiB},
             {"peak_mib", static_cast<double>(held.total_peak) / kMiB},
             {"ratio", total / ddp},
-            {"formula", static_cast<double>(strategy->predicted_bytes().total()) / ddp},
+            {"formula", static_cast<double>(strategy->costs().at_rest.total()) / ddp},
             {"sent_v", static_cast<double>(sent.bytes(dist::Purpose::kGradient) +
                                            sent.bytes(dist::Purpose::kParameter)) /
                            copy}}}};

@@ -101,25 +101,5 @@ TEST_F(Disk, FullAtAnyPointOfSaving) {
   });
 }
 
-TEST_F(Disk, ReadOnly) {
-  on_ranks(2, [&](dist::Communicator& communicator) {
-    Session session(communicator, kMode, options_);
-    session.step(0);
-    io::save_checkpoint(session.strategy(), run_, note(1, kMode));
-    const WholeState of_step_1 = whole_state(session);
-    if (communicator.rank() == 0) {
-      ASSERT_EQ(::mount("none", disk_.c_str(), nullptr, MS_REMOUNT | MS_RDONLY, nullptr), 0);
-    }
-    communicator.barrier();
-    session.step(1);
-    EXPECT_THAT(refusal_of_saving(session, run_, note(2, kMode)),
-                HasSubstr("Read-only file system"));
-    EXPECT_THAT(refusal_of_saving(session, disk_ / "new", note(2, kMode)),
-                HasSubstr("Read-only file system"));
-    EXPECT_EQ(io::load_checkpoint(session.strategy(), run_).step, 1) << "reading needs no more";
-    EXPECT_TRUE(same_state(whole_state(session), of_step_1));
-  });
-}
-
 }  // namespace
 }  // namespace zero::testing

@@ -64,17 +64,13 @@ TEST_F(Export, RefusesWhatIsDamagedAndWritesNothing) {
     EXPECT_THAT(ended.said, HasSubstr(reason));
     EXPECT_FALSE(fs::exists(output_)) << reason;
   };
-  const auto flip = [](const fs::path& path) {
-    std::string text = contents(path);
-    text[text.size() / 2] = static_cast<char>(text[text.size() / 2] ^ 1);
-    write(path, text);
-  };
-  expect_refusal("rank-00001-of-00002.safetensors: was altered", [&] { flip(rank_file(1)); });
+  expect_refusal("rank-00001-of-00002.safetensors: was altered",
+                 [&] { flip_bit(rank_file(1), 0.5); });
   expect_refusal("rank-00000-of-00002.safetensors: has 9 bytes",
                  [&] { fs::resize_file(rank_file(0), 9); });
   expect_refusal("rank-00000-of-00002.safetensors: No such file",
                  [&] { fs::remove(rank_file(0)); });
-  expect_refusal("manifest.json: ", [&] { flip(bad_ / "manifest.json"); });
+  expect_refusal("manifest.json: ", [&] { flip_bit(bad_ / "manifest.json", 0.5); });
   expect_refusal("has version 2, this script reads version 1",
                  [&] { rewrite_manifest([](nlohmann::json& m) { m["version"] = 2; }); });
   expect_refusal("its JSON is nested too deeply", [&] {

@@ -8,6 +8,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 
@@ -75,32 +76,33 @@ class Flushed : public OneCheckpoint {
   }
 };
 
-// Positions in the log, -1 where there is none.
-int first_of(bool renames, const std::string& end_of_path) {
-  for (std::size_t i = 0; i < shared_log->count; ++i) {
-    const Call& call = shared_log->calls[i];
-    if (call.renames == renames && std::string(call.path).ends_with(end_of_path)) {
-      return static_cast<int>(i);
-    }
+// Positions in the log of the calls for which `is` holds.
+std::vector<int> positions(const std::function<bool(const Call&)>& is) {
+  std::vector<int> found;
+  for (int i = 0; i < static_cast<int>(shared_log->count); ++i) {
+    if (is(shared_log->calls[i])) found.push_back(i);
   }
-  return -1;
+  return found;
 }
-int last_of(bool renames, const std::string& end_of_path) {
-  for (int i = static_cast<int>(shared_log->count) - 1; i >= 0; --i) {
-    const Call& call = shared_log->calls[i];
-    if (call.renames == renames && std::string(call.path).ends_with(end_of_path)) return i;
-  }
-  return -1;
+
+// The first and the last, -1 where there is none.
+int first(const std::vector<int>& positions) { return positions.empty() ? -1 : positions.front(); }
+int last(const std::vector<int>& positions) { return positions.empty() ? -1 : positions.back(); }
+
+std::vector<int> calls_of(bool renames, const std::string& name) {
+  return positions([&](const Call& call) {
+    return call.renames == renames && std::string(call.path).ends_with("/" + name);
+  });
 }
+
+std::vector<int> renames_to(const std::string& name) { return calls_of(true, name); }
+std::vector<int> syncs_of_folder(const std::string& name) { return calls_of(false, name); }
+
 // Files are brought to the disk under the name that they have then: a dot, the name, numbers.
-int first_sync_of_unnamed(const std::string& name) {
-  for (std::size_t i = 0; i < shared_log->count; ++i) {
-    const Call& call = shared_log->calls[i];
-    if (!call.renames && std::strstr(call.path, ("/." + name + ".").c_str()) != nullptr) {
-      return static_cast<int>(i);
-    }
-  }
-  return -1;
+std::vector<int> syncs_of_unnamed(const std::string& name) {
+  return positions([&](const Call& call) {
+    return !call.renames && std::strstr(call.path, ("/." + name + ".").c_str()) != nullptr;
+  });
 }
 
 std::string whole_log() {
@@ -127,27 +129,23 @@ TEST_F(Flushed, EverythingIsOnTheDiskBeforeTheManifestGetsItsName) {
     shared_log->open = false;
     ASSERT_LT(shared_log->count, std::size(shared_log->calls));
 
-    const int committed = first_of(/*renames=*/true, "/manifest.json");
+    const auto expect_in_order = [](const std::vector<int>& places) {
+      EXPECT_GE(places.front(), 0) << whole_log();
+      EXPECT_EQ(std::adjacent_find(places.begin(), places.end(), std::greater_equal<>()),
+                places.end())
+          << whole_log();
+    };
+    const int committed = first(renames_to("manifest.json"));
     ASSERT_GT(committed, 0) << whole_log();
     for (const int rank : {0, 1}) {
       const std::string name = fmt::format("rank-{:05}-of-00002.safetensors", rank);
-      const int synced = first_sync_of_unnamed(name);
-      const int named = first_of(/*renames=*/true, "/" + name);
-      const int folder_synced = last_of(/*renames=*/false, "/step-000000002");
-      EXPECT_GE(synced, 0) << whole_log();
-      EXPECT_LT(synced, named) << whole_log();
-      EXPECT_LT(named, folder_synced) << whole_log();
-      EXPECT_LT(folder_synced, committed) << whole_log();
+      expect_in_order({first(syncs_of_unnamed(name)), first(renames_to(name)),
+                       last(syncs_of_folder("step-000000002")), committed});
     }
-    const int folder_of_steps = first_of(/*renames=*/false, "/good");
-    EXPECT_GE(folder_of_steps, 0) << whole_log();
-    EXPECT_LT(folder_of_steps, committed) << whole_log();
-    const int manifest = first_sync_of_unnamed("manifest.json");
-    EXPECT_GE(manifest, 0) << whole_log();
-    EXPECT_LT(manifest, committed) << whole_log();
-
+    expect_in_order({first(syncs_of_folder("good")), committed});
+    expect_in_order({first(syncs_of_unnamed("manifest.json")), committed});
     // The old one goes when the new name has reached the disk, not before.
-    const int name_synced = last_of(/*renames=*/false, "/good");
+    const int name_synced = last(syncs_of_folder("good"));
     ASSERT_GT(name_synced, committed) << whole_log();
     EXPECT_TRUE(shared_log->calls[name_synced].old_is_there) << whole_log();
     EXPECT_FALSE(fs::exists(old));

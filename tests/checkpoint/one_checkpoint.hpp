@@ -5,7 +5,6 @@
 
 #include <fstream>
 #include <functional>
-#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include <tests/support/ranks.hpp>
@@ -17,13 +16,15 @@ namespace zero::testing {
 
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
-using testing::TestFolder;
 
 inline constexpr const char* kMode = "tensor_zero3";
 
-inline std::string contents(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
+// Flips a bit of the byte that lies at `where` of the file, from 0 to 1.
+inline void flip_bit(const fs::path& path, double where) {
+  std::string text = read_bytes(path);
+  const auto byte = static_cast<std::size_t>(where * static_cast<double>(text.size()));
+  text.at(byte) = static_cast<char>(text[byte] ^ (1 << (byte % 8)));
+  std::ofstream(path, std::ios::binary) << text;
 }
 inline void write(const fs::path& path, const std::string& text) {
   std::ofstream(path, std::ios::binary) << text;
@@ -68,7 +69,7 @@ class OneCheckpoint : public ::testing::Test {
 
   // The manifest with one change and a checksum that fits again, as another program would write it.
   void rewrite_manifest(const std::function<void(nlohmann::json&)>& change) const {
-    auto manifest = nlohmann::json::parse(contents(bad_ / "manifest.json"));
+    auto manifest = nlohmann::json::parse(read_bytes(bad_ / "manifest.json"));
     manifest.erase("sha256 of the rest");
     change(manifest);
     manifest["sha256 of the rest"] = base::Sha256().add(manifest.dump(1) + "\n").hex();

@@ -2,7 +2,7 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/ones.h>
 
-#include <zero/base/error.hpp>
+#include <tests/support/error_of.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/optim/master_weights.hpp>
 #include <zero/optim/sgd.hpp>
@@ -23,7 +23,7 @@ TEST_F(Refused, MissingAndShortAndForeignFiles) {
                    [&] { fs::remove(rank_file(1)); });
     expect_refused(session, "it was cut short",
                    [&] { fs::resize_file(rank_file(1), fs::file_size(rank_file(1)) - 1); });
-    expect_refused(session, "it was cut short", [&] { fs::resize_file(rank_file(0), 0); });
+    expect_refused(session, "is empty", [&] { fs::resize_file(rank_file(0), 0); });
     expect_refused(session, "of another checkpoint", [&] {
       fs::copy_file(rank_file(0), rank_file(1), fs::copy_options::overwrite_existing);
     });
@@ -42,18 +42,12 @@ TEST_F(Refused, MissingAndShortAndForeignFiles) {
 TEST_F(Refused, FlippedBitsAnywhere) {
   on_two_ranks([&](Session& session) {
     session.step(1);
-    const auto flip = [](const fs::path& path, double where) {
-      std::string text = contents(path);
-      const auto byte = static_cast<std::size_t>(where * static_cast<double>(text.size()));
-      text[byte] = static_cast<char>(text[byte] ^ (1 << (byte % 8)));
-      write(path, text);
-    };
     for (int i = 0; i < 20; ++i) {
       const double where = i / 20.0 + 0.013;
       expect_refused(session, i % 20 == 0 ? "" : "manifest.json",
-                     [&] { flip(bad_ / "manifest.json", where); });
+                     [&] { flip_bit(bad_ / "manifest.json", where); });
       for (const int rank : {0, 1}) {
-        expect_refused(session, "was altered", [&] { flip(rank_file(rank), where); });
+        expect_refused(session, "was altered", [&] { flip_bit(rank_file(rank), where); });
       }
     }
     expect_good_one_loads(session);
@@ -66,11 +60,6 @@ TEST_F(Refused, OtherVersionAndManifestsOfOtherPrograms) {
                    [&] { rewrite_manifest([](nlohmann::json& m) { m["version"] = 2; }); });
     expect_refused(session, "is not the name of a file beside it",
                    [&] { rewrite_manifest([](nlohmann::json& m) { m["folder"] = "../good"; }); });
-    expect_refused(session, "lacks something",
-                   [&] { rewrite_manifest([](nlohmann::json& m) { m.erase("run"); }); });
-    expect_refused(session, "leave a gap", [&] {
-      rewrite_manifest([](nlohmann::json& m) { m["parameters"][0]["runs"][0][1] = 1; });
-    });
     expect_refused(session, "its shape", [&] {
       rewrite_manifest([](nlohmann::json& m) { m["parameters"][0]["runs"] = m["buffers"]; });
     });
@@ -150,12 +139,10 @@ TEST_F(Refused, AFloat32RunForMasterWeightsEvenIfAnotherDtypeIsAskedFor) {
       options.optimizer = optim::with_master_weights(optim::adamw());
       Session other(session.communicator(), kMode, options);
       const WholeState before = whole_state(other);
-      try {
-        io::load_checkpoint(other.strategy(), good_, {.convert_dtype = true});
-        ADD_FAILURE() << c10::toString(dtype) << ": loaded";
-      } catch (const Error& error) {
-        EXPECT_THAT(error.what(), HasSubstr("AdamW, that of this run AdamW with master weights"));
-      }
+      EXPECT_THAT(
+          error_of([&] { io::load_checkpoint(other.strategy(), good_, {.convert_dtype = true}); }),
+          HasSubstr("AdamW, that of this run AdamW with master weights"))
+          << c10::toString(dtype);
       EXPECT_TRUE(same_state(whole_state(other), before)) << "half-loaded";
     }
   });

@@ -4,6 +4,7 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <fmt/format.h>
 
@@ -32,26 +33,11 @@ class GpuHostWaits : public testing::GpuTest {};
 
 const auto kGpu = at::TensorOptions(at::kCUDA);
 
-TEST_F(GpuMemory, CountsWhatTensorsAskFor) {
-  const std::string said = asked([]() -> std::string {
-    const at::Tensor first = at::empty({1}, at::TensorOptions(at::kCUDA));  // wakes the allocator
-    const memory::CudaMemory before = memory::cuda_memory();
-    {
-      const at::Tensor t = at::empty({1001}, at::TensorOptions(at::kCUDA).dtype(at::kByte));
-      const memory::CudaMemory with = memory::cuda_memory();
-      if (with.total != before.total + 1001) return fmt::format("live: {}", with.total);
-      if (with.rounded < before.rounded + 1001) return fmt::format("rounded: {}", with.rounded);
-      if (with.allocations != before.allocations + 1) return "allocations";
-    }
-    const memory::CudaMemory after = memory::cuda_memory();
-    if (after.total != before.total) return fmt::format("not freed: {}", after.total);
-    if (after.total_peak < before.total + 1001) return fmt::format("peak: {}", after.total_peak);
-    if (after.reserved <= 0 || after.reserved_peak < after.reserved) return "reserved";
-    memory::reset_cuda_peaks();
-    if (memory::cuda_memory().total_peak != after.total) return "peak after reset";
-    return "";
-  });
-  EXPECT_EQ(said, "");
+// Live bytes as tensors asked for them, by LibTorch's own count.
+std::int64_t live_bytes() {
+  const auto stats = c10::cuda::CUDACachingAllocator::get()->getDeviceStats(0);
+  return stats.requested_bytes[static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE)]
+      .current;
 }
 
 TEST_F(GpuMemory, CountsByCategory) {
@@ -63,7 +49,7 @@ TEST_F(GpuMemory, CountsByCategory) {
       const memory::Charge charge(memory::Category::kGradients);
       const at::Tensor t = at::empty({1001}, gpu.dtype(at::kByte));
       if (memory::snapshot()[memory::Category::kGradients] != 1001) return "not charged";
-      if (memory::cuda_memory().total != 1001) return "not what LibTorch counts";
+      if (live_bytes() != 1001) return "not what LibTorch counts";
       memory::recharge(t, memory::Category::kOptimizer);
       if (memory::snapshot()[memory::Category::kOptimizer] != 1001) return "not recharged";
     }
@@ -85,9 +71,9 @@ std::string thrown_by(const std::function<void()>& action) {
 TEST_F(GpuStorage, RefusesAccessToBytesThatAreNotThere) {
   const std::string said = asked([]() -> std::string {
     const at::Tensor t = at::full({64, 64}, 2.0F, kGpu), view = t.narrow(0, 1, 3);
-    const std::int64_t before = memory::cuda_memory().total;
+    const std::int64_t before = live_bytes();
     memory::release_storage(t, "the text of this test");
-    if (memory::cuda_memory().total != before - 64 * 64 * 4) return "not freed";
+    if (live_bytes() != before - 64 * 64 * 4) return "not freed";
     const std::vector<std::function<void()>> accesses = {
         [&] { t.add(1); }, [&] { t.mm(t); },       [&] { view.sum(); },
         [&] { t.cpu(); },  [&] { view.fill_(1); }, [&] { t[0][0].item<float>(); }};

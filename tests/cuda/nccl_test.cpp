@@ -70,6 +70,15 @@ struct Both {
     EXPECT_TRUE(at::equal(got.cpu(), expected)) << what;
     EXPECT_EQ(c.traffic().since(middle).bytes(), middle.since(start).bytes()) << what;
   }
+  // The same for a call that changes a copy of `tensor` in place.
+  void same_in_place(const std::string& what, const at::Tensor& tensor,
+                     const std::function<void(at::Tensor)>& call) {
+    same(what, [&](at::Device device) {
+      const at::Tensor copy = tensor.to(device, tensor.scalar_type(), false, /*copy=*/true);
+      call(copy);
+      return copy;
+    });
+  }
 };
 
 TEST_F(GpuCollectives, RankOrderedSumsHaveTheBitsOfTheCpu) {
@@ -79,16 +88,10 @@ TEST_F(GpuCollectives, RankOrderedSumsHaveTheBitsOfTheCpu) {
       for (const std::int64_t n : {0, 1, 2, 1000, 100003}) {
         const std::string what = fmt::format(" of {} {}", n, c10::toString(dtype));
         const at::Tensor mine = random(c, n, dtype), pieces = random(c, n * c.size(), dtype);
-        both.same("all_reduce" + what, [&](at::Device device) {
-          at::Tensor t = mine.to(device, dtype, false, /*copy=*/true);
-          c.all_reduce(t, Purpose::kGradient).wait();
-          return t;
-        });
-        both.same("reduce" + what, [&](at::Device device) {
-          at::Tensor t = mine.to(device, dtype, false, /*copy=*/true);
-          c.reduce(t, 1, Purpose::kGradient).wait();
-          return t;
-        });
+        both.same_in_place("all_reduce" + what, mine,
+                           [&](at::Tensor t) { c.all_reduce(t, Purpose::kGradient).wait(); });
+        both.same_in_place("reduce" + what, mine,
+                           [&](at::Tensor t) { c.reduce(t, 1, Purpose::kGradient).wait(); });
         both.same("reduce_scatter" + what, [&](at::Device device) {
           at::Tensor t = at::empty({n}, mine.options().device(device));
           c.reduce_scatter(t, pieces.to(device), Purpose::kGradient).wait();
@@ -106,16 +109,10 @@ TEST_F(GpuCollectives, NativeSumsAreRight) {
     for (const std::int64_t n : {0, 1, 2, 1000, 100003}) {
       const at::Tensor mine = (at::arange(n * c.size()).remainder(101) + c.rank()).to(at::kFloat);
       for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAverage}) {
-        both.same(fmt::format("all_reduce of {}", n), [&](at::Device device) {
-          at::Tensor t = mine.to(device, at::kFloat, false, /*copy=*/true);
-          c.all_reduce(t, Purpose::kGradient, op).wait();
-          return t;
-        });
-        both.same(fmt::format("reduce of {}", n), [&](at::Device device) {
-          at::Tensor t = mine.to(device, at::kFloat, false, /*copy=*/true);
-          c.reduce(t, 2, Purpose::kGradient, op).wait();
-          return t;
-        });
+        both.same_in_place(fmt::format("all_reduce of {}", n), mine,
+                           [&](at::Tensor t) { c.all_reduce(t, Purpose::kGradient, op).wait(); });
+        both.same_in_place(fmt::format("reduce of {}", n), mine,
+                           [&](at::Tensor t) { c.reduce(t, 2, Purpose::kGradient, op).wait(); });
       }
       // Gloo's own reduce-scatter sends twice as much, so bytes are counted by hand.
       at::Tensor input = mine.to(gpu_of(c)).clone();
@@ -134,11 +131,8 @@ TEST_F(GpuCollectives, MoveTensorsAsTheCpuDoes) {
     Both both{c};
     for (const std::int64_t n : {0, 1, 2, 1000, 100003}) {
       const at::Tensor mine = random(c, n, at::kFloat), pieces = random(c, n * c.size(), at::kHalf);
-      both.same("broadcast", [&](at::Device device) {
-        at::Tensor t = mine.to(device, at::kFloat, false, /*copy=*/true);
-        c.broadcast(t, 1, Purpose::kParameter).wait();
-        return t;
-      });
+      both.same_in_place("broadcast", mine,
+                         [&](at::Tensor t) { c.broadcast(t, 1, Purpose::kParameter).wait(); });
       both.same("all_gather", [&](at::Device device) {
         at::Tensor all = at::zeros({c.size() * n}, mine.options().device(device));
         c.all_gather(all, mine.to(device), Purpose::kParameter).wait();
@@ -156,11 +150,9 @@ TEST_F(GpuCollectives, MoveTensorsAsTheCpuDoes) {
         c.all_to_all(all, pieces.to(device), Purpose::kParameter).wait();
         return all;
       });
-      both.same("send and recv", [&](at::Device device) {
-        at::Tensor t = mine.to(device, at::kFloat, false, /*copy=*/true);
+      both.same_in_place("send and recv", mine, [&](at::Tensor t) {
         if (c.rank() == 0) c.send(t, 1, Purpose::kControl).wait();
         if (c.rank() == 1) c.recv(t, 0, Purpose::kControl).wait();
-        return t;
       });
     }
   });

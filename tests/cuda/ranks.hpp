@@ -4,6 +4,7 @@
 #include <functional>
 #include <string>
 
+#include <tests/support/ranks.hpp>
 #include <zero/distributed/launch.hpp>
 #include <zero/distributed/nccl/nccl.hpp>
 
@@ -13,13 +14,9 @@ namespace zero::dist::testing {
 /// Ranks over NCCL, whose output is kept.
 inline LaunchOptions on_nccl(int world_size, ReductionOrder order) {
   enable_nccl({.device = {}, .order = order});
-  LaunchOptions options;
-  options.world_size = world_size;
+  LaunchOptions options = zero::testing::captured(world_size, std::chrono::seconds(110));
   options.connect.backend = "nccl";
   options.connect.timeout = std::chrono::seconds(60);
-  options.total_timeout = std::chrono::seconds(110);
-  options.capture_output = true;
-  options.threads = 1;
   return options;
 }
 

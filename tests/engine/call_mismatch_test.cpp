@@ -9,11 +9,9 @@
 #include <functional>
 #include <string>
 
+#include <tests/support/engine_run.hpp>
 #include <tests/support/ranks.hpp>
 #include <tests/support/test_folder.hpp>
-#include <tests/support/toy.hpp>
-#include <zero/engine/engine.hpp>
-#include <zero/optim/adamw.hpp>
 
 namespace zero::testing {
 namespace {
@@ -21,39 +19,30 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
+struct Call {
+  const char* function;
+  std::function<void(EngineRun& run, const std::string& folder)> call;
+};
+
+const Call kSave{"Engine::save",
+                 [](EngineRun& run, const std::string& folder) { run.engine.save(folder); }};
+const Call kForward{"Engine::forward", [](EngineRun& run, const std::string&) { run.step(1); }};
+const Call kRead{"Strategy::unshard", [](EngineRun& run, const std::string&) {
+                   const train::UnshardedParameters whole(run.engine.strategy(), 0);
+                 }};
+const Call kRelease{"Engine::release",
+                    [](EngineRun& run, const std::string&) { run.engine.release(); }};
+
 struct Mismatch {
   const char* name;
-  std::function<void(Engine& engine, const std::string& folder)> rank_0;
-  const char* call_of_rank_0;
-  std::function<void(Engine& engine, const data::Batch& batch)> others;
-  const char* call_of_others;
+  const Call& of_rank_0;
+  const Call& of_others;
 };
 
-void train(Engine& engine, const data::Batch& batch) {
-  engine.backward(engine.forward(batch));
-  engine.step();
-}
-
-const std::vector<Mismatch> kMismatches = {
-    {"SaveAndForward", [](Engine& engine, const std::string& folder) { engine.save(folder); },
-     "Engine::save", [](Engine& engine, const data::Batch& batch) { train(engine, batch); },
-     "Engine::forward"},
-    {"ReadAndForward",
-     [](Engine& engine, const std::string&) {
-       const train::UnshardedParameters whole(engine.strategy(), 0);
-     },
-     "Strategy::unshard", [](Engine& engine, const data::Batch& batch) { train(engine, batch); },
-     "Engine::forward"},
-    {"SaveAndRelease", [](Engine& engine, const std::string& folder) { engine.save(folder); },
-     "Engine::save", [](Engine& engine, const data::Batch&) { engine.release(); },
-     "Engine::release"},
-    {"ReleaseAndRead", [](Engine& engine, const std::string&) { engine.release(); },
-     "Engine::release",
-     [](Engine& engine, const data::Batch&) {
-       const train::UnshardedParameters whole(engine.strategy(), 1);
-     },
-     "Strategy::unshard"},
-};
+const std::vector<Mismatch> kMismatches = {{"SaveAndForward", kSave, kForward},
+                                           {"ReadAndForward", kRead, kForward},
+                                           {"SaveAndRelease", kSave, kRelease},
+                                           {"ReleaseAndRead", kRelease, kRead}};
 
 class CallMismatch : public ::testing::TestWithParam<std::tuple<int, const char*, std::size_t>> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, CallMismatch,
@@ -73,17 +62,16 @@ TEST_P(CallMismatch, IsSaidOnAllRanksWithBothCalls) {
   ::setenv("ZERO_TRANSPORT", transport, /*overwrite=*/1);
   const auto ends = ranks_ended(
       {.world_size = ranks, .timeout = std::chrono::minutes(5)}, [&](dist::Communicator& c) {
-        Toy toy;
-        Engine engine(*toy.model, c, optim::adamw(), {.overlap = {.stage = 3}}, &toy.values);
-        train(engine, toy.batch(c.rank(), 0));
-        c.rank() == 0 ? mismatch.rank_0(engine, folder.path() / "checkpoint")
-                      : mismatch.others(engine, toy.batch(c.rank(), 1));
+        EngineRun run(c, {.overlap = {.stage = 3}});
+        run.step(0);
+        const Call& mine = c.rank() == 0 ? mismatch.of_rank_0 : mismatch.of_others;
+        mine.call(run, folder.path() / "checkpoint");
       });
   ::unsetenv("ZERO_TRANSPORT");
   for (const dist::RankExit& end : ends) {
     EXPECT_NE(end.exit_code, 0);
-    EXPECT_THAT(end.output,
-                AllOf(HasSubstr(mismatch.call_of_rank_0), HasSubstr(mismatch.call_of_others)))
+    EXPECT_THAT(end.output, AllOf(HasSubstr(mismatch.of_rank_0.function),
+                                  HasSubstr(mismatch.of_others.function)))
         << "rank " << end.rank;
   }
 }

@@ -2,7 +2,6 @@
 // measure is the plain module in one process: the same calls in the same order for the batches of
 // all ranks, gradients averaged in rank order, one optimizer over everything.
 
-#include <fmt/format.h>
 #include <gmock/gmock.h>
 
 #include <map>
@@ -10,13 +9,10 @@
 #include <string>
 #include <vector>
 
+#include <tests/support/engine_run.hpp>
 #include <tests/support/error_of.hpp>
-#include <tests/support/ranks.hpp>
-#include <tests/support/toy.hpp>
-#include <tests/support/whole_weights.hpp>
-#include <zero/base/error.hpp>
-#include <zero/engine/engine.hpp>
-#include <zero/optim/adamw.hpp>
+#include <tests/support/modes.hpp>
+#include <tests/support/same_bits.hpp>
 
 namespace zero::testing {
 namespace {
@@ -24,8 +20,7 @@ namespace {
 using ::testing::HasSubstr;
 
 class CallOrder : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, CallOrder, ::testing::Values(2, 3),
-                         [](const auto& info) { return fmt::format("N{}", info.param); });
+INSTANTIATE_TEST_SUITE_P(Ranks, CallOrder, ::testing::Values(2, 3), name_of_ranks);
 
 // What a loop does: "f3" runs forward of batch 3, "b3" backward of its loss, "s" calls step().
 struct Loop {
@@ -58,9 +53,7 @@ class PlainModule {
   PlainModule(int ranks, int accumulation_steps)
       : ranks_(ranks), accumulation_steps_(accumulation_steps) {
     nn::initialize_parameters(*toy_.model, toy_.values);
-    for (const nn::Parameter& p : nn::list_parameters(*toy_.model).parameters) {
-      parameters_.push_back(p.tensor);
-    }
+    parameters_ = parameters_of(*toy_.model);
     optimizer_ = optim::adamw()(parameters_);
     gradients_.resize(static_cast<std::size_t>(ranks), std::vector<at::Tensor>(parameters_.size()));
   }
@@ -78,11 +71,7 @@ class PlainModule {
     if (what == 'b') ++micro_batches_;
   }
 
-  std::vector<at::Tensor> weights() const {
-    std::vector<at::Tensor> copies;
-    for (const at::Tensor& p : parameters_) copies.push_back(p.detach().clone());
-    return copies;
-  }
+  const std::vector<at::Tensor>& weights() const { return parameters_; }
 
  private:
   void backward(const at::Tensor& loss, std::vector<at::Tensor>& gradients) {
@@ -118,102 +107,74 @@ class PlainModule {
   int micro_batches_ = 0;
 };
 
-void expect_weights(Engine& engine, const std::vector<at::Tensor>& expected,
-                    const std::string& what) {
-  const std::vector<at::Tensor> ours = whole_weights(engine.strategy());
-  ASSERT_EQ(ours.size(), expected.size());
-  for (std::size_t i = 0; i < ours.size(); ++i) {
-    EXPECT_TRUE(at::equal(ours[i], expected[i])) << what << ", parameter " << i;
-  }
+// The weights of the plain module after `loop`.
+std::vector<at::Tensor> plain_weights(int ranks, const Loop& loop) {
+  PlainModule plain(ranks, loop.accumulation_steps);
+  play(loop, [&](char what, int batch) { plain.call(what, batch); });
+  return plain.weights();
 }
 
 TEST_P(CallOrder, GivesTheBitsOfThePlainModule) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
     for (const Loop& loop : kLoops) {
-      PlainModule plain(communicator.size(), loop.accumulation_steps);
-      play(loop, [&](char what, int batch) { plain.call(what, batch); });
+      SCOPED_TRACE(loop.calls);
+      const std::vector<at::Tensor> expected = plain_weights(communicator.size(), loop);
       for (const int stage : {0, 1, 2, 3}) {
-        Toy toy;
-        Engine engine(*toy.model, communicator, optim::adamw(),
-                      {.overlap = {.stage = stage}, .accumulation_steps = loop.accumulation_steps},
-                      &toy.values);
+        EngineRun run(communicator,
+                      {.overlap = {.stage = stage}, .accumulation_steps = loop.accumulation_steps});
         std::map<int, at::Tensor> losses;
         play(loop, [&](char what, int batch) {
-          if (what == 's') engine.step();
-          if (what == 'f') losses[batch] = engine.forward(toy.batch(communicator.rank(), batch));
-          if (what == 'b') engine.backward(losses[batch]);
+          if (what == 's') run.engine.step();
+          if (what == 'f') losses[batch] = run.forward(batch);
+          if (what == 'b') run.engine.backward(losses[batch]);
         });
-        expect_weights(engine, plain.weights(), fmt::format("stage {}, {}", stage, loop.calls));
+        EXPECT_TRUE(same_bits(run.weights(), expected)) << "stage " << stage;
       }
     }
   });
 }
 
 TEST_P(CallOrder, RefusesABackwardWhoseForwardPrecededAnUpdate) {
-  on_ranks(GetParam(), [](dist::Communicator& communicator) {
-    const Loop clean{"f0 b0 s f2 b2 s", 1};
-    PlainModule plain(communicator.size(), 1);
-    play(clean, [&](char what, int batch) { plain.call(what, batch); });
-    for (const int stage : {0, 1, 2, 3}) {
-      Toy toy;
-      Engine engine(*toy.model, communicator, optim::adamw(), {.overlap = {.stage = stage}},
-                    &toy.values);
-      const auto forward = [&](int batch) {
-        return engine.forward(toy.batch(communicator.rank(), batch));
-      };
-      const at::Tensor first = forward(0), early = forward(1);
-      engine.backward(first);
-      EXPECT_TRUE(engine.step());
-      for (const at::Tensor& loss : {early, early * 2, forward(2) + early}) {
-        EXPECT_THAT(error_of([&] { engine.backward(loss); }),
-                    HasSubstr("backward() of a loss whose forward() came before the last update"))
-            << stage;
-      }
-      // Nothing was damaged, so that no give_up_step() is needed.
-      engine.backward(forward(2));
-      EXPECT_TRUE(engine.step());
-      expect_weights(engine, plain.weights(), fmt::format("stage {}", stage));
+  on_all_stages(GetParam(), [](dist::Communicator& communicator, int stage) {
+    EngineRun run(communicator, {.overlap = {.stage = stage}});
+    const at::Tensor first = run.forward(0), early = run.forward(1);
+    run.engine.backward(first);
+    EXPECT_TRUE(run.engine.step());
+    for (const at::Tensor& loss : {early, early * 2, run.forward(2) + early}) {
+      EXPECT_THAT(error_of([&] { run.engine.backward(loss); }),
+                  HasSubstr("backward() of a loss whose forward() came before the last update"));
     }
+    // Nothing was damaged, so that no give_up_step() is needed.
+    EXPECT_TRUE(run.step(2));
+    EXPECT_TRUE(
+        same_bits(run.weights(), plain_weights(communicator.size(), {"f0 b0 s f2 b2 s", 1})));
   });
 }
 
 // Gradients that are dropped between forward() and backward() do not make the graph old.
 TEST_P(CallOrder, AStepThatIsGivenUpKeepsTheLossesOfItsForwards) {
-  on_ranks(GetParam(), [](dist::Communicator& communicator) {
-    const Loop clean{"f0 f1 b0 s b1 s", 2};
-    PlainModule plain(communicator.size(), 2);
-    play(clean, [&](char what, int batch) { plain.call(what, batch); });
-    for (const int stage : {0, 1, 2, 3}) {
-      Toy toy;
-      Engine engine(*toy.model, communicator, optim::adamw(),
-                    {.overlap = {.stage = stage}, .accumulation_steps = 2}, &toy.values);
-      const auto forward = [&](int batch) {
-        return engine.forward(toy.batch(communicator.rank(), batch));
-      };
-      engine.backward(forward(5));
-      const at::Tensor first = forward(0), second = forward(1);
-      engine.give_up_step();
-      engine.backward(first);
-      engine.backward(second);
-      EXPECT_TRUE(engine.step());
-      expect_weights(engine, plain.weights(), fmt::format("stage {}", stage));
-    }
+  on_all_stages(GetParam(), [](dist::Communicator& communicator, int stage) {
+    EngineRun run(communicator, {.overlap = {.stage = stage}, .accumulation_steps = 2});
+    run.engine.backward(run.forward(5));
+    const at::Tensor first = run.forward(0), second = run.forward(1);
+    run.engine.give_up_step();
+    run.engine.backward(first);
+    run.engine.backward(second);
+    EXPECT_TRUE(run.engine.step());
+    EXPECT_TRUE(
+        same_bits(run.weights(), plain_weights(communicator.size(), {"f0 f1 b0 s b1 s", 2})));
   });
 }
 
 TEST(CallOrder, TellsHowManyBackwardsAStepHas) {
   on_ranks(2, [](dist::Communicator& communicator) {
-    Toy toy;
-    Engine engine(*toy.model, communicator, optim::adamw(),
-                  {.overlap = {.stage = 3}, .accumulation_steps = 2}, &toy.values);
-    const auto micro_batch = [&] {
-      engine.backward(engine.forward(toy.batch(communicator.rank(), 0)));
-    };
+    EngineRun run(communicator, {.overlap = {.stage = 3}, .accumulation_steps = 2});
+    const auto micro_batch = [&] { run.engine.backward(run.forward(0)); };
     micro_batch();
     micro_batch();
     EXPECT_THAT(error_of(micro_batch),
                 HasSubstr("backward() number 3 of a step of 2 micro-batches"));
-    EXPECT_TRUE(engine.step());
+    EXPECT_TRUE(run.engine.step());
   });
 }
 

@@ -14,22 +14,20 @@
 #include <vector>
 
 #include <tests/support/error_of.hpp>
-#include <tests/support/ranks.hpp>
+#include <tests/support/modes.hpp>
 #include <tests/support/test_folder.hpp>
 #include <tests/support/toy.hpp>
 #include <tests/support/whole_weights.hpp>
 #include <zero/base/sha256.hpp>
 #include <zero/engine/engine.hpp>
 #include <zero/memory/storage.hpp>
+#include <zero/train/unsharded_parameters.hpp>
 
-namespace zero {
+namespace zero::testing {
 namespace {
 
 using ::testing::AllOf;
-using testing::error_of;
 using ::testing::HasSubstr;
-using testing::on_ranks;
-using testing::TestFolder;
 
 // A module that is none of this project's.
 struct Scale : torch::nn::Cloneable<Scale> {
@@ -68,11 +66,11 @@ struct NetRun {
   }
   void steps(int first, int last) {
     for (int s = first; s < last; ++s) {
-      engine->backward(engine->forward(testing::Toy().batch(rank, s)));
+      engine->backward(engine->forward(Toy().batch(rank, s)));
       engine->step();
     }
   }
-  std::vector<at::Tensor> weights() { return testing::whole_weights(engine->strategy()); }
+  std::vector<at::Tensor> weights() { return whole_weights(engine->strategy()); }
   /// Holds every unit, and calls `action`.
   void with_whole_units(const std::function<void()>& action) {
     std::vector<std::unique_ptr<train::UnshardedParameters>> held;
@@ -84,6 +82,8 @@ struct NetRun {
   std::shared_ptr<Net> net;
   int rank;
   std::unique_ptr<Engine> engine;
+  TestFolder folder;
+  const std::string path = (folder / "net.pt").string();
 };
 
 // What a program of LibTorch reads of the file.
@@ -105,34 +105,28 @@ void expect_values(Net& net, const std::vector<at::Tensor>& expected) {
   EXPECT_EQ(net.buffers().front()[1].item<float>(), 7.0F);
 }
 
-std::string digest(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return base::Sha256().add(std::string(std::istreambuf_iterator<char>(file), {})).hex();
-}
+std::string digest(const std::string& path) { return base::Sha256().add(read_bytes(path)).hex(); }
 
 class ModuleFunctions : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, ModuleFunctions, ::testing::Values(2, 3),
-                         [](const auto& info) { return fmt::format("N{}", info.param); });
+INSTANTIATE_TEST_SUITE_P(Ranks, ModuleFunctions, ::testing::Values(2, 3), name_of_ranks);
 
 TEST_P(ModuleFunctions, SaveWritesTheSameOnEveryRankWhereParametersAreWhole) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
-    const TestFolder folder;
-    const std::string path = (folder / "net.pt").string();
     for (const int stage : {0, 1, 2}) {
       for (const bool defer : {false, true}) {
         SCOPED_TRACE(fmt::format("stage {}, {}", stage, defer));
         NetRun run(communicator, {.stage = stage, .defer_parameter_gather = defer});
         NetRun undisturbed(communicator, {.stage = stage});
         run.steps(0, 2);
-        torch::save(run.net, path);  // at once: gathers may be on their way
+        torch::save(run.net, run.path);  // at once: gathers may be on their way
         undisturbed.steps(0, 2);
-        expect_values(*loaded(path), undisturbed.weights());
-        communicator.verify_same_on_all_ranks("the file", digest(path));
+        expect_values(*loaded(run.path), undisturbed.weights());
+        communicator.verify_same_on_all_ranks("the file", digest(run.path));
         run.steps(2, 4);
         undisturbed.steps(2, 4);
         EXPECT_TRUE(at::equal(run.weights().front(), undisturbed.weights().front()));
         // What was saved is a model like any other.
-        const auto next = loaded(path);
+        const auto next = loaded(run.path);
         Engine engine(*next, communicator, optim::adamw(), {.overlap = {.stage = 3}});
       }
     }
@@ -141,27 +135,21 @@ TEST_P(ModuleFunctions, SaveWritesTheSameOnEveryRankWhereParametersAreWhole) {
 
 // An archive that a program writes later.
 TEST_P(ModuleFunctions, AnArchiveKeepsTheValuesThatItWasGiven) {
-  on_ranks(GetParam(), [](dist::Communicator& communicator) {
-    const TestFolder folder;
-    const std::string path = (folder / "net.pt").string();
-    for (const int stage : {0, 1, 2, 3}) {
-      NetRun run(communicator, {.stage = stage});
-      run.steps(0, 1);
-      const std::vector<at::Tensor> expected = run.weights();
-      torch::serialize::OutputArchive archive;
-      run.with_whole_units([&] { run.net->save(archive); });
-      run.steps(1, 3);
-      archive.save_to(path);
-      expect_values(*loaded(path), expected);
-      EXPECT_FALSE(at::equal(run.weights().front(), expected.front()));
-    }
+  on_all_stages(GetParam(), [](dist::Communicator& communicator, int stage) {
+    NetRun run(communicator, {.stage = stage});
+    run.steps(0, 1);
+    const std::vector<at::Tensor> expected = run.weights();
+    torch::serialize::OutputArchive archive;
+    run.with_whole_units([&] { run.net->save(archive); });
+    run.steps(1, 3);
+    archive.save_to(run.path);
+    expect_values(*loaded(run.path), expected);
+    EXPECT_FALSE(at::equal(run.weights().front(), expected.front()));
   });
 }
 
 TEST_P(ModuleFunctions, SaveOfAShardedModelIsRefusedByTheNameOfAParameter) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
-    const TestFolder folder;
-    const std::string path = (folder / "net.pt").string();
     NetRun run(communicator, {.stage = 3});
     NetRun undisturbed(communicator, {.stage = 3});
     run.steps(0, 2);
@@ -169,84 +157,73 @@ TEST_P(ModuleFunctions, SaveOfAShardedModelIsRefusedByTheNameOfAParameter) {
     const auto refused = AllOf(HasSubstr("save() on"), HasSubstr("while engine3 has it"),
                                HasSubstr("is not whole on this rank"), HasSubstr("call release()"),
                                HasSubstr("hold train::UnshardedParameters"));
-    EXPECT_THAT(error_of([&] { torch::save(run.net, path); }),
+    EXPECT_THAT(error_of([&] { torch::save(run.net, run.path); }),
                 AllOf(refused, HasSubstr("'twice'")));
-    EXPECT_THAT(error_of([&] { torch::save(run.net->mlp, path); }),
+    EXPECT_THAT(error_of([&] { torch::save(run.net->mlp, run.path); }),
                 AllOf(refused, HasSubstr("'twice_too'")));
-    EXPECT_FALSE(std::filesystem::exists(path));
-    run.with_whole_units([&] { torch::save(run.net, path); });
-    expect_values(*loaded(path), undisturbed.weights());
-    communicator.verify_same_on_all_ranks("the file", digest(path));
+    EXPECT_FALSE(std::filesystem::exists(run.path));
+    run.with_whole_units([&] { torch::save(run.net, run.path); });
+    expect_values(*loaded(run.path), undisturbed.weights());
+    communicator.verify_same_on_all_ranks("the file", digest(run.path));
     run.steps(2, 3);  // the module has its own parameters again
     undisturbed.steps(2, 3);
     run.engine->release();
-    torch::save(run.net, path);
-    expect_values(*loaded(path), undisturbed.weights());
+    torch::save(run.net, run.path);
+    expect_values(*loaded(run.path), undisturbed.weights());
   });
 }
 
 TEST_P(ModuleFunctions, LoadCloneAndToAreRefusedUntilTheModelIsReleased) {
-  on_ranks(GetParam(), [](dist::Communicator& communicator) {
-    const TestFolder folder;
-    const std::string path = (folder / "net.pt").string();
-    for (const int stage : {0, 1, 2, 3}) {
-      SCOPED_TRACE(stage);
-      NetRun run(communicator, {.stage = stage});
-      NetRun other(communicator, {.stage = 0});
-      other.steps(0, 1);
-      torch::save(other.net, path);
-      const std::vector<at::Tensor> saved = other.weights();
-      const std::string held = fmt::format("while engine{} has it", stage);
-      const auto refused = AllOf(HasSubstr(held), HasSubstr("after its release()"));
-      EXPECT_THAT(error_of([&] { torch::load(run.net, path); }), refused);
-      EXPECT_THAT(error_of([&] { run.net->to(at::kDouble); }), refused);
-      EXPECT_THAT(error_of([&] { run.net->clone(); }), HasSubstr("Net: make another one"));
-      run.steps(0, 2);
-      other.steps(1, 2);
-      EXPECT_TRUE(at::equal(run.weights().front(), other.weights().front()));
-      run.engine->release();
-      torch::load(run.net, path);
-      expect_values(*run.net, saved);
-    }
+  on_all_stages(GetParam(), [](dist::Communicator& communicator, int stage) {
+    NetRun run(communicator, {.stage = stage});
+    NetRun other(communicator, {.stage = 0});
+    other.steps(0, 1);
+    torch::save(other.net, run.path);
+    const std::vector<at::Tensor> saved = other.weights();
+    const std::string held = fmt::format("while engine{} has it", stage);
+    const auto refused = AllOf(HasSubstr(held), HasSubstr("after its release()"));
+    EXPECT_THAT(error_of([&] { torch::load(run.net, run.path); }), refused);
+    EXPECT_THAT(error_of([&] { run.net->to(at::kDouble); }), refused);
+    EXPECT_THAT(error_of([&] { run.net->clone(); }), HasSubstr("Net: make another one"));
+    run.steps(0, 2);
+    other.steps(1, 2);
+    EXPECT_TRUE(at::equal(run.weights().front(), other.weights().front()));
+    run.engine->release();
+    torch::load(run.net, run.path);
+    expect_values(*run.net, saved);
   });
 }
 
 // A plain module inside asks nobody.
 TEST_P(ModuleFunctions, APartThatIsLoadedOrCastByItselfIsNoticed) {
-  on_ranks(GetParam(), [](dist::Communicator& communicator) {
-    const TestFolder folder;
-    const std::string path = (folder / "scale.pt").string();
-    torch::save(std::make_shared<Scale>(), path);
-    for (const int stage : {0, 1, 2, 3}) {
-      for (const bool loads : {false, true}) {
-        SCOPED_TRACE(fmt::format("stage {}, {}", stage, loads));
-        NetRun run(communicator, {.stage = stage});
-        if (!loads) run.steps(0, 1);
-        run.with_whole_units(
-            [&] { loads ? torch::load(run.net->scale, path) : run.net->scale->to(at::kDouble); });
-        EXPECT_THAT(error_of([&] { run.steps(1, 2); }),
-                    AllOf(HasSubstr("parameter 'scale.weight' has other memory"),
-                          HasSubstr("before the strategy is made")));
-      }
+  on_all_stages(GetParam(), [](dist::Communicator& communicator, int stage) {
+    for (const bool loads : {false, true}) {
+      SCOPED_TRACE(loads);
+      NetRun run(communicator, {.stage = stage});
+      torch::save(std::make_shared<Scale>(), run.path);
+      if (!loads) run.steps(0, 1);
+      run.with_whole_units(
+          [&] { loads ? torch::load(run.net->scale, run.path) : run.net->scale->to(at::kDouble); });
+      EXPECT_THAT(error_of([&] { run.steps(1, 2); }),
+                  AllOf(HasSubstr("parameter 'scale.weight' has other memory"),
+                        HasSubstr("before the strategy is made")));
     }
   });
 }
 
 TEST_P(ModuleFunctions, APlainPartIsClonedWhereItIsWhole) {
-  on_ranks(GetParam(), [](dist::Communicator& communicator) {
-    for (const int stage : {0, 1, 2, 3}) {
-      NetRun run(communicator, {.stage = stage});
-      run.steps(0, 1);
-      const std::vector<at::Tensor> weights = run.weights();
-      const auto clone = [&] { return std::dynamic_pointer_cast<Scale>(run.net->scale->clone()); };
-      if (stage == 3) {
-        EXPECT_THROW(clone(), c10::Error);
-        continue;
-      }
-      EXPECT_TRUE(at::equal(clone()->weight, run.net->scale->weight)) << stage;
+  on_all_stages(GetParam(), [](dist::Communicator& communicator, int stage) {
+    NetRun run(communicator, {.stage = stage});
+    run.steps(0, 1);
+    const std::vector<at::Tensor> weights = run.weights();
+    const auto clone = [&] { return std::dynamic_pointer_cast<Scale>(run.net->scale->clone()); };
+    if (stage == 3) {
+      EXPECT_THROW(clone(), c10::Error);
+      return;
     }
+    EXPECT_TRUE(at::equal(clone()->weight, run.net->scale->weight));
   });
 }
 
 }  // namespace
-}  // namespace zero
+}  // namespace zero::testing

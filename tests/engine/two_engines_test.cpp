@@ -3,20 +3,18 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/softplus.h>
-#include <fmt/format.h>
 #include <gmock/gmock.h>
 
 #include <functional>
+#include <map>
+#include <numeric>
 #include <utility>
 #include <vector>
 
+#include <tests/support/engine_run.hpp>
 #include <tests/support/error_of.hpp>
-#include <tests/support/ranks.hpp>
-#include <tests/support/toy.hpp>
-#include <tests/support/whole_weights.hpp>
-#include <zero/base/error.hpp>
-#include <zero/engine/engine.hpp>
-#include <zero/optim/adamw.hpp>
+#include <tests/support/modes.hpp>
+#include <tests/support/same_bits.hpp>
 
 namespace zero::testing {
 namespace {
@@ -25,8 +23,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 class TwoEngines : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, TwoEngines, ::testing::Values(2, 3),
-                         [](const auto& info) { return fmt::format("N{}", info.param); });
+INSTANTIATE_TEST_SUITE_P(Ranks, TwoEngines, ::testing::Values(2, 3), name_of_ranks);
 
 nn::MlpConfig sizes(std::int64_t inputs, std::int64_t outputs) {
   nn::MlpConfig config;
@@ -86,78 +83,68 @@ enum class Loop {
 };
 constexpr Loop kLoops[] = {Loop::kThrough, Loop::kFrozen, Loop::kShared};
 
-// One side of a step. `train` makes the loss, runs its backward, and updates.
-using Train = std::function<void(const std::function<at::Tensor(int rank)>& loss)>;
+using Forward = std::function<at::Tensor(nn::Model& model, const data::Batch& batch)>;
+// Makes the losses of a model, runs their backward, and updates it.
+using Train =
+    std::function<void(nn::Model& model, const std::function<at::Tensor(int rank)>& loss)>;
 
 // Two steps. `ranks`: whose batches this process has.
-struct Player {
-  Gan& gan;
-  std::function<at::Tensor(nn::Model& model, const data::Batch& batch)> forward;
-  Train train_discriminator;
-  Train train_generator;
-
-  void play(Loop loop, const std::vector<int>& ranks) const {
-    for (int step = 0; step < 2; ++step) {
-      std::map<int, at::Tensor> shared;
-      for (const int r : ranks) {
-        const at::AutoGradMode graph(loop == Loop::kShared);
-        shared[r] = gan.generator->make(Gan::random(r, step, 7));
-      }
-      train_discriminator([&](int r) {
-        return forward(*gan.discriminator,
-                       {.inputs = Gan::random(r, step, 5), .targets = shared[r].detach()});
-      });
-      if (loop == Loop::kFrozen) gan.freeze_discriminator(true);
-      train_generator([&](int r) {
-        if (loop != Loop::kShared) {
-          return forward(*gan.generator, {.inputs = Gan::random(r, step, 7)});
-        }
-        return at::softplus(-gan.discriminator->score(shared[r])).mean();
-      });
-      if (loop == Loop::kFrozen) gan.freeze_discriminator(false);
+void play(Gan& gan, Loop loop, const std::vector<int>& ranks, const Forward& forward,
+          const Train& train) {
+  for (int step = 0; step < 2; ++step) {
+    std::map<int, at::Tensor> shared;
+    for (const int r : ranks) {
+      const at::AutoGradMode graph(loop == Loop::kShared);
+      shared[r] = gan.generator->make(Gan::random(r, step, 7));
     }
+    train(*gan.discriminator, [&](int r) {
+      return forward(*gan.discriminator,
+                     {.inputs = Gan::random(r, step, 5), .targets = shared[r].detach()});
+    });
+    if (loop == Loop::kFrozen) gan.freeze_discriminator(true);
+    train(*gan.generator, [&](int r) {
+      if (loop != Loop::kShared)
+        return forward(*gan.generator, {.inputs = Gan::random(r, step, 7)});
+      return at::softplus(-gan.discriminator->score(shared[r])).mean();
+    });
+    if (loop == Loop::kFrozen) gan.freeze_discriminator(false);
   }
-};
-
-std::vector<at::Tensor> parameters_of(nn::Model& model) {
-  std::vector<at::Tensor> tensors;
-  for (const nn::Parameter& p : nn::list_parameters(model).parameters) tensors.push_back(p.tensor);
-  return tensors;
 }
 
 // Weights of discriminator and generator after two steps of the plain modules.
 std::vector<at::Tensor> plain_weights(Loop loop, int ranks) {
   Gan gan;
-  nn::initialize_parameters(*gan.discriminator, gan.values);
-  nn::initialize_parameters(*gan.generator, gan.values);
-  const auto trainer = [&](nn::Model& model) -> Train {
-    const auto parameters = parameters_of(model);
-    const std::shared_ptr<optim::Optimizer> optimizer = optim::adamw()(parameters);
-    return [=, &gan](const auto& loss) {
-      std::vector<at::Tensor> sums(parameters.size());
-      for (int r = 0; r < ranks; ++r) {
-        for (at::Tensor& p : gan.discriminator->parameters()) p.mutable_grad().reset();
-        for (at::Tensor& p : gan.generator->parameters()) p.mutable_grad().reset();
-        loss(r).backward();
-        for (std::size_t i = 0; i < parameters.size(); ++i) {
-          const at::Tensor& gradient = parameters[i].grad();
-          sums[i] = r == 0 ? gradient.clone() : sums[i] + gradient;
-        }
-      }
+  std::map<nn::Model*, std::unique_ptr<optim::Optimizer>> optimizers;
+  std::vector<at::Tensor> all;
+  for (nn::Model* model : {static_cast<nn::Model*>(gan.discriminator.get()),
+                           static_cast<nn::Model*>(gan.generator.get())}) {
+    nn::initialize_parameters(*model, gan.values);
+    const std::vector<at::Tensor> parameters = parameters_of(*model);
+    optimizers[model] = optim::adamw()(parameters);
+    all.insert(all.end(), parameters.begin(), parameters.end());
+  }
+  const auto train = [&](nn::Model& model, const auto& loss) {
+    const std::vector<at::Tensor> parameters = parameters_of(model);
+    std::vector<at::Tensor> sums(parameters.size());
+    for (int r = 0; r < ranks; ++r) {
+      for (const at::Tensor& p : all) p.mutable_grad().reset();
+      loss(r).backward();
       for (std::size_t i = 0; i < parameters.size(); ++i) {
-        parameters[i].mutable_grad() = sums[i] / ranks;
+        const at::Tensor& gradient = parameters[i].grad();
+        sums[i] = r == 0 ? gradient.clone() : sums[i] + gradient;
       }
-      optimizer->step();
-    };
+    }
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      parameters[i].mutable_grad() = sums[i] / ranks;
+    }
+    optimizers.at(&model)->step();
   };
-  std::vector<int> all;
-  for (int r = 0; r < ranks; ++r) all.push_back(r);
-  Player{gan, [](nn::Model& model, const data::Batch& batch) { return model.loss(batch); },
-         trainer(*gan.discriminator), trainer(*gan.generator)}
-      .play(loop, all);
-  std::vector<at::Tensor> weights = parameters_of(*gan.discriminator);
-  for (const at::Tensor& p : parameters_of(*gan.generator)) weights.push_back(p);
-  return weights;
+  std::vector<int> every_rank(static_cast<std::size_t>(ranks));
+  std::iota(every_rank.begin(), every_rank.end(), 0);
+  play(
+      gan, loop, every_rank,
+      [](nn::Model& model, const data::Batch& batch) { return model.loss(batch); }, train);
+  return all;
 }
 
 struct Engines {
@@ -177,29 +164,24 @@ TEST_P(TwoEngines, TrainAGeneratorAndItsDiscriminatorAsThePlainModules) {
       for (const int stage : {0, 1, 2, 3}) {
         Gan gan;
         Engines engines(gan, communicator, stage);
-        const auto trainer = [&](Engine& engine) -> Train {
-          return [&](const auto& loss) {
-            engine.backward(loss(communicator.rank()));
-            EXPECT_TRUE(engine.step());
-          };
+        const auto engine_of = [&](nn::Model& model) -> Engine& {
+          return &model == gan.generator.get() ? engines.generator : engines.discriminator;
         };
-        Player{gan,
-               [&](nn::Model& model, const data::Batch& batch) {
-                 Engine& engine =
-                     &model == gan.generator.get() ? engines.generator : engines.discriminator;
-                 return engine.forward(batch);
-               },
-               trainer(engines.discriminator), trainer(engines.generator)}
-            .play(loop, {communicator.rank()});
+        play(
+            gan, loop, {communicator.rank()},
+            [&](nn::Model& model, const data::Batch& batch) {
+              return engine_of(model).forward(batch);
+            },
+            [&](nn::Model& model, const auto& loss) {
+              engine_of(model).backward(loss(communicator.rank()));
+              EXPECT_TRUE(engine_of(model).step());
+            });
         std::vector<at::Tensor> weights = whole_weights(engines.discriminator.strategy());
         for (const at::Tensor& p : whole_weights(engines.generator.strategy())) {
           weights.push_back(p);
         }
-        ASSERT_EQ(weights.size(), expected.size());
-        for (std::size_t i = 0; i < weights.size(); ++i) {
-          EXPECT_TRUE(at::equal(weights[i], expected[i]))
-              << "loop " << static_cast<int>(loop) << ", stage " << stage << ", parameter " << i;
-        }
+        EXPECT_TRUE(same_bits(weights, expected))
+            << "loop " << static_cast<int>(loop) << ", stage " << stage;
       }
     }
   });
@@ -207,42 +189,30 @@ TEST_P(TwoEngines, TrainAGeneratorAndItsDiscriminatorAsThePlainModules) {
 
 // The plain modules would add the generator's gradients of the discriminator to its own.
 TEST_P(TwoEngines, RefuseABackwardThroughAModelWhoseStepIsOpen) {
-  on_ranks(GetParam(), [](dist::Communicator& communicator) {
-    for (const int stage : {0, 1, 2, 3}) {
-      Gan gan;
-      Engines engines(gan, communicator, stage);
-      const data::Batch noise{.inputs = Gan::random(communicator.rank(), 0, 7)};
-      const data::Batch samples{.inputs = Gan::random(communicator.rank(), 0, 5),
-                                .targets = Gan::random(communicator.rank(), 1, 5)};
-      engines.discriminator.backward(engines.discriminator.forward(samples));
-      EXPECT_THAT(error_of([&] { engines.generator.backward(engines.generator.forward(noise)); }),
-                  AllOf(HasSubstr("parameter 'output."), HasSubstr("did not run")))
-          << stage;
-      engines.generator.give_up_step();
-      EXPECT_TRUE(engines.discriminator.step());
-      engines.generator.backward(engines.generator.forward(noise));
-      EXPECT_TRUE(engines.generator.step());
-    }
+  on_all_stages(GetParam(), [](dist::Communicator& communicator, int stage) {
+    Gan gan;
+    Engines engines(gan, communicator, stage);
+    const data::Batch noise{.inputs = Gan::random(communicator.rank(), 0, 7)};
+    const data::Batch samples{.inputs = Gan::random(communicator.rank(), 0, 5),
+                              .targets = Gan::random(communicator.rank(), 1, 5)};
+    engines.discriminator.backward(engines.discriminator.forward(samples));
+    EXPECT_THAT(error_of([&] { engines.generator.backward(engines.generator.forward(noise)); }),
+                AllOf(HasSubstr("parameter 'output."), HasSubstr("did not run")));
+    engines.generator.give_up_step();
+    EXPECT_TRUE(engines.discriminator.step());
+    engines.generator.backward(engines.generator.forward(noise));
+    EXPECT_TRUE(engines.generator.step());
   });
 }
 
 // Gradients of 2-byte types travel as each engine asks for, whichever was made last.
 TEST_P(TwoEngines, ReduceEachInTheTypeOfItsOwnConfiguration) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
-    const auto model = [] {
-      const nn::DeferredStorage deferred;
-      nn::MlpConfig config;
-      config.dtype = at::kBFloat16;
-      return std::make_shared<nn::Mlp>(config);
-    };
-    const auto first = model(), second = model();
-    nn::SeededValues values(5);
-    Engine wide(*first, communicator, optim::adamw(), {.reduce_in_float32 = true}, &values);
-    Engine own(*second, communicator, optim::adamw(), {.reduce_in_float32 = false}, &values);
-    const auto gradient_bytes = [&](Engine& engine) {
+    EngineRun wide(communicator, {.reduce_in_float32 = true}, optim::adamw(), at::kBFloat16);
+    EngineRun own(communicator, {.reduce_in_float32 = false}, optim::adamw(), at::kBFloat16);
+    const auto gradient_bytes = [&](EngineRun& run) {
       const std::int64_t before = communicator.traffic().bytes(dist::Purpose::kGradient);
-      engine.backward(engine.forward(Toy().batch(communicator.rank(), 0)));
-      EXPECT_TRUE(engine.step());
+      EXPECT_TRUE(run.step(0));
       return communicator.traffic().bytes(dist::Purpose::kGradient) - before;
     };
     const std::int64_t bytes = gradient_bytes(own);

@@ -6,19 +6,19 @@
 
 #include <cmath>
 
+#include <tests/support/deferred.hpp>
+#include <tests/support/modes.hpp>
 #include <tests/support/ranks.hpp>
+#include <tests/support/states.hpp>
 #include <tools/plan/states.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/train/fake_process_group.hpp>
-#include <zero/train/registry.hpp>
 #include <zero/train/trainer.hpp>
 
 namespace zero::testing {
 namespace {
-
-using memory::Category;
 
 struct Place {
   int rank;
@@ -35,33 +35,22 @@ TEST_P(SlowAllocations, AreTheFormulasBytesForBytes) {
   on_ranks(1, [](dist::Communicator&) {
     const memory::Snapshot before = memory::snapshot();
     const nn::LlamaConfig config = nn::preset("smollm2-360m");
-    std::shared_ptr<nn::Llama> model;
-    {
-      const nn::DeferredStorage deferred;
-      model = std::make_shared<nn::Llama>(config);
-    }
+    const auto model = make_deferred<nn::Llama>(config);
     nn::SeededValues values(42);
     const auto [rank, size, full] = GetParam();
     dist::FakeCommunicator communicator(rank, size, train::first_values_of(*model, values));
-    train::Registry registry;
-    train::register_all_chapters(registry);
     const auto strategy =
-        registry.make("tensor_zero3", {*model, communicator, optim::adamw(), &values, ""});
-    data::Batch batch;
-    batch.inputs = at::arange(8).view({1, 8});
-    batch.targets = batch.inputs + 1;
-    batch.loss_terms = 8;
+        make_strategy("tensor_zero3", {*model, communicator, optim::adamw(), &values, ""});
+    const at::Tensor inputs = at::arange(8).view({1, 8});
+    const data::Batch batch{.inputs = inputs, .targets = inputs + 1, .loss_terms = 8};
     memory::reset_peaks();
     const train::StepResult step = train::Trainer(*strategy).step({batch});
 
-    const memory::Snapshot held = memory::snapshot();
-    const train::ModelStateBytes formula = strategy->predicted_bytes();
-    EXPECT_EQ(held[Category::kParameters] - before[Category::kParameters], formula.parameters);
-    EXPECT_EQ(held[Category::kGradients] - before[Category::kGradients], formula.gradients);
-    EXPECT_EQ(held[Category::kOptimizer] - before[Category::kOptimizer], formula.optimizer);
+    const train::ModelStateBytes held = states_since(before);
+    EXPECT_EQ(text_of(held), text_of(strategy->costs().at_rest));
     const auto planned = static_cast<double>(
         plan::model_states(config.parameters(), plan::fp32(), plan::Stage::kZero3, size).total());
-    const auto states = static_cast<double>(held.model_states() - before.model_states());
+    const auto states = static_cast<double>(held.total());
     EXPECT_LT(states, 1.01 * planned);
     if (full) {
       EXPECT_GT(states, 0.99 * planned);

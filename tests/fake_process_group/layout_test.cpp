@@ -37,6 +37,10 @@ std::vector<std::vector<std::int64_t>> units_of_smollm2() {
 
 std::int64_t parameters() { return nn::preset("smollm2-360m").parameters(); }
 
+std::int64_t sum_of(const std::vector<std::int64_t>& numbers) {
+  return std::accumulate(numbers.begin(), numbers.end(), std::int64_t{0});
+}
+
 // What the ranks hold of one tensor is all of it, each element once, in order.
 void expect_cut_without_gap(const train::ShardLayout& layout, std::size_t tensor) {
   std::int64_t end = 0;
@@ -72,7 +76,7 @@ TEST(LayoutOfSmolLm2, PaddingIsWhatRoundingAShardTo64ElementsTakesAndUnderHalfAP
   for (int n = 1; n <= kMostRanks; ++n) {
     std::int64_t shards = 0, padding = 0;
     for (const std::vector<std::int64_t>& sizes : units) {
-      const std::int64_t elements = std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0});
+      const std::int64_t elements = sum_of(sizes);
       const train::ShardLayout layout(sizes, n);
       const std::int64_t fair = (elements + n - 1) / n;
       EXPECT_EQ(layout.shard(), round_up(fair, 64)) << n << " ranks";
@@ -101,7 +105,7 @@ TEST(LayoutOfSmolLm2, StatesOfStage3AreWithinOnePercentOfThePlanners) {
         }
       }
     }
-    EXPECT_EQ(std::accumulate(updated.begin(), updated.end(), std::int64_t{0}), parameters());
+    EXPECT_EQ(sum_of(updated), parameters());
     const std::int64_t fullest = *std::max_element(updated.begin(), updated.end());
     const std::int64_t held = 2 * kFloat * shards + 2 * kFloat * fullest;
     const std::int64_t planned =
@@ -127,7 +131,7 @@ TEST(LayoutOfSmolLm2, OwnersHoldEverythingOnceAtEveryWorldSize) {
       for (std::size_t t = 0; t < tensors.size(); ++t) {
         owned.at(static_cast<std::size_t>(owners[t])) += tensors[t];
       }
-      EXPECT_EQ(std::accumulate(owned.begin(), owned.end(), std::int64_t{0}), parameters());
+      EXPECT_EQ(sum_of(owned), parameters());
       if (ownership != train::Ownership::kBySize) continue;
       EXPECT_LE(*std::max_element(owned.begin(), owned.end()), parameters() / n + largest);
     }

@@ -3,8 +3,11 @@
 #include <ATen/ops/equal.h>
 #include <fmt/format.h>
 
+#include <tests/support/deferred.hpp>
+#include <tests/support/modes.hpp>
 #include <tests/support/ranks.hpp>
 #include <tests/support/session.hpp>
+#include <tests/support/states.hpp>
 #include <tests/support/whole_weights.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/optim/adamw.hpp>
@@ -13,22 +16,15 @@
 namespace zero::testing {
 namespace {
 
-using memory::Category;
-
 // One rank that has just been given its first values, with nobody else where it is fake.
 struct Rank {
   Rank(dist::Communicator& communicator, const std::string& mode, const RandomModelConfig& config)
       : values(3) {
-    {
-      const nn::DeferredStorage deferred;
-      model = std::make_shared<RandomModel>(config);
-    }
+    model = make_deferred<RandomModel>(config);
     if (auto* fake = dynamic_cast<dist::FakeCommunicator*>(&communicator)) {
       fake->set_source(train::first_values_of(*model, values));
     }
-    train::Registry registry;
-    train::register_all_chapters(registry);
-    strategy = registry.make(mode, {*model, communicator, optim::adamw(), &values, ""});
+    strategy = make_strategy(mode, {*model, communicator, optim::adamw(), &values, ""});
   }
 
   std::shared_ptr<RandomModel> model;
@@ -68,27 +64,18 @@ Seen look_at(dist::Communicator& communicator, const std::string& mode,
   const dist::Traffic traffic = communicator.traffic();
   trainer.step({batch(1)});
   seen.step = communicator.traffic().since(traffic);
-  const memory::Snapshot after = memory::snapshot();
-  const auto grown = [&](Category c) { return after[c] - before[c]; };
-  seen.held = {grown(Category::kParameters), grown(Category::kGradients),
-               grown(Category::kOptimizer)};
-  seen.predicted = strategy.predicted_bytes();
-  seen.predicted_traffic = strategy.predicted_traffic();
+  seen.held = states_since(before);
+  seen.predicted = strategy.costs().at_rest;
+  seen.predicted_traffic = strategy.costs().sent;
   return seen;
-}
-
-std::string text(const train::ModelStateBytes& bytes) {
-  return fmt::format("{} + {} + {}", bytes.parameters, bytes.gradients, bytes.optimizer);
 }
 
 void expect_same(const Seen& fake, const Seen& real, const std::string& mode) {
   EXPECT_TRUE(same_bits(fake.weights, real.weights)) << mode;
   EXPECT_TRUE(at::equal(fake.loss, real.loss)) << mode;
-  EXPECT_EQ(text(fake.predicted), text(real.predicted)) << mode;
-  EXPECT_EQ(text(fake.held), text(real.held)) << mode;
-  EXPECT_EQ(fake.step.bytes(dist::Purpose::kGradient) + fake.step.bytes(dist::Purpose::kParameter),
-            fake.predicted_traffic)
-      << mode;
+  EXPECT_EQ(text_of(fake.predicted), text_of(real.predicted)) << mode;
+  EXPECT_EQ(text_of(fake.held), text_of(real.held)) << mode;
+  EXPECT_EQ(training_bytes(fake.step), fake.predicted_traffic) << mode;
   for (std::size_t p = 0; p < dist::kPurposes; ++p) {
     const auto purpose = static_cast<dist::Purpose>(p);
     EXPECT_EQ(fake.setup.bytes(purpose), real.setup.bytes(purpose)) << mode << name(purpose);
@@ -98,8 +85,7 @@ void expect_same(const Seen& fake, const Seen& real, const std::string& mode) {
 }
 
 class FakeProcessGroup : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, FakeProcessGroup, ::testing::Values(1, 2, 3, 4),
-                         [](const auto& info) { return fmt::format("N{}", info.param); });
+INSTANTIATE_TEST_SUITE_P(Ranks, FakeProcessGroup, ::testing::Values(1, 2, 3, 4), name_of_ranks);
 
 TEST_P(FakeProcessGroup, ARankHoldsSendsAndComputesWhatItDoesInARealOne) {
   on_ranks(GetParam(), [](dist::Communicator& real) {
@@ -110,33 +96,6 @@ TEST_P(FakeProcessGroup, ARankHoldsSendsAndComputesWhatItDoesInARealOne) {
       dist::FakeCommunicator fake(real.rank(), real.size());
       expect_same(look_at(fake, mode, config), of_real, mode);
     }
-  });
-}
-
-// Every rank of a world that no machine of ours holds: together they hold the model once.
-TEST(FakeProcessGroupOf512, RanksTogetherHoldEverythingOnce) {
-  on_ranks(1, [](dist::Communicator&) {
-    constexpr int kRanks = 512;
-    const RandomModelConfig config;
-    std::int64_t moments = 0, shards = 0, whole = 0;
-    for (int rank = 0; rank < kRanks; ++rank) {
-      dist::FakeCommunicator fake(rank, kRanks);
-      Rank one(fake, "tensor_zero3", config);
-      const train::ModelStateBytes bytes = one.strategy->predicted_bytes();
-      moments += bytes.optimizer;
-      shards += bytes.parameters;
-      whole = one.strategy->list().bytes();
-      for (std::size_t i = 0; i < one.strategy->list().size(); ++i) {
-        if (!one.strategy->list().parameters[i].tensor.requires_grad()) {
-          moments +=
-              2 * static_cast<std::int64_t>(one.strategy->local_shard(i).tensor.defined()
-                                                ? one.strategy->local_shard(i).tensor.nbytes()
-                                                : 0);
-        }
-      }
-    }
-    EXPECT_EQ(moments, 2 * whole);
-    EXPECT_GE(shards, whole);
   });
 }
 

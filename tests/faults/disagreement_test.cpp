@@ -1,9 +1,9 @@
 // Ranks that were given different things: an error on all of them, before training, that names the
 // first difference and both sides.
 
-#include <fmt/format.h>
 #include <gmock/gmock.h>
 
+#include <tests/support/modes.hpp>
 #include <tests/support/ranks.hpp>
 #include <tests/support/session.hpp>
 #include <zero/optim/adamw.hpp>
@@ -51,34 +51,23 @@ TEST(Disagreement, AboutTheMode) {
       "the mode", "zero1", "zero1:naive");
 }
 
-TEST(Disagreement, AboutOwnership) {
+TEST(Disagreement, AboutTheModelOrItsTraining) {
+  const std::string owner = "variant 'owner', ownership by ",
+                    first = "parameter 'first' [7, 5] Float";
+  expect_sessions_refused([](SessionOptions& o) { o.ownership = train::Ownership::kByCount; },
+                          kModel, owner + "size", owner + "count");
   expect_sessions_refused(
-      [](SessionOptions& options) { options.ownership = train::Ownership::kByCount; }, kModel,
-      "variant 'owner', ownership by size", "variant 'owner', ownership by count");
-}
-
-TEST(Disagreement, AboutAccumulation) {
-  expect_sessions_refused(
-      [](SessionOptions& options) { options.accumulation = train::Accumulation::kReduceEach; },
-      kModel, "variant 'owner', ownership by size, accumulation before the reduction",
-      "variant 'owner', ownership by size, a reduction of every micro-batch");
-}
-
-TEST(Disagreement, AboutAShape) {
-  expect_sessions_refused([](SessionOptions& options) { options.model.inputs = 6; }, kModel,
-                          "parameter 'first' [7, 5] Float, trainable",
-                          "parameter 'first' [7, 6] Float, trainable");
-}
-
-TEST(Disagreement, AboutADtype) {
-  expect_sessions_refused([](SessionOptions& options) { options.model.dtype = at::kDouble; },
-                          kModel, "parameter 'first' [7, 5] Float",
+      [](SessionOptions& o) { o.accumulation = train::Accumulation::kReduceEach; }, kModel,
+      owner + "size, accumulation before the reduction",
+      owner + "size, a reduction of every micro-batch");
+  expect_sessions_refused([](SessionOptions& o) { o.model.inputs = 6; }, kModel,
+                          first + ", trainable", "parameter 'first' [7, 6] Float, trainable");
+  expect_sessions_refused([](SessionOptions& o) { o.model.dtype = at::kDouble; }, kModel, first,
                           "parameter 'first' [7, 5] Double");
-}
-
-TEST(Disagreement, AboutAnExtraLayer) {
-  expect_sessions_refused([](SessionOptions& options) { options.model.parts += "a"; }, kModel,
-                          "nothing more", "parameter 'parts.3.weight' [7, 7]");
+  expect_sessions_refused([](SessionOptions& o) { o.model.parts += "a"; }, kModel, "nothing more",
+                          "parameter 'parts.3.weight' [7, 7]");
+  expect_sessions_refused([](SessionOptions& o) { o.trainer.clip_norm = 1; },
+                          "the trainer's options", "a clip norm of 0", "a clip norm of 1");
 }
 
 TEST(Disagreement, AboutWhatIsFrozen) {
@@ -88,17 +77,10 @@ TEST(Disagreement, AboutWhatIsFrozen) {
         nn::SeededValues values(1);
         nn::initialize_parameters(model, values);
         if (different) model.parameters().front().requires_grad_(false);
-        train::Registry registry;
-        train::register_all_chapters(registry);
-        registry.make("ddp", {model, communicator, optim::adamw(), nullptr, ""});
+        make_strategy("ddp", {model, communicator, optim::adamw(), nullptr, ""});
       },
       kModel, "parameter 'first' [7, 5] Float, trainable",
       "parameter 'first' [7, 5] Float, frozen");
-}
-
-TEST(Disagreement, AboutTheClipNorm) {
-  expect_sessions_refused([](SessionOptions& options) { options.trainer.clip_norm = 1; },
-                          "the trainer's options", "a clip norm of 0", "a clip norm of 1");
 }
 
 TEST(Disagreement, AboutTheNumberOfMicroBatches) {
@@ -132,9 +114,7 @@ TEST(Disagreement, AboutSeedsIsRepaired) {
 // A branch that only one rank takes: under stage 3 a unit is gathered by all ranks or by none.
 TEST(Disagreement, AboutWhichUnitsRun) {
   const auto train = [](dist::Communicator& communicator, const std::string& mode) {
-    SessionOptions options;
-    options.model.parts = "aa";
-    Session session(communicator, mode, options);
+    Session session(communicator, mode, with_parts("aa"));
     if (communicator.rank() == 1) session.model().stop_after(1);
     for (int s = 0; s < 2; ++s) session.step(s);
     return session.weights();

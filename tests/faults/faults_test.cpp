@@ -15,6 +15,8 @@
 #include <fstream>
 #include <thread>
 
+#include <tests/support/hooked_optimizer.hpp>
+#include <tests/support/ranks.hpp>
 #include <tests/support/session.hpp>
 #include <zero/base/error.hpp>
 #include <zero/distributed/launch.hpp>
@@ -28,29 +30,6 @@ constexpr int kRanks = 3;
 constexpr int kVictim = 1;
 constexpr int kSteps = 50;
 constexpr auto kTimeLimit = std::chrono::seconds(2);
-
-// Something that happens before every update.
-class StruckOptimizer final : public optim::Optimizer {
- public:
-  StruckOptimizer(std::unique_ptr<optim::Optimizer> inner, std::function<void()> before_step)
-      : inner_(std::move(inner)), before_step_(std::move(before_step)) {}
-  void step() override {
-    before_step_();
-    inner_->step();
-  }
-  void replace(const std::function<at::Tensor(const at::Tensor&)>& with) override {
-    inner_->replace(with);
-  }
-  std::map<std::string, at::Tensor> state(const at::Tensor& p) const override {
-    return inner_->state(p);
-  }
-  std::int64_t steps(const at::Tensor& p) const override { return inner_->steps(p); }
-  void set_learning_rate(double rate) override { inner_->set_learning_rate(rate); }
-
- private:
-  std::unique_ptr<optim::Optimizer> inner_;
-  std::function<void()> before_step_;
-};
 
 // The caller is about to stop for ever: has it killed when `others` have ended. The launcher would,
 // too, but only after the time that it gives a rank to notice.
@@ -79,28 +58,21 @@ void train_until_struck(dist::Communicator& communicator, const std::string& mod
     if (signal == SIGSTOP) end_after(others);
     ::raise(signal);
   };
-  SessionOptions options;
-  options.model.parts = "ana";
-  options.optimizer = [&, inner = options.optimizer](const std::vector<at::Tensor>& parameters) {
-    return std::unique_ptr<optim::Optimizer>(
-        std::make_unique<StruckOptimizer>(inner(parameters), [&] { strike("optimizer"); }));
-  };
+  SessionOptions options = with_parts("ana");
+  options.optimizer = hooked(options.optimizer, [&] { strike("optimizer"); });
   Session session(communicator, mode, options);
   session.model().call_in_forward([&] { strike("forward"); });
-  session.strategy().observe_gradients([&](std::size_t, const at::Tensor&) { strike("backward"); });
+  session.strategy().passes().observe_gradients(
+      [&](std::size_t, const at::Tensor&) { strike("backward"); });
   for (; step < kSteps; ++step) session.step(step);
 }
 
 dist::LaunchOptions launch_options() {
-  dist::LaunchOptions options;
-  options.world_size = kRanks;
+  dist::LaunchOptions options = captured(kRanks, std::chrono::seconds(60));
   options.connect.timeout = kTimeLimit;
   // After the first rank has failed the others have this much longer than the time limit; then they
   // are killed, which RankExit tells apart. Less than the two seconds that users get.
   options.grace = std::chrono::milliseconds(500);
-  options.total_timeout = std::chrono::seconds(60);
-  options.capture_output = true;
-  options.threads = 1;
   return options;
 }
 
@@ -162,21 +134,24 @@ class StoppedFault : public ::testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Modes, StoppedFault, ::testing::ValuesIn(all_strategies()),
                          [](const auto& info) { return info.param; });
 
-// Groups of ranks side by side, one for each phase: most of the time they wait.
-TEST_P(StoppedFault, ARankIsStoppedInEachPhase) {
-  const std::vector<std::string> phases = {"forward", "backward", "optimizer"};
-  dist::LaunchOptions options;
-  options.world_size = static_cast<int>(phases.size());
-  options.total_timeout = options.connect.timeout = std::chrono::seconds(100);
-  options.capture_output = true;
-  options.threads = 1;
+// Runs `expect` for each of `count` groups of ranks side by side: most of the time they wait.
+void expect_side_by_side(int count, const std::function<void(int i)>& expect) {
+  dist::LaunchOptions options = captured(count, std::chrono::seconds(100));
+  options.connect.timeout = options.total_timeout;
   const auto exits = dist::fork_processes(options, [&](int i) -> std::string {
-    const std::string& phase = phases[static_cast<std::size_t>(i)];
-    expect_stop_is_noticed(GetParam(), phase);
-    if (HasFailure()) throw Error("not noticed as it should be: a stop in " + phase);
+    expect(i);
+    if (::testing::Test::HasFailure()) throw Error("a stop was not noticed as it should be");
     return "noticed";
   });
   EXPECT_EQ(dist::describe_failures(exits), "");
+}
+
+TEST_P(StoppedFault, ARankIsStoppedInEachPhase) {
+  const std::vector<std::string> phases = {"forward", "backward", "optimizer"};
+  expect_side_by_side(3, [&](int i) {
+    SCOPED_TRACE(phases[static_cast<std::size_t>(i)]);
+    expect_stop_is_noticed(GetParam(), phases[static_cast<std::size_t>(i)]);
+  });
 }
 
 // Ranks that wait for the words of another one hear of its end from the process that started them
@@ -234,29 +209,10 @@ void expect_early_stop_is_noticed(std::chrono::milliseconds delay) {
   EXPECT_THAT(dist::describe_failures(exits), ::testing::HasSubstr("was stopped, and killed"));
 }
 
-// Wherever the others are by then, at the start or later: nobody waits for ever. Groups of ranks
-// side by side, as above.
+// Wherever the others are by then, at the start or later: nobody waits forever.
 TEST(FaultAtTheStart, ARankIsStoppedSoonAfterItWasStarted) {
-  dist::LaunchOptions options;
-  options.world_size = 6;
-  options.total_timeout = options.connect.timeout = std::chrono::seconds(100);
-  options.capture_output = true;
-  options.threads = 1;
-  const auto exits = dist::fork_processes(options, [&](int i) -> std::string {
-    expect_early_stop_is_noticed(std::chrono::milliseconds(16 * i));
-    if (HasFailure()) throw Error("a stop was not noticed as it should be");
-    return "noticed";
-  });
-  EXPECT_EQ(dist::describe_failures(exits), "");
-}
-
-// Without a fault the same ranks go through all steps: what the tests above see is the fault.
-TEST(FaultPremises, NobodyEndsWithoutAFault) {
-  const auto exits = dist::launch_ranks(launch_options(), [&](dist::Communicator& communicator) {
-    train_until_struck(communicator, "zero3", "nowhere", SIGKILL);
-    return std::string("trained");
-  });
-  for (const dist::RankExit& exit : exits) EXPECT_EQ(exit.result, "trained") << exit.output;
+  expect_side_by_side(
+      6, [](int i) { expect_early_stop_is_noticed(std::chrono::milliseconds(16 * i)); });
 }
 
 // The program that started the ranks is killed itself: they go with it.

@@ -1,21 +1,17 @@
 // The ladder program itself, as a user or a launcher starts it, when something is wrong around it.
 
-#include <fmt/format.h>
 #include <gmock/gmock.h>
-#include <sys/prctl.h>
 
 #include <algorithm>
 
 #include <tests/support/port.hpp>
 #include <tests/support/program.hpp>
-#include <zero/data/token_file.hpp>
+#include <tests/support/token_file_writer.hpp>
 
 namespace zero::testing {
 namespace {
 
-using ::testing::AnyOf;
 using ::testing::HasSubstr;
-using testing::TestFolder;
 using Words = std::vector<std::string>;
 
 // The tiny model in two modes unless `more` says otherwise, figures into `folder`.
@@ -38,61 +34,6 @@ std::map<std::string, std::string> rank_variables(int rank, int size, int port) 
           {"MASTER_PORT", std::to_string(port)}};
 }
 
-struct Variables {
-  std::string name;
-  std::map<std::string, std::string> variables;
-  std::string message;
-};
-void PrintTo(const Variables& v, std::ostream* out) { *out << v.name; }
-
-class BadVariables : public ::testing::TestWithParam<Variables> {};
-INSTANTIATE_TEST_SUITE_P(
-    All, BadVariables,
-    ::testing::Values(
-        Variables{"NoWorldSize", {{"RANK", "0"}}, "WORLD_SIZE is not set"},
-        Variables{"NoRank", {{"WORLD_SIZE", "2"}}, "RANK is not set"},
-        Variables{"RankOutside", {{"RANK", "2"}, {"WORLD_SIZE", "2"}}, "RANK='2' makes no sense"},
-        Variables{"NegativeRank", {{"RANK", "-1"}, {"WORLD_SIZE", "2"}}, "RANK='-1'"},
-        Variables{"NoNumber", {{"RANK", "one"}, {"WORLD_SIZE", "2"}}, "RANK='one'"},
-        Variables{"EmptyRank", {{"RANK", ""}, {"WORLD_SIZE", "2"}}, "RANK=''"},
-        Variables{"NoRanks", {{"RANK", "0"}, {"WORLD_SIZE", "0"}}, "WORLD_SIZE='0'"},
-        Variables{"HugeWorld", {{"RANK", "0"}, {"WORLD_SIZE", "99999999999"}}, "WORLD_SIZE='9999"},
-        Variables{"Port",
-                  {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_PORT", "http"}},
-                  "MASTER_PORT='http'"}),
-    [](const auto& info) { return info.param.name; });
-
-TEST_P(BadVariables, AreNamed) {
-  const TestFolder folder;
-  Program program(ladder(folder, {"--timeout", "2"}), GetParam().variables);
-  EXPECT_EQ(program.end(), 1);
-  EXPECT_THAT(program.said(), HasSubstr(GetParam().message));
-  EXPECT_FALSE(std::filesystem::exists(folder / "out.json"));
-}
-
-TEST(Launcher, PortThatIsTakenIsNamed) {
-  const TestFolder folder;
-  const TakenPort taken;
-  Program program(ladder(folder, {"--timeout", "2"}), rank_variables(0, 2, taken.number()));
-  EXPECT_EQ(program.end(), 1);
-  EXPECT_THAT(program.said(), HasSubstr(fmt::format("cannot listen on port {}", taken.number())));
-  EXPECT_FALSE(program.group_lives());
-}
-
-TEST(Launcher, RankThatNeverComesIsNamed) {
-  const TestFolder folder;
-  const Words words = ladder(folder, {"--timeout", "2"});
-  // Each waits on a port of its own for the other.
-  Program first(words, rank_variables(0, 2, free_port()));
-  Program second(words, rank_variables(1, 2, free_port()));
-  EXPECT_EQ(first.end(), 1);
-  EXPECT_EQ(second.end(), 1);
-  EXPECT_THAT(first.said(), HasSubstr("rank 1 of 2 did not come within 2 s"));
-  EXPECT_THAT(second.said(), HasSubstr("rank 1 did not reach rank 0 at 127.0.0.1"));
-  EXPECT_FALSE(first.group_lives());
-  EXPECT_FALSE(second.group_lives());
-}
-
 // Two ranks started by hand, each with words of its own.
 void expect_both_refuse(const Words& of_rank_0, const Words& of_rank_1,
                         const std::string& message) {
@@ -113,11 +54,14 @@ TEST(RanksDiffer, InAnOption) {
                      "rank 0 has learning rate 0.1, rank 1 has learning rate 0.01");
   expect_both_refuse({"--seed", "1"}, {"--seed", "2"}, "rank 0 has seed 1, rank 1 has seed 2");
   expect_both_refuse({"--batch", "2"}, {}, "rank 0 has batch 2, rank 1 has batch 1");
-}
-
-TEST(RanksDiffer, InHowGradientsAreAdded) {
   expect_both_refuse({"--dtype", "bf16", "--reduce-dtype", "fp32"}, {"--dtype", "bf16"},
                      "rank 0 has gradients added as fp32, rank 1 has gradients added as parameter");
+  expect_both_refuse({"--timeout", "9.5"}, {"--timeout", "10"},
+                     "rank 0 has a time limit of 9.5 s, rank 1 has a time limit of 10 s");
+  expect_both_refuse({}, {"--model", "smollm2-135m", "--assume-free-memory", "1000000"},
+                     "rank 0 has model tiny, rank 1 has model smollm2-135m");
+  expect_both_refuse({}, {"--modes", "zero1"},
+                     "disagree about what to run next: rank 0 has ddp, rank 1 has zero1");
 }
 
 // What one rank alone would do beside training: the others would wait for it, or it for them.
@@ -131,40 +75,24 @@ TEST(RanksDiffer, InWhatIsSavedOrRecorded) {
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 
-TEST(RanksDiffer, InTheTimeLimit) {
-  expect_both_refuse({"--timeout", "9.5"}, {"--timeout", "10"},
-                     "rank 0 has a time limit of 9.5 s, rank 1 has a time limit of 10 s");
-}
-
-TEST(RanksDiffer, InTheModel) {
-  expect_both_refuse({}, {"--model", "smollm2-135m", "--assume-free-memory", "1000000"},
-                     "rank 0 has model tiny, rank 1 has model smollm2-135m");
-}
-
-TEST(RanksDiffer, InTheModes) {
-  expect_both_refuse({}, {"--modes", "zero1"},
-                     "disagree about what to run next: rank 0 has ddp, rank 1 has zero1");
-}
-
+// Other text, or the same ids made by different tokenizers: equal numbers that mean different
+// words.
 TEST(RanksDiffer, InTheText) {
   const TestFolder folder;
-  for (const char* name : {"a", "b"}) {
-    std::ofstream(folder / name) << std::string(500, *name);
-  }
-  expect_both_refuse({"--data", (folder / "a").string()}, {"--data", (folder / "b").string()},
-                     "disagree about the run: rank 0 has data (tokens and tokenizer)");
-}
-
-// The same ids, made by different tokenizers: equal numbers that mean different words.
-TEST(RanksDiffer, InTheTokenizer) {
-  const TestFolder folder;
   const std::vector<std::int64_t> ids(500, 7);
-  for (const char* name : {"1", "2"}) {
-    data::write_token_file(folder / name, data::TokenStream::from_ids(ids, /*vocabulary=*/200,
-                                                                      std::string(64, *name)));
+  for (const std::string name : {"1", "2"}) {
+    folder.write("text" + name, std::string(500, name.front()));
+    write_token_file(
+        folder / ("ids" + name),
+        data::TokenStream::from_ids(ids, /*vocabulary=*/200, std::string(64, name.front())));
   }
-  expect_both_refuse({"--data", (folder / "1").string()}, {"--data", (folder / "2").string()},
-                     "disagree about the run: rank 0 has data (tokens and tokenizer)");
+  for (const char* kind : {"text", "ids"}) {
+    const auto file = [&](const char* number) {
+      return (folder / (kind + std::string(number))).string();
+    };
+    expect_both_refuse({"--data", file("1")}, {"--data", file("2")},
+                       "disagree about the run: rank 0 has data (tokens and tokenizer)");
+  }
 }
 
 // A rank is lost while the program trains: it says so, gives no figures, and leaves nobody behind.
@@ -189,21 +117,6 @@ TEST(RankOfTheLadder, IsKilled) {
 
 TEST(RankOfTheLadder, IsStopped) {
   expect_end_when_a_rank_is_lost(SIGSTOP, "nothing from rank 1 within 2 s");
-}
-
-// The program is killed: its ranks must not train on.
-TEST(RankOfTheLadder, DoesNotOutliveTheProgram) {
-  ASSERT_EQ(::prctl(PR_SET_CHILD_SUBREAPER, 1), 0);  // orphans come to this process
-  const TestFolder folder;
-  Program program(ladder(folder, {"--steps", "2000", "--modes", "zero3"}),
-                  {{"OMP_NUM_THREADS", "1"}});
-  ASSERT_TRUE(program.says("/2000")) << program.said();
-  const std::vector<pid_t> ranks = program.children();
-  ASSERT_EQ(ranks.size(), 2U);
-  ASSERT_EQ(::kill(ranks[0], 0), 0);
-  EXPECT_EQ(program.kill(), 128 + SIGKILL);
-  EXPECT_TRUE(program.group_ends());
-  ::prctl(PR_SET_CHILD_SUBREAPER, 0);
 }
 
 }  // namespace

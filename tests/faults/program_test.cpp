@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <unistd.h>
 
+#include <tests/support/ranks.hpp>
 #include <zero/base/error.hpp>
 #include <zero/base/program.hpp>
 #include <zero/distributed/launch.hpp>
@@ -16,12 +17,7 @@ using ::testing::HasSubstr;
 
 // Runs `program` with its streams spoilt by `spoil`, in a process of its own.
 dist::RankExit exit_of(const std::function<void()>& spoil, const std::function<int()>& program) {
-  dist::LaunchOptions options;
-  options.world_size = 1;
-  options.total_timeout = std::chrono::seconds(60);
-  options.capture_output = true;
-  options.threads = 1;
-  return dist::fork_processes(options,
+  return dist::fork_processes(captured(1, std::chrono::seconds(60)),
                               [&](int) {
                                 spoil();
                                 return fmt::format("code {}", run_program("program", program));
@@ -52,7 +48,7 @@ TEST(Program, OutputThatIsLostIsAFailure) {
                                       });
   EXPECT_EQ(exit.result, "code 1");
   EXPECT_THAT(exit.output,
-              HasSubstr("program: what it printed could not be written: No space left on device"));
+              HasSubstr("program: its output could not be written: No space left on device"));
 }
 
 TEST(Program, NoFileTakesThePlaceOfAStreamThatWasClosed) {

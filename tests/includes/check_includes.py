@@ -37,7 +37,8 @@ def lower(folder):
 
 
 def is_test(path):
-    return path.parts[0] == "tests" or re.search(r"_(test|bench)\.\w+$", path.name) or path.stem.startswith("test_")
+    """Exercises, too, may use everything."""
+    return path.parts[0] == "tests" or "exercises" in path.parts or re.search(r"_(test|bench)\.\w+$", path.name) or path.stem.startswith("test_")
 
 
 def problem(root, path, bracket, name):
@@ -46,7 +47,9 @@ def problem(root, path, bracket, name):
     if bracket == '"':
         if path.parts[:2] == ("common", "zero"):
             return f"the library includes its headers by path: <zero/…/{parts[-1]}>"
-        if len(parts) > 1 or not (root / path.parent / name).is_file():
+        # The answers to an exercise are also in folders below its own.
+        folder = Path(*path.parts[:3]) if "exercises" in path.parts else path.parent
+        if len(parts) > 1 or not (root / folder / name).is_file():
             return "only a header of the same folder is included with quotes, by its name"
         return None
     if parts[0] == "common":

@@ -3,14 +3,16 @@
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
-#include <fmt/format.h>
 #include <gmock/gmock.h>
 
+#include <tests/support/deferred.hpp>
+#include <tests/support/error_of.hpp>
+#include <tests/support/modes.hpp>
 #include <tests/support/ranks.hpp>
 #include <tests/support/session.hpp>
-#include <zero/base/error.hpp>
 #include <zero/nn/functional.hpp>
 #include <zero/optim/adamw.hpp>
+#include <zero/train/unsharded_parameters.hpp>
 
 namespace zero::testing {
 namespace {
@@ -19,117 +21,95 @@ constexpr std::int64_t kWidth = 6;
 
 // y = (x + offset) w, with a buffer that differs by rank until it is made the same, and one that
 // counts the rows that this rank has seen.
-class Buffered : public nn::Model {
- public:
+struct Buffered : nn::Model {
   explicit Buffered(int rank) {
-    weight_ = add_parameter("weight", {1, kWidth}, nn::Initializer::normal(0.5));
-    offset_ = register_buffer("offset", at::arange(kWidth, at::kFloat) + 100.0 * rank);
-    seen_ = register_buffer("seen", at::full({}, rank, at::kLong));
+    weight = add_parameter("weight", {1, kWidth}, nn::Initializer::normal(0.5));
+    offset = register_buffer("offset", at::arange(kWidth, at::kFloat) + 100.0 * rank);
+    seen = register_buffer("seen", at::full({}, rank, at::kLong));
   }
   at::Tensor predict(const data::Batch& batch) override {
     return run(
         [&] {
-          seen_.add_(batch.inputs.size(0));
-          return nn::linear(batch.inputs + offset_, weight_);
+          seen.add_(batch.inputs.size(0));
+          return nn::linear(batch.inputs + offset, weight);
         },
         {});
   }
   at::Tensor loss(const data::Batch& batch) override {
     return (predict(batch) - batch.targets).square().mean();
   }
-  const at::Tensor& offset() const { return offset_; }
-  const at::Tensor& seen() const { return seen_; }
-
- private:
-  at::Tensor weight_, offset_, seen_;
+  at::Tensor weight, offset, seen;
 };
 
 // Parameters of two dtypes: x w in float, then in double.
-class TwoDtypes : public nn::Model {
- public:
+struct TwoDtypes : nn::Model {
   TwoDtypes() {
-    small_ = add_parameter("small", {kWidth, kWidth}, nn::Initializer::normal(0.5), at::kFloat);
-    large_ = add_parameter("large", {1, kWidth}, nn::Initializer::normal(0.5), at::kDouble);
+    small = add_parameter("small", {kWidth, kWidth}, nn::Initializer::normal(0.5), at::kFloat);
+    large = add_parameter("large", {1, kWidth}, nn::Initializer::normal(0.5), at::kDouble);
   }
   at::Tensor predict(const data::Batch& batch) override {
-    return run([&] { return nn::linear(nn::linear(batch.inputs, small_).to(at::kDouble), large_); },
+    return run([&] { return nn::linear(nn::linear(batch.inputs, small).to(at::kDouble), large); },
                {});
   }
   at::Tensor loss(const data::Batch& batch) override {
     return (predict(batch) - batch.targets).square().mean();
   }
-
- private:
-  at::Tensor small_, large_;
+  at::Tensor small, large;
 };
 
 data::Batch batch_of(int rank, int step) {
   return random_model_batch({.inputs = kWidth}, /*seed=*/23, rank, step);
 }
 
-template <typename Model>
-std::vector<at::Tensor> train(Model& model, dist::Communicator& communicator,
+std::vector<at::Tensor> train(nn::Model& model, dist::Communicator& communicator,
                               const std::string& mode) {
-  train::Registry registry;
-  train::register_all_chapters(registry);
   nn::SeededValues values(9);
   const auto strategy =
-      registry.make(mode, {model, communicator, optim::adamw({.learning_rate = 0.1}), &values, ""});
+      make_strategy(mode, {model, communicator, optim::adamw({.learning_rate = 0.1}), &values});
   train::Trainer trainer(*strategy);
   for (int s = 0; s < 2; ++s) trainer.step({batch_of(communicator.rank(), s)});
-  std::vector<at::Tensor> weights;
-  const train::UnshardedParameters whole(*strategy, 0);
-  for (const nn::Parameter& p : strategy->list().parameters) {
-    weights.push_back(p.tensor.detach().clone());
-  }
-  return weights;
+  return whole_weights(*strategy);
 }
 
-TEST(Buffers, AreThoseOfRank0AtTheStartAndEachRanksOwnAfterwards) {
-  for (const int ranks : {1, 2, 3}) {
-    on_ranks(ranks, [](dist::Communicator& communicator) {
-      std::vector<at::Tensor> reference;
-      for (const std::string& mode : all_modes()) {
-        const nn::DeferredStorage deferred;
-        Buffered model(communicator.rank());
-        const auto weights = train(model, communicator, mode);
-        if (reference.empty()) reference = weights;
-        EXPECT_TRUE(same_bits(weights, reference)) << mode;
-        EXPECT_TRUE(at::equal(model.offset(), at::arange(kWidth, at::kFloat))) << mode;
-        EXPECT_EQ(model.seen().item<std::int64_t>(), 8) << mode;  // rank 0's 0 and two batches of 4
-      }
-    });
-  }
+class Buffers : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, Buffers, ::testing::Values(1, 2, 3), name_of_ranks);
+
+TEST_P(Buffers, AreThoseOfRank0AtTheStartAndEachRanksOwnAfterwards) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    const auto first = make_deferred<Buffered>(communicator.rank());
+    const std::vector<at::Tensor> reference = train(*first, communicator, "ddp");
+    for (const std::string& mode : all_modes()) {
+      const auto model = make_deferred<Buffered>(communicator.rank());
+      EXPECT_TRUE(same_bits(train(*model, communicator, mode), reference)) << mode;
+      EXPECT_TRUE(at::equal(model->offset, at::arange(kWidth, at::kFloat))) << mode;
+      EXPECT_EQ(model->seen.item<std::int64_t>(), 8) << mode;  // rank 0's 0 and two batches of 4
+    }
+  });
 }
 
-TEST(Dtypes, OfOneModelMayDiffer) {
-  for (const int ranks : {1, 2, 3}) {
-    on_ranks(ranks, [](dist::Communicator& communicator) {
-      std::vector<at::Tensor> reference;
-      for (const std::string& mode : all_modes()) {
-        if (mode == "ddp:flat") continue;
-        const nn::DeferredStorage deferred;
-        TwoDtypes model;
-        const auto weights = train(model, communicator, mode);
-        EXPECT_EQ(weights[0].scalar_type(), at::kFloat);
-        EXPECT_EQ(weights[1].scalar_type(), at::kDouble);
-        if (reference.empty()) reference = weights;
-        EXPECT_TRUE(same_bits(weights, reference)) << mode;
-      }
-    });
-  }
+class Dtypes : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, Dtypes, ::testing::Values(1, 2, 3), name_of_ranks);
+
+TEST_P(Dtypes, OfOneModelMayDiffer) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    const auto trained = [&](const std::string& mode) {
+      return train(*make_deferred<TwoDtypes>(), communicator, mode);
+    };
+    const std::vector<at::Tensor> reference = trained("ddp");
+    EXPECT_EQ(reference[0].scalar_type(), at::kFloat);
+    EXPECT_EQ(reference[1].scalar_type(), at::kDouble);
+    for (const std::string& mode : all_modes()) {
+      if (mode == "ddp:flat") continue;
+      EXPECT_TRUE(same_bits(trained(mode), reference)) << mode;
+    }
+  });
 }
 
 // One buffer has one dtype: in double the floats would be averaged with other roundings.
-TEST(Dtypes, OfAFlatReductionMustBeOne) {
+TEST(FlatReduction, NeedsOneDtype) {
   on_ranks(2, [](dist::Communicator& communicator) {
-    TwoDtypes model;
-    try {
-      train(model, communicator, "ddp:flat");
-      ADD_FAILURE() << "several dtypes in one buffer";
-    } catch (const Error& error) {
-      EXPECT_THAT(error.what(), ::testing::HasSubstr("'large' is Double where 'small' is Float"));
-    }
+    EXPECT_THAT(error_of([&] { train(*make_deferred<TwoDtypes>(), communicator, "ddp:flat"); }),
+                ::testing::HasSubstr("'large' is Double where 'small' is Float"));
   });
 }
 

@@ -4,13 +4,13 @@
 
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mse_loss.h>
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
 #include <cmath>
+#include <functional>
 #include <limits>
 
 #include <tests/support/ranks.hpp>
@@ -21,8 +21,7 @@ namespace zero::testing {
 namespace {
 
 class LibTorch : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, LibTorch, ::testing::Values(2, 3),
-                         [](const auto& info) { return fmt::format("N{}", info.param); });
+INSTANTIATE_TEST_SUITE_P(Ranks, LibTorch, ::testing::Values(2, 3), name_of_ranks);
 
 SessionOptions options_of_plain_model() {
   SessionOptions options;
@@ -41,15 +40,18 @@ class PlainModel {
     }
   }
 
-  /// Adds the gradients of the mean over `batch` of a loss that uses the first `parts` parts.
-  void backward(const data::Batch& batch, std::size_t parts) const {
+  /// Adds the gradients of the mean over `batch` of a loss that uses the first `parts` parts,
+  /// which it returns.
+  at::Tensor backward(const data::Batch& batch, std::size_t parts) const {
     at::Tensor x = at::linear(batch.inputs, of("first"));
     if (parts > 0) x = at::linear(x, of("parts.0.weight"), of("parts.0.bias")).tanh();
     if (parts > 1) x = x * of("scale1");
     if (parts > 2) x = x + at::linear(x, of("parts.2.weight"));
     if (parts > 3) x = at::linear(x, of("parts.3.weight"), of("parts.3.bias")).tanh();
     const at::Tensor y = x.matmul(of("first")).sum(1, /*keepdim=*/true);
-    at::mse_loss(y, batch.targets).backward();
+    const at::Tensor loss = at::mse_loss(y, batch.targets);
+    loss.backward();
+    return loss;
   }
   void zero_grad() const {
     for (const at::Tensor& p : parameters_) p.mutable_grad().reset();
@@ -101,29 +103,29 @@ data::Batch of_all_ranks(int ranks, int first, int last) {
   return concatenate(all);
 }
 
-using TorchOptimizer = std::unique_ptr<torch::optim::Optimizer> (*)(std::vector<at::Tensor>);
+using TorchOptimizer =
+    std::function<std::unique_ptr<torch::optim::Optimizer>(const std::vector<at::Tensor>&)>;
 
-struct Pair {
-  optim::OptimizerFactory ours;
-  TorchOptimizer torchs;
-};
+template <typename Optimizer, typename Options>
+TorchOptimizer of_libtorch(const Options& options) {
+  return [options](const std::vector<at::Tensor>& parameters) {
+    return std::make_unique<Optimizer>(parameters, options);
+  };
+}
 
-std::vector<Pair> optimizers() {
+// Ours and LibTorch's.
+std::vector<std::pair<optim::OptimizerFactory, TorchOptimizer>> optimizers() {
+  namespace to = torch::optim;
   return {{optim::adamw({.learning_rate = 0.01, .weight_decay = 0.1}),
-           [](std::vector<at::Tensor> p) -> std::unique_ptr<torch::optim::Optimizer> {
-             return std::make_unique<torch::optim::AdamW>(
-                 std::move(p), torch::optim::AdamWOptions(0.01).weight_decay(0.1));
-           }},
+           of_libtorch<to::AdamW>(to::AdamWOptions(0.01).weight_decay(0.1))},
           {optim::sgd({.learning_rate = 0.05, .momentum = 0.9}),
-           [](std::vector<at::Tensor> p) -> std::unique_ptr<torch::optim::Optimizer> {
-             return std::make_unique<torch::optim::SGD>(
-                 std::move(p), torch::optim::SGDOptions(0.05).momentum(0.9));
-           }}};
+           of_libtorch<to::SGD>(to::SGDOptions(0.05).momentum(0.9))}};
 }
 
 // Three steps of two micro-batches; the loss of the second leaves the last part out.
 void expect_trained_like_libtorch(dist::Communicator& communicator, const std::string& mode,
-                                  const SessionOptions& options, TorchOptimizer make_optimizer) {
+                                  const SessionOptions& options,
+                                  const TorchOptimizer& make_optimizer) {
   Session session(communicator, mode, options);
   const PlainModel plain;
   const auto optimizer = make_optimizer(plain.trainable());
@@ -131,15 +133,16 @@ void expect_trained_like_libtorch(dist::Communicator& communicator, const std::s
     const std::size_t parts = s == 1 ? 3 : 4;
     session.model().stop_after(parts);
     const int rank = communicator.rank();
-    const float norm = session.trainer()
-                           .step({micro_batch(rank, 2 * s), micro_batch(rank, 2 * s + 1)})
-                           .gradient_norm;
+    const train::StepResult step =
+        session.trainer().step({micro_batch(rank, 2 * s), micro_batch(rank, 2 * s + 1)});
     plain.zero_grad();
-    plain.backward(of_all_ranks(communicator.size(), 2 * s, 2 * s + 2), parts);
+    const at::Tensor loss =
+        plain.backward(of_all_ranks(communicator.size(), 2 * s, 2 * s + 2), parts);
+    EXPECT_NEAR(step.loss, loss.item<double>(), 1e-6 * loss.item<double>()) << mode;
     const double expected =
         torch::nn::utils::clip_grad_norm_(plain.parameters(), options.trainer.clip_norm);
     EXPECT_GT(expected, options.trainer.clip_norm) << "nothing was clipped";
-    EXPECT_NEAR(norm, expected, 1e-6 * expected) << mode << " step " << s;
+    EXPECT_NEAR(step.gradient_norm, expected, 1e-6 * expected) << mode << " step " << s;
     EXPECT_TRUE(close_to(session.gradients(), plain.gradients(), 1e-6)) << mode << " step " << s;
     optimizer->step();
   }
@@ -148,15 +151,15 @@ void expect_trained_like_libtorch(dist::Communicator& communicator, const std::s
 
 TEST_P(LibTorch, ClippedStepsOfUnevenMicroBatchesAreThoseOfOneProcess) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
-    for (const Pair& optimizer : optimizers()) {
+    for (const auto& [ours, torchs] : optimizers()) {
       for (const auto accumulation :
            {train::Accumulation::kLocal, train::Accumulation::kReduceEach}) {
         SessionOptions options = options_of_plain_model();
-        options.optimizer = optimizer.ours;
+        options.optimizer = ours;
         options.accumulation = accumulation;
         options.trainer.clip_norm = 0.1;
         for (const std::string& mode : all_modes()) {
-          expect_trained_like_libtorch(communicator, mode, options, optimizer.torchs);
+          expect_trained_like_libtorch(communicator, mode, options, torchs);
         }
       }
     }
@@ -169,32 +172,28 @@ TEST_P(LibTorch, NormsAreThoseOfClipGradNormAndSoIsWhatTheyClip) {
       {optim::Norm::kL1, 1.0},
       {optim::Norm::kL2, 2.0},
       {optim::Norm::kInfinity, std::numeric_limits<double>::infinity()}};
-  on_ranks(GetParam(), [&](dist::Communicator& communicator) {
-    for (const std::string& mode : all_modes()) {
-      Session session(communicator, mode, options_of_plain_model());
-      train::Strategy& strategy = session.strategy();
-      for (const auto& [kind, p] : norms) {
-        for (const double size : {1.0, 1e-5}) {
-          const PlainModel plain;
-          std::vector<data::Batch> all;
-          for (int rank = 0; rank < communicator.size(); ++rank) {
-            all.push_back(random_model_batch(session.model().config(), /*seed=*/17, rank, 0));
-          }
-          plain.backward(concatenate(all), 4);
-          const double before = torch::nn::utils::clip_grad_norm_(
-              plain.parameters(), std::numeric_limits<double>::max(), p);
-          plain.scale_gradients(size / before);
-          strategy.zero_grad();
-          strategy.backward(strategy.forward(session.batch(0)));
-          strategy.finish_backward();
-          strategy.scale_gradients(size / before);
-          const float norm = strategy.clip_grad_norm(size / 2, kind);
-          const double expected =
-              torch::nn::utils::clip_grad_norm_(plain.parameters(), size / 2, p);
-          EXPECT_NEAR(norm, expected, 1e-6 * expected) << mode << ", " << optim::name(kind);
-          EXPECT_TRUE(close_to(session.gradients(), plain.gradients(), 1e-6))
-              << mode << ", " << optim::name(kind);
+  on_all_modes(GetParam(), [&](dist::Communicator& communicator, const std::string& mode) {
+    Session session(communicator, mode, options_of_plain_model());
+    train::Strategy& strategy = session.strategy();
+    for (const auto& [kind, p] : norms) {
+      for (const double size : {1.0, 1e-5}) {
+        const PlainModel plain;
+        std::vector<data::Batch> all;
+        for (int rank = 0; rank < communicator.size(); ++rank) {
+          all.push_back(random_model_batch(session.model().config(), /*seed=*/17, rank, 0));
         }
+        plain.backward(concatenate(all), 4);
+        const double before = torch::nn::utils::clip_grad_norm_(
+            plain.parameters(), std::numeric_limits<double>::max(), p);
+        plain.scale_gradients(size / before);
+        strategy.zero_grad();
+        strategy.backward(strategy.forward(session.batch(0)));
+        strategy.finish_backward();
+        strategy.averaged_gradients().multiply(size / before);
+        const float norm = strategy.clip_grad_norm(size / 2, kind);
+        const double expected = torch::nn::utils::clip_grad_norm_(plain.parameters(), size / 2, p);
+        EXPECT_NEAR(norm, expected, 1e-6 * expected) << optim::name(kind);
+        EXPECT_TRUE(close_to(session.gradients(), plain.gradients(), 1e-6)) << optim::name(kind);
       }
     }
   });

@@ -5,13 +5,14 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
-#include <fmt/format.h>
 #include <gmock/gmock.h>
 
-#include <tests/support/ranks.hpp>
+#include <tests/support/deferred.hpp>
+#include <tests/support/error_of.hpp>
+#include <tests/support/modes.hpp>
+#include <tests/support/states.hpp>
 #include <tests/support/two_bytes.hpp>
 #include <tests/support/whole_state.hpp>
-#include <zero/base/error.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/mlp.hpp>
 #include <zero/optim/adamw.hpp>
@@ -51,8 +52,7 @@ void three_steps(Session& session) {
 }
 
 class MixedPrecision : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, MixedPrecision, ::testing::Values(1, 2, 3, 4, 8),
-                         [](const auto& info) { return fmt::format("N{}", info.param); });
+INSTANTIATE_TEST_SUITE_P(Ranks, MixedPrecision, ::testing::Values(1, 2, 3, 4, 8), name_of_ranks);
 
 TEST_P(MixedPrecision, EveryModeEndsWithTheMastersMomentsAndWeightsOfDdp) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
@@ -83,8 +83,7 @@ TEST_P(MixedPrecision, AlsoWithClippingAndMicroBatchesAndAnUnusedPart) {
 }
 
 class MixedPrecisionFewRanks : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, MixedPrecisionFewRanks, ::testing::Values(2, 3),
-                         [](const auto& info) { return fmt::format("N{}", info.param); });
+INSTANTIATE_TEST_SUITE_P(Ranks, MixedPrecisionFewRanks, ::testing::Values(2, 3), name_of_ranks);
 
 TEST_P(MixedPrecisionFewRanks, OtherOptimizersAndFreezing) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
@@ -117,7 +116,7 @@ TEST_P(MixedPrecisionFewRanks, SumsInFloat32GiveTheSameBitsForTwiceTheBytes) {
           const dist::Traffic sent = communicator.traffic().since(before);
           gradients.push_back(sent.bytes(dist::Purpose::kGradient));
           parameters.push_back(sent.bytes(dist::Purpose::kParameter));
-          EXPECT_EQ(gradients.back() + parameters.back(), session.strategy().predicted_traffic())
+          EXPECT_EQ(gradients.back() + parameters.back(), session.strategy().costs().sent)
               << mode << " sums in " << dist::name(reduce);
           states.push_back(whole_state(session));
         }
@@ -152,52 +151,32 @@ TEST(MixedPrecisionNative, Float16AddsInFloat32) {
 
 // Sizes that are multiples of 64 on up to 8 ranks, so that there is no padding: 1,050,624
 // parameters in four units of 262,656.
-nn::MlpConfig even_config() {
-  nn::MlpConfig config;
-  config.inputs = 512;
-  config.hidden = {512, 512, 512};
-  config.outputs = 512;
-  config.dtype = at::kBFloat16;
-  return config;
-}
+const nn::MlpConfig kEven{
+    .inputs = 512, .hidden = {512, 512, 512}, .outputs = 512, .dtype = at::kBFloat16};
 
 // Bytes of this rank at rest, by the allocator, after a step of `mode`.
 train::ModelStateBytes measure(dist::Communicator& communicator, const std::string& mode) {
   const memory::Snapshot before = memory::snapshot();
-  std::shared_ptr<nn::Mlp> model;
-  {
-    const nn::DeferredStorage deferred;
-    model = std::make_shared<nn::Mlp>(even_config());
-  }
+  const auto model = make_deferred<nn::Mlp>(kEven);
   nn::SeededValues values(1);
-  train::Registry registry;
-  train::register_all_chapters(registry);
-  const auto strategy = registry.make(
+  const auto strategy = make_strategy(
       mode, {*model, communicator, optim::with_master_weights(optim::adamw()), &values, ""});
-  data::Batch batch;
-  batch.inputs = at::full({2, 512}, 0.5);
-  batch.targets = at::full({2, 512}, 0.1 * communicator.rank());
-  batch.loss_terms = 2;
+  const data::Batch batch{.inputs = at::full({2, 512}, 0.5),
+                          .targets = at::full({2, 512}, 0.1 * communicator.rank()),
+                          .loss_terms = 2};
   train::Trainer trainer(*strategy);
   trainer.step({batch});
   trainer.step({batch});
-  const memory::Snapshot now = memory::snapshot();
-  const train::ModelStateBytes held{now[Category::kParameters] - before[Category::kParameters],
-                                    now[Category::kGradients] - before[Category::kGradients],
-                                    now[Category::kOptimizer] - before[Category::kOptimizer]};
-  const train::ModelStateBytes formula = strategy->predicted_bytes();
-  EXPECT_EQ(held.parameters, formula.parameters) << mode;
-  EXPECT_EQ(held.gradients, formula.gradients) << mode;
-  EXPECT_EQ(held.optimizer, formula.optimizer) << mode;
+  const train::ModelStateBytes held = states_since(before);
+  EXPECT_EQ(text_of(held), text_of(strategy->costs().at_rest)) << mode;
   // Charges come from the code under test; the allocator's total does not.
   const std::int64_t of_batch = 2 * 2 * 512 * 4;
-  EXPECT_LE(now.total - before.total - held.total(), of_batch + 64) << mode;
+  EXPECT_LE(memory::snapshot().total - before.total - held.total(), of_batch + 64) << mode;
   return held;
 }
 
 class MixedPrecisionBytes : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, MixedPrecisionBytes, ::testing::Values(2, 4, 8),
-                         [](const auto& info) { return fmt::format("N{}", info.param); });
+INSTANTIATE_TEST_SUITE_P(Ranks, MixedPrecisionBytes, ::testing::Values(2, 4, 8), name_of_ranks);
 
 // 16P, 4P + 12P/N, 2P + 14P/N, 16P/N: .625 .5625 .5 at two ranks, .4375 .34375 .25 at four,
 // .34375 .234375 .125 at eight (Rajbhandari et al. 2020, figure 1).
@@ -228,14 +207,10 @@ TEST_P(MixedPrecisionBytes, AreThePublishedOnes) {
 
 TEST(MixedPrecisionAgreement, RanksThatReduceInDifferentTypesAreToldSo) {
   on_ranks(2, [](dist::Communicator& communicator) {
-    try {
-      Session session(communicator, "ddp",
-                      mixed(at::kBFloat16, communicator.rank() == 0 ? dist::ReduceType::kOwn
-                                                                    : dist::ReduceType::kFloat32));
-      ADD_FAILURE() << "they would send each other different numbers of bytes";
-    } catch (const Error& error) {
-      EXPECT_THAT(error.what(), HasSubstr("reduced in float32"));
-    }
+    const auto reduce =
+        communicator.rank() == 0 ? dist::ReduceType::kOwn : dist::ReduceType::kFloat32;
+    EXPECT_THAT(error_of([&] { Session(communicator, "ddp", mixed(at::kBFloat16, reduce)); }),
+                HasSubstr("reduced in float32"));
   });
 }
 

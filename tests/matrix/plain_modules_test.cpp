@@ -12,9 +12,11 @@
 #include <algorithm>
 
 #include <tests/support/error_of.hpp>
+#include <tests/support/modes.hpp>
 #include <tests/support/ranks.hpp>
 #include <tests/support/scripted_model.hpp>
 #include <tests/support/session.hpp>
+#include <tests/support/states.hpp>
 #include <tests/support/test_folder.hpp>
 #include <tests/support/whole_weights.hpp>
 #include <zero/io/checkpoint.hpp>
@@ -96,9 +98,7 @@ struct PlainModel : nn::Model {
 struct PlainRun {
   PlainRun(dist::Communicator& communicator, const std::string& mode, bool with_empty)
       : model(communicator.size(), with_empty) {
-    train::Registry registry;
-    train::register_all_chapters(registry);
-    strategy = registry.make(mode, {.model = model,
+    strategy = make_strategy(mode, {.model = model,
                                     .communicator = communicator,
                                     .optimizer = optim::adamw({.learning_rate = 0.01}),
                                     .variant = ""});
@@ -109,11 +109,9 @@ struct PlainRun {
       return static_cast<std::uint64_t>(100 * step + strategy->communicator().rank() + 50);
     };
     for (int s = first; s < last; ++s) {
-      data::Batch batch;
-      batch.inputs = drawn({4, kWidth}, seed(s));
-      batch.targets = drawn({4, kWidth}, seed(s) + 7);
-      batch.loss_terms = 4;
-      trainer->step({batch});
+      trainer->step({{.inputs = drawn({4, kWidth}, seed(s)),
+                      .targets = drawn({4, kWidth}, seed(s) + 7),
+                      .loss_terms = 4}});
     }
   }
   PlainModel model;
@@ -122,65 +120,52 @@ struct PlainRun {
 };
 
 class PlainModules : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, PlainModules, ::testing::Values(2, 3),
-                         [](const auto& info) { return fmt::format("N{}", info.param); });
+INSTANTIATE_TEST_SUITE_P(Ranks, PlainModules, ::testing::Values(2, 3), name_of_ranks);
 
 TEST_P(PlainModules, ParametersCountAsParametersInEveryMode) {
-  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+  on_all_modes(GetParam(), [](dist::Communicator& communicator, const std::string& mode) {
     const double n = communicator.size();
     const std::map<std::string, double> copies = {
         {"ddp", 4.0}, {"zero1", 2 + 2 / n}, {"zero2", 1 + 3 / n}, {"zero3", 4 / n}};
-    for (const std::string& mode : all_modes()) {
-      const memory::Snapshot before = memory::snapshot();
-      PlainRun run(communicator, mode, /*with_empty=*/false);
-      run.train(0, 2);
-      const memory::Snapshot now = memory::snapshot();
-      using memory::Category;
-      const train::ModelStateBytes formula = run.strategy->predicted_bytes();
-      EXPECT_EQ(now[Category::kParameters] - before[Category::kParameters], formula.parameters)
-          << mode;
-      const std::int64_t states = now.model_states() - before.model_states();
-      EXPECT_EQ(states, formula.total()) << mode;
-      if (copies.count(mode) == 0) continue;
-      EXPECT_DOUBLE_EQ(
-          static_cast<double>(states) / static_cast<double>(run.strategy->list().bytes()),
-          copies.at(mode))
-          << mode;
-    }
+    const memory::Snapshot before = memory::snapshot();
+    PlainRun run(communicator, mode, /*with_empty=*/false);
+    run.train(0, 2);
+    const train::ModelStateBytes held = states_since(before);
+    EXPECT_EQ(text_of(held), text_of(run.strategy->costs().at_rest));
+    if (!copies.contains(mode)) return;
+    EXPECT_DOUBLE_EQ(
+        static_cast<double>(held.total()) / static_cast<double>(run.strategy->list().bytes()),
+        copies.at(mode));
   });
 }
 
 TEST_P(PlainModules, AreSavedByLibTorchWhereTheyAreWhole) {
-  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+  on_all_modes(GetParam(), [](dist::Communicator& communicator, const std::string& mode) {
     const TestFolder folder;
     const std::string path = (folder / "model.pt").string();
-    for (const std::string& mode : all_modes()) {
-      SCOPED_TRACE(mode);
-      PlainRun run(communicator, mode, /*with_empty=*/false);
-      run.train(0, 2);
-      torch::serialize::OutputArchive saved;
-      const std::string refused = error_of([&] { run.model.save(saved); });
-      const std::vector<std::string> sharded = stage_3_modes();
-      if (std::find(sharded.begin(), sharded.end(), mode) != sharded.end()) {
-        EXPECT_THAT(refused, HasSubstr("parameter 'block0.linear.weight' is not whole"));
-        continue;
-      }
-      EXPECT_EQ(refused, "");
-      const std::vector<at::Tensor> expected = whole_weights(*run.strategy);
-      run.train(2, 3);
-      saved.save_to(path);
-      torch::serialize::InputArchive opened;
-      opened.load_from(path);
-      PlainModel loaded(communicator.size(), /*with_empty=*/false);
-      loaded.load(opened);
-      EXPECT_TRUE(same_bits(loaded.parameters(), expected));
+    PlainRun run(communicator, mode, /*with_empty=*/false);
+    run.train(0, 2);
+    torch::serialize::OutputArchive saved;
+    const std::string refused = error_of([&] { run.model.save(saved); });
+    const std::vector<std::string> sharded = stage_3_modes();
+    if (std::find(sharded.begin(), sharded.end(), mode) != sharded.end()) {
+      EXPECT_THAT(refused, HasSubstr("parameter 'block0.linear.weight' is not whole"));
+      return;
     }
+    EXPECT_EQ(refused, "");
+    const std::vector<at::Tensor> expected = whole_weights(*run.strategy);
+    run.train(2, 3);
+    saved.save_to(path);
+    torch::serialize::InputArchive opened;
+    opened.load_from(path);
+    PlainModel loaded(communicator.size(), /*with_empty=*/false);
+    loaded.load(opened);
+    EXPECT_TRUE(same_bits(loaded.parameters(), expected));
   });
 }
 
 class EmptyParameters : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, EmptyParameters, ::testing::Values(1, 2, 3),
-                         [](const auto& info) { return fmt::format("N{}", info.param); });
+INSTANTIATE_TEST_SUITE_P(Ranks, EmptyParameters, ::testing::Values(1, 2, 3), name_of_ranks);
 
 TEST_P(EmptyParameters, AreTrainedSavedAndGivenBackLikeOthers) {
   const TestFolder folder;

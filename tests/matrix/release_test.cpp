@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include <tests/support/deferred.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/modes.hpp>
 #include <tests/support/random_model.hpp>
@@ -16,7 +17,6 @@
 #include <tests/support/whole_weights.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/optim/adamw.hpp>
-#include <zero/train/registry.hpp>
 
 namespace zero::testing {
 namespace {
@@ -26,30 +26,22 @@ using ::testing::HasSubstr;
 // A model without bytes, whose first values come from a source: what a second strategy must not
 // mistake for a new one.
 struct Subject {
-  Subject() : values(3) {
-    const nn::DeferredStorage deferred;
-    model = std::make_shared<RandomModel>(RandomModelConfig{});
-  }
   std::unique_ptr<train::Strategy> strategy(dist::Communicator& communicator,
                                             const std::string& mode) {
-    train::Registry registry;
-    train::register_all_chapters(registry);
-    return registry.make(mode, {.model = *model,
+    return make_strategy(mode, {.model = *model,
                                 .communicator = communicator,
                                 .optimizer = optim::adamw({.learning_rate = 0.01}),
                                 .values = &values});
   }
-  std::shared_ptr<RandomModel> model;
-  nn::SeededValues values;
+  std::shared_ptr<RandomModel> model = make_deferred<RandomModel>(RandomModelConfig{});
+  nn::SeededValues values{3};
 };
 
 void train_steps(train::Strategy& strategy, int first, int last) {
   for (int step = first; step < last; ++step) {
     const int rank = strategy.communicator().rank();
     strategy.backward(strategy.forward(random_model_batch({}, /*seed=*/17, rank, step)));
-    strategy.finish_backward();
-    strategy.optimizer_step();
-    strategy.sync_parameters();
+    finish_step(strategy);
     strategy.zero_grad();
   }
 }
@@ -86,18 +78,18 @@ TEST_P(Release, AnotherStrategyTakesTheModel) {
 }
 
 TEST_P(Release, AModelThatIsHeldIsRefused) {
-  on_ranks(GetParam(), [](dist::Communicator& communicator) {
-    for (const std::string& mode : all_strategies()) {
-      Subject subject;
-      const auto first = subject.strategy(communicator, mode);
-      EXPECT_THAT(error_of([&] { subject.strategy(communicator, "engine3"); }),
-                  HasSubstr("the model is held by " + mode + ": a strategy gives its model back"));
-      train_steps(*first, 0, 1);  // as if nothing had been tried
-      first->release();
-      EXPECT_THAT(error_of([&] { train_steps(*first, 1, 2); }),
-                  HasSubstr(mode + " has released its model"));
-    }
-  });
+  on_modes(GetParam(), all_strategies(),
+           [](dist::Communicator& communicator, const std::string& mode) {
+             Subject subject;
+             const auto first = subject.strategy(communicator, mode);
+             EXPECT_THAT(
+                 error_of([&] { subject.strategy(communicator, "engine3"); }),
+                 HasSubstr("the model is held by " + mode + ": a strategy gives its model back"));
+             train_steps(*first, 0, 1);  // as if nothing had been tried
+             first->release();
+             EXPECT_THAT(error_of([&] { train_steps(*first, 1, 2); }),
+                         HasSubstr(mode + " has released its model"));
+           });
 }
 
 TEST_P(Release, AModelThatWasNotReleasedIsRefused) {

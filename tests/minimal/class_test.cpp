@@ -6,10 +6,11 @@
 
 #include <string_view>
 
+#include <tests/support/deferred.hpp>
+#include <tests/support/modes.hpp>
 #include <tests/support/ranks.hpp>
 #include <tests/support/whole_weights.hpp>
 #include <zero/memory/accounting.hpp>
-#include <zero/train/registry.hpp>
 
 #include "small_model.hpp"
 #include "small_program.hpp"
@@ -29,22 +30,14 @@ std::string digest_of(const std::vector<at::Tensor>& weights) {
 
 // Trains as the programs do, under `mode`. Called by all ranks.
 std::string digest_of_class(dist::Communicator& communicator, const std::string& mode) {
-  std::shared_ptr<testing::SmallModel> model;
-  {
-    const nn::DeferredStorage deferred;
-    model = std::make_shared<testing::SmallModel>();
-  }
+  const auto model = testing::make_deferred<testing::SmallModel>();
   testing::SmallValues values;
-  train::Registry registry;
-  train::register_all_chapters(registry);
   const train::StrategyArguments arguments{*model, communicator, testing::small_adamw(), &values,
                                            /*variant=*/""};
-  const auto strategy = registry.make(mode, arguments);
+  const auto strategy = testing::make_strategy(mode, arguments);
   for (int step = 1; step <= 5; ++step) {
     strategy->backward(strategy->forward(testing::small_batch(communicator.rank(), step)));
-    strategy->finish_backward();
-    strategy->optimizer_step();
-    strategy->sync_parameters();
+    testing::finish_step(*strategy);
     strategy->zero_grad();
   }
   return digest_of(testing::whole_weights(*strategy));

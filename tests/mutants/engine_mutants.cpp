@@ -8,35 +8,13 @@ namespace zero::testing {
 namespace {
 
 template <int kStage>
-class Engine : public Overlap {
- public:
+struct Engine : Overlap {
   explicit Engine(const train::StrategyArguments& arguments)
       : Overlap(arguments, {.stage = kStage}) {}
 };
 
-// Updated parameters are gathered under the next forward, but nobody starts it.
-class StaleParameters final : public Engine<2> {
- public:
-  using Engine::Engine;
-  void sync_parameters() override {}
-};
-
-// The reduction that forgot to divide.
-class SumForMean final : public Engine<3> {
- public:
-  using Engine::Engine;
-  void finish_backward() override {
-    Engine::finish_backward();
-    for (std::size_t i = 0; reduces_now() && i < count(); ++i) {
-      const at::Tensor mine = piece(i).tensor;
-      if (mine.defined() && mine.grad().defined()) mine.mutable_grad().mul_(communicator_.size());
-    }
-  }
-};
-
 // Stage 3 that holds what stage 2 holds.
-class NothingResharded final : public Engine<3> {
- public:
+struct NothingResharded final : Engine<3> {
   using Engine::Engine;
   void optimizer_step() override {
     Engine::optimizer_step();
@@ -46,20 +24,15 @@ class NothingResharded final : public Engine<3> {
 
 }  // namespace
 
-const std::vector<MutantEntry>& mutants_of_the_engine() {
-  static const std::vector<MutantEntry> kEntries = {
-      {{"engine_stale_parameters", "updated shards are never gathered", "Parity.AdamW"},
-       "engine2",
-       make_mutant<StaleParameters>},
-      {{"engine_sum_for_mean", "gradients are summed, not averaged", "Parity.AdamW"},
-       "engine3",
-       make_mutant<SumForMean>},
-      {{"engine_nothing_resharded", "parameters stay whole after the step",
-        "Residency.ModelStatesAtRestAreThoseOfTheFormula"},
-       "engine3",
-       make_mutant<NothingResharded>},
+std::vector<Mutant> mutants_of_the_engine() {
+  return {
+      {"engine_stale_parameters", "updated shards are never gathered", "Parity.AdamW", "engine2",
+       make_mutant<StaleParameters<Engine<2>>>},
+      {"engine_sum_for_mean", "gradients are summed, not averaged", "Parity.AdamW", "engine3",
+       make_mutant<SumForMean<Engine<3>>>},
+      {"engine_nothing_resharded", "parameters stay whole after the step",
+       "Residency.ModelStatesAtRestAreThoseOfTheFormula", "engine3", make_mutant<NothingResharded>},
   };
-  return kEntries;
 }
 
 }  // namespace zero::testing

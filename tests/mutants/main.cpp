@@ -17,20 +17,6 @@ namespace {
 
 using zero::testing::Mutant;
 
-bool killer_failed(const Mutant& mutant) {
-  const auto& unit_test = *::testing::UnitTest::GetInstance();
-  for (int s = 0; s < unit_test.total_test_suite_count(); ++s) {
-    const auto& suite = *unit_test.GetTestSuite(s);
-    for (int t = 0; t < suite.total_test_count(); ++t) {
-      const auto& info = *suite.GetTestInfo(t);
-      const std::string name = fmt::format("{}.{}", suite.name(), info.name());
-      if (name.find(mutant.killed_by) == std::string::npos) continue;
-      if (zero::testing::failed_by_assertion(info)) return true;
-    }
-  }
-  return false;
-}
-
 int list() {
   for (const Mutant& m : zero::testing::mutants()) {
     fmt::print("{:28} {} (killed by {})\n", m.name, m.breaks, m.killed_by);
@@ -43,7 +29,7 @@ int list() {
 int main(int argc, char** argv) {
   if (argc < 2) return list();
   const std::string name = argv[1];
-  const auto& all = zero::testing::mutants();
+  const auto all = zero::testing::mutants();
   const auto found =
       std::find_if(all.begin(), all.end(), [&](const Mutant& m) { return m.name == name; });
   if (found == all.end()) {
@@ -55,7 +41,7 @@ int main(int argc, char** argv) {
   zero::testing::choose_mutant(name);
   ::testing::GTEST_FLAG(filter) = fmt::format("*{0}/N2:*{0}/N3:{0}", found->killed_by);
   ::testing::InitGoogleTest(&argc, argv);
-  if (RUN_ALL_TESTS() != 0 && killer_failed(*found)) {
+  if (RUN_ALL_TESTS() != 0 && zero::testing::any_failed_by_assertion(found->killed_by)) {
     fmt::print("\nmutant {} ({}): killed by {}\n", name, found->breaks, found->killed_by);
     return 0;
   }

@@ -5,6 +5,7 @@
 
 #include <ATen/ops/zeros_like.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -22,67 +23,42 @@ namespace {
 
 using train::StrategyArguments;
 
-// The average that forgot to divide.
-class SumForMean final : public Zero1Sharding {
- public:
-  using Zero1Sharding::Zero1Sharding;
-  void finish_backward() override {
-    Zero1Sharding::finish_backward();
-    for (std::size_t i = 0; i < count(); ++i) {
-      if (owns(i) && gradient(i).defined()) gradient(i).mul_(communicator_.size());
-    }
-  }
-};
-
 // Every rank keeps moments for everything. The weights come out right all the same.
-class UnshardedOptimizer final : public Zero1Sharding {
- public:
+struct UnshardedOptimizer final : Zero1Sharding {
   explicit UnshardedOptimizer(const StrategyArguments& arguments) : Zero1Sharding(arguments) {
-    std::vector<at::Tensor> all;
-    for (std::size_t i = 0; i < count(); ++i) all.push_back(parameter(i));
-    optimizer_ = arguments.optimizer(all);
+    std::vector<at::Tensor> not_owned;
+    for (std::size_t i = 0; i < count(); ++i) {
+      if (!owns(i)) not_owned.push_back(parameter(i));
+    }
+    optimizer_of_others_ = arguments.optimizer(not_owned);
   }
+  void optimizer_step() override {
+    optimizer_of_others_->step();
+    Zero1Sharding::optimizer_step();
+  }
+  std::unique_ptr<optim::Optimizer> optimizer_of_others_;
 };
 
 // A norm over what this rank owns, as if there were no others.
-class LocalNorm final : public Zero1Sharding {
- public:
+struct LocalNorm final : Zero1Sharding {
   using Zero1Sharding::Zero1Sharding;
-  float clip_grad_norm(double max_norm, optim::Norm) override {
-    std::vector<double> squares;
+  float clip_grad_norm(double max_norm, optim::Norm kind) override {
+    std::vector<at::Tensor> mine;
     for (std::size_t i = 0; i < count(); ++i) {
-      if (owns(i) && gradient(i).defined()) squares.push_back(optim::squared_norm(gradient(i)));
+      if (owns(i) && gradient(i).defined()) mine.push_back(gradient(i));
     }
-    const float norm = optim::norm_from_squares(squares);
-    const float coefficient = optim::clip_coefficient(norm, max_norm);
-    for (std::size_t i = 0; i < count(); ++i) {
-      if (owns(i) && gradient(i).defined()) gradient(i).mul_(coefficient);
-    }
-    return norm;
-  }
-};
-
-// The largest element of what this rank owns, as if there were no others.
-class LocalLargest final : public Zero1Sharding {
- public:
-  using Zero1Sharding::Zero1Sharding;
-  float clip_grad_norm(double max_norm, optim::Norm) override {
-    double norm = 0;
-    for (std::size_t i = 0; i < count(); ++i) {
-      if (!owns(i) || !gradient(i).defined()) continue;
-      norm = std::max(norm, optim::largest_magnitude(gradient(i)));
-    }
+    const std::vector<double> all = optim::contributions(kind, mine);
+    const bool l2 = kind == optim::Norm::kL2;
+    const auto largest = std::max_element(all.begin(), all.end());
+    const double norm = l2 ? optim::norm_from_squares(all) : largest == all.end() ? 0 : *largest;
     const double coefficient = optim::clip_coefficient(norm, max_norm);
-    for (std::size_t i = 0; i < count(); ++i) {
-      if (owns(i) && gradient(i).defined()) gradient(i).mul_(coefficient);
-    }
+    for (at::Tensor& gradient : mine) gradient.mul_(coefficient);
     return norm;
   }
 };
 
 // A norm to which every rank adds every gradient.
-class NormCountedNTimes final : public Zero1Sharding {
- public:
+struct NormCountedNTimes final : Zero1Sharding {
   using Zero1Sharding::Zero1Sharding;
   float clip_grad_norm(double max_norm, optim::Norm norm) override {
     // Scaling the limit down by sqrt(N) is what counting N times does.
@@ -91,22 +67,20 @@ class NormCountedNTimes final : public Zero1Sharding {
 };
 
 // A limit on the norm itself, where LibTorch adds 1e-6 to the norm first.
-class ClipWithoutEpsilon final : public Zero1Sharding {
- public:
+struct ClipWithoutEpsilon final : Zero1Sharding {
   using Zero1Sharding::Zero1Sharding;
   float clip_grad_norm(double max_norm, optim::Norm kind) override {
     const float norm = Zero1Sharding::clip_grad_norm(std::numeric_limits<float>::max(), kind);
-    if (norm > max_norm) scale_gradients(max_norm / norm);
+    if (norm > max_norm) averaged_gradients().multiply(max_norm / norm);
     return norm;
   }
 };
 
 // Owners keep their news to themselves, but for one of them.
-class SkippedParameterBroadcast final : public Zero1Sharding {
- public:
+struct SkippedParameterBroadcast final : Zero1Sharding {
   using Zero1Sharding::Zero1Sharding;
   void sync_parameters() override {
-    std::vector<std::size_t> all_but_one = train::backward_order(list());
+    std::vector<std::size_t> all_but_one = backward_order();
     all_but_one.erase(all_but_one.begin());
     const train::Owners owners(list(), communicator_, train::Ownership::kBySize);
     train::broadcast_from_owners(list(), all_but_one, owners, communicator_,
@@ -115,12 +89,11 @@ class SkippedParameterBroadcast final : public Zero1Sharding {
 };
 
 // Each rank believes that it owns what its neighbour owns.
-class OffByOneShard final : public Zero1Sharding {
- public:
+struct OffByOneShard final : Zero1Sharding {
   using Zero1Sharding::Zero1Sharding;
   void sync_parameters() override {
     const train::Owners owners(list(), communicator_, train::Ownership::kBySize);
-    for (const std::size_t i : train::backward_order(list())) {
+    for (const std::size_t i : backward_order()) {
       const int neighbour = (owners.of(i) + 1) % communicator_.size();
       communicator_.broadcast(memory::raw(parameter(i)), neighbour, dist::Purpose::kParameter)
           .wait();
@@ -129,24 +102,20 @@ class OffByOneShard final : public Zero1Sharding {
 };
 
 // The gradient "zeroed, not freed": right numbers, no memory saved.
-class GradientsKeptWhole final : public Zero2Sharding {
- public:
+struct GradientsKeptWhole final : Zero2Sharding {
   using Zero2Sharding::Zero2Sharding;
   void finish_backward() override {
     Zero2Sharding::finish_backward();
     const memory::Charge charge(memory::Category::kGradients);
-    for (const std::size_t i : train::backward_order(list())) {
+    for (const std::size_t i : backward_order()) {
       if (!owns(i)) gradient(i) = at::zeros_like(memory::raw(parameter(i)));
     }
   }
 };
 
 // Storage without contents: the gather that was forgotten.
-class SkippedGather final : public Zero3Sharding {
- public:
+struct SkippedGather final : Zero3Sharding {
   using Zero3Sharding::Zero3Sharding;
-
- protected:
   void gather(std::size_t unit) override {
     Zero3Sharding::gather(unit);
     if (unit != 1) return;
@@ -157,111 +126,77 @@ class SkippedGather final : public Zero3Sharding {
 };
 
 // A formula for units that are used once, whatever the model does.
-class TrafficOfOneUse final : public Zero3Sharding {
- public:
+struct TrafficOfOneUse final : Zero3Sharding {
   using Zero3Sharding::Zero3Sharding;
-  std::int64_t predicted_traffic() const override {
-    std::int64_t gathered = 0;
+  train::Costs costs() const override {
+    train::Costs costs = Zero3Sharding::costs();
+    const train::CostSums v(*this);
+    costs.sent = v.reduced - v.own_reduced;
     for (std::size_t i = 0; i < count(); ++i) {
       const nn::Parameter& p = list().parameters[i];
-      if (owns(i)) gathered += (p.unit == 0 ? 1 : 2) * p.bytes();
+      if (owns(i)) costs.sent += v.others * (p.unit == 0 ? 1 : 2) * p.bytes();
     }
-    return reduced_bytes() - reduced_owned_bytes() + (communicator_.size() - 1) * gathered;
+    return costs;
   }
 };
 
 // Shards, and beside them the whole model, charged to nothing in particular.
-class HiddenFullCopy final : public Zero3Sharding {
- public:
+struct HiddenFullCopy final : Zero3Sharding {
   using Zero3Sharding::Zero3Sharding;
   void finish_backward() override {
     Zero3Sharding::finish_backward();
-    copy_.clear();
+    copy.clear();
     for (std::size_t u = 0; u < list().units.size(); ++u) {
       gather(u);
       for (const std::size_t i : list().units[u].parameters)
-        copy_.push_back(parameter(i).detach().clone());
+        copy.push_back(parameter(i).detach().clone());
       drop(u);
     }
   }
-
- private:
-  std::vector<at::Tensor> copy_;
+  std::vector<at::Tensor> copy;
 };
 
 std::string chosen;
 
 }  // namespace
 
-const std::vector<MutantEntry>& mutants_of_owners() {
-  static const std::vector<MutantEntry> kEntries = {
-      {{"sum_for_mean", "gradients are summed, not averaged", "Parity.AdamW"},
-       "zero1",
-       make_mutant<SumForMean>},
-      {{"unsharded_optimizer", "every rank keeps all optimizer states",
-        "Residency.ModelStatesAtRestAreThoseOfTheFormula"},
-       "zero1",
-       make_mutant<UnshardedOptimizer>},
-      {{"local_norm", "the clipping norm sees one rank's gradients only",
-        "Parity.ClippedGradients"},
-       "zero1",
-       make_mutant<LocalNorm>},
-      {{"local_largest", "the infinity norm sees one rank's gradients only",
-        "Parity.ClippedByTheLargestGradient"},
-       "zero1",
-       make_mutant<LocalLargest>},
-      {{"norm_counted_n_times", "the clipping norm counts every gradient N times",
-        "Parity.ClippedGradients"},
-       "zero1",
-       make_mutant<NormCountedNTimes>},
-      {{"clip_without_epsilon", "gradients are clipped to the limit itself, not as by LibTorch",
-        "LibTorch.NormsAreThoseOfClipGradNormAndSoIsWhatTheyClip"},
-       "zero1",
+std::vector<Mutant> mutants_of_owners() {
+  return {
+      {"sum_for_mean", "gradients are summed, not averaged", "Parity.AdamW", "zero1",
+       make_mutant<SumForMean<Zero1Sharding>>},
+      {"unsharded_optimizer", "every rank keeps all optimizer states",
+       "Residency.ModelStatesAtRestAreThoseOfTheFormula", "zero1", make_mutant<UnshardedOptimizer>},
+      {"local_norm", "the clipping norm sees one rank's gradients only", "Parity.ClippedGradients",
+       "zero1", make_mutant<LocalNorm>},
+      {"local_largest", "the infinity norm sees one rank's gradients only",
+       "Parity.ClippedByTheLargestGradient", "zero1", make_mutant<LocalNorm>},
+      {"norm_counted_n_times", "the clipping norm counts every gradient N times",
+       "Parity.ClippedGradients", "zero1", make_mutant<NormCountedNTimes>},
+      {"clip_without_epsilon", "gradients are clipped to the limit itself, not as by LibTorch",
+       "LibTorch.NormsAreThoseOfClipGradNormAndSoIsWhatTheyClip", "zero1",
        make_mutant<ClipWithoutEpsilon>},
-      {{"skipped_broadcast", "one updated parameter stays with its owner", "Parity.AdamW"},
-       "zero1",
+      {"skipped_broadcast", "one updated parameter stays with its owner", "Parity.AdamW", "zero1",
        make_mutant<SkippedParameterBroadcast>},
-      {{"off_by_one_shard", "the neighbour of the owner broadcasts", "Parity.AdamW"},
-       "zero1",
+      {"off_by_one_shard", "the neighbour of the owner broadcasts", "Parity.AdamW", "zero1",
        make_mutant<OffByOneShard>},
-      {{"gradients_kept_whole", "gradients of others are zeroed instead of freed",
-        "Residency.ModelStatesAtRestAreThoseOfTheFormula"},
-       "zero2",
-       make_mutant<GradientsKeptWhole>},
-      {{"skipped_gather", "one unit runs on parameters that were never gathered", "Parity.AdamW"},
-       "zero3",
-       make_mutant<SkippedGather>},
-      {{"traffic_of_one_use", "the formula forgets that a unit may run twice in a forward",
-        "LayersOfUnits.SendWhatTheModeSaysAndLeaveNothingWhole"},
-       "zero3",
+      {"gradients_kept_whole", "gradients of others are zeroed instead of freed",
+       "Residency.ModelStatesAtRestAreThoseOfTheFormula", "zero2", make_mutant<GradientsKeptWhole>},
+      {"skipped_gather", "one unit runs on parameters that were never gathered", "Parity.AdamW",
+       "zero3", make_mutant<SkippedGather>},
+      {"traffic_of_one_use", "the formula forgets that a unit may run twice in a forward",
+       "LayersOfUnits.SendWhatTheModeSaysAndLeaveNothingWhole", "zero3",
        make_mutant<TrafficOfOneUse>},
-      {{"hidden_full_copy", "a rank keeps a whole copy of the parameters",
-        "Residency.NothingElseIsAliveAtRest"},
-       "zero3",
-       make_mutant<HiddenFullCopy>},
+      {"hidden_full_copy", "a rank keeps a whole copy of the parameters",
+       "Residency.NothingElseIsAliveAtRest", "zero3", make_mutant<HiddenFullCopy>},
   };
-  return kEntries;
 }
 
-namespace {
-
-std::vector<MutantEntry> all_entries() {
-  std::vector<MutantEntry> all = mutants_of_owners();
-  for (const auto* more : {&mutants_of_shards(), &mutants_of_the_engine()}) {
-    all.insert(all.end(), more->begin(), more->end());
+std::vector<Mutant> mutants() {
+  std::vector<Mutant> all = mutants_of_owners();
+  for (const auto& more : {mutants_of_shards(), mutants_of_the_engine()}) {
+    all.insert(all.end(), more.begin(), more.end());
   }
   return all;
-}
-
-}  // namespace
-
-const std::vector<Mutant>& mutants() {
-  static const std::vector<Mutant> kMutants = [] {
-    std::vector<Mutant> list;
-    for (const MutantEntry& entry : all_entries()) list.push_back(entry.mutant);
-    return list;
-  }();
-  return kMutants;
 }
 
 void choose_mutant(const std::string& name) { chosen = name; }
@@ -279,8 +214,8 @@ void register_all_chapters(Registry& registry) {
   register_real_chapters(real);
   for (const StrategyEntry& entry : real.entries()) {
     StrategyEntry copy = entry;
-    for (const auto& wrong : testing::all_entries()) {
-      if (wrong.mutant.name != testing::chosen || wrong.replaces != entry.name) continue;
+    for (const auto& wrong : testing::mutants()) {
+      if (wrong.name != testing::chosen || wrong.replaces != entry.name) continue;
       copy.variants.resize(1);
       copy.make = wrong.make;
       registry.add(copy);

@@ -16,8 +16,7 @@ namespace zero::testing {
 namespace {
 
 // Shards go back into the buffer one element too far.
-class ShardOffByOne final : public TensorZero1 {
- public:
+struct ShardOffByOne final : TensorZero1 {
   using TensorZero1::TensorZero1;
   void sync_parameters() override {
     TensorZero1::sync_parameters();
@@ -29,8 +28,7 @@ class ShardOffByOne final : public TensorZero1 {
 };
 
 // A norm over whole shards, with whatever lies between the tensors: here a 1 in every gap.
-class PaddingInNorm final : public TensorZero2 {
- public:
+struct PaddingInNorm final : TensorZero2 {
   using TensorZero2::TensorZero2;
   float clip_grad_norm(double max_norm, optim::Norm) override {
     at::Tensor square = at::zeros({1}, at::kDouble);
@@ -50,8 +48,6 @@ class PaddingInNorm final : public TensorZero2 {
     }
     return norm;
   }
-
- private:
   // Elements of this rank's shard that belong to no tensor.
   double gaps(const train::ShardLayout& layout) const {
     std::int64_t elements = layout.shard();
@@ -63,26 +59,15 @@ class PaddingInNorm final : public TensorZero2 {
 };
 
 // One unit is never resharded after its first gather: the bytes stay, and the values grow old.
-class SkippedReshard final : public TensorZero3 {
- public:
+struct SkippedReshard final : TensorZero3 {
   using TensorZero3::TensorZero3;
-
- protected:
   void drop(std::size_t unit) override {
     if (unit != 1) TensorZero3::drop(unit);
   }
 };
 
-// Every rank updates its shards and tells nobody.
-class StaleParameters final : public TensorZero2 {
- public:
-  using TensorZero2::TensorZero2;
-  void sync_parameters() override {}
-};
-
 // One group of stage 1 is gathered, but from the shards of the step before.
-class StaleShard final : public TensorZero1 {
- public:
+struct StaleShard final : TensorZero1 {
   using TensorZero1::TensorZero1;
   void optimizer_step() override {
     at::Tensor shard = flat_[0].shard();
@@ -92,71 +77,42 @@ class StaleShard final : public TensorZero1 {
   }
 };
 
-// The reduce-scatter that forgot to divide.
-class ShardSumForMean final : public TensorZero3 {
- public:
-  using TensorZero3::TensorZero3;
-
- protected:
-  void reduce(std::size_t buffer) override {
-    TensorZero3::reduce(buffer);
-    for (const std::size_t i : flat_[buffer].members()) {
-      const at::Tensor mine = piece(i).tensor;
-      if (mine.defined() && mine.grad().defined()) mine.mutable_grad().mul_(communicator_.size());
-    }
-  }
-};
-
 // Stage 2 as stage 1: the averages are right, and the buffer that they came from stays.
-class ShardGradientsKeptWhole final : public TensorZero2 {
- public:
+struct ShardGradientsKeptWhole final : TensorZero2 {
   using TensorZero2::TensorZero2;
-
- protected:
   void reduce(std::size_t buffer) override {
     const memory::Charge charge(memory::Category::kGradients);
-    kept_.push_back(at::zeros({flat_[buffer].layout().total()}));
+    kept.push_back(at::zeros({flat_[buffer].layout().total()}));
     TensorZero2::reduce(buffer);
   }
   void zero_grad() override {
-    kept_.clear();
+    kept.clear();
     TensorZero2::zero_grad();
   }
-
- private:
-  std::vector<at::Tensor> kept_;
+  std::vector<at::Tensor> kept;
 };
 
 }  // namespace
 
-const std::vector<MutantEntry>& mutants_of_shards() {
-  static const std::vector<MutantEntry> kEntries = {
-      {{"tensor_shard_off_by_one", "gathered shards lie one element too far", "Parity.AdamW"},
-       "tensor_zero1",
-       make_mutant<ShardOffByOne>},
-      {{"tensor_padding_in_norm", "the clipping norm counts what lies between tensors",
-        "Parity.ClippedGradients"},
-       "tensor_zero2",
-       make_mutant<PaddingInNorm>},
-      {{"tensor_skipped_reshard", "one unit stays whole after its first gather",
-        "Residency.ModelStatesAtRestAreThoseOfTheFormula"},
-       "tensor_zero3",
+std::vector<Mutant> mutants_of_shards() {
+  return {
+      {"tensor_shard_off_by_one", "gathered shards lie one element too far", "Parity.AdamW",
+       "tensor_zero1", make_mutant<ShardOffByOne>},
+      {"tensor_padding_in_norm", "the clipping norm counts what lies between tensors",
+       "Parity.ClippedGradients", "tensor_zero2", make_mutant<PaddingInNorm>},
+      {"tensor_skipped_reshard", "one unit stays whole after its first gather",
+       "Residency.ModelStatesAtRestAreThoseOfTheFormula", "tensor_zero3",
        make_mutant<SkippedReshard>},
-      {{"tensor_stale_parameters", "updated shards are never gathered", "Parity.AdamW"},
-       "tensor_zero2",
-       make_mutant<StaleParameters>},
-      {{"tensor_stale_shard", "one shard is gathered as it was before the update", "Parity.Sgd"},
-       "tensor_zero1",
-       make_mutant<StaleShard>},
-      {{"tensor_sum_for_mean", "gradients are summed, not averaged", "Parity.AdamW"},
-       "tensor_zero3",
-       make_mutant<ShardSumForMean>},
-      {{"tensor_gradients_kept_whole", "the gradient buffer outlives its reduce-scatter",
-        "Residency.ModelStatesAtRestAreThoseOfTheFormula"},
-       "tensor_zero2",
+      {"tensor_stale_parameters", "updated shards are never gathered", "Parity.AdamW",
+       "tensor_zero2", make_mutant<StaleParameters<TensorZero2>>},
+      {"tensor_stale_shard", "one shard is gathered as it was before the update", "Parity.Sgd",
+       "tensor_zero1", make_mutant<StaleShard>},
+      {"tensor_sum_for_mean", "gradients are summed, not averaged", "Parity.AdamW", "tensor_zero3",
+       make_mutant<SumForMean<TensorZero3>>},
+      {"tensor_gradients_kept_whole", "the gradient buffer outlives its reduce-scatter",
+       "Residency.ModelStatesAtRestAreThoseOfTheFormula", "tensor_zero2",
        make_mutant<ShardGradientsKeptWhole>},
   };
-  return kEntries;
 }
 
 }  // namespace zero::testing

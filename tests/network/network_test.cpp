@@ -19,7 +19,9 @@
 #include <iterator>
 #include <sstream>
 
+#include <tests/support/ranks.hpp>
 #include <tests/support/session.hpp>
+#include <tests/support/states.hpp>
 #include <zero/base/error.hpp>
 #include <zero/distributed/launch.hpp>
 
@@ -188,9 +190,7 @@ void expect_steps_counted(dist::Communicator& communicator) {
       const dist::Traffic before = communicator.traffic();
       session.step(1);
       const dist::Traffic sent = communicator.traffic().since(before);
-      EXPECT_EQ(sent.bytes(Purpose::kGradient) + sent.bytes(Purpose::kParameter),
-                session.strategy().predicted_traffic())
-          << mode;
+      EXPECT_EQ(training_bytes(sent), session.strategy().costs().sent) << mode;
       session.weights();
     });
   }
@@ -202,12 +202,8 @@ std::vector<dist::RankExit> on_two_hosts(const std::function<std::string(int ran
                                          std::chrono::seconds timeout,
                                          const std::function<void(dist::Communicator&)>& work) {
   const Signal second_is_there, wire_is_there;
-  dist::LaunchOptions launch;
-  launch.world_size = kRanks;
-  launch.total_timeout = std::chrono::seconds(100);
+  dist::LaunchOptions launch = captured(kRanks, std::chrono::seconds(100));
   launch.connect.timeout = timeout;
-  launch.capture_output = true;
-  launch.threads = 1;
   return dist::fork_processes(launch, [&](int rank) -> std::string {
     move_to_own_network(rank, host(rank), second_is_there, wire_is_there);
     dist::RankEnvironment environment;

@@ -11,6 +11,8 @@
 #include <ostream>
 #include <vector>
 
+#include <tests/support/deferred.hpp>
+#include <tests/support/modes.hpp>
 #include <tests/support/python.hpp>
 #include <tests/support/ranks.hpp>
 #include <tests/support/test_folder.hpp>
@@ -20,7 +22,6 @@
 #include <zero/io/stored_values.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/optim/adamw.hpp>
-#include <zero/train/registry.hpp>
 
 namespace zero::testing {
 namespace {
@@ -55,19 +56,13 @@ class LlamaPeer : public ::testing::TestWithParam<Case> {
   // saved.
   void read_compare_save(dist::Communicator& communicator) const {
     const nn::LlamaConfig config = config_of(from_python());
-    std::shared_ptr<nn::Llama> model;
-    {
-      const nn::DeferredStorage deferred;
-      model = std::make_shared<nn::Llama>(config);
-    }
+    const auto model = make_deferred<nn::Llama>(config);
     io::StoredValues values(from_python(), nn::list_parameters(*model),
                             io::llama_values_options(config, /*seed=*/1));
     EXPECT_TRUE(values.missing().empty());
     EXPECT_NE(values.describe().find("bfloat16, converted to float32"), std::string::npos);
-    train::Registry registry;
-    train::register_all_chapters(registry);
     const auto strategy =
-        registry.make(GetParam().mode, {*model, communicator, optim::adamw(), &values});
+        make_strategy(GetParam().mode, {*model, communicator, optim::adamw(), &values});
     compare_logits(*model);
     io::save_model(*strategy, nn::to_hugging_face_json(config, nn::read_config_text(from_python())),
                    from_cpp());

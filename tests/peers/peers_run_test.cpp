@@ -34,6 +34,7 @@ TEST_F(Peers, TrainTheSameModelOnTheSameBatches) {
   const auto json = nlohmann::json::parse(std::ifstream(folder / "peers.json"));
   ASSERT_EQ(json["rows"].size(), 4u);
   EXPECT_EQ(json["parameters"], 108864);
+  EXPECT_EQ(json["huge_pages"], true);
   for (const auto& row : json["rows"]) {
     SCOPED_TRACE(row["pair"].get<std::string>());
     EXPECT_EQ(row["world_size"], 2);
@@ -53,10 +54,15 @@ TEST_F(Peers, TrainTheSameModelOnTheSameBatches) {
 
 TEST_F(Peers, SayWhereTimeAndMemoryGoOnBothSides) {
   const TestFolder folder;
-  const ProcessResult run =
-      run_peers(folder, "--model tiny --rounds 1 --steps 3 --seq-len 32 --pairs ddp");
+  const ProcessResult run = run_peers(
+      folder, "--model tiny --rounds 1 --steps 3 --seq-len 32 --pairs ddp --no-huge-pages");
   ASSERT_EQ(run.code, 0) << run.said;
-  const auto row = nlohmann::json::parse(std::ifstream(folder / "peers.json"))["rows"][0];
+  EXPECT_NE(run.said.find("Medians of 1 round; large blocks not on huge pages, on both sides"),
+            std::string::npos)
+      << run.said;
+  const auto json = nlohmann::json::parse(std::ifstream(folder / "peers.json"));
+  EXPECT_EQ(json["huge_pages"], false);
+  const auto& row = json["rows"][0];
   constexpr double kCopyMib = 108864.0 * 4 / (1 << 20);
   for (const std::string side : {"ours", "torch"}) {
     SCOPED_TRACE(side);

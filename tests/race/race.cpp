@@ -25,6 +25,7 @@
 #include <tuple>
 
 #include <05_prefetch_overlap/overlap.hpp>
+#include <tests/support/deferred.hpp>
 #include <zero/base/error.hpp>
 #include <zero/distributed/communicator.hpp>
 #include <zero/nn/gradient_destination.hpp>
@@ -179,8 +180,7 @@ class TwinCommunicator final : public dist::Communicator {
     });
   }
   WorkPtr do_all_to_all(const Call&, at::Tensor, at::Tensor) override { return nullptr; }
-  WorkPtr do_send(const Call&, at::Tensor, int, int) override { return nullptr; }
-  WorkPtr do_recv(const Call&, at::Tensor, int, int) override { return nullptr; }
+  WorkPtr do_message(const Call&, at::Tensor, int) override { return nullptr; }
 
  private:
   class Travelling final : public dist::Work::Backend {
@@ -291,11 +291,7 @@ class ScaleModel : public nn::Model {
 /// Trains some steps and gives the sum of the last losses, which no delay may change.
 double train(dist::Communicator& communicator, const OverlapOptions& options) {
   nn::SeededValues values(5);
-  std::shared_ptr<ScaleModel> model;
-  {
-    const nn::DeferredStorage deferred;
-    model = std::make_shared<ScaleModel>();
-  }
+  const auto model = make_deferred<ScaleModel>();
   Overlap strategy({*model, communicator, optim::adamw(), &values, ""}, options);
   train::Trainer trainer(strategy);
   data::Batch batch;

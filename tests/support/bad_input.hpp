@@ -2,7 +2,6 @@
 
 #include <gmock/gmock.h>
 
-#include <ostream>
 #include <string>
 #include <vector>
 
@@ -10,25 +9,33 @@
 
 namespace zero::testing {
 
-/// Arguments that the ladder refuses, and what its message has in it. Names a test.
+/// Runs the ladder with `arguments`: it must end with such an exit code and all `messages`, and
+/// leave `folder` as it was. What it said.
+inline std::string expect_refused(const TestFolder& folder, const std::string& arguments,
+                                  const std::vector<std::string>& messages,
+                                  const ::testing::Matcher<int>& code = 1) {
+  SCOPED_TRACE(arguments);
+  const auto before = folder.listing();
+  const ProcessResult ended = run_ladder(folder, arguments);
+  EXPECT_THAT(ended.code, code) << ended.said;
+  for (const std::string& message : messages) {
+    EXPECT_THAT(ended.said, ::testing::HasSubstr(message));
+  }
+  EXPECT_EQ(folder.listing(), before);
+  return ended.said;
+}
+
+/// Arguments that the ladder refuses, and what its message has in it.
 struct BadInput {
-  std::string name;
   std::string arguments;
   std::vector<std::string> messages;
 };
 
-inline void PrintTo(const BadInput& input, std::ostream* out) { *out << input.arguments; }
-
-/// Runs the ladder with `arguments`, those of `input` among them: it must end with code 1 or 2 and
-/// all messages, and leave no file.
-inline void expect_refused_before_writing(const BadInput& input, const std::string& arguments) {
-  const TestFolder folder;
-  const ProcessResult ended = run_ladder(folder, arguments);
-  EXPECT_THAT(ended.code, ::testing::AnyOf(1, 2)) << ended.said;
-  for (const std::string& message : input.messages) {
-    EXPECT_THAT(ended.said, ::testing::HasSubstr(message));
+/// Each of `inputs`, after the arguments `first`, as bad input or wrong usage.
+inline void expect_all_refused(const std::string& first, const std::vector<BadInput>& inputs) {
+  for (const BadInput& input : inputs) {
+    expect_refused(TestFolder(), first + input.arguments, input.messages, ::testing::AnyOf(1, 2));
   }
-  EXPECT_THAT(folder.listing(), ::testing::IsEmpty());
 }
 
 }  // namespace zero::testing

@@ -1,13 +1,7 @@
 #pragma once
 
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <string>
-#include <system_error>
-#include <utility>
-
-#include <zero/base/error.hpp>
 
 #include "error_of.hpp"
 #include "test_folder.hpp"

@@ -12,67 +12,58 @@ namespace zero::testing {
 
 using nn::Initializer;
 
-class EdgeCaseModel::Inner : public nn::Unit {
- public:
+struct EdgeCaseModel::Inner : nn::Unit {
   Inner() {
-    weight_ = add_parameter("weight", {kWidth, kWidth}, Initializer::normal(0.4));
-    bias_ = add_parameter("bias", {kWidth}, Initializer::uniform(0.1));
-    shift_ = add_parameter("shift", {kWidth}, Initializer::normal(0.2));
+    weight = add_parameter("weight", {kWidth, kWidth}, Initializer::normal(0.4));
+    bias = add_parameter("bias", {kWidth}, Initializer::uniform(0.1));
+    shift = add_parameter("shift", {kWidth}, Initializer::normal(0.2));
   }
   at::Tensor forward(const at::Tensor& x, bool with_shift) {
     return run(
         [&] {
-          const at::Tensor y = nn::linear(x, weight_, bias_).tanh();
-          return with_shift ? y + shift_ : y;
+          const at::Tensor y = nn::linear(x, weight, bias).tanh();
+          return with_shift ? y + shift : y;
         },
         {x});
   }
-
- private:
-  at::Tensor weight_, bias_, shift_;
+  at::Tensor weight, bias, shift;
 };
 
-class EdgeCaseModel::Frozen : public nn::Unit {
- public:
+struct EdgeCaseModel::Frozen : nn::Unit {
   Frozen() {
-    weight_ = add_parameter("weight", {kWidth, kWidth}, Initializer::normal(0.3));
-    weight_.requires_grad_(false);
+    weight = add_parameter("weight", {kWidth, kWidth}, Initializer::normal(0.3));
+    weight.requires_grad_(false);
   }
   at::Tensor forward(const at::Tensor& x) {
-    return run([&] { return x + nn::linear(x, weight_); }, {x});
+    return run([&] { return x + nn::linear(x, weight); }, {x});
   }
-
- private:
-  at::Tensor weight_;
+  at::Tensor weight;
 };
 
-class EdgeCaseModel::Layers : public nn::Unit {
- public:
+struct EdgeCaseModel::Layers : nn::Unit {
   Layers() {
     const auto normal = Initializer::normal(0.3);
-    table_ = register_module("table", std::make_shared<nn::Embedding>(kWidth + 2, kWidth, normal));
-    twice_ = register_module(
+    table = register_module("table", std::make_shared<nn::Embedding>(kWidth + 2, kWidth, normal));
+    twice = register_module(
         "twice", std::make_shared<nn::Linear>(kWidth, kWidth, normal, Initializer::uniform(0.1)));
-    norm_ = register_module("norm", std::make_shared<nn::RmsNorm>(kWidth, 1e-3));
-    frozen_ = register_module("frozen", std::make_shared<nn::Linear>(kWidth, kWidth, normal));
-    for (const at::Tensor& p : frozen_->parameters()) p.requires_grad_(false);
+    norm = register_module("norm", std::make_shared<nn::RmsNorm>(kWidth, 1e-3));
+    frozen = register_module("frozen", std::make_shared<nn::Linear>(kWidth, kWidth, normal));
+    for (const at::Tensor& p : frozen->parameters()) p.requires_grad_(false);
   }
   // [n, 7] and ids [n] to [n, 9].
   at::Tensor forward(const at::Tensor& x, const at::Tensor& ids) {
     return run(
         [&] {
-          at::Tensor y = twice_->forward(x);
-          y = y + table_->forward(ids);
-          y = frozen_->forward(norm_->forward(y)).tanh();
-          return table_->as_head(twice_->forward(y));
+          at::Tensor y = twice->forward(x);
+          y = y + table->forward(ids);
+          y = frozen->forward(norm->forward(y)).tanh();
+          return table->as_head(twice->forward(y));
         },
         {x});
   }
-
- private:
-  std::shared_ptr<nn::Embedding> table_;
-  std::shared_ptr<nn::Linear> twice_, frozen_;
-  std::shared_ptr<nn::RmsNorm> norm_;
+  std::shared_ptr<nn::Embedding> table;
+  std::shared_ptr<nn::Linear> twice, frozen;
+  std::shared_ptr<nn::RmsNorm> norm;
 };
 
 EdgeCaseModel::EdgeCaseModel() {

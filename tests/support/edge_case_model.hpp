@@ -25,9 +25,9 @@ class EdgeCaseModel : public nn::Model {
   at::Tensor predict(const data::Batch& batch) override;
 
  private:
-  class Inner;
-  class Frozen;
-  class Layers;
+  struct Inner;
+  struct Frozen;
+  struct Layers;
 
   at::Tensor tied_;       // [7, 5], used here and in the last unit's place
   at::Tensor scale_;      // a scalar

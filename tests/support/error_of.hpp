@@ -1,7 +1,11 @@
 #pragma once
 
+#include <gtest/gtest.h>
+
+#include <source_location>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <zero/base/error.hpp>
 
@@ -16,6 +20,19 @@ std::string error_of(Action&& action) {
     return error.what();
   }
   return {};
+}
+
+/// Expects that `action` throws a zero::Error whose message has all of `parts`. A failure is one of
+/// the line that calls this.
+template <typename Action>
+void expect_error(Action&& action, const std::vector<std::string>& parts,
+                  std::source_location where = std::source_location::current()) {
+  const std::string message = error_of(std::forward<Action>(action));
+  if (message.empty()) ADD_FAILURE_AT(where.file_name(), where.line()) << "there was no error";
+  for (const std::string& part : parts) {
+    if (message.find(part) != std::string::npos) continue;
+    ADD_FAILURE_AT(where.file_name(), where.line()) << "no '" << part << "' in: " << message;
+  }
 }
 
 }  // namespace zero::testing

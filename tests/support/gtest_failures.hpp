@@ -22,13 +22,15 @@ inline bool failed_by_assertion(const ::testing::TestInfo& info) {
   return false;
 }
 
-/// Whether any test of the program did.
-inline bool any_failed_by_assertion() {
+/// Whether a test whose full name has `part` in it did.
+inline bool any_failed_by_assertion(const std::string& part = "") {
   const auto& program = *::testing::UnitTest::GetInstance();
   for (int s = 0; s < program.total_test_suite_count(); ++s) {
     const auto& suite = *program.GetTestSuite(s);
     for (int t = 0; t < suite.total_test_count(); ++t) {
-      if (failed_by_assertion(*suite.GetTestInfo(t))) return true;
+      const auto& info = *suite.GetTestInfo(t);
+      const std::string name = std::string(suite.name()) + "." + info.name();
+      if (name.find(part) != std::string::npos && failed_by_assertion(info)) return true;
     }
   }
   return false;

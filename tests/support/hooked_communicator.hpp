@@ -55,11 +55,11 @@ class HookedCommunicator final : public dist::Communicator {
   WorkPtr do_all_to_all(const Call& call, at::Tensor output, at::Tensor input) override {
     return pass(call, [&] { return inner_.all_to_all(output, input, call.purpose); });
   }
-  WorkPtr do_send(const Call& call, at::Tensor tensor, int destination, int tag) override {
-    return pass(call, [&] { return inner_.send(tensor, destination, call.purpose, tag); });
-  }
-  WorkPtr do_recv(const Call& call, at::Tensor tensor, int source, int tag) override {
-    return pass(call, [&] { return inner_.recv(tensor, source, call.purpose, tag); });
+  WorkPtr do_message(const Call& call, at::Tensor tensor, int peer) override {
+    return pass(call, [&] {
+      return call.operation == dist::Operation::kSend ? inner_.send(tensor, peer, call.purpose)
+                                                      : inner_.recv(tensor, peer, call.purpose);
+    });
   }
   void do_progress() override { inner_.progress(); }
 
@@ -69,20 +69,20 @@ class HookedCommunicator final : public dist::Communicator {
     HookedWork(HookedCommunicator& self, const Call& call, dist::Work pending)
         : self_(self), call_(call), pending_(std::move(pending)) {}
     void wait() override {
-      self_.hook_(call_.operation, call_.purpose, /*waiting=*/true);
-      const std::int64_t sent = self_.inner_.traffic().bytes();
-      pending_.wait();
-      self_.count(call_, self_.inner_.traffic().bytes() - sent);
+      pass_wait([this] { pending_.wait(); });
     }
     bool wait_output() override {
-      self_.hook_(call_.operation, call_.purpose, /*waiting=*/true);
-      const std::int64_t sent = self_.inner_.traffic().bytes();
-      pending_.wait_output();
-      self_.count(call_, self_.inner_.traffic().bytes() - sent);
+      pass_wait([this] { pending_.wait_output(); });
       return pending_.active();
     }
 
    private:
+    void pass_wait(const std::function<void()>& wait) {
+      self_.hook_(call_.operation, call_.purpose, /*waiting=*/true);
+      const std::int64_t sent = self_.inner_.traffic().bytes();
+      wait();
+      self_.count(call_, self_.inner_.traffic().bytes() - sent);
+    }
     HookedCommunicator& self_;
     Call call_;
     dist::Work pending_;
@@ -91,10 +91,7 @@ class HookedCommunicator final : public dist::Communicator {
   template <typename Start>
   WorkPtr pass(const Call& call, const Start& start) {
     hook_(call.operation, call.purpose, /*waiting=*/false);
-    const std::int64_t sent = inner_.traffic().bytes();
-    dist::Work pending = start();
-    count(call, inner_.traffic().bytes() - sent);
-    return std::make_unique<HookedWork>(*this, call, std::move(pending));
+    return std::make_unique<HookedWork>(*this, call, start());
   }
 
   dist::Communicator& inner_;

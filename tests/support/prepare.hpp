@@ -74,12 +74,36 @@ class Prepare : public ::testing::Test {
     return ended.code == 0 ? "" : fmt::format("exit code {}: {}", ended.code, said_);
   }
 
+  /// The same for reviews or text as bytes, to r.tokens or t.tokens; `inputs` as words.
+  std::string prepare_reviews(const std::string& inputs, const std::string& more = "") {
+    return prepare(
+        fmt::format("reviews --bytes --input {} --output {} {}", inputs, path("r.tokens"), more));
+  }
+  std::string prepare_text(const std::string& inputs, const std::string& more = "") {
+    return prepare(
+        fmt::format("text --bytes --input {} --output {} {}", inputs, path("t.tokens"), more));
+  }
+
   std::string path(const std::string& name) const {
     return fmt::format("'{}'", (folder_ / name).string());
   }
 
   TestFolder folder_;
   std::string said_;  ///< by the last prepare()
+};
+
+/// The same with the package tokenizers.
+class PrepareWithTokenizers : public Prepare {
+ protected:
+  void SetUp() override {
+    Prepare::SetUp();
+    if (IsSkipped()) return;
+    if (!has("tokenizers")) {
+      GTEST_SKIP() << "NOT TESTED: prepare.py --tokenizer (see above how to enable it)";
+    }
+    folder_.write("tokenizer.json", kTokenizer);
+    folder_.write("r.csv", kReviewsCsv);
+  }
 };
 
 }  // namespace zero::testing

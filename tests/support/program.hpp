@@ -54,14 +54,10 @@ class Program {
 
   /// Blocks until it has ended; its exit code, or 128 and the signal.
   int end() {
-    if (ended_) return code_;
     int status = 0;
-    ::waitpid(pid_, &status, 0);
-    ended_ = true;
-    code_ = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    if (!ended_ && ::waitpid(pid_, &status, 0) == pid_) note_end(status);
     return code_;
   }
-
   std::string said() const { return read_bytes(log_path()); }
 
   /// Blocks until it has said `text`; false if it ended, or a minute passed, before that.
@@ -70,8 +66,7 @@ class Program {
     while (said().find(text) == std::string::npos) {
       int status = 0;
       if (::waitpid(pid_, &status, WNOHANG) == pid_) {
-        ended_ = true;
-        code_ = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+        note_end(status);
         return said().find(text) != std::string::npos;
       }
       if (std::chrono::steady_clock::now() > limit) return false;
@@ -112,6 +107,10 @@ class Program {
 
  private:
   std::string log_path() const { return path("log"); }
+  void note_end(int status) {
+    ended_ = true;
+    code_ = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  }
 
   testing::TestFolder folder_;
   pid_t pid_ = -1;

@@ -34,197 +34,27 @@ RandomModelConfig random_config(std::uint64_t seed, at::ScalarType dtype) {
   return config;
 }
 
+// A unit whose forward is put together from outside.
 class RandomModel::Block : public nn::Unit {
  public:
-  virtual at::Tensor forward(const at::Tensor& x) = 0;
-};
+  explicit Block(const RandomModelConfig& config) : config_(config) {}
+  at::Tensor add(const std::string& name, at::IntArrayRef sizes, Initializer initializer) {
+    return add_parameter(name, sizes, initializer, config_.dtype);
+  }
+  at::Tensor add_weight(double deviation) {
+    return add("weight", {config_.width, config_.width}, Initializer::normal(deviation));
+  }
+  // The usual forward: one output, and the input is all that comes from other units.
+  void set_body(const std::function<at::Tensor(const at::Tensor&)>& body) {
+    forward = [this, body](const at::Tensor& x) { return run([&] { return body(x); }, {x}); };
+  }
+  using nn::Unit::run;
+  using nn::Unit::run_many;
 
-class RandomModel::Plain : public Block {
- public:
-  explicit Plain(const RandomModelConfig& c) {
-    weight_ = add_parameter("weight", {c.width, c.width}, Initializer::normal(0.4), c.dtype);
-    bias_ = add_parameter("bias", {c.width}, Initializer::uniform(0.1), c.dtype);
-  }
-  at::Tensor forward(const at::Tensor& x) override {
-    return run([&] { return nn::linear(x, weight_, bias_).tanh(); }, {x});
-  }
+  std::function<at::Tensor(const at::Tensor&)> forward;
 
  private:
-  at::Tensor weight_, bias_;
-};
-
-class RandomModel::Frozen : public Block {
- public:
-  explicit Frozen(const RandomModelConfig& c) {
-    weight_ = add_parameter("weight", {c.width, c.width}, Initializer::normal(0.2), c.dtype);
-    weight_.requires_grad_(false);
-  }
-  at::Tensor forward(const at::Tensor& x) override {
-    return run([&] { return x + nn::linear(x, weight_); }, {x});
-  }
-
- private:
-  at::Tensor weight_;
-};
-
-class RandomModel::Nested : public Block {
- public:
-  explicit Nested(const RandomModelConfig& c) {
-    gain_ = add_parameter("gain", {c.width}, Initializer::constant(0.9), c.dtype);
-    inner_ = register_module("inner", std::make_shared<Plain>(c));
-  }
-  at::Tensor forward(const at::Tensor& x) override {
-    return run([&] { return inner_->forward(x * gain_) + x; }, {x});
-  }
-
- private:
-  at::Tensor gain_;
-  std::shared_ptr<Plain> inner_;
-};
-
-class RandomModel::Layers : public Block {
- public:
-  explicit Layers(const RandomModelConfig& c) {
-    const auto normal = Initializer::normal(0.3);
-    first_ = register_module(
-        "first",
-        std::make_shared<nn::Linear>(c.width, c.width, normal, Initializer::uniform(0.1), c.dtype));
-    norm_ = register_module("norm", std::make_shared<nn::RmsNorm>(c.width, 1e-3, c.dtype));
-    last_ =
-        register_module("last", std::make_shared<nn::Linear>(c.width, c.width, normal, c.dtype));
-  }
-  at::Tensor forward(const at::Tensor& x) override {
-    return run(
-        [&] {
-          const at::Tensor y = norm_->forward(first_->forward(x)).tanh();
-          return x + last_->forward(first_->forward(y));
-        },
-        {x});
-  }
-
- private:
-  std::shared_ptr<nn::Linear> first_, last_;
-  std::shared_ptr<nn::RmsNorm> norm_;
-};
-
-class RandomModel::Small : public Block {
- public:
-  explicit Small(const RandomModelConfig& c) {
-    for (std::int64_t i = 0; i < 12; ++i) {
-      const std::int64_t size = std::min<std::int64_t>(c.width, 1 + i % 3);
-      few_.push_back(
-          add_parameter(fmt::format("few{}", i), {size}, Initializer::normal(0.1), c.dtype));
-    }
-  }
-  at::Tensor forward(const at::Tensor& x) override {
-    return run(
-        [&] {
-          at::Tensor sum = x;
-          for (const at::Tensor& few : few_) sum = sum + few.sum();
-          return sum * 0.5;
-        },
-        {x});
-  }
-
- private:
-  std::vector<at::Tensor> few_;
-};
-
-// Not a unit with parameters of its own: the scalar is the root's.
-class RandomModel::Scale : public Block {
- public:
-  explicit Scale(at::Tensor scale) : scale_(std::move(scale)) {}
-  at::Tensor forward(const at::Tensor& x) override { return x * scale_; }
-
- private:
-  at::Tensor scale_;
-};
-
-class RandomModel::Optional : public Block {
- public:
-  Optional(const RandomModelConfig& c, const bool& uses_shift, bool holds_a_unit)
-      : uses_shift_(uses_shift) {
-    weight_ = add_parameter("weight", {c.width, c.width}, Initializer::normal(0.4), c.dtype);
-    shift_ = add_parameter("shift", {c.width}, Initializer::normal(0.3), c.dtype);
-    if (holds_a_unit) inner_ = register_module("inner", std::make_shared<Plain>(c));
-  }
-  at::Tensor forward(const at::Tensor& x) override {
-    return run(
-        [&] {
-          at::Tensor y = nn::linear(x, weight_);
-          if (uses_shift_) y = y + shift_;
-          return inner_ ? inner_->forward(y) + x : y.tanh();
-        },
-        {x});
-  }
-
- private:
-  const bool& uses_shift_;
-  at::Tensor weight_, shift_;
-  std::shared_ptr<Plain> inner_;
-};
-
-class RandomModel::PassedThrough : public Block {
- public:
-  PassedThrough(const RandomModelConfig& c, const bool& is_used) : is_used_(is_used) {
-    weight_ = add_parameter("weight", {c.width, c.width}, Initializer::normal(0.3), c.dtype);
-  }
-  at::Tensor forward(const at::Tensor& x) override {
-    return run([&] { return is_used_ ? x + nn::linear(x, weight_) : x; }, {x});
-  }
-
- private:
-  const bool& is_used_;
-  at::Tensor weight_;
-};
-
-class RandomModel::TwoOutputs : public Block {
- public:
-  TwoOutputs(const RandomModelConfig& c, const bool& uses_shift) : uses_shift_(uses_shift) {
-    weight_ = add_parameter("weight", {c.width, c.width}, Initializer::normal(0.3), c.dtype);
-    shift_ = add_parameter("shift", {c.width}, Initializer::normal(0.3), c.dtype);
-  }
-  at::Tensor forward(const at::Tensor& x) override {
-    const std::vector<at::Tensor> both = run_many(
-        [&] {
-          const at::Tensor first = x.tanh() * weight_.select(0, 0);
-          const at::Tensor second = nn::linear(first, weight_);
-          return std::vector<at::Tensor>{first, uses_shift_ ? second + shift_ : second};
-        },
-        {x});
-    return both[0] + both[1];
-  }
-
- private:
-  const bool& uses_shift_;
-  at::Tensor weight_, shift_;
-};
-
-class RandomModel::Around : public Block {
- public:
-  explicit Around(const RandomModelConfig& c) {
-    inner_ = register_module("inner", std::make_shared<Plain>(c));
-  }
-  at::Tensor forward(const at::Tensor& x) override {
-    return run([&] { return inner_->forward(x); }, {x});
-  }
-
- private:
-  std::shared_ptr<Plain> inner_;
-};
-
-class RandomModel::Skip : public Block {
- public:
-  Skip(const RandomModelConfig& c, const at::Tensor& early) : early_(early) {
-    weight_ = add_parameter("weight", {c.width, c.width}, Initializer::normal(0.4), c.dtype);
-  }
-  at::Tensor forward(const at::Tensor& x) override {
-    return run([&] { return nn::linear(x * early_, weight_).tanh(); }, {x, early_});
-  }
-
- private:
-  const at::Tensor& early_;
-  at::Tensor weight_;
+  RandomModelConfig config_;
 };
 
 RandomModel::RandomModel(const RandomModelConfig& config) : config_(config) {
@@ -238,39 +68,102 @@ RandomModel::RandomModel(const RandomModelConfig& config) : config_(config) {
 
 void RandomModel::add_part(char letter, std::shared_ptr<nn::Layer> holder) {
   const std::string name = std::to_string(parts_.size());
-  const auto first_plain = std::find_if(parts_.begin(), parts_.end(), [](const auto& part) {
-    return dynamic_cast<Plain*>(part.get()) != nullptr;
-  });
-  if (letter == 't' && first_plain != parts_.end()) {
-    const std::shared_ptr<Block> again = *first_plain;
-    parts_.push_back(again);
-  } else if (letter == 'f') {
-    parts_.push_back(holder->register_module(name, std::make_shared<Frozen>(config_)));
-  } else if (letter == 'n') {
-    parts_.push_back(holder->register_module(name, std::make_shared<Nested>(config_)));
-  } else if (letter == 'l') {
-    parts_.push_back(holder->register_module(name, std::make_shared<Layers>(config_)));
-  } else if (letter == 's') {
-    parts_.push_back(holder->register_module(name, std::make_shared<Small>(config_)));
-  } else if (letter == 'o' || letter == 'h') {
-    parts_.push_back(holder->register_module(
-        name, std::make_shared<Optional>(config_, uses_shifts_, letter == 'h')));
-  } else if (letter == 'i') {
-    parts_.push_back(
-        holder->register_module(name, std::make_shared<PassedThrough>(config_, uses_shifts_)));
-  } else if (letter == 'b') {
-    parts_.push_back(
-        holder->register_module(name, std::make_shared<TwoOutputs>(config_, uses_shifts_)));
-  } else if (letter == 'd') {
-    parts_.push_back(holder->register_module(name, std::make_shared<Around>(config_)));
-  } else if (letter == 'k') {
-    parts_.push_back(holder->register_module(name, std::make_shared<Skip>(config_, after_first_)));
+  if (letter == 't' && first_plain_) {
+    parts_.push_back(first_plain_);
   } else if (letter == 'g') {
-    parts_.push_back(std::make_shared<Scale>(
-        add_parameter("scale" + name, {}, Initializer::constant(1.1), config_.dtype)));
+    // Not a unit with parameters of its own: the scalar is the root's.
+    const at::Tensor scale =
+        add_parameter("scale" + name, {}, Initializer::constant(1.1), config_.dtype);
+    parts_.push_back(std::make_shared<Block>(config_));
+    parts_.back()->forward = [scale](const at::Tensor& x) { return x * scale; };
   } else {
-    parts_.push_back(holder->register_module(name, std::make_shared<Plain>(config_)));
+    const bool plain = letter == 'a' || letter == 't';
+    const bool depends = std::string("ohib").find(letter) != std::string::npos;
+    const auto part = depends ? make_part_of_some_batches(letter) : make_part(plain ? 'a' : letter);
+    parts_.push_back(holder->register_module(name, part));
+    if (plain) first_plain_ = part;
   }
+}
+
+std::shared_ptr<RandomModel::Block> RandomModel::make_part(char letter) {
+  const std::int64_t width = config_.width;
+  auto block = std::make_shared<Block>(config_);
+  if (letter == 'a') {
+    const at::Tensor weight = block->add_weight(0.4);
+    const at::Tensor bias = block->add("bias", {width}, Initializer::uniform(0.1));
+    block->set_body([=](const at::Tensor& x) { return nn::linear(x, weight, bias).tanh(); });
+  } else if (letter == 'f') {
+    const at::Tensor weight = block->add_weight(0.2).requires_grad_(false);
+    block->set_body([=](const at::Tensor& x) { return x + nn::linear(x, weight); });
+  } else if (letter == 'n') {
+    const at::Tensor gain = block->add("gain", {width}, Initializer::constant(0.9));
+    const auto inner = block->register_module("inner", make_part('a'));
+    block->set_body([=](const at::Tensor& x) { return inner->forward(x * gain) + x; });
+  } else if (letter == 'l') {
+    const auto normal = Initializer::normal(0.3);
+    const auto first = block->register_module(
+        "first", std::make_shared<nn::Linear>(width, width, normal, Initializer::uniform(0.1),
+                                              config_.dtype));
+    const auto norm =
+        block->register_module("norm", std::make_shared<nn::RmsNorm>(width, 1e-3, config_.dtype));
+    const auto last = block->register_module(
+        "last", std::make_shared<nn::Linear>(width, width, normal, config_.dtype));
+    block->set_body([=](const at::Tensor& x) {
+      const at::Tensor y = norm->forward(first->forward(x)).tanh();
+      return x + last->forward(first->forward(y));
+    });
+  } else if (letter == 's') {
+    std::vector<at::Tensor> few;
+    for (std::int64_t i = 0; i < 12; ++i) {
+      few.push_back(block->add(fmt::format("few{}", i), {std::min<std::int64_t>(width, 1 + i % 3)},
+                               Initializer::normal(0.1)));
+    }
+    block->set_body([=](at::Tensor x) {
+      for (const at::Tensor& one : few) x = x + one.sum();
+      return x * 0.5;
+    });
+  } else if (letter == 'd') {
+    const auto inner = block->register_module("inner", make_part('a'));
+    block->set_body([=](const at::Tensor& x) { return inner->forward(x); });
+  } else if (letter == 'k') {
+    const at::Tensor weight = block->add_weight(0.4);
+    block->forward = [this, weight, self = block.get()](const at::Tensor& x) {
+      return self->run([&] { return nn::linear(x * after_first_, weight).tanh(); },
+                       {x, after_first_});
+    };
+  }
+  return block;
+}
+
+std::shared_ptr<RandomModel::Block> RandomModel::make_part_of_some_batches(char letter) {
+  auto block = std::make_shared<Block>(config_);
+  const at::Tensor weight = block->add_weight(letter == 'o' || letter == 'h' ? 0.4 : 0.3);
+  if (letter == 'i') {
+    block->set_body(
+        [=](const at::Tensor& x) { return uses_shifts_ ? x + nn::linear(x, weight) : x; });
+    return block;
+  }
+  const at::Tensor shift = block->add("shift", {config_.width}, Initializer::normal(0.3));
+  const auto shifted = [this, shift](const at::Tensor& y) { return uses_shifts_ ? y + shift : y; };
+  if (letter == 'b') {
+    block->forward = [=, self = block.get()](const at::Tensor& x) {
+      const std::vector<at::Tensor> both = self->run_many(
+          [&] {
+            const at::Tensor first = x.tanh() * weight.select(0, 0);
+            return std::vector<at::Tensor>{first, shifted(nn::linear(first, weight))};
+          },
+          {x});
+      return both[0] + both[1];
+    };
+  } else if (letter == 'h') {
+    const auto inner = block->register_module("inner", make_part('a'));
+    block->set_body(
+        [=](const at::Tensor& x) { return inner->forward(shifted(nn::linear(x, weight))) + x; });
+  } else {
+    block->set_body(
+        [=, this](const at::Tensor& x) { return shifted(nn::linear(x, weight)).tanh(); });
+  }
+  return block;
 }
 
 at::Tensor RandomModel::predict(const data::Batch& batch) {
@@ -305,11 +198,9 @@ data::Batch random_model_batch(const RandomModelConfig& config, std::uint64_t se
   at::Generator generator = at::detail::createCPUGenerator(
       seed * 1000003 + static_cast<std::uint64_t>(rank) * 1009 + static_cast<std::uint64_t>(step));
   const auto options = at::TensorOptions().dtype(config.dtype);
-  data::Batch batch;
-  batch.inputs = at::randn({samples, config.inputs}, generator, options);
-  batch.targets = at::randn({samples, 1}, generator, options);
-  batch.loss_terms = samples;
-  return batch;
+  return {.inputs = at::randn({samples, config.inputs}, generator, options),
+          .targets = at::randn({samples, 1}, generator, options),
+          .loss_terms = samples};
 }
 
 data::Batch concatenate(const std::vector<data::Batch>& batches) {

@@ -59,19 +59,9 @@ class RandomModel : public nn::Model {
 
  private:
   class Block;
-  class Plain;
-  class Frozen;
-  class Nested;
-  class Layers;
-  class Small;
-  class Scale;
-  class Optional;
-  class PassedThrough;
-  class TwoOutputs;
-  class Around;
-  class Skip;
-
   void add_part(char letter, std::shared_ptr<nn::Layer> holder);
+  std::shared_ptr<Block> make_part(char letter);
+  std::shared_ptr<Block> make_part_of_some_batches(char letter);
 
   RandomModelConfig config_;
   std::size_t used_parts_ = 1000;
@@ -81,6 +71,7 @@ class RandomModel : public nn::Model {
   at::Tensor first_;         // [width, inputs]
   at::Tensor last_;          // the same, or another
   std::vector<std::shared_ptr<Block>> parts_;
+  std::shared_ptr<Block> first_plain_;
 };
 
 /// [samples, inputs] and [samples, 1], different for every (seed, rank, step). The sign of the

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <string>
 
 #include <zero/distributed/launch.hpp>
 
@@ -25,5 +26,20 @@ void on_ranks(int world_size, const std::function<void(dist::Communicator&)>& bo
 /// For tests about failure: the same, without judging; says how every rank ended.
 std::vector<dist::RankExit> ranks_ended(const RankOptions& options,
                                         const std::function<void(dist::Communicator&)>& body);
+
+/// For tests that start processes by themselves: one thread each, and what they print is kept.
+inline dist::LaunchOptions captured(int world_size, std::chrono::milliseconds total_timeout) {
+  dist::LaunchOptions options;
+  options.world_size = world_size;
+  options.total_timeout = total_timeout;
+  options.capture_output = true;
+  options.threads = 1;
+  return options;
+}
+
+/// Names a test after its number of ranks.
+inline std::string name_of_ranks(const ::testing::TestParamInfo<int>& info) {
+  return "N" + std::to_string(info.param);
+}
 
 }  // namespace zero::testing

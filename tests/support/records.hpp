@@ -26,14 +26,23 @@ inline data::Records three_records() {
                              kSomeTokenizer);
 }
 
+/// The records [begin, end).
+inline data::Records part_of(const data::Records& records, std::size_t begin, std::size_t end) {
+  std::vector<data::Record> part;
+  for (std::size_t i = begin; i < end; ++i) {
+    part.push_back({records.labels[i], {}});
+    part.back().tokens.resize(records.offsets[i + 1] - records.offsets[i]);
+    records.tokens.copy(static_cast<std::int64_t>(records.offsets[i]), part.back().tokens);
+  }
+  return data::Records::from(part, records.classes, records.tokens.vocabulary(), records.pad_id,
+                             records.tokens.tokenizer_fingerprint());
+}
+
 /// The text of record `index`, whose tokens are bytes.
 inline std::string text_of(const data::Records& records, std::int64_t index) {
-  std::string text;
-  const auto begin = static_cast<std::int64_t>(records.offsets[static_cast<std::size_t>(index)]);
-  for (std::int64_t i = 0; i < records.length(index); ++i) {
-    text += static_cast<char>(records.tokens[begin + i]);
-  }
-  return text;
+  const auto i = static_cast<std::size_t>(index);
+  const std::vector<std::int64_t> ids = ids_of(part_of(records, i, i + 1).tokens);
+  return {ids.begin(), ids.end()};
 }
 
 }  // namespace zero::testing

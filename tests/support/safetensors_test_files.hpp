@@ -2,19 +2,10 @@
 
 #include <ATen/ops/randn.h>
 
-#include <algorithm>
-#include <cstdint>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <string>
-#include <string_view>
-#include <system_error>
-#include <utility>
 #include <vector>
 
-#include <zero/base/error.hpp>
 #include <zero/io/safetensors.hpp>
 
 #include "error_of.hpp"
@@ -31,21 +22,10 @@ inline std::string hand_made(const std::string& header, const std::string& data)
   return bytes + header + data;
 }
 
-/// Which of `parts` the message lacks; empty where it has them all.
-inline std::string lacking(const std::string& message, const std::vector<std::string>& parts) {
-  if (message.empty()) return "there was no error";
-  std::string result;
-  for (const std::string& part : parts) {
-    if (message.find(part) == std::string::npos) result += "'" + part + "' ";
-  }
-  return result.empty() ? "" : result + "not in: " + message;
-}
-
 /// Same shape, dtype and bits: NaN equals itself here, and -0 differs from 0.
 inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
   if (a.sizes() != b.sizes() || a.scalar_type() != b.scalar_type()) return false;
-  const at::Tensor x = a.detach().contiguous();
-  const at::Tensor y = b.detach().contiguous();
+  const at::Tensor x = a.detach().contiguous(), y = b.detach().contiguous();
   return x.nbytes() == 0 || std::memcmp(x.const_data_ptr(), y.const_data_ptr(), x.nbytes()) == 0;
 }
 

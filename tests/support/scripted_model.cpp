@@ -7,6 +7,7 @@
 #include <zero/base/error.hpp>
 #include <zero/memory/accounting.hpp>
 
+#include "deferred.hpp"
 #include "modes.hpp"
 #include "session.hpp"
 #include "whole_weights.hpp"
@@ -72,31 +73,20 @@ at::Tensor ScriptedModel::outputs(at::Tensor x) {
 ScriptedRun::ScriptedRun(dist::Communicator& communicator, const std::string& mode,
                          const ScriptedModelOptions& options)
     : rank(communicator.rank()) {
-  {
-    const nn::DeferredStorage deferred;
-    model = std::make_shared<ScriptedModel>(options);
-  }
-  train::Registry registry;
-  train::register_all_chapters(registry);
-  strategy = registry.make(mode, {*model, communicator, optim::adamw(), &values, ""});
+  model = make_deferred<ScriptedModel>(options);
+  strategy = make_strategy(mode, {*model, communicator, optim::adamw(), &values, ""});
 }
 
 data::Batch ScriptedRun::batch(int step) const {
   at::Generator generator =
       at::detail::createCPUGenerator(static_cast<std::uint64_t>(10 * step + rank));
   const at::Tensor inputs = at::randn({4, kWidth}, generator);
-  data::Batch batch;
-  batch.inputs = inputs;
-  batch.targets = inputs.sin();
-  batch.loss_terms = 4;
-  return batch;
+  return {.inputs = inputs, .targets = inputs.sin(), .loss_terms = 4};
 }
 
 void ScriptedRun::backward_of(const at::Tensor& loss) {
   strategy->backward(loss);
-  strategy->finish_backward();
-  strategy->optimizer_step();
-  strategy->sync_parameters();
+  finish_step(*strategy);
 }
 
 void ScriptedRun::step(int number) {
@@ -106,7 +96,7 @@ void ScriptedRun::step(int number) {
 
 std::int64_t ScriptedRun::peak_of_step(int number) {
   memory::reset_peaks();
-  const std::int64_t rest = strategy->predicted_bytes().parameters;
+  const std::int64_t rest = strategy->costs().at_rest.parameters;
   const auto parameters = [] { return memory::snapshot()[memory::Category::kParameters]; };
   const std::int64_t before = parameters();
   step(number);
@@ -130,17 +120,19 @@ std::vector<std::string> stage_3_modes() {
   return modes;
 }
 
-void expect_scripts_like_ddp(dist::Communicator& communicator, const ScriptedModelOptions& options,
+void expect_scripts_like_ddp(int world_size, const ScriptedModelOptions& options,
                              const std::function<void(ScriptedRun&)>& script) {
-  const auto play = [&](const std::string& mode) {
-    ScriptedRun run(communicator, mode, options);
-    script(run);
-    return whole_weights(*run.strategy);
-  };
-  const std::vector<at::Tensor> reference = play("ddp");
-  for (const std::string& mode : all_modes()) {
-    EXPECT_TRUE(same_bits(play(mode), reference)) << mode;
-  }
+  on_ranks(world_size, [&](dist::Communicator& communicator) {
+    const auto play = [&](const std::string& mode) {
+      ScriptedRun run(communicator, mode, options);
+      script(run);
+      return whole_weights(*run.strategy);
+    };
+    const std::vector<at::Tensor> reference = play("ddp");
+    for (const std::string& mode : all_modes()) {
+      EXPECT_TRUE(same_bits(play(mode), reference)) << mode;
+    }
+  });
 }
 
 }  // namespace zero::testing

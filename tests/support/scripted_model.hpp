@@ -75,8 +75,8 @@ struct ScriptedRun {
 /// The modes that keep parameters in shards.
 std::vector<std::string> stage_3_modes();
 
-/// Plays `script` under ddp and all modes, and compares weights to the last bit.
-void expect_scripts_like_ddp(dist::Communicator& communicator, const ScriptedModelOptions& options,
+/// Plays `script` under ddp and all modes on as many ranks, and compares weights to the last bit.
+void expect_scripts_like_ddp(int world_size, const ScriptedModelOptions& options,
                              const std::function<void(ScriptedRun&)>& script);
 
 }  // namespace zero::testing

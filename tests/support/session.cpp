@@ -6,8 +6,9 @@
 
 #include <algorithm>
 
+#include "deferred.hpp"
+#include "modes.hpp"
 #include "ranks.hpp"
-#include "whole_weights.hpp"
 
 namespace zero::testing {
 
@@ -25,14 +26,9 @@ bool gathers_by_unit(const std::string& mode) {
 
 Session::Session(dist::Communicator& communicator, const std::string& mode, SessionOptions options)
     : communicator_(communicator), options_(std::move(options)), values_(options_.seed) {
-  {
-    const nn::DeferredStorage deferred;
-    model_ = std::make_shared<RandomModel>(options_.model);
-  }
-  train::Registry registry;
-  train::register_all_chapters(registry);
+  model_ = make_deferred<RandomModel>(options_.model);
   strategy_ =
-      registry.make(mode, {*model_, communicator, options_.optimizer, &values_, "",
+      make_strategy(mode, {*model_, communicator, options_.optimizer, &values_, "",
                            options_.ownership, options_.accumulation, options_.reduce_type});
   trainer_ = std::make_unique<train::Trainer>(*strategy_, options_.trainer);
 }
@@ -42,24 +38,26 @@ Session::Session(dist::Communicator& communicator, const std::string& mode)
 
 std::vector<at::Tensor> Session::weights() { return whole_weights(*strategy_); }
 
-std::vector<at::Tensor> Session::gradients() {
+std::vector<at::Tensor> whole_gradients(train::Strategy& strategy) {
   std::vector<at::Tensor> whole;
-  const bool sharded = strategy_->sharded();
-  for (std::size_t i = 0; i < strategy_->list().size(); ++i) {
-    const at::Tensor& parameter = strategy_->list().parameters[i].tensor;
+  const bool sharded = strategy.sharded();
+  for (std::size_t i = 0; i < strategy.list().size(); ++i) {
+    const at::Tensor& parameter = strategy.list().parameters[i].tensor;
     at::Tensor sum =
         at::zeros(parameter.sizes(), at::TensorOptions().dtype(parameter.scalar_type()));
     at::Tensor held = at::zeros({1}, at::kInt);
     // Each element has one owner: the others add zeros to it.
-    const train::ParameterShard mine = strategy_->piece(i);
+    const train::ParameterShard mine = strategy.piece(i);
     if (mine.tensor.defined() && mine.tensor.grad().defined()) {
       const at::Tensor gradient = mine.tensor.grad().flatten();
       sum.view({-1}).narrow(0, mine.begin, gradient.numel()).copy_(gradient);
       held.fill_(1);
     }
     if (sharded) {
-      communicator_.all_reduce(sum, dist::Purpose::kControl, dist::ReduceOp::kSum).wait();
-      communicator_.all_reduce(held, dist::Purpose::kControl, dist::ReduceOp::kSum).wait();
+      strategy.communicator().all_reduce(sum, dist::Purpose::kControl, dist::ReduceOp::kSum).wait();
+      strategy.communicator()
+          .all_reduce(held, dist::Purpose::kControl, dist::ReduceOp::kSum)
+          .wait();
     }
     whole.push_back(held.item<int>() > 0 ? sum : at::Tensor());
   }
@@ -67,61 +65,34 @@ std::vector<at::Tensor> Session::gradients() {
 }
 
 SingleProcessReference::SingleProcessReference(const SessionOptions& options)
-    : model_(std::make_shared<RandomModel>(options.model)) {
+    : model_(std::make_shared<RandomModel>(options.model)), parameters_(parameters_of(*model_)) {
   nn::SeededValues values(options.seed);
   nn::initialize_parameters(*model_, values);
-  list_ = nn::list_parameters(*model_);
-  optimizer_ = options.optimizer(parameters());
-}
-
-std::vector<at::Tensor> SingleProcessReference::parameters() const {
-  std::vector<at::Tensor> all;
-  for (const nn::Parameter& p : list_.parameters) all.push_back(p.tensor);
-  return all;
+  optimizer_ = options.optimizer(parameters_);
 }
 
 void SingleProcessReference::step(const data::Batch& batch) {
-  for (const nn::Parameter& p : list_.parameters) p.tensor.mutable_grad().reset();
+  for (const at::Tensor& p : parameters_) p.mutable_grad().reset();
   model_->loss(batch).backward();
   optimizer_->step();
-}
-
-void expect_modes_like_ddp(dist::Communicator& communicator, const SessionOptions& options,
-                           const Script& script) {
-  const auto play = [&](const std::string& mode) {
-    Session session(communicator, mode, options);
-    const std::vector<at::Tensor> before = session.weights();
-    script(session);
-    std::vector<at::Tensor> after = session.weights();
-    EXPECT_FALSE(same_bits(before, after)) << mode << " trained nothing";
-    return after;
-  };
-  const std::vector<at::Tensor> reference = play("ddp");
-  for (const std::string& mode : all_modes()) {
-    EXPECT_TRUE(same_bits(play(mode), reference)) << mode;
-  }
 }
 
 void expect_all_modes_like_ddp(int world_size, const SessionOptions& options,
                                const Script& script) {
   on_ranks(world_size, [&](dist::Communicator& communicator) {
-    expect_modes_like_ddp(communicator, options, script);
+    const auto play = [&](const std::string& mode) {
+      Session session(communicator, mode, options);
+      const std::vector<at::Tensor> before = session.weights();
+      script(session);
+      std::vector<at::Tensor> after = session.weights();
+      EXPECT_FALSE(same_bits(before, after)) << mode << " trained nothing";
+      return after;
+    };
+    const std::vector<at::Tensor> reference = play("ddp");
+    for (const std::string& mode : all_modes()) {
+      EXPECT_TRUE(same_bits(play(mode), reference)) << mode;
+    }
   });
-}
-
-::testing::AssertionResult same_bits(const std::vector<at::Tensor>& a,
-                                     const std::vector<at::Tensor>& b) {
-  if (a.size() != b.size()) return ::testing::AssertionFailure() << "different numbers of tensors";
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    if (a[i].defined() != b[i].defined()) {
-      return ::testing::AssertionFailure() << "only one has tensor " << i;
-    }
-    if (a[i].defined() && !at::equal(a[i], b[i])) {
-      return ::testing::AssertionFailure() << "tensor " << i << " differs by at most "
-                                           << (a[i] - b[i]).abs().max().item<double>();
-    }
-  }
-  return ::testing::AssertionSuccess();
 }
 
 ::testing::AssertionResult close_to(const std::vector<at::Tensor>& a,

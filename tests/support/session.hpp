@@ -14,6 +14,8 @@
 
 #include "modes.hpp"
 #include "random_model.hpp"
+#include "same_bits.hpp"
+#include "whole_weights.hpp"
 
 namespace zero::testing {
 
@@ -22,6 +24,10 @@ std::vector<std::string> all_strategies();
 
 /// Whether `mode` gathers units when they run, so that all ranks must run the same ones.
 bool gathers_by_unit(const std::string& mode);
+
+/// Averaged gradients, whole on every rank: what owners hold, put together. Undefined where no rank
+/// used the parameter. Called by all ranks after finish_backward().
+std::vector<at::Tensor> whole_gradients(train::Strategy& strategy);
 
 struct SessionOptions {
   RandomModelConfig model;
@@ -32,6 +38,13 @@ struct SessionOptions {
   dist::ReduceType reduce_type = dist::ReduceType::kOwn;
   std::uint64_t seed = 3;  ///< of the first values
 };
+
+/// For a model of these parts.
+inline SessionOptions with_parts(const std::string& parts) {
+  SessionOptions options;
+  options.model.parts = parts;
+  return options;
+}
 
 /// One rank that trains a random model under one strategy.
 class Session {
@@ -55,9 +68,7 @@ class Session {
   /// Copies of all weights, whole, in registration order. Called by all ranks.
   std::vector<at::Tensor> weights();
 
-  /// Averaged gradients, whole on every rank: what owners hold, put together. Undefined where no
-  /// rank used the parameter. Called by all ranks after finish_backward().
-  std::vector<at::Tensor> gradients();
+  std::vector<at::Tensor> gradients() { return whole_gradients(*strategy_); }
 
  private:
   dist::Communicator& communicator_;
@@ -73,14 +84,15 @@ class SingleProcessReference {
  public:
   explicit SingleProcessReference(const SessionOptions& options);
 
-  std::vector<at::Tensor> parameters() const;  ///< in the order of Session::weights()
+  /// In the order of Session::weights().
+  const std::vector<at::Tensor>& parameters() const { return parameters_; }
   RandomModel& model() { return *model_; }
   /// A step on `batch`, as Session::step() but for who computes.
   void step(const data::Batch& batch);
 
  private:
   std::shared_ptr<RandomModel> model_;
-  nn::ParameterList list_;
+  std::vector<at::Tensor> parameters_;
   std::unique_ptr<optim::Optimizer> optimizer_;
 };
 
@@ -90,14 +102,6 @@ using Script = std::function<void(Session&)>;
 /// Runs `script` under plain DDP and under every mode on `world_size` ranks, and fails the test
 /// where weights differ from DDP's in a single bit afterwards, or nothing was trained.
 void expect_all_modes_like_ddp(int world_size, const SessionOptions& options, const Script& script);
-
-/// The same for one rank that runs already.
-void expect_modes_like_ddp(dist::Communicator& communicator, const SessionOptions& options,
-                           const Script& script);
-
-/// Whether two lists of tensors are the same to the last bit; undefined ones count.
-::testing::AssertionResult same_bits(const std::vector<at::Tensor>& a,
-                                     const std::vector<at::Tensor>& b);
 
 /// Whether every element of `a` is within `tolerance` times the largest of its tensor in `b`.
 /// An undefined tensor counts as zeros.

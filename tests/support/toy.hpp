@@ -10,24 +10,30 @@
 #include <zero/nn/mlp.hpp>
 #include <zero/nn/parameters.hpp>
 
+#include "deferred.hpp"
+
 namespace zero::testing {
 
 /// A small MLP of odd sizes without storage yet, where its values come from, and batches for it
 /// that differ by rank and step.
 struct Toy {
-  explicit Toy(std::uint64_t seed = 5) : values(seed) {
-    const nn::DeferredStorage deferred;
-    model = std::make_shared<nn::Mlp>(nn::MlpConfig{});
+  explicit Toy(std::uint64_t seed = 5, const nn::MlpConfig& config = {})
+      : model(make_deferred<nn::Mlp>(config)), values(seed) {}
+  explicit Toy(const nn::MlpConfig& config) : Toy(/*seed=*/5, config) {}
+
+  /// The same model and values in this process alone, whole.
+  static Toy alone() {
+    Toy toy;
+    nn::initialize_parameters(*toy.model, toy.values);
+    return toy;
   }
 
   data::Batch batch(int rank, int step, std::int64_t samples = 4) const {
     at::Generator generator =
         at::detail::createCPUGenerator(static_cast<std::uint64_t>(1000 * rank + step + 1));
-    data::Batch batch;
-    batch.inputs = at::randn({samples, model->config().inputs}, generator);
-    batch.targets = at::randn({samples, model->config().outputs}, generator);
-    batch.loss_terms = samples;
-    return batch;
+    return {.inputs = at::randn({samples, model->config().inputs}, generator),
+            .targets = at::randn({samples, model->config().outputs}, generator),
+            .loss_terms = samples};
   }
 
   /// The batches of all ranks, one after the other.

@@ -12,8 +12,7 @@ namespace zero::testing {
 /// float16.
 inline SessionOptions mixed(at::ScalarType dtype,
                             dist::ReduceType reduce = dist::ReduceType::kOwn) {
-  SessionOptions options;
-  options.model.parts = "anfsgt";
+  SessionOptions options = with_parts("anfsgt");
   options.model.dtype = dtype;
   options.optimizer = optim::with_master_weights(optim::adamw({.learning_rate = 0.02}));
   options.reduce_type = reduce;

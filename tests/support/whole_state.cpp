@@ -5,8 +5,9 @@
 
 #include <iterator>
 
-#include <zero/base/error.hpp>
 #include <zero/io/safetensors.hpp>
+
+#include "error_of.hpp"
 
 namespace zero::testing {
 namespace {
@@ -19,8 +20,7 @@ constexpr int kSteps = kKinds - 1;  // after the states
 
 // This rank's states and step counts, at their places in one buffer for all parameters: zeros where
 // other ranks have something, so that the sum over ranks is the whole.
-at::Tensor spread_out(Session& session) {
-  train::Strategy& strategy = session.strategy();
+at::Tensor spread_out(train::Strategy& strategy) {
   at::Tensor all = at::zeros({kKinds * strategy.list().numel()}, at::kDouble);
   std::int64_t offset = 0;
   for (std::size_t i = 0; i < strategy.list().size(); ++i) {
@@ -45,12 +45,12 @@ at::Tensor spread_out(Session& session) {
 
 }  // namespace
 
-WholeState whole_state(Session& session) {
-  const nn::ParameterList& list = session.strategy().list();
-  const std::vector<at::Tensor> weights = session.weights();
-  at::Tensor all = spread_out(session);
-  if (session.strategy().sharded()) {
-    session.communicator().all_reduce(all, dist::Purpose::kControl, dist::ReduceOp::kSum).wait();
+WholeState whole_state(train::Strategy& strategy) {
+  const nn::ParameterList& list = strategy.list();
+  const std::vector<at::Tensor> weights = whole_weights(strategy);
+  at::Tensor all = spread_out(strategy);
+  if (strategy.sharded()) {
+    strategy.communicator().all_reduce(all, dist::Purpose::kControl, dist::ReduceOp::kSum).wait();
   }
   WholeState state;
   std::int64_t offset = 0;
@@ -73,7 +73,7 @@ WholeState local_state(Session& session) {
     const train::ParameterShard stored = strategy.local_shard(i);
     if (stored.tensor.defined()) state["parameter/" + name] = stored.tensor.detach().clone();
   }
-  state["states"] = spread_out(session);
+  state["states"] = spread_out(strategy);
   return state;
 }
 
@@ -100,8 +100,7 @@ WholeState kept(const std::filesystem::path& path) {
 }
 
 SessionOptions checkpoint_options(std::uint64_t seed) {
-  SessionOptions options;
-  options.model.parts = "anfsgt";
+  SessionOptions options = with_parts("anfsgt");
   options.seed = seed;
   return options;
 }
@@ -116,22 +115,12 @@ io::CheckpointInfo note(std::int64_t step, const std::string& mode) {
 }
 
 std::string refusal_of_loading(Session& session, const std::filesystem::path& folder) {
-  try {
-    io::load_checkpoint(session.strategy(), folder);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
+  return error_of([&] { io::load_checkpoint(session.strategy(), folder); });
 }
 
 std::string refusal_of_saving(Session& session, const std::filesystem::path& folder,
                               const io::CheckpointInfo& info) {
-  try {
-    io::save_checkpoint(session.strategy(), folder, info);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
+  return error_of([&] { io::save_checkpoint(session.strategy(), folder, info); });
 }
 
 }  // namespace zero::testing

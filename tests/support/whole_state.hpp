@@ -14,7 +14,8 @@ namespace zero::testing {
 using WholeState = std::map<std::string, at::Tensor>;
 
 /// Called by all ranks.
-WholeState whole_state(Session& session);
+WholeState whole_state(train::Strategy& strategy);
+inline WholeState whole_state(Session& session) { return whole_state(session.strategy()); }
 
 /// What this rank holds of it; nothing is sent.
 WholeState local_state(Session& session);

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include <zero/train/strategy.hpp>
+#include <zero/train/unsharded_parameters.hpp>
 
 namespace zero::testing {
 
@@ -17,6 +18,20 @@ inline std::vector<at::Tensor> whole_weights(train::Strategy& strategy) {
     }
   }
   return copies;
+}
+
+/// What follows backward() in a step.
+inline void finish_step(train::Strategy& strategy) {
+  strategy.finish_backward();
+  strategy.optimizer_step();
+  strategy.sync_parameters();
+}
+
+/// The parameters of a model that no strategy has, in the same order.
+inline std::vector<at::Tensor> parameters_of(nn::Model& model) {
+  std::vector<at::Tensor> tensors;
+  for (const nn::Parameter& p : nn::list_parameters(model).parameters) tensors.push_back(p.tensor);
+  return tensors;
 }
 
 }  // namespace zero::testing

@@ -3,6 +3,7 @@
 
 #include <tests/support/prepare.hpp>
 #include <tests/support/records.hpp>
+#include <tests/support/token_file_writer.hpp>
 #include <zero/base/sha256.hpp>
 #include <zero/data/random.hpp>
 #include <zero/data/reviews.hpp>
@@ -15,12 +16,17 @@ namespace {
 using testing::kReviewsCsv;
 using testing::kTokenizer;
 using testing::mentions;
+using testing::part_of;
 using testing::Prepare;
+using testing::PrepareWithTokenizers;
 using testing::ProcessResult;
 using testing::read_bytes;
 using testing::run_python;
 using testing::text_of;
+using testing::write_token_file;
 using Ids = std::vector<std::int64_t>;
+
+std::string quoted(const std::filesystem::path& path) { return "'" + path.string() + "'"; }
 
 /// The text of the record with this label, of which there is one.
 Ids text_labelled(const Records& records, std::uint32_t label) {
@@ -38,9 +44,7 @@ TEST_F(Prepare, BytesOfTextAreThoseThatTheProgramsRead) {
   folder_.write("docs/b.md", "second \xC3\xA9\r\n");
   folder_.write("docs/a.txt", "first\n");
   folder_.write("docs/.hidden.md", "never");
-  ASSERT_EQ(
-      prepare(fmt::format("text --bytes --input {} --output {}", path("docs"), path("t.tokens"))),
-      "");
+  ASSERT_EQ(prepare_text(path("docs")), "");
   const TokenStream text = text_from_files({(folder_ / "docs").string()});
   EXPECT_EQ(TokenFile(folder_ / "t.tokens").stream().fingerprint(), text.fingerprint());
   // The same bytes on disk as from the C++ writer, header and all.
@@ -50,9 +54,7 @@ TEST_F(Prepare, BytesOfTextAreThoseThatTheProgramsRead) {
 
 TEST_F(Prepare, BytesOfReviewsAreThoseThatTheProgramsReadInSeededOrder) {
   const auto fixture = testing::fixtures() / "reviews.csv";
-  ASSERT_EQ(prepare(fmt::format("reviews --bytes --input '{}' --output {} --max-length 40",
-                                fixture.string(), path("r.tokens"))),
-            "");
+  ASSERT_EQ(prepare_reviews(quoted(fixture), "--max-length 40"), "");
   const Records prepared = TokenFile(folder_ / "r.tokens").records();
   const Records expected = reviews_from_csv(fixture);
   const Ids order = permutation(expected.size(), generator_for(/*seed=*/42, /*stream=*/0));
@@ -67,24 +69,21 @@ TEST_F(Prepare, BytesOfReviewsAreThoseThatTheProgramsReadInSeededOrder) {
 
 TEST_F(Prepare, SplitsAndLimits) {
   const auto fixture = testing::fixtures() / "reviews.csv";
-  const std::string base = fmt::format("reviews --bytes --input '{}' --seed 7", fixture.string());
-  ASSERT_EQ(prepare(fmt::format("{} --output {}", base, path("all.tokens"))), "");
-  ASSERT_EQ(
-      prepare(fmt::format("{} --output {} --limit 50 --validation 0.2", base, path("part.tokens"))),
-      "");
-  const Records all = TokenFile(folder_ / "all.tokens").records();
+  ASSERT_EQ(prepare_reviews(quoted(fixture), "--seed 7"), "");
+  ASSERT_EQ(prepare_reviews(quoted(fixture),
+                            "--seed 7 --limit 50 --validation 0.2 --output " + path("part.tokens")),
+            "");
+  const Records all = TokenFile(folder_ / "r.tokens").records();
   EXPECT_EQ(TokenFile(folder_ / "part.train.tokens").records().fingerprint(),
-            all.slice(0, 40).fingerprint());
+            part_of(all, 0, 40).fingerprint());
   EXPECT_EQ(TokenFile(folder_ / "part.validation.tokens").records().fingerprint(),
-            all.slice(40, 50).fingerprint());
+            part_of(all, 40, 50).fingerprint());
   EXPECT_FALSE(std::filesystem::exists(folder_ / "part.tokens"));
 
   folder_.write("t.txt", "0123456789");
-  ASSERT_EQ(prepare(fmt::format("text --bytes --input {} --output {} --validation 0.3",
-                                path("t.txt"), path("t.tokens"))),
-            "");
+  ASSERT_EQ(prepare_text(path("t.txt"), "--validation 0.3"), "");
   EXPECT_EQ(TokenFile(folder_ / "t.train.tokens").stream().size(), 7);
-  EXPECT_EQ(TokenFile(folder_ / "t.validation.tokens").stream()[0], '7');
+  EXPECT_EQ(testing::ids_of(TokenFile(folder_ / "t.validation.tokens").stream()).front(), '7');
 }
 
 TEST_F(Prepare, EveryFormOfReviewsGivesTheSameFile) {
@@ -101,10 +100,7 @@ TEST_F(Prepare, EveryFormOfReviewsGivesTheSameFile) {
                                        "stars.json"};
   std::string first;
   for (const auto& name : names) {
-    ASSERT_EQ(prepare(fmt::format("reviews --bytes --input {} --output {}", path(name),
-                                  path("r.tokens"))),
-              "")
-        << name;
+    ASSERT_EQ(prepare_reviews(path(name)), "") << name;
     const std::string bytes = read_bytes(folder_ / "r.tokens");
     first = first.empty() ? bytes : first;
     EXPECT_EQ(bytes, first) << name;
@@ -126,38 +122,21 @@ TEST_F(Prepare, ParquetGivesTheSameFileAsCsv) {
   const ProcessResult made = run_python(make);
   ASSERT_EQ(made.code, 0) << made.said;
   for (const std::string form : {"csv", "parquet"}) {
-    ASSERT_EQ(prepare(fmt::format("reviews --bytes --input {} --output {}", path("r." + form),
-                                  path(form + ".tokens"))),
-              "");
+    ASSERT_EQ(prepare_reviews(path("r." + form), "--output " + path(form + ".tokens")), "");
   }
   EXPECT_EQ(TokenFile(folder_ / "parquet.tokens").records().size(), 3);
   EXPECT_EQ(read_bytes(folder_ / "parquet.tokens"), read_bytes(folder_ / "csv.tokens"));
 }
 
-TEST_F(Prepare, ManyInputsAreOneSet) {
-  folder_.write("a.csv", "label,text\n4,good\n");
+TEST_F(Prepare, ManyInputsAreOneSetWithoutReviewsThatHaveNoText) {
+  folder_.write("a.csv", "label,text\n4,good\n0,\"\"\n");
   folder_.write("b.jsonl", "{\"label\": 0, \"text\": \"bad\"}\n");
-  ASSERT_EQ(prepare(fmt::format("reviews --bytes --input {} {} --output {}", path("a.csv"),
-                                path("b.jsonl"), path("r.tokens"))),
-            "");
+  ASSERT_EQ(prepare_reviews(path("a.csv") + " " + path("b.jsonl")), "");
+  EXPECT_TRUE(mentions(said_, "left out: 1 reviews without a token"));
   EXPECT_EQ(TokenFile(folder_ / "r.tokens").records().size(), 2);
 }
 
-TEST_F(Prepare, ReviewsWithoutTextAreLeftOutAndCounted) {
-  folder_.write("r.csv", "label,text\n4,good\n0,\"\"\n");
-  ASSERT_EQ(prepare(fmt::format("reviews --bytes --input {} --output {}", path("r.csv"),
-                                path("r.tokens"))),
-            "");
-  EXPECT_TRUE(mentions(said_, "left out: 1 reviews without a token"));
-  EXPECT_EQ(TokenFile(folder_ / "r.tokens").records().size(), 1);
-}
-
-TEST_F(Prepare, TokenizerForReviews) {
-  if (!has("tokenizers")) {
-    GTEST_SKIP() << "NOT TESTED: prepare.py --tokenizer (see above how to enable it)";
-  }
-  folder_.write("tokenizer.json", kTokenizer);
-  folder_.write("r.csv", kReviewsCsv);
+TEST_F(PrepareWithTokenizers, ForReviews) {
   const std::string base = fmt::format("reviews --tokenizer {} --input {} --output {}",
                                        path("tokenizer.json"), path("r.csv"), path("r.tokens"));
   ASSERT_EQ(prepare(base), "");
@@ -177,11 +156,7 @@ TEST_F(Prepare, TokenizerForReviews) {
   EXPECT_EQ(text_labelled(cut, 2), (Ids{2, 5}));
 }
 
-TEST_F(Prepare, TokenizerForText) {
-  if (!has("tokenizers")) {
-    GTEST_SKIP() << "NOT TESTED: prepare.py --tokenizer (see above how to enable it)";
-  }
-  folder_.write("tokenizer.json", kTokenizer);
+TEST_F(PrepareWithTokenizers, ForText) {
   folder_.write("a.txt", "good soup and bad bread\n");
   folder_.write("b.txt", "very good coffee");
   ASSERT_EQ(

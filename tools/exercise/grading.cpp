@@ -6,8 +6,7 @@
 #include <cstdio>
 #include <optional>
 
-#include <zero/base/error.hpp>
-
+#include "check.hpp"
 #include "judge.hpp"
 #include "rank_log.hpp"
 #include "reference.hpp"
@@ -15,17 +14,10 @@
 namespace zero::exercise {
 namespace {
 
-// Runs `function` on `ranks` ranks and records each. A collective that ranks disagree about is an
-// error that names both sides, and none waits longer than 5 s.
-std::vector<dist::RankExit> run(dist::LaunchOptions options, int ranks,
+// Runs `function` on `ranks` ranks and records each.
+std::vector<dist::RankExit> run(const dist::LaunchOptions& options, int ranks,
                                 const dist::RankFunction& function) {
-  options.world_size = ranks;
-  options.capture_output = true;
-  options.threads = 1;
-  options.connect.check_collectives = true;
-  options.connect.timeout = std::chrono::seconds(5);
-  options.total_timeout = std::chrono::seconds(20);
-  return dist::launch_ranks(options, [&](dist::Communicator& communicator) {
+  return dist::launch_ranks(checked(options, ranks), [&](dist::Communicator& communicator) {
     return to_text(record(communicator, function));
   });
 }
@@ -55,22 +47,15 @@ std::optional<std::string> judge_at(int chapter, const dist::LaunchOptions& opti
   return judge_run(chapter, logs_of(exits), references);
 }
 
-int grade(const std::string& exercise, const dist::LaunchOptions& options,
-          const dist::RankFunction& function) {
+void check_program(const std::string& exercise, const dist::LaunchOptions& options,
+                   const dist::RankFunction& function) {
   for (const int ranks : {2, 3, 4, 1}) {  // most mistakes need two
     std::string output;
     const auto mistake = judge_at(exercise[1] - '0', options, ranks, function, output);
     if (!mistake) continue;
     if (!output.empty()) fmt::print("What the ranks printed:\n{}\n", output);
-    fmt::print("{}, {} rank{}: {}{}\n", exercise, ranks, ranks == 1 ? "" : "s", *mistake,
-               mistake->back() == '?' ? "" : ".");
-    return 1;
+    throw Mistake(*mistake, ranks);
   }
-  fmt::print(
-      "{} is right: bytes held, bytes sent and weights are as they must be at 1, 2, 3 and 4 "
-      "ranks.\n",
-      exercise);
-  return 0;
 }
 
 }  // namespace
@@ -80,13 +65,10 @@ namespace zero::dist {
 
 std::vector<RankExit> graded_launch_ranks(const std::string& exercise, const LaunchOptions& options,
                                           const RankFunction& function) {
-  int code = 2;
-  try {
-    code = exercise::grade(exercise, options, function);
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "{}: {}\n", exercise, message_of(error));
-  }
-  std::exit(code);
+  const auto check = [&] { exercise::check_program(exercise, options, function); };
+  std::exit(exercise::grade(exercise, check,
+                            "bytes held, bytes sent and weights are as they must be at 1, 2, 3 and "
+                            "4 ranks"));
 }
 
 }  // namespace zero::dist

@@ -3,9 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <set>
+#include <cstdlib>
 
-#include "sentences.hpp"
+#include <zero/base/table.hpp>
+
 #include "small_formulas.hpp"
 
 namespace zero::exercise {
@@ -18,11 +19,66 @@ using std::string;
 constexpr auto kGradient = static_cast<std::size_t>(dist::Purpose::kGradient);
 constexpr auto kParameter = static_cast<std::size_t>(dist::Purpose::kParameter);
 
+// "3,640 bytes too many" or "3,640 bytes of gradients too few", for a difference other than 0.
+string too_many(std::int64_t difference, const string& of_what = "") {
+  return fmt::format("{} bytes{} too {}", base::with_thousands(std::abs(difference)),
+                     of_what.empty() ? "" : " of " + of_what, difference > 0 ? "many" : "few");
+}
+
+// "layer 0", "layers 0 and 2", "layers 0, 1 and 3".
+string layers(const std::vector<int>& which) {
+  string text = which.size() == 1 ? "layer " : "layers ";
+  for (std::size_t i = 0; i < which.size(); ++i) {
+    if (i > 0) text += i + 1 == which.size() ? " and " : ", ";
+    text += std::to_string(which[i]);
+  }
+  return text;
+}
+
+// The smallest set of layers among `candidates` whose `bytes` add up to `wanted`, or nothing.
+optional<std::vector<int>> layers_that_sum_to(std::int64_t wanted, const LayerBytes& bytes,
+                                              const std::vector<int>& candidates) {
+  optional<std::vector<int>> best;
+  for (unsigned set = 1; set < 1U << candidates.size(); ++set) {
+    std::vector<int> chosen;
+    std::int64_t sum = 0;
+    for (std::size_t i = 0; i < candidates.size(); ++i) {
+      if ((set >> i & 1U) == 0) continue;
+      chosen.push_back(candidates[i]);
+      sum += bytes[static_cast<std::size_t>(candidates[i])];
+    }
+    if (sum == wanted && (!best || chosen.size() < best->size())) best = chosen;
+  }
+  return best;
+}
+
+// A rank, and what it should hold and send.
+struct Rank {
+  int chapter, ranks, rank;
+  Expected expected;
+};
+
+// The first mistake that `judge` finds in a step of a rank.
+template <typename Judge>
+optional<string> judge_steps(int chapter, const Run& run, const Judge& judge) {
+  const auto ranks = static_cast<int>(run.size());
+  for (int rank = 0; rank < ranks; ++rank) {
+    const Rank here{chapter, ranks, rank, expected(chapter, ranks, rank)};
+    for (const StepBytes& step : run[static_cast<std::size_t>(rank)].steps) {
+      if (auto text = judge(here, step)) return text;
+    }
+  }
+  return std::nullopt;
+}
+
 // ---- the end of a program ----
 
 // Where the text of the rank's error begins in its output; npos if it ended without one.
 std::size_t error_begin(const dist::RankExit& exit) {
-  return exit.ok() ? string::npos : exit.output.rfind(fmt::format("rank {}: ", exit.rank));
+  if (exit.ok()) return string::npos;
+  const string begin = fmt::format("rank {}: ", exit.rank);
+  const std::size_t line = ("\n" + exit.output).rfind("\n" + begin);
+  return line == string::npos ? exit.output.rfind(begin) : line;
 }
 
 // The first line of the rank's error.
@@ -143,13 +199,15 @@ optional<string> judge_agreement(int chapter, const Run& run) {
 
 struct Kind {
   Category category;
+  std::int64_t Expected::*held;
   const char* tensors;  // "the moments"
   const char* states;   // "optimizer states"
 };
 
-constexpr Kind kKinds[] = {{Category::kParameters, "the weight", "parameters"},
-                           {Category::kGradients, "the gradient", "gradients"},
-                           {Category::kOptimizer, "the moments", "optimizer states"}};
+constexpr Kind kKinds[] = {
+    {Category::kParameters, &Expected::parameters, "the weight", "parameters"},
+    {Category::kGradients, &Expected::gradients, "the gradient", "gradients"},
+    {Category::kOptimizer, &Expected::optimizer, "the moments", "optimizer states"}};
 
 std::vector<int> layers_where(int ranks, int rank, bool owned) {
   std::vector<int> which;
@@ -200,51 +258,41 @@ optional<string> explain_shards(int ranks, int rank, const Kind& kind, const Lay
     return fmt::format("rank {} holds {} of {} whole, not a shard only: {}", rank, kind.tensors,
                        layers(*which), too_many(difference));
   }
-  for (const LayerBytes& bytes : {whole, times(shard, ranks)}) {
-    const auto which = layers_that_sum_to(difference, bytes, kAllLayers);
-    if (!which) continue;
-    return fmt::format("rank {} still holds {} of {} whole, beside a shard: {}", rank, kind.tensors,
-                       layers(*which), too_many(difference));
-  }
   return std::nullopt;
 }
 
-string explain_rest(int chapter, int ranks, int rank, const Kind& kind, std::int64_t difference) {
+string explain_rest(const Rank& at, const Kind& kind, std::int64_t difference) {
   const std::int64_t copies = kind.category == Category::kOptimizer ? 2 : 1;
-  const LayerBytes whole = times(layer_bytes(), copies), shard = times(shard_bytes(ranks), copies);
-  const auto text = chapter <= 3 ? explain_whole_layers(ranks, rank, kind, whole, difference)
-                                 : explain_shards(ranks, rank, kind, whole, shard, difference);
-  if (text) return *text;
-  return fmt::format("rank {} holds {} at the end of a step", rank,
-                     too_many(difference, kind.states));
+  const LayerBytes whole = times(layer_bytes(), copies);
+  const LayerBytes shard = times(shard_bytes(at.ranks), copies);
+  const auto text = at.chapter <= 3
+                        ? explain_whole_layers(at.ranks, at.rank, kind, whole, difference)
+                        : explain_shards(at.ranks, at.rank, kind, whole, shard, difference);
+  return text.value_or(fmt::format("rank {} holds {} at the end of a step", at.rank,
+                                   too_many(difference, kind.states)));
 }
 
 optional<string> judge_rest(int chapter, const Run& run, const References& references) {
-  const auto ranks = static_cast<int>(run.size());
   for (const Kind& kind : kKinds) {
-    for (int rank = 0; rank < ranks; ++rank) {
-      const Expected e = expected(chapter, ranks, rank);
-      const std::int64_t allowed = kind.category == Category::kParameters  ? e.parameters
-                                   : kind.category == Category::kGradients ? e.gradients
-                                                                           : e.optimizer;
-      for (const StepBytes& step : run[static_cast<std::size_t>(rank)].steps) {
-        const std::int64_t difference = step.held_as(kind.category) - allowed;
-        if (difference != 0) return explain_rest(chapter, ranks, rank, kind, difference);
-      }
-    }
+    auto text =
+        judge_steps(chapter, run, [&](const Rank& at, const StepBytes& step) -> optional<string> {
+          const std::int64_t difference = step.held_as(kind.category) - at.expected.*kind.held;
+          if (difference == 0) return std::nullopt;
+          return explain_rest(at, kind, difference);
+        });
+    if (text) return text;
   }
   // A tensor that is not counted as one of these. Activations are the same in all programs.
   constexpr std::int64_t kSmall = 256;
-  for (int rank = 0; rank < ranks; ++rank) {
-    const auto r = static_cast<std::size_t>(rank);
+  for (std::size_t rank = 0; rank < run.size(); ++rank) {
     for (std::size_t s = 0; s < kSteps; ++s) {
-      const std::int64_t more = run[r].steps[s].held_as(Category::kOther) -
-                                references.ddp[r].steps[s].held_as(Category::kOther);
+      const std::int64_t more = run[rank].steps[s].held_as(Category::kOther) -
+                                references.ddp[rank].steps[s].held_as(Category::kOther);
       if (more <= kSmall) continue;
       return fmt::format(
           "rank {} holds {} bytes more than DDP does in tensors that are not counted(): is "
           "something kept that should be dropped?",
-          rank, grouped(more));
+          rank, base::with_thousands(more));
     }
   }
   return std::nullopt;
@@ -252,127 +300,99 @@ optional<string> judge_rest(int chapter, const Run& run, const References& refer
 
 // ---- bytes at the peak ----
 
-string explain_parameters_peak(int chapter, int ranks, int rank, const StepBytes& step) {
-  const Expected e = expected(chapter, ranks, rank);
-  const std::int64_t gathered = step.peak_as(Category::kParameters) - e.parameters;
-  if (gathered < e.parameters_peak - e.parameters) {
+string explain_parameters_peak(const Rank& at, const StepBytes& step) {
+  const std::int64_t enough = at.expected.parameters_peak - at.expected.parameters;
+  const std::int64_t gathered = step.peak_as(Category::kParameters) - at.expected.parameters;
+  if (gathered < enough) {
     return fmt::format(
         "rank {} never holds as many bytes of parameters as it computes with ({} fewer): is a "
         "gathered weight not counted(…, kParameters)?",
-        rank, grouped(e.parameters_peak - e.parameters - gathered));
+        at.rank, base::with_thousands(enough - gathered));
   }
-  const LayerBytes bytes = chapter <= 3 ? layer_bytes() : times(shard_bytes(ranks), ranks);
-  const auto candidates = chapter <= 3 ? layers_where(ranks, rank, /*owned=*/false) : kAllLayers;
-  const auto which = layers_that_sum_to(gathered, bytes, candidates);
+  const bool cut = at.chapter >= 4;
+  const auto which =
+      layers_that_sum_to(gathered, cut ? times(shard_bytes(at.ranks), at.ranks) : layer_bytes(),
+                         cut ? kAllLayers : layers_where(at.ranks, at.rank, /*owned=*/false));
   const string held =
       which ? fmt::format("the whole weights of {} at once", layers(*which))
-            : fmt::format("{} bytes of gathered weights where {} are enough", grouped(gathered),
-                          grouped(e.parameters_peak - e.parameters));
-  const bool gathers_once = step.sent[kParameter] * 2 == e.parameters_sent && ranks > 1;
+            : fmt::format("{} bytes of gathered weights where {} are enough",
+                          base::with_thousands(gathered), base::with_thousands(enough));
+  const bool gathers_once =
+      step.sent[kParameter] * 2 == at.expected.parameters_sent && at.ranks > 1;
   const char* const cause =
       gathers_once ? "each is gathered once and kept until backward; drop it after forward and "
                      "gather it again"
-      : chapter == 5
+      : at.chapter == 5
           ? "start a gather one layer ahead, not more, and drop each weight after its layer"
           : "drop each weight as soon as its layer has computed";
-  return fmt::format("at the peak rank {} holds {}: {}", rank, held, cause);
+  return fmt::format("at the peak rank {} holds {}: {}", at.rank, held, cause);
 }
 
-optional<string> judge_peak(int chapter, const Run& run) {
-  const auto ranks = static_cast<int>(run.size());
-  for (int rank = 0; rank < ranks; ++rank) {
-    const Expected e = expected(chapter, ranks, rank);
-    for (const StepBytes& step : run[static_cast<std::size_t>(rank)].steps) {
-      if (step.peak_as(Category::kParameters) != e.parameters_peak) {
-        return explain_parameters_peak(chapter, ranks, rank, step);
-      }
-      const std::int64_t gradients = step.peak_as(Category::kGradients) - e.gradients_peak;
-      if (gradients > 0) {
-        return fmt::format(
-            "at the peak rank {} holds {}: {}", rank, too_many(gradients, "gradients"),
-            chapter == 5   ? "only each layer's whole gradient and its shard are needed"
-            : chapter == 4 ? "count one layer's whole gradient at a time, with its zeros, and drop "
-                             "it when it is reduced"
-                           : "drop each gradient as soon as it is reduced, not after backward");
-      }
-      const std::int64_t optimizer = step.peak_as(Category::kOptimizer) - e.optimizer;
-      if (optimizer != 0) {
-        return fmt::format("at the peak rank {} holds {}", rank,
-                           too_many(optimizer, "optimizer states"));
-      }
-    }
+optional<string> judge_peak(const Rank& at, const StepBytes& step) {
+  if (step.peak_as(Category::kParameters) != at.expected.parameters_peak) {
+    return explain_parameters_peak(at, step);
   }
-  return std::nullopt;
+  const std::int64_t gradients = step.peak_as(Category::kGradients) - at.expected.gradients_peak;
+  if (gradients > 0) {
+    return fmt::format(
+        "at the peak rank {} holds {}: {}", at.rank, too_many(gradients, "gradients"),
+        at.chapter == 5   ? "only each layer's whole gradient and its shard are needed"
+        : at.chapter == 4 ? "count one layer's whole gradient at a time, with its zeros, and drop "
+                            "it when it is reduced"
+                          : "drop each gradient as soon as it is reduced, not after backward");
+  }
+  const std::int64_t optimizer = step.peak_as(Category::kOptimizer) - at.expected.optimizer;
+  if (optimizer == 0) return std::nullopt;
+  return fmt::format("at the peak rank {} holds {}", at.rank,
+                     too_many(optimizer, "optimizer states"));
 }
 
 // ---- bytes sent ----
 
-string explain_gradients_sent(int chapter, int ranks, int rank, const Run& run, std::int64_t sent) {
-  const Expected e = expected(chapter, ranks, rank);
-  const auto r = static_cast<std::size_t>(rank);
-  const string begin = fmt::format("rank {} sends {} in a step", rank,
-                                   too_many(sent - e.gradients_sent, "gradients"));
-  const auto uses = [&](const string& operation) {
-    return std::any_of(run[r].events.begin(), run[r].events.end(), [&](const Event& event) {
-      return event.operation == operation + " gradient";
-    });
-  };
-  if (chapter >= 1 && uses("all_reduce")) {
+string explain_gradients_sent(const Rank& at, const Run& run, std::int64_t sent) {
+  const string begin = fmt::format("rank {} sends {} in a step", at.rank,
+                                   too_many(sent - at.expected.gradients_sent, "gradients"));
+  const std::vector<Event>& events = run[static_cast<std::size_t>(at.rank)].events;
+  const bool all_reduces = std::any_of(events.begin(), events.end(), [](const Event& event) {
+    return event.operation == "all_reduce gradient";
+  });
+  if (at.chapter >= 1 && all_reduces) {
     return begin + ": an all-reduce hands the average to all ranks, and only " +
-           (chapter >= 4 ? "one shard of it is needed on each" : "the owner needs it");
+           (at.chapter >= 4 ? "one shard of it is needed on each" : "the owner needs it");
   }
-  if (chapter == 0 && sent == 0) {
+  if (at.chapter == 0 && sent == 0) {
     return begin +
            ": gradients must be averaged before the update; averaging weights is not the same";
-  }
-  if (chapter == 0 && uses("reduce")) {
-    return begin + ": a reduce hands the average to one rank only";
-  }
-  if (chapter >= 4 && uses("reduce")) {
-    return begin +
-           ": a reduce sends the whole gradient to one rank, a reduce-scatter a shard to each";
   }
   return begin;
 }
 
-string explain_parameters_sent(int chapter, int ranks, int rank, std::int64_t sent) {
-  const Expected e = expected(chapter, ranks, rank);
-  const string begin = fmt::format("rank {} sends {} in a step", rank,
-                                   too_many(sent - e.parameters_sent, "parameters"));
-  if (chapter == 0) return begin + ": DDP averages gradients and sends no weights";
-  const std::int64_t times_all = (ranks - 1) * sum_of(layer_bytes());
-  if (chapter <= 2 && rank == 0 && sent == times_all) {
+string explain_parameters_sent(const Rank& at, std::int64_t sent) {
+  const string begin = fmt::format("rank {} sends {} in a step", at.rank,
+                                   too_many(sent - at.expected.parameters_sent, "parameters"));
+  if (at.chapter == 0) return begin + ": DDP averages gradients and sends no weights";
+  const std::int64_t times_all = (at.ranks - 1) * sum_of(layer_bytes());
+  if (at.chapter <= 2 && at.rank == 0 && sent == times_all) {
     return begin + ": it broadcasts all layers, not only those that it owns";
   }
-  if (chapter >= 3 && sent * 2 == e.parameters_sent) {
-    return begin + ": backward must gather each weight once more";
-  }
-  if (chapter >= 3 && sent * 2 == 3 * e.parameters_sent) {
+  if (at.chapter >= 3 && sent * 2 == 3 * at.expected.parameters_sent) {
     return begin + ": the next gather brings the new weight, so nothing is sent after the update";
   }
   return begin;
 }
 
-optional<string> judge_traffic(int chapter, const Run& run) {
-  const auto ranks = static_cast<int>(run.size());
-  for (int rank = 0; rank < ranks; ++rank) {
-    const Expected e = expected(chapter, ranks, rank);
-    for (const StepBytes& step : run[static_cast<std::size_t>(rank)].steps) {
-      if (step.sent[kGradient] != e.gradients_sent) {
-        return explain_gradients_sent(chapter, ranks, rank, run, step.sent[kGradient]);
-      }
-      if (step.sent[kParameter] != e.parameters_sent) {
-        return explain_parameters_sent(chapter, ranks, rank, step.sent[kParameter]);
-      }
-      const std::int64_t other =
-          step.sent_as(dist::Purpose::kControl) + step.sent_as(dist::Purpose::kSetup);
-      if (other != 0) {
-        return fmt::format("rank {} sends {} bytes that are neither gradients nor parameters", rank,
-                           grouped(other));
-      }
-    }
+optional<string> judge_traffic(const Rank& at, const Run& run, const StepBytes& step) {
+  if (step.sent[kGradient] != at.expected.gradients_sent) {
+    return explain_gradients_sent(at, run, step.sent[kGradient]);
   }
-  return std::nullopt;
+  if (step.sent[kParameter] != at.expected.parameters_sent) {
+    return explain_parameters_sent(at, step.sent[kParameter]);
+  }
+  const std::int64_t other =
+      step.sent_as(dist::Purpose::kControl) + step.sent_as(dist::Purpose::kSetup);
+  if (other == 0) return std::nullopt;
+  return fmt::format("rank {} sends {} bytes that are neither gradients nor parameters", at.rank,
+                     base::with_thousands(other));
 }
 
 // ---- the weights are those of DDP ----
@@ -445,8 +465,11 @@ optional<string> judge_run(int chapter, const Run& run, const References& refere
   }
   if (auto text = judge_agreement(chapter, run)) return text;
   if (auto text = judge_rest(chapter, run, references)) return text;
-  if (auto text = judge_peak(chapter, run)) return text;
-  if (auto text = judge_traffic(chapter, run)) return text;
+  if (auto text = judge_steps(chapter, run, judge_peak)) return text;
+  const auto traffic = [&](const Rank& at, const StepBytes& step) {
+    return judge_traffic(at, run, step);
+  };
+  if (auto text = judge_steps(chapter, run, traffic)) return text;
   return judge_weights(chapter, run, references);
 }
 

@@ -21,8 +21,8 @@ struct References {
   std::function<Run()> ddp_with_sums;  ///< the same with sums in place of averages; run if needed
 };
 
-/// Each returns the first thing that is wrong, in one line with the mistake that it looks like, or
-/// nothing. `chapter` (0 to 5) is the program that the learner is to write.
+/// Each judge function returns the first error that it finds and its likely cause, in one line, or
+/// nothing. `chapter` (0 to 5) says which program the learner writes.
 
 /// Crashes, errors and time limits.
 std::optional<std::string> judge_exits(const std::vector<dist::RankExit>& exits);
@@ -35,8 +35,8 @@ std::string printed_by(const std::vector<dist::RankExit>& exits);
 /// peak; bytes sent; the weights are those of DDP.
 std::optional<std::string> judge_run(int chapter, const Run& run, const References& references);
 
-/// The order of chapter 05's collectives on one rank: a gather starts before the layer computes
-/// that it hides behind, and reductions are waited for after backward, before their update.
+/// The order of chapter 05's collectives on one rank: each gather starts before the computation
+/// that hides it, and each reduction is waited for after backward and before its update.
 std::optional<std::string> judge_order(int rank, int ranks, const RankLog& log);
 
 }  // namespace zero::exercise

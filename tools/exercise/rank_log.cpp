@@ -1,12 +1,9 @@
 #include "rank_log.hpp"
 
 #include <ATen/record_function.h>
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <memory>
-#include <optional>
-#include <sstream>
+#include <nlohmann/json.hpp>
 #include <string_view>
 
 #include "small_formulas.hpp"
@@ -14,7 +11,7 @@
 namespace zero::exercise {
 namespace {
 
-// What records this process's rank.
+// Records what the rank in this process does.
 class Recorder {
  public:
   explicit Recorder(dist::Communicator& communicator) : communicator_(communicator) {
@@ -51,8 +48,8 @@ class Recorder {
  private:
   int step() const { return static_cast<int>(log_.steps.size()) + 1; }
 
-  // What the communicator has noted since the last call. The name of a start or a wait is
-  // "start all_gather parameter"; other activities overlap with these.
+  // Takes what the communicator has recorded since the last call. Only starts and waits count, with
+  // names such as "start all_gather parameter"; other activities overlap with them.
   void take_collectives() {
     for (const dist::Activity& activity : activities_) {
       const bool starts = activity.name.rfind("start ", 0) == 0;
@@ -103,7 +100,7 @@ std::unique_ptr<at::ObserverContext> on_operation(const at::RecordFunction& func
   if (name == "aten::mm" && inputs.size() >= 2) {
     record_product(inputs[0].toTensor(), inputs[1].toTensor());
   } else if (name == "aten::sqrt" && !inputs.empty()) {
-    // AdamW takes one root for each tensor that it updates, in double precision.
+    // AdamW takes one square root, in double precision, for each tensor that it updates.
     const at::Tensor& root = inputs[0].toTensor();
     recorder->add({Event::Kind::kUpdate, 0, "", 4 * root.numel(), /*layer=*/-1, /*digest=*/0});
   }
@@ -138,45 +135,13 @@ memory::Snapshot record_step() {
   return snapshot;
 }
 
-// One line for each event and each step: its kind, then its fields. The operation comes last.
-std::string to_text(const RankLog& log) {
-  std::string text;
-  for (const Event& e : log.events) {
-    text += fmt::format("event {} {} {} {} {} {}\n", static_cast<int>(e.kind), e.step, e.bytes,
-                        e.layer, e.digest, e.operation);
-  }
-  for (const StepBytes& s : log.steps) {
-    text += fmt::format("step {} {} {}\n", fmt::join(s.held, " "), fmt::join(s.peak, " "),
-                        fmt::join(s.sent, " "));
-  }
-  return text + "digest " + log.digest + "\n";
-}
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Event, kind, step, operation, bytes, layer, digest)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(StepBytes, held, peak, sent)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankLog, events, steps, digest)
 
+std::string to_text(const RankLog& log) { return nlohmann::json(log).dump(); }
 RankLog log_from_text(const std::string& text) {
-  RankLog log;
-  std::istringstream lines(text);
-  for (std::string line; std::getline(lines, line);) {
-    std::istringstream fields(line);
-    std::string word;
-    fields >> word;
-    if (word == "event") {
-      Event event{};
-      int kind = 0;
-      fields >> kind >> event.step >> event.bytes >> event.layer >> event.digest >> std::ws;
-      event.kind = static_cast<Event::Kind>(kind);
-      std::getline(fields, event.operation);
-      log.events.push_back(event);
-    } else if (word == "step") {
-      StepBytes step;
-      for (auto& bytes : step.held) fields >> bytes;
-      for (auto& bytes : step.peak) fields >> bytes;
-      for (auto& bytes : step.sent) fields >> bytes;
-      log.steps.push_back(step);
-    } else if (word == "digest") {
-      fields >> log.digest;
-    }
-  }
-  return log;
+  return nlohmann::json::parse(text).get<RankLog>();
 }
 
 }  // namespace zero::exercise

@@ -1,7 +1,7 @@
 #include "reference.hpp"
 
-#define ZERO_EXERCISE ""  // for main(), which is not called
-#include "grading.hpp"  // all headers of the program, whose own lines then do nothing in a namespace
+#define ZERO_EXERCISE ""  // needed to compile main(); nothing calls it
+#include "grading.hpp"    // has the program's headers: its own includes below then do nothing
 
 namespace zero::exercise {
 

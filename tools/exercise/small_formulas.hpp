@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <numeric>
 
-/// The small programs (NN_…/minimal.cpp) by formula: what each rank of each chapter holds and
-/// sends. All figures are bytes of float32.
+/// Formulas for the small programs (NN_…/minimal.cpp): what each rank of each chapter holds and
+/// sends, in bytes of float32.
 namespace zero::exercise {
 
 inline constexpr int kLayers = 4;
@@ -17,7 +17,7 @@ inline constexpr std::array<std::array<std::int64_t, 2>, kLayers> kShapes = {
 
 using LayerBytes = std::array<std::int64_t, kLayers>;
 
-/// Each layer's weight, whole.
+/// Bytes of each layer's whole weight.
 constexpr LayerBytes layer_bytes() {
   LayerBytes bytes{};
   for (int layer = 0; layer < kLayers; ++layer)
@@ -25,7 +25,7 @@ constexpr LayerBytes layer_bytes() {
   return bytes;
 }
 
-/// A rank's shard of each weight, its zeros included. Chapters 04 and 05 cut weights so.
+/// Bytes of a rank's shard of each weight in chapters 04 and 05, with the zeros that pad it.
 constexpr LayerBytes shard_bytes(int ranks) {
   LayerBytes bytes{};
   for (int layer = 0; layer < kLayers; ++layer) {
@@ -41,8 +41,8 @@ constexpr std::int64_t sum_of(const LayerBytes& bytes) {
   return std::accumulate(bytes.begin(), bytes.end(), std::int64_t{0});
 }
 
-/// What rank `rank` sends in an all-reduce of every layer's gradient: N-1 pieces of it to be added,
-/// and N-1 times the piece that it has added itself. Pieces differ by at most one element.
+/// Bytes that rank `rank` sends to all-reduce every layer's gradient: N-1 chunks that the others
+/// sum, and the chunk that it sums itself N-1 times. Chunks differ by at most one element.
 constexpr std::int64_t all_reduce_bytes(int ranks, int rank) {
   std::int64_t sent = 0;
   for (const std::int64_t bytes : layer_bytes()) {
@@ -58,7 +58,7 @@ struct Expected {
   std::int64_t parameters = 0;
   std::int64_t gradients = 0;
   std::int64_t optimizer = 0;
-  // The most of each category within a step, and of all three together.
+  // The peak of each category within a step, and of all three together.
   std::int64_t parameters_peak = 0;
   std::int64_t gradients_peak = 0;
   std::int64_t states_peak = 0;
@@ -69,7 +69,7 @@ struct Expected {
 
 namespace internal {
 
-// Chapters 00 to 03: a layer has a place, or, from 01 on, an owner.
+// Chapters 00 to 03: layers are not split. From 01 on each has an owner.
 constexpr Expected whole_layers(int chapter, int ranks, int rank) {
   const LayerBytes bytes = layer_bytes();
   const std::int64_t all = sum_of(bytes);
@@ -86,7 +86,7 @@ constexpr Expected whole_layers(int chapter, int ranks, int rank) {
   e.parameters_peak = e.parameters;
   e.states_peak = e.parameters + e.optimizer;
   std::int64_t gradients = 0;
-  for (int layer = kLayers - 1; layer >= 0; --layer) {  // as backward meets them
+  for (int layer = kLayers - 1; layer >= 0; --layer) {  // in the order of backward
     const std::int64_t gathered = chapter == 3 && !owns(layer) ? bytes[layer] : 0;
     const std::int64_t made = gradients + bytes[layer];
     e.parameters_peak = std::max(e.parameters_peak, e.parameters + gathered);
@@ -97,13 +97,13 @@ constexpr Expected whole_layers(int chapter, int ranks, int rank) {
   return e;
 }
 
-// Chapters 04 and 05: every layer is cut.
+// Chapters 04 and 05: every layer is split over all ranks.
 constexpr Expected shards(int chapter, int ranks) {
   const LayerBytes shard = shard_bytes(ranks);
   const auto whole = [&](int layer) {
     return 0 <= layer && layer < kLayers ? ranks * shard[layer] : 0;
   };
-  // The gather that starts while this layer computes.
+  // Bytes of `layer` if it is gathered while the layer before it in the pass computes.
   const auto ahead = [&](int layer) { return chapter == 5 ? whole(layer) : 0; };
   Expected e;
   e.parameters = e.gradients = sum_of(shard);
@@ -121,8 +121,8 @@ constexpr Expected shards(int chapter, int ranks) {
     const std::int64_t made = gradients + whole(layer) + shard[layer];
     e.gradients_peak = std::max(e.gradients_peak, made);
     e.states_peak = std::max(e.states_peak, held + made + ahead(layer - 1));
-    // Chapter 05 keeps the whole gradient until its reduction was waited for. One rank has nothing
-    // to wait for.
+    // Chapter 05 waits for reductions after backward and keeps the whole gradients until then. With
+    // one rank there is nothing to wait for.
     gradients = chapter == 5 && ranks > 1 ? made : gradients + shard[layer];
   }
   return e;

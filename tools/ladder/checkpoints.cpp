@@ -16,7 +16,7 @@ constexpr const char* kDataNote = "data";  // fingerprint of the data set
 
 // Batches of a run that goes on are those that it would have had.
 void check_position(const data::DistributedSampler::State& saved, const Options& options,
-                    const data::Dataset& dataset) {
+                    std::int64_t size) {
   const std::int64_t batch = options.batch * options.world_size;
   if (saved.global_batch != batch) {
     const bool divides = saved.global_batch % options.world_size == 0;
@@ -32,11 +32,11 @@ void check_position(const data::DistributedSampler::State& saved, const Options&
     throw Error(fmt::format("--resume {}: its run has seed {}: take --seed {}", options.resume,
                             saved.seed, saved.seed));
   }
-  if (saved.dataset_size != dataset.size()) {
+  if (saved.dataset_size != size) {
     throw Error(
-        fmt::format("--resume {}: its run has {} samples in all, this one {}: take the same "
-                    "--data and --seq-len",
-                    options.resume, saved.dataset_size, dataset.size()));
+        fmt::format("--resume {}: its run trains on {} samples in all, this one on {}: take the "
+                    "same --data and --seq-len, and the same --validation",
+                    options.resume, saved.dataset_size, size));
   }
 }
 
@@ -63,19 +63,19 @@ void check_steps(const io::CheckpointInfo& saved, const Options& options) {
         options.resume, saved.step, options.save, options.steps + 1));
   }
   if (saved.step >= options.steps) {
-    throw Error(
-        fmt::format("--resume {}: it is of step {} and --steps is {}, which counts from the "
-                    "start of the run: there is nothing left to train",
-                    options.resume, saved.step, options.steps));
+    throw Error(fmt::format(
+        "--resume {}: it is of step {} and --{} is {}, which counts from the "
+        "start of the run: there is nothing left to train",
+        options.resume, saved.step,
+        options.epochs > 0 ? fmt::format("epochs {}", options.epochs) : "steps", options.steps));
   }
 }
 
-void check_resume(const io::CheckpointInfo& saved, const Options& options,
-                  const data::Dataset& dataset) {
+void check_resume(const io::CheckpointInfo& saved, const Options& options, const Samples& samples) {
   check_steps(saved, options);
-  check_position(*saved.sampler, options, dataset);
+  check_position(*saved.sampler, options, std::ssize(samples.training));
   const auto data = saved.notes.find(kDataNote);
-  if (data != saved.notes.end() && data->second != dataset.fingerprint()) {
+  if (data != saved.notes.end() && data->second != samples.dataset->fingerprint()) {
     throw Error(
         fmt::format("--resume {}: its run was trained on other data: take the same --data and "
                     "--seq-len",
@@ -105,7 +105,7 @@ std::optional<io::CheckpointInfo> check_checkpoints(const Options& options,
   std::optional<io::CheckpointInfo> saved;
   if (!options.resume.empty()) {
     saved = io::read_checkpoint_info(options.resume);
-    check_resume(*saved, options, *samples.dataset);
+    check_resume(*saved, options, samples);
   }
   if (!options.checkpoint.empty()) check_place(options);
   return saved;

@@ -12,27 +12,27 @@
 
 namespace zero::ladder {
 
-/// What the checkpoint says that `options.resume` names; nothing for a run from the start. Looks,
-/// before any rank is started, whether the run can go on: with the same batches, with steps left to
-/// take, and with a place for its own checkpoints that holds none of another run. Uses no tensor.
-/// @throws zero::Error with what would be right.
+/// Returns the info of the checkpoint in `options.resume`, or nothing for a run from the start.
+/// Checks, before ranks start, that the run can resume: batches are the same, steps are left, and
+/// `options.checkpoint` holds no checkpoint of another run. Uses no tensor.
+/// @throws zero::Error that says what to change.
 std::optional<io::CheckpointInfo> check_checkpoints(const Options& options, const Samples& samples);
 
-/// "goes on after step 4 of …, saved by zero1 on 2 ranks", and what is not as it was.
+/// "goes on after step 4 of …, saved by zero1 on 2 ranks", and a changed learning rate.
 std::string describe(const io::CheckpointInfo& saved, const Options& options);
 
-/// Puts the checkpoint that `options.resume` names into `strategy`, and `sampler` where it stood.
-/// Called by all ranks; nothing to do for a run from the start.
+/// Loads the checkpoint in `options.resume` into `strategy` and restores the position of `sampler`.
+/// Called by all ranks. Does nothing for a run from the start.
 void resume(train::Strategy& strategy, data::DistributedSampler& sampler, const Options& options);
 
-/// The loss scale of the run that goes on, where it has one.
+/// Restores the loss scale from the checkpoint in `options.resume`, if the trainer uses one.
 void put_back_loss_scale(train::Trainer& trainer, const Options& options);
 
 /// "never", "at the end" or "every 100 steps".
 std::string when_kept(const Options& options);
 
-/// Writes a checkpoint where one is due after the step that `sampler` has just given: every
-/// `options.checkpoint_every` steps, and after the last. Called by all ranks after every step.
+/// Writes a checkpoint if the step that has just ended is the last, or a multiple of
+/// `options.checkpoint_every`. Called by all ranks after every step.
 void keep(train::Strategy& strategy, train::Trainer& trainer,
           const data::DistributedSampler& sampler, const std::string& mode, const Options& options,
           const data::Dataset& dataset);

@@ -3,6 +3,8 @@
 #include <torch/types.h>
 
 #include <cstdint>
+#include <functional>
+#include <string>
 
 #include <zero/data/batch.hpp>
 #include <zero/nn/model.hpp>
@@ -18,6 +20,11 @@ namespace zero::ladder {
 /// tensor is made. `argv` is the command line: it does not return where the other program has to
 /// take over. @throws zero::Error that says why, where there is no such device.
 void use_device(const Options& options, char** argv);
+
+/// What `question` answers in a process of its own, which may use tensors or a GPU: ranks can be
+/// forked only from a process that has used neither. @throws zero::Error as `question` does, and
+/// with `failure` where its process did not end well.
+std::string ask_elsewhere(const std::function<std::string()>& question, const char* failure);
 
 /// Bytes that the ranks of this machine, together, find free on its GPUs; 0 where the program has
 /// none. After use_device().

@@ -7,11 +7,9 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <functional>
 #include <string>
 
 #include <zero/base/error.hpp>
-#include <zero/distributed/launch.hpp>
 #include <zero/distributed/nccl/nccl.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/cuda_memory.hpp>
@@ -21,17 +19,10 @@
 namespace zero::ladder {
 namespace {
 
-// What a process of its own says: ranks cannot be forked from one that has used the CUDA driver.
-std::string asked(const std::function<std::string()>& question) {
-  dist::LaunchOptions one;
-  one.world_size = 1;
-  const auto exits = dist::fork_processes(one, [&](int) { return question(); });
-  dist::check_all_well(exits, "--device cuda: the GPUs could not be asked");
-  return exits.front().result;
-}
+constexpr const char* kNotAsked = "--device cuda: the GPUs could not be queried";
 
-// Attention and matrix products whose sums are taken in the same order in every run, so that modes
-// can be compared bit by bit.
+// Makes attention and matrix products sum in the same order in every run, so that modes can be
+// compared bit by bit.
 void settle_order_of_sums() {
   at::Context& context = at::globalContext();
   context.setDeterministicAlgorithms(true, /*warn_only=*/true);
@@ -48,16 +39,16 @@ void use_device(const Options& options, char**) {
     memory::install();
     return;
   }
-  // The same for cuBLAS, which reads it when it starts.
+  // Makes cuBLAS sum in the same order in every run. It reads the variable when it starts.
   ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
-  const std::string problem = asked([] { return memory::gpu_problem(); });
+  const std::string problem = ask_elsewhere([] { return memory::gpu_problem(); }, kNotAsked);
   if (!problem.empty()) throw Error("--device cuda: " + problem);
-  // Sums in rank order are what makes the modes' weights the same on more than two ranks.
+  // On more than two ranks, only sums in rank order give all modes the same weights.
   dist::enable_nccl({.device = {}, .order = dist::ReductionOrder::kRankOrdered});
 }
 
 std::int64_t free_gpu_bytes(const Options& options) {
-  const std::string free = asked([&options] {
+  const auto smallest_times_gpus = [&options] {
     const int gpus = std::min<int>(c10::cuda::device_count(), options.local_ranks());
     std::size_t smallest = 0;
     for (int gpu = 0; gpu < gpus; ++gpu) {
@@ -66,18 +57,17 @@ std::int64_t free_gpu_bytes(const Options& options) {
       smallest = gpu == 0 ? bytes : std::min(smallest, bytes);
     }
     return std::to_string(smallest * static_cast<std::size_t>(gpus));
-  });
-  return std::stoll(free);
+  };
+  return std::stoll(ask_elsewhere(smallest_times_gpus, kNotAsked));
 }
 
 at::Device enter_rank(const Options& options) {
   if (options.device == "cpu") return at::kCPU;
   settle_order_of_sums();
-  // Backward on this thread, where its blocks are charged to the categories of the scopes around
-  // it.
+  // Run backward on this thread: a block is charged to the category of its thread's scope.
   c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
   const at::Device device(at::kCUDA, c10::cuda::current_device());
-  // Before the count begins: what cuBLAS keeps from its first product on is not the model's.
+  // cuBLAS allocates memory of its own in its first product: do that before the count begins.
   const at::Tensor one = at::ones({64, 64}, at::TensorOptions(device));
   at::addmm(one, one, one.mm(one));
   memory::count_cuda_blocks();

@@ -37,10 +37,8 @@ TEST(Device, CpuIsTheSameInBothPrograms) {
 #else
   const TestFolder folder;
   const std::string arguments = kQuick + "--modes ddp,zero3 --device cpu";
-  ASSERT_EQ(run_ladder(folder, arguments).code, 0);
-  const auto one = nlohmann::json::parse(testing::read_bytes(folder / "out.json"));
-  ASSERT_EQ(run_ladder(folder, arguments, ZERO_LADDER_PROGRAM "_cuda").code, 0);
-  const auto other = nlohmann::json::parse(testing::read_bytes(folder / "out.json"));
+  const auto one = testing::figures_of(folder, arguments);
+  const auto other = testing::figures_of(folder, arguments, ZERO_LADDER_PROGRAM "_cuda");
   for (int m = 0; m < 2; ++m) {
     for (const char* what : {"total_mib", "losses", "digest", "sent_bytes_per_rank"}) {
       EXPECT_EQ(one.at("modes").at(m).at(what), other.at("modes").at(m).at(what)) << what;

@@ -125,7 +125,8 @@ std::optional<double> ratio(const LadderReport& report, const ModeRow& mode) {
 }
 
 double formula_difference(const ModeRow& mode) {
-  return relative_difference(spread(mode, &RankRow::total_mib).mean, mode.formula_mib);
+  return relative_difference(spread(mode, &RankRow::total_mib).mean,
+                             spread(mode, &RankRow::formula_mib).mean);
 }
 
 std::optional<std::string> common_digest(const ModeRow& mode) {
@@ -150,13 +151,12 @@ std::vector<std::string> verdict(const LadderReport& report) {
     check_ranks(report, mode, failures);
     if (!report.fake_rank) check_weights(report, mode, failures);
     check_premises(report, mode, failures);
-    const double other = spread(mode, &RankRow::other_mib).mean;
-    check_total(mode.mode, spread(mode, &RankRow::total_mib).mean, other, mode.formula_mib,
+    check_total(mode.mode, spread(mode, &RankRow::total_mib).mean,
+                spread(mode, &RankRow::other_mib).mean, spread(mode, &RankRow::formula_mib).mean,
                 failures);
     for (const RankRow& rank : mode.ranks) {
-      if (!rank.formula_mib) continue;
       check_total(fmt::format("{}, rank {}", mode.mode, rank.rank), rank.total_mib, rank.other_mib,
-                  *rank.formula_mib, failures);
+                  rank.formula_mib, failures);
     }
     if (mode.losses.empty() || !std::all_of(mode.losses.begin(), mode.losses.end(),
                                             [](double loss) { return std::isfinite(loss); })) {

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include <zero/base/json.hpp>
-#include <zero/base/table.hpp>
 
 /// What the ladder measured, as plain data: rows to fill, numbers derived from them, tables, JSON,
 /// and the verdict. Nothing here communicates or touches a tensor.
@@ -36,8 +35,8 @@ struct RankRow {
   /// The allocator's live bytes minus those before the model was built. Measured, not the sum of
   /// the above.
   double total_mib = 0;
-  /// The total that the formula predicts for this rank, where it is known by rank.
-  std::optional<double> formula_mib = std::nullopt;
+  /// The total of model states that the formula predicts for this rank.
+  double formula_mib = 0;
   /// The highest live bytes within a step, minus those before the model was built.
   double peak_mib = 0;
   /// The highest live bytes of parameters, gradients and optimizer states together within a step.
@@ -79,8 +78,6 @@ struct ModeRow {
   /// As on the command line: "ddp", "zero1", "zero1:naive".
   std::string mode = {};
   std::vector<RankRow> ranks = {};
-  /// The total that the formula predicts, mean over ranks.
-  double formula_mib = 0;
   /// Loss of every step, the mean over ranks.
   std::vector<double> losses = {};
 
@@ -106,6 +103,7 @@ struct LadderReport {
   std::string dtype = {};
   std::string device = {};
   std::string optimizer = {};
+  bool activation_checkpointing = false;
   std::int64_t steps = 0;
   /// Samples of a rank in a step, and their length in tokens.
   std::int64_t batch_size = 0;
@@ -149,29 +147,19 @@ std::optional<bool> identical_to_ddp(const LadderReport& report, const ModeRow& 
 /// losses are finite.
 std::vector<std::string> verdict(const LadderReport& report);
 
-/// What is resident, in MiB: parameters, gradients, optimizer and total (mean and maximum over
-/// ranks), ratio to DDP, formula, its difference in percent, peak, and the maximum of "other" and
-/// of the resident set's growth.
-base::Table memory_table(const LadderReport& report);
-
-/// What a step costs: bytes sent by a rank in V, seconds by phase (means over ranks), first and
-/// last loss, digest of the weights and whether they are identical to DDP's.
-base::Table step_table(const LadderReport& report);
-
-/// Title, both tables and a legend, for a terminal of 140 columns.
-std::string to_text(const LadderReport& report);
-
-/// The same in Markdown.
-std::string to_markdown(const LadderReport& report);
+/// Title, tables and a legend, for a terminal: the eight columns that matter most, at most 100
+/// characters wide, or with `wide` everything, in two tables for 140 columns. Those are: what is
+/// resident, with maxima over ranks, formula and peak; and what a step costs, with losses.
+std::string to_text(const LadderReport& report, bool wide = false);
 
 /// The report as JSON. What is derived (means, maxima, ratio, ...) is written too, for readers of
 /// the file. For every value X of RankRow a mode has "X" (mean over ranks) and "X_max", and its
 /// "ranks" the values by rank. Add base::run_metadata() under a key of its own, "run".
 base::Json to_json(const LadderReport& report);
-base::Json to_json(const LadderReport& report, const ModeRow& mode);
 
-/// The inverse of to_json for a mode. Derived values are ignored and follow from the ranks again.
-/// Throws zero::Error if a key is missing or has another type.
-ModeRow mode_from_json(const base::Json& json);
+/// A rank's row by itself, as the JSON library calls them for `Json(row)` and
+/// `json.get<RankRow>()`.
+void to_json(base::Json& json, const RankRow& rank);
+void from_json(const base::Json& json, RankRow& rank);
 
 }  // namespace zero::ladder

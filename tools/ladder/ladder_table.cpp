@@ -1,6 +1,10 @@
 #include <fmt/format.h>
 
+#include <functional>
 #include <limits>
+#include <utility>
+
+#include <zero/base/table.hpp>
 
 #include "ladder_report.hpp"
 
@@ -9,9 +13,51 @@ namespace {
 
 constexpr double kNotMeasured = std::numeric_limits<double>::quiet_NaN();
 
-void add_pair(std::vector<std::string>& cells, Spread spread, double unit, int decimals) {
-  cells.push_back(base::fixed(spread.mean / unit, decimals));
-  cells.push_back(base::fixed(spread.max / unit, decimals));
+// A column, and what it says of a mode.
+struct Figure {
+  base::Column column;
+  std::function<std::string(const ModeRow&)> text;
+};
+
+using Value = std::function<double(const ModeRow&)>;
+
+Figure number(const char* header, const char* unit, const char* group, int decimals, Value value) {
+  return {{header, base::Align::kRight, unit, group},
+          [decimals, value = std::move(value)](const ModeRow& mode) {
+            return base::fixed(value(mode), decimals);
+          }};
+}
+
+template <typename Member>
+Value mean(Member value, double unit = 1) {
+  return [=](const ModeRow& mode) { return spread(mode, value).mean / unit; };
+}
+
+template <typename Member>
+Value largest(Member value) {
+  return [=](const ModeRow& mode) { return spread(mode, value).max; };
+}
+
+Figure mode_name() {
+  return {{"mode", base::Align::kLeft}, [](const ModeRow& mode) { return mode.mode; }};
+}
+
+Figure ratio_to_ddp(const LadderReport& report) {
+  return number("ratio", "", "", 3, [&report](const ModeRow& mode) {
+    return ratio(report, mode).value_or(kNotMeasured);
+  });
+}
+
+base::Table table_of(const LadderReport& report, const std::vector<Figure>& figures) {
+  std::vector<base::Column> columns;
+  for (const Figure& figure : figures) columns.push_back(figure.column);
+  base::Table table(std::move(columns));
+  for (const ModeRow& mode : report.modes) {
+    std::vector<std::string> cells;
+    for (const Figure& figure : figures) cells.push_back(figure.text(mode));
+    table.add_row(std::move(cells));
+  }
+  return table;
 }
 
 // Weights of a fake process group cannot be compared.
@@ -27,139 +73,145 @@ std::string identity(const LadderReport& report, const ModeRow& mode) {
   return *identical ? "yes" : "NO";
 }
 
+// Bytes of one copy of the parameters, V.
+double copy_of(const LadderReport& report) { return static_cast<double>(report.parameter_bytes); }
+
+base::Table short_table(const LadderReport& report) {
+  return table_of(
+      report, {mode_name(),
+               number("parameters", "MiB", "", 2, mean(&RankRow::parameter_mib)),
+               number("gradients", "MiB", "", 2, mean(&RankRow::gradient_mib)),
+               number("optimizer", "MiB", "", 2, mean(&RankRow::optimizer_mib)),
+               number("total", "MiB", "", 2, mean(&RankRow::total_mib)),
+               ratio_to_ddp(report),
+               number("sent", "V", "", 4,
+                      [&](const ModeRow& mode) { return sent_bytes(mode).mean / copy_of(report); }),
+               {{"same weights", base::Align::kLeft},
+                [&](const ModeRow& mode) { return identity(report, mode); }}});
+}
+
+base::Table memory_table(const LadderReport& report) {
+  std::vector<Figure> figures = {mode_name()};
+  const auto add = [&](const char* group, double RankRow::*value) {
+    figures.push_back(number("mean", "MiB", group, 2, mean(value)));
+    figures.push_back(number("max", "MiB", group, 2, largest(value)));
+  };
+  add("parameters", &RankRow::parameter_mib);
+  add("gradients", &RankRow::gradient_mib);
+  add("optimizer", &RankRow::optimizer_mib);
+  add("total", &RankRow::total_mib);
+  figures.push_back(ratio_to_ddp(report));
+  figures.push_back(number("formula", "MiB", "", 2, mean(&RankRow::formula_mib)));
+  figures.push_back(number("off", "%", "", 3,
+                           [](const ModeRow& mode) { return 100 * formula_difference(mode); }));
+  add("peak", &RankRow::peak_mib);
+  figures.push_back(number("states", "MiB", "peak", 2, largest(&RankRow::peak_states_mib)));
+  figures.push_back(number("other", "MiB", "max", 2, largest(&RankRow::other_mib)));
+  figures.push_back(number("RSS+", "MiB", "max", 0, largest(&RankRow::resident_growth_mib)));
+  return table_of(report, figures);
+}
+
+base::Table step_table(const LadderReport& report) {
+  const double copy = copy_of(report);
+  std::vector<Figure> figures = {mode_name()};
+  const auto add_sent = [&](const char* header, Value value) {
+    figures.push_back(number(header, "V", "sent by a rank in a step", 4, std::move(value)));
+  };
+  add_sent("mean", [=](const ModeRow& mode) { return sent_bytes(mode).mean / copy; });
+  add_sent("max", [=](const ModeRow& mode) { return sent_bytes(mode).max / copy; });
+  add_sent("grads", mean(&RankRow::sent_gradient_bytes, copy));
+  add_sent("params", mean(&RankRow::sent_parameter_bytes, copy));
+  figures.push_back(number("control", "bytes", "sent by a rank in a step", 0,
+                           mean(&RankRow::sent_control_bytes)));
+  const auto add_seconds = [&](const char* header, double RankRow::*value) {
+    figures.push_back(number(header, "s", "time of a step", 3, mean(value)));
+  };
+  add_seconds("step", &RankRow::step_seconds);
+  add_seconds("forward", &RankRow::forward_seconds);
+  add_seconds("backward", &RankRow::backward_seconds);
+  add_seconds("optimizer", &RankRow::optimizer_seconds);
+  add_seconds("exposed", &RankRow::communication_seconds);
+  add_seconds("in flight", &RankRow::in_flight_seconds);
+  if (report.compute_seconds) {
+    figures.push_back(number("/compute", "", "time of a step", 2,
+                             mean(&RankRow::step_seconds, *report.compute_seconds)));
+  }
+  figures.push_back(number("first", "", "loss", 4, [](const ModeRow& mode) {
+    return mode.losses.empty() ? kNotMeasured : mode.losses.front();
+  }));
+  figures.push_back(number("last", "", "loss", 4, [](const ModeRow& mode) {
+    return mode.losses.empty() ? kNotMeasured : mode.losses.back();
+  }));
+  figures.push_back({{"digest", base::Align::kLeft, "", "weights"},
+                     [&](const ModeRow& mode) { return digest(report, mode); }});
+  figures.push_back({{"= ddp", base::Align::kLeft, "", "weights"},
+                     [&](const ModeRow& mode) { return identity(report, mode); }});
+  return table_of(report, figures);
+}
+
 std::string title(const LadderReport& report) {
   const std::string ranks = report.fake_rank ? fmt::format("rank {} of {} in a fake process group",
                                                            *report.fake_rank, report.world_size)
                                              : fmt::format("{} rank{}", report.world_size,
                                                            report.world_size == 1 ? "" : "s");
-  return fmt::format("{}: {} parameters, {}, {}, {}, {}, {}, {} x {} tokens a rank, {} step{}",
+  return fmt::format("{}: {} parameters, {}, {}, {}, {}, {}, {} x {} tokens a rank, {} step{}{}",
                      report.model, base::with_thousands(report.parameters), ranks, report.task,
                      report.optimizer, report.dtype, report.device, report.batch_size,
-                     report.sequence_length, report.steps, report.steps == 1 ? "" : "s");
+                     report.sequence_length, report.steps, report.steps == 1 ? "" : "s",
+                     report.activation_checkpointing ? ", activation checkpointing" : "");
 }
 
-std::vector<std::string> legend(const LadderReport& report) {
-  std::vector<std::string> lines = {
-      "Memory: the allocator's live bytes after a step, before gradients are cleared, less those "
-      "before the model was built;",
-      "the peak is over a whole step: of everything, and (states, max) of parameters, gradients "
-      "and optimizer states together.",
-      "RSS+: the growth of the process's resident set. Mean and max are over the ranks.",
-      "off: how far the mean total is from the formula. Seconds: means over ranks of each rank's "
-      "median; exposed communication counts apart.",
-      "In flight: from the first start of a collective to the end of the last wait, whatever runs "
-      "meanwhile; exposed time is a part of it.",
-      fmt::format("MiB = 2^20 bytes. V = {:.2f} MiB, one copy of the parameters.",
-                  mib(report.parameter_bytes)),
-  };
+std::string short_legend(const LadderReport& report) {
+  std::string text = fmt::format(
+      "Means over the ranks. MiB (2^20 bytes) alive after a step, before gradients are cleared.\n"
+      "Sent: by a rank in a step, in V = {:.2f} MiB, one copy of the parameters.\n",
+      mib(report.parameter_bytes));
   if (report.fake_rank) {
-    lines.push_back(
+    return text +
+           "Nothing was sent: this is what would be. The other ranks never trained, so weights are "
+           "not\ncompared (n/a). --wide prints maxima, peaks, times and losses.\n";
+  }
+  return text +
+         "Same weights: every bit is that of ddp. --wide prints maxima, peaks, times and losses.\n";
+}
+
+std::string wide_legend(const LadderReport& report) {
+  std::string text = fmt::format(
+      "Memory: the allocator's live bytes after a step, before gradients are cleared, less those "
+      "before the model was built;\n"
+      "the peak is over a whole step: of everything, and (states, max) of parameters, gradients "
+      "and optimizer states together.\n"
+      "RSS+: the growth of the process's resident set. Mean and max are over the ranks.\n"
+      "off: how far the mean total is from the formula. Seconds: means over ranks of each rank's "
+      "median; exposed communication counts apart.\n"
+      "In flight: from the first start of a collective to the end of the last wait, whatever runs "
+      "meanwhile; exposed time is a part of it.\n"
+      "MiB = 2^20 bytes. V = {:.2f} MiB, one copy of the parameters.\n",
+      mib(report.parameter_bytes));
+  if (report.fake_rank) {
+    text +=
         "Nothing was sent, and the other ranks never trained: their parts are the first values, so "
-        "weights are not compared (n/a).");
-    lines.push_back(
+        "weights are not compared (n/a).\n"
         "Sent is what would be; exposed is the making of the others' parts; the peak lacks the "
-        "scratch of real reductions.");
+        "scratch of real reductions.\n";
   }
   if (report.compute_seconds) {
-    lines.push_back(fmt::format(
-        "A whole step of every rank training by itself, all at once, nothing sent: {:.3f} s.",
-        *report.compute_seconds));
+    text += fmt::format(
+        "A whole step of every rank training by itself, all at once, nothing sent: {:.3f} s.\n",
+        *report.compute_seconds);
   }
-  return lines;
+  return text;
 }
 
 }  // namespace
 
-base::Table memory_table(const LadderReport& report) {
-  std::vector<base::Column> columns = {{"mode", base::Align::kLeft}};
-  const auto add_columns = [&](const char* group) {
-    columns.push_back({"mean", base::Align::kRight, "MiB", group});
-    columns.push_back({"max", base::Align::kRight, "MiB", group});
-  };
-  for (const char* group : {"parameters", "gradients", "optimizer", "total"}) add_columns(group);
-  columns.push_back({"ratio"});
-  columns.push_back({"formula", base::Align::kRight, "MiB"});
-  columns.push_back({"off", base::Align::kRight, "%"});
-  add_columns("peak");
-  columns.push_back({"states", base::Align::kRight, "MiB", "peak"});
-  columns.push_back({"other", base::Align::kRight, "MiB", "max"});
-  columns.push_back({"RSS+", base::Align::kRight, "MiB", "max"});
-
-  base::Table table(columns);
-  for (const ModeRow& mode : report.modes) {
-    std::vector<std::string> cells = {mode.mode};
-    for (const auto value : {&RankRow::parameter_mib, &RankRow::gradient_mib,
-                             &RankRow::optimizer_mib, &RankRow::total_mib}) {
-      add_pair(cells, spread(mode, value), 1, 2);
-    }
-    cells.push_back(base::fixed(ratio(report, mode).value_or(kNotMeasured), 3));
-    cells.push_back(base::fixed(mode.formula_mib, 2));
-    cells.push_back(base::fixed(100 * formula_difference(mode), 3));
-    add_pair(cells, spread(mode, &RankRow::peak_mib), 1, 2);
-    cells.push_back(base::fixed(spread(mode, &RankRow::peak_states_mib).max, 2));
-    cells.push_back(base::fixed(spread(mode, &RankRow::other_mib).max, 2));
-    cells.push_back(base::fixed(spread(mode, &RankRow::resident_growth_mib).max, 0));
-    table.add_row(cells);
+std::string to_text(const LadderReport& report, bool wide) {
+  if (!wide) {
+    return fmt::format("{}\n\n{}\n{}", title(report), short_table(report).to_text(),
+                       short_legend(report));
   }
-  return table;
-}
-
-base::Table step_table(const LadderReport& report) {
-  std::vector<base::Column> columns = {{"mode", base::Align::kLeft}};
-  for (const char* header : {"mean", "max", "grads", "params"}) {
-    columns.push_back({header, base::Align::kRight, "V", "sent by a rank in a step"});
-  }
-  columns.push_back({"control", base::Align::kRight, "bytes", "sent by a rank in a step"});
-  for (const char* header : {"step", "forward", "backward", "optimizer", "exposed", "in flight"}) {
-    columns.push_back({header, base::Align::kRight, "s", "time of a step"});
-  }
-  if (report.compute_seconds) {
-    columns.push_back({"/compute", base::Align::kRight, "", "time of a step"});
-  }
-  columns.push_back({"first", base::Align::kRight, "", "loss"});
-  columns.push_back({"last", base::Align::kRight, "", "loss"});
-  columns.push_back({"digest", base::Align::kLeft, "", "weights"});
-  columns.push_back({"= ddp", base::Align::kLeft, "", "weights"});
-
-  const auto copy = static_cast<double>(report.parameter_bytes);
-  base::Table table(columns);
-  for (const ModeRow& mode : report.modes) {
-    std::vector<std::string> cells = {mode.mode};
-    add_pair(cells, sent_bytes(mode), copy, 4);
-    cells.push_back(base::fixed(spread(mode, &RankRow::sent_gradient_bytes).mean / copy, 4));
-    cells.push_back(base::fixed(spread(mode, &RankRow::sent_parameter_bytes).mean / copy, 4));
-    cells.push_back(base::fixed(spread(mode, &RankRow::sent_control_bytes).mean, 0));
-    for (const auto value : {&RankRow::step_seconds, &RankRow::forward_seconds,
-                             &RankRow::backward_seconds, &RankRow::optimizer_seconds,
-                             &RankRow::communication_seconds, &RankRow::in_flight_seconds}) {
-      cells.push_back(base::fixed(spread(mode, value).mean, 3));
-    }
-    if (report.compute_seconds) {
-      const double step = spread(mode, &RankRow::step_seconds).mean;
-      cells.push_back(base::fixed(step / *report.compute_seconds, 2));
-    }
-    cells.push_back(base::fixed(mode.losses.empty() ? kNotMeasured : mode.losses.front(), 4));
-    cells.push_back(base::fixed(mode.losses.empty() ? kNotMeasured : mode.losses.back(), 4));
-    cells.push_back(digest(report, mode));
-    cells.push_back(identity(report, mode));
-    table.add_row(cells);
-  }
-  return table;
-}
-
-std::string to_text(const LadderReport& report) {
-  std::string text = fmt::format("{}\n\n{}\n{}\n", title(report), memory_table(report).to_text(),
-                                 step_table(report).to_text());
-  for (const std::string& line : legend(report)) text += line + "\n";
-  return text;
-}
-
-std::string to_markdown(const LadderReport& report) {
-  std::string text =
-      fmt::format("{}\n\n{}\n{}\n", title(report), memory_table(report).to_markdown(),
-                  step_table(report).to_markdown());
-  for (const std::string& line : legend(report)) text += line + "\n";
-  return text;
+  return fmt::format("{}\n\n{}\n{}\n{}", title(report), memory_table(report).to_text(),
+                     step_table(report).to_text(), wide_legend(report));
 }
 
 }  // namespace zero::ladder

@@ -24,6 +24,7 @@
 #include "device.hpp"
 #include "ladder_report.hpp"
 #include "options.hpp"
+#include "output_paths.hpp"
 #include "rank_run.hpp"
 #include "samples.hpp"
 
@@ -59,22 +60,24 @@ class Ranks {
 
   /// Runs `mode` in fresh processes; gives the results of all ranks, or none where this process
   /// does not report.
-  std::vector<RankResult> run(const std::string& mode, const RunExtras& extras) {
+  std::vector<RankResult> run(const std::string& mode, const Options& options) {
     return collect(mode, [&](dist::Communicator& communicator) {
-      return to_text(run_rank(communicator, mode, options_, extras));
+      const bool shows = communicator.rank() == 0 || fake();
+      return to_text(run_rank(communicator, mode, options, shows ? mode : ""));
     });
   }
 
   /// Every rank trains by itself, all at the same time: what a step takes when nothing is sent. The
   /// slowest rank's times.
-  ladder::RankRow compute_alone() {
-    ladder::RankRow slowest;
+  RankRow compute_alone() {
+    RankRow slowest;
+    Options options = options_;
+    options.trace = options.memory_timeline = options.save = "";
+    options.validation = 0;
     for (const RankResult& r : collect("compute", [&](dist::Communicator& communicator) {
            const std::unique_ptr<dist::Communicator> alone = dist::connect_alone(launch_.connect);
-           RunExtras extras;
-           extras.show_progress = communicator.rank() == 0;
-           extras.label = "compute alone";
-           return to_text(run_rank(*alone, options_.alone_mode, options_, extras));
+           return to_text(run_rank(*alone, options.alone_mode, options,
+                                   communicator.rank() == 0 ? "compute alone" : ""));
          })) {
       if (r.row.step_seconds > slowest.step_seconds) slowest = r.row;
     }
@@ -138,8 +141,8 @@ bool all_different(const std::vector<RankResult>& results, std::string RankResul
   return seen.size() == results.size();
 }
 
-ladder::ModeRow to_row(const std::string& mode, const std::vector<RankResult>& results) {
-  ladder::ModeRow row;
+ModeRow to_row(const std::string& mode, const std::vector<RankResult>& results) {
+  ModeRow row;
   row.mode = mode;
   row.losses = results.front().losses;
   row.every_tensor_changed = true;
@@ -147,7 +150,6 @@ ladder::ModeRow to_row(const std::string& mode, const std::vector<RankResult>& r
   row.gradients_differed = all_different(results, &RankResult::gradient_digest);
   for (const RankResult& r : results) {
     row.ranks.push_back(r.row);
-    row.formula_mib += r.formula_mib / static_cast<double>(results.size());
     row.every_tensor_changed = row.every_tensor_changed && r.every_tensor_changed;
   }
   return row;
@@ -167,43 +169,28 @@ void check_traffic(const std::string& mode, const std::vector<RankResult>& resul
   }
 }
 
-ladder::LadderReport empty_report(const Options& options) {
-  ladder::LadderReport report;
+// For a run that has done `first` of its steps.
+LadderReport empty_report(const Options& options, std::int64_t first) {
+  LadderReport report;
   report.world_size = options.world_size;
   if (options.fake_process_group > 0) report.fake_rank = options.fake_rank;
   report.model = options.model_name();
   report.task = options.task;
   report.dtype = options.dtype;
   report.device = options.device;
+  report.activation_checkpointing = options.activation_checkpointing;
   report.optimizer = "AdamW";
-  report.steps = options.steps;
+  report.steps = options.steps - first;
   report.batch_size = options.batch;
   report.sequence_length = options.sequence_length;
   return report;
 }
 
-// The folder is opened in a process of its own: ranks can be forked only from one that has used no
-// tensor.
-std::string inspect_weights(const Options& options) {
-  dist::LaunchOptions one;
-  one.world_size = 1;
-  const auto exits = dist::fork_processes(one, [&](int) -> std::string {
-    try {
-      return fmt::format("+{}", describe_weights(options));
-    } catch (const Error& error) {
-      return std::string("-") + error.what();
-    }
-  });
-  dist::check_all_well(exits, "the weights could not be looked at");
-  const std::string said = exits.front().result;
-  if (said.front() == '-') throw Error(said.substr(1));
-  return said.substr(1);
-}
-
-// Everything that can be known to be wrong before training, so that nothing is written then. Gives
-// the steps that the run has behind it.
-std::int64_t check_before_training(const Options& options, bool reports) {
+// Everything that can be known to be wrong before training, so that nothing is written then. Turns
+// epochs into steps, and gives the steps that the run has behind it.
+std::int64_t check_before_training(Options& options, bool reports) {
   const Samples samples = read_samples(options);
+  if (options.epochs > 0) options.steps = options.epochs * samples.steps_per_epoch;
   const auto saved = check_checkpoints(options, samples);
   const std::int64_t first = saved ? saved->step : 0;
   if (!reports) return first;
@@ -219,7 +206,10 @@ std::int64_t check_before_training(const Options& options, bool reports) {
              options.reviews() ? "5-class classifier" : "language model", ranks,
              options.steps - first, options.batch, options.sequence_length);
   if (saved) fmt::print("{}\n", describe(*saved, options));
-  if (!options.weights.empty()) fmt::print("{}\n", inspect_weights(options));
+  if (!options.weights.empty()) {
+    fmt::print("{}\n", ask_elsewhere([&] { return describe_weights(options); },
+                                     "the weights could not be looked at"));
+  }
   for (const std::string& note : samples.notes) fmt::print("note: {}\n", note);
   std::fflush(stdout);
   return first;
@@ -240,6 +230,20 @@ void add_loss_scales(const Options& options, const std::vector<RankResult>& firs
   std::fflush(stdout);
 }
 
+// What was held out has the same loss under every mode, to the last bit.
+void add_validation(const Options& options, const std::vector<RankResult>& first_ranks,
+                    base::Json& json, std::vector<std::string>& failures) {
+  if (options.validation == 0) return;
+  const base::Json& losses = first_ranks.front().validation;
+  for (std::size_t m = 0; m < first_ranks.size(); ++m) {
+    json["modes"][m]["validation"] = first_ranks[m].validation;
+    if (first_ranks[m].validation == losses) continue;
+    failures.push_back(options.modes[m] + ": validation losses differ from the first mode's");
+  }
+  fmt::print("validation loss: {:.4f} at the start, {:.4f} at the end\n",
+             losses.front().at("loss").get<double>(), losses.back().at("loss").get<double>());
+}
+
 void name_files(const Options& options) {
   fmt::print("figures: {}\n", options.json);
   if (!options.save.empty()) fmt::print("weights: {}\n", options.save);
@@ -255,26 +259,25 @@ int run(int argc, char** argv) {
   Options options = parse(argc, argv);
   use_device(options, argv);
   Ranks ranks(options);
+  check_output_paths(options);
   choose_model(options);
   base::Json metadata = base::run_metadata(argc, argv);
-  ladder::LadderReport report = empty_report(options);
-  report.steps -= check_before_training(options, ranks.reports());
+  const std::int64_t first = check_before_training(options, ranks.reports());
+  LadderReport report = empty_report(options, first);
   if (report.steps == 0) return 0;  // with --auto-resume, and said
   std::vector<std::string> failures;
   base::Json memory_timelines = base::Json::array();
   std::vector<RankResult> first_ranks;
-  ladder::RankRow alone;
+  RankRow alone;
   if (options.compute_alone) {
     alone = ranks.compute_alone();
     report.compute_seconds = alone.step_seconds;
   }
   for (std::size_t m = 0; m < options.modes.size(); ++m) {
     const std::string& mode = options.modes[m];
-    RunExtras extras;
-    extras.traces = !options.trace.empty();
-    extras.memory_timelines = !options.memory_timeline.empty();
-    extras.saves = !options.save.empty() && m + 1 == options.modes.size();
-    const std::vector<RankResult> results = ranks.run(mode, extras);
+    Options one = options;
+    if (m + 1 < options.modes.size()) one.save = "";  // the last one is saved
+    const std::vector<RankResult> results = ranks.run(mode, one);
     if (!ranks.reports()) continue;
     report.parameters = results.front().parameters;
     report.parameter_bytes = results.front().parameter_bytes;
@@ -284,9 +287,10 @@ int run(int argc, char** argv) {
     first_ranks.push_back(results.front());
   }
   if (!ranks.reports()) return 0;
-  std::cout << "\n" << ladder::to_text(report) << "\n";
-  base::Json json = ladder::to_json(report);
+  std::cout << "\n" << to_text(report, options.wide) << "\n";
+  base::Json json = to_json(report);
   add_loss_scales(options, first_ranks, json);
+  add_validation(options, first_ranks, json, failures);
   if (options.compute_alone) {
     json["compute_alone"] = {{"mode", options.alone_mode},
                              {"forward_seconds", alone.forward_seconds},
@@ -302,7 +306,7 @@ int run(int argc, char** argv) {
         options.memory_timeline,
         plots::memory_timeline(subject, std::move(memory_timelines), std::move(metadata)));
   }
-  for (std::string& failure : ladder::verdict(report)) failures.push_back(std::move(failure));
+  for (std::string& failure : verdict(report)) failures.push_back(std::move(failure));
   for (const std::string& failure : failures) log_error("FAILED " + failure);
   return failures.empty() ? 0 : 1;
 }

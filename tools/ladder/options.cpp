@@ -4,8 +4,6 @@
 #include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
-#include <cmath>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 
@@ -15,12 +13,11 @@
 #include <zero/base/error.hpp>
 #include <zero/base/names.hpp>
 #include <zero/data/reviews.hpp>
-#include <zero/distributed/validate_world_size.hpp>
+#include <zero/distributed/environment.hpp>
 #include <zero/io/checkpoint_manifest.hpp>
 #include <zero/train/registry.hpp>
 
 #include "device.hpp"
-#include "output_paths.hpp"
 
 namespace zero::ladder {
 namespace {
@@ -44,9 +41,6 @@ void check(const Options& options) {
   check_choice("dtype", options.dtype, {"fp32", "bf16", "fp16"});
   check_choice("reduce-dtype", options.reduce_dtype, {"parameter", "fp32"});
   check_choice("device", options.device, {"cpu", "cuda"});
-  if (!(options.learning_rate >= 0) || !std::isfinite(options.learning_rate)) {
-    throw Error(fmt::format("--lr is {}; it must be a number of 0 or more", options.learning_rate));
-  }
   if (!options.model.empty()) check_choice("model", options.model, nn::preset_names());
   if (!options.checkpoint.empty() && options.modes.size() != 1) {
     throw Error(
@@ -69,7 +63,10 @@ void add_model_options(CLI::App& app, Options& o) {
       "--data", o.data,
       "text files or folders (read as bytes), a token file of ./run data, or for reviews "
       "CSV or JSON lines (label, text); without it this project's own");
-  app.add_option("--lr", o.learning_rate, "AdamW's learning rate")->capture_default_str();
+  app.add_option("--lr", o.learning_rate, "AdamW's learning rate")
+      ->capture_default_str()
+      ->check(CLI::Range(0.0, 1e9))
+      ->check(base::refuse_nan);
   app.add_option("--seed", o.seed, "of weights and data order")
       ->capture_default_str()
       ->check(base::refuse_bad_seed);
@@ -82,13 +79,24 @@ void add_model_options(CLI::App& app, Options& o) {
       ->capture_default_str();
   app.add_option("--device", o.device, "cpu, or cuda: a GPU for each rank, over NCCL")
       ->capture_default_str();
+  app.add_flag("--activation-checkpointing", o.activation_checkpointing,
+               "keep only the input of every layer for backward and compute the rest again: the "
+               "same weights, less memory, more time");
 }
 
 void add_run_options(CLI::App& app, Options& o) {
   app.add_option("--nproc", o.world_size, "ranks")->capture_default_str()->check(CLI::Range(1, 64));
-  app.add_option("--steps", o.steps, "optimizer steps")
-      ->capture_default_str()
+  auto* steps = app.add_option("--steps", o.steps, "optimizer steps")
+                    ->capture_default_str()
+                    ->check(CLI::Range(1, 1000000));
+  app.add_option("--epochs", o.epochs, "passes over the data, instead of --steps")
+      ->excludes(steps)
       ->check(CLI::Range(1, 1000000));
+  app.add_option("--validation", o.validation,
+                 "share of the samples to evaluate and not to train on: at the start, after every "
+                 "epoch (or --checkpoint-every) and at the end")
+      ->check(CLI::Range(0.0, 1.0))
+      ->check(base::refuse_nan);
   app.add_option("--seq-len", o.sequence_length, "tokens of a sample")
       ->capture_default_str()
       ->check(CLI::Range(2, 8192));
@@ -115,6 +123,8 @@ void add_run_options(CLI::App& app, Options& o) {
 }
 
 void add_output_options(CLI::App& app, Options& o) {
+  app.add_flag("--wide", o.wide,
+               "print maxima over ranks, peaks, times, losses and digests too, 140 columns wide");
   app.add_option("--json", o.json, "where the figures go; ./run draws them beside it")
       ->capture_default_str();
   app.add_option("--save", o.save,
@@ -139,7 +149,7 @@ void add_checkpoint_options(CLI::App& app, Options& o) {
   auto* resume = app.add_option(
       "--resume", o.resume,
       "folder of a checkpoint to go on from, under any mode and on any number of ranks "
-      "with as many samples a step in all; --steps counts from the start of the run");
+      "with as many samples a step in all; --steps and --epochs count from the start of the run");
   app.add_flag("--auto-resume", o.auto_resume,
                "--resume from the folder of --checkpoint where it holds one, else begin: for a "
                "launcher that starts ranks again")
@@ -147,14 +157,15 @@ void add_checkpoint_options(CLI::App& app, Options& o) {
       ->excludes(resume);
 }
 
-// What is saved, or gone on from, would be mostly what the other ranks have; a memory timeline is
-// of rank 0.
+// What is saved, or gone on from, would be mostly what the other ranks have, and a validation loss
+// that of a model which they never trained; a memory timeline is of rank 0.
 void add_fake_process_group_options(CLI::App& app, Options& o) {
   auto* fake = app.add_option("--fake-process-group", o.fake_process_group,
                               "run one rank of a world of this many, alone: nothing is sent, and "
                               "what the others would send is made from the first values")
                    ->check(CLI::Range(1, kLargestFakeProcessGroup));
-  for (const char* other : {"--nproc", "--save", "--memory-timeline", "--checkpoint", "--resume"}) {
+  for (const char* other : {"--nproc", "--save", "--memory-timeline", "--checkpoint", "--resume",
+                            "--epochs", "--validation"}) {
     fake->excludes(app.get_option(other));
   }
   app.add_option("--rank", o.fake_rank, "which rank of the fake process group")
@@ -183,7 +194,8 @@ constexpr double kProgramBytes = 300 << 20;
 // The logits, their gradient and the rest, about.
 double activation_bytes(const Options& options) {
   const nn::LlamaConfig config = options.config();
-  const std::int64_t a_token = 3 * config.vocabulary + 40 * config.hidden * config.layers;
+  const std::int64_t kept = options.activation_checkpointing ? 1 : 40;  // of a layer
+  const std::int64_t a_token = 3 * config.vocabulary + config.hidden * (40 + kept * config.layers);
   return 4 * static_cast<double>(a_token) *
          static_cast<double>(options.batch * options.sequence_length);
 }
@@ -226,19 +238,16 @@ double available_bytes(const Options& options) {
 double gib(double bytes) { return bytes / (1 << 30); }
 
 [[noreturn]] void refuse_size(const Options& options, double available) {
-  if (options.fake_process_group > 0) {
-    throw Error(fmt::format(
-        "{}: rank {} of {} needs about {:.1f} GiB under the largest of the modes and "
-        "{:.1f} GiB are free; take more ranks, --modes that shard more, a smaller "
-        "--model ({}) or a smaller batch",
-        options.model_name(), options.fake_rank, options.fake_process_group,
-        gib(needed_bytes(options)), gib(available), fmt::join(nn::preset_names(), ", ")));
-  }
-  throw Error(
-      fmt::format("{} on {} ranks needs about {:.1f} GiB under ddp and {:.1f} GiB are free; take "
-                  "a smaller --model ({}), fewer ranks or a smaller batch",
-                  options.model_name(), options.world_size, gib(needed_bytes(options)),
-                  gib(available), fmt::join(nn::preset_names(), ", ")));
+  const bool fake = options.fake_process_group > 0;
+  throw Error(fmt::format(
+      "{}{} needs about {:.1f} GiB under {} and {:.1f} GiB are free; take {}, a smaller --model "
+      "({}) or a smaller batch",
+      options.model_name(),
+      fake ? fmt::format(": rank {} of {}", options.fake_rank, options.fake_process_group)
+           : fmt::format(" on {} ranks", options.world_size),
+      gib(needed_bytes(options)), fake ? "the largest of the modes" : "ddp", gib(available),
+      fake ? "more ranks, --modes that shard more" : "fewer ranks",
+      fmt::join(nn::preset_names(), ", ")));
 }
 
 }  // namespace
@@ -296,7 +305,6 @@ Options parse(int argc, char** argv) {
       throw Error(fmt::format("{}: {}", o.weights, error.what()));
     }
   }
-  check_output_paths(o);
   return o;
 }
 

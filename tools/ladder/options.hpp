@@ -21,7 +21,9 @@ struct Options {
   int local_ranks() const { return ranks_here > 0 ? ranks_here : world_size; }
   int fake_process_group = 0;  ///< ranks of a fake process group, of which one runs; 0: real ranks
   int fake_rank = 0;           ///< which one
-  std::int64_t steps = 4;
+  std::int64_t steps = 4;      ///< with `epochs`, known once the data is read
+  std::int64_t epochs = 0;     ///< passes over the data, which decide the steps; 0: `steps` does
+  double validation = 0;       ///< share of the samples that is evaluated, and not trained on
   std::int64_t sequence_length = 128;
   std::int64_t batch = 1;  ///< samples a rank and step
   std::vector<std::string> modes = {"ddp", "zero1", "zero2", "zero3"};
@@ -29,9 +31,11 @@ struct Options {
   std::string dtype = "fp32";              ///< fp32, bf16 or fp16; the last two keep fp32 masters
   std::string reduce_dtype = "parameter";  ///< or fp32: how gradients of 2 bytes are added up
   std::string device = "cpu";
+  bool activation_checkpointing = false;
   double learning_rate = 5e-5;
   double timeout_seconds = 300;
   std::uint64_t seed = 42;
+  bool wide = false;  ///< print everything, not only the eight columns
   std::string json = "out/ladder.json";
   std::string save;        ///< folder that the trained model goes to; empty: it is not kept
   std::string checkpoint;  ///< folder for checkpoints of the run; empty: none

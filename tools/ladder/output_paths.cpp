@@ -64,29 +64,15 @@ class OutputPaths {
  public:
   explicit OutputPaths(const Options& options) : options_(options), read_(paths_read(options)) {}
 
-  void add_file(const char* option, const std::string& name) {
-    if (!name.empty()) add(option_text(option, name), name);
+  void add(const char* option, const std::string& name) {
+    if (!name.empty()) add(option_text(option, name), fs::path(name));
   }
 
-  void add_folder_of(const char* option, const std::string& name,
-                     std::initializer_list<const char*> files) {
+  void add_folder(const char* option, const std::string& name,
+                  std::initializer_list<const char*> files) {
+    add(option, name);
     if (name.empty()) return;
-    const std::string text = option_text(option, name);
-    add(text, name);
-    for (const char* file : files) add(text, fs::path(name) / file);
-  }
-
-  /// Looks at everything that is known by then: of traces there is one for every mode and rank.
-  void check_traces() const {
-    if (options_.trace.empty()) return;
-    for (const std::string& mode : options_.modes) {
-      const fs::path first = fs::absolute(options_.trace_file(mode, /*rank=*/0));
-      std::string beginning = (place_of(first.parent_path()) / first.filename()).string();
-      beginning.erase(beginning.rfind("0.json"));
-      for (const Paths* paths : {&read_, &written_}) {
-        for (const auto& [place, text] : *paths) check_trace(beginning, place.string(), text);
-      }
-    }
+    for (const char* file : files) add(option_text(option, name), fs::path(name) / file);
   }
 
  private:
@@ -109,17 +95,6 @@ class OutputPaths {
            place_of(options_.checkpoint) == place_of(options_.resume);
   }
 
-  void check_trace(const std::string& beginning, const std::string& place,
-                   const std::string& text) const {
-    const std::size_t end = place.find_first_not_of("0123456789", beginning.size());
-    if (!place.starts_with(beginning) || end == beginning.size() || end == std::string::npos ||
-        place.substr(end) != ".json") {
-      return;
-    }
-    throw Error(fmt::format("--trace {} would write {} over {}: name another place", options_.trace,
-                            place, text));
-  }
-
   const Options& options_;
   Paths read_;
   Paths written_;
@@ -129,13 +104,18 @@ class OutputPaths {
 
 void check_output_paths(const Options& options) {
   OutputPaths paths(options);
-  paths.add_file("--json", options.json);
-  paths.add_file("--memory-timeline", options.memory_timeline);
-  paths.add_file("--trace", options.trace);
-  paths.add_folder_of("--save", options.save,
-                      {"config.json", "model.safetensors", "model.safetensors.index.json"});
-  paths.add_folder_of("--checkpoint", options.checkpoint, {io::checkpoint::kManifestFile});
-  paths.check_traces();
+  paths.add("--json", options.json);
+  paths.add("--memory-timeline", options.memory_timeline);
+  paths.add("--trace", options.trace);
+  paths.add_folder("--save", options.save,
+                   {"config.json", "model.safetensors", "model.safetensors.index.json"});
+  paths.add_folder("--checkpoint", options.checkpoint, {io::checkpoint::kManifestFile});
+  if (options.trace.empty()) return;
+  for (const std::string& mode : options.modes) {
+    for (int rank = 0; rank < options.world_size; ++rank) {
+      paths.add("--trace", options.trace_file(mode, rank));
+    }
+  }
 }
 
 }  // namespace zero::ladder

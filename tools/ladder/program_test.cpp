@@ -1,4 +1,5 @@
-// The ladder program on a tiny model: weights in and out, kinds of data, traces.
+// The ladder program on a tiny model: weights in and out, kinds of data, epochs, validation,
+// traces.
 #include <ATen/ops/ones.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -6,10 +7,12 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include <tests/support/bad_input.hpp>
 #include <tests/support/ladder_program.hpp>
+#include <tests/support/save_safetensors_folder.hpp>
+#include <tests/support/token_file_writer.hpp>
 #include <zero/base/sha256.hpp>
 #include <zero/data/reviews.hpp>
-#include <zero/data/token_file.hpp>
 #include <zero/io/safetensors.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/nn/parameters.hpp>
@@ -18,22 +21,17 @@ namespace zero::ladder {
 namespace {
 
 using nlohmann::json;
+using testing::figures_of;
 using ::testing::HasSubstr;
 using testing::kQuick;
 using ::testing::Not;
 using testing::ProcessResult;
+using testing::row_of;
 using testing::run_ladder;
 using testing::TestFolder;
 
-json report_of(const TestFolder& folder) {
-  return json::parse(testing::read_bytes(folder / "out.json"));
-}
-
 std::string digest_of(const json& report, const std::string& mode) {
-  for (const json& row : report.at("modes")) {
-    if (row.at("mode") == mode) return row.at("ranks").at(0).at("digest");
-  }
-  return "no mode " + mode;
+  return row_of(report, mode).at("ranks").at(0).at("digest");
 }
 
 void expect_identical(const json& report, std::size_t modes) {
@@ -59,15 +57,13 @@ std::string digest_of_folder(const std::filesystem::path& path, std::int64_t cla
   return all.hex();
 }
 
-// A folder of weights for the tiny language model, with one tensor less or more.
-std::string tiny_weights(const TestFolder& folder, const std::string& without,
-                         const std::string& with) {
+// A folder of weights for the tiny language model, without the tensor of this name.
+std::string tiny_weights(const TestFolder& folder, const std::string& without = "") {
   io::NamedTensors tensors;
   for (const nn::Parameter& p : tiny_parameters(/*classes=*/0).parameters) {
     if (p.name != without) tensors.emplace_back(p.name, at::ones(p.tensor.sizes()));
   }
-  if (!with.empty()) tensors.emplace_back(with, at::ones({2}));
-  io::save_safetensors_folder(folder / "weights", tensors);
+  testing::save_safetensors_folder(folder / "weights", tensors);
   folder.write("weights/config.json", nn::to_hugging_face_json(nn::preset("tiny")).dump());
   return (folder / "weights").string();
 }
@@ -77,7 +73,7 @@ TEST(Reviews, EveryModeTrainsTheClassifierToTheSameWeights) {
   const ProcessResult ended = run_ladder(folder, kQuick + "--task reviews");
   ASSERT_EQ(ended.code, 0) << ended.said;
   EXPECT_THAT(ended.said, HasSubstr("tiny as 5-class classifier on 2 ranks"));
-  const json report = report_of(folder);
+  const json report = json::parse(testing::read_bytes(folder / "out.json"));
   expect_identical(report, 4);
   EXPECT_EQ(report.at("parameters"), tiny_parameters(data::kReviewClasses).numel());
   EXPECT_EQ(report.at("task"), "reviews");
@@ -110,9 +106,7 @@ void expect_ranks_alike(const json& row, double bytes_of_moments_above_mean) {
 // All buffers of the tiny classifier are divided by two ranks without padding.
 TEST(SplitTensors, LargestIsTheMeanWhereSizesDivide) {
   const TestFolder folder;
-  const ProcessResult ended = run_ladder(folder, kQuick + kSplit + "--task reviews");
-  ASSERT_EQ(ended.code, 0) << ended.said;
-  const json report = report_of(folder);
+  const json report = figures_of(folder, kQuick + kSplit + "--task reviews");
   expect_identical(report, 5);
   for (const json& row : report.at("modes")) {
     if (row.at("mode") == "ddp") continue;
@@ -130,9 +124,8 @@ TEST(SplitTensors, LargestIsTheMeanWhereSizesDivide) {
 // are 512 bytes fewer.
 TEST(SplitTensors, PaddingCostsTheLastRankMomentsAndNothingElse) {
   const TestFolder folder;
-  const ProcessResult ended = run_ladder(folder, kQuick + kSplit);
-  ASSERT_EQ(ended.code, 0) << ended.said;
-  for (const json& row : report_of(folder).at("modes")) {
+  const json report = figures_of(folder, kQuick + kSplit);
+  for (const json& row : report.at("modes")) {
     if (!row.at("mode").get<std::string>().starts_with("tensor_")) continue;
     expect_ranks_alike(row, /*bytes_of_moments_above_mean=*/256);
     EXPECT_GT(row.at("ranks").at(0).at("optimizer_mib"), row.at("ranks").at(1).at("optimizer_mib"));
@@ -150,14 +143,12 @@ TEST(Reviews, CsvJsonLinesAndTokenFileOfTheSameReviewsAreTheSame) {
     lines += json{{"stars", i % 5 + 1}, {"text", text}}.dump() + "\n";
     records.push_back({i % 5, {text.begin(), text.end()}});
   }
-  data::write_token_file(folder / "c", data::Records::from(records, /*classes=*/5, 256));
+  testing::write_token_file(folder / "c", data::Records::from(records, /*classes=*/5, 256));
   std::set<std::string> digests;
   for (const std::string& path : {folder.write("a", csv).string(),
                                   folder.write("b", lines).string(), (folder / "c").string()}) {
-    const ProcessResult ended =
-        run_ladder(folder, kQuick + "--modes ddp --task reviews --data '" + path + "'");
-    ASSERT_EQ(ended.code, 0) << path << ended.said;
-    digests.insert(digest_of(report_of(folder), "ddp"));
+    digests.insert(digest_of(
+        figures_of(folder, kQuick + "--modes ddp --task reviews --data '" + path + "'"), "ddp"));
   }
   EXPECT_EQ(digests.size(), 1U);
 }
@@ -166,55 +157,48 @@ TEST(Text, TokenFileIsTrainedOnAndASmallerVocabularyIsMentioned) {
   const TestFolder folder;
   std::vector<std::int64_t> ids;
   for (std::int64_t i = 0; i < 400; ++i) ids.push_back(i * i % 101);
-  data::write_token_file(
+  testing::write_token_file(
       folder / "t", data::TokenStream::from_ids(ids, /*vocabulary=*/200, std::string(64, 'a')));
   const ProcessResult ended =
       run_ladder(folder, kQuick + "--data '" + (folder / "t").string() + "'");
   ASSERT_EQ(ended.code, 0) << ended.said;
   EXPECT_THAT(ended.said, HasSubstr("the data's vocabulary is 200, the model's 256"));
-  expect_identical(report_of(folder), 4);
-}
-
-class SavedBy : public ::testing::TestWithParam<std::string> {};
-
-TEST_P(SavedBy, IsWhatWasTrainedAndCanBeTrainedOn) {
-  const TestFolder folder;
-  const std::string saved = (folder / "saved").string();
-  const ProcessResult first = run_ladder(
-      folder, kQuick + "--modes ddp," + GetParam() + " --nproc 3 --save '" + saved + "'");
-  ASSERT_EQ(first.code, 0) << first.said;
-  EXPECT_THAT(first.said, HasSubstr("weights: " + saved));
-  EXPECT_EQ(digest_of_folder(saved, /*classes=*/0), digest_of(report_of(folder), "ddp"));
-  EXPECT_THAT(folder.listing(), ::testing::ElementsAre("out.json", "saved", "saved/config.json",
-                                                       "saved/model.safetensors"));
-  EXPECT_EQ(nn::llama_config_from_json(testing::read_bytes(folder / "saved/config.json")),
-            nn::preset("tiny"));
-
-  // What was saved is where the next run begins, in every mode.
-  const ProcessResult second =
-      run_ladder(folder, "--steps 1 --seq-len 16 --no-compute-alone --weights '" + saved + "'");
-  ASSERT_EQ(second.code, 0) << second.said;
-  EXPECT_THAT(second.said, HasSubstr("20 tensors from " + saved + ": float32\n"));
-  const json report = report_of(folder);
-  expect_identical(report, 4);
-  EXPECT_EQ(report.at("model"), "saved");
+  expect_identical(json::parse(testing::read_bytes(folder / "out.json")), 4);
 }
 
 // Under stages 1 and 2 parameters are whole alike, so one of them is enough.
-INSTANTIATE_TEST_SUITE_P(All, SavedBy,
-                         ::testing::Values("zero1", "zero3", "zero3:whole", "tensor_zero2",
-                                           "tensor_zero3", "tensor_zero3:leaf", "engine2",
-                                           "engine3"),
-                         [](const auto& info) {
-                           std::string name = info.param;
-                           std::erase(name, ':');
-                           return name;
-                         });
+TEST(SavedWeights, AreWhatWasTrainedAndCanBeTrainedOn) {
+  for (const std::string mode : {"zero1", "zero3", "zero3:whole", "tensor_zero2", "tensor_zero3",
+                                 "tensor_zero3:leaf", "engine2", "engine3"}) {
+    SCOPED_TRACE(mode);
+    const TestFolder folder;
+    const std::string saved = (folder / "saved").string();
+    const ProcessResult first =
+        run_ladder(folder, kQuick + "--modes ddp," + mode + " --nproc 3 --save '" + saved + "'");
+    ASSERT_EQ(first.code, 0) << first.said;
+    EXPECT_THAT(first.said, HasSubstr("weights: " + saved));
+    EXPECT_EQ(digest_of_folder(saved, /*classes=*/0),
+              digest_of(json::parse(testing::read_bytes(folder / "out.json")), "ddp"));
+    EXPECT_THAT(folder.listing(), ::testing::ElementsAre("out.json", "saved", "saved/config.json",
+                                                         "saved/model.safetensors"));
+    EXPECT_EQ(nn::llama_config_from_json(testing::read_bytes(folder / "saved/config.json")),
+              nn::preset("tiny"));
+
+    // What was saved is where the next run begins, in every mode.
+    const ProcessResult second =
+        run_ladder(folder, "--steps 1 --seq-len 16 --no-compute-alone --weights '" + saved + "'");
+    ASSERT_EQ(second.code, 0) << second.said;
+    EXPECT_THAT(second.said, HasSubstr("20 tensors from " + saved + ": float32\n"));
+    const json report = json::parse(testing::read_bytes(folder / "out.json"));
+    expect_identical(report, 4);
+    EXPECT_EQ(report.at("model"), "saved");
+  }
+}
 
 TEST(Weights, ValuesAreThoseOfTheFolder) {
   // With a learning rate too small to change a float, what was read is what is saved.
   const TestFolder folder;
-  const std::string weights = tiny_weights(folder, "", "");
+  const std::string weights = tiny_weights(folder);
   const std::string saved = (folder / "saved").string();
   const ProcessResult ended = run_ladder(folder,
                                          "--steps 1 --seq-len 16 --no-compute-alone --lr 1e-30 "
@@ -228,68 +212,39 @@ TEST(Weights, ValuesAreThoseOfTheFolder) {
 TEST(Weights, ClassifierDrawsTheHeadThatTheFolderLacksAndSaysSo) {
   const TestFolder folder;
   const std::string saved = (folder / "saved").string();
-  const ProcessResult first = run_ladder(folder, kQuick + "--modes ddp --save '" + saved + "'");
-  ASSERT_EQ(first.code, 0) << first.said;
+  figures_of(folder, kQuick + "--modes ddp --save '" + saved + "'");
   const ProcessResult ended =
       run_ladder(folder, "--steps 1 --no-compute-alone --seed 5 --task reviews --weights '" +
                              saved + "' --save '" + (folder / "classifier").string() + "'");
   ASSERT_EQ(ended.code, 0) << ended.said;
   EXPECT_THAT(ended.said, HasSubstr("not in it, and drawn by seed 5: score.weight"));
-  expect_identical(report_of(folder), 4);
+  expect_identical(json::parse(testing::read_bytes(folder / "out.json")), 4);
   EXPECT_EQ(digest_of_folder(folder / "classifier", data::kReviewClasses),
-            digest_of(report_of(folder), "ddp"));
+            digest_of(json::parse(testing::read_bytes(folder / "out.json")), "ddp"));
   const json config = json::parse(testing::read_bytes(folder / "classifier/config.json"));
   EXPECT_EQ(config.at("id2label").size(), 5U);
   EXPECT_EQ(config.at("pad_token_id"), 0);
 }
 
 // Expects that training from a folder is refused and writes nothing.
-void expect_refused(const TestFolder& folder, const std::string& more, const std::string& message) {
-  const auto before = folder.listing();
-  const ProcessResult ended =
-      run_ladder(folder, "--weights '" + (folder / "weights").string() + "' " + more);
-  EXPECT_EQ(ended.code, 1);
-  EXPECT_THAT(ended.said, HasSubstr(message));
-  EXPECT_THAT(ended.said, Not(HasSubstr("step 1/")));
-  EXPECT_EQ(folder.listing(), before);
+void expect_weights_refused(const TestFolder& folder, const std::string& more,
+                            const std::string& message) {
+  const std::string said = testing::expect_refused(
+      folder, "--weights '" + (folder / "weights").string() + "' " + more, {message});
+  EXPECT_THAT(said, Not(HasSubstr("step 1/")));
 }
 
-TEST(Weights, MissingTensorIsRefused) {
+TEST(Weights, OfAnotherModelAreRefused) {
   const TestFolder folder;
-  tiny_weights(folder, "model.layers.0.self_attn.q_proj.weight", "");
-  expect_refused(folder, "", "tensor \"model.layers.0.self_attn.q_proj.weight\" is missing");
-}
-
-TEST(Weights, ExtraTensorIsRefused) {
-  const TestFolder folder;
-  tiny_weights(folder, "", "model.surprise");
-  expect_refused(folder, "", "weights/model.safetensors is none of the model's");
-}
-
-TEST(Weights, ConfigOfAnotherShapeIsRefused) {
-  const TestFolder folder;
-  tiny_weights(folder, "", "");
-  nn::LlamaConfig config = nn::preset("tiny");
-  config.mlp = 200;
-  folder.write("weights/config.json", nn::to_hugging_face_json(config).dump());
-  expect_refused(folder, "", "has the shape [176, 64], the model's is [200, 64]");
-  folder.write("weights/config.json", "{\"model_type\": \"gpt2\"}");
-  expect_refused(folder, "", "type 'gpt2', but only 'llama' is supported");
-}
-
-TEST(Weights, SizesThatNoModelHasAreRefused) {
-  const TestFolder folder;
-  tiny_weights(folder, "", "");
-  json config = nn::to_hugging_face_json(nn::preset("tiny"));
-  config["vocab_size"] = std::uint64_t{1} << 63;
-  folder.write("weights/config.json", config.dump());
-  expect_refused(folder, "", "'vocab_size' of config.json is 9223372036854775808, but must be");
+  tiny_weights(folder, "model.layers.0.self_attn.q_proj.weight");
+  expect_weights_refused(folder, "",
+                         "tensor \"model.layers.0.self_attn.q_proj.weight\" is missing");
 }
 
 // 2^69.6 bytes of activations: 63 bits would keep fewer than none.
 TEST(Weights, ActivationsBeyondAllMemoryAreRefused) {
   const TestFolder folder;
-  tiny_weights(folder, "", "");
+  tiny_weights(folder);
   const nn::LlamaConfig wide{.hidden = nn::kLargestSize,
                              .layers = nn::kMostLayers,
                              .heads = 1,
@@ -298,23 +253,23 @@ TEST(Weights, ActivationsBeyondAllMemoryAreRefused) {
                              .mlp = 1};
   folder.write("weights/config.json", nn::to_hugging_face_json(wide).dump());
   const std::string most = "--batch 4096 --seq-len 8192 ";
-  expect_refused(folder, most, "weights on 2 ranks needs about");
-  expect_refused(folder, most + "--modes tensor_zero3 --fake-process-group 4",
-                 "weights: rank 0 of 4 needs about");
+  expect_weights_refused(folder, most, "weights on 2 ranks needs about");
+  expect_weights_refused(folder, most + "--modes tensor_zero3 --fake-process-group 4",
+                         "weights: rank 0 of 4 needs about");
 }
 
 TEST(Weights, TokensOfAnotherTokenizerAreRefused) {
   const TestFolder folder;
-  tiny_weights(folder, "", "");
+  tiny_weights(folder);
   const std::string tokenizer = "{\"version\": \"1.0\"}";
   folder.write("weights/tokenizer.json", tokenizer);
   const std::vector<std::int64_t> ids(400, 7);
   const auto write = [&](const std::string& fingerprint) {
-    data::write_token_file(folder / "t", data::TokenStream::from_ids(ids, 256, fingerprint));
+    testing::write_token_file(folder / "t", data::TokenStream::from_ids(ids, 256, fingerprint));
   };
   const std::string data = "--data '" + (folder / "t").string() + "' ";
   write(base::Sha256().add(tokenizer + " ").hex());
-  expect_refused(folder, data, "were made by the tokenizer");
+  expect_weights_refused(folder, data, "were made by the tokenizer");
   write(base::Sha256().add(tokenizer).hex());
   const ProcessResult ended =
       run_ladder(folder, data + "--modes ddp --steps 1 --seq-len 8 --weights '" +
@@ -337,10 +292,8 @@ std::set<std::string> names_in(const std::filesystem::path& path) {
 
 TEST(Trace, EveryModeAndRankHasOneWithTheNamedRanges) {
   const TestFolder folder;
-  const ProcessResult ended =
-      run_ladder(folder, kQuick + "--modes ddp,zero1:naive,zero2,zero3 --trace '" +
-                             (folder / "traces/t.json").string() + "'");
-  ASSERT_EQ(ended.code, 0) << ended.said;
+  figures_of(folder, kQuick + "--modes ddp,zero1:naive,zero2,zero3 --trace '" +
+                         (folder / "traces/t.json").string() + "'");
   const std::map<std::string, std::vector<std::string>> ranges = {
       {"ddp", {"ddp_grad_all_reduce"}},
       {"zero1-naive", {"zero1_grad_reduce", "zero1_param_broadcast"}},
@@ -357,6 +310,104 @@ TEST(Trace, EveryModeAndRankHasOneWithTheNamedRanges) {
     }
   }
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder / "traces"), {}), 8);
+}
+
+TEST(ActivationCheckpointing, TakesLessMemoryForTheSameWeights) {
+  const TestFolder folder;
+  const std::string run =
+      "--model tiny --steps 2 --batch 4 --no-compute-alone --modes ddp,zero3,tensor_zero3,engine3 ";
+  const json without = figures_of(folder, run);
+  const ProcessResult ended = run_ladder(folder, run + "--activation-checkpointing");
+  ASSERT_EQ(ended.code, 0) << ended.said;
+  EXPECT_THAT(ended.said, HasSubstr("2 steps, activation checkpointing\n"));
+  const json with = json::parse(testing::read_bytes(folder / "out.json"));
+  EXPECT_EQ(with.at("activation_checkpointing"), true);
+  EXPECT_EQ(without.at("activation_checkpointing"), false);
+  expect_identical(with, 4);
+  const auto above_rest = [](const json& row) {
+    return row.at("peak_mib").get<double>() - row.at("total_mib").get<double>();
+  };
+  for (const json& row : with.at("modes")) {
+    const json& whole = row_of(without, row.at("mode"));
+    EXPECT_EQ(row.at("digest"), whole.at("digest")) << row.at("mode");
+    EXPECT_EQ(row.at("losses"), whole.at("losses")) << row.at("mode");
+    EXPECT_LT(above_rest(row), 0.8 * above_rest(whole)) << row.at("mode");
+  }
+}
+
+// Squares, so that no two windows are the same.
+std::string text_of(std::size_t bytes) {
+  std::string text;
+  for (int i = 0; text.size() < bytes; ++i) text += std::to_string(i * i) + " ";
+  text.resize(bytes);
+  return text;
+}
+
+const std::string kWindows = "--model tiny --seq-len 16 --no-compute-alone --timeout 30 --data ";
+
+TEST(Epochs, AreStepsOfAllFullBatches) {
+  const TestFolder folder;
+  const std::string data = folder.write("text", text_of(11 * 16 + 1)).string();
+  const std::string run = kWindows + "'" + data + "' --modes ddp,zero2 ";
+  const json two_epochs = figures_of(folder, run + "--epochs 2");
+  EXPECT_EQ(two_epochs.at("steps"), 10);  // 5 of 2 samples each, one sample left out
+  expect_identical(two_epochs, 2);
+  const json ten_steps = figures_of(folder, run + "--steps 10");
+  EXPECT_EQ(digest_of(two_epochs, "zero2"), digest_of(ten_steps, "zero2"));
+  testing::expect_refused(folder, run + "--batch 6 --epochs 2",
+                          {"the data set has 11 samples, one step over all ranks takes 12"});
+}
+
+// 20 windows, of which the last 5 are held out.
+TEST(Validation, IsTheSameUnderEveryModeAndLeavesTrainingAsItIs) {
+  const TestFolder folder;
+  const std::string text = text_of(20 * 16 + 1);
+  const std::string data = folder.write("text", text).string();
+  const std::string modes = "--modes ddp,zero1,zero2,zero3,tensor_zero3,engine2,engine3 ";
+  const ProcessResult ended =
+      run_ladder(folder, kWindows + "'" + data + "' --epochs 2 --validation 0.25 " + modes);
+  ASSERT_EQ(ended.code, 0) << ended.said;
+  EXPECT_THAT(ended.said, HasSubstr("note: 5 of 20 samples are held out for validation\n"));
+  EXPECT_THAT(ended.said, HasSubstr("\nvalidation loss: "));
+  EXPECT_THAT(ended.said, HasSubstr(" s  validation "));
+  const json report = json::parse(testing::read_bytes(folder / "out.json"));
+  expect_identical(report, 7);
+  const json& losses = report.at("modes").at(0).at("validation");
+  for (const json& row : report.at("modes")) EXPECT_EQ(row.at("validation"), losses);
+  std::vector<std::int64_t> steps;
+  for (const json& loss : losses) steps.push_back(loss.at("step"));
+  EXPECT_THAT(steps, ::testing::ElementsAre(0, 7, 14));
+  EXPECT_NE(losses.at(1).at("loss"), losses.at(0).at("loss"));
+
+  const std::string first = folder.write("first", text.substr(0, 15 * 16 + 1)).string();
+  const json alone = figures_of(folder, kWindows + "'" + first + "' --epochs 2 --modes zero3");
+  EXPECT_EQ(digest_of(alone, "zero3"), digest_of(report, "zero3"));
+  EXPECT_FALSE(alone.at("modes").at(0).contains("validation"));
+  // The loss of a first step over all five is that before any step.
+  const std::string last = folder.write("last", text.substr(15 * 16)).string();
+  const json of_last =
+      figures_of(folder, kWindows + "'" + last + "' --steps 1 --nproc 1 --batch 5 --modes ddp");
+  EXPECT_NEAR(losses.at(0).at("loss"), of_last.at("modes").at(0).at("losses").at(0), 1e-5);
+}
+
+TEST(Validation, HoldsOutReviewsBySeedBecauseFilesAreSorted) {
+  const TestFolder folder;
+  const auto trained = [&](const std::string& text_of_the_last) {
+    std::string csv = "label,text\n";
+    for (int i = 0; i < 12; ++i) {
+      csv += std::to_string(i / 3) + "," + (i < 6 ? "review" : text_of_the_last) + " number " +
+             std::to_string(i * i) + "\n";
+    }
+    const std::string data = folder.write("reviews", csv).string();
+    return figures_of(folder, kWindows + "'" + data +
+                                  "' --task reviews --epochs 1 --validation 0.5 --modes ddp,zero3");
+  };
+  const json report = trained("review");
+  expect_identical(report, 2);
+  const json& losses = report.at("modes").at(0).at("validation");
+  EXPECT_EQ(losses.size(), 2U);
+  EXPECT_EQ(report.at("modes").at(1).at("validation"), losses);
+  EXPECT_NE(digest_of(trained("opinion"), "ddp"), digest_of(report, "ddp"));
 }
 
 // It trains under DDP, but is not the row of DDP.

@@ -1,9 +1,10 @@
 #include "rank_run.hpp"
 
+#include <ATen/ops/equal.h>
+#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <optional>
 
 #include <tools/plots/memory_timeline.hpp>
@@ -21,18 +22,108 @@
 #include <zero/train/registry.hpp>
 #include <zero/train/trace.hpp>
 #include <zero/train/trainer.hpp>
+#include <zero/train/unsharded_parameters.hpp>
 
 #include "checkpoints.hpp"
 #include "device.hpp"
-#include "digests.hpp"
 #include "progress.hpp"
 #include "samples.hpp"
 
 namespace zero::ladder {
 namespace {
 
-using ladder::mib;
 using memory::Category;
+
+// The fields of a result and their keys, for writing and for reading.
+template <typename Result, typename Take>
+void for_each_field(Result& result, const Take& take) {
+  take("row", result.row);
+  take("predicted_traffic", result.predicted_traffic);
+  take("losses", result.losses);
+  take("validation", result.validation);
+  take("loss_scale", result.loss_scale);
+  take("skipped_steps", result.skipped_steps);
+  take("every_tensor_changed", result.every_tensor_changed);
+  take("batch_digest", result.batch_digest);
+  take("gradient_digest", result.gradient_digest);
+  take("parameters", result.parameters);
+  take("parameter_bytes", result.parameter_bytes);
+  take("memory_timeline", result.memory_timeline);
+}
+
+// An update that is too small for a parameter of 2 bytes to show is in the master weight alone.
+bool master_differs(train::Strategy& strategy, std::size_t index) {
+  const at::Tensor mine = strategy.piece(index).tensor;
+  if (!mine.defined()) return false;
+  const auto states = strategy.optimizer().state(mine);
+  const auto master = states.find("master");
+  if (master == states.end()) return false;
+  return !at::equal(master->second, mine.detach().flatten().to(at::kFloat));
+}
+
+// SHA-256 of a tensor's bytes, 64 hexadecimal digits.
+std::string digest_of(const at::Tensor& tensor) {
+  const at::Tensor bytes = tensor.cpu().contiguous();
+  return base::Sha256().add(bytes.const_data_ptr(), bytes.nbytes()).hex();
+}
+
+// One digest per parameter, each made whole for the moment: unit by unit, so that checking does
+// not need more memory than training. Called by all ranks.
+std::vector<std::string> parameter_digests(train::Strategy& strategy) {
+  const nn::ParameterList& list = strategy.list();
+  std::vector<std::string> digests(list.size());
+  for (std::size_t u = 0; u < list.units.size(); ++u) {
+    const train::UnshardedParameters whole(strategy, u);
+    for (const std::size_t i : list.units[u].parameters) {
+      digests[i] = digest_of(list.parameters[i].tensor.detach());
+    }
+  }
+  return digests;
+}
+
+// One digest per parameter of which this rank updates a piece, of that piece; empty for others.
+std::vector<std::string> piece_digests(const train::Strategy& strategy) {
+  std::vector<std::string> digests(strategy.list().size());
+  for (std::size_t i = 0; i < digests.size(); ++i) {
+    const at::Tensor piece = strategy.piece(i).tensor;
+    if (piece.defined() && piece.numel() > 0) digests[i] = digest_of(piece.detach());
+  }
+  return digests;
+}
+
+// Whether training changed every piece that this rank updates, whose digests were `before`. A
+// change in the master weight alone counts.
+bool every_piece_changed(train::Strategy& strategy, const std::vector<std::string>& before) {
+  const std::vector<std::string> after = piece_digests(strategy);
+  for (std::size_t i = 0; i < after.size(); ++i) {
+    if (!after[i].empty() && after[i] == before[i] && !master_differs(strategy, i)) return false;
+  }
+  return true;
+}
+
+// One digest for several.
+std::string combine(const std::vector<std::string>& digests) {
+  base::Sha256 all;
+  for (const std::string& digest : digests) all.add(digest);
+  return all.hex();
+}
+
+// Whether training changed every trainable parameter, whose digests were `before` and are `after`.
+// A change in the master weight alone counts. Called by all ranks; the same answer on all.
+bool all_trainable_changed(train::Strategy& strategy, const std::vector<std::string>& before,
+                           const std::vector<std::string>& after) {
+  at::Tensor changed = at::zeros({static_cast<std::int64_t>(before.size())}, at::kInt);
+  auto* flag = changed.mutable_data_ptr<std::int32_t>();
+  for (std::size_t i = 0; i < before.size(); ++i) {
+    flag[i] = before[i] != after[i] || master_differs(strategy, i) ? 1 : 0;
+  }
+  // A master weight is known to its owner only.
+  strategy.communicator().all_reduce(changed, dist::Purpose::kControl, dist::ReduceOp::kSum).wait();
+  for (std::size_t i = 0; i < before.size(); ++i) {
+    if (strategy.list().parameters[i].tensor.requires_grad() && flag[i] == 0) return false;
+  }
+  return true;
+}
 
 double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
@@ -64,7 +155,7 @@ class Meter {
     resident_ = memory::resident_set_bytes();
   }
 
-  void fill(ladder::RankRow& row) const {
+  void fill(RankRow& row) const {
     row.rank = communicator_.rank();
     row.parameter_mib = mib(steady_[Category::kParameters]);
     row.gradient_mib = mib(steady_[Category::kGradients]);
@@ -116,8 +207,10 @@ class Meter {
 // Digests the first gradients of the small parameters: enough to see that ranks differ, too little
 // to cost time.
 void watch_first_gradients(train::Strategy& strategy, base::Sha256& digest) {
-  strategy.observe_gradients([&digest](std::size_t, const at::Tensor& gradient) {
-    if (gradient.numel() < (1 << 16)) digest.add(bytes_of(gradient.cpu().contiguous()));
+  strategy.passes().observe_gradients([&digest](std::size_t, const at::Tensor& gradient) {
+    if (gradient.numel() >= (1 << 16)) return;
+    const at::Tensor bytes = gradient.cpu().contiguous();
+    digest.add(bytes.const_data_ptr(), bytes.nbytes());
   });
 }
 
@@ -133,12 +226,13 @@ void agree_on_everything(dist::Communicator& communicator, const std::string& mo
       "the run",
       fmt::format("mode {}\ntask {}\nmodel {}\nmodel's config {}\nbatch {}\nsequences of {}\n"
                   "{} steps\nlearning rate {}\nseed {}\nownership {}\ndtype {}\n"
-                  "gradients added as {}\n"
+                  "gradients added as {}\nactivation checkpointing: {}\n"
+                  "validation by {} of the samples\n"
                   "checkpoints {}\na run {}\n{}\n{}\n{}\na time limit of {} s\n"
                   "data (tokens and tokenizer) {}",
                   mode, o.task, o.model_name(), nlohmann::json(o.weights_config).dump(), o.batch,
                   o.sequence_length, o.steps, o.learning_rate, o.seed, o.ownership, o.dtype,
-                  o.reduce_dtype, when_kept(o),
+                  o.reduce_dtype, o.activation_checkpointing, o.validation, when_kept(o),
                   o.resume.empty() ? "from the start" : "that goes on", with("--save", o.save),
                   with("--memory-timeline", o.memory_timeline), with("--trace", o.trace),
                   o.timeout_seconds, dataset.fingerprint()));
@@ -166,6 +260,13 @@ std::unique_ptr<nn::ParameterSource> first_values(const dist::Communicator& comm
   return stored_values(options, model);
 }
 
+// AdamW, with fp32 master weights where parameters have 2 bytes.
+optim::OptimizerFactory optimizer_of(const Options& options) {
+  optim::AdamWOptions adamw;
+  adamw.learning_rate = options.learning_rate;
+  return options.mixed() ? optim::with_master_weights(optim::adamw(adamw)) : optim::adamw(adamw);
+}
+
 void save(train::Strategy& strategy, const Options& options, std::int64_t pad_id) {
   const nn::LlamaConfig config = options.config();
   nlohmann::json json = options.weights.empty()
@@ -176,10 +277,39 @@ void save(train::Strategy& strategy, const Options& options, std::int64_t pad_id
   io::save_model(strategy, json, options.save);
 }
 
+// Evaluates what is held out, if anything is: before the first step of this run, after the last and
+// where an epoch ends or a checkpoint was due. Batches are about as large as a step's, none empty.
+void validate(train::Strategy& strategy, train::Trainer& trainer,
+              const data::DistributedSampler& sampler, const Samples& samples,
+              const Options& options, RankResult& result) {
+  const std::int64_t step = sampler.step(), size = std::ssize(samples.validation);
+  const std::int64_t every =
+      options.checkpoint_every > 0 ? options.checkpoint_every : sampler.steps_per_epoch();
+  const bool due = result.losses.empty() || step == options.steps || step % every == 0;
+  if (size == 0 || !due) return;
+  const int ranks = strategy.communicator().size();
+  const auto rounds = std::max<std::int64_t>(1, size / (options.batch * ranks));
+  const int pieces = ranks * static_cast<int>(rounds);
+  std::vector<data::Batch> batches;
+  for (int piece = strategy.communicator().rank(); piece < pieces; piece += ranks) {
+    const auto [begin, end] = data::rank_slice(size, piece, pieces);
+    const auto first = samples.validation.begin();
+    const std::vector<std::int64_t> mine(first + begin, first + end);
+    batches.push_back(to_device(strategy.model(), samples.dataset->batch(mine)));
+  }
+  result.validation.push_back(base::Json{{"step", step}, {"loss", trainer.evaluate(batches)}});
+}
+
+std::string progress_text(const train::StepResult& step, const base::Json& validation) {
+  std::string text = fmt::format("loss {:.4f}  step {:.2f} s", step.loss, step.seconds.total);
+  if (validation.empty()) return text;
+  return text + fmt::format("  validation {:.4f}", validation.back().at("loss").get<double>());
+}
+
 // The steps of one run: trains, measures, and brings losses and digests into `result`.
 void train_steps(train::Strategy& strategy, data::DistributedSampler& sampler,
                  const Samples& samples, const std::string& mode, const Options& options,
-                 const RunExtras& extras, Meter& meter, RankResult& result) {
+                 const std::string& label, Meter& meter, RankResult& result) {
   dist::Communicator& communicator = strategy.communicator();
   base::Sha256 gradient_digest;
   watch_first_gradients(strategy, gradient_digest);
@@ -189,52 +319,46 @@ void train_steps(train::Strategy& strategy, data::DistributedSampler& sampler,
   if (options.dtype == "fp16") trainer_options.loss_scale = train::LossScaleOptions();
   train::Trainer trainer(strategy, trainer_options);
   put_back_loss_scale(trainer, options);
-  ladder::ProgressOptions progress_options;
-  const bool shows = communicator.rank() == 0 || options.fake_process_group > 0;
-  progress_options.silent = !shows || !extras.show_progress;
-  progress_options.done_before = sampler.step();
-  ladder::Progress progress(extras.label.empty() ? mode : extras.label, options.steps,
-                            progress_options);
+  std::optional<Progress> progress;
+  if (!label.empty()) progress.emplace(label, sampler.step(), options.steps);
   std::optional<train::Trace> trace;
+  validate(strategy, trainer, sampler, samples, options, result);
   while (sampler.step() < options.steps) {
-    const data::Batch batch = to_device(strategy.model(), samples.dataset->batch(sampler.next()));
+    std::vector<std::int64_t> indices = sampler.next();
+    for (std::int64_t& index : indices) index = samples.training[static_cast<std::size_t>(index)];
+    const data::Batch batch = to_device(strategy.model(), samples.dataset->batch(indices));
     if (result.losses.empty()) result.batch_digest = digest_of(batch.inputs);
     const bool last = sampler.step() == options.steps;
-    if (extras.traces && last) trace.emplace(&communicator);
-    const bool memory_timelines = extras.memory_timelines && last && communicator.rank() == 0;
+    if (!options.trace.empty() && last) trace.emplace(&communicator);
+    const bool of_memory = !options.memory_timeline.empty() && last;
+    const bool records_memory = of_memory && communicator.rank() == 0;
     // A memory timeline is to show a step, and not how long rank 0 waited for the others to begin
     // it.
-    if (extras.memory_timelines && last) communicator.barrier();
-    if (memory_timelines) memory::start_timeline(strategy.list().bytes() / 4096);
+    if (of_memory) communicator.barrier();
+    if (records_memory) memory::start_timeline(strategy.list().bytes() / 4096);
     meter.begin_step();
     const train::StepResult step = trainer.step({batch});
     meter.end_step(step);
-    if (memory_timelines)
+    if (records_memory) {
       result.memory_timeline = plots::timeline_of_mode(mode, memory::stop_timeline());
+    }
     if (trace) trace->finish(options.trace_file(mode, communicator.rank()));
-    strategy.observe_gradients({});
+    strategy.passes().observe_gradients({});
     result.losses.push_back(step.loss);
     result.loss_scale = step.loss_scale;
     result.skipped_steps += step.skipped ? 1 : 0;
     keep(strategy, trainer, sampler, mode, options, *samples.dataset);
-    progress.step({{"loss", fmt::format("{:.4f}", step.loss)},
-                   {"step", fmt::format("{:.2f} s", step.seconds.total)}});
+    validate(strategy, trainer, sampler, samples, options, result);
+    if (progress) progress->step(progress_text(step, result.validation));
   }
-  progress.finish();
   result.gradient_digest = gradient_digest.hex();
   trainer.zero_grad();
 }
 
 }  // namespace
 
-optim::OptimizerFactory optimizer_of(const Options& options) {
-  optim::AdamWOptions adamw;
-  adamw.learning_rate = options.learning_rate;
-  return options.mixed() ? optim::with_master_weights(optim::adamw(adamw)) : optim::adamw(adamw);
-}
-
 RankResult run_rank(dist::Communicator& communicator, const std::string& mode,
-                    const Options& options, const RunExtras& extras) {
+                    const Options& options, const std::string& label) {
   const Samples samples = read_samples(options);
   agree_on_everything(communicator, mode, options, *samples.dataset);
   const at::Device device = enter_rank(options);
@@ -245,6 +369,7 @@ RankResult run_rank(dist::Communicator& communicator, const std::string& mode,
   train::register_all_chapters(registry);
   const std::shared_ptr<nn::Llama> model = model_without_storage(options);
   to_device(device, *model);
+  model->checkpoint_activations(options.activation_checkpointing);
   std::unique_ptr<nn::ParameterSource> values = first_values(communicator, options, *model);
   auto* const fake = dynamic_cast<dist::FakeCommunicator*>(&communicator);
   if (fake != nullptr) fake->set_source(train::first_values_of(*model, *values));
@@ -253,15 +378,16 @@ RankResult run_rank(dist::Communicator& communicator, const std::string& mode,
              train::ownership_from(options.ownership), train::Accumulation::kLocal,
              options.reduce_dtype == "fp32" ? dist::ReduceType::kFloat32 : dist::ReduceType::kOwn});
 
-  data::DistributedSampler sampler(samples.dataset->size(), options.batch * communicator.size(),
-                                   communicator.rank(), communicator.size(), options.seed);
+  data::DistributedSampler sampler(std::ssize(samples.training),
+                                   options.batch * communicator.size(), communicator.rank(),
+                                   communicator.size(), options.seed);
   resume(*strategy, sampler, options);
   RankResult result;
   // The other ranks of a fake process group learn nothing: only what this one updates can change.
   const std::vector<std::string> before =
       fake != nullptr ? piece_digests(*strategy) : parameter_digests(*strategy);
   Meter meter(communicator, base, resident_base);
-  train_steps(*strategy, sampler, samples, mode, options, extras, meter, result);
+  train_steps(*strategy, sampler, samples, mode, options, label, meter, result);
   meter.fill(result.row);
   if (fake != nullptr) {
     result.every_tensor_changed = every_piece_changed(*strategy, before);
@@ -270,12 +396,11 @@ RankResult run_rank(dist::Communicator& communicator, const std::string& mode,
     result.row.digest = combine(after);
     result.every_tensor_changed = all_trainable_changed(*strategy, before, after);
   }
-  result.formula_mib = mib(strategy->predicted_bytes().total());
-  result.row.formula_mib = result.formula_mib;
-  result.predicted_traffic = strategy->predicted_traffic();
+  result.row.formula_mib = mib(strategy->costs().at_rest.total());
+  result.predicted_traffic = strategy->costs().sent;
   result.parameters = strategy->list().numel();
   result.parameter_bytes = strategy->list().bytes();
-  if (extras.saves) save(*strategy, options, samples.pad_id);
+  if (!options.save.empty()) save(*strategy, options, samples.pad_id);
   communicator.barrier();
   return result;
 }
@@ -284,40 +409,17 @@ std::string describe_weights(const Options& options) {
   return stored_values(options, *model_without_storage(options))->describe();
 }
 
-std::string to_text(const RankResult& r) {
-  base::Json json =
-      ladder::to_json(ladder::LadderReport{}, ladder::ModeRow{"", {r.row}, 0, r.losses});
-  json["rank_result"] = {{"formula_mib", r.formula_mib},
-                         {"predicted_traffic", r.predicted_traffic},
-                         {"every_tensor_changed", r.every_tensor_changed},
-                         {"loss_scale", r.loss_scale},
-                         {"skipped_steps", r.skipped_steps},
-                         {"batch_digest", r.batch_digest},
-                         {"gradient_digest", r.gradient_digest},
-                         {"parameters", r.parameters},
-                         {"parameter_bytes", r.parameter_bytes},
-                         {"memory timeline", r.memory_timeline}};
+std::string to_text(const RankResult& result) {
+  base::Json json;
+  for_each_field(result, [&](const char* key, const auto& value) { json[key] = value; });
   return json.dump();
 }
 
 RankResult from_text(const std::string& text) {
   const base::Json json = base::Json::parse(text);
-  const ladder::ModeRow mode = ladder::mode_from_json(json);
-  const base::Json& extra = json.at("rank_result");
-  RankResult r;
-  r.row = mode.ranks.front();
-  r.losses = mode.losses;
-  r.formula_mib = extra.at("formula_mib");
-  r.predicted_traffic = extra.at("predicted_traffic");
-  r.every_tensor_changed = extra.at("every_tensor_changed");
-  r.loss_scale = extra.at("loss_scale");
-  r.skipped_steps = extra.at("skipped_steps");
-  r.batch_digest = extra.at("batch_digest");
-  r.gradient_digest = extra.at("gradient_digest");
-  r.parameters = extra.at("parameters");
-  r.parameter_bytes = extra.at("parameter_bytes");
-  r.memory_timeline = extra.at("memory timeline");
-  return r;
+  RankResult result;
+  for_each_field(result, [&](const char* key, auto& value) { json.at(key).get_to(value); });
+  return result;
 }
 
 }  // namespace zero::ladder

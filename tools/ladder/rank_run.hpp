@@ -4,20 +4,20 @@
 #include <string>
 
 #include <zero/distributed/communicator.hpp>
-#include <zero/optim/optimizer.hpp>
 
 #include "ladder_report.hpp"
 #include "options.hpp"
 
 namespace zero::ladder {
 
-/// What one rank brings back from one mode, as JSON: its row, losses, and what has to be compared
-/// over ranks.
+/// What one rank brings back from one mode: its row, losses, and what has to be compared over
+/// ranks.
 struct RankResult {
-  ladder::RankRow row;
-  double formula_mib = 0;
+  RankRow row;
   std::int64_t predicted_traffic = 0;  ///< bytes of gradients and parameters in a step, by formula
   std::vector<double> losses;
+  /// Mean losses of what is held out: [{"step": steps done, "loss": ...}, ...].
+  base::Json validation = base::Json::array();
   double loss_scale = 1;           ///< of the last step
   std::int64_t skipped_steps = 0;  ///< left out because a gradient overflowed
   bool every_tensor_changed = false;
@@ -29,24 +29,14 @@ struct RankResult {
                                ///< asked for
 };
 
+/// As JSON, to bring it to the process that reports.
 std::string to_text(const RankResult& result);
 RankResult from_text(const std::string& text);
 
-/// What a run does beside training and measuring.
-struct RunExtras {
-  bool show_progress = true;      ///< rank 0 shows progress
-  bool traces = false;            ///< every rank records its last step, where a trace was asked for
-  bool memory_timelines = false;  ///< rank 0 records its memory along the last step
-  bool saves = false;             ///< the trained model is saved, where a folder was named
-  std::string label;              ///< what progress calls the run; empty: by its mode
-};
-
-/// AdamW as the command line wants it, with fp32 master weights where parameters have 2 bytes.
-optim::OptimizerFactory optimizer_of(const Options& options);
-
 /// Trains `options.steps` steps under `mode` as one rank of `communicator`; called by all ranks.
+/// Progress is shown under the name `label`, or not at all where that is empty.
 RankResult run_rank(dist::Communicator& communicator, const std::string& mode,
-                    const Options& options, const RunExtras& extras);
+                    const Options& options, const std::string& label);
 
 /// Compares the folder of the weights with the model and says what will be read, converted and
 /// drawn by seed. Builds the model without storage: only to be called in a process that may use

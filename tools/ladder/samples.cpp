@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 
 #include <filesystem>
+#include <numeric>
 
 #include <zero/base/error.hpp>
-#include <zero/base/sha256.hpp>
+#include <zero/base/mapped_file.hpp>
 #include <zero/data/file_kind.hpp>
+#include <zero/data/random.hpp>
 #include <zero/data/reviews.hpp>
 #include <zero/data/sampler.hpp>
 #include <zero/data/text.hpp>
@@ -58,7 +60,7 @@ void check_tokenizer(const data::TokenStream& tokens, const Options& options) {
   const fs::path path = fs::path(options.weights) / "tokenizer.json";
   std::error_code ignored;
   if (options.weights.empty() || !fs::is_regular_file(path, ignored)) return;
-  const std::string wanted = base::Sha256().add(data::read_text_file(path)).hex();
+  const std::string wanted = base::to_hex(base::MappedFile(path, path.string()).sha256());
   if (wanted == tokens.tokenizer_fingerprint()) return;
   throw Error(
       fmt::format("the tokens of the data were made by the tokenizer {:.12}…, the model's is {} "
@@ -90,6 +92,31 @@ void check_vocabulary(const data::TokenStream& tokens, const Options& options,
   }
 }
 
+// Holds out the last windows of a text, or reviews drawn by seed: files of reviews may be sorted.
+void split(Samples& samples, const Options& options) {
+  const std::int64_t size = samples.dataset->size();
+  const auto held_out = static_cast<std::int64_t>(options.validation * static_cast<double>(size));
+  const std::int64_t batch = options.batch * options.world_size;
+  if (options.validation > 0 && (held_out < options.world_size || size - held_out < batch)) {
+    throw Error(fmt::format(
+        "--validation {} holds out {} of {} samples: it must hold out one for each of {} ranks and "
+        "leave the {} of a step",
+        options.validation, held_out, size, options.world_size, batch));
+  }
+  samples.training.resize(static_cast<std::size_t>(size));
+  std::iota(samples.training.begin(), samples.training.end(), 0);
+  if (held_out == 0) return;
+  if (options.reviews()) {
+    // Epochs have the streams from 0.
+    samples.training =
+        data::permutation(size, data::generator_for(options.seed, ~std::uint64_t{0}));
+  }
+  samples.validation.assign(samples.training.end() - held_out, samples.training.end());
+  samples.training.resize(static_cast<std::size_t>(size - held_out));
+  samples.notes.push_back(
+      fmt::format("{} of {} samples are held out for validation", held_out, size));
+}
+
 }  // namespace
 
 Samples read_samples(const Options& options) {
@@ -106,9 +133,12 @@ Samples read_samples(const Options& options) {
     samples.dataset =
         std::make_unique<data::LanguageModelDataset>(std::move(stream), options.sequence_length);
   }
+  split(samples, options);
   // Refuses data that is too little for one step.
-  data::DistributedSampler(samples.dataset->size(), options.batch * options.world_size, /*rank=*/0,
-                           options.world_size, options.seed);
+  samples.steps_per_epoch =
+      data::DistributedSampler(std::ssize(samples.training), options.batch * options.world_size,
+                               /*rank=*/0, options.world_size, options.seed)
+          .steps_per_epoch();
   return samples;
 }
 

@@ -24,8 +24,8 @@ and, of both sides,
 
 The figures go to out/peers.json. HWM of ours counts everything from the start of a rank to its end;
 of PyTorch's ranks only what comes after the model was loaded, and of its libraries only what a rank
-touches: it is forked from a process that has them. Ours puts large blocks on huge pages;
---huge-pages has PyTorch do so too, which it does not by itself (THP_MEM_ALLOC_ENABLE).
+touches: it is forked from a process that has them. Both sides put large blocks on huge pages
+(THP_MEM_ALLOC_ENABLE), which PyTorch does not by itself; with --no-huge-pages neither does.
 """
 
 import argparse
@@ -66,7 +66,7 @@ TIME_LIMIT_S = 3600
 # PyTorch is imported once, which takes longer than to train a small model, and its ranks are forked
 # from there: nothing may use a tensor before, so what does is forked too.
 FORK = multiprocessing.get_context("fork")
-ENVIRONMENT = dict(os.environ)  # of our side, as the caller has it
+ENVIRONMENT = dict(os.environ)  # of our side: as the caller has it, and huge pages or not
 
 
 class Failure(Exception):
@@ -257,6 +257,10 @@ def largest_difference(ours, theirs):
 # ---- the comparison ------------------------------------------------------------------------------
 
 
+def spread(values):
+    return [min(values), max(values)]
+
+
 def compare(pair, options, work, rounds):
     ours, theirs = [], []
     for index in rounds:
@@ -278,6 +282,9 @@ def compare(pair, options, work, rounds):
     def median(runs, key):
         return statistics.median(run[key] for run in runs)
 
+    def step_spread(runs):
+        return spread([run["step_s"] for run in runs])
+
     tokens = options.nproc * options.batch * options.seq_len
     phases = {f"{side}_{phase}_s": median(runs, f"{phase}_s")
               for side, runs in (("ours", ours), ("torch", theirs))
@@ -289,7 +296,9 @@ def compare(pair, options, work, rounds):
         "pair": pair, "ours": options.ours[pair], "torch": THEIRS[pair], "model": options.model,
         "world_size": options.nproc, "ours_step_s": median(ours, "step_s"),
         "torch_step_s": median(theirs, "step_s"), "ratio": statistics.median(ratios),
-        "ratios": ratios, "compute_only_s": median(ours, "compute_s"),
+        "ratios": ratios, "ratio_spread": spread(ratios),
+        "ours_step_spread_s": step_spread(ours), "torch_step_spread_s": step_spread(theirs),
+        "compute_only_s": median(ours, "compute_s"),
         "ours_tokens_per_s": tokens / median(ours, "step_s"),
         "torch_tokens_per_s": tokens / median(theirs, "step_s"),
         "ours_hwm_mib": median(ours, "hwm_mib"), "torch_hwm_mib": median(theirs, "hwm_mib"),
@@ -306,7 +315,7 @@ def print_table(rows):
     lines = [head] + [[
         row["pair"], row["ours"], row["torch"], f"{row['ours_step_s']:.2f} s",
         f"{row['torch_step_s']:.2f} s", f"{row['ratio']:.2f}",
-        f"{min(row['ratios']):.2f}-{max(row['ratios']):.2f}", f"{row['compute_only_s']:.2f} s",
+        "{:.2f}-{:.2f}".format(*row["ratio_spread"]), f"{row['compute_only_s']:.2f} s",
         f"{row['ours_step_s'] / row['compute_only_s']:.2f}", f"{row['ours_hwm_mib']:.0f}",
         f"{row['torch_hwm_mib']:.0f}", f"{row['ours_hwm_mib'] / row['torch_hwm_mib']:.2f}",
         f"{row['max_rel_diff']:.1e}"] for row in rows]
@@ -364,8 +373,8 @@ def parse_arguments():
     parser.add_argument("--json", type=prepare.name, default="out/peers.json", help="where the figures go")
     parser.add_argument("--no-memory", dest="memory", action="store_false",
                         help="leave out the runs that find the peak of PyTorch's allocator")
-    parser.add_argument("--huge-pages", action="store_true",
-                        help="PyTorch's large blocks on huge pages too, as ours are")
+    parser.add_argument("--no-huge-pages", dest="huge_pages", action="store_false",
+                        help="no large blocks on huge pages, on either side")
     parser.add_argument("--seed-of-ours", type=int, default=SEED, help=argparse.SUPPRESS)
     parser.add_argument("--ladder", default="build/release/bin/ladder", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -394,16 +403,16 @@ def compare_all(options, work):
     return {"rows": rows, "parameters": parameters, "steps": options.steps,
             "rounds": options.rounds, "sequence_length": options.seq_len,
             "batch_size": options.batch, "threads": threads(options),
-            "torch_huge_pages": options.huge_pages,
+            "huge_pages": options.huge_pages,
             "command": ["./run", "peers", *sys.argv[1:]]}
 
 
 def import_torch_with(options):
-    """PyTorch reads these when it is loaded."""
+    """PyTorch reads these when it is loaded; our side has the same pages."""
     global torch_rank
     os.environ["OMP_NUM_THREADS"] = str(threads(options))
-    if options.huge_pages:
-        os.environ["THP_MEM_ALLOC_ENABLE"] = "1"
+    pages = "1" if options.huge_pages else "0"
+    os.environ["THP_MEM_ALLOC_ENABLE"] = ENVIRONMENT["THP_MEM_ALLOC_ENABLE"] = pages
     import torch_rank
 
 
@@ -416,7 +425,8 @@ def main():
             document = compare_all(options, Path(folder))
     except Failure as failure:
         sys.exit(f"peers: {failure}")
-    print()
+    print(f"\nMedians of {options.rounds} round{'' if options.rounds == 1 else 's'}; large blocks "
+          f"{'' if options.huge_pages else 'not '}on huge pages, on both sides\n")
     print_table(document["rows"])
     temporary = Path(options.json + ".tmp")
     temporary.write_text(json.dumps(document, indent=2) + "\n")

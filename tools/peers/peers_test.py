@@ -1,14 +1,19 @@
-"""How ./run peers starts processes; nothing is trained here.
+"""How ./run peers starts processes, sets them up and sums up rounds; nothing is trained here.
 
     python tools/peers/peers_test.py
 """
 
+import contextlib
+import io
 import os
 import signal
 import sys
+import tempfile
 import time
+import types
 import unittest
 from pathlib import Path
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -56,6 +61,72 @@ class Children(unittest.TestCase):
     def test_that_die_are_named(self):
         with self.assertRaisesRegex(peers.Failure, "die: its process has died"):
             peers.in_a_child(die)
+
+
+def options_of(*arguments):
+    with mock.patch.object(sys, "argv", ["peers.py", "--ladder", __file__, *arguments]):
+        return peers.parse_arguments()
+
+
+class HugePages(unittest.TestCase):
+    def expect_on_both_sides(self, value, *arguments):
+        variable = "THP_MEM_ALLOC_ENABLE"
+        with (mock.patch.dict(os.environ, {variable: "as the caller has it"}), mock.patch.dict(peers.ENVIRONMENT),
+              mock.patch.dict(sys.modules, torch_rank=types.ModuleType("torch_rank"))):
+            peers.import_torch_with(options_of(*arguments))
+            self.assertEqual([os.environ[variable], peers.ENVIRONMENT[variable]], [value, value])
+
+    def test_are_on_unless_they_are_refused(self):
+        self.expect_on_both_sides("1")
+        self.expect_on_both_sides("0", "--no-huge-pages")
+
+
+class Arguments(unittest.TestCase):
+    def test_have_three_rounds_unless_others_are_named(self):
+        self.assertEqual(options_of().rounds, 3)
+        self.assertEqual(options_of("--rounds", "5").rounds, 5)
+
+    def test_that_are_wrong_are_named(self):
+        for arguments, message in ((("--rounds", "0"), "argument --rounds: 0 is less than 1"),
+                                   (("--rounds", "two"), "argument --rounds: invalid positive value: 'two'"),
+                                   (("--steps", "-1"), "argument --steps: -1 is less than 1"),
+                                   (("--huge-pages",), "unrecognized arguments: --huge-pages"),
+                                   (("--ours", "zero4=zero3"), "--ours: 'zero4=zero3' is not PAIR=MODE")):
+            said = io.StringIO()
+            with self.assertRaises(SystemExit) as ended, contextlib.redirect_stderr(said):
+                options_of(*arguments)
+            self.assertEqual(ended.exception.code, 2)
+            self.assertIn(message, said.getvalue())
+
+
+class Rounds(unittest.TestCase):
+    def compare(self, ours, theirs):
+        """The row of runs with these seconds of a step."""
+        def run_of(seconds):
+            figures = ("forward_s", "backward_s", "optimizer_s", "exposed_s", "peak_mib", "rest_mib", "sent_bytes",
+                       "hwm_mib", "compute_s")
+            return dict.fromkeys(figures, 1.0) | {"step_s": seconds, "losses": [1.0], "torch": "2"}
+
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+            work = Path(folder)
+            (work / "ours").mkdir()
+            (work / "torch.safetensors").touch()
+            with (mock.patch.object(peers, "run_ours", side_effect=map(run_of, ours)),
+                  mock.patch.object(peers, "run_torch", side_effect=map(run_of, theirs)),
+                  mock.patch.object(peers, "in_a_child", return_value=0.0)):
+                return peers.compare("ddp", options_of("--no-memory"), work, range(len(ours)))
+
+    def test_are_summed_up_by_medians_and_spreads(self):
+        row = self.compare(ours=[4.0, 1.0, 3.0], theirs=[4.0, 4.0, 6.0])
+        self.assertEqual((row["ours_step_s"], row["torch_step_s"], row["ratio"]), (3.0, 4.0, 0.5))
+        self.assertEqual(row["ratios"], [1.0, 0.25, 0.5])
+        self.assertEqual(row["ratio_spread"], [0.25, 1.0])
+        self.assertEqual(row["ours_step_spread_s"], [1.0, 4.0])
+        self.assertEqual(row["torch_step_spread_s"], [4.0, 6.0])
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            peers.print_table([row])
+        self.assertRegex(said.getvalue(), r"3\.00 s +4\.00 s +0\.50 +0\.25-1\.00 ")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ namespace {
 // 9.7500 of "GB": as many decimals as it takes to tell the need from what there is.
 struct Words {
   const Request& request;
-  Unit unit = request.unit.value_or(request.memory->unit);
+  Unit unit = request.memory->unit;
 
   std::string need(std::int64_t bytes) const { return at_least(bytes, unit); }
   std::string memory() const { return at_most(request.memory->bytes, unit); }

@@ -8,9 +8,10 @@
 #include <numeric>
 
 #include <zero/base/table.hpp>
+#include <zero/nn/llama.hpp>
+#include <zero/nn/parameters.hpp>
 #include <zero/train/ownership.hpp>
 
-#include "alternatives.hpp"
 #include "planner.hpp"
 #include "quantity.hpp"
 
@@ -41,10 +42,16 @@ std::string total(const States& states, Unit unit, int decimals = 2) {
   return in(static_cast<double>(states.total()), unit, decimals);
 }
 
-Model smollm2_360m(std::int64_t classes) {
+nn::LlamaConfig smollm2_360m(std::int64_t classes) {
   nn::LlamaConfig config = nn::preset("smollm2-360m");
   config.classes = classes;
-  return model_of(config, "SmolLM2-360M");
+  return config;
+}
+
+// Its tensors, without storage.
+nn::ParameterList tensors_of_smollm2_360m(std::int64_t classes) {
+  const nn::DeferredStorage deferred;
+  return nn::list_parameters(*std::make_shared<nn::Llama>(smollm2_360m(classes)));
 }
 
 Cells ladder_row(const std::string& mode, const States& states, double ratio) {
@@ -59,10 +66,10 @@ Cells ladder_row(const std::string& mode, const States& states, double ratio) {
 
 TEST(Literature, TheMemoryLadder) {
   for (const std::int64_t classes : {5, 0}) {
-    const Model model = smollm2_360m(classes);
+    const std::int64_t parameters = smollm2_360m(classes).parameters();
     expect_table({"mode", "parameters (MiB)", "gradients", "optimizer", "total", "ratio"}, kAll,
                  [&](Stage stage) {
-                   return ladder_row(name(stage), model_states(model.parameters, fp32(), stage, 2),
+                   return ladder_row(name(stage), model_states(parameters, fp32(), stage, 2),
                                      ratio_to_ddp(fp32(), stage, 2));
                  });
   }
@@ -71,8 +78,9 @@ TEST(Literature, TheMemoryLadder) {
 // FSDP2 divides the rows of each tensor and pads them: `score`, 5 x 960, has 3 rows on each rank.
 TEST(Literature, FsdpAtRest) {
   std::int64_t elements = 0;
-  for (const TensorSize& tensor : smollm2_360m(/*classes=*/5).tensors) {
-    elements += (tensor.rows + 1) / 2 * (tensor.elements / tensor.rows);
+  for (const nn::Parameter& p : tensors_of_smollm2_360m(/*classes=*/5).parameters) {
+    const std::int64_t rows = p.tensor.size(0);
+    elements += (rows + 1) / 2 * (p.numel() / rows);
   }
   EXPECT_EQ(elements, 361'825'920 / 2 + 480);
   EXPECT_EQ(ladder_row("", model_states(elements, fp32(), Stage::kDdp, 1), 0.5),
@@ -82,7 +90,9 @@ TEST(Literature, FsdpAtRest) {
 // Bytes of fp32 and their fullest rank's, where tensors have owners.
 std::pair<double, double> all_and_fullest(int ranks, train::Ownership ownership) {
   std::vector<std::int64_t> sizes;
-  for (const TensorSize& t : smollm2_360m(0).tensors) sizes.push_back(4 * t.elements);
+  for (const nn::Parameter& p : tensors_of_smollm2_360m(/*classes=*/0).parameters) {
+    sizes.push_back(p.bytes());
+  }
   const std::vector<int> owners = train::assign_owners(sizes, ranks, ownership);
   std::vector<double> owned(static_cast<std::size_t>(ranks), 0);
   for (std::size_t i = 0; i < sizes.size(); ++i) {
@@ -286,7 +296,7 @@ TEST(Literature, BreakEvenBatch) {
         const std::int64_t parameters = billions * kBillion;
         const double sent = volume(Scheme::kZero3, copies(parameters, mixed()), 2).total();
         const double seconds =
-            communication_seconds(sent, collectives(Scheme::kZero3, /*units=*/32), machine);
+            communication_seconds(sent, /*collectives, three for each of 32 layers=*/96, machine);
         const auto batch = [&](std::int64_t sequence) {
           return fmt::format("{}", *break_even_batch(seconds, parameters, sequence, 0.05, machine));
         };
@@ -317,7 +327,7 @@ TEST(Literature, TensorParallelism) {
                  return {
                      fmt::format("{}", hidden), base::with_thousands(layer),
                      base::with_thousands(tensor_parallel_crossover(layer, hidden, mixed())),
-                     in(zero3_layer_sent(layer, mixed(), 8), Unit::kGB, 3),
+                     in(sent(Scheme::kZero3, copies(layer, mixed()), 8).total(), Unit::kGB, 3),
                      in(tensor_parallel_sent(8192, hidden, mixed().parameter, 8), Unit::kGB, 3)};
                });
 }

@@ -14,30 +14,6 @@ namespace {
 constexpr std::int64_t kParametersPerSquare = 12;
 constexpr double kHiddenPerLayer = 128;
 
-void add_norm(std::vector<TensorSize>& tensors, const std::string& name, std::int64_t hidden) {
-  tensors.push_back({name, hidden, hidden});
-}
-
-void add_matrix(std::vector<TensorSize>& tensors, const std::string& name, std::int64_t rows,
-                std::int64_t columns) {
-  tensors.push_back({name, rows * columns, rows});
-}
-
-void add_layer(std::vector<TensorSize>& tensors, const nn::LlamaConfig& c, std::int64_t index) {
-  const std::string layer = fmt::format("model.layers.{}.", index);
-  const std::int64_t query = c.heads * c.head_size;
-  const std::int64_t key = c.kv_heads * c.head_size;
-  add_matrix(tensors, layer + "self_attn.q_proj.weight", query, c.hidden);
-  add_matrix(tensors, layer + "self_attn.k_proj.weight", key, c.hidden);
-  add_matrix(tensors, layer + "self_attn.v_proj.weight", key, c.hidden);
-  add_matrix(tensors, layer + "self_attn.o_proj.weight", c.hidden, query);
-  add_matrix(tensors, layer + "mlp.gate_proj.weight", c.mlp, c.hidden);
-  add_matrix(tensors, layer + "mlp.up_proj.weight", c.mlp, c.hidden);
-  add_matrix(tensors, layer + "mlp.down_proj.weight", c.hidden, c.mlp);
-  add_norm(tensors, layer + "input_layernorm.weight", c.hidden);
-  add_norm(tensors, layer + "post_attention_layernorm.weight", c.hidden);
-}
-
 Shape shape_of(const nn::LlamaConfig& c) {
   return {.layers = c.layers,
           .hidden = c.hidden,
@@ -45,21 +21,6 @@ Shape shape_of(const nn::LlamaConfig& c) {
           .mlp = c.mlp,
           .mlp_tensors = 3,
           .vocabulary = c.classes > 0 ? 0 : c.vocabulary};
-}
-
-void check_numbers(std::int64_t parameters, std::int64_t layers) {
-  if (parameters < 1 || parameters > nn::kMostParameters) {
-    throw Error(fmt::format("the number of parameters is {}, but must be from 1 to {}", parameters,
-                            nn::kMostParameters));
-  }
-  if (layers < 0 || layers > nn::kMostLayers) {
-    throw Error(fmt::format("the number of layers is {}, but must be from 1 to {}", layers,
-                            nn::kMostLayers));
-  }
-  if (layers > parameters) {
-    throw Error(
-        fmt::format("{} parameters cannot be shared out over {} layers", parameters, layers));
-  }
 }
 
 // Equal but for one element. Only what is left over is multiplied: `parameters` could not be.
@@ -78,17 +39,23 @@ std::int64_t Model::largest_unit() const {
   return units.empty() ? 0 : *std::max_element(units.begin(), units.end());
 }
 
-std::vector<TensorSize> llama_tensors(const nn::LlamaConfig& c) {
-  std::vector<TensorSize> tensors;
-  add_matrix(tensors, "model.embed_tokens.weight", c.vocabulary, c.hidden);
-  for (std::int64_t i = 0; i < c.layers; ++i) add_layer(tensors, c, i);
-  add_norm(tensors, "model.norm.weight", c.hidden);
-  if (c.classes > 0) {
-    add_matrix(tensors, "score.weight", c.classes, c.hidden);
-  } else if (!c.tied) {
-    add_matrix(tensors, "lm_head.weight", c.vocabulary, c.hidden);
+std::int64_t layer_elements(const Shape& shape) {
+  return 4 * shape.hidden + 4 * shape.attention + shape.mlp_tensors * shape.mlp;
+}
+
+std::int64_t activation_bytes(const Shape& shape, std::int64_t tokens, std::int64_t element_bytes,
+                              Recompute recompute) {
+  const std::int64_t layer = layer_elements(shape);
+  const std::int64_t kept =
+      recompute == Recompute::kNone ? shape.layers * layer : shape.layers * shape.hidden + layer;
+  const std::int64_t a_token = (kept + 2 * shape.vocabulary) * element_bytes;
+  if (static_cast<double>(a_token) * static_cast<double>(tokens) > 0x1p62) {
+    throw Error(fmt::format(
+        "{} tokens of {} bytes of activations each are more than can be counted: fewer tokens a "
+        "rank are needed",
+        tokens, a_token));
   }
-  return tensors;
+  return a_token * tokens;
 }
 
 Model model_of(const nn::LlamaConfig& config, std::string name) {
@@ -97,18 +64,19 @@ Model model_of(const nn::LlamaConfig& config, std::string name) {
   model.name = std::move(name);
   model.parameters = config.parameters();
   model.shape = shape_of(config);
-  model.tensors = llama_tensors(config);
-  std::vector<TensorSize> layer;
-  add_layer(layer, config, 0);
-  std::int64_t unit = 0;
-  for (const TensorSize& tensor : layer) unit += tensor.elements;
+  nn::LlamaConfig one_less = config;
+  --one_less.layers;
+  const std::int64_t unit = config.parameters() - one_less.parameters();
   model.units.assign(static_cast<std::size_t>(config.layers), unit);
   model.root = model.parameters - config.layers * unit;
   return model;
 }
 
 Model model_of_size(std::int64_t parameters, std::int64_t layers) {
-  check_numbers(parameters, layers);
+  if (layers > parameters) {
+    throw Error(
+        fmt::format("{} parameters cannot be shared out over {} layers", parameters, layers));
+  }
   Model model;
   const auto p = static_cast<double>(parameters);
   const bool guessed = layers == 0;

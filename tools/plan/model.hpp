@@ -2,22 +2,13 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <zero/nn/llama_config.hpp>
 
 /// What the planner knows of a model: sizes only, no values.
 namespace zero::plan {
-
-/// One parameter tensor.
-struct TensorSize {
-  std::string name;
-  std::int64_t elements = 0;
-  std::int64_t rows = 1;  ///< first dimension; 1 for a scalar
-};
 
 /// Sizes that activations depend on; in elements of one token.
 struct Shape {
@@ -39,22 +30,11 @@ struct Model {
   /// Elements of the root unit: embedding, final norm and head. 0 where nothing is known of it.
   std::int64_t root = 0;
   Shape shape;
-  /// Every parameter in registration order; empty where only a number is known.
-  std::vector<TensorSize> tensors;
   /// What the user should know: guesses above all.
   std::vector<std::string> notes;
 
   std::int64_t largest_unit() const;
 };
-
-/// What layers of one kind begin with, and which of them: {"model.layers.", 17}.
-using LayerName = std::pair<std::string, std::int64_t>;
-/// The layer that a tensor belongs to, by the first number in its name: that of
-/// "model.layers.17.mlp.up_proj.weight". Nothing for "lm_head.weight": it is the root's.
-std::optional<LayerName> layer_of(const std::string& tensor);
-
-/// The tensors of nn::Llama in registration order, tied ones once.
-std::vector<TensorSize> llama_tensors(const nn::LlamaConfig& config);
 
 /// A Llama of this shape.
 Model model_of(const nn::LlamaConfig& config, std::string name);
@@ -63,8 +43,8 @@ Model model_of(const nn::LlamaConfig& config, std::string name);
 /// equal layers of 12 hidden^2 parameters (4 hidden^2 in attention, 8 in the MLP: Kaplan et al.,
 /// "Scaling Laws for Neural Language Models", arXiv:2001.08361, table 1), so there is no root unit
 /// and no logits. `layers` 0: as many as make hidden = 128 x layers, the proportion of 7 B and 13 B
-/// Llamas; a note says that this is a guess. Throws zero::Error unless there are 1 to
-/// nn::kMostParameters parameters, and no more layers than parameters or nn::kMostLayers.
+/// Llamas; a note says that this is a guess. `parameters` is from 1 to nn::kMostParameters,
+/// `layers` at most nn::kMostLayers. Throws zero::Error for more layers than parameters.
 Model model_of_size(std::int64_t parameters, std::int64_t layers = 0);
 
 /// A model as Hugging Face saves it. `path` is a folder with config.json, safetensors or both, or
@@ -74,5 +54,29 @@ Model model_of_size(std::int64_t parameters, std::int64_t layers = 0);
 /// config.json is no integer within the bounds of nn::check(), and for more layers or parameters in
 /// safetensors than those bounds allow.
 Model model_of_files(const std::filesystem::path& path);
+
+// Activations: what forward keeps for backward. An estimate; model states are exact.
+//
+// Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models"
+// (arXiv:2205.05198), section 4.1, which counts 34 s b h bytes a layer in 2-byte types beside the
+// attention matrix (s tokens, b samples, h hidden size). Counted here the same way but for two
+// things: there is no dropout, so no masks (2 s b h), and the attention matrix (5 a s^2 b) is
+// never kept, as in FlashAttention (arXiv:2205.14135) and scaled_dot_product_attention. A GPT
+// layer then keeps 16 h elements a token, 32 s b h bytes.
+
+/// Whether layers keep everything, or only their input and compute the rest again in backward.
+enum class Recompute { kNone, kLayers };
+
+/// Elements that one layer keeps for one token:
+///   4 hidden        inputs and outputs of two norms (the outputs are the projections' inputs)
+///   4 attention     queries, keys, values (as wide as the queries) and the attention's output
+///   mlp_tensors x mlp
+std::int64_t layer_elements(const Shape& shape);
+
+/// Bytes of a rank: layers x layer_elements() x tokens, and for a language model the logits and
+/// their gradient, 2 x vocabulary x tokens; `element_bytes` each. With Recompute::kLayers: hidden x
+/// layers x tokens, and everything of one layer. Throws zero::Error beyond 2^62 bytes.
+std::int64_t activation_bytes(const Shape& shape, std::int64_t tokens, std::int64_t element_bytes,
+                              Recompute recompute = Recompute::kNone);
 
 }  // namespace zero::plan

@@ -57,21 +57,37 @@ Files find_files(const fs::path& path) {
   return files;
 }
 
+// What layers of one kind begin with, and which of them: {"model.layers.", 17}.
+using LayerName = std::pair<std::string, std::int64_t>;
+
+// The layer that a tensor belongs to, by the first number in its name: that of
+// "model.layers.17.mlp.up_proj.weight". Nothing for "lm_head.weight": it is the root's.
+std::optional<LayerName> layer_of(const std::string& tensor) {
+  std::size_t begin = 0;
+  while (begin < tensor.size()) {
+    const std::size_t end = std::min(tensor.find('.', begin), tensor.size());
+    std::int64_t number = 0;
+    const auto [rest, error] = std::from_chars(&tensor[begin], tensor.data() + end, number);
+    if (error == std::errc() && rest == tensor.data() + end && number >= 0) {
+      return LayerName{tensor.substr(0, begin), number};
+    }
+    begin = end + 1;
+  }
+  return std::nullopt;
+}
+
 // A list of layers and the place in it, so that layer 2 comes before layer 10.
 void read_sizes(const fs::path& weights, Model& model) {
   const io::SafetensorsFolder folder(weights);
   std::map<LayerName, std::int64_t> layers;
-  model.tensors.clear();
   model.units.clear();
   model.root = model.parameters = 0;
   for (const std::string& name : folder.names()) {
-    const io::SafetensorsEntry& entry = folder.info(name);
-    const std::int64_t elements = entry.elements();
+    const std::int64_t elements = folder.info(name).elements();
     if (elements > nn::kMostParameters - model.parameters) {
       throw Error(fmt::format("{}: holds more than {} parameters, the most that is planned for",
                               weights.string(), nn::kMostParameters));
     }
-    model.tensors.push_back({name, elements, entry.shape.empty() ? 1 : entry.shape.front()});
     model.parameters += elements;
     const std::optional<LayerName> layer = layer_of(name);
     (layer ? layers[*layer] : model.root) += elements;
@@ -140,20 +156,6 @@ Model from_config(const fs::path& folder, bool sizes_are_known) {
 }
 
 }  // namespace
-
-std::optional<LayerName> layer_of(const std::string& tensor) {
-  std::size_t begin = 0;
-  while (begin < tensor.size()) {
-    const std::size_t end = std::min(tensor.find('.', begin), tensor.size());
-    std::int64_t number = 0;
-    const auto [rest, error] = std::from_chars(&tensor[begin], tensor.data() + end, number);
-    if (error == std::errc() && rest == tensor.data() + end && number >= 0) {
-      return LayerName{tensor.substr(0, begin), number};
-    }
-    begin = end + 1;
-  }
-  return std::nullopt;
-}
 
 Model model_of_files(const fs::path& path) {
   const Files files = find_files(path);

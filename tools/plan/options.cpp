@@ -1,43 +1,51 @@
 #include "options.hpp"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
-#include <cstdio>
-#include <cstdlib>
 #include <filesystem>
-#include <utility>
+#include <string>
+#include <vector>
 
 #include <zero/base/arguments.hpp>
 #include <zero/base/error.hpp>
-#include <zero/base/names.hpp>
 
 namespace zero::plan {
 namespace {
 
-constexpr const char* kDefaultModel = "smollm2-360m";
+const std::vector<std::string> kStageNames = {"ddp", "zero1", "zero2", "zero3"};
 
-// The words as they were typed; what they mean is found out afterwards, so that one place says what
-// is wrong with them.
+// What a request is made of once all of it is known.
 struct Words {
-  std::string model, parameters, weights;
+  std::string model = "smollm2-360m";
+  std::int64_t parameters = 0;
+  std::string weights;
   std::string dtype = "mixed";
   std::string optimizer = "adamw";
-  std::string stage, memory, unit;
-  std::string bandwidth = "100GB/s";
-  std::string latency = "10us";
-  std::string flops = "150TFLOP/s";
-  std::string threshold = "100M";
+  std::string stage;
   std::int64_t layers = 0;
   bool recompute = false;
 };
 
+// Reads an option's text into `value`; an error names the option first.
+template <class T, class Parse>
+CLI::Option* add_quantity(CLI::App& app, const char* option, T& value, Parse parse,
+                          const char* help) {
+  const auto take = [option, &value, parse](const std::string& text) {
+    try {
+      value = parse(text);
+    } catch (const Error& error) {
+      throw Error(fmt::format("{}: {}", option, error.what()));
+    }
+  };
+  return app.add_option_function<std::string>(option, take, help);
+}
+
 void add_model_options(CLI::App& app, Words& w) {
-  auto* model = app.add_option("--model", w.model,
-                               "tiny, smollm2-135m, smollm2-360m (default) or llama-1.5b");
-  auto* parameters =
-      app.add_option("--parameters", w.parameters, "only their number, as in 1.5e9, 7B or 360M");
+  auto* model = app.add_option("--model", w.model, "tiny, smollm2-135m, smollm2-360m or llama-1.5b")
+                    ->capture_default_str();
+  auto* parameters = add_quantity(app, "--parameters", w.parameters, parse_count,
+                                  "only their number, as in 1.5e9, 7B or 360M");
   auto* weights = app.add_option(
       "--weights", w.weights, "a folder of Hugging Face's, a config.json or a .safetensors file");
   model->excludes(parameters)->excludes(weights);
@@ -55,7 +63,7 @@ void add_run_options(CLI::App& app, Words& w, Request& r) {
   app.add_option("--world-size,--nproc", r.world_size, "ranks")
       ->capture_default_str()
       ->check(CLI::Range(std::int64_t{1}, kLargestWorldSize));
-  app.add_option("--stage", w.stage, "only ddp, zero1, zero2 or zero3");
+  app.add_option("--stage", w.stage, "only this one")->check(CLI::IsMember(kStageNames));
   app.add_option("--batch", r.batch, "samples a rank")
       ->capture_default_str()
       ->check(CLI::Range(std::int64_t{1}, kLargestBatch));
@@ -64,22 +72,26 @@ void add_run_options(CLI::App& app, Words& w, Request& r) {
       ->check(CLI::Range(std::int64_t{1}, kLongestSequence));
   app.add_flag("--recompute", w.recompute,
                "keep only the input of each layer and compute the rest again in backward");
-  app.add_option("--memory", w.memory,
-                 "of one rank, as in 24GB or 80GiB: which stage fits? The exit code is 3 if none");
-  app.add_option("--unit", w.unit, "MiB, GiB or GB, for what is printed");
+  add_quantity(app, "--memory", r.memory, parse_memory,
+               "of one rank, as in 24GB or 80GiB: which stage fits? The exit code is 3 if none");
 }
 
-void add_machine_options(CLI::App& app, Words& w, Request& r) {
-  app.add_option("--bandwidth", w.bandwidth, "that a rank sends with")->capture_default_str();
-  app.add_option("--latency", w.latency, "of one collective")->capture_default_str();
-  app.add_option("--flops", w.flops, "that a rank attains")->capture_default_str();
+void add_machine_options(CLI::App& app, Request& r) {
+  Machine& machine = r.machine;
+  add_quantity(app, "--bandwidth", machine.bandwidth, parse_bandwidth, "that a rank sends with")
+      ->default_str("100GB/s");
+  add_quantity(app, "--latency", machine.latency, parse_seconds, "of one collective")
+      ->default_str("10us");
+  add_quantity(app, "--flops", machine.flops, parse_flops, "that a rank attains")
+      ->default_str("150TFLOP/s");
   app.add_option("--overhead", r.break_even_share,
                  "communication over compute below which a batch breaks even")
       ->capture_default_str()
-      ->check(CLI::Range(1e-6, 1e6));
-  app.add_option("--hybrid-threshold", w.threshold,
-                 "parameters from which on a unit is large enough for ZeRO-3 in the hybrid")
-      ->capture_default_str();
+      ->check(CLI::Range(1e-6, 1e6))
+      ->check(base::refuse_nan);
+  add_quantity(app, "--hybrid-threshold", r.hybrid_threshold, parse_count,
+               "parameters from which on a unit is large enough for ZeRO-3 in the hybrid")
+      ->default_str("100M");
 }
 
 void add_output_options(CLI::App& app, Options& o) {
@@ -88,34 +100,10 @@ void add_output_options(CLI::App& app, Options& o) {
                  "beside it); - prints it");
 }
 
-template <class T>
-T choice(const char* kind, const std::string& wanted,
-         const std::vector<std::pair<std::string, T>>& all) {
-  std::vector<std::string> known;
-  for (const auto& [name, value] : all) {
-    if (name == wanted) return value;
-    known.push_back(name);
-  }
-  throw Error(base::unknown_name_message(kind, wanted, known));
-}
-
-// Names the option before what is wrong with its value.
-template <class Parse>
-auto value_of(const char* option, const std::string& text, Parse parse) {
-  try {
-    return parse(text);
-  } catch (const Error& error) {
-    throw Error(fmt::format("{}: {}", option, error.what()));
-  }
-}
-
 Model read_model(const Words& w) {
   if (!w.weights.empty()) return model_of_files(w.weights);
-  if (!w.parameters.empty()) {
-    return model_of_size(value_of("--parameters", w.parameters, parse_count), w.layers);
-  }
-  const std::string name = w.model.empty() ? kDefaultModel : w.model;
-  return model_of(nn::preset(name), name);
+  if (w.parameters > 0) return model_of_size(w.parameters, w.layers);
+  return model_of(nn::preset(w.model), w.model);
 }
 
 // The plan must not take the place of what it is made from.
@@ -133,22 +121,9 @@ void check_json(const Words& w, const Options& o) {
 void understand(const Words& w, Options& o) {
   Request& r = o.request;
   r.policy = policy(w.dtype, w.optimizer);
-  if (!w.stage.empty()) {
-    r.stage = choice<Stage>("stage", w.stage,
-                            {{"ddp", Stage::kDdp},
-                             {"zero1", Stage::kZero1},
-                             {"zero2", Stage::kZero2},
-                             {"zero3", Stage::kZero3}});
+  for (const Stage stage : kStages) {
+    if (w.stage == kStageNames[static_cast<std::size_t>(stage)]) r.stage = stage;
   }
-  if (!w.unit.empty()) {
-    r.unit =
-        choice<Unit>("unit", w.unit, {{"MiB", Unit::kMiB}, {"GiB", Unit::kGiB}, {"GB", Unit::kGB}});
-  }
-  if (!w.memory.empty()) r.memory = value_of("--memory", w.memory, parse_memory);
-  r.machine.bandwidth = value_of("--bandwidth", w.bandwidth, parse_bandwidth);
-  r.machine.latency = value_of("--latency", w.latency, parse_seconds);
-  r.machine.flops = value_of("--flops", w.flops, parse_flops);
-  r.hybrid_threshold = value_of("--hybrid-threshold", w.threshold, parse_count);
   r.recompute = w.recompute ? Recompute::kLayers : Recompute::kNone;
   r.model = read_model(w);
 }
@@ -164,7 +139,7 @@ Options parse(int argc, char** argv) {
       "wire, time; and which stage to take."};
   add_model_options(app, words);
   add_run_options(app, words, o.request);
-  add_machine_options(app, words, o.request);
+  add_machine_options(app, o.request);
   add_output_options(app, o);
   base::parse_arguments(app, "plan", argc, argv);
   check_json(words, o);

@@ -98,10 +98,9 @@ Table step_table(const Plan& plan) {
 }
 
 std::string title(const Request& r) {
-  return fmt::format("{}{}, {}, {} rank{}, {} x {} tokens a rank{}\n", r.model.name,
-                     r.model.tensors.empty()
-                         ? ""
-                         : fmt::format(": {} parameters", base::with_thousands(r.model.parameters)),
+  const std::string parameters = base::with_thousands(r.model.parameters) + " parameters";
+  return fmt::format("{}{}, {}, {} rank{}, {} x {} tokens a rank{}\n",
+                     r.model.name == parameters ? "" : r.model.name + ": ", parameters,
                      policy_words(r.policy), base::with_thousands(r.world_size),
                      r.world_size == 1 ? "" : "s", r.batch, r.sequence,
                      r.recompute == Recompute::kLayers ? ", layers recomputed" : "");

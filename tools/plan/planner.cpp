@@ -3,35 +3,20 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include <zero/base/error.hpp>
 
 namespace zero::plan {
 namespace {
 
-void check_positive(double value, const char* what) {
-  if (!(value > 0)) throw Error(fmt::format("{} must be above 0", what));
-}
-
-void check_range(std::int64_t value, std::int64_t most, const char* what) {
-  if (value >= 1 && value <= most) return;
-  throw Error(fmt::format("{} is {}, but must be from 1 to {}", what, value, most));
-}
-
 void check_request(const Request& request) {
-  check_range(request.model.parameters, nn::kMostParameters, "the number of parameters");
-  check_range(request.world_size, kLargestWorldSize, "the world size");
-  check_range(request.batch, kLargestBatch, "the batch");
-  check_range(request.sequence, kLongestSequence, "the sequence");
   if (request.tokens() > kMostTokens) {
     throw Error(fmt::format(
         "{} samples of {} tokens are {} tokens a rank, but at most {} are planned for: a smaller "
         "--batch or --sequence is needed",
         request.batch, request.sequence, request.tokens(), kMostTokens));
   }
-  check_positive(request.machine.bandwidth, "the bandwidth");
-  check_positive(request.machine.flops, "the speed");
-  check_positive(request.break_even_share, "the share of communication");
 }
 
 // Of `elements` gathered or gradients of them, what a rank does not own anyway.
@@ -59,13 +44,11 @@ LookaheadPlan plan_lookahead(const Request& request, const StagePlan& zero3) {
   std::vector<double> computes;
   for (const std::int64_t unit : request.model.units) {
     gathers.push_back(
-        unit_gather_seconds(unit, request.policy, request.world_size, request.machine));
+        transfer_seconds(unit * request.policy.parameter, request.world_size, request.machine));
     computes.push_back(unit_forward_seconds(unit, request.tokens(), request.machine));
   }
-  const std::size_t largest =
-      static_cast<std::size_t>(std::max_element(gathers.begin(), gathers.end()) - gathers.begin());
-  plan.gather = gathers[largest];
-  plan.compute = computes[largest];
+  plan.gather = *std::max_element(gathers.begin(), gathers.end());
+  plan.compute = *std::max_element(computes.begin(), computes.end());
   plan.needed = lookahead(gathers, computes);
   const std::int64_t unit = request.model.largest_unit() * request.policy.parameter;
   if (zero3.fits.value_or(false)) {
@@ -92,6 +75,51 @@ LookaheadPlan plan_lookahead(const Request& request, const StagePlan& zero3) {
 
 }  // namespace
 
+Hybrid hybrid(std::int64_t large, std::int64_t small, const Policy& policy,
+              std::int64_t world_size) {
+  Hybrid result;
+  result.large = large;
+  result.small = small;
+  const States of_large = model_states(large, policy, Stage::kZero3, world_size);
+  const States of_small = model_states(small, policy, Stage::kZero2, world_size);
+  result.states = {of_large.parameters + of_small.parameters,
+                   of_large.gradients + of_small.gradients,
+                   of_large.optimizer + of_small.optimizer};
+  result.sent = sent(Scheme::kZero3, copies(large, policy), world_size).total() +
+                sent(Scheme::kZero2, copies(small, policy), world_size).total();
+  return result;
+}
+
+Hybrid hybrid(const Model& model, const Policy& policy, std::int64_t world_size,
+              std::int64_t threshold) {
+  std::int64_t large = 0;
+  for (const std::int64_t unit : model.units) large += unit >= threshold ? unit : 0;
+  const std::int64_t root = model.root >= threshold ? model.root : 0;
+  Hybrid result = hybrid(large + root, model.parameters - large - root, policy, world_size);
+  // The root stays whole from forward to backward, so it is gathered once.
+  const Copies copy = copies(root, policy);
+  result.sent -= sent(Scheme::kZero3, copy, world_size).total() -
+                 sent(Scheme::kZero3Kept, copy, world_size).total();
+  return result;
+}
+
+double tensor_parallel_sent(std::int64_t tokens, std::int64_t hidden, std::int64_t element_bytes,
+                            std::int64_t world_size) {
+  constexpr double kAllReduces = 4;
+  constexpr double kHalves = 2;
+  return kAllReduces * kHalves * static_cast<double>(tokens * hidden * element_bytes) *
+         redundant_share(world_size);
+}
+
+std::int64_t tensor_parallel_crossover(std::int64_t layer_elements, std::int64_t hidden,
+                                       const Policy& policy) {
+  constexpr std::int64_t kTwoRanks = 2;  // any number: the factor (N-1)/N is on both sides
+  const double a_token = tensor_parallel_sent(1, hidden, policy.parameter, kTwoRanks);
+  if (!(a_token > 0)) throw Error("tensor parallelism needs layers with a hidden size");
+  const double layer = sent(Scheme::kZero3, copies(layer_elements, policy), kTwoRanks).total();
+  return static_cast<std::int64_t>(std::floor(layer / a_token)) + 1;
+}
+
 StagePlan plan_stage(const Request& request, Stage stage, bool offloaded, std::int64_t world_size,
                      std::int64_t lookahead) {
   StagePlan plan;
@@ -105,9 +133,8 @@ StagePlan plan_stage(const Request& request, Stage stage, bool offloaded, std::i
   const Copies one = copies(request.model.parameters, request.policy);
   plan.sent = sent(scheme_of(stage), one, world_size, kept_share(request.model));
   plan.sent_in_copies = plan.sent.total() / one.parameters;
-  plan.time =
-      step_time(request.model, request.policy, scheme_of(stage), world_size, request.tokens(),
-                lookahead, request.recompute == Recompute::kLayers, request.machine);
+  plan.time = step_time(request.model, request.policy, stage, world_size, request.tokens(),
+                        lookahead, request.recompute == Recompute::kLayers, request.machine);
   plan.break_even_batch =
       break_even_batch(plan.time.communication, request.model.parameters, request.sequence,
                        request.break_even_share, request.machine);
@@ -139,7 +166,6 @@ Plan make_plan(const Request& request) {
 }
 
 Unit Plan::unit() const {
-  if (request.unit) return *request.unit;
   if (request.memory) return request.memory->unit;
   return model_states(request.model.parameters, request.policy, Stage::kDdp, 1).total() < 10 * kGB
              ? Unit::kMiB

@@ -6,13 +6,46 @@
 
 #include <zero/base/json.hpp>
 
-#include "activations.hpp"
-#include "alternatives.hpp"
 #include "quantity.hpp"
 #include "timing.hpp"
 
 /// Which stage to take, and what it costs.
 namespace zero::plan {
+
+/// Units of at least `threshold` elements, the root among them, under ZeRO-3, the rest under
+/// ZeRO-2.
+struct Hybrid {
+  std::int64_t large = 0;  ///< elements under ZeRO-3
+  std::int64_t small = 0;  ///< elements under ZeRO-2
+  States states;           ///< of one rank
+  double sent = 0;         ///< bytes of one rank in a step
+};
+
+/// The size from which on a unit counts as large, in elements, where nothing else is said.
+inline constexpr std::int64_t kHybridThreshold = 100'000'000;
+
+/// Mixed Adam: 16 P_large/N + 2 P_small + 14 P_small/N bytes, and (6 P_large + 4 P_small) (N-1)/N
+/// bytes sent, less 2 P_root (N-1)/N if the root is large. Follows from model_states() and sent()
+/// unit by unit; the idea of choosing by unit is FSDP's reshard_after_forward (arXiv:2304.11277,
+/// section 3.2.2).
+Hybrid hybrid(const Model& model, const Policy& policy, std::int64_t world_size,
+              std::int64_t threshold = kHybridThreshold);
+Hybrid hybrid(std::int64_t large, std::int64_t small, const Policy& policy,
+              std::int64_t world_size);
+
+/// One layer under tensor parallelism: four all-reduces of the layer's output, [tokens, hidden], in
+/// a step, two in forward and two in backward (Shoeybi et al., "Megatron-LM", arXiv:1909.08053,
+/// section 3). An all-reduce sends 2 (N-1)/N of its bytes: 8 tokens hidden e (N-1)/N bytes for a
+/// rank, e bytes an element. `tokens` are those of the whole group, which works on one batch
+/// together.
+double tensor_parallel_sent(std::int64_t tokens, std::int64_t hidden, std::int64_t element_bytes,
+                            std::int64_t world_size);
+
+/// The tokens of a step, over all N ranks together, from which on ZeRO-3 sends less for a layer
+/// than tensor parallelism: the smallest T with 3 V_layer < 8 T hidden e. Below it ZeRO-3 loses. N
+/// cancels; per rank it is T/N tokens. 4.5 x hidden for a layer of 12 hidden^2 parameters.
+std::int64_t tensor_parallel_crossover(std::int64_t layer_elements, std::int64_t hidden,
+                                       const Policy& policy);
 
 /// The most that is planned for, so that bytes and tokens of all ranks stay within 63 bits: samples
 /// a rank, tokens a sample, and the product of the two.
@@ -33,7 +66,6 @@ struct Request {
   std::optional<Stage> stage;      ///< only this one
   double break_even_share = 0.05;  ///< communication over compute that counts as little
   std::int64_t hybrid_threshold = kHybridThreshold;
-  std::optional<Unit> unit;  ///< for printing; without it that of `memory`, else by size
 
   /// Of a rank in a step.
   std::int64_t tokens() const { return batch * sequence; }
@@ -93,6 +125,7 @@ struct Plan {
   std::int64_t crossover_tokens = 0;  ///< tensor_parallel_crossover() of the largest unit
   Choice choice;
 
+  /// For printing: that of the memory, else by size.
   Unit unit() const;
   /// Whether memory was given and nothing fits it.
   bool feasible() const { return !request.memory.has_value() || choice.stage.has_value(); }
@@ -104,10 +137,9 @@ StagePlan plan_stage(const Request& request, Stage stage, bool offloaded, std::i
                      std::int64_t lookahead);
 
 /// Plans. Comparisons with the memory are made in whole bytes, and a stage fits only if model
-/// states, transients and the estimate of activations together do. Throws zero::Error for
-/// parameters, a world size, a batch, a sequence or tokens below 1 or above the most that is
-/// planned for, for shares and speeds that are not positive, and for activations that cannot be
-/// counted.
+/// states, transients and the estimate of activations together do. Every number of the request is
+/// above 0 and at most what is planned for. Throws zero::Error for more than kMostTokens tokens a
+/// rank, and for activations that cannot be counted.
 Plan make_plan(const Request& request);
 
 /// The lowest stage of `plan` that fits, or why none does. Part of make_plan().

@@ -49,9 +49,9 @@ std::string in(double bytes, Unit unit, int decimals = 2);
 
 /// The same rounded up, and with the unit: what is needed is never shown as less than it is, so
 /// that 24.0001 GB do not look as if they fitted into 24.
-std::string at_least(std::int64_t bytes, Unit unit, int decimals = 2);
+std::string at_least(std::int64_t bytes, Unit unit);
 /// The same rounded down: for what there is.
-std::string at_most(std::int64_t bytes, Unit unit, int decimals = 2);
+std::string at_most(std::int64_t bytes, Unit unit);
 
 /// Seconds as a person reads them: "421.0 ms", "16.0 us", "12.36 s", "0 s".
 std::string in_seconds(double seconds);

@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <zero/base/error.hpp>
+#include <tests/support/error_of.hpp>
 
 namespace zero::plan {
 namespace {
@@ -24,11 +24,7 @@ TEST(Quantity, MemoryWithoutAUnitIsRefused) {
                            "24 G B", "24GBs", "0x10GB", "1e400GB"}) {
     EXPECT_THROW(parse_memory(text), Error) << text;
   }
-  try {
-    parse_memory("24");
-  } catch (const Error& error) {
-    EXPECT_THAT(error.what(), ::testing::HasSubstr("24GB (10^9)"));
-  }
+  EXPECT_THAT(testing::error_of([] { parse_memory("24"); }), ::testing::HasSubstr("24GB (10^9)"));
 }
 
 TEST(Quantity, CountsAreWhole) {
@@ -65,8 +61,12 @@ TEST(Quantity, NeedsAreRoundedUpAndWhatThereIsDown) {
   EXPECT_EQ(at_least(24'000'000'001, Unit::kGB), "24.01 GB");
   EXPECT_EQ(at_most(23'999'999'999, Unit::kGB), "23.99 GB");
   EXPECT_EQ(at_least(1, Unit::kGiB), "0.01 GiB");
-  EXPECT_EQ(at_most(1, Unit::kGiB, 3), "0.000 GiB");
-  EXPECT_EQ(at_least(kMiB, Unit::kMiB, 0), "1 MiB");
+  EXPECT_EQ(at_most(1, Unit::kGiB), "0.00 GiB");
+  EXPECT_EQ(at_least(kMiB, Unit::kMiB), "1.00 MiB");
+  // The largest amount, and one byte more or less than a hundredth.
+  EXPECT_EQ(at_least(16'000'000'010'000'000, Unit::kGB), "16000000.01 GB");
+  EXPECT_EQ(at_least(16'000'000'010'000'001, Unit::kGB), "16000000.02 GB");
+  EXPECT_EQ(at_most(16'000'000'009'999'999, Unit::kGB), "16000000.00 GB");
   EXPECT_EQ(in(24'000'000'001.0, Unit::kGB), "24.00");
 }
 

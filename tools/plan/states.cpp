@@ -22,7 +22,7 @@ std::int64_t shard(std::int64_t parameters, std::int64_t world_size) {
   return parameters / world_size + (parameters % world_size != 0 ? 1 : 0);
 }
 
-// Elements of each kind that a rank holds, of `all` and of its shard.
+// Elements of each kind that a rank holds: `all`, or `own` if the stage shards that kind.
 States elements(Stage stage, std::int64_t all, std::int64_t own) {
   return {stage >= Stage::kZero3 ? own : all, stage >= Stage::kZero2 ? own : all,
           stage >= Stage::kZero1 ? own : all};

@@ -43,17 +43,6 @@ TEST(ModelStates, DdpAt1024RanksIsRedundantBut1In1024) {
   EXPECT_EQ(redundant_share(1), 0);
 }
 
-std::int64_t offloaded(std::int64_t n) {
-  return with_offloaded_optimizer(model_states(3 * kBillion / 2, mixed(), Stage::kZero3, n))
-      .total();
-}
-
-TEST(ModelStates, OffloadKeeps4POverN) {
-  EXPECT_EQ(fewest_ranks(kGiB, 1, offloaded), 6);
-  EXPECT_EQ(offloaded(6), kGB);
-  EXPECT_EQ(fewest_ranks(kGB - 1, 1, offloaded), 7);
-}
-
 TEST(FewestRanks, IsTheFirstThatFitsAndNeverOneThatDoesNot) {
   const auto needed = [](std::int64_t n) {
     return model_states(1000, mixed(), Stage::kZero3, n).total();
@@ -68,14 +57,6 @@ TEST(FewestRanks, IsTheFirstThatFitsAndNeverOneThatDoesNot) {
   }
   EXPECT_EQ(fewest_ranks(15, 1, needed), std::nullopt);
   EXPECT_EQ(fewest_ranks(16'000, 5, needed), 5);
-}
-
-TEST(FewestRanks, OneAndAHalfBillionNeverFit16GBUnderDdp) {
-  const auto needed = [](std::int64_t n) {
-    return model_states(3 * kBillion / 2, mixed(), Stage::kDdp, n).total();
-  };
-  EXPECT_EQ(fewest_ranks(16 * kGB, 1, needed), std::nullopt);
-  EXPECT_EQ(fewest_ranks(24 * kGB, 1, needed), 1);
 }
 
 }  // namespace

@@ -22,11 +22,6 @@ double compute_seconds(std::int64_t parameters, std::int64_t tokens, const Machi
   return operations * static_cast<double>(parameters) * static_cast<double>(tokens) / machine.flops;
 }
 
-std::int64_t collectives(Scheme scheme, std::int64_t units) {
-  const bool three = scheme == Scheme::kZero3 || scheme == Scheme::kZero1Naive;
-  return units * (three ? 3 : 2);
-}
-
 double communication_seconds(double bytes, std::int64_t collectives, const Machine& machine) {
   return bytes / machine.bandwidth + static_cast<double>(collectives) * machine.latency;
 }
@@ -41,11 +36,10 @@ std::optional<std::int64_t> break_even_batch(double communication_seconds, std::
   return static_cast<std::int64_t>(std::floor(batch)) + 1;
 }
 
-double unit_gather_seconds(std::int64_t elements, const Policy& policy, std::int64_t world_size,
-                           const Machine& machine) {
-  if (world_size == 1 || elements == 0) return 0;
-  const double bytes = static_cast<double>(elements * policy.parameter);
-  return communication_seconds(bytes * redundant_share(world_size), 1, machine);
+double transfer_seconds(std::int64_t bytes, std::int64_t world_size, const Machine& machine) {
+  if (world_size == 1 || bytes == 0) return 0;
+  return communication_seconds(static_cast<double>(bytes) * redundant_share(world_size), 1,
+                               machine);
 }
 
 double unit_forward_seconds(std::int64_t elements, std::int64_t tokens, const Machine& machine) {
@@ -53,32 +47,30 @@ double unit_forward_seconds(std::int64_t elements, std::int64_t tokens, const Ma
          (kForwardOperations + kBackwardOperations);
 }
 
-StepTime step_time(const Model& model, const Policy& policy, Scheme scheme, std::int64_t world_size,
+StepTime step_time(const Model& model, const Policy& policy, Stage stage, std::int64_t world_size,
                    std::int64_t tokens, std::int64_t lookahead, bool recomputes,
                    const Machine& machine) {
   std::vector<std::int64_t> order;
   if (model.root > 0) order.push_back(model.root);
   order.insert(order.end(), model.units.begin(), model.units.end());
 
-  const bool gathers = scheme == Scheme::kZero3 || scheme == Scheme::kZero3Kept;
-  const bool all_reduces = scheme == Scheme::kDdp || scheme == Scheme::kZero1Naive;
+  const bool gathers = stage == Stage::kZero3;
   Pass forward;
   Pass backward;
   double after = 0;
   for (std::size_t i = 0; i < order.size(); ++i) {
     const bool is_root = model.root > 0 && i == 0;
-    const double gather = unit_gather_seconds(order[i], policy, world_size, machine);
-    Policy gradient = policy;
-    gradient.parameter = policy.gradient;
-    const double half = unit_gather_seconds(order[i], gradient, world_size, machine);
+    const double gather = transfer_seconds(order[i] * policy.parameter, world_size, machine);
+    // An all-reduce is two of these.
+    const double half = transfer_seconds(order[i] * policy.gradient, world_size, machine);
     const double compute = unit_forward_seconds(order[i], tokens, machine);
     forward.gather.push_back(gathers ? gather : 0);
     forward.compute.push_back(compute);
     forward.reduce.push_back(0);
-    backward.gather.push_back(scheme == Scheme::kZero3 && !is_root ? gather : 0);
+    backward.gather.push_back(gathers && !is_root ? gather : 0);
     backward.compute.push_back(2 * compute + (recomputes ? compute : 0));
-    backward.reduce.push_back(all_reduces ? 2 * half : half);
-    if (!gathers && scheme != Scheme::kDdp) after += gather;
+    backward.reduce.push_back(stage == Stage::kDdp ? 2 * half : half);
+    if (!gathers && stage != Stage::kDdp) after += gather;
   }
   for (auto* values : {&backward.gather, &backward.compute, &backward.reduce}) {
     std::reverse(values->begin(), values->end());

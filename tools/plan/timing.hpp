@@ -29,10 +29,6 @@ inline constexpr double kBackwardOperations = 4;
 double compute_seconds(std::int64_t parameters, std::int64_t tokens, const Machine& machine,
                        bool recomputes = false);
 
-/// Collectives of a step: for each unit one where something is reduced and one for each gather of
-/// its parameters; an all-reduce counts as two, its halves.
-std::int64_t collectives(Scheme scheme, std::int64_t units);
-
 /// bytes / bandwidth + collectives x latency: the alpha-beta model (Hockney, "The communication
 /// challenge for MPP", Parallel Computing 20(3), 1994), one collective after another.
 double communication_seconds(double bytes, std::int64_t collectives, const Machine& machine);
@@ -48,7 +44,7 @@ using train::exposed_seconds;
 using train::lookahead;
 using train::Pass;
 
-/// Forward and backward of a model under a scheme.
+/// Forward and backward of a model under a stage.
 struct StepTime {
   double compute = 0;
   double communication = 0;  ///< all of it, nothing hidden
@@ -57,17 +53,16 @@ struct StepTime {
 };
 
 /// The passes: ZeRO-3 gathers each unit and the root in forward and again in backward (the root
-/// only once; kept: nothing again) and reduces in backward. DDP, ZeRO-1 and ZeRO-2 reduce each unit
-/// in backward while the next computes; stages 1 and 2 (and naive ZeRO-1) then gather parameters
-/// with nothing left to hide behind. The root is first in forward and last in backward; its
-/// computing is done with it.
-StepTime step_time(const Model& model, const Policy& policy, Scheme scheme, std::int64_t world_size,
+/// only once) and reduces in backward. DDP, ZeRO-1 and ZeRO-2 reduce each unit in backward while
+/// the next computes; stages 1 and 2 then gather parameters with nothing left to hide behind. The
+/// root is first in forward and last in backward; its computing is done with it.
+StepTime step_time(const Model& model, const Policy& policy, Stage stage, std::int64_t world_size,
                    std::int64_t tokens, std::int64_t lookahead, bool recomputes,
                    const Machine& machine);
 
-/// Seconds to gather one unit of `elements` for forward, and to compute its forward.
-double unit_gather_seconds(std::int64_t elements, const Policy& policy, std::int64_t world_size,
-                           const Machine& machine);
+/// Seconds to gather, or to reduce and scatter, `bytes` of a unit; 0 with one rank.
+double transfer_seconds(std::int64_t bytes, std::int64_t world_size, const Machine& machine);
+/// Seconds to compute the forward of a unit of `elements`.
 double unit_forward_seconds(std::int64_t elements, std::int64_t tokens, const Machine& machine);
 
 }  // namespace zero::plan

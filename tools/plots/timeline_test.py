@@ -72,34 +72,35 @@ class Figures(Case):
         self.assertEqual(found, [value / 1e6 for value in microseconds])
         self.assertEqual(of["overlap_share"], share)
 
-    def test_full_overlap(self):
-        self.expect(HIDDEN, [990, 10, 300, 10, 300], 1.0)
-
-    def test_no_overlap(self):
-        self.expect(NONE, [700, 300, 300, 300, 0], 0.0)
-
-    def test_half_an_overlap(self):
-        self.expect(HALF, [900, 100, 200, 100, 100], 0.5)
-
-    def test_what_is_in_flight_outside_the_ranges_does_not_overlap(self):
-        self.expect([FORWARD, *collective(GATHER, 1, 900, 1300)], [1000, 0, 400, 0, 100], 0.25)
-
-    def test_time_counts_once_however_much_is_in_flight(self):
-        events = [FORWARD, *collective(GATHER, 1, 100, 300), *collective(GATHER, 2, 200, 400),
-                  exposed("wait " + GATHER, 250, 300), exposed("progress", 260, 310)]
-        self.expect(events, [940, 60, 300, 50, 240], 0.8)
-
-    def test_touching_and_empty_stretches(self):
-        events = [FORWARD, *collective(GATHER, 1, 100, 200), *collective(GATHER, 2, 200, 300),
-                  *collective(GATHER, 3, 700, 700), exposed("progress", 150, 150)]
-        self.expect(events, [1000, 0, 200, 0, 200], 1.0)
-
-    def test_forward_backward_and_optimizer_are_compute_and_nothing_else_is(self):
-        self.expect([phase("forward", 0, 100), phase("backward", 200, 300),
-                     phase("backward", 400, 450), phase("optimizer", 500, 600),
-                     phase("engine_param_gather", 100, 200), x("cpu_op", "forward", 300, 400),
-                     x("gpu_user_annotation", "forward", 0, 700),
-                     *collective(GATHER, 1, 0, 700)], [350, 0, 700, 0, 350], 0.5)
+    def test_overlap_is_what_is_in_flight_while_something_computes(self):
+        in_flight_twice = [
+            FORWARD, *collective(GATHER, 1, 100, 300), *collective(GATHER, 2, 200, 400),
+            exposed("wait " + GATHER, 250, 300), exposed("progress", 260, 310)]
+        touching_and_empty = [
+            FORWARD, *collective(GATHER, 1, 100, 200), *collective(GATHER, 2, 200, 300),
+            *collective(GATHER, 3, 700, 700), exposed("progress", 150, 150)]
+        # Forward, backward and optimizer are compute, and nothing else is.
+        phases = [
+            phase("forward", 0, 100), phase("backward", 200, 300), phase("backward", 400, 450),
+            phase("optimizer", 500, 600), phase("engine_param_gather", 100, 200),
+            x("cpu_op", "forward", 300, 400), x("gpu_user_annotation", "forward", 0, 700),
+            *collective(GATHER, 1, 0, 700)]
+        # It counts from the first moment recorded.
+        from_the_step_before = [
+            phase("forward", 200, 1200), exposed("wait " + GATHER, 100, 300),
+            *collective(GATHER, 1, -9000, 300)]
+        outside = [FORWARD, *collective(GATHER, 1, 900, 1300)]
+        for name, events, microseconds, share in [
+                ("full", HIDDEN, [990, 10, 300, 10, 300], 1.0),
+                ("none", NONE, [700, 300, 300, 300, 0], 0.0),
+                ("half", HALF, [900, 100, 200, 100, 100], 0.5),
+                ("outside of the ranges", outside, [1000, 0, 400, 0, 100], 0.25),
+                ("in flight twice", in_flight_twice, [940, 60, 300, 50, 240], 0.8),
+                ("touching and empty", touching_and_empty, [1000, 0, 200, 0, 200], 1.0),
+                ("phases", phases, [350, 0, 700, 0, 350], 0.5),
+                ("from the step before", from_the_step_before, [900, 200, 200, 200, 0], 0.0)]:
+            with self.subTest(name):
+                self.expect(events, microseconds, share)
 
     def test_purposes_are_told_apart(self):
         figures = self.figures([
@@ -120,10 +121,6 @@ class Figures(Case):
     def test_step_is_from_the_first_to_the_last_of_all(self):
         events = [FORWARD, *collective(GATHER, 1, 900, 1300), exposed("progress", -50, -40)]
         self.assertEqual(self.figures(events)["step_seconds"], 1350e-6)
-
-    def test_collective_from_the_step_before_counts_from_the_first_moment_recorded(self):
-        self.expect([phase("forward", 200, 1200), exposed("wait " + GATHER, 100, 300),
-                     *collective(GATHER, 1, -9000, 300)], [900, 200, 200, 200, 0], 0.0)
 
     def test_order_in_the_file_does_not_matter_and_ids_come_back(self):
         events = [FORWARD, *collective(GATHER, 1, 100, 200), *collective(GATHER, 1, 300, 500),

@@ -10,13 +10,11 @@
 
 #include <tools/plots/memory_timeline.hpp>
 #include <zero/base/arguments.hpp>
-#include <zero/base/error.hpp>
-#include <zero/base/names.hpp>
 #include <zero/base/program.hpp>
 #include <zero/data/dataset.hpp>
 #include <zero/data/sampler.hpp>
+#include <zero/distributed/environment.hpp>
 #include <zero/distributed/launch.hpp>
-#include <zero/distributed/validate_world_size.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/timeline.hpp>
 #include <zero/nn/mlp.hpp>
@@ -30,64 +28,52 @@ namespace {
 
 using memory::Category;
 
-struct DemoModel {
-  std::string name;
-  nn::MlpConfig config;
-  std::int64_t batch;  // samples a rank
-};
-
-// "mlp" is trained in a second. "wide" has few and large units, six layers of 4 MiB, so that a
-// memory timeline shows each of them come and go; its batch makes activations large enough to be
-// seen as well.
-const std::vector<DemoModel>& models() {
-  static const std::vector<DemoModel> all = {
-      {"mlp", {.inputs = 64, .hidden = {256, 256}, .outputs = 8}, 32},
-      {"wide", {.inputs = 64, .hidden = std::vector<std::int64_t>(7, 1024), .outputs = 8}, 256},
-  };
-  return all;
-}
-
 struct DemoOptions {
   std::string mode;
-  std::string model = "mlp";
   int world_size = 2;
-  bool ranks_were_asked = false;  // --nproc was there
-  std::int64_t steps = 20;
-  double timeout_seconds = 60;
   bool narrate = false;
   std::int64_t narrated_width = 2;
   std::string memory_timeline;  // file for rank 0's memory along the last step; empty: none
   base::Json run;               // what the memory timeline says about how it was made
   void (*register_chapter)(train::Registry&) = nullptr;
-
-  DemoModel chosen() const {
-    const std::int64_t w = narrated_width;
-    if (narrate) return {"narrated", {.inputs = w, .hidden = {w}, .outputs = w}, 32};
-    for (const DemoModel& known : models()) {
-      if (known.name == model) return known;
-    }
-    std::vector<std::string> names;
-    for (const DemoModel& known : models()) names.push_back(known.name);
-    throw Error(base::unknown_name_message("model", model, names));
-  }
 };
+
+struct DemoModel {
+  std::string name;
+  nn::MlpConfig config;
+  std::int64_t batch;  // samples a rank
+  std::int64_t steps;
+};
+
+// "mlp" is trained in a second. "wide" has few and large units, six layers of 4 MiB, so that a
+// memory timeline shows each of them come and go; its batch makes activations large enough to be
+// seen as well. In its third step the moments are there and everything is warm.
+DemoModel model_of(const DemoOptions& options) {
+  const std::int64_t w = options.narrated_width;
+  if (options.narrate) return {"narrated", {.inputs = w, .hidden = {w}, .outputs = w}, 32, 2};
+  if (options.memory_timeline.empty()) {
+    return {"mlp", {.inputs = 64, .hidden = {256, 256}, .outputs = 8}, 32, 20};
+  }
+  const std::vector<std::int64_t> layers(7, 1024);
+  return {"wide", {.inputs = 64, .hidden = layers, .outputs = 8}, 256, 3};
+}
 
 std::string row_of(const train::Strategy& strategy, const memory::Snapshot& held,
                    const dist::Traffic& sent, const train::PhaseSeconds& seconds) {
   const auto kib = [](std::int64_t bytes) { return static_cast<double>(bytes) / 1024.0; };
-  const train::ModelStateBytes formula = strategy.predicted_bytes();
+  const train::ModelStateBytes formula = strategy.costs().at_rest;
   return fmt::format(
       "held {:8.1f} + {:8.1f} + {:8.1f} = {:8.1f} KiB (formula {:8.1f}), sent {:8.1f} KiB (formula "
       "{:8.1f}), {:.2f} ms a step",
       kib(held[Category::kParameters]), kib(held[Category::kGradients]),
       kib(held[Category::kOptimizer]), kib(held.model_states()), kib(formula.total()),
       kib(sent.bytes(dist::Purpose::kGradient) + sent.bytes(dist::Purpose::kParameter)),
-      kib(strategy.predicted_traffic()), seconds.total * 1e3);
+      kib(strategy.costs().sent), seconds.total * 1e3);
 }
 
 void write_memory_timeline(train::Strategy& strategy, const DemoOptions& options,
                            const memory::Timeline& timeline) {
-  const plots::TimelineSubject subject{options.model, strategy.communicator().size(),
+  const plots::TimelineSubject subject{model_of(options).name, strategy.communicator().size(),
                                        strategy.list().bytes()};
   base::Json modes = base::Json::array({plots::timeline_of_mode(options.mode, timeline)});
   base::write_json(options.memory_timeline,
@@ -102,9 +88,10 @@ void train(train::Strategy& strategy, const data::Dataset& dataset,
   dist::Traffic before;
   memory::Timeline timeline;
   const bool memory_timelines = !options.memory_timeline.empty() && communicator.rank() == 0;
-  for (std::int64_t s = 0; s < options.steps; ++s) {
+  const std::int64_t steps = model_of(options).steps;
+  for (std::int64_t s = 0; s < steps; ++s) {
     const data::Batch batch = dataset.batch(sampler.next());
-    const bool last = s + 1 == options.steps;
+    const bool last = s + 1 == steps;
     // A memory timeline is to show a step, and not how long rank 0 waited for the others to begin
     // it.
     if (last) communicator.barrier();
@@ -124,11 +111,9 @@ void train(train::Strategy& strategy, const data::Dataset& dataset,
 }
 
 std::string run_rank(dist::Communicator& communicator, const DemoOptions& options) {
-  const DemoModel chosen = options.chosen();
+  const DemoModel chosen = model_of(options);
   communicator.verify_same_on_all_ranks(
-      "the run",
-      fmt::format("mode {}\nmodel {}\n{} steps\n{}", options.mode, chosen.name, options.steps,
-                  options.memory_timeline.empty() ? "no memory timeline" : "a memory timeline"));
+      "the run", fmt::format("mode {}\nmodel {}", options.mode, chosen.name));
   const nn::MlpConfig& config = chosen.config;
   const auto dataset = data::toy_regression(/*seed=*/1, /*n=*/4096, config.inputs, config.outputs);
   data::DistributedSampler sampler(dataset.size(), chosen.batch * communicator.size(),
@@ -154,13 +139,10 @@ std::string run_rank(dist::Communicator& communicator, const DemoOptions& option
 
 int launch(const DemoOptions& options) {
   dist::ConnectOptions connect;
-  connect.timeout =
-      std::chrono::milliseconds(static_cast<std::int64_t>(options.timeout_seconds * 1000));
+  connect.timeout = std::chrono::seconds(60);
   const auto environment = dist::rank_environment();
-  if (options.ranks_were_asked) dist::validate_world_size(options.world_size);
   const bool writes = !options.memory_timeline.empty() && (!environment || environment->rank == 0);
   if (writes) base::check_writable(options.memory_timeline);
-  options.chosen();
   if (environment) {
     run_rank(*dist::connect(*environment, connect), options);
   } else {
@@ -175,17 +157,6 @@ int launch(const DemoOptions& options) {
   return 0;
 }
 
-// Says what was not said: a memory timeline is of the wide model and of the third step, when the
-// moments are there and everything is warm; a narration has three ranks.
-void fill_in(const CLI::App& app, DemoOptions& options) {
-  const auto given = [&](const char* name) { return app.count(name) > 0; };
-  options.ranks_were_asked = given("--nproc");
-  if (options.narrate && !options.ranks_were_asked) options.world_size = 3;
-  if (options.memory_timeline.empty()) return;
-  if (!given("--model")) options.model = "wide";
-  if (!given("--steps")) options.steps = 3;
-}
-
 }  // namespace
 
 int run_demo(int argc, char** argv, const std::string& mode,
@@ -197,19 +168,8 @@ int run_demo(int argc, char** argv, const std::string& mode,
   CLI::App app{"Trains a small MLP under " + mode + " and prints what each rank held and sent."};
   app.add_option("--mode", options.mode, "a variant, for example " + mode + ":…")
       ->capture_default_str();
-  app.add_option("--model", options.model,
-                 "mlp, or wide: few large layers, for a memory timeline (then the default)")
-      ->capture_default_str();
-  app.add_option("--nproc", options.world_size, "ranks (without a launcher)")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 64));
-  app.add_option("--steps", options.steps, "steps (a memory timeline: 3)")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 100000));
-  app.add_option("--timeout", options.timeout_seconds, "longest wait for another rank, in seconds")
-      ->capture_default_str()
-      ->check(CLI::Range(0.1, 86400.0))
-      ->check(base::refuse_nan);
+  auto* ranks = app.add_option("--nproc", options.world_size, "ranks (2, narrated 3)")
+                    ->check(CLI::Range(1, 64));
   auto* memory_timeline =
       app.add_option("--memory-timeline", options.memory_timeline,
                      "memory timeline: what rank 0's allocator held along the last step, as "
@@ -218,10 +178,11 @@ int run_demo(int argc, char** argv, const std::string& mode,
                "3 ranks, a model of a few letters: who holds what, when")
       ->excludes(memory_timeline);
   CLI11_PARSE(app, argc, argv);
-  fill_in(app, options);
+  if (options.narrate && ranks->empty()) options.world_size = 3;
   options.run = base::run_metadata(argc, argv);
   return run_program(options.mode, [&] {
     base::check_arguments(argc, argv);
+    if (!ranks->empty()) dist::validate_world_size(options.world_size);
     memory::install();
     return launch(options);
   });

@@ -27,17 +27,17 @@ using memory::Category;
 struct Options {
   std::string model = "tiny";
   int world_size = 2;
-  std::int64_t tokens = 32;
 };
 
 double mib(std::int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
 
 // Counts and bytes do not depend on what the tokens are.
-data::Batch batch_of(const nn::LlamaConfig& config, std::int64_t tokens, int rank) {
+data::Batch batch_of(const nn::LlamaConfig& config, int rank) {
+  constexpr std::int64_t kTokens = 32;
   data::Batch batch;
-  batch.inputs = (at::arange(tokens) * 7 + rank).remainder(config.vocabulary).view({1, tokens});
+  batch.inputs = (at::arange(kTokens) * 7 + rank).remainder(config.vocabulary).view({1, kTokens});
   batch.targets = (batch.inputs + 7).remainder(config.vocabulary);
-  batch.loss_terms = tokens;
+  batch.loss_terms = kTokens;
   return batch;
 }
 
@@ -56,7 +56,7 @@ std::vector<std::string> measure(dist::Communicator& communicator, const Options
   const std::int64_t rest = memory::snapshot()[Category::kParameters];
   memory::reset_peaks();
   const dist::Traffic before = communicator.traffic();
-  strategy.backward(strategy.forward(batch_of(config, options.tokens, communicator.rank())));
+  strategy.backward(strategy.forward(batch_of(config, communicator.rank())));
   strategy.finish_backward();
   const dist::Traffic sent = communicator.traffic().since(before);
   const auto& gathers = sent.at(Operation::kAllGather, Purpose::kParameter);
@@ -101,9 +101,6 @@ int run(int argc, char** argv) {
   app.add_option("--nproc", options.world_size, "ranks")
       ->capture_default_str()
       ->check(CLI::Range(1, 64));
-  app.add_option("--tokens", options.tokens, "tokens a rank")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 8192));
   CLI11_PARSE(app, argc, argv);
   return run_program("gathers", [&] {
     nn::preset(options.model);  // an unknown name is an error here, not once on every rank

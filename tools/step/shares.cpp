@@ -65,30 +65,14 @@ Split of_shards(const nn::ParameterList& list, int ranks, bool per_parameter) {
   return {Shares(static_cast<std::size_t>(ranks), bytes), padding};
 }
 
-struct Row {
-  int ranks;
-  Shares by_count, by_size;
-  Split split, per_parameter;
-};
-
-std::vector<Row> rows_of(const nn::ParameterList& list) {
-  std::vector<Row> rows;
-  for (const int ranks : {2, 4, 8, 16}) {
-    rows.push_back({ranks, of_owners(list, ranks, train::Ownership::kByCount),
-                    of_owners(list, ranks, train::Ownership::kBySize),
-                    of_shards(list, ranks, /*per_parameter=*/false),
-                    of_shards(list, ranks, /*per_parameter=*/true)});
-  }
-  return rows;
-}
-
 double largest_over_mean(const Shares& shares) {
   const double sum = std::accumulate(shares.begin(), shares.end(), 0.0);
   const auto largest = static_cast<double>(*std::max_element(shares.begin(), shares.end()));
   return largest * static_cast<double>(shares.size()) / sum;
 }
 
-void print(const std::vector<Row>& rows, std::int64_t bytes) {
+// Prints the table, and returns it as JSON.
+base::Json compare(const std::string& model, const nn::ParameterList& list) {
   base::Table table({{"ranks"},
                      {"fair share", base::Align::kRight, "MiB"},
                      {"by count", base::Align::kRight, "", "largest over mean"},
@@ -96,28 +80,27 @@ void print(const std::vector<Row>& rows, std::int64_t bytes) {
                      {"split", base::Align::kRight, "", "largest over mean"},
                      {"flat", base::Align::kRight, "elements", "padding"},
                      {"per parameter", base::Align::kRight, "elements", "padding"}});
-  for (const Row& row : rows) {
-    table.add_row({std::to_string(row.ranks),
-                   base::fixed(static_cast<double>(bytes) / row.ranks / (1 << 20), 2),
-                   base::fixed(largest_over_mean(row.by_count), 4),
-                   base::fixed(largest_over_mean(row.by_size), 4),
-                   base::fixed(largest_over_mean(row.split.shares), 4),
-                   base::with_thousands(row.split.padding),
-                   base::with_thousands(row.per_parameter.padding)});
+  base::Json document = {{"model", model}, {"parameter_bytes", list.bytes()}};
+  for (const int ranks : {2, 4, 8, 16}) {
+    const Shares by_count = of_owners(list, ranks, train::Ownership::kByCount);
+    const Shares by_size = of_owners(list, ranks, train::Ownership::kBySize);
+    const Split split = of_shards(list, ranks, /*per_parameter=*/false);
+    const Split per_parameter = of_shards(list, ranks, /*per_parameter=*/true);
+    table.add_row(
+        {std::to_string(ranks),
+         base::fixed(static_cast<double>(list.bytes()) / ranks / (1 << 20), 2),
+         base::fixed(largest_over_mean(by_count), 4), base::fixed(largest_over_mean(by_size), 4),
+         base::fixed(largest_over_mean(split.shares), 4), base::with_thousands(split.padding),
+         base::with_thousands(per_parameter.padding)});
+    document["rows"].push_back({{"ranks", ranks},
+                                {"by_count", by_count},
+                                {"by_size", by_size},
+                                {"split", split.shares},
+                                {"split_padding", split.padding},
+                                {"per_parameter_padding", per_parameter.padding}});
   }
-  fmt::print("{}", table.to_text());
-}
-
-base::Json to_json(const std::vector<Row>& rows, const std::string& model, std::int64_t bytes) {
-  base::Json document = {{"model", model}, {"parameter_bytes", bytes}};
-  for (const Row& row : rows) {
-    document["rows"].push_back({{"ranks", row.ranks},
-                                {"by_count", row.by_count},
-                                {"by_size", row.by_size},
-                                {"split", row.split.shares},
-                                {"split_padding", row.split.padding},
-                                {"per_parameter_padding", row.per_parameter.padding}});
-  }
+  fmt::print("{}: {} parameters in {} tensors, fp32\n{}", model, base::with_thousands(list.numel()),
+             list.size(), table.to_text());
   return document;
 }
 
@@ -134,11 +117,8 @@ int run(int argc, char** argv) {
     const nn::DeferredStorage deferred;  // shapes only
     nn::Llama llama(nn::preset(model));
     const nn::ParameterList list = nn::list_parameters(llama);
-    const std::vector<Row> rows = rows_of(list);
-    fmt::print("{}: {} parameters in {} tensors, fp32\n", model, base::with_thousands(list.numel()),
-               list.size());
-    print(rows, list.bytes());
-    if (!json.empty()) base::write_json(json, to_json(rows, model, list.bytes()));
+    const base::Json document = compare(model, list);
+    if (!json.empty()) base::write_json(json, document);
     return 0;
   });
 }

@@ -1,12 +1,11 @@
+#include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
-#include <filesystem>
-#include <string>
-#include <vector>
+#include <stdexcept>
 
+#include <tests/support/error_of.hpp>
 #include <tests/support/test_folder.hpp>
 #include <zero/base/arguments.hpp>
-#include <zero/base/error.hpp>
 #include <zero/base/names.hpp>
 
 namespace zero::base {
@@ -21,12 +20,7 @@ TEST(UnknownNameMessage, ListsTheKnownOnes) {
 // What check_arguments() says of the words after the program's name.
 std::string refusal_of(std::vector<const char*> words) {
   words.insert(words.begin(), "program");
-  try {
-    check_arguments(static_cast<int>(words.size()), words.data());
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
+  return testing::error_of([&] { check_arguments(static_cast<int>(words.size()), words.data()); });
 }
 
 TEST(Arguments, MayNotBeEmpty) {
@@ -72,6 +66,22 @@ TEST(PlaceOf, IsWhereANameLeads) {
   EXPECT_EQ(place_of(folder / "link/none/x.json"), place / "none/x.json");
   EXPECT_EQ(place_of(folder / "link/none/"), place / "none");
   EXPECT_EQ(place_of("x.json"), fs::canonical(".") / "x.json");
+}
+
+TEST(MessageOf, IsWhatTheErrorSaysWithoutTheCallsThatLibTorchLists) {
+  EXPECT_EQ(zero::message_of(Error("a sentence")), "a sentence");
+  EXPECT_EQ(zero::message_of(std::out_of_range("another")), "another");
+  try {
+    TORCH_CHECK(false, "one of LibTorch's");
+  } catch (const std::exception& error) {
+    EXPECT_EQ(zero::message_of(error), "one of LibTorch's");
+    EXPECT_NE(error.what(), zero::message_of(error));
+  }
+  try {
+    TORCH_CHECK_INDEX(false, "and of a class of its own");
+  } catch (const std::exception& error) {
+    EXPECT_EQ(zero::message_of(error), "and of a class of its own");
+  }
 }
 
 }  // namespace

@@ -43,25 +43,19 @@ fs::path target_of(const fs::path& path) {
 
 }  // namespace
 
-AtomicFile::AtomicFile(const fs::path& path, std::int64_t size)
-    : path_(path), temporary_(temporary_name(path)) {
+AtomicFile::AtomicFile(const fs::path& path) : path_(path), temporary_(temporary_name(path)) {
   std::error_code ignored;
   if (!path.has_filename() || fs::is_directory(path, ignored)) refuse_folder(path);
   file_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (file_ < 0) fail("cannot be created", errno);
-  try {
-    reserve(size);
-  } catch (...) {
-    abandon();
-    throw;
-  }
 }
 
-AtomicFile::~AtomicFile() { abandon(); }
+AtomicFile::AtomicFile(const fs::path& path, std::int64_t size) : AtomicFile(path) {
+  reserve(size);  // the destructor runs if this throws
+}
 
-void AtomicFile::abandon() {
+AtomicFile::~AtomicFile() {
   if (file_ >= 0) ::close(file_);
-  file_ = -1;
   if (!published_) ::unlink(temporary_.c_str());
 }
 
@@ -110,14 +104,17 @@ void AtomicFile::complete() {
 void AtomicFile::publish() {
   if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail("cannot be given its name", errno);
   published_ = true;
-  const fs::path folder = path_.has_parent_path() ? path_.parent_path() : ".";
+  sync_folder(path_.has_parent_path() ? path_.parent_path() : ".");
+}
+
+void sync_folder(const fs::path& folder) {
   const int file = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (file < 0) fail("lies in a folder that cannot be opened", errno);
-  const int code = ::fsync(file) == 0 ? 0 : errno;
-  ::close(file);
+  const int code = file >= 0 && ::fsync(file) == 0 ? 0 : errno;
+  if (file >= 0) ::close(file);
   // Not every file system can sync a folder; nothing more can be done there.
-  if (code != 0 && code != EINVAL)
-    fail("lies in a folder that cannot be brought to the disk", code);
+  if (code == 0 || code == EINVAL) return;
+  throw Error(fmt::format("the folder '{}' cannot be brought to the disk: {}", folder.string(),
+                          reason(code)));
 }
 
 void write_file(const fs::path& name, std::string_view contents) {

@@ -35,15 +35,18 @@ class AtomicFile {
   void publish();
 
  private:
+  explicit AtomicFile(const std::filesystem::path& path);
   [[noreturn]] void fail(const char* step, int code) const;
   void reserve(std::int64_t size);
-  void abandon();
 
   std::filesystem::path path_;
   std::filesystem::path temporary_;
   int file_ = -1;
   bool published_ = false;
 };
+
+/// Flushes the names in `folder` to the disk. Throws zero::Error if the system refuses.
+void sync_folder(const std::filesystem::path& folder);
 
 /// Writes `contents` to `path`, completely or not at all: first to a temporary file beside it,
 /// which is then renamed. Makes the folder if there is none. An existing file does not change until

@@ -7,8 +7,8 @@
 namespace zero {
 
 /// The exception for every error that a user can cause and fix: a wrong option, a bad file, ranks
-/// that disagree, a lost peer. The message says what was wrong and what would be right; the
-/// program's top level prints the rank before it and exits with a code other than 0.
+/// that disagree, a lost peer. The message says what was wrong and what would be right. A program
+/// prints it after its name, a forked rank after "rank N"; the exit code is not 0.
 ///
 /// A broken invariant of the project itself is not an Error: it is a TORCH_INTERNAL_ASSERT.
 class Error : public std::runtime_error {

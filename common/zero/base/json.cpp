@@ -2,18 +2,14 @@
 #include <fmt/format.h>
 #include <torch/version.h>
 
-#include <cerrno>
 #include <chrono>
-#include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
-#include <string>
-#include <system_error>
 #include <thread>
 
 #include <zero/base/error.hpp>
 #include <zero/base/json.hpp>
 #include <zero/base/json_depth.hpp>
+#include <zero/base/mapped_file.hpp>
 
 namespace zero::base {
 
@@ -26,18 +22,9 @@ void write_json(const fs::path& path, const Json& document) {
 }
 
 Json read_json(const fs::path& path) {
-  std::error_code error;
-  if (!fs::is_regular_file(path, error)) {
-    throw Error(fmt::format("cannot read '{}': there is no such file", path.string()));
-  }
-  std::ifstream file(path, std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-  if (!file) {
-    throw Error(
-        fmt::format("cannot read '{}': {}", path.string(), std::generic_category().message(errno)));
-  }
+  const MappedFile file(path, fmt::format("cannot read '{}'", path.string()));
   try {
-    return Json::parse(text, bounded_depth(fmt::format("'{}'", path.string())));
+    return Json::parse(file.bytes(), bounded_depth(fmt::format("'{}'", path.string())));
   } catch (const Json::exception& problem) {
     throw Error(fmt::format("'{}' is not JSON: {}", path.string(), problem.what()));
   }

@@ -38,11 +38,26 @@ MappedFile::~MappedFile() { ::munmap(data_, size_); }
 
 void MappedFile::read_in_order() const { ::madvise(data_, size_, MADV_SEQUENTIAL); }
 
+Digest MappedFile::sha256(std::size_t begin) const {
+  constexpr std::size_t kPiece = std::size_t{1} << 20;
+  Sha256 hash;
+  for (std::size_t at = begin; at < size_; at += kPiece) {
+    const std::string_view piece = bytes().substr(at, kPiece);
+    hash.add(piece);
+    forget(piece);
+  }
+  return hash.digest();
+}
+
 void MappedFile::forget(std::string_view part) const {
   static const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
   const auto begin = reinterpret_cast<std::uintptr_t>(part.data());
   const std::uintptr_t first = begin / page * page;
   ::madvise(reinterpret_cast<void*>(first), begin + part.size() - first, MADV_DONTNEED);
+}
+
+std::string read_file(const std::filesystem::path& path, const std::string& what) {
+  return std::string(MappedFile(path, what).bytes());
 }
 
 }  // namespace zero::base

@@ -4,6 +4,8 @@
 #include <string>
 #include <string_view>
 
+#include <zero/base/sha256.hpp>
+
 namespace zero::base {
 
 /// A file mapped into memory, read only, as long as this object lives.
@@ -21,6 +23,9 @@ class MappedFile {
 
   std::string_view bytes() const { return {static_cast<const char*>(data_), size_}; }
 
+  /// The SHA-256 of the bytes from `begin` on. Drops their pages as forget() does.
+  Digest sha256(std::size_t begin = 0) const;
+
   /// Drops pages of `part` (of bytes()) from the resident set, so that reading a large file does
   /// not fill the memory. They stay in the system's cache and return when read again.
   void forget(std::string_view part) const;
@@ -29,5 +34,8 @@ class MappedFile {
   void* data_ = nullptr;
   std::size_t size_ = 0;
 };
+
+/// All bytes of a file. @throws zero::Error as MappedFile.
+std::string read_file(const std::filesystem::path& path, const std::string& what);
 
 }  // namespace zero::base

@@ -43,8 +43,7 @@ int run_program(const std::string& name, const std::function<int()>& program, in
     log_error(fmt::format("{}: {}", name, message_of(error)));
   }
   if (output_is_complete()) return code;
-  log_error(
-      fmt::format("{}: what it printed could not be written: {}", name, std::strerror(errno)));
+  log_error(fmt::format("{}: its output could not be written: {}", name, std::strerror(errno)));
   return code == 0 ? failure : code;
 }
 

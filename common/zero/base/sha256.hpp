@@ -4,9 +4,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <string>
 #include <string_view>
+
+struct evp_md_ctx_st;  // of OpenSSL
 
 namespace zero::base {
 
@@ -20,13 +21,9 @@ class Sha256 {
  public:
   /// @throws zero::Error if the crypto library offers no SHA-256.
   Sha256();
-  ~Sha256();
-  Sha256(Sha256&&) noexcept;
-  Sha256& operator=(Sha256&&) noexcept;
 
   /// Adds `size` bytes at `data`. @throws zero::Error if the crypto library refuses.
   Sha256& add(const void* data, std::size_t size);
-  Sha256& add(std::span<const std::byte> bytes) { return add(bytes.data(), bytes.size()); }
   Sha256& add(std::string_view text) { return add(text.data(), text.size()); }
 
   /// The digest of everything added so far. More may be added afterwards.
@@ -36,14 +33,13 @@ class Sha256 {
   std::string hex() const;
 
  private:
-  struct Context;
-  std::unique_ptr<Context> context_;
+  struct Free {
+    void operator()(evp_md_ctx_st* context) const;
+  };
+  std::unique_ptr<evp_md_ctx_st, Free> context_;
 };
 
 /// 64 lower-case hexadecimal digits.
 std::string to_hex(const Digest& digest);
-
-/// The inverse of to_hex(). @throws zero::Error if `hex` is not 64 hexadecimal digits.
-Digest digest_from_hex(const std::string& hex);
 
 }  // namespace zero::base

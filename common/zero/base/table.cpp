@@ -60,23 +60,29 @@ std::vector<std::size_t> Table::column_widths() const {
     widths.push_back(width);
   }
   // A group's heading may be wider than its columns: the last column is widened then.
-  for (std::size_t first = 0; first < columns_.size();) {
-    std::size_t last = first;
-    std::size_t width = widths[first];
-    while (last + 1 < columns_.size() && joined_to_previous(last + 1)) width += 1 + widths[++last];
-    const std::size_t needed = columns_[first].group.size();
-    if (needed > width) widths[last] += needed - width;
-    first = last + 1;
+  for (const Span& span : spans(widths)) {
+    const std::size_t needed = columns_[span.first].group.size();
+    if (needed > span.width) widths[span.last] += needed - span.width;
   }
   return widths;
 }
 
+std::vector<Table::Span> Table::spans(const std::vector<std::size_t>& widths) const {
+  std::vector<Span> all;
+  for (std::size_t i = 0; i < columns_.size(); ++i) {
+    if (joined_to_previous(i)) {
+      all.back().last = i;
+      all.back().width += 1 + widths[i];
+    } else {
+      all.push_back({i, i, widths[i]});
+    }
+  }
+  return all;
+}
+
 std::string Table::group_line(const std::vector<std::size_t>& widths) const {
   std::string line;
-  for (std::size_t first = 0; first < columns_.size();) {
-    std::size_t last = first;
-    std::size_t width = widths[first];
-    while (last + 1 < columns_.size() && joined_to_previous(last + 1)) width += 1 + widths[++last];
+  for (const auto& [first, last, width] : spans(widths)) {
     const std::string& group = columns_[first].group;
     if (first > 0) line += "  ";
     // If there is room, dashes on both sides show which columns the heading spans.
@@ -85,7 +91,6 @@ std::string Table::group_line(const std::vector<std::size_t>& widths) const {
     } else {
       line += fmt::format("{:^{}}", group, width);
     }
-    first = last + 1;
   }
   strip_trailing_spaces(line);
   return line + "\n";

@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace zero::base {
@@ -43,6 +42,11 @@ class Table {
   std::string to_markdown() const;
 
  private:
+  /// Columns under one heading.
+  struct Span {
+    std::size_t first, last, width;
+  };
+  std::vector<Span> spans(const std::vector<std::size_t>& widths) const;
   std::vector<std::size_t> column_widths() const;
   bool joined_to_previous(std::size_t column) const;
   std::string group_line(const std::vector<std::size_t>& widths) const;

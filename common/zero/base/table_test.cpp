@@ -2,9 +2,6 @@
 
 #include <cmath>
 #include <limits>
-#include <sstream>
-#include <string>
-#include <vector>
 
 #include <zero/base/error.hpp>
 #include <zero/base/table.hpp>
@@ -47,16 +44,6 @@ TEST(Table, WidensTheLastColumnOfAGroupForALongHeading) {
             "m  a           b  c\n"
             "-------------------\n"
             "x  1           2  3\n");
-}
-
-TEST(Table, NeverLeavesSpacesAtTheEndOfALine) {
-  Table table({{"a", Align::kLeft}, {"b", Align::kLeft}});
-  table.add_row({"1", ""}).add_row({"2", "a longer cell"});
-  std::istringstream lines(table.to_text());
-  for (std::string line; std::getline(lines, line);) {
-    ASSERT_FALSE(line.empty());
-    EXPECT_NE(line.back(), ' ') << line;
-  }
 }
 
 TEST(Table, PrintsMarkdown) {

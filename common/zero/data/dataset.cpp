@@ -17,13 +17,9 @@ std::span<std::int64_t> row_of(at::Tensor& matrix, std::int64_t row) {
   return {matrix.mutable_data_ptr<std::int64_t>() + row * width, static_cast<std::size_t>(width)};
 }
 
-at::Tensor to_tensor(std::span<const std::int64_t> numbers) {
-  at::Tensor tensor = at::empty({static_cast<std::int64_t>(numbers.size())}, at::kLong);
-  std::ranges::copy(numbers, tensor.mutable_data_ptr<std::int64_t>());
-  return tensor;
+std::string fingerprint_of(const char* kind, std::int64_t length, const std::string& tokens) {
+  return base::Sha256().add(fmt::format("{} {} {}", kind, length, tokens)).hex();
 }
-
-std::string hash_of(const std::string& what) { return base::Sha256().add(what).hex(); }
 
 /// One of 256 equally spaced values from -1 to 127/128: 8 bits, so that products are exact.
 double draw_coarse(SplitMix64& generator) {
@@ -73,20 +69,13 @@ Batch LanguageModelDataset::batch(std::span<const std::int64_t> indices) const {
 }
 
 std::string LanguageModelDataset::fingerprint() const {
-  return hash_of(fmt::format("language model {} {}", sequence_length_, stream_.fingerprint()));
+  return fingerprint_of("language model", sequence_length_, stream_.fingerprint());
 }
 
 ReviewDataset::ReviewDataset(Records records, std::int64_t max_length)
     : records_(std::move(records)), max_length_(max_length) {
   if (max_length < 0) {
     throw Error(fmt::format("texts of at most {} tokens; 0 keeps them whole", max_length));
-  }
-  if (records_.size() == 0) {
-    throw Error("no reviews: at least one is needed");
-  }
-  if (records_.pad_id < 0 || records_.pad_id >= records_.tokens.vocabulary()) {
-    throw Error(fmt::format("pad id {} is outside the vocabulary 0 to {}", records_.pad_id,
-                            records_.tokens.vocabulary() - 1));
   }
 }
 
@@ -107,8 +96,8 @@ Batch ReviewDataset::batch(std::span<const std::int64_t> indices) const {
   const auto rows = static_cast<std::int64_t>(indices.size());
   Batch made;
   made.inputs = at::full({rows, longest}, records_.pad_id, at::kLong);
-  made.targets = to_tensor(labels);
-  made.lengths = to_tensor(lengths);
+  made.targets = at::tensor(labels, at::kLong);
+  made.lengths = at::tensor(lengths, at::kLong);
   made.loss_terms = rows;
   for (std::size_t row = 0; row < indices.size(); ++row) {
     const auto begin = records_.offsets[static_cast<std::size_t>(indices[row])];
@@ -120,17 +109,14 @@ Batch ReviewDataset::batch(std::span<const std::int64_t> indices) const {
 }
 
 std::string ReviewDataset::fingerprint() const {
-  return hash_of(fmt::format("reviews {} {}", max_length_, records_.fingerprint()));
+  return fingerprint_of("reviews", max_length_, records_.fingerprint());
 }
 
 RegressionDataset::RegressionDataset(at::Tensor inputs, at::Tensor targets)
     : inputs_(std::move(inputs)), targets_(std::move(targets)) {
   if (inputs_.dim() != 2 || targets_.dim() != 2 || inputs_.size(0) != targets_.size(0) ||
       inputs_.size(0) < 1) {
-    throw Error(
-        fmt::format("inputs [n, features] and targets [n, outputs] with n of at least 1 "
-                    "are needed, these are {}-d with {} elements and {}-d with {}",
-                    inputs_.dim(), inputs_.numel(), targets_.dim(), targets_.numel()));
+    throw Error("inputs [n, features] and targets [n, outputs] with n of at least 1 are needed");
   }
   if (inputs_.scalar_type() != at::kFloat || targets_.scalar_type() != at::kFloat) {
     throw Error("inputs and targets of a regression are float32");
@@ -141,7 +127,7 @@ RegressionDataset::RegressionDataset(at::Tensor inputs, at::Tensor targets)
 
 Batch RegressionDataset::batch(std::span<const std::int64_t> indices) const {
   check(indices);
-  const at::Tensor rows = to_tensor(indices);
+  const at::Tensor rows = at::tensor(at::IntArrayRef(indices.data(), indices.size()), at::kLong);
   Batch made;
   made.inputs = inputs_.index_select(/*dim=*/0, rows);
   made.targets = targets_.index_select(/*dim=*/0, rows);

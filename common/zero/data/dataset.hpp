@@ -61,7 +61,7 @@ class ReviewDataset : public Dataset {
  public:
   /// @param records labelled texts
   /// @param max_length longer texts are cut to this many tokens; 0 keeps them whole
-  /// @throws zero::Error for a negative max_length, no records or a pad id outside the vocabulary.
+  /// @throws zero::Error for a negative max_length.
   explicit ReviewDataset(Records records, std::int64_t max_length = 0);
 
   std::int64_t size() const override { return records_.size(); }

@@ -1,13 +1,15 @@
 #include <gtest/gtest.h>
 
+#include <numeric>
+#include <set>
+
 #include <tests/support/data_files.hpp>
 #include <zero/data/dataset.hpp>
 
 namespace zero::data {
 namespace {
 
-using testing::error_of;
-using testing::mentions;
+using testing::expect_error;
 using Indices = std::vector<std::int64_t>;
 
 at::Tensor longs(const std::vector<std::int64_t>& numbers, at::IntArrayRef shape) {
@@ -30,22 +32,6 @@ TEST(LanguageModelDataset, CutsTheStreamWithoutOverlap) {
   EXPECT_EQ(batch.loss_terms, 6);
 }
 
-TEST(LanguageModelDataset, EveryInputHasTheNextTokenAsTarget) {
-  const std::string text = "the quick brown fox jumps over the lazy dog";
-  for (const std::int64_t length : {1, 2, 5, 42}) {
-    const LanguageModelDataset data(TokenStream::from_bytes(text), length);
-    EXPECT_EQ(data.size(), static_cast<std::int64_t>(text.size() - 1) / length);
-    std::int64_t at = 0;
-    for (std::int64_t sample = 0; sample < data.size(); ++sample) {
-      const Batch batch = data.batch(Indices{sample});
-      for (std::int64_t i = 0; i < length; ++i, ++at) {
-        EXPECT_EQ(batch.inputs[0][i].item<std::int64_t>(), text[static_cast<std::size_t>(at)]);
-        EXPECT_EQ(batch.targets[0][i].item<std::int64_t>(), text[static_cast<std::size_t>(at) + 1]);
-      }
-    }
-  }
-}
-
 TEST(LanguageModelDataset, NeedsOneTokenMoreThanItsSequences) {
   const auto size = [](const std::string& text, std::int64_t length) {
     return LanguageModelDataset(TokenStream::from_bytes(text), length).size();
@@ -53,9 +39,9 @@ TEST(LanguageModelDataset, NeedsOneTokenMoreThanItsSequences) {
   EXPECT_EQ(size("abcde", 4), 1);
   EXPECT_EQ(size("abcdefgh", 4), 1);
   EXPECT_EQ(size("abcdefghi", 4), 2);
-  EXPECT_TRUE(mentions(error_of([&] { size("abcd", 4); }), "one sequence of 4 takes 5"));
-  EXPECT_TRUE(mentions(error_of([&] { size("", 1); }), "has 0 tokens"));
-  EXPECT_TRUE(mentions(error_of([&] { size("abcd", 0); }), "sequences of 0"));
+  expect_error([&] { size("abcd", 4); }, {"one sequence of 4 takes 5"});
+  expect_error([&] { size("", 1); }, {"has 0 tokens"});
+  expect_error([&] { size("abcd", 0); }, {"sequences of 0"});
 }
 
 TEST(ReviewDataset, PadsToTheLongestOfTheBatch) {
@@ -70,26 +56,13 @@ TEST(ReviewDataset, PadsToTheLongestOfTheBatch) {
 }
 
 TEST(ReviewDataset, CutsLongTexts) {
-  const ReviewDataset data(some_records(), /*max_length=*/2);
-  const Batch batch = data.batch(Indices{3, 1});
-  EXPECT_TRUE(at::equal(batch.inputs, longs({5, 5, 10, 3}, {2, 2})));
-  EXPECT_TRUE(at::equal(batch.lengths, longs({2, 1}, {2})));
-}
-
-TEST(ReviewDataset, WorksOnAPartOfTheRecords) {
-  const ReviewDataset data(some_records().slice(2, 4));
-  ASSERT_EQ(data.size(), 2);
-  const Batch batch = data.batch(Indices{0, 1});
-  EXPECT_TRUE(at::equal(batch.inputs, longs({11, 12, 3, 3, 5, 5, 5, 5}, {2, 4})));
-  EXPECT_TRUE(at::equal(batch.targets, longs({2, 1}, {2})));
+  const Batch cut = ReviewDataset(some_records(), /*max_length=*/2).batch(Indices{3, 1});
+  EXPECT_TRUE(at::equal(cut.inputs, longs({5, 5, 10, 3}, {2, 2})));
+  EXPECT_TRUE(at::equal(cut.lengths, longs({2, 1}, {2})));
 }
 
 TEST(ReviewDataset, RefusesBadOptions) {
-  EXPECT_TRUE(mentions(error_of([] { ReviewDataset(some_records(), -1); }), "at most -1"));
-  EXPECT_TRUE(mentions(error_of([] { ReviewDataset(some_records().slice(1, 1)); }), "no reviews"));
-  Records records = some_records();
-  records.pad_id = 20;
-  EXPECT_TRUE(mentions(error_of([&] { ReviewDataset{records}; }), "pad id 20"));
+  expect_error([] { ReviewDataset(some_records(), -1); }, {"at most -1"});
 }
 
 TEST(RegressionDataset, PicksRows) {
@@ -103,14 +76,12 @@ TEST(RegressionDataset, PicksRows) {
 }
 
 TEST(RegressionDataset, RefusesOtherShapesAndDtypes) {
-  const auto refusal = [](const at::Tensor& inputs, const at::Tensor& targets) {
-    return error_of([&] { RegressionDataset(inputs, targets); });
-  };
-  EXPECT_EQ(refusal(at::zeros({3, 2}), at::zeros({3, 1})), "");
-  EXPECT_NE(refusal(at::zeros({3, 2}), at::zeros({2, 1})), "");
-  EXPECT_NE(refusal(at::zeros({3}), at::zeros({3, 1})), "");
-  EXPECT_NE(refusal(at::zeros({0, 2}), at::zeros({0, 1})), "");
-  EXPECT_TRUE(mentions(refusal(at::zeros({3, 2}, at::kDouble), at::zeros({3, 1})), "float32"));
+  const at::Tensor inputs = at::zeros({3, 2}), targets = at::zeros({3, 1});
+  EXPECT_NO_THROW(RegressionDataset(inputs, targets));
+  EXPECT_THROW(RegressionDataset(inputs, at::zeros({2, 1})), Error);
+  EXPECT_THROW(RegressionDataset(at::zeros({3}), targets), Error);
+  EXPECT_THROW(RegressionDataset(at::zeros({0, 2}), at::zeros({0, 1})), Error);
+  expect_error([&] { RegressionDataset(inputs.to(at::kDouble), targets); }, {"float32"});
 }
 
 TEST(ToyRegression, IsTheSameEverywhere) {
@@ -128,12 +99,9 @@ TEST(ToyRegression, IsTheSameEverywhere) {
 }
 
 TEST(ToyRegression, HasTheStatedSizeAndIsNotLinear) {
-  const RegressionDataset data = toy_regression(3, 2000, 8, 1);
-  Indices all;
-  for (std::int64_t i = 0; i < data.size(); ++i) {
-    all.push_back(i);
-  }
-  const Batch batch = data.batch(all);
+  Indices all(2000);
+  std::iota(all.begin(), all.end(), 0);
+  const Batch batch = toy_regression(3, 2000, 8, 1).batch(all);
   EXPECT_GE(batch.inputs.min().item<float>(), -1.F);
   EXPECT_LE(batch.inputs.max().item<float>(), 127.F / 128.F);
   EXPECT_GT(batch.targets.std().item<float>(), 0.2F);
@@ -147,9 +115,9 @@ TEST(ToyRegression, HasTheStatedSizeAndIsNotLinear) {
 }
 
 TEST(ToyRegression, RefusesNoRows) {
-  EXPECT_TRUE(mentions(error_of([] { toy_regression(0, 0, 1, 1); }), "0 rows"));
-  EXPECT_TRUE(mentions(error_of([] { toy_regression(0, 1, 0, 1); }), "0 features"));
-  EXPECT_TRUE(mentions(error_of([] { toy_regression(0, 1, 1, 0); }), "0 outputs"));
+  expect_error([] { toy_regression(0, 0, 1, 1); }, {"0 rows"});
+  expect_error([] { toy_regression(0, 1, 0, 1); }, {"0 features"});
+  expect_error([] { toy_regression(0, 1, 1, 0); }, {"0 outputs"});
 }
 
 /// One of each kind, for what is asked of all of them.
@@ -162,8 +130,8 @@ std::vector<std::shared_ptr<const Dataset>> one_of_each() {
 TEST(Dataset, RefusesSamplesThatAreNotThere) {
   for (const auto& data : one_of_each()) {
     ASSERT_EQ(data->size(), 4);
-    EXPECT_TRUE(mentions(error_of([&] { data->batch(Indices{0, 4}); }), "sample 4 asked for"));
-    EXPECT_TRUE(mentions(error_of([&] { data->batch(Indices{-1}); }), "sample -1 asked for"));
+    expect_error([&] { data->batch(Indices{0, 4}); }, {"sample 4 asked for"});
+    expect_error([&] { data->batch(Indices{-1}); }, {"sample -1 asked for"});
   }
 }
 
@@ -190,16 +158,12 @@ TEST(Dataset, ABatchIsItsSamplesOneByOne) {
 }
 
 TEST(Dataset, FingerprintsTellDataSetsApart) {
-  std::vector<std::string> fingerprints;
-  for (const auto& data : one_of_each()) {
-    fingerprints.push_back(data->fingerprint());
-  }
-  for (const auto& data : one_of_each()) {
-    EXPECT_EQ(std::ranges::count(fingerprints, data->fingerprint()), 1);
-  }
+  std::set<std::string> fingerprints;
+  for (const auto& data : one_of_each()) fingerprints.insert(data->fingerprint());
   const TokenStream text = TokenStream::from_bytes("abcdefghi");
-  EXPECT_NE(LanguageModelDataset(text, 3).fingerprint(), fingerprints[0]);
-  EXPECT_NE(ReviewDataset(some_records(), 2).fingerprint(), fingerprints[1]);
+  fingerprints.insert(LanguageModelDataset(text, 3).fingerprint());
+  fingerprints.insert(ReviewDataset(some_records(), 2).fingerprint());
+  EXPECT_EQ(fingerprints.size(), 5U);
 }
 
 }  // namespace

@@ -1,12 +1,12 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string_view>
-#include <system_error>
 
 #include <zero/base/error.hpp>
+#include <zero/base/mapped_file.hpp>
 #include <zero/data/file_kind.hpp>
 #include <zero/data/token_file.hpp>
 #include <zero/data/token_header.hpp>
@@ -14,25 +14,8 @@
 namespace zero::data {
 namespace {
 
-constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
 // Long enough for the first line of a file of reviews; a longer first line counts as text.
 constexpr std::size_t kLookedAt = std::size_t{1} << 20;
-
-std::string beginning_of(const std::filesystem::path& path) {
-  const auto refuse = [&](const char* why) {
-    throw Error(fmt::format("file {} {}", path.string(), why));
-  };
-  std::error_code ignored;
-  if (!std::filesystem::exists(path, ignored)) refuse("does not exist");
-  if (!std::filesystem::is_regular_file(path, ignored)) refuse("is not a regular file");
-  std::ifstream file(path, std::ios::binary);
-  if (!file) refuse("cannot be read; check its permissions");
-  std::string text(kLookedAt, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  text.resize(static_cast<std::size_t>(file.gcount()));
-  if (text.empty()) refuse("is empty");
-  return text;
-}
 
 // Throws for a token file whose first bytes were damaged: read as text, its bytes would be trained
 // on. No text has the header's zeros.
@@ -55,8 +38,8 @@ void refuse_damaged_tokens(const std::filesystem::path& path, std::string_view t
 }
 
 bool begins_with_an_object(std::string_view text) {
-  if (text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
-  text.remove_prefix(std::min(text.find_first_not_of(" \t\r\n"), text.size()));
+  // A byte order mark may come first.
+  text.remove_prefix(std::min(text.find_first_not_of("\xEF\xBB\xBF \t\r\n"), text.size()));
   const std::string_view line = text.substr(0, text.find('\n'));
   return line.starts_with('{') && nlohmann::json::accept(line);
 }
@@ -64,7 +47,8 @@ bool begins_with_an_object(std::string_view text) {
 }  // namespace
 
 FileKind file_kind(const std::filesystem::path& path) {
-  const std::string text = beginning_of(path);
+  const base::MappedFile file(path, fmt::format("file {}", path.string()));
+  const std::string_view text = file.bytes().substr(0, kLookedAt);
   if (text.starts_with(std::string_view(kTokenMagic, sizeof(kTokenMagic)))) {
     return FileKind::kTokens;
   }

@@ -12,9 +12,9 @@ enum class FileKind {
   kText,       ///< anything else, including plain text and CSV
 };
 
-/// The kind of the file at `path`, by its first bytes, whatever its name.
-/// @throws zero::Error if it is missing, empty, not a regular file, or unreadable; or if its suffix
-/// or its header is that of a token file and its first bytes are not, so that it is damaged.
+/// The kind of the file at `path`, by its first bytes and not by its name.
+/// @throws zero::Error if it is missing, empty, not a regular file or unreadable; or damaged: with
+/// the suffix or the header fields of a token file, but without its first bytes.
 FileKind file_kind(const std::filesystem::path& path);
 
 }  // namespace zero::data

@@ -17,9 +17,7 @@ std::uint64_t SplitMix64::below(std::uint64_t bound) {
   // The lowest 2^64 mod bound draws are rejected, so that all remainders are equally likely.
   const std::uint64_t excess = (0 - bound) % bound;
   std::uint64_t draw = next();
-  while (draw < excess) {
-    draw = next();
-  }
+  while (draw < excess) draw = next();
   return draw % bound;
 }
 
@@ -30,9 +28,7 @@ SplitMix64 generator_for(std::uint64_t seed, std::uint64_t stream) {
 std::vector<std::int64_t> permutation(std::int64_t size, SplitMix64 generator) {
   std::vector<std::int64_t> order(static_cast<std::size_t>(size));
   std::iota(order.begin(), order.end(), std::int64_t{0});
-  for (std::size_t i = order.size(); i-- > 1;) {
-    std::swap(order[i], order[generator.below(i + 1)]);
-  }
+  for (std::size_t i = order.size(); i-- > 1;) std::swap(order[i], order[generator.below(i + 1)]);
   return order;
 }
 

@@ -5,20 +5,88 @@
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <string_view>
 
 #include <zero/base/error.hpp>
 #include <zero/base/json_depth.hpp>
-#include <zero/data/csv.hpp>
+#include <zero/base/mapped_file.hpp>
 #include <zero/data/file_kind.hpp>
 #include <zero/data/reviews.hpp>
-#include <zero/data/text.hpp>
 #include <zero/data/token_file.hpp>
 
 namespace zero::data {
 namespace {
 
 using nlohmann::json;
+
+class CsvParser {
+ public:
+  CsvParser(std::string_view text, const std::string& name) : text_(text), name_(name) {
+    skip("\xEF\xBB\xBF");
+  }
+
+  std::vector<CsvRow> rows() {
+    std::vector<CsvRow> rows;
+    while (!text_.empty()) {
+      if (end_line()) continue;
+      rows.push_back({line_, {}});
+      do {
+        rows.back().fields.push_back(skip("\"") ? quoted() : plain());
+      } while (skip(","));
+      if (!text_.empty() && !end_line()) refuse(line_, "text after the closing quote of a field");
+    }
+    return rows;
+  }
+
+ private:
+  [[noreturn]] void refuse(std::int64_t line, const std::string& why) const {
+    throw Error(fmt::format("{}, line {}: {}", name_, line, why));
+  }
+
+  bool skip(std::string_view what) {
+    if (!text_.starts_with(what)) return false;
+    text_.remove_prefix(what.size());
+    return true;
+  }
+
+  bool end_line() {
+    const bool ends = skip("\n") || skip("\r\n");
+    line_ += ends ? 1 : 0;
+    return ends;
+  }
+
+  std::string plain() {
+    const std::size_t end = std::min(text_.find_first_of(",\n"), text_.size());
+    std::string_view field = text_.substr(0, end);
+    if (text_.substr(end).starts_with('\n') && field.ends_with('\r')) field.remove_suffix(1);
+    if (field.find('"') != std::string_view::npos) {
+      refuse(line_,
+             "a double quote inside a field that does not start with one; quote the whole "
+             "field and double the quotes in it");
+    }
+    text_.remove_prefix(field.size());
+    return std::string(field);
+  }
+
+  // After the opening quote.
+  std::string quoted() {
+    const std::int64_t opened = line_;
+    std::string field;
+    while (!text_.empty()) {
+      const char c = text_.front();
+      text_.remove_prefix(1);
+      if (c == '"' && !skip("\"")) return field;
+      line_ += c == '\n' ? 1 : 0;
+      field += c;
+    }
+    refuse(opened, "a quoted field that is never closed");
+  }
+
+  std::string_view text_;  // what is left
+  const std::string& name_;
+  std::int64_t line_ = 1;
+};
 
 // NaN if the text is not a number. Accepts 4.0 as well as 4.
 double to_number(std::string_view text) {
@@ -78,6 +146,7 @@ std::string unescape_line_ends(std::string text) {
 
 Record to_record(std::string_view line, const std::string& where) {
   const auto refuse = [&](const char* why) { throw Error(fmt::format("{}: {}", where, why)); };
+  // A byte order mark at the start of the file is skipped here.
   const json row = json::parse(line, base::bounded_depth(where), /*allow_exceptions=*/false);
   if (row.is_discarded()) refuse("not JSON");
   if (!row.is_object()) refuse("each line must be an object with label and text");
@@ -93,9 +162,13 @@ Record to_record(std::string_view line, const std::string& where) {
 
 }  // namespace
 
+std::vector<CsvRow> parse_csv(std::string_view text, const std::string& name) {
+  return CsvParser(text, name).rows();
+}
+
 Records reviews_from_csv(const std::filesystem::path& path) {
   const std::string name = fmt::format("reviews {}", path.string());
-  const std::vector<CsvRow> rows = parse_csv(read_text_file(path), name);
+  const std::vector<CsvRow> rows = parse_csv(base::read_file(path, name), name);
   if (rows.empty() || rows[0].fields.size() < 2) {
     throw Error(fmt::format("{}: a CSV file with label and text was expected", name));
   }
@@ -118,15 +191,11 @@ Records reviews_from_csv(const std::filesystem::path& path) {
 }
 
 Records reviews_from_json_lines(const std::filesystem::path& path) {
-  const std::string text = read_text_file(path);
-  std::string_view rest = text;
-  if (rest.starts_with("\xEF\xBB\xBF")) rest.remove_prefix(3);
+  std::istringstream lines(base::read_file(path, fmt::format("reviews {}", path.string())));
   std::vector<Record> records;
-  for (std::int64_t number = 1; !rest.empty(); ++number) {
-    const std::size_t end = std::min(rest.find('\n'), rest.size());
-    const std::string_view line = rest.substr(0, end);
-    rest.remove_prefix(std::min(end + 1, rest.size()));
-    if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
+  std::string line;
+  for (std::int64_t number = 1; std::getline(lines, line); ++number) {
+    if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
     records.push_back(to_record(line, fmt::format("reviews {}, line {}", path.string(), number)));
   }
   if (records.empty()) throw Error(fmt::format("reviews {}: no reviews", path.string()));

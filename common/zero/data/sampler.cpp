@@ -12,9 +12,6 @@ std::pair<std::int64_t, std::int64_t> rank_slice(std::int64_t count, int rank, i
   if (world_size < 1 || rank < 0 || rank >= world_size) {
     throw Error(fmt::format("rank {} of {}: ranks run from 0 to world size - 1", rank, world_size));
   }
-  if (count < 0) {
-    throw Error(fmt::format("{} items cannot be shared out", count));
-  }
   const std::int64_t each = count / world_size;
   const std::int64_t extra = count % world_size;
   const std::int64_t begin = rank * each + std::min<std::int64_t>(rank, extra);

@@ -8,7 +8,7 @@ namespace zero::data {
 
 /// The part [begin, end) of `count` items that rank `rank` takes: contiguous and in rank order. If
 /// the world size does not divide `count`, the first count mod world_size ranks take one more.
-/// @throws zero::Error for a rank outside the world or a negative count.
+/// @throws zero::Error for a rank outside the world.
 std::pair<std::int64_t, std::int64_t> rank_slice(std::int64_t count, int rank, int world_size);
 
 /// Which samples each rank sees at each step: seeded, and the same for every world size.

@@ -1,6 +1,5 @@
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <numeric>
 #include <set>
 
@@ -12,6 +11,7 @@ namespace zero::data {
 namespace {
 
 using testing::error_of;
+using testing::expect_error;
 using testing::mentions;
 using Indices = std::vector<std::int64_t>;
 
@@ -45,18 +45,6 @@ TEST(SplitMix64, GivesThePublishedNumbers) {
   EXPECT_EQ(generator.next(), 16408922859458223821U);
 }
 
-TEST(SplitMix64, BelowIsEvenAndInRange) {
-  SplitMix64 generator(1);
-  std::vector<int> counts(7);
-  for (int i = 0; i < 70'000; ++i) {
-    ++counts.at(generator.below(7));
-  }
-  for (const int count : counts) {
-    EXPECT_NEAR(count, 10'000, 500);  // five standard deviations
-  }
-  EXPECT_EQ(generator.below(1), 0U);
-}
-
 TEST(SplitMix64, BelowRefusesDrawsThatFavourSmallNumbers) {
   // Of 2^64 draws all above 3/4 of the range are the excess of this bound.
   const std::uint64_t bound = std::uint64_t{3} << 62;
@@ -72,6 +60,7 @@ TEST(SplitMix64, BelowRefusesDrawsThatFavourSmallNumbers) {
     ASSERT_EQ(draws.below(bound), expected % bound);
   }
   EXPECT_GT(refused, 200);
+  EXPECT_EQ(draws.below(1), 0U);
 }
 
 TEST(Permutation, IsOneAndIsPinned) {
@@ -124,10 +113,9 @@ TEST(RankSlice, CoversEverythingOnceAndEvenly) {
 }
 
 TEST(RankSlice, RefusesRanksOutsideTheWorld) {
-  EXPECT_TRUE(mentions(error_of([] { rank_slice(8, 2, 2); }), "rank 2 of 2"));
-  EXPECT_TRUE(mentions(error_of([] { rank_slice(8, -1, 2); }), "rank -1 of 2"));
-  EXPECT_TRUE(mentions(error_of([] { rank_slice(8, 0, 0); }), "rank 0 of 0"));
-  EXPECT_TRUE(mentions(error_of([] { rank_slice(-1, 0, 1); }), "-1 items"));
+  expect_error([] { rank_slice(8, 2, 2); }, {"rank 2 of 2"});
+  expect_error([] { rank_slice(8, -1, 2); }, {"rank -1 of 2"});
+  expect_error([] { rank_slice(8, 0, 0); }, {"rank 0 of 0"});
 }
 
 TEST(DistributedSampler, ConcatenationDoesNotDependOnTheWorldSize) {
@@ -169,16 +157,6 @@ TEST(DistributedSampler, AnEpochHasEverySampleOnceButTheTail) {
   }
 }
 
-TEST(DistributedSampler, EverySampleComesUpInSomeEpoch) {
-  DistributedSampler sampler(15, 8, 0, 1, 5);
-  std::set<std::int64_t> seen;
-  for (int epoch = 0; epoch < 20; ++epoch) {
-    const Indices batch = sampler.next();
-    seen.insert(batch.begin(), batch.end());
-  }
-  EXPECT_EQ(seen.size(), 15U);
-}
-
 TEST(DistributedSampler, SeedsAndEpochsGiveOtherOrders) {
   DistributedSampler one(64, 64, 0, 1, 1);
   DistributedSampler again(64, 64, 0, 1, 1);
@@ -187,15 +165,6 @@ TEST(DistributedSampler, SeedsAndEpochsGiveOtherOrders) {
   EXPECT_EQ(again.next(), first);
   EXPECT_NE(two.next(), first);
   EXPECT_NE(one.next(), first);
-}
-
-TEST(DistributedSampler, RanksSeeDifferentSamples) {
-  auto ranks = make_world(100, 9, 3, 0);
-  for (int step = 0; step < 30; ++step) {
-    Indices all = concatenated_step(ranks);
-    std::ranges::sort(all);
-    EXPECT_EQ(std::ranges::adjacent_find(all), all.end());
-  }
 }
 
 TEST(DistributedSampler, ContinuesWhereItWasOnAnotherNumberOfRanks) {

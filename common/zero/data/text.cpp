@@ -2,11 +2,10 @@
 #include <glob.h>
 
 #include <algorithm>
-#include <cctype>
-#include <cmath>
-#include <fstream>
+#include <regex>
 
 #include <zero/base/error.hpp>
+#include <zero/base/mapped_file.hpp>
 #include <zero/data/file_kind.hpp>
 #include <zero/data/text.hpp>
 
@@ -15,8 +14,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-bool hidden(const fs::path& path) { return path.filename().string().starts_with('.'); }
-
 /// The files below `folder` with one of `extensions`, by path. Does not follow links to folders.
 std::vector<fs::path> files_below(const fs::path& folder,
                                   const std::vector<std::string>& extensions) {
@@ -24,7 +21,7 @@ std::vector<fs::path> files_below(const fs::path& folder,
   std::error_code problem;
   auto entry = fs::recursive_directory_iterator(folder, problem);
   for (; !problem && entry != fs::recursive_directory_iterator(); entry.increment(problem)) {
-    if (hidden(entry->path())) {
+    if (entry->path().filename().string().starts_with('.')) {  // hidden
       entry.disable_recursion_pending();
     } else if (entry->is_regular_file() &&
                std::ranges::count(extensions, entry->path().extension().string()) > 0) {
@@ -55,9 +52,7 @@ std::vector<fs::path> files_of(const std::string& name) {
   std::error_code problem;
   const bool exists = fs::exists(name, problem);
   const bool pattern = !exists && name.find_first_of("*?[") != std::string::npos;
-  if (!exists && !pattern) {
-    throw Error(fmt::format("{} does not exist", name));
-  }
+  if (!exists && !pattern) throw Error(fmt::format("{} does not exist", name));
   const auto names = pattern ? expand_pattern(name) : std::vector<std::string>{name};
   for (const auto& one : names) {
     if (fs::is_directory(one)) {
@@ -81,39 +76,12 @@ TokenStream read_all(const std::vector<fs::path>& paths) {
       throw Error(fmt::format("file {} is a token file, which is taken alone and by its own name",
                               path.string()));
     }
-    text += read_text_file(path);
+    text += base::read_file(path, fmt::format("file {}", path.string()));
   }
   return TokenStream::from_bytes(std::move(text));
 }
 
-bool is_chapter(const std::string& name) {
-  return name.size() > 3 && std::isdigit(static_cast<unsigned char>(name[0])) != 0 &&
-         std::isdigit(static_cast<unsigned char>(name[1])) != 0 && name[2] == '_';
-}
-
 }  // namespace
-
-std::string read_text_file(const fs::path& path) {
-  const auto refuse = [&](const char* why) {
-    throw Error(fmt::format("file {} {}", path.string(), why));
-  };
-  std::error_code problem;
-  if (!fs::exists(path, problem)) {
-    refuse(problem ? "cannot be reached; check the permissions of its folder" : "does not exist");
-  }
-  if (!fs::is_regular_file(path, problem)) {
-    refuse("is not a regular file");
-  }
-  std::ifstream file(path, std::ios::binary);
-  std::string text(static_cast<std::size_t>(fs::file_size(path)), '\0');
-  if (file && text.empty()) {
-    refuse("is empty");
-  }
-  if (!file.read(text.data(), static_cast<std::streamsize>(text.size()))) {
-    refuse("cannot be read; check its permissions");
-  }
-  return text;
-}
 
 std::vector<fs::path> text_files(const std::vector<std::string>& names) {
   std::vector<fs::path> found;
@@ -125,9 +93,7 @@ std::vector<fs::path> text_files(const std::vector<std::string>& names) {
 }
 
 TokenStream text_from_files(const std::vector<std::string>& names) {
-  if (names.empty()) {
-    throw Error("no text given: name at least one file or folder");
-  }
+  if (names.empty()) throw Error("no text given: name at least one file or folder");
   return read_all(text_files(names));
 }
 
@@ -135,12 +101,13 @@ TokenStream project_text(const fs::path& root) {
   if (!fs::is_directory(root)) {
     throw Error(fmt::format("{} is not the folder of the project", root.string()));
   }
+  static const std::regex chapter(R"(\d\d_.+)");
   std::vector<fs::path> found;
   for (const auto& entry : fs::directory_iterator(root)) {
     const std::string name = entry.path().filename().string();
     if (entry.is_regular_file() && entry.path().extension() == ".md") {
       found.push_back(entry.path());
-    } else if (entry.is_directory() && (name == "docs" || is_chapter(name))) {
+    } else if (entry.is_directory() && (name == "docs" || std::regex_match(name, chapter))) {
       const auto below = files_below(entry.path(), {".md"});
       found.insert(found.end(), below.begin(), below.end());
     }
@@ -152,30 +119,6 @@ TokenStream project_text(const fs::path& root) {
   }
   std::ranges::sort(found, {}, [](const fs::path& path) { return path.generic_string(); });
   return read_all(found);
-}
-
-double unigram_entropy(const TokenStream& tokens) {
-  if (tokens.size() == 0) {
-    throw Error("the entropy of no tokens is undefined: the text is empty");
-  }
-  std::vector<std::int64_t> counts(static_cast<std::size_t>(tokens.vocabulary()));
-  std::vector<std::int64_t> piece(4096);
-  for (std::int64_t at = 0; at < tokens.size(); at += static_cast<std::int64_t>(piece.size())) {
-    const auto left = static_cast<std::size_t>(tokens.size() - at);
-    const std::size_t count = std::min(piece.size(), left);
-    tokens.copy(at, {piece.data(), count});
-    for (std::size_t i = 0; i < count; ++i) {
-      ++counts[static_cast<std::size_t>(piece[i])];
-    }
-  }
-  double entropy = 0;
-  for (const std::int64_t count : counts) {
-    if (count > 0) {
-      const double share = static_cast<double>(count) / static_cast<double>(tokens.size());
-      entropy -= share * std::log(share);
-    }
-  }
-  return entropy;
 }
 
 }  // namespace zero::data

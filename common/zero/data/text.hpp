@@ -16,10 +16,6 @@ namespace zero::data {
 /// @throws zero::Error for a name that stands for no file.
 std::vector<std::filesystem::path> text_files(const std::vector<std::string>& names);
 
-/// The bytes of one file.
-/// @throws zero::Error if it is missing, empty, not a regular file, or unreadable.
-std::string read_text_file(const std::filesystem::path& path);
-
 /// The bytes of text_files(names), one file after the other with nothing between: token ids 0 to
 /// 255. Every rank that needs the text reads it itself.
 /// @throws zero::Error if a file is missing, empty, unreadable or a token file, even a damaged one
@@ -32,11 +28,5 @@ TokenStream text_from_files(const std::vector<std::string>& names);
 /// machine.
 /// @throws zero::Error if `root` is no folder or has no such file.
 TokenStream project_text(const std::filesystem::path& root);
-
-/// Entropy of the distribution of single tokens, in nats: -sum over ids of p ln p, with p the share
-/// of the id in `tokens`. A model that has learned only how frequent each token is has this loss; a
-/// lower loss means that it uses the preceding tokens.
-/// @throws zero::Error for an empty stream.
-double unigram_entropy(const TokenStream& tokens);
 
 }  // namespace zero::data

@@ -4,7 +4,6 @@
 #include <cstring>
 #include <vector>
 
-#include <zero/base/atomic_file.hpp>
 #include <zero/base/error.hpp>
 #include <zero/base/mapped_file.hpp>
 #include <zero/data/token_file.hpp>
@@ -12,9 +11,6 @@
 
 namespace zero::data {
 namespace {
-
-/// Bytes of a file that are read before their pages are released.
-constexpr std::size_t kPiece = std::size_t{16} << 20;
 
 [[noreturn]] void refuse(const std::filesystem::path& path, const std::string& why) {
   throw Error(fmt::format("token file {}: {}", path.string(), why));
@@ -58,9 +54,7 @@ void check_fields(const std::filesystem::path& path, const TokenHeader& header) 
     refuse(path, fmt::format("states a vocabulary of {}; ids of {} bytes allow 1 to {}",
                              header.vocabulary, header.id_bytes, room));
   }
-  if (header.token_count < 1) {
-    refuse(path, "holds no tokens");
-  }
+  if (header.token_count < 1) refuse(path, "holds no tokens");
   if (header.pad_id < -1 || header.pad_id >= static_cast<std::int64_t>(header.vocabulary)) {
     refuse(path, fmt::format("states pad id {}; it must be -1 for none or below the vocabulary {}",
                              header.pad_id, header.vocabulary));
@@ -80,11 +74,6 @@ std::uint64_t offset_entries(const TokenHeader& header) {
   return header.record_count == 0 ? 0 : header.record_count + 1;
 }
 
-std::uint64_t file_bytes(const TokenHeader& header) {
-  return sizeof(TokenHeader) + offset_entries(header) * kOffsetBytes +
-         header.record_count * kLabelBytes + header.token_count * header.id_bytes;
-}
-
 void check_size(const std::filesystem::path& path, const TokenHeader& header,
                 std::uint64_t file_size) {
   // Compared before multiplication: a false count must not overflow.
@@ -92,29 +81,21 @@ void check_size(const std::filesystem::path& path, const TokenHeader& header,
     refuse(path, fmt::format("is cut short or lies: {} bytes cannot hold {} tokens in {} records",
                              file_size, header.token_count, header.record_count));
   }
-  const std::uint64_t expected = file_bytes(header);
+  const std::uint64_t expected = sizeof(header) + offset_entries(header) * kOffsetBytes +
+                                 header.record_count * kLabelBytes +
+                                 header.token_count * header.id_bytes;
   if (file_size != expected) {
     refuse(path, fmt::format("has {} bytes, its header says {}: {}", file_size, expected,
                              file_size < expected ? "it is cut short" : "something was added"));
   }
 }
 
-base::Digest payload_digest(const base::MappedFile& file) {
-  base::Sha256 hash;
-  for (std::size_t at = sizeof(TokenHeader); at < file.bytes().size(); at += kPiece) {
-    const std::string_view piece = file.bytes().substr(at, kPiece);
-    hash.add(piece.data(), piece.size());
-    file.forget(piece);
-  }
-  return hash.digest();
-}
-
 void check_ids(const std::filesystem::path& path, const TokenStream& tokens,
                const base::MappedFile& file) {
-  const auto most = static_cast<std::int64_t>(kPiece / sizeof(std::int64_t));
-  std::vector<std::int64_t> ids(static_cast<std::size_t>(std::min(most, tokens.size())));
-  for (std::int64_t at = 0; at < tokens.size(); at += most) {
-    ids.resize(static_cast<std::size_t>(std::min(most, tokens.size() - at)));
+  constexpr std::int64_t kPiece = std::int64_t{1} << 21;  // ids read before pages are released
+  std::vector<std::int64_t> ids(static_cast<std::size_t>(std::min(kPiece, tokens.size())));
+  for (std::int64_t at = 0; at < tokens.size(); at += kPiece) {
+    ids.resize(static_cast<std::size_t>(std::min(kPiece, tokens.size() - at)));
     tokens.copy(at, ids);
     const auto outside =
         std::ranges::find_if(ids, [&](std::int64_t id) { return id >= tokens.vocabulary(); });
@@ -154,7 +135,7 @@ TokenFile::TokenFile(const std::filesystem::path& path) : path_(path) {
   check_size(path, header, file->bytes().size());
 
   const char* payload = file->bytes().data() + sizeof(header);
-  if (payload_digest(*file) != header.payload_digest) {
+  if (file->sha256(sizeof(header)) != header.payload_digest) {
     refuse(path, "is damaged: the checksum of its tokens does not match");
   }
 
@@ -189,102 +170,6 @@ const TokenStream& TokenFile::stream() const {
     refuse(path_, "holds labelled records; a stream of text is needed here");
   }
   return records_.tokens;
-}
-
-namespace {
-
-/// Writes pieces of the payload and computes its checksum.
-struct Payload {
-  base::AtomicFile& file;
-  base::Sha256 hash = {};
-  std::int64_t at = sizeof(TokenHeader);
-
-  void add(const void* data, std::size_t size) {
-    hash.add(data, size);
-    file.write(data, static_cast<std::int64_t>(size), at);
-    at += static_cast<std::int64_t>(size);
-  }
-};
-
-template <typename T>
-void add_ids(Payload& payload, const TokenStream& tokens, std::int64_t begin, std::int64_t end) {
-  std::vector<std::int64_t> wide(4096);
-  std::vector<T> narrow(wide.size());
-  while (begin < end) {
-    const auto count = std::min(wide.size(), static_cast<std::size_t>(end - begin));
-    tokens.copy(begin, {wide.data(), count});
-    for (std::size_t i = 0; i < count; ++i) {
-      narrow[i] = static_cast<T>(wide[i]);
-    }
-    payload.add(narrow.data(), count * sizeof(T));
-    begin += static_cast<std::int64_t>(count);
-  }
-}
-
-TokenHeader header_for(TokenKind kind, const TokenStream& tokens, std::int64_t token_count) {
-  TokenHeader header{};
-  std::memcpy(header.magic, kTokenMagic, sizeof(kTokenMagic));
-  header.version = kTokenFileVersion;
-  header.header_bytes = sizeof(header);
-  header.kind = static_cast<std::uint32_t>(kind);
-  header.id_bytes = tokens.vocabulary() <= 1 << 16 ? 2 : 4;
-  header.vocabulary = static_cast<std::uint64_t>(tokens.vocabulary());
-  header.token_count = static_cast<std::uint64_t>(token_count);
-  header.pad_id = -1;
-  header.tokenizer = base::digest_from_hex(tokens.tokenizer_fingerprint());
-  return header;
-}
-
-/// Writes the ids, completes the payload, and then writes the header, which is known only now.
-void finish(Payload& payload, TokenHeader header, const TokenStream& tokens, std::int64_t begin,
-            std::int64_t end) {
-  if (header.id_bytes == 2) {
-    add_ids<std::uint16_t>(payload, tokens, begin, end);
-  } else {
-    add_ids<std::uint32_t>(payload, tokens, begin, end);
-  }
-  header.payload_digest = payload.hash.digest();
-  header.header_digest = base::Sha256().add(&header, offsetof(TokenHeader, header_digest)).digest();
-  payload.file.write(&header, sizeof(header), 0);
-  payload.file.complete();
-  payload.file.publish();
-}
-
-}  // namespace
-
-void write_token_file(const std::filesystem::path& path, const TokenStream& stream) {
-  if (stream.size() == 0) {
-    throw Error(
-        fmt::format("token file {}: nothing to write, the text has no tokens", path.string()));
-  }
-  const TokenHeader header = header_for(TokenKind::kStream, stream, stream.size());
-  base::AtomicFile file(path, static_cast<std::int64_t>(file_bytes(header)));
-  Payload payload{file};
-  finish(payload, header, stream, 0, stream.size());
-}
-
-void write_token_file(const std::filesystem::path& path, const Records& records) {
-  if (records.size() == 0) {
-    throw Error(
-        fmt::format("token file {}: nothing to write, there are no records", path.string()));
-  }
-  // A slice of records starts in the middle of its tokens; the file starts at 0.
-  const std::uint64_t first = records.offsets.front();
-  std::vector<std::uint64_t> offsets(records.offsets.begin(), records.offsets.end());
-  for (auto& offset : offsets) {
-    offset -= first;
-  }
-  TokenHeader header =
-      header_for(TokenKind::kRecords, records.tokens, static_cast<std::int64_t>(offsets.back()));
-  header.record_count = static_cast<std::uint64_t>(records.size());
-  header.classes = static_cast<std::uint32_t>(records.classes);
-  header.pad_id = records.pad_id;
-  base::AtomicFile file(path, static_cast<std::int64_t>(file_bytes(header)));
-  Payload payload{file};
-  payload.add(offsets.data(), offsets.size() * kOffsetBytes);
-  payload.add(records.labels.data(), records.labels.size_bytes());
-  finish(payload, header, records.tokens, static_cast<std::int64_t>(first),
-         static_cast<std::int64_t>(records.offsets.back()));
 }
 
 }  // namespace zero::data

@@ -2,8 +2,6 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <memory>
-#include <string>
 
 #include <zero/data/token_stream.hpp>
 
@@ -24,7 +22,7 @@ inline constexpr std::uint32_t kTokenFileVersion = 1;
 /// Opening reads the file once to check it (SHA-256 of header and payload, every id below the
 /// vocabulary), then releases the pages, so the resident set holds only what is used later. The
 /// mapping lives as long as this object or any stream or records taken from it. Replace a file in
-/// use by renaming another over it, as the writers do; truncating it ends the program.
+/// use by renaming another over it, as prepare.py does; truncating it ends the program.
 ///
 /// Any rank may open a file at any time; nothing is communicated.
 class TokenFile {
@@ -37,9 +35,6 @@ class TokenFile {
 
   TokenKind kind() const { return kind_; }
 
-  /// The tokens of either kind of file, in file order.
-  const TokenStream& tokens() const { return records_.tokens; }
-
   /// Labelled texts. @throws zero::Error if the file holds a stream.
   const Records& records() const;
 
@@ -51,13 +46,5 @@ class TokenFile {
   TokenKind kind_ = TokenKind::kStream;
   Records records_;  // for a stream only the tokens are set
 };
-
-/// Writes `stream` as a token file: ids of 2 bytes up to a vocabulary of 65536, of 4 above.
-/// The file appears under `path` only when it is complete (written beside it, then renamed).
-/// @throws zero::Error for an empty stream or a folder that cannot be written.
-void write_token_file(const std::filesystem::path& path, const TokenStream& stream);
-
-/// Writes `records` as a token file, in the same way.
-void write_token_file(const std::filesystem::path& path, const Records& records);
 
 }  // namespace zero::data

@@ -5,19 +5,23 @@
 
 #include <tests/support/data_files.hpp>
 #include <tests/support/records.hpp>
+#include <tests/support/token_file_writer.hpp>
 #include <zero/data/token_file.hpp>
 #include <zero/data/token_header.hpp>
+#include <zero/data/token_stream.hpp>
 
 namespace zero::data {
 namespace {
 
 using testing::error_of;
+using testing::expect_error;
 using testing::ids_of;
 using testing::kSomeTokenizer;
 using testing::mentions;
 using testing::read_bytes;
 using testing::TestFolder;
 using testing::three_records;
+using testing::write_token_file;
 
 /// The bytes of a small valid file of each kind.
 std::string stream_bytes(const TestFolder& folder) {
@@ -75,18 +79,14 @@ TEST(TokenFile, RoundTripOfStreams) {
   }
 }
 
-TEST(TokenFile, RoundTripOfRecordsAndOfAPartOfThem) {
+TEST(TokenFile, RoundTripOfRecords) {
   const TestFolder folder;
   const Records written = three_records();
   write_token_file(folder / "all", written);
-  write_token_file(folder / "part", written.slice(1, 3));
   const Records all = TokenFile(folder / "all").records();
   EXPECT_EQ(all.fingerprint(), written.fingerprint());
   EXPECT_EQ(all.pad_id, 6);
   EXPECT_EQ(all.classes, 5);
-  const Records part = TokenFile(folder / "part").records();
-  EXPECT_EQ(part.fingerprint(), written.slice(1, 3).fingerprint());
-  EXPECT_EQ(part.offsets[0], 0U);
 }
 
 TEST(TokenFile, ChecksEveryIdOfAFileOfManyPieces) {
@@ -99,9 +99,6 @@ TEST(TokenFile, ChecksEveryIdOfAFileOfManyPieces) {
     const std::string why = lie(folder, zeros, 160 + 2 * place, std::uint16_t{1000});
     EXPECT_TRUE(mentions(why, fmt::format("token id 1000 at place {},", place))) << why;
   }
-  std::string damaged = zeros;
-  damaged[damaged.size() - 1] = 1;
-  EXPECT_TRUE(mentions(refusal(folder, damaged), "checksum of its tokens"));
 }
 
 TEST(TokenFile, MappingOutlivesTheFileObjectAndTheName) {
@@ -116,8 +113,8 @@ TEST(TokenFile, WrongKindIsRefused) {
   const TestFolder folder;
   stream_bytes(folder);
   record_bytes(folder);
-  EXPECT_TRUE(mentions(error_of([&] { TokenFile(folder / "s").records(); }), "a stream of text"));
-  EXPECT_TRUE(mentions(error_of([&] { TokenFile(folder / "r").stream(); }), "labelled records"));
+  expect_error([&] { TokenFile(folder / "s").records(); }, {"a stream of text"});
+  expect_error([&] { TokenFile(folder / "r").stream(); }, {"labelled records"});
 }
 
 TEST(TokenFile, LayoutIsTheDocumentedOne) {
@@ -130,29 +127,37 @@ TEST(TokenFile, LayoutIsTheDocumentedOne) {
     }
     return value;
   };
+  struct Field {
+    const char* name;
+    std::size_t at, width;
+    std::uint64_t value;
+  };
   EXPECT_EQ(bytes.substr(0, 8), "ZEROTOK\n");
-  EXPECT_EQ(number(8, 4), 1U);            // version
-  EXPECT_EQ(number(12, 4), 160U);         // header bytes
-  EXPECT_EQ(number(16, 4), 2U);           // kind
-  EXPECT_EQ(number(20, 4), 2U);           // id bytes
-  EXPECT_EQ(number(24, 8), 301U);         // vocabulary
-  EXPECT_EQ(number(32, 8), 6U);           // tokens
-  EXPECT_EQ(number(40, 8), 3U);           // records
-  EXPECT_EQ(number(48, 4), 5U);           // classes
-  EXPECT_EQ(number(52, 4), 0U);           // reserved
-  EXPECT_EQ(number(56, 8), 6U);           // pad id
-  EXPECT_EQ(number(64, 4), 0x33221100U);  // tokenizer fingerprint
-  EXPECT_EQ(sign(bytes), bytes);          // both checksums
+  EXPECT_EQ(sign(bytes), bytes) << "both checksums";
   ASSERT_EQ(bytes.size(), 160U + 4 * 8 + 3 * 4 + 6 * 2);
-  EXPECT_EQ(number(160, 8), 0U);
-  EXPECT_EQ(number(184, 8), 6U);
-  EXPECT_EQ(number(192, 4), 4U);
-  EXPECT_EQ(number(200, 4), 2U);
-  EXPECT_EQ(number(204, 2), 7U);
-  EXPECT_EQ(number(214, 2), 300U);
+  for (const auto& [name, at, width, value] :
+       std::initializer_list<Field>{{"version", 8, 4, 1},
+                                    {"header bytes", 12, 4, 160},
+                                    {"kind", 16, 4, 2},
+                                    {"id bytes", 20, 4, 2},
+                                    {"vocabulary", 24, 8, 301},
+                                    {"tokens", 32, 8, 6},
+                                    {"records", 40, 8, 3},
+                                    {"classes", 48, 4, 5},
+                                    {"reserved", 52, 4, 0},
+                                    {"pad id", 56, 8, 6},
+                                    {"tokenizer fingerprint", 64, 4, 0x33221100},
+                                    {"first offset", 160, 8, 0},
+                                    {"last offset", 184, 8, 6},
+                                    {"first label", 192, 4, 4},
+                                    {"last label", 200, 4, 2},
+                                    {"first token", 204, 2, 7},
+                                    {"last token", 214, 2, 300}}) {
+    EXPECT_EQ(number(at, width), value) << name;
+  }
 }
 
-TEST(TokenFile, EveryFlippedBitIsNoticed) {
+TEST(TokenFile, EveryFlippedBitAndEveryOtherLengthIsNoticed) {
   const TestFolder folder;
   for (const std::string& whole : {stream_bytes(folder), record_bytes(folder)}) {
     ASSERT_EQ(refusal(folder, whole), "");
@@ -160,16 +165,8 @@ TEST(TokenFile, EveryFlippedBitIsNoticed) {
       std::string bytes = whole;
       bytes[at] = static_cast<char>(bytes[at] ^ (1 << (at % 8)));
       EXPECT_NE(refusal(folder, bytes), "") << "byte " << at;
-    }
-  }
-}
-
-TEST(TokenFile, EveryOtherLengthIsRefused) {
-  const TestFolder folder;
-  for (const std::string& whole : {stream_bytes(folder), record_bytes(folder)}) {
-    for (std::size_t size = 0; size < whole.size(); ++size) {
-      const std::string why = refusal(folder, whole.substr(0, size));
-      EXPECT_TRUE(mentions(why, size == 0 ? "is empty" : "cut short")) << size << ": " << why;
+      const std::string why = refusal(folder, whole.substr(0, at));
+      EXPECT_TRUE(mentions(why, at == 0 ? "is empty" : "cut short")) << at << ": " << why;
     }
     EXPECT_TRUE(mentions(refusal(folder, whole + "x"), "something was added"));
   }
@@ -177,8 +174,8 @@ TEST(TokenFile, EveryOtherLengthIsRefused) {
 
 TEST(TokenFile, RefusesWhatIsNoTokenFile) {
   const TestFolder folder;
-  EXPECT_TRUE(mentions(error_of([&] { TokenFile(folder / "no"); }), "No such file"));
-  EXPECT_TRUE(mentions(error_of([&] { TokenFile{folder.path()}; }), "not a regular file"));
+  expect_error([&] { TokenFile(folder / "no"); }, {"No such file"});
+  expect_error([&] { TokenFile{folder.path()}; }, {"not a regular file"});
   EXPECT_TRUE(mentions(refusal(folder, std::string(500, 'x')), "is not a token file"));
   EXPECT_TRUE(mentions(refusal(folder, "Dear diary"), "is not a token file"));
 }
@@ -202,46 +199,37 @@ TEST(TokenFile, LyingHeadersAreRefused) {
   ASSERT_EQ(refusal(folder, sign(stream)), "");
   using U32 = std::uint32_t;
   using U64 = std::uint64_t;
-  EXPECT_TRUE(mentions(lie(folder, stream, 12, U32{161}), "header of 161 bytes"));
-  EXPECT_TRUE(mentions(lie(folder, stream, 16, U32{3}), "kind 3"));
-  EXPECT_TRUE(mentions(lie(folder, stream, 16, U32{2}), "states 0 records"));
-  EXPECT_TRUE(mentions(lie(folder, records, 16, U32{1}), "states 3 records"));
-  EXPECT_TRUE(mentions(lie(folder, stream, 20, U32{3}), "ids of 3 bytes"));
-  EXPECT_TRUE(mentions(lie(folder, stream, 20, U32{4}), "it is cut short"));
-  EXPECT_TRUE(mentions(lie(folder, stream, 24, U64{999}), "token id 999 at place 2"));
-  EXPECT_TRUE(mentions(lie(folder, stream, 24, U64{65537}), "vocabulary of 65537"));
-  EXPECT_TRUE(mentions(lie(folder, stream, 24, U64{0}), "states a vocabulary of 0"));
-  EXPECT_TRUE(mentions(lie(folder, stream, 32, U64{0}), "no tokens"));
-  EXPECT_TRUE(mentions(lie(folder, stream, 32, U64{3}), "something was added"));
-  EXPECT_TRUE(mentions(lie(folder, stream, 32, U64{5}), "it is cut short"));
-  EXPECT_TRUE(mentions(lie(folder, stream, 40, U64{3}), "states 3 records in 0 classes"));
-  EXPECT_TRUE(mentions(lie(folder, stream, 52, U32{1}), "reserved field of 1"));
-  EXPECT_TRUE(mentions(lie(folder, records, 48, U32{4}), "label 4 on record 0"));
-  EXPECT_TRUE(mentions(lie(folder, records, 48, U32{0}), "in 0 classes"));
-  EXPECT_TRUE(mentions(lie(folder, records, 56, std::int64_t{301}), "pad id 301"));
-  EXPECT_TRUE(mentions(lie(folder, records, 56, std::int64_t{-2}), "pad id -2"));
-}
-
-TEST(TokenFile, CountsThatWouldOverflowAreRefused) {
-  const TestFolder folder;
-  const std::string stream = stream_bytes(folder);
-  // 2^63 + 4 ids of 2 bytes are 8 bytes modulo 2^64: the size would seem right.
-  const std::uint64_t wraps = (std::uint64_t{1} << 63) + 4;
-  EXPECT_TRUE(mentions(lie(folder, stream, 32, wraps), "cannot hold"));
-  EXPECT_TRUE(mentions(lie(folder, record_bytes(folder), 40, ~std::uint64_t{0}), "cannot hold"));
-}
-
-TEST(TokenFile, LyingOffsetsAreRefused) {
-  const TestFolder folder;
-  const std::string records = record_bytes(folder);
-  const auto with = [&](std::size_t entry, std::uint64_t value) {
-    return lie(folder, records, 160 + 8 * entry, value);
-  };
-  EXPECT_TRUE(mentions(with(0, 1), "from token 1 to 6"));
-  EXPECT_TRUE(mentions(with(3, 7), "from token 0 to 7"));
-  EXPECT_TRUE(mentions(with(1, 4), "record 1 from token 4 to 4: no tokens"));
-  EXPECT_TRUE(mentions(with(1, 5), "record 1 from token 5 to 4"));
-  EXPECT_TRUE(mentions(with(1, ~std::uint64_t{0}), "record 1 from token"));
+  const std::vector<std::pair<std::string, const char*>> lies = {
+      {lie(folder, stream, 12, U32{161}), "header of 161 bytes"},
+      {lie(folder, stream, 16, U32{3}), "kind 3"},
+      {lie(folder, stream, 16, U32{2}), "states 0 records"},
+      {lie(folder, records, 16, U32{1}), "states 3 records"},
+      {lie(folder, stream, 20, U32{3}), "ids of 3 bytes"},
+      {lie(folder, stream, 20, U32{4}), "it is cut short"},
+      {lie(folder, stream, 24, U64{999}), "token id 999 at place 2"},
+      {lie(folder, stream, 24, U64{65537}), "vocabulary of 65537"},
+      {lie(folder, stream, 24, U64{0}), "states a vocabulary of 0"},
+      {lie(folder, stream, 32, U64{0}), "no tokens"},
+      {lie(folder, stream, 32, U64{3}), "something was added"},
+      {lie(folder, stream, 32, U64{5}), "it is cut short"},
+      // 2^63 + 4 ids of 2 bytes are 8 bytes modulo 2^64: the size would seem right.
+      {lie(folder, stream, 32, (U64{1} << 63) + 4), "cannot hold"},
+      {lie(folder, stream, 40, U64{3}), "states 3 records in 0 classes"},
+      {lie(folder, stream, 52, U32{1}), "reserved field of 1"},
+      {lie(folder, records, 40, ~U64{0}), "cannot hold"},
+      {lie(folder, records, 48, U32{4}), "label 4 on record 0"},
+      {lie(folder, records, 48, U32{0}), "in 0 classes"},
+      {lie(folder, records, 56, std::int64_t{301}), "pad id 301"},
+      {lie(folder, records, 56, std::int64_t{-2}), "pad id -2"},
+      // Offsets of records.
+      {lie(folder, records, 160, U64{1}), "from token 1 to 6"},
+      {lie(folder, records, 160 + 8 * 3, U64{7}), "from token 0 to 7"},
+      {lie(folder, records, 160 + 8, U64{4}), "record 1 from token 4 to 4: no tokens"},
+      {lie(folder, records, 160 + 8, U64{5}), "record 1 from token 5 to 4"},
+      {lie(folder, records, 160 + 8, ~U64{0}), "record 1 from token"}};
+  for (const auto& [why, message] : lies) {
+    EXPECT_TRUE(mentions(why, message)) << why << ", and not: " << message;
+  }
 }
 
 TEST(TokenFile, NoPadIdMeansZero) {
@@ -252,30 +240,48 @@ TEST(TokenFile, NoPadIdMeansZero) {
   EXPECT_EQ(TokenFile(path).records().pad_id, 0);
 }
 
-TEST(WriteTokenFile, LeavesNoPartOfAFileBehind) {
-  const TestFolder folder;
-  std::filesystem::create_directories(folder / "taken/inside");
-  const TokenStream text = TokenStream::from_bytes("text");
-  EXPECT_TRUE(
-      mentions(error_of([&] { write_token_file(folder / "taken", text); }), "cannot write"));
-  EXPECT_TRUE(mentions(error_of([&] { write_token_file(folder / "no/t", text); }),
-                       "No such file or directory"));
-  EXPECT_NE(error_of([&] { write_token_file(folder / "t", TokenStream()); }), "");
-  EXPECT_NE(error_of([&] { write_token_file(folder / "t", three_records().slice(0, 0)); }), "");
-  std::vector<std::string> left;
-  for (const auto& entry : std::filesystem::directory_iterator(folder.path())) {
-    left.push_back(entry.path().filename());
-  }
-  EXPECT_EQ(left, std::vector<std::string>{"taken"});
+TEST(TokenStream, RefusesWhatIsOutside) {
+  const std::vector<std::int64_t> ids{1, 2, 3};
+  const TokenStream stream = TokenStream::from_ids(ids, 4);
+  std::int64_t id = 0;
+  expect_error([&] { stream.copy(3, {&id, 1}); }, {"[3, 4)"});
+  expect_error([&] { stream.copy(-1, {&id, 1}); }, {"[-1, 0)"});
+  expect_error([&] { TokenStream::from_ids(ids, 3); }, {"token 2 is 3"});
+  expect_error([&] { TokenStream::from_ids({}, 0); }, {"vocabulary of 0"});
 }
 
-TEST(WriteTokenFile, ReplacesAFileWithoutTouchingWhoReadsIt) {
-  const TestFolder folder;
-  write_token_file(folder / "t", TokenStream::from_bytes("first"));
-  const TokenStream first = TokenFile(folder / "t").stream();
-  write_token_file(folder / "t", TokenStream::from_bytes("2"));
-  EXPECT_EQ(TokenFile(folder / "t").stream().size(), 1);
-  EXPECT_EQ(first.fingerprint(), TokenStream::from_bytes("first").fingerprint());
+TEST(TokenStream, FingerprintIsOfTheTokensAlone) {
+  const std::vector<std::int64_t> ids{1, 2, 3};
+  const std::vector<std::int64_t> others{1, 2, 4};
+  const TokenStream stream = TokenStream::from_ids(ids, 256);
+  EXPECT_EQ(stream.fingerprint(), TokenStream::from_bytes("\1\2\3").fingerprint());
+  EXPECT_NE(stream.fingerprint(), TokenStream::from_ids(others, 256).fingerprint());
+  EXPECT_NE(stream.fingerprint(), TokenStream::from_ids(ids, 257).fingerprint());
+  EXPECT_NE(stream.fingerprint(), TokenStream::from_ids(ids, 256, kSomeTokenizer).fingerprint());
+  EXPECT_NE(stream.fingerprint(), TokenStream::from_bytes("\1\2").fingerprint());
+}
+
+TEST(Records, FingerprintIsOfTextsAndLabels) {
+  const Records records = three_records();
+  EXPECT_EQ(records.fingerprint(), three_records().fingerprint());
+  const std::vector<Record> relabelled{{4, {7, 8, 9}}, {1, {10}}, {2, {11, 300}}};
+  const std::vector<Record> recut{{4, {7, 8}}, {0, {9, 10}}, {2, {11, 300}}};
+  for (const auto& other : {relabelled, recut}) {
+    EXPECT_NE(records.fingerprint(), Records::from(other, 5, 301, 6, kSomeTokenizer).fingerprint());
+  }
+}
+
+TEST(Records, RefusesBadOnes) {
+  const auto refuse = [](Record record, std::int64_t pad_id = 0) {
+    return error_of([&] { Records::from({&record, 1}, 5, 10, pad_id); });
+  };
+  EXPECT_EQ(refuse({4, {9}}), "");
+  EXPECT_TRUE(mentions(refuse({5, {9}}), "label 5"));
+  EXPECT_TRUE(mentions(refuse({-1, {9}}), "label -1"));
+  EXPECT_TRUE(mentions(refuse({0, {}}), "no tokens"));
+  EXPECT_TRUE(mentions(refuse({0, {10}}), "outside the vocabulary"));
+  EXPECT_TRUE(mentions(refuse({0, {9}}, 10), "pad id 10"));
+  expect_error([] { Records::from({}, 5, 10); }, {"no records"});
 }
 
 }  // namespace

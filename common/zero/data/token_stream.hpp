@@ -4,7 +4,6 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 namespace zero::data {
@@ -17,16 +16,16 @@ inline constexpr std::int64_t kLargestVocabulary = std::int64_t{1} << 31;
 
 /// The tokenizer_fingerprint() of text read as bytes: 64 zeros. For every other text it is the
 /// SHA-256 of the tokenizer.json that made the tokens.
-extern const std::string kByteTokenizer;
+inline const std::string kByteTokenizer(64, '0');
 
 /// A constant run of token ids, in memory or in a mapped file, with an owner that keeps it alive.
 ///
-/// Copies and slices are cheap and share the ids. Ids are stored in 1, 2 or 4 bytes each (little
+/// Copies are cheap and share the ids. Ids are stored in 1, 2 or 4 bytes each (little
 /// endian, unsigned) and returned as int64, the dtype of an embedding's index.
 class TokenStream {
  public:
   /// An empty stream of bytes.
-  TokenStream();
+  TokenStream() = default;
 
   /// One token per byte, vocabulary 256.
   static TokenStream from_bytes(std::string bytes);
@@ -45,15 +44,9 @@ class TokenStream {
   std::int64_t vocabulary() const { return vocabulary_; }
   const std::string& tokenizer_fingerprint() const { return tokenizer_fingerprint_; }
 
-  /// Token `index`. @throws zero::Error outside 0 to size() - 1.
-  std::int64_t operator[](std::int64_t index) const;
-
   /// Writes the tokens [begin, begin + out.size()) to `out`.
   /// @throws zero::Error if the stream does not have them all.
   void copy(std::int64_t begin, std::span<std::int64_t> out) const;
-
-  /// The tokens [begin, end), sharing the ids. @throws zero::Error outside the stream.
-  TokenStream slice(std::int64_t begin, std::int64_t end) const;
 
   /// 64 hexadecimal digits, the same for two streams only if ids, vocabulary and tokenizer are
   /// equal, wherever the ids are stored. Reads the whole stream.
@@ -65,7 +58,7 @@ class TokenStream {
   int width_ = 1;
   std::int64_t size_ = 0;
   std::int64_t vocabulary_ = kByteVocabulary;
-  std::string tokenizer_fingerprint_;
+  std::string tokenizer_fingerprint_ = kByteTokenizer;
 };
 
 /// One labelled text, as given to Records::from().
@@ -96,22 +89,8 @@ struct Records {
   /// Number of tokens of record `index`, which must be in range.
   std::int64_t length(std::int64_t index) const;
 
-  /// The records [begin, end), sharing everything. @throws zero::Error outside the records.
-  Records slice(std::int64_t begin, std::int64_t end) const;
-
   /// Like TokenStream::fingerprint(), over these records alone, with labels and lengths.
   std::string fingerprint() const;
 };
-
-/// Number of `size` items that a validation fraction f leaves for training: size - round(size * f).
-/// @throws zero::Error unless 0 < fraction < 1 and both parts get at least one item.
-std::int64_t training_part(std::int64_t size, double validation_fraction);
-
-/// (training, validation): validation is the tail of the stream, in one piece.
-std::pair<TokenStream, TokenStream> split(const TokenStream& stream, double validation_fraction);
-
-/// (training, validation): validation is the last records. If the records are ordered, shuffle them
-/// first, as prepare.py does.
-std::pair<Records, Records> split(const Records& records, double validation_fraction);
 
 }  // namespace zero::data

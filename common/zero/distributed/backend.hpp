@@ -14,8 +14,6 @@ namespace zero::dist {
 struct Place {
   StoreExchange store;
   GroupPtr group;  ///< for CPU tensors; null for one rank
-  int rank;
-  int size;
   int local_rank;  ///< among the ranks of this machine
 };
 

@@ -1,10 +1,13 @@
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/aminmax.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/tensor.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <exception>
 #include <sstream>
@@ -12,7 +15,6 @@
 
 #include <zero/base/error.hpp>
 #include <zero/distributed/communicator.hpp>
-#include <zero/distributed/narrowing.hpp>
 #include <zero/distributed/store/call_log.hpp>
 #include <zero/memory/accounting.hpp>
 
@@ -77,10 +79,63 @@ class TimedWork final : public Work::Backend {
   bool complete_ = false;  // this rank's results can be read
 };
 
+namespace {
+
+// Without scratch memory: reductions are part of the memory peak.
+bool all_finite(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) return true;
+  const auto [least, most] = at::aminmax(tensor.flatten());
+  return std::isfinite(least.item<float>()) && std::isfinite(most.item<float>());
+}
+
+// Waits for a reduction into `wide` and rounds it into `result`.
+class NarrowingWork final : public Work::Backend {
+ public:
+  NarrowingWork(std::unique_ptr<Work::Backend> work, at::Tensor wide, at::Tensor result,
+                Communicator::Watch watch)
+      : work_(std::move(work)),
+        wide_(std::move(wide)),
+        result_(std::move(result)),
+        watch_(std::move(watch)) {}
+
+  void wait() override {
+    work_->wait();
+    const at::NoGradGuard no_grad;
+    result_.copy_(wide_.view_as(result_));
+    // The sum was checked before rounding, but rounding may overflow.
+    if (watch_ && !all_finite(result_) && all_finite(wide_)) watch_(result_, {}, true);
+  }
+
+ private:
+  std::unique_ptr<Work::Backend> work_;
+  at::Tensor wide_;
+  at::Tensor result_;
+  Communicator::Watch watch_;
+};
+
+Communicator::WorkPtr narrowing(Communicator::WorkPtr work, const at::Tensor& wide,
+                                const at::Tensor& result, Communicator::Watch watch) {
+  if (wide.scalar_type() == result.scalar_type()) return work;
+  return std::make_unique<NarrowingWork>(std::move(work), wide, result, std::move(watch));
+}
+
+void copy_unless_same(const at::Tensor& output, const at::Tensor& input) {
+  if (output.const_data_ptr() == input.const_data_ptr()) return;
+  at::Tensor(output).copy_(input.view_as(output));
+}
+
+std::string title(const Communicator::Call& call) {
+  return fmt::format("{} {}", name(call.operation), name(call.purpose));
+}
+
+}  // namespace
+
 Work Communicator::broadcast(at::Tensor tensor, int root, Purpose purpose) {
   const auto started = Clock::now();
   check_rank(Operation::kBroadcast, root);
   const Call call = begin(Operation::kBroadcast, purpose, tensor, root);
+  if (!sends(tensor)) return finish(call, nullptr, started);
+  if (rank_ == root) count(call, call.bytes * (size_ - 1));
   return finish(call, do_broadcast(call, std::move(tensor), root), started);
 }
 
@@ -90,59 +145,57 @@ Work Communicator::reduce(at::Tensor tensor, int root, Purpose purpose, Reductio
   check_tensor(Operation::kReduce, tensor);
   const at::Tensor wide = widened(tensor, reduction.type);
   const Call call = begin(Operation::kReduce, purpose, wide, root);
+  if (!sends(tensor)) return finish(call, nullptr, started);
+  if (rank_ != root) count(call, call.bytes);
   WorkPtr work = do_reduce(call, wide, root, reduction.op);
   // Only the root's tensor changes.
-  return finish(
-      call, rank_ == root ? narrowing(std::move(work), wide, tensor, watch(call)) : std::move(work),
-      started);
+  if (rank_ == root) work = narrowing(std::move(work), wide, tensor, watch(call));
+  return finish(call, std::move(work), started);
 }
 
 Work Communicator::all_reduce(at::Tensor tensor, Purpose purpose, Reduction reduction) {
   const auto started = Clock::now();
   check_tensor(Operation::kAllReduce, tensor);
   const at::Tensor wide = widened(tensor, reduction.type);
-  const Call call = begin(Operation::kAllReduce, purpose, wide, /*peer=*/-1);
-  return finish(call, narrowing(do_all_reduce(call, wide, reduction.op), wide, tensor, watch(call)),
-                started);
+  const Call call = begin(Operation::kAllReduce, purpose, wide);
+  if (!sends(tensor)) return finish(call, nullptr, started);
+  count(call, all_reduce_bytes(wide.numel(), static_cast<std::int64_t>(wide.element_size()), rank_,
+                               size_));
+  WorkPtr work = do_all_reduce(call, wide, reduction.op);
+  return finish(call, narrowing(std::move(work), wide, tensor, watch(call)), started);
 }
 
 Work Communicator::reduce_scatter(at::Tensor output, at::Tensor input, Purpose purpose,
                                   Reduction reduction) {
   const auto started = Clock::now();
-  check_tensor(Operation::kReduceScatter, output);
-  if (input.numel() != output.numel() * size_ || input.scalar_type() != output.scalar_type()) {
-    throw Error(
-        fmt::format("reduce_scatter: the input has {} {} elements, must have {} (world size {} x "
-                    "output {}) of {}",
-                    input.numel(), c10::toString(input.scalar_type()), output.numel() * size_,
-                    size_, output.numel(), c10::toString(output.scalar_type())));
-  }
-  check_tensor(Operation::kReduceScatter, input);
+  check_pieces(Operation::kReduceScatter, "input", input, "output", output);
   const at::Tensor wide = widened(input, reduction.type);
+  const Call call = begin(Operation::kReduceScatter, purpose, wide);
+  if (!sends(input)) {
+    copy_unless_same(output, input);
+    return finish(call, nullptr, started);
+  }
+  count(call, call.bytes / size_ * (size_ - 1));
   // Uses its own piece of the wide copy, which is not needed otherwise.
   const at::Tensor wide_output =
       widens(input.scalar_type(), reduction.type)
           ? wide.flatten().narrow(0, rank_ * output.numel(), output.numel())
           : output;
-  const Call call = begin(Operation::kReduceScatter, purpose, wide, /*peer=*/-1);
-  return finish(call,
-                narrowing(do_reduce_scatter(call, wide_output, wide, reduction.op), wide_output,
-                          output, watch(call)),
-                started);
+  WorkPtr work = do_reduce_scatter(call, wide_output, wide, reduction.op);
+  return finish(call, narrowing(std::move(work), wide_output, output, watch(call)), started);
 }
 
 Work Communicator::all_gather(at::Tensor output, at::Tensor input, Purpose purpose,
                               bool copy_own_chunk) {
   const auto started = Clock::now();
-  check_tensor(Operation::kAllGather, output);
-  if (output.numel() != input.numel() * size_ || input.scalar_type() != output.scalar_type()) {
-    throw Error(fmt::format(
-        "all_gather: the output has {} {} elements, must have {} (world size {} x input {}) of {}",
-        output.numel(), c10::toString(output.scalar_type()), input.numel() * size_, size_,
-        input.numel(), c10::toString(input.scalar_type())));
-  }
-  Call call = begin(Operation::kAllGather, purpose, input, /*peer=*/-1);
+  check_pieces(Operation::kAllGather, "output", output, "input", input);
+  Call call = begin(Operation::kAllGather, purpose, input);
   call.copy_own_chunk = copy_own_chunk;
+  if (!sends(input)) {
+    if (copy_own_chunk) copy_unless_same(output, input);
+    return finish(call, nullptr, started);
+  }
+  count(call, call.bytes * (size_ - 1));
   return finish(call, do_all_gather(call, std::move(output), std::move(input)), started);
 }
 
@@ -156,26 +209,39 @@ Work Communicator::all_to_all(at::Tensor output, at::Tensor input, Purpose purpo
         "of the world size {}, and one dtype",
         input.numel(), output.numel(), size_));
   }
-  const Call call = begin(Operation::kAllToAll, purpose, input, /*peer=*/-1);
+  const Call call = begin(Operation::kAllToAll, purpose, input);
+  if (!sends(input)) {
+    copy_unless_same(output, input);
+    return finish(call, nullptr, started);
+  }
+  count(call, call.bytes / size_ * (size_ - 1));
   return finish(call, do_all_to_all(call, std::move(output), std::move(input)), started);
 }
 
-Work Communicator::send(at::Tensor tensor, int destination, Purpose purpose, int tag) {
-  const auto started = Clock::now();
-  check_rank(Operation::kSend, destination);
-  check_tensor(Operation::kSend, tensor);
-  ++traffic_.at(Operation::kSend, purpose).calls;
-  const Call call{Operation::kSend, purpose, 0, static_cast<std::int64_t>(tensor.nbytes()), {}};
-  return finish(call, do_send(call, std::move(tensor), destination, tag), started);
+Work Communicator::send(at::Tensor tensor, int destination, Purpose purpose) {
+  if (destination == rank_) throw Error("send: a rank cannot send to itself");
+  return message(Operation::kSend, std::move(tensor), destination, purpose);
 }
 
-Work Communicator::recv(at::Tensor tensor, int source, Purpose purpose, int tag) {
+Work Communicator::recv(at::Tensor tensor, int source, Purpose purpose) {
+  if (source == rank_) throw Error("recv: a rank cannot receive from itself");
+  return message(Operation::kRecv, std::move(tensor), source, purpose);
+}
+
+Work Communicator::message(Operation operation, at::Tensor tensor, int peer, Purpose purpose) {
   const auto started = Clock::now();
-  check_rank(Operation::kRecv, source);
-  check_tensor(Operation::kRecv, tensor);
-  ++traffic_.at(Operation::kRecv, purpose).calls;
-  const Call call{Operation::kRecv, purpose, 0, static_cast<std::int64_t>(tensor.nbytes()), {}};
-  return finish(call, do_recv(call, std::move(tensor), source, tag), started);
+  check_rank(operation, peer);
+  check_tensor(operation, tensor);
+  check_device(tensor);
+  ++traffic_.at(operation, purpose).calls;
+  const Call call{.operation = operation,
+                  .purpose = purpose,
+                  .sequence = 0,
+                  .bytes = static_cast<std::int64_t>(tensor.nbytes()),
+                  .step = step_,
+                  .public_call = {}};
+  if (operation == Operation::kSend) count(call, call.bytes);
+  return finish(call, do_message(call, std::move(tensor), peer), started);
 }
 
 void Communicator::barrier() {
@@ -183,8 +249,9 @@ void Communicator::barrier() {
   // One byte from each rank to each: complete only when all ranks have called it.
   at::Tensor flag = at::ones({size_}, at::kByte);
   at::Tensor mine = flag.narrow(0, rank_, 1);
-  const Call call = begin(Operation::kBarrier, Purpose::kControl, mine, /*peer=*/-1);
-  finish(call, do_all_gather(call, flag, mine), started).wait();
+  const Call call = begin(Operation::kBarrier, Purpose::kControl, mine);
+  count(call, size_ - 1);
+  finish(call, size_ > 1 ? do_all_gather(call, flag, mine) : nullptr, started).wait();
 }
 
 namespace {
@@ -224,20 +291,32 @@ std::int64_t Communicator::all_reduce_bytes(std::int64_t elements, std::int64_t 
 }
 
 Communicator::Call Communicator::begin(Operation operation, Purpose purpose,
-                                       const at::Tensor& tensor, int peer) {
+                                       const at::Tensor& tensor, int root) {
   check_tensor(operation, tensor);
+  if (sends(tensor)) check_device(tensor);
   ++traffic_.at(operation, purpose).calls;
-  const Call call{operation, purpose, sequence_++, static_cast<std::int64_t>(tensor.nbytes()),
-                  call_log_ ? call_log_->public_call() : std::string_view()};
+  const Call call{.operation = operation,
+                  .purpose = purpose,
+                  .sequence = sequence_++,
+                  .bytes = static_cast<std::int64_t>(tensor.nbytes()),
+                  .step = step_,
+                  .public_call = call_log_ ? call_log_->public_call() : std::string_view(),
+                  .root = root};
   if (call_log_) call_log_->add(name(operation), name(purpose), call.bytes);
   if (check_collectives_) {
     verify_same_on_all_ranks(
         "the next collective",
         fmt::format("#{} {} of {} [{}] for {}{}", call.sequence, name(operation),
                     c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", "),
-                    name(purpose), peer < 0 ? "" : fmt::format(", root {}", peer)));
+                    name(purpose), root < 0 ? "" : fmt::format(", root {}", root)));
   }
   return call;
+}
+
+std::string Communicator::Call::text() const {
+  return fmt::format("{} #{} ({}, {} bytes){}{}", name(operation), sequence, name(purpose), bytes,
+                     public_call.empty() ? "" : fmt::format(" in {}", public_call),
+                     step < 0 ? "" : fmt::format(" in step {}", step));
 }
 
 Communicator::Watch Communicator::watch(const Call& call) {
@@ -288,20 +367,13 @@ double Communicator::in_flight_seconds() const {
          std::chrono::duration<double>(Clock::now() - in_flight_since_).count();
 }
 
-std::string Communicator::title(const Call& call) {
-  return fmt::format("{} {}", name(call.operation), name(call.purpose));
-}
-
 void Communicator::note_exposed(const char* what, const Call* call, Clock::time_point from) {
   const auto now = Clock::now();
   exposed_seconds_ += std::chrono::duration<double>(now - from).count();
   if (activities_ == nullptr) return;
-  if (call == nullptr) {
-    activities_->push_back({Activity::Kind::kExposed, what, 0, from, now});
-  } else {
-    activities_->push_back({Activity::Kind::kExposed, fmt::format("{} {}", what, title(*call)),
-                            call->bytes, from, now});
-  }
+  activities_->push_back({Activity::Kind::kExposed,
+                          call ? fmt::format("{} {}", what, title(*call)) : std::string(what),
+                          call ? call->bytes : 0, from, now});
 }
 
 void Communicator::note_complete(const Call& call, Clock::time_point started) {
@@ -327,6 +399,25 @@ void Communicator::check_rank(Operation operation, int peer) const {
     throw Error(fmt::format("{}: rank {} does not exist; ranks are 0 to {}", name(operation), peer,
                             size_ - 1));
   }
+}
+
+void Communicator::check_pieces(Operation operation, const char* whole_is, const at::Tensor& whole,
+                                const char* piece_is, const at::Tensor& piece) const {
+  check_tensor(operation, whole);
+  check_tensor(operation, piece);
+  if (whole.numel() != piece.numel() * size_ || whole.scalar_type() != piece.scalar_type()) {
+    throw Error(fmt::format(
+        "{}: the {} has {} {} elements, must have {} (world size {} x {} {}) of {}",
+        name(operation), whole_is, whole.numel(), c10::toString(whole.scalar_type()),
+        piece.numel() * size_, size_, piece_is, piece.numel(), c10::toString(piece.scalar_type())));
+  }
+}
+
+int Communicator::rank_among(const std::vector<int>& ranks, const std::string& label) const {
+  const auto mine = std::find(ranks.begin(), ranks.end(), rank_);
+  if (mine != ranks.end()) return static_cast<int>(mine - ranks.begin());
+  throw Error(fmt::format("group '{}' of ranks {{{}}} does not hold rank {}, which called split()",
+                          label, fmt::join(ranks, ", "), rank_));
 }
 
 CallScope::CallScope(Communicator& communicator, std::string_view name)

@@ -115,6 +115,27 @@ class Communicator {
  public:
   using WorkPtr = std::unique_ptr<Work::Backend>;
 
+  /// A collective as backends see it.
+  struct Call {
+    Operation operation;
+    Purpose purpose;
+    std::int64_t sequence;         ///< among this communicator's collectives
+    std::int64_t bytes;            ///< of the tensor
+    std::int64_t step;             ///< see set_step()
+    std::string_view public_call;  ///< see CallScope
+    int root = -1;                 ///< of a broadcast or reduce
+    bool copy_own_chunk = true;    ///< of an all-gather
+
+    /// For error messages: "all_reduce #7 (gradient, 40 bytes) in Engine::save in step 2".
+    std::string text() const;
+  };
+
+  /// Called with a sum that is not finite, the contributions to it by rank, and whether the
+  /// contribution that the sum has overwritten, if any, was finite.
+  using Watch =
+      std::function<void(const at::Tensor& sum, const std::vector<at::Tensor>& contributions,
+                         bool overwritten_finite)>;
+
   virtual ~Communicator() = default;
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
@@ -150,9 +171,9 @@ class Communicator {
   /// may not overlap.
   Work all_to_all(at::Tensor output, at::Tensor input, Purpose purpose);
 
-  /// One message to one other rank, and its receipt. `tag` tells messages of one pair apart.
-  Work send(at::Tensor tensor, int destination, Purpose purpose, int tag = 0);
-  Work recv(at::Tensor tensor, int source, Purpose purpose, int tag = 0);
+  /// One message to one other rank, and its receipt. Messages of one pair arrive in order.
+  Work send(at::Tensor tensor, int destination, Purpose purpose);
+  Work recv(at::Tensor tensor, int source, Purpose purpose);
 
   /// Blocks until all ranks have called it. Unlike the others it is complete when it returns.
   void barrier();
@@ -222,15 +243,7 @@ class Communicator {
   Communicator(int rank, int size, ReductionOrder order, bool check_collectives)
       : rank_(rank), size_(size), order_(order), check_collectives_(check_collectives) {}
 
-  struct Call {
-    Operation operation;
-    Purpose purpose;
-    std::int64_t sequence;
-    std::int64_t bytes;            ///< of the tensor, for error messages
-    std::string_view public_call;  ///< see CallScope
-    bool copy_own_chunk = true;    ///< of an all-gather
-  };
-
+  // With one rank, and for tensors of 0 elements except in do_message(), these are not called.
   virtual WorkPtr do_broadcast(const Call&, at::Tensor tensor, int root) = 0;
   virtual WorkPtr do_reduce(const Call&, at::Tensor tensor, int root, ReduceOp op) = 0;
   virtual WorkPtr do_all_reduce(const Call&, at::Tensor tensor, ReduceOp op) = 0;
@@ -238,20 +251,22 @@ class Communicator {
                                     ReduceOp op) = 0;
   virtual WorkPtr do_all_gather(const Call&, at::Tensor output, at::Tensor input) = 0;
   virtual WorkPtr do_all_to_all(const Call&, at::Tensor output, at::Tensor input) = 0;
-  virtual WorkPtr do_send(const Call&, at::Tensor tensor, int destination, int tag) = 0;
-  virtual WorkPtr do_recv(const Call&, at::Tensor tensor, int source, int tag) = 0;
+  /// Operation::kSend to `peer`, or Operation::kRecv from it.
+  virtual WorkPtr do_message(const Call&, at::Tensor tensor, int peer) = 0;
   virtual void do_progress() {}
 
-  /// Backends call this when they hand over bytes to send.
+  /// Throws zero::Error if the backend cannot take tensors of this device.
+  virtual void check_device(const at::Tensor& /*tensor*/) const {}
+
+  /// This rank's number among `ranks`. Throws zero::Error that names the group if it is not there.
+  int rank_among(const std::vector<int>& ranks, const std::string& label) const;
+
+  /// The bytes that every collective sends are counted by the formulas above. A backend that sends
+  /// more adds the rest.
   void count(const Call& call, std::int64_t bytes) {
     traffic_.at(call.operation, call.purpose).bytes += bytes;
   }
 
-  /// Called with a sum that is not finite, the contributions to it by rank, and whether the
-  /// contribution that the sum has overwritten, if any, was finite.
-  using Watch =
-      std::function<void(const at::Tensor& sum, const std::vector<at::Tensor>& contributions,
-                         bool overwritten_finite)>;
   /// For backends that do the sums themselves; empty if the check is not needed.
   Watch watch(const Call& call);
 
@@ -262,13 +277,16 @@ class Communicator {
   void set_call_log(std::shared_ptr<CallLog> log) { call_log_ = std::move(log); }
 
  private:
-  Call begin(Operation operation, Purpose purpose, const at::Tensor& tensor, int peer);
+  Call begin(Operation operation, Purpose purpose, const at::Tensor& tensor, int root = -1);
+  Work message(Operation operation, at::Tensor tensor, int peer, Purpose purpose);
   Work finish(const Call& call, WorkPtr work, Activity::TimePoint started);
-  static std::string title(const Call& call);
   void note_exposed(const char* what, const Call* call, Activity::TimePoint from);
   void note_complete(const Call& call, Activity::TimePoint started);
   void check_tensor(Operation operation, const at::Tensor& tensor) const;
   void check_rank(Operation operation, int peer) const;
+  void check_pieces(Operation operation, const char* whole_is, const at::Tensor& whole,
+                    const char* piece_is, const at::Tensor& piece) const;
+  bool sends(const at::Tensor& tensor) const { return size_ > 1 && tensor.numel() > 0; }
   bool widens(at::ScalarType dtype, ReduceType type) const;
   at::Tensor widened(const at::Tensor& tensor, ReduceType type) const;
   void note_not_finite(const at::Tensor& sum, const std::vector<at::Tensor>& contributions,

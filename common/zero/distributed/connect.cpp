@@ -47,8 +47,7 @@ void wait_for_everybody(const StorePtr& store, int rank, int size,
 std::map<std::string, MakeCommunicator>& backends() {
   static std::map<std::string, MakeCommunicator> known{
       {"gloo", [](Place place, const ConnectOptions& options) {
-         return make_cpu_communicator(std::move(place.store), std::move(place.group), place.rank,
-                                      place.size, options);
+         return make_cpu_communicator(std::move(place.store), std::move(place.group), options);
        }}};
   return known;
 }
@@ -75,9 +74,9 @@ std::unique_ptr<Communicator> connect_through(const StorePtr& base, int server, 
     throw Error(fmt::format("rank {} could not connect to the other {} ranks: {}", rank, size - 1,
                             first_line(error.what())));
   }
-  return make({StoreExchange(store, rank, size, options.timeout, server), std::move(group), rank,
-               size, local_rank},
-              options);
+  return make(
+      {StoreExchange(store, rank, size, options.timeout, server), std::move(group), local_rank},
+      options);
 }
 
 StorePtr tcp_store(const RankEnvironment& env, std::chrono::milliseconds timeout) {
@@ -133,8 +132,7 @@ std::unique_ptr<Communicator> connect_in_folder(const std::filesystem::path& fol
 }
 
 std::unique_ptr<Communicator> connect_alone(const ConnectOptions& options) {
-  return backend(options.backend)(
-      {StoreExchange(nullptr, 0, 1, options.timeout, /*server=*/-1), nullptr, 0, 1, 0}, options);
+  return backend(options.backend)({StoreExchange(options.timeout), nullptr, 0}, options);
 }
 
 }  // namespace zero::dist

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
+#include <cstdint>
 #include <cstdlib>
+#include <regex>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include <zero/base/error.hpp>
 #include <zero/distributed/environment.hpp>
@@ -51,56 +51,26 @@ int number_or(const char* name, int otherwise, int low, int high) {
 
 constexpr int kMaximumRanks = 1 << 20;
 
-// `count` nodes in a row with `tasks` tasks each.
-struct Nodes {
-  int tasks;
-  int count;
-};
-
-bool take(std::string_view& text, std::string_view what) {
-  if (!text.starts_with(what)) return false;
-  text.remove_prefix(what.size());
-  return true;
-}
-
-// Removes the number that `text` begins with and returns it; 0 unless it is 1 to kMaximumRanks.
-int take_number(std::string_view& text) {
-  int value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || value < 1 || value > kMaximumRanks) return 0;
-  text.remove_prefix(static_cast<std::size_t>(end - text.data()));
-  return value;
-}
-
-// "4,2(x3)": 4 tasks on the first node, 2 on each of the next three.
-std::vector<Nodes> tasks_per_node(const char* name) {
-  const std::string text = variable(name);
-  std::string_view rest = text;
-  std::vector<Nodes> all;
-  bool sense = true;
-  do {
-    Nodes next{take_number(rest), 1};
-    if (take(rest, "(x")) {
-      next.count = take_number(rest);
-      sense = sense && take(rest, ")");
-    }
-    sense = sense && next.tasks > 0 && next.count > 0;
-    all.push_back(next);
-  } while (sense && take(rest, ","));
-  if (sense && rest.empty()) return all;
-  throw Error(fmt::format(
-      "{}='{}' makes no sense: the tasks of each node are needed, as in '4,2(x3)'", name, text));
-}
-
-// Tasks on this node in Slurm's list; the largest in it if Slurm does not say which node this is.
+// Tasks on this node in Slurm's list, such as "4,2(x3)": 4 on the first node, 2 on each of the next
+// three. The largest in it if Slurm does not say which node this is.
 int tasks_on_this_node(const char* name) {
+  const std::int64_t node = number_or("SLURM_NODEID", -1, 0, kMaximumRanks);
+  const std::string text = variable(name);
+  const std::string number = "0*([1-9][0-9]{0,6})";
+  const std::string nodes = fmt::format(R"({0}(?:\(x{0}\))?)", number);
+  if (!std::regex_match(text, std::regex(fmt::format("{0}(?:,{0})*", nodes)))) {
+    throw Error(fmt::format(
+        "{}='{}' makes no sense: the tasks of each node are needed, as in '4,2(x3)'", name, text));
+  }
   int largest = 0;
-  int nodes_before = 0;
-  const int node = number_or("SLURM_NODEID", -1, 0, kMaximumRanks);
-  for (const Nodes& nodes : tasks_per_node(name)) {
-    if (node >= nodes_before && node - nodes_before < nodes.count) return nodes.tasks;
-    nodes_before = std::min(nodes_before + nodes.count, kMaximumRanks + 1);
-    largest = std::max(largest, nodes.tasks);
+  std::int64_t nodes_before = 0;
+  const std::regex one(nodes);
+  for (std::sregex_iterator next(text.begin(), text.end(), one), end; next != end; ++next) {
+    const int tasks = std::stoi((*next)[1]);
+    const int count = (*next)[2].matched ? std::stoi((*next)[2]) : 1;
+    if (node >= nodes_before && node < nodes_before + count) return tasks;
+    nodes_before += count;
+    largest = std::max(largest, tasks);
   }
   return largest;
 }
@@ -161,6 +131,15 @@ std::optional<RankEnvironment> rank_environment() {
     }
   }
   return std::nullopt;
+}
+
+void validate_world_size(int asked) {
+  const auto environment = rank_environment();
+  if (!environment || environment->world_size == asked) return;
+  throw Error(
+      fmt::format("--nproc {}: this process is rank {} of {} by the variables of a launcher ({}), "
+                  "which alone says how many ranks there are: leave --nproc out, or unset them",
+                  asked, environment->rank, environment->world_size, environment->launcher));
 }
 
 }  // namespace zero::dist

@@ -31,6 +31,11 @@ struct RankEnvironment {
 /// not set, else 1.
 std::optional<RankEnvironment> rank_environment();
 
+/// For programs with a number of ranks on the command line. Throws zero::Error if a launcher
+/// started this process with a world size other than `asked`, or if its variables are invalid.
+/// Without a launcher any number is accepted.
+void validate_world_size(int asked);
+
 /// True if only processes of this machine can reach the address: "localhost", "::1", "127.…".
 bool is_loopback(const std::string& address);
 

@@ -5,8 +5,8 @@
 #include <algorithm>
 
 #include <zero/base/error.hpp>
-#include <zero/distributed/gloo/pairwise.hpp>
 #include <zero/distributed/grouped_reduction.hpp>
+#include <zero/distributed/rank_order.hpp>
 #include <zero/memory/accounting.hpp>
 
 namespace zero::dist {

@@ -1,7 +1,6 @@
 // Reductions in rank order by group exchanges, which NCCL uses, against those by single messages.
 // Everything but NCCL itself is tested here, on the CPU.
 
-#include <ATen/ops/randn.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

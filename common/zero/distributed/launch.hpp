@@ -14,7 +14,7 @@ struct LaunchOptions {
   int world_size = 2;
   /// Number of the first rank in messages, for a launcher that starts ranks one by one.
   int first_rank = 0;
-  ConnectOptions connect;
+  ConnectOptions connect = {};
   /// Time limit for the whole launch; ranks still running then are killed. 0 for no limit.
   std::chrono::milliseconds total_timeout{0};
   /// How long the other ranks may run on after one failed. They notice it within the communicator's

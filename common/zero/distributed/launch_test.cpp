@@ -1,21 +1,26 @@
-// What the launcher says of ranks that failed.
-#include <ATen/ops/ones.h>
+// What the launcher says of ranks that failed, and where ranks meet when one of them has ended.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <cstdio>
 #include <cstdlib>
-#include <string>
 
 #include <tests/support/error_of.hpp>
 #include <tests/support/ranks.hpp>
+#include <zero/base/error.hpp>
+#include <zero/distributed/connect.hpp>
 #include <zero/distributed/launch.hpp>
+#include <zero/distributed/store/folder_store.hpp>
+#include <zero/distributed/store/rendezvous.hpp>
+#include <zero/distributed/store/watched_store.hpp>
 
 namespace zero::dist {
 namespace {
 
+using ::testing::HasSubstr;
 using ::testing::MatchesRegex;
 using testing::ranks_ended;
+using Variables = std::vector<std::pair<const char*, const char*>>;
 
 class FailedRanks : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, FailedRanks, ::testing::Values(2, 3));
@@ -48,10 +53,127 @@ TEST_P(FailedRanks, AreListedInLinesOfTheirOwn) {
               MatchesRegex("training failed:\n" + all));
 }
 
-TEST(WellRanks, NothingIsSaidWhereAllAreWell) {
-  EXPECT_EQ(testing::error_of(
-                [] { check_all_well(ranks_ended({}, [](Communicator&) {}), "training failed"); }),
-            "");
+TEST(WatchedStore, WaitsForNothingAfterAFailureButHasWhatWasSaidBefore) {
+  const Rendezvous rendezvous;
+  WatchedStore store("ranks", c10::make_intrusive<FolderStore>(rendezvous.folder()));
+  store.setTimeout(std::chrono::minutes(5));
+  const std::vector<std::uint8_t> word = {'h', 'e', 'r', 'e'};
+  store.set("word of rank 1", word);
+  rendezvous.say_failed("rank 1 was ended by signal 9");
+  EXPECT_EQ(store.get("word of rank 1"), word);
+  const auto started = std::chrono::steady_clock::now();
+  EXPECT_EQ(testing::error_of([&] { store.get("next word of rank 1"); }),
+            "rank 1 was ended by signal 9");
+  EXPECT_LT(std::chrono::steady_clock::now() - started, std::chrono::minutes(1));
+}
+
+// The environment belongs to the process: each case in one of its own.
+std::string environment_as_seen(const Variables& variables) {
+  LaunchOptions one;
+  one.world_size = 1;
+  return fork_processes(one,
+                        [&](int) -> std::string {
+                          ::clearenv();  // with what a launcher of this test has said
+                          for (const auto& [name, value] : variables) ::setenv(name, value, 1);
+                          try {
+                            const auto env = rank_environment();
+                            if (!env) return "none";
+                            return fmt::format("{} {}/{}, here {}/{} :{}", env->launcher, env->rank,
+                                               env->world_size, env->local_rank,
+                                               env->local_world_size, env->master_port);
+                          } catch (const Error& error) {
+                            return error.what();
+                          }
+                        })
+      .front()
+      .result;
+}
+
+TEST(Environment, OfEveryLauncherIsUnderstood) {
+  EXPECT_EQ(environment_as_seen({}), "none");
+  EXPECT_EQ(environment_as_seen({{"RANK", "1"},
+                                 {"WORLD_SIZE", "4"},
+                                 {"LOCAL_RANK", "0"},
+                                 {"LOCAL_WORLD_SIZE", "2"},
+                                 {"MASTER_PORT", "1234"}}),
+            "torchrun 1/4, here 0/2 :1234");
+  EXPECT_EQ(environment_as_seen({{"OMPI_COMM_WORLD_RANK", "0"},
+                                 {"OMPI_COMM_WORLD_SIZE", "4"},
+                                 {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}}),
+            "Open MPI 0/4, here 0/2 :29500");
+  EXPECT_EQ(environment_as_seen({{"SLURM_PROCID", "4"}, {"SLURM_NTASKS", "5"}}),
+            "Slurm 4/5, here 0/1 :29500");
+}
+
+// Who starts ranks by hand says no more than RANK and WORLD_SIZE.
+TEST(Environment, RanksThatMeetAtLoopbackAreAllOnThisMachine) {
+  const auto seen = [](const char* address, Variables more = {}) {
+    more.insert(more.end(), {{"RANK", "1"}, {"WORLD_SIZE", "3"}});
+    if (address != nullptr) more.emplace_back("MASTER_ADDR", address);
+    return environment_as_seen(more);
+  };
+  for (const char* address : {"127.0.0.1", "127.1.2.3", "localhost", "::1"}) {
+    EXPECT_EQ(seen(address), "torchrun 1/3, here 1/3 :29500") << address;
+  }
+  EXPECT_EQ(seen(nullptr), "torchrun 1/3, here 1/3 :29500");
+  EXPECT_EQ(seen("192.0.2.1"), "torchrun 1/3, here 0/1 :29500");
+  EXPECT_EQ(seen(nullptr, {{"LOCAL_WORLD_SIZE", "2"}}), "torchrun 1/3, here 0/2 :29500");
+}
+
+TEST(Environment, SlurmSaysHowManyTasksANodeHas) {
+  const auto seen = [](const char* tasks, const char* node, Variables more = {}) {
+    more.insert(more.end(), {{"SLURM_PROCID", "5"}, {"SLURM_NTASKS", "12"}});
+    more.emplace_back("SLURM_TASKS_PER_NODE", tasks);
+    if (node != nullptr) more.emplace_back("SLURM_NODEID", node);
+    const std::string all = environment_as_seen(more);
+    return all.substr(all.find("here"));
+  };
+  EXPECT_EQ(seen("2(x3)", "2"), "here 0/2 :29500");
+  EXPECT_EQ(seen("4,2", "0"), "here 0/4 :29500");
+  EXPECT_EQ(seen("4,2", "1"), "here 0/2 :29500");
+  const char* several = "1,4(x2),3";
+  EXPECT_EQ(seen(several, "0"), "here 0/1 :29500");
+  EXPECT_EQ(seen(several, "2"), "here 0/4 :29500");
+  EXPECT_EQ(seen(several, "3"), "here 0/3 :29500");
+  // Which node this is cannot be told.
+  EXPECT_EQ(seen(several, "4"), "here 0/4 :29500");
+  EXPECT_EQ(seen(several, nullptr), "here 0/4 :29500");
+  // The job has more tasks than this step of it, and the step says so itself where it can.
+  EXPECT_EQ(seen("64", "0"), "here 0/12 :29500");
+  EXPECT_EQ(seen("64", "0", {{"SLURM_STEP_TASKS_PER_NODE", "6(x2)"}, {"SLURM_LOCALID", "5"}}),
+            "here 5/6 :29500");
+}
+
+TEST(Environment, NonsenseIsNamed) {
+  for (const auto& [variables, message] : std::vector<std::pair<Variables, const char*>>{
+           {{{"WORLD_SIZE", "2"}}, "RANK is not set"},
+           {{{"RANK", "-1"}, {"WORLD_SIZE", "2"}}, "RANK='-1'"},
+           {{{"RANK", ""}, {"WORLD_SIZE", "2"}}, "RANK=''"},
+           {{{"RANK", "0"}, {"WORLD_SIZE", "99999999999"}}, "WORLD_SIZE='9999"},
+           {{{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_PORT", "http"}}, "MASTER_PORT='http'"},
+           {{{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_PORT", "70000"}}, "MASTER_PORT='70000'"},
+           {{{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"LOCAL_WORLD_SIZE", "3"}},
+            "LOCAL_WORLD_SIZE='3'"}}) {
+    EXPECT_THAT(environment_as_seen(variables), HasSubstr(message));
+  }
+}
+
+TEST(Environment, NonsenseOfSlurmIsNamed) {
+  const Variables task = {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}};
+  const auto seen = [&](const char* name, const char* value) {
+    Variables all = task;
+    all.emplace_back(name, value);
+    if (std::string(name) == "SLURM_NODEID") all.emplace_back("SLURM_TASKS_PER_NODE", "2(x2)");
+    return environment_as_seen(all);
+  };
+  for (const char* name : {"SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"}) {
+    for (const char* value : {"", "two", "0", "-2", "2,", ",2", "2(x", "2(x0)", "2(x2", "2(3)",
+                              "2x3", "2 ", "99999999999", "2(x99999999999)"}) {
+      EXPECT_THAT(seen(name, value), HasSubstr(fmt::format("{}='{}' makes no sense", name, value)));
+    }
+  }
+  EXPECT_THAT(seen("SLURM_NODEID", "first"), HasSubstr("SLURM_NODEID='first' makes no sense"));
+  EXPECT_THAT(seen("SLURM_NODEID", "-1"), HasSubstr("SLURM_NODEID='-1' makes no sense"));
 }
 
 }  // namespace

@@ -86,31 +86,18 @@ void store(T* to, const std::array<Sum<T>, N>& sums, [[maybe_unused]] bool aroun
 // Tracks whether values were finite. x - x is 0 for every number and NaN for infinities and NaN,
 // and a sum keeps a NaN.
 template <typename T>
-class Doubt {
- public:
-  // Checks values as T stores them: rounding to a half type may overflow.
-  template <std::size_t N>
-  void note(const std::array<Sum<T>, N>& values) {
-    if constexpr (std::is_floating_point_v<Sum<T>>) {
-      for (std::size_t i = 0; i < N; ++i) {
-        const auto stored = static_cast<Sum<T>>(static_cast<T>(values[i]));
-        lanes_[i] += stored - stored;
-      }
+using Doubt = std::array<Sum<T>, kTogether>;
+
+// Checks values as T stores them: rounding to a half type may overflow.
+template <typename T, std::size_t N>
+void note(Doubt<T>& doubt, const std::array<Sum<T>, N>& values) {
+  if constexpr (std::is_floating_point_v<Sum<T>>) {
+    for (std::size_t i = 0; i < N; ++i) {
+      const auto stored = static_cast<Sum<T>>(static_cast<T>(values[i]));
+      doubt[i] += stored - stored;
     }
   }
-  bool none() const {
-    return std::all_of(lanes_.begin(), lanes_.end(), [](Sum<T> lane) { return lane == 0; });
-  }
-
- private:
-  std::array<Sum<T>, kTogether> lanes_{};
-};
-
-template <typename T>
-struct Doubts {
-  Doubt<T> output;
-  Doubt<T> overwritten;
-};
+}
 
 template <std::size_t N, typename T>
 std::array<Sum<T>, N> load(const T* from) {
@@ -121,16 +108,17 @@ std::array<Sum<T>, N> load(const T* from) {
 
 template <std::size_t N, typename T>
 void add_some(T* output, const std::vector<const T*>& inputs, std::int64_t begin,
-              const Divisor<Sum<T>>& divisor, bool around, Doubts<T>& doubts) {
+              const Divisor<Sum<T>>& divisor, bool around, Doubt<T>& output_doubt,
+              Doubt<T>& overwritten_doubt) {
   std::array<Sum<T>, N> sums = load<N>(inputs.front() + begin);
-  if (inputs.front() == output) doubts.overwritten.note(sums);
+  if (inputs.front() == output) note<T>(overwritten_doubt, sums);
   for (std::size_t rank = 1; rank < inputs.size(); ++rank) {
     const std::array<Sum<T>, N> next = load<N>(inputs[rank] + begin);
-    if (inputs[rank] == output) doubts.overwritten.note(next);
+    if (inputs[rank] == output) note<T>(overwritten_doubt, next);
     for (std::size_t i = 0; i < N; ++i) sums[i] = static_cast<Sum<T>>(sums[i] + next[i]);
   }
   divisor.divide(sums);
-  doubts.output.note(sums);
+  note<T>(output_doubt, sums);
   store<N>(output + begin, sums, around);
 }
 
@@ -139,16 +127,18 @@ SumCheck add_all(T* output, const std::vector<const T*>& inputs, std::int64_t el
                  int divisor) {
   const Divisor<Sum<T>> by(divisor);
   const bool around = around_cache(output, inputs);
-  Doubts<T> doubts;
+  Doubt<T> of_output{}, of_overwritten{};
   std::int64_t begin = 0;
   for (; begin + kTogether <= elements; begin += kTogether) {
-    add_some<kTogether>(output, inputs, begin, by, around, doubts);
+    add_some<kTogether>(output, inputs, begin, by, around, of_output, of_overwritten);
   }
-  for (; begin < elements; ++begin) add_some<1>(output, inputs, begin, by, around, doubts);
+  for (; begin < elements; ++begin) {
+    add_some<1>(output, inputs, begin, by, around, of_output, of_overwritten);
+  }
 #ifdef __SSE2__
   if (around) _mm_sfence();  // before a peer is told that the sum is ready
 #endif
-  return {doubts.output.none(), doubts.overwritten.none()};
+  return {of_output == Doubt<T>{}, of_overwritten == Doubt<T>{}};
 }
 
 template <typename T>

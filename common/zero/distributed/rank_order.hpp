@@ -2,9 +2,13 @@
 
 #include <torch/types.h>
 
+#include <cstdint>
 #include <vector>
 
 namespace zero::dist {
+
+/// Scratch of one reduction for what arrives from peers, in bytes, at most.
+inline constexpr std::int64_t kScratchBytes = 32 << 20;
 
 /// output = (((inputs[0] + inputs[1]) + inputs[2]) + …) / divisor, element by element in exactly
 /// that order. All tensors are contiguous on the CPU with the same number of elements and one

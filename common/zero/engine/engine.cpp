@@ -1,7 +1,6 @@
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/stack.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <exception>
 #include <numeric>
@@ -70,11 +69,11 @@ void Engine::backward(const at::Tensor& loss) {
                     "step() first",
                     micro_batches_ + 1, config_.accumulation_steps));
   }
-  double mine = strategy_->loss_terms(loss);
+  double mine = strategy_->passes().forwards().loss_terms(loss);
   const Terms terms = with_micro_batch(mine);
   // Not in forward(): the order of backward() decides which micro-batch is the last.
   strategy_->set_requires_gradient_sync(micro_batches_ + 1 == config_.accumulation_steps);
-  strategy_->set_gradient_scale(loss_scale());
+  strategy_->averaged_gradients().set_loss_scale(loss_scale());
   const double expected = terms.of_first * static_cast<double>(config_.accumulation_steps);
   strategy_->backward(
       train::weighted_loss(loss, {mine, expected, strategy_->communicator().size(), loss_scale()}));
@@ -114,16 +113,16 @@ void Engine::verify_before_update() {
   const double mine = finite.all().item<bool>() ? 0 : 1;
   const std::vector<double> all = dist::all_gather_scalars(
       communicator, {mine, train::settings_digest(strategy_->optimizer())});
-  std::vector<std::size_t> ranks;
+  std::vector<int> ranks;
   std::vector<double> settings;
   for (std::size_t r = 0; 2 * r < all.size(); ++r) {
-    if (all[2 * r] > 0) ranks.push_back(r);
+    if (all[2 * r] > 0) ranks.push_back(static_cast<int>(r));
     settings.push_back(all[2 * r + 1]);
   }
   if (!ranks.empty()) {
-    throw Error(fmt::format(
-        "step {}: the loss is infinite or NaN on rank{} {}; no rank has changed its weights",
-        steps_, ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", ")));
+    throw Error(
+        fmt::format("step {}: the loss is infinite or NaN on {}; no rank has changed its weights",
+                    steps_, train::ranks_text(ranks)));
   }
   train::verify_settings(*strategy_, settings);
 }
@@ -154,7 +153,7 @@ bool Engine::update() {
   // The gradients so far were weighted relative to the terms of the first micro-batch.
   const double factor =
       terms_.of_first * static_cast<double>(config_.accumulation_steps) / terms_.all;
-  if (factor != 1.0) strategy_->scale_gradients(factor);
+  if (factor != 1.0) strategy_->averaged_gradients().multiply(factor);
   const train::UpdateOptions options{config_.clip_norm, optim::Norm::kL2,
                                      config_.on_nonfinite_gradient};
   const train::UpdateResult result =

@@ -11,7 +11,7 @@
 #include <zero/nn/model.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/optim/optimizer.hpp>
-#include <zero/train/strategy.hpp>
+#include <zero/train/unsharded_parameters.hpp>
 
 namespace zero {
 

@@ -1,14 +1,11 @@
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
-#include <cerrno>
 #include <regex>
 #include <system_error>
 #include <vector>
 
 #include <zero/base/error.hpp>
-#include <zero/base/sha256.hpp>
+#include <zero/base/mapped_file.hpp>
 #include <zero/io/checkpoint_files.hpp>
 
 namespace zero::io::checkpoint {
@@ -17,77 +14,26 @@ namespace fs = std::filesystem;
 
 namespace {
 
-[[noreturn]] void refuse(const fs::path& path, const std::string& what, int code) {
-  throw Error(
-      fmt::format("{}: {}: {}", path.string(), what, std::generic_category().message(code)));
+[[noreturn]] void refuse_folder(const fs::path& path, const std::error_code& code) {
+  throw Error(fmt::format("{}: cannot be made: {}", path.string(), code.message()));
 }
-
-// A file or folder, open for reading.
-class Open {
- public:
-  Open(const fs::path& path, int flags) : path_(path) {
-    file_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | flags);
-    if (file_ < 0) refuse(path, "cannot be opened", errno);
-  }
-  ~Open() { ::close(file_); }
-  Open(const Open&) = delete;
-  Open& operator=(const Open&) = delete;
-
-  // 0 at the end.
-  std::size_t read(std::vector<char>& block) const {
-    while (true) {
-      const auto count = ::read(file_, block.data(), block.size());
-      if (count >= 0) return static_cast<std::size_t>(count);
-      if (errno != EINTR) refuse(path_, "cannot be read", errno);
-    }
-  }
-  void sync() const {
-    // Some file systems cannot flush a folder; there is nothing to do then.
-    if (::fsync(file_) != 0 && errno != EINVAL)
-      refuse(path_, "cannot be brought to the disk", errno);
-  }
-
- private:
-  fs::path path_;
-  int file_;
-};
-
-constexpr std::size_t kBlock = std::size_t{1} << 20;
 
 }  // namespace
 
 Fingerprint fingerprint(const fs::path& path) {
-  const Open file(path, 0);
-  base::Sha256 sha;
-  Fingerprint result;
-  std::vector<char> block(kBlock);
-  while (const std::size_t count = file.read(block)) {
-    sha.add(block.data(), count);
-    result.bytes += static_cast<std::int64_t>(count);
-  }
-  result.sha256 = sha.hex();
-  return result;
+  const base::MappedFile file(path, path.string());
+  return {static_cast<std::int64_t>(file.bytes().size()), base::to_hex(file.sha256())};
 }
-
-std::string read_text(const fs::path& path) {
-  const Open file(path, 0);
-  std::string text;
-  std::vector<char> block(kBlock);
-  while (const std::size_t count = file.read(block)) text.append(block.data(), count);
-  return text;
-}
-
-void sync_folder(const fs::path& folder) { Open(folder, O_DIRECTORY).sync(); }
 
 std::string make_step_folder(const fs::path& folder, std::int64_t step) {
   std::error_code code;
   fs::create_directories(folder, code);
-  if (code) refuse(folder, "cannot be made", code.value());
+  if (code) refuse_folder(folder, code);
   for (int again = 0;; ++again) {
     const std::string name =
         fmt::format("step-{:09}{}", step, again == 0 ? "" : fmt::format(".{}", again));
     if (fs::create_directory(folder / name, code)) return name;
-    if (code) refuse(folder / name, "cannot be made", code.value());
+    if (code) refuse_folder(folder / name, code);
   }
 }
 

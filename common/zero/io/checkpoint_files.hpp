@@ -13,14 +13,8 @@ struct Fingerprint {
   std::string sha256;  ///< 64 hexadecimal digits
 };
 
-/// Reads a whole file in pieces of 1 MiB.
+/// Reads a whole file, which must not be empty.
 Fingerprint fingerprint(const std::filesystem::path& path);
-
-/// A small file as text.
-std::string read_text(const std::filesystem::path& path);
-
-/// Flushes the names in `folder` to the disk.
-void sync_folder(const std::filesystem::path& folder);
 
 /// Makes a new, empty folder for a step in `folder`, and `folder` too if need be; returns its name:
 /// "step-000000012", or "step-000000012.1" if that is taken.

@@ -1,14 +1,12 @@
+#include <c10/util/accumulate.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <functional>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <numeric>
 #include <set>
 #include <tuple>
-#include <utility>
 
 #include <zero/base/error.hpp>
 #include <zero/base/json_depth.hpp>
@@ -16,115 +14,49 @@
 #include <zero/io/checkpoint_files.hpp>
 #include <zero/io/checkpoint_manifest.hpp>
 
+// How nlohmann reads and writes the types below: an object with a key for each member.
+
+template <class T>
+struct nlohmann::adl_serializer<std::optional<T>> {
+  static void to_json(json& j, const std::optional<T>& value) { j = value ? json(*value) : json(); }
+  static void from_json(const json& j, std::optional<T>& value) {
+    value = j.is_null() ? std::nullopt : std::optional(j.get<T>());
+  }
+};
+
+namespace zero::data {
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(DistributedSampler::State, seed, dataset_size, global_batch,
+                                   step)
+}
+
+namespace zero::optim {
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Optimizer::Settings, kind, groups)
+}
+
+namespace zero::io {
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(CheckpointInfo, step, mode, sampler, random, notes, world_size,
+                                   optimizer)
+}
+
 namespace zero::io::checkpoint {
 
 using nlohmann::json;
+
+static void to_json(json& j, const RankRange& run) {
+  j = {run.rank, run.range.begin, run.range.size};
+}
+static void from_json(const json& j, RankRange& run) { run = {j.at(0), {j.at(1), j.at(2)}}; }
+
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Range, begin, size)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Holding, piece, stored, steps, states)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(SavedParameter, name, shape, dtype, steps, states, runs)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(SavedBuffer, name, shape, dtype)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(SavedFile, rank, name, bytes, sha256)
 
 namespace {
 
 constexpr const char* kFormat = "zero checkpoint";
 constexpr const char* kChecksum = "sha256 of the rest";
-
-// A whole number that T can hold. nlohmann would cut off a fraction and wrap a number that is too
-// large.
-template <class T>
-T whole(const json& j, const char* what) {
-  const bool fits = j.is_number_unsigned()
-                        ? std::in_range<T>(j.get<std::uint64_t>())
-                        : j.is_number_integer() && std::in_range<T>(j.get<std::int64_t>());
-  if (fits) return j.get<T>();
-  throw Error(fmt::format("{} is {:.40}; it must be a whole number from {} to {}", what, j.dump(),
-                          std::numeric_limits<T>::min(), std::numeric_limits<T>::max()));
-}
-
-const json::array_t& list(const json& j) { return j.get_ref<const json::array_t&>(); }
-
-std::vector<std::int64_t> shape_from(const json& j) {
-  std::vector<std::int64_t> shape;
-  for (const json& size : list(j)) shape.push_back(whole<std::int64_t>(size, "a size in a shape"));
-  return shape;
-}
-
-json to_json(const Range& range) { return {range.begin, range.size}; }
-json to_json(const std::optional<Range>& range) { return range ? to_json(*range) : json(); }
-
-Range range_from(const json& j) {
-  return {j.at(0).get<std::int64_t>(), j.at(1).get<std::int64_t>()};
-}
-std::optional<Range> optional_range_from(const json& j) {
-  return j.is_null() ? std::nullopt : std::optional(range_from(j));
-}
-
-json to_json(const CheckpointInfo& info) {
-  json j = {{"step", info.step},
-            {"mode", info.mode},
-            {"random", info.random},
-            {"notes", info.notes},
-            {"world_size", info.world_size},
-            {"optimizer", {{"kind", info.optimizer.kind}, {"groups", info.optimizer.groups}}},
-            {"sampler", json()}};
-  if (info.sampler) {
-    j["sampler"] = {{"seed", info.sampler->seed},
-                    {"dataset_size", info.sampler->dataset_size},
-                    {"global_batch", info.sampler->global_batch},
-                    {"step", info.sampler->step}};
-  }
-  return j;
-}
-
-CheckpointInfo info_from(const json& j) {
-  CheckpointInfo info;
-  info.step = whole<std::int64_t>(j.at("step"), "the step");
-  j.at("mode").get_to(info.mode);
-  j.at("random").get_to(info.random);
-  j.at("notes").get_to(info.notes);
-  info.world_size = whole<int>(j.at("world_size"), "the world_size");
-  j.at("optimizer").at("kind").get_to(info.optimizer.kind);
-  j.at("optimizer").at("groups").get_to(info.optimizer.groups);
-  if (const json& s = j.at("sampler"); !s.is_null()) {
-    info.sampler = {
-        whole<std::uint64_t>(s.at("seed"), "the sampler's seed"),
-        whole<std::int64_t>(s.at("dataset_size"), "the sampler's dataset_size"),
-        whole<std::int64_t>(s.at("global_batch"), "the sampler's global_batch"),
-        whole<std::int64_t>(s.at("step"), "the sampler's step"),
-    };
-  }
-  return info;
-}
-
-json to_json(const SavedParameter& p) {
-  json runs = json::array();
-  for (const RankRange& run : p.runs) runs.push_back({run.rank, run.range.begin, run.range.size});
-  return {{"name", p.name},   {"shape", p.shape},   {"dtype", p.dtype},
-          {"steps", p.steps}, {"states", p.states}, {"runs", runs}};
-}
-
-SavedParameter parameter_from(const json& j) {
-  SavedParameter p{
-      j.at("name"),   shape_from(j.at("shape")),
-      j.at("dtype"),  whole<std::int64_t>(j.at("steps"), "the number of steps of a parameter"),
-      j.at("states"), {}};
-  for (const json& run : list(j.at("runs"))) {
-    p.runs.push_back({whole<int>(run.at(0), "the rank of a run"),
-                      {whole<std::int64_t>(run.at(1), "the begin of a run"),
-                       whole<std::int64_t>(run.at(2), "the size of a run")}});
-  }
-  return p;
-}
-
-Manifest contents_from(const json& j) {
-  Manifest manifest{j.at("folder"), info_from(j.at("run")), {}, {}, {}};
-  for (const json& f : list(j.at("files"))) {
-    manifest.files.push_back({whole<int>(f.at("rank"), "the rank of a file"), f.at("name"),
-                              whole<std::int64_t>(f.at("bytes"), "the length of a file"),
-                              f.at("sha256")});
-  }
-  for (const json& p : list(j.at("parameters"))) manifest.parameters.push_back(parameter_from(p));
-  for (const json& b : list(j.at("buffers"))) {
-    manifest.buffers.push_back({b.at("name"), shape_from(b.at("shape")), b.at("dtype")});
-  }
-  return manifest;
-}
 
 std::string text_of(const json& j) {
   try {
@@ -148,27 +80,23 @@ Range overlap(const Range& a, const Range& b) {
   return {begin, std::max<std::int64_t>(0, end - begin)};
 }
 
-std::int64_t SavedParameter::elements() const {
-  return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
-}
+std::int64_t SavedParameter::elements() const { return c10::multiply_integers(shape); }
 
 const SavedFile* Manifest::file_of(int rank) const {
-  const auto found = std::find_if(files.begin(), files.end(),
-                                  [rank](const SavedFile& file) { return file.rank == rank; });
+  const auto found = std::ranges::find(files, rank, &SavedFile::rank);
   return found == files.end() ? nullptr : &*found;
 }
 
 void assign_runs(SavedParameter& parameter, const std::vector<Holding>& holdings) {
-  const bool updated = std::any_of(holdings.begin(), holdings.end(),
-                                   [](const Holding& h) { return h.piece.has_value(); });
+  const bool updated =
+      std::ranges::any_of(holdings, [](const Holding& h) { return h.piece.has_value(); });
   std::vector<RankRange> candidates;
   for (std::size_t rank = 0; rank < holdings.size(); ++rank) {
     const auto& range = updated ? holdings[rank].piece : holdings[rank].stored;
     if (range) candidates.push_back({static_cast<int>(rank), *range});
   }
-  std::sort(candidates.begin(), candidates.end(), [](const RankRange& a, const RankRange& b) {
-    return std::tuple(a.range.begin, -a.range.size, a.rank) <
-           std::tuple(b.range.begin, -b.range.size, b.rank);
+  std::ranges::sort(candidates, {}, [](const RankRange& run) {
+    return std::tuple(run.range.begin, -run.range.size, run.rank);
   });
   std::int64_t end = 0;
   parameter.runs.clear();
@@ -199,21 +127,22 @@ void assign_runs(SavedParameter& parameter, const std::vector<Holding>& holdings
 
 void check_same_model(const Manifest& saved, const std::vector<SavedParameter>& parameters,
                       const std::vector<SavedBuffer>& buffers, bool convert) {
-  const auto refuse = [](const std::string& what, const std::string& theirs,
-                         const std::string& ours) {
+  const auto compare = [](const std::string& what, const std::string& theirs,
+                          const std::string& ours) {
+    if (theirs == ours) return;
     throw Error(fmt::format("it is of another model: {}, the checkpoint has {}, the model {}", what,
                             theirs, ours));
   };
+  const auto name_at = [](const auto& all, std::size_t i) {
+    return i < all.size() ? "'" + all[i].name + "'" : "none";
+  };
   for (std::size_t i = 0; i < std::max(saved.parameters.size(), parameters.size()); ++i) {
-    const std::string place = fmt::format("parameter {}", i);
-    if (i >= parameters.size()) refuse(place, "'" + saved.parameters[i].name + "'", "none");
-    const SavedParameter& ours = parameters[i];
-    if (i >= saved.parameters.size()) refuse(place, "none", "'" + ours.name + "'");
+    compare(fmt::format("parameter {}", i), name_at(saved.parameters, i), name_at(parameters, i));
     const SavedParameter& theirs = saved.parameters[i];
-    if (theirs.name != ours.name) refuse(place, "'" + theirs.name + "'", "'" + ours.name + "'");
+    const SavedParameter& ours = parameters[i];
     if (theirs.shape != ours.shape) {
-      refuse("'" + ours.name + "'", kind_of(theirs.shape, theirs.dtype),
-             kind_of(ours.shape, ours.dtype));
+      compare("'" + ours.name + "'", kind_of(theirs.shape, theirs.dtype),
+              kind_of(ours.shape, ours.dtype));
     }
     if (theirs.dtype != ours.dtype && !convert) {
       throw Error(
@@ -223,75 +152,63 @@ void check_same_model(const Manifest& saved, const std::vector<SavedParameter>& 
     }
   }
   for (std::size_t i = 0; i < std::max(saved.buffers.size(), buffers.size()); ++i) {
-    const auto describe = [i](const std::vector<SavedBuffer>& all) {
-      if (i >= all.size()) return std::string("none");
-      return fmt::format("'{}' {}", all[i].name, kind_of(all[i].shape, all[i].dtype));
-    };
-    const std::string theirs = describe(saved.buffers);
-    const std::string ours = describe(buffers);
-    if (theirs != ours) refuse(fmt::format("buffer {}", i), theirs, ours);
+    const std::string what = fmt::format("buffer {}", i);
+    compare(what, name_at(saved.buffers, i), name_at(buffers, i));
+    compare(what, kind_of(saved.buffers[i].shape, saved.buffers[i].dtype),
+            kind_of(buffers[i].shape, buffers[i].dtype));
   }
 }
 
-std::string to_text(const std::vector<Holding>& holdings) {
-  json all = json::array();
-  for (const Holding& h : holdings) {
-    all.push_back({to_json(h.piece), to_json(h.stored), h.steps, json(h.states)});
-  }
-  return all.dump();
-}
+std::string to_text(const std::vector<Holding>& holdings) { return json(holdings).dump(); }
 
-std::vector<Holding> holdings_from(const std::string& text) {
-  std::vector<Holding> holdings;
-  for (const json& j : json::parse(text)) {
-    holdings.push_back({optional_range_from(j.at(0)), optional_range_from(j.at(1)), j.at(2),
-                        j.at(3).get<std::map<std::string, std::string>>()});
-  }
-  return holdings;
-}
+std::vector<Holding> holdings_from(const std::string& text) { return json::parse(text); }
 
 std::string to_text(const Manifest& manifest) {
-  json j = {{"format", kFormat},           {"version", kVersion},
-            {"folder", manifest.folder},   {"run", to_json(manifest.info)},
-            {"parameters", json::array()}, {"buffers", json::array()},
-            {"files", json::array()}};
-  for (const SavedParameter& p : manifest.parameters) j["parameters"].push_back(to_json(p));
-  for (const SavedBuffer& b : manifest.buffers) {
-    j["buffers"].push_back({{"name", b.name}, {"shape", b.shape}, {"dtype", b.dtype}});
-  }
-  for (const SavedFile& f : manifest.files) {
-    j["files"].push_back(
-        {{"rank", f.rank}, {"name", f.name}, {"bytes", f.bytes}, {"sha256", f.sha256}});
-  }
+  json j = {{"format", kFormat},
+            {"version", kVersion},
+            {"folder", manifest.folder},
+            {"run", manifest.info},
+            {"parameters", manifest.parameters},
+            {"buffers", manifest.buffers},
+            {"files", manifest.files}};
   j[kChecksum] = checksum(j);
   return text_of(j);
 }
 
 Manifest manifest_from(const std::string& text, const std::string& path) {
+  const auto refuse = [&](const std::string& why) { throw Error(path + ": " + why); };
   json j = json::parse(text, base::bounded_depth(path), /*allow_exceptions=*/false);
   if (!j.is_object() || j.value("format", json()) != kFormat) {
-    throw Error(fmt::format("{}: is not the manifest of a checkpoint, or was cut short", path));
+    refuse("is not the manifest of a checkpoint, or was cut short");
   }
-  if (j.value("version", json()) != kVersion) {
-    throw Error(fmt::format("{}: has format version {}, this program reads version {}", path,
-                            j.value("version", json()).dump(), kVersion));
+  const json version = j.value("version", json());
+  if (version != kVersion) {
+    refuse(fmt::format("has format version {}, this program reads version {}", version.dump(),
+                       kVersion));
   }
   json rest = j;
   rest.erase(kChecksum);
   // Compared as text, so that even a changed blank is refused.
   if (j.value(kChecksum, json()) != checksum(rest) || text_of(j) != text) {
-    throw Error(fmt::format("{}: was altered: its checksum does not fit", path));
+    refuse("was altered: its checksum does not fit");
+  }
+  // The checksum is right, but some other program may have written it.
+  Manifest manifest;
+  try {
+    manifest = {j.at("folder"), j.at("run"), j.at("parameters"), j.at("buffers"), j.at("files")};
+    // nlohmann cuts off fractions and wraps numbers that are too large.
+    if (to_text(manifest) != text) {
+      refuse("holds a number that is not whole or does not fit, or something unknown");
+    }
+  } catch (const json::exception& error) {
+    refuse(fmt::format("lacks something, or it has another type: {}", error.what()));
   }
   try {
-    // The checksum is right, but some other program may have written it.
-    Manifest manifest = contents_from(j);
     check_manifest(manifest);
-    return manifest;
-  } catch (const json::exception& error) {
-    throw Error(fmt::format("{}: lacks something, or it has another type: {}", path, error.what()));
   } catch (const Error& error) {
-    throw Error(fmt::format("{}: {}", path, error.what()));
+    refuse(error.what());
   }
+  return manifest;
 }
 
 namespace {
@@ -306,7 +223,10 @@ void expect_between(const std::string& what, std::int64_t value, std::int64_t le
   throw Error(fmt::format("{} is {}; it must be from {} to {}", what, value, least, most));
 }
 
-void check_shape(const std::string& what, const std::vector<std::int64_t>& shape) {
+// `known`: the tensors before it.
+void check_tensor(const std::string& what, const std::vector<std::int64_t>& shape,
+                  std::set<std::string>& known) {
+  if (!known.insert(what).second) throw Error(what + " is there twice");
   std::int64_t elements = 1;
   for (const std::int64_t size : shape) {
     // A size of 0 counts as 1: the others must not overflow either.
@@ -338,31 +258,17 @@ void check_runs(const SavedParameter& p, const Manifest& manifest) {
   }
 }
 
-void check_file_name(const std::string& name) {
-  if (name.empty() || name.front() == '.' || name.find('/') != std::string::npos) {
-    throw Error(fmt::format("'{}' is not the name of a file beside it", name));
-  }
-}
-
-void check_file(const SavedFile& file, int world_size) {
-  check_file_name(file.name);
-  expect_between(fmt::format("the rank of file '{}'", file.name), file.rank, 0, world_size - 1);
-  const std::string right = rank_file_name(file.rank, world_size);
-  if (file.name != right) {
-    throw Error(fmt::format("the file of rank {} of {} is called '{}'; it must be '{}'", file.rank,
-                            world_size, file.name, right));
-  }
-  expect_between(fmt::format("the length of file '{}'", file.name), file.bytes, 0, kMost);
-  if (file.sha256.size() != 64 ||
-      file.sha256.find_first_not_of("0123456789abcdef") != std::string::npos) {
-    throw Error(fmt::format("the SHA-256 of file '{}' is not 64 hexadecimal digits", file.name));
-  }
-}
-
 void check_files(const Manifest& manifest) {
+  const int world_size = manifest.info.world_size;
   int last = -1;
   for (const SavedFile& file : manifest.files) {
-    check_file(file, manifest.info.world_size);
+    expect_between(fmt::format("the rank of file '{}'", file.name), file.rank, 0, world_size - 1);
+    const std::string right = rank_file_name(file.rank, world_size);
+    if (file.name != right) {
+      throw Error(fmt::format("the file of rank {} of {} is called '{}'; it must be '{}'",
+                              file.rank, world_size, file.name, right));
+    }
+    expect_between(fmt::format("the length of file '{}'", file.name), file.bytes, 0, kMost);
     if (file.rank <= last) {
       throw Error(
           fmt::format("the file of rank {} comes after that of rank {}; each rank has one "
@@ -371,32 +277,11 @@ void check_files(const Manifest& manifest) {
     }
     last = file.rank;
   }
-}
-
-void check_parameters(const Manifest& manifest) {
-  std::set<std::string> names;
-  for (const SavedParameter& p : manifest.parameters) {
-    const std::string what = fmt::format("parameter '{}'", p.name);
-    if (!names.insert(p.name).second) throw Error(what + " is there twice");
-    check_shape(what, p.shape);
-    expect_between("the number of steps of " + what, p.steps, 0, kMostSteps);
-    check_runs(p, manifest);
-  }
-}
-
-void check_buffers(const Manifest& manifest) {
-  std::set<std::string> names;
-  for (const SavedBuffer& b : manifest.buffers) {
-    const std::string what = fmt::format("buffer '{}'", b.name);
-    if (!names.insert(b.name).second) throw Error(what + " is there twice");
-    check_shape(what, b.shape);
-  }
-  const auto ranks = static_cast<std::size_t>(manifest.info.world_size);
-  if (!manifest.buffers.empty() && manifest.files.size() != ranks) {
+  if (!manifest.buffers.empty() && std::ssize(manifest.files) != world_size) {
     throw Error(
         fmt::format("there are files of {} ranks out of {}, and buffers, which every rank "
                     "saves",
-                    manifest.files.size(), ranks));
+                    manifest.files.size(), world_size));
   }
 }
 
@@ -414,10 +299,21 @@ void check_info(const CheckpointInfo& info) {
 void check_manifest(const Manifest& manifest) {
   check_info(manifest.info);
   expect_between("the world_size", manifest.info.world_size, 1, kMostRanks);
-  check_file_name(manifest.folder);
+  const std::string& folder = manifest.folder;
+  if (folder.empty() || folder.front() == '.' || folder.find('/') != std::string::npos) {
+    throw Error(fmt::format("'{}' is not the name of a file beside it", folder));
+  }
   check_files(manifest);
-  check_parameters(manifest);
-  check_buffers(manifest);
+  std::set<std::string> known;
+  for (const SavedParameter& p : manifest.parameters) {
+    const std::string what = fmt::format("parameter '{}'", p.name);
+    check_tensor(what, p.shape, known);
+    expect_between("the number of steps of " + what, p.steps, 0, kMostSteps);
+    check_runs(p, manifest);
+  }
+  for (const SavedBuffer& b : manifest.buffers) {
+    check_tensor(fmt::format("buffer '{}'", b.name), b.shape, known);
+  }
 }
 
 }  // namespace zero::io::checkpoint

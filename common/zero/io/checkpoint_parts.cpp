@@ -1,3 +1,4 @@
+#include <ATen/ops/isfinite.h>
 #include <fmt/format.h>
 
 #include <zero/base/error.hpp>
@@ -36,6 +37,18 @@ std::vector<at::Tensor> buffer_tensors(train::Strategy& strategy) {
   std::vector<at::Tensor> all;
   for (const at::Tensor& buffer : strategy.model().buffers()) all.push_back(memory::raw(buffer));
   return all;
+}
+
+void check_weights(const train::Strategy& strategy) {
+  for (std::size_t i = 0; i < strategy.list().size(); ++i) {
+    const at::Tensor held = strategy.local_shard(i).tensor;
+    if (!held.defined() || held.numel() == 0 || !held.is_floating_point()) continue;
+    if (at::isfinite(held).all().item<bool>()) continue;
+    throw Error(
+        fmt::format("parameter '{}' is infinite or NaN in places: nobody could go on from "
+                    "that (a lower learning rate or clipping may help)",
+                    strategy.list().parameters[i].name));
+  }
 }
 
 std::vector<std::string> on_all_ranks(dist::Communicator& communicator, const std::string& what,

@@ -31,6 +31,12 @@ inline std::string stored_name(const std::string& kind, const std::string& name)
 inline constexpr const char* kParameterKind = "parameter";
 inline constexpr const char* kBufferKind = "buffer";
 
+/// Throws zero::Error that names the first parameter of which this rank holds
+/// (train::Strategy::local_shard()) a value that is infinite or NaN. The loss shows such weights
+/// only a step later; until then a save would replace the last good ones by them. Acts on this rank
+/// alone.
+void check_weights(const train::Strategy& strategy);
+
 /// Runs `action` on this rank and exchanges the results. Called by all ranks.
 /// @returns the texts that the actions returned, by rank.
 /// @throws zero::Error on every rank if any action threw: "`what`: rank 1: …".

@@ -1,10 +1,10 @@
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <set>
 
 #include <zero/base/error.hpp>
+#include <zero/base/mapped_file.hpp>
 #include <zero/base/sha256.hpp>
 #include <zero/io/checkpoint_files.hpp>
 #include <zero/io/checkpoint_parts.hpp>
@@ -33,7 +33,7 @@ class Loader {
   /// Reads the manifest; returns its digest.
   std::string read_manifest() {
     const fs::path path = folder_ / kManifestFile;
-    const std::string text = read_text(path);
+    const std::string text = base::read_file(path, path.string());
     manifest_ = manifest_from(text, path.string());
     return base::Sha256().add(text).hex();
   }
@@ -62,7 +62,7 @@ class Loader {
         if (files_.contains(run.rank)) check_tensors(manifest_.parameters[i], run);
       }
     }
-    check_buffers_of_files();
+    for (const SavedBuffer& b : manifest_.buffers) check_tensor(buffers_from(), kBufferKind, b);
   }
 
   /// The states of this rank's pieces, in memory but not yet the optimizer's.
@@ -100,7 +100,7 @@ class Loader {
           .read_into(stored_name(kBufferKind, manifest_.buffers[i].name), buffers[i]);
     }
     strategy_.zero_grad();
-    strategy_.note_weights_changed();
+    strategy_.passes().weights_changed();
   }
 
   const CheckpointInfo& info() const { return manifest_.info; }
@@ -125,43 +125,32 @@ class Loader {
   }
 
   void check(const SavedFile& file) const {
-    const Fingerprint found = fingerprint(path_of(file));
-    if (found.bytes != file.bytes) {
-      throw Error(
-          fmt::format("{}: has {} bytes, the manifest says {}: it was cut short, or is of "
-                      "another checkpoint",
-                      path_of(file).string(), found.bytes, file.bytes));
-    }
-    if (found.sha256 != file.sha256) {
-      throw Error(
-          fmt::format("{}: was altered, or is of another checkpoint: its SHA-256 is {}, the "
-                      "manifest says {}",
-                      path_of(file).string(), found.sha256, file.sha256));
-    }
+    const auto [bytes, sha256] = fingerprint(path_of(file));
+    if (bytes == file.bytes && sha256 == file.sha256) return;
+    throw Error(fmt::format(
+        "{}: {}, or is of another checkpoint: it has {} bytes with the SHA-256 {}, the manifest "
+        "says {} and {}",
+        path_of(file).string(), bytes == file.bytes ? "was altered" : "it was cut short", bytes,
+        sha256, file.bytes, file.sha256));
   }
 
   void check_tensors(const SavedParameter& saved, const RankRange& run) const {
-    std::vector<std::string> kinds = {kParameterKind};
-    for (const auto& [name, dtype] : saved.states) kinds.push_back(name);
-    for (const std::string& kind : kinds) {
-      const auto& entry = files_.at(run.rank).info(stored_name(kind, saved.name));
-      const std::string& dtype = kind == kParameterKind ? saved.dtype : saved.states.at(kind);
-      if (entry.elements() != run.range.size || c10::toString(entry.dtype) != dtype) {
-        throw Error(fmt::format("{}: '{}' is not what the manifest says",
-                                files_.at(run.rank).path().string(), entry.name));
-      }
+    const std::vector<std::int64_t> flat = {run.range.size};
+    check_tensor(run.rank, kParameterKind, {saved.name, flat, saved.dtype});
+    for (const auto& [name, dtype] : saved.states) {
+      check_tensor(run.rank, name, {saved.name, flat, dtype});
     }
   }
 
-  void check_buffers_of_files() const {
-    for (const SavedBuffer& saved : manifest_.buffers) {
-      const io::SafetensorsFile& file = files_.at(buffers_from());
-      const auto& entry = file.info(stored_name(kBufferKind, saved.name));
-      if (entry.shape != saved.shape || c10::toString(entry.dtype) != saved.dtype) {
-        throw Error(fmt::format("{}: '{}' is not what the manifest says", file.path().string(),
-                                entry.name));
-      }
-    }
+  void check_tensor(int rank, const std::string& kind, const SavedBuffer& saved) const {
+    const io::SafetensorsFile& file = files_.at(rank);
+    const auto& entry = file.info(stored_name(kind, saved.name));
+    // What belongs to a parameter is flat in the manifest.
+    const bool fits =
+        kind == kBufferKind ? entry.shape == saved.shape : entry.elements() == saved.shape.front();
+    if (fits && c10::toString(entry.dtype) == saved.dtype) return;
+    throw Error(
+        fmt::format("{}: '{}' is not what the manifest says", file.path().string(), entry.name));
   }
 
   at::ScalarType dtype_in_file(const SavedParameter& saved, const std::string& kind) const {
@@ -198,7 +187,7 @@ class Loader {
 
 CheckpointInfo read_checkpoint_info(const fs::path& folder) {
   const fs::path path = folder / kManifestFile;
-  return manifest_from(read_text(path), path.string()).info;
+  return manifest_from(base::read_file(path, path.string()), path.string()).info;
 }
 
 CheckpointInfo load_checkpoint(train::Strategy& strategy, const fs::path& folder,

@@ -1,8 +1,5 @@
 #pragma once
 
-#include <cstdint>
-#include <filesystem>
-
 #include <zero/io/safetensors_file.hpp>
 #include <zero/io/safetensors_folder.hpp>
 #include <zero/io/safetensors_folder_writer.hpp>
@@ -19,19 +16,6 @@
 ///
 /// Known dtypes: F64, F32, F16, BF16, I64, I32, I16, I8, U8, BOOL.
 ///
-/// Dtypes are converted only between F64, F32, F16 and BF16, rounded like at::Tensor::to. None of
-/// the functions below communicates with other ranks.
-namespace zero::io {
-
-/// Writes all of `tensors`, each with its own dtype, to the file `path`.
-/// @throws zero::Error as SafetensorsWriter.
-void save_safetensors(const std::filesystem::path& path, const NamedTensors& tensors,
-                      const SafetensorsMetadata& metadata = {{"format", "pt"}});
-
-/// Writes all of `tensors`, each with its own dtype, to `folder`, in files of at most `max_bytes`.
-/// @throws zero::Error as SafetensorsFolderWriter.
-void save_safetensors_folder(const std::filesystem::path& folder, const NamedTensors& tensors,
-                             std::int64_t max_bytes = SafetensorsFolderWriter::kDefaultMaxBytes,
-                             const SafetensorsMetadata& metadata = {{"format", "pt"}});
-
-}  // namespace zero::io
+/// Dtypes are converted only between F64, F32, F16 and BF16, rounded like at::Tensor::to. Nothing
+/// here communicates with other ranks.
+namespace zero::io {}

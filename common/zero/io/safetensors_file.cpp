@@ -8,7 +8,6 @@
 #include <cstring>
 #include <string_view>
 
-#include <zero/base/error.hpp>
 #include <zero/io/safetensors_file.hpp>
 #include <zero/io/safetensors_format.hpp>
 
@@ -72,11 +71,7 @@ SafetensorsFile::SafetensorsFile(const fs::path& path) : path_(path) {
 }
 
 const SafetensorsEntry& SafetensorsFile::info(const std::string& name) const {
-  const auto found = index_.find(name);
-  if (found == index_.end()) {
-    throw Error(safetensors::unknown_tensor(name, names_, path_.string()));
-  }
-  return entries_[found->second];
+  return entries_[safetensors::position_of(name, index_, path_)];
 }
 
 at::Tensor SafetensorsFile::read(const std::string& name) const {

@@ -6,7 +6,6 @@
 #include <filesystem>
 #include <memory>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include <zero/base/mapped_file.hpp>
@@ -66,7 +65,7 @@ class SafetensorsFile {
   const char* data_ = nullptr;  // first byte after the header
   std::vector<SafetensorsEntry> entries_;
   std::vector<std::string> names_;
-  std::unordered_map<std::string, std::size_t> index_;
+  SafetensorsIndex index_;
   SafetensorsMetadata metadata_;
 };
 

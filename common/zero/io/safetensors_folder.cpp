@@ -1,12 +1,10 @@
 #include <fmt/format.h>
 
-#include <fstream>
-#include <iterator>
 #include <map>
 #include <set>
 #include <system_error>
 
-#include <zero/base/error.hpp>
+#include <zero/base/mapped_file.hpp>
 #include <zero/io/safetensors_folder.hpp>
 #include <zero/io/safetensors_format.hpp>
 
@@ -19,46 +17,26 @@ using safetensors::kSingleFile;
 using safetensors::refuse;
 using safetensors::shown;
 
-bool is_there(const fs::path& path) {
-  std::error_code ignored;
-  return fs::exists(path, ignored);
-}
-
-std::string read_text(const fs::path& path) {
-  std::error_code error;
-  const auto size = fs::file_size(path, error);
-  if (error) refuse(path, fmt::format("cannot be read: {}", error.message()));
-  if (size > safetensors::kMaxHeaderBytes) {
-    refuse(path, fmt::format("has {} bytes; an index of weights has at most {}", size,
-                             safetensors::kMaxHeaderBytes));
-  }
-  std::ifstream file(path, std::ios::binary);
-  std::string text{std::istreambuf_iterator<char>(file), {}};
-  if (!file) refuse(path, "cannot be read");
-  return text;
-}
-
 // File to the tensors that the index expects in it.
-using WeightMap = std::map<std::string, std::vector<std::string>>;
+using WeightMap = std::map<std::string, std::set<std::string>>;
 
 WeightMap read_weight_map(const fs::path& index) {
-  const auto document = safetensors::parse_strictly(read_text(index), index.string());
-  const auto found = document.find("weight_map");
-  if (found == document.end() || !found->is_object() || found->empty()) {
+  const base::MappedFile text(index, index.string());
+  const auto document = safetensors::parse_strictly(text.bytes(), index.string());
+  const auto weight_map = document.value("weight_map", nlohmann::json());
+  if (!weight_map.is_object() || weight_map.empty()) {
     refuse(index, "has no \"weight_map\" that says which file holds which tensor");
   }
   WeightMap files;
-  for (const auto& [tensor, file] : found->items()) {
-    if (!file.is_string()) {
-      refuse(index, fmt::format("tensor {}: its file is not a text", shown(tensor)));
-    }
-    const auto& name = file.get_ref<const std::string&>();
+  for (const auto& [tensor, file] : weight_map.items()) {
+    // Not a text: not a name either.
+    const std::string name = file.is_string() ? file.get<std::string>() : "";
     // An index must not lead to files in other folders.
     if (name.empty() || name == "." || name == ".." || fs::path(name).filename() != name) {
       refuse(index, fmt::format("tensor {}: {} is not the name of a file in this folder",
                                 shown(tensor), shown(name)));
     }
-    files[name].push_back(tensor);
+    files[name].insert(tensor);
   }
   return files;
 }
@@ -69,9 +47,9 @@ SafetensorsFolder::SafetensorsFolder(const fs::path& path) : path_(path) {
   std::error_code error;
   if (!fs::is_directory(path, error)) {
     add_file(path);  // throws if it is missing
-  } else if (is_there(path / kSingleFile)) {
+  } else if (fs::exists(path / kSingleFile, error)) {
     add_file(path / kSingleFile);
-  } else if (is_there(path / kIndexFile)) {
+  } else if (fs::exists(path / kIndexFile, error)) {
     open_indexed_files(path / kIndexFile);
   } else {
     refuse(path, fmt::format("has neither {} nor {}", kSingleFile, kIndexFile));
@@ -93,7 +71,7 @@ void SafetensorsFolder::add_file(const fs::path& path) {
 void SafetensorsFolder::open_indexed_files(const fs::path& index) {
   for (const auto& [file_name, tensors] : read_weight_map(index)) {
     const fs::path path = path_ / file_name;
-    if (!is_there(path)) {
+    if (std::error_code ignored; !fs::exists(path, ignored)) {
       refuse(index, fmt::format("names the file {}, which is not in the folder", shown(file_name)));
     }
     add_file(path);
@@ -104,10 +82,8 @@ void SafetensorsFolder::open_indexed_files(const fs::path& index) {
                                   shown(file_name)));
       }
     }
-    if (file.names().size() == tensors.size()) continue;
-    const std::set<std::string> indexed(tensors.begin(), tensors.end());
     for (const std::string& name : file.names()) {
-      if (!indexed.contains(name)) {
+      if (!tensors.contains(name)) {
         refuse(path, fmt::format("tensor {} is not in {}", shown(name), index.string()));
       }
     }
@@ -115,11 +91,7 @@ void SafetensorsFolder::open_indexed_files(const fs::path& index) {
 }
 
 const SafetensorsFile& SafetensorsFolder::find(const std::string& name) const {
-  const auto found = index_.find(name);
-  if (found == index_.end()) {
-    throw Error(safetensors::unknown_tensor(name, names_, path_.string()));
-  }
-  return files_[found->second];
+  return files_[safetensors::position_of(name, index_, path_)];
 }
 
 const SafetensorsEntry& SafetensorsFolder::info(const std::string& name) const {

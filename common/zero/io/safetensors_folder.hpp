@@ -4,7 +4,6 @@
 
 #include <filesystem>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include <zero/io/safetensors_file.hpp>
@@ -35,9 +34,6 @@ class SafetensorsFolder {
   /// The file that holds the tensor, for messages. @throws zero::Error as info().
   const std::filesystem::path& file_of(const std::string& name) const { return find(name).path(); }
 
-  /// The metadata of the first file.
-  const SafetensorsMetadata& metadata() const { return files_.front().metadata(); }
-
   /// As SafetensorsFile::read().
   at::Tensor read(const std::string& name) const;
 
@@ -52,7 +48,7 @@ class SafetensorsFolder {
   std::filesystem::path path_;
   std::vector<SafetensorsFile> files_;
   std::vector<std::string> names_;
-  std::unordered_map<std::string, std::size_t> index_;  // name to position in files_
+  SafetensorsIndex index_;  // name to position in files_
 };
 
 }  // namespace zero::io

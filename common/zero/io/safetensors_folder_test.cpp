@@ -1,31 +1,21 @@
 // Folders of several files with an index.
-#include <ATen/ops/arange.h>
-#include <ATen/ops/ones.h>
-#include <ATen/ops/randn.h>
-#include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
-#include <nlohmann/json.hpp>
-
 #include <tests/support/safetensors_test_files.hpp>
+#include <tests/support/save_safetensors_folder.hpp>
 #include <zero/io/safetensors.hpp>
 
 namespace zero::io {
 namespace {
 
-using testing::error_of;
-using testing::lacking;
+using testing::expect_error;
 using testing::same_bits;
+using testing::save_safetensors_folder;
 using testing::TestFolder;
 
 using Listing = std::vector<std::string>;
 
 constexpr const char* kIndex = "model.safetensors.index.json";
-
-// The index of a folder, as text that a test changes.
-std::string index_with(const std::string& weight_map) {
-  return R"({"metadata":{"total_size":1},"weight_map":)" + weight_map + "}";
-}
 
 class SafetensorsFolders : public ::testing::Test {
  protected:
@@ -35,10 +25,11 @@ class SafetensorsFolders : public ::testing::Test {
     }
   }
 
-  // What the refusal of the folder, with this weight_map, lacks of `parts`.
-  std::string lacking_with_map(const std::string& weight_map, const Listing& parts) const {
-    folder_.write(kIndex, index_with(weight_map));
-    return lacking(error_of([&] { SafetensorsFolder weights(folder_.path()); }), parts);
+  // Expects that the folder is refused with this text as its index.
+  void expect_index_refused(const std::string& text, const std::vector<std::string>& parts,
+                            std::source_location where = std::source_location::current()) const {
+    folder_.write(kIndex, text);
+    expect_error([&] { SafetensorsFolder weights(folder_.path()); }, parts, where);
   }
 
   void expect_all_tensors(const std::filesystem::path& path) const {
@@ -63,7 +54,8 @@ TEST_F(SafetensorsFolders, OneFileWhereAllFits) {
   EXPECT_EQ(folder_.listing(), Listing{"model.safetensors"});
   expect_all_tensors(folder_.path());
   expect_all_tensors(folder_ / "model.safetensors");
-  EXPECT_EQ(SafetensorsFolder(folder_.path()).metadata(), (SafetensorsMetadata{{"format", "pt"}}));
+  EXPECT_EQ(SafetensorsFile(folder_ / "model.safetensors").metadata(),
+            (SafetensorsMetadata{{"format", "pt"}}));
 }
 
 TEST_F(SafetensorsFolders, SeveralFilesAndAnIndexWhereNot) {
@@ -136,9 +128,8 @@ TEST_F(SafetensorsFolders, AnUnfinishedSaveLeavesTheOldOne) {
     SafetensorsFolderWriter writer(folder_.path(), {{"x", at::kFloat, {4}}, {"y", at::kFloat, {4}}},
                                    /*max_bytes=*/16);
     writer.write("x", at::ones({4}));
-    EXPECT_EQ(lacking(error_of([&] { writer.finish(); }), {"1 of 1 tensors", "\"y\""}), "");
-    EXPECT_EQ(
-        lacking(error_of([&] { writer.write("z", at::ones({4})); }), {"\"z\"", "among its 2"}), "");
+    expect_error([&] { writer.finish(); }, {"1 of 1 tensors", "\"y\""});
+    expect_error([&] { writer.write("z", at::ones({4})); }, {"\"z\"", "among its 2"});
   }
   EXPECT_EQ(folder_.listing(), before);
   expect_all_tensors(folder_.path());
@@ -148,33 +139,29 @@ TEST_F(SafetensorsFolders, ASaveIsFinishedOnceNothingIsMissing) {
   SafetensorsFolderWriter writer(folder_.path(), {{"x", at::kFloat, {4}}, {"y", at::kFloat, {4}}},
                                  /*max_bytes=*/16);
   writer.write("x", at::ones({4}));
-  EXPECT_NE(error_of([&] { writer.finish(); }), "");
+  expect_error([&] { writer.finish(); }, {"\"y\""});
   writer.write("y", at::ones({4}));
   writer.finish();
   EXPECT_EQ(SafetensorsFolder(folder_.path()).names(), (Listing{"x", "y"}));
 }
 
 TEST_F(SafetensorsFolders, SavesThatAreRefused) {
-  const auto refusal = [&](const std::string& name, const NamedTensors& tensors, std::int64_t max) {
-    return error_of([&] { save_safetensors_folder(folder_ / name, tensors, max); });
+  const auto save = [&](const std::string& name, const NamedTensors& tensors, std::int64_t max) {
+    return [&, name, tensors, max] { save_safetensors_folder(folder_ / name, tensors, max); };
   };
   folder_.write("file", "");
-  EXPECT_EQ(lacking(refusal("w", tensors_, 0), {"at most 0 bytes", "1 or more"}), "");
-  EXPECT_EQ(lacking(refusal("file", tensors_, 40), {"file", "cannot be made a folder"}), "");
+  expect_error(save("w", tensors_, 0), {"at most 0 bytes", "1 or more"});
+  expect_error(save("file", tensors_, 40), {"file", "cannot be made a folder"});
   // Twice the same name, in two files.
-  EXPECT_EQ(lacking(refusal("w", {{"a", at::ones({9})}, {"a", at::ones({9})}}, 40),
-                    {"\"a\"", "given twice"}),
-            "");
+  const NamedTensors twice = {{"a", at::ones({9})}, {"a", at::ones({9})}};
+  expect_error(save("w", twice, 40), {"\"a\"", "given twice"});
   EXPECT_EQ(folder_.listing(), Listing{"file"});
 }
 
 TEST_F(SafetensorsFolders, FoldersWithoutWeights) {
-  const auto refusal = [&](const std::filesystem::path& path) {
-    return error_of([&] { SafetensorsFolder weights(path); });
-  };
-  EXPECT_EQ(
-      lacking(refusal(folder_.path()), {folder_.path().string(), "model.safetensors", kIndex}), "");
-  EXPECT_EQ(lacking(refusal(folder_ / "none"), {"none", "No such file"}), "");
+  expect_error([&] { SafetensorsFolder weights(folder_.path()); },
+               {folder_.path().string(), "model.safetensors", kIndex});
+  expect_error([&] { SafetensorsFolder weights(folder_ / "none"); }, {"none", "No such file"});
 }
 
 TEST_F(SafetensorsFolders, TheSingleFileIsPreferredAsInTransformers) {
@@ -184,59 +171,48 @@ TEST_F(SafetensorsFolders, TheSingleFileIsPreferredAsInTransformers) {
 }
 
 TEST_F(SafetensorsFolders, IndexesThatAreNotOne) {
-  const auto lacking_with = [&](const std::string& text, const Listing& parts) {
-    folder_.write(kIndex, text);
-    return lacking(error_of([&] { SafetensorsFolder weights(folder_.path()); }), parts);
-  };
-  EXPECT_EQ(lacking_with("", {kIndex, "JSON is broken"}), "");
-  EXPECT_EQ(lacking_with("[]", {kIndex, "not an object"}), "");
-  EXPECT_EQ(lacking_with("{}", {kIndex, "weight_map"}), "");
-  EXPECT_EQ(lacking_with(R"({"weight_map":[]})", {kIndex, "weight_map"}), "");
-  EXPECT_EQ(lacking_with(R"({"weight_map":{}})", {kIndex, "weight_map"}), "");
-  EXPECT_EQ(lacking_with(R"({"weight_map":{"a":1}})", {kIndex, "\"a\"", "not a text"}), "");
+  expect_index_refused("", {kIndex, "is empty"});
+  expect_index_refused("[]", {kIndex, "not an object"});
+  for (const char* text : {"{}", R"({"weight_map":[]})", R"({"weight_map":{}})"}) {
+    expect_index_refused(text, {kIndex, "weight_map"});
+  }
+  expect_index_refused(R"({"weight_map":{"a":1}})", {kIndex, "\"a\"", "not the name of a file"});
   std::filesystem::remove(folder_ / kIndex);
   std::filesystem::create_directory(folder_ / kIndex);
-  EXPECT_EQ(lacking(error_of([&] { SafetensorsFolder weights(folder_.path()); }),
-                    {kIndex, "cannot be read"}),
-            "");
+  expect_error([&] { SafetensorsFolder weights(folder_.path()); },
+               {kIndex, "is not a regular file"});
 }
 
 TEST_F(SafetensorsFolders, IndexesThatLie) {
   save_safetensors(folder_ / "one.safetensors", {{"a", at::ones({2})}, {"b", at::ones({2})}});
   save_safetensors(folder_ / "two.safetensors", {{"c", at::ones({2})}, {"b", at::ones({2})}});
-  EXPECT_EQ(lacking_with_map(R"({"a":"one.safetensors","b":"one.safetensors"})", {"was no error"}),
-            "there was no error");
-  EXPECT_EQ(lacking_with_map(R"({"a":"three.safetensors"})",
-                             {kIndex, "\"three.safetensors\"", "not in the folder"}),
-            "");
-  EXPECT_EQ(
-      lacking_with_map(R"({"a":"one.safetensors","b":"one.safetensors","d":"one.safetensors"})",
-                       {kIndex, "\"d\"", "one.safetensors", "but it is not"}),
-      "");
-  EXPECT_EQ(lacking_with_map(R"({"a":"one.safetensors"})", {"one.safetensors", "\"b\"", kIndex}),
-            "");
-  EXPECT_EQ(
-      lacking_with_map(R"({"a":"one.safetensors","b":"one.safetensors","c":"two.safetensors"})",
-                       {"two.safetensors", "\"b\"", "is also in", "one.safetensors"}),
-      "");
+  const auto index = [](const std::string& weight_map) {
+    return R"({"metadata":{"total_size":1},"weight_map":{)" + weight_map + "}}";
+  };
+  const std::string right = R"("a":"one.safetensors","b":"one.safetensors")";
+  folder_.write(kIndex, index(right));
+  EXPECT_NO_THROW(SafetensorsFolder weights(folder_.path()));
+  expect_index_refused(index(R"("a":"three.safetensors")"),
+                       {kIndex, "\"three.safetensors\"", "not in the folder"});
+  expect_index_refused(index(right + R"(,"d":"one.safetensors")"),
+                       {kIndex, "\"d\"", "one.safetensors", "but it is not"});
+  expect_index_refused(index(R"("a":"one.safetensors")"), {"one.safetensors", "\"b\"", kIndex});
+  expect_index_refused(index(right + R"(,"c":"two.safetensors")"),
+                       {"two.safetensors", "\"b\"", "is also in", "one.safetensors"});
   for (const char* file : {"../one.safetensors", "/one.safetensors", "..", ".", "", "x/one"}) {
-    EXPECT_EQ(lacking_with_map(std::string(R"({"a":")") + file + "\"}", {kIndex, "\"a\""}), "")
-        << file;
+    SCOPED_TRACE(file);
+    expect_index_refused(index(std::string(R"("a":")") + file + "\""), {kIndex, "\"a\""});
   }
 }
 
 TEST_F(SafetensorsFolders, ABrokenFileIsNamed) {
   save_safetensors_folder(folder_.path(), tensors_, /*max_bytes=*/120);
   std::filesystem::resize_file(folder_ / "model-00002-of-00003.safetensors", 100);
-  EXPECT_EQ(lacking(error_of([&] { SafetensorsFolder weights(folder_.path()); }),
-                    {"model-00002-of-00003.safetensors", "cut short"}),
-            "");
-  EXPECT_EQ(
-      lacking(error_of([&] {
-                SafetensorsFolder(folder_ / "model-00003-of-00003.safetensors").read("layer.0");
-              }),
-              {"model-00003-of-00003.safetensors", "\"layer.0\""}),
-      "");
+  expect_error([&] { SafetensorsFolder weights(folder_.path()); },
+               {"model-00002-of-00003.safetensors", "cut short"});
+  expect_error(
+      [&] { SafetensorsFolder(folder_ / "model-00003-of-00003.safetensors").read("layer.0"); },
+      {"model-00003-of-00003.safetensors", "\"layer.0\""});
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <system_error>
 
 #include <zero/base/atomic_file.hpp>
@@ -74,19 +75,13 @@ void remove_file(const fs::path& path) {
   }
 }
 
-// Whether `name` is one that a save of weights uses.
-bool is_weights(std::string name) {
-  std::replace_if(
-      name.begin(), name.end(), [](char c) { return c >= '0' && c <= '9'; }, '0');
-  return name == kSingleFile || name == "model-00000-of-00000.safetensors";
-}
-
 // Removes the weights in `folder` that are not among `kept`.
 void remove_other_weights(const fs::path& folder, const std::vector<std::string>& kept) {
+  static const std::regex weights(R"(model(-\d{5}-of-\d{5})?\.safetensors)");
   std::vector<fs::path> others;
   for (const auto& entry : fs::directory_iterator(folder)) {
     const std::string name = entry.path().filename().string();
-    if (is_weights(name) && std::find(kept.begin(), kept.end(), name) == kept.end()) {
+    if (std::regex_match(name, weights) && std::ranges::count(kept, name) == 0) {
       others.push_back(entry.path());
     }
   }
@@ -121,13 +116,7 @@ SafetensorsFolderWriter::SafetensorsFolderWriter(const fs::path& folder, const S
 }
 
 void SafetensorsFolderWriter::write(const std::string& name, const at::Tensor& tensor) {
-  const auto found = index_.find(name);
-  if (found == index_.end()) {
-    std::vector<std::string> known;
-    for (const auto& [other, file] : index_) known.push_back(other);
-    throw Error(safetensors::unknown_tensor(name, known, folder_.string()));
-  }
-  writers_[found->second].write(name, tensor);
+  writers_[safetensors::position_of(name, index_, folder_)].write(name, tensor);
 }
 
 void SafetensorsFolderWriter::finish() {

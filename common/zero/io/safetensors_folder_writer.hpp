@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include <zero/io/safetensors_writer.hpp>
@@ -45,8 +44,8 @@ class SafetensorsFolderWriter {
   std::filesystem::path folder_;
   std::vector<SafetensorsWriter> writers_;
   std::vector<std::string> file_names_;
-  std::unordered_map<std::string, std::size_t> index_;  // name to position in writers_
-  std::string index_text_;                              // empty if there is one file
+  SafetensorsIndex index_;  // name to position in writers_
+  std::string index_text_;  // empty if there is one file
 };
 
 }  // namespace zero::io

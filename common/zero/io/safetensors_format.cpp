@@ -1,17 +1,15 @@
 #include <ATen/EmptyTensor.h>
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
-#include <functional>
-#include <limits>
-#include <numeric>
 #include <optional>
+#include <ranges>
+#include <set>
 #include <tuple>
 #include <unordered_set>
+#include <utility>
 
-#include <zero/base/error.hpp>
 #include <zero/io/safetensors_format.hpp>
 #include <zero/memory/storage.hpp>
 
@@ -40,23 +38,17 @@ constexpr std::array<NamedDtype, 10> kDtypes = {{{"F64", at::kDouble},
 constexpr std::size_t kMaxDimensions = 64;
 
 std::string known_dtypes() {
-  std::vector<std::string_view> names;
-  for (const NamedDtype& known : kDtypes) names.push_back(known.name);
-  return fmt::format("{}", fmt::join(names, ", "));
+  return fmt::format("{}", fmt::join(kDtypes | std::views::transform(&NamedDtype::name), ", "));
 }
 
 std::optional<at::ScalarType> dtype_of(std::string_view name) {
-  for (const NamedDtype& known : kDtypes) {
-    if (known.name == name) return known.dtype;
-  }
-  return std::nullopt;
+  const auto* const found = std::ranges::find(kDtypes, name, &NamedDtype::name);
+  return found == kDtypes.end() ? std::nullopt : std::optional(found->dtype);
 }
 
 std::optional<std::string_view> name_of(at::ScalarType dtype) {
-  for (const NamedDtype& known : kDtypes) {
-    if (known.dtype == dtype) return known.name;
-  }
-  return std::nullopt;
+  const auto* const found = std::ranges::find(kDtypes, dtype, &NamedDtype::dtype);
+  return found == kDtypes.end() ? std::nullopt : std::optional(found->name);
 }
 
 // Bytes of a tensor; nothing if they overflow. A dimension of 0 counts as 1, because LibTorch
@@ -106,9 +98,8 @@ const json& field(const json& object, const char* key, const Refusal& refuse) {
 
 at::ScalarType read_dtype(const json& object, const Refusal& refuse) {
   const json& value = field(object, "dtype", refuse);
-  if (!value.is_string()) refuse("its dtype is not a text; it must be one of {}", known_dtypes());
-  const auto& name = value.get_ref<const std::string&>();
-  const auto dtype = dtype_of(name);
+  const std::string name = value.is_string() ? value.get<std::string>() : value.type_name();
+  const auto dtype = value.is_string() ? dtype_of(name) : std::nullopt;
   if (!dtype) refuse("dtype {} cannot be read; known are {}", shown(name), known_dtypes());
   return *dtype;
 }
@@ -118,8 +109,7 @@ std::vector<std::int64_t> read_numbers(const json& object, const char* key, cons
   if (!values.is_array()) refuse("its {} is not a list of whole numbers", key);
   std::vector<std::int64_t> numbers;
   for (const json& value : values) {
-    constexpr auto kLargest = std::numeric_limits<std::int64_t>::max();
-    if (!value.is_number_unsigned() || value.get<std::uint64_t>() > std::uint64_t{kLargest}) {
+    if (!value.is_number_unsigned() || !std::in_range<std::int64_t>(value.get<std::uint64_t>())) {
       refuse("its {} holds something that is not a whole number from 0 to 2^63 - 1", key);
     }
     numbers.push_back(value.get<std::int64_t>());
@@ -139,9 +129,6 @@ SafetensorsEntry read_entry(const std::string& name, const json& object, std::ui
   if (offsets.size() != 2) refuse("has {} data_offsets; there must be 2", offsets.size());
   entry.begin = offsets[0];
   entry.end = offsets[1];
-  if (entry.begin > entry.end) {
-    refuse("its data_offsets [{}, {}] run backwards", entry.begin, entry.end);
-  }
   if (static_cast<std::uint64_t>(entry.end) > data_bytes) {
     refuse(
         "its data_offsets [{}, {}] end after the {} bytes of data that the file has; it was cut "
@@ -155,28 +142,13 @@ SafetensorsEntry read_entry(const std::string& name, const json& object, std::ui
   return entry;
 }
 
-SafetensorsMetadata read_metadata(const json& object, const std::string& path) {
-  if (!object.is_object()) {
-    throw Error(fmt::format("{}: its {} is not a JSON object of texts", path, kMetadataKey));
-  }
-  SafetensorsMetadata metadata;
-  for (const auto& [key, value] : object.items()) {
-    if (!value.is_string()) {
-      throw Error(fmt::format("{}: entry {} of {} is not a text", path, shown(key), kMetadataKey));
-    }
-    metadata[key] = value.get<std::string>();
-  }
-  return metadata;
-}
-
 // Sorts by position and refuses anything but a gapless sequence.
 void check_sequence(std::vector<SafetensorsEntry>& entries, std::uint64_t data_bytes,
                     const std::string& path) {
   const auto position = [](const SafetensorsEntry& entry) {
     return std::tie(entry.begin, entry.end, entry.name);
   };
-  std::sort(entries.begin(), entries.end(),
-            [&](const auto& a, const auto& b) { return position(a) < position(b); });
+  std::ranges::sort(entries, {}, position);
   std::int64_t end = 0;
   for (const SafetensorsEntry& entry : entries) {
     if (entry.begin != end) {
@@ -211,7 +183,11 @@ Header parse_header(std::string_view text, std::uint64_t data_bytes, const std::
   Header header;
   for (const auto& [name, value] : object.items()) {
     if (name == kMetadataKey) {
-      header.metadata = read_metadata(value, path);
+      try {
+        value.get_to(header.metadata);
+      } catch (const json::type_error&) {
+        throw Error(fmt::format("{}: its {} is not a JSON object of texts", path, kMetadataKey));
+      }
     } else {
       header.entries.push_back(read_entry(name, value, data_bytes, path));
     }
@@ -273,39 +249,22 @@ std::string make_header(const std::vector<SafetensorsEntry>& entries,
   return std::string(reinterpret_cast<const char*>(&length), sizeof(length)) + text;
 }
 
-namespace {
-
-using nlohmann::json;
-
-// A header is an object of objects that hold arrays.
-constexpr std::size_t kDeepestNesting = 3;
-
-}  // namespace
-
 json parse_strictly(std::string_view text, const std::string& path) {
-  std::vector<std::unordered_set<std::string>> open;  // the keys of every open object or array
-  const auto check = [&](int, json::parse_event_t event, json& parsed) {
-    switch (event) {
-      case json::parse_event_t::object_start:
-      case json::parse_event_t::array_start:
-        if (open.size() == kDeepestNesting) {
-          throw Error(
-              fmt::format("{}: its JSON is nested deeper than {} levels", path, kDeepestNesting));
-        }
-        open.emplace_back();
-        break;
-      case json::parse_event_t::object_end:
-      case json::parse_event_t::array_end:
-        open.pop_back();
-        break;
-      case json::parse_event_t::key:
-        if (!open.back().insert(parsed.get<std::string>()).second) {
-          throw Error(fmt::format("{}: its JSON has the key {} twice in one object", path,
-                                  shown(parsed.get<std::string>())));
-        }
-        break;
-      case json::parse_event_t::value:
-        break;
+  // A header is an object of objects that hold arrays.
+  constexpr std::size_t kDeepestNesting = 3;
+  std::array<std::set<std::string>, kDeepestNesting> keys;  // of every open object
+  const auto check = [&](int depth, json::parse_event_t event, json& parsed) {
+    const auto level = static_cast<std::size_t>(depth);
+    if (event == json::parse_event_t::object_start || event == json::parse_event_t::array_start) {
+      if (level == kDeepestNesting) {
+        throw Error(
+            fmt::format("{}: its JSON is nested deeper than {} levels", path, kDeepestNesting));
+      }
+      keys[level].clear();
+    } else if (event == json::parse_event_t::key &&
+               !keys[level - 1].insert(parsed.get<std::string>()).second) {
+      throw Error(fmt::format("{}: its JSON has the key {} twice in one object", path,
+                              shown(parsed.get<std::string>())));
     }
     return true;
   };
@@ -353,67 +312,55 @@ std::vector<SafetensorsSpec> specs_of(const NamedTensors& tensors, const std::st
 
 void check_tensor(const at::Tensor& tensor, const SafetensorsSpec& spec, const std::string& path,
                   std::string_view what) {
-  const auto refuse = [&](const std::string& reason) {
-    throw Error(fmt::format("{}: tensor {}: {} {}", path, shown(spec.name), what, reason));
-  };
+  const Refusal refuse(path, spec.name);
   if (!tensor.defined() || tensor.layout() != at::kStrided ||
       !(tensor.is_cpu() || tensor.is_cuda())) {
-    refuse("must be a dense tensor with values");
+    refuse("{} must be a dense tensor with values", what);
   }
   if (tensor.sizes() != at::IntArrayRef(spec.shape)) {
-    refuse(fmt::format("has shape {}, but the file's is {}", shape_text(tensor.sizes().vec()),
-                       shape_text(spec.shape)));
+    refuse("{} has shape {}, but the file's is {}", what, shape_text(tensor.sizes().vec()),
+           shape_text(spec.shape));
   }
   if (!convertible(tensor.scalar_type(), spec.dtype)) {
-    refuse(
-        fmt::format("is {}, but the file's is {}: only Double, Float, Half and BFloat16 are "
-                    "converted",
-                    c10::toString(tensor.scalar_type()), c10::toString(spec.dtype)));
+    refuse("{} is {}, but the file's is {}: only Double, Float, Half and BFloat16 are converted",
+           what, c10::toString(tensor.scalar_type()), c10::toString(spec.dtype));
   }
   const std::size_t needed =
       at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.element_size(),
                                        static_cast<std::size_t>(tensor.storage_offset()));
   if (tensor.numel() > 0 && (tensor.storage().nbytes() < needed || memory::is_released(tensor))) {
-    refuse("has no storage now; gather it first");
+    refuse("{} has no storage now; gather it first", what);
   }
 }
 
-std::string unknown_tensor(const std::string& name, const std::vector<std::string>& known,
-                           const std::string& path) {
-  std::string message =
-      fmt::format("{}: there is no tensor {} among its {}:", path, shown(name), known.size());
+std::size_t position_of(const std::string& name, const SafetensorsIndex& index,
+                        const std::filesystem::path& path) {
+  if (const auto found = index.find(name); found != index.end()) return found->second;
   constexpr std::size_t kNamed = 10;
-  for (std::size_t i = 0; i < known.size() && i < kNamed; ++i)
-    message += fmt::format(" {}", shown(known[i]));
-  return message + (known.size() > kNamed ? " ..." : "");
+  const auto first =
+      index | std::views::keys | std::views::take(kNamed) | std::views::transform(shown);
+  refuse(path, fmt::format("there is no tensor {} among its {}: {}{}", shown(name), index.size(),
+                           fmt::join(first, " "), index.size() > kNamed ? " ..." : ""));
 }
 
 void for_each_piece(const at::Tensor& tensor, std::int64_t limit, std::int64_t first,
                     const std::function<void(const at::Tensor&, std::int64_t)>& use) {
-  const std::int64_t total = tensor.numel();
-  if (total == 0) return;
+  if (tensor.numel() == 0) return;
   if (tensor.is_contiguous()) {
-    const at::Tensor flat = tensor.view(-1);
-    for (std::int64_t i = 0; i < total; i += limit) {
-      use(flat.narrow(0, i, std::min(limit, total - i)), first + i);
+    for (const at::Tensor& piece : tensor.view(-1).split(limit)) {
+      use(piece, first);
+      first += piece.numel();
     }
-    return;
-  }
-  if (total <= limit) {
+  } else if (tensor.numel() <= limit) {
     use(tensor, first);
-    return;
-  }
-  const std::int64_t row = total / tensor.size(0);
-  if (row > limit) {
-    for (std::int64_t i = 0; i < tensor.size(0); ++i) {
-      for_each_piece(tensor.select(0, i), limit, first + i * row, use);
+  } else if (tensor.size(0) == 1) {
+    for_each_piece(tensor[0], limit, first, use);
+  } else {
+    const std::int64_t row = tensor.numel() / tensor.size(0);
+    for (const at::Tensor& rows : tensor.split(std::max<std::int64_t>(1, limit / row))) {
+      for_each_piece(rows, limit, first, use);
+      first += rows.numel();
     }
-    return;
-  }
-  const std::int64_t rows = limit / row;
-  for (std::int64_t i = 0; i < tensor.size(0); i += rows) {
-    for_each_piece(tensor.narrow(0, i, std::min(rows, tensor.size(0) - i)), limit, first + i * row,
-                   use);
   }
 }
 

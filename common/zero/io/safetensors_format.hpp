@@ -71,9 +71,10 @@ std::vector<SafetensorsSpec> specs_of(const NamedTensors& tensors, const std::st
 void check_tensor(const at::Tensor& tensor, const SafetensorsSpec& spec, const std::string& path,
                   std::string_view what);
 
-/// The message if no tensor is called `name`, with the first of the known names.
-std::string unknown_tensor(const std::string& name, const std::vector<std::string>& known,
-                           const std::string& path);
+/// The position of the tensor `name`. @throws zero::Error, with the first of the known names, if
+/// there is none.
+std::size_t position_of(const std::string& name, const SafetensorsIndex& index,
+                        const std::filesystem::path& path);
 
 /// Calls `use(piece, first)` for consecutive views of `tensor` in row-major order, each of at most
 /// `limit` elements; `first` is the flat index of a piece's first element.

@@ -4,11 +4,13 @@
 #include <tests/support/data_files.hpp>
 #include <tests/support/python.hpp>
 #include <tests/support/safetensors_test_files.hpp>
+#include <tests/support/save_safetensors_folder.hpp>
 #include <zero/io/safetensors.hpp>
 
 namespace zero::io {
 namespace {
 
+using testing::save_safetensors_folder;
 using testing::TestFolder;
 using zero::testing::python;
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <c10/util/accumulate.h>
 #include <torch/types.h>
 
 #include <cstdint>
@@ -24,9 +25,11 @@ struct SafetensorsSpec {
   std::vector<std::int64_t> shape;
 
   /// Number of elements: the product of the shape, 1 for a scalar.
-  std::int64_t elements() const;
+  std::int64_t elements() const { return c10::multiply_integers(shape); }
   /// elements() times the size of the dtype.
-  std::int64_t bytes() const;
+  std::int64_t bytes() const {
+    return elements() * static_cast<std::int64_t>(c10::elementSize(dtype));
+  }
 };
 
 /// A tensor of a file: its bytes are [begin, end), counted from the end of the header.
@@ -34,6 +37,9 @@ struct SafetensorsEntry : SafetensorsSpec {
   std::int64_t begin = 0;
   std::int64_t end = 0;
 };
+
+/// Positions of tensors by name.
+using SafetensorsIndex = std::map<std::string, std::size_t>;
 
 /// Tensors with their names, in the order in which they are to be saved.
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;

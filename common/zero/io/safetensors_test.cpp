@@ -1,23 +1,18 @@
-// Reading and writing single files: what goes in comes out.
-#include <ATen/ops/as_strided.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/isnan.h>
-#include <ATen/ops/ones.h>
-#include <ATen/ops/randn.h>
-#include <ATen/ops/tensor.h>
-#include <ATen/ops/zeros.h>
+// Reading and writing single files, and ranges of their tensors: what goes in comes out.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <limits>
 
 #include <tests/support/safetensors_test_files.hpp>
 #include <zero/io/safetensors.hpp>
+#include <zero/memory/accounting.hpp>
+#include <zero/memory/storage.hpp>
 
 namespace zero::io {
 namespace {
 
+using testing::expect_error;
 using testing::hand_made;
 using testing::kAllDtypes;
 using testing::kFloatDtypes;
@@ -31,32 +26,19 @@ constexpr std::int64_t kManyPieces = 2 * kSafetensorsScratchBytes + 13;
 // Ordinary values and every border of the float formats, NaN left out.
 at::Tensor difficult_values(at::ScalarType dtype) {
   using limits = std::numeric_limits<float>;
-  const std::vector<double> borders = {0.0,
-                                       -0.0,
-                                       limits::infinity(),
-                                       -limits::infinity(),
-                                       65504,
-                                       65519.99,
-                                       65520,
-                                       6e-8,
-                                       3e-8,
-                                       1e-40,
-                                       1e-300,
-                                       1e300,
-                                       limits::max(),
-                                       3.39e38,
-                                       1.00390625,
-                                       1.01171875,
-                                       1.0009765625,
-                                       1.0029296875};
+  const at::Tensor borders =
+      at::tensor({0.0, -0.0, 65504.0, 65519.99, 65520.0, 6e-8, 3e-8, 1e-40, 1e-300, 1e300, 3.39e38,
+                  1.00390625, 1.01171875, 1.0009765625, 1.0029296875, double{limits::infinity()},
+                  -double{limits::infinity()}, double{limits::max()}},
+                 at::kDouble);
   const at::Tensor ordinary = at::randn({400'001}, at::kDouble) * 3;
-  return at::cat({ordinary, at::tensor(borders, at::kDouble), ordinary * 1e-5}).to(dtype);
+  return at::cat({ordinary, borders, ordinary * 1e-5}).to(dtype);
 }
 
 TEST(Safetensors, EveryDtypeAndShapeComesBackBitForBit) {
   const TestFolder folder;
   const std::vector<std::vector<std::int64_t>> shapes = {
-      {}, {0}, {1}, {7}, {3, 0, 5}, {2, 3}, {1, 1, 1, 1}, {5, 3, 2, 7}, {1021}};
+      {}, {0}, {1}, {7}, {3, 0, 5}, {2, 3}, {1, 1, 1, 1}, {5, 3, 2, 7}, {kManyPieces}};
   NamedTensors tensors;
   for (const at::ScalarType dtype : kAllDtypes) {
     for (std::size_t i = 0; i < shapes.size(); ++i) {
@@ -74,16 +56,6 @@ TEST(Safetensors, EveryDtypeAndShapeComesBackBitForBit) {
     EXPECT_EQ(at::IntArrayRef(file.info(name).shape), tensor.sizes());
     EXPECT_TRUE(file.read(name).is_contiguous());
     EXPECT_TRUE(same_bits(file.read(name), tensor)) << name;
-  }
-}
-
-TEST(Safetensors, LargeTensorsComeBackBitForBit) {
-  const TestFolder folder;
-  for (const at::ScalarType dtype : kAllDtypes) {
-    const at::Tensor tensor = some_values({kManyPieces}, dtype);
-    save_safetensors(folder / "large.safetensors", {{"x", tensor}});
-    EXPECT_TRUE(same_bits(SafetensorsFile(folder / "large.safetensors").read("x"), tensor))
-        << dtype;
   }
 }
 
@@ -142,43 +114,24 @@ TEST(Safetensors, NamesAndMetadataMayHoldAnyText) {
   EXPECT_EQ(file.metadata().at(odd), odd);
 }
 
-TEST(Safetensors, ReadIntoConvertsAsTensorToDoes) {
+TEST(Safetensors, ReadingAndWritingConvertAsTensorToDoes) {
   const TestFolder folder;
   for (const at::ScalarType from : kFloatDtypes) {
     const at::Tensor values = difficult_values(from);
-    save_safetensors(folder / "x.safetensors", {{"x", values}});
+    const at::Tensor nan = at::full({1000}, std::nan("")).to(from);
+    save_safetensors(folder / "x.safetensors", {{"x", values}, {"nan", nan}});
     const SafetensorsFile file(folder / "x.safetensors");
     for (const at::ScalarType to : kFloatDtypes) {
-      const at::Tensor out = at::empty(values.sizes(), to);
+      SCOPED_TRACE(std::string(c10::toString(from)) + " to " + c10::toString(to));
+      const at::Tensor out = at::empty(values.sizes(), to), still_nan = at::zeros({1000}, to);
       file.read_into("x", out);
-      EXPECT_TRUE(same_bits(out, values.to(to))) << from << " to " << to;
-    }
-  }
-}
-
-TEST(Safetensors, WriteConvertsAsTensorToDoes) {
-  const TestFolder folder;
-  for (const at::ScalarType from : kFloatDtypes) {
-    const at::Tensor values = difficult_values(from);
-    for (const at::ScalarType to : kFloatDtypes) {
-      SafetensorsWriter writer(folder / "x.safetensors", {{"x", to, values.sizes().vec()}}, {});
-      writer.write("x", values);
+      EXPECT_TRUE(same_bits(out, values.to(to)));
+      file.read_into("nan", still_nan);
+      EXPECT_TRUE(at::isnan(still_nan).all().item<bool>());
+      SafetensorsWriter writer(folder / "y.safetensors", {{"y", to, values.sizes().vec()}}, {});
+      writer.write("y", values);
       writer.finish();
-      EXPECT_TRUE(same_bits(SafetensorsFile(folder / "x.safetensors").read("x"), values.to(to)))
-          << from << " to " << to;
-    }
-  }
-}
-
-TEST(Safetensors, NanStaysNan) {
-  const TestFolder folder;
-  for (const at::ScalarType from : kFloatDtypes) {
-    const at::Tensor values = at::full({1000}, std::numeric_limits<double>::quiet_NaN()).to(from);
-    save_safetensors(folder / "x.safetensors", {{"x", values}});
-    for (const at::ScalarType to : kFloatDtypes) {
-      const at::Tensor out = at::zeros(values.sizes(), to);
-      SafetensorsFile(folder / "x.safetensors").read_into("x", out);
-      EXPECT_TRUE(at::isnan(out).all().item<bool>()) << from << " to " << to;
+      EXPECT_TRUE(same_bits(SafetensorsFile(folder / "y.safetensors").read("y"), values.to(to)));
     }
   }
 }
@@ -224,6 +177,172 @@ TEST(Safetensors, StridedTensorsAreReadAndWrittenInRowMajorOrder) {
       EXPECT_TRUE(same_bits(out, view.to(dtype).to(at::kFloat))) << view.sizes();
     }
   }
+}
+
+// What reading and writing do to the tensors on the program's side, and to its memory.
+class SafetensorsTensor : public ::testing::Test {
+ protected:
+  // One file with a matrix "w" and integers "ids".
+  SafetensorsTensor() {
+    save_safetensors(path_, {{"w", matrix_}, {"ids", at::ones({4}, at::kLong)}});
+  }
+  SafetensorsFile open() const { return SafetensorsFile(path_); }
+
+  TestFolder folder_;
+  std::filesystem::path path_ = folder_ / "x.safetensors";
+  at::Tensor matrix_ = at::randn({6, 5});
+};
+
+TEST_F(SafetensorsTensor, AParameterIsReadIntoBelowAutograd) {
+  const at::Tensor parameter = at::zeros({6, 5}).requires_grad_();
+  const at::Tensor factor = at::ones({6, 5}).requires_grad_();
+  const at::Tensor loss = (parameter * factor).sum();  // saves the parameter for backward
+  const auto version = parameter._version();
+  open().read_into("w", parameter);
+  EXPECT_TRUE(same_bits(parameter, matrix_));
+  EXPECT_EQ(parameter._version(), version);
+  EXPECT_TRUE(parameter.is_leaf());
+  EXPECT_TRUE(parameter.requires_grad());
+  loss.backward();  // a raised version counter would stop it here
+  EXPECT_TRUE(same_bits(factor.grad(), matrix_));
+}
+
+TEST_F(SafetensorsTensor, AParameterThatRequiresGradIsWritten) {
+  const at::Tensor parameter = at::randn({6, 5}).requires_grad_();
+  SafetensorsWriter writer(path_, {{"w", at::kBFloat16, {6, 5}}}, {});
+  writer.write("w", parameter);
+  writer.finish();
+  EXPECT_TRUE(same_bits(open().read("w"), parameter.to(at::kBFloat16)));
+}
+
+TEST_F(SafetensorsTensor, ReadGivesATensorOfItsOwn) {
+  const SafetensorsFile file = open();
+  const at::Tensor first = file.read("w");
+  first.zero_();
+  EXPECT_TRUE(same_bits(file.read("w"), matrix_));
+}
+
+TEST_F(SafetensorsTensor, CopiesOfAFileOutliveTheFirst) {
+  auto first = std::make_unique<SafetensorsFile>(path_);
+  const SafetensorsFile second = *first;
+  first.reset();
+  EXPECT_TRUE(same_bits(second.read("w"), matrix_));
+}
+
+TEST_F(SafetensorsTensor, AnOpenFileSurvivesItsReplacement) {
+  const SafetensorsFile file = open();
+  save_safetensors(path_, {{"other", at::ones({3})}});
+  EXPECT_TRUE(same_bits(file.read("w"), matrix_));
+  EXPECT_TRUE(open().contains("other"));
+}
+
+TEST_F(SafetensorsTensor, ReadIntoRefusesWhatDoesNotFit) {
+  const SafetensorsFile file = open();
+  const auto read = [&](const std::string& name, const at::Tensor& out) {
+    return [&, name, out] { file.read_into(name, out); };
+  };
+  const std::string path = path_.string();
+  expect_error(read("w", at::empty({5, 6})), {path, "\"w\"", "[5, 6]", "[6, 5]"});
+  expect_error(read("w", at::empty({30})), {path, "\"w\"", "[30]", "[6, 5]"});
+  expect_error(read("w", at::empty({6, 5}, at::kLong)), {path, "\"w\"", "Long", "Float"});
+  expect_error(read("ids", at::empty({4})), {path, "\"ids\"", "Float", "Long"});
+  expect_error(read("ids", at::empty({4}, at::kInt)), {path, "\"ids\"", "Int", "Long"});
+  expect_error(read("w", at::Tensor()), {path, "\"w\"", "dense tensor"});
+  const auto meta = at::TensorOptions().device(at::kMeta);
+  expect_error(read("w", at::empty({6, 5}, meta)), {path, "\"w\"", "dense tensor"});
+  expect_error(read("w", at::empty({1, 5}).expand({6, 5})), {path, "\"w\"", "share memory"});
+  expect_error(read("v", at::empty({6, 5})), {path, "\"v\"", "among its 2"});
+}
+
+TEST_F(SafetensorsTensor, UnknownNamesAreRefused) {
+  const SafetensorsFile file = open();
+  expect_error([&] { file.read("idz"); }, {"\"idz\"", "among its 2:"});
+  expect_error([&] { file.info("embedding"); }, {"\"embedding\"", "among its 2"});
+  EXPECT_FALSE(file.contains("embedding"));
+}
+
+TEST_F(SafetensorsTensor, ATensorWithoutStorageIsNeitherReadIntoNorWritten) {
+  const at::Tensor released = at::zeros({6, 5});
+  memory::release_storage(released);
+  expect_error([&] { open().read_into("w", released); }, {"\"w\"", "no storage"});
+  SafetensorsWriter writer(folder_ / "y.safetensors", {{"w", at::kFloat, {6, 5}}}, {});
+  expect_error([&] { writer.write("w", released); }, {"\"w\"", "no storage"});
+  // The writer goes on once the tensor is gathered.
+  writer.write("w", matrix_);
+  writer.finish();
+  EXPECT_TRUE(same_bits(SafetensorsFile(folder_ / "y.safetensors").read("w"), matrix_));
+}
+
+// Bytes that the allocator handed out at most at once while `action` ran.
+template <typename Action>
+std::int64_t most_allocated(Action&& action) {
+  memory::install();
+  memory::reset_peaks();
+  const std::int64_t before = memory::snapshot().total;
+  action();
+  EXPECT_EQ(memory::snapshot().total, before);
+  return memory::snapshot().total_peak - before;
+}
+
+TEST_F(SafetensorsTensor, ScratchStaysWithinItsBound) {
+  const at::Tensor values = at::randn({4000, 1001});  // 15 MiB
+  const at::Tensor out = at::zeros({4000, 1001}, at::kBFloat16);
+  SafetensorsWriter writer(path_,
+                           {{"same", at::kFloat, {4000, 1001}},
+                            {"wider", at::kDouble, {4000, 1001}},
+                            {"turned", at::kFloat, {1001, 4000}}},
+                           {});
+  EXPECT_EQ(most_allocated([&] { writer.write("same", values); }), 0);
+  EXPECT_LE(most_allocated([&] { writer.write("wider", values); }), kSafetensorsScratchBytes);
+  EXPECT_LE(most_allocated([&] { writer.write("turned", values.t()); }), kSafetensorsScratchBytes);
+  writer.finish();
+
+  const SafetensorsFile file = open();
+  EXPECT_EQ(most_allocated([&] { file.read_into("same", values); }), 0);
+  EXPECT_LE(most_allocated([&] { file.read_into("wider", out); }), kSafetensorsScratchBytes);
+  EXPECT_LE(most_allocated([&] { file.read_into("turned", out.t()); }), kSafetensorsScratchBytes);
+}
+
+// A file's pages count in the resident set of the process while they are mapped in.
+TEST_F(SafetensorsTensor, ReadingGivesThePagesOfTheFileBack) {
+  constexpr std::int64_t kBytes = std::int64_t{64} << 20;
+  const at::Tensor out = at::ones({kBytes / 4});  // resident already
+  save_safetensors(path_, {{"large", out}});
+  const SafetensorsFile file = open();
+  const std::int64_t before = memory::resident_set_bytes();
+  file.read_into("large", out);
+  EXPECT_LT(memory::resident_set_bytes() - before, kBytes / 4);
+}
+
+TEST(SafetensorsRange, GivesTheElementsAskedFor) {
+  const TestFolder folder;
+  // More than a scratch buffer holds, so that a range is read in several goes.
+  const std::int64_t count = kSafetensorsScratchBytes / 4 + 1000;
+  const at::Tensor whole = at::arange(count, at::kFloat);
+  save_safetensors(folder / "f.safetensors", {{"before", at::zeros({3})}, {"t", whole}});
+  const SafetensorsFile file(folder / "f.safetensors");
+  for (const auto& [begin, size] : std::vector<std::pair<std::int64_t, std::int64_t>>{
+           {0, count}, {0, 1}, {count - 1, 1}, {7, count - 9}, {5, 0}, {count, 0}}) {
+    const at::Tensor out = at::full({size + 2}, -1.0F);
+    file.read_range_into("t", begin, out.narrow(0, 1, size));
+    EXPECT_TRUE(at::equal(out.narrow(0, 1, size), whole.narrow(0, begin, size))) << begin;
+    EXPECT_EQ(out[0].item<float>(), -1.0F);
+    EXPECT_EQ(out[size + 1].item<float>(), -1.0F);
+  }
+  const at::Tensor converted = at::zeros({2, 3}, at::kDouble);
+  file.read_range_into("t", 10, converted);
+  EXPECT_TRUE(at::equal(converted, whole.narrow(0, 10, 6).view({2, 3}).to(at::kDouble)));
+}
+
+TEST(SafetensorsRange, RefusesWhatIsOutsideTheTensor) {
+  const TestFolder folder;
+  save_safetensors(folder / "f.safetensors", {{"t", at::zeros({4})}, {"next", at::zeros({100})}});
+  const SafetensorsFile file(folder / "f.safetensors");
+  EXPECT_THROW(file.read_range_into("t", 1, at::zeros({4})), Error);
+  EXPECT_THROW(file.read_range_into("t", -1, at::zeros({2})), Error);
+  EXPECT_THROW(file.read_range_into("t", 5, at::zeros({0})), Error);
+  EXPECT_THROW(file.read_range_into("u", 0, at::zeros({1})), Error);
+  EXPECT_THROW(file.read_range_into("t", 0, at::zeros({4}, at::kInt)), Error);
 }
 
 }  // namespace

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include <zero/base/atomic_file.hpp>
 #include <zero/base/error.hpp>
 #include <zero/io/safetensors_format.hpp>
 #include <zero/io/safetensors_writer.hpp>
@@ -33,16 +32,11 @@ SafetensorsWriter& SafetensorsWriter::operator=(SafetensorsWriter&&) noexcept = 
 void SafetensorsWriter::write(const std::string& name, const at::Tensor& tensor) {
   const std::string path = file_->path().string();
   if (finished_) throw Error(fmt::format("{}: is finished, nothing more can be written", path));
-  const auto found = index_.find(name);
-  if (found == index_.end()) {
-    std::vector<std::string> known;
-    for (const SafetensorsEntry& entry : entries_) known.push_back(entry.name);
-    throw Error(safetensors::unknown_tensor(name, known, path));
-  }
-  if (written_[found->second]) {
+  const std::size_t position = safetensors::position_of(name, index_, path);
+  if (written_[position]) {
     throw Error(fmt::format("{}: tensor {} is written a second time", path, shown(name)));
   }
-  const SafetensorsEntry& entry = entries_[found->second];
+  const SafetensorsEntry& entry = entries_[position];
   safetensors::check_tensor(tensor, entry, path, "the tensor to write");
 
   const at::NoGradGuard no_grad;
@@ -63,7 +57,7 @@ void SafetensorsWriter::write(const std::string& name, const at::Tensor& tensor)
         file_->write(bytes.const_data_ptr(), piece.numel() * width,
                      data_start_ + entry.begin + first * width);
       });
-  written_[found->second] = true;
+  written_[position] = true;
 }
 
 void SafetensorsWriter::check_complete() const {
@@ -89,6 +83,13 @@ void SafetensorsWriter::publish() { file_->publish(); }
 void SafetensorsWriter::finish() {
   complete();
   publish();
+}
+
+void save_safetensors(const fs::path& path, const NamedTensors& tensors,
+                      const SafetensorsMetadata& metadata) {
+  SafetensorsWriter writer(path, safetensors::specs_of(tensors, path.string()), metadata);
+  for (const auto& [name, tensor] : tensors) writer.write(name, tensor);
+  writer.finish();
 }
 
 }  // namespace zero::io

@@ -6,7 +6,6 @@
 #include <filesystem>
 #include <memory>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include <zero/base/atomic_file.hpp>
@@ -56,10 +55,15 @@ class SafetensorsWriter {
 
   std::unique_ptr<base::AtomicFile> file_;
   std::vector<SafetensorsEntry> entries_;
-  std::unordered_map<std::string, std::size_t> index_;
+  SafetensorsIndex index_;
   std::vector<bool> written_;
   std::int64_t data_start_ = 0;
   bool finished_ = false;
 };
+
+/// Writes all of `tensors`, each with its own dtype, to the file `path`.
+/// @throws zero::Error as SafetensorsWriter.
+void save_safetensors(const std::filesystem::path& path, const NamedTensors& tensors,
+                      const SafetensorsMetadata& metadata = {{"format", "pt"}});
 
 }  // namespace zero::io

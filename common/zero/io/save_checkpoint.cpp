@@ -5,12 +5,13 @@
 
 #include <cerrno>
 #include <map>
+#include <sstream>
 
 #include <zero/base/atomic_file.hpp>
 #include <zero/base/error.hpp>
+#include <zero/base/mapped_file.hpp>
 #include <zero/io/checkpoint_files.hpp>
 #include <zero/io/checkpoint_parts.hpp>
-#include <zero/io/finite_weights.hpp>
 #include <zero/io/safetensors.hpp>
 #include <zero/io/save_checkpoint.hpp>
 
@@ -87,12 +88,10 @@ std::string write_file(const fs::path& path, const io::NamedTensors& tensors) {
 
 void note_files(Manifest& manifest, const std::vector<std::string>& written) {
   for (std::size_t rank = 0; rank < written.size(); ++rank) {
-    const std::string& text = written[rank];
-    if (text.empty()) continue;
-    const auto blank = text.find(' ');
-    const int r = static_cast<int>(rank);
-    manifest.files.push_back({r, rank_file_name(r, manifest.info.world_size),
-                              std::stoll(text.substr(0, blank)), text.substr(blank + 1)});
+    SavedFile file{static_cast<int>(rank), "", 0, ""};
+    file.name = rank_file_name(file.rank, manifest.info.world_size);
+    std::istringstream text(written[rank]);
+    if (text >> file.bytes >> file.sha256) manifest.files.push_back(file);
   }
 }
 
@@ -100,7 +99,7 @@ void note_files(Manifest& manifest, const std::vector<std::string>& written) {
 void check_place(const fs::path& folder) {
   const fs::path path = folder / kManifestFile;
   if (!fs::exists(fs::symlink_status(path))) return;
-  const std::string text = read_text(path);
+  const std::string text = base::read_file(path, path.string());
   if (text.find("\"zero checkpoint\"") == std::string::npos) {
     throw Error(fmt::format("{}: is not of a checkpoint; choose another folder", path.string()));
   }
@@ -129,8 +128,8 @@ void hold(const fs::path& folder) {
 
 // Rank 0: makes the new checkpoint the current one.
 void commit(const fs::path& folder, const Manifest& manifest) {
-  sync_folder(folder / manifest.folder);
-  sync_folder(folder);
+  base::sync_folder(folder / manifest.folder);
+  base::sync_folder(folder);
   base::write_file(folder / kManifestFile, to_text(manifest));
 }
 
@@ -138,7 +137,8 @@ void commit(const fs::path& folder, const Manifest& manifest) {
 // followed failed.
 void give_up(const fs::path& folder, const std::string& step_folder) {
   try {
-    if (manifest_from(read_text(folder / kManifestFile), "").folder == step_folder) return;
+    const std::string text = base::read_file(folder / kManifestFile, "");
+    if (manifest_from(text, "").folder == step_folder) return;
   } catch (const Error&) {
   }
   remove_step_folder(folder / step_folder);

@@ -7,29 +7,24 @@
 #include <zero/base/atomic_file.hpp>
 #include <zero/base/error.hpp>
 #include <zero/io/checkpoint_parts.hpp>
-#include <zero/io/finite_weights.hpp>
 #include <zero/io/save_model.hpp>
+#include <zero/train/unsharded_parameters.hpp>
 
 namespace zero::io {
 namespace {
-
-std::vector<io::SafetensorsSpec> specs_of(const nn::ParameterList& list) {
-  std::vector<io::SafetensorsSpec> specs;
-  for (const nn::Parameter& p : list.parameters) {
-    specs.push_back({p.name, p.tensor.scalar_type(), p.tensor.sizes().vec()});
-  }
-  return specs;
-}
 
 // The files of one save, on rank 0 only. An error is kept for later: the other ranks are in the
 // middle of collectives and would wait forever.
 class Files {
  public:
-  Files(bool writes, const std::filesystem::path& folder,
-        const std::vector<io::SafetensorsSpec>& specs, std::int64_t max_bytes,
-        const std::string& config)
+  Files(bool writes, const std::filesystem::path& folder, const nn::ParameterList& list,
+        std::int64_t max_bytes, const std::string& config)
       : writes_(writes) {
     attempt([&] {
+      std::vector<io::SafetensorsSpec> specs;
+      for (const nn::Parameter& p : list.parameters) {
+        specs.push_back({p.name, p.tensor.scalar_type(), p.tensor.sizes().vec()});
+      }
       weights_.emplace(folder, specs, max_bytes);
       config_.emplace(folder / "config.json", static_cast<std::int64_t>(config.size()));
       config_->write(config.data(), static_cast<std::int64_t>(config.size()), /*offset=*/0);
@@ -77,10 +72,10 @@ void save_model(train::Strategy& strategy, const nlohmann::json& config,
   const dist::CallScope call(strategy.communicator(), "io::save_model");
   const nn::ParameterList& list = strategy.list();
   dist::Communicator& communicator = strategy.communicator();
-  Files files(communicator.rank() == 0, folder, specs_of(list), max_bytes, config.dump(2) + "\n");
+  Files files(communicator.rank() == 0, folder, list, max_bytes, config.dump(2) + "\n");
   files.throw_same_error_everywhere(communicator);
   checkpoint::on_all_ranks(communicator, "the model is not saved", [&] {
-    check_weights(strategy);
+    checkpoint::check_weights(strategy);
     return std::string();
   });
   for (std::size_t u = 0; u < list.units.size(); ++u) {

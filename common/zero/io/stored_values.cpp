@@ -1,8 +1,8 @@
+#include <c10/core/ScalarType.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <utility>
 
 #include <zero/base/error.hpp>
 #include <zero/io/safetensors_format.hpp>
@@ -15,22 +15,11 @@ using safetensors::shape_text;
 using safetensors::shown;
 
 bool is_in(const std::vector<std::string>& names, const std::string& name) {
-  return std::find(names.begin(), names.end(), name) != names.end();
+  return std::ranges::count(names, name) > 0;
 }
 
 std::string dtype_text(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kDouble:
-      return "float64";
-    case at::kFloat:
-      return "float32";
-    case at::kHalf:
-      return "float16";
-    case at::kBFloat16:
-      return "bfloat16";
-    default:
-      return c10::toString(dtype);
-  }
+  return std::string(c10::getDtypeNames(dtype).first);
 }
 
 // Why the tensor `entry` cannot become `parameter`; empty if it can.

@@ -48,8 +48,6 @@ class StoredValues final : public nn::ParameterSource {
 
   /// Parameters that are not in the folder and are drawn from the seed.
   const std::vector<std::string>& missing() const { return missing_; }
-  /// Tensors of the folder that are not read.
-  const std::vector<std::string>& left_over() const { return left_over_; }
 
   /// What is read, converted, drawn and left over, in a sentence or two for the user:
   /// "290 tensors from DIR: bfloat16, converted to float32".

@@ -132,8 +132,6 @@ void install() {
   c10::SetCPUAllocator(&allocator, /*priority=*/100);
 }
 
-bool installed() { return dynamic_cast<CountingAllocator*>(c10::GetCPUAllocator()) != nullptr; }
-
 Snapshot snapshot() {
   const std::lock_guard lock(mutex);
   return counts;

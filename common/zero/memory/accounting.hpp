@@ -4,7 +4,8 @@
 
 #include <array>
 #include <cstdint>
-#include <string_view>
+
+#include <zero/memory/charge.hpp>
 
 /// Bytes, as the allocator counts them.
 ///
@@ -13,20 +14,6 @@
 /// charged to a category when it is allocated. So a stage that keeps a full copy by mistake shows
 /// up here, even if its own bookkeeping does not mention it.
 namespace zero::memory {
-
-/// What a block of memory is for. A block keeps its category until it is freed or recharged.
-enum class Category : std::uint8_t {
-  kParameters,     ///< model weights
-  kGradients,      ///< gradients of weights
-  kOptimizer,      ///< optimizer states (AdamW: two moments)
-  kCommunication,  ///< receive buffers and other scratch of collectives
-  kActivations,    ///< all else that forward and backward allocate
-  kOther,          ///< the rest: data, buffers of the model, tensors made outside a step
-};
-inline constexpr std::size_t kCategories = 6;
-
-/// Lower-case name of a category, as in tables and JSON: "parameters", "gradients", …
-std::string_view name(Category category);
 
 /// Live and peak bytes of this process. Counted bytes are those that LibTorch asked for: no header,
 /// no rounding by malloc.
@@ -48,28 +35,11 @@ struct Snapshot {
 /// blocks stay valid and are not counted. Calling it again does nothing.
 void install();
 
-/// True after install().
-bool installed();
-
 /// Live and peak bytes now. Cheap: a few loads. All zero before install().
 Snapshot snapshot();
 
 /// Starts a new measurement of peaks: every peak becomes the current value.
 void reset_peaks();
-
-/// While it lives, blocks allocated on this thread are charged to its category. Scopes nest and the
-/// innermost one counts; outside any scope a block is charged to kOther. Autograd runs the backward
-/// of CPU tensors on the thread that called backward(), so a scope around backward() covers it.
-class Charge {
- public:
-  explicit Charge(Category category);
-  ~Charge();
-  Charge(const Charge&) = delete;
-  Charge& operator=(const Charge&) = delete;
-
- private:
-  Category previous_;
-};
 
 /// Moves the block under `tensor` to another category (views share one block). Autograd allocates
 /// gradients as if they were activations; the hook that receives a gradient recharges it. Does

@@ -10,18 +10,6 @@
 namespace zero::memory {
 namespace {
 
-using c10::cuda::CUDACachingAllocator::get;
-
-// The sum over the allocator's two pools, for small blocks and for large ones.
-constexpr auto kBoth = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
-
-// False until the allocator is first used: it knows no devices before.
-bool in_use(int device) {
-  const std::string problem = gpu_problem(device);
-  if (!problem.empty()) throw Error("memory of GPU " + std::to_string(device) + ": " + problem);
-  return get() != nullptr && get()->initialized();
-}
-
 using c10::CachingDeviceAllocator::TraceEntry;
 
 void note(const TraceEntry& entry) {
@@ -54,24 +42,7 @@ void count_cuda_blocks() {
   if (!problem.empty()) throw Error("memory of GPUs: " + problem);
   // Tracing needs an allocator that has started.
   at::globalContext().lazyInitDevice(at::kCUDA);
-  get()->attachAllocatorTraceTracker(note);
-}
-
-CudaMemory cuda_memory(int device) {
-  if (!in_use(device)) return {};
-  const auto stats = get()->getDeviceStats(static_cast<c10::DeviceIndex>(device));
-  const auto& requested = stats.requested_bytes[kBoth];
-  const auto& reserved = stats.reserved_bytes[kBoth];
-  return {.total = requested.current,
-          .total_peak = requested.peak,
-          .rounded = stats.allocated_bytes[kBoth].current,
-          .reserved = reserved.current,
-          .reserved_peak = reserved.peak,
-          .allocations = stats.allocation[kBoth].allocated};
-}
-
-void reset_cuda_peaks(int device) {
-  if (in_use(device)) get()->resetPeakStats(static_cast<c10::DeviceIndex>(device));
+  c10::cuda::CUDACachingAllocator::get()->attachAllocatorTraceTracker(note);
 }
 
 }  // namespace zero::memory

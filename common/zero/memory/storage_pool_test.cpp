@@ -1,4 +1,3 @@
-#include <ATen/ops/full.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -23,19 +22,21 @@ class Pool : public ::testing::Test {
   StoragePool pool_;
 };
 
-TEST_F(Pool, GivesABlockToTheNextTensorOfTheSameSize) {
-  const at::Tensor first = buffer(1000, 1);
-  const at::Tensor second = buffer(1000, 2);
+TEST_F(Pool, GivesABlockToTheNextTensorOfTheSameSizeAndItsCategory) {
+  const at::Tensor first = buffer(1000, 1), second = buffer(1000, 2);
   const void* const block = first.const_data_ptr();
   release_storage(second);
+  const Snapshot before = snapshot();
   pool_.release(first);
   EXPECT_FALSE(has_storage(first));
   EXPECT_EQ(pool_.bytes(), 4000u);
-  const std::int64_t allocations = snapshot().allocations;
-  pool_.allocate(second, Category::kParameters);
+  EXPECT_EQ(snapshot().current, before.current) << "what is kept stays charged";
+  pool_.allocate(second, Category::kGradients);
   EXPECT_TRUE(has_storage(second));
   EXPECT_EQ(second.const_data_ptr(), block);
-  EXPECT_EQ(snapshot().allocations, allocations);
+  EXPECT_EQ(snapshot().allocations, before.allocations);
+  EXPECT_EQ(snapshot()[Category::kParameters], before[Category::kParameters] - 4000);
+  EXPECT_EQ(snapshot()[Category::kGradients], before[Category::kGradients] + 4000);
   EXPECT_EQ(pool_.bytes(), 0u);
 }
 
@@ -63,38 +64,23 @@ TEST_F(Pool, WhatIsKeptGivesWayToAnotherSize) {
   EXPECT_EQ(pool_.bytes(), 4000u);
 }
 
-TEST_F(Pool, KeepsBlocksChargedAndMovesThemToTheNextCategory) {
-  const std::int64_t gradients = snapshot()[Category::kGradients];
-  const std::int64_t parameters = snapshot()[Category::kParameters];
-  const at::Tensor tensor = buffer(1000, 1);
-  pool_.release(tensor);
-  EXPECT_EQ(snapshot()[Category::kParameters], parameters + 4000);
-  pool_.allocate(tensor, Category::kGradients);
-  EXPECT_EQ(snapshot()[Category::kParameters], parameters);
-  EXPECT_EQ(snapshot()[Category::kGradients], gradients + 4000);
-}
-
-TEST_F(Pool, ClearFreesWhatIsKept) {
-  const std::int64_t live = snapshot().total;
-  const at::Tensor tensor = buffer(1000, 1);
-  pool_.release(tensor);
-  pool_.clear();
-  EXPECT_EQ(snapshot().total, live);
-  EXPECT_EQ(pool_.bytes(), 0u);
-  pool_.allocate(tensor, Category::kParameters);
-  EXPECT_TRUE(has_storage(tensor));
-}
-
-TEST_F(Pool, FreesAtOnceIfAskedTo) {
-  StoragePool pool(/*keeps=*/false);
-  const at::Tensor tensor = buffer(1000, 1);
-  const std::int64_t live = snapshot().total;
-  pool.release(tensor);
-  EXPECT_FALSE(has_storage(tensor));
-  EXPECT_EQ(pool.bytes(), 0u);
-  EXPECT_EQ(snapshot().total, live - 4000);
-  pool.allocate(tensor, Category::kParameters);
-  EXPECT_TRUE(has_storage(tensor));
+TEST_F(Pool, FreesWhenItIsClearedOrAtOnceIfAskedTo) {
+  for (const bool keeps : {true, false}) {
+    StoragePool pool(keeps);
+    const at::Tensor tensor = buffer(1000, 1);
+    const std::int64_t live = snapshot().total;
+    pool.allocate(tensor, Category::kParameters);  // it has its bytes
+    EXPECT_EQ(tensor[0].item<float>(), 1.0F);
+    pool.release(tensor);
+    pool.release(tensor);
+    EXPECT_FALSE(has_storage(tensor));
+    EXPECT_EQ(pool.bytes(), keeps ? 4000U : 0U);
+    pool.clear();
+    EXPECT_EQ(pool.bytes(), 0U);
+    EXPECT_EQ(snapshot().total, live - 4000);
+    pool.allocate(tensor, Category::kParameters);
+    EXPECT_TRUE(has_storage(tensor));
+  }
 }
 
 // What page_faults counts in the ladder's file.
@@ -121,15 +107,6 @@ TEST_F(Pool, WindowsOfATensorComeAndGoWithIt) {
   pool_.allocate(tensor, Category::kParameters);
   tensor.fill_(7);
   EXPECT_EQ(window.sum().item<float>(), 35.0F);
-}
-
-TEST_F(Pool, ReleasingOrAllocatingTwiceIsHarmless) {
-  const at::Tensor tensor = buffer(1000, 1);
-  pool_.allocate(tensor, Category::kParameters);
-  EXPECT_EQ(tensor[0].item<float>(), 1.0F);
-  pool_.release(tensor);
-  pool_.release(tensor);
-  EXPECT_EQ(pool_.bytes(), 4000u);
 }
 
 }  // namespace

@@ -50,10 +50,6 @@ at::Tensor repeat_heads(const at::Tensor& x, std::int64_t times) {
 
 }  // namespace
 
-std::int64_t RotaryTable::bytes() const {
-  return length() == 0 ? 0 : static_cast<std::int64_t>(cosine.nbytes() + sine.nbytes());
-}
-
 RotaryTable rotary_table(std::int64_t length, std::int64_t head_size, double theta,
                          at::ScalarType dtype, at::Device device) {
   const memory::Charge charge(memory::Category::kOther);

@@ -12,11 +12,6 @@ namespace zero::nn {
 struct RotaryTable {
   at::Tensor cosine;  ///< [length, head_size / 2]
   at::Tensor sine;    ///< [length, head_size / 2]
-
-  /// Number of positions; 0 for an empty table.
-  std::int64_t length() const { return cosine.defined() ? cosine.size(0) : 0; }
-  /// Bytes of both tensors.
-  std::int64_t bytes() const;
 };
 
 /// Makes the table: computed in fp32 (fp64 for `dtype` fp64) and rounded to `dtype` at the end, on

@@ -18,19 +18,14 @@ class AutocastState {
     cache_ = at::autocast::is_autocast_cache_enabled();
   }
 
-  void restore() const {
+  /// `with_cache`: false leaves LibTorch's cache of cast weights off, which is stale after the
+  /// weights change.
+  void restore(bool with_cache = true) const {
     for (std::size_t i = 0; i < kDevices.size(); ++i) {
       at::autocast::set_autocast_enabled(kDevices[i], enabled_[i]);
       at::autocast::set_autocast_dtype(kDevices[i], dtype_[i]);
     }
-    at::autocast::set_autocast_cache_enabled(cache_);
-  }
-
-  /// The same without LibTorch's cache of cast weights, which is stale after the weights change.
-  AutocastState without_cache() const {
-    AutocastState state = *this;
-    state.cache_ = false;
-    return state;
+    at::autocast::set_autocast_cache_enabled(cache_ && with_cache);
   }
 
  private:

@@ -44,7 +44,7 @@ class AsInTheFirstRun {
       random_.emplace(inputs);
       part.random->restore();
     }
-    part.autocast.without_cache().restore();
+    part.autocast.restore(/*with_cache=*/false);
   }
   ~AsInTheFirstRun() {
     autocast_.restore();

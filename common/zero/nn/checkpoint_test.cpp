@@ -2,14 +2,10 @@
 // are ready, and hooks of units.
 
 #include <ATen/autocast_mode.h>
-#include <ATen/ops/dropout.h>
-#include <ATen/ops/rand.h>
-#include <ATen/ops/randn.h>
 #include <c10/core/GradMode.h>
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <torch/csrc/autograd/autograd.h>
-
-#include <string>
 
 #include <tests/support/tensors.hpp>
 #include <zero/nn/checkpoint.hpp>
@@ -21,7 +17,6 @@ namespace {
 
 using ::testing::ElementsAre;
 using testing::error_of;
-using ::testing::HasSubstr;
 using testing::identical;
 using testing::leaf_of;
 using testing::random;
@@ -41,6 +36,10 @@ struct TwoLayers {
         },
         {x});
   }
+  void expect_gradients_of(const TwoLayers& other) const {
+    EXPECT_TRUE(identical(weight.grad(), other.weight.grad()));
+    EXPECT_TRUE(identical(gain.grad(), other.gain.grad()));
+  }
 };
 
 TEST(ActivationCheckpoint, GivesTheBitsOfThePartWithoutAndRunsOnceMore) {
@@ -53,25 +52,29 @@ TEST(ActivationCheckpoint, GivesTheBitsOfThePartWithoutAndRunsOnceMore) {
   b.square().sum().backward();
   EXPECT_EQ(with.runs, 2);
   EXPECT_TRUE(identical(x.grad(), y.grad()));
-  EXPECT_TRUE(identical(with.weight.grad(), without.weight.grad()));
-  EXPECT_TRUE(identical(with.gain.grad(), without.gain.grad()));
+  with.expect_gradients_of(without);
 }
 
 // Without a gradient through any input, the textbook construction trains nothing and says nothing.
+// The second pass adds to the gradients that are there.
 TEST(ActivationCheckpoint, TrainsParametersWhereNoInputNeedsAGradient) {
   TwoLayers with, without;
-  const at::Tensor x = random({4, 6}, 3);
-  const at::Tensor a = with.checkpointed(x);
-  ASSERT_TRUE(a.requires_grad());
-  a.square().sum().backward();
-  without.plain(x).square().sum().backward();
-  EXPECT_TRUE(identical(with.weight.grad(), without.weight.grad()));
-  EXPECT_TRUE(identical(with.gain.grad(), without.gain.grad()));
-  EXPECT_FALSE(x.grad().defined());
+  for (const std::uint64_t seed : {3, 4}) {
+    const at::Tensor x = random({4, 6}, seed);
+    with.checkpointed(x).square().sum().backward();
+    without.plain(x).square().sum().backward();
+    with.expect_gradients_of(without);
+    EXPECT_FALSE(x.grad().defined());
+  }
 }
 
-TEST(ActivationCheckpoint, RequiresNoGradientWhereNothingInItDoes) {
+TEST(ActivationCheckpoint, RequiresNoGradientWhereNothingInItDoesOrWithoutAGraph) {
   TwoLayers frozen;
+  {
+    const c10::NoGradGuard no_grad;
+    EXPECT_FALSE(frozen.checkpointed(random({4, 6}, 3, true)).requires_grad());
+    EXPECT_EQ(frozen.runs, 1);
+  }
   frozen.weight.requires_grad_(false);
   frozen.gain.requires_grad_(false);
   EXPECT_FALSE(frozen.checkpointed(random({4, 6}, 3)).requires_grad());
@@ -104,15 +107,20 @@ TEST(ActivationCheckpoint, TakesSeveralInputsOfWhichSomeNeedAGradientAndSomeAreU
   EXPECT_FALSE(unused.grad().defined());
 }
 
-// Used in two checkpoints and outside of any: one call, when the gradient is whole.
+// Used in two checkpoints, outside of any, and in checkpoints within one: one call, when the
+// gradient is whole.
 TEST(ActivationCheckpoint, GradientIsReadyOnceAfterTheLastUseWhereverItIs) {
-  for (const bool outside : {false, true}) {
+  const at::Tensor x = random({4, 6}, 3);
+  for (const auto& [outside, nested] : {std::pair{false, false}, {true, false}, {false, true}}) {
+    SCOPED_TRACE(fmt::format("outside {}, nested {}", outside, nested));
     TwoLayers with, without;
     std::vector<at::Tensor> seen;
     on_gradient_ready(with.weight, [&] { seen.push_back(with.weight.grad().clone()); });
-    const at::Tensor x = random({4, 6}, 3);
-    at::Tensor a = outside ? with.plain(x) : x, b = outside ? without.plain(x) : x;
-    with.checkpointed(with.checkpointed(a)).square().sum().backward();
+    const CheckpointBody twice = [&](const auto& in) {
+      return with.checkpointed(with.checkpointed(in[0]));
+    };
+    const at::Tensor a = outside ? with.plain(x) : x, b = outside ? without.plain(x) : x;
+    (nested ? checkpoint(twice, {a}) : twice({a})).square().sum().backward();
     without.plain(without.plain(b)).square().sum().backward();
     ASSERT_EQ(seen.size(), 1U);
     EXPECT_TRUE(identical(seen.front(), without.weight.grad()));
@@ -135,31 +143,6 @@ TEST(ActivationCheckpoint, CallbacksSpeakAgainAfterABodyThatThrewInBackward) {
   EXPECT_EQ(calls, 1);
 }
 
-TEST(ActivationCheckpoint, NestsInAnother) {
-  TwoLayers with, without;
-  int calls = 0;
-  on_gradient_ready(with.weight, [&] { ++calls; });
-  const at::Tensor x = random({4, 6}, 3);
-  checkpoint([&](const auto& in) { return with.checkpointed(with.checkpointed(in[0])); }, {x})
-      .square()
-      .sum()
-      .backward();
-  without.plain(without.plain(x)).square().sum().backward();
-  EXPECT_TRUE(identical(with.weight.grad(), without.weight.grad()));
-  EXPECT_EQ(calls, 1);
-}
-
-TEST(ActivationCheckpoint, AddsToAGradientThatIsThere) {
-  TwoLayers with, without;
-  for (const std::uint64_t seed : {3, 4}) {
-    const at::Tensor x = random({4, 6}, seed);
-    with.checkpointed(x).square().sum().backward();
-    without.plain(x).square().sum().backward();
-  }
-  EXPECT_TRUE(identical(with.weight.grad(), without.weight.grad()));
-  EXPECT_TRUE(identical(with.gain.grad(), without.gain.grad()));
-}
-
 TEST(ActivationCheckpoint, GradOfInputsLeavesParametersAlone) {
   TwoLayers with, without;
   const at::Tensor x = random({4, 6}, 3, true), y = leaf_of(x);
@@ -172,89 +155,22 @@ TEST(ActivationCheckpoint, GradOfInputsLeavesParametersAlone) {
 }
 
 TEST(ActivationCheckpoint, SaysWhatItCannotDo) {
-  const auto same = [](const std::vector<at::Tensor>& inputs) { return inputs[0]; };
-  const at::Tensor x = random({3}, 1, true);
-  EXPECT_THAT(error_of([&] { checkpoint(same, {}); }), HasSubstr("at least one input"));
-  EXPECT_THAT(error_of([&] {
-                checkpoint(same, {x, at::Tensor()});
-              }),
-              HasSubstr("input 1 of a checkpoint is undefined"));
-  const at::Tensor outside = x * 2;
-  EXPECT_THAT(error_of([&] { checkpoint([&](const auto& in) { return in[0] * outside; }, {x}); }),
-              HasSubstr("neither one of its inputs nor a parameter"));
+  const CheckpointBody same = [](const std::vector<at::Tensor>& inputs) { return inputs[0]; };
+  const at::Tensor x = random({3}, 1, true), outside = x * 2;
+  const std::vector<at::Tensor> undefined = {x, at::Tensor()};
+  testing::expect_error([&] { checkpoint(same, {}); }, {"at least one input"});
+  testing::expect_error([&] { checkpoint(same, undefined); },
+                        {"input 1 of a checkpoint is undefined"});
+  testing::expect_error([&] { checkpoint([&](const auto& in) { return in[0] * outside; }, {x}); },
+                        {"neither one of its inputs nor a parameter"});
   const at::Tensor y = checkpoint([](const auto& in) { return in[0].square(); }, {x}).sum();
-  EXPECT_THAT(error_of([&] { torch::autograd::grad({y}, {x}, {}, true, /*create_graph=*/true); }),
-              HasSubstr("'checkpoint' cannot be differentiated twice"));
+  testing::expect_error([&] { torch::autograd::grad({y}, {x}, {}, true, /*create_graph=*/true); },
+                        {"'checkpoint' cannot be differentiated twice"});
 }
 
-TEST(ActivationCheckpoint, RecordsNothingWithoutAGraph) {
-  TwoLayers layers;
-  const c10::NoGradGuard no_grad;
-  EXPECT_FALSE(layers.checkpointed(random({4, 6}, 3, true)).requires_grad());
-  EXPECT_EQ(layers.runs, 1);
-}
-
-// A unit whose body is checkpointed, and who calls it.
-class CheckpointedUnit : public Unit {
- public:
-  CheckpointedUnit() { weight_ = add_parameter("weight", {5, 5}, Initializer::normal(0.5)); }
-  at::Tensor forward(const at::Tensor& x) {
-    return run(
-        [&] {
-          return checkpoint(
-              [this](const auto& in) {
-                log("body");
-                return nn::linear(in[0], weight_).tanh();
-              },
-              {x});
-        },
-        {x});
-  }
-  void log(const std::string& what) { said.push_back(what); }
-  const at::Tensor& weight() const { return weight_; }
-
-  std::vector<std::string> said;
-
- private:
-  at::Tensor weight_;
-};
-
-struct Listener : UnitHooks {
-  explicit Listener(CheckpointedUnit& unit) : unit(unit) {
-    unit.set_hooks(this);
-    on_gradient_ready(unit.weight(), [&unit] { unit.log("gradient"); });
-  }
-  void pre_forward(Unit&) override { unit.log("pre forward"); }
-  void post_forward(Unit&) override { unit.log("post forward"); }
-  void pre_backward(Unit&) override { unit.log("pre backward"); }
-  void post_backward(Unit&) override { unit.log("post backward"); }
-  CheckpointedUnit& unit;
-};
-
-TEST(ActivationCheckpointInAUnit, HooksFireOnceAndBeforeTheBodyRunsAgain) {
-  CheckpointedUnit unit;
-  SeededValues values(1);
-  initialize_parameters(unit, values);
-  Listener listener(unit);
-  unit.forward(random({2, 5}, 1, true, at::kFloat)).sum().backward();
-  EXPECT_THAT(unit.said, ElementsAre("pre forward", "body", "post forward", "pre backward", "body",
-                                     "post backward", "gradient"));
-}
-
-TEST(ActivationCheckpointInAUnit, UsedTwiceHooksFireOnceForEachUseAndTheGradientIsReadyOnce) {
-  CheckpointedUnit unit;
-  SeededValues values(1);
-  initialize_parameters(unit, values);
-  Listener listener(unit);
-  const at::Tensor x = random({2, 5}, 1, false, at::kFloat);
-  unit.forward(unit.forward(x)).sum().backward();
-  EXPECT_THAT(unit.said, ElementsAre("pre forward", "body", "post forward", "pre forward", "body",
-                                     "post forward", "pre backward", "body", "post backward",
-                                     "pre backward", "body", "gradient"));
-}
-
-// The same mask in the second run, and random numbers afterwards as without a checkpoint.
-TEST(ActivationCheckpoint, DropoutDrawsTheSameMaskAgain) {
+// The same mask in the second run, and numbers drawn by others, between the runs and afterwards, as
+// without a checkpoint.
+TEST(ActivationCheckpoint, DropoutDrawsTheSameMaskAgainAndLeavesNumbersOfOthersAlone) {
   const auto train = [](bool checkpointed) {
     at::manual_seed(7);
     const at::Tensor x = random({8, 6}, 3, /*gradient=*/true);
@@ -264,27 +180,11 @@ TEST(ActivationCheckpoint, DropoutDrawsTheSameMaskAgain) {
     };
     at::Tensor y = checkpointed ? checkpoint(body, {x}) : body({x});
     y = checkpointed ? checkpoint(body, {y}) : body({y});
-    y.sum().backward();
-    return std::vector<at::Tensor>{y, x.grad(), at::randn({3}), at::rand({5})};
-  };
-  const std::vector<at::Tensor> with = train(true), without = train(false);
-  for (std::size_t i = 0; i < with.size(); ++i) EXPECT_TRUE(identical(with[i], without[i])) << i;
-}
-
-// Numbers drawn between the two runs are neither repeated nor lost.
-TEST(ActivationCheckpoint, LeavesRandomNumbersOfOthersAlone) {
-  const auto draw = [](bool checkpointed) {
-    at::manual_seed(7);
-    const at::Tensor x = random({8, 6}, 3, /*gradient=*/true);
-    const CheckpointBody body = [](const std::vector<at::Tensor>& inputs) {
-      return at::dropout(inputs.front(), 0.5, /*train=*/true);
-    };
-    const at::Tensor y = checkpointed ? checkpoint(body, {x}) : body({x});
     const at::Tensor between = at::randn({7});
     y.sum().backward();
-    return std::vector<at::Tensor>{x.grad(), between, at::randn({7})};
+    return std::vector<at::Tensor>{y, x.grad(), between, at::randn({3}), at::rand({5})};
   };
-  const std::vector<at::Tensor> with = draw(true), without = draw(false);
+  const std::vector<at::Tensor> with = train(true), without = train(false);
   for (std::size_t i = 0; i < with.size(); ++i) EXPECT_TRUE(identical(with[i], without[i])) << i;
 }
 

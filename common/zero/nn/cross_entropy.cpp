@@ -1,3 +1,4 @@
+#include <ATen/OpMathType.h>
 #include <ATen/ops/aminmax.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -9,7 +10,6 @@
 #include <zero/memory/storage.hpp>
 #include <zero/nn/cross_entropy.hpp>
 #include <zero/nn/once_differentiable.hpp>
-#include <zero/nn/wide.hpp>
 
 namespace zero::nn {
 namespace {
@@ -47,10 +47,10 @@ struct CrossEntropyFunction : Function<CrossEntropyFunction> {
     const at::Tensor counted = targets.ne(data::kIgnoredTarget);
     const at::Tensor classes = targets.where(counted, 0).unsqueeze(1);  // [N, 1]
     require_classes(classes, logits.size(1));
-    const at::Tensor log_sums = at::empty({logits.size(0)}, logits.options().dtype(wide(logits)));
+    const at::ScalarType wide = at::toOpMathType(logits.scalar_type());
+    const at::Tensor log_sums = at::empty({logits.size(0)}, logits.options().dtype(wide));
     for_each_block(logits, [&](std::int64_t first, std::int64_t rows) {
-      log_sums.narrow(0, first, rows)
-          .copy_(logits.narrow(0, first, rows).to(wide(logits)).logsumexp(1));
+      log_sums.narrow(0, first, rows).copy_(logits.narrow(0, first, rows).to(wide).logsumexp(1));
     });
     const at::Tensor losses = log_sums - logits.gather(1, classes).squeeze(1);
     context->save_for_backward({logits, classes, counted, log_sums});
@@ -76,7 +76,7 @@ struct CrossEntropyFunction : Function<CrossEntropyFunction> {
     for_each_block(logits, [&](std::int64_t first, std::int64_t rows) {
       const at::Tensor block = logits.narrow(0, first, rows);
       const at::Tensor scale = scales.narrow(0, first, rows);
-      at::Tensor softmax = block.to(wide(logits));  // the block itself where it is wide already
+      at::Tensor softmax = block.to(log_sums.scalar_type());  // `block` itself if it is wide
       softmax.sub_(log_sums.narrow(0, first, rows).unsqueeze(1)).exp_().mul_(scale);
       softmax.scatter_add_(1, classes.narrow(0, first, rows), scale.neg());
       if (!softmax.is_same(block)) block.copy_(softmax);

@@ -1,3 +1,4 @@
+#include <ATen/OpMathType.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <optional>
@@ -5,7 +6,6 @@
 #include <zero/nn/functional.hpp>
 #include <zero/nn/gradient_destination.hpp>
 #include <zero/nn/once_differentiable.hpp>
-#include <zero/nn/wide.hpp>
 
 namespace zero::nn {
 namespace {
@@ -83,7 +83,7 @@ struct EmbeddingFunction : Function<EmbeddingFunction> {
 struct RmsNormFunction : Function<RmsNormFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
                             double eps) {
-    const at::Tensor wide_x = x.to(wide(x));
+    const at::Tensor wide_x = x.to(at::toOpMathType(x.scalar_type()));
     const at::Tensor inverse =
         wide_x.square().mean(-1, /*keepdim=*/true).add_(eps).rsqrt_();  // [..., 1]
     context->save_for_backward({x, weight, inverse});
@@ -95,14 +95,14 @@ struct RmsNormFunction : Function<RmsNormFunction> {
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &x = saved[0], &weight = saved[1], &inverse = saved[2];
     const at::Tensor gradient = gradients[0];
-    const at::Tensor normal = x.to(wide(x)) * inverse;
+    const at::Tensor normal = x.to(inverse.scalar_type()) * inverse;
     if (context->needs_input_grad(1)) {
       accumulate_sum(weight, rows(gradient * normal.to(x.scalar_type())));
     }
     at::Tensor to_x;
     if (context->needs_input_grad(0)) {
       // d(x/rms) = inverse (h - normal mean(h normal)) for a gradient h of the normalised rows.
-      const at::Tensor h = (gradient * weight).to(wide(x));
+      const at::Tensor h = (gradient * weight).to(inverse.scalar_type());
       const at::Tensor along = (h * normal).mean(-1, /*keepdim=*/true);
       to_x = h.addcmul(normal, along, /*value=*/-1).mul_(inverse).to(x.scalar_type());
     }

@@ -1,11 +1,15 @@
 // The operations with backward functions of their own, beside the same operations of LibTorch under
 // ordinary autograd.
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <cmath>
+
 #include <tests/support/tensors.hpp>
 #include <zero/memory/accounting.hpp>
+#include <zero/nn/attention.hpp>
 #include <zero/nn/functional.hpp>
 #include <zero/nn/parameters.hpp>
 
@@ -13,8 +17,7 @@ namespace zero::nn {
 namespace {
 
 using testing::close_to;
-using testing::error_of;
-using ::testing::HasSubstr;
+using testing::expect_error;
 using testing::identical;
 using testing::leaf_of;
 using testing::random;
@@ -148,11 +151,12 @@ TEST_P(Functional, AddsIntoTheGradientThatIsThereWithoutMovingIt) {
 TEST_P(Functional, CannotBeDifferentiatedTwice) {
   const Arguments all = arguments();
   const at::Tensor y = scalar(GetParam().ours(all));
-  EXPECT_THAT(error_of([&] {
-                torch::autograd::grad({y}, all, {}, /*retain_graph=*/true, /*create_graph=*/true,
-                                      /*allow_unused=*/true);
-              }),
-              HasSubstr("cannot be differentiated twice"));
+  expect_error(
+      [&] {
+        torch::autograd::grad({y}, all, {}, /*retain_graph=*/true, /*create_graph=*/true,
+                              /*allow_unused=*/true);
+      },
+      {"cannot be differentiated twice"});
 }
 
 TEST_P(Functional, KeepsTheDtype) {
@@ -167,21 +171,21 @@ TEST_P(Functional, KeepsTheDtype) {
 }
 
 TEST(FunctionalBits, SwigluAndLinearAreTheSameOperationsInFloat) {
-  const at::Tensor a = random({4, 9}, 1, true, at::kFloat), b = random({4, 9}, 2, true, at::kFloat);
-  const at::Tensor c = leaf_of(a), d = leaf_of(b);
-  const at::Tensor ours = nn::swiglu(a, b), plain = at::silu(c) * d;
-  EXPECT_TRUE(identical(ours, plain));
-  ours.square().sum().backward();
-  plain.square().sum().backward();
-  EXPECT_TRUE(identical(a.grad(), c.grad()));
-  EXPECT_TRUE(identical(b.grad(), d.grad()));
-
-  const at::Tensor x = random({4, 9}, 3, true, at::kFloat), w = random({5, 9}, 4, true, at::kFloat);
-  const at::Tensor v = leaf_of(x), u = leaf_of(w);
-  nn::linear(x, w).square().sum().backward();
-  at::linear(v, u).square().sum().backward();
-  EXPECT_TRUE(identical(x.grad(), v.grad()));
-  EXPECT_TRUE(identical(w.grad(), u.grad()));
+  const auto expect_same = [](at::IntArrayRef sizes, auto ours, auto plain) {
+    const at::Tensor a = random({4, 9}, 1, true, at::kFloat),
+                     b = random(sizes, 2, true, at::kFloat);
+    const at::Tensor c = leaf_of(a), d = leaf_of(b), y = ours(a, b), z = plain(c, d);
+    EXPECT_TRUE(identical(y, z));
+    y.square().sum().backward();
+    z.square().sum().backward();
+    EXPECT_TRUE(identical(a.grad(), c.grad()));
+    EXPECT_TRUE(identical(b.grad(), d.grad()));
+  };
+  using T = const at::Tensor&;
+  expect_same(
+      {4, 9}, [](T a, T b) { return nn::swiglu(a, b); }, [](T a, T b) { return at::silu(a) * b; });
+  expect_same(
+      {5, 9}, [](T x, T w) { return nn::linear(x, w); }, [](T x, T w) { return at::linear(x, w); });
 }
 
 // As transformers' LlamaRMSNorm: fp32 inside, one rounding, then the product with the weight.
@@ -246,6 +250,83 @@ TEST(FunctionalGradients, OfParametersGoToGradOnly) {
   const auto to_weight = torch::autograd::grad({nn::linear(x, weight).sum()}, {weight}, {},
                                                std::nullopt, false, /*allow_unused=*/true);
   EXPECT_FALSE(to_weight.front().defined());
+}
+
+// Rotary positions by themselves, and grouped-query attention beside its textbook form.
+constexpr double kTheta = 100000.0;
+
+TEST(Rotary, TableMayBeLongerThanTheText) {
+  const at::Tensor x = random({1, 5, 2, 8}, 1);
+  EXPECT_TRUE(identical(rotate(x, rotary_table(50, 8, kTheta, at::kDouble)),
+                        rotate(x, rotary_table(5, 8, kTheta, at::kDouble))));
+}
+
+// What the angles are, llama_test.cpp checks.
+TEST(Rotary, GradientIsTheRotationBack) {
+  const RotaryTable table = rotary_table(7, 8, kTheta, at::kDouble);
+  const at::Tensor x = random({2, 7, 3, 8}, 1, true), gradient = random({2, 7, 3, 8}, 2);
+  rotate(x, table).backward(gradient);
+  EXPECT_TRUE(close_to(rotate(x.grad(), table), gradient));
+}
+
+TEST(Rotary, CannotBeDifferentiatedTwice) {
+  const at::Tensor x = random({1, 2, 1, 4}, 1, true);
+  const at::Tensor y = rotate(x, rotary_table(2, 4, kTheta, at::kDouble)).sum();
+  expect_error([&] { torch::autograd::grad({y}, {x}, {}, true, /*create_graph=*/true); },
+               {"'rotate' cannot be differentiated twice"});
+}
+
+// Far positions have large angles, of which half types know nothing: the table is made in float.
+TEST(Rotary, HalfTablesAreRoundedOnceAtTheEnd) {
+  const RotaryTable wide = rotary_table(3000, 8, kTheta, at::kFloat);
+  const RotaryTable narrow = rotary_table(3000, 8, kTheta, at::kBFloat16);
+  EXPECT_TRUE(identical(narrow.cosine, wide.cosine.to(at::kBFloat16)));
+  EXPECT_TRUE(identical(narrow.sine, wide.sine.to(at::kBFloat16)));
+  const RotaryTable exact = rotary_table(3000, 8, kTheta, at::kDouble);
+  EXPECT_TRUE(close_to(wide.cosine.to(at::kDouble), exact.cosine, 1e-3));
+}
+
+TEST(Rotary, TableIsNoModelState) {
+  const memory::Snapshot before = memory::snapshot();
+  const memory::Charge charge(memory::Category::kParameters);
+  const RotaryTable table = rotary_table(10, 8, kTheta, at::kFloat);
+  constexpr std::int64_t kBytes = 2 * 10 * 4 * 4;
+  EXPECT_FALSE(table.cosine.requires_grad());
+  const memory::Snapshot after = memory::snapshot();
+  EXPECT_EQ(after[memory::Category::kOther] - before[memory::Category::kOther], kBytes);
+  EXPECT_EQ(after.total - before.total, kBytes);
+}
+
+// softmax(q k^T / sqrt(d)) v with the future masked, head by head.
+at::Tensor plain_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  const std::int64_t length = q.size(1), times = q.size(2) / k.size(2);
+  const at::Tensor future = at::ones({length, length}, at::kBool).triu(1);
+  std::vector<at::Tensor> heads;
+  for (std::int64_t h = 0; h < q.size(2); ++h) {
+    const at::Tensor scores = q.select(2, h).matmul(k.select(2, h / times).transpose(1, 2)) /
+                              std::sqrt(static_cast<double>(q.size(3)));
+    const at::Tensor shares = scores.masked_fill(future, -1e300).softmax(-1);
+    heads.push_back(shares.matmul(v.select(2, h / times)));
+  }
+  return at::stack(heads, 2);
+}
+
+TEST(Attention, GroupedHeadsAreThoseOfThePlainForm) {
+  for (const auto& [heads, kv_heads] : {std::pair{4, 4}, {4, 2}, {6, 2}, {3, 1}}) {
+    SCOPED_TRACE(fmt::format("{} over {}", heads, kv_heads));
+    const at::Tensor q = random({2, 5, heads, 4}, 1, true);
+    const at::Tensor k = random({2, 5, kv_heads, 4}, 2, true);
+    const at::Tensor v = random({2, 5, kv_heads, 4}, 3, true);
+    const at::Tensor a = leaf_of(q), b = leaf_of(k), c = leaf_of(v);
+    const at::Tensor ours = causal_attention(q, k, v), plain = plain_attention(a, b, c);
+    EXPECT_TRUE(close_to(ours, plain));
+    const at::Tensor gradient = random(ours.sizes(), 4);
+    ours.backward(gradient);
+    plain.backward(gradient);
+    EXPECT_TRUE(close_to(q.grad(), a.grad()));
+    EXPECT_TRUE(close_to(k.grad(), b.grad()));
+    EXPECT_TRUE(close_to(v.grad(), c.grad()));
+  }
 }
 
 }  // namespace

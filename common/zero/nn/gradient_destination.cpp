@@ -54,14 +54,15 @@ at::Tensor provided(const at::Tensor& parameter, const GradientProvider& provide
       tensor.scalar_type() == parameter.scalar_type() && tensor.device() == parameter.device()) {
     return tensor;
   }
-  throw Error(fmt::format(
-      "the gradient provider of a parameter of shape [{}] ({}) gave {}; it must give a tensor of "
-      "the "
-      "parameter's shape and dtype on its device",
-      fmt::join(parameter.sizes(), ", "), c10::toString(parameter.scalar_type()),
-      tensor.defined() ? fmt::format("a tensor of shape [{}] ({})", fmt::join(tensor.sizes(), ", "),
-                                     c10::toString(tensor.scalar_type()))
-                       : std::string("an undefined tensor")));
+  const auto shown = [](const at::Tensor& t) {
+    return t.defined() ? fmt::format("a tensor of shape [{}] ({})", fmt::join(t.sizes(), ", "),
+                                     c10::toString(t.scalar_type()))
+                       : std::string("an undefined tensor");
+  };
+  throw Error(
+      fmt::format("the gradient provider of {} gave {}; it must give one like it on its "
+                  "device",
+                  shown(parameter), shown(tensor)));
 }
 
 }  // namespace
@@ -80,10 +81,6 @@ GradientDestination gradient_destination(const at::Tensor& parameter) {
 
 void set_gradient_provider(const at::Tensor& parameter, GradientProvider provider) {
   providers().set(parameter, std::move(provider));
-}
-
-bool has_gradient_provider(const at::Tensor& parameter) {
-  return static_cast<bool>(providers().find(parameter));
 }
 
 }  // namespace zero::nn

@@ -43,7 +43,4 @@ using GradientProvider = std::function<at::Tensor()>;
 /// operations on the parameter never calls the provider: autograd makes its gradient.
 void set_gradient_provider(const at::Tensor& parameter, GradientProvider provider);
 
-/// True if `parameter` has a gradient provider.
-bool has_gradient_provider(const at::Tensor& parameter);
-
 }  // namespace zero::nn

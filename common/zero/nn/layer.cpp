@@ -1,7 +1,5 @@
 #include <fmt/format.h>
 
-#include <utility>
-
 #include <zero/base/error.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
@@ -9,14 +7,9 @@
 
 namespace zero::nn {
 namespace {
-thread_local bool deferred = false;
 constexpr const char* kCastOrMove =
     "cast or move a model before the strategy is made, or after its release()";
 }  // namespace
-
-DeferredStorage::DeferredStorage() : previous_(std::exchange(deferred, true)) {}
-DeferredStorage::~DeferredStorage() { deferred = previous_; }
-bool DeferredStorage::active() { return deferred; }
 
 std::optional<Initializer> Layer::initializer(const std::string& name) const {
   const auto found = initializers_.find(name);

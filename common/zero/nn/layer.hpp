@@ -3,13 +3,14 @@
 #include <torch/nn/module.h>
 #include <torch/types.h>
 
-#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
+
+#include <zero/base/scoped_flag.hpp>
 
 namespace zero::nn {
 
@@ -30,19 +31,7 @@ struct Initializer {
 /// While it lives, layers built on this thread make parameters with a shape but no bytes
 /// (memory::without_storage). A strategy adds storage and values later, whole or unit by unit, so
 /// that a rank never holds more than its stage allows, not even at the start.
-class DeferredStorage {
- public:
-  DeferredStorage();
-  ~DeferredStorage();
-  DeferredStorage(const DeferredStorage&) = delete;
-  DeferredStorage& operator=(const DeferredStorage&) = delete;
-
-  /// True inside a scope.
-  static bool active();
-
- private:
-  bool previous_;
-};
+using DeferredStorage = ScopedFlag<struct DeferredStorageTag>;
 
 /// A module whose parameters know their initializers, so that values can be drawn later and on any
 /// rank. The project's own layers derive from it; a user's modules need not.

@@ -34,7 +34,7 @@ LlamaAttention::LlamaAttention(const LlamaConfig& config) : head_size_(config.he
 
 at::Tensor LlamaAttention::forward(const at::Tensor& x, const RotaryTable& table) const {
   const auto split_heads = [&](const at::Tensor& projected) {
-    return projected.view({x.size(0), x.size(1), -1, head_size_});
+    return projected.view({x.size(0), x.size(1), projected.size(-1) / head_size_, head_size_});
   };
   const at::Tensor query = rotate(split_heads(query_->forward(x)), table);
   const at::Tensor key = rotate(split_heads(key_->forward(x)), table);

@@ -1,13 +1,13 @@
+#include <c10/core/ScalarType.h>
 #include <fmt/format.h>
 
-#include <fstream>
-#include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <optional>
+#include <ranges>
 
 #include <zero/base/error.hpp>
 #include <zero/base/json_depth.hpp>
+#include <zero/base/mapped_file.hpp>
 #include <zero/base/names.hpp>
 #include <zero/nn/llama_config.hpp>
 
@@ -125,22 +125,24 @@ std::int64_t usual_head_size(std::int64_t hidden, std::int64_t heads) {
                   hidden, heads));
 }
 
-// The number of elements; as a double, exact up to 2^53, for counts that may not fit 63 bits.
-template <class Number>
-Number count_elements(const LlamaConfig& c) {
-  const auto hidden = static_cast<Number>(c.hidden);
-  const Number projections =
-      static_cast<Number>(c.head_size) * static_cast<Number>(2 * c.heads + 2 * c.kv_heads);
-  const Number layer = hidden * (projections + 3 * static_cast<Number>(c.mlp) + 2);
-  const Number embedding = static_cast<Number>(c.vocabulary) * hidden;
-  const Number untied = c.tied ? 0 : embedding;
-  const Number head = c.classes > 0 ? static_cast<Number>(c.classes) * hidden : untied;
-  return embedding + static_cast<Number>(c.layers) * layer + hidden + head;
+// The number of elements: exact up to 2^53, which is more than check() accepts. The sizes of an
+// absurd model would overflow an integer.
+double count_elements(const LlamaConfig& c) {
+  const auto hidden = static_cast<double>(c.hidden);
+  const double projections =
+      static_cast<double>(c.head_size) * static_cast<double>(2 * c.heads + 2 * c.kv_heads);
+  const double layer = hidden * (projections + 3 * static_cast<double>(c.mlp) + 2);
+  const double embedding = static_cast<double>(c.vocabulary) * hidden;
+  const double untied = c.tied ? 0 : embedding;
+  const double head = c.classes > 0 ? static_cast<double>(c.classes) * hidden : untied;
+  return embedding + static_cast<double>(c.layers) * layer + hidden + head;
 }
 
-void check_size(std::int64_t value, const char* name, std::int64_t most = kLargestSize) {
-  if (value >= 1 && value <= most) return;
-  throw Error(fmt::format("{} of the model is {}, but must be from 1 to {}", name, value, most));
+void check_size(std::int64_t value, const char* name, std::int64_t most = kLargestSize,
+                std::int64_t least = 1) {
+  if (value >= least && value <= most) return;
+  throw Error(
+      fmt::format("{} of the model is {}, but must be from {} to {}", name, value, least, most));
 }
 
 void check_sizes(const LlamaConfig& config) {
@@ -151,12 +153,8 @@ void check_sizes(const LlamaConfig& config) {
   check_size(config.kv_heads, "the number of key/value heads");
   check_size(config.head_size, "the head size");
   check_size(config.mlp, "the MLP size");
-  if (config.classes < 0 || config.classes > kLargestSize) {
-    throw Error(
-        fmt::format("the number of classes is {}, but must be from 0 (language model) to {}",
-                    config.classes, kLargestSize));
-  }
-  if (count_elements<double>(config) > static_cast<double>(kMostParameters)) {
+  check_size(config.classes, "the number of classes", kLargestSize, /*least=*/0);
+  if (count_elements(config) > static_cast<double>(kMostParameters)) {
     throw Error(fmt::format(
         "{} layers of hidden size {}, {} heads of {} and MLP size {}, with a vocabulary of {}, "
         "have more than {} parameters: smaller sizes are needed",
@@ -165,29 +163,15 @@ void check_sizes(const LlamaConfig& config) {
   }
 }
 
-std::string dtype_name(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kBFloat16:
-      return "bfloat16";
-    case at::kHalf:
-      return "float16";
-    case at::kDouble:
-      return "float64";
-    default:
-      return "float32";
-  }
-}
-
 }  // namespace
 
-std::int64_t LlamaConfig::parameters() const { return count_elements<std::int64_t>(*this); }
+std::int64_t LlamaConfig::parameters() const {
+  return static_cast<std::int64_t>(count_elements(*this));
+}
 
 const std::vector<std::string>& preset_names() {
-  static const std::vector<std::string> names = [] {
-    std::vector<std::string> result;
-    for (const auto& [name, config] : presets()) result.push_back(name);
-    return result;
-  }();
+  static const auto keys = presets() | std::views::keys;
+  static const std::vector<std::string> names(keys.begin(), keys.end());
   return names;
 }
 
@@ -262,15 +246,10 @@ LlamaConfig llama_config_from_json(std::string_view text) {
 
 std::string read_config_text(const std::filesystem::path& folder) {
   const std::filesystem::path path = folder / "config.json";
-  std::ifstream file(path, std::ios::binary);
-  std::string text{std::istreambuf_iterator<char>(file), {}};
-  if (!file.is_open() || file.bad()) {
-    throw Error(fmt::format(
-        "{} cannot be read: a folder as save_pretrained writes it is needed, with config.json and "
-        "model.safetensors (or several files and model.safetensors.index.json)",
-        path.string()));
-  }
-  return text;
+  return base::read_file(
+      path, fmt::format("{} (a folder as save_pretrained writes it is needed, with config.json and "
+                        "model.safetensors, or several files and model.safetensors.index.json)",
+                        path.string()));
 }
 
 json to_hugging_face_json(const LlamaConfig& config, std::string_view original) {
@@ -300,7 +279,7 @@ json to_hugging_face_json(const LlamaConfig& config) {
       {"initializer_range", config.initializer_range},
       {"attention_bias", false},
       {"mlp_bias", false},
-      {"torch_dtype", dtype_name(config.dtype)},
+      {"torch_dtype", c10::getDtypeNames(config.dtype).first},
   };
   // transformers counts the classes of a classifier by the entries of id2label.
   for (std::int64_t i = 0; i < config.classes; ++i) {

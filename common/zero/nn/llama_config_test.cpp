@@ -2,7 +2,6 @@
 
 #include <gmock/gmock.h>
 
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include <tests/support/tensors.hpp>
@@ -16,16 +15,12 @@ using nlohmann::json;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using testing::error_of;
+using testing::expect_error;
 using ::testing::HasSubstr;
 using testing::TestFolder;
 
 TEST(LlamaPresets, AreTheKnownShapes) {
   EXPECT_THAT(preset_names(), ElementsAre("llama-1.5b", "smollm2-135m", "smollm2-360m", "tiny"));
-  EXPECT_EQ(preset("smollm2-135m").parameters(), 134'515'008);
-  EXPECT_EQ(preset("smollm2-360m").parameters(), 361'821'120);
-  LlamaConfig classifier = preset("smollm2-360m");
-  classifier.classes = 5;
-  EXPECT_EQ(classifier.parameters(), 361'825'920);
   LlamaConfig untied = preset("smollm2-360m");
   untied.tied = false;
   EXPECT_EQ(untied.parameters(), 361'821'120 + 49152 * 960);
@@ -33,39 +28,16 @@ TEST(LlamaPresets, AreTheKnownShapes) {
   for (const std::string& name : preset_names()) EXPECT_NO_THROW(check(preset(name))) << name;
 }
 
-TEST(LlamaPresets, AnUnknownNameIsAnsweredWithTheNearest) {
-  EXPECT_THAT(error_of([] { preset("smollm2-360"); }),
-              AllOf(HasSubstr("smollm2-360'"), HasSubstr("smollm2-360m")));
-  EXPECT_THAT(error_of([] { preset("huge"); }), HasSubstr("tiny"));
-}
-
 // What the published model's config.json says, and more that does not concern us.
 json smollm2_360m() {
-  return {{"architectures", {"LlamaForCausalLM"}},
-          {"attention_bias", false},
-          {"attention_dropout", 0.0},
-          {"bos_token_id", 0},
-          {"eos_token_id", 0},
-          {"hidden_act", "silu"},
-          {"hidden_size", 960},
-          {"initializer_range", 0.02},
-          {"intermediate_size", 2560},
-          {"is_llama_config", true},
-          {"max_position_embeddings", 8192},
-          {"mlp_bias", false},
-          {"model_type", "llama"},
-          {"num_attention_heads", 15},
-          {"num_hidden_layers", 32},
-          {"num_key_value_heads", 5},
-          {"pretraining_tp", 1},
-          {"rms_norm_eps", 1e-05},
-          {"rope_interleaved", false},
-          {"rope_scaling", nullptr},
-          {"rope_theta", 100000},
-          {"tie_word_embeddings", true},
-          {"torch_dtype", "bfloat16"},
-          {"use_cache", true},
-          {"vocab_size", 49152}};
+  return json::parse(R"({
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "is_llama_config": true,
+    "vocab_size": 49152, "hidden_size": 960, "intermediate_size": 2560, "num_hidden_layers": 32,
+    "num_attention_heads": 15, "num_key_value_heads": 5, "max_position_embeddings": 8192,
+    "attention_bias": false, "attention_dropout": 0.0, "mlp_bias": false, "hidden_act": "silu",
+    "rms_norm_eps": 1e-05, "rope_theta": 100000, "rope_scaling": null, "rope_interleaved": false,
+    "tie_word_embeddings": true, "initializer_range": 0.02, "torch_dtype": "bfloat16",
+    "bos_token_id": 0, "eos_token_id": 0, "pretraining_tp": 1, "use_cache": true})");
 }
 
 TEST(LlamaConfigJson, ThePublishedShapeIsThePreset) {
@@ -113,55 +85,52 @@ TEST(LlamaConfigJson, EveryNeededFieldIsMissedByName) {
   }
 }
 
-struct Wrong {
-  std::string name;
-  json value;
-  std::string message;
-};
-
-class LlamaConfigRefusal : public ::testing::TestWithParam<Wrong> {};
-INSTANTIATE_TEST_SUITE_P(
-    Fields, LlamaConfigRefusal,
-    ::testing::Values(
-        Wrong{"model_type", "mistral", "type 'mistral', but only 'llama'"},
-        Wrong{"model_type", 3, "'model_type' of config.json has the wrong type: 3"},
-        Wrong{"hidden_size", "960", R"(is "960", but must be an integer from 1 to 16777216)"},
-        Wrong{"hidden_size", 64.5, "'hidden_size' of config.json is 64.5, but must be an integer"},
-        Wrong{"hidden_size", -960, "'hidden_size' of config.json is -960, but must be"},
-        Wrong{"hidden_size", std::int64_t{1} << 62, "is 4611686018427387904, but must be"},
-        Wrong{"hidden_size", 961, "is 961 and not a multiple of 'num_attention_heads', 15"},
-        Wrong{"vocab_size", 0, "'vocab_size' of config.json is 0, but must be"},
-        Wrong{"vocab_size", std::uint64_t{1} << 63,
-              "'vocab_size' of config.json is 9223372036854775808, but must be"},
-        Wrong{"vocab_size", kLargestSize + 1, "'vocab_size' of config.json is 16777217, but"},
-        Wrong{"num_hidden_layers", 0, "'num_hidden_layers' of config.json is 0, but must be"},
-        Wrong{"num_hidden_layers", kMostLayers + 1, "is 10001, but must be an integer from 1 to"},
-        Wrong{"num_attention_heads", 0, "'num_attention_heads' of config.json is 0, but must be"},
-        Wrong{"num_attention_heads", std::uint64_t{1} << 63,
-              "'num_attention_heads' of config.json is 9223372036854775808, but must be"},
-        Wrong{"num_key_value_heads", 0, "'num_key_value_heads' of config.json is 0, but must be"},
-        Wrong{"num_key_value_heads", 4, "15 heads cannot be shared evenly by 4"},
-        Wrong{"head_dim", 63, "the head size is 63"},
-        Wrong{"head_dim", 0, "'head_dim' of config.json is 0, but must be"},
-        Wrong{"intermediate_size", 0, "'intermediate_size' of config.json is 0, but must be"},
-        Wrong{"intermediate_size", 2560.0, "'intermediate_size' of config.json is 2560.0, but"},
-        Wrong{"rms_norm_eps", 0.0, "norm epsilon 0"}, Wrong{"rope_theta", -1.0, "rotary theta -1"},
-        Wrong{"initializer_range", -0.5, "initializer range -0.5"},
-        Wrong{"tie_word_embeddings", "yes", "'tie_word_embeddings'"},
-        Wrong{"hidden_act", "gelu", R"('hidden_act' of config.json is "gelu", but only "silu")"},
-        Wrong{"attention_bias", true, "'attention_bias' of config.json is true, but only false"},
-        Wrong{"attention_bias", json::array({true}), "has the wrong type: an array"},
-        Wrong{"hidden_act", std::string(99, 'x'), R"(xxx..., but only "silu")"},
-        Wrong{"mlp_bias", true, "'mlp_bias'"},
-        Wrong{"rope_scaling", json{{"rope_type", "llama3"}}, "'rope_scaling'"},
-        Wrong{"rope_parameters", json{{"rope_type", "yarn"}}, "'rope_type'"}),
-    [](const auto& info) { return fmt::format("{}_{}", info.index, info.param.name); });
-
-TEST_P(LlamaConfigRefusal, NamesTheField) {
-  json object = smollm2_360m();
-  object[GetParam().name] = GetParam().value;
-  EXPECT_THAT(error_of([&] { llama_config_from_json(object.dump()); }),
-              HasSubstr(GetParam().message));
+TEST(LlamaConfigJson, RefusalsNameTheField) {
+  struct Wrong {
+    const char* name;
+    json value;
+    const char* message;
+  };
+  const std::vector<Wrong> rows = {
+      {"model_type", "mistral", "type 'mistral', but only 'llama'"},
+      {"model_type", 3, "'model_type' of config.json has the wrong type: 3"},
+      {"hidden_size", "960", R"(is "960", but must be an integer from 1 to 16777216)"},
+      {"hidden_size", 64.5, "'hidden_size' of config.json is 64.5, but must be an integer"},
+      {"hidden_size", -960, "'hidden_size' of config.json is -960, but must be"},
+      {"hidden_size", std::int64_t{1} << 62, "is 4611686018427387904, but must be"},
+      {"hidden_size", 961, "is 961 and not a multiple of 'num_attention_heads', 15"},
+      {"vocab_size", 0, "'vocab_size' of config.json is 0, but must be"},
+      {"vocab_size", std::uint64_t{1} << 63,
+       "'vocab_size' of config.json is 9223372036854775808, but must be"},
+      {"vocab_size", kLargestSize + 1, "'vocab_size' of config.json is 16777217, but"},
+      {"num_hidden_layers", 0, "'num_hidden_layers' of config.json is 0, but must be"},
+      {"num_hidden_layers", kMostLayers + 1, "is 10001, but must be an integer from 1 to"},
+      {"num_attention_heads", 0, "'num_attention_heads' of config.json is 0, but must be"},
+      {"num_attention_heads", std::uint64_t{1} << 63,
+       "'num_attention_heads' of config.json is 9223372036854775808, but must be"},
+      {"num_key_value_heads", 0, "'num_key_value_heads' of config.json is 0, but must be"},
+      {"num_key_value_heads", 4, "15 heads cannot be shared evenly by 4"},
+      {"head_dim", 63, "the head size is 63"},
+      {"head_dim", 0, "'head_dim' of config.json is 0, but must be"},
+      {"intermediate_size", 0, "'intermediate_size' of config.json is 0, but must be"},
+      {"intermediate_size", 2560.0, "'intermediate_size' of config.json is 2560.0, but"},
+      {"rms_norm_eps", 0.0, "norm epsilon 0"},
+      {"rope_theta", -1.0, "rotary theta -1"},
+      {"initializer_range", -0.5, "initializer range -0.5"},
+      {"tie_word_embeddings", "yes", "'tie_word_embeddings'"},
+      {"hidden_act", "gelu", R"('hidden_act' of config.json is "gelu", but only "silu")"},
+      {"attention_bias", true, "'attention_bias' of config.json is true, but only false"},
+      {"attention_bias", json::array({true}), "has the wrong type: an array"},
+      {"hidden_act", std::string(99, 'x'), R"(xxx..., but only "silu")"},
+      {"mlp_bias", true, "'mlp_bias'"},
+      {"rope_scaling", json{{"rope_type", "llama3"}}, "'rope_scaling'"},
+      {"rope_parameters", json{{"rope_type", "yarn"}}, "'rope_type'"}};
+  for (const auto& [name, value, message] : rows) {
+    SCOPED_TRACE(fmt::format("{} {}", name, value.dump()));
+    json object = smollm2_360m();
+    object[name] = value;
+    expect_error([&] { llama_config_from_json(object.dump()); }, {message});
+  }
 }
 
 TEST(LlamaConfigJson, SizesMayBeAsLargeAsTheirBounds) {
@@ -179,28 +148,28 @@ TEST(LlamaConfigJson, RefusesWhatIsNestedTooDeeply) {
       "{\"model_type\": \"llama\", \"rope_parameters\": " + std::string(kLevels, '[') +
       std::string(kLevels, ']') + "}";
   const std::string message = "config.json: its JSON is nested deeper than 64 levels";
-  EXPECT_THAT(error_of([&] { llama_config_from_json(deep); }), HasSubstr(message));
-  EXPECT_THAT(error_of([&] { to_hugging_face_json(preset("tiny"), deep); }), HasSubstr(message));
+  expect_error([&] { llama_config_from_json(deep); }, {message});
+  expect_error([&] { to_hugging_face_json(preset("tiny"), deep); }, {message});
 }
 
 TEST(LlamaConfigJson, RefusesWhatIsNoJsonObject) {
   for (const char* text : {"", "{", "[1, 2]", "3", "nonsense"}) {
-    EXPECT_THAT(error_of([&] { llama_config_from_json(text); }), HasSubstr("not a JSON object"));
+    expect_error([&] { llama_config_from_json(text); }, {"not a JSON object"});
   }
 }
 
 TEST(LlamaConfigCheck, RefusesNegativeClassesAndIntegerParameters) {
-  EXPECT_THAT(error_of([] { check({.classes = -1}); }), HasSubstr("number of classes is -1"));
-  EXPECT_THAT(error_of([] { check({.dtype = at::kInt}); }), HasSubstr("parameters cannot be Int"));
+  expect_error([] { check({.classes = -1}); }, {"number of classes of the model is -1"});
+  expect_error([] { check({.dtype = at::kInt}); }, {"parameters cannot be Int"});
 }
 
 TEST(LlamaConfigCheck, RefusesSizesBeyondTheirBounds) {
-  EXPECT_THAT(error_of([] { check({.vocabulary = 0}); }),
-              HasSubstr("the vocabulary of the model is 0, but must be from 1 to 16777216"));
-  EXPECT_THAT(error_of([] { check({.hidden = kLargestSize + 1}); }), HasSubstr("the hidden size"));
-  EXPECT_THAT(error_of([] { check({.layers = kMostLayers + 1}); }),
-              HasSubstr("the number of layers of the model is 10001, but must be from 1 to 10000"));
-  EXPECT_THAT(error_of([] { check({.classes = kLargestSize + 1}); }), HasSubstr("classes"));
+  expect_error([] { check({.vocabulary = 0}); },
+               {"the vocabulary of the model is 0, but must be from 1 to 16777216"});
+  expect_error([] { check({.hidden = kLargestSize + 1}); }, {"the hidden size"});
+  expect_error([] { check({.layers = kMostLayers + 1}); },
+               {"the number of layers of the model is 10001, but must be from 1 to 10000"});
+  expect_error([] { check({.classes = kLargestSize + 1}); }, {"classes"});
 }
 
 // 10^4 (29,999 + 10^4 (8 + 3 x 3,333,329 + 2) + 1) are 10^15.
@@ -215,7 +184,7 @@ TEST(LlamaConfigCheck, CountsParametersThatTheirNumberCannotHold) {
   EXPECT_EQ(config.parameters(), kMostParameters);
   EXPECT_NO_THROW(check(config));
   ++config.vocabulary;
-  EXPECT_THAT(error_of([&] { check(config); }), HasSubstr("more than 1000000000000000 parameters"));
+  expect_error([&] { check(config); }, {"more than 1000000000000000 parameters"});
   // More than 2^87, of which 64 bits would keep less than 10^15.
   const LlamaConfig largest{.vocabulary = kLargestSize,
                             .hidden = kLargestSize,
@@ -223,7 +192,7 @@ TEST(LlamaConfigCheck, CountsParametersThatTheirNumberCannotHold) {
                             .heads = kLargestSize,
                             .kv_heads = kLargestSize,
                             .head_size = kLargestSize};
-  EXPECT_THAT(error_of([&] { check(largest); }), HasSubstr("have more than 1000000000000000"));
+  expect_error([&] { check(largest); }, {"have more than 1000000000000000"});
 }
 
 TEST(LlamaConfigJson, ComesBackFromWhatItWrites) {
@@ -261,9 +230,11 @@ TEST(LlamaConfigJson, KeepsWhatTheOriginalSaidAboutOtherThings) {
   original["dtype"] = "bfloat16";
   original["id2label"] = {{"0", "bad"}};
   original["num_labels"] = 9;
+  original["hidden_size"] = 3;
   const json merged = to_hugging_face_json(preset("smollm2-360m"), original.dump());
   EXPECT_EQ(merged["max_position_embeddings"], 8192);
   EXPECT_EQ(merged["bos_token_id"], 0);
+  EXPECT_EQ(merged["hidden_size"], 960);
   EXPECT_EQ(merged["torch_dtype"], "float32");
   for (const char* stale : {"dtype", "id2label", "num_labels"}) {
     EXPECT_FALSE(merged.contains(stale)) << stale;
@@ -273,7 +244,8 @@ TEST(LlamaConfigJson, KeepsWhatTheOriginalSaidAboutOtherThings) {
 TEST(LlamaConfigFile, IsReadOrNamed) {
   const TestFolder folder;
   EXPECT_THAT(error_of([&] { read_config_text(folder.path()); }),
-              AllOf(HasSubstr((folder / "config.json").string()), HasSubstr("cannot be read")));
+              AllOf(HasSubstr((folder / "config.json").string()), HasSubstr("cannot be opened"),
+                    HasSubstr("save_pretrained")));
   std::ofstream(folder / "config.json") << smollm2_360m().dump();
   EXPECT_EQ(llama_config_from_json(read_config_text(folder.path())), preset("smollm2-360m"));
 }

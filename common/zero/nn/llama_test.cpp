@@ -7,6 +7,7 @@
 
 #include <tests/support/tensors.hpp>
 #include <zero/memory/accounting.hpp>
+#include <zero/memory/storage.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/nn/parameters.hpp>
 
@@ -16,6 +17,7 @@ namespace {
 using testing::close_to;
 using ::testing::ElementsAre;
 using testing::error_of;
+using testing::expect_error;
 using ::testing::HasSubstr;
 using testing::identical;
 using testing::longs;
@@ -38,8 +40,8 @@ LlamaConfig small(std::int64_t classes = 0, bool tied = true) {
 }
 
 // A model and copies of its parameters, on which the plain form works.
-struct Pair {
-  explicit Pair(const LlamaConfig& config) : config(config), model(config) {
+struct LlamaPair {
+  explicit LlamaPair(const LlamaConfig& config) : config(config), model(config) {
     SeededValues values(1);
     initialize_parameters(model, values);
     for (const auto& item : model.named_parameters()) {
@@ -152,14 +154,18 @@ data::Batch reviews() {
   return batch;
 }
 
-TEST(Llama, LanguageModelIsThePlainOneWithItsGradients) {
-  Pair(small(0, /*tied=*/true)).expect_same(text());
-  Pair(small(0, /*tied=*/false)).expect_same(text());
+TEST(Llama, IsThePlainOneWithItsGradientsAlsoWithCheckpointedLayers) {
+  for (const bool checkpointed : {false, true}) {
+    LlamaPair tied(small(0, /*tied=*/true)), untied(small(0, /*tied=*/false)), classifier(small(3));
+    for (LlamaPair* pair : {&tied, &untied, &classifier}) {
+      pair->model.checkpoint_activations(checkpointed);
+      pair->expect_same(pair == &classifier ? reviews() : text());
+    }
+  }
 }
 
 TEST(Llama, ClassifierReadsTheLastTokenThatIsNotPadding) {
-  Pair pair(small(/*classes=*/3));
-  pair.expect_same(reviews());
+  LlamaPair pair(small(/*classes=*/3));
   // What padding holds does not matter, to the last bit.
   data::Batch other = reviews();
   other.inputs[1].narrow(0, 2, 3).fill_(7);
@@ -171,7 +177,7 @@ TEST(Llama, ClassifierReadsTheLastTokenThatIsNotPadding) {
 }
 
 TEST(Llama, ClassifierWithoutLengthsReadsTheLastTokenOfAll) {
-  Pair pair(small(/*classes=*/3));
+  LlamaPair pair(small(/*classes=*/3));
   data::Batch batch = reviews(), whole = reviews();
   batch.lengths = at::Tensor();
   whole.lengths = longs({5, 5, 5});
@@ -180,7 +186,7 @@ TEST(Llama, ClassifierWithoutLengthsReadsTheLastTokenOfAll) {
 }
 
 TEST(Llama, NoTokenSeesTheFuture) {
-  Pair pair(small());
+  LlamaPair pair(small());
   data::Batch batch = text();
   const at::Tensor before = pair.model.predict(batch).narrow(1, 0, 3).clone();
   batch.inputs = batch.inputs.clone();
@@ -188,54 +194,21 @@ TEST(Llama, NoTokenSeesTheFuture) {
   EXPECT_TRUE(identical(pair.model.predict(batch).narrow(1, 0, 3), before));
 }
 
-TEST(Llama, FrozenParametersGetNoGradientAndChangeNoOther) {
-  Pair all(small()), some(small());
-  for (auto& item : some.model.named_parameters()) {
-    if (item.key().find("layers.0.") != std::string::npos || item.key() == "model.norm.weight") {
-      item.value().requires_grad_(false);
-    }
-  }
-  all.model.loss(text()).backward();
-  some.model.loss(text()).backward();
-  for (const auto& item : some.model.named_parameters()) {
-    const at::Tensor expected = all.model.named_parameters()[item.key()].grad();
-    EXPECT_TRUE(
-        identical(item.value().grad(), item.value().requires_grad() ? expected : at::Tensor()))
-        << item.key();
-  }
-}
-
-TEST(Llama, HalfTypesGiveHalfLogitsAndALossInFloat) {
-  LlamaConfig config = preset("tiny");
-  config.dtype = at::kBFloat16;
-  Llama model(config);
-  SeededValues values(1);
-  initialize_parameters(model, values);
-  EXPECT_EQ(model.predict(text()).scalar_type(), at::kBFloat16);
-  const at::Tensor loss = model.loss(text());
-  EXPECT_EQ(loss.scalar_type(), at::kFloat);
+// A rank may have no sample in a step.
+TEST(Llama, TakesABatchWithoutSamples) {
+  LlamaPair pair(small());
+  data::Batch batch = text();
+  batch.inputs = batch.inputs.narrow(0, 0, 0);
+  batch.targets = batch.targets.narrow(0, 0, 0);
+  batch.loss_terms = 0;
+  const at::Tensor loss = pair.model.loss(batch);
+  EXPECT_EQ(loss.item<float>(), 0.0F);
   loss.backward();
-  for (const at::Tensor& p : model.parameters()) {
-    EXPECT_EQ(p.grad().scalar_type(), at::kBFloat16);
-    EXPECT_TRUE(p.grad().isfinite().all().item<bool>());
-  }
-}
-
-// A model that knows nothing yet gives every token the same chance.
-TEST(Llama, FirstLossIsThatOfAGuess) {
-  Llama model(preset("tiny"));
-  SeededValues values(42);
-  initialize_parameters(model, values);
-  data::Batch batch;
-  batch.inputs = at::arange(255).view({1, 255});
-  batch.targets = batch.inputs + 1;
-  batch.loss_terms = 255;
-  EXPECT_NEAR(model.loss(batch).item<double>(), std::log(256.0), 0.2);
 }
 
 // Rotary tables are made for each forward and go with it: model states are all that is resident.
 TEST(Llama, KeepsNothingBesideItsParameters) {
-  Pair pair(small());
+  LlamaPair pair(small());
   EXPECT_TRUE(pair.model.buffers().empty());
   const data::Batch batch = text();
   const std::int64_t before = memory::snapshot().total;
@@ -249,7 +222,7 @@ TEST(Llama, KeepsNothingBesideItsParameters) {
 }
 
 TEST(Llama, SaysWhatABatchMustBe) {
-  Pair pair(small()), classifier(small(3));
+  LlamaPair pair(small()), classifier(small(3));
   const auto message = [&](const std::function<void(data::Batch&)>& change) {
     data::Batch batch = text();
     change(batch);
@@ -266,8 +239,130 @@ TEST(Llama, SaysWhatABatchMustBe) {
   EXPECT_THAT(message([](auto& b) { b.targets = b.targets[0]; }), HasSubstr("int64 [2, 5]"));
   EXPECT_THAT(message([](auto& b) { b.targets = b.targets + 20; }), HasSubstr("a target is"));
   EXPECT_THAT(message([](auto& b) { b.lengths = longs({5}); }), HasSubstr("2 samples but lengths"));
-  EXPECT_THAT(error_of([&] { classifier.model.loss(text()); }), HasSubstr("one label"));
-  EXPECT_THAT(error_of([] { Llama({.heads = 4, .kv_heads = 3}); }), HasSubstr("shared evenly"));
+  expect_error([&] { classifier.model.loss(text()); }, {"one label"});
+  expect_error([] { Llama({.heads = 4, .kv_heads = 3}); }, {"shared evenly"});
+}
+
+struct Shape {
+  std::string preset;
+  std::int64_t classes;
+  std::size_t tensors, layers;
+  std::int64_t elements;
+};
+
+class LlamaShape : public ::testing::TestWithParam<Shape> {};
+INSTANTIATE_TEST_SUITE_P(Presets, LlamaShape,
+                         ::testing::Values(Shape{"smollm2-360m", 0, 290, 32, 361'821'120},
+                                           Shape{"smollm2-360m", 5, 291, 32, 361'825'920},
+                                           Shape{"smollm2-135m", 0, 272, 30, 134'515'008},
+                                           Shape{"smollm2-135m", 5, 273, 30, 134'517'888},
+                                           Shape{"tiny", 0, 20, 2, 108'864},
+                                           Shape{"tiny", 3, 21, 2, 109'056}),
+                         [](const auto& info) { return std::to_string(info.index); });
+
+// As large as they are: without storage a model costs nothing but names.
+TEST_P(LlamaShape, HasTheCountsOfThePublishedModelAndNoBytesYet) {
+  const Shape& shape = GetParam();
+  LlamaConfig config = preset(shape.preset);
+  config.classes = shape.classes;
+  const memory::Snapshot before = memory::snapshot();
+  const DeferredStorage deferred;
+  Llama model(config);
+  const ParameterList list = list_parameters(model);
+  EXPECT_EQ(memory::snapshot().total, before.total);
+  EXPECT_EQ(list.size(), shape.tensors);
+  EXPECT_EQ(list.numel(), shape.elements);
+  EXPECT_EQ(list.numel(), config.parameters());
+  EXPECT_EQ(list.bytes(), 4 * shape.elements);
+  ASSERT_EQ(list.units.size(), 1 + shape.layers);
+  EXPECT_EQ(list.units[0].name, "");
+  for (std::size_t u = 1; u < list.units.size(); ++u) {
+    EXPECT_EQ(list.units[u].name, "model.layers." + std::to_string(u - 1));
+    EXPECT_EQ(list.units[u].parameters.size(), 9U);
+  }
+  for (const Parameter& p : list.parameters) {
+    EXPECT_FALSE(memory::has_storage(p.tensor)) << p.name;
+    EXPECT_TRUE(p.initializer.has_value()) << p.name;
+  }
+}
+
+std::vector<std::string> described(const LlamaConfig& config) {
+  const DeferredStorage deferred;
+  Llama model(config);
+  const ParameterList list = list_parameters(model);
+  std::vector<std::string> lines;
+  for (const Parameter& p : list.parameters) {
+    std::string line = p.name;
+    for (const std::int64_t size : p.tensor.sizes()) line += " " + std::to_string(size);
+    lines.push_back(line + (p.unit == 0 ? " root" : ""));
+  }
+  return lines;
+}
+
+TEST(LlamaNames, AreThoseOfHuggingFaceInItsOrder) {
+  LlamaConfig config = preset("smollm2-360m");
+  config.layers = 1;
+  EXPECT_THAT(described(config), ElementsAre("model.embed_tokens.weight 49152 960 root",
+                                             "model.layers.0.self_attn.q_proj.weight 960 960",
+                                             "model.layers.0.self_attn.k_proj.weight 320 960",
+                                             "model.layers.0.self_attn.v_proj.weight 320 960",
+                                             "model.layers.0.self_attn.o_proj.weight 960 960",
+                                             "model.layers.0.mlp.gate_proj.weight 2560 960",
+                                             "model.layers.0.mlp.up_proj.weight 2560 960",
+                                             "model.layers.0.mlp.down_proj.weight 960 2560",
+                                             "model.layers.0.input_layernorm.weight 960",
+                                             "model.layers.0.post_attention_layernorm.weight 960",
+                                             "model.norm.weight 960 root"));
+  config.tied = false;
+  EXPECT_EQ(described(config).back(), "lm_head.weight 49152 960 root");
+  config.classes = 5;
+  EXPECT_EQ(described(config).back(), "score.weight 5 960 root");
+}
+
+at::Tensor value(const std::string& name) {
+  Llama model(preset("tiny"));
+  SeededValues values(3);
+  initialize_parameters(model, values);
+  return model.named_parameters()[name].detach().clone();
+}
+
+TEST(LlamaValues, AreThoseOfTheConfig) {
+  EXPECT_NEAR(value("model.layers.0.self_attn.q_proj.weight").std().item<double>(), 0.02, 0.002);
+  EXPECT_TRUE(testing::identical(value("model.norm.weight"), at::ones({64})));
+}
+
+struct Names : UnitHooks {
+  explicit Names(Llama& model) : list(list_parameters(model)) { set_hooks(model, this); }
+  void pre_forward(Unit& unit) override { say("+", unit); }
+  void post_forward(Unit& unit) override { say("-", unit); }
+  void pre_backward(Unit& unit) override { say("<", unit); }
+  void post_backward(Unit& unit) override { say(">", unit); }
+  void say(const char* what, const Unit& unit) {
+    for (const UnitInfo& info : list.units) {
+      if (info.unit == &unit) said.push_back(what + (info.name.empty() ? "root" : info.name));
+    }
+  }
+  ParameterList list;
+  std::vector<std::string> said;
+};
+
+TEST(LlamaHooks, RootIsAroundItsLayersInForwardAndFirstInBackward) {
+  for (const bool checkpointed : {false, true}) {
+    Llama model(preset("tiny"));
+    SeededValues values(1);
+    initialize_parameters(model, values);
+    model.checkpoint_activations(checkpointed);
+    Names hooks(model);
+    data::Batch batch;
+    batch.inputs = at::arange(8).view({2, 4});
+    batch.targets = batch.inputs + 1;
+    batch.loss_terms = 8;
+    model.loss(batch).backward();
+    EXPECT_THAT(hooks.said,
+                ElementsAre("+root", "+model.layers.0", "-model.layers.0", "+model.layers.1",
+                            "-model.layers.1", "-root", "<root", "<model.layers.1",
+                            ">model.layers.1", "<model.layers.0", ">model.layers.0"));
+  }
 }
 
 }  // namespace

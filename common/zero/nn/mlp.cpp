@@ -1,12 +1,11 @@
+#include <ATen/OpMathType.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
 #include <string>
 
 #include <zero/base/error.hpp>
-#include <zero/nn/cross_entropy.hpp>
 #include <zero/nn/mlp.hpp>
 
 namespace zero::nn {
@@ -20,21 +19,13 @@ std::shared_ptr<Linear> dense(std::int64_t in, std::int64_t out, at::ScalarType 
   return std::make_shared<Linear>(in, out, first_values, first_values, dtype);
 }
 
-bool is_half(at::ScalarType dtype) { return dtype == at::kBFloat16 || dtype == at::kHalf; }
-
 }  // namespace
 
 MlpLayer::MlpLayer(std::int64_t in, std::int64_t out, const MlpConfig& config)
-    : activation_(config.activation),
-      linear_(register_module("linear", dense(in, out, config.dtype))) {}
+    : linear_(register_module("linear", dense(in, out, config.dtype))) {}
 
 at::Tensor MlpLayer::forward(const at::Tensor& x) {
-  return run(
-      [&] {
-        const at::Tensor y = linear_->forward(x);
-        return activation_ == MlpConfig::Activation::kRelu ? y.relu() : y.tanh();
-      },
-      {x});
+  return run([&] { return linear_->forward(x).tanh(); }, {x});
 }
 
 Mlp::Mlp(const MlpConfig& config) : config_(config) {
@@ -50,22 +41,18 @@ Mlp::Mlp(const MlpConfig& config) : config_(config) {
 
 at::Tensor Mlp::loss(const data::Batch& batch) {
   check_inputs(batch);
-  const bool regression = config_.loss == MlpConfig::Loss::kMeanSquared;
-  std::vector<std::int64_t> expected = {batch.inputs.size(0)};
-  if (regression) expected.push_back(config_.outputs);
+  const std::int64_t samples = batch.inputs.size(0);
   const at::Tensor& targets = batch.targets;
-  if (!targets.defined() || targets.sizes() != at::IntArrayRef(expected) ||
-      !(regression ? takes(targets) : targets.scalar_type() == at::kLong)) {
-    throw Error(fmt::format("the targets of this batch must be {} [{}]",
-                            c10::toString(regression ? config_.dtype : at::kLong),
-                            fmt::join(expected, ", ")));
+  if (!targets.defined() || targets.sizes() != at::IntArrayRef({samples, config_.outputs}) ||
+      !takes(targets)) {
+    throw Error(fmt::format("the targets of this batch must be {} [{}, {}]",
+                            c10::toString(config_.dtype), samples, config_.outputs));
   }
   return run(
       [&] {
         const at::Tensor y = outputs(batch.inputs);
-        if (!regression) return consuming_cross_entropy(y, batch.targets, batch.loss_terms);
         const auto terms = std::max<std::int64_t>(batch.loss_terms, 1) * config_.outputs;
-        const at::ScalarType wide = is_half(config_.dtype) ? at::kFloat : config_.dtype;
+        const at::ScalarType wide = at::toOpMathType(config_.dtype);
         return at::mse_loss(y.to(wide), targets.to(wide), at::Reduction::Sum) /
                static_cast<double>(terms);
       },
@@ -79,7 +66,8 @@ at::Tensor Mlp::predict(const data::Batch& batch) {
 
 bool Mlp::takes(const at::Tensor& data) const {
   const at::ScalarType dtype = data.scalar_type();
-  return dtype == config_.dtype || (dtype == at::kFloat && is_half(config_.dtype));
+  return dtype == config_.dtype ||
+         (dtype == at::kFloat && at::isReducedFloatingType(config_.dtype));
 }
 
 void Mlp::check_inputs(const data::Batch& batch) const {

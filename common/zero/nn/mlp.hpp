@@ -13,23 +13,15 @@ namespace zero::nn {
 
 /// The shape of an Mlp. Any sizes are allowed; sharding has to cope with odd ones.
 struct MlpConfig {
-  enum class Activation { kRelu, kTanh };
-  enum class Loss {
-    kMeanSquared,   ///< targets float [B, outputs]; mean over all elements of the squared error
-    kCrossEntropy,  ///< targets int64 [B]
-  };
-
   std::int64_t inputs = 13;
   std::vector<std::int64_t> hidden = {17, 11};  ///< sizes of the hidden layers, each a unit
   std::int64_t outputs = 3;
-  Activation activation = Activation::kTanh;
-  Loss loss = Loss::kMeanSquared;
   /// The dtype of parameters and activations. For a 2-byte type the loss is computed and returned
   /// in float32, and inputs and targets may be float32 as well.
   at::ScalarType dtype = at::kFloat;
 };
 
-/// One hidden layer, a unit: activation(linear(x)).
+/// One hidden layer, a unit: tanh(linear(x)).
 class MlpLayer : public Unit {
  public:
   MlpLayer(std::int64_t in, std::int64_t out, const MlpConfig& config);
@@ -37,7 +29,6 @@ class MlpLayer : public Unit {
   at::Tensor forward(const at::Tensor& x);
 
  private:
-  MlpConfig::Activation activation_;
   std::shared_ptr<Linear> linear_;
 };
 
@@ -49,9 +40,9 @@ class Mlp : public Model {
   /// Throws zero::Error for a size below 1.
   explicit Mlp(const MlpConfig& config = {});
 
-  /// `inputs` float [B, inputs]. The sum of the loss over samples divided by
-  /// data::Batch::loss_terms (samples), and for kMeanSquared also by the number of outputs. Throws
-  /// zero::Error for a batch of another shape.
+  /// `inputs` float [B, inputs], `targets` float [B, outputs]. The sum of the squared errors
+  /// divided by data::Batch::loss_terms (samples) and by the number of outputs. Throws zero::Error
+  /// for a batch of another shape.
   at::Tensor loss(const data::Batch& batch) override;
 
   /// Outputs [B, outputs].

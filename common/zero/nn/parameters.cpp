@@ -4,7 +4,9 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <map>
+#include <ranges>
 #include <utility>
 
 #include <zero/base/error.hpp>
@@ -90,8 +92,7 @@ void check(const ParameterList& list) {
     if (!p.tensor.is_contiguous()) {
       throw Error(
           fmt::format("parameter '{}' is not contiguous (strides {}): collectives would send the "
-                      "wrong elements; "
-                      "register a contiguous tensor",
+                      "wrong elements; register a contiguous tensor",
                       p.name, fmt::join(p.tensor.strides(), ",")));
     }
     const auto [found, is_new] =
@@ -99,8 +100,7 @@ void check(const ParameterList& list) {
     if (!is_new) {
       throw Error(
           fmt::format("parameters '{}' and '{}' are two tensors over the same memory; tie weights "
-                      "by registering "
-                      "the same tensor twice",
+                      "by registering the same tensor twice",
                       found->second, p.name));
     }
   }
@@ -144,16 +144,14 @@ std::int64_t ParameterList::bytes() const {
 }
 
 std::size_t ParameterList::index_of(const Unit& unit) const {
-  const auto found = std::find_if(units.begin(), units.end(),
-                                  [&unit](const UnitInfo& info) { return info.unit == &unit; });
+  const auto found = std::ranges::find(units, &unit, &UnitInfo::unit);
   if (found == units.end()) throw Error("a unit that is no part of this model");
   return static_cast<std::size_t>(found - units.begin());
 }
 
 bool ParameterList::has_inner(std::size_t u) const {
   // The root is its own parent, and an inner unit comes after the one around it.
-  return std::any_of(units.begin() + static_cast<std::ptrdiff_t>(u) + 1, units.end(),
-                     [u](const UnitInfo& info) { return info.parent == u; });
+  return std::ranges::count(units | std::views::drop(u + 1), u, &UnitInfo::parent) > 0;
 }
 
 ParameterList list_parameters(Unit& root, Granularity granularity) {

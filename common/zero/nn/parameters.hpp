@@ -27,9 +27,7 @@ struct Parameter {
   std::optional<Initializer> initializer;  ///< nothing if the module is not a Layer
 
   std::int64_t numel() const { return tensor.numel(); }
-  std::int64_t bytes() const {
-    return tensor.numel() * static_cast<std::int64_t>(tensor.element_size());
-  }
+  std::int64_t bytes() const { return static_cast<std::int64_t>(tensor.nbytes()); }
 };
 
 /// A unit of a model and the parameters that are gathered with it.

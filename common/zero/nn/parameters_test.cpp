@@ -1,21 +1,23 @@
 // What a model's parameters are, and when their gradients are ready.
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <gmock/gmock.h>
 
-#include <set>
+#include <thread>
 
 #include <tests/support/tensors.hpp>
 #include <tests/support/test_unit.hpp>
+#include <zero/memory/accounting.hpp>
+#include <zero/memory/storage.hpp>
 #include <zero/nn/functional.hpp>
 #include <zero/nn/parameters.hpp>
 
 namespace zero::nn {
 namespace {
 
-using ::testing::AllOf;
 using ::testing::ElementsAre;
-using testing::error_of;
-using ::testing::HasSubstr;
+using testing::expect_error;
 using testing::identical;
 using testing::random;
 using testing::TestUnit;
@@ -44,20 +46,16 @@ TEST(ListParameters, GoesByRegistrationAndUnitsHoldWhatIsInnermost) {
   ASSERT_EQ(list.size(), 5U);
   EXPECT_THAT(names(list, {0, 1, 2, 3, 4}),
               ElementsAre("first", "a.weight", "a.plain.inside", "a.inner.weight", "b.weight"));
-  ASSERT_EQ(list.units.size(), 4U);
-  EXPECT_EQ(list.units[0].unit, &root);
-  EXPECT_EQ(list.units[0].name, "");
-  EXPECT_EQ(list.units[1].name, "a");
-  EXPECT_EQ(list.units[2].name, "a.inner");
-  EXPECT_EQ(list.units[2].unit, inner.get());
-  EXPECT_EQ(list.units[3].name, "b");
-  EXPECT_THAT(names(list, list.units[0].parameters), ElementsAre("first"));
-  EXPECT_THAT(names(list, list.units[1].parameters), ElementsAre("a.weight", "a.plain.inside"));
-  EXPECT_THAT(names(list, list.units[2].parameters), ElementsAre("a.inner.weight"));
-  EXPECT_THAT(names(list, list.units[3].parameters), ElementsAre("b.weight"));
+  std::vector<std::string> units;
   for (std::size_t u = 0; u < list.units.size(); ++u) {
+    units.push_back(list.units[u].name + ": " +
+                    fmt::format("{}", fmt::join(names(list, list.units[u].parameters), " ")));
     for (const std::size_t i : list.units[u].parameters) EXPECT_EQ(list.parameters[i].unit, u);
   }
+  EXPECT_THAT(units, ElementsAre(": first", "a: a.weight a.plain.inside", "a.inner: a.inner.weight",
+                                 "b: b.weight"));
+  EXPECT_EQ(list.units[0].unit, &root);
+  EXPECT_EQ(list.units[2].unit, inner.get());
   EXPECT_EQ(list.numel(), 6 + 4 + 5 + 6 + 7);
   EXPECT_EQ(list.bytes(), 8 * (6 + 4 + 5 + 6) + 4 * 7);
   EXPECT_TRUE(list.parameters[1].initializer.has_value());
@@ -82,6 +80,7 @@ struct Family {
     int listed = 0;
     for (const Parameter& p : list.parameters) {
       if (!p.tensor.is_same(tied)) continue;
+      EXPECT_THAT(p.name, ::testing::EndsWith("tied")) << "not its first name";
       ++listed;
       unit = list.units[p.unit].name;
       EXPECT_THAT(names(list, list.units[p.unit].parameters), ::testing::Contains(p.name));
@@ -107,41 +106,6 @@ TEST(TiedParameters, AreListedOnceInTheInnermostUnitAroundAllPlaces) {
   EXPECT_EQ(unit([](Family& f) { return f.unit_of(f.root, {f.b.get()}); }), "");
 }
 
-TEST(TiedParameters, HaveTheirFirstName) {
-  Family family;
-  const at::Tensor tied = family.a1->add("tied", {3});
-  family.b->register_parameter("again", tied, true);
-  const ParameterList list = list_parameters(family.root);
-  std::set<std::string> all;
-  for (const Parameter& p : list.parameters) all.insert(p.name);
-  EXPECT_TRUE(all.contains("a.a1.tied"));
-  EXPECT_FALSE(all.contains("b.again"));
-}
-
-TEST(ListParameters, RefusesWhatCannotBeSharded) {
-  TestUnit not_contiguous;
-  not_contiguous.register_parameter("turned", random({3, 4}, 1).t());
-  EXPECT_THAT(error_of([&] { list_parameters(not_contiguous); }),
-              AllOf(HasSubstr("'turned' is not contiguous"), HasSubstr("strides 1,4")));
-
-  TestUnit overlapping;
-  const at::Tensor all = random({10}, 1);
-  overlapping.register_parameter("front", all.narrow(0, 0, 6));
-  overlapping.add_unit("inner")->register_parameter("back", all.narrow(0, 4, 6));
-  EXPECT_THAT(error_of([&] { list_parameters(overlapping); }),
-              AllOf(HasSubstr("'front' and 'inner.back'"), HasSubstr("same memory")));
-
-  TestUnit empty;
-  EXPECT_THAT(error_of([&] { list_parameters(empty); }),
-              HasSubstr("no trainable parameter (0 parameters"));
-  TestUnit frozen;
-  frozen.add("weight", {3}).requires_grad_(false);
-  EXPECT_THAT(error_of([&] { list_parameters(frozen); }),
-              HasSubstr("no trainable parameter (1 parameters"));
-  frozen.add("one_that_is", {});
-  EXPECT_EQ(list_parameters(frozen).size(), 2U);
-}
-
 // Two parameters without bytes do not share any.
 TEST(ListParameters, TakesDeferredParametersForDifferentOnes) {
   const DeferredStorage deferred;
@@ -149,17 +113,6 @@ TEST(ListParameters, TakesDeferredParametersForDifferentOnes) {
   root.add("a", {3});
   root.add("b", {3});
   EXPECT_EQ(list_parameters(root).size(), 2U);
-}
-
-TEST(SetHooks, ReachesEveryUnit) {
-  Family family;
-  UnitHooks hooks;
-  set_hooks(family.root, &hooks);
-  for (TestUnit* part : {&family.root, family.a.get(), family.a1.get(), family.b.get()}) {
-    EXPECT_EQ(part->hooks(), &hooks);
-  }
-  set_hooks(family.root, nullptr);
-  EXPECT_EQ(family.a2->hooks(), nullptr);
 }
 
 TEST(OnGradientReady, IsCalledOncePerBackwardAfterTheLastUse) {
@@ -218,6 +171,108 @@ TEST(OnGradientReady, IsReplacedAndRemovedAndMayDropTheGradient) {
   p.sum().backward();
   EXPECT_EQ(second, 1);
   EXPECT_TRUE(p.grad().defined());
+}
+
+at::Tensor value_of(const std::string& name, std::uint64_t seed,
+                    Initializer initializer = Initializer::normal(1.0)) {
+  TestUnit root;
+  const at::Tensor p = root.add(name, {50}, initializer);
+  SeededValues values(seed);
+  initialize_parameters(root, values);
+  return p.detach();
+}
+
+TEST(SeededValues, DifferByNameAndSeedAndByNothingElse) {
+  const at::Tensor once = value_of("weight", 1);
+  EXPECT_TRUE(identical(value_of("weight", 1), once));
+  EXPECT_FALSE(identical(value_of("weight", 2), once));
+  EXPECT_FALSE(identical(value_of("bias", 1), once));
+
+  // In another model, after others, and drawn in another order.
+  TestUnit root;
+  root.add("before", {7});
+  const at::Tensor p = root.add("weight", {50});
+  ParameterList list = list_parameters(root);
+  SeededValues values(1);
+  values.fill(list.parameters[1], list.parameters[1].tensor);
+  EXPECT_TRUE(identical(p.detach(), once));
+  values.fill(list.parameters[0], list.parameters[0].tensor);
+  values.fill(list.parameters[1], list.parameters[1].tensor);
+  EXPECT_TRUE(identical(p.detach(), once));
+  // Into a tensor beside the parameter.
+  at::Tensor out = at::zeros({50}, at::kDouble);
+  values.fill(list.parameters[1], out);
+  EXPECT_TRUE(identical(out, once));
+}
+
+TEST(SeededValues, FollowTheInitializer) {
+  EXPECT_TRUE(
+      identical(value_of("w", 1, Initializer::constant(0.25)), at::full({50}, 0.25, at::kDouble)));
+  const at::Tensor uniform = value_of("w", 1, Initializer::uniform(0.5));
+  EXPECT_LT(uniform.max().item<double>(), 0.5);
+  EXPECT_GE(uniform.min().item<double>(), -0.5);
+  EXPECT_GT(uniform.max().item<double>(), 0.3);
+  EXPECT_LT(uniform.min().item<double>(), -0.3);
+  EXPECT_TRUE(testing::close_to(value_of("w", 1, Initializer::normal(3.0)),
+                                3.0 * value_of("w", 1, Initializer::normal(1.0)), 1e-12));
+  TestUnit root;
+  const at::Tensor many = root.add("many", {100000}, Initializer::normal(2.0));
+  SeededValues values(1);
+  initialize_parameters(root, values);
+  EXPECT_NEAR(many.mean().item<double>(), 0.0, 0.05);
+  EXPECT_NEAR(many.std().item<double>(), 2.0, 0.05);
+}
+
+TEST(SeededValues, LeaveWhatHasNoInitializerOrSayThatItHasNoValues) {
+  TestUnit root;
+  root.add("trained", {1});
+  const at::Tensor p = random({4}, 1, true);
+  root.register_parameter("own", p);
+  SeededValues values(1);
+  initialize_parameters(root, values);
+  EXPECT_TRUE(identical(p.detach(), random({4}, 1)));
+  ParameterList list = list_parameters(root);
+  at::Tensor out = at::zeros({4}, at::kDouble);
+  values.fill(list.parameters[1], out);
+  EXPECT_TRUE(identical(out, random({4}, 1)));
+
+  TestUnit bare;
+  bare.register_parameter("bare", memory::without_storage({4}, at::kDouble));
+  ParameterList without = list_parameters(bare);
+  expect_error([&] { values.fill(without.parameters[0], out); },
+               {"'bare' has no values and no initializer"});
+}
+
+TEST(InitializeParameters, GivesBytesAndRecordsNothing) {
+  std::unique_ptr<TestUnit> root;
+  at::Tensor p;
+  {
+    const DeferredStorage deferred;
+    root = std::make_unique<TestUnit>();
+    p = root->add("weight", {100});
+  }
+  const memory::Snapshot before = memory::snapshot();
+  SeededValues values(1);
+  initialize_parameters(*root, values);
+  EXPECT_EQ(
+      memory::snapshot()[memory::Category::kParameters] - before[memory::Category::kParameters],
+      800);
+  EXPECT_TRUE(p.requires_grad());
+  EXPECT_TRUE(p.is_leaf());
+  EXPECT_EQ(p._version(), 0);
+}
+
+TEST(DeferredStorage, NestsAndBelongsToItsThread) {
+  EXPECT_FALSE(DeferredStorage::active());
+  {
+    const DeferredStorage outer;
+    { const DeferredStorage inner; }
+    EXPECT_TRUE(DeferredStorage::active());
+    bool elsewhere = true;
+    std::thread([&] { elsewhere = DeferredStorage::active(); }).join();
+    EXPECT_FALSE(elsewhere);
+  }
+  EXPECT_FALSE(DeferredStorage::active());
 }
 
 }  // namespace

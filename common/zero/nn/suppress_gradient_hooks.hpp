@@ -1,25 +1,12 @@
 #pragma once
 
-#include <utility>
+#include <zero/base/scoped_flag.hpp>
 
 namespace zero::nn {
 
 /// While it lives, the callbacks of on_gradient_ready() are not called on this thread: for a
 /// backward pass inside another one. The outer one adds more to the same gradients and calls them
 /// when these are complete.
-class SuppressGradientHooks {
- public:
-  SuppressGradientHooks() : previous_(std::exchange(active_, true)) {}
-  ~SuppressGradientHooks() { active_ = previous_; }
-  SuppressGradientHooks(const SuppressGradientHooks&) = delete;
-  SuppressGradientHooks& operator=(const SuppressGradientHooks&) = delete;
-
-  /// True inside a scope.
-  static bool active() { return active_; }
-
- private:
-  bool previous_;
-  static inline thread_local bool active_ = false;
-};
+using SuppressGradientHooks = ScopedFlag<struct SuppressGradientHooksTag>;
 
 }  // namespace zero::nn

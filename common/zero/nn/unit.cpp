@@ -4,7 +4,6 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
-#include <memory>
 #include <utility>
 
 #include <zero/nn/unit.hpp>
@@ -47,19 +46,16 @@ struct WatchFunction : torch::autograd::Function<WatchFunction> {
 // Which outputs share bytes with another output, an input, or something that outlives the body.
 std::vector<bool> shared_outputs(const std::vector<at::Tensor>& outputs,
                                  const std::vector<at::Tensor>& inputs) {
-  const auto same_bytes = [](const at::Tensor& a, const at::Tensor& b) {
-    return a.defined() && b.defined() && a.is_alias_of(b);
-  };
-  std::vector<bool> shared;
-  for (const at::Tensor& output : outputs) {
-    if (!output.defined()) {
-      shared.push_back(false);
-      continue;
-    }
-    const auto has_bytes = [&](const at::Tensor& x) { return same_bytes(x, output); };
+  std::vector<bool> shared(outputs.size(), false);
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    const at::Tensor& output = outputs[i];
+    if (!output.defined()) continue;
+    const auto has_bytes = [&](const at::Tensor& x) {
+      return x.defined() && x.is_alias_of(output);
+    };
     const bool of_a_leaf = output.is_view() ? output._base().is_leaf() : output.is_leaf();
-    shared.push_back(of_a_leaf || std::any_of(inputs.begin(), inputs.end(), has_bytes) ||
-                     std::count_if(outputs.begin(), outputs.end(), has_bytes) > 1);
+    shared[i] = of_a_leaf || std::ranges::any_of(inputs, has_bytes) ||
+                std::ranges::count_if(outputs, has_bytes) > 1;
   }
   return shared;
 }

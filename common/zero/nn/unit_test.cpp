@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <tests/support/tensors.hpp>
+#include <zero/nn/checkpoint.hpp>
 #include <zero/nn/layers.hpp>
 #include <zero/nn/parameters.hpp>
 #include <zero/nn/unit.hpp>
@@ -14,7 +15,6 @@ namespace {
 
 using ::testing::ElementsAre;
 using testing::error_of;
-using testing::identical;
 using ::testing::IsEmpty;
 using testing::random;
 
@@ -84,6 +84,13 @@ class Outer : public Scale {
 
 class Units : public ::testing::Test, public UnitHooks {
  protected:
+  Units() { watch(a); }
+  // Gives a model its first values and calls for all of its units.
+  void watch(Unit& unit) {
+    SeededValues values(1);
+    initialize_parameters(unit, values);
+    set_hooks(unit, this);
+  }
   void pre_forward(Unit& unit) override { say(unit, "pre forward"); }
   void post_forward(Unit& unit) override { say(unit, "post forward"); }
   void pre_backward(Unit& unit) override { say(unit, "pre backward"); }
@@ -92,6 +99,7 @@ class Units : public ::testing::Test, public UnitHooks {
   std::vector<std::string> take() { return std::exchange(said, {}); }
 
   std::vector<std::string> said;
+  Scale a{"a", said};
 
  private:
   void say(Unit& unit, const std::string& what) {
@@ -102,18 +110,9 @@ class Units : public ::testing::Test, public UnitHooks {
 // A leaf whose gradient can be had from autograd in full, that is, not a leaf.
 at::Tensor input(std::uint64_t seed) { return random({2, 3}, seed, /*gradient=*/true) * 1.0; }
 
-struct FilledScale : Scale {
-  FilledScale(const std::string& name, std::vector<std::string>& said) : Scale(name, said) {
-    SeededValues values(1);
-    initialize_parameters(*this, values);
-  }
-};
-
 TEST_F(Units, HooksStandAroundForwardAndBackward) {
-  FilledScale unit("a", said);
-  unit.set_hooks(this);
-  on_gradient_ready(unit.weight(), [this] { said.push_back("gradient"); });
-  const at::Tensor y = unit.forward(input(1));
+  on_gradient_ready(a.weight(), [this] { said.push_back("gradient"); });
+  const at::Tensor y = a.forward(input(1));
   EXPECT_THAT(take(), ElementsAre("a pre forward", "a body", "a post forward"));
   y.sum().backward();
   // The parameter's gradient may come before or after the input's: both follow pre_backward.
@@ -147,9 +146,8 @@ TEST_F(Units, CannotBeCastOrMovedByOthersWhileAStrategyHasThem) {
 }
 
 TEST_F(Units, BackwardVisitsThemInReverse) {
-  FilledScale a("a", said), b("b", said);
-  a.set_hooks(this);
-  b.set_hooks(this);
+  Scale b("b", said);
+  watch(b);
   const at::Tensor y = b.forward(a.forward(input(1)));
   EXPECT_THAT(take(), ElementsAre("a pre forward", "a body", "a post forward", "b pre forward",
                                   "b body", "b post forward"));
@@ -161,9 +159,7 @@ TEST_F(Units, BackwardVisitsThemInReverse) {
 
 TEST_F(Units, InnerHooksStandWithinOuterOnes) {
   Outer outer(said);
-  SeededValues values(1);
-  initialize_parameters(outer, values);
-  set_hooks(outer, this);  // reaches the inner one too
+  watch(outer);  // and the inner one
   EXPECT_EQ(outer.hooks(), this);
   EXPECT_EQ(outer.inner->hooks(), this);
   const at::Tensor y = outer.forward(input(1));
@@ -175,8 +171,6 @@ TEST_F(Units, InnerHooksStandWithinOuterOnes) {
 }
 
 TEST_F(Units, UsedTwiceTheyAreCalledForEachUse) {
-  FilledScale a("a", said);
-  a.set_hooks(this);
   int ready = 0;
   on_gradient_ready(a.weight(), [&] { ++ready; });
   const at::Tensor y = a.forward(a.forward(input(1)).tanh());
@@ -188,8 +182,6 @@ TEST_F(Units, UsedTwiceTheyAreCalledForEachUse) {
 }
 
 TEST_F(Units, WithoutAGraphThereIsNoBackward) {
-  FilledScale a("a", said);
-  a.set_hooks(this);
   const at::Tensor x = random({2, 3}, 1, true);
   {
     const c10::NoGradGuard no_grad;
@@ -200,18 +192,19 @@ TEST_F(Units, WithoutAGraphThereIsNoBackward) {
   EXPECT_THAT(take(), IsEmpty());
 }
 
-TEST_F(Units, AnInputThatNeedsNoGradientHasNoPostBackward) {
-  FilledScale a("a", said);
-  a.set_hooks(this);
+TEST_F(Units, WhatNeedsNoGradientIsNotWatched) {
   const at::Tensor y = a.forward(random({2, 3}, 1));
   take();
   y.sum().backward();
   EXPECT_THAT(take(), ElementsAre("a pre backward"));
+  const auto outputs = a.forward_two(input(1), random({2, 3}, 2), /*detach_second=*/true);
+  take();
+  EXPECT_FALSE(outputs[1].requires_grad());
+  outputs[0].sum().backward();
+  EXPECT_THAT(take(), ElementsAre("a pre backward", "a post backward"));
 }
 
 TEST_F(Units, PostBackwardWaitsForAllInputsThatNeedAGradient) {
-  FilledScale a("a", said);
-  a.set_hooks(this);
   const at::Tensor x = input(1), y = input(2);
   y.register_hook([this](const at::Tensor&) { said.push_back("second input"); });
   x.register_hook([this](const at::Tensor&) { said.push_back("first input"); });
@@ -229,35 +222,21 @@ TEST_F(Units, PostBackwardWaitsForAllInputsThatNeedAGradient) {
 
 TEST_F(Units, BackwardBeginsOutsideAlsoWhereAnOutputIsHandedOn) {
   Outer outer(said);
-  Scale before("before", said);
-  for (Unit* unit : std::initializer_list<Unit*>{&outer, outer.inner.get(), &before}) {
-    unit->set_hooks(this);
-  }
-  outer.hand_on(before.forward(input(1))).sum().backward();
-  std::vector<std::string> order = take();
-  std::erase_if(order, [](const std::string& s) { return !s.ends_with("pre backward"); });
-  EXPECT_THAT(order,
-              ElementsAre("outer pre backward", "inner pre backward", "before pre backward"));
+  watch(outer);
+  const auto begun_by = [this](const at::Tensor& output) {
+    output.sum().backward();
+    std::vector<std::string> order = take();
+    std::erase_if(order, [](const std::string& s) { return !s.ends_with("pre backward"); });
+    return order;
+  };
+  EXPECT_THAT(begun_by(outer.hand_on(a.forward(input(1)))),
+              ElementsAre("outer pre backward", "inner pre backward", "a pre backward"));
   // A unit that does nothing to its input.
-  outer.pass(before.forward(input(1))).sum().backward();
-  order = take();
-  std::erase_if(order, [](const std::string& s) { return !s.ends_with("pre backward"); });
-  EXPECT_THAT(order, ElementsAre("outer pre backward", "before pre backward"));
-}
-
-TEST_F(Units, AnOutputThatNeedsNoGradientIsNotWatched) {
-  FilledScale a("a", said);
-  a.set_hooks(this);
-  const auto outputs = a.forward_two(input(1), random({2, 3}, 2), /*detach_second=*/true);
-  take();
-  EXPECT_FALSE(outputs[1].requires_grad());
-  outputs[0].sum().backward();
-  EXPECT_THAT(take(), ElementsAre("a pre backward", "a post backward"));
+  EXPECT_THAT(begun_by(outer.pass(a.forward(input(1)))),
+              ElementsAre("outer pre backward", "a pre backward"));
 }
 
 TEST_F(Units, HooksRemovedAfterForwardAreNotCalledInBackward) {
-  FilledScale a("a", said);
-  a.set_hooks(this);
   const at::Tensor y = a.forward(input(1));
   a.set_hooks(nullptr);
   take();
@@ -266,64 +245,28 @@ TEST_F(Units, HooksRemovedAfterForwardAreNotCalledInBackward) {
   EXPECT_THAT(take(), ElementsAre("a body"));
 }
 
-TEST_F(Units, HooksChangeNeitherValuesNorGradients) {
-  FilledScale with("a", said), without("b", said);
-  with.set_hooks(this);
-  const at::Tensor x = random({2, 3}, 1, true), y = testing::leaf_of(x);
-  const at::Tensor a = with.forward(x), b = without.forward(y);
-  EXPECT_TRUE(identical(a, b));
-  a.square().sum().backward();
-  b.square().sum().backward();
-  EXPECT_TRUE(identical(x.grad(), y.grad()));
-  EXPECT_TRUE(identical(with.weight().grad(), without.weight().grad()));
-}
-
 TEST_F(Units, WhatABodyThrowsComesOut) {
-  FilledScale a("a", said);
-  a.set_hooks(this);
   EXPECT_EQ(error_of([&] { a.forward_that_throws(input(1)); }), "body");
   EXPECT_THAT(take(), ElementsAre("a pre forward"));
 }
 
-// relu_() after a unit: the bits of the plain module, and the hook is still called first.
-TEST_F(Units, OutputsMayBeChangedInPlace) {
-  FilledScale with("a", said), without("b", said);
-  with.set_hooks(this);
-  const at::Tensor x = random({2, 3}, 1, true), y = testing::leaf_of(x);
-  at::Tensor a = with.forward(x), b = without.forward(y);
-  take();
-  a.relu_();
-  b.relu_();
-  EXPECT_TRUE(identical(a, b));
-  a.square().sum().backward();
-  EXPECT_THAT(take(), ElementsAre("a pre backward", "a post backward"));
-  b.square().sum().backward();
-  EXPECT_TRUE(identical(x.grad(), y.grad()));
-  EXPECT_TRUE(identical(with.weight().grad(), without.weight().grad()));
-}
-
-// What backward needs of the output is not changed unnoticed: tanh() keeps its result.
+// What backward needs of the output is not changed unnoticed: tanh() keeps its result. (That other
+// outputs may be changed, tests/matrix/autograd_test.cpp checks in every mode.)
 TEST_F(Units, AChangeInPlaceOfWhatBackwardNeedsIsAnError) {
-  FilledScale unit("a", said);
-  unit.set_hooks(this);
-  at::Tensor output = unit.forward_with(input(1), [](const at::Tensor& x) { return x.tanh(); });
+  at::Tensor output = a.forward_with(input(1), [](const at::Tensor& x) { return x.tanh(); });
   output.relu_();
   EXPECT_THROW(output.sum().backward(), c10::Error);
 }
 
 // Others read the same bytes, and autograd would not know.
 TEST_F(Units, AnOutputThatIsAnInputIsNotChangedInPlace) {
-  FilledScale unit("a", said);
-  unit.set_hooks(this);
   const at::Tensor x = input(1) * 2;
-  at::Tensor same = unit.forward_with(x, [](const at::Tensor&) { return at::Tensor(); });
+  at::Tensor same = a.forward_with(x, [](const at::Tensor&) { return at::Tensor(); });
   EXPECT_THROW(same.relu_(), c10::Error);
 }
 
 // autograd::grad() may run over a graph before backward() does.
 TEST_F(Units, AreCalledInEachPassOverAGraph) {
-  FilledScale a("a", said);
-  a.set_hooks(this);
   const at::Tensor x = input(1);
   const at::Tensor y = a.forward(x).sum();
   take();
@@ -333,31 +276,127 @@ TEST_F(Units, AreCalledInEachPassOverAGraph) {
   }
 }
 
-// The graph of a gradient reads the parameters once more.
-TEST_F(Units, AreCalledInTheBackwardOfABackward) {
-  FilledScale a("a", said);
-  a.set_hooks(this);
-  const at::Tensor x = input(1);
-  const at::Tensor y = a.forward(x).square().sum();
-  const at::Tensor gradient =
-      torch::autograd::grad({y}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true).front();
-  take();
-  gradient.square().sum().backward();
-  const std::vector<std::string> order = take();
-  EXPECT_EQ(order.front(), "a pre backward");
-  EXPECT_EQ(std::count(order.begin(), order.end(), "a pre backward"), 2);
-}
-
 struct ThrowingHooks : UnitHooks {
   void pre_backward(Unit&) override { throw Error("no parameters"); }
 };
 
 TEST_F(Units, WhatAHookThrowsLeavesBackward) {
-  FilledScale a("a", said);
   ThrowingHooks hooks;
   a.set_hooks(&hooks);
   const at::Tensor y = a.forward(input(1)).sum();
   EXPECT_EQ(error_of([&] { y.backward(); }), "no parameters");
+}
+
+// Layers as units of their own: when their hooks are called, and what belongs to them.
+Initializer normal() { return Initializer::normal(0.5); }
+
+// Two layers that read the same input, one that is used twice, and a parameter of its own.
+class Forked : public Unit {
+ public:
+  Forked() {
+    gain_ = add_parameter("gain", {4}, Initializer::constant(1.5), at::kDouble);
+    left_ = register_module("left", std::make_shared<Linear>(4, 4, normal(), at::kDouble));
+    right_ = register_module("right", std::make_shared<Linear>(4, 4, normal(), at::kDouble));
+    table_ = register_module("table", std::make_shared<Embedding>(5, 4, normal(), at::kDouble));
+  }
+
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& ids) {
+    return run([&] { return body(x, ids); }, {x});
+  }
+  at::Tensor body(const at::Tensor& x, const at::Tensor& ids) {
+    const at::Tensor looked_up = table_->forward(ids);
+    const at::Tensor y = x * gain_ + looked_up;
+    const at::Tensor left = left_->forward(y);
+    return table_->as_head(left + right_->forward(y));
+  }
+  const std::shared_ptr<Linear>& left() const { return left_; }
+
+ private:
+  at::Tensor gain_;
+  std::shared_ptr<Linear> left_, right_;
+  std::shared_ptr<Embedding> table_;
+};
+
+class Leaves : public ::testing::Test, public UnitHooks {
+ protected:
+  Leaves() {
+    SeededValues values(3);
+    initialize_parameters(model, values);
+    for (const UnitInfo& info : list_parameters(model, Granularity::kLeaf).units) {
+      names[info.unit] = info.name.empty() ? "root" : info.name;
+    }
+  }
+  ~Leaves() override { set_hooks(model, nullptr); }
+
+  void pre_forward(Unit& unit) override { said.push_back(names.at(&unit) + " forward"); }
+  void post_forward(Unit& unit) override { said.push_back(names.at(&unit) + " done"); }
+  void pre_backward(Unit& unit) override { said.push_back(names.at(&unit) + " backward"); }
+  void post_backward(Unit& unit) override { said.push_back(names.at(&unit) + " passed"); }
+
+  std::vector<std::string> take() { return std::exchange(said, {}); }
+
+  Forked model;
+  at::Tensor x = random({3, 4}, 1, /*requires_grad=*/true);
+  at::Tensor ids = testing::longs({4, 0, 4});
+  std::map<Unit*, std::string> names;
+  std::vector<std::string> said;
+};
+
+TEST_F(Leaves, AreUnitsOnlyForThoseWhoAskForThem) {
+  EXPECT_EQ(list_parameters(model).units.size(), 1U);
+  const ParameterList list = list_parameters(model, Granularity::kLeaf);
+  std::vector<std::string> units, unit_of_parameter;
+  for (const UnitInfo& info : list.units) units.push_back(info.name);
+  for (const Parameter& p : list.parameters) unit_of_parameter.push_back(list.units[p.unit].name);
+  EXPECT_THAT(units, ElementsAre("", "left", "right", "table"));
+  EXPECT_THAT(unit_of_parameter, ElementsAre("", "left", "right", "table"));
+}
+
+TEST_F(Leaves, AWeightOfTwoLeavesBelongsToTheUnitAroundBoth) {
+  model.left()->register_parameter("second", model.named_parameters()["right.weight"]);
+  const ParameterList list = list_parameters(model, Granularity::kLeaf);
+  for (const Parameter& p : list.parameters) {
+    const bool shared = p.name == "left.second" || p.name == "right.weight";
+    EXPECT_EQ(p.unit == 0U, shared || p.name == "gain") << p.name;
+  }
+  Forked another;
+  EXPECT_EQ(list.size(), list_parameters(another).size());
+}
+
+TEST_F(Leaves, HaveHooksAroundEachUse) {
+  set_hooks(model, this, Granularity::kLeaf);
+  const at::Tensor y = model.forward(x, ids);
+  EXPECT_THAT(take(), ElementsAre("root forward", "table forward", "table done", "left forward",
+                                  "left done", "right forward", "right done", "table forward",
+                                  "table done", "root done"));
+  y.sum().backward();
+  // What reads the same input is over one after the other, not when the last of them is.
+  EXPECT_THAT(take(), ElementsAre("root backward", "table backward", "table passed",
+                                  "right backward", "right passed", "left backward", "left passed",
+                                  "root passed", "table backward"));
+}
+
+TEST_F(Leaves, HaveNoneWithoutBeingAskedFor) {
+  set_hooks(model, this, Granularity::kLeaf);
+  set_hooks(model, this);
+  model.forward(x, ids).sum().backward();
+  EXPECT_THAT(take(), ElementsAre("root forward", "root done", "root backward", "root passed"));
+}
+
+TEST_F(Leaves, RunOnceMoreInACheckpoint) {
+  set_hooks(model, this, Granularity::kLeaf);
+  const at::Tensor y = checkpoint(
+      [this](const std::vector<at::Tensor>& in) { return model.left()->forward(in[0]); }, {x});
+  EXPECT_THAT(take(), ElementsAre("left forward", "left done"));
+  y.sum().backward();
+  EXPECT_THAT(take(), ElementsAre("left forward", "left done", "left backward", "left passed"));
+}
+
+TEST_F(Leaves, HaveNoBackwardHooksWithoutAGraph) {
+  set_hooks(model, this, Granularity::kLeaf);
+  const c10::NoGradGuard no_grad;
+  model.left()->forward(x);
+  EXPECT_THAT(take(), ElementsAre("left forward", "left done"));
 }
 
 }  // namespace

@@ -19,7 +19,6 @@ class AdamW final : public FusedOptimizer<AdamWOptions> {
                             {"beta2", o.beta2},
                             {"epsilon", o.epsilon},
                             {"weight_decay", o.weight_decay}});
-      if (o.maximize) all.groups.back()["maximize"] = 1;
     }
     return all;
   }
@@ -37,7 +36,7 @@ class AdamW final : public FusedOptimizer<AdamWOptions> {
     const std::vector<at::Tensor> counts(lists[0].size(), count);
     at::_fused_adamw_(lists[0], lists[1], lists[2], lists[3], /*max_exp_avg_sqs=*/{}, counts,
                       o.learning_rate, o.beta1, o.beta2, o.weight_decay, o.epsilon,
-                      /*amsgrad=*/false, o.maximize);
+                      /*amsgrad=*/false, /*maximize=*/false);
   }
 };
 

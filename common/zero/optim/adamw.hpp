@@ -14,7 +14,6 @@ struct AdamWOptions {
   double beta2 = 0.999;
   double epsilon = 1e-8;
   double weight_decay = 0.01;  ///< decoupled: parameters shrink by learning_rate * weight_decay
-  bool maximize = false;       ///< climb along the gradient
 };
 
 /// AdamW on LibTorch's fused CPU kernel. Parameters may be whole tensors or shards of any length:

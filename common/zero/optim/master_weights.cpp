@@ -20,9 +20,7 @@ namespace {
 
 constexpr const char* kMaster = "master";
 
-bool is_half(const at::Tensor& tensor) {
-  return tensor.scalar_type() == at::kBFloat16 || tensor.scalar_type() == at::kHalf;
-}
+bool is_half(const at::Tensor& tensor) { return at::isReducedFloatingType(tensor.scalar_type()); }
 
 // A 2-byte parameter, and the float32 tensor that the inner optimizer updates in its place.
 struct TwoByteSlot {

@@ -14,15 +14,7 @@
 namespace zero::optim {
 
 const char* name(Norm norm) {
-  switch (norm) {
-    case Norm::kL1:
-      return "L1";
-    case Norm::kL2:
-      return "L2";
-    case Norm::kInfinity:
-      return "infinity";
-  }
-  return "?";
+  return std::array{"L1", "L2", "infinity"}.at(static_cast<std::size_t>(norm));
 }
 
 namespace {
@@ -45,22 +37,11 @@ double sum_over(const at::Tensor& tensor, const OfElement& of_element) {
 }
 
 double contribution_on_cpu(Norm norm, const at::Tensor& tensor) {
-  switch (norm) {
-    case Norm::kL1:
-      return sum_over(tensor, [](double value) { return std::abs(value); });
-    case Norm::kL2:
-      return sum_over(tensor, [](double value) { return value * value; });
-    case Norm::kInfinity:
-      break;
-  }
+  if (norm == Norm::kL1) return sum_over(tensor, [](double value) { return std::abs(value); });
+  if (norm == Norm::kL2) return sum_over(tensor, [](double value) { return value * value; });
   if (tensor.numel() == 0) return 0;
   const auto [least, most] = at::aminmax(tensor.flatten());  // both NaN if one element is
   return std::max(std::abs(least.item<double>()), std::abs(most.item<double>()));
-}
-
-double order_of(Norm norm) {
-  if (norm == Norm::kInfinity) return std::numeric_limits<double>::infinity();
-  return norm == Norm::kL1 ? 1 : 2;
 }
 
 }  // namespace
@@ -73,8 +54,9 @@ std::vector<double> detail::contributions_by_lists(Norm norm,
     if (t.numel() > 0) with_elements.push_back(t);
   }
   if (with_elements.empty()) return all;
-  const at::Tensor norms =
-      at::stack(at::_foreach_norm(with_elements, order_of(norm), at::kDouble)).cpu();
+  constexpr std::array kOrders = {1.0, 2.0, std::numeric_limits<double>::infinity()};
+  const double order = kOrders.at(static_cast<std::size_t>(norm));
+  const at::Tensor norms = at::stack(at::_foreach_norm(with_elements, order, at::kDouble)).cpu();
   const double* next = norms.const_data_ptr<double>();
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (tensors[i].numel() == 0) continue;
@@ -99,8 +81,6 @@ double largest_magnitude(const at::Tensor& tensor) {
 
 double squared_norm(const at::Tensor& tensor) { return contributions(Norm::kL2, {tensor}).front(); }
 
-double absolute_sum(const at::Tensor& tensor) { return contributions(Norm::kL1, {tensor}).front(); }
-
 double norm_from_squares(const std::vector<double>& squares) {
   return std::sqrt(std::accumulate(squares.begin(), squares.end(), 0.0));
 }
@@ -111,11 +91,11 @@ double norm_from_absolute_sums(const std::vector<double>& sums) {
 
 float clip_coefficient(float norm, double max_norm) {
   const auto limit = static_cast<float>(max_norm);
-  return norm <= limit ? 1.0F : limit / (norm + 1e-6F);
+  return std::min(1.0F, limit / (norm + 1e-6F));
 }
 
 double clip_coefficient(double norm, double max_norm) {
-  return norm <= max_norm ? 1.0 : max_norm / (norm + 1e-6);
+  return std::min(1.0, max_norm / (norm + 1e-6));
 }
 
 }  // namespace zero::optim

@@ -22,12 +22,10 @@ double largest_magnitude(const at::Tensor& tensor);
 /// Sum of the squares of all elements, added in double in one fixed order. Float and half types.
 double squared_norm(const at::Tensor& tensor);
 
-/// Sum of the absolute values of all elements, added in the same way.
-double absolute_sum(const at::Tensor& tensor);
-
-/// What each tensor contributes to a norm: squared_norm(), absolute_sum() or largest_magnitude(),
-/// the last as a double. Tensors of one device, of float and half types. On a GPU a few kernels
-/// compute the sums of all tensors together, and the host waits once, to read one tensor.
+/// What each tensor contributes to a norm: squared_norm(), the sum of its absolute values added in
+/// the same way, or largest_magnitude(). Tensors of one device, of float and half types. On a GPU a
+/// few kernels compute the sums of all tensors together, and the host waits once, to read one
+/// tensor.
 std::vector<double> contributions(Norm norm, const std::vector<at::Tensor>& tensors);
 
 /// The L2 norm of a gradient whose parts have these squared norms (in parameter order, the same on

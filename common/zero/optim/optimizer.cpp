@@ -23,10 +23,4 @@ void Optimizer::set_gradient_scale(double scale) {
                   scale));
 }
 
-at::Tensor Optimizer::step(const std::function<at::Tensor()>& closure) {
-  at::Tensor loss = closure();
-  step();
-  return loss;
-}
-
 }  // namespace zero::optim

@@ -67,9 +67,6 @@ class Optimizer {
 
   /// Sets the learning rate of every parameter group, from the next step on.
   virtual void set_learning_rate(double rate) = 0;
-
-  /// Runs `closure` (evaluates the model and fills gradients), then step(); returns the loss.
-  at::Tensor step(const std::function<at::Tensor()>& closure);
 };
 
 /// Makes an optimizer over the given trainable parameters (registration order).

@@ -18,7 +18,6 @@ class Sgd final : public FusedOptimizer<SgdOptions> {
       all.groups.push_back({{"learning_rate", o.learning_rate},
                             {"momentum", o.momentum},
                             {"weight_decay", o.weight_decay}});
-      if (o.maximize) all.groups.back()["maximize"] = 1;
     }
     return all;
   }
@@ -35,20 +34,16 @@ class Sgd final : public FusedOptimizer<SgdOptions> {
     const std::vector<at::Tensor> none;
     at::_fused_sgd_(lists[0], lists[1], lists.size() > 2 ? lists[2] : none, o.weight_decay,
                     o.momentum, o.learning_rate,
-                    /*dampening=*/0.0, /*nesterov=*/false, o.maximize,
+                    /*dampening=*/0.0, /*nesterov=*/false, /*maximize=*/false,
                     /*is_first_step=*/step == 1);
   }
 };
 
 }  // namespace
 
-std::unique_ptr<Optimizer> make_sgd(std::vector<Group<SgdOptions>> groups) {
-  return std::make_unique<Sgd>(std::move(groups));
-}
-
 OptimizerFactory sgd(SgdOptions options) {
   return [options](const std::vector<at::Tensor>& parameters) {
-    return make_sgd({{parameters, options}});
+    return std::make_unique<Sgd>(std::vector{Group<SgdOptions>{parameters, options}});
   };
 }
 

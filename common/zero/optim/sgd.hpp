@@ -1,8 +1,5 @@
 #pragma once
 
-#include <memory>
-#include <vector>
-
 #include <zero/optim/optimizer.hpp>
 
 namespace zero::optim {
@@ -12,14 +9,10 @@ struct SgdOptions {
   double learning_rate = 1e-2;
   double momentum = 0.9;
   double weight_decay = 0.0;  ///< added to the gradient
-  bool maximize = false;      ///< climb along the gradient; the weights still decay
 };
 
 /// SGD on LibTorch's fused CPU kernel, for whole tensors and shards, like make_adamw() of
-/// adamw.hpp.
-std::unique_ptr<Optimizer> make_sgd(std::vector<Group<SgdOptions>> groups);
-
-/// One group with all parameters.
+/// adamw.hpp. One group with all parameters.
 OptimizerFactory sgd(SgdOptions options = {});
 
 }  // namespace zero::optim

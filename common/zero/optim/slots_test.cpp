@@ -1,8 +1,6 @@
 // How optimizers find what they keep for a parameter, and that their work grows with the number of
 // parameters and not with its square.
 
-#include <ATen/ops/full.h>
-#include <ATen/ops/ones.h>
 #include <gtest/gtest.h>
 
 #include <zero/optim/adamw.hpp>

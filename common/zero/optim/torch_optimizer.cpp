@@ -6,6 +6,7 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
+#include <algorithm>
 #include <typeinfo>
 #include <utility>
 
@@ -88,64 +89,46 @@ StateTensors tensors_of(State& s) {
 }
 
 // The functions above, behind LibTorch's base classes.
-class Kind {
- public:
-  virtual ~Kind() = default;
-  virtual const char* name() const = 0;
-  virtual Numbers numbers(const to::OptimizerOptions& options) const = 0;
-  virtual Names states(const to::OptimizerOptions& options) const = 0;
-  virtual StateTensors tensors(to::OptimizerParamState& state) const = 0;
-  virtual std::int64_t steps(const to::OptimizerParamState& state) const = 0;
-  virtual std::unique_ptr<to::OptimizerParamState> make_state(std::int64_t steps) const = 0;
+struct Kind {
+  const char* name;
+  Numbers (*numbers)(const to::OptimizerOptions&);
+  Names (*states)(const to::OptimizerOptions&);
+  StateTensors (*tensors)(to::OptimizerParamState&);
+  std::int64_t (*steps)(const to::OptimizerParamState&);
+  std::unique_ptr<to::OptimizerParamState> (*make_state)(std::int64_t steps);
 };
 
 template <typename Options, typename State>
-class KindOf final : public Kind {
- public:
-  explicit KindOf(const char* name) : name_(name) {}
-  const char* name() const override { return name_; }
-  Numbers numbers(const to::OptimizerOptions& options) const override {
-    return numbers_of(static_cast<const Options&>(options));
-  }
-  Names states(const to::OptimizerOptions& options) const override {
-    return states_under(static_cast<const Options&>(options));
-  }
-  StateTensors tensors(to::OptimizerParamState& state) const override {
-    return tensors_of(static_cast<State&>(state));
-  }
-  std::int64_t steps(const to::OptimizerParamState& state) const override {
-    // SGD does not count them.
-    if constexpr (kCounts) return static_cast<const State&>(state).step();
-    return 0;
-  }
-  std::unique_ptr<to::OptimizerParamState> make_state(std::int64_t steps) const override {
-    auto state = std::make_unique<State>();
-    if constexpr (kCounts) state->step(steps);
-    return state;
-  }
+Kind kind(const char* name) {
+  // SGD does not count steps.
+  constexpr bool kCounts = requires(const State& state) { state.step(); };
+  return {
+      name,
+      [](const to::OptimizerOptions& o) { return numbers_of(static_cast<const Options&>(o)); },
+      [](const to::OptimizerOptions& o) { return states_under(static_cast<const Options&>(o)); },
+      [](to::OptimizerParamState& s) { return tensors_of(static_cast<State&>(s)); },
+      []([[maybe_unused]] const to::OptimizerParamState& s) -> std::int64_t {
+        if constexpr (kCounts) return static_cast<const State&>(s).step();
+        return 0;
+      },
+      []([[maybe_unused]] std::int64_t steps) -> std::unique_ptr<to::OptimizerParamState> {
+        auto state = std::make_unique<State>();
+        if constexpr (kCounts) state->step(steps);
+        return state;
+      }};
+}
 
- private:
-  static constexpr bool kCounts = requires(const State& state) { state.step(); };
-  const char* name_;
-};
-
-std::unique_ptr<Kind> kind_of(const to::Optimizer& optimizer) {
+Kind kind_of(const to::Optimizer& optimizer) {
   // Exactly these: a class derived from one of them may keep more than is known here.
   const std::type_info& type = typeid(optimizer);
-  if (type == typeid(to::SGD)) {
-    return std::make_unique<KindOf<to::SGDOptions, to::SGDParamState>>("SGD");
-  }
-  if (type == typeid(to::Adam)) {
-    return std::make_unique<KindOf<to::AdamOptions, to::AdamParamState>>("Adam");
-  }
-  if (type == typeid(to::AdamW)) {
-    return std::make_unique<KindOf<to::AdamWOptions, to::AdamWParamState>>("AdamW");
-  }
+  if (type == typeid(to::SGD)) return kind<to::SGDOptions, to::SGDParamState>("SGD");
+  if (type == typeid(to::Adam)) return kind<to::AdamOptions, to::AdamParamState>("Adam");
+  if (type == typeid(to::AdamW)) return kind<to::AdamWOptions, to::AdamWParamState>("AdamW");
   if (type == typeid(to::Adagrad)) {
-    return std::make_unique<KindOf<to::AdagradOptions, to::AdagradParamState>>("Adagrad");
+    return kind<to::AdagradOptions, to::AdagradParamState>("Adagrad");
   }
   if (type == typeid(to::RMSprop)) {
-    return std::make_unique<KindOf<to::RMSpropOptions, to::RMSpropParamState>>("RMSprop");
+    return kind<to::RMSpropOptions, to::RMSpropParamState>("RMSprop");
   }
   throw Error(fmt::format(
       "optim::wrap() cannot take {}: it takes Adagrad, Adam, AdamW, RMSprop and SGD of "
@@ -184,7 +167,7 @@ class TorchOptimizer final : public Optimizer {
     std::map<std::string, at::Tensor> all;
     to::OptimizerParamState* const found = find(parameter);
     if (found == nullptr) return all;
-    for (const auto& [name, tensor] : kind_->tensors(*found)) {
+    for (const auto& [name, tensor] : kind_.tensors(*found)) {
       if (tensor->defined()) all[name] = tensor->flatten();
     }
     return all;
@@ -192,7 +175,7 @@ class TorchOptimizer final : public Optimizer {
 
   std::int64_t steps(const at::Tensor& parameter) const override {
     const to::OptimizerParamState* const found = find(parameter);
-    return found == nullptr ? 0 : kind_->steps(*found);
+    return found == nullptr ? 0 : kind_.steps(*found);
   }
 
   std::int64_t state_bytes(const at::Tensor& parameter) const override {
@@ -200,9 +183,9 @@ class TorchOptimizer final : public Optimizer {
   }
 
   Settings settings() const override {
-    Settings all{std::string("torch ") + kind_->name(), {}};
+    Settings all{std::string("torch ") + kind_.name, {}};
     for (const to::OptimizerParamGroup& group : optimizer_->param_groups()) {
-      all.groups.push_back(kind_->numbers(group.options()));
+      all.groups.push_back(kind_.numbers(group.options()));
       all.groups.back()["learning_rate"] = group.options().get_lr();
     }
     return all;
@@ -213,8 +196,8 @@ class TorchOptimizer final : public Optimizer {
     check_states(parameter, states);
     optimizer_->state().erase(parameter.unsafeGetTensorImpl());
     if (states.empty()) return;
-    std::unique_ptr<to::OptimizerParamState> state = kind_->make_state(steps);
-    const StateTensors tensors = kind_->tensors(*state);
+    std::unique_ptr<to::OptimizerParamState> state = kind_.make_state(steps);
+    const StateTensors tensors = kind_.tensors(*state);
     for (const auto& [name, values] : states) *tensors.at(name) = values.view(parameter.sizes());
     optimizer_->state()[parameter.unsafeGetTensorImpl()] = std::move(state);
   }
@@ -243,7 +226,7 @@ class TorchOptimizer final : public Optimizer {
   Names states_of(const at::Tensor& parameter) const {
     for (const to::OptimizerParamGroup& group : optimizer_->param_groups()) {
       for (const at::Tensor& p : group.params()) {
-        if (p.is_same(parameter)) return kind_->states(group.options());
+        if (p.is_same(parameter)) return kind_.states(group.options());
       }
     }
     return {};
@@ -252,14 +235,14 @@ class TorchOptimizer final : public Optimizer {
   void check_states(const at::Tensor& parameter,
                     const std::map<std::string, at::Tensor>& states) const {
     const Names names = states_of(parameter);
-    bool fits = states.empty() || states.size() == names.size();
-    for (const std::string& name : names) {
-      if (states.empty()) break;
+    const auto fits = [&](const std::string& name) {
       const auto found = states.find(name);
-      fits = fits && found != states.end() && found->second.numel() == parameter.numel() &&
+      return found != states.end() && found->second.numel() == parameter.numel() &&
              found->second.scalar_type() == parameter.scalar_type();
-    }
-    if (!fits) throw Error("these states are not of this optimizer and this parameter");
+    };
+    if (states.empty()) return;
+    if (states.size() == names.size() && std::ranges::all_of(names, fits)) return;
+    throw Error("these states are not of this optimizer and this parameter");
   }
 
   // Null before the first update.
@@ -268,7 +251,7 @@ class TorchOptimizer final : public Optimizer {
     return found == optimizer_->state().end() ? nullptr : found->second.get();
   }
 
-  std::unique_ptr<Kind> kind_;
+  Kind kind_;
   std::unique_ptr<to::Optimizer> optimizer_;
 };
 

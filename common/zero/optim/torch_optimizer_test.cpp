@@ -1,25 +1,23 @@
-// LibTorch's own optimizers behind ours: the same updates as by themselves, and parameters that are
-// taken away from them are forgotten with their state.
+// LibTorch's own optimizers behind ours: parameters that are taken away from them are forgotten
+// with their state. And state that was taken out of any optimizer and put into another: it goes on
+// with the same bits.
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/ops/equal.h>
-#include <ATen/ops/randn.h>
 #include <gtest/gtest.h>
-#include <torch/optim/adagrad.h>
-#include <torch/optim/adam.h>
-#include <torch/optim/adamw.h>
-#include <torch/optim/rmsprop.h>
-#include <torch/optim/sgd.h>
+#include <torch/optim/lbfgs.h>
 
+#include <tests/support/error_of.hpp>
+#include <tests/support/optimizers.hpp>
 #include <tests/support/ranks.hpp>
 #include <zero/memory/accounting.hpp>
-#include <zero/optim/adamw.hpp>
-#include <zero/optim/torch_optimizer.hpp>
+#include <zero/optim/master_weights.hpp>
 
 namespace zero::optim {
 namespace {
 
 using testing::on_ranks;
+using testing::optimizer_kinds;
+using testing::OptimizerKind;
 
 std::vector<at::Tensor> parameters() {
   at::Generator generator = at::detail::createCPUGenerator(5);
@@ -35,45 +33,16 @@ void set_gradients(const std::vector<at::Tensor>& parameters, std::uint64_t step
   for (const at::Tensor& p : parameters) p.mutable_grad() = at::randn(p.sizes(), generator);
 }
 
-using Maker = std::unique_ptr<torch::optim::Optimizer> (*)(std::vector<at::Tensor>);
-
-std::unique_ptr<torch::optim::Optimizer> adam(std::vector<at::Tensor> p) {
-  return std::make_unique<torch::optim::Adam>(std::move(p), 0.01);
-}
-std::unique_ptr<torch::optim::Optimizer> adamw(std::vector<at::Tensor> p) {
-  return std::make_unique<torch::optim::AdamW>(std::move(p), 0.01);
-}
-std::unique_ptr<torch::optim::Optimizer> sgd(std::vector<at::Tensor> p) {
-  return std::make_unique<torch::optim::SGD>(std::move(p),
-                                             torch::optim::SGDOptions(0.05).momentum(0.9));
-}
-std::unique_ptr<torch::optim::Optimizer> rmsprop(std::vector<at::Tensor> p) {
-  return std::make_unique<torch::optim::RMSprop>(std::move(p), 0.01);
-}
-std::unique_ptr<torch::optim::Optimizer> amsgrad(std::vector<at::Tensor> p) {
-  return std::make_unique<torch::optim::AdamW>(std::move(p),
-                                               torch::optim::AdamWOptions(0.01).amsgrad(true));
-}
-std::unique_ptr<torch::optim::Optimizer> adagrad(std::vector<at::Tensor> p) {
-  return std::make_unique<torch::optim::Adagrad>(
-      std::move(p), torch::optim::AdagradOptions(0.01).initial_accumulator_value(0.1));
-}
-
-class Wrapped : public ::testing::TestWithParam<std::pair<const char*, Maker>> {};
-INSTANTIATE_TEST_SUITE_P(Optimizers, Wrapped,
-                         ::testing::Values(std::pair{"Adam", &adam}, std::pair{"AdamW", &adamw},
-                                           std::pair{"SGD", &sgd}, std::pair{"RMSprop", &rmsprop},
-                                           std::pair{"Amsgrad", &amsgrad},
-                                           std::pair{"Adagrad", &adagrad}),
-                         [](const auto& info) { return info.param.first; });
+class Wrapped : public ::testing::TestWithParam<OptimizerKind> {};
+INSTANTIATE_TEST_SUITE_P(Optimizers, Wrapped, ::testing::ValuesIn(testing::torch_kinds()),
+                         [](const auto& info) { return std::to_string(info.index); });
 
 // The parameters that are kept are updated as if the others had never been there, and the others
 // not at all, although they have gradients.
 TEST_P(Wrapped, NarrowedUpdatesWhatIsKeptAndNothingElse) {
   on_ranks(1, [](dist::Communicator&) {
     const std::vector<at::Tensor> narrowed = parameters(), whole = parameters();
-    const auto ours = wrap(GetParam().second(narrowed));
-    const auto theirs = GetParam().second(whole);
+    const auto ours = GetParam().make(narrowed), theirs = GetParam().make(whole);
     const auto kept = [&](const at::Tensor& p) {
       return p.is_same(narrowed[0]) || p.is_same(narrowed[2]);
     };
@@ -99,7 +68,7 @@ TEST_P(Wrapped, NarrowedUpdatesWhatIsKeptAndNothingElse) {
 TEST_P(Wrapped, NarrowedLaterGivesItsStateBack) {
   on_ranks(1, [](dist::Communicator&) {
     const std::vector<at::Tensor> all = parameters();
-    const auto optimizer = wrap(GetParam().second(all));
+    const auto optimizer = GetParam().make(all);
     const auto held = [] { return memory::snapshot()[memory::Category::kOptimizer]; };
     const std::int64_t before = held();
     set_gradients(all, 0);
@@ -146,7 +115,7 @@ TEST(WrappedOptimizer, GroupsAreNarrowedOneByOne) {
 TEST(WrappedOptimizer, SaysStepsAndMoments) {
   on_ranks(1, [](dist::Communicator&) {
     const std::vector<at::Tensor> p = parameters();
-    const auto optimizer = wrap(adamw(p));
+    const auto optimizer = wrap(std::make_unique<torch::optim::AdamW>(p, 0.01));
     EXPECT_EQ(optimizer->steps(p[0]), 0);
     EXPECT_TRUE(optimizer->state(p[0]).empty());
     set_gradients(p, 0);
@@ -158,11 +127,97 @@ TEST(WrappedOptimizer, SaysStepsAndMoments) {
     ASSERT_EQ(state.size(), 2U);
     EXPECT_TRUE(at::allclose(state.at("exp_avg"), 0.1 * p[0].grad()));
     EXPECT_TRUE(at::allclose(state.at("exp_avg_sq"), 0.001 * p[0].grad().square()));
-    double loss = 0;
-    loss = optimizer->step([&] { return at::full({}, 4.5); }).item<double>();
-    EXPECT_EQ(loss, 4.5);
+    optimizer->step();
     EXPECT_EQ(optimizer->steps(p[0]), 2);
   });
+}
+
+void update(Optimizer& optimizer, const at::Tensor& parameter, std::uint64_t step) {
+  at::Generator generator = at::detail::createCPUGenerator(step);
+  parameter.mutable_grad() = at::randn(parameter.sizes(), generator).to(parameter.scalar_type());
+  optimizer.step();
+}
+
+at::Tensor start(at::ScalarType dtype = at::kFloat) {
+  return at::ones({5, 7}, dtype).requires_grad_();
+}
+
+TEST(LoadState, GoesOnWithTheSameBits) {
+  for (const OptimizerKind& kind : optimizer_kinds()) {
+    for (const bool masters : {false, true}) {
+      const std::string name = kind.name + (masters ? " with master weights" : "");
+      SCOPED_TRACE(name);
+      const OptimizerFactory make = masters ? with_master_weights(kind.make) : kind.make;
+      const at::Tensor first = start(masters ? at::kBFloat16 : at::kFloat);
+      const auto one = make({first});
+      EXPECT_EQ(one->settings().kind, name);
+      EXPECT_EQ(one->settings().groups.at(0).at("learning_rate"), 0.01);
+      for (int step = 0; step < 3; ++step) update(*one, first, step);
+
+      const at::Tensor second = first.detach().clone().requires_grad_();
+      const auto two = make({second});
+      std::map<std::string, at::Tensor> states;
+      for (const auto& [state, tensor] : one->state(first)) states[state] = tensor.clone();
+      EXPECT_EQ(states.contains("master"), masters);
+      two->load_state(second, one->steps(first), states);
+      EXPECT_EQ(two->steps(second), one->steps(first));
+      for (int step = 3; step < 6; ++step) {
+        update(*one, first, step);
+        update(*two, second, step);
+      }
+      EXPECT_TRUE(at::equal(first, second));
+      for (const auto& [state, tensor] : one->state(first)) {
+        EXPECT_TRUE(at::equal(tensor, two->state(second).at(state))) << state;
+      }
+      EXPECT_EQ(one->steps(first), two->steps(second));
+    }
+  }
+}
+
+TEST(LoadState, OfAParameterThatWasNeverUpdatedIsNone) {
+  for (const OptimizerKind& kind : optimizer_kinds()) {
+    const at::Tensor parameter = start();
+    const auto optimizer = kind.make({parameter});
+    update(*optimizer, parameter, 0);
+    optimizer->load_state(parameter, 0, {});
+    EXPECT_TRUE(optimizer->state(parameter).empty()) << kind.name;
+    EXPECT_EQ(optimizer->steps(parameter), 0) << kind.name;
+  }
+}
+
+TEST(LoadState, WhatDoesNotFitIsRefusedAndChangesNothing) {
+  for (const OptimizerKind& kind : optimizer_kinds()) {
+    const at::Tensor parameter = start();
+    const auto optimizer = kind.make({parameter});
+    update(*optimizer, parameter, 0);
+    const auto before = optimizer->state(parameter);
+    EXPECT_THROW(optimizer->load_state(parameter, 1, {{"variance", at::ones({35})}}), Error);
+    for (const auto& [name, state] : before) {
+      auto wrong = before;
+      wrong[name] = at::ones({34});
+      EXPECT_THROW(optimizer->load_state(parameter, 1, wrong), Error) << kind.name;
+      wrong[name] = at::ones({35}, at::kDouble);
+      EXPECT_THROW(optimizer->load_state(parameter, 1, wrong), Error) << kind.name;
+    }
+    for (const auto& [name, state] : optimizer->state(parameter)) {
+      EXPECT_TRUE(at::equal(state, before.at(name))) << kind.name;
+    }
+  }
+  const at::Tensor parameter = start();
+  EXPECT_THROW(adamw()({parameter})->load_state(start(), 0, {}), Error) << "it is not held";
+}
+
+// What is not known is refused before it trains, not when it is saved.
+TEST(WrappedOptimizer, IsOneOfFive) {
+  struct Own final : torch::optim::SGD {
+    using SGD::SGD;
+  };
+  const std::vector<at::Tensor> parameters = {start()};
+  const std::string supported = ": it takes Adagrad, Adam, AdamW, RMSprop and SGD of torch::optim";
+  testing::expect_error([&] { wrap(std::make_unique<torch::optim::LBFGS>(parameters, 0.01)); },
+                        {"optim::wrap() cannot take torch::optim::LBFGS" + supported});
+  testing::expect_error([&] { wrap(std::make_unique<Own>(parameters, 0.01)); },
+                        {"Own" + supported});
 }
 
 }  // namespace

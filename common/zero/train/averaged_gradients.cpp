@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include <zero/base/error.hpp>
 #include <zero/train/averaged_gradients.hpp>
@@ -14,13 +15,64 @@ namespace zero::train {
 using dist::Purpose;
 
 AveragedGradients::AveragedGradients(Strategy& strategy, bool adds_averages)
-    : strategy_(strategy), adds_averages_(adds_averages) {
+    : strategy_(strategy), adds_averages_(adds_averages), used_(strategy.list().size(), false) {
   forget();
+}
+
+void AveragedGradients::complete(bool is_last_micro_batch) {
+  drop_unused();
+  if (adds_averages_) add_up(is_last_micro_batch);
+}
+
+void AveragedGradients::drop_unused() {
+  // A flag for each parameter that this rank has used, and a last one if this rank has added up
+  // something that is not finite.
+  const std::size_t count = used_.size();
+  at::Tensor all = at::zeros({static_cast<std::int64_t>(count) + 1}, at::kInt);
+  auto* flags = all.mutable_data_ptr<std::int32_t>();
+  for (std::size_t i = 0; i < count; ++i) flags[i] = used_[i] ? 1 : 0;
+  flags[count] = take_suspicion() ? 1 : 0;
+  strategy_.communicator().all_reduce(all, Purpose::kControl, dist::ReduceOp::kSum).wait();
+  suspect_ = suspect_ || flags[count] != 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    if (flags[i] == 0) {
+      strategy_.list().parameters[i].tensor.mutable_grad().reset();
+      gradient_of(i).reset();
+    }
+    used_[i] = false;
+  }
+}
+
+void AveragedGradients::add_up(bool is_last_micro_batch) {
+  for (std::size_t i = 0; i < accumulated_.size(); ++i) {
+    at::Tensor& gradient = gradient_of(i);
+    at::Tensor& sum = accumulated_[i];
+    if (gradient.defined() && strategy_.piece(i).tensor.defined()) {
+      if (sum.defined()) {
+        sum.add_(gradient);
+      } else {
+        sum = gradient;
+      }
+    }
+    gradient = is_last_micro_batch ? std::exchange(sum, at::Tensor()) : at::Tensor();
+  }
+}
+
+void AveragedGradients::set_loss_scale(double scale) {
+  strategy_.optimizer().set_gradient_scale(scale);
+  loss_scale_ = scale;
 }
 
 void AveragedGradients::forget() {
   sources_.assign(static_cast<std::size_t>(strategy_.communicator().size()), false);
   suspect_ = false;
+  accumulated_.assign(strategy_.list().size(), at::Tensor());
+}
+
+// That of this rank's shard, or of the parameter itself where this rank has no shard.
+at::Tensor& AveragedGradients::gradient_of(std::size_t index) const {
+  const at::Tensor mine = strategy_.piece(index).tensor;
+  return (mine.defined() ? mine : strategy_.list().parameters[index].tensor).mutable_grad();
 }
 
 AveragedGradients::Own AveragedGradients::own() const {
@@ -76,14 +128,19 @@ double AveragedGradients::largest_over_ranks() {
   return optim::largest_magnitude(at::tensor(by_rank, at::kDouble));
 }
 
-float AveragedGradients::clip(double max_norm, optim::Norm kind, double loss_scale) {
+float AveragedGradients::clip(double max_norm, optim::Norm kind) {
   const double exact = norm(kind);
-  const float before = static_cast<float>(exact) / static_cast<float>(loss_scale);
+  const float before = static_cast<float>(exact) / static_cast<float>(loss_scale_);
   if (!std::isfinite(before)) return before;
   // Each in the precision of its gradients, as LibTorch does.
   multiply(optim::clip_coefficient(before, max_norm),
-           optim::clip_coefficient(exact / loss_scale, max_norm));
+           optim::clip_coefficient(exact / loss_scale_, max_norm));
   return before;
+}
+
+void AveragedGradients::multiply(double factor) {
+  multiply(factor, factor);
+  suspect_ = true;  // they may overflow now
 }
 
 void AveragedGradients::multiply(double factor, double factor_of_doubles) {

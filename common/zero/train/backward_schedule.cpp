@@ -91,7 +91,7 @@ void BackwardSchedule::gradient_ready(std::size_t parameter) {
     // Drop parameters first: the reduction then allocates without them on top.
     if (is_finished(u)) actions_.reshard(u);
   }
-  allow(k);
+  reduce_in_order(k);
 }
 
 // True if no gradient of `u` can come any more and none of its parameters will be read.
@@ -138,10 +138,12 @@ void BackwardSchedule::end_unit(std::size_t u) {
   actions_.reshard(u);
   if (is_held(u)) return;
   // Parameters of the unit that this rank's batch has not used by now get no gradient.
-  for (const std::size_t k : of_unit_[u]) allow(k);
+  for (const std::size_t k : of_unit_[u]) reduce_in_order(k);
 }
 
-void BackwardSchedule::allow(std::size_t item) {
+// No gradient of `item` will come any more: reduces it, and then those that waited for it, if all
+// before it have been reduced. Otherwise it waits too.
+void BackwardSchedule::reduce_in_order(std::size_t item) {
   if (!reduces_) return;
   if (states_[item] == State::kFilling) states_[item] = State::kWaiting;
   for (; next_ < order_.size(); ++next_) {
@@ -160,7 +162,7 @@ void BackwardSchedule::end_units() {
 }
 
 void BackwardSchedule::reduce_rest() {
-  for (const std::size_t k : order_) allow(k);
+  for (const std::size_t k : order_) reduce_in_order(k);
   give_up();
 }
 

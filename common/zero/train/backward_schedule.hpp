@@ -30,14 +30,16 @@ namespace zero::train {
 /// it is over, and those of the root at the end of backward.
 class BackwardSchedule {
  public:
-  /// Parameters of one unit whose gradients are reduced by one collective.
+  /// Parameters whose gradients are reduced together.
   struct Item {
-    std::size_t unit;
+    std::size_t unit;                     ///< of all of them; only read if Actions::reshard is set
     std::vector<std::size_t> parameters;  ///< indices into ParameterList::parameters
   };
 
   struct Actions {
-    /// Starts the reduction of an item.
+    /// Reduces an item, or starts to. Called for each item with a trainable parameter, in the same
+    /// order on all ranks. Frozen parameters of the item take no part. This rank's gradients may be
+    /// missing: see Strategy::gradient_to_reduce().
     std::function<void(std::size_t item)> reduce;
     /// Drops the parameters of a unit that backward does not need any more. Empty if parameters
     /// stay whole: then an item may be reduced as soon as it is complete.
@@ -51,7 +53,8 @@ class BackwardSchedule {
   };
 
   /// `list` must outlive the schedule. Every parameter is in one item, or in none if it is never
-  /// reduced. Items are reduced last to first, those of inner units before those of outer ones.
+  /// reduced. Items are reduced last to first; if units are resharded, those of inner units before
+  /// those of outer ones.
   BackwardSchedule(const nn::ParameterList& list, std::vector<Item> items, Actions actions);
 
   /// One item for each parameter.
@@ -104,7 +107,7 @@ class BackwardSchedule {
   std::size_t end_use();
   void leave_units_for(std::size_t u);
   void end_unit(std::size_t u);
-  void allow(std::size_t item);
+  void reduce_in_order(std::size_t item);
 
   const nn::ParameterList& list_;
   std::vector<Item> items_;

@@ -1,11 +1,7 @@
-#include <ATen/ops/ones.h>
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <random>
-#include <string>
-#include <vector>
 
 #include <zero/base/error.hpp>
 #include <zero/nn/suppress_gradient_hooks.hpp>
@@ -16,6 +12,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
+using Units = std::vector<std::size_t>;
 
 // The root, units 1 and 4 in it, 2 and 3 in 1. Parameter u belongs to unit u.
 nn::ParameterList family() {
@@ -46,12 +43,17 @@ class Recorded {
   BackwardSchedule* operator->() { return &*schedule_; }
 
   // A forward in which units run in this order, and the beginning of its backward.
-  void forward(const std::vector<std::size_t>& units) {
+  void forward(const Units& units) {
     schedule_->begin_forward(/*trains=*/true);
     for (const std::size_t u : units) schedule_->enter_forward(u);
     schedule_->end_forward();
   }
   void used_once() { forward({0, 1, 2, 3, 4}); }
+  // A backward that has come to these units, one after the other.
+  void backward(const Units& units) {
+    schedule_->begin_backward(/*reduces=*/true);
+    for (const std::size_t u : units) schedule_->enter_backward(u);
+  }
   std::vector<std::string> events() { return std::exchange(events_, {}); }
   std::vector<std::string> rest() {
     schedule_->end_units();
@@ -70,9 +72,7 @@ class Recorded {
 TEST(BackwardSchedule, ReducesAUnitInItsTurn) {
   Recorded schedule;
   schedule.used_once();
-  schedule->begin_backward(/*reduces=*/true);
-  schedule->enter_backward(0);
-  schedule->enter_backward(4);
+  schedule.backward({0, 4});
   EXPECT_THAT(schedule.events(), IsEmpty());
   schedule->gradient_ready(4);
   EXPECT_THAT(schedule.events(), ElementsAre("drop 4", "reduce 4"));
@@ -90,8 +90,7 @@ TEST(BackwardSchedule, ReducesAUnitInItsTurn) {
 TEST(BackwardSchedule, ReducesAUnitAroundOthersWhenItIsOver) {
   Recorded schedule;
   schedule.used_once();
-  schedule->begin_backward(true);
-  for (const std::size_t u : {0, 1, 2}) schedule->enter_backward(u);
+  schedule.backward({0, 1, 2});
   schedule->gradient_ready(1);
   EXPECT_THAT(schedule.events(), IsEmpty());
   schedule->enter_backward(4);
@@ -108,11 +107,8 @@ TEST(BackwardSchedule, ReducesAUnitThatIsUsedTwiceAtItsLastUse) {
     schedule.forward({0, 1, 2, 3, 4, 4});
     EXPECT_EQ(schedule->uses(4), 2);
     EXPECT_EQ(schedule->uses(3), 1);
-    schedule->begin_backward(true);
-    schedule->enter_backward(0);
-    schedule->enter_backward(4);
+    schedule.backward(in_a_row ? Units{0, 4} : Units{0, 4, 3});
     if (!in_a_row) {
-      schedule->enter_backward(3);
       schedule->gradient_ready(3);
       EXPECT_THAT(schedule.events(), ElementsAre("drop 3")) << "one use of 4 is over, not all";
     }
@@ -131,8 +127,7 @@ TEST(BackwardSchedule, ReducesAUnitThatIsUsedTwiceAtItsLastUse) {
 TEST(BackwardSchedule, EndsNoUnitInsideACheckpointedPart) {
   Recorded schedule;
   schedule.used_once();
-  schedule->begin_backward(true);
-  schedule->enter_backward(0);
+  schedule.backward({0});
   schedule->enter_forward(4);  // again
   {
     const nn::SuppressGradientHooks silent;
@@ -149,9 +144,7 @@ TEST(BackwardSchedule, KeepsForTheEndWhatIsHeld) {
   Recorded schedule;
   schedule.held = 4;
   schedule.used_once();
-  schedule->begin_backward(true);
-  schedule->enter_backward(0);
-  schedule->enter_backward(4);
+  schedule.backward({0, 4});
   schedule->gradient_ready(4);
   schedule->enter_backward(3);
   schedule->gradient_ready(3);
@@ -164,8 +157,7 @@ TEST(BackwardSchedule, KeepsParametersBesideFrozenOnesUntilTheUnitIsOver) {
   schedule.list.units[4].parameters.push_back(5);
   schedule.list.parameters.push_back({"d.frozen", at::ones({1}), 4, {}});
   schedule.used_once();
-  schedule->begin_backward(true);
-  schedule->enter_backward(4);
+  schedule.backward({4});
   schedule->gradient_ready(4);
   EXPECT_THAT(schedule.events(), ElementsAre("reduce 4"));
   schedule->enter_backward(3);

@@ -1,8 +1,4 @@
 // What the others of a fake process group send: the first values, wherever a parameter's bytes lie.
-#include <ATen/ops/empty.h>
-#include <ATen/ops/equal.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
 #include <tests/support/ranks.hpp>
@@ -20,21 +16,6 @@ std::vector<at::Tensor> first_values() {
   Toy toy;
   nn::initialize_parameters(*toy.model, toy.values);
   return toy.model->parameters();
-}
-
-TEST(FirstValues, AParameterThatIsReceivedHasThem) {
-  on_ranks(1, [](dist::Communicator&) {
-    Toy toy;
-    const auto source = first_values_of(*toy.model, toy.values);
-    const std::vector<at::Tensor> expected = first_values();
-    const nn::ParameterList list = nn::list_parameters(*toy.model);
-    for (std::size_t i = 0; i < list.size(); ++i) {
-      const at::Tensor& parameter = list.parameters[i].tensor;
-      memory::allocate_storage(parameter);
-      EXPECT_TRUE(source(memory::raw(parameter)));
-      EXPECT_TRUE(at::equal(parameter, expected[i])) << i;
-    }
-  });
 }
 
 // Two parameters in one buffer: all of it, and any stretch of it.

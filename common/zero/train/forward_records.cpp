@@ -3,6 +3,7 @@
 #include <map>
 #include <set>
 
+#include <zero/base/error.hpp>
 #include <zero/train/forward_records.hpp>
 
 namespace zero::train {
@@ -37,6 +38,22 @@ std::vector<ForwardRecords::Record> ForwardRecords::of(const at::Tensor& loss) c
     for (const auto& edge : node->next_edges()) open.push_back(edge.function.get());
   }
   return found;
+}
+
+double ForwardRecords::loss_terms(const at::Tensor& loss) const {
+  const std::vector<Record> records = of(loss);
+  double sum = 0;
+  for (const Record& record : records) sum += static_cast<double>(record.loss_terms);
+  return records.empty() ? 0 : sum / static_cast<double>(records.size());
+}
+
+void ForwardRecords::verify_fresh(const at::Tensor& loss) const {
+  for (const Record& record : of(loss)) {
+    if (record.version == version_) continue;
+    throw Error(
+        "backward() of a loss whose forward() came before the last update: its gradients would be "
+        "those of weights that are gone; call forward() again after the update");
+  }
 }
 
 }  // namespace zero::train

@@ -25,13 +25,16 @@ class ForwardRecords {
   /// The weights differ from now on from those of all forwards so far.
   void weights_changed() { ++version_; }
 
-  /// The forwards that `loss` was computed from; empty where it comes from none.
-  std::vector<Record> of(const at::Tensor& loss) const;
+  /// Number of loss terms (data::Batch) of the forward that `loss` was computed from; the mean if
+  /// there were several, 0 if there was none.
+  double loss_terms(const at::Tensor& loss) const;
 
-  /// Whether the weights have changed since that forward.
-  bool is_stale(const Record& record) const { return record.version != version_; }
+  /// Throws zero::Error if the weights have changed since one of those forwards.
+  void verify_fresh(const at::Tensor& loss) const;
 
  private:
+  std::vector<Record> of(const at::Tensor& loss) const;
+
   std::vector<std::weak_ptr<const Record>> records_;
   std::int64_t version_ = 0;
 };

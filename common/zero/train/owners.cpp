@@ -11,11 +11,6 @@ Owners::Owners(const nn::ParameterList& list, const dist::Communicator& communic
   std::vector<std::int64_t> bytes;
   for (const nn::Parameter& p : list.parameters) bytes.push_back(p.bytes());
   owners_ = assign_owners(bytes, communicator.size(), ownership);
-  for (std::size_t i = 0; i < list.size(); ++i) {
-    if (!mine(i)) continue;
-    bytes_ += bytes[i];
-    if (list.parameters[i].tensor.requires_grad()) trainable_bytes_ += bytes[i];
-  }
 }
 
 void broadcast_from_owners(const nn::ParameterList& list, const std::vector<std::size_t>& indices,
@@ -28,14 +23,6 @@ void broadcast_from_owners(const nn::ParameterList& list, const std::vector<std:
         communicator.broadcast(memory::raw(list.parameters[i].tensor), owners.of(i), purpose));
   }
   for (dist::Work& p : pending) p.wait();
-}
-
-std::vector<std::size_t> backward_order(const nn::ParameterList& list) {
-  std::vector<std::size_t> order;
-  for (std::size_t i = list.size(); i-- > 0;) {
-    if (list.parameters[i].tensor.requires_grad()) order.push_back(i);
-  }
-  return order;
 }
 
 }  // namespace zero::train

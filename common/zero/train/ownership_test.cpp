@@ -1,46 +1,17 @@
-// Who owns what, and in which order collectives go.
+// Who owns what, and how a shard is cut. Properties that hold for every layout: nothing lost,
+// nothing twice, all shards alike.
 
 #include <gtest/gtest.h>
 
-#include <numeric>
+#include <random>
 
-#include <zero/base/error.hpp>
-#include <zero/nn/llama.hpp>
-#include <zero/nn/parameters.hpp>
+#include <tests/support/error_of.hpp>
 #include <zero/train/ownership.hpp>
 #include <zero/train/registry.hpp>
+#include <zero/train/shard_layout.hpp>
 
 namespace zero::train {
 namespace {
-
-constexpr Ownership kAll[] = {Ownership::kBySize, Ownership::kByCount, Ownership::kByOffset};
-
-std::vector<std::int64_t> loads(const std::vector<std::int64_t>& bytes, int n, Ownership how) {
-  std::vector<std::int64_t> load(static_cast<std::size_t>(n), 0);
-  const std::vector<int> owners = assign_owners(bytes, n, how);
-  for (std::size_t i = 0; i < bytes.size(); ++i)
-    load.at(static_cast<std::size_t>(owners[i])) += bytes[i];
-  return load;
-}
-
-double max_over_mean(const std::vector<std::int64_t>& load) {
-  const double sum = std::accumulate(load.begin(), load.end(), 0.0);
-  return static_cast<double>(*std::max_element(load.begin(), load.end())) * load.size() / sum;
-}
-
-TEST(Ownership, EveryParameterHasAnOwnerInTheWorld) {
-  for (const int n : {1, 2, 3, 4, 7, 8}) {
-    for (const std::size_t count : {0U, 1U, 6U, 7U, 8U, 97U}) {
-      std::vector<std::int64_t> bytes(count);
-      for (std::size_t i = 0; i < count; ++i) bytes[i] = static_cast<std::int64_t>((i * 37) % 101);
-      for (const Ownership how : kAll) {
-        const std::vector<int> owners = assign_owners(bytes, n, how);
-        ASSERT_EQ(owners.size(), count);
-        for (const int owner : owners) EXPECT_TRUE(owner >= 0 && owner < n);
-      }
-    }
-  }
-}
 
 TEST(Ownership, ByCountGivesTheRemainderToTheFirstRanks) {
   EXPECT_EQ(assign_owners({1, 1, 1, 1, 1, 1, 1}, 3, Ownership::kByCount),
@@ -48,24 +19,11 @@ TEST(Ownership, ByCountGivesTheRemainderToTheFirstRanks) {
 }
 
 TEST(Ownership, BySizeBalancesPerfectlyWhereItCan) {
-  EXPECT_DOUBLE_EQ(max_over_mean(loads({9, 7, 5, 3, 9, 7, 5, 3}, 2, Ownership::kBySize)), 1.0);
-}
-
-// Published sizes of the model that the ladder trains; the larger figures are why chapter 04
-// exists.
-TEST(Ownership, OfSmolLm2IsAsUnevenAsItsEmbedding) {
-  const nn::DeferredStorage deferred;
-  nn::Llama model(nn::preset("smollm2-360m"));
-  std::vector<std::int64_t> bytes;
-  for (const nn::Parameter& p : nn::list_parameters(model).parameters) bytes.push_back(p.bytes());
-  ASSERT_EQ(bytes.size(), 290U);
-  const double by_count[] = {1.130, 1.391, 1.913, 2.956};
-  const double by_size[] = {1.0002, 1.0019, 1.043, 2.087};
-  for (int i = 0; i < 4; ++i) {
-    const int n = 2 << i;
-    EXPECT_NEAR(max_over_mean(loads(bytes, n, Ownership::kByCount)), by_count[i], 0.0006) << n;
-    EXPECT_NEAR(max_over_mean(loads(bytes, n, Ownership::kBySize)), by_size[i], 0.0006) << n;
-  }
+  const std::vector<std::int64_t> bytes = {9, 7, 5, 3, 9, 7, 5, 3};
+  const std::vector<int> owners = assign_owners(bytes, 2, Ownership::kBySize);
+  std::int64_t load[2] = {0, 0};
+  for (std::size_t i = 0; i < bytes.size(); ++i) load[owners[i]] += bytes[i];
+  EXPECT_EQ(load[0], load[1]);
 }
 
 TEST(Ownership, UnknownNamesAreRefused) {
@@ -80,13 +38,72 @@ TEST(Registry, NamesTheNearestModeForAnUnknownOne) {
   registry.check("zero1:naive");
   EXPECT_EQ(registry.modes(), (std::vector<std::string>{"zero1", "zero1:naive"}));
   for (const char* wrong : {"zer1", "zero1:nave", "zero1:"}) {
-    try {
-      registry.check(wrong);
-      ADD_FAILURE() << wrong;
-    } catch (const Error& error) {
-      EXPECT_NE(std::string(error.what()).find("zero1"), std::string::npos);
+    testing::expect_error([&] { registry.check(wrong); },
+                          {"unknown mode '", "zero1:owner, zero1:naive"});
+  }
+}
+
+constexpr int kWorlds[] = {1, 2, 3, 4, 7, 8, 16};
+
+std::vector<std::int64_t> awkward_sizes(int n) { return {0, 1, n - 1, n, n + 1, 104729, 1 << 20}; }
+
+void expect_sound(const ShardLayout& layout) {
+  std::int64_t elements = 0;
+  std::int64_t last_end = 0;
+  for (std::size_t t = 0; t < layout.tensors(); ++t) {
+    EXPECT_EQ(layout.offset(t) % ShardLayout::kAlignment, 0);
+    EXPECT_GE(layout.offset(t), last_end) << "tensors overlap";
+    last_end = layout.offset(t) + layout.size(t);
+    elements += layout.size(t);
+    // The segments of all ranks, one after the other, are the tensor.
+    std::int64_t next = 0;
+    for (int r = 0; r < layout.world_size(); ++r) {
+      const ShardLayout::Range s = layout.range(t, r);
+      if (s.size == 0) continue;
+      EXPECT_EQ(s.begin, next);
+      EXPECT_EQ(r * layout.shard() + s.in_shard, layout.offset(t) + s.begin);
+      EXPECT_LE(s.in_shard + s.size, layout.shard());
+      EXPECT_EQ(s.begin % ShardLayout::kAlignment, 0) << "a shard cuts at an odd place";
+      next += s.size;
+    }
+    EXPECT_EQ(next, layout.size(t)) << "of tensor " << t;
+  }
+  EXPECT_LE(last_end, layout.total());
+  EXPECT_EQ(layout.total(), layout.shard() * layout.world_size());
+  EXPECT_EQ(layout.padding(), layout.total() - elements);
+  EXPECT_EQ(layout.shard() % ShardLayout::kAlignment, 0);
+  // Never more than the tensors' own ends and one step a rank.
+  EXPECT_LT(layout.padding(),
+            ShardLayout::kAlignment *
+                (static_cast<std::int64_t>(layout.tensors()) + layout.world_size() + 1));
+}
+
+TEST(ShardLayout, OfOneTensorIsSoundForEverySizeAndWorld) {
+  for (const int n : kWorlds) {
+    for (const std::int64_t size : awkward_sizes(n)) expect_sound(ShardLayout({size}, n));
+  }
+}
+
+TEST(ShardLayout, OfManyTensorsIsSound) {
+  std::mt19937 generator(1);
+  for (const int n : kWorlds) {
+    expect_sound(ShardLayout(awkward_sizes(n), n));
+    for (int round = 0; round < 50; ++round) {
+      std::vector<std::int64_t> sizes(generator() % 9);
+      for (std::int64_t& size : sizes) size = static_cast<std::int64_t>(generator() % 700);
+      expect_sound(ShardLayout(sizes, n));
     }
   }
+}
+
+TEST(ShardLayout, OfNothingIsEmpty) {
+  EXPECT_EQ(ShardLayout({}, 4).total(), 0);
+  EXPECT_EQ(ShardLayout({0, 0}, 4).total(), 0);
+}
+
+TEST(ShardLayout, RefusesNonsense) {
+  EXPECT_THROW(ShardLayout({5}, 0), Error);
+  EXPECT_THROW(ShardLayout({5, -1}, 2), Error);
 }
 
 }  // namespace

@@ -1,7 +1,6 @@
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <chrono>
 #include <cmath>
@@ -55,7 +54,7 @@ Trainer::Trainer(Strategy& strategy, TrainerOptions options)
                   options.clip_norm, optim::name(options.norm), options.first_step,
                   loss_scale_ ? loss_scale_->describe() : "no loss scale",
                   name(options.on_nonfinite_gradient)));
-  strategy.set_gradient_scale(loss_scale_ ? loss_scale_->value() : 1.0);
+  strategy.averaged_gradients().set_loss_scale(loss_scale_ ? loss_scale_->value() : 1.0);
 }
 
 StepResult Trainer::step(const std::vector<data::Batch>& micro_batches) {
@@ -65,7 +64,7 @@ StepResult Trainer::step(const std::vector<data::Batch>& micro_batches) {
   strategy_.zero_grad();
   if (loss_scale_) {
     result.loss_scale = loss_scale_->value();
-    strategy_.set_gradient_scale(result.loss_scale);
+    strategy_.averaged_gradients().set_loss_scale(result.loss_scale);
   }
   run(micro_batches, result);
   ++steps_;
@@ -186,9 +185,9 @@ Trainer::LossOfAllRanks Trainer::loss_of_all_ranks(double loss, std::int64_t ter
   if (!not_finite.empty()) {
     strategy_.zero_grad();
     throw Error(
-        fmt::format("step {}: the loss is NaN or infinite on rank{} {}; no rank updates its "
-                    "weights (a lower learning rate or clipping may help)",
-                    steps_, not_finite.size() == 1 ? "" : "s", fmt::join(not_finite, ", ")));
+        fmt::format("step {}: the loss is NaN or infinite on {}; no rank updates its weights (a "
+                    "lower learning rate or clipping may help)",
+                    steps_, ranks_text(not_finite)));
   }
   return sums;
 }

@@ -4,18 +4,21 @@
 #include <gmock/gmock.h>
 
 #include <cmath>
+#include <limits>
 
 #include <tests/support/error_of.hpp>
 #include <tests/support/ranks.hpp>
 #include <tests/support/toy.hpp>
-#include <zero/base/error.hpp>
+#include <tests/support/whole_weights.hpp>
 #include <zero/optim/sgd.hpp>
+#include <zero/train/loss_scale.hpp>
 #include <zero/train/trainer.hpp>
 
 namespace zero::train {
 namespace {
 
 using ::testing::ElementsAre;
+using testing::expect_error;
 using ::testing::HasSubstr;
 using testing::on_ranks;
 using testing::Toy;
@@ -32,14 +35,14 @@ class Diary final : public Strategy {
     return Strategy::forward(batch);
   }
   void backward(const at::Tensor& loss) override {
-    lines.push_back(fmt::format("backward{}", requires_gradient_sync_ ? " of the last" : ""));
+    lines.push_back(fmt::format("backward{}", reduces_now() ? " of the last" : ""));
     Strategy::backward(loss);
   }
   void finish_backward() override {
     lines.push_back("finish_backward");
     if (!reduces_now()) return;
     for (std::size_t i = 0; i < count(); ++i) gradient_to_reduce(i);
-    complete_reduction();
+    Strategy::finish_backward();
   }
   float clip_grad_norm(double max_norm, optim::Norm norm) override {
     lines.push_back(fmt::format("clip {}", max_norm));
@@ -54,8 +57,7 @@ class Diary final : public Strategy {
     lines.push_back("zero_grad");
     Strategy::zero_grad();
   }
-  ModelStateBytes predicted_bytes() const override { return {}; }
-  std::int64_t predicted_traffic() const override { return 0; }
+  Costs costs() const override { return {}; }
 
   std::vector<std::string> lines;
 };
@@ -65,14 +67,6 @@ struct Bench {
       : diary({*toy.model, communicator, optim::sgd({.learning_rate = 0.1, .momentum = 0}),
                &toy.values, ""}),
         trainer(diary, options) {}
-
-  std::vector<at::Tensor> weights() const {
-    std::vector<at::Tensor> copies;
-    for (const nn::Parameter& p : diary.list().parameters) {
-      copies.push_back(p.tensor.detach().clone());
-    }
-    return copies;
-  }
 
   Toy toy;
   Diary diary;
@@ -88,6 +82,9 @@ TEST(Trainer, CallsTheStrategyInTheOrderOfTheContract) {
                             "backward of the last", "finish_backward", "clip 0.5", "optimizer_step",
                             "sync_parameters"));
     EXPECT_EQ(bench.trainer.steps(), 1);
+    bench.trainer.step({bench.toy.batch(0, 2)});
+    EXPECT_EQ(bench.trainer.steps(), 2);
+    EXPECT_EQ(communicator.step(), 1);  // for error messages
   });
 }
 
@@ -103,50 +100,10 @@ TEST(Trainer, DoesNotClipUnlessAsked) {
   });
 }
 
-// Micro-batches of 1, 2 and 5 samples are one batch of 8: the same loss and gradients.
-TEST(Trainer, WeighsMicroBatchesByTheirLossTerms) {
-  on_ranks(1, [](dist::Communicator& communicator) {
-    Bench cut(communicator);
-    Bench whole(communicator);
-    const data::Batch all = cut.toy.batch(0, 0, /*samples=*/8);
-    std::vector<data::Batch> parts;
-    std::int64_t begin = 0;
-    for (const std::int64_t size : {1, 2, 5}) {
-      parts.push_back(
-          {all.inputs.narrow(0, begin, size), all.targets.narrow(0, begin, size), {}, size});
-      begin += size;
-    }
-    const double expected = whole.trainer.evaluate({all});
-    const StepResult of_parts = cut.trainer.step(parts);
-    const StepResult of_whole = whole.trainer.step({all});
-    EXPECT_NEAR(of_parts.loss, expected, 1e-6);
-    EXPECT_NEAR(of_whole.loss, expected, 1e-6);
-    for (std::size_t i = 0; i < cut.diary.list().size(); ++i) {
-      const at::Tensor ours = cut.diary.list().parameters[i].tensor.grad();
-      const at::Tensor theirs = whole.diary.list().parameters[i].tensor.grad();
-      EXPECT_LE((ours - theirs).abs().max().item<double>(),
-                1e-5 * theirs.abs().max().item<double>());
-    }
-  });
-}
-
-TEST(Trainer, StepsGoDownhillAndAreCounted) {
-  on_ranks(1, [](dist::Communicator& communicator) {
-    Bench bench(communicator);
-    const data::Batch batch = bench.toy.batch(0, 0);
-    const double first = bench.trainer.step({batch}).loss;
-    double last = first;
-    for (int s = 1; s < 20; ++s) last = bench.trainer.step({batch}).loss;
-    EXPECT_LT(last, 0.9 * first);
-    EXPECT_EQ(bench.trainer.steps(), 20);
-    EXPECT_EQ(communicator.step(), 19);  // for error messages
-  });
-}
-
 TEST(Trainer, EvaluationIsTheMeanOverTermsAndLeavesNoGradients) {
   on_ranks(1, [](dist::Communicator& communicator) {
     Bench bench(communicator);
-    const std::vector<at::Tensor> before = bench.weights();
+    const std::vector<at::Tensor> before = testing::whole_weights(bench.diary);
     const data::Batch one = bench.toy.batch(0, 0, 1), five = bench.toy.batch(0, 1, 5);
     const double of_one = bench.trainer.evaluate({one}), of_five = bench.trainer.evaluate({five});
     EXPECT_NE(of_one, of_five);
@@ -170,25 +127,90 @@ TEST(Trainer, TimesOfPhasesAddUpToTheStep) {
   });
 }
 
-TEST(Trainer, RefusesStepsThatCannotBe) {
+// What steps are refused, tests/faults/bad_loss_test.cpp checks on several ranks.
+TEST(Trainer, RefusesToEvaluateToNaN) {
   on_ranks(1, [](dist::Communicator& communicator) {
     Bench bench(communicator);
-    const std::vector<at::Tensor> before = bench.weights();
     data::Batch nan = bench.toy.batch(0, 0);
     nan.inputs[0][0] = std::nan("");
-    EXPECT_THAT(testing::error_of([&] { bench.trainer.step({nan}); }),
-                HasSubstr("step 0: the loss is NaN or infinite on rank 0"));
-    EXPECT_THAT(testing::error_of([&] { bench.trainer.step({}); }),
-                HasSubstr("rank 0 has 0 micro-batches; every rank needs at least one"));
-    EXPECT_THAT(
-        testing::error_of([&] { bench.trainer.step({bench.toy.batch(0, 0, /*samples=*/0)}); }),
-        HasSubstr("no rank has a loss term"));
-    EXPECT_THAT(testing::error_of([&] { bench.trainer.evaluate({nan}); }),
-                HasSubstr("NaN or infinite"));
-    EXPECT_EQ(bench.trainer.steps(), 0);
-    const std::vector<at::Tensor> after = bench.weights();
-    for (std::size_t i = 0; i < before.size(); ++i) EXPECT_TRUE(at::equal(after[i], before[i]));
+    testing::expect_error([&] { bench.trainer.evaluate({nan}); }, {"NaN or infinite"});
   });
+}
+
+TEST(LossScale, BeginsAtTwoToTheSixteenAndGrowsAfterTwoThousandSteps) {
+  LossScale scale;
+  EXPECT_EQ(scale.value(), 65536.0);
+  for (int step = 0; step < 1999; ++step) scale.note_good_step();
+  EXPECT_EQ(scale.value(), 65536.0);
+  scale.note_good_step();
+  EXPECT_EQ(scale.value(), 131072.0);
+  EXPECT_EQ(scale.state().good_steps, 0);
+}
+
+TEST(LossScale, AnOverflowHalvesItAndBeginsTheCountAnew) {
+  LossScale scale({.initial = 8, .growth_steps = 3});
+  scale.note_good_step();
+  scale.note_good_step();
+  EXPECT_TRUE(scale.note_overflow());
+  EXPECT_EQ(scale.value(), 4.0);
+  scale.note_good_step();
+  scale.note_good_step();
+  EXPECT_EQ(scale.value(), 4.0) << "steps before the overflow were counted";
+  scale.note_good_step();
+  EXPECT_EQ(scale.value(), 8.0);
+}
+
+TEST(LossScale, DoesNotFallBelowOneNorGrowWithoutEnd) {
+  LossScale scale({.initial = 2, .growth_steps = 1});
+  EXPECT_TRUE(scale.note_overflow());
+  EXPECT_FALSE(scale.note_overflow());
+  EXPECT_EQ(scale.value(), 1.0);
+  for (int step = 0; step < 1000; ++step) scale.note_good_step();
+  EXPECT_EQ(scale.value(), 0x1p100);
+}
+
+TEST(LossScale, GoesOnFromItsState) {
+  LossScale first({.initial = 16, .growth_steps = 4});
+  first.note_overflow();
+  first.note_good_step();
+  LossScale second({.initial = 65536, .growth_steps = 4});
+  second.set_state(first.state());
+  for (int step = 0; step < 9; ++step) {
+    first.note_good_step();
+    second.note_good_step();
+    EXPECT_EQ(first.state(), second.state());
+  }
+  EXPECT_EQ(second.value(), 32.0);
+}
+
+TEST(LossScale, GoesOnFromAnyNumberOfGoodSteps) {
+  LossScale scale({.initial = 2, .growth_steps = 3});
+  scale.set_state({2, std::numeric_limits<std::int64_t>::max()});
+  scale.note_good_step();
+  EXPECT_EQ(scale.value(), 4.0);
+  EXPECT_EQ(scale.state().good_steps, 0);
+}
+
+TEST(LossScale, SurvivesItsText) {
+  LossScale first({.initial = 0x1p40, .growth_steps = 4});
+  first.note_good_step();
+  LossScale second;
+  second.set_from_text(first.to_text());
+  EXPECT_EQ(second.state(), first.state());
+  for (const std::string wrong : {"", "2", "2 x", "2 1 0", "3 0", "two 0"}) {
+    EXPECT_THROW(second.set_from_text(wrong), Error) << wrong;
+    EXPECT_EQ(second.state(), first.state()) << wrong;
+  }
+}
+
+TEST(LossScale, RefusesWhatIsNoScale) {
+  for (const double wrong :
+       {0.0, -2.0, 3.0, 0.5, 65535.0, 0x1p101, std::numeric_limits<double>::infinity()}) {
+    expect_error([&] { LossScale({.initial = wrong}); }, {"power of two"});
+    expect_error([&] { LossScale().set_state({wrong, 0}); }, {"power of two"});
+  }
+  expect_error([] { LossScale({.growth_steps = 0}); }, {"1 or more"});
+  expect_error([] { LossScale().set_state({2, -1}); }, {"0 or more"});
 }
 
 }  // namespace

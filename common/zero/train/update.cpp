@@ -10,6 +10,10 @@
 
 namespace zero::train {
 
+std::string ranks_text(const std::vector<int>& ranks) {
+  return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
+}
+
 const char* name(OnNonfiniteGradient what) {
   return what == OnNonfiniteGradient::kSkip ? "skip" : "error";
 }
@@ -28,10 +32,9 @@ namespace {
 
 // "the gradient of 'x' is infinite or NaN on rank 1"; empty where all are finite.
 std::string what_is_not_finite(Strategy& strategy, bool norm_is_not) {
-  if (const auto bad = strategy.nonfinite_gradient()) {
-    return fmt::format("the gradient of '{}' is infinite or NaN on rank{} {}",
-                       strategy.list().parameters[bad->parameter].name,
-                       bad->ranks.size() == 1 ? "" : "s", fmt::join(bad->ranks, ", "));
+  if (const auto bad = strategy.averaged_gradients().first_nonfinite()) {
+    return fmt::format("the gradient of '{}' is infinite or NaN on {}",
+                       strategy.list().parameters[bad->parameter].name, ranks_text(bad->ranks));
   }
   return norm_is_not ? "the norm of the gradient is too large for a float" : "";
 }

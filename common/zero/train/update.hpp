@@ -52,6 +52,9 @@ struct UpdateResult {
 UpdateResult update(Strategy& strategy, const UpdateOptions& options, LossScale* scale,
                     std::int64_t step);
 
+/// "rank 1", "ranks 1, 3": for messages.
+std::string ranks_text(const std::vector<int>& ranks);
+
 /// A digest of the optimizer's settings, exact in a double, to compare between ranks.
 double settings_digest(const optim::Optimizer& optimizer);
 

@@ -1,8 +1,6 @@
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
-#include <algorithm>
 #include <utility>
 
 #include <zero/base/error.hpp>
@@ -11,10 +9,6 @@
 
 namespace zero::dist {
 namespace {
-
-std::int64_t bytes_of(const at::Tensor& tensor) {
-  return static_cast<std::int64_t>(tensor.nbytes());
-}
 
 // Like a real operation, it has no effect before wait().
 class WhenWaitedFor final : public Work::Backend {
@@ -25,6 +19,10 @@ class WhenWaitedFor final : public Work::Backend {
  private:
   std::function<void()> effect_;
 };
+
+Communicator::WorkPtr when_waited_for(std::function<void()> effect) {
+  return std::make_unique<WhenWaitedFor>(std::move(effect));
+}
 
 }  // namespace
 
@@ -43,13 +41,7 @@ std::vector<std::string> FakeCommunicator::exchange(const std::string& text) {
 
 std::unique_ptr<Communicator> FakeCommunicator::split(const std::vector<int>& ranks,
                                                       const std::string& label) {
-  const auto mine = std::find(ranks.begin(), ranks.end(), rank());
-  if (mine == ranks.end()) {
-    throw Error(
-        fmt::format("group '{}' of ranks {{{}}} does not hold rank {}, which called split()", label,
-                    fmt::join(ranks, ", "), rank()));
-  }
-  return std::make_unique<FakeCommunicator>(static_cast<int>(mine - ranks.begin()),
+  return std::make_unique<FakeCommunicator>(rank_among(ranks, label),
                                             static_cast<int>(ranks.size()), source_);
 }
 
@@ -58,38 +50,25 @@ void FakeCommunicator::combine(const at::Tensor& tensor, ReduceOp op) const {
   if (op == ReduceOp::kSum) at::Tensor(tensor).mul_(size());
 }
 
-Communicator::WorkPtr FakeCommunicator::when_waited_for(std::function<void()> effect) const {
-  if (size() > 1) return std::make_unique<WhenWaitedFor>(std::move(effect));
-  effect();
-  return nullptr;
-}
-
-Communicator::WorkPtr FakeCommunicator::do_broadcast(const Call& call, at::Tensor tensor,
-                                                     int root) {
-  if (rank() == root) count(call, bytes_of(tensor) * (size() - 1));
+Communicator::WorkPtr FakeCommunicator::do_broadcast(const Call&, at::Tensor tensor, int root) {
   return when_waited_for([this, tensor, root] {
     if (rank() != root) receive_from_source(tensor);
   });
 }
 
-Communicator::WorkPtr FakeCommunicator::do_reduce(const Call& call, at::Tensor tensor, int root,
+Communicator::WorkPtr FakeCommunicator::do_reduce(const Call&, at::Tensor tensor, int root,
                                                   ReduceOp op) {
-  if (rank() != root) count(call, bytes_of(tensor));
   return when_waited_for([this, tensor, root, op] {
     if (rank() == root) combine(tensor, op);
   });
 }
 
-Communicator::WorkPtr FakeCommunicator::do_all_reduce(const Call& call, at::Tensor tensor,
-                                                      ReduceOp op) {
-  count(call, all_reduce_bytes(tensor.numel(), static_cast<std::int64_t>(tensor.element_size()),
-                               rank(), size()));
+Communicator::WorkPtr FakeCommunicator::do_all_reduce(const Call&, at::Tensor tensor, ReduceOp op) {
   return when_waited_for([this, tensor, op] { combine(tensor, op); });
 }
 
-Communicator::WorkPtr FakeCommunicator::do_reduce_scatter(const Call& call, at::Tensor output,
+Communicator::WorkPtr FakeCommunicator::do_reduce_scatter(const Call&, at::Tensor output,
                                                           at::Tensor input, ReduceOp op) {
-  count(call, bytes_of(output) * (size() - 1));
   return when_waited_for([this, output, input, op] {
     const at::Tensor mine = input.flatten().narrow(0, rank() * output.numel(), output.numel());
     if (mine.data_ptr() != output.data_ptr()) output.copy_(mine.view_as(output));
@@ -99,7 +78,6 @@ Communicator::WorkPtr FakeCommunicator::do_reduce_scatter(const Call& call, at::
 
 Communicator::WorkPtr FakeCommunicator::do_all_gather(const Call& call, at::Tensor output,
                                                       at::Tensor input) {
-  count(call, bytes_of(input) * (size() - 1));
   return when_waited_for([this, output, input, left = !call.copy_own_chunk] {
     at::Tensor own = output.view({size(), -1}).select(0, rank());
     if (!left || own.data_ptr() == input.data_ptr()) return gather(output, input);
@@ -112,7 +90,6 @@ Communicator::WorkPtr FakeCommunicator::do_all_gather(const Call& call, at::Tens
 }
 
 void FakeCommunicator::gather(const at::Tensor& output, const at::Tensor& input) const {
-  if (input.numel() == 0) return;
   // The input may be a window of the output, which is overwritten.
   const memory::Charge charge(memory::Category::kCommunication);
   const at::Tensor own = (output.is_alias_of(input) ? input.clone() : input).view({1, -1});
@@ -124,27 +101,19 @@ void FakeCommunicator::gather(const at::Tensor& output, const at::Tensor& input)
   }
 }
 
-Communicator::WorkPtr FakeCommunicator::do_all_to_all(const Call& call, at::Tensor output,
+Communicator::WorkPtr FakeCommunicator::do_all_to_all(const Call&, at::Tensor output,
                                                       at::Tensor input) {
-  count(call, bytes_of(input) / size() * (size() - 1));
   return when_waited_for([this, output, input] {
-    if (input.numel() == 0) return;
     const at::Tensor pieces = output.view({size(), -1});
     pieces.copy_(input.view({size(), -1}).narrow(0, rank(), 1).expand_as(pieces));
   });
 }
 
-Communicator::WorkPtr FakeCommunicator::do_send(const Call& call, at::Tensor tensor,
-                                                int destination, int /*tag*/) {
-  if (destination == rank()) throw Error("send: a rank cannot send to itself");
-  count(call, bytes_of(tensor));
-  return when_waited_for([] {});
-}
-
-Communicator::WorkPtr FakeCommunicator::do_recv(const Call&, at::Tensor tensor, int source,
-                                                int /*tag*/) {
-  if (source == rank()) throw Error("recv: a rank cannot receive from itself");
-  return when_waited_for([this, tensor] { receive_from_source(tensor); });
+Communicator::WorkPtr FakeCommunicator::do_message(const Call& call, at::Tensor tensor,
+                                                   int /*peer*/) {
+  return when_waited_for([this, tensor, receives = call.operation == Operation::kRecv] {
+    if (receives) receive_from_source(tensor);
+  });
 }
 
 }  // namespace zero::dist

@@ -56,14 +56,12 @@ class FakeCommunicator final : public Communicator {
                             ReduceOp op) override;
   WorkPtr do_all_gather(const Call& call, at::Tensor output, at::Tensor input) override;
   WorkPtr do_all_to_all(const Call& call, at::Tensor output, at::Tensor input) override;
-  WorkPtr do_send(const Call& call, at::Tensor tensor, int destination, int tag) override;
-  WorkPtr do_recv(const Call& call, at::Tensor tensor, int source, int tag) override;
+  WorkPtr do_message(const Call& call, at::Tensor tensor, int peer) override;
 
  private:
   bool receive_from_source(const at::Tensor& tensor) const { return source_ && source_(tensor); }
   void combine(const at::Tensor& tensor, ReduceOp op) const;
   void gather(const at::Tensor& output, const at::Tensor& input) const;
-  WorkPtr when_waited_for(std::function<void()> effect) const;
 
   Source source_;
 };

@@ -2,6 +2,8 @@
 
 // Private to common/zero/distributed, like every header that shows c10d types.
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -9,29 +11,35 @@
 #include <zero/distributed/communicator.hpp>
 #include <zero/distributed/connect.hpp>
 #include <zero/distributed/gloo/gloo_group.hpp>
-#include <zero/distributed/gloo/messenger.hpp>
+#include <zero/distributed/gloo/message_set.hpp>
 #include <zero/distributed/store/store_exchange.hpp>
+#include <zero/memory/storage_pool.hpp>
 
 namespace zero::dist {
 
-class ArrivalScratch;
+/// Scratch in which contributions of peers arrive. Reductions that overlap in time reuse each
+/// other's blocks and so avoid page faults; the last one frees all blocks.
+struct ArrivalScratch {
+  memory::StoragePool pool;
+  int reductions = 0;  ///< in flight
+};
 
 /// CPU tensors over Gloo. Every collective consists of direct messages between pairs of ranks
-/// (docs/benchmarks.md compares them with Gloo's own); reductions add in rank order.
+/// (docs/benchmarks.md compares them with Gloo's own); reductions add in rank order, or are Gloo's
+/// own for ReductionOrder::kNative.
 class GlooCommunicator : public Communicator {
  public:
-  /// Called by all ranks; blocks until they are connected. `group` is null for one rank.
-  /// `why_not_faster` says why ranks do not read each other's memory.
-  GlooCommunicator(StoreExchange store, GroupPtr group, int rank, int size,
-                   const ConnectOptions& options, std::string why_not_faster = "");
+  /// `group` connects all ranks and is null for one. `transport`: see Communicator::transport().
+  GlooCommunicator(StoreExchange store, GroupPtr group, const ConnectOptions& options,
+                   std::string transport = "TCP");
 
-  std::string transport() const override;
+  std::string transport() const override { return size() == 1 ? "none" : transport_; }
   bool checks_gradients() const override {
     return size() > 1 && order() == ReductionOrder::kRankOrdered;
   }
 
   /// Null for one rank.
-  const GroupPtr& group() const { return messenger_.group(); }
+  const GroupPtr& group() const { return links_.group; }
 
   std::vector<std::string> exchange(const std::string& text) override;
   std::unique_ptr<Communicator> split(const std::vector<int>& ranks,
@@ -44,24 +52,47 @@ class GlooCommunicator : public Communicator {
   WorkPtr do_reduce_scatter(const Call&, at::Tensor output, at::Tensor input, ReduceOp op) override;
   WorkPtr do_all_gather(const Call&, at::Tensor output, at::Tensor input) override;
   WorkPtr do_all_to_all(const Call&, at::Tensor output, at::Tensor input) override;
-  WorkPtr do_send(const Call&, at::Tensor tensor, int destination, int tag) override;
-  WorkPtr do_recv(const Call&, at::Tensor tensor, int source, int tag) override;
+  WorkPtr do_message(const Call&, at::Tensor tensor, int peer) override;
+  void check_device(const at::Tensor& tensor) const override;
+
+  /// What a peer receives from this rank, or the tensor that a peer's data goes to.
+  struct Part {
+    int peer;
+    at::Tensor tensor;
+  };
+
+  /// Broadcast, all-gather, all-to-all: peers receive `outgoing`, parts of `source`, and send
+  /// `incoming`, which begins at byte `offset` of their own `source`.
+  virtual WorkPtr exchange_parts(const Call&, at::Tensor source, std::int64_t offset,
+                                 std::vector<Part> outgoing, std::vector<Part> incoming);
+
+  /// Reductions in rank order. Rank p owns elements [bounds[p], bounds[p + 1]) of `input` (flat):
+  /// it adds all ranks' contributions to them in rank order, divides the sum by `divisor` and
+  /// writes `output` (flat), which may be its own part of `input`. With `gather` all sums return
+  /// into `input`, which makes it an all-reduce.
+  virtual WorkPtr reduce_pieces(const Call&, at::Tensor input, std::vector<std::int64_t> bounds,
+                                at::Tensor output, int divisor, bool gather);
+  static std::vector<at::Tensor> cut(const at::Tensor& input,
+                                     const std::vector<std::int64_t>& bounds);
 
   /// Makes the communicator of a group that split() has connected: of the same class as this one.
-  virtual std::unique_ptr<Communicator> make_group(StoreExchange store, GroupPtr group, int rank,
-                                                   int size);
+  virtual std::unique_ptr<Communicator> make_group(StoreExchange store, GroupPtr group);
 
-  std::string describe(const Call& call) const;  ///< for error messages
-  static int first_tag(const Call& call);
-  void check_device(const at::Tensor& tensor) const;
   const ConnectOptions& options() const { return options_; }
+  bool native() const { return order() == ReductionOrder::kNative; }
+  int divisor(ReduceOp op) const { return op == ReduceOp::kAverage ? size() : 1; }
+  std::size_t me() const { return static_cast<std::size_t>(rank()); }
+  /// All ranks but this one, in order.
+  std::vector<int> others() const;
+  /// `elements` cut into pieces as equal as possible, one for each rank.
+  std::vector<std::int64_t> even_bounds(std::int64_t elements) const;
 
  private:
   StoreExchange store_;
-  Messenger messenger_;
-  std::shared_ptr<ArrivalScratch> scratch_;
+  GlooLinks links_;
+  ArrivalScratch scratch_;
   ConnectOptions options_;
-  std::string why_not_faster_;
+  std::string transport_;
 };
 
 }  // namespace zero::dist

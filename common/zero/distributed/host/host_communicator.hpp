@@ -2,6 +2,7 @@
 
 // Private to common/zero/distributed.
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -19,37 +20,26 @@ class HostCommunicator final : public GlooCommunicator {
  public:
   /// `why_shared` says why memory is shared, if it is.
   HostCommunicator(StoreExchange store, GroupPtr group, std::unique_ptr<HostTransport> transport,
-                   int rank, int size, const ConnectOptions& options, std::string why_shared)
-      : GlooCommunicator(std::move(store), std::move(group), rank, size, options),
-        transport_(std::move(transport)),
-        why_shared_(std::move(why_shared)) {}
-
-  std::string transport() const override {
-    return transport_->shares() ? "shared memory within the host: " + why_shared_
-                                : "one copy within the host";
-  }
+                   const ConnectOptions& options, const std::string& why_shared)
+      : GlooCommunicator(std::move(store), std::move(group), options,
+                         transport->shares() ? "shared memory within the host: " + why_shared
+                                             : "one copy within the host"),
+        transport_(std::move(transport)) {}
 
  protected:
-  WorkPtr do_broadcast(const Call&, at::Tensor tensor, int root) override;
-  WorkPtr do_reduce(const Call&, at::Tensor tensor, int root, ReduceOp op) override;
-  WorkPtr do_all_reduce(const Call&, at::Tensor tensor, ReduceOp op) override;
-  WorkPtr do_reduce_scatter(const Call&, at::Tensor output, at::Tensor input, ReduceOp op) override;
-  WorkPtr do_all_gather(const Call&, at::Tensor output, at::Tensor input) override;
-  WorkPtr do_all_to_all(const Call&, at::Tensor output, at::Tensor input) override;
+  WorkPtr exchange_parts(const Call&, at::Tensor source, std::int64_t offset,
+                         std::vector<Part> outgoing, std::vector<Part> incoming) override;
+  WorkPtr reduce_pieces(const Call&, at::Tensor input, std::vector<std::int64_t> bounds,
+                        at::Tensor output, int divisor, bool gather) override;
   void do_progress() override { transport_->progress(); }
 
  private:
-  /// A text that must be the same on all ranks for one collective.
-  static std::string text_of(const Call& call, const at::Tensor& tensor, int root = -1);
-  bool native() const { return order() == ReductionOrder::kNative; }
-
   std::unique_ptr<HostTransport> transport_;
-  std::string why_shared_;
 };
 
 /// Makes the fastest communicator for these ranks: a HostCommunicator if `options.transport` and
 /// the system allow it, else a GlooCommunicator that says why not. Called by all ranks; blocks.
-std::unique_ptr<Communicator> make_cpu_communicator(StoreExchange store, GroupPtr group, int rank,
-                                                    int size, const ConnectOptions& options);
+std::unique_ptr<Communicator> make_cpu_communicator(StoreExchange store, GroupPtr group,
+                                                    const ConnectOptions& options);
 
 }  // namespace zero::dist

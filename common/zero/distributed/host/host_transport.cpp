@@ -1,11 +1,9 @@
 #include <ATen/ops/empty.h>
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <linux/futex.h>
 #include <poll.h>
 #include <sched.h>
-#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -19,6 +17,7 @@
 #include <functional>
 #include <iterator>
 #include <sstream>
+#include <type_traits>
 #include <utility>
 
 #include <zero/base/error.hpp>
@@ -43,6 +42,7 @@ constexpr char kForbidden = '!';
 constexpr const char* kShare = "share";
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "atomics are shared by processes");
+static_assert(std::is_trivially_copyable_v<HostCall>, "calls are shared by processes");
 
 std::string first_line_of(const char* path) {
   std::ifstream file(path);
@@ -60,10 +60,25 @@ std::string where_pids_are_valid() {
 
 }  // namespace
 
+HostCall::HostCall(const Communicator::Call& call, const at::Tensor& tensor)
+    : elements(tensor.numel()),
+      root(call.root),
+      operation(call.operation),
+      purpose(call.purpose),
+      dtype(tensor.scalar_type()) {
+  call.public_call.copy(function.data(), function.size() - 1);
+}
+
+std::string HostCall::text() const {
+  return call_text(function.data(), fmt::format("{} of {} {} for {}{}", name(operation), elements,
+                                                c10::toString(dtype), name(purpose),
+                                                root < 0 ? "" : fmt::format(", root {}", root)));
+}
+
 struct HostTransport::Shared {
   struct alignas(64) Slot {
     std::atomic<std::uint64_t> address;
-    std::array<char, 120> call;                        // written before the ticket reaches kPosted
+    HostCall call;                                     // written before the ticket reaches kPosted
     std::array<std::atomic<std::uint64_t>, 3> stages;  // the last ticket that reached each
   };
   struct alignas(64) Rank {
@@ -75,37 +90,32 @@ struct HostTransport::Shared {
 
   Rank* ranks() { return reinterpret_cast<Rank*>(this); }
   Slot& slot(int rank, std::uint64_t ticket) { return ranks()[rank].slots[ticket % kSlots]; }
-  static std::size_t bytes(int size) { return static_cast<std::size_t>(size) * sizeof(Rank); }
+  static std::int64_t bytes(int size) { return size * static_cast<std::int64_t>(sizeof(Rank)); }
 };
 
-HostTransport::HostTransport(int rank, int size, std::chrono::milliseconds timeout,
-                             std::shared_ptr<CallLog> log)
-    : rank_(rank),
-      size_(size),
-      timeout_(timeout),
-      log_(std::move(log)),
-      peers_(static_cast<std::size_t>(size)) {
+HostTransport::HostTransport(const StoreExchange& exchange)
+    : rank_(exchange.rank()),
+      size_(exchange.size()),
+      timeout_(exchange.timeout()),
+      log_(exchange.call_log()),
+      peers_(static_cast<std::size_t>(size_)) {
   const memory::Charge charge(memory::Category::kCommunication);
-  scratch_ = at::empty({size - 1, kBlockBytes}, at::kByte);
+  scratch_ = at::empty({size_ - 1, kBlockBytes}, at::kByte);
 }
 
 HostTransport::~HostTransport() {
   if (shared_ != nullptr) {
     shared_->ranks()[rank_].left.store(1);
     notify();
-    ::munmap(shared_, Shared::bytes(size_));
   }
-  if (memory_file_ >= 0) ::close(memory_file_);
   for (const Peer& peer : peers_) {
     if (peer.handle >= 0) ::close(peer.handle);
   }
 }
 
-std::unique_ptr<HostTransport> HostTransport::open(StoreExchange& exchange, int rank, int size,
-                                                   std::chrono::milliseconds timeout,
-                                                   TransportMode mode, std::string& reason) {
-  std::unique_ptr<HostTransport> transport(
-      new HostTransport(rank, size, timeout, exchange.call_log()));
+std::unique_ptr<HostTransport> HostTransport::open(StoreExchange& exchange, TransportMode mode,
+                                                   std::string& reason) {
+  std::unique_ptr<HostTransport> transport(new HostTransport(exchange));
   const std::vector<std::string> introductions = exchange.exchange(transport->export_handles(mode));
   std::vector<std::string> verdicts = exchange.exchange(transport->import_handles(introductions));
   const bool forbidden = std::any_of(verdicts.begin(), verdicts.end(),
@@ -119,7 +129,7 @@ std::unique_ptr<HostTransport> HostTransport::open(StoreExchange& exchange, int 
     verdicts = exchange.exchange(transport->try_reading());
   }
   bool reads = true;
-  for (int r = 0; r < size; ++r) {
+  for (int r = 0; r < exchange.size(); ++r) {
     const std::string& verdict = verdicts[static_cast<std::size_t>(r)];
     if (verdict.empty()) continue;
     const bool can_share = verdict.front() == kCanShare || verdict.front() == kForbidden;
@@ -136,55 +146,49 @@ std::unique_ptr<HostTransport> HostTransport::open(StoreExchange& exchange, int 
 
 bool HostTransport::share(StoreExchange& exchange, std::string& reason) {
   permission_.reset();  // it did not help
-  const auto on_all = [&](const std::function<std::string()>& what) {
+  std::vector<std::string> answers;
+  const auto on_all = [&](const std::function<std::string()>& step) {
     std::string mine;
     try {
-      mine = fmt::format("+{}", what());
+      mine = fmt::format("+{}", step());
     } catch (const Error& error) {
       mine = error.what();
     }
-    return exchange.exchange(mine);
-  };
-  const auto refused = [&](const std::vector<std::string>& answers) {
-    for (int r = 0; r < size_; ++r) {
-      const std::string& answer = answers[static_cast<std::size_t>(r)];
-      if (answer.front() == '+') continue;
-      reason += fmt::format("; rank {}: {}", r, answer);
-      return true;
-    }
+    answers = exchange.exchange(mine);
+    const auto refused = std::find_if(answers.begin(), answers.end(),
+                                      [](const auto& a) { return a.front() != '+'; });
+    if (refused == answers.end()) return true;
+    reason += fmt::format("; rank {}: {}", refused - answers.begin(), *refused);
     return false;
   };
-  const std::vector<std::string> files = on_all([&] {
-    arena_ = std::make_unique<SharedArena>();
+  const auto make_arena = [&] {
+    arena_ = std::make_unique<SharedArena>(bytes_of_this_machine());
     return std::to_string(arena_->file());
-  });
-  if (refused(files)) return false;
-  return !refused(on_all([&] {
-    for (int r = 0; r < size_; ++r) {
-      if (r == rank_) continue;
-      Peer& peer = peers_[static_cast<std::size_t>(r)];
-      peer.arena = std::make_unique<SharedArena>(
-          peer.pid, std::stoi(files[static_cast<std::size_t>(r)].substr(1)));
+  };
+  const auto map_others = [&] {
+    for (std::size_t r = 0; r < peers_.size(); ++r) {
+      if (r == static_cast<std::size_t>(rank_)) continue;
+      peers_[r].arena = std::make_unique<SharedArena>(
+          peers_[r].pid, std::stoi(answers[r].substr(1)), bytes_of_this_machine());
     }
     return std::string();
-  }));
+  };
+  return on_all(make_arena) && on_all(map_others);
 }
 
 std::string HostTransport::export_handles(TransportMode mode) {
   if (mode == TransportMode::kNone) return "not wanted";
   cookie_ = static_cast<std::uint64_t>(Clock::now().time_since_epoch().count()) ^
             (static_cast<std::uint64_t>(::getpid()) << 32);
-  if (rank_ == 0) {
-    // A file without a name disappears with the last process that holds it, however that ends.
-    memory_file_ = ::memfd_create("zero-transport", MFD_CLOEXEC);
-    if (memory_file_ >= 0 &&
-        ::ftruncate(memory_file_, static_cast<off_t>(Shared::bytes(size_))) != 0) {
-      ::close(std::exchange(memory_file_, -1));
-    }
+  try {
+    if (rank_ == 0) page_ = std::make_unique<SharedArena>(Shared::bytes(size_));
+  } catch (const Error&) {
+    // All ranks find out when they map it.
   }
-  return fmt::format("{} {} {} {} {} {} {}", where_pids_are_valid(), ::getpid(), memory_file_,
-                     reinterpret_cast<std::uintptr_t>(&cookie_), cookie_,
-                     mode == TransportMode::kShared ? kShare : "read", fmt::join(lineage(), " "));
+  return fmt::format("{} {} {} {} {} {} {}", where_pids_are_valid(), ::getpid(),
+                     page_ ? page_->file() : -1, reinterpret_cast<std::uintptr_t>(&cookie_),
+                     cookie_, mode == TransportMode::kShared ? kShare : "read",
+                     fmt::join(lineage(), " "));
 }
 
 std::string HostTransport::import_handles(const std::vector<std::string>& introductions) {
@@ -199,17 +203,12 @@ std::string HostTransport::import_handles(const std::vector<std::string>& introd
     }
     peer.lineage.assign(std::istream_iterator<int>(words), {});
     if (place != where_pids_are_valid()) return fmt::format("rank {} is on another host", r);
-    if (r == 0) {
-      const int opened = rank_ == 0 ? ::dup(file)
-                                    : ::open(fmt::format("/proc/{}/fd/{}", peer.pid, file).c_str(),
-                                             O_RDWR | O_CLOEXEC);
-      void* mapped = opened < 0 ? MAP_FAILED
-                                : ::mmap(nullptr, Shared::bytes(size_), PROT_READ | PROT_WRITE,
-                                         MAP_SHARED, opened, 0);
-      if (opened >= 0) ::close(opened);
-      if (mapped == MAP_FAILED) return "the memory of rank 0's transport cannot be mapped";
-      shared_ = static_cast<Shared*>(mapped);
+    try {
+      if (!page_) page_ = std::make_unique<SharedArena>(peer.pid, file, Shared::bytes(size_));
+    } catch (const Error&) {
+      return "the memory of rank 0's transport cannot be mapped";
     }
+    shared_ = reinterpret_cast<Shared*>(page_->at(0));
     if (mode == kShare) sharing = fmt::format("rank {} asks for shared memory", r);
     if (r == rank_) continue;
     peer.handle = static_cast<int>(::syscall(SYS_pidfd_open, peer.pid, 0));
@@ -252,37 +251,28 @@ bool HostTransport::read_raw(int peer, std::uint64_t address, void* to, std::int
   return true;
 }
 
-std::uint64_t HostTransport::post(const void* data, std::int64_t bytes, const std::string& call) {
+std::uint64_t HostTransport::post(const Communicator::Call& call, const at::Tensor& tensor,
+                                  bool reads) {
   const std::uint64_t ticket = next_ticket_++;
   if (ticket > kSlots) {
     // A slot may be reused once no rank needs its old contents.
-    class SlotIsFree final : public HostWork {
-     public:
-      SlotIsFree(HostTransport& transport, std::uint64_t old)
-          : HostWork(transport, "too many collectives in flight"), old_(old) {}
-      bool progress() override { return false; }
-      bool complete() const override { return waits_for() < 0; }
-      int waits_for() const override {
-        for (int r = 0; r < transport_.size(); ++r) {
-          if (!transport_.reached(r, old_, Stage::kFinished)) return r;
-        }
-        return -1;
+    const auto busy = [this, old = ticket - kSlots] {
+      for (int r = 0; r < size_; ++r) {
+        if (!reached(r, old, Stage::kFinished)) return r;
       }
-
-     private:
-      std::uint64_t old_;
+      return -1;
     };
-    SlotIsFree(*this, ticket - kSlots).wait();
+    wait(busy, [] { return "too many collectives in flight"; });
   }
   Shared::Slot& slot = shared_->slot(rank_, ticket);
-  auto address = reinterpret_cast<std::uintptr_t>(data);
+  auto address = reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr());
   if (shares()) {
-    const std::int64_t offset = in_arena_[ticket] = arena_->put(data, bytes);
-    address = static_cast<std::uintptr_t>(offset);
+    in_arena_[ticket] = arena_->put(tensor.const_data_ptr(),
+                                    reads ? static_cast<std::int64_t>(tensor.nbytes()) : 0);
+    address = static_cast<std::uintptr_t>(in_arena_[ticket]);
   }
   slot.address.store(address);
-  slot.call.fill(0);
-  call.copy(slot.call.data(), slot.call.size() - 1);
+  slot.call = HostCall(call, tensor);
   announce(ticket, Stage::kPosted);
   return ticket;
 }
@@ -310,9 +300,9 @@ bool HostTransport::reached(int peer, std::uint64_t ticket, Stage stage) const {
 }
 
 void HostTransport::read(int peer, std::uint64_t ticket, std::int64_t offset, void* to,
-                         std::int64_t bytes, const std::string& what) {
+                         std::int64_t bytes, const HostWork& work) {
   const Shared::Slot& slot = shared_->slot(peer, ticket);
-  if (slot.call != shared_->slot(rank_, ticket).call) fail(what, peer, disagreement(peer));
+  if (slot.call != shared_->slot(rank_, ticket).call) fail(work.what(), peer, disagreement(peer));
   const std::uint64_t from = slot.address.load() + static_cast<std::uint64_t>(offset);
   bool done = true;
   if (shares()) {
@@ -322,9 +312,7 @@ void HostTransport::read(int peer, std::uint64_t ticket, std::int64_t offset, vo
     done = read_raw(peer, from, to, bytes);
   }
   // A peer that left without waiting for its readers may have freed the data during the read.
-  if (!done || peer_lost(peer)) {
-    fail(what, peer, "");
-  }
+  if (!done || peer_lost(peer)) fail(work.what(), peer, "");
 }
 
 // The oldest collective that both still remember and for which this rank and `peer` posted
@@ -337,37 +325,34 @@ std::string HostTransport::disagreement(int peer) const {
     const Shared::Slot& mine = shared_->slot(rank_, ticket);
     const auto posted = static_cast<std::size_t>(Stage::kPosted);
     if (theirs.stages[posted].load() != ticket || theirs.call == mine.call) continue;
-    return fmt::format("rank {} is in {}, rank {} is in {}; {}", rank_, mine.call.data(), peer,
-                       theirs.call.data(), kCallTheSame);
+    return different_calls(rank_, mine.call.text(), peer, theirs.call.text());
   }
   return "";
 }
 
-void HostTransport::wait(HostWork& work) {
+void HostTransport::wait(const std::function<int()>& waits_for,
+                         const std::function<std::string()>& what) {
   auto last_progress = Clock::now();
   auto next_look = last_progress + CallLog::kPatience;
-  for (int look = 0; !work.complete(); ++look) {
+  for (int look = 0; waits_for() >= 0; ++look) {
     // Otherwise each wait would last a whole time limit.
-    if (!lost_.empty()) throw Error(fmt::format("{}: given up after {}", work.what(), lost_));
+    if (!lost_.empty()) throw Error(fmt::format("{}: given up after {}", what(), lost_));
     const std::uint32_t bell = shared_->ranks()[rank_].bell.load();
-    const int peer = work.waits_for();
+    const int peer = waits_for();
     const bool peer_gone = peer_lost(peer);  // checked first: what it left behind still counts
     if (progress_all()) {
       last_progress = Clock::now();
       look = 0;
       continue;
     }
-    if (work.complete()) return;
-    if (peer_gone && work.waits_for() == peer) fail(work.what(), peer, "");
+    if (waits_for() < 0) return;
+    if (peer_gone && waits_for() == peer) fail(what(), peer, "");
     if (Clock::now() > next_look) {
-      if (const std::string why = log_->disagreement(); !why.empty()) fail(work.what(), peer, why);
+      if (const std::string why = log_->disagreement(); !why.empty()) fail(what(), peer, why);
       next_look = Clock::now() + CallLog::kPatience;
     }
     if (Clock::now() - last_progress > timeout_) {
-      fail(work.what(), peer,
-           fmt::format("nothing from rank {} within {} s; it is stopped, far behind, or in another "
-                       "collective",
-                       peer, timeout_.count() / 1000.0));
+      fail(what(), peer, peer_is_late(peer, timeout_));
     }
     look < kLooks ? static_cast<void>(::sched_yield()) : sleep(bell);
   }
@@ -419,20 +404,25 @@ void HostTransport::fail(const std::string& what, int peer, const std::string& w
   // The peer may have left because it saw that its calls and this rank's differ.
   if (cause.empty()) cause = disagreement(peer);
   if (cause.empty()) cause = log_->disagreement();
-  if (cause.empty()) {
-    cause = fmt::format(
-        "the connection to rank {} is gone; it ended, or left after an error of its own", peer);
-  }
+  if (cause.empty()) cause = peer_is_gone(peer);
   const std::string said = fmt::format("{}: {}", what, cause);
   if (lost_.empty()) lost_ = said;  // the first is the cause of all others
   throw Error(said);
 }
 
-HostWork::HostWork(HostTransport& transport, std::string what)
-    : transport_(transport), what_(std::move(what)) {
+// Posts before the transport knows this work: posting may wait, and waiting advances all work.
+HostWork::HostWork(HostTransport& transport, const Communicator::Call& call, at::Tensor tensor,
+                   bool reads)
+    : transport_(transport),
+      call_(call),
+      posted_(std::move(tensor)),
+      ticket_(transport.post(call, posted_, reads)) {
   transport_.active_.push_back(this);
 }
 
-HostWork::~HostWork() { std::erase(transport_.active_, this); }
+HostWork::~HostWork() {
+  std::erase(transport_.active_, this);
+  transport_.withdraw(ticket_);
+}
 
 }  // namespace zero::dist

@@ -4,9 +4,11 @@
 
 #include <torch/types.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -20,6 +22,21 @@
 namespace zero::dist {
 
 class HostWork;
+
+/// What a rank calls, as the others compare it: a text would take longer than a small collective.
+struct HostCall {
+  HostCall(const Communicator::Call& call, const at::Tensor& tensor);
+  bool operator==(const HostCall&) const = default;
+  /// "Engine::step (all_reduce of 40 Float for gradient)".
+  std::string text() const;
+
+  std::int64_t elements;
+  int root;
+  Operation operation;
+  Purpose purpose;
+  at::ScalarType dtype;
+  std::array<char, 64> function{};  ///< the public function, cut off; zeros if none is known
+};
 
 /// Copies out of a peer's tensors without the peer's help (process_vm_readv, Linux), between ranks
 /// of one machine. A page of memory that all ranks map says what may be read.
@@ -50,8 +67,7 @@ class HostTransport {
   /// Where reading is refused at first, ranks permit it to the processes that descend from their
   /// nearest common ancestor, and try again; the permission ends with the transport. No rank does
   /// so if any rank asks for kNone or kShared.
-  static std::unique_ptr<HostTransport> open(StoreExchange& exchange, int rank, int size,
-                                             std::chrono::milliseconds timeout, TransportMode mode,
+  static std::unique_ptr<HostTransport> open(StoreExchange& exchange, TransportMode mode,
                                              std::string& reason);
   ~HostTransport();
   HostTransport(const HostTransport&) = delete;
@@ -62,10 +78,10 @@ class HostTransport {
   /// True if peers read copies in shared memory instead of this rank's own memory.
   bool shares() const { return arena_ != nullptr; }
 
-  /// Takes the next ticket and lets peers read `bytes` of `data` (0 if no peer reads). `call`
-  /// describes this rank's call in at most 119 characters: if a peer describes another for this
-  /// ticket, both throw. Blocks only when a thousand collectives are in flight.
-  std::uint64_t post(const void* data, std::int64_t bytes, const std::string& call);
+  /// Takes the next ticket and lets peers read `tensor` (none of it unless `reads`). If a peer
+  /// posts another call for this ticket, both throw. Blocks only when a thousand collectives are in
+  /// flight.
+  std::uint64_t post(const Communicator::Call& call, const at::Tensor& tensor, bool reads);
   /// Replaces `bytes` at `offset` of the posted data by those of `data`.
   void renew(std::uint64_t ticket, std::int64_t offset, const void* data, std::int64_t bytes);
   /// The posted data is not read any more.
@@ -75,12 +91,13 @@ class HostTransport {
   /// Copies `bytes` from `offset` of the data that `peer` posted. Throws zero::Error if the peer is
   /// lost or posted for another collective.
   void read(int peer, std::uint64_t ticket, std::int64_t offset, void* to, std::int64_t bytes,
-            const std::string& what);
+            const HostWork& work);
 
-  /// Blocks until `work` is complete. Advances all other work of this rank meanwhile, so that peers
-  /// that wait for it continue. Throws zero::Error if the peer waited for is lost or the time limit
-  /// passes without progress; after that every incomplete wait throws at once.
-  void wait(HostWork& work);
+  /// Blocks until `waits_for`, which names the rank whose next step is needed, returns -1. Advances
+  /// all work of this rank meanwhile, so that peers that wait for it continue. Throws zero::Error
+  /// that begins with `what` if the peer waited for is lost or the time limit passes without
+  /// progress; after that every incomplete wait throws at once.
+  void wait(const std::function<int()>& waits_for, const std::function<std::string()>& what);
   /// Advances all work of this rank as far as possible without blocking.
   void progress();
 
@@ -101,8 +118,7 @@ class HostTransport {
     std::unique_ptr<SharedArena> arena;  ///< set if ranks share memory
   };
 
-  HostTransport(int rank, int size, std::chrono::milliseconds timeout,
-                std::shared_ptr<CallLog> log);
+  explicit HostTransport(const StoreExchange& exchange);
   std::string export_handles(TransportMode mode);
   std::string import_handles(const std::vector<std::string>& introductions);
   std::string try_reading() const;
@@ -122,8 +138,8 @@ class HostTransport {
   std::shared_ptr<CallLog> log_;
   std::uint64_t next_ticket_ = 1;
   std::uint64_t cookie_ = 0;
-  int memory_file_ = -1;
-  Shared* shared_ = nullptr;
+  std::unique_ptr<SharedArena> page_;  // of rank 0
+  Shared* shared_ = nullptr;           // at the start of page_
   std::vector<Peer> peers_;
   std::unique_ptr<ReadPermission> permission_;
   std::vector<HostWork*> active_;
@@ -137,21 +153,34 @@ class HostTransport {
 /// rank.
 class HostWork : public Work::Backend {
  public:
-  HostWork(HostTransport& transport, std::string what);
+  /// Lets peers read `tensor` while the work lives (none of it unless `reads`).
+  HostWork(HostTransport& transport, const Communicator::Call& call, at::Tensor tensor, bool reads);
   ~HostWork() override;
+  HostWork(const HostWork&) = delete;
+  HostWork& operator=(const HostWork&) = delete;
 
-  void wait() override { transport_.wait(*this); }
+  void wait() override {
+    transport_.wait([this] { return waits_for(); }, [this] { return what(); });
+  }
 
   /// Does what can be done without blocking; returns whether that was anything.
   virtual bool progress() = 0;
-  virtual bool complete() const = 0;
-  /// A rank whose next step this work needs; called only while it is not complete.
+  bool complete() const { return waits_for() < 0; }
+  /// A rank whose next step this work needs; -1 if it is complete.
   virtual int waits_for() const = 0;
-  const std::string& what() const { return what_; }
+  /// For error messages.
+  std::string what() const { return call_.text(); }
 
  protected:
+  const at::Tensor& posted() const { return posted_; }
+  std::uint64_t ticket() const { return ticket_; }
+
   HostTransport& transport_;
-  std::string what_;
+
+ private:
+  Communicator::Call call_;
+  at::Tensor posted_;
+  std::uint64_t ticket_;
 };
 
 }  // namespace zero::dist

@@ -18,33 +18,34 @@ constexpr std::int64_t kPage = 4096;
 // Memory kept for later data: faulting it in again costs more than copying into it.
 constexpr std::int64_t kKeptBytes = 64 << 20;
 
-std::int64_t bytes_of_this_machine() {
-  return static_cast<std::int64_t>(::sysconf(_SC_PHYS_PAGES)) * ::sysconf(_SC_PAGESIZE);
-}
-
 [[noreturn]] void fail_arena(const char* step) {
   throw Error(fmt::format("memory cannot be shared ({}): {}", step, std::strerror(errno)));
 }
 
 }  // namespace
 
-SharedArena::SharedArena() : file_(::memfd_create("zero-arena", MFD_CLOEXEC)) {
+std::int64_t bytes_of_this_machine() {
+  return static_cast<std::int64_t>(::sysconf(_SC_PHYS_PAGES)) * ::sysconf(_SC_PAGESIZE);
+}
+
+SharedArena::SharedArena(std::int64_t size)
+    : file_(::memfd_create("zero-arena", MFD_CLOEXEC)), size_(size) {
   if (file_ < 0) fail_arena("memfd_create");
-  if (::ftruncate(file_, static_cast<off_t>(bytes_of_this_machine())) != 0) {
+  if (::ftruncate(file_, static_cast<off_t>(size)) != 0) {
     ::close(file_);
     fail_arena("ftruncate");
   }
   map();
 }
 
-SharedArena::SharedArena(int pid, int file)
-    : file_(::open(fmt::format("/proc/{}/fd/{}", pid, file).c_str(), O_RDWR | O_CLOEXEC)) {
+SharedArena::SharedArena(int pid, int file, std::int64_t size)
+    : file_(::open(fmt::format("/proc/{}/fd/{}", pid, file).c_str(), O_RDWR | O_CLOEXEC)),
+      size_(size) {
   if (file_ < 0) fail_arena("open");
   map();
 }
 
 void SharedArena::map() {
-  size_ = bytes_of_this_machine();
   void* const mapped = ::mmap(nullptr, static_cast<std::size_t>(size_), PROT_READ | PROT_WRITE,
                               MAP_SHARED | MAP_NORESERVE, file_, 0);
   if (mapped == MAP_FAILED) {

@@ -8,14 +8,19 @@
 
 namespace zero::dist {
 
-/// Memory in a file without a name, which other processes can map. It uses as much of the machine's
-/// memory as it holds data at a time, and keeps a little of that for later data.
+/// All that an arena can hold.
+std::int64_t bytes_of_this_machine();
+
+/// Memory in a file without a name, which other processes can map and which disappears with the
+/// last of them, however that ends. It uses as much of the machine's memory as it holds data at a
+/// time, and keeps a little of that for later data.
 class SharedArena {
  public:
-  /// Creates an arena of this process. zero::Error if the system refuses.
-  SharedArena();
+  /// Creates an arena of this process for up to `size` bytes, zeros at first. zero::Error if the
+  /// system refuses.
+  explicit SharedArena(std::int64_t size);
   /// Maps the arena that process `pid` has open as file `file`. zero::Error if the system refuses.
-  SharedArena(int pid, int file);
+  SharedArena(int pid, int file, std::int64_t size);
   ~SharedArena();
   SharedArena(const SharedArena&) = delete;
   SharedArena& operator=(const SharedArena&) = delete;
@@ -35,7 +40,7 @@ class SharedArena {
 
   int file_ = -1;
   std::byte* memory_ = nullptr;
-  std::int64_t size_ = 0;     // in bytes, nearly all of it never touched
+  std::int64_t size_;         // in bytes, nearly all of it never touched
   std::int64_t touched_ = 0;  // bytes from the start that may have memory behind them
   std::map<std::int64_t, std::int64_t> used_;  // length of the data at each offset
 };

@@ -54,7 +54,7 @@ void agree_on_gpus(StoreExchange& store, int device) {
 int chosen_device(const Place& place) {
   if (!memory::gpu_problem().empty())
     return place.local_rank;  // agree_on_gpus() says what is wrong
-  if (place.size == 1) return c10::cuda::current_device();
+  if (place.store.size() == 1) return c10::cuda::current_device();
   return ranks_may_share_a_gpu() ? place.local_rank % c10::cuda::device_count() : place.local_rank;
 }
 
@@ -75,7 +75,7 @@ void enable_nccl(const NcclOptions& nccl) {
     ConnectOptions adjusted = options;
     adjusted.order = nccl.order;
     return std::make_unique<NcclCommunicator>(std::move(place.store), std::move(place.group),
-                                              place.rank, place.size, device, adjusted);
+                                              device, adjusted);
   });
 }
 

@@ -30,8 +30,8 @@ struct NcclOptions {
 ///   a lost peer becomes a zero::Error and not a message of a background thread;
 /// - counts bytes by the formulas of Communicator: NCCL sends the same total, but a broadcast goes
 ///   from rank to rank instead of N-1 times from the root;
-/// - matches the messages between two ranks in the order of sending, ignoring tags. Two ranks that
-///   send to each other use all_to_all(): two sends that each wait for the other's receive would
+/// - matches the messages between two ranks in the order of sending. Two ranks that send to each
+///   other use all_to_all(): two sends that each wait for the other's receive would
 ///   hang until the time limit.
 ///
 /// Connecting throws zero::Error on every rank, naming rank and cause, if a rank has no GPU or two

@@ -41,15 +41,16 @@ c10::Stream new_stream(int device) {
 
 }  // namespace
 
-NcclCommunicator::NcclCommunicator(StoreExchange store, GroupPtr group, int rank, int size,
-                                   int device, const ConnectOptions& options)
-    : GlooCommunicator(store, std::move(group), rank, size, options),
+NcclCommunicator::NcclCommunicator(StoreExchange store, GroupPtr group, int device,
+                                   const ConnectOptions& options)
+    : GlooCommunicator(store, std::move(group), options,
+                       fmt::format("NCCL on GPU {}, CPU tensors over TCP", device)),
       device_(device),
       gradients_(new_stream(device)),
       others_(new_stream(device)) {
   // NCCL takes the GPU of the tensors; allocations without an index follow the current one.
   c10::cuda::set_device(static_cast<c10::DeviceIndex>(device));
-  if (size > 1) nccl_ = make_nccl_group(store.store(), rank, size, options.timeout);
+  if (size() > 1) nccl_ = make_nccl_group(store.store(), rank(), size(), options.timeout);
 }
 
 NcclCommunicator::~NcclCommunicator() {
@@ -66,20 +67,20 @@ NcclCommunicator::~NcclCommunicator() {
   }
 }
 
-std::string NcclCommunicator::transport() const {
-  return size() == 1 ? "none" : fmt::format("NCCL on GPU {}, CPU tensors over TCP", device_);
+std::unique_ptr<Communicator> NcclCommunicator::make_group(StoreExchange store, GroupPtr group) {
+  return std::make_unique<NcclCommunicator>(std::move(store), std::move(group), device_, options());
 }
 
-std::unique_ptr<Communicator> NcclCommunicator::make_group(StoreExchange store, GroupPtr group,
-                                                           int rank, int size) {
-  return std::make_unique<NcclCommunicator>(std::move(store), std::move(group), rank, size, device_,
-                                            options());
-}
-
-void NcclCommunicator::check_gpu(const at::Tensor& tensor) const {
-  if (tensor.is_cuda() && tensor.device().index() == device_) return;
+void NcclCommunicator::check_device(const at::Tensor& tensor) const {
+  if (tensor.is_cpu() || (tensor.is_cuda() && tensor.device().index() == device_)) return;
   throw Error(
       fmt::format("this rank works on GPU {}; a tensor is on {}", device_, tensor.device().str()));
+}
+
+bool NcclCommunicator::on_cpu(const at::Tensor& output, const at::Tensor& input) const {
+  if (output.device() == input.device()) return input.is_cpu();
+  throw Error(fmt::format("this rank works on GPU {}; a tensor is on {}", device_,
+                          (input.is_cpu() ? input : output).device().str()));
 }
 
 Communicator::WorkPtr NcclCommunicator::start(const Call& call, std::vector<at::Tensor> buffers,
@@ -91,32 +92,27 @@ Communicator::WorkPtr NcclCommunicator::start(const Call& call, std::vector<at::
   });
 }
 
-Communicator::WorkPtr NcclCommunicator::in_rank_order(const Call& call,
-                                                      const std::vector<at::Tensor>& pieces,
-                                                      const at::Tensor& output, ReduceOp op,
-                                                      bool gather) {
-  std::vector<at::Tensor> buffers = pieces;
-  buffers.push_back(output);
-  return fly(call, std::move(buffers), [&](Flight& flight) {
+Communicator::WorkPtr NcclCommunicator::reduce_pieces(const Call& call, at::Tensor input,
+                                                      std::vector<std::int64_t> bounds,
+                                                      at::Tensor output, int divisor, bool gather) {
+  if (on_cpu(output, input)) {
+    return GlooCommunicator::reduce_pieces(call, input, std::move(bounds), output, divisor, gather);
+  }
+  return fly(call, {input, output}, [&](Flight& flight) {
     const Exchange exchange = [&](std::vector<at::Tensor> incoming,
                                   std::vector<at::Tensor> outgoing) {
-      for (const at::Tensor& tensor : outgoing) {
-        count(call, static_cast<std::int64_t>(tensor.nbytes()));
-      }
       launch(flight, [&](c10d::Backend& nccl) { return nccl.alltoall(incoming, outgoing); });
     };
-    grouped_reduce(pieces, output, rank(), divisor(op), gather, exchange);
+    grouped_reduce(cut(input, bounds), output, rank(), divisor, gather, exchange);
   });
 }
 
-// CPU tensors go to the base class. With one rank every operation is the identity.
+// CPU tensors go to the base class, and reductions in rank order, which comes back to
+// reduce_pieces().
 
 Communicator::WorkPtr NcclCommunicator::do_broadcast(const Call& call, at::Tensor tensor,
                                                      int root) {
   if (tensor.is_cpu()) return GlooCommunicator::do_broadcast(call, std::move(tensor), root);
-  check_gpu(tensor);
-  if (size() == 1 || tensor.numel() == 0) return nullptr;
-  if (rank() == root) count(call, static_cast<std::int64_t>(tensor.nbytes()) * (size() - 1));
   c10d::BroadcastOptions options;
   options.rootRank = root;
   std::vector<at::Tensor> tensors{std::move(tensor)};
@@ -126,18 +122,9 @@ Communicator::WorkPtr NcclCommunicator::do_broadcast(const Call& call, at::Tenso
 
 Communicator::WorkPtr NcclCommunicator::do_reduce(const Call& call, at::Tensor tensor, int root,
                                                   ReduceOp op) {
-  if (tensor.is_cpu()) return GlooCommunicator::do_reduce(call, std::move(tensor), root, op);
-  check_gpu(tensor);
-  if (size() == 1 || tensor.numel() == 0) return nullptr;
-  if (rank_ordered()) {
-    // The root's piece is the whole tensor; the others' are empty.
-    const at::Tensor flat = tensor.flatten();
-    std::vector<at::Tensor> pieces(static_cast<std::size_t>(size()), flat.narrow(0, 0, 0));
-    pieces[static_cast<std::size_t>(root)] = flat;
-    return in_rank_order(call, pieces, pieces[static_cast<std::size_t>(rank())], op,
-                         /*gather=*/false);
+  if (tensor.is_cpu() || !native()) {
+    return GlooCommunicator::do_reduce(call, std::move(tensor), root, op);
   }
-  if (rank() != root) count(call, static_cast<std::int64_t>(tensor.nbytes()));
   c10d::ReduceOptions options;
   options.rootRank = root;
   std::vector<at::Tensor> tensors{tensor};
@@ -148,21 +135,9 @@ Communicator::WorkPtr NcclCommunicator::do_reduce(const Call& call, at::Tensor t
 
 Communicator::WorkPtr NcclCommunicator::do_all_reduce(const Call& call, at::Tensor tensor,
                                                       ReduceOp op) {
-  if (tensor.is_cpu()) return GlooCommunicator::do_all_reduce(call, std::move(tensor), op);
-  check_gpu(tensor);
-  if (size() == 1 || tensor.numel() == 0) return nullptr;
-  if (rank_ordered()) {
-    const at::Tensor flat = tensor.flatten();
-    std::vector<at::Tensor> pieces;
-    for (int r = 0; r < size(); ++r) {
-      const std::int64_t begin = piece_begin(flat.numel(), r, size());
-      pieces.push_back(flat.narrow(0, begin, piece_begin(flat.numel(), r + 1, size()) - begin));
-    }
-    return in_rank_order(call, pieces, pieces[static_cast<std::size_t>(rank())], op,
-                         /*gather=*/true);
+  if (tensor.is_cpu() || !native()) {
+    return GlooCommunicator::do_all_reduce(call, std::move(tensor), op);
   }
-  count(call, all_reduce_bytes(tensor.numel(), static_cast<std::int64_t>(tensor.element_size()),
-                               rank(), size()));
   std::vector<at::Tensor> tensors{tensor};
   return start(
       call, tensors, [&](c10d::Backend& nccl) { return nccl.allreduce(tensors); },
@@ -171,22 +146,11 @@ Communicator::WorkPtr NcclCommunicator::do_all_reduce(const Call& call, at::Tens
 
 Communicator::WorkPtr NcclCommunicator::do_reduce_scatter(const Call& call, at::Tensor output,
                                                           at::Tensor input, ReduceOp op) {
-  if (input.is_cpu() && output.is_cpu()) {
+  if (on_cpu(output, input) || !native()) {
     return GlooCommunicator::do_reduce_scatter(call, std::move(output), std::move(input), op);
   }
-  check_gpu(input);
-  check_gpu(output);
-  if (input.numel() == 0) return nullptr;
   at::Tensor flat_output = output.flatten();
   at::Tensor flat_input = input.flatten();
-  if (size() == 1) {
-    if (flat_output.data_ptr() != flat_input.data_ptr()) flat_output.copy_(flat_input);
-    return nullptr;
-  }
-  if (rank_ordered()) {
-    return in_rank_order(call, flat_input.chunk(size()), flat_output, op, /*gather=*/false);
-  }
-  count(call, static_cast<std::int64_t>(output.nbytes()) * (size() - 1));
   return start(
       call, {flat_output, flat_input},
       [&](c10d::Backend& nccl) { return nccl._reduce_scatter_base(flat_output, flat_input); },
@@ -195,64 +159,36 @@ Communicator::WorkPtr NcclCommunicator::do_reduce_scatter(const Call& call, at::
 
 Communicator::WorkPtr NcclCommunicator::do_all_gather(const Call& call, at::Tensor output,
                                                       at::Tensor input) {
-  if (input.is_cpu() && output.is_cpu()) {
+  if (on_cpu(output, input)) {
     return GlooCommunicator::do_all_gather(call, std::move(output), std::move(input));
   }
-  check_gpu(input);
-  check_gpu(output);
-  if (input.numel() == 0) return nullptr;
   at::Tensor flat_output = output.flatten();
   at::Tensor flat_input = input.flatten();
-  if (size() == 1) {
-    if (flat_output.data_ptr() != flat_input.data_ptr()) flat_output.copy_(flat_input);
-    return nullptr;
-  }
-  count(call, static_cast<std::int64_t>(input.nbytes()) * (size() - 1));
   return start(call, {flat_output, flat_input},
                [&](c10d::Backend& nccl) { return nccl._allgather_base(flat_output, flat_input); });
 }
 
 Communicator::WorkPtr NcclCommunicator::do_all_to_all(const Call& call, at::Tensor output,
                                                       at::Tensor input) {
-  if (input.is_cpu() && output.is_cpu()) {
+  if (on_cpu(output, input)) {
     return GlooCommunicator::do_all_to_all(call, std::move(output), std::move(input));
   }
-  check_gpu(input);
-  check_gpu(output);
-  if (input.numel() == 0) return nullptr;
   at::Tensor flat_output = output.flatten();
   at::Tensor flat_input = input.flatten();
-  if (size() == 1) {
-    flat_output.copy_(flat_input);
-    return nullptr;
-  }
-  count(call, static_cast<std::int64_t>(input.nbytes()) / size() * (size() - 1));
   std::vector<std::int64_t> equal_pieces;
   return start(call, {flat_output, flat_input}, [&](c10d::Backend& nccl) {
     return nccl.alltoall_base(flat_output, flat_input, equal_pieces, equal_pieces);
   });
 }
 
-Communicator::WorkPtr NcclCommunicator::do_send(const Call& call, at::Tensor tensor,
-                                                int destination, int tag) {
-  if (tensor.is_cpu()) return GlooCommunicator::do_send(call, std::move(tensor), destination, tag);
-  if (destination == rank()) throw Error("send: a rank cannot send to itself");
-  check_gpu(tensor);
-  if (tensor.numel() == 0) return nullptr;
-  count(call, static_cast<std::int64_t>(tensor.nbytes()));
-  std::vector<at::Tensor> tensors{std::move(tensor)};
-  return start(call, tensors,
-               [&](c10d::Backend& nccl) { return nccl.send(tensors, destination, tag); });
-}
-
-Communicator::WorkPtr NcclCommunicator::do_recv(const Call& call, at::Tensor tensor, int source,
-                                                int tag) {
-  if (tensor.is_cpu()) return GlooCommunicator::do_recv(call, std::move(tensor), source, tag);
-  if (source == rank()) throw Error("recv: a rank cannot receive from itself");
-  check_gpu(tensor);
+Communicator::WorkPtr NcclCommunicator::do_message(const Call& call, at::Tensor tensor, int peer) {
+  if (tensor.is_cpu()) return GlooCommunicator::do_message(call, std::move(tensor), peer);
   if (tensor.numel() == 0) return nullptr;
   std::vector<at::Tensor> tensors{std::move(tensor)};
-  return start(call, tensors, [&](c10d::Backend& nccl) { return nccl.recv(tensors, source, tag); });
+  return start(call, tensors, [&](c10d::Backend& nccl) {
+    return call.operation == Operation::kSend ? nccl.send(tensors, peer, /*tag=*/0)
+                                              : nccl.recv(tensors, peer, /*tag=*/0);
+  });
 }
 
 namespace {
@@ -284,7 +220,7 @@ void NcclCommunicator::fail(const Flight& flight, const std::string& cause) {
   throw Error(fmt::format(
       "{}: not complete within {} s, or a rank is gone; another rank ended, is stopped, "
       "or is in another collective ({})",
-      flight.what, std::chrono::duration<double>(options().timeout).count(), cause));
+      flight.call.text(), std::chrono::duration<double>(options().timeout).count(), cause));
 }
 
 void NcclCommunicator::check(const Flight& flight) {
@@ -327,7 +263,7 @@ Communicator::WorkPtr NcclCommunicator::fly(const Call& call, std::vector<at::Te
                                             const std::function<void(Flight&)>& body) {
   forget_completed();
   auto flight = std::make_shared<Flight>();
-  flight->what = describe(call);
+  flight->call = call;
   flight->buffers = std::move(buffers);
   const c10::Stream& side = call.purpose == Purpose::kGradient ? gradients_ : others_;
   c10::Event before(c10::DeviceType::CUDA);
@@ -349,8 +285,8 @@ void NcclCommunicator::launch(Flight& flight, const NcclOperation& operation) {
     flight.works.push_back(work);
   } catch (const std::exception& error) {
     failed_ = true;
-    throw Error(
-        fmt::format("{}: NCCL could not start it: {}", flight.what, first_line(error.what())));
+    throw Error(fmt::format("{}: NCCL could not start it: {}", flight.call.text(),
+                            first_line(error.what())));
   }
 }
 

@@ -25,7 +25,7 @@ using NcclGroup = c10::intrusive_ptr<c10d::Backend>;
 /// and reusing them is safe. (record_stream() would keep the memory until the host next checks, and
 /// peaks would depend on timing.)
 struct Flight {
-  std::string what;                 ///< for error messages
+  Communicator::Call call;
   std::vector<at::Tensor> buffers;  ///< what it reads and writes
   c10::Event done{c10::DeviceType::CUDA};
   std::vector<c10::intrusive_ptr<c10d::Work>> works;  ///< NCCL's operations, which notice errors
@@ -41,12 +41,10 @@ class NcclCommunicator final : public GlooCommunicator {
  public:
   /// Called by all ranks. Makes GPU `device` the current one of this thread; NCCL connects in the
   /// first collective. `group` is null for one rank.
-  NcclCommunicator(StoreExchange store, GroupPtr group, int rank, int size, int device,
-                   const ConnectOptions& options);
+  NcclCommunicator(StoreExchange store, GroupPtr group, int device, const ConnectOptions& options);
   /// Ends NCCL's connections. After an error it does not wait for peers.
   ~NcclCommunicator() override;
 
-  std::string transport() const override;
   bool checks_gradients() const override { return false; }
   void synchronize() override;
 
@@ -57,11 +55,12 @@ class NcclCommunicator final : public GlooCommunicator {
   WorkPtr do_reduce_scatter(const Call&, at::Tensor output, at::Tensor input, ReduceOp op) override;
   WorkPtr do_all_gather(const Call&, at::Tensor output, at::Tensor input) override;
   WorkPtr do_all_to_all(const Call&, at::Tensor output, at::Tensor input) override;
-  WorkPtr do_send(const Call&, at::Tensor tensor, int destination, int tag) override;
-  WorkPtr do_recv(const Call&, at::Tensor tensor, int source, int tag) override;
+  WorkPtr do_message(const Call&, at::Tensor tensor, int peer) override;
+  WorkPtr reduce_pieces(const Call&, at::Tensor input, std::vector<std::int64_t> bounds,
+                        at::Tensor output, int divisor, bool gather) override;
+  void check_device(const at::Tensor& tensor) const override;
 
-  std::unique_ptr<Communicator> make_group(StoreExchange store, GroupPtr group, int rank,
-                                           int size) override;
+  std::unique_ptr<Communicator> make_group(StoreExchange store, GroupPtr group) override;
 
  private:
   using C10dWork = c10::intrusive_ptr<c10d::Work>;
@@ -83,11 +82,8 @@ class NcclCommunicator final : public GlooCommunicator {
   void check(const Flight& flight);
   /// Ends NCCL's operations, so that no rank waits forever, and throws.
   [[noreturn]] void fail(const Flight& flight, const std::string& cause);
-  WorkPtr in_rank_order(const Call& call, const std::vector<at::Tensor>& pieces,
-                        const at::Tensor& output, ReduceOp op, bool gather);
-  int divisor(ReduceOp op) const { return op == ReduceOp::kAverage ? size() : 1; }
-  bool rank_ordered() const { return order() == ReductionOrder::kRankOrdered; }
-  void check_gpu(const at::Tensor& tensor) const;
+  /// Whether both are on the CPU. Throws zero::Error if only one is.
+  bool on_cpu(const at::Tensor& output, const at::Tensor& input) const;
 
   int device_;
   NcclGroup nccl_;

@@ -1,12 +1,34 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
-#include <sstream>
+#include <nlohmann/json.hpp>
 
 #include <zero/distributed/store/call_log.hpp>
 
 namespace zero::dist {
+
+std::string peer_is_late(int peer, std::chrono::milliseconds timeout) {
+  return fmt::format(
+      "nothing from rank {} within {} s; it is stopped, far behind, or in another collective", peer,
+      timeout.count() / 1000.0);
+}
+
+std::string peer_is_gone(int peer) {
+  return fmt::format(
+      "the connection to rank {} is gone; it ended, or left after an error of its own", peer);
+}
+
+std::string different_calls(int rank, std::string_view call, int other,
+                            std::string_view others_call) {
+  return fmt::format(
+      "rank {} is in {}, rank {} is in {}; all ranks must call the same functions in the same "
+      "order",
+      rank, call, other, others_call);
+}
+
+std::string call_text(std::string_view public_call, const std::string& what) {
+  return public_call.empty() ? what : fmt::format("{} ({})", public_call, what);
+}
 
 CallLog::~CallLog() {
   {
@@ -23,48 +45,36 @@ void CallLog::add(std::string_view operation, std::string_view purpose, std::int
 }
 
 std::string CallLog::Record::text() const {
-  const std::string what = purpose.empty()
-                               ? std::string(operation)
-                               : fmt::format("{} for {}, {} bytes", operation, purpose, bytes);
-  return public_call.empty() ? what : fmt::format("{} ({})", public_call, what);
+  return call_text(public_call,
+                   purpose.empty() ? std::string(operation)
+                                   : fmt::format("{} for {}, {} bytes", operation, purpose, bytes));
 }
 
-std::string CallLog::last() const { return count_ == 0 ? "" : record(count_ - 1).text(); }
-
-std::string CallLog::list() const {
-  std::string lines;
+CallLog::Calls CallLog::list() const {
+  Calls calls;
   for (std::int64_t i = std::max<std::int64_t>(count_ - kRecords, 0); i < count_; ++i) {
-    lines += fmt::format("{} {}\n", i, record(i).text());
+    calls[i] = record(i).text();
   }
-  return lines;
+  return calls;
 }
 
 std::string CallLog::disagreement() { return compare(list()); }
 
-std::string CallLog::compare(const std::string& mine) {
-  const auto by_index = [](const std::string& lines) {
-    std::map<std::int64_t, std::string> calls;
-    std::istringstream in(lines);
-    std::int64_t index = 0;
-    for (std::string text; in >> index && in.get() && std::getline(in, text);) calls[index] = text;
-    return calls;
-  };
+std::string CallLog::compare(const Calls& mine) {
   const auto key = [](int rank) { return fmt::format("calls/{}", rank); };
   // A wait that is over its time limit must not wait for the store as well.
   if (store_ == nullptr || store_is_slow_ || asks_store_.exchange(true)) return "";
   const auto started = std::chrono::steady_clock::now();
   std::string found;
   try {
-    store_->set(key(rank_), mine);
-    const auto my_calls = by_index(mine);
+    store_->set(key(rank_), nlohmann::json(mine).dump());
     for (int r = 0; r < size_; ++r) {
       if (r == rank_ || !store_->check({key(r)})) continue;
-      const auto bytes = store_->get(key(r));
-      for (const auto& [index, theirs] : by_index(std::string(bytes.begin(), bytes.end()))) {
-        const auto ours = my_calls.find(index);
-        if (!found.empty() || ours == my_calls.end() || ours->second == theirs) continue;
-        found = fmt::format("rank {} is in {}, rank {} is in {}; {}", rank_, ours->second, r,
-                            theirs, kCallTheSame);
+      const Calls others = nlohmann::json::parse(store_->get_to_str(key(r)));
+      for (const auto& [index, theirs] : others) {
+        const auto ours = mine.find(index);
+        if (!found.empty() || ours == mine.end() || ours->second == theirs) continue;
+        found = different_calls(rank_, ours->second, r, theirs);
       }
     }
   } catch (const std::exception&) {
@@ -101,7 +111,7 @@ void CallLog::watch() {
     if (!abort_ || !found_.empty()) continue;
     if (std::exchange(seen, waits_) != waits_) continue;  // a new wait
     // The records do not change while the other thread waits. Unlocked: the store may be slow.
-    const std::string mine = list();
+    const Calls mine = list();
     lock.unlock();
     const std::string found = compare(mine);
     lock.lock();

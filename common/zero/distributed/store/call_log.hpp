@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -19,9 +20,17 @@
 
 namespace zero::dist {
 
-/// The end of errors about different calls.
-inline constexpr const char* kCallTheSame =
-    "all ranks must call the same functions in the same order";
+// What is said of a peer that failed, wherever it is noticed.
+
+/// Nothing came from `peer` within the time limit.
+std::string peer_is_late(int peer, std::chrono::milliseconds timeout);
+/// `peer` or the connection to it is gone.
+std::string peer_is_gone(int peer);
+/// Two ranks wait for each other in different calls.
+std::string different_calls(int rank, std::string_view call, int other,
+                            std::string_view others_call);
+/// `what` as part of the public function `public_call`, if one is known.
+std::string call_text(std::string_view public_call, const std::string& what);
 
 /// The latest collectives and exchanges of this rank, so that ranks that wait for each other in
 /// different calls find out soon and not at the time limit. Normally it sends nothing: only a rank
@@ -50,9 +59,6 @@ class CallLog {
   /// literals.
   void add(std::string_view operation, std::string_view purpose, std::int64_t bytes);
 
-  /// This rank's latest call, for messages: "Engine::save (all_gather for parameter, 8 bytes)".
-  std::string last() const;
-
   /// Two ranks and their calls, if the lists of this rank and another differ. Empty if they agree,
   /// if no other rank has written its list, or if the store is gone.
   std::string disagreement();
@@ -79,12 +85,13 @@ class CallLog {
     std::string text() const;
   };
   static constexpr std::int64_t kRecords = 64;
+  using Calls = std::map<std::int64_t, std::string>;  // texts by number
 
   const Record& record(std::int64_t index) const {
     return records_[static_cast<std::size_t>(index % kRecords)];
   }
-  std::string list() const;
-  std::string compare(const std::string& mine);
+  Calls list() const;
+  std::string compare(const Calls& mine);
   void watch();
 
   StorePtr store_;

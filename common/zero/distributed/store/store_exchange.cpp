@@ -13,22 +13,36 @@ constexpr std::size_t kLargestPart = 4 << 20;
 
 }  // namespace
 
+template <typename Wait>
+auto StoreExchange::patiently(const std::string& what, const Wait& wait) {
+  const auto started = std::chrono::steady_clock::now();
+  try {
+    return wait();
+  } catch (const Error& error) {
+    throw Error(fmt::format("waiting {}: {}", what, error.what()));
+  } catch (const std::exception& error) {
+    if (std::chrono::steady_clock::now() - started < timeout_) {
+      throw Error(fmt::format("the store through which ranks meet is gone (waiting {}): {}", what,
+                              first_line(error.what())));
+    }
+    throw Error(fmt::format("no answer within {} s (waiting {}, of {} ranks): {}",
+                            timeout_.count() / 1000.0, what, size_, first_line(error.what())));
+  }
+}
+
 std::vector<std::string> StoreExchange::exchange(const std::string& text) {
   if (size_ == 1) return {text};
   const std::int64_t round = round_++;
   log_->add("exchange of texts", "", 0);
-  patiently(fmt::format("to say message {}", round), [&] {
-    put(key_of(round, rank_), fmt::format("{}\n{}", log_->public_call(), text));
-    return std::string();
-  });
+  patiently(fmt::format("to say message {}", round),
+            [&] { put(round, fmt::format("{}\n{}", log_->public_call(), text)); });
   std::vector<std::string> all;
   for (int rank = 0; rank < size_; ++rank) {
     const std::string message = take(rank, round);
     const std::size_t end = message.find('\n');
     const std::string call = message.substr(0, end);
     if (call != log_->public_call()) {
-      throw Error(fmt::format("rank {} is in {}, rank {} is in {}; {}", rank_, log_->public_call(),
-                              rank, call, kCallTheSame));
+      throw Error(different_calls(rank_, log_->public_call(), rank, call));
     }
     all.push_back(message.substr(end + 1));
   }
@@ -38,40 +52,30 @@ std::vector<std::string> StoreExchange::exchange(const std::string& text) {
   return all;
 }
 
-std::string StoreExchange::key_of(std::int64_t round, int rank) {
-  return fmt::format("exchange/{}/{}", round, rank);
+std::string StoreExchange::key_of(std::int64_t round, int rank, std::size_t part) {
+  return fmt::format("exchange/{}/{}/{}", round, rank, part);
 }
 
-// The value is "=" and the text, or "#" and the number of parts.
-void StoreExchange::put(const std::string& key, const std::string& text) {
-  older_ = std::exchange(mine_, {key});
-  if (text.size() < kLargestPart) {
-    store_->set(key, "=" + text);
-    return;
+// Each part begins with "+" if another follows, the last with "=".
+void StoreExchange::put(std::int64_t round, const std::string& message) {
+  older_ = std::exchange(mine_, {});
+  bool more = true;
+  for (std::size_t begin = 0; more; begin += kLargestPart) {
+    more = message.size() - begin > kLargestPart;
+    mine_.push_back(key_of(round, rank_, mine_.size()));
+    store_->set(mine_.back(), (more ? "+" : "=") + message.substr(begin, kLargestPart));
   }
-  const std::size_t parts = text.size() / kLargestPart + 1;
-  for (std::size_t part = 0; part < parts; ++part) {
-    mine_.push_back(fmt::format("{}/{}", key, part));
-    store_->set(mine_.back(), text.substr(part * kLargestPart, kLargestPart));
-  }
-  store_->set(key, fmt::format("#{}", parts));  // last: a rank that sees it finds all parts
 }
 
 std::string StoreExchange::take(int rank, std::int64_t round) {
-  const std::string key = key_of(round, rank);
-  const auto get = [&](const std::string& from) {
-    const std::vector<std::uint8_t> bytes = store_->get(from);
-    return std::string(bytes.begin(), bytes.end());
-  };
   return patiently(fmt::format("for message {} of rank {}", round, rank), [&] {
-    wait_for(key);
-    const std::string said = get(key);
-    if (said.front() == '=') return said.substr(1);
-    std::string text;
-    for (int part = 0; part < std::stoi(said.substr(1)); ++part) {
-      text += get(fmt::format("{}/{}", key, part));
+    std::string message, part = "+";
+    for (std::size_t i = 0; part.front() == '+'; ++i) {
+      wait_for(key_of(round, rank, i));
+      part = store_->get_to_str(key_of(round, rank, i));
+      message += part.substr(1);
     }
-    return text;
+    return message;
   });
 }
 
@@ -112,25 +116,7 @@ void StoreExchange::leave(std::int64_t round) {
     }
     if (last) store_->set(everyone(round), std::string());
     if (rank_ == server_) store_->wait({everyone(round)}, timeout_);
-    return std::string();
   });
-}
-
-std::string StoreExchange::patiently(const std::string& what,
-                                     const std::function<std::string()>& wait) {
-  const auto started = std::chrono::steady_clock::now();
-  try {
-    return wait();
-  } catch (const Error& error) {
-    throw Error(fmt::format("waiting {}: {}", what, error.what()));
-  } catch (const std::exception& error) {
-    if (std::chrono::steady_clock::now() - started < timeout_) {
-      throw Error(fmt::format("the store through which ranks meet is gone (waiting {}): {}", what,
-                              first_line(error.what())));
-    }
-    throw Error(fmt::format("no answer within {} s (waiting {}, of {} ranks): {}",
-                            timeout_.count() / 1000.0, what, size_, first_line(error.what())));
-  }
 }
 
 }  // namespace zero::dist

@@ -3,8 +3,8 @@
 // Private to zero/distributed.
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -27,24 +27,31 @@ class StoreExchange {
         server_(server),
         log_(std::make_shared<CallLog>(store_, rank, size)) {}
 
+  /// Of a single rank, which needs no store.
+  explicit StoreExchange(std::chrono::milliseconds timeout)
+      : StoreExchange(nullptr, /*rank=*/0, /*size=*/1, timeout, /*server=*/-1) {}
+
   /// See Communicator::exchange.
   std::vector<std::string> exchange(const std::string& text);
 
   /// The calls of all users of this store.
   const std::shared_ptr<CallLog>& call_log() const { return log_; }
   const StorePtr& store() const { return store_; }
+  int rank() const { return rank_; }
+  int size() const { return size_; }
   std::chrono::milliseconds timeout() const { return timeout_; }
   int server() const { return server_; }
 
  private:
-  static std::string key_of(std::int64_t round, int rank);
-  void put(const std::string& key, const std::string& text);
+  static std::string key_of(std::int64_t round, int rank, std::size_t part);
+  void put(std::int64_t round, const std::string& message);
   std::string take(int rank, std::int64_t round);
   void wait_for(const std::string& key);
   void forget_last_message();
   void leave(std::int64_t round);
   // Calls `wait` and turns c10d's exceptions into a zero::Error that names what was waited for.
-  std::string patiently(const std::string& what, const std::function<std::string()>& wait);
+  template <typename Wait>
+  auto patiently(const std::string& what, const Wait& wait);
 
   StorePtr store_;
   int rank_;

@@ -34,9 +34,7 @@ void WatchedStore::wait(const std::vector<std::string>& keys,
       if (left <= kLookAgain || Clock::now() >= deadline) throw;
       if (check(keys)) return;  // throws if the store is gone
     }
-    if (!base_->check({kFailedKey})) continue;
-    const std::vector<std::uint8_t> how = base_->get(kFailedKey);
-    throw Error(std::string(how.begin(), how.end()));
+    if (base_->check({kFailedKey})) throw Error(base_->get_to_str(kFailedKey));
   }
 }
 

@@ -1,0 +1,18 @@
+// expects: sends 56 bytes for 12 elements where 48 are enough: zeros are added where none are
+// needed
+#include "00a.hpp"
+
+using zero::dist::Communicator;
+using zero::dist::Purpose;
+using zero::dist::ReduceOp;
+
+void all_reduce(Communicator& communicator, at::Tensor tensor) {
+  const int ranks = communicator.size();
+  const std::int64_t each = tensor.numel() / ranks + 1;  // wrong: also where n divides by N
+  at::Tensor padded = at::zeros({each * ranks});
+  padded.narrow(0, 0, tensor.numel()).copy_(tensor);
+  at::Tensor piece = at::empty({each});
+  communicator.reduce_scatter(piece, padded, Purpose::kGradient, ReduceOp::kSum).wait();
+  communicator.all_gather(padded, piece, Purpose::kGradient).wait();
+  tensor.copy_(padded.narrow(0, 0, tensor.numel()));
+}

@@ -1,0 +1,204 @@
+// Compares one clipped step of ZeRO-1 with one of DDP, to 1e-6 and then to the last bit.
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include <00_simple_ddp/simple_ddp.hpp>
+#include <01_zero1/zero1_sharding.hpp>
+#include <tools/exercise/check.hpp>
+#include <zero/nn/mlp.hpp>
+#include <zero/optim/adamw.hpp>
+
+#include "01c.hpp"
+
+namespace exercise_01c {
+
+using zero::data::Batch;
+using zero::dist::Communicator;
+using zero::exercise::Mistake;
+using zero::nn::Initializer;
+
+// A tied, a frozen, a scalar and a never used parameter, and one that only rank 0 uses.
+class Uneven : public zero::nn::Model {
+ public:
+  Uneven() {
+    const auto values = Initializer::uniform(1);
+    weight_ = add_parameter("weight", {7}, values);
+    register_parameter("tied", weight_);
+    frozen_ = add_parameter("frozen", {7}, values);
+    frozen_.set_requires_grad(false);
+    add_parameter("never", {5}, values);
+    scale_ = add_parameter("scale", {}, values);
+    sometimes_ = add_parameter("sometimes", {7}, values);
+  }
+  at::Tensor loss(const Batch& batch) override {
+    return run([&] { return predict(batch).square().sum() / batch.inputs.size(0); }, {});
+  }
+  at::Tensor predict(const Batch& batch) override {
+    const at::Tensor x = batch.inputs.narrow(1, 0, 7);
+    at::Tensor y = x.mv(weight_ + frozen_) * scale_ + x.square().mv(weight_);
+    if (batch.targets[0][0].item<float>() == 0) y = y + x.mv(sometimes_);
+    return y;
+  }
+
+ private:
+  at::Tensor weight_, frozen_, scale_, sometimes_;
+};
+
+// Whole numbers whose squares add up to that of 17807201; small ones, so that averages are exact.
+std::vector<float> large_gradient() {
+  std::vector<float> parts;
+  for (std::int64_t left = std::int64_t{17807201} * 17807201; left > 0;) {
+    const auto root = static_cast<std::int64_t>(std::sqrt(static_cast<double>(left)));
+    parts.push_back(static_cast<float>(std::min<std::int64_t>(root, 1 << 21)));
+    left -= static_cast<std::int64_t>(parts.back()) * static_cast<std::int64_t>(parts.back());
+  }
+  return parts;
+}
+
+// Its gradient tells in which order squares were added. Those of the first parameter add up to the
+// square of a number that lies halfway between two floats. Those of each other add up to half of
+// what a double of that size can tell apart: one after the other they vanish, together they do not.
+class Halfway : public zero::nn::Model {
+ public:
+  Halfway() {
+    const auto size = static_cast<std::int64_t>(gradient_.size());
+    large_ = add_parameter("large", {size}, Initializer::constant(1));
+    for (int i = 0; i < 8; ++i) {
+      small_.push_back(add_parameter(fmt::format("small{}", i), {2}, Initializer::constant(1)));
+    }
+  }
+  at::Tensor loss(const Batch& batch) override {
+    return run([&] { return predict(batch); }, {});
+  }
+  at::Tensor predict(const Batch&) override {
+    at::Tensor sum = (large_ * at::from_blob(gradient_.data(), large_.sizes())).sum();
+    for (const at::Tensor& small : small_) sum = sum + (small * 0.125).sum();
+    return sum;
+  }
+
+ private:
+  std::vector<float> gradient_ = large_gradient();
+  at::Tensor large_;
+  std::vector<at::Tensor> small_;
+};
+
+template <typename Model>
+std::shared_ptr<zero::nn::Model> deferred() {
+  const zero::nn::DeferredStorage storage;
+  return std::make_shared<Model>();
+}
+
+struct Example {
+  std::shared_ptr<zero::nn::Model> (*model)();
+  double max_norm;
+};
+constexpr Example kExamples[] = {{deferred<zero::nn::Mlp>, 0.05},
+                                 {deferred<zero::nn::Mlp>, 1e6},
+                                 {deferred<Uneven>, 0.05},
+                                 {deferred<Halfway>, 1e9}};
+
+class Zero1 final : public zero::Zero1Sharding {
+ public:
+  using Zero1Sharding::Zero1Sharding;
+  float clip_grad_norm(double, zero::optim::Norm) override {
+    throw Mistake("this calls Strategy::clip_grad_norm(), which is our answer");
+  }
+};
+
+std::vector<at::Tensor> gradients_of(const zero::train::Strategy& strategy) {
+  std::vector<at::Tensor> gradients;
+  for (const auto& parameter : strategy.list().parameters) {
+    const at::Tensor gradient = parameter.tensor.grad();
+    gradients.push_back(gradient.defined() ? gradient.clone() : at::Tensor());
+  }
+  return gradients;
+}
+
+void backward(zero::train::Strategy& strategy) {
+  const int rank = strategy.communicator().rank();
+  at::manual_seed(rank);
+  const Batch batch{.inputs = at::randn({4, 13}),
+                    .targets = at::full({4, 3}, static_cast<float>(rank)),
+                    .loss_terms = 4};
+  strategy.backward(strategy.forward(batch));
+  strategy.finish_backward();
+}
+
+// A difference of up to `tolerance` of a number.
+bool differs(double number, double right, double tolerance) {
+  return std::abs(number - right) > tolerance * std::abs(right);
+}
+
+std::string explain_norm(double norm, double right, int ranks, double tolerance) {
+  if (norm == 0) return "the norm is 0: nothing has been added up";
+  const std::string begin = fmt::format("the norm is {} and DDP's is {}: ", norm, right);
+  if (tolerance == 0) return begin + "squares were added in another order, or not in double";
+  if (!differs(norm * std::sqrt(ranks), right, tolerance))
+    return begin + "the squares are averaged";
+  return begin + (norm < right ? "too small, so gradients that a rank owns are left out"
+                               : "too large, so a gradient counts on a rank that does not own it, "
+                                 "or norms were added and not their squares");
+}
+
+void check_step(const Answer& answer, Communicator& communicator, const Example& example,
+                double tolerance) {
+  zero::nn::SeededValues values(5);
+  const auto model_of_ddp = example.model();
+  zero::SimpleDdp ddp({*model_of_ddp, communicator, zero::optim::adamw(), &values});
+  backward(ddp);
+  const float right = ddp.clip_grad_norm(example.max_norm);
+  const std::vector<at::Tensor> right_gradients = gradients_of(ddp);
+
+  const auto model = example.model();
+  Zero1 strategy({*model, communicator, zero::optim::adamw(), &values});
+  backward(strategy);
+  const std::vector<at::Tensor> before = gradients_of(strategy);
+  const std::int64_t sent_before = communicator.traffic().bytes();
+  const float norm = answer.clip_grad_norm(strategy, example.max_norm);
+  const std::int64_t sent = communicator.traffic().bytes() - sent_before;
+
+  const std::vector<double> norms = all_gather_scalars(communicator, {norm});
+  const auto [least, most] = std::minmax_element(norms.begin(), norms.end());
+  if (*least != *most) throw Mistake("the ranks have different norms, each that of what it owns");
+  if (differs(norm, right, tolerance)) {
+    throw Mistake(explain_norm(norm, right, communicator.size(), tolerance));
+  }
+  const std::vector<at::Tensor> after = gradients_of(strategy);
+  for (std::size_t i = 0; i < after.size(); ++i) {
+    if (!before[i].defined()) continue;
+    if (!strategy.owns(i) && !after[i].equal(before[i])) {
+      throw Mistake(
+          fmt::format("the gradient of parameter {} changes on a rank that does not own it", i));
+    }
+    if (strategy.owns(i) && !after[i].allclose(right_gradients[i], tolerance, /*atol=*/0)) {
+      throw Mistake(fmt::format(
+          "the norm is right, and the gradient of parameter {} is not: its owner multiplies it by "
+          "clip_coefficient(), once",
+          i));
+    }
+  }
+  const std::int64_t enough = Communicator::all_reduce_bytes(
+      static_cast<std::int64_t>(after.size()), 8, communicator.rank(), communicator.size());
+  if (sent > enough) {
+    throw Mistake(fmt::format(
+        "this sends {} bytes, and 8 a parameter are enough: squared norms, not gradients", sent));
+  }
+}
+
+void check(const Answer& answer) {
+  for (const double tolerance : {1e-6, 0.0}) {
+    zero::exercise::on_all_ranks([&](Communicator& communicator) {
+      try {
+        for (const Example& example : kExamples) {
+          check_step(answer, communicator, example, tolerance);
+        }
+      } catch (const Mistake& mistake) {
+        throw Mistake(fmt::format("level {}: {}", tolerance == 0 ? 2 : 1, mistake.what()));
+      }
+    });
+  }
+}
+
+}  // namespace exercise_01c

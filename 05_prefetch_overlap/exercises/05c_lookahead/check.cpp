@@ -1,0 +1,87 @@
+// Compares the numbers with the rule, and the rule with choose_lookahead().
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include <05_prefetch_overlap/lookahead.hpp>
+#include <tools/exercise/check.hpp>
+
+namespace exercise_05c {
+
+struct Pass {
+  std::vector<double> gather, compute;  // ms
+  int room;
+};
+const std::vector<Pass> kPasses = {{{8, 8, 8, 8, 8, 8}, {10, 10, 10, 10, 10, 10}, 5},
+                                   {{12, 3, 3, 3, 25, 3}, {10, 10, 10, 4, 10, 10}, 5},
+                                   {{4, 4, 4, 4, 4, 4}, {2, 2, 9, 9, 2, 9}, 5},
+                                   {{16, 16, 16, 16, 16, 16}, {10, 10, 10, 10, 10, 10}, 5},
+                                   {{4, 4, 4, 22, 4, 4}, {8, 8, 8, 8, 8, 8}, 2}};
+constexpr int kUnits = 6;
+
+double sum(const std::vector<double>& ms) { return std::accumulate(ms.begin(), ms.end(), 0.0); }
+
+// What the pass takes beyond its computing. The link carries one gather after the other.
+double exposed(const Pass& pass, int k) {
+  std::vector<double> here(kUnits);
+  double now = 0, link_free = 0;
+  int requested = 0;
+  for (int unit = 0; unit < kUnits; ++unit) {
+    for (; requested <= std::min(unit + k, kUnits - 1); ++requested) {
+      link_free = std::max(link_free, now) + pass.gather[requested];
+      here[requested] = link_free;
+    }
+    now = std::max(now, here[unit]) + pass.compute[unit];
+  }
+  return now - sum(pass.compute);
+}
+
+bool hides_every_gather(const Pass& pass, int k) {
+  for (int unit = k; unit < kUnits; ++unit) {
+    double before = 0;
+    for (int i = unit - k; i < unit; ++i) before += pass.compute[i];
+    if (before < pass.gather[unit]) return false;
+  }
+  return true;
+}
+
+int best(const Pass& pass) {
+  int k = 0;
+  if (sum(pass.gather) <= sum(pass.compute)) {
+    while (!hides_every_gather(pass, k)) ++k;
+  } else {
+    while (exposed(pass, k) > exposed(pass, kUnits)) ++k;
+  }
+  return std::min(k, pass.room);
+}
+
+void check(const zero::exercise::Numbers& numbers) {
+  const std::vector<std::vector<zero::exercise::Numbers::Known>> known = {
+      {},
+      {{3, "divides by the mean compute time: the units before the large one take less"}},
+      {{1, "is right if every gather fit behind one unit of the mean length; two units are short"}},
+      {{2, "gives a link of its own to every gather: with one link it hides no more"},
+       {3, "waits as long with a smaller k"},
+       {4, "waits as long with a smaller k"},
+       {5, "waits as long with a smaller k"}},
+      {{3, "needs more room than there is"}}};
+  for (std::size_t i = 0; i < kPasses.size(); ++i) {
+    const Pass& pass = kPasses[i];
+    const auto chosen = zero::choose_lookahead({{pass.gather, pass.compute}}, pass.room);
+    if (chosen.units != best(pass)) {
+      throw zero::exercise::Mistake("choose_lookahead() does not agree with the rule");
+    }
+    numbers.expect(fmt::format("k_{}", i + 1), best(pass), known[i]);
+  }
+  numbers.expect(
+      "exposed_1", exposed(kPasses[0], best(kPasses[0])),
+      {{0, "forgets the first gather, which has nothing before it"}, {48, "is for k = 0"}});
+  numbers.expect("exposed_4", exposed(kPasses[3], best(kPasses[3])),
+                 {{36, "forgets that the last unit computes when all gathers are over"},
+                  {16, "counts the first gather only: the link is too slow for the others as well"},
+                  {96, "is the time on the link, or that with k = 0"}});
+}
+
+}  // namespace exercise_05c

@@ -1,0 +1,61 @@
+#include <fmt/format.h>
+
+#include <utility>
+
+#include <zero/base/error.hpp>
+#include <zero/distributed/gloo/message_set.hpp>
+
+namespace zero::dist {
+
+void MessageSet::send(at::Tensor tensor, int to, int tag) {
+  std::vector<at::Tensor> tensors{std::move(tensor)};
+  try {
+    messages_.emplace_back(links_.group->send(tensors, to, tag), to);
+  } catch (const std::exception& error) {
+    fail(to, error.what());
+  }
+}
+
+void MessageSet::recv(at::Tensor tensor, int from, int tag) {
+  std::vector<at::Tensor> tensors{std::move(tensor)};
+  try {
+    messages_.emplace_back(links_.group->recv(tensors, from, tag), from);
+  } catch (const std::exception& error) {
+    fail(from, error.what());
+  }
+}
+
+void MessageSet::wait() {
+  for (const auto& [message, peer] : messages_) wait_for(message, peer);
+  messages_.clear();
+  if (after_) after_();
+}
+
+void MessageSet::wait_for(const Message& message, int peer) const {
+  const CallLog::Waiting waiting(*links_.log, [&message] { message->abort(); });
+  std::string cause = "given up";
+  try {
+    if (message->wait(links_.timeout)) return;
+  } catch (const std::exception& error) {
+    cause = error.what();
+  }
+  std::string why = waiting.found();
+  // The peer may have left because it saw that its calls and this rank's differ.
+  if (why.empty()) why = links_.log->disagreement();
+  if (!why.empty()) throw Error(fmt::format("{}: {}", call_.text(), why));
+  fail(peer, cause);
+}
+
+void MessageSet::fail(int peer, const std::string& cause) const {
+  std::string why = fmt::format("{} ({})", peer_is_gone(peer), first_line(cause));
+  if (cause.find("Timed out") != std::string::npos) {
+    why = peer_is_late(peer, links_.timeout);
+  } else if (cause.find("Application timeout") != std::string::npos) {
+    // Gloo closes all connections when one wait times out.
+    why = fmt::format("given up after another collective has waited for {} s",
+                      links_.timeout.count() / 1000.0);
+  }
+  throw Error(fmt::format("{}: {}", call_.text(), why));
+}
+
+}  // namespace zero::dist

@@ -1,0 +1,195 @@
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+
+#include <utility>
+
+#include <zero/base/error.hpp>
+#include <zero/base/scoped_value.hpp>
+#include <zero/memory/accounting.hpp>
+#include <zero/nn/gradient_destination.hpp>
+#include <zero/train/autograd_passes.hpp>
+#include <zero/train/strategy.hpp>
+#include <zero/train/unsharded_read.hpp>
+
+namespace zero::train {
+
+using memory::Category;
+using memory::Charge;
+
+AutogradPasses::AutogradPasses(Strategy& strategy, nn::Granularity granularity)
+    : strategy_(strategy), use_(strategy.list()) {
+  for (std::size_t i = 0; i < strategy_.count(); ++i) {
+    nn::on_gradient_ready(strategy_.parameter(i), [this, i] { gradient_ready(i); });
+  }
+  nn::set_hooks(strategy_.model(), &hooks_, granularity);
+}
+
+void AutogradPasses::remove_hooks() {
+  if (!std::exchange(has_hooks_, false)) return;  // another strategy may have its own there
+  nn::set_hooks(strategy_.model(), nullptr);
+  for (std::size_t i = 0; i < strategy_.count(); ++i) {
+    nn::on_gradient_ready(strategy_.parameter(i), {});
+    nn::set_gradient_provider(strategy_.parameter(i), {});
+  }
+}
+
+void AutogradPasses::set_schedule(std::vector<BackwardSchedule::Item> items,
+                                  BackwardSchedule::Actions actions) {
+  actions.is_held = [this](std::size_t u) { return use_.is_held(u); };
+  schedule_.emplace(strategy_.list(), std::move(items), std::move(actions));
+}
+
+template <typename Pass>
+auto AutogradPasses::run(const Pass& pass) {
+  try {
+    return naming_unsharded_reads(pass);
+  } catch (...) {
+    use_.end_forwards();  // their post_forward() will not be called
+    last_threw_ = true;
+    throw;
+  }
+}
+
+at::Tensor AutogradPasses::forward(const data::Batch& batch) {
+  const Charge charge(Category::kActivations);
+  end_other_pass();
+  if (std::exchange(last_threw_, false)) strategy_.reshard_all();
+  if (schedule_) schedule_->begin_forward(c10::GradMode::is_enabled());
+  at::Tensor loss = run([&] { return strategy_.model().loss(batch); });
+  if (schedule_) schedule_->end_forward();
+  forwards_.add(loss, batch.loss_terms);
+  return loss;
+}
+
+void AutogradPasses::backward(const at::Tensor& loss, bool reduces) {
+  end_other_pass();
+  if (schedule_) schedule_->begin_backward(reduces);
+  strategy_.begin_backward();
+  {
+    const Charge charge(Category::kActivations);
+    run([&] { run_backward(loss); });
+  }
+  strategy_.end_backward();
+  has_gradients_ = true;
+  if (!schedule_) return;
+  schedule_->end_units();
+  strategy_.reshard_all();  // before reductions allocate
+  // Gradients that never became ready here: another rank may have them, and waits for this one.
+  schedule_->reduce_rest();
+}
+
+void AutogradPasses::run_backward(const at::Tensor& loss) {
+  const ScopedValue within(in_backward_, true);
+  struct Reading {
+    UnitUse& use;
+    ~Reading() { use.end_backward(); }
+  } reading{use_};
+  for (const std::size_t u : use_.begin_backward()) strategy_.gather(u);
+  loss.backward();
+}
+
+void AutogradPasses::Hooks::pre_forward(nn::Unit& unit) {
+  const std::size_t u = passes_.strategy_.list().index_of(unit);
+  if (passes_.schedule_) passes_.schedule_->enter_forward(u);
+  passes_.strategy_.pre_forward(u);
+  passes_.use_.begin_forward(u);
+}
+
+void AutogradPasses::Hooks::post_forward(nn::Unit& unit) {
+  const std::size_t u = passes_.strategy_.list().index_of(unit);
+  if (passes_.use_.end_forward(u)) passes_.strategy_.post_forward(u);
+}
+
+void AutogradPasses::Hooks::pre_backward(nn::Unit& unit) {
+  const std::size_t u = passes_.strategy_.list().index_of(unit);
+  if (!passes_.in_backward_) return passes_.gather_for_other_pass(u);
+  passes_.use_.enter_backward(u);
+  if (passes_.schedule_) passes_.schedule_->enter_backward(u);
+  passes_.strategy_.pre_backward(u);
+}
+
+void AutogradPasses::Hooks::post_backward(nn::Unit& unit) {
+  if (!passes_.in_backward_) return;
+  passes_.strategy_.post_backward(passes_.strategy_.list().index_of(unit));
+}
+
+void AutogradPasses::Hooks::records_backward(nn::Unit& unit) {
+  if (!passes_.schedule_) return;
+  passes_.schedule_->expect_backward(passes_.strategy_.list().index_of(unit));
+}
+
+void AutogradPasses::gather_for_other_pass(std::size_t unit) {
+  for (const std::size_t over : use_.enter_other_pass(unit)) strategy_.drop(over);
+  strategy_.gather(unit);
+}
+
+void AutogradPasses::end_other_pass() {
+  for (const std::size_t u : use_.end_other_pass()) strategy_.drop(u);
+  // Dropped gradients may have left a buffer behind.
+  if (std::exchange(has_foreign_buffers_, false)) strategy_.zero_grad();
+}
+
+void AutogradPasses::forget_gradients() {
+  has_gradients_ = false;
+  if (schedule_) schedule_->give_up();
+}
+
+void AutogradPasses::prepare_update() {
+  if (!has_gradients_) {
+    throw Error("optimizer_step() before backward(): there are no gradients to step with");
+  }
+  const auto& units = strategy_.list().units;
+  if (const std::size_t held = use_.first_held(); held < units.size()) {
+    throw Error(fmt::format(
+        "optimizer_step() while train::UnshardedParameters of unit '{}' lives: what it shows would "
+        "be old; end it before the update",
+        units[held].name));
+  }
+  if (!schedule_) return;
+  strategy_.reshard_all();
+  schedule_->forget_forwards();
+}
+
+void AutogradPasses::weights_changed() {
+  forwards_.weights_changed();
+  use_.forget_reads();
+}
+
+void AutogradPasses::gradient_ready(std::size_t index) {
+  if (!in_backward_) return drop_foreign_gradient(index);
+  const at::Tensor& gradient = strategy_.gradient(index);
+  // Inside autograd a new gradient is charged as an activation: correct that.
+  memory::recharge(gradient, Category::kGradients);
+  if (gradient.defined()) {
+    verify_forward_ran(index);
+    if (observer_) observer_(index, gradient);
+  }
+  // The chapter puts the gradient where it is sent from; then the schedule may reduce it at once.
+  strategy_.gradient_ready(index);
+  if (schedule_) schedule_->gradient_ready(index);
+}
+
+void AutogradPasses::drop_foreign_gradient(std::size_t index) {
+  if (has_gradients_) {
+    throw Error(fmt::format(
+        "parameter '{}' has a gradient from a backward() that its engine did not run, while the "
+        "engine holds gradients of its own step: finish that step first, or freeze the parameter "
+        "(requires_grad_(false)) for this pass",
+        strategy_.list().parameters[index].name));
+  }
+  strategy_.drop_gradient(index);
+  has_foreign_buffers_ = true;
+}
+
+void AutogradPasses::verify_forward_ran(std::size_t index) const {
+  const nn::Parameter& parameter = strategy_.list().parameters[index];
+  const std::size_t u = parameter.unit;
+  if (!strategy_.sharded() || use_.has_entered_backward(u) || use_.is_held(u)) return;
+  throw Error(fmt::format(
+      "parameter '{}' has a gradient, but the forward of its unit '{}' did not run in "
+      "nn::Unit::run(), so that nothing has waited for its values: wrap the unit's forward in "
+      "run(), or read the parameter under train::UnshardedParameters",
+      parameter.name, strategy_.list().units[u].name));
+}
+
+}  // namespace zero::train

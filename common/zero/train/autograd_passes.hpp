@@ -1,0 +1,89 @@
+#pragma once
+
+#include <torch/types.h>
+
+#include <cstddef>
+#include <functional>
+#include <optional>
+
+#include <zero/data/batch.hpp>
+#include <zero/nn/parameters.hpp>
+#include <zero/train/backward_schedule.hpp>
+#include <zero/train/forward_records.hpp>
+#include <zero/train/unit_use.hpp>
+
+namespace zero::train {
+
+class Strategy;
+
+/// The passes of autograd through a strategy's model. Hooks on its units and parameters call the
+/// strategy's own functions. A pass that is not Strategy::backward(), such as autograd::grad() or
+/// the backward() of another model's loss, gathers what it needs and leaves no gradient behind.
+class AutogradPasses {
+ public:
+  using GradientObserver = std::function<void(std::size_t index, const at::Tensor& gradient)>;
+
+  /// Registers the hooks. `strategy` must outlive this object.
+  AutogradPasses(Strategy& strategy, nn::Granularity granularity);
+  ~AutogradPasses() { remove_hooks(); }
+  void remove_hooks();
+  /// From now on backward() calls the actions of a BackwardSchedule.
+  void set_schedule(std::vector<BackwardSchedule::Item> items, BackwardSchedule::Actions actions);
+  const std::optional<BackwardSchedule>& schedule() const { return schedule_; }
+  AutogradPasses(const AutogradPasses&) = delete;
+  AutogradPasses& operator=(const AutogradPasses&) = delete;
+
+  /// See Strategy. `reduces`: the gradients are reduced after this micro-batch.
+  at::Tensor forward(const data::Batch& batch);
+  void backward(const at::Tensor& loss, bool reduces);
+  /// Call when gradients are dropped: the next backward() begins anew.
+  void forget_gradients();
+  /// Call before an update. Drops what a forward() without a backward() has left whole: the update
+  /// makes those values old. Throws zero::Error unless an update may follow now.
+  void prepare_update();
+  /// Call when the weights have changed.
+  void weights_changed();
+
+  bool in_backward() const { return in_backward_; }
+  UnitUse& use() { return use_; }
+  const UnitUse& use() const { return use_; }
+  ForwardRecords& forwards() { return forwards_; }
+  void observe_gradients(GradientObserver observer) { observer_ = std::move(observer); }
+
+ private:
+  class Hooks final : public nn::UnitHooks {
+   public:
+    explicit Hooks(AutogradPasses& passes) : passes_(passes) {}
+    void pre_forward(nn::Unit& unit) override;
+    void post_forward(nn::Unit& unit) override;
+    void pre_backward(nn::Unit& unit) override;
+    void post_backward(nn::Unit& unit) override;
+    void records_backward(nn::Unit& unit) override;
+
+   private:
+    AutogradPasses& passes_;
+  };
+
+  template <typename Pass>
+  auto run(const Pass& pass);
+  void run_backward(const at::Tensor& loss);
+  void gather_for_other_pass(std::size_t unit);
+  void end_other_pass();
+  void gradient_ready(std::size_t index);
+  void drop_foreign_gradient(std::size_t index);
+  void verify_forward_ran(std::size_t index) const;
+
+  Strategy& strategy_;
+  ForwardRecords forwards_;
+  UnitUse use_;
+  std::optional<BackwardSchedule> schedule_;
+  GradientObserver observer_;
+  Hooks hooks_{*this};
+  bool has_hooks_ = true;
+  bool in_backward_ = false;
+  bool has_gradients_ = false;        // of Strategy::backward()
+  bool last_threw_ = false;           // units may be whole still
+  bool has_foreign_buffers_ = false;  // of gradients that another backward() made
+};
+
+}  // namespace zero::train

@@ -1,0 +1,84 @@
+#include <fmt/format.h>
+
+#include <zero/base/error.hpp>
+#include <zero/memory/storage.hpp>
+#include <zero/train/held_model.hpp>
+
+namespace zero::train {
+
+nn::ParameterList HeldModel::free_parameters(const StrategyArguments& arguments,
+                                             nn::Granularity granularity) {
+  const std::string holder = nn::holder_of(arguments.model);
+  if (holder.empty()) return nn::list_parameters(arguments.model, granularity);
+  const std::string said = fmt::format("the model is held by {}", holder);
+  // Ranks where the model is free send another text in the constructor's comparison, so this throws
+  // on all ranks.
+  arguments.communicator.verify_same_on_all_ranks(kModelOrStrategy, said);
+  throw Error(
+      fmt::format("{}: a strategy gives its model back by release(), called on all ranks; "
+                  "else make the model anew",
+                  said));
+}
+
+HeldModel::HeldModel(const StrategyArguments& arguments, const nn::ParameterList& list,
+                     const std::function<void()>& before_read)
+    : model_(arguments.model),
+      list_(list),
+      mode_(arguments.mode.empty() ? "a strategy" : arguments.mode) {
+  for (const nn::Parameter& p : list_.parameters) origins_.push_back(place_of(p.tensor));
+  nn::set_holder(model_, mode_, before_read);
+}
+
+HeldModel::~HeldModel() {
+  if (released_) return;
+  nn::set_holder(model_, is_whole() ? "" : mode_ + ", which was destroyed without release()");
+}
+
+HeldModel::Place HeldModel::place_of(const at::Tensor& tensor) {
+  return {tensor.storage().unsafeGetStorageImpl(), memory::has_storage(tensor)};
+}
+
+// True if every parameter is whole in storage of its own, or still as the strategy got it, because
+// the constructor of the chapter's class threw early.
+bool HeldModel::is_whole() const {
+  bool untouched = true;
+  bool whole = true;
+  for (std::size_t i = 0; i < list_.size(); ++i) {
+    const at::Tensor& p = list_.parameters[i].tensor;
+    const Place now = place_of(p);
+    untouched =
+        untouched && now.storage == origins_[i].storage && now.has_bytes == origins_[i].has_bytes;
+    whole = whole && now.has_bytes && p.storage().nbytes() == p.nbytes();
+  }
+  return whole || untouched;
+}
+
+void HeldModel::note_places() {
+  for (const nn::Parameter& p : list_.parameters) places_.push_back(place_of(p.tensor).storage);
+}
+
+void HeldModel::verify_not_released() const {
+  if (released_) throw Error(fmt::format("{} has released its model: make a new one", mode_));
+}
+
+void HeldModel::verify_places() const {
+  for (std::size_t i = 0; i < places_.size(); ++i) {
+    const nn::Parameter& p = list_.parameters[i];
+    if (places_[i] == place_of(p.tensor).storage) continue;
+    throw Error(fmt::format(
+        "parameter '{}' has other memory than {} gave it: a part of the model was loaded, cast or "
+        "moved since, by load(), to() or set_data(); do that before the strategy is made, or after "
+        "its release()",
+        p.name, mode_));
+  }
+}
+
+void HeldModel::release(const std::vector<at::Tensor>& values) {
+  for (std::size_t i = 0; i < list_.size(); ++i) {
+    memory::place(list_.parameters[i].tensor, values[i], 0);
+  }
+  nn::set_holder(model_, "");
+  released_ = true;
+}
+
+}  // namespace zero::train

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <torch/types.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <zero/nn/parameters.hpp>
+#include <zero/train/strategy_arguments.hpp>
+
+namespace zero::train {
+
+/// What ranks compare when a strategy is made, for messages.
+inline constexpr const char* kModelOrStrategy = "the model or the strategy";
+
+/// The model as a strategy holds it, from the strategy's constructor to release(). No other
+/// strategy accepts the model in that time, and errors name this one.
+class HeldModel {
+ public:
+  /// The parameters of a model that no strategy holds. Called by all ranks. If a strategy holds it
+  /// on any rank, throws zero::Error on all of them.
+  static nn::ParameterList free_parameters(const StrategyArguments& arguments,
+                                           nn::Granularity granularity);
+
+  /// `list` must outlive this object. `before_read` is called before save(), load() and clone() of
+  /// a module read parameters.
+  HeldModel(const StrategyArguments& arguments, const nn::ParameterList& list,
+            const std::function<void()>& before_read);
+  /// Without release(), marks the model as unusable, unless every parameter is whole.
+  ~HeldModel();
+  HeldModel(const HeldModel&) = delete;
+  HeldModel& operator=(const HeldModel&) = delete;
+
+  /// Call when the parameters lie where they stay until release().
+  void note_places();
+  /// Throws zero::Error if the model has been released.
+  void verify_not_released() const;
+  /// The same if a parameter no longer lies where note_places() has seen it: an optimizer may
+  /// update a shard of that memory, and gathers write into it.
+  void verify_places() const;
+
+  /// Gives every parameter storage of its own with `values`, flat and in the order of the list.
+  void release(const std::vector<at::Tensor>& values);
+
+ private:
+  struct Place {
+    const void* storage;
+    bool has_bytes;
+  };
+  static Place place_of(const at::Tensor& tensor);
+  bool is_whole() const;
+
+  nn::Model& model_;
+  const nn::ParameterList& list_;
+  std::string mode_;
+  std::vector<Place> origins_;       // by parameter, as the strategy got them
+  std::vector<const void*> places_;  // their storages, by note_places()
+  bool released_ = false;
+};
+
+}  // namespace zero::train

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <any>
+#include <cstdint>
+#include <string>
+
+#include <zero/distributed/communicator.hpp>
+#include <zero/nn/model.hpp>
+#include <zero/nn/parameters.hpp>
+#include <zero/optim/optimizer.hpp>
+#include <zero/train/ownership.hpp>
+
+namespace zero::train {
+
+/// When the gradients of several micro-batches are averaged over ranks.
+enum class Accumulation : std::uint8_t {
+  kLocal,       ///< add up locally, reduce once, after the last micro-batch: least traffic
+  kReduceEach,  ///< reduce every micro-batch and add up the averages: least memory when sharded
+};
+
+/// Everything a strategy is made from.
+struct StrategyArguments {
+  nn::Model& model;
+  dist::Communicator& communicator;
+  optim::OptimizerFactory optimizer;
+  /// First values of parameters that have no storage yet; asked on rank 0 only.
+  nn::ParameterSource* values = nullptr;
+  std::string variant = {};  ///< one of the chapter's; empty: its default
+  Ownership ownership = Ownership::kBySize;
+  Accumulation accumulation = Accumulation::kLocal;
+  /// The type in which gradients of 2-byte dtypes are reduced.
+  dist::ReduceType reduce_type = dist::ReduceType::kOwn;
+  /// Options of the chapter's own type (OverlapOptions for engine0 to engine3). They replace those
+  /// that `variant` stands for; empty: those of the variant.
+  std::any options = {};
+  std::string mode = {};  ///< the strategy's name, for messages; the registry fills it in
+};
+
+}  // namespace zero::train

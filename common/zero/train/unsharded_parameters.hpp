@@ -1,0 +1,25 @@
+#pragma once
+
+#include <cstddef>
+
+#include <zero/train/strategy.hpp>
+
+namespace zero::train {
+
+/// While it lives, the parameters of one unit are whole for reading: Strategy::unshard() and, at
+/// the end, Strategy::reshard(). All ranks make one together.
+class UnshardedParameters {
+ public:
+  UnshardedParameters(Strategy& strategy, std::size_t unit) : strategy_(strategy), unit_(unit) {
+    strategy_.unshard(unit_);
+  }
+  ~UnshardedParameters() { strategy_.reshard(unit_); }
+  UnshardedParameters(const UnshardedParameters&) = delete;
+  UnshardedParameters& operator=(const UnshardedParameters&) = delete;
+
+ private:
+  Strategy& strategy_;
+  std::size_t unit_;
+};
+
+}  // namespace zero::train

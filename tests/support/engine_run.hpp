@@ -1,0 +1,48 @@
+#pragma once
+
+#include <limits>
+#include <vector>
+
+#include <zero/engine/engine.hpp>
+#include <zero/optim/adamw.hpp>
+
+#include "toy.hpp"
+#include "whole_weights.hpp"
+
+namespace zero::testing {
+
+/// One rank that trains the toy with an engine.
+struct EngineRun {
+  EngineRun(dist::Communicator& communicator, const EngineConfig& config,
+            const optim::OptimizerFactory& optimizer = optim::adamw(),
+            at::ScalarType dtype = at::kFloat)
+      : rank(communicator.rank()),
+        toy(nn::MlpConfig{.dtype = dtype}),
+        engine(*toy.model, communicator, optimizer, config, &toy.values) {}
+
+  at::Tensor forward(int number) { return engine.forward(toy.batch(rank, number)); }
+  /// A micro-batch and what step() says to it.
+  bool step(const data::Batch& batch) {
+    engine.backward(engine.forward(batch));
+    return engine.step();
+  }
+  bool step(int number) { return step(toy.batch(rank, number)); }
+  void steps(int first, int last) {
+    for (int number = first; number < last; ++number) step(number);
+  }
+  /// From now on an element of the second parameter's gradient is infinite on this rank, or not.
+  void make_gradient_infinite(bool infinite) {
+    engine.strategy().passes().observe_gradients(
+        [infinite](std::size_t i, const at::Tensor& gradient) {
+          if (!infinite || i != 1) return;
+          gradient.detach().view({-1})[0].fill_(std::numeric_limits<double>::infinity());
+        });
+  }
+  std::vector<at::Tensor> weights() { return whole_weights(engine.strategy()); }
+
+  int rank;
+  Toy toy;
+  Engine engine;
+};
+
+}  // namespace zero::testing

@@ -1,0 +1,76 @@
+#pragma once
+
+#include <string>
+
+#include <zero/memory/accounting.hpp>
+#include <zero/optim/adamw.hpp>
+#include <zero/train/trainer.hpp>
+
+#include "toy.hpp"
+
+/// What the tests of the chapters share.
+namespace zero::testing {
+
+/// One rank that trains a toy with the class of a chapter. Made by all ranks.
+template <class Strategy, class Model = Toy>
+struct ToyRun {
+  /// `more` is what the chapter's class takes besides.
+  template <class... More>
+  explicit ToyRun(dist::Communicator& communicator, const std::string& variant = "",
+                  train::Ownership ownership = train::Ownership::kBySize, const More&... more)
+      : communicator(communicator),
+        strategy({*toy.model, communicator, optim::adamw(), &toy.values, variant, ownership},
+                 more...),
+        trainer(strategy) {}
+
+  /// This rank's batch of `step`.
+  data::Batch batch(int step) const { return toy.batch(communicator.rank(), step); }
+  /// A step with that batch; what this rank sent in it.
+  dist::Traffic step(int number) {
+    const dist::Traffic earlier = communicator.traffic();
+    trainer.step({batch(number)});
+    return communicator.traffic().since(earlier);
+  }
+  /// Forward, backward and the reduction of gradients, without an update.
+  void reduce(int number) {
+    strategy.backward(strategy.forward(batch(number)));
+    strategy.finish_backward();
+  }
+
+  /// Bytes of a category that are alive, and their peak, beyond those from before the model.
+  std::int64_t held(memory::Category category) const {
+    return memory::snapshot()[category] - before[category];
+  }
+  std::int64_t peak(memory::Category category) const {
+    return memory::snapshot().peak_of(category) - before[category];
+  }
+
+  memory::Snapshot before = memory::snapshot();
+  dist::Communicator& communicator;
+  Model toy;
+  Strategy strategy;
+  train::Trainer trainer;
+};
+
+/// Bytes of gradients and parameters in `sent`.
+inline std::int64_t model_bytes(const dist::Traffic& sent) {
+  return sent.bytes(dist::Purpose::kGradient) + sent.bytes(dist::Purpose::kParameter);
+}
+
+/// Bytes of the parameters that this rank owns.
+inline std::int64_t owned_bytes(const train::Strategy& strategy) {
+  std::int64_t sum = 0;
+  for (std::size_t i = 0; i < strategy.list().size(); ++i) {
+    if (strategy.owns(i)) sum += strategy.list().parameters[i].bytes();
+  }
+  return sum;
+}
+
+/// Bytes of the largest parameter.
+inline std::int64_t largest_parameter(const nn::ParameterList& list) {
+  std::int64_t largest = 0;
+  for (const nn::Parameter& p : list.parameters) largest = std::max(largest, p.bytes());
+  return largest;
+}
+
+}  // namespace zero::testing

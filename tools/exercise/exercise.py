@@ -1,0 +1,164 @@
+#!/usr/bin/env python3
+"""The exercises: ./run exercise ID [--hint | --reset | --solution] and ./run course.
+
+An exercise is a folder NN_chapter/exercises/<id>_<name>; cmake/ZeroExercises.cmake says what is in it. The answer is a
+small program, functions in C++ or numbers in a text file. It is in the folder mine/, which git ignores, beside state.json: how many hints were shown, the times of the beginning and of the
+first right answer, and whether --solution has warned.
+"""
+
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def say(text):
+    print(f"==> {text}", file=sys.stderr, flush=True)
+
+
+def output_of(*command, **options):
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, **options).stdout
+
+
+class Exercise:
+    def __init__(self, folder):
+        self.folder = folder
+        self.chapter = folder.parents[1]
+        self.id = folder.name.split("_")[0]
+        solutions = list(folder.glob("solution.*"))
+        self.is_step = not solutions  # from one small program to the next
+        self.solution = self.chapter / "minimal.cpp" if self.is_step else solutions[0]
+        self.answer = folder / "mine" / ("minimal.cpp" if self.is_step else f"{self.id}{self.solution.suffix}")
+        self.hints = re.split(r"(?m)^## ", (folder / "hints.md").read_text())[1:]
+        self.notes = folder / "mine" / "state.json"
+        self.state = json.loads(self.notes.read_text()) if self.notes.exists() else {"hints": 0}
+
+    def note(self, **values):
+        self.state.update(values)
+        self.notes.write_text(json.dumps(self.state))
+
+    def starter(self):
+        """For a step the program of the chapter before, or the solution under starter.patch."""
+        patch = self.folder / "starter.patch"
+        if not self.is_step:
+            return (self.folder / f"starter{self.solution.suffix}").read_text()
+        if not patch.exists():
+            before = max(chapter for chapter in ROOT.glob("[0-9]*_*") if chapter < self.chapter)
+            return (before / "minimal.cpp").read_text()
+        with tempfile.TemporaryDirectory() as folder:
+            program = Path(shutil.copy(self.solution, folder))
+            # git takes a patch as it is only where it finds no repository.
+            subprocess.run(["git", "apply", patch], cwd=folder, env={**os.environ, "GIT_DIR": "/"}, check=True)
+            return program.read_text()
+
+    def begin(self):
+        if self.answer.exists():
+            return
+        task = (self.folder / "task.md").read_text().removeprefix("# ")
+        mark = "#" if self.answer.suffix == ".txt" else "//"
+        text = "".join(f"{mark} {line}".rstrip() + "\n" for line in task.splitlines()) + "\n" + self.starter()
+        self.answer.parent.mkdir(exist_ok=True)
+        self.answer.write_text(text)
+        self.note(started=time.time())
+        say(f"Your copy to work in: {self.answer.relative_to(ROOT)}")
+
+    def hint(self):
+        used = self.state["hints"]
+        if used == len(self.hints):
+            sys.exit(f"error: there are no more hints; hints.md has all {used}. --solution shows our answer.")
+        self.begin()
+        self.note(hints=used + 1)
+        print(re.sub(r"^\d+", f"Hint {used + 1} of {len(self.hints)}", self.hints[used]).rstrip())
+
+    def reset(self):
+        if self.answer.exists():
+            old = self.answer.rename(self.answer.with_suffix(f".old{self.answer.suffix}"))
+            say(f"Your answer is now in {old.relative_to(ROOT)}")
+        self.state = {"hints": 0}
+        self.begin()
+
+    def show_solution(self):
+        """The first call warns."""
+        self.begin()
+        if not self.state.get("warned"):
+            self.note(warned=True)
+            used = f"You have used {self.state['hints']} of {len(self.hints)} hints."
+            say(f"This shows our answer. {used} Call it once more to see it.")
+        elif self.is_step:
+            say(f"Our answer is {self.solution.relative_to(ROOT)}. What it changes:")
+            shown = output_of("git", "diff", "--no-index", "-U0", "-", self.solution, input=self.starter())
+            lines = shown.split("\n", 4)[4]  # without those that name the files
+            print(re.sub(r"(?m)^@@ -[\d,]+ \+(\d+).*", r"\nline \1", lines), end="")
+        else:
+            print(self.solution.read_text(), end="")
+
+    def grade(self):
+        first = not self.answer.exists()
+        self.begin()
+        if first:
+            print((self.folder / "task.md").read_text(), end="", flush=True)  # also at the top of the copy
+        if subprocess.run([ROOT / "run", "build", f"exercise_{self.id}"]).returncode:
+            sys.exit(1)
+        program = ROOT / "build/release/bin" / f"exercise_{self.id}"
+        said = output_of(program, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        if first:
+            say("What the grader says before your first change:")
+        print(said, end="")
+        if f"{self.id} is right" not in said:
+            if not re.search(f"(?m)^{self.id}[,:] ", said):  # a program can end in other ways than by the grader
+                say("The program was not graded" + (": main() must call launch_ranks()." if self.is_step else "."))
+            sys.exit(1)
+        self.note(done=self.state.get("done", time.time()))
+        say(f"Our answer is {self.solution.relative_to(ROOT)}. {next_step()}")
+
+
+def all_exercises():
+    return [Exercise(file.parent) for file in sorted(ROOT.glob("[0-9]*_*/exercises/*/CMakeLists.txt"))]
+
+
+def next_step():
+    for exercise in all_exercises():
+        if "done" not in exercise.state:
+            return f"Next: ./run exercise {exercise.id}"
+    return "You have written ZeRO: all exercises are done."
+
+
+def course():
+    row = "{:<5} {:<44} {:<7} {:<8} {:<8} {}".format
+    print(row("id", "task", "state", "hints", "minutes", "takes about"))
+    for exercise in all_exercises():
+        state = exercise.state
+        task = (exercise.folder / "task.md").read_text()
+        title, about = re.match(r"# \w+: (.*)\n\nAbout (\d+ minutes, \w+)", task).groups()
+        word = "done" if "done" in state else "begun" if "started" in state else "-"
+        minutes = math.ceil((state["done"] - state["started"]) / 60) if "done" in state else ""
+        print(row(exercise.id, title, word, f"{state['hints']} of {len(exercise.hints)}", minutes, about))
+    print(f"\n{next_step()}")
+
+
+def main(command, wanted="", option="", *others):
+    if command == "course":
+        return course()
+    exercises = all_exercises()
+    for exercise in exercises:
+        if wanted in (exercise.id, exercise.folder.name):
+            break
+    else:
+        sys.exit(f"error: no exercise '{wanted}'; there are: {' '.join(each.folder.name for each in exercises)}")
+    actions = {"": exercise.grade, "--hint": exercise.hint, "--reset": exercise.reset,
+               "--solution": exercise.show_solution}
+    if option not in actions or others:
+        sys.exit(f"error: the options are{' '.join(actions)}")
+    actions[option]()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
