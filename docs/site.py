@@ -28,16 +28,24 @@ def slug(heading):
     return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
 
 
+def lesson_pages(lesson):
+    """The files of a lesson in reading order: its README.md, then the pages of its folder as that links to them."""
+    linked = re.findall(r"\]\(([\w-]+\.md)[)#]", lesson.read_text())
+    return [lesson, *(lesson.parent / file for file in dict.fromkeys(linked))]
+
+
 def name_pages():
     """The name of the page of each Markdown file, by the file's path, in reading order."""
     names = {"README.md": "index"}
     for lesson in sorted(ROOT.glob(LESSONS + "/README.md")):
         chapter = lesson.parent.name
-        names[f"{chapter}/README.md"] = f"lesson_{chapter[:2]}"
+        for file in lesson_pages(lesson):
+            page = "" if file == lesson else f"_{slug(file.stem)}"
+            names[f"{chapter}/{file.name}"] = f"lesson_{chapter[:2]}{page}"
         for file in sorted(lesson.parent.glob("exercises/*/*.md"), key=lambda file: file.name == "hints.md"):
             kind = "hints" if file.name == "hints.md" else "exercise"
             names[str(file.relative_to(ROOT))] = f"{kind}_{file.parent.name}"
-    for file in sorted((ROOT / "docs").glob("*.md")) + [ROOT / "CONTRIBUTING.md"]:
+    for file in sorted((ROOT / "docs").glob("*.md")) + [ROOT / "CONTRIBUTING.md", ROOT / "AGENTS.md"]:
         names[str(file.relative_to(ROOT))] = f"doc_{slug(file.stem)}"
     return names
 
@@ -100,8 +108,9 @@ class Pages:
             return f"\nWhen you are stuck: @subpage {hints}\n" if hints else ""
         if not name.startswith("lesson_"):
             return ""
-        exercises = [other for file, other in self.names.items()
-                     if file.startswith(f"{parent}/") and other.startswith("exercise_")]
+        # A page can be below one page only: exercises are below the first of their lesson.
+        exercises = [other for file, other in self.names.items() if path == f"{parent}/README.md" and
+                     file.startswith(f"{parent}/") and other.startswith("exercise_")]
         order = ["README.md", *(file for file, other in self.names.items() if other.startswith("lesson_")),
                  "docs/engine.md"]
         at = order.index(path)

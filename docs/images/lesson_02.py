@@ -1,0 +1,242 @@
+#!/usr/bin/env python3
+"""Draws the pictures of lessons 02 and 03 beside this file: docs/images/lesson_02.py
+
+Sizes, bytes, waits and the deadlock in them are computed here. The pictures are 700 pixels wide and have a dark mode.
+"""
+
+import lesson_04
+
+LAYERS = [4 * 13 * 35, 4 * 36 * 30, 4 * 31 * 31, 4 * 32 * 11]  # the small program's weights, in bytes
+RANKS = 2
+STYLE = """<style>
+    .strong { font-weight: 600; }
+    .gathered { fill: #56b4e9; }
+    .forward { fill: #d0d7de; }
+    .backward { fill: #8c959f; }
+    .update { fill: #00795a; }
+    .waits { fill: #cf222e; }
+  </style>"""
+DARK_TEXT = {"absent": "middle"} | dict.fromkeys(("gradients", "gathered", "forward", "backward"), "onlight")
+
+
+class Picture(lesson_04.Picture):
+    def __init__(self, name, height, title):
+        super().__init__(name, height, title)
+        self.parts.append(STYLE)
+
+    def box(self, x, y, width, height, kind, text=""):
+        self.rect(x, y, width, height, kind)
+        if text:
+            self.text(x + width / 2, y + height / 2 + 4, text, DARK_TEXT.get(kind, "inside"))
+
+    def path(self, path):
+        self.parts.append(f'<path class="line" d="{path}"/>')
+
+    def layers(self, x, y, kinds, strong=False):
+        """Four boxes, a layer each, and below them the bytes of those that are held."""
+        for layer, kind in enumerate(kinds):
+            self.box(x + 14 * layer, y, 13, 22, kind, str(layer) if kind != "absent" else "")
+        held = sum(size for size, kind in zip(LAYERS, kinds) if kind != "absent")
+        self.text(x + 28, y + 37, f"{held:,}", "middle strong" if strong else "middle")
+
+    def legend(self, y, entries):
+        """Boxes with their meaning. `entries`: the class of a box, its meaning, and the pixels until the next."""
+        x = 76
+        for kind, meaning, width in entries:
+            self.rect(x, y - 10, 14, 12, kind)
+            self.text(x + 19, y, meaning)
+            x += width
+
+
+def owner(layer):
+    return layer % RANKS
+
+
+def bytes_of(held):
+    return sum(LAYERS[layer] for layer in held)
+
+
+def backward():
+    """Which gradients a rank holds while backward runs, in the small programs of chapters 01 and 02."""
+    picture = Picture("lesson_02_backward", 310, "Gradients held in backward: chapter 01 keeps all, chapter 02 its own")
+    left, step = 66, 79
+    for column, layer in enumerate(reversed(range(len(LAYERS)))):
+        picture.text(left + 2 * step * column + 68, 20, f"layer {layer}", "name middle")
+        for half, word in enumerate(("made", "sent")):
+            picture.text(left + step * (2 * column + half) + 28, 38, word, "middle")
+    for row, (chapter, rank) in enumerate(((1, 0), (1, 1), (2, 0), (2, 1))):
+        y = 48 + 58 * row
+        picture.text(8, y + 8, f"0{chapter}")
+        picture.text(8, y + 23, f"rank {rank}")
+        held, moments = set(), []
+        for layer in reversed(range(len(LAYERS))):
+            held = held | {layer}
+            moments.append(held)
+            if chapter == 2 and owner(layer) != rank:
+                held = held - {layer}
+            moments.append(held)
+        peak = max(map(bytes_of, moments))
+        for column, held in enumerate(moments):
+            kinds = ["gradients" if layer in held else "absent" for layer in range(len(LAYERS))]
+            picture.layers(left + step * column, y, kinds, strong=bytes_of(held) == peak)
+    picture.text(8, 300, "A box is the gradient of a layer. Below: bytes held, in bold the most. "
+                         "Rank 0 owns layers 0 and 2.")
+    picture.save()
+
+
+def whole_weights():
+    """Which weights a rank holds along a step, in the small programs of chapters 02 and 03."""
+    picture = Picture("lesson_03_weights", 252, "Weights held along a step: chapter 03 has its own and the one in use")
+    order = [None, *range(len(LAYERS)), *reversed(range(len(LAYERS))), None]
+    left, step = 66, 64
+    picture.text(left + 3 * step - 4, 20, "forward", "name middle")
+    picture.text(left + 7 * step - 4, 20, "backward", "name middle")
+    rows = [("02, any rank", None), ("03, rank 0", 0), ("03, rank 1", 1)]
+    for column, layer in enumerate(order):
+        picture.text(left + step * column + 28, 38, "rest" if layer is None else f"layer {layer}", "middle")
+    for row, (name, rank) in enumerate(rows):
+        y = 48 + 58 * row
+        for line, word in enumerate(name.split(", ")):
+            picture.text(8, y + 8 + 15 * line, word)
+        moments = []
+        for used in order:
+            moments.append(["parameters" if rank is None or owner(layer) == rank else
+                            "gathered" if layer == used else "absent" for layer in range(len(LAYERS))])
+        totals = [sum(size for size, kind in zip(LAYERS, kinds) if kind != "absent") for kinds in moments]
+        for column, kinds in enumerate(moments):
+            picture.layers(left + step * column, y, kinds, strong=min(totals) < totals[column] == max(totals))
+    picture.legend(242, [("parameters", "held all the time", 150),
+                         ("gathered", "gathered for this layer, then dropped", 260)])
+    picture.text(500, 242, "Below: bytes of weights")
+    picture.save()
+
+
+def step_of(chapter, reduction=1, gather=1, forward=2, backward=4, update=1):
+    """A step of rank 0 with four equal layers, as (begin, end, row, kind, label). It waits for every collective."""
+    spans, now = [], 0
+    layers = range(len(LAYERS))
+
+    def compute(kind, label, duration):
+        nonlocal now
+        spans.append((now, now + duration, "computes", kind, label))
+        now += duration
+
+    def send(kind, label, duration):
+        nonlocal now
+        spans.append((now, now + duration, "network", kind, label))
+        spans.append((now, now + duration, "computes", "waits", ""))
+        now += duration
+
+    for layer in layers:
+        if chapter == 3:
+            send("parameters", layer, gather)
+        compute("forward", layer, forward)
+    for layer in reversed(layers):
+        if chapter == 3:
+            send("parameters", layer, gather)
+        compute("backward", layer, backward)
+        if chapter != 1:
+            send("gradients", layer, reduction)
+    if chapter == 1:
+        for layer in reversed(layers):
+            send("gradients", layer, reduction)
+    for layer in layers:
+        if owner(layer) == 0:
+            compute("update", layer, update)
+    if chapter != 3:
+        for layer in layers:
+            send("parameters", layer, gather)
+    return spans, now
+
+
+def times(name, chapters, title):
+    """Steps of two chapters, one above the other: computing, waiting, and what is on the network."""
+    picture = Picture(name, 246, title)
+    steps = {heading: step_of(chapter) for chapter, heading in chapters.items()}
+    left = 76
+    scale = (lesson_04.WIDTH - 10 - left) / max(end for _, end in steps.values())
+    for row, (heading, (spans, end)) in enumerate(steps.items()):
+        y = 22 + 102 * row
+        waits = sum(stop - start for start, stop, _, kind, _ in spans if kind == "waits")
+        picture.text(8, y, heading, "name")
+        picture.text(690, y, f"{end:g} units of time, {waits:g} of them waiting", "end")
+        for line, word in enumerate(("computes", "network")):
+            picture.text(8, y + 27 + 30 * line, word)
+            top = y + 10 + 30 * line
+            for start, stop, where, kind, label in spans:
+                if where == word:
+                    picture.box(left + scale * start, top, scale * (stop - start) - 1, 24, kind, str(label))
+    picture.legend(226, [("forward", "forward", 84), ("backward", "backward", 92), ("update", "update", 80),
+                         ("waits", "waits", 70), ("parameters", "parameters", 106), ("gradients", "gradients", 90)])
+    picture.text(76, 242, "The numbers in the boxes are layers. Rank 0 owns layers 0 and 2.")
+    picture.save()
+
+
+def run_ranks(programs, collective=1.5):
+    """Runs one program a rank. A collective starts when both ranks have called it; different ones never start.
+
+    Returns spans as (rank, begin, end, kind, label) and, if they are stuck, what each rank waits in.
+    """
+    now, spans = [0.0] * len(programs), []
+    queues = [list(program) for program in programs]
+    while any(queues):
+        for rank, queue in enumerate(queues):
+            while queue and queue[0][0] == "backward":
+                kind, label, duration = queue.pop(0)
+                spans.append((rank, now[rank], now[rank] + duration, kind, label))
+                now[rank] += duration
+        if not any(queues):
+            break
+        calls = [queue[0] for queue in queues]
+        if len({label for _, label in calls}) > 1:
+            return spans, now, [label for _, label in calls]
+        start = max(now)
+        for rank, queue in enumerate(queues):
+            kind, label = queue.pop(0)
+            if start > now[rank]:
+                spans.append((rank, now[rank], start, "waits", ""))
+            spans.append((rank, start, start + collective, kind, label))
+            now[rank] = start + collective
+    return spans, now, None
+
+
+def deadlock():
+    """Backward of two layers on two ranks. Rank 1's batch does not use the bias of layer 2."""
+    gather_2, gather_1 = ("parameters", "gather 2"), ("parameters", "gather 1")
+    reductions = [("gradients", "reduce b"), ("gradients", "reduce w")]
+    backward_1 = ("backward", "backward 1", 4)
+    rank_0 = [gather_2, ("backward", "backward 2", 4), *reductions, gather_1, backward_1]
+    late = [gather_2, ("backward", "backward 2, no b", 3), gather_1, backward_1, *reductions]
+    in_turn = [gather_2, ("backward", "backward 2, no b", 3), *reductions, gather_1, backward_1]
+    picture = Picture("lesson_03_deadlock", 262, "Two ranks that wait for each other, and the same with one order")
+    left = 62
+    panels = [("Rank 1 keeps its reductions for later: both ranks wait forever", [rank_0, late]),
+              ("Rank 1 sends zeros for b, then w, before the next gather", [rank_0, in_turn])]
+    results = [run_ranks(programs) for _, programs in panels]
+    scale = (lesson_04.WIDTH - 10 - left) / max(max(now) for _, now, _ in results)
+    for row, ((heading, _), (spans, now, stuck)) in enumerate(zip(panels, results)):
+        y = 22 + 116 * row
+        picture.text(8, y, heading, "name")
+        for rank in range(RANKS):
+            top = y + 12 + 38 * rank
+            picture.text(8, top + 19, f"rank {rank}")
+            for of_rank, begin, end, kind, label in spans:
+                if of_rank == rank:
+                    picture.box(left + scale * begin, top, scale * (end - begin) - 1, 30, kind, label)
+            if stuck:
+                begin = left + scale * now[rank]
+                text = f"in {stuck[rank]!r}: rank {1 - rank} never calls it".replace("'", "")
+                picture.box(begin, top, lesson_04.WIDTH - 10 - begin, 30, "waits", text)
+    picture.text(8, 252, "Backward of layers 2 and 1. w and b: gradients of layer 2's weight and bias. "
+                         "Red: the rank waits.")
+    picture.save()
+
+
+if __name__ == "__main__":
+    backward()
+    times("lesson_02_time", {1: "01: all reductions after backward", 2: "02: each gradient leaves inside backward"},
+          "A step of chapters 01 and 02: the same waiting, in other places")
+    whole_weights()
+    deadlock()
+    times("lesson_03_time", {2: "02: parameters stay whole", 3: "03: parameters are gathered twice"},
+          "A step of chapters 02 and 03: gathers add exposed communication")
