@@ -20,37 +20,33 @@ TensorSharding::TensorSharding(const train::StrategyArguments& arguments,
     : Strategy(arguments,
                arguments.variant == "leaf" ? nn::Granularity::kLeaf : nn::Granularity::kUnit),
       flat_(
-          list(), buffer_bytes(arguments.variant),
-          [&](std::size_t) {
-            options.average = average_;
-            options.adds_averages = arguments.accumulation == train::Accumulation::kReduceEach;
-            return options;
-          },
-          communicator(), pool_) {
+          *this, buffer_bytes(arguments.variant), [&](std::size_t) { return options; }, pool_) {
   flat_.initialize([this](std::size_t index, at::Tensor out) { first_value(index, out); });
   broadcast_buffers_from_rank_0();
   shard_optimizer();
 }
 
-void TensorSharding::gradient_ready(std::size_t index) { flat_.collect(index); }
+void TensorSharding::gradient_ready(std::size_t index) {
+  // Copies it into the flat gradient buffer, unless a layer of zero/nn has written it there.
+  flat_.collect(index);
+}
 
 void TensorSharding::reduce(std::size_t buffer) {
-  RECORD_USER_SCOPE("tensor_grad_reduce_scatter");
+  RECORD_USER_SCOPE("flat_grad_reduce");
   note_used(flat_[buffer].members());
   flat_[buffer].start_reduce();
   flat_[buffer].finish_reduce();
 }
 
-void TensorSharding::zero_grad() {
-  flat_.drop_gradients();
-  Strategy::zero_grad();
-}
-
-void TensorSharding::gather_updated() {
-  RECORD_USER_SCOPE("tensor_param_all_gather");
+void TensorSharding::sync_parameters() {
   // All gathers start before the first wait, so that they overlap.
   flat_.start_refresh();
   flat_.wait_gathers();
+}
+
+void TensorSharding::zero_grad() {
+  flat_.drop_gradients();
+  Strategy::zero_grad();
 }
 
 train::Costs TensorSharding::costs() const {

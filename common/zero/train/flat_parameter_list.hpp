@@ -10,6 +10,8 @@
 
 namespace zero::train {
 
+class Strategy;
+
 /// All parameters of a model in flat buffers, unit by unit, the root's first. A buffer holds
 /// parameters of one unit and one dtype, either trainable or frozen ones.
 class FlatParameterList {
@@ -17,10 +19,10 @@ class FlatParameterList {
   using OptionsOfUnit = std::function<FlatOptions(std::size_t unit)>;
 
   /// `buffer_bytes`: the most that one buffer holds; a larger parameter has a buffer of its own.
-  /// 0: every parameter has its own. What is passed by reference must outlive this object.
-  FlatParameterList(const nn::ParameterList& list, std::int64_t buffer_bytes,
-                    const OptionsOfUnit& options, dist::Communicator& communicator,
-                    memory::StoragePool& pool);
+  /// 0: every parameter has its own. `options`: how gradients are averaged comes from `strategy`.
+  /// `strategy` and `pool` must outlive this object.
+  FlatParameterList(const Strategy& strategy, std::int64_t buffer_bytes,
+                    const OptionsOfUnit& options, memory::StoragePool& pool);
   /// Waits for what is in flight; an error is said once, and not while another is on its way.
   ~FlatParameterList();
   FlatParameterList(const FlatParameterList&) = delete;
@@ -58,6 +60,9 @@ class FlatParameterList {
   /// gradients are dropped.
   std::int64_t parameter_bytes() const;
   std::int64_t gradient_bytes() const;
+  /// Bytes of the largest unit whose parameters are sharded, when it is whole. The root is left
+  /// out: it is never gathered ahead.
+  std::int64_t largest_sharded_unit() const;
   /// Bytes that this rank sends in a step of one micro-batch. `gathers`: how often a step gathers a
   /// unit whose parameters are sharded.
   std::int64_t sent_bytes(const std::function<std::int64_t(std::size_t unit)>& gathers) const;

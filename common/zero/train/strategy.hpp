@@ -113,6 +113,8 @@ class Strategy {
   optim::Optimizer& optimizer() const { return *optimizer_; }
   /// How gradients are averaged: the operation and the type of the sums.
   const dist::Reduction& average() const { return average_; }
+  /// Whether every micro-batch is reduced by itself, and averages are added up.
+  bool reduces_each() const { return reduces_each_; }
   /// The gradients after finish_backward(): loss scale, norm, whether all are finite.
   AveragedGradients& averaged_gradients() { return averaged_; }
   /// What forward() and backward() run in; shows gradients to an observer.
@@ -178,8 +180,6 @@ class Strategy {
   std::int64_t uses(std::size_t unit) const { return passes_.schedule()->uses(unit); }
   /// Whether finish_backward() reduces after this micro-batch.
   bool reduces_now() const { return requires_gradient_sync_ || reduces_each_; }
-  /// Whether every micro-batch is reduced by itself, and averages are added up.
-  bool reduces_each() const { return reduces_each_; }
   /// The local gradient of a parameter, for a reduction: zeros if backward made none, because other
   /// ranks may have one. Notes whether there was one.
   at::Tensor& gradient_to_reduce(std::size_t index);
