@@ -20,7 +20,13 @@ TensorSharding::TensorSharding(const train::StrategyArguments& arguments,
     : Strategy(arguments,
                arguments.variant == "leaf" ? nn::Granularity::kLeaf : nn::Granularity::kUnit),
       flat_(
-          *this, buffer_bytes(arguments.variant), [&](std::size_t) { return options; }, pool_) {
+          list(), buffer_bytes(arguments.variant),
+          [&](std::size_t) {
+            options.average = average_;
+            options.adds_averages = reduces_each();
+            return options;
+          },
+          communicator(), pool_) {
   flat_.initialize([this](std::size_t index, at::Tensor out) { first_value(index, out); });
   broadcast_buffers_from_rank_0();
   shard_optimizer();

@@ -24,7 +24,8 @@ Overlap::Overlap(const train::StrategyArguments& arguments, const OverlapOptions
       options_(checked(options)),
       pool_(options.keep_buffers),
       flat_(
-          *this, options.bucket_bytes, [&](std::size_t u) { return flat_options(u); }, pool_),
+          list(), options.bucket_bytes, [this](std::size_t u) { return flat_options(u); },
+          communicator(), pool_),
       in_flight_(options.in_flight_bytes),
       forward_(std::max<std::int64_t>(options.lookahead, 0)),
       backward_(std::max<std::int64_t>(options.lookahead, 0)),
@@ -49,6 +50,8 @@ train::FlatOptions Overlap::flat_options(std::size_t unit) const {
     for (const std::size_t i : list().units[unit].parameters) elements += parameter(i).numel();
     if (elements < options_.whole_below) options.sharded = train::Sharded::kGradients;
   }
+  options.average = average_;
+  options.adds_averages = reduces_each();
   // The root's shards come last in backward, when most memory is in use.
   options.keeps_gradients =
       options_.keep_gradients && !reduces_each() && (unit != kRoot || options_.stage < 2);

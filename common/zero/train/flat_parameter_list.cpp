@@ -10,22 +10,14 @@
 #include <zero/base/program.hpp>
 #include <zero/nn/gradient_destination.hpp>
 #include <zero/train/flat_parameter_list.hpp>
-#include <zero/train/strategy.hpp>
 
 namespace zero::train {
 
-FlatParameterList::FlatParameterList(const Strategy& strategy, std::int64_t buffer_bytes,
-                                     const OptionsOfUnit& options, memory::StoragePool& pool)
-    : list_(strategy.list()),
-      communicator_(strategy.communicator()),
-      places_(list_.size()),
-      of_unit_(list_.units.size()) {
-  for (std::size_t u = 0; u < list_.units.size(); ++u) {
-    FlatOptions of_unit = options(u);
-    of_unit.average = strategy.average();
-    of_unit.adds_averages = strategy.reduces_each();
-    add_unit(u, buffer_bytes, of_unit, pool);
-  }
+FlatParameterList::FlatParameterList(const nn::ParameterList& list, std::int64_t buffer_bytes,
+                                     const OptionsOfUnit& options, dist::Communicator& communicator,
+                                     memory::StoragePool& pool)
+    : list_(list), communicator_(communicator), places_(list.size()), of_unit_(list.units.size()) {
+  for (std::size_t u = 0; u < list.units.size(); ++u) add_unit(u, buffer_bytes, options(u), pool);
 }
 
 FlatParameterList::~FlatParameterList() {

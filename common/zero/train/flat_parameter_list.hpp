@@ -10,8 +10,6 @@
 
 namespace zero::train {
 
-class Strategy;
-
 /// All parameters of a model in flat buffers, unit by unit, the root's first. A buffer holds
 /// parameters of one unit and one dtype, either trainable or frozen ones.
 class FlatParameterList {
@@ -19,10 +17,10 @@ class FlatParameterList {
   using OptionsOfUnit = std::function<FlatOptions(std::size_t unit)>;
 
   /// `buffer_bytes`: the most that one buffer holds; a larger parameter has a buffer of its own.
-  /// 0: every parameter has its own. `options`: how gradients are averaged comes from `strategy`.
-  /// `strategy` and `pool` must outlive this object.
-  FlatParameterList(const Strategy& strategy, std::int64_t buffer_bytes,
-                    const OptionsOfUnit& options, memory::StoragePool& pool);
+  /// 0: every parameter has its own. What is passed by reference must outlive this object.
+  FlatParameterList(const nn::ParameterList& list, std::int64_t buffer_bytes,
+                    const OptionsOfUnit& options, dist::Communicator& communicator,
+                    memory::StoragePool& pool);
   /// Waits for what is in flight; an error is said once, and not while another is on its way.
   ~FlatParameterList();
   FlatParameterList(const FlatParameterList&) = delete;
@@ -35,8 +33,6 @@ class FlatParameterList {
   std::size_t size() const { return buffers_.size(); }
   FlatParameters& operator[](std::size_t b) { return buffers_[b]; }
   const std::vector<FlatParameters>& buffers() const { return buffers_; }
-  /// Buffers of unit `u`, by index.
-  const std::vector<std::size_t>& of_unit(std::size_t u) const { return of_unit_[u]; }
   /// What BackwardSchedule reduces: the trainable buffers. Item k is buffer reduced(k).
   std::vector<BackwardSchedule::Item> items() const;
 
