@@ -43,6 +43,7 @@ std::optional<std::int64_t> break_even_batch(double communication_seconds, std::
 using train::exposed_seconds;
 using train::lookahead;
 using train::Pass;
+using train::sum;
 
 /// Forward and backward of a model under a stage.
 struct StepTime {

@@ -60,8 +60,7 @@ at::Tensor provided(const at::Tensor& parameter, const GradientProvider& provide
                        : std::string("an undefined tensor");
   };
   throw Error(
-      fmt::format("the gradient provider of {} gave {}; it must give one like it on its "
-                  "device",
+      fmt::format("the gradient provider of {} gave {}; it must give one like it on its device",
                   shown(parameter), shown(tensor)));
 }
 

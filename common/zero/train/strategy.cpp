@@ -87,8 +87,9 @@ void Strategy::backward(const at::Tensor& loss) {
 void Strategy::reduce_after_backward(std::vector<BackwardSchedule::Item> items,
                                      std::function<void(std::size_t item)> reduce) {
   reduce_after_backward_ = [this, items = std::move(items), reduce = std::move(reduce)] {
+    const auto trains = [this](std::size_t i) { return trainable(i); };
     for (std::size_t k = items.size(); k-- > 0;) {
-      if (any_trainable(items[k].parameters)) reduce(k);
+      if (std::ranges::any_of(items[k].parameters, trains)) reduce(k);
     }
   };
 }
@@ -191,11 +192,6 @@ std::vector<std::size_t> Strategy::backward_order() const {
     if (trainable(i)) order.push_back(i);
   }
   return order;
-}
-
-bool Strategy::any_trainable(const std::vector<std::size_t>& indices) const {
-  return std::any_of(indices.begin(), indices.end(),
-                     [this](std::size_t i) { return trainable(i); });
 }
 
 at::Tensor& Strategy::gradient_to_reduce(std::size_t index) {

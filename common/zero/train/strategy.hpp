@@ -165,7 +165,6 @@ class Strategy {
   void drop_gradient(std::size_t index) const { gradient(index) = at::Tensor(); }
   /// Indices of all trainable parameters in reverse registration order.
   std::vector<std::size_t> backward_order() const;
-  bool any_trainable(const std::vector<std::size_t>& indices) const;
 
   /// Called by a constructor: from now on finish_backward() reduces, last to first, the items that
   /// have a trainable parameter.
@@ -204,10 +203,7 @@ class Strategy {
 
   /// Whether backward() is running.
   bool in_backward() const { return passes_.in_backward(); }
-  /// Whether unit `unit` is between unshard() and reshard(). Inside backward() its gradients may
-  /// come at any time, so they are reduced at the end.
-  bool is_held(std::size_t unit) const { return passes_.use().is_held(unit); }
-  /// Whether it is held, or its forward is running.
+  /// Whether unit `unit` is between unshard() and reshard(), or its forward is running.
   bool is_in_use(std::size_t unit) const { return passes_.use().is_in_use(unit); }
   /// Makes the parameters of all units whole, and drops what this rank does not keep of any unit.
   void gather_all();
