@@ -1,7 +1,5 @@
 #pragma once
 
-#include <cstdint>
-
 #include <zero/memory/storage_pool.hpp>
 #include <zero/train/flat_parameter_list.hpp>
 #include <zero/train/strategy.hpp>

@@ -129,7 +129,6 @@ std::string tensor_parallel_sentence(const Plan& plan) {
 
 std::string alternatives(const Plan& plan) {
   const Request& r = plan.request;
-  if (r.world_size == 1) return "";
   std::string text;
   if (r.stage.value_or(Stage::kZero3) == Stage::kZero3) {
     text +=

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include <zero/base/error.hpp>
-
 namespace zero::plan {
 double compute_seconds(std::int64_t parameters, std::int64_t tokens, const Machine& machine,
                        bool recomputes) {

@@ -1,4 +1,3 @@
-#include <utility>
 
 #include <zero/memory/storage.hpp>
 #include <zero/train/owners.hpp>
