@@ -1,7 +1,6 @@
 // Prints what each collective does, on three ranks. Everything in this course is made of these.
 
 #include <ATen/ops/arange.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -72,9 +72,7 @@ train::Costs SimpleDdp::costs() const {
 }
 
 void register_simple_ddp(train::Registry& registry) {
-  registry.add({"ddp", "00_simple_ddp", {"per_parameter", "flat"}, [](const auto& arguments) {
-                  return std::make_unique<SimpleDdp>(arguments);
-                }});
+  registry.add<SimpleDdp>("ddp", "00_simple_ddp", {"per_parameter", "flat"});
 }
 
 }  // namespace zero

@@ -17,24 +17,22 @@ Zero2Sharding::Zero2Sharding(const train::StrategyArguments& arguments)
       owners_(list(), communicator(), arguments.ownership) {
   broadcast_from_rank_0();
   shard_optimizer();
-  if (after_) return;
-  reduce_in_backward(train::BackwardSchedule::one_by_one(list()),
-                     {.reduce = [this](std::size_t i) { reduce_to_owner(i); }});
-}
-
-void Zero2Sharding::finish_backward() {
-  if (!reduces_now()) return;
-  if (after_) {
-    for (const std::size_t i : backward_order()) reduce_to_owner(i);
-  }
-  Strategy::finish_backward();
+  const auto gradients = train::BackwardSchedule::one_by_one(list());
+  const auto reduce = [this](std::size_t i) { reduce_to_owner(i); };
+  after_ ? reduce_after_backward(gradients, reduce)
+         : reduce_in_backward(gradients, {.reduce = reduce});
 }
 
 void Zero2Sharding::reduce_to_owner(std::size_t index) {
   RECORD_USER_SCOPE("zero2_grad_reduce");
   at::Tensor& grad = gradient_to_reduce(index);
   if (placeholders_) {
-    reduce_with_placeholders(grad, owners_.of(index));
+    const memory::Charge charge(memory::Category::kCommunication);
+    at::Tensor pieces = at::zeros({communicator_.size(), grad.numel()}, grad.options());
+    pieces[owners_.of(index)].copy_(grad.flatten());
+    at::Tensor mine = pieces[communicator_.rank()];
+    communicator_.reduce_scatter(mine, pieces, Purpose::kGradient, average_).wait();
+    if (owns(index)) grad.copy_(mine.view_as(grad));
   } else {
     communicator_.reduce(grad, owners_.of(index), Purpose::kGradient, average_).wait();
   }
@@ -42,34 +40,20 @@ void Zero2Sharding::reduce_to_owner(std::size_t index) {
   if (!owns(index)) drop_gradient(index);
 }
 
-void Zero2Sharding::reduce_with_placeholders(at::Tensor& gradient, int owner) {
-  const memory::Charge charge(memory::Category::kCommunication);
-  const int size = communicator_.size();
-  at::Tensor pieces = at::zeros({size, gradient.numel()}, gradient.options());
-  pieces.select(0, owner).copy_(gradient.flatten());
-  at::Tensor mine = pieces.select(0, communicator_.rank());
-  communicator_.reduce_scatter(mine, pieces, Purpose::kGradient, average_).wait();
-  if (owner == communicator_.rank()) gradient.copy_(mine.view_as(gradient));
-}
-
 void Zero2Sharding::sync_parameters() {
   RECORD_USER_SCOPE("zero2_param_broadcast");
-  train::broadcast_from_owners(list(), backward_order(), owners_, communicator_,
-                               Purpose::kParameter);
+  // Frozen parameters did not change, so they are not sent.
+  train::broadcast_from_owners(list(), backward_order(), owners_, communicator_);
 }
 
 train::Costs Zero2Sharding::costs() const {
   const train::CostSums v(*this);
-  const std::int64_t sent_gradients =
-      placeholders_ ? v.others * v.reduced : v.reduced - v.own_reduced;
-  return {{v.parameters, v.own_trainable, v.optimizer},
-          sent_gradients + v.others * v.own_trainable};
+  const std::int64_t sent = placeholders_ ? v.others * v.reduced : v.reduced - v.own_reduced;
+  return {{v.parameters, v.own_trainable, v.optimizer}, sent + v.others * v.own_trainable};
 }
 
 void register_zero2(train::Registry& registry) {
-  registry.add({"zero2", "02_zero2", {"during", "after", "placeholder"}, [](const auto& arguments) {
-                  return std::make_unique<Zero2Sharding>(arguments);
-                }});
+  registry.add<Zero2Sharding>("zero2", "02_zero2", {"during", "after", "placeholder"});
 }
 
 }  // namespace zero

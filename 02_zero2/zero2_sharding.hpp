@@ -9,18 +9,16 @@ namespace zero {
 ///
 /// At rest a rank holds V of parameters, V/N of gradients and 2V/N of AdamW's moments. A step sends
 /// what stage 1 sends. (Rajbhandari et al. 2020, sections 5.2 and 7.2.1.) Variants:
-///   "during" (default)  a gradient goes to its owner as soon as backward has made it, and is
+///   "during" (default)  each gradient goes to its owner as soon as backward has made it, and is
 ///                       freed elsewhere: the peak falls as well
 ///   "after"             all gradients go when backward is over: same bytes at rest, full peak
-///   "placeholder"       during backward, by a reduce-scatter in which all pieces except the
-///                       owner's are zeros, as published elsewhere: (N-1) V on the wire for
-///                       gradients
+///   "placeholder"       as "during", by a reduce-scatter in which all pieces except the owner's
+///                       are zeros, as published elsewhere: (N-1) V on the wire for gradients
 class Zero2Sharding : public train::Strategy {
  public:
   /// Called by all ranks: rank 0's parameters and buffers are sent to all.
   explicit Zero2Sharding(const train::StrategyArguments& arguments);
 
-  void finish_backward() override;
   void sync_parameters() override;
 
   bool owns(std::size_t index) const override { return owners_.mine(index); }
@@ -29,7 +27,6 @@ class Zero2Sharding : public train::Strategy {
 
  private:
   void reduce_to_owner(std::size_t index);
-  void reduce_with_placeholders(at::Tensor& gradient, int owner);
 
   bool after_;
   bool placeholders_;

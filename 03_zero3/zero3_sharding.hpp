@@ -1,7 +1,5 @@
 #pragma once
 
-#include <cstdint>
-#include <string>
 #include <vector>
 
 #include <zero/train/owners.hpp>
@@ -22,8 +20,8 @@ namespace zero {
 ///                     V - o_r + (N-1) o_r on the wire, and a peak of 1 V of parameters
 class Zero3Sharding : public train::Strategy {
  public:
-  /// Called by all ranks: rank 0's first values are sent to the owners, one parameter at a time, so
-  /// that no rank ever holds the whole model.
+  /// Called by all ranks: rank 0 sends each first value to its owner; no rank holds the whole
+  /// model.
   explicit Zero3Sharding(const train::StrategyArguments& arguments);
 
   bool owns(std::size_t index) const override { return owners_.mine(index); }
@@ -35,18 +33,14 @@ class Zero3Sharding : public train::Strategy {
  protected:
   void pre_forward(std::size_t unit) override;
   void post_forward(std::size_t unit) override;
-  void pre_backward(std::size_t unit) override;
+  void pre_backward(std::size_t unit) override { pre_forward(unit); }
   void gather(std::size_t unit) override;
   /// Drops what this rank does not own. What it owns cannot be read through the model either, so
   /// that a read in the wrong place is an error on all ranks.
   void drop(std::size_t unit) override;
 
  private:
-  void distribute_from_rank_0();
-  std::string read_too_early(std::size_t index) const;
   void reduce_to_owner(std::size_t index);
-  std::vector<std::size_t> units_to_gather(std::size_t unit) const;
-  std::int64_t gathers(std::size_t unit) const;
 
   bool whole_model_;
   train::Owners owners_;

@@ -23,7 +23,7 @@ TensorSharding::TensorSharding(const train::StrategyArguments& arguments,
           list(), buffer_bytes(arguments.variant),
           [&](std::size_t) {
             options.average = average_;
-            options.adds_averages = arguments.accumulation == train::Accumulation::kReduceEach;
+            options.adds_averages = reduces_each();
             return options;
           },
           communicator(), pool_) {
@@ -32,25 +32,27 @@ TensorSharding::TensorSharding(const train::StrategyArguments& arguments,
   shard_optimizer();
 }
 
-void TensorSharding::gradient_ready(std::size_t index) { flat_.collect(index); }
+void TensorSharding::gradient_ready(std::size_t index) {
+  // Copies it into the flat gradient buffer, unless a layer of zero/nn has written it there.
+  flat_.collect(index);
+}
 
 void TensorSharding::reduce(std::size_t buffer) {
-  RECORD_USER_SCOPE("tensor_grad_reduce_scatter");
+  RECORD_USER_SCOPE("flat_grad_reduce");
   note_used(flat_[buffer].members());
   flat_[buffer].start_reduce();
   flat_[buffer].finish_reduce();
 }
 
-void TensorSharding::zero_grad() {
-  flat_.drop_gradients();
-  Strategy::zero_grad();
-}
-
-void TensorSharding::gather_updated() {
-  RECORD_USER_SCOPE("tensor_param_all_gather");
+void TensorSharding::sync_parameters() {
   // All gathers start before the first wait, so that they overlap.
   flat_.start_refresh();
   flat_.wait_gathers();
+}
+
+void TensorSharding::zero_grad() {
+  flat_.drop_gradients();
+  Strategy::zero_grad();
 }
 
 train::Costs TensorSharding::costs() const {

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <cstdint>
-
 #include <zero/memory/storage_pool.hpp>
 #include <zero/train/flat_parameter_list.hpp>
 #include <zero/train/strategy.hpp>
@@ -25,6 +23,7 @@ namespace zero {
 /// may be frozen and unfrozen again between steps, on all ranks alike.
 class TensorSharding : public train::Strategy {
  public:
+  void sync_parameters() override;
   void zero_grad() override;
 
   bool owns(std::size_t index) const override { return piece(index).tensor.defined(); }
@@ -41,14 +40,9 @@ class TensorSharding : public train::Strategy {
   TensorSharding(const train::StrategyArguments& arguments, train::FlatOptions options);
 
   void gradient_ready(std::size_t index) override;
-
   /// Averages the gradients of a buffer over the ranks: starts, and waits at once. (Chapter 05
   /// computes in between.) Called by all ranks.
   virtual void reduce(std::size_t buffer);
-  /// Makes the parameters whole after every rank has updated its shards.
-  void gather_updated();
-  /// How often a unit is gathered in a step with one micro-batch.
-  virtual std::int64_t gathers(std::size_t unit) const { return 0; }
 
   memory::StoragePool pool_{/*keeps=*/false};
   train::FlatParameterList flat_;

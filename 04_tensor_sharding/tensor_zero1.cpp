@@ -4,14 +4,8 @@ namespace zero {
 
 TensorZero1::TensorZero1(const train::StrategyArguments& arguments)
     : TensorSharding(arguments, {.sharded = train::Sharded::kOptimizer,
-                                 .all_reduces = arguments.variant == "naive"}) {}
-
-void TensorZero1::finish_backward() {
-  if (!reduces_now()) return;
-  for (std::size_t b = flat_.size(); b-- > 0;) {
-    if (any_trainable(flat_[b].members())) reduce(b);
-  }
-  Strategy::finish_backward();
+                                 .all_reduces = arguments.variant == "naive"}) {
+  reduce_after_backward(flat_.items(), [this](std::size_t b) { reduce(b); });
 }
 
 }  // namespace zero

@@ -13,9 +13,6 @@ namespace zero {
 class TensorZero1 : public TensorSharding {
  public:
   explicit TensorZero1(const train::StrategyArguments& arguments);
-
-  void finish_backward() override;
-  void sync_parameters() override { gather_updated(); }
 };
 
 }  // namespace zero

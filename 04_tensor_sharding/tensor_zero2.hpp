@@ -10,8 +10,6 @@ namespace zero {
 class TensorZero2 : public TensorSharding {
  public:
   explicit TensorZero2(const train::StrategyArguments& arguments);
-
-  void sync_parameters() override { gather_updated(); }
 };
 
 }  // namespace zero

@@ -1,9 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
-
-#include <zero/train/backward_schedule.hpp>
 
 #include "tensor_sharding.hpp"
 
@@ -31,7 +28,7 @@ class TensorZero3 : public TensorSharding {
  protected:
   void pre_forward(std::size_t unit) override;
   void post_forward(std::size_t unit) override;
-  void pre_backward(std::size_t unit) override;
+  void pre_backward(std::size_t unit) override { pre_forward(unit); }
   void post_backward(std::size_t unit) override;
   void gather(std::size_t unit) override;
   /// Leaves only this rank's shards of the unit's parameters.
@@ -39,11 +36,9 @@ class TensorZero3 : public TensorSharding {
   std::int64_t gathers(std::size_t unit) const override;
 
  private:
-  /// The units to gather or reshard when `unit` runs: itself, or under "whole" all for the root.
-  std::vector<std::size_t> units_to_gather(std::size_t unit) const;
   bool is_leaf(std::size_t unit) const;
-  /// From the end of its forward to its backward. Unit 0 is the root.
-  bool stays_whole(std::size_t unit) const { return whole_model_ || unit == 0; }
+  /// From the end of its forward to its backward.
+  bool stays_whole(std::size_t unit) const { return whole_model_ || unit == kRoot; }
 
   bool whole_model_;  // variant "whole"
   bool by_leaf_;      // variant "leaf"

@@ -3,13 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <numeric>
-#include <optional>
 #include <utility>
 
 #include <zero/train/exposed_time.hpp>
 
 namespace zero {
+
+using train::sum;
 
 double PassClock::lap() {
   const Clock::time_point before = std::exchange(since_, Clock::now());
@@ -53,10 +53,6 @@ std::vector<UnitTimes> least_over_ranks(
 }
 
 namespace {
-
-double sum(const std::vector<double>& seconds) {
-  return std::accumulate(seconds.begin(), seconds.end(), 0.0);
-}
 
 double largest(const std::vector<double>& seconds) {
   return seconds.empty() ? 0.0 : *std::max_element(seconds.begin(), seconds.end());

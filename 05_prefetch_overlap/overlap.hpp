@@ -42,7 +42,6 @@ class Overlap : public train::Strategy {
   train::ParameterShard piece(std::size_t index) const override { return flat_.piece(index); }
   train::ParameterShard local_shard(std::size_t index) const override;
   bool sharded() const override { return options_.stage > 0; }
-
   train::Costs costs() const override;
 
   const OverlapOptions& options() const { return options_; }
@@ -61,27 +60,21 @@ class Overlap : public train::Strategy {
   void post_forward(std::size_t unit) override;
   void pre_backward(std::size_t unit) override;
   void begin_backward() override;
-  void end_backward() override;
-  void gradient_ready(std::size_t index) override;
+  void end_backward() override { backward_clock_.end(); }
+  void finish_parameters() override { flat_.wait_gathers(); }
   void gather(std::size_t unit) override;
   void drop(std::size_t unit) override;
+  void gradient_ready(std::size_t index) override;
 
  private:
   train::FlatOptions flat_options(std::size_t unit) const;
-  std::int64_t gathers(std::size_t unit) const;
-  void reshard_unit(std::size_t unit);
-
   void use(std::size_t unit, Prefetch& pass, PassClock& clock);
-  void start_gather(std::size_t unit);
-  void finish_gather(std::size_t unit);
-  void finish_parameters() override { flat_.wait_gathers(); }
+  void reshard_unit(std::size_t unit);
+  void reduce(std::size_t buffer);
   void end_of_pass(Prefetch& pass, const char* name);
-  std::int64_t largest_unit_ahead() const;
   void choose_lookahead_once();
-  void start_reduce(std::size_t bucket);
 
   OverlapOptions options_;
-  bool reduce_each_;  // micro-batches are reduced one by one
   memory::StoragePool pool_;
   mutable train::FlatParameterList flat_;  // mutable: reads wait for gathers in flight
   ReductionQueue in_flight_;
@@ -89,7 +82,7 @@ class Overlap : public train::Strategy {
   Prefetch backward_;
   PassClock forward_clock_;
   PassClock backward_clock_;
-  std::int64_t timed_passes_left_;  // until the lookahead is chosen
+  std::int64_t timed_steps_left_;  // until the lookahead is chosen
   std::int64_t lost_passes_ = 0;
 };
 

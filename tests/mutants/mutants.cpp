@@ -83,8 +83,7 @@ struct SkippedParameterBroadcast final : Zero1Sharding {
     std::vector<std::size_t> all_but_one = backward_order();
     all_but_one.erase(all_but_one.begin());
     const train::Owners owners(list(), communicator_, train::Ownership::kBySize);
-    train::broadcast_from_owners(list(), all_but_one, owners, communicator_,
-                                 dist::Purpose::kParameter);
+    train::broadcast_from_owners(list(), all_but_one, owners, communicator_);
   }
 };
 

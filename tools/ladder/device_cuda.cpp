@@ -3,7 +3,6 @@
 #include <c10/core/AutogradState.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <cstdlib>

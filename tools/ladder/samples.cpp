@@ -64,8 +64,7 @@ void check_tokenizer(const data::TokenStream& tokens, const Options& options) {
   if (wanted == tokens.tokenizer_fingerprint()) return;
   throw Error(
       fmt::format("the tokens of the data were made by the tokenizer {:.12}…, the model's is {} "
-                  "({:.12}…): make "
-                  "the token file with that one (./run data --help)",
+                  "({:.12}…): make the token file with that one (./run data --help)",
                   tokens.tokenizer_fingerprint(), path.string(), wanted));
 }
 

@@ -36,12 +36,10 @@ const char* why(Stage stage) {
       return "It sends what DDP sends, so this costs nothing on the wire.";
     case Stage::kZero2:
       return "It sends what DDP sends, so this costs nothing on the wire; gradients have to leave "
-             "as "
-             "backward makes them.";
+             "as backward makes them.";
     case Stage::kZero3:
       return "It sends up to half as much again as DDP, because parameters are gathered twice: "
-             "worth it "
-             "only where they do not fit whole.";
+             "worth it only where they do not fit whole.";
   }
   return "";
 }
@@ -128,8 +126,7 @@ Choice no(const Words& words, const std::vector<StagePlan>& stages) {
   if (offloaded != nullptr) {
     choice.reasons.push_back(
         fmt::format("With the optimizer in host memory ZeRO-3 keeps {} of model states on the "
-                    "device, {} in all: "
-                    "that {}.",
+                    "device, {} in all: that {}.",
                     words.need(offloaded->states.total()), words.need(offloaded->total()),
                     *offloaded->fits ? "fits (its time in host memory is not predicted)"
                                      : "does not fit either"));

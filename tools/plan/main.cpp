@@ -1,15 +1,9 @@
 // The planner: what a model needs under each stage, by formula, and which stage to take. Trains
 // nothing and allocates nothing.
 
-#include <fmt/format.h>
-
-#include <cstdio>
-#include <exception>
-#include <filesystem>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
-#include <zero/base/error.hpp>
 #include <zero/base/json.hpp>
 #include <zero/base/program.hpp>
 

@@ -112,8 +112,7 @@ void check_json(const Words& w, const Options& o) {
   const std::filesystem::path place = base::place_of(o.json);
   if (place == base::place_of(w.weights) || place == base::place_of(w.weights + "/config.json")) {
     throw Error(
-        fmt::format("--json {} would be written over what --weights {} reads: name another "
-                    "file",
+        fmt::format("--json {} would be written over what --weights {} reads: name another file",
                     o.json, w.weights));
   }
 }
@@ -135,8 +134,7 @@ Options parse(int argc, char** argv) {
   Words words;
   CLI::App app{
       "Says what a model needs under DDP, ZeRO-1, ZeRO-2 and ZeRO-3 by formula: memory, bytes on "
-      "the "
-      "wire, time; and which stage to take."};
+      "the wire, time; and which stage to take."};
   add_model_options(app, words);
   add_run_options(app, words, o.request);
   add_machine_options(app, o.request);

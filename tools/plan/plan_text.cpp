@@ -110,8 +110,7 @@ std::string hybrid_sentence(const Plan& plan) {
   const Unit unit = plan.unit();
   return fmt::format(
       "Hybrid, units of {} parameters and more under ZeRO-3 and the rest under ZeRO-2: {} "
-      "parameters "
-      "are large, {} small; {} {} of model states, {} {} sent.",
+      "parameters are large, {} small; {} {} of model states, {} {} sent.",
       base::with_thousands(plan.request.hybrid_threshold), base::with_thousands(plan.hybrid.large),
       base::with_thousands(plan.hybrid.small),
       in(static_cast<double>(plan.hybrid.states.total()), unit), name(unit),
@@ -123,15 +122,13 @@ std::string tensor_parallel_sentence(const Plan& plan) {
   const std::int64_t tokens = r.tokens() * r.world_size;
   return fmt::format(
       "For a layer ZeRO-3 sends {} than tensor parallelism over all {} ranks would: they are even "
-      "at "
-      "{} tokens over all ranks, this step has {}.",
+      "at {} tokens over all ranks, this step has {}.",
       tokens < plan.crossover_tokens ? "more" : "less", base::with_thousands(r.world_size),
       base::with_thousands(plan.crossover_tokens), base::with_thousands(tokens));
 }
 
 std::string alternatives(const Plan& plan) {
   const Request& r = plan.request;
-  if (r.world_size == 1) return "";
   std::string text;
   if (r.stage.value_or(Stage::kZero3) == Stage::kZero3) {
     text +=

@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <ranges>
+
 #include <zero/base/error.hpp>
 #include <zero/base/names.hpp>
 
@@ -86,17 +89,8 @@ double redundant_share(std::int64_t world_size) {
 std::optional<std::int64_t> fewest_ranks(std::int64_t limit, std::int64_t from,
                                          const std::function<std::int64_t(std::int64_t)>& needed) {
   if (needed(kLargestWorldSize) > limit) return std::nullopt;
-  std::int64_t low = from;
-  std::int64_t high = kLargestWorldSize;
-  while (low < high) {
-    const std::int64_t middle = low + (high - low) / 2;
-    if (needed(middle) <= limit) {
-      high = middle;
-    } else {
-      low = middle + 1;
-    }
-  }
-  return low;
+  const auto ranks = std::views::iota(static_cast<int>(from), int{kLargestWorldSize} + 1);
+  return *std::ranges::partition_point(ranks, [&](int n) { return needed(n) > limit; });
 }
 
 }  // namespace zero::plan

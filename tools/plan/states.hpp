@@ -7,6 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include <zero/train/costs.hpp>
+
 /// Model states by formula: what a rank must hold to train, before activations and buffers.
 ///
 /// Source of all formulas here: Rajbhandari, Rasley, Ruwase, He, "ZeRO: Memory Optimizations Toward
@@ -47,13 +49,7 @@ Policy mixed(std::string_view optimizer = "adamw");
 Policy policy(std::string_view dtype, std::string_view optimizer);
 
 /// Model states of one rank, in bytes.
-struct States {
-  std::int64_t parameters = 0;
-  std::int64_t gradients = 0;
-  std::int64_t optimizer = 0;
-  std::int64_t total() const { return parameters + gradients + optimizer; }
-  bool operator==(const States&) const = default;
-};
+using States = train::ModelStateBytes;
 
 /// With s = ceil(P/N) and p, g, o the bytes of `policy`: DDP (p + g + o) P; ZeRO-1 (p + g) P + o s;
 /// ZeRO-2 p P + (g + o) s; ZeRO-3 (p + g + o) s. Throws zero::Error for a world size below 1.

@@ -2,19 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
-
-#include <zero/base/error.hpp>
 
 namespace zero::plan {
-namespace {
-
-double sum(const std::vector<double>& values) {
-  return std::accumulate(values.begin(), values.end(), 0.0);
-}
-
-}  // namespace
-
 double compute_seconds(std::int64_t parameters, std::int64_t tokens, const Machine& machine,
                        bool recomputes) {
   const double operations =

@@ -2,8 +2,6 @@
 
 #include <cstdint>
 #include <optional>
-#include <string>
-#include <vector>
 
 #include <zero/train/exposed_time.hpp>
 
@@ -43,6 +41,7 @@ std::optional<std::int64_t> break_even_batch(double communication_seconds, std::
 using train::exposed_seconds;
 using train::lookahead;
 using train::Pass;
+using train::sum;
 
 /// Forward and backward of a model under a stage.
 struct StepTime {

@@ -7,7 +7,6 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <iostream>
 
 #include <04_tensor_sharding/tensor_zero3.hpp>
 #include <zero/base/program.hpp>

@@ -13,7 +13,6 @@
 #include <vector>
 
 #include <zero/base/arguments.hpp>
-#include <zero/base/error.hpp>
 #include <zero/base/json.hpp>
 #include <zero/base/program.hpp>
 #include <zero/base/table.hpp>

@@ -147,8 +147,7 @@ void check_writable(const fs::path& name) {
   const int file = ::mkstemp(probe.data());
   if (file < 0) {
     throw Error(
-        fmt::format("cannot write '{}': {}: {}; name a file in a folder that can be "
-                    "written to",
+        fmt::format("cannot write '{}': {}: {}; name a file in a folder that can be written to",
                     path.string(), folder.string(), reason(errno)));
   }
   ::close(file);

@@ -17,21 +17,6 @@ std::string padded(const std::string& cell, std::size_t width, Align align) {
 
 void strip_trailing_spaces(std::string& line) { line.erase(line.find_last_not_of(' ') + 1); }
 
-std::string markdown_cell(const std::string& cell) {
-  std::string escaped;
-  for (const char c : cell) {
-    if (c == '|') escaped += '\\';
-    escaped += c == '\n' ? ' ' : c;
-  }
-  return escaped;
-}
-
-std::string markdown_line(const std::vector<std::string>& cells) {
-  std::string line = "|";
-  for (const std::string& cell : cells) line += fmt::format(" {} |", cell);
-  return line + "\n";
-}
-
 }  // namespace
 
 Table::Table(std::vector<Column> columns) : columns_(std::move(columns)) {
@@ -126,26 +111,6 @@ std::string Table::to_text() const {
   if (any_unit) text += text_line(widths, units);
   text += std::string(total, '-') + "\n";
   for (const auto& row : rows_) text += text_line(widths, row);
-  return text;
-}
-
-std::string Table::to_markdown() const {
-  std::vector<std::string> headings;
-  std::vector<std::string> rules;
-  for (const Column& column : columns_) {
-    std::string heading = column.group;
-    if (!heading.empty() && !column.header.empty()) heading += ' ';
-    heading += column.header;
-    if (!column.unit.empty()) heading += fmt::format(" ({})", column.unit);
-    headings.push_back(markdown_cell(heading));
-    rules.push_back(column.align == Align::kLeft ? "---" : "---:");
-  }
-  std::string text = markdown_line(headings) + markdown_line(rules);
-  for (const auto& row : rows_) {
-    std::vector<std::string> cells;
-    for (const std::string& cell : row) cells.push_back(markdown_cell(cell));
-    text += markdown_line(cells);
-  }
   return text;
 }
 

@@ -20,7 +20,7 @@ struct Column {
   std::string group = {};
 };
 
-/// A table of text cells, printed with aligned columns for a terminal or as Markdown.
+/// A table of text cells, printed with aligned columns for a terminal.
 ///
 /// The caller turns numbers into text (see fixed()), so that every column has its own number of
 /// decimals. Widths are counted in bytes: cells must be plain ASCII.
@@ -38,8 +38,6 @@ class Table {
   /// group), no space at the end of a line, and a newline at the end of each.
   std::string to_text() const;
 
-  /// The table in GitHub's Markdown. Group, header and unit become one heading: "total mean (MiB)".
-  std::string to_markdown() const;
 
  private:
   /// Columns under one heading.

@@ -46,15 +46,6 @@ TEST(Table, WidensTheLastColumnOfAGroupForALongHeading) {
             "x  1           2  3\n");
 }
 
-TEST(Table, PrintsMarkdown) {
-  Table table({{"mode", Align::kLeft}, {"mean", Align::kRight, "MiB", "total"}, {"ratio"}});
-  table.add_row({"a|b", "1.00", "0.5"});
-  EXPECT_EQ(table.to_markdown(),
-            "| mode | total mean (MiB) | ratio |\n"
-            "| --- | ---: | ---: |\n"
-            "| a\\|b | 1.00 | 0.5 |\n");
-}
-
 TEST(Table, RefusesARowOfAnotherSize) {
   Table table({{"a"}, {"b"}});
   EXPECT_THROW(table.add_row({"1"}), Error);

@@ -21,8 +21,7 @@ namespace {
 std::unique_ptr<train::Strategy> make_strategy(train::StrategyArguments arguments,
                                                const OverlapOptions& options) {
   const dist::CallScope call(arguments.communicator, "Engine::Engine");
-  check_options(options);
-  arguments.options = options;
+  arguments.options = checked(options);
   train::Registry registry;
   train::register_all_chapters(registry);
   return registry.make(fmt::format("engine{}", options.stage), std::move(arguments));

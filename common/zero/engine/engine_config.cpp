@@ -246,8 +246,7 @@ OverlapOptions overlap_options(int stage, const std::string& text,
       config.on_nonfinite_gradient != train::OnNonfiniteGradient::kError) {
     throw Error(
         "accumulation_steps, clip_norm, on_nonfinite_gradient, reduce_in_float32 and loss_scale "
-        "are "
-        "for zero::Engine; the trainer of a mode has its own");
+        "are for zero::Engine; the trainer of a mode has its own");
   }
   return config.overlap;
 }

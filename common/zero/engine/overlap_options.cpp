@@ -5,7 +5,7 @@
 
 namespace zero {
 
-void check_options(const OverlapOptions& o) {
+const OverlapOptions& checked(const OverlapOptions& o) {
   const auto refuse = [](const char* what, std::int64_t value, const char* right) {
     throw Error(fmt::format("{} is {}; {}", what, value, right));
   };
@@ -19,6 +19,16 @@ void check_options(const OverlapOptions& o) {
   }
   if (o.ahead_bytes < 0) refuse("the room for units ahead", o.ahead_bytes, "0 is the least");
   if (o.whole_below < 0) refuse("the size of units that stay whole", o.whole_below, "0: none does");
+  return o;
+}
+
+std::string to_text(const OverlapOptions& o) {
+  return fmt::format(
+      "stage {}\nbuckets of {} bytes, {} in flight\nlookahead {}\n"
+      "units below {} elements whole, {} bytes ahead at most\n"
+      "updated parameters gathered in {}",
+      o.stage, o.bucket_bytes, o.in_flight_bytes, o.lookahead, o.whole_below, o.ahead_bytes,
+      o.defer_parameter_gather ? "forward" : "the step");
 }
 
 }  // namespace zero

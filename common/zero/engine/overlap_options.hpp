@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 namespace zero {
 
@@ -42,7 +43,11 @@ struct OverlapOptions {
   bool defer_parameter_gather = false;
 };
 
-/// Throws zero::Error if an option is out of range; it names the option and what would be right.
-void check_options(const OverlapOptions& options);
+/// Returns `options`. Throws zero::Error if one is out of range; it names the option and what would
+/// be right.
+const OverlapOptions& checked(const OverlapOptions& options);
+
+/// Those that must be the same on all ranks, a line or a few words each.
+std::string to_text(const OverlapOptions& options);
 
 }  // namespace zero

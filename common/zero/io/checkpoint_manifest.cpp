@@ -232,8 +232,7 @@ void check_tensor(const std::string& what, const std::vector<std::int64_t>& shap
     // A size of 0 counts as 1: the others must not overflow either.
     if (size < 0 || __builtin_mul_overflow(elements, std::max<std::int64_t>(size, 1), &elements)) {
       throw Error(
-          fmt::format("{} has the shape [{}]; sizes are 0 or more, and their product fits "
-                      "63 bits",
+          fmt::format("{} has the shape [{}]; sizes are 0 or more, and their product fits 63 bits",
                       what, fmt::join(shape, ", ")));
     }
   }
@@ -279,8 +278,7 @@ void check_files(const Manifest& manifest) {
   }
   if (!manifest.buffers.empty() && std::ssize(manifest.files) != world_size) {
     throw Error(
-        fmt::format("there are files of {} ranks out of {}, and buffers, which every rank "
-                    "saves",
+        fmt::format("there are files of {} ranks out of {}, and buffers, which every rank saves",
                     manifest.files.size(), world_size));
   }
 }

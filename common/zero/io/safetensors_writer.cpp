@@ -25,10 +25,6 @@ SafetensorsWriter::SafetensorsWriter(const fs::path& path,
   file_->write(header.data(), data_start_, /*offset=*/0);
 }
 
-SafetensorsWriter::~SafetensorsWriter() = default;
-SafetensorsWriter::SafetensorsWriter(SafetensorsWriter&&) noexcept = default;
-SafetensorsWriter& SafetensorsWriter::operator=(SafetensorsWriter&&) noexcept = default;
-
 void SafetensorsWriter::write(const std::string& name, const at::Tensor& tensor) {
   const std::string path = file_->path().string();
   if (finished_) throw Error(fmt::format("{}: is finished, nothing more can be written", path));

@@ -17,10 +17,10 @@ namespace zero::io {
 /// unit without ever being whole in memory.
 ///
 /// The file is written under a temporary name in the same folder and renamed in finish(); an
-/// existing file stays until then. Its space is reserved at once, so a full disk is noticed before
-/// the first tensor. Tensors are ordered by element size, large ones first, and in the order of
-/// `specs` among equals, so every tensor is aligned to its element, as in the files of the
-/// reference implementation.
+/// existing file stays until then. Without finish() the destructor removes the temporary file. Its
+/// space is reserved at once, so a full disk is noticed before the first tensor. Tensors are ordered
+/// by element size, large ones first, and in the order of `specs` among equals, so every tensor is
+/// aligned to its element, as in the files of the reference implementation.
 class SafetensorsWriter {
  public:
   /// @throws zero::Error if a name comes twice, is "__metadata__" or is not UTF-8; a dtype has no
@@ -28,10 +28,6 @@ class SafetensorsWriter {
   /// than 100 MB; or the folder is missing, cannot be written to, or is full.
   SafetensorsWriter(const std::filesystem::path& path, const std::vector<SafetensorsSpec>& specs,
                     const SafetensorsMetadata& metadata);
-  /// Removes the temporary file unless finish() has put it in place.
-  ~SafetensorsWriter();
-  SafetensorsWriter(SafetensorsWriter&&) noexcept;
-  SafetensorsWriter& operator=(SafetensorsWriter&&) noexcept;
 
   /// Writes the values of one tensor. Tensors may come in any order, each exactly once. `tensor`
   /// has the announced shape, any strides, and the announced dtype or one that converts to it. At

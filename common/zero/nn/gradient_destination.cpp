@@ -13,39 +13,20 @@
 namespace zero::nn {
 namespace {
 
-// Providers by tensor. The weak reference reserves the tensor's address, so that an entry never
+// A provider, and a weak reference that reserves the tensor's address, so that an entry never
 // applies to a later tensor at the same address.
-class Providers {
- public:
-  void set(const at::Tensor& parameter, GradientProvider provider) {
-    const std::lock_guard lock(mutex_);
-    std::erase_if(entries_, [](const auto& entry) { return entry.second.tensor.expired(); });
-    entries_.erase(parameter.unsafeGetTensorImpl());
-    if (!provider) return;
-    entries_.emplace(parameter.unsafeGetTensorImpl(),
-                     Entry{Weak(parameter.getIntrusivePtr()), std::move(provider)});
-  }
-
-  GradientProvider find(const at::Tensor& parameter) {
-    const std::lock_guard lock(mutex_);
-    const auto found = entries_.find(parameter.unsafeGetTensorImpl());
-    return found == entries_.end() ? GradientProvider() : found->second.provider;
-  }
-
- private:
-  using Weak = c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl>;
-  struct Entry {
-    Weak tensor;
-    GradientProvider provider;
-  };
-
-  std::mutex mutex_;
-  std::unordered_map<const void*, Entry> entries_;
+struct Entry {
+  c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl> tensor;
+  GradientProvider provider;
 };
 
-Providers& providers() {
-  static Providers instance;
-  return instance;
+std::mutex providers_mutex;
+std::unordered_map<const void*, Entry> providers;  // by tensor; guarded by it
+
+GradientProvider find_provider(const at::Tensor& parameter) {
+  const std::lock_guard lock(providers_mutex);
+  const auto found = providers.find(parameter.unsafeGetTensorImpl());
+  return found == providers.end() ? GradientProvider() : found->second.provider;
 }
 
 at::Tensor provided(const at::Tensor& parameter, const GradientProvider& provider) {
@@ -60,8 +41,7 @@ at::Tensor provided(const at::Tensor& parameter, const GradientProvider& provide
                        : std::string("an undefined tensor");
   };
   throw Error(
-      fmt::format("the gradient provider of {} gave {}; it must give one like it on its "
-                  "device",
+      fmt::format("the gradient provider of {} gave {}; it must give one like it on its device",
                   shown(parameter), shown(tensor)));
 }
 
@@ -70,7 +50,7 @@ at::Tensor provided(const at::Tensor& parameter, const GradientProvider& provide
 GradientDestination gradient_destination(const at::Tensor& parameter) {
   at::Tensor& gradient = parameter.mutable_grad();
   if (gradient.defined()) return {gradient, /*fresh=*/false};
-  if (const GradientProvider provider = providers().find(parameter)) {
+  if (const GradientProvider provider = find_provider(parameter)) {
     gradient = provided(parameter, provider);
   } else {
     const memory::Charge charge(memory::Category::kGradients);
@@ -80,7 +60,12 @@ GradientDestination gradient_destination(const at::Tensor& parameter) {
 }
 
 void set_gradient_provider(const at::Tensor& parameter, GradientProvider provider) {
-  providers().set(parameter, std::move(provider));
+  const std::lock_guard lock(providers_mutex);
+  std::erase_if(providers, [](const auto& entry) { return entry.second.tensor.expired(); });
+  providers.erase(parameter.unsafeGetTensorImpl());
+  if (!provider) return;
+  Entry entry{decltype(Entry::tensor)(parameter.getIntrusivePtr()), std::move(provider)};
+  providers.emplace(parameter.unsafeGetTensorImpl(), std::move(entry));
 }
 
 }  // namespace zero::nn

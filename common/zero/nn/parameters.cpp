@@ -154,6 +154,11 @@ bool ParameterList::has_inner(std::size_t u) const {
   return std::ranges::count(units | std::views::drop(u + 1), u, &UnitInfo::parent) > 0;
 }
 
+bool ParameterList::lies_within(std::size_t u, std::size_t outer) const {
+  while (u != outer && u != 0) u = units[u].parent;
+  return u == outer;
+}
+
 ParameterList list_parameters(Unit& root, Granularity granularity) {
   ParameterList list = Lister(root, granularity).list();
   check(list);

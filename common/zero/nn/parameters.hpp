@@ -56,6 +56,8 @@ struct ParameterList {
   std::size_t index_of(const Unit& unit) const;
   /// True if another unit lies inside unit `u`.
   bool has_inner(std::size_t u) const;
+  /// True if unit `u` is `outer` or lies inside it.
+  bool lies_within(std::size_t u, std::size_t outer) const;
 };
 
 /// Lists the parameters of `root`, which always counts as a unit. Throws zero::Error for a model

@@ -21,7 +21,7 @@ AutogradPasses::AutogradPasses(Strategy& strategy, nn::Granularity granularity)
   for (std::size_t i = 0; i < strategy_.count(); ++i) {
     nn::on_gradient_ready(strategy_.parameter(i), [this, i] { gradient_ready(i); });
   }
-  nn::set_hooks(strategy_.model(), &hooks_, granularity);
+  nn::set_hooks(strategy_.model(), this, granularity);
 }
 
 void AutogradPasses::remove_hooks() {
@@ -88,34 +88,34 @@ void AutogradPasses::run_backward(const at::Tensor& loss) {
   loss.backward();
 }
 
-void AutogradPasses::Hooks::pre_forward(nn::Unit& unit) {
-  const std::size_t u = passes_.strategy_.list().index_of(unit);
-  if (passes_.schedule_) passes_.schedule_->enter_forward(u);
-  passes_.strategy_.pre_forward(u);
-  passes_.use_.begin_forward(u);
+void AutogradPasses::pre_forward(nn::Unit& unit) {
+  const std::size_t u = strategy_.list().index_of(unit);
+  if (schedule_) schedule_->enter_forward(u);
+  strategy_.pre_forward(u);
+  use_.begin_forward(u);
 }
 
-void AutogradPasses::Hooks::post_forward(nn::Unit& unit) {
-  const std::size_t u = passes_.strategy_.list().index_of(unit);
-  if (passes_.use_.end_forward(u)) passes_.strategy_.post_forward(u);
+void AutogradPasses::post_forward(nn::Unit& unit) {
+  const std::size_t u = strategy_.list().index_of(unit);
+  if (use_.end_forward(u)) strategy_.post_forward(u);
 }
 
-void AutogradPasses::Hooks::pre_backward(nn::Unit& unit) {
-  const std::size_t u = passes_.strategy_.list().index_of(unit);
-  if (!passes_.in_backward_) return passes_.gather_for_other_pass(u);
-  passes_.use_.enter_backward(u);
-  if (passes_.schedule_) passes_.schedule_->enter_backward(u);
-  passes_.strategy_.pre_backward(u);
+void AutogradPasses::pre_backward(nn::Unit& unit) {
+  const std::size_t u = strategy_.list().index_of(unit);
+  if (!in_backward_) return gather_for_other_pass(u);
+  use_.enter_backward(u);
+  if (schedule_) schedule_->enter_backward(u);
+  strategy_.pre_backward(u);
 }
 
-void AutogradPasses::Hooks::post_backward(nn::Unit& unit) {
-  if (!passes_.in_backward_) return;
-  passes_.strategy_.post_backward(passes_.strategy_.list().index_of(unit));
+void AutogradPasses::post_backward(nn::Unit& unit) {
+  if (!in_backward_) return;
+  strategy_.post_backward(strategy_.list().index_of(unit));
 }
 
-void AutogradPasses::Hooks::records_backward(nn::Unit& unit) {
-  if (!passes_.schedule_) return;
-  passes_.schedule_->expect_backward(passes_.strategy_.list().index_of(unit));
+void AutogradPasses::records_backward(nn::Unit& unit) {
+  if (!schedule_) return;
+  schedule_->expect_backward(strategy_.list().index_of(unit));
 }
 
 void AutogradPasses::gather_for_other_pass(std::size_t unit) {

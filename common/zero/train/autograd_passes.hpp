@@ -19,13 +19,13 @@ class Strategy;
 /// The passes of autograd through a strategy's model. Hooks on its units and parameters call the
 /// strategy's own functions. A pass that is not Strategy::backward(), such as autograd::grad() or
 /// the backward() of another model's loss, gathers what it needs and leaves no gradient behind.
-class AutogradPasses {
+class AutogradPasses : private nn::UnitHooks {
  public:
   using GradientObserver = std::function<void(std::size_t index, const at::Tensor& gradient)>;
 
   /// Registers the hooks. `strategy` must outlive this object.
   AutogradPasses(Strategy& strategy, nn::Granularity granularity);
-  ~AutogradPasses() { remove_hooks(); }
+  ~AutogradPasses() override { remove_hooks(); }
   void remove_hooks();
   /// From now on backward() calls the actions of a BackwardSchedule.
   void set_schedule(std::vector<BackwardSchedule::Item> items, BackwardSchedule::Actions actions);
@@ -51,18 +51,11 @@ class AutogradPasses {
   void observe_gradients(GradientObserver observer) { observer_ = std::move(observer); }
 
  private:
-  class Hooks final : public nn::UnitHooks {
-   public:
-    explicit Hooks(AutogradPasses& passes) : passes_(passes) {}
-    void pre_forward(nn::Unit& unit) override;
-    void post_forward(nn::Unit& unit) override;
-    void pre_backward(nn::Unit& unit) override;
-    void post_backward(nn::Unit& unit) override;
-    void records_backward(nn::Unit& unit) override;
-
-   private:
-    AutogradPasses& passes_;
-  };
+  void pre_forward(nn::Unit& unit) override;
+  void post_forward(nn::Unit& unit) override;
+  void pre_backward(nn::Unit& unit) override;
+  void post_backward(nn::Unit& unit) override;
+  void records_backward(nn::Unit& unit) override;
 
   template <typename Pass>
   auto run(const Pass& pass);
@@ -78,7 +71,6 @@ class AutogradPasses {
   UnitUse use_;
   std::optional<BackwardSchedule> schedule_;
   GradientObserver observer_;
-  Hooks hooks_{*this};
   bool has_hooks_ = true;
   bool in_backward_ = false;
   bool has_gradients_ = false;        // of Strategy::backward()

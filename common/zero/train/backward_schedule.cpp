@@ -110,11 +110,6 @@ bool BackwardSchedule::has_turn(std::size_t u) const {
   return !running_.empty() && running_.back() == u && !list_.has_inner(u) && pending_uses_[u] <= 1;
 }
 
-bool BackwardSchedule::lies_within(std::size_t u, std::size_t outer) const {
-  while (u != outer && u != 0) u = list_.units[u].parent;
-  return u == outer;
-}
-
 std::size_t BackwardSchedule::end_use() {
   const std::size_t u = running_.back();
   running_.pop_back();
@@ -126,7 +121,7 @@ void BackwardSchedule::leave_units_for(std::size_t u) {
   // Gradients of a part under activation checkpointing are announced when all of it has ended.
   if (nn::SuppressGradientHooks::active()) return;
   std::vector<std::size_t> over;
-  while (!running_.empty() && (running_.back() == u || !lies_within(u, running_.back()))) {
+  while (!running_.empty() && (running_.back() == u || !list_.lies_within(u, running_.back()))) {
     const std::size_t left = end_use();
     if (left != u && pending_uses_[left] == 0) over.push_back(left);
   }

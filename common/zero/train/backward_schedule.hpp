@@ -103,7 +103,6 @@ class BackwardSchedule {
   bool is_held(std::size_t u) const { return actions_.is_held && actions_.is_held(u); }
   bool has_turn(std::size_t u) const;
   bool is_finished(std::size_t u) const;
-  bool lies_within(std::size_t u, std::size_t outer) const;
   std::size_t end_use();
   void leave_units_for(std::size_t u);
   void end_unit(std::size_t u);

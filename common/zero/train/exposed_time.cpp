@@ -8,10 +8,6 @@
 namespace zero::train {
 namespace {
 
-double sum(std::span<const double> values) {
-  return std::accumulate(values.begin(), values.end(), 0.0);
-}
-
 // How many units must compute before unit `unit` to cover its gather. If all of them together do
 // not, one more than there are: for so large a lookahead there is no condition on `unit`.
 std::size_t units_to_cover(double gather, std::span<const double> compute, std::size_t unit) {
@@ -23,22 +19,11 @@ std::size_t units_to_cover(double gather, std::span<const double> compute, std::
   return unit + 1;
 }
 
-// The link carries one transfer at a time.
-class Link {
- public:
-  // A transfer that may start at `earliest` and takes `seconds`; returns when it is done.
-  double carry(double earliest, double seconds) {
-    if (seconds == 0) return earliest;
-    free_ = std::max(free_, earliest) + seconds;
-    return free_;
-  }
-  double free() const { return free_; }
-
- private:
-  double free_ = 0;
-};
-
 }  // namespace
+
+double sum(std::span<const double> values) {
+  return std::accumulate(values.begin(), values.end(), 0.0);
+}
 
 std::int64_t lookahead(double gather_seconds, double compute_seconds) {
   if (gather_seconds == 0) return 0;
@@ -65,23 +50,26 @@ std::optional<std::int64_t> lookahead(std::span<const double> gather_seconds,
 
 double exposed_seconds(const Pass& pass, std::int64_t lookahead) {
   const std::size_t units = pass.compute.size();
-  Link link;
+  double link_is_free = 0;  // it carries one transfer at a time
+  const auto carry = [&](double earliest, double seconds) {
+    return seconds == 0 ? earliest : link_is_free = std::max(link_is_free, earliest) + seconds;
+  };
   std::vector<double> ready(units, 0);
   std::size_t asked = 0;
   double now = 0;
   for (std::size_t i = 0; i < units; ++i) {
     const auto ask_up_to = [&](std::size_t last) {
       for (; asked <= last && asked < units; ++asked) {
-        ready[asked] = link.carry(now, pass.gather[asked]);
+        ready[asked] = carry(now, pass.gather[asked]);
       }
     };
     ask_up_to(i);
     now = std::max(now, ready[i]);
     ask_up_to(i + static_cast<std::size_t>(lookahead));
     now += pass.compute[i];
-    link.carry(now, pass.reduce[i]);
+    carry(now, pass.reduce[i]);
   }
-  return std::max(now, link.free()) - sum(pass.compute);
+  return std::max(now, link_is_free) - sum(pass.compute);
 }
 
 }  // namespace zero::train

@@ -8,6 +8,8 @@
 /// Seconds that gathers leave uncovered when units are gathered ahead of their use.
 namespace zero::train {
 
+double sum(std::span<const double> values);
+
 /// Lookahead k: while unit i computes, the gathers of units up to i + k are in flight.
 ///
 /// k* = ceil(T_gather / T_compute) for equal units. 0 where nothing has to be gathered.

@@ -23,8 +23,6 @@ Range range_of(const at::Tensor& tensor) {
   return {tensor.storage_offset(), tensor.storage_offset() + tensor.numel()};
 }
 
-Range common_part(Range a, Range b) { return {std::max(a.begin, b.begin), std::min(a.end, b.end)}; }
-
 bool share_storage(const at::Tensor& a, const at::Tensor& b) {
   return a.storage().unsafeGetStorageImpl() == b.storage().unsafeGetStorageImpl();
 }
@@ -63,7 +61,8 @@ bool fill(const nn::ParameterList& list, nn::ParameterSource& values, const at::
   const at::Tensor flat = memory::raw(received).view({-1});
   std::vector<Range> parts;
   for (const nn::Parameter& p : list.parameters) {
-    const Range part = common_part(all, range_of(p.tensor));
+    const Range own = range_of(p.tensor);
+    const Range part{std::max(all.begin, own.begin), std::min(all.end, own.end)};
     if (part.begin >= part.end || !share_storage(p.tensor, received)) continue;
     fill_part(p, part, all.begin, flat, values);
     parts.push_back(part);

@@ -1,5 +1,7 @@
+#include <ATen/record_function.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <exception>
 #include <map>
 #include <utility>
@@ -106,10 +108,12 @@ void FlatParameterList::collect(std::size_t index) {
 }
 
 void FlatParameterList::start_gather(std::size_t unit) {
+  RECORD_USER_SCOPE("flat_param_gather");
   for (const std::size_t b : of_unit_[unit]) buffers_[b].start_gather();
 }
 
 void FlatParameterList::finish_gather(std::size_t unit) {
+  RECORD_USER_SCOPE("flat_param_wait");
   for (const std::size_t b : of_unit_[unit]) buffers_[b].finish_gather();
 }
 
@@ -118,10 +122,12 @@ void FlatParameterList::reshard(std::size_t unit) {
 }
 
 void FlatParameterList::start_refresh() {
+  RECORD_USER_SCOPE("flat_param_gather");
   for (FlatParameters& buffer : buffers_) buffer.start_refresh();
 }
 
 void FlatParameterList::wait_gathers() {
+  RECORD_USER_SCOPE("flat_param_wait");
   for (FlatParameters& buffer : buffers_) buffer.wait_gather();
 }
 
@@ -148,6 +154,18 @@ std::int64_t FlatParameterList::gradient_bytes() const {
       sum += buffer.shard_bytes();
   }
   return sum;
+}
+
+std::int64_t FlatParameterList::largest_sharded_unit() const {
+  std::int64_t largest = 0;
+  for (std::size_t u = 1; u < of_unit_.size(); ++u) {
+    std::int64_t bytes = 0;
+    for (const std::size_t b : of_unit_[u]) {
+      if (buffers_[b].sharded() == Sharded::kParameters) bytes += buffers_[b].full_bytes();
+    }
+    largest = std::max(largest, bytes);
+  }
+  return largest;
 }
 
 std::int64_t FlatParameterList::sent_bytes(

@@ -33,8 +33,6 @@ class FlatParameterList {
   std::size_t size() const { return buffers_.size(); }
   FlatParameters& operator[](std::size_t b) { return buffers_[b]; }
   const std::vector<FlatParameters>& buffers() const { return buffers_; }
-  /// Buffers of unit `u`, by index.
-  const std::vector<std::size_t>& of_unit(std::size_t u) const { return of_unit_[u]; }
   /// What BackwardSchedule reduces: the trainable buffers. Item k is buffer reduced(k).
   std::vector<BackwardSchedule::Item> items() const;
 
@@ -58,6 +56,9 @@ class FlatParameterList {
   /// gradients are dropped.
   std::int64_t parameter_bytes() const;
   std::int64_t gradient_bytes() const;
+  /// Bytes of the largest unit whose parameters are sharded, when it is whole. The root is left
+  /// out: it is never gathered ahead.
+  std::int64_t largest_sharded_unit() const;
   /// Bytes that this rank sends in a step of one micro-batch. `gathers`: how often a step gathers a
   /// unit whose parameters are sharded.
   std::int64_t sent_bytes(const std::function<std::int64_t(std::size_t unit)>& gathers) const;

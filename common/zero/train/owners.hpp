@@ -25,7 +25,6 @@ class Owners {
 /// Every owner sends its parameters to all ranks; blocks until this rank has them. All ranks pass
 /// the same `indices`, and have storage for their tensors.
 void broadcast_from_owners(const nn::ParameterList& list, const std::vector<std::size_t>& indices,
-                           const Owners& owners, dist::Communicator& communicator,
-                           dist::Purpose purpose);
+                           const Owners& owners, dist::Communicator& communicator);
 
 }  // namespace zero::train

@@ -8,6 +8,8 @@
 namespace zero::train {
 namespace {
 
+const std::vector<std::string> kNames = {"size", "count", "offset"};  // as in Ownership
+
 std::vector<int> by_size(const std::vector<std::int64_t>& bytes, int world_size) {
   std::vector<std::size_t> largest_first(bytes.size());
   std::iota(largest_first.begin(), largest_first.end(), std::size_t{0});
@@ -48,24 +50,12 @@ std::vector<int> by_offset(const std::vector<std::int64_t>& bytes, int world_siz
 }  // namespace
 
 Ownership ownership_from(const std::string& name) {
-  if (name == "size") return Ownership::kBySize;
-  if (name == "count") return Ownership::kByCount;
-  if (name == "offset") return Ownership::kByOffset;
-  const std::vector<std::string> known = {"size", "count", "offset"};
-  throw Error(base::unknown_name_message("ownership", name, known));
+  const auto found = std::ranges::find(kNames, name);
+  if (found != kNames.end()) return static_cast<Ownership>(found - kNames.begin());
+  throw Error(base::unknown_name_message("ownership", name, kNames));
 }
 
-std::string name(Ownership ownership) {
-  switch (ownership) {
-    case Ownership::kBySize:
-      return "size";
-    case Ownership::kByCount:
-      return "count";
-    case Ownership::kByOffset:
-      return "offset";
-  }
-  return "";
-}
+std::string name(Ownership ownership) { return kNames[static_cast<std::size_t>(ownership)]; }
 
 std::vector<int> assign_owners(const std::vector<std::int64_t>& bytes, int world_size,
                                Ownership ownership) {

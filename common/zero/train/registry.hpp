@@ -3,6 +3,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <zero/train/strategy.hpp>
@@ -26,6 +27,12 @@ struct StrategyEntry {
 class Registry {
  public:
   void add(StrategyEntry entry);
+  /// A class whose options are all in StrategyArguments.
+  template <typename Chapter>
+  void add(std::string name, std::string chapter, std::vector<std::string> variants) {
+    add({std::move(name), std::move(chapter), std::move(variants),
+         [](const StrategyArguments& a) { return std::make_unique<Chapter>(a); }});
+  }
 
   /// Makes the strategy that `mode` ("zero1", "zero1:naive") names; overrides arguments.variant.
   /// Throws zero::Error with the known names for an unknown one.

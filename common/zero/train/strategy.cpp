@@ -84,6 +84,16 @@ void Strategy::backward(const at::Tensor& loss) {
   passes_.backward(loss, reduces_now());
 }
 
+void Strategy::reduce_after_backward(std::vector<BackwardSchedule::Item> items,
+                                     std::function<void(std::size_t item)> reduce) {
+  reduce_after_backward_ = [this, items = std::move(items), reduce = std::move(reduce)] {
+    const auto trains = [this](std::size_t i) { return trainable(i); };
+    for (std::size_t k = items.size(); k-- > 0;) {
+      if (std::ranges::any_of(items[k].parameters, trains)) reduce(k);
+    }
+  };
+}
+
 void Strategy::reduce_in_backward(std::vector<BackwardSchedule::Item> items,
                                   BackwardSchedule::Actions actions) {
   passes_.set_schedule(std::move(items), std::move(actions));
@@ -91,6 +101,7 @@ void Strategy::reduce_in_backward(std::vector<BackwardSchedule::Item> items,
 
 void Strategy::finish_backward() {
   if (!reduces_now()) return;
+  if (reduce_after_backward_) reduce_after_backward_();
   // Drops the gradients of parameters that no rank has used, and adds up micro-batches that were
   // averaged one by one. Other gradients stay as they are.
   averaged_.complete(/*is_last_micro_batch=*/requires_gradient_sync_);
@@ -116,6 +127,14 @@ void Strategy::zero_grad() {
   averaged_.forget();
 }
 
+at::Tensor Strategy::step(const std::function<at::Tensor()>& closure) {
+  at::Tensor loss = closure();
+  finish_backward();
+  optimizer_step();
+  sync_parameters();
+  return loss;
+}
+
 float Strategy::clip_grad_norm(double max_norm, optim::Norm norm) {
   const dist::CallScope call(communicator_, "Strategy::clip_grad_norm");
   return averaged_.clip(max_norm, norm);
@@ -131,6 +150,10 @@ void Strategy::reshard(std::size_t unit) {
   passes_.use().release(unit);
   // backward() drops everything at its end.
   if (!in_backward() && !is_in_use(unit)) drop(unit);
+}
+
+void Strategy::gather_all() {
+  for (std::size_t u = 0; u < list_.units.size(); ++u) gather(u);
 }
 
 void Strategy::reshard_all() {
@@ -158,17 +181,17 @@ ParameterShard Strategy::local_shard(std::size_t index) const {
                                                : ParameterShard{};
 }
 
+std::int64_t Strategy::gathers(std::size_t unit) const {
+  const std::int64_t once = uses(unit) > 0 ? 1 : 0;
+  return unit == kRoot ? once : uses(unit) + once;
+}
+
 std::vector<std::size_t> Strategy::backward_order() const {
   std::vector<std::size_t> order;
   for (std::size_t i = count(); i-- > 0;) {
     if (trainable(i)) order.push_back(i);
   }
   return order;
-}
-
-bool Strategy::any_trainable(const std::vector<std::size_t>& indices) const {
-  return std::any_of(indices.begin(), indices.end(),
-                     [this](std::size_t i) { return trainable(i); });
 }
 
 at::Tensor& Strategy::gradient_to_reduce(std::size_t index) {
@@ -207,6 +230,15 @@ void Strategy::broadcast_from_rank_0() {
     communicator_.broadcast(memory::raw(parameter(i)), /*root=*/0, Purpose::kSetup).wait();
   }
   broadcast_buffers_from_rank_0();
+}
+
+void Strategy::send_first_value(std::size_t index, int owner) {
+  const int rank = communicator_.rank();
+  const at::Tensor tensor = memory::raw(parameter(index));
+  if (rank == 0 || rank == owner) fill(index);
+  if (owner == 0) return;
+  if (rank == 0) communicator_.send(tensor, owner, Purpose::kSetup).wait();
+  if (rank == owner) communicator_.recv(tensor, 0, Purpose::kSetup).wait();
 }
 
 void Strategy::broadcast_buffers_from_rank_0() {

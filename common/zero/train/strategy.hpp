@@ -3,6 +3,7 @@
 #include <torch/types.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -51,8 +52,8 @@ class Strategy {
   virtual void backward(const at::Tensor& loss);
   /// Waits for what is in flight. After the last micro-batch the gradients that this rank is
   /// responsible for (see owns()) are the average over ranks. A stage that does not
-  /// reduce_in_backward() reduces them here. An override calls Strategy::finish_backward() once all
-  /// are reduced; see AveragedGradients::complete().
+  /// reduce_in_backward() reduces them here. An override calls Strategy::finish_backward() last;
+  /// see AveragedGradients::complete().
   virtual void finish_backward();
   /// Updates what this rank owns.
   virtual void optimizer_step();
@@ -60,6 +61,11 @@ class Strategy {
   virtual void sync_parameters() {}
   /// Drops all gradients.
   virtual void zero_grad();
+
+  /// For optimizers that evaluate the model themselves: runs `closure` (forward and backward,
+  /// returns the loss), then finish_backward(), optimizer_step() and sync_parameters(). Returns the
+  /// loss.
+  at::Tensor step(const std::function<at::Tensor()>& closure);
 
   /// Call before backward(): whether the gradients of this micro-batch are reduced after it
   /// (default: yes). False for all micro-batches of a step except the last.
@@ -107,6 +113,8 @@ class Strategy {
   optim::Optimizer& optimizer() const { return *optimizer_; }
   /// How gradients are averaged: the operation and the type of the sums.
   const dist::Reduction& average() const { return average_; }
+  /// Whether every micro-batch is reduced by itself, and averages are added up.
+  bool reduces_each() const { return reduces_each_; }
   /// The gradients after finish_backward(): loss scale, norm, whether all are finite.
   AveragedGradients& averaged_gradients() { return averaged_; }
   /// What forward() and backward() run in; shows gradients to an observer.
@@ -142,9 +150,14 @@ class Strategy {
   virtual void drop(std::size_t unit) {}
   /// Blocks until no transfer of parameters is in flight, so that they may be read and updated.
   virtual void finish_parameters() {}
+  /// How often a step of one micro-batch gathers unit `unit`, for costs(). By default the root
+  /// stays whole between its forward and its backward, and other units are gathered for each use in
+  /// forward and once in backward, where they stay whole until their gradients are complete.
+  virtual std::int64_t gathers(std::size_t unit) const;
 
   // What a chapter may call.
 
+  static constexpr std::size_t kRoot = 0;  ///< the outermost unit, the model itself
   std::size_t count() const { return list_.size(); }
   const at::Tensor& parameter(std::size_t index) const { return list_.parameters[index].tensor; }
   bool trainable(std::size_t index) const { return parameter(index).requires_grad(); }
@@ -152,8 +165,11 @@ class Strategy {
   void drop_gradient(std::size_t index) const { gradient(index) = at::Tensor(); }
   /// Indices of all trainable parameters in reverse registration order.
   std::vector<std::size_t> backward_order() const;
-  bool any_trainable(const std::vector<std::size_t>& indices) const;
 
+  /// Called by a constructor: from now on finish_backward() reduces, last to first, the items that
+  /// have a trainable parameter.
+  void reduce_after_backward(std::vector<BackwardSchedule::Item> items,
+                             std::function<void(std::size_t item)> reduce);
   /// Called by a constructor: from now on gradients are reduced while backward() runs, when they
   /// are complete and in the same order on all ranks; see BackwardSchedule.
   void reduce_in_backward(std::vector<BackwardSchedule::Item> items,
@@ -172,6 +188,10 @@ class Strategy {
   /// Sends rank 0's first values of every parameter and buffer to all ranks. For stages that hold
   /// the whole model.
   void broadcast_from_rank_0();
+  /// Sends rank 0's first value of one parameter to `owner` alone; other ranks allocate nothing.
+  /// For stages that hold whole parameters, each on one rank. Called by all ranks; rank 0 has the
+  /// value too, until it is released.
+  void send_first_value(std::size_t index, int owner);
   /// The buffers alone, by a constructor that has put the parameters where they are to stay.
   void broadcast_buffers_from_rank_0();
   /// Allocates one parameter; on rank 0, also asks the source for its first value.
@@ -183,12 +203,10 @@ class Strategy {
 
   /// Whether backward() is running.
   bool in_backward() const { return passes_.in_backward(); }
-  /// Whether unit `unit` is between unshard() and reshard(). Inside backward() its gradients may
-  /// come at any time, so they are reduced at the end.
-  bool is_held(std::size_t unit) const { return passes_.use().is_held(unit); }
-  /// Whether it is held, or its forward is running.
+  /// Whether unit `unit` is between unshard() and reshard(), or its forward is running.
   bool is_in_use(std::size_t unit) const { return passes_.use().is_in_use(unit); }
-  /// Drops what this rank does not keep of any unit.
+  /// Makes the parameters of all units whole, and drops what this rank does not keep of any unit.
+  void gather_all();
   void reshard_all();
 
   nn::Model& model_;
@@ -204,6 +222,7 @@ class Strategy {
   const bool reduces_each_;  // every micro-batch
   bool requires_gradient_sync_ = true;
   bool awaits_reduction_ = false;  // a backward whose gradients are to be reduced has begun
+  std::function<void()> reduce_after_backward_;
   AveragedGradients averaged_;
   HeldModel held_;
   AutogradPasses passes_;

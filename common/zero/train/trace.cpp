@@ -43,23 +43,19 @@ void add_activities(base::Json& trace, const std::vector<dist::Activity>& activi
   const int process = ::getpid();
   for (const dist::Activity& activity : activities) {
     const double begin = clock(activity.begin), end = clock(activity.end);
-    base::Json event = {{"ph", "X"},         {"cat", "exposed"}, {"name", activity.name},
-                        {"pid", process},    {"tid", process},   {"ts", begin},
-                        {"dur", end - begin}};
-    if (activity.kind == dist::Activity::Kind::kInFlight) {
-      event = {{"ph", "b"},           {"cat", "collective"},
-               {"id", events.size()}, {"name", activity.name},
-               {"pid", process},      {"tid", process},
-               {"ts", begin},         {"args", {{"bytes", activity.bytes}}}};
-      base::Json last = event;
-      last["ph"] = "e";
-      last["ts"] = end;
-      last.erase("args");
+    base::Json event = {
+        {"name", activity.name}, {"pid", process}, {"tid", process}, {"ts", begin}};
+    if (activity.kind != dist::Activity::Kind::kInFlight) {
+      event.update({{"ph", "X"}, {"cat", "exposed"}, {"dur", end - begin}});
       events.push_back(std::move(event));
-      events.push_back(std::move(last));
       continue;
     }
+    event.update({{"cat", "collective"}, {"id", events.size()}});
+    base::Json last = event;
+    event.update({{"ph", "b"}, {"args", {{"bytes", activity.bytes}}}});
+    last.update({{"ph", "e"}, {"ts", end}});
     events.push_back(std::move(event));
+    events.push_back(std::move(last));
   }
 }
 

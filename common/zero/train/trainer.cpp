@@ -87,7 +87,7 @@ void Trainer::run(const std::vector<data::Batch>& micro_batches, StepResult& res
       loss = strategy_.forward(batch);
     }
     communicator.synchronize();
-    loss_sum += loss_of_all_ranks(loss.item<double>(), batch.loss_terms).loss_sum;
+    loss_sum += loss_of_all_ranks(loss.item<double>(), batch.loss_terms);
     watch.end_of(&PhaseSeconds::forward);
     memory::mark("backward");
     {
@@ -132,7 +132,7 @@ double Trainer::evaluate(const std::vector<data::Batch>& batches) {
   for (const data::Batch& batch : batches) {
     const at::Tensor loss = strategy_.forward(batch);
     strategy_.communicator().synchronize();
-    loss_sum += loss_of_all_ranks(loss.item<double>(), batch.loss_terms).loss_sum;
+    loss_sum += loss_of_all_ranks(loss.item<double>(), batch.loss_terms);
   }
   return loss_sum / all_terms;
 }
@@ -166,21 +166,20 @@ double Trainer::count_terms(const std::vector<data::Batch>& batches) {
                   steps_));
 }
 
-Trainer::LossOfAllRanks Trainer::loss_of_all_ranks(double loss, std::int64_t terms) {
+double Trainer::loss_of_all_ranks(double loss, std::int64_t terms) {
   // Each rank sends a flag with its numbers: a maximum over the values could lose a NaN, depending
   // on which rank has it.
   dist::Communicator& communicator = strategy_.communicator();
   const bool finite = std::isfinite(loss);
   const std::vector<double> all =
       dist::all_gather_scalars(communicator, {finite ? loss * static_cast<double>(terms) : 0.0,
-                                              static_cast<double>(terms), finite ? 0.0 : 1.0});
-  LossOfAllRanks sums{0, 0};
+                                              finite ? 0.0 : 1.0});
+  double sum = 0;
   std::vector<int> not_finite;
   for (int rank = 0; rank < communicator.size(); ++rank) {
-    const double* const theirs = &all[static_cast<std::size_t>(3 * rank)];
-    sums.loss_sum += theirs[0];
-    sums.terms += theirs[1];
-    if (theirs[2] != 0.0) not_finite.push_back(rank);
+    const double* const theirs = &all[static_cast<std::size_t>(2 * rank)];
+    sum += theirs[0];
+    if (theirs[1] != 0.0) not_finite.push_back(rank);
   }
   if (!not_finite.empty()) {
     strategy_.zero_grad();
@@ -189,7 +188,7 @@ Trainer::LossOfAllRanks Trainer::loss_of_all_ranks(double loss, std::int64_t ter
                     "lower learning rate or clipping may help)",
                     steps_, ranks_text(not_finite)));
   }
-  return sums;
+  return sum;
 }
 
 }  // namespace zero::train

@@ -81,11 +81,7 @@ class Trainer {
   std::optional<LossScale>& loss_scale() { return loss_scale_; }
 
  private:
-  struct LossOfAllRanks {
-    double loss_sum;
-    double terms;
-  };
-  LossOfAllRanks loss_of_all_ranks(double loss, std::int64_t terms);
+  double loss_of_all_ranks(double loss, std::int64_t terms);
   double count_terms(const std::vector<data::Batch>& batches);
   void end(StepResult& result);
   void run(const std::vector<data::Batch>& micro_batches, StepResult& result);

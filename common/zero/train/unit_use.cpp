@@ -55,7 +55,7 @@ void UnitUse::end_backward() {
 
 std::vector<std::size_t> UnitUse::enter_other_pass(std::size_t u) {
   std::vector<std::size_t> over;
-  while (!other_pass_.empty() && !lies_within(u, other_pass_.back())) {
+  while (!other_pass_.empty() && !list_.lies_within(u, other_pass_.back())) {
     over.push_back(other_pass_.back());
     other_pass_.pop_back();
   }
@@ -64,11 +64,6 @@ std::vector<std::size_t> UnitUse::enter_other_pass(std::size_t u) {
 }
 
 std::vector<std::size_t> UnitUse::end_other_pass() { return std::exchange(other_pass_, {}); }
-
-bool UnitUse::lies_within(std::size_t u, std::size_t outer) const {
-  while (u != outer && u != 0) u = list_.units[u].parent;
-  return u == outer;
-}
 
 std::int64_t UnitUse::uses_in_graphs(std::size_t u) const {
   std::int64_t uses = 0;

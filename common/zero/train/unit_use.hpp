@@ -52,7 +52,6 @@ class UnitUse {
   std::vector<std::size_t> end_other_pass();
 
  private:
-  bool lies_within(std::size_t u, std::size_t outer) const;
   std::int64_t uses_in_graphs(std::size_t u) const;
 
   const nn::ParameterList& list_;
