@@ -27,8 +27,7 @@ void expect_all_modes_identical(int world_size, const RunOptions& options) {
   });
 }
 
-class Parity : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, Parity, ::testing::Values(1, 2, 3, 4, 8), name_of_ranks);
+ZERO_TESTS_ON_RANKS(Parity, 1, 2, 3, 4, 8);
 
 TEST_P(Parity, AdamW) { expect_all_modes_identical(GetParam(), {}); }
 
@@ -56,8 +55,7 @@ TEST_P(Parity, AccumulatedAfterReducingEach) {
       {.steps = 2, .micro_batches = 3, .accumulation = train::Accumulation::kReduceEach});
 }
 
-class ParityFewRanks : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, ParityFewRanks, ::testing::Values(2, 3), name_of_ranks);
+ZERO_TESTS_ON_RANKS(ParityFewRanks, 2, 3);
 
 TEST_P(ParityFewRanks, OtherOwnersNormsOptimizersAndSeeds) {
   std::vector<RunOptions> all = {

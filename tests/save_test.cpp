@@ -14,7 +14,7 @@
 #include <tests/support/modes.hpp>
 #include <tests/support/ranks.hpp>
 #include <tests/support/test_folder.hpp>
-#include <zero/base/error.hpp>
+#include <tests/support/toy_run.hpp>
 #include <zero/io/safetensors.hpp>
 #include <zero/io/save_model.hpp>
 #include <zero/memory/accounting.hpp>
@@ -37,16 +37,6 @@ nn::LlamaConfig config() {
 }
 
 std::shared_ptr<nn::Llama> model_without_storage() { return make_deferred<nn::Llama>(config()); }
-
-std::int64_t largest_unit(const nn::ParameterList& list) {
-  std::int64_t largest = 0;
-  for (const nn::UnitInfo& unit : list.units) {
-    std::int64_t bytes = 0;
-    for (const std::size_t i : unit.parameters) bytes += list.parameters[i].bytes();
-    largest = std::max(largest, bytes);
-  }
-  return largest;
-}
 
 // What chapters 04 and 05 hold beside the tensors of a unit while they are whole: less than
 // kAlignment elements for each tensor, and for each rank and buffer, of which there are at most as

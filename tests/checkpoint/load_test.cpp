@@ -11,8 +11,7 @@
 namespace zero::testing {
 namespace {
 
-class Load : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, Load, ::testing::Values(2, 3), name_of_ranks);
+ZERO_TESTS_ON_RANKS(Load, 2, 3);
 
 at::Tensor add_buffer(Session& session, double value) {
   return session.model().register_buffer("mean", at::full({3}, value));
@@ -68,8 +67,7 @@ TEST_P(Load, DropsGradients) {
       const at::Tensor mine = strategy.piece(i).tensor;
       EXPECT_FALSE(mine.defined() && mine.grad().defined());
     }
-    EXPECT_THAT(error_of([&] { strategy.optimizer_step(); }),
-                HasSubstr("optimizer_step() before backward()"));
+    expect_error([&] { strategy.optimizer_step(); }, {"optimizer_step() before backward()"});
   });
 }
 

@@ -66,7 +66,7 @@ void expect_resumed_like_uninterrupted(dist::Communicator& communicator, const s
   communicator.barrier();  // rank 0's folder lives until all have read
 }
 
-class SameWorld : public ::testing::TestWithParam<int> {};
+ZERO_TESTS_ON_RANKS(SameWorld, 1, 2, 3);
 
 TEST_P(SameWorld, EveryModeGoesOnToTheLastBit) {
   on_all_modes(GetParam(), [](dist::Communicator& communicator, const std::string& mode) {
@@ -94,8 +94,6 @@ TEST_P(SameWorld, OtherOptimizersGoOnToTheLastBit) {
     }
   });
 }
-
-INSTANTIATE_TEST_SUITE_P(Ranks, SameWorld, ::testing::Values(1, 2, 3));
 
 struct Change {
   std::string from_mode;

@@ -115,17 +115,5 @@ TEST(Engine, ScalesTheLossAsTheTrainerDoes) {
   });
 }
 
-TEST(Engine, RefusesCallsInTheWrongOrder) {
-  on_ranks(2, [](dist::Communicator& communicator) {
-    EXPECT_THROW(EngineRun(communicator, {.accumulation_steps = 0}), Error);
-    EngineRun run(communicator, {});
-    EXPECT_THROW(run.engine.step(), Error);
-    run.engine.backward(run.forward(0));
-    const at::Tensor again = run.forward(1);
-    EXPECT_THROW(run.engine.backward(again), Error);
-    EXPECT_TRUE(run.engine.step());
-  });
-}
-
 }  // namespace
 }  // namespace zero::testing

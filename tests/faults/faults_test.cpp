@@ -76,6 +76,14 @@ dist::LaunchOptions launch_options() {
   return options;
 }
 
+std::vector<dist::RankExit> ranks_struck(const std::string& mode, const std::string& phase,
+                                         int signal) {
+  return dist::launch_ranks(launch_options(), [&](dist::Communicator& communicator) {
+    train_until_struck(communicator, mode, phase, signal);
+    return std::string();
+  });
+}
+
 void expect_no_processes_left() {
   EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1);
   EXPECT_EQ(errno, ECHILD);
@@ -108,11 +116,7 @@ INSTANTIATE_TEST_SUITE_P(Paths, Fault,
                          });
 
 TEST_P(Fault, ARankIsKilled) {
-  const auto& [mode, phase] = GetParam();
-  const auto exits = dist::launch_ranks(launch_options(), [&](dist::Communicator& communicator) {
-    train_until_struck(communicator, mode, phase, SIGKILL);
-    return std::string();
-  });
+  const auto exits = ranks_struck(std::get<0>(GetParam()), std::get<1>(GetParam()), SIGKILL);
   EXPECT_EQ(exits[kVictim].signal, SIGKILL);
   EXPECT_FALSE(exits[kVictim].killed) << "the launcher did it, not the test";
   expect_survivors_speak(exits, "connection to rank 1 is gone|rank 1 is gone");
@@ -121,10 +125,7 @@ TEST_P(Fault, ARankIsKilled) {
 
 // What the others make of a rank that stands still in `phase`.
 void expect_stop_is_noticed(const std::string& mode, const std::string& phase) {
-  const auto exits = dist::launch_ranks(launch_options(), [&](dist::Communicator& communicator) {
-    train_until_struck(communicator, mode, phase, SIGSTOP);
-    return std::string();
-  });
+  const auto exits = ranks_struck(mode, phase, SIGSTOP);
   EXPECT_EQ(exits[kVictim].signal, SIGKILL) << "it cannot have ended by itself";
   expect_survivors_speak(exits, "nothing from rank 1 within 2(.0)? s");
   expect_no_processes_left();

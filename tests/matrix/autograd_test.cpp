@@ -20,8 +20,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-class Autograd : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, Autograd, ::testing::Values(2, 3), name_of_ranks);
+ZERO_TESTS_ON_RANKS(Autograd, 2, 3);
 
 TEST_P(Autograd, OutputsOfUnitsMayBeChangedInPlace) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {

@@ -71,8 +71,7 @@ std::vector<at::Tensor> train(nn::Model& model, dist::Communicator& communicator
   return whole_weights(*strategy);
 }
 
-class Buffers : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, Buffers, ::testing::Values(1, 2, 3), name_of_ranks);
+ZERO_TESTS_ON_RANKS(Buffers, 1, 2, 3);
 
 TEST_P(Buffers, AreThoseOfRank0AtTheStartAndEachRanksOwnAfterwards) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
@@ -87,8 +86,7 @@ TEST_P(Buffers, AreThoseOfRank0AtTheStartAndEachRanksOwnAfterwards) {
   });
 }
 
-class Dtypes : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, Dtypes, ::testing::Values(1, 2, 3), name_of_ranks);
+ZERO_TESTS_ON_RANKS(Dtypes, 1, 2, 3);
 
 TEST_P(Dtypes, OfOneModelMayDiffer) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
@@ -108,8 +106,8 @@ TEST_P(Dtypes, OfOneModelMayDiffer) {
 // One buffer has one dtype: in double the floats would be averaged with other roundings.
 TEST(FlatReduction, NeedsOneDtype) {
   on_ranks(2, [](dist::Communicator& communicator) {
-    EXPECT_THAT(error_of([&] { train(*make_deferred<TwoDtypes>(), communicator, "ddp:flat"); }),
-                ::testing::HasSubstr("'large' is Double where 'small' is Float"));
+    expect_error([&] { train(*make_deferred<TwoDtypes>(), communicator, "ddp:flat"); },
+                 {"'large' is Double where 'small' is Float"});
   });
 }
 

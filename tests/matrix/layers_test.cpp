@@ -10,8 +10,7 @@
 namespace zero::testing {
 namespace {
 
-class LayersOfUnits : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, LayersOfUnits, ::testing::Values(1, 2, 3, 4, 8), name_of_ranks);
+ZERO_TESTS_ON_RANKS(LayersOfUnits, 1, 2, 3, 4, 8);
 
 // By its formula, which counts how often each was used.
 TEST_P(LayersOfUnits, SendWhatTheModeSaysAndLeaveNothingWhole) {

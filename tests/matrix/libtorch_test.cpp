@@ -20,8 +20,7 @@
 namespace zero::testing {
 namespace {
 
-class LibTorch : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, LibTorch, ::testing::Values(2, 3), name_of_ranks);
+ZERO_TESTS_ON_RANKS(LibTorch, 2, 3);
 
 SessionOptions options_of_plain_model() {
   SessionOptions options;

@@ -19,8 +19,7 @@ namespace {
 using dist::Purpose;
 using memory::Category;
 
-class Points : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, Points, ::testing::Values(1, 2, 3), name_of_ranks);
+ZERO_TESTS_ON_RANKS(Points, 1, 2, 3);
 
 // Two units and a root, nothing frozen, every parameter used once.
 SessionOptions plain_model() {

@@ -102,7 +102,6 @@ class LlamaPeer : public ::testing::TestWithParam<Case> {
   }
 
   bool from_a_checkpoint() const { return GetParam().model == "tiny"; }
-  static std::string quoted(const fs::path& path) { return "'" + path.string() + "'"; }
   static std::string script() {
     return quoted(fs::canonical(__FILE__).parent_path() / "llama_peer.py") + " ";
   }
@@ -134,10 +133,8 @@ TEST_P(LlamaPeer, SameLogitsFromTheirFilesAndFromOurs) {
                                         GetParam().model + " --task " + GetParam().task);
   ASSERT_EQ(made.code, 0) << made.said;
   std::cout << made.said;
-  RankOptions options;
-  options.timeout = std::chrono::seconds(100);
-  options.total_timeout = std::chrono::seconds(250);
-  on_ranks(options, [this](dist::Communicator& communicator) { read_compare_save(communicator); });
+  on_ranks({.timeout = std::chrono::seconds(100), .total_timeout = std::chrono::seconds(250)},
+           [this](dist::Communicator& communicator) { read_compare_save(communicator); });
   expect_layout_of_transformers();
   std::vector<fs::path> folders = {from_cpp()};
   if (from_a_checkpoint()) folders.push_back(export_checkpoint());

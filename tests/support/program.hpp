@@ -118,6 +118,9 @@ class Program {
   int code_ = -1;
 };
 
+/// A path as a word of a command line, with spaces around it.
+inline std::string quoted(const std::filesystem::path& path) { return " '" + path.string() + "' "; }
+
 /// Runs a command line of the shell in the folder of the project. Blocks until it has ended.
 inline ProcessResult run_command(const std::string& command) {
   Program shell({"/bin/sh", "-c", command});

@@ -106,7 +106,7 @@ void expect_place_refused(const TestFolder& folder, const std::string& arguments
 
 TEST(Paths, OfOutputsMayNotBeThoseOfInputs) {
   const TestFolder folder;
-  const auto at = [&](const std::string& name) { return " '" + (folder / name).string() + "' "; };
+  const auto at = [&](const std::string& name) { return testing::quoted(folder / name); };
   const std::string text(400, 'a');
   folder.write("text.txt", text);
   std::filesystem::create_symlink(folder / "text.txt", folder / "link");
@@ -135,7 +135,7 @@ TEST(Paths, OfOutputsMayNotBeThoseOfInputs) {
 
 TEST(Paths, OfOutputsDiffer) {
   const TestFolder folder;
-  const auto at = [&](const std::string& name) { return " '" + (folder / name).string() + "' "; };
+  const auto at = [&](const std::string& name) { return testing::quoted(folder / name); };
   const std::string same = "would be written to the same place: name two";
   for (const std::string& outputs :
        {"--json" + at("x.json") + "--trace" + at("x.json"),
@@ -151,7 +151,7 @@ TEST(Paths, OfOutputsDiffer) {
 
 TEST(Paths, MayLieInOneFolder) {
   const TestFolder folder;
-  const auto at = [&](const std::string& name) { return " '" + (folder / name).string() + "' "; };
+  const auto at = [&](const std::string& name) { return testing::quoted(folder / name); };
   for (int again = 0; again < 2; ++again) {
     const ProcessResult ended =
         run_ladder(folder, kQuick + "--modes ddp --save" + at("s") + "--json" +

@@ -31,7 +31,7 @@ const std::string kTiny = kOfAnyLength + "--seq-len 16 ";
 
 std::string folder_option(const std::string& option, const TestFolder& folder,
                           const std::string& name = "run") {
-  return option + " '" + (folder / name).string() + "' ";
+  return option + testing::quoted(folder / name);
 }
 
 // The modes in the figures of a run that must succeed.
@@ -135,22 +135,23 @@ TEST(Resume, MasterWeightsAndLossScaleComeBack) {
 TEST(Resume, SaysWhereItGoesOnAndWhatIsNotAsItWas) {
   const TestFolder folder;
   figures(folder, "--steps 2 --modes zero1 " + folder_option("--checkpoint", folder));
-  const ProcessResult ended = run_ladder(
-      folder, kTiny + "--steps 3 --modes zero3 --lr 0.001 " + folder_option("--resume", folder));
-  EXPECT_EQ(ended.code, 0) << ended.said;
-  EXPECT_THAT(ended.said, HasSubstr("tiny as language model on 2 ranks, 1 steps of 1 x 16"));
-  EXPECT_THAT(ended.said, HasSubstr("goes on after step 2 of " + (folder / "run").string() +
-                                    ", saved by zero1 on 2 ranks"));
-  EXPECT_THAT(ended.said, HasSubstr("the learning rate was 5e-05, now it is 0.001"));
-  EXPECT_THAT(ended.said, HasSubstr("zero3  3/3")) << "the steps before it count";
+  const std::string said = testing::succeed(folder, kTiny + "--steps 3 --modes zero3 --lr 0.001 " +
+                                                        folder_option("--resume", folder))
+                               .said;
+  EXPECT_THAT(said, HasSubstr("tiny as language model on 2 ranks, 1 steps of 1 x 16"));
+  EXPECT_THAT(said, HasSubstr("goes on after step 2 of " + (folder / "run").string() +
+                              ", saved by zero1 on 2 ranks"));
+  EXPECT_THAT(said, HasSubstr("the learning rate was 5e-05, now it is 0.001"));
+  EXPECT_THAT(said, HasSubstr("zero3  3/3")) << "the steps before it count";
 }
 
 TEST(Resume, EpochsAndValidationGoOnWhereTheyStood) {
   const TestFolder folder;
   std::string text;
   for (int i = 0; text.size() < 20 * 16 + 1; ++i) text += std::to_string(i * i) + " ";
-  const std::string data = "--data '" + folder.write("text", text.substr(0, 20 * 16 + 1)).string() +
-                           "' --checkpoint-every 3 --validation ";
+  const std::string data = "--data" +
+                           testing::quoted(folder.write("text", text.substr(0, 20 * 16 + 1))) +
+                           "--checkpoint-every 3 --validation ";
   const json whole = figures(folder, data + "0.25 --modes zero3 --epochs 2 " +
                                          folder_option("--checkpoint", folder, "whole"));
   const json& losses = whole.at(0).at("validation");  // after 0, 3, 6, 9, 12 and 14 steps

@@ -122,11 +122,5 @@ TEST(Text, ProjectTextRefusesAFolderWithoutProse) {
   expect_error([&] { project_text(folder / "no"); }, {"not the folder"});
 }
 
-TEST(Text, ProjectTextOfThisProjectIsEnoughToTrainOn) {
-  const TokenStream text = project_text(testing::repository());
-  EXPECT_GT(text.size(), 10'000);
-  EXPECT_EQ(text.fingerprint(), project_text(testing::repository()).fingerprint());
-}
-
 }  // namespace
 }  // namespace zero::data
