@@ -1,14 +1,12 @@
 // Stage 3 with every layer gathered by itself.
 
 #include <c10/core/GradMode.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 
 #include <tests/support/deferred.hpp>
 #include <tests/support/ranks.hpp>
 #include <zero/memory/accounting.hpp>
-#include <zero/memory/storage.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/train/shard_layout.hpp>

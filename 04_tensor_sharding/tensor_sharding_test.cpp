@@ -1,5 +1,4 @@
 #include <fmt/ranges.h>
-#include <gtest/gtest.h>
 
 #include <tests/support/ranks.hpp>
 #include <tests/support/toy_run.hpp>

@@ -2,17 +2,14 @@
 // parameters that are there when a layer runs again.
 
 #include <c10/core/GradMode.h>
-#include <gtest/gtest.h>
 
 #include <tests/support/deferred.hpp>
 #include <tests/support/edge_case_model.hpp>
 #include <tests/support/modes.hpp>
-#include <tests/support/ranks.hpp>
 #include <tests/support/same_bits.hpp>
 #include <tests/support/states.hpp>
 #include <tests/support/whole_weights.hpp>
 #include <zero/memory/accounting.hpp>
-#include <zero/memory/storage.hpp>
 #include <zero/nn/checkpoint.hpp>
 #include <zero/nn/functional.hpp>
 #include <zero/nn/llama.hpp>

@@ -2,13 +2,11 @@
 // curve of losses however many ranks share the work.
 
 #include <ATen/ops/empty.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 
 #include <tests/support/curve.hpp>
-#include <tests/support/ranks.hpp>
 #include <tests/support/records.hpp>
 #include <zero/data/text.hpp>
 

@@ -4,10 +4,8 @@
 #include <set>
 
 #include <tests/parity_matrix/cells.hpp>
-#include <tests/support/modes.hpp>
 #include <tests/support/optimizers.hpp>
 #include <tests/support/parity.hpp>
-#include <tests/support/ranks.hpp>
 
 namespace zero::testing {
 namespace {

@@ -1,10 +1,7 @@
 // Every strategy and variant against its own formulas: bytes at rest by category, what else is
 // alive, and bytes on the wire. Equal weights cannot show that a stage shards nothing; this can.
 
-#include <gmock/gmock.h>
-
 #include <tests/support/modes.hpp>
-#include <tests/support/ranks.hpp>
 #include <tests/support/states.hpp>
 #include <tests/support/toy.hpp>
 #include <zero/memory/accounting.hpp>

@@ -1,7 +1,6 @@
 // What is there when a checkpoint is loaded: buffers of each rank, units that a forward has left
 // whole, gradients. And files that no rank takes anything from.
 #include <ATen/ops/full.h>
-#include <ATen/ops/zeros.h>
 
 #include <tests/support/error_of.hpp>
 #include <tests/support/ranks.hpp>

@@ -1,11 +1,8 @@
 // A run that stops and goes on: at the same world size as if it had never stopped, at another or
 // under another strategy with exactly what was there.
-#include <ATen/ops/equal.h>
 #include <fmt/format.h>
-#include <gtest/gtest.h>
 
 #include <tests/support/optimizers.hpp>
-#include <tests/support/ranks.hpp>
 #include <tests/support/test_folder.hpp>
 #include <tests/support/two_bytes.hpp>
 #include <tests/support/whole_state.hpp>

@@ -5,11 +5,9 @@
 #include <ATen/Context.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/equal.h>
-#include <gmock/gmock.h>
 
 #include <limits>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include <tests/support/error_of.hpp>
@@ -27,9 +25,6 @@
 
 namespace zero::dist {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 struct Where {
   at::DeviceType device;

@@ -1,9 +1,6 @@
 // What programs of ranks on GPUs say where there is none. These tests run everywhere: they hide
 // GPUs.
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <cstdlib>
 #include <optional>
 

@@ -2,7 +2,6 @@
 // not when the time limit is over.
 
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 
 #include <chrono>
 #include <cstdlib>

@@ -2,8 +2,6 @@
 // measure is the plain module in one process: the same calls in the same order for the batches of
 // all ranks, gradients averaged in rank order, one optimizer over everything.
 
-#include <gmock/gmock.h>
-
 #include <map>
 #include <sstream>
 #include <string>
@@ -16,8 +14,6 @@
 
 namespace zero::testing {
 namespace {
-
-using ::testing::HasSubstr;
 
 ZERO_TESTS_ON_RANKS(CallOrder, 2, 3);
 

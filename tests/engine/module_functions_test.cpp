@@ -2,14 +2,11 @@
 
 #include <ATen/ops/full.h>
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <torch/nn/cloneable.h>
 #include <torch/serialize.h>
 
 #include <filesystem>
-#include <fstream>
 #include <functional>
-#include <iterator>
 #include <memory>
 #include <vector>
 

@@ -3,7 +3,6 @@
 
 #include <ATen/ops/allclose.h>
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <torch/optim/sgd.h>
 
 #include <cmath>
@@ -23,9 +22,6 @@
 
 namespace zero::testing {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 ZERO_TESTS_ON_RANKS(StepEnd, 2, 3);
 

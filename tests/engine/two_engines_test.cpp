@@ -3,12 +3,10 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/softplus.h>
-#include <gmock/gmock.h>
 
 #include <functional>
 #include <map>
 #include <numeric>
-#include <utility>
 #include <vector>
 
 #include <tests/support/engine_run.hpp>
@@ -19,9 +17,6 @@
 
 namespace zero::testing {
 namespace {
-
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 ZERO_TESTS_ON_RANKS(TwoEngines, 2, 3);
 

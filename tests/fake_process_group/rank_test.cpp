@@ -3,8 +3,6 @@
 #include <ATen/ops/equal.h>
 
 #include <tests/support/deferred.hpp>
-#include <tests/support/modes.hpp>
-#include <tests/support/ranks.hpp>
 #include <tests/support/session.hpp>
 #include <tests/support/states.hpp>
 #include <tests/support/whole_weights.hpp>

@@ -1,14 +1,10 @@
 // Losses that are not numbers, batches without terms, calls in the wrong order, and models that
 // cannot be sharded: the same decision on every rank, and nothing damaged.
 
-#include <gmock/gmock.h>
-
 #include <limits>
 
 #include <tests/support/deferred.hpp>
 #include <tests/support/error_of.hpp>
-#include <tests/support/modes.hpp>
-#include <tests/support/ranks.hpp>
 #include <tests/support/session.hpp>
 #include <zero/optim/adamw.hpp>
 

@@ -2,10 +2,8 @@
 
 #include <arpa/inet.h>
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <csignal>
 #include <cstdlib>

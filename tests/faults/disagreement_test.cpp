@@ -1,10 +1,6 @@
 // Ranks that were given different things: an error on all of them, before training, that names the
 // first difference and both sides.
 
-#include <gmock/gmock.h>
-
-#include <tests/support/modes.hpp>
-#include <tests/support/ranks.hpp>
 #include <tests/support/session.hpp>
 #include <zero/optim/adamw.hpp>
 

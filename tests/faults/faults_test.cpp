@@ -2,7 +2,6 @@
 // time limit, with an error that names an operation and a rank, and nothing is left running.
 
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <poll.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -16,7 +15,6 @@
 #include <thread>
 
 #include <tests/support/hooked_optimizer.hpp>
-#include <tests/support/ranks.hpp>
 #include <tests/support/session.hpp>
 #include <zero/base/error.hpp>
 #include <zero/distributed/launch.hpp>

@@ -2,12 +2,9 @@
 
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <tests/support/error_of.hpp>
-#include <tests/support/modes.hpp>
-#include <tests/support/ranks.hpp>
 #include <tests/support/scripted_model.hpp>
 #include <tests/support/session.hpp>
 #include <tests/support/whole_weights.hpp>

@@ -3,16 +3,12 @@
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
-#include <gmock/gmock.h>
 
 #include <tests/support/deferred.hpp>
 #include <tests/support/error_of.hpp>
-#include <tests/support/modes.hpp>
-#include <tests/support/ranks.hpp>
 #include <tests/support/session.hpp>
 #include <zero/nn/functional.hpp>
 #include <zero/optim/adamw.hpp>
-#include <zero/train/unsharded_parameters.hpp>
 
 namespace zero::testing {
 namespace {

@@ -1,13 +1,11 @@
 // Clipping: every mode finds the norm of the gradient that nobody holds whole, and scales by it.
 
 #include <c10/core/GradMode.h>
-#include <gtest/gtest.h>
 #include <torch/nn/utils/clip_grad.h>
 
 #include <cmath>
 #include <limits>
 
-#include <tests/support/ranks.hpp>
 #include <tests/support/session.hpp>
 #include <zero/optim/norm.hpp>
 

@@ -1,8 +1,5 @@
 // Traffic of units made of layers, which a strategy may gather one by one.
 
-#include <gtest/gtest.h>
-
-#include <tests/support/ranks.hpp>
 #include <tests/support/session.hpp>
 #include <tests/support/states.hpp>
 #include <zero/memory/accounting.hpp>

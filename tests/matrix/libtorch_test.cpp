@@ -4,16 +4,13 @@
 
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mse_loss.h>
-#include <gtest/gtest.h>
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
-#include <cmath>
 #include <functional>
 #include <limits>
 
-#include <tests/support/ranks.hpp>
 #include <tests/support/session.hpp>
 #include <zero/optim/sgd.hpp>
 

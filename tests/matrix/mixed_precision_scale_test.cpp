@@ -1,21 +1,16 @@
 // Loss scales: a run with one has the bits of a run without; a gradient that overflows on one rank
 // makes all of them leave out the same step.
 
-#include <gmock/gmock.h>
-
 #include <cmath>
 #include <limits>
 
 #include <tests/support/error_of.hpp>
-#include <tests/support/ranks.hpp>
 #include <tests/support/two_bytes.hpp>
 #include <tests/support/whole_state.hpp>
 #include <zero/optim/adamw.hpp>
 
 namespace zero::testing {
 namespace {
-
-using ::testing::HasSubstr;
 
 ZERO_TESTS_ON_RANKS(MixedPrecisionScale, 2, 3);
 

@@ -5,11 +5,9 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
-#include <gmock/gmock.h>
 
 #include <tests/support/deferred.hpp>
 #include <tests/support/error_of.hpp>
-#include <tests/support/modes.hpp>
 #include <tests/support/states.hpp>
 #include <tests/support/two_bytes.hpp>
 #include <tests/support/whole_state.hpp>
@@ -21,9 +19,6 @@
 
 namespace zero::testing {
 namespace {
-
-using memory::Category;
-using ::testing::HasSubstr;
 
 std::string name_of(at::ScalarType dtype) { return dtype == at::kHalf ? "fp16" : "bf16"; }
 

@@ -2,11 +2,9 @@
 // Equality between strategies cannot show an error that all of them share; this can.
 
 #include <fmt/format.h>
-#include <gtest/gtest.h>
 
 #include <cstdlib>
 
-#include <tests/support/ranks.hpp>
 #include <tests/support/session.hpp>
 #include <zero/data/random.hpp>
 #include <zero/optim/sgd.hpp>

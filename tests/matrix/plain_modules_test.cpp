@@ -3,15 +3,11 @@
 
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/serialize/archive.h>
 
 #include <algorithm>
 
 #include <tests/support/error_of.hpp>
-#include <tests/support/modes.hpp>
-#include <tests/support/ranks.hpp>
 #include <tests/support/scripted_model.hpp>
 #include <tests/support/session.hpp>
 #include <tests/support/states.hpp>

@@ -1,8 +1,6 @@
 // A model that one strategy gives back and another takes, under every strategy; and one that was
 // not given back.
 #include <ATen/ops/equal.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <memory>
 #include <string>
@@ -10,9 +8,7 @@
 
 #include <tests/support/deferred.hpp>
 #include <tests/support/error_of.hpp>
-#include <tests/support/modes.hpp>
 #include <tests/support/random_model.hpp>
-#include <tests/support/ranks.hpp>
 #include <tests/support/session.hpp>
 #include <tests/support/whole_weights.hpp>
 #include <zero/memory/storage.hpp>

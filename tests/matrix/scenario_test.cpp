@@ -2,10 +2,8 @@
 // plain DDP, whatever is frozen, skipped, used twice, changed from outside or evaluated in between.
 
 #include <c10/core/GradMode.h>
-#include <gmock/gmock.h>
 
 #include <tests/support/error_of.hpp>
-#include <tests/support/ranks.hpp>
 #include <tests/support/session.hpp>
 #include <zero/base/error.hpp>
 #include <zero/memory/storage.hpp>
@@ -13,8 +11,6 @@
 
 namespace zero::testing {
 namespace {
-
-using ::testing::HasSubstr;
 
 ZERO_TESTS_ON_RANKS(Scenario, 2, 3);
 

@@ -1,10 +1,8 @@
 // Reading a parameter where the stage has it in shards: an error by name on every rank.
 
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 
 #include <tests/support/error_of.hpp>
-#include <tests/support/ranks.hpp>
 #include <tests/support/scripted_model.hpp>
 #include <tests/support/session.hpp>
 #include <tests/support/whole_weights.hpp>

@@ -2,13 +2,11 @@
 // the same bits.
 
 #include <fmt/format.h>
-#include <gtest/gtest.h>
 
 #include <string_view>
 
 #include <tests/support/deferred.hpp>
 #include <tests/support/modes.hpp>
-#include <tests/support/ranks.hpp>
 #include <tests/support/whole_weights.hpp>
 #include <zero/memory/accounting.hpp>
 

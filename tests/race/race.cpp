@@ -43,7 +43,6 @@ extern "C" const char* __tsan_default_options() {
 namespace zero::testing {
 namespace {
 
-using dist::Operation;
 using dist::Purpose;
 
 constexpr int kRanks = 3;

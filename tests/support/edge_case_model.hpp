@@ -3,7 +3,6 @@
 #include <memory>
 
 #include <zero/data/batch.hpp>
-#include <zero/nn/layers.hpp>
 #include <zero/nn/model.hpp>
 
 namespace zero::testing {

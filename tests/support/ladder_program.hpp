@@ -19,7 +19,7 @@ namespace zero::testing {
 inline ProcessResult run_ladder(const TestFolder& folder, std::string arguments,
                                 const std::string& program = ZERO_LADDER_PROGRAM) {
   if (arguments.find("--json") == std::string::npos) {
-    arguments += " --json" + quoted(folder / "out.json");
+    arguments += " --json" + shell_word(folder / "out.json");
   }
   return run_command("OMP_NUM_THREADS=1 '" + program + "' " + arguments);
 }

@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
@@ -119,7 +118,9 @@ class Program {
 };
 
 /// A path as a word of a command line, with spaces around it.
-inline std::string quoted(const std::filesystem::path& path) { return " '" + path.string() + "' "; }
+inline std::string shell_word(const std::filesystem::path& path) {
+  return " '" + path.string() + "' ";
+}
 
 /// Runs a command line of the shell in the folder of the project. Blocks until it has ended.
 inline ProcessResult run_command(const std::string& command) {

@@ -7,7 +7,6 @@
 #include <zero/memory/accounting.hpp>
 
 #include "deferred.hpp"
-#include "modes.hpp"
 #include "session.hpp"
 #include "tensors.hpp"
 #include "whole_weights.hpp"

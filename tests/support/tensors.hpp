@@ -3,7 +3,6 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/randn.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>

@@ -20,9 +20,9 @@ using testing::part_of;
 using testing::Prepare;
 using testing::PrepareWithTokenizers;
 using testing::ProcessResult;
-using testing::quoted;
 using testing::read_bytes;
 using testing::run_python;
+using testing::shell_word;
 using testing::text_of;
 using testing::write_token_file;
 using Ids = std::vector<std::int64_t>;
@@ -51,7 +51,7 @@ TEST_F(Prepare, BytesOfTextAreThoseThatTheProgramsRead) {
 
 TEST_F(Prepare, BytesOfReviewsAreThoseThatTheProgramsReadInSeededOrder) {
   const auto fixture = testing::fixtures() / "reviews.csv";
-  ASSERT_EQ(prepare_reviews(quoted(fixture), "--max-length 40"), "");
+  ASSERT_EQ(prepare_reviews(shell_word(fixture), "--max-length 40"), "");
   const Records prepared = TokenFile(folder_ / "r.tokens").records();
   const Records expected = reviews_from_csv(fixture);
   const Ids order = permutation(expected.size(), generator_for(/*seed=*/42, /*stream=*/0));
@@ -66,8 +66,8 @@ TEST_F(Prepare, BytesOfReviewsAreThoseThatTheProgramsReadInSeededOrder) {
 
 TEST_F(Prepare, SplitsAndLimits) {
   const auto fixture = testing::fixtures() / "reviews.csv";
-  ASSERT_EQ(prepare_reviews(quoted(fixture), "--seed 7"), "");
-  ASSERT_EQ(prepare_reviews(quoted(fixture),
+  ASSERT_EQ(prepare_reviews(shell_word(fixture), "--seed 7"), "");
+  ASSERT_EQ(prepare_reviews(shell_word(fixture),
                             "--seed 7 --limit 50 --validation 0.2 --output " + path("part.tokens")),
             "");
   const Records all = TokenFile(folder_ / "r.tokens").records();

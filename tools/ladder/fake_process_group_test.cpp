@@ -1,7 +1,5 @@
 // The ladder program as one rank of a fake process group: beside the same rank of a real one, and
 // what it refuses.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
 
@@ -17,8 +15,6 @@ using testing::expect_all_refused;
 using testing::figures_of;
 using ::testing::HasSubstr;
 using testing::kQuick;
-using testing::ProcessResult;
-using testing::run_ladder;
 using testing::TestFolder;
 
 const std::string kAllModes =

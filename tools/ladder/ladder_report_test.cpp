@@ -7,7 +7,6 @@
 #include <functional>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <ostream>
 #include <sstream>
 #include <string>
 #include <vector>

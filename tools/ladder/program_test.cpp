@@ -1,8 +1,6 @@
 // The ladder program on a tiny model: weights in and out, kinds of data, epochs, validation,
 // traces.
 #include <ATen/ops/ones.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
 #include <set>
@@ -26,9 +24,9 @@ using ::testing::HasSubstr;
 using testing::kQuick;
 using ::testing::Not;
 using testing::ProcessResult;
-using testing::quoted;
 using testing::row_of;
 using testing::run_ladder;
+using testing::shell_word;
 using testing::succeed;
 using testing::TestFolder;
 
@@ -148,7 +146,8 @@ TEST(Reviews, CsvJsonLinesAndTokenFileOfTheSameReviewsAreTheSame) {
   for (const std::string& path : {folder.write("a", csv).string(),
                                   folder.write("b", lines).string(), (folder / "c").string()}) {
     digests.insert(digest_of(
-        figures_of(folder, kQuick + "--modes ddp --task reviews --data" + quoted(path)), "ddp"));
+        figures_of(folder, kQuick + "--modes ddp --task reviews --data" + shell_word(path)),
+        "ddp"));
   }
   EXPECT_EQ(digests.size(), 1U);
 }
@@ -159,20 +158,19 @@ TEST(Text, TokenFileIsTrainedOnAndASmallerVocabularyIsMentioned) {
   for (std::int64_t i = 0; i < 400; ++i) ids.push_back(i * i % 101);
   testing::write_token_file(
       folder / "t", data::TokenStream::from_ids(ids, /*vocabulary=*/200, std::string(64, 'a')));
-  const auto [said, report] = succeed(folder, kQuick + "--data" + quoted(folder / "t"));
+  const auto [said, report] = succeed(folder, kQuick + "--data" + shell_word(folder / "t"));
   EXPECT_THAT(said, HasSubstr("the data's vocabulary is 200, the model's 256"));
   expect_identical(report, 4);
 }
 
-// Under stages 1 and 2 parameters are whole alike, so one of them is enough.
+// tests/save_test.cpp saves what was trained under every way to hold parameters.
 TEST(SavedWeights, AreWhatWasTrainedAndCanBeTrainedOn) {
-  for (const std::string mode : {"zero1", "zero3", "zero3:whole", "tensor_zero2", "tensor_zero3",
-                                 "tensor_zero3:leaf", "engine2", "engine3"}) {
+  for (const std::string mode : {"zero3", "engine2"}) {
     SCOPED_TRACE(mode);
     const TestFolder folder;
     const std::string saved = (folder / "saved").string();
     const auto [first_said, first] =
-        succeed(folder, kQuick + "--modes ddp," + mode + " --nproc 3 --save" + quoted(saved));
+        succeed(folder, kQuick + "--modes ddp," + mode + " --nproc 3 --save" + shell_word(saved));
     EXPECT_THAT(first_said, HasSubstr("weights: " + saved));
     EXPECT_EQ(digest_of_folder(saved, /*classes=*/0), digest_of(first, "ddp"));
     EXPECT_THAT(folder.listing(), ::testing::ElementsAre("out.json", "saved", "saved/config.json",
@@ -182,7 +180,7 @@ TEST(SavedWeights, AreWhatWasTrainedAndCanBeTrainedOn) {
 
     // What was saved is where the next run begins, in every mode.
     const auto [said, second] =
-        succeed(folder, "--steps 1 --seq-len 16 --no-compute-alone --weights" + quoted(saved));
+        succeed(folder, "--steps 1 --seq-len 16 --no-compute-alone --weights" + shell_word(saved));
     EXPECT_THAT(said, HasSubstr("20 tensors from " + saved + ": float32\n"));
     expect_identical(second, 4);
     EXPECT_EQ(second.at("model"), "saved");
@@ -196,7 +194,7 @@ TEST(Weights, ValuesAreThoseOfTheFolder) {
   const std::string saved = (folder / "saved").string();
   const ProcessResult ended = run_ladder(
       folder, "--steps 1 --seq-len 16 --no-compute-alone --lr 1e-30 --modes zero3 --weights" +
-                  quoted(weights) + "--save" + quoted(saved));
+                  shell_word(weights) + "--save" + shell_word(saved));
   EXPECT_EQ(ended.code, 1);  // the ladder insists on weights that change
   EXPECT_THAT(ended.said, HasSubstr("FAILED zero3"));
   EXPECT_EQ(digest_of_folder(saved, 0), digest_of_folder(weights, 0));
@@ -205,10 +203,10 @@ TEST(Weights, ValuesAreThoseOfTheFolder) {
 TEST(Weights, ClassifierDrawsTheHeadThatTheFolderLacksAndSaysSo) {
   const TestFolder folder;
   const std::string saved = (folder / "saved").string();
-  figures_of(folder, kQuick + "--modes ddp --save" + quoted(saved));
+  figures_of(folder, kQuick + "--modes ddp --save" + shell_word(saved));
   const auto [said, report] =
       succeed(folder, "--steps 1 --no-compute-alone --seed 5 --task reviews --weights" +
-                          quoted(saved) + "--save" + quoted(folder / "classifier"));
+                          shell_word(saved) + "--save" + shell_word(folder / "classifier"));
   EXPECT_THAT(said, HasSubstr("not in it, and drawn by seed 5: score.weight"));
   expect_identical(report, 4);
   EXPECT_EQ(digest_of_folder(folder / "classifier", data::kReviewClasses),
@@ -221,8 +219,8 @@ TEST(Weights, ClassifierDrawsTheHeadThatTheFolderLacksAndSaysSo) {
 // Expects that training from a folder is refused and writes nothing.
 void expect_weights_refused(const TestFolder& folder, const std::string& more,
                             const std::string& message) {
-  const std::string said =
-      testing::expect_refused(folder, "--weights" + quoted(folder / "weights") + more, {message});
+  const std::string said = testing::expect_refused(
+      folder, "--weights" + shell_word(folder / "weights") + more, {message});
   EXPECT_THAT(said, Not(HasSubstr("step 1/")));
 }
 
@@ -259,12 +257,13 @@ TEST(Weights, TokensOfAnotherTokenizerAreRefused) {
   const auto write = [&](const std::string& fingerprint) {
     testing::write_token_file(folder / "t", data::TokenStream::from_ids(ids, 256, fingerprint));
   };
-  const std::string data = "--data" + quoted(folder / "t");
+  const std::string data = "--data" + shell_word(folder / "t");
   write(base::Sha256().add(tokenizer + " ").hex());
   expect_weights_refused(folder, data, "were made by the tokenizer");
   write(base::Sha256().add(tokenizer).hex());
-  const ProcessResult ended = run_ladder(
-      folder, data + "--modes ddp --steps 1 --seq-len 8 --weights" + quoted(folder / "weights"));
+  const ProcessResult ended =
+      run_ladder(folder, data + "--modes ddp --steps 1 --seq-len 8 --weights" +
+                             shell_word(folder / "weights"));
   EXPECT_THAT(ended.said, Not(HasSubstr("were made by the tokenizer")));
   EXPECT_TRUE(std::filesystem::exists(folder / "out.json")) << ended.said;
 }
@@ -284,7 +283,7 @@ std::set<std::string> names_in(const std::filesystem::path& path) {
 TEST(Trace, EveryModeAndRankHasOneWithTheNamedRanges) {
   const TestFolder folder;
   figures_of(folder, kQuick + "--modes ddp,zero1:naive,zero2,zero3 --trace" +
-                         quoted(folder / "traces/t.json"));
+                         shell_word(folder / "traces/t.json"));
   const std::map<std::string, std::vector<std::string>> ranges = {
       {"ddp", {"ddp_grad_all_reduce"}},
       {"zero1-naive", {"zero1_grad_reduce", "zero1_param_broadcast"}},
@@ -337,7 +336,7 @@ const std::string kWindows = "--model tiny --seq-len 16 --no-compute-alone --tim
 TEST(Epochs, AreStepsOfAllFullBatches) {
   const TestFolder folder;
   const auto data = folder.write("text", text_of(11 * 16 + 1));
-  const std::string run = kWindows + quoted(data) + "--modes ddp,zero2 ";
+  const std::string run = kWindows + shell_word(data) + "--modes ddp,zero2 ";
   const json two_epochs = figures_of(folder, run + "--epochs 2");
   EXPECT_EQ(two_epochs.at("steps"), 10);  // 5 of 2 samples each, one sample left out
   expect_identical(two_epochs, 2);
@@ -354,7 +353,7 @@ TEST(Validation, IsTheSameUnderEveryModeAndLeavesTrainingAsItIs) {
   const auto data = folder.write("text", text);
   const std::string modes = "--modes ddp,zero1,zero2,zero3,tensor_zero3,engine2,engine3 ";
   const auto [said, report] =
-      succeed(folder, kWindows + quoted(data) + "--epochs 2 --validation 0.25 " + modes);
+      succeed(folder, kWindows + shell_word(data) + "--epochs 2 --validation 0.25 " + modes);
   EXPECT_THAT(said, HasSubstr("note: 5 of 20 samples are held out for validation\n"));
   EXPECT_THAT(said, HasSubstr("\nvalidation loss: "));
   EXPECT_THAT(said, HasSubstr(" s  validation "));
@@ -367,13 +366,13 @@ TEST(Validation, IsTheSameUnderEveryModeAndLeavesTrainingAsItIs) {
   EXPECT_NE(losses.at(1).at("loss"), losses.at(0).at("loss"));
 
   const auto first = folder.write("first", text.substr(0, 15 * 16 + 1));
-  const json alone = figures_of(folder, kWindows + quoted(first) + "--epochs 2 --modes zero3");
+  const json alone = figures_of(folder, kWindows + shell_word(first) + "--epochs 2 --modes zero3");
   EXPECT_EQ(digest_of(alone, "zero3"), digest_of(report, "zero3"));
   EXPECT_FALSE(alone.at("modes").at(0).contains("validation"));
   // The loss of a first step over all five is that before any step.
   const auto last = folder.write("last", text.substr(15 * 16));
   const json of_last =
-      figures_of(folder, kWindows + quoted(last) + "--steps 1 --nproc 1 --batch 5 --modes ddp");
+      figures_of(folder, kWindows + shell_word(last) + "--steps 1 --nproc 1 --batch 5 --modes ddp");
   EXPECT_NEAR(losses.at(0).at("loss"), of_last.at("modes").at(0).at("losses").at(0), 1e-5);
 }
 
@@ -385,7 +384,7 @@ TEST(Validation, HoldsOutReviewsBySeedBecauseFilesAreSorted) {
       csv += std::to_string(i / 3) + "," + (i < 6 ? "review" : text_of_the_last) + " number " +
              std::to_string(i * i) + "\n";
     }
-    return figures_of(folder, kWindows + quoted(folder.write("reviews", csv)) +
+    return figures_of(folder, kWindows + shell_word(folder.write("reviews", csv)) +
                                   "--task reviews --epochs 1 --validation 0.5 --modes ddp,zero3");
   };
   const json report = trained("review");

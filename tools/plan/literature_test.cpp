@@ -1,7 +1,6 @@
 // docs/literature.md has the figures that papers and courses quote. Every table of that page is
 // computed here, and must stand there as it is printed here.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <fstream>
 #include <iterator>

@@ -1,7 +1,6 @@
 #include "quantity.hpp"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <tests/support/error_of.hpp>
 

@@ -2,10 +2,7 @@
 // ordinary autograd.
 
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <torch/csrc/autograd/autograd.h>
-
-#include <cmath>
 
 #include <tests/support/tensors.hpp>
 #include <zero/memory/accounting.hpp>

@@ -12,11 +12,8 @@ namespace zero::nn {
 namespace {
 
 using nlohmann::json;
-using ::testing::AllOf;
 using ::testing::ElementsAre;
-using testing::error_of;
 using testing::expect_error;
-using ::testing::HasSubstr;
 using testing::TestFolder;
 
 TEST(LlamaPresets, AreTheKnownShapes) {
@@ -143,10 +140,8 @@ TEST(LlamaConfigJson, SizesMayBeAsLargeAsTheirBounds) {
 }
 
 TEST(LlamaConfigJson, RefusesWhatIsNestedTooDeeply) {
-  constexpr int kLevels = 300'000;
   const std::string deep =
-      "{\"model_type\": \"llama\", \"rope_parameters\": " + std::string(kLevels, '[') +
-      std::string(kLevels, ']') + "}";
+      R"({"model_type": "llama", "rope_parameters": )" + testing::nested_json() + "}";
   const std::string message = "config.json: its JSON is nested deeper than 64 levels";
   expect_error([&] { llama_config_from_json(deep); }, {message});
   expect_error([&] { to_hugging_face_json(preset("tiny"), deep); }, {message});

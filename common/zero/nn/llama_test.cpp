@@ -3,8 +3,6 @@
 #include <c10/core/GradMode.h>
 #include <gmock/gmock.h>
 
-#include <cmath>
-
 #include <tests/support/tensors.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>

@@ -3,7 +3,6 @@
 // with the same bits.
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <gtest/gtest.h>
 #include <torch/optim/lbfgs.h>
 
 #include <tests/support/error_of.hpp>

@@ -1,8 +1,6 @@
 // Who owns what, and how a shard is cut. Properties that hold for every layout: nothing lost,
 // nothing twice, all shards alike.
 
-#include <gtest/gtest.h>
-
 #include <random>
 
 #include <tests/support/error_of.hpp>
