@@ -1,4 +1,3 @@
-
 #include <cmath>
 
 #include <05_prefetch_overlap/overlap.hpp>

@@ -1,4 +1,3 @@
-
 #include <tests/support/data_files.hpp>
 #include <tests/support/records.hpp>
 #include <tests/support/token_file_writer.hpp>

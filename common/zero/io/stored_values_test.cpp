@@ -38,10 +38,10 @@ const at::Tensor& find(const NamedTensors& tensors, const std::string& name) {
 // A model whose first values are those of `tensors`, which lie in a folder.
 struct Stored {
   Stored(const nn::LlamaConfig& config, const NamedTensors& tensors,
-         std::int64_t max_bytes = 1 << 30, std::uint64_t seed = 7)
+         std::int64_t max_bytes = 1 << 30)
       : model(make_deferred<nn::Llama>(config)), list(nn::list_parameters(*model)) {
     save_safetensors_folder(folder.path(), tensors, max_bytes);
-    values.emplace(folder.path(), list, llama_values_options(config, seed));
+    values.emplace(folder.path(), list, llama_values_options(config, /*seed=*/7));
     initialize_parameters(*model, *values);
   }
   TestFolder folder;
