@@ -1,11 +1,11 @@
 #include <c10/core/GradMode.h>
 
 #include <tests/support/deferred.hpp>
+#include <tests/support/random_model.hpp>
 #include <tests/support/ranks.hpp>
 #include <tests/support/toy_run.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/nn/llama.hpp>
-#include <zero/train/unsharded_parameters.hpp>
 
 #include "zero3_sharding.hpp"
 
@@ -67,10 +67,8 @@ TEST(Zero3, PeakOfParametersIsOwnedPlusRootPlusOneUnit) {
     nn::LlamaConfig config = nn::preset("tiny");
     config.layers = 6;
     nn::SeededValues values(1);
-    data::Batch batch;
-    batch.inputs = at::arange(16).view({1, 16}) + communicator.rank();
-    batch.targets = batch.inputs + 1;
-    batch.loss_terms = 16;
+    const at::Tensor inputs = at::arange(16).view({1, 16}) + communicator.rank();
+    const data::Batch batch{.inputs = inputs, .targets = inputs + 1, .loss_terms = 16};
     const std::int64_t before = memory::snapshot()[Category::kParameters];
     const auto peak = [&](const char* variant) {
       const auto model = testing::make_deferred<nn::Llama>(config);
@@ -106,7 +104,8 @@ TEST(Zero3, EvaluationGathersAndLeavesNothingBehind) {
       const double loss = run.trainer.evaluate({run.batch(0)});
       expect_only_owned(run.strategy, "after evaluation");
       const c10::NoGradGuard no_grad;
-      EXPECT_NEAR(loss, alone.model->loss(alone.concatenated_batch(2, 0)).item<double>(), 1e-6);
+      const data::Batch both = testing::concatenate({alone.batch(0, 0), alone.batch(1, 0)});
+      EXPECT_NEAR(loss, alone.model->loss(both).item<double>(), 1e-6);
     }
   });
 }

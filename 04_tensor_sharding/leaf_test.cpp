@@ -1,14 +1,12 @@
 // Stage 3 with every layer gathered by itself.
 
 #include <c10/core/GradMode.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 
 #include <tests/support/deferred.hpp>
 #include <tests/support/ranks.hpp>
 #include <zero/memory/accounting.hpp>
-#include <zero/memory/storage.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/train/shard_layout.hpp>
@@ -48,11 +46,8 @@ struct Trial {
 
   data::Batch batch(int step) const {
     const auto rank = strategy->communicator().rank();
-    data::Batch batch;
-    batch.inputs = (at::arange(2 * 7) * (3 + rank) + step).remainder(101).view({2, 7});
-    batch.targets = (batch.inputs + 1).remainder(101);
-    batch.loss_terms = batch.inputs.numel();
-    return batch;
+    const at::Tensor inputs = (at::arange(14) * (3 + rank) + step).remainder(101).view({2, 7});
+    return {.inputs = inputs, .targets = (inputs + 1).remainder(101), .loss_terms = 14};
   }
   // A step, of which peak() speaks afterwards; what this rank sent in it.
   dist::Traffic step(int number) {

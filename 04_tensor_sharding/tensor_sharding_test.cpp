@@ -1,5 +1,4 @@
 #include <fmt/ranges.h>
-#include <gtest/gtest.h>
 
 #include <tests/support/ranks.hpp>
 #include <tests/support/toy_run.hpp>
@@ -12,6 +11,7 @@ namespace zero {
 namespace {
 
 using memory::Category;
+using testing::largest_unit;
 using testing::on_ranks;
 using testing::Toy;
 using testing::ToyRun;
@@ -21,24 +21,6 @@ struct Medium : Toy {
   Medium() : Toy(nn::MlpConfig{.inputs = 63, .hidden = {257, 255, 251}, .outputs = 9}) {}
 };
 
-std::int64_t bytes_of_unit(const train::Strategy& strategy, std::size_t unit) {
-  std::int64_t sum = 0;
-  for (const std::size_t i : strategy.list().units[unit].parameters) {
-    sum += strategy.list().parameters[i].bytes();
-  }
-  return sum;
-}
-
-std::int64_t largest_unit(const train::Strategy& strategy) {
-  std::int64_t largest = 0;
-  for (std::size_t u = 0; u < strategy.list().units.size(); ++u) {
-    largest = std::max(largest, bytes_of_unit(strategy, u));
-  }
-  return largest;
-}
-
-std::int64_t parameters_now() { return memory::snapshot()[Category::kParameters]; }
-
 TEST(TensorZero3, NeverHoldsTheModelNotEvenAtTheStart) {
   on_ranks(3, [](dist::Communicator& communicator) {
     memory::reset_peaks();
@@ -46,7 +28,7 @@ TEST(TensorZero3, NeverHoldsTheModelNotEvenAtTheStart) {
     const std::int64_t rest = run.strategy.costs().at_rest.parameters;
     EXPECT_EQ(run.held(Category::kParameters), rest);
     // The shards, and one unit while it is cut.
-    EXPECT_LE(run.peak(Category::kParameters), rest + largest_unit(run.strategy) + 4096);
+    EXPECT_LE(run.peak(Category::kParameters), rest + largest_unit(run.strategy.list()) + 4096);
     EXPECT_LT(run.peak(Category::kParameters), run.strategy.list().bytes());
   });
 }
@@ -60,8 +42,9 @@ TEST(TensorZero3, HoldsTheRunningUnitAndTheRootWithinAStep) {
     run.step(1);
     EXPECT_EQ(run.held(Category::kParameters), rest) << "something stayed gathered";
     const std::int64_t peak = run.peak(Category::kParameters) - rest;
-    EXPECT_GE(peak, largest_unit(run.strategy)) << "nothing was gathered";
-    EXPECT_LE(peak, bytes_of_unit(run.strategy, 0) + largest_unit(run.strategy) + 4096);
+    EXPECT_GE(peak, largest_unit(run.strategy.list())) << "nothing was gathered";
+    EXPECT_LE(peak, testing::unit_bytes(run.strategy.list(), 0) +
+                        largest_unit(run.strategy.list()) + 4096);
     EXPECT_GT(run.trainer.evaluate({run.batch(2)}), 0.0);
     EXPECT_EQ(run.held(Category::kParameters), rest) << "of an evaluation something stayed";
   });
@@ -89,7 +72,7 @@ TEST(TensorZero2, GradientsAreNeverAllThere) {
     const std::int64_t rest = run.strategy.costs().at_rest.gradients;
     EXPECT_EQ(run.held(Category::kGradients), rest);
     // Two units: one whose buffer is filled while that before it is on its way.
-    EXPECT_LT(run.peak(Category::kGradients), rest + 2 * largest_unit(run.strategy));
+    EXPECT_LT(run.peak(Category::kGradients), rest + 2 * largest_unit(run.strategy.list()));
     EXPECT_LT(run.peak(Category::kGradients), run.strategy.list().bytes());
   });
 }

@@ -1,7 +1,6 @@
 #include "lookahead.hpp"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <thread>
 

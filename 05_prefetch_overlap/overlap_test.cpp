@@ -1,7 +1,5 @@
 #include "overlap.hpp"
 
-#include <gmock/gmock.h>
-
 #include <random>
 #include <set>
 #include <thread>

@@ -1,7 +1,6 @@
 #include "prefetch.hpp"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 namespace zero {
 namespace {

@@ -2,13 +2,12 @@
 // curve of losses however many ranks share the work.
 
 #include <ATen/ops/empty.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 
 #include <tests/support/curve.hpp>
-#include <tests/support/ranks.hpp>
+#include <tests/support/records.hpp>
 #include <zero/data/text.hpp>
 
 namespace zero::testing {
@@ -16,10 +15,8 @@ namespace {
 
 // Entropy of single bytes, in nats: -sum of p ln p, with p the share of a byte in the text.
 double entropy_of_bytes(const data::TokenStream& text) {
-  std::vector<std::int64_t> bytes(static_cast<std::size_t>(text.size()));
-  text.copy(0, bytes);
   std::vector<double> counts(static_cast<std::size_t>(text.vocabulary()));
-  for (const std::int64_t byte : bytes) ++counts[static_cast<std::size_t>(byte)];
+  for (const std::int64_t byte : ids_of(text)) ++counts[static_cast<std::size_t>(byte)];
   double entropy = 0;
   for (const double count : counts) {
     const double share = count / static_cast<double>(text.size());
@@ -73,14 +70,10 @@ double largest_difference(const std::vector<double>& a, const std::vector<double
   return largest;
 }
 
-RankOptions four_ranks() {
-  RankOptions options;
-  options.world_size = 4;
-  // Ranks that have nothing to do wait at the barrier for those that train.
-  options.timeout = std::chrono::seconds(100);
-  options.total_timeout = std::chrono::seconds(200);
-  return options;
-}
+// Ranks that have nothing to do wait at the barrier for those that train.
+const RankOptions kFourRanks{.world_size = 4,
+                             .timeout = std::chrono::seconds(100),
+                             .total_timeout = std::chrono::seconds(200)};
 
 // A model that has learned nothing but how often each byte comes has the entropy of that as its
 // loss; below it, it uses what came before.
@@ -93,7 +86,7 @@ RankOptions four_ranks() {
 // text is edited often, hence the room.
 TEST(Learning, TwoHundredStepsBeatTheFrequenciesOfBytesAtEveryWorldSize) {
   const data::TokenStream text = data::project_text(".");
-  on_ranks(four_ranks(), [&](dist::Communicator& communicator) {
+  on_ranks(kFourRanks, [&](dist::Communicator& communicator) {
     const Curves curves = train_at_every_size(communicator, text, Training{});
     for (const auto& curve : {curves.one, curves.two, curves.four}) {
       EXPECT_NEAR(curve.front(), std::log(256.0), 0.2);
@@ -109,7 +102,7 @@ TEST(Learning, TwoHundredStepsBeatTheFrequenciesOfBytesAtEveryWorldSize) {
 // a rank whose gradients were weighted wrongly would not be.
 TEST(Learning, InDoubleTheCurvesAreTheSameButForRounding) {
   const data::TokenStream text = data::project_text(".");
-  on_ranks(four_ranks(), [&](dist::Communicator& communicator) {
+  on_ranks(kFourRanks, [&](dist::Communicator& communicator) {
     const Training training{.mode = "zero3", .dtype = at::kDouble};
     const Curves curves = train_at_every_size(communicator, text, training);
     EXPECT_LT(Curve{curves.one}.end(10), entropy_of_bytes(text));

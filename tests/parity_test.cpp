@@ -4,10 +4,8 @@
 #include <set>
 
 #include <tests/parity_matrix/cells.hpp>
-#include <tests/support/modes.hpp>
 #include <tests/support/optimizers.hpp>
 #include <tests/support/parity.hpp>
-#include <tests/support/ranks.hpp>
 
 namespace zero::testing {
 namespace {
@@ -27,8 +25,7 @@ void expect_all_modes_identical(int world_size, const RunOptions& options) {
   });
 }
 
-class Parity : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, Parity, ::testing::Values(1, 2, 3, 4, 8), name_of_ranks);
+ZERO_TESTS_ON_RANKS(Parity, 1, 2, 3, 4, 8);
 
 TEST_P(Parity, AdamW) { expect_all_modes_identical(GetParam(), {}); }
 
@@ -56,8 +53,7 @@ TEST_P(Parity, AccumulatedAfterReducingEach) {
       {.steps = 2, .micro_batches = 3, .accumulation = train::Accumulation::kReduceEach});
 }
 
-class ParityFewRanks : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, ParityFewRanks, ::testing::Values(2, 3), name_of_ranks);
+ZERO_TESTS_ON_RANKS(ParityFewRanks, 2, 3);
 
 TEST_P(ParityFewRanks, OtherOwnersNormsOptimizersAndSeeds) {
   std::vector<RunOptions> all = {

@@ -3,7 +3,6 @@
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/ones.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -12,7 +11,6 @@
 
 #include <tests/support/deferred.hpp>
 #include <tests/support/modes.hpp>
-#include <tests/support/ranks.hpp>
 #include <tests/support/toy.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/llama.hpp>
@@ -22,8 +20,6 @@
 
 namespace zero::testing {
 namespace {
-
-using memory::Category;
 
 // So many layers that a unit is little beside a rank's share.
 std::shared_ptr<nn::Llama> twelve_layers() {

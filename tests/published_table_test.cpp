@@ -2,11 +2,9 @@
 // the real strategies at the real size. Nothing is trained: parameters get storage and no values,
 // so that their pages are never touched.
 #include <fmt/format.h>
-#include <gtest/gtest.h>
 
 #include <tests/support/deferred.hpp>
 #include <tests/support/modes.hpp>
-#include <tests/support/ranks.hpp>
 #include <tests/support/states.hpp>
 #include <tools/plan/model.hpp>
 #include <tools/plan/traffic.hpp>

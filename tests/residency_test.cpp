@@ -1,10 +1,7 @@
 // Every strategy and variant against its own formulas: bytes at rest by category, what else is
 // alive, and bytes on the wire. Equal weights cannot show that a stage shards nothing; this can.
 
-#include <gmock/gmock.h>
-
 #include <tests/support/modes.hpp>
-#include <tests/support/ranks.hpp>
 #include <tests/support/states.hpp>
 #include <tests/support/toy.hpp>
 #include <zero/memory/accounting.hpp>
@@ -14,8 +11,7 @@
 namespace zero::testing {
 namespace {
 
-class Residency : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, Residency, ::testing::Values(1, 2, 3), name_of_ranks);
+ZERO_TESTS_ON_RANKS(Residency, 1, 2, 3);
 
 // What a rank has after its second step under a mode, and what the strategy says of it.
 struct Seen {
@@ -62,18 +58,13 @@ TEST_P(Residency, NothingElseIsAliveAtRest) {
   });
 }
 
-TEST_P(Residency, BytesSentAreThoseOfTheFormula) {
-  on_all_modes(GetParam(), [](dist::Communicator& communicator, const std::string& mode) {
-    const Seen seen = train_and_look(communicator, mode);
-    EXPECT_EQ(training_bytes(seen.sent), seen.predicted_traffic);
-  });
-}
-
 // Of three micro-batches gradients travel three times; parameters do where a stage gathers them for
 // every forward and backward, and once where updated ones are sent.
-TEST_P(Residency, BytesSentForMicroBatchesReducedOneByOneAreThoseOfTheFormula) {
+TEST_P(Residency, BytesSentAreThoseOfTheFormulaAlsoForMicroBatchesReducedOneByOne) {
   on_all_modes(GetParam(), [](dist::Communicator& communicator, const std::string& mode) {
     using dist::Purpose;
+    const Seen local = train_and_look(communicator, mode);
+    EXPECT_EQ(training_bytes(local.sent), local.predicted_traffic);
     const Seen one = train_and_look(communicator, mode, train::Accumulation::kReduceEach, 1);
     const dist::Traffic three =
         train_and_look(communicator, mode, train::Accumulation::kReduceEach, 3).sent;

@@ -1,14 +1,10 @@
 // The programs of the chapters: what ./run step prints with --narrate, and what --memory-timeline
 // records.
 
-#include <fmt/format.h>
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -134,8 +130,7 @@ json memory_timeline_of(const std::string& mode, const TestFolder& folder) {
   const std::string path = (folder / "memory_timeline.json").string();
   const ProcessResult ended = step("--memory-timeline " + path + " --mode " + mode);
   EXPECT_EQ(ended.code, 0) << ended.said;
-  std::ifstream file(path);
-  return json::parse(file);
+  return json::parse(read_bytes(path));
 }
 
 class StepFilm : public ::testing::TestWithParam<const char*> {};
@@ -161,7 +156,10 @@ TEST_P(StepFilm, IsOfTheThirdStepWithItsPhasesAndWithoutGaps) {
   const auto has_gradients = [](const json& sample) { return sample.value("gradients", 0) > 0; };
   EXPECT_FALSE(std::all_of(samples.begin(), samples.end(), has_gradients))
       << "they are cleared before forward";
+  double last = 0;
   for (const json& sample : samples) {
+    EXPECT_GE(sample.at("t").get<double>(), last);
+    last = sample.at("t");
     std::int64_t sum = 0;
     for (std::size_t c = 0; c < memory::kCategories; ++c) {
       const auto name = memory::name(static_cast<memory::Category>(c));
@@ -169,6 +167,7 @@ TEST_P(StepFilm, IsOfTheThirdStepWithItsPhasesAndWithoutGaps) {
     }
     EXPECT_EQ(sum, sample.at("total"));
   }
+  EXPECT_GE(last, mode.at("marks").back().at("t").get<double>()) << "it ends too early";
 }
 
 TEST(StepFilm, IsDrawn) {

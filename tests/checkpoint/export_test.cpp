@@ -73,11 +73,8 @@ TEST_F(Export, RefusesWhatIsDamagedAndWritesNothing) {
   expect_refusal("manifest.json: ", [&] { flip_bit(bad_ / "manifest.json", 0.5); });
   expect_refusal("has version 2, this script reads version 1",
                  [&] { rewrite_manifest([](nlohmann::json& m) { m["version"] = 2; }); });
-  expect_refusal("its JSON is nested too deeply", [&] {
-    constexpr int kLevels = 300'000;
-    write(bad_ / "manifest.json",
-          "{\"a\": " + std::string(kLevels, '[') + std::string(kLevels, ']') + "}");
-  });
+  expect_refusal("its JSON is nested too deeply",
+                 [&] { write(bad_ / "manifest.json", "{\"a\": " + nested_json() + "}"); });
   expect_refusal("is not laid out as docs/checkpoints.md says: KeyError: 'runs'", [&] {
     rewrite_manifest([](nlohmann::json& m) { m["parameters"][0].erase("runs"); });
   });

@@ -1,7 +1,5 @@
 // Ranks that are killed while they save: whenever it happens, one whole checkpoint is there.
-#include <ATen/ops/full_like.h>
 #include <fmt/format.h>
-#include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/time.h>
 #include <time.h>
@@ -12,7 +10,6 @@
 #include <random>
 #include <stdexcept>
 
-#include <tests/support/ranks.hpp>
 #include <tests/support/test_folder.hpp>
 #include <tests/support/whole_state.hpp>
 

@@ -1,7 +1,6 @@
 // What is there when a checkpoint is loaded: buffers of each rank, units that a forward has left
 // whole, gradients. And files that no rank takes anything from.
 #include <ATen/ops/full.h>
-#include <ATen/ops/zeros.h>
 
 #include <tests/support/error_of.hpp>
 #include <tests/support/ranks.hpp>
@@ -11,8 +10,7 @@
 namespace zero::testing {
 namespace {
 
-class Load : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, Load, ::testing::Values(2, 3), name_of_ranks);
+ZERO_TESTS_ON_RANKS(Load, 2, 3);
 
 at::Tensor add_buffer(Session& session, double value) {
   return session.model().register_buffer("mean", at::full({3}, value));
@@ -68,8 +66,7 @@ TEST_P(Load, DropsGradients) {
       const at::Tensor mine = strategy.piece(i).tensor;
       EXPECT_FALSE(mine.defined() && mine.grad().defined());
     }
-    EXPECT_THAT(error_of([&] { strategy.optimizer_step(); }),
-                HasSubstr("optimizer_step() before backward()"));
+    expect_error([&] { strategy.optimizer_step(); }, {"optimizer_step() before backward()"});
   });
 }
 

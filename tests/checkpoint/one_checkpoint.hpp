@@ -1,13 +1,11 @@
 #pragma once
 
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 
 #include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
 
-#include <tests/support/ranks.hpp>
 #include <tests/support/test_folder.hpp>
 #include <tests/support/whole_state.hpp>
 #include <zero/base/sha256.hpp>

@@ -103,8 +103,6 @@ TEST_F(Refused, AnotherModelOrOptimizerOrDtype) {
                 HasSubstr("the checkpoint has none"));
     EXPECT_THAT(refusal([](SessionOptions& o) { o.optimizer = optim::sgd(); }),
                 HasSubstr("its optimizer is AdamW, that of this run SGD"));
-    EXPECT_THAT(refusal([](SessionOptions& o) { o.model.dtype = at::kDouble; }),
-                HasSubstr("is Float in the checkpoint and Double in the model"));
   });
 }
 

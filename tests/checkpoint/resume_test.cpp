@@ -1,11 +1,8 @@
 // A run that stops and goes on: at the same world size as if it had never stopped, at another or
 // under another strategy with exactly what was there.
-#include <ATen/ops/equal.h>
 #include <fmt/format.h>
-#include <gtest/gtest.h>
 
 #include <tests/support/optimizers.hpp>
-#include <tests/support/ranks.hpp>
 #include <tests/support/test_folder.hpp>
 #include <tests/support/two_bytes.hpp>
 #include <tests/support/whole_state.hpp>
@@ -66,7 +63,7 @@ void expect_resumed_like_uninterrupted(dist::Communicator& communicator, const s
   communicator.barrier();  // rank 0's folder lives until all have read
 }
 
-class SameWorld : public ::testing::TestWithParam<int> {};
+ZERO_TESTS_ON_RANKS(SameWorld, 1, 2, 3);
 
 TEST_P(SameWorld, EveryModeGoesOnToTheLastBit) {
   on_all_modes(GetParam(), [](dist::Communicator& communicator, const std::string& mode) {
@@ -94,8 +91,6 @@ TEST_P(SameWorld, OtherOptimizersGoOnToTheLastBit) {
     }
   });
 }
-
-INSTANTIATE_TEST_SUITE_P(Ranks, SameWorld, ::testing::Values(1, 2, 3));
 
 struct Change {
   std::string from_mode;

@@ -1,11 +1,11 @@
 // A save that fails says why on every rank and leaves the checkpoint before it.
 #include <fcntl.h>
 #include <linux/capability.h>
-#include <signal.h>
 #include <sys/file.h>
-#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+
+#include <optional>
 
 #include <tests/support/hooked_optimizer.hpp>
 
@@ -32,17 +32,11 @@ void expect_step_1_kept(Session& session, const fs::path& folder, const std::str
 TEST_F(NotSaved, ToAFullDisk) {
   options_.model.width = 128;  // each rank's file is larger than the limit below
   on_two_ranks([&](Session& session) {
-    // One rank's files may have no more than 100 kB: as if its disk were full.
-    ::signal(SIGXFSZ, SIG_IGN);
-    rlimit before{};
-    ::getrlimit(RLIMIT_FSIZE, &before);
-    for (const int full : {0, 1}) {
-      if (session.communicator().rank() == full) {
-        const rlimit limit{100'000, before.rlim_max};
-        ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
-      }
+    for (const int full : {0, 1}) {  // one rank's files may have no more than 100 kB
+      std::optional<FullDisk> disk;
+      if (session.communicator().rank() == full) disk.emplace(100'000);
       const std::string message = refusal_of_saving(session, good_, note(2, kMode));
-      ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
+      disk.reset();
       expect_step_1_kept(session, good_, message, fmt::format("rank {}: ", full));
       EXPECT_THAT(message, HasSubstr("has space"));
     }

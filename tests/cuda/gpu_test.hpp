@@ -1,7 +1,6 @@
 #pragma once
 
 #include <fmt/format.h>
-#include <gtest/gtest.h>
 
 #include <cstdlib>
 #include <functional>

@@ -6,8 +6,6 @@
 #include <ATen/ops/randn.h>
 #include <ATen/ops/stack.h>
 #include <fmt/format.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <cstdlib>
 #include <iostream>

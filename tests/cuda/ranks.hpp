@@ -22,10 +22,8 @@ inline LaunchOptions on_nccl(int world_size, ReductionOrder order) {
 
 /// What one rank says, asked in a process of its own: this one must not start CUDA before it forks.
 inline std::string asked(const std::function<std::string()>& question) {
-  LaunchOptions options;
-  options.world_size = 1;
-  options.capture_output = true;
-  const auto exits = fork_processes(options, [&](int) { return question(); });
+  const LaunchOptions one{.world_size = 1, .capture_output = true};
+  const auto exits = fork_processes(one, [&](int) { return question(); });
   return exits[0].ok() ? exits[0].result : describe_failures(exits);
 }
 

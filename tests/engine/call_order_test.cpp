@@ -2,8 +2,6 @@
 // measure is the plain module in one process: the same calls in the same order for the batches of
 // all ranks, gradients averaged in rank order, one optimizer over everything.
 
-#include <gmock/gmock.h>
-
 #include <map>
 #include <sstream>
 #include <string>
@@ -17,10 +15,7 @@
 namespace zero::testing {
 namespace {
 
-using ::testing::HasSubstr;
-
-class CallOrder : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, CallOrder, ::testing::Values(2, 3), name_of_ranks);
+ZERO_TESTS_ON_RANKS(CallOrder, 2, 3);
 
 // What a loop does: "f3" runs forward of batch 3, "b3" backward of its loss, "s" calls step().
 struct Loop {
@@ -141,8 +136,8 @@ TEST_P(CallOrder, RefusesABackwardWhoseForwardPrecededAnUpdate) {
     run.engine.backward(first);
     EXPECT_TRUE(run.engine.step());
     for (const at::Tensor& loss : {early, early * 2, run.forward(2) + early}) {
-      EXPECT_THAT(error_of([&] { run.engine.backward(loss); }),
-                  HasSubstr("backward() of a loss whose forward() came before the last update"));
+      expect_error([&] { run.engine.backward(loss); },
+                   {"backward() of a loss whose forward() came before the last update"});
     }
     // Nothing was damaged, so that no give_up_step() is needed.
     EXPECT_TRUE(run.step(2));
@@ -168,12 +163,13 @@ TEST_P(CallOrder, AStepThatIsGivenUpKeepsTheLossesOfItsForwards) {
 
 TEST(CallOrder, TellsHowManyBackwardsAStepHas) {
   on_ranks(2, [](dist::Communicator& communicator) {
+    EXPECT_THROW(EngineRun(communicator, {.accumulation_steps = 0}), Error);
     EngineRun run(communicator, {.overlap = {.stage = 3}, .accumulation_steps = 2});
+    EXPECT_THROW(run.engine.step(), Error);
     const auto micro_batch = [&] { run.engine.backward(run.forward(0)); };
     micro_batch();
     micro_batch();
-    EXPECT_THAT(error_of(micro_batch),
-                HasSubstr("backward() number 3 of a step of 2 micro-batches"));
+    expect_error(micro_batch, {"backward() number 3 of a step of 2 micro-batches"});
     EXPECT_TRUE(run.engine.step());
   });
 }

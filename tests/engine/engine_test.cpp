@@ -1,5 +1,3 @@
-#include <gtest/gtest.h>
-
 #include <cmath>
 
 #include <05_prefetch_overlap/overlap.hpp>
@@ -112,18 +110,6 @@ TEST(Engine, ScalesTheLossAsTheTrainerDoes) {
       EXPECT_EQ(ends.engine.loss_scale(), trainer.loss_scale()->value());
       EXPECT_TRUE(same_bits(ends.weights(), whole_weights(ddp)));
     }
-  });
-}
-
-TEST(Engine, RefusesCallsInTheWrongOrder) {
-  on_ranks(2, [](dist::Communicator& communicator) {
-    EXPECT_THROW(EngineRun(communicator, {.accumulation_steps = 0}), Error);
-    EngineRun run(communicator, {});
-    EXPECT_THROW(run.engine.step(), Error);
-    run.engine.backward(run.forward(0));
-    const at::Tensor again = run.forward(1);
-    EXPECT_THROW(run.engine.backward(again), Error);
-    EXPECT_TRUE(run.engine.step());
   });
 }
 

@@ -2,14 +2,11 @@
 
 #include <ATen/ops/full.h>
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <torch/nn/cloneable.h>
 #include <torch/serialize.h>
 
 #include <filesystem>
-#include <fstream>
 #include <functional>
-#include <iterator>
 #include <memory>
 #include <vector>
 
@@ -107,8 +104,7 @@ void expect_values(Net& net, const std::vector<at::Tensor>& expected) {
 
 std::string digest(const std::string& path) { return base::Sha256().add(read_bytes(path)).hex(); }
 
-class ModuleFunctions : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, ModuleFunctions, ::testing::Values(2, 3), name_of_ranks);
+ZERO_TESTS_ON_RANKS(ModuleFunctions, 2, 3);
 
 TEST_P(ModuleFunctions, SaveWritesTheSameOnEveryRankWhereParametersAreWhole) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
@@ -184,7 +180,7 @@ TEST_P(ModuleFunctions, LoadCloneAndToAreRefusedUntilTheModelIsReleased) {
     const auto refused = AllOf(HasSubstr(held), HasSubstr("after its release()"));
     EXPECT_THAT(error_of([&] { torch::load(run.net, run.path); }), refused);
     EXPECT_THAT(error_of([&] { run.net->to(at::kDouble); }), refused);
-    EXPECT_THAT(error_of([&] { run.net->clone(); }), HasSubstr("Net: make another one"));
+    expect_error([&] { run.net->clone(); }, {"Net: make another one"});
     run.steps(0, 2);
     other.steps(1, 2);
     EXPECT_TRUE(at::equal(run.weights().front(), other.weights().front()));
@@ -204,9 +200,8 @@ TEST_P(ModuleFunctions, APartThatIsLoadedOrCastByItselfIsNoticed) {
       if (!loads) run.steps(0, 1);
       run.with_whole_units(
           [&] { loads ? torch::load(run.net->scale, run.path) : run.net->scale->to(at::kDouble); });
-      EXPECT_THAT(error_of([&] { run.steps(1, 2); }),
-                  AllOf(HasSubstr("parameter 'scale.weight' has other memory"),
-                        HasSubstr("before the strategy is made")));
+      expect_error([&] { run.steps(1, 2); },
+                   {"parameter 'scale.weight' has other memory", "before the strategy is made"});
     }
   });
 }

@@ -3,7 +3,6 @@
 
 #include <ATen/ops/allclose.h>
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <torch/optim/sgd.h>
 
 #include <cmath>
@@ -24,11 +23,7 @@
 namespace zero::testing {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-
-class StepEnd : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, StepEnd, ::testing::Values(2, 3), name_of_ranks);
+ZERO_TESTS_ON_RANKS(StepEnd, 2, 3);
 
 TEST_P(StepEnd, AGradientThatIsNotFiniteIsAnErrorThatNamesParameterAndRanks) {
   on_all_stages(GetParam(), [](dist::Communicator& communicator, int stage) {
@@ -40,12 +35,12 @@ TEST_P(StepEnd, AGradientThatIsNotFiniteIsAnErrorThatNamesParameterAndRanks) {
       well.step(0);
       const std::vector<at::Tensor> before = ill.weights();
       ill.make_gradient_infinite(communicator.rank() == 1);
-      EXPECT_THAT(error_of([&] { ill.step(1); }),
-                  HasSubstr("step 1: the gradient of 'layers.0.linear.bias' is infinite or NaN on "
-                            "rank 1; no rank has changed its weights"));
+      expect_error([&] { ill.step(1); },
+                   {"step 1: the gradient of 'layers.0.linear.bias' is infinite or NaN on "
+                    "rank 1; no rank has changed its weights"});
       ill.make_gradient_infinite(true);
-      EXPECT_THAT(error_of([&] { ill.step(1); }),
-                  HasSubstr(communicator.size() == 2 ? "on ranks 0, 1;" : "on ranks 0, 1, 2;"));
+      expect_error([&] { ill.step(1); },
+                   {communicator.size() == 2 ? "on ranks 0, 1;" : "on ranks 0, 1, 2;"});
       EXPECT_EQ(ill.engine.steps(), 1);
       EXPECT_EQ(ill.engine.skipped_steps(), 0);
       EXPECT_TRUE(same_bits(ill.weights(), before));
@@ -104,10 +99,10 @@ TEST_P(StepEnd, TheTrainerTakesNoGradientThatIsNotFinite) {
         if (i != bad || communicator.rank() != culprit) return;
         gradient.detach().view({-1})[0].fill_(std::numeric_limits<double>::infinity());
       });
-      EXPECT_THAT(error_of([&] { trainer.step(batches(1)); }),
-                  AllOf(HasSubstr(fmt::format("the gradient of '{}' is infinite or NaN",
-                                              strategy->list().parameters[bad].name)),
-                        HasSubstr(local ? fmt::format("on rank {};", culprit) : "on rank")));
+      expect_error([&] { trainer.step(batches(1)); },
+                   {fmt::format("the gradient of '{}' is infinite or NaN",
+                                strategy->list().parameters[bad].name),
+                    local ? fmt::format("on rank {};", culprit) : "on rank"});
       for (std::size_t i = 0; i < strategy->list().size(); ++i) {
         const at::Tensor mine = strategy->piece(i).tensor;
         EXPECT_FALSE(mine.defined() && mine.grad().defined()) << "kept a gradient";
@@ -133,8 +128,7 @@ TEST_P(StepEnd, AnOverflowAtALossScaleOfOneLeavesNothingBehind) {
       EngineRun ill(communicator, config, optimizer, at::kHalf);
       EngineRun well(communicator, config, optimizer, at::kHalf);
       ill.make_gradient_infinite(communicator.rank() == 1);
-      EXPECT_THAT(error_of([&] { ill.step(0); }),
-                  AllOf(HasSubstr("infinite or NaN on rank 1 at"), HasSubstr("loss scale of 1")));
+      expect_error([&] { ill.step(0); }, {"infinite or NaN on rank 1 at", "loss scale of 1"});
       ill.make_gradient_infinite(false);
       for (int s = 0; s < 3; ++s) {
         EXPECT_TRUE(ill.step(s));
@@ -195,11 +189,11 @@ TEST_P(StepEnd, LearningRatesThatDifferAreRefusedWithBothValues) {
     EXPECT_TRUE(step(run, 0, 0.03));
     EXPECT_TRUE(step(clean, 0, 0.03));
     const std::vector<at::Tensor> before = run.weights();
-    EXPECT_THAT(error_of([&] { step(run, 1, run.rank == last ? 0.02 : 0.01); }),
-                HasSubstr(fmt::format("ranks disagree about the optimizer's settings: rank 0 has "
-                                      "learning_rate 0.01 in group 0, rank {} has learning_rate "
-                                      "0.02 in group 0",
-                                      last)));
+    expect_error([&] { step(run, 1, run.rank == last ? 0.02 : 0.01); },
+                 {fmt::format("ranks disagree about the optimizer's settings: rank 0 has "
+                              "learning_rate 0.01 in group 0, rank {} has learning_rate "
+                              "0.02 in group 0",
+                              last)});
     EXPECT_TRUE(same_bits(run.weights(), before));
     EXPECT_TRUE(step(run, 1, 0.01));
     EXPECT_TRUE(step(clean, 1, 0.01));
@@ -217,9 +211,8 @@ TEST_P(StepEnd, TheTrainerComparesSettingsOfTorchOptimizersToo) {
             wrapped<torch::optim::SGD>(torch::optim::SGDOptions(0.1).momentum(momentum));
         const auto strategy = make_strategy(mode, {*toy.model, communicator, sgd, &toy.values});
         train::Trainer trainer(*strategy);
-        EXPECT_THAT(error_of([&] { trainer.step({toy.batch(communicator.rank(), 0)}); }),
-                    AllOf(HasSubstr("rank 0 has momentum 0.9 in group 0"),
-                          HasSubstr("rank 1 has momentum 0.8 in group 0")));
+        expect_error([&] { trainer.step({toy.batch(communicator.rank(), 0)}); },
+                     {"rank 0 has momentum 0.9 in group 0", "rank 1 has momentum 0.8 in group 0"});
       });
 }
 
@@ -311,8 +304,7 @@ TEST_P(StepEnd, BatchesWithoutLossTermsCountAlikeOrAreEmpty) {
     }
     EXPECT_TRUE(same_bits(stated.weights(), silent.weights()));
     run(silent, 4, 0);
-    EXPECT_THAT(error_of([&] { run(silent, 5, 1); }),
-                HasSubstr("micro-batch 2 of the step has loss terms"));
+    expect_error([&] { run(silent, 5, 1); }, {"micro-batch 2 of the step has loss terms"});
   });
 }
 

@@ -3,39 +3,27 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/softplus.h>
-#include <gmock/gmock.h>
 
 #include <functional>
 #include <map>
 #include <numeric>
-#include <utility>
 #include <vector>
 
 #include <tests/support/engine_run.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/modes.hpp>
 #include <tests/support/same_bits.hpp>
+#include <tests/support/tensors.hpp>
 
 namespace zero::testing {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-
-class TwoEngines : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, TwoEngines, ::testing::Values(2, 3), name_of_ranks);
-
-nn::MlpConfig sizes(std::int64_t inputs, std::int64_t outputs) {
-  nn::MlpConfig config;
-  config.inputs = inputs;
-  config.outputs = outputs;
-  return config;
-}
+ZERO_TESTS_ON_RANKS(TwoEngines, 2, 3);
 
 // Says how real its input looks. The batch has real samples as inputs and made ones as targets.
 class Discriminator final : public nn::Mlp {
  public:
-  Discriminator() : Mlp(sizes(5, 1)) {}
+  Discriminator() : Mlp({.inputs = 5, .outputs = 1}) {}
   at::Tensor score(const at::Tensor& samples) { return predict({.inputs = samples}); }
   at::Tensor loss(const data::Batch& batch) override {
     return at::softplus(-score(batch.inputs)).mean() + at::softplus(score(batch.targets)).mean();
@@ -45,7 +33,7 @@ class Discriminator final : public nn::Mlp {
 // Makes samples from noise, the batch's inputs.
 class Generator final : public nn::Mlp {
  public:
-  explicit Generator(Discriminator& judge) : Mlp(sizes(7, 5)), judge_(judge) {}
+  explicit Generator(Discriminator& judge) : Mlp({.inputs = 7, .outputs = 5}), judge_(judge) {}
   at::Tensor make(const at::Tensor& noise) { return predict({.inputs = noise}); }
   at::Tensor loss(const data::Batch& batch) override {
     return at::softplus(-judge_.score(make(batch.inputs))).mean();
@@ -62,9 +50,8 @@ struct Gan {
     generator = std::make_shared<Generator>(*discriminator);
   }
   static at::Tensor random(int rank, int step, std::int64_t width) {
-    at::Generator source =
-        at::detail::createCPUGenerator(static_cast<std::uint64_t>(100 * width + 10 * rank + step));
-    return at::randn({4, width}, source);
+    const auto seed = static_cast<std::uint64_t>(100 * width + 10 * rank + step);
+    return testing::random({4, width}, seed, /*gradient=*/false, at::kFloat);
   }
   void freeze_discriminator(bool frozen) const {
     for (at::Tensor& p : discriminator->parameters()) p.requires_grad_(!frozen);
@@ -196,8 +183,8 @@ TEST_P(TwoEngines, RefuseABackwardThroughAModelWhoseStepIsOpen) {
     const data::Batch samples{.inputs = Gan::random(communicator.rank(), 0, 5),
                               .targets = Gan::random(communicator.rank(), 1, 5)};
     engines.discriminator.backward(engines.discriminator.forward(samples));
-    EXPECT_THAT(error_of([&] { engines.generator.backward(engines.generator.forward(noise)); }),
-                AllOf(HasSubstr("parameter 'output."), HasSubstr("did not run")));
+    expect_error([&] { engines.generator.backward(engines.generator.forward(noise)); },
+                 {"parameter 'output.", "did not run"});
     engines.generator.give_up_step();
     EXPECT_TRUE(engines.discriminator.step());
     engines.generator.backward(engines.generator.forward(noise));

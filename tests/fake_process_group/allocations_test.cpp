@@ -2,13 +2,11 @@
 // code, with forward and backward.
 #include <ATen/ops/arange.h>
 #include <fmt/format.h>
-#include <gtest/gtest.h>
 
 #include <cmath>
 
 #include <tests/support/deferred.hpp>
 #include <tests/support/modes.hpp>
-#include <tests/support/ranks.hpp>
 #include <tests/support/states.hpp>
 #include <tools/plan/states.hpp>
 #include <zero/memory/accounting.hpp>

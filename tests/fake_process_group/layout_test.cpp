@@ -1,16 +1,15 @@
 // How SmolLM2-360M lies on 1 to 512 ranks, every number of them, by formula: nothing is allocated.
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <numeric>
 #include <vector>
 
+#include <tests/support/shard_layout.hpp>
 #include <tools/plan/states.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/nn/parameters.hpp>
 #include <zero/train/ownership.hpp>
-#include <zero/train/shard_layout.hpp>
 
 namespace zero::testing {
 namespace {
@@ -41,31 +40,12 @@ std::int64_t sum_of(const std::vector<std::int64_t>& numbers) {
   return std::accumulate(numbers.begin(), numbers.end(), std::int64_t{0});
 }
 
-// What the ranks hold of one tensor is all of it, each element once, in order.
-void expect_cut_without_gap(const train::ShardLayout& layout, std::size_t tensor) {
-  std::int64_t end = 0;
-  for (int rank = 0; rank < layout.world_size(); ++rank) {
-    const train::ShardLayout::Range s = layout.range(tensor, rank);
-    if (s.size == 0) continue;
-    ASSERT_EQ(s.begin, end) << "rank " << rank;
-    ASSERT_GE(s.in_shard, 0);
-    ASSERT_LE(s.in_shard + s.size, layout.shard());
-    end += s.size;
-  }
-  ASSERT_EQ(end, layout.size(tensor));
-}
-
 TEST(LayoutOfSmolLm2, CutsEveryTensorWithoutGapAtEveryWorldSize) {
   const auto units = units_of_smollm2();
   ASSERT_EQ(units.size(), 33U);
   for (int n = 1; n <= kMostRanks; ++n) {
-    for (const std::vector<std::int64_t>& sizes : units) {
-      const train::ShardLayout layout(sizes, n);
-      for (std::size_t t = 0; t < sizes.size(); ++t) {
-        expect_cut_without_gap(layout, t);
-        if (HasFatalFailure()) FAIL() << n << " ranks, tensor " << t << " of its unit";
-      }
-    }
+    for (const std::vector<std::int64_t>& sizes : units) expect_sound({sizes, n});
+    ASSERT_FALSE(HasFailure()) << n << " ranks";
   }
 }
 

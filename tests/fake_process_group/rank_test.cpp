@@ -1,16 +1,14 @@
 // A rank of a fake process group beside the same rank of a real one: what it holds, sends and
 // computes.
 #include <ATen/ops/equal.h>
-#include <fmt/format.h>
 
 #include <tests/support/deferred.hpp>
-#include <tests/support/modes.hpp>
-#include <tests/support/ranks.hpp>
 #include <tests/support/session.hpp>
 #include <tests/support/states.hpp>
 #include <tests/support/whole_weights.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/optim/adamw.hpp>
+#include <zero/optim/master_weights.hpp>
 #include <zero/train/fake_process_group.hpp>
 
 namespace zero::testing {
@@ -24,7 +22,8 @@ struct Rank {
     if (auto* fake = dynamic_cast<dist::FakeCommunicator*>(&communicator)) {
       fake->set_source(train::first_values_of(*model, values));
     }
-    strategy = make_strategy(mode, {*model, communicator, optim::adamw(), &values, ""});
+    const auto optimizer = optim::with_master_weights(optim::adamw());  // none in float32
+    strategy = make_strategy(mode, {*model, communicator, optimizer, &values, ""});
   }
 
   std::shared_ptr<RandomModel> model;
@@ -84,17 +83,18 @@ void expect_same(const Seen& fake, const Seen& real, const std::string& mode) {
   }
 }
 
-class FakeProcessGroup : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, FakeProcessGroup, ::testing::Values(1, 2, 3, 4), name_of_ranks);
+ZERO_TESTS_ON_RANKS(FakeProcessGroup, 1, 2, 3, 4);
 
 TEST_P(FakeProcessGroup, ARankHoldsSendsAndComputesWhatItDoesInARealOne) {
   on_ranks(GetParam(), [](dist::Communicator& real) {
-    RandomModelConfig config;
-    config.parts = "sanfg";
-    for (const std::string& mode : all_modes()) {
-      const Seen of_real = look_at(real, mode, config);
-      dist::FakeCommunicator fake(real.rank(), real.size());
-      expect_same(look_at(fake, mode, config), of_real, mode);
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      const RandomModelConfig config{.parts = "sanfg", .dtype = dtype};
+      for (const std::string& mode : all_modes()) {
+        SCOPED_TRACE(c10::toString(dtype));
+        const Seen of_real = look_at(real, mode, config);
+        dist::FakeCommunicator fake(real.rank(), real.size());
+        expect_same(look_at(fake, mode, config), of_real, mode);
+      }
     }
   });
 }

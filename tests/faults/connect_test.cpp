@@ -2,10 +2,8 @@
 
 #include <arpa/inet.h>
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <csignal>
 #include <cstdlib>
@@ -36,11 +34,7 @@ Exits connecting(int ranks, const std::function<void(int rank)>& connect) {
   });
 }
 
-dist::ConnectOptions within(int seconds) {
-  dist::ConnectOptions options;
-  options.timeout = std::chrono::seconds(seconds);
-  return options;
-}
+dist::ConnectOptions within(int seconds) { return {.timeout = std::chrono::seconds(seconds)}; }
 
 dist::RankEnvironment environment(int rank, int size, int port) {
   dist::RankEnvironment environment;
@@ -55,16 +49,6 @@ Exits connecting_alone(int first, int last, int size, int port) {
   return connecting(last - first + 1, [=](int process) {
     dist::connect(environment(first + process, size, port), within(1));
   });
-}
-
-// Each ends by itself with an error.
-template <typename Matcher>
-void expect_errors(const Exits& exits, const Matcher& says) {
-  for (const dist::RankExit& exit : exits) {
-    EXPECT_EQ(exit.exit_code, 1);
-    EXPECT_FALSE(exit.killed);
-    EXPECT_THAT(exit.output, says);
-  }
 }
 
 // Connects `ranks` ranks, and has each do something.

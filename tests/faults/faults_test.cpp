@@ -2,7 +2,6 @@
 // time limit, with an error that names an operation and a rank, and nothing is left running.
 
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <poll.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -16,7 +15,6 @@
 #include <thread>
 
 #include <tests/support/hooked_optimizer.hpp>
-#include <tests/support/ranks.hpp>
 #include <tests/support/session.hpp>
 #include <zero/base/error.hpp>
 #include <zero/distributed/launch.hpp>
@@ -76,6 +74,14 @@ dist::LaunchOptions launch_options() {
   return options;
 }
 
+std::vector<dist::RankExit> ranks_struck(const std::string& mode, const std::string& phase,
+                                         int signal) {
+  return dist::launch_ranks(launch_options(), [&](dist::Communicator& communicator) {
+    train_until_struck(communicator, mode, phase, signal);
+    return std::string();
+  });
+}
+
 void expect_no_processes_left() {
   EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1);
   EXPECT_EQ(errno, ECHILD);
@@ -108,11 +114,7 @@ INSTANTIATE_TEST_SUITE_P(Paths, Fault,
                          });
 
 TEST_P(Fault, ARankIsKilled) {
-  const auto& [mode, phase] = GetParam();
-  const auto exits = dist::launch_ranks(launch_options(), [&](dist::Communicator& communicator) {
-    train_until_struck(communicator, mode, phase, SIGKILL);
-    return std::string();
-  });
+  const auto exits = ranks_struck(std::get<0>(GetParam()), std::get<1>(GetParam()), SIGKILL);
   EXPECT_EQ(exits[kVictim].signal, SIGKILL);
   EXPECT_FALSE(exits[kVictim].killed) << "the launcher did it, not the test";
   expect_survivors_speak(exits, "connection to rank 1 is gone|rank 1 is gone");
@@ -121,10 +123,7 @@ TEST_P(Fault, ARankIsKilled) {
 
 // What the others make of a rank that stands still in `phase`.
 void expect_stop_is_noticed(const std::string& mode, const std::string& phase) {
-  const auto exits = dist::launch_ranks(launch_options(), [&](dist::Communicator& communicator) {
-    train_until_struck(communicator, mode, phase, SIGSTOP);
-    return std::string();
-  });
+  const auto exits = ranks_struck(mode, phase, SIGSTOP);
   EXPECT_EQ(exits[kVictim].signal, SIGKILL) << "it cannot have ended by itself";
   expect_survivors_speak(exits, "nothing from rank 1 within 2(.0)? s");
   expect_no_processes_left();

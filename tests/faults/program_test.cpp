@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <unistd.h>
 
 #include <tests/support/ranks.hpp>

@@ -2,12 +2,9 @@
 
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <tests/support/error_of.hpp>
-#include <tests/support/modes.hpp>
-#include <tests/support/ranks.hpp>
 #include <tests/support/scripted_model.hpp>
 #include <tests/support/session.hpp>
 #include <tests/support/whole_weights.hpp>
@@ -20,8 +17,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-class Autograd : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, Autograd, ::testing::Values(2, 3), name_of_ranks);
+ZERO_TESTS_ON_RANKS(Autograd, 2, 3);
 
 TEST_P(Autograd, OutputsOfUnitsMayBeChangedInPlace) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {

@@ -3,16 +3,12 @@
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
-#include <gmock/gmock.h>
 
 #include <tests/support/deferred.hpp>
 #include <tests/support/error_of.hpp>
-#include <tests/support/modes.hpp>
-#include <tests/support/ranks.hpp>
 #include <tests/support/session.hpp>
 #include <zero/nn/functional.hpp>
 #include <zero/optim/adamw.hpp>
-#include <zero/train/unsharded_parameters.hpp>
 
 namespace zero::testing {
 namespace {
@@ -71,8 +67,7 @@ std::vector<at::Tensor> train(nn::Model& model, dist::Communicator& communicator
   return whole_weights(*strategy);
 }
 
-class Buffers : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, Buffers, ::testing::Values(1, 2, 3), name_of_ranks);
+ZERO_TESTS_ON_RANKS(Buffers, 1, 2, 3);
 
 TEST_P(Buffers, AreThoseOfRank0AtTheStartAndEachRanksOwnAfterwards) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
@@ -87,8 +82,7 @@ TEST_P(Buffers, AreThoseOfRank0AtTheStartAndEachRanksOwnAfterwards) {
   });
 }
 
-class Dtypes : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, Dtypes, ::testing::Values(1, 2, 3), name_of_ranks);
+ZERO_TESTS_ON_RANKS(Dtypes, 1, 2, 3);
 
 TEST_P(Dtypes, OfOneModelMayDiffer) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
@@ -108,8 +102,8 @@ TEST_P(Dtypes, OfOneModelMayDiffer) {
 // One buffer has one dtype: in double the floats would be averaged with other roundings.
 TEST(FlatReduction, NeedsOneDtype) {
   on_ranks(2, [](dist::Communicator& communicator) {
-    EXPECT_THAT(error_of([&] { train(*make_deferred<TwoDtypes>(), communicator, "ddp:flat"); }),
-                ::testing::HasSubstr("'large' is Double where 'small' is Float"));
+    expect_error([&] { train(*make_deferred<TwoDtypes>(), communicator, "ddp:flat"); },
+                 {"'large' is Double where 'small' is Float"});
   });
 }
 

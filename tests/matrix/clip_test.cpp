@@ -1,13 +1,11 @@
 // Clipping: every mode finds the norm of the gradient that nobody holds whole, and scales by it.
 
 #include <c10/core/GradMode.h>
-#include <gtest/gtest.h>
 #include <torch/nn/utils/clip_grad.h>
 
 #include <cmath>
 #include <limits>
 
-#include <tests/support/ranks.hpp>
 #include <tests/support/session.hpp>
 #include <zero/optim/norm.hpp>
 
@@ -23,8 +21,7 @@ void reduce_gradients(Session& session, int step) {
   session.strategy().finish_backward();
 }
 
-class Clipping : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, Clipping, ::testing::Values(1, 2, 3, 4, 8), name_of_ranks);
+ZERO_TESTS_ON_RANKS(Clipping, 1, 2, 3, 4, 8);
 
 TEST_P(Clipping, WhatIsWithinTheLimitStaysAsItIs) {
   on_all_modes(GetParam(), [](dist::Communicator& communicator, const std::string& mode) {

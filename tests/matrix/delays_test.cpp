@@ -1,14 +1,10 @@
 // Ranks that are late, at random, before every collective and before every wait: the bits must not
 // notice. A strategy that reads a tensor before it has arrived is right as long as nobody is late.
 
-#include <fmt/format.h>
-#include <gtest/gtest.h>
-
 #include <chrono>
 #include <thread>
 
 #include <tests/support/hooked_communicator.hpp>
-#include <tests/support/ranks.hpp>
 #include <tests/support/session.hpp>
 #include <zero/data/random.hpp>
 

@@ -2,9 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
-#include <gtest/gtest.h>
 
-#include <tests/support/ranks.hpp>
 #include <tests/support/session.hpp>
 
 namespace zero::testing {

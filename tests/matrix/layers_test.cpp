@@ -1,8 +1,5 @@
 // Traffic of units made of layers, which a strategy may gather one by one.
 
-#include <gtest/gtest.h>
-
-#include <tests/support/ranks.hpp>
 #include <tests/support/session.hpp>
 #include <tests/support/states.hpp>
 #include <zero/memory/accounting.hpp>
@@ -10,8 +7,7 @@
 namespace zero::testing {
 namespace {
 
-class LayersOfUnits : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, LayersOfUnits, ::testing::Values(1, 2, 3, 4, 8), name_of_ranks);
+ZERO_TESTS_ON_RANKS(LayersOfUnits, 1, 2, 3, 4, 8);
 
 // By its formula, which counts how often each was used.
 TEST_P(LayersOfUnits, SendWhatTheModeSaysAndLeaveNothingWhole) {

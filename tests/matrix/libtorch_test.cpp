@@ -4,24 +4,20 @@
 
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mse_loss.h>
-#include <gtest/gtest.h>
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
-#include <cmath>
 #include <functional>
 #include <limits>
 
-#include <tests/support/ranks.hpp>
 #include <tests/support/session.hpp>
 #include <zero/optim/sgd.hpp>
 
 namespace zero::testing {
 namespace {
 
-class LibTorch : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, LibTorch, ::testing::Values(2, 3), name_of_ranks);
+ZERO_TESTS_ON_RANKS(LibTorch, 2, 3);
 
 SessionOptions options_of_plain_model() {
   SessionOptions options;

@@ -1,9 +1,6 @@
 // Loss curves of a language model in 2-byte types beside that in fp32, over a few hundred steps.
 
-#include <gtest/gtest.h>
-
 #include <tests/support/curve.hpp>
-#include <tests/support/ranks.hpp>
 #include <zero/data/text.hpp>
 
 namespace zero::testing {

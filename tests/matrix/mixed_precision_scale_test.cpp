@@ -1,13 +1,10 @@
 // Loss scales: a run with one has the bits of a run without; a gradient that overflows on one rank
 // makes all of them leave out the same step.
 
-#include <gmock/gmock.h>
-
 #include <cmath>
 #include <limits>
 
 #include <tests/support/error_of.hpp>
-#include <tests/support/ranks.hpp>
 #include <tests/support/two_bytes.hpp>
 #include <tests/support/whole_state.hpp>
 #include <zero/optim/adamw.hpp>
@@ -15,10 +12,7 @@
 namespace zero::testing {
 namespace {
 
-using ::testing::HasSubstr;
-
-class MixedPrecisionScale : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, MixedPrecisionScale, ::testing::Values(2, 3), name_of_ranks);
+ZERO_TESTS_ON_RANKS(MixedPrecisionScale, 2, 3);
 
 // Powers of two round nothing: a run with a loss scale is the run without one.
 TEST_P(MixedPrecisionScale, ALossScaleChangesNothingInFloat32) {
@@ -91,8 +85,7 @@ TEST(MixedPrecisionLossScale, NeedsAnOptimizerThatUndoesIt) {
   on_ranks(2, [](dist::Communicator& communicator) {
     SessionOptions options = mixed(at::kHalf);
     options.optimizer = optim::adamw();
-    EXPECT_THAT(error_of([&] { Session(communicator, "ddp", options); }),
-                HasSubstr("with_master_weights"));
+    expect_error([&] { Session(communicator, "ddp", options); }, {"with_master_weights"});
   });
 }
 

@@ -5,11 +5,9 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
-#include <gmock/gmock.h>
 
 #include <tests/support/deferred.hpp>
 #include <tests/support/error_of.hpp>
-#include <tests/support/modes.hpp>
 #include <tests/support/states.hpp>
 #include <tests/support/two_bytes.hpp>
 #include <tests/support/whole_state.hpp>
@@ -21,9 +19,6 @@
 
 namespace zero::testing {
 namespace {
-
-using memory::Category;
-using ::testing::HasSubstr;
 
 std::string name_of(at::ScalarType dtype) { return dtype == at::kHalf ? "fp16" : "bf16"; }
 
@@ -51,8 +46,7 @@ void three_steps(Session& session) {
   for (int step = 0; step < 3; ++step) EXPECT_FALSE(session.step(step).skipped);
 }
 
-class MixedPrecision : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, MixedPrecision, ::testing::Values(1, 2, 3, 4, 8), name_of_ranks);
+ZERO_TESTS_ON_RANKS(MixedPrecision, 1, 2, 3, 4, 8);
 
 TEST_P(MixedPrecision, EveryModeEndsWithTheMastersMomentsAndWeightsOfDdp) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
@@ -82,8 +76,7 @@ TEST_P(MixedPrecision, AlsoWithClippingAndMicroBatchesAndAnUnusedPart) {
   });
 }
 
-class MixedPrecisionFewRanks : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, MixedPrecisionFewRanks, ::testing::Values(2, 3), name_of_ranks);
+ZERO_TESTS_ON_RANKS(MixedPrecisionFewRanks, 2, 3);
 
 TEST_P(MixedPrecisionFewRanks, OtherOptimizersAndFreezing) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
@@ -175,8 +168,7 @@ train::ModelStateBytes measure(dist::Communicator& communicator, const std::stri
   return held;
 }
 
-class MixedPrecisionBytes : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, MixedPrecisionBytes, ::testing::Values(2, 4, 8), name_of_ranks);
+ZERO_TESTS_ON_RANKS(MixedPrecisionBytes, 2, 4, 8);
 
 // 16P, 4P + 12P/N, 2P + 14P/N, 16P/N: .625 .5625 .5 at two ranks, .4375 .34375 .25 at four,
 // .34375 .234375 .125 at eight (Rajbhandari et al. 2020, figure 1).
@@ -209,8 +201,8 @@ TEST(MixedPrecisionAgreement, RanksThatReduceInDifferentTypesAreToldSo) {
   on_ranks(2, [](dist::Communicator& communicator) {
     const auto reduce =
         communicator.rank() == 0 ? dist::ReduceType::kOwn : dist::ReduceType::kFloat32;
-    EXPECT_THAT(error_of([&] { Session(communicator, "ddp", mixed(at::kBFloat16, reduce)); }),
-                HasSubstr("reduced in float32"));
+    expect_error([&] { Session(communicator, "ddp", mixed(at::kBFloat16, reduce)); },
+                 {"reduced in float32"});
   });
 }
 

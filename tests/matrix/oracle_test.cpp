@@ -2,11 +2,9 @@
 // Equality between strategies cannot show an error that all of them share; this can.
 
 #include <fmt/format.h>
-#include <gtest/gtest.h>
 
 #include <cstdlib>
 
-#include <tests/support/ranks.hpp>
 #include <tests/support/session.hpp>
 #include <zero/data/random.hpp>
 #include <zero/optim/sgd.hpp>
@@ -49,8 +47,7 @@ void expect_like_one_process(dist::Communicator& communicator, const std::string
 // Eight ranks share few cores: of each strategy only the default variant.
 std::vector<std::string> modes_for(int ranks) { return ranks < 8 ? all_modes() : all_strategies(); }
 
-class Oracle : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, Oracle, ::testing::Values(1, 2, 3, 4, 8), name_of_ranks);
+ZERO_TESTS_ON_RANKS(Oracle, 1, 2, 3, 4, 8);
 
 TEST_P(Oracle, GradientsAreThoseOfTheConcatenatedBatchInFloat64AndFloat32) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {

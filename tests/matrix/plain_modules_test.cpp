@@ -1,22 +1,17 @@
 // Models of plain modules of LibTorch's, whose parameters have their bytes before a strategy comes,
 // and parameters without an element.
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/randn.h>
 #include <fmt/format.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <torch/serialize/archive.h>
 
 #include <algorithm>
 
 #include <tests/support/error_of.hpp>
-#include <tests/support/modes.hpp>
-#include <tests/support/ranks.hpp>
 #include <tests/support/scripted_model.hpp>
 #include <tests/support/session.hpp>
 #include <tests/support/states.hpp>
+#include <tests/support/tensors.hpp>
 #include <tests/support/test_folder.hpp>
 #include <tests/support/whole_weights.hpp>
 #include <zero/io/checkpoint.hpp>
@@ -30,8 +25,7 @@ using ::testing::HasSubstr;
 constexpr std::int64_t kWidth = 64;
 
 at::Tensor drawn(at::IntArrayRef sizes, std::uint64_t seed) {
-  at::Generator generator = at::detail::createCPUGenerator(seed);
-  return at::randn(sizes, generator) * 0.1;
+  return random(sizes, seed, /*gradient=*/false, at::kFloat) * 0.1;
 }
 
 struct PlainLinear : torch::nn::Module {
@@ -119,8 +113,7 @@ struct PlainRun {
   std::unique_ptr<train::Trainer> trainer;
 };
 
-class PlainModules : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, PlainModules, ::testing::Values(2, 3), name_of_ranks);
+ZERO_TESTS_ON_RANKS(PlainModules, 2, 3);
 
 TEST_P(PlainModules, ParametersCountAsParametersInEveryMode) {
   on_all_modes(GetParam(), [](dist::Communicator& communicator, const std::string& mode) {
@@ -164,8 +157,7 @@ TEST_P(PlainModules, AreSavedByLibTorchWhereTheyAreWhole) {
   });
 }
 
-class EmptyParameters : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, EmptyParameters, ::testing::Values(1, 2, 3), name_of_ranks);
+ZERO_TESTS_ON_RANKS(EmptyParameters, 1, 2, 3);
 
 TEST_P(EmptyParameters, AreTrainedSavedAndGivenBackLikeOthers) {
   const TestFolder folder;

@@ -1,8 +1,6 @@
 // A model that one strategy gives back and another takes, under every strategy; and one that was
 // not given back.
 #include <ATen/ops/equal.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <memory>
 #include <string>
@@ -10,9 +8,7 @@
 
 #include <tests/support/deferred.hpp>
 #include <tests/support/error_of.hpp>
-#include <tests/support/modes.hpp>
 #include <tests/support/random_model.hpp>
-#include <tests/support/ranks.hpp>
 #include <tests/support/session.hpp>
 #include <tests/support/whole_weights.hpp>
 #include <zero/memory/storage.hpp>
@@ -65,7 +61,7 @@ std::vector<at::Tensor> trained_twice(dist::Communicator& communicator, const st
   return whole_weights(*second);
 }
 
-class Release : public ::testing::TestWithParam<int> {};
+ZERO_TESTS_ON_RANKS(Release, 2, 3);
 
 TEST_P(Release, AnotherStrategyTakesTheModel) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
@@ -87,8 +83,7 @@ TEST_P(Release, AModelThatIsHeldIsRefused) {
                  HasSubstr("the model is held by " + mode + ": a strategy gives its model back"));
              train_steps(*first, 0, 1);  // as if nothing had been tried
              first->release();
-             EXPECT_THAT(error_of([&] { train_steps(*first, 1, 2); }),
-                         HasSubstr(mode + " has released its model"));
+             expect_error([&] { train_steps(*first, 1, 2); }, {mode + " has released its model"});
            });
 }
 
@@ -115,8 +110,6 @@ TEST_P(Release, AModelThatOneRankReleasedIsRefusedOnAll) {
     EXPECT_THAT(error, HasSubstr("rank 1"));
   });
 }
-
-INSTANTIATE_TEST_SUITE_P(Ranks, Release, ::testing::Values(2, 3));
 
 }  // namespace
 }  // namespace zero::testing

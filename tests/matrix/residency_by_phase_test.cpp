@@ -1,12 +1,9 @@
 // What is alive at every named point of a step, and how many collectives a step takes: by chapter,
 // from the allocator and the communicator, not from the strategy's own bookkeeping.
 
-#include <gtest/gtest.h>
-
 #include <map>
 #include <numeric>
 
-#include <tests/support/ranks.hpp>
 #include <tests/support/session.hpp>
 #include <tests/support/states.hpp>
 #include <zero/memory/accounting.hpp>
@@ -17,10 +14,8 @@ namespace zero::testing {
 namespace {
 
 using dist::Purpose;
-using memory::Category;
 
-class Points : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, Points, ::testing::Values(1, 2, 3), name_of_ranks);
+ZERO_TESTS_ON_RANKS(Points, 1, 2, 3);
 
 // Two units and a root, nothing frozen, every parameter used once.
 SessionOptions plain_model() {

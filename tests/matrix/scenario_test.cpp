@@ -2,10 +2,8 @@
 // plain DDP, whatever is frozen, skipped, used twice, changed from outside or evaluated in between.
 
 #include <c10/core/GradMode.h>
-#include <gmock/gmock.h>
 
 #include <tests/support/error_of.hpp>
-#include <tests/support/ranks.hpp>
 #include <tests/support/session.hpp>
 #include <zero/base/error.hpp>
 #include <zero/memory/storage.hpp>
@@ -14,10 +12,7 @@
 namespace zero::testing {
 namespace {
 
-using ::testing::HasSubstr;
-
-class Scenario : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, Scenario, ::testing::Values(2, 3), name_of_ranks);
+ZERO_TESTS_ON_RANKS(Scenario, 2, 3);
 
 // Chapter 04, whose shards are parts of tensors.
 bool splits_tensors(const std::string& mode) {
@@ -76,7 +71,7 @@ TEST_P(Scenario, WhatWasFrozenAtTheStartIsThawed) {
     const std::vector<at::Tensor> reference = train("ddp");
     for (const std::string& mode : all_modes()) {
       if (splits_tensors(mode)) {
-        EXPECT_THAT(error_of([&] { train(mode); }), HasSubstr("'parts.2.weight' was frozen"));
+        expect_error([&] { train(mode); }, {"'parts.2.weight' was frozen"});
       } else {
         EXPECT_TRUE(same_bits(train(mode), reference)) << mode;
       }
@@ -212,20 +207,6 @@ TEST_P(Scenario, TheLossLeavesTheLastUnitsOut) {
     }
     session.model().stop_after(1000);
     session.step(2);
-  });
-}
-
-TEST_P(Scenario, EvaluationBetweenStepsChangesNothing) {
-  const SessionOptions options = with_parts("anf");
-  on_all_modes(GetParam(), [&](dist::Communicator& communicator, const std::string& mode) {
-    Session plain(communicator, mode, options);
-    Session evaluated(communicator, mode, options);
-    for (int s = 0; s < 3; ++s) {
-      plain.step(s);
-      evaluated.trainer().evaluate({evaluated.batch(50 + s), evaluated.batch(60 + s)});
-      evaluated.step(s);
-    }
-    EXPECT_TRUE(same_bits(plain.weights(), evaluated.weights()));
   });
 }
 

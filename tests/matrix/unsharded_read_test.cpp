@@ -1,10 +1,8 @@
 // Reading a parameter where the stage has it in shards: an error by name on every rank.
 
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 
 #include <tests/support/error_of.hpp>
-#include <tests/support/ranks.hpp>
 #include <tests/support/scripted_model.hpp>
 #include <tests/support/session.hpp>
 #include <tests/support/whole_weights.hpp>
@@ -32,8 +30,7 @@ auto says(const std::string& name) {
                HasSubstr("hold train::UnshardedParameters"));
 }
 
-class UnshardedRead : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, UnshardedRead, ::testing::Values(1, 2, 3), name_of_ranks);
+ZERO_TESTS_ON_RANKS(UnshardedRead, 1, 2, 3);
 
 TEST_P(UnshardedRead, BetweenStepsIsAnErrorThatNamesParameterAndUnit) {
   on_modes(GetParam(), stage_3_modes(),
@@ -100,8 +97,8 @@ TEST_P(UnshardedRead, IsAllowedInTheScopeWhateverRuns) {
                run.strategy->backward(run.strategy->forward(run.batch(1)));
                run.strategy->finish_backward();
                read();
-               EXPECT_THAT(error_of([&] { run.strategy->optimizer_step(); }),
-                           HasSubstr("while train::UnshardedParameters"));
+               expect_error([&] { run.strategy->optimizer_step(); },
+                            {"while train::UnshardedParameters"});
              }
              run.strategy->optimizer_step();
              run.strategy->sync_parameters();

@@ -2,13 +2,11 @@
 // the same bits.
 
 #include <fmt/format.h>
-#include <gtest/gtest.h>
 
 #include <string_view>
 
 #include <tests/support/deferred.hpp>
 #include <tests/support/modes.hpp>
-#include <tests/support/ranks.hpp>
 #include <tests/support/whole_weights.hpp>
 #include <zero/memory/accounting.hpp>
 
@@ -48,7 +46,7 @@ struct Pair {
   std::string mode;     // the class that does the same
 };
 
-class SmallProgram : public ::testing::TestWithParam<int> {};
+ZERO_TESTS_ON_RANKS(SmallProgram, 1, 2, 3, 4, 8);
 
 TEST_P(SmallProgram, EndsWithTheBitsOfTheChaptersClass) {
   const int ranks = GetParam();
@@ -69,8 +67,6 @@ TEST_P(SmallProgram, EndsWithTheBitsOfTheChaptersClass) {
     });
   }
 }
-
-INSTANTIATE_TEST_SUITE_P(Ranks, SmallProgram, ::testing::Values(1, 2, 3, 4, 8));
 
 }  // namespace
 }  // namespace zero

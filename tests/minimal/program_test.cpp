@@ -1,7 +1,6 @@
 // The small programs: what they print, and how small they are.
 
 #include <fmt/ranges.h>
-#include <gtest/gtest.h>
 
 #include <fstream>
 #include <set>

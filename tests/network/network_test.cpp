@@ -6,12 +6,10 @@
 // Needs root and Linux namespaces; skipped, with the reason, where it may not.
 
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <sched.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -19,7 +17,6 @@
 #include <iterator>
 #include <sstream>
 
-#include <tests/support/ranks.hpp>
 #include <tests/support/session.hpp>
 #include <tests/support/states.hpp>
 #include <zero/base/error.hpp>

@@ -14,7 +14,6 @@
 #include <map>
 #include <set>
 #include <string>
-#include <vector>
 
 #include <zero/base/error.hpp>
 #include <zero/train/registry.hpp>

@@ -4,7 +4,6 @@
 #include <ATen/ops/abs.h>
 #include <ATen/ops/max.h>
 #include <c10/core/GradMode.h>
-#include <gtest/gtest.h>
 
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -14,7 +13,6 @@
 #include <tests/support/deferred.hpp>
 #include <tests/support/modes.hpp>
 #include <tests/support/python.hpp>
-#include <tests/support/ranks.hpp>
 #include <tests/support/test_folder.hpp>
 #include <zero/data/reviews.hpp>
 #include <zero/io/checkpoint.hpp>
@@ -82,8 +80,8 @@ class LlamaPeer : public ::testing::TestWithParam<Case> {
 
   // Loads folders with transformers and compares their logits with those of the first model.
   void expect_logits_there(const std::vector<fs::path>& folders) const {
-    std::string command = script() + "check " + quoted(from_python() / "logits.safetensors");
-    for (const fs::path& folder : folders) command += " " + quoted(folder);
+    std::string command = script() + "check " + shell_word(from_python() / "logits.safetensors");
+    for (const fs::path& folder : folders) command += " " + shell_word(folder);
     const ProcessResult ended = run_python(command);
     EXPECT_EQ(ended.code, 0) << ended.said;
     std::cout << ended.said;
@@ -95,16 +93,15 @@ class LlamaPeer : public ::testing::TestWithParam<Case> {
     fs::create_directory(folder);
     fs::copy(from_cpp() / "config.json", folder);
     const ProcessResult ended =
-        run_python("tools/checkpoint/export_checkpoint.py " + quoted(folder_ / "run") + " " +
-                   quoted(folder / "model.safetensors"));
+        run_python("tools/checkpoint/export_checkpoint.py " + shell_word(folder_ / "run") + " " +
+                   shell_word(folder / "model.safetensors"));
     EXPECT_EQ(ended.code, 0) << ended.said;
     return folder;
   }
 
   bool from_a_checkpoint() const { return GetParam().model == "tiny"; }
-  static std::string quoted(const fs::path& path) { return "'" + path.string() + "'"; }
   static std::string script() {
-    return quoted(fs::canonical(__FILE__).parent_path() / "llama_peer.py") + " ";
+    return shell_word(fs::canonical(__FILE__).parent_path() / "llama_peer.py") + " ";
   }
 
   void compare_logits(nn::Llama& model) const {
@@ -130,14 +127,13 @@ TEST_P(LlamaPeer, SameLogitsFromTheirFilesAndFromOurs) {
                  << " lacks torch, transformers or safetensors. To enable: " << python()
                  << " -m pip install -r requirements-peers.txt, or set ZERO_PYTHON.";
   }
-  const ProcessResult made = run_python(script() + "make " + quoted(from_python()) + " --model " +
-                                        GetParam().model + " --task " + GetParam().task);
+  const ProcessResult made =
+      run_python(script() + "make " + shell_word(from_python()) + " --model " + GetParam().model +
+                 " --task " + GetParam().task);
   ASSERT_EQ(made.code, 0) << made.said;
   std::cout << made.said;
-  RankOptions options;
-  options.timeout = std::chrono::seconds(100);
-  options.total_timeout = std::chrono::seconds(250);
-  on_ranks(options, [this](dist::Communicator& communicator) { read_compare_save(communicator); });
+  on_ranks({.timeout = std::chrono::seconds(100), .total_timeout = std::chrono::seconds(250)},
+           [this](dist::Communicator& communicator) { read_compare_save(communicator); });
   expect_layout_of_transformers();
   std::vector<fs::path> folders = {from_cpp()};
   if (from_a_checkpoint()) folders.push_back(export_checkpoint());

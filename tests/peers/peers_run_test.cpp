@@ -1,5 +1,5 @@
 // ./run peers: our modes and PyTorch's train the same model on the same batches.
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -10,7 +10,7 @@
 namespace zero::testing {
 namespace {
 
-using testing::TestFolder;
+using ::testing::HasSubstr;
 
 class Peers : public ::testing::Test {
  protected:
@@ -57,9 +57,8 @@ TEST_F(Peers, SayWhereTimeAndMemoryGoOnBothSides) {
   const ProcessResult run = run_peers(
       folder, "--model tiny --rounds 1 --steps 3 --seq-len 32 --pairs ddp --no-huge-pages");
   ASSERT_EQ(run.code, 0) << run.said;
-  EXPECT_NE(run.said.find("Medians of 1 round; large blocks not on huge pages, on both sides"),
-            std::string::npos)
-      << run.said;
+  EXPECT_THAT(run.said,
+              HasSubstr("Medians of 1 round; large blocks not on huge pages, on both sides"));
   const auto json = nlohmann::json::parse(std::ifstream(folder / "peers.json"));
   EXPECT_EQ(json["huge_pages"], false);
   const auto& row = json["rows"][0];
@@ -85,8 +84,7 @@ TEST_F(Peers, NoticeThatTheTwoSidesTrainSomethingElse) {
   const ProcessResult run =
       run_peers(folder, "--model tiny --rounds 1 --steps 2 --pairs ddp --seed-of-ours 7");
   EXPECT_NE(run.code, 0);
-  EXPECT_NE(run.said.find("do not train the same model on the same batches"), std::string::npos)
-      << run.said;
+  EXPECT_THAT(run.said, HasSubstr("do not train the same model on the same batches"));
   EXPECT_FALSE(std::filesystem::exists(folder / "peers.json"));
 }
 
@@ -94,13 +92,11 @@ TEST_F(Peers, RefuseWhatIsNotThere) {
   const TestFolder folder;
   const ProcessResult pair = run_peers(folder, "--pairs zero4");
   EXPECT_EQ(pair.code, 2);
-  EXPECT_NE(pair.said.find("'zero4' is no pair; there are: ddp, zero1, zero2, zero3"),
-            std::string::npos)
-      << pair.said;
+  EXPECT_THAT(pair.said, HasSubstr("'zero4' is no pair; there are: ddp, zero1, zero2, zero3"));
   const ProcessResult mode = run_peers(folder, "--model tiny --pairs zero3 --ours zero3=zer3");
   EXPECT_EQ(mode.code, 1);
-  EXPECT_NE(mode.said.find("peers: zer3 ended with"), std::string::npos) << mode.said;
-  EXPECT_EQ(mode.said.find("Traceback"), std::string::npos) << mode.said;
+  EXPECT_THAT(mode.said, HasSubstr("peers: zer3 ended with"));
+  EXPECT_THAT(mode.said, ::testing::Not(HasSubstr("Traceback")));
 }
 
 }  // namespace

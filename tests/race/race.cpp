@@ -43,7 +43,6 @@ extern "C" const char* __tsan_default_options() {
 namespace zero::testing {
 namespace {
 
-using dist::Operation;
 using dist::Purpose;
 
 constexpr int kRanks = 3;
@@ -155,10 +154,10 @@ class TwinCommunicator final : public dist::Communicator {
 
  protected:
   WorkPtr do_broadcast(const Call& call, at::Tensor tensor, int) override {
-    return travel(call, [all = Bytes(tensor)] { move_bytes(all.data, all.data, all.size); });
+    return do_all_reduce(call, std::move(tensor), dist::ReduceOp::kSum);
   }
-  WorkPtr do_reduce(const Call& call, at::Tensor tensor, int, dist::ReduceOp) override {
-    return travel(call, [all = Bytes(tensor)] { move_bytes(all.data, all.data, all.size); });
+  WorkPtr do_reduce(const Call& call, at::Tensor tensor, int, dist::ReduceOp op) override {
+    return do_all_reduce(call, std::move(tensor), op);
   }
   WorkPtr do_all_reduce(const Call& call, at::Tensor tensor, dist::ReduceOp) override {
     return travel(call, [all = Bytes(tensor)] { move_bytes(all.data, all.data, all.size); });
@@ -294,9 +293,7 @@ double train(dist::Communicator& communicator, const OverlapOptions& options) {
   const auto model = make_deferred<ScaleModel>();
   Overlap strategy({*model, communicator, optim::adamw(), &values, ""}, options);
   train::Trainer trainer(strategy);
-  data::Batch batch;
-  batch.inputs = at::ones({kWidth});
-  batch.loss_terms = 1;
+  const data::Batch batch{.inputs = at::ones({kWidth}), .loss_terms = 1};
   double loss = 0;
   for (int s = 0; s < 5; ++s) loss = trainer.step({batch}).loss;
   return loss + trainer.evaluate({batch});
@@ -311,13 +308,13 @@ int run(const std::string& planted) {
   for (int stage = 0; stage <= 3; ++stage) {
     std::optional<double> expected[2];  // twins repeat their own shard: the cutting matters
     for (unsigned seed = 0; seed < 10; ++seed, ++runs) {
-      OverlapOptions options;
-      options.stage = stage;
-      options.lookahead = seed == 9 ? kAutoLookahead : seed % 4;
-      options.bucket_bytes = seed % 2 == 0 ? 1 << 20 : 4 * kWidth;  // a bucket for each parameter
-      options.in_flight_bytes = 1 << (seed + 6);
+      const std::int64_t lookahead = seed == 9 ? kAutoLookahead : seed % 4;
+      const std::int64_t bucket = seed % 2 == 0 ? 1 << 20 : 4 * kWidth;  // one for each parameter
       TwinCommunicator communicator(seed + 1, broken);
-      const double loss = train(communicator, options);
+      const double loss = train(communicator, {.stage = stage,
+                                               .bucket_bytes = bucket,
+                                               .in_flight_bytes = 1 << (seed + 6),
+                                               .lookahead = lookahead});
       const double first = expected[seed % 2].value_or(loss);
       expected[seed % 2] = first;
       if (loss != first && broken == nullptr) {

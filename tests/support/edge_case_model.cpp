@@ -1,12 +1,11 @@
 #include "edge_case_model.hpp"
 
-#include <ATen/CPUGeneratorImpl.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/mse_loss.h>
-#include <ATen/ops/randn.h>
 
 #include <zero/nn/functional.hpp>
 #include <zero/nn/layers.hpp>
+
+#include "random_model.hpp"
 
 namespace zero::testing {
 
@@ -102,16 +101,9 @@ at::Tensor EdgeCaseModel::loss(const data::Batch& batch) {
   return at::mse_loss(predict(batch), batch.targets);
 }
 
-data::Batch edge_case_batch(std::uint64_t seed, int rank, int step, std::int64_t samples,
-                            at::ScalarType dtype) {
-  at::Generator generator = at::detail::createCPUGenerator(
-      seed * 1000003 + static_cast<std::uint64_t>(rank) * 1009 + static_cast<std::uint64_t>(step));
-  data::Batch batch;
-  const auto options = at::TensorOptions().dtype(dtype);
-  batch.inputs = at::randn({samples, EdgeCaseModel::kInputs}, generator, options);
-  batch.targets = at::randn({samples, 1}, generator, options);
+data::Batch edge_case_batch(std::uint64_t seed, int rank, int step) {
+  data::Batch batch = random_model_batch({.inputs = EdgeCaseModel::kInputs}, seed, rank, step);
   batch.targets.view(-1)[0] = (rank + step) % 2 == 0 ? 1.0 : -1.0;
-  batch.loss_terms = samples;
   return batch;
 }
 

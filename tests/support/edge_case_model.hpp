@@ -3,7 +3,6 @@
 #include <memory>
 
 #include <zero/data/batch.hpp>
-#include <zero/nn/layers.hpp>
 #include <zero/nn/model.hpp>
 
 namespace zero::testing {
@@ -40,9 +39,8 @@ class EdgeCaseModel : public nn::Model {
   std::shared_ptr<Layers> layers_;
 };
 
-/// Batches for it, different for every (seed, rank, step): [n, 5] inputs and [n, 1] targets in
-/// double or float. The first target's sign alternates over rank + step.
-data::Batch edge_case_batch(std::uint64_t seed, int rank, int step, std::int64_t samples = 4,
-                            at::ScalarType dtype = at::kFloat);
+/// Batches for it, different for every (seed, rank, step): [4, 5] inputs and [4, 1] targets in
+/// float. The first target's sign alternates over rank + step.
+data::Batch edge_case_batch(std::uint64_t seed, int rank, int step);
 
 }  // namespace zero::testing

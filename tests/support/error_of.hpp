@@ -11,6 +11,11 @@
 
 namespace zero::testing {
 
+/// JSON of lists within lists, so many that a parser without a bound uses up the stack.
+inline std::string nested_json(std::size_t levels = 300'000) {
+  return std::string(levels, '[') + std::string(levels, ']');
+}
+
 /// The message of the zero::Error that `action` throws; empty where it throws none.
 template <typename Action>
 std::string error_of(Action&& action) {

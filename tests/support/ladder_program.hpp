@@ -19,18 +19,29 @@ namespace zero::testing {
 inline ProcessResult run_ladder(const TestFolder& folder, std::string arguments,
                                 const std::string& program = ZERO_LADDER_PROGRAM) {
   if (arguments.find("--json") == std::string::npos) {
-    arguments += " --json '" + (folder / "out.json").string() + "'";
+    arguments += " --json" + shell_word(folder / "out.json");
   }
   return run_command("OMP_NUM_THREADS=1 '" + program + "' " + arguments);
 }
 
-/// The same for a run that must succeed: its figures.
-inline nlohmann::json figures_of(const TestFolder& folder, const std::string& arguments,
-                                 const std::string& program = ZERO_LADDER_PROGRAM) {
+/// The output and the figures of a run that succeeded.
+struct LadderRun {
+  std::string said;
+  nlohmann::json figures;
+};
+
+/// The same for a run that must succeed.
+inline LadderRun succeed(const TestFolder& folder, const std::string& arguments,
+                         const std::string& program = ZERO_LADDER_PROGRAM) {
   const ProcessResult ended = run_ladder(folder, arguments, program);
   EXPECT_EQ(ended.code, 0) << ended.said;
-  if (ended.code != 0) return {};
-  return nlohmann::json::parse(read_bytes(folder / "out.json"));
+  if (ended.code != 0) return {ended.said, {}};
+  return {ended.said, nlohmann::json::parse(read_bytes(folder / "out.json"))};
+}
+
+inline nlohmann::json figures_of(const TestFolder& folder, const std::string& arguments,
+                                 const std::string& program = ZERO_LADDER_PROGRAM) {
+  return succeed(folder, arguments, program).figures;
 }
 
 /// The row of `mode` in the figures.

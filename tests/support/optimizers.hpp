@@ -6,7 +6,6 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
-#include <memory>
 #include <string>
 #include <vector>
 

@@ -1,11 +1,9 @@
 #include "parity.hpp"
 
 #include <ATen/ops/equal.h>
-#include <gtest/gtest.h>
 
 #include "deferred.hpp"
 #include "edge_case_model.hpp"
-#include "modes.hpp"
 
 namespace zero::testing {
 RunRecord run_edge_case_model(dist::Communicator& communicator, const std::string& mode,

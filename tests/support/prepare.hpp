@@ -1,9 +1,7 @@
 #pragma once
 
 #include <fmt/format.h>
-#include <gtest/gtest.h>
 
-#include <filesystem>
 #include <string>
 
 #include "data_files.hpp"

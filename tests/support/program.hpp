@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
@@ -117,6 +116,11 @@ class Program {
   bool ended_ = false;
   int code_ = -1;
 };
+
+/// A path as a word of a command line, with spaces around it.
+inline std::string shell_word(const std::filesystem::path& path) {
+  return " '" + path.string() + "' ";
+}
 
 /// Runs a command line of the shell in the folder of the project. Blocks until it has ended.
 inline ProcessResult run_command(const std::string& command) {

@@ -74,8 +74,7 @@ class RandomModel : public nn::Model {
   std::shared_ptr<Block> first_plain_;
 };
 
-/// [samples, inputs] and [samples, 1], different for every (seed, rank, step). The sign of the
-/// first target alternates over rank + step.
+/// [samples, inputs] and [samples, 1], different for every (seed, rank, step).
 data::Batch random_model_batch(const RandomModelConfig& config, std::uint64_t seed, int rank,
                                int step, std::int64_t samples = 4);
 

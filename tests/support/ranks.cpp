@@ -36,9 +36,7 @@ void on_ranks(const RankOptions& options, const std::function<void(dist::Communi
 }
 
 void on_ranks(int world_size, const std::function<void(dist::Communicator&)>& body) {
-  RankOptions options;
-  options.world_size = world_size;
-  on_ranks(options, body);
+  on_ranks(RankOptions{.world_size = world_size}, body);
 }
 
 }  // namespace zero::testing

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 
 #include <functional>
 #include <string>
@@ -29,17 +29,32 @@ std::vector<dist::RankExit> ranks_ended(const RankOptions& options,
 
 /// For tests that start processes by themselves: one thread each, and what they print is kept.
 inline dist::LaunchOptions captured(int world_size, std::chrono::milliseconds total_timeout) {
-  dist::LaunchOptions options;
-  options.world_size = world_size;
-  options.total_timeout = total_timeout;
-  options.capture_output = true;
-  options.threads = 1;
-  return options;
+  return {.world_size = world_size,
+          .total_timeout = total_timeout,
+          .capture_output = true,
+          .threads = 1};
+}
+
+/// Expects that each rank of `exits` ended by itself, with an error whose text `says` matches.
+template <typename Matcher>
+void expect_errors(const std::vector<dist::RankExit>& exits, const Matcher& says) {
+  for (const dist::RankExit& exit : exits) {
+    EXPECT_EQ(exit.exit_code, 1) << "rank " << exit.rank;
+    EXPECT_FALSE(exit.killed) << "rank " << exit.rank;
+    EXPECT_THAT(exit.output, says) << "rank " << exit.rank;
+  }
 }
 
 /// Names a test after its number of ranks.
 inline std::string name_of_ranks(const ::testing::TestParamInfo<int>& info) {
   return "N" + std::to_string(info.param);
 }
+
+/// A suite of TEST_P()s, each of which runs with every one of the numbers after the name as
+/// GetParam(): its number of ranks.
+#define ZERO_TESTS_ON_RANKS(Suite, ...)                                  \
+  class Suite : public ::testing::TestWithParam<int> {};                 \
+  INSTANTIATE_TEST_SUITE_P(Ranks, Suite, ::testing::Values(__VA_ARGS__), \
+                           ::zero::testing::name_of_ranks)
 
 }  // namespace zero::testing

@@ -5,7 +5,6 @@
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 #include <type_traits>
 #include <unordered_map>
-#include <utility>
 
 #include <zero/base/error.hpp>
 #include <zero/distributed/gloo/gloo_communicator.hpp>

@@ -1,15 +1,14 @@
 #include "scripted_model.hpp"
 
 #include <ATen/ops/mse_loss.h>
-#include <ATen/ops/randn.h>
 #include <fmt/format.h>
 
 #include <zero/base/error.hpp>
 #include <zero/memory/accounting.hpp>
 
 #include "deferred.hpp"
-#include "modes.hpp"
 #include "session.hpp"
+#include "tensors.hpp"
 #include "whole_weights.hpp"
 
 namespace zero::testing {
@@ -78,9 +77,8 @@ ScriptedRun::ScriptedRun(dist::Communicator& communicator, const std::string& mo
 }
 
 data::Batch ScriptedRun::batch(int step) const {
-  at::Generator generator =
-      at::detail::createCPUGenerator(static_cast<std::uint64_t>(10 * step + rank));
-  const at::Tensor inputs = at::randn({4, kWidth}, generator);
+  const auto seed = static_cast<std::uint64_t>(10 * step + rank);
+  const at::Tensor inputs = random({4, kWidth}, seed, /*gradient=*/false, at::kFloat);
   return {.inputs = inputs, .targets = inputs.sin(), .loss_terms = 4};
 }
 

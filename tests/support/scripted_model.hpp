@@ -9,7 +9,6 @@
 
 #include <zero/nn/layers.hpp>
 #include <zero/nn/model.hpp>
-#include <zero/optim/adamw.hpp>
 #include <zero/train/registry.hpp>
 #include <zero/train/strategy.hpp>
 

@@ -1,14 +1,9 @@
 #include "session.hpp"
 
-#include <ATen/ops/equal.h>
 #include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
 
-#include <algorithm>
-
 #include "deferred.hpp"
-#include "modes.hpp"
-#include "ranks.hpp"
 
 namespace zero::testing {
 

@@ -3,11 +3,9 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/randn.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
-#include <functional>
-#include <string>
+#include <cmath>
 #include <vector>
 
 #include "error_of.hpp"
@@ -33,6 +31,21 @@ inline at::Tensor doubles(const std::vector<double>& values) {
 /// The same values as a leaf of its own.
 inline at::Tensor leaf_of(const at::Tensor& x) {
   return x.detach().clone().requires_grad_(x.requires_grad());
+}
+
+/// Causal attention, softmax(q k^T / sqrt(d)) v with the future masked, head by head: q [batch,
+/// length, heads, d]; k and v may have fewer heads, each of which several of q share.
+inline at::Tensor plain_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  const std::int64_t length = q.size(1), times = q.size(2) / k.size(2);
+  const at::Tensor future = at::ones({length, length}, at::kBool).triu(1);
+  std::vector<at::Tensor> heads;
+  for (std::int64_t h = 0; h < q.size(2); ++h) {
+    const at::Tensor scores = q.select(2, h).matmul(k.select(2, h / times).transpose(1, 2)) /
+                              std::sqrt(static_cast<double>(q.size(3)));
+    const at::Tensor shares = scores.masked_fill(future, -1e300).softmax(-1);
+    heads.push_back(shares.matmul(v.select(2, h / times)));
+  }
+  return at::stack(heads, 2);
 }
 
 /// Every element within `tolerance` times the largest of `b` (at least 1); same shape and dtype.

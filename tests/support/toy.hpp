@@ -1,7 +1,6 @@
 #pragma once
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/randn.h>
 
 #include <memory>
@@ -34,18 +33,6 @@ struct Toy {
     return {.inputs = at::randn({samples, model->config().inputs}, generator),
             .targets = at::randn({samples, model->config().outputs}, generator),
             .loss_terms = samples};
-  }
-
-  /// The batches of all ranks, one after the other.
-  data::Batch concatenated_batch(int ranks, int step) const {
-    data::Batch all = batch(0, step);
-    for (int rank = 1; rank < ranks; ++rank) {
-      const data::Batch next = batch(rank, step);
-      all.inputs = at::cat({all.inputs, next.inputs});
-      all.targets = at::cat({all.targets, next.targets});
-      all.loss_terms += next.loss_terms;
-    }
-    return all;
   }
 
   std::shared_ptr<nn::Mlp> model;

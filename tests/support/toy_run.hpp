@@ -52,11 +52,6 @@ struct ToyRun {
   train::Trainer trainer;
 };
 
-/// Bytes of gradients and parameters in `sent`.
-inline std::int64_t model_bytes(const dist::Traffic& sent) {
-  return sent.bytes(dist::Purpose::kGradient) + sent.bytes(dist::Purpose::kParameter);
-}
-
 /// Bytes of the parameters that this rank owns.
 inline std::int64_t owned_bytes(const train::Strategy& strategy) {
   std::int64_t sum = 0;
@@ -66,10 +61,22 @@ inline std::int64_t owned_bytes(const train::Strategy& strategy) {
   return sum;
 }
 
-/// Bytes of the largest parameter.
+/// Bytes of the largest parameter, of the parameters of a unit, and of the largest unit.
 inline std::int64_t largest_parameter(const nn::ParameterList& list) {
   std::int64_t largest = 0;
   for (const nn::Parameter& p : list.parameters) largest = std::max(largest, p.bytes());
+  return largest;
+}
+inline std::int64_t unit_bytes(const nn::ParameterList& list, std::size_t unit) {
+  std::int64_t sum = 0;
+  for (const std::size_t i : list.units[unit].parameters) sum += list.parameters[i].bytes();
+  return sum;
+}
+inline std::int64_t largest_unit(const nn::ParameterList& list) {
+  std::int64_t largest = 0;
+  for (std::size_t u = 0; u < list.units.size(); ++u) {
+    largest = std::max(largest, unit_bytes(list, u));
+  }
   return largest;
 }
 

@@ -81,9 +81,7 @@ TEST_F(PrepareErrors, RefusesBadReviews) {
   expect_label("1e400", "line 1: inf is no label");
   expect_label(std::string(400, '1'), "line 1: 1111111111");
   expect_label(std::string(9999, '1'), "line 1: ");
-  constexpr int kLevels = 200'000;
-  expect_label(std::string(kLevels, '[') + std::string(kLevels, ']'),
-               "line 1: its JSON is nested too deeply");
+  expect_label(testing::nested_json(200'000), "line 1: its JSON is nested too deeply");
 }
 
 TEST_F(PrepareErrors, RefusesBadParquet) {

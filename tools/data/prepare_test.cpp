@@ -22,11 +22,10 @@ using testing::PrepareWithTokenizers;
 using testing::ProcessResult;
 using testing::read_bytes;
 using testing::run_python;
+using testing::shell_word;
 using testing::text_of;
 using testing::write_token_file;
 using Ids = std::vector<std::int64_t>;
-
-std::string quoted(const std::filesystem::path& path) { return "'" + path.string() + "'"; }
 
 /// The text of the record with this label, of which there is one.
 Ids text_labelled(const Records& records, std::uint32_t label) {
@@ -34,10 +33,8 @@ Ids text_labelled(const Records& records, std::uint32_t label) {
   if (found == records.size()) {
     return {};
   }
-  const auto begin = records.offsets[static_cast<std::size_t>(found)];
-  Ids ids(static_cast<std::size_t>(records.length(found)));
-  records.tokens.copy(static_cast<std::int64_t>(begin), ids);
-  return ids;
+  const auto i = static_cast<std::size_t>(found);
+  return testing::ids_of(part_of(records, i, i + 1).tokens);
 }
 
 TEST_F(Prepare, BytesOfTextAreThoseThatTheProgramsRead) {
@@ -54,7 +51,7 @@ TEST_F(Prepare, BytesOfTextAreThoseThatTheProgramsRead) {
 
 TEST_F(Prepare, BytesOfReviewsAreThoseThatTheProgramsReadInSeededOrder) {
   const auto fixture = testing::fixtures() / "reviews.csv";
-  ASSERT_EQ(prepare_reviews(quoted(fixture), "--max-length 40"), "");
+  ASSERT_EQ(prepare_reviews(shell_word(fixture), "--max-length 40"), "");
   const Records prepared = TokenFile(folder_ / "r.tokens").records();
   const Records expected = reviews_from_csv(fixture);
   const Ids order = permutation(expected.size(), generator_for(/*seed=*/42, /*stream=*/0));
@@ -69,8 +66,8 @@ TEST_F(Prepare, BytesOfReviewsAreThoseThatTheProgramsReadInSeededOrder) {
 
 TEST_F(Prepare, SplitsAndLimits) {
   const auto fixture = testing::fixtures() / "reviews.csv";
-  ASSERT_EQ(prepare_reviews(quoted(fixture), "--seed 7"), "");
-  ASSERT_EQ(prepare_reviews(quoted(fixture),
+  ASSERT_EQ(prepare_reviews(shell_word(fixture), "--seed 7"), "");
+  ASSERT_EQ(prepare_reviews(shell_word(fixture),
                             "--seed 7 --limit 50 --validation 0.2 --output " + path("part.tokens")),
             "");
   const Records all = TokenFile(folder_ / "r.tokens").records();
@@ -165,9 +162,7 @@ TEST_F(PrepareWithTokenizers, ForText) {
       "");
   const TokenStream text = TokenFile(folder_ / "t.tokens").stream();
   EXPECT_EQ(text.vocabulary(), 11);
-  Ids ids(static_cast<std::size_t>(text.size()));
-  text.copy(0, ids);
-  EXPECT_EQ(ids, (Ids{3, 5, 6, 4, 7, 8, 3, 0}));
+  EXPECT_EQ(testing::ids_of(text), (Ids{3, 5, 6, 4, 7, 8, 3, 0}));
 }
 
 }  // namespace

@@ -1,7 +1,5 @@
 // What the ladder program does with input that is wrong: a message that says what would be right,
 // an exit code that is not 0, and not one file written.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <cstdlib>
 #include <filesystem>
@@ -106,7 +104,7 @@ void expect_place_refused(const TestFolder& folder, const std::string& arguments
 
 TEST(Paths, OfOutputsMayNotBeThoseOfInputs) {
   const TestFolder folder;
-  const auto at = [&](const std::string& name) { return " '" + (folder / name).string() + "' "; };
+  const auto at = [&](const std::string& name) { return testing::shell_word(folder / name); };
   const std::string text(400, 'a');
   folder.write("text.txt", text);
   std::filesystem::create_symlink(folder / "text.txt", folder / "link");
@@ -135,7 +133,7 @@ TEST(Paths, OfOutputsMayNotBeThoseOfInputs) {
 
 TEST(Paths, OfOutputsDiffer) {
   const TestFolder folder;
-  const auto at = [&](const std::string& name) { return " '" + (folder / name).string() + "' "; };
+  const auto at = [&](const std::string& name) { return testing::shell_word(folder / name); };
   const std::string same = "would be written to the same place: name two";
   for (const std::string& outputs :
        {"--json" + at("x.json") + "--trace" + at("x.json"),
@@ -151,7 +149,7 @@ TEST(Paths, OfOutputsDiffer) {
 
 TEST(Paths, MayLieInOneFolder) {
   const TestFolder folder;
-  const auto at = [&](const std::string& name) { return " '" + (folder / name).string() + "' "; };
+  const auto at = [&](const std::string& name) { return testing::shell_word(folder / name); };
   for (int again = 0; again < 2; ++again) {
     const ProcessResult ended =
         run_ladder(folder, kQuick + "--modes ddp --save" + at("s") + "--json" +

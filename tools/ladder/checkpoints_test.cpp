@@ -1,8 +1,6 @@
 // The ladder with --checkpoint and --resume: killed, gone on, under other modes and on other
 // numbers of ranks; and what it refuses.
 #include <fmt/format.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/prctl.h>
 
 #include <chrono>
@@ -31,7 +29,7 @@ const std::string kTiny = kOfAnyLength + "--seq-len 16 ";
 
 std::string folder_option(const std::string& option, const TestFolder& folder,
                           const std::string& name = "run") {
-  return option + " '" + (folder / name).string() + "' ";
+  return option + testing::shell_word(folder / name);
 }
 
 // The modes in the figures of a run that must succeed.
@@ -135,22 +133,23 @@ TEST(Resume, MasterWeightsAndLossScaleComeBack) {
 TEST(Resume, SaysWhereItGoesOnAndWhatIsNotAsItWas) {
   const TestFolder folder;
   figures(folder, "--steps 2 --modes zero1 " + folder_option("--checkpoint", folder));
-  const ProcessResult ended = run_ladder(
-      folder, kTiny + "--steps 3 --modes zero3 --lr 0.001 " + folder_option("--resume", folder));
-  EXPECT_EQ(ended.code, 0) << ended.said;
-  EXPECT_THAT(ended.said, HasSubstr("tiny as language model on 2 ranks, 1 steps of 1 x 16"));
-  EXPECT_THAT(ended.said, HasSubstr("goes on after step 2 of " + (folder / "run").string() +
-                                    ", saved by zero1 on 2 ranks"));
-  EXPECT_THAT(ended.said, HasSubstr("the learning rate was 5e-05, now it is 0.001"));
-  EXPECT_THAT(ended.said, HasSubstr("zero3  3/3")) << "the steps before it count";
+  const std::string said = testing::succeed(folder, kTiny + "--steps 3 --modes zero3 --lr 0.001 " +
+                                                        folder_option("--resume", folder))
+                               .said;
+  EXPECT_THAT(said, HasSubstr("tiny as language model on 2 ranks, 1 steps of 1 x 16"));
+  EXPECT_THAT(said, HasSubstr("goes on after step 2 of " + (folder / "run").string() +
+                              ", saved by zero1 on 2 ranks"));
+  EXPECT_THAT(said, HasSubstr("the learning rate was 5e-05, now it is 0.001"));
+  EXPECT_THAT(said, HasSubstr("zero3  3/3")) << "the steps before it count";
 }
 
 TEST(Resume, EpochsAndValidationGoOnWhereTheyStood) {
   const TestFolder folder;
   std::string text;
   for (int i = 0; text.size() < 20 * 16 + 1; ++i) text += std::to_string(i * i) + " ";
-  const std::string data = "--data '" + folder.write("text", text.substr(0, 20 * 16 + 1)).string() +
-                           "' --checkpoint-every 3 --validation ";
+  const std::string data = "--data" +
+                           testing::shell_word(folder.write("text", text.substr(0, 20 * 16 + 1))) +
+                           "--checkpoint-every 3 --validation ";
   const json whole = figures(folder, data + "0.25 --modes zero3 --epochs 2 " +
                                          folder_option("--checkpoint", folder, "whole"));
   const json& losses = whole.at(0).at("validation");  // after 0, 3, 6, 9, 12 and 14 steps
@@ -227,13 +226,6 @@ TEST_F(RefusedRun, WithOtherBatchesOrNoneLeft) {
                  "its run was trained on other data");
 }
 
-TEST_F(RefusedRun, WhereThereIsNoCheckpoint) {
-  expect_refused("--resume '" + folder_.path().string() + "'", "manifest.json: cannot be opened");
-  folder_.write("manifest.json", "{}");
-  expect_refused("--resume '" + folder_.path().string() + "'", "is not the manifest of a check");
-  expect_refused("--checkpoint '" + folder_.path().string() + "'", "is not the manifest of a che");
-}
-
 TEST_F(RefusedRun, FromAManifestThatTheLadderDidNotWrite) {
   const std::string whole = testing::read_bytes(folder_ / "run/manifest.json");
   const auto expect_refused_after = [&](const std::function<void(json&)>& change,
@@ -251,21 +243,23 @@ TEST_F(RefusedRun, FromAManifestThatTheLadderDidNotWrite) {
                        "it does not say where the data stood");
 }
 
-TEST_F(RefusedRun, OverACheckpointOfAnotherRun) {
+TEST_F(RefusedRun, WithFoldersOrOptionsThatDoNotFit) {
   expect_refused(checkpoint_, "holds a checkpoint of step 2: go on from it with --resume");
   std::filesystem::copy(folder_ / "run", folder_ / "other",
                         std::filesystem::copy_options::recursive);
   expect_refused(checkpoint_ + "--steps 4 " + folder_option("--resume", folder_, "other"),
                  "holds a checkpoint of step 2");
-}
-
-TEST_F(RefusedRun, WithOptionsThatDoNotFitTogether) {
   expect_refused("--modes ddp,zero1 " + folder_option("--checkpoint", folder_, "new"),
                  "--checkpoint keeps one run, and there are");
   expect_refused("--checkpoint-every 2", "--checkpoint-every requires --checkpoint");
   expect_refused(folder_option("--checkpoint", folder_, "new") + "--checkpoint-every 0",
                  "--checkpoint-every");
   expect_refused("--checkpoint tools/CMakeLists.txt/x", "cannot write 'tools/CMakeLists.txt/x");
+  // No checkpoint is there.
+  expect_refused("--resume '" + folder_.path().string() + "'", "manifest.json: cannot be opened");
+  folder_.write("manifest.json", "{}");
+  expect_refused("--resume '" + folder_.path().string() + "'", "is not the manifest of a check");
+  expect_refused("--checkpoint '" + folder_.path().string() + "'", "is not the manifest of a che");
 }
 
 }  // namespace

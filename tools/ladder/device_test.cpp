@@ -1,10 +1,8 @@
 // --device cuda: an error that says why where there is no GPU, and the ladder on GPUs where there
 // is.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <cstdlib>
-#include <nlohmann/json.hpp>
 
 #include <tests/support/ladder_program.hpp>
 

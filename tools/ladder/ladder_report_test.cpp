@@ -7,7 +7,6 @@
 #include <functional>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <ostream>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -35,12 +34,6 @@ TEST(LadderReport, DerivesMeansMaximaAndRatios) {
   EXPECT_NEAR(*ratio(report, report.modes[1]), 0.75, 1e-5);
   EXPECT_NEAR(*ratio(report, report.modes[2]), 0.625, 1e-5);
   EXPECT_NEAR(*ratio(report, report.modes[3]), 0.5, 1e-5);
-}
-
-TEST(LadderReport, MibIsExact) {
-  EXPECT_EQ(mib(1 << 20), 1.0);
-  EXPECT_EQ(base::fixed(mib(4 * 361'825'920ll), 2), "1380.26");
-  EXPECT_EQ(mib((1ll << 52) + 1) * (1 << 20), static_cast<double>((1ll << 52) + 1));
 }
 
 TEST(LadderReport, ComparesWithDdpOnlyIfItRan) {
@@ -135,14 +128,12 @@ TEST(LadderTables, ShowTheFigures) {
 
 TEST(LadderTables, FitATerminal) {
   const std::string text = to_text(testing::ladder_sample());
-  EXPECT_NE(text.find("\nmode   parameters  gradients  optimizer    total  ratio    sent  same "
-                      "weights\n"),
-            std::string::npos)
-      << text;
-  EXPECT_NE(text.find("\nzero3      690.12     690.12    1380.24  2760.51  0.500  1.4000  yes\n"),
-            std::string::npos)
-      << text;
-  EXPECT_NE(text.find("V = 1380.24 MiB"), std::string::npos) << text;
+  for (const char* part :
+       {"\nmode   parameters  gradients  optimizer    total  ratio    sent  same weights\n",
+        "\nzero3      690.12     690.12    1380.24  2760.51  0.500  1.4000  yes\n",
+        "V = 1380.24 MiB"}) {
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+  }
   std::istringstream lines(text.substr(text.find('\n')));
   for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 100u) << line;
 }

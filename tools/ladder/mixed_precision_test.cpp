@@ -1,5 +1,4 @@
 // The ladder program in 2-byte types: all modes to the same bits, bytes by formula, types by name.
-#include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
 

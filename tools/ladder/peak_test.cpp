@@ -1,8 +1,6 @@
 // The peaks in the ladder's figures: each stage's is lower than that of the one before, and
 // within what the planner says.
 
-#include <gtest/gtest.h>
-
 #include <tests/support/ladder_program.hpp>
 #include <tools/plan/planner.hpp>
 

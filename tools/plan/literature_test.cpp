@@ -2,7 +2,6 @@
 // computed here, and must stand there as it is printed here.
 #include <fmt/ranges.h>
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <fstream>
 #include <iterator>

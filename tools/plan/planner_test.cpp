@@ -1,7 +1,6 @@
 #include "planner.hpp"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
 
@@ -159,8 +158,8 @@ TEST(Planner, TokensAreBoundedToo) {
   request.sequence = kMostTokens / kLargestBatch;
   EXPECT_THAT(to_text(make_plan(request)), HasSubstr(" 1,099,511,627,776,000,000"));
   ++request.sequence;
-  EXPECT_THAT(testing::error_of([&] { make_plan(request); }),
-              HasSubstr("1099512676352 tokens a rank, but at most 1099511627776"));
+  testing::expect_error([&] { make_plan(request); },
+                        {"1099512676352 tokens a rank, but at most 1099511627776"});
 }
 
 TEST(Planner, TheLargestModelIsCounted) {

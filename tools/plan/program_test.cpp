@@ -1,7 +1,6 @@
 // Runs the planner as a user does: what it prints, writes and exits with.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <filesystem>
 #include <fstream>
@@ -22,7 +21,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using testing::ProcessResult;
-using testing::TestFolder;
 
 // In the folder of the project, with words for the shell.
 ProcessResult run_plan(const std::string& arguments) {

@@ -1,7 +1,6 @@
 #include "quantity.hpp"
 
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <tests/support/error_of.hpp>
 
@@ -24,7 +23,7 @@ TEST(Quantity, MemoryWithoutAUnitIsRefused) {
                            "24 G B", "24GBs", "0x10GB", "1e400GB"}) {
     EXPECT_THROW(parse_memory(text), Error) << text;
   }
-  EXPECT_THAT(testing::error_of([] { parse_memory("24"); }), ::testing::HasSubstr("24GB (10^9)"));
+  testing::expect_error([] { parse_memory("24"); }, {"24GB (10^9)"});
 }
 
 TEST(Quantity, CountsAreWhole) {

@@ -1,12 +1,9 @@
 // Model states against the figures of the literature.
 #include "states.hpp"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <zero/base/error.hpp>
-
-#include "quantity.hpp"
 
 namespace zero::plan {
 namespace {

@@ -1,5 +1,4 @@
 #include <c10/util/Exception.h>
-#include <gtest/gtest.h>
 
 #include <stdexcept>
 

@@ -1,4 +1,3 @@
-#include <gtest/gtest.h>
 #include <sys/stat.h>
 
 #include <chrono>
@@ -89,14 +88,12 @@ TEST(ReadJson, SaysWhatIsWrong) {
   EXPECT_THROW(read_json(folder.path()), Error);
 }
 
-std::string nested(int levels) { return std::string(levels, '[') + std::string(levels, ']'); }
-
 TEST(ReadJson, RefusesWhatIsNestedTooDeeply) {
   const testing::TestFolder folder;
-  write_file(folder / "x.json", nested(kDeepestJson));
+  write_file(folder / "x.json", testing::nested_json(kDeepestJson));
   EXPECT_EQ(read_json(folder / "x.json").size(), 1U);
   for (const int levels : {kDeepestJson + 1, 300'000}) {
-    write_file(folder / "x.json", "{\"a\": " + nested(levels - 1) + "}");
+    write_file(folder / "x.json", "{\"a\": " + testing::nested_json(levels - 1) + "}");
     expect_error([&] { read_json(folder / "x.json"); },
                  {"x.json': its JSON is nested deeper than 64 levels"});
   }

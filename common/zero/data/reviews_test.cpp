@@ -1,5 +1,3 @@
-#include <gtest/gtest.h>
-
 #include <tests/support/data_files.hpp>
 #include <tests/support/records.hpp>
 #include <tests/support/token_file_writer.hpp>
@@ -211,9 +209,8 @@ TEST(ReviewsFromJsonLines, LabelsAndStarsAreTheSameClasses) {
 
 TEST(ReviewsFromJsonLines, RefusesWhatIsNestedTooDeeply) {
   const TestFolder folder;
-  constexpr int kLevels = 300'000;
-  const std::string deep = std::string(kLevels, '[') + std::string(kLevels, ']');
-  const auto path = folder.write("r", "\n{\"label\": " + deep + ", \"text\": \"x\"}");
+  const auto path =
+      folder.write("r", "\n{\"label\": " + testing::nested_json() + ", \"text\": \"x\"}");
   expect_error([&] { reviews_from_json_lines(path); },
                {"r, line 2: its JSON is nested deeper than 64 levels"});
 }

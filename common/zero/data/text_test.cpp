@@ -1,4 +1,3 @@
-#include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <tests/support/data_files.hpp>
@@ -120,12 +119,6 @@ TEST(Text, ProjectTextRefusesAFolderWithoutProse) {
   const TestFolder folder;
   expect_error([&] { project_text(folder.path()); }, {"no lessons or docs"});
   expect_error([&] { project_text(folder / "no"); }, {"not the folder"});
-}
-
-TEST(Text, ProjectTextOfThisProjectIsEnoughToTrainOn) {
-  const TokenStream text = project_text(testing::repository());
-  EXPECT_GT(text.size(), 10'000);
-  EXPECT_EQ(text.fingerprint(), project_text(testing::repository()).fingerprint());
 }
 
 }  // namespace

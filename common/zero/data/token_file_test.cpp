@@ -1,5 +1,4 @@
 #include <fmt/format.h>
-#include <gtest/gtest.h>
 
 #include <cstring>
 
@@ -7,7 +6,6 @@
 #include <tests/support/records.hpp>
 #include <tests/support/token_file_writer.hpp>
 #include <zero/data/token_file.hpp>
-#include <zero/data/token_header.hpp>
 #include <zero/data/token_stream.hpp>
 
 namespace zero::data {

@@ -124,9 +124,7 @@ TEST(EngineConfig, RefusesWhatItDoesNotKnowOrCannotBe) {
 }
 
 TEST(EngineConfig, RefusesWhatIsNestedTooDeeply) {
-  constexpr int kLevels = 300'000;
-  const std::string deep =
-      "{\"stage\": " + std::string(kLevels, '[') + std::string(kLevels, ']') + "}";
+  const std::string deep = "{\"stage\": " + testing::nested_json() + "}";
   expect_error([&] { engine_config(deep); }, {"nested deeper than 64 levels"});
   expect_error([&] { engine_config_from_deepspeed(deep); }, {"nested deeper than 64 levels"});
 }

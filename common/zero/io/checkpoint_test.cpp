@@ -1,5 +1,4 @@
 // What a checkpoint says of itself: who writes what, and that no altered manifest is taken for one.
-#include <gtest/gtest.h>
 
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -246,9 +245,8 @@ TEST(CheckpointManifest, NumbersThatAreNotWholeOrDoNotFitAreRefused) {
 }
 
 TEST(CheckpointManifest, IsNotNestedSoDeeplyThatTheStackIsUsedUp) {
-  constexpr int kLevels = 300'000;
-  const std::string deep = R"({"format": "zero checkpoint", "version": 1, "more": )" +
-                           std::string(kLevels, '[') + std::string(kLevels, ']') + "}";
+  const std::string deep =
+      R"({"format": "zero checkpoint", "version": 1, "more": )" + testing::nested_json() + "}";
   expect_error([&] { manifest_from(deep, "m"); }, {"m: its JSON is nested deeper than 64 levels"});
 }
 

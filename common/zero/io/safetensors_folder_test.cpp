@@ -1,5 +1,4 @@
 // Folders of several files with an index.
-#include <gtest/gtest.h>
 
 #include <tests/support/safetensors_test_files.hpp>
 #include <tests/support/save_safetensors_folder.hpp>

@@ -1,6 +1,5 @@
 // Whatever the bytes of a file are, reading it throws zero::Error or stays inside the file. Most
 // telling under the address sanitizer; a damaged file that opens must still be consistent here.
-#include <gtest/gtest.h>
 
 #include <random>
 

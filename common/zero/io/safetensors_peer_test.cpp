@@ -1,5 +1,4 @@
 // The files of the `safetensors` Python package, read and written again: both directions.
-#include <gtest/gtest.h>
 
 #include <tests/support/data_files.hpp>
 #include <tests/support/python.hpp>

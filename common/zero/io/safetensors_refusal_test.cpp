@@ -1,5 +1,4 @@
 // Files that lie: each is made by hand, and the message must say what is wrong and where.
-#include <gtest/gtest.h>
 #include <sys/stat.h>
 
 #include <tests/support/safetensors_test_files.hpp>

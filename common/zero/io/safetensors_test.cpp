@@ -1,5 +1,4 @@
 // Reading and writing single files, and ranges of their tensors: what goes in comes out.
-#include <gtest/gtest.h>
 
 #include <cmath>
 #include <limits>

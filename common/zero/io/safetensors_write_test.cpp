@@ -1,5 +1,4 @@
 // The writer's rules, and that a failed save leaves nothing behind.
-#include <gtest/gtest.h>
 
 #include <tests/support/safetensors_test_files.hpp>
 #include <zero/io/safetensors.hpp>

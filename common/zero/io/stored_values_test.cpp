@@ -1,4 +1,7 @@
+#include <fmt/format.h>
 #include <gmock/gmock.h>
+
+#include <optional>
 
 #include <tests/support/deferred.hpp>
 #include <tests/support/safetensors_test_files.hpp>
@@ -32,33 +35,34 @@ const at::Tensor& find(const NamedTensors& tensors, const std::string& name) {
   throw Error("no tensor " + name);
 }
 
-// Makes StoredValues for `config` from `tensors` in a folder.
-void read_values(const nn::LlamaConfig& config, const NamedTensors& tensors,
-                 std::int64_t max_bytes = 1 << 30) {
-  const TestFolder folder;
-  save_safetensors_folder(folder.path(), tensors, max_bytes);
-  const auto model = make_deferred<nn::Llama>(config);
-  StoredValues(folder.path(), nn::list_parameters(*model), llama_values_options(config, 1));
-}
+// A model whose first values are those of `tensors`, which lie in a folder.
+struct Stored {
+  Stored(const nn::LlamaConfig& config, const NamedTensors& tensors,
+         std::int64_t max_bytes = 1 << 30)
+      : model(make_deferred<nn::Llama>(config)), list(nn::list_parameters(*model)) {
+    save_safetensors_folder(folder.path(), tensors, max_bytes);
+    values.emplace(folder.path(), list, llama_values_options(config, /*seed=*/7));
+    initialize_parameters(*model, *values);
+  }
+  TestFolder folder;
+  std::shared_ptr<nn::Llama> model;
+  nn::ParameterList list;
+  std::optional<StoredValues> values;
+};
 
 TEST(StoredValues, OfAnyDtypeBecomeTheParametersExactlyAsTensorToDoes) {
   for (const at::ScalarType dtype : {at::kFloat, at::kHalf, at::kBFloat16, at::kDouble}) {
     SCOPED_TRACE(c10::toString(dtype));
-    const TestFolder folder;
-    const nn::LlamaConfig config = nn::preset("tiny");
-    const NamedTensors tensors = random_weights(config, dtype);
-    save_safetensors_folder(folder.path(), tensors, /*max_bytes=*/100'000);  // several files
-    const auto model = make_deferred<nn::Llama>(config);
-    const nn::ParameterList list = nn::list_parameters(*model);
-    StoredValues values(folder.path(), list, llama_values_options(config, 1));
-    initialize_parameters(*model, values);
-    for (const nn::Parameter& p : list.parameters) {
+    const NamedTensors tensors = random_weights(nn::preset("tiny"), dtype);
+    const Stored stored(nn::preset("tiny"), tensors, /*max_bytes=*/100'000);  // several files
+    const StoredValues& values = *stored.values;
+    for (const nn::Parameter& p : stored.list.parameters) {
       EXPECT_EQ(p.tensor.scalar_type(), at::kFloat);
       EXPECT_TRUE(at::equal(p.tensor.detach(), find(tensors, p.name).to(at::kFloat))) << p.name;
     }
     EXPECT_TRUE(values.missing().empty());
-    EXPECT_THAT(values.describe(),
-                HasSubstr(std::to_string(list.size()) + " tensors from " + folder.path().string()));
+    EXPECT_THAT(values.describe(), HasSubstr(fmt::format("{} tensors from {}", stored.list.size(),
+                                                         stored.folder.path().string())));
     EXPECT_EQ(values.describe().find("converted to float32") != std::string::npos,
               dtype != at::kFloat);
   }
@@ -71,9 +75,9 @@ TEST(StoredValues, TensorsThatDoNotFitAreNamedWithTheirFile) {
     NamedTensors tensors = good;
     std::erase_if(tensors, [&](const auto& item) { return item.first == name; });
     if (other.defined()) tensors.emplace_back(name, other);
-    return [tiny, tensors] { read_values(tiny, tensors, /*max_bytes=*/100'000); };
+    return [tiny, tensors] { Stored(tiny, tensors, /*max_bytes=*/100'000); };
   };
-  EXPECT_NO_THROW(read_values(tiny, good));
+  EXPECT_NO_THROW(Stored(tiny, good));
   expect_error(with("model.layers.1.mlp.up_proj.weight", at::Tensor()),
                {"the weights in /tmp", "tensor \"model.layers.1.mlp.up_proj.weight\" is missing",
                 "[176, 64]"});
@@ -87,23 +91,20 @@ TEST(StoredValues, TensorsThatDoNotFitAreNamedWithTheirFile) {
   nn::LlamaConfig larger = tiny;
   larger.layers = 3;
   // Nine tensors of the third layer, four of them shown.
-  expect_error([&] { read_values(larger, good); }, {"and 5 more"});
+  expect_error([&] { Stored(larger, good); }, {"and 5 more"});
 }
 
 TEST(StoredValues, ClassifierFromALanguageModelDrawsItsHeadBySeed) {
   nn::LlamaConfig config = nn::preset("tiny");
   NamedTensors tensors = random_weights(config, at::kFloat);
   tensors.emplace_back("lm_head.weight", at::randn({256, 64}));
-  const TestFolder folder;
-  save_safetensors_folder(folder.path(), tensors);
   config.classes = 5;
-  const auto model = make_deferred<nn::Llama>(config);
-  StoredValues values(folder.path(), nn::list_parameters(*model), llama_values_options(config, 7));
-  initialize_parameters(*model, values);
+  const Stored stored(config, tensors);
+  const StoredValues& values = *stored.values;
   const auto seeded = make_deferred<nn::Llama>(config);
   nn::SeededValues by_seed(7);
   initialize_parameters(*seeded, by_seed);
-  const auto own = model->named_parameters();
+  const auto own = stored.model->named_parameters();
   EXPECT_TRUE(at::equal(own["score.weight"], seeded->named_parameters()["score.weight"]));
   EXPECT_TRUE(at::equal(own["model.norm.weight"].detach(), find(tensors, "model.norm.weight")));
   EXPECT_EQ(values.missing(), (std::vector<std::string>{"score.weight"}));
@@ -115,24 +116,19 @@ TEST(StoredValues, ClassifiersOwnHeadIsRead) {
   nn::LlamaConfig config = nn::preset("tiny");
   config.classes = 5;
   const NamedTensors tensors = random_weights(config, at::kFloat);
-  const TestFolder folder;
-  save_safetensors_folder(folder.path(), tensors);
-  const auto model = make_deferred<nn::Llama>(config);
-  StoredValues values(folder.path(), nn::list_parameters(*model), llama_values_options(config, 7));
-  initialize_parameters(*model, values);
-  EXPECT_TRUE(
-      at::equal(model->named_parameters()["score.weight"].detach(), find(tensors, "score.weight")));
+  const auto own = Stored(config, tensors).model->named_parameters();
+  EXPECT_TRUE(at::equal(own["score.weight"].detach(), find(tensors, "score.weight")));
   // A language model has no use for that head.
   config.classes = 0;
-  expect_error([&] { read_values(config, tensors); }, {"tensor \"score.weight\" in "});
+  expect_error([&] { Stored(config, tensors); }, {"tensor \"score.weight\" in "});
 }
 
 TEST(StoredValues, UntiedHeadMayNotBeMissing) {
   nn::LlamaConfig config = nn::preset("tiny");
   const NamedTensors tied = random_weights(config, at::kFloat);
   config.tied = false;
-  expect_error([&] { read_values(config, tied); }, {"tensor \"lm_head.weight\" is missing"});
-  EXPECT_NO_THROW(read_values(config, random_weights(config, at::kFloat)));
+  expect_error([&] { Stored(config, tied); }, {"tensor \"lm_head.weight\" is missing"});
+  EXPECT_NO_THROW(Stored(config, random_weights(config, at::kFloat)));
 }
 
 }  // namespace

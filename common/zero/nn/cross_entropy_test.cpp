@@ -1,7 +1,6 @@
 // The loss that takes its logits away, beside log softmax and a mean.
 
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <tests/support/tensors.hpp>

@@ -2,10 +2,7 @@
 // ordinary autograd.
 
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <torch/csrc/autograd/autograd.h>
-
-#include <cmath>
 
 #include <tests/support/tensors.hpp>
 #include <zero/memory/accounting.hpp>
@@ -297,20 +294,6 @@ TEST(Rotary, TableIsNoModelState) {
   EXPECT_EQ(after.total - before.total, kBytes);
 }
 
-// softmax(q k^T / sqrt(d)) v with the future masked, head by head.
-at::Tensor plain_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
-  const std::int64_t length = q.size(1), times = q.size(2) / k.size(2);
-  const at::Tensor future = at::ones({length, length}, at::kBool).triu(1);
-  std::vector<at::Tensor> heads;
-  for (std::int64_t h = 0; h < q.size(2); ++h) {
-    const at::Tensor scores = q.select(2, h).matmul(k.select(2, h / times).transpose(1, 2)) /
-                              std::sqrt(static_cast<double>(q.size(3)));
-    const at::Tensor shares = scores.masked_fill(future, -1e300).softmax(-1);
-    heads.push_back(shares.matmul(v.select(2, h / times)));
-  }
-  return at::stack(heads, 2);
-}
-
 TEST(Attention, GroupedHeadsAreThoseOfThePlainForm) {
   for (const auto& [heads, kv_heads] : {std::pair{4, 4}, {4, 2}, {6, 2}, {3, 1}}) {
     SCOPED_TRACE(fmt::format("{} over {}", heads, kv_heads));
@@ -318,7 +301,7 @@ TEST(Attention, GroupedHeadsAreThoseOfThePlainForm) {
     const at::Tensor k = random({2, 5, kv_heads, 4}, 2, true);
     const at::Tensor v = random({2, 5, kv_heads, 4}, 3, true);
     const at::Tensor a = leaf_of(q), b = leaf_of(k), c = leaf_of(v);
-    const at::Tensor ours = causal_attention(q, k, v), plain = plain_attention(a, b, c);
+    const at::Tensor ours = causal_attention(q, k, v), plain = testing::plain_attention(a, b, c);
     EXPECT_TRUE(close_to(ours, plain));
     const at::Tensor gradient = random(ours.sizes(), 4);
     ours.backward(gradient);

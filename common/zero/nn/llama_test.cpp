@@ -3,8 +3,6 @@
 #include <c10/core/GradMode.h>
 #include <gmock/gmock.h>
 
-#include <cmath>
-
 #include <tests/support/tensors.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
@@ -68,16 +66,9 @@ struct LlamaPair {
     const auto heads = [&](const std::string& name) {
       return dense(x, path + name).view({x.size(0), x.size(1), -1, config.head_size});
     };
-    const std::int64_t times = config.heads / config.kv_heads;
-    const at::Tensor q = turned(heads("q_proj")).transpose(1, 2);
-    const at::Tensor k =
-        turned(heads("k_proj")).repeat_interleave(times, /*dim=*/2).transpose(1, 2);
-    const at::Tensor v = heads("v_proj").repeat_interleave(times, /*dim=*/2).transpose(1, 2);
-    const at::Tensor future = at::ones({x.size(1), x.size(1)}, at::kBool).triu(1);
-    const at::Tensor scores =
-        q.matmul(k.transpose(2, 3)) / std::sqrt(static_cast<double>(config.head_size));
-    const at::Tensor mixed = scores.masked_fill(future, -1e300).softmax(-1).matmul(v);
-    return dense(mixed.transpose(1, 2).flatten(2), path + "o_proj");
+    const at::Tensor mixed =
+        testing::plain_attention(turned(heads("q_proj")), turned(heads("k_proj")), heads("v_proj"));
+    return dense(mixed.flatten(2), path + "o_proj");
   }
   at::Tensor mlp(const at::Tensor& x, const std::string& path) const {
     const at::Tensor gate = dense(x, path + "gate_proj");
@@ -146,12 +137,10 @@ data::Batch text() {
 }
 
 data::Batch reviews() {
-  data::Batch batch;
-  batch.inputs = longs({3, 1, 4, 1, 5, 9, 2, 0, 0, 0, 5, 0, 0, 0, 0}).view({3, 5});
-  batch.targets = longs({2, 0, 1});
-  batch.lengths = longs({5, 2, 1});
-  batch.loss_terms = 3;
-  return batch;
+  return {.inputs = longs({3, 1, 4, 1, 5, 9, 2, 0, 0, 0, 5, 0, 0, 0, 0}).view({3, 5}),
+          .targets = longs({2, 0, 1}),
+          .lengths = longs({5, 2, 1}),
+          .loss_terms = 3};
 }
 
 TEST(Llama, IsThePlainOneWithItsGradientsAlsoWithCheckpointedLayers) {
@@ -329,40 +318,6 @@ at::Tensor value(const std::string& name) {
 TEST(LlamaValues, AreThoseOfTheConfig) {
   EXPECT_NEAR(value("model.layers.0.self_attn.q_proj.weight").std().item<double>(), 0.02, 0.002);
   EXPECT_TRUE(testing::identical(value("model.norm.weight"), at::ones({64})));
-}
-
-struct Names : UnitHooks {
-  explicit Names(Llama& model) : list(list_parameters(model)) { set_hooks(model, this); }
-  void pre_forward(Unit& unit) override { say("+", unit); }
-  void post_forward(Unit& unit) override { say("-", unit); }
-  void pre_backward(Unit& unit) override { say("<", unit); }
-  void post_backward(Unit& unit) override { say(">", unit); }
-  void say(const char* what, const Unit& unit) {
-    for (const UnitInfo& info : list.units) {
-      if (info.unit == &unit) said.push_back(what + (info.name.empty() ? "root" : info.name));
-    }
-  }
-  ParameterList list;
-  std::vector<std::string> said;
-};
-
-TEST(LlamaHooks, RootIsAroundItsLayersInForwardAndFirstInBackward) {
-  for (const bool checkpointed : {false, true}) {
-    Llama model(preset("tiny"));
-    SeededValues values(1);
-    initialize_parameters(model, values);
-    model.checkpoint_activations(checkpointed);
-    Names hooks(model);
-    data::Batch batch;
-    batch.inputs = at::arange(8).view({2, 4});
-    batch.targets = batch.inputs + 1;
-    batch.loss_terms = 8;
-    model.loss(batch).backward();
-    EXPECT_THAT(hooks.said,
-                ElementsAre("+root", "+model.layers.0", "-model.layers.0", "+model.layers.1",
-                            "-model.layers.1", "-root", "<root", "<model.layers.1",
-                            ">model.layers.1", "<model.layers.0", ">model.layers.0"));
-  }
 }
 
 }  // namespace

@@ -51,11 +51,8 @@ struct Net {
 };
 
 data::Batch regression(std::int64_t samples, std::int64_t terms) {
-  data::Batch batch;
-  batch.inputs = random({samples, 13}, 5);
-  batch.targets = random({samples, 3}, 6);
-  batch.loss_terms = terms;
-  return batch;
+  return {
+      .inputs = random({samples, 13}, 5), .targets = random({samples, 3}, 6), .loss_terms = terms};
 }
 
 TEST(Mlp, HasAUnitForEachHiddenLayer) {

@@ -30,6 +30,19 @@ const AdamWOptions kSettings[] = {
     {.learning_rate = 0.04, .beta1 = 0.8, .beta2 = 0.95, .epsilon = 1e-3, .weight_decay = 0.5},
 };
 
+// Five updates of both with the same gradients.
+void expect_same_updates(const at::Tensor& ours, Optimizer& fused, const at::Tensor& theirs,
+                         torch::optim::Optimizer& reference) {
+  for (int step = 0; step < 5; ++step) {
+    at::manual_seed(static_cast<std::uint64_t>(100 + step));
+    ours.mutable_grad() = at::randn(ours.sizes());
+    theirs.mutable_grad() = ours.grad().clone();
+    fused.step();
+    reference.step();
+    EXPECT_TRUE(at::allclose(ours, theirs, 1e-5, 1e-7)) << "step " << step;
+  }
+}
+
 TEST(FusedAdamW, DoesWhatLibTorchsAdamWDoes) {
   at::manual_seed(1);
   const at::Tensor start = at::randn({33, 7});
@@ -42,15 +55,8 @@ TEST(FusedAdamW, DoesWhatLibTorchsAdamWDoes) {
                                                 .betas({o.beta1, o.beta2})
                                                 .eps(o.epsilon)
                                                 .weight_decay(o.weight_decay));
-    for (int step = 0; step < 5; ++step) {
-      at::manual_seed(static_cast<std::uint64_t>(100 + step));
-      const at::Tensor gradient = at::randn({33, 7});
-      ours.mutable_grad() = gradient.clone();
-      theirs.mutable_grad() = gradient.clone();
-      fused->step();
-      reference.step();
-      EXPECT_TRUE(at::allclose(ours, theirs, 1e-5, 1e-7)) << results.size() << " step " << step;
-    }
+    SCOPED_TRACE(results.size());
+    expect_same_updates(ours, *fused, theirs, reference);
     EXPECT_EQ(fused->steps(ours), 5);
     // No setting does nothing.
     EXPECT_FALSE(at::allclose(ours, start, 1e-3, 1e-3));
@@ -69,14 +75,8 @@ TEST(FusedSgd, DoesWhatLibTorchsSgdDoes) {
         sgd({.learning_rate = 0.1, .momentum = momentum, .weight_decay = 0.01})({ours});
     torch::optim::SGD reference(
         {theirs}, torch::optim::SGDOptions(0.1).momentum(momentum).weight_decay(0.01));
-    for (int step = 0; step < 4; ++step) {
-      const at::Tensor gradient = at::randn({19});
-      ours.mutable_grad() = gradient.clone();
-      theirs.mutable_grad() = gradient.clone();
-      fused->step();
-      reference.step();
-      EXPECT_TRUE(at::allclose(ours, theirs, 1e-5, 1e-7)) << momentum << " " << step;
-    }
+    SCOPED_TRACE(momentum);
+    expect_same_updates(ours, *fused, theirs, reference);
     EXPECT_EQ(fused->state(ours).size(), momentum == 0.0 ? 0U : 1U);
   }
 }

@@ -1,6 +1,5 @@
 // fp32 master weights beside the same update by hand, and every byte that they take.
 #include <ATen/CPUGeneratorImpl.h>
-#include <gtest/gtest.h>
 
 #include <tests/support/error_of.hpp>
 #include <tests/support/optimizers.hpp>

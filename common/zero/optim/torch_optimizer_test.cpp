@@ -3,19 +3,16 @@
 // with the same bits.
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <gtest/gtest.h>
 #include <torch/optim/lbfgs.h>
 
 #include <tests/support/error_of.hpp>
 #include <tests/support/optimizers.hpp>
-#include <tests/support/ranks.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/optim/master_weights.hpp>
 
 namespace zero::optim {
 namespace {
 
-using testing::on_ranks;
 using testing::optimizer_kinds;
 using testing::OptimizerKind;
 
@@ -40,96 +37,88 @@ INSTANTIATE_TEST_SUITE_P(Optimizers, Wrapped, ::testing::ValuesIn(testing::torch
 // The parameters that are kept are updated as if the others had never been there, and the others
 // not at all, although they have gradients.
 TEST_P(Wrapped, NarrowedUpdatesWhatIsKeptAndNothingElse) {
-  on_ranks(1, [](dist::Communicator&) {
-    const std::vector<at::Tensor> narrowed = parameters(), whole = parameters();
-    const auto ours = GetParam().make(narrowed), theirs = GetParam().make(whole);
-    const auto kept = [&](const at::Tensor& p) {
-      return p.is_same(narrowed[0]) || p.is_same(narrowed[2]);
-    };
-    ours->narrow(kept);
-    for (std::uint64_t s = 0; s < 3; ++s) {
-      set_gradients(narrowed, s);
-      set_gradients(whole, s);
-      ours->step();
-      theirs->step();
+  const std::vector<at::Tensor> narrowed = parameters(), whole = parameters();
+  const auto ours = GetParam().make(narrowed), theirs = GetParam().make(whole);
+  const auto kept = [&](const at::Tensor& p) {
+    return p.is_same(narrowed[0]) || p.is_same(narrowed[2]);
+  };
+  ours->narrow(kept);
+  for (std::uint64_t s = 0; s < 3; ++s) {
+    set_gradients(narrowed, s);
+    set_gradients(whole, s);
+    ours->step();
+    theirs->step();
+  }
+  const std::vector<at::Tensor> untouched = parameters();
+  for (std::size_t i = 0; i < narrowed.size(); ++i) {
+    EXPECT_TRUE(at::equal(narrowed[i], kept(narrowed[i]) ? whole[i] : untouched[i])) << i;
+    EXPECT_FALSE(at::equal(whole[i], untouched[i])) << i;
+    if (!kept(narrowed[i])) {
+      EXPECT_TRUE(ours->state(narrowed[i]).empty()) << i;
     }
-    const std::vector<at::Tensor> untouched = parameters();
-    for (std::size_t i = 0; i < narrowed.size(); ++i) {
-      EXPECT_TRUE(at::equal(narrowed[i], kept(narrowed[i]) ? whole[i] : untouched[i])) << i;
-      EXPECT_FALSE(at::equal(whole[i], untouched[i])) << i;
-      if (!kept(narrowed[i])) {
-        EXPECT_TRUE(ours->state(narrowed[i]).empty()) << i;
-      }
-    }
-  });
+  }
 }
 
 // Narrowed in the middle of training: the state goes, and its bytes.
 TEST_P(Wrapped, NarrowedLaterGivesItsStateBack) {
-  on_ranks(1, [](dist::Communicator&) {
-    const std::vector<at::Tensor> all = parameters();
-    const auto optimizer = GetParam().make(all);
-    const auto held = [] { return memory::snapshot()[memory::Category::kOptimizer]; };
-    const std::int64_t before = held();
-    set_gradients(all, 0);
-    optimizer->step();
-    const std::int64_t of_all = held() - before;
-    EXPECT_GT(of_all, 0);
-    optimizer->narrow([&](const at::Tensor& p) { return p.is_same(all[2]); });
-    std::int64_t elements = 0;
-    for (const at::Tensor& p : all) elements += p.numel();
-    EXPECT_EQ((held() - before) * elements, of_all * all[2].numel());
-    optimizer->narrow([](const at::Tensor&) { return false; });
-    EXPECT_EQ(held(), before);
-    set_gradients(all, 1);
-    const at::Tensor value = all[2].detach().clone();
-    optimizer->step();
-    EXPECT_TRUE(at::equal(all[2], value));
-  });
+  const std::vector<at::Tensor> all = parameters();
+  const auto optimizer = GetParam().make(all);
+  const auto held = [] { return memory::snapshot()[memory::Category::kOptimizer]; };
+  const std::int64_t before = held();
+  set_gradients(all, 0);
+  optimizer->step();
+  const std::int64_t of_all = held() - before;
+  EXPECT_GT(of_all, 0);
+  optimizer->narrow([&](const at::Tensor& p) { return p.is_same(all[2]); });
+  std::int64_t elements = 0;
+  for (const at::Tensor& p : all) elements += p.numel();
+  EXPECT_EQ((held() - before) * elements, of_all * all[2].numel());
+  optimizer->narrow([](const at::Tensor&) { return false; });
+  EXPECT_EQ(held(), before);
+  set_gradients(all, 1);
+  const at::Tensor value = all[2].detach().clone();
+  optimizer->step();
+  EXPECT_TRUE(at::equal(all[2], value));
 }
 
 // Groups keep their own settings, and stay apart when both lose parameters.
 TEST(WrappedOptimizer, GroupsAreNarrowedOneByOne) {
-  on_ranks(1, [](dist::Communicator&) {
-    const std::vector<at::Tensor> p = parameters();
-    std::vector<torch::optim::OptimizerParamGroup> groups;
-    groups.emplace_back(std::vector{p[0], p[1]}, std::make_unique<torch::optim::SGDOptions>(0.5));
-    groups.emplace_back(std::vector{p[2], p[3]}, std::make_unique<torch::optim::SGDOptions>(0.25));
-    const auto optimizer =
-        wrap(std::make_unique<torch::optim::SGD>(groups, torch::optim::SGDOptions(/*lr=*/9.0)));
-    optimizer->narrow([&](const at::Tensor& t) { return t.is_same(p[1]) || t.is_same(p[2]); });
-    const std::vector<at::Tensor> before = parameters();
-    set_gradients(p, 0);
-    optimizer->step();
-    EXPECT_TRUE(at::equal(p[0], before[0]));
-    EXPECT_TRUE(at::equal(p[1], before[1] - 0.5 * p[1].grad()));
-    EXPECT_TRUE(at::equal(p[2], before[2] - 0.25 * p[2].grad()));
-    EXPECT_TRUE(at::equal(p[3], before[3]));
-    optimizer->set_learning_rate(1.0);
-    const at::Tensor value = p[2].detach().clone();
-    optimizer->step();
-    EXPECT_TRUE(at::equal(p[2], value - p[2].grad()));
-  });
+  const std::vector<at::Tensor> p = parameters();
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  groups.emplace_back(std::vector{p[0], p[1]}, std::make_unique<torch::optim::SGDOptions>(0.5));
+  groups.emplace_back(std::vector{p[2], p[3]}, std::make_unique<torch::optim::SGDOptions>(0.25));
+  const auto optimizer =
+      wrap(std::make_unique<torch::optim::SGD>(groups, torch::optim::SGDOptions(/*lr=*/9.0)));
+  optimizer->narrow([&](const at::Tensor& t) { return t.is_same(p[1]) || t.is_same(p[2]); });
+  const std::vector<at::Tensor> before = parameters();
+  set_gradients(p, 0);
+  optimizer->step();
+  EXPECT_TRUE(at::equal(p[0], before[0]));
+  EXPECT_TRUE(at::equal(p[1], before[1] - 0.5 * p[1].grad()));
+  EXPECT_TRUE(at::equal(p[2], before[2] - 0.25 * p[2].grad()));
+  EXPECT_TRUE(at::equal(p[3], before[3]));
+  optimizer->set_learning_rate(1.0);
+  const at::Tensor value = p[2].detach().clone();
+  optimizer->step();
+  EXPECT_TRUE(at::equal(p[2], value - p[2].grad()));
 }
 
 TEST(WrappedOptimizer, SaysStepsAndMoments) {
-  on_ranks(1, [](dist::Communicator&) {
-    const std::vector<at::Tensor> p = parameters();
-    const auto optimizer = wrap(std::make_unique<torch::optim::AdamW>(p, 0.01));
-    EXPECT_EQ(optimizer->steps(p[0]), 0);
-    EXPECT_TRUE(optimizer->state(p[0]).empty());
-    set_gradients(p, 0);
-    p[1].mutable_grad().reset();
-    optimizer->step();
-    EXPECT_EQ(optimizer->steps(p[0]), 1);
-    EXPECT_EQ(optimizer->steps(p[1]), 0);
-    const auto state = optimizer->state(p[0]);
-    ASSERT_EQ(state.size(), 2U);
-    EXPECT_TRUE(at::allclose(state.at("exp_avg"), 0.1 * p[0].grad()));
-    EXPECT_TRUE(at::allclose(state.at("exp_avg_sq"), 0.001 * p[0].grad().square()));
-    optimizer->step();
-    EXPECT_EQ(optimizer->steps(p[0]), 2);
-  });
+  const std::vector<at::Tensor> p = parameters();
+  const auto optimizer = wrap(std::make_unique<torch::optim::AdamW>(p, 0.01));
+  EXPECT_EQ(optimizer->steps(p[0]), 0);
+  EXPECT_TRUE(optimizer->state(p[0]).empty());
+  set_gradients(p, 0);
+  p[1].mutable_grad().reset();
+  optimizer->step();
+  EXPECT_EQ(optimizer->steps(p[0]), 1);
+  EXPECT_EQ(optimizer->steps(p[1]), 0);
+  const auto state = optimizer->state(p[0]);
+  ASSERT_EQ(state.size(), 2U);
+  EXPECT_TRUE(at::allclose(state.at("exp_avg"), 0.1 * p[0].grad()));
+  EXPECT_TRUE(at::allclose(state.at("exp_avg_sq"), 0.001 * p[0].grad().square()));
+  optimizer->step();
+  EXPECT_EQ(optimizer->steps(p[0]), 2);
 }
 
 void update(Optimizer& optimizer, const at::Tensor& parameter, std::uint64_t step) {

@@ -1,5 +1,4 @@
 // What the others of a fake process group send: the first values, wherever a parameter's bytes lie.
-#include <gtest/gtest.h>
 
 #include <tests/support/ranks.hpp>
 #include <tests/support/toy.hpp>

@@ -1,5 +1,4 @@
 #include <ATen/record_function.h>
-#include <gtest/gtest.h>
 #include <torch/csrc/profiler/orchestration/observer.h>
 
 #include <nlohmann/json.hpp>

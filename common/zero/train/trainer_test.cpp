@@ -1,7 +1,6 @@
 // The training loop by itself, on one rank and with a strategy that does nothing but count calls.
 
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 
 #include <cmath>
 #include <limits>
