@@ -5,33 +5,21 @@ Sizes, shares and numbers in them are computed here, except seconds, which are t
 700 pixels wide and have a dark mode.
 """
 
-import lesson_04
+from picture import Picture as Paper
 
 # The small program's four layers, in elements of 4 bytes.
 LAYERS = [13 * 35, 36 * 30, 31 * 31, 32 * 11]
 # Seconds of a step of SmolLM2-360M's shape on two ranks, ./run ladder --steps 3 in docs/ladder.md.
 SECONDS = {"ddp": {"forward": 1.578, "backward": 2.706, "communication": 0.880, "optimizer": 0.673},
            "zero1": {"forward": 1.354, "backward": 2.298, "communication": 1.139, "optimizer": 0.265}}
-STYLE = """<style>
+
+
+class Picture(Paper):
+    own_style = """<style>
     .forward { fill: #d0d7de; }
     .backward { fill: #8c959f; }
     .communication { fill: #cf222e; }
   </style>"""
-DARK_TEXT = {"absent": "middle", "gradients": "onlight", "forward": "onlight", "backward": "onlight"}
-
-
-class Picture(lesson_04.Picture):
-    def __init__(self, name, height, title):
-        super().__init__(name, height, title)
-        self.parts.append(STYLE)
-
-    def box(self, x, y, width, height, kind, text=""):
-        self.rect(x, y, width, height, kind)
-        if text:
-            self.text(x + width / 2, y + height / 2 + 4, text, DARK_TEXT.get(kind, "inside"))
-
-    def path(self, path):
-        self.parts.append(f'<path class="line" d="{path}"/>')
 
 
 def number(value):

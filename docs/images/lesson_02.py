@@ -4,11 +4,14 @@
 Sizes, bytes, waits and the deadlock in them are computed here. The pictures are 700 pixels wide and have a dark mode.
 """
 
-import lesson_04
+from picture import WIDTH, Picture as Paper
 
 LAYERS = [4 * 13 * 35, 4 * 36 * 30, 4 * 31 * 31, 4 * 32 * 11]  # the small program's weights, in bytes
 RANKS = 2
-STYLE = """<style>
+
+
+class Picture(Paper):
+    own_style = """<style>
     .strong { font-weight: 600; }
     .gathered { fill: #56b4e9; }
     .forward { fill: #d0d7de; }
@@ -16,21 +19,6 @@ STYLE = """<style>
     .update { fill: #00795a; }
     .waits { fill: #cf222e; }
   </style>"""
-DARK_TEXT = {"absent": "middle"} | dict.fromkeys(("gradients", "gathered", "forward", "backward"), "onlight")
-
-
-class Picture(lesson_04.Picture):
-    def __init__(self, name, height, title):
-        super().__init__(name, height, title)
-        self.parts.append(STYLE)
-
-    def box(self, x, y, width, height, kind, text=""):
-        self.rect(x, y, width, height, kind)
-        if text:
-            self.text(x + width / 2, y + height / 2 + 4, text, DARK_TEXT.get(kind, "inside"))
-
-    def path(self, path):
-        self.parts.append(f'<path class="line" d="{path}"/>')
 
     def layers(self, x, y, kinds, strong=False):
         """Four boxes, a layer each, and below them the bytes of those that are held."""
@@ -38,14 +26,6 @@ class Picture(lesson_04.Picture):
             self.box(x + 14 * layer, y, 13, 22, kind, str(layer) if kind != "absent" else "")
         held = sum(size for size, kind in zip(LAYERS, kinds) if kind != "absent")
         self.text(x + 28, y + 37, f"{held:,}", "middle strong" if strong else "middle")
-
-    def legend(self, y, entries):
-        """Boxes with their meaning. `entries`: the class of a box, its meaning, and the pixels until the next."""
-        x = 76
-        for kind, meaning, width in entries:
-            self.rect(x, y - 10, 14, 12, kind)
-            self.text(x + 19, y, meaning)
-            x += width
 
 
 def owner(layer):
@@ -154,7 +134,7 @@ def times(name, chapters, title):
     picture = Picture(name, 246, title)
     steps = {heading: step_of(chapter) for chapter, heading in chapters.items()}
     left = 76
-    scale = (lesson_04.WIDTH - 10 - left) / max(end for _, end in steps.values())
+    scale = (WIDTH - 10 - left) / max(end for _, end in steps.values())
     for row, (heading, (spans, end)) in enumerate(steps.items()):
         y = 22 + 102 * row
         waits = sum(stop - start for start, stop, _, kind, _ in spans if kind == "waits")
@@ -213,7 +193,7 @@ def deadlock():
     panels = [("Rank 1 keeps its reductions for later: both ranks wait forever", [rank_0, late]),
               ("Rank 1 sends zeros for b, then w, before the next gather", [rank_0, in_turn])]
     results = [run_ranks(programs) for _, programs in panels]
-    scale = (lesson_04.WIDTH - 10 - left) / max(max(now) for _, now, _ in results)
+    scale = (WIDTH - 10 - left) / max(max(now) for _, now, _ in results)
     for row, ((heading, _), (spans, now, stuck)) in enumerate(zip(panels, results)):
         y = 22 + 116 * row
         picture.text(8, y, heading, "name")
@@ -226,7 +206,7 @@ def deadlock():
             if stuck:
                 begin = left + scale * now[rank]
                 text = f"in {stuck[rank]!r}: rank {1 - rank} never calls it".replace("'", "")
-                picture.box(begin, top, lesson_04.WIDTH - 10 - begin, 30, "waits", text)
+                picture.box(begin, top, WIDTH - 10 - begin, 30, "waits", text)
     picture.text(8, 252, "Backward of layers 2 and 1. w and b: gradients of layer 2's weight and bias. "
                          "Red: the rank waits.")
     picture.save()

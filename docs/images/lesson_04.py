@@ -4,71 +4,9 @@
 The sizes, shards and numbers in them are computed here. The pictures are 700 pixels wide and have a dark mode.
 """
 
-from pathlib import Path
+from picture import Picture
 
-FOLDER = Path(__file__).resolve().parent
-WIDTH = 700
 ALIGNMENT = 64  # elements, as in common/zero/train/shard_layout.hpp
-
-STYLE = """
-    text { font: 12px system-ui, "DejaVu Sans", sans-serif; fill: #1f2328; }
-    .name { font-size: 14px; font-weight: 600; }
-    .middle { text-anchor: middle; }
-    .end { text-anchor: end; }
-    .inside { fill: #ffffff; text-anchor: middle; }
-    .onlight { fill: #1f2328; text-anchor: middle; }
-    .page { fill: #ffffff; }
-    .absent { fill: none; stroke: #6e7781; stroke-dasharray: 3 3; }
-    .line { fill: none; stroke: #6e7781; stroke-width: 1.5; }
-    .head { fill: #6e7781; }
-    .parameters { fill: #0072b2; }
-    .gradients { fill: #e69f00; }
-    .shards { fill: #9a6700; }
-    .optimizer { fill: #00795a; }
-    .padding { fill: #d0d7de; }
-    @media (prefers-color-scheme: dark) {
-      text { fill: #e6edf3; }
-      .inside { fill: #ffffff; }
-      .onlight { fill: #1f2328; }
-      .page { fill: #0d1117; }
-      .absent, .line { stroke: #8b949e; }
-      .head { fill: #8b949e; }
-    }
-"""
-
-
-class Picture:
-    def __init__(self, name, height, title):
-        self.name, self.height, self.title, self.parts = name, height, title, []
-
-    def rect(self, x, y, width, height, kind):
-        half = 0.5 if kind == "absent" else 0  # a line of one pixel is sharp between two pixels
-        self.parts.append(f'<rect class="{kind}" x="{x + half:g}" y="{y + half:g}" '
-                          f'width="{width - 2 * half:g}" height="{height - 2 * half:g}"/>')
-
-    def text(self, x, y, text, kind=""):
-        name = f' class="{kind}"' if kind else ""
-        self.parts.append(f'<text{name} x="{x:g}" y="{y:g}">{text}</text>')
-
-    def box(self, x, y, width, height, kind, text=""):
-        self.rect(x, y, width, height, kind)
-        if text:
-            inside = {"absent": "middle", "padding": "onlight", "gradients": "onlight"}.get(kind, "inside")
-            self.text(x + width / 2, y + height / 2 + 4, text, inside)
-
-    def arrow(self, x1, y1, x2, y2):
-        """From the first point to the second, straight across or straight down."""
-        self.parts.append(f'<path class="line" d="M{x1:g} {y1:g}L{x2:g} {y2:g}"/>')
-        tip = f"M{x2:g} {y2:g}l-7 -4v8z" if y1 == y2 else f"M{x2:g} {y2:g}l-4 -7h8z"
-        self.parts.append(f'<path class="head" d="{tip}"/>')
-
-    def save(self):
-        lines = "\n".join("  " + part for part in self.parts)
-        (FOLDER / f"{self.name}.svg").write_text(
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{self.height}" '
-            f'viewBox="0 0 {WIDTH} {self.height}" role="img">\n  <title>{self.title}</title>\n'
-            f'  <style>{STYLE}  </style>\n'
-            f'  <rect class="page" width="{WIDTH}" height="{self.height}"/>\n{lines}\n</svg>\n')
 
 
 def shard_of(sizes, ranks, alignment=ALIGNMENT):
@@ -127,7 +65,7 @@ def stages_1_and_2():
                 picture.box(x + i * cell, y, cell - 1, 30, "padding" if pad else kind, str(value))
         for start, end in ((203, 241), (318, 391), (468, 519)):
             picture.arrow(start, y + 15, end, y + 15)
-    picture.parts.append('<path class="line" d="M222 59V143M494 59V143"/>')
+    picture.path("M222 59V143M494 59V143")
     picture.text(222, 190, "reduce-scatter", "middle")
     picture.text(354, 190, "optimizer", "middle")
     picture.text(494, 190, "all-gather", "middle")
@@ -146,7 +84,7 @@ def gradients_in_backward():
         return bottom - height * fraction
 
     for fraction, label in ((0, "0"), (0.5, "F/2"), (1, "F")):
-        picture.parts.append(f'<path class="absent" d="M{left} {y(fraction):g}H{left + width}"/>')
+        picture.path(f"M{left} {y(fraction):g}H{left + width}", "absent")
         picture.text(left - 8, y(fraction) + 4, label, "end")
     for unit in range(units):
         x = left + unit * step
@@ -158,7 +96,7 @@ def gradients_in_backward():
             picture.rect(x + step * begin, y(held), step * share, height * held, "shards")
     path = f"M{left} {y(0):g}" + "".join(
         f"V{y((unit + 1) / units):g}H{left + (unit + 1) * step:g}" for unit in range(units))
-    picture.parts.append(f'<path class="line" d="{path}"/>')
+    picture.path(path)
     picture.text(right, y(1) + 4, "stage 1 (line):")
     picture.text(right, y(1) + 20, "buffers of all units")
     picture.text(right, y(2 / 3) + 14, "stage 2 (areas):")

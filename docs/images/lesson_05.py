@@ -7,71 +7,12 @@ dark mode.
 """
 
 from collections import deque
-from pathlib import Path
 
-FOLDER = Path(__file__).resolve().parent
-WIDTH = 700
-
-STYLE = """
-    text { font: 12px system-ui, "DejaVu Sans", sans-serif; fill: #1f2328; }
-    .name { font-size: 14px; font-weight: 600; }
-    .middle { text-anchor: middle; }
-    .end { text-anchor: end; }
-    .inside { fill: #ffffff; text-anchor: middle; }
-    .onlight { fill: #1f2328; text-anchor: middle; }
-    .page { fill: #ffffff; }
-    .absent { fill: none; stroke: #6e7781; stroke-dasharray: 3 3; }
-    .line { fill: none; stroke: #6e7781; stroke-width: 1.5; }
-    .parameters { fill: #0072b2; }
-    .gradients { fill: #e69f00; }
-    .forward { fill: #d0d7de; }
-    .backward { fill: #8c959f; }
-    .update { fill: #00795a; }
-    .waits { fill: #cf222e; }
-    @media (prefers-color-scheme: dark) {
-      text { fill: #e6edf3; }
-      .inside { fill: #ffffff; }
-      .onlight { fill: #1f2328; }
-      .page { fill: #0d1117; }
-      .absent, .line { stroke: #8b949e; }
-    }
-"""
-LIGHT = {"gradients", "forward", "backward"}  # boxes with dark text
+from picture import WIDTH, Picture as Paper
 
 
-class Picture:
-    def __init__(self, name, height, title):
-        self.name, self.height, self.title, self.parts = name, height, title, []
-
-    def rect(self, x, y, width, height, kind):
-        self.parts.append(f'<rect class="{kind}" x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}"/>')
-
-    def text(self, x, y, text, kind=""):
-        name = f' class="{kind}"' if kind else ""
-        self.parts.append(f'<text{name} x="{x:g}" y="{y:g}">{text}</text>')
-
-    def box(self, x, y, width, height, kind, text=""):
-        self.rect(x, y, width, height, kind)
-        if text:
-            self.text(x + width / 2, y + height / 2 + 4, text, "onlight" if kind in LIGHT else "inside")
-
-    def path(self, points, kind):
-        self.parts.append(f'<path class="{kind}" d="M' + "L".join(f"{x:g} {y:g}" for x, y in points) + '"/>')
-
-    def legend(self, x, y, entries):
-        """Boxes with their meaning. `entries`: the class of a box, its meaning, and the pixels until the next."""
-        for kind, meaning, width in entries:
-            self.rect(x, y - 10, 14, 12, kind)
-            self.text(x + 19, y, meaning)
-            x += width
-
-    def save(self):
-        lines = "\n".join("  " + part for part in self.parts)
-        (FOLDER / f"{self.name}.svg").write_text(
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{self.height}" '
-            f'viewBox="0 0 {WIDTH} {self.height}" role="img">\n  <title>{self.title}</title>\n'
-            f'  <style>{STYLE}  </style>\n'
-            f'  <rect class="page" width="{WIDTH}" height="{self.height}"/>\n{lines}\n</svg>\n')
+class Picture(Paper):
+    kinds = ("parameters", "gradients", "forward", "backward", "update", "waits")
 
 
 class Rank:
@@ -150,9 +91,9 @@ def overlap():
         picture.text(8, y, heading, "name")
         picture.text(690, y, f"{rank.now:g} units of time, {rank.waited():g} of them waiting", "end")
         draw_rows(picture, rank, left, scale, y + 10)
-    picture.legend(76, 226, [("forward", "forward", 88), ("backward", "backward", 94), ("update", "update", 82),
-                             ("waits", "waits", 74), ("parameters", "gather", 84),
-                             ("gradients", "reduce-scatter", 120)])
+    picture.legend(226, [("forward", "forward", 88), ("backward", "backward", 94), ("update", "update", 82),
+                         ("waits", "waits", 74), ("parameters", "gather", 84),
+                         ("gradients", "reduce-scatter", 120)])
     picture.text(76, 242, "The numbers in the boxes are layers.")
     picture.save()
 
@@ -178,7 +119,7 @@ def gradients():
     picture.text(8, 20, "Whole gradient buffers that a rank holds in backward, 8 equal units", "name")
     for count in (0, 1, 3, units):
         y = bottom - high * count
-        picture.path([(left, y), (left + units * step, y)], "absent")
+        picture.path(f"M{left:g} {y:g}L{left + units * step:g} {y:g}", "absent")
         picture.text(left - 8, y + 4, str(count), "end")
     for i, (kind, most) in enumerate((("backward", 0), ("gradients", 2), ("waits", units))):
         for unit, count in enumerate(whole_gradients(units, most)):
@@ -228,9 +169,9 @@ def lookahead():
         picture.text(8, floor - 8, "whole")
         for begin, end, count in zip(times, times[1:], held):
             picture.rect(left + scale * begin, floor - 7 * count, scale * (end - begin), 7 * count, "parameters")
-        picture.path([(left, floor + 0.5), (left + scale * rank.now, floor + 0.5)], "line")
-    picture.legend(76, 404, [("forward", "forward", 88), ("waits", "waits", 74),
-                             ("parameters", "gather; below: buffers that are whole or being filled", 0)])
+        picture.path(f"M{left:g} {floor + 0.5:g}L{left + scale * rank.now:g} {floor + 0.5:g}")
+    picture.legend(404, [("forward", "forward", 88), ("waits", "waits", 74),
+                         ("parameters", "gather; below: buffers that are whole or being filled", 0)])
     picture.save()
 
 

@@ -1,6 +1,7 @@
 """What the engine's settings do when links are slow: bucket size, lookahead and stage against step time.
 
     ./run links [--rates 100,1000,unlimited] [--steps 8] [--quick]
+    ./run links --rates 1000 --trace out/trace.json
 
 Two ranks, each on a host of its own (Linux namespaces), joined by a switch. What leaves a host
 passes a token bucket, so that a link has as many Mbit/s as --rates says in either direction.
@@ -22,7 +23,12 @@ Every mode is trained at every speed, and for each there is printed
 
 What is not headers must be what was counted; the command fails where it is not. The first step and
 what comes before and after training cancel out: they are in a run of one step as well, whose bytes
-are taken off. Needs root and iproute2; without them it says so and ends with exit code 77.
+are taken off.
+
+With --trace nothing is measured: chapter 04 and the engine are trained at the first speed, and the last step
+of each is traced, for ./run timeline.
+
+Needs root and iproute2; without them it says so and ends with exit code 77.
 """
 
 import argparse
@@ -67,6 +73,7 @@ SHAPE = {"vocab_size": 256, "hidden_size": 256, "num_hidden_layers": 8, "num_att
 MODELS = ("links", "tiny", "smollm2-135m", "smollm2-360m")
 BUCKETS, QUICK_BUCKETS = (0.25, 0.5, 1.0, 2.0, 25.0), (0.25, 25.0)
 LOOKAHEADS, QUICK_LOOKAHEADS = (0, 1, 2, 4), (0, 1, 2)
+TRACED, TRACED_STEPS = "tensor_zero3,engine3", 3
 WITHOUT_OVERLAP = ("ddp", "tensor_zero1", "tensor_zero2", "tensor_zero3")
 WITH_OVERLAP = ("engine0", "engine1", "engine2", "engine3")
 DEFAULT_BUCKET, DEFAULT_LOOKAHEAD = 25.0, 1
@@ -144,8 +151,8 @@ class Bench:
             write_model(folder / "model")
             self._words = ["--weights", folder / "model"]
 
-    def run(self, mbit, mode, steps, compute=False):
-        """Trains, and gives the ladder's figures and what each host sent, from start to end."""
+    def run(self, mbit, mode, steps, compute=False, trace=None):
+        """Trains, writes a trace if `trace` names its file, and gives the ladder's figures and what each host sent, from start to end."""
         self._runs += 1
         name = f"{self._runs:03d}.{label(mbit)}.{mode}".replace(" ", "").replace("/", "_")
         report = self._folder / f"{name}.json"
@@ -154,6 +161,8 @@ class Bench:
                    "--timeout", RUN_LIMIT_S, "--json", report]
         if not compute:
             command.append("--no-compute-alone")
+        if trace:
+            command += ["--trace", trace]
         with contextlib.ExitStack() as stack:
             network = Network(stack, RANKS)
             for host in network.hosts if mbit else []:
@@ -221,6 +230,11 @@ def report(options, drawn, rows, facts):
     return [*(wrong for row in rows for wrong in wrong_bytes(row) + wrong_speed(row)), *wrong_weights(rows)]
 
 
+def write_traces(bench, options):
+    bench.run(options.rates[0], TRACED, TRACED_STEPS, trace=Path(options.trace).resolve())
+    print(f"traces of the last step at {label(options.rates[0])}: {options.trace}, with .MODE.rankR before .json")
+
+
 def parse_arguments(words=None):
     parser = argparse.ArgumentParser(prog="./run links", formatter_class=argparse.RawDescriptionHelpFormatter,
                                      description=__doc__)
@@ -257,6 +271,8 @@ def parse_arguments(words=None):
     parser.add_argument("--quick", action="store_true", help="fewer points, and none without overlap")
     parser.add_argument("--json", type=prepare.name, default="out/links.json",
                         help="where the figures go; pictures go beside them")
+    parser.add_argument("--trace", metavar="FILE.json", type=prepare.name,
+                        help=f"trace {TRACED} at the first of --rates instead")
     parser.add_argument("--keep-logs", metavar="FOLDER", type=prepare.name,
                         help="keep what every run said and measured here")
     parser.add_argument("--ladder", default=ROOT / "build/release/bin/ladder", type=Path, help=argparse.SUPPRESS)
@@ -282,7 +298,11 @@ def main():
             folder = options.keep_logs or stack.enter_context(tempfile.TemporaryDirectory(prefix="zero-links-"))
             folder = Path(folder).resolve()
             folder.mkdir(parents=True, exist_ok=True)
-            rows, facts = measure(Bench(options, folder), options, modes_of(drawn))
+            bench = Bench(options, folder)
+            if options.trace:
+                write_traces(bench, options)
+                return 0
+            rows, facts = measure(bench, options, modes_of(drawn))
     except Skip as reason:
         print(f"NOT MEASURED: {reason}", file=sys.stderr)
         return SKIPPED

@@ -14,6 +14,7 @@ from pathlib import Path
 from plot_style import (
     CATEGORY_COLOURS,
     MIB,
+    PAGE_WIDTH,
     QUIET_COLOUR,
     TEXT_COLOUR,
     BadInput,
@@ -151,22 +152,23 @@ def draw(shown, every, subject):
     categories = [name for name in STACK
                   if any(sample[name] > 0 for mode in every for sample in mode["samples"])]
     reference = next((mode for mode in every if mode["name"] == "ddp"), None)
-    panel = 2.1 if len(shown) > 1 else 3.0
-    figure, all_axes = plt.subplots(len(shown), 1, figsize=(10, 1.4 + panel * len(shown)),
+    panel = 1.9 if len(shown) > 1 else 2.6
+    figure, all_axes = plt.subplots(len(shown), 1, figsize=(PAGE_WIDTH, 1.4 + panel * len(shown)),
                                     sharex=True, sharey=True, squeeze=False)
     height = figure.get_figheight()
     all_axes = all_axes[:, 0]
     all_axes[0].set_xlim(0, max(mode["end"] for mode in every) or 1.0)
     all_axes[0].set_ylim(0, 1.3 * max(mode["peak"] for mode in every))
-    figure.subplots_adjust(left=0.135, right=0.98, top=1 - 0.85 / height, bottom=0.95 / height,
+    figure.subplots_adjust(left=0.17, right=0.98, top=1 - 0.85 / height, bottom=0.95 / height,
                            hspace=0.32)
     for axes, mode in zip(all_axes, shown):
         draw_panel(figure, axes, mode, categories, reference)
     all_axes[-1].set_xlabel("seconds since the step began")
     figure.suptitle(f"One step{subject}: MiB that a rank's allocator holds", x=0.02, ha="left",
-                    y=1 - 0.2 / height, va="top", fontsize=14, fontweight="bold")
+                    y=1 - 0.2 / height, va="top", fontsize=12, fontweight="bold")
     handles = [Patch(color=CATEGORY_COLOURS[name], label=name) for name in categories]
-    figure.legend(handles=handles, loc="lower center", ncols=len(handles))
+    figure.legend(handles=handles, loc="lower center", ncols=len(handles), fontsize=9,
+                  handlelength=1.6, columnspacing=1.4)
     return figure
 
 

@@ -23,6 +23,9 @@ import matplotlib.pyplot as plt  # noqa: E402
 
 MIB = 2**20
 
+# Inches of what stands in a lesson: pages show it 700 pixels wide, where 8 points are then 10 pixels.
+PAGE_WIDTH = 8
+
 # Okabe and Ito's palette, which colour-blind readers can tell apart; in the order of stacking.
 CATEGORY_COLOURS = {
     "parameters": "#0072B2",

@@ -6,7 +6,7 @@ lie one above the other.
 
 from pathlib import Path
 
-from plot_style import CATEGORY_COLOURS, QUIET_COLOUR, TEXT_COLOUR, BadInput, plt, save
+from plot_style import CATEGORY_COLOURS, PAGE_WIDTH, QUIET_COLOUR, TEXT_COLOUR, BadInput, plt, save
 
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
@@ -121,21 +121,21 @@ def handles():
 
 def draw(traces, every, names):
     """`every` has the figures of these traces, `names` what to call them."""
-    figure, all_axes = plt.subplots(len(traces), 1, figsize=(10, 1.9 + 1.7 * len(traces)),
+    figure, all_axes = plt.subplots(len(traces), 1, figsize=(PAGE_WIDTH, 2.1 + 1.55 * len(traces)),
                                     sharex=True, squeeze=False)
     height = figure.get_figheight()
-    figure.subplots_adjust(left=0.1, right=0.98, top=1 - 0.75 / height, bottom=1.35 / height,
+    figure.subplots_adjust(left=0.12, right=0.98, top=1 - 0.75 / height, bottom=1.55 / height,
                            hspace=0.3)
     for axes, *panel in zip(all_axes[:, 0], traces, every, names):
         draw_panel(axes, *panel)
     last = all_axes[-1, 0]
     last.set_xlim(0, max(figures["step_seconds"] for figures in every) * 1e3)
-    last.xaxis.set_major_locator(MaxNLocator(10))
+    last.xaxis.set_major_locator(MaxNLocator(8))
     last.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
     last.set_xlabel("ms since the step began")
     figure.suptitle("One step: what is computed and what is in flight", x=0.02, ha="left",
                     y=1 - 0.15 / height, va="top", fontsize=14, fontweight="bold")
-    figure.legend(handles=handles(), loc="lower center", ncols=6,
+    figure.legend(handles=handles(), loc="lower center", ncols=3,
                   bbox_to_anchor=(0.5, 0.53 / height))
     figure.text(0.02, 0.08 / height, CAPTION, fontsize=8, color=TEXT_COLOUR, va="bottom")
     return figure
