@@ -52,7 +52,8 @@ double exposed_seconds(const Pass& pass, std::int64_t lookahead) {
   const std::size_t units = pass.compute.size();
   double link_is_free = 0;  // it carries one transfer at a time
   const auto carry = [&](double earliest, double seconds) {
-    return seconds == 0 ? earliest : link_is_free = std::max(link_is_free, earliest) + seconds;
+    if (seconds != 0) earliest = link_is_free = std::max(link_is_free, earliest) + seconds;
+    return earliest;
   };
   std::vector<double> ready(units, 0);
   std::size_t asked = 0;
