@@ -1,6 +1,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <limits>
 #include <utility>
 
 #include <zero/base/error.hpp>
@@ -128,8 +130,9 @@ std::string Mesh::text() const {
   return fmt::format("{}", fmt::join(parts, " x "));
 }
 
-std::vector<Mesh::Axis> data_axes(int shard_size) {
-  return {{"replica", Mesh::kRest}, {"shard", shard_size}};
+std::vector<Mesh::Axis> data_axes(std::int64_t shard_size) {
+  constexpr std::int64_t kMost = std::numeric_limits<int>::max();  // which fits no world either
+  return {{"replica", Mesh::kRest}, {"shard", static_cast<int>(std::min(shard_size, kMost))}};
 }
 
 }  // namespace zero::dist

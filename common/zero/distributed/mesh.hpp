@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -50,7 +51,8 @@ class Mesh {
   /// Averages `tensor` over all ranks, in place, in the order of the mesh: the sums along the last
   /// axis are added along the axis before it, and so on; ((r0+…+r(S-1)) + (rS+…) + …) / N. The sum
   /// is divided once. With ReduceType::kFloat32, sums of 2-byte types stay in float32 on the way.
-  /// Every axis of n ranks sends 2 (n-1)/n of the tensor. Called by all ranks; blocks.
+  /// Every axis of n ranks sends 2 (n-1)/n of the tensor. Throws zero::Error for integers. Called
+  /// by all ranks; blocks.
   void average(const at::Tensor& tensor, Purpose purpose, ReduceType type) const;
   /// Bytes that this rank sends in average() of `elements` elements.
   std::int64_t average_bytes(std::int64_t elements, std::int64_t element_size) const;
@@ -69,6 +71,6 @@ class Mesh {
 
 /// The axes of data-parallel ranks, of which groups of `shard_size` (or Mesh::kRanksOfHost) share
 /// the model states: "replica" and "shard".
-std::vector<Mesh::Axis> data_axes(int shard_size);
+std::vector<Mesh::Axis> data_axes(std::int64_t shard_size);
 
 }  // namespace zero::dist

@@ -265,8 +265,8 @@ void FlatParameters::start_reduce() {
 
 at::Tensor FlatParameters::sum_buffer() const {
   const bool half = dtype() == at::kHalf || dtype() == at::kBFloat16;
-  const auto& [op, type, ranks] = options_.average;
-  if (!half || op != dist::ReduceOp::kSum || type != dist::ReduceType::kFloat32) {
+  const bool is_sum = options_.average.op == dist::ReduceOp::kSum;
+  if (!half || !is_sum || options_.average.type != dist::ReduceType::kFloat32) {
     return gradient_shard_;
   }
   // Rounded now, it would be rounded again by the reduction that follows.
