@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <torch/csrc/utils/tensor_flatten.h>
 
+#include <algorithm>
 #include <charconv>
 
 #include <zero/base/error.hpp>
@@ -18,15 +19,17 @@ namespace {
 
 constexpr std::string_view kShardSize = "shard_size=";
 
-// S of "shard_size=S".
+// S of "shard_size=S"; "host" stands for the ranks of a host.
 std::int64_t shard_size_of(std::string_view variant) {
   const std::string_view text = variant.substr(std::min(kShardSize.size(), variant.size()));
+  if (variant.starts_with(kShardSize) && text == "host") return dist::Mesh::kRanksOfHost;
   std::int64_t size = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), size);
   if (!variant.starts_with(kShardSize) || error != std::errc() || size < 1 ||
       end != text.data() + text.size()) {
     throw Error(
-        fmt::format("ddp:{}: the only option is shard_size=S, a number of ranks from 1", variant));
+        fmt::format("ddp:{}: the only option is shard_size=S, \"host\" or a number of ranks from 1",
+                    variant));
   }
   return size;
 }

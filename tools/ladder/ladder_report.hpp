@@ -124,7 +124,8 @@ Spread spread(const ModeRow& mode, std::int64_t RankRow::*value);
 /// Bytes sent by a rank in a step, all purposes together.
 Spread sent_bytes(const ModeRow& mode);
 
-/// The row of mode "ddp", or nullptr if it did not run.
+/// The row of mode "ddp", or of ddp in the order of a mesh ("ddp:shard_size=2"); nullptr if neither
+/// ran.
 const ModeRow* ddp_row(const LadderReport& report);
 
 /// Mean total of the mode over DDP's; nothing if mode "ddp" did not run.
