@@ -27,9 +27,8 @@ std::int64_t shard_size_of(std::string_view variant) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), size);
   if (!variant.starts_with(kShardSize) || error != std::errc() || size < 1 ||
       end != text.data() + text.size()) {
-    throw Error(
-        fmt::format("ddp:{}: the only option is shard_size=S, \"host\" or a number of ranks from 1",
-                    variant));
+    throw Error(fmt::format(
+        "ddp:{}: the only option is shard_size=S, \"host\" or a number of ranks from 1", variant));
   }
   return size;
 }
@@ -104,9 +103,9 @@ train::Costs SimpleDdp::costs() const {
   if (mesh_ != nullptr) sent = 0;
   for (std::size_t i = 0; mesh_ != nullptr && i < count(); ++i) {
     if (!trainable(i)) continue;
-    sent += mesh_->average_bytes(parameter(i).numel(),
-                                 communicator_.reduced_element_size(parameter(i).scalar_type(),
-                                                                    average_.type));
+    sent += mesh_->average_bytes(
+        parameter(i).numel(),
+        communicator_.reduced_element_size(parameter(i).scalar_type(), average_.type));
   }
   return {{v.parameters, v.trainable, v.optimizer}, sent};
 }

@@ -94,7 +94,7 @@ class Overlap : public train::Strategy {
 
   OverlapOptions options_;
   dist::Reduction reduction_;  // inside the shard group
-  bool reduce_each_;  // micro-batches are reduced one by one
+  bool reduce_each_;           // micro-batches are reduced one by one
   memory::StoragePool pool_;
   mutable train::FlatParameterList flat_;  // mutable: reads wait for gathers in flight
   ReductionQueue in_flight_;

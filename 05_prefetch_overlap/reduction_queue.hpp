@@ -17,8 +17,7 @@ namespace zero {
 class ReductionQueue {
  public:
   /// `finished` is called with what every reduction leaves.
-  ReductionQueue(std::int64_t most_bytes,
-                 std::function<void(const train::ReducedShard&)> finished)
+  ReductionQueue(std::int64_t most_bytes, std::function<void(const train::ReducedShard&)> finished)
       : most_bytes_(most_bytes), finished_(std::move(finished)) {}
 
   /// Starts the reduction of `bucket`. If it does not fit next to those in flight, first waits for

@@ -36,11 +36,10 @@ Hsdp::~Hsdp() {
 void Hsdp::shard_reduced(const train::ReducedShard& shard) {
   if (!has_copies()) return;  // reduced and divided already
   RECORD_USER_SCOPE("hsdp_grad_all_reduce");
-  // Groups of one rank have added nothing yet.
-  const dist::Reduction last =
-      shard_group().size() > 1
-          ? dist::Reduction::average_of_sums(communicator_.size(), average_.type)
-          : average_;
+  dist::Reduction last = average_;  // groups of one rank have added nothing yet
+  if (shard_group().size() > 1) {
+    last = dist::Reduction::average_of_sums(communicator_.size(), average_.type);
+  }
   between_groups_.push_back(
       replica_group().all_reduce(shard.gradients, shard.sum, Purpose::kGradient, last));
 }
@@ -62,8 +61,8 @@ train::Costs Hsdp::costs() const {
     if (!bucket.trainable()) continue;
     costs.sent += dist::Communicator::all_reduce_bytes(
         bucket.layout().shard(),
-        replica_group().reduced_element_size(bucket.dtype(), average_.type),
-        replica_group().rank(), replica_group().size());
+        replica_group().reduced_element_size(bucket.dtype(), average_.type), replica_group().rank(),
+        replica_group().size());
   }
   return costs;
 }

@@ -20,7 +20,8 @@ using ::testing::HasSubstr;
 using testing::on_ranks;
 using testing::Toy;
 
-// Every layer can be cut into 2 or 4 shards without padding, so that the formulas have no remainder.
+// Every layer can be cut into 2 or 4 shards without padding, so that the formulas have no
+// remainder.
 struct Even : Toy {
   Even() : Toy(nn::MlpConfig{.inputs = 256, .hidden = {256, 256}, .outputs = 256}) {}
 };
@@ -63,9 +64,9 @@ TEST_P(HsdpOnMesh, HoldsWhatTheStageHoldsOnSRanks) {
     EXPECT_EQ(run.held(Category::kParameters), options.stage == 3 ? v / s : v);
     EXPECT_EQ(run.held(Category::kGradients), options.stage >= 2 ? v / s : v);
     EXPECT_EQ(run.held(Category::kOptimizer), 2 * v / s);
-    EXPECT_EQ(run.strategy.costs().at_rest.total(),
-              run.held(Category::kParameters) + run.held(Category::kGradients) +
-                  run.held(Category::kOptimizer));
+    EXPECT_EQ(run.strategy.costs().at_rest.total(), run.held(Category::kParameters) +
+                                                        run.held(Category::kGradients) +
+                                                        run.held(Category::kOptimizer));
   });
 }
 

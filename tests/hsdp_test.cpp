@@ -60,8 +60,9 @@ TEST_P(HsdpParity, AdamW) { expect_like_ddp(GetParam(), {}); }
 
 // Several buckets in a unit, and one of them in flight inside the group.
 TEST_P(HsdpParity, SmallBucketsAndMoreAhead) {
-  expect_like_ddp(GetParam(), {.steps = 3},
-                  ":bucket_mib=0.0002:in_flight_mib=0.0002:lookahead=3:defer_parameter_gather=true");
+  expect_like_ddp(
+      GetParam(), {.steps = 3},
+      ":bucket_mib=0.0002:in_flight_mib=0.0002:lookahead=3:defer_parameter_gather=true");
 }
 
 TEST_P(HsdpParity, ClippedGradients) {
@@ -71,9 +72,9 @@ TEST_P(HsdpParity, ClippedGradients) {
 
 TEST_P(HsdpParity, AccumulatedLocallyAndAfterReducingEach) {
   expect_like_ddp(GetParam(), {.steps = 2, .micro_batches = 3});
-  expect_like_ddp(GetParam(), {.steps = 2,
-                               .micro_batches = 3,
-                               .accumulation = train::Accumulation::kReduceEach});
+  expect_like_ddp(
+      GetParam(),
+      {.steps = 2, .micro_batches = 3, .accumulation = train::Accumulation::kReduceEach});
 }
 
 // Also the tests that mutants must fail.
@@ -127,8 +128,7 @@ std::vector<at::Tensor> average_of_whole_numbers(dist::Communicator& communicato
                                                  const std::string& mode) {
   const auto model = make_deferred<WholeNumbers>();
   nn::SeededValues values(3);
-  const auto strategy =
-      make_strategy(mode, {*model, communicator, optim::adamw(), &values});
+  const auto strategy = make_strategy(mode, {*model, communicator, optim::adamw(), &values});
   data::Batch batch;
   batch.inputs = (at::arange(WholeNumbers::kElements) * (communicator.rank() + 3))
                      .remainder(251)
@@ -144,8 +144,8 @@ void expect_averages_of_any_order(const Shape& shape) {
   on_ranks(shape.ranks(), [&](dist::Communicator& communicator) {
     const std::vector<at::Tensor> expected = average_of_whole_numbers(communicator, "ddp");
     for (const std::string& mode : hsdp_modes()) {
-      EXPECT_TRUE(same_bits(
-          average_of_whole_numbers(communicator, with_size(mode, shape.shards)), expected))
+      EXPECT_TRUE(same_bits(average_of_whole_numbers(communicator, with_size(mode, shape.shards)),
+                            expected))
           << mode;
     }
   });

@@ -40,8 +40,8 @@ TEST(EngineInGroups, ResumesOnAnotherMesh) {
     first.steps(0, 2);
     first.engine.save(folder.path());
     const auto saved = first.weights();
-    for (const EngineConfig& config : {with_groups(2, 4), with_groups(1, 1),
-                                       EngineConfig{.overlap = {.stage = 3}}}) {
+    for (const EngineConfig& config :
+         {with_groups(2, 4), with_groups(1, 1), EngineConfig{.overlap = {.stage = 3}}}) {
       EngineRun second(communicator, config);
       second.steps(7, 8);  // what was there before must go
       EXPECT_TRUE(second.engine.load(folder.path()));
@@ -53,8 +53,7 @@ TEST(EngineInGroups, ResumesOnAnotherMesh) {
 
 TEST(EngineInGroups, RefusesSizesThatDoNotFit) {
   on_ranks(4, [](dist::Communicator& communicator) {
-    expect_error([&] { EngineRun(communicator, with_groups(3, 3)); },
-                 {"4 is not a multiple of 3"});
+    expect_error([&] { EngineRun(communicator, with_groups(3, 3)); }, {"4 is not a multiple of 3"});
     expect_error([&] { EngineRun(communicator, with_groups(0, 2)); }, {"stage is 0"});
     expect_error([&] { EngineRun(communicator, with_groups(3, -7)); }, {"shard_size is -7"});
   });

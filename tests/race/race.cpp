@@ -163,8 +163,7 @@ class TwinCommunicator final : public dist::Communicator {
   WorkPtr do_all_reduce(const Call& call, at::Tensor tensor, int) override {
     return travel(call, [all = Bytes(tensor)] { move_bytes(all.data, all.data, all.size); });
   }
-  WorkPtr do_reduce_scatter(const Call& call, at::Tensor output, at::Tensor input,
-                            int) override {
+  WorkPtr do_reduce_scatter(const Call& call, at::Tensor output, at::Tensor input, int) override {
     return travel(call, [to = Bytes(output), from = Bytes(input)] {
       // The others' pieces are read, to be sent; this rank's is what stays.
       for (std::size_t i = from.size / kRanks; i < from.size; ++i) std::ignore = from.data[i];

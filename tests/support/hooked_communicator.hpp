@@ -39,14 +39,17 @@ class HookedCommunicator final : public dist::Communicator {
     return pass(call, [&] { return inner_.broadcast(tensor, root, call.purpose); });
   }
   WorkPtr do_reduce(const Call& call, at::Tensor tensor, int root, int divisor) override {
-    return pass(call, [&] { return inner_.reduce(tensor, root, call.purpose, divided_by(divisor)); });
+    return pass(call,
+                [&] { return inner_.reduce(tensor, root, call.purpose, divided_by(divisor)); });
   }
   WorkPtr do_all_reduce(const Call& call, at::Tensor tensor, int divisor) override {
     return pass(call, [&] { return inner_.all_reduce(tensor, call.purpose, divided_by(divisor)); });
   }
   WorkPtr do_reduce_scatter(const Call& call, at::Tensor output, at::Tensor input,
                             int divisor) override {
-    return pass(call, [&] { return inner_.reduce_scatter(output, input, call.purpose, divided_by(divisor)); });
+    return pass(call, [&] {
+      return inner_.reduce_scatter(output, input, call.purpose, divided_by(divisor));
+    });
   }
   WorkPtr do_all_gather(const Call& call, at::Tensor output, at::Tensor input) override {
     return pass(

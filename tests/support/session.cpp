@@ -55,9 +55,7 @@ std::vector<at::Tensor> whole_gradients(train::Strategy& strategy) {
     }
     if (sharded) {
       strategy.shard_group().all_reduce(sum, dist::Purpose::kControl, dist::ReduceOp::kSum).wait();
-      strategy.shard_group()
-          .all_reduce(held, dist::Purpose::kControl, dist::ReduceOp::kSum)
-          .wait();
+      strategy.shard_group().all_reduce(held, dist::Purpose::kControl, dist::ReduceOp::kSum).wait();
     }
     whole.push_back(held.item<int>() > 0 ? sum : at::Tensor());
   }

@@ -50,15 +50,16 @@ void check(const Options& options) {
   }
 }
 
-// Makes "hsdp3:shard_size=4" of hsdp3. Other modes add the gradients of all ranks at once, with other
-// bits.
+// Makes "hsdp3:shard_size=4" of hsdp3. Other modes add the gradients of all ranks at once, with
+// other bits.
 void add_shard_size(Options& o) {
   if (o.shard_size.empty()) return;
   for (std::string& mode : o.modes) {
     if (mode != "ddp" && !mode.starts_with("hsdp")) {
-      throw Error(fmt::format("--shard-size is for ddp, hsdp1, hsdp2 and hsdp3; mode {} adds in "
-                              "another order: leave it out",
-                              mode));
+      throw Error(
+          fmt::format("--shard-size is for ddp, hsdp1, hsdp2 and hsdp3; mode {} adds in "
+                      "another order: leave it out",
+                      mode));
     }
     mode += ":shard_size=" + o.shard_size;
   }

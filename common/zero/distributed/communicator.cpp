@@ -159,8 +159,8 @@ std::unique_ptr<Communicator> Communicator::split(const std::vector<int>& ranks,
 
 void Communicator::set_hosts(std::vector<int> hosts) {
   if (hosts.size() != static_cast<std::size_t>(size_)) {
-    throw Error(fmt::format("{} hosts for {} ranks: give the host of every rank", hosts.size(),
-                            size_));
+    throw Error(
+        fmt::format("{} hosts for {} ranks: give the host of every rank", hosts.size(), size_));
   }
   hosts_ = std::move(hosts);
 }
@@ -201,8 +201,7 @@ Work Communicator::all_reduce(at::Tensor output, at::Tensor input, Purpose purpo
   check_tensor(Operation::kAllReduce, output);
   check_tensor(Operation::kAllReduce, input);
   const bool rounds = input.scalar_type() == at::kFloat && is_half(output);
-  if (output.numel() != input.numel() ||
-      (!rounds && output.scalar_type() != input.scalar_type())) {
+  if (output.numel() != input.numel() || (!rounds && output.scalar_type() != input.scalar_type())) {
     throw Error(fmt::format(
         "all_reduce: input ({} of {}) and output ({} of {}) must have the same number of elements "
         "and one dtype, or the input float32 and the output 2 bytes an element",

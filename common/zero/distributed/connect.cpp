@@ -123,8 +123,7 @@ std::string text_of_host() {
 std::vector<int> hosts_of(const std::vector<std::string>& texts) {
   std::vector<int> hosts;
   for (const std::string& text : texts) {
-    hosts.push_back(
-        static_cast<int>(std::find(texts.begin(), texts.end(), text) - texts.begin()));
+    hosts.push_back(static_cast<int>(std::find(texts.begin(), texts.end(), text) - texts.begin()));
   }
   return hosts;
 }
@@ -141,9 +140,9 @@ std::unique_ptr<Communicator> connect(const RankEnvironment& environment,
   ConnectOptions adjusted = options;
   adjusted.prefix = fmt::format("attempt/{}/{}", environment.restarts, options.prefix);
   adjusted.loopback = adjusted.loopback || is_loopback(environment.master_address);
-  auto communicator = connect_through(tcp_store(environment, options.timeout),
-                                      environment.store_is_served ? -1 : 0, environment.rank,
-                                      environment.world_size, environment.local_rank, adjusted);
+  auto communicator =
+      connect_through(tcp_store(environment, options.timeout), environment.store_is_served ? -1 : 0,
+                      environment.rank, environment.world_size, environment.local_rank, adjusted);
   communicator->set_hosts(hosts_of(communicator->exchange(text_of_host())));
   return communicator;
 }

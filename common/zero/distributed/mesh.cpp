@@ -85,8 +85,7 @@ Communicator& Mesh::along(std::string_view name) const {
     if (axes_[a].name == name) return groups_[a] != nullptr ? *groups_[a] : world_;
     known.push_back(axes_[a].name);
   }
-  throw Error(
-      fmt::format("the mesh has no axis '{}', it has {}", name, fmt::join(known, " and ")));
+  throw Error(fmt::format("the mesh has no axis '{}', it has {}", name, fmt::join(known, " and ")));
 }
 
 void Mesh::average(const at::Tensor& tensor, Purpose purpose, ReduceType type) const {
@@ -124,8 +123,7 @@ std::int64_t Mesh::average_bytes(std::int64_t elements, std::int64_t element_siz
 std::string Mesh::text() const {
   std::vector<std::string> parts;
   for (const Axis& axis : axes_) {
-    parts.push_back(axis.size == kRest ? axis.name
-                                       : fmt::format("{} {}", axis.name, axis.size));
+    parts.push_back(axis.size == kRest ? axis.name : fmt::format("{} {}", axis.name, axis.size));
   }
   return fmt::format("{}", fmt::join(parts, " x "));
 }

@@ -18,9 +18,9 @@ namespace zero::dist {
 namespace {
 
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 using testing::error_of;
 using testing::expect_error;
+using ::testing::HasSubstr;
 using testing::on_ranks;
 
 std::vector<Mesh::Axis> two(int replicas, int shards) {
@@ -37,8 +37,7 @@ TEST(Mesh, HasAGroupAlongEachAxisAndTheLastAxisVariesFastest) {
     const Mesh mesh(world, two(3, 2));
     const int rank = world.rank(), first = rank / 2 * 2, column = rank % 2;
     EXPECT_THAT(members(mesh.along("shard"), rank), ElementsAre(first, first + 1));
-    EXPECT_THAT(members(mesh.along("replica"), rank),
-                ElementsAre(column, column + 2, column + 4));
+    EXPECT_THAT(members(mesh.along("replica"), rank), ElementsAre(column, column + 2, column + 4));
     EXPECT_EQ(mesh.along("shard").rank(), column);
     EXPECT_EQ(mesh.along("replica").rank(), rank / 2);
     EXPECT_EQ(mesh.text(), "replica 3 x shard 2");
@@ -172,12 +171,9 @@ TEST(Mesh, FindsWhoseGradientIsNotFiniteAcrossGroups) {
     const Mesh mesh(world, two(2, 2));
     at::Tensor gradient = at::ones({64}), shard = at::ones({32});
     if (world.rank() == 3) gradient[5] = std::numeric_limits<float>::infinity();
-    mesh.along("shard")
-        .reduce_scatter(shard, gradient, Purpose::kGradient, ReduceOp::kSum)
-        .wait();
+    mesh.along("shard").reduce_scatter(shard, gradient, Purpose::kGradient, ReduceOp::kSum).wait();
     mesh.along("replica")
-        .all_reduce(shard, Purpose::kGradient,
-                    Reduction::average_of_sums(4, ReduceType::kOwn))
+        .all_reduce(shard, Purpose::kGradient, Reduction::average_of_sums(4, ReduceType::kOwn))
         .wait();
     // Rank 2 adds the part that has it; rank 0 gets the sum, and names no one.
     const std::vector<bool> none(4, false), third = {false, false, false, true};
@@ -190,8 +186,9 @@ TEST(Mesh, RefusesSizesThatDoNotFitOnAllRanks) {
     const auto refuses = [&](std::vector<Mesh::Axis> axes, const std::string& why) {
       expect_error([&] { Mesh(world, axes); }, {why});
     };
-    refuses(data_axes(0), "a mesh of replica x shard 0 does not fit 4 ranks: the size of shard "
-                          "must be from 1 to 4");
+    refuses(data_axes(0),
+            "a mesh of replica x shard 0 does not fit 4 ranks: the size of shard "
+            "must be from 1 to 4");
     refuses(data_axes(8), "the size of shard must be from 1 to 4");
     refuses(data_axes(std::numeric_limits<std::int64_t>::max()), "must be from 1 to 4");
     refuses(data_axes(3), "4 is not a multiple of 3");
@@ -215,7 +212,9 @@ TEST(Mesh, ByHostNeedsHostsOfEqualSizeWithConsecutiveRanks) {
     world.set_hosts({0, 0, 0, 1});
     expect_error([&] { Mesh(world, data_axes(Mesh::kRanksOfHost)); },
                  {"ranks disagree about the mesh of ranks", "shard 3", "shard 1"});
-    EXPECT_EQ(error_of([&] { world.set_hosts({0, 1}); }),
+    EXPECT_EQ(error_of([&] {
+                world.set_hosts({0, 1});
+              }),
               "2 hosts for 4 ranks: give the host of every rank");
   });
 }

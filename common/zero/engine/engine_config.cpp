@@ -236,8 +236,8 @@ EngineConfig config_from(int stage, const std::string& text, std::vector<std::st
 
 }  // namespace
 
-OverlapOptions overlap_options(int stage, const std::string& text,
-                               std::vector<std::string>* notes, bool has_groups) {
+OverlapOptions overlap_options(int stage, const std::string& text, std::vector<std::string>* notes,
+                               bool has_groups) {
   EngineConfig config = config_from(stage, text, notes);
   if (config.overlap.stage != stage) {
     throw Error(fmt::format("stage is {}, but mode {}{} was asked for", config.overlap.stage,
@@ -245,9 +245,10 @@ OverlapOptions overlap_options(int stage, const std::string& text,
   }
   if (has_groups && config.overlap.shard_size == 0) config.overlap.shard_size = kRanksOfHost;
   if (!has_groups && config.overlap.shard_size != 0) {
-    throw Error(fmt::format("mode engine{} shards over all ranks; shard_size is for hsdp1, hsdp2 "
-                            "and hsdp3",
-                            stage));
+    throw Error(
+        fmt::format("mode engine{} shards over all ranks; shard_size is for hsdp1, hsdp2 "
+                    "and hsdp3",
+                    stage));
   }
   if (config.accumulation_steps != 1 || config.clip_norm != 0 || config.reduce_in_float32 ||
       config.loss_scale.initial != 0 ||

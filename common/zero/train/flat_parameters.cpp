@@ -259,8 +259,8 @@ void FlatParameters::start_reduce() {
   }
   if (!keeps_whole_gradient()) gradient_shard_ = gradient_shard_buffer();
   sum_ = sum_buffer();
-  reducing_ = communicator_->reduce_scatter(sum_, full_gradient_, Purpose::kGradient,
-                                            options_.average);
+  reducing_ =
+      communicator_->reduce_scatter(sum_, full_gradient_, Purpose::kGradient, options_.average);
 }
 
 at::Tensor FlatParameters::sum_buffer() const {

@@ -47,8 +47,7 @@ class GlooCommunicator : public Communicator {
   WorkPtr do_broadcast(const Call&, at::Tensor tensor, int root) override;
   WorkPtr do_reduce(const Call&, at::Tensor tensor, int root, int divisor) override;
   WorkPtr do_all_reduce(const Call&, at::Tensor tensor, int divisor) override;
-  WorkPtr do_reduce_scatter(const Call&, at::Tensor output, at::Tensor input,
-                            int divisor) override;
+  WorkPtr do_reduce_scatter(const Call&, at::Tensor output, at::Tensor input, int divisor) override;
   WorkPtr do_all_gather(const Call&, at::Tensor output, at::Tensor input) override;
   WorkPtr do_all_to_all(const Call&, at::Tensor output, at::Tensor input) override;
   WorkPtr do_message(const Call&, at::Tensor tensor, int peer) override;
@@ -76,7 +75,8 @@ class GlooCommunicator : public Communicator {
   static std::vector<at::Tensor> cut(const at::Tensor& input,
                                      const std::vector<std::int64_t>& bounds);
 
-  /// Makes the communicator of a group that do_split() has connected: of the same class as this one.
+  /// Makes the communicator of a group that do_split() has connected: of the same class as this
+  /// one.
   virtual std::unique_ptr<Communicator> make_group(StoreExchange store, GroupPtr group);
 
   const ConnectOptions& options() const { return options_; }

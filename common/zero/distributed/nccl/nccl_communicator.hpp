@@ -51,8 +51,7 @@ class NcclCommunicator final : public GlooCommunicator {
   WorkPtr do_broadcast(const Call&, at::Tensor tensor, int root) override;
   WorkPtr do_reduce(const Call&, at::Tensor tensor, int root, int divisor) override;
   WorkPtr do_all_reduce(const Call&, at::Tensor tensor, int divisor) override;
-  WorkPtr do_reduce_scatter(const Call&, at::Tensor output, at::Tensor input,
-                            int divisor) override;
+  WorkPtr do_reduce_scatter(const Call&, at::Tensor output, at::Tensor input, int divisor) override;
   WorkPtr do_all_gather(const Call&, at::Tensor output, at::Tensor input) override;
   WorkPtr do_all_to_all(const Call&, at::Tensor output, at::Tensor input) override;
   WorkPtr do_message(const Call&, at::Tensor tensor, int peer) override;
