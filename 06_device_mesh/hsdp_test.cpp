@@ -2,6 +2,7 @@
 // 00 is tested in tests/hsdp_test.cpp.
 #include "hsdp.hpp"
 
+#include <ATen/ops/equal.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
