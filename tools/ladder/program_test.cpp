@@ -166,6 +166,25 @@ TEST(Text, TokenFileIsTrainedOnAndASmallerVocabularyIsMentioned) {
   expect_identical(json::parse(testing::read_bytes(folder / "out.json")), 4);
 }
 
+// Groups of two ranks, and ddp in their order.
+TEST(GroupsOfRanks, TrainLikeDdpInTheirOrderAndMustFit) {
+  const TestFolder folder;
+  const std::string groups = kQuick + "--nproc 4 --modes ddp,hsdp1,hsdp2,hsdp3 --shard-size ";
+  const ProcessResult ended = run_ladder(folder, groups + "2");
+  EXPECT_EQ(ended.code, 0) << ended.said;
+  const json report = json::parse(testing::read_bytes(folder / "out.json"));
+  for (const json& mode : report.at("modes")) {
+    EXPECT_TRUE(mode.at("identical_to_ddp").get<bool>()) << mode.at("mode");
+  }
+  EXPECT_EQ(report.at("modes").back().at("mode"), "hsdp3:shard_size=2");
+  const ProcessResult refused = run_ladder(folder, groups + "3");
+  EXPECT_NE(refused.code, 0);
+  for (const char* rank : {"rank 0", "rank 1", "rank 2", "rank 3"}) {
+    EXPECT_THAT(refused.said, HasSubstr(rank));
+  }
+  EXPECT_THAT(refused.said, HasSubstr("4 is not a multiple of 3"));
+}
+
 // Under stages 1 and 2 parameters are whole alike, so one of them is enough.
 TEST(SavedWeights, AreWhatWasTrainedAndCanBeTrainedOn) {
   for (const std::string mode : {"zero1", "zero3", "zero3:whole", "tensor_zero2", "tensor_zero3",
