@@ -17,6 +17,9 @@ namespace zero::ladder {
 inline constexpr double kFormulaTolerance = 0.001;
 /// At most this much may be alive at rest that is no model state.
 inline constexpr double kLargestOtherMib = 1.0;
+/// In modes with groups of ranks, as much more for each rank: a group of a host has room for a
+/// block of every peer.
+inline constexpr double kGroupBlockMib = 0.25;
 
 /// Bytes as MiB, exactly for every size below 2^53.
 constexpr double mib(std::int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
