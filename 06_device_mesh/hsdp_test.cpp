@@ -6,6 +6,10 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
+#include <chrono>
+#include <random>
+#include <thread>
+
 #include <tests/support/error_of.hpp>
 #include <tests/support/ranks.hpp>
 #include <tests/support/toy_run.hpp>
@@ -152,6 +156,32 @@ TEST(Hsdp, StartsTheSumsBetweenGroupsInBackward) {
     run.strategy.finish_backward();
     EXPECT_EQ(started(), buckets);
     run.strategy.zero_grad();
+  });
+}
+
+// Ranks that are late at other moments wait for each other in two groups at once.
+TEST(Hsdp, RandomDelaysChangeNothing) {
+  on_ranks(4, [](dist::Communicator& communicator) {
+    for (int seed = 0; seed < 6; ++seed) {
+      const OverlapOptions options = {.stage = 1 + seed % 3,
+                                      .bucket_bytes = 1 << (6 + seed),
+                                      .in_flight_bytes = 1 << (6 + 2 * seed),
+                                      .lookahead = seed % 4,
+                                      .shard_size = 2};
+      std::minstd_rand draw(static_cast<unsigned>(97 * seed + communicator.rank() + 1));
+      const auto trained = [&](bool late) {
+        HsdpRun<Toy> run(communicator, options);
+        run.strategy.passes().observe_gradients([&](std::size_t, const at::Tensor&) {
+          if (late) std::this_thread::sleep_for(std::chrono::microseconds(draw() % 3000));
+        });
+        for (int s = 0; s < 3; ++s) run.step(s);
+        return testing::whole_weights(run.strategy);
+      };
+      const auto expected = trained(false), found = trained(true);
+      for (std::size_t i = 0; i < expected.size(); ++i) {
+        EXPECT_TRUE(at::equal(found[i], expected[i])) << "seed " << seed << ", " << i;
+      }
+    }
   });
 }
 
