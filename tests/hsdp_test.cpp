@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <tests/support/deferred.hpp>
 #include <tests/support/modes.hpp>
 #include <tests/support/parity.hpp>
 #include <tests/support/ranks.hpp>
