@@ -19,20 +19,25 @@ constexpr std::int64_t kTimedSteps = 3;
 
 }  // namespace
 
-Overlap::Overlap(const train::StrategyArguments& arguments, const OverlapOptions& options)
+Overlap::Overlap(const train::StrategyArguments& arguments, const OverlapOptions& options,
+                 dist::Communicator& shards, dist::Communicator* replicas)
     : Strategy(arguments),
       options_(checked(options)),
+      reduction_(replicas == nullptr ? dist::ReduceOp::kAverage : dist::ReduceOp::kSum,
+                 arguments.reduce_type),
       pool_(options.keep_buffers),
       flat_(
-          list(), options.bucket_bytes, [this](std::size_t u) { return flat_options(u); },
-          communicator(), pool_),
-      in_flight_(options.in_flight_bytes),
+          list(), options.bucket_bytes, [this](std::size_t u) { return flat_options(u); }, shards,
+          pool_),
+      in_flight_(options.in_flight_bytes,
+                 [this](const train::ReducedShard& shard) { shard_reduced(shard); }),
       forward_(std::max<std::int64_t>(options.lookahead, 0)),
       backward_(std::max<std::int64_t>(options.lookahead, 0)),
       timed_steps_left_(options.stage == 3 && options.lookahead == kAutoLookahead ? kTimedSteps
                                                                                   : 0) {
   communicator_.verify_same_on_all_ranks("the engine's options", to_text(options));
-  flat_.initialize([this](std::size_t index, at::Tensor out) { first_value(index, out); });
+  flat_.initialize([this](std::size_t index, at::Tensor out) { first_value(index, out); },
+                   replicas);
   broadcast_buffers_from_rank_0();
   if (options_.stage > 0) shard_optimizer();
   train::BackwardSchedule::Actions actions;
@@ -50,7 +55,7 @@ train::FlatOptions Overlap::flat_options(std::size_t unit) const {
     for (const std::size_t i : list().units[unit].parameters) elements += parameter(i).numel();
     if (elements < options_.whole_below) options.sharded = train::Sharded::kGradients;
   }
-  options.average = average_;
+  options.average = reduction_;
   options.adds_averages = reduces_each();
   // The root's shards come last in backward, when most memory is in use.
   options.keeps_gradients =
@@ -134,7 +139,7 @@ void Overlap::reduce(std::size_t buffer) {
 }
 
 void Overlap::finish_backward() {
-  if (reduces_now()) in_flight_.finish();
+  if (reduces_now()) finish_reductions();
   Strategy::finish_backward();
   // Not inside backward: there, ranks may have reduced different buckets at this point.
   end_of_pass(backward_, "backward");
@@ -181,7 +186,7 @@ void Overlap::sync_parameters() {
 }
 
 void Overlap::zero_grad() {
-  in_flight_.finish();
+  finish_reductions();
   flat_.drop_gradients();
   Strategy::zero_grad();
 }

@@ -31,7 +31,8 @@ class Overlap : public train::Strategy {
  public:
   /// Called by all ranks. Throws zero::Error for options out of range and, on all ranks, for
   /// options that differ between ranks.
-  Overlap(const train::StrategyArguments& arguments, const OverlapOptions& options);
+  Overlap(const train::StrategyArguments& arguments, const OverlapOptions& options)
+      : Overlap(arguments, options, arguments.communicator, nullptr) {}
 
   at::Tensor forward(const data::Batch& batch) override;
   void finish_backward() override;
@@ -56,6 +57,17 @@ class Overlap : public train::Strategy {
   std::int64_t passes_that_differed() const { return lost_passes_; }
 
  protected:
+  /// For a chapter that builds on this one: model states are sharded among `shards` only. The other
+  /// ranks hold copies: `replicas`, if there are any, connects those that have the same shard.
+  /// Gradients are then added up inside `shards`, and shard_reduced() does the rest.
+  Overlap(const train::StrategyArguments& arguments, const OverlapOptions& options,
+          dist::Communicator& shards, dist::Communicator* replicas);
+  /// The gradients of a bucket have been reduced inside the shard group. Called for all buckets in
+  /// the same order on all ranks, most of them during backward.
+  virtual void shard_reduced(const train::ReducedShard& /*shard*/) {}
+  /// Blocks until no gradients are in flight.
+  virtual void finish_reductions() { in_flight_.finish(); }
+
   void pre_forward(std::size_t unit) override;
   void post_forward(std::size_t unit) override;
   void pre_backward(std::size_t unit) override;
@@ -75,6 +87,7 @@ class Overlap : public train::Strategy {
   void choose_lookahead_once();
 
   OverlapOptions options_;
+  dist::Reduction reduction_;  // inside the shard group
   memory::StoragePool pool_;
   mutable train::FlatParameterList flat_;  // mutable: reads wait for gathers in flight
   ReductionQueue in_flight_;

@@ -114,8 +114,8 @@ endfunction()
 # zero_add_chapter(<NN_name> MODE <strategy> [NARRATED_WIDTH <n>] [LIBRARIES <targets>] [PROGRAMS <names>]):
 # the folder's *.cpp files except tests and the PROGRAMS become the library zero_<NN_name>;
 # tools/step/main.cpp becomes the program <NN_name>, which trains under <strategy>, and tests/bench/chapter.cpp the
-# program <name>_bench; minimal.cpp the program <NN_name>_minimal, which links little, so that it is built soon after a
-# fresh clone; *_test.cpp the program <name>_test with label <NN_name>; target check_<NN_name> builds and runs the
+# program <name>_bench; minimal.cpp, if there is one, the program <NN_name>_minimal, which links little, so that it is
+# built soon after a fresh clone; *_test.cpp the program <name>_test with label <NN_name>; target check_<NN_name> builds and runs the
 # chapter's tests. NARRATED_WIDTH: see run_demo().
 function(zero_add_chapter chapter)
   cmake_parse_arguments(ARG "" "MODE;NARRATED_WIDTH" "LIBRARIES;PROGRAMS" ${ARGN})
@@ -136,7 +136,10 @@ function(zero_add_chapter chapter)
   target_compile_definitions(${chapter} PRIVATE ZERO_REGISTER_CHAPTER=register_${name}
     ZERO_MODE="${ARG_MODE}" ZERO_NARRATED_WIDTH=${ARG_NARRATED_WIDTH})
 
-  zero_add_program(${chapter}_minimal "${folder}/minimal.cpp" zero_distributed)
+  if(EXISTS "${folder}/minimal.cpp")
+    zero_add_program(${chapter}_minimal "${folder}/minimal.cpp" zero_distributed)
+    set_property(GLOBAL APPEND PROPERTY ZERO_MINIMAL_PROGRAMS ${chapter}_minimal)
+  endif()
 
   zero_add_tests(${name}_test SOURCES "${folder}/*_test.cpp" LABELS ${chapter} LIBRARIES zero_${chapter})
   if(ZERO_BUILD_BENCHMARKS)

@@ -149,10 +149,16 @@ TEST(OtherWorld, EveryElementStateAndStepCountIsThere) {
                                {"ddp", 2, "tensor_zero3", 3},
                                {"zero3", 2, "tensor_zero1", 2},
                                {"tensor_zero3:per_parameter", 2, "zero3", 2},
+                               {"hsdp3:shard_size=2", 4, "hsdp3:shard_size=2", 2},
+                               {"hsdp3:shard_size=2", 4, "hsdp2:shard_size=1", 3},
+                               {"hsdp1:shard_size=2", 4, "hsdp3:shard_size=4", 4},
+                               {"hsdp2:shard_size=2", 6, "engine3", 3},
+                               {"engine3", 3, "hsdp3:shard_size=2", 6},
                                {"tensor_zero3", 3, "ddp", 2, at::kBFloat16},
                                {"tensor_zero3", 3, "zero1", 2, at::kBFloat16},
                                {"tensor_zero3", 3, "tensor_zero2", 2, at::kBFloat16},
-                               {"tensor_zero3", 3, "zero3", 2, at::kBFloat16}}) {
+                               {"tensor_zero3", 3, "zero3", 2, at::kBFloat16},
+                               {"hsdp3:shard_size=2", 4, "hsdp2:shard_size=3", 3, at::kBFloat16}}) {
     SCOPED_TRACE(fmt::format("{} at {} to {} at {}, {}", change.from_mode, change.from,
                              change.to_mode, change.to, c10::toString(change.dtype)));
     expect_everything_is_there(change);

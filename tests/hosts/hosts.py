@@ -100,6 +100,14 @@ class Host:
         names, values = (line.split() for line in lines if line.startswith("Tcp:"))
         return int(values[names.index("RetransSegs")])
 
+    def bytes_inside(self):
+        """What went over this host's loopback interface, which no frame leaves."""
+        for line in Path(f"/proc/{self.pid}/net/dev").read_text().splitlines():
+            name, _, numbers = line.partition(":")
+            if name.strip() == "lo":
+                return int(numbers.split()[8])
+        raise Failure(f"{self.name} has no loopback interface")
+
     def processes(self):
         """Ids and command lines of what runs on this host, beside the process that holds it."""
         here = os.readlink(f"/proc/{self.pid}/ns/pid")

@@ -25,6 +25,8 @@ FAILED, SKIPPED = 1, 77
 RANKS = 4
 PORT = 29500
 MODES, STEPS = ("ddp", "zero3", "engine3"), 4
+# Enough for what is sent to be more than what launchers and stores say to each other.
+GROUP_STEPS = 30
 # How long ranks wait for each other when a link is cut, and how soon after that they must end.
 CUT_TIMEOUT_S, GRACE_S = 5, 5
 # Long enough to be cut, or killed, before the end; progress is shown ten times on the way.
@@ -120,6 +122,39 @@ def train_on(hosts):
         scene.check_wire(network, "several.json")
         scene.check_against_one_host("several.json", MODES, STEPS)
     return test
+
+
+def train_in_groups(scene):
+    """Hosts as groups that share model states: gradients go between them, and nothing else does.
+
+    Inside a host nothing goes by TCP, although the hosts are joined by it: a group of its ranks has
+    a transport of its own.
+    """
+    network, modes = scene.network(2), ["hsdp3:shard_size=host"]
+    command = scene.ladder("groups.json", ["hsdp3"], GROUP_STEPS, "--shard-size", "host")
+    agents = start_torchrun(scene, network, command)
+    for agent in agents:
+        agent.succeed()
+    network.check_empty()
+    figures = scene.figures("groups.json")
+    weights = figures["parameter_bytes"]
+    for number, host in enumerate(network.hosts):
+        # 2 (V/S) (R-1)/R of each of S = 2 ranks: V a step. Host 0 sends the first values, too.
+        counted = weights * (GROUP_STEPS + (1 if number == 0 else 0))
+        sent, inside = network.bytes_from(host), host.bytes_inside()
+        print(f"{host.name} sent {sent / 2**20:.1f} MiB, {counted / 2**20:.1f} MiB without headers, "
+              f"and {inside / 2**20:.1f} MiB to itself")
+        # Padding, headers, acknowledgements, and what launchers, stores and losses take.
+        if not counted <= sent <= 1.25 * counted + (2 << 20):
+            raise Failure(f"{host.name} sent {sent} bytes by network, {counted} are the gradients")
+        # Stage 3 moves 3 V a step inside a host.
+        if inside > weights * GROUP_STEPS:
+            raise Failure(f"{host.name} sent {inside} bytes to itself by TCP")
+    # Two groups of two ranks on one host add in the same order.
+    command = scene.ladder("one_host.json", ["hsdp3"], GROUP_STEPS, "--shard-size", 2, "--nproc", RANKS)
+    scene.start("one host", command).succeed()
+    if scene.digest("groups.json", modes) != scene.digest("one_host.json", ["hsdp3:shard_size=2"]):
+        raise Failure("the weights differ from those of the same groups on one host")
 
 
 def started_again(what, happens):
@@ -245,6 +280,7 @@ def mpirun(scene):
 TESTS = {
     "four_hosts": train_on(4),
     "two_hosts_of_two_ranks": train_on(2),
+    "groups": train_in_groups,
     "link_is_cut": link_is_cut,
     "rank_is_killed": started_again("rank 3 was killed", rank_is_killed),
     "link_is_away": started_again("the link was cut for a while", link_is_away),

@@ -5,6 +5,7 @@
 //
 // Needs root and Linux namespaces; skipped, with the reason, where it may not.
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <sched.h>
 #include <sys/wait.h>
@@ -72,6 +73,15 @@ class Signal {
  private:
   int ends_[2] = {-1, -1};
 };
+
+// Joins the host of another process.
+void move_to_host_of(std::int64_t process) {
+  for (const auto& [name, kind] : {std::pair{"net", CLONE_NEWNET}, {"uts", CLONE_NEWUTS}}) {
+    const int there = ::open(fmt::format("/proc/{}/ns/{}", process, name).c_str(), O_RDONLY);
+    if (there < 0 || ::setns(there, kind) != 0) throw Error(std::strerror(errno));
+    ::close(there);
+  }
+}
 
 // Puts this process on its end of the wire. `host` becomes this machine's name, whose address is
 // where Gloo is reached unless it is told an interface.
@@ -214,6 +224,103 @@ std::vector<dist::RankExit> on_two_hosts(const std::function<std::string(int ran
     if (::testing::Test::HasFailure()) throw Error("assertions failed, see above");
     return "done";
   });
+}
+
+// What left this rank's host, and what its ranks counted as going to another host. Called by all
+// ranks of two hosts of two.
+struct Left {
+  std::int64_t wire = 0;
+  std::int64_t counted = 0;
+  std::int64_t counted_there = 0;
+  std::int64_t parameters = 0;
+  std::int64_t again = 0;
+};
+
+Left left_the_host(dist::Communicator& communicator, const std::function<void()>& work) {
+  const int host = communicator.rank() / 2;
+  communicator.barrier();
+  const dist::Traffic before = communicator.traffic();
+  const Interface wire_before = read_interface(host);
+  const std::int64_t again_before = read_retransmissions();
+  communicator.barrier();
+  work();
+  communicator.barrier();
+  const dist::Traffic sent = communicator.traffic().since(before);
+  double mine = 0;
+  for (const Purpose p : {Purpose::kGradient, Purpose::kParameter, Purpose::kControl}) {
+    mine += static_cast<double>(sent.between_hosts(p));
+  }
+  const std::int64_t wire = read_interface(host).sent - wire_before.sent;
+  const std::vector<double> all = dist::all_gather_scalars(
+      communicator, {mine, static_cast<double>(sent.between_hosts(Purpose::kParameter))});
+  const auto sum = [&](int of_host, std::size_t k) {
+    const auto first = static_cast<std::size_t>(4 * of_host);
+    return static_cast<std::int64_t>(all[first + k] + all[first + 2 + k]);
+  };
+  return {wire, sum(host, 0), sum(1 - host, 0), sum(host, 1),
+          read_retransmissions() - again_before};
+}
+
+// Two hosts of two ranks, each host a group that shares the model states.
+void expect_only_gradients_between_hosts(dist::Communicator& communicator) {
+  SessionOptions options;
+  options.model = {.inputs = 704, .width = 512, .parts = "aaa"};
+  Session session(communicator, "hsdp3", options);
+  ASSERT_EQ(session.strategy().shard_group().size(), 2);
+  session.step(0);
+  session.weights();
+  const std::int64_t v = session.strategy().list().bytes();
+  ASSERT_GT(v, 4 << 20);
+  const auto expect_left = [&](const char* what, std::int64_t gradients,
+                               const std::function<void()>& work) {
+    const Left left = left_the_host(communicator, work);
+    fmt::print("{:28} rank {}: counted {:>10}, on the wire {:>10}\n", what, communicator.rank(),
+               left.counted, left.wire);
+    EXPECT_EQ(left.parameters, 0) << what;
+    EXPECT_GE(left.counted, gradients) << what;
+    EXPECT_LE(left.counted, gradients + gradients / 100 + (64 << 10)) << what;  // padding, losses
+    EXPECT_GE(left.wire, left.counted) << what;
+    EXPECT_LE(left.wire, most_on_the_wire(left.counted, left.counted_there, left.again)) << what;
+  };
+  expect_left("hsdp3: forward", 0, [&] { session.trainer().evaluate({session.batch(7)}); });
+  expect_left("hsdp3: reading all weights", 0, [&] { session.weights(); });
+  // 2 (V/S) (R-1)/R of each of the host's ranks.
+  expect_left("hsdp3: a step", v, [&] { session.step(1); });
+  expect_left("hsdp3: another step", v, [&] { session.step(2); });
+}
+
+TEST(Network, GroupsOfAHostSendOnlyGradientsBetweenHosts) {
+  if (const std::string reason = why_not(); !reason.empty()) {
+    GTEST_SKIP() << "NOT TESTED: what groups of ranks send between hosts: " << reason;
+  }
+  const Signal second_is_there, wire_is_there;
+  const std::vector<Signal> is_there(2);
+  dist::LaunchOptions launch = captured(2 * kRanks, std::chrono::seconds(100));
+  launch.connect.timeout = std::chrono::seconds(30);
+  const auto exits = dist::fork_processes(launch, [&](int rank) -> std::string {
+    const int host = rank / 2;
+    const Signal& moved = is_there[static_cast<std::size_t>(host)];
+    if (rank % 2 == 0) {
+      move_to_own_network(host, address_of(host), second_is_there, wire_is_there);
+      moved.give(::getpid());
+    } else {
+      move_to_host_of(moved.take());
+    }
+    dist::RankEnvironment environment;
+    environment.rank = rank;
+    environment.world_size = 2 * kRanks;
+    environment.master_address = address_of(0);
+    dist::ConnectOptions options = launch.connect;
+    options.transport = "tcp";  // the hosts share a kernel: ranks could read each other's memory
+    const auto communicator = dist::connect(environment, options);
+    EXPECT_EQ(communicator->host_of(rank), host * 2);
+    expect_only_gradients_between_hosts(*communicator);
+    if (::testing::Test::HasFailure()) throw Error("assertions failed, see above");
+    return "done";
+  });
+  const std::string failures = dist::describe_failures(exits);
+  EXPECT_TRUE(failures.empty()) << failures;
+  fmt::print("{}", exits[0].output);
 }
 
 TEST(Network, InterfaceCountsTheBytesThatWeCount) {

@@ -148,22 +148,21 @@ class TwinCommunicator final : public dist::Communicator {
   std::vector<std::string> exchange(const std::string& text) override {
     return std::vector<std::string>(kRanks, text);
   }
-  std::unique_ptr<Communicator> split(const std::vector<int>&, const std::string&) override {
-    throw Error("there are no groups here");
-  }
 
  protected:
+  std::unique_ptr<Communicator> do_split(const std::vector<int>&, const std::string&) override {
+    throw Error("there are no groups here");
+  }
   WorkPtr do_broadcast(const Call& call, at::Tensor tensor, int) override {
-    return do_all_reduce(call, std::move(tensor), dist::ReduceOp::kSum);
+    return do_all_reduce(call, std::move(tensor), /*divisor=*/1);
   }
-  WorkPtr do_reduce(const Call& call, at::Tensor tensor, int, dist::ReduceOp op) override {
-    return do_all_reduce(call, std::move(tensor), op);
+  WorkPtr do_reduce(const Call& call, at::Tensor tensor, int, int divisor) override {
+    return do_all_reduce(call, std::move(tensor), divisor);
   }
-  WorkPtr do_all_reduce(const Call& call, at::Tensor tensor, dist::ReduceOp) override {
+  WorkPtr do_all_reduce(const Call& call, at::Tensor tensor, int) override {
     return travel(call, [all = Bytes(tensor)] { move_bytes(all.data, all.data, all.size); });
   }
-  WorkPtr do_reduce_scatter(const Call& call, at::Tensor output, at::Tensor input,
-                            dist::ReduceOp) override {
+  WorkPtr do_reduce_scatter(const Call& call, at::Tensor output, at::Tensor input, int) override {
     return travel(call, [to = Bytes(output), from = Bytes(input)] {
       // The others' pieces are read, to be sent; this rank's is what stays.
       for (std::size_t i = from.size / kRanks; i < from.size; ++i) std::ignore = from.data[i];

@@ -25,28 +25,31 @@ class HookedCommunicator final : public dist::Communicator {
         hook_(std::move(hook)) {}
 
   std::string transport() const override { return inner_.transport(); }
-  void synchronize() override { inner_.synchronize(); }
   std::vector<std::string> exchange(const std::string& text) override {
     return inner_.exchange(text);
   }
-  std::unique_ptr<dist::Communicator> split(const std::vector<int>& ranks,
-                                            const std::string& label) override {
-    return inner_.split(ranks, label);
-  }
 
  protected:
+  void do_synchronize() override { inner_.synchronize(); }
+  std::unique_ptr<dist::Communicator> do_split(const std::vector<int>& ranks,
+                                               const std::string& label) override {
+    return inner_.split(ranks, label);
+  }
   WorkPtr do_broadcast(const Call& call, at::Tensor tensor, int root) override {
     return pass(call, [&] { return inner_.broadcast(tensor, root, call.purpose); });
   }
-  WorkPtr do_reduce(const Call& call, at::Tensor tensor, int root, dist::ReduceOp op) override {
-    return pass(call, [&] { return inner_.reduce(tensor, root, call.purpose, op); });
+  WorkPtr do_reduce(const Call& call, at::Tensor tensor, int root, int divisor) override {
+    return pass(call,
+                [&] { return inner_.reduce(tensor, root, call.purpose, divided_by(divisor)); });
   }
-  WorkPtr do_all_reduce(const Call& call, at::Tensor tensor, dist::ReduceOp op) override {
-    return pass(call, [&] { return inner_.all_reduce(tensor, call.purpose, op); });
+  WorkPtr do_all_reduce(const Call& call, at::Tensor tensor, int divisor) override {
+    return pass(call, [&] { return inner_.all_reduce(tensor, call.purpose, divided_by(divisor)); });
   }
   WorkPtr do_reduce_scatter(const Call& call, at::Tensor output, at::Tensor input,
-                            dist::ReduceOp op) override {
-    return pass(call, [&] { return inner_.reduce_scatter(output, input, call.purpose, op); });
+                            int divisor) override {
+    return pass(call, [&] {
+      return inner_.reduce_scatter(output, input, call.purpose, divided_by(divisor));
+    });
   }
   WorkPtr do_all_gather(const Call& call, at::Tensor output, at::Tensor input) override {
     return pass(
@@ -64,6 +67,12 @@ class HookedCommunicator final : public dist::Communicator {
   void do_progress() override { inner_.progress(); }
 
  private:
+  static dist::Reduction divided_by(int divisor) {
+    dist::Reduction reduction;
+    reduction.ranks = divisor;
+    return reduction;
+  }
+
   class HookedWork final : public dist::Work::Backend {
    public:
     HookedWork(HookedCommunicator& self, const Call& call, dist::Work pending)

@@ -49,10 +49,8 @@ std::vector<at::Tensor> whole_gradients(train::Strategy& strategy) {
       held.fill_(1);
     }
     if (sharded) {
-      strategy.communicator().all_reduce(sum, dist::Purpose::kControl, dist::ReduceOp::kSum).wait();
-      strategy.communicator()
-          .all_reduce(held, dist::Purpose::kControl, dist::ReduceOp::kSum)
-          .wait();
+      strategy.shard_group().all_reduce(sum, dist::Purpose::kControl, dist::ReduceOp::kSum).wait();
+      strategy.shard_group().all_reduce(held, dist::Purpose::kControl, dist::ReduceOp::kSum).wait();
     }
     whole.push_back(held.item<int>() > 0 ? sum : at::Tensor());
   }

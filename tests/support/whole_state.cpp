@@ -50,7 +50,7 @@ WholeState whole_state(train::Strategy& strategy) {
   const std::vector<at::Tensor> weights = whole_weights(strategy);
   at::Tensor all = spread_out(strategy);
   if (strategy.sharded()) {
-    strategy.communicator().all_reduce(all, dist::Purpose::kControl, dist::ReduceOp::kSum).wait();
+    strategy.shard_group().all_reduce(all, dist::Purpose::kControl, dist::ReduceOp::kSum).wait();
   }
   WholeState state;
   std::int64_t offset = 0;

@@ -77,14 +77,14 @@ void check_premises(const LadderReport& report, const ModeRow& mode,
 // The formula speaks of model states. What else is alive (tables of positions, say) does not grow
 // with the model and has a bound of its own, so that it weighs the same for a small model and a
 // large one.
-void check_total(const std::string& who, double total, double other, double predicted,
-                 std::vector<std::string>& failures) {
+void check_total(const std::string& who, double total, double other, double most_other,
+                 double predicted, std::vector<std::string>& failures) {
   const double measured = total - other;
   const double difference = relative_difference(measured, predicted);
-  if (other > kLargestOtherMib) {
+  if (other > most_other) {
     failures.push_back(
         fmt::format("{}: {:.2f} MiB are alive that are no model states (at most {} MiB)", who,
-                    other, kLargestOtherMib));
+                    other, most_other));
   }
   // A rank of many may own nothing.
   if (predicted == 0 && std::abs(measured) < 1e-9) return;
@@ -113,8 +113,10 @@ Spread sent_bytes(const ModeRow& mode) {
 }
 
 const ModeRow* ddp_row(const LadderReport& report) {
-  const auto found = std::find_if(report.modes.begin(), report.modes.end(),
-                                  [](const ModeRow& mode) { return mode.mode == "ddp"; });
+  const auto found =
+      std::find_if(report.modes.begin(), report.modes.end(), [](const ModeRow& mode) {
+        return mode.mode == "ddp" || mode.mode.starts_with("ddp:shard_size=");
+      });
   return found == report.modes.end() ? nullptr : &*found;
 }
 
@@ -151,12 +153,15 @@ std::vector<std::string> verdict(const LadderReport& report) {
     check_ranks(report, mode, failures);
     if (!report.fake_rank) check_weights(report, mode, failures);
     check_premises(report, mode, failures);
+    const bool has_groups = mode.mode.find("shard_size=") != std::string::npos;
+    const double most_other =
+        kLargestOtherMib + (has_groups ? kGroupBlockMib * report.world_size : 0);
     check_total(mode.mode, spread(mode, &RankRow::total_mib).mean,
-                spread(mode, &RankRow::other_mib).mean, spread(mode, &RankRow::formula_mib).mean,
-                failures);
+                spread(mode, &RankRow::other_mib).mean, most_other,
+                spread(mode, &RankRow::formula_mib).mean, failures);
     for (const RankRow& rank : mode.ranks) {
       check_total(fmt::format("{}, rank {}", mode.mode, rank.rank), rank.total_mib, rank.other_mib,
-                  rank.formula_mib, failures);
+                  most_other, rank.formula_mib, failures);
     }
     if (mode.losses.empty() || !std::all_of(mode.losses.begin(), mode.losses.end(),
                                             [](double loss) { return std::isfinite(loss); })) {

@@ -17,6 +17,9 @@ namespace zero::ladder {
 inline constexpr double kFormulaTolerance = 0.001;
 /// At most this much may be alive at rest that is no model state.
 inline constexpr double kLargestOtherMib = 1.0;
+/// In modes with groups of ranks, as much more for each rank: a group of a host has room for a
+/// block of every peer.
+inline constexpr double kGroupBlockMib = 0.25;
 
 /// Bytes as MiB, exactly for every size below 2^53.
 constexpr double mib(std::int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
@@ -124,7 +127,8 @@ Spread spread(const ModeRow& mode, std::int64_t RankRow::*value);
 /// Bytes sent by a rank in a step, all purposes together.
 Spread sent_bytes(const ModeRow& mode);
 
-/// The row of mode "ddp", or nullptr if it did not run.
+/// The row of mode "ddp", or of ddp in the order of a mesh ("ddp:shard_size=2"); nullptr if neither
+/// ran.
 const ModeRow* ddp_row(const LadderReport& report);
 
 /// Mean total of the mode over DDP's; nothing if mode "ddp" did not run.

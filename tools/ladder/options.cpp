@@ -50,6 +50,21 @@ void check(const Options& options) {
   }
 }
 
+// Makes "hsdp3:shard_size=4" of hsdp3. Other modes add the gradients of all ranks at once, with
+// other bits.
+void add_shard_size(Options& o) {
+  if (o.shard_size.empty()) return;
+  for (std::string& mode : o.modes) {
+    if (mode != "ddp" && !mode.starts_with("hsdp")) {
+      throw Error(
+          fmt::format("--shard-size is for ddp, hsdp1, hsdp2 and hsdp3; mode {} adds in "
+                      "another order: leave it out",
+                      mode));
+    }
+    mode += ":shard_size=" + o.shard_size;
+  }
+}
+
 void add_model_options(CLI::App& app, Options& o) {
   app.add_option("--task", o.task, "text (language model) or reviews (5-class classifier)")
       ->capture_default_str();
@@ -106,6 +121,9 @@ void add_run_options(CLI::App& app, Options& o) {
   app.add_option("--modes", o.modes, "modes, for example ddp,zero1:naive,zero3")
       ->delimiter(',')
       ->capture_default_str();
+  app.add_option("--shard-size", o.shard_size,
+                 "with modes hsdp1 to hsdp3 and ddp: how many ranks share the model states, or "
+                 "host for those of a host; ddp then adds in the same order");
   app.add_option("--ownership", o.ownership, "size, count or offset")->capture_default_str();
   app.add_option("--timeout", o.timeout_seconds, "longest wait for another rank, in seconds")
       ->capture_default_str()
@@ -285,6 +303,7 @@ Options parse(int argc, char** argv) {
   add_checkpoint_options(app, o);
   add_fake_process_group_options(app, o);
   base::parse_arguments(app, "ladder", argc, argv);
+  add_shard_size(o);
   check(o);
   check_fake_process_group(app, o);
   if (app.count("--nproc") > 0) dist::validate_world_size(o.world_size);

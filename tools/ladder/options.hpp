@@ -26,6 +26,9 @@ struct Options {
   std::int64_t sequence_length = 128;
   std::int64_t batch = 1;  ///< samples a rank and step
   std::vector<std::string> modes = {"ddp", "zero1", "zero2", "zero3"};
+  /// Ranks that share model states in modes hsdp1 to hsdp3, "host" or a number; empty: not given.
+  /// parse() adds it to the names of the modes.
+  std::string shard_size;
   std::string ownership = "size";
   std::string dtype = "fp32";              ///< fp32, bf16 or fp16; the last two keep fp32 masters
   std::string reduce_dtype = "parameter";  ///< or fp32: how gradients of 2 bytes are added up

@@ -163,6 +163,17 @@ TEST(Text, TokenFileIsTrainedOnAndASmallerVocabularyIsMentioned) {
   expect_identical(report, 4);
 }
 
+// Groups of two ranks, and ddp in their order.
+TEST(GroupsOfRanks, TrainLikeDdpInTheirOrderAndMustFit) {
+  const TestFolder folder;
+  const std::string groups = kQuick + "--nproc 4 --modes ddp,hsdp1,hsdp2,hsdp3 --shard-size ";
+  const json report = figures_of(folder, groups + "2");
+  expect_identical(report, 4);
+  EXPECT_EQ(report.at("modes").back().at("mode"), "hsdp3:shard_size=2");
+  testing::expect_refused(folder, groups + "3",
+                          {"rank 0", "rank 1", "rank 2", "rank 3", "4 is not a multiple of 3"});
+}
+
 // tests/save_test.cpp saves what was trained under every way to hold parameters.
 TEST(SavedWeights, AreWhatWasTrainedAndCanBeTrainedOn) {
   for (const std::string mode : {"zero3", "engine2"}) {

@@ -84,18 +84,17 @@ class Watched final : public zero::dist::Communicator {
 
   std::string transport() const override { return inner_.transport(); }
   std::vector<std::string> exchange(const std::string&) override { refuse("exchange"); }
-  std::unique_ptr<Communicator> split(const std::vector<int>&, const std::string&) override {
-    refuse("split");
-  }
 
  private:
   using Tensor = at::Tensor;
-  using Op = zero::dist::ReduceOp;
 
+  std::unique_ptr<Communicator> do_split(const std::vector<int>&, const std::string&) override {
+    refuse("split");
+  }
   WorkPtr do_broadcast(const Call&, Tensor, int) override { refuse("broadcast"); }
-  WorkPtr do_reduce(const Call&, Tensor, int, Op) override { refuse("reduce"); }
-  WorkPtr do_all_reduce(const Call&, Tensor, Op) override { refuse("all_reduce"); }
-  WorkPtr do_reduce_scatter(const Call&, Tensor, Tensor, Op) override { refuse("reduce_scatter"); }
+  WorkPtr do_reduce(const Call&, Tensor, int, int) override { refuse("reduce"); }
+  WorkPtr do_all_reduce(const Call&, Tensor, int) override { refuse("all_reduce"); }
+  WorkPtr do_reduce_scatter(const Call&, Tensor, Tensor, int) override { refuse("reduce_scatter"); }
   WorkPtr do_all_gather(const Call&, Tensor, Tensor) override { refuse("all_gather"); }
   WorkPtr do_all_to_all(const Call&, Tensor, Tensor) override { refuse("all_to_all"); }
   WorkPtr do_message(const Call& call, Tensor tensor, int peer) override {

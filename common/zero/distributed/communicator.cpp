@@ -15,6 +15,7 @@
 
 #include <zero/base/error.hpp>
 #include <zero/distributed/communicator.hpp>
+#include <zero/distributed/grouped_reduction.hpp>
 #include <zero/distributed/store/call_log.hpp>
 #include <zero/memory/accounting.hpp>
 
@@ -88,7 +89,7 @@ bool all_finite(const at::Tensor& tensor) {
   return std::isfinite(least.item<float>()) && std::isfinite(most.item<float>());
 }
 
-// Waits for a reduction into `wide` and rounds it into `result`.
+// Waits for a reduction into `wide` and copies it to `result`, rounded.
 class NarrowingWork final : public Work::Backend {
  public:
   NarrowingWork(std::unique_ptr<Work::Backend> work, at::Tensor wide, at::Tensor result,
@@ -115,7 +116,7 @@ class NarrowingWork final : public Work::Backend {
 
 Communicator::WorkPtr narrowing(Communicator::WorkPtr work, const at::Tensor& wide,
                                 const at::Tensor& result, Communicator::Watch watch) {
-  if (wide.scalar_type() == result.scalar_type()) return work;
+  if (wide.const_data_ptr() == result.const_data_ptr()) return work;
   return std::make_unique<NarrowingWork>(std::move(work), wide, result, std::move(watch));
 }
 
@@ -128,14 +129,48 @@ std::string title(const Communicator::Call& call) {
   return fmt::format("{} {}", name(call.operation), name(call.purpose));
 }
 
+bool is_half(const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16;
+}
+
+// Of a reduction that sends nothing: by one rank, or of 0 elements.
+void divide_alone(const at::Tensor& output, const Reduction& reduction, int size) {
+  if (size == 1) divide(output, reduction.divisor(size));
+}
+
 }  // namespace
+
+Communicator::~Communicator() {
+  if (parent_ != nullptr) std::erase(parent_->groups_, this);
+}
+
+std::unique_ptr<Communicator> Communicator::split(const std::vector<int>& ranks,
+                                                  const std::string& label) {
+  std::unique_ptr<Communicator> group = do_split(ranks, label);
+  // A communicator that wraps another one has let that one split.
+  if (group->parent_ != nullptr) std::erase(group->parent_->groups_, group.get());
+  group->parent_ = this;
+  group->ranks_ = ranks;
+  group->hosts_.clear();
+  for (const int rank : ranks) group->hosts_.push_back(host_of(rank));
+  groups_.push_back(group.get());
+  return group;
+}
+
+void Communicator::set_hosts(std::vector<int> hosts) {
+  if (hosts.size() != static_cast<std::size_t>(size_)) {
+    throw Error(
+        fmt::format("{} hosts for {} ranks: give the host of every rank", hosts.size(), size_));
+  }
+  hosts_ = std::move(hosts);
+}
 
 Work Communicator::broadcast(at::Tensor tensor, int root, Purpose purpose) {
   const auto started = Clock::now();
   check_rank(Operation::kBroadcast, root);
   const Call call = begin(Operation::kBroadcast, purpose, tensor, root);
   if (!sends(tensor)) return finish(call, nullptr, started);
-  if (rank_ == root) count(call, call.bytes * (size_ - 1));
+  if (rank_ == root) count_each(call, [&](int) { return call.bytes; });
   return finish(call, do_broadcast(call, std::move(tensor), root), started);
 }
 
@@ -145,43 +180,73 @@ Work Communicator::reduce(at::Tensor tensor, int root, Purpose purpose, Reductio
   check_tensor(Operation::kReduce, tensor);
   const at::Tensor wide = widened(tensor, reduction.type);
   const Call call = begin(Operation::kReduce, purpose, wide, root);
-  if (!sends(tensor)) return finish(call, nullptr, started);
-  if (rank_ != root) count(call, call.bytes);
-  WorkPtr work = do_reduce(call, wide, root, reduction.op);
+  if (!sends(tensor)) {
+    divide_alone(tensor, reduction, size_);
+    return finish(call, nullptr, started);
+  }
+  if (rank_ != root) count_each(call, [&](int peer) { return peer == root ? call.bytes : 0; });
+  WorkPtr work = do_reduce(call, wide, root, reduction.divisor(size_));
   // Only the root's tensor changes.
   if (rank_ == root) work = narrowing(std::move(work), wide, tensor, watch(call));
   return finish(call, std::move(work), started);
 }
 
 Work Communicator::all_reduce(at::Tensor tensor, Purpose purpose, Reduction reduction) {
+  return all_reduce(tensor, tensor, purpose, reduction);
+}
+
+Work Communicator::all_reduce(at::Tensor output, at::Tensor input, Purpose purpose,
+                              Reduction reduction) {
   const auto started = Clock::now();
-  check_tensor(Operation::kAllReduce, tensor);
-  const at::Tensor wide = widened(tensor, reduction.type);
-  const Call call = begin(Operation::kAllReduce, purpose, wide);
-  if (!sends(tensor)) return finish(call, nullptr, started);
-  count(call, all_reduce_bytes(wide.numel(), static_cast<std::int64_t>(wide.element_size()), rank_,
-                               size_));
-  WorkPtr work = do_all_reduce(call, wide, reduction.op);
-  return finish(call, narrowing(std::move(work), wide, tensor, watch(call)), started);
+  check_tensor(Operation::kAllReduce, output);
+  check_tensor(Operation::kAllReduce, input);
+  const bool rounds = input.scalar_type() == at::kFloat && is_half(output);
+  if (output.numel() != input.numel() || (!rounds && output.scalar_type() != input.scalar_type())) {
+    throw Error(fmt::format(
+        "all_reduce: input ({} of {}) and output ({} of {}) must have the same number of elements "
+        "and one dtype, or the input float32 and the output 2 bytes an element",
+        input.numel(), c10::toString(input.scalar_type()), output.numel(),
+        c10::toString(output.scalar_type())));
+  }
+  const at::Tensor wide = widened(input, reduction.type);
+  Call call = begin(Operation::kAllReduce, purpose, wide);
+  call.adds_sums = reduction.ranks > 0;
+  if (!sends(input)) {
+    copy_unless_same(output, input);
+    divide_alone(output, reduction, size_);
+    return finish(call, nullptr, started);
+  }
+  // A reduce-scatter and an all-gather: a peer gets its piece, and the sum of this rank's.
+  const auto piece = [&](int rank) {
+    return (piece_begin(wide.numel(), rank + 1, size_) - piece_begin(wide.numel(), rank, size_)) *
+           static_cast<std::int64_t>(wide.element_size());
+  };
+  count_each(call, [&](int peer) { return piece(peer) + piece(rank_); });
+  WorkPtr work = do_all_reduce(call, wide, reduction.divisor(size_));
+  return finish(call, narrowing(std::move(work), wide, output, watch(call)), started);
 }
 
 Work Communicator::reduce_scatter(at::Tensor output, at::Tensor input, Purpose purpose,
                                   Reduction reduction) {
   const auto started = Clock::now();
-  check_pieces(Operation::kReduceScatter, "input", input, "output", output);
+  const bool keeps_sum = reduction.type == ReduceType::kFloat32 && input.defined() &&
+                         is_half(input) && output.defined() && output.scalar_type() == at::kFloat;
+  check_pieces(Operation::kReduceScatter, "input", input, "output", output,
+               /*same_dtype=*/!keeps_sum);
   const at::Tensor wide = widened(input, reduction.type);
   const Call call = begin(Operation::kReduceScatter, purpose, wide);
   if (!sends(input)) {
     copy_unless_same(output, input);
+    divide_alone(output, reduction, size_);
     return finish(call, nullptr, started);
   }
-  count(call, call.bytes / size_ * (size_ - 1));
+  count_each(call, [&](int) { return call.bytes / size_; });
   // Uses its own piece of the wide copy, which is not needed otherwise.
   const at::Tensor wide_output =
-      widens(input.scalar_type(), reduction.type)
-          ? wide.flatten().narrow(0, rank_ * output.numel(), output.numel())
-          : output;
-  WorkPtr work = do_reduce_scatter(call, wide_output, wide, reduction.op);
+      wide.scalar_type() == output.scalar_type()
+          ? output
+          : wide.flatten().narrow(0, rank_ * output.numel(), output.numel());
+  WorkPtr work = do_reduce_scatter(call, wide_output, wide, reduction.divisor(size_));
   return finish(call, narrowing(std::move(work), wide_output, output, watch(call)), started);
 }
 
@@ -195,7 +260,7 @@ Work Communicator::all_gather(at::Tensor output, at::Tensor input, Purpose purpo
     if (copy_own_chunk) copy_unless_same(output, input);
     return finish(call, nullptr, started);
   }
-  count(call, call.bytes * (size_ - 1));
+  count_each(call, [&](int) { return call.bytes; });
   return finish(call, do_all_gather(call, std::move(output), std::move(input)), started);
 }
 
@@ -214,7 +279,7 @@ Work Communicator::all_to_all(at::Tensor output, at::Tensor input, Purpose purpo
     copy_unless_same(output, input);
     return finish(call, nullptr, started);
   }
-  count(call, call.bytes / size_ * (size_ - 1));
+  count_each(call, [&](int) { return call.bytes / size_; });
   return finish(call, do_all_to_all(call, std::move(output), std::move(input)), started);
 }
 
@@ -233,14 +298,16 @@ Work Communicator::message(Operation operation, at::Tensor tensor, int peer, Pur
   check_rank(operation, peer);
   check_tensor(operation, tensor);
   check_device(tensor);
-  ++traffic_.at(operation, purpose).calls;
+  count_call(operation, purpose);
   const Call call{.operation = operation,
                   .purpose = purpose,
                   .sequence = 0,
                   .bytes = static_cast<std::int64_t>(tensor.nbytes()),
-                  .step = step_,
+                  .step = step(),
                   .public_call = {}};
-  if (operation == Operation::kSend) count(call, call.bytes);
+  if (operation == Operation::kSend) {
+    count_each(call, [&](int other) { return other == peer ? call.bytes : 0; });
+  }
   return finish(call, do_message(call, std::move(tensor), peer), started);
 }
 
@@ -250,7 +317,7 @@ void Communicator::barrier() {
   at::Tensor flag = at::ones({size_}, at::kByte);
   at::Tensor mine = flag.narrow(0, rank_, 1);
   const Call call = begin(Operation::kBarrier, Purpose::kControl, mine);
-  count(call, size_ - 1);
+  count_each(call, [](int) { return 1; });
   finish(call, size_ > 1 ? do_all_gather(call, flag, mine) : nullptr, started).wait();
 }
 
@@ -294,15 +361,19 @@ Communicator::Call Communicator::begin(Operation operation, Purpose purpose,
                                        const at::Tensor& tensor, int root) {
   check_tensor(operation, tensor);
   if (sends(tensor)) check_device(tensor);
-  ++traffic_.at(operation, purpose).calls;
+  count_call(operation, purpose);
   const Call call{.operation = operation,
                   .purpose = purpose,
                   .sequence = sequence_++,
                   .bytes = static_cast<std::int64_t>(tensor.nbytes()),
-                  .step = step_,
-                  .public_call = call_log_ ? call_log_->public_call() : std::string_view(),
+                  .step = step(),
+                  .public_call = public_call(),
                   .root = root};
-  if (call_log_) call_log_->add(name(operation), name(purpose), call.bytes);
+  if (call_log_) {
+    const std::string_view own = call_log_->set_public_call(call.public_call);
+    call_log_->add(name(operation), name(purpose), call.bytes);
+    call_log_->set_public_call(own);
+  }
   if (check_collectives_) {
     verify_same_on_all_ranks(
         "the next collective",
@@ -313,6 +384,35 @@ Communicator::Call Communicator::begin(Operation operation, Purpose purpose,
   return call;
 }
 
+std::string_view Communicator::public_call() const {
+  if (call_log_ && !call_log_->public_call().empty()) return call_log_->public_call();
+  return parent_ != nullptr ? parent_->public_call() : std::string_view();  // a group is inside it
+}
+
+void Communicator::count_call(Operation operation, Purpose purpose) {
+  ++traffic_.at(operation, purpose).calls;
+  if (parent_ != nullptr) parent_->count_call(operation, purpose);
+}
+
+void Communicator::count(const Call& call, std::int64_t bytes, std::int64_t between_hosts) {
+  Traffic::Entry& entry = traffic_.at(call.operation, call.purpose);
+  entry.bytes += bytes;
+  entry.between_hosts += between_hosts;
+  if (parent_ != nullptr) parent_->count(call, bytes, between_hosts);
+}
+
+void Communicator::count_each(const Call& call,
+                              const std::function<std::int64_t(int peer)>& bytes_to) {
+  std::int64_t bytes = 0, between_hosts = 0;
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer == rank_) continue;
+    const std::int64_t to_peer = bytes_to(peer);
+    bytes += to_peer;
+    if (host_of(peer) != host_of(rank_)) between_hosts += to_peer;
+  }
+  count(call, bytes, between_hosts);
+}
+
 std::string Communicator::Call::text() const {
   return fmt::format("{} #{} ({}, {} bytes){}{}", name(operation), sequence, name(purpose), bytes,
                      public_call.empty() ? "" : fmt::format(" in {}", public_call),
@@ -321,25 +421,33 @@ std::string Communicator::Call::text() const {
 
 Communicator::Watch Communicator::watch(const Call& call) {
   if (call.purpose != Purpose::kGradient || !checks_gradients()) return {};
-  return
-      [this](const at::Tensor& sum, const std::vector<at::Tensor>& contributions,
-             bool overwritten_finite) { note_not_finite(sum, contributions, overwritten_finite); };
+  return [this, adds_sums = call.adds_sums](const at::Tensor& sum,
+                                            const std::vector<at::Tensor>& contributions,
+                                            bool overwritten_finite) {
+    note_not_finite(sum, contributions, overwritten_finite, adds_sums);
+  };
 }
 
 void Communicator::note_not_finite(const at::Tensor& sum,
                                    const std::vector<at::Tensor>& contributions,
-                                   bool overwritten_finite) {
-  not_finite_.resize(static_cast<std::size_t>(size_), false);
+                                   bool overwritten_finite, bool adds_sums) {
   bool found = false;
   for (std::size_t r = 0; r < contributions.size(); ++r) {
     const bool overwritten = contributions[r].data_ptr() == sum.data_ptr();
     if (overwritten ? overwritten_finite : at::isfinite(contributions[r]).all().item<bool>()) {
       continue;
     }
-    not_finite_[r] = true;
+    // The reduction that made such a sum has noted where it comes from.
+    if (!adds_sums) note_source(static_cast<int>(r));
     found = true;
   }
-  if (!found) not_finite_[static_cast<std::size_t>(rank_)] = true;
+  if (!found) note_source(rank_);
+}
+
+void Communicator::note_source(int rank) {
+  not_finite_.resize(static_cast<std::size_t>(size_), false);
+  not_finite_[static_cast<std::size_t>(rank)] = true;
+  if (parent_ != nullptr) parent_->note_source(ranks_[static_cast<std::size_t>(rank)]);
 }
 
 std::vector<bool> Communicator::take_not_finite() {
@@ -350,15 +458,30 @@ std::vector<bool> Communicator::take_not_finite() {
 
 void Communicator::progress() {
   const auto started = Clock::now();
-  do_progress();
+  progress_with_groups();
   note_exposed("progress", nullptr, started);
+}
+
+void Communicator::progress_with_groups() {
+  do_progress();
+  for (Communicator* group : groups_) group->progress_with_groups();
+}
+
+void Communicator::synchronize() {
+  do_synchronize();
+  for (Communicator* group : groups_) group->synchronize();
 }
 
 Work Communicator::finish(const Call& call, WorkPtr work, Clock::time_point started) {
   note_exposed("start", &call, started);
   if (work == nullptr) return Work();
-  if (in_flight_++ == 0) in_flight_since_ = started;
+  note_in_flight(started);
   return Work(std::make_unique<TimedWork>(std::move(work), *this, call, started));
+}
+
+void Communicator::note_in_flight(Clock::time_point started) {
+  if (in_flight_++ == 0) in_flight_since_ = started;
+  if (parent_ != nullptr) parent_->note_in_flight(started);
 }
 
 double Communicator::in_flight_seconds() const {
@@ -370,6 +493,7 @@ double Communicator::in_flight_seconds() const {
 void Communicator::note_exposed(const char* what, const Call* call, Clock::time_point from) {
   const auto now = Clock::now();
   exposed_seconds_ += std::chrono::duration<double>(now - from).count();
+  if (parent_ != nullptr) parent_->note_exposed(what, call, from);
   if (activities_ == nullptr) return;
   activities_->push_back({Activity::Kind::kExposed,
                           call ? fmt::format("{} {}", what, title(*call)) : std::string(what),
@@ -378,6 +502,7 @@ void Communicator::note_exposed(const char* what, const Call* call, Clock::time_
 
 void Communicator::note_complete(const Call& call, Clock::time_point started) {
   const auto now = Clock::now();
+  if (parent_ != nullptr) parent_->note_complete(call, started);
   if (--in_flight_ == 0) {
     in_flight_seconds_ += std::chrono::duration<double>(now - in_flight_since_).count();
   }
@@ -402,10 +527,12 @@ void Communicator::check_rank(Operation operation, int peer) const {
 }
 
 void Communicator::check_pieces(Operation operation, const char* whole_is, const at::Tensor& whole,
-                                const char* piece_is, const at::Tensor& piece) const {
+                                const char* piece_is, const at::Tensor& piece,
+                                bool same_dtype) const {
   check_tensor(operation, whole);
   check_tensor(operation, piece);
-  if (whole.numel() != piece.numel() * size_ || whole.scalar_type() != piece.scalar_type()) {
+  if (whole.numel() != piece.numel() * size_ ||
+      (same_dtype && whole.scalar_type() != piece.scalar_type())) {
     throw Error(fmt::format(
         "{}: the {} has {} {} elements, must have {} (world size {} x {} {}) of {}",
         name(operation), whole_is, whole.numel(), c10::toString(whole.scalar_type()),

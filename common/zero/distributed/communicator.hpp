@@ -47,8 +47,19 @@ std::string_view name(ReduceType type);
 struct Reduction {
   // NOLINTNEXTLINE(google-explicit-constructor): reduce(…, ReduceOp::kSum) reads best.
   Reduction(ReduceOp o = ReduceOp::kAverage, ReduceType t = ReduceType::kOwn) : op(o), type(t) {}
+  /// The last of several reductions, each inside other groups of the same ranks: what is added are
+  /// sums, and `ranks` is the number of ranks in all of them, by which the result is divided once.
+  static Reduction average_of_sums(int ranks, ReduceType type) {
+    Reduction last(ReduceOp::kAverage, type);
+    last.ranks = ranks;
+    return last;
+  }
+  /// What the sum is divided by in a group of `size` ranks.
+  int divisor(int size) const { return op == ReduceOp::kSum ? 1 : ranks > 0 ? ranks : size; }
+
   ReduceOp op;
   ReduceType type;
+  int ranks = 0;  ///< 0: those of the group
 };
 
 /// A period in which a communicator was at work on this rank, for traces.
@@ -125,6 +136,7 @@ class Communicator {
     std::string_view public_call;  ///< see CallScope
     int root = -1;                 ///< of a broadcast or reduce
     bool copy_own_chunk = true;    ///< of an all-gather
+    bool adds_sums = false;        ///< see Reduction::average_of_sums()
 
     /// For error messages: "all_reduce #7 (gradient, 40 bytes) in Engine::save in step 2".
     std::string text() const;
@@ -136,7 +148,7 @@ class Communicator {
       std::function<void(const at::Tensor& sum, const std::vector<at::Tensor>& contributions,
                          bool overwritten_finite)>;
 
-  virtual ~Communicator() = default;
+  virtual ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
@@ -145,6 +157,15 @@ class Communicator {
   ReductionOrder order() const { return order_; }
   /// How bytes travel, as text for people: "one copy within the host", "TCP (rank 1: …)".
   virtual std::string transport() const = 0;
+
+  /// The host of a rank, as a number that is the same for all ranks of the host. connect() finds it
+  /// out; elsewhere all ranks are on one host.
+  int host_of(int rank) const {
+    return hosts_.empty() ? 0 : hosts_[static_cast<std::size_t>(rank)];
+  }
+  /// Sets the host of every rank, by rank, for traffic from now on and for groups that are split
+  /// off later. Throws zero::Error if there is not one for each rank.
+  void set_hosts(std::vector<int> hosts);
 
   /// Copies `tensor` (any shape) of rank `root` to all ranks, in place. Root sends it N-1 times.
   Work broadcast(at::Tensor tensor, int root, Purpose purpose);
@@ -156,9 +177,14 @@ class Communicator {
   /// Combines `tensor` of all ranks, in place on all of them. Sends 2 (N-1)/N of it (a
   /// reduce-scatter and an all-gather of its pieces; exactly: see all_reduce_bytes).
   Work all_reduce(at::Tensor tensor, Purpose purpose, Reduction reduction = {});
+  /// The same from `input` to `output`, of as many elements; `input` is lost. `output` may have 2
+  /// bytes an element where `input` is float32: the result is then rounded to it, once.
+  Work all_reduce(at::Tensor output, at::Tensor input, Purpose purpose, Reduction reduction = {});
 
   /// `input` holds N equal pieces, one after the other; piece r, combined over all ranks, becomes
-  /// `output` of rank r. `output` may be that piece of `input`. Sends (N-1)/N of `input`.
+  /// `output` of rank r. `output` may be that piece of `input`. Sends (N-1)/N of `input`. With
+  /// ReduceType::kFloat32 and an `input` of 2 bytes an element, `output` may be float32: it then
+  /// gets the sum before it is rounded.
   Work reduce_scatter(at::Tensor output, at::Tensor input, Purpose purpose,
                       Reduction reduction = {});
 
@@ -179,14 +205,16 @@ class Communicator {
   void barrier();
 
   /// Advances operations in flight as far as possible without waiting for a peer, so that a later
-  /// wait() has less to do. Only needed between ranks of one host, which copy from each other
-  /// inside wait() and progress(); Gloo and NCCL have threads and streams for that.
+  /// wait() has less to do; those of groups split from this one, too. Only needed between ranks of
+  /// one host, which copy from each other inside wait() and progress(); Gloo and NCCL have threads
+  /// and streams for that.
   void progress();
 
-  /// Blocks until all operations waited on are complete on the device too; throws as wait() does.
-  /// On a GPU wait() only orders later work of the stream behind the result: without this, a host
-  /// that reads the result may block forever on a lost rank. Does nothing on other devices.
-  virtual void synchronize() {}
+  /// Blocks until all operations waited on are complete on the device too, those of groups split
+  /// from this one included; throws as wait() does. On a GPU wait() only orders later work of the
+  /// stream behind the result: without this, a host that reads the result may block forever on a
+  /// lost rank. Does nothing on other devices.
+  void synchronize();
 
   /// Blocks until every rank has passed its text; returns the texts in rank order. For start-up
   /// checks: slow, through the store. Throws zero::Error that names the ranks that were too late.
@@ -198,8 +226,9 @@ class Communicator {
 
   /// Makes a group of some of these ranks, in the order given (their ranks there are 0, 1, …).
   /// Called by exactly the ranks named, with the same list and the same `label` (unique per group).
-  virtual std::unique_ptr<Communicator> split(const std::vector<int>& ranks,
-                                              const std::string& label) = 0;
+  /// Its transport is the fastest for these ranks, whatever that of all ranks is. What the group
+  /// sends and waits for counts for this communicator, too, which must outlive it.
+  std::unique_ptr<Communicator> split(const std::vector<int>& ranks, const std::string& label);
 
   /// Bytes of one element of `dtype` as it is sent to a reduction of type `type`.
   std::int64_t reduced_element_size(at::ScalarType dtype, ReduceType type) const;
@@ -213,7 +242,7 @@ class Communicator {
   /// overflow of the sum alone counts as this rank's. Acts on this rank alone.
   std::vector<bool> take_not_finite();
 
-  /// What this rank has sent since it was connected.
+  /// What this rank has sent since it was connected, in groups split from this one too.
   const Traffic& traffic() const { return traffic_; }
 
   /// Seconds that this rank has spent inside wait() of any handle, in progress(), and starting
@@ -231,7 +260,7 @@ class Communicator {
 
   /// Sets the training step that error messages name.
   void set_step(std::int64_t step) { step_ = step; }
-  std::int64_t step() const { return step_; }
+  std::int64_t step() const { return parent_ != nullptr ? parent_->step() : step_; }
 
   /// Bytes that rank `rank` of `size` sends in an all-reduce of `elements` elements: its part of
   /// the reduce-scatter plus its part of the all-gather. Over all ranks the sum is 2 (N-1) times
@@ -245,15 +274,19 @@ class Communicator {
 
   // With one rank, and for tensors of 0 elements except in do_message(), these are not called.
   virtual WorkPtr do_broadcast(const Call&, at::Tensor tensor, int root) = 0;
-  virtual WorkPtr do_reduce(const Call&, at::Tensor tensor, int root, ReduceOp op) = 0;
-  virtual WorkPtr do_all_reduce(const Call&, at::Tensor tensor, ReduceOp op) = 0;
+  // Reductions divide the sum by `divisor`; 1 for a plain sum.
+  virtual WorkPtr do_reduce(const Call&, at::Tensor tensor, int root, int divisor) = 0;
+  virtual WorkPtr do_all_reduce(const Call&, at::Tensor tensor, int divisor) = 0;
   virtual WorkPtr do_reduce_scatter(const Call&, at::Tensor output, at::Tensor input,
-                                    ReduceOp op) = 0;
+                                    int divisor) = 0;
   virtual WorkPtr do_all_gather(const Call&, at::Tensor output, at::Tensor input) = 0;
   virtual WorkPtr do_all_to_all(const Call&, at::Tensor output, at::Tensor input) = 0;
   /// Operation::kSend to `peer`, or Operation::kRecv from it.
   virtual WorkPtr do_message(const Call&, at::Tensor tensor, int peer) = 0;
   virtual void do_progress() {}
+  virtual void do_synchronize() {}
+  virtual std::unique_ptr<Communicator> do_split(const std::vector<int>& ranks,
+                                                 const std::string& label) = 0;
 
   /// Throws zero::Error if the backend cannot take tensors of this device.
   virtual void check_device(const at::Tensor& /*tensor*/) const {}
@@ -262,10 +295,10 @@ class Communicator {
   int rank_among(const std::vector<int>& ranks, const std::string& label) const;
 
   /// The bytes that every collective sends are counted by the formulas above. A backend that sends
-  /// more adds the rest.
-  void count(const Call& call, std::int64_t bytes) {
-    traffic_.at(call.operation, call.purpose).bytes += bytes;
-  }
+  /// more adds the rest, with those of them that go to other hosts.
+  void count(const Call& call, std::int64_t bytes, std::int64_t between_hosts = 0);
+  /// Counts `bytes_to(peer)` for each other rank.
+  void count_each(const Call& call, const std::function<std::int64_t(int peer)>& bytes_to);
 
   /// For backends that do the sums themselves; empty if the check is not needed.
   Watch watch(const Call& call);
@@ -279,24 +312,33 @@ class Communicator {
  private:
   Call begin(Operation operation, Purpose purpose, const at::Tensor& tensor, int root = -1);
   Work message(Operation operation, at::Tensor tensor, int peer, Purpose purpose);
+  void count_call(Operation operation, Purpose purpose);
+  std::string_view public_call() const;
+  void progress_with_groups();
   Work finish(const Call& call, WorkPtr work, Activity::TimePoint started);
   void note_exposed(const char* what, const Call* call, Activity::TimePoint from);
+  void note_in_flight(Activity::TimePoint started);
   void note_complete(const Call& call, Activity::TimePoint started);
   void check_tensor(Operation operation, const at::Tensor& tensor) const;
   void check_rank(Operation operation, int peer) const;
   void check_pieces(Operation operation, const char* whole_is, const at::Tensor& whole,
-                    const char* piece_is, const at::Tensor& piece) const;
+                    const char* piece_is, const at::Tensor& piece, bool same_dtype = true) const;
   bool sends(const at::Tensor& tensor) const { return size_ > 1 && tensor.numel() > 0; }
   bool widens(at::ScalarType dtype, ReduceType type) const;
   at::Tensor widened(const at::Tensor& tensor, ReduceType type) const;
   void note_not_finite(const at::Tensor& sum, const std::vector<at::Tensor>& contributions,
-                       bool overwritten_finite);
+                       bool overwritten_finite, bool adds_sums);
+  void note_source(int rank);
 
   int rank_;
   int size_;
   ReductionOrder order_;
   bool check_collectives_;
   std::shared_ptr<CallLog> call_log_;  // null for a single rank
+  std::vector<int> hosts_;             // by rank; empty: one host
+  Communicator* parent_ = nullptr;     // that this group was split from
+  std::vector<int> ranks_;             // by rank: its number there
+  std::vector<Communicator*> groups_;  // split from this one
   std::int64_t sequence_ = 0;
   std::int64_t step_ = -1;
   Traffic traffic_;

@@ -1,6 +1,10 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
 #include <map>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <utility>
@@ -105,6 +109,25 @@ StorePtr tcp_store(const RankEnvironment& env, std::chrono::milliseconds timeout
   }
 }
 
+// The same text on all ranks of a host, and on no others. The name alone is often "localhost".
+std::string text_of_host() {
+  char name[256] = {};
+  ::gethostname(name, sizeof name - 1);
+  std::string start;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), start);
+  const char* node = std::getenv("GROUP_RANK");
+  return fmt::format("{} {} {}", name, start, node == nullptr ? "" : node);
+}
+
+// Numbers for these texts, by rank: that of the first rank with the same text.
+std::vector<int> hosts_of(const std::vector<std::string>& texts) {
+  std::vector<int> hosts;
+  for (const std::string& text : texts) {
+    hosts.push_back(static_cast<int>(std::find(texts.begin(), texts.end(), text) - texts.begin()));
+  }
+  return hosts;
+}
+
 }  // namespace
 
 void add_backend(const std::string& name, MakeCommunicator make) {
@@ -117,9 +140,11 @@ std::unique_ptr<Communicator> connect(const RankEnvironment& environment,
   ConnectOptions adjusted = options;
   adjusted.prefix = fmt::format("attempt/{}/{}", environment.restarts, options.prefix);
   adjusted.loopback = adjusted.loopback || is_loopback(environment.master_address);
-  return connect_through(tcp_store(environment, options.timeout),
-                         environment.store_is_served ? -1 : 0, environment.rank,
-                         environment.world_size, environment.local_rank, adjusted);
+  auto communicator =
+      connect_through(tcp_store(environment, options.timeout), environment.store_is_served ? -1 : 0,
+                      environment.rank, environment.world_size, environment.local_rank, adjusted);
+  communicator->set_hosts(hosts_of(communicator->exchange(text_of_host())));
+  return communicator;
 }
 
 std::unique_ptr<Communicator> connect_in_folder(const std::filesystem::path& folder, int rank,

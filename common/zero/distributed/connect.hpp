@@ -39,7 +39,9 @@ struct ConnectOptions {
 
 /// Connects this rank to the others through the TCP store at master_address:master_port, which rank
 /// 0 serves unless the launcher does. Called by all ranks; blocks until all have connected. Throws
-/// zero::Error that names the missing ranks after the time limit, or the port if it is taken.
+/// zero::Error that names the missing ranks after the time limit, or the port if it is taken. Ranks
+/// are on one host (Communicator::host_of()) if their machines have one name and one start, and
+/// torchrun, if it started them, says the same node (GROUP_RANK).
 /// Ignores SIGPIPE from then on, unless the program handles it: a lost peer must be an error and
 /// not end the process.
 std::unique_ptr<Communicator> connect(const RankEnvironment& environment,

@@ -30,6 +30,12 @@ std::int64_t Traffic::bytes(Purpose purpose) const {
   return sum;
 }
 
+std::int64_t Traffic::between_hosts(Purpose purpose) const {
+  std::int64_t sum = 0;
+  for (const auto& row : entries) sum += row[static_cast<std::size_t>(purpose)].between_hosts;
+  return sum;
+}
+
 std::int64_t Traffic::calls(Purpose purpose) const {
   std::int64_t sum = 0;
   for (const auto& row : entries) sum += row[static_cast<std::size_t>(purpose)].calls;
@@ -47,6 +53,7 @@ Traffic Traffic::since(const Traffic& earlier) const {
   for (std::size_t o = 0; o < kOperations; ++o) {
     for (std::size_t p = 0; p < kPurposes; ++p) {
       difference.entries[o][p].bytes -= earlier.entries[o][p].bytes;
+      difference.entries[o][p].between_hosts -= earlier.entries[o][p].between_hosts;
       difference.entries[o][p].calls -= earlier.entries[o][p].calls;
     }
   }

@@ -36,12 +36,14 @@ struct Traffic {
   struct Entry {
     std::int64_t calls = 0;
     std::int64_t bytes = 0;
+    std::int64_t between_hosts = 0;  ///< of these bytes, those to ranks on other hosts
   };
   std::array<std::array<Entry, kPurposes>, kOperations> entries{};
 
   Entry& at(Operation operation, Purpose purpose);
   const Entry& at(Operation operation, Purpose purpose) const;
   std::int64_t bytes(Purpose purpose) const;  ///< over all operations
+  std::int64_t between_hosts(Purpose purpose) const;
   std::int64_t calls(Purpose purpose) const;
   std::int64_t bytes() const;  ///< over everything
   /// This minus an earlier reading: the traffic between the two.

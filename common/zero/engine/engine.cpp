@@ -17,14 +17,19 @@ namespace zero {
 
 namespace {
 
-// Chapter 05 by its name in the registry, so that the library does not depend on a chapter.
+// The mode of chapter 05, or of chapter 06 where groups of ranks share the model states. By its
+// name in the registry, so that the library does not depend on a chapter.
+std::string mode_of(const OverlapOptions& options) {
+  return fmt::format("{}{}", options.shard_size == 0 ? "engine" : "hsdp", options.stage);
+}
+
 std::unique_ptr<train::Strategy> make_strategy(train::StrategyArguments arguments,
                                                const OverlapOptions& options) {
   const dist::CallScope call(arguments.communicator, "Engine::Engine");
   arguments.options = checked(options);
   train::Registry registry;
   train::register_all_chapters(registry);
-  return registry.make(fmt::format("engine{}", options.stage), std::move(arguments));
+  return registry.make(mode_of(options), std::move(arguments));
 }
 
 }  // namespace
@@ -185,7 +190,7 @@ void Engine::save(const std::filesystem::path& folder) {
   }
   io::CheckpointInfo info;
   info.step = steps_;
-  info.mode = fmt::format("engine{}", config_.overlap.stage);
+  info.mode = mode_of(config_.overlap);
   if (loss_scale_) loss_scale_->write_to(info.notes);
   io::save_checkpoint(*strategy_, folder, info);
 }

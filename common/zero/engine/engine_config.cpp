@@ -52,11 +52,12 @@ class Reader {
     });
   }
 
-  /// A number of 0 or more, or a word that stands for one.
-  void count_or(const std::string& key, const char* word, std::int64_t meaning, std::int64_t& out) {
-    field(key, [this, key, word, meaning, &out](const Json& value) {
-      const auto right = fmt::format("\"{}\" or a whole number from 0", word);
-      out = value == word ? meaning : as_count(key, value, 0, right);
+  /// A number of `least` or more, or a word that stands for one.
+  void count_or(const std::string& key, const char* word, std::int64_t meaning, std::int64_t& out,
+                std::int64_t least = 0) {
+    field(key, [this, key, word, meaning, &out, least](const Json& value) {
+      const auto right = fmt::format("\"{}\" or a whole number from {}", word, least);
+      out = value == word ? meaning : as_count(key, value, least, right);
     });
   }
 
@@ -148,6 +149,7 @@ EngineConfig engine_config(const std::string& json) {
   reader.flag("keep_gradients", [&](bool keep) { config.overlap.keep_gradients = keep; });
   reader.flag("defer_parameter_gather",
               [&](bool defer) { config.overlap.defer_parameter_gather = defer; });
+  reader.count_or("shard_size", "host", kRanksOfHost, config.overlap.shard_size, /*least=*/1);
   reader.count("accumulation_steps", 1, config.accumulation_steps);
   take_clip_norm(reader, "clip_norm", config.clip_norm);
   reader.field("on_nonfinite_gradient", [&](const Json& value) {
@@ -234,12 +236,19 @@ EngineConfig config_from(int stage, const std::string& text, std::vector<std::st
 
 }  // namespace
 
-OverlapOptions overlap_options(int stage, const std::string& text,
-                               std::vector<std::string>* notes) {
-  const EngineConfig config = config_from(stage, text, notes);
+OverlapOptions overlap_options(int stage, const std::string& text, std::vector<std::string>* notes,
+                               bool has_groups) {
+  EngineConfig config = config_from(stage, text, notes);
   if (config.overlap.stage != stage) {
+    throw Error(fmt::format("stage is {}, but mode {}{} was asked for", config.overlap.stage,
+                            has_groups ? "hsdp" : "engine", stage));
+  }
+  if (has_groups && config.overlap.shard_size == 0) config.overlap.shard_size = kRanksOfHost;
+  if (!has_groups && config.overlap.shard_size != 0) {
     throw Error(
-        fmt::format("stage is {}, but mode engine{} was asked for", config.overlap.stage, stage));
+        fmt::format("mode engine{} shards over all ranks; shard_size is for hsdp1, hsdp2 "
+                    "and hsdp3",
+                    stage));
   }
   if (config.accumulation_steps != 1 || config.clip_norm != 0 || config.reduce_in_float32 ||
       config.loss_scale.initial != 0 ||

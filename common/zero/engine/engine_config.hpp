@@ -23,6 +23,8 @@ namespace zero {
 ///       "keep_buffers": true,
 ///       "keep_gradients": true,
 ///       "defer_parameter_gather": false,
+///       "shard_size": 4,        ranks that share the model states, or "host": those of a host;
+///                               left out: all ranks
 ///       "accumulation_steps": 1,
 ///       "clip_norm": 0,
 ///       "on_nonfinite_gradient": "error",   or "skip"
@@ -50,11 +52,13 @@ EngineConfig engine_config(const std::string& json);
 /// The same on a command line, after the name of a mode: keys of the file above and their values,
 /// joined by colons, "lookahead=2:bucket_mib=5". If "config=FILE" comes first, the rest overrides
 /// what is in that file. "deepspeed=FILE", alone, reads a configuration for DeepSpeed. `stage`
-/// comes from the mode's name. Throws zero::Error if the file has another one, and for keys that a
-/// mode does not use: accumulation_steps, clip_norm, on_nonfinite_gradient, reduce_in_float32,
-/// loss_scale. `notes`, if given, gets the notes of engine_config_from_deepspeed().
+/// comes from the mode's name; `has_groups`: whether the mode has a shard_size (kRanksOfHost if
+/// none is set; refused otherwise). Throws zero::Error if the file has another one, and for keys
+/// that a mode does not use: accumulation_steps, clip_norm, on_nonfinite_gradient,
+/// reduce_in_float32, loss_scale. `notes`, if given, gets the notes of
+/// engine_config_from_deepspeed().
 OverlapOptions overlap_options(int stage, const std::string& text,
-                               std::vector<std::string>* notes = nullptr);
+                               std::vector<std::string>* notes = nullptr, bool has_groups = false);
 
 /// A configuration for DeepSpeed, translated.
 struct ReadConfig {

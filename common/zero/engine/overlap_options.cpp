@@ -18,6 +18,12 @@ const OverlapOptions& checked(const OverlapOptions& o) {
     refuse("lookahead", o.lookahead, "0 gathers a unit when it is needed");
   }
   if (o.ahead_bytes < 0) refuse("the room for units ahead", o.ahead_bytes, "0 is the least");
+  if (o.shard_size < 0 && o.shard_size != kRanksOfHost) {
+    refuse("shard_size", o.shard_size, "1 rank is the least");
+  }
+  if (o.shard_size != 0 && o.stage == 0) {
+    refuse("stage", o.stage, "with a shard_size something must be sharded: take 1, 2 or 3");
+  }
   if (o.whole_below < 0) refuse("the size of units that stay whole", o.whole_below, "0: none does");
   return o;
 }

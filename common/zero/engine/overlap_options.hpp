@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <string>
 
+#include <zero/distributed/mesh.hpp>
+
 namespace zero {
 
 /// Chooses a lookahead that fits the machine.
@@ -11,6 +13,9 @@ inline constexpr std::int64_t kAutoLookahead = -1;
 /// The threshold for OverlapOptions::whole_below if it is requested without a number: units of 100
 /// million parameters and more are sharded, all others stay whole.
 inline constexpr std::int64_t kHybridThreshold = 100'000'000;
+
+/// For OverlapOptions::shard_size: the ranks of a host share the model states.
+inline constexpr std::int64_t kRanksOfHost = dist::Mesh::kRanksOfHost;
 
 /// How much is sharded, and when things are sent.
 struct OverlapOptions {
@@ -41,6 +46,10 @@ struct OverlapOptions {
   /// forward waits for its own parameters. Until then, parameters that another rank has updated may
   /// have old values here, or partly new ones: read them only between unshard() and reshard().
   bool defer_parameter_gather = false;
+  /// Number of ranks that share the model states (modes hsdp1 to hsdp3 of chapter 06): the ranks
+  /// are cut into groups of this size, which hold copies of each other. kRanksOfHost: by host. 0:
+  /// all ranks share them (engine1 to engine3).
+  std::int64_t shard_size = 0;
 };
 
 /// Returns `options`. Throws zero::Error if one is out of range; it names the option and what would

@@ -102,8 +102,9 @@ std::vector<double> AveragedGradients::sums_by_parameter(optim::Norm kind) {
   auto* const of_parameter = sums.mutable_data_ptr<double>();
   for (std::size_t k = 0; k < of_mine.size(); ++k) of_parameter[mine.indices[k]] = of_mine[k];
   // If every rank owns everything, each has all the numbers already.
+  // Copies of a shard do not count again.
   if (strategy_.sharded()) {
-    strategy_.communicator().all_reduce(sums, Purpose::kControl, dist::ReduceOp::kSum).wait();
+    strategy_.shard_group().all_reduce(sums, Purpose::kControl, dist::ReduceOp::kSum).wait();
   }
   return {of_parameter, of_parameter + sums.numel()};
 }
@@ -124,7 +125,7 @@ double AveragedGradients::largest_over_ranks() {
   const std::vector<double> by_parameter = contributions(own(), optim::Norm::kInfinity);
   const double mine = optim::largest_magnitude(at::tensor(by_parameter, at::kDouble));
   if (!strategy_.sharded()) return mine;
-  const auto by_rank = dist::all_gather_scalars(strategy_.communicator(), {mine});
+  const auto by_rank = dist::all_gather_scalars(strategy_.shard_group(), {mine});
   return optim::largest_magnitude(at::tensor(by_rank, at::kDouble));
 }
 

@@ -68,9 +68,10 @@ void FlatParameterList::add_unit(std::size_t unit, std::int64_t buffer_bytes,
   }
 }
 
-void FlatParameterList::initialize(const FlatParameters::FirstValue& first_value) {
+void FlatParameterList::initialize(const FlatParameters::FirstValue& first_value,
+                                   dist::Communicator* replicas) {
   for (FlatParameters& buffer : buffers_) {
-    buffer.initialize(first_value);
+    buffer.initialize(first_value, replicas);
     for (std::size_t m = 0; m < buffer.members().size(); ++m) {
       nn::set_gradient_provider(list_.parameters[buffer.members()[m]].tensor,
                                 [&buffer, m] { return buffer.gradient_view(m); });

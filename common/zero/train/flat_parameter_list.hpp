@@ -28,7 +28,8 @@ class FlatParameterList {
 
   /// See FlatParameters::initialize(). From then on the layers of zero/nn write gradients into the
   /// gradient buffers. Called by all ranks; blocks.
-  void initialize(const FlatParameters::FirstValue& first_value);
+  void initialize(const FlatParameters::FirstValue& first_value,
+                  dist::Communicator* replicas = nullptr);
 
   std::size_t size() const { return buffers_.size(); }
   FlatParameters& operator[](std::size_t b) { return buffers_[b]; }

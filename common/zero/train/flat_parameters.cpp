@@ -83,8 +83,9 @@ bool FlatParameters::lies_in_shard(std::size_t m) const {
 
 // ---- parameters
 
-void FlatParameters::initialize(const FirstValue& first_value) {
-  const bool is_root = communicator_->rank() == 0;
+void FlatParameters::initialize(const FirstValue& first_value, dist::Communicator* replicas) {
+  const bool is_first = communicator_->rank() == 0;
+  const bool is_root = is_first && (replicas == nullptr || replicas->rank() == 0);
   // Parameters that were built with storage keep their values.
   std::vector<at::Tensor> own(members_.size());
   for (std::size_t m = 0; is_root && m < members_.size(); ++m) {
@@ -101,6 +102,10 @@ void FlatParameters::initialize(const FirstValue& first_value) {
     if (!is_root) continue;
     at::Tensor out = memory::raw(tensor(m));
     own[m].defined() ? static_cast<void>(out.copy_(own[m])) : first_value(members_[m], out);
+  }
+  // From group to group once, then inside each.
+  if (is_first && replicas != nullptr) {
+    replicas->broadcast(full_, /*root=*/0, Purpose::kSetup).wait();
   }
   communicator_->broadcast(full_, /*root=*/0, Purpose::kSetup).wait();
   if (splits()) keep_shard_only();
@@ -253,8 +258,20 @@ void FlatParameters::start_reduce() {
     return;
   }
   if (!keeps_whole_gradient()) gradient_shard_ = gradient_shard_buffer();
-  reducing_ = communicator_->reduce_scatter(gradient_shard_, full_gradient_, Purpose::kGradient,
-                                            options_.average);
+  sum_ = sum_buffer();
+  reducing_ =
+      communicator_->reduce_scatter(sum_, full_gradient_, Purpose::kGradient, options_.average);
+}
+
+at::Tensor FlatParameters::sum_buffer() const {
+  const bool half = dtype() == at::kHalf || dtype() == at::kBFloat16;
+  const bool is_sum = options_.average.op == dist::ReduceOp::kSum;
+  if (!half || !is_sum || options_.average.type != dist::ReduceType::kFloat32) {
+    return gradient_shard_;
+  }
+  // Rounded now, it would be rounded again by the reduction that follows.
+  const Charge charge(Category::kCommunication);
+  return at::empty({layout_.shard()}, full_.options().dtype(at::kFloat));
 }
 
 at::Tensor FlatParameters::gradient_shard_buffer() {
@@ -265,18 +282,19 @@ at::Tensor FlatParameters::gradient_shard_buffer() {
   return buffer;
 }
 
-void FlatParameters::finish_reduce() {
-  if (gradients_ != Gradients::kReducing) return;
+ReducedShard FlatParameters::finish_reduce() {
+  if (gradients_ != Gradients::kReducing) return {};
   reducing_.wait();
   gradients_ = Gradients::kNone;
   const at::Tensor average = std::exchange(gradient_shard_, at::Tensor());
+  const at::Tensor sum = std::exchange(sum_, at::Tensor());
   if (options_.sharded == Sharded::kNothing) {
     for (std::size_t m = 0; m < members_.size(); ++m) {
       tensor(m).mutable_grad() = view_of(full_gradient_, m);
     }
     // The averages remain as views. The next micro-batch gets a buffer of its own.
     if (options_.adds_averages) full_gradient_.reset();
-    return;
+    return {};
   }
   at::Tensor shard = average;
   if (!keeps_whole_gradient()) {
@@ -291,6 +309,7 @@ void FlatParameters::finish_reduce() {
     if (mine.size == 0) continue;
     pieces_[m].tensor.mutable_grad() = shard.narrow(0, mine.in_shard, mine.size);
   }
+  return {shard, sum.defined() ? sum : shard};
 }
 
 void FlatParameters::drop_full_gradient() {

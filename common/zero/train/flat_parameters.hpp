@@ -24,7 +24,9 @@ enum class Sharded : std::uint8_t {
 
 struct FlatOptions {
   Sharded sharded = Sharded::kNothing;
-  dist::Reduction average = {};  ///< of gradients over the ranks
+  /// Of gradients over the ranks. With ReduceOp::kSum another reduction follows, of what
+  /// finish_reduce() returns.
+  dist::Reduction average = {};
   /// At stage 1: average gradients by an all-reduce, although only the shard is used.
   bool all_reduces = false;
   /// Averages of several micro-batches are added up, so that an average must leave the gradient
@@ -32,6 +34,14 @@ struct FlatOptions {
   bool adds_averages = false;
   /// The bytes of averaged gradients stay allocated from step to step.
   bool keeps_gradients = false;
+};
+
+/// What a reduction leaves on this rank; undefined tensors at stage 0.
+struct ReducedShard {
+  at::Tensor gradients;  ///< [shard]: the `.grad` of the pieces are views of it
+  /// The same tensor; or, if a sum of 2-byte gradients was added in float32, that sum [shard]
+  /// before it is rounded. `gradients` are then not yet filled.
+  at::Tensor sum;
 };
 
 /// Some parameters of one unit that are sharded and sent together. They are views of one flat
@@ -83,8 +93,10 @@ class FlatParameters {
   /// Writes the first value of parameter `index` of the list into a tensor of its shape.
   using FirstValue = std::function<void(std::size_t index, at::Tensor out)>;
   /// Makes the parameters views of the buffer, with rank 0's values; for parameters without
-  /// storage, with those that `first_value` writes on rank 0. Called by all ranks; blocks.
-  void initialize(const FirstValue& first_value);
+  /// storage, with those that `first_value` writes on rank 0. If there are groups of ranks that
+  /// hold copies, `replicas` connects the ranks with the same shard, and rank 0 is that of the
+  /// first group. Called by all ranks; blocks.
+  void initialize(const FirstValue& first_value, dist::Communicator* replicas = nullptr);
 
   /// Starts to gather the shards of all ranks. Does nothing if the parameters are whole or being
   /// gathered.
@@ -116,9 +128,9 @@ class FlatParameters {
   /// Starts to average the gradient buffer. A member without a gradient counts as zeros, because
   /// other ranks may have one. Do not touch the buffer until finish_reduce().
   void start_reduce();
-  /// Blocks until the averages are the `.grad` of the pieces. Does nothing if no reduction is in
-  /// flight.
-  void finish_reduce();
+  /// Blocks until the averages are the `.grad` of the pieces; returns what they are views of. Does
+  /// nothing if no reduction is in flight.
+  ReducedShard finish_reduce();
   /// Waits for a reduction in flight, and drops all gradients.
   void drop_gradients();
 
@@ -139,6 +151,7 @@ class FlatParameters {
   void gather_into_buffer();
   void zero_padding();
   at::Tensor gradient_shard_buffer();
+  at::Tensor sum_buffer() const;
   void drop_full_gradient();
 
   const nn::ParameterList& list_;
@@ -159,6 +172,7 @@ class FlatParameters {
   Gradients gradients_ = Gradients::kNone;
   at::Tensor full_gradient_;   // [N * shard]
   at::Tensor gradient_shard_;  // [shard]: where the average goes
+  at::Tensor sum_;             // [shard]: the same, or a sum in float32
   at::Tensor kept_shard_;      // kept for the next step
   dist::Work reducing_;
 };

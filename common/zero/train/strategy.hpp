@@ -104,6 +104,9 @@ class Strategy {
   virtual ParameterShard local_shard(std::size_t index) const;
   /// Whether ranks own different parameters. The same answer on all ranks.
   virtual bool sharded() const { return false; }
+  /// The ranks among which model states are sharded: each element is updated by one of them. Ranks
+  /// outside of the group hold copies. All ranks, unless the chapter says otherwise.
+  virtual dist::Communicator& shard_group() const { return communicator_; }
   /// Bytes of this rank by the formulas of the stage.
   virtual Costs costs() const = 0;
 

@@ -5,6 +5,7 @@
 
 #include <zero/base/error.hpp>
 #include <zero/distributed/fake/fake_communicator.hpp>
+#include <zero/distributed/grouped_reduction.hpp>
 #include <zero/memory/accounting.hpp>
 
 namespace zero::dist {
@@ -39,15 +40,17 @@ std::vector<std::string> FakeCommunicator::exchange(const std::string& text) {
   return std::vector<std::string>(static_cast<std::size_t>(size()), text);
 }
 
-std::unique_ptr<Communicator> FakeCommunicator::split(const std::vector<int>& ranks,
-                                                      const std::string& label) {
+std::unique_ptr<Communicator> FakeCommunicator::do_split(const std::vector<int>& ranks,
+                                                         const std::string& label) {
   return std::make_unique<FakeCommunicator>(rank_among(ranks, label),
                                             static_cast<int>(ranks.size()), source_);
 }
 
-void FakeCommunicator::combine(const at::Tensor& tensor, ReduceOp op) const {
+void FakeCommunicator::combine(const at::Tensor& tensor, int divisor) const {
+  if (divisor == size()) return;
   const c10::NoGradGuard no_grad;
-  if (op == ReduceOp::kSum) at::Tensor(tensor).mul_(size());
+  at::Tensor(tensor).mul_(size());
+  divide(tensor, divisor);
 }
 
 Communicator::WorkPtr FakeCommunicator::do_broadcast(const Call&, at::Tensor tensor, int root) {
@@ -57,22 +60,22 @@ Communicator::WorkPtr FakeCommunicator::do_broadcast(const Call&, at::Tensor ten
 }
 
 Communicator::WorkPtr FakeCommunicator::do_reduce(const Call&, at::Tensor tensor, int root,
-                                                  ReduceOp op) {
-  return when_waited_for([this, tensor, root, op] {
-    if (rank() == root) combine(tensor, op);
+                                                  int divisor) {
+  return when_waited_for([this, tensor, root, divisor] {
+    if (rank() == root) combine(tensor, divisor);
   });
 }
 
-Communicator::WorkPtr FakeCommunicator::do_all_reduce(const Call&, at::Tensor tensor, ReduceOp op) {
-  return when_waited_for([this, tensor, op] { combine(tensor, op); });
+Communicator::WorkPtr FakeCommunicator::do_all_reduce(const Call&, at::Tensor tensor, int divisor) {
+  return when_waited_for([this, tensor, divisor] { combine(tensor, divisor); });
 }
 
 Communicator::WorkPtr FakeCommunicator::do_reduce_scatter(const Call&, at::Tensor output,
-                                                          at::Tensor input, ReduceOp op) {
-  return when_waited_for([this, output, input, op] {
+                                                          at::Tensor input, int divisor) {
+  return when_waited_for([this, output, input, divisor] {
     const at::Tensor mine = input.flatten().narrow(0, rank() * output.numel(), output.numel());
     if (mine.data_ptr() != output.data_ptr()) output.copy_(mine.view_as(output));
-    combine(output, op);
+    combine(output, divisor);
   });
 }
 

@@ -40,9 +40,6 @@ class FakeCommunicator final : public Communicator {
 
   std::string transport() const override { return "none: a fake process group, nothing is sent"; }
   std::vector<std::string> exchange(const std::string& text) override;
-  /// This rank in the group of `ranks`: a FakeCommunicator with the same source.
-  std::unique_ptr<Communicator> split(const std::vector<int>& ranks,
-                                      const std::string& label) override;
 
   /// The same as in a real group, so that a step has the same number of collectives. Nothing is
   /// added up here, so no gradient is ever found not finite.
@@ -50,17 +47,20 @@ class FakeCommunicator final : public Communicator {
 
  protected:
   WorkPtr do_broadcast(const Call& call, at::Tensor tensor, int root) override;
-  WorkPtr do_reduce(const Call& call, at::Tensor tensor, int root, ReduceOp op) override;
-  WorkPtr do_all_reduce(const Call& call, at::Tensor tensor, ReduceOp op) override;
+  WorkPtr do_reduce(const Call& call, at::Tensor tensor, int root, int divisor) override;
+  WorkPtr do_all_reduce(const Call& call, at::Tensor tensor, int divisor) override;
   WorkPtr do_reduce_scatter(const Call& call, at::Tensor output, at::Tensor input,
-                            ReduceOp op) override;
+                            int divisor) override;
   WorkPtr do_all_gather(const Call& call, at::Tensor output, at::Tensor input) override;
   WorkPtr do_all_to_all(const Call& call, at::Tensor output, at::Tensor input) override;
   WorkPtr do_message(const Call& call, at::Tensor tensor, int peer) override;
+  /// This rank in the group of `ranks`: a FakeCommunicator with the same source.
+  std::unique_ptr<Communicator> do_split(const std::vector<int>& ranks,
+                                         const std::string& label) override;
 
  private:
   bool receive_from_source(const at::Tensor& tensor) const { return source_ && source_(tensor); }
-  void combine(const at::Tensor& tensor, ReduceOp op) const;
+  void combine(const at::Tensor& tensor, int divisor) const;
   void gather(const at::Tensor& output, const at::Tensor& input) const;
 
   Source source_;

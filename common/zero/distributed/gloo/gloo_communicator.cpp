@@ -173,8 +173,8 @@ std::vector<std::string> GlooCommunicator::exchange(const std::string& text) {
   return store_.exchange(text);
 }
 
-std::unique_ptr<Communicator> GlooCommunicator::split(const std::vector<int>& ranks,
-                                                      const std::string& label) {
+std::unique_ptr<Communicator> GlooCommunicator::do_split(const std::vector<int>& ranks,
+                                                         const std::string& label) {
   const int new_rank = rank_among(ranks, label);
   const int new_size = static_cast<int>(ranks.size());
   if (new_size == 1) return make_group(StoreExchange(options_.timeout), nullptr);
@@ -247,45 +247,45 @@ Communicator::WorkPtr GlooCommunicator::do_broadcast(const Call& call, at::Tenso
 }
 
 Communicator::WorkPtr GlooCommunicator::do_reduce(const Call& call, at::Tensor tensor, int root,
-                                                  ReduceOp op) {
+                                                  int divisor) {
   if (native()) {
     // Gloo's reduce leaves partial sums in the others' tensors.
     std::vector<at::Tensor> tensors{rank() == root ? tensor : tensor.clone()};
     c10d::ReduceOptions options;
     options.rootRank = root;
     return native_sum(links_, call, group()->reduce(tensors, options), tensors.front(),
-                      rank() == root ? divisor(op) : 1);
+                      rank() == root ? divisor : 1);
   }
   // The root's piece is the whole tensor; the others' are empty.
   const at::Tensor flat = tensor.flatten();
   std::vector<std::int64_t> bounds;
   for (int r = 0; r <= size(); ++r) bounds.push_back(r <= root ? 0 : flat.numel());
-  return reduce_pieces(call, flat, bounds, cut(flat, bounds)[me()], divisor(op), /*gather=*/false);
+  return reduce_pieces(call, flat, bounds, cut(flat, bounds)[me()], divisor, /*gather=*/false);
 }
 
 Communicator::WorkPtr GlooCommunicator::do_all_reduce(const Call& call, at::Tensor tensor,
-                                                      ReduceOp op) {
+                                                      int divisor) {
   if (native()) {
     std::vector<at::Tensor> tensors{tensor};
-    return native_sum(links_, call, group()->allreduce(tensors), tensor, divisor(op));
+    return native_sum(links_, call, group()->allreduce(tensors), tensor, divisor);
   }
   const at::Tensor flat = tensor.flatten();
   const std::vector<std::int64_t> bounds = even_bounds(flat.numel());
-  return reduce_pieces(call, flat, bounds, cut(flat, bounds)[me()], divisor(op), /*gather=*/true);
+  return reduce_pieces(call, flat, bounds, cut(flat, bounds)[me()], divisor, /*gather=*/true);
 }
 
 Communicator::WorkPtr GlooCommunicator::do_reduce_scatter(const Call& call, at::Tensor output,
-                                                          at::Tensor input, ReduceOp op) {
+                                                          at::Tensor input, int divisor) {
   const at::Tensor flat = input.flatten();
   if (native()) {
     // Gloo has no reduce-scatter: c10d runs a whole all-reduce of a copy and cuts out one piece. An
     // all-reduce sends twice as much.
-    count(call, static_cast<std::int64_t>(output.nbytes()) * (size() - 1));
+    count_each(call, [&](int) { return static_cast<std::int64_t>(output.nbytes()); });
     std::vector<at::Tensor> outputs{output.flatten()};
     std::vector<std::vector<at::Tensor>> inputs{flat.chunk(size())};
-    return native_sum(links_, call, group()->reduce_scatter(outputs, inputs), output, divisor(op));
+    return native_sum(links_, call, group()->reduce_scatter(outputs, inputs), output, divisor);
   }
-  return reduce_pieces(call, flat, even_bounds(flat.numel()), output.flatten(), divisor(op),
+  return reduce_pieces(call, flat, even_bounds(flat.numel()), output.flatten(), divisor,
                        /*gather=*/false);
 }
 

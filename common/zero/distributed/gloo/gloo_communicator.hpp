@@ -42,18 +42,18 @@ class GlooCommunicator : public Communicator {
   const GroupPtr& group() const { return links_.group; }
 
   std::vector<std::string> exchange(const std::string& text) override;
-  std::unique_ptr<Communicator> split(const std::vector<int>& ranks,
-                                      const std::string& label) override;
 
  protected:
   WorkPtr do_broadcast(const Call&, at::Tensor tensor, int root) override;
-  WorkPtr do_reduce(const Call&, at::Tensor tensor, int root, ReduceOp op) override;
-  WorkPtr do_all_reduce(const Call&, at::Tensor tensor, ReduceOp op) override;
-  WorkPtr do_reduce_scatter(const Call&, at::Tensor output, at::Tensor input, ReduceOp op) override;
+  WorkPtr do_reduce(const Call&, at::Tensor tensor, int root, int divisor) override;
+  WorkPtr do_all_reduce(const Call&, at::Tensor tensor, int divisor) override;
+  WorkPtr do_reduce_scatter(const Call&, at::Tensor output, at::Tensor input, int divisor) override;
   WorkPtr do_all_gather(const Call&, at::Tensor output, at::Tensor input) override;
   WorkPtr do_all_to_all(const Call&, at::Tensor output, at::Tensor input) override;
   WorkPtr do_message(const Call&, at::Tensor tensor, int peer) override;
   void check_device(const at::Tensor& tensor) const override;
+  std::unique_ptr<Communicator> do_split(const std::vector<int>& ranks,
+                                         const std::string& label) override;
 
   /// What a peer receives from this rank, or the tensor that a peer's data goes to.
   struct Part {
@@ -75,12 +75,12 @@ class GlooCommunicator : public Communicator {
   static std::vector<at::Tensor> cut(const at::Tensor& input,
                                      const std::vector<std::int64_t>& bounds);
 
-  /// Makes the communicator of a group that split() has connected: of the same class as this one.
+  /// Makes the communicator of a group that do_split() has connected: of the same class as this
+  /// one.
   virtual std::unique_ptr<Communicator> make_group(StoreExchange store, GroupPtr group);
 
   const ConnectOptions& options() const { return options_; }
   bool native() const { return order() == ReductionOrder::kNative; }
-  int divisor(ReduceOp op) const { return op == ReduceOp::kAverage ? size() : 1; }
   std::size_t me() const { return static_cast<std::size_t>(rank()); }
   /// All ranks but this one, in order.
   std::vector<int> others() const;

@@ -121,40 +121,40 @@ Communicator::WorkPtr NcclCommunicator::do_broadcast(const Call& call, at::Tenso
 }
 
 Communicator::WorkPtr NcclCommunicator::do_reduce(const Call& call, at::Tensor tensor, int root,
-                                                  ReduceOp op) {
+                                                  int divisor) {
   if (tensor.is_cpu() || !native()) {
-    return GlooCommunicator::do_reduce(call, std::move(tensor), root, op);
+    return GlooCommunicator::do_reduce(call, std::move(tensor), root, divisor);
   }
   c10d::ReduceOptions options;
   options.rootRank = root;
   std::vector<at::Tensor> tensors{tensor};
   return start(
       call, tensors, [&](c10d::Backend& nccl) { return nccl.reduce(tensors, options); },
-      [tensor, by = rank() == root ? divisor(op) : 1] { divide(tensor, by); });
+      [tensor, by = rank() == root ? divisor : 1] { divide(tensor, by); });
 }
 
 Communicator::WorkPtr NcclCommunicator::do_all_reduce(const Call& call, at::Tensor tensor,
-                                                      ReduceOp op) {
+                                                      int divisor) {
   if (tensor.is_cpu() || !native()) {
-    return GlooCommunicator::do_all_reduce(call, std::move(tensor), op);
+    return GlooCommunicator::do_all_reduce(call, std::move(tensor), divisor);
   }
   std::vector<at::Tensor> tensors{tensor};
   return start(
       call, tensors, [&](c10d::Backend& nccl) { return nccl.allreduce(tensors); },
-      [tensor, by = divisor(op)] { divide(tensor, by); });
+      [tensor, by = divisor] { divide(tensor, by); });
 }
 
 Communicator::WorkPtr NcclCommunicator::do_reduce_scatter(const Call& call, at::Tensor output,
-                                                          at::Tensor input, ReduceOp op) {
+                                                          at::Tensor input, int divisor) {
   if (on_cpu(output, input) || !native()) {
-    return GlooCommunicator::do_reduce_scatter(call, std::move(output), std::move(input), op);
+    return GlooCommunicator::do_reduce_scatter(call, std::move(output), std::move(input), divisor);
   }
   at::Tensor flat_output = output.flatten();
   at::Tensor flat_input = input.flatten();
   return start(
       call, {flat_output, flat_input},
       [&](c10d::Backend& nccl) { return nccl._reduce_scatter_base(flat_output, flat_input); },
-      [flat_output, by = divisor(op)] { divide(flat_output, by); });
+      [flat_output, by = divisor] { divide(flat_output, by); });
 }
 
 Communicator::WorkPtr NcclCommunicator::do_all_gather(const Call& call, at::Tensor output,
@@ -246,7 +246,7 @@ void NcclCommunicator::forget_completed() {
   while (!flights_.empty() && flights_.front()->done.query()) flights_.pop_front();
 }
 
-void NcclCommunicator::synchronize() {
+void NcclCommunicator::do_synchronize() {
   for (const auto& flight : flights_) {
     if (!flight->waited_for) continue;
     const auto limit = std::chrono::steady_clock::now() + options().timeout;

@@ -46,16 +46,16 @@ class NcclCommunicator final : public GlooCommunicator {
   ~NcclCommunicator() override;
 
   bool checks_gradients() const override { return false; }
-  void synchronize() override;
 
  protected:
   WorkPtr do_broadcast(const Call&, at::Tensor tensor, int root) override;
-  WorkPtr do_reduce(const Call&, at::Tensor tensor, int root, ReduceOp op) override;
-  WorkPtr do_all_reduce(const Call&, at::Tensor tensor, ReduceOp op) override;
-  WorkPtr do_reduce_scatter(const Call&, at::Tensor output, at::Tensor input, ReduceOp op) override;
+  WorkPtr do_reduce(const Call&, at::Tensor tensor, int root, int divisor) override;
+  WorkPtr do_all_reduce(const Call&, at::Tensor tensor, int divisor) override;
+  WorkPtr do_reduce_scatter(const Call&, at::Tensor output, at::Tensor input, int divisor) override;
   WorkPtr do_all_gather(const Call&, at::Tensor output, at::Tensor input) override;
   WorkPtr do_all_to_all(const Call&, at::Tensor output, at::Tensor input) override;
   WorkPtr do_message(const Call&, at::Tensor tensor, int peer) override;
+  void do_synchronize() override;
   WorkPtr reduce_pieces(const Call&, at::Tensor input, std::vector<std::int64_t> bounds,
                         at::Tensor output, int divisor, bool gather) override;
   void check_device(const at::Tensor& tensor) const override;

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <deque>
+#include <vector>
+
+#include <05_prefetch_overlap/overlap.hpp>
+#include <zero/distributed/mesh.hpp>
+
+namespace zero {
+
+/// What Hsdp's groups come from. A base class of its own, so that the groups outlive the buffers of
+/// Overlap that use them.
+struct HsdpMesh {
+  dist::Mesh mesh;
+};
+
+/// Hybrid sharding (HSDP): the N ranks are cut into R groups of S. The ranks of a group share the
+/// model states, as those of chapter 05 do at stages 1 to 3; the groups hold copies of each other.
+/// If a group is a host, parameters never leave it: between hosts there are only gradients, of
+/// which each rank sends its shard.
+///
+///     bucket of gradients --reduce-scatter--> sum of the group, 1/S of it on each rank
+///                         --all-reduce------> sum of all groups, divided by N once
+///
+/// Both run while backward goes on. The second is made in place, so that the `.grad` of the pieces,
+/// which are views of the shard, become the averages.
+///
+/// With V bytes of parameters and as many of gradients, a rank holds what the stage's formula says
+/// for S ranks, and sends inside its group what it says for S ranks (3V (S-1)/S at stage 3), and
+/// between groups 2 (V/S) (R-1)/R.
+///
+/// The sums are those of the tree ((r0 + … + r(S-1)) + (rS + …) + …): the bits are those of chapter
+/// 00 with the option shard_size=S.
+class Hsdp : private HsdpMesh, public Overlap {
+ public:
+  /// `options.shard_size` is S. Called by all ranks; blocks. Throws zero::Error on all ranks if
+  /// groups of S ranks do not fill the ranks, or if ranks differ in S.
+  Hsdp(const train::StrategyArguments& arguments, const OverlapOptions& options)
+      : Hsdp(arguments, options, dist::data_axes(options.shard_size)) {}
+  ~Hsdp() override;
+
+  dist::Communicator& shard_group() const override { return mesh.along("shard"); }
+  dist::Communicator& replica_group() const { return mesh.along("replica"); }
+  train::Costs costs() const override;
+
+ protected:
+  /// `axes`: "replica" and "shard".
+  Hsdp(const train::StrategyArguments& arguments, const OverlapOptions& options,
+       std::vector<dist::Mesh::Axis> axes);
+
+  void shard_reduced(const train::ReducedShard& shard) override;
+  void finish_reductions() override;
+
+ private:
+  bool has_copies() const { return replica_group().size() > 1; }
+
+  std::deque<dist::Work> between_groups_;  // in flight
+};
+
+/// The options in `arguments`: of the Engine, else of the variant ("shard_size=2:lookahead=0").
+OverlapOptions hsdp_options(int stage, const train::StrategyArguments& arguments);
+
+}  // namespace zero

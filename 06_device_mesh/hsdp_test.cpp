@@ -1,0 +1,243 @@
+// What a rank of a group holds and sends, exactly, and when. That the numbers are those of chapter
+// 00 is tested in tests/hsdp_test.cpp.
+#include "hsdp.hpp"
+
+#include <ATen/ops/equal.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+
+#include <chrono>
+#include <random>
+#include <thread>
+
+#include <tests/support/error_of.hpp>
+#include <tests/support/ranks.hpp>
+#include <tests/support/toy_run.hpp>
+#include <tests/support/whole_weights.hpp>
+#include <zero/base/error.hpp>
+
+namespace zero {
+namespace {
+
+using dist::Purpose;
+using memory::Category;
+using ::testing::HasSubstr;
+using testing::on_ranks;
+using testing::Toy;
+
+// Every layer can be cut into 2 or 4 shards without padding, so that the formulas have no
+// remainder.
+struct Even : Toy {
+  Even() : Toy(nn::MlpConfig{.inputs = 256, .hidden = {256, 256}, .outputs = 256}) {}
+};
+
+template <class Model>
+struct HsdpRun : testing::ToyRun<Hsdp, Model> {
+  HsdpRun(dist::Communicator& communicator, const OverlapOptions& options)
+      : testing::ToyRun<Hsdp, Model>(communicator, "", train::Ownership::kBySize, options) {}
+};
+
+struct Shape {
+  int replicas;
+  int shards;
+};
+
+class HsdpOnMesh : public ::testing::TestWithParam<Shape> {};
+INSTANTIATE_TEST_SUITE_P(Meshes, HsdpOnMesh,
+                         ::testing::Values(Shape{1, 2}, Shape{2, 1}, Shape{2, 2}, Shape{3, 2},
+                                           Shape{2, 4}),
+                         [](const auto& info) {
+                           return fmt::format("R{}S{}", info.param.replicas, info.param.shards);
+                         });
+
+// Runs `body` with each stage on the ranks of the mesh.
+void on_stages(const Shape& shape,
+               const std::function<void(dist::Communicator&, const OverlapOptions&)>& body) {
+  on_ranks(shape.replicas * shape.shards, [&](dist::Communicator& communicator) {
+    for (const int stage : {1, 2, 3}) {
+      SCOPED_TRACE(fmt::format("stage {}", stage));
+      body(communicator, {.stage = stage, .shard_size = shape.shards});
+    }
+  });
+}
+
+TEST_P(HsdpOnMesh, HoldsWhatTheStageHoldsOnSRanks) {
+  on_stages(GetParam(), [](dist::Communicator& communicator, const OverlapOptions& options) {
+    HsdpRun<Even> run(communicator, options);
+    run.step(0);
+    const std::int64_t v = run.strategy.list().bytes(), s = options.shard_size;
+    EXPECT_EQ(run.held(Category::kParameters), options.stage == 3 ? v / s : v);
+    EXPECT_EQ(run.held(Category::kGradients), options.stage >= 2 ? v / s : v);
+    EXPECT_EQ(run.held(Category::kOptimizer), 2 * v / s);
+    EXPECT_EQ(run.strategy.costs().at_rest.total(), run.held(Category::kParameters) +
+                                                        run.held(Category::kGradients) +
+                                                        run.held(Category::kOptimizer));
+  });
+}
+
+TEST_P(HsdpOnMesh, SendsByAxisWhatTheFormulasSay) {
+  on_stages(GetParam(), [](dist::Communicator& communicator, const OverlapOptions& options) {
+    HsdpRun<Even> run(communicator, options);
+    run.step(0);
+    dist::Communicator& shards = run.strategy.shard_group();
+    dist::Communicator& replicas = run.strategy.replica_group();
+    const dist::Traffic inside = shards.traffic(), between = replicas.traffic();
+    const dist::Traffic all = run.step(1);
+    const dist::Traffic sent_inside = shards.traffic().since(inside);
+    const dist::Traffic sent_between = replicas.traffic().since(between);
+
+    const std::int64_t v = run.strategy.list().bytes(), s = options.shard_size;
+    std::int64_t gathered = v;  // after the update; at stage 3 for forward and for backward
+    for (std::size_t u = 1; options.stage == 3 && u < run.strategy.list().units.size(); ++u) {
+      for (const std::size_t i : run.strategy.list().units[u].parameters) {
+        gathered += run.strategy.list().parameters[i].bytes();  // the root stays whole in between
+      }
+    }
+    EXPECT_EQ(sent_inside.bytes(Purpose::kParameter), gathered / s * (s - 1));
+    EXPECT_EQ(sent_inside.bytes(Purpose::kGradient), v / s * (s - 1));
+    EXPECT_EQ(sent_between.bytes(Purpose::kParameter), 0);
+    std::int64_t all_reduced = 0;
+    for (const train::FlatParameters& bucket : run.strategy.buckets()) {
+      all_reduced += dist::Communicator::all_reduce_bytes(bucket.layout().shard(), 4,
+                                                          replicas.rank(), replicas.size());
+    }
+    const std::int64_t r = replicas.size();
+    EXPECT_EQ(sent_between.bytes(Purpose::kGradient), all_reduced);
+    // 2 (V/S) (R-1)/R; three ranks cannot cut every bucket into equal pieces.
+    if (r != 3) {
+      EXPECT_EQ(all_reduced, 2 * (v / s) * (r - 1) / r);
+    }
+    EXPECT_EQ(testing::model_bytes(all), run.strategy.costs().sent);
+    EXPECT_EQ(testing::model_bytes(all),
+              testing::model_bytes(sent_inside) + testing::model_bytes(sent_between));
+  });
+}
+
+// Odd sizes and padding: the strategy's own formulas.
+TEST_P(HsdpOnMesh, HoldsAndSendsWhatItSaysWithPadding) {
+  on_stages(GetParam(), [](dist::Communicator& communicator, const OverlapOptions& options) {
+    HsdpRun<Toy> run(communicator, options);
+    run.step(0);
+    EXPECT_EQ(testing::model_bytes(run.step(1)), run.strategy.costs().sent);
+    const train::ModelStateBytes rest = run.strategy.costs().at_rest;
+    EXPECT_EQ(run.held(Category::kParameters), rest.parameters);
+    EXPECT_EQ(run.held(Category::kGradients), rest.gradients);
+    EXPECT_EQ(run.held(Category::kOptimizer), rest.optimizer);
+  });
+}
+
+// Nothing of an evaluation leaves the groups.
+TEST_P(HsdpOnMesh, EvaluatesInsideTheGroups) {
+  on_stages(GetParam(), [](dist::Communicator& communicator, const OverlapOptions& options) {
+    HsdpRun<Even> run(communicator, options);
+    run.step(0);
+    const dist::Traffic before = run.strategy.replica_group().traffic();
+    const double once = run.trainer.evaluate({run.batch(7)});
+    EXPECT_EQ(run.trainer.evaluate({run.batch(7)}), once);
+    const dist::Traffic sent = run.strategy.replica_group().traffic().since(before);
+    if (run.strategy.replica_group().size() < communicator.size()) {
+      EXPECT_EQ(sent.bytes(), 0);
+    }
+    EXPECT_EQ(testing::model_bytes(sent), 0);
+  });
+}
+
+TEST(Hsdp, StartsTheSumsBetweenGroupsInBackward) {
+  on_ranks(4, [](dist::Communicator& communicator) {
+    // A bucket waits for the one before it, whose sum then goes on.
+    HsdpRun<Even> run(communicator, {.stage = 2, .in_flight_bytes = 1, .shard_size = 2});
+    const auto started = [&] {
+      return run.strategy.replica_group().traffic().calls(Purpose::kGradient);
+    };
+    const auto buckets = static_cast<std::int64_t>(run.strategy.buckets().size());
+    ASSERT_GE(buckets, 3);
+    run.strategy.backward(run.strategy.forward(run.batch(0)));
+    EXPECT_EQ(started(), buckets - 1);
+    run.strategy.finish_backward();
+    EXPECT_EQ(started(), buckets);
+    run.strategy.zero_grad();
+  });
+}
+
+// Ranks that are late at other moments wait for each other in two groups at once.
+TEST(Hsdp, RandomDelaysChangeNothing) {
+  on_ranks(4, [](dist::Communicator& communicator) {
+    for (int seed = 0; seed < 6; ++seed) {
+      const OverlapOptions options = {.stage = 1 + seed % 3,
+                                      .bucket_bytes = 1 << (6 + seed),
+                                      .in_flight_bytes = 1 << (6 + 2 * seed),
+                                      .lookahead = seed % 4,
+                                      .shard_size = 2};
+      std::minstd_rand draw(static_cast<unsigned>(97 * seed + communicator.rank() + 1));
+      const auto trained = [&](bool late) {
+        HsdpRun<Toy> run(communicator, options);
+        run.strategy.passes().observe_gradients([&](std::size_t, const at::Tensor&) {
+          if (late) std::this_thread::sleep_for(std::chrono::microseconds(draw() % 3000));
+        });
+        for (int s = 0; s < 3; ++s) run.step(s);
+        return testing::whole_weights(run.strategy);
+      };
+      const auto expected = trained(false), found = trained(true);
+      for (std::size_t i = 0; i < expected.size(); ++i) {
+        EXPECT_TRUE(at::equal(found[i], expected[i])) << "seed " << seed << ", " << i;
+      }
+    }
+  });
+}
+
+TEST(Hsdp, AGroupOfAllRanksIsChapter05) {
+  on_ranks(3, [](dist::Communicator& communicator) {
+    for (const int stage : {1, 2, 3}) {
+      HsdpRun<Toy> groups(communicator, {.stage = stage, .shard_size = 3});
+      testing::ToyRun<Overlap> all(communicator, "", train::Ownership::kBySize,
+                                   OverlapOptions{.stage = stage});
+      for (int s = 0; s < 3; ++s) {
+        EXPECT_EQ(testing::model_bytes(groups.step(s)), testing::model_bytes(all.step(s)));
+      }
+      const auto a = testing::whole_weights(groups.strategy);
+      const auto b = testing::whole_weights(all.strategy);
+      for (std::size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(at::equal(a[i], b[i])) << i;
+    }
+  });
+}
+
+// A gradient that is dropped half way, as after an error of the user's.
+TEST(Hsdp, GradientsCanBeDroppedWhileTheyTravel) {
+  on_ranks(4, [](dist::Communicator& communicator) {
+    const OverlapOptions options{.stage = 3, .in_flight_bytes = 1, .shard_size = 2};
+    HsdpRun<Toy> run(communicator, options), plain(communicator, options);
+    run.strategy.backward(run.strategy.forward(run.batch(5)));
+    run.strategy.zero_grad();
+    for (int s = 0; s < 2; ++s) {
+      run.step(s);
+      plain.step(s);
+    }
+    const auto a = testing::whole_weights(run.strategy);
+    const auto b = testing::whole_weights(plain.strategy);
+    for (std::size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(at::equal(a[i], b[i])) << i;
+  });
+  on_ranks(4, [](dist::Communicator& communicator) {
+    // Or never waited for, because the strategy goes.
+    HsdpRun<Toy> run(communicator, {.stage = 3, .in_flight_bytes = 1, .shard_size = 2});
+    run.strategy.backward(run.strategy.forward(run.batch(5)));
+  });
+}
+
+TEST(Hsdp, RefusesSizesThatDoNotFitOnAllRanks) {
+  on_ranks(4, [](dist::Communicator& communicator) {
+    const auto refused = [&](const OverlapOptions& options) {
+      return testing::error_of([&] { HsdpRun<Toy>(communicator, options); });
+    };
+    EXPECT_THAT(refused({.shard_size = 3}), HasSubstr("4 is not a multiple of 3"));
+    EXPECT_THAT(refused({.shard_size = 0}), HasSubstr("the size of shard must be from 1 to 4"));
+    EXPECT_THAT(refused({.shard_size = 8}), HasSubstr("the size of shard must be from 1 to 4"));
+    EXPECT_THAT(refused({.shard_size = communicator.rank() == 0 ? 2 : 4}),
+                HasSubstr("ranks disagree about the mesh of ranks"));
+    EXPECT_THAT(refused({.stage = 0, .shard_size = 2}), HasSubstr("stage is 0"));
+    HsdpRun<Toy> run(communicator, {.shard_size = 2});  // the ranks still understand each other
+    run.step(0);
+  });
+}
+
+}  // namespace
+}  // namespace zero

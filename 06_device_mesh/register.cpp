@@ -1,0 +1,41 @@
+// The names under which the ladder, the tests, the benchmarks and the engine find the strategies of
+// this chapter.
+#include <fmt/format.h>
+
+#include <any>
+#include <memory>
+#include <string>
+
+#include <zero/engine/engine_config.hpp>
+#include <zero/train/registry.hpp>
+
+#include "hsdp.hpp"
+
+namespace zero {
+
+OverlapOptions hsdp_options(int stage, const train::StrategyArguments& arguments) {
+  if (const auto* options = std::any_cast<OverlapOptions>(&arguments.options)) return *options;
+  if (arguments.variant.find('=') != std::string::npos) {
+    return overlap_options(stage, arguments.variant, /*notes=*/nullptr, /*has_groups=*/true);
+  }
+  OverlapOptions options;
+  options.stage = stage;
+  options.shard_size = kRanksOfHost;
+  return options;
+}
+
+void register_device_mesh(train::Registry& registry) {
+  for (int stage = 1; stage <= 3; ++stage) {
+    registry.add({fmt::format("hsdp{}", stage),
+                  "06_device_mesh",
+                  {"by_host"},
+                  [stage](const train::StrategyArguments& arguments) {
+                    return std::make_unique<Hsdp>(arguments, hsdp_options(stage, arguments));
+                  },
+                  [stage](const std::string& variant) {
+                    overlap_options(stage, variant, /*notes=*/nullptr, /*has_groups=*/true);
+                  }});
+  }
+}
+
+}  // namespace zero

@@ -1,0 +1,237 @@
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randn.h>
+#include <gmock/gmock.h>
+
+#include <limits>
+
+#include <tests/support/error_of.hpp>
+#include <tests/support/ranks.hpp>
+#include <zero/distributed/fake/fake_communicator.hpp>
+#include <zero/distributed/mesh.hpp>
+
+namespace zero::dist {
+namespace {
+
+using ::testing::ElementsAre;
+using testing::error_of;
+using testing::expect_error;
+using ::testing::HasSubstr;
+using testing::on_ranks;
+
+std::vector<Mesh::Axis> two(int replicas, int shards) {
+  return {{"replica", replicas}, {"shard", shards}};
+}
+
+// The ranks of a group by their numbers in the world.
+std::vector<double> members(Communicator& group, int rank) {
+  return all_gather_scalars(group, {static_cast<double>(rank)});
+}
+
+TEST(Mesh, HasAGroupAlongEachAxisAndTheLastAxisVariesFastest) {
+  on_ranks(6, [](Communicator& world) {
+    const Mesh mesh(world, two(3, 2));
+    const int rank = world.rank(), first = rank / 2 * 2, column = rank % 2;
+    EXPECT_THAT(members(mesh.along("shard"), rank), ElementsAre(first, first + 1));
+    EXPECT_THAT(members(mesh.along("replica"), rank), ElementsAre(column, column + 2, column + 4));
+    EXPECT_EQ(mesh.along("shard").rank(), column);
+    EXPECT_EQ(mesh.along("replica").rank(), rank / 2);
+    EXPECT_EQ(mesh.text(), "replica 3 x shard 2");
+    // A second mesh of the same ranks has groups of its own.
+    const Mesh other(world, {{"a", 2}, {"b", Mesh::kRest}});
+    EXPECT_EQ(other.along("b").size(), 3);
+    EXPECT_THAT(members(other.along("a"), rank), ElementsAre(rank % 3, rank % 3 + 3));
+  });
+}
+
+TEST(Mesh, CanBeOfThreeAxesAndOfOneOfThemAgain) {
+  on_ranks(8, [](Communicator& world) {
+    const int rank = world.rank();
+    const Mesh mesh(world, {{"pipeline", 1}, {"data", Mesh::kRest}, {"tensor", 2}});
+    EXPECT_EQ(mesh.along("pipeline").size(), 1);
+    EXPECT_THAT(members(mesh.along("tensor"), rank), ElementsAre(rank / 2 * 2, rank / 2 * 2 + 1));
+    const Mesh data(mesh.along("data"), data_axes(2));
+    const int tensor = rank % 2, first = rank / 4 * 4 + tensor;
+    EXPECT_THAT(members(data.along("shard"), rank), ElementsAre(first, first + 2));
+    const std::int64_t before = world.traffic().bytes(Purpose::kGradient);
+    at::Tensor t = at::ones({64});
+    data.average(t, Purpose::kGradient, ReduceType::kOwn);
+    EXPECT_TRUE(at::equal(t, at::ones({64})));
+    // The groups of a group count for the world.
+    EXPECT_EQ(world.traffic().bytes(Purpose::kGradient) - before, 2 * 256);
+  });
+}
+
+TEST(Mesh, AnAxisOfAllRanksIsTheWorldItself) {
+  on_ranks(3, [](Communicator& world) {
+    const Mesh mesh(world, two(1, 3));
+    EXPECT_EQ(&mesh.along("shard"), &world);
+    EXPECT_EQ(mesh.along("replica").size(), 1);
+  });
+}
+
+at::Tensor values_of(int rank, std::int64_t elements) {
+  at::Generator generator = at::detail::createCPUGenerator(static_cast<std::uint64_t>(rank + 1));
+  return at::randn({elements}, generator);
+}
+
+TEST(Mesh, AveragesInItsOrder) {
+  constexpr std::int64_t kElements = 1001;
+  on_ranks(6, [](Communicator& world) {
+    const Mesh mesh(world, two(3, 2));
+    at::Tensor tree, flat;
+    for (int r = 0; r < 6; r += 2) {
+      const at::Tensor sum = values_of(r, kElements) + values_of(r + 1, kElements);
+      tree = tree.defined() ? tree + sum : sum;
+    }
+    for (int r = 0; r < 6; ++r) {
+      flat = flat.defined() ? flat + values_of(r, kElements) : values_of(r, kElements);
+    }
+    ASSERT_FALSE(at::equal(tree, flat));
+    at::Tensor mine = values_of(world.rank(), kElements);
+    const Traffic before = world.traffic();
+    mesh.average(mine, Purpose::kGradient, ReduceType::kOwn);
+    EXPECT_TRUE(at::equal(mine, tree / at::full({}, 6.0F)));
+    EXPECT_EQ(world.traffic().since(before).bytes(), mesh.average_bytes(kElements, 4));
+  });
+}
+
+// The half that others forgot: the sum of a group stays in float32 between the groups.
+TEST(Mesh, RoundsSumsInFloat32Once) {
+  constexpr std::int64_t kElements = 1001;
+  on_ranks(4, [](Communicator& world) {
+    const Mesh mesh(world, two(2, 2));
+    for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
+      const auto of = [&](int rank) { return values_of(rank, kElements).to(dtype); };
+      const auto wide = [&](int rank) { return of(rank).to(at::kFloat); };
+      const at::Tensor once = (((wide(0) + wide(1)) + (wide(2) + wide(3))) / 4).to(dtype);
+      at::Tensor mine = of(world.rank());
+      mesh.average(mine, Purpose::kGradient, ReduceType::kFloat32);
+      EXPECT_TRUE(at::equal(mine, once));
+      at::Tensor twice = of(world.rank());
+      mesh.average(twice, Purpose::kGradient, ReduceType::kOwn);
+      EXPECT_FALSE(at::equal(twice, once)) << "sums that travel in 2 bytes are rounded there";
+    }
+  });
+}
+
+// As a sharded strategy does it: the shard's sum in float32, then into 2 bytes.
+TEST(Mesh, ShardsOfSumsInFloat32AreRoundedOnce) {
+  on_ranks(4, [](Communicator& world) {
+    const Mesh mesh(world, two(2, 2));
+    const auto of = [](int rank) { return values_of(rank, 128).to(at::kBFloat16); };
+    const auto wide = [&](int rank) { return of(rank).to(at::kFloat); };
+    at::Tensor sum = at::empty({64}), shard = at::empty({64}, at::kBFloat16);
+    mesh.along("shard")
+        .reduce_scatter(sum, of(world.rank()), Purpose::kGradient,
+                        {ReduceOp::kSum, ReduceType::kFloat32})
+        .wait();
+    mesh.along("replica")
+        .all_reduce(shard, sum, Purpose::kGradient,
+                    Reduction::average_of_sums(4, ReduceType::kFloat32))
+        .wait();
+    const at::Tensor all = (((wide(0) + wide(1)) + (wide(2) + wide(3))) / 4).to(at::kBFloat16);
+    EXPECT_TRUE(at::equal(shard, all.narrow(0, world.rank() % 2 * 64, 64)));
+  });
+}
+
+TEST(Mesh, CountsTrafficByAxisLinkAndPurpose) {
+  on_ranks(4, [](Communicator& world) {
+    world.set_hosts({0, 0, 1, 1});
+    const Mesh mesh(world, data_axes(Mesh::kRanksOfHost));
+    EXPECT_EQ(mesh.text(), "replica 2 x shard 2");
+    const Traffic before = world.traffic();
+    at::Tensor full = at::ones({64}), half = at::ones({32});
+    mesh.along("shard").all_gather(full, half, Purpose::kParameter).wait();
+    mesh.along("replica").all_reduce(half, Purpose::kGradient).wait();
+    world.all_reduce(full, Purpose::kControl).wait();
+    const Traffic& inside = mesh.along("shard").traffic();
+    const Traffic& between = mesh.along("replica").traffic();
+    EXPECT_EQ(inside.bytes(), 128);
+    EXPECT_EQ(inside.between_hosts(Purpose::kParameter), 0);
+    EXPECT_EQ(between.bytes(), 128);
+    EXPECT_EQ(between.between_hosts(Purpose::kGradient), 128);
+    const Traffic all = world.traffic().since(before);
+    EXPECT_EQ(all.bytes(Purpose::kParameter), 128);
+    EXPECT_EQ(all.bytes(Purpose::kGradient), 128);
+    EXPECT_EQ(all.between_hosts(Purpose::kGradient), 128);
+    // To each of three ranks a quarter, and the sum of another: two of them are elsewhere.
+    EXPECT_EQ(all.bytes(Purpose::kControl), 3 * 2 * 64);
+    EXPECT_EQ(all.between_hosts(Purpose::kControl), 2 * 2 * 64);
+    EXPECT_EQ(all.calls(Purpose::kParameter), 1);
+  });
+}
+
+TEST(Mesh, FindsWhoseGradientIsNotFiniteAcrossGroups) {
+  on_ranks(4, [](Communicator& world) {
+    const Mesh mesh(world, two(2, 2));
+    at::Tensor gradient = at::ones({64}), shard = at::ones({32});
+    if (world.rank() == 3) gradient[5] = std::numeric_limits<float>::infinity();
+    mesh.along("shard").reduce_scatter(shard, gradient, Purpose::kGradient, ReduceOp::kSum).wait();
+    mesh.along("replica")
+        .all_reduce(shard, Purpose::kGradient, Reduction::average_of_sums(4, ReduceType::kOwn))
+        .wait();
+    // Rank 2 adds the part that has it; rank 0 gets the sum, and names no one.
+    const std::vector<bool> none(4, false), third = {false, false, false, true};
+    EXPECT_EQ(world.take_not_finite(), world.rank() == 2 ? third : none);
+  });
+}
+
+TEST(Mesh, RefusesSizesThatDoNotFitOnAllRanks) {
+  on_ranks(4, [](Communicator& world) {
+    const auto refuses = [&](std::vector<Mesh::Axis> axes, const std::string& why) {
+      expect_error([&] { Mesh(world, axes); }, {why});
+    };
+    refuses(data_axes(0),
+            "a mesh of replica x shard 0 does not fit 4 ranks: the size of shard "
+            "must be from 1 to 4");
+    refuses(data_axes(8), "the size of shard must be from 1 to 4");
+    refuses(data_axes(std::numeric_limits<std::int64_t>::max()), "must be from 1 to 4");
+    refuses(data_axes(3), "4 is not a multiple of 3");
+    refuses(two(1, 2), "it has 2 places");
+    refuses(two(4, 4), "4 is not a multiple of 16");
+    refuses({{"a", Mesh::kRest}, {"b", Mesh::kRest}}, "the size of b must be");
+    refuses(data_axes(world.rank() < 2 ? 1 : 2), "ranks disagree about the mesh of ranks");
+    EXPECT_THAT(error_of([&] { Mesh(world, two(2, 2)).along("tensor"); }),
+                HasSubstr("no axis 'tensor', it has replica and shard"));
+    at::Tensor t = at::ones({4});  // the ranks still understand each other
+    world.all_reduce(t, Purpose::kControl).wait();
+  });
+}
+
+TEST(Mesh, ByHostNeedsHostsOfEqualSizeWithConsecutiveRanks) {
+  on_ranks(4, [](Communicator& world) {
+    EXPECT_EQ(Mesh(world, data_axes(Mesh::kRanksOfHost)).text(), "replica 1 x shard 4");
+    world.set_hosts({0, 1, 0, 1});
+    expect_error([&] { Mesh(world, data_axes(Mesh::kRanksOfHost)); },
+                 {"ranks 0 and 2 are on one host", "or give the size of shard"});
+    world.set_hosts({0, 0, 0, 1});
+    expect_error([&] { Mesh(world, data_axes(Mesh::kRanksOfHost)); },
+                 {"ranks disagree about the mesh of ranks", "shard 3", "shard 1"});
+    EXPECT_EQ(error_of([&] {
+                world.set_hosts({0, 1});
+              }),
+              "2 hosts for 4 ranks: give the host of every rank");
+  });
+}
+
+// One process as rank 37 of 64: which group it is in, and what it sends.
+TEST(Mesh, OfAFakeProcessGroup) {
+  on_ranks(1, [](Communicator&) {
+    FakeCommunicator world(37, 64);
+    const Mesh mesh(world, data_axes(8));
+    EXPECT_EQ(mesh.along("replica").rank(), 4);
+    EXPECT_EQ(mesh.along("shard").rank(), 5);
+    at::Tensor t = at::ones({640});
+    mesh.average(t, Purpose::kGradient, ReduceType::kOwn);
+    EXPECT_TRUE(at::equal(t, at::ones({640})));
+    EXPECT_EQ(world.traffic().bytes(), 2 * (2 * 640 * 4 * 7 / 8));
+  });
+}
+
+}  // namespace
+}  // namespace zero::dist

@@ -1,0 +1,54 @@
+// Wrong implementations of groups of ranks that hold copies of each other.
+
+#include <cmath>
+
+#include <06_device_mesh/hsdp.hpp>
+
+#include "mutants.hpp"
+
+namespace zero::testing {
+namespace {
+
+// A norm over all ranks, to which every group adds its copy.
+struct NormCountedRTimes final : Hsdp {
+  explicit NormCountedRTimes(const train::StrategyArguments& arguments)
+      : Hsdp(arguments, hsdp_options(3, arguments)) {}
+  float clip_grad_norm(double max_norm, optim::Norm norm) override {
+    const double copies = replica_group().size();
+    return static_cast<float>(Hsdp::clip_grad_norm(max_norm / std::sqrt(copies), norm) *
+                              std::sqrt(copies));
+  }
+};
+
+// Shards where copies should be: the ranks of a group are far from each other.
+struct WrongAxis final : Hsdp {
+  explicit WrongAxis(const train::StrategyArguments& arguments)
+      : Hsdp(arguments, hsdp_options(3, arguments),
+             {{"shard", static_cast<int>(hsdp_options(3, arguments).shard_size)},
+              {"replica", dist::Mesh::kRest}}) {}
+};
+
+// Averages inside the groups, and of those between them once more.
+struct DividedTwice final : Hsdp {
+  explicit DividedTwice(const train::StrategyArguments& arguments)
+      : Hsdp(arguments, hsdp_options(2, arguments)) {}
+  void shard_reduced(const train::ReducedShard& shard) override {
+    at::Tensor(shard.sum).div_(shard_group().size());
+    Hsdp::shard_reduced(shard);
+  }
+};
+
+}  // namespace
+
+std::vector<Mutant> mutants_of_the_mesh() {
+  return {
+      {"hsdp_norm_counted_r_times", "the clipping norm counts every copy of a shard",
+       "HsdpAtTwoByTwo.ClipsByTheNormOfChapter00", "hsdp3", make_mutant<NormCountedRTimes>},
+      {"hsdp_wrong_axis", "groups share states along the axis of the copies",
+       "HsdpAtTwoByTwo.IsChapter00InTheOrderOfTheMesh", "hsdp3", make_mutant<WrongAxis>},
+      {"hsdp_divided_twice", "a sum is divided inside the group and between the groups",
+       "HsdpAtTwoByTwo.AveragesWholeNumbersAsAnyOrderDoes", "hsdp2", make_mutant<DividedTwice>},
+  };
+}
+
+}  // namespace zero::testing
