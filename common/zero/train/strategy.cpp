@@ -198,7 +198,7 @@ void Strategy::first_value(std::size_t index, at::Tensor out) {
     throw Error(fmt::format("parameter '{}' has no values and no source of first values was given",
                             list_.parameters[index].name));
   }
-  values_->fill(list_.parameters[index], out);
+  nn::fill_part(*values_, list_.parameters[index], out);
 }
 
 void Strategy::broadcast_from_rank_0() {
