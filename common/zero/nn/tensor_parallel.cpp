@@ -1,5 +1,5 @@
-#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/WrapDimMinimal.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -35,7 +35,7 @@ at::Tensor all_gathered(const at::Tensor& x, std::int64_t dim, Communicator& axi
   sizes.insert(sizes.begin(), axis.size());
   const at::Tensor all = at::empty(sizes, mine.options());
   axis.all_gather(all, mine, Purpose::kActivation).wait();
-  return at::cat(all.unbind(0), dim);
+  return all.movedim(0, dim).flatten(dim, dim + 1);
 }
 
 at::Tensor part_of(const at::Tensor& x, std::int64_t dim, const Communicator& axis) {
@@ -92,7 +92,7 @@ at::Tensor reduce_over_axis(const at::Tensor& x, Communicator& axis) {
 
 at::Tensor gather_over_axis(const at::Tensor& x, std::int64_t dim, Communicator& axis,
                             Uncut gradient) {
-  dim = at::maybe_wrap_dim(dim, x.dim());
+  dim = c10::maybe_wrap_dim(dim, x.dim());
   const bool sums = gradient == Uncut::kPartial;
   return apply(
       x, [&axis, dim](const at::Tensor& t) { return all_gathered(t, dim, axis); },
@@ -103,7 +103,7 @@ at::Tensor gather_over_axis(const at::Tensor& x, std::int64_t dim, Communicator&
 
 at::Tensor scatter_over_axis(const at::Tensor& x, std::int64_t dim, Communicator& axis,
                              Uncut x_is) {
-  dim = at::maybe_wrap_dim(dim, x.dim());
+  dim = c10::maybe_wrap_dim(dim, x.dim());
   if (x.size(dim) % axis.size() != 0) {
     throw Error(fmt::format(
         "dimension {} has {} elements, which cannot be split evenly over {} ranks of the tensor "

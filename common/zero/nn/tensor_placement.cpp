@@ -1,4 +1,3 @@
-#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/accumulate.h>
 #include <fmt/format.h>
@@ -45,7 +44,7 @@ at::Tensor TensorPlacement::whole_of(const at::Tensor& part) const {
   sizes.insert(sizes.begin(), parts());
   const at::Tensor all = at::empty(sizes, mine.options());
   axis->all_gather(all, mine.contiguous(), dist::Purpose::kParameter).wait();
-  return dim == 0 ? all.view(whole_sizes(mine.sizes())) : at::cat(all.unbind(0), dim);
+  return all.movedim(0, dim).flatten(dim, dim + 1).contiguous();
 }
 
 PartRuns::PartRuns(at::IntArrayRef whole, int dim, int parts) {

@@ -1,12 +1,15 @@
 #include <ATen/ops/_foreach_mul.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <utility>
 
 #include <zero/base/error.hpp>
+#include <zero/memory/accounting.hpp>
 #include <zero/train/averaged_gradients.hpp>
 #include <zero/train/strategy.hpp>
 
@@ -20,8 +23,31 @@ AveragedGradients::AveragedGradients(Strategy& strategy, bool adds_averages)
 }
 
 void AveragedGradients::complete(bool is_last_micro_batch) {
+  add_up_over_tensor_axis();
   drop_unused();
   if (adds_averages_) add_up(is_last_micro_batch);
+}
+
+// Each element by itself: the bits do not depend on how the strategy shards over the data axis.
+void AveragedGradients::add_up_over_tensor_axis() {
+  std::map<at::ScalarType, std::vector<at::Tensor>> by_type;  // one message of each
+  const Own mine = own();
+  for (std::size_t k = 0; k < mine.indices.size(); ++k) {
+    if (!strategy_.list().parameters[mine.indices[k]].placement.sums_gradient) continue;
+    by_type[mine.gradients[k].scalar_type()].push_back(mine.gradients[k].flatten());
+  }
+  for (const auto& [type, gradients] : by_type) {
+    const memory::Charge charge(memory::Category::kCommunication);
+    const at::Tensor all = at::cat(gradients);
+    strategy_.tensor_axis()
+        ->all_reduce(all, Purpose::kGradient, {dist::ReduceOp::kSum, strategy_.average().type})
+        .wait();
+    std::int64_t begin = 0;
+    for (const at::Tensor& gradient : gradients) {
+      gradient.copy_(all.narrow(0, begin, gradient.numel()));
+      begin += gradient.numel();
+    }
+  }
 }
 
 void AveragedGradients::drop_unused() {
@@ -33,6 +59,9 @@ void AveragedGradients::drop_unused() {
   for (std::size_t i = 0; i < count; ++i) flags[i] = used_[i] ? 1 : 0;
   flags[count] = take_suspicion() ? 1 : 0;
   strategy_.communicator().all_reduce(all, Purpose::kControl, dist::ReduceOp::kSum).wait();
+  if (dist::Communicator* const axis = strategy_.tensor_axis()) {
+    axis->all_reduce(all, Purpose::kControl, dist::ReduceOp::kSum).wait();
+  }
   suspect_ = suspect_ || flags[count] != 0;
   for (std::size_t i = 0; i < count; ++i) {
     if (flags[i] == 0) {
@@ -105,7 +134,22 @@ std::vector<double> AveragedGradients::sums_by_parameter(optim::Norm kind) {
   if (strategy_.sharded()) {
     strategy_.communicator().all_reduce(sums, Purpose::kControl, dist::ReduceOp::kSum).wait();
   }
-  return {of_parameter, of_parameter + sums.numel()};
+  std::vector<double> all(of_parameter, of_parameter + sums.numel());
+  if (strategy_.tensor_axis() != nullptr) count_once(all);
+  return all;
+}
+
+// Adds the sums of the parts. A parameter that every tensor rank holds, with the same gradient, is
+// counted by the first of them.
+void AveragedGradients::count_once(std::vector<double>& of_parameters) const {
+  dist::Communicator& axis = *strategy_.tensor_axis();
+  for (std::size_t i = 0; axis.rank() != 0 && i < of_parameters.size(); ++i) {
+    if (!strategy_.list().parameters[i].placement.is_cut()) of_parameters[i] = 0;
+  }
+  at::Tensor sums = at::tensor(of_parameters, at::kDouble);
+  axis.all_reduce(sums, Purpose::kControl, dist::ReduceOp::kSum).wait();
+  const auto* const summed = sums.const_data_ptr<double>();
+  of_parameters.assign(summed, summed + sums.numel());
 }
 
 double AveragedGradients::norm(optim::Norm kind) {
@@ -122,10 +166,14 @@ double AveragedGradients::norm(optim::Norm kind) {
 
 double AveragedGradients::largest_over_ranks() {
   const std::vector<double> by_parameter = contributions(own(), optim::Norm::kInfinity);
-  const double mine = optim::largest_magnitude(at::tensor(by_parameter, at::kDouble));
-  if (!strategy_.sharded()) return mine;
-  const auto by_rank = dist::all_gather_scalars(strategy_.communicator(), {mine});
-  return optim::largest_magnitude(at::tensor(by_rank, at::kDouble));
+  double largest = optim::largest_magnitude(at::tensor(by_parameter, at::kDouble));
+  const auto over = [&largest](dist::Communicator& communicator) {
+    const auto by_rank = dist::all_gather_scalars(communicator, {largest});
+    largest = optim::largest_magnitude(at::tensor(by_rank, at::kDouble));
+  };
+  if (strategy_.sharded()) over(strategy_.communicator());
+  if (strategy_.tensor_axis() != nullptr) over(*strategy_.tensor_axis());
+  return largest;
 }
 
 float AveragedGradients::clip(double max_norm, optim::Norm kind) {
@@ -153,9 +201,16 @@ void AveragedGradients::multiply(double factor, double factor_of_doubles) {
 }
 
 bool AveragedGradients::take_suspicion() {
+  bool any = false;
   const std::vector<bool> from = strategy_.communicator().take_not_finite();
-  for (std::size_t r = 0; r < from.size(); ++r) sources_[r] = sources_[r] || from[r];
-  return std::find(from.begin(), from.end(), true) != from.end();
+  for (std::size_t r = 0; r < from.size(); ++r) {
+    sources_[r] = sources_[r] || from[r];
+    any = any || from[r];
+  }
+  if (strategy_.tensor_axis() == nullptr) return any;
+  // The sum over the tensor axis may overflow too; then this rank holds what is not finite.
+  const std::vector<bool> here = strategy_.tensor_axis()->take_not_finite();
+  return any || std::find(here.begin(), here.end(), true) != here.end();
 }
 
 std::size_t AveragedGradients::first_nonfinite_here() {
@@ -167,14 +222,28 @@ std::size_t AveragedGradients::first_nonfinite_here() {
                                 : mine.indices[static_cast<std::size_t>(found - largest.begin())];
 }
 
+// Of all ranks of the data axis, one after the other: the index of its first gradient that is not
+// finite (or the number of parameters), and a flag for each rank that it has seen to be the source of
+// one. On a tensor axis those of all its ranks together.
+std::vector<double> AveragedGradients::first_and_sources() {
+  std::vector<double> mine = {static_cast<double>(first_nonfinite_here())};
+  for (const bool from : sources_) mine.push_back(from ? 1 : 0);
+  if (dist::Communicator* const axis = strategy_.tensor_axis()) {
+    const std::vector<double> all = dist::all_gather_scalars(*axis, mine);
+    for (std::size_t k = 0; k < all.size(); ++k) {
+      double& of_all = mine[k % mine.size()];
+      of_all = k % mine.size() == 0 ? std::min(of_all, all[k]) : std::max(of_all, all[k]);
+    }
+  }
+  return dist::all_gather_scalars(strategy_.communicator(), mine);
+}
+
 std::optional<NonfiniteGradient> AveragedGradients::first_nonfinite() {
   // Averages that were checked may overflow when they are added to each other.
   if (strategy_.communicator().checks_gradients() && !adds_averages_ && !suspect_) {
     return std::nullopt;
   }
-  std::vector<double> mine = {static_cast<double>(first_nonfinite_here())};
-  for (const bool from : sources_) mine.push_back(from ? 1 : 0);
-  const std::vector<double> all = dist::all_gather_scalars(strategy_.communicator(), mine);
+  const std::vector<double> all = first_and_sources();
   const std::size_t none = strategy_.list().size();
   const std::size_t ranks = sources_.size();
   std::size_t first = none;

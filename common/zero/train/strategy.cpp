@@ -32,6 +32,10 @@ std::string description(const nn::ParameterList& list, const StrategyArguments& 
     text += fmt::format("parameter '{}' [{}] {}, {}, of unit '{}'\n", p.name,
                         fmt::join(p.tensor.sizes(), ", "), c10::toString(p.tensor.scalar_type()),
                         p.tensor.requires_grad() ? "trainable" : "frozen", list.units[p.unit].name);
+    if (p.placement.is_cut()) {
+      text += fmt::format("cut along dimension {}, {} parts\n", p.placement.dim,
+                          p.placement.parts());
+    }
   }
   for (const auto& buffer : arguments.model.named_buffers()) {
     text +=
@@ -41,6 +45,18 @@ std::string description(const nn::ParameterList& list, const StrategyArguments& 
   return text;
 }
 
+// The ranks of a tensor axis share a model and a batch, so they have one place on the data axis. What
+// is wrong with their places; empty if nothing is.
+std::string misplaced(const dist::Communicator& data, dist::Communicator* tensor_axis) {
+  if (tensor_axis == nullptr) return "";
+  const std::vector<std::string> places =
+      tensor_axis->exchange(fmt::format("{} of {}", data.rank(), data.size()));
+  const auto differs = [&](const std::string& place) { return place != places.front(); };
+  if (std::none_of(places.begin(), places.end(), differs)) return "";
+  return fmt::format("the ranks of a tensor axis are ranks {} of the data axis, not one rank",
+                     fmt::join(places, ", "));
+}
+
 }  // namespace
 
 Strategy::Strategy(const StrategyArguments& arguments, nn::Granularity granularity)
@@ -48,13 +64,17 @@ Strategy::Strategy(const StrategyArguments& arguments, nn::Granularity granulari
       communicator_(arguments.communicator),
       average_(dist::ReduceOp::kAverage, arguments.reduce_type),
       list_(HeldModel::free_parameters(arguments, granularity)),
+      tensor_axis_(list_.tensor_axis()),
       values_(arguments.values),
       reduces_each_(arguments.accumulation == Accumulation::kReduceEach),
       averaged_(*this, reduces_each_),
       held_(arguments, list_, [this] { finish_parameters(); }),
       passes_(*this, granularity) {
   // First: ranks that differ would send each other the wrong bytes, or wait forever.
-  communicator_.verify_same_on_all_ranks(kModelOrStrategy, description(list_, arguments));
+  const std::string wrong = misplaced(communicator_, tensor_axis_);
+  all_ranks().verify_same_on_all_ranks(
+      kModelOrStrategy, (wrong.empty() ? "" : wrong + "\n") + description(list_, arguments));
+  if (!wrong.empty()) throw Error(wrong + ": make both from one grid of ranks");
   std::vector<at::Tensor> all;
   for (const nn::Parameter& p : list_.parameters) {
     all.push_back(p.tensor);

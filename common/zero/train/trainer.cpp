@@ -48,7 +48,7 @@ Trainer::Trainer(Strategy& strategy, TrainerOptions options)
     : strategy_(strategy), options_(options), steps_(options.first_step) {
   const dist::CallScope call(strategy.communicator(), "Trainer::Trainer");
   if (options.loss_scale) loss_scale_.emplace(*options.loss_scale);
-  strategy.communicator().verify_same_on_all_ranks(
+  strategy.all_ranks().verify_same_on_all_ranks(
       "the trainer's options",
       fmt::format("a clip norm of {} ({})\nfirst step {}\n{}\n{} where a gradient is not finite",
                   options.clip_norm, optim::name(options.norm), options.first_step,
