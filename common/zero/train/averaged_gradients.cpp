@@ -34,17 +34,19 @@ void AveragedGradients::add_up_over_tensor_axis() {
   const Own mine = own();
   for (std::size_t k = 0; k < mine.indices.size(); ++k) {
     if (!strategy_.list().parameters[mine.indices[k]].placement.sums_gradient) continue;
-    by_type[mine.gradients[k].scalar_type()].push_back(mine.gradients[k].flatten());
+    by_type[mine.gradients[k].scalar_type()].push_back(mine.gradients[k]);
   }
   for (const auto& [type, gradients] : by_type) {
     const memory::Charge charge(memory::Category::kCommunication);
-    const at::Tensor all = at::cat(gradients);
+    std::vector<at::Tensor> flat;
+    for (const at::Tensor& gradient : gradients) flat.push_back(gradient.flatten());
+    const at::Tensor all = at::cat(flat);
     strategy_.tensor_axis()
         ->all_reduce(all, Purpose::kGradient, {dist::ReduceOp::kSum, strategy_.average().type})
         .wait();
     std::int64_t begin = 0;
     for (const at::Tensor& gradient : gradients) {
-      gradient.copy_(all.narrow(0, begin, gradient.numel()));
+      gradient.copy_(all.narrow(0, begin, gradient.numel()).view(gradient.sizes()));
       begin += gradient.numel();
     }
   }
@@ -240,7 +242,10 @@ std::vector<double> AveragedGradients::first_and_sources() {
 
 std::optional<NonfiniteGradient> AveragedGradients::first_nonfinite() {
   // Averages that were checked may overflow when they are added to each other.
-  if (strategy_.communicator().checks_gradients() && !adds_averages_ && !suspect_) {
+  const dist::Communicator* const axis = strategy_.tensor_axis();
+  const bool checked = strategy_.communicator().checks_gradients() &&
+                       (axis == nullptr || axis->size() == 1 || axis->checks_gradients());
+  if (checked && !adds_averages_ && !suspect_) {
     return std::nullopt;
   }
   const std::vector<double> all = first_and_sources();
