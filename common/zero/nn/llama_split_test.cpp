@@ -1,5 +1,6 @@
 // Llama split over a tensor axis beside the whole model, in double precision.
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <tests/support/ranks.hpp>
@@ -14,7 +15,7 @@ using dist::Communicator;
 using testing::expect_error;
 using testing::on_ranks;
 
-LlamaConfig small(std::int64_t classes = 0, bool tied = true) {
+LlamaConfig split_config(std::int64_t classes = 0, bool tied = true) {
   return {.vocabulary = 24,
           .hidden = 10,
           .layers = 2,
@@ -28,7 +29,7 @@ LlamaConfig small(std::int64_t classes = 0, bool tied = true) {
           .dtype = at::kDouble};
 }
 
-data::Batch text(const LlamaConfig& config) {
+data::Batch split_text(const LlamaConfig& config) {
   const at::Tensor ids = (at::arange(16).view({2, 8}) * 7 + 3).remainder(config.vocabulary);
   data::Batch batch{.inputs = ids, .targets = (ids * 5 + 1).remainder(config.vocabulary)};
   batch.targets[0][7] = data::kIgnoredTarget;
@@ -41,7 +42,7 @@ data::Batch text(const LlamaConfig& config) {
 }
 
 // Within 1e-12 of the largest element of `b`.
-::testing::AssertionResult close(const at::Tensor& a, const at::Tensor& b) {
+::testing::AssertionResult within(const at::Tensor& a, const at::Tensor& b) {
   const double largest = b.detach().abs().max().item<double>();
   if (largest == 0) return ::testing::AssertionFailure() << "all zeros";
   return testing::close_to(a.detach() / largest, b.detach() / largest, 1e-12);
@@ -59,10 +60,10 @@ void expect_same(Communicator& axis, const Case& c) {
   initialize_parameters(whole, values);
   initialize_parameters(split, values);
   split.checkpoint_activations(c.checkpoints);
-  const data::Batch batch = text(c.config);
-  EXPECT_TRUE(close(split.predict(batch), whole.predict(batch)));
+  const data::Batch batch = split_text(c.config);
+  EXPECT_TRUE(within(split.predict(batch), whole.predict(batch)));
   const at::Tensor expected = whole.loss(batch), loss = split.loss(batch);
-  EXPECT_TRUE(close(loss, expected));
+  EXPECT_TRUE(within(loss, expected));
   expected.backward();
   loss.backward();
   const ParameterList wholes = list_parameters(whole), parts = list_parameters(split);
@@ -77,7 +78,7 @@ void expect_same(Communicator& axis, const Case& c) {
     if (p.placement.sums_gradient) {
       axis.all_reduce(gradient, dist::Purpose::kGradient, dist::ReduceOp::kSum).wait();
     }
-    EXPECT_TRUE(close(p.placement.whole_of(gradient), of_whole.grad())) << p.name;
+    EXPECT_TRUE(within(p.placement.whole_of(gradient), of_whole.grad())) << p.name;
   }
 }
 
@@ -86,7 +87,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, SplitLlama, ::testing::Values(1, 2, 4), testing:
 
 TEST_P(SplitLlama, IsTheWholeModel) {
   on_ranks(GetParam(), [](Communicator& axis) {
-    for (const LlamaConfig& config : {small(), small(0, false), small(3)}) {
+    for (const LlamaConfig& config : {split_config(), split_config(0, false), split_config(3)}) {
       for (const bool sequence : {false, true}) {
         for (const bool checkpoints : {false, true}) {
           SCOPED_TRACE(fmt::format("{} classes, tied {}, sequence {}, checkpoints {}",
@@ -101,8 +102,8 @@ TEST_P(SplitLlama, IsTheWholeModel) {
 // 4 all-reduces of the residual stream for each layer and 2 besides, or halves of them.
 TEST_P(SplitLlama, SendsWhatTheFormulaSays) {
   on_ranks(GetParam(), [](Communicator& axis) {
-    const LlamaConfig config = small();
-    const data::Batch batch = text(config);
+    const LlamaConfig config = split_config();
+    const data::Batch batch = split_text(config);
     const std::int64_t n = axis.size(), residual = batch.inputs.numel() * config.hidden * 8;
     for (const bool sequence : {false, true}) {
       SeededValues values(4);
@@ -142,12 +143,12 @@ TEST(SplitLlamaThatDoesNotFit, NamesTheNumberAndAPresetThatDoes) {
 TEST(SplitLlamaBatches, ThatDifferOrDoNotFitAreErrorsOnAllRanks) {
   on_ranks(2, [](Communicator& axis) {
     SeededValues values(4);
-    Llama model(small(), {&axis, /*sequence=*/true});
+    Llama model(split_config(), {&axis, /*sequence=*/true});
     initialize_parameters(model, values);
-    data::Batch batch = text(small());
+    data::Batch batch = split_text(split_config());
     if (axis.rank() == 1) batch.inputs = batch.inputs.roll(1);
     expect_error([&] { model.loss(batch); }, {"ranks 0 and 1 of the tensor axis", "data axis"});
-    batch = text(small());
+    batch = split_text(split_config());
     batch.inputs = batch.inputs.narrow(1, 0, 7).contiguous();
     batch.targets = batch.targets.narrow(1, 0, 7).contiguous();
     expect_error([&] { model.loss(batch); }, {"7 elements", "2 ranks", "tokens"});

@@ -24,7 +24,9 @@ using testing::on_ranks;
 // 1 + 2 + ... + n: what ranks contribute below.
 double triangle(const Communicator& axis) { return axis.size() * (axis.size() + 1) / 2.0; }
 
-at::Tensor leaf(const at::Tensor& values) { return values.to(at::kDouble).requires_grad_(); }
+at::Tensor leaf(const at::Tensor& values) {
+  return values.detach().to(at::kDouble, /*non_blocking=*/false, /*copy=*/true).requires_grad_();
+}
 at::Tensor row(std::int64_t n) { return at::arange(n, at::kDouble).view({1, n}); }
 
 class TensorAxis : public ::testing::TestWithParam<int> {};
@@ -118,8 +120,8 @@ struct WholeNumbers : ParameterSource {
 };
 
 // y = (x A) * (x A) B of an embedding's rows, and its head.
-struct Net : Unit {
-  explicit Net(const TensorParallel& split = {}) : tensor(split) {
+struct SplitNet : Unit {
+  explicit SplitNet(const TensorParallel& split = {}) : tensor(split) {
     const Initializer unused = Initializer::constant(0);
     embedding = register_module("embedding",
                                 std::make_shared<Embedding>(12, 8, unused, at::kDouble, split));
@@ -150,7 +152,7 @@ TEST_P(SplitLayers, OfWholeNumbersHaveTheBitsOfWholeOnes) {
   on_ranks(GetParam(), [](Communicator& axis) {
     const at::Tensor ids = at::tensor({3, 11, 0, 7, 7, 5, 2, 9}, at::kLong).view({2, 4});
     for (const bool sequence : {false, true}) {
-      Net whole, split({&axis, sequence});
+      SplitNet whole, split({&axis, sequence});
       const auto [x, logits] = whole.forward(ids);
       const auto [own_x, own_logits] = split.forward(ids);
       const TensorPlacement positions{&axis, 1}, features{&axis, 2};
