@@ -4,7 +4,6 @@
 #include <string>
 
 #include <zero/base/error.hpp>
-#include <zero/nn/checkpoint.hpp>
 #include <zero/nn/cross_entropy.hpp>
 #include <zero/nn/functional.hpp>
 #include <zero/nn/llama.hpp>
@@ -96,7 +95,7 @@ at::Tensor LlamaLayer::forward(const at::Tensor& x, const RotaryTable& table) {
             [this, table](const std::vector<at::Tensor>& inputs) {
               return body(inputs.front(), table);
             },
-            {x});
+            {x}, checkpoint_options_);
       },
       {x});
 }
@@ -168,8 +167,16 @@ at::Tensor Llama::predict(const data::Batch& batch) {
       {});
 }
 
-void Llama::checkpoint_activations(bool on) {
-  for (const auto& layer : layers_) layer->checkpoint_activations(on);
+void Llama::checkpoint_activations(bool on, const CheckpointOptions& options) {
+  if (options.partition_over != nullptr &&
+      (options.partition_over != tensor_.axis || tensor_.cuts_sequence())) {
+    throw Error(tensor_.cuts_sequence()
+                    ? "checkpoints cannot be partitioned under sequence parallelism: each rank has "
+                      "a part of the residual stream already"
+                    : "checkpoints can be partitioned over the model's tensor axis only: on other "
+                      "ranks they differ");
+  }
+  for (const auto& layer : layers_) layer->checkpoint_activations(on, options);
 }
 
 void Llama::check_same_batch(const data::Batch& batch) const {

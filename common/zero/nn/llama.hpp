@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <zero/nn/attention.hpp>
+#include <zero/nn/checkpoint.hpp>
 #include <zero/nn/layers.hpp>
 #include <zero/nn/llama_config.hpp>
 #include <zero/nn/model.hpp>
@@ -64,12 +65,16 @@ class LlamaLayer : public Unit {
   /// [B, S, hidden] to [B, S, hidden], with the unit's hooks around it.
   at::Tensor forward(const at::Tensor& x, const RotaryTable& table);
   /// Sets whether only the input is kept for backward; see Llama::checkpoint_activations().
-  void checkpoint_activations(bool on) { checkpoints_ = on; }
+  void checkpoint_activations(bool on, const CheckpointOptions& options) {
+    checkpoints_ = on;
+    checkpoint_options_ = options;
+  }
 
  private:
   at::Tensor body(const at::Tensor& x, const RotaryTable& table) const;
 
   bool checkpoints_ = false;
+  CheckpointOptions checkpoint_options_;
   std::shared_ptr<LlamaAttention> attention_;
   std::shared_ptr<LlamaMlp> mlp_;
   std::shared_ptr<RmsNorm> input_norm_, post_attention_norm_;
@@ -101,8 +106,12 @@ class Llama : public Model {
   /// (checkpoint.hpp), from the next forward on; off by default. Activations then take one tensor
   /// [B, S, hidden] per layer plus those of a single layer, for one more forward of all layers. The
   /// bits of losses and gradients do not depend on it, so ranks may differ in it, unless the
-  /// strategy gathers layer by layer.
-  void checkpoint_activations(bool on);
+  /// strategy gathers layer by layer, or the model is split over a tensor axis.
+  ///
+  /// `options` say where the inputs are kept. All ranks of a tensor axis set the same. Throws
+  /// zero::Error if they are to be partitioned over other ranks than the model's tensor axis, or under
+  /// sequence parallelism, where each rank has a part of them already.
+  void checkpoint_activations(bool on, const CheckpointOptions& options = {});
 
   const LlamaConfig& config() const { return config_; }
   const TensorParallel& tensor_parallel() const { return tensor_; }
