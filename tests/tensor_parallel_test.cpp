@@ -66,7 +66,7 @@ TEST_P(TensorParallelTraining, EveryModeHasTheBitsOfDdpOnTheSameSplit) {
 TEST_P(TensorParallelTraining, HasTheNumbersOfTheWholeModel) {
   on_grid(GetParam(), [](TwoAxes& axes) {
     for (const bool sequence : {false, true}) {
-      for (const std::string mode : {"ddp", "zero1", "zero2", "zero3", "engine3"}) {
+      for (const std::string& mode : all_strategies()) {
         SCOPED_TRACE(fmt::format("{}, sequence {}", mode, sequence));
         SplitOptions options{.mode = mode, .sequence = sequence, .dtype = at::kDouble};
         options.optimizer = optim::sgd({.learning_rate = 0.1});
@@ -90,7 +90,7 @@ TEST_P(TensorParallelTraining, HasTheNumbersOfTheWholeModel) {
 TEST_P(TensorParallelTraining, NormsOfEveryKindAreThoseOfTheWholeModelOnAllRanks) {
   on_grid(GetParam(), [](TwoAxes& axes) {
     for (const optim::Norm kind : {optim::Norm::kL1, optim::Norm::kL2, optim::Norm::kInfinity}) {
-      for (const std::string mode : {"ddp", "zero2", "engine3"}) {
+      for (const std::string& mode : all_strategies()) {
         SCOPED_TRACE(fmt::format("{} {}", optim::name(kind), mode));
         SplitOptions options{.mode = mode, .sequence = true, .dtype = at::kDouble};
         options.trainer.clip_norm = 0.05;
@@ -171,7 +171,7 @@ TEST_P(TensorParallelTraining, AGradientThatIsNotFiniteSkipsTheStepOnAllRanks) {
   on_grid(GetParam(), [](TwoAxes& axes) {
     const bool is_bad = axes.data->rank() == axes.data->size() - 1 && axes.tensor->rank() == 1;
     for (const double clip : {0.0, 1.0}) {
-      for (const std::string mode : {"ddp", "zero2", "engine3"}) {
+      for (const std::string& mode : all_strategies()) {
         SCOPED_TRACE(fmt::format("{}, clip {}", mode, clip));
         SplitOptions options{.mode = mode};
         options.trainer.clip_norm = clip;

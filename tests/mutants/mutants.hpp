@@ -29,10 +29,11 @@ std::unique_ptr<train::Strategy> make_mutant(const train::StrategyArguments& arg
   return std::make_unique<Wrong>(arguments);
 }
 
-/// Those of whole parameters, of split tensors, and of the engine of chapter 05.
+/// Those of whole parameters, of split tensors, of the engine of chapter 05, and of a tensor axis.
 std::vector<Mutant> mutants_of_owners();
 std::vector<Mutant> mutants_of_shards();
 std::vector<Mutant> mutants_of_the_engine();
+std::vector<Mutant> mutants_of_splits();
 
 /// The average that forgot to divide.
 template <typename Real>
