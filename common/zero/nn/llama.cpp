@@ -33,7 +33,8 @@ double digest(const data::Batch& batch) {
     const auto* bytes = static_cast<const unsigned char*>(dense.const_data_ptr());
     for (std::size_t i = 0; i < dense.nbytes(); ++i) h = (h ^ bytes[i]) * 1099511628211ULL;
   }
-  return static_cast<double>((h ^ static_cast<std::uint64_t>(batch.loss_terms)) >> 11);
+  h = (h ^ static_cast<std::uint64_t>(batch.loss_terms)) * 1099511628211ULL;
+  return static_cast<double>(h >> 11);
 }
 
 }  // namespace
