@@ -1,5 +1,5 @@
-// Every strategy on the data axis over a model that is split over a tensor axis of 2: the bits of DDP
-// on the same split, the whole model's numbers, its norm, its bytes, and errors on all ranks.
+// Every strategy on the data axis over a model that is split over a tensor axis of 2: the bits of
+// DDP on the same split, the whole model's numbers, its norm, its bytes, and errors on all ranks.
 
 #include <gmock/gmock.h>
 
@@ -133,8 +133,7 @@ TEST_P(TensorParallelTraining, BytesAtRestAreTheStagesFormulaOnTheDataAxis) {
       SCOPED_TRACE(mode);
       const memory::Snapshot before = memory::snapshot();
       SplitRun run(*axes.data, axes.tensor.get(), {.mode = mode});
-      EXPECT_EQ(run.strategy->list().numel(),
-                (config.parameters() - norms) / kTensorRanks + norms);
+      EXPECT_EQ(run.strategy->list().numel(), (config.parameters() - norms) / kTensorRanks + norms);
       run.step(0);
       const dist::Traffic sent_before = axes.data->traffic();
       run.step(1);
@@ -145,7 +144,8 @@ TEST_P(TensorParallelTraining, BytesAtRestAreTheStagesFormulaOnTheDataAxis) {
   });
 }
 
-// The residual stream moves 4 layers + 2 times; under sequence parallelism norms' gradients as well.
+// The residual stream moves 4 layers + 2 times; under sequence parallelism norms' gradients as
+// well.
 TEST_P(TensorParallelTraining, BytesOnTheTensorAxisAreThoseOfTheFormula) {
   on_grid(GetParam(), [](TwoAxes& axes) {
     const nn::LlamaConfig config = llama_to_split();
@@ -201,8 +201,11 @@ TEST(TensorParallelErrors, AppearOnAllRanksWhicheverIsDifferent) {
       nn::LlamaConfig config = llama_to_split();
       config.tied = rank != other;
       const auto model = make_deferred<nn::Llama>(config, nn::TensorParallel{axes.tensor.get()});
-      expect_error([&] { make_strategy("ddp", {*model, *axes.data, optim::adamw(), &values}); },
-                   {"ranks disagree about the model or the strategy", "lm_head.weight"});
+      expect_error(
+          [&] {
+            make_strategy("ddp", {*model, *axes.data, optim::adamw(), &values});
+          },
+          {"ranks disagree about the model or the strategy", "lm_head.weight"});
       const auto good =
           make_deferred<nn::Llama>(llama_to_split(), nn::TensorParallel{axes.tensor.get()});
       const auto strategy = make_strategy("ddp", {*good, *axes.data, optim::adamw(), &values});
@@ -221,8 +224,11 @@ TEST(TensorParallelErrors, RanksOfATensorAxisHaveOnePlaceOnTheDataAxis) {
     nn::SeededValues values(3);
     const auto model =
         make_deferred<nn::Llama>(llama_to_split(), nn::TensorParallel{axes.tensor.get()});
-    expect_error([&] { make_strategy("engine3", {*model, *data, optim::adamw(), &values}); },
-                 {"of 2", "of the data axis"});
+    expect_error(
+        [&] {
+          make_strategy("engine3", {*model, *data, optim::adamw(), &values});
+        },
+        {"of 2", "of the data axis"});
     world.barrier();
   });
 }

@@ -1,5 +1,5 @@
-// Checkpoints and saved models of a model that is split over a tensor axis: those of the whole model,
-// at any numbers of ranks of both axes.
+// Checkpoints and saved models of a model that is split over a tensor axis: those of the whole
+// model, at any numbers of ranks of both axes.
 
 #include <gtest/gtest.h>
 
@@ -32,9 +32,7 @@ WholeState model_state(SplitRun& run) {
   return state;
 }
 
-SplitOptions options_of(const std::string& mode) {
-  return {.mode = mode, .sequence = true};
-}
+SplitOptions options_of(const std::string& mode) { return {.mode = mode, .sequence = true}; }
 
 // Saved by 2 x 2 ranks, the whole model with its moments is what any other grid and any strategy
 // load, and what they save is loaded again.
@@ -114,7 +112,8 @@ TEST(SplitModel, IsSavedAsOneFileThatTheWholeModelAndAnySplitRead) {
     io::save_model(*run.strategy, nn::to_hugging_face_json(llama_to_split()), folder / "model");
     const std::vector<at::Tensor> expected = run.model_weights();
     world.barrier();
-    for (dist::Communicator* tensor : {axes.tensor.get(), static_cast<dist::Communicator*>(nullptr)}) {
+    for (dist::Communicator* tensor :
+         {axes.tensor.get(), static_cast<dist::Communicator*>(nullptr)}) {
       nn::Llama model(llama_to_split(), {tensor});
       io::StoredValues values(folder / "model", nn::list_parameters(model));
       nn::initialize_parameters(model, values);

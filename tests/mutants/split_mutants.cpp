@@ -65,8 +65,8 @@ std::vector<Mutant> mutants_of_splits() {
       {"tensor_axis_norm_counted_n_times", "every tensor rank adds the norm of the whole model",
        killed_by, "zero2", make_mutant<NormCountedByTensorRanks>},
       {"tensor_axis_gradient_not_summed",
-       "gradients of norms are not added up over tensor ranks that have different tokens", killed_by,
-       "zero2", make_mutant<GradientOfOwnTokens>},
+       "gradients of norms are not added up over tensor ranks that have different tokens",
+       killed_by, "zero2", make_mutant<GradientOfOwnTokens>},
       {"tensor_axis_next_slice", "a tensor rank has the slice of the next", killed_by, "zero2",
        make_mutant<SliceOfTheNextRank>},
   };

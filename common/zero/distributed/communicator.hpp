@@ -324,8 +324,8 @@ class CallScope {
   std::string_view outer_;
 };
 
-/// Throws zero::Error if `texts`, one of each rank, differ: it names `what`, two ranks, and the first
-/// line in which they differ.
+/// Throws zero::Error if `texts`, one of each rank, differ: it names `what`, two ranks, and the
+/// first line in which they differ.
 void expect_same(const std::string& what, const std::vector<std::string>& texts);
 
 /// Returns `mine` of every rank, one after the other in rank order; all must have the same length.

@@ -62,7 +62,7 @@ static void to_json(json& j, const SavedParameter& p) {
   if (p.cut != Cut()) j["cut"] = p.cut;
 }
 static void from_json(const json& j, SavedParameter& p) {
-  p = {j.at("name"),   j.at("shape"), j.at("dtype"), j.at("steps"),
+  p = {j.at("name"),   j.at("shape"), j.at("dtype"),        j.at("steps"),
        j.at("states"), j.at("runs"),  j.value("cut", Cut())};
 }
 
@@ -213,13 +213,10 @@ static int version_of(const Manifest& manifest) {
 }
 
 std::string to_text(const Manifest& manifest) {
-  json j = {{"format", kFormat},
-            {"version", version_of(manifest)},
-            {"folder", manifest.folder},
-            {"run", manifest.info},
-            {"parameters", manifest.parameters},
-            {"buffers", manifest.buffers},
-            {"files", manifest.files}};
+  json j = {
+      {"format", kFormat},      {"version", version_of(manifest)},   {"folder", manifest.folder},
+      {"run", manifest.info},   {"parameters", manifest.parameters}, {"buffers", manifest.buffers},
+      {"files", manifest.files}};
   j[kChecksum] = checksum(j);
   return text_of(j);
 }
@@ -299,8 +296,9 @@ void check_cut(const SavedParameter& p) {
       p.shape[static_cast<std::size_t>(p.cut.dim)] % p.cut.parts == 0) {
     return;
   }
-  throw Error(fmt::format("parameter '{}' [{}] cannot be cut into {} equal parts along dimension {}",
-                          p.name, fmt::join(p.shape, ", "), p.cut.parts, p.cut.dim));
+  throw Error(
+      fmt::format("parameter '{}' [{}] cannot be cut into {} equal parts along dimension {}",
+                  p.name, fmt::join(p.shape, ", "), p.cut.parts, p.cut.dim));
 }
 
 void check_runs(const SavedParameter& p, const Manifest& manifest) {

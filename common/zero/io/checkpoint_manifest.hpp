@@ -59,7 +59,7 @@ struct SavedParameter {
   std::string dtype;
   std::int64_t steps = 0;
   std::map<std::string, std::string> states;  ///< by name, and their dtypes
-  std::vector<RankRange> runs;  ///< by part, in order; together every element once
+  std::vector<RankRange> runs;                ///< by part, in order; together every element once
   Cut cut = {};
 
   std::int64_t elements() const;
@@ -90,9 +90,9 @@ struct Manifest {
   const SavedFile* file_of(int rank) const;
 };
 
-/// Calls function(begin in `a`, begin in `b`, size) for all elements that two ranges of a parameter of
-/// shape `shape` have in common, in pieces that lie together in both. `a` is of part `part_a` of the
-/// parameter as `cut_a` cuts it, `b` likewise.
+/// Calls function(begin in `a`, begin in `b`, size) for all elements that two ranges of a parameter
+/// of shape `shape` have in common, in pieces that lie together in both. `a` is of part `part_a` of
+/// the parameter as `cut_a` cuts it, `b` likewise.
 void for_each_common(const std::vector<std::int64_t>& shape, const Cut& cut_a, int part_a,
                      const Range& a, const Cut& cut_b, int part_b, const Range& b,
                      const std::function<void(std::int64_t, std::int64_t, std::int64_t)>& function);

@@ -168,8 +168,8 @@ class Loader {
   void in_common(std::size_t i, const RankRange& run, const Range& range, Function function) const {
     const SavedParameter& saved = manifest_.parameters[i];
     const nn::TensorPlacement& ours = strategy_.list().parameters[i].placement;
-    for_each_common(saved.shape, saved.cut, run.part, run.range, cut_of(ours), ours.part(),
-                    range, function);
+    for_each_common(saved.shape, saved.cut, run.part, run.range, cut_of(ours), ours.part(), range,
+                    function);
   }
 
   // Copies the elements of `target`, and no others, from the files that hold them.

@@ -185,8 +185,8 @@ void save_checkpoint(train::Strategy& strategy, const fs::path& folder,
                     }).front();
   try {
     note_files(manifest, on_all_ranks(ranks, what, [&] {
-                 const fs::path path = folder / manifest.folder /
-                                       rank_file_name(ranks.rank(), ranks.size());
+                 const fs::path path =
+                     folder / manifest.folder / rank_file_name(ranks.rank(), ranks.size());
                  return write_file(path, tensors_of(strategy, manifest));
                }));
     on_all_ranks(ranks, what, [&] {

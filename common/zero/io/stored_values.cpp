@@ -67,8 +67,7 @@ StoredValues::StoredValues(const std::filesystem::path& folder, const nn::Parame
         missing_.push_back(parameter.name);
       } else {
         problems.push_back(fmt::format("tensor {} is missing; the model has it with the shape {}",
-                                       shown(parameter.name),
-                                       shape_text(parameter.whole_sizes())));
+                                       shown(parameter.name), shape_text(parameter.whole_sizes())));
       }
       continue;
     }

@@ -107,9 +107,10 @@ void check_parts(const variable_list& inputs, const CheckpointOptions& options) 
   const int ranks = options.partition_over->size();
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     if (!is_copied(inputs[i], options) || inputs[i].numel() % ranks == 0) continue;
-    throw Error(fmt::format(
-        "input {} of a checkpoint has {} elements, which cannot be split evenly over {} tensor ranks",
-        i, inputs[i].numel(), ranks));
+    throw Error(
+        fmt::format("input {} of a checkpoint has {} elements, which cannot be split evenly over "
+                    "{} tensor ranks",
+                    i, inputs[i].numel(), ranks));
   }
 }
 

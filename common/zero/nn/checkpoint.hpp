@@ -17,8 +17,8 @@ using CheckpointBody = std::function<at::Tensor(const std::vector<at::Tensor>& i
 /// themselves.
 struct CheckpointOptions {
   /// Pa: ranks of a tensor axis, on which these inputs are the same. Of n ranks each keeps 1 / n of
-  /// every input; backward gathers it before `body` runs again: as many bytes as an all-gather of the
-  /// inputs, Purpose::kActivation. The ranks call in the same order. Not owned.
+  /// every input; backward gathers it before `body` runs again: as many bytes as an all-gather of
+  /// the inputs, Purpose::kActivation. The ranks call in the same order. Not owned.
   dist::Communicator* partition_over = nullptr;
   /// Pa+cpu: in pinned memory of the host, if the inputs are on a GPU.
   bool on_host = false;
@@ -52,10 +52,10 @@ struct CheckpointOptions {
 /// each use, as without a checkpoint, and its parameters are whole while `body` runs again, because
 /// pre_backward() comes first. Hooks of units inside `body` fire on every run: forward hooks twice.
 ///
-/// Without a graph to record (at::NoGradGuard) it is body(inputs). Differentiable once. `options` do
-/// not change a bit. Throws zero::Error if `inputs` is empty or has an undefined tensor, if it cannot
-/// be cut evenly over CheckpointOptions::partition_over, or if `body` reads another tensor that
-/// requires a gradient; exceptions of `body` leave forward or backward.
+/// Without a graph to record (at::NoGradGuard) it is body(inputs). Differentiable once. `options`
+/// do not change a bit. Throws zero::Error if `inputs` is empty or has an undefined tensor, if it
+/// cannot be cut evenly over CheckpointOptions::partition_over, or if `body` reads another tensor
+/// that requires a gradient; exceptions of `body` leave forward or backward.
 at::Tensor checkpoint(const CheckpointBody& body, const std::vector<at::Tensor>& inputs,
                       const CheckpointOptions& options = {});
 

@@ -1,6 +1,6 @@
-// What a split Llama keeps between forward and backward, by the allocator: checkpoints in parts and in
-// an arena, and the residual stream under sequence parallelism. None of it changes a bit, or more than
-// the last digits.
+// What a split Llama keeps between forward and backward, by the allocator: checkpoints in parts and
+// in an arena, and the residual stream under sequence parallelism. None of it changes a bit, or
+// more than the last digits.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -72,8 +72,8 @@ struct SplitModel {
 std::int64_t activations() { return memory::snapshot()[Category::kActivations]; }
 
 // Bytes of activations that a layer keeps between forward and backward: the rest cancels out.
-std::int64_t kept_by_a_layer(const TensorParallel& tensor,
-                             const std::function<void(Llama&)>& set = [](Llama&) {}) {
+std::int64_t kept_by_a_layer(
+    const TensorParallel& tensor, const std::function<void(Llama&)>& set = [](Llama&) {}) {
   const auto kept = [&](std::int64_t layers) {
     SplitModel split(layers, tensor);
     set(split.model);
@@ -87,7 +87,8 @@ std::int64_t kept_by_a_layer(const TensorParallel& tensor,
 }
 
 class KeptActivations : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, KeptActivations, ::testing::Values(1, 2, 4), testing::name_of_ranks);
+INSTANTIATE_TEST_SUITE_P(Ranks, KeptActivations, ::testing::Values(1, 2, 4),
+                         testing::name_of_ranks);
 
 TEST_P(KeptActivations, PartitionedCheckpointsTakeTheirPartAndChangeNoBit) {
   on_ranks(GetParam(), [](Communicator& axis) {
@@ -124,8 +125,8 @@ TEST_P(KeptActivations, PartitionedCheckpointsSendOneGatherEach) {
     };
     const std::int64_t n = axis.size();
     // Forward runs twice: 2 more all-reduces a layer.
-    const std::int64_t plain = (6 * 3 + 2) * 2 * kResidual * (n - 1) / n +
-                               2 * kSamples * kTokens * 8 * (n - 1);
+    const std::int64_t plain =
+        (6 * 3 + 2) * 2 * kResidual * (n - 1) / n + 2 * kSamples * kTokens * 8 * (n - 1);
     EXPECT_EQ(sent({}), plain);
     EXPECT_EQ(sent({.partition_over = &axis}), plain + 3 * kResidual * (n - 1) / n);
   });
@@ -134,10 +135,10 @@ TEST_P(KeptActivations, PartitionedCheckpointsSendOneGatherEach) {
 TEST_P(KeptActivations, AnArenaTakesTheCheckpointsOfAPassAndNothingIsAllocatedForThem) {
   on_ranks(GetParam(), [](Communicator& axis) {
     CheckpointArena arena(4 * kResidual);
-    EXPECT_EQ(kept_by_a_layer({&axis}, [&](Llama& model) {
-                model.checkpoint_activations(true, {.arena = &arena});
-              }),
-              0);
+    EXPECT_EQ(
+        kept_by_a_layer(
+            {&axis}, [&](Llama& model) { model.checkpoint_activations(true, {.arena = &arena}); }),
+        0);
     EXPECT_EQ(arena.used(), 0);  // the graphs are gone
     SplitModel split(3, {&axis});
     split.model.checkpoint_activations(true, {.arena = &arena});

@@ -64,8 +64,8 @@ class RowParallelLinear : public Linear {
   TensorParallel tensor_;
 };
 
-/// One vector per token id: `weight` [vocabulary, hidden]. Split over a tensor axis, each of n ranks
-/// has vocabulary / n rows.
+/// One vector per token id: `weight` [vocabulary, hidden]. Split over a tensor axis, each of n
+/// ranks has vocabulary / n rows.
 class Embedding : public Leaf {
  public:
   /// Throws zero::Error if the vocabulary cannot be split evenly.

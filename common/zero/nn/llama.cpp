@@ -14,16 +14,16 @@ namespace {
 template <typename Projection>
 std::shared_ptr<Projection> projection(const LlamaConfig& config, std::int64_t in, std::int64_t out,
                                        const TensorParallel& tensor) {
-  return std::make_shared<Projection>(in, out, Initializer::normal(config.initializer_range), tensor,
-                                      config.dtype);
+  return std::make_shared<Projection>(in, out, Initializer::normal(config.initializer_range),
+                                      tensor, config.dtype);
 }
 
 std::shared_ptr<RmsNorm> norm(const LlamaConfig& config, const TensorPlacement& placement) {
   return std::make_shared<RmsNorm>(config.hidden, config.norm_eps, config.dtype, placement);
 }
 
-// A number that differs between batches: FNV-1a of their elements, 53 bits of it. Those of a GPU are
-// not read, because the host would wait.
+// A number that differs between batches: FNV-1a of their elements, 53 bits of it. Those of a GPU
+// are not read, because the host would wait.
 double digest(const data::Batch& batch) {
   std::uint64_t h = 14695981039346656037ULL;
   for (const at::Tensor& t : {batch.inputs, batch.targets, batch.lengths}) {
@@ -71,8 +71,8 @@ LlamaMlp::LlamaMlp(const LlamaConfig& config, const TensorParallel& tensor) : te
       "gate_proj", projection<ColumnParallelLinear>(config, config.hidden, config.mlp, tensor));
   up_ = register_module(
       "up_proj", projection<ColumnParallelLinear>(config, config.hidden, config.mlp, tensor));
-  down_ = register_module(
-      "down_proj", projection<RowParallelLinear>(config, config.mlp, config.hidden, tensor));
+  down_ = register_module("down_proj",
+                          projection<RowParallelLinear>(config, config.mlp, config.hidden, tensor));
 }
 
 at::Tensor LlamaMlp::forward(const at::Tensor& x) const {
@@ -113,10 +113,9 @@ Llama::Llama(const LlamaConfig& config, const TensorParallel& tensor)
   // Plain containers, so that the dotted names match Hugging Face's.
   auto body = register_module("model", std::make_shared<Layer>());
   embedding_ = body->register_module(
-      "embed_tokens",
-      std::make_shared<Embedding>(config.vocabulary, config.hidden,
-                                  Initializer::normal(config.initializer_range), config.dtype,
-                                  tensor));
+      "embed_tokens", std::make_shared<Embedding>(config.vocabulary, config.hidden,
+                                                  Initializer::normal(config.initializer_range),
+                                                  config.dtype, tensor));
   auto layers = body->register_module("layers", std::make_shared<Layer>());
   for (std::int64_t i = 0; i < config.layers; ++i) {
     layers_.push_back(

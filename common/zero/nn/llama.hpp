@@ -23,11 +23,11 @@
 ///
 /// The root unit holds everything outside the decoder layers: embedding, final norm and head.
 ///
-/// Split over a tensor axis of n ranks (tensor_parallel.hpp), a rank has the embedding and the head of
-/// vocabulary / n tokens, heads / n and kv_heads / n attention heads, and mlp / n features of each
-/// MLP. Norms, and the head of a classifier, are whole on every rank. In a step with B samples of S
-/// tokens, an axis all-reduces 4 activations [B, S, hidden] for each layer and 2 for embedding and
-/// head (1 under a classifier), and gathers 2 B S numbers for the loss.
+/// Split over a tensor axis of n ranks (tensor_parallel.hpp), a rank has the embedding and the head
+/// of vocabulary / n tokens, heads / n and kv_heads / n attention heads, and mlp / n features of
+/// each MLP. Norms, and the head of a classifier, are whole on every rank. In a step with B samples
+/// of S tokens, an axis all-reduces 4 activations [B, S, hidden] for each layer and 2 for embedding
+/// and head (1 under a classifier), and gathers 2 B S numbers for the loss.
 namespace zero::nn {
 
 /// Grouped-query self-attention with rotary positions: q_proj, k_proj, v_proj, o_proj.
@@ -86,20 +86,20 @@ class LlamaLayer : public Unit {
 class Llama : public Model {
  public:
   /// Throws zero::Error for a config that check() refuses, or check_tensor_parallel().
-  /// `tensor`: splits the model over a tensor axis, whose ranks all make it, with the same config, and
-  /// then pass the same batches.
+  /// `tensor`: splits the model over a tensor axis, whose ranks all make it, with the same config,
+  /// and then pass the same batches.
   explicit Llama(const LlamaConfig& config, const TensorParallel& tensor = {});
 
   /// Language model: cross-entropy of `targets` [B, S], the next token of every position.
   /// Classifier: cross-entropy of the labels `targets` [B]. Mean over data::Batch::loss_terms.
-  /// Throws zero::Error for a batch of another shape or an id outside the vocabulary, and, split over
-  /// a tensor axis, on all its ranks if they have different batches (on the CPU; 8 bytes of
+  /// Throws zero::Error for a batch of another shape or an id outside the vocabulary, and, split
+  /// over a tensor axis, on all its ranks if they have different batches (on the CPU; 8 bytes of
   /// Purpose::kControl), or if S cannot be cut evenly under sequence parallelism.
   at::Tensor loss(const data::Batch& batch) override;
 
   /// Logits: language model [B, S, vocabulary]; classifier [B, classes], from the last token of
-  /// each sample that is not padding. Reads only `inputs` and, for a classifier, `lengths`. Whole on
-  /// all ranks of a tensor axis.
+  /// each sample that is not padding. Reads only `inputs` and, for a classifier, `lengths`. Whole
+  /// on all ranks of a tensor axis.
   at::Tensor predict(const data::Batch& batch) override;
 
   /// Sets whether every decoder layer keeps only its input for backward and recomputes the rest
@@ -109,8 +109,8 @@ class Llama : public Model {
   /// strategy gathers layer by layer, or the model is split over a tensor axis.
   ///
   /// `options` say where the inputs are kept. All ranks of a tensor axis set the same. Throws
-  /// zero::Error if they are to be partitioned over other ranks than the model's tensor axis, or under
-  /// sequence parallelism, where each rank has a part of them already.
+  /// zero::Error if they are to be partitioned over other ranks than the model's tensor axis, or
+  /// under sequence parallelism, where each rank has a part of them already.
   void checkpoint_activations(bool on, const CheckpointOptions& options = {});
 
   const LlamaConfig& config() const { return config_; }

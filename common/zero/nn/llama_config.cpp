@@ -213,10 +213,11 @@ void check(const LlamaConfig& config) {
 void check_tensor_parallel(const LlamaConfig& config, int ranks) {
   const auto expect_even = [ranks](std::int64_t count, const char* what, const char* advice = "") {
     if (count % ranks == 0) return;
-    throw Error(fmt::format("the model has {} {}, which {} tensor ranks cannot share evenly{}", count,
-                            what, ranks, advice));
+    throw Error(fmt::format("the model has {} {}, which {} tensor ranks cannot share evenly{}",
+                            count, what, ranks, advice));
   };
-  const char* const preset = " (SmolLM2 has 15 and 5, or 9 and 3; the preset llama-360m has 16 and 4)";
+  const char* const preset =
+      " (SmolLM2 has 15 and 5, or 9 and 3; the preset llama-360m has 16 and 4)";
   expect_even(config.heads, "heads", preset);
   expect_even(config.kv_heads, "key/value heads", preset);
   expect_even(config.mlp, "features in its MLP (intermediate_size)");

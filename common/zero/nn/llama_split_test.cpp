@@ -123,7 +123,12 @@ TEST_P(SplitLlama, SendsWhatTheFormulaSays) {
 TEST(SplitLlamaThatDoesNotFit, NamesTheNumberAndAPresetThatDoes) {
   on_ranks(2, [](Communicator& axis) {
     const auto refused = [&](const LlamaConfig& config, const std::vector<std::string>& parts) {
-      expect_error([&] { const DeferredStorage deferred; Llama(config, {&axis}); }, parts);
+      expect_error(
+          [&] {
+            const DeferredStorage deferred;
+            Llama(config, {&axis});
+          },
+          parts);
     };
     refused(preset("smollm2-360m"), {"15 heads", "2 tensor ranks", "llama-360m"});
     refused(preset("smollm2-135m"), {"9 heads", "llama-360m"});
@@ -137,7 +142,8 @@ TEST(SplitLlamaThatDoesNotFit, NamesTheNumberAndAPresetThatDoes) {
     config.vocabulary = 257;
     refused(config, {"257 tokens in its vocabulary"});
   });
-  for (const int ranks : {2, 4}) EXPECT_NO_THROW(check_tensor_parallel(preset("llama-360m"), ranks));
+  for (const int ranks : {2, 4})
+    EXPECT_NO_THROW(check_tensor_parallel(preset("llama-360m"), ranks));
 }
 
 TEST(SplitLlamaBatches, ThatDifferOrDoNotFitAreErrorsOnAllRanks) {

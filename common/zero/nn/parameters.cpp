@@ -67,9 +67,9 @@ class Lister {
       return;
     }
     const auto* layer = dynamic_cast<const Layer*>(&module);
-    result_.parameters.push_back(
-        {join(path, name), tensor, unit, layer ? layer->initializer(name) : std::nullopt,
-         layer ? layer->placement(name) : TensorPlacement()});
+    result_.parameters.push_back({join(path, name), tensor, unit,
+                                  layer ? layer->initializer(name) : std::nullopt,
+                                  layer ? layer->placement(name) : TensorPlacement()});
   }
 
   std::size_t common_ancestor(std::size_t a, std::size_t b) const {

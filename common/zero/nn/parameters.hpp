@@ -56,8 +56,8 @@ struct ParameterList {
   std::int64_t numel() const;  ///< elements of all parameters, tied ones once
   std::int64_t bytes() const;  ///< V of the formulas: bytes of one copy of the parameters
 
-  /// The ranks that the model is split over (tensor_parallel.hpp); null if it is not. Then this list
-  /// is of the part that this rank holds.
+  /// The ranks that the model is split over (tensor_parallel.hpp); null if it is not. Then this
+  /// list is of the part that this rank holds.
   dist::Communicator* tensor_axis() const;
 
   /// Index of `unit` in `units`. Throws zero::Error if it is not there.
@@ -86,15 +86,15 @@ class ParameterSource {
  public:
   virtual ~ParameterSource() = default;
   /// Writes the first values of `parameter` into `out` (same shape and dtype, has storage). Called
-  /// on one rank; the values reach the others through a collective. It is asked for whole parameters
-  /// only: of a model that is split, see fill_part().
+  /// on one rank; the values reach the others through a collective. It is asked for whole
+  /// parameters only: of a model that is split, see fill_part().
   virtual void fill(const Parameter& parameter, at::Tensor& out) = 0;
 };
 
 /// Writes the first values of what this rank holds of `parameter` into `out`: those of the whole
-/// parameter, or of the part that a tensor axis leaves to this rank. For a part, `source` first fills
-/// the whole in memory charged to memory::Category::kCommunication. Acts on this rank alone; every
-/// tensor rank reads from a source of its own, which must have the same values.
+/// parameter, or of the part that a tensor axis leaves to this rank. For a part, `source` first
+/// fills the whole in memory charged to memory::Category::kCommunication. Acts on this rank alone;
+/// every tensor rank reads from a source of its own, which must have the same values.
 void fill_part(ParameterSource& source, const Parameter& parameter, at::Tensor& out);
 
 /// Values drawn from each parameter's own generator, seeded by (seed, name): they depend neither on

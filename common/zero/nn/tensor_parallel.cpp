@@ -74,8 +74,7 @@ struct AxisFunction : Function<AxisFunction> {
 };
 
 at::Tensor apply(const at::Tensor& x, Map forward, Map backward) {
-  return AxisFunction::apply(x,
-                             c10::make_intrusive<Pair>(std::move(forward), std::move(backward)));
+  return AxisFunction::apply(x, c10::make_intrusive<Pair>(std::move(forward), std::move(backward)));
 }
 
 at::Tensor unchanged(const at::Tensor& x) { return x.view_as(x); }
@@ -87,7 +86,8 @@ at::Tensor copy_to_axis(const at::Tensor& x, Communicator& axis) {
 }
 
 at::Tensor reduce_over_axis(const at::Tensor& x, Communicator& axis) {
-  return apply(x, [&axis](const at::Tensor& t) { return all_reduced(t, axis); }, unchanged);
+  return apply(
+      x, [&axis](const at::Tensor& t) { return all_reduced(t, axis); }, unchanged);
 }
 
 at::Tensor gather_over_axis(const at::Tensor& x, std::int64_t dim, Communicator& axis,

@@ -10,10 +10,10 @@
 /// Tensor parallelism (Shoeybi et al. 2019, "Megatron-LM", section 3): the ranks of a *tensor axis*
 /// work on the same batch, and each has a part of every large matrix.
 ///
-/// A layer is computed in two halves. The first matrix is cut by its outputs (column-parallel): each
-/// rank computes some of the features, for which it needs the whole input. The second is cut by its
-/// inputs (row-parallel): each rank multiplies its features, and the results of all ranks are added
-/// up. Four functions lead in and out. Each pair is one function and its gradient:
+/// A layer is computed in two halves. The first matrix is cut by its outputs (column-parallel):
+/// each rank computes some of the features, for which it needs the whole input. The second is cut
+/// by its inputs (row-parallel): each rank multiplies its features, and the results of all ranks
+/// are added up. Four functions lead in and out. Each pair is one function and its gradient:
 ///
 ///     function   forward            backward
 ///     copy       nothing            all-reduce
@@ -22,8 +22,8 @@
 ///     scatter    reduce-scatter     all-gather
 ///
 /// All are called by all ranks of the axis in the same order, with the same shapes; they block, and
-/// throw as dist::Work::wait() does. Their backward runs on the thread that autograd chooses, in the
-/// order of the graph, which must be the same on all ranks. The traffic counts as
+/// throw as dist::Work::wait() does. Their backward runs on the thread that autograd chooses, in
+/// the order of the graph, which must be the same on all ranks. The traffic counts as
 /// Purpose::kActivation, sums are in rank order, so all ranks get the same bits. New memory is
 /// charged to the category of the current scope. They can be differentiated once.
 namespace zero::nn {
@@ -76,8 +76,8 @@ struct TensorParallel {
   /// From the residual stream [B, S, ...] into a layer of which this rank has a part: copy, or
   /// gather along the sequence.
   at::Tensor enter(const at::Tensor& x) const;
-  /// From such a layer, whose results are to be added up, to the residual stream: reduce, or scatter
-  /// along the sequence. Throws zero::Error if the sequence cannot be cut evenly.
+  /// From such a layer, whose results are to be added up, to the residual stream: reduce, or
+  /// scatter along the sequence. Throws zero::Error if the sequence cannot be cut evenly.
   at::Tensor leave(const at::Tensor& x) const;
   /// The residual stream whole, for work that all ranks do alike.
   at::Tensor whole(const at::Tensor& x) const;

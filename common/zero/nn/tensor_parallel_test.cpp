@@ -81,16 +81,16 @@ TEST_P(TensorAxis, ScatterLeavesAPartAndGathersGradients) {
       const bool sums = x_is == Uncut::kPartial;
       const at::Tensor x = leaf(row(2 * n) * (sums ? r + 1 : 1));
       const at::Tensor y = scatter_over_axis(x, 1, axis, x_is);
-      EXPECT_TRUE(identical(y.detach(),
-                            row(2 * n).narrow(1, 2 * r, 2) * (sums ? triangle(axis) : 1.0)));
+      EXPECT_TRUE(
+          identical(y.detach(), row(2 * n).narrow(1, 2 * r, 2) * (sums ? triangle(axis) : 1.0)));
       (y * (r + 1)).sum().backward();
       EXPECT_TRUE(identical(x.grad(), (row(2 * n) / 2).floor() + 1));
     }
   });
 }
 
-// Parts along a dimension that is not the first, of several samples, and gradients that are no dense
-// tensor.
+// Parts along a dimension that is not the first, of several samples, and gradients that are no
+// dense tensor.
 TEST(TensorAxisLayout, OfTheMiddleDimension) {
   on_ranks(2, [](Communicator& axis) {
     const at::Tensor whole = at::arange(24, at::kDouble).view({2, 4, 3});
@@ -105,8 +105,11 @@ TEST(TensorAxisLayout, OfTheMiddleDimension) {
     EXPECT_TRUE(identical(part.detach(), mine * 2));
     part.sum().backward();
     EXPECT_TRUE(identical(y.grad(), at::ones({2, 4, 3}, at::kDouble)));
-    expect_error([&] { scatter_over_axis(at::ones({1, 5}), 1, axis); },
-                 {"5 elements", "2 ranks", "tokens"});
+    expect_error(
+        [&] {
+          scatter_over_axis(at::ones({1, 5}), 1, axis);
+        },
+        {"5 elements", "2 ranks", "tokens"});
   });
 }
 
@@ -114,7 +117,8 @@ TEST(TensorAxisLayout, OfTheMiddleDimension) {
 struct WholeNumbers : ParameterSource {
   void fill(const Parameter& parameter, at::Tensor& out) override {
     const auto seed = static_cast<std::int64_t>(parameter.name.size());
-    memory_of(out).copy_((at::arange(out.numel()) * 5 + seed).remainder(7).sub(3).view(out.sizes()));
+    memory_of(out).copy_(
+        (at::arange(out.numel()) * 5 + seed).remainder(7).sub(3).view(out.sizes()));
   }
   static at::Tensor memory_of(const at::Tensor& x) { return x.detach(); }
 };
@@ -125,8 +129,8 @@ struct SplitNet : Unit {
     const Initializer unused = Initializer::constant(0);
     embedding = register_module("embedding",
                                 std::make_shared<Embedding>(12, 8, unused, at::kDouble, split));
-    first = register_module("first", std::make_shared<ColumnParallelLinear>(
-                                         8, 12, unused, unused, split, at::kDouble));
+    first = register_module(
+        "first", std::make_shared<ColumnParallelLinear>(8, 12, unused, unused, split, at::kDouble));
     second = register_module(
         "second", std::make_shared<RowParallelLinear>(12, 8, unused, split, at::kDouble));
     WholeNumbers values;
@@ -206,12 +210,13 @@ TEST_P(SplitCrossEntropy, IsThatOfAllClasses) {
     }
     expected.backward();
     loss.backward();
-    EXPECT_TRUE(testing::close_to(own.grad(),
-                                  TensorPlacement{&axis, 1}.part_of(whole.grad()).contiguous(),
-                                  1e-14));
+    EXPECT_TRUE(testing::close_to(
+        own.grad(), TensorPlacement{&axis, 1}.part_of(whole.grad()).contiguous(), 1e-14));
     EXPECT_GT(own.grad().abs().max().item<double>(), 1e-3);
     expect_error(
-        [&] { consuming_cross_entropy(at::zeros({1, 12 / axis.size()}), testing::longs({12}), 1, &axis); },
+        [&] {
+          consuming_cross_entropy(at::zeros({1, 12 / axis.size()}), testing::longs({12}), 1, &axis);
+        },
         {"a target is 12", "0 to 11"});
   });
 }

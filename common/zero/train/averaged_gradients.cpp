@@ -225,8 +225,8 @@ std::size_t AveragedGradients::first_nonfinite_here() {
 }
 
 // Of all ranks of the data axis, one after the other: the index of its first gradient that is not
-// finite (or the number of parameters), and a flag for each rank that it has seen to be the source of
-// one. On a tensor axis those of all its ranks together.
+// finite (or the number of parameters), and a flag for each rank that it has seen to be the source
+// of one. On a tensor axis those of all its ranks together.
 std::vector<double> AveragedGradients::first_and_sources() {
   std::vector<double> mine = {static_cast<double>(first_nonfinite_here())};
   for (const bool from : sources_) mine.push_back(from ? 1 : 0);

@@ -22,9 +22,9 @@ struct NonfiniteGradient {
 
 /// The averaged gradients of a strategy, of which this rank has those that it updates: which exist,
 /// their sum over micro-batches, their norm, and whether all of them are finite. All ranks call the
-/// same functions and get the same answers: those of the whole model, on all ranks of the tensor axis
-/// too if it is split. Parts of a parameter add to the norm; one that every tensor rank holds counts
-/// once.
+/// same functions and get the same answers: those of the whole model, on all ranks of the tensor
+/// axis too if it is split. Parts of a parameter add to the norm; one that every tensor rank holds
+/// counts once.
 class AveragedGradients {
  public:
   /// `strategy` must outlive this object. `adds_averages`: micro-batches are averaged one by one
@@ -33,10 +33,11 @@ class AveragedGradients {
 
   /// Notes whether this rank's backward made a gradient of parameter `index`.
   void note_used(std::size_t index, bool used) { used_[index] = used; }
-  /// Call after a reduction. Adds up, over the tensor axis, the gradients of parameters on the residual
-  /// stream (nn::TensorPlacement::sums_gradient; Purpose::kGradient). Drops the gradients of parameters that no rank used (a small
-  /// all-reduce finds them) and adds up micro-batches that are averaged one by one. Before the last
-  /// micro-batch the sums are not in `.grad`, where backward would add to them. Blocks.
+  /// Call after a reduction. Adds up, over the tensor axis, the gradients of parameters on the
+  /// residual stream (nn::TensorPlacement::sums_gradient; Purpose::kGradient). Drops the gradients
+  /// of parameters that no rank used (a small all-reduce finds them) and adds up micro-batches that
+  /// are averaged one by one. Before the last micro-batch the sums are not in `.grad`, where
+  /// backward would add to them. Blocks.
   void complete(bool is_last_micro_batch);
 
   // After complete() of the last micro-batch:

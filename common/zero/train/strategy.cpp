@@ -33,8 +33,8 @@ std::string description(const nn::ParameterList& list, const StrategyArguments& 
                         fmt::join(p.tensor.sizes(), ", "), c10::toString(p.tensor.scalar_type()),
                         p.tensor.requires_grad() ? "trainable" : "frozen", list.units[p.unit].name);
     if (p.placement.is_cut()) {
-      text += fmt::format("cut along dimension {}, {} parts\n", p.placement.dim,
-                          p.placement.parts());
+      text +=
+          fmt::format("cut along dimension {}, {} parts\n", p.placement.dim, p.placement.parts());
     }
   }
   for (const auto& buffer : arguments.model.named_buffers()) {
@@ -45,8 +45,8 @@ std::string description(const nn::ParameterList& list, const StrategyArguments& 
   return text;
 }
 
-// The ranks of a tensor axis share a model and a batch, so they have one place on the data axis. What
-// is wrong with their places; empty if nothing is.
+// The ranks of a tensor axis share a model and a batch, so they have one place on the data axis.
+// What is wrong with their places; empty if nothing is.
 std::string misplaced(const dist::Communicator& data, dist::Communicator* tensor_axis) {
   if (tensor_axis == nullptr) return "";
   const std::vector<std::string> places =

@@ -30,8 +30,9 @@ namespace zero::train {
 /// All ranks must call all functions except plain getters, in the same order. Each call blocks
 /// until this rank's part is done, and throws zero::Error when a peer fails.
 ///
-/// The model may be split over a tensor axis (nn/tensor_parallel.hpp). Then a strategy works on what
-/// this tensor rank holds, its communicator() is the data axis, and all ranks of both axes call.
+/// The model may be split over a tensor axis (nn/tensor_parallel.hpp). Then a strategy works on
+/// what this tensor rank holds, its communicator() is the data axis, and all ranks of both axes
+/// call.
 ///
 /// A chapter derives a class, and overrides what its stage does in another way. The base class
 /// calls the hooks of units and parameters, and has companions for what all chapters share.
