@@ -73,7 +73,8 @@ class Embedding : public Leaf {
             at::ScalarType dtype = at::kFloat, const TensorParallel& tensor = {});
 
   /// int64 ids [...] to [..., hidden]. With an axis, ids are [B, S], the same on all its ranks, and
-  /// the result is the residual stream (TensorParallel::leave()).
+  /// the result is the residual stream (TensorParallel::leave()); an id outside the vocabulary is
+  /// then a row of zeros, not an error.
   at::Tensor forward(const at::Tensor& ids);
 
   /// [..., hidden] to logits [..., vocabulary] by the same weight: the output head of a model with
