@@ -45,16 +45,19 @@ std::string description(const nn::ParameterList& list, const StrategyArguments& 
   return text;
 }
 
-// The ranks of a tensor axis share a model and a batch, so they have one place on the data axis.
-// What is wrong with their places; empty if nothing is.
-std::string misplaced(const dist::Communicator& data, dist::Communicator* tensor_axis) {
-  if (tensor_axis == nullptr) return "";
+// The ranks of a tensor axis share a model and a batch, so they must have one place on the data
+// axis. Called by all ranks of both.
+void verify_places(const dist::Communicator& data, dist::Communicator& tensor_axis,
+                   const dist::RankGrid& all_ranks) {
   const std::vector<std::string> places =
-      tensor_axis->exchange(fmt::format("{} of {}", data.rank(), data.size()));
-  const auto differs = [&](const std::string& place) { return place != places.front(); };
-  if (std::none_of(places.begin(), places.end(), differs)) return "";
-  return fmt::format("the ranks of a tensor axis are ranks {} of the data axis, not one rank",
-                     fmt::join(places, ", "));
+      tensor_axis.exchange(fmt::format("{} of {}", data.rank(), data.size()));
+  const bool same = std::all_of(places.begin(), places.end(),
+                                [&](const std::string& place) { return place == places.front(); });
+  const std::string wrong =
+      same ? ""
+           : fmt::format("ranks {} of the data axis on one tensor axis", fmt::join(places, ", "));
+  all_ranks.verify_same_on_all_ranks("their places", wrong);
+  if (!same) throw Error(wrong + ", where one is right: make both axes from one grid of ranks");
 }
 
 }  // namespace
@@ -71,10 +74,8 @@ Strategy::Strategy(const StrategyArguments& arguments, nn::Granularity granulari
       held_(arguments, list_, [this] { finish_parameters(); }),
       passes_(*this, granularity) {
   // First: ranks that differ would send each other the wrong bytes, or wait forever.
-  const std::string wrong = misplaced(communicator_, tensor_axis_);
-  all_ranks().verify_same_on_all_ranks(
-      kModelOrStrategy, (wrong.empty() ? "" : wrong + "\n") + description(list_, arguments));
-  if (!wrong.empty()) throw Error(wrong + ": make both from one grid of ranks");
+  all_ranks().verify_same_on_all_ranks(kModelOrStrategy, description(list_, arguments));
+  if (tensor_axis_ != nullptr) verify_places(communicator_, *tensor_axis_, all_ranks());
   std::vector<at::Tensor> all;
   for (const nn::Parameter& p : list_.parameters) {
     all.push_back(p.tensor);
