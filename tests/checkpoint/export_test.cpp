@@ -71,8 +71,8 @@ TEST_F(Export, RefusesWhatIsDamagedAndWritesNothing) {
   expect_refusal("rank-00000-of-00002.safetensors: No such file",
                  [&] { fs::remove(rank_file(0)); });
   expect_refusal("manifest.json: ", [&] { flip_bit(bad_ / "manifest.json", 0.5); });
-  expect_refusal("has version 2, this script reads version 1",
-                 [&] { rewrite_manifest([](nlohmann::json& m) { m["version"] = 2; }); });
+  expect_refusal("has version 3, this script reads versions 1 and 2",
+                 [&] { rewrite_manifest([](nlohmann::json& m) { m["version"] = 3; }); });
   expect_refusal("its JSON is nested too deeply",
                  [&] { write(bad_ / "manifest.json", "{\"a\": " + nested_json() + "}"); });
   expect_refusal("is not laid out as docs/checkpoints.md says: KeyError: 'runs'", [&] {

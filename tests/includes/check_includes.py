@@ -17,8 +17,8 @@ BELOW = {
     "distributed": ["memory"],
     "optim": ["memory"],
     "data": ["base"],
-    "nn": ["memory", "data"],
-    "train": ["distributed", "optim", "nn"],
+    "nn": ["distributed", "data"],
+    "train": ["optim", "nn"],
     "io": ["train"],
     "engine": ["io"],
 }

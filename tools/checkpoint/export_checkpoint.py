@@ -38,8 +38,8 @@ def read_manifest(folder):
         raise Refused(f"{path}: {error}") from None
     if not isinstance(manifest, dict) or manifest.get("format") != "zero checkpoint":
         raise Refused(f"{path}: is not the manifest of a checkpoint")
-    if manifest.get("version") != 1:
-        raise Refused(f"{path}: has version {manifest.get('version')}, this script reads version 1")
+    if manifest.get("version") not in (1, 2):
+        raise Refused(f"{path}: has version {manifest.get('version')}, this script reads versions 1 and 2")
     rest = "".join(l for l in text.splitlines(True) if not l.startswith(CHECKSUM))
     if hashlib.sha256(rest.encode()).hexdigest() != manifest.get("sha256 of the rest"):
         raise Refused(f"{path}: was altered: its checksum does not fit")
@@ -84,6 +84,26 @@ class RankFile:
         return entry["dtype"], self.data + begin, end - begin
 
 
+def interleaved(parameter, parts, size):
+    """The bytes of a parameter that a tensor axis cuts, as (file, first byte, bytes) in the order of the whole.
+
+    `parts` has those of each run, part by part. A run of the whole is one of each part after the other."""
+    cut, shape = parameter["cut"], parameter["shape"]
+    count = size // cut["parts"]
+    run = count // max(1, math.prod(shape[:cut["dim"]]))
+    streams = [[] for _ in range(cut["parts"])]
+    for (_, _, _, *part), piece in zip(parameter["runs"], parts):
+        streams[part[0] if part else 0].append(piece)
+    for first in range(0, count, max(1, run)):
+        for stream in streams:
+            at, want = 0, (first, first + run)
+            for file, begin, length in stream:
+                low, high = max(at, want[0]), min(at + length, want[1])
+                if low < high:
+                    yield file, begin + low - at, high - low
+                at += length
+
+
 def export(folder, output):
     manifest = read_manifest(folder)
     step = folder / manifest["folder"]
@@ -92,13 +112,15 @@ def export(folder, output):
     tensors = []  # name, dtype, shape, bytes, and where they are: (file, first byte, bytes)
     for parameter in manifest["parameters"]:
         parts, dtypes = [], set()
-        for rank, _, _ in parameter["runs"]:
+        for rank, *_ in parameter["runs"]:
             dtype, begin, size = files[rank].tensor("parameter/" + parameter["name"])
             parts.append((files[rank].file, begin, size))
             dtypes.add(dtype)
         if len(dtypes) != 1:
             raise Refused(f"parameter {parameter['name']} has dtypes {sorted(dtypes)}")
         size = sum(part[2] for part in parts)
+        if "cut" in parameter:
+            parts = list(interleaved(parameter, parts, size))
         tensors.append((parameter["name"], dtypes.pop(), parameter["shape"], size, parts))
     # Large elements first: every tensor is aligned to its elements then.
     tensors.sort(key=lambda t: -(t[3] // max(1, math.prod(t[2]))))

@@ -68,9 +68,10 @@ void add_shard_size(Options& o) {
 void add_model_options(CLI::App& app, Options& o) {
   app.add_option("--task", o.task, "text (language model) or reviews (5-class classifier)")
       ->capture_default_str();
-  auto* model = app.add_option("--model", o.model,
-                               "tiny, smollm2-135m, smollm2-360m or llama-1.5b, with first values "
-                               "by seed; without it the largest that fits");
+  auto* model = app.add_option(
+      "--model", o.model,
+      "tiny, smollm2-135m, smollm2-360m, llama-360m or llama-1.5b, with first values "
+      "by seed; without it the largest that fits");
   app.add_option("--weights", o.weights,
                  "folder as transformers' save_pretrained writes it: model and first values")
       ->excludes(model);

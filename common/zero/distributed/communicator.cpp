@@ -338,11 +338,13 @@ std::pair<std::string, std::string> first_difference(const std::string& a, const
 }  // namespace
 
 void Communicator::verify_same_on_all_ranks(const std::string& what, const std::string& text) {
-  const std::vector<std::string> all = exchange(text);
-  for (int other = 1; other < size_; ++other) {
-    const std::string& theirs = all[static_cast<std::size_t>(other)];
-    if (theirs == all.front()) continue;
-    const auto [of_rank_0, of_other] = first_difference(all.front(), theirs);
+  expect_same(what, exchange(text));
+}
+
+void expect_same(const std::string& what, const std::vector<std::string>& texts) {
+  for (std::size_t other = 1; other < texts.size(); ++other) {
+    if (texts[other] == texts.front()) continue;
+    const auto [of_rank_0, of_other] = first_difference(texts.front(), texts[other]);
     throw Error(
         fmt::format("ranks disagree about {}: rank 0 has {}, rank {} has {}; start all ranks "
                     "with the same program, options and files",

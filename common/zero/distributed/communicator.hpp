@@ -259,7 +259,9 @@ class Communicator {
   void record(std::vector<Activity>* activities) { activities_ = activities; }
 
   /// Sets the training step that error messages name.
-  void set_step(std::int64_t step) { step_ = step; }
+  void set_step(std::int64_t step) {
+    parent_ != nullptr ? parent_->set_step(step) : void(step_ = step);
+  }
   std::int64_t step() const { return parent_ != nullptr ? parent_->step() : step_; }
 
   /// Bytes that rank `rank` of `size` sends in an all-reduce of `elements` elements: its part of
@@ -365,6 +367,10 @@ class CallScope {
   std::shared_ptr<CallLog> log_;
   std::string_view outer_;
 };
+
+/// Throws zero::Error if `texts`, one of each rank, differ: it names `what`, two ranks, and the
+/// first line in which they differ.
+void expect_same(const std::string& what, const std::vector<std::string>& texts);
 
 /// Returns `mine` of every rank, one after the other in rank order; all must have the same length.
 /// Called by all ranks; blocks. Throws as Work::wait() does.

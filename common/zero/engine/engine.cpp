@@ -51,7 +51,7 @@ Engine::Engine(nn::Model& model, dist::Communicator& communicator,
   }
   if (config.loss_scale.initial != 0) loss_scale_.emplace(config.loss_scale);
   const dist::CallScope call(communicator, "Engine::Engine");
-  communicator.verify_same_on_all_ranks(
+  strategy_->all_ranks().verify_same_on_all_ranks(
       "the engine's step",
       fmt::format("{} micro-batches, clip norm {}, {}, {} where a gradient is not finite",
                   config.accumulation_steps, config.clip_norm,
@@ -199,8 +199,8 @@ bool Engine::load(const std::filesystem::path& folder) {
   const dist::CallScope call(strategy_->communicator(), "Engine::load");
   const bool there = std::filesystem::exists(folder / io::checkpoint::kManifestFile);
   // Ranks that see different folders would resume from different steps.
-  strategy_->communicator().verify_same_on_all_ranks("the checkpoint to go on from",
-                                                     there ? "there is one" : "none");
+  strategy_->all_ranks().verify_same_on_all_ranks("the checkpoint to go on from",
+                                                  there ? "there is one" : "none");
   if (!there) return false;
   const io::CheckpointInfo info = io::load_checkpoint(*strategy_, folder);
   steps_ = info.step;

@@ -38,8 +38,9 @@ namespace zero {
 /// hold train::UnshardedParameters.
 class Engine {
  public:
-  /// Called by all ranks. Each unit of the model is gathered and resharded as a whole. `values`:
-  /// first values of parameters that were built without storage; used on rank 0 only.
+  /// Called by all ranks. Each unit of the model is gathered and resharded as a whole. If the model
+  /// is split over a tensor axis (nn/tensor_parallel.hpp), `communicator` is the data axis.
+  /// `values`: first values of parameters that were built without storage; used on rank 0 only.
   Engine(nn::Model& model, dist::Communicator& communicator, optim::OptimizerFactory optimizer,
          const EngineConfig& config = {}, nn::ParameterSource* values = nullptr);
 

@@ -13,6 +13,7 @@
 #include <zero/base/sha256.hpp>
 #include <zero/io/checkpoint_files.hpp>
 #include <zero/io/checkpoint_manifest.hpp>
+#include <zero/nn/tensor_placement.hpp>
 
 // How nlohmann reads and writes the types below: an object with a key for each member.
 
@@ -42,14 +43,29 @@ namespace zero::io::checkpoint {
 
 using nlohmann::json;
 
+// The part, and how a parameter is cut, are there only if it is.
 static void to_json(json& j, const RankRange& run) {
   j = {run.rank, run.range.begin, run.range.size};
+  if (run.part != 0) j.push_back(run.part);
 }
-static void from_json(const json& j, RankRange& run) { run = {j.at(0), {j.at(1), j.at(2)}}; }
+static void from_json(const json& j, RankRange& run) {
+  run = {j.at(0), {j.at(1), j.at(2)}, j.size() > 3 ? j.at(3).get<int>() : 0};
+}
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Range, begin, size)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Holding, piece, stored, steps, states)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(SavedParameter, name, shape, dtype, steps, states, runs)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Cut, dim, parts)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Holding, piece, stored, steps, states, part)
+
+static void to_json(json& j, const SavedParameter& p) {
+  j = {{"name", p.name},   {"shape", p.shape},   {"dtype", p.dtype},
+       {"steps", p.steps}, {"states", p.states}, {"runs", p.runs}};
+  if (p.cut != Cut()) j["cut"] = p.cut;
+}
+static void from_json(const json& j, SavedParameter& p) {
+  p = {j.at("name"),   j.at("shape"), j.at("dtype"),        j.at("steps"),
+       j.at("states"), j.at("runs"),  j.value("cut", Cut())};
+}
+
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(SavedBuffer, name, shape, dtype)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(SavedFile, rank, name, bytes, sha256)
 
@@ -82,6 +98,32 @@ Range overlap(const Range& a, const Range& b) {
 
 std::int64_t SavedParameter::elements() const { return c10::multiply_integers(shape); }
 
+void for_each_common(
+    const std::vector<std::int64_t>& shape, const Cut& cut_a, int part_a, const Range& a,
+    const Cut& cut_b, int part_b, const Range& b,
+    const std::function<void(std::int64_t, std::int64_t, std::int64_t)>& function) {
+  if (a.size == 0 || b.size == 0) return;
+  if (cut_a == cut_b) {
+    const Range common = overlap(a, b);
+    if (part_a == part_b && common.size > 0) function(common.begin, common.begin, common.size);
+    return;
+  }
+  const nn::PartRuns runs_a(shape, cut_a.dim, cut_a.parts), runs_b(shape, cut_b.dim, cut_b.parts);
+  // Run by run of `a`; of each, the runs of `b` that lie in the same elements of the whole.
+  for (std::int64_t o = a.begin / runs_a.run; o * runs_a.run < a.begin + a.size; ++o) {
+    const Range in_a = overlap(a, {o * runs_a.run, runs_a.run});
+    const std::int64_t shift_a = o * runs_a.whole_run + part_a * runs_a.run - o * runs_a.run;
+    const Range whole_a{in_a.begin + shift_a, in_a.size};
+    const std::int64_t last = (whole_a.begin + whole_a.size - 1) / runs_b.whole_run;
+    for (std::int64_t q = whole_a.begin / runs_b.whole_run; q <= last; ++q) {
+      const Range in_b = overlap(b, {q * runs_b.run, runs_b.run});
+      const std::int64_t shift_b = q * runs_b.whole_run + part_b * runs_b.run - q * runs_b.run;
+      const Range common = overlap(whole_a, {in_b.begin + shift_b, in_b.size});
+      if (common.size > 0) function(common.begin - shift_a, common.begin - shift_b, common.size);
+    }
+  }
+}
+
 const SavedFile* Manifest::file_of(int rank) const {
   const auto found = std::ranges::find(files, rank, &SavedFile::rank);
   return found == files.end() ? nullptr : &*found;
@@ -93,17 +135,19 @@ void assign_runs(SavedParameter& parameter, const std::vector<Holding>& holdings
   std::vector<RankRange> candidates;
   for (std::size_t rank = 0; rank < holdings.size(); ++rank) {
     const auto& range = updated ? holdings[rank].piece : holdings[rank].stored;
-    if (range) candidates.push_back({static_cast<int>(rank), *range});
+    if (range) candidates.push_back({static_cast<int>(rank), *range, holdings[rank].part});
   }
   std::ranges::sort(candidates, {}, [](const RankRange& run) {
-    return std::tuple(run.range.begin, -run.range.size, run.rank);
+    return std::tuple(run.part, run.range.begin, -run.range.size, run.rank);
   });
-  std::int64_t end = 0;
+  const std::int64_t of_part = parameter.elements() / parameter.cut.parts;
+  std::int64_t end = 0;  // as if the parts followed each other
   parameter.runs.clear();
   for (const RankRange& run : candidates) {
+    const std::int64_t begin = run.part * of_part + run.range.begin;
     // A parameter of 0 elements has a run too, because it has a step count.
-    if (run.range.begin + run.range.size <= end && !parameter.runs.empty()) continue;
-    if (run.range.begin != end) break;
+    if (begin + run.range.size <= end && !parameter.runs.empty()) continue;
+    if (begin != end) break;
     parameter.runs.push_back(run);
     end += run.range.size;
   }
@@ -163,14 +207,16 @@ std::string to_text(const std::vector<Holding>& holdings) { return json(holdings
 
 std::vector<Holding> holdings_from(const std::string& text) { return json::parse(text); }
 
+static int version_of(const Manifest& manifest) {
+  const auto is_cut = [](const SavedParameter& p) { return p.cut != Cut(); };
+  return std::ranges::any_of(manifest.parameters, is_cut) ? kCutVersion : kVersion;
+}
+
 std::string to_text(const Manifest& manifest) {
-  json j = {{"format", kFormat},
-            {"version", kVersion},
-            {"folder", manifest.folder},
-            {"run", manifest.info},
-            {"parameters", manifest.parameters},
-            {"buffers", manifest.buffers},
-            {"files", manifest.files}};
+  json j = {
+      {"format", kFormat},      {"version", version_of(manifest)},   {"folder", manifest.folder},
+      {"run", manifest.info},   {"parameters", manifest.parameters}, {"buffers", manifest.buffers},
+      {"files", manifest.files}};
   j[kChecksum] = checksum(j);
   return text_of(j);
 }
@@ -182,9 +228,9 @@ Manifest manifest_from(const std::string& text, const std::string& path) {
     refuse("is not the manifest of a checkpoint, or was cut short");
   }
   const json version = j.value("version", json());
-  if (version != kVersion) {
-    refuse(fmt::format("has format version {}, this program reads version {}", version.dump(),
-                       kVersion));
+  if (version != kVersion && version != kCutVersion) {
+    refuse(fmt::format("has format version {}, this program reads version {} and {}",
+                       version.dump(), kVersion, kCutVersion));
   }
   json rest = j;
   rest.erase(kChecksum);
@@ -196,6 +242,10 @@ Manifest manifest_from(const std::string& text, const std::string& path) {
   Manifest manifest;
   try {
     manifest = {j.at("folder"), j.at("run"), j.at("parameters"), j.at("buffers"), j.at("files")};
+    if (version != version_of(manifest)) {
+      refuse(fmt::format("has format version {}, this program reads version {} of such parameters",
+                         version.dump(), version_of(manifest)));
+    }
     // nlohmann cuts off fractions and wraps numbers that are too large.
     if (to_text(manifest) != text) {
       refuse("holds a number that is not whole or does not fit, or something unknown");
@@ -238,11 +288,27 @@ void check_tensor(const std::string& what, const std::vector<std::int64_t>& shap
   }
 }
 
+void check_cut(const SavedParameter& p) {
+  if (p.cut == Cut()) return;
+  const bool has_dim = p.cut.dim >= 0 && p.cut.dim < std::ssize(p.shape);
+  if (has_dim && p.cut.parts > 0 && p.cut.parts <= kMostRanks &&
+      p.shape[static_cast<std::size_t>(p.cut.dim)] % p.cut.parts == 0) {
+    return;
+  }
+  throw Error(
+      fmt::format("parameter '{}' [{}] cannot be cut into {} equal parts along dimension {}",
+                  p.name, fmt::join(p.shape, ", "), p.cut.parts, p.cut.dim));
+}
+
 void check_runs(const SavedParameter& p, const Manifest& manifest) {
-  std::int64_t end = 0;
-  std::set<int> ranks;  // a rank's file has one tensor of each parameter
+  const std::int64_t of_part = p.elements() / p.cut.parts;
+  std::int64_t end = 0;  // as if the parts followed each other
+  std::set<int> ranks;   // a rank's file has one tensor of each parameter
   for (const RankRange& run : p.runs) {
-    if (run.range.begin != end || run.range.size < 0 || run.range.size > kMost - end ||
+    const bool has_part = run.part >= 0 && run.part < p.cut.parts && run.range.begin >= 0 &&
+                          run.range.size >= 0 && run.range.begin <= of_part &&
+                          run.range.size <= of_part - run.range.begin;
+    if (!has_part || run.part * of_part + run.range.begin != end ||
         manifest.file_of(run.rank) == nullptr || !ranks.insert(run.rank).second) {
       throw Error(
           fmt::format("the runs of parameter '{}' leave a gap, have no file, or are two of "
@@ -307,6 +373,7 @@ void check_manifest(const Manifest& manifest) {
     const std::string what = fmt::format("parameter '{}'", p.name);
     check_tensor(what, p.shape, known);
     expect_between("the number of steps of " + what, p.steps, 0, kMostSteps);
+    check_cut(p);
     check_runs(p, manifest);
   }
   for (const SavedBuffer& b : manifest.buffers) {

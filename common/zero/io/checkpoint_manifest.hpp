@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
@@ -13,9 +14,11 @@
 namespace zero::io::checkpoint {
 
 inline constexpr int kVersion = 1;
+inline constexpr int kCutVersion = 2;  ///< of a checkpoint in which a tensor axis cuts a parameter
 inline constexpr const char* kManifestFile = "manifest.json";
 
-/// Elements [begin, begin + size) of a flattened parameter.
+/// Elements [begin, begin + size) of a flattened parameter, or of a flattened part of one that a
+/// tensor axis cuts.
 struct Range {
   std::int64_t begin = 0;
   std::int64_t size = 0;
@@ -31,23 +34,33 @@ struct Holding {
   std::optional<Range> stored;                ///< the elements that it keeps between steps
   std::int64_t steps = 0;                     ///< updates of the piece
   std::map<std::string, std::string> states;  ///< the piece's states by name, and their dtypes
+  int part = 0;                               ///< of a parameter that is cut
 };
 
 /// A range and the rank whose file holds it.
 struct RankRange {
   int rank = 0;
   Range range;
+  int part = 0;
   bool operator==(const RankRange&) const = default;
+};
+
+/// How a parameter is cut into parts (nn::TensorPlacement).
+struct Cut {
+  int dim = -1;  ///< -1: it is not
+  int parts = 1;
+  bool operator==(const Cut&) const = default;
 };
 
 /// One parameter of a checkpoint. dtypes are named as in LibTorch ("Float", "BFloat16").
 struct SavedParameter {
   std::string name;
-  std::vector<std::int64_t> shape;
+  std::vector<std::int64_t> shape;  ///< of the whole
   std::string dtype;
   std::int64_t steps = 0;
   std::map<std::string, std::string> states;  ///< by name, and their dtypes
-  std::vector<RankRange> runs;                ///< in order; together every element once
+  std::vector<RankRange> runs;                ///< by part, in order; together every element once
+  Cut cut = {};
 
   std::int64_t elements() const;
 };
@@ -77,9 +90,16 @@ struct Manifest {
   const SavedFile* file_of(int rank) const;
 };
 
+/// Calls function(begin in `a`, begin in `b`, size) for all elements that two ranges of a parameter
+/// of shape `shape` have in common, in pieces that lie together in both. `a` is of part `part_a` of
+/// the parameter as `cut_a` cuts it, `b` likewise.
+void for_each_common(const std::vector<std::int64_t>& shape, const Cut& cut_a, int part_a,
+                     const Range& a, const Cut& cut_b, int part_b, const Range& b,
+                     const std::function<void(std::int64_t, std::int64_t, std::int64_t)>& function);
+
 /// Assigns the ranges of a parameter to the ranks that write them, given what every rank holds:
 /// pieces, or, if no rank updates it, what is stored; the lowest rank writes what several hold.
-/// Fills steps, states and runs of `parameter`, which has its name and shape.
+/// Fills steps, states and runs of `parameter`, which has its name, shape and cut.
 /// @throws zero::Error if elements are missing, or writing ranks differ in steps or states.
 void assign_runs(SavedParameter& parameter, const std::vector<Holding>& holdings);
 

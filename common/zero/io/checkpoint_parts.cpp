@@ -16,11 +16,20 @@ FlatShard flat_shard_of(const train::ParameterShard& piece) {
   return {memory::raw(piece.tensor).view({-1}), piece.begin};
 }
 
+Cut cut_of(const nn::TensorPlacement& placement) {
+  return placement.parts() > 1 ? Cut{placement.dim, placement.parts()} : Cut();
+}
+
 std::vector<SavedParameter> parameters_of(const train::Strategy& strategy) {
   std::vector<SavedParameter> all;
   for (const nn::Parameter& p : strategy.list().parameters) {
-    all.push_back(
-        {p.name, p.tensor.sizes().vec(), c10::toString(p.tensor.scalar_type()), 0, {}, {}});
+    all.push_back({p.name,
+                   p.whole_sizes(),
+                   c10::toString(p.tensor.scalar_type()),
+                   0,
+                   {},
+                   {},
+                   cut_of(p.placement)});
   }
   return all;
 }
@@ -51,7 +60,7 @@ void check_weights(const train::Strategy& strategy) {
   }
 }
 
-std::vector<std::string> on_all_ranks(dist::Communicator& communicator, const std::string& what,
+std::vector<std::string> on_all_ranks(const dist::RankGrid& ranks, const std::string& what,
                                       const std::function<std::string()>& action) {
   std::string mine;
   try {
@@ -60,7 +69,7 @@ std::vector<std::string> on_all_ranks(dist::Communicator& communicator, const st
   } catch (const std::exception& error) {
     mine = "-" + message_of(error);
   }
-  std::vector<std::string> all = communicator.exchange(mine);
+  std::vector<std::string> all = ranks.exchange(mine);
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     if (all[rank].front() == '-') {
       throw Error(fmt::format("{}: rank {}: {}", what, rank, all[rank].substr(1)));

@@ -18,7 +18,10 @@ struct FlatShard {
 };
 FlatShard flat_shard_of(const train::ParameterShard& piece);
 
-/// Name, shape and dtype of every parameter; steps, states and runs are left empty.
+/// How a tensor axis of more than one rank cuts it.
+Cut cut_of(const nn::TensorPlacement& placement);
+
+/// Name, shape, dtype and cut of every parameter; steps, states and runs are left empty.
 std::vector<SavedParameter> parameters_of(const train::Strategy& strategy);
 std::vector<SavedBuffer> buffers_of(train::Strategy& strategy);
 /// The buffers' bytes, in the same order.
@@ -40,7 +43,7 @@ void check_weights(const train::Strategy& strategy);
 /// Runs `action` on this rank and exchanges the results. Called by all ranks.
 /// @returns the texts that the actions returned, by rank.
 /// @throws zero::Error on every rank if any action threw: "`what`: rank 1: …".
-std::vector<std::string> on_all_ranks(dist::Communicator& communicator, const std::string& what,
+std::vector<std::string> on_all_ranks(const dist::RankGrid& ranks, const std::string& what,
                                       const std::function<std::string()>& action);
 
 }  // namespace zero::io::checkpoint

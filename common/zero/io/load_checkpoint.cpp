@@ -27,8 +27,8 @@ class Loader {
   Loader(train::Strategy& strategy, fs::path folder)
       : strategy_(strategy),
         folder_(std::move(folder)),
-        rank_(strategy.communicator().rank()),
-        size_(strategy.communicator().size()) {}
+        rank_(strategy.all_ranks().rank()),
+        size_(strategy.all_ranks().size()) {}
 
   /// Reads the manifest; returns its digest.
   std::string read_manifest() {
@@ -78,7 +78,7 @@ class Loader {
         const at::ScalarType type =
             dtype == saved.dtype ? part.values.scalar_type() : dtype_in_file(saved, name);
         at::Tensor state = at::empty({part.values.numel()}, part.values.options().dtype(type));
-        copy(saved, name, {state, part.begin});
+        copy(i, name, {state, part.begin});
         states_[i][name] = state;
       }
     }
@@ -89,7 +89,7 @@ class Loader {
     // Units that a forward has left whole would hide the new values.
     for (std::size_t u = 0; u < strategy_.list().units.size(); ++u) strategy_.reshard(u);
     for (std::size_t i = 0; i < manifest_.parameters.size(); ++i) {
-      copy(manifest_.parameters[i], kParameterKind, flat_shard_of(strategy_.local_shard(i)));
+      copy(i, kParameterKind, flat_shard_of(strategy_.local_shard(i)));
       const train::ParameterShard piece = strategy_.piece(i);
       if (!piece.tensor.defined()) continue;
       strategy_.optimizer().load_state(piece.tensor, manifest_.parameters[i].steps, states_[i]);
@@ -116,7 +116,7 @@ class Loader {
       for (const train::ParameterShard& mine : {strategy_.local_shard(i), strategy_.piece(i)}) {
         const auto range = flat_shard_of(mine).range();
         for (const RankRange& run : manifest_.parameters[i].runs) {
-          if (range && overlap(*range, run.range).size > 0) ranks.insert(run.rank);
+          if (range) in_common(i, run, *range, [&](auto...) { ranks.insert(run.rank); });
         }
       }
     }
@@ -162,15 +162,25 @@ class Loader {
     return at::kFloat;  // a parameter of no elements
   }
 
+  // What a run of parameter `i` and a range of this rank's part have in common; see
+  // for_each_common().
+  template <typename Function>
+  void in_common(std::size_t i, const RankRange& run, const Range& range, Function function) const {
+    const SavedParameter& saved = manifest_.parameters[i];
+    const nn::TensorPlacement& ours = strategy_.list().parameters[i].placement;
+    for_each_common(saved.shape, saved.cut, run.part, run.range, cut_of(ours), ours.part(), range,
+                    function);
+  }
+
   // Copies the elements of `target`, and no others, from the files that hold them.
-  void copy(const SavedParameter& saved, const std::string& kind, const FlatShard& target) const {
+  void copy(std::size_t i, const std::string& kind, const FlatShard& target) const {
     if (!target.values.defined()) return;
-    for (const RankRange& run : saved.runs) {
-      const Range common = overlap(*target.range(), run.range);
-      if (common.size == 0) continue;
-      files_.at(run.rank).read_range_into(
-          stored_name(kind, saved.name), common.begin - run.range.begin,
-          target.values.narrow(0, common.begin - target.begin, common.size));
+    const std::string name = stored_name(kind, manifest_.parameters[i].name);
+    for (const RankRange& run : manifest_.parameters[i].runs) {
+      in_common(i, run, *target.range(), [&](std::int64_t from, std::int64_t to, std::int64_t n) {
+        files_.at(run.rank).read_range_into(name, from - run.range.begin,
+                                            target.values.narrow(0, to - target.begin, n));
+      });
     }
   }
 
@@ -193,10 +203,10 @@ CheckpointInfo read_checkpoint_info(const fs::path& folder) {
 CheckpointInfo load_checkpoint(train::Strategy& strategy, const fs::path& folder,
                                const LoadOptions& options) {
   const dist::CallScope call(strategy.communicator(), "io::load_checkpoint");
-  dist::Communicator& communicator = strategy.communicator();
+  const dist::RankGrid ranks = strategy.all_ranks();
   const std::string what = fmt::format("the checkpoint {} cannot be loaded", folder.string());
   Loader loader(strategy, folder);
-  const auto digests = on_all_ranks(communicator, what, [&] { return loader.read_manifest(); });
+  const auto digests = on_all_ranks(ranks, what, [&] { return loader.read_manifest(); });
   for (std::size_t rank = 1; rank < digests.size(); ++rank) {
     if (digests[rank] == digests[0]) continue;
     throw Error(
@@ -204,13 +214,13 @@ CheckpointInfo load_checkpoint(train::Strategy& strategy, const fs::path& folder
                     "SHA-256 {} and {}); all ranks must see the same folder",
                     what, rank, digests[0], digests[rank]));
   }
-  on_all_ranks(communicator, what, [&] {
+  on_all_ranks(ranks, what, [&] {
     loader.check_model(options);
     loader.open_files();
     loader.read_states();
     return std::string();
   });
-  on_all_ranks(communicator, what + " and the model holds a part of it now; do not go on", [&] {
+  on_all_ranks(ranks, what + " and the model holds a part of it now; do not go on", [&] {
     loader.put_back();
     return std::string();
   });

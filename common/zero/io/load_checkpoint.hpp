@@ -17,9 +17,9 @@ struct LoadOptions {
 /// zero::Error if there is no manifest, or one that load_checkpoint() would refuse.
 CheckpointInfo read_checkpoint_info(const std::filesystem::path& folder);
 
-/// Loads the checkpoint in `folder` into the model and the optimizer, on any number of ranks and
-/// under any strategy; returns the state of the run. Called by all ranks, between steps, on the
-/// same model and kind of optimizer; blocks. Gradients are dropped.
+/// Loads the checkpoint in `folder` into the model and the optimizer, on any number of ranks, of a
+/// data and a tensor axis, and under any strategy; returns the state of the run. Called by all
+/// ranks, between steps, on the same model and kind of optimizer; blocks. Gradients are dropped.
 ///
 /// At the world size and under the strategy that saved, the run resumes as if it had never stopped,
 /// to the last bit. Under others, every element, state and step count is exactly what it was, but

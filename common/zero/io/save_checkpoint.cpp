@@ -26,7 +26,11 @@ std::vector<Holding> holdings_of(train::Strategy& strategy) {
   std::vector<Holding> holdings;
   for (std::size_t i = 0; i < strategy.list().size(); ++i) {
     const train::ParameterShard piece = strategy.piece(i);
-    Holding h{flat_shard_of(piece).range(), flat_shard_of(strategy.local_shard(i)).range(), 0, {}};
+    Holding h{flat_shard_of(piece).range(),
+              flat_shard_of(strategy.local_shard(i)).range(),
+              0,
+              {},
+              strategy.list().parameters[i].placement.part()};
     if (piece.tensor.defined()) {
       h.steps = strategy.optimizer().steps(piece.tensor);
       for (const auto& [name, state] : strategy.optimizer().state(piece.tensor)) {
@@ -42,7 +46,7 @@ std::vector<Holding> holdings_of(train::Strategy& strategy) {
 Manifest plan(train::Strategy& strategy, const CheckpointInfo& info,
               const std::vector<std::string>& holdings) {
   Manifest manifest{"", info, parameters_of(strategy), buffers_of(strategy), {}};
-  manifest.info.world_size = strategy.communicator().size();
+  manifest.info.world_size = strategy.all_ranks().size();
   manifest.info.optimizer = strategy.optimizer().settings();
   std::vector<std::vector<Holding>> by_rank;
   for (const std::string& text : holdings) by_rank.push_back(holdings_from(text));
@@ -57,10 +61,11 @@ Manifest plan(train::Strategy& strategy, const CheckpointInfo& info,
 // The tensors of this rank's file.
 io::NamedTensors tensors_of(train::Strategy& strategy, const Manifest& manifest) {
   io::NamedTensors tensors;
+  const int rank = strategy.all_ranks().rank();
   for (std::size_t i = 0; i < manifest.parameters.size(); ++i) {
     const SavedParameter& p = manifest.parameters[i];
     for (const RankRange& run : p.runs) {
-      if (run.rank != strategy.communicator().rank()) continue;
+      if (run.rank != rank) continue;
       const train::ParameterShard piece = strategy.piece(i);
       const train::ParameterShard& values =
           piece.tensor.defined() ? piece : strategy.local_shard(i);
@@ -156,10 +161,10 @@ std::string described(const CheckpointInfo& info) {
 void save_checkpoint(train::Strategy& strategy, const fs::path& folder,
                      const CheckpointInfo& info) {
   const dist::CallScope call(strategy.communicator(), "io::save_checkpoint");
-  dist::Communicator& communicator = strategy.communicator();
-  const bool first = communicator.rank() == 0;
+  const dist::RankGrid ranks = strategy.all_ranks();
+  const bool first = ranks.rank() == 0;
   const std::string what = fmt::format("the checkpoint {} cannot be saved", folder.string());
-  const auto holdings = on_all_ranks(communicator, what, [&] {
+  const auto holdings = on_all_ranks(ranks, what, [&] {
     check_info(info);
     if (strategy.optimizer().settings().kind.empty()) {
       throw Error(
@@ -168,10 +173,10 @@ void save_checkpoint(train::Strategy& strategy, const fs::path& folder,
     check_weights(strategy);
     return to_text(holdings_of(strategy));
   });
-  communicator.verify_same_on_all_ranks("what the checkpoint notes of the run", described(info));
+  ranks.verify_same_on_all_ranks("what the checkpoint notes of the run", described(info));
 
   Manifest manifest;
-  manifest.folder = on_all_ranks(communicator, what, [&] {
+  manifest.folder = on_all_ranks(ranks, what, [&] {
                       manifest = plan(strategy, info, holdings);
                       if (!first) return std::string();
                       check_place(folder);
@@ -179,12 +184,12 @@ void save_checkpoint(train::Strategy& strategy, const fs::path& folder,
                       return make_step_folder(folder, info.step);
                     }).front();
   try {
-    note_files(manifest, on_all_ranks(communicator, what, [&] {
-                 const fs::path path = folder / manifest.folder /
-                                       rank_file_name(communicator.rank(), communicator.size());
+    note_files(manifest, on_all_ranks(ranks, what, [&] {
+                 const fs::path path =
+                     folder / manifest.folder / rank_file_name(ranks.rank(), ranks.size());
                  return write_file(path, tensors_of(strategy, manifest));
                }));
-    on_all_ranks(communicator, what, [&] {
+    on_all_ranks(ranks, what, [&] {
       if (first) commit(folder, manifest);
       return std::string();
     });
@@ -193,7 +198,7 @@ void save_checkpoint(train::Strategy& strategy, const fs::path& folder,
     throw;
   }
   if (first) remove_step_folders(folder, manifest.folder);
-  communicator.barrier();
+  ranks.barrier();
 }
 
 }  // namespace zero::io

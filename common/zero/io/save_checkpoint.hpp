@@ -10,7 +10,8 @@ namespace zero::io {
 /// Writes a checkpoint to `folder` and replaces the one that is there. Called by all ranks, between
 /// steps (after sync_parameters()), with the same `info`, on a folder that all of them see; blocks
 /// until it is on the disk. Nothing is gathered: each rank writes its own part, and needs
-/// io::kSafetensorsScratchBytes.
+/// io::kSafetensorsScratchBytes. The ranks of a model that is split over a tensor axis are those of
+/// both axes (Strategy::all_ranks()).
 ///
 /// @throws zero::Error on every rank, with the reason of one of them, if the folder cannot be
 /// written to or is full, it holds a manifest.json of something else, `info` differs between ranks,

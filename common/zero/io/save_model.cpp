@@ -23,7 +23,7 @@ class Files {
     attempt([&] {
       std::vector<io::SafetensorsSpec> specs;
       for (const nn::Parameter& p : list.parameters) {
-        specs.push_back({p.name, p.tensor.scalar_type(), p.tensor.sizes().vec()});
+        specs.push_back({p.name, p.tensor.scalar_type(), p.whole_sizes()});
       }
       weights_.emplace(folder, specs, max_bytes);
       config_.emplace(folder / "config.json", static_cast<std::int64_t>(config.size()));
@@ -31,8 +31,8 @@ class Files {
     });
   }
 
-  void write(const nn::Parameter& parameter) {
-    attempt([&] { weights_->write(parameter.name, parameter.tensor); });
+  void write(const std::string& name, const at::Tensor& tensor) {
+    attempt([&] { weights_->write(name, tensor); });
   }
 
   void finish() {
@@ -44,8 +44,8 @@ class Files {
   }
 
   /// Throws the error of rank 0, if any, on all ranks.
-  void throw_same_error_everywhere(dist::Communicator& communicator) const {
-    const std::string problem = communicator.exchange(problem_).front();
+  void throw_same_error_everywhere(const dist::RankGrid& ranks) const {
+    const std::string problem = ranks.exchange(problem_).front();
     if (!problem.empty()) throw Error("the model could not be saved: " + problem);
   }
 
@@ -71,19 +71,24 @@ void save_model(train::Strategy& strategy, const nlohmann::json& config,
                 const std::filesystem::path& folder, std::int64_t max_bytes) {
   const dist::CallScope call(strategy.communicator(), "io::save_model");
   const nn::ParameterList& list = strategy.list();
-  dist::Communicator& communicator = strategy.communicator();
-  Files files(communicator.rank() == 0, folder, list, max_bytes, config.dump(2) + "\n");
-  files.throw_same_error_everywhere(communicator);
-  checkpoint::on_all_ranks(communicator, "the model is not saved", [&] {
+  const dist::RankGrid ranks = strategy.all_ranks();
+  Files files(ranks.rank() == 0, folder, list, max_bytes, config.dump(2) + "\n");
+  files.throw_same_error_everywhere(ranks);
+  checkpoint::on_all_ranks(ranks, "the model is not saved", [&] {
     checkpoint::check_weights(strategy);
     return std::string();
   });
   for (std::size_t u = 0; u < list.units.size(); ++u) {
     const train::UnshardedParameters whole(strategy, u);
-    for (const std::size_t i : list.units[u].parameters) files.write(list.parameters[i]);
+    // The tensor axis of rank 0 has the same as the others.
+    if (strategy.communicator().rank() != 0) continue;
+    for (const std::size_t i : list.units[u].parameters) {
+      const nn::Parameter& p = list.parameters[i];
+      files.write(p.name, p.placement.whole_of(p.tensor));
+    }
   }
   files.finish();
-  files.throw_same_error_everywhere(communicator);
+  files.throw_same_error_everywhere(ranks);
 }
 
 }  // namespace zero::io

@@ -24,7 +24,7 @@ std::string dtype_text(at::ScalarType dtype) {
 
 // Why the tensor `entry` cannot become `parameter`; empty if it can.
 std::string misfit(const SafetensorsEntry& entry, const nn::Parameter& parameter) {
-  const std::vector<std::int64_t> shape = parameter.tensor.sizes().vec();
+  const std::vector<std::int64_t> shape = parameter.whole_sizes();
   if (entry.shape != shape) {
     return fmt::format("has the shape {}, the model's is {}", shape_text(entry.shape),
                        shape_text(shape));
@@ -67,8 +67,7 @@ StoredValues::StoredValues(const std::filesystem::path& folder, const nn::Parame
         missing_.push_back(parameter.name);
       } else {
         problems.push_back(fmt::format("tensor {} is missing; the model has it with the shape {}",
-                                       shown(parameter.name),
-                                       shape_text(parameter.tensor.sizes().vec())));
+                                       shown(parameter.name), shape_text(parameter.whole_sizes())));
       }
       continue;
     }

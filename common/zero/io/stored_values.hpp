@@ -34,7 +34,8 @@ StoredValuesOptions llama_values_options(const nn::LlamaConfig& config, std::uin
 /// kSafetensorsScratchBytes besides the parameter itself.
 ///
 /// Nothing here communicates: create it on the rank that fills parameters (rank 0, see
-/// nn::ParameterSource); other ranks need not see the folder.
+/// nn::ParameterSource); other ranks need not see the folder. It has the whole model: if that is
+/// split over a tensor axis, rank 0 of the data axis of every tensor rank creates one.
 class StoredValues final : public nn::ParameterSource {
  public:
   /// Opens the folder and compares it with `list`; reads no values yet.

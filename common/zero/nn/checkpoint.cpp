@@ -1,4 +1,5 @@
 #include <ATen/SequenceNumber.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -34,7 +35,41 @@ struct CheckpointedBody : torch::CustomClassHolder {
   AutocastState autocast;             // of the first run
   std::optional<RandomState> random;  // state before it, if it drew random numbers
   at::Tensor output;                  // only until the first run returns it
+  CheckpointOptions options;
+  std::vector<at::TensorOptions> kinds;           // of the inputs
+  std::vector<std::vector<std::int64_t>> shapes;  // of the inputs
+  std::vector<bool> require_gradients;
 };
+
+bool is_copied(const at::Tensor& input, const CheckpointOptions& options) {
+  return options.copies() && input.is_floating_point();
+}
+
+// What is kept of an input.
+at::Tensor kept(const at::Tensor& input, const CheckpointOptions& options) {
+  if (!is_copied(input, options)) return input;
+  at::Tensor mine = input.detach();
+  if (const auto* const axis = options.partition_over) {
+    const std::int64_t size = input.numel() / axis->size();
+    mine = mine.reshape({-1}).narrow(0, axis->rank() * size, size);
+  }
+  if (options.on_host && !mine.is_cpu()) {
+    const auto host = mine.options().device(at::kCPU).pinned_memory(true);
+    return at::empty(mine.sizes(), host).copy_(mine, /*non_blocking=*/true);
+  }
+  return options.arena != nullptr ? options.arena->store(mine) : mine.clone();
+}
+
+// The inverse.
+at::Tensor restored(const at::Tensor& kept, const CheckpointedBody& part, std::size_t i) {
+  if (!is_copied(kept, part.options)) return kept;
+  const at::Tensor mine =
+      kept.to(part.kinds[i].device(), part.kinds[i].dtype().toScalarType(), /*non_blocking=*/true);
+  if (part.options.partition_over == nullptr) return mine;
+  const at::Tensor whole = at::empty(part.shapes[i], part.kinds[i].requires_grad(false));
+  part.options.partition_over->all_gather(whole, mine, dist::Purpose::kActivation).wait();
+  return whole;
+}
 
 // While it lives, random numbers and autocast are those of the first run of `part`.
 class AsInTheFirstRun {
@@ -59,12 +94,24 @@ class AsInTheFirstRun {
 };
 
 // The inputs as leaves of a separate graph, so that backward through the part ends at them.
-variable_list as_leaves(const variable_list& inputs) {
+variable_list as_leaves(const variable_list& inputs, const std::vector<bool>& require_gradients) {
   variable_list leaves;
-  for (const at::Tensor& input : inputs) {
-    leaves.push_back(input.detach().requires_grad_(input.requires_grad()));
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    leaves.push_back(inputs[i].detach().requires_grad_(require_gradients[i]));
   }
   return leaves;
+}
+
+void check_parts(const variable_list& inputs, const CheckpointOptions& options) {
+  if (options.partition_over == nullptr) return;
+  const int ranks = options.partition_over->size();
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (!is_copied(inputs[i], options) || inputs[i].numel() % ranks == 0) continue;
+    throw Error(
+        fmt::format("input {} of a checkpoint has {} elements, which cannot be split evenly over "
+                    "{} tensor ranks",
+                    i, inputs[i].numel(), ranks));
+  }
 }
 
 // The leaves of the graph of `output`, without `inputs`. Nodes older than `began` belong to a graph
@@ -104,17 +151,20 @@ struct CheckpointFunction : Function<CheckpointFunction> {
   static at::Tensor forward(AutogradContext* context,
                             const c10::intrusive_ptr<CheckpointedBody>& part, at::TensorList inputs,
                             at::TensorList /*parameters*/) {
-    context->save_for_backward(inputs.vec());
+    variable_list to_keep;
+    for (const at::Tensor& input : inputs) to_keep.push_back(kept(input, part->options));
+    context->save_for_backward(std::move(to_keep));
     context->saved_data["part"] = c10::IValue::make_capsule(part);
     return std::exchange(part->output, at::Tensor());
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     require_once_differentiable("checkpoint");
-    const variable_list inputs = context->get_saved_variables();
+    variable_list inputs = context->get_saved_variables();
     const auto holder = context->saved_data["part"].toCapsule();
     const auto& part = static_cast<const CheckpointedBody&>(*holder);
-    const variable_list leaves = as_leaves(inputs);
+    for (std::size_t i = 0; i < inputs.size(); ++i) inputs[i] = restored(inputs[i], part, i);
+    const variable_list leaves = as_leaves(inputs, part.require_gradients);
     variable_list wanted;
     for (std::size_t i = 0; i < leaves.size(); ++i) {
       if (context->needs_input_grad(i)) wanted.push_back(leaves[i]);
@@ -146,17 +196,25 @@ struct CheckpointFunction : Function<CheckpointFunction> {
 
 }  // namespace
 
-at::Tensor checkpoint(const CheckpointBody& body, const std::vector<at::Tensor>& inputs) {
+at::Tensor checkpoint(const CheckpointBody& body, const std::vector<at::Tensor>& inputs,
+                      const CheckpointOptions& options) {
   if (inputs.empty())
     throw Error("a checkpoint needs at least one input: there is nothing to keep");
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     if (!inputs[i].defined()) throw Error(fmt::format("input {} of a checkpoint is undefined", i));
   }
   if (!c10::GradMode::is_enabled()) return body(inputs);
+  check_parts(inputs, options);
   const auto part = c10::make_intrusive<CheckpointedBody>();
   part->body = body;
+  part->options = options;
+  for (const at::Tensor& input : inputs) {
+    part->kinds.push_back(input.options());
+    part->shapes.push_back(input.sizes().vec());
+    part->require_gradients.push_back(input.requires_grad());
+  }
   {
-    const variable_list leaves = as_leaves(inputs);
+    const variable_list leaves = as_leaves(inputs, part->require_gradients);
     const std::uint64_t began = at::sequence_number::peek();
     const RandomState before(leaves);
     const at::Tensor output = body(leaves);

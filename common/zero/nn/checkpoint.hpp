@@ -5,10 +5,28 @@
 #include <functional>
 #include <vector>
 
+#include <zero/distributed/communicator.hpp>
+#include <zero/nn/checkpoint_arena.hpp>
+
 namespace zero::nn {
 
 /// A part of a model as a function of its inputs. It also reads parameters directly.
 using CheckpointBody = std::function<at::Tensor(const std::vector<at::Tensor>& inputs)>;
+
+/// Where a checkpoint keeps its inputs of floating point (ZeRO-R). By default it keeps the tensors
+/// themselves.
+struct CheckpointOptions {
+  /// Pa: ranks of a tensor axis, on which these inputs are the same. Of n ranks each keeps 1 / n of
+  /// every input; backward gathers it before `body` runs again: as many bytes as an all-gather of
+  /// the inputs, Purpose::kActivation. The ranks call in the same order. Not owned.
+  dist::Communicator* partition_over = nullptr;
+  /// Pa+cpu: in pinned memory of the host, if the inputs are on a GPU.
+  bool on_host = false;
+  /// MD: in this arena, unless they are on the host. Not owned; it must outlive the graph.
+  CheckpointArena* arena = nullptr;
+
+  bool copies() const { return partition_over != nullptr || on_host || arena != nullptr; }
+};
 
 /// Activation checkpointing (Chen et al. 2016, "Training deep nets with sublinear memory cost"):
 /// returns body(inputs) and keeps only the inputs for backward. Intermediate results of `body` are
@@ -34,9 +52,11 @@ using CheckpointBody = std::function<at::Tensor(const std::vector<at::Tensor>& i
 /// each use, as without a checkpoint, and its parameters are whole while `body` runs again, because
 /// pre_backward() comes first. Hooks of units inside `body` fire on every run: forward hooks twice.
 ///
-/// Without a graph to record (at::NoGradGuard) it is body(inputs). Differentiable once. Throws
-/// zero::Error if `inputs` is empty or has an undefined tensor, or if `body` reads another tensor
+/// Without a graph to record (at::NoGradGuard) it is body(inputs). Differentiable once. `options`
+/// do not change a bit. Throws zero::Error if `inputs` is empty or has an undefined tensor, if it
+/// cannot be cut evenly over CheckpointOptions::partition_over, or if `body` reads another tensor
 /// that requires a gradient; exceptions of `body` leave forward or backward.
-at::Tensor checkpoint(const CheckpointBody& body, const std::vector<at::Tensor>& inputs);
+at::Tensor checkpoint(const CheckpointBody& body, const std::vector<at::Tensor>& inputs,
+                      const CheckpointOptions& options = {});
 
 }  // namespace zero::nn

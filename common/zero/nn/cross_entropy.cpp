@@ -1,5 +1,7 @@
 #include <ATen/OpMathType.h>
 #include <ATen/ops/aminmax.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/stack.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -41,19 +43,43 @@ void require_classes(const at::Tensor& classes, std::int64_t count) {
                           low < 0 ? low : high, count - 1, data::kIgnoredTarget));
 }
 
+// Makes the logarithm of each row's sum, and its target's logit (0 on ranks that do not have it),
+// those of the classes of all ranks. In rank order, so that all ranks get the same bits.
+void combine(at::Tensor& log_sums, at::Tensor& of_targets, dist::Communicator& axis) {
+  const at::Tensor mine = at::stack({log_sums, of_targets});  // [2, N]
+  const at::Tensor all = at::empty({axis.size(), 2, mine.size(1)}, mine.options());
+  axis.all_gather(all, mine, dist::Purpose::kActivation).wait();
+  log_sums = all.select(1, 0).logsumexp(0);
+  of_targets = all.select(1, 1).sum(0);
+}
+
 struct CrossEntropyFunction : Function<CrossEntropyFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& logits,
-                            const at::Tensor& targets, double divisor) {
+                            const at::Tensor& targets, double divisor, dist::Communicator* axis) {
     const at::Tensor counted = targets.ne(data::kIgnoredTarget);
-    const at::Tensor classes = targets.where(counted, 0).unsqueeze(1);  // [N, 1]
-    require_classes(classes, logits.size(1));
+    at::Tensor classes = targets.where(counted, 0).unsqueeze(1);  // [N, 1]
+    at::Tensor here = counted;  // rows whose target is a class of this rank
+    if (axis == nullptr) {
+      require_classes(classes, logits.size(1));
+    } else {
+      require_classes(classes, logits.size(1) * axis->size());
+      classes = classes - axis->rank() * logits.size(1);
+      const at::Tensor own = classes.ge(0).logical_and_(classes.lt(logits.size(1)));
+      here = own.squeeze(1).logical_and_(counted);
+      classes = classes.where(own, 0);
+    }
     const at::ScalarType wide = at::toOpMathType(logits.scalar_type());
-    const at::Tensor log_sums = at::empty({logits.size(0)}, logits.options().dtype(wide));
+    at::Tensor log_sums = at::empty({logits.size(0)}, logits.options().dtype(wide));
     for_each_block(logits, [&](std::int64_t first, std::int64_t rows) {
       log_sums.narrow(0, first, rows).copy_(logits.narrow(0, first, rows).to(wide).logsumexp(1));
     });
-    const at::Tensor losses = log_sums - logits.gather(1, classes).squeeze(1);
-    context->save_for_backward({logits, classes, counted, log_sums});
+    at::Tensor of_targets = logits.gather(1, classes).squeeze(1).to(wide);
+    if (axis != nullptr) {
+      of_targets = of_targets.where(here, 0);
+      combine(log_sums, of_targets, *axis);
+    }
+    const at::Tensor losses = log_sums - of_targets;
+    context->save_for_backward({logits, classes, counted, log_sums, here});
     context->saved_data["divisor"] = divisor;
     return losses.where(counted, 0).sum().div_(divisor);
   }
@@ -68,6 +94,7 @@ struct CrossEntropyFunction : Function<CrossEntropyFunction> {
     context->saved_data["consumed"] = true;
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &classes = saved[1], &counted = saved[2], &log_sums = saved[3];
+    const at::Tensor here = saved[4].unsqueeze(1);
     // Below autograd: other functions that saved the logits do not need their values any more.
     const at::Tensor logits = memory::raw(saved[0]);
     const double divisor = context->saved_data["divisor"].toDouble();
@@ -78,21 +105,22 @@ struct CrossEntropyFunction : Function<CrossEntropyFunction> {
       const at::Tensor scale = scales.narrow(0, first, rows);
       at::Tensor softmax = block.to(log_sums.scalar_type());  // `block` itself if it is wide
       softmax.sub_(log_sums.narrow(0, first, rows).unsqueeze(1)).exp_().mul_(scale);
-      softmax.scatter_add_(1, classes.narrow(0, first, rows), scale.neg());
+      softmax.scatter_add_(1, classes.narrow(0, first, rows),
+                           scale.neg().where(here.narrow(0, first, rows), 0));
       if (!softmax.is_same(block)) block.copy_(softmax);
     });
-    return {logits, at::Tensor(), at::Tensor()};
+    return {logits, at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
 }  // namespace
 
 at::Tensor consuming_cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
-                                   std::int64_t terms) {
+                                   std::int64_t terms, dist::Communicator* axis) {
   TORCH_INTERNAL_ASSERT(logits.dim() == 2 && logits.is_contiguous() && targets.dim() == 1 &&
                         targets.size(0) == logits.size(0));
   return CrossEntropyFunction::apply(logits, targets,
-                                     static_cast<double>(std::max<std::int64_t>(terms, 1)));
+                                     static_cast<double>(std::max<std::int64_t>(terms, 1)), axis);
 }
 
 }  // namespace zero::nn

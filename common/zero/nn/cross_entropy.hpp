@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include <zero/distributed/communicator.hpp>
+
 namespace zero::nn {
 
 /// Sum of -log softmax(row)[target] over the rows whose target is not data::kIgnoredTarget, divided
@@ -18,7 +20,12 @@ namespace zero::nn {
 /// logits and one number a row, and in backward overwrites the logits with their gradient. So the
 /// logits' values may not be used after the call, and backward works once (a second one through the
 /// same graph throws zero::Error).
+///
+/// With an `axis` of n ranks the classes are split over it: rank r has the logits of classes
+/// r * C to (r + 1) * C - 1, C columns, and all ranks pass the same targets. All of them call it
+/// and get the same loss. Each row's sum and target logit are gathered in forward: 2 N numbers of
+/// each rank, Purpose::kActivation. Backward sends nothing.
 at::Tensor consuming_cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
-                                   std::int64_t terms);
+                                   std::int64_t terms, dist::Communicator* axis = nullptr);
 
 }  // namespace zero::nn

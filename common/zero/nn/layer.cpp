@@ -17,6 +17,11 @@ std::optional<Initializer> Layer::initializer(const std::string& name) const {
   return found->second;
 }
 
+TensorPlacement Layer::placement(const std::string& name) const {
+  const auto found = placements_.find(name);
+  return found == placements_.end() ? TensorPlacement() : found->second;
+}
+
 // While one lives, the modules of `root` hold copies of their parameters. The originals may be
 // windows of a buffer and change with the next step.
 class Layer::Copies {
@@ -118,13 +123,15 @@ void Layer::to(torch::Device device, bool non_blocking) {
 }
 
 at::Tensor Layer::add_parameter(const std::string& name, at::IntArrayRef sizes,
-                                Initializer initializer, at::ScalarType dtype) {
-  at::Tensor tensor = memory::without_storage(sizes, dtype);
+                                Initializer initializer, at::ScalarType dtype,
+                                const TensorPlacement& placement) {
+  at::Tensor tensor = memory::without_storage(placement.part_sizes(sizes, name), dtype);
   if (!DeferredStorage::active()) {
     const memory::Charge charge(memory::Category::kParameters);
     memory::allocate_storage(tensor);
   }
   initializers_[name] = initializer;
+  if (placement.axis != nullptr) placements_[name] = placement;
   return register_parameter(name, tensor, /*requires_grad=*/true);
 }
 

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include <zero/base/scoped_flag.hpp>
+#include <zero/nn/tensor_placement.hpp>
 
 namespace zero::nn {
 
@@ -40,6 +41,8 @@ class Layer : public torch::nn::Module {
   /// The initializer of this module's parameter `name` ("weight"); nothing for a parameter that was
   /// not registered with add_parameter().
   std::optional<Initializer> initializer(const std::string& name) const;
+  /// Where its parameter `name` lies on a tensor axis.
+  TensorPlacement placement(const std::string& name) const;
 
   /// Casts or moves the module, as LibTorch's function does. Only before a strategy has the model:
   /// afterwards parameters may be windows of a buffer, or have no bytes to cast.
@@ -75,9 +78,11 @@ class Layer : public torch::nn::Module {
  protected:
   /// Registers a parameter of the given shape that requires a gradient. Outside DeferredStorage it
   /// has bytes at once, uninitialised, charged to Category::kParameters: call
-  /// initialize_parameters() on the finished model.
+  /// initialize_parameters() on the finished model. If `placement` cuts it, `sizes` are those of
+  /// the whole and this rank's part is registered. Throws zero::Error if parts would not be equal.
   at::Tensor add_parameter(const std::string& name, at::IntArrayRef sizes, Initializer initializer,
-                           at::ScalarType dtype = at::kFloat);
+                           at::ScalarType dtype = at::kFloat,
+                           const TensorPlacement& placement = {});
 
  private:
   class Copies;
@@ -85,6 +90,7 @@ class Layer : public torch::nn::Module {
   void check_whole() const;
 
   std::map<std::string, Initializer> initializers_;
+  std::map<std::string, TensorPlacement> placements_;  // of a model that is split
   std::string holder_;
   std::function<void()> before_read_;
 };

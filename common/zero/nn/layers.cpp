@@ -3,32 +3,64 @@
 
 namespace zero::nn {
 
+Linear::Linear(std::int64_t in, std::int64_t out, Initializer weight,
+               std::optional<Initializer> bias, at::ScalarType dtype,
+               const TensorPlacement& placement)
+    : weight_(add_parameter("weight", {out, in}, weight, dtype, placement)) {
+  if (bias) bias_ = add_parameter("bias", {out}, *bias, dtype, placement);
+}
+
 Linear::Linear(std::int64_t in, std::int64_t out, Initializer weight, at::ScalarType dtype)
-    : weight_(add_parameter("weight", {out, in}, weight, dtype)) {}
+    : Linear(in, out, weight, std::nullopt, dtype, {}) {}
 
 Linear::Linear(std::int64_t in, std::int64_t out, Initializer weight, Initializer bias,
                at::ScalarType dtype)
-    : weight_(add_parameter("weight", {out, in}, weight, dtype)),
-      bias_(add_parameter("bias", {out}, bias, dtype)) {}
+    : Linear(in, out, weight, std::optional(bias), dtype, {}) {}
 
 at::Tensor Linear::forward(const at::Tensor& x) {
   return run_leaf(x, [this](const at::Tensor& own) { return nn::linear(own, weight_, bias_); });
 }
 
+ColumnParallelLinear::ColumnParallelLinear(std::int64_t in, std::int64_t out, Initializer weight,
+                                           const TensorParallel& tensor, at::ScalarType dtype)
+    : Linear(in, out, weight, std::nullopt, dtype, tensor.cut(0)) {}
+
+ColumnParallelLinear::ColumnParallelLinear(std::int64_t in, std::int64_t out, Initializer weight,
+                                           Initializer bias, const TensorParallel& tensor,
+                                           at::ScalarType dtype)
+    : Linear(in, out, weight, std::optional(bias), dtype, tensor.cut(0)) {}
+
+RowParallelLinear::RowParallelLinear(std::int64_t in, std::int64_t out, Initializer weight,
+                                     const TensorParallel& tensor, at::ScalarType dtype)
+    : Linear(in, out, weight, std::nullopt, dtype, tensor.cut(1)), tensor_(tensor) {}
+
+at::Tensor RowParallelLinear::forward(const at::Tensor& x) {
+  return tensor_.leave(Linear::forward(x));
+}
+
 Embedding::Embedding(std::int64_t vocabulary, std::int64_t hidden, Initializer weight,
-                     at::ScalarType dtype)
-    : weight_(add_parameter("weight", {vocabulary, hidden}, weight, dtype)) {}
+                     at::ScalarType dtype, const TensorParallel& tensor)
+    : weight_(add_parameter("weight", {vocabulary, hidden}, weight, dtype, tensor.cut(0))),
+      tensor_(tensor) {}
 
 at::Tensor Embedding::forward(const at::Tensor& ids) {
-  return run_leaf(ids, [this](const at::Tensor& own) { return nn::embedding(own, weight_); });
+  const auto look_up = [this](const at::Tensor& own) { return nn::embedding(own, weight_); };
+  if (tensor_.axis == nullptr) return run_leaf(ids, look_up);
+  // Tokens of other ranks read some row here; the result and its gradient are zeros.
+  const std::int64_t rows = weight_.size(0);
+  const at::Tensor own = ids - tensor_.axis->rank() * rows;
+  const at::Tensor others = own.lt(0).logical_or_(own.ge(rows)).unsqueeze(-1);
+  return tensor_.leave(run_leaf(own.clamp(0, rows - 1), look_up).masked_fill(others, 0));
 }
 
 at::Tensor Embedding::as_head(const at::Tensor& x) {
   return run_leaf(x, [this](const at::Tensor& own) { return nn::linear(own, weight_); });
 }
 
-RmsNorm::RmsNorm(std::int64_t hidden, double eps, at::ScalarType dtype)
-    : weight_(add_parameter("weight", {hidden}, Initializer::constant(1.0), dtype)), eps_(eps) {}
+RmsNorm::RmsNorm(std::int64_t hidden, double eps, at::ScalarType dtype,
+                 const TensorPlacement& placement)
+    : weight_(add_parameter("weight", {hidden}, Initializer::constant(1.0), dtype, placement)),
+      eps_(eps) {}
 
 at::Tensor RmsNorm::forward(const at::Tensor& x) {
   return run_leaf(x, [this](const at::Tensor& own) { return nn::rms_norm(own, weight_, eps_); });

@@ -4,7 +4,6 @@
 #include <string>
 
 #include <zero/base/error.hpp>
-#include <zero/nn/checkpoint.hpp>
 #include <zero/nn/cross_entropy.hpp>
 #include <zero/nn/functional.hpp>
 #include <zero/nn/llama.hpp>
@@ -12,51 +11,81 @@
 namespace zero::nn {
 namespace {
 
-std::shared_ptr<Linear> projection(const LlamaConfig& config, std::int64_t in, std::int64_t out) {
-  return std::make_shared<Linear>(in, out, Initializer::normal(config.initializer_range),
-                                  config.dtype);
+template <typename Projection>
+std::shared_ptr<Projection> projection(const LlamaConfig& config, std::int64_t in, std::int64_t out,
+                                       const TensorParallel& tensor) {
+  return std::make_shared<Projection>(in, out, Initializer::normal(config.initializer_range),
+                                      tensor, config.dtype);
 }
 
-std::shared_ptr<RmsNorm> norm(const LlamaConfig& config) {
-  return std::make_shared<RmsNorm>(config.hidden, config.norm_eps, config.dtype);
+std::shared_ptr<RmsNorm> norm(const LlamaConfig& config, const TensorPlacement& placement) {
+  return std::make_shared<RmsNorm>(config.hidden, config.norm_eps, config.dtype, placement);
+}
+
+// A number that differs between batches: FNV-1a of their elements, 53 bits of it. Those of a GPU
+// are not read, because the host would wait.
+double digest(const data::Batch& batch) {
+  std::uint64_t h = 14695981039346656037ULL;
+  for (const at::Tensor& t : {batch.inputs, batch.targets, batch.lengths}) {
+    h = (h ^ (t.defined() ? static_cast<std::uint64_t>(t.numel()) + 1 : 0)) * 1099511628211ULL;
+    if (!t.defined() || !t.is_cpu()) continue;
+    const at::Tensor dense = t.contiguous();
+    const auto* bytes = static_cast<const unsigned char*>(dense.const_data_ptr());
+    for (std::size_t i = 0; i < dense.nbytes(); ++i) h = (h ^ bytes[i]) * 1099511628211ULL;
+  }
+  h = (h ^ static_cast<std::uint64_t>(batch.loss_terms)) * 1099511628211ULL;
+  return static_cast<double>(h >> 11);
 }
 
 }  // namespace
 
-LlamaAttention::LlamaAttention(const LlamaConfig& config) : head_size_(config.head_size) {
+LlamaAttention::LlamaAttention(const LlamaConfig& config, const TensorParallel& tensor)
+    : head_size_(config.head_size), tensor_(tensor) {
   const std::int64_t query_size = config.heads * head_size_;
   const std::int64_t kv_size = config.kv_heads * head_size_;
-  query_ = register_module("q_proj", projection(config, config.hidden, query_size));
-  key_ = register_module("k_proj", projection(config, config.hidden, kv_size));
-  value_ = register_module("v_proj", projection(config, config.hidden, kv_size));
-  output_ = register_module("o_proj", projection(config, query_size, config.hidden));
+  const auto of_input = [&](const char* name, std::int64_t size) {
+    return register_module(name,
+                           projection<ColumnParallelLinear>(config, config.hidden, size, tensor));
+  };
+  query_ = of_input("q_proj", query_size);
+  key_ = of_input("k_proj", kv_size);
+  value_ = of_input("v_proj", kv_size);
+  output_ = register_module(
+      "o_proj", projection<RowParallelLinear>(config, query_size, config.hidden, tensor));
 }
 
 at::Tensor LlamaAttention::forward(const at::Tensor& x, const RotaryTable& table) const {
+  const at::Tensor entered = tensor_.enter(x);  // [B, S, hidden]
   const auto split_heads = [&](const at::Tensor& projected) {
-    return projected.view({x.size(0), x.size(1), projected.size(-1) / head_size_, head_size_});
+    return projected.view(
+        {entered.size(0), entered.size(1), projected.size(-1) / head_size_, head_size_});
   };
-  const at::Tensor query = rotate(split_heads(query_->forward(x)), table);
-  const at::Tensor key = rotate(split_heads(key_->forward(x)), table);
-  const at::Tensor value = split_heads(value_->forward(x));
+  const at::Tensor query = rotate(split_heads(query_->forward(entered)), table);
+  const at::Tensor key = rotate(split_heads(key_->forward(entered)), table);
+  const at::Tensor value = split_heads(value_->forward(entered));
   return output_->forward(causal_attention(query, key, value).flatten(2));
 }
 
-LlamaMlp::LlamaMlp(const LlamaConfig& config) {
-  gate_ = register_module("gate_proj", projection(config, config.hidden, config.mlp));
-  up_ = register_module("up_proj", projection(config, config.hidden, config.mlp));
-  down_ = register_module("down_proj", projection(config, config.mlp, config.hidden));
+LlamaMlp::LlamaMlp(const LlamaConfig& config, const TensorParallel& tensor) : tensor_(tensor) {
+  gate_ = register_module(
+      "gate_proj", projection<ColumnParallelLinear>(config, config.hidden, config.mlp, tensor));
+  up_ = register_module(
+      "up_proj", projection<ColumnParallelLinear>(config, config.hidden, config.mlp, tensor));
+  down_ = register_module("down_proj",
+                          projection<RowParallelLinear>(config, config.mlp, config.hidden, tensor));
 }
 
 at::Tensor LlamaMlp::forward(const at::Tensor& x) const {
-  return down_->forward(nn::swiglu(gate_->forward(x), up_->forward(x)));
+  const at::Tensor entered = tensor_.enter(x);
+  return down_->forward(nn::swiglu(gate_->forward(entered), up_->forward(entered)));
 }
 
-LlamaLayer::LlamaLayer(const LlamaConfig& config) {
-  attention_ = register_module("self_attn", std::make_shared<LlamaAttention>(config));
-  mlp_ = register_module("mlp", std::make_shared<LlamaMlp>(config));
-  input_norm_ = register_module("input_layernorm", norm(config));
-  post_attention_norm_ = register_module("post_attention_layernorm", norm(config));
+LlamaLayer::LlamaLayer(const LlamaConfig& config, const TensorParallel& tensor) {
+  attention_ = register_module("self_attn", std::make_shared<LlamaAttention>(config, tensor));
+  mlp_ = register_module("mlp", std::make_shared<LlamaMlp>(config, tensor));
+  input_norm_ = register_module("input_layernorm", norm(config, tensor.on_residual()));
+  post_attention_norm_ =
+      register_module("post_attention_layernorm", norm(config, tensor.on_residual()));
 }
 
 at::Tensor LlamaLayer::forward(const at::Tensor& x, const RotaryTable& table) {
@@ -67,7 +96,7 @@ at::Tensor LlamaLayer::forward(const at::Tensor& x, const RotaryTable& table) {
             [this, table](const std::vector<at::Tensor>& inputs) {
               return body(inputs.front(), table);
             },
-            {x});
+            {x}, checkpoint_options_);
       },
       {x});
 }
@@ -77,28 +106,36 @@ at::Tensor LlamaLayer::body(const at::Tensor& x, const RotaryTable& table) const
   return y + mlp_->forward(post_attention_norm_->forward(y));
 }
 
-Llama::Llama(const LlamaConfig& config) : config_(config) {
+Llama::Llama(const LlamaConfig& config, const TensorParallel& tensor)
+    : config_(config), tensor_(tensor) {
   check(config);
+  check_tensor_parallel(config, tensor.ranks());
   // Plain containers, so that the dotted names match Hugging Face's.
   auto body = register_module("model", std::make_shared<Layer>());
   embedding_ = body->register_module(
-      "embed_tokens",
-      std::make_shared<Embedding>(config.vocabulary, config.hidden,
-                                  Initializer::normal(config.initializer_range), config.dtype));
+      "embed_tokens", std::make_shared<Embedding>(config.vocabulary, config.hidden,
+                                                  Initializer::normal(config.initializer_range),
+                                                  config.dtype, tensor));
   auto layers = body->register_module("layers", std::make_shared<Layer>());
   for (std::int64_t i = 0; i < config.layers; ++i) {
     layers_.push_back(
-        layers->register_module(std::to_string(i), std::make_shared<LlamaLayer>(config)));
+        layers->register_module(std::to_string(i), std::make_shared<LlamaLayer>(config, tensor)));
   }
-  norm_ = body->register_module("norm", norm(config));
-  if (config.classes > 0) {
-    head_ = register_module("score", projection(config, config.hidden, config.classes));
+  // A classifier's last norm and head work on whole samples, alike on all tensor ranks.
+  const bool classifies = config.classes > 0;
+  norm_ = body->register_module(
+      "norm", norm(config, classifies ? TensorPlacement() : tensor.on_residual()));
+  if (classifies) {
+    head_ = register_module(
+        "score", projection<ColumnParallelLinear>(config, config.hidden, config.classes, {}));
   } else if (!config.tied) {
-    head_ = register_module("lm_head", projection(config, config.hidden, config.vocabulary));
+    head_ = register_module("lm_head", projection<ColumnParallelLinear>(config, config.hidden,
+                                                                        config.vocabulary, tensor));
   }
 }
 
 at::Tensor Llama::loss(const data::Batch& batch) {
+  check_same_batch(batch);
   check_inputs(batch);
   const bool classifier = config_.classes > 0;
   const at::IntArrayRef expected =
@@ -113,18 +150,46 @@ at::Tensor Llama::loss(const data::Batch& batch) {
       [&] {
         const at::Tensor all = logits(batch);
         return consuming_cross_entropy(all.view({-1, all.size(-1)}), batch.targets.reshape(-1),
-                                       batch.loss_terms);
+                                       batch.loss_terms, classifier ? nullptr : tensor_.axis);
       },
       {});
 }
 
 at::Tensor Llama::predict(const data::Batch& batch) {
+  check_same_batch(batch);
   check_inputs(batch);
-  return run([&] { return logits(batch); }, {});
+  return run(
+      [&] {
+        const at::Tensor own = logits(batch);
+        if (tensor_.axis == nullptr || config_.classes > 0) return own;
+        return gather_over_axis(own, /*dim=*/-1, *tensor_.axis, Uncut::kSame);
+      },
+      {});
 }
 
-void Llama::checkpoint_activations(bool on) {
-  for (const auto& layer : layers_) layer->checkpoint_activations(on);
+void Llama::checkpoint_activations(bool on, const CheckpointOptions& options) {
+  if (options.partition_over != nullptr &&
+      (options.partition_over != tensor_.axis || tensor_.cuts_sequence())) {
+    throw Error(tensor_.cuts_sequence()
+                    ? "checkpoints cannot be partitioned under sequence parallelism: each rank has "
+                      "a part of the residual stream already"
+                    : "checkpoints can be partitioned over the model's tensor axis only: on other "
+                      "ranks they differ");
+  }
+  for (const auto& layer : layers_) layer->checkpoint_activations(on, options);
+}
+
+void Llama::check_same_batch(const data::Batch& batch) const {
+  if (tensor_.axis == nullptr) return;
+  // First: a rank that refuses its batch leaves the others behind.
+  const std::vector<double> all = dist::all_gather_scalars(*tensor_.axis, {digest(batch)});
+  for (std::size_t r = 1; r < all.size(); ++r) {
+    if (all[r] == all[0]) continue;
+    throw Error(
+        fmt::format("ranks 0 and {} of the tensor axis have different batches; they share the work "
+                    "on one batch: give the data of a rank by its rank on the data axis",
+                    r));
+  }
 }
 
 void Llama::check_inputs(const data::Batch& batch) const {
@@ -151,7 +216,7 @@ at::Tensor Llama::hidden_states(const at::Tensor& ids) {
   // Computed for every forward: a kept table would be resident beside the model states.
   const RotaryTable positions =
       rotary_table(ids.size(1), config_.head_size, config_.rope_theta, config_.dtype, ids.device());
-  at::Tensor x = embedding_->forward(ids);
+  at::Tensor x = embedding_->forward(ids);  // the residual stream
   for (const auto& layer : layers_) x = layer->forward(x, positions);
   return x;
 }
@@ -160,6 +225,7 @@ at::Tensor Llama::logits(const data::Batch& batch) {
   at::Tensor x = hidden_states(batch.inputs);
   if (config_.classes > 0) {
     // The norm works row by row, so only the rows that the head reads need it.
+    x = tensor_.whole(x);
     const std::int64_t samples = x.size(0);
     const at::TensorOptions ids = batch.inputs.options();
     const at::Tensor last =
@@ -167,6 +233,7 @@ at::Tensor Llama::logits(const data::Batch& batch) {
     x = x.index({at::arange(samples, ids), last});  // [B, hidden]
   }
   x = norm_->forward(x);
+  if (config_.classes == 0) x = tensor_.enter(x);
   return head_ != nullptr ? head_->forward(x) : embedding_->as_head(x);
 }
 

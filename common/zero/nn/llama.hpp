@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <zero/nn/attention.hpp>
+#include <zero/nn/checkpoint.hpp>
 #include <zero/nn/layers.hpp>
 #include <zero/nn/llama_config.hpp>
 #include <zero/nn/model.hpp>
@@ -21,44 +22,59 @@
 ///     lm_head (untied) or score (classifier)
 ///
 /// The root unit holds everything outside the decoder layers: embedding, final norm and head.
+///
+/// Split over a tensor axis of n ranks (tensor_parallel.hpp), a rank has the embedding and the head
+/// of vocabulary / n tokens, heads / n and kv_heads / n attention heads, and mlp / n features of
+/// each MLP. Norms, and the head of a classifier, are whole on every rank. In a step with B samples
+/// of S tokens, an axis all-reduces 4 activations [B, S, hidden] for each layer and 2 for embedding
+/// and head (1 under a classifier), and gathers 2 B S numbers for the loss.
 namespace zero::nn {
 
 /// Grouped-query self-attention with rotary positions: q_proj, k_proj, v_proj, o_proj.
 class LlamaAttention : public Layer {
  public:
-  explicit LlamaAttention(const LlamaConfig& config);
-  /// [B, S, hidden] to [B, S, hidden]; `table` has at least S positions.
+  explicit LlamaAttention(const LlamaConfig& config, const TensorParallel& tensor = {});
+  /// [B, S, hidden] to [B, S, hidden], or S / n under sequence parallelism; `table` has at least S
+  /// positions.
   at::Tensor forward(const at::Tensor& x, const RotaryTable& table) const;
 
  private:
   std::int64_t head_size_;
-  std::shared_ptr<Linear> query_, key_, value_, output_;
+  TensorParallel tensor_;
+  std::shared_ptr<ColumnParallelLinear> query_, key_, value_;
+  std::shared_ptr<RowParallelLinear> output_;
 };
 
 /// down_proj(silu(gate_proj(x)) * up_proj(x)).
 class LlamaMlp : public Layer {
  public:
-  explicit LlamaMlp(const LlamaConfig& config);
-  /// [..., hidden] to [..., hidden].
+  explicit LlamaMlp(const LlamaConfig& config, const TensorParallel& tensor = {});
+  /// [B, S, hidden] to the same shape.
   at::Tensor forward(const at::Tensor& x) const;
 
  private:
-  std::shared_ptr<Linear> gate_, up_, down_;
+  TensorParallel tensor_;
+  std::shared_ptr<ColumnParallelLinear> gate_, up_;
+  std::shared_ptr<RowParallelLinear> down_;
 };
 
 /// One decoder layer: the unit that a strategy gathers and reshards.
 class LlamaLayer : public Unit {
  public:
-  explicit LlamaLayer(const LlamaConfig& config);
+  explicit LlamaLayer(const LlamaConfig& config, const TensorParallel& tensor = {});
   /// [B, S, hidden] to [B, S, hidden], with the unit's hooks around it.
   at::Tensor forward(const at::Tensor& x, const RotaryTable& table);
   /// Sets whether only the input is kept for backward; see Llama::checkpoint_activations().
-  void checkpoint_activations(bool on) { checkpoints_ = on; }
+  void checkpoint_activations(bool on, const CheckpointOptions& options) {
+    checkpoints_ = on;
+    checkpoint_options_ = options;
+  }
 
  private:
   at::Tensor body(const at::Tensor& x, const RotaryTable& table) const;
 
   bool checkpoints_ = false;
+  CheckpointOptions checkpoint_options_;
   std::shared_ptr<LlamaAttention> attention_;
   std::shared_ptr<LlamaMlp> mlp_;
   std::shared_ptr<RmsNorm> input_norm_, post_attention_norm_;
@@ -69,37 +85,49 @@ class LlamaLayer : public Unit {
 /// sets them.
 class Llama : public Model {
  public:
-  /// Throws zero::Error for a config that check() refuses.
-  explicit Llama(const LlamaConfig& config);
+  /// Throws zero::Error for a config that check() refuses, or check_tensor_parallel().
+  /// `tensor`: splits the model over a tensor axis, whose ranks all make it, with the same config,
+  /// and then pass the same batches.
+  explicit Llama(const LlamaConfig& config, const TensorParallel& tensor = {});
 
   /// Language model: cross-entropy of `targets` [B, S], the next token of every position.
   /// Classifier: cross-entropy of the labels `targets` [B]. Mean over data::Batch::loss_terms.
-  /// Throws zero::Error for a batch of another shape or an id outside the vocabulary.
+  /// Throws zero::Error for a batch of another shape or an id outside the vocabulary, and, split
+  /// over a tensor axis, on all its ranks if they have different batches (on the CPU; 8 bytes of
+  /// Purpose::kControl), or if S cannot be cut evenly under sequence parallelism.
   at::Tensor loss(const data::Batch& batch) override;
 
   /// Logits: language model [B, S, vocabulary]; classifier [B, classes], from the last token of
-  /// each sample that is not padding. Reads only `inputs` and, for a classifier, `lengths`.
+  /// each sample that is not padding. Reads only `inputs` and, for a classifier, `lengths`. Whole
+  /// on all ranks of a tensor axis.
   at::Tensor predict(const data::Batch& batch) override;
 
   /// Sets whether every decoder layer keeps only its input for backward and recomputes the rest
   /// (checkpoint.hpp), from the next forward on; off by default. Activations then take one tensor
   /// [B, S, hidden] per layer plus those of a single layer, for one more forward of all layers. The
   /// bits of losses and gradients do not depend on it, so ranks may differ in it, unless the
-  /// strategy gathers layer by layer.
-  void checkpoint_activations(bool on);
+  /// strategy gathers layer by layer, or the model is split over a tensor axis.
+  ///
+  /// `options` say where the inputs are kept. All ranks of a tensor axis set the same. Throws
+  /// zero::Error if they are to be partitioned over other ranks than the model's tensor axis, or
+  /// under sequence parallelism, where each rank has a part of them already.
+  void checkpoint_activations(bool on, const CheckpointOptions& options = {});
 
   const LlamaConfig& config() const { return config_; }
+  const TensorParallel& tensor_parallel() const { return tensor_; }
 
  private:
   void check_inputs(const data::Batch& batch) const;
+  void check_same_batch(const data::Batch& batch) const;
   at::Tensor hidden_states(const at::Tensor& ids);
   at::Tensor logits(const data::Batch& batch);
 
   LlamaConfig config_;
+  TensorParallel tensor_;
   std::shared_ptr<Embedding> embedding_;
   std::vector<std::shared_ptr<LlamaLayer>> layers_;
   std::shared_ptr<RmsNorm> norm_;
-  std::shared_ptr<Linear> head_;  // lm_head or score; null if the embedding is the head
+  std::shared_ptr<Linear> head_;  // lm_head (column-parallel) or score; null if the embedding is it
 };
 
 }  // namespace zero::nn

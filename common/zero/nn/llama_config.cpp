@@ -26,6 +26,14 @@ const std::map<std::string, LlamaConfig, std::less<>>& presets() {
         .kv_heads = 25,
         .head_size = 64,
         .mlp = 4096}},
+      {"llama-360m",
+       {.vocabulary = 49152,
+        .hidden = 960,
+        .layers = 32,
+        .heads = 16,
+        .kv_heads = 4,
+        .head_size = 60,
+        .mlp = 2560}},
       {"smollm2-135m",
        {.vocabulary = 49152,
         .hidden = 576,
@@ -200,6 +208,20 @@ void check(const LlamaConfig& config) {
     throw Error(fmt::format("parameters cannot be {}: use float, double, bfloat16 or half",
                             c10::toString(config.dtype)));
   }
+}
+
+void check_tensor_parallel(const LlamaConfig& config, int ranks) {
+  const auto expect_even = [ranks](std::int64_t count, const char* what, const char* advice = "") {
+    if (count % ranks == 0) return;
+    throw Error(fmt::format("the model has {} {}, which {} tensor ranks cannot share evenly{}",
+                            count, what, ranks, advice));
+  };
+  const char* const preset =
+      " (SmolLM2 has 15 and 5, or 9 and 3; the preset llama-360m has 16 and 4)";
+  expect_even(config.heads, "heads", preset);
+  expect_even(config.kv_heads, "key/value heads", preset);
+  expect_even(config.mlp, "features in its MLP (intermediate_size)");
+  expect_even(config.vocabulary, "tokens in its vocabulary");
 }
 
 std::int64_t size_from_json(const json& config, const char* key, std::int64_t least,

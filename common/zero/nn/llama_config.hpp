@@ -41,19 +41,27 @@ struct LlamaConfig {
   std::int64_t parameters() const;
 };
 
-/// The names that preset() knows: "llama-1.5b", "smollm2-135m", "smollm2-360m", "tiny".
+/// The names that preset() knows: "llama-1.5b", "llama-360m", "smollm2-135m", "smollm2-360m",
+/// "tiny".
 const std::vector<std::string>& preset_names();
 
 /// A known shape by name. The two SmolLM2 shapes are those of the published models (vocabulary
 /// 49152); "tiny" reads bytes (vocabulary 256) and trains in seconds. "llama-1.5b" has the depth
 /// and width of GPT-2 XL (48 layers, 1600, 25 heads) and exactly 1,500,000,000 parameters: the
-/// vocabulary is chosen to fit. Throws zero::Error for another name, with the known ones.
+/// vocabulary is chosen to fit. "llama-360m" is "smollm2-360m" with 16 heads and 4 key/value heads
+/// of 60 instead of 15 and 5 of 64, so that 2 or 4 tensor ranks can share them. Throws zero::Error
+/// for another name, with the known ones.
 LlamaConfig preset(std::string_view name);
 
 /// Throws zero::Error if the numbers are no valid model: a size below 1 or above kLargestSize, more
 /// than kMostLayers or kMostParameters, kv_heads that do not divide heads, an odd head_size, a
 /// dtype that is not a floating one.
 void check(const LlamaConfig& config);
+
+/// Throws zero::Error unless a tensor axis of `ranks` ranks can share the model evenly: it must
+/// divide the heads, the key/value heads, the MLP size and the vocabulary. The message has the
+/// number that it does not divide.
+void check_tensor_parallel(const LlamaConfig& config, int ranks);
 
 /// The size under `key` in a config.json. Throws zero::Error, naming the key and its value, unless
 /// it is an integer from `least` (0 or more) to `most`.

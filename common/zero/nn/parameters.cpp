@@ -67,8 +67,9 @@ class Lister {
       return;
     }
     const auto* layer = dynamic_cast<const Layer*>(&module);
-    result_.parameters.push_back(
-        {join(path, name), tensor, unit, layer ? layer->initializer(name) : std::nullopt});
+    result_.parameters.push_back({join(path, name), tensor, unit,
+                                  layer ? layer->initializer(name) : std::nullopt,
+                                  layer ? layer->placement(name) : TensorPlacement()});
   }
 
   std::size_t common_ancestor(std::size_t a, std::size_t b) const {
@@ -89,6 +90,12 @@ void check(const ParameterList& list) {
   std::map<const void*, std::string> storages;
   for (const Parameter& p : list.parameters) {
     trainable = trainable || p.tensor.requires_grad();
+    if (p.placement.axis != nullptr && p.placement.axis != list.tensor_axis()) {
+      throw Error(fmt::format(
+          "parameter '{}' is split over other ranks than those before it: a model has one tensor "
+          "axis",
+          p.name));
+    }
     if (!p.tensor.is_contiguous()) {
       throw Error(
           fmt::format("parameter '{}' is not contiguous (strides {}): collectives would send the "
@@ -141,6 +148,13 @@ std::int64_t ParameterList::bytes() const {
   std::int64_t sum = 0;
   for (const Parameter& p : parameters) sum += p.bytes();
   return sum;
+}
+
+dist::Communicator* ParameterList::tensor_axis() const {
+  for (const Parameter& p : parameters) {
+    if (p.placement.axis != nullptr) return p.placement.axis;
+  }
+  return nullptr;
 }
 
 std::size_t ParameterList::index_of(const Unit& unit) const {
@@ -225,12 +239,23 @@ void SeededValues::fill(const Parameter& parameter, at::Tensor& out) {
   }
 }
 
+void fill_part(ParameterSource& source, const Parameter& parameter, at::Tensor& out) {
+  if (!parameter.placement.is_cut()) return source.fill(parameter, out);
+  Parameter whole = parameter;
+  whole.placement = {};
+  whole.tensor = memory::without_storage(parameter.whole_sizes(), out.scalar_type());
+  const memory::Charge charge(memory::Category::kCommunication);
+  at::Tensor values = at::empty(whole.tensor.sizes(), out.options());
+  source.fill(whole, values);
+  memory::raw(out).copy_(parameter.placement.part_of(values));
+}
+
 void initialize_parameters(Unit& root, ParameterSource& source) {
   ParameterList list = list_parameters(root);
   for (Parameter& p : list.parameters) {
     const memory::Charge charge(memory::Category::kParameters);
     memory::allocate_storage(p.tensor);
-    source.fill(p, p.tensor);
+    fill_part(source, p, p.tensor);
   }
 }
 

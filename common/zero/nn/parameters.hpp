@@ -25,9 +25,13 @@ struct Parameter {
   at::Tensor tensor;     ///< the tensor that the module holds; its storage may be empty (deferred)
   std::size_t unit = 0;  ///< index of its unit in ParameterList::units
   std::optional<Initializer> initializer;  ///< nothing if the module is not a Layer
+  /// Where it lies on a tensor axis: `tensor` is this rank's part.
+  TensorPlacement placement = {};
 
   std::int64_t numel() const { return tensor.numel(); }
   std::int64_t bytes() const { return static_cast<std::int64_t>(tensor.nbytes()); }
+  /// The sizes in the whole model: of `tensor`, unless a tensor axis cuts it.
+  std::vector<std::int64_t> whole_sizes() const { return placement.whole_sizes(tensor.sizes()); }
 };
 
 /// A unit of a model and the parameters that are gathered with it.
@@ -52,6 +56,10 @@ struct ParameterList {
   std::int64_t numel() const;  ///< elements of all parameters, tied ones once
   std::int64_t bytes() const;  ///< V of the formulas: bytes of one copy of the parameters
 
+  /// The ranks that the model is split over (tensor_parallel.hpp); null if it is not. Then this
+  /// list is of the part that this rank holds.
+  dist::Communicator* tensor_axis() const;
+
   /// Index of `unit` in `units`. Throws zero::Error if it is not there.
   std::size_t index_of(const Unit& unit) const;
   /// True if another unit lies inside unit `u`.
@@ -61,8 +69,8 @@ struct ParameterList {
 };
 
 /// Lists the parameters of `root`, which always counts as a unit. Throws zero::Error for a model
-/// without a trainable parameter, for a parameter that is not contiguous, and for two different
-/// parameters that share memory.
+/// without a trainable parameter, for a parameter that is not contiguous, for two different
+/// parameters that share memory, and for a model that is split over two tensor axes.
 ParameterList list_parameters(Unit& root, Granularity granularity = Granularity::kUnit);
 
 /// The strategy that has `root` or a part of it, as passed to set_holder(); empty if none has. In a
@@ -80,9 +88,16 @@ class ParameterSource {
  public:
   virtual ~ParameterSource() = default;
   /// Writes the first values of `parameter` into `out` (same shape and dtype, has storage). Called
-  /// on one rank; the values reach the others through a collective.
+  /// on one rank; the values reach the others through a collective. It is asked for whole
+  /// parameters only: of a model that is split, see fill_part().
   virtual void fill(const Parameter& parameter, at::Tensor& out) = 0;
 };
+
+/// Writes the first values of what this rank holds of `parameter` into `out`: those of the whole
+/// parameter, or of the part that a tensor axis leaves to this rank. For a part, `source` first
+/// fills the whole in memory charged to memory::Category::kCommunication. Acts on this rank alone;
+/// every tensor rank reads from a source of its own, which must have the same values.
+void fill_part(ParameterSource& source, const Parameter& parameter, at::Tensor& out);
 
 /// Values drawn from each parameter's own generator, seeded by (seed, name): they depend neither on
 /// the world size nor on the order in which parameters are made. A parameter without an initializer

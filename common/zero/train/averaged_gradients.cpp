@@ -1,12 +1,15 @@
 #include <ATen/ops/_foreach_mul.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <utility>
 
 #include <zero/base/error.hpp>
+#include <zero/memory/accounting.hpp>
 #include <zero/train/averaged_gradients.hpp>
 #include <zero/train/strategy.hpp>
 
@@ -20,8 +23,33 @@ AveragedGradients::AveragedGradients(Strategy& strategy, bool adds_averages)
 }
 
 void AveragedGradients::complete(bool is_last_micro_batch) {
+  add_up_over_tensor_axis();
   drop_unused();
   if (adds_averages_) add_up(is_last_micro_batch);
+}
+
+// Each element by itself: the bits do not depend on how the strategy shards over the data axis.
+void AveragedGradients::add_up_over_tensor_axis() {
+  std::map<at::ScalarType, std::vector<at::Tensor>> by_type;  // one message of each
+  const Own mine = own();
+  for (std::size_t k = 0; k < mine.indices.size(); ++k) {
+    if (!strategy_.list().parameters[mine.indices[k]].placement.sums_gradient) continue;
+    by_type[mine.gradients[k].scalar_type()].push_back(mine.gradients[k]);
+  }
+  for (const auto& [type, gradients] : by_type) {
+    const memory::Charge charge(memory::Category::kCommunication);
+    std::vector<at::Tensor> flat;
+    for (const at::Tensor& gradient : gradients) flat.push_back(gradient.flatten());
+    const at::Tensor all = at::cat(flat);
+    strategy_.tensor_axis()
+        ->all_reduce(all, Purpose::kGradient, {dist::ReduceOp::kSum, strategy_.average().type})
+        .wait();
+    std::int64_t begin = 0;
+    for (const at::Tensor& gradient : gradients) {
+      gradient.copy_(all.narrow(0, begin, gradient.numel()).view(gradient.sizes()));
+      begin += gradient.numel();
+    }
+  }
 }
 
 void AveragedGradients::drop_unused() {
@@ -33,6 +61,9 @@ void AveragedGradients::drop_unused() {
   for (std::size_t i = 0; i < count; ++i) flags[i] = used_[i] ? 1 : 0;
   flags[count] = take_suspicion() ? 1 : 0;
   strategy_.communicator().all_reduce(all, Purpose::kControl, dist::ReduceOp::kSum).wait();
+  if (dist::Communicator* const axis = strategy_.tensor_axis()) {
+    axis->all_reduce(all, Purpose::kControl, dist::ReduceOp::kSum).wait();
+  }
   suspect_ = suspect_ || flags[count] != 0;
   for (std::size_t i = 0; i < count; ++i) {
     if (flags[i] == 0) {
@@ -100,13 +131,29 @@ std::vector<double> AveragedGradients::sums_by_parameter(optim::Norm kind) {
   const std::vector<double> of_mine = contributions(mine, kind);
   at::Tensor sums = at::zeros({static_cast<std::int64_t>(strategy_.list().size())}, at::kDouble);
   auto* const of_parameter = sums.mutable_data_ptr<double>();
-  for (std::size_t k = 0; k < of_mine.size(); ++k) of_parameter[mine.indices[k]] = of_mine[k];
-  // If every rank owns everything, each has all the numbers already.
-  // Copies of a shard do not count again.
-  if (strategy_.sharded()) {
-    strategy_.shard_group().all_reduce(sums, Purpose::kControl, dist::ReduceOp::kSum).wait();
+  for (std::size_t k = 0; k < of_mine.size(); ++k) {
+    if (counts_here(mine.indices[k])) of_parameter[mine.indices[k]] = of_mine[k];
+  }
+  for (dist::Communicator* const group : groups_of_parts()) {
+    group->all_reduce(sums, Purpose::kControl, dist::ReduceOp::kSum).wait();
   }
   return {of_parameter, of_parameter + sums.numel()};
+}
+
+// A number of the whole model is the sum, or the largest, over one of these groups after the other.
+// Groups that hold copies are not among them: a copy does not count again.
+std::vector<dist::Communicator*> AveragedGradients::groups_of_parts() const {
+  std::vector<dist::Communicator*> groups;
+  if (strategy_.sharded()) groups.push_back(&strategy_.shard_group());
+  if (strategy_.tensor_axis() != nullptr) groups.push_back(strategy_.tensor_axis());
+  return groups;
+}
+
+// The first tensor rank counts what all of them hold, with the same gradient.
+bool AveragedGradients::counts_here(std::size_t index) const {
+  const dist::Communicator* const axis = strategy_.tensor_axis();
+  return axis == nullptr || axis->rank() == 0 ||
+         strategy_.list().parameters[index].placement.is_cut();
 }
 
 double AveragedGradients::norm(optim::Norm kind) {
@@ -123,10 +170,12 @@ double AveragedGradients::norm(optim::Norm kind) {
 
 double AveragedGradients::largest_over_ranks() {
   const std::vector<double> by_parameter = contributions(own(), optim::Norm::kInfinity);
-  const double mine = optim::largest_magnitude(at::tensor(by_parameter, at::kDouble));
-  if (!strategy_.sharded()) return mine;
-  const auto by_rank = dist::all_gather_scalars(strategy_.shard_group(), {mine});
-  return optim::largest_magnitude(at::tensor(by_rank, at::kDouble));
+  double largest = optim::largest_magnitude(at::tensor(by_parameter, at::kDouble));
+  for (dist::Communicator* const group : groups_of_parts()) {
+    const auto by_rank = dist::all_gather_scalars(*group, {largest});
+    largest = optim::largest_magnitude(at::tensor(by_rank, at::kDouble));
+  }
+  return largest;
 }
 
 float AveragedGradients::clip(double max_norm, optim::Norm kind) {
@@ -154,9 +203,16 @@ void AveragedGradients::multiply(double factor, double factor_of_doubles) {
 }
 
 bool AveragedGradients::take_suspicion() {
+  bool any = false;
   const std::vector<bool> from = strategy_.communicator().take_not_finite();
-  for (std::size_t r = 0; r < from.size(); ++r) sources_[r] = sources_[r] || from[r];
-  return std::find(from.begin(), from.end(), true) != from.end();
+  for (std::size_t r = 0; r < from.size(); ++r) {
+    sources_[r] = sources_[r] || from[r];
+    any = any || from[r];
+  }
+  if (strategy_.tensor_axis() == nullptr) return any;
+  // The sum over the tensor axis may overflow too; then this rank holds what is not finite.
+  const std::vector<bool> here = strategy_.tensor_axis()->take_not_finite();
+  return any || std::find(here.begin(), here.end(), true) != here.end();
 }
 
 std::size_t AveragedGradients::first_nonfinite_here() {
@@ -168,14 +224,31 @@ std::size_t AveragedGradients::first_nonfinite_here() {
                                 : mine.indices[static_cast<std::size_t>(found - largest.begin())];
 }
 
-std::optional<NonfiniteGradient> AveragedGradients::first_nonfinite() {
-  // Averages that were checked may overflow when they are added to each other.
-  if (strategy_.communicator().checks_gradients() && !adds_averages_ && !suspect_) {
-    return std::nullopt;
-  }
+// Of all ranks of the data axis, one after the other: the index of its first gradient that is not
+// finite (or the number of parameters), and a flag for each rank that it has seen to be the source
+// of one. On a tensor axis those of all its ranks together.
+std::vector<double> AveragedGradients::first_and_sources() {
   std::vector<double> mine = {static_cast<double>(first_nonfinite_here())};
   for (const bool from : sources_) mine.push_back(from ? 1 : 0);
-  const std::vector<double> all = dist::all_gather_scalars(strategy_.communicator(), mine);
+  if (dist::Communicator* const axis = strategy_.tensor_axis()) {
+    const std::vector<double> all = dist::all_gather_scalars(*axis, mine);
+    for (std::size_t k = 0; k < all.size(); ++k) {
+      double& of_all = mine[k % mine.size()];
+      of_all = k % mine.size() == 0 ? std::min(of_all, all[k]) : std::max(of_all, all[k]);
+    }
+  }
+  return dist::all_gather_scalars(strategy_.communicator(), mine);
+}
+
+std::optional<NonfiniteGradient> AveragedGradients::first_nonfinite() {
+  // Averages that were checked may overflow when they are added to each other.
+  const dist::Communicator* const axis = strategy_.tensor_axis();
+  const bool checked = strategy_.communicator().checks_gradients() &&
+                       (axis == nullptr || axis->size() == 1 || axis->checks_gradients());
+  if (checked && !adds_averages_ && !suspect_) {
+    return std::nullopt;
+  }
+  const std::vector<double> all = first_and_sources();
   const std::size_t none = strategy_.list().size();
   const std::size_t ranks = sources_.size();
   std::size_t first = none;

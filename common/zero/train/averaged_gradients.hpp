@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include <zero/distributed/communicator.hpp>
 #include <zero/optim/norm.hpp>
 
 namespace zero::train {
@@ -16,12 +17,15 @@ class Strategy;
 struct NonfiniteGradient {
   std::size_t parameter;   ///< the first such in Strategy::list()
   std::vector<int> ranks;  ///< whose gradients were so before they were averaged; if the
-                           ///< communicator does not check: that hold the average
+                           ///< communicator does not check: that hold the average. Ranks of the
+                           ///< data axis, where the model is split
 };
 
 /// The averaged gradients of a strategy, of which this rank has those that it updates: which exist,
 /// their sum over micro-batches, their norm, and whether all of them are finite. All ranks call the
-/// same functions and get the same answers.
+/// same functions and get the same answers: those of the whole model, on all ranks of the tensor
+/// axis too if it is split. Parts of a parameter add to the norm; one that every tensor rank holds
+/// counts once.
 class AveragedGradients {
  public:
   /// `strategy` must outlive this object. `adds_averages`: micro-batches are averaged one by one
@@ -30,9 +34,11 @@ class AveragedGradients {
 
   /// Notes whether this rank's backward made a gradient of parameter `index`.
   void note_used(std::size_t index, bool used) { used_[index] = used; }
-  /// Call after a reduction. Drops the gradients of parameters that no rank used (a small
-  /// all-reduce finds them) and adds up micro-batches that are averaged one by one. Before the last
-  /// micro-batch the sums are not in `.grad`, where backward would add to them. Blocks.
+  /// Call after a reduction. Adds up, over the tensor axis, the gradients of parameters on the
+  /// residual stream (nn::TensorPlacement::sums_gradient; Purpose::kGradient). Drops the gradients
+  /// of parameters that no rank used (a small all-reduce finds them) and adds up micro-batches that
+  /// are averaged one by one. Before the last micro-batch the sums are not in `.grad`, where
+  /// backward would add to them. Blocks.
   void complete(bool is_last_micro_batch);
 
   // After complete() of the last micro-batch:
@@ -67,6 +73,7 @@ class AveragedGradients {
   };
   at::Tensor& gradient_of(std::size_t index) const;
   Own own() const;
+  void add_up_over_tensor_axis();
   bool take_suspicion();
   void drop_unused();
   void add_up(bool is_last_micro_batch);
@@ -74,8 +81,11 @@ class AveragedGradients {
   std::vector<double> sums_by_parameter(optim::Norm kind);
   double norm(optim::Norm kind);
   double largest_over_ranks();
+  std::vector<dist::Communicator*> groups_of_parts() const;
+  bool counts_here(std::size_t index) const;
   void multiply(double factor, double factor_of_doubles);
   std::size_t first_nonfinite_here();
+  std::vector<double> first_and_sources();
 
   Strategy& strategy_;
   bool adds_averages_;

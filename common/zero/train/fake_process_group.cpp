@@ -33,12 +33,12 @@ void fill_part(const nn::Parameter& p, Range part, std::int64_t begin, const at:
   at::Tensor there = flat.narrow(0, part.begin - begin, part.end - part.begin);
   if (there.numel() == p.numel()) {
     there = there.view(p.tensor.sizes());
-    values.fill(p, there);
+    nn::fill_part(values, p, there);
     return;
   }
   const memory::Charge charge(memory::Category::kCommunication);
   at::Tensor whole = at::empty_like(memory::raw(p.tensor));
-  values.fill(p, whole);
+  nn::fill_part(values, p, whole);
   const std::int64_t first = part.begin - p.tensor.storage_offset();
   there.copy_(whole.flatten().narrow(0, first, there.numel()));
 }

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <zero/base/error.hpp>
+#include <zero/distributed/rank_grid.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/train/held_model.hpp>
 
@@ -13,7 +14,9 @@ nn::ParameterList HeldModel::free_parameters(const StrategyArguments& arguments,
   const std::string said = fmt::format("the model is held by {}", holder);
   // Ranks where the model is free send another text in the constructor's comparison, so this throws
   // on all ranks.
-  arguments.communicator.verify_same_on_all_ranks(kModelOrStrategy, said);
+  const nn::ParameterList list = nn::list_parameters(arguments.model, granularity);
+  dist::RankGrid({&arguments.communicator, list.tensor_axis()})
+      .verify_same_on_all_ranks(kModelOrStrategy, said);
   throw Error(
       fmt::format("{}: a strategy gives its model back by release(), called on all ranks; "
                   "else make the model anew",

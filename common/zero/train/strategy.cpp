@@ -32,6 +32,10 @@ std::string description(const nn::ParameterList& list, const StrategyArguments& 
     text += fmt::format("parameter '{}' [{}] {}, {}, of unit '{}'\n", p.name,
                         fmt::join(p.tensor.sizes(), ", "), c10::toString(p.tensor.scalar_type()),
                         p.tensor.requires_grad() ? "trainable" : "frozen", list.units[p.unit].name);
+    if (p.placement.is_cut()) {
+      text +=
+          fmt::format("cut along dimension {}, {} parts\n", p.placement.dim, p.placement.parts());
+    }
   }
   for (const auto& buffer : arguments.model.named_buffers()) {
     text +=
@@ -41,6 +45,21 @@ std::string description(const nn::ParameterList& list, const StrategyArguments& 
   return text;
 }
 
+// The ranks of a tensor axis share a model and a batch, so they must have one place on the data
+// axis. Called by all ranks of both.
+void verify_places(const dist::Communicator& data, dist::Communicator& tensor_axis,
+                   const dist::RankGrid& all_ranks) {
+  const std::vector<std::string> places =
+      tensor_axis.exchange(fmt::format("{} of {}", data.rank(), data.size()));
+  const bool same = std::all_of(places.begin(), places.end(),
+                                [&](const std::string& place) { return place == places.front(); });
+  const std::string wrong =
+      same ? ""
+           : fmt::format("ranks {} of the data axis on one tensor axis", fmt::join(places, ", "));
+  all_ranks.verify_same_on_all_ranks("their places", wrong);
+  if (!same) throw Error(wrong + ", where one is right: make both axes from one grid of ranks");
+}
+
 }  // namespace
 
 Strategy::Strategy(const StrategyArguments& arguments, nn::Granularity granularity)
@@ -48,13 +67,15 @@ Strategy::Strategy(const StrategyArguments& arguments, nn::Granularity granulari
       communicator_(arguments.communicator),
       average_(dist::ReduceOp::kAverage, arguments.reduce_type),
       list_(HeldModel::free_parameters(arguments, granularity)),
+      tensor_axis_(list_.tensor_axis()),
       values_(arguments.values),
       reduces_each_(arguments.accumulation == Accumulation::kReduceEach),
       averaged_(*this, reduces_each_),
       held_(arguments, list_, [this] { finish_parameters(); }),
       passes_(*this, granularity) {
   // First: ranks that differ would send each other the wrong bytes, or wait forever.
-  communicator_.verify_same_on_all_ranks(kModelOrStrategy, description(list_, arguments));
+  all_ranks().verify_same_on_all_ranks(kModelOrStrategy, description(list_, arguments));
+  if (tensor_axis_ != nullptr) verify_places(communicator_, *tensor_axis_, all_ranks());
   std::vector<at::Tensor> all;
   for (const nn::Parameter& p : list_.parameters) {
     all.push_back(p.tensor);
@@ -221,7 +242,7 @@ void Strategy::first_value(std::size_t index, at::Tensor out) {
     throw Error(fmt::format("parameter '{}' has no values and no source of first values was given",
                             list_.parameters[index].name));
   }
-  values_->fill(list_.parameters[index], out);
+  nn::fill_part(*values_, list_.parameters[index], out);
 }
 
 void Strategy::broadcast_from_rank_0() {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <zero/data/batch.hpp>
+#include <zero/distributed/rank_grid.hpp>
 #include <zero/train/autograd_passes.hpp>
 #include <zero/train/averaged_gradients.hpp>
 #include <zero/train/costs.hpp>
@@ -29,6 +30,10 @@ namespace zero::train {
 ///
 /// All ranks must call all functions except plain getters, in the same order. Each call blocks
 /// until this rank's part is done, and throws zero::Error when a peer fails.
+///
+/// The model may be split over a tensor axis (nn/tensor_parallel.hpp). Then a strategy works on
+/// what this tensor rank holds, its communicator() is the data axis, and all ranks of both axes
+/// call.
 ///
 /// A chapter derives a class, and overrides what its stage does in another way. The base class
 /// calls the hooks of units and parameters, and has companions for what all chapters share.
@@ -113,6 +118,10 @@ class Strategy {
   const nn::ParameterList& list() const { return list_; }
   nn::Model& model() { return model_; }
   dist::Communicator& communicator() const { return communicator_; }
+  /// The ranks that the model is split over; null if it is not.
+  dist::Communicator* tensor_axis() const { return tensor_axis_; }
+  /// The ranks of communicator() and of the tensor axis, for checks that all of them must see.
+  dist::RankGrid all_ranks() const { return dist::RankGrid({&communicator_, tensor_axis_}); }
   optim::Optimizer& optimizer() const { return *optimizer_; }
   /// How gradients are averaged: the operation and the type of the sums.
   const dist::Reduction& average() const { return average_; }
@@ -126,7 +135,8 @@ class Strategy {
  protected:
   /// Called by all ranks. Throws zero::Error on every rank, before anything else is sent, if ranks
   /// differ in the variant, its options, or the names, shapes, dtypes, units or trainability of
-  /// parameters and buffers; the error names the first difference. `granularity`: what counts as a
+  /// parameters and buffers, or if ranks that share a model have different places on the data axis;
+  /// the error names the first difference. `granularity`: what counts as a
   /// unit, in list().units and for the hooks.
   explicit Strategy(const StrategyArguments& arguments,
                     nn::Granularity granularity = nn::Granularity::kUnit);
@@ -220,6 +230,7 @@ class Strategy {
   friend class AutogradPasses;
 
   nn::ParameterList list_;
+  dist::Communicator* const tensor_axis_;
   std::unique_ptr<optim::Optimizer> optimizer_;
   nn::ParameterSource* values_;
   const bool reduces_each_;  // every micro-batch

@@ -23,7 +23,8 @@ struct StrategyArguments {
   nn::Model& model;
   dist::Communicator& communicator;
   optim::OptimizerFactory optimizer;
-  /// First values of parameters that have no storage yet; asked on rank 0 only.
+  /// First values of parameters that have no storage yet; asked on rank 0 only, or, of a model that
+  /// is split over a tensor axis, on rank 0 of the data axis of every tensor rank.
   nn::ParameterSource* values = nullptr;
   std::string variant = {};  ///< one of the chapter's; empty: its default
   Ownership ownership = Ownership::kBySize;

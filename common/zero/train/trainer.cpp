@@ -48,7 +48,7 @@ Trainer::Trainer(Strategy& strategy, TrainerOptions options)
     : strategy_(strategy), options_(options), steps_(options.first_step) {
   const dist::CallScope call(strategy.communicator(), "Trainer::Trainer");
   if (options.loss_scale) loss_scale_.emplace(*options.loss_scale);
-  strategy.communicator().verify_same_on_all_ranks(
+  strategy.all_ranks().verify_same_on_all_ranks(
       "the trainer's options",
       fmt::format("a clip norm of {} ({})\nfirst step {}\n{}\n{} where a gradient is not finite",
                   options.clip_norm, optim::name(options.norm), options.first_step,
@@ -171,9 +171,8 @@ double Trainer::loss_of_all_ranks(double loss, std::int64_t terms) {
   // on which rank has it.
   dist::Communicator& communicator = strategy_.communicator();
   const bool finite = std::isfinite(loss);
-  const std::vector<double> all =
-      dist::all_gather_scalars(communicator, {finite ? loss * static_cast<double>(terms) : 0.0,
-                                              finite ? 0.0 : 1.0});
+  const std::vector<double> all = dist::all_gather_scalars(
+      communicator, {finite ? loss * static_cast<double>(terms) : 0.0, finite ? 0.0 : 1.0});
   double sum = 0;
   std::vector<int> not_finite;
   for (int rank = 0; rank < communicator.size(); ++rank) {

@@ -1,0 +1,165 @@
+// Llama split over a tensor axis beside the whole model, in double precision.
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <tests/support/ranks.hpp>
+#include <tests/support/tensors.hpp>
+#include <zero/nn/llama.hpp>
+#include <zero/nn/parameters.hpp>
+
+namespace zero::nn {
+namespace {
+
+using dist::Communicator;
+using testing::expect_error;
+using testing::on_ranks;
+
+LlamaConfig split_config(std::int64_t classes = 0, bool tied = true) {
+  return {.vocabulary = 24,
+          .hidden = 10,
+          .layers = 2,
+          .heads = 8,
+          .kv_heads = 4,
+          .head_size = 6,
+          .mlp = 20,
+          .tied = tied,
+          .initializer_range = 0.4,
+          .classes = classes,
+          .dtype = at::kDouble};
+}
+
+data::Batch split_text(const LlamaConfig& config) {
+  const at::Tensor ids = (at::arange(16).view({2, 8}) * 7 + 3).remainder(config.vocabulary);
+  data::Batch batch{.inputs = ids, .targets = (ids * 5 + 1).remainder(config.vocabulary)};
+  batch.targets[0][7] = data::kIgnoredTarget;
+  batch.loss_terms = 15;
+  if (config.classes == 0) return batch;
+  batch.targets = testing::longs({1, 2});
+  batch.lengths = testing::longs({8, 5});
+  batch.loss_terms = 2;
+  return batch;
+}
+
+// Within 1e-12 of the largest element of `b`.
+::testing::AssertionResult within(const at::Tensor& a, const at::Tensor& b) {
+  const double largest = b.detach().abs().max().item<double>();
+  if (largest == 0) return ::testing::AssertionFailure() << "all zeros";
+  return testing::close_to(a.detach() / largest, b.detach() / largest, 1e-12);
+}
+
+struct Case {
+  LlamaConfig config;
+  bool sequence;
+  bool checkpoints;
+};
+
+void expect_same(Communicator& axis, const Case& c) {
+  SeededValues values(4);
+  Llama whole(c.config), split(c.config, {&axis, c.sequence});
+  initialize_parameters(whole, values);
+  initialize_parameters(split, values);
+  split.checkpoint_activations(c.checkpoints);
+  const data::Batch batch = split_text(c.config);
+  EXPECT_TRUE(within(split.predict(batch), whole.predict(batch)));
+  const at::Tensor expected = whole.loss(batch), loss = split.loss(batch);
+  EXPECT_TRUE(within(loss, expected));
+  expected.backward();
+  loss.backward();
+  const ParameterList wholes = list_parameters(whole), parts = list_parameters(split);
+  ASSERT_EQ(parts.size(), wholes.size());
+  EXPECT_EQ(parts.tensor_axis(), &axis);
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const Parameter& p = parts.parameters[i];
+    const at::Tensor& of_whole = wholes.parameters[i].tensor;
+    EXPECT_EQ(p.name, wholes.parameters[i].name);
+    EXPECT_TRUE(at::equal(p.tensor, p.placement.part_of(of_whole))) << p.name;
+    at::Tensor gradient = p.tensor.grad();
+    if (p.placement.sums_gradient) {
+      axis.all_reduce(gradient, dist::Purpose::kGradient, dist::ReduceOp::kSum).wait();
+    }
+    EXPECT_TRUE(within(p.placement.whole_of(gradient), of_whole.grad())) << p.name;
+  }
+}
+
+class SplitLlama : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, SplitLlama, ::testing::Values(1, 2, 4), testing::name_of_ranks);
+
+TEST_P(SplitLlama, IsTheWholeModel) {
+  on_ranks(GetParam(), [](Communicator& axis) {
+    for (const LlamaConfig& config : {split_config(), split_config(0, false), split_config(3)}) {
+      for (const bool sequence : {false, true}) {
+        for (const bool checkpoints : {false, true}) {
+          SCOPED_TRACE(fmt::format("{} classes, tied {}, sequence {}, checkpoints {}",
+                                   config.classes, config.tied, sequence, checkpoints));
+          expect_same(axis, {config, sequence, checkpoints});
+        }
+      }
+    }
+  });
+}
+
+// 4 all-reduces of the residual stream for each layer and 2 besides, or halves of them.
+TEST_P(SplitLlama, SendsWhatTheFormulaSays) {
+  on_ranks(GetParam(), [](Communicator& axis) {
+    const LlamaConfig config = split_config();
+    const data::Batch batch = split_text(config);
+    const std::int64_t n = axis.size(), residual = batch.inputs.numel() * config.hidden * 8;
+    for (const bool sequence : {false, true}) {
+      SeededValues values(4);
+      Llama model(config, {&axis, sequence});
+      initialize_parameters(model, values);
+      const dist::Traffic before = axis.traffic();
+      model.loss(batch).backward();
+      const dist::Traffic sent = axis.traffic().since(before);
+      const std::int64_t of_loss = 2 * batch.inputs.numel() * 8 * (n - 1);
+      EXPECT_EQ(sent.bytes(dist::Purpose::kActivation),
+                (4 * config.layers + 2) * 2 * residual * (n - 1) / n + of_loss);
+      EXPECT_EQ(sent.bytes(), sent.bytes(dist::Purpose::kActivation) + 8 * (n - 1));
+    }
+  });
+}
+
+TEST(SplitLlamaThatDoesNotFit, NamesTheNumberAndAPresetThatDoes) {
+  on_ranks(2, [](Communicator& axis) {
+    const auto refused = [&](const LlamaConfig& config, const std::vector<std::string>& parts) {
+      expect_error(
+          [&] {
+            const DeferredStorage deferred;
+            Llama(config, {&axis});
+          },
+          parts);
+    };
+    refused(preset("smollm2-360m"), {"15 heads", "2 tensor ranks", "llama-360m"});
+    refused(preset("smollm2-135m"), {"9 heads", "llama-360m"});
+    LlamaConfig config = preset("tiny");
+    config.kv_heads = 1;
+    refused(config, {"1 key/value heads", "2 tensor ranks"});
+    config = preset("tiny");
+    config.mlp = 177;
+    refused(config, {"177 features in its MLP"});
+    config = preset("tiny");
+    config.vocabulary = 257;
+    refused(config, {"257 tokens in its vocabulary"});
+  });
+  for (const int ranks : {2, 4})
+    EXPECT_NO_THROW(check_tensor_parallel(preset("llama-360m"), ranks));
+}
+
+TEST(SplitLlamaBatches, ThatDifferOrDoNotFitAreErrorsOnAllRanks) {
+  on_ranks(2, [](Communicator& axis) {
+    SeededValues values(4);
+    Llama model(split_config(), {&axis, /*sequence=*/true});
+    initialize_parameters(model, values);
+    data::Batch batch = split_text(split_config());
+    if (axis.rank() == 1) batch.inputs = batch.inputs.roll(1);
+    expect_error([&] { model.loss(batch); }, {"ranks 0 and 1 of the tensor axis", "data axis"});
+    batch = split_text(split_config());
+    batch.inputs = batch.inputs.narrow(1, 0, 7).contiguous();
+    batch.targets = batch.targets.narrow(1, 0, 7).contiguous();
+    expect_error([&] { model.loss(batch); }, {"7 elements", "2 ranks", "tokens"});
+  });
+}
+
+}  // namespace
+}  // namespace zero::nn

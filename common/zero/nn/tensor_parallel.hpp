@@ -1,0 +1,86 @@
+#pragma once
+
+#include <torch/types.h>
+
+#include <cstdint>
+
+#include <zero/distributed/communicator.hpp>
+#include <zero/nn/tensor_placement.hpp>
+
+/// Tensor parallelism (Shoeybi et al. 2019, "Megatron-LM", section 3): the ranks of a *tensor axis*
+/// work on the same batch, and each has a part of every large matrix.
+///
+/// A layer is computed in two halves. The first matrix is cut by its outputs (column-parallel):
+/// each rank computes some of the features, for which it needs the whole input. The second is cut
+/// by its inputs (row-parallel): each rank multiplies its features, and the results of all ranks
+/// are added up. Four functions lead in and out. Each pair is one function and its gradient:
+///
+///     function   forward            backward
+///     copy       nothing            all-reduce
+///     reduce     all-reduce         nothing
+///     gather     all-gather         reduce-scatter
+///     scatter    reduce-scatter     all-gather
+///
+/// All are called by all ranks of the axis in the same order, with the same shapes; they block, and
+/// throw as dist::Work::wait() does. Their backward runs on the thread that autograd chooses, in
+/// the order of the graph, which must be the same on all ranks. The traffic counts as
+/// Purpose::kActivation, sums are in rank order, so all ranks get the same bits. New memory is
+/// charged to the category of the current scope. They can be differentiated once.
+namespace zero::nn {
+
+/// What the ranks hold of a tensor that is not cut.
+enum class Uncut : std::uint8_t {
+  kSame,     ///< each rank holds the same values
+  kPartial,  ///< a term of the sum: the values are those of all ranks added up
+};
+
+/// `x` (the same on all ranks) for work that differs between ranks. Returns the same values; the
+/// gradient is the sum of the gradients of all ranks.
+at::Tensor copy_to_axis(const at::Tensor& x, dist::Communicator& axis);
+
+/// The sum of `x` over all ranks, on all of them; every rank's `x` gets the gradient of the sum.
+at::Tensor reduce_over_axis(const at::Tensor& x, dist::Communicator& axis);
+
+/// The ranks' `x` one after the other along `dim`, on all of them: n times as long on n ranks. Each
+/// rank's `x` gets the gradient of its part: of the sum of the ranks' gradients if `gradient` is
+/// kPartial (what follows differs between ranks), or of this rank's own (all ranks do the same with
+/// the result).
+at::Tensor gather_over_axis(const at::Tensor& x, std::int64_t dim, dist::Communicator& axis,
+                            Uncut gradient = Uncut::kPartial);
+
+/// This rank's part of `x` along `dim`: of the sum over ranks if `x` is kPartial, or of `x` itself.
+/// The gradient of `x` is that of all parts. Throws zero::Error if the parts would not be equal.
+at::Tensor scatter_over_axis(const at::Tensor& x, std::int64_t dim, dist::Communicator& axis,
+                             Uncut x_is = Uncut::kPartial);
+
+/// How a model is split over a tensor axis. Without an axis it is not, and all functions return
+/// their argument.
+///
+/// Activations between the halves of a layer are [B, S, ...]. Outside of them (the residual stream)
+/// all ranks hold the same activations. With sequence parallelism (Korthikanti et al. 2022,
+/// "Reducing activation recomputation in large transformer models") each holds those of S / n
+/// positions instead; as many bytes are sent.
+struct TensorParallel {
+  dist::Communicator* axis = nullptr;  ///< not owned; must outlive the model
+  bool sequence = false;               ///< whether the residual stream is cut along the sequence
+
+  int ranks() const { return axis == nullptr ? 1 : axis->size(); }
+  bool cuts_sequence() const { return axis != nullptr && sequence; }
+  /// Of a parameter that is cut along `dim`.
+  TensorPlacement cut(int dim) const {
+    return axis == nullptr ? TensorPlacement() : TensorPlacement{axis, dim};
+  }
+  /// Of a parameter that every rank holds and uses on the residual stream, such as a norm's.
+  TensorPlacement on_residual() const { return {axis, -1, cuts_sequence()}; }
+
+  /// From the residual stream [B, S, ...] into a layer of which this rank has a part: copy, or
+  /// gather along the sequence.
+  at::Tensor enter(const at::Tensor& x) const;
+  /// From such a layer, whose results are to be added up, to the residual stream: reduce, or
+  /// scatter along the sequence. Throws zero::Error if the sequence cannot be cut evenly.
+  at::Tensor leave(const at::Tensor& x) const;
+  /// The residual stream whole, for work that all ranks do alike.
+  at::Tensor whole(const at::Tensor& x) const;
+};
+
+}  // namespace zero::nn

@@ -1,0 +1,75 @@
+// Wrong implementations of training on a model that is split over a tensor axis.
+
+#include <cmath>
+#include <map>
+
+#include <02_zero2/zero2_sharding.hpp>
+#include <zero/nn/parameters.hpp>
+
+#include "mutants.hpp"
+
+namespace zero::testing {
+namespace {
+
+using train::StrategyArguments;
+
+// A norm to which every tensor rank adds the whole model's.
+struct NormCountedByTensorRanks final : Zero2Sharding {
+  using Zero2Sharding::Zero2Sharding;
+  float clip_grad_norm(double max_norm, optim::Norm norm) override {
+    // Scaling the limit down is what counting n times does.
+    const double ranks = tensor_axis() == nullptr ? 1 : tensor_axis()->size();
+    return Zero2Sharding::clip_grad_norm(max_norm / std::sqrt(ranks), norm);
+  }
+};
+
+// Under sequence parallelism every rank updates norms by the gradients of its own tokens.
+struct GradientOfOwnTokens final : Zero2Sharding {
+  explicit GradientOfOwnTokens(const StrategyArguments& arguments) : Zero2Sharding(arguments) {
+    for (const nn::Parameter& p : list().parameters) {
+      const_cast<nn::TensorPlacement&>(p.placement).sums_gradient = false;
+    }
+  }
+};
+
+// The next rank's slice of every weight that is cut: the whole, turned by a slice before it is cut.
+struct TurnedValues : nn::ParameterSource {
+  explicit TurnedValues(const StrategyArguments& arguments) : source(*arguments.values) {
+    const auto list = nn::list_parameters(arguments.model);
+    for (const nn::Parameter& p : list.parameters) placements[p.name] = p.placement;
+  }
+  void fill(const nn::Parameter& parameter, at::Tensor& out) override {
+    source.fill(parameter, out);
+    const nn::TensorPlacement& placement = placements.at(parameter.name);
+    if (!placement.is_cut()) return;
+    out.copy_(out.roll(-out.size(placement.dim) / placement.parts(), placement.dim));
+  }
+  nn::ParameterSource& source;
+  std::map<std::string, nn::TensorPlacement> placements;
+};
+
+struct SliceOfTheNextRank final : private TurnedValues, public Zero2Sharding {
+  explicit SliceOfTheNextRank(const StrategyArguments& arguments)
+      : TurnedValues(arguments), Zero2Sharding(with(arguments, *this)) {}
+  static StrategyArguments with(StrategyArguments arguments, nn::ParameterSource& values) {
+    arguments.values = &values;
+    return arguments;
+  }
+};
+
+}  // namespace
+
+std::vector<Mutant> mutants_of_splits() {
+  const std::string killed_by = "TensorParallelTraining.HasTheNumbersOfTheWholeModel";
+  return {
+      {"tensor_axis_norm_counted_n_times", "every tensor rank adds the norm of the whole model",
+       killed_by, "zero2", make_mutant<NormCountedByTensorRanks>},
+      {"tensor_axis_gradient_not_summed",
+       "gradients of norms are not added up over tensor ranks that have different tokens",
+       killed_by, "zero2", make_mutant<GradientOfOwnTokens>},
+      {"tensor_axis_next_slice", "a tensor rank has the slice of the next", killed_by, "zero2",
+       make_mutant<SliceOfTheNextRank>},
+  };
+}
+
+}  // namespace zero::testing

@@ -1,0 +1,237 @@
+// Every strategy on the data axis over a model that is split over a tensor axis of 2: the bits of
+// DDP on the same split, the whole model's numbers, its norm, its bytes, and errors on all ranks.
+
+#include <gmock/gmock.h>
+
+#include <cmath>
+#include <functional>
+
+#include <tests/support/error_of.hpp>
+#include <tests/support/ranks.hpp>
+#include <tests/support/same_bits.hpp>
+#include <tests/support/session.hpp>
+#include <tests/support/split_run.hpp>
+#include <tests/support/states.hpp>
+#include <zero/memory/accounting.hpp>
+#include <zero/optim/sgd.hpp>
+
+namespace zero::testing {
+namespace {
+
+constexpr int kTensorRanks = 2;
+
+// Runs `body` on `data_ranks` x 2 ranks.
+void on_grid(int data_ranks, const std::function<void(TwoAxes&)>& body) {
+  on_ranks(data_ranks * kTensorRanks, [&](dist::Communicator& world) {
+    TwoAxes axes(world, kTensorRanks);
+    body(axes);
+    world.barrier();
+  });
+}
+
+class TensorParallelTraining : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(DataRanks, TensorParallelTraining, ::testing::Values(1, 2, 3),
+                         name_of_ranks);
+
+TEST_P(TensorParallelTraining, EveryModeHasTheBitsOfDdpOnTheSameSplit) {
+  on_grid(GetParam(), [](TwoAxes& axes) {
+    const auto trained = [&](SplitOptions options, const std::string& mode) {
+      options.mode = mode;
+      SplitRun run(*axes.data, axes.tensor.get(), options);
+      std::vector<at::Tensor> result;
+      for (int s = 0; s < 2; ++s) {
+        const double loss = run.step(s, 2).loss;
+        result.push_back(at::tensor({loss}, at::kDouble));
+      }
+      const std::vector<at::Tensor> gradients = whole_gradients(*run.strategy);
+      const std::vector<at::Tensor> weights = run.weights();
+      result.insert(result.end(), gradients.begin(), gradients.end());
+      result.insert(result.end(), weights.begin(), weights.end());
+      return result;
+    };
+    for (const auto accumulation :
+         {train::Accumulation::kLocal, train::Accumulation::kReduceEach}) {
+      const bool sequence = accumulation == train::Accumulation::kReduceEach;
+      const SplitOptions options{.sequence = sequence, .accumulation = accumulation};
+      const std::vector<at::Tensor> ddp = trained(options, "ddp");
+      for (const std::string& mode : all_modes()) {
+        SCOPED_TRACE(fmt::format("{}, sequence {}", mode, sequence));
+        EXPECT_TRUE(same_bits(trained(options, mode), ddp));
+      }
+    }
+  });
+}
+
+// Gradients and norms in double precision, and weights after three steps of SGD.
+TEST_P(TensorParallelTraining, HasTheNumbersOfTheWholeModel) {
+  on_grid(GetParam(), [](TwoAxes& axes) {
+    for (const bool sequence : {false, true}) {
+      for (const std::string& mode : all_strategies()) {
+        SCOPED_TRACE(fmt::format("{}, sequence {}", mode, sequence));
+        SplitOptions options{.mode = mode, .sequence = sequence, .dtype = at::kDouble};
+        options.optimizer = optim::sgd({.learning_rate = 0.1});
+        options.trainer.clip_norm = 0.05;  // less than any norm here
+        SplitRun split(*axes.data, axes.tensor.get(), options), whole(*axes.data, nullptr, options);
+        for (int s = 0; s < 3; ++s) {
+          const train::StepResult ours = split.step(s), theirs = whole.step(s);
+          EXPECT_NEAR(ours.loss, theirs.loss, 1e-12 * theirs.loss);
+          EXPECT_FLOAT_EQ(ours.gradient_norm, theirs.gradient_norm);
+          EXPECT_GT(ours.gradient_norm, 0.05);
+        }
+        EXPECT_TRUE(close_to(split.of_model(whole_gradients(*split.strategy)),
+                             whole_gradients(*whole.strategy), 1e-12));
+        EXPECT_TRUE(close_to(split.model_weights(), whole.weights(), 1e-12));
+      }
+    }
+  });
+}
+
+// What every rank holds of a norm's weight is the same, and counts once.
+TEST_P(TensorParallelTraining, NormsOfEveryKindAreThoseOfTheWholeModelOnAllRanks) {
+  on_grid(GetParam(), [](TwoAxes& axes) {
+    for (const optim::Norm kind : {optim::Norm::kL1, optim::Norm::kL2, optim::Norm::kInfinity}) {
+      for (const std::string& mode : all_strategies()) {
+        SCOPED_TRACE(fmt::format("{} {}", optim::name(kind), mode));
+        SplitOptions options{.mode = mode, .sequence = true, .dtype = at::kDouble};
+        options.trainer.clip_norm = 0.05;
+        options.trainer.norm = kind;
+        SplitRun split(*axes.data, axes.tensor.get(), options), whole(*axes.data, nullptr, options);
+        const float norm = split.step(0).gradient_norm;
+        EXPECT_FLOAT_EQ(norm, whole.step(0).gradient_norm);
+        split.strategy->all_ranks().verify_same_on_all_ranks("the norm", fmt::format("{:a}", norm));
+      }
+    }
+  });
+}
+
+TEST_P(TensorParallelTraining, ReplicatedParametersStayTheSameOnAllTensorRanks) {
+  on_grid(GetParam(), [](TwoAxes& axes) {
+    for (const bool sequence : {false, true}) {
+      SplitRun run(*axes.data, axes.tensor.get(), {.mode = "engine3", .sequence = sequence});
+      for (int s = 0; s < 3; ++s) run.step(s);
+      const std::vector<at::Tensor> weights = run.weights();
+      int replicated = 0;
+      for (std::size_t i = 0; i < weights.size(); ++i) {
+        const nn::Parameter& p = run.strategy->list().parameters[i];
+        if (p.placement.is_cut()) continue;
+        ++replicated;
+        const at::Tensor all = at::empty({kTensorRanks, weights[i].numel()});
+        axes.tensor->all_gather(all, weights[i], dist::Purpose::kControl).wait();
+        EXPECT_TRUE(at::equal(all[0], all[1])) << p.name;
+      }
+      EXPECT_EQ(replicated, 2 * 2 + 1);
+    }
+  });
+}
+
+// V is what a tensor rank holds: 1 / 2 of what is cut, and all norms.
+TEST_P(TensorParallelTraining, BytesAtRestAreTheStagesFormulaOnTheDataAxis) {
+  on_grid(GetParam(), [](TwoAxes& axes) {
+    const nn::LlamaConfig config = llama_to_split();
+    const std::int64_t norms = (2 * config.layers + 1) * config.hidden;
+    for (const std::string& mode : all_modes()) {
+      SCOPED_TRACE(mode);
+      const memory::Snapshot before = memory::snapshot();
+      SplitRun run(*axes.data, axes.tensor.get(), {.mode = mode});
+      EXPECT_EQ(run.strategy->list().numel(), (config.parameters() - norms) / kTensorRanks + norms);
+      run.step(0);
+      const dist::Traffic sent_before = axes.data->traffic();
+      run.step(1);
+      EXPECT_EQ(text_of(states_since(before)), text_of(run.strategy->costs().at_rest));
+      EXPECT_EQ(training_bytes(axes.data->traffic().since(sent_before)),
+                run.strategy->costs().sent);
+    }
+  });
+}
+
+// The residual stream moves 4 layers + 2 times; under sequence parallelism norms' gradients as
+// well.
+TEST_P(TensorParallelTraining, BytesOnTheTensorAxisAreThoseOfTheFormula) {
+  on_grid(GetParam(), [](TwoAxes& axes) {
+    const nn::LlamaConfig config = llama_to_split();
+    const std::int64_t n = kTensorRanks, tokens = 16;
+    const std::int64_t norms = (2 * config.layers + 1) * config.hidden;
+    for (const bool sequence : {false, true}) {
+      SplitRun run(*axes.data, axes.tensor.get(), {.mode = "ddp", .sequence = sequence});
+      run.step(0);
+      const dist::Traffic before = axes.tensor->traffic();
+      run.step(1);
+      const dist::Traffic sent = axes.tensor->traffic().since(before);
+      EXPECT_EQ(sent.bytes(dist::Purpose::kActivation),
+                (4 * config.layers + 2) * 2 * tokens * config.hidden * 4 * (n - 1) / n +
+                    2 * tokens * 4 * (n - 1));
+      EXPECT_EQ(sent.bytes(dist::Purpose::kGradient), sequence ? norms * 4 * 2 * (n - 1) / n : 0);
+      EXPECT_EQ(sent.bytes(dist::Purpose::kParameter), 0);
+    }
+  });
+}
+
+// One rank of all has a gradient that is not finite.
+TEST_P(TensorParallelTraining, AGradientThatIsNotFiniteSkipsTheStepOnAllRanks) {
+  on_grid(GetParam(), [](TwoAxes& axes) {
+    const bool is_bad = axes.data->rank() == axes.data->size() - 1 && axes.tensor->rank() == 1;
+    for (const double clip : {0.0, 1.0}) {
+      for (const std::string& mode : all_strategies()) {
+        SCOPED_TRACE(fmt::format("{}, clip {}", mode, clip));
+        SplitOptions options{.mode = mode};
+        options.trainer.clip_norm = clip;
+        options.trainer.on_nonfinite_gradient = train::OnNonfiniteGradient::kSkip;
+        SplitRun run(*axes.data, axes.tensor.get(), options);
+        run.step(0);
+        const std::vector<at::Tensor> before = run.weights();
+        bool breaks = is_bad;
+        run.strategy->passes().observe_gradients([&](std::size_t i, const at::Tensor& gradient) {
+          if (breaks && i == 1) gradient.detach().view({-1})[0].fill_(INFINITY);
+        });
+        EXPECT_TRUE(run.step(1).skipped);
+        EXPECT_TRUE(same_bits(run.weights(), before));
+        breaks = false;
+        EXPECT_FALSE(run.step(2).skipped);
+        EXPECT_FALSE(same_bits(run.weights(), before));
+      }
+    }
+  });
+}
+
+TEST(TensorParallelErrors, AppearOnAllRanksWhicheverIsDifferent) {
+  for (int other = 0; other < 4; ++other) {
+    on_grid(2, [other](TwoAxes& axes) {
+      const int rank = 2 * axes.data->rank() + axes.tensor->rank();
+      nn::SeededValues values(3);
+      nn::LlamaConfig config = llama_to_split();
+      config.tied = rank != other;
+      const auto model = make_deferred<nn::Llama>(config, nn::TensorParallel{axes.tensor.get()});
+      expect_error(
+          [&] {
+            make_strategy("ddp", {*model, *axes.data, optim::adamw(), &values});
+          },
+          {"ranks disagree about the model or the strategy", "lm_head.weight"});
+      const auto good =
+          make_deferred<nn::Llama>(llama_to_split(), nn::TensorParallel{axes.tensor.get()});
+      const auto strategy = make_strategy("ddp", {*good, *axes.data, optim::adamw(), &values});
+      train::TrainerOptions options{.clip_norm = rank == other ? 2.0 : 1.0};
+      expect_error([&] { train::Trainer(*strategy, options); }, {"the trainer's options"});
+    });
+  }
+}
+
+// Tensor ranks whose data axes are not parallel would mix samples.
+TEST(TensorParallelErrors, RanksOfATensorAxisHaveOnePlaceOnTheDataAxis) {
+  on_ranks(4, [](dist::Communicator& world) {
+    TwoAxes axes(world, kTensorRanks);
+    const bool second = axes.tensor->rank() == 1;
+    const auto data = second ? world.split({3, 1}, "reversed") : std::move(axes.data);
+    nn::SeededValues values(3);
+    const auto model =
+        make_deferred<nn::Llama>(llama_to_split(), nn::TensorParallel{axes.tensor.get()});
+    expect_error(
+        [&] {
+          make_strategy("engine3", {*model, *data, optim::adamw(), &values});
+        },
+        {"of 2", "of the data axis"});
+    world.barrier();
+  });
+}
+
+}  // namespace
+}  // namespace zero::testing
