@@ -88,10 +88,13 @@ class Llama : public Model {
   /// strategy gathers layer by layer.
   void checkpoint_activations(bool on);
 
+  /// What loss() checks before it begins.
+  void check_inputs(const data::Batch& batch) const;
+  void check_targets(const data::Batch& batch) const;
+
   const LlamaConfig& config() const { return config_; }
 
  private:
-  void check_inputs(const data::Batch& batch) const;
   at::Tensor hidden_states(const at::Tensor& ids);
   at::Tensor logits(const data::Batch& batch);
 

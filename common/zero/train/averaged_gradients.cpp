@@ -105,7 +105,8 @@ std::vector<double> AveragedGradients::sums_by_parameter(optim::Norm kind) {
   if (strategy_.sharded()) {
     strategy_.communicator().all_reduce(sums, Purpose::kControl, dist::ReduceOp::kSum).wait();
   }
-  return {of_parameter, of_parameter + sums.numel()};
+  const std::vector<double> of_part(of_parameter, of_parameter + sums.numel());
+  return others_ == nullptr ? of_part : others_->of_all_parameters(of_part);
 }
 
 double AveragedGradients::norm(optim::Norm kind) {
@@ -121,11 +122,16 @@ double AveragedGradients::norm(optim::Norm kind) {
 }
 
 double AveragedGradients::largest_over_ranks() {
-  const std::vector<double> by_parameter = contributions(own(), optim::Norm::kInfinity);
-  const double mine = optim::largest_magnitude(at::tensor(by_parameter, at::kDouble));
-  if (!strategy_.sharded()) return mine;
-  const auto by_rank = dist::all_gather_scalars(strategy_.communicator(), {mine});
-  return optim::largest_magnitude(at::tensor(by_rank, at::kDouble));
+  const auto largest_of = [](const std::vector<double>& values) {
+    return optim::largest_magnitude(at::tensor(values, at::kDouble));
+  };
+  double largest = largest_of(contributions(own(), optim::Norm::kInfinity));
+  if (strategy_.sharded()) {
+    largest = largest_of(dist::all_gather_scalars(strategy_.communicator(), {largest}));
+  }
+  if (others_ == nullptr) return largest;
+  // Every parameter of the part stands for the largest of all of them.
+  return largest_of(others_->of_all_parameters(std::vector(strategy_.list().size(), largest)));
 }
 
 float AveragedGradients::clip(double max_norm, optim::Norm kind) {
@@ -168,6 +174,11 @@ std::size_t AveragedGradients::first_nonfinite_here() {
 }
 
 std::optional<NonfiniteGradient> AveragedGradients::first_nonfinite() {
+  const std::optional<NonfiniteGradient> mine = first_nonfinite_of_part();
+  return others_ == nullptr ? mine : others_->first_nonfinite(mine);
+}
+
+std::optional<NonfiniteGradient> AveragedGradients::first_nonfinite_of_part() {
   // Averages that were checked may overflow when they are added to each other.
   if (strategy_.communicator().checks_gradients() && !adds_averages_ && !suspect_) {
     return std::nullopt;
@@ -188,7 +199,8 @@ std::optional<NonfiniteGradient> AveragedGradients::first_nonfinite() {
     if (is_source) sources.push_back(static_cast<int>(r));
   }
   if (first == none) return std::nullopt;
-  return NonfiniteGradient{first, sources.empty() ? holders : sources};
+  return NonfiniteGradient{strategy_.list().parameters[first].name,
+                           sources.empty() ? holders : sources};
 }
 
 }  // namespace zero::train

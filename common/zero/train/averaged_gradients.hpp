@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include <zero/optim/norm.hpp>
@@ -14,9 +15,23 @@ class Strategy;
 
 /// An averaged gradient that is infinite or NaN somewhere.
 struct NonfiniteGradient {
-  std::size_t parameter;   ///< the first such in Strategy::list()
+  std::string parameter;   ///< the name of the first such, in the order of Strategy::list()
   std::vector<int> ranks;  ///< whose gradients were so before they were averaged; if the
                            ///< communicator does not check: that hold the average
+};
+
+/// The parts of a model that other ranks train, if the strategy's ranks have only one part of it: a
+/// stage of a pipeline. The ranks of all parts call the same functions in the same order and get
+/// the same answers; each call blocks.
+class OtherParts {
+ public:
+  virtual ~OtherParts() = default;
+  /// Numbers by parameter of the whole model, in its order, from those of this part's parameters, in
+  /// the order of Strategy::list().
+  virtual std::vector<double> of_all_parameters(const std::vector<double>& mine) = 0;
+  /// Which of the parts' finds is the first in the order of the whole model.
+  virtual std::optional<NonfiniteGradient> first_nonfinite(
+      const std::optional<NonfiniteGradient>& mine) = 0;
 };
 
 /// The averaged gradients of a strategy, of which this rank has those that it updates: which exist,
@@ -27,6 +42,12 @@ class AveragedGradients {
   /// `strategy` must outlive this object. `adds_averages`: micro-batches are averaged one by one
   /// and then added up.
   AveragedGradients(Strategy& strategy, bool adds_averages);
+
+  /// From now on the norm, clipping and first_nonfinite() are about the whole model, of which the
+  /// strategy has a part. `others` is not owned; null: the strategy has the whole model.
+  void set_other_parts(OtherParts* others) { others_ = others; }
+
+  bool adds_averages() const { return adds_averages_; }
 
   /// Notes whether this rank's backward made a gradient of parameter `index`.
   void note_used(std::size_t index, bool used) { used_[index] = used; }
@@ -76,9 +97,11 @@ class AveragedGradients {
   double largest_over_ranks();
   void multiply(double factor, double factor_of_doubles);
   std::size_t first_nonfinite_here();
+  std::optional<NonfiniteGradient> first_nonfinite_of_part();
 
   Strategy& strategy_;
   bool adds_averages_;
+  OtherParts* others_ = nullptr;
   double loss_scale_ = 1;
   std::vector<bool> used_;               // by parameter: by this rank, in this reduction
   std::vector<at::Tensor> accumulated_;  // by parameter: averages of earlier micro-batches

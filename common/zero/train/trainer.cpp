@@ -14,28 +14,36 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Splits the time of a step: time that the communicator waited is taken out of its phase.
+// Splits the time of a step: time that communicators waited is taken out of its phase.
 class Stopwatch {
  public:
-  Stopwatch(const dist::Communicator& communicator, PhaseSeconds& seconds)
-      : communicator_(communicator),
-        seconds_(seconds),
-        waited_(communicator.exposed_seconds()),
-        in_flight_(communicator.in_flight_seconds()) {}
+  Stopwatch(const std::vector<dist::Communicator*>& axes, PhaseSeconds& seconds)
+      : axes_(axes), seconds_(seconds), waited_(exposed()), in_flight_(in_flight()) {}
   void end_of(double PhaseSeconds::*phase) {
     const auto now = Clock::now();
     const double all = std::chrono::duration<double>(now - last_).count();
-    const double waited = communicator_.exposed_seconds() - waited_;
+    const double waited = exposed() - waited_;
     seconds_.*phase += all - waited;
     seconds_.communication += waited;
     seconds_.total += all;
-    seconds_.in_flight = communicator_.in_flight_seconds() - in_flight_;
+    seconds_.in_flight = in_flight() - in_flight_;
     last_ = now;
     waited_ += waited;
   }
 
  private:
-  const dist::Communicator& communicator_;
+  double exposed() const {
+    double sum = 0;
+    for (const dist::Communicator* axis : axes_) sum += axis->exposed_seconds();
+    return sum;
+  }
+  double in_flight() const {
+    double sum = 0;
+    for (const dist::Communicator* axis : axes_) sum += axis->in_flight_seconds();
+    return sum;
+  }
+
+  const std::vector<dist::Communicator*>& axes_;
   PhaseSeconds& seconds_;
   Clock::time_point last_ = Clock::now();
   double waited_;
@@ -45,21 +53,27 @@ class Stopwatch {
 }  // namespace
 
 Trainer::Trainer(Strategy& strategy, TrainerOptions options)
-    : strategy_(strategy), options_(options), steps_(options.first_step) {
+    : strategy_(strategy),
+      axes_{&strategy.communicator()},
+      options_(options),
+      steps_(options.first_step) {
   const dist::CallScope call(strategy.communicator(), "Trainer::Trainer");
   if (options.loss_scale) loss_scale_.emplace(*options.loss_scale);
-  strategy.communicator().verify_same_on_all_ranks(
-      "the trainer's options",
-      fmt::format("a clip norm of {} ({})\nfirst step {}\n{}\n{} where a gradient is not finite",
-                  options.clip_norm, optim::name(options.norm), options.first_step,
-                  loss_scale_ ? loss_scale_->describe() : "no loss scale",
-                  name(options.on_nonfinite_gradient)));
+  strategy.communicator().verify_same_on_all_ranks("the trainer's options", options_text());
   strategy.averaged_gradients().set_loss_scale(loss_scale_ ? loss_scale_->value() : 1.0);
+}
+
+std::string Trainer::options_text() const {
+  return fmt::format(
+      "a clip norm of {} ({})\nfirst step {}\n{}\n{} where a gradient is not finite",
+      options_.clip_norm, optim::name(options_.norm), options_.first_step,
+      loss_scale_ ? loss_scale_->describe() : "no loss scale",
+      name(options_.on_nonfinite_gradient));
 }
 
 StepResult Trainer::step(const std::vector<data::Batch>& micro_batches) {
   const dist::CallScope call(strategy_.communicator(), "Trainer::step");
-  strategy_.communicator().set_step(steps_);
+  for (dist::Communicator* axis : axes_) axis->set_step(steps_);
   StepResult result;
   strategy_.zero_grad();
   if (loss_scale_) {
@@ -73,10 +87,26 @@ StepResult Trainer::step(const std::vector<data::Batch>& micro_batches) {
 }
 
 void Trainer::run(const std::vector<data::Batch>& micro_batches, StepResult& result) {
-  dist::Communicator& communicator = strategy_.communicator();
-  Stopwatch watch(communicator, result.seconds);
+  Stopwatch watch(axes_, result.seconds);
   // First: ranks that found out later that they differ would wait for each other.
   const double all_terms = count_terms(micro_batches);
+  const double loss_sum =
+      run_micro_batches(micro_batches, all_terms, result.loss_scale,
+                        [&watch](double PhaseSeconds::*phase) { watch.end_of(phase); });
+  memory::mark("optimizer");
+  {
+    RECORD_USER_SCOPE("optimizer");
+    end(result);
+  }
+  memory::mark("sync");
+  if (!result.skipped) sync_parameters();
+  watch.end_of(&PhaseSeconds::optimizer);
+  result.loss = loss_sum / all_terms;
+}
+
+double Trainer::run_micro_batches(const std::vector<data::Batch>& micro_batches, double all_terms,
+                                  double loss_scale, const EndOfPhase& end_of) {
+  dist::Communicator& communicator = strategy_.communicator();
   double loss_sum = 0;
   for (std::size_t m = 0; m < micro_batches.size(); ++m) {
     const data::Batch& batch = micro_batches[m];
@@ -87,28 +117,20 @@ void Trainer::run(const std::vector<data::Batch>& micro_batches, StepResult& res
       loss = strategy_.forward(batch);
     }
     communicator.synchronize();
-    loss_sum += loss_of_all_ranks(loss.item<double>(), batch.loss_terms).loss_sum;
-    watch.end_of(&PhaseSeconds::forward);
+    loss_sum += loss_of_all_ranks(loss.item<double>(), batch.loss_terms);
+    end_of(&PhaseSeconds::forward);
     memory::mark("backward");
     {
       RECORD_USER_SCOPE("backward");
       strategy_.set_requires_gradient_sync(m + 1 == micro_batches.size());
       strategy_.backward(weighted_loss(loss, {static_cast<double>(batch.loss_terms), all_terms,
-                                              communicator.size(), result.loss_scale}));
+                                              communicator.size(), loss_scale}));
       loss = at::Tensor();
     }
     strategy_.finish_backward();
-    watch.end_of(&PhaseSeconds::backward);
+    end_of(&PhaseSeconds::backward);
   }
-  memory::mark("optimizer");
-  {
-    RECORD_USER_SCOPE("optimizer");
-    end(result);
-  }
-  memory::mark("sync");
-  if (!result.skipped) strategy_.sync_parameters();
-  watch.end_of(&PhaseSeconds::optimizer);
-  result.loss = loss_sum / all_terms;
+  return loss_sum;
 }
 
 void Trainer::end(StepResult& result) {
@@ -132,7 +154,7 @@ double Trainer::evaluate(const std::vector<data::Batch>& batches) {
   for (const data::Batch& batch : batches) {
     const at::Tensor loss = strategy_.forward(batch);
     strategy_.communicator().synchronize();
-    loss_sum += loss_of_all_ranks(loss.item<double>(), batch.loss_terms).loss_sum;
+    loss_sum += loss_of_all_ranks(loss.item<double>(), batch.loss_terms);
   }
   return loss_sum / all_terms;
 }
@@ -166,21 +188,20 @@ double Trainer::count_terms(const std::vector<data::Batch>& batches) {
                   steps_));
 }
 
-Trainer::LossOfAllRanks Trainer::loss_of_all_ranks(double loss, std::int64_t terms) {
+double Trainer::loss_of_all_ranks(double loss, std::int64_t terms) {
   // Each rank sends a flag with its numbers: a maximum over the values could lose a NaN, depending
   // on which rank has it.
   dist::Communicator& communicator = strategy_.communicator();
   const bool finite = std::isfinite(loss);
   const std::vector<double> all =
       dist::all_gather_scalars(communicator, {finite ? loss * static_cast<double>(terms) : 0.0,
-                                              static_cast<double>(terms), finite ? 0.0 : 1.0});
-  LossOfAllRanks sums{0, 0};
+                                              finite ? 0.0 : 1.0});
+  double sum = 0;
   std::vector<int> not_finite;
   for (int rank = 0; rank < communicator.size(); ++rank) {
-    const double* const theirs = &all[static_cast<std::size_t>(3 * rank)];
-    sums.loss_sum += theirs[0];
-    sums.terms += theirs[1];
-    if (theirs[2] != 0.0) not_finite.push_back(rank);
+    const double* const theirs = &all[static_cast<std::size_t>(2 * rank)];
+    sum += theirs[0];
+    if (theirs[1] != 0.0) not_finite.push_back(rank);
   }
   if (!not_finite.empty()) {
     strategy_.zero_grad();
@@ -189,7 +210,7 @@ Trainer::LossOfAllRanks Trainer::loss_of_all_ranks(double loss, std::int64_t ter
                     "lower learning rate or clipping may help)",
                     steps_, ranks_text(not_finite)));
   }
-  return sums;
+  return sum;
 }
 
 }  // namespace zero::train
