@@ -9,6 +9,7 @@
 #include <zero/distributed/communicator.hpp>
 #include <zero/nn/cross_entropy.hpp>
 #include <zero/nn/gradient_destination.hpp>
+#include <zero/nn/parameters.hpp>
 
 namespace zero {
 namespace {
@@ -70,9 +71,9 @@ struct TiedGradient : Function<TiedGradient> {
   static variable_list backward(AutogradContext* context, const variable_list&) {
     const variable_list saved = context->get_saved_variables();
     StagePass& pass = pass_of(context);
-    const nn::GradientDestination sum = nn::gradient_destination(saved[0]);
+    nn::GradientDestination sum = nn::gradient_destination(saved[0]);
     if (sum.fresh) {
-      at::mm_out(const_cast<at::Tensor&>(sum.tensor), pass.logits_gradient.t(), pass.head_input);
+      at::mm_out(sum.tensor, pass.logits_gradient.t(), pass.head_input);
     } else {
       sum.tensor.addmm_(pass.logits_gradient.t(), pass.head_input);
     }

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include <zero/base/error.hpp>
@@ -66,7 +67,7 @@ class PipelineTrainer::Parts final : public train::OtherParts {
     if (first == names_.size()) return std::nullopt;
     train::NonfiniteGradient found{names_[first], {}};
     for (int rank = 0; rank < kMostRanks; ++rank) {
-      if ((static_cast<std::uint64_t>(ranks) >> rank & 1U) != 0) found.ranks.push_back(rank);
+      if (((static_cast<std::uint64_t>(ranks) >> rank) & 1U) != 0) found.ranks.push_back(rank);
     }
     return found;
   }

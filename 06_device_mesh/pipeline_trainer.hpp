@@ -32,9 +32,10 @@ namespace zero {
 class PipelineTrainer final : public train::Trainer {
  public:
   /// Called by all ranks. `strategy` holds `stage`; `pipeline` is the pipeline axis, of size
-  /// stage.stages(); all three must outlive this object. Throws zero::Error on all ranks if the
-  /// stages differ in model, schedule, options or data axis, or if the strategy does not fit: with
-  /// a tied weight it must keep parameters whole, and add up micro-batches before it reduces them.
+  /// stage.stages(); all three must outlive this object. Throws zero::Error on all ranks of a
+  /// pipeline if its stages differ in model, schedule, options or data axis; on all ranks if the
+  /// strategy does not fit: with a tied weight it must keep parameters whole, and add up
+  /// micro-batches before it reduces them.
   PipelineTrainer(LlamaStage& stage, train::Strategy& strategy, dist::Communicator& pipeline,
                   PipelineSchedule schedule = PipelineSchedule::kOneForwardOneBackward,
                   train::TrainerOptions options = {});

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cmath>
+#include <deque>
 
 #include <zero/base/error.hpp>
 #include <zero/memory/timeline.hpp>
@@ -72,7 +73,8 @@ std::string Trainer::options_text() const {
 }
 
 StepResult Trainer::step(const std::vector<data::Batch>& micro_batches) {
-  const dist::CallScope call(strategy_.communicator(), "Trainer::step");
+  std::deque<dist::CallScope> calls;
+  for (dist::Communicator* axis : axes_) calls.emplace_back(*axis, "Trainer::step");
   for (dist::Communicator* axis : axes_) axis->set_step(steps_);
   StepResult result;
   strategy_.zero_grad();
