@@ -137,6 +137,18 @@ Llama::Llama(const LlamaConfig& config, const TensorParallel& tensor)
 at::Tensor Llama::loss(const data::Batch& batch) {
   check_same_batch(batch);
   check_inputs(batch);
+  check_targets(batch);
+  return run(
+      [&] {
+        const at::Tensor all = logits(batch);
+        return consuming_cross_entropy(all.view({-1, all.size(-1)}), batch.targets.reshape(-1),
+                                       batch.loss_terms,
+                                       config_.classes > 0 ? nullptr : tensor_.axis);
+      },
+      {});
+}
+
+void Llama::check_targets(const data::Batch& batch) const {
   const bool classifier = config_.classes > 0;
   const at::IntArrayRef expected =
       classifier ? batch.inputs.sizes().slice(0, 1) : batch.inputs.sizes();
@@ -146,13 +158,6 @@ at::Tensor Llama::loss(const data::Batch& batch) {
         fmt::format("the targets of this batch must be int64 [{}] ({})", fmt::join(expected, ", "),
                     classifier ? "one label for each sample" : "the next token of each position"));
   }
-  return run(
-      [&] {
-        const at::Tensor all = logits(batch);
-        return consuming_cross_entropy(all.view({-1, all.size(-1)}), batch.targets.reshape(-1),
-                                       batch.loss_terms, classifier ? nullptr : tensor_.axis);
-      },
-      {});
 }
 
 at::Tensor Llama::predict(const data::Batch& batch) {

@@ -113,11 +113,14 @@ class Llama : public Model {
   /// under sequence parallelism, where each rank has a part of them already.
   void checkpoint_activations(bool on, const CheckpointOptions& options = {});
 
+  /// What loss() checks before it begins.
+  void check_inputs(const data::Batch& batch) const;
+  void check_targets(const data::Batch& batch) const;
+
   const LlamaConfig& config() const { return config_; }
   const TensorParallel& tensor_parallel() const { return tensor_; }
 
  private:
-  void check_inputs(const data::Batch& batch) const;
   void check_same_batch(const data::Batch& batch) const;
   at::Tensor hidden_states(const at::Tensor& ids);
   at::Tensor logits(const data::Batch& batch);

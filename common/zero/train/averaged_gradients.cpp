@@ -129,10 +129,10 @@ std::vector<double> AveragedGradients::sums_by_parameter(optim::Norm kind) {
   // float only if the sum lies at the edge between two floats.
   const Own mine = own();
   const std::vector<double> of_mine = contributions(mine, kind);
-  at::Tensor sums = at::zeros({static_cast<std::int64_t>(strategy_.list().size())}, at::kDouble);
+  at::Tensor sums = at::zeros({static_cast<std::int64_t>(parameters_of_model())}, at::kDouble);
   auto* const of_parameter = sums.mutable_data_ptr<double>();
   for (std::size_t k = 0; k < of_mine.size(); ++k) {
-    if (counts_here(mine.indices[k])) of_parameter[mine.indices[k]] = of_mine[k];
+    if (counts_here(mine.indices[k])) of_parameter[place(mine.indices[k])] = of_mine[k];
   }
   for (dist::Communicator* const group : groups_of_parts()) {
     group->all_reduce(sums, Purpose::kControl, dist::ReduceOp::kSum).wait();
@@ -146,6 +146,7 @@ std::vector<dist::Communicator*> AveragedGradients::groups_of_parts() const {
   std::vector<dist::Communicator*> groups;
   if (strategy_.sharded()) groups.push_back(&strategy_.shard_group());
   if (strategy_.tensor_axis() != nullptr) groups.push_back(strategy_.tensor_axis());
+  if (stage_) groups.push_back(stage_->pipeline);
   return groups;
 }
 
@@ -154,6 +155,15 @@ bool AveragedGradients::counts_here(std::size_t index) const {
   const dist::Communicator* const axis = strategy_.tensor_axis();
   return axis == nullptr || axis->rank() == 0 ||
          strategy_.list().parameters[index].placement.is_cut();
+}
+
+std::size_t AveragedGradients::parameters_of_model() const {
+  return stage_ ? stage_->names.size() : strategy_.list().size();
+}
+
+// Of parameter `index` of this strategy, in the order of the whole model.
+std::size_t AveragedGradients::place(std::size_t index) const {
+  return stage_ ? stage_->places[index] : index;
 }
 
 double AveragedGradients::norm(optim::Norm kind) {
@@ -220,17 +230,19 @@ std::size_t AveragedGradients::first_nonfinite_here() {
   const std::vector<double> largest = contributions(mine, optim::Norm::kInfinity);
   const auto found =
       std::find_if(largest.begin(), largest.end(), [](double m) { return !std::isfinite(m); });
-  return found == largest.end() ? strategy_.list().size()
-                                : mine.indices[static_cast<std::size_t>(found - largest.begin())];
+  if (found == largest.end()) return parameters_of_model();
+  return place(mine.indices[static_cast<std::size_t>(found - largest.begin())]);
 }
 
-// Of all ranks of the data axis, one after the other: the index of its first gradient that is not
+// Of all ranks of the data axis, one after the other: the place of its first gradient that is not
 // finite (or the number of parameters), and a flag for each rank that it has seen to be the source
-// of one. On a tensor axis those of all its ranks together.
+// of one. On a tensor or a pipeline axis those of all its ranks together.
 std::vector<double> AveragedGradients::first_and_sources() {
   std::vector<double> mine = {static_cast<double>(first_nonfinite_here())};
   for (const bool from : sources_) mine.push_back(from ? 1 : 0);
-  if (dist::Communicator* const axis = strategy_.tensor_axis()) {
+  for (dist::Communicator* const axis :
+       {strategy_.tensor_axis(), stage_ ? stage_->pipeline : nullptr}) {
+    if (axis == nullptr) continue;
     const std::vector<double> all = dist::all_gather_scalars(*axis, mine);
     for (std::size_t k = 0; k < all.size(); ++k) {
       double& of_all = mine[k % mine.size()];
@@ -240,16 +252,22 @@ std::vector<double> AveragedGradients::first_and_sources() {
   return dist::all_gather_scalars(strategy_.communicator(), mine);
 }
 
-std::optional<NonfiniteGradient> AveragedGradients::first_nonfinite() {
-  // Averages that were checked may overflow when they are added to each other.
+// Whether a gradient may be infinite or NaN; the same on all ranks.
+bool AveragedGradients::must_look() {
   const dist::Communicator* const axis = strategy_.tensor_axis();
   const bool checked = strategy_.communicator().checks_gradients() &&
                        (axis == nullptr || axis->size() == 1 || axis->checks_gradients());
-  if (checked && !adds_averages_ && !suspect_) {
-    return std::nullopt;
-  }
+  // Averages that were checked may overflow when they are added to each other.
+  const bool mine = !checked || adds_averages_ || suspect_;
+  if (!stage_) return mine;
+  const auto stages = dist::all_gather_scalars(*stage_->pipeline, {mine ? 1.0 : 0.0});
+  return std::ranges::any_of(stages, [](double must) { return must != 0; });
+}
+
+std::optional<NonfiniteGradient> AveragedGradients::first_nonfinite() {
+  if (!must_look()) return std::nullopt;
   const std::vector<double> all = first_and_sources();
-  const std::size_t none = strategy_.list().size();
+  const std::size_t none = parameters_of_model();
   const std::size_t ranks = sources_.size();
   std::size_t first = none;
   std::vector<int> holders, sources;
@@ -262,7 +280,8 @@ std::optional<NonfiniteGradient> AveragedGradients::first_nonfinite() {
     if (is_source) sources.push_back(static_cast<int>(r));
   }
   if (first == none) return std::nullopt;
-  return NonfiniteGradient{first, sources.empty() ? holders : sources};
+  return NonfiniteGradient{stage_ ? stage_->names[first] : strategy_.list().parameters[first].name,
+                           sources.empty() ? holders : sources};
 }
 
 }  // namespace zero::train

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cmath>
+#include <deque>
 
 #include <zero/base/error.hpp>
 #include <zero/memory/timeline.hpp>
@@ -14,28 +15,36 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Splits the time of a step: time that the communicator waited is taken out of its phase.
+// Splits the time of a step: time that communicators waited is taken out of its phase.
 class Stopwatch {
  public:
-  Stopwatch(const dist::Communicator& communicator, PhaseSeconds& seconds)
-      : communicator_(communicator),
-        seconds_(seconds),
-        waited_(communicator.exposed_seconds()),
-        in_flight_(communicator.in_flight_seconds()) {}
+  Stopwatch(const std::vector<dist::Communicator*>& axes, PhaseSeconds& seconds)
+      : axes_(axes), seconds_(seconds), waited_(exposed()), in_flight_(in_flight()) {}
   void end_of(double PhaseSeconds::*phase) {
     const auto now = Clock::now();
     const double all = std::chrono::duration<double>(now - last_).count();
-    const double waited = communicator_.exposed_seconds() - waited_;
+    const double waited = exposed() - waited_;
     seconds_.*phase += all - waited;
     seconds_.communication += waited;
     seconds_.total += all;
-    seconds_.in_flight = communicator_.in_flight_seconds() - in_flight_;
+    seconds_.in_flight = in_flight() - in_flight_;
     last_ = now;
     waited_ += waited;
   }
 
  private:
-  const dist::Communicator& communicator_;
+  double exposed() const {
+    double sum = 0;
+    for (const dist::Communicator* axis : axes_) sum += axis->exposed_seconds();
+    return sum;
+  }
+  double in_flight() const {
+    double sum = 0;
+    for (const dist::Communicator* axis : axes_) sum += axis->in_flight_seconds();
+    return sum;
+  }
+
+  const std::vector<dist::Communicator*>& axes_;
   PhaseSeconds& seconds_;
   Clock::time_point last_ = Clock::now();
   double waited_;
@@ -45,21 +54,28 @@ class Stopwatch {
 }  // namespace
 
 Trainer::Trainer(Strategy& strategy, TrainerOptions options)
-    : strategy_(strategy), options_(options), steps_(options.first_step) {
+    : strategy_(strategy),
+      axes_{&strategy.communicator()},
+      options_(options),
+      steps_(options.first_step) {
   const dist::CallScope call(strategy.communicator(), "Trainer::Trainer");
   if (options.loss_scale) loss_scale_.emplace(*options.loss_scale);
-  strategy.all_ranks().verify_same_on_all_ranks(
-      "the trainer's options",
-      fmt::format("a clip norm of {} ({})\nfirst step {}\n{}\n{} where a gradient is not finite",
-                  options.clip_norm, optim::name(options.norm), options.first_step,
-                  loss_scale_ ? loss_scale_->describe() : "no loss scale",
-                  name(options.on_nonfinite_gradient)));
+  if (strategy.tensor_axis() != nullptr) add_axis(*strategy.tensor_axis());
+  strategy.all_ranks().verify_same_on_all_ranks("the trainer's options", options_text());
   strategy.averaged_gradients().set_loss_scale(loss_scale_ ? loss_scale_->value() : 1.0);
 }
 
+std::string Trainer::options_text() const {
+  return fmt::format("a clip norm of {} ({})\nfirst step {}\n{}\n{} where a gradient is not finite",
+                     options_.clip_norm, optim::name(options_.norm), options_.first_step,
+                     loss_scale_ ? loss_scale_->describe() : "no loss scale",
+                     name(options_.on_nonfinite_gradient));
+}
+
 StepResult Trainer::step(const std::vector<data::Batch>& micro_batches) {
-  const dist::CallScope call(strategy_.communicator(), "Trainer::step");
-  strategy_.communicator().set_step(steps_);
+  std::deque<dist::CallScope> calls;
+  for (dist::Communicator* axis : axes_) calls.emplace_back(*axis, "Trainer::step");
+  for (dist::Communicator* axis : axes_) axis->set_step(steps_);
   StepResult result;
   strategy_.zero_grad();
   if (loss_scale_) {
@@ -73,10 +89,26 @@ StepResult Trainer::step(const std::vector<data::Batch>& micro_batches) {
 }
 
 void Trainer::run(const std::vector<data::Batch>& micro_batches, StepResult& result) {
-  dist::Communicator& communicator = strategy_.communicator();
-  Stopwatch watch(communicator, result.seconds);
+  Stopwatch watch(axes_, result.seconds);
   // First: ranks that found out later that they differ would wait for each other.
   const double all_terms = count_terms(micro_batches);
+  const double loss_sum =
+      run_micro_batches(micro_batches, all_terms, result.loss_scale,
+                        [&watch](double PhaseSeconds::*phase) { watch.end_of(phase); });
+  memory::mark("optimizer");
+  {
+    RECORD_USER_SCOPE("optimizer");
+    end(result);
+  }
+  memory::mark("sync");
+  if (!result.skipped) sync_parameters();
+  watch.end_of(&PhaseSeconds::optimizer);
+  result.loss = loss_sum / all_terms;
+}
+
+double Trainer::run_micro_batches(const std::vector<data::Batch>& micro_batches, double all_terms,
+                                  double loss_scale, const EndOfPhase& end_of) {
+  dist::Communicator& communicator = strategy_.communicator();
   double loss_sum = 0;
   for (std::size_t m = 0; m < micro_batches.size(); ++m) {
     const data::Batch& batch = micro_batches[m];
@@ -88,27 +120,19 @@ void Trainer::run(const std::vector<data::Batch>& micro_batches, StepResult& res
     }
     communicator.synchronize();
     loss_sum += loss_of_all_ranks(loss.item<double>(), batch.loss_terms);
-    watch.end_of(&PhaseSeconds::forward);
+    end_of(&PhaseSeconds::forward);
     memory::mark("backward");
     {
       RECORD_USER_SCOPE("backward");
       strategy_.set_requires_gradient_sync(m + 1 == micro_batches.size());
       strategy_.backward(weighted_loss(loss, {static_cast<double>(batch.loss_terms), all_terms,
-                                              communicator.size(), result.loss_scale}));
+                                              communicator.size(), loss_scale}));
       loss = at::Tensor();
     }
     strategy_.finish_backward();
-    watch.end_of(&PhaseSeconds::backward);
+    end_of(&PhaseSeconds::backward);
   }
-  memory::mark("optimizer");
-  {
-    RECORD_USER_SCOPE("optimizer");
-    end(result);
-  }
-  memory::mark("sync");
-  if (!result.skipped) strategy_.sync_parameters();
-  watch.end_of(&PhaseSeconds::optimizer);
-  result.loss = loss_sum / all_terms;
+  return loss_sum;
 }
 
 void Trainer::end(StepResult& result) {

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include <zero/data/batch.hpp>
@@ -51,6 +53,9 @@ class Trainer {
   /// Called by all ranks. Throws zero::Error on all of them if their options differ, or if the loss
   /// is to be scaled and the optimizer cannot undo it.
   explicit Trainer(Strategy& strategy, TrainerOptions options = {});
+  virtual ~Trainer() = default;
+  Trainer(const Trainer&) = delete;
+  Trainer& operator=(const Trainer&) = delete;
 
   /// One optimizer step over this rank's `micro_batches`: at least one, and the same number on
   /// every rank. Blocks. Ranks may have different numbers of loss terms, or none: the gradient is
@@ -71,7 +76,7 @@ class Trainer {
   /// Mean loss over the batches of all ranks, without gradients. Every rank passes the same number
   /// of batches, and at least one batch of some rank has a loss term (zero::Error on all ranks
   /// otherwise).
-  double evaluate(const std::vector<data::Batch>& batches);
+  virtual double evaluate(const std::vector<data::Batch>& batches);
 
   std::int64_t steps() const { return steps_; }
   /// Those of them that updated nothing because a gradient was not finite.
@@ -80,13 +85,34 @@ class Trainer {
   /// The loss scale, if there is one, for a checkpoint to save and restore.
   std::optional<LossScale>& loss_scale() { return loss_scale_; }
 
- private:
+ protected:
+  /// Adds the time since the last call to a phase of the step.
+  using EndOfPhase = std::function<void(double PhaseSeconds::*)>;
+
+  /// Forward and backward of all micro-batches, and the reduction. Returns the sum of the losses
+  /// over all ranks and micro-batches, each times its terms.
+  virtual double run_micro_batches(const std::vector<data::Batch>& micro_batches, double all_terms,
+                                   double loss_scale, const EndOfPhase& end_of);
+  /// After the update.
+  virtual void sync_parameters() { strategy_.sync_parameters(); }
+  /// The loss terms of all ranks; checks that they have the same number of batches.
+  virtual double count_terms(const std::vector<data::Batch>& batches);
+  /// `loss` times `terms`, summed over the ranks. Throws zero::Error on all if one is not finite.
   double loss_of_all_ranks(double loss, std::int64_t terms);
-  double count_terms(const std::vector<data::Batch>& batches);
+
+  Strategy& strategy() { return strategy_; }
+  /// What all ranks must have in common.
+  std::string options_text() const;
+  /// The ranks of `communicator` take part in each step as well: it gets the step's number and name
+  /// for messages, and waiting for it counts as communication.
+  void add_axis(dist::Communicator& communicator) { axes_.push_back(&communicator); }
+
+ private:
   void end(StepResult& result);
   void run(const std::vector<data::Batch>& micro_batches, StepResult& result);
 
   Strategy& strategy_;
+  std::vector<dist::Communicator*> axes_;
   TrainerOptions options_;
   std::optional<LossScale> loss_scale_;
   std::int64_t steps_ = 0;

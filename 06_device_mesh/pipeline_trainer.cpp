@@ -1,0 +1,305 @@
+#include "pipeline_trainer.hpp"
+
+#include <ATen/ops/tensor.h>
+#include <ATen/record_function.h>
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include <zero/base/error.hpp>
+#include <zero/memory/charge.hpp>
+#include <zero/memory/storage.hpp>
+#include <zero/train/unsharded_parameters.hpp>
+
+namespace zero {
+
+using dist::Purpose;
+using Kind = PipelineAction::Kind;
+
+namespace {
+
+// The places of the parameters in `list`, those of one stage, in the whole model. The first stage's
+// frozen copy of a shared weight has the place of the weight, and no gradient.
+train::StageOfModel stage_of_model(const LlamaStage& stage, const nn::ParameterList& list,
+                                   dist::Communicator& pipeline) {
+  train::StageOfModel result{&pipeline, stage.names_of_all(), {}};
+  for (const nn::Parameter& p : list.parameters) {
+    const auto found = std::ranges::find(result.names, p.name);
+    result.places.push_back(static_cast<std::size_t>(found - result.names.begin()));
+  }
+  return result;
+}
+
+}  // namespace
+
+// The passes of one step through this stage.
+class PipelineTrainer::Run {
+ public:
+  Run(PipelineTrainer& trainer, const std::vector<data::Batch>& batches)
+      : stage_(trainer.stage_),
+        strategy_(trainer.strategy()),
+        pipeline_(trainer.pipeline_),
+        batches_(batches),
+        passes_(batches.size()),
+        graphs_(batches.size()),
+        losses_(batches.size(), 0.0) {}
+
+  void forward(const PipelineAction& action) {
+    const data::Batch& batch = batches_[at(action)];
+    auto& pass = passes_[at(action)];
+    pass = c10::make_intrusive<StagePass>();
+    wait_for(sends_, 1);
+    if (action.receive_from != PipelineAction::kNone) {
+      pass->input = receive(action);
+      pass->input.set_requires_grad(c10::GradMode::is_enabled());
+    }
+    stage_.set_pass(pass);
+    at::Tensor loss = strategy_.forward(batch);
+    if (stage_.is_last()) losses_[at(action)] = item(loss);
+    graphs_[at(action)] = std::move(loss);
+    if (action.send_to != PipelineAction::kNone) {
+      sends_.push_back(send(std::exchange(pass->output, at::Tensor()), action));
+    }
+  }
+
+  // `weight`: of the micro-batch's loss. `is_last`: gradients are reduced.
+  void backward(const PipelineAction& action, const train::LossWeight& weight, bool is_last) {
+    auto& pass = passes_[at(action)];
+    wait_for(sends_, 1);
+    if (action.receive_from != PipelineAction::kNone) pass->output_gradient = receive(action);
+    at::Tensor loss = std::exchange(graphs_[at(action)], at::Tensor());
+    // The other stages receive gradients that are weighted already.
+    if (stage_.is_last()) loss = train::weighted_loss(loss, weight);
+    run_backward(loss, is_last);
+    if (action.send_to == PipelineAction::kNone) {
+      if (!keeps_head()) pass.reset();
+      return;
+    }
+    at::Tensor gradient = pass->input.grad().contiguous();
+    if (!keeps_head()) pass.reset();
+    // The last stage receives the embedding's part stages() micro-batches later.
+    auto& sends = stage_.is_first() ? tied_sends_ : sends_;
+    if (stage_.is_first()) wait_for(sends, static_cast<std::size_t>(stage_.stages()));
+    if (pass != nullptr) pass->input = at::Tensor();
+    sends.push_back(send(std::move(gradient), action));
+  }
+
+  void add_tied_gradient(const PipelineAction& action, bool is_last) {
+    auto pass = std::exchange(passes_[at(action)], {});
+    pass->output_gradient = receive(action);
+    pass->adds_tied_gradient = true;
+    stage_.set_pass(pass);
+    run_backward(strategy_.forward(batches_[at(action)]), is_last);
+  }
+
+  /// Blocks until everything that this stage has sent has been received. Returns the losses of the
+  /// micro-batches; zeros in stages other than the last.
+  const std::vector<double>& finish() {
+    wait_for(sends_, 0);
+    wait_for(tied_sends_, 0);
+    stage_.set_pass({});
+    return losses_;
+  }
+
+ private:
+  using Sends = std::deque<dist::Work>;
+
+  static std::size_t at(const PipelineAction& action) {
+    return static_cast<std::size_t>(action.micro_batch);
+  }
+
+  bool keeps_head() const { return stage_.is_tied() && stage_.is_last(); }
+
+  at::Tensor receive(const PipelineAction& action) const {
+    const memory::Charge charge(memory::Category::kActivations);
+    at::Tensor tensor = stage_.empty_activations(batches_[at(action)]);
+    pipeline_.recv(tensor, action.receive_from, Purpose::kActivation).wait();
+    return tensor;
+  }
+
+  dist::Work send(at::Tensor tensor, const PipelineAction& action) const {
+    return pipeline_.send(std::move(tensor), action.send_to, Purpose::kActivation);
+  }
+
+  // A tensor in flight is held until it has been received: at most `left` of them stay.
+  static void wait_for(Sends& sends, std::size_t left) {
+    for (; sends.size() > left; sends.pop_front()) sends.front().wait();
+  }
+
+  double item(const at::Tensor& loss) const {
+    strategy_.communicator().synchronize();
+    return loss.item<double>();
+  }
+
+  void run_backward(const at::Tensor& loss, bool is_last) {
+    strategy_.set_requires_gradient_sync(is_last);
+    strategy_.backward(loss);
+    strategy_.finish_backward();
+  }
+
+  LlamaStage& stage_;
+  train::Strategy& strategy_;
+  dist::Communicator& pipeline_;
+  const std::vector<data::Batch>& batches_;
+  std::vector<c10::intrusive_ptr<StagePass>> passes_;  // by micro-batch
+  std::vector<at::Tensor> graphs_;                     // what their forward returned
+  std::vector<double> losses_;
+  Sends sends_;
+  Sends tied_sends_;
+};
+
+PipelineTrainer::PipelineTrainer(LlamaStage& stage, train::Strategy& strategy,
+                                 dist::Communicator& pipeline, PipelineSchedule schedule,
+                                 train::TrainerOptions options)
+    : Trainer(strategy, std::move(options)),
+      stage_(stage),
+      pipeline_(pipeline),
+      schedule_(schedule) {
+  add_axis(pipeline);
+  const dist::CallScope call(pipeline, "PipelineTrainer::PipelineTrainer");
+  pipeline.verify_same_on_all_ranks(
+      "the pipeline",
+      fmt::format("{} stages, schedule {}\ndata rank {} of {}\nmodel {}\n{}", stage.stages(),
+                  name(schedule), strategy.communicator().rank(), strategy.communicator().size(),
+                  nn::to_hugging_face_json(stage.config()).dump(), options_text()));
+  verify_strategy();
+  strategy.averaged_gradients().set_stage(stage_of_model(stage, strategy.list(), pipeline));
+}
+
+PipelineTrainer::~PipelineTrainer() { strategy().averaged_gradients().set_stage(std::nullopt); }
+
+bool PipelineTrainer::on_any_rank(bool mine) {
+  const auto any = [](dist::Communicator& axis, bool value) {
+    const std::vector<double> all = dist::all_gather_scalars(axis, {value ? 1.0 : 0.0});
+    return std::any_of(all.begin(), all.end(), [](double of_rank) { return of_rank != 0; });
+  };
+  return any(strategy().communicator(), any(pipeline_, mine));
+}
+
+void PipelineTrainer::verify_strategy() {
+  if (on_any_rank(pipeline_.size() != stage_.stages() || pipeline_.rank() != stage_.stage() ||
+                  &strategy().model() != &stage_)) {
+    throw Error(fmt::format(
+        "this rank has stage {} of {} and is rank {} of {} on the pipeline axis: on every rank the "
+        "two must agree, and the strategy must hold the stage",
+        stage_.stage(), stage_.stages(), pipeline_.rank(), pipeline_.size()));
+  }
+  if (!stage_.is_tied()) return;
+  const at::Tensor& weight = stage_.shared_weight();
+  const bool is_whole = !weight.defined() || memory::has_storage(weight);
+  if (on_any_rank(!is_whole || strategy().reduces_each())) {
+    throw Error(
+        "the first and the last stage share the embedding: the strategy must keep parameters whole "
+        "(stages 0 to 2) and add up micro-batches before it reduces them; else take a model with a "
+        "head of its own (tie_word_embeddings false)");
+  }
+}
+
+double PipelineTrainer::run_micro_batches(const std::vector<data::Batch>& micro_batches,
+                                          double all_terms, double loss_scale,
+                                          const EndOfPhase& end_of) {
+  const auto count = static_cast<int>(micro_batches.size());
+  const StageActions actions =
+      stage_actions(schedule_, stage_.stage(), stage_.stages(), count, stage_.is_tied());
+  Run run(*this, micro_batches);
+  for (const PipelineAction& action : actions) {
+    const bool is_last = &action == &actions.back();
+    if (action.kind == Kind::kForward) {
+      RECORD_USER_SCOPE("forward");
+      run.forward(action);
+      end_of(&train::PhaseSeconds::forward);
+      continue;
+    }
+    RECORD_USER_SCOPE("backward");
+    const auto terms =
+        static_cast<double>(micro_batches[static_cast<std::size_t>(action.micro_batch)].loss_terms);
+    if (action.kind == Kind::kBackward) {
+      const int ranks = strategy().communicator().size();
+      run.backward(action, {terms, all_terms, ranks, loss_scale}, is_last);
+    } else {
+      run.add_tied_gradient(action, is_last);
+    }
+    end_of(&train::PhaseSeconds::backward);
+  }
+  return loss_sum(run.finish(), micro_batches);
+}
+
+double PipelineTrainer::loss_sum(const std::vector<double>& losses,
+                                 const std::vector<data::Batch>& batches) {
+  // Only the last stage knows them. Every stage then checks the same numbers, so that all ranks
+  // decide alike.
+  at::Tensor all = at::tensor(losses, at::kDouble);
+  pipeline_.broadcast(all, stage_.stages() - 1, Purpose::kControl).wait();
+  double sum = 0;
+  for (std::size_t m = 0; m < batches.size(); ++m) {
+    sum +=
+        loss_of_all_ranks(all[static_cast<std::int64_t>(m)].item<double>(), batches[m].loss_terms);
+  }
+  return sum;
+}
+
+void PipelineTrainer::sync_parameters() {
+  Trainer::sync_parameters();
+  const at::Tensor& weight = stage_.shared_weight();
+  if (!weight.defined()) return;
+  // The weight lies in the root unit; this waits for transfers of the strategy's own.
+  const train::UnshardedParameters whole(strategy(), 0);
+  const at::Tensor bytes = memory::raw(weight);
+  if (stage_.is_last()) {
+    pipeline_.send(bytes, 0, Purpose::kParameter).wait();
+  } else {
+    pipeline_.recv(bytes, stage_.stages() - 1, Purpose::kParameter).wait();
+  }
+}
+
+double PipelineTrainer::count_terms(const std::vector<data::Batch>& batches) {
+  double terms = 0;
+  for (const data::Batch& batch : batches) {
+    stage_.check_batch(batch);
+    terms += static_cast<double>(batch.loss_terms);
+  }
+  const std::vector<double> all =
+      dist::all_gather_scalars(pipeline_, {static_cast<double>(batches.size()), terms});
+  bool differ = false;
+  for (std::size_t s = 0; s < all.size(); s += 2) {
+    differ = differ || all[s] != all[0] || all[s + 1] != all[1];
+  }
+  if (on_any_rank(differ)) {
+    throw Error(fmt::format(
+        "step {}: the stages of a pipeline have different micro-batches (stage {} has {} with {} "
+        "loss terms): all stages of a data index pass the same ones",
+        steps(), stage_.stage(), batches.size(), terms));
+  }
+  return Trainer::count_terms(batches);
+}
+
+double PipelineTrainer::evaluate(const std::vector<data::Batch>& batches) {
+  const dist::CallScope call(strategy().communicator(), "Trainer::evaluate");
+  const c10::NoGradGuard no_grad;
+  const double all_terms = count_terms(batches);
+  Run run(*this, batches);
+  for (const PipelineAction& action :
+       stage_actions(PipelineSchedule::kGPipe, stage_.stage(), stage_.stages(),
+                     static_cast<int>(batches.size()), /*tied=*/false)) {
+    if (action.kind == Kind::kForward) run.forward(action);
+  }
+  return loss_sum(run.finish(), batches) / all_terms;
+}
+
+std::int64_t pipeline_bytes(const LlamaStage& stage,
+                            const std::vector<data::Batch>& micro_batches) {
+  std::int64_t activations = 0;  // A, of all micro-batches
+  for (const data::Batch& batch : micro_batches) {
+    activations += batch.inputs.numel() * stage.config().hidden *
+                   static_cast<std::int64_t>(c10::elementSize(stage.config().dtype));
+  }
+  const bool sends_back = !stage.is_first() || stage.is_tied();
+  const bool sends_weight = stage.is_tied() && stage.is_last();
+  return (stage.is_last() ? 0 : activations) + (sends_back ? activations : 0) +
+         (sends_weight ? static_cast<std::int64_t>(stage.shared_weight().nbytes()) : 0);
+}
+
+}  // namespace zero

@@ -1,0 +1,68 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include <zero/train/trainer.hpp>
+
+#include "llama_stage.hpp"
+#include "pipeline_schedule.hpp"
+
+namespace zero {
+
+/// Trains a model that is cut into stages: pipeline parallelism, with any strategy of chapters 00
+/// to 05 on the data axis of each stage.
+///
+/// A rank is (data index, stage). Its strategy holds the parameters of its stage and shares them
+/// with the ranks of the same stage; the pipeline axis connects the stages of one data index, and
+/// its rank there is the stage. All stages of a data index pass the same micro-batches; data
+/// indices have different ones.
+///
+/// Losses, gradients, norm and update have the same bits as those of one Trainer on the whole model
+/// with the same micro-batches and data axis. In a step, stage s of p sends on the pipeline axis,
+/// with A bytes of activations [B, S, hidden] for each micro-batch,
+///   A  to the next stage (not the last stage), and A to the stage before (not stage 0);
+///   if the embedding is the head: stage 0 A to the last stage, and the last stage the weight to
+///   stage 0, once a step (Purpose::kParameter).
+///
+/// Stage 3 is possible unless the embedding is the head. It rarely makes sense: it gathers the
+/// stage's parameters twice for each micro-batch, and a pipeline needs many.
+class PipelineTrainer final : public train::Trainer {
+ public:
+  /// Called by all ranks. `strategy` holds `stage`; `pipeline` is the pipeline axis, of size
+  /// stage.stages(); all three must outlive this object. Throws zero::Error on all ranks of a
+  /// pipeline if its stages differ in model, schedule, options or data axis; on all ranks if the
+  /// strategy does not fit: with a tied weight it must keep parameters whole, and add up
+  /// micro-batches before it reduces them.
+  PipelineTrainer(LlamaStage& stage, train::Strategy& strategy, dist::Communicator& pipeline,
+                  PipelineSchedule schedule = PipelineSchedule::kOneForwardOneBackward,
+                  train::TrainerOptions options = {});
+  ~PipelineTrainer() override;
+
+  double evaluate(const std::vector<data::Batch>& batches) override;
+
+ protected:
+  double run_micro_batches(const std::vector<data::Batch>& micro_batches, double all_terms,
+                           double loss_scale, const EndOfPhase& end_of) override;
+  void sync_parameters() override;
+  double count_terms(const std::vector<data::Batch>& batches) override;
+
+ private:
+  class Run;
+
+  void verify_strategy();
+  bool on_any_rank(bool mine);
+  double loss_sum(const std::vector<double>& losses, const std::vector<data::Batch>& batches);
+
+  LlamaStage& stage_;
+  dist::Communicator& pipeline_;
+  PipelineSchedule schedule_;
+};
+
+/// Bytes that stage `stage` sends on the pipeline axis in a step with these micro-batches, by the
+/// formulas above. Control messages are not counted.
+std::int64_t pipeline_bytes(const LlamaStage& stage, const std::vector<data::Batch>& micro_batches);
+
+}  // namespace zero
