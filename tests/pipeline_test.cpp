@@ -10,6 +10,7 @@
 #include <limits>
 #include <numeric>
 
+#include <06_device_mesh/pipeline_trainer.hpp>
 #include <tests/support/deferred.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/hooked_optimizer.hpp>
@@ -21,8 +22,6 @@
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/parameters.hpp>
 #include <zero/optim/adamw.hpp>
-
-#include "pipeline_trainer.hpp"
 
 namespace zero::testing {
 namespace {
