@@ -102,10 +102,10 @@ struct PipelineRank {
       : data(*grid.data),
         pipeline(*grid.pipeline),
         stage(std::make_shared<LlamaStage>(config(shape.tied), pipeline.rank(), shape.stages)),
-        strategy(make_strategy(shape.mode, {*stage, data, hooked(optim::adamw({.learning_rate = 0.01}),
-                                                                 shape.before_update),
-                                            &values, "", train::Ownership::kBySize,
-                                            shape.accumulation})),
+        strategy(make_strategy(
+            shape.mode,
+            {*stage, data, hooked(optim::adamw({.learning_rate = 0.01}), shape.before_update),
+             &values, "", train::Ownership::kBySize, shape.accumulation})),
         trainer(*stage, *strategy, pipeline, shape.schedule, shape.trainer) {}
 
   train::StepResult step(int number, int count, std::int64_t tokens = 7) {
@@ -125,9 +125,8 @@ struct PipelineRank {
 struct WholeRank {
   WholeRank(dist::Communicator& data, const Shape& shape)
       : model(make_deferred<nn::Llama>(config(shape.tied))),
-        strategy(make_strategy(
-            "ddp", {*model, data, optim::adamw({.learning_rate = 0.01}), &values, "",
-                    train::Ownership::kBySize, shape.accumulation})),
+        strategy(make_strategy("ddp", {*model, data, optim::adamw({.learning_rate = 0.01}), &values,
+                                       "", train::Ownership::kBySize, shape.accumulation})),
         trainer(*strategy, shape.trainer) {}
 
   // Of the named parameters, in the order of `list`.
@@ -189,8 +188,8 @@ TEST_P(Pipeline, OneToFourStagesHaveTheBitsOfTheWholeModel) {
         for (const bool tied : {true, false}) {
           // Fewer micro-batches than stages as well.
           for (const int count : {1, 3, 6}) {
-            expect_like_whole_model(
-                world, {.stages = stages, .tied = tied, .schedule = schedule}, count);
+            expect_like_whole_model(world, {.stages = stages, .tied = tied, .schedule = schedule},
+                                    count);
           }
         }
       }
@@ -272,8 +271,8 @@ TEST(PipelineTraining, OneForwardOneBackwardHoldsTheActivationsOfItsPlaceGPipeAl
       SCOPED_TRACE(tied ? "tied" : "untied");
       const int place = 4 - grid.pipeline->rank();
       const std::int64_t one = peak_of_activations(grid, tied, kGPipe, 1);
-      const std::int64_t each = peak_of_activations(grid, tied, kGPipe, 6) -
-                                peak_of_activations(grid, tied, kGPipe, 5);
+      const std::int64_t each =
+          peak_of_activations(grid, tied, kGPipe, 6) - peak_of_activations(grid, tied, kGPipe, 5);
       const std::int64_t gpipe = peak_of_activations(grid, tied, kGPipe, 12);
       const std::int64_t alternating = peak_of_activations(grid, tied, k1F1B, 12);
       EXPECT_GT(each, 0);
@@ -363,30 +362,30 @@ TEST(PipelineTraining, WhatCannotBeSplitIsRefused) {
 }
 
 class PipelineFault : public ::testing::TestWithParam<std::string> {};
-INSTANTIATE_TEST_SUITE_P(Phases, PipelineFault,
-                         ::testing::Values("forward", "backward", "update"),
+INSTANTIATE_TEST_SUITE_P(Phases, PipelineFault, ::testing::Values("forward", "backward", "update"),
                          [](const auto& info) { return info.param; });
 
 TEST_P(PipelineFault, AKilledStageIsAnErrorOnAllOtherRanks) {
   constexpr int kVictim = 2;  // stage 1, data rank 0
   const std::string phase = GetParam();
-  const auto exits = ranks_ended(
-      {.world_size = 4, .timeout = std::chrono::seconds(2)}, [&](dist::Communicator& world) {
-        int step = 0;
-        const auto strike = [&](const std::string& here) {
-          if (here == phase && step == 1 && world.rank() == kVictim) ::raise(SIGKILL);
-        };
-        Grid grid(world, 2);
-        Shape shape;
-        shape.before_update = [&] { strike("update"); };
-        PipelineRank rank(grid, shape);
-        rank.strategy->passes().observe_gradients(
-            [&](std::size_t, const at::Tensor&) { strike("backward"); });
-        for (; step < 50; ++step) {
-          strike("forward");
-          rank.step(step, 3);
-        }
-      });
+  const auto exits = ranks_ended({.world_size = 4, .timeout = std::chrono::seconds(2)},
+                                 [&](dist::Communicator& world) {
+                                   int step = 0;
+                                   const auto strike = [&](const std::string& here) {
+                                     if (here == phase && step == 1 && world.rank() == kVictim)
+                                       ::raise(SIGKILL);
+                                   };
+                                   Grid grid(world, 2);
+                                   Shape shape;
+                                   shape.before_update = [&] { strike("update"); };
+                                   PipelineRank rank(grid, shape);
+                                   rank.strategy->passes().observe_gradients(
+                                       [&](std::size_t, const at::Tensor&) { strike("backward"); });
+                                   for (; step < 50; ++step) {
+                                     strike("forward");
+                                     rank.step(step, 3);
+                                   }
+                                 });
   EXPECT_EQ(exits[kVictim].signal, SIGKILL);
   for (const dist::RankExit& exit : exits) {
     if (exit.rank == kVictim) continue;
