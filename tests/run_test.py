@@ -95,8 +95,8 @@ class Paths(Script):
                      "--output", "HERE/d"])
         self.expect("step 01", ["shares", "--memory-timeline", "a", "--json", "b", "--nproc", "3"],
                     ["shares", "--memory-timeline", "HERE/a", "--json", "HERE/b", "--nproc", "3"])
-        self.expect("links", ["--quick", "--keep-logs", "a", "--json", "b"],
-                    ["--quick", "--keep-logs", "HERE/a", "--json", "HERE/b"])
+        self.expect("links", ["--quick", "--keep-logs", "a", "--json", "b", "--trace", "c"],
+                    ["--quick", "--keep-logs", "HERE/a", "--json", "HERE/b", "--trace", "HERE/c"])
         self.expect("peers", ["--json", "a", "--rounds", "2"], ["--json", "HERE/a", "--rounds", "2"])
 
     def test_that_are_none_stay(self):

@@ -1,25 +1,13 @@
 #!/usr/bin/env python3
 """Draws the pictures of lessons 00 and 01 beside this file: docs/images/lesson_00.py
 
-Sizes, shares and numbers in them are computed here, except seconds, which are those of docs/ladder.md. The pictures are
-700 pixels wide and have a dark mode.
+Sizes, shares and numbers in them are computed here. The pictures are 700 pixels wide and have a dark mode.
 """
 
-from picture import Picture as Paper
+from picture import Picture
 
 # The small program's four layers, in elements of 4 bytes.
 LAYERS = [13 * 35, 36 * 30, 31 * 31, 32 * 11]
-# Seconds of a step of SmolLM2-360M's shape on two ranks, ./run ladder --steps 3 in docs/ladder.md.
-SECONDS = {"ddp": {"forward": 1.578, "backward": 2.706, "communication": 0.880, "optimizer": 0.673},
-           "zero1": {"forward": 1.354, "backward": 2.298, "communication": 1.139, "optimizer": 0.265}}
-
-
-class Picture(Paper):
-    own_style = """<style>
-    .forward { fill: #d0d7de; }
-    .backward { fill: #8c959f; }
-    .communication { fill: #cf222e; }
-  </style>"""
 
 
 def number(value):
@@ -168,41 +156,6 @@ def ring():
     picture.save()
 
 
-def time_00():
-    """When a rank computes and when it sends, from measured seconds."""
-    seconds, left, scale = SECONDS["ddp"], 66, 107
-    picture = Picture("lesson_00_time", 146, "A step of DDP: nothing is computed while gradients are averaged")
-    picture.text(10, 20, "One step of chapter 00, 360 million parameters, two ranks: seconds", "name")
-    picture.text(10, 57, "compute")
-    picture.text(10, 97, "send")
-    x = left
-    for kind, duration in seconds.items():
-        y = 80 if kind == "communication" else 40
-        name = "all-reduce" if kind == "communication" else "AdamW" if kind == "optimizer" else kind
-        picture.box(x, y, scale * duration - 1, 28, kind, f"{name} {duration:.1f}")
-        if kind == "communication":
-            picture.box(x, 40, scale * duration - 1, 28, "absent", "waits")
-        x += scale * duration
-    picture.text(10, 136, "Red is exposed communication: the rank waits for it and computes nothing.")
-    picture.save()
-
-
-def time_01():
-    """Seconds of a step by what the rank does, DDP and ZeRO-1."""
-    picture = Picture("lesson_01_time", 146, "Where the seconds of a step go under DDP and ZeRO-1")
-    picture.text(10, 20, "Seconds of a step, 360 million parameters, two ranks", "name")
-    for row, (mode, seconds) in enumerate(SECONDS.items()):
-        x, y = 66, 38 + 40 * row
-        picture.text(10, y + 18, mode)
-        for kind in ("forward", "backward", "optimizer", "communication"):
-            duration = seconds[kind]
-            name = {"optimizer": "AdamW " if duration > 0.5 else "", "communication": "exposed "}.get(kind, kind + " ")
-            picture.box(x, y, 107 * duration - 1, 28, kind, f"{name}{duration:.1f}")
-            x += 107 * duration
-    picture.text(10, 136, "Sums, not in order of time. Green: AdamW. Red: exposed communication.")
-    picture.save()
-
-
 def owners():
     """Who holds what of the small program's layers on two ranks, after a step."""
     picture = Picture("lesson_01_owners", 246, "Under DDP both ranks hold all moments, under ZeRO-1 each half of them")
@@ -234,5 +187,5 @@ def owners():
 
 
 if __name__ == "__main__":
-    for draw in (why, step_00, ring, time_00, owners, step_01, time_01):
+    for draw in (why, step_00, ring, owners, step_01):
         draw()

@@ -2,6 +2,7 @@
 // what it puts together is the model, and what is damaged it refuses.
 #include <ATen/ops/equal.h>
 
+#include <tests/support/error_of.hpp>
 #include <tests/support/python.hpp>
 #include <zero/io/safetensors.hpp>
 

@@ -34,25 +34,32 @@ Session::Session(dist::Communicator& communicator, const std::string& mode)
 std::vector<at::Tensor> Session::weights() { return whole_weights(*strategy_); }
 
 std::vector<at::Tensor> whole_gradients(train::Strategy& strategy) {
-  std::vector<at::Tensor> whole;
-  const bool sharded = strategy.sharded();
-  for (std::size_t i = 0; i < strategy.list().size(); ++i) {
-    const at::Tensor& parameter = strategy.list().parameters[i].tensor;
-    at::Tensor sum =
-        at::zeros(parameter.sizes(), at::TensorOptions().dtype(parameter.scalar_type()));
-    at::Tensor held = at::zeros({1}, at::kInt);
-    // Each element has one owner: the others add zeros to it.
-    const train::ParameterShard mine = strategy.piece(i);
+  const std::vector<nn::Parameter>& parameters = strategy.list().parameters;
+  const std::int64_t elements = strategy.list().numel(), count = std::ssize(parameters);
+  // Each element has one owner: the others add zeros to it, in double, which holds every gradient
+  // exactly. Behind all elements stands how many ranks have a gradient of each parameter.
+  const at::Tensor all = at::zeros({elements + count}, at::kDouble);
+  std::int64_t offset = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const train::ParameterShard mine = strategy.piece(static_cast<std::size_t>(i));
     if (mine.tensor.defined() && mine.tensor.grad().defined()) {
       const at::Tensor gradient = mine.tensor.grad().flatten();
-      sum.view({-1}).narrow(0, mine.begin, gradient.numel()).copy_(gradient);
-      held.fill_(1);
+      all.narrow(0, offset + mine.begin, gradient.numel()).copy_(gradient);
+      all[elements + i].fill_(1);
     }
-    if (sharded) {
-      strategy.shard_group().all_reduce(sum, dist::Purpose::kControl, dist::ReduceOp::kSum).wait();
-      strategy.shard_group().all_reduce(held, dist::Purpose::kControl, dist::ReduceOp::kSum).wait();
-    }
-    whole.push_back(held.item<int>() > 0 ? sum : at::Tensor());
+    offset += parameters[static_cast<std::size_t>(i)].numel();
+  }
+  if (strategy.sharded()) {
+    strategy.shard_group().all_reduce(all, dist::Purpose::kControl, dist::ReduceOp::kSum).wait();
+  }
+  std::vector<at::Tensor> whole;
+  offset = 0;
+  for (const nn::Parameter& p : parameters) {
+    const at::Tensor gradient = all.narrow(0, offset, p.numel()).view(p.tensor.sizes());
+    const bool held = all[elements + std::ssize(whole)].item<double>() > 0;
+    whole.push_back(held ? gradient.to(p.tensor.scalar_type(), false, /*copy=*/true)
+                         : at::Tensor());
+    offset += p.numel();
   }
   return whole;
 }

@@ -76,6 +76,7 @@ class Options(unittest.TestCase):
         self.assertIn("less than 1", self.refused("--batch", "0"))
         self.assertIn("--json: a name is needed", self.refused("--json", ""))
         self.assertIn("--keep-logs: a name is needed", self.refused("--keep-logs="))
+        self.assertIn("--trace: a name is needed", self.refused("--trace="))
         self.assertIn("build ladder", self.refused("--ladder", "/nowhere/ladder"))
 
     def test_every_mode_is_trained_once(self):

@@ -5,7 +5,9 @@ One panel a world size. A bar is a rank, as high as what it holds in fair shares
 decides how much memory every machine must have.
 """
 
-from plot_style import CATEGORY_COLOURS, QUIET_COLOUR, TEXT_COLOUR, BadInput, field, number, plt, run
+from plot_style import (
+    CATEGORY_COLOURS, PAGE_WIDTH, QUIET_COLOUR, TEXT_COLOUR, BadInput, field, number, plt, run,
+)
 
 KINDS = [
     ("by_count", "whole parameters, equal numbers", CATEGORY_COLOURS["other"]),
@@ -29,7 +31,7 @@ def draw_panel(axes, ranks, row, fair, where):
         left = [rank + (position - 1) * width for rank in range(ranks)]
         axes.bar(left, shares, width=width, color=colour, linewidth=0)
         if shares[0] > 1.1:  # a share that is fair says so by itself
-            axes.annotate(f"{shares[0]:.2f}", (left[0], shares[0]), xytext=(0, 2), ha="center",
+            axes.annotate(f"{shares[0]:.2f}", (left[0] - width / 2, shares[0]), xytext=(0, 2), ha="left",
                           textcoords="offset points", fontsize=8, color=TEXT_COLOUR)
         tallest = max(tallest, shares[0])
     axes.axhline(1, color=TEXT_COLOUR, linewidth=1, linestyle=(0, (5, 3)))
@@ -45,7 +47,7 @@ def draw(document):
     if not rows:
         raise BadInput("the file has no row")
     total = number(document, "parameter_bytes", "the file")
-    figure, panels = plt.subplots(1, len(rows), figsize=(11, 3.9), sharey=True, squeeze=False)
+    figure, panels = plt.subplots(1, len(rows), figsize=(PAGE_WIDTH, 3.4), sharey=True, squeeze=False)
     tallest = 0.0
     for axes, row in zip(panels[0], rows):
         ranks = int(number(row, "ranks", "a row"))

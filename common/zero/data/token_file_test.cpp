@@ -6,6 +6,7 @@
 #include <tests/support/records.hpp>
 #include <tests/support/token_file_writer.hpp>
 #include <zero/data/token_file.hpp>
+#include <zero/data/token_header.hpp>
 #include <zero/data/token_stream.hpp>
 
 namespace zero::data {
