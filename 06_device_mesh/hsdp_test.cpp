@@ -12,6 +12,7 @@
 
 #include <tests/support/error_of.hpp>
 #include <tests/support/ranks.hpp>
+#include <tests/support/states.hpp>
 #include <tests/support/toy_run.hpp>
 #include <tests/support/whole_weights.hpp>
 #include <zero/base/error.hpp>
@@ -107,9 +108,9 @@ TEST_P(HsdpOnMesh, SendsByAxisWhatTheFormulasSay) {
     if (r != 3) {
       EXPECT_EQ(all_reduced, 2 * (v / s) * (r - 1) / r);
     }
-    EXPECT_EQ(testing::model_bytes(all), run.strategy.costs().sent);
-    EXPECT_EQ(testing::model_bytes(all),
-              testing::model_bytes(sent_inside) + testing::model_bytes(sent_between));
+    EXPECT_EQ(testing::training_bytes(all), run.strategy.costs().sent);
+    EXPECT_EQ(testing::training_bytes(all),
+              testing::training_bytes(sent_inside) + testing::training_bytes(sent_between));
   });
 }
 
@@ -118,7 +119,7 @@ TEST_P(HsdpOnMesh, HoldsAndSendsWhatItSaysWithPadding) {
   on_stages(GetParam(), [](dist::Communicator& communicator, const OverlapOptions& options) {
     HsdpRun<Toy> run(communicator, options);
     run.step(0);
-    EXPECT_EQ(testing::model_bytes(run.step(1)), run.strategy.costs().sent);
+    EXPECT_EQ(testing::training_bytes(run.step(1)), run.strategy.costs().sent);
     const train::ModelStateBytes rest = run.strategy.costs().at_rest;
     EXPECT_EQ(run.held(Category::kParameters), rest.parameters);
     EXPECT_EQ(run.held(Category::kGradients), rest.gradients);
@@ -138,7 +139,7 @@ TEST_P(HsdpOnMesh, EvaluatesInsideTheGroups) {
     if (run.strategy.replica_group().size() < communicator.size()) {
       EXPECT_EQ(sent.bytes(), 0);
     }
-    EXPECT_EQ(testing::model_bytes(sent), 0);
+    EXPECT_EQ(testing::training_bytes(sent), 0);
   });
 }
 
@@ -192,7 +193,7 @@ TEST(Hsdp, AGroupOfAllRanksIsChapter05) {
       testing::ToyRun<Overlap> all(communicator, "", train::Ownership::kBySize,
                                    OverlapOptions{.stage = stage});
       for (int s = 0; s < 3; ++s) {
-        EXPECT_EQ(testing::model_bytes(groups.step(s)), testing::model_bytes(all.step(s)));
+        EXPECT_EQ(testing::training_bytes(groups.step(s)), testing::training_bytes(all.step(s)));
       }
       const auto a = testing::whole_weights(groups.strategy);
       const auto b = testing::whole_weights(all.strategy);

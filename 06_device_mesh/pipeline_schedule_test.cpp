@@ -123,7 +123,9 @@ TEST(PipelineSchedule, TheLastStageKeepsTheHeadsOfAsManyMicroBatchesAsThereAreSt
       if (a.kind == Kind::kBackward) most = std::max(most, ++now);
       if (a.kind == Kind::kTiedGradient) --now;
     }
-    if (tied && stages > 1) EXPECT_EQ(most, std::min(stages, micro_batches));
+    if (tied && stages > 1) {
+      EXPECT_EQ(most, std::min(stages, micro_batches));
+    }
   });
 }
 

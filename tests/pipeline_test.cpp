@@ -68,7 +68,7 @@ std::vector<data::Batch> micro_batches(int data_rank, int step, int count,
   return batches;
 }
 
-struct Shape {
+struct PipelineShape {
   int stages = 2;
   std::string mode = "ddp";
   bool tied = true;
@@ -97,7 +97,7 @@ struct Grid {
 };
 
 struct PipelineRank {
-  PipelineRank(Grid& grid, const Shape& shape)
+  PipelineRank(Grid& grid, const PipelineShape& shape)
       : data(*grid.data),
         pipeline(*grid.pipeline),
         stage(std::make_shared<LlamaStage>(config(shape.tied), pipeline.rank(), shape.stages)),
@@ -122,7 +122,7 @@ struct PipelineRank {
 
 // The whole model under plain DDP on the same data axis. Every stage has one, to compare with.
 struct WholeRank {
-  WholeRank(dist::Communicator& data, const Shape& shape)
+  WholeRank(dist::Communicator& data, const PipelineShape& shape)
       : model(make_deferred<nn::Llama>(config(shape.tied))),
         strategy(make_strategy("ddp", {*model, data, optim::adamw({.learning_rate = 0.01}), &values,
                                        "", train::Ownership::kBySize, shape.accumulation})),
@@ -145,7 +145,7 @@ struct WholeRank {
   train::Trainer trainer;
 };
 
-void expect_like_whole_model(dist::Communicator& world, const Shape& shape, int count) {
+void expect_like_whole_model(dist::Communicator& world, const PipelineShape& shape, int count) {
   SCOPED_TRACE(fmt::format("{}, {} stages, {}, {}", shape.mode, shape.stages, name(shape.schedule),
                            shape.tied ? "tied" : "untied"));
   Grid grid(world, shape.stages);
@@ -215,7 +215,7 @@ TEST_P(Pipeline, Stage3HasTheBitsOfPlainDdpIfTheHeadIsNotTheEmbedding) {
 
 TEST(PipelineTraining, EveryMicroBatchMayBeReducedByItselfIfNoWeightIsShared) {
   on_ranks(4, [](dist::Communicator& world) {
-    Shape shape{.mode = "zero2", .tied = false};
+    PipelineShape shape{.mode = "zero2", .tied = false};
     shape.accumulation = train::Accumulation::kReduceEach;
     expect_like_whole_model(world, shape, 3);
   });
@@ -303,7 +303,7 @@ TEST(PipelineTraining, AnInfiniteGradientOfOneStageStopsAllRanksAlike) {
     for (const double clip : {0.0, 0.05}) {
       for (const std::string mode : {"ddp", "zero2"}) {
         Grid grid(world, 2);
-        Shape shape{.mode = mode, .trainer = {.clip_norm = clip}};
+        PipelineShape shape{.mode = mode, .trainer = {.clip_norm = clip}};
         PipelineRank rank(grid, shape);
         const auto first = whole_weights(*rank.strategy);
         if (rank.data.rank() == 1) poison(rank, "layers.3.mlp.up_proj.weight");
@@ -328,7 +328,9 @@ TEST(PipelineTraining, AnInfiniteLossStopsAllRanksAlike) {
       rank.strategy->list().parameters.back().tensor.fill_(std::numeric_limits<float>::infinity());
     }
     expect_error([&] { rank.step(0, 3); }, {"step 0", "the loss is NaN or infinite on rank 1"});
-    if (!rank.stage->is_last()) EXPECT_TRUE(same_bits(whole_weights(*rank.strategy), first));
+    if (!rank.stage->is_last()) {
+      EXPECT_TRUE(same_bits(whole_weights(*rank.strategy), first));
+    }
   });
 }
 
@@ -352,10 +354,10 @@ TEST(PipelineTraining, WhatCannotBeSplitIsRefused) {
     Grid grid(world, 2);
     expect_error([&] { PipelineRank(grid, {.mode = "zero3", .tied = true}); },
                  {"share the embedding", "stages 0 to 2"});
-    Shape each{.mode = "zero2"};
+    PipelineShape each{.mode = "zero2"};
     each.accumulation = train::Accumulation::kReduceEach;
     expect_error([&] { PipelineRank(grid, each); }, {"add up micro-batches"});
-    Shape schedules{.schedule = world.rank() == 0 ? kGPipe : k1F1B};
+    PipelineShape schedules{.schedule = world.rank() == 0 ? kGPipe : k1F1B};
     expect_error([&] { PipelineRank(grid, schedules); }, {"the pipeline", "gpipe", "1f1b"});
   });
 }
@@ -375,7 +377,7 @@ TEST_P(PipelineFault, AKilledStageIsAnErrorOnAllOtherRanks) {
                                        ::raise(SIGKILL);
                                    };
                                    Grid grid(world, 2);
-                                   Shape shape;
+                                   PipelineShape shape;
                                    shape.before_update = [&] { strike("update"); };
                                    PipelineRank rank(grid, shape);
                                    rank.strategy->passes().observe_gradients(
