@@ -26,8 +26,8 @@ StagePass& pass_of(AutogradContext* context) {
 
 at::Tensor rows(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
 
-// The end of a stage that is not the last: backward begins with the gradient that was received, just
-// as it is.
+// The end of a stage that is not the last: backward begins with the gradient that was received,
+// just as it is.
 struct StageEnd : Function<StageEnd> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& output, const Pass& pass) {
     context->saved_data["pass"] = c10::IValue::make_capsule(pass);

@@ -17,9 +17,9 @@ namespace zero {
 struct StagePass : torch::CustomClassHolder {
   bool adds_tied_gradient = false;  ///< the next forward is that of a tied gradient
 
-  /// What comes out of the stage before, [B, S, hidden]: a leaf. Its gradient after backward is what
-  /// that stage needs. In the first stage of a tied model, the embedding's output: its gradient is
-  /// what the last stage needs.
+  /// What comes out of the stage before, [B, S, hidden]: a leaf. Its gradient after backward is
+  /// what that stage needs. In the first stage of a tied model, the embedding's output: its
+  /// gradient is what the last stage needs.
   at::Tensor input;
   at::Tensor output;  ///< for the next stage, [B, S, hidden], without a graph
   /// Of `output`, from the next stage; set it before backward. For a tied gradient, that of the
@@ -32,9 +32,9 @@ struct StagePass : torch::CustomClassHolder {
 
 /// The part of a Llama model that one stage of a pipeline holds: the decoder layers [first_layer(),
 /// last_layer()), in stage 0 the embedding before them, in the last stage the final norm and the
-/// head after them. Parameters have the names of the whole model, so that first values drawn by seed
-/// and name, and those of a safetensors file, are those of the whole model. They have no bytes until
-/// a strategy gives them some.
+/// head after them. Parameters have the names of the whole model, so that first values drawn by
+/// seed and name, and those of a safetensors file, are those of the whole model. They have no bytes
+/// until a strategy gives them some.
 ///
 /// If the head is the embedding (LlamaConfig::tied), both the first and the last stage hold the
 /// shared weight. The last one trains it. In the first one it is frozen, and PipelineTrainer writes

@@ -27,9 +27,10 @@ std::string text(const PipelineAction& action) {
 StageActions stage_actions(PipelineSchedule schedule, int stage, int stages, int micro_batches,
                            bool tied) {
   if (stages < 1 || micro_batches < 1 || stage < 0 || stage >= stages) {
-    throw Error(fmt::format("stage {} of {} stages with {} micro-batches: there must be at least "
-                            "one of each, and stages count from 0",
-                            stage, stages, micro_batches));
+    throw Error(
+        fmt::format("stage {} of {} stages with {} micro-batches: there must be at least "
+                    "one of each, and stages count from 0",
+                    stage, stages, micro_batches));
   }
   constexpr int kNone = PipelineAction::kNone;
   const int last = stages - 1;
@@ -143,8 +144,9 @@ std::vector<std::vector<TimedAction>> in_time(const std::vector<StageActions>& s
   }
   for (const auto& [pair, queue] : messages) {
     if (queue.empty()) continue;
-    throw Error(fmt::format("stage {} never receives what stage {} sends for {}", pair.second,
-                            pair.first, text(PipelineAction{queue.front().for_kind, queue.front().micro_batch})));
+    throw Error(
+        fmt::format("stage {} never receives what stage {} sends for {}", pair.second, pair.first,
+                    text(PipelineAction{queue.front().for_kind, queue.front().micro_batch})));
   }
   return timed;
 }

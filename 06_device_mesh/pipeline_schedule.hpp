@@ -52,9 +52,9 @@ using StageActions = std::vector<PipelineAction>;
 ///
 /// With `tied`, the shared weight's gradient is ((head 0 + embedding 0) + head 1) + …, as without a
 /// pipeline. The embedding's part of micro-batch m is known only when its backward has passed all
-/// stages. So the last stage keeps what the head's part is made of, and adds both parts later: after
-/// backward of micro-batch m + stages - 1. By then the embedding's part has arrived, so that nothing
-/// waits for it. Throws zero::Error for numbers below 1 or a stage that does not exist.
+/// stages. So the last stage keeps what the head's part is made of, and adds both parts later:
+/// after backward of micro-batch m + stages - 1. By then the embedding's part has arrived, so that
+/// nothing waits for it. Throws zero::Error for numbers below 1 or a stage that does not exist.
 StageActions stage_actions(PipelineSchedule schedule, int stage, int stages, int micro_batches,
                            bool tied);
 /// The same for all stages.
@@ -68,10 +68,10 @@ struct TimedAction {
   int end;
 };
 
-/// Runs the actions of all stages on a clock: each begins when its stage is free and its message has
-/// been sent; messages take no time, and a tied gradient none either. Throws zero::Error that names
-/// the actions if stages wait for each other, or if a stage receives the messages of another stage
-/// in another order than they were sent in.
+/// Runs the actions of all stages on a clock: each begins when its stage is free and its message
+/// has been sent; messages take no time, and a tied gradient none either. Throws zero::Error that
+/// names the actions if stages wait for each other, or if a stage receives the messages of another
+/// stage in another order than they were sent in.
 std::vector<std::vector<TimedAction>> in_time(const std::vector<StageActions>& stages,
                                               int forward_slots = 1, int backward_slots = 1);
 

@@ -146,8 +146,9 @@ TEST(PipelineSchedule, AScheduleThatCannotRunIsRefused) {
               HasSubstr("wait for each other; stage 0 in B1 for stage 1; stage 1 in F0"));
 
   auto skips = all_actions(k1F1B, 2, 2, false);
-  std::erase_if(skips[1],
-                [](const PipelineAction& a) { return a.kind == Kind::kForward && a.micro_batch == 0; });
+  std::erase_if(skips[1], [](const PipelineAction& a) {
+    return a.kind == Kind::kForward && a.micro_batch == 0;
+  });
   EXPECT_THAT(error_of([&] { in_time(skips); }),
               HasSubstr("stage 1 receives for F1 from stage 0, whose next message is for F0"));
 
@@ -157,7 +158,8 @@ TEST(PipelineSchedule, AScheduleThatCannotRunIsRefused) {
               HasSubstr("stage 0 never receives what stage 1 sends for B1"));
 
   EXPECT_THAT(error_of([] { stage_actions(kGPipe, 2, 2, 1, false); }), HasSubstr("stage 2 of 2"));
-  EXPECT_THAT(error_of([] { stage_actions(kGPipe, 0, 1, 0, false); }), HasSubstr("0 micro-batches"));
+  EXPECT_THAT(error_of([] { stage_actions(kGPipe, 0, 1, 0, false); }),
+              HasSubstr("0 micro-batches"));
 }
 
 }  // namespace

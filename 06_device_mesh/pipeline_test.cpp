@@ -34,6 +34,8 @@ using ::testing::HasSubstr;
 constexpr auto kGPipe = PipelineSchedule::kGPipe;
 constexpr auto k1F1B = PipelineSchedule::kOneForwardOneBackward;
 
+const optim::AdamWOptions kAdamW{.learning_rate = 0.01};
+
 // Odd sizes; 5 layers give stages of different sizes.
 nn::LlamaConfig config(bool tied) {
   nn::LlamaConfig config;
@@ -75,7 +77,7 @@ struct Shape {
   bool tied = true;
   PipelineSchedule schedule = k1F1B;
   train::TrainerOptions trainer = {.clip_norm = 0.05};
-  std::function<void()> before_update = [] {};
+  std::function<void()> before_update = {};
   train::Accumulation accumulation = train::Accumulation::kLocal;
 };
 
@@ -91,8 +93,10 @@ struct Grid {
     for (int s = 0; s < stages; ++s) {
       same_data[static_cast<std::size_t>(s)] = s * data_size + data_rank;
     }
-    data = world.split(same_stage, fmt::format("stages {}, stage {}", stages, stage));
-    pipeline = world.split(same_data, fmt::format("stages {}, data rank {}", stages, data_rank));
+    static int made = 0;  // a label is used once
+    ++made;
+    data = world.split(same_stage, fmt::format("stage {} of grid {}", stage, made));
+    pipeline = world.split(same_data, fmt::format("data rank {} of grid {}", data_rank, made));
   }
   std::unique_ptr<dist::Communicator> data, pipeline;
 };
@@ -102,17 +106,17 @@ struct PipelineRank {
       : data(*grid.data),
         pipeline(*grid.pipeline),
         stage(std::make_shared<LlamaStage>(config(shape.tied), pipeline.rank(), shape.stages)),
-        strategy(make_strategy(shape.mode, {*stage, data, hooked(optim::adamw({.learning_rate = 0.01}),
-                                                                 shape.before_update),
-                                            &values, "", train::Ownership::kBySize,
-                                            shape.accumulation})),
+        strategy(make_strategy(
+            shape.mode, {*stage, data,
+                         shape.before_update ? hooked(optim::adamw(kAdamW), shape.before_update)
+                                             : optim::adamw(kAdamW),
+                         &values, "", train::Ownership::kBySize, shape.accumulation})),
         trainer(*stage, *strategy, pipeline, shape.schedule, shape.trainer) {}
 
   train::StepResult step(int number, int count, std::int64_t tokens = 7) {
     return trainer.step(micro_batches(data.rank(), number, count, tokens));
   }
 
-  memory::Snapshot before = memory::snapshot();
   dist::Communicator& data;
   dist::Communicator& pipeline;
   nn::SeededValues values{3};
@@ -125,9 +129,8 @@ struct PipelineRank {
 struct WholeRank {
   WholeRank(dist::Communicator& data, const Shape& shape)
       : model(make_deferred<nn::Llama>(config(shape.tied))),
-        strategy(make_strategy(
-            "ddp", {*model, data, optim::adamw({.learning_rate = 0.01}), &values, "",
-                    train::Ownership::kBySize, shape.accumulation})),
+        strategy(make_strategy("ddp", {*model, data, optim::adamw(kAdamW), &values, "",
+                                       train::Ownership::kBySize, shape.accumulation})),
         trainer(*strategy, shape.trainer) {}
 
   // Of the named parameters, in the order of `list`.
@@ -147,10 +150,9 @@ struct WholeRank {
   train::Trainer trainer;
 };
 
-void expect_like_whole_model(dist::Communicator& world, const Shape& shape, int count) {
+void expect_like_whole_model(Grid& grid, const Shape& shape, int count) {
   SCOPED_TRACE(fmt::format("{}, {} stages, {}, {}", shape.mode, shape.stages, name(shape.schedule),
                            shape.tied ? "tied" : "untied"));
-  Grid grid(world, shape.stages);
   PipelineRank rank(grid, shape);
   WholeRank whole(*grid.data, shape);
   const nn::ParameterList& list = rank.strategy->list();
@@ -185,12 +187,13 @@ TEST_P(Pipeline, OneToFourStagesHaveTheBitsOfTheWholeModel) {
   for (const int stages : {1, 2, 4}) {
     if (stages * GetParam() > 8) continue;
     on_ranks(stages * GetParam(), [&](dist::Communicator& world) {
+      Grid grid(world, stages);
       for (const PipelineSchedule schedule : {kGPipe, k1F1B}) {
         for (const bool tied : {true, false}) {
           // Fewer micro-batches than stages as well.
           for (const int count : {1, 3, 6}) {
-            expect_like_whole_model(
-                world, {.stages = stages, .tied = tied, .schedule = schedule}, count);
+            expect_like_whole_model(grid, {.stages = stages, .tied = tied, .schedule = schedule},
+                                    count);
           }
         }
       }
@@ -200,26 +203,29 @@ TEST_P(Pipeline, OneToFourStagesHaveTheBitsOfTheWholeModel) {
 
 TEST_P(Pipeline, EveryStrategyThatKeepsParametersWholeHasTheBitsOfPlainDdp) {
   on_ranks(2 * GetParam(), [](dist::Communicator& world) {
+    Grid grid(world, 2);
     for (const std::string& mode : all_strategies()) {
       if (gathers_by_unit(mode)) continue;
-      expect_like_whole_model(world, {.mode = mode}, 3);
+      expect_like_whole_model(grid, {.mode = mode}, 3);
     }
   });
 }
 
 TEST_P(Pipeline, Stage3HasTheBitsOfPlainDdpIfTheHeadIsNotTheEmbedding) {
   on_ranks(2 * GetParam(), [](dist::Communicator& world) {
+    Grid grid(world, 2);
     for (const std::string& mode : all_strategies()) {
-      if (gathers_by_unit(mode)) expect_like_whole_model(world, {.mode = mode, .tied = false}, 3);
+      if (gathers_by_unit(mode)) expect_like_whole_model(grid, {.mode = mode, .tied = false}, 3);
     }
   });
 }
 
 TEST(PipelineTraining, EveryMicroBatchMayBeReducedByItselfIfNoWeightIsShared) {
   on_ranks(4, [](dist::Communicator& world) {
+    Grid grid(world, 2);
     Shape shape{.mode = "zero2", .tied = false};
     shape.accumulation = train::Accumulation::kReduceEach;
-    expect_like_whole_model(world, shape, 3);
+    expect_like_whole_model(grid, shape, 3);
   });
 }
 
@@ -272,8 +278,8 @@ TEST(PipelineTraining, OneForwardOneBackwardHoldsTheActivationsOfItsPlaceGPipeAl
       SCOPED_TRACE(tied ? "tied" : "untied");
       const int place = 4 - grid.pipeline->rank();
       const std::int64_t one = peak_of_activations(grid, tied, kGPipe, 1);
-      const std::int64_t each = peak_of_activations(grid, tied, kGPipe, 6) -
-                                peak_of_activations(grid, tied, kGPipe, 5);
+      const std::int64_t each =
+          peak_of_activations(grid, tied, kGPipe, 6) - peak_of_activations(grid, tied, kGPipe, 5);
       const std::int64_t gpipe = peak_of_activations(grid, tied, kGPipe, 12);
       const std::int64_t alternating = peak_of_activations(grid, tied, k1F1B, 12);
       EXPECT_GT(each, 0);
@@ -302,9 +308,9 @@ void poison(PipelineRank& rank, const std::string& ending) {
 
 TEST(PipelineTraining, AnInfiniteGradientOfOneStageStopsAllRanksAlike) {
   on_ranks(4, [](dist::Communicator& world) {
+    Grid grid(world, 2);
     for (const double clip : {0.0, 0.05}) {
       for (const std::string mode : {"ddp", "zero2"}) {
-        Grid grid(world, 2);
         Shape shape{.mode = mode, .trainer = {.clip_norm = clip}};
         PipelineRank rank(grid, shape);
         const auto first = whole_weights(*rank.strategy);
@@ -350,43 +356,43 @@ TEST(PipelineTraining, WhatCannotBeSplitIsRefused) {
   nn::LlamaConfig classifier = config(true);
   classifier.classes = 3;
   expect_error([&] { LlamaStage(classifier, 0, 2); }, {"classifier"});
-  on_ranks(2, [](dist::Communicator& world) {
+  on_ranks(4, [](dist::Communicator& world) {
     Grid grid(world, 2);
     expect_error([&] { PipelineRank(grid, {.mode = "zero3", .tied = true}); },
                  {"share the embedding", "stages 0 to 2"});
     Shape each{.mode = "zero2"};
     each.accumulation = train::Accumulation::kReduceEach;
     expect_error([&] { PipelineRank(grid, each); }, {"add up micro-batches"});
-    Shape schedules{.schedule = world.rank() == 0 ? kGPipe : k1F1B};
+    Shape schedules{.schedule = grid.pipeline->rank() == 0 ? kGPipe : k1F1B};
     expect_error([&] { PipelineRank(grid, schedules); }, {"the pipeline", "gpipe", "1f1b"});
   });
 }
 
 class PipelineFault : public ::testing::TestWithParam<std::string> {};
-INSTANTIATE_TEST_SUITE_P(Phases, PipelineFault,
-                         ::testing::Values("forward", "backward", "update"),
+INSTANTIATE_TEST_SUITE_P(Phases, PipelineFault, ::testing::Values("forward", "backward", "update"),
                          [](const auto& info) { return info.param; });
 
 TEST_P(PipelineFault, AKilledStageIsAnErrorOnAllOtherRanks) {
   constexpr int kVictim = 2;  // stage 1, data rank 0
   const std::string phase = GetParam();
-  const auto exits = ranks_ended(
-      {.world_size = 4, .timeout = std::chrono::seconds(2)}, [&](dist::Communicator& world) {
-        int step = 0;
-        const auto strike = [&](const std::string& here) {
-          if (here == phase && step == 1 && world.rank() == kVictim) ::raise(SIGKILL);
-        };
-        Grid grid(world, 2);
-        Shape shape;
-        shape.before_update = [&] { strike("update"); };
-        PipelineRank rank(grid, shape);
-        rank.strategy->passes().observe_gradients(
-            [&](std::size_t, const at::Tensor&) { strike("backward"); });
-        for (; step < 50; ++step) {
-          strike("forward");
-          rank.step(step, 3);
-        }
-      });
+  const auto exits = ranks_ended({.world_size = 4, .timeout = std::chrono::seconds(2)},
+                                 [&](dist::Communicator& world) {
+                                   int step = 0;
+                                   const auto strike = [&](const std::string& here) {
+                                     if (here == phase && step == 1 && world.rank() == kVictim)
+                                       ::raise(SIGKILL);
+                                   };
+                                   Grid grid(world, 2);
+                                   Shape shape;
+                                   shape.before_update = [&] { strike("update"); };
+                                   PipelineRank rank(grid, shape);
+                                   rank.strategy->passes().observe_gradients(
+                                       [&](std::size_t, const at::Tensor&) { strike("backward"); });
+                                   for (; step < 50; ++step) {
+                                     strike("forward");
+                                     rank.step(step, 3);
+                                   }
+                                 });
   EXPECT_EQ(exits[kVictim].signal, SIGKILL);
   for (const dist::RankExit& exit : exits) {
     if (exit.rank == kVictim) continue;

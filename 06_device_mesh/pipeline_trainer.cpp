@@ -7,7 +7,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -24,14 +23,14 @@ using Kind = PipelineAction::Kind;
 // What the stages of a pipeline know together about gradients.
 class PipelineTrainer::Parts final : public train::OtherParts {
  public:
-  Parts(const LlamaStage& stage, const nn::ParameterList& list, dist::Communicator& pipeline)
-      : names_(stage.names_of_all()), pipeline_(pipeline) {
-    for (const nn::Parameter& p : list.parameters) {
-      const auto found = std::find(names_.begin(), names_.end(), p.name);
+  Parts(const LlamaStage& stage, const train::Strategy& strategy, dist::Communicator& pipeline)
+      : names_(stage.names_of_all()),
+        data_ranks_(strategy.communicator().size()),
+        pipeline_(pipeline) {
+    for (const nn::Parameter& p : strategy.list().parameters) {
       // The frozen copy of the shared weight is no parameter of its own: the last stage has it.
-      const bool is_copy = stage.is_tied() && stage.is_first() && found == names_.begin();
-      index_.push_back(is_copy ? names_.size()
-                               : static_cast<std::size_t>(found - names_.begin()));
+      const bool is_copy = stage.is_first() && p.tensor.is_same(stage.shared_weight());
+      index_.push_back(is_copy ? names_.size() : number_of(p.name));
     }
   }
 
@@ -48,34 +47,33 @@ class PipelineTrainer::Parts final : public train::OtherParts {
 
   std::optional<train::NonfiniteGradient> first_nonfinite(
       const std::optional<train::NonfiniteGradient>& mine) override {
-    // Of each stage: the parameter's number in the whole model, and a bit for each rank.
-    std::size_t here = names_.size();
-    double ranks = 0;
+    // Of each stage: the parameter's number in the whole model, and a flag for each data rank.
+    std::vector<double> numbers(static_cast<std::size_t>(data_ranks_) + 1, 0.0);
+    numbers[0] = static_cast<double>(mine ? number_of(mine->parameter) : names_.size());
     if (mine) {
-      here = static_cast<std::size_t>(std::find(names_.begin(), names_.end(), mine->parameter) -
-                                      names_.begin());
-      for (const int rank : mine->ranks) ranks += std::exp2(std::min(rank, kMostRanks - 1));
+      for (const int rank : mine->ranks) numbers[static_cast<std::size_t>(rank) + 1] = 1;
     }
-    const std::vector<double> all =
-        dist::all_gather_scalars(pipeline_, {static_cast<double>(here), ranks});
-    std::size_t first = names_.size();
-    for (std::size_t s = 0; s < all.size(); s += 2) {
-      if (all[s] >= static_cast<double>(first)) continue;
-      first = static_cast<std::size_t>(all[s]);
-      ranks = all[s + 1];
+    const std::vector<double> all = dist::all_gather_scalars(pipeline_, numbers);
+    std::size_t first = 0;  // the place of its stage's numbers
+    for (std::size_t s = 0; s < all.size(); s += numbers.size()) {
+      if (all[s] < all[first]) first = s;
     }
-    if (first == names_.size()) return std::nullopt;
-    train::NonfiniteGradient found{names_[first], {}};
-    for (int rank = 0; rank < kMostRanks; ++rank) {
-      if (((static_cast<std::uint64_t>(ranks) >> rank) & 1U) != 0) found.ranks.push_back(rank);
+    const auto number = static_cast<std::size_t>(all[first]);
+    if (number == names_.size()) return std::nullopt;
+    train::NonfiniteGradient found{names_[number], {}};
+    for (int rank = 0; rank < data_ranks_; ++rank) {
+      if (all[first + 1 + static_cast<std::size_t>(rank)] != 0) found.ranks.push_back(rank);
     }
     return found;
   }
 
  private:
-  static constexpr int kMostRanks = 53;  // bits that a double holds
+  std::size_t number_of(const std::string& name) const {
+    return static_cast<std::size_t>(std::find(names_.begin(), names_.end(), name) - names_.begin());
+  }
 
   const std::vector<std::string>& names_;
+  int data_ranks_;
   dist::Communicator& pipeline_;
   std::vector<std::size_t> index_;  // by parameter of this stage: its number in the whole model
 };
@@ -211,7 +209,7 @@ PipelineTrainer::PipelineTrainer(LlamaStage& stage, train::Strategy& strategy,
                   name(schedule), strategy.communicator().rank(), strategy.communicator().size(),
                   nn::to_hugging_face_json(stage.config()).dump(), options_text()));
   verify_strategy();
-  parts_ = std::make_unique<Parts>(stage, strategy.list(), pipeline);
+  parts_ = std::make_unique<Parts>(stage, strategy, pipeline);
   strategy.averaged_gradients().set_other_parts(parts_.get());
 }
 
@@ -281,8 +279,8 @@ double PipelineTrainer::loss_sum(const std::vector<double>& losses,
   pipeline_.broadcast(all, stage_.stages() - 1, Purpose::kControl).wait();
   double sum = 0;
   for (std::size_t m = 0; m < batches.size(); ++m) {
-    sum += loss_of_all_ranks(all[static_cast<std::int64_t>(m)].item<double>(),
-                             batches[m].loss_terms);
+    sum +=
+        loss_of_all_ranks(all[static_cast<std::int64_t>(m)].item<double>(), batches[m].loss_terms);
   }
   return sum;
 }

@@ -12,13 +12,13 @@
 
 namespace zero {
 
-/// Trains a model that is cut into stages: pipeline parallelism, with any strategy of chapters 00 to
-/// 05 on the data axis of each stage.
+/// Trains a model that is cut into stages: pipeline parallelism, with any strategy of chapters 00
+/// to 05 on the data axis of each stage.
 ///
-/// A rank is (data index, stage). Its strategy holds the parameters of its stage and shares them with
-/// the ranks of the same stage; the pipeline axis connects the stages of one data index, and its
-/// rank there is the stage. All stages of a data index pass the same micro-batches; data indices
-/// have different ones.
+/// A rank is (data index, stage). Its strategy holds the parameters of its stage and shares them
+/// with the ranks of the same stage; the pipeline axis connects the stages of one data index, and
+/// its rank there is the stage. All stages of a data index pass the same micro-batches; data
+/// indices have different ones.
 ///
 /// Losses, gradients, norm and update have the same bits as those of one Trainer on the whole model
 /// with the same micro-batches and data axis. In a step, stage s of p sends on the pipeline axis,

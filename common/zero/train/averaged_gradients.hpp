@@ -26,8 +26,8 @@ struct NonfiniteGradient {
 class OtherParts {
  public:
   virtual ~OtherParts() = default;
-  /// Numbers by parameter of the whole model, in its order, from those of this part's parameters, in
-  /// the order of Strategy::list().
+  /// Numbers by parameter of the whole model, in its order, from those of this part's parameters,
+  /// in the order of Strategy::list().
   virtual std::vector<double> of_all_parameters(const std::vector<double>& mine) = 0;
   /// Which of the parts' finds is the first in the order of the whole model.
   virtual std::optional<NonfiniteGradient> first_nonfinite(

@@ -65,11 +65,10 @@ Trainer::Trainer(Strategy& strategy, TrainerOptions options)
 }
 
 std::string Trainer::options_text() const {
-  return fmt::format(
-      "a clip norm of {} ({})\nfirst step {}\n{}\n{} where a gradient is not finite",
-      options_.clip_norm, optim::name(options_.norm), options_.first_step,
-      loss_scale_ ? loss_scale_->describe() : "no loss scale",
-      name(options_.on_nonfinite_gradient));
+  return fmt::format("a clip norm of {} ({})\nfirst step {}\n{}\n{} where a gradient is not finite",
+                     options_.clip_norm, optim::name(options_.norm), options_.first_step,
+                     loss_scale_ ? loss_scale_->describe() : "no loss scale",
+                     name(options_.on_nonfinite_gradient));
 }
 
 StepResult Trainer::step(const std::vector<data::Batch>& micro_batches) {
@@ -195,9 +194,8 @@ double Trainer::loss_of_all_ranks(double loss, std::int64_t terms) {
   // on which rank has it.
   dist::Communicator& communicator = strategy_.communicator();
   const bool finite = std::isfinite(loss);
-  const std::vector<double> all =
-      dist::all_gather_scalars(communicator, {finite ? loss * static_cast<double>(terms) : 0.0,
-                                              finite ? 0.0 : 1.0});
+  const std::vector<double> all = dist::all_gather_scalars(
+      communicator, {finite ? loss * static_cast<double>(terms) : 0.0, finite ? 0.0 : 1.0});
   double sum = 0;
   std::vector<int> not_finite;
   for (int rank = 0; rank < communicator.size(); ++rank) {

@@ -33,8 +33,8 @@ namespace {
 // "the gradient of 'x' is infinite or NaN on rank 1"; empty where all are finite.
 std::string what_is_not_finite(Strategy& strategy, bool norm_is_not) {
   if (const auto bad = strategy.averaged_gradients().first_nonfinite()) {
-    return fmt::format("the gradient of '{}' is infinite or NaN on {}",
-                       bad->parameter, ranks_text(bad->ranks));
+    return fmt::format("the gradient of '{}' is infinite or NaN on {}", bad->parameter,
+                       ranks_text(bad->ranks));
   }
   return norm_is_not ? "the norm of the gradient is too large for a float" : "";
 }
