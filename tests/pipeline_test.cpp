@@ -33,6 +33,8 @@ using ::testing::HasSubstr;
 constexpr auto kGPipe = PipelineSchedule::kGPipe;
 constexpr auto k1F1B = PipelineSchedule::kOneForwardOneBackward;
 
+const optim::AdamWOptions kAdamW{.learning_rate = 0.01};
+
 // Odd sizes; 5 layers give stages of different sizes.
 nn::LlamaConfig config(bool tied) {
   nn::LlamaConfig config;
@@ -74,7 +76,7 @@ struct PipelineShape {
   bool tied = true;
   PipelineSchedule schedule = k1F1B;
   train::TrainerOptions trainer = {.clip_norm = 0.05};
-  std::function<void()> before_update = [] {};
+  std::function<void()> before_update = {};
   train::Accumulation accumulation = train::Accumulation::kLocal;
 };
 
@@ -90,8 +92,10 @@ struct Grid {
     for (int s = 0; s < stages; ++s) {
       same_data[static_cast<std::size_t>(s)] = s * data_size + data_rank;
     }
-    data = world.split(same_stage, fmt::format("stages {}, stage {}", stages, stage));
-    pipeline = world.split(same_data, fmt::format("stages {}, data rank {}", stages, data_rank));
+    static int made = 0;  // a label is used once
+    ++made;
+    data = world.split(same_stage, fmt::format("stage {} of grid {}", stage, made));
+    pipeline = world.split(same_data, fmt::format("data rank {} of grid {}", data_rank, made));
   }
   std::unique_ptr<dist::Communicator> data, pipeline;
 };
@@ -102,16 +106,16 @@ struct PipelineRank {
         pipeline(*grid.pipeline),
         stage(std::make_shared<LlamaStage>(config(shape.tied), pipeline.rank(), shape.stages)),
         strategy(make_strategy(
-            shape.mode,
-            {*stage, data, hooked(optim::adamw({.learning_rate = 0.01}), shape.before_update),
-             &values, "", train::Ownership::kBySize, shape.accumulation})),
+            shape.mode, {*stage, data,
+                         shape.before_update ? hooked(optim::adamw(kAdamW), shape.before_update)
+                                             : optim::adamw(kAdamW),
+                         &values, "", train::Ownership::kBySize, shape.accumulation})),
         trainer(*stage, *strategy, pipeline, shape.schedule, shape.trainer) {}
 
   train::StepResult step(int number, int count, std::int64_t tokens = 7) {
     return trainer.step(micro_batches(data.rank(), number, count, tokens));
   }
 
-  memory::Snapshot before = memory::snapshot();
   dist::Communicator& data;
   dist::Communicator& pipeline;
   nn::SeededValues values{3};
@@ -124,8 +128,8 @@ struct PipelineRank {
 struct WholeRank {
   WholeRank(dist::Communicator& data, const PipelineShape& shape)
       : model(make_deferred<nn::Llama>(config(shape.tied))),
-        strategy(make_strategy("ddp", {*model, data, optim::adamw({.learning_rate = 0.01}), &values,
-                                       "", train::Ownership::kBySize, shape.accumulation})),
+        strategy(make_strategy("ddp", {*model, data, optim::adamw(kAdamW), &values, "",
+                                       train::Ownership::kBySize, shape.accumulation})),
         trainer(*strategy, shape.trainer) {}
 
   // Of the named parameters, in the order of `list`.
@@ -145,10 +149,9 @@ struct WholeRank {
   train::Trainer trainer;
 };
 
-void expect_like_whole_model(dist::Communicator& world, const PipelineShape& shape, int count) {
+void expect_like_whole_model(Grid& grid, const PipelineShape& shape, int count) {
   SCOPED_TRACE(fmt::format("{}, {} stages, {}, {}", shape.mode, shape.stages, name(shape.schedule),
                            shape.tied ? "tied" : "untied"));
-  Grid grid(world, shape.stages);
   PipelineRank rank(grid, shape);
   WholeRank whole(*grid.data, shape);
   const nn::ParameterList& list = rank.strategy->list();
@@ -183,11 +186,12 @@ TEST_P(Pipeline, OneToFourStagesHaveTheBitsOfTheWholeModel) {
   for (const int stages : {1, 2, 4}) {
     if (stages * GetParam() > 8) continue;
     on_ranks(stages * GetParam(), [&](dist::Communicator& world) {
+      Grid grid(world, stages);
       for (const PipelineSchedule schedule : {kGPipe, k1F1B}) {
         for (const bool tied : {true, false}) {
           // Fewer micro-batches than stages as well.
           for (const int count : {1, 3, 6}) {
-            expect_like_whole_model(world, {.stages = stages, .tied = tied, .schedule = schedule},
+            expect_like_whole_model(grid, {.stages = stages, .tied = tied, .schedule = schedule},
                                     count);
           }
         }
@@ -198,26 +202,29 @@ TEST_P(Pipeline, OneToFourStagesHaveTheBitsOfTheWholeModel) {
 
 TEST_P(Pipeline, EveryStrategyThatKeepsParametersWholeHasTheBitsOfPlainDdp) {
   on_ranks(2 * GetParam(), [](dist::Communicator& world) {
+    Grid grid(world, 2);
     for (const std::string& mode : all_strategies()) {
       if (gathers_by_unit(mode)) continue;
-      expect_like_whole_model(world, {.mode = mode}, 3);
+      expect_like_whole_model(grid, {.mode = mode}, 3);
     }
   });
 }
 
 TEST_P(Pipeline, Stage3HasTheBitsOfPlainDdpIfTheHeadIsNotTheEmbedding) {
   on_ranks(2 * GetParam(), [](dist::Communicator& world) {
+    Grid grid(world, 2);
     for (const std::string& mode : all_strategies()) {
-      if (gathers_by_unit(mode)) expect_like_whole_model(world, {.mode = mode, .tied = false}, 3);
+      if (gathers_by_unit(mode)) expect_like_whole_model(grid, {.mode = mode, .tied = false}, 3);
     }
   });
 }
 
 TEST(PipelineTraining, EveryMicroBatchMayBeReducedByItselfIfNoWeightIsShared) {
   on_ranks(4, [](dist::Communicator& world) {
+    Grid grid(world, 2);
     PipelineShape shape{.mode = "zero2", .tied = false};
     shape.accumulation = train::Accumulation::kReduceEach;
-    expect_like_whole_model(world, shape, 3);
+    expect_like_whole_model(grid, shape, 3);
   });
 }
 
@@ -300,9 +307,9 @@ void poison(PipelineRank& rank, const std::string& ending) {
 
 TEST(PipelineTraining, AnInfiniteGradientOfOneStageStopsAllRanksAlike) {
   on_ranks(4, [](dist::Communicator& world) {
+    Grid grid(world, 2);
     for (const double clip : {0.0, 0.05}) {
       for (const std::string mode : {"ddp", "zero2"}) {
-        Grid grid(world, 2);
         PipelineShape shape{.mode = mode, .trainer = {.clip_norm = clip}};
         PipelineRank rank(grid, shape);
         const auto first = whole_weights(*rank.strategy);
@@ -350,14 +357,14 @@ TEST(PipelineTraining, WhatCannotBeSplitIsRefused) {
   nn::LlamaConfig classifier = config(true);
   classifier.classes = 3;
   expect_error([&] { LlamaStage(classifier, 0, 2); }, {"classifier"});
-  on_ranks(2, [](dist::Communicator& world) {
+  on_ranks(4, [](dist::Communicator& world) {
     Grid grid(world, 2);
     expect_error([&] { PipelineRank(grid, {.mode = "zero3", .tied = true}); },
                  {"share the embedding", "stages 0 to 2"});
     PipelineShape each{.mode = "zero2"};
     each.accumulation = train::Accumulation::kReduceEach;
     expect_error([&] { PipelineRank(grid, each); }, {"add up micro-batches"});
-    PipelineShape schedules{.schedule = world.rank() == 0 ? kGPipe : k1F1B};
+    PipelineShape schedules{.schedule = grid.pipeline->rank() == 0 ? kGPipe : k1F1B};
     expect_error([&] { PipelineRank(grid, schedules); }, {"the pipeline", "gpipe", "1f1b"});
   });
 }

@@ -57,6 +57,18 @@ struct LocalNorm final : Zero1Sharding {
   }
 };
 
+// The gradients of a stage's first micro-batch are lost. It goes on to the other stages all the
+// same.
+struct SkippedMicroBatch final : Zero2Sharding {
+  using Zero2Sharding::Zero2Sharding;
+  void backward(const at::Tensor& loss) override {
+    Zero2Sharding::backward(loss);
+    if (backwards_++ > 0) return;
+    for (std::size_t i = 0; i < count(); ++i) drop_gradient(i);
+  }
+  int backwards_ = 0;
+};
+
 // A norm to which every rank adds every gradient.
 struct NormCountedNTimes final : Zero1Sharding {
   using Zero1Sharding::Zero1Sharding;
@@ -185,6 +197,9 @@ std::vector<Mutant> mutants_of_owners() {
       {"traffic_of_one_use", "the formula forgets that a unit may run twice in a forward",
        "LayersOfUnits.SendWhatTheModeSaysAndLeaveNothingWhole", "zero3",
        make_mutant<TrafficOfOneUse>},
+      {"skipped_micro_batch", "a stage of a pipeline loses a micro-batch",
+       "Pipeline.EveryStrategyThatKeepsParametersWholeHasTheBitsOfPlainDdp", "zero2",
+       make_mutant<SkippedMicroBatch>},
       {"hidden_full_copy", "a rank keeps a whole copy of the parameters",
        "Residency.NothingElseIsAliveAtRest", "zero3", make_mutant<HiddenFullCopy>},
   };
