@@ -27,8 +27,9 @@ std::string digest_of(const std::vector<at::Tensor>& weights) {
 }
 
 // Trains as the programs do, under `mode`. Called by all ranks.
+template <typename Model = testing::SmallModel>
 std::string digest_of_class(dist::Communicator& communicator, const std::string& mode) {
-  const auto model = testing::make_deferred<testing::SmallModel>();
+  const auto model = testing::make_deferred<Model>();
   testing::SmallValues values;
   const train::StrategyArguments arguments{*model, communicator, testing::small_adamw(), &values,
                                            /*variant=*/""};
@@ -66,6 +67,22 @@ TEST_P(SmallProgram, EndsWithTheBitsOfTheChaptersClass) {
                 digests[static_cast<std::size_t>(communicator.rank())]);
     });
   }
+}
+
+// On a mesh as well: DDP between the ranks of the data axis, each of which computes the two parts
+// of every product as the two ranks of its tensor axis do.
+TEST_P(SmallProgram, OnAMeshEndsWithTheBitsOfDdpThatAddsTheSameParts) {
+  const int ranks = GetParam();
+  const std::vector<std::string> digests =
+      testing::run_small_program("06_device_mesh", ranks).digests;
+  ASSERT_EQ(digests.size(), static_cast<std::size_t>(ranks));
+  const bool has_pairs = ranks % 2 == 0;
+  testing::on_ranks(has_pairs ? ranks / 2 : ranks, [&](dist::Communicator& communicator) {
+    const std::string right =
+        has_pairs ? digest_of_class<testing::SmallModelInTwoParts>(communicator, "ddp")
+                  : digest_of_class(communicator, "ddp");
+    for (const std::string& digest : digests) EXPECT_EQ(digest, right);
+  });
 }
 
 }  // namespace

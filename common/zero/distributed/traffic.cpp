@@ -5,7 +5,7 @@ namespace zero::dist {
 
 std::string_view name(Purpose purpose) {
   constexpr std::array<std::string_view, kPurposes> kNames = {"gradient", "parameter", "control",
-                                                              "setup"};
+                                                              "setup", "activation"};
   return kNames.at(static_cast<std::size_t>(purpose));
 }
 

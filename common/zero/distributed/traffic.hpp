@@ -9,12 +9,13 @@ namespace zero::dist {
 
 /// What the bytes of a collective are for; traffic is counted by purpose.
 enum class Purpose : std::uint8_t {
-  kGradient,   ///< gradients on their way to being averaged
-  kParameter,  ///< weights: gathers and owners' broadcasts in training steps
-  kControl,    ///< flags, counts, norms: a few bytes a step
-  kSetup,      ///< start-up: first values, agreement between ranks
+  kGradient,    ///< gradients on their way to being averaged
+  kParameter,   ///< weights: gathers and owners' broadcasts in training steps
+  kControl,     ///< flags, counts, norms: a few bytes a step
+  kSetup,       ///< start-up: first values, agreement between ranks
+  kActivation,  ///< activations and their gradients, between ranks that share a model's layers
 };
-inline constexpr std::size_t kPurposes = 4;
+inline constexpr std::size_t kPurposes = 5;
 std::string_view name(Purpose purpose);
 
 enum class Operation : std::uint8_t {
