@@ -26,10 +26,10 @@ std::string digest_of(const std::vector<at::Tensor>& weights) {
   return fmt::format("{:016x}", digest);
 }
 
-// Trains as the programs do, under `mode`. Called by all ranks.
-template <typename Model = testing::SmallModel>
-std::string digest_of_class(dist::Communicator& communicator, const std::string& mode) {
-  const auto model = testing::make_deferred<Model>();
+// Trains as the programs do, under `mode`, with each product in `parts`. Called by all ranks.
+std::string digest_of_class(dist::Communicator& communicator, const std::string& mode,
+                            int parts = 1) {
+  const auto model = testing::make_deferred<testing::SmallModel>(parts);
   testing::SmallValues values;
   const train::StrategyArguments arguments{*model, communicator, testing::small_adamw(), &values,
                                            /*variant=*/""};
@@ -76,11 +76,9 @@ TEST_P(SmallProgram, OnAMeshEndsWithTheBitsOfDdpThatAddsTheSameParts) {
   const std::vector<std::string> digests =
       testing::run_small_program("06_device_mesh", ranks).digests;
   ASSERT_EQ(digests.size(), static_cast<std::size_t>(ranks));
-  const bool has_pairs = ranks % 2 == 0;
-  testing::on_ranks(has_pairs ? ranks / 2 : ranks, [&](dist::Communicator& communicator) {
-    const std::string right =
-        has_pairs ? digest_of_class<testing::SmallModelInTwoParts>(communicator, "ddp")
-                  : digest_of_class(communicator, "ddp");
+  const int parts = ranks % 2 == 0 ? 2 : 1;
+  testing::on_ranks(ranks / parts, [&](dist::Communicator& communicator) {
+    const std::string right = digest_of_class(communicator, "ddp", parts);
     for (const std::string& digest : digests) EXPECT_EQ(digest, right);
   });
 }

@@ -65,27 +65,28 @@ std::map<std::pair<int, int>, std::set<std::string>> losses_of(const testing::Sm
 }
 
 // Without a tensor axis the mesh has the bits of chapter 03. With one, sums of parts round in
-// another way: here losses are compared to 1e-4, in class_test.cpp the bits with a model that adds
-// in that order.
+// another way: here the printed losses are compared, in class_test.cpp the bits with a model that
+// adds in that order.
 TEST_P(SmallPrograms, OnAMeshHoldAndSendWhatTheFormulasSay) {
   const int ranks = GetParam(), tensor_ranks = exercise::tensor_ranks(ranks);
   const auto output = testing::run_small_program("06_device_mesh", ranks);
   ASSERT_EQ(output.rows.size(), static_cast<std::size_t>(ranks * exercise::kSteps));
   ASSERT_EQ(output.digests.size(), static_cast<std::size_t>(ranks));
   for (const testing::SmallRow& row : output.rows) expect_figures(6, ranks, row);
-  std::set<std::string> digests(output.digests.begin(), output.digests.end());
+  const std::set<std::string> digests(output.digests.begin(), output.digests.end());
   EXPECT_EQ(digests.size(), 1U) << fmt::format("{}", fmt::join(digests, " "));
 
   const auto zero3 = testing::run_small_program("03_zero3", ranks / tensor_ranks);
-  digests.insert(zero3.digests.begin(), zero3.digests.end());
-  EXPECT_EQ(digests.size(), static_cast<std::size_t>(tensor_ranks));
+  if (tensor_ranks == 1) {
+    EXPECT_EQ(*digests.begin(), zero3.digests.front());
+  }
   const auto losses = losses_of(output, tensor_ranks), right = losses_of(zero3, 1);
   ASSERT_EQ(losses.size(), right.size());
   for (const auto& [where, texts] : losses) {
     SCOPED_TRACE(fmt::format("rank {} of the data axis, step {}", where.first, where.second));
     EXPECT_EQ(texts.size(), 1U) << "ranks of one tensor axis have different losses";
     EXPECT_NEAR(std::stod(*texts.begin()), std::stod(*right.at(where).begin()),
-                tensor_ranks == 1 ? 0.0 : 1e-4);
+                tensor_ranks == 1 ? 0.0 : 2e-6);  // two of the last printed digit
   }
 }
 

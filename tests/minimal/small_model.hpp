@@ -152,12 +152,6 @@ class SmallModel : public nn::Model {
   std::vector<std::shared_ptr<SmallLayer>> layers_;
 };
 
-/// The same with each product in two parts.
-class SmallModelInTwoParts : public SmallModel {
- public:
-  SmallModelInTwoParts() : SmallModel(2) {}
-};
-
 /// The programs' first weights: each layer's from a generator seeded by its number.
 class SmallValues final : public nn::ParameterSource {
  public:
