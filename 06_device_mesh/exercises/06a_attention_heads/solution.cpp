@@ -2,11 +2,15 @@
 
 using exercise_06a::Attention;
 
-static void require_divides(int count, const std::string& what, int ranks) {
+namespace {
+
+void require_divides(int count, const std::string& what, int ranks) {
   if (count % ranks == 0) return;
   throw std::invalid_argument("the layer has " + std::to_string(count) + " " + what + ", which " +
                               std::to_string(ranks) + " tensor ranks cannot share evenly");
 }
+
+}  // namespace
 
 Attention part_of(const Attention& whole, int rank, int ranks) {
   require_divides(whole.heads, "heads", ranks);
