@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <map>
-
 #include <tools/exercise/check.hpp>
 
 #include "06c.hpp"
@@ -16,12 +14,11 @@ using Values = std::vector<int>;
 constexpr int kElement = 4;  // bytes
 
 // Two matrices in each file, after a header, with other things between.
-const std::vector<Matrix> kCheckpoint = {{"one", 32, 6, 4, Cut::kRows},
-                                         {"one", 128, 4, 6, Cut::kColumns},
+const std::vector<Matrix> kCheckpoint = {{"one", 32, 6, 6, Cut::kRows},
+                                         {"one", 180, 4, 6, Cut::kColumns},
                                          {"two", 8, 1, 7, Cut::kNone},
                                          {"two", 40, 2, 10, Cut::kColumns},
                                          {"two", 128, 12, 1, Cut::kRows}};
-constexpr std::int64_t kFileSize = 256;
 constexpr Place kMeshes[] = {{0, 2, 0, 2}, {0, 1, 0, 1}, {0, 3, 0, 1}, {0, 1, 0, 2}, {0, 5, 0, 2}};
 
 // The number of the element at a byte of a file: what the file holds there.
@@ -106,6 +103,10 @@ Values as_if_rows(const Matrix& matrix, const Place& place) {
 std::string explain(const Matrix& matrix, const Place& place, const Values& values,
                     const Values& right) {
   if (values.size() > right.size()) {
+    if (std::equal(right.begin(), right.end(), values.begin())) {
+      return "more numbers are read than its shard has: what pads the last shard is not in the "
+             "file";
+    }
     return fmt::format("{} numbers are read, and its shard has {}: {}", values.size(), right.size(),
                        matrix.cut == Cut::kColumns ? "of a row it needs some columns only"
                        : matrix.cut == Cut::kNone  ? "the data ranks share it"
