@@ -26,9 +26,10 @@ std::string digest_of(const std::vector<at::Tensor>& weights) {
   return fmt::format("{:016x}", digest);
 }
 
-// Trains as the programs do, under `mode`. Called by all ranks.
-std::string digest_of_class(dist::Communicator& communicator, const std::string& mode) {
-  const auto model = testing::make_deferred<testing::SmallModel>();
+// Trains as the programs do, under `mode`, with each product in `parts`. Called by all ranks.
+std::string digest_of_class(dist::Communicator& communicator, const std::string& mode,
+                            int parts = 1) {
+  const auto model = testing::make_deferred<testing::SmallModel>(parts);
   testing::SmallValues values;
   const train::StrategyArguments arguments{*model, communicator, testing::small_adamw(), &values,
                                            /*variant=*/""};
@@ -66,6 +67,20 @@ TEST_P(SmallProgram, EndsWithTheBitsOfTheChaptersClass) {
                 digests[static_cast<std::size_t>(communicator.rank())]);
     });
   }
+}
+
+// On a mesh as well: DDP between the ranks of the data axis, each of which computes the two parts
+// of every product as the two ranks of its tensor axis do.
+TEST_P(SmallProgram, OnAMeshEndsWithTheBitsOfDdpThatAddsTheSameParts) {
+  const int ranks = GetParam();
+  const std::vector<std::string> digests =
+      testing::run_small_program("06_device_mesh", ranks).digests;
+  ASSERT_EQ(digests.size(), static_cast<std::size_t>(ranks));
+  const int parts = ranks % 2 == 0 ? 2 : 1;
+  testing::on_ranks(ranks / parts, [&](dist::Communicator& communicator) {
+    const std::string right = digest_of_class(communicator, "ddp", parts);
+    for (const std::string& digest : digests) EXPECT_EQ(digest, right);
+  });
 }
 
 }  // namespace

@@ -26,24 +26,67 @@ inline constexpr int kSmallLayers = 4;
 inline constexpr std::int64_t kSmallShapes[kSmallLayers][2] = {
     {13, 35}, {36, 30}, {31, 31}, {32, 11}};
 
-/// tanh([x, 1] weight), with the programs' backward.
+/// tanh([x, 1] weight), with the programs' backward. `parts`: one product is computed as so many,
+/// each as the rank of chapter 06 that has this part computes it. Even layers are cut by columns.
 class SmallLayerFunction : public torch::autograd::Function<SmallLayerFunction> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
-                            const at::Tensor& weight) {
-    at::Tensor output = with_ones(x).mm(weight).tanh();
+                            const at::Tensor& weight, std::int64_t layer, std::int64_t parts) {
+    std::vector<at::Tensor> products;
+    for (const auto& [inputs, part, rows] : cut(x, weight, layer, parts)) {
+      products.push_back(inputs.mm(part));
+      if (layer % 2 == 0) products.back().tanh_();
+    }
+    const at::Tensor output = layer % 2 == 0 ? at::cat(products, 1) : sum_of(products).tanh();
     context->save_for_backward({x, weight, output});
+    context->saved_data["layer"] = layer;
+    context->saved_data["parts"] = parts;
     return output;
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list gradients) {
     const auto saved = context->get_saved_variables();
+    const std::int64_t layer = context->saved_data["layer"].toInt();
+    const std::int64_t parts = context->saved_data["parts"].toInt();
     const at::Tensor delta = gradients[0] * (1 - saved[2].square());
-    return {delta.mm(saved[1].slice(0, 0, -1).t()), with_ones(saved[0]).t().mm(delta)};
+    std::vector<at::Tensor> of_inputs, of_weight;
+    for (const auto& [inputs, part, rows] : cut(saved[0], saved[1], layer, parts)) {
+      const auto index = static_cast<std::size_t>(of_weight.size());
+      const at::Tensor mine = layer % 2 == 0 ? delta.chunk(parts, 1)[index].contiguous() : delta;
+      of_weight.push_back(inputs.t().mm(mine));
+      of_inputs.push_back(mine.mm(part.narrow(0, 0, rows).t()));
+    }
+    return {layer % 2 == 0 ? sum_of(of_inputs) : at::cat(of_inputs, 1),
+            at::cat(of_weight, layer % 2 == 0 ? 1 : 0), at::Tensor(), at::Tensor()};
   }
 
  private:
+  struct Part {
+    at::Tensor inputs, weight;
+    std::int64_t rows;  // without the bias
+  };
+
+  static std::vector<Part> cut(const at::Tensor& x, const at::Tensor& weight, std::int64_t layer,
+                               std::int64_t parts) {
+    std::vector<Part> all;
+    const bool by_columns = layer % 2 == 0;
+    const auto weights = weight.chunk(parts, by_columns ? 1 : 0);
+    for (std::size_t p = 0; p < weights.size(); ++p) {
+      const at::Tensor mine = by_columns ? x : x.chunk(parts, 1)[p];
+      const bool has_bias = by_columns || p + 1 == weights.size();
+      all.push_back(
+          {has_bias ? with_ones(mine) : mine.contiguous(), weights[p].contiguous(), mine.size(1)});
+    }
+    return all;
+  }
+
+  static at::Tensor sum_of(const std::vector<at::Tensor>& tensors) {
+    at::Tensor sum = tensors[0];
+    for (std::size_t t = 1; t < tensors.size(); ++t) sum = sum + tensors[t];
+    return sum;
+  }
+
   static at::Tensor with_ones(const at::Tensor& x) {
     return at::cat({x, at::ones({x.size(0), 1})}, 1);
   }
@@ -69,24 +112,27 @@ class SmallLossFunction : public torch::autograd::Function<SmallLossFunction> {
 /// One layer, a unit.
 class SmallLayer : public nn::Unit {
  public:
-  explicit SmallLayer(at::IntArrayRef shape)
-      : weight_(add_parameter("weight", shape, nn::Initializer::constant(0.0))) {}
+  SmallLayer(int layer, int parts)
+      : layer_(layer),
+        parts_(parts),
+        weight_(add_parameter("weight", kSmallShapes[layer], nn::Initializer::constant(0.0))) {}
 
   at::Tensor forward(const at::Tensor& x) {
-    return run([&] { return SmallLayerFunction::apply(x, weight_); }, {x});
+    return run([&] { return SmallLayerFunction::apply(x, weight_, layer_, parts_); }, {x});
   }
 
  private:
+  std::int64_t layer_, parts_;
   at::Tensor weight_;
 };
 
 /// The model. Its parameters are named layer0.weight to layer3.weight.
 class SmallModel : public nn::Model {
  public:
-  SmallModel() {
+  explicit SmallModel(int parts = 1) {
     for (int layer = 0; layer < kSmallLayers; ++layer) {
       layers_.push_back(register_module("layer" + std::to_string(layer),
-                                        std::make_shared<SmallLayer>(kSmallShapes[layer])));
+                                        std::make_shared<SmallLayer>(layer, parts)));
     }
   }
 

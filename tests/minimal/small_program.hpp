@@ -20,7 +20,8 @@ struct SmallRow {
   std::int64_t gradients = 0;
   std::int64_t optimizer = 0;
   std::int64_t peak = 0;
-  std::int64_t sent = 0;
+  std::int64_t sent = 0;                 ///< in chapter 06 on the data axis
+  std::int64_t sent_by_tensor_axis = 0;  ///< 0 in other chapters: they do not print it
 };
 
 /// What a small program prints.
@@ -55,7 +56,7 @@ inline SmallOutput run_small_program(const std::string& chapter, int ranks) {
     }
     SmallRow row;
     std::istringstream(line) >> row.rank >> row.step >> row.loss >> row.parameters >>
-        row.gradients >> row.optimizer >> row.peak >> row.sent;
+        row.gradients >> row.optimizer >> row.peak >> row.sent >> row.sent_by_tensor_axis;
     output.rows.push_back(row);
   }
   return output;

@@ -25,6 +25,23 @@ constexpr LayerBytes layer_bytes() {
   return bytes;
 }
 
+/// Rows or columns of a part if `n` are cut as at::chunk() cuts them: the last part has the rest.
+constexpr std::int64_t part_size(std::int64_t n, int parts, int part) {
+  const std::int64_t most = (n + parts - 1) / parts;
+  return part == parts - 1 ? n - (parts - 1) * most : most;
+}
+
+/// Bytes of part `part` of each weight in chapter 06: even layers are cut by columns, odd by rows.
+constexpr LayerBytes part_bytes(int parts, int part) {
+  LayerBytes bytes{};
+  for (int layer = 0; layer < kLayers; ++layer) {
+    const auto [rows, columns] = kShapes[layer];
+    bytes[layer] = layer % 2 == 0 ? 4 * rows * part_size(columns, parts, part)
+                                  : 4 * part_size(rows, parts, part) * columns;
+  }
+  return bytes;
+}
+
 /// Bytes of a rank's shard of each weight in chapters 04 and 05, with the zeros that pad it.
 constexpr LayerBytes shard_bytes(int ranks) {
   LayerBytes bytes{};
@@ -41,17 +58,22 @@ constexpr std::int64_t sum_of(const LayerBytes& bytes) {
   return std::accumulate(bytes.begin(), bytes.end(), std::int64_t{0});
 }
 
-/// Bytes that rank `rank` sends to all-reduce every layer's gradient: N-1 chunks that the others
-/// sum, and the chunk that it sums itself N-1 times. Chunks differ by at most one element.
+/// Bytes that rank `rank` sends to all-reduce a tensor: N-1 chunks that the others sum, and the
+/// chunk that it sums itself N-1 times. Chunks differ by at most one element.
+constexpr std::int64_t all_reduce_bytes(std::int64_t elements, int ranks, int rank) {
+  const std::int64_t mine = elements / ranks + (rank < elements % ranks ? 1 : 0);
+  return 4 * (elements - mine + (ranks - 1) * mine);
+}
+
+/// The same for every layer's gradient.
 constexpr std::int64_t all_reduce_bytes(int ranks, int rank) {
   std::int64_t sent = 0;
-  for (const std::int64_t bytes : layer_bytes()) {
-    const std::int64_t elements = bytes / 4;
-    const std::int64_t mine = elements / ranks + (rank < elements % ranks ? 1 : 0);
-    sent += 4 * (elements - mine + (ranks - 1) * mine);
-  }
+  for (const std::int64_t bytes : layer_bytes()) sent += all_reduce_bytes(bytes / 4, ranks, rank);
   return sent;
 }
+
+/// The ranks of a tensor axis in chapter 06.
+constexpr int tensor_ranks(int ranks) { return ranks % 2 == 0 ? 2 : 1; }
 
 struct Expected {
   // At the end of a step.
@@ -65,13 +87,13 @@ struct Expected {
   // In a step.
   std::int64_t gradients_sent = 0;
   std::int64_t parameters_sent = 0;
+  std::int64_t activations_sent = 0;  // on the tensor axis
 };
 
 namespace internal {
 
-// Chapters 00 to 03: layers are not split. From 01 on each has an owner.
-constexpr Expected whole_layers(int chapter, int ranks, int rank) {
-  const LayerBytes bytes = layer_bytes();
+// Chapters 00 to 03: layers are not split. From 01 on each has an owner. `bytes`: of each layer.
+constexpr Expected whole_layers(int chapter, int ranks, int rank, const LayerBytes& bytes) {
   const std::int64_t all = sum_of(bytes);
   const auto owns = [&](int layer) { return layer % ranks == rank; };
   std::int64_t owned = 0;
@@ -128,11 +150,24 @@ constexpr Expected shards(int chapter, int ranks) {
   return e;
 }
 
+// Chapter 06: chapter 03 on the data axis with a part of each layer, and sums on the tensor axis.
+constexpr Expected mesh(int ranks, int rank) {
+  constexpr std::int64_t kBatch = 16;
+  const int parts = tensor_ranks(ranks), part = rank % parts;
+  Expected e = whole_layers(3, ranks / parts, rank / parts, part_bytes(parts, part));
+  // Forward sums the outputs of layers 1 and 3, backward the gradient of the inputs of layer 2.
+  for (const std::int64_t columns : {kShapes[1][1], kShapes[3][1], kShapes[2][0] - 1}) {
+    e.activations_sent += all_reduce_bytes(kBatch * columns, parts, part);
+  }
+  return e;
+}
+
 }  // namespace internal
 
-/// What rank `rank` of `ranks` holds and sends in every step of the program of `chapter` (0 to 5).
+/// What rank `rank` of `ranks` holds and sends in every step of the program of `chapter` (0 to 6).
 constexpr Expected expected(int chapter, int ranks, int rank) {
-  return chapter <= 3 ? internal::whole_layers(chapter, ranks, rank)
+  if (chapter == 6) return internal::mesh(ranks, rank);
+  return chapter <= 3 ? internal::whole_layers(chapter, ranks, rank, layer_bytes())
                       : internal::shards(chapter, ranks);
 }
 

@@ -1,0 +1,18 @@
+// expects: ranks 0 and 2 have different norms: they differ in their place on the data axis
+#include "06b.hpp"
+
+using exercise_06b::Gradient;
+using zero::dist::Communicator;
+using zero::dist::Purpose;
+using zero::dist::ReduceOp;
+
+double gradient_norm(const std::vector<Gradient>& gradients, Communicator& data,
+                     Communicator& tensor) {
+  at::Tensor squares = at::zeros({2}, at::kDouble);  // of what is split, and of what is not
+  for (const Gradient& gradient : gradients) {
+    squares[gradient.is_split ? 0 : 1] += gradient.shard.to(at::kDouble).square().sum();
+  }
+  // wrong: other data ranks have other shards, of both kinds
+  tensor.all_reduce(squares.narrow(0, 0, 1), Purpose::kControl, ReduceOp::kSum).wait();
+  return std::sqrt(squares.sum().item<double>());
+}
