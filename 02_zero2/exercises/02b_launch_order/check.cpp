@@ -32,15 +32,11 @@ class Step {
  public:
   Step(const Answer& answer, Schedule& schedule, const std::vector<int>& order, std::string begin)
       : begin_(std::move(begin)) {
-    const Launch launch = [this](int gradient) { note(gradient); };
-    for (const int gradient : order) {
-      came_.push_back(gradient);
-      answer.gradient_ready(schedule, gradient, launch);
-      note_late();
+    try {
+      run(answer, schedule, order);
+    } catch (const std::out_of_range& error) {
+      throw Mistake(begin_ + " " + error.what());
     }
-    in_backward_ = false;
-    launched_in_backward_ = launched_.size();
-    answer.backward_done(schedule, launch);
   }
 
   // Called by all ranks: throws the first mistake.
@@ -65,6 +61,18 @@ class Step {
   }
 
  private:
+  void run(const Answer& answer, Schedule& schedule, const std::vector<int>& order) {
+    const Launch launch = [this](int gradient) { note(gradient); };
+    for (const int gradient : order) {
+      came_.push_back(gradient);
+      answer.gradient_ready(schedule, gradient, launch);
+      note_late();
+    }
+    in_backward_ = false;
+    launched_in_backward_ = launched_.size();
+    answer.backward_done(schedule, launch);
+  }
+
   bool has_come(int gradient) const {
     return std::find(came_.begin(), came_.end(), gradient) != came_.end();
   }

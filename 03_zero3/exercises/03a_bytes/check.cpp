@@ -58,6 +58,10 @@ void check_released(const at::Tensor& weight, const at::Tensor& saved, std::int6
         zeros ? "zeros take as many bytes as other numbers"
               : "autograd has saved the tensor, so its storage object must give the bytes back"));
   }
+  if (const std::size_t said = saved.storage().nbytes(); said != 0) {
+    throw Mistake(
+        fmt::format("after release_bytes() the storage still says {} bytes, and has none", said));
+  }
   if (weight.sizes() != at::IntArrayRef({kRows, kColumns})) {
     throw Mistake("after release_bytes() the tensor has lost its shape");
   }

@@ -123,8 +123,8 @@ void check(const Answer& answer) {
   check_case(answer, {100, 7, 200}, 3);
   check_case(answer, {64, 128, 0, 65}, 2);
   check_case(answer, {600}, 5);
-  check_case(answer, {6401},
-             100);  // with 64 ranks or fewer, rounding up hides a division that rounds down
+  // With 64 ranks or fewer, rounding up hides a division that rounds down.
+  check_case(answer, {6401}, 100);
   std::mt19937 random(1);
   const Sizes edges = {0, 1, 63, 64, 65};
   for (int i = 0; i < 300; ++i) {
