@@ -235,7 +235,7 @@ TEST(CheckpointManifest, NumbersThatAreNotWholeOrDoNotFitAreRefused) {
       // 2^32 would become rank 0 where it is cut off to 32 bits.
       [](auto& j) { j["files"][0]["rank"] = std::int64_t{1} << 32; },
       [](auto& j) { j["parameters"][0]["runs"][1][0] = true; },
-      [](auto& j) { j["parameters"][0]["runs"][1].push_back(1); }, [](auto& j) { j["later"] = 1; }};
+      [](auto& j) { j["parameters"][0]["runs"][1].push_back(0); }, [](auto& j) { j["later"] = 1; }};
   EXPECT_NO_THROW(read_after([](auto&) {}));
   for (const auto& change : changes) {
     expect_error([&] { read_after(change); }, {"m: holds a number that is not whole"});

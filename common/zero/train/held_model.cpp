@@ -14,8 +14,7 @@ nn::ParameterList HeldModel::free_parameters(const StrategyArguments& arguments,
   const std::string said = fmt::format("the model is held by {}", holder);
   // Ranks where the model is free send another text in the constructor's comparison, so this throws
   // on all ranks.
-  const nn::ParameterList list = nn::list_parameters(arguments.model, granularity);
-  dist::RankGrid({&arguments.communicator, list.tensor_axis()})
+  dist::RankGrid({&arguments.communicator, nn::tensor_axis(arguments.model)})
       .verify_same_on_all_ranks(kModelOrStrategy, said);
   throw Error(
       fmt::format("{}: a strategy gives its model back by release(), called on all ranks; "
