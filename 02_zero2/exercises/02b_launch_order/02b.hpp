@@ -14,6 +14,7 @@ namespace exercise_02b {
 class Flags : public std::vector<bool> {
  public:
   using std::vector<bool>::vector;
+  using std::vector<bool>::operator=;
   reference operator[](std::int64_t gradient) { return *(begin() + existing(gradient)); }
   bool operator[](std::int64_t gradient) const { return *(begin() + existing(gradient)); }
 
