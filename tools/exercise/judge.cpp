@@ -364,6 +364,9 @@ string explain_gradients_sent(const Rank& at, const Run& run, std::int64_t sent)
     return begin +
            ": gradients must be averaged before the update; averaging weights is not the same";
   }
+  if (at.chapter == 0 && !all_reduces) {
+    return begin + ": use all_reduce, in which all ranks send the same";
+  }
   return begin;
 }
 
@@ -408,6 +411,15 @@ std::vector<int> differing(const RankLog& log, const RankLog& other, int step) {
   return which;
 }
 
+// True if the first update comes before the first all-reduce.
+bool averages_after_update(const RankLog& log) {
+  for (const Event& event : log.events) {
+    if (event.kind == Event::Kind::kUpdate) return true;
+    if (event.operation == "all_reduce gradient") return false;
+  }
+  return false;
+}
+
 optional<string> judge_weights(int chapter, const Run& run, const References& references) {
   const auto ranks = static_cast<int>(run.size());
   for (int step = 1; step <= kSteps; ++step) {
@@ -426,6 +438,9 @@ optional<string> judge_weights(int chapter, const Run& run, const References& re
     }
     if (step > 1 && differing(run[0], references.ddp_with_sums()[0], step).empty()) {
       return begin + ": the gradients are summed, not averaged";
+    }
+    if (chapter == 0 && averages_after_update(run[0])) {
+      return begin + ": weights are averaged after the update, not gradients before it";
     }
     return begin;
   }
