@@ -90,13 +90,16 @@ string error_of(const dist::RankExit& exit) {
   return text;
 }
 
-string describe_exit(const dist::RankExit& exit) {
+string describe_exit(const dist::RankExit& exit, int chapter) {
   const string error = error_of(exit);
   if (exit.output.find("never waited on") != string::npos) {
     return fmt::format("rank {} starts a collective that it never waits for", exit.rank);
   }
   if (error.find("ndefined") != string::npos || error.find("have storage") != string::npos) {
-    return fmt::format("rank {} uses a tensor that it does not hold ({})", exit.rank, error);
+    return fmt::format("rank {} uses a tensor that it does not hold ({}){}", exit.rank, error,
+                       chapter < 3 ? ""
+                                   : ": a weight is read in forward, in backward and by the "
+                                     "digest; gather before each");
   }
   if (exit.killed) {
     return fmt::format("rank {} does not end: does it wait for a rank that has ended?", exit.rank);
@@ -459,7 +462,7 @@ optional<string> judge_weights(int chapter, const Run& run, const References& re
 
 }  // namespace
 
-optional<string> judge_exits(const std::vector<dist::RankExit>& exits) {
+optional<string> judge_exits(const std::vector<dist::RankExit>& exits, int chapter) {
   const dist::RankExit* first = nullptr;  // the others may have failed because of it
   for (const dist::RankExit& exit : exits) {
     if (exit.ok()) continue;
@@ -469,7 +472,7 @@ optional<string> judge_exits(const std::vector<dist::RankExit>& exits) {
     }
   }
   if (first == nullptr) return std::nullopt;
-  return describe_exit(*first);
+  return describe_exit(*first, chapter);
 }
 
 string printed_by(const std::vector<dist::RankExit>& exits) {
