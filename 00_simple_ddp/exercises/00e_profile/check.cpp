@@ -40,15 +40,14 @@ class Noted final : public Strategy {
   // One collective is hidden: it is in flight while backward runs.
   void backward(const at::Tensor& loss) override {
     noted("backward", [&] {
-      hidden_ = this->communicator().all_reduce(at::ones({1}), zero::dist::Purpose::kControl);
+      zero::dist::Work hidden =
+          this->communicator().all_reduce(at::ones({1}), zero::dist::Purpose::kControl);
       Strategy::backward(loss);
+      hidden.wait();
     });
   }
   void finish_backward() override {
-    noted("finish_backward", [&] {
-      hidden_.wait();
-      Strategy::finish_backward();
-    });
+    noted("finish_backward", [&] { Strategy::finish_backward(); });
   }
   void optimizer_step() override {
     noted("optimizer_step", [&] { Strategy::optimizer_step(); });
@@ -79,8 +78,6 @@ class Noted final : public Strategy {
     const Note note{*this, calls.size() - 1};
     return function();
   }
-
-  zero::dist::Work hidden_;
 };
 
 std::string milliseconds(double seconds) { return fmt::format("{:.3f} ms", 1000 * seconds); }
