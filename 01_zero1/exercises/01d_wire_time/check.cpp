@@ -65,9 +65,17 @@ void check_measure(const Answer& answer, Communicator& communicator) {
     if (cost.wire > right && cost.wire <= seconds_at_1_gbit(sent + own)) {
       throw Mistake(begin + "which counts what is sent after the step too");
     }
+    if (is_about(cost.wire, right / ranks)) {
+      throw Mistake(begin + "the mean of the ranks: a step is over when its slowest rank is");
+    }
     throw Mistake(begin + fmt::format("and rank {}, which sends most, needs {:.4g}", last, right));
   }
   if (is_about(cost.clock, kSlow)) return;
+  if (is_about(cost.clock, kSlow / ranks)) {
+    throw Mistake(fmt::format("rank {} says {:.4f} s by the clock, the mean of the ranks: a step is "
+                              "over when its slowest rank is",
+                              communicator.rank(), cost.clock));
+  }
   if (is_about(cost.clock, kSlow + kLate)) {
     throw Mistake(
         fmt::format("rank {} says {:.4f} s by the clock, and the step takes {}: the "
