@@ -110,7 +110,8 @@ void check_bus(const Numbers& numbers) {
                     {8 * share, "counts float32: in both directions an element has 2 bytes"},
                     {4 * kParameters / kGb, "counts all P, and a rank updates P/N of them"},
                     {2 * kParameters / kGb + 2 * share,
-                     "sends the whole gradient: the rank updates with that of its shard"}},
+                     "has one direction whole: a rank sends the gradients and gets the parameters of its "
+                     "shard alone"}},
                    kRounding);
   }
   const double right = on_bus(kStages.back(), kParameters) / 25e9;  // seconds
