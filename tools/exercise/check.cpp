@@ -36,7 +36,8 @@ std::string trimmed(const std::string& text) {
 
 // `text` is none of the numbers that Numbers takes.
 std::string why_no_number(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return std::tolower(c); });
+  std::transform(text.begin(), text.end(), text.begin(),
+                 [](unsigned char c) { return std::tolower(c); });
   for (const char* word : {"yes", "no", "true", "false"}) {
     if (text == word) return "is no number: write 1 or 0";
   }

@@ -363,10 +363,9 @@ string explain_gradients_sent(const Rank& at, const Run& run, std::int64_t sent)
     return begin + ": an all-reduce hands the average to all ranks, and only " +
            (at.chapter >= 4 ? "one shard of it is needed on each" : "the owner needs it");
   }
-  const bool sends_weights =
-      std::any_of(events.begin(), events.end(), [](const Event& event) {
-        return event.operation == "broadcast gradient" || event.operation == "all_gather gradient";
-      });
+  const bool sends_weights = std::any_of(events.begin(), events.end(), [](const Event& event) {
+    return event.operation == "broadcast gradient" || event.operation == "all_gather gradient";
+  });
   if (at.chapter >= 1 && sends_weights) {
     return begin + ": a weight travels as Purpose::kParameter, not as kGradient";
   }

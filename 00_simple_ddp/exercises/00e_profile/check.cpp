@@ -135,12 +135,12 @@ void check_step(const Answer& answer, Communicator& communicator) {
   const double communication = end.communication - begin.communication;
   if (std::abs(phases.communication - communication) > kRounding) {
     const double in_flight = end.in_flight - begin.in_flight;
-    throw Mistake(fmt::format(
-        "communication is {}, and exposed_seconds() grew by {}",
-        std::abs(phases.communication - in_flight) <= kRounding
-            ? "the growth of in_flight_seconds(), which also counts what is hidden"
-            : milliseconds(phases.communication),
-        milliseconds(communication)));
+    throw Mistake(
+        fmt::format("communication is {}, and exposed_seconds() grew by {}",
+                    std::abs(phases.communication - in_flight) <= kRounding
+                        ? "the growth of in_flight_seconds(), which also counts what is hidden"
+                        : milliseconds(phases.communication),
+                    milliseconds(communication)));
   }
   check_phase("backward", phases.backward, calls, 2, 3);
   check_phase("optimizer", phases.optimizer, calls, 4, 6);

@@ -72,9 +72,10 @@ void check_measure(const Answer& answer, Communicator& communicator) {
   }
   if (is_about(cost.clock, kSlow)) return;
   if (is_about(cost.clock, kSlow / ranks)) {
-    throw Mistake(fmt::format("rank {} says {:.4f} s by the clock, the mean of the ranks: a step is "
-                              "over when its slowest rank is",
-                              communicator.rank(), cost.clock));
+    throw Mistake(
+        fmt::format("rank {} says {:.4f} s by the clock, the mean of the ranks: a step is "
+                    "over when its slowest rank is",
+                    communicator.rank(), cost.clock));
   }
   if (is_about(cost.clock, kSlow + kLate)) {
     throw Mistake(

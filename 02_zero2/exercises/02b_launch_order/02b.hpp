@@ -21,8 +21,9 @@ class Flags : public std::vector<bool> {
  private:
   std::ptrdiff_t existing(std::int64_t gradient) const {
     if (0 <= gradient && gradient < static_cast<std::int64_t>(size())) return gradient;
-    throw std::out_of_range("looks at gradient " + std::to_string(gradient) +
-                            (gradient < 0 ? ": stop when all are launched" : ", which is not there"));
+    throw std::out_of_range(
+        "looks at gradient " + std::to_string(gradient) +
+        (gradient < 0 ? ": stop when all are launched" : ", which is not there"));
   }
 };
 

@@ -60,9 +60,8 @@ std::string explain(const Moment& moment) {
   const at::Tensor nearest = (places - right).abs().argmin();
   const auto shift = places[nearest.item<std::int64_t>()].item<std::int64_t>() - right;
   const bool lacks_padding = shift == begin_without_padding - begin;
-  return fmt::format(
-      "are shifted by {} in the file of rank {}{}", shift, r,
-      lacks_padding ? ": the moments in a file have the padding of each shard" : "");
+  return fmt::format("are shifted by {} in the file of rank {}{}", shift, r,
+                     lacks_padding ? ": the moments in a file have the padding of each shard" : "");
 }
 
 void check_values(const RankState& loaded, const RankState& right, int rank) {
