@@ -3,9 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <cstdlib>
 #include <fstream>
+#include <regex>
 
 #include <zero/base/error.hpp>
 #include <zero/memory/accounting.hpp>
@@ -30,6 +32,20 @@ std::string trimmed(const std::string& text) {
   const auto first = text.find_first_not_of(" \t\r");
   if (first == std::string::npos) return "";
   return text.substr(first, text.find_last_not_of(" \t\r") + 1 - first);
+}
+
+// `text` is none of the numbers that Numbers takes.
+std::string why_no_number(std::string text) {
+  std::transform(text.begin(), text.end(), text.begin(),
+                 [](unsigned char c) { return std::tolower(c); });
+  for (const char* word : {"yes", "no", "true", "false"}) {
+    if (text == word) return "is no number: write 1 or 0";
+  }
+  if (text.find_first_not_of("+-.,0123456789") == std::string::npos &&
+      text.find(',') != std::string::npos) {
+    return "has a comma that separates no thousands: decimals begin with a point";
+  }
+  return "is no number: write digits alone, such as 3776, 3,776 or 48.75";
 }
 
 }  // namespace
@@ -105,11 +121,14 @@ Numbers::Numbers(const std::filesystem::path& file) {
 double Numbers::at(const std::string& key) const {
   const auto found = texts_.find(key);
   std::string text = found == texts_.end() ? "" : found->second;
+  if (text.empty() || text == "?") throw Mistake(fmt::format("there is no number for {}", key));
+  static const std::regex plain(R"([-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?)", std::regex::icase);
+  static const std::regex thousands(R"([-+]?\d{1,3}(,\d{3})+(\.\d*)?)");
+  if (!std::regex_match(text, plain) && !std::regex_match(text, thousands)) {
+    throw Mistake(fmt::format("{} = '{}' {}", key, text, why_no_number(text)));
+  }
   std::erase(text, ',');
-  char* end = nullptr;
-  const double number = std::strtod(text.c_str(), &end);
-  if (text.empty() || *end != '\0') throw Mistake(fmt::format("there is no number for {}", key));
-  return number;
+  return std::strtod(text.c_str(), nullptr);
 }
 
 void Numbers::expect(const std::string& key, double right, const std::vector<Known>& known,

@@ -41,13 +41,13 @@ void on_all_ranks(const std::function<void(dist::Communicator&)>& function);
 /// `options` as an answer is run with: see on_ranks().
 dist::LaunchOptions checked(dist::LaunchOptions options, int ranks);
 
-/// A learner's numbers: a file with lines "key = number". "#" begins a comment, and commas in a
-/// number are ignored.
+/// A learner's numbers: a file with lines "key = number". "#" begins a comment. Numbers may have a
+/// decimal point, an exponent, and commas between thousands: 3776, 3,776, 48.75, 7e9.
 class Numbers {
  public:
   explicit Numbers(const std::filesystem::path& file);
 
-  /// Throws a Mistake if there is no number for `key`.
+  /// Throws a Mistake if there is no number for `key`, or a text that is none.
   double at(const std::string& key) const;
 
   /// A wrong number that people give, and the rest of a sentence that begins "ddp_2 = 8".

@@ -2,8 +2,9 @@
 """The exercises: ./run exercise ID [--hint | --reset | --solution] and ./run course.
 
 An exercise is a folder NN_chapter/exercises/<id>_<name>; cmake/ZeroExercises.cmake says what is in it. The answer is a
-small program, functions in C++ or numbers in a text file. It is in the folder mine/, which git ignores, beside state.json: how many hints were shown, the times of the beginning and of the
-first right answer, and whether --solution has warned.
+small program, functions in C++ or numbers in a text file. It is in the folder mine/, which git ignores, beside
+state.json: how many hints were shown, the times of the beginning and of the first right answer, and whether --solution
+has warned.
 """
 
 import json
@@ -11,6 +12,7 @@ import math
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,6 +20,13 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+
+HELP = """./run exercise ID              make your copy of an exercise, or build and grade it
+./run exercise ID --hint       show the next hint
+./run exercise ID --reset      begin anew; your answer is kept beside it
+./run exercise ID --solution   show our answer; the first call warns
+
+./run course lists the exercises."""
 
 
 def say(text):
@@ -144,15 +153,22 @@ def course():
     print(f"\n{next_step()}")
 
 
-def main(command, wanted="", option="", *others):
-    if command == "course":
-        return course()
+def find(wanted):
     exercises = all_exercises()
     for exercise in exercises:
         if wanted in (exercise.id, exercise.folder.name):
-            break
-    else:
-        sys.exit(f"error: no exercise '{wanted}'; there are: {' '.join(each.folder.name for each in exercises)}")
+            return exercise
+    near = [each.id for each in exercises if wanted and each.id.startswith(wanted)] or [each.id for each in exercises]
+    sys.exit(f"error: no exercise '{wanted}'; there are {', '.join(near)}")
+
+
+def main(command, wanted="", option="", *others):
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # ./run course | head ends without a word
+    if {"-h", "--help"} & {wanted, option}:
+        return print(HELP)
+    if command == "course":
+        return course()
+    exercise = find(wanted)
     actions = {"": exercise.grade, "--hint": exercise.hint, "--reset": exercise.reset,
                "--solution": exercise.show_solution}
     if option not in actions or others:

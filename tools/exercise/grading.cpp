@@ -40,7 +40,7 @@ std::optional<std::string> judge_at(int chapter, const dist::LaunchOptions& opti
                                     const dist::RankFunction& function, std::string& output) {
   const auto exits = run(options, ranks, function);
   output = printed_by(exits);
-  if (auto mistake = judge_exits(exits)) return mistake;
+  if (auto mistake = judge_exits(exits, chapter)) return mistake;
   const References references = {run_reference(options, ranks, train_ddp), [&] {
                                    return run_reference(options, ranks, train_ddp_with_sums);
                                  }};

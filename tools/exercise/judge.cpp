@@ -90,13 +90,16 @@ string error_of(const dist::RankExit& exit) {
   return text;
 }
 
-string describe_exit(const dist::RankExit& exit) {
+string describe_exit(const dist::RankExit& exit, int chapter) {
   const string error = error_of(exit);
   if (exit.output.find("never waited on") != string::npos) {
     return fmt::format("rank {} starts a collective that it never waits for", exit.rank);
   }
   if (error.find("ndefined") != string::npos || error.find("have storage") != string::npos) {
-    return fmt::format("rank {} uses a tensor that it does not hold ({})", exit.rank, error);
+    return fmt::format("rank {} uses a tensor that it does not hold ({}){}", exit.rank, error,
+                       chapter < 3 ? ""
+                                   : ": a weight is read in forward, in backward and by the "
+                                     "digest; gather before each");
   }
   if (exit.killed) {
     return fmt::format("rank {} does not end: does it wait for a rank that has ended?", exit.rank);
@@ -360,9 +363,18 @@ string explain_gradients_sent(const Rank& at, const Run& run, std::int64_t sent)
     return begin + ": an all-reduce hands the average to all ranks, and only " +
            (at.chapter >= 4 ? "one shard of it is needed on each" : "the owner needs it");
   }
+  const bool sends_weights = std::any_of(events.begin(), events.end(), [](const Event& event) {
+    return event.operation == "broadcast gradient" || event.operation == "all_gather gradient";
+  });
+  if (at.chapter >= 1 && sends_weights) {
+    return begin + ": a weight travels as Purpose::kParameter, not as kGradient";
+  }
   if (at.chapter == 0 && sent == 0) {
     return begin +
            ": gradients must be averaged before the update; averaging weights is not the same";
+  }
+  if (at.chapter == 0 && !all_reduces) {
+    return begin + ": use all_reduce, in which all ranks send the same";
   }
   return begin;
 }
@@ -408,6 +420,15 @@ std::vector<int> differing(const RankLog& log, const RankLog& other, int step) {
   return which;
 }
 
+// True if the first update comes before the first all-reduce.
+bool averages_after_update(const RankLog& log) {
+  for (const Event& event : log.events) {
+    if (event.kind == Event::Kind::kUpdate) return true;
+    if (event.operation == "all_reduce gradient") return false;
+  }
+  return false;
+}
+
 optional<string> judge_weights(int chapter, const Run& run, const References& references) {
   const auto ranks = static_cast<int>(run.size());
   for (int step = 1; step <= kSteps; ++step) {
@@ -427,6 +448,9 @@ optional<string> judge_weights(int chapter, const Run& run, const References& re
     if (step > 1 && differing(run[0], references.ddp_with_sums()[0], step).empty()) {
       return begin + ": the gradients are summed, not averaged";
     }
+    if (chapter == 0 && averages_after_update(run[0])) {
+      return begin + ": weights are averaged after the update, not gradients before it";
+    }
     return begin;
   }
   if (run[0].digest != references.ddp[0].digest) {
@@ -437,7 +461,7 @@ optional<string> judge_weights(int chapter, const Run& run, const References& re
 
 }  // namespace
 
-optional<string> judge_exits(const std::vector<dist::RankExit>& exits) {
+optional<string> judge_exits(const std::vector<dist::RankExit>& exits, int chapter) {
   const dist::RankExit* first = nullptr;  // the others may have failed because of it
   for (const dist::RankExit& exit : exits) {
     if (exit.ok()) continue;
@@ -447,7 +471,7 @@ optional<string> judge_exits(const std::vector<dist::RankExit>& exits) {
     }
   }
   if (first == nullptr) return std::nullopt;
-  return describe_exit(*first);
+  return describe_exit(*first, chapter);
 }
 
 string printed_by(const std::vector<dist::RankExit>& exits) {

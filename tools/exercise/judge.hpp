@@ -24,8 +24,8 @@ struct References {
 /// Each judge function returns the first error that it finds and its likely cause, in one line, or
 /// nothing. `chapter` (0 to 5) says which program the learner writes.
 
-/// Crashes, errors and time limits.
-std::optional<std::string> judge_exits(const std::vector<dist::RankExit>& exits);
+/// Crashes, errors and time limits. `chapter`: 0 also for an answer that is not a small program.
+std::optional<std::string> judge_exits(const std::vector<dist::RankExit>& exits, int chapter = 0);
 
 /// What the program itself printed on its ranks, without the errors that ended them.
 std::string printed_by(const std::vector<dist::RankExit>& exits);

@@ -30,6 +30,46 @@ std::int64_t calls(const Communicator& communicator) {
   return sum;
 }
 
+// Throws the mistake in the seconds on the wire. `own`: what this rank has sent since the step
+// began.
+void check_wire(double wire, double own, const Communicator& communicator) {
+  const int last = communicator.size() - 1;
+  const double sent = 4.0 * last * kFloats;
+  const double right = seconds_at_1_gbit(sent);
+  if (is_about(wire, right)) return;
+  const std::string begin =
+      fmt::format("rank {} says {:.4g} s on the wire, ", communicator.rank(), wire);
+  if (is_about(wire, right / 8)) {
+    throw Mistake(begin + "which is an eighth of what the link needs: a byte has 8 bits");
+  }
+  if (wire >= seconds_at_1_gbit(2 * sent)) {
+    throw Mistake(begin + "which counts what was sent before the step too");
+  }
+  if (wire > right && wire <= seconds_at_1_gbit(sent + own)) {
+    throw Mistake(begin + "which counts what is sent after the step too");
+  }
+  if (is_about(wire, right / communicator.size())) {
+    throw Mistake(begin + "the mean of the ranks: a step is over when its slowest rank is");
+  }
+  throw Mistake(begin + fmt::format("and rank {}, which sends most, needs {:.4g}", last, right));
+}
+
+// The same for the seconds by the clock.
+void check_clock(double clock, const Communicator& communicator) {
+  if (is_about(clock, kSlow)) return;
+  const std::string begin =
+      fmt::format("rank {} says {:.4f} s by the clock, ", communicator.rank(), clock);
+  if (is_about(clock, kSlow / communicator.size())) {
+    throw Mistake(begin + "the mean of the ranks: a step is over when its slowest rank is");
+  }
+  if (is_about(clock, kSlow + kLate)) {
+    throw Mistake(begin + fmt::format("and the step takes {}: the clock also counts how long the "
+                                      "ranks wait for one that comes late",
+                                      kSlow));
+  }
+  throw Mistake(begin + fmt::format("and the slowest rank needs {}", kSlow));
+}
+
 // One step: the last rank sends a tensor to all; then rank 0 works a little longer. Of two ranks
 // the last comes late: no collective of the first ends before that, and its clock shows it.
 void check_measure(const Answer& answer, Communicator& communicator) {
@@ -51,31 +91,8 @@ void check_measure(const Answer& answer, Communicator& communicator) {
   });
   const auto own = static_cast<double>(communicator.traffic().bytes() - before);
 
-  const double sent = 4.0 * last * kFloats;
-  const double right = seconds_at_1_gbit(sent);
-  const std::string begin =
-      fmt::format("rank {} says {:.4g} s on the wire, ", communicator.rank(), cost.wire);
-  if (!is_about(cost.wire, right)) {
-    if (is_about(cost.wire, right / 8)) {
-      throw Mistake(begin + "which is an eighth of what the link needs: a byte has 8 bits");
-    }
-    if (cost.wire >= seconds_at_1_gbit(2 * sent)) {
-      throw Mistake(begin + "which counts what was sent before the step too");
-    }
-    if (cost.wire > right && cost.wire <= seconds_at_1_gbit(sent + own)) {
-      throw Mistake(begin + "which counts what is sent after the step too");
-    }
-    throw Mistake(begin + fmt::format("and rank {}, which sends most, needs {:.4g}", last, right));
-  }
-  if (is_about(cost.clock, kSlow)) return;
-  if (is_about(cost.clock, kSlow + kLate)) {
-    throw Mistake(
-        fmt::format("rank {} says {:.4f} s by the clock, and the step takes {}: the "
-                    "clock also counts how long the ranks wait for one that comes late",
-                    communicator.rank(), cost.clock, kSlow));
-  }
-  throw Mistake(fmt::format("rank {} says {:.4f} s by the clock, and the slowest rank needs {}",
-                            communicator.rank(), cost.clock, kSlow));
+  check_wire(cost.wire, own, communicator);
+  check_clock(cost.clock, communicator);
 }
 
 Model model_of(int rank) {

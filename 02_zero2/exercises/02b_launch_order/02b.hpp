@@ -14,14 +14,16 @@ namespace exercise_02b {
 class Flags : public std::vector<bool> {
  public:
   using std::vector<bool>::vector;
+  using std::vector<bool>::operator=;
   reference operator[](std::int64_t gradient) { return *(begin() + existing(gradient)); }
   bool operator[](std::int64_t gradient) const { return *(begin() + existing(gradient)); }
 
  private:
   std::ptrdiff_t existing(std::int64_t gradient) const {
     if (0 <= gradient && gradient < static_cast<std::int64_t>(size())) return gradient;
-    throw std::out_of_range("looks at gradient " + std::to_string(gradient) +
-                            (gradient < 0 ? ": stop when all are launched" : ", which is not there"));
+    throw std::out_of_range(
+        "looks at gradient " + std::to_string(gradient) +
+        (gradient < 0 ? ": stop when all are launched" : ", which is not there"));
   }
 };
 

@@ -80,6 +80,7 @@ void check(const Numbers& numbers) {
     std::vector<std::int64_t> owned = owned_bytes(ranks);
     std::sort(owned.begin(), owned.end());
     const std::int64_t least = owned.front(), most = owned.back();
+    const std::int64_t least_owner = *std::upper_bound(owned.begin(), owned.end(), 0);
     const auto is_mean = std::pair(mean, "is the mean over ranks, and they own different amounts");
     numbers.expect(
         fmt::format("zero2_most_{}", ranks), sent_by_owner(most, ranks),
@@ -87,6 +88,7 @@ void check(const Numbers& numbers) {
     numbers.expect(fmt::format("zero2_least_{}", ranks), sent_by_owner(least, ranks),
                    {{0, "is not right: a rank that owns nothing sends its gradients all the same"},
                     {(ranks - 1) * least, "counts the parameters only, not its gradients"},
+                    {sent_by_owner(least_owner, ranks), "forgets the rank that owns nothing"},
                     {kAll - least, "counts the gradients only, not its parameters"},
                     is_mean});
   }

@@ -46,11 +46,10 @@ std::string explain(const Moment& moment) {
   if (e >= kSizes[moment.t]) return "are not zero behind the end of the tensor";
   const std::int64_t saved_shard = shard_size(kSizes[moment.t], saved_by);
   const std::int64_t r = e / saved_shard;
-  std::int64_t begin = 0, begin_now = 0, begin_without_padding = 0;
+  std::int64_t begin = 0, begin_without_padding = 0;
   for (std::size_t s = 0; s < moment.t; ++s) {
     const std::int64_t shard = shard_size(kSizes[s], saved_by);
     begin += shard;
-    begin_now += shard_size(kSizes[s], moment.ranks);
     begin_without_padding += std::clamp(kSizes[s] - r * shard, std::int64_t{0}, shard);
   }
   // Where in that file the value is that was loaded instead.
@@ -60,13 +59,9 @@ std::string explain(const Moment& moment) {
   if (places.numel() == 0) return fmt::format("are not those of element {} in any file", e);
   const at::Tensor nearest = (places - right).abs().argmin();
   const auto shift = places[nearest.item<std::int64_t>()].item<std::int64_t>() - right;
-  std::string rest;
-  if (shift == begin_now - begin) {
-    rest = ": the shards in a file have the lengths that they had on the ranks that saved";
-  } else if (shift == begin_without_padding - begin) {
-    rest = ": the moments in a file have the padding of each shard";
-  }
-  return fmt::format("are shifted by {} in the file of rank {}{}", shift, r, rest);
+  const bool lacks_padding = shift == begin_without_padding - begin;
+  return fmt::format("are shifted by {} in the file of rank {}{}", shift, r,
+                     lacks_padding ? ": the moments in a file have the padding of each shard" : "");
 }
 
 void check_values(const RankState& loaded, const RankState& right, int rank) {

@@ -103,15 +103,17 @@ void check_bus(const Numbers& numbers) {
     const double right = on_bus(stage, kParameters) / kGb;
     const double share = kParameters / (stage.optimizer ? kRanks : 1) / kGb;
     const std::string states = "moves the optimizer's states: they stay in the host's memory";
-    numbers.expect("bus_" + stage.name, right,
-                   {{right / 2, "counts one direction: gradients there, parameters back"},
-                    {12 * share, states},
-                    {24 * share, states},
-                    {8 * share, "counts float32: in both directions an element has 2 bytes"},
-                    {4 * kParameters / kGb, "counts all P, and a rank updates P/N of them"},
-                    {2 * kParameters / kGb + 2 * share,
-                     "sends the whole gradient: the rank updates with that of its shard"}},
-                   kRounding);
+    numbers.expect(
+        "bus_" + stage.name, right,
+        {{right / 2, "counts one direction: gradients there, parameters back"},
+         {12 * share, states},
+         {24 * share, states},
+         {8 * share, "counts float32: in both directions an element has 2 bytes"},
+         {4 * kParameters / kGb, "counts all P, and a rank updates P/N of them"},
+         {2 * kParameters / kGb + 2 * share,
+          "has one direction whole: a rank sends the gradients and gets the parameters of its "
+          "shard alone"}},
+        kRounding);
   }
   const double right = on_bus(kStages.back(), kParameters) / 25e9;  // seconds
   numbers.expect("bus_ms", 1000 * right,

@@ -18,7 +18,8 @@ struct Model {
   std::vector<Parameter> parameters;  ///< in order of registration
 };
 
-/// What an answer consists of. Every unit divides by the number of ranks without remainder.
+/// What an answer consists of. The elements of a unit divide by the number of ranks without
+/// remainder, those of a parameter may not.
 struct Answer {
   /// The level of each unit: ZeRO-3 from `threshold` elements on, ZeRO-2 below.
   std::vector<Level> (*levels)(const Model& model, std::int64_t threshold);
