@@ -121,8 +121,8 @@ TEST(Resume, MasterWeightsAndLossScaleComeBack) {
     // With the number of good steps so far: 4, and not 2.
     EXPECT_EQ(notes, io::read_checkpoint_info(folder / "whole").notes);
     std::filesystem::remove_all(folder / "whole");
-    const json other = figures(folder, "--data LICENSE --steps 5 --modes ddp,zero3 --dtype " + dtype + " " +
-                                           folder_option("--resume", folder, dtype));
+    const json other = figures(folder, "--data LICENSE --steps 5 --modes ddp,zero3 --dtype " +
+                                           dtype + " " + folder_option("--resume", folder, dtype));
     ASSERT_EQ(other.size(), 2U);
     EXPECT_EQ(digest(other[0]), digest(other[1]));
   }

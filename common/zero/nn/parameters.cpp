@@ -157,22 +157,6 @@ dist::Communicator* ParameterList::tensor_axis() const {
   return nullptr;
 }
 
-dist::Communicator* tensor_axis(torch::nn::Module& model) {
-  const auto of = [](torch::nn::Module& module) -> dist::Communicator* {
-    const auto* layer = dynamic_cast<const Layer*>(&module);
-    if (layer == nullptr) return nullptr;
-    for (const auto& item : module.named_parameters(/*recurse=*/false)) {
-      if (auto* axis = layer->placement(item.key()).axis; axis != nullptr) return axis;
-    }
-    return nullptr;
-  };
-  if (dist::Communicator* axis = of(model); axis != nullptr) return axis;
-  for (const auto& module : model.modules(/*include_self=*/false)) {
-    if (dist::Communicator* axis = of(*module); axis != nullptr) return axis;
-  }
-  return nullptr;
-}
-
 std::size_t ParameterList::index_of(const Unit& unit) const {
   const auto found = std::ranges::find(units, &unit, &UnitInfo::unit);
   if (found == units.end()) throw Error("a unit that is no part of this model");

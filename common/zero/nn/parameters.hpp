@@ -73,10 +73,6 @@ struct ParameterList {
 /// parameters that share memory, and for a model that is split over two tensor axes.
 ParameterList list_parameters(Unit& root, Granularity granularity = Granularity::kUnit);
 
-/// ParameterList::tensor_axis() of a model whose parameters cannot be listed, because a strategy
-/// holds them.
-dist::Communicator* tensor_axis(torch::nn::Module& model);
-
 /// The strategy that has `root` or a part of it, as passed to set_holder(); empty if none has. In a
 /// part without a Layer, callbacks of its parameters show that a strategy has it, but not its name.
 std::string holder_of(torch::nn::Module& root);

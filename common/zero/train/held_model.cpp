@@ -6,6 +6,27 @@
 #include <zero/train/held_model.hpp>
 
 namespace zero::train {
+namespace {
+
+// ParameterList::tensor_axis() of a model whose parameters cannot be listed, because a strategy
+// holds them.
+dist::Communicator* tensor_axis(torch::nn::Module& model) {
+  const auto of = [](torch::nn::Module& module) -> dist::Communicator* {
+    const auto* layer = dynamic_cast<const nn::Layer*>(&module);
+    if (layer == nullptr) return nullptr;
+    for (const auto& item : module.named_parameters(/*recurse=*/false)) {
+      if (auto* axis = layer->placement(item.key()).axis; axis != nullptr) return axis;
+    }
+    return nullptr;
+  };
+  if (dist::Communicator* axis = of(model); axis != nullptr) return axis;
+  for (const auto& module : model.modules(/*include_self=*/false)) {
+    if (dist::Communicator* axis = of(*module); axis != nullptr) return axis;
+  }
+  return nullptr;
+}
+
+}  // namespace
 
 nn::ParameterList HeldModel::free_parameters(const StrategyArguments& arguments,
                                              nn::Granularity granularity) {
@@ -14,7 +35,7 @@ nn::ParameterList HeldModel::free_parameters(const StrategyArguments& arguments,
   const std::string said = fmt::format("the model is held by {}", holder);
   // Ranks where the model is free send another text in the constructor's comparison, so this throws
   // on all ranks.
-  dist::RankGrid({&arguments.communicator, nn::tensor_axis(arguments.model)})
+  dist::RankGrid({&arguments.communicator, tensor_axis(arguments.model)})
       .verify_same_on_all_ranks(kModelOrStrategy, said);
   throw Error(
       fmt::format("{}: a strategy gives its model back by release(), called on all ranks; "
