@@ -7,14 +7,13 @@ using exercise_06c::Place;
 using exercise_06c::Range;
 
 std::vector<Range> ranges_of(const Matrix& matrix, const Place& place) {
-  // The part: its first row and column, and its size.
-  std::int64_t row = 0, rows = matrix.rows, column = 0, columns = matrix.columns;
+  // The part: its first row, and its size.
+  std::int64_t row = 0, rows = matrix.rows, columns = matrix.columns;
   if (matrix.cut == Cut::kRows) {
     rows /= place.tensor_ranks;
     row = place.tensor * rows;
   } else if (matrix.cut == Cut::kColumns) {
     columns /= place.tensor_ranks;
-    column = place.tensor * columns;
   }
   const std::int64_t elements = rows * columns;
   const std::int64_t shard = (elements + place.data_ranks - 1) / place.data_ranks;
