@@ -38,7 +38,6 @@ class Table {
   /// group), no space at the end of a line, and a newline at the end of each.
   std::string to_text() const;
 
-
  private:
   /// Columns under one heading.
   struct Span {

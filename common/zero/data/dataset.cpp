@@ -147,8 +147,8 @@ RegressionDataset toy_regression(std::uint64_t seed, std::int64_t n, std::int64_
                                  std::int64_t outputs) {
   if (n < 1 || features < 1 || outputs < 1) {
     throw Error(
-        fmt::format("a regression of {} rows, {} features and {} outputs; each is at least 1",
-                    n, features, outputs));
+        fmt::format("a regression of {} rows, {} features and {} outputs; each is at least 1", n,
+                    features, outputs));
   }
   SplitMix64 generator = generator_for(seed, /*stream=*/0);
   const auto draw = [&](std::int64_t count) {

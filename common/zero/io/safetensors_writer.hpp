@@ -18,9 +18,9 @@ namespace zero::io {
 ///
 /// The file is written under a temporary name in the same folder and renamed in finish(); an
 /// existing file stays until then. Without finish() the destructor removes the temporary file. Its
-/// space is reserved at once, so a full disk is noticed before the first tensor. Tensors are ordered
-/// by element size, large ones first, and in the order of `specs` among equals, so every tensor is
-/// aligned to its element, as in the files of the reference implementation.
+/// space is reserved at once, so a full disk is noticed before the first tensor. Tensors are
+/// ordered by element size, large ones first, and in the order of `specs` among equals, so every
+/// tensor is aligned to its element, as in the files of the reference implementation.
 class SafetensorsWriter {
  public:
   /// @throws zero::Error if a name comes twice, is "__metadata__" or is not UTF-8; a dtype has no

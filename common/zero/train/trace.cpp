@@ -43,8 +43,7 @@ void add_activities(base::Json& trace, const std::vector<dist::Activity>& activi
   const int process = ::getpid();
   for (const dist::Activity& activity : activities) {
     const double begin = clock(activity.begin), end = clock(activity.end);
-    base::Json event = {
-        {"name", activity.name}, {"pid", process}, {"tid", process}, {"ts", begin}};
+    base::Json event = {{"name", activity.name}, {"pid", process}, {"tid", process}, {"ts", begin}};
     if (activity.kind != dist::Activity::Kind::kInFlight) {
       event.update({{"ph", "X"}, {"cat", "exposed"}, {"dur", end - begin}});
       events.push_back(std::move(event));

@@ -171,9 +171,8 @@ double Trainer::loss_of_all_ranks(double loss, std::int64_t terms) {
   // on which rank has it.
   dist::Communicator& communicator = strategy_.communicator();
   const bool finite = std::isfinite(loss);
-  const std::vector<double> all =
-      dist::all_gather_scalars(communicator, {finite ? loss * static_cast<double>(terms) : 0.0,
-                                              finite ? 0.0 : 1.0});
+  const std::vector<double> all = dist::all_gather_scalars(
+      communicator, {finite ? loss * static_cast<double>(terms) : 0.0, finite ? 0.0 : 1.0});
   double sum = 0;
   std::vector<int> not_finite;
   for (int rank = 0; rank < communicator.size(); ++rank) {
