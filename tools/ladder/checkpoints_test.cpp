@@ -127,7 +127,8 @@ TEST(Resume, MasterWeightsAndLossScaleComeBack) {
     EXPECT_EQ(digest(other[0]), digest(other[1]));
   }
   testing::expect_refused(
-      folder, kTiny + "--modes zero1 --steps 6 " + folder_option("--resume", folder, "bf16"),
+      folder,
+      kTiny + "--data LICENSE --modes zero1 --steps 6 " + folder_option("--resume", folder, "bf16"),
       {"is BFloat16 in the checkpoint and Float in the model"});
 }
 
