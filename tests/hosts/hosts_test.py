@@ -29,6 +29,8 @@ MODES, STEPS = ("ddp", "zero3", "engine3"), 4
 GROUP_STEPS = 30
 # How long ranks wait for each other when a link is cut, and how soon after that they must end.
 CUT_TIMEOUT_S, GRACE_S = 5, 5
+# The same where torchrun starts ranks again: on a busy machine those of two hosts begin seconds apart.
+RESTART_TIMEOUT_S = 8
 # Long enough to be cut, or killed, before the end; progress is shown ten times on the way.
 CUT_STEPS, RESTARTED_STEPS, CHECKPOINT_EVERY = 1000, 150, 10
 
@@ -164,7 +166,7 @@ def started_again(what, happens):
         folder, modes = scene.folder / "checkpoint", ["engine3"]
         command = scene.ladder("restarted.json", modes, RESTARTED_STEPS, "--checkpoint", folder,
                                "--checkpoint-every", CHECKPOINT_EVERY, "--auto-resume",
-                               timeout=CUT_TIMEOUT_S)
+                               timeout=RESTART_TIMEOUT_S)
         agents = start_torchrun(scene, network, command, "--max-restarts", 1)
         agents[0].wait_until((folder / "manifest.json").exists, "its first checkpoint")
         happens(network, agents)
