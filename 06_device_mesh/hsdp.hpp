@@ -22,7 +22,7 @@ struct HsdpMesh {
 ///     bucket of gradients --reduce-scatter--> sum of the group, 1/S of it on each rank
 ///                         --all-reduce------> sum of all groups, divided by N once
 ///
-/// Both run while backward goes on. The second is made in place, so that the `.grad` of the pieces,
+/// Both run while backward runs. The second is made in place, so that the `.grad` of the pieces,
 /// which are views of the shard, become the averages.
 ///
 /// With V bytes of parameters and as many of gradients, a rank holds what the stage's formula says

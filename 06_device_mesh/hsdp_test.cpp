@@ -145,7 +145,7 @@ TEST_P(HsdpOnMesh, EvaluatesInsideTheGroups) {
 
 TEST(Hsdp, StartsTheSumsBetweenGroupsInBackward) {
   on_ranks(4, [](dist::Communicator& communicator) {
-    // A bucket waits for the one before it, whose sum then goes on.
+    // A bucket waits for the one before it, whose sum then continues.
     HsdpRun<Even> run(communicator, {.stage = 2, .in_flight_bytes = 1, .shard_size = 2});
     const auto started = [&] {
       return run.strategy.replica_group().traffic().calls(Purpose::kGradient);

@@ -34,7 +34,7 @@ struct StagePass : torch::CustomClassHolder {
 /// last_layer()), in stage 0 the embedding before them, in the last stage the final norm and the
 /// head after them. Parameters have the names of the whole model, so that first values drawn by
 /// seed and name, and those of a safetensors file, are those of the whole model. They have no bytes
-/// until a strategy gives them some.
+/// until a strategy allocates them.
 ///
 /// If the head is the embedding (LlamaConfig::tied), both the first and the last stage hold the
 /// shared weight. The last one trains it. In the first one it is frozen, and PipelineTrainer writes
@@ -47,7 +47,7 @@ class LlamaStage : public nn::Model {
   /// classifier.
   LlamaStage(const nn::LlamaConfig& config, int stage, int stages);
 
-  /// Last stage: the loss, as Llama::loss(). Other stages: a scalar 0 from which backward goes on
+  /// Last stage: the loss, as Llama::loss(). Other stages: a scalar 0 from which backward continues
   /// with StagePass::output_gradient. Sends and receives nothing.
   at::Tensor loss(const data::Batch& batch) override;
   /// Last stage: the logits. Other stages: as loss().

@@ -83,7 +83,7 @@ class CsvParser {
     refuse(opened, "a quoted field that is never closed");
   }
 
-  std::string_view text_;  // what is left
+  std::string_view text_;  // not read yet
   const std::string& name_;
   std::int64_t line_ = 1;
 };

@@ -388,8 +388,8 @@ TEST(NativeOrder, GivesTheSumsOfRankOrderWithinRounding) {
   });
 }
 
-// What a program counts on does not depend on the order, but for one: Gloo has no reduce-scatter,
-// and does a whole all-reduce in its place.
+// What a program counts on does not depend on the order, with one exception: Gloo has no
+// reduce-scatter, and does a whole all-reduce in its place.
 TEST(NativeOrder, CountsWhatRankOrderCounts) {
   const RankOptions native = {.world_size = 3, .order = ReductionOrder::kNative};
   on_ranks(native, [](Communicator& c) {
