@@ -7,9 +7,8 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
-#include <cstdio>
-#include <exception>
 #include <sstream>
 #include <utility>
 
@@ -22,63 +21,6 @@
 namespace zero::dist {
 
 using Clock = std::chrono::steady_clock;
-
-Work& Work::operator=(Work&& other) noexcept {
-  std::swap(work_, other.work_);
-  return *this;
-}
-
-Work::~Work() {
-  if (work_ == nullptr || std::uncaught_exceptions() > 0) return;
-  std::fputs("zero: a collective was started and never waited on\n", stderr);
-  std::terminate();
-}
-
-void Work::wait() {
-  if (work_ == nullptr) return;
-  // Taken out first: after an error the handle is empty.
-  const std::unique_ptr<Backend> work = std::move(work_);
-  work->wait();
-}
-
-void Work::wait_output() {
-  if (work_ == nullptr) return;
-  std::unique_ptr<Backend> work = std::move(work_);  // empty after an error, as in wait()
-  if (work->wait_output()) work_ = std::move(work);
-}
-
-/// Reports to the communicator how long the operation was in flight and how long the thread waited.
-class TimedWork final : public Work::Backend {
- public:
-  TimedWork(std::unique_ptr<Work::Backend> work, Communicator& communicator,
-            const Communicator::Call& call, Clock::time_point started)
-      : work_(std::move(work)), communicator_(communicator), call_(call), started_(started) {}
-
-  void wait() override {
-    const auto waited_from = Clock::now();
-    work_->wait();
-    note(waited_from);
-  }
-
-  bool wait_output() override {
-    const auto waited_from = Clock::now();
-    const bool more = work_->wait_output();
-    note(waited_from);
-    return more;
-  }
-
- private:
-  void note(Clock::time_point waited_from) {
-    communicator_.note_exposed("wait", &call_, waited_from);
-    if (!std::exchange(complete_, true)) communicator_.note_complete(call_, started_);
-  }
-
-  std::unique_ptr<Work::Backend> work_;
-  Communicator& communicator_;
-  Communicator::Call call_;
-  Clock::time_point started_;
-  bool complete_ = false;  // this rank's results can be read
-};
 
 namespace {
 
@@ -125,10 +67,6 @@ void copy_unless_same(const at::Tensor& output, const at::Tensor& input) {
   at::Tensor(output).copy_(input.view_as(output));
 }
 
-std::string title(const Communicator::Call& call) {
-  return fmt::format("{} {}", name(call.operation), name(call.purpose));
-}
-
 bool is_half(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16;
 }
@@ -150,6 +88,7 @@ std::unique_ptr<Communicator> Communicator::split(const std::vector<int>& ranks,
   // A communicator that wraps another one has let that one split.
   if (group->parent_ != nullptr) std::erase(group->parent_->groups_, group.get());
   group->parent_ = this;
+  group->times_.set_parent(&times_);
   group->ranks_ = ranks;
   group->hosts_.clear();
   for (const int rank : ranks) group->hosts_.push_back(host_of(rank));
@@ -169,9 +108,9 @@ Work Communicator::broadcast(at::Tensor tensor, int root, Purpose purpose) {
   const auto started = Clock::now();
   check_rank(Operation::kBroadcast, root);
   const Call call = begin(Operation::kBroadcast, purpose, tensor, root);
-  if (!sends(tensor)) return finish(call, nullptr, started);
+  if (!sends(tensor)) return times_.track(call, nullptr, started);
   if (rank_ == root) count_each(call, [&](int) { return call.bytes; });
-  return finish(call, do_broadcast(call, std::move(tensor), root), started);
+  return times_.track(call, do_broadcast(call, std::move(tensor), root), started);
 }
 
 Work Communicator::reduce(at::Tensor tensor, int root, Purpose purpose, Reduction reduction) {
@@ -182,13 +121,13 @@ Work Communicator::reduce(at::Tensor tensor, int root, Purpose purpose, Reductio
   const Call call = begin(Operation::kReduce, purpose, wide, root);
   if (!sends(tensor)) {
     divide_alone(tensor, reduction, size_);
-    return finish(call, nullptr, started);
+    return times_.track(call, nullptr, started);
   }
   if (rank_ != root) count_each(call, [&](int peer) { return peer == root ? call.bytes : 0; });
   WorkPtr work = do_reduce(call, wide, root, reduction.divisor(size_));
   // Only the root's tensor changes.
   if (rank_ == root) work = narrowing(std::move(work), wide, tensor, watch(call));
-  return finish(call, std::move(work), started);
+  return times_.track(call, std::move(work), started);
 }
 
 Work Communicator::all_reduce(at::Tensor tensor, Purpose purpose, Reduction reduction) {
@@ -214,7 +153,7 @@ Work Communicator::all_reduce(at::Tensor output, at::Tensor input, Purpose purpo
   if (!sends(input)) {
     copy_unless_same(output, input);
     divide_alone(output, reduction, size_);
-    return finish(call, nullptr, started);
+    return times_.track(call, nullptr, started);
   }
   // A reduce-scatter and an all-gather: a peer gets its piece, and the sum of this rank's.
   const auto piece = [&](int rank) {
@@ -223,7 +162,7 @@ Work Communicator::all_reduce(at::Tensor output, at::Tensor input, Purpose purpo
   };
   count_each(call, [&](int peer) { return piece(peer) + piece(rank_); });
   WorkPtr work = do_all_reduce(call, wide, reduction.divisor(size_));
-  return finish(call, narrowing(std::move(work), wide, output, watch(call)), started);
+  return times_.track(call, narrowing(std::move(work), wide, output, watch(call)), started);
 }
 
 Work Communicator::reduce_scatter(at::Tensor output, at::Tensor input, Purpose purpose,
@@ -238,7 +177,7 @@ Work Communicator::reduce_scatter(at::Tensor output, at::Tensor input, Purpose p
   if (!sends(input)) {
     copy_unless_same(output, input);
     divide_alone(output, reduction, size_);
-    return finish(call, nullptr, started);
+    return times_.track(call, nullptr, started);
   }
   count_each(call, [&](int) { return call.bytes / size_; });
   // Uses its own piece of the wide copy, which is not needed otherwise.
@@ -247,7 +186,7 @@ Work Communicator::reduce_scatter(at::Tensor output, at::Tensor input, Purpose p
           ? output
           : wide.flatten().narrow(0, rank_ * output.numel(), output.numel());
   WorkPtr work = do_reduce_scatter(call, wide_output, wide, reduction.divisor(size_));
-  return finish(call, narrowing(std::move(work), wide_output, output, watch(call)), started);
+  return times_.track(call, narrowing(std::move(work), wide_output, output, watch(call)), started);
 }
 
 Work Communicator::all_gather(at::Tensor output, at::Tensor input, Purpose purpose,
@@ -258,10 +197,10 @@ Work Communicator::all_gather(at::Tensor output, at::Tensor input, Purpose purpo
   call.copy_own_chunk = copy_own_chunk;
   if (!sends(input)) {
     if (copy_own_chunk) copy_unless_same(output, input);
-    return finish(call, nullptr, started);
+    return times_.track(call, nullptr, started);
   }
   count_each(call, [&](int) { return call.bytes; });
-  return finish(call, do_all_gather(call, std::move(output), std::move(input)), started);
+  return times_.track(call, do_all_gather(call, std::move(output), std::move(input)), started);
 }
 
 Work Communicator::all_to_all(at::Tensor output, at::Tensor input, Purpose purpose) {
@@ -277,10 +216,10 @@ Work Communicator::all_to_all(at::Tensor output, at::Tensor input, Purpose purpo
   const Call call = begin(Operation::kAllToAll, purpose, input);
   if (!sends(input)) {
     copy_unless_same(output, input);
-    return finish(call, nullptr, started);
+    return times_.track(call, nullptr, started);
   }
   count_each(call, [&](int) { return call.bytes / size_; });
-  return finish(call, do_all_to_all(call, std::move(output), std::move(input)), started);
+  return times_.track(call, do_all_to_all(call, std::move(output), std::move(input)), started);
 }
 
 Work Communicator::send(at::Tensor tensor, int destination, Purpose purpose) {
@@ -308,7 +247,7 @@ Work Communicator::message(Operation operation, at::Tensor tensor, int peer, Pur
   if (operation == Operation::kSend) {
     count_each(call, [&](int other) { return other == peer ? call.bytes : 0; });
   }
-  return finish(call, do_message(call, std::move(tensor), peer), started);
+  return times_.track(call, do_message(call, std::move(tensor), peer), started);
 }
 
 void Communicator::barrier() {
@@ -318,7 +257,7 @@ void Communicator::barrier() {
   at::Tensor mine = flag.narrow(0, rank_, 1);
   const Call call = begin(Operation::kBarrier, Purpose::kControl, mine);
   count_each(call, [](int) { return 1; });
-  finish(call, size_ > 1 ? do_all_gather(call, flag, mine) : nullptr, started).wait();
+  times_.track(call, size_ > 1 ? do_all_gather(call, flag, mine) : nullptr, started).wait();
 }
 
 namespace {
@@ -415,12 +354,6 @@ void Communicator::count_each(const Call& call,
   count(call, bytes, between_hosts);
 }
 
-std::string Communicator::Call::text() const {
-  return fmt::format("{} #{} ({}, {} bytes){}{}", name(operation), sequence, name(purpose), bytes,
-                     public_call.empty() ? "" : fmt::format(" in {}", public_call),
-                     step < 0 ? "" : fmt::format(" in step {}", step));
-}
-
 Communicator::Watch Communicator::watch(const Call& call) {
   if (call.purpose != Purpose::kGradient || !checks_gradients()) return {};
   return [this, adds_sums = call.adds_sums](const at::Tensor& sum,
@@ -461,7 +394,7 @@ std::vector<bool> Communicator::take_not_finite() {
 void Communicator::progress() {
   const auto started = Clock::now();
   progress_with_groups();
-  note_exposed("progress", nullptr, started);
+  times_.note_exposed("progress", nullptr, started);
 }
 
 void Communicator::progress_with_groups() {
@@ -472,44 +405,6 @@ void Communicator::progress_with_groups() {
 void Communicator::synchronize() {
   do_synchronize();
   for (Communicator* group : groups_) group->synchronize();
-}
-
-Work Communicator::finish(const Call& call, WorkPtr work, Clock::time_point started) {
-  note_exposed("start", &call, started);
-  if (work == nullptr) return Work();
-  note_in_flight(started);
-  return Work(std::make_unique<TimedWork>(std::move(work), *this, call, started));
-}
-
-void Communicator::note_in_flight(Clock::time_point started) {
-  if (in_flight_++ == 0) in_flight_since_ = started;
-  if (parent_ != nullptr) parent_->note_in_flight(started);
-}
-
-double Communicator::in_flight_seconds() const {
-  if (in_flight_ == 0) return in_flight_seconds_;
-  return in_flight_seconds_ +
-         std::chrono::duration<double>(Clock::now() - in_flight_since_).count();
-}
-
-void Communicator::note_exposed(const char* what, const Call* call, Clock::time_point from) {
-  const auto now = Clock::now();
-  exposed_seconds_ += std::chrono::duration<double>(now - from).count();
-  if (parent_ != nullptr) parent_->note_exposed(what, call, from);
-  if (activities_ == nullptr) return;
-  activities_->push_back({Activity::Kind::kExposed,
-                          call ? fmt::format("{} {}", what, title(*call)) : std::string(what),
-                          call ? call->bytes : 0, from, now});
-}
-
-void Communicator::note_complete(const Call& call, Clock::time_point started) {
-  const auto now = Clock::now();
-  if (parent_ != nullptr) parent_->note_complete(call, started);
-  if (--in_flight_ == 0) {
-    in_flight_seconds_ += std::chrono::duration<double>(now - in_flight_since_).count();
-  }
-  if (activities_ == nullptr) return;
-  activities_->push_back({Activity::Kind::kInFlight, title(call), call.bytes, started, now});
 }
 
 void Communicator::check_tensor(Operation operation, const at::Tensor& tensor) const {

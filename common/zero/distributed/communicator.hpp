@@ -2,7 +2,6 @@
 
 #include <torch/types.h>
 
-#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -11,6 +10,7 @@
 #include <vector>
 
 #include <zero/distributed/traffic.hpp>
+#include <zero/distributed/work.hpp>
 
 /// Communication between ranks. Nothing outside this folder names c10d, Gloo or NCCL.
 namespace zero::dist {
@@ -62,61 +62,6 @@ struct Reduction {
   int ranks = 0;  ///< 0: those of the group
 };
 
-/// A period in which a communicator was at work on this rank, for traces.
-struct Activity {
-  enum class Kind : std::uint8_t {
-    kInFlight,  ///< a collective, from its start to the return of its wait(), or wait_output()
-    kExposed,   ///< the calling thread in the start of one, in wait(), or in progress()
-  };
-  using TimePoint = std::chrono::steady_clock::time_point;
-
-  Kind kind;
-  std::string name;    ///< "all_gather parameter", "wait all_gather parameter", "progress"
-  std::int64_t bytes;  ///< of the tensor
-  TimePoint begin;
-  TimePoint end;
-};
-
-/// A collective that has been started. It must be waited on: only wait() makes the result visible,
-/// and parts of the work (the sums) are done inside it. Move-only. Destroying a handle that was
-/// never waited on ends the process, unless an exception is being thrown.
-class Work {
- public:
-  /// The backend's part of finishing the operation.
-  class Backend {
-   public:
-    virtual ~Backend() = default;
-    virtual void wait() = 0;
-    /// See Work::wait_output(). Returns whether wait() is still needed.
-    virtual bool wait_output() {
-      wait();
-      return false;
-    }
-  };
-
-  Work() = default;  ///< nothing to wait for
-  explicit Work(std::unique_ptr<Backend> work) : work_(std::move(work)) {}
-  Work(Work&&) noexcept = default;
-  Work& operator=(Work&&) noexcept;
-  ~Work();
-
-  /// Blocks until the operation is complete on this rank. Throws zero::Error when a peer is lost,
-  /// when the time limit passes, or when ranks disagree; the group is unusable afterwards. Waiting
-  /// again does nothing.
-  void wait();
-
-  /// Blocks until this rank can read its results. Peers may still read the tensors that this rank
-  /// passed in: do not write or free them before wait() has returned as well. Throws as wait()
-  /// does. The same as wait() where the transport makes no difference.
-  void wait_output();
-
-  /// False once waited on.
-  bool active() const { return work_ != nullptr; }
-
- private:
-  std::unique_ptr<Backend> work_;
-};
-
 /// A group of ranks and its collectives. All ranks of the group must call the same operations in
 /// the same order with the same shapes, dtypes, roots and purposes. Each call returns at once, with
 /// the transfer in flight; do not read or write the tensors before waiting on the handle. Tensors
@@ -124,23 +69,8 @@ class Work {
 /// allowed everywhere. With one rank nothing is sent and every operation is the identity.
 class Communicator {
  public:
+  using Call = dist::Call;
   using WorkPtr = std::unique_ptr<Work::Backend>;
-
-  /// A collective as backends see it.
-  struct Call {
-    Operation operation;
-    Purpose purpose;
-    std::int64_t sequence;         ///< among this communicator's collectives
-    std::int64_t bytes;            ///< of the tensor
-    std::int64_t step;             ///< see set_step()
-    std::string_view public_call;  ///< see CallScope
-    int root = -1;                 ///< of a broadcast or reduce
-    bool copy_own_chunk = true;    ///< of an all-gather
-    bool adds_sums = false;        ///< see Reduction::average_of_sums()
-
-    /// For error messages: "all_reduce #7 (gradient, 40 bytes) in Engine::save in step 2".
-    std::string text() const;
-  };
 
   /// Called with a sum that is not finite, the contributions to it by rank, and whether the
   /// contribution that the sum has overwritten, if any, was finite.
@@ -247,16 +177,16 @@ class Communicator {
 
   /// Seconds that this rank has spent inside wait() of any handle, in progress(), and starting
   /// operations: communication that nothing hid.
-  double exposed_seconds() const { return exposed_seconds_; }
+  double exposed_seconds() const { return times_.exposed_seconds(); }
 
   /// Seconds in which at least one operation of this rank was in flight: started, and its wait()
   /// not yet over. Minus the exposed seconds, this is the time that other work could hide; how much
   /// data moved in it depends on the transport.
-  double in_flight_seconds() const;
+  double in_flight_seconds() const { return times_.in_flight_seconds(); }
 
   /// From now on adds the activities of this rank to `activities`, which must outlive it or
   /// the next call; null ends recording. Operations in flight are added when they end.
-  void record(std::vector<Activity>* activities) { activities_ = activities; }
+  void record(std::vector<Activity>* activities) { times_.record(activities); }
 
   /// Sets the training step that error messages name.
   void set_step(std::int64_t step) {
@@ -305,7 +235,6 @@ class Communicator {
   /// For backends that do the sums themselves; empty if the check is not needed.
   Watch watch(const Call& call);
 
-  friend class TimedWork;
   friend class CallScope;
 
   /// Records calls in `log` from now on; every rank of the group has a log.
@@ -317,10 +246,6 @@ class Communicator {
   void count_call(Operation operation, Purpose purpose);
   std::string_view public_call() const;
   void progress_with_groups();
-  Work finish(const Call& call, WorkPtr work, Activity::TimePoint started);
-  void note_exposed(const char* what, const Call* call, Activity::TimePoint from);
-  void note_in_flight(Activity::TimePoint started);
-  void note_complete(const Call& call, Activity::TimePoint started);
   void check_tensor(Operation operation, const at::Tensor& tensor) const;
   void check_rank(Operation operation, int peer) const;
   void check_pieces(Operation operation, const char* whole_is, const at::Tensor& whole,
@@ -344,11 +269,7 @@ class Communicator {
   std::int64_t sequence_ = 0;
   std::int64_t step_ = -1;
   Traffic traffic_;
-  double exposed_seconds_ = 0.0;
-  double in_flight_seconds_ = 0.0;
-  int in_flight_ = 0;  // operations
-  Activity::TimePoint in_flight_since_;
-  std::vector<Activity>* activities_ = nullptr;
+  WorkTimes times_;
   std::vector<bool> not_finite_;  // by rank; empty: all finite
 };
 

@@ -1,0 +1,116 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <zero/distributed/traffic.hpp>
+
+namespace zero::dist {
+
+/// A collective or message of a communicator, as backends see it.
+struct Call {
+  Operation operation;
+  Purpose purpose;
+  std::int64_t sequence;         ///< among the collectives of the communicator
+  std::int64_t bytes;            ///< of the tensor
+  std::int64_t step;             ///< see Communicator::set_step()
+  std::string_view public_call;  ///< see CallScope
+  int root = -1;                 ///< of a broadcast or reduce
+  bool copy_own_chunk = true;    ///< of an all-gather
+  bool adds_sums = false;        ///< see Reduction::average_of_sums()
+
+  /// For traces: "all_gather parameter".
+  std::string title() const;
+  /// For error messages: "all_reduce #7 (gradient, 40 bytes) in Engine::save in step 2".
+  std::string text() const;
+};
+
+/// A period in which a communicator was at work on this rank, for traces.
+struct Activity {
+  enum class Kind : std::uint8_t {
+    kInFlight,  ///< a collective, from its start to the return of its wait(), or wait_output()
+    kExposed,   ///< the calling thread in the start of one, in wait(), or in progress()
+  };
+  using TimePoint = std::chrono::steady_clock::time_point;
+
+  Kind kind;
+  std::string name;    ///< "all_gather parameter", "wait all_gather parameter", "progress"
+  std::int64_t bytes;  ///< of the tensor
+  TimePoint begin;
+  TimePoint end;
+};
+
+/// A collective that has been started. It must be waited on: only wait() makes the result visible,
+/// and parts of the work (the sums) are done inside it. Move-only. Destroying a handle that was
+/// never waited on ends the process, unless an exception is being thrown.
+class Work {
+ public:
+  /// The backend's part of finishing the operation.
+  class Backend {
+   public:
+    virtual ~Backend() = default;
+    virtual void wait() = 0;
+    /// See Work::wait_output(). Returns whether wait() is still needed.
+    virtual bool wait_output() {
+      wait();
+      return false;
+    }
+  };
+
+  Work() = default;  ///< nothing to wait for
+  explicit Work(std::unique_ptr<Backend> work) : work_(std::move(work)) {}
+  Work(Work&&) noexcept = default;
+  Work& operator=(Work&&) noexcept;
+  ~Work();
+
+  /// Blocks until the operation is complete on this rank. Throws zero::Error when a peer is lost,
+  /// when the time limit passes, or when ranks disagree; the group is unusable afterwards. Waiting
+  /// again does nothing.
+  void wait();
+
+  /// Blocks until this rank can read its results. Peers may still read the tensors that this rank
+  /// passed in: do not write or free them before wait() has returned as well. Throws as wait()
+  /// does. The same as wait() where the transport makes no difference.
+  void wait_output();
+
+  /// False once waited on.
+  bool active() const { return work_ != nullptr; }
+
+ private:
+  std::unique_ptr<Backend> work_;
+};
+
+/// How long the operations of a communicator are in flight, and how long its thread spends on them:
+/// Communicator::exposed_seconds(), in_flight_seconds() and record().
+class WorkTimes {
+ public:
+  double exposed_seconds() const { return exposed_seconds_; }
+  double in_flight_seconds() const;
+  void record(std::vector<Activity>* activities) { activities_ = activities; }
+
+  /// From now on all times count for `parent` too, which must outlive this object.
+  void set_parent(WorkTimes* parent) { parent_ = parent; }
+  /// Returns the handle of `work`, which the thread began to start at `started`. No work: there is
+  /// nothing to wait for. The handle uses this object.
+  Work track(const Call& call, std::unique_ptr<Work::Backend> work, Activity::TimePoint started);
+  /// Since `from` the thread has been in the "start" or "wait" of `call`, or in "progress" of all
+  /// operations (null).
+  void note_exposed(const char* what, const Call* call, Activity::TimePoint from);
+
+ private:
+  class TimedWork;
+  void note_complete(const Call& call, Activity::TimePoint started);
+
+  WorkTimes* parent_ = nullptr;
+  double exposed_seconds_ = 0.0;
+  double in_flight_seconds_ = 0.0;
+  int in_flight_ = 0;  // operations
+  Activity::TimePoint in_flight_since_;
+  std::vector<Activity>* activities_ = nullptr;
+};
+
+}  // namespace zero::dist
