@@ -1,4 +1,3 @@
-// What was sent, by operation and purpose, and the names of both.
 #include <zero/distributed/traffic.hpp>
 
 namespace zero::dist {
@@ -24,21 +23,9 @@ const Traffic::Entry& Traffic::at(Operation operation, Purpose purpose) const {
   return entries[static_cast<std::size_t>(operation)][static_cast<std::size_t>(purpose)];
 }
 
-std::int64_t Traffic::bytes(Purpose purpose) const {
+std::int64_t Traffic::total(std::int64_t Entry::*column, Purpose purpose) const {
   std::int64_t sum = 0;
-  for (const auto& row : entries) sum += row[static_cast<std::size_t>(purpose)].bytes;
-  return sum;
-}
-
-std::int64_t Traffic::between_hosts(Purpose purpose) const {
-  std::int64_t sum = 0;
-  for (const auto& row : entries) sum += row[static_cast<std::size_t>(purpose)].between_hosts;
-  return sum;
-}
-
-std::int64_t Traffic::calls(Purpose purpose) const {
-  std::int64_t sum = 0;
-  for (const auto& row : entries) sum += row[static_cast<std::size_t>(purpose)].calls;
+  for (const auto& row : entries) sum += row[static_cast<std::size_t>(purpose)].*column;
   return sum;
 }
 

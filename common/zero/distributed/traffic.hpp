@@ -43,12 +43,18 @@ struct Traffic {
 
   Entry& at(Operation operation, Purpose purpose);
   const Entry& at(Operation operation, Purpose purpose) const;
-  std::int64_t bytes(Purpose purpose) const;  ///< over all operations
-  std::int64_t between_hosts(Purpose purpose) const;
-  std::int64_t calls(Purpose purpose) const;
+  // Over all operations.
+  std::int64_t bytes(Purpose purpose) const { return total(&Entry::bytes, purpose); }
+  std::int64_t between_hosts(Purpose purpose) const {
+    return total(&Entry::between_hosts, purpose);
+  }
+  std::int64_t calls(Purpose purpose) const { return total(&Entry::calls, purpose); }
   std::int64_t bytes() const;  ///< over everything
   /// This minus an earlier reading: the traffic between the two.
   Traffic since(const Traffic& earlier) const;
+
+ private:
+  std::int64_t total(std::int64_t Entry::*column, Purpose purpose) const;
 };
 
 }  // namespace zero::dist
