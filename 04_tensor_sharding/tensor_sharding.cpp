@@ -55,6 +55,10 @@ void TensorSharding::zero_grad() {
   Strategy::zero_grad();
 }
 
+train::ParameterShard TensorSharding::local_shard(std::size_t index) const {
+  return flat_.local_shard(index);
+}
+
 train::Costs TensorSharding::costs() const {
   return {{flat_.parameter_bytes(), flat_.gradient_bytes(), train::CostSums(*this).optimizer},
           flat_.sent_bytes([this](std::size_t unit) { return gathers(unit); })};
