@@ -4,11 +4,12 @@
 #   wrong/              wrong answers, each a whole file or a .patch to the solution, with a line "expects: <sentence>":
 #                       the regular expression by which it must be refused;
 #   CMakeLists.txt      one call of zero_add_exercise(), with the sentence of the starter.
-# If the answer is a small program, <file> is minimal.cpp. The solution is that of the chapter, the starter that of the
-# chapter BEFORE, or the solution under starter.patch.
-# Else the folder has starter.*, solution.* and check.cpp. FUNCTIONS in C++ are <file> <id>.cpp, and exercise_<id>::check()
-# there takes an Answer, which <id>.hpp declares, with a pointer to each. Numbers are <id>.txt; check() takes Numbers.
-# LIBRARIES is what answer and check.cpp link besides the grader.
+# The starter is the solution under starter.patch, where there is one.
+# If the answer is a small program, <file> is minimal.cpp. The solution is that of the chapter, and without a patch the
+# starter is that of the chapter BEFORE.
+# Else the folder has solution.*, check.cpp, and without a patch starter.*. FUNCTIONS in C++ are <file> <id>.cpp, and
+# exercise_<id>::check() there takes an Answer, which <id>.hpp declares, with a pointer to each. Numbers are <id>.txt;
+# check() takes Numbers. LIBRARIES is what answer and check.cpp link besides the grader.
 # Tests of ctest prove that the solution is right, and that the starter and each wrong answer fail by their sentence.
 
 # zero_apply_patch(<program> <patch> <output>): <output> becomes <program> with <patch> applied, at every build.

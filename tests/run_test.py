@@ -270,6 +270,15 @@ class Exercise(Script):
         self.assertEqual("\n".join(self.lines("exercise", "00a", "--solution")) + "\n",
                          (SOURCE / folder / "solution.cpp").read_text())
 
+    def test_of_a_function_begins_as_the_solution_with_a_fault(self):
+        shutil.copytree(SOURCE / "03_zero3", self.repository / "03_zero3", ignore=shutil.ignore_patterns("mine"))
+        self.lines("exercise", "03c", "--reset")
+        folder = self.repository / "03_zero3/exercises/03c_branches"
+        begun, solution = (folder / "mine/03c.cpp").read_text(), (folder / "solution.cpp").read_text()
+        self.assertEqual(begun.splitlines()[-40:-12], solution.splitlines()[:28])
+        self.assertNotIn("zeros_like", begun)
+        self.assertNotIn("patch", begun)
+
     def test_of_numbers_has_the_task_as_comments(self):
         self.lines("exercise", "02c", "--reset")
         text = (self.repository / "02_zero2/exercises/02c_wire_volume/mine/02c.txt").read_text()

@@ -55,18 +55,18 @@ class Exercise:
         self.notes.write_text(json.dumps(self.state))
 
     def starter(self):
-        """For a step the program of the chapter before, or the solution under starter.patch."""
+        """The solution under starter.patch, else starter.*; for a step without either the program of the chapter before."""
         patch = self.folder / "starter.patch"
+        if patch.exists():
+            with tempfile.TemporaryDirectory() as folder:
+                answer = Path(shutil.copy(self.solution, f"{folder}/{self.answer.name}"))
+                # git takes a patch as it is only where it finds no repository.
+                subprocess.run(["git", "apply", patch], cwd=folder, env={**os.environ, "GIT_DIR": "/"}, check=True)
+                return answer.read_text()
         if not self.is_step:
             return (self.folder / f"starter{self.solution.suffix}").read_text()
-        if not patch.exists():
-            before = max(chapter for chapter in ROOT.glob("[0-9]*_*") if chapter < self.chapter)
-            return (before / "minimal.cpp").read_text()
-        with tempfile.TemporaryDirectory() as folder:
-            program = Path(shutil.copy(self.solution, folder))
-            # git takes a patch as it is only where it finds no repository.
-            subprocess.run(["git", "apply", patch], cwd=folder, env={**os.environ, "GIT_DIR": "/"}, check=True)
-            return program.read_text()
+        before = max(chapter for chapter in ROOT.glob("[0-9]*_*") if chapter < self.chapter)
+        return (before / "minimal.cpp").read_text()
 
     def begin(self):
         if self.answer.exists():
