@@ -7,6 +7,7 @@ total as a line across the bar, the peak of a step as a diamond, the fullest ran
 
 from plot_style import (
     CATEGORY_COLOURS,
+    PAGE_WIDTH,
     QUIET_COLOUR,
     TEXT_COLOUR,
     BadInput,
@@ -106,7 +107,7 @@ def draw_legend(figure):
         Line2D([], [], color=QUIET_COLOUR, marker=">", linestyle="", markersize=5,
                label="fullest rank"),
     ]
-    figure.legend(handles=handles, loc="lower center", ncols=len(handles), columnspacing=1.6,
+    figure.legend(handles=handles, loc="lower center", ncols=len(handles), columnspacing=1.2,
                   handletextpad=0.6, bbox_to_anchor=(0.5, 0.0))
 
 
@@ -116,7 +117,7 @@ def draw(document):
     ranks = int(number(document, "world_size", "the report"))
     parameters = int(number(document, "parameters", "the report"))
 
-    figure, axes = plt.subplots(figsize=(max(8.0, 1.9 * len(modes) + 1.2), 6.2))
+    figure, axes = plt.subplots(figsize=(max(PAGE_WIDTH, 1.9 * len(modes) + 0.4), 6.2))
     highest = max(max(mode["peak_mib_max"], mode["total_mib_max"]) for mode in modes)
     axes.set_ylim(0, 1.17 * highest)
     axes.set_xlim(-0.6, len(modes) - 0.4)
@@ -131,7 +132,7 @@ def draw(document):
     figure.suptitle(f"Memory of {model} on {ranks} rank{'' if ranks == 1 else 's'}", x=0.02,
                     y=0.975, ha="left", fontsize=14, fontweight="bold")
     axes.set_title(
-        f"{parameters:,} parameters; resident after a step, and its ratio to DDP",
+        f"{parameters:,} parameters; model states at rest, and their ratio to DDP's",
         fontsize=10, color=QUIET_COLOUR, pad=10,
     )
     draw_legend(figure)

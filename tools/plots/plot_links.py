@@ -7,6 +7,7 @@ computing alone in grey. No overlap gets below the higher of the two.
 
 from plot_style import (
     CATEGORY_COLOURS,
+    PAGE_WIDTH,
     QUIET_COLOUR,
     TEXT_COLOUR,
     BadInput,
@@ -100,6 +101,7 @@ def draw_buckets(axes, document):
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.xaxis.set_minor_locator(NullLocator())
+    axes.tick_params(axis="x", labelsize=8)  # small buckets lie close together
     axes.set_xlabel("largest bucket, MiB")
     axes.set_title(f"bucket size, {field(document, 'bucket_stage', str, 'the report')}")
 
@@ -122,29 +124,30 @@ def draw_stages(axes, document):
     draw_lines(axes, document, [point for point in points if not point[1].startswith("engine")], late=True)
     axes.set_xticks(sorted({x for x, _ in points}))
     axes.set_xlabel("stage")
-    axes.set_title("stage, with overlap and without")
+    axes.set_title("stage")
 
 
 def draw_legend(figure, document):
-    handles = [
+    rates = [
         Line2D([], [], color=colour, marker=marker, markersize=5, linewidth=1.8, label=rate_name(mbit))
         for mbit, colour, marker in zip(read_rates(document), RATE_COLOURS, MARKERS)
     ]
-    handles += [
+    lines = [
         Line2D([], [], color=TEXT_COLOUR, linewidth=1, linestyle=":", marker="o", markerfacecolor="white",
                markersize=5, label=LATE),
         Line2D([], [], color=TEXT_COLOUR, label="the link alone", **BELOW),
         Line2D([], [], color=QUIET_COLOUR, label="computing alone (grey)", **BELOW),
     ]
-    figure.legend(handles=handles, loc="lower center", ncols=len(handles), columnspacing=1.6,
-                  handletextpad=0.6, bbox_to_anchor=(0.5, 0.0))
+    for handles, height in ((rates, 0.055), (lines, 0.0)):
+        figure.legend(handles=handles, loc="lower center", ncols=len(handles), columnspacing=1.6,
+                      handletextpad=0.6, bbox_to_anchor=(0.5, height))
 
 
 def draw(document):
     if len(read_rates(document)) > len(RATE_COLOURS):
         raise BadInput(f"only {len(RATE_COLOURS)} speeds can be told apart in a picture")
     compute = number(document, "compute_seconds", "the report")
-    figure = plt.figure(figsize=(12.5, 5.2))
+    figure = plt.figure(figsize=(PAGE_WIDTH, 5.6))
     grid = figure.add_gridspec(3, 3)
     buckets = figure.add_subplot(grid[:, 0])
     ahead = figure.add_subplot(grid[:2, 1], sharey=buckets)
@@ -158,9 +161,9 @@ def draw(document):
     parameters = number(document, "parameters", "the report")
     tokens = int(number(document, "batch_size", "the report") * number(document, "sequence_length", "the report"))
     figure.suptitle(f"Slow links: {parameters / 1e6:.1f} million parameters, two hosts, {tokens} tokens a rank",
-                    x=0.02, y=0.975, ha="left", fontsize=14, fontweight="bold")
+                    x=0.02, y=0.975, ha="left", fontsize=12, fontweight="bold")
     draw_legend(figure, document)
-    figure.tight_layout(rect=(0, 0.06, 1, 0.985))
+    figure.tight_layout(rect=(0, 0.11, 1, 0.985))
     return figure
 
 
