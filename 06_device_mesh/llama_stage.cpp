@@ -1,5 +1,6 @@
 #include "llama_stage.hpp"
 
+#include <c10/util/accumulate.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -9,7 +10,6 @@
 #include <zero/distributed/communicator.hpp>
 #include <zero/nn/cross_entropy.hpp>
 #include <zero/nn/gradient_destination.hpp>
-#include <zero/nn/parameters.hpp>
 
 namespace zero {
 namespace {
@@ -77,7 +77,7 @@ struct TiedGradient : Function<TiedGradient> {
     } else {
       sum.tensor.addmm_(pass.logits_gradient.t(), pass.head_input);
     }
-    sum.tensor.index_add_(0, saved[1].reshape(-1), rows(pass.output_gradient));
+    pass.embedding->add_gradient(saved[1], pass.output_gradient);
     return {at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
@@ -94,18 +94,19 @@ nn::LlamaConfig checked(const nn::LlamaConfig& config, int stage, int stages) {
   return config;
 }
 
-nn::Llama without_bytes(const nn::LlamaConfig& config) {
+nn::Llama without_bytes(const nn::LlamaConfig& config, const nn::TensorParallel& tensor) {
   const nn::DeferredStorage deferred;
-  return nn::Llama(config);
+  return nn::Llama(config, tensor);
 }
 
 }  // namespace
 
-LlamaStage::LlamaStage(const nn::LlamaConfig& config, int stage, int stages)
-    : whole_(without_bytes(checked(config, stage, stages))), stage_(stage), stages_(stages) {
-  for (const nn::Parameter& p : nn::list_parameters(whole_).parameters) {
-    names_of_all_.push_back(p.name);
-  }
+LlamaStage::LlamaStage(const nn::LlamaConfig& config, int stage, int stages,
+                       const nn::TensorParallel& tensor)
+    : whole_(without_bytes(checked(config, stage, stages), tensor)),
+      stage_(stage),
+      stages_(stages),
+      whole_model_{nn::list_parameters(whole_), {}} {
   // Registered in the whole model's order, under the same names.
   const auto body = register_module("model", std::make_shared<nn::Layer>());
   if (is_first() || (is_last() && config.tied)) {
@@ -124,6 +125,7 @@ LlamaStage::LlamaStage(const nn::LlamaConfig& config, int stage, int stages)
   if (is_tied() && embedding_ != nullptr) {
     shared_weight_ = embedding_->parameters().front();
     shared_weight_.set_requires_grad(is_last());
+    if (is_first()) whole_model_.copy = shared_weight_;
   }
 }
 
@@ -140,27 +142,47 @@ std::int64_t LlamaStage::last_layer() const {
   return dist::piece_begin(config().layers, stage_ + 1, stages_);
 }
 
+void LlamaStage::checkpoint_activations(bool on, const nn::CheckpointOptions& options) {
+  whole_.checkpoint_activations(on, options);
+  partitions_checkpoints_ = on && options.partition_over != nullptr;
+}
+
 void LlamaStage::check_batch(const data::Batch& batch) const {
   whole_.check_inputs(batch);
   whole_.check_targets(batch);
+  const std::int64_t elements = c10::multiply_integers(activation_sizes(batch));
+  if (!partitions_checkpoints_ || elements % tensor_parallel().ranks() == 0) return;
+  throw Error(
+      fmt::format("the activations of a layer have {} elements, which {} tensor ranks cannot share "
+                  "evenly: checkpoints cannot be partitioned",
+                  elements, tensor_parallel().ranks()));
+}
+
+std::vector<std::int64_t> LlamaStage::activation_sizes(const data::Batch& batch) const {
+  return {batch.inputs.size(0), tensor_parallel().positions(batch.inputs.size(1)), config().hidden};
+}
+
+std::int64_t LlamaStage::activation_bytes(const data::Batch& batch) const {
+  return c10::multiply_integers(activation_sizes(batch)) *
+         static_cast<std::int64_t>(c10::elementSize(config().dtype));
 }
 
 at::Tensor LlamaStage::empty_activations(const data::Batch& batch) const {
-  return at::empty({batch.inputs.size(0), batch.inputs.size(1), config().hidden},
-                   batch.inputs.options().dtype(config().dtype));
+  return at::empty(activation_sizes(batch), batch.inputs.options().dtype(config().dtype));
 }
 
 at::Tensor LlamaStage::loss(const data::Batch& batch) {
   return run(
       [&] {
         if (pass_->adds_tied_gradient) {
+          pass_->embedding = embedding_.get();
           return TiedGradient::apply(shared_weight_, batch.inputs, pass_);
         }
         const at::Tensor hidden = run_layers(batch);
         if (!is_last()) return StageEnd::apply(hidden, pass_);
         const at::Tensor all = logits(hidden);
         return nn::consuming_cross_entropy(all.view({-1, all.size(-1)}), batch.targets.reshape(-1),
-                                           batch.loss_terms);
+                                           batch.loss_terms, tensor_parallel().axis);
       },
       {});
 }
@@ -169,7 +191,10 @@ at::Tensor LlamaStage::predict(const data::Batch& batch) {
   return run(
       [&] {
         const at::Tensor hidden = run_layers(batch);
-        return is_last() ? logits(hidden) : StageEnd::apply(hidden, pass_);
+        if (!is_last()) return StageEnd::apply(hidden, pass_);
+        dist::Communicator* const axis = tensor_parallel().axis;
+        const at::Tensor own = logits(hidden);
+        return axis == nullptr ? own : nn::gather_over_axis(own, -1, *axis, nn::Uncut::kSame);
       },
       {});
 }
@@ -192,7 +217,7 @@ at::Tensor LlamaStage::run_layers(const data::Batch& batch) {
 }
 
 at::Tensor LlamaStage::logits(const at::Tensor& hidden) {
-  const at::Tensor x = norm_->forward(hidden);
+  const at::Tensor x = tensor_parallel().enter(norm_->forward(hidden));
   if (head_ != nullptr) return head_->forward(x);
   if (!is_tied()) return embedding_->as_head(x);
   return TiedHead::apply(x, shared_weight_.detach(), pass_);

@@ -9,25 +9,28 @@
 #include <vector>
 
 #include <zero/nn/llama.hpp>
+#include <zero/nn/parameters.hpp>
 
 namespace zero {
 
 /// One micro-batch on its way through one stage of a pipeline: what passes between the stage's
-/// forward and backward, and between stages.
+/// forward and backward, and between stages. The latter is the residual stream as this tensor rank
+/// has it: [B, S, hidden], or S / n positions under sequence parallelism over n ranks.
 struct StagePass : torch::CustomClassHolder {
   bool adds_tied_gradient = false;  ///< the next forward is that of a tied gradient
 
-  /// What comes out of the stage before, [B, S, hidden]: a leaf. Its gradient after backward is
-  /// what that stage needs. In the first stage of a tied model, the embedding's output: its
-  /// gradient is what the last stage needs.
+  /// What comes out of the stage before: a leaf. Its gradient after backward is what that stage
+  /// needs. In the first stage of a tied model, the embedding's output: its gradient is what the
+  /// last stage needs.
   at::Tensor input;
-  at::Tensor output;  ///< for the next stage, [B, S, hidden], without a graph
+  at::Tensor output;  ///< for the next stage, without a graph
   /// Of `output`, from the next stage; set it before backward. For a tied gradient, that of the
   /// embedding's output.
   at::Tensor output_gradient;
   /// Last stage of a tied model: the weight's gradient is transpose(logits_gradient) head_input.
   at::Tensor head_input;       // [B S, hidden]
-  at::Tensor logits_gradient;  // [B S, vocabulary]
+  at::Tensor logits_gradient;  // [B S, vocabulary / n]
+  const nn::Embedding* embedding = nullptr;
 };
 
 /// The part of a Llama model that one stage of a pipeline holds: the decoder layers [first_layer(),
@@ -40,15 +43,21 @@ struct StagePass : torch::CustomClassHolder {
 /// shared weight. The last one trains it. In the first one it is frozen, and PipelineTrainer writes
 /// the new value into it after every update.
 ///
+/// Split over a tensor axis (nn/tensor_parallel.hpp), the stage is that of one tensor rank, and all
+/// tensor ranks run the same passes. Each stage has a tensor axis of its own.
+///
 /// loss() and predict() work on the pass that set_pass() has named.
 class LlamaStage : public nn::Model {
  public:
-  /// Throws zero::Error for a stage that does not exist, for fewer layers than stages, and for a
-  /// classifier.
-  LlamaStage(const nn::LlamaConfig& config, int stage, int stages);
+  /// Throws zero::Error for a stage that does not exist, for fewer layers than stages, for a
+  /// classifier, and for a model that `tensor` cannot split. The ranks of the tensor axis all make
+  /// the same stage.
+  LlamaStage(const nn::LlamaConfig& config, int stage, int stages,
+             const nn::TensorParallel& tensor = {});
 
   /// Last stage: the loss, as Llama::loss(). Other stages: a scalar 0 from which backward continues
-  /// with StagePass::output_gradient. Sends and receives nothing.
+  /// with StagePass::output_gradient. Sends and receives nothing between stages. Does not check the
+  /// batch: see check_batch().
   at::Tensor loss(const data::Batch& batch) override;
   /// Last stage: the logits. Other stages: as loss().
   at::Tensor predict(const data::Batch& batch) override;
@@ -56,10 +65,13 @@ class LlamaStage : public nn::Model {
   /// The pass of the next loss() or predict().
   void set_pass(c10::intrusive_ptr<StagePass> pass) { pass_ = std::move(pass); }
 
-  /// Throws zero::Error if loss() of the whole model would refuse the batch.
+  /// Throws zero::Error if loss() of the whole model would refuse the batch; in every stage alike.
+  /// Does not compare the batches of tensor ranks.
   void check_batch(const data::Batch& batch) const;
-  /// Of what passes between stages for this batch: [B, S, hidden], uninitialised.
+  /// Of what passes between stages for this batch, on this tensor rank: uninitialised.
   at::Tensor empty_activations(const data::Batch& batch) const;
+  /// Its bytes.
+  std::int64_t activation_bytes(const data::Batch& batch) const;
 
   int stage() const { return stage_; }
   int stages() const { return stages_; }
@@ -72,16 +84,21 @@ class LlamaStage : public nn::Model {
   std::int64_t first_layer() const;
   std::int64_t last_layer() const;
   const nn::LlamaConfig& config() const { return whole_.config(); }
+  const nn::TensorParallel& tensor_parallel() const { return whole_.tensor_parallel(); }
 
-  /// The names of the whole model's parameters in its order, a tied one once.
-  const std::vector<std::string>& names_of_all() const { return names_of_all_; }
+  /// Also for io::StoredValues: WholeModel::list has the parameters of the whole model.
+  const nn::WholeModel* whole_model() const override {
+    return stages_ > 1 ? &whole_model_ : nullptr;
+  }
 
-  /// See Llama::checkpoint_activations().
-  void checkpoint_activations(bool on) { whole_.checkpoint_activations(on); }
+  /// See Llama::checkpoint_activations(). What a stage has received stays whole until its backward.
+  /// A checkpoint arena needs room for all micro-batches of a step.
+  void checkpoint_activations(bool on, const nn::CheckpointOptions& options = {});
 
  private:
   template <typename Module>
   std::shared_ptr<Module> take(const std::string& name);
+  std::vector<std::int64_t> activation_sizes(const data::Batch& batch) const;
   at::Tensor input(const data::Batch& batch);
   at::Tensor run_layers(const data::Batch& batch);
   at::Tensor logits(const at::Tensor& hidden);
@@ -90,7 +107,8 @@ class LlamaStage : public nn::Model {
   nn::Llama whole_;
   int stage_;
   int stages_;
-  std::vector<std::string> names_of_all_;
+  nn::WholeModel whole_model_;
+  bool partitions_checkpoints_ = false;
   c10::intrusive_ptr<StagePass> pass_;
   at::Tensor shared_weight_;
   std::shared_ptr<nn::Embedding> embedding_;  // null in the stages between; in the last if untied

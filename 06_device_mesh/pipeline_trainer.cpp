@@ -21,16 +21,14 @@ using Kind = PipelineAction::Kind;
 
 namespace {
 
-// The places of the parameters in `list`, those of one stage, in the whole model. The first stage's
-// frozen copy of a shared weight has the place of the weight, and no gradient.
-train::StageOfModel stage_of_model(const LlamaStage& stage, const nn::ParameterList& list,
-                                   dist::Communicator& pipeline) {
-  train::StageOfModel result{&pipeline, stage.names_of_all(), {}};
-  for (const nn::Parameter& p : list.parameters) {
-    const auto found = std::ranges::find(result.names, p.name);
-    result.places.push_back(static_cast<std::size_t>(found - result.names.begin()));
+// Whether the ranks of `axis` have different numbers. Called by all of them; false without an axis.
+bool differ(dist::Communicator* axis, const std::vector<double>& mine) {
+  if (axis == nullptr) return false;
+  const std::vector<double> all = dist::all_gather_scalars(*axis, mine);
+  for (std::size_t k = 0; k < all.size(); ++k) {
+    if (all[k] != all[k % mine.size()]) return true;
   }
-  return result;
+  return false;
 }
 
 }  // namespace
@@ -160,23 +158,42 @@ PipelineTrainer::PipelineTrainer(LlamaStage& stage, train::Strategy& strategy,
       schedule_(schedule) {
   add_axis(pipeline);
   const dist::CallScope call(pipeline, "PipelineTrainer::PipelineTrainer");
-  pipeline.verify_same_on_all_ranks(
-      "the pipeline",
-      fmt::format("{} stages, schedule {}\ndata rank {} of {}\nmodel {}\n{}", stage.stages(),
-                  name(schedule), strategy.communicator().rank(), strategy.communicator().size(),
-                  nn::to_hugging_face_json(stage.config()).dump(), options_text()));
+  verify_axes();
   verify_strategy();
-  strategy.averaged_gradients().set_stage(stage_of_model(stage, strategy.list(), pipeline));
+  strategy.stage_of_model().set_pipeline(&pipeline);
 }
 
-PipelineTrainer::~PipelineTrainer() { strategy().averaged_gradients().set_stage(std::nullopt); }
+PipelineTrainer::~PipelineTrainer() { strategy().stage_of_model().set_pipeline(nullptr); }
+
+void PipelineTrainer::verify_axes() {
+  const dist::Communicator& data = strategy().communicator();
+  dist::Communicator* const tensor = strategy().tensor_axis();
+  const int tensor_rank = tensor == nullptr ? 0 : tensor->rank();
+  const int tensor_ranks = tensor == nullptr ? 1 : tensor->size();
+  dist::RankGrid({&strategy().communicator(), tensor, &pipeline_})
+      .verify_same_on_all_ranks(
+          "the pipeline",
+          fmt::format("{} stages, schedule {}\n{} data ranks, {} tensor ranks{}\nmodel {}\n{}",
+                      stage_.stages(), name(schedule_), data.size(), tensor_ranks,
+                      stage_.tensor_parallel().cuts_sequence() ? ", sequence cut" : "",
+                      nn::to_hugging_face_json(stage_.config()).dump(), options_text()));
+  const bool apart =
+      differ(&pipeline_, {static_cast<double>(data.rank()), static_cast<double>(tensor_rank)});
+  if (!on_any_rank(apart)) return;
+  throw Error(fmt::format(
+      "the stages of a pipeline have different places on the data or the tensor axis (stage {} is "
+      "data rank {} of {}, tensor rank {} of {}): make all axes from one mesh of ranks",
+      stage_.stage(), data.rank(), data.size(), tensor_rank, tensor_ranks));
+}
 
 bool PipelineTrainer::on_any_rank(bool mine) {
-  const auto any = [](dist::Communicator& axis, bool value) {
-    const std::vector<double> all = dist::all_gather_scalars(axis, {value ? 1.0 : 0.0});
-    return std::any_of(all.begin(), all.end(), [](double of_rank) { return of_rank != 0; });
-  };
-  return any(strategy().communicator(), any(pipeline_, mine));
+  for (dist::Communicator* const axis :
+       {&pipeline_, strategy().tensor_axis(), &strategy().communicator()}) {
+    if (axis == nullptr) continue;
+    const std::vector<double> all = dist::all_gather_scalars(*axis, {mine ? 1.0 : 0.0});
+    mine = std::ranges::any_of(all, [](double of_rank) { return of_rank != 0; });
+  }
+  return mine;
 }
 
 void PipelineTrainer::verify_strategy() {
@@ -256,23 +273,25 @@ void PipelineTrainer::sync_parameters() {
 }
 
 double PipelineTrainer::count_terms(const std::vector<data::Batch>& batches) {
-  double terms = 0;
+  std::int64_t terms = 0;
+  std::uint64_t digest = 0;  // of all of them
   for (const data::Batch& batch : batches) {
-    stage_.check_batch(batch);
-    terms += static_cast<double>(batch.loss_terms);
+    terms += batch.loss_terms;
+    digest = data::digest(batch, digest);
   }
-  const std::vector<double> all =
-      dist::all_gather_scalars(pipeline_, {static_cast<double>(batches.size()), terms});
-  bool differ = false;
-  for (std::size_t s = 0; s < all.size(); s += 2) {
-    differ = differ || all[s] != all[0] || all[s + 1] != all[1];
-  }
-  if (on_any_rank(differ)) {
+  // First: a rank that refuses its batch leaves the others behind.
+  const std::vector<double> mine = {static_cast<double>(batches.size()),
+                                    static_cast<double>(digest >> 11)};
+  const bool on_tensor_axis = differ(strategy().tensor_axis(), mine);
+  const bool between_stages = differ(&pipeline_, mine);
+  if (on_any_rank(on_tensor_axis || between_stages)) {
     throw Error(fmt::format(
-        "step {}: the stages of a pipeline have different micro-batches (stage {} has {} with {} "
-        "loss terms): all stages of a data index pass the same ones",
+        "step {}: the stages of a pipeline or the ranks of a tensor axis have different "
+        "micro-batches (stage {} has {} with {} loss terms here): all of one data index pass the "
+        "same ones",
         steps(), stage_.stage(), batches.size(), terms));
   }
+  for (const data::Batch& batch : batches) stage_.check_batch(batch);
   return Trainer::count_terms(batches);
 }
 
@@ -292,10 +311,7 @@ double PipelineTrainer::evaluate(const std::vector<data::Batch>& batches) {
 std::int64_t pipeline_bytes(const LlamaStage& stage,
                             const std::vector<data::Batch>& micro_batches) {
   std::int64_t activations = 0;  // A, of all micro-batches
-  for (const data::Batch& batch : micro_batches) {
-    activations += batch.inputs.numel() * stage.config().hidden *
-                   static_cast<std::int64_t>(c10::elementSize(stage.config().dtype));
-  }
+  for (const data::Batch& batch : micro_batches) activations += stage.activation_bytes(batch);
   const bool sends_back = !stage.is_first() || stage.is_tied();
   const bool sends_weight = stage.is_tied() && stage.is_last();
   return (stage.is_last() ? 0 : activations) + (sends_back ? activations : 0) +

@@ -13,29 +13,34 @@
 namespace zero {
 
 /// Trains a model that is cut into stages: pipeline parallelism, with any strategy of chapters 00
-/// to 05 on the data axis of each stage.
+/// to 06 on the data axis of each stage. The layers of a stage may be split over a tensor axis.
 ///
-/// A rank is (data index, stage). Its strategy holds the parameters of its stage and shares them
-/// with the ranks of the same stage; the pipeline axis connects the stages of one data index, and
-/// its rank there is the stage. All stages of a data index pass the same micro-batches; data
-/// indices have different ones.
+/// A rank is (data index, stage, tensor rank): dist::Mesh(world, {{"data", …}, {"pipeline", …},
+/// {"tensor", …}}). Its strategy holds its part of the parameters of its stage and shares them with
+/// the ranks of the same stage and tensor rank; the pipeline axis connects the stages of one data
+/// index and tensor rank, and its rank there is the stage. All stages and tensor ranks of a data
+/// index pass the same micro-batches; data indices have different ones.
 ///
 /// Losses, gradients, norm and update have the same bits as those of one Trainer on the whole model
-/// with the same micro-batches and data axis. In a step, stage s of p sends on the pipeline axis,
-/// with A bytes of activations [B, S, hidden] for each micro-batch,
+/// with the same micro-batches, data axis and tensor axis. In a step, stage s of p sends on the
+/// pipeline axis, with A bytes of activations for each micro-batch
+/// (LlamaStage::activation_bytes()),
 ///   A  to the next stage (not the last stage), and A to the stage before (not stage 0);
-///   if the embedding is the head: stage 0 A to the last stage, and the last stage the weight to
-///   stage 0, once a step (Purpose::kParameter).
+///   if the embedding is the head: stage 0 A to the last stage, and the last stage the weight (its
+///   part of it) to stage 0, once a step (Purpose::kParameter).
+///
+/// While it lives, checkpoints and io::save_model() of `strategy` are those of the whole model, and
+/// all ranks of all axes call them.
 ///
 /// Stage 3 is possible unless the embedding is the head. It rarely makes sense: it gathers the
 /// stage's parameters twice for each micro-batch, and a pipeline needs many.
 class PipelineTrainer final : public train::Trainer {
  public:
   /// Called by all ranks. `strategy` holds `stage`; `pipeline` is the pipeline axis, of size
-  /// stage.stages(); all three must outlive this object. Throws zero::Error on all ranks of a
-  /// pipeline if its stages differ in model, schedule, options or data axis; on all ranks if the
-  /// strategy does not fit: with a tied weight it must keep parameters whole, and add up
-  /// micro-batches before it reduces them.
+  /// stage.stages(); all three must outlive this object. Throws zero::Error on all ranks of all
+  /// axes if they differ in model, schedule or options, if the stages of a pipeline have different
+  /// places on the data or the tensor axis, or if the strategy does not fit: with a tied weight it
+  /// must keep parameters whole, and add up micro-batches before it reduces them.
   PipelineTrainer(LlamaStage& stage, train::Strategy& strategy, dist::Communicator& pipeline,
                   PipelineSchedule schedule = PipelineSchedule::kOneForwardOneBackward,
                   train::TrainerOptions options = {});
@@ -52,6 +57,7 @@ class PipelineTrainer final : public train::Trainer {
  private:
   class Run;
 
+  void verify_axes();
   void verify_strategy();
   bool on_any_rank(bool mine);
   double loss_sum(const std::vector<double>& losses, const std::vector<data::Batch>& batches);

@@ -23,4 +23,8 @@ struct Batch {
   std::int64_t loss_terms = 0;
 };
 
+/// A number that differs between batches: FNV-1a of their elements and sizes, those of a GPU left
+/// out, because the host would wait for them. `before`: that of the batches before this one.
+std::uint64_t digest(const Batch& batch, std::uint64_t before = 14695981039346656037ULL);
+
 }  // namespace zero::data

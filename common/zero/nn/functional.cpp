@@ -71,11 +71,7 @@ struct EmbeddingFunction : Function<EmbeddingFunction> {
     require_once_differentiable("embedding");
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &ids = saved[0], &weight = saved[1];
-    if (context->needs_input_grad(1)) {
-      GradientDestination destination = gradient_destination(weight);
-      if (destination.fresh) destination.tensor.zero_();
-      destination.tensor.index_add_(0, ids.reshape(-1), rows(gradients[0]));
-    }
+    if (context->needs_input_grad(1)) accumulate_embedding(ids, weight, gradients[0]);
     return {at::Tensor(), at::Tensor()};
   }
 };
@@ -137,6 +133,13 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
 
 at::Tensor embedding(const at::Tensor& ids, const at::Tensor& weight) {
   return EmbeddingFunction::apply(ids, weight);
+}
+
+void accumulate_embedding(const at::Tensor& ids, const at::Tensor& weight,
+                          const at::Tensor& gradient) {
+  GradientDestination destination = gradient_destination(weight);
+  if (destination.fresh) destination.tensor.zero_();
+  destination.tensor.index_add_(0, ids.reshape(-1), rows(gradient));
 }
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {

@@ -23,6 +23,10 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
 /// another in the order of `ids`, so it returns the same bits every time; if the parameter is tied
 /// to an output head it adds into the head's gradient.
 at::Tensor embedding(const at::Tensor& ids, const at::Tensor& weight);
+/// Its backward: adds `gradient` [..., hidden], of the result, to the gradient destination of
+/// `weight`. For a backward function whose forward was computed on another rank.
+void accumulate_embedding(const at::Tensor& ids, const at::Tensor& weight,
+                          const at::Tensor& gradient);
 
 /// Root mean square normalisation over the last dimension (Zhang and Sennrich 2019, equation 4):
 /// weight * x / sqrt(mean(x^2) + eps). `x` [..., hidden], `weight` [hidden]; returns the shape of

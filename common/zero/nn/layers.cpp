@@ -46,11 +46,21 @@ Embedding::Embedding(std::int64_t vocabulary, std::int64_t hidden, Initializer w
 at::Tensor Embedding::forward(const at::Tensor& ids) {
   const auto look_up = [this](const at::Tensor& own) { return nn::embedding(own, weight_); };
   if (tensor_.axis == nullptr) return run_leaf(ids, look_up);
-  // Tokens of other ranks read some row here; the result and its gradient are zeros.
+  // Of tokens of other ranks the result and its gradient are zeros.
+  const auto [own, others] = own_rows(ids);
+  return tensor_.leave(run_leaf(own, look_up).masked_fill(others, 0));
+}
+
+void Embedding::add_gradient(const at::Tensor& ids, const at::Tensor& gradient) const {
+  if (tensor_.axis == nullptr) return accumulate_embedding(ids, weight_, gradient);
+  const auto [own, others] = own_rows(ids);
+  accumulate_embedding(own, weight_, tensor_.whole(gradient).masked_fill(others, 0));
+}
+
+std::pair<at::Tensor, at::Tensor> Embedding::own_rows(const at::Tensor& ids) const {
   const std::int64_t rows = weight_.size(0);
   const at::Tensor own = ids - tensor_.axis->rank() * rows;
-  const at::Tensor others = own.lt(0).logical_or_(own.ge(rows)).unsqueeze(-1);
-  return tensor_.leave(run_leaf(own.clamp(0, rows - 1), look_up).masked_fill(others, 0));
+  return {own.clamp(0, rows - 1), own.lt(0).logical_or_(own.ge(rows)).unsqueeze(-1)};
 }
 
 at::Tensor Embedding::as_head(const at::Tensor& x) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <utility>
 
 #include <zero/nn/tensor_parallel.hpp>
 #include <zero/nn/unit.hpp>
@@ -82,7 +83,15 @@ class Embedding : public Leaf {
   /// are those of this rank's vocabulary / n tokens.
   at::Tensor as_head(const at::Tensor& x);
 
+  /// Adds to the weight's gradient what the backward of forward(ids) does, for `gradient` of the
+  /// result of forward(). For a stage of a pipeline, where forward() ran in another stage: call it
+  /// in a backward function. With an axis, called by all its ranks.
+  void add_gradient(const at::Tensor& ids, const at::Tensor& gradient) const;
+
  private:
+  // With an axis: ids among this rank's rows, and which are of other ranks (they read some row).
+  std::pair<at::Tensor, at::Tensor> own_rows(const at::Tensor& ids) const;
+
   at::Tensor weight_;
   TensorParallel tensor_;
 };

@@ -22,21 +22,6 @@ std::shared_ptr<RmsNorm> norm(const LlamaConfig& config, const TensorPlacement& 
   return std::make_shared<RmsNorm>(config.hidden, config.norm_eps, config.dtype, placement);
 }
 
-// A number that differs between batches: FNV-1a of their elements, 53 bits of it. Those of a GPU
-// are not read, because the host would wait.
-double digest(const data::Batch& batch) {
-  std::uint64_t h = 14695981039346656037ULL;
-  for (const at::Tensor& t : {batch.inputs, batch.targets, batch.lengths}) {
-    h = (h ^ (t.defined() ? static_cast<std::uint64_t>(t.numel()) + 1 : 0)) * 1099511628211ULL;
-    if (!t.defined() || !t.is_cpu()) continue;
-    const at::Tensor dense = t.contiguous();
-    const auto* bytes = static_cast<const unsigned char*>(dense.const_data_ptr());
-    for (std::size_t i = 0; i < dense.nbytes(); ++i) h = (h ^ bytes[i]) * 1099511628211ULL;
-  }
-  h = (h ^ static_cast<std::uint64_t>(batch.loss_terms)) * 1099511628211ULL;
-  return static_cast<double>(h >> 11);
-}
-
 }  // namespace
 
 LlamaAttention::LlamaAttention(const LlamaConfig& config, const TensorParallel& tensor)
@@ -187,7 +172,8 @@ void Llama::checkpoint_activations(bool on, const CheckpointOptions& options) {
 void Llama::check_same_batch(const data::Batch& batch) const {
   if (tensor_.axis == nullptr) return;
   // First: a rank that refuses its batch leaves the others behind.
-  const std::vector<double> all = dist::all_gather_scalars(*tensor_.axis, {digest(batch)});
+  const auto mine = static_cast<double>(data::digest(batch) >> 11);  // as many bits as it holds
+  const std::vector<double> all = dist::all_gather_scalars(*tensor_.axis, {mine});
   for (std::size_t r = 1; r < all.size(); ++r) {
     if (all[r] == all[0]) continue;
     throw Error(

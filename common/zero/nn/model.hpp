@@ -7,6 +7,8 @@
 
 namespace zero::nn {
 
+struct WholeModel;
+
 /// A model that the trainer can train: the root unit, with its own loss. A strategy calls no other
 /// function of a model, so your own model needs only these two.
 ///
@@ -21,6 +23,9 @@ class Model : public Unit {
   /// Forward without a loss: returns the model's prediction for each input. Ignores targets, which
   /// may be undefined. Call it under at::NoGradGuard unless a gradient is wanted.
   virtual at::Tensor predict(const data::Batch& batch) = 0;
+
+  /// The model that this one is a stage of (parameters.hpp); null if it is whole itself.
+  virtual const WholeModel* whole_model() const { return nullptr; }
 };
 
 }  // namespace zero::nn

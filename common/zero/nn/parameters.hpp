@@ -73,6 +73,15 @@ struct ParameterList {
 /// parameters that share memory, and for a model that is split over two tensor axes.
 ParameterList list_parameters(Unit& root, Granularity granularity = Granularity::kUnit);
 
+/// What a stage of a pipeline knows of the model that it is cut from.
+struct WholeModel {
+  /// All parameters. Those of the stage have the same names and the same order there; those of
+  /// other stages never have bytes.
+  ParameterList list;
+  /// A parameter of this stage that another stage trains; undefined if there is none.
+  at::Tensor copy;
+};
+
 /// The strategy that has `root` or a part of it, as passed to set_holder(); empty if none has. In a
 /// part without a Layer, callbacks of its parameters show that a strategy has it, but not its name.
 std::string holder_of(torch::nn::Module& root);

@@ -52,6 +52,16 @@ at::Tensor reduce_scattered(const at::Tensor& x, std::int64_t dim, Communicator&
   return sum;
 }
 
+void require_equal_parts(std::int64_t size, std::int64_t dim, const Communicator& axis) {
+  if (size % axis.size() == 0) return;
+  throw Error(fmt::format(
+      "dimension {} has {} elements, which cannot be split evenly over {} ranks of the tensor "
+      "axis{}",
+      dim, size, axis.size(),
+      dim == kSequence ? ": under sequence parallelism a batch needs a multiple of as many tokens"
+                       : ""));
+}
+
 using Map = std::function<at::Tensor(const at::Tensor&)>;
 
 struct Pair : torch::CustomClassHolder {
@@ -104,14 +114,7 @@ at::Tensor gather_over_axis(const at::Tensor& x, std::int64_t dim, Communicator&
 at::Tensor scatter_over_axis(const at::Tensor& x, std::int64_t dim, Communicator& axis,
                              Uncut x_is) {
   dim = c10::maybe_wrap_dim(dim, x.dim());
-  if (x.size(dim) % axis.size() != 0) {
-    throw Error(fmt::format(
-        "dimension {} has {} elements, which cannot be split evenly over {} ranks of the tensor "
-        "axis{}",
-        dim, x.size(dim), axis.size(),
-        dim == kSequence ? ": under sequence parallelism a batch needs a multiple of as many tokens"
-                         : ""));
-  }
+  require_equal_parts(x.size(dim), dim, axis);
   const bool sums = x_is == Uncut::kPartial;
   return apply(
       x,
@@ -120,6 +123,12 @@ at::Tensor scatter_over_axis(const at::Tensor& x, std::int64_t dim, Communicator
         return sums ? reduce_scattered(t, dim, axis) : part_of(t, dim, axis).clone();
       },
       [&axis, dim](const at::Tensor& g) { return all_gathered(g, dim, axis); });
+}
+
+std::int64_t TensorParallel::positions(std::int64_t tokens) const {
+  if (!cuts_sequence()) return tokens;
+  require_equal_parts(tokens, kSequence, *axis);
+  return tokens / axis->size();
 }
 
 at::Tensor TensorParallel::enter(const at::Tensor& x) const {

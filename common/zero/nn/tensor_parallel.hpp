@@ -73,6 +73,10 @@ struct TensorParallel {
   /// Of a parameter that every rank holds and uses on the residual stream, such as a norm's.
   TensorPlacement on_residual() const { return {axis, -1, cuts_sequence()}; }
 
+  /// Of a sequence of `tokens`, how many positions of the residual stream this rank has. Throws
+  /// zero::Error if the sequence cannot be cut evenly.
+  std::int64_t positions(std::int64_t tokens) const;
+
   /// From the residual stream [B, S, ...] into a layer of which this rank has a part: copy, or
   /// gather along the sequence.
   at::Tensor enter(const at::Tensor& x) const;

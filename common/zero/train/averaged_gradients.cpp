@@ -129,10 +129,12 @@ std::vector<double> AveragedGradients::sums_by_parameter(optim::Norm kind) {
   // float only if the sum lies at the edge between two floats.
   const Own mine = own();
   const std::vector<double> of_mine = contributions(mine, kind);
-  at::Tensor sums = at::zeros({static_cast<std::int64_t>(parameters_of_model())}, at::kDouble);
+  at::Tensor sums =
+      at::zeros({std::ssize(strategy_.stage_of_model().whole().parameters)}, at::kDouble);
   auto* const of_parameter = sums.mutable_data_ptr<double>();
   for (std::size_t k = 0; k < of_mine.size(); ++k) {
-    if (counts_here(mine.indices[k])) of_parameter[place(mine.indices[k])] = of_mine[k];
+    const std::size_t i = mine.indices[k];
+    if (counts_here(i)) of_parameter[strategy_.stage_of_model().place(i)] = of_mine[k];
   }
   for (dist::Communicator* const group : groups_of_parts()) {
     group->all_reduce(sums, Purpose::kControl, dist::ReduceOp::kSum).wait();
@@ -146,7 +148,7 @@ std::vector<dist::Communicator*> AveragedGradients::groups_of_parts() const {
   std::vector<dist::Communicator*> groups;
   if (strategy_.sharded()) groups.push_back(&strategy_.shard_group());
   if (strategy_.tensor_axis() != nullptr) groups.push_back(strategy_.tensor_axis());
-  if (stage_) groups.push_back(stage_->pipeline);
+  if (auto* const pipeline = strategy_.stage_of_model().pipeline()) groups.push_back(pipeline);
   return groups;
 }
 
@@ -155,15 +157,6 @@ bool AveragedGradients::counts_here(std::size_t index) const {
   const dist::Communicator* const axis = strategy_.tensor_axis();
   return axis == nullptr || axis->rank() == 0 ||
          strategy_.list().parameters[index].placement.is_cut();
-}
-
-std::size_t AveragedGradients::parameters_of_model() const {
-  return stage_ ? stage_->names.size() : strategy_.list().size();
-}
-
-// Of parameter `index` of this strategy, in the order of the whole model.
-std::size_t AveragedGradients::place(std::size_t index) const {
-  return stage_ ? stage_->places[index] : index;
 }
 
 double AveragedGradients::norm(optim::Norm kind) {
@@ -230,8 +223,9 @@ std::size_t AveragedGradients::first_nonfinite_here() {
   const std::vector<double> largest = contributions(mine, optim::Norm::kInfinity);
   const auto found =
       std::find_if(largest.begin(), largest.end(), [](double m) { return !std::isfinite(m); });
-  if (found == largest.end()) return parameters_of_model();
-  return place(mine.indices[static_cast<std::size_t>(found - largest.begin())]);
+  const StageOfModel& stage = strategy_.stage_of_model();
+  if (found == largest.end()) return stage.whole().size();
+  return stage.place(mine.indices[static_cast<std::size_t>(found - largest.begin())]);
 }
 
 // Of all ranks of the data axis, one after the other: the place of its first gradient that is not
@@ -241,7 +235,7 @@ std::vector<double> AveragedGradients::first_and_sources() {
   std::vector<double> mine = {static_cast<double>(first_nonfinite_here())};
   for (const bool from : sources_) mine.push_back(from ? 1 : 0);
   for (dist::Communicator* const axis :
-       {strategy_.tensor_axis(), stage_ ? stage_->pipeline : nullptr}) {
+       {strategy_.tensor_axis(), strategy_.stage_of_model().pipeline()}) {
     if (axis == nullptr) continue;
     const std::vector<double> all = dist::all_gather_scalars(*axis, mine);
     for (std::size_t k = 0; k < all.size(); ++k) {
@@ -259,15 +253,17 @@ bool AveragedGradients::must_look() {
                        (axis == nullptr || axis->size() == 1 || axis->checks_gradients());
   // Averages that were checked may overflow when they are added to each other.
   const bool mine = !checked || adds_averages_ || suspect_;
-  if (!stage_) return mine;
-  const auto stages = dist::all_gather_scalars(*stage_->pipeline, {mine ? 1.0 : 0.0});
+  dist::Communicator* const pipeline = strategy_.stage_of_model().pipeline();
+  if (pipeline == nullptr) return mine;
+  const auto stages = dist::all_gather_scalars(*pipeline, {mine ? 1.0 : 0.0});
   return std::ranges::any_of(stages, [](double must) { return must != 0; });
 }
 
 std::optional<NonfiniteGradient> AveragedGradients::first_nonfinite() {
   if (!must_look()) return std::nullopt;
   const std::vector<double> all = first_and_sources();
-  const std::size_t none = parameters_of_model();
+  const nn::ParameterList& whole = strategy_.stage_of_model().whole();
+  const std::size_t none = whole.size();
   const std::size_t ranks = sources_.size();
   std::size_t first = none;
   std::vector<int> holders, sources;
@@ -280,8 +276,7 @@ std::optional<NonfiniteGradient> AveragedGradients::first_nonfinite() {
     if (is_source) sources.push_back(static_cast<int>(r));
   }
   if (first == none) return std::nullopt;
-  return NonfiniteGradient{stage_ ? stage_->names[first] : strategy_.list().parameters[first].name,
-                           sources.empty() ? holders : sources};
+  return NonfiniteGradient{whole.parameters[first].name, sources.empty() ? holders : sources};
 }
 
 }  // namespace zero::train

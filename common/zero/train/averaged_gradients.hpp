@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <zero/distributed/communicator.hpp>
@@ -23,14 +22,6 @@ struct NonfiniteGradient {
                            ///< data axis, where the model is split
 };
 
-/// Where the parameters of a strategy are in the whole model, if the strategy has one stage of a
-/// pipeline.
-struct StageOfModel {
-  dist::Communicator* pipeline;     ///< the axis of the stages, not owned
-  std::vector<std::string> names;   ///< of the model's parameters, in its order
-  std::vector<std::size_t> places;  ///< by parameter of Strategy::list(): its place in `names`
-};
-
 /// The averaged gradients of a strategy, of which this rank has those that it updates: which exist,
 /// their sum over micro-batches, their norm, and whether all of them are finite. All ranks call the
 /// same functions and get the same answers: those of the whole model, on all ranks of the tensor
@@ -41,11 +32,6 @@ class AveragedGradients {
   /// `strategy` must outlive this object. `adds_averages`: micro-batches are averaged one by one
   /// and then added up.
   AveragedGradients(Strategy& strategy, bool adds_averages);
-
-  /// From now on the norm, clipping and first_nonfinite() are those of the whole model, of which
-  /// the strategy has a stage; all ranks of the pipeline axis call them too. Empty: the strategy
-  /// has the whole model.
-  void set_stage(std::optional<StageOfModel> stage) { stage_ = std::move(stage); }
 
   /// Notes whether this rank's backward made a gradient of parameter `index`.
   void note_used(std::size_t index, bool used) { used_[index] = used; }
@@ -100,14 +86,11 @@ class AveragedGradients {
   bool counts_here(std::size_t index) const;
   void multiply(double factor, double factor_of_doubles);
   std::size_t first_nonfinite_here();
-  std::size_t parameters_of_model() const;
-  std::size_t place(std::size_t index) const;
   bool must_look();
   std::vector<double> first_and_sources();
 
   Strategy& strategy_;
   bool adds_averages_;
-  std::optional<StageOfModel> stage_;
   double loss_scale_ = 1;
   std::vector<bool> used_;               // by parameter: by this rank, in this reduction
   std::vector<at::Tensor> accumulated_;  // by parameter: averages of earlier micro-batches

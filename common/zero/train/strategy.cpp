@@ -68,6 +68,7 @@ Strategy::Strategy(const StrategyArguments& arguments, nn::Granularity granulari
       average_(dist::ReduceOp::kAverage, arguments.reduce_type),
       list_(HeldModel::free_parameters(arguments, granularity)),
       tensor_axis_(list_.tensor_axis()),
+      stage_of_model_(model_, list_),
       values_(arguments.values),
       reduces_each_(arguments.accumulation == Accumulation::kReduceEach),
       averaged_(*this, reduces_each_),

@@ -14,6 +14,7 @@
 #include <zero/train/costs.hpp>
 #include <zero/train/held_model.hpp>
 #include <zero/train/parameter_shard.hpp>
+#include <zero/train/stage_of_model.hpp>
 #include <zero/train/strategy_arguments.hpp>
 
 namespace zero::train {
@@ -120,8 +121,14 @@ class Strategy {
   dist::Communicator& communicator() const { return communicator_; }
   /// The ranks that the model is split over; null if it is not.
   dist::Communicator* tensor_axis() const { return tensor_axis_; }
-  /// The ranks of communicator() and of the tensor axis, for checks that all of them must see.
-  dist::RankGrid all_ranks() const { return dist::RankGrid({&communicator_, tensor_axis_}); }
+  /// Where the parameters are in the whole model, if this one is a stage of a pipeline.
+  const StageOfModel& stage_of_model() const { return stage_of_model_; }
+  StageOfModel& stage_of_model() { return stage_of_model_; }
+  /// The ranks of communicator(), of the tensor axis and of the pipeline axis, for checks that all
+  /// of them must see.
+  dist::RankGrid all_ranks() const {
+    return dist::RankGrid({&communicator_, tensor_axis_, stage_of_model_.pipeline()});
+  }
   optim::Optimizer& optimizer() const { return *optimizer_; }
   /// How gradients are averaged: the operation and the type of the sums.
   const dist::Reduction& average() const { return average_; }
@@ -231,6 +238,7 @@ class Strategy {
 
   nn::ParameterList list_;
   dist::Communicator* const tensor_axis_;
+  StageOfModel stage_of_model_;
   std::unique_ptr<optim::Optimizer> optimizer_;
   nn::ParameterSource* values_;
   const bool reduces_each_;  // every micro-batch

@@ -1,0 +1,35 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include <zero/base/error.hpp>
+#include <zero/train/stage_of_model.hpp>
+
+namespace zero::train {
+
+StageOfModel::StageOfModel(const nn::Model& model, const nn::ParameterList& list)
+    : whole_(model.whole_model() != nullptr ? model.whole_model()->list : list),
+      is_stage_(model.whole_model() != nullptr),
+      copy_(list.size()) {
+  const auto begin = whole_.parameters.begin(), end = whole_.parameters.end();
+  auto found = begin;  // both are in the same order
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    const nn::Parameter& p = list.parameters[i];
+    found = std::ranges::find(found, end, p.name, &nn::Parameter::name);
+    if (found == end) {
+      throw Error(fmt::format(
+          "parameter '{}' of this stage is not in the whole model, or in another order", p.name));
+    }
+    places_.push_back(static_cast<std::size_t>(found - begin));
+    if (is_stage_ && p.tensor.is_same(model.whole_model()->copy)) copy_ = i;
+  }
+}
+
+void StageOfModel::verify_connected() const {
+  if (!is_stage_ || pipeline_ != nullptr) return;
+  throw Error(
+      "the model is a stage of a pipeline, and nothing connects it to the other stages: a "
+      "PipelineTrainer does, as long as it lives");
+}
+
+}  // namespace zero::train

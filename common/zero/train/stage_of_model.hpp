@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include <zero/distributed/communicator.hpp>
+#include <zero/nn/model.hpp>
+#include <zero/nn/parameters.hpp>
+
+namespace zero::train {
+
+/// Where the parameters of a strategy are in the whole model: the strategy's own model or, if that
+/// is a stage of a pipeline, the one that it is cut from.
+class StageOfModel {
+ public:
+  /// `list` is that of `model`; both must outlive this object.
+  StageOfModel(const nn::Model& model, const nn::ParameterList& list);
+
+  /// The parameters of the whole model, in its order.
+  const nn::ParameterList& whole() const { return whole_; }
+  /// The place of the strategy's parameter `index` in whole().
+  std::size_t place(std::size_t index) const { return places_[index]; }
+  /// Whether another stage trains the strategy's parameter `index`, of which this one has a copy.
+  bool is_copy(std::size_t index) const { return index == copy_; }
+
+  /// The axis whose ranks have the stages, not owned; null until a trainer of stages has set it. It
+  /// is one of Strategy::all_ranks() then.
+  dist::Communicator* pipeline() const { return pipeline_; }
+  void set_pipeline(dist::Communicator* axis) { pipeline_ = axis; }
+  /// Throws zero::Error if this is a stage and no axis leads to the others.
+  void verify_connected() const;
+
+ private:
+  const nn::ParameterList& whole_;
+  bool is_stage_;
+  std::vector<std::size_t> places_;
+  std::size_t copy_;  // none: the number of parameters
+  dist::Communicator* pipeline_ = nullptr;
+};
+
+}  // namespace zero::train

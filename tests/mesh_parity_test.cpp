@@ -1,0 +1,301 @@
+// Data x pipeline x tensor: every strategy on the data axis of stages whose layers are split, and
+// groups of ranks that hold copies of each other beside a tensor or a pipeline axis. The bits of
+// chapter 00 on the same axes, the numbers of the whole model, and errors on all ranks.
+
+#include <ATen/ops/equal.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+
+#include <functional>
+#include <limits>
+#include <map>
+
+#include <tests/support/error_of.hpp>
+#include <tests/support/pipeline_run.hpp>
+#include <tests/support/ranks.hpp>
+#include <tests/support/states.hpp>
+#include <zero/memory/accounting.hpp>
+#include <zero/optim/sgd.hpp>
+
+namespace zero::testing {
+namespace {
+
+using dist::Purpose;
+using ::testing::Each;
+using ::testing::Gt;
+
+// Two stages of two tensor ranks each on `data_ranks`.
+void on_mesh(int data_ranks, const std::function<void(const ThreeAxes&)>& body) {
+  on_ranks(4 * data_ranks, [&](dist::Communicator& world) {
+    const ThreeAxes axes(world, 2, 2);
+    body(axes);
+    world.barrier();
+  });
+}
+
+// Stage 3 needs a model whose head is not the embedding.
+PipelineShape shape_for(const std::string& mode, bool sequence = false) {
+  return {.mode = mode, .tied = !gathers_by_unit(mode), .width = 2, .sequence = sequence};
+}
+
+class MeshParity : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(DataRanks, MeshParity, ::testing::Values(1, 2, 3), name_of_ranks);
+
+TEST_P(MeshParity, EveryStrategyHasTheBitsOfChapter00OnTheSameTensorAxis) {
+  for (const bool sequence : {false, true}) {
+    on_mesh(GetParam(), [sequence](const ThreeAxes& axes) {
+      std::map<bool, TrainedModel> expected;  // by whether the embedding is the head
+      for (const bool tied : {false, true}) {
+        WholeRank whole(*axes.data, axes.tensor, shape_for(tied ? "ddp" : "zero3", sequence));
+        const TrainedModel first = trained_model(whole, 0, 3);
+        expected[tied] = trained_model(whole, 2, 3);
+        EXPECT_THAT(expected[tied].norms, Each(Gt(0.05F))) << "nothing is clipped";
+        for (const auto& [name, weight] : first.weights) {
+          EXPECT_FALSE(at::equal(weight, expected[tied].weights.at(name))) << name;
+        }
+      }
+      for (const std::string& mode : all_strategies()) {
+        SCOPED_TRACE(fmt::format("{}, sequence {}", mode, sequence));
+        const PipelineShape shape = shape_for(mode, sequence);
+        PipelineRank rank(axes, shape);
+        expect_part_of(trained_model(rank, 2, 3), expected[shape.tied]);
+      }
+    });
+  }
+}
+
+// In double precision, where a pipeline, a tensor axis and one rank round almost alike.
+TEST(MeshTraining, HasTheNumbersOfTheWholeModelOnOneRankOfBothAxes) {
+  on_mesh(2, [](const ThreeAxes& axes) {
+    for (const std::string mode : {"ddp", "zero2", "engine3"}) {
+      for (const bool sequence : {false, true}) {
+        SCOPED_TRACE(fmt::format("{}, sequence {}", mode, sequence));
+        PipelineShape shape = shape_for(mode, sequence);
+        shape.dtype = at::kDouble;
+        shape.optimizer = optim::sgd({.learning_rate = 0.1});
+        PipelineRank rank(axes, shape);
+        WholeRank whole(*axes.data, nullptr, shape);
+        const TrainedModel found = trained_model(rank, 3, 3), expected = trained_model(whole, 3, 3);
+        for (std::size_t s = 0; s < found.losses.size(); ++s) {
+          EXPECT_NEAR(found.losses[s], expected.losses[s], 1e-12 * expected.losses[s]);
+          EXPECT_FLOAT_EQ(found.norms[s], expected.norms[s]);
+          EXPECT_GT(found.norms[s], 0.05F);
+        }
+        for (const nn::Parameter& p : rank.strategy->list().parameters) {
+          const auto whole_of = [&](const auto& parts) {
+            return p.placement.whole_of(parts.at(p.name)).clone();
+          };
+          EXPECT_TRUE(close_to({whole_of(found.weights)}, {expected.weights.at(p.name)}, 1e-12))
+              << p.name;
+          if (!found.gradients.contains(p.name)) continue;  // a copy
+          EXPECT_TRUE(close_to({whole_of(found.gradients)}, {expected.gradients.at(p.name)}, 1e-12))
+              << "gradient of " << p.name;
+        }
+      }
+    }
+  });
+}
+
+// Each rank has the norm of the whole model, a replicated parameter counted once.
+TEST(MeshTraining, NormsOfEveryKindAreThoseOfTheWholeModelOnAllRanks) {
+  on_mesh(2, [](const ThreeAxes& axes) {
+    for (const optim::Norm kind : {optim::Norm::kL1, optim::Norm::kL2, optim::Norm::kInfinity}) {
+      for (const std::string mode : {"ddp", "engine2", "engine3"}) {
+        SCOPED_TRACE(fmt::format("{} {}", optim::name(kind), mode));
+        PipelineShape shape = shape_for(mode, /*sequence=*/true);
+        shape.dtype = at::kDouble;
+        shape.trainer.norm = kind;
+        PipelineRank rank(axes, shape);
+        WholeRank whole(*axes.data, nullptr, shape);
+        const float norm = rank.step(0, 2).gradient_norm;
+        EXPECT_FLOAT_EQ(norm, whole.step(0, 2).gradient_norm);
+        rank.strategy->all_ranks().verify_same_on_all_ranks("the norm", fmt::format("{:a}", norm));
+      }
+    }
+  });
+}
+
+TEST(MeshTraining, CheckpointsOfActivationsChangeNoBit) {
+  on_mesh(1, [](const ThreeAxes& axes) {
+    for (const bool tied : {false, true}) {
+      for (const bool sequence : {false, true}) {
+        PipelineShape shape{.tied = tied, .width = 2, .sequence = sequence};
+        WholeRank whole(*axes.data, axes.tensor, shape);
+        const TrainedModel expected = trained_model(whole, 2, 5);
+        shape.checkpoints = true;
+        for (const auto schedule :
+             {PipelineSchedule::kGPipe, PipelineSchedule::kOneForwardOneBackward}) {
+          for (const bool partitions : {false, true}) {
+            if (partitions && sequence) continue;
+            SCOPED_TRACE(fmt::format("{}, tied {}, sequence {}, partitions {}", name(schedule),
+                                     tied, sequence, partitions));
+            shape.schedule = schedule;
+            shape.partitions = partitions;
+            PipelineRank rank(axes, shape);
+            const dist::Traffic before = axes.tensor->traffic();
+            expect_part_of(trained_model(rank, 2, 5), expected);
+            // One all-gather of the residual stream for each layer and micro-batch.
+            const auto gathers = axes.tensor->traffic().since(before).calls(Purpose::kActivation);
+            shape.partitions = false;
+            PipelineRank unpartitioned(axes, shape);
+            const dist::Traffic then = axes.tensor->traffic();
+            trained_model(unpartitioned, 2, 5);
+            const auto layers = rank.stage->last_layer() - rank.stage->first_layer();
+            EXPECT_EQ(gathers - axes.tensor->traffic().since(then).calls(Purpose::kActivation),
+                      partitions ? 2 * 5 * layers : 0);
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST(MeshTraining, ModelStatesAndBytesSentAreThoseOfTheFormulas) {
+  on_mesh(2, [](const ThreeAxes& axes) {
+    for (const bool sequence : {false, true}) {
+      for (const std::string mode : {"ddp", "zero1", "zero2"}) {
+        const bool tied = mode != "zero1";
+        SCOPED_TRACE(fmt::format("{}, sequence {}", mode, sequence));
+        const memory::Snapshot before = memory::snapshot();
+        PipelineShape shape = shape_for(mode, sequence);
+        shape.tied = tied;
+        PipelineRank rank(axes, shape);
+        rank.step(0, 5);
+        const dist::Traffic piped = rank.pipeline.traffic(), averaged = rank.data.traffic();
+        rank.step(1, 5);
+        const dist::Traffic sent = rank.pipeline.traffic().since(piped);
+        EXPECT_EQ(text_of(states_since(before)), text_of(rank.strategy->costs().at_rest));
+        EXPECT_EQ(training_bytes(rank.data.traffic().since(averaged)), rank.strategy->costs().sent);
+        const std::vector<data::Batch> batches = rank.batches(1, 5);
+        EXPECT_EQ(sent.bytes(Purpose::kActivation) + sent.bytes(Purpose::kParameter),
+                  pipeline_bytes(*rank.stage, batches));
+        EXPECT_EQ(sent.bytes(Purpose::kGradient), 0);
+        // By hand: half of the positions under sequence parallelism, and half of the weight.
+        std::int64_t activations = 0;
+        for (const data::Batch& batch : batches) activations += batch.inputs.numel() * 12 * 4;
+        if (sequence) activations /= 2;
+        EXPECT_EQ(pipeline_bytes(*rank.stage, batches),
+                  rank.stage->is_first() ? activations * (tied ? 2 : 1)
+                                         : activations + (tied ? 37 * 12 * 4 : 0));
+      }
+    }
+  });
+}
+
+// The data axis as a mesh of 2 groups of 2, against chapter 00 that adds in the order of that mesh.
+void expect_copies_like_chapter_00(int stages, int tensor_ranks) {
+  on_ranks(4 * stages * tensor_ranks, [&](dist::Communicator& world) {
+    const ThreeAxes axes(world, stages, tensor_ranks);
+    for (const std::string mode : {"hsdp1", "hsdp2", "hsdp3"}) {
+      for (const bool sequence : {false, true}) {
+        if (sequence && tensor_ranks == 1) continue;
+        SCOPED_TRACE(fmt::format("{}, sequence {}", mode, sequence));
+        PipelineShape shape = shape_for(mode, sequence);
+        shape.mode += ":shard_size=2";
+        WholeRank reference(*axes.data, axes.tensor, shape, "ddp:shard_size=2");
+        const TrainedModel expected = trained_model(reference, 3, 2);
+        EXPECT_THAT(expected.norms, Each(Gt(0.05F))) << "nothing is clipped";
+        PipelineRank rank(axes, shape);
+        expect_part_of(trained_model(rank, 3, 2), expected);
+      }
+    }
+    // Chapter 00 without the mesh adds in another order.
+    WholeRank flat(*axes.data, axes.tensor, shape_for("ddp"));
+    WholeRank tree(*axes.data, axes.tensor, shape_for("ddp"), "ddp:shard_size=2");
+    const TrainedModel a = trained_model(flat, 1, 2), b = trained_model(tree, 1, 2);
+    bool same = true;
+    for (const auto& [name, gradient] : a.gradients) {
+      same = same && at::equal(gradient, b.gradients.at(name));
+    }
+    EXPECT_FALSE(same);
+    world.barrier();
+  });
+}
+
+TEST(MeshWithCopies, BesideATensorAxisHasTheBitsOfChapter00) {
+  expect_copies_like_chapter_00(/*stages=*/1, /*tensor_ranks=*/2);
+}
+
+TEST(MeshWithCopies, BesideAPipelineHasTheBitsOfChapter00) {
+  expect_copies_like_chapter_00(/*stages=*/2, /*tensor_ranks=*/1);
+}
+
+TEST(MeshErrors, AnInfiniteGradientOfOneTensorRankOfOneStageSkipsTheStepOnAllRanks) {
+  on_mesh(2, [](const ThreeAxes& axes) {
+    const bool is_bad = axes.data->rank() == 1 && axes.tensor->rank() == 1;
+    for (const std::string mode : {"ddp", "zero2", "engine3"}) {
+      for (const double clip : {0.0, 1.0}) {
+        for (const std::string name :
+             {"layers.3.mlp.up_proj.weight", "layers.0.input_layernorm.weight"}) {
+          SCOPED_TRACE(fmt::format("{}, clip {}, {}", mode, clip, name));
+          PipelineShape shape = shape_for(mode, /*sequence=*/true);
+          shape.trainer.clip_norm = clip;
+          shape.trainer.on_nonfinite_gradient = train::OnNonfiniteGradient::kSkip;
+          PipelineRank rank(axes, shape);
+          const auto first = whole_weights(*rank.strategy);
+          bool breaks = is_bad;
+          rank.strategy->passes().observe_gradients([&](std::size_t i, const at::Tensor& gradient) {
+            if (!breaks || !rank.strategy->list().parameters[i].name.ends_with(name)) return;
+            gradient.detach().view({-1})[0].fill_(std::numeric_limits<float>::infinity());
+          });
+          EXPECT_TRUE(rank.step(0, 3).skipped);
+          EXPECT_TRUE(same_bits(whole_weights(*rank.strategy), first));
+          breaks = false;
+          EXPECT_FALSE(rank.step(1, 3).skipped);
+          EXPECT_FALSE(same_bits(whole_weights(*rank.strategy), first));
+        }
+      }
+    }
+  });
+}
+
+TEST(MeshErrors, BatchesThatDifferOrDoNotFitAreRefusedByAllRanks) {
+  for (int other = 0; other < 4; ++other) {
+    on_mesh(1, [other](const ThreeAxes& axes) {
+      PipelineRank rank(axes, shape_for("ddp", /*sequence=*/true));
+      std::vector<data::Batch> batches = rank.batches(0, 3);
+      const int place = 2 * axes.pipeline->rank() + axes.tensor->rank();
+      if (place == other) batches[1].inputs = batches[1].inputs.roll(1);  // as many loss terms
+      expect_error([&] { rank.trainer.step(batches); },
+                   {"step 0", "a tensor axis have different micro-batches"});
+      batches = rank.batches(0, 3);
+      for (data::Batch& batch : batches) {
+        batch.inputs = batch.inputs.narrow(1, 0, 7).contiguous();
+        batch.targets = batch.targets.narrow(1, 0, 7).contiguous();
+        batch.loss_terms = batch.targets.ne(data::kIgnoredTarget).sum().item<std::int64_t>();
+      }
+      expect_error([&] { rank.trainer.step(batches); }, {"7 elements", "2 ranks", "tokens"});
+      EXPECT_GT(rank.step(1, 2).loss, 0);
+    });
+  }
+}
+
+TEST(MeshErrors, AxesOfDifferentMeshesAreRefusedByAllRanks) {
+  on_ranks(8, [](dist::Communicator& world) {
+    ThreeAxes axes(world, 2, 2);  // rank = 4 data + 2 stage + tensor
+    const int stage = axes.pipeline->rank();
+    // The second stages of two data ranks change places.
+    const int first = world.rank() % 2 + 4 * ((world.rank() / 4 + stage) % 2);
+    const auto crossed = world.split({first, (first + 4) % 8 + 2}, "crossed");
+    axes.pipeline = crossed.get();
+    expect_error([&] { PipelineRank(axes, shape_for("zero2")); },
+                 {"different places on the data or the tensor axis", "from one mesh"});
+    world.barrier();
+  });
+}
+
+TEST(MeshErrors, WhatATensorAxisCannotSplitIsRefused) {
+  on_mesh(1, [](const ThreeAxes& axes) {
+    const nn::TensorParallel tensor{axes.tensor, /*sequence=*/true};
+    expect_error([&] { LlamaStage(pipeline_config({}), 0, 2, tensor); }, {"2 tensor ranks"});
+    LlamaStage stage(pipeline_config({.width = 2}), axes.pipeline->rank(), 2, tensor);
+    expect_error([&] { stage.checkpoint_activations(true, {.partition_over = axes.tensor}); },
+                 {"cannot be partitioned under sequence parallelism"});
+    LlamaStage other(pipeline_config({.width = 2}), axes.pipeline->rank(), 2, {axes.tensor});
+    expect_error([&] { other.checkpoint_activations(true, {.partition_over = axes.data}); },
+                 {"the model's tensor axis only"});
+  });
+}
+
+}  // namespace
+}  // namespace zero::testing
