@@ -22,7 +22,7 @@ Cut cut_of(const nn::TensorPlacement& placement) {
 
 std::vector<SavedParameter> parameters_of(const train::Strategy& strategy) {
   std::vector<SavedParameter> all;
-  for (const nn::Parameter& p : strategy.list().parameters) {
+  for (const nn::Parameter& p : strategy.stage_of_model().whole().parameters) {
     all.push_back({p.name,
                    p.whole_sizes(),
                    c10::toString(p.tensor.scalar_type()),
@@ -58,6 +58,11 @@ void check_weights(const train::Strategy& strategy) {
                     "that (a lower learning rate or clipping may help)",
                     strategy.list().parameters[i].name));
   }
+}
+
+dist::RankGrid ranks_of(const train::Strategy& strategy) {
+  strategy.stage_of_model().verify_connected();
+  return strategy.all_ranks();
 }
 
 std::vector<std::string> on_all_ranks(const dist::RankGrid& ranks, const std::string& what,

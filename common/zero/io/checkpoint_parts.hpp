@@ -21,7 +21,8 @@ FlatShard flat_shard_of(const train::ParameterShard& piece);
 /// How a tensor axis of more than one rank cuts it.
 Cut cut_of(const nn::TensorPlacement& placement);
 
-/// Name, shape, dtype and cut of every parameter; steps, states and runs are left empty.
+/// Name, shape, dtype and cut of every parameter of the whole model; steps, states and runs are
+/// left empty.
 std::vector<SavedParameter> parameters_of(const train::Strategy& strategy);
 std::vector<SavedBuffer> buffers_of(train::Strategy& strategy);
 /// The buffers' bytes, in the same order.
@@ -39,6 +40,10 @@ inline constexpr const char* kBufferKind = "buffer";
 /// only a step later; until then a save would replace the last good ones by them. Acts on this rank
 /// alone.
 void check_weights(const train::Strategy& strategy);
+
+/// The ranks that have the whole model together. Throws zero::Error for a stage of a pipeline that
+/// is not connected to the others.
+dist::RankGrid ranks_of(const train::Strategy& strategy);
 
 /// Runs `action` on this rank and exchanges the results. Called by all ranks.
 /// @returns the texts that the actions returned, by rank.

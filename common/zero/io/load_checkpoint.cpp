@@ -68,11 +68,11 @@ class Loader {
   /// The states of this rank's pieces, in memory but not yet the optimizer's.
   void read_states() {
     const memory::Charge charge(memory::Category::kOptimizer);
-    states_.resize(manifest_.parameters.size());
-    for (std::size_t i = 0; i < manifest_.parameters.size(); ++i) {
-      const FlatShard part = flat_shard_of(strategy_.piece(i));
+    states_.resize(strategy_.list().size());
+    for (std::size_t i = 0; i < states_.size(); ++i) {
+      const FlatShard part = flat_shard_of(updated(i));
       if (!part.values.defined()) continue;
-      const SavedParameter& saved = manifest_.parameters[i];
+      const SavedParameter& saved = saved_of(i);
       for (const auto& [name, dtype] : saved.states) {
         // States with the parameter's dtype are converted with it.
         const at::ScalarType type =
@@ -88,11 +88,11 @@ class Loader {
   void put_back() {
     // Units that a forward has left whole would hide the new values.
     for (std::size_t u = 0; u < strategy_.list().units.size(); ++u) strategy_.reshard(u);
-    for (std::size_t i = 0; i < manifest_.parameters.size(); ++i) {
+    for (std::size_t i = 0; i < states_.size(); ++i) {
       copy(i, kParameterKind, flat_shard_of(strategy_.local_shard(i)));
-      const train::ParameterShard piece = strategy_.piece(i);
+      const train::ParameterShard piece = updated(i);
       if (!piece.tensor.defined()) continue;
-      strategy_.optimizer().load_state(piece.tensor, manifest_.parameters[i].steps, states_[i]);
+      strategy_.optimizer().load_state(piece.tensor, saved_of(i).steps, states_[i]);
     }
     const std::vector<at::Tensor> buffers = buffer_tensors(strategy_);
     for (std::size_t i = 0; i < buffers.size(); ++i) {
@@ -109,13 +109,23 @@ class Loader {
   fs::path path_of(const SavedFile& file) const { return folder_ / manifest_.folder / file.name; }
   int buffers_from() const { return rank_ < manifest_.info.world_size ? rank_ : 0; }
 
+  // The checkpoint has the whole model; this rank's list may be that of a stage.
+  const SavedParameter& saved_of(std::size_t i) const {
+    return manifest_.parameters[strategy_.stage_of_model().place(i)];
+  }
+
+  // What this rank updates of its parameter `i`: nothing of a copy that another stage trains.
+  train::ParameterShard updated(std::size_t i) const {
+    return strategy_.stage_of_model().is_copy(i) ? train::ParameterShard() : strategy_.piece(i);
+  }
+
   // The ranks that saved what this one needs.
   std::set<int> sources() const {
     std::set<int> ranks;
-    for (std::size_t i = 0; i < manifest_.parameters.size(); ++i) {
+    for (std::size_t i = 0; i < strategy_.list().size(); ++i) {
       for (const train::ParameterShard& mine : {strategy_.local_shard(i), strategy_.piece(i)}) {
         const auto range = flat_shard_of(mine).range();
-        for (const RankRange& run : manifest_.parameters[i].runs) {
+        for (const RankRange& run : saved_of(i).runs) {
           if (range) in_common(i, run, *range, [&](auto...) { ranks.insert(run.rank); });
         }
       }
@@ -166,7 +176,7 @@ class Loader {
   // for_each_common().
   template <typename Function>
   void in_common(std::size_t i, const RankRange& run, const Range& range, Function function) const {
-    const SavedParameter& saved = manifest_.parameters[i];
+    const SavedParameter& saved = saved_of(i);
     const nn::TensorPlacement& ours = strategy_.list().parameters[i].placement;
     for_each_common(saved.shape, saved.cut, run.part, run.range, cut_of(ours), ours.part(), range,
                     function);
@@ -175,8 +185,8 @@ class Loader {
   // Copies the elements of `target`, and no others, from the files that hold them.
   void copy(std::size_t i, const std::string& kind, const FlatShard& target) const {
     if (!target.values.defined()) return;
-    const std::string name = stored_name(kind, manifest_.parameters[i].name);
-    for (const RankRange& run : manifest_.parameters[i].runs) {
+    const std::string name = stored_name(kind, saved_of(i).name);
+    for (const RankRange& run : saved_of(i).runs) {
       in_common(i, run, *target.range(), [&](std::int64_t from, std::int64_t to, std::int64_t n) {
         files_.at(run.rank).read_range_into(name, from - run.range.begin,
                                             target.values.narrow(0, to - target.begin, n));
@@ -190,7 +200,7 @@ class Loader {
   int size_;
   Manifest manifest_;
   std::map<int, io::SafetensorsFile> files_;  // by the rank that saved
-  std::vector<States> states_;                // by parameter
+  std::vector<States> states_;                // by parameter of this rank's list
 };
 
 }  // namespace
@@ -203,7 +213,7 @@ CheckpointInfo read_checkpoint_info(const fs::path& folder) {
 CheckpointInfo load_checkpoint(train::Strategy& strategy, const fs::path& folder,
                                const LoadOptions& options) {
   const dist::CallScope call(strategy.communicator(), "io::load_checkpoint");
-  const dist::RankGrid ranks = strategy.all_ranks();
+  const dist::RankGrid ranks = ranks_of(strategy);
   const std::string what = fmt::format("the checkpoint {} cannot be loaded", folder.string());
   Loader loader(strategy, folder);
   const auto digests = on_all_ranks(ranks, what, [&] { return loader.read_manifest(); });

@@ -17,9 +17,10 @@ struct LoadOptions {
 /// zero::Error if there is no manifest, or one that load_checkpoint() would refuse.
 CheckpointInfo read_checkpoint_info(const std::filesystem::path& folder);
 
-/// Loads the checkpoint in `folder` into the model and the optimizer, on any number of ranks, of a
-/// data and a tensor axis, and under any strategy; returns the state of the run. Called by all
-/// ranks, between steps, on the same model and kind of optimizer; blocks. Gradients are dropped.
+/// Loads the checkpoint in `folder` into the model and the optimizer, on any numbers of ranks of a
+/// data, a tensor and a pipeline axis, and under any strategy; returns the state of the run. Called
+/// by all ranks of all axes, between steps, on the same model and kind of optimizer; blocks.
+/// Gradients are dropped.
 ///
 /// At the world size and under the strategy that saved, the run resumes as if it had never stopped,
 /// to the last bit. Under others, every element, state and step count is exactly what it was, but
@@ -33,7 +34,8 @@ CheckpointInfo read_checkpoint_info(const std::filesystem::path& folder);
 /// @throws zero::Error on every rank, with the reason of one of them, before anything has changed,
 /// if there is no checkpoint; a file is missing, cut short, altered or from another run; the format
 /// version is unknown; the model or the kind of optimizer differs; a dtype differs, unless
-/// `options` allow it; or ranks see different checkpoints.
+/// `options` allow it; ranks see different checkpoints; or the model is a stage of a pipeline that
+/// no PipelineTrainer connects to the others.
 CheckpointInfo load_checkpoint(train::Strategy& strategy, const std::filesystem::path& folder,
                                const LoadOptions& options = {});
 

@@ -22,9 +22,12 @@ using namespace checkpoint;
 
 namespace {
 
+// By parameter of the whole model.
 std::vector<Holding> holdings_of(train::Strategy& strategy) {
-  std::vector<Holding> holdings;
+  const train::StageOfModel& stage = strategy.stage_of_model();
+  std::vector<Holding> holdings(stage.whole().size());
   for (std::size_t i = 0; i < strategy.list().size(); ++i) {
+    if (stage.is_copy(i)) continue;  // the stage that trains it writes it
     const train::ParameterShard piece = strategy.piece(i);
     Holding h{flat_shard_of(piece).range(),
               flat_shard_of(strategy.local_shard(i)).range(),
@@ -37,7 +40,7 @@ std::vector<Holding> holdings_of(train::Strategy& strategy) {
         h.states[name] = c10::toString(state.scalar_type());
       }
     }
-    holdings.push_back(std::move(h));
+    holdings[stage.place(i)] = std::move(h);
   }
   return holdings;
 }
@@ -62,8 +65,8 @@ Manifest plan(train::Strategy& strategy, const CheckpointInfo& info,
 io::NamedTensors tensors_of(train::Strategy& strategy, const Manifest& manifest) {
   io::NamedTensors tensors;
   const int rank = strategy.all_ranks().rank();
-  for (std::size_t i = 0; i < manifest.parameters.size(); ++i) {
-    const SavedParameter& p = manifest.parameters[i];
+  for (std::size_t i = 0; i < strategy.list().size(); ++i) {
+    const SavedParameter& p = manifest.parameters[strategy.stage_of_model().place(i)];
     for (const RankRange& run : p.runs) {
       if (run.rank != rank) continue;
       const train::ParameterShard piece = strategy.piece(i);
@@ -161,7 +164,7 @@ std::string described(const CheckpointInfo& info) {
 void save_checkpoint(train::Strategy& strategy, const fs::path& folder,
                      const CheckpointInfo& info) {
   const dist::CallScope call(strategy.communicator(), "io::save_checkpoint");
-  const dist::RankGrid ranks = strategy.all_ranks();
+  const dist::RankGrid ranks = ranks_of(strategy);
   const bool first = ranks.rank() == 0;
   const std::string what = fmt::format("the checkpoint {} cannot be saved", folder.string());
   const auto holdings = on_all_ranks(ranks, what, [&] {

@@ -16,12 +16,13 @@ namespace zero::io {
 ///
 /// Parameters are made whole unit by unit, so a rank holds at most what it owns and the largest
 /// unit, plus io::kSafetensorsScratchBytes on rank 0. Called by all ranks, between steps; blocks
-/// until the files are on the disk. If the model is split over a tensor axis, the whole model is
-/// written, and a rank also holds one parameter of it whole. The traffic counts as
-/// Purpose::kParameter.
+/// until the files are on the disk. If the model is split over a tensor or a pipeline axis, the
+/// whole model is written, and a rank also holds one parameter of it whole; all ranks of all axes
+/// call. The traffic counts as Purpose::kParameter.
 ///
 /// @throws zero::Error on every rank, with rank 0's reason, if the folder cannot be written or is
-/// full; its earlier contents then stay.
+/// full; its earlier contents then stay. If the model is a stage that no PipelineTrainer connects
+/// to the others.
 void save_model(train::Strategy& strategy, const nlohmann::json& config,
                 const std::filesystem::path& folder,
                 std::int64_t max_bytes = io::SafetensorsFolderWriter::kDefaultMaxBytes);

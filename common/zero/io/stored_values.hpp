@@ -35,7 +35,8 @@ StoredValuesOptions llama_values_options(const nn::LlamaConfig& config, std::uin
 ///
 /// Nothing here communicates: create it on the rank that fills parameters (rank 0, see
 /// nn::ParameterSource); other ranks need not see the folder. It has the whole model: if that is
-/// split over a tensor axis, rank 0 of the data axis of every tensor rank creates one.
+/// split over a tensor or a pipeline axis, rank 0 of the data axis of every tensor rank and stage
+/// creates one, a stage with the list of the whole model (nn::WholeModel).
 class StoredValues final : public nn::ParameterSource {
  public:
   /// Opens the folder and compares it with `list`; reads no values yet.
