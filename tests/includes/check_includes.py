@@ -14,7 +14,8 @@ from pathlib import Path
 BELOW = {
     "base": [],
     "memory": ["base"],
-    "distributed": ["memory"],
+    "quantization": ["memory"],
+    "distributed": ["quantization"],
     "optim": ["memory"],
     "data": ["base"],
     "nn": ["distributed", "data"],

@@ -1,0 +1,18 @@
+#pragma once
+
+#include <torch/types.h>
+
+#include <zero/quantization/block_layout.hpp>
+
+namespace zero::quantization {
+
+/// quantize() of quantize.hpp, bit for bit, for tensors on any device, made of LibTorch's
+/// operations. Does not check its tensors. Scratch: some 13 bytes an element of the longest run.
+bool quantize_by_operations(const at::Tensor& values, const BlockLayout& layout,
+                            const at::Tensor& packed);
+
+/// dequantize(), or with `add` dequantize_and_add(), in the same way.
+void dequantize_by_operations(const at::Tensor& packed, const BlockLayout& layout,
+                              const at::Tensor& out, bool add);
+
+}  // namespace zero::quantization
