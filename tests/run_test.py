@@ -47,7 +47,8 @@ class Script(unittest.TestCase):
         for chapter in ("00_simple_ddp", "01_zero1", "02_zero2"):
             shutil.copytree(SOURCE / chapter, self.repository / chapter, ignore=shutil.ignore_patterns("mine"))
         for program in ("python", "build/release/bin/ladder", "build/release/bin/plan",
-                        "build/release/bin/01_zero1", "build/release/bin/01_zero1_minimal"):
+                        "build/release/bin/01_zero1", "build/release/bin/01_zero1_minimal",
+                        "build/release/bin/activation_cuts"):
             make_program(self.repository / program, PROGRAM)
         self.temporary = self.folder / "temporary"
         self.temporary.mkdir()
@@ -179,6 +180,10 @@ class SmallPrograms(Script):
 
     def test_are_run_by_step(self):
         self.expect("step 01", ["--small", "3"], ["3"])
+
+    def test_of_a_lesson_are_run_by_step(self):
+        (self.repository / "06_device_mesh").mkdir()
+        self.expect("step 06", ["activation_cuts", "--data", "8"], ["--data", "8"])
         self.assertEqual(self.call("diff", "00", "01", "--clas").returncode, 1)
 
 

@@ -1,0 +1,126 @@
+// The two programs of lesson 06.3: every figure that they print follows from a formula, and the
+// lesson quotes what they print.
+
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+#include <map>
+
+#include "small_program.hpp"
+
+namespace zero::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string run_program(const std::string& name, const std::string& arguments = "") {
+  return output_of(fmt::format("'{}/{}' {}", ZERO_MINIMAL_FOLDER, name, arguments));
+}
+
+std::string page() {
+  std::ifstream file(std::string(ZERO_SOURCE_FOLDER) + "/06_device_mesh/activations.md");
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// Of n ranks with batches of 2 n samples, 6 tokens and 32 features in float32.
+std::string expected_of_published_attention(int n) {
+  const int bytes = 2 * n * 6 * 32 * 4, others = bytes / n * (n - 1);
+  const auto row = [](const char* axis, const char* kept, int held, int sent, const char* same) {
+    return fmt::format("  {:8}{:14}{:8}{:8}  {}\n", axis, kept, held, sent, same);
+  };
+  return fmt::format(
+             "{0} ranks, as published:\n"
+             "  x [{1}, 6, 32], q [2, 6, 32], k and v [{1}, 6, 32]: error\n"
+             "    einsum(): subscript b has size {1} for operand 1 which does not broadcast with "
+             "previously seen size 2\n"
+             "  x [{0}, 6, 32], q [1, 6, 32], k and v [{0}, 6, 32]: no error\n"
+             "    result [{2}, 6, 32]: right for 1 of {0} samples\n"
+             "a checkpoint:\n"
+             "  axis    kept             bytes    sent  same gradients\n",
+             n, 2 * n, n * n) +
+         row("data", "all", bytes, 0, "yes") + row("data", "1/N", bytes / n, others, "no") +
+         row("data", "1/N of each", bytes, 2 * others, "yes") +
+         row("tensor", "all", bytes, 0, "yes") + row("tensor", "1/N", bytes / n, others, "yes");
+}
+
+TEST(PublishedAttention, FailsOverDataRanksAndSavesOverTensorRanks) {
+  for (const int ranks : {2, 4}) {
+    EXPECT_EQ(run_program("published_attention", std::to_string(ranks)),
+              expected_of_published_attention(ranks));
+  }
+}
+
+struct CutRow {
+  std::int64_t formula = 0, measured = 0;
+  std::string published, of_the_batch, of_its_own;
+  std::int64_t sent = 0;
+};
+
+// The rows below the rule, by what is cut.
+std::map<std::string, CutRow> rows_of(const std::string& output) {
+  std::map<std::string, CutRow> rows;
+  std::istringstream lines(output.substr(output.find("---")));
+  std::string line;
+  std::getline(lines, line);
+  while (std::getline(lines, line)) {
+    const std::string name = line.substr(0, line.find("  "));
+    line.erase(std::remove(line.begin(), line.end(), ','), line.end());
+    std::istringstream words(line.substr(line.find(" x ") + 4));
+    CutRow& row = rows[name];
+    words >> row.formula >> row.measured >> row.published >> row.of_the_batch >> row.of_its_own >>
+        row.sent;
+    EXPECT_FALSE(words.fail()) << line;
+  }
+  return rows;
+}
+
+// B samples of S tokens of H features, on d data-parallel and t tensor-parallel ranks.
+void expect_row(const CutRow& row, int d, int t, std::int64_t batch, bool sequence) {
+  EXPECT_EQ(row.formula, batch / (d * t));
+  EXPECT_EQ(row.measured, row.formula);
+  EXPECT_EQ(row.published, sequence ? std::to_string(d * t) : "-");
+  EXPECT_EQ(row.of_the_batch, fmt::format("{}.00", d * t));
+  EXPECT_EQ(row.of_its_own, fmt::format("{}.00", t));
+  // Six all-reduces of a rank's own samples, and with Pa an all-gather.
+  EXPECT_EQ(row.sent, (sequence ? 12 : 13) * (batch / d) * (t - 1) / t);
+}
+
+void expect_table(const std::string& output, int d, int t, std::int64_t batch) {
+  SCOPED_TRACE(output);
+  const auto rows = rows_of(output);
+  ASSERT_EQ(rows.size(), 5U);
+  expect_row(rows.at("nothing"), 1, 1, batch, true);
+  expect_row(rows.at("batch"), d, 1, batch, true);
+  expect_row(rows.at("sequence"), 1, t, batch, true);
+  expect_row(rows.at("both"), d, t, batch, true);
+  expect_row(rows.at("batch, Pa"), d, t, batch, false);
+}
+
+TEST(ActivationCuts, AreThoseOfTheFormulaByTheAllocatorsCount) {
+  expect_table(run_program("activation_cuts"), 2, 2, 8 * 32 * 64 * 4);
+  expect_table(
+      run_program("activation_cuts", "--data 3 --tensor 4 --samples 3 --tokens 12 --hidden 32"), 3,
+      4, 3 * 12 * 32 * 4);
+}
+
+TEST(ActivationCuts, RefuseSizesThatCannotBeCut) {
+  const auto said = [](const std::string& arguments) {
+    return output_of(fmt::format("'{}/activation_cuts' {} 2>&1", ZERO_MINIMAL_FOLDER, arguments),
+                     /*code=*/1);
+  };
+  EXPECT_THAT(said("--samples 3"), HasSubstr("3 samples cannot be shared evenly by 2 data-"));
+  EXPECT_THAT(said("--tokens 5"), HasSubstr("cannot be split evenly over 2 ranks of the tensor"));
+}
+
+TEST(ActivationPage, QuotesWhatTheProgramsPrint) {
+  for (const char* program : {"published_attention", "activation_cuts"}) {
+    const std::string quoted =
+        fmt::format("    ./run step 06 {}\n\n```text\n{}```\n", program, run_program(program));
+    EXPECT_NE(page().find(quoted), std::string::npos) << "the page lacks\n" << quoted;
+  }
+}
+
+}  // namespace
+}  // namespace zero::testing

@@ -1,0 +1,148 @@
+// A table of lesson 06.3: the published savings of activations that are cut by batch, by sequence,
+// or by both, beside what a layer keeps by the allocator's count, and what is sent for that.
+//   ./run step 06 activation_cuts --help
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <vector>
+
+#include <zero/base/arguments.hpp>
+#include <zero/base/error.hpp>
+#include <zero/base/program.hpp>
+#include <zero/base/table.hpp>
+#include <zero/distributed/launch.hpp>
+#include <zero/distributed/mesh.hpp>
+#include <zero/memory/accounting.hpp>
+#include <zero/nn/llama.hpp>
+#include <zero/nn/parameters.hpp>
+
+namespace zero {
+namespace {
+
+struct Sizes {
+  int data = 2, tensor = 2;
+  std::int64_t samples = 8, tokens = 32, hidden = 64;
+};
+
+// How the activations are cut. `published`: how many times less a rank then holds.
+struct Cut {
+  std::string name;
+  int data, tensor;
+  bool sequence;  // along the sequence; otherwise checkpoints are in parts (Pa)
+  std::string published;
+};
+
+// Bytes of activations that `layers` layers keep from forward to backward, and that they send.
+struct Bytes {
+  std::int64_t kept = 0, sent = 0;
+};
+
+Bytes of_layers(std::int64_t layers, const Sizes& sizes, const Cut& cut, dist::Mesh& mesh) {
+  dist::Communicator& axis = mesh.along("tensor");
+  const nn::LlamaConfig config = {.vocabulary = 64,
+                                  .hidden = sizes.hidden,
+                                  .layers = layers,
+                                  .heads = 8,
+                                  .kv_heads = 8,
+                                  .head_size = sizes.hidden / 8,
+                                  .mlp = 2 * sizes.hidden};
+  nn::Llama model(config, {.axis = &axis, .sequence = cut.sequence});
+  nn::SeededValues values(/*seed=*/1);
+  nn::initialize_parameters(model, values);
+  model.checkpoint_activations(true, {.partition_over = cut.sequence ? nullptr : &axis});
+  const std::int64_t mine = sizes.samples / cut.data;
+  const at::Tensor ids = (at::arange(mine * sizes.tokens) + mesh.along("data").rank())
+                             .remainder(config.vocabulary)
+                             .view({mine, sizes.tokens});
+  const auto held = [] { return memory::snapshot()[memory::Category::kActivations]; };
+  const dist::Traffic before = mesh.world().traffic();
+  const std::int64_t held_before = held();
+  const memory::Charge charge(memory::Category::kActivations);
+  const at::Tensor loss =
+      model.loss({.inputs = ids, .targets = ids, .loss_terms = mine * sizes.tokens});
+  Bytes bytes{.kept = held() - held_before};
+  loss.backward();
+  bytes.sent = mesh.world().traffic().since(before).bytes(dist::Purpose::kActivation);
+  return bytes;
+}
+
+// Of one layer: what embedding and head add cancels out. The same on every rank, or an error.
+Bytes of_a_layer(const Sizes& sizes, const Cut& cut) {
+  const auto exits =
+      dist::launch_ranks({.world_size = cut.data * cut.tensor}, [&](dist::Communicator& world) {
+        dist::Mesh mesh(world, {{"data", cut.data}, {"tensor", cut.tensor}});
+        const Bytes two = of_layers(2, sizes, cut, mesh), three = of_layers(3, sizes, cut, mesh);
+        return fmt::format("{} {}", three.kept - two.kept, three.sent - two.sent);
+      });
+  dist::check_all_well(exits);
+  for (const dist::RankExit& rank : exits) {
+    if (rank.result == exits[0].result) continue;
+    throw Error(fmt::format("rank {} keeps and sends {} bytes, rank 0 {}", rank.rank, rank.result,
+                            exits[0].result));
+  }
+  Bytes bytes;
+  std::istringstream(exits[0].result) >> bytes.kept >> bytes.sent;
+  return bytes;
+}
+
+void print_table(const Sizes& sizes) {
+  const int d = sizes.data, t = sizes.tensor;
+  const auto times = [](int factor) { return std::to_string(factor); };
+  const std::vector<Cut> cuts = {{"nothing", 1, 1, true, "1"},
+                                 {"batch", d, 1, true, times(d)},
+                                 {"sequence", 1, t, true, times(t)},
+                                 {"both", d, t, true, times(d * t)},
+                                 {"batch, Pa", d, t, false, "-"}};
+  base::Table table({{"cut", base::Align::kLeft},
+                     {"data x tensor"},
+                     {"formula", base::Align::kRight, "bytes", "a layer keeps"},
+                     {"measured", base::Align::kRight, "bytes", "a layer keeps"},
+                     {"published", base::Align::kRight, "times less"},
+                     {"of the batch", base::Align::kRight, "times less"},
+                     {"of own samples", base::Align::kRight, "times less"},
+                     {"sent", base::Align::kRight, "bytes"}});
+  const std::int64_t whole = sizes.samples * sizes.tokens * sizes.hidden * 4;  // B S H, float32
+  for (const Cut& cut : cuts) {
+    const Bytes bytes = of_a_layer(sizes, cut);
+    const auto less = [&](std::int64_t than) {
+      return base::fixed(static_cast<double>(than) / static_cast<double>(bytes.kept), 2);
+    };
+    table.add_row({cut.name, fmt::format("{} x {}", cut.data, cut.tensor),
+                   base::with_thousands(whole / (cut.data * cut.tensor)),
+                   base::with_thousands(bytes.kept), cut.published, less(whole),
+                   less(whole / cut.data), base::with_thousands(bytes.sent)});
+  }
+  fmt::print("{} samples of {} tokens, hidden size {}, float32, checkpoints\n{}", sizes.samples,
+             sizes.tokens, sizes.hidden, table.to_text());
+}
+
+}  // namespace
+
+int run(int argc, char** argv) {
+  Sizes sizes;
+  CLI::App app{"What a layer keeps of activations that are cut by batch, by sequence, or by both."};
+  const auto option = [&](const char* name, auto& value, const char* what) {
+    app.add_option(name, value, what)->capture_default_str()->check(CLI::PositiveNumber);
+  };
+  option("--data", sizes.data, "data-parallel ranks");
+  option("--tensor", sizes.tensor, "tensor-parallel ranks: 1, 2, 4 or 8");
+  option("--samples", sizes.samples, "samples of all ranks, a multiple of --data");
+  option("--tokens", sizes.tokens, "of a sample, a multiple of --tensor");
+  option("--hidden", sizes.hidden, "hidden size, a multiple of 16");
+  CLI11_PARSE(app, argc, argv);
+  return run_program("activation_cuts", [&] {
+    base::check_arguments(argc, argv);
+    if (sizes.samples % sizes.data != 0) {
+      throw Error(fmt::format("{} samples cannot be shared evenly by {} data-parallel ranks",
+                              sizes.samples, sizes.data));
+    }
+    memory::install();
+    print_table(sizes);
+    return 0;
+  });
+}
+
+}  // namespace zero
+
+int main(int argc, char** argv) { return zero::run(argc, argv); }
