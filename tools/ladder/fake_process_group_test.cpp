@@ -42,6 +42,24 @@ TEST(FakeProcessGroup, AnyRankOf512RunsEveryModeAndHoldsWhatTheFormulasSay) {
   }
 }
 
+// In groups of 8, a rank of 512 holds what one of 8 does, by number and by host.
+TEST(FakeProcessGroup, ARankOfAGroupHoldsAndSendsWhatTheFormulasSay) {
+  const TestFolder folder;
+  const std::string rank = kQuick + "--fake-process-group 512 --rank 300 ";
+  const json by_number =
+      figures_of(folder, rank + "--modes ddp,hsdp1,hsdp2,hsdp3 --shard-size 8").at("modes");
+  const json by_host = figures_of(folder, rank + "--modes hsdp3 --ranks-per-host 8").at("modes");
+  const json of_eight =
+      figures_of(folder, kQuick + "--fake-process-group 8 --rank 4 --modes engine3").at("modes");
+  ASSERT_EQ(by_number.size(), 4U);
+  const json& groups = by_number.back().at("ranks").at(0);
+  EXPECT_EQ(by_number.back().at("mode"), "hsdp3:shard_size=8");
+  for (const char* kind : {"parameter_mib", "gradient_mib", "optimizer_mib"}) {
+    EXPECT_EQ(groups.at(kind), by_host.at(0).at("ranks").at(0).at(kind)) << kind;
+    EXPECT_EQ(groups.at(kind), of_eight.at(0).at("ranks").at(0).at(kind)) << kind;
+  }
+}
+
 TEST(FakeProcessGroup, RefusesBadArgumentsBeforeAnythingIsWritten) {
   expect_all_refused(
       kQuick,
@@ -49,6 +67,9 @@ TEST(FakeProcessGroup, RefusesBadArgumentsBeforeAnythingIsWritten) {
           {"--rank 3", {"--rank requires --fake-process-group"}},
           {"--fake-process-group 512 --rank 512",
            {"--rank 512: a world of 512 has the ranks 0 to 511"}},
+          {"--ranks-per-host 2", {"--ranks-per-host requires --fake-process-group"}},
+          {"--fake-process-group 6 --ranks-per-host 4",
+           {"--ranks-per-host 4 does not divide --fake-process-group 6"}},
           {"--fake-process-group 4 --rank -1", {"--rank", "-1 not in range"}},
           {"--fake-process-group 0", {"--fake-process-group", "Value 0 not in range"}},
           {"--fake-process-group 4097", {"--fake-process-group", "4097 not in range"}},
@@ -74,11 +95,17 @@ TEST(FakeProcessGroup, RefusesBadArgumentsBeforeAnythingIsWritten) {
       });
 }
 
-// What one rank needs is far less than what 512 would.
-TEST(FakeProcessGroup, OnlyItsOneRankMustFit) {
+// What one rank needs is far less than what 512 would. The tiny model has 1.66 MiB of model states
+// and needs about 301.35 MiB besides, so that 302 are enough for an eighth of them and not for
+// half.
+TEST(FakeProcessGroup, OnlyItsOneRankMustFitWithTheStatesOfItsGroup) {
   const TestFolder folder;
-  figures_of(folder,
-             kQuick + "--fake-process-group 512 --modes tensor_zero3 --assume-free-memory 400");
+  const std::string little = kQuick + "--fake-process-group 512 --assume-free-memory 302 --modes ";
+  figures_of(folder, little + "tensor_zero3");
+  figures_of(folder, little + "hsdp3 --shard-size 8");
+  expect_all_refused(little, {{"hsdp3 --shard-size 2", {"tiny: rank 0 of 512 needs about"}},
+                              {"hsdp3:shard_size=2", {"tiny: rank 0 of 512 needs about"}},
+                              {"hsdp3 --ranks-per-host 2", {"a group: --shard-size"}}});
 }
 
 }  // namespace

@@ -123,7 +123,8 @@ class Ranks {
 
   std::vector<dist::RankExit> run_fake_rank(const dist::RankFunction& function) {
     return dist::fork_processes(launch_, [&](int) {
-      dist::FakeCommunicator communicator(options_.fake_rank, options_.fake_process_group);
+      dist::FakeCommunicator communicator(options_.fake_rank, options_.fake_process_group,
+                                          /*source=*/{}, options_.ranks_per_host);
       return function(communicator);
     });
   }

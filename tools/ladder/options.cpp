@@ -14,6 +14,7 @@
 #include <zero/base/names.hpp>
 #include <zero/data/reviews.hpp>
 #include <zero/distributed/environment.hpp>
+#include <zero/engine/engine_config.hpp>
 #include <zero/io/checkpoint_manifest.hpp>
 #include <zero/train/registry.hpp>
 
@@ -190,6 +191,11 @@ void add_fake_process_group_options(CLI::App& app, Options& o) {
   app.add_option("--rank", o.fake_rank, "which rank of the fake process group")
       ->needs(fake)
       ->check(CLI::Range(0, kLargestFakeProcessGroup - 1));
+  app.add_option("--ranks-per-host", o.ranks_per_host,
+                 "ranks on each host of the fake process group, for --shard-size host; without it "
+                 "all ranks are on one host")
+      ->needs(fake)
+      ->check(CLI::Range(1, kLargestFakeProcessGroup));
 }
 
 void check_fake_process_group(const CLI::App& app, Options& o) {
@@ -226,6 +232,21 @@ plan::Stage stage_of(const std::string& mode) {
   return digit >= '1' && digit <= '3' ? plan::kStages[digit - '0'] : plan::Stage::kDdp;
 }
 
+// The ranks of a fake process group that share the model states of `mode`: all of them, or those of
+// a group of hsdp1 to hsdp3.
+std::int64_t sharing_ranks(const Options& options, const std::string& mode) {
+  const std::int64_t all = options.fake_process_group;
+  if (!mode.starts_with("hsdp")) return all;
+  std::int64_t shard_size = kRanksOfHost;
+  if (mode.find('=') != std::string::npos) {
+    const auto stage = static_cast<int>(stage_of(mode));
+    const std::string variant = mode.substr(mode.find(':') + 1);
+    shard_size = overlap_options(stage, variant, /*notes=*/nullptr, /*has_groups=*/true).shard_size;
+  }
+  if (shard_size != kRanksOfHost) return shard_size;
+  return options.ranks_per_host > 0 ? options.ranks_per_host : all;
+}
+
 // Model states of the largest mode on one rank by itself, and parameters and gradients of the root
 // and of a layer, one of each on its way.
 double needed_by_fake_rank(const Options& options) {
@@ -234,7 +255,7 @@ double needed_by_fake_rank(const Options& options) {
   std::int64_t states = 0;
   for (const std::string& mode : options.modes) {
     states = std::max(states, plan::model_states(model.parameters, policy, stage_of(mode),
-                                                 options.fake_process_group)
+                                                 sharing_ranks(options, mode))
                                   .total());
   }
   const std::int64_t transient = 4 * (2 * model.root + 4 * model.largest_unit());
@@ -265,7 +286,7 @@ double gib(double bytes) { return bytes / (1 << 30); }
       fake ? fmt::format(": rank {} of {}", options.fake_rank, options.fake_process_group)
            : fmt::format(" on {} ranks", options.world_size),
       gib(needed_bytes(options)), fake ? "the largest of the modes" : "ddp", gib(available),
-      fake ? "more ranks, --modes that shard more" : "fewer ranks",
+      fake ? "more ranks (of a group: --shard-size), --modes that shard more" : "fewer ranks",
       fmt::join(nn::preset_names(), ", ")));
 }
 

@@ -20,6 +20,7 @@ struct Options {
   int local_ranks() const { return ranks_here > 0 ? ranks_here : world_size; }
   int fake_process_group = 0;  ///< ranks of a fake process group, of which one runs; 0: real ranks
   int fake_rank = 0;           ///< which one
+  int ranks_per_host = 0;      ///< of the fake process group; 0: all on one host
   std::int64_t steps = 4;      ///< with `epochs`, known once the data is read
   std::int64_t epochs = 0;     ///< passes over the data, which decide the steps; 0: `steps` does
   double validation = 0;       ///< share of the samples that is evaluated, and not trained on

@@ -48,8 +48,12 @@ std::int64_t activation_bytes(const Shape& shape, std::int64_t tokens, std::int6
   const std::int64_t layer = layer_elements(shape);
   const std::int64_t kept =
       recompute == Recompute::kNone ? shape.layers * layer : shape.layers * shape.hidden + layer;
-  const std::int64_t a_token = (kept + 2 * shape.vocabulary) * element_bytes;
-  if (static_cast<double>(a_token) * static_cast<double>(tokens) > 0x1p62) {
+  return token_bytes(kept + 2 * shape.vocabulary, tokens, element_bytes);
+}
+
+std::int64_t token_bytes(std::int64_t elements, std::int64_t tokens, std::int64_t element_bytes) {
+  const std::int64_t a_token = elements * element_bytes;
+  if (static_cast<double>(a_token) * static_cast<double>(tokens) > 0x1p60) {
     throw Error(fmt::format(
         "{} tokens of {} bytes of activations each are more than can be counted: fewer tokens a "
         "rank are needed",
@@ -64,6 +68,7 @@ Model model_of(const nn::LlamaConfig& config, std::string name) {
   model.name = std::move(name);
   model.parameters = config.parameters();
   model.shape = shape_of(config);
+  model.llama = config;
   nn::LlamaConfig one_less = config;
   --one_less.layers;
   const std::int64_t unit = config.parameters() - one_less.parameters();

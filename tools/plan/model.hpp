@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,7 @@ struct Model {
   /// Elements of the root unit: embedding, final norm and head. 0 where nothing is known of it.
   std::int64_t root = 0;
   Shape shape;
+  std::optional<nn::LlamaConfig> llama;  ///< where it is one
   /// What the user should know: guesses above all.
   std::vector<std::string> notes;
 
@@ -75,8 +77,11 @@ std::int64_t layer_elements(const Shape& shape);
 
 /// Bytes of a rank: layers x layer_elements() x tokens, and for a language model the logits and
 /// their gradient, 2 x vocabulary x tokens; `element_bytes` each. With Recompute::kLayers: hidden x
-/// layers x tokens, and everything of one layer. Throws zero::Error beyond 2^62 bytes.
+/// layers x tokens, and everything of one layer. Throws zero::Error beyond 2^60 bytes.
 std::int64_t activation_bytes(const Shape& shape, std::int64_t tokens, std::int64_t element_bytes,
                               Recompute recompute = Recompute::kNone);
+
+/// Bytes of so many elements of each token. Throws zero::Error beyond 2^60 bytes.
+std::int64_t token_bytes(std::int64_t elements, std::int64_t tokens, std::int64_t element_bytes);
 
 }  // namespace zero::plan

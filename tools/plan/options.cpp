@@ -23,6 +23,7 @@ struct Words {
   std::string dtype = "mixed";
   std::string optimizer = "adamw";
   std::string stage;
+  std::string schedule = "1f1b";
   std::int64_t layers = 0;
   bool recompute = false;
 };
@@ -77,6 +78,29 @@ void add_run_options(CLI::App& app, Words& w, Request& r) {
                "of one rank, as in 24GB or 80GiB: which stage fits? The exit code is 3 if none");
 }
 
+void add_mesh_options(CLI::App& app, Words& w, MeshRequest& mesh) {
+  const auto add = [&](const char* option, std::optional<std::int64_t>& value, const char* help,
+                       std::int64_t most = kLargestWorldSize) {
+    app.add_option(option, value, help)->check(CLI::Range(std::int64_t{1}, most));
+  };
+  add("--tp", mesh.tensor, "tensor ranks: the ranks are a mesh, and share each layer");
+  add("--pp", mesh.pipeline, "stages of a pipeline, each with some of the layers");
+  add("--shard-size", mesh.shards,
+      "data ranks that share the model states (HSDP); without it all of them");
+  app.add_flag("--meshes", mesh.all,
+               "compare all meshes of as many ranks; sizes that are given stay as they are");
+  add("--micro-batches", mesh.micro_batches,
+      "that a data rank cuts its samples into; without it 1, in a pipeline one for each sample",
+      kLargestBatch);
+  app.add_option("--pipeline-schedule", w.schedule, "of a pipeline: 1f1b or gpipe")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"1f1b", "gpipe"}));
+  app.add_flag("--sequence-parallel", mesh.sequence_parallel,
+               "tensor ranks cut the residual stream along the sequence");
+  app.add_flag("--partition-activations", mesh.partition_activations,
+               "tensor ranks divide the inputs that --recompute keeps");
+}
+
 void add_machine_options(CLI::App& app, Request& r) {
   Machine& machine = r.machine;
   add_quantity(app, "--bandwidth", machine.bandwidth, parse_bandwidth, "that a rank sends with")
@@ -124,6 +148,7 @@ void understand(const Words& w, Options& o) {
   for (const Stage stage : kStages) {
     if (w.stage == kStageNames[static_cast<std::size_t>(stage)]) r.stage = stage;
   }
+  r.mesh.gpipe = w.schedule == "gpipe";
   r.recompute = w.recompute ? Recompute::kLayers : Recompute::kNone;
   r.model = read_model(w);
 }
@@ -138,6 +163,7 @@ Options parse(int argc, char** argv) {
       "the wire, time; and which stage to take."};
   add_model_options(app, words);
   add_run_options(app, words, o.request);
+  add_mesh_options(app, words, o.request.mesh);
   add_machine_options(app, o.request);
   add_output_options(app, o);
   base::parse_arguments(app, "plan", argc, argv);

@@ -37,6 +37,29 @@ Json stage_json(const StagePlan& s) {
           {"break_even_batch", or_null(s.break_even_batch)}};
 }
 
+Json mesh_json(const MeshPlan& m) {
+  return {{"mesh",
+           {{"replicas", m.mesh.replicas},
+            {"shards", m.mesh.shards},
+            {"tensor", m.mesh.tensor},
+            {"pipeline", m.mesh.pipeline}}},
+          {"stage", name(m.stage)},
+          {"micro_batches", m.micro_batches},
+          {"fullest_pipeline_stage", m.fullest},
+          {"model_states", states_json(m.states)},
+          {"transient_bytes", m.transients},
+          {"activation_bytes", m.activations},
+          {"total_bytes", m.total()},
+          {"fits", or_null(m.fits)},
+          {"sent_bytes",
+           {{"shards", m.sent.shards},
+            {"replicas", m.sent.replicas},
+            {"tensor", m.sent.tensor},
+            {"pipeline", m.sent.pipeline},
+            {"total", m.sent.total()}}},
+          {"bubble", m.bubble}};
+}
+
 Json point(const std::string& what, double sent, const States& states) {
   return {{"name", what}, {"sent_bytes", sent}, {"model_state_bytes", states.total()}};
 }
@@ -92,6 +115,7 @@ Json to_json(const Plan& plan) {
                {"operations_per_second", r.machine.flops},
                {"notes", r.model.notes}};
   for (const StagePlan& stage : plan.stages) json["stages"].push_back(stage_json(stage));
+  for (const MeshPlan& mesh : plan.meshes) json["meshes"].push_back(mesh_json(mesh));
   json["lookahead"] = {{"gather_seconds", plan.lookahead.gather},
                        {"compute_seconds", plan.lookahead.compute},
                        {"needed", or_null(plan.lookahead.needed)},

@@ -146,6 +146,70 @@ std::string alternatives(const Plan& plan) {
          wrapped(tensor_parallel_sentence(plan), "  ");
 }
 
+Table mesh_table(const Plan& plan) {
+  const Unit unit = plan.unit();
+  const std::string u = name(unit);
+  std::vector<Column> columns = {{"RxSxTxp", Align::kLeft},
+                                 {"stage", Align::kLeft},
+                                 {"m"},
+                                 {"states", Align::kRight, u, "a rank holds"},
+                                 {"activ.", Align::kRight, u, "a rank holds"},
+                                 {"all", Align::kRight, u, "a rank holds"}};
+  if (plan.request.memory) columns.push_back({"fits", Align::kLeft});
+  for (const char* axis : {"shards", "replicas", "tensor", "pipeline", "all"}) {
+    columns.push_back({axis, Align::kRight, u, "a rank sends along"});
+  }
+  columns.push_back({"bubble", Align::kRight, "%"});
+  Table table(columns);
+  for (const MeshPlan& m : plan.meshes) {
+    std::vector<std::string> row = {text(m.mesh), name(m.stage),
+                                    fmt::format("{}", m.micro_batches)};
+    for (const std::int64_t held : {m.states.total(), m.activations, m.total()}) {
+      row.push_back(in(static_cast<double>(held), unit));
+    }
+    if (m.fits) row.push_back(*m.fits ? "yes" : "no");
+    for (const double sent :
+         {m.sent.shards, m.sent.replicas, m.sent.tensor, m.sent.pipeline, m.sent.total()}) {
+      row.push_back(in(sent, unit));
+    }
+    row.push_back(fixed(100 * m.bubble, 1));
+    table.add_row(std::move(row));
+  }
+  return table;
+}
+
+std::string mesh_verdict(const Plan& plan) {
+  const Memory& memory = *plan.request.memory;
+  const auto where = [&](const MeshPlan& m) {
+    return fmt::format("{} on {} holds {}", name(m.stage), text(m.mesh),
+                       at_least(m.total(), memory.unit));
+  };
+  const MeshPlan *smallest = nullptr, *least = nullptr;
+  std::size_t fitting = 0;
+  for (const MeshPlan& m : plan.meshes) {
+    if (smallest == nullptr || m.total() < smallest->total()) smallest = &m;
+    if (!*m.fits) continue;
+    ++fitting;
+    if (least == nullptr || m.sent.total() < least->sent.total()) least = &m;
+  }
+  const std::string there = at_most(memory.bytes, memory.unit);
+  if (least == nullptr) {
+    return fmt::format("Nothing fits {}. What needs least: {}.", there, where(*smallest));
+  }
+  return fmt::format("{} of {} fit {}. What sends least of them: {} and sends {} {}.", fitting,
+                     plan.meshes.size(), there, where(*least), in(least->sent.total(), memory.unit),
+                     name(memory.unit));
+}
+
+constexpr const char* kMeshLegend =
+    "R x S x T x p ranks: R groups of S data ranks, T tensor ranks, p stages of a pipeline. A "
+    "group "
+    "shares model states, groups hold copies; under DDP S is 1. A data rank has batch x T x p "
+    "samples in a step, in m micro-batches: as many samples over all ranks on every mesh. Bytes of "
+    "the fullest rank, and of the rank that sends most; MiB = 2^20, GiB = 2^30, GB = 10^9. \"All\" "
+    "that is held is a bound: model states, transients and activations (activ.). What tensor ranks "
+    "send hides behind nothing. Bubble: the part of a step in which a stage waits for others.";
+
 std::string legend(const Request& r) {
   return fmt::format(
       "Bytes of the fullest rank; MiB = 2^20, GiB = 2^30, GB = 10^9. V is one copy of the "
@@ -168,6 +232,10 @@ std::string to_text(const Plan& plan) {
   std::string text = title(r);
   for (const std::string& note : r.model.notes) {
     text += wrapped(fmt::format("note: {}.", note), "  ");
+  }
+  if (!plan.meshes.empty()) {
+    text += fmt::format("\n{}\n{}", mesh_table(plan).to_text(), wrapped(kMeshLegend, ""));
+    return r.memory ? text + "\n" + wrapped(mesh_verdict(plan), "  ") : text;
   }
   text += fmt::format("\n{}\n{}\n{}", memory_table(plan).to_text(), step_table(plan).to_text(),
                       legend(r));

@@ -107,8 +107,8 @@ double tensor_parallel_sent(std::int64_t tokens, std::int64_t hidden, std::int64
                             std::int64_t world_size) {
   constexpr double kAllReduces = 4;
   constexpr double kHalves = 2;
-  return kAllReduces * kHalves * static_cast<double>(tokens * hidden * element_bytes) *
-         redundant_share(world_size);
+  return kAllReduces * kHalves * static_cast<double>(tokens) *
+         static_cast<double>(hidden * element_bytes) * redundant_share(world_size);
 }
 
 std::int64_t tensor_parallel_crossover(std::int64_t layer_elements, std::int64_t hidden,
@@ -162,7 +162,14 @@ Plan make_plan(const Request& request) {
   plan.crossover_tokens = tensor_parallel_crossover(request.model.largest_unit(),
                                                     request.model.shape.hidden, request.policy);
   plan.choice = choose(request, plan.stages);
+  if (request.mesh != MeshRequest{}) plan.meshes = plan_meshes(request);
   return plan;
+}
+
+bool Plan::feasible() const {
+  if (!request.memory) return true;
+  if (meshes.empty()) return choice.stage.has_value();
+  return std::ranges::any_of(meshes, [](const MeshPlan& mesh) { return *mesh.fits; });
 }
 
 Unit Plan::unit() const {

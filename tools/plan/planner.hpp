@@ -6,6 +6,7 @@
 
 #include <zero/base/json.hpp>
 
+#include "mesh.hpp"
 #include "quantity.hpp"
 #include "timing.hpp"
 
@@ -66,6 +67,7 @@ struct Request {
   std::optional<Stage> stage;      ///< only this one
   double break_even_share = 0.05;  ///< communication over compute that counts as little
   std::int64_t hybrid_threshold = kHybridThreshold;
+  MeshRequest mesh;
 
   /// Of a rank in a step.
   std::int64_t tokens() const { return batch * sequence; }
@@ -124,11 +126,14 @@ struct Plan {
   Hybrid hybrid;
   std::int64_t crossover_tokens = 0;  ///< tensor_parallel_crossover() of the largest unit
   Choice choice;
+  /// Nothing where no mesh was asked for. On one mesh a row for each stage, else of each mesh the
+  /// lowest stage that fits, or the highest.
+  std::vector<MeshPlan> meshes;
 
   /// For printing: that of the memory, else by size.
   Unit unit() const;
   /// Whether memory was given and nothing fits it.
-  bool feasible() const { return !request.memory.has_value() || choice.stage.has_value(); }
+  bool feasible() const;
 };
 
 /// One stage at any world size; `lookahead` only for its time. For a request
@@ -136,10 +141,23 @@ struct Plan {
 StagePlan plan_stage(const Request& request, Stage stage, bool offloaded, std::int64_t world_size,
                      std::int64_t lookahead);
 
+/// `stage` on one mesh of the ranks. For a request that make_plan() takes, and a mesh that the
+/// model can be cut for.
+MeshPlan plan_mesh(const Request& request, const Mesh& mesh, Stage stage);
+
+/// The most ranks of which all meshes are listed: more would be too many to read.
+inline constexpr std::int64_t kMostRanksOfMeshes = 4096;
+
+/// The rows of Plan::meshes. Part of make_plan(). Throws zero::Error that names option and numbers:
+/// for axes that do not divide the ranks, a model that the tensor axis cannot share, more stages
+/// than layers, micro-batches that do not divide the samples, a stage that is not possible, and
+/// options of a mesh without one.
+std::vector<MeshPlan> plan_meshes(const Request& request);
+
 /// Plans. Comparisons with the memory are made in whole bytes, and a stage fits only if model
 /// states, transients and the estimate of activations together do. Every number of the request is
 /// above 0 and at most what is planned for. Throws zero::Error for more than kMostTokens tokens a
-/// rank, and for activations that cannot be counted.
+/// rank, for activations that cannot be counted, and as plan_meshes() does.
 Plan make_plan(const Request& request);
 
 /// The lowest stage of `plan` that fits, or why none does. Part of make_plan().

@@ -44,6 +44,18 @@ TEST(PlanProgram, PlansPresetsAndWithoutMemory) {
                                 HasSubstr("fp32 (4 + 4 + 8"), HasSubstr("513.13")));
 }
 
+TEST(PlanProgram, PlansMeshesAndExitsWithTheirVerdict) {
+  const ProcessResult one = run_plan("--parameters 7e9 --nproc 8 --tp 2 --memory 40GB");
+  EXPECT_EQ(one.code, kFits);
+  EXPECT_THAT(one.said, AllOf(HasSubstr("1x4x2x1  ZeRO-3"), HasSubstr("fit 40.00 GB.")));
+  const std::string all =
+      "--parameters 7e9 --nproc 8 --meshes --micro-batches 1 --pipeline-schedule gpipe ";
+  EXPECT_EQ(run_plan(all + "--memory 2GB").code, kNothingFits);
+  const ProcessResult printed = run_plan(all + "--json -");
+  EXPECT_EQ(printed.code, kFits);
+  EXPECT_EQ(base::Json::parse(printed.said)["meshes"].size(), 20U);
+}
+
 TEST(PlanProgram, PlansAFolderOfHuggingFace) {
   const testing::TestFolder folder;
   folder.write("config.json", nn::to_hugging_face_json(nn::preset("smollm2-360m")).dump());
@@ -68,7 +80,7 @@ TEST(PlanProgram, ItsJsonCanBeDrawn) {
     GTEST_SKIP() << testing::python() << " has no matplotlib";
   const testing::TestFolder folder;
   const std::string path = "'" + (folder / "p.json").string() + "'";
-  ASSERT_EQ(run_plan("--parameters 7B --memory 24GB --json " + path).code, kFits);
+  ASSERT_EQ(run_plan("--parameters 7B --memory 24GB --meshes --json " + path).code, kFits);
   const ProcessResult ended = testing::run_python("tools/plots/plot_plan.py " + path);
   EXPECT_EQ(ended.code, 0) << ended.said;
   EXPECT_GT(std::filesystem::file_size(folder / "p.png"), 10'000U);
@@ -114,6 +126,12 @@ TEST(PlanProgram, RefusesBadArgumentsWithAClearMessage) {
            {"--overhead 0", "Value 0 not in range"},
            {"--sequence=-1", "Value -1 not in range"},
            {"--batch 1048577", "Value 1048577 not in range"},
+           {"--parameters 7e9 --tp 3", "--world-size 8 has no mesh with this --tp"},
+           {"--model smollm2-360m --tp 2", "--tp 2: the model has 15 heads"},
+           {"--tp 0", "Value 0 not in range"},
+           {"--tp 2 --pipeline-schedule zigzag", "zigzag not in {1f1b,gpipe}"},
+           {"--tp 2 --micro-batches x", "--micro-batches"},
+           {"--sequence-parallel", "are for a mesh: add --tp"},
            {"--dtype fp8", "unknown dtype 'fp8'"},
            {"--optimizer adam", "unknown optimizer 'adam'; known optimizers: adamw"},
            {"--parameters 1e9 --model tiny", "excludes"},
@@ -161,7 +179,7 @@ std::vector<Example> examples() {
 
 TEST(PlannerDocs, ShowWhatTheProgramPrints) {
   const std::vector<Example> all = examples();
-  EXPECT_EQ(all.size(), 2U);
+  EXPECT_EQ(all.size(), 3U);
   for (const Example& example : all) {
     EXPECT_EQ(run_plan(example.arguments).said, example.output) << example.arguments;
   }

@@ -16,6 +16,9 @@ namespace zero::train {
 /// parameter (loss terms, flags, buffers of the model) is unknown. To fill a part of a parameter,
 /// the whole of it is made for a moment.
 ///
+/// Of a model that is split over a tensor axis, or of one stage of a pipeline, `model` is this
+/// rank's part, and so are the values. Set the source on any of this rank's fake communicators.
+///
 /// If a model was built with values of its own and has no initializers, a whole parameter that is
 /// received keeps this rank's values.
 ///

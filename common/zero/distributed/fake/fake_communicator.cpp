@@ -27,13 +27,23 @@ Communicator::WorkPtr when_waited_for(std::function<void()> effect) {
 
 }  // namespace
 
-FakeCommunicator::FakeCommunicator(int rank, int size, Source source)
+FakeCommunicator::FakeCommunicator(int rank, int size, Source source, int ranks_per_host)
     : Communicator(rank, size, ReductionOrder::kRankOrdered, /*check_collectives=*/false),
-      source_(std::move(source)) {
+      source_(std::make_shared<Source>(std::move(source))) {
   if (size < 1 || rank < 0 || rank >= size) {
     throw Error(
         fmt::format("there is no rank {} in a world of {}: ranks are 0 to N-1", rank, size));
   }
+  if (ranks_per_host == 0) return;
+  if (ranks_per_host < 0 || size % ranks_per_host != 0) {
+    throw Error(fmt::format(
+        "a world of {} ranks cannot fill hosts of {} ranks: the number of ranks on a host must "
+        "divide that of all",
+        size, ranks_per_host));
+  }
+  std::vector<int> hosts;
+  for (int r = 0; r < size; ++r) hosts.push_back(r / ranks_per_host);
+  set_hosts(std::move(hosts));
 }
 
 std::vector<std::string> FakeCommunicator::exchange(const std::string& text) {
@@ -42,8 +52,10 @@ std::vector<std::string> FakeCommunicator::exchange(const std::string& text) {
 
 std::unique_ptr<Communicator> FakeCommunicator::do_split(const std::vector<int>& ranks,
                                                          const std::string& label) {
-  return std::make_unique<FakeCommunicator>(rank_among(ranks, label),
-                                            static_cast<int>(ranks.size()), source_);
+  auto group =
+      std::make_unique<FakeCommunicator>(rank_among(ranks, label), static_cast<int>(ranks.size()));
+  group->source_ = source_;
+  return group;
 }
 
 void FakeCommunicator::combine(const at::Tensor& tensor, int divisor) const {
@@ -114,8 +126,13 @@ Communicator::WorkPtr FakeCommunicator::do_all_to_all(const Call&, at::Tensor ou
 
 Communicator::WorkPtr FakeCommunicator::do_message(const Call& call, at::Tensor tensor,
                                                    int /*peer*/) {
-  return when_waited_for([this, tensor, receives = call.operation == Operation::kRecv] {
-    if (receives) receive_from_source(tensor);
+  const bool receives = call.operation == Operation::kRecv;
+  const bool of_activations = call.purpose == Purpose::kActivation;
+  return when_waited_for([this, tensor, receives, of_activations] {
+    if (!receives || receive_from_source(tensor) || !of_activations) return;
+    // Its memory may hold anything, and zeros would leave a norm layer nothing to scale.
+    const c10::NoGradGuard no_grad;
+    tensor.fill_(1);
   });
 }
 

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
+#include <cmath>
+
 #include <tests/support/ranks.hpp>
 #include <zero/base/error.hpp>
 #include <zero/distributed/fake/fake_communicator.hpp>
@@ -185,6 +187,54 @@ TEST(FakeCommunicator, AGroupOfItIsAsFake) {
   EXPECT_EQ(group->size(), 3);
   EXPECT_THAT(group->transport(), HasSubstr("nothing is sent"));
   EXPECT_THROW(c.split({7, 511}, "others"), Error);
+}
+
+// A model that is split over one of its groups is made after the groups, and the source after it.
+TEST(FakeCommunicator, ASourceThatIsSetLaterIsThatOfEarlierGroupsToo) {
+  on_ranks(1, [](Communicator&) {
+    FakeCommunicator world(5, 8);
+    const auto data = world.split({1, 3, 5, 7}, "data");
+    const auto shard = data->split({2, 3}, "shard");
+    world.set_source([](at::Tensor received) {
+      received.fill_(9);
+      return true;
+    });
+    at::Tensor all = at::zeros({4});
+    shard->all_gather(all, numbers(2), Purpose::kParameter).wait();
+    EXPECT_TRUE(at::equal(all, at::tensor({1.F, 2.F, 9.F, 9.F})));
+  });
+}
+
+TEST(FakeCommunicator, HostsHaveConsecutiveRanksAndGroupsKeepThem) {
+  on_ranks(1, [](Communicator&) {
+    FakeCommunicator world(11, 24, /*source=*/{}, /*ranks_per_host=*/8);
+    EXPECT_EQ(world.host_of(7), 0);
+    EXPECT_EQ(world.host_of(8), 1);
+    EXPECT_EQ(world.host_of(23), 2);
+    const auto group = world.split({3, 11, 12, 19}, "some");
+    EXPECT_EQ(group->host_of(0), 0);
+    EXPECT_EQ(group->host_of(2), 1);
+    at::Tensor all = at::zeros({8});
+    group->all_gather(all, numbers(2), Purpose::kParameter).wait();
+    EXPECT_EQ(world.traffic().bytes(Purpose::kParameter), 3 * 8);
+    EXPECT_EQ(world.traffic().between_hosts(Purpose::kParameter), 2 * 8);
+  });
+  EXPECT_EQ(FakeCommunicator(11, 24).host_of(23), 0);
+  EXPECT_THROW(FakeCommunicator(0, 24, {}, 7), Error);
+  EXPECT_THROW(FakeCommunicator(0, 24, {}, -1), Error);
+}
+
+TEST(FakeCommunicator, ActivationsOfAnotherRankAreOnesAndOtherUnknownMessagesAreLeftAlone) {
+  on_ranks(1, [](Communicator&) {
+    FakeCommunicator c(1, 3);
+    at::Tensor t = at::full({4}, NAN);
+    c.recv(t, /*source=*/0, Purpose::kActivation).wait();
+    EXPECT_TRUE(at::equal(t, at::ones({4})));
+    t = numbers(4);
+    c.recv(t, /*source=*/0, Purpose::kSetup).wait();
+    c.send(t, /*destination=*/0, Purpose::kActivation).wait();
+    EXPECT_TRUE(at::equal(t, numbers(4)));
+  });
 }
 
 }  // namespace

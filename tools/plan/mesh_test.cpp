@@ -1,0 +1,306 @@
+// Meshes against numbers of the sources and of chapter 06's lessons, by hand.
+#include "mesh.hpp"
+
+#include <gmock/gmock.h>
+
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include <tests/support/error_of.hpp>
+
+#include "planner.hpp"
+
+namespace zero::plan {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+Request mesh_request(const Model& model, std::int64_t ranks, std::int64_t tensor,
+                     std::int64_t pipeline) {
+  Request request;
+  request.model = model;
+  request.world_size = ranks;
+  request.mesh.tensor = tensor;
+  request.mesh.pipeline = pipeline;
+  return request;
+}
+
+// The row of a stage on one mesh.
+MeshPlan row_of(const Request& request, Stage stage) {
+  for (const MeshPlan& plan : plan_meshes(request)) {
+    if (plan.stage == stage) return plan;
+  }
+  throw Error("no such row");
+}
+
+std::int64_t model_states_on(const Request& request, Stage stage) {
+  return row_of(request, stage).states.total();
+}
+
+// Of hidden size 4270.
+Model seven_billion() { return model_of_size(7 * kBillion, 32); }
+
+TEST(Meshes, EightGpusAsData4AndTensor2) {
+  const Request request = mesh_request(seven_billion(), 8, 2, 1);
+  // 3.5 B parameters a rank, and ZeRO over the 4.
+  EXPECT_EQ(model_states_on(request, Stage::kDdp), 56 * kGB);
+  EXPECT_EQ(model_states_on(request, Stage::kZero1), 24'500'000'000);
+  EXPECT_EQ(model_states_on(request, Stage::kZero2), 19'250'000'000);
+  EXPECT_EQ(model_states_on(request, Stage::kZero3), 14 * kGB);
+  const MeshPlan ddp = row_of(request, Stage::kDdp), zero3 = row_of(request, Stage::kZero3);
+  EXPECT_EQ(text(ddp.mesh), "4x1x2x1");
+  EXPECT_EQ(text(zero3.mesh), "1x4x2x1");
+  EXPECT_DOUBLE_EQ(ddp.sent.replicas, 2 * 7e9 * 3 / 4);
+  EXPECT_DOUBLE_EQ(row_of(request, Stage::kZero2).sent.shards, 2 * 7e9 * 3 / 4);
+  EXPECT_DOUBLE_EQ(zero3.sent.shards, 3 * 7e9 * 3 / 4);
+  // 8 b s h (T-1)/T numbers of 2 bytes a layer; two samples of 2048 tokens.
+  EXPECT_DOUBLE_EQ(zero3.sent.tensor, 32 * 8 * 4096 * 4270.0 / 2 * 2);
+  EXPECT_DOUBLE_EQ(zero3.sent.total(), zero3.sent.shards + zero3.sent.tensor);
+  EXPECT_EQ(zero3.bubble, 0);
+}
+
+TEST(Meshes, FourStagesThatAreAGroupOfFourEach) {
+  const Request request = mesh_request(seven_billion(), 16, 1, 4);
+  EXPECT_EQ(model_states_on(request, Stage::kZero2), 9'625'000'000);
+  EXPECT_EQ(model_states_on(request, Stage::kZero3), 7 * kGB);
+  const MeshPlan zero2 = row_of(request, Stage::kZero2);
+  EXPECT_EQ(zero2.micro_batches, 4);  // of a sample each
+  EXPECT_DOUBLE_EQ(zero2.bubble, 3.0 / 7);
+  EXPECT_DOUBLE_EQ(zero2.sent.shards, 2 * 3.5e9 * 3 / 4);
+  // A stage between two others sends A forwards and A back, of four micro-batches.
+  EXPECT_DOUBLE_EQ(zero2.sent.pipeline, 2 * 4 * 2048 * 4270.0 * 2);
+  // ZeRO-3 gathers twice for each of them.
+  EXPECT_DOUBLE_EQ(row_of(request, Stage::kZero3).sent.shards, 9 * 3.5e9 * 3 / 4);
+}
+
+// 24 layers of 12 h^2, h = 2048, 4 stages x 2 data ranks x 2 tensor ranks, 12 micro-batches of 1024
+// tokens.
+Request exercise_06e() {
+  Request request = mesh_request(model_of_size(24LL * 12 * 2048 * 2048, 24), 16, 2, 4);
+  request.batch = 3;  // 24 samples a data rank
+  request.sequence = 512;
+  request.mesh.micro_batches = 12;
+  return request;
+}
+
+TEST(Meshes, HaveTheNumbersOfExercise06e) {
+  Request request = exercise_06e();
+  const MeshPlan zero2 = row_of(request, Stage::kZero2), zero3 = row_of(request, Stage::kZero3);
+  EXPECT_DOUBLE_EQ(zero2.bubble, 0.2);
+  EXPECT_DOUBLE_EQ(zero2.sent.tensor / kMiB, 1152);
+  EXPECT_DOUBLE_EQ(zero2.sent.pipeline / kMiB, 96);
+  EXPECT_DOUBLE_EQ(zero2.sent.shards / kMiB, 288);
+  EXPECT_DOUBLE_EQ(zero3.sent.shards / kMiB, 3600);
+  // Scratch, whole gradients less the rank's own half, and three messages.
+  EXPECT_EQ(zero2.transients / kMiB, 32 + 288 / 2 + 3 * 4);
+  // Inputs of layers, and all of the one layer that runs again.
+  constexpr std::int64_t kLayer = (4 + 4 / 2 + 2 * 4 / 2) * 4;
+  const auto inputs = [&] { return row_of(request, Stage::kZero2).activations / kMiB - kLayer; };
+  request.recompute = Recompute::kLayers;
+  EXPECT_EQ(row_of(request, Stage::kZero2).fullest, 0);
+  EXPECT_EQ(inputs(), 96);
+  EXPECT_DOUBLE_EQ(row_of(request, Stage::kZero2).sent.tensor / kMiB, 1152 * 1.5);
+  request.mesh.partition_activations = true;
+  EXPECT_EQ(inputs(), 48);
+  EXPECT_DOUBLE_EQ(row_of(request, Stage::kZero2).sent.tensor / kMiB, 1152 * 1.625);
+  request.mesh.partition_activations = false;
+  request.mesh.gpipe = true;
+  EXPECT_EQ(inputs(), 288);
+}
+
+// One layer of hidden size 1024 on 8 tensor ranks with 1024 tokens, so that s b h is a MiB.
+TEST(Meshes, ActivationsOfALayerAreThoseOfKorthikantiWithoutDropout) {
+  Request request = mesh_request(model_of_size(12 * 1024 * 1024, 1), 8, 8, 1);
+  request.sequence = 128;
+  const auto mib = [&] {
+    return static_cast<double>(row_of(request, Stage::kDdp).activations) / kMiB;
+  };
+  EXPECT_DOUBLE_EQ(mib(), 8 + 24.0 / 8);
+  request.recompute = Recompute::kLayers;
+  EXPECT_DOUBLE_EQ(mib(), 2 + 11);
+  request.mesh.partition_activations = true;
+  EXPECT_DOUBLE_EQ(mib(), 2.0 / 8 + 11);
+  request.mesh.partition_activations = false;
+  request.mesh.sequence_parallel = true;
+  EXPECT_DOUBLE_EQ(mib(), 2.0 / 8 + 7.5);
+  request.recompute = Recompute::kNone;
+  // Less 4 for the gathered outputs of norms, which the paper does not keep whole: 32/8.
+  EXPECT_DOUBLE_EQ(mib() - 4 * 7.0 / 8, 32.0 / 8);
+}
+
+TEST(Meshes, HaveTheNumbersOfTheLessonsForLlama360m) {
+  const Model model = model_of(nn::preset("llama-360m"), "");
+  EXPECT_EQ(part_of(model, {1, 1, 2, 1}, 0).model.parameters, 178'484'160);
+  Request request = mesh_request(model, 2, 2, 1);
+  request.policy = fp32();
+  request.sequence = 1024;  // two samples: 2048 tokens
+  EXPECT_DOUBLE_EQ(row_of(request, Stage::kDdp).sent.tensor, 975.0 * kMiB + 16 * 1024);
+  request = mesh_request(model, 4, 1, 4);
+  request.policy = fp32();
+  request.batch = 2;  // 8 micro-batches of 2048 tokens
+  EXPECT_DOUBLE_EQ(row_of(request, Stage::kDdp).sent.pipeline, (60.0 + 180) * kMiB);
+}
+
+TEST(Meshes, StagesOfAPipelineHoldTheModelOnceAndATiedEmbeddingTwice) {
+  for (const bool tied : {true, false}) {
+    nn::LlamaConfig config = nn::preset("tiny");
+    config.layers = 5;
+    config.tied = tied;
+    const Model model = model_of(config, "");
+    EXPECT_EQ(is_tied(model), tied);
+    std::int64_t sum = 0;
+    for (int s = 0; s < 3; ++s) {
+      const ModelPart part = part_of(model, {1, 1, 1, 3}, s);
+      sum += part.model.parameters;
+      EXPECT_EQ(std::ssize(part.model.units), s < 2 ? 2 : 1);
+      EXPECT_EQ(part.frozen, tied && s == 0 ? config.vocabulary * config.hidden : 0);
+      EXPECT_EQ(part.model.shape.vocabulary, s == 2 ? config.vocabulary : 0);
+    }
+    EXPECT_EQ(sum, model.parameters);
+  }
+}
+
+// In a step of SmolLM2-135M on two groups of two: the table of lesson 06.
+TEST(Meshes, GroupsSendAShardOfTheGradientsBetweenThem) {
+  Request request = mesh_request(model_of(nn::preset("smollm2-135m"), ""), 4, 1, 1);
+  request.policy = fp32();
+  request.mesh.shards = 2;
+  const auto v = static_cast<double>(4 * request.model.parameters);
+  const MeshPlan zero2 = row_of(request, Stage::kZero2), zero3 = row_of(request, Stage::kZero3);
+  EXPECT_DOUBLE_EQ(zero2.sent.shards / v, 1);
+  EXPECT_DOUBLE_EQ(zero2.sent.replicas / v, 0.5);
+  EXPECT_NEAR(zero3.sent.total() / v, 1.8948, 5e-5);
+  EXPECT_EQ(zero3.states.total(), 16 * request.model.parameters / 2);
+  EXPECT_EQ(text(zero3.mesh), "2x2x1x1");
+}
+
+TEST(Meshes, OfDataRanksAloneIsThePlanWithoutAMesh) {
+  for (const char* name : {"llama-360m", "smollm2-360m"}) {
+    Request request;
+    request.model = model_of(nn::preset(name), name);
+    for (const Stage stage : {Stage::kZero1, Stage::kZero2, Stage::kZero3}) {
+      for (const Recompute recompute : {Recompute::kNone, Recompute::kLayers}) {
+        request.recompute = recompute;
+        const StagePlan plain = plan_stage(request, stage, /*offloaded=*/false, 8, 0);
+        const MeshPlan mesh = plan_mesh(request, {1, 8, 1, 1}, stage);
+        EXPECT_EQ(mesh.states, plain.states);
+        EXPECT_EQ(mesh.transients, plain.transients);
+        EXPECT_EQ(mesh.activations, plain.activations);
+        EXPECT_DOUBLE_EQ(mesh.sent.total(), plain.sent.total());
+      }
+    }
+  }
+}
+
+std::vector<std::string> texts_of(const std::vector<MeshPlan>& plans) {
+  std::vector<std::string> texts;
+  for (const MeshPlan& plan : plans) {
+    EXPECT_EQ(plan.mesh.ranks(), 8);
+    texts.push_back(text(plan.mesh));
+  }
+  return texts;
+}
+
+TEST(Meshes, AllThatDivideAreListed) {
+  Request request;
+  request.model = seven_billion();
+  request.mesh.all = true;
+  const std::vector<std::string> all = texts_of(plan_meshes(request));
+  EXPECT_EQ(all.size(), 20U);  // ways to share three factors of 2 among four axes
+  EXPECT_EQ(std::set<std::string>(all.begin(), all.end()).size(), 20U);
+  request.mesh.tensor = 2;
+  EXPECT_THAT(texts_of(plan_meshes(request)), AllOf(::testing::SizeIs(6), Each(HasSubstr("x2x"))));
+  // SmolLM2 has 15 heads: no two ranks can share it. A pipeline of it has no ZeRO-3.
+  request.mesh.tensor.reset();
+  request.model = model_of(nn::preset("smollm2-360m"), "");
+  const std::vector<MeshPlan> whole = plan_meshes(request);
+  EXPECT_THAT(texts_of(whole), AllOf(::testing::SizeIs(10), Each(HasSubstr("x1x"))));
+  for (const MeshPlan& plan : whole) {
+    EXPECT_EQ(plan.stage, plan.mesh.shards == 1     ? Stage::kDdp
+                          : plan.mesh.pipeline == 1 ? Stage::kZero3
+                                                    : Stage::kZero2);
+  }
+}
+
+TEST(Meshes, TheLowestStageThatFitsIsTakenAndTheVerdictNamesTheLeastSent) {
+  Request request;
+  request.model = seven_billion();
+  request.mesh.all = true;
+  request.memory = parse_memory("40GB");
+  const Plan plan = make_plan(request);
+  EXPECT_TRUE(plan.feasible());
+  const MeshPlan* least = nullptr;
+  for (const MeshPlan& m : plan.meshes) {
+    EXPECT_EQ(*m.fits, m.total() <= 40 * kGB);
+    if (*m.fits && (least == nullptr || m.sent.total() < least->sent.total())) least = &m;
+    if (m.stage <= Stage::kZero1) continue;
+    const auto lower = static_cast<Stage>(static_cast<int>(m.stage) - 1);
+    EXPECT_FALSE(*plan_mesh(request, m.mesh, lower).fits) << text(m.mesh);
+  }
+  ASSERT_NE(least, nullptr);
+  EXPECT_THAT(to_text(plan),
+              AllOf(HasSubstr("RxSxTxp"),
+                    HasSubstr("What sends least of them: " + std::string(name(least->stage)) +
+                              " on " + text(least->mesh)),
+                    Not(HasSubstr("break-even"))));
+  EXPECT_EQ(to_json(plan)["meshes"].size(), plan.meshes.size());
+  EXPECT_EQ(to_json(plan)["meshes"][0]["mesh"]["replicas"], 8);
+  request.memory = parse_memory("2GB");
+  const Plan none = make_plan(request);
+  EXPECT_FALSE(none.feasible());
+  EXPECT_THAT(to_text(none), HasSubstr("Nothing fits 2.00 GB."));
+}
+
+TEST(Meshes, WhatCannotBeIsRefusedByName) {
+  const auto refused = [](const Request& request, const std::vector<std::string>& words) {
+    testing::expect_error([&] { make_plan(request); }, words);
+  };
+  const Model smollm2 = model_of(nn::preset("smollm2-360m"), "");
+  refused(mesh_request(smollm2, 8, 2, 1), {"--tp 2: the model has 15 heads"});
+  refused(mesh_request(smollm2, 64, 1, 64), {"--pp 64: the model has 32 layers"});
+  refused(mesh_request(smollm2, 8, 3, 1), {"--world-size 8 has no mesh with this --tp"});
+  Request request = mesh_request(seven_billion(), 8, 2, 2);
+  request.mesh.shards = 4;
+  refused(request, {"--world-size 8 has no mesh with this --tp, --pp, --shard-size"});
+  request.mesh.shards.reset();
+  request.mesh.micro_batches = 3;
+  refused(request, {"--micro-batches 3 does not divide the 4 samples", "--batch 1 x --tp 2"});
+  request.mesh.micro_batches.reset();
+  request.sequence = 2047;
+  request.mesh.sequence_parallel = true;
+  refused(request, {"--tp 2 does not divide --sequence 2047"});
+  request.sequence = 2048;
+  request.mesh.partition_activations = true;
+  refused(request, {"--partition-activations divides the inputs that --recompute keeps"});
+  nn::LlamaConfig classifier = nn::preset("smollm2-360m");
+  classifier.classes = 5;
+  refused(mesh_request(model_of(classifier, ""), 8, 1, 2), {"--pp 2: the model is a classifier"});
+  request = mesh_request(smollm2, 8, 1, 2);
+  request.stage = Stage::kZero3;
+  refused(request, {"whose head is its embedding has no zero3"});
+  request = Request();
+  request.model = seven_billion();
+  request.mesh.gpipe = true;
+  refused(request, {"--pipeline-schedule", "are for a mesh: add --tp"});
+  request.mesh.all = true;
+  request.world_size = 4097;
+  refused(request, {"--meshes is for at most 4096 ranks"});
+}
+
+// The most tokens on the most ranks, and the largest model.
+TEST(Meshes, OfTheLargestNumbersAreCountedOrRefused) {
+  Request request =
+      mesh_request(model_of_size(nn::kMostParameters, nn::kMostLayers), 1'000'000, 1000, 1000);
+  const MeshPlan plan = row_of(request, Stage::kDdp);
+  EXPECT_GT(plan.total(), 16 * nn::kMostParameters / 1'000'000);
+  EXPECT_GT(plan.sent.tensor, 0);
+  request.batch = kLargestBatch;
+  request.sequence = kMostTokens / kLargestBatch;
+  testing::expect_error([&] { make_plan(request); }, {"more than can be counted"});
+}
+
+}  // namespace
+}  // namespace zero::plan
