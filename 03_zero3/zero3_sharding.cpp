@@ -83,7 +83,9 @@ train::Costs Zero3Sharding::costs() const {
     if (owns(i)) gathered += (whole_model_ ? 1 : gathers(p.unit)) * p.bytes();
   }
   const std::int64_t sent = v.reduced - v.own_reduced;
-  return {{v.own_parameters, v.own_trainable, v.optimizer}, sent + v.others * gathered};
+  return {{v.own_parameters, v.own_trainable, v.optimizer},
+          sent + v.others * gathered,
+          v.others * gathered};
 }
 
 void register_zero3(train::Registry& registry) {

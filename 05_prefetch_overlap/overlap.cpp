@@ -198,8 +198,10 @@ train::ParameterShard Overlap::local_shard(std::size_t index) const {
 }
 
 train::Costs Overlap::costs() const {
+  const auto of_unit = [this](std::size_t unit) { return gathers(unit); };
   return {{flat_.parameter_bytes(), flat_.gradient_bytes(), train::CostSums(*this).optimizer},
-          flat_.sent_bytes([this](std::size_t unit) { return gathers(unit); })};
+          flat_.sent_bytes(of_unit),
+          flat_.gathered_bytes(of_unit)};
 }
 
 }  // namespace zero

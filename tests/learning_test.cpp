@@ -9,6 +9,7 @@
 #include <tests/support/curve.hpp>
 #include <tests/support/records.hpp>
 #include <zero/data/text.hpp>
+#include <zero/distributed/mesh.hpp>
 
 namespace zero::testing {
 namespace {
@@ -109,6 +110,23 @@ TEST(Learning, InDoubleTheCurvesAreTheSameButForRounding) {
     constexpr double kTolerance = 1e-9;
     EXPECT_LT(largest_difference(curves.one, curves.two), kTolerance);
     EXPECT_LT(largest_difference(curves.one, curves.four), kTolerance);
+  });
+}
+
+// Data ranks 2 x tensor ranks 2: a matrix product in two parts rounds otherwise than a whole one,
+// and what that changes is as small as above.
+TEST(Learning, TwoTensorRanksFollowTheCurveOfTheWholeModel) {
+  const data::TokenStream text = data::project_text(".");
+  on_ranks(kFourRanks, [&](dist::Communicator& world) {
+    const dist::Mesh mesh(world, {{"data", dist::Mesh::kRest}, {"tensor", 2}});
+    Training training;
+    const std::vector<double> whole = train(mesh.along("data"), text, training);
+    training.tensor.axis = &mesh.along("tensor");
+    const std::vector<double> split = train(mesh.along("data"), text, training);
+    EXPECT_LT(Curve{split}.end(10), entropy_of_bytes(text));
+    EXPECT_NE(split, whole) << "the model was not split";
+    constexpr double kTolerance = 1e-3;
+    EXPECT_LT(largest_difference(split, whole), kTolerance);
   });
 }
 

@@ -18,7 +18,7 @@ struct Seen {
   train::ModelStateBytes held, predicted;
   std::int64_t total = 0;  // bytes of everything that is alive
   dist::Traffic sent;      // in the second step
-  std::int64_t predicted_traffic = 0;
+  std::int64_t predicted_traffic = 0, gathered = 0;
 };
 
 Seen train_and_look(dist::Communicator& communicator, const std::string& mode,
@@ -38,7 +38,8 @@ Seen train_and_look(dist::Communicator& communicator, const std::string& mode,
           .predicted = strategy->costs().at_rest,
           .total = memory::snapshot().total - before.total,
           .sent = communicator.traffic().since(traffic),
-          .predicted_traffic = strategy->costs().sent};
+          .predicted_traffic = strategy->costs().sent,
+          .gathered = strategy->costs().gathered};
 }
 
 TEST_P(Residency, ModelStatesAtRestAreThoseOfTheFormula) {
@@ -55,6 +56,14 @@ TEST_P(Residency, NothingElseIsAliveAtRest) {
   on_all_modes(GetParam(), [](dist::Communicator& communicator, const std::string& mode) {
     const Seen seen = train_and_look(communicator, mode);
     EXPECT_LE(seen.total - seen.predicted.total(), 64);
+  });
+}
+
+// Gradients are added up and travel once, what is gathered travels with every micro-batch.
+TEST_P(Residency, BytesSentForMicroBatchesAreThoseOfTheFormula) {
+  on_all_modes(GetParam(), [](dist::Communicator& communicator, const std::string& mode) {
+    const Seen seen = train_and_look(communicator, mode, train::Accumulation::kLocal, 3);
+    EXPECT_EQ(training_bytes(seen.sent), seen.predicted_traffic + 2 * seen.gathered);
   });
 }
 

@@ -75,6 +75,50 @@ TEST(BadArguments, AreRefusedBeforeAnythingIsWritten) {
           });
 }
 
+TEST(BadMeshes, AreRefusedBeforeARankIsStarted) {
+  expect_all_refused(
+      "--model tiny ",
+      {
+          {"--tp 2 --nproc 3",
+           {"--tp 2 and --pp 1 need a multiple of 2 ranks, and there are 3: take --nproc 4"}},
+          {"--tp 2 --pp 2", {"a multiple of 4 ranks, and there are 2: take --nproc 4"}},
+          {"--tp 4 --nproc 4",
+           {"--tp 4: the model has 2 key/value heads, which 4 tensor ranks cannot share evenly",
+            "take a --tp that divides"}},
+          {"--tp 0", {"--tp", "Value 0 not in range"}},
+          {"--pp 65", {"--pp", "Value 65 not in range"}},
+          {"--pp 3 --nproc 3 --modes ddp", {"--pp 3: tiny has 2 layers", "take at most 2 stages"}},
+          {"--pp 2", {"--pp 2: mode zero3 does not keep", "--modes ddp,zero1,zero2"}},
+          {"--pp 2 --modes ddp,hsdp3 --shard-size 1", {"mode hsdp3:shard_size=1 does not keep"}},
+          {"--pp 2 --modes ddp --task reviews", {"a pipeline trains language models"}},
+          {"--pipeline-schedule gpipe", {"--pipeline-schedule requires --pp"}},
+          {"--pp 2 --pipeline-schedule gipe", {"unknown pipeline-schedule 'gipe'", "1f1b, gpipe"}},
+          {"--micro-batches 0", {"--micro-batches", "Value 0 not in range"}},
+          {"--sequence-parallel", {"--sequence-parallel requires --tp"}},
+          {"--tp 1 --sequence-parallel", {"--sequence-parallel: one tensor rank", "--tp 2 or more"}},
+          {"--tp 1 --activation-checkpointing --partition-activations",
+           {"--partition-activations: one tensor rank", "--tp 2 or more"}},
+          {"--tp 2 --sequence-parallel --seq-len 15",
+           {"take a --seq-len that is a multiple of 2, and not 15"}},
+          {"--tp 2 --sequence-parallel --task reviews", {"have different lengths, leave it out"}},
+          {"--tp 2 --partition-activations", {"requires --activation-checkpointing"}},
+          {"--activation-checkpointing --partition-activations",
+           {"--partition-activations requires --tp"}},
+          {"--tp 2 --activation-checkpointing --partition-activations --sequence-parallel",
+           {"excludes"}},
+          {"--nproc 4 --tp 2 --modes ddp,hsdp2 --shard-size 4",
+           {"--shard-size 4 does not divide the data axis", "it has 2"}},
+          {"--fake-process-group 4 --tp 2", {"--tp excludes --fake-process-group"}},
+          {"--fake-process-group 4 --pp 2", {"--pp excludes --fake-process-group"}},
+      });
+  expect_all_refused("--assume-free-memory 1000000 ",
+                     {{"--model smollm2-360m --tp 2",
+                       {"--tp 2: the model has 15 heads, which 2 tensor ranks cannot share",
+                        "the preset llama-360m has 16 and 4"}}});
+  expect_all_refused("", {{"--tp 2 --assume-free-memory 100",
+                           {"llama-360m needs about", "tiny needs about", "no model fits"}}});
+}
+
 TEST(BadArguments, ThatNameFilesAreRefusedBeforeAnythingIsWritten) {
   expect_all_refused(
       kQuick,
@@ -200,6 +244,14 @@ TEST(LaunchedRank, IsNotAskedForAnotherNumberOfRanks) {
     EXPECT_EQ(one.code, 0) << one.said;
     EXPECT_THAT(one.said, HasSubstr("on 1 ranks"));
   }
+}
+
+// What is refused after the choice of a model has passed it.
+TEST(Memory, RanksThatShareAModelNeedLess) {
+  expect_all_refused("--model llama-360m --assume-free-memory 9000 ",
+                     {{"", {"llama-360m on 2 ranks needs about"}},
+                      {"--tp 2 --sequence-parallel --seq-len 15", {"multiple of 2, and not 15"}},
+                      {"--pp 2", {"--pp 2: mode zero3 does not keep"}}});
 }
 
 TEST(Memory, TheNextSmallerModelIsTakenAndNamed) {

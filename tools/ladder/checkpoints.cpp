@@ -17,16 +17,22 @@ constexpr const char* kDataNote = "data";  // fingerprint of the data set
 // Batches of a run that goes on are those that it would have had.
 void check_position(const data::DistributedSampler::State& saved, const Options& options,
                     std::int64_t size) {
-  const std::int64_t batch = options.batch * options.world_size;
-  if (saved.global_batch != batch) {
-    const bool divides = saved.global_batch % options.world_size == 0;
+  if (saved.global_batch != options.step_samples()) {
+    // Ranks of one place on the data axis have the same samples.
+    const int ranks = options.data_ranks();
+    const std::int64_t batches = ranks * options.micro_batches;
     throw Error(fmt::format(
-        "--resume {}: its run takes {} samples a step over all ranks, {} rank{} with --batch {} "
+        "--resume {}: its run takes {} samples a step over all ranks, {} {}rank{} with --batch "
+        "{}{} "
         "take{} {}: {}",
-        options.resume, saved.global_batch, options.world_size, options.world_size == 1 ? "" : "s",
-        options.batch, options.world_size == 1 ? "s" : "", batch,
-        divides ? fmt::format("take --batch {}", saved.global_batch / options.world_size)
-                : "take a number of ranks that divides them, and --batch to match"));
+        options.resume, saved.global_batch, ranks, options.has_mesh() ? "data " : "",
+        ranks == 1 ? "" : "s", options.batch,
+        options.micro_batches == 1 ? ""
+                                   : fmt::format(" and --micro-batches {}", options.micro_batches),
+        ranks == 1 ? "s" : "", options.step_samples(),
+        saved.global_batch % batches == 0
+            ? fmt::format("take --batch {}", saved.global_batch / batches)
+            : "take a number of ranks that divides them, and --batch to match"));
   }
   if (saved.seed != options.seed) {
     throw Error(fmt::format("--resume {}: its run has seed {}: take --seed {}", options.resume,
@@ -125,16 +131,18 @@ std::string describe(const io::CheckpointInfo& saved, const Options& options) {
   return text;
 }
 
-void resume(train::Strategy& strategy, data::DistributedSampler& sampler, const Options& options) {
+void resume(train::Strategy& strategy, train::Trainer& trainer, data::DistributedSampler& sampler,
+            const Options& options) {
   if (options.resume.empty()) return;
   const io::CheckpointInfo saved = io::load_checkpoint(strategy, options.resume);
   check_steps(saved, options);  // it may be another than the one that was looked at before
+  if (saved.step != trainer.steps()) {
+    throw Error(
+        fmt::format("--resume {}: a checkpoint of step {} took the place of that of step {}",
+                    options.resume, saved.step, trainer.steps()));
+  }
   sampler.restore(*saved.sampler);
-}
-
-void put_back_loss_scale(train::Trainer& trainer, const Options& options) {
-  if (options.resume.empty() || !trainer.loss_scale()) return;
-  trainer.loss_scale()->resume_from(io::read_checkpoint_info(options.resume).notes);
+  if (trainer.loss_scale()) trainer.loss_scale()->resume_from(saved.notes);
 }
 
 std::string when_kept(const Options& options) {

@@ -21,12 +21,11 @@ std::optional<io::CheckpointInfo> check_checkpoints(const Options& options, cons
 /// "goes on after step 4 of …, saved by zero1 on 2 ranks", and a changed learning rate.
 std::string describe(const io::CheckpointInfo& saved, const Options& options);
 
-/// Loads the checkpoint in `options.resume` into `strategy` and restores the position of `sampler`.
-/// Called by all ranks. Does nothing for a run from the start.
-void resume(train::Strategy& strategy, data::DistributedSampler& sampler, const Options& options);
-
-/// Restores the loss scale from the checkpoint in `options.resume`, if the trainer uses one.
-void put_back_loss_scale(train::Trainer& trainer, const Options& options);
+/// Loads the checkpoint in `options.resume` into `strategy`, and restores the position of `sampler`
+/// and the loss scale of `trainer`, if it uses one. Called by all ranks. Does nothing for a run
+/// from the start.
+void resume(train::Strategy& strategy, train::Trainer& trainer, data::DistributedSampler& sampler,
+            const Options& options);
 
 /// "never", "at the end" or "every 100 steps".
 std::string when_kept(const Options& options);

@@ -22,6 +22,9 @@ void for_each_value(const Take& take) {
   take("sent_gradient_bytes", &RankRow::sent_gradient_bytes);
   take("sent_parameter_bytes", &RankRow::sent_parameter_bytes);
   take("sent_control_bytes", &RankRow::sent_control_bytes);
+  take("sent_data_bytes", &RankRow::sent_data_bytes);
+  take("sent_pipeline_bytes", &RankRow::sent_pipeline_bytes);
+  take("sent_tensor_bytes", &RankRow::sent_tensor_bytes);
   take("step_seconds", &RankRow::step_seconds);
   take("forward_seconds", &RankRow::forward_seconds);
   take("backward_seconds", &RankRow::backward_seconds);
@@ -79,6 +82,14 @@ void from_json(const base::Json& json, RankRow& rank) {
 base::Json to_json(const LadderReport& report) {
   base::Json json = {
       {"world_size", report.world_size},
+      {"mesh",
+       {{"data", report.data_ranks()},
+        {"pipeline", report.stages},
+        {"tensor", report.tensor_ranks}}},
+      {"pipeline_schedule",
+       report.stages > 1 ? base::Json(report.pipeline_schedule) : base::Json(nullptr)},
+      {"sequence_parallel", report.sequence_parallel},
+      {"partition_activations", report.partition_activations},
       {"model", report.model},
       {"parameters", report.parameters},
       {"parameter_bytes", report.parameter_bytes},
@@ -88,6 +99,7 @@ base::Json to_json(const LadderReport& report) {
       {"optimizer", report.optimizer},
       {"activation_checkpointing", report.activation_checkpointing},
       {"steps", report.steps},
+      {"micro_batches", report.micro_batches},
       {"batch_size", report.batch_size},
       {"sequence_length", report.sequence_length},
       {"compute_seconds", or_null(report.compute_seconds)},

@@ -153,7 +153,7 @@ std::vector<std::string> verdict(const LadderReport& report) {
     check_ranks(report, mode, failures);
     if (!report.fake_rank) check_weights(report, mode, failures);
     check_premises(report, mode, failures);
-    const bool has_groups = mode.mode.find("shard_size=") != std::string::npos;
+    const bool has_groups = report.has_mesh() || mode.mode.find("shard_size=") != std::string::npos;
     const double most_other =
         kLargestOtherMib + (has_groups ? kGroupBlockMib * report.world_size : 0);
     check_total(mode.mode, spread(mode, &RankRow::total_mib).mean,

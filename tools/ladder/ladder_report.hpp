@@ -52,10 +52,15 @@ struct RankRow {
   /// median over the measured steps.
   double page_faults = 0;
 
-  /// Bytes sent by this rank in one step, by purpose.
+  /// Bytes sent by this rank in one step on the data axis, by purpose.
   std::int64_t sent_gradient_bytes = 0;
   std::int64_t sent_parameter_bytes = 0;
   std::int64_t sent_control_bytes = 0;
+  /// Bytes sent along each axis of the mesh, control messages not counted. On the data axis they
+  /// are the gradients and parameters above.
+  std::int64_t sent_data_bytes = 0;
+  std::int64_t sent_pipeline_bytes = 0;
+  std::int64_t sent_tensor_bytes = 0;
 
   /// Medians over the measured steps. Communication is the time spent waiting for collectives; the
   /// other phases exclude it.
@@ -67,8 +72,9 @@ struct RankRow {
   double in_flight_seconds = 0;
   double optimizer_seconds = 0;
 
-  /// SHA-256 over the bytes of every tensor after the last step, gathered where sharded; 64
-  /// hexadecimal digits.
+  /// SHA-256 over the bytes of every tensor of the whole model after the last step, as this rank
+  /// and those that share the model with it hold them, gathered where sharded; 64 hexadecimal
+  /// digits.
   std::string digest = {};
 
   std::int64_t sent_bytes() const {
@@ -85,7 +91,8 @@ struct ModeRow {
   std::vector<double> losses = {};
 
   /// Equal weights prove something only if all three hold: no trainable tensor kept its first
-  /// value, no two ranks saw the same batch, and none had the same gradients before the reduction.
+  /// value, no two ranks of a data axis saw the same batch, and none had the same gradients before
+  /// the reduction.
   bool every_tensor_changed = false;
   bool batches_differed = false;
   bool gradients_differed = false;
@@ -97,6 +104,12 @@ struct LadderReport {
   /// Of a fake process group of `world_size` ranks, the one that ran: nothing was sent, and each
   /// mode has its row alone. Nothing: real ranks.
   std::optional<int> fake_rank = std::nullopt;
+  /// The ranks as a mesh, data x pipeline x tensor; the other ranks are on the data axis.
+  int stages = 1;
+  int tensor_ranks = 1;
+  std::string pipeline_schedule = {};
+  bool sequence_parallel = false;
+  bool partition_activations = false;
   std::string model = {};
   /// Elements, and the bytes of one copy of them (V).
   std::int64_t parameters = 0;
@@ -108,14 +121,23 @@ struct LadderReport {
   std::string optimizer = {};
   bool activation_checkpointing = false;
   std::int64_t steps = 0;
-  /// Samples of a rank in a step, and their length in tokens.
+  std::int64_t micro_batches = 1;  ///< of a step
+  /// Samples of a rank in a micro-batch, and their length in tokens.
   std::int64_t batch_size = 0;
   std::int64_t sequence_length = 0;
   /// Seconds that a whole step takes with every rank training by itself, all at once and no
   /// communication, measured in the same run; if known, steps are also shown relative to it.
   std::optional<double> compute_seconds = std::nullopt;
   std::vector<ModeRow> modes = {};
+
+  bool has_mesh() const { return stages * tensor_ranks > 1; }
+  int data_ranks() const { return world_size / (stages * tensor_ranks); }
 };
+
+/// " (data 2 x pipeline 2 x tensor 2)"; empty if all ranks are on the data axis.
+std::string mesh_text(const LadderReport& report);
+/// What a rank has in a step: "2 micro-batches of 1 x 128 tokens a rank", "1 x 128 tokens a rank".
+std::string batch_text(const LadderReport& report);
 
 /// Mean and maximum of a value over the ranks of a mode; 0 and 0 if it has none.
 struct Spread {
@@ -124,7 +146,7 @@ struct Spread {
 };
 Spread spread(const ModeRow& mode, double RankRow::*value);
 Spread spread(const ModeRow& mode, std::int64_t RankRow::*value);
-/// Bytes sent by a rank in a step, all purposes together.
+/// Bytes sent by a rank in a step on the data axis, all purposes together.
 Spread sent_bytes(const ModeRow& mode);
 
 /// The row of mode "ddp", or of ddp in the order of a mesh ("ddp:shard_size=2"); nullptr if neither
@@ -153,11 +175,12 @@ std::vector<std::string> verdict(const LadderReport& report);
 
 /// Title, tables and a legend, for a terminal: the eight columns that matter most, at most 100
 /// characters wide, or with `wide` everything, in two tables for 140 columns. Those are: what is
-/// resident, with maxima over ranks, formula and peak; and what a step costs, with losses.
+/// resident, with maxima over ranks, formula and peak; and what a step costs, with losses. A mesh
+/// has a third one: what is sent by axis.
 std::string to_text(const LadderReport& report, bool wide = false);
 
 /// The report as JSON. What is derived (means, maxima, ratio, ...) is written too, for readers of
-/// the file. For every value X of RankRow a mode has "X" (mean over ranks) and "X_max", and its
+/// the file. For every value X of RankRow a mode has "X" (mean over all ranks) and "X_max", and its
 /// "ranks" the values by rank. Add base::run_metadata() under a key of its own, "run".
 base::Json to_json(const LadderReport& report);
 

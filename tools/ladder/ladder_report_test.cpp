@@ -152,6 +152,30 @@ TEST(LadderTables, ShowWhatWasWaitedForBesideWhatWasUnderWay) {
   EXPECT_EQ(line.substr(exposed - 6, 6), " 1.250") << line;
 }
 
+TEST(LadderTables, ShowTheAxesOfAMesh) {
+  LadderReport report = testing::ladder_sample();
+  EXPECT_EQ(to_text(report, /*wide=*/true).find("axis"), std::string::npos);
+  report.world_size = 8;
+  report.stages = report.tensor_ranks = 2;
+  report.pipeline_schedule = "1f1b";
+  report.micro_batches = 4;
+  for (RankRow& rank : report.modes[2].ranks) {
+    rank.sent_data_bytes = report.parameter_bytes / 2;
+    rank.sent_pipeline_bytes = report.parameter_bytes * (rank.rank + 1) / 4;
+    rank.sent_tensor_bytes = report.parameter_bytes * 2;
+  }
+  const std::string wide = to_text(report, /*wide=*/true);
+  for (const char* part : {"8 ranks (data 2 x pipeline 2 x tensor 2)", ", 1f1b\n",
+                           "4 micro-batches of 1 x 128 tokens a rank", "sent: pipeline axis",
+                           "about 1/4 of the model", "over 2 data ranks", "0.3750", "2.0000"}) {
+    EXPECT_NE(wide.find(part), std::string::npos) << part << " is missing in\n" << wide;
+  }
+  std::istringstream lines(to_text(report));
+  std::string line;
+  std::getline(lines, line);  // the title
+  while (std::getline(lines, line)) EXPECT_LE(line.size(), 100u) << line;
+}
+
 TEST(LadderVerdict, ARankMayOwnNothing) {
   LadderReport report = testing::ladder_sample();
   ModeRow& mode = report.modes[3];
@@ -186,6 +210,9 @@ TEST(LadderJson, HasTheKeysThatReadersRelyOn) {
   EXPECT_EQ(json.at("world_size"), 2);
   EXPECT_EQ(json.at("model"), "smollm2-360m");
   EXPECT_EQ(json.at("parameters"), 361821120);
+  EXPECT_EQ(json.at("mesh"), (base::Json{{"data", 2}, {"pipeline", 1}, {"tensor", 1}}));
+  EXPECT_EQ(json.at("micro_batches"), 1);
+  EXPECT_EQ(json.at("pipeline_schedule"), nullptr);
   const base::Json& zero3 = json.at("modes").at(3);
   EXPECT_EQ(zero3.at("mode"), "zero3");
   EXPECT_NEAR(zero3.at("parameter_mib").get<double>(), 690.12, 0.01);

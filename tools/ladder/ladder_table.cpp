@@ -149,23 +149,53 @@ base::Table step_table(const LadderReport& report) {
   return table_of(report, figures);
 }
 
+// What each axis of the mesh carried.
+base::Table axis_table(const LadderReport& report) {
+  std::vector<Figure> figures = {mode_name()};
+  const double copy = copy_of(report);
+  const auto add = [&](const char* axis, std::int64_t RankRow::*value) {
+    figures.push_back(number("mean", "V", axis, 4, mean(value, copy)));
+    figures.push_back(number("max", "V", axis, 4,
+                             [=](const ModeRow& mode) { return spread(mode, value).max / copy; }));
+  };
+  add("sent: data axis", &RankRow::sent_data_bytes);
+  if (report.stages > 1) add("sent: pipeline axis", &RankRow::sent_pipeline_bytes);
+  if (report.tensor_ranks > 1) add("sent: tensor axis", &RankRow::sent_tensor_bytes);
+  return table_of(report, figures);
+}
+
 std::string title(const LadderReport& report) {
-  const std::string ranks = report.fake_rank ? fmt::format("rank {} of {} in a fake process group",
-                                                           *report.fake_rank, report.world_size)
-                                             : fmt::format("{} rank{}", report.world_size,
-                                                           report.world_size == 1 ? "" : "s");
-  return fmt::format("{}: {} parameters, {}, {}, {}, {}, {}, {} x {} tokens a rank, {} step{}{}",
-                     report.model, base::with_thousands(report.parameters), ranks, report.task,
-                     report.optimizer, report.dtype, report.device, report.batch_size,
-                     report.sequence_length, report.steps, report.steps == 1 ? "" : "s",
-                     report.activation_checkpointing ? ", activation checkpointing" : "");
+  const std::string ranks = report.fake_rank
+                                ? fmt::format("rank {} of {} in a fake process group",
+                                              *report.fake_rank, report.world_size)
+                                : fmt::format("{} rank{}{}", report.world_size,
+                                              report.world_size == 1 ? "" : "s", mesh_text(report));
+  std::string more;
+  if (report.activation_checkpointing) more += ", activation checkpointing";
+  if (report.partition_activations) more += " (partitioned)";
+  if (report.sequence_parallel) more += ", sequence parallel";
+  if (report.stages > 1) more += ", " + report.pipeline_schedule;
+  return fmt::format("{}: {} parameters, {}, {}, {}, {}, {}, {}, {} step{}{}", report.model,
+                     base::with_thousands(report.parameters), ranks, report.task, report.optimizer,
+                     report.dtype, report.device, batch_text(report), report.steps,
+                     report.steps == 1 ? "" : "s", more);
+}
+
+// What the numbers are of, if the ranks are a mesh.
+std::string mesh_legend(const LadderReport& report) {
+  if (!report.has_mesh()) return "";
+  return fmt::format(
+      "The mesh leaves a rank about 1/{} of the model, and the mode shares that over {} data "
+      "rank{}.\nSent is on the data axis; --wide has a table with the other axes.\n",
+      report.stages * report.tensor_ranks, report.data_ranks(),
+      report.data_ranks() == 1 ? "" : "s");
 }
 
 std::string short_legend(const LadderReport& report) {
   std::string text = fmt::format(
       "Means over the ranks. MiB (2^20 bytes) alive after a step, before gradients are cleared.\n"
-      "Sent: by a rank in a step, in V = {:.2f} MiB, one copy of the parameters.\n",
-      mib(report.parameter_bytes));
+      "Sent: by a rank in a step, in V = {:.2f} MiB, one copy of the parameters.\n{}",
+      mib(report.parameter_bytes), mesh_legend(report));
   if (report.fake_rank) {
     return text +
            "Nothing was sent: this is what would be. The other ranks never trained, so weights are "
@@ -186,8 +216,8 @@ std::string wide_legend(const LadderReport& report) {
       "median; exposed communication counts apart.\n"
       "In flight: from the first start of a collective to the end of the last wait, whatever runs "
       "meanwhile; exposed time is a part of it.\n"
-      "MiB = 2^20 bytes. V = {:.2f} MiB, one copy of the parameters.\n",
-      mib(report.parameter_bytes));
+      "MiB = 2^20 bytes. V = {:.2f} MiB, one copy of the parameters.\n{}",
+      mib(report.parameter_bytes), mesh_legend(report));
   if (report.fake_rank) {
     text +=
         "Nothing was sent, and the other ranks never trained: their parts are the first values, so "
@@ -205,13 +235,30 @@ std::string wide_legend(const LadderReport& report) {
 
 }  // namespace
 
+std::string mesh_text(const LadderReport& report) {
+  if (!report.has_mesh()) return "";
+  std::string text = fmt::format(" (data {}", report.data_ranks());
+  if (report.stages > 1) text += fmt::format(" x pipeline {}", report.stages);
+  if (report.tensor_ranks > 1) text += fmt::format(" x tensor {}", report.tensor_ranks);
+  return text + ")";
+}
+
+std::string batch_text(const LadderReport& report) {
+  return fmt::format(
+      "{}{} x {} tokens a rank",
+      report.micro_batches == 1 ? "" : fmt::format("{} micro-batches of ", report.micro_batches),
+      report.batch_size, report.sequence_length);
+}
+
 std::string to_text(const LadderReport& report, bool wide) {
   if (!wide) {
     return fmt::format("{}\n\n{}\n{}", title(report), short_table(report).to_text(),
                        short_legend(report));
   }
-  return fmt::format("{}\n\n{}\n{}\n{}", title(report), memory_table(report).to_text(),
-                     step_table(report).to_text(), wide_legend(report));
+  return fmt::format("{}\n\n{}\n{}\n{}{}", title(report), memory_table(report).to_text(),
+                     step_table(report).to_text(),
+                     report.has_mesh() ? axis_table(report).to_text() + "\n" : "",
+                     wide_legend(report));
 }
 
 }  // namespace zero::ladder

@@ -22,6 +22,7 @@
 #include "checkpoints.hpp"
 #include "device.hpp"
 #include "ladder_report.hpp"
+#include "mesh_run.hpp"
 #include "options.hpp"
 #include "output_paths.hpp"
 #include "rank_run.hpp"
@@ -135,19 +136,21 @@ class Ranks {
   int runs_ = 0;
 };
 
-bool all_different(const std::vector<RankResult>& results, std::string RankResult::*digest) {
-  std::set<std::string> seen;
-  for (const RankResult& r : results) seen.insert(r.*digest);
+// Among the ranks of each data axis, of which there are `axes`.
+bool all_different(const std::vector<RankResult>& results, std::string RankResult::*digest,
+                   int axes) {
+  std::set<std::pair<int, std::string>> seen;
+  for (const RankResult& r : results) seen.emplace(r.row.rank % axes, r.*digest);
   return seen.size() == results.size();
 }
 
-ModeRow to_row(const std::string& mode, const std::vector<RankResult>& results) {
+ModeRow to_row(const std::string& mode, const std::vector<RankResult>& results, int axes) {
   ModeRow row;
   row.mode = mode;
   row.losses = results.front().losses;
   row.every_tensor_changed = true;
-  row.batches_differed = all_different(results, &RankResult::batch_digest);
-  row.gradients_differed = all_different(results, &RankResult::gradient_digest);
+  row.batches_differed = all_different(results, &RankResult::batch_digest, axes);
+  row.gradients_differed = all_different(results, &RankResult::gradient_digest, axes);
   for (const RankResult& r : results) {
     row.ranks.push_back(r.row);
     row.every_tensor_changed = row.every_tensor_changed && r.every_tensor_changed;
@@ -160,12 +163,13 @@ void check_traffic(const std::string& mode, const std::vector<RankResult>& resul
                    std::vector<std::string>& failures) {
   for (const RankResult& r : results) {
     if (r.skipped_steps == static_cast<std::int64_t>(r.losses.size())) continue;
-    const std::int64_t sent = r.row.sent_gradient_bytes + r.row.sent_parameter_bytes;
-    if (sent == r.predicted_traffic) continue;
-    failures.push_back(
-        fmt::format("{}: rank {} sent {} bytes of gradients and parameters in a step, "
-                    "the formula says {}",
-                    mode, r.row.rank, sent, r.predicted_traffic));
+    const auto compare = [&](const char* what, std::int64_t sent, std::int64_t predicted) {
+      if (sent == predicted) return;
+      failures.push_back(fmt::format("{}: rank {} sent {} bytes {} in a step, the formula says {}",
+                                     mode, r.row.rank, sent, what, predicted));
+    };
+    compare("of gradients and parameters", r.row.sent_data_bytes, r.predicted_traffic);
+    compare("to other stages", r.row.sent_pipeline_bytes, r.predicted_pipeline_traffic);
   }
 }
 
@@ -173,14 +177,24 @@ void check_traffic(const std::string& mode, const std::vector<RankResult>& resul
 LadderReport empty_report(const Options& options, std::int64_t first) {
   LadderReport report;
   report.world_size = options.world_size;
+  report.stages = options.stages;
+  report.tensor_ranks = options.tensor_ranks;
+  report.pipeline_schedule = options.pipeline_schedule;
+  report.sequence_parallel = options.sequence_parallel;
+  report.partition_activations = options.partition_activations;
   if (options.fake_process_group > 0) report.fake_rank = options.fake_rank;
   report.model = options.model_name();
+  const nn::LlamaConfig config = options.config();
+  report.parameters = config.parameters();
+  report.parameter_bytes =
+      report.parameters * static_cast<std::int64_t>(c10::elementSize(config.dtype));
   report.task = options.task;
   report.dtype = options.dtype;
   report.device = options.device;
   report.activation_checkpointing = options.activation_checkpointing;
   report.optimizer = "AdamW";
   report.steps = options.steps - first;
+  report.micro_batches = options.micro_batches;
   report.batch_size = options.batch;
   report.sequence_length = options.sequence_length;
   return report;
@@ -198,13 +212,14 @@ std::int64_t check_before_training(Options& options, bool reports) {
   if (!options.save.empty()) base::check_writable(options.save + "/config.json");
   if (!options.trace.empty()) base::check_writable(options.trace);
   if (!options.memory_timeline.empty()) base::check_writable(options.memory_timeline);
+  const LadderReport run = empty_report(options, first);
   const std::string ranks = options.fake_process_group == 0
-                                ? fmt::format("on {} ranks", options.world_size)
+                                ? fmt::format("on {} ranks{}", run.world_size, mesh_text(run))
                                 : fmt::format("as rank {} of {} in a fake process group",
                                               options.fake_rank, options.fake_process_group);
-  fmt::print("{} as {} {}, {} steps of {} x {} tokens a rank\n", options.model_name(),
-             options.reviews() ? "5-class classifier" : "language model", ranks,
-             options.steps - first, options.batch, options.sequence_length);
+  fmt::print("{} as {} {}, {} steps of {}\n", run.model,
+             options.reviews() ? "5-class classifier" : "language model", ranks, run.steps,
+             batch_text(run));
   if (saved) fmt::print("{}\n", describe(*saved, options));
   if (!options.weights.empty()) {
     fmt::print("{}\n", ask_elsewhere([&] { return describe_weights(options); },
@@ -261,6 +276,7 @@ int run(int argc, char** argv) {
   Ranks ranks(options);
   check_output_paths(options);
   choose_model(options);
+  check_mesh(options);
   base::Json metadata = base::run_metadata(argc, argv);
   const std::int64_t first = check_before_training(options, ranks.reports());
   LadderReport report = empty_report(options, first);
@@ -279,9 +295,7 @@ int run(int argc, char** argv) {
     if (m + 1 < options.modes.size()) one.save = "";  // the last one is saved
     const std::vector<RankResult> results = ranks.run(mode, one);
     if (!ranks.reports()) continue;
-    report.parameters = results.front().parameters;
-    report.parameter_bytes = results.front().parameter_bytes;
-    report.modes.push_back(to_row(mode, results));
+    report.modes.push_back(to_row(mode, results, options.stages * options.tensor_ranks));
     memory_timelines.push_back(results.front().memory_timeline);
     check_traffic(mode, results, failures);
     first_ranks.push_back(results.front());

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
+#include <charconv>
 #include <filesystem>
 #include <fstream>
 
@@ -42,6 +43,7 @@ void check(const Options& options) {
   check_choice("dtype", options.dtype, {"fp32", "bf16", "fp16"});
   check_choice("reduce-dtype", options.reduce_dtype, {"parameter", "fp32"});
   check_choice("device", options.device, {"cpu", "cuda"});
+  check_choice("pipeline-schedule", options.pipeline_schedule, {"1f1b", "gpipe"});
   if (!options.model.empty()) check_choice("model", options.model, nn::preset_names());
   if (!options.checkpoint.empty() && options.modes.size() != 1) {
     throw Error(
@@ -117,7 +119,7 @@ void add_run_options(CLI::App& app, Options& o) {
   app.add_option("--seq-len", o.sequence_length, "tokens of a sample")
       ->capture_default_str()
       ->check(CLI::Range(2, 8192));
-  app.add_option("--batch", o.batch, "samples a rank and step")
+  app.add_option("--batch", o.batch, "samples of a rank in a micro-batch")
       ->capture_default_str()
       ->check(CLI::Range(1, 4096));
   app.add_option("--modes", o.modes, "modes, for example ddp,zero1:naive,zero3")
@@ -132,14 +134,41 @@ void add_run_options(CLI::App& app, Options& o) {
       ->check(CLI::Range(0.1, 86400.0))
       ->check(base::refuse_nan);
   app.add_flag("!--no-compute-alone", o.compute_alone,
-               "leave out the run without communication (it is left out with --checkpoint and "
-               "--resume)");
+               "leave out the run without communication (it is left out with --checkpoint, "
+               "--resume, --tp and --pp)");
   app.add_option("--alone-mode", o.alone_mode,
                  "the mode of the run without communication, every rank by itself")
       ->capture_default_str();
   app.add_option("--assume-free-memory", o.assume_free_mib,
                  "MiB to fit into, instead of what is free now")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40));
+}
+
+void add_mesh_options(CLI::App& app, Options& o) {
+  auto* tensor = app.add_option("--tp", o.tensor_ranks,
+                                "tensor parallelism: ranks that share each layer; modes work on "
+                                "the data axis, which has the other ranks")
+                     ->capture_default_str()
+                     ->check(CLI::Range(1, 64));
+  auto* pipeline = app.add_option("--pp", o.stages, "stages of a pipeline, each some of the layers")
+                       ->capture_default_str()
+                       ->check(CLI::Range(1, 64));
+  auto* sequence = app.add_flag("--sequence-parallel", o.sequence_parallel,
+                                "with --tp: cut activations between layers along the sequence")
+                       ->needs(tensor);
+  app.add_flag("--partition-activations", o.partition_activations,
+               "with --tp and --activation-checkpointing: each tensor rank keeps its part of a "
+               "layer's input")
+      ->needs(tensor)
+      ->needs(app.get_option("--activation-checkpointing"))
+      ->excludes(sequence);
+  app.add_option("--micro-batches", o.micro_batches,
+                 "forward and backward passes of a step (without it as many as --pp)")
+      ->check(CLI::Range(1, 4096));
+  app.add_option("--pipeline-schedule", o.pipeline_schedule,
+                 "1f1b, or gpipe: all forwards before all backwards")
+      ->capture_default_str()
+      ->needs(pipeline);
 }
 
 void add_output_options(CLI::App& app, Options& o) {
@@ -185,7 +214,7 @@ void add_fake_process_group_options(CLI::App& app, Options& o) {
                               "what the others would send is made from the first values")
                    ->check(CLI::Range(1, kLargestFakeProcessGroup));
   for (const char* other : {"--nproc", "--save", "--memory-timeline", "--checkpoint", "--resume",
-                            "--epochs", "--validation"}) {
+                            "--epochs", "--validation", "--tp", "--pp"}) {
     fake->excludes(app.get_option(other));
   }
   app.add_option("--rank", o.fake_rank, "which rank of the fake process group")
@@ -216,12 +245,22 @@ void check_fake_process_group(const CLI::App& app, Options& o) {
 // What a rank has in memory beside its tensors, in bytes, about.
 constexpr double kProgramBytes = 300 << 20;
 
-// The logits, their gradient and the rest, about.
+// The logits, their gradient and the rest, about. A part of each layer's is cut over the tensor
+// axis (Korthikanti et al. 2022).
 double activation_bytes(const Options& options) {
   const nn::LlamaConfig config = options.config();
-  const std::int64_t kept = options.activation_checkpointing ? 1 : 40;  // of a layer
-  const std::int64_t a_token = 3 * config.vocabulary + config.hidden * (40 + kept * config.layers);
-  return 4 * static_cast<double>(a_token) *
+  const std::int64_t kept =  // of a layer
+      options.activation_checkpointing ? 1 : 10 + 30 / options.tensor_ranks;
+  const std::int64_t layers = (config.layers + options.stages - 1) / options.stages;
+  const std::int64_t a_token =
+      3 * config.vocabulary / options.tensor_ranks + config.hidden * (40 + kept * layers);
+  // Micro-batches whose backward a stage waits for.
+  const std::int64_t in_flight =
+      options.stages == 1 ? 1
+      : options.pipeline_schedule == "gpipe"
+          ? options.micro_batches
+          : std::min<std::int64_t>(options.micro_batches, options.stages);
+  return 4 * static_cast<double>(a_token) * static_cast<double>(in_flight) *
          static_cast<double>(options.batch * options.sequence_length);
 }
 
@@ -275,6 +314,39 @@ double available_bytes(const Options& options) {
   return 0;
 }
 
+// Groups of ranks that share model states are cut out of the data axis. Without a mesh the ranks
+// find out.
+void check_groups(const Options& o) {
+  std::int64_t size = 0;
+  const auto [end, problem] =
+      std::from_chars(o.shard_size.data(), o.shard_size.data() + o.shard_size.size(), size);
+  if (!o.has_mesh() || problem != std::errc() || o.data_ranks() % size == 0) return;
+  throw Error(
+      fmt::format("--shard-size {} does not divide the data axis: of {} ranks with --tp {} and "
+                  "--pp {} it has {}",
+                  size, o.world_size, o.tensor_ranks, o.stages, o.data_ranks()));
+}
+
+void check_pipeline(const Options& o, const nn::LlamaConfig& config) {
+  const auto refuse = [&o](const std::string& why) {
+    throw Error(fmt::format("--pp {}: {}", o.stages, why));
+  };
+  if (o.reviews()) refuse("a pipeline trains language models: leave out --task reviews or --pp");
+  if (o.stages > config.layers) {
+    refuse(
+        fmt::format("{} has {} layers, and every stage needs at least one: take at most {} stages",
+                    o.model_name(), config.layers, config.layers));
+  }
+  for (const std::string& mode : o.modes) {
+    if (!config.tied || stage_of(mode) != plan::Stage::kZero3) continue;
+    refuse(fmt::format(
+        "mode {} does not keep parameters whole, and the first and the last stage share the "
+        "embedding: take modes of stages 0 to 2 (--modes ddp,zero1,zero2), or --weights with "
+        "tie_word_embeddings false",
+        mode));
+  }
+}
+
 double gib(double bytes) { return bytes / (1 << 30); }
 
 [[noreturn]] void refuse_size(const Options& options, double available) {
@@ -321,6 +393,7 @@ Options parse(int argc, char** argv) {
       "bits, and prints what each rank held and sent."};
   add_model_options(app, o);
   add_run_options(app, o);
+  add_mesh_options(app, o);
   add_output_options(app, o);
   add_checkpoint_options(app, o);
   add_fake_process_group_options(app, o);
@@ -335,9 +408,10 @@ Options parse(int argc, char** argv) {
                               ignored)) {
     o.resume = o.checkpoint;
   }
+  if (app.count("--micro-batches") == 0) o.micro_batches = o.stages;
   // What is kept is trained for its weights; the figures of a run without communication would take
-  // as long again.
-  if (!o.checkpoint.empty() || !o.resume.empty()) o.compute_alone = false;
+  // as long again. A rank of a mesh by itself would have another model.
+  if (!o.checkpoint.empty() || !o.resume.empty() || o.has_mesh()) o.compute_alone = false;
   if (!o.weights.empty()) {
     o.weights_config = nn::read_config_text(o.weights);
     try {
@@ -352,8 +426,43 @@ Options parse(int argc, char** argv) {
 double needed_bytes(const Options& options) {
   const double besides = activation_bytes(options) + kProgramBytes;
   if (options.fake_process_group > 0) return needed_by_fake_rank(options) + besides;
-  const auto model_states = static_cast<double>(16 * options.config().parameters());
-  return options.local_ranks() * (model_states + besides);
+  const nn::LlamaConfig config = options.config();
+  // The first stage has a copy of the weight that the last one trains.
+  const bool copies = options.stages > 1 && config.tied;
+  const std::int64_t model_states =
+      16 * config.parameters() + (copies ? 4 * config.vocabulary * config.hidden : 0);
+  const int parts = options.tensor_ranks * options.stages;
+  return options.local_ranks() * (static_cast<double>(model_states) / parts + besides);
+}
+
+void check_mesh(const Options& o) {
+  const nn::LlamaConfig config = o.config();
+  const int cell = o.tensor_ranks * o.stages;
+  if (o.world_size % cell != 0) {
+    throw Error(fmt::format(
+        "--tp {} and --pp {} need a multiple of {} ranks, and there are {}: take --nproc {}",
+        o.tensor_ranks, o.stages, cell, o.world_size, (o.world_size / cell + 1) * cell));
+  }
+  check_groups(o);
+  try {
+    nn::check_tensor_parallel(config, o.tensor_ranks);
+  } catch (const Error& error) {
+    throw Error(fmt::format("--tp {}: {}; take a --tp that divides that number", o.tensor_ranks,
+                            error.what()));
+  }
+  if (o.tensor_ranks == 1 && (o.sequence_parallel || o.partition_activations)) {
+    throw Error(fmt::format(
+        "{}: one tensor rank has nothing to cut: take --tp 2 or more, or leave it out",
+        o.sequence_parallel ? "--sequence-parallel" : "--partition-activations"));
+  }
+  if (o.sequence_parallel && (o.reviews() || o.sequence_length % o.tensor_ranks != 0)) {
+    throw Error(fmt::format(
+        "--sequence-parallel cuts every sequence into {} equal parts: {}", o.tensor_ranks,
+        o.reviews() ? "those of --task reviews have different lengths, leave it out"
+                    : fmt::format("take a --seq-len that is a multiple of {}, and not {}",
+                                  o.tensor_ranks, o.sequence_length)));
+  }
+  if (o.stages > 1) check_pipeline(o, config);
 }
 
 void choose_model(Options& options) {
@@ -362,7 +471,11 @@ void choose_model(Options& options) {
     if (needed_bytes(options) > available) refuse_size(options, available);
     return;
   }
-  for (const char* model : {"smollm2-360m", "smollm2-135m", "tiny"}) {
+  // SmolLM2's heads cannot be shared evenly.
+  const auto models = options.tensor_ranks > 1
+                          ? std::vector<const char*>{"llama-360m", "tiny"}
+                          : std::vector<const char*>{"smollm2-360m", "smollm2-135m", "tiny"};
+  for (const char* model : models) {
     options.model = model;
     if (needed_bytes(options) <= available) return;
     fmt::print("{} needs about {:.1f} GiB and {:.1f} GiB are free: {}.\n", model,

@@ -25,11 +25,23 @@ struct Options {
   std::int64_t epochs = 0;     ///< passes over the data, which decide the steps; 0: `steps` does
   double validation = 0;       ///< share of the samples that is evaluated, and not trained on
   std::int64_t sequence_length = 128;
-  std::int64_t batch = 1;  ///< samples a rank and step
+  std::int64_t batch = 1;  ///< samples of a rank in a micro-batch
   std::vector<std::string> modes = {"ddp", "zero1", "zero2", "zero3"};
   /// Ranks that share model states in modes hsdp1 to hsdp3, "host" or a number; empty: not given.
   /// parse() adds it to the names of the modes.
   std::string shard_size;
+  // The ranks as a mesh: data x pipeline x tensor, the last varies fastest. Modes work on the data
+  // axis.
+  int tensor_ranks = 1;                ///< that share each layer
+  int stages = 1;                      ///< of the pipeline
+  bool sequence_parallel = false;      ///< activations between layers are cut along the sequence
+  bool partition_activations = false;  ///< a checkpoint keeps 1 / tensor_ranks of its input
+  std::int64_t micro_batches = 1;      ///< of a step, each of `batch` samples a rank
+  std::string pipeline_schedule = "1f1b";
+  bool has_mesh() const { return tensor_ranks * stages > 1; }
+  int data_ranks() const { return world_size / (tensor_ranks * stages); }
+  /// Samples of a step over all ranks.
+  std::int64_t step_samples() const { return batch * micro_batches * data_ranks(); }
   std::string ownership = "size";
   std::string dtype = "fp32";              ///< fp32, bf16 or fp16; the last two keep fp32 masters
   std::string reduce_dtype = "parameter";  ///< or fp32: how gradients of 2 bytes are added up
@@ -74,6 +86,10 @@ Options parse(int argc, char** argv);
 /// usual one; zero::Error if what was named does not fit into the memory that is free on this
 /// machine, or nothing does.
 void choose_model(Options& options);
+
+/// Throws zero::Error for a mesh that does not fit the number of ranks, the model, the data or the
+/// modes. The model must have been chosen.
+void check_mesh(const Options& options);
 
 /// Bytes that all ranks together need at the peak of the largest mode, about; of a fake process
 /// group the one rank that runs. A double, since a config.json and the command line can ask for

@@ -198,6 +198,28 @@ TEST(SavedWeights, AreWhatWasTrainedAndCanBeTrainedOn) {
   }
 }
 
+TEST(SavedWeights, OfAMeshAreThoseOfTheWholeModel) {
+  for (const std::string mesh :
+       {"--nproc 4 --tp 2", "--nproc 4 --pp 2", "--nproc 4 --tp 2 --pp 2"}) {
+    SCOPED_TRACE(mesh);
+    const TestFolder folder;
+    const std::string saved = (folder / "saved").string();
+    const json report = figures_of(folder, kQuick + "--modes ddp,zero2 --micro-batches 2 " + mesh +
+                                               " --save" + shell_word(saved));
+    EXPECT_EQ(digest_of_folder(saved, /*classes=*/0), digest_of(report, "ddp"));
+    // Every tensor rank and every stage takes its part of what was saved.
+    const std::string weights =
+        "--steps 1 --seq-len 16 --no-compute-alone --modes ddp,zero2 --micro-batches 2 --weights" +
+        shell_word(saved);
+    const std::string data_ranks = std::to_string(report.at("mesh").at("data").get<int>());
+    const json whole = figures_of(folder, weights + " --nproc " + data_ranks);
+    const json again = figures_of(folder, weights + mesh);
+    expect_identical(again, 2);
+    EXPECT_NEAR(row_of(again, "ddp").at("losses").at(0), row_of(whole, "ddp").at("losses").at(0),
+                1e-5);
+  }
+}
+
 TEST(Weights, ValuesAreThoseOfTheFolder) {
   // With a learning rate too small to change a float, what was read is what is saved.
   const TestFolder folder;

@@ -6,16 +6,15 @@
 
 #include <algorithm>
 #include <optional>
+#include <span>
 
 #include <tools/plots/memory_timeline.hpp>
 #include <zero/base/error.hpp>
 #include <zero/base/sha256.hpp>
 #include <zero/data/sampler.hpp>
 #include <zero/io/save_model.hpp>
-#include <zero/io/stored_values.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/timeline.hpp>
-#include <zero/nn/llama.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/optim/master_weights.hpp>
 #include <zero/train/fake_process_group.hpp>
@@ -26,6 +25,7 @@
 
 #include "checkpoints.hpp"
 #include "device.hpp"
+#include "mesh_run.hpp"
 #include "progress.hpp"
 #include "samples.hpp"
 
@@ -39,6 +39,7 @@ template <typename Result, typename Take>
 void for_each_field(Result& result, const Take& take) {
   take("row", result.row);
   take("predicted_traffic", result.predicted_traffic);
+  take("predicted_pipeline_traffic", result.predicted_pipeline_traffic);
   take("losses", result.losses);
   take("validation", result.validation);
   take("loss_scale", result.loss_scale);
@@ -46,8 +47,6 @@ void for_each_field(Result& result, const Take& take) {
   take("every_tensor_changed", result.every_tensor_changed);
   take("batch_digest", result.batch_digest);
   take("gradient_digest", result.gradient_digest);
-  take("parameters", result.parameters);
-  take("parameter_bytes", result.parameter_bytes);
   take("memory_timeline", result.memory_timeline);
 }
 
@@ -67,15 +66,16 @@ std::string digest_of(const at::Tensor& tensor) {
   return base::Sha256().add(bytes.const_data_ptr(), bytes.nbytes()).hex();
 }
 
-// One digest per parameter, each made whole for the moment: unit by unit, so that checking does
-// not need more memory than training. Called by all ranks.
+// One digest per parameter, each made whole for the moment, over the data and the tensor axis: unit
+// by unit, so that checking does not need more memory than training. Called by all ranks.
 std::vector<std::string> parameter_digests(train::Strategy& strategy) {
   const nn::ParameterList& list = strategy.list();
   std::vector<std::string> digests(list.size());
   for (std::size_t u = 0; u < list.units.size(); ++u) {
     const train::UnshardedParameters whole(strategy, u);
     for (const std::size_t i : list.units[u].parameters) {
-      digests[i] = digest_of(list.parameters[i].tensor.detach());
+      const nn::Parameter& p = list.parameters[i];
+      digests[i] = digest_of(p.placement.whole_of(p.tensor.detach()));
     }
   }
   return digests;
@@ -101,15 +101,9 @@ bool every_piece_changed(train::Strategy& strategy, const std::vector<std::strin
   return true;
 }
 
-// One digest for several.
-std::string combine(const std::vector<std::string>& digests) {
-  base::Sha256 all;
-  for (const std::string& digest : digests) all.add(digest);
-  return all.hex();
-}
-
 // Whether training changed every trainable parameter, whose digests were `before` and are `after`.
-// A change in the master weight alone counts. Called by all ranks; the same answer on all.
+// A change in the master weight alone counts. Called by all ranks; the same answer on all of a data
+// axis.
 bool all_trainable_changed(train::Strategy& strategy, const std::vector<std::string>& before,
                            const std::vector<std::string>& after) {
   at::Tensor changed = at::zeros({static_cast<std::int64_t>(before.size())}, at::kInt);
@@ -135,12 +129,12 @@ double median(std::vector<double> values) {
 // page faults as medians.
 class Meter {
  public:
-  Meter(const dist::Communicator& communicator, std::int64_t base, std::int64_t resident_base)
-      : communicator_(communicator), base_(base), resident_base_(resident_base) {}
+  Meter(const MeshRun& run, std::int64_t base, std::int64_t resident_base)
+      : run_(run), base_(base), resident_base_(resident_base) {}
 
   void begin_step() {
     memory::reset_peaks();
-    before_ = communicator_.traffic();
+    before_ = run_.traffic();
     faults_before_ = memory::page_faults();
   }
 
@@ -151,12 +145,14 @@ class Meter {
     if (step.skipped && updated_) return;
     updated_ = !step.skipped;
     steady_ = memory::snapshot();
-    traffic_ = communicator_.traffic().since(before_);
+    const AxisTraffic now = run_.traffic();
+    traffic_ = {now.data.since(before_.data), now.pipeline.since(before_.pipeline),
+                now.tensor.since(before_.tensor)};
     resident_ = memory::resident_set_bytes();
   }
 
   void fill(RankRow& row) const {
-    row.rank = communicator_.rank();
+    row.rank = run_.world().rank();
     row.parameter_mib = mib(steady_[Category::kParameters]);
     row.gradient_mib = mib(steady_[Category::kGradients]);
     row.optimizer_mib = mib(steady_[Category::kOptimizer]);
@@ -167,9 +163,12 @@ class Meter {
     row.resident_growth_mib = mib(resident_ - resident_base_);
     row.high_water_mib = mib(memory::resident_set_peak_bytes());
     row.page_faults = median_of(faults_);
-    row.sent_gradient_bytes = traffic_.bytes(dist::Purpose::kGradient);
-    row.sent_parameter_bytes = traffic_.bytes(dist::Purpose::kParameter);
-    row.sent_control_bytes = traffic_.bytes(dist::Purpose::kControl);
+    row.sent_gradient_bytes = traffic_.data.bytes(dist::Purpose::kGradient);
+    row.sent_parameter_bytes = traffic_.data.bytes(dist::Purpose::kParameter);
+    row.sent_control_bytes = traffic_.data.bytes(dist::Purpose::kControl);
+    row.sent_data_bytes = without_control(traffic_.data);
+    row.sent_pipeline_bytes = without_control(traffic_.pipeline);
+    row.sent_tensor_bytes = without_control(traffic_.tensor);
     row.step_seconds = median_of(&train::PhaseSeconds::total);
     row.forward_seconds = median_of(&train::PhaseSeconds::forward);
     row.backward_seconds = median_of(&train::PhaseSeconds::backward);
@@ -179,6 +178,10 @@ class Meter {
   }
 
  private:
+  static std::int64_t without_control(const dist::Traffic& traffic) {
+    return traffic.bytes() - traffic.bytes(dist::Purpose::kControl);
+  }
+
   static double median_of(std::vector<double> values) {
     // The first step makes the optimizer's states and warms everything up.
     if (values.size() > 1) values.erase(values.begin());
@@ -191,11 +194,11 @@ class Meter {
     return median_of(std::move(values));
   }
 
-  const dist::Communicator& communicator_;
+  const MeshRun& run_;
   std::int64_t base_;
   std::int64_t resident_base_;
-  dist::Traffic before_;
-  dist::Traffic traffic_;
+  AxisTraffic before_;
+  AxisTraffic traffic_;
   std::int64_t faults_before_ = 0;
   std::vector<double> faults_;
   bool updated_ = false;
@@ -224,40 +227,22 @@ void agree_on_everything(dist::Communicator& communicator, const std::string& mo
                          const Options& o, const data::Dataset& dataset) {
   communicator.verify_same_on_all_ranks(
       "the run",
-      fmt::format("mode {}\ntask {}\nmodel {}\nmodel's config {}\nbatch {}\nsequences of {}\n"
+      fmt::format("mode {}\ntask {}\nmodel {}\nmodel's config {}\n"
+                  "{} tensor ranks, {} stages, schedule {}\nsequence parallel: {}\n"
+                  "partitioned activations: {}\n{} micro-batches\nbatch {}\nsequences of {}\n"
                   "{} steps\nlearning rate {}\nseed {}\nownership {}\ndtype {}\n"
                   "gradients added as {}\nactivation checkpointing: {}\n"
                   "validation by {} of the samples\n"
                   "checkpoints {}\na run {}\n{}\n{}\n{}\na time limit of {} s\n"
                   "data (tokens and tokenizer) {}",
-                  mode, o.task, o.model_name(), nlohmann::json(o.weights_config).dump(), o.batch,
-                  o.sequence_length, o.steps, o.learning_rate, o.seed, o.ownership, o.dtype,
-                  o.reduce_dtype, o.activation_checkpointing, o.validation, when_kept(o),
+                  mode, o.task, o.model_name(), nlohmann::json(o.weights_config).dump(),
+                  o.tensor_ranks, o.stages, o.pipeline_schedule, o.sequence_parallel,
+                  o.partition_activations, o.micro_batches, o.batch, o.sequence_length, o.steps,
+                  o.learning_rate, o.seed, o.ownership, o.dtype, o.reduce_dtype,
+                  o.activation_checkpointing, o.validation, when_kept(o),
                   o.resume.empty() ? "from the start" : "that goes on", with("--save", o.save),
                   with("--memory-timeline", o.memory_timeline), with("--trace", o.trace),
                   o.timeout_seconds, dataset.fingerprint()));
-}
-
-std::shared_ptr<nn::Llama> model_without_storage(const Options& options) {
-  const nn::DeferredStorage deferred;
-  return std::make_shared<nn::Llama>(options.config());
-}
-
-std::unique_ptr<io::StoredValues> stored_values(const Options& options, nn::Llama& model) {
-  return std::make_unique<io::StoredValues>(
-      options.weights, nn::list_parameters(model),
-      io::llama_values_options(options.config(), options.seed));
-}
-
-// Only rank 0 is asked for values, so only rank 0 opens the folder. A rank of a fake process group
-// makes those of all.
-std::unique_ptr<nn::ParameterSource> first_values(const dist::Communicator& communicator,
-                                                  const Options& options, nn::Llama& model) {
-  const bool asked = communicator.rank() == 0 || options.fake_process_group > 0;
-  if (options.weights.empty() || !asked) {
-    return std::make_unique<nn::SeededValues>(options.seed);
-  }
-  return stored_values(options, model);
 }
 
 // AdamW, with fp32 master weights where parameters have 2 bytes.
@@ -277,27 +262,49 @@ void save(train::Strategy& strategy, const Options& options, std::int64_t pad_id
   io::save_model(strategy, json, options.save);
 }
 
+// What a rank trains, and with what.
+struct Training {
+  const MeshRun& run;
+  train::Strategy& strategy;
+  train::Trainer& trainer;
+  data::DistributedSampler& sampler;
+  const Samples& samples;
+  const Options& options;
+};
+
 // Evaluates what is held out, if anything is: before the first step of this run, after the last and
-// where an epoch ends or a checkpoint was due. Batches are about as large as a step's, none empty.
-void validate(train::Strategy& strategy, train::Trainer& trainer,
-              const data::DistributedSampler& sampler, const Samples& samples,
-              const Options& options, RankResult& result) {
-  const std::int64_t step = sampler.step(), size = std::ssize(samples.validation);
+// where an epoch ends or a checkpoint was due. Batches are about as large as a micro-batch, none
+// empty.
+void validate(const Training& t, RankResult& result) {
+  const std::int64_t step = t.sampler.step(), size = std::ssize(t.samples.validation);
   const std::int64_t every =
-      options.checkpoint_every > 0 ? options.checkpoint_every : sampler.steps_per_epoch();
-  const bool due = result.losses.empty() || step == options.steps || step % every == 0;
+      t.options.checkpoint_every > 0 ? t.options.checkpoint_every : t.sampler.steps_per_epoch();
+  const bool due = result.losses.empty() || step == t.options.steps || step % every == 0;
   if (size == 0 || !due) return;
-  const int ranks = strategy.communicator().size();
-  const auto rounds = std::max<std::int64_t>(1, size / (options.batch * ranks));
+  const int ranks = t.run.data_axis().size();
+  const auto rounds = std::max<std::int64_t>(1, size / (t.options.batch * ranks));
   const int pieces = ranks * static_cast<int>(rounds);
   std::vector<data::Batch> batches;
-  for (int piece = strategy.communicator().rank(); piece < pieces; piece += ranks) {
+  for (int piece = t.run.data_axis().rank(); piece < pieces; piece += ranks) {
     const auto [begin, end] = data::rank_slice(size, piece, pieces);
-    const auto first = samples.validation.begin();
+    const auto first = t.samples.validation.begin();
     const std::vector<std::int64_t> mine(first + begin, first + end);
-    batches.push_back(to_device(strategy.model(), samples.dataset->batch(mine)));
+    batches.push_back(to_device(t.run.model(), t.samples.dataset->batch(mine)));
   }
-  result.validation.push_back(base::Json{{"step", step}, {"loss", trainer.evaluate(batches)}});
+  result.validation.push_back(base::Json{{"step", step}, {"loss", t.trainer.evaluate(batches)}});
+}
+
+// The micro-batches of the next step.
+std::vector<data::Batch> next_batches(const Training& t) {
+  std::vector<std::int64_t> indices = t.sampler.next();
+  for (std::int64_t& index : indices) index = t.samples.training[static_cast<std::size_t>(index)];
+  const auto size = static_cast<std::size_t>(t.options.batch);
+  std::vector<data::Batch> batches;
+  for (std::size_t begin = 0; begin < indices.size(); begin += size) {
+    const std::span<const std::int64_t> mine(indices.data() + begin, size);
+    batches.push_back(to_device(t.run.model(), t.samples.dataset->batch(mine)));
+  }
+  return batches;
 }
 
 std::string progress_text(const train::StepResult& step, const base::Json& validation) {
@@ -307,52 +314,56 @@ std::string progress_text(const train::StepResult& step, const base::Json& valid
 }
 
 // The steps of one run: trains, measures, and brings losses and digests into `result`.
-void train_steps(train::Strategy& strategy, data::DistributedSampler& sampler,
-                 const Samples& samples, const std::string& mode, const Options& options,
-                 const std::string& label, Meter& meter, RankResult& result) {
-  dist::Communicator& communicator = strategy.communicator();
+void train_steps(const Training& t, const std::string& mode, const std::string& label, Meter& meter,
+                 RankResult& result) {
+  const Options& options = t.options;
+  dist::Communicator& world = t.run.world();
   base::Sha256 gradient_digest;
-  watch_first_gradients(strategy, gradient_digest);
-  train::TrainerOptions trainer_options;
-  trainer_options.first_step = sampler.step();
-  // Gradients of float16 are often too small for it.
-  if (options.dtype == "fp16") trainer_options.loss_scale = train::LossScaleOptions();
-  train::Trainer trainer(strategy, trainer_options);
-  put_back_loss_scale(trainer, options);
+  watch_first_gradients(t.strategy, gradient_digest);
   std::optional<Progress> progress;
-  if (!label.empty()) progress.emplace(label, sampler.step(), options.steps);
+  if (!label.empty()) progress.emplace(label, t.sampler.step(), options.steps);
   std::optional<train::Trace> trace;
-  validate(strategy, trainer, sampler, samples, options, result);
-  while (sampler.step() < options.steps) {
-    std::vector<std::int64_t> indices = sampler.next();
-    for (std::int64_t& index : indices) index = samples.training[static_cast<std::size_t>(index)];
-    const data::Batch batch = to_device(strategy.model(), samples.dataset->batch(indices));
-    if (result.losses.empty()) result.batch_digest = digest_of(batch.inputs);
-    const bool last = sampler.step() == options.steps;
-    if (!options.trace.empty() && last) trace.emplace(&communicator);
+  validate(t, result);
+  while (t.sampler.step() < options.steps) {
+    const std::vector<data::Batch> batches = next_batches(t);
+    if (result.losses.empty()) result.batch_digest = digest_of(batches.front().inputs);
+    const bool last = t.sampler.step() == options.steps;
+    if (!options.trace.empty() && last) trace.emplace(&world);
     const bool of_memory = !options.memory_timeline.empty() && last;
-    const bool records_memory = of_memory && communicator.rank() == 0;
+    const bool records_memory = of_memory && world.rank() == 0;
     // A memory timeline is to show a step, and not how long rank 0 waited for the others to begin
     // it.
-    if (of_memory) communicator.barrier();
-    if (records_memory) memory::start_timeline(strategy.list().bytes() / 4096);
+    if (of_memory) world.barrier();
+    if (records_memory) memory::start_timeline(t.strategy.list().bytes() / 4096);
     meter.begin_step();
-    const train::StepResult step = trainer.step({batch});
+    const train::StepResult step = t.trainer.step(batches);
     meter.end_step(step);
     if (records_memory) {
       result.memory_timeline = plots::timeline_of_mode(mode, memory::stop_timeline());
     }
-    if (trace) trace->finish(options.trace_file(mode, communicator.rank()));
-    strategy.passes().observe_gradients({});
+    if (trace) trace->finish(options.trace_file(mode, world.rank()));
+    t.strategy.passes().observe_gradients({});
+    result.predicted_pipeline_traffic = t.run.pipeline_bytes(batches);
     result.losses.push_back(step.loss);
     result.loss_scale = step.loss_scale;
     result.skipped_steps += step.skipped ? 1 : 0;
-    keep(strategy, trainer, sampler, mode, options, *samples.dataset);
-    validate(strategy, trainer, sampler, samples, options, result);
+    keep(t.strategy, t.trainer, t.sampler, mode, options, *t.samples.dataset);
+    validate(t, result);
     if (progress) progress->step(progress_text(step, result.validation));
   }
   result.gradient_digest = gradient_digest.hex();
-  trainer.zero_grad();
+  t.trainer.zero_grad();
+}
+
+std::unique_ptr<train::Trainer> make_trainer(const MeshRun& run, train::Strategy& strategy,
+                                             const Options& options) {
+  train::TrainerOptions trainer_options;
+  if (!options.resume.empty()) {
+    trainer_options.first_step = io::read_checkpoint_info(options.resume).step;
+  }
+  // Gradients of float16 are often too small for it.
+  if (options.dtype == "fp16") trainer_options.loss_scale = train::LossScaleOptions();
+  return run.make_trainer(strategy, trainer_options);
 }
 
 }  // namespace
@@ -367,46 +378,40 @@ RankResult run_rank(dist::Communicator& communicator, const std::string& mode,
 
   train::Registry registry;
   train::register_all_chapters(registry);
-  const std::shared_ptr<nn::Llama> model = model_without_storage(options);
-  to_device(device, *model);
-  model->checkpoint_activations(options.activation_checkpointing);
-  std::unique_ptr<nn::ParameterSource> values = first_values(communicator, options, *model);
+  const MeshRun run(communicator, options, device);
+  std::unique_ptr<nn::ParameterSource> values = run.first_values();
   auto* const fake = dynamic_cast<dist::FakeCommunicator*>(&communicator);
-  if (fake != nullptr) fake->set_source(train::first_values_of(*model, *values));
+  if (fake != nullptr) fake->set_source(train::first_values_of(run.model(), *values));
   const auto strategy = registry.make(
-      mode, {*model, communicator, optimizer_of(options), values.get(), "",
+      mode, {run.model(), run.data_axis(), optimizer_of(options), values.get(), "",
              train::ownership_from(options.ownership), train::Accumulation::kLocal,
              options.reduce_dtype == "fp32" ? dist::ReduceType::kFloat32 : dist::ReduceType::kOwn});
+  const std::unique_ptr<train::Trainer> trainer = make_trainer(run, *strategy, options);
 
   data::DistributedSampler sampler(std::ssize(samples.training),
-                                   options.batch * communicator.size(), communicator.rank(),
-                                   communicator.size(), options.seed);
-  resume(*strategy, sampler, options);
+                                   options.batch * options.micro_batches * run.data_axis().size(),
+                                   run.data_axis().rank(), run.data_axis().size(), options.seed);
+  resume(*strategy, *trainer, sampler, options);
   RankResult result;
   // The other ranks of a fake process group learn nothing: only what this one updates can change.
   const std::vector<std::string> before =
       fake != nullptr ? piece_digests(*strategy) : parameter_digests(*strategy);
-  Meter meter(communicator, base, resident_base);
-  train_steps(*strategy, sampler, samples, mode, options, label, meter, result);
+  Meter meter(run, base, resident_base);
+  train_steps({run, *strategy, *trainer, sampler, samples, options}, mode, label, meter, result);
   meter.fill(result.row);
   if (fake != nullptr) {
     result.every_tensor_changed = every_piece_changed(*strategy, before);
   } else {
     const std::vector<std::string> after = parameter_digests(*strategy);
-    result.row.digest = combine(after);
+    result.row.digest = run.model_digest(strategy->list(), after);
     result.every_tensor_changed = all_trainable_changed(*strategy, before, after);
   }
-  result.row.formula_mib = mib(strategy->costs().at_rest.total());
-  result.predicted_traffic = strategy->costs().sent;
-  result.parameters = strategy->list().numel();
-  result.parameter_bytes = strategy->list().bytes();
+  const train::Costs costs = strategy->costs();
+  result.row.formula_mib = mib(costs.at_rest.total());
+  result.predicted_traffic = costs.sent + (options.micro_batches - 1) * costs.gathered;
   if (!options.save.empty()) save(*strategy, options, samples.pad_id);
   communicator.barrier();
   return result;
-}
-
-std::string describe_weights(const Options& options) {
-  return stored_values(options, *model_without_storage(options))->describe();
 }
 
 std::string to_text(const RankResult& result) {

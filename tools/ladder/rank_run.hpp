@@ -14,7 +14,9 @@ namespace zero::ladder {
 /// ranks.
 struct RankResult {
   RankRow row;
-  std::int64_t predicted_traffic = 0;  ///< bytes of gradients and parameters in a step, by formula
+  /// Bytes that it sends in a step by formula, on the data axis and on that of the pipeline.
+  /// Control messages are not counted.
+  std::int64_t predicted_traffic = 0, predicted_pipeline_traffic = 0;
   std::vector<double> losses;
   /// Mean losses of what is held out: [{"step": steps done, "loss": ...}, ...].
   base::Json validation = base::Json::array();
@@ -23,10 +25,8 @@ struct RankResult {
   bool every_tensor_changed = false;
   std::string batch_digest;     ///< of the first local batch
   std::string gradient_digest;  ///< of the first local gradients, before they were reduced
-  std::int64_t parameters = 0;
-  std::int64_t parameter_bytes = 0;
-  base::Json memory_timeline;  ///< of the last step, as plots::timeline_of_mode() gives it, where
-                               ///< asked for
+  base::Json memory_timeline;   ///< of the last step, as plots::timeline_of_mode() gives it, where
+                                ///< asked for
 };
 
 /// As JSON, to bring it to the process that reports.
@@ -37,10 +37,5 @@ RankResult from_text(const std::string& text);
 /// Progress is shown under the name `label`, or not at all where that is empty.
 RankResult run_rank(dist::Communicator& communicator, const std::string& mode,
                     const Options& options, const std::string& label);
-
-/// Compares the folder of the weights with the model and says what will be read, converted and
-/// drawn by seed. Builds the model without storage: only to be called in a process that may use
-/// tensors. @throws zero::Error where the folder's tensors are not those of the model.
-std::string describe_weights(const Options& options);
 
 }  // namespace zero::ladder

@@ -95,12 +95,12 @@ void check_vocabulary(const data::TokenStream& tokens, const Options& options,
 void split(Samples& samples, const Options& options) {
   const std::int64_t size = samples.dataset->size();
   const auto held_out = static_cast<std::int64_t>(options.validation * static_cast<double>(size));
-  const std::int64_t batch = options.batch * options.world_size;
-  if (options.validation > 0 && (held_out < options.world_size || size - held_out < batch)) {
+  const int ranks = options.data_ranks();
+  if (options.validation > 0 && (held_out < ranks || size - held_out < options.step_samples())) {
     throw Error(fmt::format(
         "--validation {} holds out {} of {} samples: it must hold out one for each of {} ranks and "
         "leave the {} of a step",
-        options.validation, held_out, size, options.world_size, batch));
+        options.validation, held_out, size, ranks, options.step_samples()));
   }
   samples.training.resize(static_cast<std::size_t>(size));
   std::iota(samples.training.begin(), samples.training.end(), 0);
@@ -135,8 +135,8 @@ Samples read_samples(const Options& options) {
   split(samples, options);
   // Refuses data that is too little for one step.
   samples.steps_per_epoch =
-      data::DistributedSampler(std::ssize(samples.training), options.batch * options.world_size,
-                               /*rank=*/0, options.world_size, options.seed)
+      data::DistributedSampler(std::ssize(samples.training), options.step_samples(),
+                               /*rank=*/0, options.data_ranks(), options.seed)
           .steps_per_epoch();
   return samples;
 }

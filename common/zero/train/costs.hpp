@@ -21,6 +21,9 @@ struct Costs {
   /// Bytes of gradients and parameters that this rank sends in a step with one micro-batch. Control
   /// messages are not counted.
   std::int64_t sent = 0;
+  /// The part of `sent` that gathers parameters for forward and backward. A step of M micro-batches
+  /// whose gradients are added up before they are reduced sends `sent` + (M - 1) `gathered`.
+  std::int64_t gathered = 0;
 };
 
 /// The sums that the formulas of the stages are made of, in bytes, as one rank sees its model:

@@ -176,9 +176,18 @@ std::int64_t FlatParameterList::sent_bytes(
     const FlatParameters& buffer = buffers_[b];
     shards += buffer.reduced_shard_bytes();
     const bool splits = buffer.sharded() == Sharded::kParameters;
-    if (splits) shards += gathers(unit_of_[b]) * buffer.shard_bytes();
     const bool refreshes = !splits && buffer.sharded() != Sharded::kNothing && buffer.trainable();
     if (refreshes) shards += buffer.shard_bytes();
+  }
+  return (communicator_.size() - 1) * shards + gathered_bytes(gathers);
+}
+
+std::int64_t FlatParameterList::gathered_bytes(
+    const std::function<std::int64_t(std::size_t unit)>& gathers) const {
+  std::int64_t shards = 0;
+  for (std::size_t b = 0; b < buffers_.size(); ++b) {
+    if (buffers_[b].sharded() != Sharded::kParameters) continue;
+    shards += gathers(unit_of_[b]) * buffers_[b].shard_bytes();
   }
   return (communicator_.size() - 1) * shards;
 }

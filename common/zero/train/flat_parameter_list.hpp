@@ -63,6 +63,8 @@ class FlatParameterList {
   /// Bytes that this rank sends in a step of one micro-batch. `gathers`: how often a step gathers a
   /// unit whose parameters are sharded.
   std::int64_t sent_bytes(const std::function<std::int64_t(std::size_t unit)>& gathers) const;
+  /// Those of them that gather such units.
+  std::int64_t gathered_bytes(const std::function<std::int64_t(std::size_t unit)>& gathers) const;
 
  private:
   struct Place {
