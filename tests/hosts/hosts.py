@@ -1,6 +1,6 @@
 """Hosts on this machine: Linux namespaces, a network between them, and programs.
 
-A host has namespaces of its own for the network, the host name, processes and mounts, and one core.
+A host has namespaces of its own for the network, the host name, processes and mounts, and some cores.
 A pair of virtual interfaces (veth) joins it to a bridge in one more namespace, the switch. Ranks on
 two hosts share nothing but that network and the files, as on machines with a common folder, and
 find out for themselves that they cannot read each other's memory.
@@ -34,7 +34,7 @@ class Failure(Exception):
 def check_machine(*more):
     """Skips where hosts cannot be made: for want of rights, or of a program (`more` are needed too)."""
     if os.geteuid() != 0:
-        raise Skip("this needs root")
+        raise Skip("this needs root (CAP_SYS_ADMIN for namespaces, CAP_NET_ADMIN for their links)")
     for program in ("ip", "nsenter", "taskset", "unshare", *more):
         if shutil.which(program) is None:
             raise Skip(f"{program} is not installed (packages iproute2 and util-linux)")
@@ -52,10 +52,10 @@ class Wire(NamedTuple):
 
 
 class Host:
-    """Namespaces, the process that holds them, and a core of this machine."""
+    """Namespaces, the process that holds them, and cores of this machine."""
 
-    def __init__(self, name, address, core):
-        self.name, self.address, self._core = name, address, core
+    def __init__(self, name, address, cores):
+        self.name, self.address, self._cores = name, address, ",".join(map(str, cores))
         # The shell is the first of its process namespace: all others there are killed with it. It
         # waits for input that never comes, and ends when nobody is left to send any.
         script = ('echo "$0" > /proc/sys/kernel/hostname && ip link set lo up && '
@@ -79,7 +79,7 @@ class Host:
 
     def command(self, *words):
         """What runs `words` on this host."""
-        return ["taskset", "--cpu-list", str(self._core),
+        return ["taskset", "--cpu-list", self._cores,
                 "nsenter", f"--target={self.pid}", "--net", "--uts", "--pid", "--mount", *words]
 
     def command_in_network(self, *words):
@@ -125,12 +125,13 @@ class Host:
 class Network:
     """Hosts 10.213.0.1, 10.213.0.2, … and the switch between them, closed with `stack`."""
 
-    def __init__(self, stack, hosts):
+    def __init__(self, stack, hosts, cores_per_host=1):
         cores = sorted(os.sched_getaffinity(0))
-        made = [Host("switch", "10.213.0.254", cores[0])]
+        made = [Host("switch", "10.213.0.254", cores[:1])]
         stack.enter_context(contextlib.closing(made[0]))
         for k in range(hosts):
-            made.append(Host(f"host{k}", f"10.213.0.{k + 1}", cores[k % len(cores)]))
+            own = {cores[i % len(cores)] for i in range(k * cores_per_host, (k + 1) * cores_per_host)}
+            made.append(Host(f"host{k}", f"10.213.0.{k + 1}", sorted(own)))
             stack.enter_context(contextlib.closing(made[-1]))
         self.switch, *self.hosts = made
         try:

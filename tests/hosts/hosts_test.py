@@ -143,6 +143,11 @@ def train_in_groups(scene):
     for number, host in enumerate(network.hosts):
         # 2 (V/S) (R-1)/R of each of S = 2 ranks: V a step. Host 0 sends the first values, too.
         counted = weights * (GROUP_STEPS + (1 if number == 0 else 0))
+        ranks = figures["modes"][0]["ranks"][2 * number:][:2]
+        by_ranks = sum(rank["sent_between_hosts_bytes"] for rank in ranks)
+        # Padding, and what ranks tell each other about losses and norms.
+        if not weights <= by_ranks <= 1.05 * weights + 4096:
+            raise Failure(f"the ranks of {host.name} counted {by_ranks} bytes a step, {weights} are the gradients")
         sent, inside = network.bytes_from(host), host.bytes_inside()
         print(f"{host.name} sent {sent / 2**20:.1f} MiB, {counted / 2**20:.1f} MiB without headers, "
               f"and {inside / 2**20:.1f} MiB to itself")

@@ -232,7 +232,8 @@ struct Left {
   std::int64_t wire = 0;
   std::int64_t counted = 0;
   std::int64_t counted_there = 0;
-  std::int64_t parameters = 0;
+  std::int64_t parameters = 0;  // of what was counted
+  std::int64_t gradients = 0;   // of what was counted
   std::int64_t again = 0;
 };
 
@@ -246,52 +247,86 @@ Left left_the_host(dist::Communicator& communicator, const std::function<void()>
   work();
   communicator.barrier();
   const dist::Traffic sent = communicator.traffic().since(before);
-  double mine = 0;
-  for (const Purpose p : {Purpose::kGradient, Purpose::kParameter, Purpose::kControl}) {
-    mine += static_cast<double>(sent.between_hosts(p));
-  }
   const std::int64_t wire = read_interface(host).sent - wire_before.sent;
-  const std::vector<double> all = dist::all_gather_scalars(
-      communicator, {mine, static_cast<double>(sent.between_hosts(Purpose::kParameter))});
+  const std::vector<std::int64_t> mine = {sent.between_hosts(),
+                                          sent.between_hosts(Purpose::kParameter),
+                                          sent.between_hosts(Purpose::kGradient)};
+  const std::vector<double> all =
+      dist::all_gather_scalars(communicator, {mine.begin(), mine.end()});
   const auto sum = [&](int of_host, std::size_t k) {
-    const auto first = static_cast<std::size_t>(4 * of_host);
-    return static_cast<std::int64_t>(all[first + k] + all[first + 2 + k]);
+    const std::size_t first = mine.size() * 2 * static_cast<std::size_t>(of_host);
+    return static_cast<std::int64_t>(all[first + k] + all[first + mine.size() + k]);
   };
-  return {wire, sum(host, 0), sum(1 - host, 0), sum(host, 1),
-          read_retransmissions() - again_before};
+  return {wire,         sum(host, 0), sum(1 - host, 0),
+          sum(host, 1), sum(host, 2), read_retransmissions() - again_before};
 }
 
-// Two hosts of two ranks, each host a group that shares the model states.
-void expect_only_gradients_between_hosts(dist::Communicator& communicator) {
+// At least `formula`, and at most 1 % more, which is padding; exactly 0 where nothing is expected.
+void expect_about(std::int64_t counted, std::int64_t formula, const std::string& what) {
+  EXPECT_GE(counted, formula) << what;
+  EXPECT_LE(counted, formula + formula / 100) << what;
+}
+
+// What leaves a host of two ranks in a training step, in bytes, if there are two such hosts:
+// gathers of parameters in forward and in backward, and gradients.
+struct PhaseBytes {
+  std::int64_t forward;
+  std::int64_t backward;
+  std::int64_t gradients;
+};
+
+// Compares each phase with `formula`, of one copy of the parameters and of the root's share of it,
+// and with the interface. Called by all ranks of two hosts of two.
+void expect_phases_counted(
+    dist::Communicator& communicator, const std::string& mode,
+    const std::function<PhaseBytes(std::int64_t v, std::int64_t root)>& formula) {
   SessionOptions options;
   options.model = {.inputs = 704, .width = 512, .parts = "aaa"};
-  Session session(communicator, "hsdp3", options);
-  ASSERT_EQ(session.strategy().shard_group().size(), 2);
+  Session session(communicator, mode, options);
+  train::Strategy& strategy = session.strategy();
   session.step(0);
   session.weights();
-  const std::int64_t v = session.strategy().list().bytes();
+  const std::int64_t v = strategy.list().bytes();
   ASSERT_GT(v, 4 << 20);
-  const auto expect_left = [&](const char* what, std::int64_t gradients,
-                               const std::function<void()>& work) {
+  std::int64_t root = 0;
+  for (const std::size_t i : strategy.list().units[0].parameters) {
+    root += strategy.list().parameters[i].bytes();
+  }
+  const PhaseBytes expected = formula(v, root);
+  const auto expect_left = [&](const std::string& phase, std::int64_t parameters,
+                               std::int64_t gradients, const std::function<void()>& work) {
+    const std::string what = mode + ": " + phase;
     const Left left = left_the_host(communicator, work);
     fmt::print("{:28} rank {}: counted {:>10}, on the wire {:>10}\n", what, communicator.rank(),
                left.counted, left.wire);
-    EXPECT_EQ(left.parameters, 0) << what;
-    EXPECT_GE(left.counted, gradients) << what;
-    EXPECT_LE(left.counted, gradients + gradients / 100 + (64 << 10)) << what;  // padding, losses
+    expect_about(left.parameters, parameters, what + ", parameters");
+    expect_about(left.gradients, gradients, what + ", gradients");
+    EXPECT_LE(left.counted, left.parameters + left.gradients + (64 << 10)) << what;  // losses
     EXPECT_GE(left.wire, left.counted) << what;
     EXPECT_LE(left.wire, most_on_the_wire(left.counted, left.counted_there, left.again)) << what;
   };
-  expect_left("hsdp3: forward", 0, [&] { session.trainer().evaluate({session.batch(7)}); });
-  expect_left("hsdp3: reading all weights", 0, [&] { session.weights(); });
-  // 2 (V/S) (R-1)/R of each of the host's ranks.
-  expect_left("hsdp3: a step", v, [&] { session.step(1); });
-  expect_left("hsdp3: another step", v, [&] { session.step(2); });
+  expect_left("evaluation", expected.forward, 0,
+              [&] { session.trainer().evaluate({session.batch(7)}); });
+  expect_left("reading all weights", expected.forward, 0, [&] { session.weights(); });
+  for (int step = 1; step <= 2; ++step) {
+    at::Tensor loss;
+    expect_left("forward", expected.forward, 0,
+                [&] { loss = strategy.forward(session.batch(step)); });
+    expect_left("backward", expected.backward, expected.gradients, [&] {
+      strategy.backward(loss);
+      strategy.finish_backward();
+    });
+    expect_left("update", 0, 0, [&] {
+      strategy.optimizer_step();
+      strategy.sync_parameters();
+      strategy.zero_grad();
+    });
+  }
 }
 
-TEST(Network, GroupsOfAHostSendOnlyGradientsBetweenHosts) {
+TEST(Network, WhatLeavesAHostInEachPhaseIsWhatFormulasSay) {
   if (const std::string reason = why_not(); !reason.empty()) {
-    GTEST_SKIP() << "NOT TESTED: what groups of ranks send between hosts: " << reason;
+    GTEST_SKIP() << "NOT TESTED: what ranks send between hosts in each phase: " << reason;
   }
   const Signal second_is_there, wire_is_there;
   const std::vector<Signal> is_there(2);
@@ -314,7 +349,13 @@ TEST(Network, GroupsOfAHostSendOnlyGradientsBetweenHosts) {
     options.transport = "tcp";  // the hosts share a kernel: ranks could read each other's memory
     const auto communicator = dist::connect(environment, options);
     EXPECT_EQ(communicator->host_of(rank), host * 2);
-    expect_only_gradients_between_hosts(*communicator);
+    expect_phases_counted(*communicator, "engine3", [](std::int64_t v, std::int64_t root) {
+      return PhaseBytes{v, v - root, v};
+    });
+    // 2 (V/S) (R-1)/R of each of a host's ranks, and no parameters.
+    expect_phases_counted(*communicator, "hsdp3", [](std::int64_t v, std::int64_t) {
+      return PhaseBytes{0, 0, v};
+    });
     if (::testing::Test::HasFailure()) throw Error("assertions failed, see above");
     return "done";
   });

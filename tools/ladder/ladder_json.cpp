@@ -25,6 +25,7 @@ void for_each_value(const Take& take) {
   take("sent_data_bytes", &RankRow::sent_data_bytes);
   take("sent_pipeline_bytes", &RankRow::sent_pipeline_bytes);
   take("sent_tensor_bytes", &RankRow::sent_tensor_bytes);
+  take("sent_between_hosts_bytes", &RankRow::sent_between_hosts_bytes);
   take("step_seconds", &RankRow::step_seconds);
   take("forward_seconds", &RankRow::forward_seconds);
   take("backward_seconds", &RankRow::backward_seconds);

@@ -61,6 +61,8 @@ struct RankRow {
   std::int64_t sent_data_bytes = 0;
   std::int64_t sent_pipeline_bytes = 0;
   std::int64_t sent_tensor_bytes = 0;
+  /// Of everything that this rank sent in one step, what went to ranks on other hosts.
+  std::int64_t sent_between_hosts_bytes = 0;
 
   /// Medians over the measured steps. Communication is the time spent waiting for collectives; the
   /// other phases exclude it.

@@ -73,7 +73,7 @@ void add_model_options(CLI::App& app, Options& o) {
       ->capture_default_str();
   auto* model = app.add_option(
       "--model", o.model,
-      "tiny, smollm2-135m, smollm2-360m, llama-360m or llama-1.5b, with first values "
+      "tiny, llama-20m, smollm2-135m, smollm2-360m, llama-360m or llama-1.5b, with first values "
       "by seed; without it the largest that fits");
   app.add_option("--weights", o.weights,
                  "folder as transformers' save_pretrained writes it: model and first values")

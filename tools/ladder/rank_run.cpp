@@ -169,6 +169,9 @@ class Meter {
     row.sent_data_bytes = without_control(traffic_.data);
     row.sent_pipeline_bytes = without_control(traffic_.pipeline);
     row.sent_tensor_bytes = without_control(traffic_.tensor);
+    row.sent_between_hosts_bytes = traffic_.data.between_hosts() +
+                                   traffic_.pipeline.between_hosts() +
+                                   traffic_.tensor.between_hosts();
     row.step_seconds = median_of(&train::PhaseSeconds::total);
     row.forward_seconds = median_of(&train::PhaseSeconds::forward);
     row.backward_seconds = median_of(&train::PhaseSeconds::backward);

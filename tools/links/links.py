@@ -1,11 +1,15 @@
-"""What the engine's settings do when links are slow: bucket size, lookahead and stage against step time.
+"""Training over slow links: what the engine's settings do there, and how modes compare.
 
-    ./run links [--rates 100,1000,unlimited] [--steps 8] [--quick]
-    ./run links --rates 1000 --trace out/trace.json
+    ./run links [--rates 100mbit,1gbit,unlimited] [--steps 8] [--quick]
+    ./run links --modes engine3,hsdp3 [--hosts 2] [--ranks-per-host 2] [--rates 100mbit,1gbit] [--rounds 3]
+    ./run links --rates 1gbit --trace out/trace.json
 
-Two ranks, each on a host of its own (Linux namespaces), joined by a switch. What leaves a host
-passes a token bucket, so that a link has as many Mbit/s as --rates says in either direction.
-Every mode is trained at every speed, and for each there is printed
+Hosts are Linux namespaces, joined by a switch. What leaves a host passes a token bucket, so that a
+link has as many bits a second as --rates says in either direction. What ranks of one host send to
+each other stays in its namespace and has no limit.
+
+Without --modes, bucket size, lookahead and stage vary on two hosts of one rank each. Every mode is
+trained at every speed, and for each there is printed
 
     step       seconds of a step: mean over ranks of the median, the first step left out
     exposed    of it, seconds in which nothing was computed because something had to arrive first
@@ -25,6 +29,22 @@ What is not headers must be what was counted; the command fails where it is not.
 what comes before and after training cancel out: they are in a run of one step as well, whose bytes
 are taken off.
 
+With --modes, these modes of the ladder are compared, the first with itself and the others. A round
+measures the links, and trains each mode once at every rate; the first step of a run is not timed.
+The table of a rate has, for each mode, medians over the rounds of
+
+    step       seconds of a step, with the least and the most of the rounds
+    ratio      the same, divided by what the first mode took in that round
+    counted    bytes that the ranks of a host send to other hosts in a step, by the ladder's counters
+    interface  bytes that arrived at the switch from this host, without the headers of the frames
+    headers    66 bytes for each frame, as above
+    compute    a step without any communication, all ranks at once, over no link
+    wire       the bytes counted, divided by the measured rate of the link
+    step/wire  1.15 or less: the step is within 15 % of what the wire alone needs
+
+The bytes are those of the host that sends most. The command fails where counted and interface do not
+fit, and where the weights of a mode depend on the rate or the round.
+
 With --trace nothing is measured: chapter 04 and the engine are trained at the first speed, and the last step
 of each is traced, for ./run timeline.
 
@@ -37,6 +57,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -48,18 +69,18 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "hosts"), str(ROOT / "tools" / "data")]
 
 import prepare  # noqa: E402
+import compare_modes  # noqa: E402
 from hosts import Failure, Network, Program, Skip, check_machine, succeed_together  # noqa: E402
-from links_report import (  # noqa: E402
-    figures, label, table, wrong_bytes, wrong_speed, wrong_weights,
-)
+from links_report import figures, label, table, wrong_bytes, wrong_speed, wrong_weights  # noqa: E402
 
-SKIPPED = 77
-RANKS = 2
+SKIPPED, INTERRUPTED = 77, 130
+MOST_RANKS = 64  # as the ladder
 FIRST_PORT = 29500
-RUN_LIMIT_S = 900
+RATE_SECONDS = 4  # of sending, to measure a rate
+RUN_LIMIT_S, LONGEST_LIMIT_S = 900, 86400
 # Runs of one step, of which only the bytes are of interest. With links that have no limit TCP often
 # sends segments twice, as a core that computes acknowledges late, and the bytes would say less.
-BASE_MBIT = 1000
+BASE_MBIT = compare_modes.BASE_MBIT
 SLOW_MBIT = 500
 
 # Bytes over seconds of computing depend on the tokens of a step and not on the size of a model: a
@@ -70,9 +91,9 @@ SLOW_MBIT = 500
 # 3.06 MiB; its smallest tensor that is worth sending 0.25 MiB.
 SHAPE = {"vocab_size": 256, "hidden_size": 256, "num_hidden_layers": 8, "num_attention_heads": 4,
          "num_key_value_heads": 4, "head_dim": 64, "intermediate_size": 704}
-MODELS = ("links", "tiny", "smollm2-135m", "smollm2-360m")
-BUCKETS, QUICK_BUCKETS = (0.25, 0.5, 1.0, 2.0, 25.0), (0.25, 25.0)
-LOOKAHEADS, QUICK_LOOKAHEADS = (0, 1, 2, 4), (0, 1, 2)
+MODELS = ("links", "tiny", "llama-20m", "smollm2-135m", "smollm2-360m")
+BUCKETS, QUICK_BUCKETS = [0.25, 0.5, 1.0, 2.0, 25.0], [0.25, 25.0]
+LOOKAHEADS, QUICK_LOOKAHEADS = [0, 1, 2, 4], [0, 1, 2]
 TRACED, TRACED_STEPS = "tensor_zero3,engine3", 3
 WITHOUT_OVERLAP = ("ddp", "tensor_zero1", "tensor_zero2", "tensor_zero3")
 WITH_OVERLAP = ("engine0", "engine1", "engine2", "engine3")
@@ -80,6 +101,15 @@ DEFAULT_BUCKET, DEFAULT_LOOKAHEAD = 25.0, 1
 # Gradients in flight at once: two layers. The engine's default, 50 MiB, is little more than one
 # layer of smollm2-360m, but twice the gradients of so small a model: it would bound nothing.
 IN_FLIGHT_MIB = 6.0
+
+# What options are where they are not given, without --modes and with it; and those that only one of the two has.
+SETTINGS = {"hosts": 2, "ranks_per_host": 1, "rates": [100.0, 1000.0, None], "model": "links", "steps": 8,
+            "bucket_stage": "engine3", "buckets": BUCKETS, "lookaheads": LOOKAHEADS, "in_flight": IN_FLIGHT_MIB,
+            "json": "out/links.json"}
+COMPARISON = {"hosts": 2, "ranks_per_host": 2, "rates": [100.0, 1000.0], "model": "llama-20m", "steps": 3,
+              "rounds": 3, "json": "out/links_modes.json"}
+ENGINE_ONLY = ("bucket_stage", "buckets", "lookaheads", "in_flight", "quick", "trace")
+COMPARISON_ONLY = ("hosts", "ranks_per_host", "rounds")
 
 
 # ---- what is trained -----------------------------------------------------------------------------
@@ -138,7 +168,7 @@ def modes_of(drawn):
 
 
 class Bench:
-    """Runs the ladder on two hosts with a network of a given speed."""
+    """Runs the ladder on hosts with a network of a given speed."""
 
     def __init__(self, options, folder):
         self._options, self._folder, self._runs = options, folder, 0
@@ -153,36 +183,69 @@ class Bench:
 
     def run(self, mbit, mode, steps, compute=False, trace=None):
         """Trains, writes a trace if `trace` names its file, and gives the ladder's figures and what each host sent, from start to end."""
-        self._runs += 1
-        name = f"{self._runs:03d}.{label(mbit)}.{mode}".replace(" ", "").replace("/", "_")
-        report = self._folder / f"{name}.json"
+        name = self._name(mbit, mode)
+        report, limit = self._folder / f"{name}.json", limit_s(mbit)
         command = [self._ladder, *self._words, "--data", self._text, "--modes", mode,
                    "--steps", steps, "--seq-len", self._options.seq_len, "--batch", self._options.batch,
-                   "--timeout", RUN_LIMIT_S, "--json", report]
+                   "--timeout", limit, "--json", report]
         if not compute:
             command.append("--no-compute-alone")
         if trace:
             command += ["--trace", trace]
-        with contextlib.ExitStack() as stack:
-            network = Network(stack, RANKS)
-            for host in network.hosts if mbit else []:
-                network.limit(host, mbit)
+        with self._network(mbit) as (stack, network):
             before = [network.wire_from(host) for host in network.hosts]
+            count = self._options.hosts * self._options.ranks_per_host
             ranks = [stack.enter_context(contextlib.closing(self._start(name, network, rank, command)))
-                     for rank in range(RANKS)]
-            succeed_together(ranks, RUN_LIMIT_S)
+                     for rank in range(count)]
+            succeed_together(ranks, limit)
             network.check_empty()
             wires = [network.wire_from(host).since(then) for host, then in zip(network.hosts, before)]
         return json.loads(report.read_text()), wires
 
+    def link_rate(self, mbit):
+        """Bytes of payload a second that a link carries while all hosts send; of the slowest link."""
+        size = max(1 << 20, int(RATE_SECONDS * mbit * 1e6 / 8)) if mbit else 1 << 30
+        name = self._name(mbit, "rate")
+        with self._network(mbit) as (stack, network):
+            programs = []
+            for host, following in zip(network.hosts, network.hosts[1:] + network.hosts[:1]):
+                command = host.command(sys.executable, ROOT / "tools/links/link_rate.py", host.address,
+                                       following.address, size)
+                log = self._folder / f"{name}.{host.name}.log"
+                programs.append(stack.enter_context(contextlib.closing(
+                    Program(f"{name}, {host.name}", command, log, os.environ))))
+            succeed_together(programs, limit_s(mbit))
+            return min(float(program.said()) for program in programs)
+
+    def _name(self, mbit, what):
+        self._runs += 1
+        return f"{self._runs:03d}.{label(mbit)}.{what}".replace(" ", "").replace("/", "_")
+
+    @contextlib.contextmanager
+    def _network(self, mbit):
+        """Hosts with links of this rate, and the stack on which they are: both end with the context."""
+        with contextlib.ExitStack() as stack:
+            network = Network(stack, self._options.hosts, cores_per_host=self._options.ranks_per_host)
+            for host in network.hosts if mbit else []:
+                network.limit(host, mbit)
+            yield stack, network
+
     def _start(self, name, network, rank, command):
-        host = network.hosts[rank]
+        here = self._options.ranks_per_host
+        host = network.hosts[rank // here]
         # Pictures of single runs are not wanted, so there is no Python to draw them.
         variables = dict(os.environ, OMP_NUM_THREADS="1", ZERO_PYTHON="false", TMPDIR=str(self._folder),
-                         RANK=str(rank), WORLD_SIZE=str(RANKS), MASTER_ADDR=network.hosts[0].address,
+                         RANK=str(rank), WORLD_SIZE=str(self._options.hosts * here),
+                         LOCAL_RANK=str(rank % here), LOCAL_WORLD_SIZE=str(here),
+                         MASTER_ADDR=network.hosts[0].address,
                          MASTER_PORT=str(FIRST_PORT), GLOO_SOCKET_IFNAME="eth0")
         log = self._folder / f"{name}.rank{rank}.log"
         return Program(f"{name}, rank {rank}", host.command(*command), log, variables)
+
+
+def limit_s(mbit):
+    """How long a run may take: longer where links are slower than 100 Mbit/s."""
+    return min(LONGEST_LIMIT_S, RUN_LIMIT_S * max(1, 100 / mbit)) if mbit else RUN_LIMIT_S
 
 
 def steps_at(mbit, steps):
@@ -214,9 +277,29 @@ def report(options, drawn, rows, facts):
     for mbit in options.rates:
         print(f"\n{label(mbit)}, {steps_at(mbit, options.steps)} steps\n")
         print(table([row for row in rows if row["mbit_per_s"] == mbit], facts["compute_seconds"]))
-    document = {"model": options.model, **facts, "world_size": RANKS, "batch_size": options.batch,
-                "sequence_length": options.seq_len, "rates": options.rates, "bucket_stage": options.bucket_stage,
-                "in_flight_mib": options.in_flight, "panels": drawn, "runs": rows,
+    write_figures(options, {**facts, "world_size": options.hosts * options.ranks_per_host, "rates": options.rates,
+                            "bucket_stage": options.bucket_stage, "in_flight_mib": options.in_flight,
+                            "panels": drawn, "runs": rows})
+    return [*wrong_rows(rows), *wrong_weights(rows)]
+
+
+def report_comparison(options, document):
+    """The same for modes beside each other."""
+    document["summary"] = compare_modes.summarize(document)
+    print(f"\n{document['parameters']:,} parameters, {options.hosts} hosts of {options.ranks_per_host} ranks, "
+          f"medians of {options.rounds} rounds\n\n{compare_modes.tables(document)}")
+    write_figures(options, {**document, "steps": options.steps})
+    # Modes add in different orders, or round; but each does the same at every rate.
+    return [*wrong_rows(document["runs"]), *wrong_weights(document["runs"], lambda row: f"with {row['mode']}")]
+
+
+def wrong_rows(rows):
+    return [wrong for row in rows for wrong in wrong_bytes(row) + wrong_speed(row)]
+
+
+def write_figures(options, found):
+    """Writes what was found, with how it was measured, and draws it."""
+    document = {"model": options.model, "batch_size": options.batch, "sequence_length": options.seq_len, **found,
                 "command": ["./run", "links", *sys.argv[1:]]}
     path = Path(options.json)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -227,7 +310,6 @@ def report(options, drawn, rows, facts):
     drawing = subprocess.run([sys.executable, ROOT / "tools/plots/plot_links.py", path], check=False)
     if drawing.returncode != 0:
         print("No picture was made.")
-    return [*(wrong for row in rows for wrong in wrong_bytes(row) + wrong_speed(row)), *wrong_weights(rows)]
 
 
 def write_traces(bench, options):
@@ -235,63 +317,107 @@ def write_traces(bench, options):
     print(f"traces of the last step at {label(options.rates[0])}: {options.trace}, with .MODE.rankR before .json")
 
 
+# ---- options -------------------------------------------------------------------------------------
+
+
+def positive(text):
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{number} is less than 1")
+    return number
+
+
+def several(one):
+    """Reads a list of what `one` reads, each once."""
+    def read(text):
+        return list(dict.fromkeys(one(word) for word in text.split(",")))
+    read.__name__ = "list"
+    return read
+
+
+def rate(word):
+    """Mbit/s of "100", "100mbit" or "0.1gbit"; None: unlimited."""
+    if word == "unlimited":
+        return None
+    found = re.fullmatch(r"(\d+\.?\d*)(mbit|gbit)?", word.lower())
+    mbit = float(found[1]) * (1000 if found[2] == "gbit" else 1) if found else 0
+    if not 1 <= mbit <= 100_000:
+        raise argparse.ArgumentTypeError(
+            f"'{word}': a link has 1 to 100000 Mbit/s, as 100mbit, 1gbit or 100, or is unlimited")
+    return mbit
+
+
+def mode_name(word):
+    if not word:
+        raise argparse.ArgumentTypeError("a name of a mode is empty; as in engine3,hsdp3")
+    return word
+
+
 def parse_arguments(words=None):
     parser = argparse.ArgumentParser(prog="./run links", formatter_class=argparse.RawDescriptionHelpFormatter,
                                      description=__doc__)
-
-    def positive(text):
-        if (number := int(text)) < 1:
-            raise argparse.ArgumentTypeError(f"{number} is less than 1")
-        return number
-
-    def several(one):
-        def read(text):
-            return list(dict.fromkeys(one(word) for word in text.split(",")))
-        read.__name__ = "list"
-        return read
-
-    def rate(word):
-        mbit = None if word == "unlimited" else float(word)
-        if mbit is not None and not 1 <= mbit <= 100_000:
-            raise argparse.ArgumentTypeError(f"{word}: a link has 1 to 100000 Mbit/s, or is unlimited")
-        return mbit
-
-    parser.add_argument("--rates", type=several(rate), default=[100.0, 1000.0, None],
-                        help="Mbit/s of the links (100,1000,unlimited)")
-    parser.add_argument("--model", choices=MODELS, default="links", help="links has 6.5 million parameters (links)")
-    parser.add_argument("--seq-len", type=positive, default=256, help="tokens of a sample (256)")
-    parser.add_argument("--batch", type=positive, default=1, help="samples a rank and step (1)")
-    parser.add_argument("--steps", type=positive, default=8,
-                        help=f"of a run; half as many below {SLOW_MBIT} Mbit/s (8)")
-    parser.add_argument("--bucket-stage", choices=WITH_OVERLAP, default="engine3", help="whose buckets vary (engine3)")
-    parser.add_argument("--buckets", type=several(float), help="MiB (0.25,0.5,1,2,25)")
-    parser.add_argument("--lookaheads", type=several(int), help="units (0,1,2,4)")
-    parser.add_argument("--in-flight", type=float, default=IN_FLIGHT_MIB,
-                        help=f"MiB of gradients that an engine sends at once ({IN_FLIGHT_MIB:g})")
-    parser.add_argument("--quick", action="store_true", help="fewer points, and none without overlap")
-    parser.add_argument("--json", type=prepare.name, default="out/links.json",
-                        help="where the figures go; pictures go beside them")
-    parser.add_argument("--trace", metavar="FILE.json", type=prepare.name,
-                        help=f"trace {TRACED} at the first of --rates instead")
-    parser.add_argument("--keep-logs", metavar="FOLDER", type=prepare.name,
-                        help="keep what every run said and measured here")
-    parser.add_argument("--ladder", default=ROOT / "build/release/bin/ladder", type=Path, help=argparse.SUPPRESS)
+    add = parser.add_argument
+    add("--rates", type=several(rate), help="of the links (100mbit,1gbit,unlimited; with --modes 100mbit,1gbit)")
+    add("--model", choices=MODELS,
+        help="links has 6.5 million parameters, llama-20m 19.4 (links; with --modes llama-20m)")
+    add("--seq-len", type=positive, default=256, help="tokens of a sample (256)")
+    add("--batch", type=positive, default=1, help="samples a rank and step (1)")
+    add("--steps", type=positive, help=f"of a run, the first not timed; without --modes half as many below "
+        f"{SLOW_MBIT} Mbit/s (8; with --modes 3)")
+    add("--json", type=prepare.name, help="where the figures go; pictures go beside them "
+        f"({SETTINGS['json']}; with --modes {COMPARISON['json']})")
+    add("--keep-logs", metavar="FOLDER", type=prepare.name, help="keep what every run said and measured here")
+    add("--ladder", default=ROOT / "build/release/bin/ladder", type=Path, help=argparse.SUPPRESS)
+    group = parser.add_argument_group("modes beside each other")
+    group.add_argument("--modes", type=several(mode_name), help="of the ladder, as in engine3,hsdp3")
+    group.add_argument("--hosts", type=positive, help="2 or more (2)")
+    group.add_argument("--ranks-per-host", type=positive, metavar="N", help="(2)")
+    group.add_argument("--rounds", type=positive, help="of all modes at all rates (3)")
+    group = parser.add_argument_group("settings of the engine")
+    group.add_argument("--bucket-stage", choices=WITH_OVERLAP, help="whose buckets vary (engine3)")
+    group.add_argument("--buckets", type=several(float), help="MiB (0.25,0.5,1,2,25)")
+    group.add_argument("--lookaheads", type=several(int), help="units (0,1,2,4)")
+    group.add_argument("--in-flight", type=float,
+                       help=f"MiB of gradients that an engine sends at once ({IN_FLIGHT_MIB:g})")
+    group.add_argument("--quick", action="store_true", default=None, help="fewer points, and none without overlap")
+    group.add_argument("--trace", metavar="FILE.json", type=prepare.name,
+                       help=f"trace {TRACED} at the first of --rates instead")
     options = parser.parse_args(words)
-    options.buckets = options.buckets or list(QUICK_BUCKETS if options.quick else BUCKETS)
-    options.lookaheads = options.lookaheads or list(QUICK_LOOKAHEADS if options.quick else LOOKAHEADS)
-    if options.steps < 3:
-        parser.error("--steps: at least 3 are needed, the first of a run does not count")
+    complete(parser, options)
+    return options
+
+
+def complete(parser, options):
+    """Sets what was not given; refuses what does not go together."""
+    defaults, only_other = (COMPARISON, ENGINE_ONLY) if options.modes else (SETTINGS, COMPARISON_ONLY)
+    for name in only_other:
+        if getattr(options, name) is not None:
+            parser.error(f"--{name.replace('_', '-')} goes only {'without' if options.modes else 'with'} --modes")
+    if options.quick:
+        defaults = defaults | {"buckets": QUICK_BUCKETS, "lookaheads": QUICK_LOOKAHEADS}
+    for name, value in defaults.items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    least = 2 if options.modes else 3
+    if options.steps < least:
+        parser.error(f"--steps: at least {least} are needed, the first of a run does not count")
+    if options.hosts < 2:
+        parser.error("--hosts: at least 2 are needed, or there is no link")
+    if (ranks := options.hosts * options.ranks_per_host) > MOST_RANKS:
+        parser.error(f"--hosts {options.hosts} of --ranks-per-host {options.ranks_per_host} are {ranks} ranks; "
+                     f"at most {MOST_RANKS} are possible")
     if not options.ladder.is_file():
         parser.error(f"{options.ladder} is not there: ./run build ladder builds it")
     options.ladder = options.ladder.resolve()
-    return options
+
+
+# ---- the program ---------------------------------------------------------------------------------
 
 
 def main():
     options = parse_arguments()
-    # As after a failure, everything that was started is ended.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
-    drawn = panels(options)
+    # As after a failure, everything that was started is ended, hosts and links too.
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ending, lambda number, _: sys.exit(f"ended by {signal.Signals(number).name}"))
     try:
         check_machine("tc")
         with contextlib.ExitStack() as stack:
@@ -299,17 +425,22 @@ def main():
             folder = Path(folder).resolve()
             folder.mkdir(parents=True, exist_ok=True)
             bench = Bench(options, folder)
-            if options.trace:
-                write_traces(bench, options)
-                return 0
-            rows, facts = measure(bench, options, modes_of(drawn))
+            if options.modes:
+                wrong = report_comparison(options, compare_modes.measure(bench, options))
+            elif options.trace:
+                wrong = write_traces(bench, options) or []
+            else:
+                drawn = panels(options)
+                wrong = report(options, drawn, *measure(bench, options, modes_of(drawn)))
     except Skip as reason:
         print(f"NOT MEASURED: {reason}", file=sys.stderr)
         return SKIPPED
     except Failure as failure:
         print(f"FAILED: {failure}", file=sys.stderr)
         return 1
-    wrong = report(options, drawn, rows, facts)
+    except KeyboardInterrupt:
+        print("ended by ctrl-C; hosts and links are gone", file=sys.stderr)
+        return INTERRUPTED
     for line in wrong:
         print(f"FAILED: {line}", file=sys.stderr)
     return 1 if wrong else 0

@@ -11,12 +11,12 @@ def label(mbit):
     return f"{mbit / 1000:g} Gbit/s" if mbit >= 1000 else f"{mbit:g} Mbit/s"
 
 
-def link_seconds(rank, mbit):
-    """What a link needs for a step of this rank; nothing where there is no limit.
+def link_seconds(host, mbit):
+    """What a link needs for a step of this host's ranks; nothing where there is no limit.
 
     The switch may have seen many segments as one frame, but the token bucket counts their headers.
     """
-    wire = max(rank["interface_bytes"], rank["counted_bytes"] * (SEGMENT + HEADERS) / SEGMENT)
+    wire = max(host["interface_bytes"], host["counted_bytes"] * (SEGMENT + HEADERS) / SEGMENT)
     return wire * 8 / (mbit * 1e6) if mbit else 0.0
 
 
@@ -25,39 +25,42 @@ def payload(wire):
 
 
 def figures(mbit, document, wires, base_wires):
-    """One line of the table. `base_wires`: of a run of the same mode for one step."""
+    """One line of the table. `base_wires`: of a run of the same mode for one step. Each host has as many ranks."""
     mode, steps = document["modes"][0], document["steps"]
     counted_steps = steps - 1  # the others are in the run of one step too
-    ranks = [{"rank": rank["rank"], "counted_bytes": rank["sent_bytes"],
+    ranks_per_host = len(mode["ranks"]) // len(wires)
+    hosts = [{"host": number,
+              "counted_bytes": sum(rank["sent_between_hosts_bytes"]
+                                   for rank in mode["ranks"][number * ranks_per_host:][:ranks_per_host]),
               "interface_bytes": (wire.bytes - base.bytes) / counted_steps,
               "frames": (wire.frames - base.frames) / counted_steps,
               "payload_bytes": (payload(wire) - payload(base)) / counted_steps,
               "again": wire.again, "again_in_base": base.again}
-             for rank, wire, base in zip(mode["ranks"], wires, base_wires)]
+             for number, (wire, base) in enumerate(zip(wires, base_wires))]
     return {"mode": mode["mode"], "mbit_per_s": mbit, "steps": steps, "step_seconds": mode["step_seconds"],
             "waiting_seconds": mode["communication_seconds"],
-            "link_seconds": max(link_seconds(rank, mbit) for rank in ranks),
-            "peak_mib": mode["peak_mib_max"], "digest": mode["digest"], "ranks": ranks}
+            "link_seconds": max(link_seconds(host, mbit) for host in hosts),
+            "peak_mib": mode["peak_mib_max"], "digest": mode["digest"], "hosts": hosts}
 
 
 # ---- what must hold ------------------------------------------------------------------------------
 
 
 def wrong_bytes(row):
-    """What does not fit between the ladder's counters and those of the switch, for each rank.
+    """What does not fit between the ladder's counters and those of the switch, for each host.
 
     Beside what was counted there may be Gloo's headers (about 50 bytes a message, of which a bucket
     makes a few), what starts and ends a run (64 KiB, as in tests/network), and segments that were
     sent once more, in this run or in the one whose bytes were taken off.
     """
     wrong, steps = [], row["steps"] - 1
-    for rank in row["ranks"]:
-        counted, sent = rank["counted_bytes"] * steps, rank["payload_bytes"] * steps
-        least = counted - SEGMENT * rank["again_in_base"]
-        most = counted + SEGMENT * rank["again"] + (64 << 10) + counted // 500
+    for host in row["hosts"]:
+        counted, sent = host["counted_bytes"] * steps, host["payload_bytes"] * steps
+        least = counted - SEGMENT * host["again_in_base"]
+        most = counted + SEGMENT * host["again"] + (64 << 10) + counted // 500
         if not least <= sent <= most:
             wrong.append(
-                f"{row['mode']} at {label(row['mbit_per_s'])}: rank {rank['rank']} counted {counted:.0f} bytes "
+                f"{row['mode']} at {label(row['mbit_per_s'])}: host {host['host']} counted {counted:.0f} bytes "
                 f"in {steps} steps, the switch received {sent:.0f} without headers; {least:.0f} to {most:.0f} fit")
     return wrong
 
@@ -70,14 +73,14 @@ def wrong_speed(row):
             f"{row['link_seconds']:.3f} s for its bytes: it is faster than it should be"]
 
 
-def wrong_weights(rows):
-    """All modes and speeds train to the same weights where they take as many steps."""
+def wrong_weights(rows, alike=lambda row: f"after {row['steps']} steps"):
+    """Rows of which `alike` gives the same text train to the same weights: by default all of as many steps."""
     digests = {}
     for row in rows:
-        digests.setdefault(row["steps"], {}).setdefault(row["digest"], []).append(
+        digests.setdefault(alike(row), {}).setdefault(row["digest"], []).append(
             f"{row['mode']} at {label(row['mbit_per_s'])}")
-    return [f"after {steps} steps the weights differ: {found}" for steps, found in digests.items()
-            if len(found) > 1 or None in found]  # None: the two ranks differ
+    return [f"{which} the weights differ: {found}" for which, found in digests.items()
+            if len(found) > 1 or None in found]  # None: the ranks differ
 
 
 # ---- the tables ----------------------------------------------------------------------------------
@@ -85,7 +88,7 @@ def wrong_weights(rows):
 
 def cells(row, compute):
     def mean(key):
-        return sum(rank[key] for rank in row["ranks"]) / len(row["ranks"])
+        return sum(host[key] for host in row["hosts"]) / len(row["hosts"])
 
     counted, wire, headers = mean("counted_bytes"), mean("interface_bytes"), HEADERS * mean("frames")
     return [row["mode"], f"{row['step_seconds']:.3f}", f"{row['waiting_seconds']:.3f}", f"{compute:.3f}",
@@ -94,11 +97,15 @@ def cells(row, compute):
             f"{100 * headers / counted:.2f}", f"{100 * (wire - headers - counted) / counted:.3f}"]
 
 
+def aligned(lines):
+    """Text of lines of cells: the first column begins in one place, the others end in one."""
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    return "\n".join("  ".join([line[0].ljust(widths[0]), *(
+        cell.rjust(width) for cell, width in zip(line[1:], widths[1:]))]).rstrip() for line in lines)
+
+
 def table(rows, compute):
     """Aligned text; `rows` are of one speed."""
     head = [["mode", "step", "exposed", "compute", "link", "peak", "counted", "interface", "differ", "headers", "rest"],
             ["", "s", "s", "s", "s", "MiB", "bytes", "bytes", "%", "%", "%"]]
-    lines = head + [cells(row, compute) for row in rows]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    return "\n".join("  ".join([line[0].ljust(widths[0]), *(
-        cell.rjust(width) for cell, width in zip(line[1:], widths[1:]))]).rstrip() for line in lines)
+    return aligned(head + [cells(row, compute) for row in rows])

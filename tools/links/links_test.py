@@ -12,14 +12,16 @@ import re
 import sys
 import tempfile
 import unittest
+import unittest.mock
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "plots")]
 
+import compare_modes  # noqa: E402
 import links  # noqa: E402
 import links_report  # noqa: E402
-from hosts import Wire  # noqa: E402
+from hosts import Skip, Wire, check_machine  # noqa: E402
 
 MIB = 1 << 20
 COUNTED = 25_000_000
@@ -36,7 +38,7 @@ def document(mode="engine3", steps=5, step_seconds=0.5, digest="a" * 64):
     """What the ladder writes, as far as it is read."""
     return {"steps": steps, "modes": [{
         "mode": mode, "step_seconds": step_seconds, "communication_seconds": 0.1, "peak_mib_max": 94.125,
-        "digest": digest, "ranks": [{"rank": rank, "sent_bytes": COUNTED} for rank in range(2)]}]}
+        "digest": digest, "ranks": [{"rank": rank, "sent_between_hosts_bytes": COUNTED} for rank in range(2)]}]}
 
 
 def row(mbit=1000, missing=0, again=0, again_in_base=0, frames=20_000, **more):
@@ -71,13 +73,48 @@ class Options(unittest.TestCase):
 
     def test_bad_ones_are_refused(self):
         self.assertIn("1 to 100000 Mbit/s", self.refused("--rates", "100,0"))
-        self.assertIn("invalid list value", self.refused("--rates", "fast"))
+        self.assertIn("as 100mbit, 1gbit or 100, or is unlimited", self.refused("--rates", "fast"))
+        self.assertIn("'1e3'", self.refused("--rates", "1e3"))
         self.assertIn("at least 3", self.refused("--steps", "2"))
         self.assertIn("less than 1", self.refused("--batch", "0"))
         self.assertIn("--json: a name is needed", self.refused("--json", ""))
         self.assertIn("--keep-logs: a name is needed", self.refused("--keep-logs="))
         self.assertIn("--trace: a name is needed", self.refused("--trace="))
         self.assertIn("build ladder", self.refused("--ladder", "/nowhere/ladder"))
+
+    def test_rates_have_units(self):
+        options = links.parse_arguments([*PROGRAM, "--rates", "100mbit,2.5gbit,20,1Gbit"])
+        self.assertEqual(options.rates, [100.0, 2500.0, 20.0, 1000.0])
+
+    def test_modes_beside_each_other(self):
+        options = links.parse_arguments([*PROGRAM, "--modes", "engine3,hsdp3,engine3"])
+        self.assertEqual(options.modes, ["engine3", "hsdp3"])
+        self.assertEqual((options.hosts, options.ranks_per_host, options.rounds, options.steps), (2, 2, 3, 3))
+        self.assertEqual((options.model, options.rates), ("llama-20m", [100.0, 1000.0]))
+        # A mode of which this script knows nothing, and more of everything.
+        options = links.parse_arguments([*PROGRAM, "--modes", "zeropp:shard_size=2", "--hosts", "3",
+                                         "--ranks-per-host", "4", "--rounds", "1", "--steps", "2"])
+        self.assertEqual(options.modes, ["zeropp:shard_size=2"])
+        self.assertEqual((options.hosts, options.ranks_per_host, options.rounds, options.steps), (3, 4, 1, 2))
+
+    def test_what_does_not_go_with_modes_is_refused(self):
+        modes = ("--modes", "engine3,hsdp3")
+        self.assertIn("name of a mode is empty", self.refused("--modes", "engine3,,hsdp3"))
+        self.assertIn("--quick goes only without --modes", self.refused(*modes, "--quick"))
+        self.assertIn("--in-flight goes only without --modes", self.refused(*modes, "--in-flight", "6"))
+        self.assertIn("--trace goes only without --modes", self.refused(*modes, "--trace", "a.json"))
+        self.assertIn("--ranks-per-host goes only with --modes", self.refused("--ranks-per-host", "2"))
+        self.assertIn("--rounds goes only with --modes", self.refused("--rounds", "2"))
+        self.assertIn("--hosts: at least 2", self.refused(*modes, "--hosts", "1"))
+        self.assertIn("--steps: at least 2", self.refused(*modes, "--steps", "1"))
+        self.assertIn("are 66 ranks; at most 64", self.refused(*modes, "--hosts", "33"))
+
+    def test_without_root_it_says_what_is_missing(self):
+        with unittest.mock.patch("os.geteuid", return_value=1000), self.assertRaisesRegex(Skip, "CAP_NET_ADMIN"):
+            check_machine("tc")
+
+    def test_slower_links_have_more_time(self):
+        self.assertEqual([links.limit_s(mbit) for mbit in (None, 1000, 100, 10)], [900, 900, 900, 9000])
 
     def test_every_mode_is_trained_once(self):
         options = links.parse_arguments([*PROGRAM, "--buckets", "0.5,25", "--lookaheads", "0,1,2"])
@@ -122,10 +159,17 @@ class Model(unittest.TestCase):
 
 class Bytes(unittest.TestCase):
     def test_what_both_runs_send_cancels_out(self):
-        rank = row()["ranks"][0]
-        self.assertEqual(rank["payload_bytes"], COUNTED + GLOO)
-        self.assertEqual(rank["frames"], 20_000)
-        self.assertEqual(rank["interface_bytes"], COUNTED + GLOO + 66 * 20_000)
+        host = row()["hosts"][0]
+        self.assertEqual(host["payload_bytes"], COUNTED + GLOO)
+        self.assertEqual(host["frames"], 20_000)
+        self.assertEqual(host["interface_bytes"], COUNTED + GLOO + 66 * 20_000)
+
+    def test_a_host_has_sent_what_its_ranks_have(self):
+        made = document()
+        made["modes"][0]["ranks"] = [{"rank": rank, "sent_between_hosts_bytes": sent}
+                                     for rank, sent in enumerate((1, 20, 300, 4000))]
+        hosts = links_report.figures(1000, made, [SETUP, SETUP], [SETUP, SETUP])["hosts"]
+        self.assertEqual([host["counted_bytes"] for host in hosts], [21, 4300])
 
     def test_right_counts_fit(self):
         self.assertEqual(links_report.wrong_bytes(row()), [])
@@ -134,7 +178,7 @@ class Bytes(unittest.TestCase):
 
     def test_a_bucket_that_was_counted_and_not_sent(self):
         (said,) = links_report.wrong_bytes(row(missing=MIB // 4))
-        self.assertRegex(said, r"engine3 at 1 Gbit/s: rank 1 counted 100000000 bytes in 4 steps")
+        self.assertRegex(said, r"engine3 at 1 Gbit/s: host 1 counted 100000000 bytes in 4 steps")
 
     def test_a_bucket_that_was_sent_and_not_counted(self):
         self.assertEqual(len(links_report.wrong_bytes(row(missing=-MIB // 4))), 1)
@@ -142,8 +186,8 @@ class Bytes(unittest.TestCase):
     def test_headers_are_not_payload(self):
         # Full frames have 4.6 % of headers: they would hide a bucket in twenty.
         wrong = row(frames=17_266)
-        for rank in wrong["ranks"]:
-            rank["payload_bytes"] = rank["interface_bytes"]
+        for host in wrong["hosts"]:
+            host["payload_bytes"] = host["interface_bytes"]
         self.assertEqual(len(links_report.wrong_bytes(wrong)), 2)
 
     def test_segments_sent_twice_are_allowed_for(self):
@@ -159,11 +203,11 @@ class Bytes(unittest.TestCase):
 
 class Speed(unittest.TestCase):
     def test_link_needs_time_for_headers_too(self):
-        rank = {"counted_bytes": 125_000_000, "interface_bytes": 125_100_000}  # few frames were seen
-        self.assertAlmostEqual(links_report.link_seconds(rank, 1000), 1514 / 1448)
-        rank["interface_bytes"] = 137_500_000  # many, with acknowledgements
-        self.assertAlmostEqual(links_report.link_seconds(rank, 1000), 1.1)
-        self.assertEqual(links_report.link_seconds(rank, None), 0)
+        host = {"counted_bytes": 125_000_000, "interface_bytes": 125_100_000}  # few frames were seen
+        self.assertAlmostEqual(links_report.link_seconds(host, 1000), 1514 / 1448)
+        host["interface_bytes"] = 137_500_000  # many, with acknowledgements
+        self.assertAlmostEqual(links_report.link_seconds(host, 1000), 1.1)
+        self.assertEqual(links_report.link_seconds(host, None), 0)
 
     def test_a_step_cannot_be_faster_than_its_link(self):
         self.assertEqual(links_report.wrong_speed(row(step_seconds=0.21)), [])
@@ -178,6 +222,15 @@ class Weights(unittest.TestCase):
         self.assertEqual(links_report.wrong_weights(rows), [])
         (said,) = links_report.wrong_weights([*rows, row(mode="engine1", digest="c" * 64)])
         self.assertIn("engine1 at 1 Gbit/s", said)
+
+    def test_those_of_a_mode_may_be_others_where_modes_are_compared(self):
+        def alike(row):
+            return f"with {row['mode']}"
+
+        rows = [row(), row(mbit=100), row(mode="hsdp3", digest="b" * 64)]
+        self.assertEqual(links_report.wrong_weights(rows, alike), [])
+        (said,) = links_report.wrong_weights([*rows, row(mode="hsdp3", mbit=100, digest="c" * 64)], alike)
+        self.assertIn("with hsdp3 the weights differ", said)
 
     def test_ranks_that_differ_have_no_digest(self):
         self.assertEqual(len(links_report.wrong_weights([row(digest=None)])), 1)
@@ -202,6 +255,97 @@ class Table(unittest.TestCase):
             "headers": "5.28", "rest": "0.008"})
 
 
+def compared():
+    """Figures of two modes at two rates in three rounds, of which the second is slow for all."""
+    seconds = {("engine3", 100): (8.0, 20.0, 10.0), ("hsdp3", 100): (4.0, 8.0, 4.0),
+               ("engine3", 1000): (1.0, 2.0, 1.0), ("hsdp3", 1000): (0.5, 2.0, 1.0)}
+    runs = [{"round": number + 1, **row(mode=mode, mbit=mbit, step_seconds=seconds[mode, mbit][number])}
+            for number in range(3) for mbit in (100, 1000) for mode in ("engine3", "hsdp3")]
+    found = {"modes": ["engine3", "hsdp3"], "hosts": 2, "ranks_per_host": 1, "parameters": 19_405_312,
+             "compute_seconds": [0.3, 0.5, 0.4], "runs": runs,
+             "links": [{"mbit_per_s": 100, "bytes_per_second": [12.0e6, 12.5e6, 9e6]},
+                       {"mbit_per_s": 1000, "bytes_per_second": [100e6, 125e6, 130e6]}]}
+    return {**found, "summary": compare_modes.summarize(found)}
+
+
+class FakeBench:
+    """Notes what is run, in which order."""
+
+    def __init__(self):
+        self.runs = []
+
+    def run(self, mbit, mode, steps, compute=False):
+        self.runs.append((mbit, mode, steps, compute))
+        made = {**document(mode=mode, steps=steps), "compute_seconds": 0.4 if compute else None,
+                "parameters": 1000, "parameter_bytes": 4000}
+        return made, [SETUP, SETUP] if steps == 1 else [wire_of(52_000_000 + COUNTED * (steps - 1), 900)] * 2
+
+    def link_rate(self, mbit):
+        self.runs.append(f"rate of {mbit:g}")
+        return mbit * 120_000.0
+
+
+class Comparison(unittest.TestCase):
+    def test_rounds_are_interleaved(self):
+        options = links.parse_arguments([*PROGRAM, "--modes", "a,b", "--rounds", "2", "--rates", "100,1000"])
+        bench = FakeBench()
+        with contextlib.redirect_stdout(io.StringIO()):
+            found = compare_modes.measure(bench, options)
+        a_round = [(None, "a", 3, True)]  # what computing takes, over no link
+        for mbit in (100, 1000):
+            a_round += [f"rate of {mbit}", (mbit, "a", 3, False), (mbit, "b", 3, False)]
+        self.assertEqual(bench.runs, [(1000, "a", 1, False), (1000, "b", 1, False)] + 2 * a_round)
+        self.assertEqual([run["round"] for run in found["runs"]], 4 * [1] + 4 * [2])
+        self.assertEqual(found["compute_seconds"], [0.4, 0.4])
+        self.assertEqual(found["links"][0], {"mbit_per_s": 100, "bytes_per_second": [12e6, 12e6]})
+
+    def test_medians_and_spread(self):
+        lines = compared()["summary"]
+        self.assertEqual([(line["mode"], line["mbit_per_s"]) for line in lines], [
+            ("engine3", 100), ("hsdp3", 100), ("engine3", 1000), ("hsdp3", 1000)])
+        slow = lines[1]
+        self.assertEqual([slow[f"step_seconds{which}"] for which in ("", "_min", "_max")], [4.0, 4.0, 8.0])
+        self.assertEqual(slow["compute_seconds"], 0.4)
+        # Of a round each: 0.5, 0.4 and 0.4.
+        self.assertEqual([slow[f"ratio{which}"] for which in ("", "_min", "_max")], [0.4, 0.4, 0.5])
+        self.assertEqual([lines[3][f"ratio{which}"] for which in ("", "_min", "_max")], [1.0, 0.5, 1.0])
+        self.assertEqual([lines[0][f"ratio{which}"] for which in ("", "_min", "_max")], [1.0, 1.0, 1.0])
+
+    def test_wire_needs_bytes_over_the_measured_rate(self):
+        slow, fast = compared()["summary"][1], compared()["summary"][3]
+        self.assertEqual((slow["counted_bytes"], slow["measured_mbit_per_s"]), (COUNTED, 96.0))
+        self.assertAlmostEqual(slow["wire_seconds"], COUNTED / 12e6)
+        self.assertAlmostEqual(slow["step_over_wire"], 4.0 / (COUNTED / 12e6))
+        self.assertAlmostEqual(fast["wire_seconds"], COUNTED / 125e6)
+
+    def test_bytes_are_those_of_the_host_that_sends_most(self):
+        found = compared()
+        for run in found["runs"]:
+            run["hosts"][1]["counted_bytes"] *= 3
+            run["hosts"][1]["payload_bytes"] = 3 * COUNTED + 7
+            run["hosts"][1]["frames"] = 10
+        line = compare_modes.summarize(found)[0]
+        self.assertEqual((line["counted_bytes"], line["payload_bytes"], line["header_bytes"]),
+                         (3 * COUNTED, 3 * COUNTED + 7, 660))
+
+    def test_table(self):
+        first, second = compare_modes.tables(compared()).split("\n\n1 Gbit/s")
+        self.assertTrue(first.startswith("100 Mbit/s: 96.0 Mbit/s of payload measured"))
+        self.assertTrue(second.startswith(": 1000.0 Mbit/s of payload measured"))
+        self.assertEqual(
+            re.split(r" +", first.splitlines()[-1]),
+            ["hsdp3", "4.000", "4.000", "8.000", "0.400", "0.400", "0.500", "25000000", "25002000", "1320000",
+             "0.400", "2.083", "1.92"])
+        self.assertTrue(all(len(line) <= 120 for line in first.splitlines()), first)
+
+    def test_a_mode_that_sends_nothing_between_hosts(self):
+        found = compared()
+        for run in found["runs"]:
+            run["hosts"] = [{**host, "counted_bytes": 0} for host in run["hosts"]]
+        found["summary"] = compare_modes.summarize(found)
+        self.assertRegex(compare_modes.tables(found), r"0\.000 +-\n")
+
+
 class Picture(unittest.TestCase):
     def setUp(self):
         import plot_links
@@ -224,6 +368,26 @@ class Picture(unittest.TestCase):
         self.assertEqual([len(axes.lines) for axes in (buckets, ahead, peaks, stages)], [4, 4, 2, 6])
         self.assertEqual(list(peaks.lines[0].get_ydata()), [94.125] * 4)
         plot_style.plt.close(figure)
+
+    def test_of_modes_has_a_line_a_mode(self):
+        import plot_style
+
+        (axes,) = self.draw(compared()).axes
+        # Each mode and what the wire needs for it, and computing alone.
+        self.assertEqual(len(axes.lines), 2 * 2 + 1)
+        self.assertEqual(list(axes.lines[2].get_xdata()), [96.0, 1000.0])
+        self.assertEqual(list(axes.lines[2].get_ydata()), [4.0, 1.0])
+        self.assertEqual([text.get_text() for text in axes.get_legend().get_texts()],
+                         ["engine3", "hsdp3", "the wire alone", "computing alone (grey)"])
+        plot_style.plt.close("all")
+
+    def test_of_modes_names_a_figure_that_is_missing(self):
+        document = compared()
+        del document["summary"][1]["wire_seconds"]
+        with self.assertRaisesRegex(self.bad_input, "hsdp3 has no 'wire_seconds'"):
+            self.draw(document)
+        with self.assertRaisesRegex(self.bad_input, "no modes"):
+            self.draw({**document, "summary": []})
 
     def test_a_run_that_is_missing_is_named(self):
         document = copy.deepcopy(self.document)

@@ -43,9 +43,10 @@ CLI::Option* add_quantity(CLI::App& app, const char* option, T& value, Parse par
 }
 
 void add_model_options(CLI::App& app, Words& w) {
-  auto* model = app.add_option("--model", w.model,
-                               "tiny, smollm2-135m, smollm2-360m, llama-360m or llama-1.5b")
-                    ->capture_default_str();
+  auto* model =
+      app.add_option("--model", w.model,
+                     "tiny, llama-20m, smollm2-135m, smollm2-360m, llama-360m or llama-1.5b")
+          ->capture_default_str();
   auto* parameters = add_quantity(app, "--parameters", w.parameters, parse_count,
                                   "only their number, as in 1.5e9, 7B or 360M");
   auto* weights = app.add_option(

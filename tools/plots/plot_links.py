@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Draws what bucket size, lookahead and stage do to a step, from the JSON of ./run links.
+"""Draws what bucket size, lookahead and stage do to a step, or modes beside each other, from the JSON of ./run links.
 
-One line a speed of the links. Dashes: what a link needs for the bytes alone, in its colour, and
+One line a speed of the links; with --modes one line a mode, step against rate. Dashes: what a link needs for the bytes alone, in its colour, and
 computing alone in grey. No overlap gets below the higher of the two.
 """
 
@@ -22,6 +22,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
 RATE_COLOURS = [CATEGORY_COLOURS[name] for name in
                 ("communication", "parameters", "optimizer", "gradients", "activations")]
+MODE_COLOURS = [*RATE_COLOURS, "#CC79A7", "#222222"]
 BELOW = {"linewidth": 1, "linestyle": (0, (4, 3)), "alpha": 0.7}
 LATE = "without overlap"
 MARKERS = "osD^v"
@@ -143,7 +144,44 @@ def draw_legend(figure, document):
                       handletextpad=0.6, bbox_to_anchor=(0.5, height))
 
 
+def draw_modes(document):
+    """Step time against the measured rate, one line a mode, with the least and the most of the rounds."""
+    lines = field(document, "summary", list, "the report")
+    keys = ("measured_mbit_per_s", "step_seconds", "step_seconds_min", "step_seconds_max", "wire_seconds",
+            "compute_seconds")
+    figure, axes = plt.subplots(figsize=(PAGE_WIDTH, 5.2))
+    modes = list(dict.fromkeys(field(line, "mode", str, "a line of the summary") for line in lines))
+    if not modes:
+        raise BadInput("the report has no modes")
+    for position, mode in enumerate(modes):
+        rates, steps, least, most, wires, compute = zip(*sorted(
+            tuple(number(line, key, mode) for key in keys) for line in lines if line["mode"] == mode))
+        colour = MODE_COLOURS[position % len(MODE_COLOURS)]
+        axes.plot(rates, steps, color=colour, marker=MARKERS[position % len(MARKERS)], markersize=6, linewidth=1.8,
+                  label=mode)
+        axes.vlines(rates, least, most, color=colour, linewidth=1.2)
+        axes.plot(rates, wires, color=colour, **BELOW)
+    axes.set_xscale("log")
+    axes.set_xticks(rates)
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
+    set_time_axis([axes], compute[0])
+    axes.set_xlabel("measured rate of the link, Mbit/s")
+    axes.set_ylabel("seconds of a step")
+    hosts, ranks = (int(number(document, key, "the report")) for key in ("hosts", "ranks_per_host"))
+    axes.set_title(f"{number(document, 'parameters', 'the report') / 1e6:.1f} million parameters, {hosts} hosts of "
+                   f"{ranks} ranks", fontsize=12, fontweight="bold")
+    below = [Line2D([], [], color=TEXT_COLOUR, label="the wire alone", **BELOW),
+             Line2D([], [], color=QUIET_COLOUR, label="computing alone (grey)", **BELOW)]
+    axes.legend(handles=axes.get_legend_handles_labels()[0] + below, loc="upper center",
+                bbox_to_anchor=(0.5, -0.12), ncols=4)
+    figure.tight_layout()
+    return figure
+
+
 def draw(document):
+    if "summary" in document:
+        return draw_modes(document)
     if len(read_rates(document)) > len(RATE_COLOURS):
         raise BadInput(f"only {len(RATE_COLOURS)} speeds can be told apart in a picture")
     compute = number(document, "compute_seconds", "the report")

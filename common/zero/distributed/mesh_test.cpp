@@ -162,6 +162,7 @@ TEST(Mesh, CountsTrafficByAxisLinkAndPurpose) {
     // To each of three ranks a quarter, and the sum of another: two of them are elsewhere.
     EXPECT_EQ(all.bytes(Purpose::kControl), 3 * 2 * 64);
     EXPECT_EQ(all.between_hosts(Purpose::kControl), 2 * 2 * 64);
+    EXPECT_EQ(all.between_hosts(), 128 + 2 * 2 * 64);
     EXPECT_EQ(all.calls(Purpose::kParameter), 1);
   });
 }

@@ -29,9 +29,9 @@ std::int64_t Traffic::total(std::int64_t Entry::*column, Purpose purpose) const 
   return sum;
 }
 
-std::int64_t Traffic::bytes() const {
+std::int64_t Traffic::total(std::int64_t Entry::*column) const {
   std::int64_t sum = 0;
-  for (std::size_t p = 0; p < kPurposes; ++p) sum += bytes(static_cast<Purpose>(p));
+  for (std::size_t p = 0; p < kPurposes; ++p) sum += total(column, static_cast<Purpose>(p));
   return sum;
 }
 

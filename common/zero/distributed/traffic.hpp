@@ -49,12 +49,15 @@ struct Traffic {
     return total(&Entry::between_hosts, purpose);
   }
   std::int64_t calls(Purpose purpose) const { return total(&Entry::calls, purpose); }
-  std::int64_t bytes() const;  ///< over everything
+  // Over everything.
+  std::int64_t bytes() const { return total(&Entry::bytes); }
+  std::int64_t between_hosts() const { return total(&Entry::between_hosts); }
   /// This minus an earlier reading: the traffic between the two.
   Traffic since(const Traffic& earlier) const;
 
  private:
   std::int64_t total(std::int64_t Entry::*column, Purpose purpose) const;
+  std::int64_t total(std::int64_t Entry::*column) const;
 };
 
 }  // namespace zero::dist

@@ -17,8 +17,8 @@ using testing::expect_error;
 using testing::TestFolder;
 
 TEST(LlamaPresets, AreTheKnownShapes) {
-  EXPECT_THAT(preset_names(),
-              ElementsAre("llama-1.5b", "llama-360m", "smollm2-135m", "smollm2-360m", "tiny"));
+  EXPECT_THAT(preset_names(), ElementsAre("llama-1.5b", "llama-20m", "llama-360m", "smollm2-135m",
+                                          "smollm2-360m", "tiny"));
   LlamaConfig untied = preset("smollm2-360m");
   untied.tied = false;
   EXPECT_EQ(untied.parameters(), 361'821'120 + 49152 * 960);

@@ -245,6 +245,7 @@ INSTANTIATE_TEST_SUITE_P(Presets, LlamaShape,
                                            Shape{"smollm2-360m", 5, 291, 32, 361'825'920},
                                            Shape{"smollm2-135m", 0, 272, 30, 134'515'008},
                                            Shape{"smollm2-135m", 5, 273, 30, 134'517'888},
+                                           Shape{"llama-20m", 0, 56, 6, 19'405'312},
                                            Shape{"tiny", 0, 20, 2, 108'864},
                                            Shape{"tiny", 3, 21, 2, 109'056}),
                          [](const auto& info) { return std::to_string(info.index); });
