@@ -20,9 +20,11 @@ constexpr std::int64_t kTimedSteps = 3;
 }  // namespace
 
 Overlap::Overlap(const train::StrategyArguments& arguments, const OverlapOptions& options,
-                 dist::Communicator& shards, dist::Communicator* replicas)
+                 dist::Communicator& shards, dist::Communicator* replicas,
+                 train::Transfers transfers)
     : Strategy(arguments),
       options_(checked(options)),
+      transfers_(std::move(transfers)),
       reduction_(replicas == nullptr ? dist::ReduceOp::kAverage : dist::ReduceOp::kSum,
                  arguments.reduce_type),
       pool_(options.keep_buffers),
@@ -56,6 +58,7 @@ train::FlatOptions Overlap::flat_options(std::size_t unit) const {
     if (elements < options_.whole_below) options.sharded = train::Sharded::kGradients;
   }
   options.average = reduction_;
+  options.transfers = transfers_;
   options.adds_averages = reduces_each();
   // The root's shards come last in backward, when most memory is in use.
   options.keeps_gradients =
@@ -118,6 +121,11 @@ void Overlap::gather(std::size_t unit) {
   flat_.wait_gathers();
   flat_.start_gather(unit);
   flat_.finish_gather(unit);
+}
+
+void Overlap::gather_to_read(std::size_t unit) {
+  flat_.wait_gathers();
+  if (!is_in_use(unit)) flat_.gather_exactly(unit);
 }
 
 void Overlap::drop(std::size_t unit) {
@@ -199,9 +207,11 @@ train::ParameterShard Overlap::local_shard(std::size_t index) const {
 
 train::Costs Overlap::costs() const {
   const auto of_unit = [this](std::size_t unit) { return gathers(unit); };
+  const train::SentBytes sent = flat_.sent(of_unit);
   return {{flat_.parameter_bytes(), flat_.gradient_bytes(), train::CostSums(*this).optimizer},
-          flat_.sent_bytes(of_unit),
-          flat_.gathered_bytes(of_unit)};
+          sent.all,
+          flat_.gathered_bytes(of_unit),
+          sent.between_groups};
 }
 
 }  // namespace zero

@@ -32,7 +32,7 @@ class Overlap : public train::Strategy {
   /// Called by all ranks. Throws zero::Error for options out of range and, on all ranks, for
   /// options that differ between ranks.
   Overlap(const train::StrategyArguments& arguments, const OverlapOptions& options)
-      : Overlap(arguments, options, arguments.communicator, nullptr) {}
+      : Overlap(arguments, options, arguments.communicator, /*replicas=*/nullptr) {}
 
   at::Tensor forward(const data::Batch& batch) override;
   void finish_backward() override;
@@ -59,9 +59,11 @@ class Overlap : public train::Strategy {
  protected:
   /// For a chapter that builds on this one: model states are sharded among `shards` only. The other
   /// ranks hold copies: `replicas`, if there are any, connects those that have the same shard.
-  /// Gradients are then added up inside `shards`, and shard_reduced() does the rest.
+  /// Gradients are then added up inside `shards`, and shard_reduced() does the rest. `transfers`:
+  /// in place of the collectives of stage 3.
   Overlap(const train::StrategyArguments& arguments, const OverlapOptions& options,
-          dist::Communicator& shards, dist::Communicator* replicas);
+          dist::Communicator& shards, dist::Communicator* replicas,
+          train::Transfers transfers = {});
   /// The gradients of a bucket have been reduced inside the shard group. Called for all buckets in
   /// the same order on all ranks, most of them during backward.
   virtual void shard_reduced(const train::ReducedShard& /*shard*/) {}
@@ -75,6 +77,7 @@ class Overlap : public train::Strategy {
   void end_backward() override { backward_clock_.end(); }
   void finish_parameters() override { flat_.wait_gathers(); }
   void gather(std::size_t unit) override;
+  void gather_to_read(std::size_t unit) override;
   void drop(std::size_t unit) override;
   void gradient_ready(std::size_t index) override;
 
@@ -87,6 +90,7 @@ class Overlap : public train::Strategy {
   void choose_lookahead_once();
 
   OverlapOptions options_;
+  train::Transfers transfers_;
   dist::Reduction reduction_;  // inside the shard group
   memory::StoragePool pool_;
   mutable train::FlatParameterList flat_;  // mutable: reads wait for gathers in flight

@@ -1,10 +1,10 @@
 #pragma once
 
-#include <deque>
 #include <vector>
 
 #include <05_prefetch_overlap/overlap.hpp>
 #include <zero/distributed/mesh.hpp>
+#include <zero/distributed/work_queue.hpp>
 
 namespace zero {
 
@@ -37,7 +37,6 @@ class Hsdp : private HsdpMesh, public Overlap {
   /// groups of S ranks do not fill the ranks, or if ranks differ in S.
   Hsdp(const train::StrategyArguments& arguments, const OverlapOptions& options)
       : Hsdp(arguments, options, dist::data_axes(options.shard_size)) {}
-  ~Hsdp() override;
 
   dist::Communicator& shard_group() const override { return mesh.along("shard"); }
   dist::Communicator& replica_group() const { return mesh.along("replica"); }
@@ -54,7 +53,7 @@ class Hsdp : private HsdpMesh, public Overlap {
  private:
   bool has_copies() const { return replica_group().size() > 1; }
 
-  std::deque<dist::Work> between_groups_;  // in flight
+  dist::WorkQueue between_groups_{communicator_.rank()};
 };
 
 /// The options in `arguments`: of the Engine, else of the variant ("shard_size=2:lookahead=0").

@@ -63,6 +63,15 @@ void expect_resumed_like_uninterrupted(dist::Communicator& communicator, const s
   communicator.barrier();  // rank 0's folder lives until all have read
 }
 
+// Checkpoints hold the weights themselves, so that what is rounded on its way is the same again.
+TEST(SameWorldInGroups, ModesThatRoundGoOnToTheLastBit) {
+  on_ranks(4, [](dist::Communicator& communicator) {
+    for (const char* mode : {"qwz:group_size=2", "qgz:group_size=2", "zeropp:group_size=2"}) {
+      expect_resumed_like_uninterrupted(communicator, mode, checkpoint_options());
+    }
+  });
+}
+
 ZERO_TESTS_ON_RANKS(SameWorld, 1, 2, 3);
 
 TEST_P(SameWorld, EveryModeGoesOnToTheLastBit) {
@@ -154,6 +163,9 @@ TEST(OtherWorld, EveryElementStateAndStepCountIsThere) {
                                {"hsdp1:shard_size=2", 4, "hsdp3:shard_size=4", 4},
                                {"hsdp2:shard_size=2", 6, "engine3", 3},
                                {"engine3", 3, "hsdp3:shard_size=2", 6},
+                               {"hpz:group_size=2", 4, "hpz:group_size=1", 2},
+                               {"hpz:group_size=2", 4, "zero2", 3},
+                               {"engine3", 3, "hpz:group_size=2", 4},
                                {"tensor_zero3", 3, "ddp", 2, at::kBFloat16},
                                {"tensor_zero3", 3, "zero1", 2, at::kBFloat16},
                                {"tensor_zero3", 3, "tensor_zero2", 2, at::kBFloat16},

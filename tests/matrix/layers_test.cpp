@@ -21,7 +21,7 @@ TEST_P(LayersOfUnits, SendWhatTheModeSaysAndLeaveNothingWhole) {
       session.step(s);
       const dist::Traffic sent = communicator.traffic().since(before);
       // Prefetch gathers in vain what the step before has used.
-      if ((mode != "engine3" && mode != "hsdp3") || s != 1) {
+      if ((mode != "engine3" && mode != "hsdp3" && !mode.starts_with("hpz")) || s != 1) {
         EXPECT_EQ(training_bytes(sent), session.strategy().costs().sent) << "step " << s;
       }
       EXPECT_EQ(parameters(), rest) << "step " << s;

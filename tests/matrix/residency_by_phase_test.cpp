@@ -155,8 +155,9 @@ TEST_P(Points, OfRestHoldNothingButModelStates) {
       modes.push_back(std::string("engine") + stage + ":keep_gradients=false");
     }
     for (const std::string& mode : modes) {
-      const bool keeps = (mode.starts_with("engine") || mode.starts_with("hsdp")) &&
-                         !mode.ends_with("keep_gradients=false");
+      const bool keeps =
+          (mode.starts_with("engine") || mode.starts_with("hsdp") || mode.starts_with("hpz")) &&
+          !mode.ends_with("keep_gradients=false");
       const memory::Snapshot before = memory::snapshot();
       Session session(communicator, mode, plain_model());
       const train::ModelStateBytes formula = session.strategy().costs().at_rest;

@@ -14,9 +14,10 @@ namespace {
 
 ZERO_TESTS_ON_RANKS(Scenario, 2, 3);
 
-// Chapters 04 to 06, whose shards are parts of tensors.
+// Chapters 04 to 07, whose shards are parts of tensors.
 bool splits_tensors(const std::string& mode) {
-  return mode.starts_with("tensor_") || mode.starts_with("engine") || mode.starts_with("hsdp");
+  return mode.starts_with("tensor_") || mode.starts_with("engine") || mode.starts_with("hsdp") ||
+         mode.starts_with("hpz");
 }
 
 void set_trainable(Session& session, const std::string& name, bool trainable) {

@@ -207,8 +207,8 @@ std::vector<Mutant> mutants_of_owners() {
 
 std::vector<Mutant> mutants() {
   std::vector<Mutant> all = mutants_of_owners();
-  for (const auto& more :
-       {mutants_of_shards(), mutants_of_the_engine(), mutants_of_the_mesh(), mutants_of_splits()}) {
+  for (const auto& more : {mutants_of_shards(), mutants_of_the_engine(), mutants_of_the_mesh(),
+                           mutants_of_zero_plus_plus(), mutants_of_splits()}) {
     all.insert(all.end(), more.begin(), more.end());
   }
   return all;

@@ -30,11 +30,12 @@ std::unique_ptr<train::Strategy> make_mutant(const train::StrategyArguments& arg
 }
 
 /// Those of whole parameters, of split tensors, of the engine of chapter 05, of groups of ranks,
-/// and of a tensor axis.
+/// of ZeRO++, and of a tensor axis.
 std::vector<Mutant> mutants_of_owners();
 std::vector<Mutant> mutants_of_shards();
 std::vector<Mutant> mutants_of_the_engine();
 std::vector<Mutant> mutants_of_the_mesh();
+std::vector<Mutant> mutants_of_zero_plus_plus();
 std::vector<Mutant> mutants_of_splits();
 
 /// The average that forgot to divide.

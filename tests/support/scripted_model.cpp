@@ -114,7 +114,7 @@ std::vector<std::string> stage_3_modes() {
   std::erase_if(modes, [](const std::string& mode) {
     if (mode.ends_with("hybrid")) return true;  // units as small as these stay whole
     return mode.find("zero3") == std::string::npos && !mode.starts_with("engine3") &&
-           !mode.starts_with("hsdp3");
+           !mode.starts_with("hsdp3") && !mode.starts_with("hpz");
   });
   return modes;
 }

@@ -11,12 +11,15 @@ std::vector<std::string> all_strategies() {
   train::Registry registry;
   train::register_all_chapters(registry);
   std::vector<std::string> names;
-  for (const train::StrategyEntry& entry : registry.entries()) names.push_back(entry.name);
+  for (const train::StrategyEntry& entry : registry.entries()) {
+    if (!entry.rounds) names.push_back(entry.name);
+  }
   return names;
 }
 
 bool gathers_by_unit(const std::string& mode) {
-  return mode.substr(0, mode.find(':')).ends_with("3") && !mode.ends_with(":whole");
+  const std::string name = mode.substr(0, mode.find(':'));
+  return (name.ends_with("3") || name == "hpz") && !mode.ends_with(":whole");
 }
 
 Session::Session(dist::Communicator& communicator, const std::string& mode, SessionOptions options)

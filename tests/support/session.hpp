@@ -17,7 +17,7 @@
 
 namespace zero::testing {
 
-/// Every strategy of all chapters, in its default variant.
+/// Every strategy of all chapters that has the bits of chapter 00, in its default variant.
 std::vector<std::string> all_strategies();
 
 /// Whether `mode` gathers units when they run, so that all ranks must run the same ones.

@@ -98,6 +98,8 @@ struct ModeRow {
   bool every_tensor_changed = false;
   bool batches_differed = false;
   bool gradients_differed = false;
+  /// What is sent is rounded, so that the weights are close to DDP's and not equal.
+  bool rounds = false;
 };
 
 /// A run of the ladder.
@@ -165,14 +167,14 @@ double formula_difference(const ModeRow& mode);
 std::optional<std::string> common_digest(const ModeRow& mode);
 
 /// Whether all ranks of the mode and of DDP ended with the same weights; nothing if mode "ddp" did
-/// not run.
+/// not run, or if the mode rounds what it sends.
 std::optional<bool> identical_to_ddp(const LadderReport& report, const ModeRow& mode);
 
 /// Everything that makes the run a failure, one sentence each that begins with the mode; empty if
 /// all is well. Looked at: every rank reported; weights (not of a fake process group) are the same
-/// on all ranks and as DDP's, and that means something (see ModeRow); model states, the mean and by
-/// rank, are within kFormulaTolerance of their formula and the rest is below kLargestOtherMib;
-/// losses are finite.
+/// on all ranks and as DDP's (unless ModeRow::rounds), and that means something (see ModeRow);
+/// model states, the mean and by rank, are within kFormulaTolerance of their formula and the rest
+/// is below kLargestOtherMib; losses are finite.
 std::vector<std::string> verdict(const LadderReport& report);
 
 /// Title, tables and a legend, for a terminal: the eight columns that matter most, at most 100

@@ -196,6 +196,17 @@ TEST(LadderTables, ShowWhatIsWrong) {
   EXPECT_EQ(to_text(report).find(" yes"), std::string::npos) << to_text(report);
 }
 
+TEST(LadderVerdict, AsksNoModeThatRoundsForTheWeightsOfDdp) {
+  LadderReport report = testing::ladder_sample();
+  for (RankRow& rank : report.modes[2].ranks) rank.digest = std::string(64, 'b');
+  report.modes[2].rounds = true;
+  EXPECT_TRUE(verdict(report).empty());
+  EXPECT_EQ(identical_to_ddp(report, report.modes[2]), std::nullopt);
+  EXPECT_NE(to_text(report).find("rounded"), std::string::npos);
+  report.modes[2].ranks[1].digest = std::string(64, 'c');
+  EXPECT_EQ(verdict(report).size(), 1U) << "ranks must still agree with each other";
+}
+
 TEST(LadderTables, RelateTheStepToComputeIfItIsKnown) {
   LadderReport report = testing::ladder_sample();
   EXPECT_EQ(to_text(report, /*wide=*/true).find("/compute"), std::string::npos);

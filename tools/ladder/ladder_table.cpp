@@ -68,6 +68,7 @@ std::string digest(const LadderReport& report, const ModeRow& mode) {
 
 std::string identity(const LadderReport& report, const ModeRow& mode) {
   if (report.fake_rank) return "n/a";
+  if (mode.rounds) return "rounded";
   const auto identical = identical_to_ddp(report, mode);
   if (!identical) return "-";
   return *identical ? "yes" : "NO";

@@ -174,6 +174,30 @@ TEST(GroupsOfRanks, TrainLikeDdpInTheirOrderAndMustFit) {
                           {"rank 0", "rank 1", "rank 2", "rank 3", "4 is not a multiple of 3"});
 }
 
+// What is gathered inside groups has the weights of ddp; what is rounded has others, on all ranks
+// the same.
+TEST(GroupsOfRanks, TrainUnderZeroPlusPlus) {
+  const TestFolder folder;
+  const json report = figures_of(
+      folder, kQuick +
+                  "--nproc 4 --validation 0.2 --modes ddp,hpz:group_size=2,qwz:group_size=2,"
+                  "qgz:group_size=2,zeropp:group_size=2");
+  std::vector<double> sent;
+  for (const json& mode : report.at("modes")) {
+    const bool rounds = sent.size() > 1;
+    EXPECT_EQ(mode.at("identical_to_ddp"), rounds ? json(nullptr) : json(true)) << mode.at("mode");
+    EXPECT_FALSE(mode.at("digest").is_null()) << mode.at("mode");
+    EXPECT_NEAR(mode.at("loss_last").get<double>(),
+                report.at("modes")[0].at("loss_last").get<double>(), 0.05);
+    sent.push_back(mode.at("sent_in_v").get<double>());
+  }
+  ASSERT_EQ(sent.size(), 5U);
+  EXPECT_LT(sent[4], sent[2]);
+  EXPECT_LT(sent[2], sent[1]);
+  testing::expect_refused(folder, kQuick + "--nproc 4 --modes hpz:group_size=3",
+                          {"rank 0", "rank 3", "4 is not a multiple of 3"});
+}
+
 // tests/save_test.cpp saves what was trained under every way to hold parameters.
 TEST(SavedWeights, AreWhatWasTrainedAndCanBeTrainedOn) {
   for (const std::string mode : {"zero3", "engine2"}) {

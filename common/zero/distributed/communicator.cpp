@@ -373,16 +373,16 @@ void Communicator::note_not_finite(const at::Tensor& sum,
       continue;
     }
     // The reduction that made such a sum has noted where it comes from.
-    if (!adds_sums) note_source(static_cast<int>(r));
+    if (!adds_sums) note_not_finite(static_cast<int>(r));
     found = true;
   }
-  if (!found) note_source(rank_);
+  if (!found) note_not_finite(rank_);
 }
 
-void Communicator::note_source(int rank) {
+void Communicator::note_not_finite(int rank) {
   not_finite_.resize(static_cast<std::size_t>(size_), false);
   not_finite_[static_cast<std::size_t>(rank)] = true;
-  if (parent_ != nullptr) parent_->note_source(ranks_[static_cast<std::size_t>(rank)]);
+  if (parent_ != nullptr) parent_->note_not_finite(ranks_[static_cast<std::size_t>(rank)]);
 }
 
 std::vector<bool> Communicator::take_not_finite() {

@@ -171,6 +171,8 @@ class Communicator {
   /// the part that this rank added up. Covers all reductions waited on since the last call. An
   /// overflow of the sum alone counts as this rank's. Acts on this rank alone.
   std::vector<bool> take_not_finite();
+  /// Notes that rank `rank` contributed such a value. For sums that are made outside of this class.
+  void note_not_finite(int rank);
 
   /// What this rank has sent since it was connected, in groups split from this one too.
   const Traffic& traffic() const { return traffic_; }
@@ -255,7 +257,6 @@ class Communicator {
   at::Tensor widened(const at::Tensor& tensor, ReduceType type) const;
   void note_not_finite(const at::Tensor& sum, const std::vector<at::Tensor>& contributions,
                        bool overwritten_finite, bool adds_sums);
-  void note_source(int rank);
 
   int rank_;
   int size_;

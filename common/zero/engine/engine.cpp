@@ -17,9 +17,11 @@ namespace zero {
 
 namespace {
 
-// The mode of chapter 05, or of chapter 06 where groups of ranks share the model states. By its
-// name in the registry, so that the library does not depend on a chapter.
+// The mode of chapter 05; of chapter 06 where groups of ranks share the model states; of chapter 07
+// with an option of ZeRO++. By its name in the registry, so that the library does not depend on a
+// chapter.
 std::string mode_of(const OverlapOptions& options) {
+  if (std::string mode = zero_plus_plus_mode(options); !mode.empty()) return mode;
   return fmt::format("{}{}", options.shard_size == 0 ? "engine" : "hsdp", options.stage);
 }
 

@@ -134,10 +134,8 @@ void take_clip_norm(Reader& reader, const char* key, double& norm) {
   });
 }
 
-}  // namespace
-
-EngineConfig engine_config(const std::string& json) {
-  EngineConfig config;
+// Keys that are left out keep their value in `config`.
+EngineConfig read_config(EngineConfig config, const std::string& json) {
   Reader reader("engine configuration");
   take_stage(reader, config.overlap.stage);
   reader.mib("bucket_mib", config.overlap.bucket_bytes);
@@ -149,7 +147,17 @@ EngineConfig engine_config(const std::string& json) {
   reader.flag("keep_gradients", [&](bool keep) { config.overlap.keep_gradients = keep; });
   reader.flag("defer_parameter_gather",
               [&](bool defer) { config.overlap.defer_parameter_gather = defer; });
-  reader.count_or("shard_size", "host", kRanksOfHost, config.overlap.shard_size, /*least=*/1);
+  for (const auto& [key, size] : {std::pair{"shard_size", &config.overlap.shard_size},
+                                  {"group_size", &config.overlap.group_size}}) {
+    reader.count_or(key, "host", kRanksOfHost, *size, /*least=*/1);
+  }
+  for (const auto& [key, flag] : {std::pair{"secondary_shards", &config.overlap.secondary_shards},
+                                  {"quantize_parameters", &config.overlap.quantize_parameters},
+                                  {"quantize_gradients", &config.overlap.quantize_gradients}}) {
+    reader.flag(key, [flag = flag](bool on) { *flag = on; });
+  }
+  reader.count("gradient_bits", 4, config.overlap.gradient_bits);
+  reader.count("quantization_block", 2, config.overlap.quantization_block);
   reader.count("accumulation_steps", 1, config.accumulation_steps);
   take_clip_norm(reader, "clip_norm", config.clip_norm);
   reader.field("on_nonfinite_gradient", [&](const Json& value) {
@@ -174,6 +182,10 @@ EngineConfig engine_config(const std::string& json) {
   reader.read(parsed(json, "the engine configuration"));
   return config;
 }
+
+}  // namespace
+
+EngineConfig engine_config(const std::string& json) { return read_config({}, json); }
 
 namespace {
 
@@ -207,7 +219,8 @@ std::optional<std::string> after(const std::string& key, const std::string& text
   return text.substr(key.size());
 }
 
-EngineConfig config_from(int stage, const std::string& text, std::vector<std::string>* notes) {
+EngineConfig config_from(const OverlapOptions& defaults, const std::string& text,
+                         std::vector<std::string>* notes) {
   if (const auto file = after("deepspeed=", text)) {
     const std::string contents = contents_of(*file);
     ReadConfig read;
@@ -230,15 +243,27 @@ EngineConfig config_from(int stage, const std::string& text, std::vector<std::st
       add_setting(settings, given, part);
     }
   }
-  if (!settings.contains("stage")) settings["stage"] = stage;
-  return engine_config(settings.dump());
+  return read_config({.overlap = defaults}, settings.dump());
+}
+
+// A mode has no step of its own.
+void refuse_options_of_steps(const EngineConfig& config) {
+  if (config.accumulation_steps != 1 || config.clip_norm != 0 || config.reduce_in_float32 ||
+      config.loss_scale.initial != 0 ||
+      config.on_nonfinite_gradient != train::OnNonfiniteGradient::kError) {
+    throw Error(
+        "accumulation_steps, clip_norm, on_nonfinite_gradient, reduce_in_float32 and loss_scale "
+        "are for zero::Engine; the trainer of a mode has its own");
+  }
 }
 
 }  // namespace
 
 OverlapOptions overlap_options(int stage, const std::string& text, std::vector<std::string>* notes,
                                bool has_groups) {
-  EngineConfig config = config_from(stage, text, notes);
+  OverlapOptions defaults;
+  defaults.stage = stage;
+  EngineConfig config = config_from(defaults, text, notes);
   if (config.overlap.stage != stage) {
     throw Error(fmt::format("stage is {}, but mode {}{} was asked for", config.overlap.stage,
                             has_groups ? "hsdp" : "engine", stage));
@@ -250,14 +275,23 @@ OverlapOptions overlap_options(int stage, const std::string& text, std::vector<s
                     "and hsdp3",
                     stage));
   }
-  if (config.accumulation_steps != 1 || config.clip_norm != 0 || config.reduce_in_float32 ||
-      config.loss_scale.initial != 0 ||
-      config.on_nonfinite_gradient != train::OnNonfiniteGradient::kError) {
-    throw Error(
-        "accumulation_steps, clip_norm, on_nonfinite_gradient, reduce_in_float32 and loss_scale "
-        "are for zero::Engine; the trainer of a mode has its own");
+  if (const std::string mode = zero_plus_plus_mode(config.overlap); !mode.empty()) {
+    throw Error(fmt::format("options of ZeRO++ are set, but mode {}{} was asked for: take mode {}",
+                            has_groups ? "hsdp" : "engine", stage, mode));
   }
+  refuse_options_of_steps(config);
   return config.overlap;
+}
+
+OverlapOptions zero_plus_plus_options(const OverlapOptions& defaults, const std::string& text) {
+  EngineConfig config = config_from(defaults, text, /*notes=*/nullptr);
+  refuse_options_of_steps(config);
+  const std::string mode = zero_plus_plus_mode(config.overlap);
+  if (const std::string asked = zero_plus_plus_mode(defaults); mode != asked) {
+    throw Error(fmt::format("the options are those of mode {}, but mode {} was asked for",
+                            mode.empty() ? "engine3" : mode, asked));
+  }
+  return checked(config.overlap);
 }
 
 namespace {
@@ -273,6 +307,10 @@ void read_zero_optimization(const Json& json, std::int64_t element_bytes, ReadCo
   std::int64_t prefetch = 1;
   block.count("stage3_prefetch_bucket_size", 0, prefetch);
   block.count("stage3_param_persistence_threshold", 0, overlap.whole_below);
+  std::int64_t partition = 1;
+  block.count("zero_hpz_partition_size", 0, partition);
+  block.flag("zero_quantized_weights", [&](bool on) { overlap.quantize_parameters = on; });
+  block.flag("zero_quantized_gradients", [&](bool on) { overlap.quantize_gradients = on; });
   bool overlaps = true;
   block.flag("overlap_comm", [&](bool on) { overlaps = on; });
   block.flag("contiguous_gradients", [&](bool on) {
@@ -297,6 +335,17 @@ void read_zero_optimization(const Json& json, std::int64_t element_bytes, ReadCo
   overlap.bucket_bytes = bucket_elements * element_bytes;
   overlap.in_flight_bytes = overlaps ? 2 * overlap.bucket_bytes : overlap.bucket_bytes;
   if (prefetch == 0 || !overlaps) overlap.lookahead = 0;
+  if (partition > 1) {
+    overlap.secondary_shards = true;
+    overlap.group_size = partition;
+  }
+  if (overlap.stage < 3 && !zero_plus_plus_mode(overlap).empty()) {
+    overlap.secondary_shards = overlap.quantize_parameters = overlap.quantize_gradients = false;
+    overlap.group_size = kRanksOfHost;
+    read.notes.push_back(
+        "zero_hpz_partition_size, zero_quantized_weights and zero_quantized_gradients make no "
+        "difference below stage 3");
+  }
 }
 
 }  // namespace

@@ -25,6 +25,12 @@ namespace zero {
 ///       "defer_parameter_gather": false,
 ///       "shard_size": 4,        ranks that share the model states, or "host": those of a host;
 ///                               left out: all ranks
+///       "secondary_shards": false,      hpZ of ZeRO++: another copy, shared by each group
+///       "quantize_parameters": false,   qwZ: parameters are gathered as int8
+///       "quantize_gradients": false,    qgZ: gradients are averaged in two quantised hops
+///       "group_size": "host",   of ZeRO++: ranks of a group, or "host": those of a host
+///       "gradient_bits": 4,     or 8
+///       "quantization_block": 2048,     elements that share a scale
 ///       "accumulation_steps": 1,
 ///       "clip_norm": 0,
 ///       "on_nonfinite_gradient": "error",   or "skip"
@@ -60,6 +66,9 @@ EngineConfig engine_config(const std::string& json);
 OverlapOptions overlap_options(int stage, const std::string& text,
                                std::vector<std::string>* notes = nullptr, bool has_groups = false);
 
+/// The same for a mode of ZeRO++, whose name stands for `defaults`. `text` may be empty.
+OverlapOptions zero_plus_plus_options(const OverlapOptions& defaults, const std::string& text);
+
 /// A configuration for DeepSpeed, translated.
 struct ReadConfig {
   EngineConfig config;
@@ -76,7 +85,10 @@ struct ReadConfig {
 ///                                         enabled, else of 4)
 ///     stage3_prefetch_bucket_size         0: lookahead 0
 ///     stage3_param_persistence_threshold  whole_below (there of parameters, here of whole units)
-///     contiguous_gradients                always so here
+///     zero_hpz_partition_size             group_size, with secondary_shards (0 and 1: without)
+///     zero_quantized_weights              quantize_parameters
+///     zero_quantized_gradients            quantize_gradients (of 4 bits; groups as above, or
+///     hosts) contiguous_gradients                always so here
 ///
 /// "auto" is read as a key that is left out. Throws zero::Error for offload_optimizer and
 /// offload_param, which do not exist here, and for unknown keys of the block. All else is ignored,

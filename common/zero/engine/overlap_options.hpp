@@ -50,7 +50,28 @@ struct OverlapOptions {
   /// are cut into groups of this size, which hold copies of each other. kRanksOfHost: by host. 0:
   /// all ranks share them (engine1 to engine3).
   std::int64_t shard_size = 0;
+
+  // ZeRO++ (chapter 07), at stage 3: all ranks share the model states.
+
+  /// Number of ranks in a group. Links inside a group are taken to be fast, those between groups
+  /// slow. kRanksOfHost: by host.
+  std::int64_t group_size = kRanksOfHost;
+  /// hpZ: the ranks of a group share a second copy of the parameters, from which they gather them
+  /// as long as they do not change.
+  bool secondary_shards = false;
+  /// qwZ: parameters are gathered as int8. The weights that the optimizer updates are not rounded.
+  bool quantize_parameters = false;
+  /// qgZ: gradients are averaged by two all-to-alls, inside groups and then between them, as
+  /// integers of `gradient_bits` (4 or 8) bits.
+  bool quantize_gradients = false;
+  std::int64_t gradient_bits = 4;
+  /// Number of elements that share a scale where something is quantised; even.
+  std::int64_t quantization_block = 2048;
 };
+
+/// The mode of chapter 07 that its options of ZeRO++ make: "hpz", "qwz", "qgz", or "zeropp" for
+/// several of them. Empty if none is set.
+std::string zero_plus_plus_mode(const OverlapOptions& options);
 
 /// Returns `options`. Throws zero::Error if one is out of range; it names the option and what would
 /// be right.

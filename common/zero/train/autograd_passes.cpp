@@ -41,6 +41,7 @@ void AutogradPasses::set_schedule(std::vector<BackwardSchedule::Item> items,
 
 template <typename Pass>
 auto AutogradPasses::run(const Pass& pass) {
+  const ScopedValue running(running_, true);
   try {
     return naming_unsharded_reads(pass);
   } catch (...) {

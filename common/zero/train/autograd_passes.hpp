@@ -41,10 +41,12 @@ class AutogradPasses : private nn::UnitHooks {
   /// Call before an update. Drops what a forward() without a backward() has left whole: the update
   /// makes those values old. Throws zero::Error unless an update may follow now.
   void prepare_update();
-  /// Call when the weights have changed.
+  /// Call when the weights have changed, on all ranks.
   void weights_changed();
 
   bool in_backward() const { return in_backward_; }
+  /// Whether forward() or backward() is running.
+  bool is_running() const { return running_; }
   UnitUse& use() { return use_; }
   const UnitUse& use() const { return use_; }
   ForwardRecords& forwards() { return forwards_; }
@@ -72,6 +74,7 @@ class AutogradPasses : private nn::UnitHooks {
   std::optional<BackwardSchedule> schedule_;
   GradientObserver observer_;
   bool has_hooks_ = true;
+  bool running_ = false;
   bool in_backward_ = false;
   bool has_gradients_ = false;        // of Strategy::backward()
   bool last_threw_ = false;           // units may be whole still

@@ -21,9 +21,22 @@ struct Costs {
   /// Bytes of gradients and parameters that this rank sends in a step with one micro-batch. Control
   /// messages are not counted.
   std::int64_t sent = 0;
-  /// The part of `sent` that gathers parameters for forward and backward. A step of M micro-batches
-  /// whose gradients are added up before they are reduced sends `sent` + (M - 1) `gathered`.
+  /// What each further micro-batch of a step adds to `sent`, if gradients are added up before they
+  /// are reduced: its gathers of parameters.
   std::int64_t gathered = 0;
+  /// Of `sent`, the bytes to ranks outside of this rank's group, in a mode that has groups of ranks.
+  std::int64_t sent_between_groups = 0;
+};
+
+/// A part of Costs::sent.
+struct SentBytes {
+  std::int64_t all = 0;
+  std::int64_t between_groups = 0;  ///< of `all`
+  SentBytes& operator+=(const SentBytes& other) {
+    all += other.all;
+    between_groups += other.between_groups;
+    return *this;
+  }
 };
 
 /// The sums that the formulas of the stages are made of, in bytes, as one rank sees its model:

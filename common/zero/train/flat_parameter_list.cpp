@@ -118,6 +118,10 @@ void FlatParameterList::finish_gather(std::size_t unit) {
   for (const std::size_t b : of_unit_[unit]) buffers_[b].finish_gather();
 }
 
+void FlatParameterList::gather_exactly(std::size_t unit) {
+  for (const std::size_t b : of_unit_[unit]) buffers_[b].gather_exactly();
+}
+
 void FlatParameterList::reshard(std::size_t unit) {
   for (const std::size_t b : of_unit_[unit]) buffers_[b].reshard();
 }
@@ -138,9 +142,7 @@ void FlatParameterList::drop_gradients() {
 
 std::int64_t FlatParameterList::parameter_bytes() const {
   std::int64_t sum = 0;
-  for (const FlatParameters& buffer : buffers_) {
-    sum += buffer.sharded() == Sharded::kParameters ? buffer.shard_bytes() : buffer.full_bytes();
-  }
+  for (const FlatParameters& buffer : buffers_) sum += buffer.parameter_bytes();
   return sum;
 }
 
@@ -169,27 +171,19 @@ std::int64_t FlatParameterList::largest_sharded_unit() const {
   return largest;
 }
 
-std::int64_t FlatParameterList::sent_bytes(
-    const std::function<std::int64_t(std::size_t unit)>& gathers) const {
-  std::int64_t shards = 0;  // each goes to every other rank
+SentBytes FlatParameterList::sent(const Gathers& gathers) const {
+  SentBytes sum;
   for (std::size_t b = 0; b < buffers_.size(); ++b) {
-    const FlatParameters& buffer = buffers_[b];
-    shards += buffer.reduced_shard_bytes();
-    const bool splits = buffer.sharded() == Sharded::kParameters;
-    const bool refreshes = !splits && buffer.sharded() != Sharded::kNothing && buffer.trainable();
-    if (refreshes) shards += buffer.shard_bytes();
+    const bool splits = buffers_[b].sharded() == Sharded::kParameters;
+    sum += buffers_[b].sent(splits ? gathers(unit_of_[b]) : 0);
   }
-  return (communicator_.size() - 1) * shards + gathered_bytes(gathers);
+  return sum;
 }
 
-std::int64_t FlatParameterList::gathered_bytes(
-    const std::function<std::int64_t(std::size_t unit)>& gathers) const {
-  std::int64_t shards = 0;
-  for (std::size_t b = 0; b < buffers_.size(); ++b) {
-    if (buffers_[b].sharded() != Sharded::kParameters) continue;
-    shards += gathers(unit_of_[b]) * buffers_[b].shard_bytes();
-  }
-  return (communicator_.size() - 1) * shards;
+std::int64_t FlatParameterList::gathered_bytes(const Gathers& gathers) const {
+  // The first gather of new weights may send more than the others.
+  const auto twice = [&](std::size_t unit) { return 2 * gathers(unit); };
+  return sent(twice).all - sent(gathers).all;
 }
 
 }  // namespace zero::train

@@ -46,6 +46,7 @@ class FlatParameterList {
   // For the buffers of a unit, or for all.
   void start_gather(std::size_t unit);
   void finish_gather(std::size_t unit);
+  void gather_exactly(std::size_t unit);
   void reshard(std::size_t unit);
   /// Starts to gather what the ranks have updated, in all buffers.
   void start_refresh();
@@ -60,11 +61,13 @@ class FlatParameterList {
   /// Bytes of the largest unit whose parameters are sharded, when it is whole. The root is left
   /// out: it is never gathered ahead.
   std::int64_t largest_sharded_unit() const;
+  using Gathers = std::function<std::int64_t(std::size_t unit)>;
   /// Bytes that this rank sends in a step of one micro-batch. `gathers`: how often a step gathers a
   /// unit whose parameters are sharded.
-  std::int64_t sent_bytes(const std::function<std::int64_t(std::size_t unit)>& gathers) const;
-  /// Those of them that gather such units.
-  std::int64_t gathered_bytes(const std::function<std::int64_t(std::size_t unit)>& gathers) const;
+  std::int64_t sent_bytes(const Gathers& gathers) const { return sent(gathers).all; }
+  SentBytes sent(const Gathers& gathers) const;
+  /// What each further micro-batch gathers.
+  std::int64_t gathered_bytes(const Gathers& gathers) const;
 
  private:
   struct Place {

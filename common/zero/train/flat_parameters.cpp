@@ -39,7 +39,14 @@ FlatParameters::FlatParameters(const nn::ParameterList& list, std::vector<std::s
       pool_(&pool),
       layout_(layout_of(list, members_, communicator.size())),
       trainable_(tensor(0).requires_grad()),
-      read_too_early_(unsharded_read(list, members_)) {}
+      read_too_early_(unsharded_read(list, members_)) {
+  const FlatBuffer buffer{layout_, tensor(0).options(), list.parameters[members_.front()].name,
+                          pool};
+  const Transfers& transfers = options_.transfers;
+  if (splits() && transfers.parameters) parameter_transfer_ = transfers.parameters(buffer);
+  const bool reduces = trainable_ && options_.sharded >= Sharded::kGradients;
+  if (reduces && transfers.gradients) gradient_transfer_ = transfers.gradients(buffer);
+}
 
 bool FlatParameters::keeps_whole_gradient() const {
   return options_.sharded == Sharded::kNothing ||
@@ -61,6 +68,32 @@ std::int64_t FlatParameters::shard_bytes() const {
   return layout_.shard() * static_cast<std::int64_t>(tensor(0).element_size());
 }
 
+std::int64_t FlatParameters::parameter_bytes() const {
+  return (splits() ? shard_bytes() : full_bytes()) +
+         (parameter_transfer_ ? parameter_transfer_->held_bytes() : 0);
+}
+
+SentBytes FlatParameters::sent(std::int64_t gathers) const {
+  SentBytes sum;
+  const auto to_each_other_rank = [&](std::int64_t bytes) {
+    sum += {(layout_.world_size() - 1) * bytes, options_.transfers.ranks_outside * bytes};
+  };
+  if (gradient_transfer_) {
+    sum += gradient_transfer_->sent();
+  } else {
+    to_each_other_rank(reduced_shard_bytes());
+  }
+  if (parameter_transfer_) {
+    sum += parameter_transfer_->sent(gathers);
+  } else if (splits()) {
+    to_each_other_rank(gathers * shard_bytes());
+  } else if (options_.sharded != Sharded::kNothing && trainable_) {
+    to_each_other_rank(shard_bytes());  // after an update
+  }
+  return sum;
+}
+
+// To each other rank, when gradients are averaged.
 std::int64_t FlatParameters::reduced_shard_bytes() const {
   if (!trainable_) return 0;
   // An all-reduce is a reduce-scatter and an all-gather of the same bytes.
@@ -77,8 +110,9 @@ at::Tensor FlatParameters::my_shard_of(const at::Tensor& buffer) const {
   return buffer.narrow(0, communicator_->rank() * layout_.shard(), layout_.shard());
 }
 
-bool FlatParameters::lies_in_shard(std::size_t m) const {
-  return layout_.range(m, communicator_->rank()).size == layout_.size(m);
+// Whether the whole parameter uses the bytes of this rank's shard, in which all of it lies.
+bool FlatParameters::uses_shard(std::size_t m) const {
+  return !rounds() && layout_.range(m, communicator_->rank()).size == layout_.size(m);
 }
 
 // ---- parameters
@@ -118,7 +152,7 @@ void FlatParameters::keep_shard_only() {
   memory::release_storage(full_, read_too_early_);
   parameters_ = Parameters::kSharded;
   for (std::size_t m = 0; m < members_.size(); ++m) {
-    if (lies_in_shard(m)) memory::separate_storage(tensor(m));
+    if (uses_shard(m)) memory::separate_storage(tensor(m));
   }
   hide_own_members();
 }
@@ -145,7 +179,19 @@ void FlatParameters::start_gather() {
     return;
   }
   pool_->allocate(full_, Category::kParameters);
-  gather_into_buffer();
+  if (!parameter_transfer_) return gather_into_buffer();
+  parameters_ = Parameters::kGathering;
+  gathering_ = parameter_transfer_->gather(full_, shard_);
+}
+
+void FlatParameters::gather_exactly() {
+  if (rounds() && layout_.world_size() > 1) {
+    reshard();  // what is whole is rounded
+    pool_->allocate(full_, Category::kParameters);
+    gather_into_buffer();
+  }
+  start_gather();
+  finish_gather();
 }
 
 void FlatParameters::start_refresh() {
@@ -154,8 +200,8 @@ void FlatParameters::start_refresh() {
 }
 
 void FlatParameters::gather_into_buffer() {
-  for (std::size_t m = 0; splits() && m < members_.size(); ++m) copy_own_part(m);
   parameters_ = Parameters::kGathering;
+  for (std::size_t m = 0; splits() && m < members_.size(); ++m) copy_own_part(m);
   gathering_ =
       communicator_->all_gather(full_, shard_, Purpose::kParameter, /*copy_own_chunk=*/false);
 }
@@ -163,7 +209,7 @@ void FlatParameters::gather_into_buffer() {
 // The part that this rank keeps of a parameter that lies in several shards.
 void FlatParameters::copy_own_part(std::size_t m) {
   const auto mine = layout_.range(m, communicator_->rank());
-  if (mine.size == 0 || lies_in_shard(m)) return;
+  if (mine.size == 0 || uses_shard(m)) return;
   full_.narrow(0, layout_.offset(m) + mine.begin, mine.size)
       .copy_(shard_.narrow(0, mine.in_shard, mine.size));
 }
@@ -194,7 +240,7 @@ void FlatParameters::reshard() {
 // other ranks are there too, so that a read in the wrong place is an error on all ranks.
 void FlatParameters::show_own_members() {
   for (std::size_t m = 0; splits() && m < members_.size(); ++m) {
-    if (!lies_in_shard(m)) continue;
+    if (!uses_shard(m)) continue;
     const auto mine = layout_.range(m, communicator_->rank());
     memory::borrow_storage(tensor(m), shard_.narrow(0, mine.in_shard, mine.size));
   }
@@ -202,7 +248,7 @@ void FlatParameters::show_own_members() {
 
 void FlatParameters::hide_own_members() {
   for (std::size_t m = 0; m < members_.size(); ++m) {
-    if (!lies_in_shard(m)) continue;
+    if (!uses_shard(m)) continue;
     memory::release_storage(tensor(m), unsharded_read(list_, {members_[m]}));
   }
 }
@@ -258,6 +304,10 @@ void FlatParameters::start_reduce() {
     return;
   }
   if (!keeps_whole_gradient()) gradient_shard_ = gradient_shard_buffer();
+  if (gradient_transfer_) {
+    reducing_ = gradient_transfer_->reduce(full_gradient_);
+    return;
+  }
   sum_ = sum_buffer();
   reducing_ =
       communicator_->reduce_scatter(sum_, full_gradient_, Purpose::kGradient, options_.average);
@@ -309,7 +359,7 @@ ReducedShard FlatParameters::finish_reduce() {
     if (mine.size == 0) continue;
     pieces_[m].tensor.mutable_grad() = shard.narrow(0, mine.in_shard, mine.size);
   }
-  return {shard, sum.defined() ? sum : shard};
+  return {shard, sum.defined() ? sum : shard, gradient_transfer_.get()};
 }
 
 void FlatParameters::drop_full_gradient() {

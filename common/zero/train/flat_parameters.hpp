@@ -3,13 +3,16 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include <zero/distributed/communicator.hpp>
 #include <zero/memory/storage_pool.hpp>
 #include <zero/nn/parameters.hpp>
+#include <zero/train/gradient_transfer.hpp>
 #include <zero/train/parameter_shard.hpp>
+#include <zero/train/parameter_transfer.hpp>
 #include <zero/train/shard_layout.hpp>
 
 namespace zero::train {
@@ -20,6 +23,25 @@ enum class Sharded : std::uint8_t {
   kOptimizer,   ///< stage 1: the optimizer's states are sharded
   kGradients,   ///< stage 2: gradients as well
   kParameters,  ///< stage 3: parameters as well
+};
+
+/// What a transfer must know of the buffer that it serves. Only `pool` outlives the call.
+struct FlatBuffer {
+  const ShardLayout& layout;
+  at::TensorOptions options;  ///< dtype and device
+  const std::string& name;    ///< of the first member, for errors
+  memory::StoragePool& pool;  ///< where scratch gets its bytes
+};
+
+/// How a chapter sends in another way than by an all-gather and a reduce-scatter over all ranks. A
+/// function may be empty or return null: the collective is used then.
+struct Transfers {
+  /// For each buffer whose parameters are sharded.
+  std::function<std::unique_ptr<ParameterTransfer>(const FlatBuffer&)> parameters = {};
+  /// For each trainable buffer whose gradients are sharded.
+  std::function<std::unique_ptr<GradientTransfer>(const FlatBuffer&)> gradients = {};
+  /// Of all other ranks, how many are outside of this rank's group; 0 without groups.
+  int ranks_outside = 0;
 };
 
 struct FlatOptions {
@@ -34,6 +56,7 @@ struct FlatOptions {
   bool adds_averages = false;
   /// The bytes of averaged gradients stay allocated from step to step.
   bool keeps_gradients = false;
+  Transfers transfers = {};
 };
 
 /// What a reduction leaves on this rank; undefined tensors at stage 0.
@@ -42,6 +65,8 @@ struct ReducedShard {
   /// The same tensor; or, if a sum of 2-byte gradients was added in float32, that sum [shard]
   /// before it is rounded. `gradients` are then not yet filled.
   at::Tensor sum;
+  /// If not null, `gradients` are filled by its reduce_rest().
+  GradientTransfer* rest = nullptr;
 };
 
 /// Some parameters of one unit that are sharded and sent together. They are views of one flat
@@ -87,8 +112,11 @@ class FlatParameters {
   std::int64_t bytes() const;  ///< of the parameters, without padding
   std::int64_t shard_bytes() const;
   std::int64_t full_bytes() const { return shard_bytes() * layout_.world_size(); }
-  /// What this rank sends to each other rank when gradients are averaged.
-  std::int64_t reduced_shard_bytes() const;
+  /// Bytes of parameters that this rank holds at rest.
+  std::int64_t parameter_bytes() const;
+  /// What this rank sends in a step of one micro-batch in which sharded parameters are gathered
+  /// `gathers` times.
+  SentBytes sent(std::int64_t gathers) const;
 
   /// Writes the first value of parameter `index` of the list into a tensor of its shape.
   using FirstValue = std::function<void(std::size_t index, at::Tensor out)>;
@@ -104,6 +132,9 @@ class FlatParameters {
   /// The same for parameters that are whole at rest (stages 1 and 2): gathers what other ranks have
   /// updated since.
   void start_refresh();
+  /// The same for reading outside of a pass: starts and finishes. Parameters that are gathered
+  /// rounded otherwise (ParameterTransfer::rounds()) are gathered again, as they are.
+  void gather_exactly();
   /// Blocks until the parameters may be read. Other ranks may still be reading this rank's shard.
   void finish_gather();
   /// Blocks until no other rank reads this rank's shard, so that it may be written.
@@ -142,7 +173,9 @@ class FlatParameters {
   at::Tensor view_of(const at::Tensor& buffer, std::size_t m) const;
   at::Tensor my_shard_of(const at::Tensor& buffer) const;
   bool splits() const { return options_.sharded == Sharded::kParameters; }
-  bool lies_in_shard(std::size_t m) const;
+  std::int64_t reduced_shard_bytes() const;
+  bool rounds() const { return parameter_transfer_ && parameter_transfer_->rounds(); }
+  bool uses_shard(std::size_t m) const;
   void keep_shard_only();
   void make_pieces();
   void show_own_members();
@@ -160,6 +193,8 @@ class FlatParameters {
   dist::Communicator* communicator_;
   memory::StoragePool* pool_;
   ShardLayout layout_;
+  std::unique_ptr<ParameterTransfer> parameter_transfer_;  // null: an all-gather
+  std::unique_ptr<GradientTransfer> gradient_transfer_;    // null: a reduce-scatter
   bool trainable_;
   std::string read_too_early_;          // the error of a read while the parameters are sharded
   std::vector<ParameterShard> pieces_;  // by member

@@ -24,6 +24,8 @@ class ForwardRecords {
 
   /// The weights differ from now on from those of all forwards so far.
   void weights_changed() { ++version_; }
+  /// A number that is another one after each change; the same on all ranks.
+  std::int64_t version() const { return version_; }
 
   /// Number of loss terms (data::Batch) of the forward that `loss` was computed from; the mean if
   /// there were several, 0 if there was none.

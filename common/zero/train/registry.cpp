@@ -18,6 +18,18 @@ std::vector<std::string> known_names(const std::vector<StrategyEntry>& entries) 
   return names;
 }
 
+// Each default by the short name.
+std::vector<std::string> modes_of(const std::vector<StrategyEntry>& entries) {
+  std::vector<std::string> modes;
+  for (const StrategyEntry& entry : entries) {
+    modes.push_back(entry.name);
+    for (std::size_t v = 1; v < entry.variants.size(); ++v) {
+      modes.push_back(entry.name + ":" + entry.variants[v]);
+    }
+  }
+  return modes;
+}
+
 }  // namespace
 
 void Registry::add(StrategyEntry entry) { entries_.push_back(std::move(entry)); }
@@ -33,15 +45,12 @@ std::unique_ptr<Strategy> Registry::make(const std::string& mode,
 
 void Registry::check(const std::string& mode) const { find(mode); }
 
-std::vector<std::string> Registry::modes() const {
-  std::vector<std::string> modes;
-  for (const StrategyEntry& entry : entries_) {
-    modes.push_back(entry.name);
-    for (std::size_t v = 1; v < entry.variants.size(); ++v) {
-      modes.push_back(entry.name + ":" + entry.variants[v]);
-    }
-  }
-  return modes;
+std::vector<std::string> Registry::modes() const { return modes_of(entries_); }
+
+std::vector<std::string> Registry::exact_modes() const {
+  std::vector<StrategyEntry> exact = entries_;
+  std::erase_if(exact, [](const StrategyEntry& entry) { return entry.rounds; });
+  return modes_of(exact);
 }
 
 Registry::Found Registry::find(const std::string& mode) const {

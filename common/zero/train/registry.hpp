@@ -21,6 +21,8 @@ struct StrategyEntry {
   /// For a strategy with options of its own: reads a variant that sets some ("lookahead=2"), and
   /// throws zero::Error if it is invalid. modes() does not list such variants.
   std::function<void(const std::string& variant)> check_options = {};
+  /// Whether it sends rounded values. Its weights are then close to those of chapter 00, not equal.
+  bool rounds = false;
 };
 
 /// Strategies by name.
@@ -41,9 +43,14 @@ class Registry {
   /// Throws zero::Error if make() would not know `mode`.
   void check(const std::string& mode) const;
 
+  /// StrategyEntry::rounds of `mode`. Throws as check() does.
+  bool rounds(const std::string& mode) const { return find(mode).entry.rounds; }
+
   const std::vector<StrategyEntry>& entries() const { return entries_; }
   /// Every mode: each strategy's default by its short name, then its other variants.
   std::vector<std::string> modes() const;
+  /// Those that have the weights of chapter 00, to the last bit.
+  std::vector<std::string> exact_modes() const;
 
  private:
   struct Found {

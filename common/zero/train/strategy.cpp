@@ -164,7 +164,7 @@ float Strategy::clip_grad_norm(double max_norm, optim::Norm norm) {
 
 void Strategy::unshard(std::size_t unit) {
   const dist::CallScope call(communicator_, "Strategy::unshard");
-  gather(unit);
+  passes_.is_running() ? gather(unit) : gather_to_read(unit);
   passes_.use().hold(unit);
 }
 

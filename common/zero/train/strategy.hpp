@@ -106,7 +106,7 @@ class Strategy {
   }
   /// The part of parameter `index` that this rank keeps between steps, whether it updates it or
   /// not: a checkpoint restores it. Frozen parameters have one too. It is all of the parameter if
-  /// the stage keeps parameters whole.
+  /// the stage keeps parameters whole. After a change all ranks call passes().weights_changed().
   virtual ParameterShard local_shard(std::size_t index) const;
   /// Whether ranks own different parameters. The same answer on all ranks.
   virtual bool sharded() const { return false; }
@@ -166,6 +166,9 @@ class Strategy {
   virtual void gradient_ready(std::size_t index) {}
   /// Makes the parameters of unit `unit` whole on all ranks. Does nothing if they are.
   virtual void gather(std::size_t unit) {}
+  /// The same for unshard() outside of forward() and backward(). A stage that rounds what it
+  /// gathers shows the weights themselves here.
+  virtual void gather_to_read(std::size_t unit) { gather(unit); }
   /// Drops what this rank does not keep of unit `unit`, unless is_in_use().
   virtual void drop(std::size_t unit) {}
   /// Blocks until no transfer of parameters is in flight, so that they may be read and updated.

@@ -1,0 +1,42 @@
+#include "finish_work.hpp"
+
+#include <memory>
+#include <utility>
+
+namespace zero {
+
+namespace {
+
+class FinishedWork final : public dist::Work::Backend {
+ public:
+  FinishedWork(dist::Work work, std::function<void()> finish)
+      : finish_(std::move(finish)), work_(std::move(work)) {}
+
+  void wait() override {
+    work_.wait();
+    finish_once();
+  }
+
+  bool wait_output() override {
+    work_.wait_output();
+    finish_once();
+    return work_.active();
+  }
+
+ private:
+  void finish_once() {
+    if (!std::exchange(finished_, true)) finish_();
+  }
+
+  std::function<void()> finish_;
+  bool finished_ = false;
+  dist::Work work_;  // last: it ends before what `finish_` holds
+};
+
+}  // namespace
+
+dist::Work finish_with(dist::Work work, std::function<void()> finish) {
+  return dist::Work(std::make_unique<FinishedWork>(std::move(work), std::move(finish)));
+}
+
+}  // namespace zero

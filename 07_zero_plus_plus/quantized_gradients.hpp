@@ -1,0 +1,54 @@
+#pragma once
+
+#include <torch/types.h>
+
+#include <zero/distributed/mesh.hpp>
+#include <zero/train/flat_parameters.hpp>
+#include <zero/train/gradient_transfer.hpp>
+
+#include "gradient_hop.hpp"
+
+namespace zero {
+
+/// qgZ, quantised gradients (ZeRO++, Wang et al. 2023). A ring would round a sum once for every rank
+/// that it passes. Two all-to-alls round twice. With R groups of S ranks, rank g S + s sends
+///
+///     inside the group    to place t: the shards of the ranks at place t of all groups, R of them;
+///                         the one at place t adds up those of its group, in float32
+///     between groups      to the rank at place s of group h: that sum of its shard;
+///                         its owner adds up the sums of all groups and divides by R S
+///
+/// so that each value leaves the group once, for its owner. With two groups of two ranks rank 0 sends
+/// the shards in the order 0 2 1 3, the first two to itself.
+///
+/// What is added is what was sent, this rank's own part included, in the order of ranks inside a
+/// group and then in the order of groups. So the average does not depend on who owns the shard.
+class QuantizedGradients final : public train::GradientTransfer {
+ public:
+  /// `mesh`: the groups, axes "replica" and "shard"; it must outlive this object, and so must
+  /// `buffer.pool`.
+  QuantizedGradients(const dist::Mesh& mesh, ShardBlocks blocks, const train::FlatBuffer& buffer);
+
+  /// The hop inside the group. After its wait() this object holds the group's sums, float32, R
+  /// shards of them. Until then, see GradientHop::Exchange.
+  dist::Work reduce(const at::Tensor& full) override;
+  /// The hop between groups; nothing to wait for if there is one group.
+  dist::Work reduce_rest(const at::Tensor& shard) override;
+  train::SentBytes sent() const override {
+    return {inside_.sent_bytes() + between_.sent_bytes(), between_.sent_bytes()};
+  }
+
+ private:
+  void average(const at::Tensor& sum, const at::Tensor& shard) const;
+  void note_overflow(const at::Tensor& sum) const;
+
+  dist::Communicator& all_;
+  bool has_groups_;
+  memory::StoragePool& pool_;
+  ShardBlocks blocks_;
+  GradientHop inside_;
+  GradientHop between_;
+  at::Tensor sums_;  // of the group, between the two hops
+};
+
+}  // namespace zero

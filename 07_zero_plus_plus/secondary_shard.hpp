@@ -1,0 +1,53 @@
+#pragma once
+
+#include <torch/types.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include <zero/train/parameter_transfer.hpp>
+
+namespace zero {
+
+/// hpZ, hierarchical partitioning (ZeRO++, Wang et al. 2023). Beside its shard of a buffer, which
+/// is 1/N of it, a rank keeps a secondary shard, 1/S of it, and the S ranks of a group have all of
+/// the buffer among them:
+///
+///     the first gather of new weights    from all ranks; each then keeps its part of what arrived
+///     every other gather                 from the secondary shards, inside the group
+///
+/// So backward sends nothing between groups. Neither does a part of forward that a checkpoint runs
+/// again, another micro-batch, or all but the first batch of an evaluation.
+///
+/// A secondary shard is never old: it knows the number of the weights that it was made from, and
+/// every update and every load of a checkpoint makes that another number.
+class SecondaryShard final : public train::ParameterTransfer {
+ public:
+  /// The number of the weights now (train::ForwardRecords::version()); the same on all ranks.
+  using WeightsVersion = std::function<std::int64_t()>;
+
+  /// `from_all`: how new weights are gathered. `group`: this rank's group, which must outlive this
+  /// object. `elements`: of the buffer, N times a shard; of the dtype and device of `options`. The
+  /// ranks of a group must be consecutive, so that N is a multiple of S.
+  SecondaryShard(std::unique_ptr<train::ParameterTransfer> from_all, dist::Communicator& group,
+                 std::int64_t elements, const at::TensorOptions& options, WeightsVersion version);
+
+  dist::Work gather(const at::Tensor& full, const at::Tensor& shard) override;
+  std::int64_t held_bytes() const override;
+  /// One gather from all ranks, and the others inside the group.
+  train::SentBytes sent(std::int64_t gathers) const override;
+
+ private:
+  void keep_part_of(const at::Tensor& full);
+
+  static constexpr std::int64_t kNothing = -1;
+
+  std::unique_ptr<train::ParameterTransfer> from_all_;
+  dist::Communicator& group_;
+  WeightsVersion version_;
+  at::Tensor secondary_;  // [elements / S]
+  std::int64_t made_from_ = kNothing;
+};
+
+}  // namespace zero

@@ -1,0 +1,177 @@
+// hpZ: what a rank holds, when it gathers from all ranks, and what it sends. That the numbers are
+// those of chapter 00 is tested in tests/zero_plus_plus_test.cpp.
+#include "secondary_shard.hpp"
+
+#include <gmock/gmock.h>
+
+#include <tests/support/error_of.hpp>
+#include <tests/support/states.hpp>
+#include <tests/support/whole_weights.hpp>
+
+#include "test_runs.hpp"
+
+namespace zero {
+namespace {
+
+using dist::Purpose;
+using memory::Category;
+using ::testing::HasSubstr;
+using testing::inside_hosts;
+using testing::on_hosts;
+using testing::on_ranks;
+using testing::Shape;
+using testing::shards_of;
+using testing::ZeroPlusPlusRun;
+
+constexpr OverlapOptions kByHost = {.secondary_shards = true};
+
+class HpzOnMesh : public ::testing::TestWithParam<Shape> {};
+INSTANTIATE_TEST_SUITE_P(Meshes, HpzOnMesh,
+                         ::testing::Values(Shape{1, 2}, Shape{2, 1}, Shape{2, 2}, Shape{3, 2},
+                                           Shape{2, 3}, Shape{3, 1}),
+                         testing::name_of_shape);
+
+TEST_P(HpzOnMesh, HoldsAShardOfAllRanksAndOneOfTheGroup) {
+  const Shape shape = GetParam();
+  on_hosts(shape, [&](dist::Communicator& communicator) {
+    ZeroPlusPlusRun<> run(communicator, kByHost);
+    const std::int64_t shards = shards_of(run.strategy);
+    const std::int64_t second = shape.replicas == 1 ? 0 : shape.replicas * shards;
+    const auto expect_rest = [&] {
+      EXPECT_EQ(run.held(Category::kParameters), shards + second);
+      EXPECT_EQ(run.strategy.costs().at_rest.parameters, shards + second);
+    };
+    expect_rest();
+    run.step(0);
+    expect_rest();
+    EXPECT_EQ(testing::text_of(testing::states_since(run.before)),
+              testing::text_of(run.strategy.costs().at_rest));
+    run.trainer.evaluate({run.batch(1)});
+    expect_rest();
+  });
+}
+
+TEST_P(HpzOnMesh, SendsInsideAndBetweenWhatTheFormulasSay) {
+  const Shape shape = GetParam();
+  on_hosts(shape, [&](dist::Communicator& communicator) {
+    ZeroPlusPlusRun<> run(communicator, kByHost);
+    run.step(0);
+    const std::int64_t shards = shards_of(run.strategy);
+    const std::int64_t again = shards_of(run.strategy, /*with_root=*/false);
+    const dist::Traffic sent = run.step(1);
+    EXPECT_EQ(sent.between_hosts(Purpose::kParameter), shape.outside() * shards);
+    EXPECT_EQ(inside_hosts(sent, Purpose::kParameter),
+              (shape.shards - 1) * (shards + shape.replicas * again));
+    EXPECT_EQ(sent.between_hosts(Purpose::kGradient), shape.outside() * shards);
+    EXPECT_EQ(inside_hosts(sent, Purpose::kGradient), (shape.shards - 1) * shards);
+    const train::Costs costs = run.strategy.costs();
+    EXPECT_EQ(costs.sent, testing::training_bytes(sent));
+    EXPECT_EQ(costs.sent_between_groups, 2 * shape.outside() * shards);
+    // By axis: a rank sends nothing to those with its place in other groups alone.
+    if (shape.replicas > 1 && shape.shards > 1) {
+      EXPECT_EQ(run.strategy.across_groups().traffic().bytes(), 0);
+      EXPECT_GT(run.strategy.group().traffic().bytes(Purpose::kParameter), 0);
+    }
+  });
+}
+
+// New weights come from all ranks, once; whatever else gathers takes the secondary shard.
+TEST_P(HpzOnMesh, GathersNewWeightsFromAllRanksOnce) {
+  const Shape shape = GetParam();
+  if (shape.replicas == 1) return;
+  on_hosts(shape, [&](dist::Communicator& communicator) {
+    ZeroPlusPlusRun<> run(communicator, kByHost);
+    train::Strategy& strategy = run.strategy;
+    const std::int64_t once = shape.outside() * shards_of(run.strategy);
+    const auto expect_between = [&](const char* what, std::int64_t bytes,
+                                    const std::function<void()>& work) {
+      EXPECT_EQ(run.sent_in(work).between_hosts(Purpose::kParameter), bytes) << what;
+    };
+    const auto evaluate = [&] { run.trainer.evaluate({run.batch(7), run.batch(8)}); };
+    at::Tensor loss;
+    expect_between("first weights, for an evaluation", once, evaluate);
+    expect_between("the same for a forward", 0, [&] { loss = strategy.forward(run.batch(0)); });
+    expect_between("backward", 0, [&] { strategy.backward(loss); });
+    loss.reset();
+    strategy.finish_backward();
+    expect_between("before the update", 0, evaluate);
+    strategy.zero_grad();  // the step is skipped: the weights are as they were
+    expect_between("after a skipped step", 0, [&] { loss = strategy.forward(run.batch(1)); });
+    strategy.backward(loss);
+    loss.reset();
+    testing::finish_step(strategy);
+    strategy.zero_grad();
+    expect_between("after an update", once, [&] { loss = strategy.forward(run.batch(2)); });
+    expect_between("backward", 0, [&] { strategy.backward(loss); });
+    loss.reset();
+    testing::finish_step(strategy);
+    expect_between("reading after an update", once, [&] { testing::whole_weights(strategy); });
+    expect_between("reading again", 0, [&] { testing::whole_weights(strategy); });
+    expect_between("three micro-batches", 0, [&] {
+      run.trainer.step({run.batch(3), run.batch(4), run.batch(5)});
+    });
+    expect_between("three micro-batches of new weights", once, [&] {
+      run.trainer.step({run.batch(3), run.batch(4), run.batch(5)});
+    });
+  });
+}
+
+// What engine3 has beside its shards: the unit that runs, `lookahead` more, and the root.
+TEST_P(HpzOnMesh, HoldsTheUnitsAheadAndNoMore) {
+  on_hosts(GetParam(), [&](dist::Communicator& communicator) {
+    for (const std::int64_t lookahead : {0, 1, 2}) {
+      ZeroPlusPlusRun<> run(communicator, {.lookahead = lookahead, .secondary_shards = true});
+      run.step(0);
+      memory::reset_peaks();
+      const std::int64_t rest = run.held(Category::kParameters);
+      run.step(1);
+      const std::int64_t peak = run.peak(Category::kParameters) - rest;
+      std::int64_t largest = 0;
+      for (const auto& buffer : run.strategy.buckets()) {
+        largest = std::max(largest, buffer.full_bytes());
+      }
+      EXPECT_LE(peak, run.strategy.buckets().front().full_bytes() + (lookahead + 1) * largest);
+      EXPECT_GT(peak, lookahead * largest / 2);
+      EXPECT_EQ(run.held(Category::kParameters), rest);
+    }
+  });
+}
+
+TEST(Hpz, OneGroupIsChapter05) {
+  on_ranks(3, [](dist::Communicator& communicator) {
+    ZeroPlusPlusRun<> one_group(communicator, {.group_size = 3, .secondary_shards = true});
+    testing::ToyRun<Overlap, testing::Odd> plain(communicator, "", train::Ownership::kBySize,
+                                                 OverlapOptions{});
+    for (int s = 0; s < 2; ++s) {
+      EXPECT_EQ(testing::training_bytes(one_group.step(s)), testing::training_bytes(plain.step(s)));
+    }
+    EXPECT_EQ(testing::text_of(one_group.strategy.costs().at_rest),
+              testing::text_of(plain.strategy.costs().at_rest));
+  });
+}
+
+TEST(Hpz, RefusesSizesThatDoNotFitOnAllRanks) {
+  on_ranks(4, [](dist::Communicator& communicator) {
+    const auto refused = [&](const OverlapOptions& options) {
+      return testing::error_of([&] { ZeroPlusPlusRun<>(communicator, options); });
+    };
+    EXPECT_THAT(refused({.group_size = 3, .secondary_shards = true}),
+                HasSubstr("4 is not a multiple of 3"));
+    EXPECT_THAT(refused({.group_size = 8, .secondary_shards = true}),
+                HasSubstr("must be from 1 to 4"));
+    EXPECT_THAT(refused({.group_size = communicator.rank() == 0 ? 2 : 4, .secondary_shards = true}),
+                HasSubstr("ranks disagree about the mesh of ranks"));
+    EXPECT_THAT(refused({.group_size = 0, .secondary_shards = true}),
+                HasSubstr("group_size is 0; 1 rank is the least"));
+    EXPECT_THAT(refused({.stage = 2, .secondary_shards = true}), HasSubstr("need stage 3"));
+    EXPECT_THAT(refused({.shard_size = 2, .secondary_shards = true}),
+                HasSubstr("shard_size is 2; under ZeRO++ all ranks share"));
+    EXPECT_THAT(refused({.group_size = 2}), HasSubstr("group_size is 2, but no option of ZeRO++"));
+    // The ranks still understand each other.
+    ZeroPlusPlusRun<> run(communicator, {.group_size = 2, .secondary_shards = true});
+    run.step(0);
+  });
+}
+
+}  // namespace
+}  // namespace zero

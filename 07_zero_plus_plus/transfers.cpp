@@ -1,0 +1,70 @@
+#include "transfers.hpp"
+
+#include <memory>
+#include <utility>
+
+#include "all_gather.hpp"
+#include "quantized_gradients.hpp"
+#include "quantized_parameters.hpp"
+
+namespace zero {
+
+namespace {
+
+using ParameterTransfer = std::unique_ptr<train::ParameterTransfer>;
+
+ShardBlocks blocks_of(const train::FlatBuffer& buffer, std::int64_t bits,
+                      const OverlapOptions& options) {
+  return {buffer.layout, {static_cast<int>(bits), options.quantization_block}};
+}
+
+// Gathers shards of `elements` of a type.
+ParameterTransfer gather_of(std::int64_t elements, const at::TensorOptions& type,
+                            const dist::Mesh& mesh, bool has_secondary_shards,
+                            const SecondaryShard::WeightsVersion& version) {
+  dist::Communicator& all = mesh.world();
+  dist::Communicator& group = mesh.along("shard");
+  const std::int64_t bytes = elements * static_cast<std::int64_t>(type.dtype().itemsize());
+  auto from_all = std::make_unique<AllGather>(all, bytes, all.size() - group.size());
+  // If there is one group, a secondary shard would be the shard.
+  if (!has_secondary_shards || group.size() == all.size()) return from_all;
+  return std::make_unique<SecondaryShard>(std::move(from_all), group, all.size() * elements, type,
+                                          version);
+}
+
+ParameterTransfer parameter_transfer(const train::FlatBuffer& buffer, const dist::Mesh& mesh,
+                                     const OverlapOptions& options,
+                                     const SecondaryShard::WeightsVersion& version) {
+  if (!options.quantize_parameters) {
+    return gather_of(buffer.layout.shard(), buffer.options, mesh, options.secondary_shards,
+                     version);
+  }
+  ShardBlocks blocks = blocks_of(buffer, /*bits=*/8, options);
+  ParameterTransfer bytes = gather_of(blocks.packed_bytes(), buffer.options.dtype(at::kByte), mesh,
+                                      options.secondary_shards, version);
+  return std::make_unique<QuantizedParameters>(std::move(bytes), std::move(blocks),
+                                               mesh.world().rank(), buffer.pool);
+}
+
+}  // namespace
+
+train::Transfers zero_plus_plus_transfers(const dist::Mesh& mesh, const OverlapOptions& options,
+                                          const SecondaryShard::WeightsVersion& version) {
+  train::Transfers transfers;
+  transfers.ranks_outside = mesh.world().size() - mesh.along("shard").size();
+  if (mesh.world().size() == 1) return transfers;
+  if (options.quantize_parameters || (options.secondary_shards && transfers.ranks_outside > 0)) {
+    transfers.parameters = [&mesh, options, version](const train::FlatBuffer& buffer) {
+      return parameter_transfer(buffer, mesh, options, version);
+    };
+  }
+  if (options.quantize_gradients) {
+    transfers.gradients = [&mesh, options](const train::FlatBuffer& buffer) {
+      return std::make_unique<QuantizedGradients>(
+          mesh, blocks_of(buffer, options.gradient_bits, options), buffer);
+    };
+  }
+  return transfers;
+}
+
+}  // namespace zero

@@ -1,0 +1,23 @@
+#pragma once
+
+#include <zero/distributed/mesh.hpp>
+#include <zero/engine/overlap_options.hpp>
+#include <zero/train/flat_parameters.hpp>
+
+#include "secondary_shard.hpp"
+
+namespace zero {
+
+/// What the options of ZeRO++ put in place of the collectives of stage 3. `mesh`: the groups, axes
+/// "replica" and "shard"; it must outlive the transfers. `version`: see SecondaryShard.
+///
+///     all-gather          of bytes instead of values, if parameters are quantised
+///     SecondaryShard      around it, of what it gathers: of bytes, too
+///     QuantizedParameters around both
+///     QuantizedGradients  in place of the reduce-scatter
+///
+/// With one rank nothing is sent, and so nothing is rounded.
+train::Transfers zero_plus_plus_transfers(const dist::Mesh& mesh, const OverlapOptions& options,
+                                          const SecondaryShard::WeightsVersion& version);
+
+}  // namespace zero

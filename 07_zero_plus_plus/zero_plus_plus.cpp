@@ -1,0 +1,27 @@
+#include "zero_plus_plus.hpp"
+
+#include <ATen/record_function.h>
+
+namespace zero {
+
+ZeroPlusPlus::ZeroPlusPlus(const train::StrategyArguments& arguments, const OverlapOptions& options)
+    : ZeroPlusPlus(arguments, options, zero_plus_plus_transfers) {}
+
+ZeroPlusPlus::ZeroPlusPlus(const train::StrategyArguments& arguments, const OverlapOptions& options,
+                           const MakeTransfers& make_transfers)
+    : ZeroPlusPlusMesh{{arguments.communicator, dist::data_axes(checked(options).group_size)}},
+      Overlap(arguments, options, arguments.communicator, /*replicas=*/nullptr,
+              make_transfers(mesh, options, [this] { return passes().forwards().version(); })) {}
+
+void ZeroPlusPlus::shard_reduced(const train::ReducedShard& shard) {
+  if (shard.rest == nullptr) return;  // averaged already
+  RECORD_USER_SCOPE("qgz_between_groups");
+  between_groups_.push_back(shard.rest->reduce_rest(shard.gradients));
+}
+
+void ZeroPlusPlus::finish_reductions() {
+  Overlap::finish_reductions();
+  between_groups_.wait();
+}
+
+}  // namespace zero

@@ -1,0 +1,182 @@
+// Wrong implementations of ZeRO++.
+
+#include <memory>
+#include <utility>
+
+#include <07_zero_plus_plus/all_gather.hpp>
+#include <07_zero_plus_plus/finish_work.hpp>
+#include <07_zero_plus_plus/quantized_parameters.hpp>
+#include <07_zero_plus_plus/zero_plus_plus.hpp>
+
+#include "mutants.hpp"
+
+namespace zero::testing {
+namespace {
+
+constexpr OverlapOptions kHpz = {.secondary_shards = true};
+constexpr OverlapOptions kQwz = {.quantize_parameters = true};
+constexpr OverlapOptions kQgz = {.quantize_gradients = true};
+
+// Groups gather for ever what they kept of the first weights.
+struct StaleSecondaryShard final : ZeroPlusPlus {
+  explicit StaleSecondaryShard(const train::StrategyArguments& arguments)
+      : ZeroPlusPlus(arguments, zero_plus_plus_options(arguments, kHpz),
+                     [](const dist::Mesh& mesh, const OverlapOptions& options, const auto&) {
+                       return zero_plus_plus_transfers(mesh, options, [] { return 0; });
+                     }) {}
+};
+
+// Does something to what has been gathered.
+class SpoiltParameters final : public train::ParameterTransfer {
+ public:
+  using Spoil = std::function<void(const at::Tensor& full, const at::Tensor& shard)>;
+  SpoiltParameters(std::unique_ptr<train::ParameterTransfer> real, Spoil spoil)
+      : real_(std::move(real)), spoil_(std::move(spoil)) {}
+  dist::Work gather(const at::Tensor& full, const at::Tensor& shard) override {
+    return finish_with(real_->gather(full, shard), [this, full, shard] { spoil_(full, shard); });
+  }
+  bool reads_shard() const override { return real_->reads_shard(); }
+  bool rounds() const override { return real_->rounds(); }
+  std::int64_t held_bytes() const override { return real_->held_bytes(); }
+  train::SentBytes sent(std::int64_t gathers) const override { return real_->sent(gathers); }
+
+ private:
+  std::unique_ptr<train::ParameterTransfer> real_;
+  Spoil spoil_;
+};
+
+// The owner of a shard computes with the weights that only it has.
+struct OwnShardNotDequantised final : ZeroPlusPlus {
+  explicit OwnShardNotDequantised(const train::StrategyArguments& arguments)
+      : ZeroPlusPlus(arguments, zero_plus_plus_options(arguments, kQwz), spoilt) {}
+  static train::Transfers spoilt(const dist::Mesh& mesh, const OverlapOptions& options,
+                                 const SecondaryShard::WeightsVersion& version) {
+    train::Transfers transfers = zero_plus_plus_transfers(mesh, options, version);
+    transfers.parameters = [real = transfers.parameters,
+                            rank = mesh.world().rank()](const train::FlatBuffer& buffer) {
+      return std::make_unique<SpoiltParameters>(
+          real(buffer), [rank](const at::Tensor& full, const at::Tensor& shard) {
+            full.narrow(0, rank * shard.numel(), shard.numel()).copy_(shard);
+          });
+    };
+    return transfers;
+  }
+};
+
+// Every block but the last of a shard takes the scale of the one behind it.
+struct ScalesOfTheNextBlock final : ZeroPlusPlus {
+  explicit ScalesOfTheNextBlock(const train::StrategyArguments& arguments)
+      : ZeroPlusPlus(arguments, zero_plus_plus_options(arguments, kQwz), spoilt) {}
+
+  static void shift_scales(const at::Tensor& packed, const train::ShardLayout& layout) {
+    const std::int64_t bytes = packed.numel() / layout.world_size();
+    for (int rank = 0; rank < layout.world_size(); ++rank) {
+      std::int64_t blocks = 0;  // one for each parameter in the shard: they are small
+      for (std::size_t t = 0; t < layout.tensors(); ++t) blocks += layout.range(t, rank).size > 0;
+      if (blocks < 2) continue;
+      const at::Tensor scales = packed.narrow(0, rank * bytes, 4 * blocks);
+      scales.narrow(0, 0, 4 * (blocks - 1)).copy_(scales.narrow(0, 4, 4 * (blocks - 1)).clone());
+    }
+  }
+
+  static train::Transfers spoilt(const dist::Mesh& mesh, const OverlapOptions& options,
+                                 const SecondaryShard::WeightsVersion& version) {
+    train::Transfers transfers = zero_plus_plus_transfers(mesh, options, version);
+    transfers.parameters = [&all = mesh.world()](const train::FlatBuffer& buffer) {
+      ShardBlocks blocks(buffer.layout, {.bits = 8, .block = 2048});
+      auto bytes = std::make_unique<AllGather>(all, blocks.packed_bytes(), /*ranks_outside=*/0);
+      auto spoilt_bytes = std::make_unique<SpoiltParameters>(
+          std::move(bytes), [layout = buffer.layout](const at::Tensor& packed, const at::Tensor&) {
+            shift_scales(packed, layout);
+          });
+      return std::make_unique<QuantizedParameters>(std::move(spoilt_bytes), std::move(blocks),
+                                                   all.rank(), buffer.pool);
+    };
+    return transfers;
+  }
+};
+
+// Does something to averages. `own`: this rank's gradients of the same shard.
+class SpoiltGradients final : public train::GradientTransfer {
+ public:
+  using Spoil = std::function<void(const at::Tensor& average, const at::Tensor& own)>;
+  SpoiltGradients(std::unique_ptr<train::GradientTransfer> real, int rank, int size, Spoil spoil)
+      : real_(std::move(real)), rank_(rank), size_(size), spoil_(std::move(spoil)) {}
+  dist::Work reduce(const at::Tensor& full) override {
+    const std::int64_t shard = full.numel() / size_;
+    own_ = full.narrow(0, rank_ * shard, shard).clone();
+    return real_->reduce(full);
+  }
+  dist::Work reduce_rest(const at::Tensor& shard) override {
+    return finish_with(real_->reduce_rest(shard),
+                       [this, shard, own = own_] { spoil_(shard, own); });
+  }
+  train::SentBytes sent() const override { return real_->sent(); }
+
+ private:
+  std::unique_ptr<train::GradientTransfer> real_;
+  int rank_, size_;
+  Spoil spoil_;
+  at::Tensor own_;
+};
+
+using MakeSpoil = std::function<SpoiltGradients::Spoil(const dist::Mesh&)>;
+
+struct WrongAverage : ZeroPlusPlus {
+  WrongAverage(const train::StrategyArguments& arguments, const MakeSpoil& make)
+      : ZeroPlusPlus(arguments, zero_plus_plus_options(arguments, kQgz),
+                     [make](const dist::Mesh& mesh, const OverlapOptions& options,
+                            const SecondaryShard::WeightsVersion& version) {
+                       train::Transfers transfers =
+                           zero_plus_plus_transfers(mesh, options, version);
+                       transfers.gradients = [real = transfers.gradients, spoil = make(mesh),
+                                              &all = mesh.world()](const auto& buffer) {
+                         return std::make_unique<SpoiltGradients>(real(buffer), all.rank(),
+                                                                  all.size(), spoil);
+                       };
+                       return transfers;
+                     }) {}
+};
+
+// The sum of all ranks is divided by the number of groups.
+struct AverageOverGroups final : WrongAverage {
+  explicit AverageOverGroups(const train::StrategyArguments& arguments)
+      : WrongAverage(arguments, [](const dist::Mesh& mesh) {
+          return [size = mesh.along("shard").size()](const at::Tensor& average, const auto&) {
+            average.mul_(size);
+          };
+        }) {}
+};
+
+// Sums that stay in 4 bits end at what one rank could send.
+struct SumsInInt4 final : WrongAverage {
+  explicit SumsInInt4(const train::StrategyArguments& arguments)
+      : WrongAverage(arguments, [](const dist::Mesh& mesh) {
+          return [size = mesh.world().size()](const at::Tensor& average, const at::Tensor& own) {
+            const at::Tensor most = own.abs().max() / size;
+            average.clamp_(-most, most);
+          };
+        }) {}
+};
+
+}  // namespace
+
+std::vector<Mutant> mutants_of_zero_plus_plus() {
+  const char* const two_hops = "QgzAtTwoByTwo.IsWithinTheBoundOfTwoHopsOfTheTrueMean";
+  return {
+      {"hpz_stale_secondary_shard", "groups gather what they kept of the first weights",
+       "HpzAtTwoByTwo.HasTheBitsOfChapter00AfterALoadAnEvaluationAndASkippedStep", "hpz",
+       make_mutant<StaleSecondaryShard>},
+      {"qwz_own_shard_not_dequantised", "the owner of a shard computes with other weights",
+       "QwzAtTwoByTwo.ComputesWithTheSameBitsOnAllRanks", "qwz",
+       make_mutant<OwnShardNotDequantised>},
+      {"qwz_scales_of_the_next_block", "a block takes the scale of the one behind it",
+       "QwzAtTwoByTwo.RoundsByHalfAStep", "qwz", make_mutant<ScalesOfTheNextBlock>},
+      {"qgz_average_over_groups", "the sum of all ranks is divided by the number of groups",
+       two_hops, "qgz", make_mutant<AverageOverGroups>},
+      {"qgz_sums_in_int4", "sums of gradients stay in 4 bits", two_hops, "qgz",
+       make_mutant<SumsInInt4>},
+  };
+}
+
+}  // namespace zero::testing
