@@ -8,6 +8,7 @@
 #include <tests/support/deferred.hpp>
 #include <tests/support/modes.hpp>
 #include <tests/support/whole_weights.hpp>
+#include <tools/exercise/small_formulas.hpp>
 #include <zero/memory/accounting.hpp>
 
 #include "small_model.hpp"
@@ -26,10 +27,11 @@ std::string digest_of(const std::vector<at::Tensor>& weights) {
   return fmt::format("{:016x}", digest);
 }
 
-// Trains as the programs do, under `mode`, with each product in `parts`. Called by all ranks.
+// Trains as the programs do, under `mode`; `parts` and `block` as in SmallLayerFunction. Called by
+// all ranks.
 std::string digest_of_class(dist::Communicator& communicator, const std::string& mode,
-                            int parts = 1) {
-  const auto model = testing::make_deferred<testing::SmallModel>(parts);
+                            int parts = 1, std::int64_t block = 0) {
+  const auto model = testing::make_deferred<testing::SmallModel>(parts, block);
   testing::SmallValues values;
   const train::StrategyArguments arguments{*model, communicator, testing::small_adamw(), &values,
                                            /*variant=*/""};
@@ -80,6 +82,19 @@ TEST_P(SmallProgram, OnAMeshEndsWithTheBitsOfDdpThatAddsTheSameParts) {
   testing::on_ranks(ranks / parts, [&](dist::Communicator& communicator) {
     const std::string right = digest_of_class(communicator, "ddp", parts);
     for (const std::string& digest : digests) EXPECT_EQ(digest, right);
+  });
+}
+
+// Gathers in 8 bits as well: a shard has whole blocks, so the blocks of a weight are the same at
+// every number of ranks, and DDP can compute with the same values. The digest is of exact weights.
+TEST_P(SmallProgram, WithQuantisedGathersEndsWithTheBitsOfDdpThatComputesWith8Bits) {
+  const int ranks = GetParam();
+  const std::vector<std::string> digests =
+      testing::run_small_program("07_zero_plus_plus", ranks).digests;
+  ASSERT_EQ(digests.size(), static_cast<std::size_t>(ranks));
+  testing::on_ranks(ranks, [&](dist::Communicator& communicator) {
+    EXPECT_EQ(digest_of_class(communicator, "ddp", /*parts=*/1, exercise::kBlock),
+              digests[static_cast<std::size_t>(communicator.rank())]);
   });
 }
 

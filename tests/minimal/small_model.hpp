@@ -6,6 +6,7 @@
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <cfloat>
 #include <cmath>
 #include <map>
 #include <memory>
@@ -26,12 +27,27 @@ inline constexpr int kSmallLayers = 4;
 inline constexpr std::int64_t kSmallShapes[kSmallLayers][2] = {
     {13, 35}, {36, 30}, {31, 31}, {32, 11}};
 
+/// What the ranks of chapter 07 compute with: each block of `block` elements of `weight` in 8 bits,
+/// and back in float32.
+inline at::Tensor through_8_bits(const at::Tensor& weight, std::int64_t block) {
+  std::vector<at::Tensor> blocks;
+  for (const at::Tensor& values : weight.flatten().split(block)) {
+    const at::Tensor scale = (values.abs().max() / 127).clamp_min(FLT_MIN);
+    blocks.push_back((values / scale).round().to(at::kChar) * scale);
+  }
+  return at::cat(blocks).view(weight.sizes());
+}
+
 /// tanh([x, 1] weight), with the programs' backward. `parts`: one product is computed as so many,
 /// each as the rank of chapter 06 that has this part computes it. Even layers are cut by columns.
+/// `block`: unless it is 0, through_8_bits(weight) takes the weight's place, and its gradient is
+/// that of the weight.
 class SmallLayerFunction : public torch::autograd::Function<SmallLayerFunction> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
-                            const at::Tensor& weight, std::int64_t layer, std::int64_t parts) {
+                            const at::Tensor& exact, std::int64_t layer, std::int64_t parts,
+                            std::int64_t block) {
+    const at::Tensor weight = block > 0 ? through_8_bits(exact, block) : exact;
     std::vector<at::Tensor> products;
     for (const auto& [inputs, part, rows] : cut(x, weight, layer, parts)) {
       products.push_back(inputs.mm(part));
@@ -58,7 +74,7 @@ class SmallLayerFunction : public torch::autograd::Function<SmallLayerFunction> 
       of_inputs.push_back(mine.mm(part.narrow(0, 0, rows).t()));
     }
     return {layer % 2 == 0 ? sum_of(of_inputs) : at::cat(of_inputs, 1),
-            at::cat(of_weight, layer % 2 == 0 ? 1 : 0), at::Tensor(), at::Tensor()};
+            at::cat(of_weight, layer % 2 == 0 ? 1 : 0), at::Tensor(), at::Tensor(), at::Tensor()};
   }
 
  private:
@@ -112,27 +128,28 @@ class SmallLossFunction : public torch::autograd::Function<SmallLossFunction> {
 /// One layer, a unit.
 class SmallLayer : public nn::Unit {
  public:
-  SmallLayer(int layer, int parts)
+  SmallLayer(int layer, int parts, std::int64_t block)
       : layer_(layer),
         parts_(parts),
+        block_(block),
         weight_(add_parameter("weight", kSmallShapes[layer], nn::Initializer::constant(0.0))) {}
 
   at::Tensor forward(const at::Tensor& x) {
-    return run([&] { return SmallLayerFunction::apply(x, weight_, layer_, parts_); }, {x});
+    return run([&] { return SmallLayerFunction::apply(x, weight_, layer_, parts_, block_); }, {x});
   }
 
  private:
-  std::int64_t layer_, parts_;
+  std::int64_t layer_, parts_, block_;
   at::Tensor weight_;
 };
 
 /// The model. Its parameters are named layer0.weight to layer3.weight.
 class SmallModel : public nn::Model {
  public:
-  explicit SmallModel(int parts = 1) {
+  explicit SmallModel(int parts = 1, std::int64_t block = 0) {
     for (int layer = 0; layer < kSmallLayers; ++layer) {
       layers_.push_back(register_module("layer" + std::to_string(layer),
-                                        std::make_shared<SmallLayer>(layer, parts)));
+                                        std::make_shared<SmallLayer>(layer, parts, block)));
     }
   }
 

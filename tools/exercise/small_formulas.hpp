@@ -11,6 +11,8 @@ namespace zero::exercise {
 
 inline constexpr int kLayers = 4;
 inline constexpr int kSteps = 5;
+/// Elements that share a scale in chapter 07.
+inline constexpr std::int64_t kBlock = 32;
 /// Rows and columns of each layer's weight.
 inline constexpr std::array<std::array<std::int64_t, 2>, kLayers> kShapes = {
     {{13, 35}, {36, 30}, {31, 31}, {32, 11}}};
@@ -42,14 +44,19 @@ constexpr LayerBytes part_bytes(int parts, int part) {
   return bytes;
 }
 
-/// Bytes of a rank's shard of each weight in chapters 04 and 05, with the zeros that pad it.
-constexpr LayerBytes shard_bytes(int ranks) {
+/// Bytes of a rank's shard of each weight in chapters 04 and 05, with the zeros that pad it. In
+/// chapter 07 a shard has whole blocks.
+constexpr LayerBytes shard_bytes(int ranks, std::int64_t block = 1) {
   LayerBytes bytes{};
   for (int layer = 0; layer < kLayers; ++layer) {
-    bytes[layer] = 4 * ((layer_bytes()[layer] / 4 + ranks - 1) / ranks);
+    const std::int64_t of_all = ranks * block;  // elements
+    bytes[layer] = 4 * block * ((layer_bytes()[layer] / 4 + of_all - 1) / of_all);
   }
   return bytes;
 }
+
+/// Bytes of a float32 tensor of `bytes` bytes in 8 bits: a byte an element, and 4 for each block.
+constexpr std::int64_t quantised_bytes(std::int64_t bytes) { return bytes / 4 + bytes / kBlock; }
 
 /// True if zeros must be added to the layer before it can be cut into equal shards.
 constexpr bool is_padded(int layer, int ranks) { return layer_bytes()[layer] / 4 % ranks != 0; }
@@ -119,11 +126,17 @@ constexpr Expected whole_layers(int chapter, int ranks, int rank, const LayerByt
   return e;
 }
 
-// Chapters 04 and 05: every layer is split over all ranks.
+// Chapters 04, 05 and 07: every layer is split over all ranks.
 constexpr Expected shards(int chapter, int ranks) {
-  const LayerBytes shard = shard_bytes(ranks);
+  const bool quantises = chapter == 7;
+  const LayerBytes shard = shard_bytes(ranks, quantises ? kBlock : 1);
   const auto whole = [&](int layer) {
     return 0 <= layer && layer < kLayers ? ranks * shard[layer] : 0;
+  };
+  // The most that a gather of `layer` adds: the weight, and in chapter 07 what this rank sends and
+  // what arrives.
+  const auto gathered = [&](int layer) {
+    return whole(layer) + (quantises ? (ranks + 1) * quantised_bytes(shard[layer]) : 0);
   };
   // Bytes of `layer` if it is gathered while the layer before it in the pass computes.
   const auto ahead = [&](int layer) { return chapter == 5 ? whole(layer) : 0; };
@@ -131,15 +144,17 @@ constexpr Expected shards(int chapter, int ranks) {
   e.parameters = e.gradients = sum_of(shard);
   e.optimizer = 2 * sum_of(shard);
   e.gradients_sent = (ranks - 1) * sum_of(shard);
-  e.parameters_sent = 2 * (ranks - 1) * sum_of(shard);
+  const std::int64_t sent = quantises ? quantised_bytes(sum_of(shard)) : sum_of(shard);
+  e.parameters_sent = 2 * (ranks - 1) * sent;
   const std::int64_t held = e.parameters + e.optimizer;
   for (int layer = 0; layer < kLayers; ++layer) {  // forward
-    e.parameters_peak = std::max(e.parameters_peak, e.parameters + whole(layer) + ahead(layer + 1));
+    e.parameters_peak =
+        std::max(e.parameters_peak, e.parameters + gathered(layer) + ahead(layer + 1));
   }
   e.states_peak = e.parameters_peak + e.optimizer;
   std::int64_t gradients = 0;
   for (int layer = kLayers - 1; layer >= 0; --layer) {  // backward
-    e.states_peak = std::max(e.states_peak, held + gradients + whole(layer) + ahead(layer - 1));
+    e.states_peak = std::max(e.states_peak, held + gradients + gathered(layer) + ahead(layer - 1));
     const std::int64_t made = gradients + whole(layer) + shard[layer];
     e.gradients_peak = std::max(e.gradients_peak, made);
     e.states_peak = std::max(e.states_peak, held + made + ahead(layer - 1));
@@ -164,7 +179,7 @@ constexpr Expected mesh(int ranks, int rank) {
 
 }  // namespace internal
 
-/// What rank `rank` of `ranks` holds and sends in every step of the program of `chapter` (0 to 6).
+/// What rank `rank` of `ranks` holds and sends in every step of the program of `chapter` (0 to 7).
 constexpr Expected expected(int chapter, int ranks, int rank) {
   if (chapter == 6) return internal::mesh(ranks, rank);
   return chapter <= 3 ? internal::whole_layers(chapter, ranks, rank, layer_bytes())
