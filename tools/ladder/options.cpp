@@ -327,6 +327,12 @@ void check_groups(const Options& o) {
                   size, o.world_size, o.tensor_ranks, o.stages, o.data_ranks()));
 }
 
+// Stages 0 to 2: ddp, zero1, tensor_zero2:flat, engine0 and so on.
+bool keeps_parameters_whole(const std::string& mode) {
+  const std::string name = mode.substr(0, mode.find(':'));
+  return name == "ddp" || (name.back() >= '0' && name.back() <= '2');
+}
+
 void check_pipeline(const Options& o, const nn::LlamaConfig& config) {
   const auto refuse = [&o](const std::string& why) {
     throw Error(fmt::format("--pp {}: {}", o.stages, why));
@@ -338,7 +344,7 @@ void check_pipeline(const Options& o, const nn::LlamaConfig& config) {
                     o.model_name(), config.layers, config.layers));
   }
   for (const std::string& mode : o.modes) {
-    if (!config.tied || stage_of(mode) != plan::Stage::kZero3) continue;
+    if (!config.tied || keeps_parameters_whole(mode)) continue;
     refuse(fmt::format(
         "mode {} does not keep parameters whole, and the first and the last stage share the "
         "embedding: take modes of stages 0 to 2 (--modes ddp,zero1,zero2), or --weights with "
@@ -451,9 +457,9 @@ void check_mesh(const Options& o) {
                             error.what()));
   }
   if (o.tensor_ranks == 1 && (o.sequence_parallel || o.partition_activations)) {
-    throw Error(fmt::format(
-        "{}: one tensor rank has nothing to cut: take --tp 2 or more, or leave it out",
-        o.sequence_parallel ? "--sequence-parallel" : "--partition-activations"));
+    throw Error(
+        fmt::format("{}: one tensor rank has nothing to cut: take --tp 2 or more, or leave it out",
+                    o.sequence_parallel ? "--sequence-parallel" : "--partition-activations"));
   }
   if (o.sequence_parallel && (o.reviews() || o.sequence_length % o.tensor_ranks != 0)) {
     throw Error(fmt::format(
