@@ -157,8 +157,13 @@ TEST_P(PlannerOnMesh, HasTheBytesOfTheStrategiesAndOfTheStages) {
   });
 }
 
-TEST_P(PlannerOnMesh, HasTheBytesOfCutSequencesAndOfCheckpoints) {
-  if (GetParam().tensor == 1) return;  // nothing is cut
+class PlannerOnTensorAxis : public PlannerOnMesh {};
+INSTANTIATE_TEST_SUITE_P(Meshes, PlannerOnTensorAxis,
+                         ::testing::Values(plan::Mesh{1, 4, 2, 1}, plan::Mesh{1, 2, 2, 2},
+                                           plan::Mesh{2, 2, 2, 4}),
+                         [](const auto& info) { return "Mesh" + plan::text(info.param); });
+
+TEST_P(PlannerOnTensorAxis, HasTheBytesOfCutSequencesAndOfCheckpoints) {
   on_ranks(1, [](dist::Communicator&) {
     for (const bool tied : {true, false}) {
       for (const std::int64_t m : {1, 3}) {
