@@ -15,7 +15,7 @@ BELOW = {
     "base": [],
     "memory": ["base"],
     "quantization": ["memory"],
-    "distributed": ["quantization"],
+    "distributed": ["memory"],
     "optim": ["memory"],
     "data": ["base"],
     "nn": ["distributed", "data"],
