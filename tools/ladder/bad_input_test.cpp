@@ -90,6 +90,7 @@ TEST(BadMeshes, AreRefusedBeforeARankIsStarted) {
           {"--pp 3 --nproc 3 --modes ddp", {"--pp 3: tiny has 2 layers", "take at most 2 stages"}},
           {"--pp 2", {"--pp 2: mode zero3 does not keep", "--modes ddp,zero1,zero2"}},
           {"--pp 2 --modes ddp,hsdp3 --shard-size 1", {"mode hsdp3:shard_size=1 does not keep"}},
+          {"--pp 2 --modes ddp,zeropp", {"mode zeropp does not keep"}},
           {"--pp 2 --modes ddp --task reviews", {"a pipeline trains language models"}},
           {"--pipeline-schedule gpipe", {"--pipeline-schedule requires --pp"}},
           {"--pp 2 --pipeline-schedule gipe", {"unknown pipeline-schedule 'gipe'", "1f1b, gpipe"}},
