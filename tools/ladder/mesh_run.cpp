@@ -96,7 +96,8 @@ std::string MeshRun::model_digest(const nn::ParameterList& list,
   if (pipeline_ != nullptr) stages = pipeline_->exchange(stages.front());
   std::map<std::string, std::string> all;
   for (const std::string& stage : stages) {
-    for (const auto& [name, value] : base::Json::parse(stage).items()) {
+    const base::Json of_stage = base::Json::parse(stage);
+    for (const auto& [name, value] : of_stage.items()) {
       const auto digest = value.get<std::string>();
       if (all.emplace(name, digest).first->second == digest) continue;
       throw Error(fmt::format("two stages of the pipeline have different values of '{}'", name));
