@@ -20,10 +20,8 @@ SecondaryShard::SecondaryShard(std::unique_ptr<train::ParameterTransfer> from_al
 }
 
 dist::Work SecondaryShard::gather(const at::Tensor& full, const at::Tensor& shard) {
-  const std::int64_t now = version_();
-  if (std::exchange(made_from_, now) == now) {
-    return group_.all_gather(full, secondary_, dist::Purpose::kParameter);
-  }
+  if (!reads_shard()) return group_.all_gather(full, secondary_, dist::Purpose::kParameter);
+  made_from_ = version_();
   return finish_with(from_all_->gather(full, shard), [this, full] { keep_part_of(full); });
 }
 

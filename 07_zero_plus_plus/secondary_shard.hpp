@@ -34,6 +34,8 @@ class SecondaryShard final : public train::ParameterTransfer {
                  std::int64_t elements, const at::TensorOptions& options, WeightsVersion version);
 
   dist::Work gather(const at::Tensor& full, const at::Tensor& shard) override;
+  bool reads_shard() const override { return made_from_ != version_(); }
+  bool rounds() const override { return from_all_->rounds(); }
   std::int64_t held_bytes() const override;
   /// One gather from all ranks, and the others inside the group.
   train::SentBytes sent(std::int64_t gathers) const override;
