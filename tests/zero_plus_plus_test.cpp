@@ -150,7 +150,9 @@ std::vector<at::Tensor> weights_in_forward(Session& session) {
 void on_weights(const std::string& mode,
                 const std::function<void(dist::Communicator&, Session&)>& body) {
   on_ranks(4, [&](dist::Communicator& communicator) {
-    Session session(communicator, mode, with_parts("lat"));
+    SessionOptions options = with_parts("lat");
+    options.model.width = 40;  // a shard has blocks of several parameters
+    Session session(communicator, mode, options);
     for (int s = 0; s < 2; ++s) {
       body(communicator, session);
       body(communicator, session);
