@@ -2,6 +2,7 @@
 // that has all of it, counts bytes by host, and asks the allocator what a rank holds.
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <tools/exercise/check.hpp>
 #include <zero/memory/accounting.hpp>
@@ -14,6 +15,8 @@ using zero::dist::Communicator;
 using zero::exercise::Mistake;
 
 constexpr std::int64_t kElements = 1800, kBytes = 4 * kElements;
+constexpr std::int64_t kChanges = 7;  // updates and loads of a run
+constexpr std::int64_t kFew = 10;     // elements
 
 struct Sizes {
   int groups, ranks_of_group;
@@ -41,7 +44,7 @@ class Run {
       : answer_(answer),
         ranks_(ranks),
         whole_(at::zeros({kElements})),
-        before_(at::zeros({kElements})),
+        earlier_(at::zeros({kChanges, kElements})),
         held_by_check_(bytes_held()) {}
 
   void forward(int step) {
@@ -63,14 +66,23 @@ class Run {
            [&] { answer_.update(ranks_, weight_, primary_piece(gradient).clone()); });
   }
 
-  // The first elements of the checkpoint are those of the weight as it is now.
-  void load(int seed, std::int64_t first_elements = 0) {
-    const at::Tensor saved = random_weight(seed);
-    saved.narrow(0, 0, first_elements).copy_(whole_.narrow(0, 0, first_elements));
-    change("load", saved, [&] { answer_.load(ranks_, weight_, saved.clone()); });
+  void load(int seed) { load(random_weight(seed)); }
+
+  // A checkpoint that differs from the weight as it is now in its first and its last elements. The
+  // primary shards of most ranks stay as they are.
+  void load_few(int seed) {
+    const at::Tensor saved = whole_.clone(), random = random_weight(seed);
+    for (const std::int64_t begin : {std::int64_t{0}, kElements - kFew}) {
+      saved.narrow(0, begin, kFew).copy_(random.narrow(0, begin, kFew));
+    }
+    load(saved);
   }
 
  private:
+  void load(const at::Tensor& saved) {
+    change("load", saved, [&] { answer_.load(ranks_, weight_, saved.clone()); });
+  }
+
   at::Tensor primary_piece(const at::Tensor& whole) const {
     return whole.chunk(ranks_.world.size())[ranks_.world.rank()];
   }
@@ -90,9 +102,9 @@ class Run {
 
   template <typename Call>
   void change(const std::string& name, const at::Tensor& after, const Call& call) {
-    before_.copy_(whole_);
+    earlier_[std::ssize(changes_)].copy_(whole_);
     whole_.copy_(after);
-    changed_by_ = name;
+    changes_.push_back(name);
     const Sent sent = sent_in(call);
     if (sent.between + sent.inside > 0) {
       throw Mistake(fmt::format("{}() sends {} bytes: the next forward gathers the weight anyway",
@@ -121,13 +133,17 @@ class Run {
                                 kElements));
     }
     if (weight.equal(whole_)) return;
-    if (weight.equal(before_)) {
+    const std::int64_t changes = std::ssize(changes_);
+    for (std::int64_t k = changes - 1; k >= 0; --k) {
+      if (!weight.equal(earlier_[k])) continue;
+      const auto since = fmt::join(changes_.begin() + k, changes_.end(), " and the ");
       throw Mistake(fmt::format("{}the weight from before the {}: its secondary shard is stale",
-                                begin, changed_by_));
+                                begin, since));
     }
-    if (weight.eq(whole_).logical_or(weight.eq(before_)).all().item<bool>()) {
+    if (weight.eq(whole_).logical_or(weight.eq(earlier_[changes - 1])).all().item<bool>()) {
       throw Mistake(fmt::format("{}{} elements from before the {}: some secondary shards are stale",
-                                begin, weight.ne(whole_).sum().item<std::int64_t>(), changed_by_));
+                                begin, weight.ne(whole_).sum().item<std::int64_t>(),
+                                changes_.back()));
     }
     throw Mistake(begin + "a weight that there never was: are pieces in the wrong place?");
   }
@@ -160,8 +176,8 @@ class Run {
   const Answer& answer_;
   Ranks ranks_;
   Weight weight_;
-  at::Tensor whole_, before_;  // the weight now, and before its last change
-  std::string changed_by_;
+  at::Tensor whole_, earlier_;  // the weight now, and before each change
+  std::vector<std::string> changes_;
   std::int64_t held_by_check_;
 };
 
@@ -193,8 +209,8 @@ void check_mesh(const Answer& answer, Communicator& world, int ranks_of_group) {
     run.backward(step);
     run.update(step);
   }
-  run.forward(4);               // evaluation
-  run.load(3, kElements - 10);  // the primary shards of most ranks stay as they are
+  run.forward(4);  // evaluation
+  run.load_few(3);
   run.forward(5);
   run.backward(5);
 }
