@@ -233,6 +233,10 @@ void check_fake_process_group(const CLI::App& app, Options& o) {
     throw Error(fmt::format("--rank {}: a world of {} has the ranks 0 to {}", o.fake_rank,
                             o.fake_process_group, o.fake_process_group - 1));
   }
+  if (o.ranks_per_host > 0 && o.fake_process_group % o.ranks_per_host != 0) {
+    throw Error(fmt::format("--ranks-per-host {} does not divide --fake-process-group {}",
+                            o.ranks_per_host, o.fake_process_group));
+  }
   if (o.device != "cpu") {
     throw Error(fmt::format("--fake-process-group runs on cpu only, not on {}", o.device));
   }
