@@ -225,7 +225,9 @@ class Bench:
     def _network(self, mbit):
         """Hosts with links of this rate, and the stack on which they are: both end with the context."""
         with contextlib.ExitStack() as stack:
-            network = Network(stack, self._options.hosts, cores_per_host=self._options.ranks_per_host)
+            # Like machines, hosts share no core, if there are enough.
+            cores = len(os.sched_getaffinity(0)) // self._options.hosts
+            network = Network(stack, self._options.hosts, max(1, min(cores, self._options.ranks_per_host)))
             for host in network.hosts if mbit else []:
                 network.limit(host, mbit)
             yield stack, network
