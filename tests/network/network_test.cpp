@@ -191,8 +191,9 @@ void expect_steps_counted(dist::Communicator& communicator) {
     Session session(communicator, mode, options);
     session.step(0);
     // What is counted when it is sent may wait in a socket until the other rank asks for it, in its
-    // next forward. To read all weights is to wait for that, here and below.
-    session.weights();
+    // next forward. Reading all weights waits for that, here and below. hpZ leaves nothing there,
+    // and its next forward would send nothing, because the read has made the secondary shard.
+    if (!mode.starts_with("hpz")) session.weights();
     expect_counted(communicator, "step of " + mode, [&] {
       const dist::Traffic before = communicator.traffic();
       session.step(1);

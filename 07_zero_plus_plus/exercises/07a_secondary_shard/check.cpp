@@ -136,9 +136,9 @@ class Run {
     const std::int64_t changes = std::ssize(changes_);
     for (std::int64_t k = changes - 1; k >= 0; --k) {
       if (!weight.equal(earlier_[k])) continue;
-      const auto since = fmt::join(changes_.begin() + k, changes_.end(), " and the ");
       throw Mistake(fmt::format("{}the weight from before the {}: its secondary shard is stale",
-                                begin, since));
+                                begin,
+                                fmt::join(changes_.begin() + k, changes_.end(), " and the ")));
     }
     if (weight.eq(whole_).logical_or(weight.eq(earlier_[changes - 1])).all().item<bool>()) {
       throw Mistake(fmt::format("{}{} elements from before the {}: some secondary shards are stale",
