@@ -9,6 +9,7 @@
 #include <tests/support/states.hpp>
 #include <tools/plan/planner.hpp>
 #include <zero/distributed/mesh.hpp>
+#include <zero/engine/overlap_options.hpp>
 #include <zero/memory/charge.hpp>
 #include <zero/nn/parameters.hpp>
 #include <zero/optim/adamw.hpp>
@@ -176,6 +177,55 @@ TEST_P(PlannerOnTensorAxis, HasTheBytesOfCutSequencesAndOfCheckpoints) {
           expect_planned(GetParam(), Stage::kZero2, s);
         }
       }
+    }
+  });
+}
+
+// ZeRO-3, HSDP and the parts of ZeRO++ on hosts of `ranks_per_host`. Shards are whole blocks of 64
+// elements, so that there are as many scales as the planner counts.
+void expect_planned_on_hosts(int world_size, int ranks_per_host) {
+  plan::Request request = request_of({.tied = false});
+  request.mesh = {};
+  request.world_size = world_size;
+  request.hosts.ranks_per_host = ranks_per_host;
+  request.hosts.block = request.hosts.gradient_block = 64;
+  const std::vector<plan::HostPlan> planned = plan::make_plan(request).hosts;
+  const OverlapOptions whole{.quantization_block = 64, .gradient_block = 64};
+  OverlapOptions hpz = whole, qwz = whole, qgz = whole, all = whole;
+  hpz.secondary_shards = all.secondary_shards = true;
+  qwz.quantize_parameters = all.quantize_parameters = true;
+  qgz.quantize_gradients = all.quantize_gradients = true;
+  std::size_t k = 0;
+  for (const auto& [mode, options] : {std::pair{"engine3", OverlapOptions()},
+                                      {"hsdp3", {.shard_size = kRanksOfHost}},
+                                      {"hpz", hpz},
+                                      {"qwz", qwz},
+                                      {"qgz", qgz},
+                                      {"zeropp", all}}) {
+    SCOPED_TRACE(fmt::format("{} on {} ranks, {} a host", mode, world_size, ranks_per_host));
+    dist::FakeCommunicator world(1, world_size, /*source=*/{}, ranks_per_host);
+    const auto model = std::make_shared<nn::Llama>(unpadded(/*tied=*/false));
+    nn::SeededValues values(3);
+    world.set_source(train::first_values_of(*model, values));
+    train::StrategyArguments arguments{*model, world, optim::adamw(), &values};
+    arguments.options = options;
+    const auto strategy = make_strategy(mode, arguments);
+    const at::Tensor ids = (at::arange(16).view({1, 16}) * 131).remainder(256);
+    const dist::Traffic before = world.traffic();
+    train::Trainer(*strategy).step({{.inputs = ids, .targets = ids.flip(1), .loss_terms = 16}});
+    const dist::Traffic sent = world.traffic().since(before);
+    const plan::HostPlan& plan = planned.at(k++);
+    EXPECT_EQ(text_of(plan.states), text_of(strategy->costs().at_rest));
+    EXPECT_EQ(plan.inside() + plan.between(), static_cast<double>(training_bytes(sent)));
+    EXPECT_EQ(plan.between(), static_cast<double>(sent.between_hosts(Purpose::kParameter) +
+                                                  sent.between_hosts(Purpose::kGradient)));
+  }
+}
+
+TEST(PlannerOnHosts, HasTheBytesOfHsdpAndOfTheParts) {
+  on_ranks(1, [](dist::Communicator&) {
+    for (const auto& [world_size, ranks_per_host] : {std::pair{4, 2}, {4, 1}, {2, 1}}) {
+      expect_planned_on_hosts(world_size, ranks_per_host);
     }
   });
 }

@@ -102,6 +102,18 @@ void add_mesh_options(CLI::App& app, Words& w, MeshRequest& mesh) {
                "tensor ranks divide the inputs that --recompute keeps");
 }
 
+void add_host_options(CLI::App& app, HostRequest& hosts) {
+  app.add_option("--ranks-per-host", hosts.ranks_per_host,
+                 "compare ZeRO-3, HSDP and the parts of ZeRO++ on hosts of so many ranks")
+      ->check(CLI::Range(std::int64_t{1}, kLargestWorldSize));
+  add_quantity(app, "--host-bandwidth", hosts.bandwidth, parse_bandwidth,
+               "that a rank sends to other hosts with; --bandwidth is inside a host then")
+      ->default_str("10GB/s");
+  add_quantity(app, "--quantize-bandwidth", hosts.quantize_bandwidth, parse_bandwidth,
+               "bytes of values that a rank quantises or dequantises in a second")
+      ->default_str("1000GB/s");
+}
+
 void add_machine_options(CLI::App& app, Request& r) {
   Machine& machine = r.machine;
   add_quantity(app, "--bandwidth", machine.bandwidth, parse_bandwidth, "that a rank sends with")
@@ -165,6 +177,7 @@ Options parse(int argc, char** argv) {
   add_model_options(app, words);
   add_run_options(app, words, o.request);
   add_mesh_options(app, words, o.request.mesh);
+  add_host_options(app, o.request.hosts);
   add_machine_options(app, o.request);
   add_output_options(app, o);
   base::parse_arguments(app, "plan", argc, argv);

@@ -60,6 +60,15 @@ Json mesh_json(const MeshPlan& m) {
           {"bubble", m.bubble}};
 }
 
+Json host_json(const HostPlan& h) {
+  return {{"name", h.name},
+          {"model_states", states_json(h.states)},
+          {"sent_inside_bytes", h.inside()},
+          {"sent_between_bytes", h.between()},
+          {"communication_seconds", h.seconds},
+          {"pays_from_ratio", or_null(h.pays_from)}};
+}
+
 Json point(const std::string& what, double sent, const States& states) {
   return {{"name", what}, {"sent_bytes", sent}, {"model_state_bytes", states.total()}};
 }
@@ -116,6 +125,7 @@ Json to_json(const Plan& plan) {
                {"notes", r.model.notes}};
   for (const StagePlan& stage : plan.stages) json["stages"].push_back(stage_json(stage));
   for (const MeshPlan& mesh : plan.meshes) json["meshes"].push_back(mesh_json(mesh));
+  for (const HostPlan& host : plan.hosts) json["hosts"].push_back(host_json(host));
   json["lookahead"] = {{"gather_seconds", plan.lookahead.gather},
                        {"compute_seconds", plan.lookahead.compute},
                        {"needed", or_null(plan.lookahead.needed)},

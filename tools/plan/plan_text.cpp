@@ -210,6 +210,40 @@ constexpr const char* kMeshLegend =
     "that is held is a bound: model states, transients and activations (activ.). What tensor ranks "
     "send hides behind nothing. Bubble: the part of a step in which a stage waits for others.";
 
+Table host_table(const Plan& plan) {
+  const Unit unit = plan.unit();
+  const std::string u = name(unit);
+  Table table({{"", Align::kLeft},
+               {"states", Align::kRight, u},
+               {"inside", Align::kRight, u, "a rank sends"},
+               {"between", Align::kRight, u, "a rank sends"},
+               {"time", Align::kRight, "s"},
+               {"from ratio", Align::kRight, "", "pays"},
+               {"below", Align::kRight, "GB/s", "pays"}});
+  for (const HostPlan& h : plan.hosts) {
+    const double from = h.pays_from.value_or(0);
+    table.add_row({h.name, in(static_cast<double>(h.states.total()), unit), in(h.inside(), unit),
+                   in(h.between(), unit), fixed(h.seconds, 3), h.pays_from ? fixed(from, 2) : "-",
+                   from > 0 ? fixed(plan.request.machine.bandwidth / from / 1e9, 2) : "-"});
+  }
+  return table;
+}
+
+std::string host_legend(const Request& r) {
+  return fmt::format(
+      "{} hosts of {} ranks. Time: communication of a step and quantising, nothing hidden, at {} "
+      "GB/s of a rank inside its host, {} GB/s to other hosts, and {} GB/s of values quantised. "
+      "The "
+      "links inside and between work at the same time. A way pays if it takes less time than "
+      "ZeRO-3: from this ratio of the two bandwidths on, which is a link between hosts below so "
+      "many GB/s. Scales are those of blocks of {} parameters, and of {} gradients. MiB = 2^20, "
+      "GiB = 2^30, GB = 10^9.",
+      base::with_thousands(r.world_size / *r.hosts.ranks_per_host), *r.hosts.ranks_per_host,
+      fixed(r.machine.bandwidth / 1e9, 3), fixed(r.hosts.bandwidth / 1e9, 3),
+      fixed(r.hosts.quantize_bandwidth / 1e9, 1), base::with_thousands(r.hosts.block),
+      base::with_thousands(r.hosts.gradient_block));
+}
+
 std::string legend(const Request& r) {
   return fmt::format(
       "Bytes of the fullest rank; MiB = 2^20, GiB = 2^30, GB = 10^9. V is one copy of the "
@@ -232,6 +266,9 @@ std::string to_text(const Plan& plan) {
   std::string text = title(r);
   for (const std::string& note : r.model.notes) {
     text += wrapped(fmt::format("note: {}.", note), "  ");
+  }
+  if (!plan.hosts.empty()) {
+    return text + fmt::format("\n{}\n{}", host_table(plan).to_text(), wrapped(host_legend(r), ""));
   }
   if (!plan.meshes.empty()) {
     text += fmt::format("\n{}\n{}", mesh_table(plan).to_text(), wrapped(kMeshLegend, ""));

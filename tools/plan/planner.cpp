@@ -162,7 +162,11 @@ Plan make_plan(const Request& request) {
   plan.crossover_tokens = tensor_parallel_crossover(request.model.largest_unit(),
                                                     request.model.shape.hidden, request.policy);
   plan.choice = choose(request, plan.stages);
-  if (request.mesh != MeshRequest{}) plan.meshes = plan_meshes(request);
+  if (request.hosts.ranks_per_host) {
+    plan.hosts = plan_hosts(request);
+  } else if (request.mesh != MeshRequest{}) {
+    plan.meshes = plan_meshes(request);
+  }
   return plan;
 }
 

@@ -6,6 +6,7 @@
 
 #include <zero/base/json.hpp>
 
+#include "hosts.hpp"
 #include "mesh.hpp"
 #include "quantity.hpp"
 #include "timing.hpp"
@@ -68,6 +69,7 @@ struct Request {
   double break_even_share = 0.05;  ///< communication over compute that counts as little
   std::int64_t hybrid_threshold = kHybridThreshold;
   MeshRequest mesh;
+  HostRequest hosts;
 
   /// Of a rank in a step.
   std::int64_t tokens() const { return batch * sequence; }
@@ -129,6 +131,7 @@ struct Plan {
   /// Nothing where no mesh was asked for. On one mesh a row for each stage, else of each mesh the
   /// lowest stage that fits, or the highest.
   std::vector<MeshPlan> meshes;
+  std::vector<HostPlan> hosts;  ///< nothing where ranks_per_host was not given
 
   /// For printing: that of the memory, else by size.
   Unit unit() const;

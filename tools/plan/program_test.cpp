@@ -132,6 +132,8 @@ TEST(PlanProgram, RefusesBadArgumentsWithAClearMessage) {
            {"--tp 2 --pipeline-schedule zigzag", "zigzag not in {1f1b,gpipe}"},
            {"--tp 2 --micro-batches x", "--micro-batches"},
            {"--sequence-parallel", "are for a mesh: add --tp"},
+           {"--ranks-per-host 3", "--world-size 8 is not two or more such hosts"},
+           {"--host-bandwidth 10", "--host-bandwidth: '10' is not a bandwidth"},
            {"--dtype fp8", "unknown dtype 'fp8'"},
            {"--optimizer adam", "unknown optimizer 'adam'; known optimizers: adamw"},
            {"--parameters 1e9 --model tiny", "excludes"},
@@ -179,7 +181,7 @@ std::vector<Example> examples() {
 
 TEST(PlannerDocs, ShowWhatTheProgramPrints) {
   const std::vector<Example> all = examples();
-  EXPECT_EQ(all.size(), 3U);
+  EXPECT_EQ(all.size(), 4U);
   for (const Example& example : all) {
     EXPECT_EQ(run_plan(example.arguments).said, example.output) << example.arguments;
   }
