@@ -218,7 +218,7 @@ TEST_P(QgzOnMesh, SendsInsideAndBetweenWhatTheFormulasSay) {
         run.step(0);
         const dist::Traffic sent = run.step(1);
         const std::int64_t packed = sum_over_buffers(
-            run.strategy, [&](const auto& b) { return packed_bytes(b.layout(), bits); });
+            run.strategy, [&](const auto& b) { return packed_bytes(b.layout(), bits, kBlock); });
         EXPECT_EQ(inside_hosts(sent, Purpose::kGradient),
                   (shape.shards - 1) * shape.replicas * packed);
         EXPECT_EQ(sent.between_hosts(Purpose::kGradient), (shape.replicas - 1) * packed);
@@ -237,7 +237,7 @@ std::int64_t peak_of_reductions(const Overlap& strategy, const Shape& shape) {
   std::int64_t between = 0, peak = 0;
   for (std::size_t b = strategy.buckets().size(); b-- > 0;) {
     const train::ShardLayout& layout = strategy.buckets()[b].layout();
-    const std::int64_t packed = packed_bytes(layout, 4), sums = 4 * r * layout.shard();
+    const std::int64_t packed = packed_bytes(layout, 4, kBlock), sums = 4 * r * layout.shard();
     peak = std::max({peak, between + 2 * n * packed, between + n * packed + sums});
     if (r == 1) continue;
     peak = std::max(peak, between + sums + 2 * r * packed);

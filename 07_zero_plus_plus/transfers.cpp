@@ -13,11 +13,6 @@ namespace {
 
 using ParameterTransfer = std::unique_ptr<train::ParameterTransfer>;
 
-ShardBlocks blocks_of(const train::FlatBuffer& buffer, std::int64_t bits,
-                      const OverlapOptions& options) {
-  return {buffer.layout, {static_cast<int>(bits), options.quantization_block}};
-}
-
 // Gathers shards of `elements` of a type.
 ParameterTransfer gather_of(std::int64_t elements, const at::TensorOptions& type,
                             const dist::Mesh& mesh, bool has_secondary_shards,
@@ -39,7 +34,7 @@ ParameterTransfer parameter_transfer(const train::FlatBuffer& buffer, const dist
     return gather_of(buffer.layout.shard(), buffer.options, mesh, options.secondary_shards,
                      version);
   }
-  ShardBlocks blocks = blocks_of(buffer, /*bits=*/8, options);
+  ShardBlocks blocks(buffer.layout, {.bits = 8, .block = options.quantization_block});
   ParameterTransfer bytes = gather_of(blocks.packed_bytes(), buffer.options.dtype(at::kByte), mesh,
                                       options.secondary_shards, version);
   return std::make_unique<QuantizedParameters>(std::move(bytes), std::move(blocks),
@@ -60,8 +55,10 @@ train::Transfers zero_plus_plus_transfers(const dist::Mesh& mesh, const OverlapO
   }
   if (options.quantize_gradients) {
     transfers.gradients = [&mesh, options](const train::FlatBuffer& buffer) {
+      const int bits = static_cast<int>(options.gradient_bits);
       return std::make_unique<QuantizedGradients>(
-          mesh, blocks_of(buffer, options.gradient_bits, options), buffer);
+          mesh, ShardBlocks(buffer.layout, {.bits = bits, .block = options.gradient_block}),
+          buffer);
     };
   }
   return transfers;

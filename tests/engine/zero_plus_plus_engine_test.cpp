@@ -120,12 +120,14 @@ TEST(EngineWithSecondaryShards, ReadsItsOptions) {
 
 TEST(EngineWithZeroPlusPlus, ReadsItsOptions) {
   const OverlapOptions ours = engine_config(R"({"quantize_parameters": true,
-      "quantize_gradients": true, "gradient_bits": 8, "quantization_block": 512})")
+      "quantize_gradients": true, "gradient_bits": 8, "quantization_block": 512,
+      "gradient_block": 128})")
                                   .overlap;
   EXPECT_TRUE(ours.quantize_parameters);
   EXPECT_TRUE(ours.quantize_gradients);
   EXPECT_EQ(ours.gradient_bits, 8);
   EXPECT_EQ(ours.quantization_block, 512);
+  EXPECT_EQ(ours.gradient_block, 128);
   EXPECT_EQ(zero_plus_plus_mode(ours), "zeropp");
   EXPECT_EQ(zero_plus_plus_mode({.secondary_shards = true}), "hpz");
   EXPECT_EQ(zero_plus_plus_mode({.quantize_parameters = true}), "qwz");

@@ -158,6 +158,7 @@ EngineConfig read_config(EngineConfig config, const std::string& json) {
   }
   reader.count("gradient_bits", 4, config.overlap.gradient_bits);
   reader.count("quantization_block", 2, config.overlap.quantization_block);
+  reader.count("gradient_block", 2, config.overlap.gradient_block);
   reader.count("accumulation_steps", 1, config.accumulation_steps);
   take_clip_norm(reader, "clip_norm", config.clip_norm);
   reader.field("on_nonfinite_gradient", [&](const Json& value) {

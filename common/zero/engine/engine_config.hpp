@@ -30,7 +30,8 @@ namespace zero {
 ///       "quantize_gradients": false,    qgZ: gradients are averaged in two quantised hops
 ///       "group_size": "host",   of ZeRO++: ranks of a group, or "host": those of a host
 ///       "gradient_bits": 4,     or 8
-///       "quantization_block": 2048,     elements that share a scale
+///       "quantization_block": 2048,     parameters that share a scale
+///       "gradient_block": 256,          elements of a gradient that share one
 ///       "accumulation_steps": 1,
 ///       "clip_norm": 0,
 ///       "on_nonfinite_gradient": "error",   or "skip"

@@ -1,5 +1,7 @@
 #include <fmt/format.h>
 
+#include <utility>
+
 #include <zero/base/error.hpp>
 #include <zero/engine/overlap_options.hpp>
 
@@ -30,8 +32,9 @@ void check_zero_plus_plus(const OverlapOptions& o) {
   if (o.gradient_bits != 4 && o.gradient_bits != 8) {
     refuse("gradient_bits", o.gradient_bits, "take 4 or 8");
   }
-  if (o.quantization_block < 2 || o.quantization_block % 2 != 0) {
-    refuse("quantization_block", o.quantization_block, "take an even number from 2");
+  for (const auto& [what, block] : {std::pair{"quantization_block", o.quantization_block},
+                                    {"gradient_block", o.gradient_block}}) {
+    if (block < 2 || block % 2 != 0) refuse(what, block, "take an even number from 2");
   }
 }
 
@@ -76,11 +79,11 @@ std::string to_text(const OverlapOptions& o) {
       "stage {}\nbuckets of {} bytes, {} in flight\nlookahead {}\n"
       "units below {} elements whole, {} bytes ahead at most\n"
       "updated parameters gathered in {}\n"
-      "secondary shards {}, quantised parameters {}, quantised gradients {} of {} bits, blocks of "
-      "{}",
+      "secondary shards {}, quantised parameters {} in blocks of {}, quantised gradients {} of {} "
+      "bits in blocks of {}",
       o.stage, o.bucket_bytes, o.in_flight_bytes, o.lookahead, o.whole_below, o.ahead_bytes,
       o.defer_parameter_gather ? "forward" : "the step", o.secondary_shards, o.quantize_parameters,
-      o.quantize_gradients, o.gradient_bits, o.quantization_block);
+      o.quantization_block, o.quantize_gradients, o.gradient_bits, o.gradient_block);
 }
 
 }  // namespace zero

@@ -65,8 +65,11 @@ struct OverlapOptions {
   /// integers of `gradient_bits` (4 or 8) bits.
   bool quantize_gradients = false;
   std::int64_t gradient_bits = 4;
-  /// Number of elements that share a scale where something is quantised; even.
+  /// Number of parameters that share a scale where they are quantised; even.
   std::int64_t quantization_block = 2048;
+  /// Number of elements of a gradient that share one; even. Fewer, because 4 bits round what is
+  /// small beside the largest of a block to 0, in each step.
+  std::int64_t gradient_block = 256;
 };
 
 /// The mode of chapter 07 that its options of ZeRO++ make: "hpz", "qwz", "qgz", or "zeropp" for
