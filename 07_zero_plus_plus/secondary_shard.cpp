@@ -35,7 +35,7 @@ std::int64_t SecondaryShard::held_bytes() const {
 }
 
 train::SentBytes SecondaryShard::sent(std::int64_t gathers) const {
-  const std::int64_t from_all = std::min<std::int64_t>(gathers, 1);
+  const std::int64_t from_all = reads_shard() ? std::min<std::int64_t>(gathers, 1) : 0;
   train::SentBytes sum = from_all_->sent(from_all);
   sum.all +=
       (gathers - from_all) * (group_.size() - 1) * static_cast<std::int64_t>(secondary_.nbytes());

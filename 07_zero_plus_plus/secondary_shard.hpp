@@ -17,19 +17,19 @@ namespace zero {
 ///     the first gather of new weights    from all ranks; each then keeps its part of what arrived
 ///     every other gather                 from the secondary shards, inside the group
 ///
-/// So backward sends nothing between groups. Neither does a part of forward that a checkpoint runs
-/// again, another micro-batch, or all but the first batch of an evaluation.
+/// So backward sends no parameters between groups. The same holds for a part of forward that a
+/// checkpoint runs again, for later micro-batches, and for later batches of an evaluation.
 ///
-/// A secondary shard is never old: it knows the number of the weights that it was made from, and
-/// every update and every load of a checkpoint makes that another number.
+/// A secondary shard is not used after its weights change: it has their version, and every update
+/// and every load of a checkpoint makes another version.
 class SecondaryShard final : public train::ParameterTransfer {
  public:
-  /// The number of the weights now (train::ForwardRecords::version()); the same on all ranks.
+  /// The version of the weights (train::ForwardRecords::version()); the same on all ranks.
   using WeightsVersion = std::function<std::int64_t()>;
 
   /// `from_all`: how new weights are gathered. `group`: this rank's group, which must outlive this
-  /// object. `elements`: of the buffer, N times a shard; of the dtype and device of `options`. The
-  /// ranks of a group must be consecutive, so that N is a multiple of S.
+  /// object. `elements`: of the whole buffer. `options`: its dtype and device. The ranks of a group
+  /// must be consecutive, and N a multiple of S.
   SecondaryShard(std::unique_ptr<train::ParameterTransfer> from_all, dist::Communicator& group,
                  std::int64_t elements, const at::TensorOptions& options, WeightsVersion version);
 
@@ -37,7 +37,7 @@ class SecondaryShard final : public train::ParameterTransfer {
   bool reads_shard() const override { return made_from_ != version_(); }
   bool rounds() const override { return from_all_->rounds(); }
   std::int64_t held_bytes() const override;
-  /// One gather from all ranks, and the others inside the group.
+  /// One gather from all ranks if the weights are new, and the others inside the group.
   train::SentBytes sent(std::int64_t gathers) const override;
 
  private:

@@ -113,6 +113,10 @@ TEST_P(HpzOnMesh, GathersNewWeightsFromAllRanksOnce) {
     expect_between("three micro-batches of new weights", once, [&] {
       run.trainer.step({run.batch(3), run.batch(4), run.batch(5)});
     });
+    testing::whole_weights(strategy);
+    const std::int64_t by_formula = strategy.costs().sent;
+    EXPECT_EQ(by_formula, testing::training_bytes(run.step(3))) << "after a reading";
+    EXPECT_LT(by_formula, strategy.costs().sent) << "after an update";
   });
 }
 

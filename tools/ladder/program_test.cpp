@@ -194,6 +194,11 @@ TEST(GroupsOfRanks, TrainUnderZeroPlusPlus) {
   ASSERT_EQ(sent.size(), 5U);
   EXPECT_LT(sent[4], sent[2]);
   EXPECT_LT(sent[2], sent[1]);
+  // A step whose weights have been gathered before: its bytes are compared with the formula's.
+  figures_of(
+      folder,
+      "--model tiny --steps 1 --seq-len 16 --no-compute-alone --timeout 30 --nproc 4 --modes "
+      "hpz:group_size=2,zeropp:group_size=2");
   testing::expect_refused(folder, kQuick + "--nproc 4 --modes hpz:group_size=3",
                           {"rank 0", "rank 3", "4 is not a multiple of 3"});
 }

@@ -132,7 +132,9 @@ class Meter {
   Meter(const MeshRun& run, std::int64_t base, std::int64_t resident_base)
       : run_(run), base_(base), resident_base_(resident_base) {}
 
-  void begin_step() {
+  // `predicted`: bytes that the step sends on the data axis, by formula.
+  void begin_step(std::int64_t predicted) {
+    predicted_before_ = predicted;
     memory::reset_peaks();
     before_ = run_.traffic();
     faults_before_ = memory::page_faults();
@@ -148,8 +150,12 @@ class Meter {
     const AxisTraffic now = run_.traffic();
     traffic_ = {now.data.since(before_.data), now.pipeline.since(before_.pipeline),
                 now.tensor.since(before_.tensor)};
+    predicted_ = predicted_before_;
     resident_ = memory::resident_set_bytes();
   }
+
+  // Of the step whose bytes are reported.
+  std::int64_t predicted() const { return predicted_; }
 
   void fill(RankRow& row) const {
     row.rank = run_.world().rank();
@@ -202,6 +208,8 @@ class Meter {
   std::int64_t resident_base_;
   AxisTraffic before_;
   AxisTraffic traffic_;
+  std::int64_t predicted_before_ = 0;
+  std::int64_t predicted_ = 0;
   std::int64_t faults_before_ = 0;
   std::vector<double> faults_;
   bool updated_ = false;
@@ -338,7 +346,8 @@ void train_steps(const Training& t, const std::string& mode, const std::string& 
     // it.
     if (of_memory) world.barrier();
     if (records_memory) memory::start_timeline(t.strategy.list().bytes() / 4096);
-    meter.begin_step();
+    const train::Costs costs = t.strategy.costs();
+    meter.begin_step(costs.sent + (options.micro_batches - 1) * costs.gathered);
     const train::StepResult step = t.trainer.step(batches);
     meter.end_step(step);
     if (records_memory) {
@@ -409,9 +418,8 @@ RankResult run_rank(dist::Communicator& communicator, const std::string& mode,
     result.row.digest = run.model_digest(strategy->list(), after);
     result.every_tensor_changed = all_trainable_changed(*strategy, before, after);
   }
-  const train::Costs costs = strategy->costs();
-  result.row.formula_mib = mib(costs.at_rest.total());
-  result.predicted_traffic = costs.sent + (options.micro_batches - 1) * costs.gathered;
+  result.row.formula_mib = mib(strategy->costs().at_rest.total());
+  result.predicted_traffic = meter.predicted();
   if (!options.save.empty()) save(*strategy, options, samples.pad_id);
   communicator.barrier();
   return result;

@@ -19,12 +19,14 @@ struct ModelStateBytes {
 struct Costs {
   ModelStateBytes at_rest;
   /// Bytes of gradients and parameters that this rank sends in a step with one micro-batch. Control
-  /// messages are not counted.
+  /// messages are not counted. Under hpZ this is a step that begins now: it sends less if the
+  /// weights have been gathered since the last update.
   std::int64_t sent = 0;
   /// What each further micro-batch of a step adds to `sent`, if gradients are added up before they
   /// are reduced: its gathers of parameters.
   std::int64_t gathered = 0;
-  /// Of `sent`, the bytes to ranks outside of this rank's group, in a mode that has groups of ranks.
+  /// Of `sent`, the bytes to ranks outside of this rank's group, in a mode that has groups of
+  /// ranks.
   std::int64_t sent_between_groups = 0;
 };
 

@@ -26,7 +26,7 @@ class ParameterTransfer {
   virtual bool rounds() const { return false; }
   /// Bytes that it holds between gathers (memory::Category::kParameters).
   virtual std::int64_t held_bytes() const { return 0; }
-  /// What this rank sends if the weights are gathered `gathers` times between two updates.
+  /// What this rank sends if the weights, as they are now, are gathered `gathers` times.
   virtual SentBytes sent(std::int64_t gathers) const = 0;
 };
 
