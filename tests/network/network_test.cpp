@@ -268,12 +268,13 @@ void expect_about(std::int64_t counted, std::int64_t formula, const std::string&
   EXPECT_LE(counted, formula + formula / 100) << what;
 }
 
-// What leaves a host of two ranks in a training step, in bytes, if there are two such hosts:
-// gathers of parameters in forward and in backward, and gradients.
+// What leaves a host of two ranks, in bytes, if there are two such hosts.
 struct PhaseBytes {
-  std::int64_t forward;
-  std::int64_t backward;
+  std::int64_t forward;    // gathers of new weights
+  std::int64_t unchanged;  // gathers of a forward with weights that an earlier one had
+  std::int64_t backward;   // gathers
   std::int64_t gradients;
+  std::int64_t read;  // of all weights, between steps
 };
 
 // Compares each phase with `formula`, of one copy of the parameters and of the root's share of it,
@@ -285,8 +286,9 @@ void expect_phases_counted(
   options.model = {.inputs = 704, .width = 512, .parts = "aaa"};
   Session session(communicator, mode, options);
   train::Strategy& strategy = session.strategy();
+  const auto evaluate = [&] { session.trainer().evaluate({session.batch(7)}); };
   session.step(0);
-  session.weights();
+  evaluate();  // waits for what is on its way
   const std::int64_t v = strategy.list().bytes();
   ASSERT_GT(v, 4 << 20);
   std::int64_t root = 0;
@@ -306,12 +308,11 @@ void expect_phases_counted(
     EXPECT_GE(left.wire, left.counted) << what;
     EXPECT_LE(left.wire, most_on_the_wire(left.counted, left.counted_there, left.again)) << what;
   };
-  expect_left("evaluation", expected.forward, 0,
-              [&] { session.trainer().evaluate({session.batch(7)}); });
-  expect_left("reading all weights", expected.forward, 0, [&] { session.weights(); });
+  expect_left("evaluation", expected.unchanged, 0, evaluate);
+  expect_left("reading all weights", expected.read, 0, [&] { session.weights(); });
   for (int step = 1; step <= 2; ++step) {
     at::Tensor loss;
-    expect_left("forward", expected.forward, 0,
+    expect_left("forward", step == 1 ? expected.unchanged : expected.forward, 0,
                 [&] { loss = strategy.forward(session.batch(step)); });
     expect_left("backward", expected.backward, expected.gradients, [&] {
       strategy.backward(loss);
@@ -350,12 +351,28 @@ TEST(Network, WhatLeavesAHostInEachPhaseIsWhatFormulasSay) {
     options.transport = "tcp";  // the hosts share a kernel: ranks could read each other's memory
     const auto communicator = dist::connect(environment, options);
     EXPECT_EQ(communicator->host_of(rank), host * 2);
-    expect_phases_counted(*communicator, "engine3", [](std::int64_t v, std::int64_t root) {
-      return PhaseBytes{v, v - root, v};
+    const auto expect_counted_in = [&](const std::string& mode, const auto& formula) {
+      expect_phases_counted(*communicator, mode, formula);
+    };
+    expect_counted_in("engine3", [](std::int64_t v, std::int64_t root) {
+      return PhaseBytes{v, v, v - root, v, v};
     });
     // 2 (V/S) (R-1)/R of each of a host's ranks, and no parameters.
-    expect_phases_counted(*communicator, "hsdp3", [](std::int64_t v, std::int64_t) {
-      return PhaseBytes{0, 0, v};
+    expect_counted_in("hsdp3", [](std::int64_t v, std::int64_t) {
+      return PhaseBytes{0, 0, 0, v, 0};
+    });
+    expect_counted_in("hpz", [](std::int64_t v, std::int64_t) {
+      return PhaseBytes{v, 0, 0, v, 0};
+    });
+    // A read between steps has the exact weights. Of gradients, v/512 is scales.
+    expect_counted_in("qwz", [](std::int64_t v, std::int64_t root) {
+      return PhaseBytes{v / 4, v / 4, (v - root) / 4, v, v};
+    });
+    expect_counted_in("qgz", [](std::int64_t v, std::int64_t root) {
+      return PhaseBytes{v, v, v - root, v / 16 + v / 512, v};
+    });
+    expect_counted_in("zeropp", [](std::int64_t v, std::int64_t) {
+      return PhaseBytes{v / 4, 0, 0, v / 16 + v / 512, v};
     });
     if (::testing::Test::HasFailure()) throw Error("assertions failed, see above");
     return "done";
