@@ -299,5 +299,24 @@ TEST(LadderJson, CanBePlotted) {
   EXPECT_GT(std::filesystem::file_size(folder / "ladder.svg"), 10'000u);
 }
 
+TEST(LadderJson, LearningCurvesCanBePlotted) {
+  if (!testing::python_has({"matplotlib"}))
+    GTEST_SKIP() << testing::python() << " has no matplotlib";
+  const testing::TestFolder folder;
+  LadderReport report = testing::ladder_sample();
+  const std::string command =
+      "tools/plots/plot_losses.py '" + (folder / "ladder.json").string() + "'";
+  for (ModeRow& mode : report.modes) mode.losses = {5, 4, 3};
+  base::write_json(folder / "ladder.json", to_json(report));
+  const testing::ProcessResult ended = testing::run_python(command);
+  ASSERT_EQ(ended.code, 0) << ended.said;
+  EXPECT_GT(std::filesystem::file_size(folder / "ladder.png"), 10'000u);
+  report.modes[1].losses = {5};
+  base::write_json(folder / "ladder.json", to_json(report));
+  const testing::ProcessResult refused = testing::run_python(command);
+  EXPECT_EQ(refused.code, 1);
+  EXPECT_NE(refused.said.find("mode 1 has 1 losses"), std::string::npos) << refused.said;
+}
+
 }  // namespace
 }  // namespace zero::ladder
