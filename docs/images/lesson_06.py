@@ -81,15 +81,15 @@ def tensor():
         picture.text(8, top - 8, f"tensor rank {rank}", "name")
         picture.box(8, top + 20, 68, 48, "forward", "x")
         picture.text(91, top + 49, "·", "middle")
-        # A is cut by columns, B by rows.
+        # P is cut by columns, Q by rows.
         for half in (0, 1):
             mine = half == rank
             picture.box(106 + 42 * half, top + 4, 40, 80, "parameters" if mine else "absent",
-                        f"A{rank}" if mine else "")
+                        f"P{rank}" if mine else "")
             picture.box(256 + 42 * half, top + 20, 40, 48, "backward" if mine else "absent",
-                        f"f(xA{rank})" if mine else "")
+                        f"f(xP{rank})" if mine else "")
             picture.box(376, top + 4 + 41 * half, 68, 39, "parameters" if mine else "absent",
-                        f"B{rank}" if mine else "")
+                        f"Q{rank}" if mine else "")
         picture.arrow(192, top + 44, 250, top + 44)
         picture.text(357, top + 49, "·", "middle")
         picture.arrow(450, top + 44, 478, top + 44)
