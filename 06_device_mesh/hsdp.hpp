@@ -8,7 +8,7 @@
 
 namespace zero {
 
-/// What Hsdp's groups come from. A base class of its own, so that the groups outlive the buffers of
+/// Has the mesh of Hsdp's groups. It is a base class because groups must outlive the buffers of
 /// Overlap that use them.
 struct HsdpMesh {
   dist::Mesh mesh;
@@ -25,9 +25,9 @@ struct HsdpMesh {
 /// Both run while backward runs. The second is made in place, so that the `.grad` of the pieces,
 /// which are views of the shard, become the averages.
 ///
-/// With V bytes of parameters and as many of gradients, a rank holds what the stage's formula says
-/// for S ranks, and sends inside its group what it says for S ranks (3V (S-1)/S at stage 3), and
-/// between groups 2 (V/S) (R-1)/R.
+/// With V bytes of parameters and as many of gradients, a rank holds, and sends inside its group,
+/// what the stage's formulas give for S ranks (3V (S-1)/S sent at stage 3). Between groups it sends
+/// 2 (V/S) (R-1)/R.
 ///
 /// The sums are those of the tree ((r0 + … + r(S-1)) + (rS + …) + …): the bits are those of chapter
 /// 00 with the option shard_size=S.
@@ -56,7 +56,7 @@ class Hsdp : private HsdpMesh, public Overlap {
   dist::WorkQueue between_groups_{communicator_.rank()};
 };
 
-/// The options in `arguments`: of the Engine, else of the variant ("shard_size=2:lookahead=0").
+/// The Engine's options in `arguments`, else the variant's ("shard_size=2:lookahead=0").
 OverlapOptions hsdp_options(int stage, const train::StrategyArguments& arguments);
 
 }  // namespace zero

@@ -19,12 +19,12 @@ namespace zero {
 struct StagePass : torch::CustomClassHolder {
   bool adds_tied_gradient = false;  ///< the next forward is that of a tied gradient
 
-  /// What comes out of the stage before: a leaf. Its gradient after backward is what that stage
-  /// needs. In the first stage of a tied model, the embedding's output: its gradient is what the
-  /// last stage needs.
+  /// The output of the stage before, as a leaf. That stage needs the leaf's gradient after
+  /// backward. In the first stage of a tied model: the embedding's output, whose gradient the last
+  /// stage needs.
   at::Tensor input;
   at::Tensor output;  ///< for the next stage, without a graph
-  /// Of `output`, from the next stage; set it before backward. For a tied gradient, that of the
+  /// `output`'s gradient, from the next stage; set before backward. For a tied gradient: of the
   /// embedding's output.
   at::Tensor output_gradient;
   /// Last stage of a tied model: the weight's gradient is transpose(logits_gradient) head_input.
@@ -68,9 +68,9 @@ class LlamaStage : public nn::Model {
   /// Throws zero::Error if loss() of the whole model would refuse the batch; in every stage alike.
   /// Does not compare the batches of tensor ranks.
   void check_batch(const data::Batch& batch) const;
-  /// Of what passes between stages for this batch, on this tensor rank: uninitialised.
+  /// Uninitialised activations of this batch between stages, on this tensor rank.
   at::Tensor empty_activations(const data::Batch& batch) const;
-  /// Its bytes.
+  /// Their bytes.
   std::int64_t activation_bytes(const data::Batch& batch) const;
 
   int stage() const { return stage_; }
@@ -111,7 +111,7 @@ class LlamaStage : public nn::Model {
   bool partitions_checkpoints_ = false;
   c10::intrusive_ptr<StagePass> pass_;
   at::Tensor shared_weight_;
-  std::shared_ptr<nn::Embedding> embedding_;  // null in the stages between; in the last if untied
+  std::shared_ptr<nn::Embedding> embedding_;  // of the first stage; of the last if tied
   std::vector<std::shared_ptr<nn::LlamaLayer>> layers_;
   std::shared_ptr<nn::RmsNorm> norm_;
   std::shared_ptr<nn::Linear> head_;

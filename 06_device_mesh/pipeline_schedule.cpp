@@ -71,7 +71,7 @@ std::vector<StageActions> all_actions(PipelineSchedule schedule, int stages, int
 
 namespace {
 
-// The messages that one stage has sent to another and that have not been received.
+// A message that one stage has sent to another and that has not been received.
 struct Message {
   Kind for_kind;
   int micro_batch;
@@ -79,7 +79,7 @@ struct Message {
 };
 using Messages = std::map<std::pair<int, int>, std::deque<Message>>;
 
-// The message that `action` needs has been sent in this slot; nothing if it has not been sent yet.
+// Takes the message that `action` needs. Returns the slot in which it was sent, if it was sent.
 std::optional<int> arrival(Messages& messages, int stage, const PipelineAction& action) {
   if (action.receive_from == PipelineAction::kNone) return 0;
   std::deque<Message>& queue = messages[{action.receive_from, stage}];

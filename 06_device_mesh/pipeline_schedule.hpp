@@ -52,9 +52,9 @@ using StageActions = std::vector<PipelineAction>;
 ///
 /// With `tied`, the shared weight's gradient is ((head 0 + embedding 0) + head 1) + …, as without a
 /// pipeline. The embedding's part of micro-batch m is known only when its backward has passed all
-/// stages. So the last stage keeps what the head's part is made of, and adds both parts later:
-/// after backward of micro-batch m + stages - 1. By then the embedding's part has arrived, so that
-/// nothing waits for it. Throws zero::Error for numbers below 1 or a stage that does not exist.
+/// stages. So the last stage keeps the factors of the head's part, and adds both parts after
+/// backward of micro-batch m + stages - 1, when the embedding's part has arrived, or after its last
+/// backward. Throws zero::Error for numbers below 1 or a stage that does not exist.
 StageActions stage_actions(PipelineSchedule schedule, int stage, int stages, int micro_batches,
                            bool tied);
 /// The same for all stages.
@@ -69,9 +69,9 @@ struct TimedAction {
 };
 
 /// Runs the actions of all stages on a clock: each begins when its stage is free and its message
-/// has been sent; messages take no time, and a tied gradient none either. Throws zero::Error that
-/// names the actions if stages wait for each other, or if a stage receives the messages of another
-/// stage in another order than they were sent in.
+/// has been sent. Messages and tied gradients take no time. Throws zero::Error that names the
+/// actions if stages wait for each other, or if a stage receives the messages of another stage in
+/// another order than they were sent in, or not all.
 std::vector<std::vector<TimedAction>> in_time(const std::vector<StageActions>& stages,
                                               int forward_slots = 1, int backward_slots = 1);
 
@@ -79,7 +79,7 @@ std::vector<std::vector<TimedAction>> in_time(const std::vector<StageActions>& s
 /// micro-batches, with both schedules (Narayanan et al. 2021, section 2.2.1, as part of the whole).
 double bubble_fraction(const std::vector<std::vector<TimedAction>>& timed);
 
-/// How many micro-batches have had their forward on a stage, and not yet their backward, at most.
+/// The largest number of micro-batches between their forward and their backward on a stage.
 int most_in_flight(const StageActions& actions);
 
 /// A table: a row for each stage, a column for each time slot, "F0" and "B0" in it.

@@ -78,7 +78,7 @@ class PipelineTrainer::Run {
     }
     at::Tensor gradient = pass->input.grad().contiguous();
     if (!keeps_head()) pass.reset();
-    // The last stage receives the embedding's part stages() micro-batches later.
+    // The last stage receives these late, so up to stages() are in flight.
     auto& sends = stage_.is_first() ? tied_sends_ : sends_;
     if (stage_.is_first()) wait_for(sends, static_cast<std::size_t>(stage_.stages()));
     if (pass != nullptr) pass->input = at::Tensor();
@@ -246,7 +246,7 @@ double PipelineTrainer::run_micro_batches(const std::vector<data::Batch>& micro_
 
 double PipelineTrainer::loss_sum(const std::vector<double>& losses,
                                  const std::vector<data::Batch>& batches) {
-  // Only the last stage knows them. Every stage then checks the same numbers, so that all ranks
+  // Only the last stage knows the losses. Every stage then checks the same, so that all ranks
   // decide alike.
   at::Tensor all = at::tensor(losses, at::kDouble);
   pipeline_.broadcast(all, stage_.stages() - 1, Purpose::kControl).wait();
@@ -262,7 +262,7 @@ void PipelineTrainer::sync_parameters() {
   Trainer::sync_parameters();
   const at::Tensor& weight = stage_.shared_weight();
   if (!weight.defined()) return;
-  // The weight lies in the root unit; this waits for transfers of the strategy's own.
+  // The weight is in the root unit; `whole` waits for the strategy's own transfers.
   const train::UnshardedParameters whole(strategy(), 0);
   const at::Tensor bytes = memory::raw(weight);
   if (stage_.is_last()) {
@@ -279,7 +279,7 @@ double PipelineTrainer::count_terms(const std::vector<data::Batch>& batches) {
     terms += batch.loss_terms;
     digest = data::digest(batch, digest);
   }
-  // First: a rank that refuses its batch leaves the others behind.
+  // First, because check_batch() may throw on this rank alone.
   const std::vector<double> mine = {static_cast<double>(batches.size()),
                                     static_cast<double>(digest >> 11)};
   const bool on_tensor_axis = differ(strategy().tensor_axis(), mine);

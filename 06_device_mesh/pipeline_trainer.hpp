@@ -17,17 +17,16 @@ namespace zero {
 ///
 /// A rank is (data index, stage, tensor rank): dist::Mesh(world, {{"data", …}, {"pipeline", …},
 /// {"tensor", …}}). Its strategy holds its part of the parameters of its stage and shares them with
-/// the ranks of the same stage and tensor rank; the pipeline axis connects the stages of one data
-/// index and tensor rank, and its rank there is the stage. All stages and tensor ranks of a data
-/// index pass the same micro-batches; data indices have different ones.
+/// the ranks of the same stage and tensor rank. The pipeline axis connects the stages of one data
+/// index and tensor rank; a rank's number on it is its stage. All ranks of a data index are given
+/// the same micro-batches; data indices have different ones.
 ///
 /// Losses, gradients, norm and update have the same bits as those of one Trainer on the whole model
-/// with the same micro-batches, data axis and tensor axis. In a step, stage s of p sends on the
-/// pipeline axis, with A bytes of activations for each micro-batch
-/// (LlamaStage::activation_bytes()),
-///   A  to the next stage (not the last stage), and A to the stage before (not stage 0);
-///   if the embedding is the head: stage 0 A to the last stage, and the last stage the weight (its
-///   part of it) to stage 0, once a step (Purpose::kParameter).
+/// with the same micro-batches, data axis and tensor axis. For each micro-batch a stage sends A
+/// bytes (LlamaStage::activation_bytes()) on the pipeline axis
+///   to the next stage, if there is one, and to the stage before, if there is one;
+///   if the embedding is the head, also from stage 0 to the last stage. Then the last stage also
+///   sends its part of the weight to stage 0, once a step (Purpose::kParameter).
 ///
 /// While it lives, checkpoints and io::save_model() of `strategy` are those of the whole model, and
 /// all ranks of all axes call them.

@@ -27,7 +27,7 @@ at::Tensor samples_of(int rank, std::int64_t samples) {
   return at::randn({samples, kTokens, kHidden});
 }
 
-// The matrices q, k and v, of which a part is some columns, and out, of which it is some rows.
+// The matrices q, k, v and out. A part is some columns of the first three, some rows of out.
 std::vector<at::Tensor> weights(int parts = 1, int part = 0) {
   at::manual_seed(100);  // the same on every rank
   std::vector<at::Tensor> all = at::randn({4, kHidden, kHidden}).mul_(0.2).unbind();
@@ -69,8 +69,8 @@ std::string as_published(Communicator& data, std::int64_t samples) {
   }
 }
 
-// Forward leaves keep(x), and backward computes from restore() of that. Returns a row of the table,
-// with whether the gradients are `expected`, which the first row sets.
+// Forward keeps keep(x), and backward computes from restore(keep(x)). Returns a row of the table,
+// and says if the gradients are `expected`; the first row sets these.
 std::string checkpoint(Communicator& ranks, bool tensor, const char* what, const Map& keep,
                        const Map& restore, std::vector<at::Tensor>& expected) {
   const zero::nn::TensorParallel axis{tensor ? &ranks : nullptr};
@@ -102,7 +102,7 @@ std::string run(Communicator& ranks) {
   const Map all = [](const at::Tensor& x) { return x; };
   const Map part = [&](const at::Tensor& x) { return x.flatten().chunk(n)[ranks.rank()].clone(); };
   const Map gather = [&](const at::Tensor& mine) { return gathered(ranks, mine); };
-  const Map exchange = [&](const at::Tensor& x) {  // part r to rank r, for its part: and back
+  const Map exchange = [&](const at::Tensor& x) {  // part r to rank r; a second call undoes
     const at::Tensor parts = at::empty_like(x);
     ranks.all_to_all(parts, x, Purpose::kActivation).wait();
     return parts;

@@ -30,7 +30,7 @@ class FinishedWork final : public dist::Work::Backend {
 
   std::function<void()> finish_;
   bool finished_ = false;
-  dist::Work work_;  // last: it ends before what `finish_` holds
+  dist::Work work_;  // last: destroyed before `finish_`
 };
 
 }  // namespace

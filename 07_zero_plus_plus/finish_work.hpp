@@ -6,9 +6,9 @@
 
 namespace zero {
 
-/// A handle for `work` and what is to be done with its output: the first wait_output() or wait()
-/// that returns has called `finish`, once. `finish` lives until `work` is complete, and so does
-/// what it holds.
+/// A handle for `work` that also processes its output: the first wait_output() or wait() calls
+/// `finish` before it returns; later ones do not. `finish` and what it holds live until `work` is
+/// complete.
 dist::Work finish_with(dist::Work work, std::function<void()> finish);
 
 }  // namespace zero

@@ -12,7 +12,7 @@ GradientHop::Exchange GradientHop::start(const at::Tensor& values) const {
     for (const std::vector<Piece>& pieces : pieces_) {
       for (const Piece& piece : pieces) {
         const bool is_finite = blocks_.quantize(
-            piece.owner, values.narrow(0, piece.place * blocks_.shard(), blocks_.shard()),
+            piece.owner, values.narrow(0, piece.index * blocks_.shard(), blocks_.shard()),
             exchange.sent.narrow(0, at, blocks_.packed_bytes()));
         exchange.is_finite = exchange.is_finite && is_finite;
         at += blocks_.packed_bytes();

@@ -11,14 +11,14 @@
 
 namespace zero {
 
-/// A hop of qgZ: an all-to-all of quantised shards among the ranks of a group, of which each rank
-/// adds up what it has got from all of them.
+/// A hop of qgZ: an all-to-all of quantised shards among the ranks of a group. Then each rank adds
+/// up what has arrived.
 class GradientHop {
  public:
   /// A shard that a rank gets.
   struct Piece {
-    int owner;           ///< the rank among all whose shard it is: it has those blocks
-    std::int64_t place;  ///< in the values it lies at place * blocks.shard()
+    int owner;           ///< which of all ranks owns the shard; sets its blocks
+    std::int64_t index;  ///< of the shard in the values: it begins at index * blocks.shard()
   };
   /// `pieces`: by rank of `group`, equally many for each. `group`, `blocks` and `pool` must outlive
   /// this object.
@@ -26,8 +26,8 @@ class GradientHop {
               const ShardBlocks& blocks, memory::StoragePool& pool)
       : group_(group), pieces_(std::move(pieces)), blocks_(blocks), pool_(pool) {}
 
-  /// What travels: packed pieces for all ranks, and from all ranks (uint8, from the pool, charged to
-  /// memory::Category::kCommunication).
+  /// What travels: packed pieces for all ranks, and from all ranks (uint8, from the pool, charged
+  /// to memory::Category::kCommunication).
   struct Exchange {
     at::Tensor sent;
     at::Tensor arrived;
@@ -36,8 +36,8 @@ class GradientHop {
   };
   /// Quantises `values` (any of quantization's types) and starts to send them.
   Exchange start(const at::Tensor& values) const;
-  /// Fills `sum` (float32, elements()) with (r0 + r1) + r2 + … of what has arrived: every element in
-  /// the order of the group's ranks, whichever rank adds it up.
+  /// Fills `sum` (float32, elements()) with (r0 + r1) + r2 + … of what has arrived: every element
+  /// in the order of the group's ranks, whichever rank adds it up.
   void add_up(const at::Tensor& arrived, const at::Tensor& sum) const;
 
   /// Elements of this rank's pieces.

@@ -29,7 +29,7 @@ Pieces inside_pieces(int groups, int places) {
   return pieces;
 }
 
-// To group g: its shard of the sums, which are those of this rank's place in every group.
+// To group g: of the sums of this rank's place, the shard that its rank owns.
 Pieces between_pieces(int groups, int places, int place) {
   Pieces pieces;
   for (int g = 0; g < groups; ++g) pieces.push_back({{g * places + place, g}});
@@ -86,15 +86,15 @@ dist::Work QuantizedGradients::reduce_rest(const at::Tensor& shard) {
   });
 }
 
-// Over all ranks, whatever their groups are.
+// Divides by the number of all ranks.
 void QuantizedGradients::average(const at::Tensor& sum, const at::Tensor& shard) const {
   at::Tensor(sum).div_(all_.size());
   if (!sum.is_alias_of(shard)) at::Tensor(shard).copy_(sum);
   note_overflow(shard);
 }
 
-// Infinity is not sent, only NaN is: if there is one in a sum, the sum has made it. NaN has been
-// noted by the rank that sent it.
+// Ranks send an infinity as NaN, so an infinity in `sum` comes from adding up. NaN has been noted
+// by the rank that sent it.
 void QuantizedGradients::note_overflow(const at::Tensor& sum) const {
   if (sum.numel() == 0) return;
   const auto [least, most] = at::aminmax(sum);

@@ -10,16 +10,17 @@
 
 namespace zero {
 
-/// qgZ, quantised gradients (ZeRO++, Wang et al. 2023). A ring would round a sum once for every rank
-/// that it passes. Two all-to-alls round twice. With R groups of S ranks, rank g S + s sends
+/// qgZ, quantised gradients (ZeRO++, Wang et al. 2023). A ring would round a sum once for every
+/// rank that it passes. Two all-to-alls round twice. With R groups of S ranks, the rank at place s
+/// of a group sends
 ///
-///     inside the group    to place t: the shards of the ranks at place t of all groups, R of them;
-///                         the one at place t adds up those of its group, in float32
-///     between groups      to the rank at place s of group h: that sum of its shard;
-///                         its owner adds up the sums of all groups and divides by R S
+///     inside the group    to place t: the R shards whose owners are at place t of all groups;
+///                         the rank at place t adds up what its group sends, in float32
+///     between groups      to place s of group h: the group's sum of the shard of that rank,
+///                         which adds up the sums of all groups and divides by R S
 ///
-/// so that each value leaves the group once, for its owner. With two groups of two ranks rank 0 sends
-/// the shards in the order 0 2 1 3, the first two to itself.
+/// so that the sum of a shard leaves a group once. With two groups of two ranks rank 0
+/// sends the shards in the order 0 2 1 3, the first two to itself.
 ///
 /// What is added is what was sent, this rank's own part included, in the order of ranks inside a
 /// group and then in the order of groups. So the average does not depend on who owns the shard.
@@ -29,8 +30,8 @@ class QuantizedGradients final : public train::GradientTransfer {
   /// `buffer.pool`.
   QuantizedGradients(const dist::Mesh& mesh, ShardBlocks blocks, const train::FlatBuffer& buffer);
 
-  /// The hop inside the group. After its wait() this object holds the group's sums, float32, R
-  /// shards of them. Until then, see GradientHop::Exchange.
+  /// The hop inside the group. After its wait() this object holds R shards of the group's sums in
+  /// float32; before it, a GradientHop::Exchange.
   dist::Work reduce(const at::Tensor& full) override;
   /// The hop between groups; nothing to wait for if there is one group.
   dist::Work reduce_rest(const at::Tensor& shard) override;

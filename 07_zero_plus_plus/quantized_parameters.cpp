@@ -21,8 +21,8 @@ dist::Work QuantizedParameters::gather(const at::Tensor& full, const at::Tensor&
     // Weights that are not finite are sent as NaN, and show in the loss.
     blocks_.quantize(rank_, shard, own);
   }
-  const at::Tensor packed = memory::without_storage({blocks_.ranks() * blocks_.packed_bytes()},
-                                                    at::kByte, full.device());
+  const at::Tensor packed =
+      memory::without_storage({blocks_.ranks() * blocks_.packed_bytes()}, at::kByte, full.device());
   pool_.allocate(packed, Category::kCommunication);
   dist::Work arrival = bytes_->gather(packed, own);
   return finish_with(std::move(arrival), [this, own, packed, full] {
@@ -34,7 +34,8 @@ dist::Work QuantizedParameters::gather(const at::Tensor& full, const at::Tensor&
 void QuantizedParameters::unpack(const at::Tensor& packed, const at::Tensor& full) const {
   RECORD_USER_SCOPE("dequantize_parameters");
   for (int rank = 0; rank < blocks_.ranks(); ++rank) {
-    blocks_.dequantize(rank, packed.narrow(0, rank * blocks_.packed_bytes(), blocks_.packed_bytes()),
+    blocks_.dequantize(rank,
+                       packed.narrow(0, rank * blocks_.packed_bytes(), blocks_.packed_bytes()),
                        full.narrow(0, rank * blocks_.shard(), blocks_.shard()));
   }
 }

@@ -16,13 +16,13 @@ namespace zero {
 ///     shard (float) --quantise--> packed shard --another transfer--> all packed shards
 ///                                              --dequantise--> parameters (float)
 ///
-/// Every rank dequantises all shards, its own as well: all of them compute with the same bits. The
-/// shard itself, which the optimizer updates, is never rounded, so that updates smaller than a step
-/// of a block add up. If the other transfer keeps a secondary shard, it keeps packed bytes, a
-/// quarter of those of float32, and what it delivers later has the bits of the first time.
+/// Every rank dequantises all shards, its own too, so that all ranks compute with the same bits.
+/// The shard itself, which the optimizer updates, is never rounded, so that updates smaller than a
+/// block's scale add up. If the other transfer keeps a secondary shard, that has packed bytes, a
+/// quarter of those of float32, and later gathers bring the same bits as the first.
 class QuantizedParameters final : public train::ParameterTransfer {
  public:
-  /// `bytes`: how packed shards (uint8, blocks.packed_bytes() each) travel. `rank`: of this rank.
+  /// `bytes`: gathers packed shards (uint8, blocks.packed_bytes() each). `rank`: this rank.
   /// `pool`: where the packed bytes of all ranks lie during a gather; it must outlive this object.
   QuantizedParameters(std::unique_ptr<train::ParameterTransfer> bytes, ShardBlocks blocks, int rank,
                       memory::StoragePool& pool)

@@ -10,13 +10,13 @@
 
 namespace zero {
 
-/// How the shards of a flat buffer are quantised: in blocks of elements that share a scale. No block
-/// has elements of two shards or of two parameters. (Padding behind a parameter counts for it; it is
-/// zero, which changes no scale.)
+/// How the shards of a flat buffer are quantised: in blocks of elements that share a scale. No
+/// block has elements of two shards or of two parameters. (Padding is in the blocks of the
+/// parameter before it; its zeros change no scale.)
 ///
 /// Shards have the same number of elements, but not of blocks, because parameters begin at other
-/// places in each. Collectives want equal pieces, so every packed shard has the bytes of the
-/// largest; what the others do not need is sent with them.
+/// places in each one. Collectives want equal pieces, so every packed shard has as many bytes as
+/// the largest; unused bytes are sent too.
 class ShardBlocks {
  public:
   ShardBlocks(const train::ShardLayout& layout, quantization::Format format);

@@ -40,7 +40,7 @@ inline void on_hosts(const Shape& shape, const std::function<void(dist::Communic
   });
 }
 
-/// Units of several sizes, of which none is a multiple of anything.
+/// Units of several sizes, made of odd numbers.
 struct Odd : Toy {
   Odd() : Toy(nn::MlpConfig{.inputs = 63, .hidden = {257, 255, 251}, .outputs = 9}) {}
 };

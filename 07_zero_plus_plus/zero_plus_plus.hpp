@@ -10,25 +10,24 @@
 
 namespace zero {
 
-/// What the groups of ZeroPlusPlus come from. A base class of its own, so that the groups outlive
-/// the buffers of Overlap that use them.
+/// Has the mesh of ZeroPlusPlus's groups. It is a base class because groups must outlive the
+/// buffers of Overlap that use them.
 struct ZeroPlusPlusMesh {
   dist::Mesh mesh;
 };
 
-/// ZeRO++ (Wang et al. 2023): stage 3 over all N ranks, and less on the links between groups of S
-/// ranks, which are the ranks of a host if nothing else is asked for. Its parts are chosen one by
-/// one:
+/// ZeRO++ (Wang et al. 2023): stage 3 over all N ranks, with fewer bytes sent between groups of S
+/// ranks, by default the ranks of a host. Each of its parts can be chosen alone:
 ///
 ///   - hpZ, secondary_shards: backward gathers parameters inside the group (SecondaryShard);
 ///   - qwZ, quantize_parameters: parameters travel in 8 bits (QuantizedParameters);
 ///   - qgZ, quantize_gradients: gradients travel in 4 bits, and leave a group as one sum
 ///     (QuantizedGradients).
 ///
-/// All else is chapter 05: what is gathered when, what is reduced when, and what is sharded. With
+/// All else is as in chapter 05: when ranks gather and reduce, and what is sharded. With
 /// hpZ alone gradients are added up over all ranks, in the order of ranks: the bits are those of
-/// engine3, and of chapter 00. The other two round what they send. They never round the weights
-/// that the optimizer updates; a read outside of forward and backward shows those.
+/// engine3, and of chapter 00. qwZ and qgZ round what ranks send, never the weights that the
+/// optimizer updates; a read outside of forward and backward shows these weights.
 ///
 /// With V bytes of parameters in float32, hpZ holds V/S more than engine3, or with qwZ V/(4 S) and
 /// scales. costs() has every byte.
@@ -58,8 +57,8 @@ class ZeroPlusPlus : private ZeroPlusPlusMesh, public Overlap {
   dist::WorkQueue between_groups_{communicator_.rank()};  // second hops of gradients
 };
 
-/// The options in `arguments`: of the Engine, else of the variant ("group_size=2:lookahead=0"),
-/// which change `defaults`.
+/// The Engine's options in `arguments`, else `defaults` with the changes of the variant
+/// ("group_size=2:lookahead=0").
 OverlapOptions zero_plus_plus_options(const train::StrategyArguments& arguments,
                                       const OverlapOptions& defaults);
 

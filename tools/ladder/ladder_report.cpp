@@ -154,8 +154,8 @@ std::vector<std::string> verdict(const LadderReport& report) {
     if (!report.fake_rank) check_weights(report, mode, failures);
     check_premises(report, mode, failures);
     const auto says = [&](const char* text) { return mode.mode.find(text) != std::string::npos; };
-    const bool has_groups = report.has_mesh() || says("shard_size=") || says("group_size=") ||
-                            says(":by_rank");
+    const bool has_groups =
+        report.has_mesh() || says("shard_size=") || says("group_size=") || says(":by_rank");
     const double most_other =
         kLargestOtherMib + (has_groups ? kGroupBlockMib * report.world_size : 0);
     check_total(mode.mode, spread(mode, &RankRow::total_mib).mean,

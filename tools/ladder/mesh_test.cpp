@@ -197,8 +197,8 @@ TEST(MicroBatches, OfAStepAreTheSamplesOfALargerBatchUnderEveryMode) {
   EXPECT_GT(row_of(report, "zero3").at("sent_data_bytes"),
             2 * row_of(report, "ddp").at("sent_data_bytes").get<double>());
   // The program compares what a rank would send with the formulas.
-  const json alone = figures_of(
-      folder, kQuick + "--modes zero3,engine3 --micro-batches 3 --fake-process-group 4");
+  const json alone =
+      figures_of(folder, kQuick + "--modes zero3,engine3 --micro-batches 3 --fake-process-group 4");
   EXPECT_EQ(alone.at("micro_batches"), 3);
 }
 

@@ -20,7 +20,7 @@ Mesh::Mesh(Communicator& world, std::vector<Axis> axes) : world_(world), axes_(s
     }
     check_hosts();
   }
-  // First: ranks with different meshes would wait for each other in different groups.
+  // First, because ranks with different meshes would wait in different groups.
   world.verify_same_on_all_ranks("the mesh of ranks", text());
   fill_in_sizes();
   // Groups need names that no mesh before had; rank 0 numbers them.

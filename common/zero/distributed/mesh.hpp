@@ -22,8 +22,8 @@ namespace zero::dist {
 ///     Mesh mesh(world, {{"data", Mesh::kRest}, {"tensor", 2}});
 ///     mesh.along("tensor").all_reduce(…);
 ///
-/// along() returns a communicator like any other, of which there may be a mesh too: a strategy that
-/// gets along("data") as its communicator may cut it into replicas and shards.
+/// A mesh can be made of what along() returns, too: a strategy that gets along("data") as its
+/// communicator may cut it into replicas and shards.
 class Mesh {
  public:
   struct Axis {
@@ -51,8 +51,8 @@ class Mesh {
   /// Averages `tensor` over all ranks, in place, in the order of the mesh: the sums along the last
   /// axis are added along the axis before it, and so on; ((r0+…+r(S-1)) + (rS+…) + …) / N. The sum
   /// is divided once. With ReduceType::kFloat32, sums of 2-byte types stay in float32 on the way.
-  /// Every axis of n ranks sends 2 (n-1)/n of the tensor. Throws zero::Error for integers. Called
-  /// by all ranks; blocks.
+  /// On an axis of n ranks each sends 2 (n-1)/n of it. Throws zero::Error for integers. Called by
+  /// all ranks; blocks.
   void average(const at::Tensor& tensor, Purpose purpose, ReduceType type) const;
   /// Bytes that this rank sends in average() of `elements` elements.
   std::int64_t average_bytes(std::int64_t elements, std::int64_t element_size) const;

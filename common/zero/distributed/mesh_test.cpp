@@ -100,7 +100,7 @@ TEST(Mesh, AveragesInItsOrder) {
   });
 }
 
-// The half that others forgot: the sum of a group stays in float32 between the groups.
+// The sum of a group stays in float32 when it is sent between the groups.
 TEST(Mesh, RoundsSumsInFloat32Once) {
   constexpr std::int64_t kElements = 1001;
   on_ranks(4, [](Communicator& world) {
@@ -159,7 +159,7 @@ TEST(Mesh, CountsTrafficByAxisLinkAndPurpose) {
     EXPECT_EQ(all.bytes(Purpose::kParameter), 128);
     EXPECT_EQ(all.bytes(Purpose::kGradient), 128);
     EXPECT_EQ(all.between_hosts(Purpose::kGradient), 128);
-    // To each of three ranks a quarter, and the sum of another: two of them are elsewhere.
+    // Three ranks get a quarter of the values and of the sum; two are on the other host.
     EXPECT_EQ(all.bytes(Purpose::kControl), 3 * 2 * 64);
     EXPECT_EQ(all.between_hosts(Purpose::kControl), 2 * 2 * 64);
     EXPECT_EQ(all.between_hosts(), 128 + 2 * 2 * 64);
@@ -176,7 +176,7 @@ TEST(Mesh, FindsWhoseGradientIsNotFiniteAcrossGroups) {
     mesh.along("replica")
         .all_reduce(shard, Purpose::kGradient, Reduction::average_of_sums(4, ReduceType::kOwn))
         .wait();
-    // Rank 2 adds the part that has it; rank 0 gets the sum, and names no one.
+    // Rank 2 adds up the infinity and notes rank 3; rank 0 only gets the sum.
     const std::vector<bool> none(4, false), third = {false, false, false, true};
     EXPECT_EQ(world.take_not_finite(), world.rank() == 2 ? third : none);
   });

@@ -62,7 +62,7 @@ void RankGrid::verify_same_on_all_ranks(const std::string& what, const std::stri
 }
 
 void RankGrid::barrier() const {
-  // After the barrier of its last axis a rank knows that all groups have passed those before.
+  // After the barrier of its last axis a rank knows that all ranks have called barrier().
   for (Communicator* axis : axes_) axis->barrier();
 }
 

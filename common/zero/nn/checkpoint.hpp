@@ -22,7 +22,7 @@ struct CheckpointOptions {
   dist::Communicator* partition_over = nullptr;
   /// Pa+cpu: in pinned memory of the host, if the inputs are on a GPU.
   bool on_host = false;
-  /// MD: in this arena, unless they are on the host. Not owned; it must outlive the graph.
+  /// MD: in this arena, unless `on_host` moves them. Not owned; it must outlive the graph.
   CheckpointArena* arena = nullptr;
 
   bool copies() const { return partition_over != nullptr || on_host || arena != nullptr; }
@@ -53,9 +53,9 @@ struct CheckpointOptions {
 /// pre_backward() comes first. Hooks of units inside `body` fire on every run: forward hooks twice.
 ///
 /// Without a graph to record (at::NoGradGuard) it is body(inputs). Differentiable once. `options`
-/// do not change a bit. Throws zero::Error if `inputs` is empty or has an undefined tensor, if it
-/// cannot be cut evenly over CheckpointOptions::partition_over, or if `body` reads another tensor
-/// that requires a gradient; exceptions of `body` leave forward or backward.
+/// never change results. Throws zero::Error if `inputs` is empty or has an undefined tensor, if an
+/// input cannot be cut evenly over CheckpointOptions::partition_over, or if `body` reads another
+/// tensor that requires a gradient. Exceptions of `body` pass through.
 at::Tensor checkpoint(const CheckpointBody& body, const std::vector<at::Tensor>& inputs,
                       const CheckpointOptions& options = {});
 

@@ -19,9 +19,9 @@ class CheckpointArena {
   /// Allocates `bytes` on `device` at once, charged to memory::Category::kActivations.
   explicit CheckpointArena(std::int64_t bytes, at::Device device = at::kCPU);
 
-  /// A copy of `values` in the arena, contiguous. It keeps the memory alive. Each takes its bytes,
-  /// rounded up to 64. Throws zero::Error that names the numbers if there is no room, or if
-  /// `values` are on another device.
+  /// A contiguous copy of `values` in the arena, which keeps the memory alive. It takes a multiple
+  /// of 64 bytes. Throws zero::Error that gives the sizes if there is no room, or if `values` are
+  /// on another device.
   at::Tensor store(const at::Tensor& values);
 
   std::int64_t bytes() const;

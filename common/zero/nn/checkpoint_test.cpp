@@ -55,7 +55,7 @@ TEST(ActivationCheckpoint, GivesTheBitsOfThePartWithoutAndRunsOnceMore) {
   with.expect_gradients_of(without);
 }
 
-// Without a gradient through any input, the textbook construction trains nothing and says nothing.
+// If no input needs a gradient, the usual construction trains nothing and reports no error.
 // The second pass adds to the gradients that are there.
 TEST(ActivationCheckpoint, TrainsParametersWhereNoInputNeedsAGradient) {
   TwoLayers with, without;

@@ -21,7 +21,7 @@ using torch::autograd::variable_list;
 
 constexpr std::int64_t kSequence = 1;  // of [B, S, ...]
 
-// The parts of the functions, on plain tensors.
+// What the functions do, without autograd.
 
 at::Tensor all_reduced(const at::Tensor& x, Communicator& axis) {
   at::Tensor sum = x.clone(at::MemoryFormat::Contiguous);  // x may be read elsewhere

@@ -13,7 +13,7 @@
 /// A layer is computed in two halves. The first matrix is cut by its outputs (column-parallel):
 /// each rank computes some of the features, for which it needs the whole input. The second is cut
 /// by its inputs (row-parallel): each rank multiplies its features, and the results of all ranks
-/// are added up. Four functions lead in and out. Each pair is one function and its gradient:
+/// are added up. Four functions lead in and out; each has another of them as its backward:
 ///
 ///     function   forward            backward
 ///     copy       nothing            all-reduce
@@ -41,20 +41,19 @@ at::Tensor copy_to_axis(const at::Tensor& x, dist::Communicator& axis);
 /// The sum of `x` over all ranks, on all of them; every rank's `x` gets the gradient of the sum.
 at::Tensor reduce_over_axis(const at::Tensor& x, dist::Communicator& axis);
 
-/// The ranks' `x` one after the other along `dim`, on all of them: n times as long on n ranks. Each
-/// rank's `x` gets the gradient of its part: of the sum of the ranks' gradients if `gradient` is
-/// kPartial (what follows differs between ranks), or of this rank's own (all ranks do the same with
-/// the result).
+/// The `x` of all ranks one after the other along `dim`, n times as long on n ranks. Backward adds
+/// up the ranks' gradients if `gradient` is kPartial (ranks do different work with the result), or
+/// takes this rank's own (all do the same work). Each rank's `x` gets the gradient of its part.
 at::Tensor gather_over_axis(const at::Tensor& x, std::int64_t dim, dist::Communicator& axis,
                             Uncut gradient = Uncut::kPartial);
 
-/// This rank's part of `x` along `dim`: of the sum over ranks if `x` is kPartial, or of `x` itself.
-/// The gradient of `x` is that of all parts. Throws zero::Error if the parts would not be equal.
+/// This rank's part along `dim`: of the sum over ranks if `x_is` kPartial, or of `x` itself.
+/// The gradients of all parts are that of `x`. Throws zero::Error if the parts would not be equal.
 at::Tensor scatter_over_axis(const at::Tensor& x, std::int64_t dim, dist::Communicator& axis,
                              Uncut x_is = Uncut::kPartial);
 
-/// How a model is split over a tensor axis. Without an axis it is not, and all functions return
-/// their argument.
+/// How a model is split over a tensor axis. Without an axis it is not split, and tensors pass
+/// unchanged.
 ///
 /// Activations between the halves of a layer are [B, S, ...]. Outside of them (the residual stream)
 /// all ranks hold the same activations. With sequence parallelism (Korthikanti et al. 2022,

@@ -20,8 +20,8 @@ struct Format {
 /// division by the scale nor the product with it meets a denormal result that matters, so that the
 /// bits do not depend on whether the processor flushes denormals.
 inline constexpr float kSmallestScale = 0x1p-125F;
-/// Scales are those of at most this magnitude, one rounding below the largest float: 127 times the
-/// rounded quotient of the largest float and 127 would be infinite.
+/// Scales are made from at most this magnitude, the float before the largest: 127 times the rounded
+/// quotient of the largest float and 127 would be infinite.
 inline constexpr float kLargestMagnitude = 0x1.fffffcp127F;
 
 /// How `segments` (lengths in elements, one after the other) are cut into blocks. A block lies in

@@ -18,8 +18,8 @@
 namespace zero::quantization {
 namespace {
 
-// A loop below is compiled twice, and the processor takes the one with vectors of eight floats if
-// it can. The bits are the same: each element has the same operations, and none are fused.
+// Compiles a function twice; the processor takes the one with vectors of eight floats if it can.
+// The bits are the same: each element has the same operations, and none are fused.
 #if defined(__x86_64__)
 #define ZERO_WITH_AVX2 __attribute__((target_clones("default", "avx2"), flatten))
 #else

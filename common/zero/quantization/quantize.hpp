@@ -5,21 +5,21 @@
 #include <zero/quantization/block_layout.hpp>
 
 /// Quantised values of a BlockLayout, such as the parameters that qwZ of ZeRO++ gathers and the
-/// gradients that its qgZ exchanges. The functions are called by a rank alone, use one thread on
-/// the CPU, and block. All tensors of a call are contiguous, of any shape, and on one device; else,
-/// or if a dtype or a number of elements is wrong, zero::Error names the tensor and what would be
-/// right. `packed` is uint8 of layout.packed_bytes() elements, at any address.
+/// gradients that its qgZ exchanges. A rank calls these functions by itself. They use one thread on
+/// the CPU, and block. All tensors of a call are contiguous, of any shape, and on one device. If
+/// not, or if a dtype or size is wrong, zero::Error names the tensor and the right value. `packed`
+/// is uint8 of layout.packed_bytes() elements, at any address.
 ///
 /// The same values have the same bytes on every machine, on a GPU as well, because each operation
 /// is one of IEEE 754: scale = largest magnitude / largest q (at least kSmallestScale), q = value /
 /// scale, rounded to the nearest whole number and ties to even. Values that are 16 bits long are
-/// widened first. An element differs from its original by at most half a scale, except for
-/// rounding (0.5001 covers it), and by nothing where a block is k * scale of whole numbers k of
-/// which the largest is largest q. Every zero becomes +0.
+/// widened first. An element differs from its original by at most half a scale plus
+/// rounding (0.5001 scales in all). A block of numbers k * scale, with whole k of which the largest
+/// is largest q, is exact. Every zero becomes +0.
 ///
-/// A value that was dequantised into the dtype of its original has the same bytes if it is
-/// quantised again. So a rank that owns a value, and replaces it by what the others get, can
-/// quantise it as often as needed.
+/// If values are dequantised into their original dtype and quantised again, the bytes are the same.
+/// So a rank can replace its values by the dequantised ones, which other ranks get, and quantise
+/// them as often as needed.
 namespace zero::quantization {
 
 /// Fills `packed` from `values` (float32, bfloat16 or float16, layout.elements()). Returns false if

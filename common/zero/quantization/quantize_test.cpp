@@ -199,7 +199,7 @@ TEST_P(Quantize, ManySizesOfBlocksKeepBoundAndBits) {
   }
 }
 
-// Blocks in which a careless scale is zero, inexact or infinite, or a quotient is rounded twice.
+// Blocks where a simpler formula gives a zero, inexact or infinite scale, or rounds twice.
 TEST_P(Quantize, AdversarialBlocksKeepBoundAndBits) {
   const auto ramp = at::linspace(-1, 1, 300, at::kFloat);
   const std::vector<std::pair<const char*, at::Tensor>> blocks = {
