@@ -181,30 +181,35 @@ TEST_P(PlannerOnTensorAxis, HasTheBytesOfCutSequencesAndOfCheckpoints) {
   });
 }
 
-// ZeRO-3, HSDP and the parts of ZeRO++ on hosts of `ranks_per_host`. Shards are whole blocks of 64
-// elements, so that there are as many scales as the planner counts.
-void expect_planned_on_hosts(int world_size, int ranks_per_host) {
+// A way to train on hosts, and what rank 1 is counted to send in a step.
+struct OnHosts {
+  plan::HostPlan planned;
+  train::Costs costs;
+  std::int64_t sent = 0;
+  std::int64_t between = 0;
+};
+
+// ZeRO-3, HSDP and the parts of ZeRO++ with blocks of 64 elements.
+std::vector<OnHosts> ways_on_hosts(int rank, int world_size, int ranks_per_host) {
   plan::Request request = request_of({.tied = false});
   request.mesh = {};
   request.world_size = world_size;
   request.hosts.ranks_per_host = ranks_per_host;
   request.hosts.block = request.hosts.gradient_block = 64;
-  const std::vector<plan::HostPlan> planned = plan::make_plan(request).hosts;
   const OverlapOptions whole{.quantization_block = 64, .gradient_block = 64};
   OverlapOptions hpz = whole, qwz = whole, qgz = whole, all = whole;
   hpz.secondary_shards = all.secondary_shards = true;
   qwz.quantize_parameters = all.quantize_parameters = true;
   qgz.quantize_gradients = all.quantize_gradients = true;
-  std::size_t k = 0;
+  std::vector<OnHosts> ways;
   for (const auto& [mode, options] : {std::pair{"engine3", OverlapOptions()},
                                       {"hsdp3", {.shard_size = kRanksOfHost}},
                                       {"hpz", hpz},
                                       {"qwz", qwz},
                                       {"qgz", qgz},
                                       {"zeropp", all}}) {
-    SCOPED_TRACE(fmt::format("{} on {} ranks, {} a host", mode, world_size, ranks_per_host));
-    dist::FakeCommunicator world(1, world_size, /*source=*/{}, ranks_per_host);
-    const auto model = std::make_shared<nn::Llama>(unpadded(/*tied=*/false));
+    dist::FakeCommunicator world(rank, world_size, /*source=*/{}, ranks_per_host);
+    const auto model = make_deferred<nn::Llama>(unpadded(/*tied=*/false));
     nn::SeededValues values(3);
     world.set_source(train::first_values_of(*model, values));
     train::StrategyArguments arguments{*model, world, optim::adamw(), &values};
@@ -214,18 +219,45 @@ void expect_planned_on_hosts(int world_size, int ranks_per_host) {
     const dist::Traffic before = world.traffic();
     train::Trainer(*strategy).step({{.inputs = ids, .targets = ids.flip(1), .loss_terms = 16}});
     const dist::Traffic sent = world.traffic().since(before);
-    const plan::HostPlan& plan = planned.at(k++);
-    EXPECT_EQ(text_of(plan.states), text_of(strategy->costs().at_rest));
-    EXPECT_EQ(plan.inside() + plan.between(), static_cast<double>(training_bytes(sent)));
-    EXPECT_EQ(plan.between(), static_cast<double>(sent.between_hosts(Purpose::kParameter) +
-                                                  sent.between_hosts(Purpose::kGradient)));
+    ways.push_back({.planned = plan::make_plan(request).hosts.at(ways.size()),
+                    .costs = strategy->costs(),
+                    .sent = training_bytes(sent),
+                    .between = sent.between_hosts(Purpose::kParameter) +
+                               sent.between_hosts(Purpose::kGradient)});
   }
+  return ways;
 }
 
+// Shards are whole blocks, so that there are as many scales as the planner counts.
 TEST(PlannerOnHosts, HasTheBytesOfHsdpAndOfTheParts) {
   on_ranks(1, [](dist::Communicator&) {
     for (const auto& [world_size, ranks_per_host] : {std::pair{4, 2}, {4, 1}, {2, 1}}) {
-      expect_planned_on_hosts(world_size, ranks_per_host);
+      for (const OnHosts& way : ways_on_hosts(1, world_size, ranks_per_host)) {
+        SCOPED_TRACE(
+            fmt::format("{} on {} ranks, {} a host", way.planned.name, world_size, ranks_per_host));
+        EXPECT_EQ(text_of(way.planned.states), text_of(way.costs.at_rest));
+        EXPECT_EQ(way.planned.inside() + way.planned.between(), static_cast<double>(way.sent));
+        EXPECT_EQ(way.planned.between(), static_cast<double>(way.between));
+      }
+    }
+  });
+}
+
+// The planner has neither padding, which is much for 512 shards of so small a model, nor blocks
+// that end where a shard does.
+TEST(PlannerOnHosts, ARankOf512InGroupsOf8SendsWhatItsCostsSay) {
+  on_ranks(1, [](dist::Communicator&) {
+    for (const int rank : {0, 300, 511}) {
+      for (const OnHosts& way : ways_on_hosts(rank, /*world_size=*/512, /*ranks_per_host=*/8)) {
+        SCOPED_TRACE(fmt::format("{} on rank {}", way.planned.name, rank));
+        EXPECT_EQ(way.sent, way.costs.sent);
+        if (way.planned.name != "ZeRO-3") {
+          EXPECT_EQ(way.between, way.costs.sent_between_groups);
+        }
+        EXPECT_NEAR(static_cast<double>(way.between) / way.planned.between(), 1, 0.1);
+        EXPECT_NEAR(static_cast<double>(way.sent) / (way.planned.inside() + way.planned.between()),
+                    1, 0.1);
+      }
     }
   });
 }

@@ -109,11 +109,10 @@ void FakeCommunicator::gather(const at::Tensor& output, const at::Tensor& input)
   const memory::Charge charge(memory::Category::kCommunication);
   const at::Tensor own = (output.is_alias_of(input) ? input.clone() : input).view({1, -1});
   const at::Tensor pieces = output.view({size(), -1});
-  if (receive_from_source(output)) {
-    pieces.narrow(0, rank(), 1).copy_(own);
-  } else {
-    pieces.copy_(own.expand_as(pieces));
-  }
+  const bool of_own = !receive_from_source(output) && output.scalar_type() != at::kByte;
+  // Packed bytes of another rank have their scales in other places. Zeros are zeros everywhere.
+  if (output.scalar_type() == at::kByte) output.zero_();
+  of_own ? pieces.copy_(own.expand_as(pieces)) : pieces.narrow(0, rank(), 1).copy_(own);
 }
 
 Communicator::WorkPtr FakeCommunicator::do_all_to_all(const Call&, at::Tensor output,

@@ -20,7 +20,8 @@ namespace zero::dist {
 ///     the whole of the result gets just that.
 ///   - Received data (a broadcast from another root, recv, the others' pieces of an all_gather)
 ///     comes from the source. Without a source, or for a tensor that it does not know, this rank's
-///     own data is used: an all_gather repeats this rank's piece, a broadcast changes nothing.
+///     own data is used: an all_gather repeats this rank's piece (of bytes: the others' are 0), a
+///     broadcast changes nothing.
 ///   - Activations from another rank (recv for Purpose::kActivation) are ones.
 ///   - In all_to_all every piece is the one that this rank would send to itself.
 ///
