@@ -113,10 +113,10 @@ endfunction()
 
 # zero_add_chapter(<NN_name> MODE <strategy> [NARRATED_WIDTH <n>] [LIBRARIES <targets>] [PROGRAMS <names>]):
 # the folder's *.cpp files except tests and the PROGRAMS become the library zero_<NN_name>;
-# tools/step/main.cpp becomes the program <NN_name>, which trains under <strategy>, and tests/bench/chapter.cpp the
-# program <name>_bench; minimal.cpp, if there is one, the program <NN_name>_minimal, which links little, so that it is
-# built soon after a fresh clone; *_test.cpp the program <name>_test with label <NN_name>; target check_<NN_name> builds and runs the
-# chapter's tests. NARRATED_WIDTH: see run_demo().
+# tools/step/main.cpp becomes the program <NN_name>, which trains under <strategy>, and tests/bench/register_chapter.cpp
+# with the library zero_chapter_bench the program <name>_bench; minimal.cpp, if there is one, the program
+# <NN_name>_minimal, which links little, so that it is built soon after a fresh clone; *_test.cpp the program <name>_test
+# with label <NN_name>; target check_<NN_name> builds and runs the chapter's tests. NARRATED_WIDTH: see run_demo().
 function(zero_add_chapter chapter)
   cmake_parse_arguments(ARG "" "MODE;NARRATED_WIDTH" "LIBRARIES;PROGRAMS" ${ARGN})
   set(folder "${PROJECT_SOURCE_DIR}/${chapter}")
@@ -135,6 +135,7 @@ function(zero_add_chapter chapter)
   zero_add_program(${chapter} "${PROJECT_SOURCE_DIR}/tools/step/main.cpp" zero_step zero_${chapter})
   target_compile_definitions(${chapter} PRIVATE ZERO_REGISTER_CHAPTER=register_${name}
     ZERO_MODE="${ARG_MODE}" ZERO_NARRATED_WIDTH=${ARG_NARRATED_WIDTH})
+  set_target_properties(${chapter} PROPERTIES DISABLE_PRECOMPILE_HEADERS ON)  # one function without LibTorch
 
   if(EXISTS "${folder}/minimal.cpp")
     zero_add_program(${chapter}_minimal "${folder}/minimal.cpp" zero_distributed)
@@ -143,9 +144,10 @@ function(zero_add_chapter chapter)
 
   zero_add_tests(${name}_test SOURCES "${folder}/*_test.cpp" LABELS ${chapter} LIBRARIES zero_${chapter})
   if(ZERO_BUILD_BENCHMARKS)
-    zero_add_benchmark(${name}_bench SOURCES "${PROJECT_SOURCE_DIR}/tests/bench/chapter.cpp" LABELS ${chapter}
-      LIBRARIES zero_${chapter} SMOKE --nproc 2 --layers 1 --seq-len 8 --steps 2)
+    zero_add_benchmark(${name}_bench SOURCES "${PROJECT_SOURCE_DIR}/tests/bench/register_chapter.cpp" LABELS ${chapter}
+      LIBRARIES zero_chapter_bench zero_${chapter} SMOKE --nproc 2 --layers 1 --seq-len 8 --steps 2)
     target_compile_definitions(${name}_bench PRIVATE ZERO_REGISTER_CHAPTER=register_${name})
+    set_target_properties(${name}_bench PROPERTIES DISABLE_PRECOMPILE_HEADERS ON)
   endif()
   if(TARGET ${name}_test)
     add_custom_target(check_${chapter}

@@ -1,5 +1,5 @@
 // The benchmarks of a chapter: for each of its modes what a rank holds and sends, and what a step
-// takes. CMake compiles it once for each chapter, with the chapter's strategies.
+// takes. register_chapter.cpp says which chapter.
 //   ./run bench zero1 --help
 
 #include <fmt/format.h>
@@ -20,7 +20,7 @@
 #include "bench.hpp"
 
 namespace zero {
-void ZERO_REGISTER_CHAPTER(train::Registry& registry);
+void register_chapter(train::Registry& registry);
 }
 
 namespace zero::bench {
@@ -47,7 +47,7 @@ Json train_and_look(dist::Communicator& communicator, const std::string& mode,
   const auto model = testing::make_deferred<nn::Llama>(config);
   nn::SeededValues values(/*seed=*/1);
   train::Registry registry;
-  ZERO_REGISTER_CHAPTER(registry);
+  register_chapter(registry);
   const auto strategy = registry.make(mode, {*model, communicator, optim::adamw(), &values, ""});
   train::Trainer trainer(*strategy);
   std::map<std::string, std::vector<double>> seconds;
@@ -149,7 +149,7 @@ int run_chapter(int argc, char** argv) {
       ->check(CLI::Range(2, 10000));
   return run(argc, argv, options, [&] {
     train::Registry registry;
-    ZERO_REGISTER_CHAPTER(registry);
+    register_chapter(registry);
     for (const std::string& mode : registry.modes()) {
       add(fmt::format("{}/{}/ranks:{}", mode, settings.model, settings.world_size),
           [mode, settings] { return measure(mode, settings); });

@@ -3,7 +3,9 @@
 #include <cstdint>
 #include <string>
 
-#include <zero/train/registry.hpp>
+namespace zero::train {
+class Registry;
+}
 
 namespace zero::step {
 

@@ -2,8 +2,6 @@
 // rank held and sent. CMake compiles it once for each chapter, with the chapter's strategy.
 //   build/release/bin/00_simple_ddp --help
 
-#include <zero/train/registry.hpp>
-
 #include "demo.hpp"
 
 namespace zero {
