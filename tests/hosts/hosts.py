@@ -162,8 +162,11 @@ class Network:
         """Lets no more than this leave the host from now on, with all headers of the frames.
 
         The token bucket is as large as 2 ms of the link: a timer that comes late on a busy machine
-        then loses nothing. What has to wait has room in the queue, so that nothing is dropped.
+        then loses nothing. What has to wait has room in the queue, so that nothing is dropped. TCP
+        has the congestion control that is Linux's default: BBR, which a machine may have instead,
+        leaves such a link idle for a part of the time when both ends send.
         """
+        host.ip("route", "replace", "10.213.0.0/24", "dev", "eth0", "congctl", "cubic")
         bucket = max(32 << 10, int(mbit_per_s * 1e6 / 8 * 2e-3))
         command = ["tc", "qdisc", "replace", "dev", "eth0", "root", "tbf", "rate",
                    f"{mbit_per_s}mbit", "burst", str(bucket), "limit", str(16 << 20)]
