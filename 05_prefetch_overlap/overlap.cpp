@@ -31,7 +31,9 @@ Overlap::Overlap(const train::StrategyArguments& arguments, const OverlapOptions
       flat_(
           list(), options.bucket_bytes, [this](std::size_t u) { return flat_options(u); }, shards,
           pool_),
-      in_flight_(options.in_flight_bytes,
+      // Where a second reduction follows, between groups, the first of a bucket ends before that of
+      // the next starts: the second should start early, because its links are slower.
+      in_flight_(replicas != nullptr || transfers_.gradients ? 0 : options.in_flight_bytes,
                  [this](const train::ReducedShard& shard) { shard_reduced(shard); }),
       forward_(std::max<std::int64_t>(options.lookahead, 0)),
       backward_(std::max<std::int64_t>(options.lookahead, 0)),

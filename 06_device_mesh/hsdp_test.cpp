@@ -146,7 +146,7 @@ TEST_P(HsdpOnMesh, EvaluatesInsideTheGroups) {
 TEST(Hsdp, StartsTheSumsBetweenGroupsInBackward) {
   on_ranks(4, [](dist::Communicator& communicator) {
     // A bucket waits for the one before it, whose sum then continues.
-    HsdpRun<Even> run(communicator, {.stage = 2, .in_flight_bytes = 1, .shard_size = 2});
+    HsdpRun<Even> run(communicator, {.stage = 2, .shard_size = 2});
     const auto started = [&] {
       return run.strategy.replica_group().traffic().calls(Purpose::kGradient);
     };
@@ -205,7 +205,7 @@ TEST(Hsdp, AGroupOfAllRanksIsChapter05) {
 // A gradient that is dropped half way, as after an error of the user's.
 TEST(Hsdp, GradientsCanBeDroppedWhileTheyTravel) {
   on_ranks(4, [](dist::Communicator& communicator) {
-    const OverlapOptions options{.stage = 3, .in_flight_bytes = 1, .shard_size = 2};
+    const OverlapOptions options{.stage = 3, .shard_size = 2};
     HsdpRun<Toy> run(communicator, options), plain(communicator, options);
     run.strategy.backward(run.strategy.forward(run.batch(5)));
     run.strategy.zero_grad();
@@ -219,7 +219,7 @@ TEST(Hsdp, GradientsCanBeDroppedWhileTheyTravel) {
   });
   on_ranks(4, [](dist::Communicator& communicator) {
     // Or never waited for, because the strategy goes.
-    HsdpRun<Toy> run(communicator, {.stage = 3, .in_flight_bytes = 1, .shard_size = 2});
+    HsdpRun<Toy> run(communicator, {.stage = 3, .shard_size = 2});
     run.strategy.backward(run.strategy.forward(run.batch(5)));
   });
 }
