@@ -140,7 +140,7 @@ std::shared_ptr<RandomModel::Block> RandomModel::make_part_of_some_batches(char 
   const at::Tensor weight = block->add_weight(letter == 'o' || letter == 'h' ? 0.4 : 0.3);
   if (letter == 'i') {
     block->set_body(
-        [=](const at::Tensor& x) { return uses_shifts_ ? x + nn::linear(x, weight) : x; });
+        [=, this](const at::Tensor& x) { return uses_shifts_ ? x + nn::linear(x, weight) : x; });
     return block;
   }
   const at::Tensor shift = block->add("shift", {config_.width}, Initializer::normal(0.3));
