@@ -4,47 +4,16 @@
 #include <fmt/format.h>
 #include <torch/csrc/utils/tensor_flatten.h>
 
-#include <algorithm>
-#include <charconv>
-
 #include <zero/base/error.hpp>
 #include <zero/memory/charge.hpp>
 #include <zero/train/registry.hpp>
 
 namespace zero {
 
-using dist::Purpose;
-
-namespace {
-
-constexpr std::string_view kShardSize = "shard_size=";
-
-// S of "shard_size=S"; "host" stands for the ranks of a host.
-std::int64_t shard_size_of(std::string_view variant) {
-  const std::string_view text = variant.substr(std::min(kShardSize.size(), variant.size()));
-  if (variant.starts_with(kShardSize) && text == "host") return dist::Mesh::kRanksOfHost;
-  std::int64_t size = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), size);
-  if (!variant.starts_with(kShardSize) || error != std::errc() || size < 1 ||
-      end != text.data() + text.size()) {
-    throw Error(fmt::format(
-        "ddp:{}: the only option is shard_size=S, \"host\" or a number of ranks from 1", variant));
-  }
-  return size;
-}
-
-std::unique_ptr<dist::Mesh> mesh_of(const train::StrategyArguments& arguments) {
-  if (!arguments.variant.starts_with(kShardSize)) return nullptr;
-  return std::make_unique<dist::Mesh>(arguments.communicator,
-                                      dist::data_axes(shard_size_of(arguments.variant)));
-}
-
-}  // namespace
-
 SimpleDdp::SimpleDdp(const train::StrategyArguments& arguments)
-    : Strategy(arguments), flat_(arguments.variant == "flat"), mesh_(mesh_of(arguments)) {
+    : Strategy(arguments), flat_(arguments.variant == "flat") {
   if (flat_) require_one_dtype();
-  broadcast_from_rank_0();
+  first_values().broadcast_all();
 }
 
 void SimpleDdp::require_one_dtype() const {
@@ -52,8 +21,7 @@ void SimpleDdp::require_one_dtype() const {
   for (const nn::Parameter& p : list().parameters) {
     if (p.tensor.scalar_type() == first.tensor.scalar_type()) continue;
     throw Error(fmt::format(
-        "one flat all-reduce needs one dtype, and '{}' is {} where '{}' is {}: take the variant "
-        "'per_parameter'",
+        "a flat all-reduce needs one dtype; '{}' is {} where '{}' is {}: take ddp:per_parameter",
         p.name, c10::toString(p.tensor.scalar_type()), first.name,
         c10::toString(first.tensor.scalar_type())));
   }
@@ -73,8 +41,7 @@ void SimpleDdp::average_one_by_one() {
 }
 
 void SimpleDdp::average(const at::Tensor& gradient) {
-  if (mesh_ != nullptr) return mesh_->average(gradient, Purpose::kGradient, average_.type);
-  communicator_.all_reduce(gradient, Purpose::kGradient, average_).wait();
+  communicator_.all_reduce(gradient, dist::Purpose::kGradient, average_).wait();
 }
 
 void SimpleDdp::average_flat() {
@@ -86,7 +53,7 @@ void SimpleDdp::average_flat() {
     const memory::Charge charge(memory::Category::kCommunication);
     buffer = torch::utils::flatten_dense_tensors(grads);
   }
-  communicator_.all_reduce(buffer, Purpose::kGradient, average_).wait();
+  average(buffer);
   const auto averages = torch::utils::unflatten_dense_tensors(buffer, grads);
   for (std::size_t k = 0; k < grads.size(); ++k) grads[k].copy_(averages[k]);
 }
@@ -100,22 +67,11 @@ train::Costs SimpleDdp::costs() const {
     sent = dist::Communicator::all_reduce_bytes(v.reduced / element, element, communicator_.rank(),
                                                 communicator_.size());
   }
-  if (mesh_ != nullptr) sent = 0;
-  for (std::size_t i = 0; mesh_ != nullptr && i < count(); ++i) {
-    if (!trainable(i)) continue;
-    sent += mesh_->average_bytes(
-        parameter(i).numel(),
-        communicator_.reduced_element_size(parameter(i).scalar_type(), average_.type));
-  }
   return {{v.parameters, v.trainable, v.optimizer}, sent};
 }
 
 void register_simple_ddp(train::Registry& registry) {
-  registry.add({"ddp",
-                "00_simple_ddp",
-                {"per_parameter", "flat"},
-                [](const auto& arguments) { return std::make_unique<SimpleDdp>(arguments); },
-                [](const std::string& variant) { shard_size_of(variant); }});
+  registry.add<SimpleDdp>("ddp", "00_simple_ddp", {"per_parameter", "flat"});
 }
 
 }  // namespace zero

@@ -1,8 +1,5 @@
 #pragma once
 
-#include <memory>
-
-#include <zero/distributed/mesh.hpp>
 #include <zero/train/strategy.hpp>
 
 namespace zero {
@@ -14,26 +11,26 @@ namespace zero {
 /// 2V (N-1)/N per rank (Rajbhandari et al. 2020, section 7.1).
 ///
 /// Variants: "per_parameter" (one all-reduce each), "flat" (one all-reduce of everything, through a
-/// buffer as large as the gradients), "shard_size=S" (one all-reduce each inside groups of S ranks,
-/// then one between the groups: the order of additions of chapter 06, which is compared with it).
+/// buffer as large as the gradients).
 class SimpleDdp : public train::Strategy {
  public:
   /// Called by all ranks: rank 0's parameters and buffers are sent to all. Throws zero::Error for
-  /// "flat" if parameters have several dtypes, and for an S that does not divide the ranks.
+  /// "flat" if parameters have several dtypes.
   explicit SimpleDdp(const train::StrategyArguments& arguments);
 
   void finish_backward() override;
   train::Costs costs() const override;
+
+ protected:
+  /// Replaces the gradient of one parameter by its average over all ranks.
+  virtual void average(const at::Tensor& gradient);
 
  private:
   void require_one_dtype() const;
   void average_one_by_one();
   void average_flat();
 
-  void average(const at::Tensor& gradient);
-
   bool flat_;
-  std::unique_ptr<dist::Mesh> mesh_;  // null: all ranks add at once
 };
 
 }  // namespace zero

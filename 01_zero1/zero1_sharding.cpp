@@ -12,7 +12,7 @@ Zero1Sharding::Zero1Sharding(const train::StrategyArguments& arguments)
     : Strategy(arguments),
       naive_(arguments.variant == "naive"),
       owners_(list(), communicator(), arguments.ownership) {
-  broadcast_from_rank_0();
+  first_values().broadcast_all();
   // This is ZeRO-1: the optimizer forgets every parameter that another rank owns, so it never makes
   // state for it.
   shard_optimizer();

@@ -15,7 +15,7 @@ Zero2Sharding::Zero2Sharding(const train::StrategyArguments& arguments)
       after_(arguments.variant == "after"),
       placeholders_(arguments.variant == "placeholder"),
       owners_(list(), communicator(), arguments.ownership) {
-  broadcast_from_rank_0();
+  first_values().broadcast_all();
   shard_optimizer();
   const auto gradients = train::BackwardSchedule::one_by_one(list());
   const auto reduce = [this](std::size_t i) { reduce_to_owner(i); };

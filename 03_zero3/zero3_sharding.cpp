@@ -19,12 +19,12 @@ Zero3Sharding::Zero3Sharding(const train::StrategyArguments& arguments)
       owned_(count()),
       gathered_(list().units.size(), false) {
   for (std::size_t i = 0; i < count(); ++i) {
-    send_first_value(i, owners_.of(i));
+    first_values().send(i, owners_.of(i));
     // Keeps the bytes; the parameter uses them while its unit is gathered.
     if (owns(i)) owned_[i] = memory::raw(parameter(i));
     memory::separate_storage(parameter(i), train::unsharded_read(list(), {i}));
   }
-  broadcast_buffers_from_rank_0();
+  first_values().broadcast_buffers();
   shard_optimizer();
   const auto gradients = train::BackwardSchedule::one_by_one(list());
   const auto reduce = [this](std::size_t i) { reduce_to_owner(i); };

@@ -27,8 +27,8 @@ TensorSharding::TensorSharding(const train::StrategyArguments& arguments,
             return options;
           },
           communicator(), pool_) {
-  flat_.initialize([this](std::size_t index, at::Tensor out) { first_value(index, out); });
-  broadcast_buffers_from_rank_0();
+  flat_.initialize([this](std::size_t index, at::Tensor out) { first_values().write(index, out); });
+  first_values().broadcast_buffers();
   shard_optimizer();
 }
 

@@ -40,9 +40,9 @@ Overlap::Overlap(const train::StrategyArguments& arguments, const OverlapOptions
       timed_steps_left_(options.stage == 3 && options.lookahead == kAutoLookahead ? kTimedSteps
                                                                                   : 0) {
   communicator_.verify_same_on_all_ranks("the engine's options", to_text(options));
-  flat_.initialize([this](std::size_t index, at::Tensor out) { first_value(index, out); },
+  flat_.initialize([this](std::size_t index, at::Tensor out) { first_values().write(index, out); },
                    replicas);
-  broadcast_buffers_from_rank_0();
+  first_values().broadcast_buffers();
   if (options_.stage > 0) shard_optimizer();
   train::BackwardSchedule::Actions actions;
   actions.reduce = [this](std::size_t b) { reduce(b); };

@@ -30,7 +30,7 @@ struct HsdpMesh {
 /// 2 (V/S) (R-1)/R.
 ///
 /// The sums are those of the tree ((r0 + … + r(S-1)) + (rS + …) + …): the bits are those of chapter
-/// 00 with the option shard_size=S.
+/// 00 with the all-reduce of HierarchicalDdp.
 class Hsdp : private HsdpMesh, public Overlap {
  public:
   /// `options.shard_size` is S. Called by all ranks; blocks. Throws zero::Error on all ranks if

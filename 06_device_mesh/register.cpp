@@ -9,6 +9,7 @@
 #include <zero/engine/engine_config.hpp>
 #include <zero/train/registry.hpp>
 
+#include "hierarchical_ddp.hpp"
 #include "hsdp.hpp"
 
 namespace zero {
@@ -25,6 +26,14 @@ OverlapOptions hsdp_options(int stage, const train::StrategyArguments& arguments
 }
 
 void register_device_mesh(train::Registry& registry) {
+  registry.add({"hddp",
+                "06_device_mesh",
+                {"by_host"},
+                [](const train::StrategyArguments& arguments) {
+                  return std::make_unique<HierarchicalDdp>(
+                      arguments, HierarchicalDdp::shard_size_of(arguments.variant));
+                },
+                [](const std::string& variant) { HierarchicalDdp::shard_size_of(variant); }});
   for (int stage = 1; stage <= 3; ++stage) {
     registry.add({fmt::format("hsdp{}", stage),
                   "06_device_mesh",

@@ -88,10 +88,10 @@ TEST(HsdpAtTwoByTwo, ClipsByTheNormOfChapter00) {
 TEST(HsdpAtTwoByTwo, TheOrderOfTheMeshIsAnother) {
   on_ranks(4, [](dist::Communicator& communicator) {
     const RunRecord flat = run_edge_case_model(communicator, "ddp", {.steps = 1});
-    const RunRecord tree = run_edge_case_model(communicator, "ddp:shard_size=2", {.steps = 1});
+    const RunRecord tree = run_edge_case_model(communicator, "hddp:shard_size=2", {.steps = 1});
     EXPECT_FALSE(same_bits(tree.gradients[0], flat.gradients[0]));
     // Groups of one rank, or of all ranks, add as ever.
-    for (const char* mode : {"ddp:shard_size=1", "ddp:shard_size=4"}) {
+    for (const char* mode : {"hddp:shard_size=1", "hddp:shard_size=4"}) {
       const RunRecord same = run_edge_case_model(communicator, mode, {.steps = 1});
       EXPECT_TRUE(same_bits(same.gradients[0], flat.gradients[0])) << mode;
     }
@@ -166,7 +166,7 @@ TEST(HsdpMixedPrecision, IsChapter00InTheOrderOfTheMesh) {
       for (const auto reduce : {dist::ReduceType::kOwn, dist::ReduceType::kFloat32}) {
         SCOPED_TRACE(fmt::format("{} in {}", c10::toString(dtype), name(reduce)));
         const SessionOptions options = mixed(dtype, reduce);
-        const auto reference = train("ddp:shard_size=2", options);
+        const auto reference = train("hddp:shard_size=2", options);
         for (const std::string& mode : hsdp_modes()) {
           EXPECT_TRUE(same_bits(train(with_size(mode, 2), options), reference)) << mode;
           EXPECT_TRUE(same_bits(train(with_size(mode, 1), options), train("ddp", options))) << mode;

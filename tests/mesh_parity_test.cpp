@@ -193,7 +193,7 @@ void expect_copies_like_chapter_00(int stages, int tensor_ranks) {
         SCOPED_TRACE(fmt::format("{}, sequence {}", mode, sequence));
         PipelineShape shape = shape_for(mode, sequence);
         shape.mode += ":shard_size=2";
-        WholeRank reference(*axes.data, axes.tensor, shape, "ddp:shard_size=2");
+        WholeRank reference(*axes.data, axes.tensor, shape, "hddp:shard_size=2");
         const TrainedModel expected = trained_model(reference, 3, 2);
         EXPECT_THAT(expected.norms, Each(Gt(0.05F))) << "nothing is clipped";
         PipelineRank rank(axes, shape);
@@ -202,7 +202,7 @@ void expect_copies_like_chapter_00(int stages, int tensor_ranks) {
     }
     // Chapter 00 without the mesh adds in another order.
     WholeRank flat(*axes.data, axes.tensor, shape_for("ddp"));
-    WholeRank tree(*axes.data, axes.tensor, shape_for("ddp"), "ddp:shard_size=2");
+    WholeRank tree(*axes.data, axes.tensor, shape_for("ddp"), "hddp:shard_size=2");
     const TrainedModel a = trained_model(flat, 1, 2), b = trained_model(tree, 1, 2);
     bool same = true;
     for (const auto& [name, gradient] : a.gradients) {

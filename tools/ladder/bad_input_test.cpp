@@ -36,7 +36,7 @@ TEST(BadArguments, AreRefusedBeforeAnythingIsWritten) {
           {"--lr -1", {"--lr", "-1 not in range"}},
           {"--modes engine3:lookahaed=2", {"unknown key 'lookahaed'; known keys: ", "lookahead"}},
           {"--modes hsdp3 --shard-size 0", {"shard_size is 0; it must be \"host\" or a whole"}},
-          {"--modes ddp --shard-size 2x", {"ddp:shard_size=2x: the only option is shard_size=S"}},
+          {"--modes ddp --shard-size 2x", {"hddp:shard_size=2x: the only option is shard_size=S"}},
           {"--modes ddp,zero1 --shard-size 2", {"--shard-size is for ddp, hsdp1", "mode zero1"}},
           {"--modes engine3:shard_size=2", {"shard_size is for hsdp1, hsdp2 and hsdp3"}},
           {"--modes zero1:naiv", {"unknown mode 'zero1:naiv'", "zero1:naive"}},

@@ -113,10 +113,9 @@ Spread sent_bytes(const ModeRow& mode) {
 }
 
 const ModeRow* ddp_row(const LadderReport& report) {
-  const auto found =
-      std::find_if(report.modes.begin(), report.modes.end(), [](const ModeRow& mode) {
-        return mode.mode == "ddp" || mode.mode.starts_with("ddp:shard_size=");
-      });
+  const auto found = std::find_if(
+      report.modes.begin(), report.modes.end(),
+      [](const ModeRow& mode) { return mode.mode == "ddp" || mode.mode.starts_with("hddp"); });
   return found == report.modes.end() ? nullptr : &*found;
 }
 

@@ -180,7 +180,7 @@ TEST(LadderMesh, GroupsThatShareModelStatesAreCutOutOfTheDataAxis) {
   const auto moments = [&](const std::string& mode) {
     return row_of(report, mode).at("optimizer_mib").get<double>();
   };
-  EXPECT_NEAR(moments("hsdp1:shard_size=2"), moments("ddp:shard_size=2") / 2, 1e-3);
+  EXPECT_NEAR(moments("hsdp1:shard_size=2"), moments("hddp:shard_size=2") / 2, 1e-3);
 }
 
 // The same samples, whether they come at once or one after the other.

@@ -53,18 +53,18 @@ void check(const Options& options) {
   }
 }
 
-// Makes "hsdp3:shard_size=4" of hsdp3. Other modes add the gradients of all ranks at once, with
-// other bits.
+// Makes "hsdp3:shard_size=4" of hsdp3 and "hddp:shard_size=4" of ddp. Other modes add the gradients
+// of all ranks at once, with other bits.
 void add_shard_size(Options& o) {
   if (o.shard_size.empty()) return;
   for (std::string& mode : o.modes) {
-    if (mode != "ddp" && !mode.starts_with("hsdp")) {
+    if (mode != "ddp" && mode != "hddp" && !mode.starts_with("hsdp")) {
       throw Error(
           fmt::format("--shard-size is for ddp, hsdp1, hsdp2 and hsdp3; mode {} adds in "
                       "another order: leave it out",
                       mode));
     }
-    mode += ":shard_size=" + o.shard_size;
+    mode = (mode == "ddp" ? "hddp" : mode) + ":shard_size=" + o.shard_size;
   }
 }
 
@@ -126,8 +126,8 @@ void add_run_options(CLI::App& app, Options& o) {
       ->delimiter(',')
       ->capture_default_str();
   app.add_option("--shard-size", o.shard_size,
-                 "with modes hsdp1 to hsdp3 and ddp: how many ranks share the model states, or "
-                 "host for those of a host; ddp then adds in the same order");
+                 "with modes hsdp1 to hsdp3: how many ranks share the model states, or host for "
+                 "those of a host; ddp becomes hddp, which adds in the same order");
   app.add_option("--ownership", o.ownership, "size, count or offset")->capture_default_str();
   app.add_option("--timeout", o.timeout_seconds, "longest wait for another rank, in seconds")
       ->capture_default_str()
@@ -334,7 +334,7 @@ void check_groups(const Options& o) {
 // Stages 0 to 2: ddp, zero1, tensor_zero2:flat, engine0 and so on.
 bool keeps_parameters_whole(const std::string& mode) {
   const std::string name = mode.substr(0, mode.find(':'));
-  return name == "ddp" || (name.back() >= '0' && name.back() <= '2');
+  return name == "ddp" || name == "hddp" || (name.back() >= '0' && name.back() <= '2');
 }
 
 void check_pipeline(const Options& o, const nn::LlamaConfig& config) {

@@ -3,7 +3,9 @@
 #include <torch/types.h>
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
+#include <string_view>
 
 #include <zero/memory/charge.hpp>
 
@@ -14,6 +16,11 @@
 /// charged to a category when it is allocated. So a stage that keeps a full copy by mistake shows
 /// up here, even if its own bookkeeping does not mention it.
 namespace zero::memory {
+
+inline constexpr std::size_t kCategories = 6;
+
+/// Lower-case name of a category, as in tables and JSON: "parameters", "gradients", …
+std::string_view name(Category category);
 
 /// Live and peak bytes of this process. Counted bytes are those that LibTorch asked for: no header,
 /// no rounding by malloc.

@@ -1,8 +1,6 @@
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
-#include <string_view>
 
 namespace zero::memory {
 
@@ -15,10 +13,6 @@ enum class Category : std::uint8_t {
   kActivations,    ///< all else that forward and backward allocate
   kOther,          ///< the rest: data, buffers of the model, tensors made outside a step
 };
-inline constexpr std::size_t kCategories = 6;
-
-/// Lower-case name of a category, as in tables and JSON: "parameters", "gradients", …
-std::string_view name(Category category);
 
 /// While it lives, blocks allocated on this thread are charged to its category. Scopes nest and the
 /// innermost one counts; outside any scope a block is charged to kOther. Autograd runs the backward

@@ -17,8 +17,12 @@ namespace zero::train {
 class Strategy;
 
 /// The passes of autograd through a strategy's model. Hooks on its units and parameters call the
-/// strategy's own functions. A pass that is not Strategy::backward(), such as autograd::grad() or
-/// the backward() of another model's loss, gathers what it needs and leaves no gradient behind.
+/// strategy's own functions.
+///
+/// Another pass than Strategy::backward(), such as autograd::grad() or a generator's backward()
+/// through its discriminator, gathers what it needs, and the parameter gradients that it makes are
+/// dropped. If the strategy holds gradients that zero_grad() has not dropped, such a pass throws
+/// zero::Error instead.
 class AutogradPasses : private nn::UnitHooks {
  public:
   using GradientObserver = std::function<void(std::size_t index, const at::Tensor& gradient)>;

@@ -36,11 +36,11 @@ void Registry::add(StrategyEntry entry) { entries_.push_back(std::move(entry)); 
 
 std::unique_ptr<Strategy> Registry::make(const std::string& mode,
                                          StrategyArguments arguments) const {
-  const Found found = find(mode);
+  const auto [entry, variant] = find(mode);
   arguments.communicator.verify_same_on_all_ranks("the mode", mode);
-  arguments.variant = found.variant;
+  arguments.variant = variant;
   arguments.mode = mode;
-  return found.entry.make(arguments);
+  return entry.make(arguments);
 }
 
 void Registry::check(const std::string& mode) const { find(mode); }
@@ -53,7 +53,7 @@ std::vector<std::string> Registry::exact_modes() const {
   return modes_of(exact);
 }
 
-Registry::Found Registry::find(const std::string& mode) const {
+std::pair<const StrategyEntry&, std::string> Registry::find(const std::string& mode) const {
   const std::string name = mode.substr(0, mode.find(':'));
   for (const StrategyEntry& entry : entries_) {
     if (entry.name != name) continue;

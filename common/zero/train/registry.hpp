@@ -10,8 +10,7 @@
 
 namespace zero::train {
 
-/// A strategy that a chapter offers, under the name that the command line, the ladder, the tests
-/// and the benchmarks use.
+/// A strategy that a chapter offers.
 struct StrategyEntry {
   std::string name;     ///< "zero1"
   std::string chapter;  ///< "01_zero1"
@@ -44,7 +43,7 @@ class Registry {
   void check(const std::string& mode) const;
 
   /// StrategyEntry::rounds of `mode`. Throws as check() does.
-  bool rounds(const std::string& mode) const { return find(mode).entry.rounds; }
+  bool rounds(const std::string& mode) const { return find(mode).first.rounds; }
 
   const std::vector<StrategyEntry>& entries() const { return entries_; }
   /// Every mode: each strategy's default by its short name, then its other variants.
@@ -53,11 +52,7 @@ class Registry {
   std::vector<std::string> exact_modes() const;
 
  private:
-  struct Found {
-    const StrategyEntry& entry;
-    std::string variant;
-  };
-  Found find(const std::string& mode) const;
+  std::pair<const StrategyEntry&, std::string> find(const std::string& mode) const;
 
   std::vector<StrategyEntry> entries_;
 };

@@ -14,7 +14,6 @@
 
 namespace zero::train {
 
-using dist::Purpose;
 using memory::Category;
 using memory::Charge;
 
@@ -69,10 +68,10 @@ Strategy::Strategy(const StrategyArguments& arguments, nn::Granularity granulari
       list_(HeldModel::free_parameters(arguments, granularity)),
       tensor_axis_(list_.tensor_axis()),
       stage_of_model_(model_, list_),
-      values_(arguments.values),
       reduces_each_(arguments.accumulation == Accumulation::kReduceEach),
       averaged_(*this, reduces_each_),
       held_(arguments, list_, [this] { finish_parameters(); }),
+      first_values_(*this, held_, arguments.values),
       passes_(*this, granularity) {
   // First: ranks that differ would send each other the wrong bytes, or wait forever.
   all_ranks().verify_same_on_all_ranks(kModelOrStrategy, description(list_, arguments));
@@ -182,6 +181,10 @@ void Strategy::reshard_all() {
   for (std::size_t u = 0; u < list_.units.size(); ++u) drop(u);
 }
 
+dist::RankGrid Strategy::all_ranks() const {
+  return dist::RankGrid({&communicator_, tensor_axis_, stage_of_model_.pipeline()});
+}
+
 void Strategy::release() {
   const dist::CallScope call(communicator_, "Strategy::release");
   held_.verify_not_released();
@@ -228,46 +231,6 @@ at::Tensor& Strategy::gradient_to_reduce(std::size_t index) {
 
 void Strategy::note_used(const std::vector<std::size_t>& indices) {
   for (const std::size_t i : indices) averaged_.note_used(i, gradient(i).defined());
-}
-
-void Strategy::fill(std::size_t index) {
-  const Charge charge(Category::kParameters);
-  at::Tensor tensor = parameter(index);
-  const bool had_values = memory::has_storage(tensor);
-  memory::allocate_storage(tensor);
-  if (communicator_.rank() == 0 && !had_values) first_value(index, tensor);
-}
-
-void Strategy::first_value(std::size_t index, at::Tensor out) {
-  if (values_ == nullptr) {
-    throw Error(fmt::format("parameter '{}' has no values and no source of first values was given",
-                            list_.parameters[index].name));
-  }
-  nn::fill_part(*values_, list_.parameters[index], out);
-}
-
-void Strategy::broadcast_from_rank_0() {
-  for (std::size_t i = 0; i < count(); ++i) {
-    fill(i);
-    communicator_.broadcast(memory::raw(parameter(i)), /*root=*/0, Purpose::kSetup).wait();
-  }
-  broadcast_buffers_from_rank_0();
-}
-
-void Strategy::send_first_value(std::size_t index, int owner) {
-  const int rank = communicator_.rank();
-  const at::Tensor tensor = memory::raw(parameter(index));
-  if (rank == 0 || rank == owner) fill(index);
-  if (owner == 0) return;
-  if (rank == 0) communicator_.send(tensor, owner, Purpose::kSetup).wait();
-  if (rank == owner) communicator_.recv(tensor, 0, Purpose::kSetup).wait();
-}
-
-void Strategy::broadcast_buffers_from_rank_0() {
-  for (const at::Tensor& buffer : model_.buffers()) {
-    communicator_.broadcast(memory::raw(buffer), /*root=*/0, Purpose::kSetup).wait();
-  }
-  held_.note_places();  // by now the parameters lie where they stay
 }
 
 void Strategy::shard_optimizer() {

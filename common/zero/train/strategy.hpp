@@ -12,6 +12,7 @@
 #include <zero/train/autograd_passes.hpp>
 #include <zero/train/averaged_gradients.hpp>
 #include <zero/train/costs.hpp>
+#include <zero/train/first_values.hpp>
 #include <zero/train/held_model.hpp>
 #include <zero/train/parameter_shard.hpp>
 #include <zero/train/stage_of_model.hpp>
@@ -48,13 +49,10 @@ class Strategy {
   virtual at::Tensor forward(const data::Batch& batch);
   /// Runs autograd; hooks fire inside. Call it once before each finish_backward() that reduces
   /// (zero::Error otherwise). The loss may come from several forward()s, and others may have run
-  /// since. Throws zero::Error, before anything has happened, if the weights have changed since one
-  /// of the forward()s that the loss comes from: its graph belongs to the old weights.
-  ///
-  /// Only this function makes gradients of the model's parameters. Another backward() that passes
-  /// through the model, such as a generator's through its discriminator, gathers what it needs, and
-  /// the parameter gradients that it makes are dropped. If this strategy holds gradients that
-  /// zero_grad() has not dropped, they throw zero::Error instead.
+  /// since. If the weights have changed since one that the loss comes from, its graph belongs to
+  /// the old weights: throws zero::Error, before anything has happened.
+  /// Only this function makes gradients of the model's parameters; see AutogradPasses for another
+  /// backward() that passes through the model.
   virtual void backward(const at::Tensor& loss);
   /// Waits for what is in flight. After the last micro-batch the gradients that this rank is
   /// responsible for (see owns()) are the average over ranks. A stage that does not
@@ -68,9 +66,8 @@ class Strategy {
   /// Drops all gradients.
   virtual void zero_grad();
 
-  /// For optimizers that evaluate the model themselves: runs `closure` (forward and backward,
-  /// returns the loss), then finish_backward(), optimizer_step() and sync_parameters(). Returns the
-  /// loss.
+  /// Runs `closure` (forward and backward, returns the loss), then finish_backward(),
+  /// optimizer_step() and sync_parameters(). Returns the loss.
   at::Tensor step(const std::function<at::Tensor()>& closure);
 
   /// Call before backward(): whether the gradients of this micro-batch are reduced after it
@@ -82,19 +79,14 @@ class Strategy {
   virtual float clip_grad_norm(double max_norm, optim::Norm norm = optim::Norm::kL2);
 
   /// Makes the parameters of unit `unit` whole for reading, until reshard() has been called as
-  /// often. Allowed during forward() and backward() too. Without it, reading a parameter outside of
-  /// its unit is an error that names it, if the stage does not keep it whole: zero::Error inside
-  /// forward() or backward(), else c10::Error. Values read here may have a gradient, such as that
-  /// of a penalty on weights, if they do on all ranks: the next backward() then keeps the unit
-  /// whole throughout. UnshardedParameters calls both.
+  /// often. Allowed during forward() and backward() too. See UnshardedParameters, which calls both.
   void unshard(std::size_t unit);
   void reshard(std::size_t unit);
 
-  /// Gives the model back: parameters are whole on every rank, with the trained values and storage
-  /// of their own, gradients are dropped, and another strategy or an ordinary program may use the
-  /// model. This strategy cannot train afterwards. If a strategy is destroyed without release(),
-  /// its model may hold only this rank's shards, and no other strategy accepts it. Called by all
-  /// ranks, between steps; blocks. Needs the bytes of the whole model on every rank.
+  /// Gives the model back: parameters are whole on every rank, in storage of their own, gradients
+  /// are dropped, and other strategies or ordinary programs may use the model. This strategy cannot
+  /// train afterwards. A model whose strategy is destroyed without release() is refused by other
+  /// strategies. Called by all ranks, between steps; blocks. Needs the bytes of the whole model.
   void release();
 
   /// Whether this rank updates parameter `index`, and holds its averaged gradient.
@@ -126,9 +118,7 @@ class Strategy {
   StageOfModel& stage_of_model() { return stage_of_model_; }
   /// The ranks of communicator(), of the tensor axis and of the pipeline axis, for checks that all
   /// of them must see.
-  dist::RankGrid all_ranks() const {
-    return dist::RankGrid({&communicator_, tensor_axis_, stage_of_model_.pipeline()});
-  }
+  dist::RankGrid all_ranks() const;
   optim::Optimizer& optimizer() const { return *optimizer_; }
   /// How gradients are averaged: the operation and the type of the sums.
   const dist::Reduction& average() const { return average_; }
@@ -143,8 +133,7 @@ class Strategy {
   /// Called by all ranks. Throws zero::Error on every rank, before anything else is sent, if ranks
   /// differ in the variant, its options, or the names, shapes, dtypes, units or trainability of
   /// parameters and buffers, or if ranks that share a model have different places on the data axis;
-  /// the error names the first difference. `granularity`: what counts as a
-  /// unit, in list().units and for the hooks.
+  /// the error names the first difference. `granularity`: what counts as a unit.
   explicit Strategy(const StrategyArguments& arguments,
                     nn::Granularity granularity = nn::Granularity::kUnit);
 
@@ -173,9 +162,8 @@ class Strategy {
   virtual void drop(std::size_t unit) {}
   /// Blocks until no transfer of parameters is in flight, so that they may be read and updated.
   virtual void finish_parameters() {}
-  /// How often a step of one micro-batch gathers unit `unit`, for costs(). By default the root
-  /// stays whole between its forward and its backward, and other units are gathered for each use in
-  /// forward and once in backward, where they stay whole until their gradients are complete.
+  /// How often a step of one micro-batch gathers unit `unit`, for costs(). By default the root is
+  /// gathered once, and other units for each use in forward and once for backward.
   virtual std::int64_t gathers(std::size_t unit) const;
 
   // What a chapter may call.
@@ -208,19 +196,8 @@ class Strategy {
   /// Notes which parameters have a gradient, before they are reduced together.
   void note_used(const std::vector<std::size_t>& indices);
 
-  /// Sends rank 0's first values of every parameter and buffer to all ranks. For stages that hold
-  /// the whole model.
-  void broadcast_from_rank_0();
-  /// Sends rank 0's first value of one parameter to `owner` alone; other ranks allocate nothing.
-  /// For stages that hold whole parameters, each on one rank. Called by all ranks; rank 0 has the
-  /// value too, until it is released.
-  void send_first_value(std::size_t index, int owner);
-  /// The buffers alone, by a constructor that has put the parameters where they are to stay.
-  void broadcast_buffers_from_rank_0();
-  /// Allocates one parameter; on rank 0, also asks the source for its first value.
-  void fill(std::size_t index);
-  /// Writes the first value of one parameter, from the source, into `out` (of its shape and dtype).
-  void first_value(std::size_t index, at::Tensor out);
+  /// Sends the model's first values, from rank 0: each constructor calls it.
+  FirstValues& first_values() { return first_values_; }
   /// Makes the optimizer forget every parameter that this rank does not own.
   void shard_optimizer();
 
@@ -243,13 +220,13 @@ class Strategy {
   dist::Communicator* const tensor_axis_;
   StageOfModel stage_of_model_;
   std::unique_ptr<optim::Optimizer> optimizer_;
-  nn::ParameterSource* values_;
   const bool reduces_each_;  // every micro-batch
   bool requires_gradient_sync_ = true;
   bool awaits_reduction_ = false;  // a backward whose gradients are to be reduced has begun
   std::function<void()> reduce_after_backward_;
   AveragedGradients averaged_;
   HeldModel held_;
+  FirstValues first_values_;
   AutogradPasses passes_;
 };
 

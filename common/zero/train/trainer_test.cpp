@@ -27,7 +27,7 @@ class Diary final : public Strategy {
  public:
   using Strategy::Strategy;
   explicit Diary(const StrategyArguments& arguments) : Strategy(arguments) {
-    broadcast_from_rank_0();
+    first_values().broadcast_all();
   }
   at::Tensor forward(const data::Batch& batch) override {
     lines.push_back("forward");

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include <00_simple_ddp/simple_ddp.hpp>
+#include <zero/distributed/mesh.hpp>
+
+namespace zero {
+
+/// Chapter 00 with a hierarchical all-reduce: every gradient is averaged inside groups of S ranks,
+/// then between the groups. This is the order in which Hsdp adds, ((r0 + … + r(S-1)) + (rS + …) +
+/// …), so the two must have the same bits. All ranks hold the whole model.
+class HierarchicalDdp : public SimpleDdp {
+ public:
+  /// `shard_size` is S, or dist::Mesh::kRanksOfHost. Called by all ranks; blocks. Throws
+  /// zero::Error on all ranks if groups of S ranks do not fill the ranks, or if ranks differ in S.
+  HierarchicalDdp(const train::StrategyArguments& arguments, std::int64_t shard_size)
+      : SimpleDdp(arguments), mesh_(communicator(), dist::data_axes(shard_size)) {}
+
+  /// S of "shard_size=S"; kRanksOfHost of "shard_size=host" and of "by_host". Throws zero::Error
+  /// for another text.
+  static std::int64_t shard_size_of(std::string_view variant);
+
+  train::Costs costs() const override;
+
+ protected:
+  void average(const at::Tensor& gradient) override;
+
+ private:
+  dist::Mesh mesh_;
+};
+
+}  // namespace zero

@@ -1,0 +1,59 @@
+#include <fmt/format.h>
+
+#include <zero/base/error.hpp>
+#include <zero/memory/charge.hpp>
+#include <zero/memory/storage.hpp>
+#include <zero/train/first_values.hpp>
+#include <zero/train/held_model.hpp>
+#include <zero/train/strategy.hpp>
+
+namespace zero::train {
+
+using dist::Purpose;
+
+void FirstValues::broadcast_all() {
+  const auto& parameters = strategy_.list().parameters;
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    fill(i);
+    const at::Tensor tensor = memory::raw(parameters[i].tensor);
+    strategy_.communicator().broadcast(tensor, /*root=*/0, Purpose::kSetup).wait();
+  }
+  broadcast_buffers();
+}
+
+void FirstValues::send(std::size_t index, int owner) {
+  dist::Communicator& communicator = strategy_.communicator();
+  const int rank = communicator.rank();
+  const at::Tensor tensor = memory::raw(strategy_.list().parameters[index].tensor);
+  if (rank == 0 || rank == owner) fill(index);
+  if (owner == 0) return;
+  if (rank == 0) communicator.send(tensor, owner, Purpose::kSetup).wait();
+  if (rank == owner) communicator.recv(tensor, 0, Purpose::kSetup).wait();
+}
+
+void FirstValues::broadcast_buffers() {
+  for (const at::Tensor& buffer : strategy_.model().buffers()) {
+    strategy_.communicator().broadcast(memory::raw(buffer), /*root=*/0, Purpose::kSetup).wait();
+  }
+  held_.note_places();  // by now the parameters lie where they stay
+}
+
+void FirstValues::write(std::size_t index, at::Tensor out) {
+  const nn::Parameter& parameter = strategy_.list().parameters[index];
+  if (source_ == nullptr) {
+    throw Error(fmt::format("parameter '{}' has no values and no source of first values was given",
+                            parameter.name));
+  }
+  nn::fill_part(*source_, parameter, out);
+}
+
+// Allocates one parameter; on rank 0, also asks the source for its first value.
+void FirstValues::fill(std::size_t index) {
+  const memory::Charge charge(memory::Category::kParameters);
+  const at::Tensor tensor = strategy_.list().parameters[index].tensor;
+  const bool had_values = memory::has_storage(tensor);
+  memory::allocate_storage(tensor);
+  if (strategy_.communicator().rank() == 0 && !had_values) write(index, tensor);
+}
+
+}  // namespace zero::train

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <torch/types.h>
+
+#include <cstddef>
+
+#include <zero/nn/parameters.hpp>
+
+namespace zero::train {
+
+class HeldModel;
+class Strategy;
+
+/// Sends the first values of a strategy's model from rank 0 to the ranks that keep them. Used by
+/// constructors of strategies. All ranks call the same functions, which block, unless stated
+/// otherwise.
+class FirstValues {
+ public:
+  /// `strategy` and `held` must outlive this object. `source`: StrategyArguments::values.
+  FirstValues(Strategy& strategy, HeldModel& held, nn::ParameterSource* source)
+      : strategy_(strategy), held_(held), source_(source) {}
+
+  /// Sends every parameter and buffer to all ranks. For stages that hold the whole model.
+  void broadcast_all();
+  /// Sends one parameter to `owner` alone; other ranks allocate nothing. For stages that hold whole
+  /// parameters, each on one rank. Rank 0 has the value too, until it is released.
+  void send(std::size_t index, int owner);
+  /// Sends the buffers to all ranks, by a constructor that has put the parameters where they are to
+  /// stay.
+  void broadcast_buffers();
+  /// Writes the first value of one parameter, from the source, into `out` (of its shape and dtype).
+  /// Acts on this rank alone. Throws zero::Error if there is no source.
+  void write(std::size_t index, at::Tensor out);
+
+ private:
+  void fill(std::size_t index);
+
+  Strategy& strategy_;
+  HeldModel& held_;
+  nn::ParameterSource* source_;
+};
+
+}  // namespace zero::train
