@@ -15,7 +15,7 @@ Hsdp::Hsdp(const train::StrategyArguments& arguments, const OverlapOptions& opti
               mesh.along("replica").size() > 1 ? &mesh.along("replica") : nullptr) {}
 
 void Hsdp::shard_reduced(const train::ReducedShard& shard) {
-  if (!has_copies()) return;  // reduced and divided already
+  if (!has_replicas()) return;  // reduced and divided already
   RECORD_USER_SCOPE("hsdp_grad_all_reduce");
   dist::Reduction last = average_;  // groups of one rank have added nothing yet
   if (shard_group().size() > 1) {
@@ -32,7 +32,7 @@ void Hsdp::finish_reductions() {
 
 train::Costs Hsdp::costs() const {
   train::Costs costs = Overlap::costs();
-  if (!has_copies()) return costs;
+  if (!has_replicas()) return costs;
   for (const train::FlatParameters& bucket : buckets()) {
     if (!bucket.trainable()) continue;
     costs.sent_between_groups += dist::Communicator::all_reduce_bytes(

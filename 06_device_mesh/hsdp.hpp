@@ -51,7 +51,7 @@ class Hsdp : private HsdpMesh, public Overlap {
   void finish_reductions() override;
 
  private:
-  bool has_copies() const { return replica_group().size() > 1; }
+  bool has_replicas() const { return replica_group().size() > 1; }
 
   dist::WorkQueue between_groups_{communicator_.rank()};
 };

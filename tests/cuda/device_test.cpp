@@ -1,5 +1,5 @@
-// One GPU and one process: what its allocator counts, tensors whose bytes were taken away, and how
-// often the host waits.
+// One GPU and one process: what its allocator counts, tensors whose storage was released, and how
+// often the host synchronizes with the GPU.
 
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
@@ -25,7 +25,7 @@
 namespace zero::dist {
 namespace {
 
-using testing::asked;
+using testing::run_in_process;
 
 class GpuMemory : public testing::GpuTest {};
 class GpuStorage : public testing::GpuTest {};
@@ -33,7 +33,7 @@ class GpuHostWaits : public testing::GpuTest {};
 
 const auto kGpu = at::TensorOptions(at::kCUDA);
 
-// Live bytes as tensors asked for them, by LibTorch's own count.
+// Live requested bytes, before rounding, as LibTorch's allocator counts them.
 std::int64_t live_bytes() {
   const auto stats = c10::cuda::CUDACachingAllocator::get()->getDeviceStats(0);
   return stats.requested_bytes[static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE)]
@@ -41,13 +41,12 @@ std::int64_t live_bytes() {
 }
 
 TEST_F(GpuMemory, CountsByCategory) {
-  const std::string said = asked([]() -> std::string {
-    const auto gpu = at::TensorOptions(at::kCUDA);
+  const std::string failure = run_in_process([]() -> std::string {
     memory::count_cuda_blocks();
     const memory::Snapshot before = memory::snapshot();
     {
       const memory::Charge charge(memory::Category::kGradients);
-      const at::Tensor t = at::empty({1001}, gpu.dtype(at::kByte));
+      const at::Tensor t = at::empty({1001}, kGpu.dtype(at::kByte));
       if (memory::snapshot()[memory::Category::kGradients] != 1001) return "not charged";
       if (live_bytes() != 1001) return "not what LibTorch counts";
       memory::recharge(t, memory::Category::kOptimizer);
@@ -55,7 +54,7 @@ TEST_F(GpuMemory, CountsByCategory) {
     }
     return memory::snapshot().current == before.current ? "" : "not freed";
   });
-  EXPECT_EQ(said, "");
+  EXPECT_EQ(failure, "");
 }
 
 // What `action` throws; empty where it throws nothing.
@@ -69,7 +68,7 @@ std::string thrown_by(const std::function<void()>& action) {
 }
 
 TEST_F(GpuStorage, RefusesAccessToBytesThatAreNotThere) {
-  const std::string said = asked([]() -> std::string {
+  const std::string failure = run_in_process([]() -> std::string {
     const at::Tensor t = at::full({64, 64}, 2.0F, kGpu), view = t.narrow(0, 1, 3);
     const std::int64_t before = live_bytes();
     memory::release_storage(t, "the text of this test");
@@ -87,11 +86,11 @@ TEST_F(GpuStorage, RefusesAccessToBytesThatAreNotThere) {
     if (!at::equal(view.cpu(), at::full({3, 64}, 3.0F))) return "not there again";
     return "";
   });
-  EXPECT_EQ(said, "");
+  EXPECT_EQ(failure, "");
 }
 
 TEST_F(GpuStorage, ShowsTheBytesOfAnother) {
-  const std::string said = asked([]() -> std::string {
+  const std::string failure = run_in_process([]() -> std::string {
     const at::Tensor lender = at::full({8}, 5.0F, kGpu);
     const at::Tensor t = memory::without_storage({2, 4}, at::kFloat, at::kCUDA);
     memory::borrow_storage(t, lender);
@@ -104,7 +103,7 @@ TEST_F(GpuStorage, ShowsTheBytesOfAnother) {
     buffer.narrow(0, 8, 8).fill_(7);
     return at::equal(t.cpu(), at::full({2, 4}, 7.0F)) ? "" : "not a window of the buffer";
   });
-  EXPECT_EQ(said, "");
+  EXPECT_EQ(failure, "");
 }
 
 // How often the host has waited for the GPU in `action`, as LibTorch's own warnings say.
@@ -131,17 +130,17 @@ std::vector<at::Tensor> parameters_with_gradients(int n, at::ScalarType dtype) {
   return all;
 }
 
-// Each of them is counted, so that a count of 0 says something.
+// The counter sees every wait. Otherwise the 0 in the next test would prove nothing.
 TEST_F(GpuHostWaits, AreCountedHere) {
-  const std::string said = asked([] {
+  const std::string waits = run_in_process([] {
     const at::Tensor t = at::ones({4}, kGpu);
     return std::to_string(waits_in([&] { t.cpu(), t.sum().item<float>(); }));
   });
-  EXPECT_EQ(said, "2");
+  EXPECT_EQ(waits, "2");
 }
 
 TEST_F(GpuHostWaits, AreNoneInTheUpdateOfMasterWeights) {
-  const std::string said = asked([] {
+  const std::string waits = run_in_process([] {
     const auto parameters = parameters_with_gradients(100, at::kBFloat16);
     const auto optimizer = optim::with_master_weights(optim::adamw())(parameters);
     optimizer->set_gradient_scale(4);
@@ -150,11 +149,11 @@ TEST_F(GpuHostWaits, AreNoneInTheUpdateOfMasterWeights) {
       optimizer->step();
     }));
   });
-  EXPECT_EQ(said, "0");
+  EXPECT_EQ(waits, "0");
 }
 
 TEST_F(GpuHostWaits, AreOneForTheNormOfAllGradients) {
-  const std::string said = asked([]() -> std::string {
+  const std::string failure = run_in_process([]() -> std::string {
     std::vector<at::Tensor> gradients;
     for (const at::Tensor& p : parameters_with_gradients(100, at::kFloat)) {
       gradients.push_back(p.grad());
@@ -172,7 +171,7 @@ TEST_F(GpuHostWaits, AreOneForTheNormOfAllGradients) {
     }
     return "";
   });
-  EXPECT_EQ(said, "");
+  EXPECT_EQ(failure, "");
 }
 
 }  // namespace

@@ -17,7 +17,7 @@ namespace zero::dist::testing {
 /// Why `ranks` ranks cannot have GPUs here; empty where they can. NCCL may give one GPU to several.
 inline std::string why_no_gpus(int ranks) {
   ::setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", /*overwrite=*/0);  // where NCCL knows it
-  return asked([ranks] {
+  return run_in_process([ranks] {
     std::string problem = memory::gpu_problem();
     if (!problem.empty() || ranks == 1 || ranks_may_share_a_gpu()) return problem;
     problem = memory::gpu_problem(ranks - 1);

@@ -12,9 +12,9 @@
 namespace zero::dist {
 namespace {
 
-using testing::asked;
 using ::testing::HasSubstr;
 using testing::on_nccl;
+using testing::run_in_process;
 
 // What a rank says that no GPU is shown to.
 std::vector<RankExit> without_gpu(int world_size) {
@@ -51,7 +51,7 @@ TEST_F(NoGpu, IsAnErrorForARankAloneAsWell) {
 }
 
 TEST_F(NoGpu, HasNoMemoryToCount) {
-  const std::string said = asked([]() -> std::string {
+  const std::string message = run_in_process([]() -> std::string {
     try {
       memory::count_cuda_blocks();
     } catch (const Error& error) {
@@ -59,7 +59,7 @@ TEST_F(NoGpu, HasNoMemoryToCount) {
     }
     return "no error";
   });
-  EXPECT_THAT(said, HasSubstr("memory of GPUs: there is no usable GPU ("));
+  EXPECT_THAT(message, HasSubstr("memory of GPUs: there is no usable GPU ("));
 }
 
 }  // namespace

@@ -20,8 +20,9 @@ inline LaunchOptions on_nccl(int world_size, ReductionOrder order) {
   return options;
 }
 
-/// What one rank says, asked in a process of its own: this one must not start CUDA before it forks.
-inline std::string asked(const std::function<std::string()>& question) {
+/// Runs `question` in a child process and returns its result. The test process must not start CUDA
+/// before it forks.
+inline std::string run_in_process(const std::function<std::string()>& question) {
   const LaunchOptions one{.world_size = 1, .capture_output = true};
   const auto exits = fork_processes(one, [&](int) { return question(); });
   return exits[0].ok() ? exits[0].result : describe_failures(exits);

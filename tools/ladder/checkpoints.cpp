@@ -52,7 +52,7 @@ void check_steps(const io::CheckpointInfo& saved, const Options& options) {
         fmt::format("--resume {}: it does not say where the data stood; another program saved it",
                     options.resume));
   }
-  // keep() saves one number as both.
+  // save_if_due() saves one number as both.
   if (saved.sampler->step != saved.step) {
     throw Error(
         fmt::format("--resume {}: it is of step {} and its data stands at step {}, which must be "
@@ -145,15 +145,15 @@ void resume(train::Strategy& strategy, train::Trainer& trainer, data::Distribute
   if (trainer.loss_scale()) trainer.loss_scale()->resume_from(saved.notes);
 }
 
-std::string when_kept(const Options& options) {
+std::string when_saved(const Options& options) {
   if (options.checkpoint.empty()) return "never";
   if (options.checkpoint_every == 0) return "at the end";
   return fmt::format("every {} steps", options.checkpoint_every);
 }
 
-void keep(train::Strategy& strategy, train::Trainer& trainer,
-          const data::DistributedSampler& sampler, const std::string& mode, const Options& options,
-          const data::Dataset& dataset) {
+void save_if_due(train::Strategy& strategy, train::Trainer& trainer,
+                 const data::DistributedSampler& sampler, const std::string& mode,
+                 const Options& options, const data::Dataset& dataset) {
   if (options.checkpoint.empty()) return;
   const std::int64_t step = sampler.step();
   const bool due = options.checkpoint_every > 0 && step % options.checkpoint_every == 0;

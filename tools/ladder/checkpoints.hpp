@@ -28,12 +28,12 @@ void resume(train::Strategy& strategy, train::Trainer& trainer, data::Distribute
             const Options& options);
 
 /// "never", "at the end" or "every 100 steps".
-std::string when_kept(const Options& options);
+std::string when_saved(const Options& options);
 
 /// Writes a checkpoint if the step that has just ended is the last, or a multiple of
 /// `options.checkpoint_every`. Called by all ranks after every step.
-void keep(train::Strategy& strategy, train::Trainer& trainer,
-          const data::DistributedSampler& sampler, const std::string& mode, const Options& options,
-          const data::Dataset& dataset);
+void save_if_due(train::Strategy& strategy, train::Trainer& trainer,
+                 const data::DistributedSampler& sampler, const std::string& mode,
+                 const Options& options, const data::Dataset& dataset);
 
 }  // namespace zero::ladder

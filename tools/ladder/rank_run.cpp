@@ -250,7 +250,7 @@ void agree_on_everything(dist::Communicator& communicator, const std::string& mo
                   o.tensor_ranks, o.stages, o.pipeline_schedule, o.sequence_parallel,
                   o.partition_activations, o.micro_batches, o.batch, o.sequence_length, o.steps,
                   o.learning_rate, o.seed, o.ownership, o.dtype, o.reduce_dtype,
-                  o.activation_checkpointing, o.validation, when_kept(o),
+                  o.activation_checkpointing, o.validation, when_saved(o),
                   o.resume.empty() ? "from the start" : "that goes on", with("--save", o.save),
                   with("--memory-timeline", o.memory_timeline), with("--trace", o.trace),
                   o.timeout_seconds, dataset.fingerprint()));
@@ -359,7 +359,7 @@ void train_steps(const Training& t, const std::string& mode, const std::string& 
     result.losses.push_back(step.loss);
     result.loss_scale = step.loss_scale;
     result.skipped_steps += step.skipped ? 1 : 0;
-    keep(t.strategy, t.trainer, t.sampler, mode, options, *t.samples.dataset);
+    save_if_due(t.strategy, t.trainer, t.sampler, mode, options, *t.samples.dataset);
     validate(t, result);
     if (progress) progress->step(progress_text(step, result.validation));
   }

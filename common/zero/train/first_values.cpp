@@ -35,14 +35,16 @@ void FirstValues::broadcast_buffers() {
   for (const at::Tensor& buffer : strategy_.model().buffers()) {
     strategy_.communicator().broadcast(memory::raw(buffer), /*root=*/0, Purpose::kSetup).wait();
   }
-  held_.note_places();  // by now the parameters lie where they stay
+  held_.note_storages();
 }
 
 void FirstValues::write(std::size_t index, at::Tensor out) {
   const nn::Parameter& parameter = strategy_.list().parameters[index];
   if (source_ == nullptr) {
-    throw Error(fmt::format("parameter '{}' has no values and no source of first values was given",
-                            parameter.name));
+    throw Error(
+        fmt::format("parameter '{}' has no values: set StrategyArguments::values, or initialize "
+                    "the model first",
+                    parameter.name));
   }
   nn::fill_part(*source_, parameter, out);
 }

@@ -25,8 +25,8 @@ class FirstValues {
   /// Sends one parameter to `owner` alone; other ranks allocate nothing. For stages that hold whole
   /// parameters, each on one rank. Rank 0 has the value too, until it is released.
   void send(std::size_t index, int owner);
-  /// Sends the buffers to all ranks, by a constructor that has put the parameters where they are to
-  /// stay.
+  /// Sends the buffers to all ranks, and notes the storages of the parameters (HeldModel). Call it
+  /// when parameters have the storages that they keep until release().
   void broadcast_buffers();
   /// Writes the first value of one parameter, from the source, into `out` (of its shape and dtype).
   /// Acts on this rank alone. Throws zero::Error if there is no source.

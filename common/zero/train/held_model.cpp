@@ -48,7 +48,7 @@ HeldModel::HeldModel(const StrategyArguments& arguments, const nn::ParameterList
     : model_(arguments.model),
       list_(list),
       mode_(arguments.mode.empty() ? "a strategy" : arguments.mode) {
-  for (const nn::Parameter& p : list_.parameters) origins_.push_back(place_of(p.tensor));
+  for (const nn::Parameter& p : list_.parameters) origins_.push_back(storage_of(p.tensor));
   nn::set_holder(model_, mode_, before_read);
 }
 
@@ -57,7 +57,7 @@ HeldModel::~HeldModel() {
   nn::set_holder(model_, is_whole() ? "" : mode_ + ", which was destroyed without release()");
 }
 
-HeldModel::Place HeldModel::place_of(const at::Tensor& tensor) {
+HeldModel::Storage HeldModel::storage_of(const at::Tensor& tensor) {
   return {tensor.storage().unsafeGetStorageImpl(), memory::has_storage(tensor)};
 }
 
@@ -68,26 +68,28 @@ bool HeldModel::is_whole() const {
   bool whole = true;
   for (std::size_t i = 0; i < list_.size(); ++i) {
     const at::Tensor& p = list_.parameters[i].tensor;
-    const Place now = place_of(p);
+    const Storage now = storage_of(p);
     untouched =
-        untouched && now.storage == origins_[i].storage && now.has_bytes == origins_[i].has_bytes;
+        untouched && now.address == origins_[i].address && now.has_bytes == origins_[i].has_bytes;
     whole = whole && now.has_bytes && p.storage().nbytes() == p.nbytes();
   }
   return whole || untouched;
 }
 
-void HeldModel::note_places() {
-  for (const nn::Parameter& p : list_.parameters) places_.push_back(place_of(p.tensor).storage);
+void HeldModel::note_storages() {
+  for (const nn::Parameter& p : list_.parameters) {
+    storages_.push_back(storage_of(p.tensor).address);
+  }
 }
 
 void HeldModel::verify_not_released() const {
   if (released_) throw Error(fmt::format("{} has released its model: make a new one", mode_));
 }
 
-void HeldModel::verify_places() const {
-  for (std::size_t i = 0; i < places_.size(); ++i) {
+void HeldModel::verify_storages() const {
+  for (std::size_t i = 0; i < storages_.size(); ++i) {
     const nn::Parameter& p = list_.parameters[i];
-    if (places_[i] == place_of(p.tensor).storage) continue;
+    if (storages_[i] == storage_of(p.tensor).address) continue;
     throw Error(fmt::format(
         "parameter '{}' has other memory than {} gave it: a part of the model was loaded, cast or "
         "moved since, by load(), to() or set_data(); do that before the strategy is made, or after "

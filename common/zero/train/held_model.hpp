@@ -32,30 +32,30 @@ class HeldModel {
   HeldModel(const HeldModel&) = delete;
   HeldModel& operator=(const HeldModel&) = delete;
 
-  /// Call when the parameters lie where they stay until release().
-  void note_places();
+  /// Notes the storages of the parameters. Call when they stay the same until release().
+  void note_storages();
   /// Throws zero::Error if the model has been released.
   void verify_not_released() const;
-  /// The same if a parameter no longer lies where note_places() has seen it: an optimizer may
-  /// update a shard of that memory, and gathers write into it.
-  void verify_places() const;
+  /// The same if a parameter has another storage than note_storages() has seen: an optimizer may
+  /// update a shard of the noted one, and gathers write into it.
+  void verify_storages() const;
 
   /// Gives every parameter storage of its own with `values`, flat and in the order of the list.
   void release(const std::vector<at::Tensor>& values);
 
  private:
-  struct Place {
-    const void* storage;
+  struct Storage {
+    const void* address;
     bool has_bytes;
   };
-  static Place place_of(const at::Tensor& tensor);
+  static Storage storage_of(const at::Tensor& tensor);
   bool is_whole() const;
 
   nn::Model& model_;
   const nn::ParameterList& list_;
   std::string mode_;
-  std::vector<Place> origins_;       // by parameter, as the strategy got them
-  std::vector<const void*> places_;  // their storages, by note_places()
+  std::vector<Storage> origins_;       // by parameter, as the strategy got them
+  std::vector<const void*> storages_;  // by parameter, from note_storages()
   bool released_ = false;
 };
 

@@ -1,4 +1,3 @@
-
 #include <zero/memory/storage.hpp>
 #include <zero/train/owners.hpp>
 
@@ -14,13 +13,14 @@ Owners::Owners(const nn::ParameterList& list, const dist::Communicator& communic
 
 void broadcast_from_owners(const nn::ParameterList& list, const std::vector<std::size_t>& indices,
                            const Owners& owners, dist::Communicator& communicator) {
-  // All in flight at once: while one owner sends, another's parameters travel the other way.
+  // One broadcast per parameter. All start before the first wait, so broadcasts of different owners
+  // overlap.
   std::vector<dist::Work> pending;
   for (const std::size_t i : indices) {
     pending.push_back(communicator.broadcast(memory::raw(list.parameters[i].tensor), owners.of(i),
                                              dist::Purpose::kParameter));
   }
-  for (dist::Work& p : pending) p.wait();
+  for (dist::Work& work : pending) work.wait();
 }
 
 }  // namespace zero::train

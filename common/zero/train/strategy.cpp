@@ -19,7 +19,7 @@ using memory::Charge;
 
 namespace {
 
-// What all ranks must have in common, a line each.
+// Text that must be equal on all ranks, one property per line.
 std::string description(const nn::ParameterList& list, const StrategyArguments& arguments) {
   std::string text = fmt::format(
       "variant '{}', ownership by {}, {}\ngradients of 2 bytes reduced in {}\n", arguments.variant,
@@ -44,19 +44,19 @@ std::string description(const nn::ParameterList& list, const StrategyArguments& 
   return text;
 }
 
-// The ranks of a tensor axis share a model and a batch, so they must have one place on the data
-// axis. Called by all ranks of both.
-void verify_places(const dist::Communicator& data, dist::Communicator& tensor_axis,
-                   const dist::RankGrid& all_ranks) {
-  const std::vector<std::string> places =
+// Ranks of one tensor axis share a model and a batch, so they must have the same rank and size on
+// the data axis. Called by all ranks of both.
+void verify_data_positions(const dist::Communicator& data, dist::Communicator& tensor_axis,
+                           const dist::RankGrid& all_ranks) {
+  const std::vector<std::string> positions =
       tensor_axis.exchange(fmt::format("{} of {}", data.rank(), data.size()));
-  const bool same = std::all_of(places.begin(), places.end(),
-                                [&](const std::string& place) { return place == places.front(); });
+  const bool same = std::ranges::all_of(
+      positions, [&](const std::string& position) { return position == positions.front(); });
   const std::string wrong =
       same ? ""
-           : fmt::format("ranks {} of the data axis on one tensor axis", fmt::join(places, ", "));
-  all_ranks.verify_same_on_all_ranks("their places", wrong);
-  if (!same) throw Error(wrong + ", where one is right: make both axes from one grid of ranks");
+           : fmt::format("ranks of one tensor axis are data ranks {}", fmt::join(positions, ", "));
+  all_ranks.verify_same_on_all_ranks("their positions on the data axis", wrong);
+  if (!same) throw Error(wrong + "; they must be equal: make both axes from one dist::Mesh");
 }
 
 }  // namespace
@@ -75,11 +75,11 @@ Strategy::Strategy(const StrategyArguments& arguments, nn::Granularity granulari
       passes_(*this, granularity) {
   // First: ranks that differ would send each other the wrong bytes, or wait forever.
   all_ranks().verify_same_on_all_ranks(kModelOrStrategy, description(list_, arguments));
-  if (tensor_axis_ != nullptr) verify_places(communicator_, *tensor_axis_, all_ranks());
+  if (tensor_axis_ != nullptr) verify_data_positions(communicator_, *tensor_axis_, all_ranks());
   std::vector<at::Tensor> all;
   for (const nn::Parameter& p : list_.parameters) {
     all.push_back(p.tensor);
-    // The constructor of a plain module does not say what its tensors are for.
+    // A plain module's constructor does not charge its tensors to a category.
     memory::recharge(p.tensor, Category::kParameters);
   }
   optimizer_ = arguments.optimizer(all);
@@ -89,7 +89,7 @@ Strategy::~Strategy() = default;
 
 at::Tensor Strategy::forward(const data::Batch& batch) {
   held_.verify_not_released();
-  held_.verify_places();
+  held_.verify_storages();
   return passes_.forward(batch);
 }
 
@@ -97,9 +97,9 @@ void Strategy::backward(const at::Tensor& loss) {
   passes_.forwards().verify_fresh(loss);
   if (awaits_reduction_) {
     throw Error(
-        "backward() a second time before finish_backward(): a step of several backward passes "
-        "calls both for each of them, with set_requires_gradient_sync(false) before all but the "
-        "last");
+        "backward() a second time before finish_backward(): call finish_backward() after every "
+        "backward(). In a step of several micro-batches, call set_requires_gradient_sync(false) "
+        "before each backward() except the last");
   }
   awaits_reduction_ = reduces_now();
   passes_.backward(loss, reduces_now());
@@ -123,8 +123,8 @@ void Strategy::reduce_in_backward(std::vector<BackwardSchedule::Item> items,
 void Strategy::finish_backward() {
   if (!reduces_now()) return;
   if (reduce_after_backward_) reduce_after_backward_();
-  // Drops the gradients of parameters that no rank has used, and adds up micro-batches that were
-  // averaged one by one. Other gradients stay as they are.
+  // Drops gradients of parameters that no rank used. Adds up the averages of micro-batches if each
+  // was reduced by itself. Other gradients stay as they are.
   averaged_.complete(/*is_last_micro_batch=*/requires_gradient_sync_);
   awaits_reduction_ = false;
 }

@@ -132,8 +132,8 @@ class Strategy {
  protected:
   /// Called by all ranks. Throws zero::Error on every rank, before anything else is sent, if ranks
   /// differ in the variant, its options, or the names, shapes, dtypes, units or trainability of
-  /// parameters and buffers, or if ranks that share a model have different places on the data axis;
-  /// the error names the first difference. `granularity`: what counts as a unit.
+  /// parameters and buffers, or if ranks of one tensor axis have different positions on the data
+  /// axis; the error names the first difference. `granularity`: what counts as a unit.
   explicit Strategy(const StrategyArguments& arguments,
                     nn::Granularity granularity = nn::Granularity::kUnit);
 
@@ -158,7 +158,7 @@ class Strategy {
   /// The same for unshard() outside of forward() and backward(). A stage that rounds what it
   /// gathers shows the weights themselves here.
   virtual void gather_to_read(std::size_t unit) { gather(unit); }
-  /// Drops what this rank does not keep of unit `unit`, unless is_in_use().
+  /// What reshard() calls last: drops what this rank does not keep of the unit, unless is_in_use().
   virtual void drop(std::size_t unit) {}
   /// Blocks until no transfer of parameters is in flight, so that they may be read and updated.
   virtual void finish_parameters() {}
@@ -222,7 +222,7 @@ class Strategy {
   std::unique_ptr<optim::Optimizer> optimizer_;
   const bool reduces_each_;  // every micro-batch
   bool requires_gradient_sync_ = true;
-  bool awaits_reduction_ = false;  // a backward whose gradients are to be reduced has begun
+  bool awaits_reduction_ = false;  // backward() began; finish_backward() must reduce its gradients
   std::function<void()> reduce_after_backward_;
   AveragedGradients averaged_;
   HeldModel held_;
