@@ -129,8 +129,8 @@ struct LadderReport {
   /// Samples of a rank in a micro-batch, and their length in tokens.
   std::int64_t batch_size = 0;
   std::int64_t sequence_length = 0;
-  /// Seconds that a whole step takes with every rank training by itself, all at once and no
-  /// communication, measured in the same run; if known, steps are also shown relative to it.
+  /// Seconds of a whole step when every rank trains by itself at the same time and sends nothing,
+  /// measured in the same run; if known, steps are also shown relative to it.
   std::optional<double> compute_seconds = std::nullopt;
   std::vector<ModeRow> modes = {};
 

@@ -194,6 +194,7 @@ TEST(LadderTables, ShowWhatIsWrong) {
   EXPECT_NE(to_text(report).find("  NO\n"), std::string::npos) << to_text(report);
   report.modes.erase(report.modes.begin());
   EXPECT_EQ(to_text(report).find(" yes"), std::string::npos) << to_text(report);
+  EXPECT_NE(to_text(report).find("\"-\": ddp did not run"), std::string::npos) << to_text(report);
 }
 
 TEST(LadderVerdict, AsksNoModeThatRoundsForTheWeightsOfDdp) {
@@ -202,7 +203,8 @@ TEST(LadderVerdict, AsksNoModeThatRoundsForTheWeightsOfDdp) {
   report.modes[2].rounds = true;
   EXPECT_TRUE(verdict(report).empty());
   EXPECT_EQ(identical_to_ddp(report, report.modes[2]), std::nullopt);
-  EXPECT_NE(to_text(report).find("rounded"), std::string::npos);
+  EXPECT_NE(to_text(report).find("  rounded\n"), std::string::npos) << to_text(report);
+  EXPECT_NE(to_text(report).find("\"rounded\": the mode"), std::string::npos) << to_text(report);
   report.modes[2].ranks[1].digest = std::string(64, 'c');
   EXPECT_EQ(verdict(report).size(), 1U) << "ranks must still agree with each other";
 }

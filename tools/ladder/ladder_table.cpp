@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <functional>
 #include <limits>
 #include <utility>
@@ -182,14 +183,29 @@ std::string title(const LadderReport& report) {
                      report.steps == 1 ? "" : "s", more);
 }
 
-// What the numbers are of, if the ranks are a mesh.
+// Explains the numbers if the ranks are a mesh.
 std::string mesh_legend(const LadderReport& report) {
   if (!report.has_mesh()) return "";
   return fmt::format(
-      "The mesh leaves a rank about 1/{} of the model, and the mode shares that over {} data "
-      "rank{}.\nSent is on the data axis; --wide has a table with the other axes.\n",
+      "The tensor and pipeline axes leave each rank about 1/{} of the model.\n"
+      "The mode runs over {} data rank{}. Sent is on the data axis; --wide has a table with the "
+      "other axes.\n",
       report.stages * report.tensor_ranks, report.data_ranks(),
       report.data_ranks() == 1 ? "" : "s");
+}
+
+// Explains the marks in place of "yes" that occur.
+std::string marks_legend(const LadderReport& report) {
+  std::string text;
+  const auto explain = [&](const std::string& mark, const char* meaning) {
+    const auto has_mark = [&](const ModeRow& mode) { return identity(report, mode) == mark; };
+    if (std::ranges::any_of(report.modes, has_mark)) {
+      text += fmt::format("\"{}\": {}\n", mark, meaning);
+    }
+  };
+  explain("rounded", "the mode rounds what it sends.");
+  explain("-", "ddp did not run.");
+  return text;
 }
 
 std::string short_legend(const LadderReport& report) {
@@ -199,39 +215,44 @@ std::string short_legend(const LadderReport& report) {
       mib(report.parameter_bytes), mesh_legend(report));
   if (report.fake_rank) {
     return text +
-           "Nothing was sent: this is what would be. The other ranks never trained, so weights are "
-           "not\ncompared (n/a). --wide prints maxima, peaks, times and losses.\n";
+           "Nothing was sent: the bytes are those that real ranks would send. Weights are not "
+           "compared (n/a),\nbecause the other ranks never trained. --wide prints maxima, peaks, "
+           "times and losses.\n";
   }
   return text +
-         "Same weights: every bit is that of ddp. --wide prints maxima, peaks, times and losses.\n";
+         "Same weights: every bit is that of ddp. --wide prints maxima, peaks, times and "
+         "losses.\n" +
+         marks_legend(report);
 }
 
 std::string wide_legend(const LadderReport& report) {
   std::string text = fmt::format(
-      "Memory: the allocator's live bytes after a step, before gradients are cleared, less those "
-      "before the model was built;\n"
-      "the peak is over a whole step: of everything, and (states, max) of parameters, gradients "
-      "and optimizer states together.\n"
-      "RSS+: the growth of the process's resident set. Mean and max are over the ranks.\n"
-      "off: how far the mean total is from the formula. Seconds: means over ranks of each rank's "
-      "median; exposed communication counts apart.\n"
-      "In flight: from the first start of a collective to the end of the last wait, whatever runs "
-      "meanwhile; exposed time is a part of it.\n"
+      "Memory: the allocator's live bytes after a step, before gradients are cleared, less those\n"
+      "before the model was built. Mean and max are over the ranks.\n"
+      "Peak: the largest value within a step. States (max over ranks) counts only parameters,\n"
+      "gradients and optimizer states.\n"
+      "RSS+: the growth of the process's resident set.\n"
+      "Off: how far the mean total is from the formula.\n"
+      "Seconds: means over ranks of each rank's median. Forward, backward and optimizer exclude\n"
+      "exposed communication.\n"
+      "In flight: seconds in which at least one collective had started and its wait had not\n"
+      "ended; exposed time is a part of it.\n"
       "MiB = 2^20 bytes. V = {:.2f} MiB, one copy of the parameters.\n{}",
       mib(report.parameter_bytes), mesh_legend(report));
   if (report.fake_rank) {
     text +=
-        "Nothing was sent, and the other ranks never trained: their parts are the first values, so "
-        "weights are not compared (n/a).\n"
-        "Sent is what would be; exposed is the making of the others' parts; the peak lacks the "
-        "scratch of real reductions.\n";
+        "Nothing was sent, and the other ranks never trained: their parts are the first values,\n"
+        "so weights are not compared (n/a). Sent is what real ranks would send. Exposed is the\n"
+        "time to generate the other ranks' parts. The peak lacks the scratch of real "
+        "reductions.\n";
   }
   if (report.compute_seconds) {
     text += fmt::format(
-        "A whole step of every rank training by itself, all at once, nothing sent: {:.3f} s.\n",
+        "/compute: the step relative to {:.3f} s, the step when every rank trains by itself at the "
+        "same\ntime and sends nothing.\n",
         *report.compute_seconds);
   }
-  return text;
+  return text + marks_legend(report);
 }
 
 }  // namespace
