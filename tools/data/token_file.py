@@ -1,6 +1,6 @@
 """Writes token files, the format that zero::data::TokenFile reads.
 
-docs/token-files.md has the layout byte by byte; the C++ side is common/zero/data/tokens.hpp.
+docs/token-files.md has the layout byte by byte; the C++ side is common/zero/data/token_file.hpp.
 """
 
 import array
