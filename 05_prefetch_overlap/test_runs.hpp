@@ -1,5 +1,6 @@
 #pragma once
 
+#include <ATen/ops/equal.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -15,19 +16,19 @@
 /// What the tests of this chapter share.
 namespace zero::testing {
 
-// Large enough for bytes to say something: five units of 260 KiB.
+// Large enough to measure memory: four units of about 250 KiB, one of 64 KiB, the root of 9 KiB.
 struct Medium : Toy {
   Medium() : Toy(nn::MlpConfig{.inputs = 63, .hidden = {257, 255, 251, 253, 257}, .outputs = 9}) {}
 };
 
-/// One rank that trains a toy with the engine.
+/// One rank that trains a toy model with Overlap.
 template <class Model>
 struct OverlapRun : ToyRun<Overlap, Model> {
   explicit OverlapRun(dist::Communicator& communicator, const OverlapOptions& options = {})
       : ToyRun<Overlap, Model>(communicator, "", train::Ownership::kBySize, options) {}
 };
 
-// Bytes of the largest bucket from `first` on, whole.
+// Unsharded bytes of the largest bucket among those from index `first`.
 inline std::int64_t largest_bucket(const Overlap& strategy, std::size_t first = 0) {
   std::int64_t largest = 0;
   for (std::size_t b = first; b < strategy.buckets().size(); ++b) {
@@ -37,7 +38,7 @@ inline std::int64_t largest_bucket(const Overlap& strategy, std::size_t first = 
 }
 
 inline OverlapOptions small_buckets(int stage) {
-  // Of the toy's: several in a unit.
+  // Small: a unit of Toy then has several buckets.
   return {.stage = stage, .bucket_bytes = 1 << 10, .in_flight_bytes = 2 << 10};
 }
 

@@ -1,5 +1,5 @@
-// What a rank of a group holds and sends, exactly, and when. That the numbers are those of chapter
-// 00 is tested in tests/hsdp_test.cpp.
+// Exact bytes that a rank holds and sends under HSDP, and when it sends them. R is the number of
+// groups (replicas), S their size. tests/hsdp_test.cpp compares the weights with chapter 00.
 #include "hsdp.hpp"
 
 #include <ATen/ops/equal.h>
@@ -88,10 +88,12 @@ TEST_P(HsdpOnMesh, SendsByAxisWhatTheFormulasSay) {
     const dist::Traffic sent_between = replicas.traffic().since(between);
 
     const std::int64_t v = run.strategy.list().bytes(), s = options.shard_size;
-    std::int64_t gathered = v;  // after the update; at stage 3 for forward and for backward
+    // After the update; at stage 3 for forward and for backward, but the root is not resharded
+    // between the two.
+    std::int64_t gathered = v;
     for (std::size_t u = 1; options.stage == 3 && u < run.strategy.list().units.size(); ++u) {
       for (const std::size_t i : run.strategy.list().units[u].parameters) {
-        gathered += run.strategy.list().parameters[i].bytes();  // the root stays whole in between
+        gathered += run.strategy.list().parameters[i].bytes();
       }
     }
     EXPECT_EQ(sent_inside.bytes(Purpose::kParameter), gathered / s * (s - 1));
@@ -102,10 +104,9 @@ TEST_P(HsdpOnMesh, SendsByAxisWhatTheFormulasSay) {
       all_reduced += dist::Communicator::all_reduce_bytes(bucket.layout().shard(), 4,
                                                           replicas.rank(), replicas.size());
     }
-    const std::int64_t r = replicas.size();
     EXPECT_EQ(sent_between.bytes(Purpose::kGradient), all_reduced);
-    // 2 (V/S) (R-1)/R; three ranks cannot cut every bucket into equal pieces.
-    if (r != 3) {
+    // 2 (V/S) (R-1)/R; three replicas cannot cut every bucket into equal pieces.
+    if (const std::int64_t r = replicas.size(); r != 3) {
       EXPECT_EQ(all_reduced, 2 * (v / s) * (r - 1) / r);
     }
     EXPECT_EQ(testing::training_bytes(all), run.strategy.costs().sent);
@@ -127,7 +128,8 @@ TEST_P(HsdpOnMesh, HoldsAndSendsWhatItSaysWithPadding) {
   });
 }
 
-// Nothing of an evaluation leaves the groups.
+// Evaluation sends nothing between groups. With S = 1 the replica group has all ranks, and only
+// control messages use it.
 TEST_P(HsdpOnMesh, EvaluatesInsideTheGroups) {
   on_stages(GetParam(), [](dist::Communicator& communicator, const OverlapOptions& options) {
     HsdpRun<Even> run(communicator, options);
@@ -145,7 +147,8 @@ TEST_P(HsdpOnMesh, EvaluatesInsideTheGroups) {
 
 TEST(Hsdp, StartsTheSumsBetweenGroupsInBackward) {
   on_ranks(4, [](dist::Communicator& communicator) {
-    // A bucket waits for the one before it, whose sum then continues.
+    // A bucket's reduce-scatter starts only after the previous one has finished and its all-reduce
+    // has started. So the all-reduce of the last bucket starts in finish_backward().
     HsdpRun<Even> run(communicator, {.stage = 2, .shard_size = 2});
     const auto started = [&] {
       return run.strategy.replica_group().traffic().calls(Purpose::kGradient);
@@ -160,7 +163,8 @@ TEST(Hsdp, StartsTheSumsBetweenGroupsInBackward) {
   });
 }
 
-// Ranks that are late at other moments wait for each other in two groups at once.
+// Random delays: ranks wait for each other in the shard group and in the replica group at the same
+// time.
 TEST(Hsdp, RandomDelaysChangeNothing) {
   on_ranks(4, [](dist::Communicator& communicator) {
     for (int seed = 0; seed < 6; ++seed) {
@@ -202,7 +206,7 @@ TEST(Hsdp, AGroupOfAllRanksIsChapter05) {
   });
 }
 
-// A gradient that is dropped half way, as after an error of the user's.
+// zero_grad() while gradients are in flight, for example after an exception in user code.
 TEST(Hsdp, GradientsCanBeDroppedWhileTheyTravel) {
   on_ranks(4, [](dist::Communicator& communicator) {
     const OverlapOptions options{.stage = 3, .shard_size = 2};
@@ -218,7 +222,7 @@ TEST(Hsdp, GradientsCanBeDroppedWhileTheyTravel) {
     for (std::size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(at::equal(a[i], b[i])) << i;
   });
   on_ranks(4, [](dist::Communicator& communicator) {
-    // Or never waited for, because the strategy goes.
+    // The strategy is destroyed while gradients are in flight.
     HsdpRun<Toy> run(communicator, {.stage = 3, .shard_size = 2});
     run.strategy.backward(run.strategy.forward(run.batch(5)));
   });
@@ -235,7 +239,7 @@ TEST(Hsdp, RefusesSizesThatDoNotFitOnAllRanks) {
     EXPECT_THAT(refused({.shard_size = communicator.rank() == 0 ? 2 : 4}),
                 HasSubstr("ranks disagree about the mesh of ranks"));
     EXPECT_THAT(refused({.stage = 0, .shard_size = 2}), HasSubstr("stage is 0"));
-    HsdpRun<Toy> run(communicator, {.shard_size = 2});  // the ranks still understand each other
+    HsdpRun<Toy> run(communicator, {.shard_size = 2});  // after the errors, collectives still work
     run.step(0);
   });
 }

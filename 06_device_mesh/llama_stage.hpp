@@ -13,19 +13,20 @@
 
 namespace zero {
 
-/// One micro-batch on its way through one stage of a pipeline: what passes between the stage's
-/// forward and backward, and between stages. The latter is the residual stream as this tensor rank
-/// has it: [B, S, hidden], or S / n positions under sequence parallelism over n ranks.
+/// One micro-batch on its way through one stage of a pipeline: the tensors that forward keeps for
+/// backward, and those that stages send to each other. Stages send the residual stream of this
+/// tensor rank: [B, S, hidden], or [B, S / n, hidden] under sequence parallelism over n ranks.
 struct StagePass : torch::CustomClassHolder {
-  bool adds_tied_gradient = false;  ///< the next forward is that of a tied gradient
+  /// The next loss() only adds the tied gradient (PipelineAction::Kind::kTiedGradient).
+  bool adds_tied_gradient = false;
 
   /// The output of the stage before, as a leaf. That stage needs the leaf's gradient after
   /// backward. In the first stage of a tied model: the embedding's output, whose gradient the last
   /// stage needs.
   at::Tensor input;
   at::Tensor output;  ///< for the next stage, without a graph
-  /// `output`'s gradient, from the next stage; set before backward. For a tied gradient: of the
-  /// embedding's output.
+  /// `output`'s gradient, from the next stage; set before backward. If adds_tied_gradient: the
+  /// gradient of the embedding's output, from stage 0.
   at::Tensor output_gradient;
   /// Last stage of a tied model: the weight's gradient is transpose(logits_gradient) head_input.
   at::Tensor head_input;       // [B S, hidden]
@@ -35,23 +36,23 @@ struct StagePass : torch::CustomClassHolder {
 
 /// The part of a Llama model that one stage of a pipeline holds: the decoder layers [first_layer(),
 /// last_layer()), in stage 0 the embedding before them, in the last stage the final norm and the
-/// head after them. Parameters have the names of the whole model, so that first values drawn by
-/// seed and name, and those of a safetensors file, are those of the whole model. They have no bytes
-/// until a strategy allocates them.
+/// head after them. Parameters have the names that they have in the whole model, so they get the
+/// same first values, from a seed or from a safetensors file. Their storage is deferred (PyTorch:
+/// meta device) until a strategy allocates it.
 ///
 /// If the head is the embedding (LlamaConfig::tied), both the first and the last stage hold the
 /// shared weight. The last one trains it. In the first one it is frozen, and PipelineTrainer writes
 /// the new value into it after every update.
 ///
-/// Split over a tensor axis (nn/tensor_parallel.hpp), the stage is that of one tensor rank, and all
+/// With a tensor axis (nn/tensor_parallel.hpp) this object holds the part of one tensor rank. All
 /// tensor ranks run the same passes. Each stage has a tensor axis of its own.
 ///
 /// loss() and predict() work on the pass that set_pass() has named.
 class LlamaStage : public nn::Model {
  public:
   /// Throws zero::Error for a stage that does not exist, for fewer layers than stages, for a
-  /// classifier, and for a model that `tensor` cannot split. The ranks of the tensor axis all make
-  /// the same stage.
+  /// classifier, and for a model that `tensor` cannot split. All ranks of a tensor axis must pass
+  /// the same arguments.
   LlamaStage(const nn::LlamaConfig& config, int stage, int stages,
              const nn::TensorParallel& tensor = {});
 
@@ -91,8 +92,8 @@ class LlamaStage : public nn::Model {
     return stages_ > 1 ? &whole_model_ : nullptr;
   }
 
-  /// See Llama::checkpoint_activations(). What a stage has received stays whole until its backward.
-  /// A checkpoint arena needs room for all micro-batches of a step.
+  /// See Llama::checkpoint_activations(). Received activations are not partitioned. Give a
+  /// CheckpointArena room for all micro-batches of a step: it reuses memory only when it is empty.
   void checkpoint_activations(bool on, const nn::CheckpointOptions& options = {});
 
  private:

@@ -63,7 +63,8 @@ class PipelineTrainer::Run {
     }
   }
 
-  // `weight`: of the micro-batch's loss. `is_last`: gradients are reduced.
+  // `weight`: weight of the micro-batch's loss. `is_last`: this is the last action of the step, so
+  // it reduces gradients.
   void backward(const PipelineAction& action, const train::LossWeight& weight, bool is_last) {
     auto& pass = passes_[at(action)];
     wait_for(sends_, 1);
@@ -78,7 +79,8 @@ class PipelineTrainer::Run {
     }
     at::Tensor gradient = pass->input.grad().contiguous();
     if (!keeps_head()) pass.reset();
-    // The last stage receives these late, so up to stages() are in flight.
+    // The last stage receives tied gradients late, so up to stages() earlier ones may stay in
+    // flight.
     auto& sends = stage_.is_first() ? tied_sends_ : sends_;
     if (stage_.is_first()) wait_for(sends, static_cast<std::size_t>(stage_.stages()));
     if (pass != nullptr) pass->input = at::Tensor();
@@ -109,6 +111,7 @@ class PipelineTrainer::Run {
     return static_cast<std::size_t>(action.micro_batch);
   }
 
+  // Whether a pass is kept after backward: it has the head's factors for the tied gradient.
   bool keeps_head() const { return stage_.is_tied() && stage_.is_last(); }
 
   at::Tensor receive(const PipelineAction& action) const {
@@ -122,7 +125,7 @@ class PipelineTrainer::Run {
     return pipeline_.send(std::move(tensor), action.send_to, Purpose::kActivation);
   }
 
-  // A tensor in flight is held until it has been received: at most `left` of them stay.
+  // Waits for the oldest sends until at most `left` are in flight. A send holds its tensor.
   static void wait_for(Sends& sends, std::size_t left) {
     for (; sends.size() > left; sends.pop_front()) sends.front().wait();
   }
@@ -199,10 +202,13 @@ bool PipelineTrainer::on_any_rank(bool mine) {
 void PipelineTrainer::verify_strategy() {
   if (on_any_rank(pipeline_.size() != stage_.stages() || pipeline_.rank() != stage_.stage() ||
                   &strategy().model() != &stage_)) {
-    throw Error(fmt::format(
-        "this rank has stage {} of {} and is rank {} of {} on the pipeline axis: on every rank the "
-        "two must agree, and the strategy must hold the stage",
-        stage_.stage(), stage_.stages(), pipeline_.rank(), pipeline_.size()));
+    throw Error(
+        fmt::format("this rank has stage {} of {} and is rank {} of {} on the pipeline axis: on "
+                    "every rank, the "
+                    "stage must equal the rank on the pipeline axis, the number of stages must "
+                    "equal the size of "
+                    "that axis, and the strategy must be made for this stage",
+                    stage_.stage(), stage_.stages(), pipeline_.rank(), pipeline_.size()));
   }
   if (!stage_.is_tied()) return;
   const at::Tensor& weight = stage_.shared_weight();
@@ -274,21 +280,22 @@ void PipelineTrainer::sync_parameters() {
 
 double PipelineTrainer::count_terms(const std::vector<data::Batch>& batches) {
   std::int64_t terms = 0;
-  std::uint64_t digest = 0;  // of all of them
+  std::uint64_t digest = 0;  // of all batches
   for (const data::Batch& batch : batches) {
     terms += batch.loss_terms;
     digest = data::digest(batch, digest);
   }
   // First, because check_batch() may throw on this rank alone.
-  const std::vector<double> mine = {static_cast<double>(batches.size()),
-                                    static_cast<double>(digest >> 11)};
+  const std::vector<double> mine = {
+      static_cast<double>(batches.size()),
+      static_cast<double>(digest >> 11)};  // a double holds 53 bits of a whole number
   const bool on_tensor_axis = differ(strategy().tensor_axis(), mine);
   const bool between_stages = differ(&pipeline_, mine);
   if (on_any_rank(on_tensor_axis || between_stages)) {
     throw Error(fmt::format(
         "step {}: the stages of a pipeline or the ranks of a tensor axis have different "
-        "micro-batches (stage {} has {} with {} loss terms here): all of one data index pass the "
-        "same ones",
+        "micro-batches (stage {} has {} with {} loss terms here): all ranks of one data index must "
+        "pass the same micro-batches",
         steps(), stage_.stage(), batches.size(), terms));
   }
   for (const data::Batch& batch : batches) stage_.check_batch(batch);
@@ -300,6 +307,7 @@ double PipelineTrainer::evaluate(const std::vector<data::Batch>& batches) {
   const c10::NoGradGuard no_grad;
   const double all_terms = count_terms(batches);
   Run run(*this, batches);
+  // Forward only: no tied gradients.
   for (const PipelineAction& action :
        stage_actions(PipelineSchedule::kGPipe, stage_.stage(), stage_.stages(),
                      static_cast<int>(batches.size()), /*tied=*/false)) {

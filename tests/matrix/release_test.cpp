@@ -1,5 +1,5 @@
-// A model that one strategy gives back and another takes, under every strategy; and one that was
-// not given back.
+// Strategy::release(): another strategy can take a released model. A model that is held, or was
+// never released, is refused.
 #include <ATen/ops/equal.h>
 
 #include <memory>
@@ -19,8 +19,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// A model without bytes, whose first values come from a source: what a second strategy must not
-// mistake for a new one.
+// A model with deferred storage and a source of first values. A second strategy must keep the
+// trained values and not ask the source again.
 struct Subject {
   std::unique_ptr<train::Strategy> strategy(dist::Communicator& communicator,
                                             const std::string& mode) {
@@ -42,7 +42,7 @@ void train_steps(train::Strategy& strategy, int first, int last) {
   }
 }
 
-// Two steps under `mode`, a release, and two more under `then`: the weights.
+// Trains two steps under `mode`, releases, trains two under `then`; returns the weights.
 std::vector<at::Tensor> trained_twice(dist::Communicator& communicator, const std::string& mode,
                                       const std::string& then) {
   Subject subject;
@@ -81,7 +81,7 @@ TEST_P(Release, AModelThatIsHeldIsRefused) {
              EXPECT_THAT(
                  error_of([&] { subject.strategy(communicator, "engine3"); }),
                  HasSubstr("the model is held by " + mode + ": a strategy gives its model back"));
-             train_steps(*first, 0, 1);  // as if nothing had been tried
+             train_steps(*first, 0, 1);  // the refused constructor changed nothing
              first->release();
              expect_error([&] { train_steps(*first, 1, 2); }, {mode + " has released its model"});
            });
@@ -99,7 +99,7 @@ TEST_P(Release, AModelThatWasNotReleasedIsRefused) {
   });
 }
 
-TEST_P(Release, AModelThatOneRankReleasedIsRefusedOnAll) {
+TEST_P(Release, AModelHeldOnOneRankIsRefusedOnAll) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
     Subject mine;
     Subject other;

@@ -9,19 +9,21 @@
 
 namespace zero::testing {
 
-/// A wrong implementation: the real class with one seam broken.
+/// A wrong implementation: the real class with one function overridden by a wrong one.
 struct Mutant {
   std::string name;
-  std::string breaks;     ///< what is wrong with it
-  std::string killed_by;  ///< a test that must fail because of it, without its rank suffix
-  std::string replaces;   ///< the mode in whose place it runs
+  std::string breaks;  ///< what is wrong with it
+  /// A test that must fail because of it, without the suffix "/N2" (number of ranks).
+  std::string killed_by;
+  std::string replaces;  ///< the mode in whose place it runs
   std::function<std::unique_ptr<train::Strategy>(const train::StrategyArguments&)> make;
 };
 
-/// All of them.
+/// The mutants of all functions below.
 std::vector<Mutant> mutants();
 
-/// Which mutant takes the place of the real strategy in this process; empty: none.
+/// From now on, this process makes mutant `name` instead of the strategy that it replaces. An empty
+/// name: no mutant.
 void choose_mutant(const std::string& name);
 
 template <typename Wrong>
@@ -29,16 +31,14 @@ std::unique_ptr<train::Strategy> make_mutant(const train::StrategyArguments& arg
   return std::make_unique<Wrong>(arguments);
 }
 
-/// Those of whole parameters, of split tensors, of the engine of chapter 05, of groups of ranks,
-/// of ZeRO++, and of a tensor axis.
-std::vector<Mutant> mutants_of_owners();
-std::vector<Mutant> mutants_of_shards();
-std::vector<Mutant> mutants_of_the_engine();
-std::vector<Mutant> mutants_of_the_mesh();
-std::vector<Mutant> mutants_of_zero_plus_plus();
-std::vector<Mutant> mutants_of_splits();
+std::vector<Mutant> mutants_of_owners();          ///< chapters 01 to 03
+std::vector<Mutant> mutants_of_shards();          ///< chapter 04
+std::vector<Mutant> mutants_of_the_engine();      ///< chapter 05 (Overlap)
+std::vector<Mutant> mutants_of_the_mesh();        ///< chapter 06, HSDP
+std::vector<Mutant> mutants_of_zero_plus_plus();  ///< chapter 07
+std::vector<Mutant> mutants_of_splits();          ///< chapter 06, tensor parallelism
 
-/// The average that forgot to divide.
+/// Gradients are summed over ranks and not divided by their number.
 template <typename Real>
 struct SumForMean final : Real {
   using Real::Real;
@@ -52,7 +52,7 @@ struct SumForMean final : Real {
   }
 };
 
-/// Every rank updates what it owns and tells nobody.
+/// sync_parameters() does nothing: other ranks keep the old values.
 template <typename Real>
 struct StaleParameters final : Real {
   using Real::Real;

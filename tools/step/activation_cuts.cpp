@@ -1,5 +1,6 @@
-// A table of lesson 06.3: the published savings of activations that are cut by batch, by sequence,
-// or by both, beside what a layer keeps by the allocator's count, and what is sent for that.
+// Prints a table for lesson 06.3: activations cut by batch, by sequence, or by both. Columns: the
+// published saving, the bytes that a layer keeps (allocator), and the bytes that a rank sends for
+// that layer, tensor parallelism included.
 //   ./run step 06 activation_cuts --help
 
 #include <fmt/format.h>
@@ -25,15 +26,15 @@ struct Sizes {
   std::int64_t samples = 8, tokens = 32, hidden = 64;
 };
 
-// How the activations are cut. `published`: how many times less a rank then holds.
+// One way to cut activations. `published`: the factor of memory saved, as published.
 struct Cut {
   std::string name;
   int data, tensor;
-  bool sequence;  // along the sequence; otherwise checkpoints are in parts (Pa)
+  bool sequence;  // cuts along the sequence; false: partitions checkpoints (Pa, ZeRO-R)
   std::string published;
 };
 
-// Bytes of activations that `layers` layers keep from forward to backward, and that they send.
+// Activation bytes on one rank: kept from forward to backward, and sent in both.
 struct Bytes {
   std::int64_t kept = 0, sent = 0;
 };
@@ -67,7 +68,7 @@ Bytes of_layers(std::int64_t layers, const Sizes& sizes, const Cut& cut, dist::M
   return bytes;
 }
 
-// Of one layer: what embedding and head add cancels out. The same on every rank, or an error.
+// Bytes of one layer: three layers minus two, so embedding and head cancel. Throws if ranks differ.
 Bytes of_a_layer(const Sizes& sizes, const Cut& cut) {
   const auto exits =
       dist::launch_ranks({.world_size = cut.data * cut.tensor}, [&](dist::Communicator& world) {
@@ -128,7 +129,7 @@ int run(int argc, char** argv) {
   option("--data", sizes.data, "data-parallel ranks");
   option("--tensor", sizes.tensor, "tensor-parallel ranks: 1, 2, 4 or 8");
   option("--samples", sizes.samples, "samples of all ranks, a multiple of --data");
-  option("--tokens", sizes.tokens, "of a sample, a multiple of --tensor");
+  option("--tokens", sizes.tokens, "tokens of a sample, a multiple of --tensor");
   option("--hidden", sizes.hidden, "hidden size, a multiple of 16");
   CLI11_PARSE(app, argc, argv);
   return run_program("activation_cuts", [&] {

@@ -19,10 +19,10 @@ inline constexpr std::uint32_t kTokenFileVersion = 1;
 /// A token file, mapped into memory and checked. Its pages are not allocated by this process, and
 /// ranks on one machine share one copy.
 ///
-/// Opening reads the file once to check it (SHA-256 of header and payload, every id below the
-/// vocabulary), then releases the pages, so the resident set holds only what is used later. The
-/// mapping lives as long as this object or any stream or records taken from it. Replace a file in
-/// use by renaming another over it, as prepare.py does; truncating it ends the program.
+/// Opening checks the whole file (SHA-256 of header and payload, every id below the vocabulary),
+/// then releases the pages, so the resident set holds only what is used later. The mapping lives as
+/// long as this object or any stream or records taken from it. Replace a file in use by renaming
+/// another over it, as prepare.py does; truncating it ends the program.
 ///
 /// Any rank may open a file at any time; nothing is communicated.
 class TokenFile {

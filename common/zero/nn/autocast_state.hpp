@@ -7,7 +7,8 @@
 
 namespace zero::nn {
 
-/// Whether operations of this thread are cast to a smaller type, and to which type.
+/// The autocast settings of this thread at construction; restore() sets them again. For CPU and
+/// CUDA.
 class AutocastState {
  public:
   AutocastState() {
@@ -18,8 +19,8 @@ class AutocastState {
     cache_ = at::autocast::is_autocast_cache_enabled();
   }
 
-  /// `with_cache`: false leaves LibTorch's cache of cast weights off, which is stale after the
-  /// weights change.
+  /// `with_cache` = false turns LibTorch's cache of cast weights off. Use it if weights may have
+  /// changed, because the cache then has old values.
   void restore(bool with_cache = true) const {
     for (std::size_t i = 0; i < kDevices.size(); ++i) {
       at::autocast::set_autocast_enabled(kDevices[i], enabled_[i]);

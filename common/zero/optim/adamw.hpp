@@ -16,9 +16,10 @@ struct AdamWOptions {
   double weight_decay = 0.01;  ///< decoupled: parameters shrink by learning_rate * weight_decay
 };
 
-/// AdamW on LibTorch's fused CPU kernel. Parameters may be whole tensors or shards of any length:
-/// every element goes through the kernel's vector body (see padded_kernel.hpp), so that the result
-/// does not depend on where a tensor begins or ends. Parameters must be contiguous.
+/// AdamW on LibTorch's fused kernel (at::_fused_adamw_), on CPU or CUDA. Parameters may be whole
+/// tensors or shards of any length: every element goes through the kernel's vector body (see
+/// padded_kernel.hpp), so that the result does not depend on where a tensor begins or ends.
+/// Parameters must be contiguous.
 std::unique_ptr<Optimizer> make_adamw(std::vector<Group<AdamWOptions>> groups);
 
 /// One group with all parameters.

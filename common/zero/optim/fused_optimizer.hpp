@@ -27,8 +27,8 @@ struct Slot {
   std::vector<at::Tensor> states;  // empty before the first step
 };
 
-/// What the two optimizers share: slots, groups, lazily made states, and one kernel call for all
-/// parameters of a group that have had the same number of steps.
+/// Slots, groups, lazily made states, and one kernel call for all parameters of a group that have
+/// had the same number of steps.
 template <typename Options>
 class FusedOptimizer : public Optimizer {
  public:

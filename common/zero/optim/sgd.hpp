@@ -11,8 +11,8 @@ struct SgdOptions {
   double weight_decay = 0.0;  ///< added to the gradient
 };
 
-/// SGD on LibTorch's fused CPU kernel, for whole tensors and shards, like make_adamw() of
-/// adamw.hpp. One group with all parameters.
+/// SGD on LibTorch's fused kernel (at::_fused_sgd_), on CPU or CUDA, for whole tensors and shards,
+/// like make_adamw() of adamw.hpp. One group with all parameters.
 OptimizerFactory sgd(SgdOptions options = {});
 
 }  // namespace zero::optim
