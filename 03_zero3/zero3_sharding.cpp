@@ -47,7 +47,7 @@ void Zero3Sharding::reduce_to_owner(std::size_t index) {
   RECORD_USER_SCOPE("zero3_grad_reduce");
   at::Tensor& grad = gradient_to_reduce(index);
   communicator_.reduce(grad, owners_.of(index), Purpose::kGradient, average_).wait();
-  // The optimizer reads it there: since shard_optimizer() it holds owned_, not the parameters.
+  // The optimizer holds owned_, not the parameters (shard_optimizer()), so it reads `.grad` there.
   if (owns(index)) owned_[index].mutable_grad() = grad;
   drop_gradient(index);
 }

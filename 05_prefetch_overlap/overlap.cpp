@@ -31,8 +31,8 @@ Overlap::Overlap(const train::StrategyArguments& arguments, const OverlapOptions
       flat_(
           list(), options.bucket_bytes, [this](std::size_t u) { return flat_options(u); }, shards,
           pool_),
-      // Where a second reduction follows, between groups, the first of a bucket ends before that of
-      // the next starts: the second should start early, because its links are slower.
+      // If a second reduction between groups follows, only one bucket is in flight inside a group.
+      // Its second reduction then starts early, which is good because those links are slower.
       in_flight_(replicas != nullptr || transfers_.gradients ? 0 : options.in_flight_bytes,
                  [this](const train::ReducedShard& shard) { shard_reduced(shard); }),
       forward_(std::max<std::int64_t>(options.lookahead, 0)),
@@ -136,7 +136,8 @@ void Overlap::drop(std::size_t unit) {
 }
 
 void Overlap::gradient_ready(std::size_t index) {
-  // Copies it into the flat gradient buffer, unless a layer of zero/nn has written it there.
+  // From here on `.grad` is a view of its bucket's flat gradient buffer. A layer of zero/nn has
+  // written it there; another gradient is copied (FlatParameters::collect()).
   flat_.collect(index);
   // A good moment to receive what peers have sent: no matrix product is running.
   communicator_.progress();
@@ -149,9 +150,12 @@ void Overlap::reduce(std::size_t buffer) {
 }
 
 void Overlap::finish_backward() {
-  if (reduces_now()) finish_reductions();
-  Strategy::finish_backward();
-  // Not inside backward: there, ranks may have reduced different buckets at this point.
+  if (reduces_now()) {
+    in_flight_.finish();
+    finish_between_groups();
+  }
+  Strategy::finish_backward();  // drops the gradients that no rank used; the others stay
+  // Here and not at the end of backward: by now all ranks have started the same reductions.
   end_of_pass(backward_, "backward");
   if (timed_steps_left_ > 0 && --timed_steps_left_ == 0) choose_lookahead_once();
   // No next unit will use what was kept for it.
@@ -196,7 +200,8 @@ void Overlap::sync_parameters() {
 }
 
 void Overlap::zero_grad() {
-  finish_reductions();
+  in_flight_.finish();
+  finish_between_groups();
   flat_.drop_gradients();
   Strategy::zero_grad();
 }

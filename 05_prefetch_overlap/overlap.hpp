@@ -22,8 +22,8 @@ namespace zero {
 ///   - at stages 1 and 2, with the option defer_parameter_gather, updated parameters are gathered
 ///     while the next forward begins: each unit waits for its own.
 ///
-/// The results are those of chapters 04 and 00, bit for bit: the time of a reduction does not
-/// change the order of its sums.
+/// It shares FlatParameters with chapter 04, not its classes. The results are those of chapters 04
+/// and 00, bit for bit: the time of a reduction does not change the order of its sums.
 ///
 /// With defer_parameter_gather at stages 1 and 2, a read after sync_parameters() and before the
 /// next forward() needs unshard() before it and reshard() after it.
@@ -58,17 +58,18 @@ class Overlap : public train::Strategy {
 
  protected:
   /// For a chapter that builds on this one: model states are sharded among `shards` only. The other
-  /// ranks hold copies: `replicas`, if there are any, connects those that have the same shard.
+  /// ranks hold copies; `replicas` (null: none) connects ranks that hold the same shard.
   /// Gradients are then added up inside `shards`, and shard_reduced() does the rest. `transfers`:
   /// in place of the collectives of stage 3.
   Overlap(const train::StrategyArguments& arguments, const OverlapOptions& options,
           dist::Communicator& shards, dist::Communicator* replicas,
           train::Transfers transfers = {});
   /// The gradients of a bucket have been reduced inside the shard group. Called for all buckets in
-  /// the same order on all ranks, most of them during backward.
+  /// the same order on all ranks, most of them during backward. Nothing is left to do in this
+  /// chapter.
   virtual void shard_reduced(const train::ReducedShard& /*shard*/) {}
-  /// Blocks until no gradients are in flight.
-  virtual void finish_reductions() { in_flight_.finish(); }
+  /// Blocks until what shard_reduced() has started is done.
+  virtual void finish_between_groups() {}
 
   void pre_forward(std::size_t unit) override;
   void post_forward(std::size_t unit) override;

@@ -12,8 +12,8 @@ namespace zero {
 
 /// Reductions in flight, oldest first, with a limit on their bytes. Without a limit, a backward
 /// pass that is faster than the network would hold all gradients again and lose the memory that
-/// stage 2 saves. With room for two buckets, one is sent while the next is filled. Padding, some
-/// bytes per parameter, is not counted: two full buckets fit into twice the size of a bucket.
+/// stage 2 saves. With room for two buckets, one is sent while the next is filled. Padding is not
+/// counted, so two full buckets fit into a limit of twice the size of a bucket.
 class ReductionQueue {
  public:
   /// `finished` is called with what every reduction leaves.
@@ -23,31 +23,27 @@ class ReductionQueue {
   /// Starts the reduction of `bucket`. If it does not fit next to those in flight, first waits for
   /// the oldest of them; a bucket larger than the limit goes alone.
   void start(train::FlatParameters& bucket) {
-    while (!in_flight_.empty() && bytes_ + bucket.bytes() > most_bytes_) {
-      finish_oldest();
-    }
+    finish(most_bytes_ - bucket.bytes());
     bucket.start_reduce();
     in_flight_.push_back(&bucket);
     bytes_ += bucket.bytes();
     most_seen_ = std::max(most_seen_, bytes_);
   }
 
-  /// Blocks until all are done.
-  void finish() {
-    while (!in_flight_.empty()) finish_oldest();
+  /// Waits for the oldest until at most `at_most` bytes are in flight; by default for all.
+  void finish(std::int64_t at_most = -1) {
+    while (!in_flight_.empty() && bytes_ > at_most) {
+      train::FlatParameters& oldest = *in_flight_.front();
+      in_flight_.pop_front();
+      bytes_ -= oldest.bytes();
+      finished_(oldest.finish_reduce());
+    }
   }
 
   /// The most bytes that were ever in flight at once.
   std::int64_t most_seen() const { return most_seen_; }
 
  private:
-  void finish_oldest() {
-    train::FlatParameters& oldest = *in_flight_.front();
-    in_flight_.pop_front();
-    bytes_ -= oldest.bytes();
-    finished_(oldest.finish_reduce());
-  }
-
   std::int64_t most_bytes_;
   std::function<void(const train::ReducedShard&)> finished_;
   std::int64_t bytes_ = 0;

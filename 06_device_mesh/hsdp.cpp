@@ -25,11 +25,6 @@ void Hsdp::shard_reduced(const train::ReducedShard& shard) {
       replica_group().all_reduce(shard.gradients, shard.sum, Purpose::kGradient, last));
 }
 
-void Hsdp::finish_reductions() {
-  Overlap::finish_reductions();
-  between_groups_.wait();
-}
-
 train::Costs Hsdp::costs() const {
   train::Costs costs = Overlap::costs();
   if (!has_replicas()) return costs;

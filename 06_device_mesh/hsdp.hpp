@@ -48,7 +48,7 @@ class Hsdp : private HsdpMesh, public Overlap {
        std::vector<dist::Mesh::Axis> axes);
 
   void shard_reduced(const train::ReducedShard& shard) override;
-  void finish_reductions() override;
+  void finish_between_groups() override { between_groups_.wait(); }
 
  private:
   bool has_replicas() const { return replica_group().size() > 1; }

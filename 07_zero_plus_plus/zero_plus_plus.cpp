@@ -19,9 +19,4 @@ void ZeroPlusPlus::shard_reduced(const train::ReducedShard& shard) {
   between_groups_.push_back(shard.rest->reduce_rest(shard.gradients));
 }
 
-void ZeroPlusPlus::finish_reductions() {
-  Overlap::finish_reductions();
-  between_groups_.wait();
-}
-
 }  // namespace zero

@@ -51,7 +51,7 @@ class ZeroPlusPlus : private ZeroPlusPlusMesh, public Overlap {
                const MakeTransfers& make_transfers);
 
   void shard_reduced(const train::ReducedShard& shard) override;
-  void finish_reductions() override;
+  void finish_between_groups() override { between_groups_.wait(); }
 
  private:
   dist::WorkQueue between_groups_{communicator_.rank()};  // second hops of gradients

@@ -68,25 +68,26 @@ void AutogradPasses::backward(const at::Tensor& loss, bool reduces) {
   strategy_.begin_backward();
   {
     const Charge charge(Category::kActivations);
-    run([&] { run_backward(loss); });
+    run([&] {
+      const ScopedValue within(in_backward_, true);
+      struct Reading {
+        UnitUse& use;
+        ~Reading() { use.end_backward(); }
+      } reading{use_};
+      for (const std::size_t u : use_.begin_backward()) strategy_.gather(u);
+      // Calls pre_backward(), post_backward() and gradient_ready() below: the constructor has set
+      // the hooks.
+      loss.backward();
+    });
   }
   strategy_.end_backward();
   has_gradients_ = true;
   if (!schedule_) return;
   schedule_->end_units();
   strategy_.reshard_all();  // before reductions allocate
-  // Gradients that never became ready here: another rank may have them, and waits for this one.
+  // What this rank's batch did not use goes as zeros: other ranks may have gradients there, and
+  // wait for this one.
   schedule_->reduce_rest();
-}
-
-void AutogradPasses::run_backward(const at::Tensor& loss) {
-  const ScopedValue within(in_backward_, true);
-  struct Reading {
-    UnitUse& use;
-    ~Reading() { use.end_backward(); }
-  } reading{use_};
-  for (const std::size_t u : use_.begin_backward()) strategy_.gather(u);
-  loss.backward();
 }
 
 void AutogradPasses::pre_forward(nn::Unit& unit) {
@@ -165,7 +166,8 @@ void AutogradPasses::gradient_ready(std::size_t index) {
     verify_forward_ran(index);
     if (observer_) observer_(index, gradient);
   }
-  // The chapter puts the gradient where it is sent from; then the schedule may reduce it at once.
+  // A stage with flat buffers moves the gradient into its buffer; others do nothing. Then the
+  // schedule reduces what may go.
   strategy_.gradient_ready(index);
   if (schedule_) schedule_->gradient_ready(index);
 }

@@ -65,7 +65,6 @@ class AutogradPasses : private nn::UnitHooks {
 
   template <typename Pass>
   auto run(const Pass& pass);
-  void run_backward(const at::Tensor& loss);
   void gather_for_other_pass(std::size_t unit);
   void end_other_pass();
   void gradient_ready(std::size_t index);

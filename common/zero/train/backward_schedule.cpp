@@ -91,6 +91,7 @@ void BackwardSchedule::gradient_ready(std::size_t parameter) {
     // Drop parameters first: the reduction then allocates without them on top.
     if (is_finished(u)) actions_.reshard(u);
   }
+  // Calls Actions::reduce, from the chapter's constructor: now, or after the items before it.
   reduce_in_order(k);
 }
 
@@ -136,8 +137,8 @@ void BackwardSchedule::end_unit(std::size_t u) {
   for (const std::size_t k : of_unit_[u]) reduce_in_order(k);
 }
 
-// No gradient of `item` will come any more: reduces it, and then those that waited for it, if all
-// before it have been reduced. Otherwise it waits too.
+// `item` gets no more gradients. Reduces, in order, every item that may go now; if one before
+// `item` is still filling, `item` waits.
 void BackwardSchedule::reduce_in_order(std::size_t item) {
   if (!reduces_) return;
   if (states_[item] == State::kFilling) states_[item] = State::kWaiting;

@@ -19,20 +19,20 @@ namespace zero::train {
 ///
 /// If units are gathered in backward too (stage 3), gathers and reductions must share one order.
 /// Units begin their backward in the same order on all ranks, and so do their gathers. Reductions
-/// may not: if a batch leaves a parameter out, its item is never complete on that rank, which would
-/// then reduce after the next gather what the others have reduced before it. So the items of a unit
-/// are reduced in the unit's turn: from its first gradient until another unit begins. By then the
-/// last gradient of the unit has come, because autograd runs first what was made last. No gather
-/// happens within a turn, so it does not matter when in its turn a rank reduces.
+/// may not. A rank whose batch leaves a parameter out never completes that item: it would reduce it
+/// after the next gather, the other ranks before. So the items of a unit are reduced in the unit's
+/// turn: from its first gradient until another unit begins. By then all gradients of the unit have
+/// come, because autograd runs first what was made last. No gather happens within a turn, so it
+/// does not matter when in its turn a rank reduces.
 ///
-/// There are two exceptions. A unit that is used several times has its turn in its last backward. A
-/// unit with other units inside sees their gathers during its backward: its items are reduced when
-/// it is over, and those of the root at the end of backward.
+/// There are two exceptions. A unit that is used several times has its turn in its last backward.
+/// Units inside another one are gathered during its backward, so its own items are reduced when it
+/// is over, and those of the root at the end of backward.
 class BackwardSchedule {
  public:
   /// Parameters whose gradients are reduced together.
   struct Item {
-    std::size_t unit;                     ///< of all of them; only read if Actions::reshard is set
+    std::size_t unit;                     ///< the unit of all these parameters
     std::vector<std::size_t> parameters;  ///< indices into ParameterList::parameters
   };
 

@@ -34,7 +34,8 @@ class FlatParameterList {
   std::size_t size() const { return buffers_.size(); }
   FlatParameters& operator[](std::size_t b) { return buffers_[b]; }
   const std::vector<FlatParameters>& buffers() const { return buffers_; }
-  /// What BackwardSchedule reduces: the trainable buffers. Item k is buffer reduced(k).
+  /// For BackwardSchedule: item k is buffer k. A frozen buffer has no parameters there and is never
+  /// reduced.
   std::vector<BackwardSchedule::Item> items() const;
 
   /// See FlatParameters, for parameter `index` of the list.

@@ -308,6 +308,7 @@ void FlatParameters::start_reduce() {
     reducing_ = gradient_transfer_->reduce(full_gradient_);
     return;
   }
+  // gradient_shard_ itself, unless a reduction between groups follows that needs float32.
   sum_ = sum_buffer();
   reducing_ =
       communicator_->reduce_scatter(sum_, full_gradient_, Purpose::kGradient, options_.average);
@@ -319,7 +320,7 @@ at::Tensor FlatParameters::sum_buffer() const {
   if (!half || !is_sum || options_.average.type != dist::ReduceType::kFloat32) {
     return gradient_shard_;
   }
-  // Rounded now, it would be rounded again by the reduction that follows.
+  // Another reduction follows and rounds. Rounding here too would be once too often.
   const Charge charge(Category::kCommunication);
   return at::empty({layout_.shard()}, full_.options().dtype(at::kFloat));
 }
@@ -357,6 +358,7 @@ ReducedShard FlatParameters::finish_reduce() {
   for (std::size_t m = 0; m < members_.size(); ++m) {
     const auto mine = layout_.range(m, communicator_->rank());
     if (mine.size == 0) continue;
+    // The optimizer holds these tensors since shard_optimizer().
     pieces_[m].tensor.mutable_grad() = shard.narrow(0, mine.in_shard, mine.size);
   }
   return {shard, sum.defined() ? sum : shard, gradient_transfer_.get()};

@@ -62,8 +62,8 @@ struct FlatOptions {
 /// What a reduction leaves on this rank; undefined tensors at stage 0.
 struct ReducedShard {
   at::Tensor gradients;  ///< [shard]: the `.grad` of the pieces are views of it
-  /// The same tensor; or, if a sum of 2-byte gradients was added in float32, that sum [shard]
-  /// before it is rounded. `gradients` are then not yet filled.
+  /// Where another reduction follows and 2-byte gradients are added in float32: the sum [shard],
+  /// not yet rounded; `gradients` is filled later. Otherwise the same tensor as `gradients`.
   at::Tensor sum;
   /// If not null, `gradients` are filled by its reduce_rest().
   GradientTransfer* rest = nullptr;

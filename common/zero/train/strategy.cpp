@@ -123,8 +123,9 @@ void Strategy::reduce_in_backward(std::vector<BackwardSchedule::Item> items,
 void Strategy::finish_backward() {
   if (!reduces_now()) return;
   if (reduce_after_backward_) reduce_after_backward_();
-  // Drops gradients of parameters that no rank used. Adds up the averages of micro-batches if each
-  // was reduced by itself. Other gradients stay as they are.
+  // Drops gradients of parameters that no rank used. On a tensor axis, adds up those on the
+  // residual stream. Adds up the averages of micro-batches if each was reduced by itself. Changes
+  // no other.
   averaged_.complete(/*is_last_micro_batch=*/requires_gradient_sync_);
   awaits_reduction_ = false;
 }
