@@ -37,7 +37,7 @@ std::vector<std::string> hsdp_modes() {
 void expect_like_ddp(const Shape& shape, const RunOptions& options, const std::string& more = "") {
   on_ranks(shape.ranks(), [&](dist::Communicator& communicator) {
     const RunRecord reference =
-        run_edge_case_model(communicator, with_size("ddp", shape.shards), options);
+        run_edge_case_model(communicator, with_size("hddp", shape.shards), options);
     RunOptions other_seeds = options;
     other_seeds.same_seed = false;  // the values of rank 0 must replace those of all groups
     for (const std::string& mode : hsdp_modes()) {

@@ -228,7 +228,7 @@ TEST(TensorParallelErrors, RanksOfATensorAxisHaveOnePlaceOnTheDataAxis) {
         [&] {
           make_strategy("engine3", {*model, *data, optim::adamw(), &values});
         },
-        {"of 2", "of the data axis"});
+        {"of 2", "on the data axis"});
     world.barrier();
   });
 }

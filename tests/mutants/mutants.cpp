@@ -222,8 +222,8 @@ namespace train {
 
 void register_real_chapters(Registry& registry);
 
-// In this program, this is what the tests call: plain DDP, and the mutant under the real one's
-// name.
+// In this program, this is what the tests call: plain and hierarchical DDP, and the mutant under
+// the real one's name.
 void register_all_chapters(Registry& registry) {
   Registry real;
   register_real_chapters(real);
@@ -235,7 +235,7 @@ void register_all_chapters(Registry& registry) {
       copy.make = wrong.make;
       registry.add(copy);
     }
-    if (entry.name == "ddp") registry.add(copy);
+    if (entry.name == "ddp" || entry.name == "hddp") registry.add(copy);
   }
 }
 
