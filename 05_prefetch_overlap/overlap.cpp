@@ -136,8 +136,7 @@ void Overlap::drop(std::size_t unit) {
 }
 
 void Overlap::gradient_ready(std::size_t index) {
-  // From here on `.grad` is a view of its bucket's flat gradient buffer. A layer of zero/nn has
-  // written it there; another gradient is copied (FlatParameters::collect()).
+  // From here on `.grad` is a view of its bucket's flat buffer: see FlatParameters::collect().
   flat_.collect(index);
   // A good moment to receive what peers have sent: no matrix product is running.
   communicator_.progress();

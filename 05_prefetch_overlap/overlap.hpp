@@ -65,8 +65,7 @@ class Overlap : public train::Strategy {
           dist::Communicator& shards, dist::Communicator* replicas,
           train::Transfers transfers = {});
   /// The gradients of a bucket have been reduced inside the shard group. Called for all buckets in
-  /// the same order on all ranks, most of them during backward. Nothing is left to do in this
-  /// chapter.
+  /// the same order on all ranks, most of them during backward. Empty in this chapter.
   virtual void shard_reduced(const train::ReducedShard& /*shard*/) {}
   /// Blocks until what shard_reduced() has started is done.
   virtual void finish_between_groups() {}
