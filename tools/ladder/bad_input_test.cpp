@@ -110,8 +110,6 @@ TEST(BadMeshes, AreRefusedBeforeARankIsStarted) {
            {"excludes"}},
           {"--nproc 4 --tp 2 --modes ddp,hsdp2 --shard-size 4",
            {"--shard-size 4 does not divide the data axis", "it has 2"}},
-          {"--fake-process-group 4 --tp 2", {"--tp excludes --fake-process-group"}},
-          {"--fake-process-group 4 --pp 2", {"--pp excludes --fake-process-group"}},
       });
   expect_all_refused("--assume-free-memory 1000000 ",
                      {{"--model smollm2-360m --tp 2",

@@ -1,5 +1,6 @@
 // The ladder program as one rank of a fake process group: beside the same rank of a real one, and
 // what it refuses.
+#include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
 
@@ -60,6 +61,40 @@ TEST(FakeProcessGroup, ARankOfAGroupHoldsAndSendsWhatTheFormulasSay) {
   }
 }
 
+// What a rank holds, and what it sends along each axis in a step.
+json held_and_sent(const json& rank) {
+  json seen;
+  for (const char* figure :
+       {"parameter_mib", "gradient_mib", "optimizer_mib", "sent_gradient_bytes",
+        "sent_parameter_bytes", "sent_pipeline_bytes", "sent_tensor_bytes"}) {
+    seen[figure] = rank.at(figure);
+  }
+  return seen;
+}
+
+TEST(FakeProcessGroup, ARankOfAMeshHoldsAndSendsWhatItDoesAmongRealRanks) {
+  const TestFolder folder;
+  const std::string quick = "--model tiny --seq-len 16 --steps 1 --no-compute-alone --timeout 30 ";
+  for (const std::string mesh :
+       {"--modes ddp,zero3,tensor_zero2,engine3,hsdp3 --tp 2",
+        "--modes engine3 --tp 2 --sequence-parallel",
+        "--modes ddp,zero2,engine2 --pp 2 --micro-batches 3", "--modes zero1 --tp 2 --pp 2"}) {
+    SCOPED_TRACE(mesh);
+    const json real = figures_of(folder, quick + "--nproc 4 " + mesh);
+    for (std::size_t rank = 0; rank < 4; ++rank) {
+      const auto [said, fake] = testing::succeed(
+          folder, fmt::format("{}--fake-process-group 4 --rank {} {}", quick, rank, mesh));
+      EXPECT_THAT(said, HasSubstr(" of 4 in a fake process group (data "));
+      EXPECT_EQ(fake.at("mesh"), real.at("mesh"));
+      for (std::size_t m = 0; m < real.at("modes").size(); ++m) {
+        EXPECT_EQ(held_and_sent(fake.at("modes").at(m).at("ranks").at(0)),
+                  held_and_sent(real.at("modes").at(m).at("ranks").at(rank)))
+            << "rank " << rank << ", " << real.at("modes").at(m).at("mode");
+      }
+    }
+  }
+}
+
 TEST(FakeProcessGroup, RefusesBadArgumentsBeforeAnythingIsWritten) {
   expect_all_refused(
       kQuick,
@@ -73,6 +108,9 @@ TEST(FakeProcessGroup, RefusesBadArgumentsBeforeAnythingIsWritten) {
           {"--fake-process-group 4 --rank -1", {"--rank", "-1 not in range"}},
           {"--fake-process-group 0", {"--fake-process-group", "Value 0 not in range"}},
           {"--fake-process-group 4097", {"--fake-process-group", "4097 not in range"}},
+          {"--fake-process-group 6 --tp 2 --pp 2",
+           {"a multiple of 4 ranks, and there are 6: take --fake-process-group 8"}},
+          {"--fake-process-group 1 --tp 2", {"there are 1: take --fake-process-group 2"}},
           {"--fake-process-group 4 --nproc 2", {"--nproc excludes --fake-process-group"}},
           {"--fake-process-group 4 --save x", {"--save excludes --fake-process-group"}},
           {"--fake-process-group 4 --memory-timeline x",

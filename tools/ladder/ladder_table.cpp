@@ -167,20 +167,20 @@ base::Table axis_table(const LadderReport& report) {
 }
 
 std::string title(const LadderReport& report) {
-  const std::string ranks = report.fake_rank
-                                ? fmt::format("rank {} of {} in a fake process group",
-                                              *report.fake_rank, report.world_size)
-                                : fmt::format("{} rank{}{}", report.world_size,
-                                              report.world_size == 1 ? "" : "s", mesh_text(report));
+  const std::string ranks =
+      report.fake_rank
+          ? fmt::format("rank {} of {} in a fake process group", *report.fake_rank,
+                        report.world_size)
+          : fmt::format("{} rank{}", report.world_size, report.world_size == 1 ? "" : "s");
   std::string more;
   if (report.activation_checkpointing) more += ", activation checkpointing";
   if (report.partition_activations) more += " (partitioned)";
   if (report.sequence_parallel) more += ", sequence parallel";
   if (report.stages > 1) more += ", " + report.pipeline_schedule;
-  return fmt::format("{}: {} parameters, {}, {}, {}, {}, {}, {}, {} step{}{}", report.model,
-                     base::with_thousands(report.parameters), ranks, report.task, report.optimizer,
-                     report.dtype, report.device, batch_text(report), report.steps,
-                     report.steps == 1 ? "" : "s", more);
+  return fmt::format("{}: {} parameters, {}{}, {}, {}, {}, {}, {}, {} step{}{}", report.model,
+                     base::with_thousands(report.parameters), ranks, mesh_text(report), report.task,
+                     report.optimizer, report.dtype, report.device, batch_text(report),
+                     report.steps, report.steps == 1 ? "" : "s", more);
 }
 
 // Explains the numbers if the ranks are a mesh.

@@ -222,12 +222,12 @@ std::int64_t check_before_training(Options& options, bool reports) {
   if (!options.memory_timeline.empty()) base::check_writable(options.memory_timeline);
   const LadderReport run = empty_report(options, first);
   const std::string ranks = options.fake_process_group == 0
-                                ? fmt::format("on {} ranks{}", run.world_size, mesh_text(run))
+                                ? fmt::format("on {} ranks", run.world_size)
                                 : fmt::format("as rank {} of {} in a fake process group",
                                               options.fake_rank, options.fake_process_group);
-  fmt::print("{} as {} {}, {} steps of {}\n", run.model,
-             options.reviews() ? "5-class classifier" : "language model", ranks, run.steps,
-             batch_text(run));
+  fmt::print("{} as {} {}{}, {} steps of {}\n", run.model,
+             options.reviews() ? "5-class classifier" : "language model", ranks, mesh_text(run),
+             run.steps, batch_text(run));
   if (saved) fmt::print("{}\n", describe(*saved, options));
   if (!options.weights.empty()) {
     fmt::print("{}\n", ask_elsewhere([&] { return describe_weights(options); },

@@ -214,7 +214,7 @@ void add_fake_process_group_options(CLI::App& app, Options& o) {
                               "what the others would send is made from the first values")
                    ->check(CLI::Range(1, kLargestFakeProcessGroup));
   for (const char* other : {"--nproc", "--save", "--memory-timeline", "--checkpoint", "--resume",
-                            "--epochs", "--validation", "--tp", "--pp"}) {
+                            "--epochs", "--validation"}) {
     fake->excludes(app.get_option(other));
   }
   app.add_option("--rank", o.fake_rank, "which rank of the fake process group")
@@ -275,10 +275,10 @@ plan::Stage stage_of(const std::string& mode) {
   return digit >= '1' && digit <= '3' ? plan::kStages[digit - '0'] : plan::Stage::kDdp;
 }
 
-// The ranks of a fake process group that share the model states of `mode`: all of them, or those of
+// The ranks of a fake process group that share the model states of `mode`: the whole data axis, or
 // a group of hsdp1 to hsdp3.
 std::int64_t sharing_ranks(const Options& options, const std::string& mode) {
-  const std::int64_t all = options.fake_process_group;
+  const std::int64_t all = std::max(1, options.data_ranks());
   if (!mode.starts_with("hsdp")) return all;
   std::int64_t shard_size = kRanksOfHost;
   if (mode.find('=') != std::string::npos) {
@@ -295,13 +295,15 @@ std::int64_t sharing_ranks(const Options& options, const std::string& mode) {
 double needed_by_fake_rank(const Options& options) {
   const plan::Model model = plan::model_of(options.config(), options.model_name());
   const plan::Policy policy = plan::policy(options.dtype, "adamw");
+  // About: a stage has the embedding or the head besides its layers, and norms are not split.
+  const std::int64_t parameters = model.parameters / (options.tensor_ranks * options.stages);
   std::int64_t states = 0;
   for (const std::string& mode : options.modes) {
-    states = std::max(states, plan::model_states(model.parameters, policy, stage_of(mode),
+    states = std::max(states, plan::model_states(parameters, policy, stage_of(mode),
                                                  sharing_ranks(options, mode))
                                   .total());
   }
-  const std::int64_t transient = 4 * (2 * model.root + 4 * model.largest_unit());
+  const std::int64_t transient = 4 * (2 * model.root + 4 * model.largest_unit()) / options.tensor_ranks;
   return static_cast<double>(states + transient);
 }
 
@@ -450,8 +452,10 @@ void check_mesh(const Options& o) {
   const int cell = o.tensor_ranks * o.stages;
   if (o.world_size % cell != 0) {
     throw Error(fmt::format(
-        "--tp {} and --pp {} need a multiple of {} ranks, and there are {}: take --nproc {}",
-        o.tensor_ranks, o.stages, cell, o.world_size, (o.world_size / cell + 1) * cell));
+        "--tp {} and --pp {} need a multiple of {} ranks, and there are {}: take {} {}",
+        o.tensor_ranks, o.stages, cell, o.world_size,
+        o.fake_process_group > 0 ? "--fake-process-group" : "--nproc",
+        (o.world_size / cell + 1) * cell));
   }
   check_groups(o);
   try {
