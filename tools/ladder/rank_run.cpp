@@ -91,12 +91,13 @@ std::vector<std::string> piece_digests(const train::Strategy& strategy) {
   return digests;
 }
 
-// Whether training changed every piece that this rank updates, whose digests were `before`. A
-// change in the master weight alone counts.
+// Whether training changed every trainable piece that this rank updates, whose digests were
+// `before`. A change in the master weight alone counts.
 bool every_piece_changed(train::Strategy& strategy, const std::vector<std::string>& before) {
   const std::vector<std::string> after = piece_digests(strategy);
   for (std::size_t i = 0; i < after.size(); ++i) {
-    if (!after[i].empty() && after[i] == before[i] && !master_differs(strategy, i)) return false;
+    if (after[i].empty() || !strategy.list().parameters[i].tensor.requires_grad()) continue;
+    if (after[i] == before[i] && !master_differs(strategy, i)) return false;
   }
   return true;
 }
