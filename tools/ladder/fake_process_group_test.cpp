@@ -111,6 +111,7 @@ TEST(FakeProcessGroup, RefusesBadArgumentsBeforeAnythingIsWritten) {
           {"--fake-process-group 6 --tp 2 --pp 2",
            {"a multiple of 4 ranks, and there are 6: take --fake-process-group 8"}},
           {"--fake-process-group 1 --tp 2", {"there are 1: take --fake-process-group 2"}},
+          {"--fake-process-group 4 --tp 2 --dtype fp16", {"overflow --dtype fp16: take bf16"}},
           {"--fake-process-group 4 --nproc 2", {"--nproc excludes --fake-process-group"}},
           {"--fake-process-group 4 --save x", {"--save excludes --fake-process-group"}},
           {"--fake-process-group 4 --memory-timeline x",

@@ -240,6 +240,11 @@ void check_fake_process_group(const CLI::App& app, Options& o) {
   if (o.device != "cpu") {
     throw Error(fmt::format("--fake-process-group runs on cpu only, not on {}", o.device));
   }
+  if (o.tensor_ranks > 1 && o.dtype == "fp16") {
+    throw Error(
+        "--fake-process-group with --tp makes up what other tensor ranks compute, and such values "
+        "overflow --dtype fp16: take bf16");
+  }
   o.world_size = o.fake_process_group;
   o.compute_alone = false;
   // Not over the figures of real ranks.
