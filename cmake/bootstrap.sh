@@ -209,5 +209,5 @@ build() {
   say "Building $preset${targets[*]:+: ${targets[*]}}"
   cmake --build --preset "$preset" --parallel "${ZERO_JOBS:-$(build_jobs)}" \
     ${targets[0]:+--target "${targets[@]}"} >&2
-  say "Built in $((SECONDS - started)) s"
+  say "Done in $((SECONDS - started)) s"
 }

@@ -167,11 +167,10 @@ base::Table axis_table(const LadderReport& report) {
 }
 
 std::string title(const LadderReport& report) {
-  const std::string ranks =
-      report.fake_rank
-          ? fmt::format("rank {} of {} in a fake process group", *report.fake_rank,
-                        report.world_size)
-          : fmt::format("{} rank{}", report.world_size, report.world_size == 1 ? "" : "s");
+  const std::string ranks = report.fake_rank ? fmt::format("rank {} of {} in a fake process group",
+                                                           *report.fake_rank, report.world_size)
+                                             : fmt::format("{} rank{}", report.world_size,
+                                                           report.world_size == 1 ? "" : "s");
   std::string more;
   if (report.activation_checkpointing) more += ", activation checkpointing";
   if (report.partition_activations) more += " (partitioned)";

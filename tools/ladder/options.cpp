@@ -304,11 +304,12 @@ double needed_by_fake_rank(const Options& options) {
   const std::int64_t parameters = model.parameters / (options.tensor_ranks * options.stages);
   std::int64_t states = 0;
   for (const std::string& mode : options.modes) {
-    states = std::max(states, plan::model_states(parameters, policy, stage_of(mode),
-                                                 sharing_ranks(options, mode))
-                                  .total());
+    states = std::max(
+        states, plan::model_states(parameters, policy, stage_of(mode), sharing_ranks(options, mode))
+                    .total());
   }
-  const std::int64_t transient = 4 * (2 * model.root + 4 * model.largest_unit()) / options.tensor_ranks;
+  const std::int64_t transient =
+      4 * (2 * model.root + 4 * model.largest_unit()) / options.tensor_ranks;
   return static_cast<double>(states + transient);
 }
 
@@ -456,11 +457,11 @@ void check_mesh(const Options& o) {
   const nn::LlamaConfig config = o.config();
   const int cell = o.tensor_ranks * o.stages;
   if (o.world_size % cell != 0) {
-    throw Error(fmt::format(
-        "--tp {} and --pp {} need a multiple of {} ranks, and there are {}: take {} {}",
-        o.tensor_ranks, o.stages, cell, o.world_size,
-        o.fake_process_group > 0 ? "--fake-process-group" : "--nproc",
-        (o.world_size / cell + 1) * cell));
+    throw Error(
+        fmt::format("--tp {} and --pp {} need a multiple of {} ranks, and there are {}: take {} {}",
+                    o.tensor_ranks, o.stages, cell, o.world_size,
+                    o.fake_process_group > 0 ? "--fake-process-group" : "--nproc",
+                    (o.world_size / cell + 1) * cell));
   }
   check_groups(o);
   try {

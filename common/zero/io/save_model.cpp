@@ -1,6 +1,7 @@
 #include <ATen/ops/empty.h>
 
 #include <functional>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -115,7 +116,7 @@ class Collector {
   void unshard(std::size_t unit) {
     if (unit == unit_) return;
     unsharded_.reset();
-    unsharded_.emplace(strategy_, unit);
+    unsharded_ = std::make_unique<train::UnshardedParameters>(strategy_, unit);
     unit_ = unit;
   }
 
@@ -133,7 +134,7 @@ class Collector {
   dist::Communicator* pipeline_;
   std::vector<std::size_t> index_;  // by parameter of the whole model: in this rank's list
   std::vector<int> owner_;          // the same: the stage that has it
-  std::optional<train::UnshardedParameters> unsharded_;
+  std::unique_ptr<train::UnshardedParameters> unsharded_;
   std::size_t unit_ = kNone;
 };
 

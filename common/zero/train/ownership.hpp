@@ -22,7 +22,6 @@ std::string name(Ownership ownership);
 /// Owner of each parameter, computed from the sizes alone, so that every rank gets the same answer
 /// without communication. `bytes` in registration order; ties go to the earlier parameter and the
 /// lower rank.
-/// lower rank.
 std::vector<int> assign_owners(const std::vector<std::int64_t>& bytes, int world_size,
                                Ownership ownership);
 
