@@ -74,16 +74,15 @@ json held_and_sent(const json& rank) {
 
 TEST(FakeProcessGroup, ARankOfAMeshHoldsAndSendsWhatItDoesAmongRealRanks) {
   const TestFolder folder;
-  const std::string quick = "--model tiny --seq-len 16 --steps 1 --no-compute-alone --timeout 30 ";
   for (const std::string mesh :
        {"--modes ddp,zero3,tensor_zero2,engine3,hsdp3 --tp 2",
         "--modes engine3 --tp 2 --sequence-parallel",
         "--modes ddp,zero2,engine2 --pp 2 --micro-batches 3", "--modes zero1 --tp 2 --pp 2"}) {
     SCOPED_TRACE(mesh);
-    const json real = figures_of(folder, quick + "--nproc 4 " + mesh);
+    const json real = figures_of(folder, kQuick + "--nproc 4 " + mesh);
     for (std::size_t rank = 0; rank < 4; ++rank) {
       const auto [said, fake] = testing::succeed(
-          folder, fmt::format("{}--fake-process-group 4 --rank {} {}", quick, rank, mesh));
+          folder, fmt::format("{}--fake-process-group 4 --rank {} {}", kQuick, rank, mesh));
       EXPECT_THAT(said, HasSubstr(" of 4 in a fake process group (data "));
       EXPECT_EQ(fake.at("mesh"), real.at("mesh"));
       for (std::size_t m = 0; m < real.at("modes").size(); ++m) {
@@ -145,6 +144,13 @@ TEST(FakeProcessGroup, OnlyItsOneRankMustFitWithTheStatesOfItsGroup) {
   expect_all_refused(little, {{"hsdp3 --shard-size 2", {"tiny: rank 0 of 512 needs about"}},
                               {"hsdp3:shard_size=2", {"tiny: rank 0 of 512 needs about"}},
                               {"hsdp3 --ranks-per-host 2", {"a group: --shard-size"}}});
+  // With 8 tensor ranks, a host of 64 has a group of 8 data ranks, and one of 8 has a single one.
+  // An eighth of llama-20m has 37 MiB of model states.
+  const std::string mesh =
+      "--model llama-20m --tp 8 --steps 1 --seq-len 16 --fake-process-group 512 "
+      "--assume-free-memory 330 --modes hsdp3 --ranks-per-host ";
+  figures_of(folder, mesh + "64");
+  expect_all_refused(mesh, {{"8", {"llama-20m: rank 0 of 512 needs about"}}});
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include <tools/plan/mesh.hpp>
 #include <tools/plan/model.hpp>
 #include <tools/plan/states.hpp>
 #include <zero/base/arguments.hpp>
@@ -292,25 +293,27 @@ std::int64_t sharing_ranks(const Options& options, const std::string& mode) {
     shard_size = overlap_options(stage, variant, /*notes=*/nullptr, /*has_groups=*/true).shard_size;
   }
   if (shard_size != kRanksOfHost) return shard_size;
-  return options.ranks_per_host > 0 ? options.ranks_per_host : all;
+  if (options.ranks_per_host == 0) return all;
+  // The other axes are inside a host first.
+  return std::max(1, options.ranks_per_host / (options.tensor_ranks * options.stages));
 }
 
 // Model states of the largest mode on one rank by itself, and parameters and gradients of the root
 // and of a layer, one of each on its way.
 double needed_by_fake_rank(const Options& options) {
-  const plan::Model model = plan::model_of(options.config(), options.model_name());
+  const plan::Mesh mesh{.tensor = options.tensor_ranks, .pipeline = options.stages};
+  const auto [part, frozen] =
+      plan::part_of(plan::model_of(options.config(), options.model_name()), mesh,
+                    options.fake_rank / options.tensor_ranks % options.stages);
   const plan::Policy policy = plan::policy(options.dtype, "adamw");
-  // About: a stage has the embedding or the head besides its layers, and norms are not split.
-  const std::int64_t parameters = model.parameters / (options.tensor_ranks * options.stages);
   std::int64_t states = 0;
   for (const std::string& mode : options.modes) {
-    states = std::max(
-        states, plan::model_states(parameters, policy, stage_of(mode), sharing_ranks(options, mode))
-                    .total());
+    states = std::max(states, plan::model_states(part.parameters, policy, stage_of(mode),
+                                                 sharing_ranks(options, mode))
+                                  .total());
   }
-  const std::int64_t transient =
-      4 * (2 * model.root + 4 * model.largest_unit()) / options.tensor_ranks;
-  return static_cast<double>(states + transient);
+  const std::int64_t transient = 4 * (2 * part.root + 4 * part.largest_unit());
+  return static_cast<double>(states + frozen * policy.parameter + transient);
 }
 
 double available_bytes(const Options& options) {

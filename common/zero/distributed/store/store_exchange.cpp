@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <string_view>
 #include <utility>
 
 #include <zero/base/error.hpp>
@@ -63,8 +64,8 @@ void StoreExchange::put(std::int64_t round, const std::string& message) {
   for (std::size_t begin = 0; more; begin += kLargestPart) {
     more = message.size() - begin > kLargestPart;
     mine_.push_back(key_of(round, rank_, mine_.size()));
-    store_->set(mine_.back(),
-                fmt::format("{}{}", more ? '+' : '=', message.substr(begin, kLargestPart)));
+    store_->set(mine_.back(), fmt::format("{}{}", more ? '+' : '=',
+                                          std::string_view(message).substr(begin, kLargestPart)));
   }
 }
 
