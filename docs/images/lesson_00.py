@@ -186,6 +186,42 @@ def owners():
     picture.save()
 
 
+def load():
+    """What three ranks take in and send while one gradient of n bytes is averaged and its parameter is made new.
+
+    A rank takes in, and at the same time sends, n bytes in a unit of time.
+    """
+    ranks, left, row_height = 3, 130, 33
+    others = ranks - 1
+    part = others / ranks  # of an all-reduce each rank takes in and sends so much in each half
+    at_once = [(rank, way, half * part, part, kind) for rank in range(ranks) for way in ("in", "out")
+               for half, kind in enumerate(("gradients", "parameters"))]
+    by_owner = []
+    for other in range(1, ranks):  # rank 0 is the owner
+        begin = other - 1
+        by_owner += [(0, "in", begin, 1, "gradients"), (other, "out", begin, 1, "gradients"),
+                     (0, "out", others + begin, 1, "parameters"), (other, "in", others + begin, 1, "parameters")]
+    picture = Picture("lesson_01_load", 306, "An all-reduce loads all ranks, reduce and broadcast load the owner")
+    scale = (690 - left) / (2 * others)
+    panels = [("all-reduce: reduce-scatter, all-gather", at_once), ("reduce to rank 0, broadcast from it", by_owner)]
+    for panel, (heading, spans) in enumerate(panels):
+        top = 22 + 140 * panel
+        end = max(begin + length for _, _, begin, length, _ in spans)
+        sent = sum(length for _, way, _, length, _ in spans if way == "out")
+        picture.text(8, top, heading, "name")
+        picture.text(690, top, f"{number(round(end, 2))} units of time, {number(round(sent, 2))} n bytes sent in all", "end")
+        for rank in range(ranks):
+            y = top + 12 + row_height * rank
+            picture.text(8, y + 18, f"rank {rank}")
+            for line, (way, word) in enumerate((("in", "takes in"), ("out", "sends"))):
+                picture.text(left - 8, y + 11 + 14 * line, word, "end")
+                for of_rank, of_way, begin, length, kind in spans:
+                    if of_rank == rank and of_way == way:
+                        picture.rect(left + scale * begin, y + 14 * line, scale * length - 1, 12, kind)
+    picture.legend(300, [("gradients", "gradients", 100), ("parameters", "averages of gradients, or new parameters", 0)])
+    picture.save()
+
+
 if __name__ == "__main__":
-    for draw in (why, step_00, ring, owners, step_01):
+    for draw in (why, step_00, ring, owners, step_01, load):
         draw()
