@@ -5,7 +5,9 @@
 #include <any>
 #include <memory>
 #include <string>
+#include <vector>
 
+#include <zero/base/program.hpp>
 #include <zero/engine/engine_config.hpp>
 #include <zero/train/registry.hpp>
 
@@ -17,7 +19,13 @@ namespace zero {
 OverlapOptions hsdp_options(int stage, const train::StrategyArguments& arguments) {
   if (const auto* options = std::any_cast<OverlapOptions>(&arguments.options)) return *options;
   if (arguments.variant.find('=') != std::string::npos) {
-    return overlap_options(stage, arguments.variant, /*notes=*/nullptr, /*has_groups=*/true);
+    std::vector<std::string> notes;
+    const OverlapOptions options =
+        overlap_options(stage, arguments.variant, &notes, /*has_groups=*/true);
+    for (const std::string& note : notes) {
+      if (arguments.communicator.rank() == 0) log_error("note: " + note);
+    }
+    return options;
   }
   OverlapOptions options;
   options.stage = stage;

@@ -52,11 +52,11 @@ class Reader {
     });
   }
 
-  /// A number of `least` or more, or a word that stands for one.
-  void count_or(const std::string& key, const char* word, std::int64_t meaning, std::int64_t& out,
+  /// A number of `least` or more, or a word or another number that stands for one.
+  void count_or(const std::string& key, const Json& word, std::int64_t meaning, std::int64_t& out,
                 std::int64_t least = 0) {
     field(key, [this, key, word, meaning, &out, least](const Json& value) {
-      const auto right = fmt::format("\"{}\" or a whole number from {}", word, least);
+      const auto right = fmt::format("{} or a whole number from {}", word.dump(), least);
       out = value == word ? meaning : as_count(key, value, least, right);
     });
   }
@@ -134,6 +134,22 @@ void take_clip_norm(Reader& reader, const char* key, double& norm) {
   });
 }
 
+// Keys that say where groups begin and what is quantised.
+void take_groups(Reader& reader, OverlapOptions& overlap) {
+  for (const auto& [key, size] :
+       {std::pair{"shard_size", &overlap.shard_size}, {"group_size", &overlap.group_size}}) {
+    reader.count_or(key, "host", kRanksOfHost, *size, /*least=*/1);
+  }
+  for (const auto& [key, flag] : {std::pair{"secondary_shards", &overlap.secondary_shards},
+                                  {"quantize_parameters", &overlap.quantize_parameters},
+                                  {"quantize_gradients", &overlap.quantize_gradients}}) {
+    reader.flag(key, [flag = flag](bool on) { *flag = on; });
+  }
+  reader.count("gradient_bits", 4, overlap.gradient_bits);
+  reader.count("quantization_block", 2, overlap.quantization_block);
+  reader.count("gradient_block", 2, overlap.gradient_block);
+}
+
 // Keys that are left out keep their value in `config`.
 EngineConfig read_config(EngineConfig config, const std::string& json) {
   Reader reader("engine configuration");
@@ -147,18 +163,7 @@ EngineConfig read_config(EngineConfig config, const std::string& json) {
   reader.flag("keep_gradients", [&](bool keep) { config.overlap.keep_gradients = keep; });
   reader.flag("defer_parameter_gather",
               [&](bool defer) { config.overlap.defer_parameter_gather = defer; });
-  for (const auto& [key, size] : {std::pair{"shard_size", &config.overlap.shard_size},
-                                  {"group_size", &config.overlap.group_size}}) {
-    reader.count_or(key, "host", kRanksOfHost, *size, /*least=*/1);
-  }
-  for (const auto& [key, flag] : {std::pair{"secondary_shards", &config.overlap.secondary_shards},
-                                  {"quantize_parameters", &config.overlap.quantize_parameters},
-                                  {"quantize_gradients", &config.overlap.quantize_gradients}}) {
-    reader.flag(key, [flag = flag](bool on) { *flag = on; });
-  }
-  reader.count("gradient_bits", 4, config.overlap.gradient_bits);
-  reader.count("quantization_block", 2, config.overlap.quantization_block);
-  reader.count("gradient_block", 2, config.overlap.gradient_block);
+  take_groups(reader, config.overlap);
   reader.count("accumulation_steps", 1, config.accumulation_steps);
   take_clip_norm(reader, "clip_norm", config.clip_norm);
   reader.field("on_nonfinite_gradient", [&](const Json& value) {
@@ -297,6 +302,58 @@ OverlapOptions zero_plus_plus_options(const OverlapOptions& defaults, const std:
 
 namespace {
 
+void refuse_offload(Reader& block) {
+  for (const char* key : {"offload_optimizer", "offload_param"}) {
+    block.field(key, [key, &block](const Json& value) {
+      const bool off =
+          value.is_null() || (value.is_object() && value.value("device", "") == "none");
+      if (!off) block.refuse(key, value, "left out: states stay in the memory of their rank here");
+    });
+  }
+}
+
+void note_what_makes_no_difference(Reader& block, std::vector<std::string>& notes) {
+  block.flag("contiguous_gradients", [&notes](bool on) {
+    if (!on) notes.push_back("contiguous_gradients is false: gradients are contiguous here");
+  });
+  for (const char* key :
+       {"allgather_partitions", "allgather_bucket_size", "reduce_scatter", "round_robin_gradients",
+        "sub_group_size", "stage3_max_live_parameters", "stage3_max_reuse_distance",
+        "stage3_gather_16bit_weights_on_model_save", "mics_hierarchical_params_gather"}) {
+    block.field(key, [key, &notes](const Json&) {
+      notes.push_back(fmt::format("{} makes no difference here", key));
+    });
+  }
+}
+
+// The groups of ranks, once the whole block is read: those of MiCS or those of ZeRO++, at stage 3.
+void set_groups(std::int64_t hpz_partition, ReadConfig& read) {
+  OverlapOptions& overlap = read.config.overlap;
+  if (hpz_partition > 1) {
+    overlap.secondary_shards = true;
+    overlap.group_size = hpz_partition;
+  }
+  const std::string mode = zero_plus_plus_mode(overlap);
+  if (overlap.stage < 3 && overlap.shard_size > 0) {
+    overlap.shard_size = 0;
+    read.notes.push_back("mics_shard_size makes no difference below stage 3");
+  }
+  if (overlap.stage < 3 && !mode.empty()) {
+    overlap.secondary_shards = overlap.quantize_parameters = overlap.quantize_gradients = false;
+    overlap.group_size = kRanksOfHost;
+    read.notes.push_back(
+        "zero_hpz_partition_size, zero_quantized_weights and zero_quantized_gradients make no "
+        "difference below stage 3");
+  }
+  if (overlap.shard_size > 0 && !mode.empty()) {
+    throw Error(
+        fmt::format("zero_optimization: mics_shard_size is {}, which is HSDP here, and the other "
+                    "keys are those of {} (ZeRO++), under which all ranks share the model states: "
+                    "leave out mics_shard_size or the keys of ZeRO++",
+                    overlap.shard_size, mode));
+  }
+}
+
 // The block zero_optimization. Sizes of buckets are in elements.
 void read_zero_optimization(const Json& json, std::int64_t element_bytes, ReadConfig& read) {
   OverlapOptions& overlap = read.config.overlap;
@@ -308,45 +365,20 @@ void read_zero_optimization(const Json& json, std::int64_t element_bytes, ReadCo
   std::int64_t prefetch = 1;
   block.count("stage3_prefetch_bucket_size", 0, prefetch);
   block.count("stage3_param_persistence_threshold", 0, overlap.whole_below);
-  std::int64_t partition = 1;
-  block.count("zero_hpz_partition_size", 0, partition);
+  std::int64_t hpz_partition = 1;
+  block.count("zero_hpz_partition_size", 0, hpz_partition);
+  block.count_or("mics_shard_size", -1, 0, overlap.shard_size);
   block.flag("zero_quantized_weights", [&](bool on) { overlap.quantize_parameters = on; });
   block.flag("zero_quantized_gradients", [&](bool on) { overlap.quantize_gradients = on; });
   bool overlaps = true;
   block.flag("overlap_comm", [&](bool on) { overlaps = on; });
-  block.flag("contiguous_gradients", [&](bool on) {
-    if (!on) read.notes.push_back("contiguous_gradients is false: gradients are contiguous here");
-  });
-  for (const char* key : {"offload_optimizer", "offload_param"}) {
-    block.field(key, [key, &block](const Json& value) {
-      const bool off =
-          value.is_null() || (value.is_object() && value.value("device", "") == "none");
-      if (!off) block.refuse(key, value, "left out: states stay in the memory of their rank here");
-    });
-  }
-  for (const char* key :
-       {"allgather_partitions", "allgather_bucket_size", "reduce_scatter", "round_robin_gradients",
-        "sub_group_size", "stage3_max_live_parameters", "stage3_max_reuse_distance",
-        "stage3_gather_16bit_weights_on_model_save"}) {
-    block.field(key, [key, &read](const Json&) {
-      read.notes.push_back(fmt::format("{} makes no difference here", key));
-    });
-  }
+  refuse_offload(block);
+  note_what_makes_no_difference(block, read.notes);
   block.read(json);
   overlap.bucket_bytes = bucket_elements * element_bytes;
   overlap.in_flight_bytes = overlaps ? 2 * overlap.bucket_bytes : overlap.bucket_bytes;
   if (prefetch == 0 || !overlaps) overlap.lookahead = 0;
-  if (partition > 1) {
-    overlap.secondary_shards = true;
-    overlap.group_size = partition;
-  }
-  if (overlap.stage < 3 && !zero_plus_plus_mode(overlap).empty()) {
-    overlap.secondary_shards = overlap.quantize_parameters = overlap.quantize_gradients = false;
-    overlap.group_size = kRanksOfHost;
-    read.notes.push_back(
-        "zero_hpz_partition_size, zero_quantized_weights and zero_quantized_gradients make no "
-        "difference below stage 3");
-  }
+  set_groups(hpz_partition, read);
 }
 
 }  // namespace

@@ -88,12 +88,13 @@ struct ReadConfig {
 ///     stage3_param_persistence_threshold  whole_below (there of parameters, here of whole units)
 ///     zero_hpz_partition_size             group_size, with secondary_shards (0 and 1: without)
 ///     zero_quantized_weights              quantize_parameters
-///     zero_quantized_gradients            quantize_gradients (of 4 bits; groups as above, or
-///     hosts) contiguous_gradients                always so here
+///     zero_quantized_gradients            quantize_gradients (4 bits; groups as above, or hosts)
+///     mics_shard_size                     shard_size, at stage 3 (0 and -1: all ranks)
+///     contiguous_gradients                always so here
 ///
 /// "auto" is read as a key that is left out. Throws zero::Error for offload_optimizer and
-/// offload_param, which do not exist here, and for unknown keys of the block. All else is ignored,
-/// and the notes say so.
+/// offload_param, which do not exist here, for mics_shard_size beside a key of ZeRO++, and for
+/// unknown keys of the block. All else is ignored, and the notes say so.
 ReadConfig engine_config_from_deepspeed(const std::string& json);
 
 }  // namespace zero

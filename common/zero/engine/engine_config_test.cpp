@@ -193,6 +193,56 @@ TEST(DeepSpeedConfig, WithoutOverlapNothingIsAhead) {
   EXPECT_EQ(engine_config_from_deepspeed("{}").config.overlap.stage, 0);
 }
 
+// MiCS is HSDP: groups of so many ranks share the model states, at stage 3.
+TEST(DeepSpeedConfig, ReadsMiCSAsAShardSize) {
+  const auto read = [](const std::string& more) {
+    return engine_config_from_deepspeed(R"({"stage": 3, )" + more + "}");
+  };
+  EXPECT_EQ(read(R"("mics_shard_size": 4)").config.overlap.shard_size, 4);
+  EXPECT_EQ(read(R"("mics_shard_size": 1)").config.overlap.shard_size, 1);
+  EXPECT_EQ(checked(read(R"("mics_shard_size": 4)").config.overlap).shard_size, 4);
+  for (const char* const off : {"-1", "0", "\"auto\""}) {
+    EXPECT_EQ(read(R"("mics_shard_size": )" + std::string(off)).config.overlap.shard_size, 0);
+  }
+  const ReadConfig hierarchical =
+      read(R"("mics_shard_size": 2, "mics_hierarchical_params_gather": true)");
+  EXPECT_EQ(hierarchical.config.overlap.shard_size, 2);
+  EXPECT_THAT(hierarchical.notes, ElementsAre(HasSubstr("mics_hierarchical_params_gather makes")));
+  const ReadConfig below = engine_config_from_deepspeed(R"({"stage": 2, "mics_shard_size": 4})");
+  EXPECT_EQ(below.config.overlap.shard_size, 0);
+  EXPECT_THAT(below.notes, ElementsAre("mics_shard_size makes no difference below stage 3"));
+}
+
+TEST(DeepSpeedConfig, RefusesMiCSThatIsNoSizeOrBesideZeroPlusPlus) {
+  for (const char* const value : {"-2", "1.5", "\"4\"", "true", "null", "[4]"}) {
+    expect_error(
+        [&] {
+          engine_config_from_deepspeed(R"({"stage": 3, "mics_shard_size": )" + std::string(value) +
+                                       "}");
+        },
+        {"mics_shard_size is " + std::string(value), "it must be -1 or a whole number from 0"});
+  }
+  for (const char* const key :
+       {R"("zero_hpz_partition_size": 4)", R"("zero_quantized_weights": true)",
+        R"("zero_quantized_gradients": true)"}) {
+    expect_error(
+        [&] {
+          engine_config_from_deepspeed(R"({"stage": 3, "mics_shard_size": 2, )" + std::string(key) +
+                                       "}");
+        },
+        {"mics_shard_size is 2", "leave out mics_shard_size or the keys of ZeRO++"});
+  }
+}
+
+TEST(EngineConfig, OfACommandLineReadsMiCSForHsdp) {
+  const testing::TestFolder folder;
+  const std::string deepspeed =
+      "deepspeed=" + folder.write("mics.json", R"({"stage": 3, "mics_shard_size": 4})").string();
+  EXPECT_EQ(overlap_options(3, deepspeed, nullptr, /*has_groups=*/true).shard_size, 4);
+  expect_error([&] { overlap_options(3, deepspeed); },
+               {"shard_size is for hsdp1, hsdp2 and hsdp3"});
+}
+
 TEST(DeepSpeedConfig, SaysWhatMakesNoDifferenceAndRefusesOffload) {
   EXPECT_THAT(engine_config_from_deepspeed(R"({"stage": 2, "sub_group_size": 1e9})").notes,
               ElementsAre(HasSubstr("sub_group_size makes no difference here")));
