@@ -282,6 +282,35 @@ void name_files(const Options& options) {
   std::cout.flush();
 }
 
+// What training leaves beside the rows of the report.
+struct Trained {
+  RankRow alone;
+  std::vector<RankResult> first_ranks;  // of each mode
+  base::Json memory_timelines = base::Json::array();
+  std::vector<std::string> failures;
+};
+
+// Adds a row for each mode to `report`, on the rank that reports.
+Trained train_modes(const Options& options, Ranks& ranks, LadderReport& report) {
+  Trained trained;
+  if (options.compute_alone) {
+    trained.alone = ranks.compute_alone();
+    report.compute_seconds = trained.alone.step_seconds;
+  }
+  for (std::size_t m = 0; m < options.modes.size(); ++m) {
+    const std::string& mode = options.modes[m];
+    Options one = options;
+    if (m + 1 < options.modes.size()) one.save = "";  // the last one is saved
+    const std::vector<RankResult> results = ranks.run(mode, one);
+    if (!ranks.reports()) continue;
+    report.modes.push_back(to_row(mode, results, options.stages * options.tensor_ranks));
+    trained.memory_timelines.push_back(results.front().memory_timeline);
+    check_traffic(mode, results, trained.failures);
+    trained.first_ranks.push_back(results.front());
+  }
+  return trained;
+}
+
 int run(int argc, char** argv) {
   Options options = parse(argc, argv);
   use_device(options, argv);
@@ -293,35 +322,17 @@ int run(int argc, char** argv) {
   const std::int64_t first = check_before_training(options, ranks.reports());
   LadderReport report = empty_report(options, first);
   if (report.steps == 0) return 0;  // with --auto-resume, and said
-  std::vector<std::string> failures;
-  base::Json memory_timelines = base::Json::array();
-  std::vector<RankResult> first_ranks;
-  RankRow alone;
-  if (options.compute_alone) {
-    alone = ranks.compute_alone();
-    report.compute_seconds = alone.step_seconds;
-  }
-  for (std::size_t m = 0; m < options.modes.size(); ++m) {
-    const std::string& mode = options.modes[m];
-    Options one = options;
-    if (m + 1 < options.modes.size()) one.save = "";  // the last one is saved
-    const std::vector<RankResult> results = ranks.run(mode, one);
-    if (!ranks.reports()) continue;
-    report.modes.push_back(to_row(mode, results, options.stages * options.tensor_ranks));
-    memory_timelines.push_back(results.front().memory_timeline);
-    check_traffic(mode, results, failures);
-    first_ranks.push_back(results.front());
-  }
+  Trained trained = train_modes(options, ranks, report);
   if (!ranks.reports()) return 0;
   std::cout << "\n" << to_text(report, options.wide) << "\n";
   base::Json json = to_json(report);
-  add_loss_scales(options, first_ranks, json);
-  add_validation(options, first_ranks, json, failures);
+  add_loss_scales(options, trained.first_ranks, json);
+  add_validation(options, trained.first_ranks, json, trained.failures);
   if (options.compute_alone) {
     json["compute_alone"] = {{"mode", options.alone_mode},
-                             {"forward_seconds", alone.forward_seconds},
-                             {"backward_seconds", alone.backward_seconds},
-                             {"optimizer_seconds", alone.optimizer_seconds}};
+                             {"forward_seconds", trained.alone.forward_seconds},
+                             {"backward_seconds", trained.alone.backward_seconds},
+                             {"optimizer_seconds", trained.alone.optimizer_seconds}};
   }
   json["run"] = metadata;
   base::write_json(options.json, json);
@@ -330,11 +341,11 @@ int run(int argc, char** argv) {
     const plots::TimelineSubject subject{report.model, report.world_size, report.parameter_bytes};
     base::write_json(
         options.memory_timeline,
-        plots::memory_timeline(subject, std::move(memory_timelines), std::move(metadata)));
+        plots::memory_timeline(subject, std::move(trained.memory_timelines), std::move(metadata)));
   }
-  for (std::string& failure : verdict(report)) failures.push_back(std::move(failure));
-  for (const std::string& failure : failures) log_error("FAILED " + failure);
-  return failures.empty() ? 0 : 1;
+  for (std::string& failure : verdict(report)) trained.failures.push_back(std::move(failure));
+  for (const std::string& failure : trained.failures) log_error("FAILED " + failure);
+  return trained.failures.empty() ? 0 : 1;
 }
 
 }  // namespace
