@@ -19,8 +19,8 @@ namespace zero {
 ///     between groups      to place s of group h: the group's sum of the shard of that rank,
 ///                         which adds up the sums of all groups and divides by R S
 ///
-/// so that the sum of a shard leaves a group once. With two groups of two ranks rank 0
-/// sends the shards in the order 0 2 1 3, the first two to itself.
+/// so that the sum of a shard leaves a group once. With two groups of two ranks rank 0 sends the
+/// shards in the order 0 2 1 3, the first two to itself.
 ///
 /// What is added is what was sent, this rank's own part included, in the order of ranks inside a
 /// group and then in the order of groups. So the average does not depend on who owns the shard.

@@ -24,10 +24,10 @@ struct ZeroPlusPlusMesh {
 ///   - qgZ, quantize_gradients: gradients travel in 4 bits, and leave a group as one sum
 ///     (QuantizedGradients).
 ///
-/// All else is as in chapter 05: when ranks gather and reduce, and what is sharded. With
-/// hpZ alone gradients are added up over all ranks, in the order of ranks: the bits are those of
-/// engine3, and of chapter 00. qwZ and qgZ round what ranks send, never the weights that the
-/// optimizer updates; a read outside of forward and backward shows these weights.
+/// All else is as in chapter 05: when ranks gather and reduce, and what is sharded. With hpZ alone
+/// gradients are added up over all ranks, in the order of ranks: the bits are those of engine3, and
+/// of chapter 00. qwZ and qgZ round what ranks send, never the weights that the optimizer updates;
+/// a read outside of forward and backward shows these weights.
 ///
 /// With V bytes of parameters in float32, hpZ holds V/S more than engine3, or with qwZ V/(4 S) and
 /// scales. costs() has every byte.

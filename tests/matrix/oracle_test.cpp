@@ -63,8 +63,8 @@ TEST_P(Oracle, GradientsAreThoseOfTheConcatenatedBatchInFloat64AndFloat32) {
 }
 
 // A seed decides model, world size, ownership, samples and optimizer. The mean is over samples, not
-// over ranks; a rank without samples still takes part. ZERO_FUZZ_SEED=<n> runs
-// another one; the seed is in the message of a failure.
+// over ranks; a rank without samples still takes part. ZERO_FUZZ_SEED=<n> runs another one; the
+// seed is in the message of a failure.
 void fuzz(std::uint64_t seed) {
   data::SplitMix64 random(seed);
   const int ranks = static_cast<int>(std::vector<int>{1, 2, 3, 4, 5}[random.below(5)]);

@@ -153,8 +153,7 @@ Spread spread(const ModeRow& mode, std::int64_t RankRow::*value);
 /// Bytes sent by a rank in a step on the data axis, all purposes together.
 Spread sent_bytes(const ModeRow& mode);
 
-/// The row of mode "ddp", or of ddp in the order of a mesh, "hddp"; nullptr if neither
-/// ran.
+/// The row of mode "ddp", or of ddp in the order of a mesh, "hddp"; nullptr if neither ran.
 const ModeRow* ddp_row(const LadderReport& report);
 
 /// Mean total of the mode over DDP's; nothing if mode "ddp" did not run.

@@ -18,9 +18,8 @@ using Exchange =
 
 /// A reduction by group exchanges: pieces[p] (flat, on any device, the same length on all ranks)
 /// goes to rank p, which adds up in rank order, divides by `divisor` and writes `output`, which may
-/// be pieces[rank]. With `gather` the results return into `pieces`. All
-/// ranks make the same number of exchanges. Blocks as `exchange` does. Scratch: at most
-/// kScratchBytes.
+/// be pieces[rank]. With `gather` the results return into `pieces`. All ranks make the same number
+/// of exchanges. Blocks as `exchange` does. Scratch: at most kScratchBytes.
 void grouped_reduce(const std::vector<at::Tensor>& pieces, const at::Tensor& output, int rank,
                     int divisor, bool gather, const Exchange& exchange);
 

@@ -13,9 +13,9 @@
 /// The same values have the same bytes on every machine, on a GPU as well, because each operation
 /// is one of IEEE 754: scale = largest magnitude / largest q (at least kSmallestScale), q = value /
 /// scale, rounded to the nearest whole number and ties to even. Values that are 16 bits long are
-/// widened first. An element differs from its original by at most half a scale plus
-/// rounding (0.5001 scales in all). A block of numbers k * scale, with whole k of which the largest
-/// is largest q, is exact. Every zero becomes +0.
+/// widened first. An element differs from its original by at most half a scale plus rounding
+/// (0.5001 scales in all). A block of numbers k * scale, with whole k of which the largest is
+/// largest q, is exact. Every zero becomes +0.
 ///
 /// If values are dequantised into their original dtype and quantised again, the bytes are the same.
 /// So a rank can replace its values by the dequantised ones, which other ranks get, and quantise
