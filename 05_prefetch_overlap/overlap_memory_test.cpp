@@ -136,6 +136,31 @@ TEST(Overlap, AllocatesMoreOftenWithoutKeptBuffers) {
   });
 }
 
+// Its bytes are kept for the next step, unless the caller still has the gradient.
+TEST(Overlap, DoesNotWriteIntoAGradientThatTheCallerKeeps) {
+  on_ranks(2, [](dist::Communicator& communicator) {
+    for (const int stage : {0, 1, 2, 3}) {
+      OverlapRun<Toy> run(communicator, {.stage = stage});
+      const auto gradients = [&] {
+        std::vector<at::Tensor> all;
+        for (std::size_t i = 0; i < run.strategy.list().size(); ++i) {
+          const at::Tensor mine = run.strategy.piece(i).tensor;
+          if (mine.defined()) all.push_back(mine.grad());
+        }
+        return all;
+      };
+      run.step(0);
+      const std::vector<at::Tensor> kept = gradients();
+      std::vector<at::Tensor> copies;
+      for (const at::Tensor& gradient : kept) copies.push_back(gradient.clone());
+      ASSERT_FALSE(kept.empty());
+      run.step(1);
+      testing::expect_equal(kept, copies, "stage " + std::to_string(stage));
+      EXPECT_FALSE(at::equal(gradients().front(), kept.front()));
+    }
+  });
+}
+
 TEST(Overlap, HoldsNoMoreUnderWayThanAllowed) {
   on_ranks(2, [](dist::Communicator& communicator) {
     for (const int stage : {0, 2, 3}) {

@@ -22,6 +22,7 @@ using testing::on_ranks;
 using testing::OverlapRun;
 using testing::Toy;
 using testing::trained;
+using testing::whole_weights;
 
 // Whatever arrives late, and whoever is late, must not change a bit.
 void random_delays(int seeds) {
@@ -168,6 +169,33 @@ TEST(Overlap, KeepsSmallUnitsWholeIfAskedTo) {
   });
 }
 
+// The first gathers are in flight then.
+TEST(Overlap, ParametersMayBeSentAgainBeforeTheyAreUsed) {
+  on_ranks(2, [](dist::Communicator& communicator) {
+    for (const int stage : {1, 2}) {
+      const OverlapOptions options{.stage = stage, .defer_parameter_gather = true};
+      OverlapRun<Toy> twice(communicator, options), once(communicator, options);
+      for (int step = 0; step < 2; ++step) {
+        twice.step(step);
+        twice.strategy.sync_parameters();
+        once.step(step);
+      }
+      expect_equal(whole_weights(twice.strategy), whole_weights(once.strategy), "sent twice");
+    }
+  });
+}
+
+TEST(Overlap, LeavesAModelFreeIfItsConstructorThrows) {
+  on_ranks(2, [](dist::Communicator& communicator) {
+    Toy toy;
+    const train::StrategyArguments arguments{*toy.model, communicator, optim::adamw(), &toy.values};
+    testing::expect_error([&] { Overlap(arguments, {.stage = 4}); }, {"stage is 4"});
+    Overlap second(arguments, {.stage = 3});
+    const at::Tensor loss = second.forward(toy.batch(communicator.rank(), 0));
+    EXPECT_GT(loss.item<float>(), 0);
+  });
+}
+
 TEST(Overlap, RefusesOptionsThatCannotBe) {
   on_ranks(2, [](dist::Communicator& communicator) {
     const auto refused = [&](const OverlapOptions& options) {
@@ -176,9 +204,31 @@ TEST(Overlap, RefusesOptionsThatCannotBe) {
     EXPECT_EQ(refused({.stage = 4}), "stage is 4; there are 0, 1, 2 and 3");
     EXPECT_THAT(refused({.bucket_bytes = 0}), ::testing::HasSubstr("the size of a bucket is 0"));
     EXPECT_THAT(refused({.lookahead = -2}), ::testing::HasSubstr("lookahead is -2"));
-    const std::string differing = refused({.lookahead = communicator.rank()});
-    EXPECT_THAT(differing, ::testing::HasSubstr("the engine's options"));
-    EXPECT_THAT(differing, ::testing::HasSubstr("lookahead"));
+  });
+}
+
+// All but what each rank keeps for itself: such options change what is sent, or when.
+TEST(Overlap, RefusesOptionsThatDifferBetweenRanks) {
+  on_ranks(2, [](dist::Communicator& communicator) {
+    const auto refused = [&](const std::function<void(OverlapOptions&)>& change) {
+      OverlapOptions options{.stage = 3};
+      if (communicator.rank() == 1) change(options);
+      testing::expect_error([&] { OverlapRun<Toy>(communicator, options); },
+                            {"the engine's options"});
+    };
+    refused([](OverlapOptions& o) { o.stage = 2; });
+    refused([](OverlapOptions& o) { o.bucket_bytes = 1; });
+    refused([](OverlapOptions& o) { o.in_flight_bytes = 1; });
+    refused([](OverlapOptions& o) { o.lookahead = 7; });
+    refused([](OverlapOptions& o) { o.whole_below = 7; });
+    refused([](OverlapOptions& o) { o.ahead_bytes = 7; });
+    refused([](OverlapOptions& o) { o.defer_parameter_gather = true; });
+    refused([](OverlapOptions& o) { o.secondary_shards = true; });
+    refused([](OverlapOptions& o) { o.quantize_parameters = true; });
+    refused([](OverlapOptions& o) { o.quantize_gradients = true; });
+    refused([](OverlapOptions& o) { o.quantization_block = 2; });
+    refused([](OverlapOptions& o) { o.gradient_bits = 8; });
+    refused([](OverlapOptions& o) { o.gradient_block = 2; });
   });
 }
 
