@@ -182,6 +182,16 @@ TEST(DistributedSampler, ContinuesWhereItWasOnAnotherNumberOfRanks) {
   }
 }
 
+TEST(DistributedSampler, GoesBackToAnEarlierEpoch) {
+  DistributedSampler sampler(24, 8, 0, 1, 9);
+  const DistributedSampler::State start = sampler.state();
+  const Indices first = sampler.next();
+  while (sampler.epoch() == 0) sampler.next();
+  EXPECT_NE(sampler.next(), first);
+  sampler.restore(start);
+  EXPECT_EQ(sampler.next(), first);
+}
+
 TEST(DistributedSampler, RefusesThePositionOfAnotherRun) {
   const DistributedSampler::State good{9, 101, 8, 4};
   const auto refusal = [](DistributedSampler::State state) {

@@ -209,5 +209,22 @@ TEST(ActivationCheckpoint, RunsAgainUnderTheSameAutocast) {
   EXPECT_TRUE(at::autocast::is_autocast_cache_enabled());
 }
 
+// As a loop does that keeps autocast on for its update too: the cache has the weight of before.
+TEST(ActivationCheckpoint, RunsAgainWithTheWeightOfNowUnderAutocast) {
+  const at::Tensor x = random({4, 6}, 3, /*gradient=*/true, at::kFloat), y = leaf_of(x);
+  const at::Tensor weight = random({6, 6}, 1, /*gradient=*/true, at::kFloat);
+  const at::Tensor next = random({6, 6}, 2, /*gradient=*/true, at::kFloat);
+  at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+  at::autocast::set_autocast_enabled(at::kCPU, true);
+  const at::Tensor product = checkpoint(
+      [&](const std::vector<at::Tensor>& inputs) { return inputs.front().matmul(weight); }, {x});
+  weight.detach().copy_(next.detach());
+  product.sum().backward();
+  y.matmul(next).sum().backward();
+  at::autocast::clear_cache();
+  at::autocast::set_autocast_enabled(at::kCPU, false);
+  EXPECT_TRUE(identical(x.grad(), y.grad()));
+}
+
 }  // namespace
 }  // namespace zero::nn

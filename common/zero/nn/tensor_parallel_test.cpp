@@ -83,6 +83,7 @@ TEST_P(TensorAxis, ScatterLeavesAPartAndGathersGradients) {
       const at::Tensor y = scatter_over_axis(x, 1, axis, x_is);
       EXPECT_TRUE(
           identical(y.detach(), row(2 * n).narrow(1, 2 * r, 2) * (sums ? triangle(axis) : 1.0)));
+      EXPECT_FALSE(y.is_alias_of(x)) << "a part that keeps all of x";
       (y * (r + 1)).sum().backward();
       EXPECT_TRUE(identical(x.grad(), (row(2 * n) / 2).floor() + 1));
     }
