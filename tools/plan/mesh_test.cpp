@@ -131,6 +131,27 @@ TEST(Meshes, ActivationsOfALayerAreThoseOfKorthikantiWithoutDropout) {
   EXPECT_DOUBLE_EQ(mib() - 4 * 7.0 / 8, 32.0 / 8);
 }
 
+// The last of four stages keeps inputs and logits of heads until the embedding's gradients come,
+// four micro-batches later. GPipe keeps the logits of all anyway.
+TEST(Meshes, HeadsOfATiedModelWaitForTheGradientOfTheEmbedding) {
+  nn::LlamaConfig config = nn::preset("tiny");
+  config.layers = 4;
+  config.vocabulary = 100'000;
+  config.tied = true;
+  Request request = mesh_request(model_of(config, ""), 4, 1, 4);
+  request.batch = 2;  // 8 micro-batches of 10 tokens
+  request.sequence = 10;
+  const std::int64_t h = config.hidden, v = config.vocabulary;
+  const std::int64_t layer = 4 * h + 4 * config.heads * config.head_size + 3 * config.mlp;
+  MeshPlan plan = row_of(request, Stage::kDdp);
+  ASSERT_EQ(plan.fullest, 3);
+  EXPECT_EQ(plan.activations, 2 * 10 * ((layer + v) + v + 4 * h + 3 * v));
+  request.mesh.gpipe = true;
+  plan = row_of(request, Stage::kDdp);
+  ASSERT_EQ(plan.fullest, 3);
+  EXPECT_EQ(plan.activations, 2 * 10 * (8 * (layer + v) + v + 4 * h));
+}
+
 TEST(Meshes, HaveTheNumbersOfTheLessonsForLlama360m) {
   const Model model = model_of(nn::preset("llama-360m"), "");
   EXPECT_EQ(part_of(model, {1, 1, 2, 1}, 0).model.parameters, 178'484'160);

@@ -99,6 +99,15 @@ TEST(StepTime, OneRankOnlyComputes) {
   }
 }
 
+// 8 operations for each parameter and token where there were 6.
+TEST(StepTime, RecomputingIsAnotherForward) {
+  const Model model = model_of_size(7 * kBillion, 32);
+  const auto compute = [&](bool recomputes) {
+    return step_time(model, mixed(), Stage::kZero3, 8, 2048, 1, recomputes, {}).compute;
+  };
+  EXPECT_NEAR(compute(true) / compute(false), 8.0 / 6, 1e-9);
+}
+
 TEST(StepTime, CommunicationIsBytesAndCollectives) {
   const Model model = model_of(nn::preset("smollm2-360m"), "");
   const double kept = static_cast<double>(model.root) / static_cast<double>(model.parameters);
