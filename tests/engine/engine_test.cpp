@@ -41,6 +41,63 @@ TEST(Engine, GoesOnFromItsCheckpointAtAnotherStage) {
   });
 }
 
+TEST(Engine, LoadGivesUpTheStepThatHasBegun) {
+  const TestFolder folder;
+  on_all_stages(2, [&](dist::Communicator& communicator, int stage) {
+    const EngineConfig config{.overlap = {.stage = stage}, .accumulation_steps = 2};
+    EngineRun run(communicator, config), undisturbed(communicator, config);
+    run.steps(0, 2);
+    run.engine.save(folder.path());
+    run.engine.backward(run.forward(7));
+    EXPECT_TRUE(run.engine.load(folder.path()));
+    EXPECT_FALSE(run.step(2));
+    EXPECT_TRUE(run.step(3));
+    undisturbed.steps(0, 4);
+    EXPECT_TRUE(same_bits(run.weights(), undisturbed.weights()));
+  });
+}
+
+TEST(Engine, LoadsOnAllRanksOrOnNone) {
+  const TestFolder folder;
+  on_ranks(2, [&](dist::Communicator& communicator) {
+    EngineRun run(communicator, {.overlap = {.stage = 2}});
+    run.step(0);
+    run.engine.save(folder / "run");
+    expect_error([&] { run.engine.load(folder / (run.rank == 0 ? "run" : "nothing")); },
+                 {"the checkpoint to go on from", "rank 0 has there is one", "rank 1 has none"});
+    EXPECT_TRUE(run.engine.load(folder / "run"));
+  });
+}
+
+TEST(Engine, RefusesRanksThatStepInDifferentWays) {
+  on_ranks(2, [](dist::Communicator& communicator) {
+    const auto refused = [&](const std::function<void(EngineConfig&)>& change) {
+      EngineConfig config;
+      if (communicator.rank() == 1) change(config);
+      expect_error([&] { EngineRun(communicator, config); }, {"the engine's step"});
+    };
+    refused([](EngineConfig& c) { c.accumulation_steps = 2; });
+    refused([](EngineConfig& c) { c.clip_norm = 1; });
+    refused([](EngineConfig& c) { c.loss_scale.initial = 2; });
+    refused([](EngineConfig& c) { c.on_nonfinite_gradient = train::OnNonfiniteGradient::kSkip; });
+  });
+}
+
+TEST(Engine, ReleasesNothingInTheMiddleOfAStep) {
+  on_all_stages(2, [](dist::Communicator& communicator, int stage) {
+    EngineRun run(communicator, {.overlap = {.stage = stage}, .accumulation_steps = 2});
+    const auto expect_refused = [&] {
+      expect_error([&] { run.engine.release(); }, {"release()", "in the middle of a step"});
+    };
+    run.engine.backward(run.forward(0));
+    expect_refused();
+    EXPECT_FALSE(run.engine.step());
+    expect_refused();
+    EXPECT_TRUE(run.step(1));
+    run.engine.release();
+  });
+}
+
 TEST(Engine, NobodyUpdatesWhereOneLossIsNotFinite) {
   on_all_stages(3, [](dist::Communicator& communicator, int stage) {
     const EngineConfig config{.overlap = {.stage = stage}, .accumulation_steps = 2};

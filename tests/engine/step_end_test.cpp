@@ -118,6 +118,53 @@ TEST_P(StepEnd, TheTrainerTakesNoGradientThatIsNotFinite) {
   });
 }
 
+// Of the second parameter, on rank 0; zeros on the others. A sum of them is finite.
+void make_gradient_large(train::Strategy& strategy, float value) {
+  strategy.passes().observe_gradients(
+      [&strategy, value](std::size_t i, const at::Tensor& gradient) {
+        if (i == 1) gradient.detach().fill_(strategy.communicator().rank() == 0 ? value : 0);
+      });
+}
+
+// Every average was finite when it was made. The first micro-batch has nearly all loss terms, so in
+// the end the sum counts nearly four times.
+TEST_P(StepEnd, AnAverageThatOverflowsAsItsLossTermsAreKnownIsRefused) {
+  on_all_stages(GetParam(), [](dist::Communicator& communicator, int stage) {
+    EngineRun run(communicator, {.overlap = {.stage = stage}, .accumulation_steps = 4});
+    const std::vector<at::Tensor> before = run.weights();
+    make_gradient_large(run.engine.strategy(), 3e38F);
+    expect_error(
+        [&] {
+          for (int m = 0; m < 4; ++m) {
+            data::Batch batch = run.toy.batch(run.rank, m);
+            batch.loss_terms = m == 0 ? 1000 : 1;
+            run.step(batch);
+          }
+        },
+        {"step 0", "'layers.0.linear.bias' is infinite or NaN"});
+    EXPECT_TRUE(same_bits(run.weights(), before));
+  });
+}
+
+TEST_P(StepEnd, AveragesThatOverflowAsTheyAreAddedUpAreRefused) {
+  on_all_modes(GetParam(), [](dist::Communicator& communicator, const std::string& mode) {
+    Toy toy;
+    const auto strategy = make_strategy(mode, {.model = *toy.model,
+                                               .communicator = communicator,
+                                               .optimizer = optim::adamw(),
+                                               .values = &toy.values,
+                                               .accumulation = train::Accumulation::kReduceEach});
+    train::Trainer trainer(*strategy);
+    const std::vector<at::Tensor> before = whole_weights(*strategy);
+    make_gradient_large(*strategy, 3e38F);
+    std::vector<data::Batch> batches;
+    for (int m = 0; m < 4; ++m) batches.push_back(toy.batch(communicator.rank(), m));
+    expect_error([&] { trainer.step(batches); },
+                 {"step 0", "'layers.0.linear.bias' is infinite or NaN"});
+    EXPECT_TRUE(same_bits(whole_weights(*strategy), before));
+  });
+}
+
 TEST_P(StepEnd, AnOverflowAtALossScaleOfOneLeavesNothingBehind) {
   on_all_stages(GetParam(), [](dist::Communicator& communicator, int stage) {
     for (const bool wide : {false, true}) {
