@@ -3,6 +3,7 @@
 // order. So this program has an fsync() and a rename() of its own, which note the calls of all
 // ranks in memory that they share, and then do what they should.
 #include <fcntl.h>
+#include <sched.h>
 #include <stdio.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -10,7 +11,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <cstring>
+
+#include <tests/support/hooked_communicator.hpp>
 
 #include "one_checkpoint.hpp"
 
@@ -27,6 +31,8 @@ struct Call {
 struct Log {
   std::atomic<bool> open = false;
   std::atomic<std::size_t> count = 0;
+  std::atomic<bool> may_remove = true;   // what lies in the old folder
+  std::atomic<bool> disk_fails = false;  // once the manifest has its name
   char old_folder[400] = {};
   Call calls[64] = {};
 };
@@ -43,6 +49,23 @@ void note_call(bool renames, const char* path) {
   std::strncpy(call.path, path, sizeof(call.path) - 1);
 }
 
+bool has_manifest() {
+  for (std::size_t i = 0; i < shared_log->count; ++i) {
+    const Call& call = shared_log->calls[i];
+    if (call.renames && std::string(call.path).ends_with("/manifest.json")) return true;
+  }
+  return false;
+}
+
+bool sync_fails() {
+  return shared_log != nullptr && shared_log->open && shared_log->disk_fails && has_manifest();
+}
+
+void wait_to_remove(const std::string& path) {
+  if (shared_log == nullptr || !shared_log->open) return;
+  while (path.starts_with(shared_log->old_folder) && !shared_log->may_remove) ::sched_yield();
+}
+
 }  // namespace
 }  // namespace zero::testing
 
@@ -51,12 +74,23 @@ extern "C" int fsync(int file) {
   char link[64];
   ::snprintf(link, sizeof(link), "/proc/self/fd/%d", file);
   if (::readlink(link, path, sizeof(path) - 1) > 0) zero::testing::note_call(false, path);
+  if (zero::testing::sync_fails()) {
+    errno = EIO;
+    return -1;
+  }
   return static_cast<int>(::syscall(SYS_fsync, file));
 }
 
 extern "C" int rename(const char* from, const char* to) noexcept {
   zero::testing::note_call(true, to);
   return static_cast<int>(::syscall(SYS_renameat, AT_FDCWD, from, AT_FDCWD, to));
+}
+
+extern "C" int remove(const char* path) noexcept {
+  zero::testing::wait_to_remove(path);
+  const long removed = ::syscall(SYS_unlinkat, AT_FDCWD, path, 0);
+  if (removed == 0 || errno != EISDIR) return static_cast<int>(removed);
+  return static_cast<int>(::syscall(SYS_unlinkat, AT_FDCWD, path, AT_REMOVEDIR));
 }
 
 namespace zero::testing {
@@ -149,6 +183,47 @@ TEST_F(Flushed, EverythingIsOnTheDiskBeforeTheManifestGetsItsName) {
     ASSERT_GT(name_synced, committed) << whole_log();
     EXPECT_TRUE(shared_log->calls[name_synced].old_is_there) << whole_log();
     EXPECT_FALSE(fs::exists(old));
+  });
+}
+
+// Rank 0 removes it as late as it can: when rank 1 waits for it, or has returned.
+TEST_F(Flushed, NoRankReturnsBeforeTheOldCheckpointIsGone) {
+  on_ranks(2, [&](dist::Communicator& communicator) {
+    const bool is_first = communicator.rank() == 0;
+    HookedCommunicator hooked(communicator, [&](dist::Operation operation, dist::Purpose, bool) {
+      if (!is_first && operation == dist::Operation::kBarrier) shared_log->may_remove = true;
+    });
+    Session session(hooked, kMode, options_);
+    session.step(0);
+    io::save_checkpoint(session.strategy(), good_, note(1, kMode));
+    session.step(1);
+    const fs::path old = good_ / "step-000000001";
+    ASSERT_TRUE(fs::exists(old));
+    communicator.barrier();
+    if (is_first) {
+      std::strncpy(shared_log->old_folder, old.c_str(), sizeof(shared_log->old_folder) - 1);
+      shared_log->may_remove = false;
+      shared_log->open = true;
+    }
+    communicator.barrier();
+    io::save_checkpoint(session.strategy(), good_, note(2, kMode));
+    EXPECT_FALSE(fs::exists(old));
+    if (!is_first) shared_log->may_remove = true;
+    communicator.barrier();
+  });
+}
+
+// Its files are the only ones that the manifest names.
+TEST_F(Flushed, ACheckpointWhoseManifestHasItsNameIsKeptWhateverFailsThen) {
+  on_two_ranks([&](Session& session) {
+    session.step(1);
+    if (session.communicator().rank() == 0) shared_log->disk_fails = shared_log->open = true;
+    session.communicator().barrier();
+    EXPECT_THAT(refusal_of_saving(session, good_, note(2, kMode)),
+                HasSubstr("cannot be brought to the disk"));
+    session.communicator().barrier();
+    shared_log->open = false;
+    EXPECT_EQ(io::load_checkpoint(session.strategy(), good_).step, 2);
   });
 }
 

@@ -46,8 +46,9 @@ TEST_P(Load, AfterATrainingForwardTheModelIsTheOneThatWasSaved) {
     const double expected = saver.trainer().evaluate({saver.batch(1)});
     for (const std::string& mode : all_modes()) {
       Session session(communicator, mode, checkpoint_options(/*seed=*/77));
-      session.strategy().forward(session.batch(2));
+      const at::Tensor loss = session.strategy().forward(session.batch(2));
       io::load_checkpoint(session.strategy(), folder.path());
+      expect_error([&] { session.strategy().backward(loss); }, {"weights that are gone"});
       EXPECT_EQ(session.trainer().evaluate({session.batch(1)}), expected) << mode;
     }
   });

@@ -60,6 +60,12 @@ TEST_F(Refused, OtherVersionAndManifestsOfOtherPrograms) {
                    [&] { rewrite_manifest([](nlohmann::json& m) { m["version"] = 2; }); });
     expect_refused(session, "is not the name of a file beside it",
                    [&] { rewrite_manifest([](nlohmann::json& m) { m["folder"] = "../good"; }); });
+    expect_refused(session, "[7, 5] cannot be cut into 2 equal parts", [&] {
+      rewrite_manifest([](nlohmann::json& m) {
+        m["version"] = 2;
+        m["parameters"][0]["cut"] = {{"dim", 0}, {"parts", 2}};
+      });
+    });
     expect_refused(session, "its shape", [&] {
       rewrite_manifest([](nlohmann::json& m) { m["parameters"][0]["runs"] = m["buffers"]; });
     });
