@@ -185,9 +185,11 @@ TEST_P(QgzOnMesh, NamesTheRankOfAValueThatIsNotFinite) {
       EXPECT_EQ(named(full), culprit) << bad;
     }
     // A sum that overflows is the fault of the rank that adds it up: somebody is named.
-    const at::Tensor huge = gradients_of(rank, layout, at::kFloat);
-    huge[4].fill_(3e38F);
-    EXPECT_NE(named(huge), nobody);
+    for (const float large : {3e38F, -3e38F}) {
+      const at::Tensor huge = gradients_of(rank, layout, at::kFloat);
+      huge[4].fill_(large);
+      EXPECT_NE(named(huge), nobody) << large;
+    }
     EXPECT_EQ(named(gradients_of(rank, layout, at::kFloat)), nobody);
   });
 }
@@ -262,6 +264,24 @@ TEST_P(QgzOnMesh, HasTheScratchOfTheFormula) {
               peak_of_reductions(run.strategy, shape));
     run.strategy.zero_grad();
     EXPECT_EQ(run.held(Category::kCommunication), of_groups);
+  });
+}
+
+// What was sent and what has arrived: the next bucket takes both.
+TEST(Qgz, GivesItsScratchBackToThePool) {
+  on_hosts({1, 3}, [](dist::Communicator& communicator) {
+    const dist::Mesh mesh(communicator, dist::data_axes(3));
+    const train::ShardLayout layout = layout_for(3);
+    const at::Tensor full = gradients_of(communicator.rank(), layout, at::kFloat);
+    const ShardBlocks blocks(layout, {4, kBlock});
+    memory::StoragePool pool;
+    const std::string name = "weight";
+    QuantizedGradients transfer(mesh, blocks, {layout, full.options(), name, pool});
+    for (int step = 0; step < 2; ++step) {
+      transfer.reduce(full).wait();
+      EXPECT_EQ(static_cast<std::int64_t>(pool.bytes()), 2 * 3 * blocks.packed_bytes());
+      transfer.reduce_rest(at::empty({layout.shard()})).wait();
+    }
   });
 }
 

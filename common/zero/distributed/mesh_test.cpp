@@ -192,6 +192,7 @@ TEST(Mesh, RefusesSizesThatDoNotFitOnAllRanks) {
             "must be from 1 to 4");
     refuses(data_axes(8), "the size of shard must be from 1 to 4");
     refuses(data_axes(std::numeric_limits<std::int64_t>::max()), "must be from 1 to 4");
+    refuses(data_axes((std::int64_t{1} << 32) + 2), "must be from 1 to 4");  // as an int it is 2
     refuses(data_axes(3), "4 is not a multiple of 3");
     refuses(two(1, 2), "it has 2 places");
     refuses(two(4, 4), "4 is not a multiple of 16");
