@@ -26,6 +26,31 @@ ProcessResult run_peers(const TestFolder& folder, const std::string& arguments) 
                     (folder / "peers.json").string() + "' " + arguments);
 }
 
+// Of both sides in copies of the parameters, means over two ranks: 1 + 1 + 2 where nothing is
+// sharded.
+void expect_model_states(const nlohmann::json& row) {
+  constexpr double kCopyMib = 108864.0 * 4 / (1 << 20);
+  const std::string pair = row["pair"];
+  const bool fully = pair == "zero2" || pair == "zero3";  // under PyTorch both are FSDP2
+  const double gradients = pair == "ddp" || pair == "zero1" ? 1 : 0.5;
+  const double moments = pair == "ddp" ? 2 : 1;
+  const auto expect = [&](const char* key, double copies, double more) {
+    const double mib = row.at(key);
+    EXPECT_GE(mib, copies * kCopyMib - 1e-9) << key;
+    EXPECT_LE(mib, copies * kCopyMib + more) << key;
+  };
+  // Chapter 05 pads its buffers, by less than 64 elements each; PyTorch has a step count of 4 bytes
+  // for each of 21 parameters.
+  constexpr double kPaddingMib = 4 * 64.0 * 4 / (1 << 20);
+  constexpr double kCountsMib = 21 * 4.0 / (1 << 20);
+  expect("ours_parameter_mib", pair == "zero3" ? 0.5 : 1, kPaddingMib);
+  expect("ours_gradient_mib", gradients, kPaddingMib);
+  expect("ours_optimizer_mib", moments, kPaddingMib);
+  expect("torch_parameter_mib", fully ? 0.5 : 1, 1e-9);
+  expect("torch_gradient_mib", gradients, 1e-9);
+  expect("torch_optimizer_mib", moments, kCountsMib + 1e-9);
+}
+
 TEST_F(Peers, TrainTheSameModelOnTheSameBatches) {
   const TestFolder folder;
   const ProcessResult run =
@@ -43,6 +68,7 @@ TEST_F(Peers, TrainTheSameModelOnTheSameBatches) {
     EXPECT_GT(row["compute_only_s"], 0.0);
     EXPECT_GT(row["ours_hwm_mib"], 10.0);
     EXPECT_GT(row["torch_hwm_mib"], 10.0);
+    expect_model_states(row);
     // Three steps of 5e-5 move a norm's weight, which is 1, by 1.5e-4: the same way on both sides.
     // A gradient near 0 leaves a part of that to rounding, which text and so which documents
     // decide.

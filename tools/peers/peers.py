@@ -22,6 +22,9 @@ and, of both sides,
     sent       bytes on the wire, a rank and step: counted, and of PyTorch what the loopback interface
                says, headers and all
 
+and of both sides the model states that a rank holds after a step, before gradients are cleared, means over the ranks:
+ours as the allocator counts them, PyTorch's as the elements of its tensors (of local shards) times their bytes.
+
 The figures go to out/peers.json. HWM of ours counts everything from the start of a rank to its end;
 of PyTorch's ranks only what comes after the model was loaded, and of its libraries only what a rank
 touches: it is forked from a process that has them. Both sides put large blocks on huge pages
@@ -60,6 +63,7 @@ MODELS = {
 }
 LEARNING_RATE = 5e-5
 SEED = 42
+STATES = ("parameter", "gradient", "optimizer")
 LOSS_TOLERANCE = 1e-4  # relative
 TIME_LIMIT_S = 3600
 
@@ -162,6 +166,7 @@ def run_ours(pair, options, work, keep, compute):
               "exposed_s": mode["communication_seconds"], "peak_mib": mode["peak_mib"],
               "rest_mib": mode["total_mib"], "sent_bytes": mode["sent_bytes_per_rank"],
               "losses": mode["losses"],
+              **{f"{state}_mib": mode[f"{state}_mib"] for state in STATES},
               "hwm_mib": max(rank["high_water_mib"] for rank in mode["ranks"])}
     if compute:
         alone = document["compute_alone"]
@@ -232,6 +237,8 @@ def run_torch(pair, options, work, keep, memory=False):
             "rest_mib": max(result["rest_mib"] for result in results),
             "sent_bytes": results[0]["sent_bytes"] / options.nproc,
             "losses": results[0]["losses"], "torch": results[0]["torch"],
+            **{f"{state}_mib": statistics.mean(result[f"{state}_mib"] for result in results)
+               for state in STATES},
             "hwm_mib": max(result["hwm_mib"] for result in results)}
 
 
@@ -289,8 +296,10 @@ def compare(pair, options, work, rounds):
     phases = {f"{side}_{phase}_s": median(runs, f"{phase}_s")
               for side, runs in (("ours", ours), ("torch", theirs))
               for phase in ("forward", "backward", "optimizer")}
+    states = {f"{side}_{state}_mib": runs[0][f"{state}_mib"]
+              for side, runs in (("ours", ours), ("torch", theirs)) for state in STATES}
     return {
-        **phases, "ours_exposed_s": median(ours, "exposed_s"), "torch_peak_mib": peak,
+        **phases, **states, "ours_exposed_s": median(ours, "exposed_s"), "torch_peak_mib": peak,
         "torch_rest_mib": median(theirs, "rest_mib"),
         "torch_sent_bytes_per_rank": median(theirs, "sent_bytes"),
         "pair": pair, "ours": options.ours[pair], "torch": THEIRS[pair], "model": options.model,
@@ -309,7 +318,8 @@ def compare(pair, options, work, rounds):
     }
 
 
-def print_table(rows):
+def print_table(rows, parameters):
+    """`parameters` of the model: under DDP with AdamW each takes 16 bytes, to which the last column compares."""
     head = ["pair", "ours", "PyTorch's", "step", "PyTorch", "ratio", "spread", "compute",
             "ours/compute", "HWM MiB", "PyTorch", "ratio", "difference"]
     lines = [head] + [[
@@ -332,6 +342,14 @@ def print_table(rows):
                 f"{row[f'{side}_tokens_per_s']:.0f}", f"{row[f'{side}_rest_mib']:.0f}",
                 "-" if row[f"{side}_peak_mib"] is None else f"{row[f'{side}_peak_mib']:.0f}",
                 f"{row[f'{side}_sent_bytes_per_rank'] / 2**20:.0f}"])
+    print_lines(lines)
+    print()
+    lines = [["", "parameters MiB", "gradients MiB", "optimizer MiB", "total MiB", "ratio"]]
+    for row in rows:
+        for side, name in (("ours", row["ours"]), ("torch", row["torch"])):
+            states = [row[f"{side}_{state}_mib"] for state in STATES]
+            lines.append([name, *(f"{mib:.2f}" for mib in [*states, sum(states)]),
+                          f"{sum(states) * 2**20 / (16 * parameters):.3f}"])
     print_lines(lines)
 
 
@@ -427,7 +445,7 @@ def main():
         sys.exit(f"peers: {failure}")
     print(f"\nMedians of {options.rounds} round{'' if options.rounds == 1 else 's'}; large blocks "
           f"{'' if options.huge_pages else 'not '}on huge pages, on both sides\n")
-    print_table(document["rows"])
+    print_table(document["rows"], document["parameters"])
     temporary = Path(options.json + ".tmp")
     temporary.write_text(json.dumps(document, indent=2) + "\n")
     temporary.replace(options.json)

@@ -104,7 +104,7 @@ class Rounds(unittest.TestCase):
         """The row of runs with these seconds of a step."""
         def run_of(seconds):
             figures = ("forward_s", "backward_s", "optimizer_s", "exposed_s", "peak_mib", "rest_mib", "sent_bytes",
-                       "hwm_mib", "compute_s")
+                       "hwm_mib", "compute_s", *(f"{state}_mib" for state in peers.STATES))
             return dict.fromkeys(figures, 1.0) | {"step_s": seconds, "losses": [1.0], "torch": "2"}
 
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
@@ -125,8 +125,19 @@ class Rounds(unittest.TestCase):
         self.assertEqual(row["torch_step_spread_s"], [4.0, 6.0])
         said = io.StringIO()
         with contextlib.redirect_stdout(said):
-            peers.print_table([row])
+            peers.print_table([row], parameters=2**18)
         self.assertRegex(said.getvalue(), r"3\.00 s +4\.00 s +0\.50 +0\.25-1\.00 ")
+
+    def test_have_the_model_states_of_both_sides(self):
+        row = self.compare(ours=[1.0], theirs=[1.0])
+        for state, mib in zip(peers.STATES, (1.0, 0.5, 1.0)):
+            self.assertEqual((row[f"ours_{state}_mib"], row[f"torch_{state}_mib"]), (1.0, 1.0))
+            row[f"torch_{state}_mib"] = mib
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            peers.print_table([row], parameters=2**18)
+        self.assertRegex(said.getvalue(), r"engine0 +1\.00 +1\.00 +1\.00 +3\.00 +0\.750\n")
+        self.assertRegex(said.getvalue(), r"DDP +1\.00 +0\.50 +1\.00 +2\.50 +0\.625\n")
 
 
 if __name__ == "__main__":

@@ -153,6 +153,24 @@ def whole_weights(model):
         yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
+def mib_of(tensors):
+    """Elements times bytes, of a DTensor those of its local shard."""
+    local = (tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors)
+    return sum(tensor.numel() * tensor.element_size() for tensor in local) / 2**20
+
+
+def model_states(model, optimizer):
+    """MiB that this rank holds; the optimizer's step counts, a tensor of four bytes each, are among them."""
+    parameters = list(model.parameters())  # a tied one once
+    # What ZeroRedundancyOptimizer holds is in the optimizer that it wraps.
+    states = getattr(optimizer, "optim", optimizer).state.values()
+    return {
+        "parameter_mib": mib_of(parameter.detach() for parameter in parameters),
+        "gradient_mib": mib_of(parameter.grad for parameter in parameters if parameter.grad is not None),
+        "optimizer_mib": mib_of(value for state in states for value in state.values()
+                                if isinstance(value, torch.Tensor))}
+
+
 def run(options):
     """Trains as `options` (RankOptions) say and writes the result; all ranks at once."""
     torch.set_num_threads(options.threads)
@@ -174,7 +192,8 @@ def run(options):
     dist.barrier()
     sent = (sent_over_loopback() - sent) / len(steps)
     result = {"torch": torch.__version__, "steps": steps, "losses": losses, "sent_bytes": sent,
-              "rest_mib": status_mib("VmRSS"), "hwm_mib": status_mib("VmHWM")}
+              "rest_mib": status_mib("VmRSS"), "hwm_mib": status_mib("VmHWM"),
+              **model_states(model, optimizer)}
     if options.final:
         final = {}
         for name, tensor in whole_weights(model):
