@@ -30,8 +30,8 @@ at::Tensor counted(at::Tensor tensor, zero::memory::Category category) {
 // Adds one more input to every sample, which is always 1: the bias is multiplied by it.
 at::Tensor with_ones(const at::Tensor& x) { return at::cat({x, at::ones({x.size(0), 1})}, 1); }
 
-// AdamW with the moments `mean` and `square`. Each operation rounds correctly (the square root does
-// after double precision), so an element gets the same bits wherever a tensor is cut.
+// AdamW with the moments `mean` and `square`. Each operation gives the nearest float (a square root
+// only by way of a double), so an element gets the same bits wherever a tensor is cut.
 void adamw(at::Tensor weight, at::Tensor gradient, at::Tensor mean, at::Tensor square, int step) {
   constexpr double kLearningRate = 0.01, kDecay = 0.01, kBeta1 = 0.9, kBeta2 = 0.999;
   mean.mul_(kBeta1).add_(gradient * (1 - kBeta1));
@@ -85,7 +85,7 @@ std::string train(Communicator& communicator) {
     for (int layer = kLayers - 1; layer >= 0; --layer) {
       gather(layer);  // once more: it was dropped after forward
       delta = delta * (1 - activations[layer + 1].square());  // the slope of tanh
-      const at::Tensor gradient = with_ones(activations[layer]).t().mm(delta);
+      const at::Tensor gradient = counted(with_ones(activations[layer]).t().mm(delta), kGradients);
       delta = delta.mm(weights[layer].slice(0, 0, -1).t());  // all rows but the bias
       reshard(layer);
       const at::Tensor whole = counted(padded(gradient, size), kGradients);
@@ -101,7 +101,7 @@ std::string train(Communicator& communicator) {
                         held[kOptimizer], held.states_peak,
                         communicator.traffic().bytes() - sent_before);
   }
-  std::size_t digest = 0;  // the same on all ranks, and in all chapters
+  std::size_t digest = 0;  // the same on all ranks, and in chapters 00 to 05
   for (int layer = 0; layer < kLayers; ++layer) {
     gather(layer);
     const auto* const bits = static_cast<const char*>(weights[layer].const_data_ptr());

@@ -54,51 +54,42 @@ std::vector<UnitTimes> least_over_ranks(
 
 namespace {
 
-double largest(const std::vector<double>& seconds) {
-  return seconds.empty() ? 0.0 : *std::max_element(seconds.begin(), seconds.end());
-}
-
 std::string in_ms(double seconds) { return fmt::format("{:.2f} ms", seconds * 1e3); }
 
-// The smallest lookahead that waits at most 1 % of the compute time longer than the largest one.
-std::int64_t as_good_as_any(const UnitTimes& times) {
-  const train::Pass pass{times.gather, times.compute,
-                         std::vector<double>(times.gather.size(), 0.0)};
-  const auto units = static_cast<std::int64_t>(times.gather.size());
-  const double best = train::exposed_seconds(pass, units);
-  std::int64_t k = 0;
-  while (k < units && train::exposed_seconds(pass, k) > best + 0.01 * sum(times.compute)) ++k;
-  return k;
-}
+// Measured times are never exact: to wait this part of the computing time longer is as good.
+constexpr double kAsGood = 0.01;
 
 LookaheadChoice choose(const UnitTimes& times, std::int64_t room) {
   const double gathers = sum(times.gather);
   const double computes = sum(times.compute);
+  const double slack = kAsGood * computes;
   const auto units = static_cast<std::int64_t>(times.gather.size());
-  LookaheadChoice choice;
+  const std::int64_t k = train::lookahead(times.gather, times.compute, units, slack);
+  if (k > room) {
+    return {train::lookahead(times.gather, times.compute, room, slack),
+            fmt::format("memory is the limit: {} units ahead would hide more, there is room for {}",
+                        k, room)};
+  }
+  const train::Pass pass{times.gather, times.compute, std::vector<double>(times.gather.size())};
+  // Nothing computes before the first gather.
+  const double left = train::exposed_seconds(pass, k) - times.gather.front();
   if (gathers > computes) {
-    choice = {as_good_as_any(times),
-              fmt::format("bandwidth is the limit: gathers take {} in a pass that computes for {}",
-                          in_ms(gathers), in_ms(computes))};
-  } else if (const auto k = train::lookahead(times.gather, times.compute); k && *k < units) {
-    choice = {*k,
-              fmt::format("gathers of up to {} are hidden behind units that compute for {} on "
-                          "average",
-                          in_ms(largest(times.gather)),
-                          in_ms(computes / static_cast<double>(std::max<std::int64_t>(units, 1))))};
-  } else {
-    choice = {as_good_as_any(times),
-              fmt::format("the number of units is the limit: a gather of {} does not fit into the "
-                          "{} before it",
-                          in_ms(largest(times.gather)), in_ms(computes))};
+    return {k, fmt::format("bandwidth is the limit: gathers take {} in a pass that computes for {}",
+                           in_ms(gathers), in_ms(computes))};
   }
-  if (choice.units > room) {
-    choice = {room,
-              fmt::format("memory is the limit: {} units ahead would hide more, there is room "
-                          "for {}",
-                          choice.units, room)};
+  if (left > slack) {
+    return {k, fmt::format("the order of the units is the limit: gathers that come before enough "
+                           "has computed wait for {}",
+                           in_ms(left))};
   }
-  return choice;
+  if (k == 0) {
+    return {k, fmt::format("gathers on demand take {} in a pass that computes for {}",
+                           in_ms(gathers), in_ms(computes))};
+  }
+  return {k,
+          fmt::format("gathers of up to {} are hidden behind units that compute for {} on average",
+                      in_ms(*std::ranges::max_element(times.gather)),
+                      in_ms(computes / static_cast<double>(units)))};
 }
 
 }  // namespace

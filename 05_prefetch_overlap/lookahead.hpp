@@ -51,13 +51,15 @@ struct LookaheadChoice {
   std::string why;  ///< for people: what it hides, or what limits it
 };
 
-/// The smallest lookahead that hides every gather of every pass, units of different sizes included
-/// (train::lookahead() has the formula), unless there is a limit, which `why` then names:
+/// The smallest lookahead with which no pass waits longer than with any other, by
+/// train::lookahead(): one link that carries one gather at a time. As good is what waits at most 1
+/// % of the pass's computing longer. `why` says what it hides, or what is the limit:
 ///
-///   - bandwidth: all gathers together take longer than computing. Then the smallest lookahead that
-///     is as good as any (train::exposed_seconds()).
-///   - the number of units: a gather is too long for any lookahead to hide. Then the same.
-///   - memory: more than `room` units would have to be whole ahead of time. Then `room`.
+///   - memory: more than `room` units would have to be whole ahead of time. Then the smallest that
+///     waits no longer than `room`.
+///   - bandwidth: all gathers together take longer than computing.
+///   - the order of the units: gathers wait although together they are shorter than computing,
+///     because too little computes before them.
 ///
 /// A pure function: all ranks that call it with the same times choose the same.
 LookaheadChoice choose_lookahead(const std::vector<UnitTimes>& passes, std::int64_t room);

@@ -41,18 +41,45 @@ TEST(Lookahead, SaysThatBandwidthIsTheLimit) {
   EXPECT_EQ(found.units, 1);  // more would only wait in another place
 }
 
-TEST(Lookahead, SaysThatThereAreTooFewUnits) {
-  // Together the gathers are shorter than computing, but nothing comes before the large one.
-  const UnitTimes times{{0, 29 * kMs}, {1 * kMs, 30 * kMs}};
-  EXPECT_THAT(choice(times).why, HasSubstr("the number of units"));
+TEST(Lookahead, SaysWhatTheOrderOfTheUnitsLeaves) {
+  // Together the gathers are shorter than computing, but too little comes before the large one.
+  EXPECT_THAT(choice({{0, 29 * kMs}, {1 * kMs, 30 * kMs}}).why, HasSubstr("wait for 28.00 ms"));
+  // Each of the two large gathers fits behind two units, but not one behind the other.
+  UnitTimes times = equal_units(7, 1 * kMs, 2 * kMs);
+  times.gather[2] = times.gather[3] = 4 * kMs;
+  EXPECT_EQ(choice(times).units, 2);
+  EXPECT_THAT(choice(times).why, HasSubstr("wait for 3.00 ms"));
+}
+
+TEST(Lookahead, ReachesFurtherWhereGathersQueue) {
+  UnitTimes times = equal_units(6, 4 * kMs, 10 * kMs);
+  times.gather[4] = 14 * kMs;
+  times.gather[5] = 18 * kMs;
+  EXPECT_EQ(choice(times).units, 3);
+  EXPECT_THAT(choice(times).why, HasSubstr("gathers of up to 18.00 ms are hidden"));
+}
+
+TEST(Lookahead, DoesNotReachFurtherForAHundredthOfTheComputing) {
+  UnitTimes times = equal_units(8, 0.05 * kMs, 10 * kMs);
+  EXPECT_EQ(choice(times).units, 0);
+  EXPECT_THAT(choice(times).why, HasSubstr("on demand take 0.40 ms"));
+  times.gather[5] = 10.5 * kMs;  // with one unit ahead 0.5 ms are left of it, of 80
+  EXPECT_EQ(choice(times).units, 1);
+  times.gather[5] = 11.5 * kMs;
+  EXPECT_EQ(choice(times).units, 2);
 }
 
 TEST(Lookahead, SaysThatMemoryIsTheLimit) {
   UnitTimes times = equal_units(8, 1 * kMs, 10 * kMs);
-  times.gather[5] = 25 * kMs;
-  const LookaheadChoice found = choice(times, /*room=*/2);
-  EXPECT_EQ(found.units, 2);
-  EXPECT_THAT(found.why, HasSubstr("memory is the limit: 3 units ahead"));
+  times.gather[5] = 35 * kMs;
+  const LookaheadChoice found = choice(times, /*room=*/3);
+  EXPECT_EQ(found.units, 3);
+  EXPECT_THAT(found.why, HasSubstr("memory is the limit: 4 units ahead"));
+  // Unit 2 takes no time, so to ask for unit 5 when it begins is as late as when unit 3 does.
+  times.compute[2] = 0;
+  times.gather[4] = 0.5 * kMs;  // in the way, for less than a hundredth
+  EXPECT_EQ(choice(times, /*room=*/3).units, 2);
+  EXPECT_THAT(choice(times, /*room=*/3).why, HasSubstr("5 units ahead would hide more"));
 }
 
 TEST(Lookahead, GoesByThePassThatNeedsMost) {

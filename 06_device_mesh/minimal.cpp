@@ -32,8 +32,8 @@ at::Tensor with_ones(const at::Tensor& x, int ones) {
   return at::cat({x, at::ones({x.size(0), ones})}, 1);
 }
 
-// AdamW with the moments `mean` and `square`. Each operation rounds correctly (the square root does
-// after double precision), so an element gets the same bits wherever a tensor is cut.
+// AdamW with the moments `mean` and `square`. Each operation gives the nearest float (a square root
+// only by way of a double), so an element gets the same bits wherever a tensor is cut.
 void adamw(at::Tensor weight, at::Tensor gradient, at::Tensor mean, at::Tensor square, int step) {
   constexpr double kLearningRate = 0.01, kDecay = 0.01, kBeta1 = 0.9, kBeta2 = 0.999;
   mean.mul_(kBeta1).add_(gradient * (1 - kBeta1));

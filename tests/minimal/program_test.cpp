@@ -125,6 +125,67 @@ TEST(SmallProgramText, HasAtMost150LinesAndFewThatAreNew) {
   }
 }
 
+// "11,392".
+std::string with_commas(std::int64_t bytes) {
+  std::string text = std::to_string(bytes);
+  for (int end = static_cast<int>(text.size()) - 3; end > 0; end -= 3) text.insert(end, ",");
+  return text;
+}
+
+// Whether the page has the text, wherever its lines break.
+void expect_quoted(const std::string& page, const std::string& text) {
+  std::ifstream file(std::string(ZERO_SOURCE_FOLDER) + "/" + page);
+  std::string words;
+  for (std::string word; file >> word;) words += word + " ";
+  EXPECT_NE(words.find(text), std::string::npos) << page << " lacks: " << text;
+}
+
+TEST(SmallProgramFigures, OfTheLessonsFollowFromTheFormulas) {
+  const auto on_two = [](int chapter, int rank) { return exercise::expected(chapter, 2, rank); };
+  const auto peak = [&](int chapter, int rank = 0) {
+    return with_commas(on_two(chapter, rank).states_peak);
+  };
+  const auto sent = [](int chapter, int ranks, int rank) {
+    const exercise::Expected e = exercise::expected(chapter, ranks, rank);
+    return with_commas(e.gradients_sent + e.parameters_sent);
+  };
+  const std::string copy = with_commas(exercise::sum_of(exercise::layer_bytes()));
+
+  expect_quoted("00_simple_ddp/README.md",
+                fmt::format("V is {} bytes. A rank holds 4 V, {} bytes.", copy, peak(0)));
+  // The narrated model, which is smaller: tensors of 4, 2, 4 and 2 elements on three ranks.
+  std::vector<std::int64_t> narrated;
+  for (int rank = 0; rank < 3; ++rank) {
+    std::int64_t bytes = 0;
+    for (const int elements : {4, 2, 4, 2}) bytes += exercise::all_reduce_bytes(elements, 3, rank);
+    narrated.push_back(bytes);
+  }
+  expect_quoted("00_simple_ddp/README.md", fmt::format("{} bytes, rank 1 {} and rank 2 {}.",
+                                                       narrated[0], narrated[1], narrated[2]));
+  expect_quoted(
+      "01_zero1/README.md",
+      fmt::format("falls from {} bytes to {} on rank 0 and {} on rank 1",
+                  with_commas(on_two(0, 0).optimizer), with_commas(on_two(1, 0).optimizer),
+                  with_commas(on_two(1, 1).optimizer)));
+  expect_quoted("02_zero2/README.md",
+                fmt::format("gradients fall from {} to {} bytes and the peak from {} to {}", copy,
+                            with_commas(on_two(2, 0).gradients), peak(1), peak(2)));
+  expect_quoted("03_zero3/README.md",
+                fmt::format("Rank 0 sends {} bytes and rank 1 {}", sent(3, 2, 0), sent(3, 2, 1)));
+  expect_quoted("03_zero3/README.md", fmt::format("{} bytes, in backward of layer 1", peak(3)));
+  expect_quoted("03_zero3/README.md", fmt::format("sends {}; rank 1: {}; rank 2: {}.",
+                                                  sent(3, 3, 0), sent(3, 3, 1), sent(3, 3, 2)));
+  expect_quoted(
+      "04_tensor_sharding/README.md",
+      fmt::format("The peak is {} bytes, more than chapter 03's {} on rank 0", peak(4), peak(3)));
+  expect_quoted("04_tensor_sharding/stage3.md",
+                fmt::format("S is {} bytes, so each sends {}", with_commas(on_two(4, 0).parameters),
+                            sent(4, 2, 0)));
+  expect_quoted("04_tensor_sharding/stage3.md", fmt::format("on two ranks {} bytes: ", peak(4)));
+  expect_quoted("05_prefetch_overlap/README.md",
+                fmt::format("by formula {} bytes, not {}", peak(5), peak(4)));
+}
+
 TEST(SmallProgramArguments, AreOptional) {
   const std::string program = fmt::format("'{}/{}_minimal'", ZERO_MINIMAL_FOLDER, kChapters[0]);
   const std::string of_two = testing::output_of(program + " 2");

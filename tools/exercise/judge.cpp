@@ -339,9 +339,10 @@ optional<string> judge_peak(const Rank& at, const StepBytes& step) {
   if (gradients > 0) {
     return fmt::format(
         "at the peak rank {} holds {}: {}", at.rank, too_many(gradients, "gradients"),
-        at.chapter == 5   ? "only each layer's whole gradient and its shard are needed"
-        : at.chapter == 4 ? "count one layer's whole gradient at a time, with its zeros, and drop "
-                            "it when it is reduced"
+        at.chapter == 5   ? "only each layer's whole gradient and its shard are needed, and of one "
+                            "layer the gradient as it was made"
+        : at.chapter == 4 ? "one layer's whole gradient at a time is enough, as it was made and with "
+                            "its zeros; drop both when it is reduced"
                           : "drop each gradient as soon as it is reduced, not after backward");
   }
   const std::int64_t optimizer = step.peak_as(Category::kOptimizer) - at.expected.optimizer;

@@ -156,8 +156,10 @@ constexpr Expected shards(int chapter, int ranks) {
   for (int layer = kLayers - 1; layer >= 0; --layer) {  // backward
     e.states_peak = std::max(e.states_peak, held + gradients + gathered(layer) + ahead(layer - 1));
     const std::int64_t made = gradients + whole(layer) + shard[layer];
-    e.gradients_peak = std::max(e.gradients_peak, made);
-    e.states_peak = std::max(e.states_peak, held + made + ahead(layer - 1));
+    // The gradient as it was made lives beside its padded copy until the end of the round.
+    const std::int64_t most = made + layer_bytes()[layer];
+    e.gradients_peak = std::max(e.gradients_peak, most);
+    e.states_peak = std::max(e.states_peak, held + most + ahead(layer - 1));
     // Chapter 05 waits for reductions after backward and keeps the whole gradients until then. With
     // one rank there is nothing to wait for.
     gradients = chapter == 5 && ranks > 1 ? made : gradients + shard[layer];

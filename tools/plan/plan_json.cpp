@@ -128,7 +128,7 @@ Json to_json(const Plan& plan) {
   for (const HostPlan& host : plan.hosts) json["hosts"].push_back(host_json(host));
   json["lookahead"] = {{"gather_seconds", plan.lookahead.gather},
                        {"compute_seconds", plan.lookahead.compute},
-                       {"needed", or_null(plan.lookahead.needed)},
+                       {"needed", plan.lookahead.needed},
                        {"room", or_null(plan.lookahead.room)},
                        {"used", plan.lookahead.used}};
   json["redundant_share_of_ddp"] = redundant_share(r.world_size);

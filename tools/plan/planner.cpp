@@ -54,18 +54,12 @@ LookaheadPlan plan_lookahead(const Request& request, const StagePlan& zero3) {
   if (zero3.fits.value_or(false)) {
     plan.room = (request.memory->bytes - zero3.total()) / unit;
   }
-  plan.used = plan.needed.value_or(1);
-  if (plan.room && *plan.room < plan.used) plan.used = *plan.room;
-
-  if (!plan.needed) {
-    plan.says = "no lookahead hides that";
-  } else if (plan.room && *plan.room < *plan.needed) {
-    plan.says =
-        fmt::format("k* = {}, but there is room for {} units ahead", *plan.needed, *plan.room);
-  } else {
-    plan.says = fmt::format("k* = {}", *plan.needed);
+  plan.used = std::min(plan.needed, plan.room.value_or(plan.needed));
+  plan.says = fmt::format("k* = {}", plan.needed);
+  if (plan.used < plan.needed) {
+    plan.says += fmt::format(", but there is room for {} units ahead", plan.used);
   }
-  if (plan.needed.value_or(0) > 1) {
+  if (sum(gathers) > sum(computes)) {
     plan.says +=
         "; one link carries one gather at a time, so what gathers take longer than "
         "computing stays exposed with any k";

@@ -102,11 +102,11 @@ struct StagePlan {
 
 /// The lookahead of ZeRO-3.
 struct LookaheadPlan {
-  double gather = 0;                   ///< seconds, the largest unit
-  double compute = 0;                  ///< seconds, its forward
-  std::optional<std::int64_t> needed;  ///< k*; nothing where no lookahead hides gathers
-  std::optional<std::int64_t> room;    ///< units that fit beside all of ZeRO-3, where it fits
-  std::int64_t used = 0;               ///< what step times are for
+  double gather = 0;                 ///< seconds, the largest unit
+  double compute = 0;                ///< seconds, its forward
+  std::int64_t needed = 0;           ///< k*, the smallest with which a forward waits least
+  std::optional<std::int64_t> room;  ///< units that fit beside all of ZeRO-3, where it fits
+  std::int64_t used = 0;             ///< what step times are for
   std::string says;
 };
 

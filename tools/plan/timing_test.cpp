@@ -9,8 +9,6 @@
 namespace zero::plan {
 namespace {
 
-using Times = std::vector<double>;
-
 TEST(Compute, IsSixOperationsAParameterAndToken) {
   const Machine machine{.flops = 1e12};
   EXPECT_DOUBLE_EQ(compute_seconds(kBillion, 1000, machine), 6);
@@ -24,69 +22,6 @@ TEST(BreakEvenBatches, AreLessThanTheShareAndNotEqualToIt) {
   EXPECT_EQ(break_even_batch(0.9, 1, 1, 0.5, machine), 2);
   EXPECT_EQ(break_even_batch(0.0, 1, 1, 0.5, machine), 1);
   EXPECT_EQ(break_even_batch(1e12, 1, 1, 0.5, machine), std::nullopt);
-}
-
-TEST(Lookahead, OfEqualUnits) {
-  for (const double gather : {2e-3, 4e-3, 8e-3, 16e-3}) {
-    const std::int64_t k = gather > 10e-3 ? 2 : 1;
-    EXPECT_EQ(lookahead(gather, 10e-3), k);
-    EXPECT_EQ(lookahead(Times(32, gather), Times(32, 10e-3)), k);
-  }
-  EXPECT_EQ(lookahead(0, 1), 0);
-  EXPECT_EQ(lookahead(Times{0, 0}, Times{1, 1}), 0);
-  EXPECT_THROW(lookahead(1, 0), Error);
-}
-
-TEST(Lookahead, CannotHelpWhereGatheringTakesLongerThanAllComputing) {
-  EXPECT_EQ(lookahead(Times(4, 4.0), Times(4, 1.0)), 4);
-  EXPECT_EQ(lookahead(Times(4, 4.1), Times(4, 1.0)), std::nullopt);
-  EXPECT_THROW(lookahead(Times{1}, Times{1, 2}), Error);
-}
-
-// By its definition, for all that 4 units of few seconds can be.
-TEST(Lookahead, IsTheSmallestThatHidesEveryGather) {
-  const auto hides = [](const Times& gather, const Times& compute, std::size_t k) {
-    for (std::size_t i = 0; i + k < gather.size(); ++i) {
-      double covered = 0;
-      for (std::size_t j = i; j < i + k; ++j) covered += compute[j];
-      if (covered < gather[i + k]) return false;
-    }
-    return true;
-  };
-  for (int n = 0; n < 1 << 14; ++n) {
-    const auto digit = [n](int i) { return static_cast<double>((n >> (2 * i)) & 3); };
-    const Times gather = {1, digit(0), 2 * digit(1), 2 * digit(2)};
-    const Times compute = {digit(3), digit(4), digit(5), digit(6)};
-    const auto found = lookahead(gather, compute);
-    for (std::int64_t k = 1; k < found.value_or(4); ++k) EXPECT_FALSE(hides(gather, compute, k));
-    EXPECT_TRUE(found.value_or(4) == 4 || hides(gather, compute, *found));
-  }
-}
-
-// So many that the time must not grow with the cube of their number.
-TEST(Lookahead, OfTheMostUnits) {
-  Times gather(nn::kMostLayers, 0.0);
-  gather.back() = static_cast<double>(nn::kMostLayers);
-  EXPECT_EQ(lookahead(gather, Times(nn::kMostLayers, 1.0)), nn::kMostLayers);
-  gather.back() = 9000;
-  EXPECT_EQ(lookahead(gather, Times(nn::kMostLayers, 1.0)), 9000);
-}
-
-TEST(Exposed, IsWhatOneLinkCannotHide) {
-  const Pass even{Times(4, 1.0), Times(4, 2.0), Times(4, 0.0)};
-  EXPECT_DOUBLE_EQ(exposed_seconds(even, 0), 4);  // every gather waits
-  EXPECT_DOUBLE_EQ(exposed_seconds(even, 1), 1);  // only the first
-  EXPECT_DOUBLE_EQ(exposed_seconds(even, 4), 1);
-  const Pass narrow{Times(4, 3.0), Times(4, 2.0), Times(4, 0.0)};
-  EXPECT_DOUBLE_EQ(exposed_seconds(narrow, 1), 4 * 3 + 2 - 8);
-  EXPECT_DOUBLE_EQ(exposed_seconds(narrow, 3), 4 * 3 + 2 - 8);  // no lookahead adds a link
-}
-
-TEST(Exposed, ReductionsHideBehindTheNextUnit) {
-  const Pass backward{Times(4, 0.0), Times(4, 2.0), Times(4, 1.0)};
-  EXPECT_DOUBLE_EQ(exposed_seconds(backward, 0), 1);
-  const Pass slow{Times(4, 0.0), Times(4, 2.0), Times(4, 3.0)};
-  EXPECT_DOUBLE_EQ(exposed_seconds(slow, 0), 2 + 4 * 3 - 8);
 }
 
 TEST(StepTime, OneRankOnlyComputes) {

@@ -1,25 +1,12 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <ranges>
 
 #include <zero/base/error.hpp>
 #include <zero/train/exposed_time.hpp>
 
 namespace zero::train {
-namespace {
-
-// How many units must compute before unit `unit` to cover its gather. If all of them together do
-// not, one more than there are: for so large a lookahead there is no condition on `unit`.
-std::size_t units_to_cover(double gather, std::span<const double> compute, std::size_t unit) {
-  double covered = 0;
-  for (std::size_t k = 1; k <= unit; ++k) {
-    covered += compute[unit - k];
-    if (covered >= gather) return k;
-  }
-  return unit + 1;
-}
-
-}  // namespace
 
 double sum(std::span<const double> values) {
   return std::accumulate(values.begin(), values.end(), 0.0);
@@ -31,21 +18,22 @@ std::int64_t lookahead(double gather_seconds, double compute_seconds) {
   return static_cast<std::int64_t>(std::ceil(gather_seconds / compute_seconds));
 }
 
-std::optional<std::int64_t> lookahead(std::span<const double> gather_seconds,
-                                      std::span<const double> compute_seconds) {
+std::int64_t lookahead(std::span<const double> gather_seconds,
+                       std::span<const double> compute_seconds, std::int64_t most, double slack) {
   if (gather_seconds.size() != compute_seconds.size() || gather_seconds.empty()) {
     throw Error("a lookahead needs one gather and one compute time for every unit");
   }
-  const double longest = *std::max_element(gather_seconds.begin(), gather_seconds.end());
-  if (longest == 0) return 0;
-  const std::size_t units = gather_seconds.size();
-  std::size_t needed = 1;
-  for (std::size_t i = 1; i < units; ++i) {
-    needed = std::max(needed, units_to_cover(gather_seconds[i], compute_seconds, i));
-  }
-  if (needed < units) return static_cast<std::int64_t>(needed);
-  if (sum(compute_seconds) >= longest) return static_cast<std::int64_t>(units);
-  return std::nullopt;
+  const Pass pass{{gather_seconds.begin(), gather_seconds.end()},
+                  {compute_seconds.begin(), compute_seconds.end()},
+                  std::vector<double>(gather_seconds.size(), 0.0)};
+  // With as many ahead as there are units, all are requested at once.
+  most = std::min(most, static_cast<std::int64_t>(gather_seconds.size()));
+  constexpr double kRounding = 1e-9;  // sums of the same times in another order
+  const double allowed = exposed_seconds(pass, most) + slack +
+                         kRounding * (sum(gather_seconds) + sum(compute_seconds));
+  const auto lookaheads = std::views::iota(std::int64_t{0}, most);
+  return *std::ranges::partition_point(
+      lookaheads, [&](std::int64_t k) { return exposed_seconds(pass, k) > allowed; });
 }
 
 double exposed_seconds(const Pass& pass, std::int64_t lookahead) {

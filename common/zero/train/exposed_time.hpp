@@ -1,7 +1,7 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -12,15 +12,19 @@ double sum(std::span<const double> values);
 
 /// Lookahead k: while unit i computes, the gathers of units up to i + k are in flight.
 ///
-/// k* = ceil(T_gather / T_compute) for equal units. 0 where nothing has to be gathered.
+/// The published rule for equal units, k* = ceil(T_gather / T_compute); 0 where nothing has to be
+/// gathered. It gives every gather a link of its own.
 std::int64_t lookahead(double gather_seconds, double compute_seconds);
 
-/// For unequal units: the smallest k with T_compute(i) + ... + T_compute(i+k-1) >= T_gather(i+k)
-/// for every i. For k = L, the number of units, there is no such i; L is the answer if all units'
-/// computing together covers the longest gather, as in the formula for equal units. nullopt if no k
-/// up to L is enough: T_gather > L x T_compute. Both spans have one entry for each unit.
-std::optional<std::int64_t> lookahead(std::span<const double> gather_seconds,
-                                      std::span<const double> compute_seconds);
+/// The smallest k, at most `most`, whose pass waits at most `slack` seconds longer than the pass
+/// with lookahead `most` (exposed_seconds()): no larger k waits less, because to ask earlier never
+/// delays a gather. T_compute(i) + ... + T_compute(i+k-1) >= T_gather(i+k) for every i is necessary
+/// to hide every gather, and not enough: a gather also waits for those before it on the link. Both
+/// spans have one entry for each unit. Throws Error if they differ in length or are empty.
+std::int64_t lookahead(std::span<const double> gather_seconds,
+                       std::span<const double> compute_seconds,
+                       std::int64_t most = std::numeric_limits<std::int64_t>::max(),
+                       double slack = 0);
 
 /// One pass over the units, in order: each is gathered, computes, and then has something to send.
 struct Pass {
@@ -30,9 +34,7 @@ struct Pass {
 };
 
 /// Seconds that the pass takes beyond its computing. The gather of unit i+k is requested when unit
-/// i starts, and the link carries one transfer at a time, in the order of requests. k* above
-/// assumes that every gather has the link to itself; if all gathers together take longer than
-/// computing, no lookahead hides the difference, and this function shows it.
+/// i starts, and the link carries one transfer at a time, in the order of requests.
 double exposed_seconds(const Pass& pass, std::int64_t lookahead);
 
 }  // namespace zero::train
