@@ -339,11 +339,12 @@ optional<string> judge_peak(const Rank& at, const StepBytes& step) {
   if (gradients > 0) {
     return fmt::format(
         "at the peak rank {} holds {}: {}", at.rank, too_many(gradients, "gradients"),
-        at.chapter == 5   ? "only each layer's whole gradient and its shard are needed, and of one "
-                            "layer the gradient as it was made"
-        : at.chapter == 4 ? "one layer's whole gradient at a time is enough, as it was made and with "
-                            "its zeros; drop both when it is reduced"
-                          : "drop each gradient as soon as it is reduced, not after backward");
+        at.chapter == 5 ? "only each layer's whole gradient and its shard are needed, and of one "
+                          "layer the gradient as it was made"
+        : at.chapter == 4
+            ? "one layer's whole gradient at a time is enough, as it was made and with "
+              "its zeros; drop both when it is reduced"
+            : "drop each gradient as soon as it is reduced, not after backward");
   }
   const std::int64_t optimizer = step.peak_as(Category::kOptimizer) - at.expected.optimizer;
   if (optimizer == 0) return std::nullopt;
