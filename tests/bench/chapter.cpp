@@ -52,8 +52,10 @@ Json train_and_look(dist::Communicator& communicator, const std::string& mode,
   train::Trainer trainer(*strategy);
   std::map<std::string, std::vector<double>> seconds;
   dist::Traffic before;
+  std::int64_t to_send = 0;
   for (int s = 0; s < settings.steps; ++s) {
     before = communicator.traffic();
+    to_send = strategy->costs().sent;
     memory::reset_peaks();
     const train::PhaseSeconds step = trainer.step({dataset.batch(sampler.next())}).seconds;
     if (s == 0) continue;  // makes the moments and warms everything up
@@ -63,7 +65,13 @@ Json train_and_look(dist::Communicator& communicator, const std::string& mode,
     seconds["communication_s"].push_back(step.communication);
     seconds["optimizer_s"].push_back(step.optimizer);
   }
-  const dist::Traffic sent = communicator.traffic().since(before);
+  const dist::Traffic traffic = communicator.traffic().since(before);
+  const std::int64_t sent =
+      traffic.bytes(dist::Purpose::kGradient) + traffic.bytes(dist::Purpose::kParameter);
+  if (sent != to_send) {
+    throw Error(fmt::format("rank {} sent {} bytes in its last step; the formula says {}",
+                            communicator.rank(), sent, to_send));
+  }
   const memory::Snapshot held = memory::snapshot();
   constexpr double kMiB = 1 << 20;
   const auto copy = static_cast<double>(strategy->list().bytes());
@@ -77,9 +85,7 @@ Json train_and_look(dist::Communicator& communicator, const std::string& mode,
             {"peak_mib", static_cast<double>(held.total_peak) / kMiB},
             {"ratio", total / ddp},
             {"formula", static_cast<double>(strategy->costs().at_rest.total()) / ddp},
-            {"sent_v", static_cast<double>(sent.bytes(dist::Purpose::kGradient) +
-                                           sent.bytes(dist::Purpose::kParameter)) /
-                           copy}}}};
+            {"sent_v", static_cast<double>(sent) / copy}}}};
 }
 
 // What a stage holds at two ranks, of what plain DDP holds with AdamW; 0 for other modes. All units

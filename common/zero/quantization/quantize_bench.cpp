@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
@@ -79,6 +80,10 @@ struct Data {
     quantize(values, layout, packed);
     dequantize(packed, layout, out);
     check(values, out, c.format);
+    if (c.dtype != at::kFloat) return;
+    const at::Tensor sum = at::zeros_like(out);
+    dequantize_and_add(packed, layout, sum);
+    if (!at::equal(sum, out)) throw Error("what was added to 0 is not what was dequantised");
   }
 };
 
