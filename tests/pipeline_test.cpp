@@ -15,6 +15,7 @@
 #include <tests/support/pipeline_run.hpp>
 #include <tests/support/ranks.hpp>
 #include <tests/support/states.hpp>
+#include <zero/distributed/fake/fake_communicator.hpp>
 #include <zero/memory/accounting.hpp>
 
 namespace zero::testing {
@@ -216,6 +217,30 @@ TEST(PipelineTraining, MicroBatchesThatDifferBetweenStagesAreRefusedByAllRanks) 
                  {"step 0", "the stages of a pipeline", "have different micro-batches"});
     EXPECT_GT(rank.step(1, 2).loss, 0);
   });
+}
+
+// The last stage alone reads targets.
+TEST(PipelineTraining, TargetsThatDoNotFitAreRefusedByAllRanks) {
+  on_ranks(4, [](dist::Communicator& world) {
+    const ThreeAxes axes(world, 2);
+    PipelineRank rank(axes, {});
+    std::vector<data::Batch> batches = rank.batches(0, 2);
+    batches[1].targets = batches[1].targets.narrow(1, 0, 6);
+    expect_error([&] { rank.trainer.step(batches); }, {"targets", "int64 [3, 7]"});
+    expect_error([&] { rank.trainer.evaluate(batches); }, {"targets", "int64 [3, 7]"});
+    EXPECT_GT(rank.step(1, 2).loss, 0);
+  });
+}
+
+TEST(PipelineTraining, CheckpointsThatAreOffMayHaveAnySize) {
+  dist::FakeCommunicator tensor(/*rank=*/0, /*size=*/5);
+  LlamaStage stage(pipeline_config({.width = 5}), /*stage=*/0, /*stages=*/2, {&tensor});
+  const data::Batch odd = pipeline_batch({}, 0, 0, 1);  // 3 x 7 x 12 activations
+  const nn::CheckpointOptions parts{.partition_over = &tensor};
+  stage.checkpoint_activations(true, parts);
+  expect_error([&] { stage.check_batch(odd); }, {"252 elements", "5 tensor ranks"});
+  stage.checkpoint_activations(false, parts);
+  stage.check_batch(odd);
 }
 
 TEST(PipelineTraining, WhatCannotBeSplitIsRefused) {

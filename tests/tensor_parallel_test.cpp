@@ -13,6 +13,7 @@
 #include <tests/support/split_run.hpp>
 #include <tests/support/states.hpp>
 #include <zero/memory/accounting.hpp>
+#include <zero/optim/master_weights.hpp>
 #include <zero/optim/sgd.hpp>
 
 namespace zero::testing {
@@ -162,6 +163,26 @@ TEST_P(TensorParallelTraining, BytesOnTheTensorAxisAreThoseOfTheFormula) {
                     2 * tokens * 4 * (n - 1));
       EXPECT_EQ(sent.bytes(dist::Purpose::kGradient), sequence ? norms * 4 * 2 * (n - 1) / n : 0);
       EXPECT_EQ(sent.bytes(dist::Purpose::kParameter), 0);
+    }
+  });
+}
+
+// 60,000 is the average of the data axis; the sum of two tensor ranks is too large for float16.
+TEST(TensorParallelOverflow, OfTheSumOverTheTensorAxisIsFound) {
+  on_grid(2, [](TwoAxes& axes) {
+    for (const std::string& mode : all_strategies()) {
+      SCOPED_TRACE(mode);
+      SplitRun run(*axes.data, axes.tensor.get(),
+                   {.mode = mode,
+                    .sequence = true,
+                    .dtype = at::kHalf,
+                    .optimizer = optim::with_master_weights(optim::adamw())});
+      run.step(0);
+      const auto& parameters = run.strategy->list().parameters;
+      run.strategy->passes().observe_gradients([&](std::size_t i, const at::Tensor& gradient) {
+        if (parameters[i].placement.sums_gradient) gradient.detach().fill_(60000);
+      });
+      expect_error([&] { run.step(1); }, {"step 1", "norm", "is infinite or NaN"});
     }
   });
 }
