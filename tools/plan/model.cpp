@@ -33,6 +33,30 @@ std::vector<std::int64_t> equal_units(std::int64_t parameters, std::int64_t laye
   return units;
 }
 
+std::vector<Module> modules_of(const nn::LlamaConfig& c) {
+  const std::int64_t queries = c.heads * c.head_size, keys = c.kv_heads * c.head_size;
+  std::vector<Module> modules = {{"model.embed_tokens", 1, c.vocabulary * c.hidden}};
+  const auto layers = [&](const std::string& name, std::int64_t parameters) {
+    modules.push_back({"model.layers.*." + name, c.layers, parameters});
+  };
+  layers("self_attn.q_proj", queries * c.hidden);
+  layers("self_attn.k_proj", keys * c.hidden);
+  layers("self_attn.v_proj", keys * c.hidden);
+  layers("self_attn.o_proj", c.hidden * queries);
+  layers("mlp.gate_proj", c.mlp * c.hidden);
+  layers("mlp.up_proj", c.mlp * c.hidden);
+  layers("mlp.down_proj", c.hidden * c.mlp);
+  layers("input_layernorm", c.hidden);
+  layers("post_attention_layernorm", c.hidden);
+  modules.push_back({"model.norm", 1, c.hidden});
+  if (c.classes > 0) {
+    modules.push_back({"score", 1, c.classes * c.hidden});
+  } else if (!c.tied) {
+    modules.push_back({"lm_head", 1, c.vocabulary * c.hidden});
+  }
+  return modules;
+}
+
 }  // namespace
 
 std::int64_t Model::largest_unit() const {
@@ -67,6 +91,7 @@ Model model_of(const nn::LlamaConfig& config, std::string name) {
   Model model;
   model.name = std::move(name);
   model.parameters = config.parameters();
+  model.modules = modules_of(config);
   model.shape = shape_of(config);
   model.llama = config;
   nn::LlamaConfig one_less = config;

@@ -76,11 +76,36 @@ std::optional<LayerName> layer_of(const std::string& tensor) {
   return std::nullopt;
 }
 
+// The module of a tensor, with "*" for its layer: "model.layers.*.mlp.up_proj".
+std::string module_pattern(const std::string& tensor) {
+  std::string module = tensor.substr(0, tensor.rfind('.'));
+  const std::optional<LayerName> layer = layer_of(tensor);
+  if (!layer) return module;
+  const std::size_t end = std::min(tensor.find('.', layer->first.size()), module.size());
+  return module.replace(layer->first.size(), end - layer->first.size(), "*");
+}
+
+// Tensors of one module together, and equal modules of all layers in one row.
+std::vector<Module> modules_of(const io::SafetensorsFolder& folder) {
+  std::map<std::string, std::pair<std::string, std::int64_t>> modules;
+  for (const std::string& name : folder.names()) {
+    auto& [pattern, elements] = modules[name.substr(0, name.rfind('.'))];
+    pattern = module_pattern(name);
+    elements += folder.info(name).elements();
+  }
+  std::map<std::pair<std::string, std::int64_t>, std::int64_t> rows;
+  for (const auto& [module, row] : modules) ++rows[row];
+  std::vector<Module> list;
+  for (const auto& [row, count] : rows) list.push_back({row.first, count, row.second});
+  return list;
+}
+
 // A list of layers and the place in it, so that layer 2 comes before layer 10.
 void read_sizes(const fs::path& weights, Model& model) {
   const io::SafetensorsFolder folder(weights);
   std::map<LayerName, std::int64_t> layers;
   model.units.clear();
+  model.modules = modules_of(folder);
   model.root = model.parameters = 0;
   for (const std::string& name : folder.names()) {
     const std::int64_t elements = folder.info(name).elements();

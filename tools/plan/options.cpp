@@ -130,6 +130,13 @@ void add_machine_options(CLI::App& app, Request& r) {
   add_quantity(app, "--hybrid-threshold", r.hybrid_threshold, parse_count,
                "parameters from which on a unit is large enough for ZeRO-3 in the hybrid")
       ->default_str("100M");
+  auto* hybrid =
+      app.add_flag("--hybrid", r.hybrid_report,
+                   "print the hybrid module by module and unit by unit: stage and bytes");
+  for (const char* other :
+       {"--memory", "--stage", "--meshes", "--tp", "--pp", "--shard-size", "--ranks-per-host"}) {
+    hybrid->excludes(app.get_option(other));
+  }
 }
 
 void add_output_options(CLI::App& app, Options& o) {

@@ -69,6 +69,19 @@ Json host_json(const HostPlan& h) {
           {"pays_from_ratio", or_null(h.pays_from)}};
 }
 
+Json hybrid_parts(const std::vector<HybridPart>& parts) {
+  Json rows = Json::array();
+  for (const HybridPart& part : parts) {
+    rows.push_back({{"name", part.name},
+                    {"count", part.count},
+                    {"parameters", part.parameters},
+                    {"stage", name(part.stage)},
+                    {"model_states", states_json(part.states)},
+                    {"sent_bytes", part.sent}});
+  }
+  return rows;
+}
+
 Json point(const std::string& what, double sent, const States& states) {
   return {{"name", what}, {"sent_bytes", sent}, {"model_state_bytes", states.total()}};
 }
@@ -104,6 +117,20 @@ Json beside_the_curve(const Plan& plan) {
   return points;
 }
 
+Json hybrid_json(const Plan& plan) {
+  const Request& r = plan.request;
+  Json json = {{"large_parameters", plan.hybrid.large},
+               {"small_parameters", plan.hybrid.small},
+               {"model_states", states_json(plan.hybrid.states)},
+               {"sent_bytes", plan.hybrid.sent}};
+  if (r.hybrid_report) {
+    const HybridReport report = hybrid_report(r.model, r.policy, r.world_size, r.hybrid_threshold);
+    json["modules"] = hybrid_parts(report.modules);
+    json["units"] = hybrid_parts(report.units);
+  }
+  return json;
+}
+
 }  // namespace
 
 Json to_json(const Plan& plan) {
@@ -132,10 +159,7 @@ Json to_json(const Plan& plan) {
                        {"room", or_null(plan.lookahead.room)},
                        {"used", plan.lookahead.used}};
   json["redundant_share_of_ddp"] = redundant_share(r.world_size);
-  json["hybrid"] = {{"large_parameters", plan.hybrid.large},
-                    {"small_parameters", plan.hybrid.small},
-                    {"model_states", states_json(plan.hybrid.states)},
-                    {"sent_bytes", plan.hybrid.sent}};
+  json["hybrid"] = hybrid_json(plan);
   json["tensor_parallel_crossover_tokens"] = plan.crossover_tokens;
   json["choice"] = {{"stage", plan.choice.stage ? Json(name(*plan.choice.stage)) : Json()},
                     {"says", plan.choice.says},

@@ -146,6 +146,48 @@ std::string alternatives(const Plan& plan) {
          wrapped(tensor_parallel_sentence(plan), "  ");
 }
 
+Table hybrid_table(const std::vector<HybridPart>& parts, const char* what, Unit unit) {
+  const std::string u = name(unit);
+  Table table({{what, Align::kLeft},
+               {"number"},
+               {"parameters", Align::kRight, "each"},
+               {"stage", Align::kLeft},
+               {"model states", Align::kRight, u, "all of them, of a rank"},
+               {"sent", Align::kRight, u, "all of them, of a rank"}});
+  const auto add = [&](const HybridPart& p, const std::string& each, const std::string& stage) {
+    table.add_row({p.name, base::with_thousands(p.count), each, stage,
+                   in(static_cast<double>(p.states.total()), unit), in(p.sent, unit)});
+  };
+  for (const HybridPart& part : parts) {
+    add(part, base::with_thousands(part.parameters), name(part.stage));
+  }
+  for (const Stage stage : {Stage::kZero3, Stage::kZero2}) {
+    if (total(parts, stage).count > 0) add(total(parts, stage), "", "together");
+  }
+  add(total(parts), "", "together");
+  return table;
+}
+
+std::string hybrid_text(const Plan& plan) {
+  const Request& r = plan.request;
+  const HybridReport report = hybrid_report(r.model, r.policy, r.world_size, r.hybrid_threshold);
+  std::string text;
+  if (report.modules.empty()) {
+    text += "\nThe modules are not known: a number of parameters says nothing of them.\n";
+  } else {
+    text += "\n" + hybrid_table(report.modules, "module", plan.unit()).to_text();
+  }
+  text += "\n" + hybrid_table(report.units, "unit", plan.unit()).to_text() + "\n";
+  return text +
+         wrapped(fmt::format("What has {} parameters or more is under ZeRO-3, the rest under "
+                             "ZeRO-2. Modules are the parts that hold parameters themselves, units "
+                             "what this library gathers together: whole_below of engine3 decides "
+                             "by unit. What is cut is cut by itself, and rounded up. Bytes of a "
+                             "rank in a step; MiB = 2^20, GiB = 2^30, GB = 10^9.",
+                             base::with_thousands(r.hybrid_threshold)),
+                 "");
+}
+
 Table mesh_table(const Plan& plan) {
   const Unit unit = plan.unit();
   const std::string u = name(unit);
@@ -267,6 +309,7 @@ std::string to_text(const Plan& plan) {
   for (const std::string& note : r.model.notes) {
     text += wrapped(fmt::format("note: {}.", note), "  ");
   }
+  if (r.hybrid_report) return text + hybrid_text(plan);
   if (!plan.hosts.empty()) {
     return text + fmt::format("\n{}\n{}", host_table(plan).to_text(), wrapped(host_legend(r), ""));
   }

@@ -7,6 +7,7 @@
 #include <zero/base/json.hpp>
 
 #include "hosts.hpp"
+#include "hybrid.hpp"
 #include "mesh.hpp"
 #include "quantity.hpp"
 #include "timing.hpp"
@@ -68,6 +69,7 @@ struct Request {
   std::optional<Stage> stage;      ///< only this one
   double break_even_share = 0.05;  ///< communication over compute that counts as little
   std::int64_t hybrid_threshold = kHybridThreshold;
+  bool hybrid_report = false;  ///< print hybrid_report() and nothing else
   MeshRequest mesh;
   HostRequest hosts;
 

@@ -56,6 +56,27 @@ TEST(PlanProgram, PlansMeshesAndExitsWithTheirVerdict) {
   EXPECT_EQ(base::Json::parse(printed.said)["meshes"].size(), 20U);
 }
 
+TEST(PlanProgram, PrintsTheHybridByModuleAndByUnit) {
+  const std::string asked = "--model smollm2-360m --nproc 8 --hybrid --hybrid-threshold 5M";
+  const ProcessResult printed = run_plan(asked);
+  EXPECT_EQ(printed.code, kFits);
+  using ::testing::ContainsRegex;
+  EXPECT_THAT(
+      printed.said,
+      AllOf(ContainsRegex("model.embed_tokens +1 +47,185,920  ZeRO-3 "),
+            ContainsRegex("model.layers.\\*.mlp.up_proj +32 +2,457,600  ZeRO-2 "),
+            ContainsRegex("layer +32 +9,832,320  ZeRO-3 "),
+            ContainsRegex("\nZeRO-2 +289 +together "), ContainsRegex("\nall +33 +together "),
+            HasSubstr("5,000,000 parameters or more is under ZeRO-3")));
+  const base::Json json = base::Json::parse(run_plan(asked + " --json -").said);
+  EXPECT_EQ(json["hybrid"]["modules"].size(), 11U);
+  EXPECT_EQ(json["hybrid"]["units"][0]["stage"], "ZeRO-3");
+  const ProcessResult number = run_plan("--parameters 7B --hybrid");
+  EXPECT_THAT(number.said, AllOf(HasSubstr("The modules are not known"),
+                                 ContainsRegex("layer +29 +212,121,212  ZeRO-3 ")));
+  EXPECT_THAT(run_plan("--hybrid --memory 24GB").said, HasSubstr("--memory excludes --hybrid"));
+}
+
 TEST(PlanProgram, PlansAFolderOfHuggingFace) {
   const testing::TestFolder folder;
   folder.write("config.json", nn::to_hugging_face_json(nn::preset("smollm2-360m")).dump());
