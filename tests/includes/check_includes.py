@@ -38,7 +38,7 @@ def lower(folder):
 
 
 def is_test(path):
-    """Exercises, too, may use everything."""
+    """Exercises, too, may use what tests use."""
     return path.parts[0] == "tests" or "exercises" in path.parts or re.search(r"_(test|bench)\.\w+$", path.name) or path.stem.startswith("test_")
 
 
@@ -67,6 +67,8 @@ def problem(root, path, bracket, name):
         return "there is no such header"
     if parts[0] != "zero" and str(path.parent) == "/".join(parts[:-1]):
         return f'a header of the same folder is included by its name: "{parts[-1]}"'
+    if all(CHAPTER.fullmatch(folder) for folder in (parts[0], path.parts[0])) and parts[0] > path.parts[0]:
+        return "a chapter uses no later one, nor do its tests and exercises"
     if is_test(path):
         return None
     if path.parts[:2] == ("common", "zero"):
@@ -77,7 +79,7 @@ def problem(root, path, bracket, name):
     elif CHAPTER.fullmatch(path.parts[0]):
         if parts[0] in ("tools", "tests"):
             return "a chapter uses the library only"
-        if CHAPTER.fullmatch(parts[0]) and parts[0] != path.parts[0] and (path.parts[0] < "06" or parts[0] > path.parts[0]):
+        if CHAPTER.fullmatch(parts[0]) and parts[0] != path.parts[0] and path.parts[0] < "06":
             return "chapters 00 to 05 do not use each other"
     elif parts[0] == "tests":
         return "only tests use what is in tests/"

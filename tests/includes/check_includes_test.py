@@ -41,6 +41,7 @@ class Includes(unittest.TestCase):
                 ("07_quantized/a.cpp", "#include <06_mesh/mesh.hpp>"),
                 ("tools/plan/a.cpp", "#include <tools/ladder/options.hpp>"),
                 ("tests/a.cpp", "#include <03_zero3/zero3.hpp>"),
+                ("06_mesh/exercises/06a_some/check.cpp", "#include <03_zero3/zero3.hpp>"),
                 ("tests/a.cpp", "#include <nlohmann/json.hpp>")]:
             self.assertEqual(self.said(path, line), "", line)
 
@@ -67,7 +68,9 @@ class Includes(unittest.TestCase):
                 (LIBRARY + "train/a.cpp", "#include <03_zero3/zero3.hpp>", "neither chapters"),
                 (LIBRARY + "train/a.cpp", "#include <tests/support/ranks.hpp>", "neither chapters"),
                 ("04_cut/a.cpp", "#include <03_zero3/zero3.hpp>", "do not use each other"),
-                ("06_mesh/a.cpp", "#include <07_quantized/wire.hpp>", "do not use each other"),
+                ("06_mesh/a.cpp", "#include <07_quantized/wire.hpp>", "no later one"),
+                ("02_cut/a_test.cpp", "#include <03_zero3/zero3.hpp>", "no later one"),
+                ("02_cut/exercises/02a_some/check.cpp", "#include <03_zero3/zero3.hpp>", "no later one"),
                 ("03_zero3/a.cpp", "#include <tools/ladder/options.hpp>", "the library only"),
                 ("tools/plan/a.cpp", "#include <tests/support/ranks.hpp>", "only tests")]:
             self.assertIn(words, self.said(path, line), line)

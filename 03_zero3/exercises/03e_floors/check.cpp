@@ -16,7 +16,7 @@
 #include <zero/optim/master_weights.hpp>
 #include <zero/train/fake_process_group.hpp>
 
-namespace exercise_02d {
+namespace exercise_03e {
 
 using zero::exercise::Numbers;
 
@@ -124,4 +124,4 @@ void check(const Numbers& numbers) {
   });
 }
 
-}  // namespace exercise_02d
+}  // namespace exercise_03e

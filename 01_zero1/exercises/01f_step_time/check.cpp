@@ -9,9 +9,9 @@
 #include <zero/nn/mlp.hpp>
 #include <zero/optim/adamw.hpp>
 
-#include "00e.hpp"
+#include "01f.hpp"
 
-namespace exercise_00e {
+namespace exercise_01f {
 
 using zero::dist::Communicator;
 using zero::exercise::Mistake;
@@ -163,4 +163,4 @@ void check(const Answer& answer) {
   });
 }
 
-}  // namespace exercise_00e
+}  // namespace exercise_01f

@@ -1,6 +1,6 @@
-#include "00e.hpp"
+#include "01f.hpp"
 
-using exercise_00e::Phases;
+using exercise_01f::Phases;
 using zero::dist::Communicator;
 using zero::train::Strategy;
 

@@ -4,7 +4,7 @@
 
 #include <zero/train/strategy.hpp>
 
-namespace exercise_00e {
+namespace exercise_01f {
 
 /// Seconds of a step on one rank, without gaps and without counting any twice, and what was sent.
 struct Phases {
@@ -23,4 +23,4 @@ struct Answer {
   Phases (*profiled_step)(zero::train::Strategy& strategy, const zero::data::Batch& batch);
 };
 
-}  // namespace exercise_00e
+}  // namespace exercise_01f
