@@ -1,5 +1,5 @@
 // Exact bytes that a rank holds and sends under HSDP, and when it sends them. R is the number of
-// groups (replicas), S their size. tests/hsdp_test.cpp compares the weights with chapter 00.
+// groups (replicas), S their size. hsdp_parity_test.cpp compares the weights with chapter 00.
 #include "hsdp.hpp"
 
 #include <ATen/ops/equal.h>

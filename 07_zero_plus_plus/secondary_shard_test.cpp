@@ -1,5 +1,5 @@
 // hpZ: what a rank holds, when it gathers from all ranks, and what it sends. That the numbers are
-// those of chapter 00 is tested in tests/zero_plus_plus_test.cpp.
+// those of chapter 00 is tested in zero_plus_plus_test.cpp.
 #include "secondary_shard.hpp"
 
 #include <gmock/gmock.h>

@@ -100,9 +100,11 @@ function(zero_add_benchmark program)
   endif()
 endfunction()
 
-# zero_add_all_chapters(<target> <function>): the target has a function that registers the strategies of every chapter.
-function(zero_add_all_chapters target function)
-  get_property(chapters GLOBAL PROPERTY ZERO_CHAPTERS)
+# zero_add_chapters(<target> <function> <NN_name>...): the target has a function that registers the strategies of these
+# chapters.
+function(zero_add_chapters target function)
+  set(chapters ${ARGN})
+  list(REMOVE_DUPLICATES chapters)
   target_sources(${target} PRIVATE "${PROJECT_SOURCE_DIR}/cmake/all_chapters.cpp")
   list(TRANSFORM chapters PREPEND "zero_" OUTPUT_VARIABLE libraries)
   target_link_libraries(${target} PUBLIC ${libraries})
@@ -116,7 +118,8 @@ endfunction()
 # tools/step/main.cpp becomes the program <NN_name>, which trains under <strategy>, and tests/bench/register_chapter.cpp
 # with the library zero_chapter_bench the program <name>_bench; minimal.cpp, if there is one, the program
 # <NN_name>_minimal, which links little, so that it is built soon after a fresh clone; *_test.cpp the program <name>_test
-# with label <NN_name>; target check_<NN_name> builds and runs the chapter's tests. NARRATED_WIDTH: see run_demo().
+# with label <NN_name>, which has those of tests/parity/ as well: they compare the chapter's modes with chapter 00.
+# Target check_<NN_name> builds and runs the chapter's tests. NARRATED_WIDTH: see run_demo().
 function(zero_add_chapter chapter)
   cmake_parse_arguments(ARG "" "MODE;NARRATED_WIDTH" "LIBRARIES;PROGRAMS" ${ARGN})
   set(folder "${PROJECT_SOURCE_DIR}/${chapter}")
@@ -142,7 +145,9 @@ function(zero_add_chapter chapter)
     set_property(GLOBAL APPEND PROPERTY ZERO_MINIMAL_PROGRAMS ${chapter}_minimal)
   endif()
 
-  zero_add_tests(${name}_test SOURCES "${folder}/*_test.cpp" LABELS ${chapter} LIBRARIES zero_${chapter})
+  zero_add_tests(${name}_test SOURCES "${folder}/*_test.cpp" LABELS ${chapter} LIBRARIES zero_parity_tests
+    ENVIRONMENT "ZERO_PARITY_CELLS=${PROJECT_BINARY_DIR}/parity_cells"
+    PROPERTIES FIXTURES_REQUIRED parity_cells_are_empty FIXTURES_SETUP parity_cells)
   if(ZERO_BUILD_BENCHMARKS)
     zero_add_benchmark(${name}_bench SOURCES "${PROJECT_SOURCE_DIR}/tests/bench/register_chapter.cpp" LABELS ${chapter}
       LIBRARIES zero_chapter_bench zero_${chapter} SMOKE --nproc 2 --layers 1 --seq-len 8 --steps 2)
@@ -150,6 +155,7 @@ function(zero_add_chapter chapter)
     set_target_properties(${name}_bench PROPERTIES DISABLE_PRECOMPILE_HEADERS ON)
   endif()
   if(TARGET ${name}_test)
+    zero_add_chapters(${name}_test register_all_chapters 00_simple_ddp ${chapter})
     add_custom_target(check_${chapter}
       COMMAND ${CMAKE_CTEST_COMMAND} --output-on-failure -L ${chapter}
       DEPENDS ${name}_test ${chapter} $<TARGET_NAME_IF_EXISTS:${name}_bench>

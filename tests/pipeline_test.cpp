@@ -90,7 +90,7 @@ TEST_P(Pipeline, Stage3HasTheBitsOfPlainDdpIfTheHeadIsNotTheEmbedding) {
 TEST(PipelineTraining, EveryMicroBatchMayBeReducedByItselfIfNoWeightIsShared) {
   on_ranks(4, [](dist::Communicator& world) {
     const ThreeAxes axes(world, 2);
-    PipelineShape shape{.mode = "zero2", .tied = false};
+    PipelineShape shape{.mode = "hsdp2", .tied = false};
     shape.accumulation = train::Accumulation::kReduceEach;
     expect_like_whole_model(axes, shape, 3);
   });
@@ -99,7 +99,7 @@ TEST(PipelineTraining, EveryMicroBatchMayBeReducedByItselfIfNoWeightIsShared) {
 TEST_P(Pipeline, ModelStatesAndBytesSentAreThoseOfTheFormulas) {
   on_ranks(2 * GetParam(), [](dist::Communicator& world) {
     const ThreeAxes axes(world, 2);
-    for (const std::string mode : {"ddp", "zero1", "zero2"}) {
+    for (const std::string mode : {"ddp", "hsdp1", "hsdp2"}) {
       for (const bool tied : {true, false}) {
         SCOPED_TRACE(mode + (tied ? ", tied" : ""));
         const memory::Snapshot before = memory::snapshot();
@@ -177,7 +177,7 @@ TEST(PipelineTraining, AnInfiniteGradientOfOneStageStopsAllRanksAlike) {
   on_ranks(4, [](dist::Communicator& world) {
     const ThreeAxes axes(world, 2);
     for (const double clip : {0.0, 0.05}) {
-      for (const std::string mode : {"ddp", "zero2"}) {
+      for (const std::string mode : {"ddp", "hsdp2"}) {
         PipelineShape shape{.mode = mode, .trainer = {.clip_norm = clip}};
         PipelineRank rank(axes, shape);
         const auto first = whole_weights(*rank.strategy);
@@ -252,9 +252,9 @@ TEST(PipelineTraining, WhatCannotBeSplitIsRefused) {
   expect_error([&] { LlamaStage(classifier, 0, 2); }, {"classifier"});
   on_ranks(4, [](dist::Communicator& world) {
     const ThreeAxes axes(world, 2);
-    expect_error([&] { PipelineRank(axes, {.mode = "zero3", .tied = true}); },
+    expect_error([&] { PipelineRank(axes, {.mode = "hsdp3", .tied = true}); },
                  {"share the embedding", "stages 0 to 2"});
-    PipelineShape each{.mode = "zero2"};
+    PipelineShape each{.mode = "hsdp2"};
     each.accumulation = train::Accumulation::kReduceEach;
     expect_error([&] { PipelineRank(axes, each); }, {"add up micro-batches"});
     PipelineShape schedules{.schedule = axes.pipeline->rank() == 0 ? kGPipe : k1F1B};

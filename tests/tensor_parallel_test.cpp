@@ -108,7 +108,7 @@ TEST_P(TensorParallelTraining, NormsOfEveryKindAreThoseOfTheWholeModelOnAllRanks
 TEST_P(TensorParallelTraining, ReplicatedParametersStayTheSameOnAllTensorRanks) {
   on_grid(GetParam(), [](TwoAxes& axes) {
     for (const bool sequence : {false, true}) {
-      SplitRun run(*axes.data, axes.tensor.get(), {.mode = "engine3", .sequence = sequence});
+      SplitRun run(*axes.data, axes.tensor.get(), {.mode = "hsdp3", .sequence = sequence});
       for (int s = 0; s < 3; ++s) run.step(s);
       const std::vector<at::Tensor> weights = run.weights();
       int replicated = 0;
@@ -247,7 +247,7 @@ TEST(TensorParallelErrors, RanksOfATensorAxisHaveOnePlaceOnTheDataAxis) {
         make_deferred<nn::Llama>(llama_to_split(), nn::TensorParallel{axes.tensor.get()});
     expect_error(
         [&] {
-          make_strategy("engine3", {*model, *data, optim::adamw(), &values});
+          make_strategy("hsdp3", {*model, *data, optim::adamw(), &values});
         },
         {"of 2", "on the data axis"});
     world.barrier();

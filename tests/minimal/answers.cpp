@@ -1,4 +1,4 @@
-// Grades one answer of those that CI knows: exercise_answers "01b starter".
+// Grades one answer of those of a chapter that CI knows: 01_zero1_answers "01b starter".
 
 #include "answers.hpp"
 

@@ -45,7 +45,7 @@ bool any_failed_by_assertion() {
 
 int list() {
   for (const Mutant& m : zero::testing::mutants()) {
-    fmt::print("{:28} {} (killed by {})\n", m.name, m.breaks, m.killed_by);
+    fmt::print("{:28} {} ({}: killed by {})\n", m.name, m.breaks, chapter_of(m), m.killed_by);
   }
   return 0;
 }

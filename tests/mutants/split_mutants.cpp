@@ -1,9 +1,9 @@
-// Wrong implementations of training on a model that is split over a tensor axis.
+// Wrong implementations of training on a model that is split over a tensor axis or into stages.
 
 #include <cmath>
 #include <map>
 
-#include <02_zero2/zero2_sharding.hpp>
+#include <06_device_mesh/hsdp.hpp>
 #include <zero/nn/parameters.hpp>
 
 #include "mutants.hpp"
@@ -13,19 +13,24 @@ namespace {
 
 using train::StrategyArguments;
 
+struct Hsdp2 : Hsdp {
+  explicit Hsdp2(const StrategyArguments& arguments)
+      : Hsdp(arguments, hsdp_options(2, arguments)) {}
+};
+
 // A norm to which every tensor rank adds the whole model's.
-struct NormCountedByTensorRanks final : Zero2Sharding {
-  using Zero2Sharding::Zero2Sharding;
+struct NormCountedByTensorRanks final : Hsdp2 {
+  using Hsdp2::Hsdp2;
   float clip_grad_norm(double max_norm, optim::Norm norm) override {
     // Scaling the limit down is what counting n times does.
     const double ranks = tensor_axis() == nullptr ? 1 : tensor_axis()->size();
-    return Zero2Sharding::clip_grad_norm(max_norm / std::sqrt(ranks), norm);
+    return Hsdp2::clip_grad_norm(max_norm / std::sqrt(ranks), norm);
   }
 };
 
 // Under sequence parallelism every rank updates norms by the gradients of its own tokens.
-struct GradientOfOwnTokens final : Zero2Sharding {
-  explicit GradientOfOwnTokens(const StrategyArguments& arguments) : Zero2Sharding(arguments) {
+struct GradientOfOwnTokens final : Hsdp2 {
+  explicit GradientOfOwnTokens(const StrategyArguments& arguments) : Hsdp2(arguments) {
     for (const nn::Parameter& p : list().parameters) {
       const_cast<nn::TensorPlacement&>(p.placement).sums_gradient = false;
     }
@@ -48,13 +53,25 @@ struct TurnedValues : nn::ParameterSource {
   std::map<std::string, nn::TensorPlacement> placements;
 };
 
-struct SliceOfTheNextRank final : private TurnedValues, public Zero2Sharding {
+struct SliceOfTheNextRank final : private TurnedValues, public Hsdp2 {
   explicit SliceOfTheNextRank(const StrategyArguments& arguments)
-      : TurnedValues(arguments), Zero2Sharding(with(arguments, *this)) {}
+      : TurnedValues(arguments), Hsdp2(with(arguments, *this)) {}
   static StrategyArguments with(StrategyArguments arguments, nn::ParameterSource& values) {
     arguments.values = &values;
     return arguments;
   }
+};
+
+// The gradients of a stage's first micro-batch are lost. It goes on to the other stages all the
+// same.
+struct SkippedMicroBatch final : Hsdp2 {
+  using Hsdp2::Hsdp2;
+  void backward(const at::Tensor& loss) override {
+    Hsdp2::backward(loss);
+    if (backwards_++ > 0) return;
+    for (std::size_t i = 0; i < count(); ++i) drop_gradient(i);
+  }
+  int backwards_ = 0;
 };
 
 }  // namespace
@@ -63,12 +80,15 @@ std::vector<Mutant> mutants_of_splits() {
   const std::string killed_by = "TensorParallelTraining.HasTheNumbersOfTheWholeModel";
   return {
       {"tensor_axis_norm_counted_n_times", "every tensor rank adds the norm of the whole model",
-       killed_by, "zero2", make_mutant<NormCountedByTensorRanks>},
+       killed_by, "hsdp2", make_mutant<NormCountedByTensorRanks>},
       {"tensor_axis_gradient_not_summed",
        "gradients of norms are not added up over tensor ranks that have different tokens",
-       killed_by, "zero2", make_mutant<GradientOfOwnTokens>},
-      {"tensor_axis_next_slice", "a tensor rank has the slice of the next", killed_by, "zero2",
+       killed_by, "hsdp2", make_mutant<GradientOfOwnTokens>},
+      {"tensor_axis_next_slice", "a tensor rank has the slice of the next", killed_by, "hsdp2",
        make_mutant<SliceOfTheNextRank>},
+      {"skipped_micro_batch", "a stage of a pipeline loses a micro-batch",
+       "Pipeline.EveryStrategyThatKeepsParametersWholeHasTheBitsOfPlainDdp", "hsdp2",
+       make_mutant<SkippedMicroBatch>},
   };
 }
 

@@ -1,6 +1,7 @@
-// Every strategy beside LibTorch alone: its operations, its autograd, clip_grad_norm_() and its
-// optimizers, over the batches of all ranks in one process. Chapter 00 shares Strategy, Trainer and
-// the norm with the other chapters, so a comparison with it does not show a fault in these.
+// Every strategy of a chapter beside LibTorch alone: its operations, its autograd,
+// clip_grad_norm_() and its optimizers, over the batches of all ranks in one process. Chapter 00
+// shares Strategy, Trainer and the norm with the other chapters, so a comparison with it does not
+// show a fault in these.
 
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mse_loss.h>
@@ -13,6 +14,8 @@
 
 #include <tests/support/session.hpp>
 #include <zero/optim/sgd.hpp>
+
+#include "own_modes.hpp"
 
 namespace zero::testing {
 namespace {
@@ -154,7 +157,7 @@ TEST_P(LibTorch, ClippedStepsOfUnevenMicroBatchesAreThoseOfOneProcess) {
         options.optimizer = ours;
         options.accumulation = accumulation;
         options.trainer.clip_norm = 0.1;
-        for (const std::string& mode : all_modes()) {
+        for (const std::string& mode : own_modes()) {
           expect_trained_like_libtorch(communicator, mode, options, torchs);
         }
       }
@@ -168,7 +171,7 @@ TEST_P(LibTorch, NormsAreThoseOfClipGradNormAndSoIsWhatTheyClip) {
       {optim::Norm::kL1, 1.0},
       {optim::Norm::kL2, 2.0},
       {optim::Norm::kInfinity, std::numeric_limits<double>::infinity()}};
-  on_all_modes(GetParam(), [&](dist::Communicator& communicator, const std::string& mode) {
+  on_own_modes(GetParam(), [&](dist::Communicator& communicator, const std::string& mode) {
     Session session(communicator, mode, options_of_plain_model());
     train::Strategy& strategy = session.strategy();
     for (const auto& [kind, p] : norms) {

@@ -1,5 +1,6 @@
-// Every strategy and variant against its own formulas: bytes at rest by category, what else is
-// alive, and bytes on the wire. Equal weights cannot show that a stage shards nothing; this can.
+// Every strategy and variant of a chapter against its own formulas: bytes at rest by category, what
+// else is alive, and bytes on the wire. Equal weights cannot show that a stage shards nothing; this
+// can.
 
 #include <tests/support/modes.hpp>
 #include <tests/support/states.hpp>
@@ -7,6 +8,8 @@
 #include <zero/memory/accounting.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/train/trainer.hpp>
+
+#include "own_modes.hpp"
 
 namespace zero::testing {
 namespace {
@@ -43,7 +46,7 @@ Seen train_and_look(dist::Communicator& communicator, const std::string& mode,
 }
 
 TEST_P(Residency, ModelStatesAtRestAreThoseOfTheFormula) {
-  on_all_modes(GetParam(), [](dist::Communicator& communicator, const std::string& mode) {
+  on_own_modes(GetParam(), [](dist::Communicator& communicator, const std::string& mode) {
     const Seen seen = train_and_look(communicator, mode);
     EXPECT_EQ(text_of(seen.held), text_of(seen.predicted));
     const Seen each = train_and_look(communicator, mode, train::Accumulation::kReduceEach, 2);
@@ -53,7 +56,7 @@ TEST_P(Residency, ModelStatesAtRestAreThoseOfTheFormula) {
 
 // The charges come from the code under test; the allocator's total does not.
 TEST_P(Residency, NothingElseIsAliveAtRest) {
-  on_all_modes(GetParam(), [](dist::Communicator& communicator, const std::string& mode) {
+  on_own_modes(GetParam(), [](dist::Communicator& communicator, const std::string& mode) {
     const Seen seen = train_and_look(communicator, mode);
     EXPECT_LE(seen.total - seen.predicted.total(), 64);
   });
@@ -61,7 +64,7 @@ TEST_P(Residency, NothingElseIsAliveAtRest) {
 
 // Gradients are added up and travel once, what is gathered travels with every micro-batch.
 TEST_P(Residency, BytesSentForMicroBatchesAreThoseOfTheFormula) {
-  on_all_modes(GetParam(), [](dist::Communicator& communicator, const std::string& mode) {
+  on_own_modes(GetParam(), [](dist::Communicator& communicator, const std::string& mode) {
     const Seen seen = train_and_look(communicator, mode, train::Accumulation::kLocal, 3);
     EXPECT_EQ(training_bytes(seen.sent), seen.predicted_traffic + 2 * seen.gathered);
   });
@@ -70,7 +73,7 @@ TEST_P(Residency, BytesSentForMicroBatchesAreThoseOfTheFormula) {
 // Of three micro-batches gradients travel three times; parameters do where a stage gathers them for
 // every forward and backward, and once where updated ones are sent.
 TEST_P(Residency, BytesSentAreThoseOfTheFormulaAlsoForMicroBatchesReducedOneByOne) {
-  on_all_modes(GetParam(), [](dist::Communicator& communicator, const std::string& mode) {
+  on_own_modes(GetParam(), [](dist::Communicator& communicator, const std::string& mode) {
     using dist::Purpose;
     const Seen local = train_and_look(communicator, mode);
     EXPECT_EQ(training_bytes(local.sent), local.predicted_traffic);
