@@ -38,7 +38,7 @@ double norm_from_absolute_sums(const std::vector<double>& sums);
 /// The factor that limits the norm to `max_norm`: 1 if it is within the limit, max_norm / (norm +
 /// 1e-6) otherwise (as torch.nn.utils.clip_grad_norm_). Computed once, in float.
 float clip_coefficient(float norm, double max_norm);
-/// The same in double, for gradients of double.
+/// The same in double, for a model with parameters of double.
 double clip_coefficient(double norm, double max_norm);
 
 namespace detail {

@@ -185,24 +185,33 @@ float AveragedGradients::clip(double max_norm, optim::Norm kind) {
   const double exact = norm(kind);
   const float before = static_cast<float>(exact) / static_cast<float>(loss_scale_);
   if (!std::isfinite(before)) return before;
-  // Each in the precision of its gradients, as LibTorch does.
-  multiply(optim::clip_coefficient(before, max_norm),
-           optim::clip_coefficient(exact / loss_scale_, max_norm));
+  // In float or, as in LibTorch, in double if any of the gradients is.
+  scale(has_doubles() ? optim::clip_coefficient(exact / loss_scale_, max_norm)
+                      : optim::clip_coefficient(before, max_norm));
   return before;
 }
 
+// Of the whole model: the same on all ranks.
+bool AveragedGradients::has_doubles() const {
+  return std::ranges::any_of(
+      strategy_.stage_of_model().whole().parameters, [](const nn::Parameter& p) {
+        return p.tensor.scalar_type() == at::kDouble && p.tensor.requires_grad();
+      });
+}
+
 void AveragedGradients::multiply(double factor) {
-  multiply(factor, factor);
+  scale(factor);
   suspect_ = true;  // they may overflow now
 }
 
-void AveragedGradients::multiply(double factor, double factor_of_doubles) {
-  std::vector<at::Tensor> doubles, others;
+void AveragedGradients::scale(double factor) {
+  std::map<at::ScalarType, std::vector<at::Tensor>> by_type;  // a kernel takes one
   for (const at::Tensor& gradient : own().gradients) {
-    (gradient.scalar_type() == at::kDouble ? doubles : others).push_back(gradient);
+    by_type[gradient.scalar_type()].push_back(gradient);
   }
-  if (factor != 1.0 && !others.empty()) at::_foreach_mul_(others, factor);
-  if (factor_of_doubles != 1.0 && !doubles.empty()) at::_foreach_mul_(doubles, factor_of_doubles);
+  for (auto& [type, gradients] : by_type) {
+    if (factor != 1.0) at::_foreach_mul_(gradients, factor);
+  }
 }
 
 bool AveragedGradients::take_suspicion() {

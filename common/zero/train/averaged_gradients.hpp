@@ -52,9 +52,9 @@ class AveragedGradients {
 
   /// Scales the gradients so that their norm is at most `max_norm`; returns the norm before. Norms
   /// are of the gradients divided by the loss scale. Exact: the same bits under every strategy that
-  /// owns whole parameters, and with rare exceptions of rounding where tensors are split. Gradients
-  /// of double are multiplied by a factor in double. Where the norm is infinite or NaN the
-  /// gradients stay as they are.
+  /// owns whole parameters, and with rare exceptions of rounding where tensors are split. The
+  /// factor is a float, or a double if a trainable parameter of the model is. Where the norm is
+  /// infinite or NaN the gradients stay as they are.
   float clip(double max_norm, optim::Norm kind);
 
   void multiply(double factor);
@@ -84,7 +84,8 @@ class AveragedGradients {
   double largest_over_ranks();
   std::vector<dist::Communicator*> groups_of_parts() const;
   bool counts_here(std::size_t index) const;
-  void multiply(double factor, double factor_of_doubles);
+  void scale(double factor);
+  bool has_doubles() const;
   std::size_t first_nonfinite_here();
   bool must_look();
   std::vector<double> first_and_sources();
