@@ -119,6 +119,13 @@ void place(const at::Tensor& tensor, const at::Tensor& buffer, std::int64_t offs
   tensor.unsafeGetTensorImpl()->set_storage_offset(buffer.storage_offset() + offset);
 }
 
+void abandon(const at::Storage& storage, const std::string& message) {
+  if (storage.use_count() <= 1) return;
+  c10::StorageImpl* const impl = storage.unsafeGetStorageImpl();
+  impl->set_data_ptr_noswap(at::DataPtr(nullptr, impl->device()));
+  impl->release_data_and_set_meta_custom_data_ptr_error_msg_(message);
+}
+
 at::Tensor raw(const at::Tensor& tensor) { return tensor.variable_data(); }
 
 }  // namespace zero::memory

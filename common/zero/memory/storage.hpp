@@ -50,6 +50,11 @@ bool is_released(const at::Tensor& tensor);
 /// hold it. Releasing or allocating the buffer's storage does the same to the window.
 void place(const at::Tensor& tensor, const at::Tensor& buffer, std::int64_t offset);
 
+/// Call after place() with the storage that the tensor had before. If other tensors still share it,
+/// such as views, they would not follow the tensor: frees the bytes, and every access to them
+/// throws c10::Error with `message`.
+void abandon(const at::Storage& storage, const std::string& message);
+
 /// A tensor over the same bytes below autograd: writing into it neither records an operation nor
 /// raises the version counter, so tensors saved for backward stay valid.
 at::Tensor raw(const at::Tensor& tensor);

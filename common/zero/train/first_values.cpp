@@ -33,7 +33,13 @@ void FirstValues::send(std::size_t index, int owner) {
 
 void FirstValues::broadcast_buffers() {
   for (const at::Tensor& buffer : strategy_.model().buffers()) {
-    strategy_.communicator().broadcast(memory::raw(buffer), /*root=*/0, Purpose::kSetup).wait();
+    at::Tensor values = memory::raw(buffer);
+    for (std::int64_t d = 0; d < values.dim(); ++d) {  // an expanded one: each value once
+      if (values.stride(d) == 0 && values.size(d) > 1) values = values.narrow(d, 0, 1);
+    }
+    const at::Tensor sent = values.contiguous();
+    strategy_.communicator().broadcast(sent, /*root=*/0, Purpose::kSetup).wait();
+    if (!values.is_contiguous()) values.copy_(sent);
   }
   held_.note_storages();
 }

@@ -1,5 +1,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <utility>
@@ -132,7 +133,12 @@ void FlatParameters::initialize(const FirstValue& first_value, dist::Communicato
   shard_ = my_shard_of(full_);
   parameters_ = Parameters::kWhole;
   for (std::size_t m = 0; m < members_.size(); ++m) {
+    const at::Storage before = tensor(m).storage();
     memory::place(tensor(m), full_, layout_.offset(m));
+    memory::abandon(before, fmt::format("this tensor shares the memory that parameter '{}' had "
+                                        "before a strategy took the model: clone() it before "
+                                        "that, or read the parameter itself",
+                                        list_.parameters[members_[m]].name));
     if (!is_root) continue;
     at::Tensor out = memory::raw(tensor(m));
     own[m].defined() ? static_cast<void>(out.copy_(own[m])) : first_value(members_[m], out);

@@ -1,5 +1,7 @@
 #include <fmt/format.h>
 
+#include <map>
+
 #include <zero/base/error.hpp>
 #include <zero/distributed/rank_grid.hpp>
 #include <zero/memory/storage.hpp>
@@ -8,8 +10,7 @@
 namespace zero::train {
 namespace {
 
-// ParameterList::tensor_axis() of a model whose parameters cannot be listed, because a strategy
-// holds them.
+// ParameterList::tensor_axis() of a model whose parameters cannot be listed.
 dist::Communicator* tensor_axis(torch::nn::Module& model) {
   const auto of = [](torch::nn::Module& module) -> dist::Communicator* {
     const auto* layer = dynamic_cast<const nn::Layer*>(&module);
@@ -26,21 +27,59 @@ dist::Communicator* tensor_axis(torch::nn::Module& model) {
   return nullptr;
 }
 
+// Throws zero::Error for what no strategy can train.
+void verify_trainable(const nn::ParameterList& list, const torch::nn::Module& model) {
+  std::map<const void*, std::string> storages;
+  for (const nn::Parameter& p : list.parameters) {
+    const at::ScalarType type = p.tensor.scalar_type();
+    if (p.tensor.requires_grad() && type != at::kFloat && type != at::kDouble &&
+        type != at::kBFloat16 && type != at::kHalf) {
+      throw Error(fmt::format(
+          "parameter '{}' is {}: only gradients of float32, float64, bfloat16 and float16 are "
+          "averaged{}",
+          p.name, c10::toString(type),
+          p.tensor.is_complex() ? "; register at::view_as_real() of it, and use "
+                                  "at::view_as_complex() of that"
+                                : ""));
+    }
+    storages[p.tensor.storage().unsafeGetStorageImpl()] = p.name;
+  }
+  for (const auto& buffer : model.named_buffers()) {
+    if (!buffer.value().has_storage()) continue;
+    const auto found = storages.find(buffer.value().storage().unsafeGetStorageImpl());
+    if (found == storages.end()) continue;
+    throw Error(fmt::format(
+        "buffer '{}' uses the memory of parameter '{}', which gets other memory from a strategy: "
+        "make the buffer a clone(), or compute it from the parameter where it is used",
+        buffer.key(), found->second));
+  }
+}
+
 }  // namespace
 
 nn::ParameterList HeldModel::free_parameters(const StrategyArguments& arguments,
                                              nn::Granularity granularity) {
   const std::string holder = nn::holder_of(arguments.model);
-  if (holder.empty()) return nn::list_parameters(arguments.model, granularity);
-  const std::string said = fmt::format("the model is held by {}", holder);
-  // Ranks where the model is free send another text in the constructor's comparison, so this throws
+  std::string wrong, advice;
+  if (!holder.empty()) {
+    wrong = fmt::format("the model is held by {}", holder);
+    advice =
+        ": a strategy gives its model back by release(), called on all ranks; else make the "
+        "model anew";
+  } else {
+    try {
+      nn::ParameterList list = nn::list_parameters(arguments.model, granularity);
+      verify_trainable(list, arguments.model);
+      return list;
+    } catch (const Error& error) {
+      wrong = error.what();
+    }
+  }
+  // Ranks where the model is well send another text in the constructor's comparison, so this throws
   // on all ranks.
   dist::RankGrid({&arguments.communicator, tensor_axis(arguments.model)})
-      .verify_same_on_all_ranks(kModelOrStrategy, said);
-  throw Error(
-      fmt::format("{}: a strategy gives its model back by release(), called on all ranks; "
-                  "else make the model anew",
-                  said));
+      .verify_same_on_all_ranks(kModelOrStrategy, wrong);
+  throw Error(wrong + advice);
 }
 
 HeldModel::HeldModel(const StrategyArguments& arguments, const nn::ParameterList& list,
@@ -77,19 +116,23 @@ bool HeldModel::is_whole() const {
 }
 
 void HeldModel::note_storages() {
-  for (const nn::Parameter& p : list_.parameters) {
-    storages_.push_back(storage_of(p.tensor).address);
-  }
+  for (const nn::Parameter& p : list_.parameters) windows_.emplace_back(p.tensor);
 }
+
+HeldModel::Window::Window(const at::Tensor& tensor)
+    : storage(tensor.storage().unsafeGetStorageImpl()),
+      offset(tensor.storage_offset()),
+      sizes(tensor.sizes().vec()),
+      strides(tensor.strides().vec()) {}
 
 void HeldModel::verify_not_released() const {
   if (released_) throw Error(fmt::format("{} has released its model: make a new one", mode_));
 }
 
 void HeldModel::verify_storages() const {
-  for (std::size_t i = 0; i < storages_.size(); ++i) {
+  for (std::size_t i = 0; i < windows_.size(); ++i) {
     const nn::Parameter& p = list_.parameters[i];
-    if (storages_[i] == storage_of(p.tensor).address) continue;
+    if (windows_[i] == Window(p.tensor)) continue;
     throw Error(fmt::format(
         "parameter '{}' has other memory than {} gave it: a part of the model was loaded, cast or "
         "moved since, by load(), to() or set_data(); do that before the strategy is made, or after "
@@ -100,7 +143,12 @@ void HeldModel::verify_storages() const {
 
 void HeldModel::release(const std::vector<at::Tensor>& values) {
   for (std::size_t i = 0; i < list_.size(); ++i) {
-    memory::place(list_.parameters[i].tensor, values[i], 0);
+    const at::Tensor& parameter = list_.parameters[i].tensor;
+    const at::Storage before = parameter.storage();
+    memory::place(parameter, values[i], 0);
+    memory::abandon(before, fmt::format("this tensor shares the memory that parameters had while "
+                                        "{} had the model: read the parameter itself",
+                                        mode_));
   }
   nn::set_holder(model_, "");
   released_ = true;

@@ -2,6 +2,7 @@
 
 #include <torch/types.h>
 
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
@@ -18,8 +19,10 @@ inline constexpr const char* kModelOrStrategy = "the model or the strategy";
 /// strategy accepts the model in that time, and errors name this one.
 class HeldModel {
  public:
-  /// The parameters of a model that no strategy holds. Called by all ranks. If a strategy holds it
-  /// on any rank, throws zero::Error on all of them.
+  /// The parameters of a model that no strategy holds. Called by all ranks. Throws zero::Error on
+  /// all of them if on any rank a strategy holds the model, nn::list_parameters() refuses it, a
+  /// trainable parameter is of another type than float32, float64, bfloat16 and float16, or a
+  /// buffer uses the memory of a parameter.
   static nn::ParameterList free_parameters(const StrategyArguments& arguments,
                                            nn::Granularity granularity);
 
@@ -36,8 +39,8 @@ class HeldModel {
   void note_storages();
   /// Throws zero::Error if the model has been released.
   void verify_not_released() const;
-  /// The same if a parameter has another storage than note_storages() has seen: an optimizer may
-  /// update a shard of the noted one, and gathers write into it.
+  /// The same if a parameter has another storage than note_storages() has seen, or is another part
+  /// of it: an optimizer may update a shard of the noted one, and gathers write into it.
   void verify_storages() const;
 
   /// Gives every parameter storage of its own with `values`, flat and in the order of the list.
@@ -49,13 +52,21 @@ class HeldModel {
     bool has_bytes;
   };
   static Storage storage_of(const at::Tensor& tensor);
+  // The part of its storage that a tensor is.
+  struct Window {
+    explicit Window(const at::Tensor& tensor);
+    bool operator==(const Window&) const = default;
+    const void* storage;
+    std::int64_t offset;
+    std::vector<std::int64_t> sizes, strides;
+  };
   bool is_whole() const;
 
   nn::Model& model_;
   const nn::ParameterList& list_;
   std::string mode_;
-  std::vector<Storage> origins_;       // by parameter, as the strategy got them
-  std::vector<const void*> storages_;  // by parameter, from note_storages()
+  std::vector<Storage> origins_;  // by parameter, as the strategy got them
+  std::vector<Window> windows_;   // by parameter, from note_storages()
   bool released_ = false;
 };
 

@@ -1,0 +1,317 @@
+// Parameters and buffers whose memory or type is unusual: right bits, or an error on every rank
+// that names them. The measure is the plain module in one process.
+
+#include <ATen/ops/complex.h>
+#include <ATen/ops/conv2d.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/view_as_complex.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <tests/support/error_of.hpp>
+#include <tests/support/modes.hpp>
+#include <tests/support/same_bits.hpp>
+#include <tests/support/tensors.hpp>
+#include <tests/support/whole_weights.hpp>
+#include <zero/engine/engine.hpp>
+#include <zero/memory/storage.hpp>
+#include <zero/optim/sgd.hpp>
+
+namespace zero::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr std::int64_t kOddWidth = 6;
+
+at::Tensor drawn_values(at::IntArrayRef sizes, std::uint64_t seed,
+                        at::ScalarType dtype = at::kFloat) {
+  return random(sizes, seed, /*gradient=*/false, dtype) * 0.3;
+}
+
+// y = x weight, whose parts a test may add to.
+struct OddNet : nn::Model {
+  OddNet() : weight(register_parameter("weight", drawn_values({kOddWidth, kOddWidth}, 3))) {}
+  at::Tensor predict(const data::Batch& batch) override {
+    return run(
+        [&] {
+          const at::Tensor y = batch.inputs.matmul(weight);
+          return then ? then(y) : y;
+        },
+        {});
+  }
+  at::Tensor loss(const data::Batch& batch) override {
+    return (predict(batch) - batch.targets).square().mean();
+  }
+  at::Tensor weight;
+  std::function<at::Tensor(const at::Tensor&)> then;
+};
+
+using OddChange = std::function<void(OddNet&)>;
+
+data::Batch odd_batch(int rank, int step) {
+  const auto seed = static_cast<std::uint64_t>(100 * step + rank + 10);
+  return {.inputs = drawn_values({4, kOddWidth}, seed),
+          .targets = drawn_values({4, kOddWidth}, seed + 50)};
+}
+
+struct OddRun {
+  OddRun(dist::Communicator& communicator, const OverlapOptions& options, const OddChange& change)
+      : rank(communicator.rank()) {
+    change(net);
+    for (const at::Tensor& buffer : net.buffers()) {
+      if (rank > 0) memory::raw(buffer).zero_();  // rank 0's values count
+    }
+    engine = std::make_unique<Engine>(net, communicator, optim::sgd({.learning_rate = 0.1}),
+                                      EngineConfig{.overlap = options});
+  }
+  void steps(int first, int last) {
+    for (int s = first; s < last; ++s) {
+      engine->backward(engine->forward(odd_batch(rank, s)));
+      EXPECT_TRUE(engine->step());
+    }
+  }
+  int rank;
+  OddNet net;
+  std::unique_ptr<Engine> engine;
+};
+
+std::vector<OverlapOptions> odd_options(int ranks) {
+  std::vector<OverlapOptions> all;
+  for (const int stage : {0, 1, 2, 3}) all.push_back({.stage = stage});
+  all.push_back({.stage = 2, .shard_size = ranks == 2 ? 1 : 0});
+  all.push_back({.stage = 3, .whole_below = 1000});
+  all.push_back({.stage = 3, .bucket_bytes = 8});
+  return all;
+}
+
+ZERO_TESTS_ON_RANKS(MemoryOfParameters, 2, 3);
+
+struct RefusedModel {
+  const char* name;
+  OddChange change;
+  const char* says;
+};
+
+void add_odd(OddNet& net, const at::Tensor& tensor) { net.register_parameter("odd", tensor); }
+
+const std::vector<RefusedModel> kRefused = {
+    {"complex",
+     [](OddNet& net) { add_odd(net, at::complex(drawn_values({3}, 1), drawn_values({3}, 2))); },
+     "parameter 'odd' is ComplexFloat"},
+    {"channels last",
+     [](OddNet& net) {
+       add_odd(net, drawn_values({2, 3, 4, 5}, 1).contiguous(at::MemoryFormat::ChannelsLast));
+     },
+     "parameter 'odd' is not contiguous"},
+    {"expanded", [](OddNet& net) { add_odd(net, at::ones({1}).expand({4})); },
+     "parameter 'odd' is not contiguous"},
+    {"transposed",
+     [](OddNet& net) {
+       add_odd(net, drawn_values({2, 3}, 1).t());
+     },
+     "parameter 'odd' is not contiguous"},
+    {"shared memory", [](OddNet& net) { add_odd(net, net.weight.detach().view({-1})); },
+     "parameters 'weight' and 'odd' are two tensors over the same memory"},
+    {"a buffer that is a view",
+     [](OddNet& net) { net.register_buffer("mask", net.weight.detach()[2]); },
+     "buffer 'mask' uses the memory of parameter 'weight'"},
+    {"a buffer that is the same",
+     [](OddNet& net) { net.register_buffer("table", net.weight.detach()); },
+     "buffer 'table' uses the memory of parameter 'weight'"},
+};
+
+TEST_P(MemoryOfParameters, ThatNoStageCanTrainIsRefusedOnEveryRank) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    for (const OverlapOptions& options : odd_options(communicator.size())) {
+      for (const RefusedModel& refused : kRefused) {
+        // On all ranks, or on the last one alone.
+        for (const int first : {0, communicator.size() - 1}) {
+          SCOPED_TRACE(fmt::format("{}, {}, from rank {}", to_text(options), refused.name, first));
+          const bool odd = communicator.rank() >= first;
+          const auto make = [&] {
+            OddRun(
+                communicator, options, odd ? refused.change : [](OddNet&) {});
+          };
+          expect_error(make, {refused.says});
+        }
+      }
+    }
+  });
+}
+
+// The plain module's loop with the batches of all ranks.
+std::vector<at::Tensor> plainly_trained(int ranks, const OddChange& change, int steps) {
+  OddNet net;
+  change(net);
+  const std::vector<at::Tensor> parameters = parameters_of(net);
+  const auto optimizer = optim::sgd({.learning_rate = 0.1})(parameters);
+  for (int s = 0; s < steps; ++s) {
+    std::vector<at::Tensor> sums(parameters.size());
+    for (int r = 0; r < ranks; ++r) {
+      for (const at::Tensor& p : parameters) p.mutable_grad().reset();
+      net.loss(odd_batch(r, s)).backward();
+      for (std::size_t i = 0; i < parameters.size(); ++i) {
+        if (!parameters[i].grad().defined()) continue;
+        sums[i] = sums[i].defined() ? sums[i] + parameters[i].grad() : parameters[i].grad();
+      }
+    }
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      parameters[i].mutable_grad() = sums[i].defined() ? sums[i] / ranks : at::Tensor();
+    }
+    optimizer->step();
+  }
+  return parameters;
+}
+
+struct OddModel {
+  const char* name;
+  OddChange change;
+};
+
+const std::vector<OddModel> kTrained = {
+    {"scalars and nothing",
+     [](OddNet& net) {
+       const at::Tensor scalar = net.register_parameter("scalar", drawn_values({}, 1));
+       const at::Tensor one = net.register_parameter("one", drawn_values({1, 1}, 2));
+       const at::Tensor none = net.register_parameter("none", at::zeros({0, 3}));
+       net.then = [=](const at::Tensor& y) { return y * scalar + one + none.sum(); };
+     }},
+    {"three types in one unit",
+     [](OddNet& net) {
+       const at::Tensor wide =
+           net.register_parameter("wide", drawn_values({kOddWidth}, 1, at::kDouble));
+       const at::Tensor half =
+           net.register_parameter("half", drawn_values({kOddWidth}, 2).to(at::kBFloat16));
+       net.then = [=](const at::Tensor& y) {
+         return (y.to(at::kDouble) * wide).to(at::kFloat) + half.to(at::kFloat);
+       };
+     }},
+    {"frozen integers and complex numbers",
+     [](OddNet& net) {
+       const at::Tensor levels =
+           net.register_parameter("levels", longs({1, 2, 3, 4, 5, 6}).to(at::kChar), false);
+       const at::Tensor on =
+           net.register_parameter("on", longs({1, 0, 1, 1, 0, 1}).to(at::kBool), false);
+       const at::Tensor turn = net.register_parameter(
+           "turn", at::complex(drawn_values({kOddWidth}, 1), drawn_values({kOddWidth}, 2)), false);
+       net.then = [=](const at::Tensor& y) { return at::real(y * levels * on * turn); };
+     }},
+    {"buffers of many types",
+     [](OddNet& net) {
+       const at::Tensor seen = net.register_buffer("seen", at::zeros({}, at::kLong));
+       const at::Tensor mask = net.register_buffer("mask", longs({1, 0, 1, 1, 0, 1}).to(at::kBool));
+       const at::Tensor turn = net.register_buffer(
+           "turn", at::complex(drawn_values({kOddWidth}, 1), drawn_values({kOddWidth}, 2)));
+       const at::Tensor small = net.register_buffer("small", longs({1, 2}).to(at::kShort));
+       const at::Tensor turned = net.register_buffer("turned", drawn_values({kOddWidth, 4}, 3).t());
+       const at::Tensor wide =
+           net.register_buffer("wide", drawn_values({kOddWidth}, 4).expand({4, kOddWidth}));
+       net.then = [=](const at::Tensor& y) {
+         seen.add_(1);
+         return at::real(y * mask * turn * small[1]) + turned * wide;
+       };
+     }},
+    {"convolution with a memory format",
+     [](OddNet& net) {
+       // Contiguous either way, because there is one channel.
+       const at::Tensor kernel = net.register_parameter(
+           "kernel", drawn_values({1, 1, 3, 3}, 1).contiguous(at::MemoryFormat::ChannelsLast));
+       net.then = [=](const at::Tensor& y) {
+         const at::Tensor image = y.view({4, 1, 2, 3}).contiguous(at::MemoryFormat::ChannelsLast);
+         return at::conv2d(image, kernel, {}, {1, 1}, {1, 1}).reshape({4, kOddWidth});
+       };
+     }},
+};
+
+TEST_P(MemoryOfParameters, OfManyShapesAndTypesTrainsAsThePlainModule) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    for (const OddModel& trained : kTrained) {
+      const auto expected = plainly_trained(communicator.size(), trained.change, 3);
+      for (const OverlapOptions& options : odd_options(communicator.size())) {
+        SCOPED_TRACE(fmt::format("{}, {}", to_text(options), trained.name));
+        OddRun run(communicator, options, trained.change);
+        run.steps(0, 3);
+        EXPECT_TRUE(same_bits(whole_weights(run.engine->strategy()), expected));
+        run.engine->release();
+        EXPECT_TRUE(same_bits(parameters_of(run.net), expected));
+      }
+    }
+  });
+}
+
+std::string error_of_read(const at::Tensor& tensor) {
+  try {
+    tensor.sum();
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  }
+  return "no error";
+}
+
+// A tensor that shares a parameter's memory would be a stale copy.
+TEST_P(MemoryOfParameters, ThatATensorSharedBeforeOrMeanwhileIsNotReadAsIfItWere) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    for (const OverlapOptions& options : odd_options(communicator.size())) {
+      SCOPED_TRACE(to_text(options));
+      at::Tensor before, kept;
+      const OddChange take = [&](OddNet& net) {
+        before = net.weight.detach()[1];
+        kept = net.weight.detach().clone();
+      };
+      OddRun run(communicator, options, take);
+      EXPECT_THAT(error_of_read(before), HasSubstr("that parameter 'weight' had before"));
+      run.steps(0, 1);
+      at::Tensor meanwhile;
+      {
+        const train::UnshardedParameters whole(run.engine->strategy(), 0);
+        meanwhile = run.net.weight.detach().view({-1});
+      }
+      run.steps(1, 2);
+      {
+        const train::UnshardedParameters whole(run.engine->strategy(), 0);
+        EXPECT_TRUE(at::equal(meanwhile, run.net.weight.detach().view({-1})));
+        EXPECT_FALSE(at::equal(kept, run.net.weight));
+      }
+      run.engine->release();
+      EXPECT_THAT(error_of_read(meanwhile), ::testing::Not("no error"));
+      EXPECT_THAT(error_of_read(run.net.weight), "no error");
+    }
+  });
+}
+
+// Another tensor in a parameter's place: what would be trained is not what the model shows.
+TEST_P(MemoryOfParameters, ThatSetDataChangesIsNoticed) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    const std::vector<std::pair<const char*, std::function<at::Tensor(const at::Tensor&)>>> kinds =
+        {
+            {"a copy", [](const at::Tensor& w) { return w.detach().clone(); }},
+            {"the same memory, transposed", [](const at::Tensor& w) { return w.detach().t(); }},
+            {"a part of it", [](const at::Tensor& w) { return w.detach()[0]; }},
+        };
+    for (const OverlapOptions& options : odd_options(communicator.size())) {
+      for (const auto& [name, other] : kinds) {
+        SCOPED_TRACE(fmt::format("{}, {}", to_text(options), name));
+        OddRun run(communicator, options, [](OddNet&) {});
+        run.steps(0, 1);
+        {
+          const train::UnshardedParameters whole(run.engine->strategy(), 0);
+          run.net.weight.set_data(other(run.net.weight));
+        }
+        expect_error([&] { run.engine->forward(odd_batch(run.rank, 1)); },
+                     {"parameter 'weight' has other memory"});
+      }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace zero::testing
