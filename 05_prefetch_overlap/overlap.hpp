@@ -38,6 +38,8 @@ class Overlap : public train::Strategy {
   void finish_backward() override;
   void sync_parameters() override;
   void zero_grad() override;
+  train::ParameterWrites writes() override { return flat_.writes(); }
+  void forget_writes() override { flat_.forget_writes(); }
 
   bool owns(std::size_t index) const override { return piece(index).tensor.defined(); }
   train::ParameterShard piece(std::size_t index) const override { return flat_.piece(index); }
@@ -78,6 +80,7 @@ class Overlap : public train::Strategy {
   void finish_parameters() override { flat_.wait_gathers(); }
   void gather(std::size_t unit) override;
   void gather_to_read(std::size_t unit) override;
+  void keep_writes(std::size_t unit) override { flat_.keep_writes(unit); }
   void drop(std::size_t unit) override;
   void gradient_ready(std::size_t index) override;
 

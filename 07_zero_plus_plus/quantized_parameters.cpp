@@ -31,6 +31,18 @@ dist::Work QuantizedParameters::gather(const at::Tensor& full, const at::Tensor&
   });
 }
 
+void QuantizedParameters::written(const at::Tensor& full) {
+  if (bytes_->reads_shard()) return;  // nothing is kept
+  const memory::Charge charge(Category::kCommunication);
+  const at::Tensor packed =
+      at::empty({blocks_.ranks() * blocks_.packed_bytes()}, full.options().dtype(at::kByte));
+  for (int rank = 0; rank < blocks_.ranks(); ++rank) {
+    blocks_.quantize(rank, full.narrow(0, rank * blocks_.shard(), blocks_.shard()),
+                     packed.narrow(0, rank * blocks_.packed_bytes(), blocks_.packed_bytes()));
+  }
+  bytes_->written(packed);
+}
+
 void QuantizedParameters::unpack(const at::Tensor& packed, const at::Tensor& full) const {
   RECORD_USER_SCOPE("dequantize_parameters");
   for (int rank = 0; rank < blocks_.ranks(); ++rank) {

@@ -33,6 +33,7 @@ class QuantizedParameters final : public train::ParameterTransfer {
   dist::Work gather(const at::Tensor& full, const at::Tensor& shard) override;
   bool reads_shard() const override { return bytes_->reads_shard(); }
   bool rounds() const override { return true; }
+  void written(const at::Tensor& full) override;
   std::int64_t held_bytes() const override { return bytes_->held_bytes(); }
   train::SentBytes sent(std::int64_t gathers) const override { return bytes_->sent(gathers); }
 

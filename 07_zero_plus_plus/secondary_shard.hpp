@@ -36,6 +36,9 @@ class SecondaryShard final : public train::ParameterTransfer {
   dist::Work gather(const at::Tensor& full, const at::Tensor& shard) override;
   bool reads_shard() const override { return made_from_ != version_(); }
   bool rounds() const override { return from_all_->rounds(); }
+  void written(const at::Tensor& full) override {
+    if (!reads_shard()) keep_part_of(full);
+  }
   std::int64_t held_bytes() const override;
   /// One gather from all ranks if the weights are new, and the others inside the group.
   train::SentBytes sent(std::int64_t gathers) const override;

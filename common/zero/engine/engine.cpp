@@ -117,8 +117,8 @@ void Engine::verify_before_update() {
   // One tensor: the host waits once for a GPU.
   const at::Tensor finite = at::isfinite(at::stack(losses_).cpu());
   const double mine = finite.all().item<bool>() ? 0 : 1;
-  const std::vector<double> all = dist::all_gather_scalars(
-      communicator, {mine, train::settings_digest(strategy_->optimizer())});
+  const std::vector<double> all =
+      dist::all_gather_scalars(communicator, {mine, train::settings_digest(*strategy_)});
   std::vector<int> ranks;
   std::vector<double> settings;
   for (std::size_t r = 0; 2 * r < all.size(); ++r) {

@@ -1,6 +1,8 @@
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/ne.h>
+#include <ATen/ops/where.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 
@@ -27,6 +29,9 @@ struct TwoByteSlot {
   at::Tensor parameter;
   at::Tensor master;  // of the parameter's shape; without bytes before the first update
   bool has_master = false;
+  // The parameter's version counter when it was the rounded master.
+  static constexpr std::int64_t kUnknown = -1;
+  std::int64_t version = kUnknown;
 };
 
 // Parameters that are widened, updated and rounded together.
@@ -39,7 +44,7 @@ constexpr std::int64_t kBatchesOfAll = 16;
 
 TwoByteSlot without_master(const at::Tensor& parameter) {
   at::Tensor master = memory::without_storage(parameter.sizes(), at::kFloat, parameter.device());
-  return {parameter, master.requires_grad_(parameter.requires_grad())};
+  return {.parameter = parameter, .master = master.requires_grad_(parameter.requires_grad())};
 }
 
 class MasterWeights final : public Optimizer {
@@ -140,6 +145,7 @@ class MasterWeights final : public Optimizer {
       memory::separate_storage(slot->master);
     }
     slot->has_master = updated;
+    slot->version = TwoByteSlot::kUnknown;
     of_masters_->load_state(slot->master, steps, inner);
   }
 
@@ -187,22 +193,38 @@ class MasterWeights final : public Optimizer {
     at::_foreach_copy_(wide, gradients);
     if (scale_ != 1.0) at::_foreach_mul_(wide, 1.0 / scale_);
     of_masters_->step();
-    for (const TwoByteSlot* slot : batch) slot->master.mutable_grad().reset();
     at::_foreach_copy_(parameters, masters);
+    for (TwoByteSlot* slot : batch) {
+      slot->master.mutable_grad().reset();
+      slot->version = slot->parameter._version();
+    }
   }
 
-  // Copies the parameters' current values, if this is their first update.
+  // Copies the parameters' current values, if this is their first update, and what was written into
+  // them since the last one.
   static void make_masters(const Batch& batch) {
     std::vector<at::Tensor> parameters, masters;
     const memory::Charge charge(memory::Category::kOptimizer);
     for (TwoByteSlot* slot : batch) {
-      if (slot->has_master) continue;
+      if (slot->has_master) {
+        if (slot->parameter._version() != slot->version) follow(*slot);
+        continue;
+      }
       memory::allocate_storage(slot->master);
       slot->has_master = true;
       parameters.push_back(memory::raw(slot->parameter));
       masters.push_back(memory::raw(slot->master));
     }
     if (!masters.empty()) at::_foreach_copy_(masters, parameters);
+  }
+
+  // The program may have written into the parameter: what is not the rounded master is new.
+  static void follow(const TwoByteSlot& slot) {
+    const memory::Charge charge(memory::Category::kOther);
+    const at::Tensor parameter = memory::raw(slot.parameter), master = memory::raw(slot.master);
+    const at::Tensor changed = master.to(parameter.scalar_type()).ne(parameter);
+    if (!changed.any().item<bool>()) return;
+    master.copy_(at::where(changed, parameter.to(at::kFloat), master));
   }
 
   void step_others() {

@@ -17,13 +17,16 @@ namespace zero::optim {
 ///
 /// A master weight is made at the first update from the parameter's value at that time, so a rank
 /// that narrows its optimizer before holds none for parameters of other owners. From then on the
-/// parameter follows its master: a value written only into the parameter is lost at the next step.
+/// parameter follows its master. If the parameter was changed in place since, which its version
+/// counter tells, each master element follows that is not the parameter's value, rounded, any more.
+/// A value written through data() does not count and is lost at the next step.
 ///
 /// step() widens some gradients at a time, divided by the scale of set_gradient_scale() (in
 /// float32: a power of two rounds nothing). Scratch, charged to kOther: 4 bytes for each element of
-/// the largest piece that it holds, or of a sixteenth of all that it updates if that is more.
-/// Gradients of float32 parameters are copied only if the scale is not 1. The time of a step grows
-/// with the number of parameters, not with its square. On a GPU the host does not wait.
+/// the largest piece that it holds, or of a sixteenth of all that it updates if that is more; after
+/// a write into a parameter, 11 bytes for each of its elements if that is more. Gradients of
+/// float32 parameters are copied only if the scale is not 1. The time of a step grows with the
+/// number of parameters, not with its square. On a GPU the host waits only after a write.
 ///
 /// state() has "master" in addition to the states of the inner optimizer, all float32 and flat. The
 /// kind in settings() ends in " with master weights" if any of the parameters first given had

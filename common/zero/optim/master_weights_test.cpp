@@ -40,6 +40,25 @@ TEST(MasterWeights, RememberUpdatesTooSmallForTheParameter) {
   EXPECT_NEAR(train(with_master_weights(plain)), 0.95, 0.002);
 }
 
+// The elements that were written, in place; others keep what the parameter's type cannot hold.
+TEST(MasterWeights, FollowWhatIsWrittenIntoTheParameter) {
+  const at::Tensor weight = at::ones({8}, at::kBFloat16).requires_grad_();
+  const auto optimizer =
+      with_master_weights(sgd({.learning_rate = 1e-3, .momentum = 0.0}))({weight});
+  const auto expect_masters_after_step = [&](double first, double second) {
+    weight.mutable_grad() = at::ones({8}, at::kBFloat16);
+    optimizer->step();
+    const at::Tensor masters = optimizer->state(weight).at("master");
+    EXPECT_NEAR(masters[0].item<double>(), first, 1e-6);
+    EXPECT_NEAR(masters[1].item<double>(), second, 1e-6);
+  };
+  expect_masters_after_step(0.999, 0.999);
+  weight.detach()[1].fill_(3);
+  expect_masters_after_step(0.998, 2.999);
+  weight.data().fill_(5);  // nothing tells of it
+  expect_masters_after_step(0.997, 2.998);
+}
+
 TEST(MasterWeights, LeaveFloat32ParametersAsTheyAreAlsoBesideOthers) {
   for (const bool beside : {false, true}) {
     const at::Tensor half = trainable(random({9}, 1, at::kHalf)), wide = trainable(random({9}, 2));

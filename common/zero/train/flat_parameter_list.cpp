@@ -122,6 +122,10 @@ void FlatParameterList::gather_exactly(std::size_t unit) {
   for (const std::size_t b : of_unit_[unit]) buffers_[b].gather_exactly();
 }
 
+void FlatParameterList::keep_writes(std::size_t unit) {
+  for (const std::size_t b : of_unit_[unit]) buffers_[b].keep_writes();
+}
+
 void FlatParameterList::reshard(std::size_t unit) {
   for (const std::size_t b : of_unit_[unit]) buffers_[b].reshard();
 }
@@ -134,6 +138,16 @@ void FlatParameterList::start_refresh() {
 void FlatParameterList::wait_gathers() {
   RECORD_USER_SCOPE("flat_param_wait");
   for (FlatParameters& buffer : buffers_) buffer.wait_gather();
+}
+
+ParameterWrites FlatParameterList::writes() {
+  ParameterWrites all;
+  for (FlatParameters& buffer : buffers_) all.add(buffer.writes());
+  return all;
+}
+
+void FlatParameterList::forget_writes() {
+  for (FlatParameters& buffer : buffers_) buffer.forget_writes();
 }
 
 void FlatParameterList::drop_gradients() {

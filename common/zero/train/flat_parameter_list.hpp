@@ -48,11 +48,15 @@ class FlatParameterList {
   void start_gather(std::size_t unit);
   void finish_gather(std::size_t unit);
   void gather_exactly(std::size_t unit);
+  void keep_writes(std::size_t unit);
   void reshard(std::size_t unit);
   /// Starts to gather what the ranks have updated, in all buffers.
   void start_refresh();
   /// Blocks until no gather is in flight.
   void wait_gathers();
+  /// See FlatParameters::writes().
+  ParameterWrites writes();
+  void forget_writes();
   void drop_gradients();
 
   /// Bytes of parameters and gradients that this rank holds at rest: after the update, before

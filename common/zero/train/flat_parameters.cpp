@@ -1,6 +1,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <utility>
@@ -150,6 +151,7 @@ void FlatParameters::initialize(const FirstValue& first_value, dist::Communicato
   communicator_->broadcast(full_, /*root=*/0, Purpose::kSetup).wait();
   if (splits()) keep_shard_only();
   make_pieces();
+  note_versions();
 }
 
 void FlatParameters::keep_shard_only() {
@@ -157,8 +159,11 @@ void FlatParameters::keep_shard_only() {
   shard_ = shard_.clone();
   memory::release_storage(full_, read_too_early_);
   parameters_ = Parameters::kSharded;
+  own_members_.resize(members_.size());
   for (std::size_t m = 0; m < members_.size(); ++m) {
-    if (uses_shard(m)) memory::separate_storage(tensor(m));
+    if (!uses_shard(m)) continue;
+    memory::separate_storage(tensor(m));
+    own_members_[m] = memory::raw(tensor(m));
   }
   hide_own_members();
 }
@@ -187,6 +192,7 @@ void FlatParameters::start_gather() {
   pool_->allocate(full_, Category::kParameters);
   if (!parameter_transfer_) return gather_into_buffer();
   parameters_ = Parameters::kGathering;
+  rounded_ = rounds();
   gathering_ = parameter_transfer_->gather(full_, shard_);
 }
 
@@ -202,11 +208,13 @@ void FlatParameters::gather_exactly() {
 
 void FlatParameters::start_refresh() {
   wait_gather();  // of the last gather
+  note_versions();
   if (!splits() && options_.sharded != Sharded::kNothing && trainable_) gather_into_buffer();
 }
 
 void FlatParameters::gather_into_buffer() {
   parameters_ = Parameters::kGathering;
+  rounded_ = false;
   for (std::size_t m = 0; splits() && m < members_.size(); ++m) copy_own_part(m);
   gathering_ =
       communicator_->all_gather(full_, shard_, Purpose::kParameter, /*copy_own_chunk=*/false);
@@ -225,6 +233,14 @@ void FlatParameters::finish_gather() {
   gathering_.wait_output();
   parameters_ = Parameters::kWhole;
   show_own_members();
+  if (splits()) return;
+  for (std::size_t m = 0; m < members_.size(); ++m) {
+    if (tensor(m)._version() == versions_[m]) continue;
+    writes_.refuse(list_.parameters[members_[m]].name,
+                   "while updated values of other ranks were on their way "
+                   "(defer_parameter_gather)");
+  }
+  note_versions();
 }
 
 void FlatParameters::wait_gather() {
@@ -235,6 +251,7 @@ void FlatParameters::wait_gather() {
 void FlatParameters::reshard() {
   wait_gather();
   if (!splits() || parameters_ != Parameters::kWhole) return;
+  if (note_writes()) keep_shard_of_buffer();
   // The storage object stays and the next gather gives it bytes again, so that what autograd saved
   // of it becomes valid again.
   pool_->release(full_, read_too_early_);
@@ -248,15 +265,70 @@ void FlatParameters::show_own_members() {
   for (std::size_t m = 0; splits() && m < members_.size(); ++m) {
     if (!uses_shard(m)) continue;
     const auto mine = layout_.range(m, communicator_->rank());
-    memory::borrow_storage(tensor(m), shard_.narrow(0, mine.in_shard, mine.size));
+    memory::borrow_storage(own_members_[m], shard_.narrow(0, mine.in_shard, mine.size));
   }
 }
 
 void FlatParameters::hide_own_members() {
   for (std::size_t m = 0; m < members_.size(); ++m) {
     if (!uses_shard(m)) continue;
-    memory::release_storage(tensor(m), unsharded_read(list_, {members_[m]}));
+    memory::release_storage(own_members_[m], unsharded_read(list_, {members_[m]}));
   }
+}
+
+// ---- what the program writes into parameters
+
+void FlatParameters::note_versions() {
+  versions_.clear();
+  for (const std::size_t i : members_) {
+    versions_.push_back(list_.parameters[i].tensor._version());
+  }
+}
+
+// Returns whether there is anything new that counts.
+bool FlatParameters::note_writes() {
+  bool any = false;
+  for (std::size_t m = 0; m < members_.size(); ++m) {
+    if (tensor(m)._version() == versions_[m]) continue;
+    const std::string& name = list_.parameters[members_[m]].name;
+    if (rounded_) {
+      writes_.refuse(name, "where it had rounded values (quantize_parameters)");
+      continue;
+    }
+    writes_.add(name, tensor(m));
+    any = true;
+    // The optimizer sees it there; at stage 0 it has the parameter itself.
+    if (pieces_[m].tensor.defined() && options_.sharded != Sharded::kNothing) {
+      torch::autograd::impl::bump_version(pieces_[m].tensor);
+    }
+  }
+  note_versions();
+  return any;
+}
+
+const ParameterWrites& FlatParameters::writes() {
+  if (is_whole() && note_writes()) keep_shard_of_buffer();
+  return writes_;
+}
+
+void FlatParameters::keep_writes() {
+  if (!is_whole()) return;
+  note_writes();
+  if (!rounded_) keep_shard_of_buffer();
+}
+
+void FlatParameters::keep_shard_of_buffer() {
+  if (!splits()) return;  // the shard is a part of the buffer
+  wait_gather();
+  for (std::size_t m = 0; m < members_.size(); ++m) {
+    const auto mine = layout_.range(m, communicator_->rank());
+    if (mine.size == 0 || uses_shard(m)) continue;
+    shard_.narrow(0, mine.in_shard, mine.size)
+        .copy_(full_.narrow(0, layout_.offset(m) + mine.begin, mine.size));
+  }
+  if (!parameter_transfer_) return;
+  my_shard_of(full_).copy_(shard_);  // where members use the shard, the buffer has old values
+  parameter_transfer_->written(full_);
 }
 
 ParameterShard FlatParameters::local_shard(std::size_t m) const {

@@ -13,6 +13,7 @@
 #include <zero/train/gradient_transfer.hpp>
 #include <zero/train/parameter_shard.hpp>
 #include <zero/train/parameter_transfer.hpp>
+#include <zero/train/parameter_writes.hpp>
 #include <zero/train/shard_layout.hpp>
 
 namespace zero::train {
@@ -147,6 +148,15 @@ class FlatParameters {
   const at::Tensor& full() const { return full_; }
   const at::Tensor& shard() const { return shard_; }  ///< [shard], of this rank
 
+  /// Call at the end of a scope in which the program may write into the members
+  /// (Strategy::unshard()) and nobody reads this rank's shard. If they are whole, this rank keeps
+  /// its shard of what is there.
+  void keep_writes();
+  /// What the program has written into the members since the last forget_writes(), by the version
+  /// counters of the parameters.
+  const ParameterWrites& writes();
+  void forget_writes() { writes_.forget(); }
+
   /// The part of member `m` that this rank updates; undefined if there is none.
   ParameterShard piece(std::size_t m) const { return pieces_[m]; }
   /// The part of member `m` that this rank keeps between steps, whether it updates it or not.
@@ -182,6 +192,9 @@ class FlatParameters {
   void hide_own_members();
   void copy_own_part(std::size_t m);
   void gather_into_buffer();
+  bool note_writes();
+  void note_versions();
+  void keep_shard_of_buffer();
   void zero_padding();
   at::Tensor gradient_shard_buffer();
   at::Tensor sum_buffer() const;
@@ -202,7 +215,13 @@ class FlatParameters {
   Parameters parameters_ = Parameters::kSharded;
   at::Tensor full_;   // [N * shard]
   at::Tensor shard_;  // [shard], a view of full_ unless parameters are sharded
+  // By member: if all of it lies in the shard, a tensor over its storage, whatever the program does
+  // to the parameter (set_data()).
+  std::vector<at::Tensor> own_members_;
   dist::Work gathering_;
+  bool rounded_ = false;                // the values in full_ are
+  std::vector<std::int64_t> versions_;  // by member: its version counter, as far as it is noted
+  ParameterWrites writes_;
 
   Gradients gradients_ = Gradients::kNone;
   at::Tensor full_gradient_;   // [N * shard]

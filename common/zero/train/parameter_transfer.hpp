@@ -24,6 +24,9 @@ class ParameterTransfer {
   /// Whether the values that arrive are rounded. This rank then computes with what arrives of its
   /// own shard, too, so that all ranks compute with the same bits.
   virtual bool rounds() const { return false; }
+  /// The program has written into `full`, which is whole and not rounded, on all ranks alike. Later
+  /// gathers must bring what is there now.
+  virtual void written(const at::Tensor& /*full*/) {}
   /// Bytes that it holds between gathers (memory::Category::kParameters).
   virtual std::int64_t held_bytes() const { return 0; }
   /// What this rank sends if the weights, as they are now, are gathered `gathers` times.

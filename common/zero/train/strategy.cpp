@@ -1,6 +1,7 @@
 #include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <unordered_map>
@@ -132,6 +133,7 @@ void Strategy::finish_backward() {
 
 void Strategy::optimizer_step() {
   finish_parameters();
+  writes();  // master weights must follow what was written
   passes_.prepare_update();
   optimizer_->step();
   passes_.weights_changed();
@@ -165,13 +167,26 @@ float Strategy::clip_grad_norm(double max_norm, optim::Norm norm) {
 void Strategy::unshard(std::size_t unit) {
   const dist::CallScope call(communicator_, "Strategy::unshard");
   passes_.is_running() ? gather(unit) : gather_to_read(unit);
+  finish_parameters();  // the caller may write where other ranks read until now
   passes_.use().hold(unit);
 }
 
 void Strategy::reshard(std::size_t unit) {
   passes_.use().release(unit);
+  if (!passes_.use().is_held(unit)) {
+    keep_writes(unit);
+    for (const std::size_t i : list_.units[unit].parameters) note_possible_write(i);
+  }
   // backward() drops everything at its end.
   if (!in_backward() && !is_in_use(unit)) drop(unit);
+}
+
+// An optimizer that keeps a copy of what it updates (optim::with_master_weights()) looks at version
+// counters. The tensor that it holds has another one than the parameter that the program sees.
+void Strategy::note_possible_write(std::size_t index) const {
+  const at::Tensor mine = piece(index).tensor;
+  if (!mine.defined() || mine.is_same(parameter(index))) return;
+  torch::autograd::impl::bump_version(mine);
 }
 
 void Strategy::gather_all() {

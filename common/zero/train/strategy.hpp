@@ -15,6 +15,7 @@
 #include <zero/train/first_values.hpp>
 #include <zero/train/held_model.hpp>
 #include <zero/train/parameter_shard.hpp>
+#include <zero/train/parameter_writes.hpp>
 #include <zero/train/stage_of_model.hpp>
 #include <zero/train/strategy_arguments.hpp>
 
@@ -78,10 +79,16 @@ class Strategy {
   /// scaling. See AveragedGradients::clip().
   virtual float clip_grad_norm(double max_norm, optim::Norm norm = optim::Norm::kL2);
 
-  /// Makes the parameters of unit `unit` whole for reading, until reshard() has been called as
-  /// often. Allowed during forward() and backward() too. See UnshardedParameters, which calls both.
+  /// Makes the parameters of unit `unit` whole for reading and writing, until reshard() has been
+  /// called as often. Allowed during forward() and backward() too. See UnshardedParameters, which
+  /// calls both.
   void unshard(std::size_t unit);
   void reshard(std::size_t unit);
+
+  /// What the program has written into parameters since the last forget_writes(). These functions
+  /// send nothing.
+  virtual ParameterWrites writes() { return {}; }
+  virtual void forget_writes() {}
 
   /// Gives the model back: parameters are whole on every rank, in storage of their own, gradients
   /// are dropped, and other strategies or ordinary programs may use the model. This strategy cannot
@@ -158,6 +165,8 @@ class Strategy {
   /// The same for unshard() outside of forward() and backward(). A stage that rounds what it
   /// gathers shows the weights themselves here.
   virtual void gather_to_read(std::size_t unit) { gather(unit); }
+  /// Nobody holds the unit any more: takes over what the program may have written into it.
+  virtual void keep_writes(std::size_t unit) {}
   /// What reshard() calls last: drops what this rank does not keep of the unit, unless is_in_use().
   virtual void drop(std::size_t unit) {}
   /// Blocks until no transfer of parameters is in flight, so that they may be read and updated.
@@ -215,6 +224,8 @@ class Strategy {
 
  private:
   friend class AutogradPasses;
+
+  void note_possible_write(std::size_t index) const;
 
   nn::ParameterList list_;
   dist::Communicator* const tensor_axis_;

@@ -167,8 +167,7 @@ double Trainer::count_terms(const std::vector<data::Batch>& batches) {
   double mine = 0;
   for (const data::Batch& batch : batches) mine += static_cast<double>(batch.loss_terms);
   const std::vector<double> all = dist::all_gather_scalars(
-      communicator,
-      {mine, static_cast<double>(batches.size()), settings_digest(strategy_.optimizer())});
+      communicator, {mine, static_cast<double>(batches.size()), settings_digest(strategy_)});
   double terms = 0;
   std::vector<double> settings;
   for (int rank = 0; rank < communicator.size(); ++rank) {

@@ -6,8 +6,14 @@
 
 namespace zero::train {
 
-/// While it lives, the parameters of one unit are whole for reading: Strategy::unshard() and, at
-/// the end, Strategy::reshard(). All ranks make one together; blocks.
+/// While it lives, the parameters of one unit are whole for reading and writing:
+/// Strategy::unshard() and, at the end, Strategy::reshard(). All ranks make one together; blocks.
+///
+/// What is written into them stays: at the end each rank keeps its shard of what is there. All
+/// ranks must write the same values, as they do if each does the same to the whole parameter; the
+/// next step of Engine and Trainer compares what was written in place (not through data()), and
+/// throws zero::Error on all ranks if it differs. Moments stay as they are; a float32 master weight
+/// becomes the written value.
 ///
 /// Without it, reading a parameter outside of its unit is an error that names the parameter, if the
 /// stage does not keep it whole: zero::Error inside forward() or backward(), else c10::Error.

@@ -80,17 +80,23 @@ std::string settings_text(const optim::Optimizer& optimizer) {
 
 }  // namespace
 
-double settings_digest(const optim::Optimizer& optimizer) {
+double settings_digest(Strategy& strategy) {
+  const std::string text = settings_text(strategy.optimizer()) + strategy.writes().text();
   // A double holds 53 bits.
-  return static_cast<double>(std::hash<std::string>{}(settings_text(optimizer)) >> 11);
+  return static_cast<double>(std::hash<std::string>{}(text) >> 11);
 }
 
 void verify_settings(Strategy& strategy, const std::vector<double>& digests) {
+  const ParameterWrites writes = strategy.writes();
   if (std::adjacent_find(digests.begin(), digests.end(), std::not_equal_to<>()) == digests.end()) {
+    if (!writes.refused().empty()) throw Error(writes.refused());  // the same on all ranks
+    strategy.forget_writes();
     return;
   }
   strategy.communicator().verify_same_on_all_ranks("the optimizer's settings",
                                                    settings_text(strategy.optimizer()));
+  strategy.communicator().verify_same_on_all_ranks(
+      "what the program has written into parameters since the last step", writes.text());
 }
 
 }  // namespace zero::train

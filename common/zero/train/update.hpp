@@ -55,11 +55,13 @@ UpdateResult update(Strategy& strategy, const UpdateOptions& options, LossScale*
 /// "rank 1", "ranks 1, 3": for messages.
 std::string ranks_text(const std::vector<int>& ranks);
 
-/// A digest of the optimizer's settings, exact in a double, to compare between ranks.
-double settings_digest(const optim::Optimizer& optimizer);
+/// A digest of the optimizer's settings and of Strategy::writes(), exact in a double, to compare
+/// between ranks.
+double settings_digest(Strategy& strategy);
 
 /// Called by all ranks with the digests of all ranks, in rank order. Throws zero::Error on all of
-/// them if digests differ; it names two values and their ranks.
+/// them if digests differ, and names two values and their ranks; or if the program wrote into a
+/// parameter at a time at which a write does not count. Otherwise calls Strategy::forget_writes().
 void verify_settings(Strategy& strategy, const std::vector<double>& digests);
 
 }  // namespace zero::train

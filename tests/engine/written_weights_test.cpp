@@ -1,0 +1,437 @@
+// Loops that write into weights themselves: a WGAN's clamp, a teacher that follows, a norm that is
+// kept. The measure is the plain module in one process, with the batches of all ranks.
+
+#include <ATen/ops/ones_like.h>
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <tests/support/error_of.hpp>
+#include <tests/support/modes.hpp>
+#include <tests/support/same_bits.hpp>
+#include <tests/support/tensors.hpp>
+#include <tests/support/whole_weights.hpp>
+#include <zero/engine/engine.hpp>
+#include <zero/memory/storage.hpp>
+#include <zero/optim/master_weights.hpp>
+
+namespace zero::testing {
+namespace {
+
+constexpr std::int64_t kWritingWidth = 13;
+constexpr int kWritingBlocks = 3;
+
+at::Tensor drawn_weights(at::IntArrayRef sizes, std::uint64_t seed,
+                         at::ScalarType dtype = at::kFloat) {
+  return (random(sizes, seed, /*gradient=*/false, at::kFloat) * 0.3).to(dtype);
+}
+
+// A plain module with a weight, a bias, and a frozen weight that follows the other one.
+struct WritingLayer : torch::nn::Module {
+  WritingLayer(std::uint64_t seed, at::ScalarType dtype)
+      : weight(register_parameter("weight",
+                                  drawn_weights({kWritingWidth, kWritingWidth}, seed, dtype))),
+        bias(register_parameter("bias", drawn_weights({kWritingWidth}, seed + 50, dtype))),
+        teacher(register_parameter("teacher", weight.detach().clone(), /*requires_grad=*/false)) {}
+  at::Tensor weight, bias, teacher;
+};
+
+struct WritingBlock : nn::Unit {
+  WritingBlock(std::uint64_t seed, at::ScalarType dtype)
+      : layer(register_module("layer", std::make_shared<WritingLayer>(seed, dtype))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    return run(
+        [&] {
+          if (in_forward) in_forward();
+          return x +
+                 (x.matmul(layer->weight) - x.matmul(layer->teacher) * 0.1 + layer->bias).tanh();
+        },
+        {x});
+  }
+  std::shared_ptr<WritingLayer> layer;
+  std::function<void()> in_forward;
+};
+
+struct WritingNet : nn::Model {
+  explicit WritingNet(at::ScalarType dtype = at::kFloat)
+      : scale(register_parameter("scale", drawn_weights({}, 90, dtype))),
+        head(register_parameter("head", drawn_weights({kWritingWidth}, 91, dtype))) {
+    for (int b = 0; b < kWritingBlocks; ++b) {
+      const auto seed = static_cast<std::uint64_t>(b);
+      blocks.push_back(
+          register_module(fmt::format("block{}", b), std::make_shared<WritingBlock>(seed, dtype)));
+    }
+  }
+  at::Tensor predict(const data::Batch& batch) override {
+    return run(
+        [&] {
+          at::Tensor x = batch.inputs.to(head.scalar_type());
+          for (const auto& block : blocks) x = block->forward(x);
+          return x * head * scale;
+        },
+        {});
+  }
+  at::Tensor loss(const data::Batch& batch) override {
+    return (predict(batch).to(at::kFloat) - batch.targets).square().mean();
+  }
+  at::Tensor scale, head;
+  std::vector<std::shared_ptr<WritingBlock>> blocks;
+};
+
+data::Batch writing_batch(int rank, int step) {
+  const auto seed = static_cast<std::uint64_t>(100 * step + rank + 1000);
+  return {.inputs = drawn_weights({4, kWritingWidth}, seed) * 3,
+          .targets = drawn_weights({4, kWritingWidth}, seed + 50) * 9};
+}
+
+// What the loop does to the weights of a model, which are all whole.
+struct Write {
+  const char* name;
+  std::function<void(WritingNet&)> apply;
+};
+
+void on_all_parameters(WritingNet& net, const std::function<void(at::Tensor&)>& action) {
+  const at::NoGradGuard no_grad;
+  for (at::Tensor& p : net.parameters()) action(p);
+}
+
+void teacher_follows(WritingNet& net) {
+  const at::NoGradGuard no_grad;
+  for (const auto& block : net.blocks) {
+    block->layer->teacher.mul_(0.75).add_(block->layer->weight, 0.25);
+  }
+}
+
+const std::vector<Write> kWrites = {
+    {"clamp",
+     [](WritingNet& net) { on_all_parameters(net, [](at::Tensor& p) { p.clamp_(-0.1, 0.1); }); }},
+    {"clamp of data()",
+     [](WritingNet& net) {
+       on_all_parameters(net, [](at::Tensor& p) { p.data().clamp_(-0.1, 0.1); });
+     }},
+    {"teacher", teacher_follows},
+    {"scale", [](WritingNet& net) { on_all_parameters(net, [](at::Tensor& p) { p.mul_(0.9); }); }},
+    {"copy of a part",
+     [](WritingNet& net) {
+       const at::NoGradGuard no_grad;
+       net.blocks[1]->layer->weight[7].copy_(net.blocks[0]->layer->bias);
+     }},
+};
+
+// When it does so in a step of two micro-batches.
+enum class When { kBeforeForward, kBetweenMicroBatches, kAfterBackward, kAfterStep };
+constexpr When kWritingTimes[] = {When::kBeforeForward, When::kBetweenMicroBatches,
+                                  When::kAfterBackward, When::kAfterStep};
+constexpr int kWritingSteps = 2;
+
+// Plays the loop: `micro_batch` of a number, `step`, `write`.
+void play_writes(When when, const std::function<void(int)>& micro_batch,
+                 const std::function<void()>& step, const std::function<void()>& write) {
+  const auto at_time = [&](When now) {
+    if (when == now) write();
+  };
+  for (int s = 0; s < kWritingSteps; ++s) {
+    at_time(When::kBeforeForward);
+    micro_batch(2 * s);
+    at_time(When::kBetweenMicroBatches);
+    micro_batch(2 * s + 1);
+    at_time(When::kAfterBackward);
+    step();
+    at_time(When::kAfterStep);
+  }
+}
+
+optim::OptimizerFactory writing_optimizer(at::ScalarType dtype) {
+  const optim::OptimizerFactory adamw = optim::adamw({.learning_rate = 0.02});
+  return dtype == at::kFloat ? adamw : optim::with_master_weights(adamw);
+}
+
+std::vector<at::Tensor> plainly_written(int ranks, const Write& write, When when,
+                                        at::ScalarType dtype = at::kFloat) {
+  WritingNet net(dtype);
+  const std::vector<at::Tensor> parameters = parameters_of(net);
+  const auto optimizer = writing_optimizer(dtype)(parameters);
+  std::vector<std::vector<at::Tensor>> gradients(static_cast<std::size_t>(ranks),
+                                                 std::vector<at::Tensor>(parameters.size()));
+  play_writes(
+      when,
+      [&](int number) {
+        for (int r = 0; r < ranks; ++r) {
+          std::vector<at::Tensor>& of_rank = gradients[static_cast<std::size_t>(r)];
+          for (std::size_t i = 0; i < parameters.size(); ++i) {
+            parameters[i].mutable_grad() = of_rank[i];
+          }
+          (net.loss(writing_batch(r, number)) / 2).backward();
+          for (std::size_t i = 0; i < parameters.size(); ++i) {
+            of_rank[i] = std::exchange(parameters[i].mutable_grad(), at::Tensor());
+          }
+        }
+      },
+      [&] {
+        for (std::size_t i = 0; i < parameters.size(); ++i) {
+          if (!parameters[i].requires_grad()) continue;
+          at::Tensor sum = gradients[0][i].to(at::kFloat);
+          for (std::size_t r = 1; r < gradients.size(); ++r) sum = sum + gradients[r][i];
+          parameters[i].mutable_grad() = (sum / ranks).to(dtype);
+          for (auto& of_rank : gradients) of_rank[i] = at::Tensor();
+        }
+        optimizer->step();
+        for (const at::Tensor& p : parameters) p.mutable_grad().reset();
+      },
+      [&] { write.apply(net); });
+  return parameters;
+}
+
+struct WritingRun {
+  WritingRun(dist::Communicator& communicator, const OverlapOptions& options,
+             at::ScalarType dtype = at::kFloat, int accumulation_steps = 2)
+      : rank(communicator.rank()),
+        net(dtype),
+        engine(net, communicator, writing_optimizer(dtype),
+               {.overlap = options, .accumulation_steps = accumulation_steps}) {}
+
+  void micro_batch(int number) { engine.backward(engine.forward(writing_batch(rank, number))); }
+  void with_whole_units(const std::function<void()>& action) {
+    std::vector<std::unique_ptr<train::UnshardedParameters>> held;
+    for (std::size_t u = 0; u < engine.strategy().list().units.size(); ++u) {
+      held.push_back(std::make_unique<train::UnshardedParameters>(engine.strategy(), u));
+    }
+    action();
+  }
+  std::vector<at::Tensor> weights() { return whole_weights(engine.strategy()); }
+
+  int rank;
+  WritingNet net;
+  Engine engine;
+};
+
+std::vector<at::Tensor> written_by_engine(dist::Communicator& communicator,
+                                          const OverlapOptions& options, const Write& write,
+                                          When when, at::ScalarType dtype = at::kFloat) {
+  WritingRun run(communicator, options, dtype);
+  play_writes(
+      when, [&](int number) { run.micro_batch(number); }, [&] { EXPECT_TRUE(run.engine.step()); },
+      [&] { run.with_whole_units([&] { write.apply(run.net); }); });
+  return run.weights();
+}
+
+// Options with the bits of the plain module.
+std::vector<OverlapOptions> writing_options(int ranks) {
+  std::vector<OverlapOptions> all;
+  for (const int stage : {0, 1, 2, 3}) all.push_back({.stage = stage});
+  for (const int stage : {1, 2}) all.push_back({.stage = stage, .defer_parameter_gather = true});
+  all.push_back({.stage = 3, .lookahead = 0, .whole_below = 100});
+  all.push_back({.stage = 3, .bucket_bytes = 200, .lookahead = 0});
+  all.push_back({.stage = 3, .bucket_bytes = 200, .lookahead = 2, .whole_below = 100});
+  if (ranks == 2) all.push_back({.stage = 3, .shard_size = 1});
+  all.push_back({.stage = 3, .group_size = 1, .secondary_shards = true});
+  return all;
+}
+
+ZERO_TESTS_ON_RANKS(WrittenWeights, 2, 3);
+
+TEST_P(WrittenWeights, AreThoseOfThePlainModule) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    for (const Write& write : kWrites) {
+      for (const When when : kWritingTimes) {
+        const auto expected = plainly_written(communicator.size(), write, when);
+        for (const OverlapOptions& options : writing_options(communicator.size())) {
+          EXPECT_TRUE(same_bits(written_by_engine(communicator, options, write, when), expected))
+              << write.name << ", time " << static_cast<int>(when) << ", " << to_text(options);
+        }
+      }
+    }
+  });
+}
+
+// Groups of two ranks: secondary shards, and copies of the model states.
+TEST(WrittenWeightsInGroups, AreThoseOfThePlainModule) {
+  on_ranks(4, [](dist::Communicator& communicator) {
+    const OverlapOptions secondary{.stage = 3, .group_size = 2, .secondary_shards = true};
+    const Write& write = kWrites[3];
+    for (const When when : kWritingTimes) {
+      const auto expected = plainly_written(communicator.size(), write, when);
+      EXPECT_TRUE(same_bits(written_by_engine(communicator, secondary, write, when), expected));
+      for (const int stage : {1, 2, 3}) {
+        const OverlapOptions copies{.stage = stage, .shard_size = 2};
+        const auto weights = written_by_engine(communicator, copies, write, when);
+        // The sums of HSDP are those of a tree.
+        for (std::size_t i = 0; i < weights.size(); ++i) {
+          EXPECT_TRUE(close_to(weights[i], expected[i], 1e-5)) << "stage " << stage;
+        }
+      }
+    }
+  });
+}
+
+// The master weight follows.
+TEST_P(WrittenWeights, InBfloat16AreThoseOfThePlainModule) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    for (const Write& write : kWrites) {
+      // The plain module's masters do not see it outside of a scope.
+      if (std::string(write.name) == "clamp of data()") continue;
+      for (const When when : kWritingTimes) {
+        const auto expected = plainly_written(communicator.size(), write, when, at::kBFloat16);
+        for (const OverlapOptions& options : writing_options(communicator.size())) {
+          const auto weights = written_by_engine(communicator, options, write, when, at::kBFloat16);
+          EXPECT_TRUE(same_bits(weights, expected))
+              << write.name << ", time " << static_cast<int>(when) << ", " << to_text(options);
+        }
+      }
+    }
+  });
+}
+
+// Inside the unit's own forward, as for a norm that is kept there.
+TEST_P(WrittenWeights, InForwardAreThoseOfThePlainModule) {
+  const auto clamp_in_forward = [](WritingNet& net) {
+    for (const auto& block : net.blocks) {
+      block->in_forward = [&layer = *block->layer] {
+        const at::NoGradGuard no_grad;
+        layer.weight.clamp_(-0.1, 0.1);
+      };
+    }
+  };
+  on_ranks(GetParam(), [&](dist::Communicator& communicator) {
+    const Write once{"in forward", clamp_in_forward};
+    const auto expected = plainly_written(communicator.size(), once, When::kBeforeForward);
+    for (const OverlapOptions& options : writing_options(communicator.size())) {
+      const auto weights = written_by_engine(communicator, options, once, When::kBeforeForward);
+      EXPECT_TRUE(same_bits(weights, expected)) << to_text(options);
+    }
+  });
+}
+
+TEST_P(WrittenWeights, ThatDifferBetweenRanksAreAnErrorOnAllOfThem) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    for (const OverlapOptions& options : writing_options(communicator.size())) {
+      for (const bool all_write : {false, true}) {
+        SCOPED_TRACE(fmt::format("{}, all write: {}", to_text(options), all_write));
+        WritingRun run(communicator, options, at::kFloat, /*accumulation_steps=*/1);
+        run.micro_batch(0);
+        EXPECT_TRUE(run.engine.step());
+        run.with_whole_units([&] {
+          const at::NoGradGuard no_grad;
+          if (all_write || run.rank == 1) run.net.blocks[1]->layer->weight.add_(run.rank);
+        });
+        run.micro_batch(1);
+        expect_error([&] { run.engine.step(); },
+                     {"ranks disagree about what the program has written into parameters",
+                      "'block1.layer.weight'"});
+      }
+    }
+  });
+}
+
+// Below stage 3 a parameter is whole between steps. While it still arrives, a write would be mixed
+// with what arrives.
+TEST_P(WrittenWeights, WithoutAScopeCountUnlessValuesAreOnTheirWay) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    const Write& write = kWrites.front();
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      const auto expected = plainly_written(communicator.size(), write, When::kAfterStep, dtype);
+      for (const auto& [stage, defers] :
+           {std::pair{0, false}, {1, false}, {1, true}, {2, false}, {2, true}}) {
+        SCOPED_TRACE(fmt::format("stage {}, defers {}, {}", stage, defers, c10::toString(dtype)));
+        WritingRun run(communicator, {.stage = stage, .defer_parameter_gather = defers}, dtype);
+        const auto loop = [&] {
+          play_writes(
+              When::kAfterStep, [&](int number) { run.micro_batch(number); },
+              [&] { run.engine.step(); }, [&] { write.apply(run.net); });
+        };
+        if (defers) {
+          expect_error(loop, {"the program wrote into parameter 'scale' while updated values",
+                              "hold train::UnshardedParameters"});
+          continue;
+        }
+        loop();
+        EXPECT_TRUE(same_bits(run.weights(), expected));
+      }
+    }
+  });
+}
+
+// At stage 3 each kind of write is an error that names the parameter.
+TEST_P(WrittenWeights, WithoutAScopeAreRefusedWhereParametersAreSharded) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    const at::NoGradGuard no_grad;
+    const std::vector<std::function<void(const at::Tensor&)>> writes = {
+        [](const at::Tensor& p) { p.clamp_(-0.1, 0.1); },
+        [](const at::Tensor& p) { p.zero_(); },
+        [](const at::Tensor& p) { p.fill_(1); },
+        [](const at::Tensor& p) { p.copy_(at::ones_like(p)); },
+        [](const at::Tensor& p) { p.data().mul_(2); },
+        [](const at::Tensor& p) { p.view({-1})[0] = 1; },
+        [](const at::Tensor& p) { p.normal_(); },
+    };
+    for (const std::int64_t bucket : {1, 1 << 20}) {
+      WritingRun run(communicator, {.stage = 3, .bucket_bytes = bucket});
+      for (const nn::Parameter& p : run.engine.strategy().list().parameters) {
+        for (std::size_t w = 0; w < writes.size(); ++w) {
+          std::string said = "no error";
+          try {
+            writes[w](p.tensor);
+          } catch (const c10::Error& error) {
+            said = error.what_without_backtrace();
+          }
+          EXPECT_THAT(said, ::testing::AllOf(::testing::HasSubstr("'" + p.name + "'"),
+                                             ::testing::HasSubstr("UnshardedParameters")))
+              << "write " << w;
+        }
+      }
+    }
+  });
+}
+
+// Quantised parameters: what is shown between steps are the weights themselves. In a pass it is
+// what has arrived.
+TEST_P(WrittenWeights, OfRoundedParametersCountBetweenSteps) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    for (const bool secondary : {false, true}) {
+      SCOPED_TRACE(secondary);
+      const OverlapOptions options{.stage = 3,
+                                   .group_size = 1,
+                                   .secondary_shards = secondary,
+                                   .quantize_parameters = true,
+                                   .quantization_block = 64};
+      WritingRun run(communicator, options), same(communicator, options);
+      std::vector<at::Tensor> expected;
+      for (WritingRun* each : {&run, &same}) {
+        each->micro_batch(0);
+        each->micro_batch(1);
+        EXPECT_TRUE(each->engine.step());
+        each->micro_batch(2);  // secondary shards are made
+      }
+      for (at::Tensor& p : expected = run.weights()) p.clamp_(-0.1, 0.1);
+      run.with_whole_units([&] { kWrites.front().apply(run.net); });
+      EXPECT_TRUE(same_bits(run.weights(), expected));
+      // What is gathered next is what would be gathered from the written shards.
+      for (std::size_t i = 0; i < expected.size(); ++i) {
+        const train::ParameterShard mine = same.engine.strategy().local_shard(i);
+        if (mine.tensor.defined()) at::Tensor(mine.tensor).clamp_(-0.1, 0.1);
+      }
+      same.engine.strategy().passes().weights_changed();
+      const auto loss = [&](WritingRun& each) {
+        const at::NoGradGuard no_grad;
+        return each.engine.strategy().forward(writing_batch(each.rank, 9));
+      };
+      EXPECT_TRUE(at::equal(loss(run), loss(same)));
+
+      WritingRun in_pass(communicator, options, at::kFloat, /*accumulation_steps=*/1);
+      in_pass.net.blocks[2]->in_forward = [&] {
+        const at::NoGradGuard no_grad;
+        in_pass.net.blocks[2]->layer->weight.clamp_(-0.1, 0.1);
+      };
+      in_pass.micro_batch(0);
+      expect_error([&] { in_pass.engine.step(); },
+                   {"wrote into parameter 'block2.layer.weight' where it had rounded values"});
+    }
+  });
+}
+
+}  // namespace
+}  // namespace zero::testing
