@@ -57,9 +57,13 @@ class PipelineTrainer::Run {
     stage_.set_pass(pass);
     at::Tensor loss = strategy_.forward(batch);
     if (stage_.is_last()) losses_[at(action)] = item(loss);
-    graphs_[at(action)] = std::move(loss);
     if (action.send_to != PipelineAction::kNone) {
       sends_.push_back(send(std::exchange(pass->output, at::Tensor()), action));
+    }
+    if (c10::GradMode::is_enabled()) {
+      graphs_[at(action)] = std::move(loss);
+    } else {
+      pass.reset();  // no backward will need it
     }
   }
 

@@ -155,11 +155,30 @@ TEST(PipelineTraining, OneForwardOneBackwardHoldsTheActivationsOfItsPlaceGPipeAl
       const std::int64_t rows = 2 * 7;
       const std::int64_t message = rows * 12 * 4;
       std::int64_t beside = 3 * message;  // in flight
-      // First stage: embedding gradients in flight. Last: heads, kept until these come.
+      // First stage: embedding gradients in flight. Last: three heads, kept until these come, and
+      // no inputs of the stage.
       if (tied && place == 4) beside += 4 * message;
-      if (tied && place == 1) beside += 4 * (message + rows * 37 * 4);
+      if (tied && place == 1) beside = 2 * message + 3 * (message + rows * 37 * 4);
       EXPECT_LE(alternating, one + (place - 1) * each + beside);
       EXPECT_LT(alternating, gpipe);
+    }
+  });
+}
+
+// Neither their inputs nor the messages that they have sent.
+TEST(PipelineTraining, EvaluationHoldsAsMuchForManyBatchesAsForFew) {
+  on_ranks(4, [](dist::Communicator& world) {
+    const ThreeAxes axes(world, 4);
+    for (const bool tied : {false, true}) {
+      SCOPED_TRACE(tied ? "tied" : "untied");
+      PipelineRank rank(axes, {.tied = tied});
+      const auto peak = [&](std::size_t count) {
+        memory::reset_peaks();
+        rank.trainer.evaluate(std::vector<data::Batch>(count, rank.batches(0, 1).front()));
+        return memory::snapshot().peak_of(memory::Category::kActivations);
+      };
+      peak(4);
+      EXPECT_EQ(peak(12), peak(4));
     }
   });
 }

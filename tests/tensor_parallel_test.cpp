@@ -167,22 +167,46 @@ TEST_P(TensorParallelTraining, BytesOnTheTensorAxisAreThoseOfTheFormula) {
   });
 }
 
-// 60,000 is the average of the data axis; the sum of two tensor ranks is too large for float16.
+TEST_P(TensorParallelTraining, GradientsOfNormsTravelInTheTypeThatTheyAreReducedIn) {
+  on_grid(GetParam(), [](TwoAxes& axes) {
+    const nn::LlamaConfig config = llama_to_split();
+    const std::int64_t n = kTensorRanks, norms = (2 * config.layers + 1) * config.hidden;
+    for (const auto& [type, bytes] :
+         {std::pair{dist::ReduceType::kOwn, 2}, {dist::ReduceType::kFloat32, 4}}) {
+      SplitRun run(*axes.data, axes.tensor.get(),
+                   {.mode = "ddp",
+                    .sequence = true,
+                    .dtype = at::kBFloat16,
+                    .optimizer = optim::with_master_weights(optim::adamw()),
+                    .reduce_type = type});
+      const dist::Traffic before = axes.tensor->traffic();
+      run.step(0);
+      EXPECT_EQ(axes.tensor->traffic().since(before).bytes(dist::Purpose::kGradient),
+                norms * bytes * 2 * (n - 1) / n);
+    }
+  });
+}
+
+// 60,000 is the average of the data axis; the sum of two tensor ranks is too large for float16. In
+// float32 it is not, before it is rounded.
 TEST(TensorParallelOverflow, OfTheSumOverTheTensorAxisIsFound) {
   on_grid(2, [](TwoAxes& axes) {
-    for (const std::string& mode : all_strategies()) {
-      SCOPED_TRACE(mode);
-      SplitRun run(*axes.data, axes.tensor.get(),
-                   {.mode = mode,
-                    .sequence = true,
-                    .dtype = at::kHalf,
-                    .optimizer = optim::with_master_weights(optim::adamw())});
-      run.step(0);
-      const auto& parameters = run.strategy->list().parameters;
-      run.strategy->passes().observe_gradients([&](std::size_t i, const at::Tensor& gradient) {
-        if (parameters[i].placement.sums_gradient) gradient.detach().fill_(60000);
-      });
-      expect_error([&] { run.step(1); }, {"step 1", "norm", "is infinite or NaN"});
+    for (const dist::ReduceType type : {dist::ReduceType::kOwn, dist::ReduceType::kFloat32}) {
+      for (const std::string& mode : all_strategies()) {
+        SCOPED_TRACE(fmt::format("{} in {}", mode, dist::name(type)));
+        SplitRun run(*axes.data, axes.tensor.get(),
+                     {.mode = mode,
+                      .sequence = true,
+                      .dtype = at::kHalf,
+                      .optimizer = optim::with_master_weights(optim::adamw()),
+                      .reduce_type = type});
+        run.step(0);
+        const auto& parameters = run.strategy->list().parameters;
+        run.strategy->passes().observe_gradients([&](std::size_t i, const at::Tensor& gradient) {
+          if (parameters[i].placement.sums_gradient) gradient.detach().fill_(60000);
+        });
+        expect_error([&] { run.step(1); }, {"step 1", "norm", "is infinite or NaN"});
+      }
     }
   });
 }

@@ -56,6 +56,7 @@ struct SplitOptions {
   optim::OptimizerFactory optimizer = optim::adamw({.learning_rate = 0.01});
   train::TrainerOptions trainer = {};
   train::Accumulation accumulation = train::Accumulation::kLocal;
+  dist::ReduceType reduce_type = dist::ReduceType::kOwn;
 };
 
 /// One rank of such a run. `tensor` null: the whole model.
@@ -69,7 +70,8 @@ struct SplitRun {
                                               .communicator = data,
                                               .optimizer = options.optimizer,
                                               .values = &values,
-                                              .accumulation = options.accumulation})),
+                                              .accumulation = options.accumulation,
+                                              .reduce_type = options.reduce_type})),
         trainer(*strategy, options.trainer) {}
 
   train::StepResult step(int number, int micro_batches = 1) {
