@@ -78,7 +78,6 @@ at::Tensor Overlap::forward(const data::Batch& batch) {
   } else {
     // No backward will use what was gathered, prefetched or kept for reuse.
     reshard_all();
-    pool_.clear();
   }
   return loss;
 }

@@ -128,6 +128,18 @@ TEST_P(HsdpOnMesh, HoldsAndSendsWhatItSaysWithPadding) {
   });
 }
 
+struct PartlyFrozen : Toy {
+  PartlyFrozen() { model->parameters().front().requires_grad_(false); }
+};
+
+TEST_P(HsdpOnMesh, SendsNoGradientsOfWhatIsFrozen) {
+  on_stages(GetParam(), [](dist::Communicator& communicator, const OverlapOptions& options) {
+    HsdpRun<PartlyFrozen> run(communicator, options);
+    run.step(0);
+    EXPECT_EQ(testing::training_bytes(run.step(1)), run.strategy.costs().sent);
+  });
+}
+
 // Evaluation sends nothing between groups. With S = 1 the replica group has all ranks, and only
 // control messages use it.
 TEST_P(HsdpOnMesh, EvaluatesInsideTheGroups) {

@@ -8,6 +8,7 @@
 #include <tests/support/states.hpp>
 #include <tests/support/whole_weights.hpp>
 
+#include "all_gather.hpp"
 #include "test_runs.hpp"
 
 namespace zero {
@@ -174,6 +175,20 @@ TEST(Hpz, RefusesSizesThatDoNotFitOnAllRanks) {
     // The ranks still understand each other.
     ZeroPlusPlusRun<> run(communicator, {.group_size = 2, .secondary_shards = true});
     run.step(0);
+  });
+}
+
+// Not gathered, not sent. Of the others, only the first gather comes from all ranks.
+TEST(Hpz, SendsNothingOfAUnitThatIsNotUsed) {
+  on_hosts({2, 2}, [](dist::Communicator& communicator) {
+    const dist::Mesh mesh(communicator, dist::data_axes(2));
+    const SecondaryShard shard(
+        std::make_unique<AllGather>(mesh.world(), /*shard_bytes=*/400, /*ranks_outside=*/2),
+        mesh.along("shard"), /*elements=*/400, at::kFloat, [] { return std::int64_t{0}; });
+    EXPECT_EQ(shard.sent(0).all, 0);
+    EXPECT_EQ(shard.sent(0).between_groups, 0);
+    EXPECT_EQ(shard.sent(3).all, 3 * 400 + 2 * 800);
+    EXPECT_EQ(shard.sent(3).between_groups, 2 * 400);
   });
 }
 

@@ -16,6 +16,8 @@
 #include <tests/support/modes.hpp>
 #include <tests/support/random_model.hpp>
 #include <tests/support/same_bits.hpp>
+#include <tests/support/scripted_model.hpp>
+#include <zero/memory/accounting.hpp>
 #include <zero/optim/master_weights.hpp>
 #include <zero/optim/sgd.hpp>
 #include <zero/train/trainer.hpp>
@@ -197,6 +199,50 @@ TEST_P(StepEnd, LossesOfAStepThatWasGivenUpDoNotCount) {
     EXPECT_FALSE(run.step(0));
     EXPECT_EQ(error_of([&] { EXPECT_TRUE(run.step(1)); }), "");
     EXPECT_EQ(run.engine.steps(), 1);
+  });
+}
+
+// Not even where an evaluation follows, which has no backward.
+TEST_P(StepEnd, AForwardThatThrowsLeavesNoUnitWhole) {
+  on_modes(GetParam(), stage_3_modes(),
+           [](dist::Communicator& communicator, const std::string& mode) {
+             const memory::Snapshot before = memory::snapshot();
+             ScriptedRun run(communicator, mode);
+             run.step(0);
+             run.model->in_forward = [] { throw Error("stop"); };
+             EXPECT_EQ(error_of([&] { run.strategy->forward(run.batch(1)); }), "stop");
+             run.model->in_forward = {};
+             const c10::NoGradGuard no_grad;
+             run.strategy->forward(run.batch(1));
+             EXPECT_EQ(memory::snapshot()[memory::Category::kParameters] -
+                           before[memory::Category::kParameters],
+                       run.strategy->costs().at_rest.parameters);
+           });
+}
+
+// The program's own: its gradients are dropped, and their buffers before the next forward.
+TEST_P(StepEnd, AnotherBackwardLeavesNoGradients) {
+  on_all_stages(GetParam(), [](dist::Communicator& communicator, int stage) {
+    const memory::Snapshot before = memory::snapshot();
+    EngineRun run(communicator, {.overlap = {.stage = stage, .keep_gradients = false}});
+    run.step(0);
+    run.toy.model->loss(run.toy.batch(run.rank, 1)).backward();
+    const at::Tensor loss = run.forward(2);
+    EXPECT_EQ(
+        memory::snapshot()[memory::Category::kGradients] - before[memory::Category::kGradients], 0);
+  });
+}
+
+TEST_P(StepEnd, StatesOfAParameterThatWasFrozenLaterAreCounted) {
+  on_all_stages(GetParam(), [](dist::Communicator& communicator, int stage) {
+    const memory::Snapshot before = memory::snapshot();
+    EngineRun run(communicator, {.overlap = {.stage = stage}});
+    run.step(0);
+    const train::Strategy& strategy = run.engine.strategy();
+    for (const nn::Parameter& p : strategy.list().parameters) p.tensor.set_requires_grad(false);
+    EXPECT_EQ(
+        memory::snapshot()[memory::Category::kOptimizer] - before[memory::Category::kOptimizer],
+        strategy.costs().at_rest.optimizer);
   });
 }
 

@@ -1,6 +1,7 @@
 // What the launcher says of ranks that failed, and where ranks meet when one of them has ended.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -51,6 +52,19 @@ TEST_P(FailedRanks, AreListedInLinesOfTheirOwn) {
   EXPECT_THAT(testing::error_of([&] { check_all_well(exits); }), MatchesRegex(all));
   EXPECT_THAT(testing::error_of([&] { check_all_well(exits, "training failed"); }),
               MatchesRegex("training failed:\n" + all));
+}
+
+TEST(TotalTimeout, EndsRanksThatHaveLongerSinceAnotherHasFailed) {
+  LaunchOptions options = testing::captured(2, std::chrono::milliseconds(300));
+  options.connect.timeout = std::chrono::seconds(40);
+  const auto exits = fork_processes(options, [](int rank) -> std::string {
+    if (rank == 0) throw Error("the first");
+    ::pause();
+    return "";
+  });
+  EXPECT_EQ(exits[0].exit_code, 1);
+  EXPECT_TRUE(exits[1].killed);
+  EXPECT_LT(exits[1].seconds, 30);
 }
 
 TEST(WatchedStore, WaitsForNothingAfterAFailureButHasWhatWasSaidBefore) {

@@ -36,6 +36,9 @@ TEST(RankGrid, CountsAlongItsFirstAxisAndExchangesWithAllRanks) {
     EXPECT_THAT(all, ElementsAre("0:\n:::", "2:\n:::", "4:\n:::", "1:\n:::", "3:\n:::", "5:\n:::"));
     EXPECT_THAT(grid.exchange(""), ElementsAre("", "", "", "", "", ""));
     grid.barrier();
+    for (const Communicator* axis : {axes.data.get(), axes.tensor.get()}) {
+      EXPECT_EQ(axis->traffic().at(Operation::kBarrier, Purpose::kControl).calls, 1);
+    }
     world.barrier();
   });
 }

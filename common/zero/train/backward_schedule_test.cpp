@@ -182,6 +182,14 @@ TEST(BackwardSchedule, ForgetsForwardsThatNoBackwardFollowed) {
   schedule->begin_forward(true);
   schedule->enter_forward(4);  // and throws
   EXPECT_TRUE(goes_at_once());
+  schedule->begin_forward(true);
+  schedule->enter_forward(4);  // and throws
+  schedule.used_once();
+  EXPECT_TRUE(goes_at_once()) << "a forward that threw has no backward";
+  schedule.used_once();
+  schedule->forget_forwards();
+  schedule.used_once();
+  EXPECT_TRUE(goes_at_once()) << "after an update no backward of earlier forwards comes";
 }
 
 TEST(BackwardSchedule, HasOneOrderWhateverTheOrderOfArrival) {
