@@ -79,7 +79,7 @@ std::string train(Communicator& world) {
   }
   // Before a layer computes, its owner sends its part to all; afterwards the others drop it.
   const auto gather = [&](int layer) {
-    const at::Tensor room = part_of(at::empty(kShapes[layer]), layer);
+    const at::Tensor room = part_of(at::empty(kShapes[layer], at::kMeta), layer);  // sizes only
     if (owner(layer) != rank) weights[layer] = counted(at::empty(room.sizes()), kParameters);
     data->broadcast(weights[layer], owner(layer), Purpose::kParameter).wait();
   };
