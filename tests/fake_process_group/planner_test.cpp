@@ -195,6 +195,7 @@ std::vector<OnHosts> ways_on_hosts(int rank, int world_size, int ranks_per_host)
   request.mesh = {};
   request.world_size = world_size;
   request.hosts.ranks_per_host = ranks_per_host;
+  request.hosts.sending = plan::Sending::kDirect;
   request.hosts.block = request.hosts.gradient_block = 64;
   const OverlapOptions whole{.quantization_block = 64, .gradient_block = 64};
   OverlapOptions hpz = whole, qwz = whole, qgz = whole, all = whole;

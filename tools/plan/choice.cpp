@@ -3,6 +3,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
 #include <zero/base/table.hpp>
 
 #include "planner.hpp"
@@ -33,10 +37,12 @@ const char* why(Stage stage) {
     case Stage::kDdp:
       return "Nothing has to be sharded.";
     case Stage::kZero1:
-      return "It sends what DDP sends, so this costs nothing on the wire.";
+      return "It sends what DDP sends, so this costs nothing on the wire; half of it, the updated "
+             "parameters, travels while the next forward computes (defer_parameter_gather).";
     case Stage::kZero2:
       return "It sends what DDP sends, so this costs nothing on the wire; gradients have to leave "
-             "as backward makes them.";
+             "as backward makes them, and updated parameters travel while the next forward "
+             "computes (defer_parameter_gather).";
     case Stage::kZero3:
       return "It sends up to half as much again as DDP, because parameters are gathered twice: "
              "worth it only where they do not fit whole.";
@@ -44,36 +50,58 @@ const char* why(Stage stage) {
   return "";
 }
 
-// What the stages that send no more would free.
-void add_free_savings(const Words& words, Stage taken, const std::vector<StagePlan>& stages,
-                      std::vector<std::string>& reasons) {
-  std::int64_t total = 0;
-  for (const StagePlan& plan : stages) {
-    if (plan.stage == taken && !plan.offloaded) total = plan.total();
-  }
-  for (const StagePlan& plan : stages) {
-    if (plan.offloaded || plan.stage <= taken || plan.stage == Stage::kZero3) continue;
-    if (plan.total() >= total) continue;
-    reasons.push_back(fmt::format(
-        "{} would free another {} and send not a byte more{}.", name(plan.stage),
-        at_most(total - plan.total(), words.unit),
-        plan.stage == Stage::kZero2 ? ", where gradients can leave as backward makes them" : ""));
-  }
+// "0.3 % more time and 1.34 GiB less memory": what `other` costs beside `plan`.
+std::string beside(const StagePlan& other, const StagePlan& plan, Unit unit) {
+  const double longer = other.time.total() / plan.time.total() - 1;
+  const std::int64_t more = other.total() - plan.total();
+  const std::string time = std::abs(longer) < 5e-4
+                               ? "equal time"
+                               : fmt::format("{} % {} time", base::fixed(100 * std::abs(longer), 1),
+                                             longer < 0 ? "less" : "more");
+  return fmt::format("{} and {} {} memory", time, at_most(std::abs(more), unit),
+                     more < 0 ? "less" : "more");
 }
 
-Choice yes(const Words& words, const StagePlan& plan, const std::vector<StagePlan>& stages) {
+// Takes the lowest that is as quick as the quickest out of `plans`, which are in order of stages.
+std::optional<StagePlan> take_best(std::vector<StagePlan>& plans) {
+  if (plans.empty()) return std::nullopt;
+  const auto seconds = [](const StagePlan& plan) { return plan.time.total(); };
+  const double quickest = seconds(*std::ranges::min_element(plans, {}, seconds));
+  const auto best = std::ranges::find_if(
+      plans, [&](const StagePlan& plan) { return seconds(plan) <= (1 + kAsQuick) * quickest; });
+  const StagePlan taken = *best;
+  plans.erase(best);
+  return taken;
+}
+
+Choice yes(const Words& words, const std::vector<StagePlan>& stages,
+           std::vector<StagePlan> fitting) {
+  const StagePlan plan = *take_best(fitting);
   Choice choice;
   choice.stage = plan.stage;
-  choice.says = fmt::format(
-      "Take {}: {} needed, {} there.{}", name(plan.stage), words.need(plan.total()), words.memory(),
-      words.request.stage || plan.stage == Stage::kDdp ? "" : " No lower stage fits.");
-  choice.reasons.push_back(parts(words, plan) + ".");
-  choice.reasons.push_back(why(plan.stage));
+  choice.says = fmt::format("Take {}: {} needed, {} there. A step takes {}, of which {} exposed.",
+                            name(plan.stage), words.need(plan.total()), words.memory(),
+                            in_seconds(plan.time.total()), in_seconds(plan.time.exposed));
+  choice.reasons = {parts(words, plan) + ".", why(plan.stage)};
+  for (const StagePlan& lower : stages) {
+    if (lower.stage >= plan.stage) continue;
+    choice.reasons.push_back(*lower.fits ? fmt::format("{} fits too, with {}.", name(lower.stage),
+                                                       beside(lower, plan, words.unit))
+                                         : fmt::format("{} does not fit: {}.", name(lower.stage),
+                                                       words.need(lower.total())));
+  }
   if (plan.activations > plan.states.total()) {
     choice.reasons.push_back(
         "Activations dominate: a smaller --batch or --recompute frees more than any sharding.");
   }
-  add_free_savings(words, plan.stage, stages, choice.reasons);
+  if (words.request.stage) return choice;
+  if (const std::optional<StagePlan> next = take_best(fitting)) {
+    choice.next = next->stage;
+    choice.reasons.push_back(
+        fmt::format("Next best: {}, with {}.", name(next->stage), beside(*next, plan, words.unit)));
+  } else {
+    choice.reasons.push_back("No other stage fits.");
+  }
   return choice;
 }
 
@@ -139,10 +167,11 @@ Choice no(const Words& words, const std::vector<StagePlan>& stages) {
 Choice choose(const Request& request, const std::vector<StagePlan>& stages) {
   if (!request.memory) return {};
   const Words words{request};
+  std::vector<StagePlan> fitting;
   for (const StagePlan& plan : stages) {
-    if (!plan.offloaded && *plan.fits) return yes(words, plan, stages);
+    if (!plan.offloaded && *plan.fits) fitting.push_back(plan);
   }
-  return no(words, stages);
+  return fitting.empty() ? no(words, stages) : yes(words, stages, std::move(fitting));
 }
 
 }  // namespace zero::plan

@@ -14,6 +14,7 @@ namespace {
 // What all ways are made of: a model of P elements, on R hosts of S ranks.
 struct Hosts {
   const Request& request;
+  const Sending sending;
   const double per_host = static_cast<double>(*request.hosts.ranks_per_host);
   const double ranks = static_cast<double>(request.world_size);
   const double hosts = ranks / per_host;
@@ -35,7 +36,10 @@ struct Hosts {
 
   // `bytes` gathered from all ranks, or reduced and scattered over them.
   HostPhase over_all(double bytes) const {
-    return {bytes * (per_host - 1) / ranks, bytes * (ranks - per_host) / ranks, 0};
+    const double sent = bytes * (ranks - 1) / ranks;
+    const double between =
+        sending == Sending::kRing ? sent / per_host : bytes * (ranks - per_host) / ranks;
+    return {sent - between, between, 0};
   }
   HostPhase inside_host(double bytes) const { return {bytes * (per_host - 1) / per_host, 0, 0}; }
 
@@ -108,6 +112,17 @@ HostPlan plan_of_hsdp(const Hosts& hosts) {
       .phases = hosts.hsdp()};
 }
 
+std::vector<HostPlan> all_ways(const Hosts& hosts) {
+  std::vector<HostPlan> plans = {plan_of(hosts, {"ZeRO-3"}), plan_of_hsdp(hosts)};
+  for (const Parts& parts : {Parts{"hpZ", true},
+                             {"qwZ", false, true},
+                             {"qgZ", false, false, true},
+                             {"ZeRO++", true, true, true}}) {
+    plans.push_back(plan_of(hosts, parts));
+  }
+  return plans;
+}
+
 double seconds(const HostPlan& plan, const Request& r, double ratio) {
   return phases_seconds(plan.phases, r.machine.bandwidth, r.machine.bandwidth / ratio,
                         r.hosts.quantize_bandwidth);
@@ -159,6 +174,10 @@ double HostPlan::between() const {
   return bytes;
 }
 
+bool HostPlan::rounds() const {
+  return std::ranges::any_of(phases, [](const HostPhase& phase) { return phase.quantized > 0; });
+}
+
 double phases_seconds(const std::vector<HostPhase>& phases, double inside_bandwidth,
                       double between_bandwidth, double quantize_bandwidth) {
   double seconds = 0;
@@ -171,17 +190,16 @@ double phases_seconds(const std::vector<HostPhase>& phases, double inside_bandwi
 
 std::vector<HostPlan> plan_hosts(const Request& request) {
   check_hosts(request);
-  const Hosts hosts{request};
-  std::vector<HostPlan> plans = {plan_of(hosts, {"ZeRO-3"}), plan_of_hsdp(hosts)};
-  for (const Parts& parts : {Parts{"hpZ", true},
-                             {"qwZ", false, true},
-                             {"qgZ", false, false, true},
-                             {"ZeRO++", true, true, true}}) {
-    plans.push_back(plan_of(hosts, parts));
-  }
-  for (HostPlan& plan : plans) {
+  const auto per_host = static_cast<double>(*request.hosts.ranks_per_host);
+  const std::vector<HostPlan> by_ring = all_ways({request, Sending::kRing}),
+                              directly = all_ways({request, Sending::kDirect});
+  std::vector<HostPlan> plans = request.hosts.sending == Sending::kRing ? by_ring : directly;
+  for (std::size_t i = 0; i < plans.size(); ++i) {
+    HostPlan& plan = plans[i];
+    plan.leaves_by_ring = by_ring[i].between() * per_host;
+    plan.leaves_directly = directly[i].between() * per_host;
     plan.seconds = seconds(plan, request, request.machine.bandwidth / request.hosts.bandwidth);
-    if (&plan != &plans.front()) plan.pays_from = pays_from(plan, plans.front(), request);
+    if (i > 0) plan.pays_from = pays_from(plan, plans.front(), request);
   }
   return plans;
 }

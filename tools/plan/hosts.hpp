@@ -13,19 +13,32 @@
 /// of ZeRO++ hold and send beside ZeRO-3, and from which ratio of the two bandwidths on each pays.
 ///
 /// Sources: ZeRO++ (Wang et al., arXiv:2306.10209), section 3, for hpZ, qwZ and qgZ; MiCS
-/// (arXiv:2205.00119) for HSDP. 07_zero_plus_plus/README.md derives the bytes.
+/// (arXiv:2205.00119) for HSDP. 06_device_mesh/README.md and 07_zero_plus_plus/README.md derive the
+/// bytes.
 namespace zero::plan {
+
+/// How an all-gather or a reduce-scatter of V bytes over N = R S ranks travels. Either way a rank
+/// sends V (N-1)/N. An all-to-all has a message for each pair of ranks, so it has no ring.
+enum class Sending {
+  /// In a ring whose ranks are in the order of hosts, to the next rank only. Then V (N-1)/N leave a
+  /// host, from its last rank. With S rings, each of which leaves the host from another rank (NCCL
+  /// makes one for each network card), every rank sends 1/S of that to other hosts.
+  kRing,
+  /// To each other rank, as this library does: S V (R-1)/R leave a host.
+  kDirect,
+};
 
 /// What is asked about hosts.
 struct HostRequest {
   std::optional<std::int64_t> ranks_per_host;  ///< S: consecutive ranks; R = N/S hosts
   double bandwidth = 10e9;           ///< bytes a second that a rank sends to other hosts with
   double quantize_bandwidth = 1e12;  ///< bytes of values that a rank quantises in a second
+  Sending sending = Sending::kRing;
   std::int64_t block = quantization::Format{}.block;  ///< parameters that share a scale
   std::int64_t gradient_block = 256;                  ///< elements of a gradient that share one
 };
 
-/// A collective, or several that follow each other.
+/// A collective, or several that follow each other. Bytes are the mean of a host's ranks.
 struct HostPhase {
   double inside = 0;     ///< bytes that a rank sends to ranks of its host
   double between = 0;    ///< bytes that a rank sends to other hosts
@@ -36,9 +49,10 @@ struct HostPhase {
 struct HostPlan {
   std::string name = {};  ///< "ZeRO-3", "HSDP", "hpZ", "qwZ", "qgZ", "ZeRO++"
   States states = {};     ///< of the fullest rank; secondary shards are among the parameters
-  std::vector<HostPhase> phases =
-      {};              ///< gathers in forward and in backward, reduction of gradients
-  double seconds = 0;  ///< communication and quantising, nothing hidden
+  std::vector<HostPhase> phases = {};  ///< the collectives of a step
+  double seconds = 0;                  ///< communication and quantising, nothing hidden
+  /// Bytes that leave a host in a step with one micro-batch, with each way of sending.
+  double leaves_by_ring = 0, leaves_directly = 0;
   /// The smallest W_inside/W_between from which on this takes less time than ZeRO-3, where
   /// W_inside is Machine::bandwidth: 0 for any ratio, nothing where it never does.
   std::optional<double> pays_from = {};
@@ -46,6 +60,8 @@ struct HostPlan {
   /// Bytes that a rank sends in a step with one micro-batch.
   double inside() const;
   double between() const;
+  /// Whether values are sent in fewer bits than they have.
+  bool rounds() const;
 };
 
 /// Seconds of phases that follow each other. The links inside a host and between hosts work at the

@@ -17,7 +17,7 @@ using ::testing::HasSubstr;
 constexpr double kScale = 4.0 / 2048;         // bytes a parameter
 constexpr double kGradientScale = 4.0 / 256;  // bytes an element of a gradient
 
-// V = 4 GB without a root unit, or 3.2 GB with a root of a quarter of it.
+// V = 4 GB, of which the root is `root` elements; sent as this library does.
 Request request_on(std::int64_t hosts, std::int64_t ranks_per_host, std::int64_t root = 0) {
   Request request;
   request.model = model_of_size(kBillion, 10);
@@ -25,6 +25,7 @@ Request request_on(std::int64_t hosts, std::int64_t ranks_per_host, std::int64_t
   request.policy = fp32();
   request.world_size = hosts * ranks_per_host;
   request.hosts.ranks_per_host = ranks_per_host;
+  request.hosts.sending = Sending::kDirect;
   return request;
 }
 
@@ -117,6 +118,31 @@ TEST(Hosts, AtTheRatioFromWhichAWayPaysItTakesTheTimeOfZero3) {
   }
 }
 
+// In a ring ZeRO-3's second gather takes max(3V/8, x 3V/8) and hpZ's V/2 at a ratio of x.
+TEST(Hosts, InARingHpzPaysWhereTheLinkOfAHostIsSlowerThanOneInside) {
+  Request request = request_on(2, 2);
+  request.hosts.sending = Sending::kRing;
+  const HostPlan zero3 = plan_named(request, "ZeRO-3");
+  EXPECT_DOUBLE_EQ(zero3.inside(), 3 * 3 * 4e9 / 8);
+  EXPECT_DOUBLE_EQ(zero3.between(), 3 * 3 * 4e9 / 8);
+  EXPECT_DOUBLE_EQ(zero3.leaves_by_ring, 3 * 3 * 4e9 / 4);
+  EXPECT_DOUBLE_EQ(zero3.leaves_directly, 3 * 4e9);
+  EXPECT_NEAR(*plan_named(request, "hpZ").pays_from, 4 / 3.0, 1e-6);
+}
+
+TEST(Hosts, TheAdviceIsWhatTakesLeastTimeAndWhatDoesWithoutRounding) {
+  Request request = request_on(8, 8);
+  const auto advice = [&] { return to_text(make_plan(request)); };
+  request.hosts.bandwidth = 1e9;
+  EXPECT_THAT(advice(), HasSubstr("Least time: ZeRO++ ("));
+  EXPECT_THAT(advice(), HasSubstr("of what rounds nothing HSDP ("));
+  request.hosts.sending = Sending::kRing;
+  request.hosts.bandwidth = 10e9;
+  EXPECT_THAT(advice(), HasSubstr("of what rounds nothing hpZ ("));
+  request.hosts.quantize_bandwidth = 1e9;
+  EXPECT_THAT(advice(), HasSubstr("Least time: hpZ ("));
+}
+
 TEST(Hosts, APhaseTakesTheLongerOfTwoLinksAndQuantises) {
   EXPECT_DOUBLE_EQ(phases_seconds({{12, 5, 0}, {12, 50, 7}}, 6, 5, 7), 2 + 10 + 1);
 }
@@ -128,6 +154,7 @@ TEST(Hosts, AreInTextAndJson) {
   ASSERT_EQ(json.size(), 6U);
   EXPECT_EQ(json[2]["name"], "hpZ");
   EXPECT_EQ(json[2]["sent_between_bytes"], plan.hosts[2].between());
+  EXPECT_EQ(json[2]["leaves_a_host_bytes"]["direct"], 2 * plan.hosts[2].between());
   EXPECT_TRUE(json[0]["pays_from_ratio"].is_null());
 }
 

@@ -28,6 +28,10 @@ void say(const Options& options, const std::string& text, base::Json json, int a
 
 int run(int argc, char** argv) {
   Options options = parse(argc, argv);
+  if (options.scenarios) {
+    std::cout << scenarios(options.request);
+    return kFits;
+  }
   const Plan plan = make_plan(options.request);
   say(options, to_text(plan), to_json(plan), argc, argv);
   return plan.feasible() ? kFits : kNothingFits;

@@ -24,6 +24,7 @@ struct Words {
   std::string optimizer = "adamw";
   std::string stage;
   std::string schedule = "1f1b";
+  std::string collectives = "ring";
   std::int64_t layers = 0;
   bool recompute = false;
 };
@@ -102,7 +103,7 @@ void add_mesh_options(CLI::App& app, Words& w, MeshRequest& mesh) {
                "tensor ranks divide the inputs that --recompute keeps");
 }
 
-void add_host_options(CLI::App& app, HostRequest& hosts) {
+void add_host_options(CLI::App& app, Words& w, HostRequest& hosts) {
   app.add_option("--ranks-per-host", hosts.ranks_per_host,
                  "compare ZeRO-3, HSDP and the parts of ZeRO++ on hosts of so many ranks")
       ->check(CLI::Range(std::int64_t{1}, kLargestWorldSize));
@@ -112,6 +113,10 @@ void add_host_options(CLI::App& app, HostRequest& hosts) {
   add_quantity(app, "--quantize-bandwidth", hosts.quantize_bandwidth, parse_bandwidth,
                "bytes of values that a rank quantises or dequantises in a second")
       ->default_str("1000GB/s");
+  app.add_option("--collectives", w.collectives,
+                 "between hosts: ring (as NCCL), or direct, to each other rank (as this library)")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"ring", "direct"}));
 }
 
 void add_machine_options(CLI::App& app, Request& r) {
@@ -140,9 +145,16 @@ void add_machine_options(CLI::App& app, Request& r) {
 }
 
 void add_output_options(CLI::App& app, Options& o) {
+  auto* scenarios = app.add_flag("--scenarios", o.scenarios,
+                                 "a table: models, ranks, memories and links, and what to take");
   app.add_option("--json", o.json,
                  "write the plan as JSON to this file (./run draws memory against communication "
                  "beside it); - prints it");
+  for (const char* option : {"--model", "--parameters", "--weights", "--world-size", "--stage",
+                             "--memory", "--bandwidth", "--batch", "--tp", "--pp", "--shard-size",
+                             "--meshes", "--ranks-per-host", "--hybrid", "--json"}) {
+    scenarios->excludes(app.get_option(option));
+  }
 }
 
 Model read_model(const Words& w) {
@@ -168,6 +180,7 @@ void understand(const Words& w, Options& o) {
   for (const Stage stage : kStages) {
     if (w.stage == kStageNames[static_cast<std::size_t>(stage)]) r.stage = stage;
   }
+  r.hosts.sending = w.collectives == "ring" ? Sending::kRing : Sending::kDirect;
   r.mesh.gpipe = w.schedule == "gpipe";
   r.recompute = w.recompute ? Recompute::kLayers : Recompute::kNone;
   r.model = read_model(w);
@@ -184,7 +197,7 @@ Options parse(int argc, char** argv) {
   add_model_options(app, words);
   add_run_options(app, words, o.request);
   add_mesh_options(app, words, o.request.mesh);
-  add_host_options(app, o.request.hosts);
+  add_host_options(app, words, o.request.hosts);
   add_machine_options(app, o.request);
   add_output_options(app, o);
   base::parse_arguments(app, "plan", argc, argv);

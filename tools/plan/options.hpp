@@ -14,7 +14,8 @@ inline constexpr int kNothingFits = 3;
 /// What the command line asks for.
 struct Options {
   Request request;
-  std::string json;  ///< file, or "-" for the terminal; empty: none
+  bool scenarios = false;  ///< the table of scenarios() in place of a plan
+  std::string json;        ///< file, or "-" for the terminal; empty: none
 };
 
 /// Reads the command line. Prints help, or what is wrong and what would be right, and ends the

@@ -65,6 +65,7 @@ Json host_json(const HostPlan& h) {
           {"model_states", states_json(h.states)},
           {"sent_inside_bytes", h.inside()},
           {"sent_between_bytes", h.between()},
+          {"leaves_a_host_bytes", {{"ring", h.leaves_by_ring}, {"direct", h.leaves_directly}}},
           {"communication_seconds", h.seconds},
           {"pays_from_ratio", or_null(h.pays_from)}};
 }
@@ -162,6 +163,7 @@ Json to_json(const Plan& plan) {
   json["hybrid"] = hybrid_json(plan);
   json["tensor_parallel_crossover_tokens"] = plan.crossover_tokens;
   json["choice"] = {{"stage", plan.choice.stage ? Json(name(*plan.choice.stage)) : Json()},
+                    {"next", plan.choice.next ? Json(name(*plan.choice.next)) : Json()},
                     {"says", plan.choice.says},
                     {"reasons", plan.choice.reasons},
                     {"ranks_for_model_states", or_null(plan.choice.ranks_for_states)},

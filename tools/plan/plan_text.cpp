@@ -245,12 +245,12 @@ std::string mesh_verdict(const Plan& plan) {
 
 constexpr const char* kMeshLegend =
     "R x S x T x p ranks: R groups of S data ranks, T tensor ranks, p stages of a pipeline. A "
-    "group "
-    "shares model states, groups hold copies; under DDP S is 1. A data rank has batch x T x p "
-    "samples in a step, in m micro-batches: as many samples over all ranks on every mesh. Bytes of "
-    "the fullest rank, and of the rank that sends most; MiB = 2^20, GiB = 2^30, GB = 10^9. \"All\" "
-    "that is held is a bound: model states, transients and activations (activ.). What tensor ranks "
-    "send hides behind nothing. Bubble: the part of a step in which a stage waits for others.";
+    "group shares model states, groups hold copies; under DDP S is 1. A data rank has batch x T x "
+    "p samples in a step, in m micro-batches: as many samples over all ranks on every mesh. "
+    "Bytes of the fullest rank, and of the rank that sends most; MiB = 2^20, GiB = 2^30, GB = "
+    "10^9. \"All\" that is held is a bound: model states, transients and activations (activ.). "
+    "What tensor ranks send hides behind nothing. Bubble: the part of a step in which a stage "
+    "waits for others.";
 
 Table host_table(const Plan& plan) {
   const Unit unit = plan.unit();
@@ -258,14 +258,16 @@ Table host_table(const Plan& plan) {
   Table table({{"", Align::kLeft},
                {"states", Align::kRight, u},
                {"inside", Align::kRight, u, "a rank sends"},
-               {"between", Align::kRight, u, "a rank sends"},
+               {"ring", Align::kRight, u, "leaves a host"},
+               {"direct", Align::kRight, u, "leaves a host"},
                {"time", Align::kRight, "s"},
                {"from ratio", Align::kRight, "", "pays"},
                {"below", Align::kRight, "GB/s", "pays"}});
   for (const HostPlan& h : plan.hosts) {
     const double from = h.pays_from.value_or(0);
     table.add_row({h.name, in(static_cast<double>(h.states.total()), unit), in(h.inside(), unit),
-                   in(h.between(), unit), fixed(h.seconds, 3), h.pays_from ? fixed(from, 2) : "-",
+                   in(h.leaves_by_ring, unit), in(h.leaves_directly, unit), fixed(h.seconds, 3),
+                   h.pays_from ? fixed(from, 2) : "-",
                    from > 0 ? fixed(plan.request.machine.bandwidth / from / 1e9, 2) : "-"});
   }
   return table;
@@ -273,32 +275,51 @@ Table host_table(const Plan& plan) {
 
 std::string host_legend(const Request& r) {
   return fmt::format(
-      "{} hosts of {} ranks. Time: communication of a step and quantising, nothing hidden, at {} "
-      "GB/s of a rank inside its host, {} GB/s to other hosts, and {} GB/s of values quantised. "
-      "The "
-      "links inside and between work at the same time. A way pays if it takes less time than "
-      "ZeRO-3: from this ratio of the two bandwidths on, which is a link between hosts below so "
-      "many GB/s. Scales are those of blocks of {} parameters, and of {} gradients. MiB = 2^20, "
-      "GiB = 2^30, GB = 10^9.",
+      "{} hosts of {} ranks. Ring: ranks in the order of hosts, as many rings as a host has ranks; "
+      "direct: to each other rank, as this library sends. Time: communication of a step and "
+      "quantising by {}, nothing hidden, without latencies, at {} GB/s of a rank inside its host, "
+      "{} GB/s to other hosts, and {} GB/s of values quantised. The links inside and between work "
+      "at the same time. A way pays if it takes less time than ZeRO-3: from this ratio of the two "
+      "bandwidths on, which is a link between hosts below so many GB/s. Scales are those of blocks "
+      "of {} parameters, and of {} gradients. MiB = 2^20, GiB = 2^30, GB = 10^9.",
       base::with_thousands(r.world_size / *r.hosts.ranks_per_host), *r.hosts.ranks_per_host,
+      r.hosts.sending == Sending::kRing ? "ring" : "direct sends",
       fixed(r.machine.bandwidth / 1e9, 3), fixed(r.hosts.bandwidth / 1e9, 3),
       fixed(r.hosts.quantize_bandwidth / 1e9, 1), base::with_thousands(r.hosts.block),
       base::with_thousands(r.hosts.gradient_block));
 }
 
+// What takes least time, and what does of those that round nothing.
+std::string host_verdict(const Plan& plan) {
+  const HostPlan *least = nullptr, *exact = nullptr;
+  for (const HostPlan& h : plan.hosts) {
+    if (least == nullptr || h.seconds < least->seconds) least = &h;
+    if (!h.rounds() && (exact == nullptr || h.seconds < exact->seconds)) exact = &h;
+  }
+  const auto words = [&](const HostPlan& h) {
+    return fmt::format("{} ({} s, {} {} of model states)", h.name, fixed(h.seconds, 3),
+                       in(static_cast<double>(h.states.total()), plan.unit()), name(plan.unit()));
+  };
+  return fmt::format("Least time: {}{}.", words(*least),
+                     exact == least ? "" : ", and of what rounds nothing " + words(*exact));
+}
+
 std::string legend(const Request& r) {
-  return fmt::format(
-      "Bytes of the fullest rank; MiB = 2^20, GiB = 2^30, GB = 10^9. V is one copy of the "
-      "parameters.\nTransients and activations are estimates, and \"all\" is a bound: they do not "
-      "peak together.\n"
-      "Times for {} GB/s, {} a collective and {} TFLOP/s attained. Exposed is what one link "
-      "cannot\n"
-      "hide behind compute; what ZeRO-1 and ZeRO-2 gather after the optimizer hides behind "
-      "nothing.\n"
-      "Break-even batch: samples a rank from which on communication, none of it hidden, takes less "
-      "than\n{} % of compute.\n",
-      fixed(r.machine.bandwidth / 1e9, 1), in_seconds(r.machine.latency),
-      fixed(r.machine.flops / 1e12, 3), fixed(100 * r.break_even_share, 1));
+  return wrapped(
+             "Bytes of the fullest rank; MiB = 2^20, GiB = 2^30, GB = 10^9. V is one copy of "
+             "the parameters. Transients and activations are estimates, and \"all\" is a bound: "
+             "they do not peak together.",
+             "") +
+         wrapped(
+             fmt::format(
+                 "Times for {} GB/s, {} a collective and {} TFLOP/s attained. Exposed is what one "
+                 "link cannot hide behind compute, if ZeRO-1 and ZeRO-2 gather updated parameters "
+                 "while the next forward computes (defer_parameter_gather). Break-even batch: "
+                 "samples a rank from which on communication, none of it hidden, takes less than "
+                 "{} % of compute.",
+                 fixed(r.machine.bandwidth / 1e9, 1), in_seconds(r.machine.latency),
+                 fixed(r.machine.flops / 1e12, 3), fixed(100 * r.break_even_share, 1)),
+             "");
 }
 
 }  // namespace
@@ -311,7 +332,8 @@ std::string to_text(const Plan& plan) {
   }
   if (r.hybrid_report) return text + hybrid_text(plan);
   if (!plan.hosts.empty()) {
-    return text + fmt::format("\n{}\n{}", host_table(plan).to_text(), wrapped(host_legend(r), ""));
+    return text + fmt::format("\n{}\n{}\n{}", host_table(plan).to_text(),
+                              wrapped(host_legend(r), ""), wrapped(host_verdict(plan), "  "));
   }
   if (!plan.meshes.empty()) {
     text += fmt::format("\n{}\n{}", mesh_table(plan).to_text(), wrapped(kMeshLegend, ""));

@@ -15,8 +15,7 @@
 /// Which stage to take, and what it costs.
 namespace zero::plan {
 
-/// Units of at least `threshold` elements, the root among them, under ZeRO-3, the rest under
-/// ZeRO-2.
+/// Units of at least `threshold` elements, the root too, under ZeRO-3, the rest under ZeRO-2.
 struct Hybrid {
   std::int64_t large = 0;  ///< elements under ZeRO-3
   std::int64_t small = 0;  ///< elements under ZeRO-2
@@ -77,8 +76,7 @@ struct Request {
   std::int64_t tokens() const { return batch * sequence; }
 };
 
-/// Scratch of a rank-ordered reduction, bytes (docs/communication.md): at most two windows of 16
-/// MiB.
+/// Scratch of a rank-ordered reduction: at most two windows of 16 MiB (docs/communication.md).
 inline constexpr std::int64_t kReductionScratch = 32 * kMiB;
 
 /// One stage, with the optimizer on the device or in host memory. Bytes of the fullest rank.
@@ -112,10 +110,16 @@ struct LookaheadPlan {
   std::string says;
 };
 
+/// Steps of which one takes at most this part longer count as equally long.
+inline constexpr double kAsQuick = 0.01;
+
 /// The answer.
 struct Choice {
-  std::optional<Stage> stage;  ///< the lowest that fits; nothing where none does or none was asked
-  std::string says;            ///< one line
+  /// Of the stages that fit the lowest whose step is as quick as the quickest's. Nothing where none
+  /// fits or no memory was given.
+  std::optional<Stage> stage;
+  std::optional<Stage> next;  ///< the same of the others that fit
+  std::string says;           ///< one line
   std::vector<std::string> reasons;
   /// Where the answer is no: from how many ranks ZeRO-3 (or the stage asked for) would fit, model
   /// states alone and with transients and activations. Nothing: with no number of ranks.
@@ -141,8 +145,8 @@ struct Plan {
   bool feasible() const;
 };
 
-/// One stage at any world size; `lookahead` only for its time. For a request
-/// that make_plan() takes.
+/// One stage at any world size; `lookahead` is for its time only. For a request that make_plan()
+/// takes.
 StagePlan plan_stage(const Request& request, Stage stage, bool offloaded, std::int64_t world_size,
                      std::int64_t lookahead);
 
@@ -165,8 +169,12 @@ std::vector<MeshPlan> plan_meshes(const Request& request);
 /// rank, for activations that cannot be counted, and as plan_meshes() does.
 Plan make_plan(const Request& request);
 
-/// The lowest stage of `plan` that fits, or why none does. Part of make_plan().
+/// The stage to take of `stages`, or why none fits. Part of make_plan().
 Choice choose(const Request& request, const std::vector<StagePlan>& stages);
+
+/// Which stage to take for models, ranks, memories, links and batches of several sizes, as a table;
+/// of the next best, what it has more or less than that. All else is that of `request`.
+std::string scenarios(Request request);
 
 /// For a terminal of 100 columns.
 std::string to_text(const Plan& plan);

@@ -1,8 +1,11 @@
 #include "planner.hpp"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include <tests/support/error_of.hpp>
 
@@ -12,6 +15,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::ContainsRegex;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -49,7 +53,7 @@ TEST(Planner, FromTheRanksThatItNamesOnItFits) {
   EXPECT_FALSE(make_plan(request_for(13 * kBillion, ranks - 1, "24GB")).feasible());
 }
 
-TEST(Planner, TheLowestStageThatFitsIsTaken) {
+TEST(Planner, TheLowestStageThatFitsIsTakenIfTheLinkHidesBehindComputing) {
   EXPECT_EQ(make_plan(request_for(3 * kBillion / 2, 8, "80GB")).choice.stage, Stage::kDdp);
   EXPECT_EQ(make_plan(request_for(3 * kBillion / 2, 8, "16GB")).choice.stage, Stage::kZero1);
   EXPECT_EQ(make_plan(request_for(3 * kBillion / 2, 8, "10GB")).choice.stage, Stage::kZero2);
@@ -61,14 +65,133 @@ TEST(Planner, SaysWhy) {
   const Choice zero1 = make_plan(request_for(3 * kBillion / 2, 8, "16GB")).choice;
   EXPECT_THAT(zero1.says, HasSubstr("Take ZeRO-1"));
   EXPECT_THAT(zero1.reasons, Contains(HasSubstr("costs nothing on the wire")));
-  EXPECT_THAT(zero1.reasons, Contains(HasSubstr("ZeRO-2 would free another")));
+  EXPECT_THAT(zero1.reasons, Contains("DDP does not fit: 27.32 GB."));
+  EXPECT_THAT(zero1.reasons,
+              Contains("Next best: ZeRO-2, with equal time and 2.49 GB less memory."));
   const Choice zero3 = make_plan(request_for(3 * kBillion / 2, 8, "8GB")).choice;
   EXPECT_THAT(zero3.reasons, Contains(HasSubstr("half as much again")));
   EXPECT_THAT(zero3.reasons, Contains(HasSubstr("Activations dominate")));
   EXPECT_THAT(zero1.reasons, Not(Contains(HasSubstr("Activations dominate"))));
   const Choice ddp = make_plan(request_for(3 * kBillion / 2, 8, "80GB")).choice;
   EXPECT_THAT(ddp.reasons, Contains(HasSubstr("Nothing has to be sharded")));
-  EXPECT_THAT(ddp.reasons, Contains(HasSubstr("ZeRO-1 would free another")));
+  EXPECT_THAT(ddp.reasons,
+              Contains("Next best: ZeRO-1, with equal time and 15.75 GB less memory."));
+}
+
+// On two ranks, four equal units of 10^9 parameters. A unit's forward takes a second and its
+// backward two; its gather or reduction takes `transfer` seconds.
+Request four_units(double transfer, const char* memory) {
+  Request request = request_for(4 * kBillion, 2, memory);
+  request.model = model_of_size(4 * kBillion, /*layers=*/4);
+  request.machine = {.bandwidth = 1e9 / transfer, .latency = 0, .flops = 2e9 * 2048};
+  return request;
+}
+
+TEST(Planner, AStepTakesWhatOneLinkAndFourUnitsTake) {
+  const auto expect_seconds = [](double transfer, const std::vector<double>& expected) {
+    const Plan plan = make_plan(four_units(transfer, "100GB"));
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_NEAR(plan.stages[i].time.total(), expected[i], 1e-9) << name(plan.stages[i].stage);
+    }
+  };
+  // Computing takes 12. Exposed is DDP's last all-reduce; the first gather and the last reduction;
+  // with gathers in both passes three.
+  expect_seconds(1, {14, 14, 14, 15});
+  // DDP: 4 in forward; in backward 2 and then four all-reduces of 4 in a row. Stages 1 and 2: four
+  // gathers and a unit, 9; in backward the last reduction is exposed, 10. Stage 3: 9; in backward
+  // four gathers and four reductions in a row, 16.
+  expect_seconds(2, {22, 19, 19, 25});
+}
+
+TEST(Planner, OfThoseThatFitTheLowestIsTakenThatIsAsQuickAsTheQuickest) {
+  const auto choice = [](const Request& request) { return make_plan(request).choice; };
+  EXPECT_EQ(choice(four_units(1, "100GB")).stage, Stage::kDdp);
+  EXPECT_EQ(choice(four_units(1, "100GB")).next, Stage::kZero1);
+  const Choice slow = choice(four_units(2, "100GB"));
+  EXPECT_EQ(slow.stage, Stage::kZero1);
+  EXPECT_EQ(slow.next, Stage::kZero2);
+  EXPECT_THAT(slow.says, HasSubstr("A step takes 19.00 s, of which 7.00 s exposed."));
+  EXPECT_THAT(slow.reasons, Contains(HasSubstr("DDP fits too, with 15.8 % more time")));
+  // With 1 + e seconds DDP takes 14 + 8 e, and stages 1 and 2 take 14 + 5 e.
+  EXPECT_EQ(choice(four_units(1.04, "100GB")).stage, Stage::kDdp);
+  EXPECT_EQ(choice(four_units(1.06, "100GB")).stage, Stage::kZero1);
+  // What fits decides first, and the time of the others is their price.
+  const Choice tight = choice(four_units(2, "42GB"));
+  EXPECT_EQ(tight.stage, Stage::kZero2);
+  EXPECT_EQ(tight.next, Stage::kZero3);
+  EXPECT_THAT(tight.reasons, Contains(HasSubstr("Next best: ZeRO-3, with 31.6 % more time")));
+  const Choice only = choice(four_units(2, "38GB"));
+  EXPECT_EQ(only.stage, Stage::kZero3);
+  EXPECT_FALSE(only.next.has_value());
+  EXPECT_THAT(only.reasons, Contains("No other stage fits."));
+}
+
+TEST(Planner, BatchAndLatencyDecideAsTheBandwidthDoes) {
+  Request request = four_units(2, "100GB");
+  request.batch = 2;  // a unit computes as long as it travels
+  EXPECT_EQ(make_plan(request).choice.stage, Stage::kDdp);
+  request = four_units(1e-9, "100GB");
+  request.machine.latency = 2;
+  EXPECT_EQ(make_plan(request).choice.stage, Stage::kZero1);
+}
+
+// docs/planner.md, "Which stage, when": T seconds to gather, C to compute.
+TEST(Planner, ManyEqualUnitsExposeWhatThePageSays) {
+  for (const double t : {0.1, 0.3, 0.5, 0.9, 3.0}) {  // with C = 1
+    Request request = request_for(kBillion, 2, "100GB");
+    request.model = model_of_size(kBillion, /*layers=*/1000);
+    request.machine = {
+        .bandwidth = kBillion / t, .latency = 0, .flops = 6.0 * kBillion * request.sequence};
+    const Plan plan = make_plan(request);
+    const double forward = std::max(0.0, t - 1 / 3.0), half = std::max(0.0, t - 2 / 3.0);
+    const auto exposed = [&](Stage stage) {
+      return plan.stages[static_cast<std::size_t>(stage)].time.exposed;
+    };
+    EXPECT_NEAR(exposed(Stage::kDdp), 2 * forward, 0.01);
+    EXPECT_NEAR(exposed(Stage::kZero1), forward + half, 0.01);
+    EXPECT_NEAR(exposed(Stage::kZero2), forward + half, 0.01);
+    EXPECT_NEAR(exposed(Stage::kZero3), 3 * forward, 0.03);
+  }
+}
+
+TEST(Planner, ZeRO3IsNeverQuickerThanZeRO2) {
+  for (const char* preset : {"tiny", "smollm2-360m", "llama-1.5b"}) {
+    for (const double bandwidth : {1e8, 1e9, 1e10, 1e11, 1e12}) {
+      for (const std::int64_t batch : {1, 8, 64}) {
+        Request request;
+        request.model = model_of(nn::preset(preset), preset);
+        request.machine.bandwidth = bandwidth;
+        request.batch = batch;
+        const Plan plan = make_plan(request);
+        EXPECT_EQ(plan.stages[1].time.total(), plan.stages[2].time.total());
+        EXPECT_GE(plan.stages[3].time.total(), plan.stages[2].time.total());
+      }
+    }
+  }
+}
+
+// Memory by model states and activations, and where the link decides by 2 T - C for DDP and stages
+// 1 and 2 (T to gather all, C to compute): 1.5 B at 10 GB/s has T = 0.26 s and C = 0.12 s.
+TEST(Planner, ScenariosNameTheStagesThatFollowFromMemoryAndLink) {
+  std::istringstream lines(scenarios(Request()));
+  std::vector<std::string> taken;
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream cells(line);
+    std::string parameters, ranks, memory, link, batch, take;
+    cells >> parameters >> ranks >> memory >> link >> batch >> take;
+    if (memory.ends_with("GB"))
+      taken.push_back(
+          fmt::format("{} {} {} {} {}: {}", parameters, ranks, memory, link, batch, take));
+  }
+  EXPECT_THAT(taken, ElementsAre("360M 2 24GB 100GB/s 1: DDP", "360M 2 24GB 1GB/s 1: ZeRO-1",
+                                 "1.5B 8 80GB 100GB/s 1: DDP", "1.5B 8 80GB 10GB/s 1: ZeRO-1",
+                                 "1.5B 8 80GB 10GB/s 8: DDP", "1.5B 8 16GB 100GB/s 1: ZeRO-1",
+                                 "1.5B 8 10GB 100GB/s 1: ZeRO-2", "7B 8 80GB 100GB/s 1: ZeRO-1",
+                                 "7B 8 40GB 100GB/s 1: ZeRO-2", "7B 8 40GB 10GB/s 1: ZeRO-2",
+                                 "7B 64 24GB 100GB/s 1: ZeRO-3", "13B 8 24GB 100GB/s 1: none",
+                                 "13B 32 24GB 100GB/s 1: ZeRO-3", "13B 32 24GB 10GB/s 1: ZeRO-3",
+                                 "70B 64 80GB 100GB/s 1: ZeRO-3", "70B 64 80GB 10GB/s 1: ZeRO-3",
+                                 "70B 512 80GB 100GB/s 1: ZeRO-3"));
 }
 
 // One byte decides, and the words do not hide it.

@@ -77,6 +77,12 @@ TEST(PlanProgram, PrintsTheHybridByModuleAndByUnit) {
   EXPECT_THAT(run_plan("--hybrid --memory 24GB").said, HasSubstr("--memory excludes --hybrid"));
 }
 
+TEST(PlanProgram, SendsBetweenHostsInARingUnlessToldOtherwise) {
+  const std::string hosts = "--parameters 7e9 --nproc 16 --ranks-per-host 8 ";
+  EXPECT_THAT(run_plan(hosts).said, HasSubstr("quantising by ring"));
+  EXPECT_THAT(run_plan(hosts + "--collectives direct").said, HasSubstr("quantising by direct"));
+}
+
 TEST(PlanProgram, PlansAFolderOfHuggingFace) {
   const testing::TestFolder folder;
   folder.write("config.json", nn::to_hugging_face_json(nn::preset("smollm2-360m")).dump());
@@ -155,6 +161,8 @@ TEST(PlanProgram, RefusesBadArgumentsWithAClearMessage) {
            {"--sequence-parallel", "are for a mesh: add --tp"},
            {"--ranks-per-host 3", "--world-size 8 is not two or more such hosts"},
            {"--host-bandwidth 10", "--host-bandwidth: '10' is not a bandwidth"},
+           {"--ranks-per-host 4 --collectives tree", "tree not in {ring,direct}"},
+           {"--scenarios --memory 24GB", "excludes"},
            {"--dtype fp8", "unknown dtype 'fp8'"},
            {"--optimizer adam", "unknown optimizer 'adam'; known optimizers: adamw"},
            {"--parameters 1e9 --model tiny", "excludes"},
@@ -170,8 +178,7 @@ TEST(PlanProgram, RefusesBadArgumentsWithAClearMessage) {
   }
 }
 
-// ---- the documentation
-// ---------------------------------------------------------------------------
+// ---- the documentation ----
 
 struct Example {
   std::string arguments;
@@ -202,7 +209,7 @@ std::vector<Example> examples() {
 
 TEST(PlannerDocs, ShowWhatTheProgramPrints) {
   const std::vector<Example> all = examples();
-  EXPECT_EQ(all.size(), 4U);
+  EXPECT_EQ(all.size(), 5U);
   for (const Example& example : all) {
     EXPECT_EQ(run_plan(example.arguments).said, example.output) << example.arguments;
   }

@@ -24,10 +24,9 @@ struct Memory {
   Unit unit = Unit::kGB;
 };
 
-/// "24GB", "22.5 GiB", "512MiB"; also KiB, kB, MB, TiB, TB and B, which are then shown in MiB or
-/// GB. Part of a byte is dropped. Throws zero::Error without a unit, since 24 GB and 24 GiB differ
-/// by 7
-/// %, and for anything that is not a positive amount below 2^60 bytes.
+/// "24GB", "22.5 GiB", "512MiB"; also KiB, kB, MB, TiB, TB and B, which are then shown in MiB, GiB
+/// or GB. Part of a byte is dropped. Throws zero::Error without a unit (24 GB and 24 GiB differ by
+/// 7 %), and unless it is from 1 to 2^60 bytes.
 Memory parse_memory(std::string_view text);
 
 /// A number of things: "361821120", "361,821,120", "1.5e9", "7B" (10^9), "360M" (10^6), "64k".

@@ -43,10 +43,9 @@ StepTime step_time(const Model& model, const Policy& policy, Stage stage, std::i
   if (model.root > 0) order.push_back(model.root);
   order.insert(order.end(), model.units.begin(), model.units.end());
 
-  const bool gathers = stage == Stage::kZero3;
+  const bool gathers = stage != Stage::kDdp, again = stage == Stage::kZero3;
   Pass forward;
   Pass backward;
-  double after = 0;
   for (std::size_t i = 0; i < order.size(); ++i) {
     const bool is_root = model.root > 0 && i == 0;
     const double gather = transfer_seconds(order[i] * policy.parameter, world_size, machine);
@@ -56,18 +55,18 @@ StepTime step_time(const Model& model, const Policy& policy, Stage stage, std::i
     forward.gather.push_back(gathers ? gather : 0);
     forward.compute.push_back(compute);
     forward.reduce.push_back(0);
-    backward.gather.push_back(gathers && !is_root ? gather : 0);
+    backward.gather.push_back(again && !is_root ? gather : 0);
     backward.compute.push_back(2 * compute + (recomputes ? compute : 0));
     backward.reduce.push_back(stage == Stage::kDdp ? 2 * half : half);
-    if (!gathers && stage != Stage::kDdp) after += gather;
   }
   for (auto* values : {&backward.gather, &backward.compute, &backward.reduce}) {
     std::reverse(values->begin(), values->end());
   }
   StepTime time;
   time.compute = sum(forward.compute) + sum(backward.compute);
-  time.communication = sum(forward.gather) + sum(backward.gather) + sum(backward.reduce) + after;
-  time.exposed = exposed_seconds(forward, lookahead) + exposed_seconds(backward, lookahead) + after;
+  time.communication = sum(forward.gather) + sum(backward.gather) + sum(backward.reduce);
+  time.exposed = exposed_seconds(forward, again ? lookahead : std::ssize(order)) +
+                 exposed_seconds(backward, lookahead);
   return time;
 }
 

@@ -53,8 +53,9 @@ struct StepTime {
 
 /// The passes: ZeRO-3 gathers each unit and the root in forward and again in backward (the root
 /// only once) and reduces in backward. DDP, ZeRO-1 and ZeRO-2 reduce each unit in backward while
-/// the next computes; stages 1 and 2 then gather parameters with nothing left to hide behind. The
-/// root is first in forward and last in backward; its computing is done with it.
+/// the next computes; stages 1 and 2 gather all updated parameters from the beginning of forward on
+/// (OverlapOptions::defer_parameter_gather). The root is first in forward and last in backward; its
+/// computing is done with it.
 StepTime step_time(const Model& model, const Policy& policy, Stage stage, std::int64_t world_size,
                    std::int64_t tokens, std::int64_t lookahead, bool recomputes,
                    const Machine& machine);
