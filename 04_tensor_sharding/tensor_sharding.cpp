@@ -51,8 +51,8 @@ void TensorSharding::sync_parameters() {
 }
 
 void TensorSharding::zero_grad() {
+  Strategy::zero_grad();  // first: after an exception in backward() it reduces what is missing
   flat_.drop_gradients();
-  Strategy::zero_grad();
 }
 
 train::ParameterShard TensorSharding::local_shard(std::size_t index) const {

@@ -198,10 +198,10 @@ void Overlap::sync_parameters() {
 }
 
 void Overlap::zero_grad() {
+  Strategy::zero_grad();  // first: after an exception in backward() it reduces what is missing
   in_flight_.finish();
   finish_between_groups();
   flat_.drop_gradients();
-  Strategy::zero_grad();
 }
 
 train::ParameterShard Overlap::local_shard(std::size_t index) const {

@@ -167,6 +167,33 @@ TEST_P(Scenario, ABackwardPassIsGivenUpAndTheStepBegunAnew) {
   });
 }
 
+// Where it throws, ranks that leave out the shift have not reduced what others have. Afterwards no
+// rank uses it, so that it must not be updated.
+TEST_P(Scenario, ABackwardPassIsGivenUpWhereSomeRanksLeaveOutAParameter) {
+  expect_all_modes_like_ddp(GetParam(), with_parts("aoa"), [](Session& session) {
+    train::Strategy& strategy = session.strategy();
+    const auto batch_with = [&](int number, bool uses_shift) {
+      data::Batch batch = session.batch(number);
+      at::Tensor first = batch.targets.narrow(0, 0, 1);
+      first.abs_();
+      if (!uses_shift) first.neg_();
+      return batch;
+    };
+    session.trainer().step({batch_with(0, true)});
+    for (int s = 1; s < 4; ++s) {
+      strategy.passes().observe_gradients([&](std::size_t index, const at::Tensor&) {
+        if (strategy.list().parameters[index].name == "parts.0.weight") throw Error("enough");
+      });
+      const bool uses_shift = (session.communicator().rank() + s) % 2 == 0;
+      const at::Tensor loss = strategy.forward(batch_with(s, uses_shift));
+      EXPECT_THROW(strategy.backward(loss), Error);
+      strategy.passes().observe_gradients({});
+      strategy.zero_grad();
+      session.trainer().step({batch_with(s, false)});
+    }
+  });
+}
+
 // Not a copy of the micro-batches of Parity: the losses are not weighted, and nothing is agreed on.
 TEST_P(Scenario, TwoBackwardsAddUpWhereOnlyTheLastIsReduced) {
   expect_all_modes_like_ddp(GetParam(), with_parts("an"), [](Session& session) {

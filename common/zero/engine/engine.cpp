@@ -171,6 +171,8 @@ bool Engine::update() {
 }
 
 void Engine::give_up_step() {
+  // After an exception this rank may join reductions that others have started in backward().
+  const dist::CallScope call(strategy_->communicator(), "Engine::backward");
   losses_.clear();
   micro_batches_ = 0;
   terms_ = {};

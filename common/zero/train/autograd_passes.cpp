@@ -134,6 +134,8 @@ void AutogradPasses::end_other_pass() {
 void AutogradPasses::forget_gradients() {
   has_gradients_ = false;
   if (schedule_) schedule_->give_up();
+  // Which units a backward() that threw has left whole differs between ranks, as what it reduced.
+  if (std::exchange(last_threw_, false)) strategy_.reshard_all();
 }
 
 void AutogradPasses::prepare_update() {

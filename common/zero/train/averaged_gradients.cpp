@@ -10,12 +10,27 @@
 
 #include <zero/base/error.hpp>
 #include <zero/memory/accounting.hpp>
+#include <zero/optim/wide_sum.hpp>
 #include <zero/train/averaged_gradients.hpp>
 #include <zero/train/strategy.hpp>
 
 namespace zero::train {
 
 using dist::Purpose;
+
+namespace {
+
+// The sum over all ranks of one group after the other.
+optim::WideSum added_over(const std::vector<dist::Communicator*>& groups, optim::WideSum sum) {
+  for (dist::Communicator* const group : groups) {
+    const std::vector<double> all = dist::all_gather_scalars(*group, {sum.high(), sum.low()});
+    sum = {};
+    for (std::size_t k = 0; k < all.size(); k += 2) sum.add({all[k], all[k + 1]});
+  }
+  return sum;
+}
+
+}  // namespace
 
 AveragedGradients::AveragedGradients(Strategy& strategy, bool adds_averages)
     : strategy_(strategy), adds_averages_(adds_averages), used_(strategy.list().size(), false) {
@@ -97,6 +112,7 @@ void AveragedGradients::set_loss_scale(double scale) {
 void AveragedGradients::forget() {
   sources_.assign(static_cast<std::size_t>(strategy_.communicator().size()), false);
   suspect_ = false;
+  used_.assign(used_.size(), false);  // noted by a backward() that threw
   accumulated_.assign(strategy_.list().size(), at::Tensor());
 }
 
@@ -160,6 +176,19 @@ bool AveragedGradients::counts_here(std::size_t index) const {
 }
 
 double AveragedGradients::norm(optim::Norm kind) {
+  if (kind != optim::Norm::kInfinity && has_doubles()) {
+    // The norm is used as a double: a sum in double for each shard would show in its last bits how
+    // tensors are split.
+    strategy_.communicator().synchronize();  // the host is about to read
+    const Own mine = own();
+    const std::vector<optim::WideSum> of_mine = optim::wide_contributions(kind, mine.gradients);
+    optim::WideSum here;
+    for (std::size_t k = 0; k < of_mine.size(); ++k) {
+      if (counts_here(mine.indices[k])) here.add(of_mine[k]);
+    }
+    const optim::WideSum all = added_over(groups_of_parts(), here);
+    return kind == optim::Norm::kL2 ? std::sqrt(all.rounded()) : all.rounded();
+  }
   switch (kind) {
     case optim::Norm::kL1:
       return optim::norm_from_absolute_sums(sums_by_parameter(kind));

@@ -163,7 +163,12 @@ void BackwardSchedule::reduce_rest() {
 }
 
 void BackwardSchedule::give_up() {
-  if (in_backward_) pending_uses_.assign(pending_uses_.size(), 0);
+  if (std::exchange(in_backward_, false)) {
+    // An exception has left backward(), at the same place on all ranks. Until then a rank may have
+    // reduced what others, whose batches leave out a parameter, have not: all reduce all.
+    pending_uses_.assign(pending_uses_.size(), 0);
+    for (const std::size_t k : order_) reduce_in_order(k);
+  }
   end_units();
   states_.assign(states_.size(), State::kAbsent);
   missing_.assign(missing_.size(), 0);

@@ -85,8 +85,8 @@ class BackwardSchedule {
   /// one has none.
   void reduce_rest();
 
-  /// Makes the next backward begin anew. If the last one did not reach end_units(), the uses of its
-  /// forward are forgotten.
+  /// Makes the next backward begin anew. If the last one did not reach end_units(), reduces what it
+  /// did not, because other ranks may have, and forgets the uses of its forward.
   void give_up();
   /// Call when the weights change: no backward follows the forwards so far.
   void forget_forwards();

@@ -1,0 +1,229 @@
+// Random models in random loops: under every mode the bits are those of a plain program in one
+// process. A failing program is made as small as possible and printed;
+//
+//     ZERO_FUZZ_PROGRAM='{"seed": 7, …}'        plays one again
+//     ZERO_FUZZ_SEED=1000 ZERO_FUZZ_COUNT=500   plays others, with SlowFuzz
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <iostream>
+#include <set>
+
+#include <tests/support/modes.hpp>
+#include <tests/support/ranks.hpp>
+#include <tests/support/test_folder.hpp>
+
+#include "script.hpp"
+
+namespace zero::testing {
+namespace {
+
+// Plays programs, all with the same number of ranks, on as few processes as possible.
+class Fuzzer {
+ public:
+  /// What is wrong with each program; empty if nothing is. Stops after the first that fails if
+  /// `stops`.
+  std::vector<std::string> verdicts(const std::vector<Program>& programs, bool stops = false) {
+    std::vector<std::string> all;
+    while (all.size() < programs.size()) {
+      start(programs, all, stops);
+      if (stops && !all.empty() && fails(all.back())) break;
+    }
+    return all;
+  }
+
+  static bool fails(const std::string& verdict) {
+    return !verdict.empty() && !verdict.starts_with(kInvalid);
+  }
+
+  /// A smaller program with a failure of the same kind.
+  Program smallest(const Program& program, const std::string& verdict) {
+    const auto kind = [](const std::string& text) { return text.find("error: ") != text.npos; };
+    return shrunk(program, [&](const std::vector<Program>& candidates) {
+      std::size_t from = 0;
+      while (from < candidates.size()) {
+        // All in one start have the same number of ranks.
+        std::size_t to = from;
+        while (to < candidates.size() && candidates[to].ranks == candidates[from].ranks) ++to;
+        const std::vector<Program> part(candidates.begin() + static_cast<std::ptrdiff_t>(from),
+                                        candidates.begin() + static_cast<std::ptrdiff_t>(to));
+        const std::vector<std::string> all = verdicts(part, /*stops=*/true);
+        if (fails(all.back()) && kind(all.back()) == kind(verdict)) return from + all.size() - 1;
+        from += fails(all.back()) ? all.size() : part.size();
+      }
+      return candidates.size();
+    });
+  }
+
+ private:
+  // Goes on with the programs after those of `all`, on new processes. Ends early after an error,
+  // which may have left ranks at different places.
+  void start(const std::vector<Program>& programs, std::vector<std::string>& all, bool stops) {
+    const TestFolder folder;
+    dist::LaunchOptions options = captured(programs.front().ranks, std::chrono::minutes(20));
+    options.connect.timeout = std::chrono::seconds(5);
+    const auto exits = dist::launch_ranks(options, [&](dist::Communicator& communicator) {
+      std::ofstream file(folder / fmt::format("{}", communicator.rank()));
+      for (std::size_t p = all.size(); p < programs.size(); ++p) {
+        std::string text = verdict(programs[p], communicator);
+        std::ranges::replace(text, '\n', ' ');
+        file << text << '\n' << std::flush;
+        if (is_over(text, stops)) break;
+      }
+      return std::string();
+    });
+    add(folder, dist::describe_failures(exits), programs.front().ranks, all);
+  }
+
+  static std::vector<std::string> file_of(const TestFolder& folder, int rank) {
+    std::vector<std::string> lines;
+    std::ifstream file(folder / fmt::format("{}", rank));
+    for (std::string line; std::getline(file, line);) lines.push_back(line);
+    return lines;
+  }
+
+  static bool is_over(const std::string& verdict, bool stops) {
+    return verdict.find("error: ") != std::string::npos || (stops && fails(verdict));
+  }
+
+  // Of each program what the first rank with something to say says.
+  static void add(const TestFolder& folder, const std::string& failures, int ranks,
+                  std::vector<std::string>& all) {
+    std::vector<std::vector<std::string>> lines;
+    std::size_t most = 0;
+    for (int rank = 0; rank < ranks; ++rank) {
+      lines.push_back(file_of(folder, rank));
+      most = std::max(most, lines.back().size());
+    }
+    for (std::size_t p = 0; p < most; ++p) {
+      std::string text;
+      for (const auto& of_rank : lines) {
+        if (text.empty() && p < of_rank.size()) text = of_rank[p];
+      }
+      all.push_back(text);
+    }
+    if (failures.empty()) return;
+    if (!all.empty() && most > 0 && fails(all.back())) return;
+    all.push_back("error: " + failures);
+  }
+};
+
+std::vector<Program> programs(std::uint64_t seed, std::uint64_t count, int ranks) {
+  std::vector<Program> all;
+  for (std::uint64_t k = 0; k < count; ++k) {
+    all.push_back(random_program(seed + k, ranks, all_modes()));
+  }
+  return all;
+}
+
+void expect_no_failure(const std::vector<Program>& programs) {
+  Fuzzer fuzzer;
+  const std::vector<std::string> verdicts = fuzzer.verdicts(programs);
+  std::size_t invalid = 0;
+  for (std::size_t p = 0; p < programs.size(); ++p) {
+    invalid += verdicts[p].starts_with(kInvalid) ? 1 : 0;
+    if (!Fuzzer::fails(verdicts[p])) continue;
+    std::cerr << "seed " << programs[p].seed << " fails, " << verdicts[p] << std::endl;
+    const Program small = fuzzer.smallest(programs[p], verdicts[p]);
+    ADD_FAILURE() << "seed " << programs[p].seed << ": " << verdicts[p]
+                  << "\n  program:  " << programs[p].text() << "\n  smallest: " << small.text()
+                  << "\n            " << fuzzer.verdicts({small}).front();
+  }
+  EXPECT_LE(invalid * 10, programs.size()) << "too many programs that a plain module cannot run";
+}
+
+std::uint64_t number_of(const char* variable, std::uint64_t otherwise) {
+  const char* text = std::getenv(variable);
+  return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
+}
+
+ZERO_TESTS_ON_RANKS(Fuzz, 2, 3);
+
+TEST_P(Fuzz, RandomProgramsHaveTheBitsOfThePlainProgram) {
+  const char* one = std::getenv("ZERO_FUZZ_PROGRAM");
+  if (one == nullptr) return expect_no_failure(programs(1, 12, GetParam()));
+  Program program = program_of(one);
+  if (program.ranks == GetParam()) expect_no_failure({program});
+}
+
+// Found by the fuzzer, and made as small as possible.
+TEST_P(Fuzz, ProgramsThatOnceFailedHaveThemToo) {
+  std::vector<Program> programs = {
+      // A backward that throws where ranks leave out different parameters.
+      {.width = 2, .parts = "OS", .loop = "gymmym"},
+      {.parts = "L!rwbWE", .loop = "ymdj", .accumulation = 2},
+      // A float64 parameter whose shards were added to the norm in double.
+      {.seed = 1015, .width = 20, .parts = "cE(bs)D!", .loop = "mmm", .clip = 0.05},
+      // A backward that throws and leaves different units whole.
+      {.seed = 2000, .width = 2, .parts = "?b", .loop = "mywm"},
+      // Second order: close to the plain program.
+      {.width = 2, .parts = "(Lz)", .loop = "QmqQ"},
+  };
+  for (Program& program : programs) {
+    program.ranks = GetParam();
+    program.modes = {"engine0", "engine1", "engine2", "engine3", "zero2", "zero3", "tensor_zero3"};
+  }
+  expect_no_failure(programs);
+}
+
+ZERO_TESTS_ON_RANKS(SlowFuzz, 2, 3);
+
+TEST_P(SlowFuzz, RandomProgramsHaveTheBitsOfThePlainProgram) {
+  const std::uint64_t seed = number_of("ZERO_FUZZ_SEED", 1000);
+  expect_no_failure(programs(seed, number_of("ZERO_FUZZ_COUNT", 150), GetParam()));
+}
+
+// What makes the fuzzer mean something: programs differ, and everything comes up.
+TEST(FuzzPremises, ProgramsDifferAndHaveEverything) {
+  std::string parts, loops, modes;
+  std::set<std::string> texts;
+  for (const Program& program : programs(1, 200, 2)) {
+    parts += program.parts;
+    loops += program.loop;
+    for (const std::string& mode : program.modes) modes += mode + " ";
+    texts.insert(program.text());
+    EXPECT_EQ(program_of(program.text()).text(), program.text());
+  }
+  EXPECT_EQ(texts.size(), 200U);
+  for (const char letter : std::string("lLwWfFnNeEdDaAoOcCsSMbvkzBughr!?()[]")) {
+    EXPECT_NE(parts.find(letter), std::string::npos) << letter;
+  }
+  for (const char letter : std::string("mbjeuxygqQwlndt")) {
+    EXPECT_NE(loops.find(letter), std::string::npos) << letter;
+  }
+  for (const std::string& mode : all_modes()) {
+    EXPECT_NE(modes.find(mode + " "), std::string::npos) << mode;
+  }
+}
+
+TEST(FuzzPremises, AProgramIsShrunkToWhatFails) {
+  const auto fails = [](const Program& p) {
+    return p.parts.find('W') != std::string::npos && p.loop.find('j') != std::string::npos &&
+           p.modes.back().find("lookahead=0") != std::string::npos;
+  };
+  const Program small =
+      shrunk({.seed = 5,
+              .ranks = 3,
+              .width = 9,
+              .parts = "l(nW!)gs",
+              .loop = "mmejmx",
+              .dtype = "double",
+              .optimizer = "adam",
+              .accumulation = 2,
+              .clip = 0.1,
+              .uneven = true,
+              .modes = {"engine0", "engine3:whole_below=5:lookahead=0:keep_buffers=false"}},
+             [&](const std::vector<Program>& candidates) {
+               return static_cast<std::size_t>(std::ranges::find_if(candidates, fails) -
+                                               candidates.begin());
+             });
+  const Program expected{
+      .seed = 5, .width = 2, .parts = "W", .loop = "j", .modes = {"engine3:lookahead=0"}};
+  EXPECT_EQ(small.text(), expected.text());
+}
+
+}  // namespace
+}  // namespace zero::testing

@@ -1,0 +1,345 @@
+#include <ATen/ops/_foreach_mul.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/GradMode.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/rmsprop.h>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include <tests/support/deferred.hpp>
+#include <tests/support/hooked_optimizer.hpp>
+#include <tests/support/modes.hpp>
+#include <tests/support/whole_weights.hpp>
+#include <zero/base/error.hpp>
+#include <zero/engine/engine.hpp>
+#include <zero/optim/master_weights.hpp>
+#include <zero/optim/sgd.hpp>
+#include <zero/optim/wide_sum.hpp>
+#include <zero/train/update.hpp>
+
+#include "script.hpp"
+
+namespace zero::testing {
+namespace {
+
+optim::OptimizerFactory optimizer_of(const Program& program) {
+  optim::OptimizerFactory make = optim::sgd({.learning_rate = 0.01});
+  if (program.optimizer == "adamw") make = optim::adamw({.learning_rate = 0.01});
+  if (program.optimizer == "adam")
+    make = wrapped<torch::optim::Adam>(torch::optim::AdamOptions(0.01));
+  if (program.optimizer == "rmsprop") {
+    make = wrapped<torch::optim::RMSprop>(torch::optim::RMSpropOptions(0.01).momentum(0.9));
+  }
+  if (program.optimizer == "groups") {
+    make = [](const std::vector<at::Tensor>& parameters) {
+      std::vector<at::Tensor> matrices, others;
+      for (const at::Tensor& p : parameters) (p.dim() == 2 ? matrices : others).push_back(p);
+      return optim::make_adamw({{matrices, {.learning_rate = 0.02, .beta1 = 0.8}},
+                                {others, {.learning_rate = 0.005, .weight_decay = 0.0}}});
+    };
+  }
+  return program.dtype == "bfloat16" ? optim::with_master_weights(make) : make;
+}
+
+std::set<std::size_t> trainable(const nn::ParameterList& list) {
+  std::set<std::size_t> all;
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    if (list.parameters[i].tensor.requires_grad()) all.insert(i);
+  }
+  return all;
+}
+
+// Chooses among what was trainable when the model was made. The first parameter stays trainable: a
+// unit whose input has no gradient, and which passes it on, would have no backward on this rank.
+void toggle_in(const nn::ParameterList& list, const std::set<std::size_t>& may, std::size_t which) {
+  const std::size_t i = *std::next(may.begin(), static_cast<std::ptrdiff_t>(which % may.size()));
+  const at::Tensor& tensor = list.parameters[i].tensor;
+  if (i != 0) tensor.requires_grad_(!tensor.requires_grad());
+}
+
+// How the losses of a step are weighted: by loss terms, over all micro-batches and ranks. Until all
+// are known each weighs relative to the first; update_factor() corrects that.
+class StepWeights {
+ public:
+  explicit StepWeights(const Program& program) : program_(program) {}
+
+  at::Tensor weighted(const at::Tensor& loss, const std::vector<double>& terms, int rank) const {
+    const double first = all_.empty() ? sum(terms) : all_.front();
+    return train::weighted_loss(loss, {terms[static_cast<std::size_t>(rank)],
+                                       first * program_.accumulation, program_.ranks});
+  }
+  void add(const std::vector<double>& terms) { all_.push_back(sum(terms)); }
+  bool is_last() const { return std::ssize(all_) + 1 == program_.accumulation; }
+  bool is_complete() const { return std::ssize(all_) == program_.accumulation; }
+  double update_factor() const { return all_.front() * program_.accumulation / sum(all_); }
+  void clear() { all_.clear(); }
+
+ private:
+  static double sum(const std::vector<double>& numbers) {
+    double sum = 0;
+    for (const double number : numbers) sum += number;
+    return sum;
+  }
+  const Program& program_;
+  std::vector<double> all_;  // of each micro-batch so far
+};
+
+bool any_double(const std::vector<at::Tensor>& gradients) {
+  return std::ranges::any_of(gradients,
+                             [](const at::Tensor& x) { return x.scalar_type() == at::kDouble; });
+}
+
+// As the library says that it adds: in double; where the result is used in double, in a wider sum.
+double norm_of(const std::vector<at::Tensor>& gradients) {
+  if (!any_double(gradients)) {
+    return optim::norm_from_squares(optim::contributions(optim::Norm::kL2, gradients));
+  }
+  optim::WideSum sum;
+  for (const optim::WideSum& one : optim::wide_contributions(optim::Norm::kL2, gradients)) {
+    sum.add(one);
+  }
+  return std::sqrt(sum.rounded());
+}
+
+class PlainSide final : public Side {
+ public:
+  explicit PlainSide(const Program& program) : program_(program), weights_(program) {
+    for (int rank = 0; rank < program.ranks; ++rank) {
+      models_.push_back(std::make_shared<FuzzModel>(program));
+      nn::SeededValues values(program.seed);
+      nn::initialize_parameters(*models_.back(), values);
+      lists_.push_back(nn::list_parameters(*models_.back()));
+      lanes_.push_back({rank, models_.back().get()});
+    }
+    may_toggle_ = trainable(lists_[0]);
+    PlainSide::begin_anew();
+  }
+
+  at::Tensor forward(std::size_t lane, const data::Batch& batch) override {
+    return models_[lane]->loss(batch);
+  }
+
+  void backward(const std::vector<at::Tensor>& losses, const std::vector<double>& terms) override {
+    std::exception_ptr thrown;  // by every rank alike
+    for (std::size_t r = 0; r < losses.size(); ++r) {
+      try {
+        weights_.weighted(losses[r], terms, static_cast<int>(r)).backward();
+      } catch (const std::exception&) {
+        thrown = std::current_exception();
+      }
+    }
+    if (thrown) std::rethrow_exception(thrown);
+    weights_.add(terms);
+  }
+
+  bool step() override {
+    if (!weights_.is_complete()) return false;
+    std::vector<at::Tensor> gradients;
+    for (std::size_t i = 0; i < lists_[0].size(); ++i) {
+      at::Tensor& average = tensor(0, i).mutable_grad();
+      average = averaged(i);
+      if (average.defined()) gradients.push_back(average);
+    }
+    try {
+      scale(gradients);
+    } catch (...) {
+      give_up_step();
+      throw;
+    }
+    optimizer_->step();
+    const c10::NoGradGuard no_grad;
+    for (std::size_t r = 1; r < models_.size(); ++r) {
+      for (std::size_t i = 0; i < lists_[0].size(); ++i) tensor(r, i).copy_(tensor(0, i));
+    }
+    give_up_step();
+    return true;
+  }
+
+  void give_up_step() override {
+    for (std::size_t r = 0; r < models_.size(); ++r) {
+      for (std::size_t i = 0; i < lists_[0].size(); ++i) tensor(r, i).mutable_grad().reset();
+    }
+    weights_.clear();
+  }
+
+  void set_learning_rate(double rate) override { optimizer_->set_learning_rate(rate); }
+  void toggle(std::size_t parameter) override {
+    for (const nn::ParameterList& list : lists_) toggle_in(list, may_toggle_, parameter);
+  }
+
+  Record weights() override {
+    Record all;
+    for (const nn::Parameter& p : lists_[0].parameters) all.emplace_back(p.name, p.tensor);
+    return all;
+  }
+
+  void begin_anew() override {
+    const c10::NoGradGuard no_grad;
+    const auto buffers = models_[0]->buffers();  // all ranks get those of rank 0
+    for (const auto& model : models_) {
+      for (std::size_t b = 0; b < buffers.size(); ++b) model->buffers()[b].copy_(buffers[b]);
+    }
+    std::vector<at::Tensor> all;
+    for (const nn::Parameter& p : lists_[0].parameters) all.push_back(p.tensor);
+    optimizer_ = optimizer_of(program_)(all);
+  }
+
+ private:
+  const at::Tensor& tensor(std::size_t rank, std::size_t i) const {
+    return lists_[rank].parameters[i].tensor;
+  }
+
+  // ((r0 + r1) + r2) / N, in at least float32; undefined where no rank has one.
+  at::Tensor averaged(std::size_t i) const {
+    bool any = false;
+    at::Tensor sum;
+    for (std::size_t r = 0; r < models_.size(); ++r) {
+      const at::Tensor& one = tensor(r, i).grad();
+      any = any || one.defined();
+      at::Tensor wide = one.defined() ? one : at::zeros_like(tensor(r, i).detach());
+      if (wide.scalar_type() == at::kBFloat16) wide = wide.to(at::kFloat);
+      sum = r == 0 ? wide : sum + wide;
+    }
+    if (!any) return {};
+    return (sum / static_cast<double>(models_.size())).to(tensor(0, i).scalar_type());
+  }
+
+  void scale(const std::vector<at::Tensor>& gradients) const {
+    if (gradients.empty()) return;
+    const c10::NoGradGuard no_grad;
+    const double factor = weights_.update_factor();
+    if (factor != 1.0) at::_foreach_mul_(gradients, factor);
+    const double norm = norm_of(gradients);
+    if (!std::isfinite(norm)) throw Error("a gradient is infinite or NaN");
+    if (program_.clip == 0) return;
+    const double limit = any_double(gradients)
+                             ? optim::clip_coefficient(norm, program_.clip)
+                             : optim::clip_coefficient(static_cast<float>(norm), program_.clip);
+    if (limit == 1.0) return;
+    for (const at::Tensor& gradient : gradients) gradient.mul_(limit);
+  }
+
+  const Program& program_;
+  StepWeights weights_;
+  std::vector<std::shared_ptr<FuzzModel>> models_;  // by rank
+  std::vector<nn::ParameterList> lists_;
+  std::set<std::size_t> may_toggle_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
+};
+
+// Through zero::Engine where the mode is one of its configurations, else through the strategy.
+class ModeSide final : public Side {
+ public:
+  ModeSide(const Program& program, std::string mode, dist::Communicator& communicator)
+      : program_(program), mode_(std::move(mode)), communicator_(communicator), weights_(program) {
+    model_ = make_deferred<FuzzModel>(program);
+    lanes_ = {{communicator.rank(), model_.get()}};
+    may_toggle_ = trainable(nn::list_parameters(*model_));
+    make();
+  }
+
+  at::Tensor forward(std::size_t, const data::Batch& batch) override {
+    return engine_ && c10::GradMode::is_enabled() ? engine_->forward(batch)
+                                                  : strategy().forward(batch);
+  }
+
+  void backward(const std::vector<at::Tensor>& losses, const std::vector<double>& terms) override {
+    if (engine_) return engine_->backward(losses[0]);
+    strategy_->set_requires_gradient_sync(weights_.is_last());
+    strategy_->backward(weights_.weighted(losses[0], terms, communicator_.rank()));
+    strategy_->finish_backward();
+    weights_.add(terms);
+  }
+
+  bool step() override {
+    if (engine_) return engine_->step();
+    if (!weights_.is_complete()) return false;
+    const double factor = weights_.update_factor();
+    if (factor != 1.0) strategy_->averaged_gradients().multiply(factor);
+    try {
+      train::update(*strategy_, {.clip_norm = program_.clip}, nullptr, 0);
+      strategy_->sync_parameters();
+    } catch (...) {
+      give_up_step();
+      throw;
+    }
+    give_up_step();
+    return true;
+  }
+
+  void give_up_step() override {
+    if (engine_) return engine_->give_up_step();
+    weights_.clear();
+    strategy_->zero_grad();
+  }
+
+  void set_learning_rate(double rate) override { strategy().optimizer().set_learning_rate(rate); }
+  void toggle(std::size_t parameter) override {
+    toggle_in(strategy().list(), may_toggle_, parameter);
+  }
+
+  Record weights() override {
+    const std::vector<at::Tensor> whole = whole_weights(strategy());
+    Record all;
+    for (std::size_t i = 0; i < whole.size(); ++i) {
+      all.emplace_back(strategy().list().parameters[i].name, whole[i]);
+    }
+    return all;
+  }
+
+  void begin_anew() override {
+    engine_ ? engine_->release() : strategy_->release();
+    engine_.reset();
+    strategy_.reset();
+    make();
+  }
+
+ private:
+  train::Strategy& strategy() { return engine_ ? engine_->strategy() : *strategy_; }
+
+  void make() {
+    nn::SeededValues values(program_.seed);
+    const bool has_options = mode_.find('=') != std::string::npos;
+    const std::size_t end = std::min(mode_.find(':'), mode_.size());
+    const bool in_groups = mode_.starts_with("hsdp");
+    if (!(has_options && in_groups) &&
+        !(mode_.starts_with("engine") && (has_options || end == mode_.size()))) {
+      strategy_ = make_strategy(mode_, {.model = *model_,
+                                        .communicator = communicator_,
+                                        .optimizer = optimizer_of(program_),
+                                        .values = &values});
+      return;
+    }
+    EngineConfig config;
+    config.overlap = overlap_options(mode_[end - 1] - '0', has_options ? mode_.substr(end + 1) : "",
+                                     nullptr, in_groups);
+    config.accumulation_steps = program_.accumulation;
+    config.clip_norm = program_.clip;
+    engine_ =
+        std::make_unique<Engine>(*model_, communicator_, optimizer_of(program_), config, &values);
+  }
+
+  const Program& program_;
+  const std::string mode_;
+  dist::Communicator& communicator_;
+  StepWeights weights_;
+  std::shared_ptr<FuzzModel> model_;  // lives longer than what trains it
+  std::set<std::size_t> may_toggle_;
+  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<train::Strategy> strategy_;
+};
+
+}  // namespace
+
+std::unique_ptr<Side> plain_side(const Program& program) {
+  return std::make_unique<PlainSide>(program);
+}
+
+std::unique_ptr<Side> mode_side(const Program& program, const std::string& mode,
+                                dist::Communicator& communicator) {
+  return std::make_unique<ModeSide>(program, mode, communicator);
+}
+
+}  // namespace zero::testing
