@@ -121,6 +121,8 @@ void AutogradPasses::records_backward(nn::Unit& unit) {
 }
 
 void AutogradPasses::gather_for_other_pass(std::size_t unit) {
+  // With create_graph this graph runs again.
+  if (schedule_ && !c10::GradMode::is_enabled()) schedule_->end_outside_use(unit);
   for (const std::size_t over : use_.enter_other_pass(unit)) strategy_.drop(over);
   strategy_.gather(unit);
 }
@@ -160,6 +162,7 @@ void AutogradPasses::weights_changed() {
 }
 
 void AutogradPasses::gradient_ready(std::size_t index) {
+  if (!strategy_.trainable(index)) return;  // frozen since its forward: it has none
   if (!in_backward_) return drop_foreign_gradient(index);
   const at::Tensor& gradient = strategy_.gradient(index);
   // Inside autograd a new gradient is charged as an activation: correct that.

@@ -20,7 +20,8 @@ BackwardSchedule::BackwardSchedule(const nn::ParameterList& list, std::vector<It
       states_(items_.size(), State::kAbsent),
       missing_(items_.size(), 0),
       uses_(list.units.size(), 1),
-      pending_uses_(list.units.size(), 0) {
+      pending_uses_(list.units.size(), 0),
+      outside_uses_(list.units.size(), 0) {
   for (std::size_t k = items_.size(); k-- > 0;) order_.push_back(k);
   if (reshards()) {
     std::stable_sort(order_.begin(), order_.end(), [this](std::size_t a, std::size_t b) {
@@ -50,7 +51,9 @@ void BackwardSchedule::begin_forward(bool trains) {
 
 void BackwardSchedule::enter_forward(std::size_t u) {
   leave_units_for(u);
-  if (!in_forward_ || !trains_ || !c10::GradMode::is_enabled()) return;
+  if (!c10::GradMode::is_enabled()) return;
+  if (!in_forward_ && !in_backward_) ++outside_uses_[u];
+  if (!in_forward_ || !trains_) return;
   ++uses_[u];
   ++pending_uses_[u];
 }
@@ -108,13 +111,17 @@ bool BackwardSchedule::is_finished(std::size_t u) const {
 }
 
 bool BackwardSchedule::has_turn(std::size_t u) const {
-  return !running_.empty() && running_.back() == u && !list_.has_inner(u) && pending_uses_[u] <= 1;
+  return !running_.empty() && running_.back() == u && !list_.has_inner(u) && pending(u) <= 1;
 }
 
 std::size_t BackwardSchedule::end_use() {
   const std::size_t u = running_.back();
   running_.pop_back();
-  if (pending_uses_[u] > 0) --pending_uses_[u];
+  if (pending_uses_[u] == 0) {
+    end_outside_use(u);
+  } else {
+    --pending_uses_[u];
+  }
   return u;
 }
 
@@ -124,7 +131,7 @@ void BackwardSchedule::leave_units_for(std::size_t u) {
   std::vector<std::size_t> over;
   while (!running_.empty() && (running_.back() == u || !list_.lies_within(u, running_.back()))) {
     const std::size_t left = end_use();
-    if (left != u && pending_uses_[left] == 0) over.push_back(left);
+    if (left != u && pending(left) == 0) over.push_back(left);
   }
   for (const std::size_t left : over) end_unit(left);
 }
@@ -166,7 +173,7 @@ void BackwardSchedule::give_up() {
   if (std::exchange(in_backward_, false)) {
     // An exception has left backward(), at the same place on all ranks. Until then a rank may have
     // reduced what others, whose batches leave out a parameter, have not: all reduce all.
-    pending_uses_.assign(pending_uses_.size(), 0);
+    forget_uses();
     for (const std::size_t k : order_) reduce_in_order(k);
   }
   end_units();
@@ -175,9 +182,14 @@ void BackwardSchedule::give_up() {
   reduces_ = false;
 }
 
+void BackwardSchedule::forget_uses() {
+  pending_uses_.assign(pending_uses_.size(), 0);
+  outside_uses_.assign(outside_uses_.size(), 0);
+}
+
 void BackwardSchedule::forget_forwards() {
   give_up();
-  pending_uses_.assign(pending_uses_.size(), 0);
+  forget_uses();
   in_forward_ = false;
 }
 

@@ -69,6 +69,11 @@ class BackwardSchedule {
   void enter_forward(std::size_t u);
   /// One more backward of unit `u` will come, because its backward records a graph.
   void expect_backward(std::size_t u) { ++pending_uses_[u]; }
+  /// Call when a backward that is not this schedule's begins for a use of unit `u`, and its graph
+  /// will not run again.
+  void end_outside_use(std::size_t u) {
+    if (outside_uses_[u] > 0) --outside_uses_[u];
+  }
   /// How often unit `u` ran in the last forward that trains; 1 before the first.
   std::int64_t uses(std::size_t u) const { return uses_[u]; }
 
@@ -101,9 +106,11 @@ class BackwardSchedule {
 
   bool reshards() const { return static_cast<bool>(actions_.reshard); }
   bool is_held(std::size_t u) const { return actions_.is_held && actions_.is_held(u); }
+  std::int64_t pending(std::size_t u) const { return pending_uses_[u] + outside_uses_[u]; }
   bool has_turn(std::size_t u) const;
   bool is_finished(std::size_t u) const;
   std::size_t end_use();
+  void forget_uses();
   void leave_units_for(std::size_t u);
   void end_unit(std::size_t u);
   void reduce_in_order(std::size_t item);
@@ -125,6 +132,7 @@ class BackwardSchedule {
   bool trains_ = false;                       // the forward that runs
   std::vector<std::int64_t> uses_;            // by unit
   std::vector<std::int64_t> pending_uses_;    // by unit: uses whose backward is not over
+  std::vector<std::int64_t> outside_uses_;    // the same, of units that ran in no forward pass
   std::vector<std::int64_t> before_forward_;  // pending_uses_ at begin_forward()
   std::vector<std::size_t> running_;          // units in backward, outer before inner
 };

@@ -122,6 +122,24 @@ TEST(BackwardSchedule, ReducesAUnitThatIsUsedTwiceAtItsLastUse) {
   }
 }
 
+// A loss of the program's own, such as one of two predictions.
+TEST(BackwardSchedule, CountsUsesOutsideOfAForwardPass) {
+  Recorded schedule;
+  for (int use = 0; use < 3; ++use) schedule->enter_forward(4);
+  schedule->end_outside_use(4);  // another backward has used up one
+  schedule.backward({4, 3});
+  EXPECT_THAT(schedule.events(), IsEmpty()) << "one use of 4 is over, not all";
+  schedule->enter_backward(4);
+  schedule->gradient_ready(4);
+  EXPECT_THAT(schedule.events(), ElementsAre("drop 3", "drop 4", "reduce 4", "reduce 3"));
+  schedule.rest();
+  for (int use = 0; use < 2; ++use) schedule->enter_forward(4);
+  schedule->forget_forwards();
+  schedule.backward({4, 3});
+  EXPECT_THAT(schedule.events(), ElementsAre("drop 4", "reduce 4"));
+  EXPECT_EQ(schedule->uses(4), 1) << "not in a forward pass";
+}
+
 // A part under activation checkpointing runs forward again inside backward, and its gradients are
 // announced when its own backward is over.
 TEST(BackwardSchedule, EndsNoUnitInsideACheckpointedPart) {
