@@ -2,8 +2,9 @@
 #include <ATen/ops/stack.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <exception>
-#include <numeric>
+#include <functional>
 #include <utility>
 
 #include <zero/base/error.hpp>
@@ -34,6 +35,80 @@ std::unique_ptr<train::Strategy> make_strategy(train::StrategyArguments argument
   return registry.make(mode_of(options), std::move(arguments));
 }
 
+// What is wrong on a rank. It is sent with numbers that ranks exchange anyway, so that all of them
+// throw the same.
+enum class Fault : std::uint8_t {
+  kLossNotFinite,
+  kLossWithoutGradient,
+  kOldLoss,
+  kGradientTaken,
+  kTrainabilityChanged,
+};
+constexpr std::size_t kFaults = 5;
+
+// Below 0. Other states of a rank are 0 or more, and must be equal on all ranks.
+double state_of(Fault fault, std::size_t parameter = 0) {
+  return -1.0 - static_cast<double>(static_cast<std::size_t>(fault) + kFaults * parameter);
+}
+
+// A double holds 53 bits.
+template <typename Value>
+double digest(const Value& value) {
+  return static_cast<double>(std::hash<Value>{}(value) >> 11);
+}
+
+std::string fault_text(double state, const nn::ParameterList& list, const std::string& ranks,
+                       std::int64_t step) {
+  const auto number = static_cast<std::size_t>(-1 - state);
+  const auto parameter = [&] {
+    return fmt::format("parameter '{}'", list.parameters[number / kFaults].name);
+  };
+  switch (static_cast<Fault>(number % kFaults)) {
+    case Fault::kLossNotFinite:
+      return fmt::format(
+          "step {}: the loss is infinite or NaN on {}; no rank has changed its weights", step,
+          ranks);
+    case Fault::kLossWithoutGradient:
+      return fmt::format(
+          "backward() of a loss that is not one number with a gradient on {}: take what forward() "
+          "returned, or what was computed from it, without detach() or NoGradGuard",
+          ranks);
+    case Fault::kOldLoss:
+      return fmt::format(
+          "backward() of a loss whose forward() came before the last update, on {}: its gradients "
+          "would be those of weights that are gone; call forward() again after the update",
+          ranks);
+    case Fault::kGradientTaken:
+      return fmt::format(
+          "the gradient of {} was set or reset on {} between backward() and step(), by "
+          "zero_grad() or otherwise, while the engine has it: give_up_step() drops the gradients "
+          "of "
+          "a step",
+          parameter(), ranks);
+    case Fault::kTrainabilityChanged:
+      return fmt::format(
+          "{} was frozen or unfrozen (requires_grad_()) on {} between two micro-batches of a step: "
+          "do that before the first backward() of a step or after its last one",
+          parameter(), ranks);
+  }
+  throw Error("an invalid fault");
+}
+
+std::vector<bool> trainable_parameters(const nn::ParameterList& list) {
+  std::vector<bool> trainable;
+  for (const nn::Parameter& p : list.parameters) trainable.push_back(p.tensor.requires_grad());
+  return trainable;
+}
+
+std::string trainable_text(const nn::ParameterList& list) {
+  std::string text;
+  for (const nn::Parameter& p : list.parameters) {
+    text += fmt::format("parameter '{}' {}\n", p.name,
+                        p.tensor.requires_grad() ? "trainable" : "frozen");
+  }
+  return text;
+}
+
 }  // namespace
 
 Engine::Engine(nn::Model& model, dist::Communicator& communicator,
@@ -46,7 +121,8 @@ Engine::Engine(nn::Model& model, dist::Communicator& communicator,
                                .values = values,
                                .reduce_type = config.reduce_in_float32 ? dist::ReduceType::kFloat32
                                                                        : dist::ReduceType::kOwn},
-                              config.overlap)) {
+                              config.overlap)),
+      gradients_(strategy_->list()) {
   if (config.accumulation_steps < 1) {
     throw Error(
         fmt::format("a step of {} micro-batches; 1 is the least", config.accumulation_steps));
@@ -69,31 +145,101 @@ at::Tensor Engine::forward(const data::Batch& batch) {
 
 void Engine::backward(const at::Tensor& loss) {
   const dist::CallScope call(strategy_->communicator(), "Engine::backward");
+  verify_backward_ended();
   if (micro_batches_ == config_.accumulation_steps) {
     throw Error(
         fmt::format("backward() number {} of a step of {} micro-batches (accumulation_steps): call "
                     "step() first",
                     micro_batches_ + 1, config_.accumulation_steps));
   }
-  double mine = strategy_->passes().forwards().loss_terms(loss);
-  const Terms terms = with_micro_batch(mine);
+  const double state = state_before_backward(loss);
+  double mine = state < 0 ? 0 : strategy_->passes().forwards().loss_terms(loss);
+  const Terms terms = with_micro_batch(mine, state);
+  if (micro_batches_ == 0) trainable_ = trainable_parameters(strategy_->list());
+  const bool is_last = micro_batches_ + 1 == config_.accumulation_steps;
+  backward_threw_ = true;  // unless all that follows ends
+  gradients_.show();
   // Not in forward(): the order of backward() decides which micro-batch is the last.
-  strategy_->set_requires_gradient_sync(micro_batches_ + 1 == config_.accumulation_steps);
+  strategy_->set_requires_gradient_sync(is_last);
   strategy_->averaged_gradients().set_loss_scale(loss_scale());
   const double expected = terms.of_first * static_cast<double>(config_.accumulation_steps);
   strategy_->backward(
       train::weighted_loss(loss, {mine, expected, strategy_->communicator().size(), loss_scale()}));
   strategy_->finish_backward();
+  // The gradients so far were weighted relative to the terms of the first micro-batch.
+  if (is_last && expected != terms.all) {
+    strategy_->averaged_gradients().multiply(expected / terms.all);
+  }
+  is_last && !strategy_->sharded() && !loss_scale_ ? gradients_.watch() : gradients_.hide();
   losses_.push_back(loss.detach().reshape({}));
   terms_ = terms;
   ++micro_batches_;
   stepped_ = false;
+  backward_threw_ = false;
 }
 
-Engine::Terms Engine::with_micro_batch(double& mine) const {
+double Engine::state_before_backward(const at::Tensor& loss) const {
+  if (!loss.defined() || !loss.requires_grad() || loss.numel() != 1) {
+    return state_of(Fault::kLossWithoutGradient);
+  }
+  try {
+    strategy_->passes().forwards().verify_fresh(loss);
+  } catch (const Error&) {
+    return state_of(Fault::kOldLoss);
+  }
+  if (const double fault = fault_of_gradients(); fault < 0) return fault;
+  const std::vector<bool> trainable = trainable_parameters(strategy_->list());
+  if (micro_batches_ > 0 && trainable != trainable_) {
+    const auto changed = std::ranges::mismatch(trainable, trainable_).in1 - trainable.begin();
+    return state_of(Fault::kTrainabilityChanged, static_cast<std::size_t>(changed));
+  }
+  return digest(trainable);
+}
+
+double Engine::state_before_update() const {
+  strategy_->communicator().synchronize();  // the host is about to read
+  // One tensor: the host waits once for a GPU.
+  const at::Tensor finite = at::isfinite(at::stack(losses_).cpu());
+  if (!finite.all().item<bool>()) return state_of(Fault::kLossNotFinite);
+  const double fault = fault_of_gradients();
+  return fault < 0 ? fault : digest(gradients_.changes());
+}
+
+// 0 if the program has left hidden gradients alone.
+double Engine::fault_of_gradients() const {
+  const std::size_t taken = gradients_.first_taken();
+  return taken == strategy_->list().size() ? 0 : state_of(Fault::kGradientTaken, taken);
+}
+
+// Throws if one of the states of all ranks is a fault; returns whether they are equal.
+bool Engine::agree(const std::vector<double>& states) const {
+  std::vector<int> ranks;
+  for (std::size_t r = 0; r < states.size(); ++r) {
+    const auto shown = ranks.empty() ? r : static_cast<std::size_t>(ranks.front());
+    if (states[r] < 0 && states[r] == states[shown]) ranks.push_back(static_cast<int>(r));
+  }
+  if (!ranks.empty()) {
+    throw Error(fault_text(states[static_cast<std::size_t>(ranks.front())], strategy_->list(),
+                           train::ranks_text(ranks), steps_));
+  }
+  return std::ranges::adjacent_find(states, std::not_equal_to<>()) == states.end();
+}
+
+Engine::Terms Engine::with_micro_batch(double& mine, double state) const {
   dist::Communicator& communicator = strategy_->communicator();
-  const std::vector<double> ranks = dist::all_gather_scalars(communicator, {mine});
-  double sum = std::accumulate(ranks.begin(), ranks.end(), 0.0);
+  const std::vector<double> all = dist::all_gather_scalars(communicator, {mine, state});
+  std::vector<double> states;
+  std::vector<int> without_forward;
+  double sum = 0;
+  for (std::size_t r = 0; 2 * r < all.size(); ++r) {
+    if (all[2 * r] < 0) without_forward.push_back(static_cast<int>(r));
+    sum += std::max(all[2 * r], 0.0);
+    states.push_back(all[2 * r + 1]);
+  }
+  if (!agree(states)) {
+    communicator.verify_same_on_all_ranks("which parameters are trained",
+                                          trainable_text(strategy_->list()));
+  }
   Terms terms = terms_;
   if (micro_batches_ == 0) terms = {.of_first = 0, .all = 0, .stated = sum > 0};
   if (!terms.stated && sum > 0) {
@@ -101,6 +247,14 @@ Engine::Terms Engine::with_micro_batch(double& mine) const {
         "micro-batch {} of the step has loss terms (Batch::loss_terms), those before it have none "
         "on any rank: set them for all batches, or for none",
         micro_batches_ + 1));
+  }
+  if (terms.stated && !without_forward.empty()) {
+    throw Error(fmt::format(
+        "the loss of micro-batch {} on {} was not computed from what Engine::forward() returned, "
+        "and other losses of the step have loss terms (Batch::loss_terms), so that its weight is "
+        "not known: compute all from forward(), or leave loss_terms at 0 in all batches, so that "
+        "micro-batches count alike",
+        micro_batches_ + 1, train::ranks_text(without_forward)));
   }
   if (!terms.stated) {
     mine = 1;
@@ -111,36 +265,45 @@ Engine::Terms Engine::with_micro_batch(double& mine) const {
   return terms;
 }
 
+void Engine::verify_backward_ended() const {
+  if (!backward_threw_) return;
+  throw Error(
+      "an exception has left backward() in this step, so that its gradients are incomplete: call "
+      "give_up_step() on all ranks and begin the step again with forward()");
+}
+
+void Engine::verify_in_no_step(const char* call) const {
+  if (micro_batches_ == 0 && stepped_ && !backward_threw_) return;
+  throw Error(fmt::format(
+      "{}() in the middle of a step: call it after a step() that updated, or after give_up_step()",
+      call));
+}
+
 void Engine::verify_before_update() {
-  dist::Communicator& communicator = strategy_->communicator();
-  communicator.synchronize();  // the host is about to read
-  // One tensor: the host waits once for a GPU.
-  const at::Tensor finite = at::isfinite(at::stack(losses_).cpu());
-  const double mine = finite.all().item<bool>() ? 0 : 1;
-  const std::vector<double> all =
-      dist::all_gather_scalars(communicator, {mine, train::settings_digest(*strategy_)});
-  std::vector<int> ranks;
-  std::vector<double> settings;
+  const std::vector<double> all = dist::all_gather_scalars(
+      strategy_->communicator(), {state_before_update(), train::settings_digest(*strategy_)});
+  std::vector<double> states, settings;
   for (std::size_t r = 0; 2 * r < all.size(); ++r) {
-    if (all[2 * r] > 0) ranks.push_back(static_cast<int>(r));
+    states.push_back(all[2 * r]);
     settings.push_back(all[2 * r + 1]);
   }
-  if (!ranks.empty()) {
-    throw Error(
-        fmt::format("step {}: the loss is infinite or NaN on {}; no rank has changed its weights",
-                    steps_, train::ranks_text(ranks)));
+  if (!agree(states)) {
+    strategy_->communicator().verify_same_on_all_ranks(
+        "what was done to gradients between backward() and step()", gradients_.changes());
   }
   train::verify_settings(*strategy_, settings);
 }
 
 bool Engine::step() {
   const dist::CallScope call(strategy_->communicator(), "Engine::step");
+  verify_backward_ended();
   if (stepped_) throw Error("step() before backward(): there are no gradients to step with");
   stepped_ = true;
   if (micro_batches_ < config_.accumulation_steps) return false;
   bool updated = false;
   try {
     verify_before_update();
+    gradients_.show();
     updated = update();
   } catch (...) {
     // All ranks have found the same. If a peer is lost, report that error and not the next one.
@@ -156,10 +319,6 @@ bool Engine::step() {
 }
 
 bool Engine::update() {
-  // The gradients so far were weighted relative to the terms of the first micro-batch.
-  const double factor =
-      terms_.of_first * static_cast<double>(config_.accumulation_steps) / terms_.all;
-  if (factor != 1.0) strategy_->averaged_gradients().multiply(factor);
   const train::UpdateOptions options{config_.clip_norm, optim::Norm::kL2,
                                      config_.on_nonfinite_gradient};
   const train::UpdateResult result =
@@ -173,6 +332,9 @@ bool Engine::update() {
 void Engine::give_up_step() {
   // After an exception this rank may join reductions that others have started in backward().
   const dist::CallScope call(strategy_->communicator(), "Engine::backward");
+  gradients_.forget();
+  trainable_.clear();
+  backward_threw_ = false;
   losses_.clear();
   micro_batches_ = 0;
   terms_ = {};
@@ -182,16 +344,13 @@ void Engine::give_up_step() {
 
 void Engine::release() {
   const dist::CallScope call(strategy_->communicator(), "Engine::release");
-  if (micro_batches_ > 0 || !stepped_) throw Error("release() in the middle of a step");
+  verify_in_no_step("release");
   strategy_->release();
 }
 
 void Engine::save(const std::filesystem::path& folder) {
   const dist::CallScope call(strategy_->communicator(), "Engine::save");
-  if (micro_batches_ > 0 || !stepped_) {
-    throw Error(
-        "save() in the middle of a step: a checkpoint is taken after a step() that updated");
-  }
+  verify_in_no_step("save");
   io::CheckpointInfo info;
   info.step = steps_;
   info.mode = mode_of(config_.overlap);

@@ -8,6 +8,7 @@
 
 #include <zero/distributed/communicator.hpp>
 #include <zero/engine/engine_config.hpp>
+#include <zero/engine/step_gradients.hpp>
 #include <zero/nn/model.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/optim/optimizer.hpp>
@@ -50,10 +51,18 @@ class Engine {
   /// Runs autograd and averages. The gradient of a step is that of the mean over all loss terms
   /// (data::Batch::loss_terms) of its micro-batches on all ranks, as in train::Trainer;
   /// micro-batches without loss terms on any rank have equal weights. `loss` is what forward()
-  /// returned, or was computed from it. Ranks exchange one number.
-  /// @throws zero::Error, before anything has happened, if the step has all its micro-batches
-  /// already, if an update came after the forward() of `loss`, or if earlier micro-batches of the
-  /// step had no loss terms on any rank and this one has.
+  /// returned, or was computed from it; without loss terms it may be a loss of the program's own.
+  /// Ranks exchange two numbers.
+  ///
+  /// From the first backward() of a step to its step(), `.grad` of the parameters is the engine's:
+  /// a read or a change throws. Only at stage 0 without a loss scale, after the last backward(), it
+  /// is the gradient of the step, and may be changed by all ranks alike.
+  /// @throws zero::Error on all ranks, before anything has happened, if the step has all its
+  /// micro-batches already, if an update came after the forward() of `loss`, if `loss` has no
+  /// gradient, if some micro-batches of the step have loss terms and one has none because it did
+  /// not come from forward() or because no batch before had any, if ranks train different
+  /// parameters, or if since the first backward() of the step a program has set `.grad` or
+  /// requires_grad of a parameter on any rank.
   void backward(const at::Tensor& loss);
 
   /// After the last micro-batch of a step: clips if configured, updates, and drops the gradients.
@@ -62,13 +71,15 @@ class Engine {
   /// to halve or EngineConfig::on_nonfinite_gradient says so: it drops the gradients, counts
   /// (skipped_steps()) and returns false.
   /// @throws zero::Error if backward() has not been called since the last step(), and on all ranks
-  /// if a loss of the step, or else a gradient, was infinite or NaN on any of them, or if ranks
-  /// gave their optimizers different settings. The step is then given up: weights and optimizer
-  /// states are as before, there are no gradients, and the next forward() may follow.
+  /// if a loss of the step, or else a gradient, was infinite or NaN on any of them, if ranks gave
+  /// their optimizers different settings, or if any of them has set `.grad` of a parameter since
+  /// backward() where it may not, or others than the rest. The step is then given up: weights and
+  /// optimizer states are as before, there are no gradients, and the next forward() may follow.
   bool step();
 
   /// Drops the step so far, after an error in forward() or backward() that all ranks had at the
-  /// same place; the next backward() begins the step anew.
+  /// same place; the next backward() begins the step anew. After an exception in the autograd of
+  /// backward(), backward() and step() throw until this is called.
   void give_up_step();
 
   /// Norm of the gradient before clipping in the last step that updated; 0 without clipping.
@@ -107,10 +118,19 @@ class Engine {
     double all = 0;
     bool stated = true;  // by the batches; otherwise each counts as one
   };
-  Terms with_micro_batch(double& mine) const;
+  Terms with_micro_batch(double& mine, double state) const;
+  double state_before_backward(const at::Tensor& loss) const;
+  double state_before_update() const;
+  double fault_of_gradients() const;
+  bool agree(const std::vector<double>& states) const;
+  void verify_in_no_step(const char* call) const;
+  void verify_backward_ended() const;
   void verify_before_update();
   bool update();
 
+  StepGradients gradients_;
+  std::vector<bool> trainable_;     // by parameter, at this step's first backward()
+  bool backward_threw_ = false;     // in this step
   std::vector<at::Tensor> losses_;  // of this step's micro-batches
   std::int64_t micro_batches_ = 0;  // of this step, whose backward has run
   Terms terms_;

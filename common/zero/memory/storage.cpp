@@ -86,8 +86,11 @@ void allocate_storage(const at::Tensor& tensor) {
 
 void separate_storage(const at::Tensor& tensor, const std::string& message) {
   c10::StorageImpl* const old = storage_of(tensor);
+  // Bytes that came from elsewhere, as from a file, have none.
+  c10::Allocator* const allocator =
+      old->allocator() != nullptr ? old->allocator() : c10::GetAllocator(old->device_type());
   c10::Storage own(c10::Storage::use_byte_size_t(), bytes_of(tensor),
-                   at::DataPtr(nullptr, old->device()), old->allocator(), /*resizable=*/true);
+                   at::DataPtr(nullptr, old->device()), allocator, /*resizable=*/true);
   tensor.unsafeGetTensorImpl()->set_storage_keep_dtype(std::move(own));
   tensor.unsafeGetTensorImpl()->set_storage_offset(0);
   release_storage(tensor, message);

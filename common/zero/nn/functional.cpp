@@ -17,8 +17,11 @@ using torch::autograd::variable_list;
 // [..., n] as a matrix of rows.
 at::Tensor rows(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
 
+// Below, a parameter that was frozen since its forward gets no gradient, as in ordinary autograd.
+
 // The gradient of a bias or a norm is the sum of the rows: adds it, or overwrites if fresh.
 void accumulate_sum(const at::Tensor& parameter, const at::Tensor& matrix) {
+  if (!parameter.requires_grad()) return;
   GradientDestination destination = gradient_destination(parameter);
   if (destination.fresh) {
     at::sum_out(destination.tensor, matrix, at::IntArrayRef{0}, /*keepdim=*/false);
@@ -30,6 +33,7 @@ void accumulate_sum(const at::Tensor& parameter, const at::Tensor& matrix) {
 // The gradient of a weight is left right, both matrices: adds it, or overwrites if fresh.
 void accumulate_product(const at::Tensor& parameter, const at::Tensor& left,
                         const at::Tensor& right) {
+  if (!parameter.requires_grad()) return;
   GradientDestination destination = gradient_destination(parameter);
   if (destination.fresh) {
     at::mm_out(destination.tensor, left, right);
@@ -137,6 +141,7 @@ at::Tensor embedding(const at::Tensor& ids, const at::Tensor& weight) {
 
 void accumulate_embedding(const at::Tensor& ids, const at::Tensor& weight,
                           const at::Tensor& gradient) {
+  if (!weight.requires_grad()) return;
   GradientDestination destination = gradient_destination(weight);
   if (destination.fresh) destination.tensor.zero_();
   destination.tensor.index_add_(0, ids.reshape(-1), rows(gradient));

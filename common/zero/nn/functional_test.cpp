@@ -312,5 +312,26 @@ TEST(Attention, GroupedHeadsAreThoseOfThePlainForm) {
   }
 }
 
+// Its gradient, which nobody asked for, would be one that the next update uses.
+TEST(Functional, AnArgumentThatIsFrozenSinceItsForwardGetsNoGradient) {
+  for (const Pair& pair : pairs()) {
+    for (const Operation& operation : {pair.ours, pair.plain}) {
+      for (std::size_t frozen = 0; frozen < pair.shapes.size(); ++frozen) {
+        SCOPED_TRACE(fmt::format("{}, argument {}", pair.name, frozen));
+        Arguments arguments;
+        for (const auto& shape : pair.shapes) {
+          arguments.push_back(random(shape, arguments.size() + 1, /*gradient=*/true));
+        }
+        const at::Tensor sum = operation(arguments).sum();
+        arguments[frozen].requires_grad_(false);
+        sum.backward();
+        for (std::size_t i = 0; i < arguments.size(); ++i) {
+          EXPECT_EQ(arguments[i].grad().defined(), i != frozen) << i;
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace zero::nn

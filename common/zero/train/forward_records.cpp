@@ -44,7 +44,7 @@ double ForwardRecords::loss_terms(const at::Tensor& loss) const {
   const std::vector<Record> records = of(loss);
   double sum = 0;
   for (const Record& record : records) sum += static_cast<double>(record.loss_terms);
-  return records.empty() ? 0 : sum / static_cast<double>(records.size());
+  return records.empty() ? -1 : sum / static_cast<double>(records.size());
 }
 
 void ForwardRecords::verify_fresh(const at::Tensor& loss) const {

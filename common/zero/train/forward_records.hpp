@@ -28,7 +28,7 @@ class ForwardRecords {
   std::int64_t version() const { return version_; }
 
   /// Number of loss terms (data::Batch) of the forward that `loss` was computed from; the mean if
-  /// there were several, 0 if there was none.
+  /// there were several, -1 if there was none.
   double loss_terms(const at::Tensor& loss) const;
 
   /// Throws zero::Error if the weights have changed since one of those forwards.

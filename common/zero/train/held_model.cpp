@@ -6,6 +6,7 @@
 #include <zero/distributed/rank_grid.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/train/held_model.hpp>
+#include <zero/train/unsharded_read.hpp>
 
 namespace zero::train {
 namespace {
@@ -93,7 +94,13 @@ HeldModel::HeldModel(const StrategyArguments& arguments, const nn::ParameterList
 
 HeldModel::~HeldModel() {
   if (released_) return;
-  nn::set_holder(model_, is_whole() ? "" : mode_ + ", which was destroyed without release()");
+  const bool whole = is_whole();
+  nn::set_holder(model_, whole ? "" : mode_ + ", which was destroyed without release()");
+  for (const nn::Parameter& p : list_.parameters) {
+    // The program may have put anything there by set_data().
+    if (whole || !memory::is_released(p.tensor) || !p.tensor.is_contiguous()) continue;
+    memory::separate_storage(p.tensor, read_without_holder(p.name, mode_));
+  }
 }
 
 HeldModel::Storage HeldModel::storage_of(const at::Tensor& tensor) {

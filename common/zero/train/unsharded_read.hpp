@@ -16,7 +16,12 @@ namespace zero::train {
 /// their unit, and the scope to hold. `members`: parameters of one unit with one storage.
 std::string unsharded_read(const nn::ParameterList& list, const std::vector<std::size_t>& members);
 
-/// Whether LibTorch threw `error` with a text of unsharded_read().
+/// The same for an access to the gradient of parameter `name` while its engine hides it.
+std::string hidden_gradient_access(const std::string& name);
+/// The same for reading parameter `name` after `holder`, which had its values, was destroyed.
+std::string read_without_holder(const std::string& name, const std::string& holder);
+
+/// Whether LibTorch threw `error` with one of these texts.
 bool is_unsharded_read(const c10::Error& error);
 
 /// Runs `action`; rethrows such an error as zero::Error, without LibTorch's backtrace.

@@ -1,0 +1,75 @@
+#include <fmt/format.h>
+
+#include <utility>
+
+#include <zero/engine/step_gradients.hpp>
+#include <zero/memory/storage.hpp>
+#include <zero/train/unsharded_read.hpp>
+
+namespace zero {
+
+void StepGradients::hide() {
+  gradients_.resize(list_.size());
+  shown_.resize(list_.size());
+  for (std::size_t i = 0; i < list_.size(); ++i) {
+    const nn::Parameter& p = list_.parameters[i];
+    if (!shown_[i].defined()) {
+      shown_[i] =
+          memory::without_storage(p.tensor.sizes(), p.tensor.scalar_type(), p.tensor.device());
+      memory::release_storage(shown_[i], train::hidden_gradient_access(p.name));
+    }
+    gradients_[i] = std::exchange(p.tensor.mutable_grad(), shown_[i]);
+  }
+}
+
+void StepGradients::show() {
+  if (!versions_.empty()) return;
+  for (std::size_t i = 0; i < gradients_.size(); ++i) {
+    list_.parameters[i].tensor.mutable_grad() = std::move(gradients_[i]);
+  }
+  gradients_.clear();
+}
+
+void StepGradients::watch() {
+  for (const nn::Parameter& p : list_.parameters) {
+    gradients_.push_back(p.tensor.grad());
+    versions_.push_back(p.tensor.grad().defined() ? p.tensor.grad()._version() : 0);
+  }
+}
+
+void StepGradients::forget() {
+  for (std::size_t i = 0; i < gradients_.size(); ++i) {
+    if (versions_.empty() && is_hidden(i)) list_.parameters[i].tensor.mutable_grad().reset();
+  }
+  gradients_.clear();
+  versions_.clear();
+}
+
+std::size_t StepGradients::first_taken() const {
+  for (std::size_t i = 0; versions_.empty() && i < gradients_.size(); ++i) {
+    if (!is_hidden(i)) return i;
+  }
+  return list_.size();
+}
+
+std::string StepGradients::changes() const {
+  std::string changes;
+  for (std::size_t i = 0; i < versions_.size(); ++i) {
+    const nn::Parameter& p = list_.parameters[i];
+    const at::Tensor& now = p.tensor.grad();
+    if (!now.is_same(gradients_[i])) {
+      changes += fmt::format("'{}' {}\n", p.name, now.defined() ? "set" : "reset");
+    } else if (now.defined() && now._version() != versions_[i]) {
+      // Gradients of one bucket share a counter.
+      changes +=
+          fmt::format("{} changes in the bucket of '{}'\n", now._version() - versions_[i], p.name);
+    }
+  }
+  return changes;
+}
+
+bool StepGradients::is_hidden(std::size_t index) const {
+  return list_.parameters[index].tensor.grad().is_same(shown_[index]);
+}
+
+}  // namespace zero

@@ -1,0 +1,118 @@
+// What a program may do after an exception has left forward() or backward(), and with a model whose
+// engine is gone.
+
+#include <fmt/format.h>
+
+#include <memory>
+
+#include <tests/support/engine_run.hpp>
+#include <tests/support/error_of.hpp>
+#include <tests/support/modes.hpp>
+#include <tests/support/same_bits.hpp>
+#include <tests/support/test_folder.hpp>
+
+namespace zero::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+ZERO_TESTS_ON_RANKS(AfterAnError, 2, 3);
+
+struct Thrown : std::exception {};
+
+// Throws when the gradient of parameter `index` is ready in micro-batch `number`.
+void backward_that_throws(EngineRun& run, int number, std::size_t index) {
+  run.engine.strategy().passes().observe_gradients([=](std::size_t i, const at::Tensor&) {
+    if (i == index) throw Thrown();
+  });
+  EXPECT_THROW(run.engine.backward(run.forward(number)), Thrown);
+  run.engine.strategy().passes().observe_gradients({});
+}
+
+TEST_P(AfterAnError, InBackwardOnlyGiveUpStepIsTaken) {
+  const TestFolder folder;
+  on_all_stages(GetParam(), [&](dist::Communicator& communicator, int stage) {
+    for (const std::size_t index : {0U, 3U}) {  // the last and the first of backward
+      for (const int good_ones : {0, 1, 2}) {   // micro-batches before it
+        SCOPED_TRACE(fmt::format("parameter {}, micro-batch {}", index, good_ones));
+        const EngineConfig config{.overlap = {.stage = stage}, .accumulation_steps = 3};
+        EngineRun run(communicator, config), undisturbed(communicator, config);
+        run.steps(0, 3);
+        run.steps(10, 10 + good_ones);
+        backward_that_throws(run, 10 + good_ones, index);
+        for (int again = 0; again < 2; ++again) {
+          const std::string text = "an exception has left backward() in this step";
+          expect_error([&] { run.engine.step(); }, {text, "give_up_step()"});
+          expect_error([&] { run.step(13); }, {text, "give_up_step()"});
+          expect_error([&] { run.engine.save(folder.path()); }, {"save() in the middle of a step"});
+          expect_error([&] { run.engine.release(); }, {"release() in the middle of a step"});
+        }
+        run.engine.give_up_step();
+        run.steps(3, 6);
+        undisturbed.steps(0, 6);
+        EXPECT_EQ(run.engine.steps(), 2);
+        EXPECT_TRUE(same_bits(run.weights(), undisturbed.weights()));
+      }
+    }
+  });
+}
+
+// The micro-batches before it count, and another batch may take its place.
+TEST_P(AfterAnError, InForwardTheStepGoesOn) {
+  on_all_stages(GetParam(), [](dist::Communicator& communicator, int stage) {
+    const EngineConfig config{.overlap = {.stage = stage}, .accumulation_steps = 2};
+    EngineRun run(communicator, config), undisturbed(communicator, config);
+    for (int s = 0; s < 2; ++s) {
+      run.step(2 * s);
+      data::Batch bad = run.toy.batch(run.rank, 9);
+      bad.targets = bad.targets.narrow(1, 0, 1);
+      EXPECT_THROW(run.engine.forward(bad), Error);
+      EXPECT_TRUE(run.step(2 * s + 1));
+    }
+    undisturbed.steps(0, 4);
+    EXPECT_TRUE(same_bits(run.weights(), undisturbed.weights()));
+  });
+}
+
+TEST_P(AfterAnError, AModelWhoseEngineIsGoneSaysSo) {
+  on_all_stages(GetParam(), [](dist::Communicator& communicator, int stage) {
+    for (const std::string end : {"constructor", "step", "backward", "exception"}) {
+      SCOPED_TRACE(end);
+      const Toy toy = Toy::alone();
+      auto engine = std::make_unique<Engine>(*toy.model, communicator, optim::adamw(),
+                                             EngineConfig{.overlap = {.stage = stage}});
+      const auto loss = [&] { return engine->forward(toy.batch(communicator.rank(), 0)); };
+      if (end == "exception") {
+        const at::Tensor value = loss();
+        value.register_hook([](const at::Tensor&) { throw Thrown(); });
+        EXPECT_THROW(engine->backward(value), Thrown);
+      } else if (end != "constructor") {
+        engine->backward(loss());
+        if (end == "step") engine->step();
+      }
+      engine.reset();
+      const auto use = [&] {
+        toy.model->zero_grad();
+        toy.model->loss(toy.batch(0, 1)).backward();
+      };
+      if (stage < 3) {
+        use();  // whole on every rank: a model like any other
+        EXPECT_TRUE(toy.model->parameters()[0].grad().defined());
+      } else {
+        std::string message;
+        try {
+          use();
+        } catch (const c10::Error& error) {
+          message = error.what_without_backtrace();
+        }
+        EXPECT_THAT(message, AllOf(HasSubstr("a read of parameter 'layers.0.linear."),
+                                   HasSubstr("engine3, which had its values, was destroyed"),
+                                   HasSubstr("call release() on all ranks")));
+      }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace zero::testing
