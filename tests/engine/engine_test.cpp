@@ -1,4 +1,7 @@
+#include <gmock/gmock.h>
+
 #include <cmath>
+#include <csignal>
 
 #include <05_prefetch_overlap/overlap.hpp>
 #include <tests/support/engine_run.hpp>
@@ -168,6 +171,22 @@ TEST(Engine, ScalesTheLossAsTheTrainerDoes) {
       EXPECT_TRUE(same_bits(ends.weights(), whole_weights(ddp)));
     }
   });
+}
+
+TEST(Engine, NamesTheStepInWhichARankWasLost) {
+  const auto exits = ranks_ended(
+      {.world_size = 3, .timeout = std::chrono::seconds(2)}, [](dist::Communicator& communicator) {
+        EngineRun run(communicator, {.overlap = {.stage = 2}});
+        run.engine.strategy().passes().observe_gradients([&](std::size_t, const at::Tensor&) {
+          if (run.engine.steps() == 1 && run.rank == 1) ::raise(SIGKILL);
+        });
+        run.steps(0, 50);
+      });
+  for (const int rank : {0, 2}) {
+    const dist::RankExit& exit = exits[static_cast<std::size_t>(rank)];
+    EXPECT_EQ(exit.exit_code, 1) << exit.output;
+    EXPECT_THAT(exit.output, ::testing::ContainsRegex("in Engine::[a-z]+ in step 1: .*rank [0-9]"));
+  }
 }
 
 }  // namespace
