@@ -106,5 +106,119 @@ TEST(PlannerFormulas, AreThoseOfTheStrategies) {
   });
 }
 
+// The formulas of docs/communication.md as they stand there, beside what the strategies say that a
+// rank sends; residency_test.cpp compares that with the communicator's counters.
+
+constexpr std::int64_t kElementBytes = 4;
+constexpr int kGroupSize = 2;  // S
+
+// What `look` says of `mode` on one of so many ranks.
+std::int64_t of_rank(const std::string& mode, int rank, int ranks,
+                     const std::function<std::int64_t(train::Strategy&)>& look) {
+  const auto model = make_deferred<nn::Llama>(nn::preset("tiny"));
+  dist::FakeCommunicator communicator(rank, ranks);
+  NoValues values;
+  return look(*make_strategy(mode, {*model, communicator, optim::adamw(), &values, ""}));
+}
+
+std::int64_t rounded_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
+
+// F, and G of the root alone: buffers of units, or one for each parameter, for so many ranks.
+std::int64_t buffer_bytes(std::int64_t ranks, bool root_only, bool per_parameter = false) {
+  const auto model = make_deferred<nn::Llama>(nn::preset("tiny"));
+  const nn::ParameterList list = nn::list_parameters(*model);
+  std::int64_t elements = 0;
+  for (std::size_t u = 0; u < list.units.size(); ++u) {
+    if (root_only && u > 0) continue;
+    std::int64_t unit = 0;
+    for (const std::size_t i : list.units[u].parameters) {
+      const std::int64_t n = rounded_up(list.parameters[i].numel(), 64);
+      unit += per_parameter ? rounded_up(n, 64 * ranks) : n;
+    }
+    elements += rounded_up(unit, 64 * ranks);
+  }
+  return elements * kElementBytes;
+}
+
+void expect_sent(const std::string& mode, int rank, int ranks, std::int64_t bytes) {
+  SCOPED_TRACE(fmt::format("{}, rank {} of {}", mode, rank, ranks));
+  EXPECT_EQ(of_rank(mode, rank, ranks, [](train::Strategy& s) { return s.costs().sent; }), bytes);
+}
+
+TEST(CommunicationFormulas, OfWholeParameters) {
+  on_ranks(1, [](dist::Communicator&) {
+    for (const int n : {2, 4, 8}) {
+      for (int r = 0; r < n; ++r) {
+        const std::int64_t v = nn::preset("tiny").parameters() * kElementBytes;
+        const auto owned = [&](bool root_only) {
+          return of_rank("zero3", r, n, [&](train::Strategy& s) {
+            std::int64_t bytes = 0;
+            for (std::size_t i = 0; i < s.list().size(); ++i) {
+              const nn::Parameter& p = s.list().parameters[i];
+              if (s.owns(i) && (!root_only || p.unit == 0)) bytes += p.numel() * kElementBytes;
+            }
+            return bytes;
+          });
+        };
+        const std::int64_t o = owned(false), g = owned(true);
+        for (const char* mode : {"ddp", "ddp:flat"}) expect_sent(mode, r, n, 2 * v * (n - 1) / n);
+        for (const char* mode : {"zero1", "zero2", "zero2:after", "zero3:whole"}) {
+          expect_sent(mode, r, n, v + (n - 2) * o);
+        }
+        expect_sent("zero1:naive", r, n, 2 * v * (n - 1) / n + (n - 1) * o);
+        expect_sent("zero2:placeholder", r, n, (n - 1) * (v + o));
+        expect_sent("zero3", r, n, v - o + (n - 1) * (2 * o - g));
+      }
+    }
+  });
+}
+
+TEST(CommunicationFormulas, OfSplitTensors) {
+  on_ranks(1, [](dist::Communicator&) {
+    for (const int n : {2, 3, 4, 8}) {
+      const int r = n - 1;
+      const std::int64_t f = buffer_bytes(n, false), g = buffer_bytes(n, true);
+      for (const char* mode : {"engine0", "tensor_zero1", "tensor_zero2", "engine1", "engine2",
+                               "tensor_zero3:whole", "engine3:hybrid"}) {
+        expect_sent(mode, r, n, 2 * f * (n - 1) / n);
+      }
+      for (const char* mode : {"tensor_zero3", "engine3"}) {
+        expect_sent(mode, r, n, (3 * f - g) * (n - 1) / n);
+      }
+      expect_sent("tensor_zero1:naive", r, n, 3 * f * (n - 1) / n);
+      const std::int64_t single = buffer_bytes(n, false, true), root = buffer_bytes(n, true, true);
+      expect_sent("tensor_zero3:per_parameter", r, n, (3 * single - root) * (n - 1) / n);
+      // Layers are larger than the threshold, the root is not.
+      expect_sent("engine3:whole_below=20000", r, n, (2 * f + f - g) * (n - 1) / n);
+    }
+  });
+}
+
+TEST(CommunicationFormulas, OfGroupsOfRanks) {
+  on_ranks(1, [](dist::Communicator&) {
+    const auto in_groups = [](const char* mode, const char* option) {
+      return fmt::format("{}:{}={}", mode, option, kGroupSize);
+    };
+    for (const int groups : {1, 2, 4}) {
+      const std::int64_t s = kGroupSize, r = groups, n = r * s;
+      const int rank = static_cast<int>(n) - 1;
+      const std::int64_t v = nn::preset("tiny").parameters() * kElementBytes;
+      const std::int64_t f = buffer_bytes(s, false), g = buffer_bytes(s, true);
+      const std::int64_t between = 2 * (f / s) * (r - 1) / r;
+      expect_sent(in_groups("hddp", "shard_size"), rank, static_cast<int>(n),
+                  2 * v * (s - 1) / s + 2 * v * (r - 1) / r);
+      for (const char* mode : {"hsdp1", "hsdp2"}) {
+        expect_sent(in_groups(mode, "shard_size"), rank, static_cast<int>(n),
+                    2 * f * (s - 1) / s + between);
+      }
+      expect_sent(in_groups("hsdp3", "shard_size"), rank, static_cast<int>(n),
+                  (3 * f - g) * (s - 1) / s + between);
+      const std::int64_t all = buffer_bytes(n, false), root = buffer_bytes(n, true);
+      expect_sent(in_groups("hpz", "group_size"), rank, static_cast<int>(n),
+                  2 * all * (n - 1) / n + (all - root) * (s - 1) / s);
+    }
+  });
+}
+
 }  // namespace
 }  // namespace zero::testing
