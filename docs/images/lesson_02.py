@@ -181,7 +181,7 @@ def run_ranks(programs, collective=1.5):
 
 
 def deadlock():
-    """Backward of two layers on two ranks. Layer 2 has a branch with a parameter b, which rank 1's batch does not take."""
+    """Backward of layers 2 and 1 on two ranks. Rank 1 does not take the branch of layer 2 that has b."""
     gather_2, gather_1 = ("parameters", "gather 2"), ("parameters", "gather 1")
     reductions = [("gradients", "reduce b"), ("gradients", "reduce w")]
     backward_1 = ("backward", "backward 1", 4)
@@ -207,8 +207,7 @@ def deadlock():
                 begin = left + scale * now[rank]
                 text = f"in {stuck[rank]!r}: rank {1 - rank} never calls it".replace("'", "")
                 picture.box(begin, top, WIDTH - 10 - begin, 30, "waits", text)
-    picture.text(8, 252, "Backward of layers 2 and 1. w and b: gradients of layer 2; b is in a branch that rank 1 "
-                         "does not take. Red: the rank waits.")
+    picture.text(8, 252, "w and b: gradients of layer 2. Rank 1 does not take the branch with b. Red: the rank waits.")
     picture.save()
 
 
