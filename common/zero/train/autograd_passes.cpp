@@ -137,7 +137,7 @@ void AutogradPasses::forget_gradients() {
   has_gradients_ = false;
   if (schedule_) schedule_->give_up();
   // Which units a backward() that threw has left whole differs between ranks, as what it reduced.
-  if (std::exchange(last_threw_, false)) strategy_.reshard_all();
+  if (last_threw_) strategy_.reshard_all();  // and once more in the next forward()
 }
 
 void AutogradPasses::prepare_update() {
