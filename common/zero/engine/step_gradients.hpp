@@ -32,7 +32,7 @@ class StepGradients {
 
   /// Takes all gradients, until show().
   void hide();
-  /// Gives them back.
+  /// Restores them to the parameters.
   void show();
   /// Leaves them where they are, and notes what they are.
   void watch();

@@ -150,7 +150,7 @@ class FlatParameters {
 
   /// Call at the end of a scope in which the program may write into the members
   /// (Strategy::unshard()) and nobody reads this rank's shard. If they are whole, this rank keeps
-  /// its shard of what is there.
+  /// its shard of the written values.
   void keep_writes();
   /// What the program has written into the members since the last forget_writes(), by the version
   /// counters of the parameters.

@@ -9,7 +9,7 @@ namespace zero::train {
 /// While it lives, the parameters of one unit are whole for reading and writing:
 /// Strategy::unshard() and, at the end, Strategy::reshard(). All ranks make one together; blocks.
 ///
-/// What is written into them stays: at the end each rank keeps its shard of what is there. All
+/// What is written into them stays: at the end each rank keeps its shard of the written values. All
 /// ranks must write the same values, as they do if each does the same to the whole parameter; the
 /// next step of Engine and Trainer compares what was written in place (not through data()), and
 /// throws zero::Error on all ranks if it differs. Moments stay as they are; a float32 master weight
