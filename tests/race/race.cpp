@@ -1,4 +1,5 @@
-// The engine under ThreadSanitizer: does anything touch a buffer while it travels?
+// The engine under ThreadSanitizer: does anything touch a buffer while it travels, and what do
+// threads of a process share?
 //
 //     race none      trains with every stage and lookahead: ThreadSanitizer must be silent
 //
@@ -6,28 +7,40 @@
 //
 //     race reduce    the same for a reduction
 //
+//     race beside    another thread trains models of its own meanwhile: silent, and the same bits
+//
+//     race within    the other thread runs a unit of the first thread's model, too
+//
 // ThreadSanitizer sees only what was compiled for it, and LibTorch was not. So both sides are here:
 // a network, a thread that copies byte by byte, and layers that compute element by element. Between
-// them is the real engine, whose calls are all that orders one after the other.
+// them is the real engine, compiled for ThreadSanitizer as well, whose calls are all that orders
+// one after the other.
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/ones.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <deque>
 #include <functional>
+#include <map>
 #include <mutex>
-#include <optional>
 #include <random>
 #include <string>
 #include <thread>
 #include <tuple>
+#include <vector>
 
 #include <05_prefetch_overlap/overlap.hpp>
 #include <tests/support/deferred.hpp>
 #include <zero/base/error.hpp>
 #include <zero/distributed/communicator.hpp>
+#include <zero/memory/accounting.hpp>
+#include <zero/memory/timeline.hpp>
+#include <zero/nn/checkpoint.hpp>
 #include <zero/nn/gradient_destination.hpp>
 #include <zero/nn/model.hpp>
 #include <zero/nn/parameters.hpp>
@@ -271,11 +284,17 @@ class ScaleModel : public nn::Model {
   at::Tensor predict(const data::Batch& batch) override {
     return run([&] { return outputs(batch); }, {});
   }
+  ScaleUnit& first_unit() { return *units_.front(); }
 
  private:
   at::Tensor outputs(const data::Batch& batch) {
     at::Tensor x = batch.inputs;
-    for (const auto& unit : units_) x = unit->forward(x);
+    for (const auto& unit : units_) {
+      const auto run_unit = [&](const std::vector<at::Tensor>& in) {
+        return unit->forward(in.front());
+      };
+      x = unit == units_[2] ? nn::checkpoint(run_unit, {x}) : run_unit({x});
+    }
     return Scale::apply(x, weight_, bias_);
   }
 
@@ -286,16 +305,69 @@ class ScaleModel : public nn::Model {
 // ---- the runs
 // ------------------------------------------------------------------------------------
 
+data::Batch batch() { return {.inputs = at::ones({kWidth}), .loss_terms = 1}; }
+
+/// What the other thread does.
+enum class Other : std::uint8_t { kNothing, kTrainsItsOwn, kUsesThisModel };
+
+/// Another thread, from the constructor to the destructor.
+class OtherThread {
+ public:
+  OtherThread(Other does, ScaleModel& model) {
+    if (does == Other::kNothing) return;
+    thread_ = std::thread([this, does, &model] {
+      for (int n = 0; !ends_; ++n) {
+        does == Other::kTrainsItsOwn ? train_alone(n) : use(model.first_unit());
+      }
+    });
+  }
+  ~OtherThread() {
+    ends_ = true;
+    if (thread_.joinable()) thread_.join();
+  }
+  OtherThread(const OtherThread&) = delete;
+  OtherThread& operator=(const OtherThread&) = delete;
+
+ private:
+  static void train_alone(int number);
+  static void use(ScaleUnit& unit) {
+    const at::NoGradGuard no_graph;
+    unit.forward(at::ones({kWidth}));
+  }
+
+  std::atomic<bool> ends_ = false;
+  std::thread thread_;
+};
+
 /// Trains some steps and gives the sum of the last losses, which no delay may change.
-double train(dist::Communicator& communicator, const OverlapOptions& options) {
+double train(dist::Communicator& communicator, const OverlapOptions& options,
+             Other other = Other::kNothing) {
   nn::SeededValues values(5);
   const auto model = make_deferred<ScaleModel>();
   Overlap strategy({*model, communicator, optim::adamw(), &values, ""}, options);
+  const OtherThread beside(other, *model);
   train::Trainer trainer(strategy);
-  const data::Batch batch{.inputs = at::ones({kWidth}), .loss_terms = 1};
   double loss = 0;
-  for (int s = 0; s < 5; ++s) loss = trainer.step({batch}).loss;
-  return loss + trainer.evaluate({batch});
+  for (int s = 0; s < 5; ++s) loss = trainer.step({batch()}).loss;
+  return loss + trainer.evaluate({batch()});
+}
+
+/// A plain model, without a strategy; then one with a strategy and a network of its own.
+void OtherThread::train_alone(int number) {
+  ScaleModel model;
+  nn::SeededValues values(7);
+  nn::initialize_parameters(model, values);
+  const std::vector<at::Tensor> parameters = model.parameters();
+  const auto optimizer = optim::adamw()(parameters);
+  memory::start_timeline(/*resolution=*/1000);
+  for (int s = 0; s < 3; ++s) {
+    model.loss(batch()).backward();
+    optimizer->step();
+    model.zero_grad();
+  }
+  TwinCommunicator communicator(100, nullptr);
+  train(communicator, {.stage = number % 4, .whole_below = number % 3 * kWidth});
+  memory::stop_timeline();
 }
 
 int run(const std::string& planted) {
@@ -303,19 +375,26 @@ int run(const std::string& planted) {
   const Purpose* const broken = planted == "gather"   ? &gather
                                 : planted == "reduce" ? &reduce
                                                       : nullptr;
+  const Other other = planted == "beside"   ? Other::kTrainsItsOwn
+                      : planted == "within" ? Other::kUsesThisModel
+                                            : Other::kNothing;
   int runs = 0;
   for (int stage = 0; stage <= 3; ++stage) {
-    std::optional<double> expected[2];  // twins repeat their own shard: the cutting matters
+    std::map<std::vector<std::int64_t>, double> expected;  // twins repeat their own shard: by cut
     for (unsigned seed = 0; seed < 10; ++seed, ++runs) {
       const std::int64_t lookahead = seed == 9 ? kAutoLookahead : seed % 4;
       const std::int64_t bucket = seed % 2 == 0 ? 1 << 20 : 4 * kWidth;  // one for each parameter
+      const std::int64_t whole_below = seed % 3 == 2 ? 2 * kWidth + 1 : 0;
+      const bool is_first = expected.count({bucket, whole_below}) == 0;
       TwinCommunicator communicator(seed + 1, broken);
-      const double loss = train(communicator, {.stage = stage,
-                                               .bucket_bytes = bucket,
-                                               .in_flight_bytes = 1 << (seed + 6),
-                                               .lookahead = lookahead});
-      const double first = expected[seed % 2].value_or(loss);
-      expected[seed % 2] = first;
+      const double loss = train(communicator,
+                                {.stage = stage,
+                                 .bucket_bytes = bucket,
+                                 .in_flight_bytes = 1 << (seed + 6),
+                                 .lookahead = lookahead,
+                                 .whole_below = whole_below},
+                                is_first ? Other::kNothing : other);
+      const double first = expected.emplace(std::vector{bucket, whole_below}, loss).first->second;
       if (loss != first && broken == nullptr) {
         fmt::print(stderr, "stage {}, seed {}: the loss is {} and not {}\n", stage, seed, loss,
                    first);
@@ -331,10 +410,12 @@ int run(const std::string& planted) {
 }  // namespace zero::testing
 
 int main(int argc, char** argv) {
+  const std::vector<std::string> known = {"none", "gather", "reduce", "beside", "within"};
   const std::string planted = argc == 2 ? argv[1] : "";
-  if (planted != "none" && planted != "gather" && planted != "reduce") {
-    fmt::print(stderr, "usage: {} none|gather|reduce\n", argv[0]);
+  if (std::ranges::find(known, planted) == known.end()) {
+    fmt::print(stderr, "usage: {} {}\n", argv[0], fmt::join(known, "|"));
     return 2;
   }
+  zero::memory::install();
   return zero::testing::run(planted);
 }

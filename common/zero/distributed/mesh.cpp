@@ -2,6 +2,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <atomic>
 #include <limits>
 #include <utility>
 
@@ -24,7 +25,7 @@ Mesh::Mesh(Communicator& world, std::vector<Axis> axes) : world_(world), axes_(s
   world.verify_same_on_all_ranks("the mesh of ranks", text());
   fill_in_sizes();
   // Groups need names that no mesh before had; rank 0 numbers them.
-  static int made = 0;
+  static std::atomic<int> made = 0;
   const std::string number = world.exchange(std::to_string(made++)).front();
   int stride = world.size();
   for (const Axis& axis : axes_) {

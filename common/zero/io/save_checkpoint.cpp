@@ -5,6 +5,7 @@
 
 #include <cerrno>
 #include <map>
+#include <mutex>
 #include <sstream>
 
 #include <zero/base/atomic_file.hpp>
@@ -116,7 +117,9 @@ void check_place(const fs::path& folder) {
 // Rank 0: locks the folder for the life of this process. Two runs that save there would remove each
 // other's files.
 void hold(const fs::path& folder) {
+  static std::mutex mutex;
   static std::map<fs::path, int> held;
+  const std::lock_guard lock(mutex);
   std::error_code ignored;
   fs::create_directories(folder, ignored);  // the write that follows reports the error
   const fs::path place = fs::weakly_canonical(folder, ignored);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <mutex>
 #include <string>
 
 #include <zero/distributed/host/read_permission.hpp>
@@ -22,7 +23,9 @@ int parent_of(int pid) {
   return 0;
 }
 
-// Ancestors permitted by the living ReadPermission objects.
+std::mutex allowed_mutex;
+
+// Ancestors permitted by the living ReadPermission objects, guarded by it.
 std::vector<int>& allowed() {
   static std::vector<int> all;
   return all;
@@ -59,16 +62,21 @@ int nearest_common_ancestor(const std::vector<std::vector<int>>& lineages) {
 }
 
 ReadPermission::ReadPermission(int ancestor) : ancestor_(ancestor) {
+  const std::lock_guard lock(allowed_mutex);
   allowed().push_back(ancestor_);
   tell_linux();
 }
 
 ReadPermission::~ReadPermission() {
+  const std::lock_guard lock(allowed_mutex);
   auto& all = allowed();
   all.erase(std::find(all.begin(), all.end(), ancestor_));
   tell_linux();
 }
 
-bool ReadPermission::any() { return !allowed().empty(); }
+bool ReadPermission::any() {
+  const std::lock_guard lock(allowed_mutex);
+  return !allowed().empty();
+}
 
 }  // namespace zero::dist

@@ -15,7 +15,7 @@ int nearest_common_ancestor(const std::vector<std::vector<int>>& lineages);
 /// While it lives, `ancestor`, a process of lineage(), and all its descendants may read and trace
 /// this process, where Linux otherwise allows that only to ancestors (Yama with ptrace_scope 1):
 /// PR_SET_PTRACER. They must belong to the same user in any case. If several live at a time, the
-/// farthest ancestor counts. For one thread at a time.
+/// farthest ancestor counts.
 class ReadPermission {
  public:
   explicit ReadPermission(int ancestor);
