@@ -96,7 +96,9 @@ TEST(PlannerFormulas, AreThoseOfTheStrategies) {
       for (const int n : {1, 2, 3, 8}) {
         SCOPED_TRACE(fmt::format("{}, {} ranks", mode.name, n));
         const Means found = means_of(mode.name, nn::preset("tiny"), n);
-        const double planned = parameters * plan::bytes_per_parameter(plan::fp32(), mode.stage, n);
+        // Of n parameters a rank has equal shares.
+        const std::int64_t of_n = plan::model_states(n, plan::fp32(), mode.stage, n).total();
+        const double planned = parameters * static_cast<double>(of_n) / n;
         EXPECT_NEAR(found.total / planned, 1, 1e-9);
         const plan::Copies copies = plan::copies(model.parameters, plan::fp32());
         EXPECT_NEAR(found.sent, plan::sent(mode.scheme, copies, n, kept).total(),

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <utility>
 
 #include <zero/base/table.hpp>
 
@@ -14,59 +13,40 @@
 namespace zero::plan {
 namespace {
 
-// 9.7500 of "GB": as many decimals as it takes to tell the need from what there is.
-struct Words {
-  const Request& request;
-  Unit unit = request.memory->unit;
+std::string ranks(std::int64_t n) {
+  return fmt::format("{} rank{}", base::with_thousands(n), n == 1 ? "" : "s");
+}
 
-  std::string need(std::int64_t bytes) const { return at_least(bytes, unit); }
-  std::string memory() const { return at_most(request.memory->bytes, unit); }
-  std::string ranks(std::int64_t n) const {
-    return fmt::format("{} rank{}", base::with_thousands(n), n == 1 ? "" : "s");
-  }
-};
-
-std::string parts(const Words& words, const StagePlan& plan) {
+std::string parts(const StagePlan& plan, Unit unit) {
   return fmt::format("{} of model states, {} of transients and {} of activations",
-                     words.need(plan.states.total()), words.need(plan.transients),
-                     words.need(plan.activations));
+                     at_least(plan.states.total(), unit), at_least(plan.transients, unit),
+                     at_least(plan.activations, unit));
 }
 
-const char* why(Stage stage) {
-  switch (stage) {
-    case Stage::kDdp:
-      return "Nothing has to be sharded.";
-    case Stage::kZero1:
-      return "It sends what DDP sends, so this costs nothing on the wire; half of it, the updated "
-             "parameters, travels while the next forward computes (defer_parameter_gather).";
-    case Stage::kZero2:
-      return "It sends what DDP sends, so this costs nothing on the wire; gradients have to leave "
-             "as backward makes them, and updated parameters travel while the next forward "
-             "computes (defer_parameter_gather).";
-    case Stage::kZero3:
-      return "It sends up to half as much again as DDP, because parameters are gathered twice: "
-             "worth it only where they do not fit whole.";
-  }
-  return "";
-}
+constexpr const char* kShards =
+    "It sends what DDP sends, so this costs nothing on the wire; updated parameters travel while "
+    "the next forward computes (defer_parameter_gather).";
+constexpr const char* kWhy[] = {
+    "Nothing has to be sharded.", kShards, kShards,
+    "It sends up to half as much again as DDP: worth it only if parameters do not fit whole."};
 
-// "0.3 % more time and 1.34 GiB less memory": what `other` costs beside `plan`.
+// "0.3 % more time and 1.34 GiB less memory": the price of `other` beside `plan`.
 std::string beside(const StagePlan& other, const StagePlan& plan, Unit unit) {
-  const double longer = other.time.total() / plan.time.total() - 1;
+  const double longer = 100 * (other.time.total() / plan.time.total() - 1);
   const std::int64_t more = other.total() - plan.total();
-  const std::string time = std::abs(longer) < 5e-4
-                               ? "equal time"
-                               : fmt::format("{} % {} time", base::fixed(100 * std::abs(longer), 1),
-                                             longer < 0 ? "less" : "more");
-  return fmt::format("{} and {} {} memory", time, at_most(std::abs(more), unit),
-                     more < 0 ? "less" : "more");
+  return fmt::format(
+      "{} time and {} {} memory",
+      std::abs(longer) < 0.05
+          ? "equal"
+          : fmt::format("{} % {}", base::fixed(std::abs(longer), 1), longer < 0 ? "less" : "more"),
+      at_most(std::abs(more), unit), more < 0 ? "less" : "more");
 }
 
 // Takes the lowest that is as quick as the quickest out of `plans`, which are in order of stages.
 std::optional<StagePlan> take_best(std::vector<StagePlan>& plans) {
   if (plans.empty()) return std::nullopt;
   const auto seconds = [](const StagePlan& plan) { return plan.time.total(); };
-  const double quickest = seconds(*std::ranges::min_element(plans, {}, seconds));
+  const double quickest = std::ranges::min(plans, {}, seconds).time.total();
   const auto best = std::ranges::find_if(
       plans, [&](const StagePlan& plan) { return seconds(plan) <= (1 + kAsQuick) * quickest; });
   const StagePlan taken = *best;
@@ -74,90 +54,74 @@ std::optional<StagePlan> take_best(std::vector<StagePlan>& plans) {
   return taken;
 }
 
-Choice yes(const Words& words, const std::vector<StagePlan>& stages,
+Choice yes(const Request& request, const std::vector<StagePlan>& stages,
            std::vector<StagePlan> fitting) {
+  const Unit unit = request.memory->unit;
   const StagePlan plan = *take_best(fitting);
-  Choice choice;
-  choice.stage = plan.stage;
+  Choice choice{.stage = plan.stage};
   choice.says = fmt::format("Take {}: {} needed, {} there. A step takes {}, of which {} exposed.",
-                            name(plan.stage), words.need(plan.total()), words.memory(),
-                            in_seconds(plan.time.total()), in_seconds(plan.time.exposed));
-  choice.reasons = {parts(words, plan) + ".", why(plan.stage)};
+                            name(plan.stage), at_least(plan.total(), unit),
+                            at_most(request.memory->bytes, unit), in_seconds(plan.time.total()),
+                            in_seconds(plan.time.exposed));
+  const auto because = [&]<class... Args>(fmt::format_string<Args...> text, Args&&... args) {
+    choice.reasons.push_back(fmt::format(text, std::forward<Args>(args)...));
+  };
+  because("{}.", parts(plan, unit));
+  because("{}", kWhy[static_cast<int>(plan.stage)]);
   for (const StagePlan& lower : stages) {
     if (lower.stage >= plan.stage) continue;
-    choice.reasons.push_back(*lower.fits ? fmt::format("{} fits too, with {}.", name(lower.stage),
-                                                       beside(lower, plan, words.unit))
-                                         : fmt::format("{} does not fit: {}.", name(lower.stage),
-                                                       words.need(lower.total())));
+    if (*lower.fits) because("{} fits too, with {}.", name(lower.stage), beside(lower, plan, unit));
+    if (!*lower.fits) {
+      because("{} does not fit: {}.", name(lower.stage), at_least(lower.total(), unit));
+    }
   }
   if (plan.activations > plan.states.total()) {
-    choice.reasons.push_back(
-        "Activations dominate: a smaller --batch or --recompute frees more than any sharding.");
+    because("Activations dominate: a smaller --batch or --recompute frees more than any sharding.");
   }
-  if (words.request.stage) return choice;
-  if (const std::optional<StagePlan> next = take_best(fitting)) {
-    choice.next = next->stage;
-    choice.reasons.push_back(
-        fmt::format("Next best: {}, with {}.", name(next->stage), beside(*next, plan, words.unit)));
-  } else {
-    choice.reasons.push_back("No other stage fits.");
-  }
+  if (request.stage) return choice;
+  const std::optional<StagePlan> next = take_best(fitting);
+  if (!next) because("No other stage fits.");
+  if (next) because("Next best: {}, with {}.", name(next->stage), beside(*next, plan, unit));
+  if (next) choice.next = next->stage;
   return choice;
 }
 
-void say_from_how_many(const Words& words, Stage stage, Choice& choice) {
-  const Request& request = words.request;
-  const std::int64_t memory = request.memory->bytes;
+Choice no(const Request& request, const std::vector<StagePlan>& stages) {
+  const auto& [memory, unit] = *request.memory;
+  const bool offloads = stages.back().offloaded;
+  const StagePlan& last = *(stages.end() - (offloads ? 2 : 1));
+  const auto need = [&](std::int64_t bytes) { return at_least(bytes, unit); };
   const auto states = [&](std::int64_t n) {
-    return model_states(request.model.parameters, request.policy, stage, n).total();
+    return model_states(request.model.parameters, request.policy, last.stage, n).total();
   };
   const auto all = [&](std::int64_t n) {
-    return plan_stage(request, stage, /*offloaded=*/false, n, /*lookahead=*/0).total();
+    return plan_stage(request, last.stage, /*offloaded=*/false, n, /*lookahead=*/0).total();
   };
+  Choice choice;
   choice.ranks_for_states = fewest_ranks(memory, request.world_size, states);
   choice.ranks_for_all = fewest_ranks(memory, request.world_size + 1, all);
-  if (!choice.ranks_for_states) {
-    choice.reasons.push_back(fmt::format(
-        "With no number of ranks: {} of model states are on every rank whatever their number.",
-        words.need(states_at_limit(request.model.parameters, request.policy, stage).total())));
-    return;
-  }
-  const std::int64_t n = *choice.ranks_for_states;
-  choice.reasons.push_back(fmt::format("Model states alone fit under {} from {} on ({}).",
-                                       name(stage), words.ranks(n), words.need(states(n))));
-  if (choice.ranks_for_all) {
-    const std::int64_t m = *choice.ranks_for_all;
-    choice.reasons.push_back(fmt::format("With transients and activations: from {} on ({}).",
-                                         words.ranks(m), words.need(all(m))));
-  } else {
-    choice.reasons.push_back(fmt::format(
-        "With transients and activations: with no number of ranks, they alone need {}. A smaller "
-        "--batch or --sequence, or --recompute, makes activations smaller.",
-        words.need(all(kLargestWorldSize) - states(kLargestWorldSize))));
-  }
-}
-
-Choice no(const Words& words, const std::vector<StagePlan>& stages) {
-  Choice choice;
-  const StagePlan* last = nullptr;
-  const StagePlan* offloaded = nullptr;
-  for (const StagePlan& plan : stages) (plan.offloaded ? offloaded : last) = &plan;
-  choice.says = words.request.stage
-                    ? fmt::format("{} does not fit {} on {}.", name(last->stage), words.memory(),
-                                  words.ranks(words.request.world_size))
-                    : fmt::format("No stage fits {} on {}.", words.memory(),
-                                  words.ranks(words.request.world_size));
-  choice.reasons.push_back(
-      fmt::format("{}{} needs {}: {}.", words.request.stage ? "" : "The last of them, ",
-                  name(last->stage), words.need(last->total()), parts(words, *last)));
-  say_from_how_many(words, last->stage, choice);
-  if (offloaded != nullptr) {
+  choice.says =
+      fmt::format("{} {} on {}.",
+                  request.stage ? name(last.stage) + std::string(" does not fit") : "No stage fits",
+                  at_most(memory, unit), ranks(request.world_size));
+  choice.reasons = {
+      fmt::format("{} needs {}: {}.", name(last.stage), need(last.total()), parts(last, unit))};
+  const auto from = [&](const char* what, std::optional<std::int64_t> n, const auto& needed) {
+    choice.reasons.push_back(n ? fmt::format("{} under {} from {} on ({}).", what, name(last.stage),
+                                             ranks(*n), need(needed(*n)))
+                               : fmt::format("{} with no number of ranks: {} are needed on {}.",
+                                             what, need(needed(kLargestWorldSize)),
+                                             ranks(kLargestWorldSize)));
+  };
+  from("Model states alone fit", choice.ranks_for_states, states);
+  from("With transients and activations it fits", choice.ranks_for_all, all);
+  if (offloads) {
     choice.reasons.push_back(
         fmt::format("With the optimizer in host memory ZeRO-3 keeps {} of model states on the "
                     "device, {} in all: that {}.",
-                    words.need(offloaded->states.total()), words.need(offloaded->total()),
-                    *offloaded->fits ? "fits (its time in host memory is not predicted)"
-                                     : "does not fit either"));
+                    need(stages.back().states.total()), need(stages.back().total()),
+                    *stages.back().fits ? "fits (its time in host memory is not predicted)"
+                                        : "does not fit either"));
   }
   return choice;
 }
@@ -166,12 +130,11 @@ Choice no(const Words& words, const std::vector<StagePlan>& stages) {
 
 Choice choose(const Request& request, const std::vector<StagePlan>& stages) {
   if (!request.memory) return {};
-  const Words words{request};
   std::vector<StagePlan> fitting;
   for (const StagePlan& plan : stages) {
     if (!plan.offloaded && *plan.fits) fitting.push_back(plan);
   }
-  return fitting.empty() ? no(words, stages) : yes(words, stages, std::move(fitting));
+  return fitting.empty() ? no(request, stages) : yes(request, stages, std::move(fitting));
 }
 
 }  // namespace zero::plan

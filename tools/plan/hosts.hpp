@@ -54,14 +54,12 @@ struct HostPlan {
   /// Bytes that leave a host in a step with one micro-batch, with each way of sending.
   double leaves_by_ring = 0, leaves_directly = 0;
   /// The smallest W_inside/W_between from which on this takes less time than ZeRO-3, where
-  /// W_inside is Machine::bandwidth: 0 for any ratio, nothing where it never does.
+  /// W_inside is Machine::bandwidth: 0 for any ratio, nothing if it never does.
   std::optional<double> pays_from = {};
 
-  /// Bytes that a rank sends in a step with one micro-batch.
-  double inside() const;
-  double between() const;
-  /// Whether values are sent in fewer bits than they have.
-  bool rounds() const;
+  /// Sums of `phases`: what a rank sends in a step with one micro-batch, and the values that it
+  /// quantises.
+  HostPhase sum() const;
 };
 
 /// Seconds of phases that follow each other. The links inside a host and between hosts work at the
@@ -72,7 +70,7 @@ double phases_seconds(const std::vector<HostPhase>& phases, double inside_bandwi
 
 struct Request;
 
-/// ZeRO-3 and what ZeRO-3's slow links can be spared with, for a request that make_plan() takes.
+/// Compares ZeRO-3 with methods that send less between hosts, for a request that make_plan() takes.
 /// Part of make_plan(). Throws zero::Error that names option and numbers if hosts of that size do
 /// not fill the ranks, or if there is only one.
 std::vector<HostPlan> plan_hosts(const Request& request);

@@ -7,7 +7,7 @@
 
 #include <tests/support/error_of.hpp>
 
-#include "planner.hpp"
+#include "report.hpp"
 
 namespace zero::plan {
 namespace {
@@ -60,20 +60,20 @@ TEST(Hosts, TwoOfTwoRanksHoldAndSendWhatTheLessonSays) {
     EXPECT_NEAR(static_cast<double>(plan.states.total()),
                 row.states * v + (packed_shard ? 0.5e9 * kScale : 0), 1);
     EXPECT_NEAR(
-        2 * plan.between(),
+        2 * plan.sum().between,
         row.leaves_a_host * v + 1e9 * (row.parameters * kScale + row.gradients * kGradientScale),
         1);
   }
-  EXPECT_NEAR(plan_named(request, "ZeRO-3").inside(), (3 - kG) * v / 4, 1);
-  EXPECT_NEAR(plan_named(request, "hpZ").inside(), v / 4 + (1 - kG) * v / 2 + v / 4, 1);
-  EXPECT_NEAR(plan_named(request, "HSDP").inside(), (3 - kG) * v / 2, 1);
-  EXPECT_NEAR(plan_named(request, "qgZ").inside(),
+  EXPECT_NEAR(plan_named(request, "ZeRO-3").sum().inside, (3 - kG) * v / 4, 1);
+  EXPECT_NEAR(plan_named(request, "hpZ").sum().inside, v / 4 + (1 - kG) * v / 2 + v / 4, 1);
+  EXPECT_NEAR(plan_named(request, "HSDP").sum().inside, (3 - kG) * v / 2, 1);
+  EXPECT_NEAR(plan_named(request, "qgZ").sum().inside,
               (2 - kG) * v / 4 + (0.5 + kGradientScale) * 1e9 / 2, 1);
 }
 
 TEST(Hosts, OfEightRanksHsdpSendsLessThanZeroPlusPlusAndOfFourMore) {
   const auto between = [](std::int64_t ranks, const char* name) {
-    return plan_named(request_on(4, ranks), name).between();
+    return plan_named(request_on(4, ranks), name).sum().between;
   };
   EXPECT_GT(between(4, "HSDP"), between(4, "ZeRO++"));
   EXPECT_LT(between(8, "HSDP"), between(8, "ZeRO++"));
@@ -123,8 +123,8 @@ TEST(Hosts, InARingHpzPaysWhereTheLinkOfAHostIsSlowerThanOneInside) {
   Request request = request_on(2, 2);
   request.hosts.sending = Sending::kRing;
   const HostPlan zero3 = plan_named(request, "ZeRO-3");
-  EXPECT_DOUBLE_EQ(zero3.inside(), 3 * 3 * 4e9 / 8);
-  EXPECT_DOUBLE_EQ(zero3.between(), 3 * 3 * 4e9 / 8);
+  EXPECT_DOUBLE_EQ(zero3.sum().inside, 3 * 3 * 4e9 / 8);
+  EXPECT_DOUBLE_EQ(zero3.sum().between, 3 * 3 * 4e9 / 8);
   EXPECT_DOUBLE_EQ(zero3.leaves_by_ring, 3 * 3 * 4e9 / 4);
   EXPECT_DOUBLE_EQ(zero3.leaves_directly, 3 * 4e9);
   EXPECT_NEAR(*plan_named(request, "hpZ").pays_from, 4 / 3.0, 1e-6);
@@ -135,10 +135,10 @@ TEST(Hosts, TheAdviceIsWhatTakesLeastTimeAndWhatDoesWithoutRounding) {
   const auto advice = [&] { return to_text(make_plan(request)); };
   request.hosts.bandwidth = 1e9;
   EXPECT_THAT(advice(), HasSubstr("Least time: ZeRO++ ("));
-  EXPECT_THAT(advice(), HasSubstr("of what rounds nothing HSDP ("));
+  EXPECT_THAT(advice(), HasSubstr("rounds nothing: HSDP ("));
   request.hosts.sending = Sending::kRing;
   request.hosts.bandwidth = 10e9;
-  EXPECT_THAT(advice(), HasSubstr("of what rounds nothing hpZ ("));
+  EXPECT_THAT(advice(), HasSubstr("rounds nothing: hpZ ("));
   request.hosts.quantize_bandwidth = 1e9;
   EXPECT_THAT(advice(), HasSubstr("Least time: hpZ ("));
 }
@@ -152,9 +152,9 @@ TEST(Hosts, AreInTextAndJson) {
   EXPECT_THAT(to_text(plan), HasSubstr("2 hosts of 2 ranks"));
   const base::Json json = to_json(plan)["hosts"];
   ASSERT_EQ(json.size(), 6U);
-  EXPECT_EQ(json[2]["name"], "hpZ");
-  EXPECT_EQ(json[2]["sent_between_bytes"], plan.hosts[2].between());
-  EXPECT_EQ(json[2]["leaves_a_host_bytes"]["direct"], 2 * plan.hosts[2].between());
+  EXPECT_EQ(json[2]["way"], "hpZ");
+  EXPECT_EQ(json[2]["a_rank_sends_inside_bytes"], plan.hosts[2].sum().inside);
+  EXPECT_EQ(json[2]["leaves_a_host_direct_bytes"], 2 * plan.hosts[2].sum().between);
   EXPECT_TRUE(json[0]["pays_from_ratio"].is_null());
 }
 

@@ -1,5 +1,6 @@
 #include "hybrid.hpp"
 
+#include <algorithm>
 #include <map>
 
 #include "traffic.hpp"
@@ -7,47 +8,49 @@
 namespace zero::plan {
 namespace {
 
-States scaled(const States& states, std::int64_t count) {
-  return {states.parameters * count, states.gradients * count, states.optimizer * count};
+// `times` as many bytes as `part` has are added.
+void add(HybridPart& sum, const States& states, double sent, std::int64_t times) {
+  sum.states.parameters += states.parameters * times;
+  sum.states.gradients += states.gradients * times;
+  sum.states.optimizer += states.optimizer * times;
+  sum.sent += sent * static_cast<double>(times);
 }
 
 }  // namespace
 
-HybridReport hybrid_report(const Model& model, const Policy& policy, std::int64_t world_size,
-                           std::int64_t threshold) {
-  const auto part = [&](std::string name, std::int64_t count, std::int64_t parameters,
-                        Scheme large = Scheme::kZero3) {
-    HybridPart p = {.name = std::move(name), .count = count, .parameters = parameters};
-    p.stage = parameters >= threshold ? Stage::kZero3 : Stage::kZero2;
-    p.states = scaled(model_states(parameters, policy, p.stage, world_size), count);
-    const Scheme scheme = p.stage == Stage::kZero3 ? large : Scheme::kZero2;
-    p.sent =
-        sent(scheme, copies(parameters, policy), world_size).total() * static_cast<double>(count);
-    return p;
-  };
-  HybridReport report;
-  for (const Module& module : model.modules) {
-    report.modules.push_back(part(module.name, module.count, module.parameters));
+std::vector<HybridPart> hybrid(const std::vector<Module>& modules, const Policy& policy,
+                               std::int64_t world_size, std::int64_t threshold) {
+  std::vector<HybridPart> parts;
+  for (const auto& [name, count, parameters] : modules) {
+    const Stage stage = parameters >= threshold ? Stage::kZero3 : Stage::kZero2;
+    HybridPart& part = parts.emplace_back(HybridPart{name, count, parameters, stage});
+    add(part, model_states(parameters, policy, stage, world_size),
+        sent(scheme_of(stage), copies(parameters, policy), world_size).total(), count);
   }
+  return parts;
+}
+
+std::vector<HybridPart> hybrid_units(const Model& model, const Policy& policy,
+                                     std::int64_t world_size, std::int64_t threshold) {
   std::map<std::int64_t, std::int64_t> layers;  // how many have so many parameters
   for (const std::int64_t unit : model.units) ++layers[unit];
-  for (const auto& [parameters, count] : layers) {
-    report.units.push_back(part("layer", count, parameters));
+  std::vector<Module> units;
+  for (const auto& [parameters, count] : layers) units.push_back({"layer", count, parameters});
+  if (model.root > 0) units.push_back({"root", 1, model.root});
+  std::vector<HybridPart> parts = hybrid(units, policy, world_size, threshold);
+  if (model.root >= std::max<std::int64_t>(1, threshold)) {
+    parts.back().sent = sent(Scheme::kZero3Kept, copies(model.root, policy), world_size).total();
   }
-  if (model.root > 0) report.units.push_back(part("root", 1, model.root, Scheme::kZero3Kept));
-  return report;
+  return parts;
 }
 
 HybridPart total(const std::vector<HybridPart>& parts, std::optional<Stage> stage) {
-  HybridPart sum = {.name = stage ? std::string(name(*stage)) : "all", .count = 0};
+  HybridPart sum = {.name = stage ? name(*stage) : "all"};
   for (const HybridPart& part : parts) {
     if (stage && part.stage != *stage) continue;
     sum.count += part.count;
     sum.parameters += part.count * part.parameters;
-    sum.states = {sum.states.parameters + part.states.parameters,
-                  sum.states.gradients + part.states.gradients,
-                  sum.states.optimizer + part.states.optimizer};
-    sum.sent += part.sent;
+    add(sum, part.states, part.sent, 1);
   }
   return sum;
 }

@@ -13,7 +13,6 @@
 #include <zero/train/ownership.hpp>
 
 #include "planner.hpp"
-#include "quantity.hpp"
 
 namespace zero::plan {
 namespace {
@@ -38,6 +37,21 @@ void expect_table(const Cells& headers, const std::vector<Row>& rows, Make cells
   std::ifstream file("docs/literature.md");
   const std::string page{std::istreambuf_iterator<char>(file), {}};
   EXPECT_THAT(page, ::testing::HasSubstr("\n" + table + "\n"));
+}
+
+// Shares of N parameters on N ranks are equal.
+double bytes_per_parameter(const Policy& policy, Stage stage, std::int64_t n) {
+  return static_cast<double>(model_states(n, policy, stage, n).total()) / static_cast<double>(n);
+}
+
+double ratio_to_ddp(const Policy& policy, Stage stage, std::int64_t n) {
+  return bytes_per_parameter(policy, stage, n) / static_cast<double>(policy.total());
+}
+
+States offloaded(std::int64_t parameters, std::int64_t n) {
+  States states = model_states(parameters, mixed(), Stage::kZero3, n);
+  states.optimizer = 0;
+  return states;
 }
 
 std::string total(const States& states, Unit unit, int decimals = 2) {
@@ -128,24 +142,24 @@ TEST(Literature, Formulas) {
     Stage stage;
     const char *mixed, *fp32;
   };
-  expect_table({"stage", "mixed", "N = 8", "N = 64", "N large", "fp32"},
-               std::vector<Row>{{Stage::kDdp, "16 P", "16 P"},
-                                {Stage::kZero1, "4 P + 12 P/N", "8 P + 8 P/N"},
-                                {Stage::kZero2, "2 P + 14 P/N", "4 P + 12 P/N"},
-                                {Stage::kZero3, "16 P/N", "16 P/N"}},
-               [](const Row& row) -> Cells {
-                 const auto at = [&](std::int64_t n) {
-                   return fmt::format("{:.2f} P, {:.1f} % less",
-                                      bytes_per_parameter(mixed(), row.stage, n),
-                                      100 * (1 - ratio_to_ddp(mixed(), row.stage, n)));
-                 };
-                 return {name(row.stage),
-                         row.mixed,
-                         at(8),
-                         at(64),
-                         fmt::format("{} P", states_at_limit(1, mixed(), row.stage).total()),
-                         row.fp32};
-               });
+  expect_table(
+      {"stage", "mixed", "N = 8", "N = 64", "N large", "fp32"},
+      std::vector<Row>{{Stage::kDdp, "16 P", "16 P"},
+                       {Stage::kZero1, "4 P + 12 P/N", "8 P + 8 P/N"},
+                       {Stage::kZero2, "2 P + 14 P/N", "4 P + 12 P/N"},
+                       {Stage::kZero3, "16 P/N", "16 P/N"}},
+      [](const Row& row) -> Cells {
+        const auto at = [&](std::int64_t n) {
+          return fmt::format("{:.2f} P, {:.1f} % less", bytes_per_parameter(mixed(), row.stage, n),
+                             100 * (1 - ratio_to_ddp(mixed(), row.stage, n)));
+        };
+        return {name(row.stage),
+                row.mixed,
+                at(8),
+                at(64),
+                fmt::format("{:.0f} P", bytes_per_parameter(mixed(), row.stage, kLargestWorldSize)),
+                row.fp32};
+      });
 }
 
 TEST(Literature, Ratios) {
@@ -191,8 +205,7 @@ TEST(Literature, ModelStatesByWorldSize) {
 TEST(Literature, OffloadedOptimizer) {
   expect_table({"N", "on the device (GiB)", "(GB)", "under 1 GiB", "under 1 GB"},
                std::vector<std::int64_t>{1, 2, 4, 5, 6, 7, 8}, [](std::int64_t n) -> Cells {
-                 const States states = with_offloaded_optimizer(
-                     model_states(kOneAndAHalfBillion, mixed(), Stage::kZero3, n));
+                 const States states = offloaded(kOneAndAHalfBillion, n);
                  return {fmt::format("{}", n), total(states, Unit::kGiB), total(states, Unit::kGB),
                          states.total() < kGiB ? "yes" : "no", states.total() < kGB ? "yes" : "no"};
                });
@@ -208,7 +221,7 @@ TEST(Literature, Activations) {
                    {"model states, ZeRO-3, 64 ranks", states.total()},
                    {"activations, everything kept", activation_bytes(shape, 4 * 2048, 2)},
                    {"activations, layers recomputed",
-                    activation_bytes(shape, 4 * 2048, 2, Recompute::kLayers)}},
+                    activation_bytes(shape, 4 * 2048, 2, /*recompute=*/true)}},
                [](const auto& row) -> Cells {
                  const auto bytes = static_cast<double>(row.second);
                  return {row.first, in(bytes, Unit::kGB), in(bytes, Unit::kGiB)};
@@ -218,23 +231,24 @@ TEST(Literature, Activations) {
 TEST(Literature, Traffic) {
   struct Row {
     Scheme scheme;
-    const char* formula;
+    const char *name, *formula;
   };
-  expect_table({"", "bytes sent by a rank", "N = 2 (V)", "4", "8"},
-               std::vector<Row>{{Scheme::kDdp, "2 V (N-1)/N"},
-                                {Scheme::kZero1Naive, "3 V (N-1)/N"},
-                                {Scheme::kZero1, "2 V (N-1)/N"},
-                                {Scheme::kZero2, "2 V (N-1)/N"},
-                                {Scheme::kZero2Placeholder, "(N-1) V + V (N-1)/N"},
-                                {Scheme::kZero3, "3 V (N-1)/N"},
-                                {Scheme::kZero3Kept, "2 V (N-1)/N"}},
-               [](const Row& row) {
-                 Cells cells = {name(row.scheme), row.formula};
-                 for (const std::int64_t n : {2, 4, 8}) {
-                   cells.push_back(fixed(sent(row.scheme, {1, 1}, n).total(), 3));
-                 }
-                 return cells;
-               });
+  expect_table(
+      {"", "bytes sent by a rank", "N = 2 (V)", "4", "8"},
+      std::vector<Row>{{Scheme::kDdp, "DDP", "2 V (N-1)/N"},
+                       {Scheme::kZero1Naive, "ZeRO-1 naive", "3 V (N-1)/N"},
+                       {Scheme::kZero1, "ZeRO-1", "2 V (N-1)/N"},
+                       {Scheme::kZero2, "ZeRO-2", "2 V (N-1)/N"},
+                       {Scheme::kZero2Placeholder, "ZeRO-2 placeholder", "(N-1) V + V (N-1)/N"},
+                       {Scheme::kZero3, "ZeRO-3", "3 V (N-1)/N"},
+                       {Scheme::kZero3Kept, "ZeRO-3 kept", "2 V (N-1)/N"}},
+      [](const Row& row) {
+        Cells cells = {row.name, row.formula};
+        for (const std::int64_t n : {2, 4, 8}) {
+          cells.push_back(fixed(sent(row.scheme, {1, 1}, n).total(), 3));
+        }
+        return cells;
+      });
   expect_table(
       {"1.5 B parameters", "total (GiB)", "reduced", "gathered"}, kAll, [](Stage stage) -> Cells {
         const plan::Traffic v = volume(scheme_of(stage), copies(kOneAndAHalfBillion, mixed()), 8);
@@ -254,7 +268,7 @@ TEST(Literature, ThirteenBillionOnCardsOf24GB) {
     return model_states(13 * kBillion, mixed(), stage, n);
   };
   for (const Stage stage : kAll) rows.push_back({name(stage), 8, states(stage, 8)});
-  rows.push_back({"ZeRO-3 + offload", 8, with_offloaded_optimizer(rows.back().states)});
+  rows.push_back({"ZeRO-3 + offload", 8, offloaded(13 * kBillion, 8)});
   const auto needed = [&](std::int64_t n) { return states(Stage::kZero3, n).total(); };
   for (const std::int64_t n :
        {*fewest_ranks(24 * kGB, 8, needed), std::int64_t{12}, std::int64_t{16}}) {
@@ -271,7 +285,8 @@ TEST(Literature, OneAndAHalfBillionOnCardsOf16GB) {
     const auto fewest = fewest_ranks(16 * kGB, 1, [&](std::int64_t n) {
       return model_states(kOneAndAHalfBillion, mixed(), stage, n).total();
     });
-    return {name(stage), total(states_at_limit(kOneAndAHalfBillion, mixed(), stage), Unit::kGB),
+    return {name(stage),
+            total(model_states(kOneAndAHalfBillion, mixed(), stage, kLargestWorldSize), Unit::kGB),
             fewest ? fmt::format("{} ranks", *fewest) : "never"};
   });
 }
@@ -311,14 +326,16 @@ TEST(Literature, Hybrid) {
     const char* what;
     std::int64_t large, small;
   };
-  expect_table(
-      {"8 ranks, mixed", "model states (GB)", "volume (GB)"},
-      std::vector<Row>{
-          {"all ZeRO-3", 7, 0}, {"6 B ZeRO-3, 1 B ZeRO-2", 6, 1}, {"all ZeRO-2", 0, 7}},
-      [](const Row& row) -> Cells {
-        const plan::Hybrid h = hybrid(row.large * kBillion, row.small * kBillion, mixed(), 8);
-        return {row.what, total(h.states, Unit::kGB), in(h.sent / redundant_share(8), Unit::kGB)};
-      });
+  expect_table({"8 ranks, mixed", "model states (GB)", "volume (GB)"},
+               std::vector<Row>{
+                   {"all ZeRO-3", 7, 0}, {"6 B ZeRO-3, 1 B ZeRO-2", 6, 1}, {"all ZeRO-2", 0, 7}},
+               [](const Row& row) -> Cells {
+                 const HybridPart all = plan::total(hybrid(
+                     {{"large", row.large, kBillion}, {"small", row.small * 10, kBillion / 10}},
+                     mixed(), 8, /*threshold=*/kBillion));
+                 return {row.what, total(all.states, Unit::kGB),
+                         in(all.sent / redundant_share(8), Unit::kGB)};
+               });
 }
 
 TEST(Literature, TensorParallelism) {

@@ -4,36 +4,28 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 
-#include <zero/base/json.hpp>
 #include <zero/base/program.hpp>
 
 #include "options.hpp"
+#include "report.hpp"
 
 namespace zero::plan {
 namespace {
 
-// What is said goes to the terminal, or gives way to JSON there.
-void say(const Options& options, const std::string& text, base::Json json, int argc, char** argv) {
-  json["run"] = base::run_metadata(argc, argv);
-  if (options.json == "-") {
-    std::cout << json.dump(2) << "\n";
-    return;
-  }
-  std::cout << text;
-  if (!options.json.empty()) {
-    base::write_json(options.json, json);
-    std::cout << "\nfigures: " << options.json << "\n";
-  }
-}
-
 int run(int argc, char** argv) {
-  Options options = parse(argc, argv);
+  const Options options = parse(argc, argv);
   if (options.scenarios) {
     std::cout << scenarios(options.request);
     return kFits;
   }
   const Plan plan = make_plan(options.request);
-  say(options, to_text(plan), to_json(plan), argc, argv);
+  base::Json json = to_json(plan);
+  json["run"] = base::run_metadata(argc, argv);
+  std::cout << (options.json == "-" ? json.dump(2) + "\n" : to_text(plan));
+  if (!options.json.empty() && options.json != "-") {
+    base::write_json(options.json, json);
+    std::cout << "\nfigures: " << options.json << "\n";
+  }
   return plan.feasible() ? kFits : kNothingFits;
 }
 

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <vector>
 
 #include <zero/base/error.hpp>
 #include <zero/distributed/communicator.hpp>
@@ -16,7 +15,7 @@ namespace {
 
 std::int64_t divided(std::int64_t elements, std::int64_t by) { return (elements + by - 1) / by; }
 
-// 0 where the shape does not say.
+// 0 if the shape does not say.
 std::int64_t embedding_of(const Model& model) {
   return std::min(model.root, model.shape.vocabulary * model.shape.hidden);
 }
@@ -45,7 +44,6 @@ struct Place {
   const bool first = stage == 0;
   const bool last = stage == mesh.pipeline - 1;
   const bool tied = mesh.pipeline > 1 && is_tied(request.model);
-  const bool recomputes = request.recompute == Recompute::kLayers;
   // Elements of a token in the residual stream.
   const std::int64_t stream =
       divided(shape.hidden, request.mesh.sequence_parallel ? mesh.tensor : 1);
@@ -70,8 +68,8 @@ std::int64_t Place::activations() const {
       request.mesh.partition_activations ? divided(shape.hidden, mesh.tensor) : stream;
   // The logits of each micro-batch and the gradient of one.
   std::int64_t sum =
-      bytes(shape.layers * (recomputes ? input : layer) + shape.vocabulary, in_flight) +
-      bytes((recomputes ? layer : 0) + shape.vocabulary, 1);
+      bytes(shape.layers * (request.recompute ? input : layer) + shape.vocabulary, in_flight) +
+      bytes((request.recompute ? layer : 0) + shape.vocabulary, 1);
   if (tied && last) {
     // Input and output of the head wait for the embedding's gradient (06_device_mesh/pipeline.md).
     const std::int64_t waiting = std::min(mesh.pipeline, micro_batches);
@@ -94,13 +92,14 @@ std::int64_t Place::transients(Stage zero, std::int64_t of_stage) const {
 }
 
 // In all-reduces of A, the bytes of [tokens, hidden], of which a rank sends 2 A (T-1)/T: four a
-// layer, two more where forward runs again, one for the embedding, one for the head. To gather a
+// layer, two more if forward runs again, one for the embedding, one for the head. To gather a
 // partitioned checkpoint is half of one. A cut sequence sends as much (and gradients of norms,
 // which are not counted), but the last stage gathers the gradient of a tied embedding's output for
 // the first. The loss takes two numbers a token, in float32.
 double Place::sent_to_tensor_ranks() const {
   const bool has_head = last && shape.vocabulary > 0;
-  const double a_layer = 4 + (recomputes ? 2 : 0) + (request.mesh.partition_activations ? 0.5 : 0);
+  const double a_layer =
+      4 + (request.recompute ? 2 : 0) + (request.mesh.partition_activations ? 0.5 : 0);
   const double moved = tied && request.mesh.sequence_parallel ? 0.5 : 0;
   const double embedding = first && request.model.root > 0 ? 1 - moved : 0;
   const double head = has_head ? 1 + moved : 0;
@@ -122,88 +121,44 @@ double Place::sent_to_stages() const {
   return elements * static_cast<double>(request.policy.parameter);
 }
 
-// Why the model cannot be trained on a mesh; empty if it can.
-std::string refusal(const Request& request, const Mesh& mesh) {
-  const std::int64_t layers = std::ssize(request.model.units);
-  if (mesh.pipeline > layers) {
-    return fmt::format("--pp {}: the model has {} layers, and every stage needs one", mesh.pipeline,
-                       layers);
-  }
-  if (mesh.pipeline > 1 && request.model.llama && request.model.llama->classes > 0) {
-    return fmt::format("--pp {}: the model is a classifier, and a pipeline trains language models",
-                       mesh.pipeline);
-  }
-  try {
-    if (request.model.llama) {
-      nn::check_tensor_parallel(*request.model.llama, static_cast<int>(mesh.tensor));
-    }
-  } catch (const Error& error) {
-    return fmt::format("--tp {}: {}", mesh.tensor, error.what());
-  }
-  if (request.mesh.sequence_parallel && request.sequence % mesh.tensor != 0) {
-    return fmt::format("--sequence-parallel: --tp {} does not divide --sequence {}", mesh.tensor,
-                       request.sequence);
-  }
-  const std::int64_t m = micro_batches_on(request, mesh), samples = samples_on(request, mesh);
-  if (samples % m == 0) return "";
-  return fmt::format(
-      "--micro-batches {} does not divide the {} samples of a data rank (--batch {} x --tp {} x "
-      "--pp {})",
-      m, samples, request.batch, mesh.tensor, mesh.pipeline);
+template <class... Args>
+void refuse_if(bool wrong, fmt::format_string<Args...> text, Args&&... args) {
+  if (wrong) throw Error(fmt::format(text, std::forward<Args>(args)...));
 }
 
-// A rank alone shares nothing: that is DDP. A pipeline cannot have ZeRO-3 if its first stage has a
-// copy of the head, which PipelineTrainer refuses.
-std::vector<Stage> stages_on(const Request& request, const Mesh& mesh) {
-  std::vector<Stage> stages;
-  for (const Stage stage : kStages) {
-    if ((stage == Stage::kDdp) != (mesh.shards == 1)) continue;
-    if (stage == Stage::kZero3 && mesh.pipeline > 1 && is_tied(request.model)) continue;
-    if (mesh.data() == 1 || request.stage.value_or(stage) == stage) stages.push_back(stage);
-  }
-  return stages;
-}
-
-// Sizes that an axis may have: those that divide n, or the given one if it does.
-std::vector<std::int64_t> sizes(std::int64_t n, std::optional<std::int64_t> given) {
-  std::vector<std::int64_t> result;
-  for (std::int64_t d = given.value_or(1); d <= given.value_or(n); ++d) {
-    if (n % d == 0) result.push_back(d);
-  }
-  return result;
-}
-
-void add_rows(const Request& request, const Mesh& mesh, std::vector<MeshPlan>& rows) {
-  std::vector<MeshPlan> of_mesh;
-  for (const Stage stage : stages_on(request, mesh)) {
-    of_mesh.push_back(plan_mesh(request, mesh, stage));
-  }
-  if (!request.mesh.all) {
-    rows.insert(rows.end(), of_mesh.begin(), of_mesh.end());
-  } else if (!of_mesh.empty()) {
-    const auto fits = [](const MeshPlan& plan) { return plan.fits.value_or(false); };
-    const auto lowest = std::ranges::find_if(of_mesh, fits);
-    rows.push_back(lowest == of_mesh.end() ? of_mesh.back() : *lowest);
-  }
-}
-
-void check(const Request& request) {
+void check_options(const Request& request) {
   const MeshRequest& mesh = request.mesh;
-  if (!mesh.all && !mesh.tensor && !mesh.pipeline && !mesh.shards) {
-    throw Error(
-        "--micro-batches, --pipeline-schedule, --sequence-parallel and --partition-activations are "
-        "for a mesh: add --tp, --pp, --shard-size or --meshes");
+  refuse_if(!mesh.tensor && !mesh.pipeline && !mesh.shards,
+            "--micro-batches, --pipeline-schedule, --sequence-parallel and --partition-activations "
+            "are for a mesh: add --tp, --pp or --shard-size");
+  refuse_if(mesh.partition_activations && (!request.recompute || mesh.sequence_parallel),
+            "--partition-activations divides the inputs that --recompute keeps, and that "
+            "--sequence-parallel has divided already: take it with the first and without the "
+            "second");
+}
+
+// Whether the model can be trained on the mesh.
+void check_model(const Request& request, const Mesh& mesh) {
+  const std::int64_t layers = std::ssize(request.model.units);
+  const std::optional<nn::LlamaConfig>& llama = request.model.llama;
+  refuse_if(mesh.pipeline > layers, "--pp {}: the model has {} layers, and every stage needs one",
+            mesh.pipeline, layers);
+  refuse_if(mesh.pipeline > 1 && llama && llama->classes > 0,
+            "--pp {}: the model is a classifier, and a pipeline trains language models",
+            mesh.pipeline);
+  try {
+    if (llama) nn::check_tensor_parallel(*llama, static_cast<int>(mesh.tensor));
+  } catch (const Error& error) {
+    throw Error(fmt::format("--tp {}: {}", mesh.tensor, error.what()));
   }
-  if (mesh.all && request.world_size > kMostRanksOfMeshes) {
-    throw Error(fmt::format("--meshes is for at most {} ranks, and --world-size is {}",
-                            kMostRanksOfMeshes, request.world_size));
-  }
-  if (mesh.partition_activations &&
-      (request.recompute == Recompute::kNone || mesh.sequence_parallel)) {
-    throw Error(
-        "--partition-activations divides the inputs that --recompute keeps, and that "
-        "--sequence-parallel has divided already: take it with the first and without the second");
-  }
+  refuse_if(request.mesh.sequence_parallel && request.sequence % mesh.tensor != 0,
+            "--sequence-parallel: --tp {} does not divide --sequence {}", mesh.tensor,
+            request.sequence);
+  const std::int64_t m = micro_batches_on(request, mesh), samples = samples_on(request, mesh);
+  refuse_if(samples % m != 0,
+            "--micro-batches {} does not divide the {} samples of a data rank (--batch {} x --tp "
+            "{} x --pp {})",
+            m, samples, request.batch, mesh.tensor, mesh.pipeline);
 }
 
 }  // namespace
@@ -213,8 +168,7 @@ std::string text(const Mesh& mesh) {
 }
 
 bool is_tied(const Model& model) {
-  const std::int64_t embedding = embedding_of(model);
-  return embedding > 0 && model.root < 2 * embedding;
+  return embedding_of(model) > 0 && model.root < 2 * embedding_of(model);
 }
 
 ModelPart part_of(const Model& model, const Mesh& mesh, std::int64_t stage) {
@@ -249,12 +203,10 @@ ModelPart part_of(const Model& model, const Mesh& mesh, std::int64_t stage) {
 }
 
 MeshPlan plan_mesh(const Request& request, const Mesh& mesh, Stage stage) {
-  MeshPlan plan;
-  plan.mesh = mesh;
-  plan.stage = stage;
-  plan.micro_batches = micro_batches_on(request, mesh);
-  const auto m = static_cast<double>(plan.micro_batches),
+  const std::int64_t micro_batches = micro_batches_on(request, mesh);
+  const auto m = static_cast<double>(micro_batches),
              others = static_cast<double>(mesh.pipeline - 1);
+  MeshPlan plan{{}, mesh, stage, micro_batches};
   plan.bubble = others / (m + others);
   Request of_part = request;
   for (std::int64_t s = 0; s < mesh.pipeline; ++s) {
@@ -266,9 +218,7 @@ MeshPlan plan_mesh(const Request& request, const Mesh& mesh, Stage stage) {
     one.activations = place.activations();
     if (s == 0 || one.total() > plan.total()) {
       plan.fullest = s;
-      plan.states = one.states;
-      plan.transients = one.transients;
-      plan.activations = one.activations;
+      static_cast<Held&>(plan) = one;
     }
     // Gradients are added up over micro-batches and reduced once; ZeRO-3 gathers in each.
     if (stage == Stage::kZero3) one.sent.parameters_gathered *= m;
@@ -283,32 +233,29 @@ MeshPlan plan_mesh(const Request& request, const Mesh& mesh, Stage stage) {
 }
 
 std::vector<MeshPlan> plan_meshes(const Request& request) {
-  check(request);
-  const MeshRequest& asked = request.mesh;
-  const std::optional<std::int64_t> other =
-      asked.all ? std::nullopt : std::optional<std::int64_t>(1);
+  check_options(request);
+  const std::int64_t tensor = request.mesh.tensor.value_or(1),
+                     pipeline = request.mesh.pipeline.value_or(1),
+                     data = request.world_size / (tensor * pipeline),
+                     shards = request.mesh.shards.value_or(data);
   std::vector<MeshPlan> rows;
-  std::string reason;
-  for (const std::int64_t p : sizes(request.world_size, asked.pipeline ? asked.pipeline : other)) {
-    const std::int64_t of_stage = request.world_size / p;
-    for (const std::int64_t t : sizes(of_stage, asked.tensor ? asked.tensor : other)) {
-      const std::int64_t data = of_stage / t;
-      for (const std::int64_t s : sizes(data, asked.shards)) {
-        if (!asked.all && !asked.shards && s != 1 && s != data) continue;
-        const Mesh mesh{data / s, s, t, p};
-        const std::string refused = refusal(request, mesh);
-        if (refused.empty()) add_rows(request, mesh, rows);
-        if (!refused.empty()) reason = refused;
-      }
-    }
+  for (const Stage stage : kStages) {
+    // DDP shares nothing. A pipeline cannot have ZeRO-3 if its first stage has a copy of the head,
+    // which PipelineTrainer refuses.
+    const std::int64_t s = stage == Stage::kDdp ? request.mesh.shards.value_or(1) : shards;
+    const Mesh mesh{data / std::max<std::int64_t>(1, s), s, tensor, pipeline};
+    if (mesh.ranks() != request.world_size || (stage == Stage::kDdp) != (s == 1)) continue;
+    check_model(request, mesh);
+    if (stage == Stage::kZero3 && pipeline > 1 && is_tied(request.model)) continue;
+    if (data > 1 && request.stage.value_or(stage) != stage) continue;
+    rows.push_back(plan_mesh(request, mesh, stage));
   }
-  if (!rows.empty()) return rows;
-  if (!reason.empty()) throw Error(reason);
-  throw Error(fmt::format(
-      "--world-size {} has no mesh with this --tp, --pp, --shard-size and --stage: each size must "
-      "divide the ranks that the others leave, groups of one rank share nothing (ddp), and a "
-      "pipeline of a model whose head is its embedding has no zero3",
-      request.world_size));
+  refuse_if(rows.empty(),
+            "--world-size {} has no mesh with this --tp, --pp, --shard-size and --stage: each size "
+            "must divide the ranks that the others leave, groups of one rank share nothing (ddp), "
+            "and a pipeline of a model whose head is its embedding has no zero3",
+            request.world_size);
+  return rows;
 }
 
 }  // namespace zero::plan

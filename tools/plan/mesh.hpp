@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "model.hpp"
 #include "traffic.hpp"
@@ -33,8 +34,7 @@ std::string text(const Mesh& mesh);
 /// What is asked about meshes. Request::batch is in samples a rank here too: a data rank has
 /// batch x T x p samples in a step, so that all meshes of N ranks do the same work.
 struct MeshRequest {
-  bool all = false;  ///< all meshes of as many ranks, and not one
-  // Sizes of axes that are given. On one mesh others are 1, and all data ranks share model states.
+  /// T, p and S. Without the first two they are 1; without S all data ranks share model states.
   std::optional<std::int64_t> tensor, pipeline, shards;
   /// That a data rank cuts its samples into. Without it 1, and in a pipeline one for each sample.
   std::optional<std::int64_t> micro_batches;
@@ -67,21 +67,25 @@ struct Wire {
 };
 
 /// One stage of ZeRO on a mesh. DDP has S = 1, and all data ranks are replicas.
-struct MeshPlan {
+struct MeshPlan : Held {
   Mesh mesh;
   Stage stage = Stage::kDdp;
   std::int64_t micro_batches = 1;
-  std::int64_t fullest = 0;  ///< the pipeline stage whose ranks hold most: the next three are its
-  States states;
-  /// Those of StagePlan, messages between stages, and from ZeRO-2 on the whole gradients of several
-  /// micro-batches, which are added up before they are reduced.
-  std::int64_t transients = 0;
-  std::int64_t activations = 0;  ///< of the micro-batches that are in flight
-  std::optional<bool> fits;      ///< nothing where no memory was given
-  Wire sent;                     ///< by a rank of the pipeline stage that sends most
-  double bubble = 0;             ///< (p-1)/(m+p-1) of a step, in which a stage does nothing
-
-  std::int64_t total() const { return states.total() + transients + activations; }
+  std::int64_t fullest = 0;  ///< the pipeline stage whose ranks hold most: Held is of one of these
+  Wire sent;                 ///< by a rank of the pipeline stage that sends most
+  double bubble = 0;         ///< (p-1)/(m+p-1) of a step, in which a stage does nothing
 };
+
+struct Request;
+
+/// `stage` on one mesh of the ranks. For a request that make_plan() takes, and a mesh that the
+/// model can be cut for.
+MeshPlan plan_mesh(const Request& request, const Mesh& mesh, Stage stage);
+
+/// A row for each stage on the mesh of Request::mesh. Part of make_plan(). Throws zero::Error that
+/// names option and numbers: for axes that do not divide the ranks, a model that the tensor axis
+/// cannot share, more stages than layers, micro-batches that do not divide the samples, a stage
+/// that is not possible, and options of a mesh without one.
+std::vector<MeshPlan> plan_meshes(const Request& request);
 
 }  // namespace zero::plan

@@ -1,20 +1,20 @@
 // Meshes against numbers of the sources and of chapter 06's lessons, by hand.
 #include "mesh.hpp"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include <tests/support/error_of.hpp>
 
-#include "planner.hpp"
+#include "report.hpp"
 
 namespace zero::plan {
 namespace {
 
 using ::testing::AllOf;
-using ::testing::Each;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -99,7 +99,7 @@ TEST(Meshes, HaveTheNumbersOfExercise06e) {
   // Inputs of layers, and all of the one layer that runs again.
   constexpr std::int64_t kLayer = (4 + 4 / 2 + 2 * 4 / 2) * 4;
   const auto inputs = [&] { return row_of(request, Stage::kZero2).activations / kMiB - kLayer; };
-  request.recompute = Recompute::kLayers;
+  request.recompute = true;
   EXPECT_EQ(row_of(request, Stage::kZero2).fullest, 0);
   EXPECT_EQ(inputs(), 96);
   EXPECT_DOUBLE_EQ(row_of(request, Stage::kZero2).sent.tensor / kMiB, 1152 * 1.5);
@@ -119,14 +119,14 @@ TEST(Meshes, ActivationsOfALayerAreThoseOfKorthikantiWithoutDropout) {
     return static_cast<double>(row_of(request, Stage::kDdp).activations) / kMiB;
   };
   EXPECT_DOUBLE_EQ(mib(), 8 + 24.0 / 8);
-  request.recompute = Recompute::kLayers;
+  request.recompute = true;
   EXPECT_DOUBLE_EQ(mib(), 2 + 11);
   request.mesh.partition_activations = true;
   EXPECT_DOUBLE_EQ(mib(), 2.0 / 8 + 11);
   request.mesh.partition_activations = false;
   request.mesh.sequence_parallel = true;
   EXPECT_DOUBLE_EQ(mib(), 2.0 / 8 + 7.5);
-  request.recompute = Recompute::kNone;
+  request.recompute = false;
   // Less 4 for the gathered outputs of norms, which the paper does not keep whole: 32/8.
   EXPECT_DOUBLE_EQ(mib() - 4 * 7.0 / 8, 32.0 / 8);
 }
@@ -203,7 +203,7 @@ TEST(Meshes, OfDataRanksAloneIsThePlanWithoutAMesh) {
     Request request;
     request.model = model_of(nn::preset(name), name);
     for (const Stage stage : {Stage::kZero1, Stage::kZero2, Stage::kZero3}) {
-      for (const Recompute recompute : {Recompute::kNone, Recompute::kLayers}) {
+      for (const bool recompute : {false, true}) {
         request.recompute = recompute;
         const StagePlan plain = plan_stage(request, stage, /*offloaded=*/false, 8, 0);
         const MeshPlan mesh = plan_mesh(request, {1, 8, 1, 1}, stage);
@@ -216,63 +216,44 @@ TEST(Meshes, OfDataRanksAloneIsThePlanWithoutAMesh) {
   }
 }
 
-std::vector<std::string> texts_of(const std::vector<MeshPlan>& plans) {
-  std::vector<std::string> texts;
-  for (const MeshPlan& plan : plans) {
-    EXPECT_EQ(plan.mesh.ranks(), 8);
-    texts.push_back(text(plan.mesh));
-  }
-  return texts;
+// DDP shares nothing; a pipeline of a tied model has no ZeRO-3; --stage leaves one.
+TEST(Meshes, HaveARowForEachStageThatIsPossible) {
+  const auto rows = [](const Request& request) {
+    std::vector<std::string> texts;
+    for (const MeshPlan& plan : plan_meshes(request)) {
+      EXPECT_EQ(plan.mesh.ranks(), request.world_size);
+      texts.push_back(fmt::format("{} {}", name(plan.stage), text(plan.mesh)));
+    }
+    return texts;
+  };
+  Request request = mesh_request(model_of(nn::preset("smollm2-360m"), ""), 8, 1, 2);
+  EXPECT_THAT(rows(request), ElementsAre("DDP 4x1x1x2", "ZeRO-1 1x4x1x2", "ZeRO-2 1x4x1x2"));
+  request.stage = Stage::kZero2;
+  EXPECT_THAT(rows(request), ElementsAre("ZeRO-2 1x4x1x2"));
+  request.stage.reset();
+  request.mesh.shards = 2;
+  EXPECT_THAT(rows(request), ElementsAre("ZeRO-1 2x2x1x2", "ZeRO-2 2x2x1x2"));
+  request.mesh.shards = 1;
+  EXPECT_THAT(rows(request), ElementsAre("DDP 4x1x1x2"));
+  request = mesh_request(seven_billion(), 8, 8, 1);
+  request.stage = Stage::kZero3;  // a rank alone on its axis shares nothing
+  EXPECT_THAT(rows(request), ElementsAre("DDP 1x1x8x1"));
 }
 
-TEST(Meshes, AllThatDivideAreListed) {
-  Request request;
-  request.model = seven_billion();
-  request.mesh.all = true;
-  const std::vector<std::string> all = texts_of(plan_meshes(request));
-  EXPECT_EQ(all.size(), 20U);  // ways to share three factors of 2 among four axes
-  EXPECT_EQ(std::set<std::string>(all.begin(), all.end()).size(), 20U);
-  request.mesh.tensor = 2;
-  EXPECT_THAT(texts_of(plan_meshes(request)), AllOf(::testing::SizeIs(6), Each(HasSubstr("x2x"))));
-  // SmolLM2 has 15 heads: no two ranks can share it. A pipeline of it has no ZeRO-3.
-  request.mesh.tensor.reset();
-  request.model = model_of(nn::preset("smollm2-360m"), "");
-  const std::vector<MeshPlan> whole = plan_meshes(request);
-  EXPECT_THAT(texts_of(whole), AllOf(::testing::SizeIs(10), Each(HasSubstr("x1x"))));
-  for (const MeshPlan& plan : whole) {
-    EXPECT_EQ(plan.stage, plan.mesh.shards == 1     ? Stage::kDdp
-                          : plan.mesh.pipeline == 1 ? Stage::kZero3
-                                                    : Stage::kZero2);
-  }
-}
-
-TEST(Meshes, TheLowestStageThatFitsIsTakenAndTheVerdictNamesTheLeastSent) {
-  Request request;
-  request.model = seven_billion();
-  request.mesh.all = true;
+TEST(Meshes, FitInWholeBytesAndAreInTextAndJson) {
+  Request request = mesh_request(seven_billion(), 8, 2, 1);
   request.memory = parse_memory("40GB");
   const Plan plan = make_plan(request);
   EXPECT_TRUE(plan.feasible());
-  const MeshPlan* least = nullptr;
-  for (const MeshPlan& m : plan.meshes) {
-    EXPECT_EQ(*m.fits, m.total() <= 40 * kGB);
-    if (*m.fits && (least == nullptr || m.sent.total() < least->sent.total())) least = &m;
-    if (m.stage <= Stage::kZero1) continue;
-    const auto lower = static_cast<Stage>(static_cast<int>(m.stage) - 1);
-    EXPECT_FALSE(*plan_mesh(request, m.mesh, lower).fits) << text(m.mesh);
-  }
-  ASSERT_NE(least, nullptr);
-  EXPECT_THAT(to_text(plan),
-              AllOf(HasSubstr("RxSxTxp"),
-                    HasSubstr("What sends least of them: " + std::string(name(least->stage)) +
-                              " on " + text(least->mesh)),
-                    Not(HasSubstr("break-even"))));
-  EXPECT_EQ(to_json(plan)["meshes"].size(), plan.meshes.size());
-  EXPECT_EQ(to_json(plan)["meshes"][0]["mesh"]["replicas"], 8);
-  request.memory = parse_memory("2GB");
-  const Plan none = make_plan(request);
-  EXPECT_FALSE(none.feasible());
-  EXPECT_THAT(to_text(none), HasSubstr("Nothing fits 2.00 GB."));
+  for (const MeshPlan& m : plan.meshes) EXPECT_EQ(*m.fits, m.total() <= 40 * kGB);
+  EXPECT_FALSE(*plan.meshes.front().fits);
+  EXPECT_THAT(to_text(plan), AllOf(HasSubstr("ZeRO-1 on 1x4x2x1"), HasSubstr("  40.00 GB\n"),
+                                   HasSubstr("bubble"), Not(HasSubstr("break-even"))));
+  const base::Json json = to_json(plan);
+  EXPECT_EQ(json["memory"][1]["all_bytes"], plan.meshes[1].total());
+  EXPECT_EQ(json["wire"][1]["a_rank_sends_along_tensor_bytes"], plan.meshes[1].sent.tensor);
+  request.memory->bytes = plan.meshes[3].total() - 1;
+  EXPECT_FALSE(make_plan(request).feasible());
 }
 
 TEST(Meshes, WhatCannotBeIsRefusedByName) {
@@ -306,9 +287,6 @@ TEST(Meshes, WhatCannotBeIsRefusedByName) {
   request.model = seven_billion();
   request.mesh.gpipe = true;
   refused(request, {"--pipeline-schedule", "are for a mesh: add --tp"});
-  request.mesh.all = true;
-  request.world_size = 4097;
-  refused(request, {"--meshes is for at most 4096 ranks"});
 }
 
 // The most tokens on the most ranks, and the largest model.

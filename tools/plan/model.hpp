@@ -35,11 +35,11 @@ struct Model {
   std::int64_t parameters = 0;
   /// Elements of what is gathered together: a layer each, in order of forward.
   std::vector<std::int64_t> units;
-  /// Elements of the root unit: embedding, final norm and head. 0 where nothing is known of it.
+  /// Elements of the root unit: embedding, final norm and head. 0 if nothing is known of it.
   std::int64_t root = 0;
-  std::vector<Module> modules;  ///< those with parameters; empty where they are not known
+  std::vector<Module> modules;  ///< those with parameters; empty if they are not known
   Shape shape;
-  std::optional<nn::LlamaConfig> llama;  ///< where it is one
+  std::optional<nn::LlamaConfig> llama;  ///< if it is one
   /// What the user should know: guesses above all.
   std::vector<std::string> notes;
 
@@ -58,9 +58,9 @@ Model model_of(const nn::LlamaConfig& config, std::string name);
 Model model_of_size(std::int64_t parameters, std::int64_t layers = 0);
 
 /// A model as Hugging Face saves it. `path` is a folder with config.json, safetensors or both, or
-/// one such file. Sizes come from the headers of the safetensors where there are some (any
+/// one such file. Sizes come from the headers of the safetensors if there are some (any
 /// architecture; layers are told by the first number in a tensor's name), else from config.json (a
-/// Llama). Throws zero::Error, naming the file, where neither can be read, where a size in
+/// Llama). Throws zero::Error, naming the file, if neither can be read, if a size in
 /// config.json is no integer within the bounds of nn::check(), and for more layers or parameters in
 /// safetensors than those bounds allow.
 Model model_of_files(const std::filesystem::path& path);
@@ -74,9 +74,6 @@ Model model_of_files(const std::filesystem::path& path);
 // never kept, as in FlashAttention (arXiv:2205.14135) and scaled_dot_product_attention. A GPT
 // layer then keeps 16 h elements a token, 32 s b h bytes.
 
-/// Whether layers keep everything, or only their input and compute the rest again in backward.
-enum class Recompute { kNone, kLayers };
-
 /// Elements that one layer keeps for one token:
 ///   4 hidden        inputs and outputs of two norms (the outputs are the projections' inputs)
 ///   4 attention     queries, keys, values (as wide as the queries) and the attention's output
@@ -84,10 +81,11 @@ enum class Recompute { kNone, kLayers };
 std::int64_t layer_elements(const Shape& shape);
 
 /// Bytes of a rank: layers x layer_elements() x tokens, and for a language model the logits and
-/// their gradient, 2 x vocabulary x tokens; `element_bytes` each. With Recompute::kLayers: hidden x
-/// layers x tokens, and everything of one layer. Throws zero::Error beyond 2^60 bytes.
+/// their gradient, 2 x vocabulary x tokens; `element_bytes` each. If layers keep only their input
+/// and compute the rest again in backward (`recompute`): hidden x layers x tokens, and everything
+/// of one layer. Throws zero::Error beyond 2^60 bytes.
 std::int64_t activation_bytes(const Shape& shape, std::int64_t tokens, std::int64_t element_bytes,
-                              Recompute recompute = Recompute::kNone);
+                              bool recompute = false);
 
 /// Bytes of so many elements of each token. Throws zero::Error beyond 2^60 bytes.
 std::int64_t token_bytes(std::int64_t elements, std::int64_t tokens, std::int64_t element_bytes);

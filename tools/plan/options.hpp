@@ -7,7 +7,7 @@
 namespace zero::plan {
 
 /// Exit codes of the program, beside base::kWrongUsage.
-inline constexpr int kFits = 0;    ///< also where no memory was given
+inline constexpr int kFits = 0;    ///< also if no memory was given
 inline constexpr int kFailed = 1;  ///< bad input
 inline constexpr int kNothingFits = 3;
 
@@ -19,7 +19,7 @@ struct Options {
 };
 
 /// Reads the command line. Prints help, or what is wrong and what would be right, and ends the
-/// program where that is all there is to do. Throws zero::Error for a model that cannot be read, an
+/// program if that is all there is to do. Throws zero::Error for a model that cannot be read, an
 /// unknown name and a quantity without a unit.
 Options parse(int argc, char** argv);
 

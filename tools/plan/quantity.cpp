@@ -2,9 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <limits>
 #include <map>
 
 #include <zero/base/error.hpp>
@@ -13,96 +13,79 @@
 namespace zero::plan {
 namespace {
 
-// CLI11's AsNumberWithUnit hands a number on as text of six digits: too few for bytes.
-struct Kind {
-  const char* expected;
-  std::string_view unit;
-  double least, most;
-};
+Error refusal(std::string_view text, const char* expected) {
+  return Error(fmt::format("'{}' is not {}", text, expected));
+}
 
-double factor_of(std::string_view prefix) {
+// A number, spaces, a prefix and `unit`. CLI11's AsNumberWithUnit hands a number on as text of six
+// digits: too few for bytes.
+double parse(std::string_view text, std::string_view unit, double least, double most,
+             const char* expected) {
   static const std::map<std::string_view, double> factors = {
       {"n", 1e-9},    {"u", 1e-6},    {"m", 1e-3},    {"", 1},       {"k", 1e3},
       {"M", 1e6},     {"G", 1e9},     {"T", 1e12},    {"P", 1e15},   {"B", 1e9},  // billions
       {"Ki", 0x1p10}, {"Mi", 0x1p20}, {"Gi", 0x1p30}, {"Ti", 0x1p40}};
-  const auto found = factors.find(prefix);
-  return found == factors.end() ? std::numeric_limits<double>::quiet_NaN() : found->second;
-}
-
-// A number, spaces, and the unit with a prefix.
-double parse(std::string_view text, const Kind& kind) {
   double number = 0;
   const char* const end = text.data() + text.size();
   const auto [rest, error] = std::from_chars(text.data(), end, number);
-  std::string_view unit(rest, static_cast<std::size_t>(end - rest));
-  while (unit.starts_with(' ')) unit.remove_prefix(1);
-  if (error == std::errc() && unit.ends_with(kind.unit)) {
-    unit.remove_suffix(kind.unit.size());
-    const double value = number * factor_of(unit);
-    if (value >= kind.least && value <= kind.most) return value;
-  }
-  throw Error(fmt::format("'{}' is not {}", text, kind.expected));
+  std::string_view prefix(rest, end);
+  if (error != std::errc() || !prefix.ends_with(unit)) throw refusal(text, expected);
+  prefix.remove_suffix(unit.size());
+  prefix.remove_prefix(std::min(prefix.find_first_not_of(' '), prefix.size()));
+  const auto factor = factors.find(prefix);
+  const double value = factor == factors.end() ? -1 : number * factor->second;
+  if (!(value >= least && value <= most)) throw refusal(text, expected);
+  return value;
 }
 
 // In hundredths of a unit; a double would lose bytes of the largest amounts.
 long double hundredths(std::int64_t bytes, Unit unit) {
-  return 100 * static_cast<long double>(bytes) / static_cast<long double>(bytes_of(unit));
+  return 100 * static_cast<long double>(bytes) / static_cast<long double>(unit);
 }
 
 }  // namespace
-
-std::int64_t bytes_of(Unit unit) {
-  return unit == Unit::kMiB ? kMiB : unit == Unit::kGiB ? kGiB : kGB;
-}
 
 const char* name(Unit unit) {
   return unit == Unit::kMiB ? "MiB" : unit == Unit::kGiB ? "GiB" : "GB";
 }
 
 Memory parse_memory(std::string_view text) {
-  constexpr Kind kind = {
-      "an amount of memory: a positive number and a unit, as in 24GB (10^9), 24GiB (2^30) or "
-      "512MiB (2^20)",
-      "B", 1, 0x1p60};
-  Memory memory{static_cast<std::int64_t>(parse(text, kind)), Unit::kGB};
+  const double bytes = parse(text, "B", 1, 0x1p60,
+                             "an amount of memory: a positive number and a unit, as in 24GB "
+                             "(10^9), 24GiB (2^30) or 512MiB (2^20)");
   const bool binary = text.find('i') != std::string_view::npos;
-  if (binary) memory.unit = memory.bytes < kGiB ? Unit::kMiB : Unit::kGiB;
-  if (!binary && memory.bytes < kGB / 10) memory.unit = Unit::kMiB;
-  return memory;
+  const bool small = bytes < static_cast<double>(binary ? kGiB : kGB / 10);
+  return {static_cast<std::int64_t>(bytes), small ? Unit::kMiB : binary ? Unit::kGiB : Unit::kGB};
 }
 
 std::int64_t parse_count(std::string_view text) {
-  constexpr Kind kind = {"a whole number from 1 to 1e15, as in 361821120, 1.5e9 or 7B", "", 1,
-                         1e15};
+  constexpr const char* kExpected = "a whole number from 1 to 1e15, as in 361821120, 1.5e9 or 7B";
   std::string plain(text);
   std::erase(plain, ',');
-  const double value = parse(plain, kind);
+  const double value = parse(plain, "", 1, 1e15, kExpected);
   // A product such as 1.1 * 1e9 may miss the whole number that is meant by a rounding error.
-  const double whole = std::round(value);
-  if (std::abs(value - whole) > 1e-12 * whole) {
-    throw Error(fmt::format("'{}' is not {}", text, kind.expected));
-  }
-  return static_cast<std::int64_t>(whole);
+  if (std::abs(value - std::round(value)) > 1e-12 * value) throw refusal(text, kExpected);
+  return std::llround(value);
 }
 
 double parse_bandwidth(std::string_view text) {
-  constexpr const char* expected =
+  constexpr const char* kExpected =
       "a bandwidth from 1B/s to 1e24B/s, as in 100GB/s, 12.5GiB/s or 200Gbit/s";
-  if (text.ends_with("bit/s")) return parse(text, {expected, "bit/s", 8, 8e24}) / 8;
-  return parse(text, {expected, "B/s", 1, 1e24});
+  if (text.ends_with("bit/s")) return parse(text, "bit/s", 8, 8e24, kExpected) / 8;
+  return parse(text, "B/s", 1, 1e24, kExpected);
 }
 
 double parse_seconds(std::string_view text) {
-  return parse(text, {"a time from 0s to 1e6s, as in 10us, 1.5ms or 2s", "s", 0, 1e6});
+  return parse(text, "s", 0, 1e6, "a time from 0s to 1e6s, as in 10us, 1.5ms or 2s");
 }
 
 double parse_flops(std::string_view text) {
-  return parse(text, {"a speed from 1FLOP/s to 1e24FLOP/s, as in 150TFLOP/s or 90GFLOP/s", "FLOP/s",
-                      1, 1e24});
+  return parse(text, "FLOP/s", 1, 1e24,
+               "a speed from 1FLOP/s to 1e24FLOP/s, as in 150TFLOP/s or 90GFLOP/s");
 }
 
 std::string in(double bytes, Unit unit, int decimals) {
-  return base::fixed(bytes / static_cast<double>(bytes_of(unit)), decimals);
+  return base::fixed(bytes / static_cast<double>(unit), decimals);
 }
 
 std::string at_least(std::int64_t bytes, Unit unit) {

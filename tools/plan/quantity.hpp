@@ -12,9 +12,9 @@ inline constexpr std::int64_t kMiB = std::int64_t{1} << 20;
 inline constexpr std::int64_t kGiB = std::int64_t{1} << 30;
 inline constexpr std::int64_t kGB = 1'000'000'000;
 
-enum class Unit { kMiB, kGiB, kGB };
+/// Its value is its bytes.
+enum class Unit : std::int64_t { kMiB = plan::kMiB, kGiB = plan::kGiB, kGB = plan::kGB };
 
-std::int64_t bytes_of(Unit unit);
 /// "MiB", "GiB" or "GB".
 const char* name(Unit unit);
 
@@ -46,10 +46,10 @@ double parse_flops(std::string_view text);
 /// `bytes` in a unit, without its name, rounded to the nearest: (26e9, kGB, 2) is "26.00".
 std::string in(double bytes, Unit unit, int decimals = 2);
 
-/// The same rounded up, and with the unit: what is needed is never shown as less than it is, so
-/// that 24.0001 GB do not look as if they fitted into 24.
+/// The same rounded up, and with the unit: a need is never shown as less than it is, so that
+/// 24.0001 GB do not look as if they fitted into 24.
 std::string at_least(std::int64_t bytes, Unit unit);
-/// The same rounded down: for what there is.
+/// The same rounded down: for the memory that there is.
 std::string at_most(std::int64_t bytes, Unit unit);
 
 /// Seconds as a person reads them: "421.0 ms", "16.0 us", "12.36 s", "0 s".

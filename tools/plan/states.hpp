@@ -5,7 +5,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include <zero/train/costs.hpp>
 
@@ -14,8 +13,8 @@
 /// Source of all formulas here: Rajbhandari, Rasley, Ruwase, He, "ZeRO: Memory Optimizations Toward
 /// Training Trillion Parameter Models" (arXiv:1910.02054), section 3.1 for the 2 + 2 + 12 bytes of
 /// mixed precision Adam, section 5 for what each stage divides by N, table 1 for the figures.
-/// P is the number of parameters, N the world size. Bytes are those of the fullest rank: where N
-/// does not divide P its shard has ceil(P/N) elements.
+/// P is the number of parameters, N the world size. Bytes are those of the fullest rank: if N does
+/// not divide P, its shard has ceil(P/N) elements.
 namespace zero::plan {
 
 /// Numbers of parameters are told in billions.
@@ -32,15 +31,12 @@ struct Policy {
   std::string name = "fp32";
   std::int64_t parameter = 4;
   std::int64_t gradient = 4;
-  std::int64_t optimizer = 8;  ///< moments, and master weights where there are any
+  std::int64_t optimizer = 8;  ///< moments, and master weights if there are any
   std::int64_t total() const { return parameter + gradient + optimizer; }
-  bool operator==(const Policy&) const = default;
 };
 
-/// The optimizers that are known: "adamw" (two moments), "momentum" (one), "sgd" (none).
-const std::vector<std::string>& optimizer_names();
-
-/// 4 + 4 + 4 for each moment: 4 + 4 + 8 with AdamW.
+/// 4 + 4 + 4 for each moment: 4 + 4 + 8 with AdamW. Optimizers are "adamw" (two moments),
+/// "momentum" (one) and "sgd" (none). Throws zero::Error for another, with the known ones.
 Policy fp32(std::string_view optimizer = "adamw");
 /// 2 + 2 + fp32 master weights and moments: 2 + 2 + 12 with AdamW.
 Policy mixed(std::string_view optimizer = "adamw");
@@ -56,17 +52,21 @@ using States = train::ModelStateBytes;
 States model_states(std::int64_t parameters, const Policy& policy, Stage stage,
                     std::int64_t world_size);
 
-/// What remains however many ranks there are: (p + g + o) P, (p + g) P, p P and 0.
-States states_at_limit(std::int64_t parameters, const Policy& policy, Stage stage);
+/// All that the fullest rank holds in a step, in bytes.
+struct Held {
+  States states;
+  /// What a step needs besides, in whole bytes and never too little: the scratch of a reduction;
+  /// from ZeRO-2 on the gradients of the root and of one unit before they have left; under ZeRO-3
+  /// the parameters of the root and of one unit, gathered. What the rank owns of them is not
+  /// counted twice. Nothing at one rank. On a mesh also messages between stages, and from ZeRO-2 on
+  /// the whole gradients of several micro-batches, which are added up before they are reduced.
+  std::int64_t transients = 0;
+  std::int64_t activations = 0;  ///< in a pipeline of the micro-batches that are in flight
+  std::optional<bool> fits;      ///< nothing if no memory was given
 
-/// The same rank with its optimizer states in host memory (ZeRO-Offload, arXiv:2101.06840, section
-/// 3: parameters and gradients stay on the device). ZeRO-3 mixed: 4 P/N.
-States with_offloaded_optimizer(const States& states);
-
-/// Model states of a stage over those of DDP. P cancels.
-double ratio_to_ddp(const Policy& policy, Stage stage, std::int64_t world_size);
-/// Model states in P: 5.5 for ZeRO-1, mixed, 8 ranks.
-double bytes_per_parameter(const Policy& policy, Stage stage, std::int64_t world_size);
+  /// An upper bound: activations shrink while gradients grow, so the peak is lower.
+  std::int64_t total() const { return states.total() + transients + activations; }
+};
 
 /// Of all that N ranks of DDP hold, the share that is a further copy: (N-1)/N. Memory efficiency is
 /// the rest, 1/N (ZeRO, section 4.1).

@@ -4,11 +4,15 @@
 #include <cmath>
 
 namespace zero::plan {
-double compute_seconds(std::int64_t parameters, std::int64_t tokens, const Machine& machine,
-                       bool recomputes) {
-  const double operations =
-      kForwardOperations + kBackwardOperations + (recomputes ? kForwardOperations : 0);
-  return operations * static_cast<double>(parameters) * static_cast<double>(tokens) / machine.flops;
+
+double compute_seconds(std::int64_t parameters, std::int64_t tokens, const Machine& machine) {
+  return (kForwardOperations + kBackwardOperations) * static_cast<double>(parameters) *
+         static_cast<double>(tokens) / machine.flops;
+}
+
+double forward_seconds(std::int64_t parameters, std::int64_t tokens, const Machine& machine) {
+  return compute_seconds(parameters, tokens, machine) * kForwardOperations /
+         (kForwardOperations + kBackwardOperations);
 }
 
 double communication_seconds(double bytes, std::int64_t collectives, const Machine& machine) {
@@ -31,36 +35,29 @@ double transfer_seconds(std::int64_t bytes, std::int64_t world_size, const Machi
                                machine);
 }
 
-double unit_forward_seconds(std::int64_t elements, std::int64_t tokens, const Machine& machine) {
-  return compute_seconds(elements, tokens, machine) * kForwardOperations /
-         (kForwardOperations + kBackwardOperations);
-}
-
 StepTime step_time(const Model& model, const Policy& policy, Stage stage, std::int64_t world_size,
-                   std::int64_t tokens, std::int64_t lookahead, bool recomputes,
+                   std::int64_t tokens, std::int64_t lookahead, bool recompute,
                    const Machine& machine) {
+  const bool gathers = stage != Stage::kDdp, again = stage == Stage::kZero3;
   std::vector<std::int64_t> order;
   if (model.root > 0) order.push_back(model.root);
   order.insert(order.end(), model.units.begin(), model.units.end());
-
-  const bool gathers = stage != Stage::kDdp, again = stage == Stage::kZero3;
-  Pass forward;
-  Pass backward;
-  for (std::size_t i = 0; i < order.size(); ++i) {
-    const bool is_root = model.root > 0 && i == 0;
-    const double gather = transfer_seconds(order[i] * policy.parameter, world_size, machine);
-    // An all-reduce is two of these.
-    const double half = transfer_seconds(order[i] * policy.gradient, world_size, machine);
-    const double compute = unit_forward_seconds(order[i], tokens, machine);
+  Pass forward, backward;
+  for (const std::int64_t unit : order) {
+    const double gather = transfer_seconds(unit * policy.parameter, world_size, machine);
+    const double compute = forward_seconds(unit, tokens, machine);
     forward.gather.push_back(gathers ? gather : 0);
     forward.compute.push_back(compute);
     forward.reduce.push_back(0);
-    backward.gather.push_back(again && !is_root ? gather : 0);
-    backward.compute.push_back(2 * compute + (recomputes ? compute : 0));
-    backward.reduce.push_back(stage == Stage::kDdp ? 2 * half : half);
+    backward.gather.push_back(again ? gather : 0);
+    backward.compute.push_back(recompute ? 3 * compute : 2 * compute);
+    // An all-reduce is two reductions.
+    backward.reduce.push_back((gathers ? 1 : 2) *
+                              transfer_seconds(unit * policy.gradient, world_size, machine));
   }
+  if (model.root > 0) backward.gather.front() = 0;
   for (auto* values : {&backward.gather, &backward.compute, &backward.reduce}) {
-    std::reverse(values->begin(), values->end());
+    std::ranges::reverse(*values);
   }
   StepTime time;
   time.compute = sum(forward.compute) + sum(backward.compute);

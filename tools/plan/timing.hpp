@@ -20,16 +20,19 @@ struct Machine {
 
 /// Operations of a step for each parameter and token: 2 in forward and 4 in backward (Kaplan et
 /// al., arXiv:2001.08361, section 2.1). The product of queries and keys is not counted.
-inline constexpr double kForwardOperations = 2;
-inline constexpr double kBackwardOperations = 4;
+inline constexpr double kForwardOperations = 2, kBackwardOperations = 4;
 
-/// 6 P tokens / FLOP/s, 8 P tokens with Recompute of whole layers.
-double compute_seconds(std::int64_t parameters, std::int64_t tokens, const Machine& machine,
-                       bool recomputes = false);
+/// 6 P tokens / FLOP/s.
+double compute_seconds(std::int64_t parameters, std::int64_t tokens, const Machine& machine);
+/// The forward of it: 2 P tokens / FLOP/s.
+double forward_seconds(std::int64_t parameters, std::int64_t tokens, const Machine& machine);
 
 /// bytes / bandwidth + collectives x latency: the alpha-beta model (Hockney, "The communication
 /// challenge for MPP", Parallel Computing 20(3), 1994), one collective after another.
 double communication_seconds(double bytes, std::int64_t collectives, const Machine& machine);
+
+/// Seconds to gather, or to reduce and scatter, `bytes` of a unit; 0 with one rank.
+double transfer_seconds(std::int64_t bytes, std::int64_t world_size, const Machine& machine);
 
 /// The smallest number of samples a rank with which communication takes less than `share` of
 /// compute, nothing hidden: the smallest B with T_communication < share x 6 P B s / FLOP/s. Nothing
@@ -47,22 +50,18 @@ using train::sum;
 struct StepTime {
   double compute = 0;
   double communication = 0;  ///< all of it, nothing hidden
-  double exposed = 0;        ///< what is left of it with the given lookahead
+  double exposed = 0;        ///< the rest of it, with the given lookahead
   double total() const { return compute + exposed; }
 };
 
-/// The passes: ZeRO-3 gathers each unit and the root in forward and again in backward (the root
-/// only once) and reduces in backward. DDP, ZeRO-1 and ZeRO-2 reduce each unit in backward while
-/// the next computes; stages 1 and 2 gather all updated parameters from the beginning of forward on
-/// (OverlapOptions::defer_parameter_gather). The root is first in forward and last in backward; its
-/// computing is done with it.
+/// A step computes 6 operations for each parameter and token, 8 if layers run again in backward
+/// (`recompute`). ZeRO-3 has the given lookahead. The passes: ZeRO-3 gathers each unit and the root
+/// in forward and again in backward (the root only once) and reduces in backward. DDP, ZeRO-1 and
+/// ZeRO-2 reduce each unit in backward while the next computes; stages 1 and 2 gather all updated
+/// parameters from the beginning of forward on (OverlapOptions::defer_parameter_gather). The root
+/// is first in forward and last in backward; its computing is done with it.
 StepTime step_time(const Model& model, const Policy& policy, Stage stage, std::int64_t world_size,
-                   std::int64_t tokens, std::int64_t lookahead, bool recomputes,
+                   std::int64_t tokens, std::int64_t lookahead, bool recompute,
                    const Machine& machine);
-
-/// Seconds to gather, or to reduce and scatter, `bytes` of a unit; 0 with one rank.
-double transfer_seconds(std::int64_t bytes, std::int64_t world_size, const Machine& machine);
-/// Seconds to compute the forward of a unit of `elements`.
-double unit_forward_seconds(std::int64_t elements, std::int64_t tokens, const Machine& machine);
 
 }  // namespace zero::plan

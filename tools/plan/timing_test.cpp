@@ -4,16 +4,13 @@
 
 #include <zero/base/error.hpp>
 
-#include "planner.hpp"
-
 namespace zero::plan {
 namespace {
 
 TEST(Compute, IsSixOperationsAParameterAndToken) {
   const Machine machine{.flops = 1e12};
   EXPECT_DOUBLE_EQ(compute_seconds(kBillion, 1000, machine), 6);
-  EXPECT_DOUBLE_EQ(compute_seconds(kBillion, 1000, machine, /*recomputes=*/true), 8);
-  EXPECT_DOUBLE_EQ(unit_forward_seconds(kBillion, 1000, machine), 2);
+  EXPECT_DOUBLE_EQ(forward_seconds(kBillion, 1000, machine), 2);
 }
 
 TEST(BreakEvenBatches, AreLessThanTheShareAndNotEqualToIt) {
@@ -71,34 +68,6 @@ TEST(Activations, AreCountedOrRefused) {
 TEST(Activations, LogitsCountTwice) {
   const Shape shape{.layers = 1, .hidden = 1, .attention = 1, .mlp = 1, .vocabulary = 100};
   EXPECT_EQ(activation_bytes(shape, 3, 4) - activation_bytes({1, 1, 1, 1}, 3, 4), 200 * 3 * 4);
-}
-
-TEST(Hybrid, SplitsAModelByItsUnits) {
-  Model model = model_of_size(300, 3);
-  model.root = 50;
-  model.parameters += 50;
-  model.units = {99, 100, 101};
-  EXPECT_EQ(hybrid(model, mixed(), 8, 100).large, 201);
-  EXPECT_EQ(hybrid(model, mixed(), 8, 100).small, 149);
-  // A large root is sharded as well, and gathered once a step.
-  const Hybrid all = hybrid(model, mixed(), 8, 50);
-  EXPECT_EQ(all.small, 0);
-  EXPECT_DOUBLE_EQ(all.sent, (300 * 6 + 50 * 4) * 7 / 8.0);
-  EXPECT_EQ(hybrid(model_of_size(7 * kBillion, 32), mixed(), 8).small, 0);
-  EXPECT_EQ(hybrid(model_of(nn::preset("smollm2-360m"), ""), mixed(), 8).large, 0);
-}
-
-TEST(TensorParallelism, CrossesZero3AtFourAndAHalfHidden) {
-  constexpr std::int64_t kHidden = 4096;
-  constexpr std::int64_t kLayer = 12 * kHidden * kHidden;
-  const std::int64_t even = tensor_parallel_crossover(kLayer, kHidden, mixed());
-  EXPECT_EQ(even, 9 * kHidden / 2 + 1);
-  for (const std::int64_t n : {2, 8}) {
-    const double zero3 = sent(Scheme::kZero3, copies(kLayer, mixed()), n).total();
-    EXPECT_LT(zero3, tensor_parallel_sent(even, kHidden, 2, n));
-    EXPECT_GE(zero3, tensor_parallel_sent(even - 1, kHidden, 2, n));
-  }
-  EXPECT_DOUBLE_EQ(tensor_parallel_sent(10, 100, 2, 2), 8 * 10 * 100 * 2 / 2.0);
 }
 
 }  // namespace

@@ -12,21 +12,19 @@
 /// 3. V is the bytes of one copy, N the world size. docs/communication.md derives every line.
 namespace zero::plan {
 
-/// What is sent, in which way.
+/// What is sent, in which way. The first four are those of the stages.
 enum class Scheme {
   kDdp,               ///< all-reduce of gradients
   kZero1,             ///< reduce-scatter gradients, all-gather updated parameters
-  kZero1Naive,        ///< all-reduce gradients, all-gather updated parameters
   kZero2,             ///< as kZero1
-  kZero2Placeholder,  ///< a reduce-scatter per parameter, padded with zeros for non-owners
   kZero3,             ///< gather for forward, gather for backward, reduce-scatter gradients
+  kZero1Naive,        ///< all-reduce gradients, all-gather updated parameters
+  kZero2Placeholder,  ///< a reduce-scatter per parameter, padded with zeros for non-owners
   kZero3Kept,         ///< gather once, keep until backward has passed, reduce-scatter gradients
 };
 
-/// "DDP", "ZeRO-1 naive", "ZeRO-3 kept" and so on.
-const char* name(Scheme scheme);
 /// The usual way of a stage.
-Scheme scheme_of(Stage stage);
+inline Scheme scheme_of(Stage stage) { return static_cast<Scheme>(stage); }
 
 /// One copy of what is sent, in bytes. Parameters and gradients may have different dtypes.
 struct Copies {
@@ -52,5 +50,19 @@ Traffic sent(Scheme scheme, const Copies& copies, std::int64_t world_size, doubl
 /// The same without the factor (N-1)/N, as papers print it: 2 V, 2 V, 2 V, 3 V. For
 /// kZero2Placeholder it is N V + V.
 Traffic volume(Scheme scheme, const Copies& copies, std::int64_t world_size, double kept_share = 0);
+
+/// One layer under tensor parallelism: four all-reduces of the layer's output, [tokens, hidden], in
+/// a step, two in forward and two in backward (Shoeybi et al., "Megatron-LM", arXiv:1909.08053,
+/// section 3). An all-reduce sends 2 (N-1)/N of its bytes: 8 tokens hidden e (N-1)/N bytes for a
+/// rank, e bytes an element. `tokens` are those of the whole group, which works on one batch
+/// together.
+double tensor_parallel_sent(std::int64_t tokens, std::int64_t hidden, std::int64_t element_bytes,
+                            std::int64_t world_size);
+
+/// The tokens of a step, over all N ranks together, from which on ZeRO-3 sends less for a layer
+/// than tensor parallelism: the smallest T with 3 V_layer < 8 T hidden e. Below it ZeRO-3 loses. N
+/// cancels; per rank it is T/N tokens. 4.5 x hidden for a layer of 12 hidden^2 parameters.
+std::int64_t tensor_parallel_crossover(std::int64_t layer_elements, std::int64_t hidden,
+                                       const Policy& policy);
 
 }  // namespace zero::plan
