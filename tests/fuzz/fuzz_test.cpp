@@ -159,6 +159,13 @@ TEST_P(Fuzz, ProgramsThatOnceFailedHaveThemToo) {
       {.seed = 1015, .width = 20, .parts = "cE(bs)D!", .loop = "mmm", .clip = 0.05},
       // A backward that throws and leaves different units whole.
       {.seed = 2000, .width = 2, .parts = "?b", .loop = "mywm"},
+      // At 3 ranks a loss overflows where its gradient does not.
+      {.seed = 1099,
+       .width = 10,
+       .parts = "E[Sh",
+       .loop = "bxbmmmmm",
+       .optimizer = "sgd",
+       .uneven = true},
       // Second order: close to the plain program.
       {.width = 2, .parts = "(Lz)", .loop = "QmqQ"},
   };

@@ -70,11 +70,20 @@ class StepWeights {
     return train::weighted_loss(loss, {terms[static_cast<std::size_t>(rank)],
                                        first * program_.accumulation, program_.ranks});
   }
-  void add(const std::vector<double>& terms) { all_.push_back(sum(terms)); }
+  void add(const std::vector<double>& terms, const std::vector<at::Tensor>& losses) {
+    all_.push_back(sum(terms));
+    for (const at::Tensor& loss : losses) finite_ = finite_ && std::isfinite(loss.item<double>());
+  }
   bool is_last() const { return std::ssize(all_) + 1 == program_.accumulation; }
   bool is_complete() const { return std::ssize(all_) == program_.accumulation; }
   double update_factor() const { return all_.front() * program_.accumulation / sum(all_); }
-  void clear() { all_.clear(); }
+  /// Whether all losses are finite: one may overflow where its gradient does not, and such a step
+  /// is refused.
+  bool finite() const { return finite_; }
+  void clear() {
+    all_.clear();
+    finite_ = true;
+  }
 
  private:
   static double sum(const std::vector<double>& numbers) {
@@ -84,6 +93,7 @@ class StepWeights {
   }
   const Program& program_;
   std::vector<double> all_;  // of each micro-batch so far
+  bool finite_ = true;
 };
 
 bool any_double(const std::vector<at::Tensor>& gradients) {
@@ -131,7 +141,7 @@ class PlainSide final : public Side {
       }
     }
     if (thrown) std::rethrow_exception(thrown);
-    weights_.add(terms);
+    weights_.add(terms, losses);
   }
 
   bool step() override {
@@ -207,6 +217,7 @@ class PlainSide final : public Side {
   }
 
   void scale(const std::vector<at::Tensor>& gradients) const {
+    if (!weights_.finite()) throw Error("a loss is infinite or NaN");
     if (gradients.empty()) return;
     const c10::NoGradGuard no_grad;
     const double factor = weights_.update_factor();
@@ -250,7 +261,7 @@ class ModeSide final : public Side {
     strategy_->set_requires_gradient_sync(weights_.is_last());
     strategy_->backward(weights_.weighted(losses[0], terms, communicator_.rank()));
     strategy_->finish_backward();
-    weights_.add(terms);
+    weights_.add(terms, losses);
   }
 
   bool step() override {
@@ -259,6 +270,7 @@ class ModeSide final : public Side {
     const double factor = weights_.update_factor();
     if (factor != 1.0) strategy_->averaged_gradients().multiply(factor);
     try {
+      verify_losses();
       train::update(*strategy_, {.clip_norm = program_.clip}, nullptr, 0);
       strategy_->sync_parameters();
     } catch (...) {
@@ -297,6 +309,12 @@ class ModeSide final : public Side {
   }
 
  private:
+  void verify_losses() const {
+    const std::vector<double> finite =
+        dist::all_gather_scalars(communicator_, {weights_.finite() ? 1.0 : 0.0});
+    if (std::ranges::count(finite, 0.0) > 0) throw Error("a loss is infinite or NaN");
+  }
+
   train::Strategy& strategy() { return engine_ ? engine_->strategy() : *strategy_; }
 
   void make() {
