@@ -1,5 +1,7 @@
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
+
 #include <tests/support/deferred.hpp>
 #include <tests/support/random_model.hpp>
 #include <tests/support/ranks.hpp>
@@ -93,6 +95,30 @@ TEST(Zero3, PeakOfParametersIsOwnedPlusRootPlusOneUnit) {
       return held;
     };
     EXPECT_LT(peak("unit"), peak("whole"));
+  });
+}
+
+// As the last gradient arrives: each unit but the one that runs is dropped, or none.
+TEST(Zero3, WholeKeepsAllParametersUntilBackwardIsOver) {
+  on_ranks(2, [](dist::Communicator& communicator) {
+    for (const char* variant : {"unit", "whole"}) {
+      Trial run(communicator, variant);
+      const nn::ParameterList& list = run.strategy.list();
+      std::size_t arrived = 0, whole = 0;
+      run.strategy.passes().observe_gradients([&](std::size_t, const at::Tensor&) {
+        ++arrived;
+        whole = static_cast<std::size_t>(std::ranges::count_if(
+            list.parameters, [](const auto& p) { return memory::has_storage(p.tensor); }));
+      });
+      run.reduce(0);
+      EXPECT_EQ(arrived, list.size());
+      if (std::string(variant) == "whole") {
+        EXPECT_EQ(whole, list.size());
+      } else {
+        EXPECT_LT(whole, list.size());
+      }
+      expect_only_owned(run.strategy, "after backward");
+    }
   });
 }
 

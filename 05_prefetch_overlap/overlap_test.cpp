@@ -151,6 +151,34 @@ TEST(Overlap, LocalShardsHaveTheirValuesWhileParametersAreGathered) {
   });
 }
 
+// What was kept for the next unit is free by the time that the last one runs backward.
+TEST(Overlap, KeepsNoBuffersForALastUnit) {
+  struct Even : Toy {  // a kept buffer fits every unit
+    Even() : Toy(nn::MlpConfig{.inputs = 64, .hidden = {64, 64, 64, 64, 64}, .outputs = 9}) {}
+  };
+  on_ranks(2, [](dist::Communicator& communicator) {
+    struct Held {
+      std::int64_t most, last;  // as gradients arrive
+    };
+    const auto held = [&](bool keeps) {
+      // One gradient is in flight at a time: the next does not take all that is kept.
+      OverlapRun<Even> run(communicator,
+                           {.in_flight_bytes = 1, .lookahead = 3, .keep_buffers = keeps});
+      run.step(0);  // learns the order
+      Held held{};
+      run.strategy.passes().observe_gradients([&](std::size_t, const at::Tensor&) {
+        held.last = run.held(Category::kParameters);
+        held.most = std::max(held.most, held.last);
+      });
+      run.step(1);
+      return held;
+    };
+    const Held kept = held(true), freed = held(false);
+    EXPECT_EQ(kept.last, freed.last);
+    EXPECT_LT(kept.last, kept.most);
+  });
+}
+
 TEST(Overlap, KeepsSmallUnitsWholeIfAskedTo) {
   on_ranks(2, [](dist::Communicator& communicator) {
     // Of the units only the last, 257 x 9 and 9.

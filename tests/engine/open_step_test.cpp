@@ -137,6 +137,8 @@ TEST_P(OpenStep, TheStrategyClipsAndItsPiecesMayBeChanged) {
     clipped.step(0);
     by_hand.engine.backward(by_hand.forward(0));
     EXPECT_EQ(by_hand.engine.strategy().clip_grad_norm(0.01), clipped.engine.gradient_norm());
+    EXPECT_GT(clipped.engine.gradient_norm(), 0.02F);
+    EXPECT_NEAR(by_hand.engine.strategy().clip_grad_norm(1), 0.01, 1e-6);  // changes nothing
     by_hand.engine.step();
     EXPECT_TRUE(same_bits(by_hand.weights(), clipped.weights()));
 

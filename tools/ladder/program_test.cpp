@@ -438,6 +438,14 @@ TEST(Validation, IsTheSameUnderEveryModeAndLeavesTrainingAsItIs) {
   EXPECT_NEAR(losses.at(0).at("loss"), of_last.at("modes").at(0).at("losses").at(0), 1e-5);
 }
 
+TEST(Validation, NeedsASampleForEachRank) {
+  const TestFolder folder;
+  const auto data = folder.write("text", text_of(20 * 16 + 1));
+  testing::expect_refused(
+      folder, kWindows + shell_word(data) + "--steps 1 --validation 0.05 --modes zero3",
+      {"--validation 0.05 holds out 1 of 20 samples", "it must hold out one for each of 2 ranks"});
+}
+
 TEST(Validation, HoldsOutReviewsBySeedBecauseFilesAreSorted) {
   const TestFolder folder;
   const auto trained = [&](const std::string& text_of_the_last) {

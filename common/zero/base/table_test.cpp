@@ -33,6 +33,16 @@ TEST(Table, PrintsUnitsAndGroupsOnlyWhereThereAreAny) {
             "zero3  690.12 690.31  4.125\n");
 }
 
+TEST(Table, WidensAColumnForItsUnit) {
+  Table table({{"m", Align::kLeft}, {"t", Align::kRight, "MiB/s"}, {"n"}});
+  table.add_row({"x", "1", "2"});
+  EXPECT_EQ(table.to_text(),
+            "m      t  n\n"
+            "   MiB/s\n"
+            "-----------\n"
+            "x      1  2\n");
+}
+
 TEST(Table, WidensTheLastColumnOfAGroupForALongHeading) {
   Table table({{"m", Align::kLeft},
                {"a", Align::kRight, "", "communication"},

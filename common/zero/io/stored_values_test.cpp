@@ -123,6 +123,19 @@ TEST(StoredValues, ClassifiersOwnHeadIsRead) {
   expect_error([&] { Stored(config, tensors); }, {"tensor \"score.weight\" in "});
 }
 
+TEST(StoredValues, TiedModelDoesNotReadTheHeadInTheFolder) {
+  const nn::LlamaConfig config = nn::preset("tiny");
+  ASSERT_TRUE(config.tied);
+  NamedTensors tensors = random_weights(config, at::kFloat);
+  tensors.emplace_back("lm_head.weight", at::randn({256, 64}));
+  const Stored stored(config, tensors);
+  EXPECT_TRUE(stored.values->missing().empty());
+  EXPECT_THAT(stored.values->describe(), HasSubstr("in it, and not read: lm_head.weight"));
+  const std::string embedding = "model.embed_tokens.weight";
+  EXPECT_TRUE(
+      at::equal(stored.model->named_parameters()[embedding].detach(), find(tensors, embedding)));
+}
+
 TEST(StoredValues, UntiedHeadMayNotBeMissing) {
   nn::LlamaConfig config = nn::preset("tiny");
   const NamedTensors tied = random_weights(config, at::kFloat);

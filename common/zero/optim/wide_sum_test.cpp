@@ -54,6 +54,10 @@ TEST(WideContributions, AreThoseToTheNorm) {
   EXPECT_EQ(squares[0].rounded(), 25.0);
   EXPECT_EQ(squares[1].rounded(), 0.25);
   EXPECT_EQ(wide_contributions(Norm::kL1, {x}).front().rounded(), 7.0);
+  // The square of a float is one of doubles.
+  const float large = 1e25F;
+  EXPECT_EQ(wide_contributions(Norm::kL2, {at::tensor({large}, at::kFloat)}).front().rounded(),
+            static_cast<double>(large) * static_cast<double>(large));
 }
 
 }  // namespace
