@@ -4,10 +4,12 @@
 #include <fmt/format.h>
 
 #include <memory>
+#include <optional>
 
 #include <tests/support/engine_run.hpp>
 #include <tests/support/error_of.hpp>
 #include <tests/support/modes.hpp>
+#include <tests/support/ranks.hpp>
 #include <tests/support/same_bits.hpp>
 #include <tests/support/test_folder.hpp>
 
@@ -23,11 +25,12 @@ struct Thrown : std::exception {};
 
 // Throws when the gradient of parameter `index` is ready in micro-batch `number`.
 void backward_that_throws(EngineRun& run, int number, std::size_t index) {
-  run.engine.strategy().passes().observe_gradients([=](std::size_t i, const at::Tensor&) {
+  train::AutogradPasses& passes = run.engine.strategy().passes();
+  passes.observe_gradients([=](std::size_t i, const at::Tensor&) {
     if (i == index) throw Thrown();
   });
   EXPECT_THROW(run.engine.backward(run.forward(number)), Thrown);
-  run.engine.strategy().passes().observe_gradients({});
+  passes.observe_gradients({});
 }
 
 TEST_P(AfterAnError, InBackwardOnlyGiveUpStepIsTaken) {
@@ -44,7 +47,9 @@ TEST_P(AfterAnError, InBackwardOnlyGiveUpStepIsTaken) {
         for (int again = 0; again < 2; ++again) {
           const std::string text = "an exception has left backward() in this step";
           expect_error([&] { run.engine.step(); }, {text, "give_up_step()"});
-          expect_error([&] { run.step(13); }, {text, "give_up_step()"});
+          expect_error([&] { run.forward(13); }, {text, "give_up_step()"});
+          expect_error([&] { run.engine.backward(at::Tensor()); }, {text, "give_up_step()"});
+          expect_error([&] { run.engine.strategy(); }, {text, "give_up_step()"});
           expect_error([&] { run.engine.save(folder.path()); }, {"save() in the middle of a step"});
           expect_error([&] { run.engine.release(); }, {"release() in the middle of a step"});
         }
@@ -112,6 +117,77 @@ TEST_P(AfterAnError, AModelWhoseEngineIsGoneSaysSo) {
       }
     }
   });
+}
+
+// Rank 0 has begun reductions that the others have not. (At stage 3 all have gathered the same, one
+// unit ahead.)
+TEST_P(AfterAnError, InBackwardRanksReduceWhatOneOfThemHasBegun) {
+  on_all_stages(GetParam(), [](dist::Communicator& communicator, int stage) {
+    for (const bool destroys : {false, true}) {
+      SCOPED_TRACE(destroys);
+      const EngineConfig config{.overlap = {.stage = stage, .bucket_bytes = 1}};
+      EngineRun undisturbed(communicator, config);
+      undisturbed.steps(0, 3);
+      std::optional<EngineRun> run;
+      run.emplace(communicator, config);
+      run->step(0);
+      backward_that_throws(*run, 1, run->rank == 0 ? 0 : 3);
+      if (destroys) {
+        run.reset();
+        run.emplace(communicator, config);
+        run->step(0);
+      } else {
+        run->engine.give_up_step();
+      }
+      run->steps(1, 3);
+      EXPECT_TRUE(same_bits(run->weights(), undisturbed.weights()));
+    }
+  });
+}
+
+// Rank 1 alone catches an exception of backward() and destroys its engine. Then it ends, or makes
+// another one. The others go on.
+std::vector<dist::RankExit> ends_after_one_threw(int ranks, const EngineConfig& config,
+                                                 std::size_t index, bool makes_another) {
+  return ranks_ended({.world_size = ranks, .timeout = std::chrono::minutes(5)},
+                     [&](dist::Communicator& communicator) {
+                       std::optional<EngineRun> run;
+                       run.emplace(communicator, config);
+                       run->step(0);
+                       if (run->rank == 1) {
+                         backward_that_throws(*run, 1, index);
+                         run.reset();
+                         if (!makes_another) return;
+                         run.emplace(communicator, config);
+                       }
+                       run->steps(1, 3);
+                     });
+}
+
+class AfterAnErrorOfOneRank : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, AfterAnErrorOfOneRank, ::testing::Values(2, 3), name_of_ranks);
+
+// Long before the time limit.
+TEST_P(AfterAnErrorOfOneRank, TheOthersHearOfItInTheSameStep) {
+  for (const std::int64_t bucket : {1, 1 << 20}) {
+    for (const int stage : {0, 2, 3}) {
+      for (const std::size_t index : {0U, 3U}) {
+        SCOPED_TRACE(fmt::format("bucket {}, stage {}, parameter {}", bucket, stage, index));
+        const EngineConfig config{.overlap = {.stage = stage, .bucket_bytes = bucket}};
+        expect_errors(ends_after_one_threw(GetParam(), config, index, /*makes_another=*/true),
+                      AllOf(HasSubstr("Engine::backward"), HasSubstr("Engine::Engine")));
+        for (const auto& end : ends_after_one_threw(GetParam(), config, index, false)) {
+          if (end.rank == 1) {
+            EXPECT_EQ(end.exit_code, 0) << end.output;
+          } else {
+            EXPECT_EQ(end.exit_code, 1);
+            EXPECT_THAT(end.output, AllOf(HasSubstr("in Engine::backward in step 1"),
+                                          HasSubstr("the connection to rank 1 is gone")));
+          }
+        }
+      }
+    }
+  }
 }
 
 }  // namespace

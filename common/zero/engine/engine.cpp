@@ -137,8 +137,17 @@ Engine::Engine(nn::Model& model, dist::Communicator& communicator,
                   train::name(config.on_nonfinite_gradient)));
 }
 
+Engine::~Engine() {
+  if (!backward_threw_ || std::uncaught_exceptions() > 0) return;
+  try {
+    give_up_step();
+  } catch (const std::exception&) {  // the strategy says what it waits for in vain
+  }
+}
+
 at::Tensor Engine::forward(const data::Batch& batch) {
   const dist::CallScope call(strategy_->communicator(), "Engine::forward");
+  verify_backward_ended();
   strategy_->communicator().set_step(steps_);
   return strategy_->forward(batch);
 }
@@ -340,6 +349,11 @@ void Engine::give_up_step() {
   terms_ = {};
   stepped_ = true;
   strategy_->zero_grad();
+}
+
+train::Strategy& Engine::strategy() {
+  verify_backward_ended();
+  return *strategy_;
 }
 
 void Engine::release() {

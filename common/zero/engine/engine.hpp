@@ -44,6 +44,9 @@ class Engine {
   /// `values`: first values of parameters that were built without storage; used on rank 0 only.
   Engine(nn::Model& model, dist::Communicator& communicator, optim::OptimizerFactory optimizer,
          const EngineConfig& config = {}, nn::ParameterSource* values = nullptr);
+  /// After an exception in backward() that was caught, does what give_up_step() does: other ranks
+  /// may wait for reductions. Otherwise does not block.
+  ~Engine();
 
   /// The loss of this rank's micro-batch, from Model::loss().
   at::Tensor forward(const data::Batch& batch);
@@ -79,7 +82,8 @@ class Engine {
 
   /// Drops the step so far, after an error in forward() or backward() that all ranks had at the
   /// same place; the next backward() begins the step anew. After an exception in the autograd of
-  /// backward(), backward() and step() throw until this is called.
+  /// backward(), forward(), backward(), step() and strategy() throw until this is called: one rank
+  /// may have begun reductions that another has not.
   void give_up_step();
 
   /// Norm of the gradient before clipping in the last step that updated; 0 without clipping.
@@ -106,7 +110,7 @@ class Engine {
 
   /// The strategy that does the work, for evaluation, export, and checkpoints that hold more (pass
   /// it to io::save_checkpoint() and the like).
-  train::Strategy& strategy() { return *strategy_; }
+  train::Strategy& strategy();
 
  private:
   EngineConfig config_;
