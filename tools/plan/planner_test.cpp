@@ -33,7 +33,7 @@ TEST(Planner, ThirteenBillionFitNoStageOnEightCardsOf24GB) {
   const Plan plan = make_plan(request_for(13 * kBillion, 8, "24GB"));
   EXPECT_FALSE(plan.feasible());
   EXPECT_FALSE(plan.choice.stage.has_value());
-  EXPECT_EQ(plan.choice.says, "No stage fits 24.00 GB on 8 ranks.");
+  EXPECT_THAT(plan.choice.says, AllOf(HasSubstr("24.00 GB"), HasSubstr("8 ranks")));
   const double expected[] = {208, 71.5, 48.75, 26, 6.5};
   ASSERT_EQ(plan.stages.size(), 5U);
   for (int i = 0; i < 5; ++i) {
@@ -216,7 +216,7 @@ TEST(Planner, OneStageOnly) {
   request.stage = Stage::kDdp;
   const Plan plan = make_plan(request);
   ASSERT_EQ(plan.stages.size(), 1U);
-  EXPECT_EQ(plan.choice.says, "DDP does not fit 16.00 GB on 8 ranks.");
+  EXPECT_THAT(plan.choice.says, AllOf(HasSubstr("DDP"), HasSubstr("16.00 GB")));
   EXPECT_FALSE(plan.choice.ranks_for_states.has_value());
   EXPECT_THAT(plan.choice.reasons, Contains(HasSubstr("no number of ranks: 24.00 GB")));
   request.stage = Stage::kZero2;
