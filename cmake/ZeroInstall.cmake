@@ -6,7 +6,7 @@ include(CMakePackageConfigHelpers)
 # zero::engine, which brings all chapters. Headers keep their paths: both roots of the repository, common/
 # and its top, become <prefix>/include/zero.
 get_property(_libraries GLOBAL PROPERTY ZERO_LIBRARIES)
-get_property(_chapters GLOBAL PROPERTY ZERO_CHAPTERS)
+get_property(_chapters GLOBAL PROPERTY ZERO_CHAPTER_LIBRARIES)
 set(_installed "")
 set(_include "${CMAKE_INSTALL_INCLUDEDIR}/zero")
 foreach(_name IN LISTS _libraries _chapters ITEMS all_chapters)

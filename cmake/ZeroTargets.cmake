@@ -57,7 +57,7 @@ function(zero_add_test name)
     "ZERO_PYTHON=${ZERO_PYTHON};PYTHONDONTWRITEBYTECODE=1;OMP_NUM_THREADS=1;${ARG_ENVIRONMENT}" ${ARG_PROPERTIES})
 endfunction()
 
-# zero_add_tests(<program> SOURCES <patterns> LABELS <labels> [LIBRARIES <targets>] [ENVIRONMENT <NAME=value>...]
+# zero_add_tests(<program> [SOURCES <patterns>] LABELS <labels> [LIBRARIES <targets>] [ENVIRONMENT <NAME=value>...]
 #                [PROPERTIES <name> <value>...] [PARTS <name> <GoogleTest filter>...]):
 # a GoogleTest program, which is one test of ctest; names with Slow in them are left out. Each of the PARTS is a test of
 # its own, <program>.<name>: suites that are slow (part slow has that label), or that may be skipped, which ctest shows
@@ -67,8 +67,11 @@ function(zero_add_tests program)
   if(NOT ZERO_BUILD_TESTS)
     return()
   endif()
-  file(GLOB sources CONFIGURE_DEPENDS ${ARG_SOURCES})
-  list(SORT sources)
+  set(sources "")
+  if(ARG_SOURCES)
+    file(GLOB sources CONFIGURE_DEPENDS ${ARG_SOURCES})
+    list(SORT sources)
+  endif()
   add_executable(${program} ${sources})
   zero_configure_test(${program})
   zero_compile_in_batches(${program} 5)
@@ -114,14 +117,18 @@ function(zero_add_chapters target function)
 endfunction()
 
 # zero_add_chapter(<NN_name> MODE <strategy> [NARRATED_WIDTH <n>] [LIBRARIES <targets>] [PROGRAMS <names>]):
-# the folder's *.cpp files except tests and the PROGRAMS become the library zero_<NN_name>;
+# the folder's *.cpp files except tests and the PROGRAMS become the library zero_<NN_name>, if there are any;
 # tools/step/main.cpp becomes the program <NN_name>, which trains under <strategy>, and tests/bench/register_chapter.cpp
 # with the library zero_chapter_bench the program <name>_bench; minimal.cpp, if there is one, the program
 # <NN_name>_minimal, which links little, so that it is built soon after a fresh clone; *_test.cpp the program <name>_test
 # with label <NN_name>, which has those of tests/parity/ as well: they compare the chapter's modes with chapter 00.
 # Target check_<NN_name> builds and runs the chapter's tests. NARRATED_WIDTH: see run_demo().
+# zero_add_chapter(<NN_name> STRATEGIES_OF <NN_name>... [LIBRARIES …] [PROGRAMS …]):
+# a chapter whose subject is not a strategy. It has neither <NN_name> nor <name>_bench. Its tests run under the
+# strategies of the chapters that are named; they are also the object library zero_<NN_name>_tests, so that other
+# programs can run them under others.
 function(zero_add_chapter chapter)
-  cmake_parse_arguments(ARG "" "MODE;NARRATED_WIDTH" "LIBRARIES;PROGRAMS" ${ARGN})
+  cmake_parse_arguments(ARG "" "MODE;NARRATED_WIDTH" "STRATEGIES_OF;LIBRARIES;PROGRAMS" ${ARGN})
   set(folder "${PROJECT_SOURCE_DIR}/${chapter}")
   if(NOT ARG_NARRATED_WIDTH)
     set(ARG_NARRATED_WIDTH 2)
@@ -132,36 +139,54 @@ function(zero_add_chapter chapter)
   list(TRANSFORM ARG_PROGRAMS REPLACE "(.+)" "${folder}/\\1.cpp")
   list(REMOVE_ITEM sources ${tests} "${folder}/minimal.cpp" ${ARG_PROGRAMS})
 
-  add_library(zero_${chapter} STATIC ${sources})
-  zero_configure_target(zero_${chapter} zero_train ${ARG_LIBRARIES})
+  set(library "")
+  if(sources)
+    set(library zero_${chapter})
+    add_library(${library} STATIC ${sources})
+    zero_configure_target(${library} zero_train ${ARG_LIBRARIES})
+    set_property(GLOBAL APPEND PROPERTY ZERO_CHAPTER_LIBRARIES ${chapter})
+  endif()
 
-  zero_add_program(${chapter} "${PROJECT_SOURCE_DIR}/tools/step/main.cpp" zero_step zero_${chapter})
-  target_compile_definitions(${chapter} PRIVATE ZERO_REGISTER_CHAPTER=register_${name}
-    ZERO_MODE="${ARG_MODE}" ZERO_NARRATED_WIDTH=${ARG_NARRATED_WIDTH})
-  set_target_properties(${chapter} PROPERTIES DISABLE_PRECOMPILE_HEADERS ON)  # one function without LibTorch
+  set(programs "")
+  if(ARG_MODE)
+    set(programs ${chapter})
+    zero_add_program(${chapter} "${PROJECT_SOURCE_DIR}/tools/step/main.cpp" zero_step ${library})
+    target_compile_definitions(${chapter} PRIVATE ZERO_REGISTER_CHAPTER=register_${name}
+      ZERO_MODE="${ARG_MODE}" ZERO_NARRATED_WIDTH=${ARG_NARRATED_WIDTH})
+    set_target_properties(${chapter} PROPERTIES DISABLE_PRECOMPILE_HEADERS ON)  # one function without LibTorch
+    set_property(GLOBAL APPEND PROPERTY ZERO_CHAPTERS ${chapter})
+  endif()
 
   if(EXISTS "${folder}/minimal.cpp")
     zero_add_program(${chapter}_minimal "${folder}/minimal.cpp" zero_distributed)
     set_property(GLOBAL APPEND PROPERTY ZERO_MINIMAL_PROGRAMS ${chapter}_minimal)
   endif()
 
-  zero_add_tests(${name}_test SOURCES "${folder}/*_test.cpp" LABELS ${chapter} LIBRARIES zero_parity_tests
-    ENVIRONMENT "ZERO_PARITY_CELLS=${PROJECT_BINARY_DIR}/parity_cells"
-    PROPERTIES FIXTURES_REQUIRED parity_cells_are_empty FIXTURES_SETUP parity_cells)
-  if(ZERO_BUILD_BENCHMARKS)
-    zero_add_benchmark(${name}_bench SOURCES "${PROJECT_SOURCE_DIR}/tests/bench/register_chapter.cpp" LABELS ${chapter}
-      LIBRARIES zero_chapter_bench zero_${chapter} SMOKE --nproc 2 --layers 1 --seq-len 8 --steps 2)
-    target_compile_definitions(${name}_bench PRIVATE ZERO_REGISTER_CHAPTER=register_${name})
-    set_target_properties(${name}_bench PROPERTIES DISABLE_PRECOMPILE_HEADERS ON)
+  if(ARG_MODE)
+    set(ARG_STRATEGIES_OF 00_simple_ddp ${chapter})
+    zero_add_tests(${name}_test SOURCES "${folder}/*_test.cpp" LABELS ${chapter} LIBRARIES zero_parity_tests
+      ENVIRONMENT "ZERO_PARITY_CELLS=${PROJECT_BINARY_DIR}/parity_cells"
+      PROPERTIES FIXTURES_REQUIRED parity_cells_are_empty FIXTURES_SETUP parity_cells)
+    if(ZERO_BUILD_BENCHMARKS)
+      zero_add_benchmark(${name}_bench SOURCES "${PROJECT_SOURCE_DIR}/tests/bench/register_chapter.cpp"
+        LABELS ${chapter} LIBRARIES zero_chapter_bench ${library} SMOKE --nproc 2 --layers 1 --seq-len 8 --steps 2)
+      target_compile_definitions(${name}_bench PRIVATE ZERO_REGISTER_CHAPTER=register_${name})
+      set_target_properties(${name}_bench PROPERTIES DISABLE_PRECOMPILE_HEADERS ON)
+    endif()
+  elseif(ZERO_BUILD_TESTS)
+    add_library(zero_${chapter}_tests OBJECT ${tests})
+    zero_configure_test(zero_${chapter}_tests)
+    zero_compile_in_batches(zero_${chapter}_tests 5)
+    target_link_libraries(zero_${chapter}_tests PUBLIC zero_test_support ${library})
+    zero_add_tests(${name}_test LABELS ${chapter} LIBRARIES zero_${chapter}_tests)
   endif()
   if(TARGET ${name}_test)
-    zero_add_chapters(${name}_test register_all_chapters 00_simple_ddp ${chapter})
+    zero_add_chapters(${name}_test register_all_chapters ${ARG_STRATEGIES_OF})
     add_custom_target(check_${chapter}
       COMMAND ${CMAKE_CTEST_COMMAND} --output-on-failure -L ${chapter}
-      DEPENDS ${name}_test ${chapter} $<TARGET_NAME_IF_EXISTS:${name}_bench>
+      DEPENDS ${name}_test ${programs} $<TARGET_NAME_IF_EXISTS:${name}_bench>
       WORKING_DIRECTORY "${CMAKE_BINARY_DIR}" USES_TERMINAL)
   endif()
-  set_property(GLOBAL APPEND PROPERTY ZERO_CHAPTERS ${chapter})
 endfunction()
 
 # zero_add_example(<name> <NN_name> LIBRARIES <targets> [ARGUMENTS <words>] EXPECT <text>):

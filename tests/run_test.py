@@ -182,9 +182,23 @@ class SmallPrograms(Script):
         self.expect("step 01", ["--small", "3"], ["3"])
 
     def test_of_a_lesson_are_run_by_step(self):
-        (self.repository / "06_device_mesh").mkdir()
-        self.expect("step 06", ["activation_cuts", "--data", "8"], ["--data", "8"])
+        (self.repository / "08_tensor_parallel").mkdir()
+        self.expect("step 08", ["activation_cuts", "--data", "8"], ["--data", "8"])
         self.assertEqual(self.call("diff", "00", "01", "--clas").returncode, 1)
+
+    def test_are_missing_in_some_chapters(self):
+        (self.repository / "06_hsdp").mkdir()
+        for words in (["step", "06", "--small"], ["diff", "00", "06"]):
+            ended = self.call(*words)
+            self.assertEqual((ended.returncode, ended.stdout), (1, ""))
+            self.assertIn("06_hsdp has no small program", ended.stderr)
+
+    def test_a_chapter_without_a_strategy_is_not_run(self):
+        (self.repository / "09_pipeline").mkdir()
+        shutil.copy(SOURCE / "CMakeLists.txt", self.repository)
+        ended = self.call("step", "09")
+        self.assertEqual(ended.returncode, 1)
+        self.assertIn("09_pipeline has no strategy of its own", ended.stderr)
 
 
 class Exercise(Script):

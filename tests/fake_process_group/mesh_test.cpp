@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include <06_device_mesh/pipeline_trainer.hpp>
+#include <09_pipeline/pipeline_trainer.hpp>
 #include <tests/support/split_run.hpp>
 #include <tests/support/states.hpp>
 #include <tools/plan/planner.hpp>

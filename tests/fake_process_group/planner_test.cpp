@@ -4,7 +4,7 @@
 #include <ATen/ops/arange.h>
 #include <fmt/format.h>
 
-#include <06_device_mesh/pipeline_trainer.hpp>
+#include <09_pipeline/pipeline_trainer.hpp>
 #include <tests/support/modes.hpp>
 #include <tests/support/states.hpp>
 #include <tools/plan/planner.hpp>

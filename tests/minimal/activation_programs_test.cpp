@@ -1,4 +1,4 @@
-// The two programs of lesson 06.3: every figure that they print follows from a formula, and the
+// The two programs of lesson 08: every figure that they print follows from a formula, and the
 // lesson quotes what they print.
 
 #include <gmock/gmock.h>
@@ -20,7 +20,7 @@ std::string run_program(const std::string& name, const std::string& arguments = 
 }
 
 std::string page() {
-  std::ifstream file(std::string(ZERO_SOURCE_FOLDER) + "/06_device_mesh/activations.md");
+  std::ifstream file(std::string(ZERO_SOURCE_FOLDER) + "/08_tensor_parallel/activations.md");
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
@@ -117,7 +117,7 @@ TEST(ActivationCuts, RefuseSizesThatCannotBeCut) {
 TEST(ActivationPage, QuotesWhatTheProgramsPrint) {
   for (const char* program : {"published_attention", "activation_cuts"}) {
     const std::string quoted =
-        fmt::format("    ./run step 06 {}\n\n```text\n{}```\n", program, run_program(program));
+        fmt::format("    ./run step 08 {}\n\n```text\n{}```\n", program, run_program(program));
     EXPECT_NE(page().find(quoted), std::string::npos) << "the page lacks\n" << quoted;
   }
 }

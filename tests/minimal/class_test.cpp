@@ -76,7 +76,7 @@ TEST_P(SmallProgram, EndsWithTheBitsOfTheChaptersClass) {
 TEST_P(SmallProgram, OnAMeshEndsWithTheBitsOfDdpThatAddsTheSameParts) {
   const int ranks = GetParam();
   const std::vector<std::string> digests =
-      testing::run_small_program("06_device_mesh", ranks).digests;
+      testing::run_small_program("08_tensor_parallel", ranks).digests;
   ASSERT_EQ(digests.size(), static_cast<std::size_t>(ranks));
   const int parts = ranks % 2 == 0 ? 2 : 1;
   testing::on_ranks(ranks / parts, [&](dist::Communicator& communicator) {

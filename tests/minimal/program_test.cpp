@@ -13,9 +13,11 @@
 namespace zero {
 namespace {
 
-const std::vector<std::string> kChapters = {
-    "00_simple_ddp",       "01_zero1",       "02_zero2",         "03_zero3", "04_tensor_sharding",
-    "05_prefetch_overlap", "06_device_mesh", "07_zero_plus_plus"};
+// Those that have a small program; the first six are at the place of their number.
+const std::vector<std::string> kChapters = {"00_simple_ddp",      "01_zero1",
+                                            "02_zero2",           "03_zero3",
+                                            "04_tensor_sharding", "05_prefetch_overlap",
+                                            "07_zero_plus_plus",  "08_tensor_parallel"};
 
 std::string source_of(const std::string& chapter) {
   return std::string(ZERO_SOURCE_FOLDER) + "/" + chapter + "/minimal.cpp";
@@ -69,10 +71,10 @@ std::map<std::pair<int, int>, std::set<std::string>> losses_of(const testing::Sm
 // adds in that order.
 TEST_P(SmallPrograms, OnAMeshHoldAndSendWhatTheFormulasSay) {
   const int ranks = GetParam(), tensor_ranks = exercise::tensor_ranks(ranks);
-  const auto output = testing::run_small_program("06_device_mesh", ranks);
+  const auto output = testing::run_small_program("08_tensor_parallel", ranks);
   ASSERT_EQ(output.rows.size(), static_cast<std::size_t>(ranks * exercise::kSteps));
   ASSERT_EQ(output.digests.size(), static_cast<std::size_t>(ranks));
-  for (const testing::SmallRow& row : output.rows) expect_figures(6, ranks, row);
+  for (const testing::SmallRow& row : output.rows) expect_figures(8, ranks, row);
   const std::set<std::string> digests(output.digests.begin(), output.digests.end());
   EXPECT_EQ(digests.size(), 1U) << fmt::format("{}", fmt::join(digests, " "));
 
@@ -103,10 +105,10 @@ TEST_P(SmallPrograms, WithQuantisedGathersHoldAndSendWhatTheFormulasSay) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, SmallPrograms, ::testing::Values(1, 2, 3, 4, 8));
 
-// Each is compared with the one before, chapter 06 with 03 and chapter 07 with 04.
+// Each is compared with the one before, chapter 07 with 04 and chapter 08 with 03.
 TEST(SmallProgramText, HasAtMost150LinesAndFewThatAreNew) {
-  const std::vector<std::size_t> compared_with = {0, 0, 1, 2, 3, 4, 3, 4};
-  const std::vector<int> most_added = {0, 10, 8, 28, 25, 25, 60, 45};
+  const std::vector<std::size_t> compared_with = {0, 0, 1, 2, 3, 4, 4, 3};
+  const std::vector<int> most_added = {0, 10, 8, 28, 25, 25, 45, 60};
   for (std::size_t i = 0; i < kChapters.size(); ++i) {
     std::ifstream file(source_of(kChapters[i]));
     int lines = 0;

@@ -39,7 +39,7 @@ inline at::Tensor through_8_bits(const at::Tensor& weight, std::int64_t block) {
 }
 
 /// tanh([x, 1] weight), with the programs' backward. `parts`: one product is computed as so many,
-/// each as the rank of chapter 06 that has this part computes it. Even layers are cut by columns.
+/// each as the rank of chapter 08 that has this part computes it. Even layers are cut by columns.
 /// `block`: unless it is 0, through_8_bits(weight) takes the weight's place, and its gradient is
 /// that of the weight.
 class SmallLayerFunction : public torch::autograd::Function<SmallLayerFunction> {

@@ -20,7 +20,7 @@ struct SmallRow {
   std::int64_t gradients = 0;
   std::int64_t optimizer = 0;
   std::int64_t peak = 0;
-  std::int64_t sent = 0;                 ///< in chapter 06 on the data axis
+  std::int64_t sent = 0;                 ///< in chapter 08 on the data axis
   std::int64_t sent_by_tensor_axis = 0;  ///< 0 in other chapters: they do not print it
 };
 

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include <06_device_mesh/hsdp.hpp>
+#include <06_hsdp/hsdp.hpp>
 
 #include "mutants.hpp"
 

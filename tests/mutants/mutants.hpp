@@ -17,12 +17,14 @@ struct Mutant {
   std::string killed_by;
   std::string replaces;  ///< the mode in whose place it runs
   std::function<std::unique_ptr<train::Strategy>(const train::StrategyArguments&)> make;
+  std::string chapter = {};  ///< if it is not that of the mode
 };
 
 /// The mutants of all functions below.
 std::vector<Mutant> mutants();
 
-/// That of the mode which it replaces: "01_zero1". A test with this label must fail because of it.
+/// Its own, or that of the mode which it replaces: "01_zero1". A test with this label must fail
+/// because of it.
 std::string chapter_of(const Mutant& mutant);
 
 /// From now on, this process makes mutant `name` instead of the strategy that it replaces. An empty
@@ -39,7 +41,7 @@ std::vector<Mutant> mutants_of_shards();          ///< chapter 04
 std::vector<Mutant> mutants_of_the_engine();      ///< chapter 05 (Overlap)
 std::vector<Mutant> mutants_of_the_mesh();        ///< chapter 06, HSDP
 std::vector<Mutant> mutants_of_zero_plus_plus();  ///< chapter 07
-std::vector<Mutant> mutants_of_splits();          ///< chapter 06, tensor axes and stages
+std::vector<Mutant> mutants_of_splits();          ///< chapters 08 and 09
 
 /// Gradients are summed over ranks and not divided by their number.
 template <typename Real>

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <map>
 
-#include <06_device_mesh/hsdp.hpp>
+#include <06_hsdp/hsdp.hpp>
 #include <zero/nn/parameters.hpp>
 
 #include "mutants.hpp"
@@ -80,15 +80,15 @@ std::vector<Mutant> mutants_of_splits() {
   const std::string killed_by = "TensorParallelTraining.HasTheNumbersOfTheWholeModel";
   return {
       {"tensor_axis_norm_counted_n_times", "every tensor rank adds the norm of the whole model",
-       killed_by, "hsdp2", make_mutant<NormCountedByTensorRanks>},
+       killed_by, "hsdp2", make_mutant<NormCountedByTensorRanks>, "08_tensor_parallel"},
       {"tensor_axis_gradient_not_summed",
        "gradients of norms are not added up over tensor ranks that have different tokens",
-       killed_by, "hsdp2", make_mutant<GradientOfOwnTokens>},
+       killed_by, "hsdp2", make_mutant<GradientOfOwnTokens>, "08_tensor_parallel"},
       {"tensor_axis_next_slice", "a tensor rank has the slice of the next", killed_by, "hsdp2",
-       make_mutant<SliceOfTheNextRank>},
+       make_mutant<SliceOfTheNextRank>, "08_tensor_parallel"},
       {"skipped_micro_batch", "a stage of a pipeline loses a micro-batch",
        "Pipeline.EveryStrategyThatKeepsParametersWholeHasTheBitsOfPlainDdp", "hsdp2",
-       make_mutant<SkippedMicroBatch>},
+       make_mutant<SkippedMicroBatch>, "09_pipeline"},
   };
 }
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include <06_device_mesh/pipeline_trainer.hpp>
+#include <09_pipeline/pipeline_trainer.hpp>
 #include <zero/distributed/mesh.hpp>
 #include <zero/optim/adamw.hpp>
 

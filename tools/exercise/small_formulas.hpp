@@ -33,7 +33,7 @@ constexpr std::int64_t part_size(std::int64_t n, int parts, int part) {
   return part == parts - 1 ? n - (parts - 1) * most : most;
 }
 
-/// Bytes of part `part` of each weight in chapter 06: even layers are cut by columns, odd by rows.
+/// Bytes of part `part` of each weight in chapter 08: even layers are cut by columns, odd by rows.
 constexpr LayerBytes part_bytes(int parts, int part) {
   LayerBytes bytes{};
   for (int layer = 0; layer < kLayers; ++layer) {
@@ -79,7 +79,7 @@ constexpr std::int64_t all_reduce_bytes(int ranks, int rank) {
   return sent;
 }
 
-/// The ranks of a tensor axis in chapter 06.
+/// The ranks of a tensor axis in chapter 08.
 constexpr int tensor_ranks(int ranks) { return ranks % 2 == 0 ? 2 : 1; }
 
 struct Expected {
@@ -167,7 +167,7 @@ constexpr Expected shards(int chapter, int ranks) {
   return e;
 }
 
-// Chapter 06: chapter 03 on the data axis with a part of each layer, and sums on the tensor axis.
+// Chapter 08: chapter 03 on the data axis with a part of each layer, and sums on the tensor axis.
 constexpr Expected mesh(int ranks, int rank) {
   constexpr std::int64_t kBatch = 16;
   const int parts = tensor_ranks(ranks), part = rank % parts;
@@ -181,9 +181,10 @@ constexpr Expected mesh(int ranks, int rank) {
 
 }  // namespace internal
 
-/// What rank `rank` of `ranks` holds and sends in every step of the program of `chapter` (0 to 7).
+/// What rank `rank` of `ranks` holds and sends in every step of the program of `chapter` (0 to 5, 7
+/// or 8).
 constexpr Expected expected(int chapter, int ranks, int rank) {
-  if (chapter == 6) return internal::mesh(ranks, rank);
+  if (chapter == 8) return internal::mesh(ranks, rank);
   return chapter <= 3 ? internal::whole_layers(chapter, ranks, rank, layer_bytes())
                       : internal::shards(chapter, ranks);
 }

@@ -5,7 +5,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include <06_device_mesh/pipeline_trainer.hpp>
+#include <09_pipeline/pipeline_trainer.hpp>
 #include <zero/base/error.hpp>
 #include <zero/base/json.hpp>
 #include <zero/base/sha256.hpp>

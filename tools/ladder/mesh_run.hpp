@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include <06_device_mesh/llama_stage.hpp>
+#include <09_pipeline/llama_stage.hpp>
 #include <zero/distributed/mesh.hpp>
 #include <zero/nn/parameters.hpp>
 #include <zero/train/trainer.hpp>

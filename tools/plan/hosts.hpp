@@ -13,7 +13,7 @@
 /// of ZeRO++ hold and send beside ZeRO-3, and from which ratio of the two bandwidths on each pays.
 ///
 /// Sources: ZeRO++ (Wang et al., arXiv:2306.10209), section 3, for hpZ, qwZ and qgZ; MiCS
-/// (arXiv:2205.00119) for HSDP. 06_device_mesh/README.md and 07_zero_plus_plus/README.md derive the
+/// (arXiv:2205.00119) for HSDP. 06_hsdp/README.md and 07_zero_plus_plus/README.md derive the
 /// bytes.
 namespace zero::plan {
 

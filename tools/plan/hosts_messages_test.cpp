@@ -303,7 +303,7 @@ std::string number(const std::string& mode, int hosts, int per_host, Sending sen
 }
 
 TEST(HostMessages, StandInLesson06) {
-  const std::string text = page("06_device_mesh/README.md");
+  const std::string text = page("06_hsdp/README.md");
   const auto in_ring = [](const char* mode, int hosts) {
     return number(mode, hosts, 8, Sending::kRing);
   };

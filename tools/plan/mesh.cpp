@@ -71,7 +71,7 @@ std::int64_t Place::activations() const {
       bytes(shape.layers * (request.recompute ? input : layer) + shape.vocabulary, in_flight) +
       bytes((request.recompute ? layer : 0) + shape.vocabulary, 1);
   if (tied && last) {
-    // Input and output of the head wait for the embedding's gradient (06_device_mesh/pipeline.md).
+    // Input and output of the head wait for the embedding's gradient (09_pipeline/README.md).
     const std::int64_t waiting = std::min(mesh.pipeline, micro_batches);
     sum += bytes(shape.hidden, waiting) +
            bytes(shape.vocabulary, std::max<std::int64_t>(0, waiting - in_flight));

@@ -1,4 +1,4 @@
-// Meshes against numbers of the sources and of chapter 06's lessons, by hand.
+// Meshes against numbers of the sources and of chapters 06, 08 and 09, by hand.
 #include "mesh.hpp"
 
 #include <fmt/format.h>
@@ -78,7 +78,7 @@ TEST(Meshes, FourStagesThatAreAGroupOfFourEach) {
 
 // 24 layers of 12 h^2, h = 2048, 4 stages x 2 data ranks x 2 tensor ranks, 12 micro-batches of 1024
 // tokens.
-Request exercise_06e() {
+Request exercise_09b() {
   Request request = mesh_request(model_of_size(24LL * 12 * 2048 * 2048, 24), 16, 2, 4);
   request.batch = 3;  // 24 samples a data rank
   request.sequence = 512;
@@ -86,8 +86,8 @@ Request exercise_06e() {
   return request;
 }
 
-TEST(Meshes, HaveTheNumbersOfExercise06e) {
-  Request request = exercise_06e();
+TEST(Meshes, HaveTheNumbersOfExercise09b) {
+  Request request = exercise_09b();
   const MeshPlan zero2 = row_of(request, Stage::kZero2), zero3 = row_of(request, Stage::kZero3);
   EXPECT_DOUBLE_EQ(zero2.bubble, 0.2);
   EXPECT_DOUBLE_EQ(zero2.sent.tensor / kMiB, 1152);

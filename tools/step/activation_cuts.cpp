@@ -1,7 +1,7 @@
-// Prints a table for lesson 06.3: activations cut by batch, by sequence, or by both. Columns: the
+// Prints a table for lesson 08: activations cut by batch, by sequence, or by both. Columns: the
 // published saving, the bytes that a layer keeps (allocator), and the bytes that a rank sends for
 // that layer, tensor parallelism included.
-//   ./run step 06 activation_cuts --help
+//   ./run step 08 activation_cuts --help
 
 #include <fmt/format.h>
 
