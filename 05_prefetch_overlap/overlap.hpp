@@ -32,7 +32,7 @@ class Overlap : public train::Strategy {
   /// Called by all ranks. Throws zero::Error for options out of range and, on all ranks, for
   /// options that differ between ranks.
   Overlap(const train::StrategyArguments& arguments, const OverlapOptions& options)
-      : Overlap(arguments, options, arguments.communicator, /*replicas=*/nullptr) {}
+      : Overlap(arguments, options, arguments.mesh.data(), /*replicas=*/nullptr) {}
 
   at::Tensor forward(const data::Batch& batch) override;
   void finish_backward() override;

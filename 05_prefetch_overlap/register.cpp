@@ -24,7 +24,7 @@ OverlapOptions options_of(int stage, const train::StrategyArguments& arguments) 
     std::vector<std::string> notes;
     const OverlapOptions options = overlap_options(stage, variant, &notes);
     for (const std::string& note : notes) {
-      if (arguments.communicator.rank() == 0) log_error("note: " + note);
+      if (arguments.mesh.world().rank() == 0) log_error("note: " + note);
     }
     return options;
   }

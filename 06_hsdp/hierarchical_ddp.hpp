@@ -16,7 +16,7 @@ class HierarchicalDdp : public SimpleDdp {
   /// `shard_size` is S, or dist::Mesh::kRanksOfHost. Called by all ranks; blocks. Throws
   /// zero::Error on all ranks if groups of S ranks do not fill the ranks, or if ranks differ in S.
   HierarchicalDdp(const train::StrategyArguments& arguments, std::int64_t shard_size)
-      : SimpleDdp(arguments), mesh_(communicator(), dist::data_axes(shard_size)) {}
+      : SimpleDdp(arguments.with_shards(shard_size)) {}
 
   /// S of "shard_size=S"; kRanksOfHost of "shard_size=host" and of "by_host". Throws zero::Error
   /// for another text.
@@ -26,9 +26,6 @@ class HierarchicalDdp : public SimpleDdp {
 
  protected:
   void average(const at::Tensor& gradient) override;
-
- private:
-  dist::Mesh mesh_;
 };
 
 }  // namespace zero

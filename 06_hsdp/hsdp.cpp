@@ -2,17 +2,14 @@
 
 #include <ATen/record_function.h>
 
-#include <utility>
-
 namespace zero {
 
 using dist::Purpose;
 
-Hsdp::Hsdp(const train::StrategyArguments& arguments, const OverlapOptions& options,
-           std::vector<dist::Mesh::Axis> axes)
-    : HsdpMesh{{arguments.communicator, std::move(axes)}},
-      Overlap(arguments, options, mesh.along("shard"),
-              mesh.along("replica").size() > 1 ? &mesh.along("replica") : nullptr) {}
+Hsdp::Hsdp(const OverlapOptions& options, const train::StrategyArguments& arguments)
+    : Overlap(arguments, options, arguments.mesh.along("shard"),
+              arguments.mesh.along("replica").size() > 1 ? &arguments.mesh.along("replica")
+                                                         : nullptr) {}
 
 void Hsdp::shard_reduced(const train::ReducedShard& shard) {
   if (!has_replicas()) return;  // reduced and divided already

@@ -1,18 +1,9 @@
 #pragma once
 
-#include <vector>
-
 #include <05_prefetch_overlap/overlap.hpp>
-#include <zero/distributed/mesh.hpp>
 #include <zero/distributed/work_queue.hpp>
 
 namespace zero {
-
-/// Has the mesh of Hsdp's groups. It is a base class because groups must outlive the buffers of
-/// Overlap that use them.
-struct HsdpMesh {
-  dist::Mesh mesh;
-};
 
 /// Hybrid sharding (HSDP): the N ranks are cut into R groups of S. The ranks of a group share the
 /// model states, as those of chapter 05 do at stages 1 to 3; the groups hold copies of each other.
@@ -31,21 +22,20 @@ struct HsdpMesh {
 ///
 /// The sums are those of the tree ((r0 + … + r(S-1)) + (rS + …) + …): the bits are those of chapter
 /// 00 with the all-reduce of HierarchicalDdp.
-class Hsdp : private HsdpMesh, public Overlap {
+class Hsdp : public Overlap {
  public:
   /// `options.shard_size` is S. Called by all ranks; blocks. Throws zero::Error on all ranks if
   /// groups of S ranks do not fill the ranks, or if ranks differ in S.
   Hsdp(const train::StrategyArguments& arguments, const OverlapOptions& options)
-      : Hsdp(arguments, options, dist::data_axes(options.shard_size)) {}
+      : Hsdp(options, arguments.with_shards(options.shard_size)) {}
 
-  dist::Communicator& shard_group() const override { return mesh.along("shard"); }
-  dist::Communicator& replica_group() const { return mesh.along("replica"); }
+  dist::Communicator& shard_group() const override { return mesh_.along("shard"); }
+  dist::Communicator& replica_group() const { return mesh_.along("replica"); }
   train::Costs costs() const override;
 
  protected:
-  /// `axes`: "replica" and "shard".
-  Hsdp(const train::StrategyArguments& arguments, const OverlapOptions& options,
-       std::vector<dist::Mesh::Axis> axes);
+  /// `arguments.mesh` has the axes "replica" and "shard".
+  Hsdp(const OverlapOptions& options, const train::StrategyArguments& arguments);
 
   void shard_reduced(const train::ReducedShard& shard) override;
   void finish_between_groups() override { between_groups_.wait(); }

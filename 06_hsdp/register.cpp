@@ -23,7 +23,7 @@ OverlapOptions hsdp_options(int stage, const train::StrategyArguments& arguments
     const OverlapOptions options =
         overlap_options(stage, arguments.variant, &notes, /*has_groups=*/true);
     for (const std::string& note : notes) {
-      if (arguments.communicator.rank() == 0) log_error("note: " + note);
+      if (arguments.mesh.world().rank() == 0) log_error("note: " + note);
     }
     return options;
   }

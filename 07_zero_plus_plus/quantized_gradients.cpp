@@ -45,7 +45,7 @@ at::Tensor float_scratch(std::int64_t elements, const at::Tensor& like) {
 
 QuantizedGradients::QuantizedGradients(const dist::Mesh& mesh, ShardBlocks blocks,
                                        const train::FlatBuffer& buffer)
-    : all_(mesh.world()),
+    : all_(mesh.data()),
       has_groups_(mesh.along("replica").size() > 1),
       pool_(buffer.pool),
       blocks_(std::move(blocks)),

@@ -54,7 +54,7 @@ at::Tensor gradients_of(int rank, const train::ShardLayout& layout, at::ScalarTy
 // This rank's shard of the average of `full` over all ranks.
 at::Tensor averaged(dist::Communicator& communicator, const Shape& shape,
                     const train::ShardLayout& layout, int bits, const at::Tensor& full) {
-  const dist::Mesh mesh(communicator, dist::data_axes(shape.shards));
+  const dist::Mesh mesh = dist::Mesh(communicator).with_shards(shape.shards);
   memory::StoragePool pool;
   const std::string name = "weight";
   QuantizedGradients transfer(mesh, {layout, {bits, kBlock}}, {layout, full.options(), name, pool});
@@ -270,7 +270,7 @@ TEST_P(QgzOnMesh, HasTheScratchOfTheFormula) {
 // What was sent and what has arrived: the next bucket takes both.
 TEST(Qgz, GivesItsScratchBackToThePool) {
   on_hosts({1, 3}, [](dist::Communicator& communicator) {
-    const dist::Mesh mesh(communicator, dist::data_axes(3));
+    const dist::Mesh mesh = dist::Mesh(communicator).with_shards(3);
     const train::ShardLayout layout = layout_for(3);
     const at::Tensor full = gradients_of(communicator.rank(), layout, at::kFloat);
     const ShardBlocks blocks(layout, {4, kBlock});

@@ -181,7 +181,7 @@ TEST(Hpz, RefusesSizesThatDoNotFitOnAllRanks) {
 // Not gathered, not sent. Of the others, only the first gather comes from all ranks.
 TEST(Hpz, SendsNothingOfAUnitThatIsNotUsed) {
   on_hosts({2, 2}, [](dist::Communicator& communicator) {
-    const dist::Mesh mesh(communicator, dist::data_axes(2));
+    const dist::Mesh mesh = dist::Mesh(communicator).with_shards(2);
     const SecondaryShard shard(
         std::make_unique<AllGather>(mesh.world(), /*shard_bytes=*/400, /*ranks_outside=*/2),
         mesh.along("shard"), /*elements=*/400, at::kFloat, [] { return std::int64_t{0}; });

@@ -17,7 +17,7 @@ using ParameterTransfer = std::unique_ptr<train::ParameterTransfer>;
 ParameterTransfer gather_of(std::int64_t elements, const at::TensorOptions& type,
                             const dist::Mesh& mesh, bool has_secondary_shards,
                             const SecondaryShard::WeightsVersion& version) {
-  dist::Communicator& all = mesh.world();
+  dist::Communicator& all = mesh.data();
   dist::Communicator& group = mesh.along("shard");
   const std::int64_t bytes = elements * static_cast<std::int64_t>(type.dtype().itemsize());
   auto from_all = std::make_unique<AllGather>(all, bytes, all.size() - group.size());
@@ -38,7 +38,7 @@ ParameterTransfer parameter_transfer(const train::FlatBuffer& buffer, const dist
   ParameterTransfer bytes = gather_of(blocks.packed_bytes(), buffer.options.dtype(at::kByte), mesh,
                                       options.secondary_shards, version);
   return std::make_unique<QuantizedParameters>(std::move(bytes), std::move(blocks),
-                                               mesh.world().rank(), buffer.pool);
+                                               mesh.data().rank(), buffer.pool);
 }
 
 }  // namespace
@@ -46,15 +46,15 @@ ParameterTransfer parameter_transfer(const train::FlatBuffer& buffer, const dist
 train::Transfers zero_plus_plus_transfers(const dist::Mesh& mesh, const OverlapOptions& options,
                                           const SecondaryShard::WeightsVersion& version) {
   train::Transfers transfers;
-  transfers.ranks_outside = mesh.world().size() - mesh.along("shard").size();
-  if (mesh.world().size() == 1) return transfers;
+  transfers.ranks_outside = mesh.data().size() - mesh.along("shard").size();
+  if (mesh.data().size() == 1) return transfers;
   if (options.quantize_parameters || (options.secondary_shards && transfers.ranks_outside > 0)) {
-    transfers.parameters = [&mesh, options, version](const train::FlatBuffer& buffer) {
+    transfers.parameters = [mesh, options, version](const train::FlatBuffer& buffer) {
       return parameter_transfer(buffer, mesh, options, version);
     };
   }
   if (options.quantize_gradients) {
-    transfers.gradients = [&mesh, options](const train::FlatBuffer& buffer) {
+    transfers.gradients = [mesh, options](const train::FlatBuffer& buffer) {
       const int bits = static_cast<int>(options.gradient_bits);
       return std::make_unique<QuantizedGradients>(
           mesh, ShardBlocks(buffer.layout, {.bits = bits, .block = options.gradient_block}),

@@ -7,11 +7,12 @@ namespace zero {
 ZeroPlusPlus::ZeroPlusPlus(const train::StrategyArguments& arguments, const OverlapOptions& options)
     : ZeroPlusPlus(arguments, options, zero_plus_plus_transfers) {}
 
-ZeroPlusPlus::ZeroPlusPlus(const train::StrategyArguments& arguments, const OverlapOptions& options,
-                           const MakeTransfers& make_transfers)
-    : ZeroPlusPlusMesh{{arguments.communicator, dist::data_axes(checked(options).group_size)}},
-      Overlap(arguments, options, arguments.communicator, /*replicas=*/nullptr,
-              make_transfers(mesh, options, [this] { return passes().forwards().version(); })) {}
+ZeroPlusPlus::ZeroPlusPlus(const OverlapOptions& options, const MakeTransfers& make_transfers,
+                           const train::StrategyArguments& arguments)
+    : Overlap(
+          arguments, options, arguments.mesh.data(), /*replicas=*/nullptr,
+          make_transfers(arguments.mesh, options, [this] { return passes().forwards().version(); })) {
+}
 
 void ZeroPlusPlus::shard_reduced(const train::ReducedShard& shard) {
   if (shard.rest == nullptr) return;  // averaged already

@@ -10,12 +10,6 @@
 
 namespace zero {
 
-/// Has the mesh of ZeroPlusPlus's groups. It is a base class because groups must outlive the
-/// buffers of Overlap that use them.
-struct ZeroPlusPlusMesh {
-  dist::Mesh mesh;
-};
-
 /// ZeRO++ (Wang et al. 2023): stage 3 over all N ranks, with fewer bytes sent between groups of S
 /// ranks, by default the ranks of a host. Each of its parts can be chosen alone:
 ///
@@ -33,27 +27,32 @@ struct ZeroPlusPlusMesh {
 /// scales. costs() has every byte.
 ///
 /// As in engine3 all ranks, of all groups, must run the same units in the same order.
-class ZeroPlusPlus : private ZeroPlusPlusMesh, public Overlap {
+class ZeroPlusPlus : public Overlap {
  public:
   /// Called by all ranks; blocks. Throws zero::Error on all ranks if groups of that size do not
   /// fill the ranks, or if ranks differ in an option.
   ZeroPlusPlus(const train::StrategyArguments& arguments, const OverlapOptions& options);
 
   /// The ranks of this rank's group, and those with this rank's place in all groups.
-  dist::Communicator& group() const { return mesh.along("shard"); }
-  dist::Communicator& across_groups() const { return mesh.along("replica"); }
+  dist::Communicator& group() const { return mesh_.along("shard"); }
+  dist::Communicator& across_groups() const { return mesh_.along("replica"); }
 
  protected:
   using MakeTransfers = std::function<train::Transfers(const dist::Mesh&, const OverlapOptions&,
                                                        const SecondaryShard::WeightsVersion&)>;
   /// With other transfers than those of zero_plus_plus_transfers().
   ZeroPlusPlus(const train::StrategyArguments& arguments, const OverlapOptions& options,
-               const MakeTransfers& make_transfers);
+               const MakeTransfers& make_transfers)
+      : ZeroPlusPlus(options, make_transfers, arguments.with_shards(checked(options).group_size)) {}
 
   void shard_reduced(const train::ReducedShard& shard) override;
   void finish_between_groups() override { between_groups_.wait(); }
 
  private:
+  // `arguments.mesh` has the axes "replica" and "shard".
+  ZeroPlusPlus(const OverlapOptions& options, const MakeTransfers& make_transfers,
+               const train::StrategyArguments& arguments);
+
   dist::WorkQueue between_groups_{communicator_.rank()};  // second hops of gradients
 };
 

@@ -38,7 +38,7 @@ TEST_P(TensorParallelTraining, EveryModeHasTheBitsOfDdpOnTheSameSplit) {
   on_grid(GetParam(), [](TwoAxes& axes) {
     const auto trained = [&](SplitOptions options, const std::string& mode) {
       options.mode = mode;
-      SplitRun run(*axes.data, axes.tensor.get(), options);
+      SplitRun run(axes.mesh, options);
       std::vector<at::Tensor> result;
       for (int s = 0; s < 2; ++s) {
         const double loss = run.step(s, 2).loss;
@@ -72,7 +72,7 @@ TEST_P(TensorParallelTraining, HasTheNumbersOfTheWholeModel) {
         SplitOptions options{.mode = mode, .sequence = sequence, .dtype = at::kDouble};
         options.optimizer = optim::sgd({.learning_rate = 0.1});
         options.trainer.clip_norm = 0.05;  // less than any norm here
-        SplitRun split(*axes.data, axes.tensor.get(), options), whole(*axes.data, nullptr, options);
+        SplitRun split(axes.mesh, options), whole(*axes.data, options);
         for (int s = 0; s < 3; ++s) {
           const train::StepResult ours = split.step(s), theirs = whole.step(s);
           EXPECT_NEAR(ours.loss, theirs.loss, 1e-12 * theirs.loss);
@@ -96,10 +96,10 @@ TEST_P(TensorParallelTraining, NormsOfEveryKindAreThoseOfTheWholeModelOnAllRanks
         SplitOptions options{.mode = mode, .sequence = true, .dtype = at::kDouble};
         options.trainer.clip_norm = 0.05;
         options.trainer.norm = kind;
-        SplitRun split(*axes.data, axes.tensor.get(), options), whole(*axes.data, nullptr, options);
+        SplitRun split(axes.mesh, options), whole(*axes.data, options);
         const float norm = split.step(0).gradient_norm;
         EXPECT_FLOAT_EQ(norm, whole.step(0).gradient_norm);
-        split.strategy->all_ranks().verify_same_on_all_ranks("the norm", fmt::format("{:a}", norm));
+        split.strategy->mesh().world().verify_same_on_all_ranks("the norm", fmt::format("{:a}", norm));
       }
     }
   });
@@ -108,7 +108,7 @@ TEST_P(TensorParallelTraining, NormsOfEveryKindAreThoseOfTheWholeModelOnAllRanks
 TEST_P(TensorParallelTraining, ReplicatedParametersStayTheSameOnAllTensorRanks) {
   on_grid(GetParam(), [](TwoAxes& axes) {
     for (const bool sequence : {false, true}) {
-      SplitRun run(*axes.data, axes.tensor.get(), {.mode = "hsdp3", .sequence = sequence});
+      SplitRun run(axes.mesh, {.mode = "hsdp3", .sequence = sequence});
       for (int s = 0; s < 3; ++s) run.step(s);
       const std::vector<at::Tensor> weights = run.weights();
       int replicated = 0;
@@ -133,7 +133,7 @@ TEST_P(TensorParallelTraining, BytesAtRestAreTheStagesFormulaOnTheDataAxis) {
     for (const std::string& mode : all_modes()) {
       SCOPED_TRACE(mode);
       const memory::Snapshot before = memory::snapshot();
-      SplitRun run(*axes.data, axes.tensor.get(), {.mode = mode});
+      SplitRun run(axes.mesh, {.mode = mode});
       EXPECT_EQ(run.strategy->list().numel(), (config.parameters() - norms) / kTensorRanks + norms);
       run.step(0);
       const dist::Traffic sent_before = axes.data->traffic();
@@ -153,7 +153,7 @@ TEST_P(TensorParallelTraining, BytesOnTheTensorAxisAreThoseOfTheFormula) {
     const std::int64_t n = kTensorRanks, tokens = 16;
     const std::int64_t norms = (2 * config.layers + 1) * config.hidden;
     for (const bool sequence : {false, true}) {
-      SplitRun run(*axes.data, axes.tensor.get(), {.mode = "ddp", .sequence = sequence});
+      SplitRun run(axes.mesh, {.mode = "ddp", .sequence = sequence});
       run.step(0);
       const dist::Traffic before = axes.tensor->traffic();
       run.step(1);
@@ -173,7 +173,7 @@ TEST_P(TensorParallelTraining, GradientsOfNormsTravelInTheTypeThatTheyAreReduced
     const std::int64_t n = kTensorRanks, norms = (2 * config.layers + 1) * config.hidden;
     for (const auto& [type, bytes] :
          {std::pair{dist::ReduceType::kOwn, 2}, {dist::ReduceType::kFloat32, 4}}) {
-      SplitRun run(*axes.data, axes.tensor.get(),
+      SplitRun run(axes.mesh,
                    {.mode = "ddp",
                     .sequence = true,
                     .dtype = at::kBFloat16,
@@ -194,7 +194,7 @@ TEST(TensorParallelOverflow, OfTheSumOverTheTensorAxisIsFound) {
     for (const dist::ReduceType type : {dist::ReduceType::kOwn, dist::ReduceType::kFloat32}) {
       for (const std::string& mode : all_strategies()) {
         SCOPED_TRACE(fmt::format("{} in {}", mode, dist::name(type)));
-        SplitRun run(*axes.data, axes.tensor.get(),
+        SplitRun run(axes.mesh,
                      {.mode = mode,
                       .sequence = true,
                       .dtype = at::kHalf,
@@ -221,7 +221,7 @@ TEST_P(TensorParallelTraining, AGradientThatIsNotFiniteSkipsTheStepOnAllRanks) {
         SplitOptions options{.mode = mode};
         options.trainer.clip_norm = clip;
         options.trainer.on_nonfinite_gradient = train::OnNonfiniteGradient::kSkip;
-        SplitRun run(*axes.data, axes.tensor.get(), options);
+        SplitRun run(axes.mesh, options);
         run.step(0);
         const std::vector<at::Tensor> before = run.weights();
         bool breaks = is_bad;
@@ -245,36 +245,40 @@ TEST(TensorParallelErrors, AppearOnAllRanksWhicheverIsDifferent) {
       nn::SeededValues values(3);
       nn::LlamaConfig config = llama_to_split();
       config.tied = rank != other;
-      const auto model = make_deferred<nn::Llama>(config, nn::TensorParallel{axes.tensor.get()});
+      const auto model = make_deferred<nn::Llama>(config, nn::TensorParallel{axes.tensor});
       expect_error(
           [&] {
-            make_strategy("ddp", {*model, *axes.data, optim::adamw(), &values});
+            make_strategy("ddp", {*model, axes.mesh, optim::adamw(), &values});
           },
           {"ranks disagree about the model or the strategy", "lm_head.weight"});
       const auto good =
-          make_deferred<nn::Llama>(llama_to_split(), nn::TensorParallel{axes.tensor.get()});
-      const auto strategy = make_strategy("ddp", {*good, *axes.data, optim::adamw(), &values});
+          make_deferred<nn::Llama>(llama_to_split(), nn::TensorParallel{axes.tensor});
+      const auto strategy = make_strategy("ddp", {*good, axes.mesh, optim::adamw(), &values});
       train::TrainerOptions options{.clip_norm = rank == other ? 2.0 : 1.0};
       expect_error([&] { train::Trainer(*strategy, options); }, {"the trainer's options"});
     });
   }
 }
 
-// Tensor ranks whose data axes are not parallel would mix samples.
-TEST(TensorParallelErrors, RanksOfATensorAxisHaveOnePlaceOnTheDataAxis) {
-  on_ranks(4, [](dist::Communicator& world) {
-    TwoAxes axes(world, kTensorRanks);
-    const bool second = axes.tensor->rank() == 1;
-    const auto data = second ? world.split({3, 1}, "reversed") : std::move(axes.data);
+TEST(TensorParallelErrors, AMeshWithoutTheModelsAxesIsRefusedOnAllRanks) {
+  on_grid(2, [](TwoAxes& axes) {
     nn::SeededValues values(3);
-    const auto model =
-        make_deferred<nn::Llama>(llama_to_split(), nn::TensorParallel{axes.tensor.get()});
-    expect_error(
-        [&] {
-          make_strategy("hsdp3", {*model, *data, optim::adamw(), &values});
-        },
-        {"of 2", "on the data axis"});
-    world.barrier();
+    const auto split = make_deferred<nn::Llama>(llama_to_split(), nn::TensorParallel{axes.tensor});
+    const auto whole = make_deferred<nn::Llama>(llama_to_split());
+    const auto refused = [&](nn::Llama& model, const dist::Mesh& mesh) {
+      return error_of([&] {
+        make_strategy("hsdp3", {model, mesh, optim::adamw(), &values});
+      });
+    };
+    dist::Communicator& world = axes.mesh.world();
+    EXPECT_THAT(refused(*split, *axes.data), HasSubstr("a tensor axis that the mesh does not have"));
+    EXPECT_THAT(refused(*split, world), HasSubstr("a tensor axis that the mesh does not have"));
+    const dist::Mesh staged(world, {{"data", 2}, {"pipeline", 2}});
+    EXPECT_THAT(refused(*whole, staged), HasSubstr("the model is whole, on a mesh of data 2 x"));
+    const dist::Mesh named(world, {{"data", 2}, {"model", 2}});
+    EXPECT_THAT(refused(*whole, named), HasSubstr("a mesh of data 2 x model 2: its axes must be"));
+    SplitRun run(axes.mesh);  // the ranks still understand each other
+    EXPECT_GT(run.step(0).loss, 0);
   });
 }
 

@@ -32,7 +32,7 @@ void expect_like_whole_model(const ThreeAxes& axes, const PipelineShape& shape, 
   SCOPED_TRACE(fmt::format("{}, {} stages, {}, {}", shape.mode, axes.pipeline->size(),
                            name(shape.schedule), shape.tied ? "tied" : "untied"));
   PipelineRank rank(axes, shape);
-  WholeRank whole(*axes.data, axes.tensor, shape);
+  WholeRank whole(axes.of_stage, shape);
   const TrainedModel first = trained_model(rank, 0, count);
   expect_part_of(first, trained_model(whole, 0, count));
   const TrainedModel trained = trained_model(rank, 3, count);

@@ -21,10 +21,9 @@ using Kind = PipelineAction::Kind;
 
 namespace {
 
-// Whether the ranks of `axis` have different numbers. Called by all of them; false without an axis.
-bool differ(dist::Communicator* axis, const std::vector<double>& mine) {
-  if (axis == nullptr) return false;
-  const std::vector<double> all = dist::all_gather_scalars(*axis, mine);
+// Whether the ranks of `axis` have different numbers. Called by all of them.
+bool differ(dist::Communicator& axis, const std::vector<double>& mine) {
+  const std::vector<double> all = dist::all_gather_scalars(axis, mine);
   for (std::size_t k = 0; k < all.size(); ++k) {
     if (all[k] != all[k % mine.size()]) return true;
   }
@@ -157,54 +156,22 @@ class PipelineTrainer::Run {
 };
 
 PipelineTrainer::PipelineTrainer(LlamaStage& stage, train::Strategy& strategy,
-                                 dist::Communicator& pipeline, PipelineSchedule schedule,
-                                 train::TrainerOptions options)
+                                 PipelineSchedule schedule, train::TrainerOptions options)
     : Trainer(strategy, std::move(options)),
       stage_(stage),
-      pipeline_(pipeline),
+      pipeline_(strategy.mesh().pipeline()),
       schedule_(schedule) {
-  add_axis(pipeline);
-  const dist::CallScope call(pipeline, "PipelineTrainer::PipelineTrainer");
-  verify_axes();
+  const dist::CallScope call(strategy.mesh().world(), "PipelineTrainer::PipelineTrainer");
+  strategy.mesh().world().verify_same_on_all_ranks(
+      "the pipeline", fmt::format("{} stages, schedule {}\n{}{}\nmodel {}", stage_.stages(),
+                                  name(schedule_), strategy.mesh().text(),
+                                  stage_.tensor_parallel().cuts_sequence() ? ", sequence cut" : "",
+                                  nn::to_hugging_face_json(stage_.config()).dump()));
   verify_strategy();
-  strategy.stage_of_model().set_pipeline(&pipeline);
-}
-
-PipelineTrainer::~PipelineTrainer() { strategy().stage_of_model().set_pipeline(nullptr); }
-
-void PipelineTrainer::verify_axes() {
-  const dist::Communicator& data = strategy().communicator();
-  dist::Communicator* const tensor = strategy().tensor_axis();
-  const int tensor_rank = tensor == nullptr ? 0 : tensor->rank();
-  const int tensor_ranks = tensor == nullptr ? 1 : tensor->size();
-  dist::RankGrid({&strategy().communicator(), tensor, &pipeline_})
-      .verify_same_on_all_ranks(
-          "the pipeline",
-          fmt::format("{} stages, schedule {}\n{} data ranks, {} tensor ranks{}\nmodel {}\n{}",
-                      stage_.stages(), name(schedule_), data.size(), tensor_ranks,
-                      stage_.tensor_parallel().cuts_sequence() ? ", sequence cut" : "",
-                      nn::to_hugging_face_json(stage_.config()).dump(), options_text()));
-  const bool apart =
-      differ(&pipeline_, {static_cast<double>(data.rank()), static_cast<double>(tensor_rank)});
-  if (!on_any_rank(apart)) return;
-  throw Error(fmt::format(
-      "the stages of a pipeline have different places on the data or the tensor axis (stage {} is "
-      "data rank {} of {}, tensor rank {} of {}): make all axes from one mesh of ranks",
-      stage_.stage(), data.rank(), data.size(), tensor_rank, tensor_ranks));
-}
-
-bool PipelineTrainer::on_any_rank(bool mine) {
-  for (dist::Communicator* const axis :
-       {&pipeline_, strategy().tensor_axis(), &strategy().communicator()}) {
-    if (axis == nullptr) continue;
-    const std::vector<double> all = dist::all_gather_scalars(*axis, {mine ? 1.0 : 0.0});
-    mine = std::ranges::any_of(all, [](double of_rank) { return of_rank != 0; });
-  }
-  return mine;
 }
 
 void PipelineTrainer::verify_strategy() {
-  if (on_any_rank(pipeline_.size() != stage_.stages() || pipeline_.rank() != stage_.stage() ||
+  if (strategy().mesh().any(pipeline_.size() != stage_.stages() || pipeline_.rank() != stage_.stage() ||
                   &strategy().model() != &stage_)) {
     throw Error(
         fmt::format("this rank has stage {} of {} and is rank {} of {} on the pipeline axis: on "
@@ -217,7 +184,7 @@ void PipelineTrainer::verify_strategy() {
   if (!stage_.is_tied()) return;
   const at::Tensor& weight = stage_.shared_weight();
   const bool is_whole = !weight.defined() || memory::has_storage(weight);
-  if (on_any_rank(!is_whole || strategy().reduces_each())) {
+  if (strategy().mesh().any(!is_whole || strategy().reduces_each())) {
     throw Error(
         "the first and the last stage share the embedding: the strategy must keep parameters whole "
         "(stages 0 to 2) and add up micro-batches before it reduces them; else take a model with a "
@@ -293,9 +260,9 @@ double PipelineTrainer::count_terms(const std::vector<data::Batch>& batches) {
   const std::vector<double> mine = {
       static_cast<double>(batches.size()),
       static_cast<double>(digest >> 11)};  // a double holds 53 bits of a whole number
-  const bool on_tensor_axis = differ(strategy().tensor_axis(), mine);
-  const bool between_stages = differ(&pipeline_, mine);
-  if (on_any_rank(on_tensor_axis || between_stages)) {
+  const bool on_tensor_axis = differ(strategy().mesh().tensor(), mine);
+  const bool between_stages = differ(pipeline_, mine);
+  if (strategy().mesh().any(on_tensor_axis || between_stages)) {
     throw Error(fmt::format(
         "step {}: the stages of a pipeline or the ranks of a tensor axis have different "
         "micro-batches (stage {} has {} with {} loss terms here): all ranks of one data index must "
@@ -307,7 +274,7 @@ double PipelineTrainer::count_terms(const std::vector<data::Batch>& batches) {
 }
 
 double PipelineTrainer::evaluate(const std::vector<data::Batch>& batches) {
-  const dist::CallScope call(strategy().communicator(), "Trainer::evaluate");
+  const dist::CallScope call(strategy().mesh().world(), "Trainer::evaluate");
   const c10::NoGradGuard no_grad;
   const double all_terms = count_terms(batches);
   Run run(*this, batches);

@@ -28,22 +28,20 @@ namespace zero {
 ///   if the embedding is the head, also from stage 0 to the last stage. Then the last stage also
 ///   sends its part of the weight to stage 0, once a step (Purpose::kParameter).
 ///
-/// While it lives, checkpoints and io::save_model() of `strategy` are those of the whole model, and
-/// all ranks of all axes call them.
+/// Checkpoints and io::save_model() of `strategy` are those of the whole model, and all ranks of all
+/// axes call them.
 ///
 /// Stage 3 is possible unless the embedding is the head. It rarely makes sense: it gathers the
 /// stage's parameters twice for each micro-batch, and a pipeline needs many.
 class PipelineTrainer final : public train::Trainer {
  public:
-  /// Called by all ranks. `strategy` holds `stage`; `pipeline` is the pipeline axis, of size
-  /// stage.stages(); all three must outlive this object. Throws zero::Error on all ranks of all
-  /// axes if they differ in model, schedule or options, if the stages of a pipeline have different
-  /// places on the data or the tensor axis, or if the strategy does not fit: with a tied weight it
-  /// must keep parameters whole, and add up micro-batches before it reduces them.
-  PipelineTrainer(LlamaStage& stage, train::Strategy& strategy, dist::Communicator& pipeline,
+  /// Called by all ranks. `strategy` holds `stage`, and its mesh has an axis "pipeline" of
+  /// stage.stages() ranks; both must outlive this object. Throws zero::Error on all ranks of all
+  /// axes if they differ in model, schedule or options, or if the strategy does not fit: with a tied
+  /// weight it must keep parameters whole, and add up micro-batches before it reduces them.
+  PipelineTrainer(LlamaStage& stage, train::Strategy& strategy,
                   PipelineSchedule schedule = PipelineSchedule::kOneForwardOneBackward,
                   train::TrainerOptions options = {});
-  ~PipelineTrainer() override;
 
   double evaluate(const std::vector<data::Batch>& batches) override;
 
@@ -56,9 +54,7 @@ class PipelineTrainer final : public train::Trainer {
  private:
   class Run;
 
-  void verify_axes();
   void verify_strategy();
-  bool on_any_rank(bool mine);
   double loss_sum(const std::vector<double>& losses, const std::vector<data::Batch>& batches);
 
   LlamaStage& stage_;

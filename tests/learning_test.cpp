@@ -26,10 +26,10 @@ double entropy_of_bytes(const data::TokenStream& text) {
   return entropy;
 }
 
-std::vector<double> train(dist::Communicator& communicator, const data::TokenStream& text,
+std::vector<double> train(const dist::Mesh& mesh, const data::TokenStream& text,
                           const Training& training) {
   const data::LanguageModelDataset dataset(text, /*length=*/64);
-  return curve_of(communicator, dataset, training).losses;
+  return curve_of(mesh, dataset, training).losses;
 }
 
 // Rank `from`'s numbers on every rank.
@@ -122,7 +122,7 @@ TEST(Learning, TwoTensorRanksFollowTheCurveOfTheWholeModel) {
     Training training;
     const std::vector<double> whole = train(mesh.along("data"), text, training);
     training.tensor.axis = &mesh.along("tensor");
-    const std::vector<double> split = train(mesh.along("data"), text, training);
+    const std::vector<double> split = train(mesh, text, training);
     EXPECT_LT(Curve{split}.end(10), entropy_of_bytes(text));
     EXPECT_NE(split, whole) << "the model was not split";
     constexpr double kTolerance = 1e-3;

@@ -47,7 +47,7 @@ TEST_P(MeshParity, EveryStrategyHasTheBitsOfChapter00OnTheSameTensorAxis) {
     on_mesh(GetParam(), [sequence](const ThreeAxes& axes) {
       std::map<bool, TrainedModel> expected;  // by whether the embedding is the head
       for (const bool tied : {false, true}) {
-        WholeRank whole(*axes.data, axes.tensor, shape_for(tied ? "ddp" : "zero3", sequence));
+        WholeRank whole(axes.of_stage, shape_for(tied ? "ddp" : "zero3", sequence));
         const TrainedModel first = trained_model(whole, 0, 3);
         expected[tied] = trained_model(whole, 2, 3);
         EXPECT_THAT(expected[tied].norms, Each(Gt(0.05F))) << "nothing is clipped";
@@ -75,7 +75,7 @@ TEST(MeshTraining, HasTheNumbersOfTheWholeModelOnOneRankOfBothAxes) {
         shape.dtype = at::kDouble;
         shape.optimizer = optim::sgd({.learning_rate = 0.1});
         PipelineRank rank(axes, shape);
-        WholeRank whole(*axes.data, nullptr, shape);
+        WholeRank whole(*axes.data, shape);
         const TrainedModel found = trained_model(rank, 3, 3), expected = trained_model(whole, 3, 3);
         for (std::size_t s = 0; s < found.losses.size(); ++s) {
           EXPECT_NEAR(found.losses[s], expected.losses[s], 1e-12 * expected.losses[s]);
@@ -107,10 +107,10 @@ TEST(MeshTraining, NormsOfEveryKindAreThoseOfTheWholeModelOnAllRanks) {
         shape.dtype = at::kDouble;
         shape.trainer.norm = kind;
         PipelineRank rank(axes, shape);
-        WholeRank whole(*axes.data, nullptr, shape);
+        WholeRank whole(*axes.data, shape);
         const float norm = rank.step(0, 2).gradient_norm;
         EXPECT_FLOAT_EQ(norm, whole.step(0, 2).gradient_norm);
-        rank.strategy->all_ranks().verify_same_on_all_ranks("the norm", fmt::format("{:a}", norm));
+        rank.strategy->mesh().world().verify_same_on_all_ranks("the norm", fmt::format("{:a}", norm));
       }
     }
   });
@@ -121,7 +121,7 @@ TEST(MeshTraining, CheckpointsOfActivationsChangeNoBit) {
     for (const bool tied : {false, true}) {
       for (const bool sequence : {false, true}) {
         PipelineShape shape{.tied = tied, .width = 2, .sequence = sequence};
-        WholeRank whole(*axes.data, axes.tensor, shape);
+        WholeRank whole(axes.of_stage, shape);
         const TrainedModel expected = trained_model(whole, 2, 5);
         shape.checkpoints = true;
         for (const auto schedule :
@@ -193,7 +193,7 @@ void expect_copies_like_chapter_00(int stages, int tensor_ranks) {
         SCOPED_TRACE(fmt::format("{}, sequence {}", mode, sequence));
         PipelineShape shape = shape_for(mode, sequence);
         shape.mode += ":shard_size=2";
-        WholeRank reference(*axes.data, axes.tensor, shape, "hddp:shard_size=2");
+        WholeRank reference(axes.of_stage, shape, "hddp:shard_size=2");
         const TrainedModel expected = trained_model(reference, 3, 2);
         EXPECT_THAT(expected.norms, Each(Gt(0.05F))) << "nothing is clipped";
         PipelineRank rank(axes, shape);
@@ -201,8 +201,8 @@ void expect_copies_like_chapter_00(int stages, int tensor_ranks) {
       }
     }
     // Chapter 00 without the mesh adds in another order.
-    WholeRank flat(*axes.data, axes.tensor, shape_for("ddp"));
-    WholeRank tree(*axes.data, axes.tensor, shape_for("ddp"), "hddp:shard_size=2");
+    WholeRank flat(axes.of_stage, shape_for("ddp"));
+    WholeRank tree(axes.of_stage, shape_for("ddp"), "hddp:shard_size=2");
     const TrainedModel a = trained_model(flat, 1, 2), b = trained_model(tree, 1, 2);
     bool same = true;
     for (const auto& [name, gradient] : a.gradients) {
@@ -274,20 +274,6 @@ TEST(MeshErrors, BatchesThatDifferOrDoNotFitAreRefusedByAllRanks) {
       EXPECT_GT(rank.step(1, 2).loss, 0);
     });
   }
-}
-
-TEST(MeshErrors, AxesOfDifferentMeshesAreRefusedByAllRanks) {
-  on_ranks(8, [](dist::Communicator& world) {
-    ThreeAxes axes(world, 2, 2);  // rank = 4 data + 2 stage + tensor
-    const int stage = axes.pipeline->rank();
-    // The second stages of two data ranks change places.
-    const int first = world.rank() % 2 + 4 * ((world.rank() / 4 + stage) % 2);
-    const auto crossed = world.split({first, (first + 4) % 8 + 2}, "crossed");
-    axes.pipeline = crossed.get();
-    expect_error([&] { PipelineRank(axes, shape_for("zero2")); },
-                 {"different places on the data or the tensor axis", "from one mesh"});
-    world.barrier();
-  });
 }
 
 TEST(MeshErrors, WhatATensorAxisCannotSplitIsRefused) {

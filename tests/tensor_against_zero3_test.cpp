@@ -54,7 +54,7 @@ std::int64_t bytes_sent(dist::Communicator& world, const std::string& mode, int 
   const auto model = make_deferred<nn::Llama>(
       config_of(layers), nn::TensorParallel{tensor_ranks > 1 ? &mesh.along("tensor") : nullptr});
   nn::SeededValues values(3);
-  const auto strategy = make_strategy(mode, {*model, data, optim::adamw(), &values});
+  const auto strategy = make_strategy(mode, {*model, mesh, optim::adamw(), &values});
   train::Trainer trainer(*strategy);
   const at::Tensor ids =
       (at::arange(samples * length).view({samples, length}) * 7 + data.rank()).remainder(256);

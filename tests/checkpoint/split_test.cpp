@@ -42,7 +42,7 @@ TEST(SplitCheckpoint, IsThatOfTheWholeModelOnAnyGrid) {
     TwoAxes two(world, 2), four(world, 4), one(world, 1);
     for (const std::string mode : {"ddp", "zero1", "engine3"}) {
       SCOPED_TRACE(mode);
-      SplitRun saved(*two.data, two.tensor.get(), options_of(mode));
+      SplitRun saved(two.mesh, options_of(mode));
       for (int s = 0; s < 2; ++s) saved.step(s);
       io::CheckpointInfo info;
       info.step = 2;
@@ -51,18 +51,18 @@ TEST(SplitCheckpoint, IsThatOfTheWholeModelOnAnyGrid) {
       const WholeState expected = model_state(saved);
       for (TwoAxes* axes : {&two, &four, &one}) {
         SCOPED_TRACE(fmt::format("{} tensor ranks", axes->tensor->size()));
-        SplitRun loaded(*axes->data, axes->tensor.get(), options_of("tensor_zero3"));
+        SplitRun loaded(axes->mesh, options_of("tensor_zero3"));
         EXPECT_FALSE(same_state(model_state(loaded), expected));
         EXPECT_EQ(io::load_checkpoint(*loaded.strategy, folder / mode).step, 2);
         EXPECT_TRUE(same_state(model_state(loaded), expected));
         const std::string again = fmt::format("{}-{}", mode, axes->tensor->size());
         io::save_checkpoint(*loaded.strategy, folder / again, info);
-        SplitRun back(*two.data, two.tensor.get(), options_of("engine1"));
+        SplitRun back(two.mesh, options_of("engine1"));
         io::load_checkpoint(*back.strategy, folder / again);
         EXPECT_TRUE(same_state(model_state(back), expected));
       }
       // An unsplit model without a tensor axis.
-      SplitRun whole(world, nullptr, {.mode = "zero3"});
+      SplitRun whole(world, {.mode = "zero3"});
       io::load_checkpoint(*whole.strategy, folder / mode);
       EXPECT_TRUE(same_bits(whole.weights(), saved.model_weights()));
       world.barrier();
@@ -74,12 +74,12 @@ TEST(SplitCheckpoint, ResumesToTheBitOnTheGridThatSaved) {
   const TestFolder folder;
   on_ranks(4, [&](dist::Communicator& world) {
     TwoAxes axes(world, 2);
-    SplitRun run(*axes.data, axes.tensor.get(), options_of("engine3"));
+    SplitRun run(axes.mesh, options_of("engine3"));
     for (int s = 0; s < 2; ++s) run.step(s);
     io::CheckpointInfo info;
     info.step = 2;
     io::save_checkpoint(*run.strategy, folder.path() / "run", info);
-    SplitRun resumed(*axes.data, axes.tensor.get(), options_of("engine3"));
+    SplitRun resumed(axes.mesh, options_of("engine3"));
     io::load_checkpoint(*resumed.strategy, folder.path() / "run");
     for (int s = 2; s < 4; ++s) {
       run.step(s);
@@ -94,7 +94,7 @@ TEST(SplitCheckpoint, OneRankThatCannotWriteIsAnErrorOnAllOfThem) {
   const TestFolder folder;
   on_ranks(4, [&](dist::Communicator& world) {
     TwoAxes axes(world, 2);
-    SplitRun run(*axes.data, axes.tensor.get(), options_of("engine3"));
+    SplitRun run(axes.mesh, options_of("engine3"));
     run.step(0);
     for (std::size_t i = 0; world.rank() == 3 && i < run.strategy->list().size(); ++i) {
       const at::Tensor held = run.strategy->local_shard(i).tensor;
@@ -110,13 +110,13 @@ TEST(SplitModel, IsSavedAsOneFileThatTheWholeModelAndAnySplitRead) {
   const TestFolder folder;
   on_ranks(4, [&](dist::Communicator& world) {
     TwoAxes axes(world, 2);
-    SplitRun run(*axes.data, axes.tensor.get(), options_of("engine3"));
+    SplitRun run(axes.mesh, options_of("engine3"));
     run.step(0);
     io::save_model(*run.strategy, nn::to_hugging_face_json(llama_to_split()), folder / "model");
     const std::vector<at::Tensor> expected = run.model_weights();
     world.barrier();
     for (dist::Communicator* tensor :
-         {axes.tensor.get(), static_cast<dist::Communicator*>(nullptr)}) {
+         {axes.tensor, static_cast<dist::Communicator*>(nullptr)}) {
       nn::Llama model(llama_to_split(), {tensor});
       io::StoredValues values(folder / "model", nn::list_parameters(model));
       nn::initialize_parameters(model, values);

@@ -85,7 +85,7 @@ TEST_P(StepEnd, TheTrainerTakesNoGradientThatIsNotFinite) {
       const bool local = accumulation == train::Accumulation::kLocal;
       Toy toy;
       const auto strategy = make_strategy(mode, {.model = *toy.model,
-                                                 .communicator = communicator,
+                                                 .mesh = communicator,
                                                  .optimizer = optim::adamw(),
                                                  .values = &toy.values,
                                                  .accumulation = accumulation});
@@ -152,7 +152,7 @@ TEST_P(StepEnd, AveragesThatOverflowAsTheyAreAddedUpAreRefused) {
   on_all_modes(GetParam(), [](dist::Communicator& communicator, const std::string& mode) {
     Toy toy;
     const auto strategy = make_strategy(mode, {.model = *toy.model,
-                                               .communicator = communicator,
+                                               .mesh = communicator,
                                                .optimizer = optim::adamw(),
                                                .values = &toy.values,
                                                .accumulation = train::Accumulation::kReduceEach});

@@ -22,15 +22,14 @@ using dist::Purpose;
 // One rank of a data axis, with its part of a model.
 template <class Model>
 struct MeshRank {
-  MeshRank(dist::Communicator& world, dist::Communicator& data, std::shared_ptr<Model> part,
-           const std::string& mode)
+  MeshRank(const dist::Mesh& mesh, std::shared_ptr<Model> part, const std::string& mode)
       : model(std::move(part)) {
-    if (auto* fake = dynamic_cast<dist::FakeCommunicator*>(&world)) {
+    if (auto* fake = dynamic_cast<dist::FakeCommunicator*>(&mesh.world())) {
       fake->set_source(train::first_values_of(*model, values));
     }
     strategy = make_strategy(
         mode,
-        {.model = *model, .communicator = data, .optimizer = optim::adamw(), .values = &values});
+        {.model = *model, .mesh = mesh, .optimizer = optim::adamw(), .values = &values});
   }
 
   nn::SeededValues values{3};
@@ -56,7 +55,7 @@ SeenOnMesh look_at(const Mesh& mesh, const std::string& mode, bool sequence) {
   dist::Communicator &data = mesh.along("data"), &tensor = mesh.along("tensor");
   const memory::Snapshot before = memory::snapshot();
   const MeshRank<nn::Llama> rank(
-      mesh.world(), data,
+      mesh,
       make_deferred<nn::Llama>(llama_to_split(), nn::TensorParallel{&tensor, sequence}), mode);
   train::Trainer trainer(*rank.strategy);
   trainer.step({split_batch(data.rank(), 0)});
@@ -186,7 +185,7 @@ TEST_P(FakeMeshAt, HoldsAndSendsWhatTheFormulasSay) {
     dist::Communicator &data = mesh.along("data"), &tensor = mesh.along("tensor");
     const memory::Snapshot before = memory::snapshot();
     const MeshRank<nn::Llama> rank(
-        world, data,
+        mesh,
         make_deferred<nn::Llama>(c, nn::TensorParallel{place.tensor > 1 ? &tensor : nullptr}),
         place.mode);
     const std::int64_t norms = (2 * c.layers + 1) * c.hidden;
@@ -239,9 +238,9 @@ void expect_stage_by_formula(int stage, int data_ranks, int tensor_ranks, bool t
   dist::Communicator &data = mesh.along("data"), &pipeline = mesh.along("pipeline");
   const nn::TensorParallel tensor{tensor_ranks > 1 ? &mesh.along("tensor") : nullptr};
   const memory::Snapshot before = memory::snapshot();
-  const MeshRank<LlamaStage> rank(world, data, std::make_shared<LlamaStage>(c, stage, 4, tensor),
+  const MeshRank<LlamaStage> rank(mesh, std::make_shared<LlamaStage>(c, stage, 4, tensor),
                                   "zero2");
-  PipelineTrainer trainer(*rank.model, *rank.strategy, pipeline);
+  PipelineTrainer trainer(*rank.model, *rank.strategy);
   const plan::ModelPart part =
       plan::part_of(plan::model_of(c, "medium"), {1, data_ranks, tensor_ranks, 4}, stage);
   EXPECT_EQ(part.model.parameters + part.frozen, rank.strategy->list().numel());

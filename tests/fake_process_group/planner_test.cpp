@@ -91,8 +91,8 @@ PlaceOnMesh look_at(const plan::Mesh& planned, Stage zero, int stage, const Sett
   const std::string mode = zero == Stage::kDdp || planned.replicas == 1
                                ? fmt::format("engine{}", number)
                                : fmt::format("hsdp{}:shard_size={}", number, planned.shards);
-  const auto strategy = make_strategy(mode, {*part, data, optim::adamw(), &values});
-  PipelineTrainer trainer(*part, *strategy, pipeline);
+  const auto strategy = make_strategy(mode, {*part, mesh, optim::adamw(), &values});
+  PipelineTrainer trainer(*part, *strategy);
   // A data rank has as many samples as tensor ranks and stages work on.
   const std::int64_t samples = planned.tensor * planned.pipeline;
   const at::Tensor ids = (at::arange(samples * 16).view({samples, 16}) * 131).remainder(256);

@@ -325,7 +325,7 @@ class ModeSide final : public Side {
     if (!(has_options && in_groups) &&
         !(mode_.starts_with("engine") && (has_options || end == mode_.size()))) {
       strategy_ = make_strategy(mode_, {.model = *model_,
-                                        .communicator = communicator_,
+                                        .mesh = communicator_,
                                         .optimizer = optimizer_of(program_),
                                         .values = &values});
       return;

@@ -93,7 +93,7 @@ struct PlainRun {
   PlainRun(dist::Communicator& communicator, const std::string& mode, bool with_empty)
       : model(communicator.size(), with_empty) {
     strategy = make_strategy(mode, {.model = model,
-                                    .communicator = communicator,
+                                    .mesh = communicator,
                                     .optimizer = optim::adamw({.learning_rate = 0.01}),
                                     .variant = ""});
     trainer = std::make_unique<train::Trainer>(*strategy, train::TrainerOptions{.clip_norm = 0.01});

@@ -25,7 +25,7 @@ struct Subject {
   std::unique_ptr<train::Strategy> strategy(dist::Communicator& communicator,
                                             const std::string& mode) {
     return make_strategy(mode, {.model = *model,
-                                .communicator = communicator,
+                                .mesh = communicator,
                                 .optimizer = optim::adamw({.learning_rate = 0.01}),
                                 .values = &values});
   }

@@ -23,9 +23,12 @@ struct NormCountedRTimes final : Hsdp {
 // Shards where copies should be: the ranks of a group are far from each other.
 struct WrongAxis final : Hsdp {
   explicit WrongAxis(const train::StrategyArguments& arguments)
-      : Hsdp(arguments, hsdp_options(3, arguments),
-             {{"shard", static_cast<int>(hsdp_options(3, arguments).shard_size)},
-              {"replica", dist::Mesh::kRest}}) {}
+      : Hsdp(hsdp_options(3, arguments), exchanged(arguments)) {}
+  static train::StrategyArguments exchanged(train::StrategyArguments arguments) {
+    const auto shards = static_cast<int>(hsdp_options(3, arguments).shard_size);
+    arguments.mesh = {arguments.mesh.world(), {{"shard", shards}, {"replica", dist::Mesh::kRest}}};
+    return arguments;
+  }
 };
 
 // Averages inside the groups, and of those between them once more.

@@ -23,7 +23,7 @@ struct NormCountedByTensorRanks final : Hsdp2 {
   using Hsdp2::Hsdp2;
   float clip_grad_norm(double max_norm, optim::Norm norm) override {
     // Scaling the limit down is what counting n times does.
-    const double ranks = tensor_axis() == nullptr ? 1 : tensor_axis()->size();
+    const double ranks = mesh().tensor().size();
     return Hsdp2::clip_grad_norm(max_norm / std::sqrt(ranks), norm);
   }
 };

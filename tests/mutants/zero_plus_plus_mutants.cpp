@@ -53,7 +53,7 @@ struct OwnShardNotDequantised final : ZeroPlusPlus {
                                  const SecondaryShard::WeightsVersion& version) {
     train::Transfers transfers = zero_plus_plus_transfers(mesh, options, version);
     transfers.parameters = [real = transfers.parameters,
-                            rank = mesh.world().rank()](const train::FlatBuffer& buffer) {
+                            rank = mesh.data().rank()](const train::FlatBuffer& buffer) {
       return std::make_unique<SpoiltParameters>(
           real(buffer), [rank](const at::Tensor& full, const at::Tensor& shard) {
             full.narrow(0, rank * shard.numel(), shard.numel()).copy_(shard);
@@ -82,7 +82,7 @@ struct ScalesOfTheNextBlock final : ZeroPlusPlus {
   static train::Transfers spoilt(const dist::Mesh& mesh, const OverlapOptions& options,
                                  const SecondaryShard::WeightsVersion& version) {
     train::Transfers transfers = zero_plus_plus_transfers(mesh, options, version);
-    transfers.parameters = [&all = mesh.world()](const train::FlatBuffer& buffer) {
+    transfers.parameters = [&all = mesh.data()](const train::FlatBuffer& buffer) {
       ShardBlocks blocks(buffer.layout, {.bits = 8, .block = 2048});
       auto bytes = std::make_unique<AllGather>(all, blocks.packed_bytes(), /*ranks_outside=*/0);
       auto spoilt_bytes = std::make_unique<SpoiltParameters>(
@@ -130,7 +130,7 @@ struct WrongAverage : ZeroPlusPlus {
                        train::Transfers transfers =
                            zero_plus_plus_transfers(mesh, options, version);
                        transfers.gradients = [real = transfers.gradients, spoil = make(mesh),
-                                              &all = mesh.world()](const auto& buffer) {
+                                              &all = mesh.data()](const auto& buffer) {
                          return std::make_unique<SpoiltGradients>(real(buffer), all.rank(),
                                                                   all.size(), spoil);
                        };
@@ -152,7 +152,7 @@ struct AverageOverGroups final : WrongAverage {
 struct SumsInInt4 final : WrongAverage {
   explicit SumsInInt4(const train::StrategyArguments& arguments)
       : WrongAverage(arguments, [](const dist::Mesh& mesh) {
-          return [size = mesh.world().size()](const at::Tensor& average, const at::Tensor& own) {
+          return [size = mesh.data().size()](const at::Tensor& average, const at::Tensor& own) {
             const at::Tensor most = own.abs().max() / size;
             average.clamp_(-most, most);
           };

@@ -37,7 +37,7 @@ struct Curve {
 };
 
 /// Called by all ranks of the data axis and of the tensor axis, if there is one.
-inline Curve curve_of(dist::Communicator& communicator, const data::Dataset& dataset,
+inline Curve curve_of(const dist::Mesh& mesh, const data::Dataset& dataset,
                       const Training& training) {
   nn::LlamaConfig config = nn::preset("tiny");
   config.dtype = training.dtype;
@@ -45,12 +45,12 @@ inline Curve curve_of(dist::Communicator& communicator, const data::Dataset& dat
   nn::SeededValues values(42);
   optim::OptimizerFactory optimizer = optim::adamw({.learning_rate = training.learning_rate});
   if (training.master_weights) optimizer = optim::with_master_weights(optimizer);
-  const auto strategy = make_strategy(training.mode, {*model, communicator, optimizer, &values});
+  const auto strategy = make_strategy(training.mode, {*model, mesh, optimizer, &values});
   train::TrainerOptions options;
   if (training.dtype == at::kHalf) options.loss_scale = train::LossScaleOptions();
   train::Trainer trainer(*strategy, options);
-  data::DistributedSampler sampler(dataset.size(), /*global_batch=*/8, communicator.rank(),
-                                   communicator.size(), /*seed=*/1);
+  data::DistributedSampler sampler(dataset.size(), /*global_batch=*/8, mesh.data().rank(),
+                                   mesh.data().size(), /*seed=*/1);
   Curve curve;
   for (std::int64_t step = 0; step < training.steps; ++step) {
     const train::StepResult result = trainer.step({dataset.batch(sampler.next())});

@@ -26,12 +26,27 @@ struct ThreeAxes {
       : mesh(world, {{"data", dist::Mesh::kRest}, {"pipeline", stages}, {"tensor", tensor_ranks}}),
         data(&mesh.along("data")),
         pipeline(&mesh.along("pipeline")),
-        tensor(tensor_ranks > 1 ? &mesh.along("tensor") : nullptr) {}
+        tensor(tensor_ranks > 1 ? &mesh.along("tensor") : nullptr),
+        ranks_of_stage(split_stage(world)),
+        of_stage(*ranks_of_stage, {{"data", dist::Mesh::kRest}, {"tensor", tensor_ranks}}) {}
 
   dist::Mesh mesh;
   dist::Communicator* data;
   dist::Communicator* pipeline;
   dist::Communicator* tensor;  // null: layers are whole
+  std::unique_ptr<dist::Communicator> ranks_of_stage;
+  dist::Mesh of_stage;  // the data and the tensor axis, for the whole model
+
+ private:
+  std::unique_ptr<dist::Communicator> split_stage(dist::Communicator& world) const {
+    const double mine = pipeline->rank();
+    const std::vector<double> stages = dist::all_gather_scalars(world, {mine});
+    std::vector<int> ranks;
+    for (int r = 0; r < world.size(); ++r) {
+      if (stages[static_cast<std::size_t>(r)] == mine) ranks.push_back(r);
+    }
+    return world.split(ranks, fmt::format("{} stage {}", mesh.text(), pipeline->rank()));
+  }
 };
 
 struct PipelineShape {
@@ -94,9 +109,9 @@ struct PipelineRank {
         pipeline(*axes.pipeline),
         stage(std::make_shared<LlamaStage>(pipeline_config(shape), pipeline.rank(), pipeline.size(),
                                            nn::TensorParallel{axes.tensor, shape.sequence})),
-        strategy(make_strategy(shape.mode, {*stage, data, shape.optimizer, &values, "",
+        strategy(make_strategy(shape.mode, {*stage, axes.mesh, shape.optimizer, &values, "",
                                             train::Ownership::kBySize, shape.accumulation})),
-        trainer(*stage, *strategy, pipeline, shape.schedule, shape.trainer) {
+        trainer(*stage, *strategy, shape.schedule, shape.trainer) {
     if (!shape.checkpoints) return;
     stage->checkpoint_activations(true,
                                   {.partition_over = shape.partitions ? axes.tensor : nullptr});
@@ -116,15 +131,16 @@ struct PipelineRank {
   PipelineTrainer trainer;
 };
 
-/// The whole model on the same data axis, split over `tensor` if that is not null.
+/// The whole model, split over the tensor axis of `mesh` if it has one.
 struct WholeRank {
-  WholeRank(dist::Communicator& data_axis, dist::Communicator* tensor, const PipelineShape& options,
-            const std::string& mode = "ddp")
+  WholeRank(const dist::Mesh& mesh, const PipelineShape& options, const std::string& mode = "ddp")
       : shape(options),
-        data(data_axis),
-        model(make_deferred<nn::Llama>(pipeline_config(shape),
-                                       nn::TensorParallel{tensor, shape.sequence})),
-        strategy(make_strategy(mode, {*model, data, shape.optimizer, &values, "",
+        data(mesh.data()),
+        model(make_deferred<nn::Llama>(
+            pipeline_config(shape),
+            nn::TensorParallel{mesh.tensor().size() > 1 ? &mesh.tensor() : nullptr,
+                               shape.sequence})),
+        strategy(make_strategy(mode, {*model, mesh, shape.optimizer, &values, "",
                                       train::Ownership::kBySize, shape.accumulation})),
         trainer(*strategy, shape.trainer) {}
 

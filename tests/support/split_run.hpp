@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include <zero/distributed/mesh.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/train/trainer.hpp>
@@ -19,16 +20,19 @@ namespace zero::testing {
 
 /// The two axes of a rank: neighbours share a model. Made by all ranks.
 struct TwoAxes {
-  TwoAxes(dist::Communicator& world, int tensor_ranks) {
-    const int d = world.rank() / tensor_ranks, t = world.rank() % tensor_ranks;
-    std::vector<int> of_data, of_tensor;
-    for (int r = t; r < world.size(); r += tensor_ranks) of_data.push_back(r);
-    for (int r = 0; r < tensor_ranks; ++r) of_tensor.push_back(d * tensor_ranks + r);
-    data = world.split(of_data, fmt::format("data {} of {}", t, tensor_ranks));
-    tensor = world.split(of_tensor, fmt::format("tensor {} of {}", d, tensor_ranks));
-  }
-  std::unique_ptr<dist::Communicator> data, tensor;
+  TwoAxes(dist::Communicator& world, int tensor_ranks)
+      : mesh(world, {{"data", dist::Mesh::kRest}, {"tensor", tensor_ranks}}),
+        data(&mesh.data()),
+        tensor(&mesh.tensor()) {}
+
+  dist::Mesh mesh;
+  dist::Communicator *data, *tensor;
 };
+
+/// The model is split over the tensor axis of `mesh`, if it has one.
+inline nn::TensorParallel split_over(const dist::Mesh& mesh, bool sequence) {
+  return {mesh.tensor().size() > 1 ? &mesh.tensor() : nullptr, sequence};
+}
 
 /// Odd enough: heads that 4 ranks can share, sizes that are no multiple of 16.
 inline nn::LlamaConfig llama_to_split(at::ScalarType dtype = at::kFloat) {
@@ -59,15 +63,15 @@ struct SplitOptions {
   dist::ReduceType reduce_type = dist::ReduceType::kOwn;
 };
 
-/// One rank of such a run. `tensor` null: the whole model.
+/// One rank of such a run.
 struct SplitRun {
-  SplitRun(dist::Communicator& data, dist::Communicator* tensor, const SplitOptions& options = {})
-      : data(data),
+  explicit SplitRun(const dist::Mesh& mesh, const SplitOptions& options = {})
+      : data(mesh.data()),
         values(3),
         model(make_deferred<nn::Llama>(llama_to_split(options.dtype),
-                                       nn::TensorParallel{tensor, options.sequence})),
+                                       split_over(mesh, options.sequence))),
         strategy(make_strategy(options.mode, {.model = *model,
-                                              .communicator = data,
+                                              .mesh = mesh,
                                               .optimizer = options.optimizer,
                                               .values = &values,
                                               .accumulation = options.accumulation,

@@ -30,38 +30,38 @@ std::unique_ptr<io::StoredValues> stored_values(const Options& options) {
       io::llama_values_options(options.config(), options.seed));
 }
 
+dist::Mesh mesh_of(dist::Communicator& world, const Options& options) {
+  if (!options.has_mesh()) return world;
+  std::vector<dist::Mesh::Axis> axes = {{"data", dist::Mesh::kRest}};
+  if (options.stages > 1) axes.push_back({"pipeline", options.stages});
+  if (options.tensor_ranks > 1) axes.push_back({"tensor", options.tensor_ranks});
+  return {world, std::move(axes)};
+}
+
 }  // namespace
 
 MeshRun::MeshRun(dist::Communicator& world, const Options& options, at::Device device)
-    : world_(world), options_(options), data_(&world) {
-  if (options.has_mesh()) {
-    std::vector<dist::Mesh::Axis> axes = {{"data", dist::Mesh::kRest}};
-    if (options.stages > 1) axes.push_back({"pipeline", options.stages});
-    if (options.tensor_ranks > 1) axes.push_back({"tensor", options.tensor_ranks});
-    mesh_.emplace(world, std::move(axes));
-    data_ = &mesh_->along("data");
-    if (options.stages > 1) pipeline_ = &mesh_->along("pipeline");
-    if (options.tensor_ranks > 1) tensor_ = &mesh_->along("tensor");
-  }
-  const nn::TensorParallel tensor{tensor_, options.sequence_parallel};
+    : options_(options), mesh_(mesh_of(world, options)) {
+  dist::Communicator* const axis = options.tensor_ranks > 1 ? &mesh_.tensor() : nullptr;
+  const nn::TensorParallel tensor{axis, options.sequence_parallel};
   const nn::CheckpointOptions kept{.partition_over =
-                                       options.partition_activations ? tensor_ : nullptr};
+                                       options.partition_activations ? axis : nullptr};
   const auto take = [&](const auto& model) {
     model->checkpoint_activations(options.activation_checkpointing, kept);
     to_device(device, *model);
     model_ = model;
   };
-  if (pipeline_ == nullptr) {
+  if (options.stages == 1) {
     take(model_without_storage(options, tensor));
     return;
   }
-  stage_ =
-      std::make_shared<LlamaStage>(options.config(), pipeline_->rank(), pipeline_->size(), tensor);
+  stage_ = std::make_shared<LlamaStage>(options.config(), mesh_.pipeline().rank(),
+                                        mesh_.pipeline().size(), tensor);
   take(stage_);
 }
 
 std::unique_ptr<nn::ParameterSource> MeshRun::first_values() const {
-  const bool asked = data_axis().rank() == 0 || options_.fake_process_group > 0;
+  const bool asked = mesh_.data().rank() == 0 || options_.fake_process_group > 0;
   if (options_.weights.empty() || !asked) {
     return std::make_unique<nn::SeededValues>(options_.seed);
   }
@@ -74,14 +74,11 @@ std::unique_ptr<train::Trainer> MeshRun::make_trainer(train::Strategy& strategy,
   const PipelineSchedule schedule = options_.pipeline_schedule == "gpipe"
                                         ? PipelineSchedule::kGPipe
                                         : PipelineSchedule::kOneForwardOneBackward;
-  return std::make_unique<PipelineTrainer>(*stage_, strategy, *pipeline_, schedule, options);
+  return std::make_unique<PipelineTrainer>(*stage_, strategy, schedule, options);
 }
 
 AxisTraffic MeshRun::traffic() const {
-  const auto of = [](const dist::Communicator* axis) {
-    return axis == nullptr ? dist::Traffic() : axis->traffic();
-  };
-  return {of(data_), of(pipeline_), of(tensor_)};
+  return {mesh_.data().traffic(), mesh_.pipeline().traffic(), mesh_.tensor().traffic()};
 }
 
 std::int64_t MeshRun::pipeline_bytes(const std::vector<data::Batch>& micro_batches) const {
@@ -92,10 +89,8 @@ std::string MeshRun::model_digest(const nn::ParameterList& list,
                                   const std::vector<std::string>& digests) const {
   base::Json mine;
   for (std::size_t i = 0; i < digests.size(); ++i) mine[list.parameters[i].name] = digests[i];
-  std::vector<std::string> stages = {mine.dump()};
-  if (pipeline_ != nullptr) stages = pipeline_->exchange(stages.front());
   std::map<std::string, std::string> all;
-  for (const std::string& stage : stages) {
+  for (const std::string& stage : mesh_.pipeline().exchange(mine.dump())) {
     const base::Json of_stage = base::Json::parse(stage);
     for (const auto& [name, value] : of_stage.items()) {
       const auto digest = value.get<std::string>();

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,9 +30,7 @@ class MeshRun {
   /// zero::Error as dist::Mesh does.
   MeshRun(dist::Communicator& world, const Options& options, at::Device device);
 
-  dist::Communicator& world() const { return world_; }
-  /// The ranks that hold the same part of the model: a strategy's communicator.
-  dist::Communicator& data_axis() const { return *data_; }
+  const dist::Mesh& mesh() const { return mesh_; }
   nn::Model& model() const { return *model_; }
 
   /// Where the first values of model() come from. Only rank 0 of each data axis opens the folder of
@@ -55,13 +52,9 @@ class MeshRun {
                            const std::vector<std::string>& digests) const;
 
  private:
-  dist::Communicator& world_;
   const Options& options_;
-  std::optional<dist::Mesh> mesh_;
-  dist::Communicator* data_;
-  dist::Communicator* pipeline_ = nullptr;  // null: one stage
-  dist::Communicator* tensor_ = nullptr;    // null: the model is not split
-  std::shared_ptr<LlamaStage> stage_;       // null: one stage
+  dist::Mesh mesh_;
+  std::shared_ptr<LlamaStage> stage_;  // null: one stage
   std::shared_ptr<nn::Model> model_;
 };
 

@@ -159,7 +159,7 @@ class Meter {
   std::int64_t predicted() const { return predicted_; }
 
   void fill(RankRow& row) const {
-    row.rank = run_.world().rank();
+    row.rank = run_.mesh().world().rank();
     row.parameter_mib = mib(steady_[Category::kParameters]);
     row.gradient_mib = mib(steady_[Category::kGradients]);
     row.optimizer_mib = mib(steady_[Category::kOptimizer]);
@@ -293,11 +293,11 @@ void validate(const Training& t, RankResult& result) {
       t.options.checkpoint_every > 0 ? t.options.checkpoint_every : t.sampler.steps_per_epoch();
   const bool due = result.losses.empty() || step == t.options.steps || step % every == 0;
   if (size == 0 || !due) return;
-  const int ranks = t.run.data_axis().size();
+  const int ranks = t.run.mesh().data().size();
   const auto rounds = std::max<std::int64_t>(1, size / (t.options.batch * ranks));
   const int pieces = ranks * static_cast<int>(rounds);
   std::vector<data::Batch> batches;
-  for (int piece = t.run.data_axis().rank(); piece < pieces; piece += ranks) {
+  for (int piece = t.run.mesh().data().rank(); piece < pieces; piece += ranks) {
     const auto [begin, end] = data::rank_slice(size, piece, pieces);
     const auto first = t.samples.validation.begin();
     const std::vector<std::int64_t> mine(first + begin, first + end);
@@ -329,7 +329,7 @@ std::string progress_text(const train::StepResult& step, const base::Json& valid
 void train_steps(const Training& t, const std::string& mode, const std::string& label, Meter& meter,
                  RankResult& result) {
   const Options& options = t.options;
-  dist::Communicator& world = t.run.world();
+  dist::Communicator& world = t.run.mesh().world();
   base::Sha256 gradient_digest;
   watch_first_gradients(t.strategy, gradient_digest);
   std::optional<Progress> progress;
@@ -396,14 +396,14 @@ RankResult run_rank(dist::Communicator& communicator, const std::string& mode,
   auto* const fake = dynamic_cast<dist::FakeCommunicator*>(&communicator);
   if (fake != nullptr) fake->set_source(train::first_values_of(run.model(), *values));
   const auto strategy = registry.make(
-      mode, {run.model(), run.data_axis(), optimizer_of(options), values.get(), "",
+      mode, {run.model(), run.mesh(), optimizer_of(options), values.get(), "",
              train::ownership_from(options.ownership), train::Accumulation::kLocal,
              options.reduce_dtype == "fp32" ? dist::ReduceType::kFloat32 : dist::ReduceType::kOwn});
   const std::unique_ptr<train::Trainer> trainer = make_trainer(run, *strategy, options);
 
   data::DistributedSampler sampler(std::ssize(samples.training),
-                                   options.batch * options.micro_batches * run.data_axis().size(),
-                                   run.data_axis().rank(), run.data_axis().size(), options.seed);
+                                   options.batch * options.micro_batches * run.mesh().data().size(),
+                                   run.mesh().data().rank(), run.mesh().data().size(), options.seed);
   resume(*strategy, *trainer, sampler, options);
   RankResult result;
   // The other ranks of a fake process group learn nothing: only what this one updates can change.

@@ -277,17 +277,21 @@ std::pair<std::string, std::string> first_difference(const std::string& a, const
 }  // namespace
 
 void Communicator::verify_same_on_all_ranks(const std::string& what, const std::string& text) {
-  expect_same(what, exchange(text));
+  std::vector<RankText> texts;
+  for (std::string& theirs : exchange(text)) {
+    texts.push_back({static_cast<int>(texts.size()), std::move(theirs)});
+  }
+  expect_same(what, texts);
 }
 
-void expect_same(const std::string& what, const std::vector<std::string>& texts) {
-  for (std::size_t other = 1; other < texts.size(); ++other) {
-    if (texts[other] == texts.front()) continue;
-    const auto [of_rank_0, of_other] = first_difference(texts.front(), texts[other]);
+void expect_same(const std::string& what, const std::vector<RankText>& texts) {
+  for (const auto& [rank, text] : texts) {
+    if (text == texts.front().text) continue;
+    const auto [of_first, of_other] = first_difference(texts.front().text, text);
     throw Error(
-        fmt::format("ranks disagree about {}: rank 0 has {}, rank {} has {}; start all ranks "
+        fmt::format("ranks disagree about {}: rank {} has {}, rank {} has {}; start all ranks "
                     "with the same program, options and files",
-                    what, of_rank_0, other, of_other));
+                    what, texts.front().rank, of_first, rank, of_other));
   }
 }
 

@@ -290,9 +290,13 @@ class CallScope {
   std::string_view outer_;
 };
 
-/// Throws zero::Error if `texts`, one of each rank, differ: it names `what`, two ranks, and the
-/// first line in which they differ.
-void expect_same(const std::string& what, const std::vector<std::string>& texts);
+/// Throws zero::Error if `texts` differ: it names `what`, two ranks, and the first line in which
+/// they differ.
+struct RankText {
+  int rank;
+  std::string text;
+};
+void expect_same(const std::string& what, const std::vector<RankText>& texts);
 
 /// Returns `mine` of every rank, one after the other in rank order; all must have the same length.
 /// Called by all ranks; blocks. Throws as Work::wait() does.

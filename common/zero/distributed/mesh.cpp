@@ -7,48 +7,31 @@
 #include <utility>
 
 #include <zero/base/error.hpp>
+#include <zero/distributed/fake/fake_communicator.hpp>
 #include <zero/distributed/mesh.hpp>
 #include <zero/memory/accounting.hpp>
 
 namespace zero::dist {
+namespace {
 
-Mesh::Mesh(Communicator& world, std::vector<Axis> axes) : world_(world), axes_(std::move(axes)) {
-  for (Axis& axis : axes_) {
-    if (axis.size != kRanksOfHost) continue;
-    axis.size = 0;
-    for (int r = 0; r < world.size(); ++r) {
-      axis.size += world.host_of(r) == world.host_of(world.rank()) ? 1 : 0;
-    }
-    check_hosts();
+std::string text_of(const std::vector<Mesh::Axis>& axes) {
+  std::vector<std::string> parts;
+  for (const Mesh::Axis& axis : axes) {
+    parts.push_back(axis.size == Mesh::kRest ? axis.name
+                                             : fmt::format("{} {}", axis.name, axis.size));
   }
-  // First, because ranks with different meshes would wait in different groups.
-  world.verify_same_on_all_ranks("the mesh of ranks", text());
-  fill_in_sizes();
-  // Groups need names that no mesh before had; rank 0 numbers them.
-  static std::atomic<int> made = 0;
-  const std::string number = world.exchange(std::to_string(made++)).front();
-  int stride = world.size();
-  for (const Axis& axis : axes_) {
-    stride /= axis.size;
-    groups_.emplace_back();
-    if (axis.size == world.size()) continue;
-    const int mine = world.rank() / stride % axis.size;
-    std::vector<int> ranks;
-    for (int k = 0; k < axis.size; ++k) ranks.push_back(world.rank() + (k - mine) * stride);
-    groups_.back() = world.split(ranks, fmt::format("mesh {} {}", number, axis.name));
-  }
+  return fmt::format("{}", fmt::join(parts, " x "));
 }
 
-void Mesh::fill_in_sizes() {
-  const int ranks = world_.size();
+void fill_in_sizes(std::vector<Mesh::Axis>& axes, int ranks) {
   const auto refuse = [&](const std::string& why) {
-    throw Error(fmt::format("a mesh of {} does not fit {} rank{}: {}", text(), ranks,
+    throw Error(fmt::format("a mesh of {} does not fit {} rank{}: {}", text_of(axes), ranks,
                             ranks == 1 ? "" : "s", why));
   };
   std::int64_t product = 1;
-  Axis* rest = nullptr;
-  for (Axis& axis : axes_) {
-    if (axis.size == kRest && rest == nullptr) {
+  Mesh::Axis* rest = nullptr;
+  for (Mesh::Axis& axis : axes) {
+    if (axis.size == Mesh::kRest && rest == nullptr) {
       rest = &axis;
       continue;
     }
@@ -65,28 +48,124 @@ void Mesh::fill_in_sizes() {
   }
 }
 
-void Mesh::check_hosts() const {
+// The number of `ranks` on this rank's host, for `axis`.
+int ranks_of_host(const Communicator& ranks, const std::string& axis) {
+  int size = 0;
   int first = 0;  // of its host
-  for (int r = 1; r < world_.size(); ++r) {
-    if (world_.host_of(r) == world_.host_of(r - 1)) continue;
+  for (int r = 0; r < ranks.size(); ++r) {
+    if (ranks.host_of(r) == ranks.host_of(ranks.rank())) ++size;
+    if (r == 0 || ranks.host_of(r) == ranks.host_of(r - 1)) continue;
     for (int earlier = first; earlier >= 0; --earlier) {
-      if (world_.host_of(r) != world_.host_of(earlier)) continue;
+      if (ranks.host_of(r) != ranks.host_of(earlier)) continue;
       throw Error(fmt::format(
           "ranks {} and {} are on one host, and rank {} between them is on another: start the "
           "ranks of a host with consecutive numbers, or give the size of {}",
-          earlier, r, r - 1, axes_.back().name));
+          earlier, r, r - 1, axis));
     }
     first = r;
   }
+  return size;
 }
 
-Communicator& Mesh::along(std::string_view name) const {
-  std::vector<std::string> known;
-  for (std::size_t a = 0; a < axes_.size(); ++a) {
-    if (axes_[a].name == name) return groups_[a] != nullptr ? *groups_[a] : world_;
-    known.push_back(axes_[a].name);
+bool is_of_training(const std::string& axis) {
+  return axis == "data" || axis == "tensor" || axis == "pipeline";
+}
+
+// A communicator that its owner keeps.
+std::shared_ptr<Communicator> not_owned(Communicator& communicator) {
+  return {std::shared_ptr<void>(), &communicator};
+}
+
+}  // namespace
+
+Mesh::Mesh(Communicator& world)
+    : world_(&world),
+      axes_{{"data", world.size()}},
+      groups_{{"data", not_owned(world)}},
+      alone_(std::make_shared<FakeCommunicator>(0, 1)) {}
+
+Mesh::Mesh(Communicator& world, std::vector<Axis> axes)
+    : world_(&world), axes_(std::move(axes)), alone_(std::make_shared<FakeCommunicator>(0, 1)) {
+  cut(world, axes_);
+  if (!std::ranges::any_of(axes_, &is_of_training, &Axis::name)) groups_["data"] = not_owned(world);
+}
+
+Mesh Mesh::with_shards(std::int64_t shard_size) const {
+  constexpr std::int64_t kMost = std::numeric_limits<int>::max();  // which fits no world either
+  std::vector<Axis> parts = {{"replica", kRest},
+                             {"shard", static_cast<int>(std::min(shard_size, kMost))}};
+  Mesh mesh = *this;
+  const auto whole = std::ranges::find(mesh.axes_, "data", &Axis::name);
+  if (whole == mesh.axes_.end()) {
+    throw Error(fmt::format("a mesh of {} has no axis 'data' to cut", text()));
   }
-  throw Error(fmt::format("the mesh has no axis '{}', it has {}", name, fmt::join(known, " and ")));
+  mesh.cut(data(), parts);
+  mesh.axes_.insert(mesh.axes_.erase(whole), parts.begin(), parts.end());
+  return mesh;
+}
+
+// Adds the groups of `ranks` along `axes`, and fills in the sizes.
+void Mesh::cut(Communicator& ranks, std::vector<Axis>& axes) {
+  for (Axis& axis : axes) {
+    if (axis.size == kRanksOfHost) axis.size = ranks_of_host(ranks, axis.name);
+  }
+  // First, because ranks with different meshes would wait in different groups.
+  ranks.verify_same_on_all_ranks("the mesh of ranks", text_of(axes));
+  fill_in_sizes(axes, ranks.size());
+  // Groups need names that no mesh before had; rank 0 numbers them.
+  static std::atomic<int> made = 0;
+  const std::string number = ranks.exchange(std::to_string(made++)).front();
+  int stride = ranks.size();
+  for (const Axis& axis : axes) {
+    stride /= axis.size;
+    std::shared_ptr<Communicator>& group = groups_[axis.name];
+    if (axis.size == ranks.size()) {
+      group = not_owned(ranks);
+      continue;
+    }
+    const int mine = ranks.rank() / stride % axis.size;
+    std::vector<int> members;
+    for (int k = 0; k < axis.size; ++k) members.push_back(ranks.rank() + (k - mine) * stride);
+    group = ranks.split(members, fmt::format("mesh {} {}", number, axis.name));
+  }
+}
+
+Communicator& Mesh::group(std::string_view axis) const {
+  const auto found = groups_.find(axis);
+  return found == groups_.end() ? *alone_ : *found->second;
+}
+
+Communicator& Mesh::along(std::string_view axis) const {
+  if (const auto found = groups_.find(axis); found != groups_.end()) return *found->second;
+  std::vector<std::string> known;
+  for (const Axis& a : axes_) known.push_back(a.name);
+  throw Error(fmt::format("the mesh has no axis '{}', it has {}", axis, fmt::join(known, " and ")));
+}
+
+void Mesh::verify_same_in_stage(const std::string& what, const std::string& text) const {
+  const std::string stage = std::to_string(pipeline().rank()) + ' ';
+  std::map<std::string, std::vector<RankText>> by_stage;
+  int rank = 0;
+  for (const std::string& theirs : world_->exchange(stage + text)) {
+    const std::size_t end = theirs.find(' ') + 1;
+    by_stage[theirs.substr(0, end)].push_back({rank++, theirs.substr(end)});
+  }
+  for (const auto& [of_stage, texts] : by_stage) expect_same(what, texts);
+}
+
+bool Mesh::any(bool mine) const {
+  const std::vector<double> all = all_gather_scalars(*world_, {mine ? 1.0 : 0.0});
+  return std::ranges::any_of(all, [](double of_rank) { return of_rank != 0; });
+}
+
+// The groups of average(), that of the last axis first.
+std::vector<Communicator*> Mesh::averaged_over() const {
+  std::vector<Communicator*> groups;
+  for (std::size_t a = axes_.size(); a-- > 0;) {
+    if (axes_[a].name == "tensor" || axes_[a].name == "pipeline") continue;
+    groups.push_back(&along(axes_[a].name));
+  }
+  return groups;
 }
 
 void Mesh::average(const at::Tensor& tensor, Purpose purpose, ReduceType type) const {
@@ -96,42 +175,32 @@ void Mesh::average(const at::Tensor& tensor, Purpose purpose, ReduceType type) c
     const memory::Charge charge(memory::Category::kCommunication);
     sum = tensor.detach().to(at::kFloat);
   }
+  const std::vector<Communicator*> groups = averaged_over();
+  int ranks = 1;
+  for (const Communicator* group : groups) ranks *= group->size();
   int added = 1;  // ranks whose values are in the sum
-  for (std::size_t a = axes_.size(); a-- > 0;) {
-    if (axes_[a].size == 1) continue;
-    Communicator& group = along(axes_[a].name);
+  for (Communicator* const group : groups) {
+    if (group->size() == 1) continue;
     const bool first = added == 1;
-    added *= axes_[a].size;
-    if (added < world_.size()) {
-      group.all_reduce(sum, purpose, {ReduceOp::kSum, type}).wait();
+    added *= group->size();
+    if (added < ranks) {
+      group->all_reduce(sum, purpose, {ReduceOp::kSum, type}).wait();
       continue;
     }
-    const Reduction last = first ? Reduction(ReduceOp::kAverage, type)
-                                 : Reduction::average_of_sums(world_.size(), type);
-    group.all_reduce(tensor, sum, purpose, last).wait();
+    const Reduction last =
+        first ? Reduction(ReduceOp::kAverage, type) : Reduction::average_of_sums(ranks, type);
+    group->all_reduce(tensor, sum, purpose, last).wait();
   }
 }
 
 std::int64_t Mesh::average_bytes(std::int64_t elements, std::int64_t element_size) const {
   std::int64_t bytes = 0;
-  for (const Axis& axis : axes_) {
-    const Communicator& group = along(axis.name);
-    bytes += Communicator::all_reduce_bytes(elements, element_size, group.rank(), group.size());
+  for (const Communicator* group : averaged_over()) {
+    bytes += Communicator::all_reduce_bytes(elements, element_size, group->rank(), group->size());
   }
   return bytes;
 }
 
-std::string Mesh::text() const {
-  std::vector<std::string> parts;
-  for (const Axis& axis : axes_) {
-    parts.push_back(axis.size == kRest ? axis.name : fmt::format("{} {}", axis.name, axis.size));
-  }
-  return fmt::format("{}", fmt::join(parts, " x "));
-}
-
-std::vector<Mesh::Axis> data_axes(std::int64_t shard_size) {
-  constexpr std::int64_t kMost = std::numeric_limits<int>::max();  // which fits no world either
-  return {{"replica", Mesh::kRest}, {"shard", static_cast<int>(std::min(shard_size, kMost))}};
-}
+std::string Mesh::text() const { return text_of(axes_); }
 
 }  // namespace zero::dist

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -10,20 +12,25 @@
 
 namespace zero::dist {
 
-/// The ranks of a communicator as a grid with named axes. The last axis varies fastest: with the
-/// axes {{"replica", R}, {"shard", S}}, rank = replica * S + shard. Along each axis there is a
-/// group, of the ranks that differ from this one in that coordinate alone. Put the axis that
-/// communicates most last: ranks of a host usually have consecutive numbers, so its groups lie
-/// inside a host, and each group takes the fastest transport that its own ranks have.
+/// The ranks of a program as a grid with named axes, and the groups of ranks along them: the one
+/// object that knows all axes. The last axis varies fastest: with the axes {{"replica", R},
+/// {"shard", S}}, rank = replica * S + shard. Along each axis there is a group, of the ranks that
+/// differ from this one in that coordinate alone. Put the axis that communicates most last: ranks
+/// of a host usually have consecutive numbers, so its groups lie inside a host, and each group
+/// takes the fastest transport that its own ranks have.
 ///
-/// Traffic is counted by axis, along("shard").traffic(), by link (Traffic::between_hosts()) and by
-/// purpose; world().traffic() is the sum.
+/// Training knows three axes by name. Ranks of "data" have batches of their own, ranks of "tensor"
+/// share the layers (nn/tensor_parallel.hpp), ranks of "pipeline" have stages of the model. With
+/// none of these names all ranks are data ranks.
 ///
 ///     Mesh mesh(world, {{"data", Mesh::kRest}, {"tensor", 2}});
 ///     mesh.along("tensor").all_reduce(…);
 ///
-/// A mesh can be made of what along() returns, too: a strategy that gets along("data") as its
-/// communicator may cut it into replicas and shards.
+/// A communicator converts to the mesh whose only axis is "data". Copies share the groups. `world`
+/// must outlive them all.
+///
+/// Traffic is counted by axis, along("shard").traffic(), by link (Traffic::between_hosts()) and by
+/// purpose; world().traffic() is the sum.
 class Mesh {
  public:
   struct Axis {
@@ -36,23 +43,43 @@ class Mesh {
   /// consecutive numbers, and it must be the last axis.
   static constexpr int kRanksOfHost = -2;
 
-  /// Called by all ranks of `world`, which must outlive the mesh; blocks until the groups are
-  /// connected. Throws zero::Error on all ranks if they differ in `axes`, or if the sizes do not
-  /// fit the number of ranks.
+  /// All ranks of `world` are on the axis "data". Sends nothing.
+  // NOLINTNEXTLINE(google-explicit-constructor): most programs have one axis.
+  Mesh(Communicator& world);
+
+  /// Called by all ranks of `world`; blocks until the groups are connected. Throws zero::Error on
+  /// all ranks if they differ in `axes`, or if the sizes do not fit the number of ranks.
   Mesh(Communicator& world, std::vector<Axis> axes);
 
-  Communicator& world() const { return world_; }
+  /// The same ranks, with the axis "data" cut into "replica" and "shard": groups of `shard_size`
+  /// (or kRanksOfHost) consecutive data ranks, and the ranks with one place in all groups. data()
+  /// stays. Called by all ranks; blocks and throws as the constructor does.
+  Mesh with_shards(std::int64_t shard_size) const;
+
+  Communicator& world() const { return *world_; }
   /// With the sizes filled in.
   const std::vector<Axis>& axes() const { return axes_; }
   /// The group along `axis`: its size() is that of the axis, its rank() this rank's coordinate.
   /// `world` itself if the axis has all ranks. Throws zero::Error for an unknown axis.
   Communicator& along(std::string_view axis) const;
 
-  /// Averages `tensor` over all ranks, in place, in the order of the mesh: the sums along the last
-  /// axis are added along the axis before it, and so on; ((r0+…+r(S-1)) + (rS+…) + …) / N. The sum
-  /// is divided once. With ReduceType::kFloat32, sums of 2-byte types stay in float32 on the way.
-  /// On an axis of n ranks each sends 2 (n-1)/n of it. Throws zero::Error for integers. Called by
-  /// all ranks; blocks.
+  // The groups of the three axes. One that the mesh does not have is this rank alone: every
+  // operation there is the identity.
+  Communicator& data() const { return group("data"); }
+  Communicator& tensor() const { return group("tensor"); }
+  Communicator& pipeline() const { return group("pipeline"); }
+
+  /// Blocks until all ranks have called it; throws zero::Error on every rank if texts of the ranks
+  /// of one stage (a place on "pipeline") differ, naming `what`, two ranks and their texts.
+  void verify_same_in_stage(const std::string& what, const std::string& text) const;
+  /// Whether `mine` is true on any rank. Called by all ranks; blocks.
+  bool any(bool mine) const;
+
+  /// Averages `tensor` over the ranks of all axes but "tensor" and "pipeline", in place, in the
+  /// order of the mesh: the sums along the last axis are added along the axis before it, and so on;
+  /// ((r0+…+r(S-1)) + (rS+…) + …) / N. The sum is divided once. With ReduceType::kFloat32, sums of
+  /// 2-byte types stay in float32 on the way. On an axis of n ranks each sends 2 (n-1)/n of it.
+  /// Throws zero::Error for integers. Called by all ranks; blocks.
   void average(const at::Tensor& tensor, Purpose purpose, ReduceType type) const;
   /// Bytes that this rank sends in average() of `elements` elements.
   std::int64_t average_bytes(std::int64_t elements, std::int64_t element_size) const;
@@ -61,16 +88,14 @@ class Mesh {
   std::string text() const;
 
  private:
-  void fill_in_sizes();
-  void check_hosts() const;
+  void cut(Communicator& ranks, std::vector<Axis>& axes);
+  Communicator& group(std::string_view axis) const;
+  std::vector<Communicator*> averaged_over() const;
 
-  Communicator& world_;
+  Communicator* world_;
   std::vector<Axis> axes_;
-  std::vector<std::unique_ptr<Communicator>> groups_;  // by axis; null: the world itself
+  std::map<std::string, std::shared_ptr<Communicator>, std::less<>> groups_;  // by axis
+  std::shared_ptr<Communicator> alone_;  // for axes that it does not have
 };
-
-/// The axes of data-parallel ranks, of which groups of `shard_size` (or Mesh::kRanksOfHost) share
-/// the model states: "replica" and "shard".
-std::vector<Mesh::Axis> data_axes(std::int64_t shard_size);
 
 }  // namespace zero::dist

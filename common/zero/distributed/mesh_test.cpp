@@ -5,6 +5,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 
 #include <limits>
@@ -54,7 +55,7 @@ TEST(Mesh, CanBeOfThreeAxesAndOfOneOfThemAgain) {
     const Mesh mesh(world, {{"pipeline", 1}, {"data", Mesh::kRest}, {"tensor", 2}});
     EXPECT_EQ(mesh.along("pipeline").size(), 1);
     EXPECT_THAT(members(mesh.along("tensor"), rank), ElementsAre(rank / 2 * 2, rank / 2 * 2 + 1));
-    const Mesh data(mesh.along("data"), data_axes(2));
+    const Mesh data = mesh.with_shards(2);
     const int tensor = rank % 2, first = rank / 4 * 4 + tensor;
     EXPECT_THAT(members(data.along("shard"), rank), ElementsAre(first, first + 2));
     const std::int64_t before = world.traffic().bytes(Purpose::kGradient);
@@ -142,7 +143,7 @@ TEST(Mesh, ShardsOfSumsInFloat32AreRoundedOnce) {
 TEST(Mesh, CountsTrafficByAxisLinkAndPurpose) {
   on_ranks(4, [](Communicator& world) {
     world.set_hosts({0, 0, 1, 1});
-    const Mesh mesh(world, data_axes(Mesh::kRanksOfHost));
+    const Mesh mesh = Mesh(world).with_shards(Mesh::kRanksOfHost);
     EXPECT_EQ(mesh.text(), "replica 2 x shard 2");
     const Traffic before = world.traffic();
     at::Tensor full = at::ones({64}), half = at::ones({32});
@@ -187,17 +188,22 @@ TEST(Mesh, RefusesSizesThatDoNotFitOnAllRanks) {
     const auto refuses = [&](std::vector<Mesh::Axis> axes, const std::string& why) {
       expect_error([&] { Mesh(world, axes); }, {why});
     };
-    refuses(data_axes(0),
-            "a mesh of replica x shard 0 does not fit 4 ranks: the size of shard "
-            "must be from 1 to 4");
-    refuses(data_axes(8), "the size of shard must be from 1 to 4");
-    refuses(data_axes(std::numeric_limits<std::int64_t>::max()), "must be from 1 to 4");
-    refuses(data_axes((std::int64_t{1} << 32) + 2), "must be from 1 to 4");  // as an int it is 2
-    refuses(data_axes(3), "4 is not a multiple of 3");
+    const auto refuses_shards = [&](std::int64_t size, const std::string& why) {
+      expect_error([&] { Mesh(world).with_shards(size); }, {why});
+    };
+    refuses_shards(0,
+                   "a mesh of replica x shard 0 does not fit 4 ranks: the size of shard must be "
+                   "from 1 to 4");
+    refuses_shards(8, "the size of shard must be from 1 to 4");
+    refuses_shards(std::numeric_limits<std::int64_t>::max(), "must be from 1 to 4");
+    refuses_shards((std::int64_t{1} << 32) + 2, "must be from 1 to 4");  // as an int it is 2
+    refuses_shards(3, "4 is not a multiple of 3");
     refuses(two(1, 2), "it has 2 places");
     refuses(two(4, 4), "4 is not a multiple of 16");
     refuses({{"a", Mesh::kRest}, {"b", Mesh::kRest}}, "the size of b must be");
-    refuses(data_axes(world.rank() < 2 ? 1 : 2), "ranks disagree about the mesh of ranks");
+    refuses_shards(world.rank() < 2 ? 1 : 2, "ranks disagree about the mesh of ranks");
+    expect_error([&] { Mesh(world, {{"tensor", 4}}).with_shards(2); },
+                 {"a mesh of tensor 4 has no axis 'data' to cut"});
     EXPECT_THAT(error_of([&] { Mesh(world, two(2, 2)).along("tensor"); }),
                 HasSubstr("no axis 'tensor', it has replica and shard"));
     at::Tensor t = at::ones({4});  // the ranks still understand each other
@@ -207,12 +213,12 @@ TEST(Mesh, RefusesSizesThatDoNotFitOnAllRanks) {
 
 TEST(Mesh, ByHostNeedsHostsOfEqualSizeWithConsecutiveRanks) {
   on_ranks(4, [](Communicator& world) {
-    EXPECT_EQ(Mesh(world, data_axes(Mesh::kRanksOfHost)).text(), "replica 1 x shard 4");
+    EXPECT_EQ(Mesh(world).with_shards(Mesh::kRanksOfHost).text(), "replica 1 x shard 4");
     world.set_hosts({0, 1, 0, 1});
-    expect_error([&] { Mesh(world, data_axes(Mesh::kRanksOfHost)); },
+    expect_error([&] { Mesh(world).with_shards(Mesh::kRanksOfHost); },
                  {"ranks 0 and 2 are on one host", "or give the size of shard"});
     world.set_hosts({0, 0, 0, 1});
-    expect_error([&] { Mesh(world, data_axes(Mesh::kRanksOfHost)); },
+    expect_error([&] { Mesh(world).with_shards(Mesh::kRanksOfHost); },
                  {"ranks disagree about the mesh of ranks", "shard 3", "shard 1"});
     EXPECT_EQ(error_of([&] {
                 world.set_hosts({0, 1});
@@ -221,11 +227,53 @@ TEST(Mesh, ByHostNeedsHostsOfEqualSizeWithConsecutiveRanks) {
   });
 }
 
+TEST(Mesh, OfACommunicatorHasOnlyDataRanks) {
+  on_ranks(2, [](Communicator& world) {
+    const Mesh mesh = world;
+    EXPECT_EQ(&mesh.data(), &world);
+    EXPECT_EQ(mesh.text(), "data 2");
+    for (Communicator* axis : {&mesh.tensor(), &mesh.pipeline()}) {
+      EXPECT_EQ(axis->size(), 1);
+      at::Tensor t = at::full({3}, world.rank());
+      axis->all_reduce(t, Purpose::kControl, ReduceOp::kSum).wait();
+      EXPECT_TRUE(at::equal(t, at::full({3}, world.rank())));
+      EXPECT_THAT(axis->exchange("mine"), ElementsAre("mine"));
+    }
+    EXPECT_EQ(world.traffic().calls(Purpose::kControl), 0);
+    // With none of the axes of training, all ranks are data ranks.
+    EXPECT_EQ(&Mesh(world, two(2, 1)).data(), &world);
+    EXPECT_EQ(Mesh(world, {{"tensor", 2}}).data().size(), 1);
+  });
+}
+
+TEST(Mesh, ADifferenceWithinAStageIsAnErrorOnAllRanks) {
+  on_ranks(6, [](Communicator& world) {
+    const Mesh mesh(world, {{"data", 3}, {"pipeline", 2}});
+    const std::string stage = fmt::format("stage {}\n", mesh.pipeline().rank());
+    EXPECT_EQ(error_of([&] { mesh.verify_same_in_stage("the model", stage); }), "");
+    for (int other = 0; other < 6; ++other) {
+      const std::string depth = world.rank() == other ? "depth 3" : "depth 2";
+      expect_error([&] { mesh.verify_same_in_stage("the model", stage + depth); },
+                   {"ranks disagree about the model", fmt::format("rank {}", other % 2),
+                    "depth 3", "depth 2"});
+    }
+    world.barrier();
+  });
+}
+
+TEST(Mesh, AnyIsSeenByAllRanks) {
+  on_ranks(4, [](Communicator& world) {
+    const Mesh mesh(world, {{"data", 2}, {"tensor", 2}});
+    EXPECT_FALSE(mesh.any(false));
+    for (int r = 0; r < 4; ++r) EXPECT_TRUE(mesh.any(world.rank() == r));
+  });
+}
+
 // One process as rank 37 of 64: which group it is in, and what it sends.
 TEST(Mesh, OfAFakeProcessGroup) {
   on_ranks(1, [](Communicator&) {
     FakeCommunicator world(37, 64);
-    const Mesh mesh(world, data_axes(8));
+    const Mesh mesh = Mesh(world).with_shards(8);
     EXPECT_EQ(mesh.along("replica").rank(), 4);
     EXPECT_EQ(mesh.along("shard").rank(), 5);
     at::Tensor t = at::ones({640});

@@ -28,7 +28,7 @@ std::string mode_of(const OverlapOptions& options) {
 
 std::unique_ptr<train::Strategy> make_strategy(train::StrategyArguments arguments,
                                                const OverlapOptions& options) {
-  const dist::CallScope call(arguments.communicator, "Engine::Engine");
+  const dist::CallScope call(arguments.mesh.world(), "Engine::Engine");
   arguments.options = checked(options);
   train::Registry registry;
   train::register_all_chapters(registry);
@@ -111,12 +111,12 @@ std::string trainable_text(const nn::ParameterList& list) {
 
 }  // namespace
 
-Engine::Engine(nn::Model& model, dist::Communicator& communicator,
+Engine::Engine(nn::Model& model, const dist::Mesh& mesh,
                optim::OptimizerFactory optimizer, const EngineConfig& config,
                nn::ParameterSource* values)
     : config_(config),
       strategy_(make_strategy({.model = model,
-                               .communicator = communicator,
+                               .mesh = mesh,
                                .optimizer = std::move(optimizer),
                                .values = values,
                                .reduce_type = config.reduce_in_float32 ? dist::ReduceType::kFloat32
@@ -128,8 +128,8 @@ Engine::Engine(nn::Model& model, dist::Communicator& communicator,
         fmt::format("a step of {} micro-batches; 1 is the least", config.accumulation_steps));
   }
   if (config.loss_scale.initial != 0) loss_scale_.emplace(config.loss_scale);
-  const dist::CallScope call(communicator, "Engine::Engine");
-  strategy_->all_ranks().verify_same_on_all_ranks(
+  const dist::CallScope call(mesh.world(), "Engine::Engine");
+  strategy_->mesh().world().verify_same_on_all_ranks(
       "the engine's step",
       fmt::format("{} micro-batches, clip norm {}, {}, {} where a gradient is not finite",
                   config.accumulation_steps, config.clip_norm,
@@ -146,14 +146,14 @@ Engine::~Engine() {
 }
 
 at::Tensor Engine::forward(const data::Batch& batch) {
-  const dist::CallScope call(strategy_->communicator(), "Engine::forward");
+  const dist::CallScope call(strategy_->mesh().world(), "Engine::forward");
   verify_backward_ended();
-  strategy_->communicator().set_step(steps_);
+  strategy_->mesh().world().set_step(steps_);
   return strategy_->forward(batch);
 }
 
 void Engine::backward(const at::Tensor& loss) {
-  const dist::CallScope call(strategy_->communicator(), "Engine::backward");
+  const dist::CallScope call(strategy_->mesh().world(), "Engine::backward");
   verify_backward_ended();
   if (micro_batches_ == config_.accumulation_steps) {
     throw Error(
@@ -304,7 +304,7 @@ void Engine::verify_before_update() {
 }
 
 bool Engine::step() {
-  const dist::CallScope call(strategy_->communicator(), "Engine::step");
+  const dist::CallScope call(strategy_->mesh().world(), "Engine::step");
   verify_backward_ended();
   if (stepped_) throw Error("step() before backward(): there are no gradients to step with");
   stepped_ = true;
@@ -340,7 +340,7 @@ bool Engine::update() {
 
 void Engine::give_up_step() {
   // After an exception this rank may join reductions that others have started in backward().
-  const dist::CallScope call(strategy_->communicator(), "Engine::backward");
+  const dist::CallScope call(strategy_->mesh().world(), "Engine::backward");
   gradients_.forget();
   trainable_.clear();
   backward_threw_ = false;
@@ -357,13 +357,13 @@ train::Strategy& Engine::strategy() {
 }
 
 void Engine::release() {
-  const dist::CallScope call(strategy_->communicator(), "Engine::release");
+  const dist::CallScope call(strategy_->mesh().world(), "Engine::release");
   verify_in_no_step("release");
   strategy_->release();
 }
 
 void Engine::save(const std::filesystem::path& folder) {
-  const dist::CallScope call(strategy_->communicator(), "Engine::save");
+  const dist::CallScope call(strategy_->mesh().world(), "Engine::save");
   verify_in_no_step("save");
   io::CheckpointInfo info;
   info.step = steps_;
@@ -373,10 +373,10 @@ void Engine::save(const std::filesystem::path& folder) {
 }
 
 bool Engine::load(const std::filesystem::path& folder) {
-  const dist::CallScope call(strategy_->communicator(), "Engine::load");
+  const dist::CallScope call(strategy_->mesh().world(), "Engine::load");
   const bool there = std::filesystem::exists(folder / io::checkpoint::kManifestFile);
   // Ranks that see different folders would resume from different steps.
-  strategy_->all_ranks().verify_same_on_all_ranks("the checkpoint to go on from",
+  strategy_->mesh().world().verify_same_on_all_ranks("the checkpoint to go on from",
                                                   there ? "there is one" : "none");
   if (!there) return false;
   const io::CheckpointInfo info = io::load_checkpoint(*strategy_, folder);

@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include <zero/distributed/communicator.hpp>
+#include <zero/distributed/mesh.hpp>
 #include <zero/engine/engine_config.hpp>
 #include <zero/engine/step_gradients.hpp>
 #include <zero/nn/model.hpp>
@@ -16,8 +16,8 @@
 
 namespace zero {
 
-/// Sharded data-parallel training for a program of your own. Every rank of `communicator` makes one
-/// over the same model and calls the same functions:
+/// Sharded data-parallel training for a program of your own. Every rank of `mesh` makes one over
+/// the same model and calls the same functions:
 ///
 ///     zero::Engine engine(model, *communicator, zero::optim::adamw(), {.overlap = {.stage = 3}});
 ///     for (const zero::data::Batch& batch : batches) {
@@ -39,10 +39,10 @@ namespace zero {
 /// hold train::UnshardedParameters.
 class Engine {
  public:
-  /// Called by all ranks. Each unit of the model is gathered and resharded as a whole. If the model
-  /// is split over a tensor axis (nn/tensor_parallel.hpp), `communicator` is the data axis.
+  /// Called by all ranks. Each unit of the model is gathered and resharded as a whole. `mesh`: a
+  /// communicator, or a dist::Mesh that has the axes over which the model is split.
   /// `values`: first values of parameters that were built without storage; used on rank 0 only.
-  Engine(nn::Model& model, dist::Communicator& communicator, optim::OptimizerFactory optimizer,
+  Engine(nn::Model& model, const dist::Mesh& mesh, optim::OptimizerFactory optimizer,
          const EngineConfig& config = {}, nn::ParameterSource* values = nullptr);
   /// After an exception in backward() that was caught, does what give_up_step() does: other ranks
   /// may wait for reductions. Otherwise does not block.

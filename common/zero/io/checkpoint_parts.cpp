@@ -60,12 +60,7 @@ void check_weights(const train::Strategy& strategy) {
   }
 }
 
-dist::RankGrid ranks_of(const train::Strategy& strategy) {
-  strategy.stage_of_model().verify_connected();
-  return strategy.all_ranks();
-}
-
-std::vector<std::string> on_all_ranks(const dist::RankGrid& ranks, const std::string& what,
+std::vector<std::string> on_all_ranks(dist::Communicator& ranks, const std::string& what,
                                       const std::function<std::string()>& action) {
   std::string mine;
   try {

@@ -41,14 +41,10 @@ inline constexpr const char* kBufferKind = "buffer";
 /// alone.
 void check_weights(const train::Strategy& strategy);
 
-/// The ranks that have the whole model together. Throws zero::Error for a stage of a pipeline that
-/// is not connected to the others.
-dist::RankGrid ranks_of(const train::Strategy& strategy);
-
 /// Runs `action` on this rank and exchanges the results. Called by all ranks.
 /// @returns the texts that the actions returned, by rank.
 /// @throws zero::Error on every rank if any action threw: "`what`: rank 1: …".
-std::vector<std::string> on_all_ranks(const dist::RankGrid& ranks, const std::string& what,
+std::vector<std::string> on_all_ranks(dist::Communicator& ranks, const std::string& what,
                                       const std::function<std::string()>& action);
 
 }  // namespace zero::io::checkpoint

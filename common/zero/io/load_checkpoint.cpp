@@ -27,8 +27,8 @@ class Loader {
   Loader(train::Strategy& strategy, fs::path folder)
       : strategy_(strategy),
         folder_(std::move(folder)),
-        rank_(strategy.all_ranks().rank()),
-        size_(strategy.all_ranks().size()) {}
+        rank_(strategy.mesh().world().rank()),
+        size_(strategy.mesh().world().size()) {}
 
   /// Reads the manifest; returns its digest.
   std::string read_manifest() {
@@ -212,8 +212,8 @@ CheckpointInfo read_checkpoint_info(const fs::path& folder) {
 
 CheckpointInfo load_checkpoint(train::Strategy& strategy, const fs::path& folder,
                                const LoadOptions& options) {
-  const dist::CallScope call(strategy.communicator(), "io::load_checkpoint");
-  const dist::RankGrid ranks = ranks_of(strategy);
+  const dist::CallScope call(strategy.mesh().world(), "io::load_checkpoint");
+  dist::Communicator& ranks = strategy.mesh().world();
   const std::string what = fmt::format("the checkpoint {} cannot be loaded", folder.string());
   Loader loader(strategy, folder);
   const auto digests = on_all_ranks(ranks, what, [&] { return loader.read_manifest(); });

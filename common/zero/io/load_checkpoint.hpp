@@ -34,8 +34,7 @@ CheckpointInfo read_checkpoint_info(const std::filesystem::path& folder);
 /// @throws zero::Error on every rank, with the reason of one of them, before anything has changed,
 /// if there is no checkpoint; a file is missing, cut short, altered or from another run; the format
 /// version is unknown; the model or the kind of optimizer differs; a dtype differs, unless
-/// `options` allow it; ranks see different checkpoints; or the model is a stage of a pipeline that
-/// no PipelineTrainer connects to the others.
+/// `options` allow it; or ranks see different checkpoints.
 CheckpointInfo load_checkpoint(train::Strategy& strategy, const std::filesystem::path& folder,
                                const LoadOptions& options = {});
 

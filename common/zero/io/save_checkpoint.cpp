@@ -50,7 +50,7 @@ std::vector<Holding> holdings_of(train::Strategy& strategy) {
 Manifest plan(train::Strategy& strategy, const CheckpointInfo& info,
               const std::vector<std::string>& holdings) {
   Manifest manifest{"", info, parameters_of(strategy), buffers_of(strategy), {}};
-  manifest.info.world_size = strategy.all_ranks().size();
+  manifest.info.world_size = strategy.mesh().world().size();
   manifest.info.optimizer = strategy.optimizer().settings();
   std::vector<std::vector<Holding>> by_rank;
   for (const std::string& text : holdings) by_rank.push_back(holdings_from(text));
@@ -65,7 +65,7 @@ Manifest plan(train::Strategy& strategy, const CheckpointInfo& info,
 // The tensors of this rank's file.
 io::NamedTensors tensors_of(train::Strategy& strategy, const Manifest& manifest) {
   io::NamedTensors tensors;
-  const int rank = strategy.all_ranks().rank();
+  const int rank = strategy.mesh().world().rank();
   for (std::size_t i = 0; i < strategy.list().size(); ++i) {
     const SavedParameter& p = manifest.parameters[strategy.stage_of_model().place(i)];
     for (const RankRange& run : p.runs) {
@@ -166,8 +166,8 @@ std::string described(const CheckpointInfo& info) {
 
 void save_checkpoint(train::Strategy& strategy, const fs::path& folder,
                      const CheckpointInfo& info) {
-  const dist::CallScope call(strategy.communicator(), "io::save_checkpoint");
-  const dist::RankGrid ranks = ranks_of(strategy);
+  const dist::CallScope call(strategy.mesh().world(), "io::save_checkpoint");
+  dist::Communicator& ranks = strategy.mesh().world();
   const bool first = ranks.rank() == 0;
   const std::string what = fmt::format("the checkpoint {} cannot be saved", folder.string());
   const auto holdings = on_all_ranks(ranks, what, [&] {

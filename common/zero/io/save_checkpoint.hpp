@@ -15,9 +15,8 @@ namespace zero::io {
 ///
 /// @throws zero::Error on every rank, with the reason of one of them, if the folder cannot be
 /// written to or is full, it holds a manifest.json of something else, `info` differs between ranks,
-/// a weight is infinite or NaN, the optimizer's state cannot be saved, or the model is a stage of a
-/// pipeline that no PipelineTrainer connects to the others. The earlier checkpoint then stays
-/// whole.
+/// a weight is infinite or NaN, or the optimizer's state cannot be saved. The earlier checkpoint
+/// then stays whole.
 void save_checkpoint(train::Strategy& strategy, const std::filesystem::path& folder,
                      const CheckpointInfo& info);
 

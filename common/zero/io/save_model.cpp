@@ -48,7 +48,7 @@ class Files {
   }
 
   /// Throws the error of rank 0, if any, on all ranks.
-  void throw_same_error_everywhere(const dist::RankGrid& ranks) const {
+  void throw_same_error_everywhere(dist::Communicator& ranks) const {
     const std::string problem = ranks.exchange(problem_).front();
     if (!problem.empty()) throw Error("the model could not be saved: " + problem);
   }
@@ -75,7 +75,7 @@ class Collector {
   explicit Collector(train::Strategy& strategy)
       : strategy_(strategy),
         stage_(strategy.stage_of_model()),
-        pipeline_(stage_.pipeline()),
+        pipeline_(strategy.mesh().pipeline()),
         index_(stage_.whole().size(), kNone),
         owner_(stage_.whole().size(), 0) {
     std::vector<double> has(index_.size(), 0);
@@ -84,8 +84,7 @@ class Collector {
       index_[stage_.place(i)] = i;
       has[stage_.place(i)] = 1;
     }
-    if (pipeline_ == nullptr) return;
-    const std::vector<double> all = dist::all_gather_scalars(*pipeline_, has);
+    const std::vector<double> all = dist::all_gather_scalars(pipeline_, has);
     for (std::size_t k = 0; k < all.size(); ++k) {
       if (all[k] != 0) owner_[k % has.size()] = static_cast<int>(k / has.size());
     }
@@ -103,11 +102,10 @@ class Collector {
       const nn::Parameter& p = strategy_.list().parameters[index_[g]];
       whole = p.placement.whole_of(p.tensor);
     }
-    if (pipeline_ == nullptr || owner_[g] == 0) return whole;
-    dist::Communicator* const tensor_axis = strategy_.tensor_axis();
-    if (tensor_axis != nullptr && tensor_axis->rank() != 0) return {};
-    if (has) pipeline_->send(whole, 0, dist::Purpose::kParameter).wait();
-    return pipeline_->rank() == 0 ? receive(g) : at::Tensor();
+    if (owner_[g] == 0) return whole;
+    if (strategy_.mesh().tensor().rank() != 0) return {};
+    if (has) pipeline_.send(whole, 0, dist::Purpose::kParameter).wait();
+    return pipeline_.rank() == 0 ? receive(g) : at::Tensor();
   }
 
  private:
@@ -125,13 +123,13 @@ class Collector {
     const nn::Parameter& p = stage_.whole().parameters[g];
     const at::Device device = strategy_.list().parameters.front().tensor.device();
     at::Tensor whole = at::empty(p.whole_sizes(), p.tensor.options().device(device));
-    pipeline_->recv(whole, owner_[g], dist::Purpose::kParameter).wait();
+    pipeline_.recv(whole, owner_[g], dist::Purpose::kParameter).wait();
     return whole;
   }
 
   train::Strategy& strategy_;
   const train::StageOfModel& stage_;
-  dist::Communicator* pipeline_;
+  dist::Communicator& pipeline_;
   std::vector<std::size_t> index_;  // by parameter of the whole model: in this rank's list
   std::vector<int> owner_;          // the same: the stage that has it
   std::unique_ptr<train::UnshardedParameters> unsharded_;
@@ -142,8 +140,8 @@ class Collector {
 
 void save_model(train::Strategy& strategy, const nlohmann::json& config,
                 const std::filesystem::path& folder, std::int64_t max_bytes) {
-  const dist::CallScope call(strategy.communicator(), "io::save_model");
-  const dist::RankGrid ranks = checkpoint::ranks_of(strategy);
+  const dist::CallScope call(strategy.mesh().world(), "io::save_model");
+  dist::Communicator& ranks = strategy.mesh().world();
   const nn::ParameterList& whole = strategy.stage_of_model().whole();
   Files files(ranks.rank() == 0, folder, whole, max_bytes, config.dump(2) + "\n");
   files.throw_same_error_everywhere(ranks);
@@ -159,7 +157,7 @@ void save_model(train::Strategy& strategy, const nlohmann::json& config,
         files.write(whole.parameters[g].name, tensor);
       }
       // No rank waits for longer than one unit takes to be written.
-      if (strategy.stage_of_model().pipeline() != nullptr) ranks.barrier();
+      if (strategy.mesh().pipeline().size() > 1) ranks.barrier();
     }
   }
   files.finish();

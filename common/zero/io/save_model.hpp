@@ -21,8 +21,7 @@ namespace zero::io {
 /// call. The traffic counts as Purpose::kParameter.
 ///
 /// @throws zero::Error on every rank, with rank 0's reason, if the folder cannot be written or is
-/// full; its earlier contents then stay. If the model is a stage that no PipelineTrainer connects
-/// to the others.
+/// full; its earlier contents then stay.
 void save_model(train::Strategy& strategy, const nlohmann::json& config,
                 const std::filesystem::path& folder,
                 std::int64_t max_bytes = io::SafetensorsFolderWriter::kDefaultMaxBytes);

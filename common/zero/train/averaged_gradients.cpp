@@ -33,7 +33,7 @@ optim::WideSum added_over(const std::vector<dist::Communicator*>& groups, optim:
 }  // namespace
 
 AveragedGradients::AveragedGradients(Strategy& strategy, bool adds_averages)
-    : strategy_(strategy), adds_averages_(adds_averages), used_(strategy.list().size(), false) {
+    : strategy_(strategy), mesh_(strategy.mesh()), adds_averages_(adds_averages), used_(strategy.list().size(), false) {
   forget();
 }
 
@@ -56,8 +56,8 @@ void AveragedGradients::add_up_over_tensor_axis() {
     std::vector<at::Tensor> flat;
     for (const at::Tensor& gradient : gradients) flat.push_back(gradient.flatten());
     const at::Tensor all = at::cat(flat);
-    strategy_.tensor_axis()
-        ->all_reduce(all, Purpose::kGradient, {dist::ReduceOp::kSum, strategy_.average().type})
+    mesh_.tensor()
+        .all_reduce(all, Purpose::kGradient, {dist::ReduceOp::kSum, strategy_.average().type})
         .wait();
     std::int64_t begin = 0;
     for (const at::Tensor& gradient : gradients) {
@@ -75,10 +75,8 @@ void AveragedGradients::drop_unused() {
   auto* flags = all.mutable_data_ptr<std::int32_t>();
   for (std::size_t i = 0; i < count; ++i) flags[i] = used_[i] ? 1 : 0;
   flags[count] = take_suspicion() ? 1 : 0;
-  strategy_.communicator().all_reduce(all, Purpose::kControl, dist::ReduceOp::kSum).wait();
-  if (dist::Communicator* const axis = strategy_.tensor_axis()) {
-    axis->all_reduce(all, Purpose::kControl, dist::ReduceOp::kSum).wait();
-  }
+  mesh_.data().all_reduce(all, Purpose::kControl, dist::ReduceOp::kSum).wait();
+  mesh_.tensor().all_reduce(all, Purpose::kControl, dist::ReduceOp::kSum).wait();
   suspect_ = suspect_ || flags[count] != 0;
   for (std::size_t i = 0; i < count; ++i) {
     if (flags[i] == 0) {
@@ -110,7 +108,7 @@ void AveragedGradients::set_loss_scale(double scale) {
 }
 
 void AveragedGradients::forget() {
-  sources_.assign(static_cast<std::size_t>(strategy_.communicator().size()), false);
+  sources_.assign(static_cast<std::size_t>(mesh_.data().size()), false);
   suspect_ = false;
   used_.assign(used_.size(), false);  // noted by a backward() that threw
   accumulated_.assign(strategy_.list().size(), at::Tensor());
@@ -161,18 +159,14 @@ std::vector<double> AveragedGradients::sums_by_parameter(optim::Norm kind) {
 // A number of the whole model is the sum, or the largest, over one of these groups after the other.
 // Groups that hold copies are not among them: a copy does not count again.
 std::vector<dist::Communicator*> AveragedGradients::groups_of_parts() const {
-  std::vector<dist::Communicator*> groups;
-  if (strategy_.sharded()) groups.push_back(&strategy_.shard_group());
-  if (strategy_.tensor_axis() != nullptr) groups.push_back(strategy_.tensor_axis());
-  if (auto* const pipeline = strategy_.stage_of_model().pipeline()) groups.push_back(pipeline);
+  std::vector<dist::Communicator*> groups = {&mesh_.tensor(), &mesh_.pipeline()};
+  if (strategy_.sharded()) groups.insert(groups.begin(), &strategy_.shard_group());
   return groups;
 }
 
 // The first tensor rank counts what all of them hold, with the same gradient.
 bool AveragedGradients::counts_here(std::size_t index) const {
-  const dist::Communicator* const axis = strategy_.tensor_axis();
-  return axis == nullptr || axis->rank() == 0 ||
-         strategy_.list().parameters[index].placement.is_cut();
+  return mesh_.tensor().rank() == 0 || strategy_.list().parameters[index].placement.is_cut();
 }
 
 double AveragedGradients::norm(optim::Norm kind) {
@@ -245,14 +239,13 @@ void AveragedGradients::scale(double factor) {
 
 bool AveragedGradients::take_suspicion() {
   bool any = false;
-  const std::vector<bool> from = strategy_.communicator().take_not_finite();
+  const std::vector<bool> from = mesh_.data().take_not_finite();
   for (std::size_t r = 0; r < from.size(); ++r) {
     sources_[r] = sources_[r] || from[r];
     any = any || from[r];
   }
-  if (strategy_.tensor_axis() == nullptr) return any;
   // The sum over the tensor axis may overflow too; then this rank holds what is not finite.
-  const std::vector<bool> here = strategy_.tensor_axis()->take_not_finite();
+  const std::vector<bool> here = mesh_.tensor().take_not_finite();
   return any || std::find(here.begin(), here.end(), true) != here.end();
 }
 
@@ -272,28 +265,23 @@ std::size_t AveragedGradients::first_nonfinite_here() {
 std::vector<double> AveragedGradients::first_and_sources() {
   std::vector<double> mine = {static_cast<double>(first_nonfinite_here())};
   for (const bool from : sources_) mine.push_back(from ? 1 : 0);
-  for (dist::Communicator* const axis :
-       {strategy_.tensor_axis(), strategy_.stage_of_model().pipeline()}) {
-    if (axis == nullptr) continue;
+  for (dist::Communicator* const axis : {&mesh_.tensor(), &mesh_.pipeline()}) {
     const std::vector<double> all = dist::all_gather_scalars(*axis, mine);
     for (std::size_t k = 0; k < all.size(); ++k) {
       double& of_all = mine[k % mine.size()];
       of_all = k % mine.size() == 0 ? std::min(of_all, all[k]) : std::max(of_all, all[k]);
     }
   }
-  return dist::all_gather_scalars(strategy_.communicator(), mine);
+  return dist::all_gather_scalars(mesh_.data(), mine);
 }
 
 // Whether a gradient may be infinite or NaN; the same on all ranks.
 bool AveragedGradients::must_look() {
-  const dist::Communicator* const axis = strategy_.tensor_axis();
-  const bool checked = strategy_.communicator().checks_gradients() &&
-                       (axis == nullptr || axis->size() == 1 || axis->checks_gradients());
+  const bool checked = mesh_.data().checks_gradients() &&
+                       (mesh_.tensor().size() == 1 || mesh_.tensor().checks_gradients());
   // Averages that were checked may overflow when they are added to each other.
   const bool mine = !checked || adds_averages_ || suspect_;
-  dist::Communicator* const pipeline = strategy_.stage_of_model().pipeline();
-  if (pipeline == nullptr) return mine;
-  const auto stages = dist::all_gather_scalars(*pipeline, {mine ? 1.0 : 0.0});
+  const auto stages = dist::all_gather_scalars(mesh_.pipeline(), {mine ? 1.0 : 0.0});
   return std::ranges::any_of(stages, [](double must) { return must != 0; });
 }
 

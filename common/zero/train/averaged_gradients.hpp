@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include <zero/distributed/communicator.hpp>
+#include <zero/distributed/mesh.hpp>
 #include <zero/optim/norm.hpp>
 
 namespace zero::train {
@@ -91,6 +91,7 @@ class AveragedGradients {
   std::vector<double> first_and_sources();
 
   Strategy& strategy_;
+  const dist::Mesh& mesh_;
   bool adds_averages_;
   double loss_scale_ = 1;
   std::vector<bool> used_;               // by parameter: by this rank, in this reduction

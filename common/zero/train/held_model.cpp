@@ -3,7 +3,6 @@
 #include <map>
 
 #include <zero/base/error.hpp>
-#include <zero/distributed/rank_grid.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/train/held_model.hpp>
 #include <zero/train/unsharded_read.hpp>
@@ -11,21 +10,24 @@
 namespace zero::train {
 namespace {
 
-// ParameterList::tensor_axis() of a model whose parameters cannot be listed.
-dist::Communicator* tensor_axis(torch::nn::Module& model) {
-  const auto of = [](torch::nn::Module& module) -> dist::Communicator* {
-    const auto* layer = dynamic_cast<const nn::Layer*>(&module);
-    if (layer == nullptr) return nullptr;
-    for (const auto& item : module.named_parameters(/*recurse=*/false)) {
-      if (auto* axis = layer->placement(item.key()).axis; axis != nullptr) return axis;
-    }
-    return nullptr;
-  };
-  if (dist::Communicator* axis = of(model); axis != nullptr) return axis;
-  for (const auto& module : model.modules(/*include_self=*/false)) {
-    if (dist::Communicator* axis = of(*module); axis != nullptr) return axis;
+// Throws zero::Error if the mesh does not have the axes that the model is split over.
+void verify_axes(const dist::Mesh& mesh, const nn::ParameterList& list, const nn::Model& model) {
+  if (list.tensor_axis() != nullptr && list.tensor_axis() != &mesh.tensor()) {
+    throw Error(
+        "the model is split over a tensor axis that the mesh does not have: pass the mesh that has "
+        "the axis \"tensor\" of the model's nn::TensorParallel");
   }
-  return nullptr;
+  if ((model.whole_model() != nullptr) != (mesh.pipeline().size() > 1)) {
+    throw Error(fmt::format(
+        "{}, on a mesh of {}: a stage of a pipeline needs an axis \"pipeline\" that leads to the "
+        "others, and a whole model must not have one",
+        model.whole_model() != nullptr ? "the model is a stage" : "the model is whole",
+        mesh.text()));
+  }
+  if (mesh.data().size() * mesh.tensor().size() * mesh.pipeline().size() != mesh.world().size()) {
+    throw Error(fmt::format(
+        "a mesh of {}: its axes must be \"data\", \"tensor\" and \"pipeline\"", mesh.text()));
+  }
 }
 
 // Throws zero::Error for what no strategy can train.
@@ -71,6 +73,7 @@ nn::ParameterList HeldModel::free_parameters(const StrategyArguments& arguments,
     try {
       nn::ParameterList list = nn::list_parameters(arguments.model, granularity);
       verify_trainable(list, arguments.model);
+      verify_axes(arguments.mesh, list, arguments.model);
       return list;
     } catch (const Error& error) {
       wrong = error.what();
@@ -78,8 +81,7 @@ nn::ParameterList HeldModel::free_parameters(const StrategyArguments& arguments,
   }
   // Ranks where the model is well send another text in the constructor's comparison, so this throws
   // on all ranks.
-  dist::RankGrid({&arguments.communicator, tensor_axis(arguments.model)})
-      .verify_same_on_all_ranks(kModelOrStrategy, wrong);
+  arguments.mesh.verify_same_in_stage(kModelOrStrategy, wrong);
   throw Error(wrong + advice);
 }
 

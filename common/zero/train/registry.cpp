@@ -37,7 +37,7 @@ void Registry::add(StrategyEntry entry) { entries_.push_back(std::move(entry)); 
 std::unique_ptr<Strategy> Registry::make(const std::string& mode,
                                          StrategyArguments arguments) const {
   const auto [entry, variant] = find(mode);
-  arguments.communicator.verify_same_on_all_ranks("the mode", mode);
+  arguments.mesh.world().verify_same_on_all_ranks("the mode", mode);
   arguments.variant = variant;
   arguments.mode = mode;
   return entry.make(arguments);

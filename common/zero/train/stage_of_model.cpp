@@ -9,7 +9,6 @@ namespace zero::train {
 
 StageOfModel::StageOfModel(const nn::Model& model, const nn::ParameterList& list)
     : whole_(model.whole_model() != nullptr ? model.whole_model()->list : list),
-      is_stage_(model.whole_model() != nullptr),
       copy_(list.size()) {
   const auto begin = whole_.parameters.begin(), end = whole_.parameters.end();
   auto found = begin;  // both are in the same order
@@ -21,15 +20,8 @@ StageOfModel::StageOfModel(const nn::Model& model, const nn::ParameterList& list
           "parameter '{}' of this stage is not in the whole model, or in another order", p.name));
     }
     places_.push_back(static_cast<std::size_t>(found - begin));
-    if (is_stage_ && p.tensor.is_same(model.whole_model()->copy)) copy_ = i;
+    if (model.whole_model() != nullptr && p.tensor.is_same(model.whole_model()->copy)) copy_ = i;
   }
-}
-
-void StageOfModel::verify_connected() const {
-  if (!is_stage_ || pipeline_ != nullptr) return;
-  throw Error(
-      "the model is a stage of a pipeline, and nothing connects it to the other stages: a "
-      "PipelineTrainer does, as long as it lives");
 }
 
 }  // namespace zero::train

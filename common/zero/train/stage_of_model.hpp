@@ -3,7 +3,6 @@
 #include <cstddef>
 #include <vector>
 
-#include <zero/distributed/communicator.hpp>
 #include <zero/nn/model.hpp>
 #include <zero/nn/parameters.hpp>
 
@@ -23,19 +22,10 @@ class StageOfModel {
   /// Whether another stage trains the strategy's parameter `index`, of which this one has a copy.
   bool is_copy(std::size_t index) const { return index == copy_; }
 
-  /// The axis whose ranks have the stages, not owned; null until a trainer of stages has set it. It
-  /// is one of Strategy::all_ranks() then.
-  dist::Communicator* pipeline() const { return pipeline_; }
-  void set_pipeline(dist::Communicator* axis) { pipeline_ = axis; }
-  /// Throws zero::Error if this is a stage and no axis leads to the others.
-  void verify_connected() const;
-
  private:
   const nn::ParameterList& whole_;
-  bool is_stage_;
   std::vector<std::size_t> places_;
   std::size_t copy_;  // none: the number of parameters
-  dist::Communicator* pipeline_ = nullptr;
 };
 
 }  // namespace zero::train

@@ -45,29 +45,14 @@ std::string description(const nn::ParameterList& list, const StrategyArguments& 
   return text;
 }
 
-// Ranks of one tensor axis share a model and a batch, so they must have the same rank and size on
-// the data axis. Called by all ranks of both.
-void verify_data_positions(const dist::Communicator& data, dist::Communicator& tensor_axis,
-                           const dist::RankGrid& all_ranks) {
-  const std::vector<std::string> positions =
-      tensor_axis.exchange(fmt::format("{} of {}", data.rank(), data.size()));
-  const bool same = std::ranges::all_of(
-      positions, [&](const std::string& position) { return position == positions.front(); });
-  const std::string wrong =
-      same ? ""
-           : fmt::format("ranks of one tensor axis are data ranks {}", fmt::join(positions, ", "));
-  all_ranks.verify_same_on_all_ranks("their positions on the data axis", wrong);
-  if (!same) throw Error(wrong + "; they must be equal: make both axes from one dist::Mesh");
-}
-
 }  // namespace
 
 Strategy::Strategy(const StrategyArguments& arguments, nn::Granularity granularity)
     : model_(arguments.model),
-      communicator_(arguments.communicator),
+      mesh_(arguments.mesh),
+      communicator_(mesh_.data()),
       average_(dist::ReduceOp::kAverage, arguments.reduce_type),
       list_(HeldModel::free_parameters(arguments, granularity)),
-      tensor_axis_(list_.tensor_axis()),
       stage_of_model_(model_, list_),
       reduces_each_(arguments.accumulation == Accumulation::kReduceEach),
       averaged_(*this, reduces_each_),
@@ -75,8 +60,7 @@ Strategy::Strategy(const StrategyArguments& arguments, nn::Granularity granulari
       first_values_(*this, held_, arguments.values),
       passes_(*this, granularity) {
   // First: ranks that differ would send each other the wrong bytes, or wait forever.
-  all_ranks().verify_same_on_all_ranks(kModelOrStrategy, description(list_, arguments));
-  if (tensor_axis_ != nullptr) verify_data_positions(communicator_, *tensor_axis_, all_ranks());
+  mesh_.verify_same_in_stage(kModelOrStrategy, description(list_, arguments));
   std::vector<at::Tensor> all;
   for (const nn::Parameter& p : list_.parameters) {
     all.push_back(p.tensor);
@@ -160,12 +144,12 @@ at::Tensor Strategy::step(const std::function<at::Tensor()>& closure) {
 }
 
 float Strategy::clip_grad_norm(double max_norm, optim::Norm norm) {
-  const dist::CallScope call(communicator_, "Strategy::clip_grad_norm");
+  const dist::CallScope call(mesh_.world(), "Strategy::clip_grad_norm");
   return averaged_.clip(max_norm, norm);
 }
 
 void Strategy::unshard(std::size_t unit) {
-  const dist::CallScope call(communicator_, "Strategy::unshard");
+  const dist::CallScope call(mesh_.world(), "Strategy::unshard");
   passes_.is_running() ? gather(unit) : gather_to_read(unit);
   finish_parameters();  // the caller may write where other ranks read until now
   passes_.use().hold(unit);
@@ -197,12 +181,8 @@ void Strategy::reshard_all() {
   for (std::size_t u = 0; u < list_.units.size(); ++u) drop(u);
 }
 
-dist::RankGrid Strategy::all_ranks() const {
-  return dist::RankGrid({&communicator_, tensor_axis_, stage_of_model_.pipeline()});
-}
-
 void Strategy::release() {
-  const dist::CallScope call(communicator_, "Strategy::release");
+  const dist::CallScope call(mesh_.world(), "Strategy::release");
   held_.verify_not_released();
   zero_grad();
   std::vector<at::Tensor> values(count());

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include <zero/data/batch.hpp>
-#include <zero/distributed/rank_grid.hpp>
+#include <zero/distributed/mesh.hpp>
 #include <zero/train/autograd_passes.hpp>
 #include <zero/train/averaged_gradients.hpp>
 #include <zero/train/costs.hpp>
@@ -35,7 +35,7 @@ namespace zero::train {
 /// until this rank's part is done, and throws zero::Error when a peer fails.
 ///
 /// The model may be split over a tensor axis (nn/tensor_parallel.hpp). Then a strategy works on
-/// what this tensor rank holds, its communicator() is the data axis, and all ranks of both axes
+/// what this tensor rank holds, its communicator() is the data axis, and all ranks of the mesh
 /// call.
 ///
 /// A chapter derives a class, and overrides what its stage does in another way. The base class
@@ -117,15 +117,12 @@ class Strategy {
 
   const nn::ParameterList& list() const { return list_; }
   nn::Model& model() { return model_; }
+  /// All ranks that train, by axis.
+  const dist::Mesh& mesh() const { return mesh_; }
+  /// Those with batches of their own, mesh().data().
   dist::Communicator& communicator() const { return communicator_; }
-  /// The ranks that the model is split over; null if it is not.
-  dist::Communicator* tensor_axis() const { return tensor_axis_; }
   /// Where the parameters are in the whole model, if this one is a stage of a pipeline.
   const StageOfModel& stage_of_model() const { return stage_of_model_; }
-  StageOfModel& stage_of_model() { return stage_of_model_; }
-  /// The ranks of communicator(), of the tensor axis and of the pipeline axis, for checks that all
-  /// of them must see.
-  dist::RankGrid all_ranks() const;
   optim::Optimizer& optimizer() const { return *optimizer_; }
   /// How gradients are averaged: the operation and the type of the sums.
   const dist::Reduction& average() const { return average_; }
@@ -139,8 +136,8 @@ class Strategy {
  protected:
   /// Called by all ranks. Throws zero::Error on every rank, before anything else is sent, if ranks
   /// differ in the variant, its options, or the names, shapes, dtypes, units or trainability of
-  /// parameters and buffers, or if ranks of one tensor axis have different positions on the data
-  /// axis; the error names the first difference. `granularity`: what counts as a unit.
+  /// parameters and buffers, or if the model is split over an axis that the mesh does not have; the
+  /// error names the first difference. `granularity`: what counts as a unit.
   explicit Strategy(const StrategyArguments& arguments,
                     nn::Granularity granularity = nn::Granularity::kUnit);
 
@@ -219,6 +216,7 @@ class Strategy {
   void reshard_all();
 
   nn::Model& model_;
+  const dist::Mesh mesh_;
   dist::Communicator& communicator_;
   const dist::Reduction average_;
 
@@ -228,8 +226,7 @@ class Strategy {
   void note_possible_write(std::size_t index) const;
 
   nn::ParameterList list_;
-  dist::Communicator* const tensor_axis_;
-  StageOfModel stage_of_model_;
+  const StageOfModel stage_of_model_;
   std::unique_ptr<optim::Optimizer> optimizer_;
   const bool reduces_each_;  // every micro-batch
   bool requires_gradient_sync_ = true;

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include <zero/distributed/communicator.hpp>
+#include <zero/distributed/mesh.hpp>
 #include <zero/nn/model.hpp>
 #include <zero/nn/parameters.hpp>
 #include <zero/optim/optimizer.hpp>
@@ -21,7 +21,9 @@ enum class Accumulation : std::uint8_t {
 /// Everything a strategy is made from.
 struct StrategyArguments {
   nn::Model& model;
-  dist::Communicator& communicator;
+  /// The ranks that train. A communicator will do: all its ranks are data ranks then. If the model
+  /// is split over a tensor axis or is a stage of a pipeline, the mesh that has those axes.
+  dist::Mesh mesh;
   optim::OptimizerFactory optimizer;
   /// First values of parameters that have no storage yet; asked on rank 0 only, or, of a model that
   /// is split over a tensor axis, on rank 0 of the data axis of every tensor rank.
@@ -35,6 +37,13 @@ struct StrategyArguments {
   /// that `variant` stands for; empty: those of the variant.
   std::any options = {};
   std::string mode = {};  ///< the strategy's name, for messages; the registry fills it in
+
+  /// The same with mesh.with_shards().
+  StrategyArguments with_shards(std::int64_t shard_size) const {
+    StrategyArguments cut = *this;
+    cut.mesh = mesh.with_shards(shard_size);
+    return cut;
+  }
 };
 
 }  // namespace zero::train

@@ -4,7 +4,6 @@
 
 #include <chrono>
 #include <cmath>
-#include <deque>
 
 #include <zero/base/error.hpp>
 #include <zero/memory/timeline.hpp>
@@ -18,33 +17,25 @@ using Clock = std::chrono::steady_clock;
 // Splits the time of a step: time that communicators waited is taken out of its phase.
 class Stopwatch {
  public:
-  Stopwatch(const std::vector<dist::Communicator*>& axes, PhaseSeconds& seconds)
-      : axes_(axes), seconds_(seconds), waited_(exposed()), in_flight_(in_flight()) {}
+  Stopwatch(const dist::Communicator& world, PhaseSeconds& seconds)
+      : world_(world),
+        seconds_(seconds),
+        waited_(world.exposed_seconds()),
+        in_flight_(world.in_flight_seconds()) {}
   void end_of(double PhaseSeconds::*phase) {
     const auto now = Clock::now();
     const double all = std::chrono::duration<double>(now - last_).count();
-    const double waited = exposed() - waited_;
+    const double waited = world_.exposed_seconds() - waited_;
     seconds_.*phase += all - waited;
     seconds_.communication += waited;
     seconds_.total += all;
-    seconds_.in_flight = in_flight() - in_flight_;
+    seconds_.in_flight = world_.in_flight_seconds() - in_flight_;
     last_ = now;
     waited_ += waited;
   }
 
  private:
-  double exposed() const {
-    double sum = 0;
-    for (const dist::Communicator* axis : axes_) sum += axis->exposed_seconds();
-    return sum;
-  }
-  double in_flight() const {
-    double sum = 0;
-    for (const dist::Communicator* axis : axes_) sum += axis->in_flight_seconds();
-    return sum;
-  }
-
-  const std::vector<dist::Communicator*>& axes_;
+  const dist::Communicator& world_;  // the waits of all axes
   PhaseSeconds& seconds_;
   Clock::time_point last_ = Clock::now();
   double waited_;
@@ -55,13 +46,11 @@ class Stopwatch {
 
 Trainer::Trainer(Strategy& strategy, TrainerOptions options)
     : strategy_(strategy),
-      axes_{&strategy.communicator()},
       options_(options),
       steps_(options.first_step) {
-  const dist::CallScope call(strategy.communicator(), "Trainer::Trainer");
+  const dist::CallScope call(strategy.mesh().world(), "Trainer::Trainer");
   if (options.loss_scale) loss_scale_.emplace(*options.loss_scale);
-  if (strategy.tensor_axis() != nullptr) add_axis(*strategy.tensor_axis());
-  strategy.all_ranks().verify_same_on_all_ranks("the trainer's options", options_text());
+  strategy.mesh().world().verify_same_on_all_ranks("the trainer's options", options_text());
   strategy.averaged_gradients().set_loss_scale(loss_scale_ ? loss_scale_->value() : 1.0);
 }
 
@@ -73,9 +62,8 @@ std::string Trainer::options_text() const {
 }
 
 StepResult Trainer::step(const std::vector<data::Batch>& micro_batches) {
-  std::deque<dist::CallScope> calls;
-  for (dist::Communicator* axis : axes_) calls.emplace_back(*axis, "Trainer::step");
-  for (dist::Communicator* axis : axes_) axis->set_step(steps_);
+  const dist::CallScope call(strategy_.mesh().world(), "Trainer::step");
+  strategy_.mesh().world().set_step(steps_);
   StepResult result;
   strategy_.zero_grad();
   if (loss_scale_) {
@@ -89,7 +77,7 @@ StepResult Trainer::step(const std::vector<data::Batch>& micro_batches) {
 }
 
 void Trainer::run(const std::vector<data::Batch>& micro_batches, StepResult& result) {
-  Stopwatch watch(axes_, result.seconds);
+  Stopwatch watch(strategy_.mesh().world(), result.seconds);
   // First: ranks that found out later that they differ would wait for each other.
   const double all_terms = count_terms(micro_batches);
   const double loss_sum =
@@ -149,7 +137,7 @@ void Trainer::end(StepResult& result) {
 }
 
 double Trainer::evaluate(const std::vector<data::Batch>& batches) {
-  const dist::CallScope call(strategy_.communicator(), "Trainer::evaluate");
+  const dist::CallScope call(strategy_.mesh().world(), "Trainer::evaluate");
   const c10::NoGradGuard no_grad;
   const double all_terms = count_terms(batches);
   double loss_sum = 0;

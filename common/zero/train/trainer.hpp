@@ -103,16 +103,12 @@ class Trainer {
   Strategy& strategy() { return strategy_; }
   /// What all ranks must have in common.
   std::string options_text() const;
-  /// The ranks of `communicator` take part in each step as well: it gets the step's number and name
-  /// for messages, and waiting for it counts as communication.
-  void add_axis(dist::Communicator& communicator) { axes_.push_back(&communicator); }
 
  private:
   void end(StepResult& result);
   void run(const std::vector<data::Batch>& micro_batches, StepResult& result);
 
   Strategy& strategy_;
-  std::vector<dist::Communicator*> axes_;
   TrainerOptions options_;
   std::optional<LossScale> loss_scale_;
   std::int64_t steps_ = 0;
