@@ -19,6 +19,8 @@
 namespace zero::testing {
 namespace {
 
+using ::testing::HasSubstr;
+
 constexpr int kTensorRanks = 2;
 
 // Runs `body` on `data_ranks` x 2 ranks.
@@ -267,7 +269,7 @@ TEST(TensorParallelErrors, AMeshWithoutTheModelsAxesIsRefusedOnAllRanks) {
     const auto whole = make_deferred<nn::Llama>(llama_to_split());
     const auto refused = [&](nn::Llama& model, const dist::Mesh& mesh) {
       return error_of([&] {
-        make_strategy("hsdp3", {model, mesh, optim::adamw(), &values});
+        make_strategy("zero3", {model, mesh, optim::adamw(), &values});
       });
     };
     dist::Communicator& world = axes.mesh.world();
