@@ -11,8 +11,8 @@
 namespace zero {
 
 /// hpZ, hierarchical partitioning (ZeRO++, Wang et al. 2023). Beside its shard of a buffer, which
-/// is 1/N of it, a rank keeps a secondary shard, 1/S of it, and the S ranks of a group have all of
-/// the buffer among them:
+/// is 1/N of it, a rank keeps a secondary shard, 1/S of it. The S ranks of a group together hold
+/// the whole buffer:
 ///
 ///     the first gather of new weights    from all ranks; each then keeps its part of what arrived
 ///     every other gather                 from the secondary shards, inside the group

@@ -9,10 +9,9 @@ ZeroPlusPlus::ZeroPlusPlus(const train::StrategyArguments& arguments, const Over
 
 ZeroPlusPlus::ZeroPlusPlus(const OverlapOptions& options, const MakeTransfers& make_transfers,
                            const train::StrategyArguments& arguments)
-    : Overlap(
-          arguments, options, arguments.mesh.data(), /*replicas=*/nullptr,
-          make_transfers(arguments.mesh, options, [this] { return passes().forwards().version(); })) {
-}
+    : Overlap(arguments, options, arguments.mesh.data(), /*replicas=*/nullptr,
+              make_transfers(arguments.mesh, options,
+                             [this] { return passes().forwards().version(); })) {}
 
 void ZeroPlusPlus::shard_reduced(const train::ReducedShard& shard) {
   if (shard.rest == nullptr) return;  // averaged already

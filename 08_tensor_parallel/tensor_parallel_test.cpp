@@ -101,7 +101,8 @@ TEST_P(TensorParallelTraining, NormsOfEveryKindAreThoseOfTheWholeModelOnAllRanks
         SplitRun split(axes.mesh, options), whole(*axes.data, options);
         const float norm = split.step(0).gradient_norm;
         EXPECT_FLOAT_EQ(norm, whole.step(0).gradient_norm);
-        split.strategy->mesh().world().verify_same_on_all_ranks("the norm", fmt::format("{:a}", norm));
+        split.strategy->mesh().world().verify_same_on_all_ranks("the norm",
+                                                                fmt::format("{:a}", norm));
       }
     }
   });
@@ -175,12 +176,11 @@ TEST_P(TensorParallelTraining, GradientsOfNormsTravelInTheTypeThatTheyAreReduced
     const std::int64_t n = kTensorRanks, norms = (2 * config.layers + 1) * config.hidden;
     for (const auto& [type, bytes] :
          {std::pair{dist::ReduceType::kOwn, 2}, {dist::ReduceType::kFloat32, 4}}) {
-      SplitRun run(axes.mesh,
-                   {.mode = "ddp",
-                    .sequence = true,
-                    .dtype = at::kBFloat16,
-                    .optimizer = optim::with_master_weights(optim::adamw()),
-                    .reduce_type = type});
+      SplitRun run(axes.mesh, {.mode = "ddp",
+                               .sequence = true,
+                               .dtype = at::kBFloat16,
+                               .optimizer = optim::with_master_weights(optim::adamw()),
+                               .reduce_type = type});
       const dist::Traffic before = axes.tensor->traffic();
       run.step(0);
       EXPECT_EQ(axes.tensor->traffic().since(before).bytes(dist::Purpose::kGradient),
@@ -196,12 +196,11 @@ TEST(TensorParallelOverflow, OfTheSumOverTheTensorAxisIsFound) {
     for (const dist::ReduceType type : {dist::ReduceType::kOwn, dist::ReduceType::kFloat32}) {
       for (const std::string& mode : all_strategies()) {
         SCOPED_TRACE(fmt::format("{} in {}", mode, dist::name(type)));
-        SplitRun run(axes.mesh,
-                     {.mode = mode,
-                      .sequence = true,
-                      .dtype = at::kHalf,
-                      .optimizer = optim::with_master_weights(optim::adamw()),
-                      .reduce_type = type});
+        SplitRun run(axes.mesh, {.mode = mode,
+                                 .sequence = true,
+                                 .dtype = at::kHalf,
+                                 .optimizer = optim::with_master_weights(optim::adamw()),
+                                 .reduce_type = type});
         run.step(0);
         const auto& parameters = run.strategy->list().parameters;
         run.strategy->passes().observe_gradients([&](std::size_t i, const at::Tensor& gradient) {
@@ -253,8 +252,7 @@ TEST(TensorParallelErrors, AppearOnAllRanksWhicheverIsDifferent) {
             make_strategy("ddp", {*model, axes.mesh, optim::adamw(), &values});
           },
           {"ranks disagree about the model or the strategy", "lm_head.weight"});
-      const auto good =
-          make_deferred<nn::Llama>(llama_to_split(), nn::TensorParallel{axes.tensor});
+      const auto good = make_deferred<nn::Llama>(llama_to_split(), nn::TensorParallel{axes.tensor});
       const auto strategy = make_strategy("ddp", {*good, axes.mesh, optim::adamw(), &values});
       train::TrainerOptions options{.clip_norm = rank == other ? 2.0 : 1.0};
       expect_error([&] { train::Trainer(*strategy, options); }, {"the trainer's options"});
@@ -268,12 +266,11 @@ TEST(TensorParallelErrors, AMeshWithoutTheModelsAxesIsRefusedOnAllRanks) {
     const auto split = make_deferred<nn::Llama>(llama_to_split(), nn::TensorParallel{axes.tensor});
     const auto whole = make_deferred<nn::Llama>(llama_to_split());
     const auto refused = [&](nn::Llama& model, const dist::Mesh& mesh) {
-      return error_of([&] {
-        make_strategy("zero3", {model, mesh, optim::adamw(), &values});
-      });
+      return error_of([&] { make_strategy("zero3", {model, mesh, optim::adamw(), &values}); });
     };
     dist::Communicator& world = axes.mesh.world();
-    EXPECT_THAT(refused(*split, *axes.data), HasSubstr("a tensor axis that the mesh does not have"));
+    EXPECT_THAT(refused(*split, *axes.data),
+                HasSubstr("a tensor axis that the mesh does not have"));
     EXPECT_THAT(refused(*split, world), HasSubstr("a tensor axis that the mesh does not have"));
     const dist::Mesh staged(world, {{"data", 2}, {"pipeline", 2}});
     EXPECT_THAT(refused(*whole, staged), HasSubstr("the model is whole, on a mesh of data 2 x"));

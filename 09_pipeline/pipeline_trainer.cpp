@@ -171,8 +171,8 @@ PipelineTrainer::PipelineTrainer(LlamaStage& stage, train::Strategy& strategy,
 }
 
 void PipelineTrainer::verify_strategy() {
-  if (strategy().mesh().any(pipeline_.size() != stage_.stages() || pipeline_.rank() != stage_.stage() ||
-                  &strategy().model() != &stage_)) {
+  if (strategy().mesh().any(pipeline_.size() != stage_.stages() ||
+                            pipeline_.rank() != stage_.stage() || &strategy().model() != &stage_)) {
     throw Error(
         fmt::format("this rank has stage {} of {} and is rank {} of {} on the pipeline axis: on "
                     "every rank, the "

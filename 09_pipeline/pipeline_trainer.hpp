@@ -28,8 +28,8 @@ namespace zero {
 ///   if the embedding is the head, also from stage 0 to the last stage. Then the last stage also
 ///   sends its part of the weight to stage 0, once a step (Purpose::kParameter).
 ///
-/// Checkpoints and io::save_model() of `strategy` are those of the whole model, and all ranks of all
-/// axes call them.
+/// Checkpoints and io::save_model() of `strategy` are those of the whole model, and all ranks of
+/// all axes call them.
 ///
 /// Stage 3 is possible unless the embedding is the head. It rarely makes sense: it gathers the
 /// stage's parameters twice for each micro-batch, and a pipeline needs many.
@@ -37,8 +37,8 @@ class PipelineTrainer final : public train::Trainer {
  public:
   /// Called by all ranks. `strategy` holds `stage`, and its mesh has an axis "pipeline" of
   /// stage.stages() ranks; both must outlive this object. Throws zero::Error on all ranks of all
-  /// axes if they differ in model, schedule or options, or if the strategy does not fit: with a tied
-  /// weight it must keep parameters whole, and add up micro-batches before it reduces them.
+  /// axes if they differ in model, schedule or options, or if the strategy does not fit: with a
+  /// tied weight it must keep parameters whole, and add up micro-batches before it reduces them.
   PipelineTrainer(LlamaStage& stage, train::Strategy& strategy,
                   PipelineSchedule schedule = PipelineSchedule::kOneForwardOneBackward,
                   train::TrainerOptions options = {});

@@ -110,7 +110,8 @@ TEST(MeshTraining, NormsOfEveryKindAreThoseOfTheWholeModelOnAllRanks) {
         WholeRank whole(*axes.data, shape);
         const float norm = rank.step(0, 2).gradient_norm;
         EXPECT_FLOAT_EQ(norm, whole.step(0, 2).gradient_norm);
-        rank.strategy->mesh().world().verify_same_on_all_ranks("the norm", fmt::format("{:a}", norm));
+        rank.strategy->mesh().world().verify_same_on_all_ranks("the norm",
+                                                               fmt::format("{:a}", norm));
       }
     }
   });

@@ -234,11 +234,17 @@ TEST(PipelineCheckpoint, AStageAloneAndAnotherModelAreRefused) {
     const PipelineShape shape = saved_shape("zero1");
     nn::SeededValues values(3);
     LlamaStage stage(pipeline_config(shape), axes.pipeline->rank(), 2, {axes.tensor});
-    expect_error([&] { make_strategy("zero1", {stage, axes.of_stage, shape.optimizer, &values}); },
-                 {"a tensor axis that the mesh does not have"});
+    expect_error(
+        [&] {
+          make_strategy("zero1", {stage, axes.of_stage, shape.optimizer, &values});
+        },
+        {"a tensor axis that the mesh does not have"});
     LlamaStage uncut(pipeline_config(shape), axes.pipeline->rank(), 2, {});
-    expect_error([&] { make_strategy("zero1", {uncut, *axes.data, shape.optimizer, &values}); },
-                 {"the model is a stage", "needs an axis \"pipeline\""});
+    expect_error(
+        [&] {
+          make_strategy("zero1", {uncut, *axes.data, shape.optimizer, &values});
+        },
+        {"the model is a stage", "needs an axis \"pipeline\""});
     const auto strategy = make_strategy("zero1", {stage, axes.mesh, shape.optimizer, &values});
     io::save_checkpoint(*strategy, folder / "run", {});
     PipelineShape untied = shape;

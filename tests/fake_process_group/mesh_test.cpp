@@ -28,8 +28,7 @@ struct MeshRank {
       fake->set_source(train::first_values_of(*model, values));
     }
     strategy = make_strategy(
-        mode,
-        {.model = *model, .mesh = mesh, .optimizer = optim::adamw(), .values = &values});
+        mode, {.model = *model, .mesh = mesh, .optimizer = optim::adamw(), .values = &values});
   }
 
   nn::SeededValues values{3};
@@ -55,8 +54,8 @@ SeenOnMesh look_at(const Mesh& mesh, const std::string& mode, bool sequence) {
   dist::Communicator &data = mesh.along("data"), &tensor = mesh.along("tensor");
   const memory::Snapshot before = memory::snapshot();
   const MeshRank<nn::Llama> rank(
-      mesh,
-      make_deferred<nn::Llama>(llama_to_split(), nn::TensorParallel{&tensor, sequence}), mode);
+      mesh, make_deferred<nn::Llama>(llama_to_split(), nn::TensorParallel{&tensor, sequence}),
+      mode);
   train::Trainer trainer(*rank.strategy);
   trainer.step({split_batch(data.rank(), 0)});
   const dist::Traffic on_data = data.traffic(), on_tensor = tensor.traffic();
@@ -185,8 +184,7 @@ TEST_P(FakeMeshAt, HoldsAndSendsWhatTheFormulasSay) {
     dist::Communicator &data = mesh.along("data"), &tensor = mesh.along("tensor");
     const memory::Snapshot before = memory::snapshot();
     const MeshRank<nn::Llama> rank(
-        mesh,
-        make_deferred<nn::Llama>(c, nn::TensorParallel{place.tensor > 1 ? &tensor : nullptr}),
+        mesh, make_deferred<nn::Llama>(c, nn::TensorParallel{place.tensor > 1 ? &tensor : nullptr}),
         place.mode);
     const std::int64_t norms = (2 * c.layers + 1) * c.hidden;
     EXPECT_EQ(rank.strategy->list().numel(), (c.parameters() - norms) / place.tensor + norms);
@@ -238,8 +236,7 @@ void expect_stage_by_formula(int stage, int data_ranks, int tensor_ranks, bool t
   dist::Communicator &data = mesh.along("data"), &pipeline = mesh.along("pipeline");
   const nn::TensorParallel tensor{tensor_ranks > 1 ? &mesh.along("tensor") : nullptr};
   const memory::Snapshot before = memory::snapshot();
-  const MeshRank<LlamaStage> rank(mesh, std::make_shared<LlamaStage>(c, stage, 4, tensor),
-                                  "zero2");
+  const MeshRank<LlamaStage> rank(mesh, std::make_shared<LlamaStage>(c, stage, 4, tensor), "zero2");
   PipelineTrainer trainer(*rank.model, *rank.strategy);
   const plan::ModelPart part =
       plan::part_of(plan::model_of(c, "medium"), {1, data_ranks, tensor_ranks, 4}, stage);

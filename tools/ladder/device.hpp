@@ -30,8 +30,8 @@ std::string ask_elsewhere(const std::function<std::string()>& question, const ch
 /// none. After use_device().
 std::int64_t free_gpu_bytes(const Options& options);
 
-/// To be called in every rank, connected, before it makes a tensor of the model: settles what has
-/// to be the same in every run, begins to count bytes on the device, and gives it.
+/// Fixes the settings that all runs share, starts counting bytes on the device and returns it.
+/// Called by every rank, connected, before it makes a tensor of the model.
 at::Device enter_rank(const Options& options);
 
 /// Moves the parameters of a model without storage; they have none there either.

@@ -25,7 +25,7 @@
 namespace zero::ladder {
 namespace {
 
-// All that is kept for every rank of a fake process group is texts; there is no use for more.
+// Only texts are kept for each rank of a fake process group; larger worlds serve no purpose.
 constexpr int kLargestFakeProcessGroup = 4096;
 
 void check_choice(const std::string& kind, const std::string& value,
@@ -207,8 +207,8 @@ void add_checkpoint_options(CLI::App& app, Options& o) {
       ->excludes(resume);
 }
 
-// What is saved, or gone on from, would be mostly what the other ranks have, and a validation loss
-// that of a model which they never trained; a memory timeline is of rank 0.
+// Refused with: a checkpoint or a saved model, which need the other ranks' shards; a validation
+// loss, which needs a model that all ranks trained; a memory timeline, which is rank 0's.
 void add_fake_process_group_options(CLI::App& app, Options& o) {
   auto* fake = app.add_option("--fake-process-group", o.fake_process_group,
                               "run one rank of a world of this many, alone: nothing is sent, and "

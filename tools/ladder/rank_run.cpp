@@ -229,8 +229,8 @@ void watch_first_gradients(train::Strategy& strategy, base::Sha256& digest) {
   });
 }
 
-// What is saved or recorded takes collectives, so that all ranks do it or none; where it goes is
-// each rank's own affair.
+// Saving and recording use collectives, so all ranks do both or neither. Each rank may have a path
+// of its own.
 std::string with(const char* option, const std::string& place) {
   return place.empty() ? fmt::format("no {}", option) : option;
 }
@@ -274,7 +274,7 @@ void save(train::Strategy& strategy, const Options& options, std::int64_t pad_id
   io::save_model(strategy, json, options.save);
 }
 
-// What a rank trains, and with what.
+// A rank's training state.
 struct Training {
   const MeshRun& run;
   train::Strategy& strategy;
@@ -403,10 +403,11 @@ RankResult run_rank(dist::Communicator& communicator, const std::string& mode,
 
   data::DistributedSampler sampler(std::ssize(samples.training),
                                    options.batch * options.micro_batches * run.mesh().data().size(),
-                                   run.mesh().data().rank(), run.mesh().data().size(), options.seed);
+                                   run.mesh().data().rank(), run.mesh().data().size(),
+                                   options.seed);
   resume(*strategy, *trainer, sampler, options);
   RankResult result;
-  // The other ranks of a fake process group learn nothing: only what this one updates can change.
+  // The other ranks of a fake process group do not train: only what this one updates can change.
   const std::vector<std::string> before =
       fake != nullptr ? piece_digests(*strategy) : parameter_digests(*strategy);
   Meter meter(run, base, resident_base);

@@ -202,8 +202,11 @@ TEST(Mesh, RefusesSizesThatDoNotFitOnAllRanks) {
     refuses(two(4, 4), "4 is not a multiple of 16");
     refuses({{"a", Mesh::kRest}, {"b", Mesh::kRest}}, "the size of b must be");
     refuses_shards(world.rank() < 2 ? 1 : 2, "ranks disagree about the mesh of ranks");
-    expect_error([&] { Mesh(world, {{"tensor", 4}}).with_shards(2); },
-                 {"a mesh of tensor 4 has no axis 'data' to cut"});
+    expect_error(
+        [&] {
+          Mesh(world, {{"tensor", 4}}).with_shards(2);
+        },
+        {"a mesh of tensor 4 has no axis 'data' to cut"});
     EXPECT_THAT(error_of([&] { Mesh(world, two(2, 2)).along("tensor"); }),
                 HasSubstr("no axis 'tensor', it has replica and shard"));
     at::Tensor t = at::ones({4});  // the ranks still understand each other
@@ -254,8 +257,8 @@ TEST(Mesh, ADifferenceWithinAStageIsAnErrorOnAllRanks) {
     for (int other = 0; other < 6; ++other) {
       const std::string depth = world.rank() == other ? "depth 3" : "depth 2";
       expect_error([&] { mesh.verify_same_in_stage("the model", stage + depth); },
-                   {"ranks disagree about the model", fmt::format("rank {}", other % 2),
-                    "depth 3", "depth 2"});
+                   {"ranks disagree about the model", fmt::format("rank {}", other % 2), "depth 3",
+                    "depth 2"});
     }
     world.barrier();
   });

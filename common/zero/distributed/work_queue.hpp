@@ -11,8 +11,8 @@ class WorkQueue {
  public:
   /// `rank`: of this process, for an error that the destructor has to say.
   explicit WorkQueue(int rank) : rank_(rank) {}
-  /// Waits for what is in flight, because a handle may not be dropped before. Says an error once,
-  /// and not while another is on its way: if a peer is gone, the caller has heard of it from the
+  /// Waits for what is in flight, because a handle may not be dropped before. Logs the first error
+  /// unless an exception is propagating: if a peer is gone, the caller has heard of it from the
   /// operation that failed first.
   ~WorkQueue();
   WorkQueue(const WorkQueue&) = delete;

@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <exception>
-#include <functional>
 #include <utility>
 
 #include <zero/base/error.hpp>
+#include <zero/base/fnv.hpp>
 #include <zero/engine/engine.hpp>
 #include <zero/io/checkpoint.hpp>
 #include <zero/io/checkpoint_manifest.hpp>
@@ -49,12 +49,6 @@ constexpr std::size_t kFaults = 5;
 // Below 0. Other states of a rank are 0 or more, and must be equal on all ranks.
 double state_of(Fault fault, std::size_t parameter = 0) {
   return -1.0 - static_cast<double>(static_cast<std::size_t>(fault) + kFaults * parameter);
-}
-
-// A double holds 53 bits.
-template <typename Value>
-double digest(const Value& value) {
-  return static_cast<double>(std::hash<Value>{}(value) >> 11);
 }
 
 std::string fault_text(double state, const nn::ParameterList& list, const std::string& ranks,
@@ -111,9 +105,8 @@ std::string trainable_text(const nn::ParameterList& list) {
 
 }  // namespace
 
-Engine::Engine(nn::Model& model, const dist::Mesh& mesh,
-               optim::OptimizerFactory optimizer, const EngineConfig& config,
-               nn::ParameterSource* values)
+Engine::Engine(nn::Model& model, const dist::Mesh& mesh, optim::OptimizerFactory optimizer,
+               const EngineConfig& config, nn::ParameterSource* values)
     : config_(config),
       strategy_(make_strategy({.model = model,
                                .mesh = mesh,
@@ -202,7 +195,7 @@ double Engine::state_before_backward(const at::Tensor& loss) const {
     const auto changed = std::ranges::mismatch(trainable, trainable_).in1 - trainable.begin();
     return state_of(Fault::kTrainabilityChanged, static_cast<std::size_t>(changed));
   }
-  return digest(trainable);
+  return base::fnv1a_as_double(std::string(trainable.begin(), trainable.end()));
 }
 
 double Engine::state_before_update() const {
@@ -211,7 +204,7 @@ double Engine::state_before_update() const {
   const at::Tensor finite = at::isfinite(at::stack(losses_).cpu());
   if (!finite.all().item<bool>()) return state_of(Fault::kLossNotFinite);
   const double fault = fault_of_gradients();
-  return fault < 0 ? fault : digest(gradients_.changes());
+  return fault < 0 ? fault : base::fnv1a_as_double(gradients_.changes());
 }
 
 // 0 if the program has left hidden gradients alone.
@@ -377,7 +370,7 @@ bool Engine::load(const std::filesystem::path& folder) {
   const bool there = std::filesystem::exists(folder / io::checkpoint::kManifestFile);
   // Ranks that see different folders would resume from different steps.
   strategy_->mesh().world().verify_same_on_all_ranks("the checkpoint to go on from",
-                                                  there ? "there is one" : "none");
+                                                     there ? "there is one" : "none");
   if (!there) return false;
   const io::CheckpointInfo info = io::load_checkpoint(*strategy_, folder);
   steps_ = info.step;

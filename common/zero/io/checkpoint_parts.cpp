@@ -54,8 +54,8 @@ void check_weights(const train::Strategy& strategy) {
     if (!held.defined() || held.numel() == 0 || !held.is_floating_point()) continue;
     if (at::isfinite(held).all().item<bool>()) continue;
     throw Error(
-        fmt::format("parameter '{}' is infinite or NaN in places: nobody could go on from "
-                    "that (a lower learning rate or clipping may help)",
+        fmt::format("parameter '{}' is infinite or NaN in places: training cannot resume from "
+                    "it (a lower learning rate or clipping may help)",
                     strategy.list().parameters[i].name));
   }
 }

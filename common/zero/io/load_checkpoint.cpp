@@ -230,7 +230,7 @@ CheckpointInfo load_checkpoint(train::Strategy& strategy, const fs::path& folder
     loader.read_states();
     return std::string();
   });
-  on_all_ranks(ranks, what + " and the model holds a part of it now; do not go on", [&] {
+  on_all_ranks(ranks, what + ", the model is partly loaded; discard it", [&] {
     loader.put_back();
     return std::string();
   });

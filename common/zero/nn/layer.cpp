@@ -102,7 +102,7 @@ void Layer::load(torch::serialize::InputArchive& archive) {
 
 std::shared_ptr<torch::nn::Module> Layer::clone(const std::optional<torch::Device>&) const {
   throw Error(
-      fmt::format("clone() on {}: make another one as this was made, and give it the values with "
+      fmt::format("clone() on {}: construct a new module the same way, and give it the values with "
                   "torch::save() and torch::load()",
                   name()));
 }

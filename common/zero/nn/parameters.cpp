@@ -10,6 +10,7 @@
 #include <utility>
 
 #include <zero/base/error.hpp>
+#include <zero/base/fnv.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/nn/parameters.hpp>
@@ -118,13 +119,6 @@ void check(const ParameterList& list) {
   }
 }
 
-// FNV-1a, 64 bit: a parameter's seed must be the same on every machine, which std::hash is not.
-std::uint64_t hash(const std::string& text) {
-  std::uint64_t h = 14695981039346656037ULL;
-  for (const unsigned char c : text) h = (h ^ c) * 1099511628211ULL;
-  return h;
-}
-
 class Callback final : public torch::autograd::PostAccumulateGradHook {
  public:
   explicit Callback(std::function<void()> function) : function_(std::move(function)) {}
@@ -231,7 +225,7 @@ void SeededValues::fill(const Parameter& parameter, at::Tensor& out) {
     values.fill_(how.value);
     return;
   }
-  at::Generator generator = at::detail::createCPUGenerator(seed_ ^ hash(parameter.name));
+  at::Generator generator = at::detail::createCPUGenerator(seed_ ^ base::fnv1a(parameter.name));
   if (how.kind == Initializer::Kind::kNormal) {
     values.normal_(0.0, how.value, generator);
   } else {

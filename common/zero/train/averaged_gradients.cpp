@@ -33,7 +33,10 @@ optim::WideSum added_over(const std::vector<dist::Communicator*>& groups, optim:
 }  // namespace
 
 AveragedGradients::AveragedGradients(Strategy& strategy, bool adds_averages)
-    : strategy_(strategy), mesh_(strategy.mesh()), adds_averages_(adds_averages), used_(strategy.list().size(), false) {
+    : strategy_(strategy),
+      mesh_(strategy.mesh()),
+      adds_averages_(adds_averages),
+      used_(strategy.list().size(), false) {
   forget();
 }
 

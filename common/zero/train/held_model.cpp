@@ -25,8 +25,8 @@ void verify_axes(const dist::Mesh& mesh, const nn::ParameterList& list, const nn
         mesh.text()));
   }
   if (mesh.data().size() * mesh.tensor().size() * mesh.pipeline().size() != mesh.world().size()) {
-    throw Error(fmt::format(
-        "a mesh of {}: its axes must be \"data\", \"tensor\" and \"pipeline\"", mesh.text()));
+    throw Error(fmt::format("a mesh of {}: its axes must be \"data\", \"tensor\" and \"pipeline\"",
+                            mesh.text()));
   }
 }
 

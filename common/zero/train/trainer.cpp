@@ -45,9 +45,7 @@ class Stopwatch {
 }  // namespace
 
 Trainer::Trainer(Strategy& strategy, TrainerOptions options)
-    : strategy_(strategy),
-      options_(options),
-      steps_(options.first_step) {
+    : strategy_(strategy), options_(options), steps_(options.first_step) {
   const dist::CallScope call(strategy.mesh().world(), "Trainer::Trainer");
   if (options.loss_scale) loss_scale_.emplace(*options.loss_scale);
   strategy.mesh().world().verify_same_on_all_ranks("the trainer's options", options_text());

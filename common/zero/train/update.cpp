@@ -6,6 +6,7 @@
 #include <functional>
 
 #include <zero/base/error.hpp>
+#include <zero/base/fnv.hpp>
 #include <zero/train/update.hpp>
 
 namespace zero::train {
@@ -81,9 +82,7 @@ std::string settings_text(const optim::Optimizer& optimizer) {
 }  // namespace
 
 double settings_digest(Strategy& strategy) {
-  const std::string text = settings_text(strategy.optimizer()) + strategy.writes().text();
-  // A double holds 53 bits.
-  return static_cast<double>(std::hash<std::string>{}(text) >> 11);
+  return base::fnv1a_as_double(settings_text(strategy.optimizer()) + strategy.writes().text());
 }
 
 void verify_settings(Strategy& strategy, const std::vector<double>& digests) {

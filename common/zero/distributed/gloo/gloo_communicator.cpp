@@ -7,6 +7,7 @@
 #include <utility>
 
 #include <zero/base/error.hpp>
+#include <zero/base/fnv.hpp>
 #include <zero/distributed/gloo/gloo_communicator.hpp>
 #include <zero/distributed/host/host_communicator.hpp>
 #include <zero/distributed/rank_order.hpp>
@@ -24,8 +25,7 @@ constexpr int kFunctions = 1 << 7;
 constexpr int kUserTag = kMessagesPerCall * kCallsBeforeTagsRepeat * kFunctions;
 
 int first_tag(const Communicator::Call& call) {
-  const auto function =
-      static_cast<int>(std::hash<std::string_view>{}(call.public_call) % kFunctions);
+  const auto function = static_cast<int>(base::fnv1a(call.public_call) % kFunctions);
   const auto place = static_cast<int>(call.sequence % kCallsBeforeTagsRepeat);
   return (function * kCallsBeforeTagsRepeat + place) * kMessagesPerCall;
 }
