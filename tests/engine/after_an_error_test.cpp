@@ -169,21 +169,20 @@ INSTANTIATE_TEST_SUITE_P(Ranks, AfterAnErrorOfOneRank, ::testing::Values(2, 3), 
 
 // Long before the time limit.
 TEST_P(AfterAnErrorOfOneRank, TheOthersHearOfItInTheSameStep) {
-  for (const std::int64_t bucket : {1, 1 << 20}) {
+  using Place = std::pair<std::int64_t, std::size_t>;  // bytes of a bucket, parameter
+  for (const auto& [bucket, index] : {Place{1, 0}, Place{1 << 20, 3}}) {
     for (const int stage : {0, 2, 3}) {
-      for (const std::size_t index : {0U, 3U}) {
-        SCOPED_TRACE(fmt::format("bucket {}, stage {}, parameter {}", bucket, stage, index));
-        const EngineConfig config{.overlap = {.stage = stage, .bucket_bytes = bucket}};
-        expect_errors(ends_after_one_threw(GetParam(), config, index, /*makes_another=*/true),
-                      AllOf(HasSubstr("Engine::backward"), HasSubstr("Engine::Engine")));
-        for (const auto& end : ends_after_one_threw(GetParam(), config, index, false)) {
-          if (end.rank == 1) {
-            EXPECT_EQ(end.exit_code, 0) << end.output;
-          } else {
-            EXPECT_EQ(end.exit_code, 1);
-            EXPECT_THAT(end.output, AllOf(HasSubstr("in Engine::backward in step 1"),
-                                          HasSubstr("the connection to rank 1 is gone")));
-          }
+      SCOPED_TRACE(fmt::format("bucket {}, stage {}, parameter {}", bucket, stage, index));
+      const EngineConfig config{.overlap = {.stage = stage, .bucket_bytes = bucket}};
+      expect_errors(ends_after_one_threw(GetParam(), config, index, /*makes_another=*/true),
+                    AllOf(HasSubstr("Engine::backward"), HasSubstr("Engine::Engine")));
+      for (const auto& end : ends_after_one_threw(GetParam(), config, index, false)) {
+        if (end.rank == 1) {
+          EXPECT_EQ(end.exit_code, 0) << end.output;
+        } else {
+          EXPECT_EQ(end.exit_code, 1);
+          EXPECT_THAT(end.output, AllOf(HasSubstr("in Engine::backward in step 1"),
+                                        HasSubstr("the connection to rank 1 is gone")));
         }
       }
     }
