@@ -266,7 +266,7 @@ TEST(TensorParallelErrors, AMeshWithoutTheModelsAxesIsRefusedOnAllRanks) {
     const auto split = make_deferred<nn::Llama>(llama_to_split(), nn::TensorParallel{axes.tensor});
     const auto whole = make_deferred<nn::Llama>(llama_to_split());
     const auto refused = [&](nn::Llama& model, const dist::Mesh& mesh) {
-      return error_of([&] { make_strategy("zero3", {model, mesh, optim::adamw(), &values}); });
+      return error_of([&] { make_strategy("ddp", {model, mesh, optim::adamw(), &values}); });
     };
     dist::Communicator& world = axes.mesh.world();
     EXPECT_THAT(refused(*split, *axes.data),

@@ -197,7 +197,7 @@ TEST(PipelineModel, IsSavedAsTheFilesOfTheWholeModel) {
           io::StoredValues values(folder / name,
                                   all != nullptr ? all->list : nn::list_parameters(stage));
           const auto strategy =
-              make_strategy("zero1", {stage, *axes->data, shape.optimizer, &values});
+              make_strategy("zero1", {stage, axes->mesh, shape.optimizer, &values});
           EXPECT_TRUE(same_bits(whole_weights(*strategy), whole_weights(*rank.strategy)));
         }
       }
