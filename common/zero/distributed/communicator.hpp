@@ -290,12 +290,14 @@ class CallScope {
   std::string_view outer_;
 };
 
-/// Throws zero::Error if `texts` differ: it names `what`, two ranks, and the first line in which
-/// they differ.
+/// What a rank has said.
 struct RankText {
   int rank;
   std::string text;
 };
+
+/// Throws zero::Error if `texts` differ: it names `what`, two ranks, and the first line in which
+/// they differ.
 void expect_same(const std::string& what, const std::vector<RankText>& texts);
 
 /// Returns `mine` of every rank, one after the other in rank order; all must have the same length.
