@@ -6,6 +6,7 @@
 
 #include <zero/base/error.hpp>
 #include <zero/memory/charge.hpp>
+#include <zero/train/cost_sums.hpp>
 #include <zero/train/registry.hpp>
 
 namespace zero {

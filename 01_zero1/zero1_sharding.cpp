@@ -2,6 +2,7 @@
 
 #include <ATen/record_function.h>
 
+#include <zero/train/cost_sums.hpp>
 #include <zero/train/registry.hpp>
 
 namespace zero {

@@ -4,6 +4,7 @@
 #include <ATen/record_function.h>
 
 #include <zero/memory/charge.hpp>
+#include <zero/train/cost_sums.hpp>
 #include <zero/train/registry.hpp>
 
 namespace zero {

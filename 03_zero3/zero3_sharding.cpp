@@ -5,6 +5,7 @@
 
 #include <zero/memory/charge.hpp>
 #include <zero/memory/storage.hpp>
+#include <zero/train/cost_sums.hpp>
 #include <zero/train/registry.hpp>
 #include <zero/train/unsharded_read.hpp>
 

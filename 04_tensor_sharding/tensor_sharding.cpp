@@ -4,6 +4,8 @@
 
 #include <limits>
 
+#include <zero/train/cost_sums.hpp>
+
 namespace zero {
 
 namespace {

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include <zero/base/program.hpp>
+#include <zero/train/cost_sums.hpp>
 
 namespace zero {
 

@@ -254,7 +254,7 @@ TEST(TensorParallelErrors, AppearOnAllRanksWhicheverIsDifferent) {
           {"ranks disagree about the model or the strategy", "lm_head.weight"});
       const auto good = make_deferred<nn::Llama>(llama_to_split(), nn::TensorParallel{axes.tensor});
       const auto strategy = make_strategy("ddp", {*good, axes.mesh, optim::adamw(), &values});
-      train::TrainerOptions options{.clip_norm = rank == other ? 2.0 : 1.0};
+      train::StepOptions options{.clip_norm = rank == other ? 2.0 : 1.0};
       expect_error([&] { train::Trainer(*strategy, options); }, {"the trainer's options"});
     });
   }

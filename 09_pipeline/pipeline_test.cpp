@@ -221,7 +221,7 @@ TEST(PipelineTraining, AnInfiniteLossStopsAllRanksAlike) {
       const at::NoGradGuard no_grad;
       rank.strategy->list().parameters.back().tensor.fill_(std::numeric_limits<float>::infinity());
     }
-    expect_error([&] { rank.step(0, 3); }, {"step 0", "the loss is NaN or infinite on rank 1"});
+    expect_error([&] { rank.step(0, 3); }, {"step 0", "the loss is infinite or NaN on rank 1"});
     if (!rank.stage->is_last()) {
       EXPECT_TRUE(same_bits(whole_weights(*rank.strategy), first));
     }

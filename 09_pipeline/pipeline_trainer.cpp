@@ -38,6 +38,7 @@ class PipelineTrainer::Run {
   Run(PipelineTrainer& trainer, const std::vector<data::Batch>& batches)
       : stage_(trainer.stage_),
         strategy_(trainer.strategy()),
+        step_(trainer.step_of_all()),
         pipeline_(trainer.pipeline_),
         batches_(batches),
         passes_(batches.size()),
@@ -66,16 +67,18 @@ class PipelineTrainer::Run {
     }
   }
 
-  // `weight`: weight of the micro-batch's loss. `is_last`: this is the last action of the step, so
-  // it reduces gradients.
-  void backward(const PipelineAction& action, const train::LossWeight& weight, bool is_last) {
+  // `is_last`: this is the last action of the step, so it reduces gradients.
+  void backward(const PipelineAction& action, double all_terms, bool is_last) {
     auto& pass = passes_[at(action)];
     wait_for(sends_, 1);
     if (action.receive_from != PipelineAction::kNone) pass->output_gradient = receive(action);
     at::Tensor loss = std::exchange(graphs_[at(action)], at::Tensor());
     // The other stages receive gradients that are weighted already.
-    if (stage_.is_last()) loss = train::weighted_loss(loss, weight);
-    run_backward(loss, is_last);
+    if (stage_.is_last()) {
+      const auto terms = static_cast<double>(batches_[at(action)].loss_terms);
+      loss = step_.weighted(loss, terms, all_terms);
+    }
+    step_.backward(std::move(loss), is_last);
     if (action.send_to == PipelineAction::kNone) {
       if (!keeps_head()) pass.reset();
       return;
@@ -95,7 +98,7 @@ class PipelineTrainer::Run {
     pass->output_gradient = receive(action);
     pass->adds_tied_gradient = true;
     stage_.set_pass(pass);
-    run_backward(strategy_.forward(batches_[at(action)]), is_last);
+    step_.backward(strategy_.forward(batches_[at(action)]), is_last);
   }
 
   /// Blocks until everything that this stage has sent has been received. Returns the losses of the
@@ -138,14 +141,9 @@ class PipelineTrainer::Run {
     return loss.item<double>();
   }
 
-  void run_backward(const at::Tensor& loss, bool is_last) {
-    strategy_.set_requires_gradient_sync(is_last);
-    strategy_.backward(loss);
-    strategy_.finish_backward();
-  }
-
   LlamaStage& stage_;
   train::Strategy& strategy_;
+  train::Step& step_;
   dist::Communicator& pipeline_;
   const std::vector<data::Batch>& batches_;
   std::vector<c10::intrusive_ptr<StagePass>> passes_;  // by micro-batch
@@ -156,8 +154,8 @@ class PipelineTrainer::Run {
 };
 
 PipelineTrainer::PipelineTrainer(LlamaStage& stage, train::Strategy& strategy,
-                                 PipelineSchedule schedule, train::TrainerOptions options)
-    : Trainer(strategy, std::move(options)),
+                                 PipelineSchedule schedule, const train::StepOptions& options)
+    : Trainer(strategy, options),
       stage_(stage),
       pipeline_(strategy.mesh().pipeline()),
       schedule_(schedule) {
@@ -192,9 +190,8 @@ void PipelineTrainer::verify_strategy() {
   }
 }
 
-double PipelineTrainer::run_micro_batches(const std::vector<data::Batch>& micro_batches,
-                                          double all_terms, double loss_scale,
-                                          const EndOfPhase& end_of) {
+std::vector<double> PipelineTrainer::run_micro_batches(
+    const std::vector<data::Batch>& micro_batches, double all_terms, const EndOfPhase& end_of) {
   const auto count = static_cast<int>(micro_batches.size());
   const StageActions actions =
       stage_actions(schedule_, stage_.stage(), stage_.stages(), count, stage_.is_tied());
@@ -208,31 +205,22 @@ double PipelineTrainer::run_micro_batches(const std::vector<data::Batch>& micro_
       continue;
     }
     RECORD_USER_SCOPE("backward");
-    const auto terms =
-        static_cast<double>(micro_batches[static_cast<std::size_t>(action.micro_batch)].loss_terms);
     if (action.kind == Kind::kBackward) {
-      const int ranks = strategy().communicator().size();
-      run.backward(action, {terms, all_terms, ranks, loss_scale}, is_last);
+      run.backward(action, all_terms, is_last);
     } else {
       run.add_tied_gradient(action, is_last);
     }
     end_of(&train::PhaseSeconds::backward);
   }
-  return loss_sum(run.finish(), micro_batches);
+  return losses_of_last_stage(run.finish());
 }
 
-double PipelineTrainer::loss_sum(const std::vector<double>& losses,
-                                 const std::vector<data::Batch>& batches) {
-  // Only the last stage knows the losses. Every stage then checks the same, so that all ranks
-  // decide alike.
+// Only the last stage knows the losses. Every stage then checks the same, so that all ranks decide
+// alike.
+std::vector<double> PipelineTrainer::losses_of_last_stage(const std::vector<double>& losses) {
   at::Tensor all = at::tensor(losses, at::kDouble);
   pipeline_.broadcast(all, stage_.stages() - 1, Purpose::kControl).wait();
-  double sum = 0;
-  for (std::size_t m = 0; m < batches.size(); ++m) {
-    sum +=
-        loss_of_all_ranks(all[static_cast<std::int64_t>(m)].item<double>(), batches[m].loss_terms);
-  }
-  return sum;
+  return {all.const_data_ptr<double>(), all.const_data_ptr<double>() + all.numel()};
 }
 
 void PipelineTrainer::sync_parameters() {
@@ -273,10 +261,7 @@ double PipelineTrainer::count_terms(const std::vector<data::Batch>& batches) {
   return Trainer::count_terms(batches);
 }
 
-double PipelineTrainer::evaluate(const std::vector<data::Batch>& batches) {
-  const dist::CallScope call(strategy().mesh().world(), "Trainer::evaluate");
-  const c10::NoGradGuard no_grad;
-  const double all_terms = count_terms(batches);
+std::vector<double> PipelineTrainer::run_forward(const std::vector<data::Batch>& batches) {
   Run run(*this, batches);
   // Forward only: no tied gradients.
   for (const PipelineAction& action :
@@ -284,7 +269,7 @@ double PipelineTrainer::evaluate(const std::vector<data::Batch>& batches) {
                      static_cast<int>(batches.size()), /*tied=*/false)) {
     if (action.kind == Kind::kForward) run.forward(action);
   }
-  return loss_sum(run.finish(), batches) / all_terms;
+  return losses_of_last_stage(run.finish());
 }
 
 std::int64_t pipeline_bytes(const LlamaStage& stage,

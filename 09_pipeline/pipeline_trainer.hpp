@@ -41,13 +41,12 @@ class PipelineTrainer final : public train::Trainer {
   /// tied weight it must keep parameters whole, and add up micro-batches before it reduces them.
   PipelineTrainer(LlamaStage& stage, train::Strategy& strategy,
                   PipelineSchedule schedule = PipelineSchedule::kOneForwardOneBackward,
-                  train::TrainerOptions options = {});
-
-  double evaluate(const std::vector<data::Batch>& batches) override;
+                  const train::StepOptions& options = {});
 
  protected:
-  double run_micro_batches(const std::vector<data::Batch>& micro_batches, double all_terms,
-                           double loss_scale, const EndOfPhase& end_of) override;
+  std::vector<double> run_micro_batches(const std::vector<data::Batch>& micro_batches,
+                                        double all_terms, const EndOfPhase& end_of) override;
+  std::vector<double> run_forward(const std::vector<data::Batch>& batches) override;
   void sync_parameters() override;
   double count_terms(const std::vector<data::Batch>& batches) override;
 
@@ -55,7 +54,7 @@ class PipelineTrainer final : public train::Trainer {
   class Run;
 
   void verify_strategy();
-  double loss_sum(const std::vector<double>& losses, const std::vector<data::Batch>& batches);
+  std::vector<double> losses_of_last_stage(const std::vector<double>& losses);
 
   LlamaStage& stage_;
   dist::Communicator& pipeline_;

@@ -39,7 +39,7 @@ TEST_P(BadLoss, OfOneRankIsRefusedByAllAndLeavesNoTrace) {
         std::vector<data::Batch> batches = {ill.batch(8), ill.batch(9)};
         if (communicator.rank() == 1) batches[where].targets.fill_(GetParam());
         expect_error([&] { ill.trainer().step(batches); },
-                     {"step 1: the loss is NaN or infinite on rank 1; no rank updates"});
+                     {"step 1: the loss is infinite or NaN on rank 1; no rank has changed"});
         EXPECT_TRUE(same_bits(ill.weights(), before));
       }
       step(well, 1);

@@ -17,7 +17,7 @@
 #include <zero/optim/master_weights.hpp>
 #include <zero/optim/sgd.hpp>
 #include <zero/optim/wide_sum.hpp>
-#include <zero/train/update.hpp>
+#include <zero/train/step.hpp>
 
 #include "script.hpp"
 
@@ -269,14 +269,10 @@ class ModeSide final : public Side {
     if (!weights_.is_complete()) return false;
     const double factor = weights_.update_factor();
     if (factor != 1.0) strategy_->averaged_gradients().multiply(factor);
-    try {
-      verify_losses();
-      train::update(*strategy_, {.clip_norm = program_.clip}, nullptr, 0);
-      strategy_->sync_parameters();
-    } catch (...) {
-      give_up_step();
-      throw;
-    }
+    train::Step(*strategy_, {.clip_norm = program_.clip})
+        .end({.verify = [this] { verify_losses(); },
+              .sync = [this] { strategy_->sync_parameters(); },
+              .drop = [this] { give_up_step(); }});
     give_up_step();
     return true;
   }

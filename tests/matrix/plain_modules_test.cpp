@@ -96,7 +96,7 @@ struct PlainRun {
                                     .mesh = communicator,
                                     .optimizer = optim::adamw({.learning_rate = 0.01}),
                                     .variant = ""});
-    trainer = std::make_unique<train::Trainer>(*strategy, train::TrainerOptions{.clip_norm = 0.01});
+    trainer = std::make_unique<train::Trainer>(*strategy, train::StepOptions{.clip_norm = 0.01});
   }
   void train(int first, int last) {
     const auto seed = [&](int step) {

@@ -15,6 +15,7 @@
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/optim/norm.hpp>
+#include <zero/train/cost_sums.hpp>
 #include <zero/train/registry.hpp>
 
 namespace zero {

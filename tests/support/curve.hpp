@@ -46,7 +46,7 @@ inline Curve curve_of(const dist::Mesh& mesh, const data::Dataset& dataset,
   optim::OptimizerFactory optimizer = optim::adamw({.learning_rate = training.learning_rate});
   if (training.master_weights) optimizer = optim::with_master_weights(optimizer);
   const auto strategy = make_strategy(training.mode, {*model, mesh, optimizer, &values});
-  train::TrainerOptions options;
+  train::StepOptions options;
   if (training.dtype == at::kHalf) options.loss_scale = train::LossScaleOptions();
   train::Trainer trainer(*strategy, options);
   data::DistributedSampler sampler(dataset.size(), /*global_batch=*/8, mesh.data().rank(),

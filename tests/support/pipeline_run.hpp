@@ -54,7 +54,7 @@ struct PipelineShape {
   std::string mode = "ddp";
   bool tied = true;
   PipelineSchedule schedule = PipelineSchedule::kOneForwardOneBackward;
-  train::TrainerOptions trainer = {.clip_norm = 0.05};
+  train::StepOptions trainer = {.clip_norm = 0.05};
   optim::OptimizerFactory optimizer = optim::adamw({.learning_rate = 0.01});
   train::Accumulation accumulation = train::Accumulation::kLocal;
   std::int64_t width = 1;  ///< as many tensor ranks can share the model

@@ -32,7 +32,7 @@ struct SessionOptions {
   optim::OptimizerFactory optimizer = optim::adamw({.learning_rate = 0.01});
   train::Ownership ownership = train::Ownership::kBySize;
   train::Accumulation accumulation = train::Accumulation::kLocal;
-  train::TrainerOptions trainer;
+  train::StepOptions trainer;
   dist::ReduceType reduce_type = dist::ReduceType::kOwn;
   std::uint64_t seed = 3;  ///< of the first values
 };

@@ -58,7 +58,7 @@ struct SplitOptions {
   bool sequence = false;
   at::ScalarType dtype = at::kFloat;
   optim::OptimizerFactory optimizer = optim::adamw({.learning_rate = 0.01});
-  train::TrainerOptions trainer = {};
+  train::StepOptions trainer = {};
   train::Accumulation accumulation = train::Accumulation::kLocal;
   dist::ReduceType reduce_type = dist::ReduceType::kOwn;
 };

@@ -69,7 +69,7 @@ std::unique_ptr<nn::ParameterSource> MeshRun::first_values() const {
 }
 
 std::unique_ptr<train::Trainer> MeshRun::make_trainer(train::Strategy& strategy,
-                                                      const train::TrainerOptions& options) const {
+                                                      const train::StepOptions& options) const {
   if (stage_ == nullptr) return std::make_unique<train::Trainer>(strategy, options);
   const PipelineSchedule schedule = options_.pipeline_schedule == "gpipe"
                                         ? PipelineSchedule::kGPipe

@@ -38,7 +38,7 @@ class MeshRun {
   std::unique_ptr<nn::ParameterSource> first_values() const;
   /// A trainer of model(), which `strategy` holds. Called by all ranks; blocks.
   std::unique_ptr<train::Trainer> make_trainer(train::Strategy& strategy,
-                                               const train::TrainerOptions& options) const;
+                                               const train::StepOptions& options) const;
 
   AxisTraffic traffic() const;
   /// Bytes that this rank sends along the pipeline axis in such a step, by formula. Control

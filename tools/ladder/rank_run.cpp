@@ -370,7 +370,7 @@ void train_steps(const Training& t, const std::string& mode, const std::string& 
 
 std::unique_ptr<train::Trainer> make_trainer(const MeshRun& run, train::Strategy& strategy,
                                              const Options& options) {
-  train::TrainerOptions trainer_options;
+  train::StepOptions trainer_options;
   if (!options.resume.empty()) {
     trainer_options.first_step = io::read_checkpoint_info(options.resume).step;
   }

@@ -9,10 +9,10 @@
 #include <zero/base/error.hpp>
 #include <zero/base/fnv.hpp>
 #include <zero/engine/engine.hpp>
+#include <zero/engine/step_fault.hpp>
 #include <zero/io/checkpoint.hpp>
 #include <zero/io/checkpoint_manifest.hpp>
 #include <zero/train/registry.hpp>
-#include <zero/train/update.hpp>
 
 namespace zero {
 
@@ -35,57 +35,11 @@ std::unique_ptr<train::Strategy> make_strategy(train::StrategyArguments argument
   return registry.make(mode_of(options), std::move(arguments));
 }
 
-// What is wrong on a rank. It is sent with numbers that ranks exchange anyway, so that all of them
-// throw the same.
-enum class Fault : std::uint8_t {
-  kLossNotFinite,
-  kLossWithoutGradient,
-  kOldLoss,
-  kGradientTaken,
-  kTrainabilityChanged,
-};
-constexpr std::size_t kFaults = 5;
-
-// Below 0. Other states of a rank are 0 or more, and must be equal on all ranks.
-double state_of(Fault fault, std::size_t parameter = 0) {
-  return -1.0 - static_cast<double>(static_cast<std::size_t>(fault) + kFaults * parameter);
-}
-
-std::string fault_text(double state, const nn::ParameterList& list, const std::string& ranks,
-                       std::int64_t step) {
-  const auto number = static_cast<std::size_t>(-1 - state);
-  const auto parameter = [&] {
-    return fmt::format("parameter '{}'", list.parameters[number / kFaults].name);
-  };
-  switch (static_cast<Fault>(number % kFaults)) {
-    case Fault::kLossNotFinite:
-      return fmt::format(
-          "step {}: the loss is infinite or NaN on {}; no rank has changed its weights", step,
-          ranks);
-    case Fault::kLossWithoutGradient:
-      return fmt::format(
-          "backward() of a loss that is not one number with a gradient on {}: take what forward() "
-          "returned, or what was computed from it, without detach() or NoGradGuard",
-          ranks);
-    case Fault::kOldLoss:
-      return fmt::format(
-          "backward() of a loss whose forward() came before the last update, on {}: its gradients "
-          "would be those of weights that are gone; call forward() again after the update",
-          ranks);
-    case Fault::kGradientTaken:
-      return fmt::format(
-          "the gradient of {} was set or reset on {} between backward() and step(), by "
-          "zero_grad() or otherwise, while the engine has it: give_up_step() drops the gradients "
-          "of "
-          "a step",
-          parameter(), ranks);
-    case Fault::kTrainabilityChanged:
-      return fmt::format(
-          "{} was frozen or unfrozen (requires_grad_()) on {} between two micro-batches of a step: "
-          "do that before the first backward() of a step or after its last one",
-          parameter(), ranks);
-  }
-  throw Error("an invalid fault");
+train::StepOptions step_options(const EngineConfig& config) {
+  train::StepOptions options{.clip_norm = config.clip_norm,
+                             .on_nonfinite_gradient = config.on_nonfinite_gradient};
+  if (config.loss_scale.initial != 0) options.loss_scale = config.loss_scale;
+  return options;
 }
 
 std::vector<bool> trainable_parameters(const nn::ParameterList& list) {
@@ -108,26 +62,24 @@ std::string trainable_text(const nn::ParameterList& list) {
 Engine::Engine(nn::Model& model, const dist::Mesh& mesh, optim::OptimizerFactory optimizer,
                const EngineConfig& config, nn::ParameterSource* values)
     : config_(config),
-      strategy_(make_strategy({.model = model,
-                               .mesh = mesh,
-                               .optimizer = std::move(optimizer),
-                               .values = values,
-                               .reduce_type = config.reduce_in_float32 ? dist::ReduceType::kFloat32
-                                                                       : dist::ReduceType::kOwn},
-                              config.overlap)),
+      strategy_(make_strategy(
+          {.model = model,
+           .mesh = mesh,
+           .optimizer = std::move(optimizer),
+           .values = values,
+           .accumulation = config.reduce_each_micro_batch ? train::Accumulation::kReduceEach
+                                                          : train::Accumulation::kLocal,
+           .reduce_type =
+               config.reduce_in_float32 ? dist::ReduceType::kFloat32 : dist::ReduceType::kOwn},
+          config.overlap)),
+      step_(*strategy_, step_options(config)),
       gradients_(strategy_->list()) {
   if (config.accumulation_steps < 1) {
     throw Error(
         fmt::format("a step of {} micro-batches; 1 is the least", config.accumulation_steps));
   }
-  if (config.loss_scale.initial != 0) loss_scale_.emplace(config.loss_scale);
   const dist::CallScope call(mesh.world(), "Engine::Engine");
-  strategy_->mesh().world().verify_same_on_all_ranks(
-      "the engine's step",
-      fmt::format("{} micro-batches, clip norm {}, {}, {} where a gradient is not finite",
-                  config.accumulation_steps, config.clip_norm,
-                  loss_scale_ ? loss_scale_->describe() : "no loss scale",
-                  train::name(config.on_nonfinite_gradient)));
+  step_.compare("the engine's step", fmt::format("{} micro-batches", config.accumulation_steps));
 }
 
 Engine::~Engine() {
@@ -141,7 +93,7 @@ Engine::~Engine() {
 at::Tensor Engine::forward(const data::Batch& batch) {
   const dist::CallScope call(strategy_->mesh().world(), "Engine::forward");
   verify_backward_ended();
-  strategy_->mesh().world().set_step(steps_);
+  strategy_->mesh().world().set_step(step_.number());
   return strategy_->forward(batch);
 }
 
@@ -161,18 +113,14 @@ void Engine::backward(const at::Tensor& loss) {
   const bool is_last = micro_batches_ + 1 == config_.accumulation_steps;
   backward_threw_ = true;  // unless all that follows ends
   gradients_.show();
-  // Not in forward(): the order of backward() decides which micro-batch is the last.
-  strategy_->set_requires_gradient_sync(is_last);
-  strategy_->averaged_gradients().set_loss_scale(loss_scale());
   const double expected = terms.of_first * static_cast<double>(config_.accumulation_steps);
-  strategy_->backward(
-      train::weighted_loss(loss, {mine, expected, strategy_->communicator().size(), loss_scale()}));
-  strategy_->finish_backward();
+  // Which one is the last is decided here and not in forward(), by the order of backward().
+  step_.backward(step_.weighted(loss, mine, expected), is_last);
   // The gradients so far were weighted relative to the terms of the first micro-batch.
   if (is_last && expected != terms.all) {
     strategy_->averaged_gradients().multiply(expected / terms.all);
   }
-  is_last && !strategy_->sharded() && !loss_scale_ ? gradients_.watch() : gradients_.hide();
+  is_last && !strategy_->sharded() && !step_.loss_scale() ? gradients_.watch() : gradients_.hide();
   losses_.push_back(loss.detach().reshape({}));
   terms_ = terms;
   ++micro_batches_;
@@ -182,18 +130,18 @@ void Engine::backward(const at::Tensor& loss) {
 
 double Engine::state_before_backward(const at::Tensor& loss) const {
   if (!loss.defined() || !loss.requires_grad() || loss.numel() != 1) {
-    return state_of(Fault::kLossWithoutGradient);
+    return state_of(StepFault::kLossWithoutGradient);
   }
   try {
     strategy_->passes().forwards().verify_fresh(loss);
   } catch (const Error&) {
-    return state_of(Fault::kOldLoss);
+    return state_of(StepFault::kOldLoss);
   }
   if (const double fault = fault_of_gradients(); fault < 0) return fault;
   const std::vector<bool> trainable = trainable_parameters(strategy_->list());
   if (micro_batches_ > 0 && trainable != trainable_) {
     const auto changed = std::ranges::mismatch(trainable, trainable_).in1 - trainable.begin();
-    return state_of(Fault::kTrainabilityChanged, static_cast<std::size_t>(changed));
+    return state_of(StepFault::kTrainabilityChanged, static_cast<std::size_t>(changed));
   }
   return base::fnv1a_as_double(std::string(trainable.begin(), trainable.end()));
 }
@@ -202,7 +150,7 @@ double Engine::state_before_update() const {
   strategy_->communicator().synchronize();  // the host is about to read
   // One tensor: the host waits once for a GPU.
   const at::Tensor finite = at::isfinite(at::stack(losses_).cpu());
-  if (!finite.all().item<bool>()) return state_of(Fault::kLossNotFinite);
+  if (!finite.all().item<bool>()) return state_of(StepFault::kLossNotFinite);
   const double fault = fault_of_gradients();
   return fault < 0 ? fault : base::fnv1a_as_double(gradients_.changes());
 }
@@ -210,21 +158,7 @@ double Engine::state_before_update() const {
 // 0 if the program has left hidden gradients alone.
 double Engine::fault_of_gradients() const {
   const std::size_t taken = gradients_.first_taken();
-  return taken == strategy_->list().size() ? 0 : state_of(Fault::kGradientTaken, taken);
-}
-
-// Throws if one of the states of all ranks is a fault; returns whether they are equal.
-bool Engine::agree(const std::vector<double>& states) const {
-  std::vector<int> ranks;
-  for (std::size_t r = 0; r < states.size(); ++r) {
-    const auto shown = ranks.empty() ? r : static_cast<std::size_t>(ranks.front());
-    if (states[r] < 0 && states[r] == states[shown]) ranks.push_back(static_cast<int>(r));
-  }
-  if (!ranks.empty()) {
-    throw Error(fault_text(states[static_cast<std::size_t>(ranks.front())], strategy_->list(),
-                           train::ranks_text(ranks), steps_));
-  }
-  return std::ranges::adjacent_find(states, std::not_equal_to<>()) == states.end();
+  return taken == strategy_->list().size() ? 0 : state_of(StepFault::kGradientTaken, taken);
 }
 
 Engine::Terms Engine::with_micro_batch(double& mine, double state) const {
@@ -238,7 +172,7 @@ Engine::Terms Engine::with_micro_batch(double& mine, double state) const {
     sum += std::max(all[2 * r], 0.0);
     states.push_back(all[2 * r + 1]);
   }
-  if (!agree(states)) {
+  if (!same_state(states, strategy_->list(), step_.number())) {
     communicator.verify_same_on_all_ranks("which parameters are trained",
                                           trainable_text(strategy_->list()));
   }
@@ -283,17 +217,17 @@ void Engine::verify_in_no_step(const char* call) const {
 
 void Engine::verify_before_update() {
   const std::vector<double> all = dist::all_gather_scalars(
-      strategy_->communicator(), {state_before_update(), train::settings_digest(*strategy_)});
+      strategy_->communicator(), {state_before_update(), step_.settings_digest()});
   std::vector<double> states, settings;
   for (std::size_t r = 0; 2 * r < all.size(); ++r) {
     states.push_back(all[2 * r]);
     settings.push_back(all[2 * r + 1]);
   }
-  if (!agree(states)) {
+  if (!same_state(states, strategy_->list(), step_.number())) {
     strategy_->communicator().verify_same_on_all_ranks(
         "what was done to gradients between backward() and step()", gradients_.changes());
   }
-  train::verify_settings(*strategy_, settings);
+  step_.verify_settings(settings);
 }
 
 bool Engine::step() {
@@ -302,33 +236,15 @@ bool Engine::step() {
   if (stepped_) throw Error("step() before backward(): there are no gradients to step with");
   stepped_ = true;
   if (micro_batches_ < config_.accumulation_steps) return false;
-  bool updated = false;
-  try {
-    verify_before_update();
-    gradients_.show();
-    updated = update();
-  } catch (...) {
-    // All ranks have found the same. If a peer is lost, report that error and not the next one.
-    try {
-      give_up_step();
-    } catch (const std::exception&) {
-    }
-    throw;
-  }
+  const bool updated = step_.end({.verify =
+                                      [this] {
+                                        verify_before_update();
+                                        gradients_.show();
+                                      },
+                                  .sync = [this] { strategy_->sync_parameters(); },
+                                  .drop = [this] { give_up_step(); }});
   give_up_step();  // the step is over: drop what it has left
-  ++(updated ? steps_ : skipped_steps_);
   return updated;
-}
-
-bool Engine::update() {
-  const train::UpdateOptions options{config_.clip_norm, optim::Norm::kL2,
-                                     config_.on_nonfinite_gradient};
-  const train::UpdateResult result =
-      train::update(*strategy_, options, loss_scale_ ? &*loss_scale_ : nullptr, steps_);
-  if (result.skipped) return false;
-  gradient_norm_ = result.gradient_norm;
-  strategy_->sync_parameters();
-  return true;
 }
 
 void Engine::give_up_step() {
@@ -359,9 +275,9 @@ void Engine::save(const std::filesystem::path& folder) {
   const dist::CallScope call(strategy_->mesh().world(), "Engine::save");
   verify_in_no_step("save");
   io::CheckpointInfo info;
-  info.step = steps_;
+  info.step = steps();
   info.mode = mode_of(config_.overlap);
-  if (loss_scale_) loss_scale_->write_to(info.notes);
+  if (step_.loss_scale()) step_.loss_scale()->write_to(info.notes);
   io::save_checkpoint(*strategy_, folder, info);
 }
 
@@ -373,8 +289,8 @@ bool Engine::load(const std::filesystem::path& folder) {
                                                      there ? "there is one" : "none");
   if (!there) return false;
   const io::CheckpointInfo info = io::load_checkpoint(*strategy_, folder);
-  steps_ = info.step;
-  if (loss_scale_) loss_scale_->resume_from(info.notes);
+  step_.resume_after(info.step);
+  if (step_.loss_scale()) step_.loss_scale()->resume_from(info.notes);
   give_up_step();
   return true;
 }

@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include <zero/distributed/mesh.hpp>
@@ -87,13 +86,13 @@ class Engine {
   void give_up_step();
 
   /// Norm of the gradient before clipping in the last step that updated; 0 without clipping.
-  float gradient_norm() const { return gradient_norm_; }
+  float gradient_norm() const { return step_.gradient_norm(); }
   /// Updates so far.
-  std::int64_t steps() const { return steps_; }
+  std::int64_t steps() const { return step_.updates(); }
   /// Steps skipped so far.
-  std::int64_t skipped_steps() const { return skipped_steps_; }
+  std::int64_t skipped_steps() const { return step_.skipped(); }
   /// The factor of the next loss; 1 without loss scaling.
-  double loss_scale() const { return loss_scale_ ? loss_scale_->value() : 1; }
+  double loss_scale() const { return step_.scale(); }
 
   /// Writes a checkpoint to `folder`, which all ranks see, and replaces the one that is there;
   /// blocks until it is on the disk. Called by all ranks, after a step() that updated. Throws as
@@ -126,12 +125,11 @@ class Engine {
   double state_before_backward(const at::Tensor& loss) const;
   double state_before_update() const;
   double fault_of_gradients() const;
-  bool agree(const std::vector<double>& states) const;
   void verify_in_no_step(const char* call) const;
   void verify_backward_ended() const;
   void verify_before_update();
-  bool update();
 
+  train::Step step_;
   StepGradients gradients_;
   std::vector<bool> trainable_;     // by parameter, at this step's first backward()
   bool backward_threw_ = false;     // in this step
@@ -139,10 +137,6 @@ class Engine {
   std::int64_t micro_batches_ = 0;  // of this step, whose backward has run
   Terms terms_;
   bool stepped_ = true;
-  float gradient_norm_ = 0;
-  std::int64_t steps_ = 0;
-  std::int64_t skipped_steps_ = 0;
-  std::optional<train::LossScale> loss_scale_;
 };
 
 }  // namespace zero

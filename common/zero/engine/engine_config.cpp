@@ -165,6 +165,7 @@ EngineConfig read_config(EngineConfig config, const std::string& json) {
               [&](bool defer) { config.overlap.defer_parameter_gather = defer; });
   take_groups(reader, config.overlap);
   reader.count("accumulation_steps", 1, config.accumulation_steps);
+  reader.flag("reduce_each_micro_batch", [&](bool each) { config.reduce_each_micro_batch = each; });
   take_clip_norm(reader, "clip_norm", config.clip_norm);
   reader.field("on_nonfinite_gradient", [&](const Json& value) {
     using train::OnNonfiniteGradient;
@@ -254,12 +255,12 @@ EngineConfig config_from(const OverlapOptions& defaults, const std::string& text
 
 // A mode has no step of its own.
 void refuse_options_of_steps(const EngineConfig& config) {
-  if (config.accumulation_steps != 1 || config.clip_norm != 0 || config.reduce_in_float32 ||
-      config.loss_scale.initial != 0 ||
+  if (config.accumulation_steps != 1 || config.reduce_each_micro_batch || config.clip_norm != 0 ||
+      config.reduce_in_float32 || config.loss_scale.initial != 0 ||
       config.on_nonfinite_gradient != train::OnNonfiniteGradient::kError) {
     throw Error(
-        "accumulation_steps, clip_norm, on_nonfinite_gradient, reduce_in_float32 and loss_scale "
-        "are for zero::Engine; the trainer of a mode has its own");
+        "accumulation_steps, reduce_each_micro_batch, clip_norm, on_nonfinite_gradient, "
+        "reduce_in_float32 and loss_scale are for zero::Engine; the trainer of a mode has its own");
   }
 }
 

@@ -7,7 +7,7 @@
 
 #include <zero/engine/overlap_options.hpp>
 #include <zero/train/loss_scale.hpp>
-#include <zero/train/update.hpp>
+#include <zero/train/step.hpp>
 
 namespace zero {
 
@@ -33,6 +33,7 @@ namespace zero {
 ///       "quantization_block": 2048,     parameters that share a scale
 ///       "gradient_block": 256,          elements of a gradient that share one
 ///       "accumulation_steps": 1,
+///       "reduce_each_micro_batch": false,
 ///       "clip_norm": 0,
 ///       "on_nonfinite_gradient": "error",   or "skip"
 ///       "reduce_in_float32": false,
@@ -43,7 +44,10 @@ namespace zero {
 struct EngineConfig {
   OverlapOptions overlap = {};
   std::int64_t accumulation_steps = 1;  ///< micro-batches in a step
-  double clip_norm = 0;                 ///< largest L2 norm of the gradient; 0: do not clip
+  /// Average the gradients of each micro-batch by itself and add up the averages, not once a step:
+  /// between micro-batches a rank then holds what it holds after the last.
+  bool reduce_each_micro_batch = false;
+  double clip_norm = 0;  ///< largest L2 norm of the gradient; 0: do not clip
   /// What to do with a step whose gradient is infinite or NaN, if no loss scale can be halved.
   train::OnNonfiniteGradient on_nonfinite_gradient = train::OnNonfiniteGradient::kError;
   bool reduce_in_float32 = false;  ///< send gradients of 2-byte dtypes as float32

@@ -7,17 +7,18 @@
 #include <optional>
 
 #include <zero/data/batch.hpp>
+#include <zero/nn/model.hpp>
 #include <zero/nn/parameters.hpp>
 #include <zero/train/backward_schedule.hpp>
 #include <zero/train/forward_records.hpp>
+#include <zero/train/parameter_shard.hpp>
+#include <zero/train/pass_hooks.hpp>
 #include <zero/train/unit_use.hpp>
 
 namespace zero::train {
 
-class Strategy;
-
 /// The passes of autograd through a strategy's model. Hooks on its units and parameters call the
-/// strategy's own functions.
+/// strategy's PassHooks.
 ///
 /// Another pass than Strategy::backward(), such as autograd::grad() or a generator's backward()
 /// through its discriminator, gathers what it needs, and the parameter gradients that it makes are
@@ -27,8 +28,9 @@ class AutogradPasses : private nn::UnitHooks {
  public:
   using GradientObserver = std::function<void(std::size_t index, const at::Tensor& gradient)>;
 
-  /// Registers the hooks. `strategy` must outlive this object.
-  AutogradPasses(Strategy& strategy, nn::Granularity granularity);
+  /// Registers the hooks. All must outlive this object. `list`: the parameters of `model`.
+  AutogradPasses(nn::Model& model, const nn::ParameterList& list, const Shards& shards,
+                 PassHooks& hooks, nn::Granularity granularity);
   ~AutogradPasses() override { remove_hooks(); }
   void remove_hooks();
   /// From now on backward() calls the actions of a BackwardSchedule.
@@ -71,7 +73,14 @@ class AutogradPasses : private nn::UnitHooks {
   void drop_foreign_gradient(std::size_t index);
   void verify_forward_ran(std::size_t index) const;
 
-  Strategy& strategy_;
+  bool trainable(std::size_t index) const { return parameter(index).requires_grad(); }
+  const at::Tensor& parameter(std::size_t index) const { return list_.parameters[index].tensor; }
+  void reshard_all();
+
+  nn::Model& model_;
+  const nn::ParameterList& list_;
+  const Shards& shards_;
+  PassHooks& hooks_;
   ForwardRecords forwards_;
   UnitUse use_;
   std::optional<BackwardSchedule> schedule_;

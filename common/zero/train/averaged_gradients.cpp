@@ -12,7 +12,6 @@
 #include <zero/memory/accounting.hpp>
 #include <zero/optim/wide_sum.hpp>
 #include <zero/train/averaged_gradients.hpp>
-#include <zero/train/strategy.hpp>
 
 namespace zero::train {
 
@@ -32,11 +31,16 @@ optim::WideSum added_over(const std::vector<dist::Communicator*>& groups, optim:
 
 }  // namespace
 
-AveragedGradients::AveragedGradients(Strategy& strategy, bool adds_averages)
-    : strategy_(strategy),
-      mesh_(strategy.mesh()),
+AveragedGradients::AveragedGradients(const nn::ParameterList& list, const StageOfModel& stage,
+                                     const dist::Mesh& mesh, const Shards& shards,
+                                     dist::ReduceType type, bool adds_averages)
+    : list_(list),
+      stage_(stage),
+      mesh_(mesh),
+      shards_(shards),
+      type_(type),
       adds_averages_(adds_averages),
-      used_(strategy.list().size(), false) {
+      used_(list.size(), false) {
   forget();
 }
 
@@ -51,7 +55,7 @@ void AveragedGradients::add_up_over_tensor_axis() {
   std::map<at::ScalarType, std::vector<at::Tensor>> by_type;  // one message of each
   const Own mine = own();
   for (std::size_t k = 0; k < mine.indices.size(); ++k) {
-    if (!strategy_.list().parameters[mine.indices[k]].placement.sums_gradient) continue;
+    if (!list_.parameters[mine.indices[k]].placement.sums_gradient) continue;
     by_type[mine.gradients[k].scalar_type()].push_back(mine.gradients[k]);
   }
   for (const auto& [type, gradients] : by_type) {
@@ -59,9 +63,7 @@ void AveragedGradients::add_up_over_tensor_axis() {
     std::vector<at::Tensor> flat;
     for (const at::Tensor& gradient : gradients) flat.push_back(gradient.flatten());
     const at::Tensor all = at::cat(flat);
-    mesh_.tensor()
-        .all_reduce(all, Purpose::kGradient, {dist::ReduceOp::kSum, strategy_.average().type})
-        .wait();
+    mesh_.tensor().all_reduce(all, Purpose::kGradient, {dist::ReduceOp::kSum, type_}).wait();
     std::int64_t begin = 0;
     for (const at::Tensor& gradient : gradients) {
       gradient.copy_(all.narrow(0, begin, gradient.numel()).view(gradient.sizes()));
@@ -83,7 +85,7 @@ void AveragedGradients::drop_unused() {
   suspect_ = suspect_ || flags[count] != 0;
   for (std::size_t i = 0; i < count; ++i) {
     if (flags[i] == 0) {
-      strategy_.list().parameters[i].tensor.mutable_grad().reset();
+      list_.parameters[i].tensor.mutable_grad().reset();
       gradient_of(i).reset();
     }
     used_[i] = false;
@@ -94,7 +96,7 @@ void AveragedGradients::add_up(bool is_last_micro_batch) {
   for (std::size_t i = 0; i < accumulated_.size(); ++i) {
     at::Tensor& gradient = gradient_of(i);
     at::Tensor& sum = accumulated_[i];
-    if (gradient.defined() && strategy_.piece(i).tensor.defined()) {
+    if (gradient.defined() && shards_.piece(i).tensor.defined()) {
       if (sum.defined()) {
         sum.add_(gradient);
       } else {
@@ -105,28 +107,23 @@ void AveragedGradients::add_up(bool is_last_micro_batch) {
   }
 }
 
-void AveragedGradients::set_loss_scale(double scale) {
-  strategy_.optimizer().set_gradient_scale(scale);
-  loss_scale_ = scale;
-}
-
 void AveragedGradients::forget() {
   sources_.assign(static_cast<std::size_t>(mesh_.data().size()), false);
   suspect_ = false;
   used_.assign(used_.size(), false);  // noted by a backward() that threw
-  accumulated_.assign(strategy_.list().size(), at::Tensor());
+  accumulated_.assign(list_.size(), at::Tensor());
 }
 
 // That of this rank's shard, or of the parameter itself where this rank has no shard.
 at::Tensor& AveragedGradients::gradient_of(std::size_t index) const {
-  const at::Tensor mine = strategy_.piece(index).tensor;
-  return (mine.defined() ? mine : strategy_.list().parameters[index].tensor).mutable_grad();
+  const at::Tensor mine = shards_.piece(index).tensor;
+  return (mine.defined() ? mine : list_.parameters[index].tensor).mutable_grad();
 }
 
 AveragedGradients::Own AveragedGradients::own() const {
   Own own;
-  for (std::size_t i = 0; i < strategy_.list().size(); ++i) {
-    const at::Tensor tensor = strategy_.piece(i).tensor;
+  for (std::size_t i = 0; i < list_.size(); ++i) {
+    const at::Tensor tensor = shards_.piece(i).tensor;
     if (!tensor.defined() || !tensor.grad().defined()) continue;
     own.indices.push_back(i);
     own.gradients.push_back(tensor.grad());
@@ -135,7 +132,7 @@ AveragedGradients::Own AveragedGradients::own() const {
 }
 
 std::vector<double> AveragedGradients::contributions(const Own& own, optim::Norm kind) {
-  strategy_.communicator().synchronize();  // the host is about to read
+  mesh_.data().synchronize();  // the host is about to read
   return optim::contributions(kind, own.gradients);
 }
 
@@ -146,12 +143,11 @@ std::vector<double> AveragedGradients::sums_by_parameter(optim::Norm kind) {
   // float only if the sum lies at the edge between two floats.
   const Own mine = own();
   const std::vector<double> of_mine = contributions(mine, kind);
-  at::Tensor sums =
-      at::zeros({std::ssize(strategy_.stage_of_model().whole().parameters)}, at::kDouble);
+  at::Tensor sums = at::zeros({std::ssize(stage_.whole().parameters)}, at::kDouble);
   auto* const of_parameter = sums.mutable_data_ptr<double>();
   for (std::size_t k = 0; k < of_mine.size(); ++k) {
     const std::size_t i = mine.indices[k];
-    if (counts_here(i)) of_parameter[strategy_.stage_of_model().place(i)] = of_mine[k];
+    if (counts_here(i)) of_parameter[stage_.place(i)] = of_mine[k];
   }
   for (dist::Communicator* const group : groups_of_parts()) {
     group->all_reduce(sums, Purpose::kControl, dist::ReduceOp::kSum).wait();
@@ -163,20 +159,20 @@ std::vector<double> AveragedGradients::sums_by_parameter(optim::Norm kind) {
 // Groups that hold copies are not among them: a copy does not count again.
 std::vector<dist::Communicator*> AveragedGradients::groups_of_parts() const {
   std::vector<dist::Communicator*> groups = {&mesh_.tensor(), &mesh_.pipeline()};
-  if (strategy_.sharded()) groups.insert(groups.begin(), &strategy_.shard_group());
+  if (shards_.sharded()) groups.insert(groups.begin(), &shards_.shard_group());
   return groups;
 }
 
 // The first tensor rank counts what all of them hold, with the same gradient.
 bool AveragedGradients::counts_here(std::size_t index) const {
-  return mesh_.tensor().rank() == 0 || strategy_.list().parameters[index].placement.is_cut();
+  return mesh_.tensor().rank() == 0 || list_.parameters[index].placement.is_cut();
 }
 
 double AveragedGradients::norm(optim::Norm kind) {
   if (kind != optim::Norm::kInfinity && has_doubles()) {
     // The norm is used as a double: a sum in double for each shard would show in its last bits how
     // tensors are split.
-    strategy_.communicator().synchronize();  // the host is about to read
+    mesh_.data().synchronize();  // the host is about to read
     const Own mine = own();
     const std::vector<optim::WideSum> of_mine = optim::wide_contributions(kind, mine.gradients);
     optim::WideSum here;
@@ -219,10 +215,9 @@ float AveragedGradients::clip(double max_norm, optim::Norm kind) {
 
 // Of the whole model: the same on all ranks.
 bool AveragedGradients::has_doubles() const {
-  return std::ranges::any_of(
-      strategy_.stage_of_model().whole().parameters, [](const nn::Parameter& p) {
-        return p.tensor.scalar_type() == at::kDouble && p.tensor.requires_grad();
-      });
+  return std::ranges::any_of(stage_.whole().parameters, [](const nn::Parameter& p) {
+    return p.tensor.scalar_type() == at::kDouble && p.tensor.requires_grad();
+  });
 }
 
 void AveragedGradients::multiply(double factor) {
@@ -257,9 +252,8 @@ std::size_t AveragedGradients::first_nonfinite_here() {
   const std::vector<double> largest = contributions(mine, optim::Norm::kInfinity);
   const auto found =
       std::find_if(largest.begin(), largest.end(), [](double m) { return !std::isfinite(m); });
-  const StageOfModel& stage = strategy_.stage_of_model();
-  if (found == largest.end()) return stage.whole().size();
-  return stage.place(mine.indices[static_cast<std::size_t>(found - largest.begin())]);
+  if (found == largest.end()) return stage_.whole().size();
+  return stage_.place(mine.indices[static_cast<std::size_t>(found - largest.begin())]);
 }
 
 // Of all ranks of the data axis, one after the other: the place of its first gradient that is not
@@ -291,7 +285,7 @@ bool AveragedGradients::must_look() {
 std::optional<NonfiniteGradient> AveragedGradients::first_nonfinite() {
   if (!must_look()) return std::nullopt;
   const std::vector<double> all = first_and_sources();
-  const nn::ParameterList& whole = strategy_.stage_of_model().whole();
+  const nn::ParameterList& whole = stage_.whole();
   const std::size_t none = whole.size();
   const std::size_t ranks = sources_.size();
   std::size_t first = none;

@@ -8,15 +8,16 @@
 #include <vector>
 
 #include <zero/distributed/mesh.hpp>
+#include <zero/nn/parameters.hpp>
 #include <zero/optim/norm.hpp>
+#include <zero/train/parameter_shard.hpp>
+#include <zero/train/stage_of_model.hpp>
 
 namespace zero::train {
 
-class Strategy;
-
 /// An averaged gradient that is infinite or NaN somewhere.
 struct NonfiniteGradient {
-  std::string parameter;   ///< the name of the first such, in the order of Strategy::list()
+  std::string parameter;   ///< the name of the first such, in the order of the model
   std::vector<int> ranks;  ///< whose gradients were so before they were averaged; if the
                            ///< communicator does not check: that hold the average. Ranks of the
                            ///< data axis, where the model is split
@@ -29,9 +30,12 @@ struct NonfiniteGradient {
 /// every tensor rank holds counts once.
 class AveragedGradients {
  public:
-  /// `strategy` must outlive this object. `adds_averages`: micro-batches are averaged one by one
-  /// and then added up.
-  AveragedGradients(Strategy& strategy, bool adds_averages);
+  /// All must outlive this object. `list`: the parameters, and `stage` their places in the whole
+  /// model. `type`: of sums over the tensor axis. `adds_averages`: micro-batches are averaged one
+  /// by one and then added up.
+  AveragedGradients(const nn::ParameterList& list, const StageOfModel& stage,
+                    const dist::Mesh& mesh, const Shards& shards, dist::ReduceType type,
+                    bool adds_averages);
 
   /// Notes whether this rank's backward made a gradient of parameter `index`.
   void note_used(std::size_t index, bool used) { used_[index] = used; }
@@ -45,10 +49,8 @@ class AveragedGradients {
   // After complete() of the last micro-batch:
 
   /// The losses given to backward() are multiplied by `scale` from now on (see loss_scale.hpp), so
-  /// gradients are too large by that factor, and the optimizer divides by it. Acts on this rank
-  /// alone; all ranks must set the same. Throws zero::Error if the optimizer cannot
-  /// (optim::Optimizer::set_gradient_scale()).
-  void set_loss_scale(double scale);
+  /// gradients are too large by that factor. Acts on this rank alone; all ranks must set the same.
+  void set_loss_scale(double scale) { loss_scale_ = scale; }
 
   /// Scales the gradients so that their norm is at most `max_norm`; returns the norm before. Norms
   /// are of the gradients divided by the loss scale. Exact: the same bits under every strategy that
@@ -90,8 +92,11 @@ class AveragedGradients {
   bool must_look();
   std::vector<double> first_and_sources();
 
-  Strategy& strategy_;
+  const nn::ParameterList& list_;
+  const StageOfModel& stage_;
   const dist::Mesh& mesh_;
+  const Shards& shards_;
+  dist::ReduceType type_;
   bool adds_averages_;
   double loss_scale_ = 1;
   std::vector<bool> used_;               // by parameter: by this rank, in this reduction

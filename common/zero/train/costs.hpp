@@ -4,8 +4,6 @@
 
 namespace zero::train {
 
-class Strategy;
-
 /// Bytes of model states that one rank holds at rest: after sync_parameters, before zero_grad.
 struct ModelStateBytes {
   std::int64_t parameters = 0;
@@ -19,8 +17,8 @@ struct ModelStateBytes {
 struct Costs {
   ModelStateBytes at_rest;
   /// Bytes of gradients and parameters that this rank sends in a step with one micro-batch. Control
-  /// messages are not counted. Under hpZ this is a step that begins now: it sends less if the
-  /// weights have been gathered since the last update.
+  /// messages are not counted. It is a step that begins now: some modes send less if the weights
+  /// have been gathered since the last update.
   std::int64_t sent = 0;
   /// What each further micro-batch of a step adds to `sent`, if gradients are added up before they
   /// are reduced: its gathers of parameters.
@@ -39,25 +37,6 @@ struct SentBytes {
     between_groups += other.between_groups;
     return *this;
   }
-};
-
-/// The sums that the formulas of the stages are made of, in bytes, as one rank sees its model:
-/// `own_` is the part that this rank updates.
-struct CostSums {
-  /// Reads sizes only; sends nothing.
-  explicit CostSums(const Strategy& strategy);
-
-  std::int64_t parameters = 0;  ///< V, frozen ones too
-  std::int64_t own_parameters = 0;
-  std::int64_t trainable = 0;  ///< trainable parameters, and as much of gradients
-  std::int64_t own_trainable = 0;
-  std::int64_t reduced = 0;  ///< gradients in the types in which they are reduced
-  std::int64_t own_reduced = 0;
-  std::int64_t all_reduced = 0;  ///< what this rank sends if each gradient is all-reduced
-  /// Optimizer state on this rank once everything has been updated, as the optimizer reports it:
-  /// for its shards of trainable parameters, and of those that were frozen after an update.
-  std::int64_t optimizer = 0;
-  std::int64_t others = 0;  ///< how many other ranks there are: N - 1
 };
 
 }  // namespace zero::train

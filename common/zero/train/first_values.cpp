@@ -5,47 +5,45 @@
 #include <zero/memory/storage.hpp>
 #include <zero/train/first_values.hpp>
 #include <zero/train/held_model.hpp>
-#include <zero/train/strategy.hpp>
 
 namespace zero::train {
 
 using dist::Purpose;
 
 void FirstValues::broadcast_all() {
-  const auto& parameters = strategy_.list().parameters;
+  const auto& parameters = list_.parameters;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     fill(i);
     const at::Tensor tensor = memory::raw(parameters[i].tensor);
-    strategy_.communicator().broadcast(tensor, /*root=*/0, Purpose::kSetup).wait();
+    communicator_.broadcast(tensor, /*root=*/0, Purpose::kSetup).wait();
   }
   broadcast_buffers();
 }
 
 void FirstValues::send(std::size_t index, int owner) {
-  dist::Communicator& communicator = strategy_.communicator();
-  const int rank = communicator.rank();
-  const at::Tensor tensor = memory::raw(strategy_.list().parameters[index].tensor);
+  const int rank = communicator_.rank();
+  const at::Tensor tensor = memory::raw(list_.parameters[index].tensor);
   if (rank == 0 || rank == owner) fill(index);
   if (owner == 0) return;
-  if (rank == 0) communicator.send(tensor, owner, Purpose::kSetup).wait();
-  if (rank == owner) communicator.recv(tensor, 0, Purpose::kSetup).wait();
+  if (rank == 0) communicator_.send(tensor, owner, Purpose::kSetup).wait();
+  if (rank == owner) communicator_.recv(tensor, 0, Purpose::kSetup).wait();
 }
 
 void FirstValues::broadcast_buffers() {
-  for (const at::Tensor& buffer : strategy_.model().buffers()) {
+  for (const at::Tensor& buffer : model_.buffers()) {
     at::Tensor values = memory::raw(buffer);
     for (std::int64_t d = 0; d < values.dim(); ++d) {  // an expanded one: each value once
       if (values.stride(d) == 0 && values.size(d) > 1) values = values.narrow(d, 0, 1);
     }
     const at::Tensor sent = values.contiguous();
-    strategy_.communicator().broadcast(sent, /*root=*/0, Purpose::kSetup).wait();
+    communicator_.broadcast(sent, /*root=*/0, Purpose::kSetup).wait();
     if (!values.is_contiguous()) values.copy_(sent);
   }
   held_.note_storages();
 }
 
 void FirstValues::write(std::size_t index, at::Tensor out) {
-  const nn::Parameter& parameter = strategy_.list().parameters[index];
+  const nn::Parameter& parameter = list_.parameters[index];
   if (source_ == nullptr) {
     throw Error(
         fmt::format("parameter '{}' has no values: set StrategyArguments::values, or initialize "
@@ -58,10 +56,10 @@ void FirstValues::write(std::size_t index, at::Tensor out) {
 // Allocates one parameter; on rank 0, also asks the source for its first value.
 void FirstValues::fill(std::size_t index) {
   const memory::Charge charge(memory::Category::kParameters);
-  const at::Tensor tensor = strategy_.list().parameters[index].tensor;
+  const at::Tensor tensor = list_.parameters[index].tensor;
   const bool had_values = memory::has_storage(tensor);
   memory::allocate_storage(tensor);
-  if (strategy_.communicator().rank() == 0 && !had_values) write(index, tensor);
+  if (communicator_.rank() == 0 && !had_values) write(index, tensor);
 }
 
 }  // namespace zero::train

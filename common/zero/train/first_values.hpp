@@ -4,21 +4,24 @@
 
 #include <cstddef>
 
+#include <zero/distributed/communicator.hpp>
+#include <zero/nn/model.hpp>
 #include <zero/nn/parameters.hpp>
 
 namespace zero::train {
 
 class HeldModel;
-class Strategy;
 
 /// Sends the first values of a strategy's model from rank 0 to the ranks that keep them. Used by
 /// constructors of strategies. All ranks call the same functions, which block, unless stated
 /// otherwise.
 class FirstValues {
  public:
-  /// `strategy` and `held` must outlive this object. `source`: StrategyArguments::values.
-  FirstValues(Strategy& strategy, HeldModel& held, nn::ParameterSource* source)
-      : strategy_(strategy), held_(held), source_(source) {}
+  /// All but `source` (StrategyArguments::values) must outlive this object. `list`: the parameters
+  /// of `model`. `communicator`: the ranks that hold them.
+  FirstValues(nn::Model& model, const nn::ParameterList& list, dist::Communicator& communicator,
+              HeldModel& held, nn::ParameterSource* source)
+      : model_(model), list_(list), communicator_(communicator), held_(held), source_(source) {}
 
   /// Sends every parameter and buffer to all ranks. For stages that hold the whole model.
   void broadcast_all();
@@ -35,7 +38,9 @@ class FirstValues {
  private:
   void fill(std::size_t index);
 
-  Strategy& strategy_;
+  nn::Model& model_;
+  const nn::ParameterList& list_;
+  dist::Communicator& communicator_;
   HeldModel& held_;
   nn::ParameterSource* source_;
 };

@@ -1,4 +1,5 @@
 #include <ATen/ops/zeros_like.h>
+#include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/variable.h>
@@ -11,7 +12,6 @@
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/train/strategy.hpp>
-#include <zero/train/unsharded_parameters.hpp>
 
 namespace zero::train {
 
@@ -55,10 +55,10 @@ Strategy::Strategy(const StrategyArguments& arguments, nn::Granularity granulari
       list_(HeldModel::free_parameters(arguments, granularity)),
       stage_of_model_(model_, list_),
       reduces_each_(arguments.accumulation == Accumulation::kReduceEach),
-      averaged_(*this, reduces_each_),
+      averaged_(list_, stage_of_model_, mesh_, *this, arguments.reduce_type, reduces_each_),
       held_(arguments, list_, [this] { finish_parameters(); }),
-      first_values_(*this, held_, arguments.values),
-      passes_(*this, granularity) {
+      first_values_(model_, list_, communicator_, held_, arguments.values),
+      passes_(model_, list_, *this, *this, granularity) {
   // First: ranks that differ would send each other the wrong bytes, or wait forever.
   mesh_.verify_same_in_stage(kModelOrStrategy, description(list_, arguments));
   std::vector<at::Tensor> all;
@@ -148,6 +148,11 @@ float Strategy::clip_grad_norm(double max_norm, optim::Norm norm) {
   return averaged_.clip(max_norm, norm);
 }
 
+void Strategy::set_loss_scale(double scale) {
+  optimizer_->set_gradient_scale(scale);
+  averaged_.set_loss_scale(scale);
+}
+
 void Strategy::unshard(std::size_t unit) {
   const dist::CallScope call(mesh_.world(), "Strategy::unshard");
   passes_.is_running() ? gather(unit) : gather_to_read(unit);
@@ -187,7 +192,8 @@ void Strategy::release() {
   zero_grad();
   std::vector<at::Tensor> values(count());
   for (std::size_t u = 0; u < list_.units.size(); ++u) {
-    const UnshardedParameters whole(*this, u);
+    unshard(u);
+    const auto end = c10::make_scope_exit([this, u] { reshard(u); });
     const Charge charge(Category::kParameters);
     for (const std::size_t i : list_.units[u].parameters) {
       values[i] = memory::raw(parameter(i)).clone().flatten();

@@ -16,6 +16,7 @@
 #include <zero/train/held_model.hpp>
 #include <zero/train/parameter_shard.hpp>
 #include <zero/train/parameter_writes.hpp>
+#include <zero/train/pass_hooks.hpp>
 #include <zero/train/stage_of_model.hpp>
 #include <zero/train/strategy_arguments.hpp>
 
@@ -40,7 +41,7 @@ namespace zero::train {
 ///
 /// A chapter derives a class, and overrides what its stage does in another way. The base class
 /// calls the hooks of units and parameters, and has companions for what all chapters share.
-class Strategy {
+class Strategy : public Shards, protected PassHooks {
  public:
   virtual ~Strategy();
   Strategy(const Strategy&) = delete;
@@ -65,7 +66,7 @@ class Strategy {
   /// Makes parameters whole again where the stage keeps them whole.
   virtual void sync_parameters() {}
   /// Drops all gradients.
-  virtual void zero_grad();
+  void zero_grad() override;
 
   /// Runs `closure` (forward and backward, returns the loss), then finish_backward(),
   /// optimizer_step() and sync_parameters(). Returns the loss.
@@ -100,7 +101,7 @@ class Strategy {
   virtual bool owns(std::size_t index) const { return true; }
   /// The part of parameter `index` that this rank updates: all of it if it owns it, unless the
   /// chapter splits tensors.
-  virtual ParameterShard piece(std::size_t index) const {
+  ParameterShard piece(std::size_t index) const override {
     return owns(index) ? ParameterShard{parameter(index), 0} : ParameterShard{};
   }
   /// The part of parameter `index` that this rank keeps between steps, whether it updates it or
@@ -108,10 +109,10 @@ class Strategy {
   /// the stage keeps parameters whole. After a change all ranks call passes().weights_changed().
   virtual ParameterShard local_shard(std::size_t index) const;
   /// Whether ranks own different parameters. The same answer on all ranks.
-  virtual bool sharded() const { return false; }
+  bool sharded() const override { return false; }
   /// The ranks among which model states are sharded: each element is updated by one of them. Ranks
   /// outside of the group hold copies. All ranks, unless the chapter says otherwise.
-  virtual dist::Communicator& shard_group() const { return communicator_; }
+  dist::Communicator& shard_group() const override { return communicator_; }
   /// Bytes of this rank by the formulas of the stage.
   virtual Costs costs() const = 0;
 
@@ -130,6 +131,9 @@ class Strategy {
   bool reduces_each() const { return reduces_each_; }
   /// The gradients after finish_backward(): loss scale, norm, whether all are finite.
   AveragedGradients& averaged_gradients() { return averaged_; }
+  /// AveragedGradients::set_loss_scale(); the optimizer divides by it. Throws zero::Error if it
+  /// cannot (optim::Optimizer::set_gradient_scale()).
+  void set_loss_scale(double scale);
   /// What forward() and backward() run in; shows gradients to an observer.
   AutogradPasses& passes() { return passes_; }
 
@@ -141,31 +145,13 @@ class Strategy {
   explicit Strategy(const StrategyArguments& arguments,
                     nn::Granularity granularity = nn::Granularity::kUnit);
 
-  // What a chapter may override. Called on the thread that runs forward and backward.
+  // What a chapter may override, beside PassHooks.
 
-  /// Before unit `unit` runs forward: its parameters must be whole when this returns.
-  virtual void pre_forward(std::size_t unit) {}
-  /// After it: they are not read again until pre_backward().
-  virtual void post_forward(std::size_t unit) {}
-  /// Before the backward of one use of the unit: they must be whole when this returns.
-  virtual void pre_backward(std::size_t unit) {}
-  /// After it, if an input of the unit has a gradient. Those of parameters may be missing.
-  virtual void post_backward(std::size_t unit) {}
-  /// Before and after autograd runs in backward().
-  virtual void begin_backward() {}
-  virtual void end_backward() {}
-  /// Called inside backward(), when the gradient of trainable parameter `index` is complete. The
-  /// order may differ between ranks: for reductions, a constructor calls reduce_in_backward().
-  virtual void gradient_ready(std::size_t index) {}
-  /// Makes the parameters of unit `unit` whole on all ranks. Does nothing if they are.
-  virtual void gather(std::size_t unit) {}
-  /// The same for unshard() outside of forward() and backward(). A stage that rounds what it
-  /// gathers shows the weights themselves here.
+  /// PassHooks::gather() for unshard() outside of forward() and backward(). A stage that rounds
+  /// what it gathers shows the weights themselves here.
   virtual void gather_to_read(std::size_t unit) { gather(unit); }
   /// Nobody holds the unit any more: takes over what the program may have written into it.
   virtual void keep_writes(std::size_t unit) {}
-  /// What reshard() calls last: drops what this rank does not keep of the unit, unless is_in_use().
-  virtual void drop(std::size_t unit) {}
   /// Blocks until no transfer of parameters is in flight, so that they may be read and updated.
   virtual void finish_parameters() {}
   /// How often a step of one micro-batch gathers unit `unit`, for costs(). By default the root is
@@ -221,8 +207,6 @@ class Strategy {
   const dist::Reduction average_;
 
  private:
-  friend class AutogradPasses;
-
   void note_possible_write(std::size_t index) const;
 
   nn::ParameterList list_;

@@ -4,6 +4,8 @@
 
 #include <chrono>
 #include <cmath>
+#include <set>
+#include <utility>
 
 #include <zero/base/error.hpp>
 #include <zero/memory/timeline.hpp>
@@ -44,107 +46,72 @@ class Stopwatch {
 
 }  // namespace
 
-Trainer::Trainer(Strategy& strategy, TrainerOptions options)
-    : strategy_(strategy), options_(options), steps_(options.first_step) {
+Trainer::Trainer(Strategy& strategy, const StepOptions& options)
+    : strategy_(strategy), step_(strategy, options) {
   const dist::CallScope call(strategy.mesh().world(), "Trainer::Trainer");
-  if (options.loss_scale) loss_scale_.emplace(*options.loss_scale);
-  strategy.mesh().world().verify_same_on_all_ranks("the trainer's options", options_text());
-  strategy.averaged_gradients().set_loss_scale(loss_scale_ ? loss_scale_->value() : 1.0);
-}
-
-std::string Trainer::options_text() const {
-  return fmt::format("a clip norm of {} ({})\nfirst step {}\n{}\n{} where a gradient is not finite",
-                     options_.clip_norm, optim::name(options_.norm), options_.first_step,
-                     loss_scale_ ? loss_scale_->describe() : "no loss scale",
-                     name(options_.on_nonfinite_gradient));
+  step_.compare("the trainer's options");
 }
 
 StepResult Trainer::step(const std::vector<data::Batch>& micro_batches) {
-  const dist::CallScope call(strategy_.mesh().world(), "Trainer::step");
-  strategy_.mesh().world().set_step(steps_);
+  dist::Communicator& world = strategy_.mesh().world();
+  const dist::CallScope call(world, "Trainer::step");
+  world.set_step(steps());
   StepResult result;
+  result.loss_scale = step_.scale();
   strategy_.zero_grad();
-  if (loss_scale_) {
-    result.loss_scale = loss_scale_->value();
-    strategy_.averaged_gradients().set_loss_scale(result.loss_scale);
-  }
-  run(micro_batches, result);
-  ++steps_;
-  if (result.skipped) ++skipped_steps_;
+  Stopwatch watch(world, result.seconds);
+  // First: ranks that found out later that they differ would wait for each other.
+  const double all_terms = count_terms(micro_batches);
+  const std::vector<double> losses = run_micro_batches(
+      micro_batches, all_terms, [&watch](double PhaseSeconds::*phase) { watch.end_of(phase); });
+  memory::mark("optimizer");
+  const bool updated = step_.end(
+      {.verify = [&] { result.loss = loss_of_all_ranks(losses, micro_batches) / all_terms; },
+       .sync = [this] { sync_parameters(); },
+       .drop = [this] { strategy_.zero_grad(); }});
+  watch.end_of(&PhaseSeconds::optimizer);
+  result.skipped = !updated;
+  if (updated) result.gradient_norm = step_.gradient_norm();
   return result;
 }
 
-void Trainer::run(const std::vector<data::Batch>& micro_batches, StepResult& result) {
-  Stopwatch watch(strategy_.mesh().world(), result.seconds);
-  // First: ranks that found out later that they differ would wait for each other.
-  const double all_terms = count_terms(micro_batches);
-  const double loss_sum =
-      run_micro_batches(micro_batches, all_terms, result.loss_scale,
-                        [&watch](double PhaseSeconds::*phase) { watch.end_of(phase); });
-  memory::mark("optimizer");
-  {
-    RECORD_USER_SCOPE("optimizer");
-    end(result);
-  }
-  memory::mark("sync");
-  if (!result.skipped) sync_parameters();
-  watch.end_of(&PhaseSeconds::optimizer);
-  result.loss = loss_sum / all_terms;
-}
-
-double Trainer::run_micro_batches(const std::vector<data::Batch>& micro_batches, double all_terms,
-                                  double loss_scale, const EndOfPhase& end_of) {
-  dist::Communicator& communicator = strategy_.communicator();
-  double loss_sum = 0;
-  for (std::size_t m = 0; m < micro_batches.size(); ++m) {
-    const data::Batch& batch = micro_batches[m];
+std::vector<double> Trainer::run_micro_batches(const std::vector<data::Batch>& micro_batches,
+                                               double all_terms, const EndOfPhase& end_of) {
+  std::vector<double> losses;
+  for (const data::Batch& batch : micro_batches) {
     memory::mark("forward");
     at::Tensor loss;
     {
       RECORD_USER_SCOPE("forward");
       loss = strategy_.forward(batch);
     }
-    communicator.synchronize();
-    loss_sum += loss_of_all_ranks(loss.item<double>(), batch.loss_terms);
+    strategy_.communicator().synchronize();
+    losses.push_back(loss.item<double>());
+    loss = step_.weighted(loss, static_cast<double>(batch.loss_terms), all_terms);
     end_of(&PhaseSeconds::forward);
     memory::mark("backward");
-    {
-      RECORD_USER_SCOPE("backward");
-      strategy_.set_requires_gradient_sync(m + 1 == micro_batches.size());
-      strategy_.backward(weighted_loss(loss, {static_cast<double>(batch.loss_terms), all_terms,
-                                              communicator.size(), loss_scale}));
-      loss = at::Tensor();
-    }
-    strategy_.finish_backward();
+    RECORD_USER_SCOPE("backward");
+    step_.backward(std::move(loss), losses.size() == micro_batches.size());
     end_of(&PhaseSeconds::backward);
   }
-  return loss_sum;
-}
-
-void Trainer::end(StepResult& result) {
-  const UpdateOptions options{options_.clip_norm, options_.norm, options_.on_nonfinite_gradient};
-  try {
-    const UpdateResult made =
-        update(strategy_, options, loss_scale_ ? &*loss_scale_ : nullptr, steps_);
-    result.skipped = made.skipped;
-    result.gradient_norm = made.gradient_norm;
-  } catch (const Error&) {
-    strategy_.zero_grad();  // all ranks have found the same
-    throw;
-  }
+  return losses;
 }
 
 double Trainer::evaluate(const std::vector<data::Batch>& batches) {
   const dist::CallScope call(strategy_.mesh().world(), "Trainer::evaluate");
   const c10::NoGradGuard no_grad;
   const double all_terms = count_terms(batches);
-  double loss_sum = 0;
+  return loss_of_all_ranks(run_forward(batches), batches) / all_terms;
+}
+
+std::vector<double> Trainer::run_forward(const std::vector<data::Batch>& batches) {
+  std::vector<double> losses;
   for (const data::Batch& batch : batches) {
     const at::Tensor loss = strategy_.forward(batch);
     strategy_.communicator().synchronize();
-    loss_sum += loss_of_all_ranks(loss.item<double>(), batch.loss_terms);
+    losses.push_back(loss.item<double>());
   }
-  return loss_sum / all_terms;
+  return losses;
 }
 
 double Trainer::count_terms(const std::vector<data::Batch>& batches) {
@@ -153,7 +120,7 @@ double Trainer::count_terms(const std::vector<data::Batch>& batches) {
   double mine = 0;
   for (const data::Batch& batch : batches) mine += static_cast<double>(batch.loss_terms);
   const std::vector<double> all = dist::all_gather_scalars(
-      communicator, {mine, static_cast<double>(batches.size()), settings_digest(strategy_)});
+      communicator, {mine, static_cast<double>(batches.size()), step_.settings_digest()});
   double terms = 0;
   std::vector<double> settings;
   for (int rank = 0; rank < communicator.size(); ++rank) {
@@ -165,38 +132,40 @@ double Trainer::count_terms(const std::vector<data::Batch>& batches) {
     throw Error(fmt::format(
         "step {}: rank {} has {} micro-batches{}; every rank needs at least one, and as "
         "many as the others (a batch may be empty)",
-        steps_, rank, theirs, theirs == all[1] ? "" : fmt::format(", rank 0 has {}", all[1])));
+        steps(), rank, theirs, theirs == all[1] ? "" : fmt::format(", rank 0 has {}", all[1])));
   }
-  verify_settings(strategy_, settings);
+  step_.verify_settings(settings);
   if (terms > 0.0) return terms;
   throw Error(
       fmt::format("step {}: no rank has a loss term (all batches are empty or all targets are "
                   "ignored)",
-                  steps_));
+                  steps()));
 }
 
-double Trainer::loss_of_all_ranks(double loss, std::int64_t terms) {
+// The sum over all ranks and batches. Throws zero::Error on all of them if a loss is not finite.
+double Trainer::loss_of_all_ranks(const std::vector<double>& losses,
+                                  const std::vector<data::Batch>& batches) {
   // Each rank sends a flag with its numbers: a maximum over the values could lose a NaN, depending
   // on which rank has it.
-  dist::Communicator& communicator = strategy_.communicator();
-  const bool finite = std::isfinite(loss);
-  const std::vector<double> all = dist::all_gather_scalars(
-      communicator, {finite ? loss * static_cast<double>(terms) : 0.0, finite ? 0.0 : 1.0});
+  std::vector<double> mine;
+  for (std::size_t m = 0; m < losses.size(); ++m) {
+    const bool finite = std::isfinite(losses[m]);
+    mine.push_back(finite ? losses[m] * static_cast<double>(batches[m].loss_terms) : 0.0);
+    mine.push_back(finite ? 0.0 : 1.0);
+  }
+  const std::vector<double> all = dist::all_gather_scalars(strategy_.communicator(), mine);
   double sum = 0;
-  std::vector<int> not_finite;
-  for (int rank = 0; rank < communicator.size(); ++rank) {
-    const double* const theirs = &all[static_cast<std::size_t>(2 * rank)];
-    sum += theirs[0];
-    if (theirs[1] != 0.0) not_finite.push_back(rank);
+  std::set<int> not_finite;
+  for (std::size_t m = 0; m < losses.size(); ++m) {
+    double of_ranks = 0;
+    for (std::size_t at = 2 * m; at < all.size(); at += mine.size()) {
+      of_ranks += all[at];
+      if (all[at + 1] != 0.0) not_finite.insert(static_cast<int>(at / mine.size()));
+    }
+    sum += of_ranks;
   }
-  if (!not_finite.empty()) {
-    strategy_.zero_grad();
-    throw Error(
-        fmt::format("step {}: the loss is NaN or infinite on {}; no rank updates its weights (a "
-                    "lower learning rate or clipping may help)",
-                    steps_, ranks_text(not_finite)));
-  }
-  return sum;
+  if (not_finite.empty()) return sum;
+  throw Error(loss_not_finite(steps(), ranks_text({not_finite.begin(), not_finite.end()})));
 }
 
 }  // namespace zero::train

@@ -7,9 +7,7 @@
 #include <vector>
 
 #include <zero/data/batch.hpp>
-#include <zero/train/loss_scale.hpp>
-#include <zero/train/strategy.hpp>
-#include <zero/train/update.hpp>
+#include <zero/train/step.hpp>
 
 namespace zero::train {
 
@@ -35,24 +33,12 @@ struct StepResult {
   PhaseSeconds seconds;
 };
 
-struct TrainerOptions {
-  double clip_norm = 0;  ///< largest norm of the gradient; 0: do not clip
-  /// Steps done before this run, if it resumes from a checkpoint: steps() begins there.
-  std::int64_t first_step = 0;
-  /// Scales the loss for backward, as float16 needs it; the optimizer must be able to undo it
-  /// (optim::with_master_weights()). nullopt: the loss is not scaled.
-  std::optional<LossScaleOptions> loss_scale = std::nullopt;
-  optim::Norm norm = optim::Norm::kL2;  ///< which norm clip_norm limits
-  /// What to do with a step whose gradient is infinite or NaN, if no loss scale can be halved.
-  OnNonfiniteGradient on_nonfinite_gradient = OnNonfiniteGradient::kError;
-};
-
 /// The training loop of every chapter. All ranks call the same functions in the same order.
 class Trainer {
  public:
   /// Called by all ranks. Throws zero::Error on all of them if their options differ, or if the loss
   /// is to be scaled and the optimizer cannot undo it.
-  explicit Trainer(Strategy& strategy, TrainerOptions options = {});
+  explicit Trainer(Strategy& strategy, const StepOptions& options = {});
   virtual ~Trainer() = default;
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
@@ -66,7 +52,7 @@ class Trainer {
   ///
   /// With a loss scale, all ranks skip the step if a gradient is infinite or NaN on any rank:
   /// parameters, optimizer states and step counts stay, and the scale is halved. If it is 1
-  /// already, or there is none, TrainerOptions::on_nonfinite_gradient says whether the step is
+  /// already, or there is none, StepOptions::on_nonfinite_gradient says whether the step is
   /// skipped or an error.
   StepResult step(const std::vector<data::Batch>& micro_batches);
 
@@ -76,43 +62,39 @@ class Trainer {
   /// Mean loss over the batches of all ranks, without gradients. Every rank passes the same number
   /// of batches, and at least one batch of some rank has a loss term (zero::Error on all ranks
   /// otherwise).
-  virtual double evaluate(const std::vector<data::Batch>& batches);
+  double evaluate(const std::vector<data::Batch>& batches);
 
-  std::int64_t steps() const { return steps_; }
+  /// Steps so far, skipped ones too; they begin at StepOptions::first_step.
+  std::int64_t steps() const { return step_.number(); }
   /// Those of them that updated nothing because a gradient was not finite.
-  std::int64_t skipped_steps() const { return skipped_steps_; }
+  std::int64_t skipped_steps() const { return step_.skipped(); }
 
   /// The loss scale, if there is one, for a checkpoint to save and restore.
-  std::optional<LossScale>& loss_scale() { return loss_scale_; }
+  std::optional<LossScale>& loss_scale() { return step_.loss_scale(); }
 
  protected:
   /// Adds the time since the last call to a phase of the step.
   using EndOfPhase = std::function<void(double PhaseSeconds::*)>;
 
-  /// Forward and backward of all micro-batches, and the reduction. Returns the sum of the losses
-  /// over all ranks and micro-batches, each times its terms.
-  virtual double run_micro_batches(const std::vector<data::Batch>& micro_batches, double all_terms,
-                                   double loss_scale, const EndOfPhase& end_of);
+  /// Forward and backward of all micro-batches, and the reduction. Returns their losses.
+  virtual std::vector<double> run_micro_batches(const std::vector<data::Batch>& micro_batches,
+                                                double all_terms, const EndOfPhase& end_of);
+  /// The same without backward.
+  virtual std::vector<double> run_forward(const std::vector<data::Batch>& batches);
   /// After the update.
   virtual void sync_parameters() { strategy_.sync_parameters(); }
   /// The loss terms of all ranks; checks that they have the same number of batches.
   virtual double count_terms(const std::vector<data::Batch>& batches);
-  /// `loss` times `terms`, summed over the ranks. Throws zero::Error on all if one is not finite.
-  double loss_of_all_ranks(double loss, std::int64_t terms);
 
   Strategy& strategy() { return strategy_; }
-  /// What all ranks must have in common.
-  std::string options_text() const;
+  Step& step_of_all() { return step_; }
 
  private:
-  void end(StepResult& result);
-  void run(const std::vector<data::Batch>& micro_batches, StepResult& result);
+  double loss_of_all_ranks(const std::vector<double>& losses,
+                           const std::vector<data::Batch>& batches);
 
   Strategy& strategy_;
-  TrainerOptions options_;
-  std::optional<LossScale> loss_scale_;
-  std::int64_t steps_ = 0;
-  std::int64_t skipped_steps_ = 0;
+  Step step_;
 };
 
 }  // namespace zero::train

@@ -62,7 +62,7 @@ class Diary final : public Strategy {
 };
 
 struct Bench {
-  explicit Bench(dist::Communicator& communicator, TrainerOptions options = {})
+  explicit Bench(dist::Communicator& communicator, StepOptions options = {})
       : diary({*toy.model, communicator, optim::sgd({.learning_rate = 0.1, .momentum = 0}),
                &toy.values, ""}),
         trainer(diary, options) {}
@@ -132,7 +132,7 @@ TEST(Trainer, RefusesToEvaluateToNaN) {
     Bench bench(communicator);
     data::Batch nan = bench.toy.batch(0, 0);
     nan.inputs[0][0] = std::nan("");
-    testing::expect_error([&] { bench.trainer.evaluate({nan}); }, {"NaN or infinite"});
+    testing::expect_error([&] { bench.trainer.evaluate({nan}); }, {"infinite or NaN"});
   });
 }
 

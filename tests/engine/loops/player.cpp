@@ -9,7 +9,7 @@
 #include <zero/memory/storage.hpp>
 #include <zero/nn/parameters.hpp>
 #include <zero/optim/norm.hpp>
-#include <zero/train/update.hpp>
+#include <zero/train/step.hpp>
 
 namespace zero::testing::loops {
 namespace {

@@ -1,5 +1,4 @@
-#include <zero/train/costs.hpp>
-#include <zero/train/strategy.hpp>
+#include <zero/train/cost_sums.hpp>
 
 namespace zero::train {
 
