@@ -36,22 +36,5 @@ TEST(Zero1, HoldsOptimizerStateForItsOwnParametersOnly) {
   }
 }
 
-TEST(Zero1, StepWithAClosureIsAStep) {
-  on_ranks(2, [](dist::Communicator& communicator) {
-    Trial by_closure(communicator, "owner");
-    by_closure.strategy.step([&] {
-      at::Tensor loss = by_closure.strategy.forward(by_closure.batch(0));
-      by_closure.strategy.backward(loss);
-      return loss;
-    });
-    Trial by_trainer(communicator, "owner");
-    by_trainer.step(0);
-    for (std::size_t i = 0; i < by_trainer.strategy.list().size(); ++i) {
-      EXPECT_TRUE(at::equal(by_closure.strategy.list().parameters[i].tensor,
-                            by_trainer.strategy.list().parameters[i].tensor));
-    }
-  });
-}
-
 }  // namespace
 }  // namespace zero

@@ -3,9 +3,9 @@
 #include <cstdint>
 #include <vector>
 
-#include <zero/engine/overlap_options.hpp>
 #include <zero/memory/storage_pool.hpp>
 #include <zero/train/flat_parameter_list.hpp>
+#include <zero/train/overlap_options.hpp>
 #include <zero/train/strategy.hpp>
 
 #include "lookahead.hpp"

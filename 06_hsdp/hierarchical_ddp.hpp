@@ -1,26 +1,27 @@
 #pragma once
 
 #include <cstdint>
-#include <string_view>
 
 #include <00_simple_ddp/simple_ddp.hpp>
+#include <zero/base/keys.hpp>
 #include <zero/distributed/mesh.hpp>
 
 namespace zero {
+
+struct HierarchicalDdpOptions {
+  std::int64_t shard_size = dist::Mesh::kRanksOfHost;  ///< ranks of a group
+};
+void declare(base::Keys& keys, HierarchicalDdpOptions& options);
 
 /// Chapter 00 with a hierarchical all-reduce: every gradient is averaged inside groups of S ranks,
 /// then between the groups. This is the order in which Hsdp adds, ((r0 + … + r(S-1)) + (rS + …) +
 /// …), so the two must have the same bits. All ranks hold the whole model.
 class HierarchicalDdp : public SimpleDdp {
  public:
-  /// `shard_size` is S, or dist::Mesh::kRanksOfHost. Called by all ranks; blocks. Throws
-  /// zero::Error on all ranks if groups of S ranks do not fill the ranks, or if ranks differ in S.
-  HierarchicalDdp(const train::StrategyArguments& arguments, std::int64_t shard_size)
-      : SimpleDdp(arguments.with_shards(shard_size)) {}
-
-  /// S of "shard_size=S"; kRanksOfHost of "shard_size=host" and of "by_host". Throws zero::Error
-  /// for another text.
-  static std::int64_t shard_size_of(std::string_view variant);
+  /// `options.shard_size` is S. Called by all ranks; blocks. Throws zero::Error on all ranks if
+  /// groups of S ranks do not fill the ranks, or if ranks differ in S.
+  HierarchicalDdp(const train::StrategyArguments& arguments, const HierarchicalDdpOptions& options)
+      : SimpleDdp(arguments.with_shards(options.shard_size)) {}
 
   train::Costs costs() const override;
 

@@ -6,8 +6,15 @@ namespace zero {
 
 using dist::Purpose;
 
-Hsdp::Hsdp(const OverlapOptions& options, const train::StrategyArguments& arguments)
-    : Overlap(arguments, options, arguments.mesh.along("shard"),
+void declare(base::Keys& keys, HsdpOptions& options) {
+  declare(keys, options.overlap);
+  keys.count_or("shard_size", "host", dist::Mesh::kRanksOfHost, options.shard_size, /*least=*/1);
+  keys.require([&options] { return options.overlap.stage > 0; },
+               "stage is 0; with a shard_size something must be sharded: take 1, 2 or 3");
+}
+
+Hsdp::Hsdp(const HsdpOptions& options, const train::StrategyArguments& arguments)
+    : Overlap(arguments, options.overlap, arguments.mesh.along("shard"),
               arguments.mesh.along("replica").size() > 1 ? &arguments.mesh.along("replica")
                                                          : nullptr) {}
 

@@ -1,9 +1,19 @@
 #pragma once
 
 #include <05_prefetch_overlap/overlap.hpp>
+#include <zero/distributed/mesh.hpp>
 #include <zero/distributed/work_queue.hpp>
 
 namespace zero {
+
+/// Those of chapter 05, and the key shard_size ("host" or a number of ranks).
+struct HsdpOptions {
+  OverlapOptions overlap = {};  ///< stage 1, 2 or 3
+  /// Number of ranks that share the model states: the ranks are cut into groups of this size, which
+  /// hold copies of each other. kRanksOfHost: by host.
+  std::int64_t shard_size = dist::Mesh::kRanksOfHost;
+};
+void declare(base::Keys& keys, HsdpOptions& options);
 
 /// Hybrid sharding (HSDP): the N ranks are cut into R groups of S. The ranks of a group share the
 /// model states, as those of chapter 05 do at stages 1 to 3; the groups hold copies of each other.
@@ -26,8 +36,8 @@ class Hsdp : public Overlap {
  public:
   /// `options.shard_size` is S. Called by all ranks; blocks. Throws zero::Error on all ranks if
   /// groups of S ranks do not fill the ranks, or if ranks differ in S.
-  Hsdp(const train::StrategyArguments& arguments, const OverlapOptions& options)
-      : Hsdp(options, arguments.with_shards(options.shard_size)) {}
+  Hsdp(const train::StrategyArguments& arguments, const HsdpOptions& options)
+      : Hsdp(options, arguments.with_shards(base::checked(options).shard_size)) {}
 
   dist::Communicator& shard_group() const override { return mesh_.along("shard"); }
   dist::Communicator& replica_group() const { return mesh_.along("replica"); }
@@ -35,7 +45,7 @@ class Hsdp : public Overlap {
 
  protected:
   /// `arguments.mesh` has the axes "replica" and "shard".
-  Hsdp(const OverlapOptions& options, const train::StrategyArguments& arguments);
+  Hsdp(const HsdpOptions& options, const train::StrategyArguments& arguments);
 
   void shard_reduced(const train::ReducedShard& shard) override;
   void finish_between_groups() override { between_groups_.wait(); }
@@ -45,8 +55,5 @@ class Hsdp : public Overlap {
 
   dist::WorkQueue between_groups_{communicator_.rank()};
 };
-
-/// The Engine's options in `arguments`, else the variant's ("shard_size=2:lookahead=0").
-OverlapOptions hsdp_options(int stage, const train::StrategyArguments& arguments);
 
 }  // namespace zero

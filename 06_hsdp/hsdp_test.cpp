@@ -34,7 +34,7 @@ struct Even : Toy {
 
 template <class Model>
 struct HsdpRun : testing::ToyRun<Hsdp, Model> {
-  HsdpRun(dist::Communicator& communicator, const OverlapOptions& options)
+  HsdpRun(dist::Communicator& communicator, const HsdpOptions& options)
       : testing::ToyRun<Hsdp, Model>(communicator, "", train::Ownership::kBySize, options) {}
 };
 
@@ -53,22 +53,22 @@ INSTANTIATE_TEST_SUITE_P(Meshes, HsdpOnMesh,
 
 // Runs `body` with each stage on the ranks of the mesh.
 void on_stages(const Shape& shape,
-               const std::function<void(dist::Communicator&, const OverlapOptions&)>& body) {
+               const std::function<void(dist::Communicator&, const HsdpOptions&)>& body) {
   on_ranks(shape.replicas * shape.shards, [&](dist::Communicator& communicator) {
     for (const int stage : {1, 2, 3}) {
       SCOPED_TRACE(fmt::format("stage {}", stage));
-      body(communicator, {.stage = stage, .shard_size = shape.shards});
+      body(communicator, {{.stage = stage}, shape.shards});
     }
   });
 }
 
 TEST_P(HsdpOnMesh, HoldsWhatTheStageHoldsOnSRanks) {
-  on_stages(GetParam(), [](dist::Communicator& communicator, const OverlapOptions& options) {
+  on_stages(GetParam(), [](dist::Communicator& communicator, const HsdpOptions& options) {
     HsdpRun<Even> run(communicator, options);
     run.step(0);
     const std::int64_t v = run.strategy.list().bytes(), s = options.shard_size;
-    EXPECT_EQ(run.held(Category::kParameters), options.stage == 3 ? v / s : v);
-    EXPECT_EQ(run.held(Category::kGradients), options.stage >= 2 ? v / s : v);
+    EXPECT_EQ(run.held(Category::kParameters), options.overlap.stage == 3 ? v / s : v);
+    EXPECT_EQ(run.held(Category::kGradients), options.overlap.stage >= 2 ? v / s : v);
     EXPECT_EQ(run.held(Category::kOptimizer), 2 * v / s);
     EXPECT_EQ(run.strategy.costs().at_rest.total(), run.held(Category::kParameters) +
                                                         run.held(Category::kGradients) +
@@ -77,7 +77,7 @@ TEST_P(HsdpOnMesh, HoldsWhatTheStageHoldsOnSRanks) {
 }
 
 TEST_P(HsdpOnMesh, SendsByAxisWhatTheFormulasSay) {
-  on_stages(GetParam(), [](dist::Communicator& communicator, const OverlapOptions& options) {
+  on_stages(GetParam(), [](dist::Communicator& communicator, const HsdpOptions& options) {
     HsdpRun<Even> run(communicator, options);
     run.step(0);
     dist::Communicator& shards = run.strategy.shard_group();
@@ -91,7 +91,8 @@ TEST_P(HsdpOnMesh, SendsByAxisWhatTheFormulasSay) {
     // After the update; at stage 3 for forward and for backward, but the root is not resharded
     // between the two.
     std::int64_t gathered = v;
-    for (std::size_t u = 1; options.stage == 3 && u < run.strategy.list().units.size(); ++u) {
+    for (std::size_t u = 1; options.overlap.stage == 3 && u < run.strategy.list().units.size();
+         ++u) {
       for (const std::size_t i : run.strategy.list().units[u].parameters) {
         gathered += run.strategy.list().parameters[i].bytes();
       }
@@ -117,7 +118,7 @@ TEST_P(HsdpOnMesh, SendsByAxisWhatTheFormulasSay) {
 
 // Odd sizes and padding: the strategy's own formulas.
 TEST_P(HsdpOnMesh, HoldsAndSendsWhatItSaysWithPadding) {
-  on_stages(GetParam(), [](dist::Communicator& communicator, const OverlapOptions& options) {
+  on_stages(GetParam(), [](dist::Communicator& communicator, const HsdpOptions& options) {
     HsdpRun<Toy> run(communicator, options);
     run.step(0);
     EXPECT_EQ(testing::training_bytes(run.step(1)), run.strategy.costs().sent);
@@ -133,7 +134,7 @@ struct PartlyFrozen : Toy {
 };
 
 TEST_P(HsdpOnMesh, SendsNoGradientsOfWhatIsFrozen) {
-  on_stages(GetParam(), [](dist::Communicator& communicator, const OverlapOptions& options) {
+  on_stages(GetParam(), [](dist::Communicator& communicator, const HsdpOptions& options) {
     HsdpRun<PartlyFrozen> run(communicator, options);
     run.step(0);
     EXPECT_EQ(testing::training_bytes(run.step(1)), run.strategy.costs().sent);
@@ -143,7 +144,7 @@ TEST_P(HsdpOnMesh, SendsNoGradientsOfWhatIsFrozen) {
 // Evaluation sends nothing between groups. With S = 1 the replica group has all ranks, and only
 // control messages use it.
 TEST_P(HsdpOnMesh, EvaluatesInsideTheGroups) {
-  on_stages(GetParam(), [](dist::Communicator& communicator, const OverlapOptions& options) {
+  on_stages(GetParam(), [](dist::Communicator& communicator, const HsdpOptions& options) {
     HsdpRun<Even> run(communicator, options);
     run.step(0);
     const dist::Traffic before = run.strategy.replica_group().traffic();
@@ -161,7 +162,7 @@ TEST(Hsdp, StartsTheSumsBetweenGroupsInBackward) {
   on_ranks(4, [](dist::Communicator& communicator) {
     // A bucket's reduce-scatter starts only after the previous one has finished and its all-reduce
     // has started. So the all-reduce of the last bucket starts in finish_backward().
-    HsdpRun<Even> run(communicator, {.stage = 2, .shard_size = 2});
+    HsdpRun<Even> run(communicator, {{.stage = 2}, 2});
     const auto started = [&] {
       return run.strategy.replica_group().traffic().calls(Purpose::kGradient);
     };
@@ -180,11 +181,11 @@ TEST(Hsdp, StartsTheSumsBetweenGroupsInBackward) {
 TEST(Hsdp, RandomDelaysChangeNothing) {
   on_ranks(4, [](dist::Communicator& communicator) {
     for (int seed = 0; seed < 6; ++seed) {
-      const OverlapOptions options = {.stage = 1 + seed % 3,
-                                      .bucket_bytes = 1 << (6 + seed),
-                                      .in_flight_bytes = 1 << (6 + 2 * seed),
-                                      .lookahead = seed % 4,
-                                      .shard_size = 2};
+      const HsdpOptions options = {.overlap = {.stage = 1 + seed % 3,
+                                               .bucket_bytes = 1 << (6 + seed),
+                                               .in_flight_bytes = 1 << (6 + 2 * seed),
+                                               .lookahead = seed % 4},
+                                   .shard_size = 2};
       std::minstd_rand draw(static_cast<unsigned>(97 * seed + communicator.rank() + 1));
       const auto trained = [&](bool late) {
         HsdpRun<Toy> run(communicator, options);
@@ -205,7 +206,7 @@ TEST(Hsdp, RandomDelaysChangeNothing) {
 TEST(Hsdp, AGroupOfAllRanksIsChapter05) {
   on_ranks(3, [](dist::Communicator& communicator) {
     for (const int stage : {1, 2, 3}) {
-      HsdpRun<Toy> groups(communicator, {.stage = stage, .shard_size = 3});
+      HsdpRun<Toy> groups(communicator, {{.stage = stage}, 3});
       testing::ToyRun<Overlap> all(communicator, "", train::Ownership::kBySize,
                                    OverlapOptions{.stage = stage});
       for (int s = 0; s < 3; ++s) {
@@ -221,7 +222,7 @@ TEST(Hsdp, AGroupOfAllRanksIsChapter05) {
 // zero_grad() while gradients are in flight, for example after an exception in user code.
 TEST(Hsdp, GradientsCanBeDroppedWhileTheyTravel) {
   on_ranks(4, [](dist::Communicator& communicator) {
-    const OverlapOptions options{.stage = 3, .shard_size = 2};
+    const HsdpOptions options{{.stage = 3}, 2};
     HsdpRun<Toy> run(communicator, options), plain(communicator, options);
     run.strategy.backward(run.strategy.forward(run.batch(5)));
     run.strategy.zero_grad();
@@ -235,22 +236,22 @@ TEST(Hsdp, GradientsCanBeDroppedWhileTheyTravel) {
   });
   on_ranks(4, [](dist::Communicator& communicator) {
     // The strategy is destroyed while gradients are in flight.
-    HsdpRun<Toy> run(communicator, {.stage = 3, .shard_size = 2});
+    HsdpRun<Toy> run(communicator, {{.stage = 3}, 2});
     run.strategy.backward(run.strategy.forward(run.batch(5)));
   });
 }
 
 TEST(Hsdp, RefusesSizesThatDoNotFitOnAllRanks) {
   on_ranks(4, [](dist::Communicator& communicator) {
-    const auto refused = [&](const OverlapOptions& options) {
+    const auto refused = [&](const HsdpOptions& options) {
       return testing::error_of([&] { HsdpRun<Toy>(communicator, options); });
     };
     EXPECT_THAT(refused({.shard_size = 3}), HasSubstr("4 is not a multiple of 3"));
-    EXPECT_THAT(refused({.shard_size = 0}), HasSubstr("the size of shard must be from 1 to 4"));
+    EXPECT_THAT(refused({.shard_size = 0}), HasSubstr("shard_size is 0; it must be \"host\" or"));
     EXPECT_THAT(refused({.shard_size = 8}), HasSubstr("the size of shard must be from 1 to 4"));
     EXPECT_THAT(refused({.shard_size = communicator.rank() == 0 ? 2 : 4}),
                 HasSubstr("ranks disagree about the mesh of ranks"));
-    EXPECT_THAT(refused({.stage = 0, .shard_size = 2}), HasSubstr("stage is 0"));
+    EXPECT_THAT(refused({{.stage = 0}, 2}), HasSubstr("stage is 0"));
     HsdpRun<Toy> run(communicator, {.shard_size = 2});  // after the errors, collectives still work
     run.step(0);
   });

@@ -251,7 +251,8 @@ std::int64_t peak_of_reductions(const Overlap& strategy, const Shape& shape) {
 TEST_P(QgzOnMesh, HasTheScratchOfTheFormula) {
   const Shape shape = GetParam();
   on_hosts(shape, [&](dist::Communicator& communicator) {
-    ZeroPlusPlusRun<> run(communicator, {.keep_buffers = false, .quantize_gradients = true});
+    ZeroPlusPlusRun<> run(communicator,
+                          {.overlap = {.keep_buffers = false}, .quantize_gradients = true});
     const std::int64_t of_groups = run.held(Category::kCommunication);  // their transports
     run.step(0);
     EXPECT_EQ(testing::text_of(testing::states_since(run.before)),
@@ -288,7 +289,8 @@ TEST(Qgz, GivesItsScratchBackToThePool) {
 // As after an error of the user's: gradients are dropped on their way, or the strategy goes.
 TEST(Qgz, GradientsCanBeDroppedWhileTheyTravel) {
   on_hosts({2, 2}, [](dist::Communicator& communicator) {
-    const OverlapOptions options{.keep_buffers = false, .quantize_gradients = true};
+    const ZeroPlusPlusOptions options{.overlap = {.keep_buffers = false},
+                                      .quantize_gradients = true};
     ZeroPlusPlusRun<> run(communicator, options);
     const std::int64_t of_groups = run.held(Category::kCommunication);
     run.strategy.backward(run.strategy.forward(run.batch(5)));

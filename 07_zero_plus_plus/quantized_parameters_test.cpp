@@ -57,7 +57,7 @@ INSTANTIATE_TEST_SUITE_P(Meshes, QwzOnMesh,
 
 // Runs `body` without and with secondary shards.
 void on_options(const Shape& shape,
-                const std::function<void(dist::Communicator&, const OverlapOptions&)>& body) {
+                const std::function<void(dist::Communicator&, const ZeroPlusPlusOptions&)>& body) {
   on_hosts(shape, [&](dist::Communicator& communicator) {
     for (const bool secondary : {false, true}) {
       SCOPED_TRACE(secondary ? "with hpZ" : "alone");
@@ -92,7 +92,7 @@ void expect_rounded(const std::vector<at::Tensor>& found, const std::vector<at::
 }
 
 TEST_P(QwzOnMesh, ComputesWithTheSameBitsOnAllRanks) {
-  on_options(GetParam(), [](dist::Communicator& communicator, const OverlapOptions& options) {
+  on_options(GetParam(), [](dist::Communicator& communicator, const ZeroPlusPlusOptions& options) {
     WatchedRun run(communicator, "", train::Ownership::kBySize, options);
     for (int s = 0; s < 2; ++s) {
       const std::vector<at::Tensor> weights = testing::whole_weights(run.strategy);
@@ -109,7 +109,7 @@ TEST_P(QwzOnMesh, ComputesWithTheSameBitsOnAllRanks) {
 
 // Reads, updates and checkpoints are of the weights themselves.
 TEST_P(QwzOnMesh, NeverRoundsTheWeightsThatAreUpdated) {
-  on_options(GetParam(), [](dist::Communicator& communicator, const OverlapOptions& options) {
+  on_options(GetParam(), [](dist::Communicator& communicator, const ZeroPlusPlusOptions& options) {
     const testing::Odd alone = [] {
       testing::Odd odd;
       nn::initialize_parameters(*odd.model, odd.values);
@@ -140,7 +140,7 @@ TEST_P(QwzOnMesh, NeverRoundsTheWeightsThatAreUpdated) {
 
 TEST_P(QwzOnMesh, SendsInsideAndBetweenWhatTheFormulasSay) {
   const Shape shape = GetParam();
-  on_options(shape, [&](dist::Communicator& communicator, const OverlapOptions& options) {
+  on_options(shape, [&](dist::Communicator& communicator, const ZeroPlusPlusOptions& options) {
     ZeroPlusPlusRun<> run(communicator, options);
     run.step(0);
     const std::int64_t once = packed_shards_of(run.strategy), shards = shards_of(run.strategy);
@@ -161,7 +161,7 @@ TEST_P(QwzOnMesh, SendsInsideAndBetweenWhatTheFormulasSay) {
 // With hpZ the secondary shard is a quarter of one in float32, and scales.
 TEST_P(QwzOnMesh, HoldsASecondaryShardOfPackedBytes) {
   const Shape shape = GetParam();
-  on_options(shape, [&](dist::Communicator& communicator, const OverlapOptions& options) {
+  on_options(shape, [&](dist::Communicator& communicator, const ZeroPlusPlusOptions& options) {
     ZeroPlusPlusRun<> run(communicator, options);
     const bool has_second = options.secondary_shards && shape.replicas > 1;
     const std::int64_t expected =
@@ -188,8 +188,8 @@ TEST_P(QwzOnMesh, HoldsASecondaryShardOfPackedBytes) {
 TEST_P(QwzOnMesh, HasThePackedBytesOfOneUnitBesideIt) {
   const Shape shape = GetParam();
   on_hosts(shape, [&](dist::Communicator& communicator) {
-    ZeroPlusPlusRun<> run(communicator,
-                          {.lookahead = 0, .keep_buffers = false, .quantize_parameters = true});
+    ZeroPlusPlusRun<> run(communicator, {.overlap = {.lookahead = 0, .keep_buffers = false},
+                                         .quantize_parameters = true});
     run.step(0);
     memory::reset_peaks();
     const std::int64_t rest = run.held(Category::kParameters);

@@ -1,47 +1,28 @@
 // The names under which the ladder, the tests, the benchmarks and the engine find the strategies of
 // this chapter.
-#include <any>
-#include <memory>
-#include <string>
+#include <fmt/format.h>
 
-#include <zero/engine/engine_config.hpp>
 #include <zero/train/registry.hpp>
 
 #include "zero_plus_plus.hpp"
 
 namespace zero {
 
-OverlapOptions zero_plus_plus_options(const train::StrategyArguments& arguments,
-                                      const OverlapOptions& defaults) {
-  if (const auto* options = std::any_cast<OverlapOptions>(&arguments.options)) return *options;
-  if (arguments.variant.find('=') != std::string::npos) {
-    return zero_plus_plus_options(defaults, arguments.variant);
-  }
-  OverlapOptions options = defaults;
-  if (arguments.variant == "by_rank") options.group_size = 1;
-  return options;
-}
-
 void register_zero_plus_plus(train::Registry& registry) {
-  const auto add = [&](const char* name, const OverlapOptions& defaults) {
-    const auto make = [defaults](const train::StrategyArguments& arguments) {
-      return std::make_unique<ZeroPlusPlus>(arguments, zero_plus_plus_options(arguments, defaults));
-    };
-    const auto check = [defaults](const std::string& variant) {
-      zero_plus_plus_options(defaults, variant);
-    };
-    registry.add({.name = name,
-                  .chapter = "07_zero_plus_plus",
-                  .variants = {"by_host", "by_rank"},
-                  .make = make,
-                  .check_options = check,
-                  .rounds = defaults.quantize_parameters || defaults.quantize_gradients});
+  const auto add = [&](const char* name, bool secondary, bool parameters, bool gradients) {
+    const std::string parts = fmt::format(
+        R"("secondary_shards": {}, "quantize_parameters": {}, "quantize_gradients": {})", secondary,
+        parameters, gradients);
+    const bool several = secondary && parameters;  // any two or more
+    registry.add<ZeroPlusPlus, ZeroPlusPlusOptions>(
+        name, "07_zero_plus_plus", several ? R"({"stage": 3})" : R"({"stage": 3, )" + parts + "}",
+        {{"by_host", "{" + parts + "}"}, {"by_rank", "{" + parts + R"(, "group_size": 1})"}},
+        /*rounds=*/parameters || gradients);
   };
-  add("hpz", {.secondary_shards = true});
-  add("qwz", {.quantize_parameters = true});
-  add("qgz", {.quantize_gradients = true});
-  add("zeropp",
-      {.secondary_shards = true, .quantize_parameters = true, .quantize_gradients = true});
+  add("hpz", true, false, false);
+  add("qwz", false, true, false);
+  add("qgz", false, false, true);
+  add("zeropp", true, true, true);
 }
 
 }  // namespace zero

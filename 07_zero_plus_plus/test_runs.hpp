@@ -48,7 +48,7 @@ struct Odd : Toy {
 /// One rank that trains a toy under ZeRO++.
 template <class Model = Odd>
 struct ZeroPlusPlusRun : ToyRun<ZeroPlusPlus, Model> {
-  ZeroPlusPlusRun(dist::Communicator& communicator, const OverlapOptions& options)
+  ZeroPlusPlusRun(dist::Communicator& communicator, const ZeroPlusPlusOptions& options)
       : ToyRun<ZeroPlusPlus, Model>(communicator, "", train::Ownership::kBySize, options) {}
 
   /// What this rank sends in `work`.

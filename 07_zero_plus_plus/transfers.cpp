@@ -28,7 +28,7 @@ ParameterTransfer gather_of(std::int64_t elements, const at::TensorOptions& type
 }
 
 ParameterTransfer parameter_transfer(const train::FlatBuffer& buffer, const dist::Mesh& mesh,
-                                     const OverlapOptions& options,
+                                     const ZeroPlusPlusOptions& options,
                                      const SecondaryShard::WeightsVersion& version) {
   if (!options.quantize_parameters) {
     return gather_of(buffer.layout.shard(), buffer.options, mesh, options.secondary_shards,
@@ -43,7 +43,8 @@ ParameterTransfer parameter_transfer(const train::FlatBuffer& buffer, const dist
 
 }  // namespace
 
-train::Transfers zero_plus_plus_transfers(const dist::Mesh& mesh, const OverlapOptions& options,
+train::Transfers zero_plus_plus_transfers(const dist::Mesh& mesh,
+                                          const ZeroPlusPlusOptions& options,
                                           const SecondaryShard::WeightsVersion& version) {
   train::Transfers transfers;
   transfers.ranks_outside = mesh.data().size() - mesh.along("shard").size();

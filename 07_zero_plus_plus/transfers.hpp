@@ -1,9 +1,9 @@
 #pragma once
 
 #include <zero/distributed/mesh.hpp>
-#include <zero/engine/overlap_options.hpp>
 #include <zero/train/flat_parameters.hpp>
 
+#include "options.hpp"
 #include "secondary_shard.hpp"
 
 namespace zero {
@@ -17,7 +17,8 @@ namespace zero {
 ///     QuantizedGradients  in place of the reduce-scatter
 ///
 /// With one rank nothing is sent, and so nothing is rounded.
-train::Transfers zero_plus_plus_transfers(const dist::Mesh& mesh, const OverlapOptions& options,
+train::Transfers zero_plus_plus_transfers(const dist::Mesh& mesh,
+                                          const ZeroPlusPlusOptions& options,
                                           const SecondaryShard::WeightsVersion& version);
 
 }  // namespace zero

@@ -4,14 +4,21 @@
 
 namespace zero {
 
-ZeroPlusPlus::ZeroPlusPlus(const train::StrategyArguments& arguments, const OverlapOptions& options)
+ZeroPlusPlus::ZeroPlusPlus(const train::StrategyArguments& arguments,
+                           const ZeroPlusPlusOptions& options)
     : ZeroPlusPlus(arguments, options, zero_plus_plus_transfers) {}
 
-ZeroPlusPlus::ZeroPlusPlus(const OverlapOptions& options, const MakeTransfers& make_transfers,
+ZeroPlusPlus::ZeroPlusPlus(const ZeroPlusPlusOptions& options, const MakeTransfers& make_transfers,
                            const train::StrategyArguments& arguments)
-    : Overlap(arguments, options, arguments.mesh.data(), /*replicas=*/nullptr,
+    : Overlap(arguments, options.overlap, arguments.mesh.data(), /*replicas=*/nullptr,
               make_transfers(arguments.mesh, options,
                              [this] { return passes().forwards().version(); })) {}
+
+ZeroPlusPlusOptions ZeroPlusPlus::agreed(const train::StrategyArguments& arguments,
+                                         const ZeroPlusPlusOptions& options) {
+  arguments.mesh.data().verify_same_on_all_ranks("the options of ZeRO++", base::text_of(options));
+  return base::checked(options);
+}
 
 void ZeroPlusPlus::shard_reduced(const train::ReducedShard& shard) {
   if (shard.rest == nullptr) return;  // averaged already

@@ -31,34 +31,33 @@ class ZeroPlusPlus : public Overlap {
  public:
   /// Called by all ranks; blocks. Throws zero::Error on all ranks if groups of that size do not
   /// fill the ranks, or if ranks differ in an option.
-  ZeroPlusPlus(const train::StrategyArguments& arguments, const OverlapOptions& options);
+  ZeroPlusPlus(const train::StrategyArguments& arguments, const ZeroPlusPlusOptions& options);
 
   /// The ranks of this rank's group, and those with this rank's place in all groups.
   dist::Communicator& group() const { return mesh_.along("shard"); }
   dist::Communicator& across_groups() const { return mesh_.along("replica"); }
 
  protected:
-  using MakeTransfers = std::function<train::Transfers(const dist::Mesh&, const OverlapOptions&,
-                                                       const SecondaryShard::WeightsVersion&)>;
+  using MakeTransfers = std::function<train::Transfers(
+      const dist::Mesh&, const ZeroPlusPlusOptions&, const SecondaryShard::WeightsVersion&)>;
   /// With other transfers than those of zero_plus_plus_transfers().
-  ZeroPlusPlus(const train::StrategyArguments& arguments, const OverlapOptions& options,
+  ZeroPlusPlus(const train::StrategyArguments& arguments, const ZeroPlusPlusOptions& options,
                const MakeTransfers& make_transfers)
-      : ZeroPlusPlus(options, make_transfers, arguments.with_shards(checked(options).group_size)) {}
+      : ZeroPlusPlus(options, make_transfers,
+                     arguments.with_shards(agreed(arguments, options).group_size)) {}
 
   void shard_reduced(const train::ReducedShard& shard) override;
   void finish_between_groups() override { between_groups_.wait(); }
 
  private:
+  // Returns `options` if they can be and are those of all ranks.
+  static ZeroPlusPlusOptions agreed(const train::StrategyArguments& arguments,
+                                    const ZeroPlusPlusOptions& options);
   // `arguments.mesh` has the axes "replica" and "shard".
-  ZeroPlusPlus(const OverlapOptions& options, const MakeTransfers& make_transfers,
+  ZeroPlusPlus(const ZeroPlusPlusOptions& options, const MakeTransfers& make_transfers,
                const train::StrategyArguments& arguments);
 
   dist::WorkQueue between_groups_{communicator_.rank()};  // second hops of gradients
 };
-
-/// The Engine's options in `arguments`, else `defaults` with the changes of the variant
-/// ("group_size=2:lookahead=0").
-OverlapOptions zero_plus_plus_options(const train::StrategyArguments& arguments,
-                                      const OverlapOptions& defaults);
 
 }  // namespace zero

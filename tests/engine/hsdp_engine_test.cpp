@@ -1,5 +1,8 @@
 // The engine's option shard_size, which makes it the strategy of chapter 06.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
+
+#include <nlohmann/json.hpp>
 
 #include <tests/support/engine_run.hpp>
 #include <tests/support/error_of.hpp>
@@ -7,14 +10,18 @@
 #include <tests/support/same_bits.hpp>
 #include <tests/support/test_folder.hpp>
 #include <zero/engine/engine_config.hpp>
+#include <zero/train/registry.hpp>
 
 namespace zero::testing {
 namespace {
 
 using ::testing::HasSubstr;
 
-EngineConfig with_groups(int stage, std::int64_t shard_size) {
-  return {.overlap = {.stage = stage, .shard_size = shard_size}, .clip_norm = 0.5};
+// `shard_size`: a number, or "host".
+EngineConfig with_groups(int stage, const nlohmann::json& shard_size) {
+  return {.overlap = {.stage = stage},
+          .more = nlohmann::json{{"shard_size", shard_size}}.dump(),
+          .clip_norm = 0.5};
 }
 
 TEST(EngineInGroups, TrainsAlikeAtAllStagesAndAsWithoutGroupsIfThereIsOne) {
@@ -29,7 +36,7 @@ TEST(EngineInGroups, TrainsAlikeAtAllStagesAndAsWithoutGroupsIfThereIsOne) {
     EXPECT_TRUE(same_bits(trained(with_groups(3, 2)), in_pairs));
     const auto alone = trained({.overlap = {.stage = 3}, .clip_norm = 0.5});
     EXPECT_TRUE(same_bits(trained(with_groups(3, 4)), alone));
-    EXPECT_TRUE(same_bits(trained(with_groups(3, kRanksOfHost)), alone));
+    EXPECT_TRUE(same_bits(trained(with_groups(3, "host")), alone));
   });
 }
 
@@ -60,15 +67,28 @@ TEST(EngineInGroups, RefusesSizesThatDoNotFit) {
 }
 
 TEST(EngineInGroups, ReadsItsSize) {
-  EXPECT_EQ(engine_config(R"({"shard_size": 4})").overlap.shard_size, 4);
-  EXPECT_EQ(engine_config(R"({"shard_size": "host"})").overlap.shard_size, kRanksOfHost);
-  EXPECT_EQ(engine_config("{}").overlap.shard_size, 0);
+  EXPECT_EQ(engine_config(R"({"shard_size": 4})").more, R"({"shard_size":4})");
+  for (const char* const size : {"4", "\"host\""}) {
+    EXPECT_EQ(mode_of(engine_config(fmt::format(R"({{"stage": 2, "shard_size": {}}})", size))),
+              "hsdp2");
+  }
+  EXPECT_EQ(mode_of(engine_config("{}")), "engine3");
   expect_error([] { engine_config(R"({"shard_size": 0})"); },
                {"shard_size is 0; it must be \"host\" or a whole number from 1"});
-  EXPECT_EQ(overlap_options(3, "lookahead=2", nullptr, /*has_groups=*/true).shard_size,
-            kRanksOfHost);
-  EXPECT_EQ(overlap_options(3, "shard_size=2", nullptr, /*has_groups=*/true).shard_size, 2);
-  expect_error([] { overlap_options(3, "shard_size=2"); }, {"shard_size is for hsdp1, hsdp2"});
+  expect_error([] { engine_config(R"({"stage": 0, "shard_size": 2})"); }, {"stage is 0"});
+  expect_error([] { engine_config(R"({"shard_size": 2, "secondary_shards": true})"); },
+               {"no mode has all", "shard_size = 2: a key of hddp, hsdp1, hsdp2, hsdp3",
+                "secondary_shards = true: a key of hpz, qwz, qgz, zeropp"});
+}
+
+TEST(EngineInGroups, ReadsTheSizeInAMode) {
+  train::Registry registry;
+  train::register_all_chapters(registry);
+  EXPECT_THAT(registry.options("hsdp3:lookahead=2"), HasSubstr(R"("shard_size": "host")"));
+  EXPECT_THAT(registry.options("hsdp3:shard_size=2"), HasSubstr(R"("shard_size": 2)"));
+  expect_error([&] { registry.check("engine3:shard_size=2"); },
+               {"mode engine3: unknown key 'shard_size'; known keys: ahead_mib",
+                "a key of hddp, hsdp1, hsdp2, hsdp3"});
 }
 
 }  // namespace

@@ -64,14 +64,14 @@ data::Batch odd_batch(int rank, int step) {
 }
 
 struct OddRun {
-  OddRun(dist::Communicator& communicator, const OverlapOptions& options, const OddChange& change)
+  OddRun(dist::Communicator& communicator, const EngineConfig& options, const OddChange& change)
       : rank(communicator.rank()) {
     change(net);
     for (const at::Tensor& buffer : net.buffers()) {
       if (rank > 0) memory::raw(buffer).zero_();  // rank 0's values count
     }
-    engine = std::make_unique<Engine>(net, communicator, optim::sgd({.learning_rate = 0.1}),
-                                      EngineConfig{.overlap = options});
+    engine =
+        std::make_unique<Engine>(net, communicator, optim::sgd({.learning_rate = 0.1}), options);
   }
   void steps(int first, int last) {
     for (int s = first; s < last; ++s) {
@@ -84,12 +84,12 @@ struct OddRun {
   std::unique_ptr<Engine> engine;
 };
 
-std::vector<OverlapOptions> odd_options(int ranks) {
-  std::vector<OverlapOptions> all;
-  for (const int stage : {0, 1, 2, 3}) all.push_back({.stage = stage});
-  all.push_back({.stage = 2, .shard_size = ranks == 2 ? 1 : 0});
-  all.push_back({.stage = 3, .whole_below = 1000});
-  all.push_back({.stage = 3, .bucket_bytes = 8});
+std::vector<EngineConfig> odd_options(int ranks) {
+  std::vector<EngineConfig> all;
+  for (const int stage : {0, 1, 2, 3}) all.push_back({.overlap = {.stage = stage}});
+  all.push_back(engine_config(ranks == 2 ? R"({"stage": 2, "shard_size": 1})" : R"({"stage": 2})"));
+  all.push_back({.overlap = {.stage = 3, .whole_below = 1000}});
+  all.push_back({.overlap = {.stage = 3, .bucket_bytes = 8}});
   return all;
 }
 
@@ -131,11 +131,12 @@ const std::vector<RefusedModel> kRefused = {
 
 TEST_P(MemoryOfParameters, ThatNoStageCanTrainIsRefusedOnEveryRank) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
-    for (const OverlapOptions& options : odd_options(communicator.size())) {
+    for (const EngineConfig& options : odd_options(communicator.size())) {
       for (const RefusedModel& refused : kRefused) {
         // On all ranks, or on the last one alone.
         for (const int first : {0, communicator.size() - 1}) {
-          SCOPED_TRACE(fmt::format("{}, {}, from rank {}", to_text(options), refused.name, first));
+          SCOPED_TRACE(
+              fmt::format("{}, {}, from rank {}", mode_options(options), refused.name, first));
           const bool odd = communicator.rank() >= first;
           const auto make = [&] {
             OddRun(
@@ -236,8 +237,8 @@ TEST_P(MemoryOfParameters, OfManyShapesAndTypesTrainsAsThePlainModule) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
     for (const OddModel& trained : kTrained) {
       const auto expected = plainly_trained(communicator.size(), trained.change, 3);
-      for (const OverlapOptions& options : odd_options(communicator.size())) {
-        SCOPED_TRACE(fmt::format("{}, {}", to_text(options), trained.name));
+      for (const EngineConfig& options : odd_options(communicator.size())) {
+        SCOPED_TRACE(fmt::format("{}, {}", mode_options(options), trained.name));
         OddRun run(communicator, options, trained.change);
         run.steps(0, 3);
         EXPECT_TRUE(same_bits(whole_weights(run.engine->strategy()), expected));
@@ -260,8 +261,8 @@ std::string error_of_read(const at::Tensor& tensor) {
 // A tensor that shares a parameter's memory would be a stale copy.
 TEST_P(MemoryOfParameters, ThatATensorSharedBeforeOrMeanwhileIsNotReadAsIfItWere) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
-    for (const OverlapOptions& options : odd_options(communicator.size())) {
-      SCOPED_TRACE(to_text(options));
+    for (const EngineConfig& options : odd_options(communicator.size())) {
+      SCOPED_TRACE(mode_options(options));
       at::Tensor before, kept;
       const OddChange take = [&](OddNet& net) {
         before = net.weight.detach()[1];
@@ -297,9 +298,9 @@ TEST_P(MemoryOfParameters, ThatSetDataChangesIsNoticed) {
             {"the same memory, transposed", [](const at::Tensor& w) { return w.detach().t(); }},
             {"a part of it", [](const at::Tensor& w) { return w.detach()[0]; }},
         };
-    for (const OverlapOptions& options : odd_options(communicator.size())) {
+    for (const EngineConfig& options : odd_options(communicator.size())) {
       for (const auto& [name, other] : kinds) {
-        SCOPED_TRACE(fmt::format("{}, {}", to_text(options), name));
+        SCOPED_TRACE(fmt::format("{}, {}", mode_options(options), name));
         OddRun run(communicator, options, [](OddNet&) {});
         run.steps(0, 1);
         {

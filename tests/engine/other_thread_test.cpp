@@ -67,7 +67,7 @@ TEST_P(OtherThreads, ThatTrainTheirOwnModelChangeNothing) {
       };
       const std::vector<at::Tensor> expected = weights();
       const OtherThread other;
-      EXPECT_TRUE(same_bits(weights(), expected)) << to_text(options);
+      EXPECT_TRUE(same_bits(weights(), expected)) << base::text_of(options);
     }
   });
 }

@@ -187,12 +187,14 @@ std::vector<at::Tensor> plainly_written(int ranks, const Write& write, When when
 }
 
 struct WritingRun {
-  WritingRun(dist::Communicator& communicator, const OverlapOptions& options,
+  WritingRun(dist::Communicator& communicator, const EngineConfig& options,
              at::ScalarType dtype = at::kFloat, int accumulation_steps = 2)
       : rank(communicator.rank()),
         net(dtype),
         engine(net, communicator, writing_optimizer(dtype),
-               {.overlap = options, .accumulation_steps = accumulation_steps}) {}
+               {.overlap = options.overlap,
+                .more = options.more,
+                .accumulation_steps = accumulation_steps}) {}
 
   void micro_batch(int number) { engine.backward(engine.forward(writing_batch(rank, number))); }
   void with_whole_units(const std::function<void()>& action) {
@@ -210,7 +212,7 @@ struct WritingRun {
 };
 
 std::vector<at::Tensor> written_by_engine(dist::Communicator& communicator,
-                                          const OverlapOptions& options, const Write& write,
+                                          const EngineConfig& options, const Write& write,
                                           When when, at::ScalarType dtype = at::kFloat) {
   WritingRun run(communicator, options, dtype);
   play_writes(
@@ -220,15 +222,16 @@ std::vector<at::Tensor> written_by_engine(dist::Communicator& communicator,
 }
 
 // Options with the bits of the plain module.
-std::vector<OverlapOptions> writing_options(int ranks) {
-  std::vector<OverlapOptions> all;
-  for (const int stage : {0, 1, 2, 3}) all.push_back({.stage = stage});
-  for (const int stage : {1, 2}) all.push_back({.stage = stage, .defer_parameter_gather = true});
-  all.push_back({.stage = 3, .lookahead = 0, .whole_below = 100});
-  all.push_back({.stage = 3, .bucket_bytes = 200, .lookahead = 0});
-  all.push_back({.stage = 3, .bucket_bytes = 200, .lookahead = 2, .whole_below = 100});
-  if (ranks == 2) all.push_back({.stage = 3, .shard_size = 1});
-  all.push_back({.stage = 3, .group_size = 1, .secondary_shards = true});
+std::vector<EngineConfig> writing_options(int ranks) {
+  std::vector<EngineConfig> all;
+  for (const int stage : {0, 1, 2, 3}) all.push_back({.overlap = {.stage = stage}});
+  for (const int stage : {1, 2})
+    all.push_back({.overlap = {.stage = stage, .defer_parameter_gather = true}});
+  all.push_back({.overlap = {.stage = 3, .lookahead = 0, .whole_below = 100}});
+  all.push_back({.overlap = {.stage = 3, .bucket_bytes = 200, .lookahead = 0}});
+  all.push_back({.overlap = {.stage = 3, .bucket_bytes = 200, .lookahead = 2, .whole_below = 100}});
+  if (ranks == 2) all.push_back(engine_config(R"({"stage": 3, "shard_size": 1})"));
+  all.push_back(engine_config(R"({"secondary_shards": true, "group_size": 1})"));
   return all;
 }
 
@@ -238,7 +241,7 @@ ZERO_TESTS_ON_RANKS(WrittenWeights, 2, 3);
 // minutes.
 void expect_plain_writes(int ranks, const std::vector<Write>& writes, at::ScalarType dtype) {
   on_ranks(ranks, [&](dist::Communicator& communicator) {
-    const std::vector<OverlapOptions> options = writing_options(communicator.size());
+    const std::vector<EngineConfig> options = writing_options(communicator.size());
     for (std::size_t w = 0; w < writes.size(); ++w) {
       for (const When when : kWritingTimes) {
         const auto time = static_cast<std::size_t>(when);
@@ -246,7 +249,7 @@ void expect_plain_writes(int ranks, const std::vector<Write>& writes, at::Scalar
         for (std::size_t o = (w + time) % writes.size(); o < options.size(); o += writes.size()) {
           const auto weights = written_by_engine(communicator, options[o], writes[w], when, dtype);
           EXPECT_TRUE(same_bits(weights, expected))
-              << writes[w].name << ", time " << time << ", " << to_text(options[o]);
+              << writes[w].name << ", time " << time << ", " << mode_options(options[o]);
         }
       }
     }
@@ -260,13 +263,13 @@ TEST_P(WrittenWeights, AreThoseOfThePlainModule) {
 // Groups of two ranks: secondary shards, and copies of the model states.
 TEST(WrittenWeightsInGroups, AreThoseOfThePlainModule) {
   on_ranks(4, [](dist::Communicator& communicator) {
-    const OverlapOptions secondary{.stage = 3, .group_size = 2, .secondary_shards = true};
+    const EngineConfig secondary = engine_config(R"({"secondary_shards": true, "group_size": 2})");
     const Write& write = kWrites[3];
     for (const When when : kWritingTimes) {
       const auto expected = plainly_written(communicator.size(), write, when);
       EXPECT_TRUE(same_bits(written_by_engine(communicator, secondary, write, when), expected));
       for (const int stage : {1, 2, 3}) {
-        const OverlapOptions copies{.stage = stage, .shard_size = 2};
+        const EngineConfig copies{.overlap = {.stage = stage}, .more = R"({"shard_size": 2})"};
         const auto weights = written_by_engine(communicator, copies, write, when);
         // The sums of HSDP are those of a tree.
         for (std::size_t i = 0; i < weights.size(); ++i) {
@@ -298,18 +301,18 @@ TEST_P(WrittenWeights, InForwardAreThoseOfThePlainModule) {
   on_ranks(GetParam(), [&](dist::Communicator& communicator) {
     const Write once{"in forward", clamp_in_forward};
     const auto expected = plainly_written(communicator.size(), once, When::kBeforeForward);
-    for (const OverlapOptions& options : writing_options(communicator.size())) {
+    for (const EngineConfig& options : writing_options(communicator.size())) {
       const auto weights = written_by_engine(communicator, options, once, When::kBeforeForward);
-      EXPECT_TRUE(same_bits(weights, expected)) << to_text(options);
+      EXPECT_TRUE(same_bits(weights, expected)) << mode_options(options);
     }
   });
 }
 
 TEST_P(WrittenWeights, ThatDifferBetweenRanksAreAnErrorOnAllOfThem) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
-    for (const OverlapOptions& options : writing_options(communicator.size())) {
+    for (const EngineConfig& options : writing_options(communicator.size())) {
       for (const bool all_write : {false, true}) {
-        SCOPED_TRACE(fmt::format("{}, all write: {}", to_text(options), all_write));
+        SCOPED_TRACE(fmt::format("{}, all write: {}", mode_options(options), all_write));
         WritingRun run(communicator, options, at::kFloat, /*accumulation_steps=*/1);
         run.micro_batch(0);
         EXPECT_TRUE(run.engine.step());
@@ -336,7 +339,8 @@ TEST_P(WrittenWeights, WithoutAScopeCountUnlessValuesAreOnTheirWay) {
       for (const auto& [stage, defers] :
            {std::pair{0, false}, {1, false}, {1, true}, {2, false}, {2, true}}) {
         SCOPED_TRACE(fmt::format("stage {}, defers {}, {}", stage, defers, c10::toString(dtype)));
-        WritingRun run(communicator, {.stage = stage, .defer_parameter_gather = defers}, dtype);
+        WritingRun run(communicator,
+                       {.overlap = {.stage = stage, .defer_parameter_gather = defers}}, dtype);
         const auto loop = [&] {
           play_writes(
               When::kAfterStep, [&](int number) { run.micro_batch(number); },
@@ -368,7 +372,7 @@ TEST_P(WrittenWeights, WithoutAScopeAreRefusedWhereParametersAreSharded) {
         [](const at::Tensor& p) { p.normal_(); },
     };
     for (const std::int64_t bucket : {1, 1 << 20}) {
-      WritingRun run(communicator, {.stage = 3, .bucket_bytes = bucket});
+      WritingRun run(communicator, {.overlap = {.stage = 3, .bucket_bytes = bucket}});
       for (const nn::Parameter& p : run.engine.strategy().list().parameters) {
         for (std::size_t w = 0; w < writes.size(); ++w) {
           std::string said = "no error";
@@ -392,11 +396,10 @@ TEST_P(WrittenWeights, OfRoundedParametersCountBetweenSteps) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
     for (const bool secondary : {false, true}) {
       SCOPED_TRACE(secondary);
-      const OverlapOptions options{.stage = 3,
-                                   .group_size = 1,
-                                   .secondary_shards = secondary,
-                                   .quantize_parameters = true,
-                                   .quantization_block = 64};
+      const EngineConfig options =
+          engine_config(fmt::format(R"({{"group_size": 1, "secondary_shards": {},
+                                         "quantize_parameters": true, "quantization_block": 64}})",
+                                    secondary));
       WritingRun run(communicator, options), same(communicator, options);
       std::vector<at::Tensor> expected;
       for (WritingRun* each : {&run, &same}) {

@@ -67,9 +67,10 @@ class StruckGradients final : public train::GradientTransfer {
 };
 
 struct Struck final : ZeroPlusPlus {
-  Struck(const train::StrategyArguments& arguments, const OverlapOptions& options, Strike strike)
+  Struck(const train::StrategyArguments& arguments, const ZeroPlusPlusOptions& options,
+         Strike strike)
       : ZeroPlusPlus(arguments, options,
-                     [strike](const dist::Mesh& mesh, const OverlapOptions& chosen,
+                     [strike](const dist::Mesh& mesh, const ZeroPlusPlusOptions& chosen,
                               const SecondaryShard::WeightsVersion& version) {
                        train::Transfers real = zero_plus_plus_transfers(mesh, chosen, version);
                        train::Transfers struck = real;
@@ -99,10 +100,10 @@ TEST_P(ZeroPlusPlusFault, ARankIsKilled) {
       if (phase == GetParam() && step == 1 && communicator.rank() == kVictim) ::raise(SIGKILL);
     };
     ToyRun<Struck> run(communicator, "", train::Ownership::kBySize,
-                       OverlapOptions{.group_size = 2,
-                                      .secondary_shards = true,
-                                      .quantize_parameters = true,
-                                      .quantize_gradients = true},
+                       ZeroPlusPlusOptions{.group_size = 2,
+                                           .secondary_shards = true,
+                                           .quantize_parameters = true,
+                                           .quantize_gradients = true},
                        strike);
     for (; step < kSteps; ++step) run.step(step);
     return std::string();

@@ -17,6 +17,7 @@
 #include <zero/optim/master_weights.hpp>
 #include <zero/optim/sgd.hpp>
 #include <zero/optim/wide_sum.hpp>
+#include <zero/train/registry.hpp>
 #include <zero/train/step.hpp>
 
 #include "script.hpp"
@@ -326,9 +327,9 @@ class ModeSide final : public Side {
                                         .values = &values});
       return;
     }
-    EngineConfig config;
-    config.overlap = overlap_options(mode_[end - 1] - '0', has_options ? mode_.substr(end + 1) : "",
-                                     nullptr, in_groups);
+    train::Registry registry;
+    train::register_all_chapters(registry);
+    EngineConfig config = engine_config(registry.options(mode_));
     config.accumulation_steps = program_.accumulation;
     config.clip_norm = program_.clip;
     engine_ =

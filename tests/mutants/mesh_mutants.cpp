@@ -12,7 +12,7 @@ namespace {
 // A norm over all ranks, to which every group adds its copy.
 struct NormCountedRTimes final : Hsdp {
   explicit NormCountedRTimes(const train::StrategyArguments& arguments)
-      : Hsdp(arguments, hsdp_options(3, arguments)) {}
+      : Hsdp(arguments, base::options_from<HsdpOptions>(arguments.options)) {}
   float clip_grad_norm(double max_norm, optim::Norm norm) override {
     const double copies = replica_group().size();
     return static_cast<float>(Hsdp::clip_grad_norm(max_norm / std::sqrt(copies), norm) *
@@ -23,9 +23,10 @@ struct NormCountedRTimes final : Hsdp {
 // Shards where copies should be: the ranks of a group are far from each other.
 struct WrongAxis final : Hsdp {
   explicit WrongAxis(const train::StrategyArguments& arguments)
-      : Hsdp(hsdp_options(3, arguments), exchanged(arguments)) {}
+      : Hsdp(base::options_from<HsdpOptions>(arguments.options), exchanged(arguments)) {}
   static train::StrategyArguments exchanged(train::StrategyArguments arguments) {
-    const auto shards = static_cast<int>(hsdp_options(3, arguments).shard_size);
+    const auto shards =
+        static_cast<int>(base::options_from<HsdpOptions>(arguments.options).shard_size);
     arguments.mesh = {arguments.mesh.world(), {{"shard", shards}, {"replica", dist::Mesh::kRest}}};
     return arguments;
   }
@@ -34,7 +35,7 @@ struct WrongAxis final : Hsdp {
 // Averages inside the groups, and of those between them once more.
 struct DividedTwice final : Hsdp {
   explicit DividedTwice(const train::StrategyArguments& arguments)
-      : Hsdp(arguments, hsdp_options(2, arguments)) {}
+      : Hsdp(arguments, base::options_from<HsdpOptions>(arguments.options)) {}
   void shard_reduced(const train::ReducedShard& shard) override {
     at::Tensor(shard.sum).div_(shard_group().size());
     Hsdp::shard_reduced(shard);

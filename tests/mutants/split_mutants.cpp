@@ -15,7 +15,7 @@ using train::StrategyArguments;
 
 struct Hsdp2 : Hsdp {
   explicit Hsdp2(const StrategyArguments& arguments)
-      : Hsdp(arguments, hsdp_options(2, arguments)) {}
+      : Hsdp(arguments, base::options_from<HsdpOptions>(arguments.options)) {}
 };
 
 // A norm to which every tensor rank adds the whole model's.

@@ -13,15 +13,15 @@
 namespace zero::testing {
 namespace {
 
-constexpr OverlapOptions kHpz = {.secondary_shards = true};
-constexpr OverlapOptions kQwz = {.quantize_parameters = true};
-constexpr OverlapOptions kQgz = {.quantize_gradients = true};
+ZeroPlusPlusOptions options_of(const train::StrategyArguments& arguments) {
+  return base::options_from<ZeroPlusPlusOptions>(arguments.options);
+}
 
 // Groups gather for ever what they kept of the first weights.
 struct StaleSecondaryShard final : ZeroPlusPlus {
   explicit StaleSecondaryShard(const train::StrategyArguments& arguments)
-      : ZeroPlusPlus(arguments, zero_plus_plus_options(arguments, kHpz),
-                     [](const dist::Mesh& mesh, const OverlapOptions& options, const auto&) {
+      : ZeroPlusPlus(arguments, options_of(arguments),
+                     [](const dist::Mesh& mesh, const ZeroPlusPlusOptions& options, const auto&) {
                        return zero_plus_plus_transfers(mesh, options, [] { return 0; });
                      }) {}
 };
@@ -48,8 +48,8 @@ class SpoiltParameters final : public train::ParameterTransfer {
 // The owner of a shard computes with the weights that only it has.
 struct OwnShardNotDequantised final : ZeroPlusPlus {
   explicit OwnShardNotDequantised(const train::StrategyArguments& arguments)
-      : ZeroPlusPlus(arguments, zero_plus_plus_options(arguments, kQwz), spoilt) {}
-  static train::Transfers spoilt(const dist::Mesh& mesh, const OverlapOptions& options,
+      : ZeroPlusPlus(arguments, options_of(arguments), spoilt) {}
+  static train::Transfers spoilt(const dist::Mesh& mesh, const ZeroPlusPlusOptions& options,
                                  const SecondaryShard::WeightsVersion& version) {
     train::Transfers transfers = zero_plus_plus_transfers(mesh, options, version);
     transfers.parameters = [real = transfers.parameters,
@@ -66,7 +66,7 @@ struct OwnShardNotDequantised final : ZeroPlusPlus {
 // Every block but the last of a shard takes the scale of the one behind it.
 struct ScalesOfTheNextBlock final : ZeroPlusPlus {
   explicit ScalesOfTheNextBlock(const train::StrategyArguments& arguments)
-      : ZeroPlusPlus(arguments, zero_plus_plus_options(arguments, kQwz), spoilt) {}
+      : ZeroPlusPlus(arguments, options_of(arguments), spoilt) {}
 
   static void shift_scales(const at::Tensor& packed, const train::ShardLayout& layout) {
     const std::int64_t bytes = packed.numel() / layout.world_size();
@@ -79,7 +79,7 @@ struct ScalesOfTheNextBlock final : ZeroPlusPlus {
     }
   }
 
-  static train::Transfers spoilt(const dist::Mesh& mesh, const OverlapOptions& options,
+  static train::Transfers spoilt(const dist::Mesh& mesh, const ZeroPlusPlusOptions& options,
                                  const SecondaryShard::WeightsVersion& version) {
     train::Transfers transfers = zero_plus_plus_transfers(mesh, options, version);
     transfers.parameters = [&all = mesh.data()](const train::FlatBuffer& buffer) {
@@ -124,8 +124,8 @@ using MakeSpoil = std::function<SpoiltGradients::Spoil(const dist::Mesh&)>;
 
 struct WrongAverage : ZeroPlusPlus {
   WrongAverage(const train::StrategyArguments& arguments, const MakeSpoil& make)
-      : ZeroPlusPlus(arguments, zero_plus_plus_options(arguments, kQgz),
-                     [make](const dist::Mesh& mesh, const OverlapOptions& options,
+      : ZeroPlusPlus(arguments, options_of(arguments),
+                     [make](const dist::Mesh& mesh, const ZeroPlusPlusOptions& options,
                             const SecondaryShard::WeightsVersion& version) {
                        train::Transfers transfers =
                            zero_plus_plus_transfers(mesh, options, version);

@@ -7,6 +7,7 @@
 #include <charconv>
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 
 #include <tools/plan/mesh.hpp>
 #include <tools/plan/model.hpp>
@@ -16,7 +17,6 @@
 #include <zero/base/names.hpp>
 #include <zero/data/reviews.hpp>
 #include <zero/distributed/environment.hpp>
-#include <zero/engine/engine_config.hpp>
 #include <zero/io/checkpoint_manifest.hpp>
 #include <zero/train/registry.hpp>
 
@@ -286,13 +286,10 @@ plan::Stage stage_of(const std::string& mode) {
 std::int64_t sharing_ranks(const Options& options, const std::string& mode) {
   const std::int64_t all = std::max(1, options.data_ranks());
   if (!mode.starts_with("hsdp")) return all;
-  std::int64_t shard_size = kRanksOfHost;
-  if (mode.find('=') != std::string::npos) {
-    const auto stage = static_cast<int>(stage_of(mode));
-    const std::string variant = mode.substr(mode.find(':') + 1);
-    shard_size = overlap_options(stage, variant, /*notes=*/nullptr, /*has_groups=*/true).shard_size;
-  }
-  if (shard_size != kRanksOfHost) return shard_size;
+  train::Registry registry;
+  train::register_all_chapters(registry);
+  const auto shard_size = nlohmann::json::parse(registry.options(mode)).at("shard_size");
+  if (shard_size.is_number()) return shard_size.get<std::int64_t>();  // else "host"
   if (options.ranks_per_host == 0) return all;
   // The other axes are inside a host first.
   return std::max(1, options.ranks_per_host / (options.tensor_ranks * options.stages));

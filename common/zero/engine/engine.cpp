@@ -18,21 +18,13 @@ namespace zero {
 
 namespace {
 
-// The mode of chapter 05; of chapter 06 where groups of ranks share the model states; of chapter 07
-// with an option of ZeRO++. By its name in the registry, so that the library does not depend on a
-// chapter.
-std::string mode_of(const OverlapOptions& options) {
-  if (std::string mode = zero_plus_plus_mode(options); !mode.empty()) return mode;
-  return fmt::format("{}{}", options.shard_size == 0 ? "engine" : "hsdp", options.stage);
-}
-
 std::unique_ptr<train::Strategy> make_strategy(train::StrategyArguments arguments,
-                                               const OverlapOptions& options) {
+                                               const EngineConfig& config) {
   const dist::CallScope call(arguments.mesh.world(), "Engine::Engine");
-  arguments.options = checked(options);
+  arguments.options = mode_options(config);
   train::Registry registry;
   train::register_all_chapters(registry);
-  return registry.make(mode_of(options), std::move(arguments));
+  return registry.make(mode_of(config), std::move(arguments));
 }
 
 train::StepOptions step_options(const EngineConfig& config) {
@@ -71,7 +63,7 @@ Engine::Engine(nn::Model& model, const dist::Mesh& mesh, optim::OptimizerFactory
                                                           : train::Accumulation::kLocal,
            .reduce_type =
                config.reduce_in_float32 ? dist::ReduceType::kFloat32 : dist::ReduceType::kOwn},
-          config.overlap)),
+          config)),
       step_(*strategy_, step_options(config)),
       gradients_(strategy_->list()) {
   if (config.accumulation_steps < 1) {
@@ -276,7 +268,7 @@ void Engine::save(const std::filesystem::path& folder) {
   verify_in_no_step("save");
   io::CheckpointInfo info;
   info.step = steps();
-  info.mode = mode_of(config_.overlap);
+  info.mode = mode_of(config_);
   if (step_.loss_scale()) step_.loss_scale()->write_to(info.notes);
   io::save_checkpoint(*strategy_, folder, info);
 }

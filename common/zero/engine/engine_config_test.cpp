@@ -2,7 +2,10 @@
 
 #include <tests/support/error_of.hpp>
 #include <tests/support/test_folder.hpp>
+#include <zero/base/keys.hpp>
 #include <zero/engine/engine_config.hpp>
+#include <zero/train/mode_options.hpp>
+#include <zero/train/registry.hpp>
 
 namespace zero {
 namespace {
@@ -12,53 +15,68 @@ using testing::expect_error;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-TEST(EngineConfig, OfACommandLine) {
+// The options of a mode of this name.
+OverlapOptions options_of(const std::string& mode) {
+  train::Registry registry;
+  train::register_all_chapters(registry);
+  return base::options_from<OverlapOptions>(registry.options(mode));
+}
+
+TEST(ModeOptions, OfACommandLine) {
   const OverlapOptions options =
-      overlap_options(3, "lookahead=2:bucket_mib=0.5:whole_below=hybrid");
+      options_of("engine3:lookahead=2:bucket_mib=0.5:whole_below=hybrid");
   EXPECT_EQ(options.stage, 3);
   EXPECT_EQ(options.lookahead, 2);
   EXPECT_EQ(options.bucket_bytes, 512 << 10);
   EXPECT_EQ(options.whole_below, kHybridThreshold);
-  EXPECT_EQ(overlap_options(3, "lookahead=auto").lookahead, kAutoLookahead);
-  EXPECT_EQ(overlap_options(1, "in_flight_mib=1").stage, 1);
+  EXPECT_EQ(options_of("engine3:lookahead=auto").lookahead, kAutoLookahead);
+  EXPECT_EQ(options_of("engine1:in_flight_mib=1").stage, 1);
   const std::vector<std::pair<const char*, const char*>> rows = {
-      {"lookahaed=2", "unknown key 'lookahaed'; known keys: accumulation_steps"},
+      {"lookahaed=2", "unknown key 'lookahaed'; known keys: ahead_mib"},
       {"lookahead=two", "lookahead is \"two\""},
-      {"bucket_mib=5:fast", "'fast' is no setting"},
+      {"bucket_mib=5:fast=1:more", "'more' is no setting"},
       {"bucket_mib=", "bucket_mib is \"\""},
-      {"stage=3", "mode engine2 was asked for"},
-      {"clip_norm=1", "for zero::Engine"},
-      {"loss_scale=2", "for zero::Engine"},
-      {"reduce_in_float32=true", "for zero::Engine"},
+      {"stage=3", "stage is 3, but mode engine2 was asked for"},
+      {"clip_norm=1", "unknown key 'clip_norm'"},
       {"config=/not/there", "'/not/there' cannot be read"},
       {"config=/tmp", "'/tmp' cannot be read"},
       {"lookahead=1:lookahead=2", "'2' is the second value of lookahead"}};
-  for (const auto& row : rows) expect_error([&] { overlap_options(2, row.first); }, {row.second});
-  EXPECT_THAT(testing::error_of([] { overlap_options(2, "deepspeed=/not/there"); }),
+  for (const auto& row : rows) {
+    expect_error([&] { options_of(std::string("engine2:") + row.first); }, {row.second});
+  }
+  EXPECT_THAT(testing::error_of([] { options_of("engine2:deepspeed=/not/there"); }),
               ::testing::StartsWith("the engine configuration"));
 }
 
-TEST(EngineConfig, OfACommandLineBeginsWithAFile) {
+TEST(ModeOptions, VariantsStandForOptions) {
+  EXPECT_EQ(options_of("engine3").lookahead, 1);
+  EXPECT_EQ(options_of("engine3:on_demand").lookahead, 0);
+  EXPECT_EQ(options_of("engine3:auto").lookahead, kAutoLookahead);
+  EXPECT_EQ(options_of("engine3:hybrid").whole_below, kHybridThreshold);
+  expect_error([] { options_of("engine2:hybrid"); }, {"unknown mode 'engine2:hybrid'"});
+}
+
+TEST(ModeOptions, OfACommandLineBeginWithAFile) {
   const testing::TestFolder folder;
   const auto file = [&](const std::string& name, const std::string& json) {
     return folder.write(name, json).string();
   };
   const std::string ours =
-      "config=" + file("engine.json", R"({"stage": 3, "lookahead": 4, "bucket_mib": 5})");
-  const OverlapOptions options = overlap_options(3, ours + ":lookahead=2");
+      ":config=" + file("engine.json", R"({"stage": 3, "lookahead": 4, "bucket_mib": 5})");
+  const OverlapOptions options = options_of("engine3" + ours + ":lookahead=2");
   EXPECT_EQ(options.bucket_bytes, 5 << 20);
   EXPECT_EQ(options.lookahead, 2);
-  expect_error([&] { overlap_options(2, ours); }, {"stage is 3, but mode engine2 was asked for"});
+  expect_error([&] { options_of("engine2" + ours); },
+               {"stage is 3, but mode engine2 was asked for"});
   const std::string deepspeed =
-      "deepspeed=" +
+      ":deepspeed=" +
       file("ds.json", R"({"zero_optimization": {"stage": 2, "reduce_bucket_size": 1000}})");
-  EXPECT_EQ(overlap_options(2, deepspeed).bucket_bytes, 4000);
-  expect_error([&] { overlap_options(3, deepspeed); },
+  EXPECT_EQ(options_of("engine2" + deepspeed).bucket_bytes, 4000);
+  expect_error([&] { options_of("engine3" + deepspeed); },
                {"stage is 2, but mode engine3 was asked for"});
-  std::vector<std::string> notes;
-  overlap_options(2, "deepspeed=" + file("more.json", R"({"stage": 2, "sub_group_size": 1e9})"),
-                  &notes);
-  EXPECT_THAT(notes, ElementsAre(HasSubstr("sub_group_size")));
+  const train::ReadOptions read = train::read_mode_options(
+      "deepspeed=" + file("more.json", R"({"stage": 2, "sub_group_size": 1e9})"));
+  EXPECT_THAT(read.notes, ElementsAre(HasSubstr("sub_group_size")));
 }
 
 TEST(EngineConfig, ReadsEveryKey) {
@@ -200,19 +218,18 @@ TEST(DeepSpeedConfig, ReadsMiCSAsAShardSize) {
   const auto read = [](const std::string& more) {
     return engine_config_from_deepspeed(R"({"stage": 3, )" + more + "}");
   };
-  EXPECT_EQ(read(R"("mics_shard_size": 4)").config.overlap.shard_size, 4);
-  EXPECT_EQ(read(R"("mics_shard_size": 1)").config.overlap.shard_size, 1);
-  EXPECT_EQ(checked(read(R"("mics_shard_size": 4)").config.overlap).shard_size, 4);
+  EXPECT_EQ(read(R"("mics_shard_size": 4)").config.more, R"({"shard_size":4})");
+  EXPECT_EQ(read(R"("mics_shard_size": 1)").config.more, R"({"shard_size":1})");
   for (const char* const off : {"-1", "0", "\"auto\""}) {
-    EXPECT_EQ(read(R"("mics_shard_size": )" + std::string(off)).config.overlap.shard_size, 0);
+    EXPECT_EQ(read(R"("mics_shard_size": )" + std::string(off)).config.more, "{}");
   }
   const ReadConfig hierarchical =
       read(R"("mics_shard_size": 2, "mics_hierarchical_params_gather": true)");
-  EXPECT_EQ(hierarchical.config.overlap.shard_size, 2);
+  EXPECT_EQ(hierarchical.config.more, R"({"shard_size":2})");
   EXPECT_THAT(hierarchical.notes, ElementsAre(HasSubstr("mics_hierarchical_params_gather makes")));
   const ReadConfig below = engine_config_from_deepspeed(R"({"stage": 2, "mics_shard_size": 4})");
-  EXPECT_EQ(below.config.overlap.shard_size, 0);
-  EXPECT_THAT(below.notes, ElementsAre("mics_shard_size makes no difference below stage 3"));
+  EXPECT_EQ(below.config.more, "{}");
+  EXPECT_THAT(below.notes, ElementsAre(HasSubstr("no difference below stage 3")));
 }
 
 TEST(DeepSpeedConfig, RefusesMiCSThatIsNoSizeOrBesideZeroPlusPlus) {
@@ -236,13 +253,15 @@ TEST(DeepSpeedConfig, RefusesMiCSThatIsNoSizeOrBesideZeroPlusPlus) {
   }
 }
 
-TEST(EngineConfig, OfACommandLineReadsMiCSForHsdp) {
+TEST(ModeOptions, OfACommandLineReadMiCSForHsdp) {
   const testing::TestFolder folder;
   const std::string deepspeed =
-      "deepspeed=" + folder.write("mics.json", R"({"stage": 3, "mics_shard_size": 4})").string();
-  EXPECT_EQ(overlap_options(3, deepspeed, nullptr, /*has_groups=*/true).shard_size, 4);
-  expect_error([&] { overlap_options(3, deepspeed); },
-               {"shard_size is for hsdp1, hsdp2 and hsdp3"});
+      ":deepspeed=" + folder.write("mics.json", R"({"stage": 3, "mics_shard_size": 4})").string();
+  train::Registry registry;
+  train::register_all_chapters(registry);
+  EXPECT_THAT(registry.options("hsdp3" + deepspeed), HasSubstr(R"("shard_size": 4)"));
+  expect_error([&] { options_of("engine3" + deepspeed); },
+               {"shard_size is a key of hddp, hsdp1, hsdp2, hsdp3"});
 }
 
 TEST(DeepSpeedConfig, SaysWhatMakesNoDifferenceAndRefusesOffload) {

@@ -1,12 +1,20 @@
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <algorithm>
+#include <nlohmann/json.hpp>
+#include <set>
 #include <utility>
 
 #include <zero/base/error.hpp>
 #include <zero/base/names.hpp>
+#include <zero/base/program.hpp>
 #include <zero/train/registry.hpp>
 
 namespace zero::train {
 namespace {
+
+using Json = nlohmann::json;
 
 // Every name that find() knows: modes(), and each default by its long name too.
 std::vector<std::string> known_names(const std::vector<StrategyEntry>& entries) {
@@ -36,11 +44,16 @@ void Registry::add(StrategyEntry entry) { entries_.push_back(std::move(entry)); 
 
 std::unique_ptr<Strategy> Registry::make(const std::string& mode,
                                          StrategyArguments arguments) const {
-  const auto [entry, variant] = find(mode);
-  arguments.mesh.world().verify_same_on_all_ranks("the mode", mode);
-  arguments.variant = variant;
+  Found found = find(mode);
+  dist::Communicator& world = arguments.mesh.world();
+  world.verify_same_on_all_ranks("the mode", mode);
+  for (const std::string& note : found.options.notes) {
+    if (world.rank() == 0) log_error("note: " + note);
+  }
+  arguments.options = resolved(found.entry, found.options.text, arguments.options);
+  arguments.variant = found.variant;
   arguments.mode = mode;
-  return entry.make(arguments);
+  return found.entry.make(arguments);
 }
 
 void Registry::check(const std::string& mode) const { find(mode); }
@@ -53,21 +66,90 @@ std::vector<std::string> Registry::exact_modes() const {
   return modes_of(exact);
 }
 
-std::pair<const StrategyEntry&, std::string> Registry::find(const std::string& mode) const {
+std::string Registry::options(const std::string& mode) const {
+  const Found found = find(mode);
+  return found.entry.complete ? found.entry.complete(found.options.text) : "{}";
+}
+
+Registry::Found Registry::find(const std::string& mode) const {
   const std::string name = mode.substr(0, mode.find(':'));
-  for (const StrategyEntry& entry : entries_) {
-    if (entry.name != name) continue;
+  const auto entry = std::ranges::find(entries_, name, &StrategyEntry::name);
+  if (entry != entries_.end()) {
     const std::string variant =
-        name.size() == mode.size() ? entry.variants.front() : mode.substr(name.size() + 1);
-    if (std::find(entry.variants.begin(), entry.variants.end(), variant) != entry.variants.end()) {
-      return {entry, variant};
+        name.size() == mode.size() ? entry->variants.front() : mode.substr(name.size() + 1);
+    const auto known = std::ranges::find(entry->variants, variant);
+    const bool sets_options = variant.find('=') != std::string::npos;
+    if (known != entry->variants.end()) {
+      const auto k = static_cast<std::size_t>(known - entry->variants.begin());
+      return {*entry,
+              variant,
+              {entry->complete ? resolved(*entry, entry->of_variants[k], "{}") : "{}", {}}};
     }
-    if (entry.check_options && variant.find('=') != std::string::npos) {
-      entry.check_options(variant);
-      return {entry, variant};
+    if (entry->complete && sets_options) {
+      ReadOptions read = read_mode_options(variant);
+      read.text = resolved(*entry, entry->of_variants.front(), read.text);
+      entry->complete(read.text);
+      return {*entry, variant, std::move(read)};
     }
   }
   throw Error(base::unknown_name_message("mode", mode, known_names(entries_)));
+}
+
+// What the name of the mode stands for, `defaults`, and `options`.
+std::string Registry::resolved(const StrategyEntry& entry, const std::string& defaults,
+                               const std::string& options) const {
+  const Json fixed = base::json_object(entry.fixed, entry.name);
+  const Json given = base::json_object(options, entry.name);
+  for (const auto& [key, value] : given.items()) {
+    if (std::ranges::find(entry.keys, key) == entry.keys.end()) {
+      const std::vector<std::string> others = modes_with(key);
+      throw Error(fmt::format(
+          "mode {}: {}{}", entry.name, base::unknown_name_message("key", key, entry.keys),
+          others.empty() ? "" : fmt::format("; {} is a key of {}", key, fmt::join(others, ", "))));
+    }
+    if (fixed.contains(key) && fixed[key] != value) {
+      throw Error(fmt::format("{} is {}, but mode {} was asked for, in which it is {}", key,
+                              value.dump(), entry.name, fixed[key].dump()));
+    }
+  }
+  return merged(merged(defaults, entry.fixed), options);
+}
+
+std::vector<std::string> Registry::modes_with(const std::string& key) const {
+  std::vector<std::string> modes;
+  for (const StrategyEntry& entry : entries_) {
+    if (std::ranges::find(entry.keys, key) != entry.keys.end()) modes.push_back(entry.name);
+  }
+  return modes;
+}
+
+std::vector<std::string> Registry::keys() const {
+  std::set<std::string> keys;
+  for (const StrategyEntry& entry : entries_) keys.insert(entry.keys.begin(), entry.keys.end());
+  return {keys.begin(), keys.end()};
+}
+
+std::string Registry::mode_of(const std::string& options) const {
+  const Json given = base::json_object(options, "the options");
+  for (const StrategyEntry& entry : entries_) {
+    bool fits = static_cast<bool>(entry.complete);
+    for (const auto& item : given.items()) {
+      fits = fits && std::ranges::find(entry.keys, item.key()) != entry.keys.end();
+    }
+    if (!fits) continue;
+    Json all = base::json_object(entry.complete(options), entry.name);
+    const Json fixed = base::json_object(entry.fixed, entry.name);
+    for (const auto& item : fixed.items()) {
+      fits = fits && all[item.key()] == item.value();
+    }
+    if (fits) return entry.name;
+  }
+  std::string text;
+  for (const auto& [key, value] : given.items()) {
+    text +=
+        fmt::format("\n{} = {}: a key of {}", key, value.dump(), fmt::join(modes_with(key), ", "));
+  }
+  throw Error("no mode has all of these options:" + text);
 }
 
 }  // namespace zero::train

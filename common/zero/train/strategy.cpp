@@ -135,14 +135,6 @@ void Strategy::zero_grad() {
   averaged_.forget();
 }
 
-at::Tensor Strategy::step(const std::function<at::Tensor()>& closure) {
-  at::Tensor loss = closure();
-  finish_backward();
-  optimizer_step();
-  sync_parameters();
-  return loss;
-}
-
 float Strategy::clip_grad_norm(double max_norm, optim::Norm norm) {
   const dist::CallScope call(mesh_.world(), "Strategy::clip_grad_norm");
   return averaged_.clip(max_norm, norm);

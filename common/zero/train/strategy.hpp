@@ -68,10 +68,6 @@ class Strategy : public Shards, protected PassHooks {
   /// Drops all gradients.
   void zero_grad() override;
 
-  /// Runs `closure` (forward and backward, returns the loss), then finish_backward(),
-  /// optimizer_step() and sync_parameters(). Returns the loss.
-  at::Tensor step(const std::function<at::Tensor()>& closure);
-
   /// Call before backward(): whether the gradients of this micro-batch are reduced after it
   /// (default: yes). False for all micro-batches of a step except the last.
   void set_requires_gradient_sync(bool sync) { requires_gradient_sync_ = sync; }

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <any>
 #include <cstdint>
 #include <string>
 
@@ -33,9 +32,9 @@ struct StrategyArguments {
   Accumulation accumulation = Accumulation::kLocal;
   /// The type in which gradients of 2-byte dtypes are reduced.
   dist::ReduceType reduce_type = dist::ReduceType::kOwn;
-  /// Options of the chapter's own type (OverlapOptions for engine0 to engine3). They replace those
-  /// that `variant` stands for; empty: those of the variant.
-  std::any options = {};
+  /// Options of the mode, a JSON object. Those that it has override those that the mode's name and
+  /// `variant` stand for, which the registry adds.
+  std::string options = "{}";
   std::string mode = {};  ///< the strategy's name, for messages; the registry fills it in
 
   /// The same with mesh.with_shards().

@@ -192,12 +192,13 @@ class EngineTrained final : public Trained {
 
 class EnginePlayer final : public Player {
  public:
-  EnginePlayer(dist::Communicator& communicator, const OverlapOptions& options)
+  EnginePlayer(dist::Communicator& communicator, const EngineConfig& options)
       : communicator_(communicator), options_(options) {}
   Trained& train(const std::shared_ptr<nn::Model>& model, const optim::OptimizerFactory& optimizer,
                  const EngineConfig& config) override {
     EngineConfig ours = config;
-    ours.overlap = options_;
+    ours.overlap = options_.overlap;
+    ours.more = options_.more;
     models_.push_back(model);
     trained_.push_back(std::make_unique<EngineTrained>(*model, communicator_, optimizer, ours));
     return *trained_.back();
@@ -214,7 +215,7 @@ class EnginePlayer final : public Player {
 
  private:
   dist::Communicator& communicator_;
-  OverlapOptions options_;
+  EngineConfig options_;
   std::vector<std::shared_ptr<nn::Model>> models_;
   std::vector<std::unique_ptr<EngineTrained>> trained_;
 };
@@ -224,7 +225,7 @@ class EnginePlayer final : public Player {
 std::unique_ptr<Player> plain_player(int ranks) { return std::make_unique<PlainPlayer>(ranks); }
 
 std::unique_ptr<Player> engine_player(dist::Communicator& communicator,
-                                      const OverlapOptions& options) {
+                                      const EngineConfig& options) {
   return std::make_unique<EnginePlayer>(communicator, options);
 }
 

@@ -68,9 +68,9 @@ struct Loop {
 
 /// The plain program of `ranks` ranks.
 std::unique_ptr<Player> plain_player(int ranks);
-/// Engines at `options`.
+/// Engines with the mode of `options`.
 std::unique_ptr<Player> engine_player(dist::Communicator& communicator,
-                                      const OverlapOptions& options);
+                                      const EngineConfig& options);
 
 std::vector<Loop> adversarial_loops();
 std::vector<Loop> gradient_loops();

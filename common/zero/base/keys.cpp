@@ -1,0 +1,159 @@
+#include <fmt/format.h>
+
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include <zero/base/error.hpp>
+#include <zero/base/json_depth.hpp>
+#include <zero/base/keys.hpp>
+#include <zero/base/names.hpp>
+
+namespace zero::base {
+namespace {
+
+constexpr double kMib = 1 << 20;
+constexpr double kMostMib = 1e9;
+constexpr double kMostCount = 9e15;  // every whole number up to here is a double
+
+// Accepts 5e8 as well as 500000000. What is no whole number is less than any that is right.
+std::int64_t as_count(const nlohmann::json& value) {
+  const double number = value.is_number() ? value.get<double>() : 0.5;
+  const bool whole = number == std::floor(number) && std::abs(number) <= kMostCount;
+  return whole ? static_cast<std::int64_t>(number) : std::numeric_limits<std::int64_t>::min();
+}
+
+}  // namespace
+
+void Keys::flag(const std::string& key, bool& out) {
+  field(
+      key,
+      [this, key, &out](const Json& value) {
+        if (!value.is_boolean()) refuse(key, value, "true or false");
+        out = value.get<bool>();
+      },
+      [&out] { return Json(out); });
+}
+
+void Keys::real(const std::string& key, const std::string& right, double& out) {
+  field(
+      key,
+      [this, key, right, &out](const Json& value) {
+        if (!value.is_number() || !(value.get<double>() >= 0)) refuse(key, value, right);
+        out = value.get<double>();
+      },
+      [&out] { return Json(out); });
+}
+
+void Keys::count(const std::string& key, std::int64_t least, std::int64_t& out) {
+  count_if(
+      key, [least](std::int64_t n) { return n >= least; },
+      fmt::format("a whole number from {} to {:g}", least, kMostCount), out);
+}
+
+void Keys::count_if(const std::string& key, std::function<bool(std::int64_t)> is_right,
+                    const std::string& right, std::int64_t& out) {
+  field(
+      key,
+      [this, key, is_right = std::move(is_right), right, &out](const Json& value) {
+        const std::int64_t number = as_count(value);
+        if (!is_right(number)) refuse(key, value, right);
+        out = number;
+      },
+      [&out] { return Json(out); });
+}
+
+void Keys::count_or(const std::string& key, const std::string& word, std::int64_t meaning,
+                    std::int64_t& out, std::int64_t least) {
+  const Json as_word = word;
+  field(
+      key,
+      [=, this, &out](const Json& value) {
+        const std::int64_t number = value == as_word ? meaning : as_count(value);
+        if (value != as_word && number < least) {
+          refuse(key, value,
+                 fmt::format("{} or a whole number from {} to {:g}", as_word.dump(), least,
+                             kMostCount));
+        }
+        out = number;
+      },
+      [=, &out] { return out == meaning ? as_word : Json(out); });
+}
+
+void Keys::mib(const std::string& key, std::int64_t& bytes, std::int64_t least) {
+  field(
+      key,
+      [this, key, least, &bytes](const Json& value) {
+        const double number = value.is_number() ? value.get<double>() : -1;
+        if (!(number * kMib >= static_cast<double>(least)) || !(number <= kMostMib)) {
+          refuse(key, value,
+                 fmt::format("a number of MiB, from {} to {:g}",
+                             least == 1 ? "one byte" : fmt::format("{} bytes", least), kMostMib));
+        }
+        bytes = static_cast<std::int64_t>(number * kMib);
+      },
+      [&bytes] { return Json(static_cast<double>(bytes) / kMib); });
+}
+
+void Keys::field(const std::string& key, std::function<void(const Json&)> take,
+                 std::function<Json()> give) {
+  fields_[key] = {std::move(take), std::move(give)};
+}
+
+void Keys::field(const std::string& key, std::function<void(const Json&)> take) {
+  field(key, std::move(take), {});
+}
+
+void Keys::require(std::function<bool()> is_right, std::string wrong) {
+  rules_.push_back({std::move(is_right), std::move(wrong)});
+}
+
+std::vector<std::string> Keys::names() const {
+  std::vector<std::string> names;
+  for (const auto& field : fields_) names.push_back(field.first);
+  return names;
+}
+
+void Keys::read(const Json& object) const {
+  for (const auto& [key, value] : object.items()) {
+    const auto found = fields_.find(key);
+    if (found == fields_.end()) {
+      throw Error(where_ + ": " + unknown_name_message("key", key, names()));
+    }
+    if (notes_ != nullptr && value == "auto") {
+      notes_->push_back(fmt::format("{} is \"auto\": it has its default here", key));
+    } else {
+      found->second.take(value);
+    }
+  }
+  for (const Rule& rule : rules_) {
+    if (!rule.is_right()) throw Error(where_ + ": " + rule.wrong);
+  }
+}
+
+void Keys::read(const std::string& text) const { read(json_object(text, where_)); }
+
+std::string Keys::text() const {
+  Json object = Json::object();
+  for (const auto& [key, field] : fields_) {
+    if (field.give) object[key] = field.give();
+  }
+  return object.dump(/*indent=*/0);
+}
+
+void Keys::refuse(const std::string& key, const Json& value, const std::string& right) const {
+  throw Error(fmt::format("{}: {} is {}; it must be {}", where_, key, value.dump(), right));
+}
+
+nlohmann::json json_object(const std::string& text, const std::string& what) {
+  try {
+    nlohmann::json json = nlohmann::json::parse(text, bounded_depth(what));
+    if (!json.is_object()) throw Error(fmt::format("{} must be a JSON object", what));
+    return json;
+  } catch (const nlohmann::json::exception& error) {
+    throw Error(fmt::format("{} is not JSON: {}", what, error.what()));
+  }
+}
+
+}  // namespace zero::base
