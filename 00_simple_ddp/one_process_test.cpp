@@ -121,18 +121,10 @@ TEST(ParityPremises, RanksDifferWeightsChangeAndUnusedOnesStay) {
   });
 }
 
-TEST(ParityPremises, AllWaysOfClippingClipAndDiffer) {
+TEST(ParityPremises, ClippingClips) {
   on_ranks(2, [](dist::Communicator& communicator) {
-    const RunRecord l2 = run_edge_case_model(communicator, "ddp", {.steps = 3, .clip_norm = 0.05});
-    const RunRecord largest = run_edge_case_model(
-        communicator, "ddp", {.steps = 3, .clip_norm = 0.02, .norm = optim::Norm::kInfinity});
-    const RunRecord sum = run_edge_case_model(
-        communicator, "ddp", {.steps = 3, .clip_norm = 0.5, .norm = optim::Norm::kL1});
-    for (const float norm : sum.norms) EXPECT_GT(norm, 0.5F);
-    EXPECT_GT(sum.norms.front(), l2.norms.front());
-    for (const float norm : l2.norms) EXPECT_GT(norm, 0.05F);
-    for (const float norm : largest.norms) EXPECT_GT(norm, 0.02F);
-    EXPECT_LT(largest.norms.front(), l2.norms.front());
+    const RunRecord run = run_edge_case_model(communicator, "ddp", {.steps = 3, .clip_norm = 0.05});
+    for (const float norm : run.norms) EXPECT_GT(norm, 0.05F);
   });
 }
 

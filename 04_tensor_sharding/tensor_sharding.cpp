@@ -19,8 +19,7 @@ std::int64_t buffer_bytes(const std::string& variant) {
 
 TensorSharding::TensorSharding(const train::StrategyArguments& arguments,
                                train::FlatOptions options)
-    : Strategy(arguments,
-               arguments.variant == "leaf" ? nn::Granularity::kLeaf : nn::Granularity::kUnit),
+    : Strategy(arguments),
       flat_(
           list(), buffer_bytes(arguments.variant),
           [&](std::size_t) {

@@ -36,7 +36,7 @@ class TensorSharding : public train::Strategy {
 
  protected:
   /// Called by all ranks: flattens the parameters and gives them rank 0's values. No rank holds
-  /// more than one whole buffer at stage 3. Units are leaves in variant "leaf".
+  /// more than one whole buffer at stage 3.
   TensorSharding(const train::StrategyArguments& arguments, train::FlatOptions options);
 
   void gradient_ready(std::size_t index) override;

@@ -92,8 +92,7 @@ class LlamaStage : public nn::Model {
     return stages_ > 1 ? &whole_model_ : nullptr;
   }
 
-  /// See Llama::checkpoint_activations(). Received activations are not partitioned. Give a
-  /// CheckpointArena room for all micro-batches of a step: it reuses memory only when it is empty.
+  /// See Llama::checkpoint_activations(). Received activations are not partitioned.
   void checkpoint_activations(bool on, const nn::CheckpointOptions& options = {});
 
  private:

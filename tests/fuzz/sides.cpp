@@ -105,10 +105,10 @@ bool any_double(const std::vector<at::Tensor>& gradients) {
 // As the library says that it adds: in double; where the result is used in double, in a wider sum.
 double norm_of(const std::vector<at::Tensor>& gradients) {
   if (!any_double(gradients)) {
-    return optim::norm_from_squares(optim::contributions(optim::Norm::kL2, gradients));
+    return optim::norm_from_squares(optim::squared_norms(gradients));
   }
   optim::WideSum sum;
-  for (const optim::WideSum& one : optim::wide_contributions(optim::Norm::kL2, gradients)) {
+  for (const optim::WideSum& one : optim::wide_squared_norms(gradients)) {
     sum.add(one);
   }
   return std::sqrt(sum.rounded());

@@ -7,7 +7,6 @@
 #include <limits>
 
 #include <tests/support/session.hpp>
-#include <zero/optim/norm.hpp>
 
 namespace zero::testing {
 namespace {
@@ -28,13 +27,13 @@ TEST_P(Clipping, WhatIsWithinTheLimitStaysAsItIs) {
     Session session(communicator, mode, odd_model());
     reduce_gradients(session, 0);
     const std::vector<at::Tensor> before = session.gradients();
-    const float norm = session.strategy().clip_grad_norm(1e9, optim::Norm::kInfinity);
-    EXPECT_EQ(session.strategy().clip_grad_norm(2 * norm, optim::Norm::kInfinity), norm);
+    const float norm = session.strategy().clip_grad_norm(1e9);
+    EXPECT_EQ(session.strategy().clip_grad_norm(2 * norm), norm);
     EXPECT_TRUE(same_bits(session.gradients(), before));
   });
 }
 
-// One rank's element must not be lost in the maximum over ranks.
+// One rank's element must not be lost in what the ranks exchange.
 TEST_P(Clipping, ANaNOfOneRankIsTheNormOfAll) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
     const std::int64_t last = communicator.size() - 1;
@@ -53,7 +52,7 @@ TEST_P(Clipping, ANaNOfOneRankIsTheNormOfAll) {
       for (const at::Tensor& gradient : session.gradients()) {
         if (gradient.defined() && gradient.isnan().any().item<bool>()) spoilt.fill_(1);
       }
-      const float norm = session.strategy().clip_grad_norm(1.0, optim::Norm::kInfinity);
+      const float norm = session.strategy().clip_grad_norm(1.0);
       if (spoilt.item<int>() == 1 && session.strategy().sharded()) {
         EXPECT_TRUE(std::isnan(norm)) << mode;
       }
@@ -68,42 +67,23 @@ TEST_P(Clipping, GradientsOfDoubleAreMultipliedByADouble) {
     SessionOptions options = odd_model();
     options.model.dtype = at::kDouble;
     for (const std::string& mode : all_modes()) {
-      for (const auto& [norm, order] : {std::pair{optim::Norm::kL1, 1.0},
-                                        {optim::Norm::kL2, 2.0},
-                                        {optim::Norm::kInfinity, INFINITY}}) {
-        Session session(communicator, mode, options);
-        reduce_gradients(session, 0);
-        std::vector<at::Tensor> leaves, expected;
-        for (const at::Tensor& gradient : session.gradients()) {
-          if (!gradient.defined()) continue;
-          leaves.push_back(at::zeros_like(gradient).requires_grad_());
-          leaves.back().mutable_grad() = gradient.clone();
-        }
-        const double limit = 0.01;
-        const double whole = torch::nn::utils::clip_grad_norm_(leaves, limit, order);
-        EXPECT_GT(whole, limit);
-        EXPECT_FLOAT_EQ(session.strategy().clip_grad_norm(limit, norm), static_cast<float>(whole));
-        for (const at::Tensor& leaf : leaves) expected.push_back(leaf.grad());
-        std::vector<at::Tensor> clipped = session.gradients();
-        std::erase_if(clipped, [](const at::Tensor& gradient) { return !gradient.defined(); });
-        EXPECT_TRUE(close_to(clipped, expected, 1e-14)) << mode << ", " << optim::name(norm);
+      Session session(communicator, mode, options);
+      reduce_gradients(session, 0);
+      std::vector<at::Tensor> leaves, expected;
+      for (const at::Tensor& gradient : session.gradients()) {
+        if (!gradient.defined()) continue;
+        leaves.push_back(at::zeros_like(gradient).requires_grad_());
+        leaves.back().mutable_grad() = gradient.clone();
       }
+      const double limit = 0.01;
+      const double whole = torch::nn::utils::clip_grad_norm_(leaves, limit);
+      EXPECT_GT(whole, limit);
+      EXPECT_FLOAT_EQ(session.strategy().clip_grad_norm(limit), static_cast<float>(whole));
+      for (const at::Tensor& leaf : leaves) expected.push_back(leaf.grad());
+      std::vector<at::Tensor> clipped = session.gradients();
+      std::erase_if(clipped, [](const at::Tensor& gradient) { return !gradient.defined(); });
+      EXPECT_TRUE(close_to(clipped, expected, 1e-14)) << mode;
     }
-  });
-}
-
-// Whatever the model.
-TEST(ClippingTraffic, TheInfinityNormTakesOneNumberOfEachRank) {
-  on_all_modes(3, [](dist::Communicator& communicator, const std::string& mode) {
-    Session session(communicator, mode, odd_model());
-    reduce_gradients(session, 0);
-    const dist::Traffic before = communicator.traffic();
-    session.strategy().clip_grad_norm(1.0, optim::Norm::kInfinity);
-    const dist::Traffic sent = communicator.traffic().since(before);
-    const auto& entry = sent.at(dist::Operation::kAllGather, dist::Purpose::kControl);
-    const int calls = session.strategy().sharded() ? 1 : 0;
-    EXPECT_EQ(entry.calls, calls);
-    EXPECT_EQ(sent.bytes(), calls * 8 * (communicator.size() - 1));
   });
 }
 

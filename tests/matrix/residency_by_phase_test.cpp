@@ -203,7 +203,6 @@ TEST_P(Points, AStepTakesTheStatedNumberOfCollectives) {
         {"tensor_zero2", {units, units}},
         {"tensor_zero2:per_parameter", {all, all}},
         {"tensor_zero3", {units, root + 2 * (units - 1)}},
-        {"tensor_zero3:leaf", {units, root + 2 * (units - 1)}},  // units that hold their own
         {"tensor_zero3:per_parameter", {all, root + 2 * inner}},
         {"tensor_zero3:whole", {units, units}}};
     for (const auto& [mode, calls] : stated) {

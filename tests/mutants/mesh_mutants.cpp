@@ -13,9 +13,9 @@ namespace {
 struct NormCountedRTimes final : Hsdp {
   explicit NormCountedRTimes(const train::StrategyArguments& arguments)
       : Hsdp(arguments, base::options_from<HsdpOptions>(arguments.options)) {}
-  float clip_grad_norm(double max_norm, optim::Norm norm) override {
+  float clip_grad_norm(double max_norm) override {
     const double copies = replica_group().size();
-    return static_cast<float>(Hsdp::clip_grad_norm(max_norm / std::sqrt(copies), norm) *
+    return static_cast<float>(Hsdp::clip_grad_norm(max_norm / std::sqrt(copies)) *
                               std::sqrt(copies));
   }
 };

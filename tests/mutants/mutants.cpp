@@ -46,15 +46,12 @@ struct UnshardedOptimizer final : Zero1Sharding {
 // A norm over what this rank owns, as if there were no others.
 struct LocalNorm final : Zero1Sharding {
   using Zero1Sharding::Zero1Sharding;
-  float clip_grad_norm(double max_norm, optim::Norm kind) override {
+  float clip_grad_norm(double max_norm) override {
     std::vector<at::Tensor> mine;
     for (std::size_t i = 0; i < count(); ++i) {
       if (owns(i) && gradient(i).defined()) mine.push_back(gradient(i));
     }
-    const std::vector<double> all = optim::contributions(kind, mine);
-    const bool l2 = kind == optim::Norm::kL2;
-    const auto largest = std::max_element(all.begin(), all.end());
-    const double norm = l2 ? optim::norm_from_squares(all) : largest == all.end() ? 0 : *largest;
+    const double norm = optim::norm_from_squares(optim::squared_norms(mine));
     const double coefficient = optim::clip_coefficient(norm, max_norm);
     for (at::Tensor& gradient : mine) gradient.mul_(coefficient);
     return norm;
@@ -64,17 +61,17 @@ struct LocalNorm final : Zero1Sharding {
 // A norm to which every rank adds every gradient.
 struct NormCountedNTimes final : Zero1Sharding {
   using Zero1Sharding::Zero1Sharding;
-  float clip_grad_norm(double max_norm, optim::Norm norm) override {
+  float clip_grad_norm(double max_norm) override {
     // Scaling the limit down by sqrt(N) is what counting N times does.
-    return Zero1Sharding::clip_grad_norm(max_norm / std::sqrt(communicator_.size()), norm);
+    return Zero1Sharding::clip_grad_norm(max_norm / std::sqrt(communicator_.size()));
   }
 };
 
 // A limit on the norm itself, where LibTorch adds 1e-6 to the norm first.
 struct ClipWithoutEpsilon final : Zero1Sharding {
   using Zero1Sharding::Zero1Sharding;
-  float clip_grad_norm(double max_norm, optim::Norm kind) override {
-    const float norm = Zero1Sharding::clip_grad_norm(std::numeric_limits<float>::max(), kind);
+  float clip_grad_norm(double max_norm) override {
+    const float norm = Zero1Sharding::clip_grad_norm(std::numeric_limits<float>::max());
     if (norm > max_norm) averaged_gradients().multiply(max_norm / norm);
     return norm;
   }
@@ -171,8 +168,6 @@ std::vector<Mutant> mutants_of_owners() {
        "Residency.ModelStatesAtRestAreThoseOfTheFormula", "zero1", make_mutant<UnshardedOptimizer>},
       {"local_norm", "the clipping norm sees one rank's gradients only", "Parity.ClippedGradients",
        "zero1", make_mutant<LocalNorm>},
-      {"local_largest", "the infinity norm sees one rank's gradients only",
-       "Parity.ClippedByTheLargestGradient", "zero1", make_mutant<LocalNorm>},
       {"norm_counted_n_times", "the clipping norm counts every gradient N times",
        "Parity.ClippedGradients", "zero1", make_mutant<NormCountedNTimes>},
       {"clip_without_epsilon", "gradients are clipped to the limit itself, not as by LibTorch",

@@ -21,10 +21,10 @@ struct Hsdp2 : Hsdp {
 // A norm to which every tensor rank adds the whole model's.
 struct NormCountedByTensorRanks final : Hsdp2 {
   using Hsdp2::Hsdp2;
-  float clip_grad_norm(double max_norm, optim::Norm norm) override {
+  float clip_grad_norm(double max_norm) override {
     // Scaling the limit down is what counting n times does.
     const double ranks = mesh().tensor().size();
-    return Hsdp2::clip_grad_norm(max_norm / std::sqrt(ranks), norm);
+    return Hsdp2::clip_grad_norm(max_norm / std::sqrt(ranks));
   }
 };
 

@@ -30,7 +30,7 @@ struct ShardOffByOne final : TensorZero1 {
 // A norm over whole shards, with whatever lies between the tensors: here a 1 in every gap.
 struct PaddingInNorm final : TensorZero2 {
   using TensorZero2::TensorZero2;
-  float clip_grad_norm(double max_norm, optim::Norm) override {
+  float clip_grad_norm(double max_norm) override {
     at::Tensor square = at::zeros({1}, at::kDouble);
     for (std::size_t i = 0; i < count(); ++i) {
       if (const auto mine = piece(i); mine.tensor.defined() && mine.tensor.grad().defined()) {

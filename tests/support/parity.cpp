@@ -12,7 +12,7 @@ RunRecord run_edge_case_model(dist::Communicator& communicator, const std::strin
   nn::SeededValues values(options.same_seed ? 3 : 3 + communicator.rank());
   const auto strategy = make_strategy(mode, {*model, communicator, options.optimizer, &values, "",
                                              options.ownership, options.accumulation});
-  train::Trainer trainer(*strategy, {.clip_norm = options.clip_norm, .norm = options.norm});
+  train::Trainer trainer(*strategy, {.clip_norm = options.clip_norm});
   RunRecord record;
   for (int step = 0; step < options.steps; ++step) {
     std::vector<data::Batch> batches;

@@ -1,4 +1,4 @@
-// A table of lesson 04: a forward and a backward under tensor_zero3:leaf, :per_parameter,
+// A table of lesson 04: a forward and a backward under tensor_zero3:per_parameter,
 // tensor_zero3 and :whole on ranks of this machine, and for each the number of gathers, the peak of
 // parameters that were whole and the peak of gradients.
 //   ./run step 04 gathers --help
@@ -81,7 +81,7 @@ std::string run_rank(dist::Communicator& communicator, const Options& options) {
                      {"peak", base::Align::kRight, "MiB", "parameters beside the shard"},
                      {"", base::Align::kRight, "% of V", "parameters beside the shard"},
                      {"gradients", base::Align::kRight, "MiB", "peak"}});
-  for (const char* variant : {"leaf", "per_parameter", "flat", "whole"}) {
+  for (const char* variant : {"per_parameter", "flat", "whole"}) {
     table.add_row(measure(communicator, options, variant));
   }
   if (communicator.rank() == 0) {

@@ -102,7 +102,7 @@ constexpr Example kExamples[] = {{deferred<zero::nn::Mlp>, 0.05},
 class Zero1 final : public zero::Zero1Sharding {
  public:
   using Zero1Sharding::Zero1Sharding;
-  float clip_grad_norm(double, zero::optim::Norm) override {
+  float clip_grad_norm(double) override {
     throw Mistake("this calls Strategy::clip_grad_norm(), which is our answer");
   }
 };

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include <zero/distributed/communicator.hpp>
-#include <zero/nn/checkpoint_arena.hpp>
 
 namespace zero::nn {
 
@@ -22,10 +21,8 @@ struct CheckpointOptions {
   dist::Communicator* partition_over = nullptr;
   /// Pa+cpu: in pinned memory of the host, if the inputs are on a GPU.
   bool on_host = false;
-  /// MD: in this arena, unless `on_host` moves them. Not owned; it must outlive the graph.
-  CheckpointArena* arena = nullptr;
 
-  bool copies() const { return partition_over != nullptr || on_host || arena != nullptr; }
+  bool copies() const { return partition_over != nullptr || on_host; }
 };
 
 /// Activation checkpointing (Chen et al. 2016, "Training deep nets with sublinear memory cost"):

@@ -1,8 +1,7 @@
-// What a split Llama keeps between forward and backward, by the allocator: checkpoints in parts and
-// in an arena, and the residual stream under sequence parallelism. None of it changes a bit, or
-// more than the last digits.
+// What a split Llama keeps between forward and backward, by the allocator: checkpoints in
+// parts, and the residual stream under sequence parallelism. None of it changes a bit, or more than
+// the last digits.
 
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -99,18 +98,12 @@ TEST_P(KeptActivations, PartitionedCheckpointsTakeTheirPartAndChangeNoBit) {
     EXPECT_EQ(kept_by_a_layer(tensor, with({})), kResidual);
     EXPECT_EQ(kept_by_a_layer(tensor, with({.partition_over = &axis})), kResidual / axis.size());
     const std::vector<at::Tensor> expected = SplitModel(3, tensor).passes();
-    CheckpointArena whole(3 * kResidual), parts(3 * kResidual / axis.size());
-    const std::vector<CheckpointOptions> all = {{},
-                                                {.partition_over = &axis},
-                                                {.on_host = true},
-                                                {.arena = &whole},
-                                                {.partition_over = &axis, .arena = &parts}};
-    for (const CheckpointOptions& options : all) {
+    for (const CheckpointOptions& options :
+         std::vector<CheckpointOptions>{{}, {.partition_over = &axis}, {.on_host = true}}) {
       SplitModel split(3, tensor);
       split.model.checkpoint_activations(true, options);
       EXPECT_TRUE(same_bits(split.passes(), expected));
     }
-    EXPECT_EQ(whole.used() + parts.used(), 0);
   });
 }
 
@@ -129,27 +122,6 @@ TEST_P(KeptActivations, PartitionedCheckpointsSendOneGatherEach) {
         (6 * 3 + 2) * 2 * kResidual * (n - 1) / n + 2 * kSamples * kTokens * 8 * (n - 1);
     EXPECT_EQ(sent({}), plain);
     EXPECT_EQ(sent({.partition_over = &axis}), plain + 3 * kResidual * (n - 1) / n);
-  });
-}
-
-TEST_P(KeptActivations, AnArenaTakesTheCheckpointsOfAPassAndNothingIsAllocatedForThem) {
-  on_ranks(GetParam(), [](Communicator& axis) {
-    CheckpointArena arena(4 * kResidual);
-    EXPECT_EQ(
-        kept_by_a_layer(
-            {&axis}, [&](Llama& model) { model.checkpoint_activations(true, {.arena = &arena}); }),
-        0);
-    EXPECT_EQ(arena.used(), 0);  // the graphs are gone
-    SplitModel split(3, {&axis});
-    split.model.checkpoint_activations(true, {.arena = &arena});
-    at::Tensor loss = split.forward(0);
-    EXPECT_EQ(arena.used(), 3 * kResidual);
-    expect_error([&] { split.forward(1); },
-                 {fmt::format("arena of {} bytes", 4 * kResidual), "between a forward and"});
-    loss.backward();
-    loss = at::Tensor();
-    EXPECT_EQ(arena.used(), 0);
-    EXPECT_NO_THROW(split.forward(1).backward());
   });
 }
 

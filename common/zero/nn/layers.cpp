@@ -17,9 +17,7 @@ Linear::Linear(std::int64_t in, std::int64_t out, Initializer weight, Initialize
                at::ScalarType dtype)
     : Linear(in, out, weight, std::optional(bias), dtype, {}) {}
 
-at::Tensor Linear::forward(const at::Tensor& x) {
-  return run_leaf(x, [this](const at::Tensor& own) { return nn::linear(own, weight_, bias_); });
-}
+at::Tensor Linear::forward(const at::Tensor& x) { return nn::linear(x, weight_, bias_); }
 
 ColumnParallelLinear::ColumnParallelLinear(std::int64_t in, std::int64_t out, Initializer weight,
                                            const TensorParallel& tensor, at::ScalarType dtype)
@@ -44,11 +42,10 @@ Embedding::Embedding(std::int64_t vocabulary, std::int64_t hidden, Initializer w
       tensor_(tensor) {}
 
 at::Tensor Embedding::forward(const at::Tensor& ids) {
-  const auto look_up = [this](const at::Tensor& own) { return nn::embedding(own, weight_); };
-  if (tensor_.axis == nullptr) return run_leaf(ids, look_up);
+  if (tensor_.axis == nullptr) return nn::embedding(ids, weight_);
   // Of tokens of other ranks the result and its gradient are zeros.
   const auto [own, others] = own_rows(ids);
-  return tensor_.leave(run_leaf(own, look_up).masked_fill(others, 0));
+  return tensor_.leave(nn::embedding(own, weight_).masked_fill(others, 0));
 }
 
 void Embedding::add_gradient(const at::Tensor& ids, const at::Tensor& gradient) const {
@@ -63,17 +60,13 @@ std::pair<at::Tensor, at::Tensor> Embedding::own_rows(const at::Tensor& ids) con
   return {own.clamp(0, rows - 1), own.lt(0).logical_or_(own.ge(rows)).unsqueeze(-1)};
 }
 
-at::Tensor Embedding::as_head(const at::Tensor& x) {
-  return run_leaf(x, [this](const at::Tensor& own) { return nn::linear(own, weight_); });
-}
+at::Tensor Embedding::as_head(const at::Tensor& x) { return nn::linear(x, weight_); }
 
 RmsNorm::RmsNorm(std::int64_t hidden, double eps, at::ScalarType dtype,
                  const TensorPlacement& placement)
     : weight_(add_parameter("weight", {hidden}, Initializer::constant(1.0), dtype, placement)),
       eps_(eps) {}
 
-at::Tensor RmsNorm::forward(const at::Tensor& x) {
-  return run_leaf(x, [this](const at::Tensor& own) { return nn::rms_norm(own, weight_, eps_); });
-}
+at::Tensor RmsNorm::forward(const at::Tensor& x) { return nn::rms_norm(x, weight_, eps_); }
 
 }  // namespace zero::nn

@@ -6,16 +6,15 @@
 #include <optional>
 #include <utility>
 
+#include <zero/nn/layer.hpp>
 #include <zero/nn/tensor_parallel.hpp>
-#include <zero/nn/unit.hpp>
 
 /// The layers of this project's models. Each holds its parameters, knows how they are initialised,
-/// and calls one function of functional.hpp. Each is a leaf: it belongs to the unit around it,
-/// except with Granularity::kLeaf.
+/// and calls one function of functional.hpp.
 namespace zero::nn {
 
 /// y = x weight^T + bias, with `weight` [out, in] and `bias` [out].
-class Linear : public Leaf {
+class Linear : public Layer {
  public:
   /// Without bias.
   Linear(std::int64_t in, std::int64_t out, Initializer weight, at::ScalarType dtype = at::kFloat);
@@ -67,7 +66,7 @@ class RowParallelLinear : public Linear {
 
 /// One vector per token id: `weight` [vocabulary, hidden]. Split over a tensor axis, each of n
 /// ranks has vocabulary / n rows.
-class Embedding : public Leaf {
+class Embedding : public Layer {
  public:
   /// Throws zero::Error if the vocabulary cannot be split evenly.
   Embedding(std::int64_t vocabulary, std::int64_t hidden, Initializer weight,
@@ -97,7 +96,7 @@ class Embedding : public Leaf {
 };
 
 /// Root mean square normalisation; `weight` [hidden] starts as ones.
-class RmsNorm : public Leaf {
+class RmsNorm : public Layer {
  public:
   /// `placement`: not cut (TensorParallel::on_residual()).
   RmsNorm(std::int64_t hidden, double eps, at::ScalarType dtype = at::kFloat,

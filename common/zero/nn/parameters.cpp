@@ -23,15 +23,10 @@ std::string join(const std::string& path, const std::string& name) {
   return path.empty() ? name : path + "." + name;
 }
 
-bool counts(const Unit& unit, const Unit& root, Granularity granularity) {
-  return granularity == Granularity::kLeaf || &unit == &root ||
-         dynamic_cast<const Leaf*>(&unit) == nullptr;
-}
-
 // Walks the module tree in registration order and notes, for every parameter, the unit around it.
 class Lister {
  public:
-  Lister(Unit& root, Granularity granularity) : root_(root), granularity_(granularity) {}
+  explicit Lister(Unit& root) : root_(root) {}
 
   ParameterList list() {
     visit(root_, "", /*around=*/kNone);
@@ -45,8 +40,7 @@ class Lister {
   static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
 
   void visit(torch::nn::Module& module, const std::string& path, std::size_t around) {
-    if (auto* unit = dynamic_cast<Unit*>(&module);
-        unit != nullptr && counts(*unit, root_, granularity_)) {
+    if (auto* unit = dynamic_cast<Unit*>(&module)) {
       parents_.push_back(around);
       around = result_.units.size();
       result_.units.push_back({unit, path, {}, parents_.back() == kNone ? 0 : parents_.back()});
@@ -80,7 +74,6 @@ class Lister {
   }
 
   Unit& root_;
-  Granularity granularity_;
   ParameterList result_;
   std::vector<std::size_t> parents_;  // by unit
   std::map<const void*, std::size_t> index_;
@@ -167,8 +160,8 @@ bool ParameterList::lies_within(std::size_t u, std::size_t outer) const {
   return u == outer;
 }
 
-ParameterList list_parameters(Unit& root, Granularity granularity) {
-  ParameterList list = Lister(root, granularity).list();
+ParameterList list_parameters(Unit& root) {
+  ParameterList list = Lister(root).list();
   check(list);
   return list;
 }
@@ -196,11 +189,9 @@ void set_holder(torch::nn::Module& root, const std::string& holder,
   });
 }
 
-void set_hooks(Unit& root, UnitHooks* hooks, Granularity granularity) {
+void set_hooks(Unit& root, UnitHooks* hooks) {
   root.apply([&](torch::nn::Module& module) {
-    if (auto* unit = dynamic_cast<Unit*>(&module)) {
-      unit->set_hooks(counts(*unit, root, granularity) ? hooks : nullptr);
-    }
+    if (auto* unit = dynamic_cast<Unit*>(&module)) unit->set_hooks(hooks);
   });
 }
 

@@ -12,12 +12,6 @@
 
 namespace zero::nn {
 
-/// What counts as a unit.
-enum class Granularity {
-  kUnit,  ///< every Unit except leaves: decoder layers and the root
-  kLeaf,  ///< every Unit: also each layer that holds parameters
-};
-
 /// One parameter of a model; a tied parameter counts once.
 struct Parameter {
   /// Dotted path, as in named_parameters(): "model.layers.0.mlp.up_proj.weight".
@@ -71,7 +65,7 @@ struct ParameterList {
 /// Lists the parameters of `root`, which always counts as a unit. Throws zero::Error for a model
 /// without a trainable parameter, for a parameter that is not contiguous, for two different
 /// parameters that share memory, and for a model that is split over two tensor axes.
-ParameterList list_parameters(Unit& root, Granularity granularity = Granularity::kUnit);
+ParameterList list_parameters(Unit& root);
 
 /// What a stage of a pipeline knows of the model that it is cut from.
 struct WholeModel {
@@ -89,8 +83,8 @@ std::string holder_of(torch::nn::Module& root);
 void set_holder(torch::nn::Module& root, const std::string& holder,
                 const std::function<void()>& before_read = {});
 
-/// Sets the hooks of `root` and of every unit inside it; units that do not count as one get none.
-void set_hooks(Unit& root, UnitHooks* hooks, Granularity granularity = Granularity::kUnit);
+/// Sets the hooks of `root` and of every unit inside it.
+void set_hooks(Unit& root, UnitHooks* hooks);
 
 /// The source of first values. Implementations: SeededValues (below), safetensors files.
 class ParameterSource {

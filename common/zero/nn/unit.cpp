@@ -80,16 +80,6 @@ std::vector<at::Tensor> Unit::run_many(const std::function<std::vector<at::Tenso
   return outputs;
 }
 
-at::Tensor Leaf::run_leaf(const at::Tensor& input,
-                          const std::function<at::Tensor(const at::Tensor&)>& body) {
-  if (hooks() == nullptr) return body(input);
-  // The gradient of `input` is known when all its readers are done. That of a view for this use
-  // alone is known when this use is done.
-  const bool watched = c10::GradMode::is_enabled() && input.requires_grad();
-  const at::Tensor own = watched ? input.view_as(input) : input;
-  return run([&] { return body(own); }, {own});
-}
-
 void Unit::watch_outputs(std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs) {
   // Shared by the outputs of this one use of the unit: its backward begins once in a pass.
   const auto pass = std::make_shared<int>(kNoPass);
@@ -114,27 +104,11 @@ at::Tensor Unit::watched(const at::Tensor& output, const std::shared_ptr<int>& p
 }
 
 void Unit::watch_inputs(const std::vector<at::Tensor>& inputs) {
-  std::vector<at::Tensor> watched_inputs;
   for (const at::Tensor& input : inputs) {
-    if (input.defined() && input.requires_grad()) watched_inputs.push_back(input);
-  }
-  // Shared by the hooks of this use of the unit, because the unit may be used again before
-  // backward.
-  struct Missing {
-    int pass = kNoPass;
-    std::size_t gradients = 0;
-  };
-  const auto missing = std::make_shared<Missing>();
-  const std::size_t all = watched_inputs.size();
-  for (const at::Tensor& input : watched_inputs) {
-    input.register_hook([this, missing, all](const at::Tensor& gradient) -> at::Tensor {
-      const int current = torch::autograd::get_current_graph_task_id();
-      if (std::exchange(missing->pass, current) != current) missing->gradients = all;
-      if (hooks_ == nullptr) return {};
-      if (--missing->gradients == 0) hooks_->post_backward(*this);
-      if (!c10::GradMode::is_enabled() || !gradient.defined() || !gradient.requires_grad()) {
-        return {};
-      }
+    if (!input.defined() || !input.requires_grad()) continue;
+    input.register_hook([this](const at::Tensor& gradient) -> at::Tensor {
+      if (hooks_ == nullptr || !c10::GradMode::is_enabled()) return {};
+      if (!gradient.defined() || !gradient.requires_grad()) return {};
       // A graph recorded by this backward starts its own backward here.
       hooks_->records_backward(*this);
       return watched(gradient, std::make_shared<int>(kNoPass), /*is_shared=*/false);

@@ -30,9 +30,6 @@ class UnitHooks {
   /// A backward of one use that records a graph (create_graph) has computed a gradient of one of
   /// the inputs: pre_backward() is called again when that graph runs backward.
   virtual void records_backward(Unit& unit) {}
-  /// The gradients of all inputs of one use of the unit are known. Not called if no input requires
-  /// a gradient. Gradients of parameters may still be missing.
-  virtual void post_backward(Unit& unit) {}
 };
 
 /// Parameters that are gathered and resharded together: a decoder layer, or the root of a model
@@ -59,8 +56,8 @@ class Unit : public Layer {
 
  protected:
   /// Runs `body` between the hooks and registers the backward hooks: pre_backward on every output
-  /// that requires a gradient, post_backward when all inputs that require one have theirs. `inputs`
-  /// are the tensors through which gradients leave the unit.
+  /// that requires a gradient, records_backward on every input that does. `inputs` are the tensors
+  /// through which gradients leave the unit.
   at::Tensor run(const std::function<at::Tensor()>& body, const std::vector<at::Tensor>& inputs);
 
   /// The same for a unit with several outputs.
@@ -73,18 +70,6 @@ class Unit : public Layer {
   at::Tensor watched(const at::Tensor& output, const std::shared_ptr<int>& pass, bool is_shared);
 
   UnitHooks* hooks_ = nullptr;
-};
-
-/// A layer that holds parameters itself and runs them in one autograd function: the smallest
-/// possible unit. It only counts as a unit with Granularity::kLeaf (parameters.hpp); else it has no
-/// hooks, costs nothing, and its parameters belong to the unit around it.
-class Leaf : public Unit {
- protected:
-  /// Runs body(input) as Unit::run() does, except that post_backward() is called as soon as the
-  /// backward of this use has run, even if other code reads `input` too. The leaf must not need its
-  /// parameters afterwards, which holds if `body` is one function of functional.hpp.
-  at::Tensor run_leaf(const at::Tensor& input,
-                      const std::function<at::Tensor(const at::Tensor&)>& body);
 };
 
 }  // namespace zero::nn

@@ -161,16 +161,12 @@ TEST(FusedAdamW, ChargesExactlyTwoMomentsAndForgetsWhatIsNarrowedAway) {
 
 TEST(Norm, OfSquaresAndItsCoefficient) {
   EXPECT_EQ(norm_from_squares({9.0, 16.0}), 5.0F);
-  EXPECT_EQ(norm_from_absolute_sums({7.0, 0.5}), 7.5F);
   EXPECT_EQ(clip_coefficient(5.0F, 10.0), 1.0F);
   EXPECT_EQ(clip_coefficient(5.0F, 1.0), 1.0F / (5.0F + 1e-6F));
   // As clip_grad_norm_ of LibTorch does, just below the limit too.
   EXPECT_LT(clip_coefficient(1.0F, 1.0), 1.0F);
   EXPECT_EQ(clip_coefficient(1.0, 1.0), 1.0 / (1.0 + 1e-6));
 }
-
-// What tensors add to a norm: as the CPU adds, and by lists of tensors as a GPU does.
-constexpr Norm kNorms[] = {Norm::kL1, Norm::kL2, Norm::kInfinity};
 
 // Odd sizes, one without elements, and every type a gradient may have.
 std::vector<at::Tensor> tensors_of_all_types() {
@@ -184,60 +180,56 @@ std::vector<at::Tensor> tensors_of_all_types() {
   return all;
 }
 
-TEST(NormContributions, AreEachTensorsOwn) {
+TEST(NormsOfTensors, AreEachTensorsOwn) {
   const std::vector<at::Tensor> all = tensors_of_all_types();
-  const std::vector<double> sums = contributions(Norm::kL1, all);
-  const std::vector<double> squares = contributions(Norm::kL2, all);
-  const std::vector<double> largest = contributions(Norm::kInfinity, all);
+  const std::vector<double> squares = squared_norms(all);
+  const std::vector<double> largest = largest_magnitudes(all);
   for (std::size_t i = 0; i < all.size(); ++i) {
-    EXPECT_EQ(sums[i], contributions(Norm::kL1, {all[i]}).front()) << i;
     EXPECT_EQ(squares[i], squared_norm(all[i])) << i;
     const at::Tensor magnitudes = all[i].to(at::kDouble).abs();
-    EXPECT_NEAR(sums[i], magnitudes.sum().item<double>(), 1e-10 * sums[i]) << i;
     EXPECT_NEAR(squares[i], magnitudes.square().sum().item<double>(), 1e-10 * squares[i]) << i;
     EXPECT_EQ(largest[i], all[i].numel() == 0 ? 0 : magnitudes.amax().item<double>()) << i;
   }
+  EXPECT_TRUE(squared_norms({}).empty());
+  EXPECT_TRUE(largest_magnitudes({}).empty());
 }
 
 // The code that a GPU takes, on the CPU: the sums differ in their order only.
-TEST(NormContributions, ByListsAreTheSame) {
+TEST(NormsOfTensors, ByListAreTheSame) {
   const std::vector<at::Tensor> all = tensors_of_all_types();
-  for (const Norm norm : kNorms) {
-    const std::vector<double> expected = contributions(norm, all);
-    const std::vector<double> found = detail::contributions_by_lists(norm, all);
-    ASSERT_EQ(found.size(), all.size());
-    for (std::size_t i = 0; i < all.size(); ++i) {
-      EXPECT_NEAR(found[i], expected[i], 1e-12 * expected[i]) << name(norm) << " of " << i;
-    }
+  const std::vector<double> squares = squared_norms(all);
+  const std::vector<double> norms = detail::norms_by_list(all, 2);
+  ASSERT_EQ(norms.size(), all.size());
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    EXPECT_NEAR(norms[i] * norms[i], squares[i], 1e-12 * squares[i]) << i;
   }
-  EXPECT_TRUE(detail::contributions_by_lists(Norm::kL2, {}).empty());
-  EXPECT_TRUE(contributions(Norm::kL2, {}).empty());
+  EXPECT_EQ(detail::norms_by_list(all, INFINITY), largest_magnitudes(all));
+  EXPECT_TRUE(detail::norms_by_list({}, 2).empty());
 }
 
-TEST(NormContributions, ShowWhatIsNotFinite) {
+TEST(NormsOfTensors, ShowWhatIsNotFinite) {
   for (const float bad : {INFINITY, -INFINITY, NAN}) {
     for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
       const std::vector<at::Tensor> all = {at::tensor({1.0F, 2.0F}).to(dtype),
                                            at::tensor({1.0F, bad, 2.0F}).to(dtype),
                                            at::tensor({3.0F}).to(dtype)};
-      for (const Norm norm : kNorms) {
-        for (const auto& found :
-             {contributions(norm, all), detail::contributions_by_lists(norm, all)}) {
-          EXPECT_TRUE(std::isfinite(found[0])) << name(norm);
-          EXPECT_FALSE(std::isfinite(found[1])) << name(norm);
-          EXPECT_EQ(std::isnan(found[1]), std::isnan(bad)) << name(norm);
-          EXPECT_TRUE(std::isfinite(found[2])) << name(norm);
-        }
+      for (const auto& found :
+           {squared_norms(all), largest_magnitudes(all), detail::norms_by_list(all, 2),
+            detail::norms_by_list(all, INFINITY)}) {
+        EXPECT_TRUE(std::isfinite(found[0]));
+        EXPECT_FALSE(std::isfinite(found[1]));
+        EXPECT_EQ(std::isnan(found[1]), std::isnan(bad));
+        EXPECT_TRUE(std::isfinite(found[2]));
       }
     }
   }
 }
 
 // What a float cannot hold is finite all the same where the gradient is of doubles.
-TEST(NormContributions, OfDoublesGoBeyondFloats) {
+TEST(NormsOfTensors, OfDoublesGoBeyondFloats) {
   const at::Tensor large = at::tensor({1e100, -2e100}, at::kDouble);
-  EXPECT_EQ(contributions(Norm::kInfinity, {large}).front(), 2e100);
-  EXPECT_EQ(detail::contributions_by_lists(Norm::kInfinity, {large}).front(), 2e100);
+  EXPECT_EQ(largest_magnitudes({large}).front(), 2e100);
+  EXPECT_EQ(detail::norms_by_list({large}, INFINITY).front(), 2e100);
 }
 
 }  // namespace

@@ -4,8 +4,6 @@
 
 #include <vector>
 
-#include <zero/optim/norm.hpp>
-
 namespace zero::optim {
 
 /// A sum of doubles with what their additions round off beside it, about 100 bits together (Knuth's
@@ -36,7 +34,7 @@ class WideSum {
   double low_ = 0;
 };
 
-/// contributions() to an L1 or L2 norm in that precision. On a GPU `low()` is 0.
-std::vector<WideSum> wide_contributions(Norm norm, const std::vector<at::Tensor>& tensors);
+/// squared_norms() in that precision. On a GPU `low()` is 0.
+std::vector<WideSum> wide_squared_norms(const std::vector<at::Tensor>& tensors);
 
 }  // namespace zero::optim

@@ -16,12 +16,12 @@ using memory::Category;
 using memory::Charge;
 
 AutogradPasses::AutogradPasses(nn::Model& model, const nn::ParameterList& list,
-                               const Shards& shards, PassHooks& hooks, nn::Granularity granularity)
+                               const Shards& shards, PassHooks& hooks)
     : model_(model), list_(list), shards_(shards), hooks_(hooks), use_(list) {
   for (std::size_t i = 0; i < list_.size(); ++i) {
     nn::on_gradient_ready(parameter(i), [this, i] { gradient_ready(i); });
   }
-  nn::set_hooks(model_, this, granularity);
+  nn::set_hooks(model_, this);
 }
 
 void AutogradPasses::remove_hooks() {
@@ -75,8 +75,7 @@ void AutogradPasses::backward(const at::Tensor& loss, bool reduces) {
         ~Reading() { use.end_backward(); }
       } reading{use_};
       for (const std::size_t u : use_.begin_backward()) hooks_.gather(u);
-      // Calls pre_backward(), post_backward() and gradient_ready() below: the constructor has set
-      // the hooks.
+      // Calls pre_backward() and gradient_ready() below: the constructor has set the hooks.
       loss.backward();
     });
   }
@@ -112,11 +111,6 @@ void AutogradPasses::pre_backward(nn::Unit& unit) {
   use_.enter_backward(u);
   if (schedule_) schedule_->enter_backward(u);
   hooks_.pre_backward(u);
-}
-
-void AutogradPasses::post_backward(nn::Unit& unit) {
-  if (!in_backward_) return;
-  hooks_.post_backward(list_.index_of(unit));
 }
 
 void AutogradPasses::records_backward(nn::Unit& unit) {

@@ -30,7 +30,7 @@ class AutogradPasses : private nn::UnitHooks {
 
   /// Registers the hooks. All must outlive this object. `list`: the parameters of `model`.
   AutogradPasses(nn::Model& model, const nn::ParameterList& list, const Shards& shards,
-                 PassHooks& hooks, nn::Granularity granularity);
+                 PassHooks& hooks);
   ~AutogradPasses() override { remove_hooks(); }
   void remove_hooks();
   /// From now on backward() calls the actions of a BackwardSchedule.
@@ -62,7 +62,6 @@ class AutogradPasses : private nn::UnitHooks {
   void pre_forward(nn::Unit& unit) override;
   void post_forward(nn::Unit& unit) override;
   void pre_backward(nn::Unit& unit) override;
-  void post_backward(nn::Unit& unit) override;
   void records_backward(nn::Unit& unit) override;
 
   template <typename Pass>

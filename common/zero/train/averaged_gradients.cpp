@@ -1,6 +1,5 @@
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 
 #include <zero/base/error.hpp>
 #include <zero/memory/accounting.hpp>
+#include <zero/optim/norm.hpp>
 #include <zero/optim/wide_sum.hpp>
 #include <zero/train/averaged_gradients.hpp>
 
@@ -131,31 +131,27 @@ AveragedGradients::Own AveragedGradients::own() const {
   return own;
 }
 
-std::vector<double> AveragedGradients::contributions(const Own& own, optim::Norm kind) {
-  mesh_.data().synchronize();  // the host is about to read
-  return optim::contributions(kind, own.gradients);
-}
-
-std::vector<double> AveragedGradients::sums_by_parameter(optim::Norm kind) {
+std::vector<double> AveragedGradients::squares_by_parameter() {
   // Only its owner computes a parameter's sum, and adding the others' zeros is exact. So every
   // rank, under every strategy that owns whole parameters, adds the same numbers in the same order.
   // Where tensors are split, the partial sums are in double: their order changes the resulting
   // float only if the sum lies at the edge between two floats.
   const Own mine = own();
-  const std::vector<double> of_mine = contributions(mine, kind);
-  at::Tensor sums = at::zeros({std::ssize(stage_.whole().parameters)}, at::kDouble);
-  auto* const of_parameter = sums.mutable_data_ptr<double>();
+  const std::vector<double> of_mine = optim::squared_norms(mine.gradients);
+  at::Tensor squares =
+      at::zeros({std::ssize(stage_.whole().parameters)}, at::kDouble);
+  auto* const of_parameter = squares.mutable_data_ptr<double>();
   for (std::size_t k = 0; k < of_mine.size(); ++k) {
     const std::size_t i = mine.indices[k];
     if (counts_here(i)) of_parameter[stage_.place(i)] = of_mine[k];
   }
   for (dist::Communicator* const group : groups_of_parts()) {
-    group->all_reduce(sums, Purpose::kControl, dist::ReduceOp::kSum).wait();
+    group->all_reduce(squares, Purpose::kControl, dist::ReduceOp::kSum).wait();
   }
-  return {of_parameter, of_parameter + sums.numel()};
+  return {of_parameter, of_parameter + squares.numel()};
 }
 
-// A number of the whole model is the sum, or the largest, over one of these groups after the other.
+// A number of the whole model is the sum over one of these groups after the other.
 // Groups that hold copies are not among them: a copy does not count again.
 std::vector<dist::Communicator*> AveragedGradients::groups_of_parts() const {
   std::vector<dist::Communicator*> groups = {&mesh_.tensor(), &mesh_.pipeline()};
@@ -168,43 +164,22 @@ bool AveragedGradients::counts_here(std::size_t index) const {
   return mesh_.tensor().rank() == 0 || list_.parameters[index].placement.is_cut();
 }
 
-double AveragedGradients::norm(optim::Norm kind) {
-  if (kind != optim::Norm::kInfinity && has_doubles()) {
-    // The norm is used as a double: a sum in double for each shard would show in its last bits how
-    // tensors are split.
-    mesh_.data().synchronize();  // the host is about to read
-    const Own mine = own();
-    const std::vector<optim::WideSum> of_mine = optim::wide_contributions(kind, mine.gradients);
-    optim::WideSum here;
-    for (std::size_t k = 0; k < of_mine.size(); ++k) {
-      if (counts_here(mine.indices[k])) here.add(of_mine[k]);
-    }
-    const optim::WideSum all = added_over(groups_of_parts(), here);
-    return kind == optim::Norm::kL2 ? std::sqrt(all.rounded()) : all.rounded();
+double AveragedGradients::norm() {
+  mesh_.data().synchronize();  // the host is about to read
+  if (!has_doubles()) return optim::norm_from_squares(squares_by_parameter());
+  // The norm is used as a double: a sum in double for each shard would show in its last bits how
+  // tensors are split.
+  const Own mine = own();
+  const std::vector<optim::WideSum> of_mine = optim::wide_squared_norms(mine.gradients);
+  optim::WideSum here;
+  for (std::size_t k = 0; k < of_mine.size(); ++k) {
+    if (counts_here(mine.indices[k])) here.add(of_mine[k]);
   }
-  switch (kind) {
-    case optim::Norm::kL1:
-      return optim::norm_from_absolute_sums(sums_by_parameter(kind));
-    case optim::Norm::kL2:
-      return optim::norm_from_squares(sums_by_parameter(kind));
-    case optim::Norm::kInfinity:
-      return largest_over_ranks();
-  }
-  throw Error("an invalid norm");
+  return std::sqrt(added_over(groups_of_parts(), here).rounded());
 }
 
-double AveragedGradients::largest_over_ranks() {
-  const std::vector<double> by_parameter = contributions(own(), optim::Norm::kInfinity);
-  double largest = optim::largest_magnitude(at::tensor(by_parameter, at::kDouble));
-  for (dist::Communicator* const group : groups_of_parts()) {
-    const auto by_rank = dist::all_gather_scalars(*group, {largest});
-    largest = optim::largest_magnitude(at::tensor(by_rank, at::kDouble));
-  }
-  return largest;
-}
-
-float AveragedGradients::clip(double max_norm, optim::Norm kind) {
-  const double exact = norm(kind);
+float AveragedGradients::clip(double max_norm) {
+  const double exact = norm();
   const float before = static_cast<float>(exact) / static_cast<float>(loss_scale_);
   if (!std::isfinite(before)) return before;
   // In float or, as in LibTorch, in double if any of the gradients is.
@@ -248,8 +223,9 @@ bool AveragedGradients::take_suspicion() {
 }
 
 std::size_t AveragedGradients::first_nonfinite_here() {
+  mesh_.data().synchronize();  // the host is about to read
   const Own mine = own();
-  const std::vector<double> largest = contributions(mine, optim::Norm::kInfinity);
+  const std::vector<double> largest = optim::largest_magnitudes(mine.gradients);
   const auto found =
       std::find_if(largest.begin(), largest.end(), [](double m) { return !std::isfinite(m); });
   if (found == largest.end()) return stage_.whole().size();

@@ -9,7 +9,6 @@
 
 #include <zero/distributed/mesh.hpp>
 #include <zero/nn/parameters.hpp>
-#include <zero/optim/norm.hpp>
 #include <zero/train/parameter_shard.hpp>
 #include <zero/train/stage_of_model.hpp>
 
@@ -52,12 +51,12 @@ class AveragedGradients {
   /// gradients are too large by that factor. Acts on this rank alone; all ranks must set the same.
   void set_loss_scale(double scale) { loss_scale_ = scale; }
 
-  /// Scales the gradients so that their norm is at most `max_norm`; returns the norm before. Norms
-  /// are of the gradients divided by the loss scale. Exact: the same bits under every strategy that
-  /// owns whole parameters, and with rare exceptions of rounding where tensors are split. The
-  /// factor is a float, or a double if a trainable parameter of the model is. Where the norm is
-  /// infinite or NaN the gradients stay as they are.
-  float clip(double max_norm, optim::Norm kind);
+  /// Scales the gradients so that their L2 norm is at most `max_norm`; returns the norm before.
+  /// Norms are of the gradients divided by the loss scale. Exact: the same bits under every
+  /// strategy that owns whole parameters, and with rare exceptions of rounding where tensors are
+  /// split. The factor is a float, or a double if a trainable parameter of the model is. Where the
+  /// norm is infinite or NaN the gradients stay as they are.
+  float clip(double max_norm);
 
   void multiply(double factor);
 
@@ -80,10 +79,8 @@ class AveragedGradients {
   bool take_suspicion();
   void drop_unused();
   void add_up(bool is_last_micro_batch);
-  std::vector<double> contributions(const Own& own, optim::Norm kind);
-  std::vector<double> sums_by_parameter(optim::Norm kind);
-  double norm(optim::Norm kind);
-  double largest_over_ranks();
+  std::vector<double> squares_by_parameter();
+  double norm();
   std::vector<dist::Communicator*> groups_of_parts() const;
   bool counts_here(std::size_t index) const;
   void scale(double factor);

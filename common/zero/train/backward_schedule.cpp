@@ -98,7 +98,8 @@ void BackwardSchedule::gradient_ready(std::size_t parameter) {
   reduce_in_order(k);
 }
 
-// True if no gradient of `u` can come any more and none of its parameters will be read.
+// True if no gradient of `u` can come any more and none of its parameters will be read. A frozen
+// one may be, for the gradient of the unit's input.
 bool BackwardSchedule::is_finished(std::size_t u) const {
   const bool complete = std::all_of(of_unit_[u].begin(), of_unit_[u].end(),
                                     [this](std::size_t k) { return missing_[k] == 0; });
@@ -106,8 +107,7 @@ bool BackwardSchedule::is_finished(std::size_t u) const {
   const bool has_frozen = std::any_of(members.begin(), members.end(), [this](std::size_t i) {
     return !list_.parameters[i].tensor.requires_grad();
   });
-  return complete &&
-         (!has_frozen || (actions_.ends_with_gradients && actions_.ends_with_gradients(u)));
+  return complete && !has_frozen;
 }
 
 bool BackwardSchedule::has_turn(std::size_t u) const {

@@ -47,9 +47,6 @@ class BackwardSchedule {
     /// Whether parameters of a unit are in use elsewhere, so that more gradients may come: its
     /// items are reduced at the end of backward. Empty: never.
     std::function<bool(std::size_t unit)> is_held = {};
-    /// Whether a unit's frozen parameters are not needed after its last gradient. Empty: they may
-    /// be, for the gradient of the unit's input.
-    std::function<bool(std::size_t unit)> ends_with_gradients = {};
   };
 
   /// `list` must outlive the schedule. Every parameter is in one item, or in none if it is never

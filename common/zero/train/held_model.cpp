@@ -60,8 +60,7 @@ void verify_trainable(const nn::ParameterList& list, const torch::nn::Module& mo
 
 }  // namespace
 
-nn::ParameterList HeldModel::free_parameters(const StrategyArguments& arguments,
-                                             nn::Granularity granularity) {
+nn::ParameterList HeldModel::free_parameters(const StrategyArguments& arguments) {
   const std::string holder = nn::holder_of(arguments.model);
   std::string wrong, advice;
   if (!holder.empty()) {
@@ -71,7 +70,7 @@ nn::ParameterList HeldModel::free_parameters(const StrategyArguments& arguments,
         "model anew";
   } else {
     try {
-      nn::ParameterList list = nn::list_parameters(arguments.model, granularity);
+      nn::ParameterList list = nn::list_parameters(arguments.model);
       verify_trainable(list, arguments.model);
       verify_axes(arguments.mesh, list, arguments.model);
       return list;

@@ -23,8 +23,7 @@ class HeldModel {
   /// all of them if on any rank a strategy holds the model, nn::list_parameters() refuses it, a
   /// trainable parameter is of another type than float32, float64, bfloat16 and float16, or a
   /// buffer uses the memory of a parameter.
-  static nn::ParameterList free_parameters(const StrategyArguments& arguments,
-                                           nn::Granularity granularity);
+  static nn::ParameterList free_parameters(const StrategyArguments& arguments);
 
   /// `list` must outlive this object. `before_read` is called before save(), load() and clone() of
   /// a module read parameters.

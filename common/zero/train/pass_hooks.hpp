@@ -14,8 +14,6 @@ class PassHooks {
   virtual void post_forward(std::size_t unit) {}
   /// Before the backward of one use of the unit: they must be whole when this returns.
   virtual void pre_backward(std::size_t unit) {}
-  /// After it, if an input of the unit has a gradient. Those of parameters may be missing.
-  virtual void post_backward(std::size_t unit) {}
   /// Before and after autograd runs in backward().
   virtual void begin_backward() {}
   virtual void end_backward() {}

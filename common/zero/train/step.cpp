@@ -67,9 +67,9 @@ Step::Step(Strategy& strategy, const StepOptions& options)
 void Step::compare(const std::string& what, const std::string& more) const {
   const bool skips = options_.on_nonfinite_gradient == OnNonfiniteGradient::kSkip;
   strategy_.mesh().world().verify_same_on_all_ranks(
-      what, fmt::format("a clip norm of {} ({})\nfirst step {}\n{}\n{} where a gradient is not "
+      what, fmt::format("a clip norm of {}\nfirst step {}\n{}\n{} where a gradient is not "
                         "finite\n{}",
-                        options_.clip_norm, optim::name(options_.norm), options_.first_step,
+                        options_.clip_norm, options_.first_step,
                         loss_scale_ ? loss_scale_->describe() : "no loss scale",
                         skips ? "a skipped step" : "an error", more));
   strategy_.set_loss_scale(scale());
@@ -108,7 +108,7 @@ bool Step::end(const Calls& calls) {
 bool Step::update() {
   RECORD_USER_SCOPE("optimizer");
   const bool clips = options_.clip_norm > 0;
-  const float norm = clips ? strategy_.clip_grad_norm(options_.clip_norm, options_.norm) : 0;
+  const float norm = clips ? strategy_.clip_grad_norm(options_.clip_norm) : 0;
   // A finite norm means finite gradients: nothing more has to be read.
   const bool well = clips && std::isfinite(norm);
   const std::string wrong = well ? "" : what_is_not_finite(strategy_, clips);

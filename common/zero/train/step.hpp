@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include <zero/optim/norm.hpp>
 #include <zero/train/loss_scale.hpp>
 #include <zero/train/strategy.hpp>
 
@@ -35,13 +34,12 @@ struct LossWeight {
 at::Tensor weighted_loss(const at::Tensor& loss, const LossWeight& weight);
 
 struct StepOptions {
-  double clip_norm = 0;  ///< largest norm of the gradient; 0: do not clip
+  double clip_norm = 0;  ///< largest L2 norm of the gradient; 0: do not clip
   /// Steps done before this run, if it resumes from a checkpoint.
   std::int64_t first_step = 0;
   /// Scales the loss for backward, as float16 needs it; the optimizer must be able to undo it
   /// (optim::with_master_weights()). nullopt: the loss is not scaled.
   std::optional<LossScaleOptions> loss_scale = std::nullopt;
-  optim::Norm norm = optim::Norm::kL2;  ///< which norm clip_norm limits
   /// What to do with a step whose gradient is infinite or NaN, if no loss scale can be halved.
   OnNonfiniteGradient on_nonfinite_gradient = OnNonfiniteGradient::kError;
 };

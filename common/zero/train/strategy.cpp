@@ -47,18 +47,18 @@ std::string description(const nn::ParameterList& list, const StrategyArguments& 
 
 }  // namespace
 
-Strategy::Strategy(const StrategyArguments& arguments, nn::Granularity granularity)
+Strategy::Strategy(const StrategyArguments& arguments)
     : model_(arguments.model),
       mesh_(arguments.mesh),
       communicator_(mesh_.data()),
       average_(dist::ReduceOp::kAverage, arguments.reduce_type),
-      list_(HeldModel::free_parameters(arguments, granularity)),
+      list_(HeldModel::free_parameters(arguments)),
       stage_of_model_(model_, list_),
       reduces_each_(arguments.accumulation == Accumulation::kReduceEach),
       averaged_(list_, stage_of_model_, mesh_, *this, arguments.reduce_type, reduces_each_),
       held_(arguments, list_, [this] { finish_parameters(); }),
       first_values_(model_, list_, communicator_, held_, arguments.values),
-      passes_(model_, list_, *this, *this, granularity) {
+      passes_(model_, list_, *this, *this) {
   // First: ranks that differ would send each other the wrong bytes, or wait forever.
   mesh_.verify_same_in_stage(kModelOrStrategy, description(list_, arguments));
   std::vector<at::Tensor> all;
@@ -135,9 +135,9 @@ void Strategy::zero_grad() {
   averaged_.forget();
 }
 
-float Strategy::clip_grad_norm(double max_norm, optim::Norm norm) {
+float Strategy::clip_grad_norm(double max_norm) {
   const dist::CallScope call(mesh_.world(), "Strategy::clip_grad_norm");
-  return averaged_.clip(max_norm, norm);
+  return averaged_.clip(max_norm);
 }
 
 void Strategy::set_loss_scale(double scale) {

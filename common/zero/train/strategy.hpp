@@ -72,9 +72,9 @@ class Strategy : public Shards, protected PassHooks {
   /// (default: yes). False for all micro-batches of a step except the last.
   void set_requires_gradient_sync(bool sync) { requires_gradient_sync_ = sync; }
 
-  /// Scales the gradients so that their global norm is at most `max_norm`; returns the norm before
-  /// scaling. See AveragedGradients::clip().
-  virtual float clip_grad_norm(double max_norm, optim::Norm norm = optim::Norm::kL2);
+  /// Scales the gradients so that their global L2 norm is at most `max_norm`; returns the norm
+  /// before scaling. See AveragedGradients::clip().
+  virtual float clip_grad_norm(double max_norm);
 
   /// Makes the parameters of unit `unit` whole for reading and writing, until reshard() has been
   /// called as often. Allowed during forward() and backward() too. See UnshardedParameters, which
@@ -137,9 +137,8 @@ class Strategy : public Shards, protected PassHooks {
   /// Called by all ranks. Throws zero::Error on every rank, before anything else is sent, if ranks
   /// differ in the variant, its options, or the names, shapes, dtypes, units or trainability of
   /// parameters and buffers, or if the model is split over an axis that the mesh does not have; the
-  /// error names the first difference. `granularity`: what counts as a unit.
-  explicit Strategy(const StrategyArguments& arguments,
-                    nn::Granularity granularity = nn::Granularity::kUnit);
+  /// error names the first difference.
+  explicit Strategy(const StrategyArguments& arguments);
 
   // What a chapter may override, beside PassHooks.
 

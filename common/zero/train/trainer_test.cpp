@@ -43,9 +43,9 @@ class Diary final : public Strategy {
     for (std::size_t i = 0; i < count(); ++i) gradient_to_reduce(i);
     Strategy::finish_backward();
   }
-  float clip_grad_norm(double max_norm, optim::Norm norm) override {
+  float clip_grad_norm(double max_norm) override {
     lines.push_back(fmt::format("clip {}", max_norm));
-    return Strategy::clip_grad_norm(max_norm, norm);
+    return Strategy::clip_grad_norm(max_norm);
   }
   void optimizer_step() override {
     lines.push_back("optimizer_step");
