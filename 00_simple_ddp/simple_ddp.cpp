@@ -65,8 +65,8 @@ train::Costs SimpleDdp::costs() const {
   if (flat_) {
     const std::int64_t element =
         communicator_.reduced_element_size(parameter(0).scalar_type(), average_.type);
-    sent = dist::Communicator::all_reduce_bytes(v.reduced / element, element, communicator_.rank(),
-                                                communicator_.size());
+    sent = dist::all_reduce_bytes(v.reduced / element, element, communicator_.rank(),
+                                  communicator_.size());
   }
   return {{v.parameters, v.trainable, v.optimizer}, sent};
 }

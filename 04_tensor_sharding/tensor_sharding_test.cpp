@@ -2,6 +2,7 @@
 
 #include <tests/support/ranks.hpp>
 #include <tests/support/toy_run.hpp>
+#include <zero/distributed/agreement.hpp>
 
 #include "tensor_zero1.hpp"
 #include "tensor_zero2.hpp"
@@ -103,8 +104,8 @@ void expect_all_ranks_alike(dist::Communicator& communicator) {
   const std::vector<std::int64_t> all = {toll.parameters, toll.gradients, toll.moments,
                                          toll.sent_gradients, toll.sent_parameters};
   for (const std::int64_t bytes : all) EXPECT_GT(bytes, 0);
-  communicator.verify_same_on_all_ranks("what a rank holds and sends",
-                                        fmt::format("{}", fmt::join(all, " ")));
+  dist::verify_same(communicator, "what a rank holds and sends",
+                    fmt::format("{}", fmt::join(all, " ")));
 }
 
 TEST(TensorSharding, EveryRankHoldsAndSendsTheSame) {
@@ -120,8 +121,8 @@ TEST(TensorSharding, EveryRankHoldsAndSendsTheSame) {
 template <class Stage>
 void expect_alike_but_for_padding(dist::Communicator& communicator) {
   const Toll toll = toll_of<Stage, Toy>(communicator);
-  communicator.verify_same_on_all_ranks(
-      "what a rank holds whole and sends",
+  dist::verify_same(
+      communicator, "what a rank holds whole and sends",
       fmt::format("{} {} {}", toll.parameters, toll.sent_gradients, toll.sent_parameters));
   // The reduce-scatter has sent the shards of all other ranks.
   const std::int64_t shard = toll.sent_gradients / (communicator.size() - 1);

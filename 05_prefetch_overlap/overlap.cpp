@@ -9,6 +9,7 @@
 #include <utility>
 
 #include <zero/base/program.hpp>
+#include <zero/distributed/agreement.hpp>
 #include <zero/train/cost_sums.hpp>
 
 namespace zero {
@@ -40,7 +41,7 @@ Overlap::Overlap(const train::StrategyArguments& arguments, const OverlapOptions
       backward_(std::max<std::int64_t>(options.lookahead, 0)),
       timed_steps_left_(options.stage == 3 && options.lookahead == kAutoLookahead ? kTimedSteps
                                                                                   : 0) {
-  communicator_.verify_same_on_all_ranks("the engine's options", base::text_of(options));
+  dist::verify_same(communicator_, "the engine's options", base::text_of(options));
   flat_.initialize([this](std::size_t index, at::Tensor out) { first_values().write(index, out); },
                    replicas);
   first_values().broadcast_buffers();
@@ -166,8 +167,8 @@ void Overlap::end_of_pass(Prefetch& pass, const char* name) {
   const bool differed = pass.lost();
   if (pass.keep()) {
     // A rank that gathers in another order would wait for what the others never send.
-    communicator_.verify_same_on_all_ranks(fmt::format("the order of units in {}", name),
-                                           fmt::format("{}", fmt::join(pass.order(), " ")));
+    dist::verify_same(communicator_, fmt::format("the order of units in {}", name),
+                      fmt::format("{}", fmt::join(pass.order(), " ")));
   }
   if (!differed) return;
   if (lost_passes_++ == 0 && communicator_.rank() == 0) {

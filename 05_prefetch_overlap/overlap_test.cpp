@@ -7,6 +7,7 @@
 #include <tests/support/error_of.hpp>
 #include <tests/support/hooked_communicator.hpp>
 #include <tests/support/ranks.hpp>
+#include <zero/distributed/agreement.hpp>
 #include <zero/memory/storage.hpp>
 
 #include "test_runs.hpp"
@@ -16,7 +17,7 @@ namespace {
 
 using memory::Category;
 using testing::expect_equal;
-using testing::HookedCommunicator;
+using testing::Hooked;
 using testing::Medium;
 using testing::on_ranks;
 using testing::OverlapRun;
@@ -35,13 +36,12 @@ void random_delays(int seeds) {
         const auto delay = [&draw] {
           std::this_thread::sleep_for(std::chrono::microseconds(draw() % 400));
         };
-        HookedCommunicator late(communicator,
-                                [&](dist::Operation, dist::Purpose, bool) { delay(); });
+        const Hooked late(communicator, [&](dist::Operation, dist::Purpose, bool) { delay(); });
         const OverlapOptions options = {.stage = stage,
                                         .bucket_bytes = 1 << (6 + seed % 7),
                                         .in_flight_bytes = 1 << (8 + seed % 8),
                                         .lookahead = seed % 4};
-        expect_equal(trained(late, options, 3, delay), expected,
+        expect_equal(trained(communicator, options, 3, delay), expected,
                      "stage " + std::to_string(stage) + ", seed " + std::to_string(seed));
       }
     });
@@ -121,7 +121,7 @@ TEST(Overlap, FindsALookaheadOutThatIsTheSameOnAllRanks) {
     // Whatever this machine makes of it.
     const std::int64_t found = run.strategy.lookahead();
     EXPECT_LE(found, static_cast<std::int64_t>(run.strategy.list().units.size()));
-    communicator.verify_same_on_all_ranks("the lookahead", std::to_string(found));
+    dist::verify_same(communicator, "the lookahead", std::to_string(found));
     expect_equal(trained(communicator, {.lookahead = kAutoLookahead}, 5),
                  trained(communicator, {.lookahead = 0}, 5), "auto");
     // A byte too little for the largest unit, whole: on demand for good.

@@ -34,10 +34,10 @@ train::Costs Hsdp::costs() const {
   if (!has_replicas()) return costs;
   for (const train::FlatParameters& bucket : buckets()) {
     if (!bucket.trainable()) continue;
-    costs.sent_between_groups += dist::Communicator::all_reduce_bytes(
-        bucket.layout().shard(),
-        replica_group().reduced_element_size(bucket.dtype(), average_.type), replica_group().rank(),
-        replica_group().size());
+    costs.sent_between_groups +=
+        dist::all_reduce_bytes(bucket.layout().shard(),
+                               replica_group().reduced_element_size(bucket.dtype(), average_.type),
+                               replica_group().rank(), replica_group().size());
   }
   costs.sent += costs.sent_between_groups;
   return costs;

@@ -102,8 +102,8 @@ TEST_P(HsdpOnMesh, SendsByAxisWhatTheFormulasSay) {
     EXPECT_EQ(sent_between.bytes(Purpose::kParameter), 0);
     std::int64_t all_reduced = 0;
     for (const train::FlatParameters& bucket : run.strategy.buckets()) {
-      all_reduced += dist::Communicator::all_reduce_bytes(bucket.layout().shard(), 4,
-                                                          replicas.rank(), replicas.size());
+      all_reduced +=
+          dist::all_reduce_bytes(bucket.layout().shard(), 4, replicas.rank(), replicas.size());
     }
     EXPECT_EQ(sent_between.bytes(Purpose::kGradient), all_reduced);
     // 2 (V/S) (R-1)/R; three replicas cannot cut every bucket into equal pieces.

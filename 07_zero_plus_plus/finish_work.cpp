@@ -7,7 +7,7 @@ namespace zero {
 
 namespace {
 
-class FinishedWork final : public dist::Work::Backend {
+class FinishedWork final : public dist::Work::Pending {
  public:
   FinishedWork(dist::Work work, std::function<void()> finish)
       : finish_(std::move(finish)), work_(std::move(work)) {}

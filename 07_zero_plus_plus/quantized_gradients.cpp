@@ -59,7 +59,7 @@ QuantizedGradients::QuantizedGradients(const dist::Mesh& mesh, ShardBlocks block
 
 dist::Work QuantizedGradients::reduce(const at::Tensor& full) {
   GradientHop::Exchange hop = inside_.start(full);
-  if (!hop.is_finite) all_.note_not_finite(all_.rank());
+  if (!hop.is_finite) all_.not_finite().note(all_.rank());
   return finish_with(std::move(hop.work), [this, sent = hop.sent, arrived = hop.arrived] {
     pool_.release(sent);
     sums_ = float_scratch(inside_.elements(), arrived);
@@ -99,7 +99,7 @@ void QuantizedGradients::note_overflow(const at::Tensor& sum) const {
   if (sum.numel() == 0) return;
   const auto [least, most] = at::aminmax(sum);
   if (std::isinf(least.item<float>()) || std::isinf(most.item<float>())) {
-    all_.note_not_finite(all_.rank());
+    all_.not_finite().note(all_.rank());
   }
 }
 

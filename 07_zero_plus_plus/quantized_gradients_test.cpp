@@ -12,6 +12,7 @@
 
 #include <tests/support/error_of.hpp>
 #include <tests/support/states.hpp>
+#include <zero/distributed/agreement.hpp>
 
 #include "test_runs.hpp"
 
@@ -169,7 +170,7 @@ TEST_P(QgzOnMesh, NamesTheRankOfAValueThatIsNotFinite) {
     const int rank = communicator.rank(), last = shape.ranks() - 1;
     const auto named = [&](const at::Tensor& full) {
       averaged(communicator, shape, layout, 4, full);
-      std::vector<bool> here = communicator.take_not_finite();
+      std::vector<bool> here = communicator.not_finite().take();
       std::vector<double> mine(here.begin(), here.end());
       const std::vector<double> all = dist::all_gather_scalars(communicator, mine);
       std::vector<int> ranks(mine.size(), 0);

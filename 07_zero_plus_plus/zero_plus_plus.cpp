@@ -2,6 +2,8 @@
 
 #include <ATen/record_function.h>
 
+#include <zero/distributed/agreement.hpp>
+
 namespace zero {
 
 ZeroPlusPlus::ZeroPlusPlus(const train::StrategyArguments& arguments,
@@ -16,7 +18,7 @@ ZeroPlusPlus::ZeroPlusPlus(const ZeroPlusPlusOptions& options, const MakeTransfe
 
 ZeroPlusPlusOptions ZeroPlusPlus::agreed(const train::StrategyArguments& arguments,
                                          const ZeroPlusPlusOptions& options) {
-  arguments.mesh.data().verify_same_on_all_ranks("the options of ZeRO++", base::text_of(options));
+  dist::verify_same(arguments.mesh.data(), "the options of ZeRO++", base::text_of(options));
   return base::checked(options);
 }
 

@@ -12,6 +12,7 @@
 #include <tests/support/session.hpp>
 #include <tests/support/split_run.hpp>
 #include <tests/support/states.hpp>
+#include <zero/distributed/agreement.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/optim/master_weights.hpp>
 #include <zero/optim/sgd.hpp>
@@ -99,8 +100,7 @@ TEST_P(TensorParallelTraining, NormsAreThoseOfTheWholeModelOnAllRanks) {
       SplitRun split(axes.mesh, options), whole(*axes.data, options);
       const float norm = split.step(0).gradient_norm;
       EXPECT_FLOAT_EQ(norm, whole.step(0).gradient_norm);
-      split.strategy->mesh().world().verify_same_on_all_ranks("the norm",
-                                                              fmt::format("{:a}", norm));
+      dist::verify_same(split.strategy->mesh().world(), "the norm", fmt::format("{:a}", norm));
     }
   });
 }

@@ -15,7 +15,8 @@
 #include <tests/support/pipeline_run.hpp>
 #include <tests/support/ranks.hpp>
 #include <tests/support/states.hpp>
-#include <zero/distributed/fake/fake_communicator.hpp>
+#include <zero/distributed/agreement.hpp>
+#include <zero/distributed/fake/fake_backend.hpp>
 #include <zero/memory/accounting.hpp>
 
 namespace zero::testing {
@@ -252,7 +253,7 @@ TEST(PipelineTraining, TargetsThatDoNotFitAreRefusedByAllRanks) {
 }
 
 TEST(PipelineTraining, CheckpointsThatAreOffMayHaveAnySize) {
-  dist::FakeCommunicator tensor(/*rank=*/0, /*size=*/5);
+  dist::Communicator tensor = dist::connect_fake(/*rank=*/0, /*size=*/5);
   LlamaStage stage(pipeline_config({.width = 5}), /*stage=*/0, /*stages=*/2, {&tensor});
   const data::Batch odd = pipeline_batch({}, 0, 0, 1);  // 3 x 7 x 12 activations
   const nn::CheckpointOptions parts{.partition_over = &tensor};

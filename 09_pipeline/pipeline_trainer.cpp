@@ -10,6 +10,7 @@
 #include <utility>
 
 #include <zero/base/error.hpp>
+#include <zero/distributed/agreement.hpp>
 #include <zero/memory/charge.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/train/unsharded_parameters.hpp>
@@ -160,11 +161,11 @@ PipelineTrainer::PipelineTrainer(LlamaStage& stage, train::Strategy& strategy,
       pipeline_(strategy.mesh().pipeline()),
       schedule_(schedule) {
   const dist::CallScope call(strategy.mesh().world(), "PipelineTrainer::PipelineTrainer");
-  strategy.mesh().world().verify_same_on_all_ranks(
-      "the pipeline", fmt::format("{} stages, schedule {}\n{}{}\nmodel {}", stage_.stages(),
-                                  name(schedule_), strategy.mesh().text(),
-                                  stage_.tensor_parallel().cuts_sequence() ? ", sequence cut" : "",
-                                  nn::to_hugging_face_json(stage_.config()).dump()));
+  dist::verify_same(strategy.mesh().world(), "the pipeline",
+                    fmt::format("{} stages, schedule {}\n{}{}\nmodel {}", stage_.stages(),
+                                name(schedule_), strategy.mesh().text(),
+                                stage_.tensor_parallel().cuts_sequence() ? ", sequence cut" : "",
+                                nn::to_hugging_face_json(stage_.config()).dump()));
   verify_strategy();
 }
 

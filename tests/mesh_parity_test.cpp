@@ -14,6 +14,7 @@
 #include <tests/support/pipeline_run.hpp>
 #include <tests/support/ranks.hpp>
 #include <tests/support/states.hpp>
+#include <zero/distributed/agreement.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/optim/sgd.hpp>
 
@@ -108,7 +109,7 @@ TEST(MeshTraining, NormsAreThoseOfTheWholeModelOnAllRanks) {
       WholeRank whole(*axes.data, shape);
       const float norm = rank.step(0, 2).gradient_norm;
       EXPECT_FLOAT_EQ(norm, whole.step(0, 2).gradient_norm);
-      rank.strategy->mesh().world().verify_same_on_all_ranks("the norm", fmt::format("{:a}", norm));
+      dist::verify_same(rank.strategy->mesh().world(), "the norm", fmt::format("{:a}", norm));
     }
   });
 }

@@ -8,7 +8,7 @@
 #include <tests/support/states.hpp>
 #include <tools/plan/model.hpp>
 #include <tools/plan/traffic.hpp>
-#include <zero/distributed/fake/fake_communicator.hpp>
+#include <zero/distributed/fake/fake_backend.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/optim/adamw.hpp>
@@ -36,7 +36,7 @@ Means means_of(const std::string& mode, const nn::LlamaConfig& config, int ranks
   for (int rank = 0; rank < ranks; ++rank) {
     const memory::Snapshot before = memory::snapshot();
     const auto model = make_deferred<nn::Llama>(config);
-    dist::FakeCommunicator communicator(rank, ranks);
+    dist::Communicator communicator = dist::connect_fake(rank, ranks);
     NoValues values;
     const auto strategy = make_strategy(mode, {*model, communicator, optim::adamw(), &values});
     const train::ModelStateBytes bytes = strategy->costs().at_rest;
@@ -118,7 +118,7 @@ constexpr int kGroupSize = 2;  // S
 std::int64_t of_rank(const std::string& mode, int rank, int ranks,
                      const std::function<std::int64_t(train::Strategy&)>& look) {
   const auto model = make_deferred<nn::Llama>(nn::preset("tiny"));
-  dist::FakeCommunicator communicator(rank, ranks);
+  dist::Communicator communicator = dist::connect_fake(rank, ranks);
   NoValues values;
   return look(*make_strategy(mode, {*model, communicator, optim::adamw(), &values, ""}));
 }

@@ -112,7 +112,7 @@ TEST_F(GpuCollectives, NativeSumsAreRight) {
         both.same_in_place(fmt::format("reduce of {}", n), mine,
                            [&](at::Tensor t) { c.reduce(t, 2, Purpose::kGradient, op).wait(); });
       }
-      // Gloo's own reduce-scatter sends twice as much, so bytes are counted by hand.
+      // In place: with the CPU's tensor it would be another one.
       at::Tensor input = mine.to(gpu_of(c)).clone();
       at::Tensor output = input.narrow(0, c.rank() * n, n);
       const Traffic before = c.traffic();

@@ -40,8 +40,9 @@ class NoGpu : public ::testing::Test {
 TEST_F(NoGpu, IsAnErrorThatEveryRankReports) {
   zero::testing::expect_errors(
       without_gpu(2),
-      ::testing::AllOf(HasSubstr("rank 0 cannot use the backend nccl: there is no usable GPU ("),
-                       HasSubstr("the backend gloo trains on the CPU")));
+      ::testing::AllOf(
+          HasSubstr("the backend nccl cannot be used: rank 0: there is no usable GPU ("),
+          HasSubstr("the backend gloo trains on the CPU")));
 }
 
 TEST_F(NoGpu, IsAnErrorForARankAloneAsWell) {

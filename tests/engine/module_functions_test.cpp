@@ -16,6 +16,7 @@
 #include <tests/support/toy.hpp>
 #include <tests/support/whole_weights.hpp>
 #include <zero/base/sha256.hpp>
+#include <zero/distributed/agreement.hpp>
 #include <zero/engine/engine.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/train/unsharded_parameters.hpp>
@@ -117,7 +118,7 @@ TEST_P(ModuleFunctions, SaveWritesTheSameOnEveryRankWhereParametersAreWhole) {
         torch::save(run.net, run.path);  // at once: gathers may be on their way
         undisturbed.steps(0, 2);
         expect_values(*loaded(run.path), undisturbed.weights());
-        communicator.verify_same_on_all_ranks("the file", digest(run.path));
+        dist::verify_same(communicator, "the file", digest(run.path));
         run.steps(2, 4);
         undisturbed.steps(2, 4);
         EXPECT_TRUE(at::equal(run.weights().front(), undisturbed.weights().front()));
@@ -160,7 +161,7 @@ TEST_P(ModuleFunctions, SaveOfAShardedModelIsRefusedByTheNameOfAParameter) {
     EXPECT_FALSE(std::filesystem::exists(run.path));
     run.with_whole_units([&] { torch::save(run.net, run.path); });
     expect_values(*loaded(run.path), undisturbed.weights());
-    communicator.verify_same_on_all_ranks("the file", digest(run.path));
+    dist::verify_same(communicator, "the file", digest(run.path));
     run.steps(2, 3);  // the module has its own parameters again
     undisturbed.steps(2, 3);
     run.engine->release();

@@ -6,6 +6,7 @@
 #include <tests/support/error_of.hpp>
 #include <tests/support/ranks.hpp>
 #include <tests/support/same_bits.hpp>
+#include <zero/distributed/agreement.hpp>
 #include <zero/engine/engine_config.hpp>
 #include <zero/train/registry.hpp>
 

@@ -36,7 +36,8 @@ TEST_P(SlowAllocations, AreTheFormulasBytesForBytes) {
     const auto model = make_deferred<nn::Llama>(config);
     nn::SeededValues values(42);
     const auto [rank, size, full] = GetParam();
-    dist::FakeCommunicator communicator(rank, size, train::first_values_of(*model, values));
+    dist::Communicator communicator =
+        dist::connect_fake(rank, size, train::first_values_of(*model, values));
     const auto strategy =
         make_strategy("tensor_zero3", {*model, communicator, optim::adamw(), &values, ""});
     const at::Tensor inputs = at::arange(8).view({1, 8});

@@ -24,9 +24,7 @@ template <class Model>
 struct MeshRank {
   MeshRank(const dist::Mesh& mesh, std::shared_ptr<Model> part, const std::string& mode)
       : model(std::move(part)) {
-    if (auto* fake = dynamic_cast<dist::FakeCommunicator*>(&mesh.world())) {
-      fake->set_source(train::first_values_of(*model, values));
-    }
+    dist::set_fake_source(mesh.world(), train::first_values_of(*model, values));
     strategy = make_strategy(
         mode, {.model = *model, .mesh = mesh, .optimizer = optim::adamw(), .values = &values});
   }
@@ -87,7 +85,7 @@ TEST_P(FakeMesh, ARankHoldsAndSendsWhatItDoesInARealOne) {
       for (const std::string& mode : all_modes()) {
         SCOPED_TRACE(fmt::format("{}, sequence {}", mode, sequence));
         const SeenOnMesh of_real = look_at(real_mesh, mode, sequence);
-        dist::FakeCommunicator fake(real.rank(), real.size());
+        dist::Communicator fake = dist::connect_fake(real.rank(), real.size());
         const SeenOnMesh of_fake = look_at(two_axes(fake, 2), mode, sequence);
         EXPECT_EQ(text_of(of_fake.held), text_of(of_real.held));
         EXPECT_EQ(of_fake.activations, of_real.activations);
@@ -179,7 +177,7 @@ TEST_P(FakeMeshAt, HoldsAndSendsWhatTheFormulasSay) {
   on_ranks(1, [](dist::Communicator&) {
     const MeshPlace place = GetParam();
     const nn::LlamaConfig c = medium();
-    dist::FakeCommunicator world(place.rank, place.ranks);
+    dist::Communicator world = dist::connect_fake(place.rank, place.ranks);
     const Mesh mesh = two_axes(world, place.tensor);
     dist::Communicator &data = mesh.along("data"), &tensor = mesh.along("tensor");
     const memory::Snapshot before = memory::snapshot();
@@ -231,7 +229,7 @@ void expect_stage_by_formula(int stage, int data_ranks, int tensor_ranks, bool t
   c.layers = 5;
   c.tied = tied;
   const int of_stage = data_ranks * tensor_ranks;
-  dist::FakeCommunicator world(stage * of_stage + of_stage / 2, 4 * of_stage);
+  dist::Communicator world = dist::connect_fake(stage * of_stage + of_stage / 2, 4 * of_stage);
   const Mesh mesh(world, {{"pipeline", 4}, {"data", Mesh::kRest}, {"tensor", tensor_ranks}});
   dist::Communicator &data = mesh.along("data"), &pipeline = mesh.along("pipeline");
   const nn::TensorParallel tensor{tensor_ranks > 1 ? &mesh.along("tensor") : nullptr};

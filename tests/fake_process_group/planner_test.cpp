@@ -72,7 +72,8 @@ struct PlaceOnMesh {
 
 PlaceOnMesh look_at(const plan::Mesh& planned, Stage zero, int stage, const Settings& s) {
   const auto tensor_ranks = static_cast<int>(planned.tensor);
-  dist::FakeCommunicator world(stage * tensor_ranks, static_cast<int>(planned.ranks()));
+  dist::Communicator world =
+      dist::connect_fake(stage * tensor_ranks, static_cast<int>(planned.ranks()));
   const dist::Mesh mesh(world, {{"data", dist::Mesh::kRest},
                                 {"pipeline", static_cast<int>(planned.pipeline)},
                                 {"tensor", tensor_ranks}});
@@ -85,7 +86,7 @@ PlaceOnMesh look_at(const plan::Mesh& planned, Stage zero, int stage, const Sett
     part->checkpoint_activations(true, {.partition_over = s.partition ? &tensor : nullptr});
   }
   nn::SeededValues values(3);
-  world.set_source(train::first_values_of(*part, values));
+  dist::set_fake_source(world, train::first_values_of(*part, values));
   const auto number = static_cast<int>(zero);
   const std::string mode = zero == Stage::kDdp || planned.replicas == 1
                                ? fmt::format("engine{}", number)
@@ -199,10 +200,10 @@ std::vector<OnHosts> ways_on_hosts(int rank, int world_size, int ranks_per_host)
   const std::string blocks = R"({"quantization_block": 64, "gradient_block": 64})";
   std::vector<OnHosts> ways;
   for (const char* const mode : {"engine3", "hsdp3", "hpz", "qwz", "qgz", "zeropp"}) {
-    dist::FakeCommunicator world(rank, world_size, /*source=*/{}, ranks_per_host);
+    dist::Communicator world = dist::connect_fake(rank, world_size, /*source=*/{}, ranks_per_host);
     const auto model = make_deferred<nn::Llama>(unpadded(/*tied=*/false));
     nn::SeededValues values(3);
-    world.set_source(train::first_values_of(*model, values));
+    dist::set_fake_source(world, train::first_values_of(*model, values));
     train::StrategyArguments arguments{*model, world, optim::adamw(), &values};
     if (ways.size() > 1) arguments.options = blocks;  // of ZeRO++
     const auto strategy = make_strategy(mode, arguments);
@@ -270,7 +271,7 @@ nn::LlamaConfig of_layers(std::int64_t layers) {
 
 std::int64_t kept_by_a_layer(int tensor_ranks, const Settings& s) {
   const auto kept = [&](std::int64_t layers) {
-    dist::FakeCommunicator axis(0, tensor_ranks);
+    dist::Communicator axis = dist::connect_fake(0, tensor_ranks);
     nn::Llama model(of_layers(layers), {&axis, s.sequence});
     nn::SeededValues values(3);
     nn::initialize_parameters(model, values);

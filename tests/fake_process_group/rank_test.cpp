@@ -19,9 +19,7 @@ struct Rank {
   Rank(dist::Communicator& communicator, const std::string& mode, const RandomModelConfig& config)
       : values(3) {
     model = make_deferred<RandomModel>(config);
-    if (auto* fake = dynamic_cast<dist::FakeCommunicator*>(&communicator)) {
-      fake->set_source(train::first_values_of(*model, values));
-    }
+    dist::set_fake_source(communicator, train::first_values_of(*model, values));
     const auto optimizer = optim::with_master_weights(optim::adamw());  // none in float32
     strategy = make_strategy(mode, {*model, communicator, optimizer, &values, ""});
   }
@@ -92,7 +90,7 @@ TEST_P(FakeProcessGroup, ARankHoldsSendsAndComputesWhatItDoesInARealOne) {
       for (const std::string& mode : all_modes()) {
         SCOPED_TRACE(c10::toString(dtype));
         const Seen of_real = look_at(real, mode, config);
-        dist::FakeCommunicator fake(real.rank(), real.size());
+        dist::Communicator fake = dist::connect_fake(real.rank(), real.size());
         expect_same(look_at(fake, mode, config), of_real, mode);
       }
     }

@@ -13,8 +13,10 @@
 #include <tests/support/modes.hpp>
 #include <tests/support/whole_weights.hpp>
 #include <zero/base/error.hpp>
+#include <zero/distributed/agreement.hpp>
 #include <zero/engine/engine.hpp>
 #include <zero/optim/master_weights.hpp>
+#include <zero/optim/norm.hpp>
 #include <zero/optim/sgd.hpp>
 #include <zero/optim/wide_sum.hpp>
 #include <zero/train/registry.hpp>

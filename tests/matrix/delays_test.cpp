@@ -12,7 +12,7 @@ namespace zero::testing {
 namespace {
 
 // Delays of up to 2 ms, others on every rank; most are none at all, so that order changes too.
-HookedCommunicator::Hook random_delays(std::uint64_t seed, int rank, int& delays) {
+Hook random_delays(std::uint64_t seed, int rank, int& delays) {
   return [random = data::generator_for(seed, static_cast<std::uint64_t>(rank)), &delays](
              dist::Operation, dist::Purpose, bool) mutable {
     const std::uint64_t draw = random.below(6000);
@@ -29,19 +29,19 @@ TEST_P(Delays, DoNotChangeABit) {
   on_ranks(3, [](dist::Communicator& communicator) {
     SessionOptions options = with_parts("antfs");
     options.trainer.clip_norm = 0.5;
-    const auto train = [&](dist::Communicator& group, const std::string& mode) {
-      Session session(group, mode, options);
+    const auto train = [&](const std::string& mode) {
+      Session session(communicator, mode, options);
       for (int s = 0; s < 2; ++s) {
         session.trainer().step({session.batch(2 * s), session.batch(2 * s + 1)});
       }
       return session.weights();
     };
-    const std::vector<at::Tensor> reference = train(communicator, "ddp");
+    const std::vector<at::Tensor> reference = train("ddp");
     int delays = 0;
-    HookedCommunicator late(communicator, random_delays(GetParam(), communicator.rank(), delays));
+    const Hooked late(communicator, random_delays(GetParam(), communicator.rank(), delays));
     for (const std::string& mode : all_modes()) {
       const int before = delays;
-      EXPECT_TRUE(same_bits(train(late, mode), reference)) << mode << " seed " << GetParam();
+      EXPECT_TRUE(same_bits(train(mode), reference)) << mode << " seed " << GetParam();
       EXPECT_GT(delays, before) << mode;
     }
   });

@@ -37,6 +37,7 @@
 #include <05_prefetch_overlap/overlap.hpp>
 #include <tests/support/deferred.hpp>
 #include <zero/base/error.hpp>
+#include <zero/distributed/backend.hpp>
 #include <zero/distributed/communicator.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/timeline.hpp>
@@ -149,52 +150,44 @@ void move_bytes(volatile unsigned char* to, const volatile unsigned char* from, 
 /// Rank 0 of three that all have the same: an average is what this rank gave, and the others'
 /// shards are like its own. What a collective would read and write is read and written, by the
 /// network, after the call has returned.
-class TwinCommunicator final : public dist::Communicator {
+class TwinBackend final : public dist::Backend {
  public:
+  using Call = dist::Call;
+
   /// wait() of an operation for `broken` returns at once.
-  TwinCommunicator(unsigned seed, const Purpose* broken)
-      : Communicator(0, kRanks, dist::ReductionOrder::kRankOrdered, /*check_collectives=*/false),
-        network_(seed),
-        broken_(broken) {}
+  TwinBackend(unsigned seed, const Purpose* broken) : network_(seed), broken_(broken) {}
 
   std::string transport() const override { return "a thread"; }
-  std::vector<std::string> exchange(const std::string& text) override {
-    return std::vector<std::string>(kRanks, text);
-  }
 
- protected:
-  std::unique_ptr<Communicator> do_split(const std::vector<int>&, const std::string&) override {
-    throw Error("there are no groups here");
+  WorkPtr broadcast(const Call& call, at::Tensor tensor) override {
+    return all_reduce(call, std::move(tensor));
   }
-  WorkPtr do_broadcast(const Call& call, at::Tensor tensor, int) override {
-    return do_all_reduce(call, std::move(tensor), /*divisor=*/1);
+  WorkPtr reduce(const Call& call, at::Tensor tensor) override {
+    return all_reduce(call, std::move(tensor));
   }
-  WorkPtr do_reduce(const Call& call, at::Tensor tensor, int, int divisor) override {
-    return do_all_reduce(call, std::move(tensor), divisor);
-  }
-  WorkPtr do_all_reduce(const Call& call, at::Tensor tensor, int) override {
+  WorkPtr all_reduce(const Call& call, at::Tensor tensor) override {
     return travel(call, [all = Bytes(tensor)] { move_bytes(all.data, all.data, all.size); });
   }
-  WorkPtr do_reduce_scatter(const Call& call, at::Tensor output, at::Tensor input, int) override {
+  WorkPtr reduce_scatter(const Call& call, at::Tensor output, at::Tensor input) override {
     return travel(call, [to = Bytes(output), from = Bytes(input)] {
       // The others' pieces are read, to be sent; this rank's is what stays.
       for (std::size_t i = from.size / kRanks; i < from.size; ++i) std::ignore = from.data[i];
       move_bytes(to.data, from.piece(0), to.size);
     });
   }
-  WorkPtr do_all_gather(const Call& call, at::Tensor output, at::Tensor input) override {
-    return travel(call, [to = Bytes(output), from = Bytes(input), call, me = rank()] {
+  WorkPtr all_gather(const Call& call, at::Tensor output, at::Tensor input) override {
+    return travel(call, [to = Bytes(output), from = Bytes(input), call] {
       for (int r = 0; r < kRanks; ++r) {
-        if (r == me && !call.copy_own_chunk) continue;
+        if (r == 0 && !call.copy_own_chunk) continue;
         move_bytes(to.piece(r), from.data, from.size);
       }
     });
   }
-  WorkPtr do_all_to_all(const Call&, at::Tensor, at::Tensor) override { return nullptr; }
-  WorkPtr do_message(const Call&, at::Tensor, int) override { return nullptr; }
+  WorkPtr all_to_all(const Call&, at::Tensor, at::Tensor) override { return nullptr; }
+  WorkPtr message(const Call&, at::Tensor) override { return nullptr; }
 
  private:
-  class Travelling final : public dist::Work::Backend {
+  class Travelling final : public dist::Work::Pending {
    public:
     Travelling(Network& network, std::int64_t job) : network_(network), job_(job) {}
     void wait() override { network_.wait(job_); }
@@ -203,7 +196,7 @@ class TwinCommunicator final : public dist::Communicator {
     Network& network_;
     std::int64_t job_;
   };
-  class NotWaitedFor final : public dist::Work::Backend {
+  class NotWaitedFor final : public dist::Work::Pending {
    public:
     void wait() override {}
   };
@@ -217,6 +210,10 @@ class TwinCommunicator final : public dist::Communicator {
   Network network_;
   const Purpose* broken_;
 };
+
+dist::Connection twins(unsigned seed, const Purpose* broken) {
+  return {.size = kRanks, .cpu = std::make_unique<TwinBackend>(seed, broken)};
+}
 
 // ---- the model
 // -----------------------------------------------------------------------------------
@@ -365,7 +362,7 @@ void OtherThread::train_alone(int number) {
     optimizer->step();
     model.zero_grad();
   }
-  TwinCommunicator communicator(100, nullptr);
+  dist::Communicator communicator(twins(100, nullptr));
   train(communicator, {.stage = number % 4, .whole_below = number % 3 * kWidth});
   memory::stop_timeline();
 }
@@ -386,7 +383,7 @@ int run(const std::string& planted) {
       const std::int64_t bucket = seed % 2 == 0 ? 1 << 20 : 4 * kWidth;  // one for each parameter
       const std::int64_t whole_below = seed % 3 == 2 ? 2 * kWidth + 1 : 0;
       const bool is_first = expected.count({bucket, whole_below}) == 0;
-      TwinCommunicator communicator(seed + 1, broken);
+      dist::Communicator communicator(twins(seed + 1, broken));
       const double loss = train(communicator,
                                 {.stage = stage,
                                  .bucket_bytes = bucket,

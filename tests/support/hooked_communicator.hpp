@@ -4,107 +4,100 @@
 #include <memory>
 #include <string>
 #include <utility>
-#include <vector>
 
+#include <zero/distributed/backend.hpp>
 #include <zero/distributed/communicator.hpp>
 
 namespace zero::testing {
 
-/// Another communicator with a function before everything that it does: where tests delay ranks,
-/// count calls or let a rank fail. Same ranks, same results, same traffic.
-class HookedCommunicator final : public dist::Communicator {
+/// Called on this rank before an operation is started (`waiting` false) and before its handle is
+/// waited on (true).
+using Hook = std::function<void(dist::Operation, dist::Purpose, bool waiting)>;
+
+/// Another backend with a function before everything that it does: where tests delay ranks, count
+/// calls or let a rank fail. Same results, same traffic.
+class HookedBackend final : public dist::Backend {
  public:
-  /// Called on this rank before an operation is started (`waiting` false) and before its handle is
-  /// waited on (true).
-  using Hook = std::function<void(dist::Operation, dist::Purpose, bool waiting)>;
+  HookedBackend(std::unique_ptr<dist::Backend> inner, Hook hook)
+      : inner_(std::move(inner)), hook_(std::move(hook)) {}
 
-  /// `inner` must outlive this, and this must outlive the handles that it gives.
-  HookedCommunicator(dist::Communicator& inner, Hook hook)
-      : Communicator(inner.rank(), inner.size(), inner.order(), /*check_collectives=*/false),
-        inner_(inner),
-        hook_(std::move(hook)) {}
+  std::string transport() const override { return inner_->transport(); }
+  bool takes(at::Device device) const override { return inner_->takes(device); }
+  bool finds_not_finite() const override { return inner_->finds_not_finite(); }
+  void progress() override { inner_->progress(); }
+  void synchronize() override { inner_->synchronize(); }
 
-  std::string transport() const override { return inner_.transport(); }
-  std::vector<std::string> exchange(const std::string& text) override {
-    return inner_.exchange(text);
+  WorkPtr broadcast(const dist::Call& call, at::Tensor tensor) override {
+    return pass(call, [&] { return inner_->broadcast(call, tensor); });
+  }
+  WorkPtr reduce(const dist::Call& call, at::Tensor tensor) override {
+    return pass(call, [&] { return inner_->reduce(call, tensor); });
+  }
+  WorkPtr all_reduce(const dist::Call& call, at::Tensor tensor) override {
+    return pass(call, [&] { return inner_->all_reduce(call, tensor); });
+  }
+  WorkPtr reduce_scatter(const dist::Call& call, at::Tensor output, at::Tensor input) override {
+    return pass(call, [&] { return inner_->reduce_scatter(call, output, input); });
+  }
+  WorkPtr all_gather(const dist::Call& call, at::Tensor output, at::Tensor input) override {
+    return pass(call, [&] { return inner_->all_gather(call, output, input); });
+  }
+  WorkPtr all_to_all(const dist::Call& call, at::Tensor output, at::Tensor input) override {
+    return pass(call, [&] { return inner_->all_to_all(call, output, input); });
+  }
+  WorkPtr message(const dist::Call& call, at::Tensor tensor) override {
+    return pass(call, [&] { return inner_->message(call, tensor); });
   }
 
- protected:
-  void do_synchronize() override { inner_.synchronize(); }
-  std::unique_ptr<dist::Communicator> do_split(const std::vector<int>& ranks,
-                                               const std::string& label) override {
-    return inner_.split(ranks, label);
-  }
-  WorkPtr do_broadcast(const Call& call, at::Tensor tensor, int root) override {
-    return pass(call, [&] { return inner_.broadcast(tensor, root, call.purpose); });
-  }
-  WorkPtr do_reduce(const Call& call, at::Tensor tensor, int root, int divisor) override {
-    return pass(call,
-                [&] { return inner_.reduce(tensor, root, call.purpose, divided_by(divisor)); });
-  }
-  WorkPtr do_all_reduce(const Call& call, at::Tensor tensor, int divisor) override {
-    return pass(call, [&] { return inner_.all_reduce(tensor, call.purpose, divided_by(divisor)); });
-  }
-  WorkPtr do_reduce_scatter(const Call& call, at::Tensor output, at::Tensor input,
-                            int divisor) override {
-    return pass(call, [&] {
-      return inner_.reduce_scatter(output, input, call.purpose, divided_by(divisor));
-    });
-  }
-  WorkPtr do_all_gather(const Call& call, at::Tensor output, at::Tensor input) override {
-    return pass(
-        call, [&] { return inner_.all_gather(output, input, call.purpose, call.copy_own_chunk); });
-  }
-  WorkPtr do_all_to_all(const Call& call, at::Tensor output, at::Tensor input) override {
-    return pass(call, [&] { return inner_.all_to_all(output, input, call.purpose); });
-  }
-  WorkPtr do_message(const Call& call, at::Tensor tensor, int peer) override {
-    return pass(call, [&] {
-      return call.operation == dist::Operation::kSend ? inner_.send(tensor, peer, call.purpose)
-                                                      : inner_.recv(tensor, peer, call.purpose);
-    });
-  }
-  void do_progress() override { inner_.progress(); }
+  std::unique_ptr<dist::Backend> take_inner() { return std::move(inner_); }
 
  private:
-  static dist::Reduction divided_by(int divisor) {
-    dist::Reduction reduction;
-    reduction.ranks = divisor;
-    return reduction;
-  }
-
-  class HookedWork final : public dist::Work::Backend {
+  class HookedWork final : public dist::Work::Pending {
    public:
-    HookedWork(HookedCommunicator& self, const Call& call, dist::Work pending)
-        : self_(self), call_(call), pending_(std::move(pending)) {}
+    HookedWork(const Hook& hook, const dist::Call& call, WorkPtr work)
+        : hook_(hook), call_(call), work_(std::move(work)) {}
     void wait() override {
-      pass_wait([this] { pending_.wait(); });
+      hook_(call_.operation, call_.purpose, /*waiting=*/true);
+      work_->wait();
     }
     bool wait_output() override {
-      pass_wait([this] { pending_.wait_output(); });
-      return pending_.active();
+      hook_(call_.operation, call_.purpose, /*waiting=*/true);
+      return work_->wait_output();
     }
 
    private:
-    void pass_wait(const std::function<void()>& wait) {
-      self_.hook_(call_.operation, call_.purpose, /*waiting=*/true);
-      const std::int64_t sent = self_.inner_.traffic().bytes();
-      wait();
-      self_.count(call_, self_.inner_.traffic().bytes() - sent);
-    }
-    HookedCommunicator& self_;
-    Call call_;
-    dist::Work pending_;
+    const Hook& hook_;
+    dist::Call call_;
+    WorkPtr work_;
   };
 
   template <typename Start>
-  WorkPtr pass(const Call& call, const Start& start) {
+  WorkPtr pass(const dist::Call& call, const Start& start) {
     hook_(call.operation, call.purpose, /*waiting=*/false);
-    return std::make_unique<HookedWork>(*this, call, start());
+    return std::make_unique<HookedWork>(hook_, call, start());
   }
 
-  dist::Communicator& inner_;
+  std::unique_ptr<dist::Backend> inner_;
   Hook hook_;
+};
+
+/// While it lives, `communicator` calls a hook. It must outlive the handles that it gives. Groups
+/// that are split from it do not call the hook.
+class Hooked {
+ public:
+  Hooked(dist::Communicator& communicator, Hook hook) : communicator_(communicator) {
+    std::unique_ptr<dist::Backend>& backend = communicator.backend();
+    backend = std::make_unique<HookedBackend>(std::move(backend), std::move(hook));
+  }
+  ~Hooked() {
+    std::unique_ptr<dist::Backend>& backend = communicator_.backend();
+    backend = dynamic_cast<HookedBackend&>(*backend).take_inner();
+  }
+  Hooked(const Hooked&) = delete;
+  Hooked& operator=(const Hooked&) = delete;
+
+ private:
+  dist::Communicator& communicator_;
 };
 
 }  // namespace zero::testing

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <09_pipeline/pipeline_trainer.hpp>
+#include <zero/distributed/agreement.hpp>
 #include <zero/distributed/mesh.hpp>
 #include <zero/optim/adamw.hpp>
 

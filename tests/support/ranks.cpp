@@ -20,8 +20,8 @@ std::vector<dist::RankExit> ranks_ended(const RankOptions& options,
                                         const std::function<void(dist::Communicator&)>& body) {
   dist::LaunchOptions launch = captured(options.world_size, options.total_timeout);
   launch.connect.timeout = options.timeout;
-  launch.connect.check_collectives = options.check_collectives;
   launch.connect.order = options.order;
+  launch.connect.backend = options.backend;
   return dist::launch_ranks(launch, [&](dist::Communicator& communicator) -> std::string {
     const int before = failed_assertions();  // of earlier ranks of this test, in the parent
     body(communicator);

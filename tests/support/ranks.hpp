@@ -13,8 +13,8 @@ struct RankOptions {
   int world_size = 2;
   std::chrono::milliseconds timeout = std::chrono::seconds(20);         ///< of a collective
   std::chrono::milliseconds total_timeout = std::chrono::seconds(100);  ///< of everything
-  bool check_collectives = false;
   dist::ReductionOrder order = dist::ReductionOrder::kRankOrdered;
+  std::string backend = "gloo";
 };
 
 /// Runs `body` on `world_size` ranks, each a process of its own, and fails the test that calls it

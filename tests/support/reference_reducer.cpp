@@ -7,7 +7,8 @@
 #include <unordered_map>
 
 #include <zero/base/error.hpp>
-#include <zero/distributed/gloo/gloo_communicator.hpp>
+#include <zero/distributed/communicator.hpp>
+#include <zero/distributed/gloo/gloo_group.hpp>
 
 namespace zero::dist {
 namespace {
@@ -43,10 +44,9 @@ std::unique_ptr<Reducer> make_reducer(const std::vector<at::Tensor>& parameters,
 }
 
 // A rank alone has no Gloo group, which c10d's reducer wants all the same: one of that rank.
-GroupPtr gloo_group_of(const Communicator& communicator) {
-  const auto* gloo = dynamic_cast<const GlooCommunicator*>(&communicator);
-  if (gloo == nullptr) throw Error("c10d's reducer needs a Gloo communicator");
-  if (gloo->group()) return gloo->group();
+GroupPtr group_of(Communicator& communicator) {
+  if (GroupPtr group = gloo_group_of(communicator)) return group;
+  if (communicator.size() > 1) throw Error("c10d's reducer needs a Gloo communicator");
   return make_gloo_group(c10::make_intrusive<c10d::HashStore>(), /*rank=*/0, /*size=*/1,
                          /*loopback=*/true, std::chrono::minutes(1));
 }
@@ -61,7 +61,7 @@ struct ReferenceReducer::State {
 ReferenceReducer::ReferenceReducer(const std::vector<at::Tensor>& parameters,
                                    Communicator& communicator, std::size_t bucket_bytes)
     : state_(std::make_unique<State>()) {
-  const GroupPtr gloo = gloo_group_of(communicator);
+  const GroupPtr gloo = group_of(communicator);
   state_->group = c10::make_intrusive<c10d::ProcessGroup>(communicator.rank(), communicator.size());
   state_->group->setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::GLOO,
                             c10::intrusive_ptr<c10d::Backend>(gloo));

@@ -73,7 +73,6 @@ dist::LaunchOptions checked(dist::LaunchOptions options, int ranks) {
   options.world_size = ranks;
   options.capture_output = true;
   options.threads = 1;
-  options.connect.check_collectives = true;
   options.connect.timeout = std::chrono::seconds(5);
   options.total_timeout = std::chrono::seconds(20);
   return options;

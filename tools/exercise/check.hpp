@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include <zero/distributed/agreement.hpp>
 #include <zero/distributed/launch.hpp>
 
 /// What the check.cpp of an exercise uses: it looks at one answer and throws a Mistake if it is not

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <regex>
 
 #include <zero/base/table.hpp>
 
@@ -86,7 +87,8 @@ string error_of(const dist::RankExit& exit) {
   const std::size_t begin = error_begin(exit);
   string text =
       begin == string::npos ? "" : exit.output.substr(exit.output.find(' ', begin + 5) + 1);
-  text.resize(std::min({text.find('\n'), text.find("; start all ranks"), text.size()}));
+  text.resize(std::min({text.find('\n'), text.find("; start all ranks"),
+                        text.find("; all ranks must"), text.size()}));
   return text;
 }
 
@@ -108,8 +110,11 @@ string describe_exit(const dist::RankExit& exit, int chapter) {
     return fmt::format("rank {} was ended by signal {}", exit.rank, exit.signal);
   if (error.empty())
     return fmt::format("rank {} ends with exit code {}", exit.rank, exit.exit_code);
-  if (error.rfind("no answer within", 0) == 0) {
+  if (error.find("nothing from rank") != string::npos) {
     return fmt::format("rank {} waits in a collective in which not all ranks take part", exit.rank);
+  }
+  if (std::smatch calls; std::regex_search(error, calls, std::regex(R"(rank \d+ is in .*)"))) {
+    return fmt::format("ranks are in different collectives: {}", calls.str());
   }
   return error.rfind("ranks disagree", 0) == 0
              ? error

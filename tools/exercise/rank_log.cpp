@@ -15,11 +15,11 @@ namespace {
 class Recorder {
  public:
   explicit Recorder(dist::Communicator& communicator) : communicator_(communicator) {
-    communicator_.record(&activities_);
+    communicator_.times().record(&activities_);
   }
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
-  ~Recorder() { communicator_.record(nullptr); }
+  ~Recorder() { communicator_.times().record(nullptr); }
 
   void add(Event event) {
     take_collectives();

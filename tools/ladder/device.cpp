@@ -2,7 +2,7 @@
 
 #include <ATen/ops/empty.h>
 
-#include <zero/base/error.hpp>
+#include <zero/distributed/agreement.hpp>
 #include <zero/distributed/launch.hpp>
 #include <zero/memory/storage.hpp>
 
@@ -11,17 +11,9 @@ namespace zero::ladder {
 std::string ask_elsewhere(const std::function<std::string()>& question, const char* failure) {
   dist::LaunchOptions one;
   one.world_size = 1;
-  const auto exits = dist::fork_processes(one, [&](int) -> std::string {
-    try {
-      return "+" + question();
-    } catch (const Error& error) {
-      return std::string("-") + error.what();
-    }
-  });
+  const auto exits = dist::fork_processes(one, [&](int) { return dist::answer_of(question); });
   dist::check_all_well(exits, failure);
-  const std::string& said = exits.front().result;
-  if (said.front() == '-') throw Error(said.substr(1));
-  return said.substr(1);
+  return dist::content_of(exits.front().result);
 }
 
 void to_device(at::Device device, nn::Model& model) {

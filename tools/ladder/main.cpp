@@ -16,7 +16,8 @@
 #include <zero/base/error.hpp>
 #include <zero/base/json.hpp>
 #include <zero/base/program.hpp>
-#include <zero/distributed/fake/fake_communicator.hpp>
+#include <zero/distributed/agreement.hpp>
+#include <zero/distributed/fake/fake_backend.hpp>
 #include <zero/distributed/launch.hpp>
 #include <zero/train/registry.hpp>
 
@@ -89,7 +90,7 @@ class Ranks {
   std::vector<RankResult> collect(const std::string& what, const dist::RankFunction& function) {
     // Results meet over the store, so that it makes no difference who started the ranks.
     const auto rank_main = [&](dist::Communicator& communicator) {
-      communicator.verify_same_on_all_ranks("what to run next", what);
+      dist::verify_same(communicator, "what to run next", what);
       std::vector<std::string> all = communicator.exchange(function(communicator));
       if (fake()) all.resize(1);  // the others are twins
       return base::Json(all).dump();
@@ -125,8 +126,9 @@ class Ranks {
 
   std::vector<dist::RankExit> run_fake_rank(const dist::RankFunction& function) {
     return dist::fork_processes(launch_, [&](int) {
-      dist::FakeCommunicator communicator(options_.fake_rank, options_.fake_process_group,
-                                          /*source=*/{}, options_.ranks_per_host);
+      dist::Communicator communicator =
+          dist::connect_fake(options_.fake_rank, options_.fake_process_group,
+                             /*source=*/{}, options_.ranks_per_host);
       return function(communicator);
     });
   }

@@ -12,6 +12,7 @@
 #include <zero/base/error.hpp>
 #include <zero/base/sha256.hpp>
 #include <zero/data/sampler.hpp>
+#include <zero/distributed/agreement.hpp>
 #include <zero/io/save_model.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/timeline.hpp>
@@ -237,8 +238,8 @@ std::string with(const char* option, const std::string& place) {
 
 void agree_on_everything(dist::Communicator& communicator, const std::string& mode,
                          const Options& o, const data::Dataset& dataset) {
-  communicator.verify_same_on_all_ranks(
-      "the run",
+  dist::verify_same(
+      communicator, "the run",
       fmt::format("mode {}\ntask {}\nmodel {}\nmodel's config {}\n"
                   "{} tensor ranks, {} stages, schedule {}\nsequence parallel: {}\n"
                   "partitioned activations: {}\n{} micro-batches\nbatch {}\nsequences of {}\n"
@@ -393,8 +394,8 @@ RankResult run_rank(dist::Communicator& communicator, const std::string& mode,
   train::register_all_chapters(registry);
   const MeshRun run(communicator, options, device);
   std::unique_ptr<nn::ParameterSource> values = run.first_values();
-  auto* const fake = dynamic_cast<dist::FakeCommunicator*>(&communicator);
-  if (fake != nullptr) fake->set_source(train::first_values_of(run.model(), *values));
+  const bool fake =
+      dist::set_fake_source(communicator, train::first_values_of(run.model(), *values));
   const auto strategy = registry.make(
       mode, {run.model(), run.mesh(), optimizer_of(options), values.get(), "",
              train::ownership_from(options.ownership), train::Accumulation::kLocal,
@@ -409,11 +410,11 @@ RankResult run_rank(dist::Communicator& communicator, const std::string& mode,
   RankResult result;
   // The other ranks of a fake process group do not train: only what this one updates can change.
   const std::vector<std::string> before =
-      fake != nullptr ? piece_digests(*strategy) : parameter_digests(*strategy);
+      fake ? piece_digests(*strategy) : parameter_digests(*strategy);
   Meter meter(run, base, resident_base);
   train_steps({run, *strategy, *trainer, sampler, samples, options}, mode, label, meter, result);
   meter.fill(result.row);
-  if (fake != nullptr) {
+  if (fake) {
     result.every_tensor_changed = every_piece_changed(*strategy, before);
   } else {
     const std::vector<std::string> after = parameter_digests(*strategy);

@@ -12,6 +12,7 @@
 #include <zero/base/program.hpp>
 #include <zero/data/dataset.hpp>
 #include <zero/data/sampler.hpp>
+#include <zero/distributed/agreement.hpp>
 #include <zero/distributed/environment.hpp>
 #include <zero/distributed/launch.hpp>
 #include <zero/memory/accounting.hpp>
@@ -112,8 +113,8 @@ void train(train::Strategy& strategy, const data::Dataset& dataset,
 
 std::string run_rank(dist::Communicator& communicator, const DemoOptions& options) {
   const DemoModel chosen = model_of(options);
-  communicator.verify_same_on_all_ranks(
-      "the run", fmt::format("mode {}\nmodel {}", options.mode, chosen.name));
+  dist::verify_same(communicator, "the run",
+                    fmt::format("mode {}\nmodel {}", options.mode, chosen.name));
   const nn::MlpConfig& config = chosen.config;
   const auto dataset = data::toy_regression(/*seed=*/1, /*n=*/4096, config.inputs, config.outputs);
   data::DistributedSampler sampler(dataset.size(), chosen.batch * communicator.size(),

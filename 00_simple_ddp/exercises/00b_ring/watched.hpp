@@ -8,6 +8,7 @@
 #include <thread>
 
 #include <tools/exercise/check.hpp>
+#include <zero/distributed/backend.hpp>
 
 /// What names a deadlock at once.
 namespace exercise_00b {
@@ -69,58 +70,71 @@ inline std::string describe(const std::vector<Board::Waiting>& all) {
   return "a deadlock: every rank waits, " + text;
 }
 
-/// Another communicator for one call of an answer: send() and recv() alone. Made by all ranks, and
-/// a rank whose Watched is gone has returned.
-class Watched final : public zero::dist::Communicator {
+/// While it lives, a communicator sends and receives messages alone: for one call of an answer.
+/// Made by all ranks, and a rank whose Watched is gone has returned.
+class Watched {
  public:
-  Watched(zero::dist::Communicator& inner, Board& board)
-      : Communicator(inner.rank(), inner.size(), inner.order(), /*check_collectives=*/false),
-        inner_(inner),
-        board_(board) {
+  Watched(zero::dist::Communicator& communicator, Board& board)
+      : communicator_(communicator), board_(board), rank_(communicator.rank()) {
     set({});
-    inner_.barrier();  // no rank may still look as if it had ended
+    communicator_.barrier();  // no rank may still look as if it had ended
+    if (communicator_.size() == 1) return;
+    inner_ = std::move(communicator_.backend());
+    communicator_.backend() = std::make_unique<MessagesOnly>(*this);
   }
-  ~Watched() override {
+  ~Watched() {
+    if (inner_ != nullptr) communicator_.backend() = std::move(inner_);
     if (!is_stuck_) set({Board::Waiting::kEnd, 0, 0});  // else the others see the same deadlock
   }
-
-  std::string transport() const override { return inner_.transport(); }
-  std::vector<std::string> exchange(const std::string&) override { refuse("exchange"); }
+  Watched(const Watched&) = delete;
+  Watched& operator=(const Watched&) = delete;
 
  private:
+  using Call = zero::dist::Call;
   using Tensor = at::Tensor;
 
-  std::unique_ptr<Communicator> do_split(const std::vector<int>&, const std::string&) override {
-    refuse("split");
-  }
-  WorkPtr do_broadcast(const Call&, Tensor, int) override { refuse("broadcast"); }
-  WorkPtr do_reduce(const Call&, Tensor, int, int) override { refuse("reduce"); }
-  WorkPtr do_all_reduce(const Call&, Tensor, int) override { refuse("all_reduce"); }
-  WorkPtr do_reduce_scatter(const Call&, Tensor, Tensor, int) override { refuse("reduce_scatter"); }
-  WorkPtr do_all_gather(const Call&, Tensor, Tensor) override { refuse("all_gather"); }
-  WorkPtr do_all_to_all(const Call&, Tensor, Tensor) override { refuse("all_to_all"); }
-  WorkPtr do_message(const Call& call, Tensor tensor, int peer) override {
-    const bool sends = call.operation == zero::dist::Operation::kSend;
-    auto work = sends ? inner_.send(std::move(tensor), peer, call.purpose)
-                      : inner_.recv(std::move(tensor), peer, call.purpose);
-    Board::Waiting waiting{sends ? Board::Waiting::kSend : Board::Waiting::kRecv,
-                           static_cast<std::int16_t>(peer)};
-    waiting.number = ++(sends ? board_.sent.of[rank()][peer] : board_.received.of[peer][rank()]);
-    return std::make_unique<Watch>(*this, std::move(work), waiting);
-  }
-
-  class Watch final : public zero::dist::Work::Backend {
+  class MessagesOnly final : public zero::dist::Backend {
    public:
-    Watch(Watched& self, zero::dist::Work work, Board::Waiting waiting)
+    explicit MessagesOnly(Watched& self) : self_(self) {}
+    std::string transport() const override { return self_.inner_->transport(); }
+    WorkPtr broadcast(const Call& call, Tensor) override { refuse(call); }
+    WorkPtr reduce(const Call& call, Tensor) override { refuse(call); }
+    WorkPtr all_reduce(const Call& call, Tensor) override { refuse(call); }
+    WorkPtr reduce_scatter(const Call& call, Tensor, Tensor) override { refuse(call); }
+    WorkPtr all_gather(const Call& call, Tensor, Tensor) override { refuse(call); }
+    WorkPtr all_to_all(const Call& call, Tensor, Tensor) override { refuse(call); }
+    WorkPtr message(const Call& call, Tensor tensor) override {
+      const bool sends = call.operation == zero::dist::Operation::kSend;
+      WorkPtr work = self_.inner_->message(call, std::move(tensor));
+      Board::Waiting waiting{sends ? Board::Waiting::kSend : Board::Waiting::kRecv,
+                             static_cast<std::int16_t>(call.root)};
+      Board& board = self_.board_;
+      waiting.number = ++(sends ? board.sent.of[self_.rank_][call.root]
+                                : board.received.of[call.root][self_.rank_]);
+      return std::make_unique<Watch>(self_, std::move(work), waiting);
+    }
+
+   private:
+    [[noreturn]] static void refuse(const Call& call) {
+      throw zero::exercise::Mistake(
+          fmt::format("{} is called: send and recv are enough", zero::dist::name(call.operation)));
+    }
+
+    Watched& self_;
+  };
+
+  class Watch final : public zero::dist::Work::Pending {
+   public:
+    Watch(Watched& self, zero::dist::Backend::WorkPtr work, Board::Waiting waiting)
         : self_(self), work_(std::move(work)), waiting_(waiting) {}
     void wait() override {
       self_.wait_for(waiting_);
-      work_.wait();
+      work_->wait();
     }
 
    private:
     Watched& self_;
-    zero::dist::Work work_;
+    zero::dist::Backend::WorkPtr work_;
     Board::Waiting waiting_;
   };
 
@@ -128,9 +142,9 @@ class Watched final : public zero::dist::Communicator {
   // stuck between the two looks.
   void wait_for(const Board::Waiting& waiting) {
     set(waiting);
-    while (!board_.is_met(rank(), waiting)) {
-      const auto stuck = board_.stuck(size());
-      if (!stuck.empty() && stuck == board_.stuck(size())) {
+    while (!board_.is_met(rank_, waiting)) {
+      const auto stuck = board_.stuck(communicator_.size());
+      if (!stuck.empty() && stuck == board_.stuck(communicator_.size())) {
         is_stuck_ = true;
         throw zero::exercise::Mistake(describe(stuck));
       }
@@ -138,14 +152,12 @@ class Watched final : public zero::dist::Communicator {
     }
     set({});
   }
-  void set(const Board::Waiting& waiting) { board_.waiting[rank()] = waiting; }
+  void set(const Board::Waiting& waiting) { board_.waiting[rank_] = waiting; }
 
-  [[noreturn]] static void refuse(const char* name) {
-    throw zero::exercise::Mistake(fmt::format("{} is called: send and recv are enough", name));
-  }
-
-  zero::dist::Communicator& inner_;
+  zero::dist::Communicator& communicator_;
   Board& board_;
+  int rank_;
+  std::unique_ptr<zero::dist::Backend> inner_;
   bool is_stuck_ = false;
 };
 

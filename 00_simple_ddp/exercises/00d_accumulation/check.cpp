@@ -99,7 +99,7 @@ void check_step(const Answer& answer, Communicator& communicator, bool even) {
   if (!is_about(gradient, sums.over_samples / sums.samples)) {
     throw Mistake(explain(gradient, sums, ranks));
   }
-  const std::int64_t once = Communicator::all_reduce_bytes(kInputs, 4, rank, ranks);
+  const std::int64_t once = zero::dist::all_reduce_bytes(kInputs, 4, rank, ranks);
   if (sent > once + 16 * (ranks - 1)) {
     throw Mistake(fmt::format(
         "rank {} sends {} bytes for {} micro-batches, and one all-reduce of the gradient is {}: "

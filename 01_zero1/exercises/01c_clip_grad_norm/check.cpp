@@ -179,7 +179,7 @@ void check_step(const Answer& answer, Communicator& communicator, const Example&
           i));
     }
   }
-  const std::int64_t enough = Communicator::all_reduce_bytes(
+  const std::int64_t enough = zero::dist::all_reduce_bytes(
       static_cast<std::int64_t>(after.size()), 8, communicator.rank(), communicator.size());
   if (sent > enough) {
     throw Mistake(fmt::format(

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <functional>
 
-#include <zero/distributed/communicator.hpp>
+#include <zero/distributed/agreement.hpp>
 
 namespace exercise_01d {
 

@@ -60,8 +60,8 @@ class Noted final : public Strategy {
   }
 
   Moment moment() const {
-    return {.communication = this->communicator().exposed_seconds(),
-            .in_flight = this->communicator().in_flight_seconds()};
+    return {.communication = this->communicator().times().exposed_seconds(),
+            .in_flight = this->communicator().times().in_flight_seconds()};
   }
 
   std::vector<Call> calls;

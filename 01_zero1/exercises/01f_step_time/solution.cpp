@@ -19,7 +19,7 @@ class Stopwatch {
   // Seconds since the last call, without communication, which is added to its phase.
   double lap() {
     const double time = now();
-    const double exposed = communicator_.exposed_seconds();
+    const double exposed = communicator_.times().exposed_seconds();
     const double communication = exposed - exposed_;
     const double rest = time - time_ - communication;
     time_ = time;
@@ -31,7 +31,7 @@ class Stopwatch {
  private:
   const Communicator& communicator_;
   Phases& phases_;
-  double exposed_ = communicator_.exposed_seconds();
+  double exposed_ = communicator_.times().exposed_seconds();
   double time_ = now();
 };
 

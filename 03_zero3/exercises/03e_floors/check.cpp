@@ -9,7 +9,7 @@
 #include <02_zero2/zero2_sharding.hpp>
 #include <03_zero3/zero3_sharding.hpp>
 #include <tools/exercise/check.hpp>
-#include <zero/distributed/fake/fake_communicator.hpp>
+#include <zero/distributed/fake/fake_backend.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/mlp.hpp>
 #include <zero/optim/adamw.hpp>
@@ -39,8 +39,8 @@ std::int64_t held_by(int rank, int ranks) {
         .inputs = 24, .hidden = {40, 16}, .outputs = 8, .dtype = at::kBFloat16});
   }
   zero::nn::SeededValues values(1);
-  zero::dist::FakeCommunicator communicator(rank, ranks,
-                                            zero::train::first_values_of(*model, values));
+  zero::dist::Communicator communicator =
+      zero::dist::connect_fake(rank, ranks, zero::train::first_values_of(*model, values));
   Strategy strategy(
       {*model, communicator, zero::optim::with_master_weights(zero::optim::adamw()), &values});
   strategy.backward(strategy.forward(

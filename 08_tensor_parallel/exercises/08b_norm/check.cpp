@@ -110,7 +110,7 @@ void check_mesh(const Answer& answer, Communicator& world, int tensor_ranks) {
     throw Mistake(begin + explain(norm, squares, data->size(), tensor->size()));
   }
   const auto two_doubles = [](const Communicator& group) {
-    return Communicator::all_reduce_bytes(2, 8, group.rank(), group.size());
+    return zero::dist::all_reduce_bytes(2, 8, group.rank(), group.size());
   };
   if (sent > two_doubles(*data) + two_doubles(*tensor)) {
     throw Mistake(fmt::format(

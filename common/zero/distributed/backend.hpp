@@ -1,27 +1,91 @@
 #pragma once
 
-// Private to common/zero/distributed: the backends of ConnectOptions::backend.
+#include <torch/types.h>
 
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
-#include <zero/distributed/gloo/gloo_communicator.hpp>
+#include <zero/distributed/connect.hpp>
+#include <zero/distributed/reduction.hpp>
+#include <zero/distributed/work.hpp>
 
+/// What carries tensors between ranks. CONTRIBUTING.md says how to add a backend.
 namespace zero::dist {
 
-/// A connected rank: its store, its group and its place among the ranks.
-struct Place {
-  StoreExchange store;
-  GroupPtr group;  ///< for CPU tensors; null for one rank
-  int local_rank;  ///< among the ranks of this machine
+class StoreExchange;
+
+/// One way of carrying tensors between the ranks of a group: what a Communicator calls. It has
+/// checked the arguments, and counts and times; a backend moves bytes and adds them up.
+///
+/// Each operation returns at once and is complete when its Pending has been waited on; null means
+/// that it is complete already. Tensors are contiguous, and what collectives get has more than 0
+/// elements. A backend is not called for one rank. What the operations mean, and which pieces of
+/// tensors they concern, is at the function of Communicator with the same name. `call` has what
+/// they need besides: the root, the divisor. Two collectives of different ranks with different
+/// Call::fingerprint must not take each other's data.
+class Backend {
+ public:
+  using WorkPtr = std::unique_ptr<Work::Pending>;
+
+  Backend() = default;
+  virtual ~Backend() = default;
+  Backend(const Backend&) = delete;
+  Backend& operator=(const Backend&) = delete;
+
+  virtual WorkPtr broadcast(const Call& call, at::Tensor tensor) = 0;
+  // Reductions divide the sum by call.divisor.
+  virtual WorkPtr reduce(const Call& call, at::Tensor tensor) = 0;
+  virtual WorkPtr all_reduce(const Call& call, at::Tensor tensor) = 0;
+  virtual WorkPtr reduce_scatter(const Call& call, at::Tensor output, at::Tensor input) = 0;
+  virtual WorkPtr all_gather(const Call& call, at::Tensor output, at::Tensor input) = 0;
+  virtual WorkPtr all_to_all(const Call& call, at::Tensor output, at::Tensor input) = 0;
+  /// Operation::kSend to call.root, or Operation::kRecv from it; the tensor may be empty.
+  virtual WorkPtr message(const Call& call, at::Tensor tensor) = 0;
+
+  /// See Communicator::progress() and synchronize().
+  virtual void progress() {}
+  virtual void synchronize() {}
+
+  /// How bytes travel, as text for people.
+  virtual std::string transport() const = 0;
+  /// Whether it carries tensors of this device.
+  virtual bool takes(at::Device device) const { return device.is_cpu(); }
+  /// Whether it says through Call::not_finite which sums are not finite.
+  virtual bool finds_not_finite() const { return false; }
 };
 
-/// Makes the communicator of a backend. Called by all ranks; may block and throw zero::Error.
-using MakeCommunicator =
-    std::function<std::unique_ptr<Communicator>(Place place, const ConnectOptions& options)>;
+/// A rank among others that have met.
+struct Place {
+  int rank;
+  int size;
+  int local_rank;  ///< among the ranks of this machine
+  std::shared_ptr<StoreExchange> store;
+  ConnectOptions options;
+};
 
-/// Adds backend `name` to connect(). "gloo" is always there. Not thread-safe: call it at start-up.
-void add_backend(const std::string& name, MakeCommunicator make);
+/// Makes a backend. Called by all ranks of a group; may block and throw zero::Error, and may change
+/// the order of reductions in `place`.
+using MakeBackend = std::function<std::unique_ptr<Backend>(Place& place)>;
+
+/// Makes `name` a value of ConnectOptions::backend, for tensors on devices of type `device`. Unless
+/// that is the CPU, CPU tensors travel by TCP, and a rank alone has this backend, too. "gloo" is
+/// always there. Not thread-safe: call it at start-up.
+void add_backend(const std::string& name, at::DeviceType device, MakeBackend make);
+
+/// What a communicator consists of.
+struct Connection {
+  int rank = 0;
+  int size = 1;
+  ReductionOrder order = ReductionOrder::kRankOrdered;
+  std::unique_ptr<Backend> cpu = {};          ///< null for one rank
+  std::unique_ptr<Backend> device = {};       ///< for all other tensors; null: `cpu` has them too
+  std::shared_ptr<StoreExchange> store = {};  ///< null: the others would say what this rank says
+  /// The connection of a group, of which this rank is rank `rank`.
+  std::function<Connection(int rank, const std::vector<int>& ranks, const std::string& label)>
+      split = {};
+  std::vector<int> hosts = {};  ///< by rank; empty: one host
+};
 
 }  // namespace zero::dist

@@ -16,7 +16,8 @@
 
 #include <tests/bench/bench.hpp>
 #include <zero/base/error.hpp>
-#include <zero/distributed/gloo/gloo_communicator.hpp>
+#include <zero/distributed/communicator.hpp>
+#include <zero/distributed/gloo/gloo_group.hpp>
 #include <zero/distributed/rank_order.hpp>
 
 namespace zero::dist {
@@ -121,7 +122,7 @@ const std::vector<std::pair<std::string, std::function<void(Data&)>>> kOurs = {
 };
 
 Data::Data(Communicator& communicator, std::int64_t bytes)
-    : ranks(communicator), gloo(dynamic_cast<GlooCommunicator&>(communicator).group()) {
+    : ranks(communicator), gloo(gloo_group_of(communicator)) {
   const std::int64_t n = bytes / 4 / communicator.size();
   piece = at::zeros({n});
   whole = at::zeros({n * communicator.size()});

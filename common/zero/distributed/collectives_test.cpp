@@ -1,12 +1,12 @@
 // Every collective against a closed form, its traffic against its formula, and what happens when
 // ranks go wrong.
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <csignal>
+#include <cstdlib>
 #include <limits>
 
 #include <tests/support/ranks.hpp>
@@ -35,12 +35,41 @@ Traffic sent_by(Communicator& c, const std::function<Work()>& operation) {
 
 std::vector<std::int64_t> sizes(int n) { return {0, 1, n - 1, n, n + 1, 97}; }
 
-class CollectivesOnGloo : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, CollectivesOnGloo, ::testing::Values(1, 2, 3, 4),
-                         [](const auto& info) { return fmt::format("N{}", info.param); });
+// Every backend for CPU tensors, by ConnectOptions::backend and transport.
+struct Way {
+  const char* name;
+  const char* backend;
+  const char* transport;
+};
+const std::vector<Way> kWays = {
+    {"host", "gloo", "host"}, {"shared", "gloo", "shared"}, {"tcp", "gloo", "tcp"}};
 
-TEST_P(CollectivesOnGloo, GiveWhatTheyPromise) {
-  on_ranks(GetParam(), [](Communicator& c) {
+// What holds over each of them.
+class EachBackend : public ::testing::TestWithParam<std::tuple<Way, int>> {
+ protected:
+  void SetUp() override {
+    if (const char* variable = std::getenv("ZERO_TRANSPORT")) outer_ = variable;
+    ::setenv("ZERO_TRANSPORT", std::get<Way>(GetParam()).transport, /*overwrite=*/1);
+  }
+  void TearDown() override { ::setenv("ZERO_TRANSPORT", outer_.c_str(), /*overwrite=*/1); }
+
+  RankOptions ranks() const {
+    return {.world_size = std::get<int>(GetParam()), .backend = std::get<Way>(GetParam()).backend};
+  }
+
+ private:
+  std::string outer_;
+};
+std::string name_of(const ::testing::TestParamInfo<EachBackend::ParamType>& info) {
+  return fmt::format("{}_N{}", std::get<Way>(info.param).name, std::get<int>(info.param));
+}
+INSTANTIATE_TEST_SUITE_P(Ranks, EachBackend,
+                         ::testing::Combine(::testing::ValuesIn(kWays),
+                                            ::testing::Values(1, 2, 3, 4)),
+                         name_of);
+
+TEST_P(EachBackend, GivesWhatCollectivesPromise) {
+  on_ranks(ranks(), [](Communicator& c) {
     const int n = c.size();
     for (const std::int64_t size : sizes(n)) {
       at::Tensor sum = at::zeros({size});
@@ -72,12 +101,12 @@ TEST_P(CollectivesOnGloo, GiveWhatTheyPromise) {
       for (int r = 0; r < n; ++r) {
         EXPECT_TRUE(at::equal(all.narrow(0, r * size, size), unique(r, size))) << "all_gather";
       }
-      // The own piece may hold anything, so that nobody can rely on a copy. Native ones make it.
+      // The own piece may hold anything, so that nobody can rely on a copy.
       all = at::full({size * n}, -1.0F);
       c.all_gather(all, unique(c.rank(), size), Purpose::kParameter, /*copy_own_chunk=*/false)
           .wait();
       for (int r = 0; r < n; ++r) {
-        const bool left = r == c.rank() && c.order() == ReductionOrder::kRankOrdered;
+        const bool left = r == c.rank();
         EXPECT_TRUE(at::equal(all.narrow(0, r * size, size),
                               left ? at::full({size}, -1.0F) : unique(r, size)))
             << "all_gather without the own piece";
@@ -95,8 +124,8 @@ TEST_P(CollectivesOnGloo, GiveWhatTheyPromise) {
   });
 }
 
-TEST_P(CollectivesOnGloo, TakeEveryDtype) {
-  on_ranks(GetParam(), [](Communicator& c) {
+TEST_P(EachBackend, TakesEveryDtype) {
+  on_ranks(ranks(), [](Communicator& c) {
     for (const auto dtype :
          {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kLong, at::kInt, at::kByte}) {
       at::Tensor sum = at::zeros({37}, at::kLong);
@@ -108,8 +137,8 @@ TEST_P(CollectivesOnGloo, TakeEveryDtype) {
   });
 }
 
-TEST_P(CollectivesOnGloo, CountTheBytesThatTheySend) {
-  on_ranks(GetParam(), [](Communicator& c) {
+TEST_P(EachBackend, SendsWhatIsCounted) {
+  on_ranks(ranks(), [](Communicator& c) {
     const int n = c.size();
     const std::int64_t bytes = 4 * 12 * n;  // divisible by every N here
     const auto sent = [&](const auto& operation) { return sent_by(c, operation).bytes(); };
@@ -126,7 +155,7 @@ TEST_P(CollectivesOnGloo, CountTheBytesThatTheySend) {
     for (const std::int64_t odd : {1, 5, 97}) {
       at::Tensor small = at::zeros({odd});
       EXPECT_EQ(sent([&] { return c.all_reduce(small, p); }),
-                Communicator::all_reduce_bytes(odd, 4, c.rank(), n));
+                all_reduce_bytes(odd, 4, c.rank(), n));
     }
   });
 }
@@ -267,8 +296,8 @@ TEST(RankOrder, SaysWhetherTheSumIsFinite) {
   EXPECT_TRUE(sum_in_rank_order(whole, {whole, whole}).finite);
 }
 
-TEST_P(CollectivesOnGloo, GradientsTellWhoseContributionIsNotFinite) {
-  on_ranks(GetParam(), [](Communicator& c) {
+TEST_P(EachBackend, TellsWhoseGradientIsNotFinite) {
+  on_ranks(ranks(), [](Communicator& c) {
     if (!c.checks_gradients()) return;  // one rank: nothing is added up
     const int culprit = c.size() - 1;
     const auto contribution = [&](bool bad) {
@@ -279,7 +308,7 @@ TEST_P(CollectivesOnGloo, GradientsTellWhoseContributionIsNotFinite) {
     const auto expect = [&](bool bad, const char* what) {
       std::vector<bool> expected(static_cast<std::size_t>(c.size()), false);
       expected[static_cast<std::size_t>(culprit)] = bad;
-      EXPECT_EQ(c.take_not_finite(), expected) << what;
+      EXPECT_EQ(c.not_finite().take(), expected) << what;
     };
     for (const bool bad : {true, false}) {
       at::Tensor piece = at::empty({3});
@@ -313,21 +342,65 @@ TEST(BadCalls, AreRefusedBeforeAnythingIsSent) {
   });
 }
 
-void expect_all_said(const std::vector<RankExit>& exits, const std::vector<int>& ranks,
-                     const std::string& text) {
-  for (const int rank : ranks) {
-    const RankExit& exit = exits[static_cast<std::size_t>(rank)];
-    EXPECT_EQ(exit.exit_code, 1) << exit.output;
-    EXPECT_FALSE(exit.killed);
-    EXPECT_NE(exit.output.find(text), std::string::npos) << exit.output;
-  }
-}
+struct CallOfRank {
+  const char* text;
+  std::function<void(Communicator&)> call;
+};
+struct Mismatch {
+  CallOfRank of_rank_0;
+  CallOfRank of_others;
+};
 
-TEST(Agreement, NamesBothSidesOnEveryRank) {
-  const auto exits = ranks_ended({.world_size = 2, .check_collectives = true}, [](Communicator& c) {
-    c.all_reduce(at::zeros({10 + c.rank()}), Purpose::kGradient).wait();
-  });
-  expect_all_said(exits, {0, 1}, "all_reduce of Float [10] for gradient, rank 1 has");
+CallOfRank reducing(const char* text, std::int64_t elements, at::ScalarType dtype,
+                    Purpose purpose) {
+  return {text, [=](Communicator& c) {
+            at::Tensor t = at::zeros({elements}, dtype);
+            c.all_reduce(t, purpose, ReduceOp::kSum).wait();
+          }};
+}
+CallOfRank broadcasting(const char* text, int root) {
+  return {text, [=](Communicator& c) {
+            at::Tensor t = at::zeros({10});
+            c.broadcast(t, root, Purpose::kParameter).wait();
+          }};
+}
+const CallOfRank kTen =
+    reducing("all_reduce of 10 Float for gradient", 10, at::kFloat, Purpose::kGradient);
+const CallOfRank kTexts = {"exchange of texts", [](Communicator& c) { c.exchange("hello"); }};
+
+// One difference each: elements, dtype, purpose, operation, root, a collective or texts, function.
+const std::vector<Mismatch> kMismatches = {
+    {kTen, reducing("all_reduce of 11 Float for gradient", 11, at::kFloat, Purpose::kGradient)},
+    {kTen, reducing("all_reduce of 10 Int for gradient", 10, at::kInt, Purpose::kGradient)},
+    {kTen, reducing("all_reduce of 10 Float for control", 10, at::kFloat, Purpose::kControl)},
+    {kTen, broadcasting("broadcast of 10 Float for parameter, root 1", 1)},
+    {broadcasting("broadcast of 10 Float for parameter, root 0", 0),
+     broadcasting("broadcast of 10 Float for parameter, root 1", 1)},
+    {kTen, kTexts},
+    {{"Engine::save (exchange of texts)",
+      [](Communicator& c) {
+        const CallScope scope(c, "Engine::save");
+        kTexts.call(c);
+      }},
+     {"Engine::load (exchange of texts)", [](Communicator& c) {
+        const CallScope scope(c, "Engine::load");
+        kTexts.call(c);
+      }}}};
+
+// Long before the time limit, which is longer than a test may last. Nobody gets wrong values.
+TEST_P(EachBackend, NamesBothCallsOnAllRanksThatAreInDifferentOnes) {
+  RankOptions options = ranks();
+  if (options.world_size == 1 || options.world_size == 4) return;
+  options.timeout = std::chrono::minutes(5);
+  for (const Mismatch& mismatch : kMismatches) {
+    const auto ends = ranks_ended(options, [&](Communicator& c) {
+      c.barrier();
+      (c.rank() == 0 ? mismatch.of_rank_0 : mismatch.of_others).call(c);
+      c.barrier();  // a broadcast may have been complete for a rank
+    });
+    testing::expect_errors(ends, ::testing::AllOf(::testing::HasSubstr(mismatch.of_rank_0.text),
+                                                  ::testing::HasSubstr(mismatch.of_others.text)));
+  }
 }
 
 TEST(Faults, ARankThatStandsStillIsNamedWhenTimeIsUp) {
@@ -337,7 +410,7 @@ TEST(Faults, ARankThatStandsStillIsNamedWhenTimeIsUp) {
         at::Tensor t = at::zeros({1000});
         c.all_reduce(t, Purpose::kGradient).wait();
       });
-  expect_all_said(exits, {0}, "nothing from rank 1 within 1");
+  testing::expect_errors({exits[0]}, ::testing::HasSubstr("nothing from rank 1 within 1"));
   EXPECT_TRUE(exits[1].killed);
 }
 
@@ -352,63 +425,6 @@ TEST(Handles, MustBeWaitedOn) {
     return exit.signal == SIGABRT && exit.output.find("never waited on") != std::string::npos;
   })) << describe_failures(exits);
   for (const RankExit& exit : exits) EXPECT_FALSE(exit.ok());
-}
-
-// Sums in the order that Gloo likes, beside those in rank order.
-// Numbers between 1 and 2, as each rank and all others know them: a sum is far from 0.
-at::Tensor contribution(int rank, std::int64_t n) {
-  return at::rand({n}, at::detail::createCPUGenerator(static_cast<std::uint64_t>(rank + 1))) + 1;
-}
-
-TEST(NativeOrder, GivesTheSumsOfRankOrderWithinRounding) {
-  const RankOptions native = {.world_size = 3, .order = ReductionOrder::kNative};
-  on_ranks(native, [](Communicator& c) {
-    const int n = c.size();
-    const std::int64_t size = 999;
-    std::vector<at::Tensor> all;
-    for (int r = 0; r < n; ++r) all.push_back(contribution(r, size * n));
-    const at::Tensor& mine = all[static_cast<std::size_t>(c.rank())];
-    bool other_order = false;
-    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAverage}) {
-      at::Tensor expected = at::empty({size * n});
-      sum_in_rank_order(expected, all, op == ReduceOp::kAverage ? n : 1);
-      at::Tensor whole = mine.clone();
-      c.all_reduce(whole, Purpose::kGradient, op).wait();
-      EXPECT_TRUE(at::allclose(whole, expected, /*rtol=*/1e-6, /*atol=*/0));
-      other_order = other_order || !at::equal(whole, expected);
-      at::Tensor piece = at::empty({size});
-      c.reduce_scatter(piece, mine.clone(), Purpose::kGradient, op).wait();
-      const at::Tensor of_rank = expected.narrow(0, c.rank() * size, size);
-      EXPECT_TRUE(at::allclose(piece, of_rank, /*rtol=*/1e-6, /*atol=*/0));
-    }
-    EXPECT_TRUE(other_order) << "Gloo's ring adds in another order";
-    at::Tensor gathered = at::empty({size * n * n});
-    c.all_gather(gathered, mine, Purpose::kParameter).wait();
-    EXPECT_TRUE(at::equal(gathered, at::cat(all)));
-  });
-}
-
-// What a program counts on does not depend on the order, with one exception: Gloo has no
-// reduce-scatter, and does a whole all-reduce in its place.
-TEST(NativeOrder, CountsWhatRankOrderCounts) {
-  const RankOptions native = {.world_size = 3, .order = ReductionOrder::kNative};
-  on_ranks(native, [](Communicator& c) {
-    const auto sent = [&](const auto& operation) {
-      const Traffic traffic = sent_by(c, operation);
-      EXPECT_EQ(traffic.calls(Purpose::kGradient), 1);
-      return traffic.bytes(Purpose::kGradient);
-    };
-    at::Tensor whole = at::zeros({36});
-    at::Tensor piece = at::zeros({12});
-    const std::int64_t copy = 4 * 36;
-    const auto p = Purpose::kGradient;
-    EXPECT_EQ(sent([&] { return c.all_reduce(whole, p); }), 2 * copy * 2 / 3);
-    EXPECT_EQ(sent([&] { return c.all_gather(whole, piece, p); }), copy * 2 / 3);
-    EXPECT_EQ(sent([&] { return c.reduce_scatter(piece, whole, p); }), 2 * copy * 2 / 3);
-    at::Tensor odd = at::zeros({5});
-    EXPECT_EQ(sent([&] { return c.all_reduce(odd, p); }),
-              Communicator::all_reduce_bytes(5, 4, c.rank(), 3));
-  });
 }
 
 }  // namespace

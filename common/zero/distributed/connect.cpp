@@ -6,13 +6,15 @@
 #include <cstdlib>
 #include <fstream>
 #include <map>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <utility>
 
 #include <zero/base/error.hpp>
 #include <zero/distributed/backend.hpp>
 #include <zero/distributed/connect.hpp>
-#include <zero/distributed/host/host_communicator.hpp>
+#include <zero/distributed/gloo/gloo_backend.hpp>
+#include <zero/distributed/host/host_backend.hpp>
 #include <zero/distributed/store/folder_store.hpp>
 #include <zero/distributed/store/timed_store.hpp>
 #include <zero/distributed/store/watched_store.hpp>
@@ -48,15 +50,50 @@ void wait_for_everybody(const StorePtr& store, int rank, int size,
   }
 }
 
-std::map<std::string, MakeCommunicator>& backends() {
-  static std::map<std::string, MakeCommunicator> known{
-      {"gloo", [](Place place, const ConnectOptions& options) {
-         return make_cpu_communicator(std::move(place.store), std::move(place.group), options);
-       }}};
+// The fastest way between CPU tensors of these ranks that ZERO_TRANSPORT, the options and the
+// system allow.
+std::unique_ptr<Backend> make_cpu_backend(const Place& place, bool tcp) {
+  const char* variable = std::getenv("ZERO_TRANSPORT");
+  const bool is_set = variable != nullptr && *variable != '\0';
+  const std::string mode = tcp ? "tcp" : is_set ? variable : place.options.transport;
+  using Mode = HostTransport::TransportMode;
+  const std::map<std::string, Mode> modes = {
+      {"auto", Mode::kAny}, {"host", Mode::kAny}, {"shared", Mode::kShared}, {"tcp", Mode::kNone}};
+  if (modes.count(mode) == 0) {
+    throw Error(fmt::format("transport '{}' is unknown: auto, host, shared or tcp", mode));
+  }
+  GroupPtr group = make_gloo_group(place.store->store(), place.rank, place.size,
+                                   place.options.loopback, place.options.timeout);
+  std::string reason;
+  auto transport = HostTransport::open(*place.store, modes.at(mode), reason);
+  if (mode == "host" && (transport == nullptr || transport->shares())) {
+    throw Error(
+        fmt::format("the ranks cannot read each other's memory: {}; choose transport "
+                    "auto, shared or tcp",
+                    reason));
+  }
+  if (mode == "shared" && transport == nullptr) {
+    throw Error(
+        fmt::format("the ranks cannot share memory: {}; choose transport auto or tcp", reason));
+  }
+  auto gloo =
+      std::make_unique<GlooBackend>(place, std::move(group), fmt::format("TCP ({})", reason));
+  if (transport == nullptr) return gloo;
+  return std::make_unique<HostBackend>(place, std::move(transport), std::move(gloo), reason);
+}
+
+struct Registered {
+  at::DeviceType device;
+  MakeBackend make;
+};
+
+std::map<std::string, Registered>& backends() {
+  static std::map<std::string, Registered> known{
+      {"gloo", {at::kCPU, [](Place& place) { return make_cpu_backend(place, /*tcp=*/false); }}}};
   return known;
 }
 
-const MakeCommunicator& backend(const std::string& name) {
+const Registered& backend(const std::string& name) {
   const auto found = backends().find(name);
   if (found != backends().end()) return found->second;
   std::vector<std::string> known;
@@ -66,21 +103,44 @@ const MakeCommunicator& backend(const std::string& name) {
                           name == "nccl" ? ": link zero::cuda and call dist::enable_nccl()" : ""));
 }
 
+// Called by all ranks of the group that `place` describes.
+Connection join(Place place) {
+  Connection joined{.rank = place.rank, .size = place.size};
+  const auto& [device, make] = backend(place.options.backend);
+  if (device != at::kCPU) joined.device = make(place);
+  if (place.size > 1) {
+    // A GPU's driver may have memory that other processes cannot read.
+    joined.cpu = device == at::kCPU ? make(place) : make_cpu_backend(place, /*tcp=*/true);
+  }
+  joined.order = place.options.order;
+  joined.store = place.store;
+  joined.split = [place = std::move(place)](int rank, const std::vector<int>& ranks,
+                                            const std::string& label) {
+    Place group = place;
+    group.rank = rank;
+    group.size = static_cast<int>(ranks.size());
+    StorePtr store;
+    if (group.size > 1) {
+      store = c10::make_intrusive<c10d::PrefixStore>(
+          fmt::format("group/{}/{}", label, fmt::join(ranks, ",")), place.store->store());
+    }
+    const auto server = std::find(ranks.begin(), ranks.end(), place.store->server());
+    group.store = std::make_shared<StoreExchange>(
+        store, rank, group.size, place.options.timeout,
+        server == ranks.end() ? -1 : static_cast<int>(server - ranks.begin()));
+    return join(std::move(group));
+  };
+  return joined;
+}
+
 std::unique_ptr<Communicator> connect_through(const StorePtr& base, int server, int rank, int size,
                                               int local_rank, const ConnectOptions& options) {
-  const MakeCommunicator& make = backend(options.backend);
+  backend(options.backend);  // throws before ranks wait for each other
   StorePtr store = c10::make_intrusive<WatchedStore>(options.prefix, base);
   wait_for_everybody(store, rank, size, options.timeout);
-  GroupPtr group;
-  try {
-    group = make_gloo_group(store, rank, size, options.loopback, options.timeout);
-  } catch (const std::exception& error) {
-    throw Error(fmt::format("rank {} could not connect to the other {} ranks: {}", rank, size - 1,
-                            first_line(error.what())));
-  }
-  return make(
-      {StoreExchange(store, rank, size, options.timeout, server), std::move(group), local_rank},
-      options);
+  auto exchange = std::make_shared<StoreExchange>(store, rank, size, options.timeout, server);
+  return std::make_unique<Communicator>(
+      join({rank, size, local_rank, std::move(exchange), options}));
 }
 
 StorePtr tcp_store(const RankEnvironment& env, std::chrono::milliseconds timeout) {
@@ -130,8 +190,8 @@ std::vector<int> hosts_of(const std::vector<std::string>& texts) {
 
 }  // namespace
 
-void add_backend(const std::string& name, MakeCommunicator make) {
-  backends()[name] = std::move(make);
+void add_backend(const std::string& name, at::DeviceType device, MakeBackend make) {
+  backends()[name] = {device, std::move(make)};
 }
 
 std::unique_ptr<Communicator> connect(const RankEnvironment& environment,
@@ -157,7 +217,16 @@ std::unique_ptr<Communicator> connect_in_folder(const std::filesystem::path& fol
 }
 
 std::unique_ptr<Communicator> connect_alone(const ConnectOptions& options) {
-  return backend(options.backend)({StoreExchange(options.timeout), nullptr, 0}, options);
+  auto exchange = std::make_shared<StoreExchange>(options.timeout);
+  return std::make_unique<Communicator>(
+      join({0, 1, /*local_rank=*/0, std::move(exchange), options}));
+}
+
+GroupPtr gloo_group_of(Communicator& communicator) {
+  Backend* backend = communicator.backend().get();
+  if (auto* const host = dynamic_cast<HostBackend*>(backend)) backend = &host->other();
+  auto* const gloo = dynamic_cast<GlooBackend*>(backend);
+  return gloo == nullptr ? nullptr : gloo->group();
 }
 
 }  // namespace zero::dist

@@ -15,10 +15,7 @@ struct ConnectOptions {
   /// Longest wait for a peer, at start-up and in every collective. No operation waits forever.
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
   ReductionOrder order = ReductionOrder::kRankOrdered;
-  /// Compares operation, shape, dtype, purpose and root over all ranks before every collective.
-  /// Slow; a mismatch becomes an error that names both sides, not a hang. For debugging and tests.
-  bool check_collectives = false;
-  /// "gloo" (CPU tensors) or "nccl" (CUDA tensors, where the build has it).
+  /// "gloo" (CPU tensors) or "nccl" (CUDA tensors too, where the build has it).
   std::string backend = "gloo";
   /// How CPU tensors travel. "auto" takes the first of these that works on all ranks: copies
   /// straight out of the peer's memory (ranks on one host, Linux, process_vm_readv), shared memory

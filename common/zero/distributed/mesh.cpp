@@ -7,7 +7,8 @@
 #include <utility>
 
 #include <zero/base/error.hpp>
-#include <zero/distributed/fake/fake_communicator.hpp>
+#include <zero/distributed/agreement.hpp>
+#include <zero/distributed/connect.hpp>
 #include <zero/distributed/mesh.hpp>
 #include <zero/memory/accounting.hpp>
 
@@ -82,10 +83,10 @@ Mesh::Mesh(Communicator& world)
     : world_(&world),
       axes_{{"data", world.size()}},
       groups_{{"data", not_owned(world)}},
-      alone_(std::make_shared<FakeCommunicator>(0, 1)) {}
+      alone_(connect_alone()) {}
 
 Mesh::Mesh(Communicator& world, std::vector<Axis> axes)
-    : world_(&world), axes_(std::move(axes)), alone_(std::make_shared<FakeCommunicator>(0, 1)) {
+    : world_(&world), axes_(std::move(axes)), alone_(connect_alone()) {
   cut(world, axes_);
   if (!std::ranges::any_of(axes_, &is_of_training, &Axis::name)) groups_["data"] = not_owned(world);
 }
@@ -110,7 +111,7 @@ void Mesh::cut(Communicator& ranks, std::vector<Axis>& axes) {
     if (axis.size == kRanksOfHost) axis.size = ranks_of_host(ranks, axis.name);
   }
   // First, because ranks with different meshes would wait in different groups.
-  ranks.verify_same_on_all_ranks("the mesh of ranks", text_of(axes));
+  verify_same(ranks, "the mesh of ranks", text_of(axes));
   fill_in_sizes(axes, ranks.size());
   // Groups need names that no mesh before had; rank 0 numbers them.
   static std::atomic<int> made = 0;
@@ -196,7 +197,7 @@ void Mesh::average(const at::Tensor& tensor, Purpose purpose, ReduceType type) c
 std::int64_t Mesh::average_bytes(std::int64_t elements, std::int64_t element_size) const {
   std::int64_t bytes = 0;
   for (const Communicator* group : averaged_over()) {
-    bytes += Communicator::all_reduce_bytes(elements, element_size, group->rank(), group->size());
+    bytes += all_reduce_bytes(elements, element_size, group->rank(), group->size());
   }
   return bytes;
 }

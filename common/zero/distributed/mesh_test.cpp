@@ -12,7 +12,8 @@
 
 #include <tests/support/error_of.hpp>
 #include <tests/support/ranks.hpp>
-#include <zero/distributed/fake/fake_communicator.hpp>
+#include <zero/distributed/agreement.hpp>
+#include <zero/distributed/fake/fake_backend.hpp>
 #include <zero/distributed/mesh.hpp>
 
 namespace zero::dist {
@@ -179,7 +180,7 @@ TEST(Mesh, FindsWhoseGradientIsNotFiniteAcrossGroups) {
         .wait();
     // Rank 2 adds up the infinity and notes rank 3; rank 0 only gets the sum.
     const std::vector<bool> none(4, false), third = {false, false, false, true};
-    EXPECT_EQ(world.take_not_finite(), world.rank() == 2 ? third : none);
+    EXPECT_EQ(world.not_finite().take(), world.rank() == 2 ? third : none);
   });
 }
 
@@ -275,7 +276,7 @@ TEST(Mesh, AnyIsSeenByAllRanks) {
 // One process as rank 37 of 64: which group it is in, and what it sends.
 TEST(Mesh, OfAFakeProcessGroup) {
   on_ranks(1, [](Communicator&) {
-    FakeCommunicator world(37, 64);
+    Communicator world = connect_fake(37, 64);
     const Mesh mesh = Mesh(world).with_shards(8);
     EXPECT_EQ(mesh.along("replica").rank(), 4);
     EXPECT_EQ(mesh.along("shard").rank(), 5);

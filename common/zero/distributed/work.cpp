@@ -32,20 +32,20 @@ Work::~Work() {
 void Work::wait() {
   if (work_ == nullptr) return;
   // Taken out first: after an error the handle is empty.
-  const std::unique_ptr<Backend> work = std::move(work_);
+  const std::unique_ptr<Pending> work = std::move(work_);
   work->wait();
 }
 
 void Work::wait_output() {
   if (work_ == nullptr) return;
-  std::unique_ptr<Backend> work = std::move(work_);  // empty after an error, as in wait()
+  std::unique_ptr<Pending> work = std::move(work_);  // empty after an error, as in wait()
   if (work->wait_output()) work_ = std::move(work);
 }
 
 /// Notes how long the operation was in flight and how long the thread waited.
-class WorkTimes::TimedWork final : public Work::Backend {
+class WorkTimes::TimedWork final : public Work::Pending {
  public:
-  TimedWork(std::unique_ptr<Work::Backend> work, WorkTimes& times, const Call& call,
+  TimedWork(std::unique_ptr<Work::Pending> work, WorkTimes& times, const Call& call,
             Clock::time_point started)
       : work_(std::move(work)), times_(times), call_(call), started_(started) {}
 
@@ -68,14 +68,14 @@ class WorkTimes::TimedWork final : public Work::Backend {
     if (!std::exchange(complete_, true)) times_.note_complete(call_, started_);
   }
 
-  std::unique_ptr<Work::Backend> work_;
+  std::unique_ptr<Work::Pending> work_;
   WorkTimes& times_;
   Call call_;
   Clock::time_point started_;
   bool complete_ = false;  // this rank's results can be read
 };
 
-Work WorkTimes::track(const Call& call, std::unique_ptr<Work::Backend> work,
+Work WorkTimes::track(const Call& call, std::unique_ptr<Work::Pending> work,
                       Clock::time_point started) {
   note_exposed("start", &call, started);
   if (work == nullptr) return Work();

@@ -11,17 +11,22 @@
 
 namespace zero::dist {
 
-/// A collective or message of a communicator, as backends see it.
+class NotFinite;
+
+/// A collective or message of a communicator: what a backend is told besides the tensors.
 struct Call {
   Operation operation;
   Purpose purpose;
-  std::int64_t sequence;         ///< among the collectives of the communicator
-  std::int64_t bytes;            ///< of the tensor
-  std::int64_t step;             ///< see Communicator::set_step()
-  std::string_view public_call;  ///< see CallScope
-  int root = -1;                 ///< of a broadcast or reduce
-  bool copy_own_chunk = true;    ///< of an all-gather
-  bool adds_sums = false;        ///< see Reduction::average_of_sums()
+  std::int64_t sequence;            ///< among the collectives of the communicator
+  std::int64_t bytes;               ///< of the tensor
+  std::int64_t step;                ///< see Communicator::set_step()
+  std::string_view public_call;     ///< see CallScope
+  std::uint64_t fingerprint = 0;    ///< of a collective: see CallLog. Ranks with others never meet.
+  int root = -1;                    ///< of a broadcast or reduce; the other rank of a message
+  int divisor = 1;                  ///< of the sum
+  bool adds_sums = false;           ///< see Reduction::average_of_sums()
+  bool copy_own_chunk = true;       ///< of an all-gather
+  NotFinite* not_finite = nullptr;  ///< where to say that a sum is not finite; null: nobody asks
 
   /// For traces: "all_gather parameter".
   std::string title() const;
@@ -50,9 +55,9 @@ struct Activity {
 class Work {
  public:
   /// The backend's part of finishing the operation.
-  class Backend {
+  class Pending {
    public:
-    virtual ~Backend() = default;
+    virtual ~Pending() = default;
     virtual void wait() = 0;
     /// See Work::wait_output(). Returns whether wait() is still needed.
     virtual bool wait_output() {
@@ -62,7 +67,7 @@ class Work {
   };
 
   Work() = default;  ///< nothing to wait for
-  explicit Work(std::unique_ptr<Backend> work) : work_(std::move(work)) {}
+  explicit Work(std::unique_ptr<Pending> work) : work_(std::move(work)) {}
   Work(Work&&) noexcept = default;
   Work& operator=(Work&&) noexcept;
   ~Work();
@@ -81,22 +86,29 @@ class Work {
   bool active() const { return work_ != nullptr; }
 
  private:
-  std::unique_ptr<Backend> work_;
+  std::unique_ptr<Pending> work_;
 };
 
 /// How long the operations of a communicator are in flight, and how long its thread spends on them:
-/// Communicator::exposed_seconds(), in_flight_seconds() and record().
+/// Communicator::times(). Those of groups split from it count, too.
 class WorkTimes {
  public:
+  /// Seconds that this rank has spent inside wait() of any handle, in progress(), and starting
+  /// operations: communication that nothing hid.
   double exposed_seconds() const { return exposed_seconds_; }
+  /// Seconds in which at least one operation of this rank was in flight: started, and its wait()
+  /// not yet over. Minus the exposed seconds, this is the time that other work could hide; how much
+  /// data moved in it depends on the transport.
   double in_flight_seconds() const;
+  /// From now on adds the activities of this rank to `activities`, which must outlive it or the
+  /// next call; null ends recording. Operations in flight are added when they end.
   void record(std::vector<Activity>* activities) { activities_ = activities; }
 
   /// From now on all times count for `parent` too, which must outlive this object.
   void set_parent(WorkTimes* parent) { parent_ = parent; }
   /// Returns the handle of `work`, which the thread began to start at `started`. No work: there is
   /// nothing to wait for. The handle uses this object.
-  Work track(const Call& call, std::unique_ptr<Work::Backend> work, Activity::TimePoint started);
+  Work track(const Call& call, std::unique_ptr<Work::Pending> work, Activity::TimePoint started);
   /// Since `from` the thread has been in the "start" or "wait" of `call`, or in "progress" of all
   /// operations (null).
   void note_exposed(const char* what, const Call* call, Activity::TimePoint from);

@@ -8,6 +8,7 @@
 
 #include <zero/base/error.hpp>
 #include <zero/base/fnv.hpp>
+#include <zero/distributed/agreement.hpp>
 #include <zero/engine/engine.hpp>
 #include <zero/engine/step_fault.hpp>
 #include <zero/io/checkpoint.hpp>
@@ -165,8 +166,8 @@ Engine::Terms Engine::with_micro_batch(double& mine, double state) const {
     states.push_back(all[2 * r + 1]);
   }
   if (!same_state(states, strategy_->list(), step_.number())) {
-    communicator.verify_same_on_all_ranks("which parameters are trained",
-                                          trainable_text(strategy_->list()));
+    dist::verify_same(communicator, "which parameters are trained",
+                      trainable_text(strategy_->list()));
   }
   Terms terms = terms_;
   if (micro_batches_ == 0) terms = {.of_first = 0, .all = 0, .stated = sum > 0};
@@ -216,8 +217,9 @@ void Engine::verify_before_update() {
     settings.push_back(all[2 * r + 1]);
   }
   if (!same_state(states, strategy_->list(), step_.number())) {
-    strategy_->communicator().verify_same_on_all_ranks(
-        "what was done to gradients between backward() and step()", gradients_.changes());
+    dist::verify_same(strategy_->communicator(),
+                      "what was done to gradients between backward() and step()",
+                      gradients_.changes());
   }
   step_.verify_settings(settings);
 }
@@ -277,8 +279,8 @@ bool Engine::load(const std::filesystem::path& folder) {
   const dist::CallScope call(strategy_->mesh().world(), "Engine::load");
   const bool there = std::filesystem::exists(folder / io::checkpoint::kManifestFile);
   // Ranks that see different folders would resume from different steps.
-  strategy_->mesh().world().verify_same_on_all_ranks("the checkpoint to go on from",
-                                                     there ? "there is one" : "none");
+  dist::verify_same(strategy_->mesh().world(), "the checkpoint to go on from",
+                    there ? "there is one" : "none");
   if (!there) return false;
   const io::CheckpointInfo info = io::load_checkpoint(*strategy_, folder);
   step_.resume_after(info.step);

@@ -60,23 +60,4 @@ void check_weights(const train::Strategy& strategy) {
   }
 }
 
-std::vector<std::string> on_all_ranks(dist::Communicator& ranks, const std::string& what,
-                                      const std::function<std::string()>& action) {
-  std::string mine;
-  try {
-    mine = "+";
-    mine += action();
-  } catch (const std::exception& error) {
-    mine = "-" + message_of(error);
-  }
-  std::vector<std::string> all = ranks.exchange(mine);
-  for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    if (all[rank].front() == '-') {
-      throw Error(fmt::format("{}: rank {}: {}", what, rank, all[rank].substr(1)));
-    }
-    all[rank].erase(0, 1);
-  }
-  return all;
-}
-
 }  // namespace zero::io::checkpoint

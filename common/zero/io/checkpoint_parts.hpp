@@ -1,9 +1,9 @@
 #pragma once
 
-#include <functional>
 #include <string>
 #include <vector>
 
+#include <zero/distributed/agreement.hpp>
 #include <zero/io/checkpoint_manifest.hpp>
 #include <zero/train/strategy.hpp>
 
@@ -40,11 +40,5 @@ inline constexpr const char* kBufferKind = "buffer";
 /// only a step later; until then a save would replace the last good ones by them. Acts on this rank
 /// alone.
 void check_weights(const train::Strategy& strategy);
-
-/// Runs `action` on this rank and exchanges the results. Called by all ranks.
-/// @returns the texts that the actions returned, by rank.
-/// @throws zero::Error on every rank if any action threw: "`what`: rank 1: …".
-std::vector<std::string> on_all_ranks(dist::Communicator& ranks, const std::string& what,
-                                      const std::function<std::string()>& action);
 
 }  // namespace zero::io::checkpoint

@@ -11,6 +11,7 @@
 #include <zero/base/atomic_file.hpp>
 #include <zero/base/error.hpp>
 #include <zero/base/mapped_file.hpp>
+#include <zero/distributed/agreement.hpp>
 #include <zero/io/checkpoint_files.hpp>
 #include <zero/io/checkpoint_parts.hpp>
 #include <zero/io/safetensors.hpp>
@@ -179,7 +180,7 @@ void save_checkpoint(train::Strategy& strategy, const fs::path& folder,
     check_weights(strategy);
     return to_text(holdings_of(strategy));
   });
-  ranks.verify_same_on_all_ranks("what the checkpoint notes of the run", described(info));
+  dist::verify_same(ranks, "what the checkpoint notes of the run", described(info));
 
   Manifest manifest;
   manifest.folder = on_all_ranks(ranks, what, [&] {

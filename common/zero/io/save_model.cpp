@@ -9,6 +9,7 @@
 
 #include <zero/base/atomic_file.hpp>
 #include <zero/base/error.hpp>
+#include <zero/distributed/agreement.hpp>
 #include <zero/io/checkpoint_parts.hpp>
 #include <zero/io/save_model.hpp>
 #include <zero/memory/charge.hpp>
@@ -145,7 +146,7 @@ void save_model(train::Strategy& strategy, const nlohmann::json& config,
   const nn::ParameterList& whole = strategy.stage_of_model().whole();
   Files files(ranks.rank() == 0, folder, whole, max_bytes, config.dump(2) + "\n");
   files.throw_same_error_everywhere(ranks);
-  checkpoint::on_all_ranks(ranks, "the model is not saved", [&] {
+  dist::on_all_ranks(ranks, "the model is not saved", [&] {
     checkpoint::check_weights(strategy);
     return std::string();
   });

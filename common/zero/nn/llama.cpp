@@ -4,6 +4,7 @@
 #include <string>
 
 #include <zero/base/error.hpp>
+#include <zero/distributed/agreement.hpp>
 #include <zero/nn/cross_entropy.hpp>
 #include <zero/nn/functional.hpp>
 #include <zero/nn/llama.hpp>

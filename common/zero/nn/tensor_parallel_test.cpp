@@ -8,6 +8,7 @@
 #include <tests/support/ranks.hpp>
 #include <tests/support/tensors.hpp>
 #include <zero/data/batch.hpp>
+#include <zero/distributed/agreement.hpp>
 #include <zero/nn/cross_entropy.hpp>
 #include <zero/nn/layers.hpp>
 #include <zero/nn/parameters.hpp>
@@ -41,7 +42,7 @@ TEST_P(TensorAxis, CopyDoesNothingAndAddsUpGradients) {
     (y.sum() * (axis.rank() + 1)).backward();
     EXPECT_TRUE(identical(x.grad(), at::full({3}, triangle(axis), at::kDouble)));
     EXPECT_EQ(axis.traffic().bytes(dist::Purpose::kActivation),
-              Communicator::all_reduce_bytes(3, 8, axis.rank(), axis.size()));
+              dist::all_reduce_bytes(3, 8, axis.rank(), axis.size()));
   });
 }
 

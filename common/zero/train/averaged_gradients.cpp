@@ -8,6 +8,7 @@
 #include <utility>
 
 #include <zero/base/error.hpp>
+#include <zero/distributed/agreement.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/optim/norm.hpp>
 #include <zero/optim/wide_sum.hpp>
@@ -138,8 +139,7 @@ std::vector<double> AveragedGradients::squares_by_parameter() {
   // float only if the sum lies at the edge between two floats.
   const Own mine = own();
   const std::vector<double> of_mine = optim::squared_norms(mine.gradients);
-  at::Tensor squares =
-      at::zeros({std::ssize(stage_.whole().parameters)}, at::kDouble);
+  at::Tensor squares = at::zeros({std::ssize(stage_.whole().parameters)}, at::kDouble);
   auto* const of_parameter = squares.mutable_data_ptr<double>();
   for (std::size_t k = 0; k < of_mine.size(); ++k) {
     const std::size_t i = mine.indices[k];
@@ -212,13 +212,13 @@ void AveragedGradients::scale(double factor) {
 
 bool AveragedGradients::take_suspicion() {
   bool any = false;
-  const std::vector<bool> from = mesh_.data().take_not_finite();
+  const std::vector<bool> from = mesh_.data().not_finite().take();
   for (std::size_t r = 0; r < from.size(); ++r) {
     sources_[r] = sources_[r] || from[r];
     any = any || from[r];
   }
   // The sum over the tensor axis may overflow too; then this rank holds what is not finite.
-  const std::vector<bool> here = mesh_.tensor().take_not_finite();
+  const std::vector<bool> here = mesh_.tensor().not_finite().take();
   return any || std::find(here.begin(), here.end(), true) != here.end();
 }
 

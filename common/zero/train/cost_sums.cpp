@@ -19,8 +19,8 @@ CostSums::CostSums(const Strategy& strategy) : others(strategy.communicator().si
         communicator.reduced_element_size(p.tensor.scalar_type(), strategy.average().type);
     trainable += p.bytes();
     reduced += p.numel() * element;
-    all_reduced += dist::Communicator::all_reduce_bytes(p.numel(), element, communicator.rank(),
-                                                        communicator.size());
+    all_reduced +=
+        dist::all_reduce_bytes(p.numel(), element, communicator.rank(), communicator.size());
     if (!owns) continue;
     own_trainable += p.bytes();
     own_reduced += p.numel() * element;

@@ -75,7 +75,7 @@ bool fill(const nn::ParameterList& list, nn::ParameterSource& values, const at::
 
 }  // namespace
 
-dist::FakeCommunicator::Source first_values_of(nn::Model& model, nn::ParameterSource& values) {
+dist::FakeSource first_values_of(nn::Model& model, nn::ParameterSource& values) {
   auto list = std::make_shared<const nn::ParameterList>(nn::list_parameters(model));
   return [list = std::move(list), &values](at::Tensor received) {
     return fill(*list, values, received);

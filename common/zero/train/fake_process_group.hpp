@@ -1,6 +1,6 @@
 #pragma once
 
-#include <zero/distributed/fake/fake_communicator.hpp>
+#include <zero/distributed/fake/fake_backend.hpp>
 #include <zero/nn/model.hpp>
 #include <zero/nn/parameters.hpp>
 
@@ -23,6 +23,6 @@ namespace zero::train {
 /// received keeps this rank's values.
 ///
 /// `model` and `values` must outlive every use of the result.
-dist::FakeCommunicator::Source first_values_of(nn::Model& model, nn::ParameterSource& values);
+dist::FakeSource first_values_of(nn::Model& model, nn::ParameterSource& values);
 
 }  // namespace zero::train

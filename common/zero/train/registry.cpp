@@ -9,6 +9,7 @@
 #include <zero/base/error.hpp>
 #include <zero/base/names.hpp>
 #include <zero/base/program.hpp>
+#include <zero/distributed/agreement.hpp>
 #include <zero/train/registry.hpp>
 
 namespace zero::train {
@@ -46,7 +47,7 @@ std::unique_ptr<Strategy> Registry::make(const std::string& mode,
                                          StrategyArguments arguments) const {
   Found found = find(mode);
   dist::Communicator& world = arguments.mesh.world();
-  world.verify_same_on_all_ranks("the mode", mode);
+  dist::verify_same(world, "the mode", mode);
   for (const std::string& note : found.options.notes) {
     if (world.rank() == 0) log_error("note: " + note);
   }

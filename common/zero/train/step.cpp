@@ -9,6 +9,7 @@
 
 #include <zero/base/error.hpp>
 #include <zero/base/fnv.hpp>
+#include <zero/distributed/agreement.hpp>
 #include <zero/memory/timeline.hpp>
 #include <zero/train/step.hpp>
 
@@ -66,12 +67,12 @@ Step::Step(Strategy& strategy, const StepOptions& options)
 
 void Step::compare(const std::string& what, const std::string& more) const {
   const bool skips = options_.on_nonfinite_gradient == OnNonfiniteGradient::kSkip;
-  strategy_.mesh().world().verify_same_on_all_ranks(
-      what, fmt::format("a clip norm of {}\nfirst step {}\n{}\n{} where a gradient is not "
-                        "finite\n{}",
-                        options_.clip_norm, options_.first_step,
-                        loss_scale_ ? loss_scale_->describe() : "no loss scale",
-                        skips ? "a skipped step" : "an error", more));
+  dist::verify_same(strategy_.mesh().world(), what,
+                    fmt::format("a clip norm of {}\nfirst step {}\n{}\n{} where a gradient is not "
+                                "finite\n{}",
+                                options_.clip_norm, options_.first_step,
+                                loss_scale_ ? loss_scale_->describe() : "no loss scale",
+                                skips ? "a skipped step" : "an error", more));
   strategy_.set_loss_scale(scale());
 }
 
@@ -138,10 +139,11 @@ void Step::verify_settings(const std::vector<double>& digests) {
     strategy_.forget_writes();
     return;
   }
-  strategy_.communicator().verify_same_on_all_ranks("the optimizer's settings",
-                                                    settings_text(strategy_.optimizer()));
-  strategy_.communicator().verify_same_on_all_ranks(
-      "what the program has written into parameters since the last step", writes.text());
+  dist::verify_same(strategy_.communicator(), "the optimizer's settings",
+                    settings_text(strategy_.optimizer()));
+  dist::verify_same(strategy_.communicator(),
+                    "what the program has written into parameters since the last step",
+                    writes.text());
 }
 
 }  // namespace zero::train

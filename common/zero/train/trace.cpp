@@ -87,7 +87,7 @@ Trace::Trace(dist::Communicator* communicator) : communicator_(communicator) {
   const std::set<ActivityType> activities = {ActivityType::CPU};
   profiler::prepareProfiler(config, activities);
   profiler::enableProfiler(config, activities);
-  if (communicator_ != nullptr) communicator_->record(&activities_);
+  if (communicator_ != nullptr) communicator_->times().record(&activities_);
 }
 
 Trace::~Trace() {
@@ -96,7 +96,7 @@ Trace::~Trace() {
 }
 
 void Trace::stop_activities() {
-  if (communicator_ != nullptr) communicator_->record(nullptr);
+  if (communicator_ != nullptr) communicator_->times().record(nullptr);
 }
 
 void Trace::finish(const fs::path& file) {

@@ -75,8 +75,8 @@ TEST(Trace, ShowsWhatRanWhileACollectiveWasUnderWay) {
     const TestFolder folder;
     at::Tensor all = at::ones({64}), mine = at::ones({32});
     communicator.all_gather(all, mine, dist::Purpose::kSetup).wait();
-    const double in_flight_before = communicator.in_flight_seconds();
-    const double exposed_before = communicator.exposed_seconds();
+    const double in_flight_before = communicator.times().in_flight_seconds();
+    const double exposed_before = communicator.times().exposed_seconds();
     Trace trace(&communicator);
     dist::Work pending = communicator.all_gather(all, mine, dist::Purpose::kParameter);
     multiply("meanwhile");
@@ -102,9 +102,9 @@ TEST(Trace, ShowsWhatRanWhileACollectiveWasUnderWay) {
     EXPECT_LE(end_of(starts), at(meanwhile));
     EXPECT_LE(end_of(meanwhile), at(waits));
     EXPECT_LE(end_of(waits), at(end));
-    EXPECT_GE(1e6 * (communicator.in_flight_seconds() - in_flight_before),
+    EXPECT_GE(1e6 * (communicator.times().in_flight_seconds() - in_flight_before),
               meanwhile.at("dur").get<double>());
-    EXPECT_LT(1e6 * (communicator.exposed_seconds() - exposed_before), at(end) - at(begin));
+    EXPECT_LT(1e6 * (communicator.times().exposed_seconds() - exposed_before), at(end) - at(begin));
   });
 }
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include <zero/base/error.hpp>
+#include <zero/distributed/agreement.hpp>
 #include <zero/memory/timeline.hpp>
 #include <zero/train/trainer.hpp>
 
@@ -22,16 +23,16 @@ class Stopwatch {
   Stopwatch(const dist::Communicator& world, PhaseSeconds& seconds)
       : world_(world),
         seconds_(seconds),
-        waited_(world.exposed_seconds()),
-        in_flight_(world.in_flight_seconds()) {}
+        waited_(world.times().exposed_seconds()),
+        in_flight_(world.times().in_flight_seconds()) {}
   void end_of(double PhaseSeconds::*phase) {
     const auto now = Clock::now();
     const double all = std::chrono::duration<double>(now - last_).count();
-    const double waited = world_.exposed_seconds() - waited_;
+    const double waited = world_.times().exposed_seconds() - waited_;
     seconds_.*phase += all - waited;
     seconds_.communication += waited;
     seconds_.total += all;
-    seconds_.in_flight = world_.in_flight_seconds() - in_flight_;
+    seconds_.in_flight = world_.times().in_flight_seconds() - in_flight_;
     last_ = now;
     waited_ += waited;
   }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include <tests/support/whole_weights.hpp>
+#include <zero/distributed/agreement.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/nn/parameters.hpp>
 #include <zero/optim/norm.hpp>

@@ -93,7 +93,8 @@ GroupPtr make_gloo_group(const StorePtr& store, int rank, int size, bool loopbac
     return c10::make_intrusive<Gloo>(store, rank, size, options);
   } catch (const std::exception& error) {
     throw Error(
-        fmt::format("{} (a rank is reached {})", first_line(error.what()), way(names, loopback)));
+        fmt::format("rank {} could not connect to the other {} ranks: {} (a rank is reached {})",
+                    rank, size - 1, first_line(error.what()), way(names, loopback)));
   }
 }
 

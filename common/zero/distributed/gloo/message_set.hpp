@@ -3,15 +3,13 @@
 // Private to zero/distributed.
 
 #include <chrono>
-#include <functional>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include <zero/distributed/communicator.hpp>
 #include <zero/distributed/gloo/gloo_group.hpp>
 #include <zero/distributed/store/call_log.hpp>
+#include <zero/distributed/work.hpp>
 
 namespace zero::dist {
 
@@ -19,24 +17,20 @@ namespace zero::dist {
 struct GlooLinks {
   GroupPtr group;  ///< null for one rank
   std::chrono::milliseconds timeout;
-  std::shared_ptr<CallLog> log;
+  CallLog* log;
 };
 
 /// Messages of one collective over Gloo that are waited on together. Errors name the peer that did
 /// not answer.
-class MessageSet final : public Work::Backend {
+class MessageSet final : public Work::Pending {
  public:
   using Message = c10::intrusive_ptr<c10d::Work>;
 
-  /// `links` must outlive it. `after`, if given, runs at the end of wait().
-  MessageSet(const GlooLinks& links, const Communicator::Call& call,
-             std::function<void()> after = {})
-      : links_(links), call_(call), after_(std::move(after)) {}
+  /// `links` must outlive it.
+  MessageSet(const GlooLinks& links, const Call& call) : links_(links), call_(call) {}
 
   void send(at::Tensor tensor, int to, int tag);
   void recv(at::Tensor tensor, int from, int tag);
-  /// One of c10d's own collectives.
-  void add(Message collective) { messages_.emplace_back(std::move(collective), /*peer=*/-1); }
 
   /// Blocks until all are done, in the order in which they were started.
   void wait() override;
@@ -46,8 +40,7 @@ class MessageSet final : public Work::Backend {
   [[noreturn]] void fail(int peer, const std::string& cause) const;
 
   const GlooLinks& links_;
-  Communicator::Call call_;
-  std::function<void()> after_;
+  Call call_;
   std::vector<std::pair<Message, int>> messages_;  // and their peers
 };
 

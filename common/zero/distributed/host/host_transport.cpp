@@ -17,10 +17,10 @@
 #include <functional>
 #include <iterator>
 #include <sstream>
-#include <type_traits>
 #include <utility>
 
 #include <zero/base/error.hpp>
+#include <zero/distributed/agreement.hpp>
 #include <zero/distributed/host/host_transport.hpp>
 #include <zero/memory/accounting.hpp>
 
@@ -42,7 +42,6 @@ constexpr char kForbidden = '!';
 constexpr const char* kShare = "share";
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "atomics are shared by processes");
-static_assert(std::is_trivially_copyable_v<HostCall>, "calls are shared by processes");
 
 std::string first_line_of(const char* path) {
   std::ifstream file(path);
@@ -60,25 +59,10 @@ std::string where_pids_are_valid() {
 
 }  // namespace
 
-HostCall::HostCall(const Communicator::Call& call, const at::Tensor& tensor)
-    : elements(tensor.numel()),
-      root(call.root),
-      operation(call.operation),
-      purpose(call.purpose),
-      dtype(tensor.scalar_type()) {
-  call.public_call.copy(function.data(), function.size() - 1);
-}
-
-std::string HostCall::text() const {
-  return call_text(function.data(), fmt::format("{} of {} {} for {}{}", name(operation), elements,
-                                                c10::toString(dtype), name(purpose),
-                                                root < 0 ? "" : fmt::format(", root {}", root)));
-}
-
 struct HostTransport::Shared {
   struct alignas(64) Slot {
     std::atomic<std::uint64_t> address;
-    HostCall call;                                     // written before the ticket reaches kPosted
+    std::atomic<std::uint64_t> fingerprint;            // of the call that has the ticket
     std::array<std::atomic<std::uint64_t>, 3> stages;  // the last ticket that reached each
   };
   struct alignas(64) Rank {
@@ -93,7 +77,7 @@ struct HostTransport::Shared {
   static std::int64_t bytes(int size) { return size * static_cast<std::int64_t>(sizeof(Rank)); }
 };
 
-HostTransport::HostTransport(const StoreExchange& exchange)
+HostTransport::HostTransport(StoreExchange& exchange)
     : rank_(exchange.rank()),
       size_(exchange.size()),
       timeout_(exchange.timeout()),
@@ -138,42 +122,37 @@ std::unique_ptr<HostTransport> HostTransport::open(StoreExchange& exchange, Tran
     if (!can_share) return nullptr;
     reads = false;
   }
-  if (!reads && !transport->share(exchange, reason)) return nullptr;
+  if (!reads) {
+    try {
+      transport->share(exchange);
+    } catch (const Error& error) {
+      reason += fmt::format("; {}", error.what());
+      return nullptr;
+    }
+  }
   // The ranks may read only by another transport's permission, which may end first.
   if (reads && ReadPermission::any()) transport->permit_reading();
   return transport;
 }
 
-bool HostTransport::share(StoreExchange& exchange, std::string& reason) {
+void HostTransport::share(StoreExchange& exchange) {
   permission_.reset();  // it did not help
-  std::vector<std::string> answers;
   const auto on_all = [&](const std::function<std::string()>& step) {
-    std::string mine;
-    try {
-      mine = fmt::format("+{}", step());
-    } catch (const Error& error) {
-      mine = error.what();
-    }
-    answers = exchange.exchange(mine);
-    const auto refused = std::find_if(answers.begin(), answers.end(),
-                                      [](const auto& a) { return a.front() != '+'; });
-    if (refused == answers.end()) return true;
-    reason += fmt::format("; rank {}: {}", refused - answers.begin(), *refused);
-    return false;
+    return on_all_ranks([&](const std::string& mine) { return exchange.exchange(mine); },
+                        "memory is not shared", step);
   };
-  const auto make_arena = [&] {
+  const std::vector<std::string> files = on_all([&] {
     arena_ = std::make_unique<SharedArena>(bytes_of_this_machine());
     return std::to_string(arena_->file());
-  };
-  const auto map_others = [&] {
+  });
+  on_all([&] {
     for (std::size_t r = 0; r < peers_.size(); ++r) {
       if (r == static_cast<std::size_t>(rank_)) continue;
-      peers_[r].arena = std::make_unique<SharedArena>(
-          peers_[r].pid, std::stoi(answers[r].substr(1)), bytes_of_this_machine());
+      peers_[r].arena = std::make_unique<SharedArena>(peers_[r].pid, std::stoi(files[r]),
+                                                      bytes_of_this_machine());
     }
     return std::string();
-  };
-  return on_all(make_arena) && on_all(map_others);
+  });
 }
 
 std::string HostTransport::export_handles(TransportMode mode) {
@@ -251,14 +230,14 @@ bool HostTransport::read_raw(int peer, std::uint64_t address, void* to, std::int
   return true;
 }
 
-std::uint64_t HostTransport::post(const Communicator::Call& call, const at::Tensor& tensor,
-                                  bool reads) {
+std::uint64_t HostTransport::post(const Call& call, const at::Tensor& tensor, bool reads) {
   const std::uint64_t ticket = next_ticket_++;
   if (ticket > kSlots) {
     // A slot may be reused once no rank needs its old contents.
     const auto busy = [this, old = ticket - kSlots] {
+      const std::uint64_t fingerprint = shared_->slot(rank_, old).fingerprint.load();
       for (int r = 0; r < size_; ++r) {
-        if (!reached(r, old, Stage::kFinished)) return r;
+        if (!reached(r, old, fingerprint, Stage::kFinished)) return r;
       }
       return -1;
     };
@@ -272,7 +251,7 @@ std::uint64_t HostTransport::post(const Communicator::Call& call, const at::Tens
     address = static_cast<std::uintptr_t>(in_arena_[ticket]);
   }
   slot.address.store(address);
-  slot.call = HostCall(call, tensor);
+  slot.fingerprint.store(call.fingerprint);
   announce(ticket, Stage::kPosted);
   return ticket;
 }
@@ -295,14 +274,18 @@ void HostTransport::announce(std::uint64_t ticket, Stage stage) {
   notify();
 }
 
-bool HostTransport::reached(int peer, std::uint64_t ticket, Stage stage) const {
-  return shared_->slot(peer, ticket).stages[static_cast<std::size_t>(stage)].load() >= ticket;
+bool HostTransport::reached(int peer, std::uint64_t ticket, std::uint64_t fingerprint,
+                            Stage stage) const {
+  const Shared::Slot& slot = shared_->slot(peer, ticket);
+  const auto at = [&](Stage s) { return slot.stages[static_cast<std::size_t>(s)].load(); };
+  if (at(stage) < ticket) return false;
+  // A peer uses a slot again when all ranks have finished the collective that had it.
+  return at(Stage::kPosted) > ticket || slot.fingerprint.load() == fingerprint;
 }
 
 void HostTransport::read(int peer, std::uint64_t ticket, std::int64_t offset, void* to,
                          std::int64_t bytes, const HostWork& work) {
   const Shared::Slot& slot = shared_->slot(peer, ticket);
-  if (slot.call != shared_->slot(rank_, ticket).call) fail(work.what(), peer, disagreement(peer));
   const std::uint64_t from = slot.address.load() + static_cast<std::uint64_t>(offset);
   bool done = true;
   if (shares()) {
@@ -313,21 +296,6 @@ void HostTransport::read(int peer, std::uint64_t ticket, std::int64_t offset, vo
   }
   // A peer that left without waiting for its readers may have freed the data during the read.
   if (!done || peer_lost(peer)) fail(work.what(), peer, "");
-}
-
-// The oldest collective that both still remember and for which this rank and `peer` posted
-// different calls; empty if there is none.
-std::string HostTransport::disagreement(int peer) const {
-  if (peer < 0 || peer == rank_) return "";
-  const std::uint64_t first = next_ticket_ > kSlots ? next_ticket_ - kSlots : 1;
-  for (std::uint64_t ticket = first; ticket < next_ticket_; ++ticket) {
-    const Shared::Slot& theirs = shared_->slot(peer, ticket);
-    const Shared::Slot& mine = shared_->slot(rank_, ticket);
-    const auto posted = static_cast<std::size_t>(Stage::kPosted);
-    if (theirs.stages[posted].load() != ticket || theirs.call == mine.call) continue;
-    return different_calls(rank_, mine.call.text(), peer, theirs.call.text());
-  }
-  return "";
 }
 
 void HostTransport::wait(const std::function<int()>& waits_for,
@@ -348,7 +316,7 @@ void HostTransport::wait(const std::function<int()>& waits_for,
     if (waits_for() < 0) return;
     if (peer_gone && waits_for() == peer) fail(what(), peer, "");
     if (Clock::now() > next_look) {
-      if (const std::string why = log_->disagreement(); !why.empty()) fail(what(), peer, why);
+      if (const std::string why = log_.disagreement(); !why.empty()) fail(what(), peer, why);
       next_look = Clock::now() + CallLog::kPatience;
     }
     if (Clock::now() - last_progress > timeout_) {
@@ -402,8 +370,7 @@ void HostTransport::fail(const std::string& what, int peer, const std::string& w
   notify();
   std::string cause = why;
   // The peer may have left because it saw that its calls and this rank's differ.
-  if (cause.empty()) cause = disagreement(peer);
-  if (cause.empty()) cause = log_->disagreement();
+  if (cause.empty()) cause = log_.disagreement();
   if (cause.empty()) cause = peer_is_gone(peer);
   const std::string said = fmt::format("{}: {}", what, cause);
   if (lost_.empty()) lost_ = said;  // the first is the cause of all others
@@ -411,8 +378,7 @@ void HostTransport::fail(const std::string& what, int peer, const std::string& w
 }
 
 // Posts before the transport knows this work: posting may wait, and waiting advances all work.
-HostWork::HostWork(HostTransport& transport, const Communicator::Call& call, at::Tensor tensor,
-                   bool reads)
+HostWork::HostWork(HostTransport& transport, const Call& call, at::Tensor tensor, bool reads)
     : transport_(transport),
       call_(call),
       posted_(std::move(tensor)),

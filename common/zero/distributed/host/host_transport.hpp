@@ -4,7 +4,6 @@
 
 #include <torch/types.h>
 
-#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -14,29 +13,14 @@
 #include <string>
 #include <vector>
 
-#include <zero/distributed/communicator.hpp>
-#include <zero/distributed/gloo/gloo_communicator.hpp>
 #include <zero/distributed/host/read_permission.hpp>
 #include <zero/distributed/host/shared_arena.hpp>
+#include <zero/distributed/store/store_exchange.hpp>
+#include <zero/distributed/work.hpp>
 
 namespace zero::dist {
 
 class HostWork;
-
-/// What a rank calls, as the others compare it: a text would take longer than a small collective.
-struct HostCall {
-  HostCall(const Communicator::Call& call, const at::Tensor& tensor);
-  bool operator==(const HostCall&) const = default;
-  /// "Engine::step (all_reduce of 40 Float for gradient)".
-  std::string text() const;
-
-  std::int64_t elements;
-  int root;
-  Operation operation;
-  Purpose purpose;
-  at::ScalarType dtype;
-  std::array<char, 64> function{};  ///< the public function, cut off; zeros if none is known
-};
 
 /// Copies out of a peer's tensors without the peer's help (process_vm_readv, Linux), between ranks
 /// of one machine. A page of memory that all ranks map says what may be read.
@@ -50,7 +34,7 @@ struct HostCall {
 /// Every collective takes the next ticket, which is the same on all ranks because they call
 /// collectives in one order. For each ticket a rank announces stages: its data may be read
 /// (kPosted), its part of the sum is ready (kReduced), it will not read from peers any more
-/// (kFinished).
+/// (kFinished). A rank whose call for the ticket has another fingerprint has reached none of them.
 class HostTransport {
  public:
   enum class Stage : std::uint8_t { kPosted, kReduced, kFinished };
@@ -67,6 +51,7 @@ class HostTransport {
   /// Where reading is refused at first, ranks permit it to the processes that descend from their
   /// nearest common ancestor, and try again; the permission ends with the transport. No rank does
   /// so if any rank asks for kNone or kShared.
+  /// `exchange` must outlive the transport.
   static std::unique_ptr<HostTransport> open(StoreExchange& exchange, TransportMode mode,
                                              std::string& reason);
   ~HostTransport();
@@ -78,18 +63,17 @@ class HostTransport {
   /// True if peers read copies in shared memory instead of this rank's own memory.
   bool shares() const { return arena_ != nullptr; }
 
-  /// Takes the next ticket and lets peers read `tensor` (none of it unless `reads`). If a peer
-  /// posts another call for this ticket, both throw. Blocks only when a thousand collectives are in
-  /// flight.
-  std::uint64_t post(const Communicator::Call& call, const at::Tensor& tensor, bool reads);
+  /// Takes the next ticket and lets peers read `tensor` (none of it unless `reads`). Blocks only
+  /// when a thousand collectives are in flight.
+  std::uint64_t post(const Call& call, const at::Tensor& tensor, bool reads);
   /// Replaces `bytes` at `offset` of the posted data by those of `data`.
   void renew(std::uint64_t ticket, std::int64_t offset, const void* data, std::int64_t bytes);
   /// The posted data is not read any more.
   void withdraw(std::uint64_t ticket);
   void announce(std::uint64_t ticket, Stage stage);
-  bool reached(int peer, std::uint64_t ticket, Stage stage) const;
+  bool reached(int peer, std::uint64_t ticket, std::uint64_t fingerprint, Stage stage) const;
   /// Copies `bytes` from `offset` of the data that `peer` posted. Throws zero::Error if the peer is
-  /// lost or posted for another collective.
+  /// lost.
   void read(int peer, std::uint64_t ticket, std::int64_t offset, void* to, std::int64_t bytes,
             const HostWork& work);
 
@@ -118,24 +102,23 @@ class HostTransport {
     std::unique_ptr<SharedArena> arena;  ///< set if ranks share memory
   };
 
-  explicit HostTransport(const StoreExchange& exchange);
+  explicit HostTransport(StoreExchange& exchange);
   std::string export_handles(TransportMode mode);
   std::string import_handles(const std::vector<std::string>& introductions);
   std::string try_reading() const;
   void permit_reading();
-  bool share(StoreExchange& exchange, std::string& reason);
+  void share(StoreExchange& exchange);
   bool read_raw(int peer, std::uint64_t address, void* to, std::int64_t bytes) const;
   void notify();
   void sleep(std::uint32_t bell);
   bool peer_lost(int peer) const;
-  std::string disagreement(int peer) const;
   bool progress_all();
   [[noreturn]] void fail(const std::string& what, int peer, const std::string& why);
 
   int rank_;
   int size_;
   std::chrono::milliseconds timeout_;
-  std::shared_ptr<CallLog> log_;
+  CallLog& log_;
   std::uint64_t next_ticket_ = 1;
   std::uint64_t cookie_ = 0;
   std::unique_ptr<SharedArena> page_;  // of rank 0
@@ -151,10 +134,10 @@ class HostTransport {
 
 /// A collective over a HostTransport. progress() takes its steps, called from any wait() of this
 /// rank.
-class HostWork : public Work::Backend {
+class HostWork : public Work::Pending {
  public:
   /// Lets peers read `tensor` while the work lives (none of it unless `reads`).
-  HostWork(HostTransport& transport, const Communicator::Call& call, at::Tensor tensor, bool reads);
+  HostWork(HostTransport& transport, const Call& call, at::Tensor tensor, bool reads);
   ~HostWork() override;
   HostWork(const HostWork&) = delete;
   HostWork& operator=(const HostWork&) = delete;
@@ -172,13 +155,17 @@ class HostWork : public Work::Backend {
   std::string what() const { return call_.text(); }
 
  protected:
+  const Call& call() const { return call_; }
   const at::Tensor& posted() const { return posted_; }
   std::uint64_t ticket() const { return ticket_; }
+  bool reached(int peer, HostTransport::Stage stage) const {
+    return transport_.reached(peer, ticket_, call_.fingerprint, stage);
+  }
 
   HostTransport& transport_;
 
  private:
-  Communicator::Call call_;
+  Call call_;
   at::Tensor posted_;
   std::uint64_t ticket_;
 };

@@ -10,9 +10,10 @@
 #include <utility>
 
 #include <zero/base/error.hpp>
+#include <zero/distributed/agreement.hpp>
 #include <zero/distributed/backend.hpp>
 #include <zero/distributed/nccl/nccl.hpp>
-#include <zero/distributed/nccl/nccl_communicator.hpp>
+#include <zero/distributed/nccl/nccl_backend.hpp>
 #include <zero/memory/cuda_memory.hpp>
 
 namespace zero::dist {
@@ -29,24 +30,22 @@ std::string identity(int device) {
   return text;
 }
 
-// Every rank learns of every problem, so that all throw the same message.
 void agree_on_gpus(StoreExchange& store, int device) {
-  const std::string problem = memory::gpu_problem(device);
-  // The first character tells an identity from a problem.
-  const auto all = store.exchange(problem.empty() ? fmt::format("+{}", identity(device))
-                                                  : fmt::format("-{}", problem));
+  const auto all = on_all_ranks([&](const std::string& mine) { return store.exchange(mine); },
+                                "the backend nccl cannot be used",
+                                [&] {
+                                  const std::string problem = memory::gpu_problem(device);
+                                  if (!problem.empty()) throw Error(problem);
+                                  return identity(device);
+                                });
   std::map<std::string, std::size_t> users;
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    const std::string said = all[rank].substr(1);
-    if (all[rank].front() == '-') {
-      throw Error(fmt::format("rank {} cannot use the backend nccl: {}", rank, said));
-    }
-    const auto [other, first] = users.emplace(said, rank);
+    const auto [other, first] = users.emplace(all[rank], rank);
     if (!first && !ranks_may_share_a_gpu()) {
       throw Error(
           fmt::format("ranks {} and {} would both use {}: give each rank a GPU of its own (start "
                       "as many ranks on a machine as it has GPUs)",
-                      other->second, rank, said));
+                      other->second, rank, all[rank]));
     }
   }
 }
@@ -54,7 +53,7 @@ void agree_on_gpus(StoreExchange& store, int device) {
 int chosen_device(const Place& place) {
   if (!memory::gpu_problem().empty())
     return place.local_rank;  // agree_on_gpus() says what is wrong
-  if (place.store.size() == 1) return c10::cuda::current_device();
+  if (place.size == 1) return c10::cuda::current_device();
   return ranks_may_share_a_gpu() ? place.local_rank % c10::cuda::device_count() : place.local_rank;
 }
 
@@ -69,13 +68,11 @@ bool ranks_may_share_a_gpu() {
 }
 
 void enable_nccl(const NcclOptions& nccl) {
-  add_backend("nccl", [nccl](Place place, const ConnectOptions& options) {
+  add_backend("nccl", at::kCUDA, [nccl](Place& place) -> std::unique_ptr<Backend> {
     const int device = nccl.device.value_or(chosen_device(place));
-    agree_on_gpus(place.store, device);
-    ConnectOptions adjusted = options;
-    adjusted.order = nccl.order;
-    return std::make_unique<NcclCommunicator>(std::move(place.store), std::move(place.group),
-                                              device, adjusted);
+    agree_on_gpus(*place.store, device);
+    place.options.order = nccl.order;
+    return std::make_unique<NcclBackend>(place, device);
   });
 }
 

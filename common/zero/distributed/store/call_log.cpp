@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include <zero/base/fnv.hpp>
 #include <zero/distributed/store/call_log.hpp>
 
 namespace zero::dist {
@@ -18,18 +19,6 @@ std::string peer_is_gone(int peer) {
       "the connection to rank {} is gone; it ended, or left after an error of its own", peer);
 }
 
-std::string different_calls(int rank, std::string_view call, int other,
-                            std::string_view others_call) {
-  return fmt::format(
-      "rank {} is in {}, rank {} is in {}; all ranks must call the same functions in the same "
-      "order",
-      rank, call, other, others_call);
-}
-
-std::string call_text(std::string_view public_call, const std::string& what) {
-  return public_call.empty() ? what : fmt::format("{} ({})", public_call, what);
-}
-
 CallLog::~CallLog() {
   {
     const std::lock_guard lock(mutex_);
@@ -39,15 +28,24 @@ CallLog::~CallLog() {
   if (watcher_.joinable()) watcher_.join();
 }
 
-void CallLog::add(std::string_view operation, std::string_view purpose, std::int64_t bytes) {
-  records_[static_cast<std::size_t>(count_++ % kRecords)] = {public_call_, operation, purpose,
-                                                             bytes};
+std::uint64_t CallLog::add(const Record& record) {
+  records_[static_cast<std::size_t>(count_ % kRecords)] = record;
+  const std::array<std::int64_t, 4> numbers = {count_++, record.elements, record.root,
+                                               static_cast<std::int64_t>(record.dtype)};
+  std::uint64_t hash = base::fnv1a({reinterpret_cast<const char*>(numbers.data()), sizeof numbers});
+  for (const std::string_view text : {record.public_call, record.operation, record.purpose}) {
+    hash = base::fnv1a(text, hash);
+  }
+  return hash << kCounted | (static_cast<std::uint64_t>(numbers[0]) & ((1 << kCounted) - 1));
 }
 
 std::string CallLog::Record::text() const {
-  return call_text(public_call,
-                   purpose.empty() ? std::string(operation)
-                                   : fmt::format("{} for {}, {} bytes", operation, purpose, bytes));
+  std::string what(operation);
+  if (!purpose.empty()) {
+    what = fmt::format("{} of {} {} for {}", operation, elements, c10::toString(dtype), purpose);
+  }
+  if (root >= 0) what += fmt::format(", root {}", root);
+  return public_call.empty() ? what : fmt::format("{} ({})", public_call, what);
 }
 
 CallLog::Calls CallLog::list() const {
@@ -74,7 +72,10 @@ std::string CallLog::compare(const Calls& mine) {
       for (const auto& [index, theirs] : others) {
         const auto ours = mine.find(index);
         if (!found.empty() || ours == mine.end() || ours->second == theirs) continue;
-        found = different_calls(rank_, ours->second, r, theirs);
+        found = fmt::format(
+            "rank {} is in {}, rank {} is in {}; all ranks must call the same functions in the "
+            "same order",
+            rank_, ours->second, r, theirs);
       }
     }
   } catch (const std::exception&) {

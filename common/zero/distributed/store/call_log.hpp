@@ -2,6 +2,8 @@
 
 // Private to zero/distributed.
 
+#include <c10/core/ScalarType.h>
+
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -26,16 +28,13 @@ namespace zero::dist {
 std::string peer_is_late(int peer, std::chrono::milliseconds timeout);
 /// `peer` or the connection to it is gone.
 std::string peer_is_gone(int peer);
-/// Two ranks wait for each other in different calls.
-std::string different_calls(int rank, std::string_view call, int other,
-                            std::string_view others_call);
-/// `what` as part of the public function `public_call`, if one is known.
-std::string call_text(std::string_view public_call, const std::string& what);
 
 /// The latest collectives and exchanges of this rank, so that ranks that wait for each other in
-/// different calls find out soon and not at the time limit. Normally it sends nothing: only a rank
-/// that has waited for kPatience writes its list into the store and compares it with the lists of
-/// other ranks there.
+/// different calls find out soon and not at the time limit. Each call has a fingerprint, by which
+/// messages, addresses in memory and texts in the store are found: ranks in different calls wait
+/// for each other and never take one thing for the other. Normally the log sends nothing: only a
+/// rank that has waited for kPatience writes its list into the store and compares it with the lists
+/// of other ranks there.
 class CallLog {
  public:
   /// How long a rank waits before it compares, and between two comparisons.
@@ -55,9 +54,22 @@ class CallLog {
   }
   std::string_view public_call() const { return public_call_; }
 
-  /// Adds the next call of this rank; all ranks must add the same. `operation` and `purpose` are
-  /// literals.
-  void add(std::string_view operation, std::string_view purpose, std::int64_t bytes);
+  /// A call; the texts are literals.
+  struct Record {
+    std::string_view public_call;
+    std::string_view operation;
+    std::string_view purpose = {};
+    c10::ScalarType dtype = c10::ScalarType::Undefined;
+    std::int64_t elements = 0;
+    int root = -1;  ///< of a broadcast or reduce
+    /// "Engine::step (all_reduce of 40 Float for gradient)"
+    std::string text() const;
+  };
+
+  /// Adds the next call of this rank; all ranks must add the same. Returns its fingerprint: a
+  /// number in the last kCounted bits, a hash of the record and of the whole number above them.
+  std::uint64_t add(const Record& record);
+  static constexpr int kCounted = 10;
 
   /// Two ranks and their calls, if the lists of this rank and another differ. Empty if they agree,
   /// if no other rank has written its list, or if the store is gone.
@@ -79,11 +91,6 @@ class CallLog {
   };
 
  private:
-  struct Record {
-    std::string_view public_call, operation, purpose;
-    std::int64_t bytes = 0;
-    std::string text() const;
-  };
   static constexpr std::int64_t kRecords = 64;
   using Calls = std::map<std::int64_t, std::string>;  // texts by number
 

@@ -34,50 +34,41 @@ auto StoreExchange::patiently(const std::string& what, const Wait& wait) {
 std::vector<std::string> StoreExchange::exchange(const std::string& text) {
   if (size_ == 1) return {text};
   const std::int64_t round = round_++;
-  log_->add("exchange of texts", "", 0);
-  patiently(fmt::format("to say message {}", round),
-            [&] { put(round, fmt::format("{}\n{}", log_->public_call(), text)); });
+  const std::uint64_t call = log_.add({log_.public_call(), "exchange of texts"});
+  patiently(fmt::format("to say message {}", round), [&] { put(call, text); });
   std::vector<std::string> all;
-  for (int rank = 0; rank < size_; ++rank) {
-    const std::string message = take(rank, round);
-    const std::size_t end = message.find('\n');
-    const std::string call = message.substr(0, end);
-    if (call != log_->public_call()) {
-      throw Error(different_calls(rank_, log_->public_call(), rank, call));
-    }
-    all.push_back(message.substr(end + 1));
-  }
+  for (int rank = 0; rank < size_; ++rank) all.push_back(take(rank, call, round));
   forget_last_message();
   // The serving rank returns last: the store may go away as soon as it does.
   if (server_ >= 0) leave(round);
   return all;
 }
 
-std::string StoreExchange::key_of(std::int64_t round, int rank, std::size_t part) {
-  return fmt::format("exchange/{}/{}/{}", round, rank, part);
+std::string StoreExchange::key_of(std::uint64_t call, int rank, std::size_t part) {
+  return fmt::format("exchange/{:x}/{}/{}", call, rank, part);
 }
 
 // Each part begins with "+" if another follows, the last with "=".
-void StoreExchange::put(std::int64_t round, const std::string& message) {
+void StoreExchange::put(std::uint64_t call, const std::string& text) {
   older_ = std::exchange(mine_, {});
   bool more = true;
   for (std::size_t begin = 0; more; begin += kLargestPart) {
-    more = message.size() - begin > kLargestPart;
-    mine_.push_back(key_of(round, rank_, mine_.size()));
+    more = text.size() - begin > kLargestPart;
+    mine_.push_back(key_of(call, rank_, mine_.size()));
     store_->set(mine_.back(), fmt::format("{}{}", more ? '+' : '=',
-                                          std::string_view(message).substr(begin, kLargestPart)));
+                                          std::string_view(text).substr(begin, kLargestPart)));
   }
 }
 
-std::string StoreExchange::take(int rank, std::int64_t round) {
+std::string StoreExchange::take(int rank, std::uint64_t call, std::int64_t round) {
   return patiently(fmt::format("for message {} of rank {}", round, rank), [&] {
-    std::string message, part = "+";
+    std::string text, part = "+";
     for (std::size_t i = 0; part.front() == '+'; ++i) {
-      wait_for(key_of(round, rank, i));
-      part = store_->get_to_str(key_of(round, rank, i));
-      message += part.substr(1);
+      wait_for(key_of(call, rank, i));
+      part = store_->get_to_str(key_of(call, rank, i));
+      text += part.substr(1);
     }
-    return message;
+    return text;
   });
 }
 
@@ -90,7 +81,7 @@ void StoreExchange::wait_for(const std::string& key) {
       return;
     } catch (const std::exception& error) {
       if (Clock::now() >= deadline) throw;
-      if (const std::string why = log_->disagreement(); !why.empty()) throw Error(why);
+      if (const std::string why = log_.disagreement(); !why.empty()) throw Error(why);
       if (dynamic_cast<const Error*>(&error) != nullptr) throw;  // a rank has failed
       if (store_->check({key})) return;                          // throws if the store is gone
     }

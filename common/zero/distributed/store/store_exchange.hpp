@@ -5,7 +5,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -25,7 +24,9 @@ class StoreExchange {
         size_(size),
         timeout_(timeout),
         server_(server),
-        log_(std::make_shared<CallLog>(store_, rank, size)) {}
+        log_(store_, rank, size) {}
+  StoreExchange(const StoreExchange&) = delete;
+  StoreExchange& operator=(const StoreExchange&) = delete;
 
   /// Of a single rank, which needs no store.
   explicit StoreExchange(std::chrono::milliseconds timeout)
@@ -35,7 +36,7 @@ class StoreExchange {
   std::vector<std::string> exchange(const std::string& text);
 
   /// The calls of all users of this store.
-  const std::shared_ptr<CallLog>& call_log() const { return log_; }
+  CallLog& call_log() { return log_; }
   const StorePtr& store() const { return store_; }
   int rank() const { return rank_; }
   int size() const { return size_; }
@@ -43,9 +44,9 @@ class StoreExchange {
   int server() const { return server_; }
 
  private:
-  static std::string key_of(std::int64_t round, int rank, std::size_t part);
-  void put(std::int64_t round, const std::string& message);
-  std::string take(int rank, std::int64_t round);
+  static std::string key_of(std::uint64_t call, int rank, std::size_t part);
+  void put(std::uint64_t call, const std::string& text);
+  std::string take(int rank, std::uint64_t call, std::int64_t round);
   void wait_for(const std::string& key);
   void forget_last_message();
   void leave(std::int64_t round);
@@ -58,10 +59,10 @@ class StoreExchange {
   int size_;
   std::chrono::milliseconds timeout_;
   int server_;
-  std::shared_ptr<CallLog> log_;
+  CallLog log_;
   std::int64_t round_ = 0;
-  std::vector<std::string> mine_;   // keys of this rank's message
-  std::vector<std::string> older_;  // keys of the message before that
+  std::vector<std::string> mine_;   // keys of this rank's text
+  std::vector<std::string> older_;  // keys of the text before that
 };
 
 }  // namespace zero::dist

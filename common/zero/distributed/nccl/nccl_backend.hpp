@@ -4,7 +4,9 @@
 
 #include <c10/core/Event.h>
 #include <c10/core/Stream.h>
+#include <fmt/format.h>
 
+#include <chrono>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -12,7 +14,8 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
-#include <zero/distributed/gloo/gloo_communicator.hpp>
+#include <zero/distributed/pairwise_backend.hpp>
+#include <zero/distributed/store/store_exchange.hpp>
 
 namespace zero::dist {
 
@@ -25,42 +28,39 @@ using NcclGroup = c10::intrusive_ptr<c10d::Backend>;
 /// and reusing them is safe. (record_stream() would keep the memory until the host next checks, and
 /// peaks would depend on timing.)
 struct Flight {
-  Communicator::Call call;
+  Call call;
   std::vector<at::Tensor> buffers;  ///< what it reads and writes
   c10::Event done{c10::DeviceType::CUDA};
   std::vector<c10::intrusive_ptr<c10d::Work>> works;  ///< NCCL's operations, which notice errors
   bool waited_for = false;
 };
 
-/// CUDA tensors over NCCL, CPU tensors over Gloo. See enable_nccl() of nccl.hpp.
+/// CUDA tensors over NCCL. See enable_nccl() of nccl.hpp.
 ///
 /// Gradients travel on one stream, everything else on another, beside the computing stream. The
 /// host does not wait for them: a collective begins after earlier work of the calling thread's
 /// stream, and wait() orders later work of that stream behind the collective.
-class NcclCommunicator final : public GlooCommunicator {
+class NcclBackend final : public Backend {
  public:
   /// Called by all ranks. Makes GPU `device` the current one of this thread; NCCL connects in the
-  /// first collective. `group` is null for one rank.
-  NcclCommunicator(StoreExchange store, GroupPtr group, int device, const ConnectOptions& options);
+  /// first collective.
+  NcclBackend(const Place& place, int device);
   /// Ends NCCL's connections. After an error it does not wait for peers.
-  ~NcclCommunicator() override;
+  ~NcclBackend() override;
 
-  bool checks_gradients() const override { return false; }
+  std::string transport() const override { return fmt::format("NCCL on GPU {}", device_); }
+  bool takes(at::Device device) const override {
+    return device.is_cuda() && device.index() == device_;
+  }
 
- protected:
-  WorkPtr do_broadcast(const Call&, at::Tensor tensor, int root) override;
-  WorkPtr do_reduce(const Call&, at::Tensor tensor, int root, int divisor) override;
-  WorkPtr do_all_reduce(const Call&, at::Tensor tensor, int divisor) override;
-  WorkPtr do_reduce_scatter(const Call&, at::Tensor output, at::Tensor input, int divisor) override;
-  WorkPtr do_all_gather(const Call&, at::Tensor output, at::Tensor input) override;
-  WorkPtr do_all_to_all(const Call&, at::Tensor output, at::Tensor input) override;
-  WorkPtr do_message(const Call&, at::Tensor tensor, int peer) override;
-  void do_synchronize() override;
-  WorkPtr reduce_pieces(const Call&, at::Tensor input, std::vector<std::int64_t> bounds,
-                        at::Tensor output, int divisor, bool gather) override;
-  void check_device(const at::Tensor& tensor) const override;
-
-  std::unique_ptr<Communicator> make_group(StoreExchange store, GroupPtr group) override;
+  WorkPtr broadcast(const Call& call, at::Tensor tensor) override;
+  WorkPtr reduce(const Call& call, at::Tensor tensor) override;
+  WorkPtr all_reduce(const Call& call, at::Tensor tensor) override;
+  WorkPtr reduce_scatter(const Call& call, at::Tensor output, at::Tensor input) override;
+  WorkPtr all_gather(const Call& call, at::Tensor output, at::Tensor input) override;
+  WorkPtr all_to_all(const Call& call, at::Tensor output, at::Tensor input) override;
+  WorkPtr message(const Call& call, at::Tensor tensor) override;
+  void synchronize() override;
 
  private:
   using C10dWork = c10::intrusive_ptr<c10d::Work>;
@@ -77,14 +77,18 @@ class NcclCommunicator final : public GlooCommunicator {
   /// fly() with launch(), for a collective that is one operation; `after` runs on its result.
   WorkPtr start(const Call& call, std::vector<at::Tensor> buffers, const NcclOperation& operation,
                 const std::function<void()>& after = {});
+  WorkPtr reduce_in_order(const Call& call, const Pieces& pieces);
   c10::Stream current_stream() const;
   void forget_completed();
   void check(const Flight& flight);
   /// Ends NCCL's operations, so that no rank waits forever, and throws.
   [[noreturn]] void fail(const Flight& flight, const std::string& cause);
-  /// Whether both are on the CPU. Throws zero::Error if only one is.
-  bool on_cpu(const at::Tensor& output, const at::Tensor& input) const;
 
+  int rank_;
+  int size_;
+  bool native_;
+  std::chrono::milliseconds timeout_;
+  std::shared_ptr<StoreExchange> store_;
   int device_;
   NcclGroup nccl_;
   c10::Stream gradients_;

@@ -7,7 +7,8 @@
 
 #include <tests/support/ranks.hpp>
 #include <zero/base/error.hpp>
-#include <zero/distributed/fake/fake_communicator.hpp>
+#include <zero/distributed/agreement.hpp>
+#include <zero/distributed/fake/fake_backend.hpp>
 
 namespace zero::dist {
 namespace {
@@ -41,10 +42,10 @@ void call_everything(Communicator& c) {
   received.wait();
 }
 
-TEST(FakeCommunicator, CountsWhatARealRankCounts) {
+TEST(FakeBackend, CountsWhatARealRankCounts) {
   for (const int ranks : {1, 2, 3, 5}) {
     on_ranks(ranks, [](Communicator& real) {
-      FakeCommunicator fake(real.rank(), real.size());
+      Communicator fake = connect_fake(real.rank(), real.size());
       const Traffic before = real.traffic();
       call_everything(real);
       const Traffic sent = real.traffic().since(before);
@@ -62,30 +63,30 @@ TEST(FakeCommunicator, CountsWhatARealRankCounts) {
   }
 }
 
-TEST(FakeCommunicator, KnowsOnlyRanksThatItsWorldHasAndSendsToOthersOnly) {
-  EXPECT_NO_THROW(FakeCommunicator(511, 512));
-  EXPECT_THROW(FakeCommunicator(512, 512), Error);
-  EXPECT_THROW(FakeCommunicator(-1, 512), Error);
-  EXPECT_THROW(FakeCommunicator(0, 0), Error);
+TEST(FakeBackend, KnowsOnlyRanksThatItsWorldHasAndSendsToOthersOnly) {
+  EXPECT_NO_THROW(connect_fake(511, 512));
+  EXPECT_THROW(connect_fake(512, 512), Error);
+  EXPECT_THROW(connect_fake(-1, 512), Error);
+  EXPECT_THROW(connect_fake(0, 0), Error);
   on_ranks(1, [](Communicator&) {
-    FakeCommunicator fake(1, 3);
+    Communicator fake = connect_fake(1, 3);
     EXPECT_THROW(fake.send(numbers(2), 1, Purpose::kSetup).wait(), Error);
     EXPECT_THROW(fake.recv(numbers(2), 1, Purpose::kSetup).wait(), Error);
     EXPECT_THROW(fake.broadcast(numbers(2), 3, Purpose::kSetup).wait(), Error);
   });
 }
 
-TEST(FakeCommunicator, TheOthersAgreeAndHaveThisRanksText) {
-  FakeCommunicator c(2, 4);
+TEST(FakeBackend, TheOthersAgreeAndHaveThisRanksText) {
+  Communicator c = connect_fake(2, 4);
   EXPECT_THAT(c.exchange("so be it"),
               ::testing::ElementsAre("so be it", "so be it", "so be it", "so be it"));
-  EXPECT_NO_THROW(c.verify_same_on_all_ranks("anything", "whatever"));
+  EXPECT_NO_THROW(verify_same(c, "anything", "whatever"));
   EXPECT_THAT(c.transport(), HasSubstr("nothing is sent"));
 }
 
-TEST(FakeCommunicator, TwinsAverageToOneselfAndSumToNTimesOneself) {
+TEST(FakeBackend, TwinsAverageToOneselfAndSumToNTimesOneself) {
   on_ranks(1, [](Communicator&) {
-    FakeCommunicator c(1, 4);
+    Communicator c = connect_fake(1, 4);
     at::Tensor t = numbers(8);
     c.all_reduce(t, Purpose::kGradient).wait();
     EXPECT_TRUE(at::equal(t, numbers(8)));
@@ -108,9 +109,9 @@ TEST(FakeCommunicator, TwinsAverageToOneselfAndSumToNTimesOneself) {
   });
 }
 
-TEST(FakeCommunicator, WithoutASourceEveryPieceIsThisRanks) {
+TEST(FakeBackend, WithoutASourceEveryPieceIsThisRanks) {
   on_ranks(1, [](Communicator&) {
-    FakeCommunicator c(1, 3);
+    Communicator c = connect_fake(1, 3);
     const at::Tensor mine = (numbers(2) + 2).repeat({3});
     at::Tensor all = at::zeros({6});
     c.all_gather(all, numbers(2), Purpose::kParameter).wait();
@@ -125,10 +126,10 @@ TEST(FakeCommunicator, WithoutASourceEveryPieceIsThisRanks) {
   });
 }
 
-TEST(FakeCommunicator, WhatIsReceivedComesFromTheSourceAndOnesOwnChunkFromOneself) {
+TEST(FakeBackend, WhatIsReceivedComesFromTheSourceAndOnesOwnChunkFromOneself) {
   on_ranks(1, [](Communicator&) {
     int asked = 0;
-    FakeCommunicator c(1, 3, [&](at::Tensor received) {
+    Communicator c = connect_fake(1, 3, [&](at::Tensor received) {
       ++asked;
       if (received.numel() == 4) return false;
       received.fill_(9);
@@ -160,9 +161,9 @@ TEST(FakeCommunicator, WhatIsReceivedComesFromTheSourceAndOnesOwnChunkFromOnesel
 }
 
 // Whoever reads too early must not be lucky here.
-TEST(FakeCommunicator, NothingIsThereBeforeItIsWaitedFor) {
+TEST(FakeBackend, NothingIsThereBeforeItIsWaitedFor) {
   on_ranks(1, [](Communicator&) {
-    FakeCommunicator c(1, 3, [](at::Tensor received) {
+    Communicator c = connect_fake(1, 3, [](at::Tensor received) {
       received.fill_(9);
       return true;
     });
@@ -180,8 +181,8 @@ TEST(FakeCommunicator, NothingIsThereBeforeItIsWaitedFor) {
   });
 }
 
-TEST(FakeCommunicator, AGroupOfItIsAsFake) {
-  FakeCommunicator c(300, 512);
+TEST(FakeBackend, AGroupOfItIsAsFake) {
+  Communicator c = connect_fake(300, 512);
   const auto group = c.split({7, 300, 511}, "some");
   EXPECT_EQ(group->rank(), 1);
   EXPECT_EQ(group->size(), 3);
@@ -190,12 +191,12 @@ TEST(FakeCommunicator, AGroupOfItIsAsFake) {
 }
 
 // A model that is split over one of its groups is made after the groups, and the source after it.
-TEST(FakeCommunicator, ASourceThatIsSetLaterIsThatOfEarlierGroupsToo) {
+TEST(FakeBackend, ASourceThatIsSetLaterIsThatOfEarlierGroupsToo) {
   on_ranks(1, [](Communicator&) {
-    FakeCommunicator world(5, 8);
+    Communicator world = connect_fake(5, 8);
     const auto data = world.split({1, 3, 5, 7}, "data");
     const auto shard = data->split({2, 3}, "shard");
-    world.set_source([](at::Tensor received) {
+    set_fake_source(world, [](at::Tensor received) {
       received.fill_(9);
       return true;
     });
@@ -205,9 +206,9 @@ TEST(FakeCommunicator, ASourceThatIsSetLaterIsThatOfEarlierGroupsToo) {
   });
 }
 
-TEST(FakeCommunicator, HostsHaveConsecutiveRanksAndGroupsKeepThem) {
+TEST(FakeBackend, HostsHaveConsecutiveRanksAndGroupsKeepThem) {
   on_ranks(1, [](Communicator&) {
-    FakeCommunicator world(11, 24, /*source=*/{}, /*ranks_per_host=*/8);
+    Communicator world = connect_fake(11, 24, /*source=*/{}, /*ranks_per_host=*/8);
     EXPECT_EQ(world.host_of(7), 0);
     EXPECT_EQ(world.host_of(8), 1);
     EXPECT_EQ(world.host_of(23), 2);
@@ -219,14 +220,14 @@ TEST(FakeCommunicator, HostsHaveConsecutiveRanksAndGroupsKeepThem) {
     EXPECT_EQ(world.traffic().bytes(Purpose::kParameter), 3 * 8);
     EXPECT_EQ(world.traffic().between_hosts(Purpose::kParameter), 2 * 8);
   });
-  EXPECT_EQ(FakeCommunicator(11, 24).host_of(23), 0);
-  EXPECT_THROW(FakeCommunicator(0, 24, {}, 7), Error);
-  EXPECT_THROW(FakeCommunicator(0, 24, {}, -1), Error);
+  EXPECT_EQ(connect_fake(11, 24).host_of(23), 0);
+  EXPECT_THROW(connect_fake(0, 24, {}, 7), Error);
+  EXPECT_THROW(connect_fake(0, 24, {}, -1), Error);
 }
 
-TEST(FakeCommunicator, ActivationsOfAnotherRankAreOnesAndOtherUnknownMessagesAreLeftAlone) {
+TEST(FakeBackend, ActivationsOfAnotherRankAreOnesAndOtherUnknownMessagesAreLeftAlone) {
   on_ranks(1, [](Communicator&) {
-    FakeCommunicator c(1, 3);
+    Communicator c = connect_fake(1, 3);
     at::Tensor t = at::full({4}, NAN);
     c.recv(t, /*source=*/0, Purpose::kActivation).wait();
     EXPECT_TRUE(at::equal(t, at::ones({4})));

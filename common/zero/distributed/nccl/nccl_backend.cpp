@@ -14,7 +14,7 @@
 #include <zero/base/error.hpp>
 #include <zero/base/program.hpp>
 #include <zero/distributed/grouped_reduction.hpp>
-#include <zero/distributed/nccl/nccl_communicator.hpp>
+#include <zero/distributed/nccl/nccl_backend.hpp>
 
 namespace zero::dist {
 namespace {
@@ -41,19 +41,21 @@ c10::Stream new_stream(int device) {
 
 }  // namespace
 
-NcclCommunicator::NcclCommunicator(StoreExchange store, GroupPtr group, int device,
-                                   const ConnectOptions& options)
-    : GlooCommunicator(store, std::move(group), options,
-                       fmt::format("NCCL on GPU {}, CPU tensors over TCP", device)),
+NcclBackend::NcclBackend(const Place& place, int device)
+    : rank_(place.rank),
+      size_(place.size),
+      native_(place.options.order == ReductionOrder::kNative),
+      timeout_(place.options.timeout),
+      store_(place.store),
       device_(device),
       gradients_(new_stream(device)),
       others_(new_stream(device)) {
   // NCCL takes the GPU of the tensors; allocations without an index follow the current one.
   c10::cuda::set_device(static_cast<c10::DeviceIndex>(device));
-  if (size() > 1) nccl_ = make_nccl_group(store.store(), rank(), size(), options.timeout);
+  if (size_ > 1) nccl_ = make_nccl_group(store_->store(), rank_, size_, timeout_);
 }
 
-NcclCommunicator::~NcclCommunicator() {
+NcclBackend::~NcclBackend() {
   if (!nccl_) return;
   try {
     if (failed_ || std::uncaught_exceptions() > 0) {
@@ -62,117 +64,77 @@ NcclCommunicator::~NcclCommunicator() {
       nccl_->shutdown();
     }
   } catch (const std::exception& error) {
-    log_error(fmt::format("rank {}: NCCL's connections could not be closed: {}", rank(),
+    log_error(fmt::format("rank {}: NCCL's connections could not be closed: {}", rank_,
                           first_line(error.what())));
   }
 }
 
-std::unique_ptr<Communicator> NcclCommunicator::make_group(StoreExchange store, GroupPtr group) {
-  return std::make_unique<NcclCommunicator>(std::move(store), std::move(group), device_, options());
-}
-
-void NcclCommunicator::check_device(const at::Tensor& tensor) const {
-  if (tensor.is_cpu() || (tensor.is_cuda() && tensor.device().index() == device_)) return;
-  throw Error(
-      fmt::format("this rank works on GPU {}; a tensor is on {}", device_, tensor.device().str()));
-}
-
-bool NcclCommunicator::on_cpu(const at::Tensor& output, const at::Tensor& input) const {
-  if (output.device() == input.device()) return input.is_cpu();
-  throw Error(fmt::format("this rank works on GPU {}; a tensor is on {}", device_,
-                          (input.is_cpu() ? input : output).device().str()));
-}
-
-Communicator::WorkPtr NcclCommunicator::start(const Call& call, std::vector<at::Tensor> buffers,
-                                              const NcclOperation& operation,
-                                              const std::function<void()>& after) {
+Backend::WorkPtr NcclBackend::start(const Call& call, std::vector<at::Tensor> buffers,
+                                    const NcclOperation& operation,
+                                    const std::function<void()>& after) {
   return fly(call, std::move(buffers), [&](Flight& flight) {
     launch(flight, operation);
     if (after) after();
   });
 }
 
-Communicator::WorkPtr NcclCommunicator::reduce_pieces(const Call& call, at::Tensor input,
-                                                      std::vector<std::int64_t> bounds,
-                                                      at::Tensor output, int divisor, bool gather) {
-  if (on_cpu(output, input)) {
-    return GlooCommunicator::reduce_pieces(call, input, std::move(bounds), output, divisor, gather);
-  }
-  return fly(call, {input, output}, [&](Flight& flight) {
+Backend::WorkPtr NcclBackend::reduce_in_order(const Call& call, const Pieces& pieces) {
+  return fly(call, {pieces.input, pieces.output}, [&](Flight& flight) {
     const Exchange exchange = [&](std::vector<at::Tensor> incoming,
                                   std::vector<at::Tensor> outgoing) {
       launch(flight, [&](c10d::Backend& nccl) { return nccl.alltoall(incoming, outgoing); });
     };
-    grouped_reduce(cut(input, bounds), output, rank(), divisor, gather, exchange);
+    std::vector<at::Tensor> all;
+    for (int r = 0; r < size_; ++r) all.push_back(pieces.of(r));
+    grouped_reduce(all, pieces.output, rank_, call.divisor, pieces.gather, exchange);
   });
 }
 
-// CPU tensors go to the base class, and reductions in rank order, which comes back to
-// reduce_pieces().
-
-Communicator::WorkPtr NcclCommunicator::do_broadcast(const Call& call, at::Tensor tensor,
-                                                     int root) {
-  if (tensor.is_cpu()) return GlooCommunicator::do_broadcast(call, std::move(tensor), root);
+Backend::WorkPtr NcclBackend::broadcast(const Call& call, at::Tensor tensor) {
   c10d::BroadcastOptions options;
-  options.rootRank = root;
+  options.rootRank = call.root;
   std::vector<at::Tensor> tensors{std::move(tensor)};
   return start(call, tensors,
                [&](c10d::Backend& nccl) { return nccl.broadcast(tensors, options); });
 }
 
-Communicator::WorkPtr NcclCommunicator::do_reduce(const Call& call, at::Tensor tensor, int root,
-                                                  int divisor) {
-  if (tensor.is_cpu() || !native()) {
-    return GlooCommunicator::do_reduce(call, std::move(tensor), root, divisor);
-  }
+Backend::WorkPtr NcclBackend::reduce(const Call& call, at::Tensor tensor) {
+  if (!native_) return reduce_in_order(call, Pieces(call, rank_, size_, tensor));
   c10d::ReduceOptions options;
-  options.rootRank = root;
+  options.rootRank = call.root;
   std::vector<at::Tensor> tensors{tensor};
   return start(
       call, tensors, [&](c10d::Backend& nccl) { return nccl.reduce(tensors, options); },
-      [tensor, by = rank() == root ? divisor : 1] { divide(tensor, by); });
+      [tensor, by = rank_ == call.root ? call.divisor : 1] { divide(tensor, by); });
 }
 
-Communicator::WorkPtr NcclCommunicator::do_all_reduce(const Call& call, at::Tensor tensor,
-                                                      int divisor) {
-  if (tensor.is_cpu() || !native()) {
-    return GlooCommunicator::do_all_reduce(call, std::move(tensor), divisor);
-  }
+Backend::WorkPtr NcclBackend::all_reduce(const Call& call, at::Tensor tensor) {
+  if (!native_) return reduce_in_order(call, Pieces(call, rank_, size_, tensor));
   std::vector<at::Tensor> tensors{tensor};
   return start(
       call, tensors, [&](c10d::Backend& nccl) { return nccl.allreduce(tensors); },
-      [tensor, by = divisor] { divide(tensor, by); });
+      [tensor, by = call.divisor] { divide(tensor, by); });
 }
 
-Communicator::WorkPtr NcclCommunicator::do_reduce_scatter(const Call& call, at::Tensor output,
-                                                          at::Tensor input, int divisor) {
-  if (on_cpu(output, input) || !native()) {
-    return GlooCommunicator::do_reduce_scatter(call, std::move(output), std::move(input), divisor);
-  }
+Backend::WorkPtr NcclBackend::reduce_scatter(const Call& call, at::Tensor output,
+                                             at::Tensor input) {
+  if (!native_) return reduce_in_order(call, Pieces(call, rank_, size_, input, output));
   at::Tensor flat_output = output.flatten();
   at::Tensor flat_input = input.flatten();
   return start(
       call, {flat_output, flat_input},
       [&](c10d::Backend& nccl) { return nccl._reduce_scatter_base(flat_output, flat_input); },
-      [flat_output, by = divisor] { divide(flat_output, by); });
+      [flat_output, by = call.divisor] { divide(flat_output, by); });
 }
 
-Communicator::WorkPtr NcclCommunicator::do_all_gather(const Call& call, at::Tensor output,
-                                                      at::Tensor input) {
-  if (on_cpu(output, input)) {
-    return GlooCommunicator::do_all_gather(call, std::move(output), std::move(input));
-  }
+Backend::WorkPtr NcclBackend::all_gather(const Call& call, at::Tensor output, at::Tensor input) {
   at::Tensor flat_output = output.flatten();
   at::Tensor flat_input = input.flatten();
   return start(call, {flat_output, flat_input},
                [&](c10d::Backend& nccl) { return nccl._allgather_base(flat_output, flat_input); });
 }
 
-Communicator::WorkPtr NcclCommunicator::do_all_to_all(const Call& call, at::Tensor output,
-                                                      at::Tensor input) {
-  if (on_cpu(output, input)) {
-    return GlooCommunicator::do_all_to_all(call, std::move(output), std::move(input));
-  }
+Backend::WorkPtr NcclBackend::all_to_all(const Call& call, at::Tensor output, at::Tensor input) {
   at::Tensor flat_output = output.flatten();
   at::Tensor flat_input = input.flatten();
   std::vector<std::int64_t> equal_pieces;
@@ -181,13 +143,12 @@ Communicator::WorkPtr NcclCommunicator::do_all_to_all(const Call& call, at::Tens
   });
 }
 
-Communicator::WorkPtr NcclCommunicator::do_message(const Call& call, at::Tensor tensor, int peer) {
-  if (tensor.is_cpu()) return GlooCommunicator::do_message(call, std::move(tensor), peer);
+Backend::WorkPtr NcclBackend::message(const Call& call, at::Tensor tensor) {
   if (tensor.numel() == 0) return nullptr;
   std::vector<at::Tensor> tensors{std::move(tensor)};
   return start(call, tensors, [&](c10d::Backend& nccl) {
-    return call.operation == Operation::kSend ? nccl.send(tensors, peer, /*tag=*/0)
-                                              : nccl.recv(tensors, peer, /*tag=*/0);
+    return call.operation == Operation::kSend ? nccl.send(tensors, call.root, /*tag=*/0)
+                                              : nccl.recv(tensors, call.root, /*tag=*/0);
   });
 }
 
@@ -197,33 +158,33 @@ constexpr auto kLook = std::chrono::microseconds(50);
 
 }  // namespace
 
-class NcclCommunicator::FlightWork final : public Work::Backend {
+class NcclBackend::FlightWork final : public Work::Pending {
  public:
-  FlightWork(NcclCommunicator& communicator, std::shared_ptr<Flight> flight)
-      : communicator_(communicator), flight_(std::move(flight)) {}
+  FlightWork(NcclBackend& backend, std::shared_ptr<Flight> flight)
+      : backend_(backend), flight_(std::move(flight)) {}
 
   void wait() override {
-    communicator_.check(*flight_);
-    flight_->done.block(communicator_.current_stream());
+    backend_.check(*flight_);
+    flight_->done.block(backend_.current_stream());
     flight_->waited_for = true;
     flight_->buffers.clear();
   }
 
  private:
-  NcclCommunicator& communicator_;
+  NcclBackend& backend_;
   std::shared_ptr<Flight> flight_;
 };
 
-void NcclCommunicator::fail(const Flight& flight, const std::string& cause) {
+void NcclBackend::fail(const Flight& flight, const std::string& cause) {
   failed_ = true;
   nccl_->abort();
   throw Error(fmt::format(
       "{}: not complete within {} s, or a rank is gone; another rank ended, is stopped, "
       "or is in another collective ({})",
-      flight.call.text(), std::chrono::duration<double>(options().timeout).count(), cause));
+      flight.call.text(), std::chrono::duration<double>(timeout_).count(), cause));
 }
 
-void NcclCommunicator::check(const Flight& flight) {
+void NcclBackend::check(const Flight& flight) {
   for (const C10dWork& work : flight.works) {
     work->isCompleted();  // checks for NCCL's errors, too
     if (!work->exception()) continue;
@@ -235,32 +196,38 @@ void NcclCommunicator::check(const Flight& flight) {
   }
 }
 
-c10::Stream NcclCommunicator::current_stream() const {
+c10::Stream NcclBackend::current_stream() const {
   const c10::impl::VirtualGuardImpl gpus(c10::DeviceType::CUDA);
   return gpus.getStream({c10::kCUDA, static_cast<c10::DeviceIndex>(device_)});
 }
 
-void NcclCommunicator::forget_completed() {
+void NcclBackend::forget_completed() {
   // Checked first: an operation that was ended by an error is complete, too.
   for (const auto& flight : flights_) check(*flight);
   while (!flights_.empty() && flights_.front()->done.query()) flights_.pop_front();
 }
 
-void NcclCommunicator::do_synchronize() {
+void NcclBackend::synchronize() {
   for (const auto& flight : flights_) {
     if (!flight->waited_for) continue;
-    const auto limit = std::chrono::steady_clock::now() + options().timeout;
+    const auto limit = std::chrono::steady_clock::now() + timeout_;
+    auto next_look = std::chrono::steady_clock::now() + CallLog::kPatience;
     while (!flight->done.query()) {
       check(*flight);
       if (std::chrono::steady_clock::now() > limit) fail(*flight, "time limit");
+      if (std::chrono::steady_clock::now() > next_look) {
+        const std::string why = store_->call_log().disagreement();
+        if (!why.empty()) fail(*flight, why);
+        next_look = std::chrono::steady_clock::now() + CallLog::kPatience;
+      }
       std::this_thread::sleep_for(kLook);
     }
   }
   forget_completed();
 }
 
-Communicator::WorkPtr NcclCommunicator::fly(const Call& call, std::vector<at::Tensor> buffers,
-                                            const std::function<void(Flight&)>& body) {
+Backend::WorkPtr NcclBackend::fly(const Call& call, std::vector<at::Tensor> buffers,
+                                  const std::function<void(Flight&)>& body) {
   forget_completed();
   auto flight = std::make_shared<Flight>();
   flight->call = call;
@@ -278,7 +245,7 @@ Communicator::WorkPtr NcclCommunicator::fly(const Call& call, std::vector<at::Te
   return std::make_unique<FlightWork>(*this, std::move(flight));
 }
 
-void NcclCommunicator::launch(Flight& flight, const NcclOperation& operation) {
+void NcclBackend::launch(Flight& flight, const NcclOperation& operation) {
   try {
     const C10dWork work = operation(*nccl_);
     work->wait();  // the stream, not the host

@@ -1,0 +1,86 @@
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+#include <fmt/format.h>
+
+#include <exception>
+#include <sstream>
+#include <utility>
+
+#include <zero/base/error.hpp>
+#include <zero/distributed/agreement.hpp>
+
+namespace zero::dist {
+namespace {
+
+// The first line in which two texts differ, from each of them.
+std::pair<std::string, std::string> first_difference(const std::string& a, const std::string& b) {
+  std::istringstream lines_of_a(a), lines_of_b(b);
+  std::string of_a, of_b;
+  while (true) {
+    const bool more_in_a = static_cast<bool>(std::getline(lines_of_a, of_a));
+    const bool more_in_b = static_cast<bool>(std::getline(lines_of_b, of_b));
+    if (more_in_a && more_in_b && of_a == of_b) continue;
+    return {more_in_a ? of_a : "nothing more", more_in_b ? of_b : "nothing more"};
+  }
+}
+
+}  // namespace
+
+void expect_same(const std::string& what, const std::vector<RankText>& texts) {
+  for (const auto& [rank, text] : texts) {
+    if (text == texts.front().text) continue;
+    const auto [of_first, of_other] = first_difference(texts.front().text, text);
+    throw Error(
+        fmt::format("ranks disagree about {}: rank {} has {}, rank {} has {}; start all ranks "
+                    "with the same program, options and files",
+                    what, texts.front().rank, of_first, rank, of_other));
+  }
+}
+
+void verify_same(Communicator& communicator, const std::string& what, const std::string& text) {
+  std::vector<RankText> texts;
+  for (std::string& theirs : communicator.exchange(text)) {
+    texts.push_back({static_cast<int>(texts.size()), std::move(theirs)});
+  }
+  expect_same(what, texts);
+}
+
+std::string answer_of(const std::function<std::string()>& action) {
+  try {
+    return "+" + action();
+  } catch (const std::exception& error) {
+    return "-" + message_of(error);
+  }
+}
+
+std::string content_of(const std::string& answer, const std::string& who) {
+  if (!answer.starts_with('+')) throw Error(who + answer.substr(1));
+  return answer.substr(1);
+}
+
+std::vector<std::string> on_all_ranks(
+    const std::function<std::vector<std::string>(const std::string&)>& exchange,
+    const std::string& what, const std::function<std::string()>& action) {
+  std::vector<std::string> all = exchange(answer_of(action));
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    all[rank] = content_of(all[rank], fmt::format("{}: rank {}: ", what, rank));
+  }
+  return all;
+}
+
+std::vector<std::string> on_all_ranks(Communicator& communicator, const std::string& what,
+                                      const std::function<std::string()>& action) {
+  return on_all_ranks([&](const std::string& mine) { return communicator.exchange(mine); }, what,
+                      action);
+}
+
+std::vector<double> all_gather_scalars(Communicator& communicator, std::vector<double> mine) {
+  // Tensors of its own: a failed collective may still use them afterwards.
+  const at::Tensor input = at::tensor(mine, at::kDouble);
+  const at::Tensor output = at::empty({communicator.size() * input.numel()}, at::kDouble);
+  communicator.all_gather(output, input, Purpose::kControl).wait();
+  const double* const all = output.const_data_ptr<double>();
+  return {all, all + output.numel()};
+}
+
+}  // namespace zero::dist

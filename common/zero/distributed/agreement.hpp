@@ -1,0 +1,45 @@
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <zero/distributed/communicator.hpp>
+
+/// What ranks tell each other, so that all of them go on or all of them throw.
+namespace zero::dist {
+
+/// What a rank has said.
+struct RankText {
+  int rank;
+  std::string text;
+};
+
+/// Throws zero::Error if `texts` differ: it names `what`, two ranks, and the first line in which
+/// they differ.
+void expect_same(const std::string& what, const std::vector<RankText>& texts);
+
+/// Blocks until all ranks have called it; throws zero::Error on every rank if the texts differ,
+/// naming `what`, two ranks and their texts.
+void verify_same(Communicator& communicator, const std::string& what, const std::string& text);
+
+/// What `action` returns, or the error that it throws, as a text for another process.
+std::string answer_of(const std::function<std::string()>& action);
+/// What the action returned there. Throws its error, after `who`.
+std::string content_of(const std::string& answer, const std::string& who = "");
+
+/// Each rank runs `action` and tells the others how it ended: returns, by rank, what the actions
+/// returned. If one throws, all ranks throw zero::Error with `what`, the first such rank and its
+/// error. `exchange` is Communicator::exchange(), or does the same.
+std::vector<std::string> on_all_ranks(
+    const std::function<std::vector<std::string>(const std::string&)>& exchange,
+    const std::string& what, const std::function<std::string()>& action);
+/// The same over `communicator`. Called by all its ranks; blocks.
+std::vector<std::string> on_all_ranks(Communicator& communicator, const std::string& what,
+                                      const std::function<std::string()>& action);
+
+/// Returns `mine` of every rank, one after the other in rank order; all must have the same length.
+/// Called by all ranks; blocks. Throws as Work::wait() does.
+std::vector<double> all_gather_scalars(Communicator& communicator, std::vector<double> mine);
+
+}  // namespace zero::dist

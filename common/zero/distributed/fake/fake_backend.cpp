@@ -1,0 +1,171 @@
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+
+#include <utility>
+
+#include <zero/base/error.hpp>
+#include <zero/distributed/backend.hpp>
+#include <zero/distributed/fake/fake_backend.hpp>
+#include <zero/distributed/grouped_reduction.hpp>
+#include <zero/memory/accounting.hpp>
+
+namespace zero::dist {
+namespace {
+
+// Like a real operation, it has no effect before wait().
+class WhenWaitedFor final : public Work::Pending {
+ public:
+  explicit WhenWaitedFor(std::function<void()> effect) : effect_(std::move(effect)) {}
+  void wait() override { effect_(); }
+
+ private:
+  std::function<void()> effect_;
+};
+
+Backend::WorkPtr when_waited_for(std::function<void()> effect) {
+  return std::make_unique<WhenWaitedFor>(std::move(effect));
+}
+
+class FakeBackend final : public Backend {
+ public:
+  FakeBackend(int rank, int size, std::shared_ptr<FakeSource> source)
+      : rank_(rank), size_(size), source_(std::move(source)) {}
+
+  void set_source(FakeSource source) { *source_ = std::move(source); }
+
+  std::string transport() const override { return "none: a fake process group, nothing is sent"; }
+  bool takes(at::Device /*device*/) const override { return true; }
+  // The same as in a real group, so that a step has the same number of collectives. Nothing is
+  // added up here, so no gradient is ever found not finite.
+  bool finds_not_finite() const override { return true; }
+
+  WorkPtr broadcast(const Call& call, at::Tensor tensor) override;
+  WorkPtr reduce(const Call& call, at::Tensor tensor) override;
+  WorkPtr all_reduce(const Call& call, at::Tensor tensor) override;
+  WorkPtr reduce_scatter(const Call& call, at::Tensor output, at::Tensor input) override;
+  WorkPtr all_gather(const Call& call, at::Tensor output, at::Tensor input) override;
+  WorkPtr all_to_all(const Call& call, at::Tensor output, at::Tensor input) override;
+  WorkPtr message(const Call& call, at::Tensor tensor) override;
+
+ private:
+  bool receive_from_source(const at::Tensor& tensor) const {
+    return *source_ && (*source_)(tensor);
+  }
+  void combine(const at::Tensor& tensor, int divisor) const;
+  void gather(const at::Tensor& output, const at::Tensor& input) const;
+
+  int rank_;
+  int size_;
+  std::shared_ptr<FakeSource> source_;  // one for all groups of this rank
+};
+
+Connection fake_connection(int rank, int size, const std::shared_ptr<FakeSource>& source) {
+  return {.rank = rank,
+          .size = size,
+          .cpu = std::make_unique<FakeBackend>(rank, size, source),
+          .split = [source](int rank_there, const std::vector<int>& ranks, const std::string&) {
+            return fake_connection(rank_there, static_cast<int>(ranks.size()), source);
+          }};
+}
+
+}  // namespace
+
+Communicator connect_fake(int rank, int size, FakeSource source, int ranks_per_host) {
+  if (size < 1 || rank < 0 || rank >= size) {
+    throw Error(
+        fmt::format("there is no rank {} in a world of {}: ranks are 0 to N-1", rank, size));
+  }
+  if (ranks_per_host < 0 || (ranks_per_host > 0 && size % ranks_per_host != 0)) {
+    throw Error(fmt::format(
+        "a world of {} ranks cannot fill hosts of {} ranks: the number of ranks on a host must "
+        "divide that of all",
+        size, ranks_per_host));
+  }
+  Connection connection =
+      fake_connection(rank, size, std::make_shared<FakeSource>(std::move(source)));
+  for (int r = 0; ranks_per_host > 0 && r < size; ++r) {
+    connection.hosts.push_back(r / ranks_per_host);
+  }
+  return Communicator(std::move(connection));
+}
+
+bool set_fake_source(Communicator& communicator, FakeSource source) {
+  auto* const fake = dynamic_cast<FakeBackend*>(communicator.backend().get());
+  if (fake != nullptr) fake->set_source(std::move(source));
+  return fake != nullptr;
+}
+
+void FakeBackend::combine(const at::Tensor& tensor, int divisor) const {
+  if (divisor == size_) return;
+  const c10::NoGradGuard no_grad;
+  at::Tensor(tensor).mul_(size_);
+  divide(tensor, divisor);
+}
+
+Backend::WorkPtr FakeBackend::broadcast(const Call& call, at::Tensor tensor) {
+  return when_waited_for([this, tensor, root = call.root] {
+    if (rank_ != root) receive_from_source(tensor);
+  });
+}
+
+Backend::WorkPtr FakeBackend::reduce(const Call& call, at::Tensor tensor) {
+  return when_waited_for([this, tensor, call] {
+    if (rank_ == call.root) combine(tensor, call.divisor);
+  });
+}
+
+Backend::WorkPtr FakeBackend::all_reduce(const Call& call, at::Tensor tensor) {
+  return when_waited_for([this, tensor, by = call.divisor] { combine(tensor, by); });
+}
+
+Backend::WorkPtr FakeBackend::reduce_scatter(const Call& call, at::Tensor output,
+                                             at::Tensor input) {
+  return when_waited_for([this, output, input, by = call.divisor] {
+    const at::Tensor mine = input.flatten().narrow(0, rank_ * output.numel(), output.numel());
+    if (mine.data_ptr() != output.data_ptr()) output.copy_(mine.view_as(output));
+    combine(output, by);
+  });
+}
+
+Backend::WorkPtr FakeBackend::all_gather(const Call& call, at::Tensor output, at::Tensor input) {
+  return when_waited_for([this, output, input, left = !call.copy_own_chunk] {
+    at::Tensor own = output.view({size_, -1}).select(0, rank_);
+    if (!left || own.data_ptr() == input.data_ptr()) return gather(output, input);
+    // It stays as it is, as with ranks of one host: a copy was not asked for.
+    const memory::Charge charge(memory::Category::kCommunication);
+    const at::Tensor before = own.clone();
+    gather(output, input);
+    own.copy_(before);
+  });
+}
+
+void FakeBackend::gather(const at::Tensor& output, const at::Tensor& input) const {
+  // The input may be a window of the output, which is overwritten.
+  const memory::Charge charge(memory::Category::kCommunication);
+  const at::Tensor own = (output.is_alias_of(input) ? input.clone() : input).view({1, -1});
+  const at::Tensor pieces = output.view({size_, -1});
+  const bool of_own = !receive_from_source(output) && output.scalar_type() != at::kByte;
+  // Packed bytes of another rank have their scales in other places. Zeros are zeros everywhere.
+  if (output.scalar_type() == at::kByte) output.zero_();
+  of_own ? pieces.copy_(own.expand_as(pieces)) : pieces.narrow(0, rank_, 1).copy_(own);
+}
+
+Backend::WorkPtr FakeBackend::all_to_all(const Call&, at::Tensor output, at::Tensor input) {
+  return when_waited_for([this, output, input] {
+    const at::Tensor pieces = output.view({size_, -1});
+    pieces.copy_(input.view({size_, -1}).narrow(0, rank_, 1).expand_as(pieces));
+  });
+}
+
+Backend::WorkPtr FakeBackend::message(const Call& call, at::Tensor tensor) {
+  const bool receives = call.operation == Operation::kRecv;
+  const bool of_activations = call.purpose == Purpose::kActivation;
+  return when_waited_for([this, tensor, receives, of_activations] {
+    if (!receives || receive_from_source(tensor) || !of_activations) return;
+    // Its memory may hold anything, and zeros would leave a norm layer nothing to scale.
+    const c10::NoGradGuard no_grad;
+    tensor.fill_(1);
+  });
+}
+
+}  // namespace zero::dist

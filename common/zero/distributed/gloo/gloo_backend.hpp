@@ -1,0 +1,48 @@
+#pragma once
+
+// Private to common/zero/distributed, like every header that shows c10d types.
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <zero/distributed/gloo/gloo_group.hpp>
+#include <zero/distributed/gloo/message_set.hpp>
+#include <zero/distributed/pairwise_backend.hpp>
+#include <zero/memory/storage_pool.hpp>
+
+namespace zero::dist {
+
+/// Scratch in which contributions of peers arrive. Reductions that overlap in time reuse each
+/// other's blocks and so avoid page faults; the last one frees all blocks.
+struct ArrivalScratch {
+  memory::StoragePool pool;
+  int reductions = 0;  ///< in flight
+};
+
+/// CPU tensors over Gloo, by direct messages between pairs of ranks.
+class GlooBackend final : public PairwiseBackend {
+ public:
+  /// `group` connects all ranks. `transport`: see Backend::transport().
+  GlooBackend(const Place& place, GroupPtr group, std::string transport = "TCP");
+
+  std::string transport() const override { return transport_; }
+  bool finds_not_finite() const override { return true; }
+  WorkPtr message(const Call& call, at::Tensor tensor) override;
+
+  const GroupPtr& group() const { return links_.group; }
+
+ protected:
+  WorkPtr exchange_parts(const Call& call, at::Tensor source, std::int64_t offset,
+                         std::vector<Part> outgoing, std::vector<Part> incoming) override;
+  WorkPtr reduce_pieces(const Call& call, Pieces pieces) override;
+
+ private:
+  std::shared_ptr<StoreExchange> store_;
+  GlooLinks links_;
+  ArrivalScratch scratch_;
+  std::string transport_;
+};
+
+}  // namespace zero::dist

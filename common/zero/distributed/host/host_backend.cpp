@@ -1,0 +1,185 @@
+#include <algorithm>
+#include <utility>
+
+#include <zero/distributed/host/host_backend.hpp>
+
+namespace zero::dist {
+namespace {
+
+using Stage = HostTransport::Stage;
+
+std::byte* writable_bytes(const at::Tensor& tensor) {
+  return static_cast<std::byte*>(tensor.mutable_data_ptr());
+}
+
+// A part of one peer's posted data, and its destination.
+struct Copy {
+  int peer;
+  std::int64_t offset;  // bytes, in what the peer posted
+  at::Tensor to;
+};
+
+// Broadcast, all-gather, all-to-all: each rank copies what it needs, then waits for its readers.
+class CopyWork final : public HostWork {
+ public:
+  CopyWork(HostTransport& transport, const Call& call, at::Tensor source, std::vector<Copy> copies,
+           std::vector<int> readers)
+      : HostWork(transport, call, std::move(source), /*reads=*/!readers.empty()),
+        copies_(std::move(copies)),
+        readers_(std::move(readers)) {
+    if (copies_.empty()) transport_.announce(ticket(), Stage::kFinished);
+  }
+
+  bool progress() override {
+    const auto before = copies_.size();
+    std::erase_if(copies_, [this](const Copy& copy) {
+      if (!reached(copy.peer, Stage::kPosted)) return false;
+      transport_.read(copy.peer, ticket(), copy.offset, writable_bytes(copy.to),
+                      static_cast<std::int64_t>(copy.to.nbytes()), *this);
+      return true;
+    });
+    if (before > 0 && copies_.empty()) transport_.announce(ticket(), Stage::kFinished);
+    return copies_.size() < before;
+  }
+
+  bool wait_output() override {
+    only_own_ = true;
+    wait();
+    only_own_ = false;
+    return !complete();
+  }
+
+  int waits_for() const override {
+    if (!copies_.empty()) return copies_.front().peer;
+    if (only_own_) return -1;
+    for (const int reader : readers_) {
+      if (!reached(reader, Stage::kFinished)) return reader;
+    }
+    return -1;
+  }
+
+ private:
+  std::vector<Copy> copies_;
+  std::vector<int> readers_;
+  bool only_own_ = false;  // waits only for this rank's copies, not for its readers
+};
+
+// Reduce, reduce-scatter, all-reduce: the owner of a piece copies all contributions to it block by
+// block and adds the blocks in rank order while they are in the cache. With `gather` the other
+// ranks then copy the sum.
+class ReduceWork final : public HostWork {
+ public:
+  ReduceWork(HostTransport& transport, const Call& call, Pieces pieces)
+      : HostWork(transport, call, pieces.input,
+                 /*reads=*/pieces.gather || pieces.length(transport.rank()) < pieces.input.numel()),
+        pieces_(std::move(pieces)) {
+    for (int r = 0; pieces_.gather && r < transport_.size(); ++r) {
+      if (r != transport_.rank() && pieces_.length(r) > 0) to_copy_.push_back(r);
+    }
+    summed_ = pieces_.length(transport_.rank()) == 0;
+    announce_if_finished();
+  }
+
+  bool progress() override {
+    const bool summed = sum_if_all_posted();
+    const auto before = to_copy_.size();
+    std::erase_if(to_copy_, [this](int peer) {
+      if (!reached(peer, Stage::kReduced)) return false;
+      const at::Tensor piece = pieces_.of(peer);
+      transport_.read(peer, ticket(), offset(peer), writable_bytes(piece),
+                      static_cast<std::int64_t>(piece.nbytes()), *this);
+      return true;
+    });
+    const bool moved = summed || to_copy_.size() < before;
+    if (moved) announce_if_finished();
+    return moved;
+  }
+
+  int waits_for() const override {
+    if (!summed_) return first_that_did_not_post();
+    if (!to_copy_.empty()) return to_copy_.front();
+    for (int r = 0; r < transport_.size(); ++r) {
+      // Owners read this rank's contributions; with `gather` every rank reads this rank's sum.
+      const bool reads =
+          pieces_.length(r) > 0 || (pieces_.gather && pieces_.length(transport_.rank()) > 0);
+      if (r == transport_.rank() || !reads) continue;
+      if (!reached(r, Stage::kFinished)) return r;
+    }
+    return -1;
+  }
+
+ private:
+  // In bytes, of an element of the piece of rank `r`.
+  std::int64_t offset(int r, std::int64_t element = 0) const {
+    return (pieces_.bounds[static_cast<std::size_t>(r)] + element) *
+           static_cast<std::int64_t>(posted().element_size());
+  }
+
+  // Returns this rank if all have posted.
+  int first_that_did_not_post() const {
+    for (int r = 0; r < transport_.size(); ++r) {
+      if (!reached(r, Stage::kPosted)) return r;
+    }
+    return transport_.rank();
+  }
+
+  bool sum_if_all_posted() {
+    if (summed_ || first_that_did_not_post() != transport_.rank()) return false;
+    const at::Tensor& output = pieces_.output;
+    const at::Tensor room = transport_.scratch().view(output.scalar_type());  // [size - 1, block]
+    const at::Tensor own = pieces_.of(transport_.rank());
+    for (std::int64_t begin = 0; begin < own.numel(); begin += room.size(1)) {
+      sum_block(room, own, begin, std::min(room.size(1), own.numel() - begin));
+    }
+    summed_ = true;
+    if (pieces_.gather) {
+      transport_.renew(ticket(), offset(transport_.rank()), output.const_data_ptr(),
+                       static_cast<std::int64_t>(output.nbytes()));
+      transport_.announce(ticket(), Stage::kReduced);
+    }
+    return true;
+  }
+
+  void sum_block(const at::Tensor& room, const at::Tensor& own, std::int64_t begin,
+                 std::int64_t n) {
+    std::vector<at::Tensor> contributions;
+    for (int r = 0; r < transport_.size(); ++r) {
+      if (r == transport_.rank()) {
+        contributions.push_back(own.narrow(0, begin, n));
+        continue;
+      }
+      const at::Tensor block = room.select(0, r < transport_.rank() ? r : r - 1).narrow(0, 0, n);
+      transport_.read(r, ticket(), offset(transport_.rank(), begin), writable_bytes(block),
+                      static_cast<std::int64_t>(block.nbytes()), *this);
+      contributions.push_back(block);
+    }
+    add_up(call(), pieces_.output.narrow(0, begin, n), contributions);
+  }
+
+  void announce_if_finished() {
+    if (summed_ && to_copy_.empty()) transport_.announce(ticket(), Stage::kFinished);
+  }
+
+  Pieces pieces_;
+  bool summed_ = false;
+  std::vector<int> to_copy_;  // owners whose sums are still to be copied
+};
+
+}  // namespace
+
+Backend::WorkPtr HostBackend::exchange_parts(const Call& call, at::Tensor source,
+                                             std::int64_t offset, std::vector<Part> outgoing,
+                                             std::vector<Part> incoming) {
+  std::vector<int> readers;
+  for (const Part& part : outgoing) readers.push_back(part.peer);
+  std::vector<Copy> copies;
+  for (Part& part : incoming) copies.push_back({part.peer, offset, std::move(part.tensor)});
+  return std::make_unique<CopyWork>(*transport_, call, std::move(source), std::move(copies),
+                                    std::move(readers));
+}
+
+Backend::WorkPtr HostBackend::reduce_pieces(const Call& call, Pieces pieces) {
+  return std::make_unique<ReduceWork>(*transport_, call, std::move(pieces));
+}
+
+}  // namespace zero::dist

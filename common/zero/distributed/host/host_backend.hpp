@@ -1,0 +1,53 @@
+#pragma once
+
+// Private to common/zero/distributed.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <zero/distributed/host/host_transport.hpp>
+#include <zero/distributed/pairwise_backend.hpp>
+
+namespace zero::dist {
+
+/// CPU tensors between ranks of one machine. Collectives copy once, out of the peer's memory, where
+/// TCP copies twice; where the system forbids reading, twice through shared memory. The bits and
+/// the traffic counters are the same as over TCP ("sent" is what peers copied from this rank).
+class HostBackend final : public PairwiseBackend {
+ public:
+  /// `other` carries messages between two ranks. `why_shared` says why memory is shared, if it is.
+  HostBackend(const Place& place, std::unique_ptr<HostTransport> transport,
+              std::unique_ptr<Backend> other, std::string why_shared)
+      : PairwiseBackend(place.rank, place.size),
+        why_shared_(std::move(why_shared)),
+        other_(std::move(other)),
+        transport_(std::move(transport)) {}
+
+  std::string transport() const override {
+    return transport_->shares() ? "shared memory within the host: " + why_shared_
+                                : "one copy within the host";
+  }
+  bool finds_not_finite() const override { return true; }
+  void progress() override { transport_->progress(); }
+
+  WorkPtr message(const Call& call, at::Tensor tensor) override {
+    return other_->message(call, std::move(tensor));
+  }
+
+  Backend& other() { return *other_; }
+
+ protected:
+  WorkPtr exchange_parts(const Call& call, at::Tensor source, std::int64_t offset,
+                         std::vector<Part> outgoing, std::vector<Part> incoming) override;
+  WorkPtr reduce_pieces(const Call& call, Pieces pieces) override;
+
+ private:
+  std::string why_shared_;
+  std::unique_ptr<Backend> other_;
+  std::unique_ptr<HostTransport> transport_;
+};
+
+}  // namespace zero::dist

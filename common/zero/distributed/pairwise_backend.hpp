@@ -1,0 +1,68 @@
+#pragma once
+
+// Private to common/zero/distributed.
+
+#include <cstdint>
+#include <vector>
+
+#include <zero/distributed/backend.hpp>
+
+namespace zero::dist {
+
+/// A reduction in rank order, for backends. Rank p owns elements [bounds[p], bounds[p + 1]) of
+/// `input`: it adds all ranks' contributions to them in rank order, divides the sum by the divisor
+/// and writes `output`, which may be its own piece of `input`. In an all-reduce (`gather`) all sums
+/// return into `input`.
+struct Pieces {
+  /// Of a reduce (the root owns everything), all_reduce or reduce_scatter. Without an output it is
+  /// this rank's own piece.
+  Pieces(const Call& call, int rank, int size, const at::Tensor& whole, at::Tensor result = {});
+
+  std::int64_t length(int rank) const;
+  at::Tensor of(int rank) const;
+
+  at::Tensor input;   ///< flat
+  at::Tensor output;  ///< flat
+  std::vector<std::int64_t> bounds;
+  bool gather;
+};
+
+/// sum = the contributions, added in rank order and divided by the divisor. Tells
+/// `call.not_finite` if it is not finite.
+void add_up(const Call& call, const at::Tensor& sum, const std::vector<at::Tensor>& contributions);
+
+/// Collectives between pairs of ranks (docs/benchmarks.md compares them with Gloo's own): it says
+/// which part of a tensor goes to which rank. What derives from it carries the parts.
+class PairwiseBackend : public Backend {
+ public:
+  WorkPtr broadcast(const Call& call, at::Tensor tensor) override;
+  WorkPtr reduce(const Call& call, at::Tensor tensor) override;
+  WorkPtr all_reduce(const Call& call, at::Tensor tensor) override;
+  WorkPtr reduce_scatter(const Call& call, at::Tensor output, at::Tensor input) override;
+  WorkPtr all_gather(const Call& call, at::Tensor output, at::Tensor input) override;
+  WorkPtr all_to_all(const Call& call, at::Tensor output, at::Tensor input) override;
+
+ protected:
+  PairwiseBackend(int rank, int size) : rank_(rank), size_(size) {}
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+
+  /// What a peer receives from this rank, or the tensor that a peer's data goes to.
+  struct Part {
+    int peer;
+    at::Tensor tensor;
+  };
+
+  /// Broadcast, all-gather, all-to-all: peers receive `outgoing`, parts of `source`, and send
+  /// `incoming`, which begins at byte `offset` of their own `source`.
+  virtual WorkPtr exchange_parts(const Call& call, at::Tensor source, std::int64_t offset,
+                                 std::vector<Part> outgoing, std::vector<Part> incoming) = 0;
+  virtual WorkPtr reduce_pieces(const Call& call, Pieces pieces) = 0;
+
+ private:
+  int rank_;
+  int size_;
+};
+
+}  // namespace zero::dist
