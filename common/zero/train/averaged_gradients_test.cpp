@@ -1,0 +1,117 @@
+#include <ATen/ops/full_like.h>
+
+#include <cmath>
+
+#include <tests/support/ranks.hpp>
+#include <tests/support/toy.hpp>
+#include <zero/train/averaged_gradients.hpp>
+
+namespace zero::train {
+namespace {
+
+using testing::on_ranks;
+using testing::Toy;
+
+// Parameter i is that of rank i modulo the number of ranks.
+struct Averages final : Shards {
+  explicit Averages(dist::Communicator& communicator, bool adds_averages = false)
+      : ranks(communicator),
+        gradients(list, stage, mesh, *this, dist::ReduceType::kOwn, adds_averages) {}
+  bool owns(std::size_t i) const { return static_cast<int>(i) % ranks.size() == ranks.rank(); }
+  ParameterShard piece(std::size_t i) const override {
+    return {owns(i) ? list.parameters[i].tensor : at::Tensor()};
+  }
+  bool sharded() const override { return true; }
+  dist::Communicator& shard_group() const override { return ranks; }
+
+  // Ends a reduction after which every element of a gradient is `value`.
+  void reduce(double value, bool is_last = true) {
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      if (owns(i)) grad(i) = at::full_like(list.parameters[i].tensor.detach(), value);
+      gradients.note_used(i, true);
+    }
+    gradients.complete(is_last);
+  }
+  at::Tensor& grad(std::size_t i) { return list.parameters[i].tensor.mutable_grad(); }
+  // Of the first gradient that this rank has.
+  double element() { return grad(static_cast<std::size_t>(ranks.rank())).max().item<double>(); }
+
+  dist::Communicator& ranks;
+  const Toy toy = Toy::alone();
+  const nn::ParameterList list = nn::list_parameters(*toy.model);
+  const StageOfModel stage{*toy.model, list};
+  const dist::Mesh mesh{ranks};
+  AveragedGradients gradients;
+};
+
+ZERO_TESTS_ON_RANKS(Averaged, 2, 3);
+
+TEST_P(Averaged, GradientsAreThoseThatSomeRankHasUsed) {
+  on_ranks(GetParam(), [](dist::Communicator& ranks) {
+    Averages averages(ranks);
+    averages.reduce(1);
+    averages.gradients.note_used(1, true);
+    averages.gradients.forget();  // of a backward that threw
+    averages.gradients.note_used(0, ranks.rank() == ranks.size() - 1);
+    averages.gradients.complete(/*is_last_micro_batch=*/true);
+    for (std::size_t i = 0; i < averages.list.size(); ++i) {
+      EXPECT_EQ(averages.grad(i).defined(), i == 0 && averages.owns(i)) << i;
+    }
+  });
+}
+
+TEST_P(Averaged, GradientsAreClippedByTheNormOfAllRanks) {
+  on_ranks(GetParam(), [](dist::Communicator& ranks) {
+    Averages averages(ranks);
+    averages.reduce(8);
+    averages.gradients.set_loss_scale(4);
+    const float norm = 2 * std::sqrt(static_cast<float>(averages.list.numel()));
+    EXPECT_FLOAT_EQ(averages.gradients.clip(2 * norm), norm);
+    EXPECT_EQ(averages.element(), 8);
+    EXPECT_FLOAT_EQ(averages.gradients.clip(norm / 2), norm);
+    EXPECT_NEAR(averages.element(), 4, 1e-5);
+  });
+}
+
+TEST_P(Averaged, GradientsOfMicroBatchesAddUpOutOfReachOfBackward) {
+  on_ranks(GetParam(), [](dist::Communicator& ranks) {
+    Averages averages(ranks, /*adds_averages=*/true);
+    for (int step = 0; step < 2; ++step) {
+      averages.reduce(1, /*is_last=*/false);
+      for (std::size_t i = 0; i < averages.list.size(); ++i) {
+        EXPECT_FALSE(averages.grad(i).defined());
+      }
+      averages.reduce(2);
+      EXPECT_EQ(averages.element(), 3);
+    }
+    averages.reduce(1, /*is_last=*/false);
+    averages.gradients.forget();
+    averages.reduce(2);
+    EXPECT_EQ(averages.element(), 2);
+  });
+}
+
+// Each was finite when it was averaged, and reductions found nothing.
+TEST_P(Averaged, GradientsThatOverflowLaterAreFound) {
+  on_ranks(GetParam(), [](dist::Communicator& ranks) {
+    const auto expect_found = [](Averages& averages) {
+      const auto found = averages.gradients.first_nonfinite();
+      ASSERT_TRUE(found.has_value());
+      EXPECT_EQ(found->parameter, averages.list.parameters[0].name);
+      EXPECT_EQ(found->ranks.front(), 0);
+      averages.gradients.forget();
+    };
+    Averages averages(ranks);
+    averages.reduce(3e38);
+    EXPECT_FALSE(averages.gradients.first_nonfinite().has_value());
+    averages.gradients.multiply(4);
+    expect_found(averages);
+    Averages sums(ranks, /*adds_averages=*/true);
+    sums.reduce(3e38, /*is_last=*/false);
+    sums.reduce(3e38);
+    expect_found(sums);
+  });
+}
+
+}  // namespace
+}  // namespace zero::train

@@ -1,0 +1,76 @@
+#include <tests/support/error_of.hpp>
+#include <tests/support/ranks.hpp>
+#include <tests/support/toy.hpp>
+#include <zero/memory/storage.hpp>
+#include <zero/train/held_model.hpp>
+
+namespace zero::train {
+namespace {
+
+using testing::expect_error;
+using testing::Toy;
+
+// Runs `body` with a model and the arguments of a strategy for it.
+void on_one_rank(Toy toy,
+                 const std::function<void(const Toy& toy, const StrategyArguments&)>& body) {
+  testing::on_ranks(1, [&](dist::Communicator& communicator) {
+    body(toy, {.model = *toy.model, .mesh = communicator, .optimizer = {}, .mode = "zero9"});
+  });
+}
+
+TEST(HeldModel, IsRefusedToOthersUntilItIsReleased) {
+  on_one_rank(Toy::alone(), [](const Toy&, const StrategyArguments& arguments) {
+    const nn::ParameterList list = HeldModel::free_parameters(arguments);
+    HeldModel held(arguments, list, [] {});
+    expect_error([&] { HeldModel::free_parameters(arguments); }, {"held by zero9", "release()"});
+    held.verify_not_released();
+    std::vector<at::Tensor> values;
+    for (const nn::Parameter& p : list.parameters) {
+      values.push_back(at::full({p.numel()}, 7.0));
+    }
+    held.release(values);
+    expect_error([&] { held.verify_not_released(); }, {"zero9 has released"});
+    EXPECT_EQ(HeldModel::free_parameters(arguments).parameters[0].tensor.max().item<float>(), 7.0F);
+  });
+}
+
+TEST(HeldModel, NamesAParameterWithOtherMemory) {
+  on_one_rank(Toy::alone(), [](const Toy&, const StrategyArguments& arguments) {
+    const nn::ParameterList list = HeldModel::free_parameters(arguments);
+    HeldModel held(arguments, list, [] {});
+    held.note_storages();
+    held.verify_storages();
+    const nn::Parameter& p = list.parameters[2];
+    p.tensor.set_data(p.tensor.detach().clone());
+    expect_error([&] { held.verify_storages(); }, {p.name, "zero9"});
+  });
+}
+
+// As if a constructor had thrown early, or a strategy had ended without release().
+TEST(HeldModel, IsFreeAgainUnlessSomethingOfItIsGone) {
+  on_one_rank(Toy(), [](const Toy& toy, const StrategyArguments& arguments) {
+    const nn::ParameterList list = nn::list_parameters(*toy.model);
+    {
+      const HeldModel held(arguments, list, [] {});
+    }
+    EXPECT_EQ(HeldModel::free_parameters(arguments).size(), list.size());
+  });
+  on_one_rank(Toy::alone(), [](const Toy&, const StrategyArguments& arguments) {
+    const nn::ParameterList list = HeldModel::free_parameters(arguments);
+    {
+      const HeldModel held(arguments, list, [] {});
+      memory::release_storage(list.parameters[0].tensor);
+    }
+    expect_error([&] { HeldModel::free_parameters(arguments); }, {"zero9", "without release()"});
+    std::string said;
+    try {
+      list.parameters[0].tensor.sum();
+    } catch (const c10::Error& error) {
+      said = error.what_without_backtrace();
+    }
+    EXPECT_THAT(said, ::testing::HasSubstr(list.parameters[0].name));
+  });
+}
+
+}  // namespace
+}  // namespace zero::train
