@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <regex>
+#include <tuple>
 
 #include <zero/base/table.hpp>
 
@@ -469,13 +470,18 @@ optional<string> judge_weights(int chapter, const Run& run, const References& re
 }  // namespace
 
 optional<string> judge_exits(const std::vector<dist::RankExit>& exits, int chapter) {
-  const dist::RankExit* first = nullptr;  // the others may have failed because of it
+  // The others may have failed because of it. How long a rank ran decides last: of two that end at
+  // once, either may be seen to end first.
+  const auto cause = [](const dist::RankExit& exit) {
+    const string error = error_of(exit);
+    const bool waited = error.find("nothing from rank") != string::npos;
+    const bool left_alone = error.find("is gone") != string::npos;
+    return std::tuple(exit.killed, left_alone, waited, exit.seconds);
+  };
+  const dist::RankExit* first = nullptr;
   for (const dist::RankExit& exit : exits) {
     if (exit.ok()) continue;
-    if (first == nullptr || (first->killed && !exit.killed) ||
-        (first->killed == exit.killed && exit.seconds < first->seconds)) {
-      first = &exit;
-    }
+    if (first == nullptr || cause(exit) < cause(*first)) first = &exit;
   }
   if (first == nullptr) return std::nullopt;
   return describe_exit(*first, chapter);
