@@ -42,6 +42,25 @@ def is_test(path):
     return path.parts[0] == "tests" or "exercises" in path.parts or re.search(r"_(test|bench)\.\w+$", path.name) or path.stem.startswith("test_")
 
 
+def includes(file):
+    """The lines of a file that include something, each with its number, bracket and name."""
+    lines = enumerate(file.read_text(encoding="utf-8").splitlines(), 1)
+    return [(number, line, *found.groups()) for number, line in lines if (found := INCLUDE.match(line))]
+
+
+def chapters_of(root, name, seen=()):
+    """The chapters whose headers a header of tests/ or tools/ includes, through others of these folders too."""
+    found = set()
+    for _, _, bracket, other in includes(root / name) if (root / name).is_file() else []:
+        other = other if bracket == "<" else str(Path(name).parent / other)
+        first = other.split("/")[0]
+        if CHAPTER.fullmatch(first):
+            found.add(first)
+        elif first in ("tests", "tools") and other not in seen:
+            found |= chapters_of(root, other, (*seen, name))
+    return found
+
+
 def problem(root, path, bracket, name):
     """What is wrong with the include of `name` in `path`, or None."""
     parts = name.split("/")
@@ -69,6 +88,10 @@ def problem(root, path, bracket, name):
         return f'a header of the same folder is included by its name: "{parts[-1]}"'
     if all(CHAPTER.fullmatch(folder) for folder in (parts[0], path.parts[0])) and parts[0] > path.parts[0]:
         return "a chapter uses no later one, nor do its tests and exercises"
+    if CHAPTER.fullmatch(path.parts[0]) and parts[0] in ("tests", "tools"):
+        for chapter in sorted(chapters_of(root, name)):
+            if chapter > path.parts[0]:
+                return f"it includes {chapter}: a chapter uses no later one, nor do its tests and exercises"
     if is_test(path):
         return None
     if path.parts[:2] == ("common", "zero"):
@@ -93,10 +116,8 @@ def check(root):
         path = file.relative_to(root)
         if path.parts[0] not in ("common", "tools", "tests", "examples") and not CHAPTER.fullmatch(path.parts[0]):
             continue
-        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-            include = INCLUDE.match(line)
-            said = include and problem(root, path, *include.groups())
-            if said:
+        for number, line, bracket, name in includes(file):
+            if said := problem(root, path, bracket, name):
                 print(f"{path}:{number}: {line.strip()}: {said}")
                 wrong += 1
         library_source = path.parts[:2] == ("common", "zero") and path.suffix == ".cpp" and not is_test(path)

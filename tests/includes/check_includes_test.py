@@ -20,10 +20,13 @@ class Includes(unittest.TestCase):
             root = Path(folder)
             there = [LIBRARY + "base/error.hpp", LIBRARY + "nn/unit.hpp", LIBRARY + "train/strategy.hpp",
                      "03_zero3/zero3.hpp", "06_mesh/mesh.hpp", "07_quantized/wire.hpp", "tools/ladder/options.hpp",
-                     "tests/support/ranks.hpp", str(Path(path).with_suffix(".hpp"))]
+                     "tests/support/ranks.hpp", "tests/support/pipeline.hpp", "tests/support/wire.hpp", str(Path(path).with_suffix(".hpp"))]
             for name in there:
                 (root / name).parent.mkdir(parents=True, exist_ok=True)
                 (root / name).touch()
+            # One header that leads to a later chapter through another.
+            (root / "tests/support/pipeline.hpp").write_text('#include "wire.hpp"\n')
+            (root / "tests/support/wire.hpp").write_text("#include <07_quantized/wire.hpp>\n")
             (root / path).write_text(line + "\n")
             printed = io.StringIO()
             with contextlib.redirect_stdout(printed):
@@ -41,6 +44,7 @@ class Includes(unittest.TestCase):
                 ("07_quantized/a.cpp", "#include <06_mesh/mesh.hpp>"),
                 ("tools/plan/a.cpp", "#include <tools/ladder/options.hpp>"),
                 ("tests/a.cpp", "#include <03_zero3/zero3.hpp>"),
+                ("07_quantized/a_test.cpp", "#include <tests/support/pipeline.hpp>"),
                 ("06_mesh/exercises/06a_some/check.cpp", "#include <03_zero3/zero3.hpp>"),
                 ("tests/a.cpp", "#include <nlohmann/json.hpp>")]:
             self.assertEqual(self.said(path, line), "", line)
@@ -71,6 +75,7 @@ class Includes(unittest.TestCase):
                 ("06_mesh/a.cpp", "#include <07_quantized/wire.hpp>", "no later one"),
                 ("02_cut/a_test.cpp", "#include <03_zero3/zero3.hpp>", "no later one"),
                 ("02_cut/exercises/02a_some/check.cpp", "#include <03_zero3/zero3.hpp>", "no later one"),
+                ("06_mesh/a_test.cpp", "#include <tests/support/pipeline.hpp>", "it includes 07_quantized: "),
                 ("03_zero3/a.cpp", "#include <tools/ladder/options.hpp>", "the library only"),
                 ("tools/plan/a.cpp", "#include <tests/support/ranks.hpp>", "only tests")]:
             self.assertIn(words, self.said(path, line), line)
