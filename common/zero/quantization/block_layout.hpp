@@ -42,8 +42,7 @@ class BlockLayout {
     std::int64_t block_bytes = 0;  ///< bytes of q of a block
   };
 
-  /// Throws zero::Error if `format` has other than 8 or 4 bits, a block without elements, or with 4
-  /// bits a block of an odd number; also for a segment of a negative length. Segments may be empty.
+  /// Segments may be empty.
   BlockLayout(const std::vector<std::int64_t>& segments, Format format);
 
   std::int64_t elements() const { return elements_; }

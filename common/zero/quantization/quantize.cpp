@@ -1,8 +1,6 @@
 #include <c10/util/BFloat16.h>
 #include <c10/util/Exception.h>
 #include <c10/util/Half.h>
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -11,7 +9,6 @@
 #include <cstring>
 #include <limits>
 
-#include <zero/base/error.hpp>
 #include <zero/quantization/quantize.hpp>
 #include <zero/quantization/quantize_by_operations.hpp>
 
@@ -156,38 +153,15 @@ auto with_type(at::ScalarType dtype, const Function& function) {
   return function(float{});
 }
 
-struct Expected {
-  const char* name;
-  std::vector<at::ScalarType> dtypes;
-  std::int64_t elements;
-};
-
-void check_tensor(const char* call, const at::Tensor& tensor, const Expected& expected) {
-  const auto& [name, dtypes, elements] = expected;
-  const bool right = tensor.defined() && tensor.is_contiguous() && tensor.numel() == elements &&
-                     std::find(dtypes.begin(), dtypes.end(), tensor.scalar_type()) != dtypes.end();
-  if (right) return;
-  const std::string is =
-      !tensor.defined()
-          ? "undefined"
-          : fmt::format("{} of {} elements, {}", c10::toString(tensor.scalar_type()),
-                        tensor.numel(), tensor.is_contiguous() ? "contiguous" : "not contiguous");
-  std::vector<std::string> names;
-  for (const at::ScalarType dtype : dtypes) names.emplace_back(c10::toString(dtype));
-  throw Error(
-      fmt::format("{}: tensor {} is {}: by its layout it must be {} of {} elements, contiguous",
-                  call, name, is, fmt::join(names, " or "), elements));
-}
-
-void check_tensors(const char* call, const at::Tensor& packed, const BlockLayout& layout,
-                   const at::Tensor& other, const char* name,
-                   const std::vector<at::ScalarType>& dtypes) {
-  check_tensor(call, packed, {"packed", {at::kByte}, layout.packed_bytes()});
-  check_tensor(call, other, {name, dtypes, layout.elements()});
-  if (packed.device() != other.device()) {
-    throw Error(fmt::format("{}: tensor packed is on {}: it must be on {}, as {} is", call,
-                            packed.device().str(), other.device().str(), name));
-  }
+// `other`: the values, or where they go.
+void require_fit(const at::Tensor& packed, const BlockLayout& layout, const at::Tensor& other) {
+  const auto fits = [](const at::Tensor& tensor, std::int64_t elements) {
+    return tensor.defined() && tensor.is_contiguous() && tensor.numel() == elements;
+  };
+  TORCH_INTERNAL_ASSERT(fits(packed, layout.packed_bytes()) && fits(other, layout.elements()) &&
+                            packed.scalar_type() == at::kByte && other.is_floating_point() &&
+                            packed.device() == other.device(),
+                        "quantised tensors must be those of their layout");
 }
 
 template <bool kAdd, typename T>
@@ -201,8 +175,7 @@ void dequantize_on_cpu(const at::Tensor& packed, const BlockLayout& layout, cons
 }  // namespace
 
 bool quantize(const at::Tensor& values, const BlockLayout& layout, const at::Tensor& packed) {
-  check_tensors("quantization::quantize()", packed, layout, values, "values",
-                {at::kFloat, at::kBFloat16, at::kHalf});
+  require_fit(packed, layout, values);
   if (!values.is_cpu()) return quantize_by_operations(values, layout, packed);
   std::uint8_t* const to = packed.mutable_data_ptr<std::uint8_t>();
   return with_type(values.scalar_type(), [&](auto type) {
@@ -213,8 +186,7 @@ bool quantize(const at::Tensor& values, const BlockLayout& layout, const at::Ten
 }
 
 void dequantize(const at::Tensor& packed, const BlockLayout& layout, const at::Tensor& out) {
-  check_tensors("quantization::dequantize()", packed, layout, out, "out",
-                {at::kFloat, at::kBFloat16, at::kHalf});
+  require_fit(packed, layout, out);
   if (!out.is_cpu()) return dequantize_by_operations(packed, layout, out, /*add=*/false);
   with_type(out.scalar_type(), [&](auto type) {
     dequantize_on_cpu</*kAdd=*/false, decltype(type)>(packed, layout, out);
@@ -223,7 +195,7 @@ void dequantize(const at::Tensor& packed, const BlockLayout& layout, const at::T
 
 void dequantize_and_add(const at::Tensor& packed, const BlockLayout& layout,
                         const at::Tensor& sum) {
-  check_tensors("quantization::dequantize_and_add()", packed, layout, sum, "sum", {at::kFloat});
+  require_fit(packed, layout, sum);
   if (!sum.is_cpu()) return dequantize_by_operations(packed, layout, sum, /*add=*/true);
   dequantize_on_cpu</*kAdd=*/true, float>(packed, layout, sum);
 }

@@ -6,9 +6,8 @@
 
 /// Quantised values of a BlockLayout, such as the parameters that qwZ of ZeRO++ gathers and the
 /// gradients that its qgZ exchanges. A rank calls these functions by itself. They use one thread on
-/// the CPU, and block. All tensors of a call are contiguous, of any shape, and on one device. If
-/// not, or if a dtype or size is wrong, zero::Error names the tensor and the right value. `packed`
-/// is uint8 of layout.packed_bytes() elements, at any address.
+/// the CPU, and block. All tensors of a call are contiguous, of any shape, and on one device.
+/// `packed` is uint8 of layout.packed_bytes() elements, at any address.
 ///
 /// The same values have the same bytes on every machine, on a GPU as well, because each operation
 /// is one of IEEE 754: scale = largest magnitude / largest q (at least kSmallestScale), q = value /

@@ -1,9 +1,8 @@
-#include <fmt/format.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <utility>
 
-#include <zero/base/error.hpp>
 #include <zero/train/shard_layout.hpp>
 
 namespace zero::train {
@@ -18,12 +17,10 @@ std::int64_t round_up(std::int64_t elements) {
 
 ShardLayout::ShardLayout(std::vector<std::int64_t> sizes, int world_size)
     : sizes_(std::move(sizes)), world_size_(world_size) {
-  if (world_size < 1) {
-    throw Error(fmt::format("{} ranks cannot share a buffer: 1 or more can", world_size));
-  }
+  TORCH_INTERNAL_ASSERT(world_size >= 1);
   std::int64_t end = 0;
   for (const std::int64_t size : sizes_) {
-    if (size < 0) throw Error(fmt::format("a tensor cannot have {} elements", size));
+    TORCH_INTERNAL_ASSERT(size >= 0);
     offsets_.push_back(end);
     end = round_up(end + size);
     elements_ += size;

@@ -23,8 +23,7 @@ class ShardLayout {
   /// bytes in float32, so that views of a buffer are as well aligned as tensors of their own.
   static constexpr std::int64_t kAlignment = 64;
 
-  /// `sizes`: elements of each tensor (0 is allowed). Throws zero::Error for a negative size or a
-  /// world size below 1.
+  /// `sizes`: elements of each tensor; 0 is allowed.
   ShardLayout(std::vector<std::int64_t> sizes, int world_size);
 
   int world_size() const { return world_size_; }
