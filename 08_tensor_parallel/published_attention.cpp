@@ -73,7 +73,7 @@ std::string as_published(Communicator& data, std::int64_t samples) {
 // and says if the gradients are `expected`; the first row sets these.
 std::string checkpoint(Communicator& ranks, bool tensor, const char* what, const Map& keep,
                        const Map& restore, std::vector<at::Tensor>& expected) {
-  const zero::nn::TensorParallel axis{tensor ? &ranks : nullptr};
+  const auto axis = tensor ? zero::nn::TensorParallel(ranks) : zero::nn::TensorParallel();
   std::vector<at::Tensor> w = weights(axis.ranks(), tensor ? ranks.rank() : 0);
   for (at::Tensor& one : w) one.requires_grad_();
   at::Tensor x = samples_of(tensor ? 0 : ranks.rank(), 2 * ranks.size());

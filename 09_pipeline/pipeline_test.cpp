@@ -254,7 +254,7 @@ TEST(PipelineTraining, TargetsThatDoNotFitAreRefusedByAllRanks) {
 
 TEST(PipelineTraining, CheckpointsThatAreOffMayHaveAnySize) {
   dist::Communicator tensor = dist::connect_fake(/*rank=*/0, /*size=*/5);
-  LlamaStage stage(pipeline_config({.width = 5}), /*stage=*/0, /*stages=*/2, {&tensor});
+  LlamaStage stage(pipeline_config({.width = 5}), /*stage=*/0, /*stages=*/2, tensor);
   const data::Batch odd = pipeline_batch({}, 0, 0, 1);  // 3 x 7 x 12 activations
   const nn::CheckpointOptions parts{.partition_over = &tensor};
   stage.checkpoint_activations(true, parts);

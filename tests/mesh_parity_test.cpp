@@ -276,13 +276,13 @@ TEST(MeshErrors, BatchesThatDifferOrDoNotFitAreRefusedByAllRanks) {
 
 TEST(MeshErrors, WhatATensorAxisCannotSplitIsRefused) {
   on_mesh(1, [](const ThreeAxes& axes) {
-    const nn::TensorParallel tensor{axes.tensor, /*sequence=*/true};
+    const nn::TensorParallel tensor(*axes.tensor, /*cut_sequence=*/true);
     expect_error([&] { LlamaStage(pipeline_config({}), 0, 2, tensor); }, {"2 tensor ranks"});
     LlamaStage stage(pipeline_config({.width = 2}), axes.pipeline->rank(), 2, tensor);
     expect_error([&] { stage.checkpoint_activations(true, {.partition_over = axes.tensor}); },
                  {"cannot be partitioned under sequence parallelism"});
-    LlamaStage other(pipeline_config({.width = 2}), axes.pipeline->rank(), 2, {axes.tensor});
-    expect_error([&] { other.checkpoint_activations(true, {.partition_over = axes.data}); },
+    LlamaStage other(pipeline_config({.width = 2}), axes.pipeline->rank(), 2, *axes.tensor);
+    expect_error([&] { other.checkpoint_activations(true, {.partition_over = axes.pipeline}); },
                  {"the model's tensor axis only"});
   });
 }

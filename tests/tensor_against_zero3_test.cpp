@@ -51,8 +51,7 @@ std::int64_t bytes_sent(dist::Communicator& world, const std::string& mode, int 
                         std::int64_t layers, std::int64_t samples, std::int64_t length) {
   const dist::Mesh mesh(world, {{"data", dist::Mesh::kRest}, {"tensor", tensor_ranks}});
   dist::Communicator& data = mesh.along("data");
-  const auto model = make_deferred<nn::Llama>(
-      config_of(layers), nn::TensorParallel{tensor_ranks > 1 ? &mesh.along("tensor") : nullptr});
+  const auto model = make_deferred<nn::Llama>(config_of(layers), nn::TensorParallel(mesh.tensor()));
   nn::SeededValues values(3);
   const auto strategy = make_strategy(mode, {*model, mesh, optim::adamw(), &values});
   train::Trainer trainer(*strategy);

@@ -80,8 +80,7 @@ struct Meshes {
 // Loads into a model on other axes, under another strategy, and expects the state.
 void expect_loads(const ThreeAxes& axes, PipelineShape shape, const std::filesystem::path& folder,
                   const WholeState& expected) {
-  SCOPED_TRACE(fmt::format("loaded by {} data ranks, {} stages, tensor axis {}", axes.data->size(),
-                           axes.pipeline->size(), axes.tensor != nullptr));
+  SCOPED_TRACE("loaded on " + axes.mesh.text());
   shape.mode = shape.tied ? "engine1" : "tensor_zero3";
   PipelineRank loaded(axes, shape);
   EXPECT_EQ(io::load_checkpoint(*loaded.strategy, folder).step, 2);
@@ -192,7 +191,7 @@ TEST(PipelineModel, IsSavedAsTheFilesOfTheWholeModel) {
           }
           EXPECT_EQ(files == 2, max_bytes > 20000) << files;
           LlamaStage stage(pipeline_config(shape), axes->pipeline->rank(), axes->pipeline->size(),
-                           {axes->tensor, shape.sequence});
+                           {*axes->tensor, shape.sequence});
           const nn::WholeModel* all = stage.whole_model();
           io::StoredValues values(folder / name,
                                   all != nullptr ? all->list : nn::list_parameters(stage));
@@ -233,7 +232,7 @@ TEST(PipelineCheckpoint, AStageAloneAndAnotherModelAreRefused) {
     const ThreeAxes axes(world, 2, 2);
     const PipelineShape shape = saved_shape("zero1");
     nn::SeededValues values(3);
-    LlamaStage stage(pipeline_config(shape), axes.pipeline->rank(), 2, {axes.tensor});
+    LlamaStage stage(pipeline_config(shape), axes.pipeline->rank(), 2, *axes.tensor);
     expect_error(
         [&] {
           make_strategy("zero1", {stage, axes.of_stage, shape.optimizer, &values});

@@ -115,8 +115,8 @@ TEST(SplitModel, IsSavedAsOneFileThatTheWholeModelAndAnySplitRead) {
     io::save_model(*run.strategy, nn::to_hugging_face_json(llama_to_split()), folder / "model");
     const std::vector<at::Tensor> expected = run.model_weights();
     world.barrier();
-    for (dist::Communicator* tensor : {axes.tensor, static_cast<dist::Communicator*>(nullptr)}) {
-      nn::Llama model(llama_to_split(), {tensor});
+    for (const nn::TensorParallel& tensor : {nn::TensorParallel(*axes.tensor), {}}) {
+      nn::Llama model(llama_to_split(), tensor);
       io::StoredValues values(folder / "model", nn::list_parameters(model));
       nn::initialize_parameters(model, values);
       const nn::ParameterList list = nn::list_parameters(model);

@@ -52,8 +52,7 @@ SeenOnMesh look_at(const Mesh& mesh, const std::string& mode, bool sequence) {
   dist::Communicator &data = mesh.along("data"), &tensor = mesh.along("tensor");
   const memory::Snapshot before = memory::snapshot();
   const MeshRank<nn::Llama> rank(
-      mesh, make_deferred<nn::Llama>(llama_to_split(), nn::TensorParallel{&tensor, sequence}),
-      mode);
+      mesh, make_deferred<nn::Llama>(llama_to_split(), nn::TensorParallel(tensor, sequence)), mode);
   train::Trainer trainer(*rank.strategy);
   trainer.step({split_batch(data.rank(), 0)});
   const dist::Traffic on_data = data.traffic(), on_tensor = tensor.traffic();
@@ -181,9 +180,8 @@ TEST_P(FakeMeshAt, HoldsAndSendsWhatTheFormulasSay) {
     const Mesh mesh = two_axes(world, place.tensor);
     dist::Communicator &data = mesh.along("data"), &tensor = mesh.along("tensor");
     const memory::Snapshot before = memory::snapshot();
-    const MeshRank<nn::Llama> rank(
-        mesh, make_deferred<nn::Llama>(c, nn::TensorParallel{place.tensor > 1 ? &tensor : nullptr}),
-        place.mode);
+    const MeshRank<nn::Llama> rank(mesh, make_deferred<nn::Llama>(c, nn::TensorParallel(tensor)),
+                                   place.mode);
     const std::int64_t norms = (2 * c.layers + 1) * c.hidden;
     EXPECT_EQ(rank.strategy->list().numel(), (c.parameters() - norms) / place.tensor + norms);
     train::Trainer trainer(*rank.strategy);
@@ -232,7 +230,7 @@ void expect_stage_by_formula(int stage, int data_ranks, int tensor_ranks, bool t
   dist::Communicator world = dist::connect_fake(stage * of_stage + of_stage / 2, 4 * of_stage);
   const Mesh mesh(world, {{"pipeline", 4}, {"data", Mesh::kRest}, {"tensor", tensor_ranks}});
   dist::Communicator &data = mesh.along("data"), &pipeline = mesh.along("pipeline");
-  const nn::TensorParallel tensor{tensor_ranks > 1 ? &mesh.along("tensor") : nullptr};
+  const nn::TensorParallel tensor(mesh.tensor());
   const memory::Snapshot before = memory::snapshot();
   const MeshRank<LlamaStage> rank(mesh, std::make_shared<LlamaStage>(c, stage, 4, tensor), "zero2");
   PipelineTrainer trainer(*rank.model, *rank.strategy);

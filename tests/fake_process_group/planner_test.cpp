@@ -79,9 +79,8 @@ PlaceOnMesh look_at(const plan::Mesh& planned, Stage zero, int stage, const Sett
                                 {"tensor", tensor_ranks}});
   dist::Communicator &data = mesh.along("data"), &pipeline = mesh.along("pipeline"),
                      &tensor = mesh.along("tensor");
-  const auto part = std::make_shared<LlamaStage>(
-      unpadded(s.tied), pipeline.rank(), pipeline.size(),
-      nn::TensorParallel{tensor_ranks > 1 ? &tensor : nullptr, s.sequence});
+  const auto part = std::make_shared<LlamaStage>(unpadded(s.tied), pipeline.rank(), pipeline.size(),
+                                                 nn::TensorParallel(tensor, s.sequence));
   if (s.recompute) {
     part->checkpoint_activations(true, {.partition_over = s.partition ? &tensor : nullptr});
   }
@@ -272,7 +271,7 @@ nn::LlamaConfig of_layers(std::int64_t layers) {
 std::int64_t kept_by_a_layer(int tensor_ranks, const Settings& s) {
   const auto kept = [&](std::int64_t layers) {
     dist::Communicator axis = dist::connect_fake(0, tensor_ranks);
-    nn::Llama model(of_layers(layers), {&axis, s.sequence});
+    nn::Llama model(of_layers(layers), {axis, s.sequence});
     nn::SeededValues values(3);
     nn::initialize_parameters(model, values);
     if (s.recompute) {

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include <09_pipeline/pipeline_trainer.hpp>
-#include <zero/distributed/agreement.hpp>
 #include <zero/distributed/mesh.hpp>
 #include <zero/optim/adamw.hpp>
 
@@ -27,24 +26,23 @@ struct ThreeAxes {
       : mesh(world, {{"data", dist::Mesh::kRest}, {"pipeline", stages}, {"tensor", tensor_ranks}}),
         data(&mesh.along("data")),
         pipeline(&mesh.along("pipeline")),
-        tensor(tensor_ranks > 1 ? &mesh.along("tensor") : nullptr),
-        ranks_of_stage(split_stage(world)),
+        tensor(&mesh.along("tensor")),
+        ranks_of_stage(split_stage(world, stages, tensor_ranks)),
         of_stage(*ranks_of_stage, {{"data", dist::Mesh::kRest}, {"tensor", tensor_ranks}}) {}
 
   dist::Mesh mesh;
   dist::Communicator* data;
   dist::Communicator* pipeline;
-  dist::Communicator* tensor;  // null: layers are whole
+  dist::Communicator* tensor;
   std::unique_ptr<dist::Communicator> ranks_of_stage;
   dist::Mesh of_stage;  // the data and the tensor axis, for the whole model
 
  private:
-  std::unique_ptr<dist::Communicator> split_stage(dist::Communicator& world) const {
-    const double mine = pipeline->rank();
-    const std::vector<double> stages = dist::all_gather_scalars(world, {mine});
+  std::unique_ptr<dist::Communicator> split_stage(dist::Communicator& world, int stages,
+                                                  int tensor_ranks) const {
     std::vector<int> ranks;
     for (int r = 0; r < world.size(); ++r) {
-      if (stages[static_cast<std::size_t>(r)] == mine) ranks.push_back(r);
+      if (r / tensor_ranks % stages == pipeline->rank()) ranks.push_back(r);
     }
     static int made = 0;  // all ranks make the same axes, one after the other
     return world.split(ranks, fmt::format("axes {}, stage {}", made++, pipeline->rank()));
@@ -110,7 +108,7 @@ struct PipelineRank {
         data(*axes.data),
         pipeline(*axes.pipeline),
         stage(std::make_shared<LlamaStage>(pipeline_config(shape), pipeline.rank(), pipeline.size(),
-                                           nn::TensorParallel{axes.tensor, shape.sequence})),
+                                           nn::TensorParallel(*axes.tensor, shape.sequence))),
         strategy(make_strategy(shape.mode, {*stage, axes.mesh, shape.optimizer, &values, "",
                                             train::Ownership::kBySize, shape.accumulation})),
         trainer(*stage, *strategy, shape.schedule, shape.trainer) {
@@ -133,15 +131,13 @@ struct PipelineRank {
   PipelineTrainer trainer;
 };
 
-/// The whole model, split over the tensor axis of `mesh` if it has one.
+/// The whole model, split over the tensor axis of `mesh`.
 struct WholeRank {
   WholeRank(const dist::Mesh& mesh, const PipelineShape& options, const std::string& mode = "ddp")
       : shape(options),
         data(mesh.data()),
-        model(make_deferred<nn::Llama>(
-            pipeline_config(shape),
-            nn::TensorParallel{mesh.tensor().size() > 1 ? &mesh.tensor() : nullptr,
-                               shape.sequence})),
+        model(make_deferred<nn::Llama>(pipeline_config(shape),
+                                       nn::TensorParallel(mesh.tensor(), shape.sequence))),
         strategy(make_strategy(mode, {*model, mesh, shape.optimizer, &values, "",
                                       train::Ownership::kBySize, shape.accumulation})),
         trainer(*strategy, shape.trainer) {}

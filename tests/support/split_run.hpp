@@ -29,11 +29,6 @@ struct TwoAxes {
   dist::Communicator *data, *tensor;
 };
 
-/// The model is split over the tensor axis of `mesh`, if it has one.
-inline nn::TensorParallel split_over(const dist::Mesh& mesh, bool sequence) {
-  return {mesh.tensor().size() > 1 ? &mesh.tensor() : nullptr, sequence};
-}
-
 /// Odd enough: heads that 4 ranks can share, sizes that are no multiple of 16.
 inline nn::LlamaConfig llama_to_split(at::ScalarType dtype = at::kFloat) {
   return {.vocabulary = 24,
@@ -69,7 +64,7 @@ struct SplitRun {
       : data(mesh.data()),
         values(3),
         model(make_deferred<nn::Llama>(llama_to_split(options.dtype),
-                                       split_over(mesh, options.sequence))),
+                                       nn::TensorParallel(mesh.tensor(), options.sequence))),
         strategy(make_strategy(options.mode, {.model = *model,
                                               .mesh = mesh,
                                               .optimizer = options.optimizer,

@@ -42,10 +42,9 @@ dist::Mesh mesh_of(dist::Communicator& world, const Options& options) {
 
 MeshRun::MeshRun(dist::Communicator& world, const Options& options, at::Device device)
     : options_(options), mesh_(mesh_of(world, options)) {
-  dist::Communicator* const axis = options.tensor_ranks > 1 ? &mesh_.tensor() : nullptr;
-  const nn::TensorParallel tensor{axis, options.sequence_parallel};
+  const nn::TensorParallel tensor(mesh_.tensor(), options.sequence_parallel);
   const nn::CheckpointOptions kept{.partition_over =
-                                       options.partition_activations ? axis : nullptr};
+                                       options.partition_activations ? &mesh_.tensor() : nullptr};
   const auto take = [&](const auto& model) {
     model->checkpoint_activations(options.activation_checkpointing, kept);
     to_device(device, *model);

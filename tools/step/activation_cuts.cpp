@@ -48,7 +48,7 @@ Bytes of_layers(std::int64_t layers, const Sizes& sizes, const Cut& cut, dist::M
                                   .kv_heads = 8,
                                   .head_size = sizes.hidden / 8,
                                   .mlp = 2 * sizes.hidden};
-  nn::Llama model(config, {.axis = &axis, .sequence = cut.sequence});
+  nn::Llama model(config, {axis, cut.sequence});
   nn::SeededValues values(/*seed=*/1);
   nn::initialize_parameters(model, values);
   model.checkpoint_activations(true, {.partition_over = cut.sequence ? nullptr : &axis});

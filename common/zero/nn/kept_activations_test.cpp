@@ -91,7 +91,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, KeptActivations, ::testing::Values(1, 2, 4),
 
 TEST_P(KeptActivations, PartitionedCheckpointsTakeTheirPartAndChangeNoBit) {
   on_ranks(GetParam(), [](Communicator& axis) {
-    const TensorParallel tensor{&axis};
+    const TensorParallel tensor(axis);
     const auto with = [](const CheckpointOptions& options) {
       return [options](Llama& model) { model.checkpoint_activations(true, options); };
     };
@@ -110,7 +110,7 @@ TEST_P(KeptActivations, PartitionedCheckpointsTakeTheirPartAndChangeNoBit) {
 TEST_P(KeptActivations, PartitionedCheckpointsSendOneGatherEach) {
   on_ranks(GetParam(), [](Communicator& axis) {
     const auto sent = [&](const CheckpointOptions& options) {
-      SplitModel split(3, {&axis});
+      SplitModel split(3, axis);
       split.model.checkpoint_activations(true, options);
       const dist::Traffic before = axis.traffic();
       split.forward(0).backward();
@@ -129,16 +129,16 @@ TEST_P(KeptActivations, PartitionedCheckpointsSendOneGatherEach) {
 TEST_P(KeptActivations, SequenceParallelismKeepsAPartOfNormsAndResiduals) {
   on_ranks(GetParam(), [](Communicator& axis) {
     const std::int64_t n = axis.size(), rows = kSamples * kTokens * 8;
-    const std::int64_t without = kept_by_a_layer({&axis}), with = kept_by_a_layer({&axis, true});
+    const std::int64_t without = kept_by_a_layer(axis), with = kept_by_a_layer({axis, true});
     EXPECT_EQ(without - with, (2 * kResidual + 2 * rows) * (n - 1) / n);
     const auto checkpoints = [](Llama& model) { model.checkpoint_activations(true); };
-    EXPECT_EQ(kept_by_a_layer({&axis, true}, checkpoints), kResidual / n);
+    EXPECT_EQ(kept_by_a_layer({axis, true}, checkpoints), kResidual / n);
   });
 }
 
 TEST(KeptActivationsErrors, NameWhatDoesNotFit) {
   on_ranks(2, [](Communicator& axis) {
-    SplitModel sequence(1, {&axis, true}), whole(1, {});
+    SplitModel sequence(1, {axis, true}), whole(1, {});
     expect_error([&] { sequence.model.checkpoint_activations(true, {.partition_over = &axis}); },
                  {"sequence parallelism"});
     expect_error([&] { whole.model.checkpoint_activations(true, {.partition_over = &axis}); },

@@ -159,8 +159,8 @@ at::Tensor Llama::predict(const data::Batch& batch) {
 }
 
 void Llama::checkpoint_activations(bool on, const CheckpointOptions& options) {
-  if (options.partition_over != nullptr &&
-      (options.partition_over != tensor_.axis || tensor_.cuts_sequence())) {
+  const dist::Communicator* const ranks = options.partition_over;
+  if (ranks != nullptr && ranks->size() > 1 && (ranks != tensor_.axis || tensor_.cuts_sequence())) {
     throw Error(tensor_.cuts_sequence()
                     ? "checkpoints cannot be partitioned under sequence parallelism: each rank has "
                       "a part of the residual stream already"

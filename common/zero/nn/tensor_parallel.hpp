@@ -52,16 +52,23 @@ at::Tensor gather_over_axis(const at::Tensor& x, std::int64_t dim, dist::Communi
 at::Tensor scatter_over_axis(const at::Tensor& x, std::int64_t dim, dist::Communicator& axis,
                              Uncut x_is = Uncut::kPartial);
 
-/// How a model is split over a tensor axis. Without an axis it is not split, and tensors pass
-/// unchanged.
+/// How a model is split over a tensor axis. Without an axis, or over one of a single rank, it is
+/// not split, and tensors pass unchanged.
 ///
 /// Activations between the halves of a layer are [B, S, ...]. Outside of them (the residual stream)
 /// all ranks hold the same activations. With sequence parallelism (Korthikanti et al. 2022,
 /// "Reducing activation recomputation in large transformer models") each holds those of S / n
 /// positions instead; as many bytes are sent.
 struct TensorParallel {
-  dist::Communicator* axis = nullptr;  ///< not owned; must outlive the model
-  bool sequence = false;               ///< whether the residual stream is cut along the sequence
+  TensorParallel() = default;
+  /// `ranks` must outlive the model. `cut_sequence`: whether the residual stream is cut along the
+  /// sequence.
+  // NOLINTNEXTLINE(google-explicit-constructor): the axis is all that most models need.
+  TensorParallel(dist::Communicator& ranks, bool cut_sequence = false)
+      : axis(ranks.size() > 1 ? &ranks : nullptr), sequence(cut_sequence) {}
+
+  dist::Communicator* axis = nullptr;  ///< null: the model is not split
+  bool sequence = false;
 
   int ranks() const { return axis == nullptr ? 1 : axis->size(); }
   bool cuts_sequence() const { return axis != nullptr && sequence; }

@@ -158,7 +158,7 @@ TEST_P(SplitLayers, OfWholeNumbersHaveTheBitsOfWholeOnes) {
   on_ranks(GetParam(), [](Communicator& axis) {
     const at::Tensor ids = at::tensor({3, 11, 0, 7, 7, 5, 2, 9}, at::kLong).view({2, 4});
     for (const bool sequence : {false, true}) {
-      SplitNet whole, split({&axis, sequence});
+      SplitNet whole, split({axis, sequence});
       const auto [x, logits] = whole.forward(ids);
       const auto [own_x, own_logits] = split.forward(ids);
       const TensorPlacement positions{&axis, 1}, features{&axis, 2};
@@ -184,7 +184,7 @@ TEST_P(SplitLayers, OfWholeNumbersHaveTheBitsOfWholeOnes) {
 
 TEST(SplitLayersThatDoNotFit, NameTheNumber) {
   on_ranks(2, [](Communicator& axis) {
-    const TensorParallel split{&axis};
+    const TensorParallel split(axis);
     const Initializer any = Initializer::constant(0);
     expect_error([&] { ColumnParallelLinear(4, 15, any, split); }, {"weight", "15", "2 ranks"});
     expect_error([&] { RowParallelLinear(5, 4, any, split); }, {"weight", "5 elements", "2 ranks"});
