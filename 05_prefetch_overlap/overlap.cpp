@@ -9,7 +9,6 @@
 #include <utility>
 
 #include <zero/base/program.hpp>
-#include <zero/distributed/agreement.hpp>
 #include <zero/train/cost_sums.hpp>
 
 namespace zero {
@@ -25,7 +24,7 @@ Overlap::Overlap(const train::StrategyArguments& arguments, const OverlapOptions
                  dist::Communicator& shards, dist::Communicator* replicas,
                  train::Transfers transfers)
     : Strategy(arguments),
-      options_(base::checked(options)),
+      options_(options),
       transfers_(std::move(transfers)),
       reduction_(replicas == nullptr ? dist::ReduceOp::kAverage : dist::ReduceOp::kSum,
                  arguments.reduce_type),
@@ -41,7 +40,6 @@ Overlap::Overlap(const train::StrategyArguments& arguments, const OverlapOptions
       backward_(std::max<std::int64_t>(options.lookahead, 0)),
       timed_steps_left_(options.stage == 3 && options.lookahead == kAutoLookahead ? kTimedSteps
                                                                                   : 0) {
-  dist::verify_same(communicator_, "the engine's options", base::text_of(options));
   flat_.initialize([this](std::size_t index, at::Tensor out) { first_values().write(index, out); },
                    replicas);
   first_values().broadcast_buffers();

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <vector>
 
+#include <zero/distributed/agreement.hpp>
 #include <zero/memory/storage_pool.hpp>
 #include <zero/train/flat_parameter_list.hpp>
 #include <zero/train/overlap_options.hpp>
@@ -29,10 +30,11 @@ namespace zero {
 /// next forward() needs unshard() before it and reshard() after it.
 class Overlap : public train::Strategy {
  public:
-  /// Called by all ranks. Throws zero::Error for options out of range and, on all ranks, for
+  /// Called by all ranks. Throws zero::Error on all of them for options out of range and for
   /// options that differ between ranks.
   Overlap(const train::StrategyArguments& arguments, const OverlapOptions& options)
-      : Overlap(arguments, options, arguments.mesh.data(), /*replicas=*/nullptr) {}
+      : Overlap(arguments, agreed(arguments, options), arguments.mesh.data(),
+                /*replicas=*/nullptr) {}
 
   at::Tensor forward(const data::Batch& batch) override;
   void finish_backward() override;
@@ -59,7 +61,15 @@ class Overlap : public train::Strategy {
   std::int64_t passes_that_differed() const { return lost_passes_; }
 
  protected:
-  /// For a chapter that builds on this one: model states are sharded among `shards` only. The other
+  /// Returns `options`, if they can be and are those of all ranks, for a constructor. Throws
+  /// zero::Error on all ranks otherwise.
+  template <typename Options>
+  static Options agreed(const train::StrategyArguments& arguments, const Options& options) {
+    dist::verify_same(arguments.mesh.data(), "the options of the mode", base::text_of(options));
+    return base::checked(options);
+  }
+  /// For a chapter that builds on this one, with options that are agreed(): model states are
+  /// sharded among `shards` only. The other
   /// ranks hold copies; `replicas` (null: none) connects ranks that hold the same shard.
   /// Gradients are then added up inside `shards`, and shard_reduced() does the rest. `transfers`:
   /// in place of the collectives of stage 3.

@@ -241,7 +241,7 @@ TEST(Overlap, RefusesOptionsThatDifferBetweenRanks) {
       OverlapOptions options{.stage = 3};
       if (communicator.rank() == 1) change(options);
       testing::expect_error([&] { OverlapRun<Toy>(communicator, options); },
-                            {"the engine's options"});
+                            {"the options of the mode"});
     };
     refused([](OverlapOptions& o) { o.stage = 2; });
     refused([](OverlapOptions& o) { o.bucket_bytes = 1; });

@@ -35,9 +35,9 @@ void declare(base::Keys& keys, HsdpOptions& options);
 class Hsdp : public Overlap {
  public:
   /// `options.shard_size` is S. Called by all ranks; blocks. Throws zero::Error on all ranks if
-  /// groups of S ranks do not fill the ranks, or if ranks differ in S.
+  /// groups of S ranks do not fill the ranks, or if ranks differ in an option.
   Hsdp(const train::StrategyArguments& arguments, const HsdpOptions& options)
-      : Hsdp(options, arguments.with_shards(base::checked(options).shard_size)) {}
+      : Hsdp(options, arguments.with_shards(agreed(arguments, options).shard_size)) {}
 
   dist::Communicator& shard_group() const override { return mesh_.along("shard"); }
   dist::Communicator& replica_group() const { return mesh_.along("replica"); }

@@ -6,20 +6,14 @@
 #include <gtest/gtest.h>
 
 #include <tests/support/deferred.hpp>
+#include <tests/support/groups.hpp>
 #include <tests/support/modes.hpp>
-#include <tests/support/parity.hpp>
 #include <tests/support/ranks.hpp>
 #include <tests/support/session.hpp>
 #include <tests/support/two_bytes.hpp>
 
 namespace zero::testing {
 namespace {
-
-struct Shape {
-  int replicas;
-  int shards;
-  int ranks() const { return replicas * shards; }
-};
 
 std::string with_size(const std::string& mode, int shard_size) {
   return fmt::format("{}:shard_size={}", mode, shard_size);
@@ -33,29 +27,17 @@ std::vector<std::string> hsdp_modes() {
   return modes;
 }
 
-// The model has tied, frozen, unused and tiny parameters.
 void expect_like_ddp(const Shape& shape, const RunOptions& options, const std::string& more = "") {
-  on_ranks(shape.ranks(), [&](dist::Communicator& communicator) {
-    const RunRecord reference =
-        run_edge_case_model(communicator, with_size("hddp", shape.shards), options);
-    RunOptions other_seeds = options;
-    other_seeds.same_seed = false;  // the values of rank 0 must replace those of all groups
-    for (const std::string& mode : hsdp_modes()) {
-      SCOPED_TRACE(mode);
-      expect_identical(
-          run_edge_case_model(communicator, with_size(mode, shape.shards) + more, other_seeds),
-          reference);
-    }
-  });
+  std::vector<std::string> modes = hsdp_modes();
+  for (std::string& mode : modes) mode = with_size(mode, shape.shards) + more;
+  expect_like(shape, with_size("hddp", shape.shards), modes, options);
 }
 
 class HsdpParity : public ::testing::TestWithParam<Shape> {};
 INSTANTIATE_TEST_SUITE_P(Meshes, HsdpParity,
                          ::testing::Values(Shape{1, 2}, Shape{2, 1}, Shape{2, 2}, Shape{3, 2},
                                            Shape{2, 4}),
-                         [](const auto& info) {
-                           return fmt::format("R{}S{}", info.param.replicas, info.param.shards);
-                         });
+                         name_of_shape);
 
 TEST_P(HsdpParity, AdamW) { expect_like_ddp(GetParam(), {}); }
 

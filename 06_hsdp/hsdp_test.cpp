@@ -250,7 +250,7 @@ TEST(Hsdp, RefusesSizesThatDoNotFitOnAllRanks) {
     EXPECT_THAT(refused({.shard_size = 0}), HasSubstr("shard_size is 0; it must be \"host\" or"));
     EXPECT_THAT(refused({.shard_size = 8}), HasSubstr("the size of shard must be from 1 to 4"));
     EXPECT_THAT(refused({.shard_size = communicator.rank() == 0 ? 2 : 4}),
-                HasSubstr("ranks disagree about the mesh of ranks"));
+                HasSubstr("ranks disagree about the options of the mode"));
     EXPECT_THAT(refused({{.stage = 0}, 2}), HasSubstr("stage is 0"));
     HsdpRun<Toy> run(communicator, {.shard_size = 2});  // after the errors, collectives still work
     run.step(0);

@@ -70,8 +70,8 @@ TEST_P(HpzOnMesh, SendsInsideAndBetweenWhatTheFormulasSay) {
     EXPECT_EQ(costs.sent_between_groups, 2 * shape.outside() * shards);
     // By axis: a rank sends nothing to those with its place in other groups alone.
     if (shape.replicas > 1 && shape.shards > 1) {
-      EXPECT_EQ(run.strategy.across_groups().traffic().bytes(), 0);
-      EXPECT_GT(run.strategy.group().traffic().bytes(Purpose::kParameter), 0);
+      EXPECT_EQ(run.strategy.mesh().along("replica").traffic().bytes(), 0);
+      EXPECT_GT(run.strategy.mesh().along("shard").traffic().bytes(Purpose::kParameter), 0);
     }
   });
 }
@@ -162,7 +162,7 @@ TEST(Hpz, RefusesOptionsThatDifferBetweenRanks) {
       ZeroPlusPlusOptions options{.secondary_shards = true};
       if (communicator.rank() == 1) change(options);
       testing::expect_error([&] { ZeroPlusPlusRun<>(communicator, options); },
-                            {"the options of ZeRO++"});
+                            {"the options of the mode"});
     };
     refused([](ZeroPlusPlusOptions& o) { o.secondary_shards = !(o.quantize_parameters = true); });
     refused([](ZeroPlusPlusOptions& o) { o.quantize_parameters = true; });
@@ -184,7 +184,7 @@ TEST(Hpz, RefusesSizesThatDoNotFitOnAllRanks) {
     EXPECT_THAT(refused({.group_size = 8, .secondary_shards = true}),
                 HasSubstr("must be from 1 to 4"));
     EXPECT_THAT(refused({.group_size = communicator.rank() == 0 ? 2 : 4, .secondary_shards = true}),
-                HasSubstr("ranks disagree about the options of ZeRO++"));
+                HasSubstr("ranks disagree about the options of the mode"));
     EXPECT_THAT(refused({.group_size = 0, .secondary_shards = true}),
                 HasSubstr("group_size is 0; it must be \"host\" or a whole number from 1"));
     EXPECT_THAT(refused({.overlap = {.stage = 2}, .secondary_shards = true}),

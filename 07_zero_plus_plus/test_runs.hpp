@@ -2,7 +2,6 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,25 +9,13 @@
 #include <string>
 #include <vector>
 
-#include <tests/support/ranks.hpp>
+#include <tests/support/groups.hpp>
 #include <tests/support/toy_run.hpp>
 
 #include "zero_plus_plus.hpp"
 
 /// What the tests of this chapter share.
 namespace zero::testing {
-
-/// R groups of S ranks.
-struct Shape {
-  int replicas;
-  int shards;
-  int ranks() const { return replicas * shards; }
-  int outside() const { return ranks() - shards; }
-};
-
-inline std::string name_of_shape(const ::testing::TestParamInfo<Shape>& info) {
-  return fmt::format("R{}S{}", info.param.replicas, info.param.shards);
-}
 
 /// Each group is a host.
 inline void on_hosts(const Shape& shape, const std::function<void(dist::Communicator&)>& body) {

@@ -2,8 +2,6 @@
 
 #include <ATen/record_function.h>
 
-#include <zero/distributed/agreement.hpp>
-
 namespace zero {
 
 ZeroPlusPlus::ZeroPlusPlus(const train::StrategyArguments& arguments,
@@ -15,12 +13,6 @@ ZeroPlusPlus::ZeroPlusPlus(const ZeroPlusPlusOptions& options, const MakeTransfe
     : Overlap(arguments, options.overlap, arguments.mesh.data(), /*replicas=*/nullptr,
               make_transfers(arguments.mesh, options,
                              [this] { return passes().forwards().version(); })) {}
-
-ZeroPlusPlusOptions ZeroPlusPlus::agreed(const train::StrategyArguments& arguments,
-                                         const ZeroPlusPlusOptions& options) {
-  dist::verify_same(arguments.mesh.data(), "the options of ZeRO++", base::text_of(options));
-  return base::checked(options);
-}
 
 void ZeroPlusPlus::shard_reduced(const train::ReducedShard& shard) {
   if (shard.rest == nullptr) return;  // averaged already

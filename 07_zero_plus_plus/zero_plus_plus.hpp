@@ -33,10 +33,6 @@ class ZeroPlusPlus : public Overlap {
   /// fill the ranks, or if ranks differ in an option.
   ZeroPlusPlus(const train::StrategyArguments& arguments, const ZeroPlusPlusOptions& options);
 
-  /// The ranks of this rank's group, and those with this rank's place in all groups.
-  dist::Communicator& group() const { return mesh_.along("shard"); }
-  dist::Communicator& across_groups() const { return mesh_.along("replica"); }
-
  protected:
   using MakeTransfers = std::function<train::Transfers(
       const dist::Mesh&, const ZeroPlusPlusOptions&, const SecondaryShard::WeightsVersion&)>;
@@ -50,9 +46,6 @@ class ZeroPlusPlus : public Overlap {
   void finish_between_groups() override { between_groups_.wait(); }
 
  private:
-  // Returns `options` if they can be and are those of all ranks.
-  static ZeroPlusPlusOptions agreed(const train::StrategyArguments& arguments,
-                                    const ZeroPlusPlusOptions& options);
   // `arguments.mesh` has the axes "replica" and "shard".
   ZeroPlusPlus(const ZeroPlusPlusOptions& options, const MakeTransfers& make_transfers,
                const train::StrategyArguments& arguments);

@@ -7,7 +7,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <tests/support/parity.hpp>
+#include <tests/support/groups.hpp>
 #include <tests/support/ranks.hpp>
 #include <tests/support/session.hpp>
 #include <tests/support/test_folder.hpp>
@@ -17,52 +17,37 @@
 namespace zero::testing {
 namespace {
 
-struct Shape {
-  int groups;
-  int ranks_of_group;
-  int ranks() const { return groups * ranks_of_group; }
-};
-
 std::string in_groups(const std::string& mode, int size) {
   return fmt::format("{}:group_size={}", mode, size);
 }
 
-// The model has tied, frozen, unused and tiny parameters.
-void expect_like_ddp(const Shape& shape, const RunOptions& options, const std::string& more = "") {
-  on_ranks(shape.ranks(), [&](dist::Communicator& communicator) {
-    const RunRecord reference = run_edge_case_model(communicator, "ddp", options);
-    RunOptions other_seeds = options;
-    other_seeds.same_seed = false;  // the values of rank 0 must replace those of all groups
-    expect_identical(run_edge_case_model(
-                         communicator, in_groups("hpz", shape.ranks_of_group) + more, other_seeds),
-                     reference);
-  });
+void expect_hpz_like_ddp(const Shape& shape, const RunOptions& options,
+                         const std::string& more = "") {
+  expect_like(shape, "ddp", {in_groups("hpz", shape.shards) + more}, options);
 }
 
 class HpzParity : public ::testing::TestWithParam<Shape> {};
 INSTANTIATE_TEST_SUITE_P(Groups, HpzParity,
                          ::testing::Values(Shape{1, 2}, Shape{2, 1}, Shape{2, 2}, Shape{3, 2},
                                            Shape{2, 3}),
-                         [](const auto& info) {
-                           return fmt::format("R{}S{}", info.param.groups,
-                                              info.param.ranks_of_group);
-                         });
+                         name_of_shape);
 
-TEST_P(HpzParity, AdamW) { expect_like_ddp(GetParam(), {}); }
+TEST_P(HpzParity, AdamW) { expect_hpz_like_ddp(GetParam(), {}); }
 
 // Several buffers in a unit, and secondary shards of units that are still to run.
 TEST_P(HpzParity, SmallBucketsAndMoreAhead) {
-  expect_like_ddp(GetParam(), {.steps = 3}, ":bucket_mib=0.0002:in_flight_mib=0.0002:lookahead=3");
-  expect_like_ddp(GetParam(), {.steps = 3}, ":lookahead=0:keep_buffers=false");
+  expect_hpz_like_ddp(GetParam(), {.steps = 3},
+                      ":bucket_mib=0.0002:in_flight_mib=0.0002:lookahead=3");
+  expect_hpz_like_ddp(GetParam(), {.steps = 3}, ":lookahead=0:keep_buffers=false");
 }
 
 TEST_P(HpzParity, ClippedGradients) {
-  expect_like_ddp(GetParam(), {.steps = 3, .clip_norm = 0.05});
+  expect_hpz_like_ddp(GetParam(), {.steps = 3, .clip_norm = 0.05});
 }
 
 TEST_P(HpzParity, AccumulatedLocallyAndAfterReducingEach) {
-  expect_like_ddp(GetParam(), {.steps = 2, .micro_batches = 3});
-  expect_like_ddp(
+  expect_hpz_like_ddp(GetParam(), {.steps = 2, .micro_batches = 3});
+  expect_hpz_like_ddp(
       GetParam(),
       {.steps = 2, .micro_batches = 3, .accumulation = train::Accumulation::kReduceEach});
 }
@@ -108,7 +93,7 @@ std::vector<std::vector<at::Tensor>> seen_in_a_run(dist::Communicator& communica
 void expect_the_run_of_ddp(const Shape& shape, const SessionOptions& options) {
   on_ranks(shape.ranks(), [&](dist::Communicator& communicator) {
     const auto expected = seen_in_a_run(communicator, "ddp", options);
-    const auto found = seen_in_a_run(communicator, in_groups("hpz", shape.ranks_of_group), options);
+    const auto found = seen_in_a_run(communicator, in_groups("hpz", shape.shards), options);
     ASSERT_EQ(found.size(), expected.size());
     for (std::size_t k = 0; k < found.size(); ++k) {
       EXPECT_TRUE(same_bits(found[k], expected[k])) << k;
@@ -228,7 +213,7 @@ void expect_close_to_the_true_mean(const Shape& shape, const std::string& more, 
     Session plain(communicator, "ddp", with_parts("lat"));
     const std::vector<at::Tensor> means = gradients(plain);
     // The same weights: only what is sent of gradients is rounded.
-    Session session(communicator, in_groups("qgz", shape.ranks_of_group) + more, with_parts("lat"));
+    Session session(communicator, in_groups("qgz", shape.shards) + more, with_parts("lat"));
     const LargestGradients watch(session);
     const std::vector<at::Tensor> found = gradients(session);
     const at::Tensor largest = watch.average(communicator);

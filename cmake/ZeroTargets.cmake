@@ -125,8 +125,8 @@ endfunction()
 # Target check_<NN_name> builds and runs the chapter's tests. NARRATED_WIDTH: see run_demo().
 # zero_add_chapter(<NN_name> STRATEGIES_OF <NN_name>... [LIBRARIES …] [PROGRAMS …]):
 # a chapter whose subject is not a strategy. It has neither <NN_name> nor <name>_bench. Its tests run under the
-# strategies of the chapters that are named; they are also the object library zero_<NN_name>_tests, so that other
-# programs can run them under others.
+# strategies of the chapters that are named; but for *_schedule_test.cpp, which run none, they are also the object
+# library zero_<NN_name>_tests, so that other programs can run them under others.
 function(zero_add_chapter chapter)
   cmake_parse_arguments(ARG "" "MODE;NARRATED_WIDTH" "STRATEGIES_OF;LIBRARIES;PROGRAMS" ${ARGN})
   set(folder "${PROJECT_SOURCE_DIR}/${chapter}")
@@ -174,11 +174,13 @@ function(zero_add_chapter chapter)
       set_target_properties(${name}_bench PROPERTIES DISABLE_PRECOMPILE_HEADERS ON)
     endif()
   elseif(ZERO_BUILD_TESTS)
+    list(FILTER tests EXCLUDE REGEX "_schedule_test\\.cpp$")
     add_library(zero_${chapter}_tests OBJECT ${tests})
     zero_configure_test(zero_${chapter}_tests)
     zero_compile_in_batches(zero_${chapter}_tests 5)
     target_link_libraries(zero_${chapter}_tests PUBLIC zero_test_support ${library})
-    zero_add_tests(${name}_test LABELS ${chapter} LIBRARIES zero_${chapter}_tests)
+    zero_add_tests(${name}_test SOURCES "${folder}/*_schedule_test.cpp" LABELS ${chapter}
+      LIBRARIES zero_${chapter}_tests)
   endif()
   if(TARGET ${name}_test)
     zero_add_chapters(${name}_test register_all_chapters ${ARG_STRATEGIES_OF})
