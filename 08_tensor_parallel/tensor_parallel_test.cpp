@@ -243,16 +243,17 @@ TEST(TensorParallelErrors, AppearOnAllRanksWhicheverIsDifferent) {
       nn::SeededValues values(3);
       nn::LlamaConfig config = llama_to_split();
       config.tied = rank != other;
-      const auto model = make_deferred<nn::Llama>(config, nn::TensorParallel{axes.tensor});
+      const auto model = make_deferred<nn::Llama>(config, nn::TensorParallel(*axes.tensor));
       expect_error(
           [&] {
             make_strategy("ddp", {*model, axes.mesh, optim::adamw(), &values});
           },
           {"ranks disagree about the model or the strategy", "lm_head.weight"});
-      const auto good = make_deferred<nn::Llama>(llama_to_split(), nn::TensorParallel{axes.tensor});
+      const auto good =
+          make_deferred<nn::Llama>(llama_to_split(), nn::TensorParallel(*axes.tensor));
       const auto strategy = make_strategy("ddp", {*good, axes.mesh, optim::adamw(), &values});
       train::StepOptions options{.clip_norm = rank == other ? 2.0 : 1.0};
-      expect_error([&] { train::Trainer(*strategy, options); }, {"the trainer's options"});
+      expect_error([&] { train::Trainer(*strategy, options); }, {"the step in Trainer::Trainer"});
     });
   }
 }
@@ -260,7 +261,7 @@ TEST(TensorParallelErrors, AppearOnAllRanksWhicheverIsDifferent) {
 TEST(TensorParallelErrors, AMeshWithoutTheModelsAxesIsRefusedOnAllRanks) {
   on_grid(2, [](TwoAxes& axes) {
     nn::SeededValues values(3);
-    const auto split = make_deferred<nn::Llama>(llama_to_split(), nn::TensorParallel{axes.tensor});
+    const auto split = make_deferred<nn::Llama>(llama_to_split(), nn::TensorParallel(*axes.tensor));
     const auto whole = make_deferred<nn::Llama>(llama_to_split());
     const auto refused = [&](nn::Llama& model, const dist::Mesh& mesh) {
       return error_of([&] { make_strategy("ddp", {model, mesh, optim::adamw(), &values}); });

@@ -38,7 +38,7 @@ void expect_resumed_like_uninterrupted(dist::Communicator& communicator, const s
     Session first(communicator, mode, options);
     train(first, 0, kStop);
     io::CheckpointInfo info = note(kStop, mode);
-    if (const auto& scale = first.trainer().loss_scale()) info.notes["scale"] = scale->to_text();
+    if (const auto& scale = first.trainer().loss_scale()) scale->write_to(info.notes);
     io::save_checkpoint(first.strategy(), folder, info);
     EXPECT_TRUE(same_state(whole_state(first), expected_at_stop)) << "saving changed it";
   }
@@ -47,9 +47,7 @@ void expect_resumed_like_uninterrupted(dist::Communicator& communicator, const s
   Session second(communicator, mode, options);
   EXPECT_FALSE(same_state(whole_state(second), expected_at_stop));
   const io::CheckpointInfo info = io::load_checkpoint(second.strategy(), folder);
-  if (second.trainer().loss_scale()) {
-    second.trainer().loss_scale()->set_from_text(info.notes.at("scale"));
-  }
+  if (auto& scale = second.trainer().loss_scale()) scale->resume_from(info.notes);
   EXPECT_TRUE(same_state(whole_state(second), expected_at_stop));
   EXPECT_EQ(train(second, static_cast<int>(info.step), kEnd), expected_losses);
   EXPECT_EQ(second.trainer().steps(), whole.trainer().steps());

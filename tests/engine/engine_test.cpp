@@ -79,7 +79,7 @@ TEST(Engine, RefusesRanksThatStepInDifferentWays) {
     const auto refused = [&](const std::function<void(EngineConfig&)>& change) {
       EngineConfig config;
       if (communicator.rank() == 1) change(config);
-      expect_error([&] { EngineRun(communicator, config); }, {"the engine's step"});
+      expect_error([&] { EngineRun(communicator, config); }, {"the step in Engine::Engine"});
     };
     refused([](EngineConfig& c) { c.accumulation_steps = 2; });
     refused([](EngineConfig& c) { c.clip_norm = 1; });

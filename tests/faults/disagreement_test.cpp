@@ -60,9 +60,9 @@ TEST(Disagreement, AboutTheModelOrItsTraining) {
   expect_sessions_refused([](SessionOptions& o) { o.model.parts += "a"; }, kModel, "nothing more",
                           "parameter 'parts.3.weight' [7, 7]");
   expect_sessions_refused([](SessionOptions& o) { o.trainer.clip_norm = 1; },
-                          "the trainer's options", "a clip norm of 0", "a clip norm of 1");
+                          "the step in Trainer::Trainer", "a clip norm of 0", "a clip norm of 1");
   expect_sessions_refused([](SessionOptions& o) { o.trainer.first_step = 7; },
-                          "the trainer's options", "first step 0", "first step 7");
+                          "the step in Trainer::Trainer", "first step 0", "first step 7");
 }
 
 TEST(Disagreement, AboutWhatIsFrozen) {

@@ -70,8 +70,8 @@ class StepWeights {
 
   at::Tensor weighted(const at::Tensor& loss, const std::vector<double>& terms, int rank) const {
     const double first = all_.empty() ? sum(terms) : all_.front();
-    return train::weighted_loss(loss, {terms[static_cast<std::size_t>(rank)],
-                                       first * program_.accumulation, program_.ranks});
+    return train::weighted_loss(loss, terms[static_cast<std::size_t>(rank)],
+                                first * program_.accumulation, program_.ranks);
   }
   void add(const std::vector<double>& terms, const std::vector<at::Tensor>& losses) {
     all_.push_back(sum(terms));
@@ -272,7 +272,7 @@ class ModeSide final : public Side {
     if (!weights_.is_complete()) return false;
     const double factor = weights_.update_factor();
     if (factor != 1.0) strategy_->averaged_gradients().multiply(factor);
-    train::Step(*strategy_, {.clip_norm = program_.clip})
+    train::Step(*strategy_, {.clip_norm = program_.clip}, "Step")
         .end({.verify = [this] { verify_losses(); },
               .sync = [this] { strategy_->sync_parameters(); },
               .drop = [this] { give_up_step(); }});

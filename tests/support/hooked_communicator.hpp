@@ -86,12 +86,13 @@ class HookedBackend final : public dist::Backend {
 class Hooked {
  public:
   Hooked(dist::Communicator& communicator, Hook hook) : communicator_(communicator) {
-    std::unique_ptr<dist::Backend>& backend = communicator.backend();
-    backend = std::make_unique<HookedBackend>(std::move(backend), std::move(hook));
+    auto inner = communicator_.replace_backend(nullptr);
+    communicator_.replace_backend(
+        std::make_unique<HookedBackend>(std::move(inner), std::move(hook)));
   }
   ~Hooked() {
-    std::unique_ptr<dist::Backend>& backend = communicator_.backend();
-    backend = dynamic_cast<HookedBackend&>(*backend).take_inner();
+    const auto hooked = communicator_.replace_backend(nullptr);
+    communicator_.replace_backend(dynamic_cast<HookedBackend&>(*hooked).take_inner());
   }
   Hooked(const Hooked&) = delete;
   Hooked& operator=(const Hooked&) = delete;

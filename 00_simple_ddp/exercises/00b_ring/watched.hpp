@@ -79,11 +79,10 @@ class Watched {
     set({});
     communicator_.barrier();  // no rank may still look as if it had ended
     if (communicator_.size() == 1) return;
-    inner_ = std::move(communicator_.backend());
-    communicator_.backend() = std::make_unique<MessagesOnly>(*this);
+    inner_ = communicator_.replace_backend(std::make_unique<MessagesOnly>(*this));
   }
   ~Watched() {
-    if (inner_ != nullptr) communicator_.backend() = std::move(inner_);
+    if (inner_ != nullptr) communicator_.replace_backend(std::move(inner_));
     if (!is_stuck_) set({Board::Waiting::kEnd, 0, 0});  // else the others see the same deadlock
   }
   Watched(const Watched&) = delete;

@@ -66,8 +66,6 @@ void copy_unless_same(const at::Tensor& output, const at::Tensor& input) {
   at::Tensor(output).copy_(input.view_as(output));
 }
 
-bool is_half(at::ScalarType dtype) { return dtype == at::kHalf || dtype == at::kBFloat16; }
-
 void check_tensor(Operation operation, const at::Tensor& tensor) {
   if (!tensor.defined()) throw Error(fmt::format("{}: the tensor is undefined", name(operation)));
   if (!tensor.is_contiguous()) {
@@ -137,7 +135,11 @@ void Communicator::set_hosts(std::vector<int> hosts) {
   connection_->hosts = std::move(hosts);
 }
 
-std::unique_ptr<Backend>& Communicator::backend() { return connection_->cpu; }
+Backend* Communicator::backend() const { return connection_->cpu.get(); }
+
+std::unique_ptr<Backend> Communicator::replace_backend(std::unique_ptr<Backend> other) {
+  return std::exchange(connection_->cpu, std::move(other));
+}
 
 Backend& Communicator::backend_of(Operation operation, const at::Tensor& tensor) const {
   const bool on_device = connection_->device != nullptr && !tensor.is_cpu();
@@ -190,7 +192,8 @@ Work Communicator::all_reduce(at::Tensor output, at::Tensor input, Purpose purpo
   const auto started = Clock::now();
   check_tensor(Operation::kAllReduce, output);
   check_tensor(Operation::kAllReduce, input);
-  const bool rounds = input.scalar_type() == at::kFloat && is_half(output.scalar_type());
+  const bool rounds =
+      input.scalar_type() == at::kFloat && at::isReducedFloatingType(output.scalar_type());
   if (output.numel() != input.numel() || output.device() != input.device() ||
       (!rounds && output.scalar_type() != input.scalar_type())) {
     throw Error(fmt::format(
@@ -218,7 +221,7 @@ Work Communicator::reduce_scatter(at::Tensor output, at::Tensor input, Purpose p
                                   Reduction reduction) {
   const auto started = Clock::now();
   const bool keeps_sum = reduction.type == ReduceType::kFloat32 && input.defined() &&
-                         is_half(input.scalar_type()) && output.defined() &&
+                         at::isReducedFloatingType(input.scalar_type()) && output.defined() &&
                          output.scalar_type() == at::kFloat;
   check_pieces(Operation::kReduceScatter, "input", input, "output", output,
                /*same_dtype=*/!keeps_sum);
@@ -425,7 +428,7 @@ void Communicator::check_pieces(Operation operation, const char* whole_is, const
 bool Communicator::widens(at::ScalarType dtype, ReduceType type) const {
   if (size_ == 1) return false;  // nothing is added
   if (dtype == at::kHalf && order() == ReductionOrder::kNative) return true;
-  return type == ReduceType::kFloat32 && is_half(dtype);
+  return type == ReduceType::kFloat32 && at::isReducedFloatingType(dtype);
 }
 
 at::Tensor Communicator::widened(const at::Tensor& tensor, ReduceType type) const {

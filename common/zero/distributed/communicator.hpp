@@ -124,8 +124,10 @@ class Communicator final {
   void set_step(std::int64_t step);
   std::int64_t step() const { return parent_ != nullptr ? parent_->step() : step_; }
 
-  /// The backend of CPU tensors, null for one rank, to be replaced by one that tests make.
-  std::unique_ptr<Backend>& backend();
+  /// The backend of CPU tensors; null for one rank.
+  Backend* backend() const;
+  /// Puts `other` in its place and returns it, for tests that watch or disturb what is sent.
+  std::unique_ptr<Backend> replace_backend(std::unique_ptr<Backend> other);
 
  private:
   friend class CallScope;

@@ -223,7 +223,7 @@ std::unique_ptr<Communicator> connect_alone(const ConnectOptions& options) {
 }
 
 GroupPtr gloo_group_of(Communicator& communicator) {
-  Backend* backend = communicator.backend().get();
+  Backend* backend = communicator.backend();
   if (auto* const host = dynamic_cast<HostBackend*>(backend)) backend = &host->other();
   auto* const gloo = dynamic_cast<GlooBackend*>(backend);
   return gloo == nullptr ? nullptr : gloo->group();

@@ -1,3 +1,4 @@
+#include <ATen/OpMathType.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
@@ -35,8 +36,7 @@ void divide(const at::Tensor& tensor, int divisor) {
 void sum_by_operations(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
                        int divisor) {
   const at::NoGradGuard no_grad;
-  const bool half = output.scalar_type() == at::kHalf || output.scalar_type() == at::kBFloat16;
-  const at::ScalarType wide = half ? at::kFloat : output.scalar_type();
+  const at::ScalarType wide = at::toOpMathType(output.scalar_type());
   at::Tensor sum = inputs.front().to(wide, /*non_blocking=*/false, /*copy=*/true);
   for (std::size_t rank = 1; rank < inputs.size(); ++rank) sum.add_(inputs[rank].to(wide));
   divide(sum, divisor);

@@ -170,9 +170,8 @@ std::vector<Communicator*> Mesh::averaged_over() const {
 }
 
 void Mesh::average(const at::Tensor& tensor, Purpose purpose, ReduceType type) const {
-  const bool half = tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16;
   at::Tensor sum = tensor;
-  if (half && type == ReduceType::kFloat32) {
+  if (type == ReduceType::kFloat32 && at::isReducedFloatingType(tensor.scalar_type())) {
     const memory::Charge charge(memory::Category::kCommunication);
     sum = tensor.detach().to(at::kFloat);
   }

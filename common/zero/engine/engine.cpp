@@ -29,6 +29,10 @@ std::unique_ptr<train::Strategy> make_strategy(train::StrategyArguments argument
 }
 
 train::StepOptions step_options(const EngineConfig& config) {
+  if (config.accumulation_steps < 1) {
+    throw Error(
+        fmt::format("a step of {} micro-batches; 1 is the least", config.accumulation_steps));
+  }
   train::StepOptions options{.clip_norm = config.clip_norm,
                              .on_nonfinite_gradient = config.on_nonfinite_gradient};
   if (config.loss_scale.initial != 0) options.loss_scale = config.loss_scale;
@@ -65,15 +69,9 @@ Engine::Engine(nn::Model& model, const dist::Mesh& mesh, optim::OptimizerFactory
            .reduce_type =
                config.reduce_in_float32 ? dist::ReduceType::kFloat32 : dist::ReduceType::kOwn},
           config)),
-      step_(*strategy_, step_options(config)),
-      gradients_(strategy_->list()) {
-  if (config.accumulation_steps < 1) {
-    throw Error(
-        fmt::format("a step of {} micro-batches; 1 is the least", config.accumulation_steps));
-  }
-  const dist::CallScope call(mesh.world(), "Engine::Engine");
-  step_.compare("the engine's step", fmt::format("{} micro-batches", config.accumulation_steps));
-}
+      step_(*strategy_, step_options(config), "Engine::Engine",
+            fmt::format("{} micro-batches", config.accumulation_steps)),
+      gradients_(strategy_->list()) {}
 
 Engine::~Engine() {
   if (!backward_threw_ || std::uncaught_exceptions() > 0) return;

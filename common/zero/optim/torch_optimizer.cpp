@@ -7,6 +7,7 @@
 #include <torch/optim/sgd.h>
 
 #include <algorithm>
+#include <type_traits>
 #include <typeinfo>
 #include <utility>
 
@@ -88,66 +89,18 @@ StateTensors tensors_of(State& s) {
           {"max_exp_avg_sq", &s.max_exp_avg_sq()}};
 }
 
-// The functions above, behind LibTorch's base classes.
-struct Kind {
-  const char* name;
-  Numbers (*numbers)(const to::OptimizerOptions&);
-  Names (*states)(const to::OptimizerOptions&);
-  StateTensors (*tensors)(to::OptimizerParamState&);
-  std::int64_t (*steps)(const to::OptimizerParamState&);
-  std::unique_ptr<to::OptimizerParamState> (*make_state)(std::int64_t steps);
-};
-
 template <typename Options, typename State>
-Kind kind(const char* name) {
-  // SGD does not count steps.
-  constexpr bool kCounts = requires(const State& state) { state.step(); };
-  return {
-      name,
-      [](const to::OptimizerOptions& o) { return numbers_of(static_cast<const Options&>(o)); },
-      [](const to::OptimizerOptions& o) { return states_under(static_cast<const Options&>(o)); },
-      [](to::OptimizerParamState& s) { return tensors_of(static_cast<State&>(s)); },
-      []([[maybe_unused]] const to::OptimizerParamState& s) -> std::int64_t {
-        if constexpr (kCounts) return static_cast<const State&>(s).step();
-        return 0;
-      },
-      []([[maybe_unused]] std::int64_t steps) -> std::unique_ptr<to::OptimizerParamState> {
-        auto state = std::make_unique<State>();
-        if constexpr (kCounts) state->step(steps);
-        return state;
-      }};
-}
-
-Kind kind_of(const to::Optimizer& optimizer) {
-  // Exactly these: a class derived from one of them may keep more than is known here.
-  const std::type_info& type = typeid(optimizer);
-  if (type == typeid(to::SGD)) return kind<to::SGDOptions, to::SGDParamState>("SGD");
-  if (type == typeid(to::Adam)) return kind<to::AdamOptions, to::AdamParamState>("Adam");
-  if (type == typeid(to::AdamW)) return kind<to::AdamWOptions, to::AdamWParamState>("AdamW");
-  if (type == typeid(to::Adagrad)) {
-    return kind<to::AdagradOptions, to::AdagradParamState>("Adagrad");
-  }
-  if (type == typeid(to::RMSprop)) {
-    return kind<to::RMSpropOptions, to::RMSpropParamState>("RMSprop");
-  }
-  throw Error(fmt::format(
-      "optim::wrap() cannot take {}: it takes Adagrad, Adam, AdamW, RMSprop and SGD of "
-      "torch::optim, whose updates are of each element by itself and whose state it can save; for "
-      "another derive a class from zero::optim::Optimizer",
-      c10::demangle(type.name())));
-}
-
 class TorchOptimizer final : public Optimizer {
  public:
-  explicit TorchOptimizer(std::unique_ptr<to::Optimizer> optimizer)
-      : kind_(kind_of(*optimizer)), optimizer_(std::move(optimizer)) {
+  TorchOptimizer(const char* name, std::unique_ptr<to::Optimizer> optimizer)
+      : name_(name), optimizer_(std::move(optimizer)) {
     // Adagrad has made state for parameters that other ranks will own.
     optimizer_->state().clear();
   }
 
   void step() override {
     const memory::Charge charge(memory::Category::kOptimizer);
-    make_adagrad_states();
+    if constexpr (std::is_same_v<State, to::AdagradParamState>) make_adagrad_states();
     optimizer_->step();
   }
 
@@ -165,17 +118,19 @@ class TorchOptimizer final : public Optimizer {
 
   std::map<std::string, at::Tensor> state(const at::Tensor& parameter) const override {
     std::map<std::string, at::Tensor> all;
-    to::OptimizerParamState* const found = find(parameter);
+    State* const found = find(parameter);
     if (found == nullptr) return all;
-    for (const auto& [name, tensor] : kind_.tensors(*found)) {
+    for (const auto& [name, tensor] : tensors_of(*found)) {
       if (tensor->defined()) all[name] = tensor->flatten();
     }
     return all;
   }
 
   std::int64_t steps(const at::Tensor& parameter) const override {
-    const to::OptimizerParamState* const found = find(parameter);
-    return found == nullptr ? 0 : kind_.steps(*found);
+    if constexpr (kCounts) {
+      if (const State* const found = find(parameter)) return found->step();
+    }
+    return 0;
   }
 
   std::int64_t state_bytes(const at::Tensor& parameter) const override {
@@ -183,9 +138,9 @@ class TorchOptimizer final : public Optimizer {
   }
 
   Settings settings() const override {
-    Settings all{std::string("torch ") + kind_.name, {}};
+    Settings all{std::string("torch ") + name_, {}};
     for (const to::OptimizerParamGroup& group : optimizer_->param_groups()) {
-      all.groups.push_back(kind_.numbers(group.options()));
+      all.groups.push_back(numbers_of(options_of(group)));
       all.groups.back()["learning_rate"] = group.options().get_lr();
     }
     return all;
@@ -196,8 +151,9 @@ class TorchOptimizer final : public Optimizer {
     check_states(parameter, states);
     optimizer_->state().erase(parameter.unsafeGetTensorImpl());
     if (states.empty()) return;
-    std::unique_ptr<to::OptimizerParamState> state = kind_.make_state(steps);
-    const StateTensors tensors = kind_.tensors(*state);
+    auto state = std::make_unique<State>();
+    if constexpr (kCounts) state->step(steps);
+    const StateTensors tensors = tensors_of(*state);
     for (const auto& [name, values] : states) *tensors.at(name) = values.view(parameter.sizes());
     optimizer_->state()[parameter.unsafeGetTensorImpl()] = std::move(state);
   }
@@ -207,9 +163,15 @@ class TorchOptimizer final : public Optimizer {
   }
 
  private:
+  // SGD does not count steps.
+  static constexpr bool kCounts = requires(const State& state) { state.step(); };
+
+  static const Options& options_of(const to::OptimizerParamGroup& group) {
+    return static_cast<const Options&>(group.options());
+  }
+
   // LibTorch's makes them in its constructor, for the parameters that it gets there.
   void make_adagrad_states() {
-    if (typeid(*optimizer_) != typeid(to::Adagrad)) return;
     const auto& defaults = static_cast<const to::AdagradOptions&>(optimizer_->defaults());
     for (const to::OptimizerParamGroup& group : optimizer_->param_groups()) {
       for (const at::Tensor& p : group.params()) {
@@ -226,7 +188,7 @@ class TorchOptimizer final : public Optimizer {
   Names states_of(const at::Tensor& parameter) const {
     for (const to::OptimizerParamGroup& group : optimizer_->param_groups()) {
       for (const at::Tensor& p : group.params()) {
-        if (p.is_same(parameter)) return kind_.states(group.options());
+        if (p.is_same(parameter)) return states_under(options_of(group));
       }
     }
     return {};
@@ -246,19 +208,44 @@ class TorchOptimizer final : public Optimizer {
   }
 
   // Null before the first update.
-  to::OptimizerParamState* find(const at::Tensor& parameter) const {
+  State* find(const at::Tensor& parameter) const {
     const auto found = optimizer_->state().find(parameter.unsafeGetTensorImpl());
-    return found == optimizer_->state().end() ? nullptr : found->second.get();
+    return found == optimizer_->state().end() ? nullptr : static_cast<State*>(found->second.get());
   }
 
-  Kind kind_;
+  const char* name_;
   std::unique_ptr<to::Optimizer> optimizer_;
 };
+
+template <typename Options, typename State>
+std::unique_ptr<Optimizer> wrapped(const char* name, std::unique_ptr<to::Optimizer>& optimizer) {
+  return std::make_unique<TorchOptimizer<Options, State>>(name, std::move(optimizer));
+}
 
 }  // namespace
 
 std::unique_ptr<Optimizer> wrap(std::unique_ptr<torch::optim::Optimizer> optimizer) {
-  return std::make_unique<TorchOptimizer>(std::move(optimizer));
+  // Exactly these: a class derived from one of them may keep more than is known here.
+  const to::Optimizer& known = *optimizer;
+  const std::type_info& type = typeid(known);
+  if (type == typeid(to::SGD)) return wrapped<to::SGDOptions, to::SGDParamState>("SGD", optimizer);
+  if (type == typeid(to::Adam)) {
+    return wrapped<to::AdamOptions, to::AdamParamState>("Adam", optimizer);
+  }
+  if (type == typeid(to::AdamW)) {
+    return wrapped<to::AdamWOptions, to::AdamWParamState>("AdamW", optimizer);
+  }
+  if (type == typeid(to::Adagrad)) {
+    return wrapped<to::AdagradOptions, to::AdagradParamState>("Adagrad", optimizer);
+  }
+  if (type == typeid(to::RMSprop)) {
+    return wrapped<to::RMSpropOptions, to::RMSpropParamState>("RMSprop", optimizer);
+  }
+  throw Error(fmt::format(
+      "optim::wrap() cannot take {}: it takes Adagrad, Adam, AdamW, RMSprop and SGD of "
+      "torch::optim, whose updates are of each element by itself and whose state it can save; for "
+      "another derive a class from zero::optim::Optimizer",
+      c10::demangle(type.name())));
 }
 
 }  // namespace zero::optim

@@ -393,9 +393,9 @@ void FlatParameters::start_reduce() {
 }
 
 at::Tensor FlatParameters::sum_buffer() const {
-  const bool half = dtype() == at::kHalf || dtype() == at::kBFloat16;
   const bool is_sum = options_.average.op == dist::ReduceOp::kSum;
-  if (!half || !is_sum || options_.average.type != dist::ReduceType::kFloat32) {
+  if (!at::isReducedFloatingType(dtype()) || !is_sum ||
+      options_.average.type != dist::ReduceType::kFloat32) {
     return gradient_shard_;
   }
   // Another reduction follows and rounds. Rounding here too would be once too often.

@@ -23,7 +23,7 @@ void require_scale(double scale) {
 
 }  // namespace
 
-LossScale::LossScale(LossScaleOptions options) : options_(options), state_{options.initial, 0} {
+LossScale::LossScale(LossScaleOptions options) : options_(options), scale_(options.initial) {
   require_scale(options.initial);
   if (options.growth_steps < 1) {
     throw Error(fmt::format(
@@ -34,55 +34,43 @@ LossScale::LossScale(LossScaleOptions options) : options_(options), state_{optio
 
 void LossScale::note_good_step() {
   // A restored state may count more good steps than this scale needs.
-  if (state_.good_steps < options_.growth_steps - 1) {
-    ++state_.good_steps;
+  if (good_steps_ < options_.growth_steps - 1) {
+    ++good_steps_;
     return;
   }
-  if (state_.scale < kLargest) state_.scale *= 2;
-  state_.good_steps = 0;
+  if (scale_ < kLargest) scale_ *= 2;
+  good_steps_ = 0;
 }
 
 bool LossScale::note_overflow() {
-  state_.good_steps = 0;
-  if (state_.scale == 1.0) return false;
-  state_.scale /= 2;
+  good_steps_ = 0;
+  if (scale_ == 1.0) return false;
+  scale_ /= 2;
   return true;
 }
 
-void LossScale::set_state(const State& state) {
-  require_scale(state.scale);
-  if (state.good_steps < 0) {
-    throw Error(fmt::format("a loss scale after {} good steps: it must be 0 or more of them",
-                            state.good_steps));
-  }
-  state_ = state;
-}
-
-std::string LossScale::to_text() const {
-  return fmt::format("{} {}", state_.scale, state_.good_steps);
-}
-
-void LossScale::set_from_text(const std::string& text) {
-  State state;
-  std::istringstream stream(text);
-  if (!(stream >> state.scale >> state.good_steps) || !(stream >> std::ws).eof()) {
-    throw Error(fmt::format(
-        "'{}' is no state of a loss scale: the scale and a number of good steps", text));
-  }
-  set_state(state);
-}
-
 void LossScale::write_to(std::map<std::string, std::string>& notes) const {
-  notes[kNote] = to_text();
+  notes[kNote] = fmt::format("{} {}", scale_, good_steps_);
 }
 
 void LossScale::resume_from(const std::map<std::string, std::string>& notes) {
   const auto found = notes.find(kNote);
-  if (found != notes.end()) set_from_text(found->second);
+  if (found == notes.end()) return;
+  double scale = 0;
+  std::int64_t good_steps = -1;
+  std::istringstream stream(found->second);
+  if (!(stream >> scale >> good_steps) || !(stream >> std::ws).eof() || good_steps < 0) {
+    throw Error(
+        fmt::format("'{}' is no state of a loss scale: the scale and a number of good steps from 0",
+                    found->second));
+  }
+  require_scale(scale);
+  scale_ = scale;
+  good_steps_ = good_steps;
 }
 
 std::string LossScale::describe() const {
-  return fmt::format("a loss scale of {}, doubled after {} good steps", state_.scale,
+  return fmt::format("a loss scale of {}, doubled after {} good steps", scale_,
                      options_.growth_steps);
 }
 

@@ -27,30 +27,17 @@ class LossScale {
   /// step.
   explicit LossScale(LossScaleOptions options = {});
 
-  double value() const { return state_.scale; }
+  double value() const { return scale_; }
   /// Call after a step that updated.
   void note_good_step();
   /// Call after a step that was skipped: halves the scale. Returns false if the scale is 1 and
   /// stays 1: then it is not the cause of the overflow.
   bool note_overflow();
 
-  /// The state, for a checkpoint.
-  struct State {
-    double scale = 1;
-    std::int64_t good_steps = 0;  ///< in a row, since the scale last changed
-    bool operator==(const State&) const = default;
-  };
-  State state() const { return state_; }
-  /// Throws zero::Error for an invalid state.
-  void set_state(const State& state);
-
-  /// The state as text, for the notes of a checkpoint, and back.
-  /// @throws zero::Error for a text that to_text() did not write.
-  std::string to_text() const;
-  void set_from_text(const std::string& text);
-
-  /// Adds that text to the notes of a checkpoint, and resumes from it if a checkpoint has one.
+  /// Adds the scale and the good steps to the notes of a checkpoint.
   void write_to(std::map<std::string, std::string>& notes) const;
+  /// Goes on from there, if the notes have them. Throws zero::Error, and changes nothing, for a
+  /// state that cannot be.
   void resume_from(const std::map<std::string, std::string>& notes);
 
   /// The options, as text, to compare between ranks.
@@ -58,7 +45,8 @@ class LossScale {
 
  private:
   LossScaleOptions options_;
-  State state_;
+  double scale_;
+  std::int64_t good_steps_ = 0;  // in a row, since the scale last changed
 };
 
 }  // namespace zero::train

@@ -17,26 +17,16 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Every name that find() knows: modes(), and each default by its long name too.
-std::vector<std::string> known_names(const std::vector<StrategyEntry>& entries) {
+// Each default by its short name and, if `long_too`, by its long one; then the other variants.
+std::vector<std::string> names_of(const std::vector<StrategyEntry>& entries, bool long_too) {
   std::vector<std::string> names;
   for (const StrategyEntry& entry : entries) {
     names.push_back(entry.name);
-    for (const std::string& variant : entry.variants) names.push_back(entry.name + ":" + variant);
-  }
-  return names;
-}
-
-// Each default by the short name.
-std::vector<std::string> modes_of(const std::vector<StrategyEntry>& entries) {
-  std::vector<std::string> modes;
-  for (const StrategyEntry& entry : entries) {
-    modes.push_back(entry.name);
-    for (std::size_t v = 1; v < entry.variants.size(); ++v) {
-      modes.push_back(entry.name + ":" + entry.variants[v]);
+    for (std::size_t v = long_too ? 0 : 1; v < entry.variants.size(); ++v) {
+      names.push_back(entry.name + ":" + entry.variants[v]);
     }
   }
-  return modes;
+  return names;
 }
 
 }  // namespace
@@ -59,12 +49,12 @@ std::unique_ptr<Strategy> Registry::make(const std::string& mode,
 
 void Registry::check(const std::string& mode) const { find(mode); }
 
-std::vector<std::string> Registry::modes() const { return modes_of(entries_); }
+std::vector<std::string> Registry::modes() const { return names_of(entries_, /*long_too=*/false); }
 
 std::vector<std::string> Registry::exact_modes() const {
   std::vector<StrategyEntry> exact = entries_;
   std::erase_if(exact, [](const StrategyEntry& entry) { return entry.rounds; });
-  return modes_of(exact);
+  return names_of(exact, /*long_too=*/false);
 }
 
 std::string Registry::options(const std::string& mode) const {
@@ -93,7 +83,7 @@ Registry::Found Registry::find(const std::string& mode) const {
       return {*entry, variant, std::move(read)};
     }
   }
-  throw Error(base::unknown_name_message("mode", mode, known_names(entries_)));
+  throw Error(base::unknown_name_message("mode", mode, names_of(entries_, /*long_too=*/true)));
 }
 
 // What the name of the mode stands for, `defaults`, and `options`.

@@ -26,14 +26,15 @@ std::string loss_not_finite(std::int64_t step, const std::string& ranks) {
       step, ranks);
 }
 
-at::Tensor weighted_loss(const at::Tensor& loss, const LossWeight& weight) {
-  const double divisor = weight.all_terms / (weight.terms * weight.ranks);
+at::Tensor weighted_loss(const at::Tensor& loss, double terms, double all_terms, int ranks,
+                         double scale) {
+  const double divisor = all_terms / (terms * ranks);
   at::Tensor share = loss;
   // No multiplication by 1: it would be one more operation for autograd.
   if (divisor != 1.0) {
     share = divisor == std::floor(divisor) ? loss / divisor : loss * (1.0 / divisor);
   }
-  return weight.scale == 1.0 ? share : share * weight.scale;
+  return scale == 1.0 ? share : share * scale;
 }
 
 namespace {
@@ -60,24 +61,23 @@ std::string settings_text(const optim::Optimizer& optimizer) {
 
 }  // namespace
 
-Step::Step(Strategy& strategy, const StepOptions& options)
+Step::Step(Strategy& strategy, const StepOptions& options, const char* caller,
+           const std::string& more)
     : strategy_(strategy), options_(options), updates_(options.first_step) {
+  const dist::CallScope call(strategy.mesh().world(), caller);
   if (options.loss_scale) loss_scale_.emplace(*options.loss_scale);
-}
-
-void Step::compare(const std::string& what, const std::string& more) const {
-  const bool skips = options_.on_nonfinite_gradient == OnNonfiniteGradient::kSkip;
-  dist::verify_same(strategy_.mesh().world(), what,
-                    fmt::format("a clip norm of {}\nfirst step {}\n{}\n{} where a gradient is not "
+  const bool skips = options.on_nonfinite_gradient == OnNonfiniteGradient::kSkip;
+  dist::verify_same(strategy.mesh().world(), fmt::format("the step in {}", caller),
+                    fmt::format("a clip norm of {}\nfirst step {}\n{}\n{} if a gradient is not "
                                 "finite\n{}",
-                                options_.clip_norm, options_.first_step,
+                                options.clip_norm, options.first_step,
                                 loss_scale_ ? loss_scale_->describe() : "no loss scale",
                                 skips ? "a skipped step" : "an error", more));
   strategy_.set_loss_scale(scale());
 }
 
 at::Tensor Step::weighted(const at::Tensor& loss, double terms, double all_terms) const {
-  return weighted_loss(loss, {terms, all_terms, strategy_.communicator().size(), scale()});
+  return weighted_loss(loss, terms, all_terms, strategy_.communicator().size(), scale());
 }
 
 void Step::backward(at::Tensor loss, bool is_last) {

@@ -20,18 +20,12 @@ enum class OnNonfiniteGradient : std::uint8_t {
   kSkip,   ///< the step is skipped and counted
 };
 
-/// The weight of a micro-batch in the gradient of its step.
-struct LossWeight {
-  double terms;      ///< of this rank's micro-batch
-  double all_terms;  ///< what the gradient is divided by: the terms of the step on all ranks
-  int ranks;         ///< averages divide by it as well
-  double scale = 1;  ///< loss scale
-};
-
-/// Weights `loss`, the mean over its own terms: added up over micro-batches and averaged over
-/// ranks, the gradients are then that of the mean over all terms. If all micro-batches have the
+/// Weights `loss`, the mean over the `terms` of this rank's micro-batch, and multiplies it by the
+/// loss scale. Added up over micro-batches and averaged over `ranks`, the gradients are then that
+/// of the mean over `all_terms`, the terms of the step on all ranks. If all micro-batches have the
 /// same number of terms it is loss / micro-batches, and `loss` itself for a single one.
-at::Tensor weighted_loss(const at::Tensor& loss, const LossWeight& weight);
+at::Tensor weighted_loss(const at::Tensor& loss, double terms, double all_terms, int ranks,
+                         double scale = 1);
 
 struct StepOptions {
   double clip_norm = 0;  ///< largest L2 norm of the gradient; 0: do not clip
@@ -48,14 +42,13 @@ struct StepOptions {
 /// updates, skips and gives up, and counts. All ranks call the same functions in the same order.
 class Step {
  public:
-  /// `strategy` must outlive this object. Sends nothing.
-  Step(Strategy& strategy, const StepOptions& options);
+  /// `strategy` must outlive this object. Called by all ranks; blocks. Throws zero::Error on all of
+  /// them if their options differ, or `more`, or if the loss is to be scaled and the optimizer
+  /// cannot undo it. `caller`: a literal for messages, "Engine::Engine".
+  Step(Strategy& strategy, const StepOptions& options, const char* caller,
+       const std::string& more = "");
 
-  /// Called by all ranks, first. Throws zero::Error on all of them if their options differ, or
-  /// `more`, or if the loss is to be scaled and the optimizer cannot undo it. `what`: for messages.
-  void compare(const std::string& what, const std::string& more = "") const;
-
-  /// The loss to give to backward(). `all_terms`: see LossWeight.
+  /// The loss to give to backward(). `all_terms`: see weighted_loss().
   at::Tensor weighted(const at::Tensor& loss, double terms, double all_terms) const;
   /// Runs autograd. After the last micro-batch gradients are averages. Blocks.
   void backward(at::Tensor loss, bool is_last);

@@ -48,10 +48,7 @@ class Stopwatch {
 }  // namespace
 
 Trainer::Trainer(Strategy& strategy, const StepOptions& options)
-    : strategy_(strategy), step_(strategy, options) {
-  const dist::CallScope call(strategy.mesh().world(), "Trainer::Trainer");
-  step_.compare("the trainer's options");
-}
+    : strategy_(strategy), step_(strategy, options, "Trainer::Trainer") {}
 
 StepResult Trainer::step(const std::vector<data::Batch>& micro_batches) {
   dist::Communicator& world = strategy_.mesh().world();
@@ -81,13 +78,7 @@ std::vector<double> Trainer::run_micro_batches(const std::vector<data::Batch>& m
   std::vector<double> losses;
   for (const data::Batch& batch : micro_batches) {
     memory::mark("forward");
-    at::Tensor loss;
-    {
-      RECORD_USER_SCOPE("forward");
-      loss = strategy_.forward(batch);
-    }
-    strategy_.communicator().synchronize();
-    losses.push_back(loss.item<double>());
+    at::Tensor loss = forward(batch, losses);
     loss = step_.weighted(loss, static_cast<double>(batch.loss_terms), all_terms);
     end_of(&PhaseSeconds::forward);
     memory::mark("backward");
@@ -107,12 +98,17 @@ double Trainer::evaluate(const std::vector<data::Batch>& batches) {
 
 std::vector<double> Trainer::run_forward(const std::vector<data::Batch>& batches) {
   std::vector<double> losses;
-  for (const data::Batch& batch : batches) {
-    const at::Tensor loss = strategy_.forward(batch);
-    strategy_.communicator().synchronize();
-    losses.push_back(loss.item<double>());
-  }
+  for (const data::Batch& batch : batches) forward(batch, losses);
   return losses;
+}
+
+// Adds the value of the loss that it returns to `losses`.
+at::Tensor Trainer::forward(const data::Batch& batch, std::vector<double>& losses) {
+  RECORD_USER_SCOPE("forward");
+  at::Tensor loss = strategy_.forward(batch);
+  strategy_.communicator().synchronize();  // the host is about to read
+  losses.push_back(loss.item<double>());
+  return loss;
 }
 
 double Trainer::count_terms(const std::vector<data::Batch>& batches) {

@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include <zero/data/batch.hpp>
@@ -90,6 +89,7 @@ class Trainer {
   Step& step_of_all() { return step_; }
 
  private:
+  at::Tensor forward(const data::Batch& batch, std::vector<double>& losses);
   double loss_of_all_ranks(const std::vector<double>& losses,
                            const std::vector<data::Batch>& batches);
 

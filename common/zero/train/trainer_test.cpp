@@ -136,6 +136,14 @@ TEST(Trainer, RefusesToEvaluateToNaN) {
   });
 }
 
+using Notes = std::map<std::string, std::string>;
+
+Notes notes_of(const LossScale& scale) {
+  Notes notes;
+  scale.write_to(notes);
+  return notes;
+}
+
 TEST(LossScale, BeginsAtTwoToTheSixteenAndGrowsAfterTwoThousandSteps) {
   LossScale scale;
   EXPECT_EQ(scale.value(), 65536.0);
@@ -143,7 +151,7 @@ TEST(LossScale, BeginsAtTwoToTheSixteenAndGrowsAfterTwoThousandSteps) {
   EXPECT_EQ(scale.value(), 65536.0);
   scale.note_good_step();
   EXPECT_EQ(scale.value(), 131072.0);
-  EXPECT_EQ(scale.state().good_steps, 0);
+  EXPECT_EQ(notes_of(scale), (Notes{{"loss scale", "131072 0"}}));
 }
 
 TEST(LossScale, AnOverflowHalvesItAndBeginsTheCountAnew) {
@@ -168,37 +176,37 @@ TEST(LossScale, DoesNotFallBelowOneNorGrowWithoutEnd) {
   EXPECT_EQ(scale.value(), 0x1p100);
 }
 
-TEST(LossScale, GoesOnFromItsState) {
+TEST(LossScale, GoesOnFromItsNotes) {
   LossScale first({.initial = 16, .growth_steps = 4});
   first.note_overflow();
   first.note_good_step();
   LossScale second({.initial = 65536, .growth_steps = 4});
-  second.set_state(first.state());
+  second.resume_from(notes_of(first));
   for (int step = 0; step < 9; ++step) {
     first.note_good_step();
     second.note_good_step();
-    EXPECT_EQ(first.state(), second.state());
+    EXPECT_EQ(notes_of(first), notes_of(second));
   }
   EXPECT_EQ(second.value(), 32.0);
 }
 
 TEST(LossScale, GoesOnFromAnyNumberOfGoodSteps) {
   LossScale scale({.initial = 2, .growth_steps = 3});
-  scale.set_state({2, std::numeric_limits<std::int64_t>::max()});
+  scale.resume_from({{"loss scale", "2 9223372036854775807"}});
   scale.note_good_step();
   EXPECT_EQ(scale.value(), 4.0);
-  EXPECT_EQ(scale.state().good_steps, 0);
+  EXPECT_EQ(notes_of(scale), (Notes{{"loss scale", "4 0"}}));
 }
 
-TEST(LossScale, SurvivesItsText) {
-  LossScale first({.initial = 0x1p40, .growth_steps = 4});
-  first.note_good_step();
-  LossScale second;
-  second.set_from_text(first.to_text());
-  EXPECT_EQ(second.state(), first.state());
-  for (const std::string wrong : {"", "2", "2 x", "2 1 0", "3 0", "two 0"}) {
-    EXPECT_THROW(second.set_from_text(wrong), Error) << wrong;
-    EXPECT_EQ(second.state(), first.state()) << wrong;
+TEST(LossScale, RefusesOtherNotesAndStaysAsItIs) {
+  LossScale scale({.initial = 0x1p40, .growth_steps = 4});
+  scale.note_good_step();
+  const Notes before = notes_of(scale);
+  scale.resume_from({});
+  EXPECT_EQ(notes_of(scale), before);
+  for (const char* wrong : {"", "2", "2 x", "2 1 0", "3 0", "two 0", "2 -1", "inf 0", "0 0"}) {
+    EXPECT_THROW(scale.resume_from({{"loss scale", wrong}}), Error) << wrong;
+    EXPECT_EQ(notes_of(scale), before) << wrong;
   }
 }
 
@@ -206,10 +214,8 @@ TEST(LossScale, RefusesWhatIsNoScale) {
   for (const double wrong :
        {0.0, -2.0, 3.0, 0.5, 65535.0, 0x1p101, std::numeric_limits<double>::infinity()}) {
     expect_error([&] { LossScale({.initial = wrong}); }, {"power of two"});
-    expect_error([&] { LossScale().set_state({wrong, 0}); }, {"power of two"});
   }
   expect_error([] { LossScale({.growth_steps = 0}); }, {"1 or more"});
-  expect_error([] { LossScale().set_state({2, -1}); }, {"0 or more"});
 }
 
 }  // namespace

@@ -39,7 +39,7 @@ class PlainTrained final : public Trained {
       std::vector<at::Tensor>& gradients = of_rank_[static_cast<std::size_t>(r)];
       const at::Tensor value = loss(r);
       swap_gradients(gradients);
-      train::weighted_loss(value, {static_cast<double>(terms(r)), expected(), ranks}).backward();
+      train::weighted_loss(value, static_cast<double>(terms(r)), expected(), ranks).backward();
       swap_gradients(gradients);
     }
     if (micro_batches_ == config_.accumulation_steps) average();

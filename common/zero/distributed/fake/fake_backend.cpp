@@ -90,7 +90,7 @@ Communicator connect_fake(int rank, int size, FakeSource source, int ranks_per_h
 }
 
 bool set_fake_source(Communicator& communicator, FakeSource source) {
-  auto* const fake = dynamic_cast<FakeBackend*>(communicator.backend().get());
+  auto* const fake = dynamic_cast<FakeBackend*>(communicator.backend());
   if (fake != nullptr) fake->set_source(std::move(source));
   return fake != nullptr;
 }

@@ -1,12 +1,7 @@
 #pragma once
 
 #include <functional>
-#include <memory>
-#include <string>
-#include <utility>
 
-#include <zero/distributed/agreement.hpp>
-#include <zero/distributed/backend.hpp>
 #include <zero/distributed/communicator.hpp>
 
 namespace zero::dist {

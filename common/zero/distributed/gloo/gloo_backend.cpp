@@ -147,11 +147,7 @@ Backend::WorkPtr GlooBackend::reduce_pieces(const Call& call, Pieces pieces) {
 
 Backend::WorkPtr GlooBackend::message(const Call& call, at::Tensor tensor) {
   auto work = std::make_unique<MessageSet>(links_, call);
-  if (call.operation == Operation::kSend) {
-    work->send(std::move(tensor), call.root, kMessageTag);
-  } else {
-    work->recv(std::move(tensor), call.root, kMessageTag);
-  }
+  work->add(call.operation, std::move(tensor), call.root, kMessageTag);
   return work;
 }
 

@@ -7,21 +7,14 @@
 
 namespace zero::dist {
 
-void MessageSet::send(at::Tensor tensor, int to, int tag) {
+void MessageSet::add(Operation operation, at::Tensor tensor, int peer, int tag) {
   std::vector<at::Tensor> tensors{std::move(tensor)};
   try {
-    messages_.emplace_back(links_.group->send(tensors, to, tag), to);
+    messages_.emplace_back(operation == Operation::kSend ? links_.group->send(tensors, peer, tag)
+                                                         : links_.group->recv(tensors, peer, tag),
+                           peer);
   } catch (const std::exception& error) {
-    fail(to, error.what());
-  }
-}
-
-void MessageSet::recv(at::Tensor tensor, int from, int tag) {
-  std::vector<at::Tensor> tensors{std::move(tensor)};
-  try {
-    messages_.emplace_back(links_.group->recv(tensors, from, tag), from);
-  } catch (const std::exception& error) {
-    fail(from, error.what());
+    fail(peer, error.what());
   }
 }
 

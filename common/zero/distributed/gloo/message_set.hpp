@@ -29,8 +29,14 @@ class MessageSet final : public Work::Pending {
   /// `links` must outlive it.
   MessageSet(const GlooLinks& links, const Call& call) : links_(links), call_(call) {}
 
-  void send(at::Tensor tensor, int to, int tag);
-  void recv(at::Tensor tensor, int from, int tag);
+  /// Operation::kSend to `peer`, or kRecv from it.
+  void add(Operation operation, at::Tensor tensor, int peer, int tag);
+  void send(at::Tensor tensor, int to, int tag) {
+    add(Operation::kSend, std::move(tensor), to, tag);
+  }
+  void recv(at::Tensor tensor, int from, int tag) {
+    add(Operation::kRecv, std::move(tensor), from, tag);
+  }
 
   /// Blocks until all are done, in the order in which they were started.
   void wait() override;

@@ -4,7 +4,6 @@
 
 #include <torch/types.h>
 
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>

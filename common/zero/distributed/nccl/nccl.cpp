@@ -7,7 +7,6 @@
 #include <array>
 #include <cstdlib>
 #include <map>
-#include <utility>
 
 #include <zero/base/error.hpp>
 #include <zero/distributed/agreement.hpp>
