@@ -19,8 +19,25 @@ const std::vector<std::string> kChapters = {"00_simple_ddp",      "01_zero1",
                                             "04_tensor_sharding", "05_prefetch_overlap",
                                             "07_zero_plus_plus",  "08_tensor_parallel"};
 
-std::string source_of(const std::string& chapter) {
-  return std::string(ZERO_SOURCE_FOLDER) + "/" + chapter + "/minimal.cpp";
+std::string source_of(const std::string& chapter, const std::string& program = "minimal") {
+  return fmt::format("{}/{}/{}.cpp", ZERO_SOURCE_FOLDER, chapter, program);
+}
+
+int lines_of(const std::string& path) {
+  std::ifstream file(path);
+  int lines = 0;
+  for (std::string line; std::getline(file, line);) ++lines;
+  return lines;
+}
+
+// The lines that `right` has and `left` has not.
+int lines_added(const std::string& left, const std::string& right) {
+  const std::string numbers =
+      testing::output_of(fmt::format("git diff --no-index --numstat '{}' '{}'", left, right),
+                         /*code=*/1);  // they differ
+  int added = 0;
+  std::istringstream(numbers) >> added;
+  return added;
 }
 
 void expect_figures(int chapter, int ranks, const testing::SmallRow& row) {
@@ -54,6 +71,15 @@ TEST_P(SmallPrograms, HoldAndSendWhatTheFormulasSayAndEndWithOneDigest) {
   EXPECT_EQ(digests.size(), 1U) << fmt::format("{}", fmt::join(digests, " "));
   EXPECT_EQ(losses.size(), static_cast<std::size_t>(ranks * exercise::kSteps))
       << "a loss differs between chapters";
+}
+
+// The same losses, bytes, peaks, bytes sent and digest, with a backward that autograd runs.
+TEST_P(SmallPrograms, UnderAutogradPrintWhatTheirOwnBackwardPrints) {
+  for (const char* const chapter : {"02_zero2", "03_zero3"}) {
+    const std::string printed = testing::printed_by_small_program(chapter, GetParam());
+    EXPECT_FALSE(printed.empty());
+    EXPECT_EQ(testing::printed_by_small_program(chapter, GetParam(), "autograd"), printed);
+  }
 }
 
 // The losses by rank of the data axis and step.
@@ -110,21 +136,22 @@ TEST(SmallProgramText, HasAtMost150LinesAndFewThatAreNew) {
   const std::vector<std::size_t> compared_with = {0, 0, 1, 2, 3, 4, 4, 3};
   const std::vector<int> most_added = {0, 10, 8, 28, 25, 25, 45, 60};
   for (std::size_t i = 0; i < kChapters.size(); ++i) {
-    std::ifstream file(source_of(kChapters[i]));
-    int lines = 0;
-    for (std::string line; std::getline(file, line);) ++lines;
+    const int lines = lines_of(source_of(kChapters[i]));
     EXPECT_GT(lines, 50) << kChapters[i];
     EXPECT_LE(lines, i < 6 ? 130 : 150) << kChapters[i];
     if (i == 0) continue;
-    const std::string numbers = testing::output_of(
-        fmt::format("git diff --no-index --numstat '{}' '{}'",
-                    source_of(kChapters[compared_with[i]]), source_of(kChapters[i])),
-        /*code=*/1);  // they differ
-    int added = 0;
-    std::istringstream(numbers) >> added;
+    const int added = lines_added(source_of(kChapters[compared_with[i]]), source_of(kChapters[i]));
     EXPECT_GT(added, 0) << kChapters[i];
     EXPECT_LE(added, most_added[i]) << kChapters[i];
   }
+}
+
+TEST(SmallProgramText, UnderAutogradHasAtMost170LinesAndFewThatAreNew) {
+  const std::string zero2 = source_of("02_zero2", "autograd"),
+                    zero3 = source_of("03_zero3", "autograd");
+  EXPECT_LE(lines_of(zero3), 170);
+  EXPECT_LE(lines_added(source_of("02_zero2"), zero2), 60);
+  EXPECT_LE(lines_added(zero2, zero3), 40);
 }
 
 // "11,392".

@@ -42,11 +42,17 @@ inline std::string output_of(const std::string& command, int code = 0) {
   return text;
 }
 
-/// Runs the small program of `chapter` ("00_simple_ddp") on `ranks` ranks.
+/// What the small program of `chapter` ("00_simple_ddp") prints on `ranks` ranks. `program`: the
+/// name of its file.
+inline std::string printed_by_small_program(const std::string& chapter, int ranks,
+                                            const std::string& program = "minimal") {
+  return output_of(fmt::format("'{}/{}_{}' {}", ZERO_MINIMAL_FOLDER, chapter, program, ranks));
+}
+
+/// The same, read.
 inline SmallOutput run_small_program(const std::string& chapter, int ranks) {
   SmallOutput output;
-  std::istringstream lines(
-      output_of(fmt::format("'{}/{}_minimal' {}", ZERO_MINIMAL_FOLDER, chapter, ranks)));
+  std::istringstream lines(printed_by_small_program(chapter, ranks));
   std::string line;
   std::getline(lines, line);  // the head of the table
   while (std::getline(lines, line)) {
