@@ -48,7 +48,7 @@ class Script(unittest.TestCase):
             shutil.copytree(SOURCE / chapter, self.repository / chapter, ignore=shutil.ignore_patterns("mine"))
         for program in ("python", "build/release/bin/ladder", "build/release/bin/plan",
                         "build/release/bin/01_zero1", "build/release/bin/01_zero1_minimal",
-                        "build/release/bin/activation_cuts"):
+                        "build/release/bin/02_zero2_autograd", "build/release/bin/activation_cuts"):
             make_program(self.repository / program, PROGRAM)
         self.temporary = self.folder / "temporary"
         self.temporary.mkdir()
@@ -187,6 +187,7 @@ class SmallPrograms(Script):
 
     def test_are_run_by_step(self):
         self.expect("step 01", ["--small", "3"], ["3"])
+        self.expect("step 02", ["--autograd", "3"], ["3"])
 
     def test_of_a_lesson_are_run_by_step(self):
         (self.repository / "08_tensor_parallel").mkdir()
@@ -195,10 +196,12 @@ class SmallPrograms(Script):
 
     def test_are_missing_in_some_chapters(self):
         (self.repository / "06_hsdp").mkdir()
-        for words in (["step", "06", "--small"], ["diff", "00", "06"]):
+        for words, missing in ((["step", "06", "--small"], "06_hsdp has no small program."),
+                               (["diff", "00", "06"], "06_hsdp has no small program."),
+                               (["step", "01", "--autograd"], "01_zero1 has no small program autograd.cpp")):
             ended = self.call(*words)
             self.assertEqual((ended.returncode, ended.stdout), (1, ""))
-            self.assertIn("06_hsdp has no small program", ended.stderr)
+            self.assertIn(missing, ended.stderr)
 
     def test_a_chapter_without_a_strategy_is_not_run(self):
         (self.repository / "09_pipeline").mkdir()
