@@ -31,8 +31,9 @@ TEST(JudgeExits, NamesTheRankWithAnErrorOfItsOwnWhoeverEndsFirst) {
 }
 
 TEST(JudgeExits, NamesTheRankThatWaitedBeforeThoseThatItLeft) {
-  EXPECT_THAT(judge_exits({failed(0, kGone, 1), failed(1, kLate, 2)}),
-              Optional(StartsWith("rank 1 waits in a collective in which not all ranks take part")));
+  EXPECT_THAT(
+      judge_exits({failed(0, kGone, 1), failed(1, kLate, 2)}),
+      Optional(StartsWith("rank 1 waits in a collective in which not all ranks take part")));
 }
 
 TEST(JudgeExits, NamesTheFirstOfTwoErrors) {
