@@ -5,10 +5,10 @@
 
 #include <string_view>
 
+#include <grading/small_formulas.hpp>
 #include <tests/support/deferred.hpp>
 #include <tests/support/modes.hpp>
 #include <tests/support/whole_weights.hpp>
-#include <tools/exercise/small_formulas.hpp>
 #include <zero/memory/accounting.hpp>
 
 #include "small_model.hpp"

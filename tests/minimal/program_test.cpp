@@ -6,7 +6,7 @@
 #include <map>
 #include <set>
 
-#include <tools/exercise/small_formulas.hpp>
+#include <grading/small_formulas.hpp>
 
 #include "small_program.hpp"
 
