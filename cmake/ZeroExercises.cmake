@@ -5,8 +5,8 @@
 #                       the regular expression by which it must be refused;
 #   CMakeLists.txt      one call of zero_add_exercise(), with the sentence of the starter.
 # The starter is the solution under starter.patch, where there is one.
-# If the answer is a small program, <file> is minimal.cpp. The solution is that of the chapter, and without a patch the
-# starter is that of the chapter BEFORE.
+# If the answer is a small program, <file> is minimal.cpp, or <PROGRAM>.cpp. The solution is that of the chapter, and
+# without a patch the starter is that of the chapter BEFORE.
 # Else the folder has solution.*, check.cpp, and without a patch starter.*. FUNCTIONS in C++ are <file> <id>.cpp, and
 # exercise_<id>::check() there takes an Answer, which <id>.hpp declares, with a pointer to each. Numbers are <id>.txt;
 # check() takes Numbers. LIBRARIES is what answer and check.cpp link besides the grader.
@@ -23,9 +23,9 @@ function(zero_apply_patch program patch output)
     COMMAND "${CMAKE_COMMAND}" -E env GIT_DIR=/ "${GIT_EXECUTABLE}" apply "${patch}")
 endfunction()
 
-# zero_add_exercise(<id> STARTER <sentence> [BEFORE <NN_name>] [FUNCTIONS <names>] [LIBRARIES <targets>])
+# zero_add_exercise(<id> STARTER <sentence> [BEFORE <NN_name>] [PROGRAM <name>] [FUNCTIONS <names>] [LIBRARIES <targets>])
 function(zero_add_exercise id)
-  cmake_parse_arguments(ARG "" "BEFORE;STARTER" "FUNCTIONS;LIBRARIES" ${ARGN})
+  cmake_parse_arguments(ARG "" "BEFORE;PROGRAM;STARTER" "FUNCTIONS;LIBRARIES" ${ARGN})
   set(folder "${CMAKE_CURRENT_SOURCE_DIR}")
   set(build "${CMAKE_CURRENT_BINARY_DIR}")
   string(REGEX REPLACE ".*/([^/]+)/exercises/.*" "\\1" chapter "${folder}")
@@ -48,6 +48,9 @@ function(zero_add_exercise id)
       "  return zero::exercise::grade(\"${id}\", [] { exercise_${id}::check(${argument}); });\n}\n")
   else()
     set(file minimal.cpp)
+    if(ARG_PROGRAM)
+      set(file ${ARG_PROGRAM}.cpp)
+    endif()
     set(solution "${PROJECT_SOURCE_DIR}/${chapter}/${file}")
     set(starter "${PROJECT_SOURCE_DIR}/${ARG_BEFORE}/${file}")
     set(grader "#undef ZERO_EXERCISE\n#define ZERO_EXERCISE \"${id}\"\n#include <grading/grading.hpp>\n")

@@ -44,8 +44,9 @@ class Exercise:
         self.id = folder.name.split("_")[0]
         solutions = list(folder.glob("solution.*"))
         self.is_step = not solutions  # from one small program to the next
-        self.solution = self.chapter / "minimal.cpp" if self.is_step else solutions[0]
-        self.answer = folder / "mine" / ("minimal.cpp" if self.is_step else f"{self.id}{self.solution.suffix}")
+        program = re.search(r"PROGRAM (\w+)", (folder / "CMakeLists.txt").read_text())
+        self.solution = self.chapter / f"{program[1] if program else 'minimal'}.cpp" if self.is_step else solutions[0]
+        self.answer = folder / "mine" / (self.solution.name if self.is_step else f"{self.id}{self.solution.suffix}")
         self.hints = re.split(r"(?m)^## ", (folder / "hints.md").read_text())[1:]
         self.notes = folder / "mine" / "state.json"
         self.state = json.loads(self.notes.read_text()) if self.notes.exists() else {"hints": 0}
@@ -66,7 +67,7 @@ class Exercise:
         if not self.is_step:
             return (self.folder / f"starter{self.solution.suffix}").read_text()
         before = max(chapter for chapter in ROOT.glob("[0-9]*_*") if chapter < self.chapter)
-        return (before / "minimal.cpp").read_text()
+        return (before / self.solution.name).read_text()
 
     def begin(self):
         if self.answer.exists():
