@@ -5,7 +5,7 @@
 
 #include <zero/distributed/agreement.hpp>
 #include <zero/memory/storage_pool.hpp>
-#include <zero/train/flat_parameter_list.hpp>
+#include <zero/train/flat/flat_parameter_list.hpp>
 #include <zero/train/overlap_options.hpp>
 #include <zero/train/strategy.hpp>
 

@@ -3,8 +3,8 @@
 #include <torch/types.h>
 
 #include <zero/distributed/mesh.hpp>
-#include <zero/train/flat_parameters.hpp>
-#include <zero/train/gradient_transfer.hpp>
+#include <zero/train/flat/flat_parameters.hpp>
+#include <zero/train/flat/gradient_transfer.hpp>
 
 #include "gradient_hop.hpp"
 

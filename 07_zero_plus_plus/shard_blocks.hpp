@@ -6,7 +6,7 @@
 #include <vector>
 
 #include <zero/quantization/block_layout.hpp>
-#include <zero/train/shard_layout.hpp>
+#include <zero/train/flat/shard_layout.hpp>
 
 namespace zero {
 

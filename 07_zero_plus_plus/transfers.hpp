@@ -1,7 +1,7 @@
 #pragma once
 
 #include <zero/distributed/mesh.hpp>
-#include <zero/train/flat_parameters.hpp>
+#include <zero/train/flat/flat_parameters.hpp>
 
 #include "options.hpp"
 #include "secondary_shard.hpp"

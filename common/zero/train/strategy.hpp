@@ -9,14 +9,14 @@
 
 #include <zero/data/batch.hpp>
 #include <zero/distributed/mesh.hpp>
-#include <zero/train/autograd_passes.hpp>
 #include <zero/train/averaged_gradients.hpp>
+#include <zero/train/backward/autograd_passes.hpp>
+#include <zero/train/backward/pass_hooks.hpp>
 #include <zero/train/costs.hpp>
 #include <zero/train/first_values.hpp>
 #include <zero/train/held_model.hpp>
 #include <zero/train/parameter_shard.hpp>
 #include <zero/train/parameter_writes.hpp>
-#include <zero/train/pass_hooks.hpp>
 #include <zero/train/stage_of_model.hpp>
 #include <zero/train/strategy_arguments.hpp>
 

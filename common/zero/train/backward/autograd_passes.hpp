@@ -9,11 +9,11 @@
 #include <zero/data/batch.hpp>
 #include <zero/nn/model.hpp>
 #include <zero/nn/parameters.hpp>
-#include <zero/train/backward_schedule.hpp>
-#include <zero/train/forward_records.hpp>
+#include <zero/train/backward/backward_schedule.hpp>
+#include <zero/train/backward/forward_records.hpp>
+#include <zero/train/backward/pass_hooks.hpp>
+#include <zero/train/backward/unit_use.hpp>
 #include <zero/train/parameter_shard.hpp>
-#include <zero/train/pass_hooks.hpp>
-#include <zero/train/unit_use.hpp>
 
 namespace zero::train {
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include <zero/data/batch.hpp>
-#include <zero/train/step.hpp>
+#include <zero/train/loop/step.hpp>
 
 namespace zero::train {
 

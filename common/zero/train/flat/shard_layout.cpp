@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include <zero/train/shard_layout.hpp>
+#include <zero/train/flat/shard_layout.hpp>
 
 namespace zero::train {
 namespace {

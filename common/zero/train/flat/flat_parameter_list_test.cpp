@@ -2,7 +2,7 @@
 
 #include <tests/support/ranks.hpp>
 #include <tests/support/test_unit.hpp>
-#include <zero/train/flat_parameter_list.hpp>
+#include <zero/train/flat/flat_parameter_list.hpp>
 
 namespace zero::train {
 namespace {

@@ -5,8 +5,8 @@
 #include <functional>
 #include <vector>
 
-#include <zero/train/backward_schedule.hpp>
-#include <zero/train/flat_parameters.hpp>
+#include <zero/train/backward/backward_schedule.hpp>
+#include <zero/train/flat/flat_parameters.hpp>
 
 namespace zero::train {
 

@@ -8,7 +8,7 @@
 
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
-#include <zero/train/flat_parameters.hpp>
+#include <zero/train/flat/flat_parameters.hpp>
 #include <zero/train/unsharded_read.hpp>
 
 namespace zero::train {

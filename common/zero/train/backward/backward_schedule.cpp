@@ -6,7 +6,7 @@
 
 #include <zero/base/error.hpp>
 #include <zero/nn/suppress_gradient_hooks.hpp>
-#include <zero/train/backward_schedule.hpp>
+#include <zero/train/backward/backward_schedule.hpp>
 
 namespace zero::train {
 

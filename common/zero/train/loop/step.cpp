@@ -11,7 +11,7 @@
 #include <zero/base/fnv.hpp>
 #include <zero/distributed/agreement.hpp>
 #include <zero/memory/timeline.hpp>
-#include <zero/train/step.hpp>
+#include <zero/train/loop/step.hpp>
 
 namespace zero::train {
 

@@ -4,7 +4,7 @@
 #include <sstream>
 
 #include <zero/base/error.hpp>
-#include <zero/train/loss_scale.hpp>
+#include <zero/train/loop/loss_scale.hpp>
 
 namespace zero::train {
 namespace {

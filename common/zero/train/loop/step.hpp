@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include <zero/train/loss_scale.hpp>
+#include <zero/train/loop/loss_scale.hpp>
 #include <zero/train/strategy.hpp>
 
 namespace zero::train {

@@ -9,7 +9,7 @@
 #include <zero/base/error.hpp>
 #include <zero/base/program.hpp>
 #include <zero/nn/gradient_destination.hpp>
-#include <zero/train/flat_parameter_list.hpp>
+#include <zero/train/flat/flat_parameter_list.hpp>
 
 namespace zero::train {
 

@@ -10,7 +10,7 @@
 #include <zero/base/error.hpp>
 #include <zero/distributed/agreement.hpp>
 #include <zero/memory/timeline.hpp>
-#include <zero/train/trainer.hpp>
+#include <zero/train/loop/trainer.hpp>
 
 namespace zero::train {
 namespace {

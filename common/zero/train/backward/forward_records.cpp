@@ -4,7 +4,7 @@
 #include <set>
 
 #include <zero/base/error.hpp>
-#include <zero/train/forward_records.hpp>
+#include <zero/train/backward/forward_records.hpp>
 
 namespace zero::train {
 

@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <tests/support/error_of.hpp>
-#include <zero/train/forward_records.hpp>
+#include <zero/train/backward/forward_records.hpp>
 
 namespace zero::train {
 namespace {

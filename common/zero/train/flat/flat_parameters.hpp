@@ -10,11 +10,11 @@
 #include <zero/distributed/communicator.hpp>
 #include <zero/memory/storage_pool.hpp>
 #include <zero/nn/parameters.hpp>
-#include <zero/train/gradient_transfer.hpp>
+#include <zero/train/flat/gradient_transfer.hpp>
+#include <zero/train/flat/parameter_transfer.hpp>
+#include <zero/train/flat/shard_layout.hpp>
 #include <zero/train/parameter_shard.hpp>
-#include <zero/train/parameter_transfer.hpp>
 #include <zero/train/parameter_writes.hpp>
-#include <zero/train/shard_layout.hpp>
 
 namespace zero::train {
 

@@ -1,7 +1,7 @@
 #include <gmock/gmock.h>
 
 #include <tests/support/test_unit.hpp>
-#include <zero/train/unit_use.hpp>
+#include <zero/train/backward/unit_use.hpp>
 
 namespace zero::train {
 namespace {

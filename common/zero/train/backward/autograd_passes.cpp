@@ -7,7 +7,7 @@
 #include <zero/base/scoped_value.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/gradient_destination.hpp>
-#include <zero/train/autograd_passes.hpp>
+#include <zero/train/backward/autograd_passes.hpp>
 #include <zero/train/unsharded_read.hpp>
 
 namespace zero::train {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include <zero/train/unit_use.hpp>
+#include <zero/train/backward/unit_use.hpp>
 
 namespace zero::train {
 

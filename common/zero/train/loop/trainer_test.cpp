@@ -10,8 +10,8 @@
 #include <tests/support/toy.hpp>
 #include <tests/support/whole_weights.hpp>
 #include <zero/optim/sgd.hpp>
-#include <zero/train/loss_scale.hpp>
-#include <zero/train/trainer.hpp>
+#include <zero/train/loop/loss_scale.hpp>
+#include <zero/train/loop/trainer.hpp>
 
 namespace zero::train {
 namespace {
