@@ -122,7 +122,7 @@ class Strategy : public Shards, protected PassHooks {
   const StageOfModel& stage_of_model() const { return stage_of_model_; }
   optim::Optimizer& optimizer() const { return *optimizer_; }
   /// How gradients are averaged: the operation and the type of the sums.
-  const dist::Reduction& average() const { return average_; }
+  const dist::Reduction& reduction() const { return average_; }
   /// Whether every micro-batch is reduced by itself, and averages are added up.
   bool reduces_each() const { return reduces_each_; }
   /// The gradients after finish_backward(): loss scale, norm, whether all are finite.

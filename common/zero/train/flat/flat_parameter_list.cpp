@@ -178,7 +178,7 @@ std::int64_t FlatParameterList::largest_sharded_unit() const {
   for (std::size_t u = 1; u < of_unit_.size(); ++u) {
     std::int64_t bytes = 0;
     for (const std::size_t b : of_unit_[u]) {
-      if (buffers_[b].sharded() == Sharded::kParameters) bytes += buffers_[b].full_bytes();
+      if (buffers_[b].shards_parameters()) bytes += buffers_[b].full_bytes();
     }
     largest = std::max(largest, bytes);
   }
@@ -188,7 +188,7 @@ std::int64_t FlatParameterList::largest_sharded_unit() const {
 SentBytes FlatParameterList::sent(const Gathers& gathers) const {
   SentBytes sum;
   for (std::size_t b = 0; b < buffers_.size(); ++b) {
-    const bool splits = buffers_[b].sharded() == Sharded::kParameters;
+    const bool splits = buffers_[b].shards_parameters();
     sum += buffers_[b].sent(splits ? gathers(unit_of_[b]) : 0);
   }
   return sum;

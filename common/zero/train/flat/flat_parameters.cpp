@@ -45,7 +45,8 @@ FlatParameters::FlatParameters(const nn::ParameterList& list, std::vector<std::s
   const FlatBuffer buffer{layout_, tensor(0).options(), list.parameters[members_.front()].name,
                           pool};
   const Transfers& transfers = options_.transfers;
-  if (splits() && transfers.parameters) parameter_transfer_ = transfers.parameters(buffer);
+  if (shards_parameters() && transfers.parameters)
+    parameter_transfer_ = transfers.parameters(buffer);
   const bool reduces = trainable_ && options_.sharded >= Sharded::kGradients;
   if (reduces && transfers.gradients) gradient_transfer_ = transfers.gradients(buffer);
 }
@@ -71,7 +72,7 @@ std::int64_t FlatParameters::shard_bytes() const {
 }
 
 std::int64_t FlatParameters::parameter_bytes() const {
-  return (splits() ? shard_bytes() : full_bytes()) +
+  return (shards_parameters() ? shard_bytes() : full_bytes()) +
          (parameter_transfer_ ? parameter_transfer_->held_bytes() : 0);
 }
 
@@ -87,7 +88,7 @@ SentBytes FlatParameters::sent(std::int64_t gathers) const {
   }
   if (parameter_transfer_) {
     sum += parameter_transfer_->sent(gathers);
-  } else if (splits()) {
+  } else if (shards_parameters()) {
     to_each_other_rank(gathers * shard_bytes());
   } else if (options_.sharded != Sharded::kNothing && trainable_) {
     to_each_other_rank(shard_bytes());  // after an update
@@ -149,7 +150,7 @@ void FlatParameters::initialize(const FirstValue& first_value, dist::Communicato
     replicas->broadcast(full_, /*root=*/0, Purpose::kSetup).wait();
   }
   communicator_->broadcast(full_, /*root=*/0, Purpose::kSetup).wait();
-  if (splits()) keep_shard_only();
+  if (shards_parameters()) keep_shard_only();
   make_pieces();
   note_versions();
 }
@@ -209,13 +210,14 @@ void FlatParameters::gather_exactly() {
 void FlatParameters::start_refresh() {
   wait_gather();  // of the last gather
   note_versions();
-  if (!splits() && options_.sharded != Sharded::kNothing && trainable_) gather_into_buffer();
+  if (!shards_parameters() && options_.sharded != Sharded::kNothing && trainable_)
+    gather_into_buffer();
 }
 
 void FlatParameters::gather_into_buffer() {
   parameters_ = Parameters::kGathering;
   rounded_ = false;
-  for (std::size_t m = 0; splits() && m < members_.size(); ++m) copy_own_part(m);
+  for (std::size_t m = 0; shards_parameters() && m < members_.size(); ++m) copy_own_part(m);
   gathering_ =
       communicator_->all_gather(full_, shard_, Purpose::kParameter, /*copy_own_chunk=*/false);
 }
@@ -233,7 +235,7 @@ void FlatParameters::finish_gather() {
   gathering_.wait_output();
   parameters_ = Parameters::kWhole;
   show_own_members();
-  if (splits()) return;
+  if (shards_parameters()) return;
   for (std::size_t m = 0; m < members_.size(); ++m) {
     if (tensor(m)._version() == versions_[m]) continue;
     writes_.refuse(list_.parameters[members_[m]].name,
@@ -250,7 +252,7 @@ void FlatParameters::wait_gather() {
 
 void FlatParameters::reshard() {
   wait_gather();
-  if (!splits() || parameters_ != Parameters::kWhole) return;
+  if (!shards_parameters() || parameters_ != Parameters::kWhole) return;
   if (note_writes()) keep_shard_of_buffer();
   // The storage object stays and the next gather gives it bytes again, so that what autograd saved
   // of it becomes valid again.
@@ -262,7 +264,7 @@ void FlatParameters::reshard() {
 // The optimizer may update the shard at any time. The model shows its bytes only while those of the
 // other ranks are there too, so that a read in the wrong place is an error on all ranks.
 void FlatParameters::show_own_members() {
-  for (std::size_t m = 0; splits() && m < members_.size(); ++m) {
+  for (std::size_t m = 0; shards_parameters() && m < members_.size(); ++m) {
     if (!uses_shard(m)) continue;
     const auto mine = layout_.range(m, communicator_->rank());
     memory::borrow_storage(own_members_[m], shard_.narrow(0, mine.in_shard, mine.size));
@@ -318,7 +320,7 @@ void FlatParameters::keep_writes() {
 }
 
 void FlatParameters::keep_shard_of_buffer() {
-  if (!splits()) return;  // the shard is a part of the buffer
+  if (!shards_parameters()) return;  // the shard is a part of the buffer
   wait_gather();
   for (std::size_t m = 0; m < members_.size(); ++m) {
     const auto mine = layout_.range(m, communicator_->rank());
@@ -332,7 +334,7 @@ void FlatParameters::keep_shard_of_buffer() {
 }
 
 ParameterShard FlatParameters::local_shard(std::size_t m) const {
-  if (!splits()) return {memory::raw(tensor(m)), 0};
+  if (!shards_parameters()) return {memory::raw(tensor(m)), 0};
   const auto mine = layout_.range(m, communicator_->rank());
   if (mine.size == 0) return {};
   return {shard_.narrow(0, mine.in_shard, mine.size), mine.begin};

@@ -104,7 +104,8 @@ class FlatParameters {
   const ShardLayout& layout() const { return layout_; }
   /// Whether the members required gradients when they were flattened.
   bool trainable() const { return trainable_; }
-  Sharded sharded() const { return options_.sharded; }
+  /// Whether this rank keeps its shard of the parameters only.
+  bool shards_parameters() const { return options_.sharded == Sharded::kParameters; }
   /// Whether the whole gradient buffer stays after a reduction.
   bool keeps_whole_gradient() const;
   /// Whether this rank updates any element of the members.
@@ -182,7 +183,6 @@ class FlatParameters {
   const at::Tensor& tensor(std::size_t m) const { return list_.parameters[members_[m]].tensor; }
   at::Tensor view_of(const at::Tensor& buffer, std::size_t m) const;
   at::Tensor my_shard_of(const at::Tensor& buffer) const;
-  bool splits() const { return options_.sharded == Sharded::kParameters; }
   std::int64_t reduced_shard_bytes() const;
   bool rounds() const { return parameter_transfer_ && parameter_transfer_->rounds(); }
   bool uses_shard(std::size_t m) const;
