@@ -82,6 +82,9 @@ class Overlap : public train::Strategy {
   /// Blocks until what shard_reduced() has started is done.
   virtual void finish_between_groups() {}
 
+  bool follows_units() const override {
+    return options_.stage == 3 || options_.defer_parameter_gather;
+  }
   void pre_forward(std::size_t unit) override;
   void post_forward(std::size_t unit) override;
   void pre_backward(std::size_t unit) override;

@@ -7,6 +7,8 @@
 #include <zero/base/scoped_value.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/gradient_destination.hpp>
+#include <zero/nn/plain_model.hpp>
+#include <zero/nn/read_watch.hpp>
 #include <zero/train/backward/autograd_passes.hpp>
 #include <zero/train/unsharded_read.hpp>
 
@@ -56,6 +58,7 @@ at::Tensor AutogradPasses::forward(const data::Batch& batch) {
   end_other_pass();
   if (std::exchange(last_threw_, false)) reshard_all();
   if (schedule_) schedule_->begin_forward(c10::GradMode::is_enabled());
+  if (model_.is_plain()) static_cast<nn::PlainModel&>(model_).watch_units(hooks_.follows_units());
   at::Tensor loss = run([&] { return model_.loss(batch); });
   if (schedule_) schedule_->end_forward();
   forwards_.add(loss, batch.loss_terms);
@@ -76,7 +79,7 @@ void AutogradPasses::backward(const at::Tensor& loss, bool reduces) {
       } reading{use_};
       for (const std::size_t u : use_.begin_backward()) hooks_.gather(u);
       // Calls pre_backward() and gradient_ready() below: the constructor has set the hooks.
-      loss.backward();
+      model_.run_backward([&] { loss.backward(); });
     });
   }
   hooks_.end_backward();
@@ -94,6 +97,7 @@ void AutogradPasses::reshard_all() {
 }
 
 void AutogradPasses::pre_forward(nn::Unit& unit) {
+  const nn::Unwatched unwatched;
   const std::size_t u = list_.index_of(unit);
   if (schedule_) schedule_->enter_forward(u);
   hooks_.pre_forward(u);
@@ -101,11 +105,13 @@ void AutogradPasses::pre_forward(nn::Unit& unit) {
 }
 
 void AutogradPasses::post_forward(nn::Unit& unit) {
+  const nn::Unwatched unwatched;
   const std::size_t u = list_.index_of(unit);
   if (use_.end_forward(u)) hooks_.post_forward(u);
 }
 
 void AutogradPasses::pre_backward(nn::Unit& unit) {
+  const nn::Unwatched unwatched;
   const std::size_t u = list_.index_of(unit);
   if (!in_backward_) return gather_for_other_pass(u);
   use_.enter_backward(u);
@@ -160,13 +166,14 @@ void AutogradPasses::weights_changed() {
 }
 
 void AutogradPasses::gradient_ready(std::size_t index) {
+  const nn::Unwatched unwatched;
   if (!trainable(index)) return;  // frozen since its forward: it has none
   if (!in_backward_) return drop_foreign_gradient(index);
   const at::Tensor& gradient = parameter(index).mutable_grad();
   // Inside autograd a new gradient is charged as an activation: correct that.
   memory::recharge(gradient, Category::kGradients);
   if (gradient.defined()) {
-    verify_forward_ran(index);
+    begin_unit_of(index);
     if (observer_) observer_(index, gradient);
   }
   // A stage with flat buffers moves the gradient into its buffer; others do nothing. Then the
@@ -187,10 +194,12 @@ void AutogradPasses::drop_foreign_gradient(std::size_t index) {
   has_foreign_buffers_ = true;
 }
 
-void AutogradPasses::verify_forward_ran(std::size_t index) const {
+// Nothing has announced the backward of the unit of a gradient that is there.
+void AutogradPasses::begin_unit_of(std::size_t index) {
   const nn::Parameter& p = list_.parameters[index];
   const std::size_t u = p.unit;
   if (!shards_.sharded() || use_.has_entered_backward(u) || use_.is_held(u)) return;
+  if (model_.is_plain()) return pre_backward(*list_.units[u].unit);
   throw Error(fmt::format(
       "parameter '{}' has a gradient, but the forward of its unit '{}' did not run in "
       "nn::Unit::run(), so that nothing has waited for its values: wrap the unit's forward in "

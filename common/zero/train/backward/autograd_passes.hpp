@@ -70,7 +70,7 @@ class AutogradPasses : private nn::UnitHooks {
   void end_other_pass();
   void gradient_ready(std::size_t index);
   void drop_foreign_gradient(std::size_t index);
-  void verify_forward_ran(std::size_t index) const;
+  void begin_unit_of(std::size_t index);
 
   bool trainable(std::size_t index) const { return parameter(index).requires_grad(); }
   const at::Tensor& parameter(std::size_t index) const { return list_.parameters[index].tensor; }

@@ -8,6 +8,9 @@ namespace zero::train {
 /// thread that runs the pass.
 class PassHooks {
  public:
+  /// False if the stage does nothing when a unit begins or ends: then a plain module is not watched
+  /// for it (nn::PlainModel).
+  virtual bool follows_units() const { return true; }
   /// Before unit `unit` runs forward: its parameters must be whole when this returns.
   virtual void pre_forward(std::size_t unit) {}
   /// After it: they are not read again until pre_backward().
