@@ -98,7 +98,10 @@ string describe_exit(const dist::RankExit& exit, int chapter) {
   if (exit.output.find("never waited on") != string::npos) {
     return fmt::format("rank {} starts a collective that it never waits for", exit.rank);
   }
-  if (error.find("ndefined") != string::npos || error.find("have storage") != string::npos) {
+  const bool not_held = error.find("ndefined") != string::npos ||
+                        error.find("have storage") != string::npos ||
+                        error.find("for storage of size 0") != string::npos;
+  if (not_held) {
     return fmt::format("rank {} uses a tensor that it does not hold ({}){}", exit.rank, error,
                        chapter < 3 ? ""
                                    : ": a weight is read in forward, in backward and by the "

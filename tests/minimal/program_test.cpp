@@ -207,10 +207,9 @@ TEST(SmallProgramFigures, OfTheLessonsFollowFromTheFormulas) {
   expect_quoted(
       "04_tensor_sharding/README.md",
       fmt::format("The peak is {} bytes, more than chapter 03's {} on rank 0", peak(4), peak(3)));
-  expect_quoted("04_tensor_sharding/stage3.md",
-                fmt::format("S is {} bytes, so each sends {}", with_commas(on_two(4, 0).parameters),
-                            sent(4, 2, 0)));
-  expect_quoted("04_tensor_sharding/stage3.md", fmt::format("on two ranks {} bytes: ", peak(4)));
+  expect_quoted("04_tensor_sharding/README.md",
+                fmt::format("F/N is {} bytes, so each sends {}",
+                            with_commas(on_two(4, 0).parameters), sent(4, 2, 0)));
   expect_quoted("05_prefetch_overlap/README.md",
                 fmt::format("by formula {} bytes, not {}", peak(5), peak(4)));
 }

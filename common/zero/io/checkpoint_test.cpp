@@ -65,7 +65,7 @@ TEST(CheckpointRuns, PiecesCoverEveryElementOnceAtAnyWorldSize) {
   }
 }
 
-// The example of lesson 04.6.
+// The example of lesson 04.4.
 TEST(CheckpointRuns, SixHundredElementsOfTwoRanksOnThree) {
   const auto shards_of = [](int ranks) {
     const train::ShardLayout layout({600}, ranks);
