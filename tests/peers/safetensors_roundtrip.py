@@ -2,7 +2,7 @@
 
     safetensors_roundtrip.py write FOLDER    writes FOLDER/from_python.safetensors
     (C++ reads that, and writes all of it again as FOLDER/from_cpp.safetensors and, in files of at
-    most 2000 bytes, as FOLDER/from_cpp_several/; common/zero/io/safetensors_peer_test.cpp does so)
+    most 2000 bytes, as FOLDER/from_cpp_several/; common/zero/safetensors/peer_test.cpp does so)
     safetensors_roundtrip.py check FOLDER    compares all three, bit for bit
 
 Exit code 0 where everything is equal. Needs torch, safetensors and huggingface_hub (transformers
