@@ -216,6 +216,8 @@ std::string make_header(const std::vector<Entry>& entries, const Metadata& metad
 }
 
 json parse_strictly(std::string_view text, const std::string& path) {
+  // The parser would take it for the end.
+  if (text.find('\0') != std::string_view::npos) refuse(path, "its JSON has a byte of zeros");
   // A header is an object of objects that hold arrays.
   constexpr std::size_t kDeepestNesting = 3;
   std::array<std::set<std::string>, kDeepestNesting> keys;  // of every open object

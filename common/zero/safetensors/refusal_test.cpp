@@ -87,6 +87,7 @@ TEST(SafetensorsRefusal, HeadersThatAreNotJson) {
   for (const char* header : {"{\"w\":", "{} {}", "{\"\xff\xfe\":1}"}) {
     expect_header_refused(header, {"JSON is broken at byte"});
   }
+  expect_header_refused(header_of_two_floats() + '\0', {"a byte of zeros"});
   expect_header_refused("{\"w\":1e999}", {"number that is too large"});
   expect_header_refused("{\"w\":[[[[1]]]]}", {"nested deeper"});
   expect_header_refused("{\"w\":" + std::string(1'000'000, '['), {"nested deeper"});
@@ -117,7 +118,7 @@ TEST(SafetensorsRefusal, EntriesThatAreIncomplete) {
 
 TEST(SafetensorsRefusal, DtypesThatAreUnknown) {
   expect_entry_refused(entry("F8_E4M3", "[8]", "[0,8]"),
-                       {"\"F8_E4M3\"", "F64, F32, F16, BF16, I64, I32, I16, I8, U8, BOOL"});
+                       {"\"F8_E4M3\"", "F64, F32, F16, BF16, I64, I32, I16, I8, U16, U8, BOOL"});
   expect_entry_refused(R"({"dtype":32,"shape":[2],"data_offsets":[0,8]})",
                        {"dtype \"number\" cannot be read"});
   // A message is safe to print whatever a file is called or says.
