@@ -24,7 +24,7 @@ MAX_BYTES = 2000
 SHAPES = [[], [0], [1], [7], [3, 0, 5], [2, 3], [5, 3, 2, 7], [1021]]
 DTYPES = [
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64,
-    torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
+    torch.int32, torch.int16, torch.int8, torch.uint16, torch.uint8, torch.bool,
 ]
 
 
