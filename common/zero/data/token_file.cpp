@@ -106,8 +106,9 @@ void check_records(const std::filesystem::path& path, const Records& records) {
   const auto& [tokens, offsets, labels, classes, pad_id, owner] = records;
   if (offsets.size() != labels.size() + 1 || offsets.front() != 0 ||
       offsets.back() != tokens.size()) {
-    refuse(path, fmt::format("has {} offsets of {} records; they must be one more, from 0 to {}",
-                             offsets.size(), labels.size(), tokens.size()));
+    refuse(path,
+           fmt::format("has {} offsets and {} labels; offsets must be one more and go from 0 to {}",
+                       offsets.size(), labels.size(), tokens.size()));
   }
   for (std::size_t i = 0; i < labels.size(); ++i) {
     if (offsets[i + 1] <= offsets[i]) {

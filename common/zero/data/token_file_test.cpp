@@ -210,7 +210,7 @@ TEST(TokenFile, LyingFilesAreRefused) {
       {changes(0, in_two), "offsets must be I64 in one dimension"},
       {[](TokenFileParts& parts) { parts.tensors[1].first = "marks"; }, "no tensor \"labels\""},
       {holds(1, {4, 0, -1}), "label -1 on record 2"},
-      {holds(1, {4, 0}), "4 offsets of 2 records"},
+      {holds(1, {4, 0}), "4 offsets and 2 labels"},
       {holds(0, {}), "0 offsets"},
       {holds(0, {1, 3, 4, 6}), "from 0 to 6"},
       {holds(0, {0, 3, 4, 7}), "from 0 to 6"},
@@ -224,6 +224,18 @@ TEST(TokenFile, LyingFilesAreRefused) {
     write_token_file(folder / "lie", parts);
     expect_error([&] { TokenFile(folder / "lie"); }, {"lie", lie.refusal});
   }
+}
+
+// As a writer would leave them that does not pad the header.
+TEST(TokenFile, NumbersThatAreNotAlignedAreRefused) {
+  const TestFolder folder;
+  write_token_file(folder / "r", three_records());
+  std::string bytes = read_bytes(folder / "r");
+  const auto header = static_cast<unsigned char>(bytes[0]) + 1;
+  ASSERT_LT(header, 256);
+  bytes[0] = static_cast<char>(header);
+  bytes.insert(bytes.find("}}") + 2, " ");
+  EXPECT_TRUE(mentions(refusal(folder, bytes), "offsets must be I64 in one dimension, aligned"));
 }
 
 TEST(TokenFile, NoPadIdMeansZero) {
