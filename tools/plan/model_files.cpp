@@ -11,7 +11,7 @@
 #include <zero/base/error.hpp>
 #include <zero/base/json_depth.hpp>
 #include <zero/base/table.hpp>
-#include <zero/io/safetensors.hpp>
+#include <zero/safetensors/safetensors.hpp>
 
 #include "model.hpp"
 
@@ -44,7 +44,7 @@ std::optional<Layer> take_layer(std::string& tensor) {
 
 // Units are in the order of layers, so that layer 2 comes before layer 10.
 void read_sizes(const fs::path& weights, Model& model) {
-  const io::SafetensorsFolder folder(weights);
+  const safetensors::Folder folder(weights);
   std::map<Layer, std::int64_t> layers;
   std::map<std::string, Module> modules;
   model.root = model.parameters = 0;

@@ -6,20 +6,21 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <zero/base/mapped_file.hpp>
-#include <zero/io/safetensors_spec.hpp>
+#include <zero/safetensors/spec.hpp>
 
-namespace zero::io {
+namespace zero::safetensors {
 
 /// One .safetensors file, open for reading.
 ///
 /// The file is mapped into memory, not read, and pages are released once copied: reading a large
 /// file adds little to the resident set. The file must not be shortened while it is open; replacing
-/// it by rename, as SafetensorsWriter does, is safe. Copies share the mapping. Several threads may
+/// it by rename, as Writer does, is safe. Copies share the mapping. Several threads may
 /// read at once.
-class SafetensorsFile {
+class File {
  public:
   /// Opens `path` and checks all of it except the values of the tensors.
   /// @throws zero::Error naming the file, the tensor, what is wrong and what would be right, if the
@@ -27,7 +28,7 @@ class SafetensorsFile {
   /// not JSON, or names a key twice; a dtype is unknown; a shape is negative, has more than 64
   /// dimensions or too many elements to count; data_offsets do not match the size of the tensor,
   /// overlap, leave a hole, or exceed the file.
-  explicit SafetensorsFile(const std::filesystem::path& path);
+  explicit File(const std::filesystem::path& path);
 
   const std::filesystem::path& path() const { return path_; }
 
@@ -37,10 +38,17 @@ class SafetensorsFile {
   bool contains(const std::string& name) const { return index_.contains(name); }
 
   /// @throws zero::Error, with the first names, if the file has no such tensor.
-  const SafetensorsEntry& info(const std::string& name) const;
+  const Entry& info(const std::string& name) const;
+
+  /// The bytes of a tensor in the mapped file, which live as long as a copy of this object.
+  /// @throws zero::Error as info().
+  std::string_view bytes(const std::string& name) const;
+
+  /// The mapped file.
+  const base::MappedFile& mapping() const { return *mapping_; }
 
   /// The texts under "__metadata__"; empty if there are none.
-  const SafetensorsMetadata& metadata() const { return metadata_; }
+  const Metadata& metadata() const { return metadata_; }
 
   /// A new contiguous CPU tensor with the dtype of the file, charged to the memory category of the
   /// current scope.
@@ -49,9 +57,9 @@ class SafetensorsFile {
 
   /// Copies a tensor into `out`, which has its shape, any strides, and its dtype or one that it can
   /// be converted to. Autograd does not see it: `out` may be a parameter, no operation is recorded,
-  /// and its version counter stays. At most kSafetensorsScratchBytes of scratch.
-  /// @throws zero::Error as read(), and if `out` has another shape, a dtype that cannot be
-  /// converted to, elements that share memory, or no storage.
+  /// and its version counter stays. At most kScratchBytes of scratch.
+  /// @throws zero::Error as read(), and if `out` has another shape or a dtype that cannot be
+  /// converted to.
   void read_into(const std::string& name, const at::Tensor& out) const;
 
   /// Copies out.numel() elements of a tensor, starting at element `begin` of the flattened tensor,
@@ -63,10 +71,10 @@ class SafetensorsFile {
   std::filesystem::path path_;
   std::shared_ptr<const base::MappedFile> mapping_;
   const char* data_ = nullptr;  // first byte after the header
-  std::vector<SafetensorsEntry> entries_;
+  std::vector<Entry> entries_;
   std::vector<std::string> names_;
-  SafetensorsIndex index_;
-  SafetensorsMetadata metadata_;
+  Index index_;
+  Metadata metadata_;
 };
 
-}  // namespace zero::io
+}  // namespace zero::safetensors

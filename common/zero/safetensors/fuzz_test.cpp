@@ -5,9 +5,9 @@
 
 #include <tests/support/safetensors_test_files.hpp>
 #include <tests/support/save_safetensors_folder.hpp>
-#include <zero/io/safetensors.hpp>
+#include <zero/safetensors/safetensors.hpp>
 
-namespace zero::io {
+namespace zero::safetensors {
 namespace {
 
 using testing::save_safetensors_folder;
@@ -97,10 +97,10 @@ int times_refused(const TestFolder& folder, const std::string& name, const std::
 }
 
 // Reads everything that an open file offers.
-void read_all(const SafetensorsFile& file, std::uintmax_t file_bytes) {
+void read_all(const File& file, std::uintmax_t file_bytes) {
   std::int64_t total = 0;
   for (const std::string& name : file.names()) {
-    const SafetensorsEntry& entry = file.info(name);
+    const Entry& entry = file.info(name);
     EXPECT_EQ(entry.begin, total);
     total = entry.end;
     const at::Tensor tensor = file.read(name);
@@ -115,13 +115,13 @@ void read_all(const SafetensorsFile& file, std::uintmax_t file_bytes) {
 TEST(SafetensorsFuzz, DamagedFilesAreRefusedOrReadInBounds) {
   const TestFolder folder;
   const auto path = folder / "x.safetensors";
-  save_safetensors(path, {{"a", at::randn({3, 5})},
-                          {"b", at::randn({4}, at::kDouble)},
-                          {"c", at::ones({2, 0})},
-                          {"d", at::ones({3}, at::kBool)},
-                          {"e", at::randn({}).to(at::kBFloat16)}});
+  save(path, {{"a", at::randn({3, 5})},
+              {"b", at::randn({4}, at::kDouble)},
+              {"c", at::ones({2, 0})},
+              {"d", at::ones({3}, at::kBool)},
+              {"e", at::randn({}).to(at::kBFloat16)}});
   const int refused = times_refused(folder, "x.safetensors", path.string(), [&] {
-    read_all(SafetensorsFile(path), std::filesystem::file_size(path));
+    read_all(File(path), std::filesystem::file_size(path));
   });
   // Damage of the tensors' values alone cannot be seen; that of the header must be, mostly.
   EXPECT_GT(refused, kFiles / 2);
@@ -133,11 +133,11 @@ TEST(SafetensorsFuzz, DamagedIndexesAreRefusedOrRead) {
   save_safetensors_folder(folder.path(), {{"a", at::ones({3})}, {"b", at::ones({5})}},
                           /*max_bytes=*/20);
   const int refused = times_refused(folder, "model.safetensors.index.json", "", [&] {
-    const SafetensorsFolder weights(folder.path());
+    const Folder weights(folder.path());
     for (const std::string& tensor : weights.names()) weights.read(tensor);
   });
   EXPECT_GT(refused, kFiles / 2);
 }
 
 }  // namespace
-}  // namespace zero::io
+}  // namespace zero::safetensors

@@ -9,17 +9,17 @@
 #include <utility>
 #include <vector>
 
-namespace zero::io {
+namespace zero::safetensors {
 
 /// The most scratch memory that reading or writing one tensor takes (1 MiB, in bytes), whatever the
 /// tensor's size.
-inline constexpr std::int64_t kSafetensorsScratchBytes = std::int64_t{1} << 20;
+inline constexpr std::int64_t kScratchBytes = std::int64_t{1} << 20;
 
 /// Texts that are saved with the tensors, such as {"format", "pt"}.
-using SafetensorsMetadata = std::map<std::string, std::string>;
+using Metadata = std::map<std::string, std::string>;
 
 /// A tensor's name, dtype and shape.
-struct SafetensorsSpec {
+struct Spec {
   std::string name;
   at::ScalarType dtype = at::kFloat;
   std::vector<std::int64_t> shape;
@@ -33,15 +33,15 @@ struct SafetensorsSpec {
 };
 
 /// A tensor of a file: its bytes are [begin, end), counted from the end of the header.
-struct SafetensorsEntry : SafetensorsSpec {
+struct Entry : Spec {
   std::int64_t begin = 0;
   std::int64_t end = 0;
 };
 
 /// Positions of tensors by name.
-using SafetensorsIndex = std::map<std::string, std::size_t>;
+using Index = std::map<std::string, std::size_t>;
 
 /// Tensors with their names, in the order in which they are to be saved.
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
-}  // namespace zero::io
+}  // namespace zero::safetensors

@@ -11,14 +11,12 @@
 #include <vector>
 
 #include <zero/base/error.hpp>
-#include <zero/io/safetensors_spec.hpp>
+#include <zero/safetensors/spec.hpp>
 
 /// What the reader and the writer of safetensors share: the header, and iterating over a tensor in
 /// pieces. Nothing here opens a file; users include safetensors.hpp.
-namespace zero::io::safetensors {
+namespace zero::safetensors {
 
-/// The reference implementation refuses longer headers too.
-inline constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;
 /// The bytes before the header, which hold its length.
 inline constexpr std::uint64_t kLengthBytes = 8;
 inline constexpr const char* kMetadataKey = "__metadata__";
@@ -27,8 +25,8 @@ inline constexpr const char* kSingleFile = "model.safetensors";
 inline constexpr const char* kIndexFile = "model.safetensors.index.json";
 
 struct Header {
-  std::vector<SafetensorsEntry> entries;  ///< in the order of their bytes
-  SafetensorsMetadata metadata;
+  std::vector<Entry> entries;  ///< in the order of their bytes
+  Metadata metadata;
 };
 
 /// Throws zero::Error with what is wrong with the file or folder at `path`.
@@ -42,13 +40,11 @@ Header parse_header(std::string_view json, std::uint64_t data_bytes, const std::
 
 /// Lays tensors out one after the other, those with larger elements first, otherwise in the given
 /// order.
-/// @throws zero::Error for what a SafetensorsWriter refuses in its specs.
-std::vector<SafetensorsEntry> lay_out(const std::vector<SafetensorsSpec>& specs,
-                                      const std::string& path);
+/// @throws zero::Error for what a Writer refuses in its specs.
+std::vector<Entry> lay_out(const std::vector<Spec>& specs, const std::string& path);
 
 /// Everything that comes before the data: length, JSON, and spaces up to a multiple of 8 bytes.
-std::string make_header(const std::vector<SafetensorsEntry>& entries,
-                        const SafetensorsMetadata& metadata, const std::string& path);
+std::string make_header(const std::vector<Entry>& entries, const Metadata& metadata);
 
 /// JSON in which no object has a key twice and nothing is nested deeper than the format needs.
 /// @throws zero::Error with a message that begins with `path`.
@@ -63,17 +59,17 @@ std::string shape_text(const std::vector<std::int64_t>& shape);
 /// Whether tensors of dtype `from` may be copied into tensors of dtype `to`.
 bool convertible(at::ScalarType from, at::ScalarType to);
 
-/// Name, dtype and shape of each tensor. @throws zero::Error for one that is not defined.
-std::vector<SafetensorsSpec> specs_of(const NamedTensors& tensors, const std::string& path);
+/// Name, dtype and shape of each tensor.
+std::vector<Spec> specs_of(const NamedTensors& tensors);
 
-/// Throws zero::Error unless `tensor` can be copied from or to as `spec` says: defined, dense, with
-/// storage, of this shape, of this dtype or a convertible one. The message calls the tensor `what`.
-void check_tensor(const at::Tensor& tensor, const SafetensorsSpec& spec, const std::string& path,
+/// Throws zero::Error unless `tensor` can be copied from or to as `spec` says: it has this shape,
+/// and this dtype or a convertible one. The message calls the tensor `what`.
+void check_tensor(const at::Tensor& tensor, const Spec& spec, const std::string& path,
                   std::string_view what);
 
 /// The position of the tensor `name`. @throws zero::Error, with the first of the known names, if
 /// there is none.
-std::size_t position_of(const std::string& name, const SafetensorsIndex& index,
+std::size_t position_of(const std::string& name, const Index& index,
                         const std::filesystem::path& path);
 
 /// Calls `use(piece, first)` for consecutive views of `tensor` in row-major order, each of at most
@@ -81,4 +77,4 @@ std::size_t position_of(const std::string& name, const SafetensorsIndex& index,
 void for_each_piece(const at::Tensor& tensor, std::int64_t limit, std::int64_t first,
                     const std::function<void(const at::Tensor&, std::int64_t)>& use);
 
-}  // namespace zero::io::safetensors
+}  // namespace zero::safetensors

@@ -5,24 +5,20 @@
 #include <system_error>
 
 #include <zero/base/mapped_file.hpp>
-#include <zero/io/safetensors_folder.hpp>
-#include <zero/io/safetensors_format.hpp>
+#include <zero/safetensors/folder.hpp>
+#include <zero/safetensors/format.hpp>
 
-namespace zero::io {
+namespace zero::safetensors {
 namespace {
 
 namespace fs = std::filesystem;
-using safetensors::kIndexFile;
-using safetensors::kSingleFile;
-using safetensors::refuse;
-using safetensors::shown;
 
 // File to the tensors that the index expects in it.
 using WeightMap = std::map<std::string, std::set<std::string>>;
 
 WeightMap read_weight_map(const fs::path& index) {
   const base::MappedFile text(index, index.string());
-  const auto document = safetensors::parse_strictly(text.bytes(), index.string());
+  const auto document = parse_strictly(text.bytes(), index.string());
   const auto weight_map = document.value("weight_map", nlohmann::json());
   if (!weight_map.is_object() || weight_map.empty()) {
     refuse(index, "has no \"weight_map\" that says which file holds which tensor");
@@ -43,7 +39,7 @@ WeightMap read_weight_map(const fs::path& index) {
 
 }  // namespace
 
-SafetensorsFolder::SafetensorsFolder(const fs::path& path) : path_(path) {
+Folder::Folder(const fs::path& path) : path_(path) {
   std::error_code error;
   if (!fs::is_directory(path, error)) {
     add_file(path);  // throws if it is missing
@@ -56,7 +52,7 @@ SafetensorsFolder::SafetensorsFolder(const fs::path& path) : path_(path) {
   }
 }
 
-void SafetensorsFolder::add_file(const fs::path& path) {
+void Folder::add_file(const fs::path& path) {
   files_.emplace_back(path);
   for (const std::string& name : files_.back().names()) {
     const auto [earlier, is_new] = index_.emplace(name, files_.size() - 1);
@@ -68,14 +64,14 @@ void SafetensorsFolder::add_file(const fs::path& path) {
   }
 }
 
-void SafetensorsFolder::open_indexed_files(const fs::path& index) {
+void Folder::open_indexed_files(const fs::path& index) {
   for (const auto& [file_name, tensors] : read_weight_map(index)) {
     const fs::path path = path_ / file_name;
     if (std::error_code ignored; !fs::exists(path, ignored)) {
       refuse(index, fmt::format("names the file {}, which is not in the folder", shown(file_name)));
     }
     add_file(path);
-    const SafetensorsFile& file = files_.back();
+    const File& file = files_.back();
     for (const std::string& tensor : tensors) {
       if (!file.contains(tensor)) {
         refuse(index, fmt::format("says that tensor {} is in {}, but it is not", shown(tensor),
@@ -90,18 +86,16 @@ void SafetensorsFolder::open_indexed_files(const fs::path& index) {
   }
 }
 
-const SafetensorsFile& SafetensorsFolder::find(const std::string& name) const {
-  return files_[safetensors::position_of(name, index_, path_)];
+const File& Folder::find(const std::string& name) const {
+  return files_[position_of(name, index_, path_)];
 }
 
-const SafetensorsEntry& SafetensorsFolder::info(const std::string& name) const {
-  return find(name).info(name);
-}
+const Entry& Folder::info(const std::string& name) const { return find(name).info(name); }
 
-at::Tensor SafetensorsFolder::read(const std::string& name) const { return find(name).read(name); }
+at::Tensor Folder::read(const std::string& name) const { return find(name).read(name); }
 
-void SafetensorsFolder::read_into(const std::string& name, const at::Tensor& out) const {
+void Folder::read_into(const std::string& name, const at::Tensor& out) const {
   find(name).read_into(name, out);
 }
 
-}  // namespace zero::io
+}  // namespace zero::safetensors

@@ -4,9 +4,9 @@
 #include <tests/support/python.hpp>
 #include <tests/support/safetensors_test_files.hpp>
 #include <tests/support/save_safetensors_folder.hpp>
-#include <zero/io/safetensors.hpp>
+#include <zero/safetensors/safetensors.hpp>
 
-namespace zero::io {
+namespace zero::safetensors {
 namespace {
 
 using testing::save_safetensors_folder;
@@ -26,14 +26,14 @@ TEST(SafetensorsPeer, FilesOfThePythonPackageAreReadAndWritten) {
   const auto wrote = zero::testing::run_python(script + "write" + argument);
   ASSERT_EQ(wrote.code, 0) << wrote.said;
 
-  const SafetensorsFile file(folder / "from_python.safetensors");
+  const File file(folder / "from_python.safetensors");
   NamedTensors tensors;
   for (const std::string& name : file.names()) tensors.emplace_back(name, file.read(name));
-  save_safetensors(folder / "from_cpp.safetensors", tensors, file.metadata());
+  save(folder / "from_cpp.safetensors", tensors, file.metadata());
   save_safetensors_folder(folder / "from_cpp_several", tensors, /*max_bytes=*/2000);
   const auto checked = zero::testing::run_python(script + "check" + argument);
   EXPECT_EQ(checked.code, 0) << checked.said;
 }
 
 }  // namespace
-}  // namespace zero::io
+}  // namespace zero::safetensors

@@ -8,17 +8,15 @@
 #include <zero/base/atomic_file.hpp>
 #include <zero/base/error.hpp>
 #include <zero/base/json.hpp>
-#include <zero/io/safetensors_folder_writer.hpp>
-#include <zero/io/safetensors_format.hpp>
+#include <zero/safetensors/folder_writer.hpp>
+#include <zero/safetensors/format.hpp>
 
-namespace zero::io {
+namespace zero::safetensors {
 namespace {
 
 namespace fs = std::filesystem;
-using safetensors::kIndexFile;
-using safetensors::kSingleFile;
 
-using Specs = std::vector<SafetensorsSpec>;
+using Specs = std::vector<Spec>;
 
 // Cuts where huggingface_hub's split_state_dict_into_shards_factory does: a tensor that is too
 // large by itself gets its own file and leaves the current file open.
@@ -26,7 +24,7 @@ std::vector<Specs> cut(const Specs& specs, std::int64_t max_bytes) {
   std::vector<Specs> files;
   Specs current;
   std::int64_t current_bytes = 0;
-  for (const SafetensorsSpec& spec : specs) {
+  for (const Spec& spec : specs) {
     const std::int64_t bytes = spec.bytes();
     if (bytes > max_bytes) {
       files.push_back({spec});
@@ -54,7 +52,7 @@ std::string index_text(const std::vector<Specs>& files) {
   std::int64_t bytes = 0;
   std::int64_t parameters = 0;
   for (std::size_t i = 0; i < files.size(); ++i) {
-    for (const SafetensorsSpec& spec : files[i]) {
+    for (const Spec& spec : files[i]) {
       weight_map[spec.name] = file_name(i + 1, files.size());
       bytes += spec.bytes();
       parameters += spec.elements();
@@ -90,16 +88,11 @@ void remove_other_weights(const fs::path& folder, const std::vector<std::string>
 
 }  // namespace
 
-SafetensorsFolderWriter::SafetensorsFolderWriter(const fs::path& folder, const Specs& specs,
-                                                 std::int64_t max_bytes,
-                                                 const SafetensorsMetadata& metadata)
+FolderWriter::FolderWriter(const fs::path& folder, const Specs& specs, std::int64_t max_bytes,
+                           const Metadata& metadata)
     : folder_(folder) {
-  if (max_bytes < 1) {
-    throw Error(fmt::format("{}: files of at most {} bytes cannot be written; it must be 1 or more",
-                            folder.string(), max_bytes));
-  }
   // Checks every tensor, and for names in two files, before creating anything.
-  safetensors::lay_out(specs, folder.string());
+  lay_out(specs, folder.string());
   std::error_code error;
   fs::create_directories(folder, error);
   if (error || !fs::is_directory(folder)) {
@@ -108,25 +101,25 @@ SafetensorsFolderWriter::SafetensorsFolderWriter(const fs::path& folder, const S
   }
   const std::vector<Specs> files = cut(specs, max_bytes);
   for (std::size_t i = 0; i < files.size(); ++i) {
-    for (const SafetensorsSpec& spec : files[i]) index_[spec.name] = i;
+    for (const Spec& spec : files[i]) index_[spec.name] = i;
     file_names_.push_back(file_name(i + 1, files.size()));
     writers_.emplace_back(folder / file_names_.back(), files[i], metadata);
   }
   if (files.size() > 1) index_text_ = index_text(files);
 }
 
-void SafetensorsFolderWriter::write(const std::string& name, const at::Tensor& tensor) {
-  writers_[safetensors::position_of(name, index_, folder_)].write(name, tensor);
+void FolderWriter::write(const std::string& name, const at::Tensor& tensor) {
+  writers_[position_of(name, index_, folder_)].write(name, tensor);
 }
 
-void SafetensorsFolderWriter::finish() {
-  for (SafetensorsWriter& writer : writers_) writer.check_complete();
-  for (SafetensorsWriter& writer : writers_) writer.complete();
+void FolderWriter::finish() {
+  for (Writer& writer : writers_) writer.check_complete();
+  for (Writer& writer : writers_) writer.complete();
   // A single file replaces the old one at once and hides an old index. Several files are hidden by
   // an old model.safetensors, or unreadable without an index, until the new index is there.
   const bool several = writers_.size() > 1;
   if (several) remove_file(folder_ / kIndexFile);
-  for (SafetensorsWriter& writer : writers_) writer.publish();
+  for (Writer& writer : writers_) writer.publish();
   if (several) {
     base::write_file(folder_ / kIndexFile, index_text_);
   } else {
@@ -135,4 +128,4 @@ void SafetensorsFolderWriter::finish() {
   remove_other_weights(folder_, file_names_);
 }
 
-}  // namespace zero::io
+}  // namespace zero::safetensors

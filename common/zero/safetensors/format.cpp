@@ -1,4 +1,3 @@
-#include <ATen/EmptyTensor.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -10,10 +9,9 @@
 #include <unordered_set>
 #include <utility>
 
-#include <zero/io/safetensors_format.hpp>
-#include <zero/memory/storage.hpp>
+#include <zero/safetensors/format.hpp>
 
-namespace zero::io::safetensors {
+namespace zero::safetensors {
 namespace {
 
 using nlohmann::json;
@@ -23,7 +21,7 @@ struct NamedDtype {
   at::ScalarType dtype;
 };
 
-constexpr std::array<NamedDtype, 10> kDtypes = {{{"F64", at::kDouble},
+constexpr std::array<NamedDtype, 11> kDtypes = {{{"F64", at::kDouble},
                                                  {"F32", at::kFloat},
                                                  {"F16", at::kHalf},
                                                  {"BF16", at::kBFloat16},
@@ -31,6 +29,7 @@ constexpr std::array<NamedDtype, 10> kDtypes = {{{"F64", at::kDouble},
                                                  {"I32", at::kInt},
                                                  {"I16", at::kShort},
                                                  {"I8", at::kChar},
+                                                 {"U16", at::kUInt16},
                                                  {"U8", at::kByte},
                                                  {"BOOL", at::kBool}}};
 
@@ -51,16 +50,6 @@ std::optional<std::string_view> name_of(at::ScalarType dtype) {
   return found == kDtypes.end() ? std::nullopt : std::optional(found->name);
 }
 
-// Bytes of a tensor; nothing if they overflow. A dimension of 0 counts as 1, because LibTorch
-// multiplies the others into strides and they must not overflow either.
-std::optional<std::int64_t> countable_bytes(const SafetensorsSpec& spec) {
-  auto bytes = static_cast<std::int64_t>(c10::elementSize(spec.dtype));
-  for (const std::int64_t size : spec.shape) {
-    if (__builtin_mul_overflow(bytes, std::max<std::int64_t>(size, 1), &bytes)) return std::nullopt;
-  }
-  return spec.bytes();
-}
-
 // Throws the errors about one file, each beginning with the file and the tensor.
 class Refusal {
  public:
@@ -77,15 +66,17 @@ class Refusal {
   std::string_view name_;
 };
 
-void check_shape(const SafetensorsSpec& spec, const Refusal& refuse) {
+// A dimension of 0 counts as 1, because LibTorch multiplies the others into strides and they must
+// not overflow either.
+void check_shape(const Spec& spec, const Refusal& refuse) {
   if (spec.shape.size() > kMaxDimensions) {
     refuse("has {} dimensions; at most {} can be read", spec.shape.size(), kMaxDimensions);
   }
+  auto bytes = static_cast<std::int64_t>(c10::elementSize(spec.dtype));
   for (const std::int64_t size : spec.shape) {
-    if (size < 0) refuse("has a dimension of {}; sizes are 0 or more", size);
-  }
-  if (!countable_bytes(spec)) {
-    refuse("its shape {} has more bytes than fit 63 bits", shape_text(spec.shape));
+    if (__builtin_mul_overflow(bytes, std::max<std::int64_t>(size, 1), &bytes)) {
+      refuse("its shape {} has more bytes than fit 63 bits", shape_text(spec.shape));
+    }
   }
 }
 
@@ -117,10 +108,9 @@ std::vector<std::int64_t> read_numbers(const json& object, const char* key, cons
   return numbers;
 }
 
-SafetensorsEntry read_entry(const std::string& name, const json& object, std::uint64_t data_bytes,
-                            const std::string& path) {
+Entry read_entry(const std::string& name, const json& object, const std::string& path) {
   const Refusal refuse(path, name);
-  SafetensorsEntry entry;
+  Entry entry;
   entry.name = name;
   entry.dtype = read_dtype(object, refuse);
   entry.shape = read_numbers(object, "shape", refuse);
@@ -129,12 +119,6 @@ SafetensorsEntry read_entry(const std::string& name, const json& object, std::ui
   if (offsets.size() != 2) refuse("has {} data_offsets; there must be 2", offsets.size());
   entry.begin = offsets[0];
   entry.end = offsets[1];
-  if (static_cast<std::uint64_t>(entry.end) > data_bytes) {
-    refuse(
-        "its data_offsets [{}, {}] end after the {} bytes of data that the file has; it was cut "
-        "short, or its header is wrong",
-        entry.begin, entry.end, data_bytes);
-  }
   if (entry.end - entry.begin != entry.bytes()) {
     refuse("its data_offsets [{}, {}] span {} bytes, but {} {} takes {}", entry.begin, entry.end,
            entry.end - entry.begin, *name_of(entry.dtype), shape_text(entry.shape), entry.bytes());
@@ -143,14 +127,14 @@ SafetensorsEntry read_entry(const std::string& name, const json& object, std::ui
 }
 
 // Sorts by position and refuses anything but a gapless sequence.
-void check_sequence(std::vector<SafetensorsEntry>& entries, std::uint64_t data_bytes,
+void check_sequence(std::vector<Entry>& entries, std::uint64_t data_bytes,
                     const std::string& path) {
-  const auto position = [](const SafetensorsEntry& entry) {
+  const auto position = [](const Entry& entry) {
     return std::tie(entry.begin, entry.end, entry.name);
   };
   std::ranges::sort(entries, {}, position);
   std::int64_t end = 0;
-  for (const SafetensorsEntry& entry : entries) {
+  for (const Entry& entry : entries) {
     if (entry.begin != end) {
       Refusal(path, entry.name)(
           "begins at byte {} of the data, but the tensor before it ends at {}: "
@@ -160,13 +144,15 @@ void check_sequence(std::vector<SafetensorsEntry>& entries, std::uint64_t data_b
     end = entry.end;
   }
   if (static_cast<std::uint64_t>(end) != data_bytes) {
-    throw Error(fmt::format("{}: {} bytes follow the header, but its tensors take {}", path,
-                            data_bytes, end));
+    refuse(path,
+           fmt::format("{} bytes follow the header, but its tensors take {}: it was cut short, "
+                       "something was added, or its header is wrong",
+                       data_bytes, end));
   }
 }
 
-// One object of the header; throws nlohmann's type_error for a text that is not UTF-8.
-std::string header_entry(const SafetensorsEntry& entry) {
+// One object of the header.
+std::string header_entry(const Entry& entry) {
   return fmt::format(R"({}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})",
                      json(entry.name).dump(), *name_of(entry.dtype), fmt::join(entry.shape, ","),
                      entry.begin, entry.end);
@@ -175,10 +161,6 @@ std::string header_entry(const SafetensorsEntry& entry) {
 }  // namespace
 
 Header parse_header(std::string_view text, std::uint64_t data_bytes, const std::string& path) {
-  if (text.empty() || text.front() != '{') {
-    throw Error(fmt::format(
-        "{}: its header does not begin with '{{': this is not a safetensors file", path));
-  }
   const json object = parse_strictly(text, path);
   Header header;
   for (const auto& [name, value] : object.items()) {
@@ -186,21 +168,20 @@ Header parse_header(std::string_view text, std::uint64_t data_bytes, const std::
       try {
         value.get_to(header.metadata);
       } catch (const json::type_error&) {
-        throw Error(fmt::format("{}: its {} is not a JSON object of texts", path, kMetadataKey));
+        refuse(path, fmt::format("its {} is not a JSON object of texts", kMetadataKey));
       }
     } else {
-      header.entries.push_back(read_entry(name, value, data_bytes, path));
+      header.entries.push_back(read_entry(name, value, path));
     }
   }
   check_sequence(header.entries, data_bytes, path);
   return header;
 }
 
-std::vector<SafetensorsEntry> lay_out(const std::vector<SafetensorsSpec>& specs,
-                                      const std::string& path) {
+std::vector<Entry> lay_out(const std::vector<Spec>& specs, const std::string& path) {
   std::unordered_set<std::string> names;
-  std::vector<SafetensorsEntry> entries;
-  for (const SafetensorsSpec& spec : specs) {
+  std::vector<Entry> entries;
+  for (const Spec& spec : specs) {
     const Refusal refuse(path, spec.name);
     if (spec.name == kMetadataKey) refuse("this name is taken by the format itself; use another");
     if (!names.insert(spec.name).second) refuse("is given twice; names must differ");
@@ -208,48 +189,35 @@ std::vector<SafetensorsEntry> lay_out(const std::vector<SafetensorsSpec>& specs,
       refuse("{} tensors cannot be saved; known dtypes are {}", c10::toString(spec.dtype),
              known_dtypes());
     }
-    check_shape(spec, refuse);
     entries.push_back({spec, 0, 0});
   }
   std::stable_sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) {
     return c10::elementSize(a.dtype) > c10::elementSize(b.dtype);
   });
   std::int64_t end = 0;
-  for (SafetensorsEntry& entry : entries) {
+  for (Entry& entry : entries) {
     entry.begin = end;
-    if (__builtin_add_overflow(end, entry.bytes(), &end)) {
-      Refusal(path, entry.name)("with it the file has more bytes than fit 63 bits");
-    }
-    entry.end = end;
+    entry.end = end += entry.bytes();
   }
   return entries;
 }
 
-std::string make_header(const std::vector<SafetensorsEntry>& entries,
-                        const SafetensorsMetadata& metadata, const std::string& path) {
+std::string make_header(const std::vector<Entry>& entries, const Metadata& metadata) {
   std::string text = "{";
-  try {
-    if (!metadata.empty()) {
-      text += fmt::format(R"("{}":{})", kMetadataKey, json(metadata).dump());
-    }
-    for (const SafetensorsEntry& entry : entries) {
-      if (text.size() > 1) text += ',';
-      text += header_entry(entry);
-    }
-  } catch (const json::type_error&) {
-    throw Error(fmt::format("{}: a name or an entry of the metadata is not UTF-8 text", path));
+  if (!metadata.empty()) text += fmt::format(R"("{}":{})", kMetadataKey, json(metadata).dump());
+  for (const Entry& entry : entries) {
+    if (text.size() > 1) text += ',';
+    text += header_entry(entry);
   }
   text += '}';
   text.resize((text.size() + kLengthBytes - 1) / kLengthBytes * kLengthBytes, ' ');
-  if (text.size() > kMaxHeaderBytes) {
-    throw Error(fmt::format("{}: the header would be {} bytes long; at most {} are allowed", path,
-                            text.size(), kMaxHeaderBytes));
-  }
   const std::uint64_t length = text.size();
   return std::string(reinterpret_cast<const char*>(&length), sizeof(length)) + text;
 }
 
 json parse_strictly(std::string_view text, const std::string& path) {
+  // The parser would take it for the end.
+  if (text.find('\0') != std::string_view::npos) refuse(path, "its JSON has a byte of zeros");
   // A header is an object of objects that hold arrays.
   constexpr std::size_t kDeepestNesting = 3;
   std::array<std::set<std::string>, kDeepestNesting> keys;  // of every open object
@@ -257,25 +225,24 @@ json parse_strictly(std::string_view text, const std::string& path) {
     const auto level = static_cast<std::size_t>(depth);
     if (event == json::parse_event_t::object_start || event == json::parse_event_t::array_start) {
       if (level == kDeepestNesting) {
-        throw Error(
-            fmt::format("{}: its JSON is nested deeper than {} levels", path, kDeepestNesting));
+        refuse(path, fmt::format("its JSON is nested deeper than {} levels", kDeepestNesting));
       }
       keys[level].clear();
     } else if (event == json::parse_event_t::key &&
                !keys[level - 1].insert(parsed.get<std::string>()).second) {
-      throw Error(fmt::format("{}: its JSON has the key {} twice in one object", path,
-                              shown(parsed.get<std::string>())));
+      refuse(path, fmt::format("its JSON has the key {} twice in one object",
+                               shown(parsed.get<std::string>())));
     }
     return true;
   };
   try {
     json result = json::parse(text, check);
-    if (!result.is_object()) throw Error(fmt::format("{}: its JSON is not an object", path));
+    if (!result.is_object()) refuse(path, "its JSON is not an object");
     return result;
   } catch (const json::parse_error& error) {
-    throw Error(fmt::format("{}: its JSON is broken at byte {}", path, error.byte));
+    refuse(path, fmt::format("its JSON is broken at byte {}", error.byte));
   } catch (const json::exception&) {
-    throw Error(fmt::format("{}: its JSON holds a number that is too large", path));
+    refuse(path, "its JSON holds a number that is too large");
   }
 }
 
@@ -299,24 +266,17 @@ bool convertible(at::ScalarType from, at::ScalarType to) {
   return from == to || (floating(from) && floating(to));
 }
 
-std::vector<SafetensorsSpec> specs_of(const NamedTensors& tensors, const std::string& path) {
-  std::vector<SafetensorsSpec> specs;
+std::vector<Spec> specs_of(const NamedTensors& tensors) {
+  std::vector<Spec> specs;
   for (const auto& [name, tensor] : tensors) {
-    if (!tensor.defined()) {
-      throw Error(fmt::format("{}: tensor {}: is not defined", path, shown(name)));
-    }
     specs.push_back({name, tensor.scalar_type(), tensor.sizes().vec()});
   }
   return specs;
 }
 
-void check_tensor(const at::Tensor& tensor, const SafetensorsSpec& spec, const std::string& path,
+void check_tensor(const at::Tensor& tensor, const Spec& spec, const std::string& path,
                   std::string_view what) {
   const Refusal refuse(path, spec.name);
-  if (!tensor.defined() || tensor.layout() != at::kStrided ||
-      !(tensor.is_cpu() || tensor.is_cuda())) {
-    refuse("{} must be a dense tensor with values", what);
-  }
   if (tensor.sizes() != at::IntArrayRef(spec.shape)) {
     refuse("{} has shape {}, but the file's is {}", what, shape_text(tensor.sizes().vec()),
            shape_text(spec.shape));
@@ -325,15 +285,9 @@ void check_tensor(const at::Tensor& tensor, const SafetensorsSpec& spec, const s
     refuse("{} is {}, but the file's is {}: only Double, Float, Half and BFloat16 are converted",
            what, c10::toString(tensor.scalar_type()), c10::toString(spec.dtype));
   }
-  const std::size_t needed =
-      at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.element_size(),
-                                       static_cast<std::size_t>(tensor.storage_offset()));
-  if (tensor.numel() > 0 && (tensor.storage().nbytes() < needed || memory::is_released(tensor))) {
-    refuse("{} has no storage now; gather it first", what);
-  }
 }
 
-std::size_t position_of(const std::string& name, const SafetensorsIndex& index,
+std::size_t position_of(const std::string& name, const Index& index,
                         const std::filesystem::path& path) {
   if (const auto found = index.find(name); found != index.end()) return found->second;
   constexpr std::size_t kNamed = 10;
@@ -364,4 +318,4 @@ void for_each_piece(const at::Tensor& tensor, std::int64_t limit, std::int64_t f
   }
 }
 
-}  // namespace zero::io::safetensors
+}  // namespace zero::safetensors
