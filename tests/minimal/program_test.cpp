@@ -218,6 +218,29 @@ TEST(SmallProgramFigures, OfTheLessonsFollowFromTheFormulas) {
   expect_quoted("04_tensor_sharding/stage3.md", fmt::format("on two ranks {} bytes: ", peak(4)));
   expect_quoted("05_prefetch_overlap/README.md",
                 fmt::format("by formula {} bytes, not {}", peak(5), peak(4)));
+
+  // Two hosts of two ranks. A rank of chapter 04 sends equally much to each of the three others.
+  const exercise::Expected shared = exercise::expected(4, 4, 0),
+                           in_groups = exercise::expected(6, 4, 0);
+  const auto held = [](const exercise::Expected& e) {
+    return with_commas(e.parameters + e.gradients + e.optimizer);
+  };
+  expect_quoted(
+      "06_hsdp/README.md",
+      fmt::format("each holds {} bytes and a host sends {} in a step. With groups of two each "
+                  "holds {} and a host sends {}.",
+                  held(shared),
+                  with_commas(2 * 2 * (shared.gradients_sent + shared.parameters_sent) / 3),
+                  held(in_groups), with_commas(2 * in_groups.gradients_sent_between)));
+  const auto between = [](int ranks, int rank) {
+    return with_commas(exercise::expected(6, ranks, rank).gradients_sent_between);
+  };
+  const std::int64_t inside =
+      in_groups.gradients_sent + in_groups.parameters_sent - in_groups.gradients_sent_between;
+  expect_quoted("06_hsdp/README.md", fmt::format("Inside {}: two gathers", with_commas(inside)));
+  expect_quoted("06_hsdp/README.md", fmt::format("Between {}: an all-reduce", between(4, 0)));
+  expect_quoted("06_hsdp/README.md",
+                fmt::format("make it {}, {} and {}.", between(6, 0), between(6, 2), between(6, 4)));
 }
 
 TEST(SmallProgramArguments, AreOptional) {
