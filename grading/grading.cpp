@@ -31,7 +31,7 @@ Run logs_of(const std::vector<dist::RankExit>& exits) {
 Run run_reference(const dist::LaunchOptions& options, int ranks,
                   const dist::RankFunction& function) {
   const auto exits = run(options, ranks, function);
-  dist::check_all_well(exits, "the grader's own DDP failed");
+  dist::check_all_well(exits, "the grader's own program failed");
   return logs_of(exits);
 }
 
@@ -41,17 +41,28 @@ std::optional<std::string> judge_at(int chapter, const dist::LaunchOptions& opti
   const auto exits = run(options, ranks, function);
   output = printed_by(exits);
   if (auto mistake = judge_exits(exits, chapter)) return mistake;
-  const References references = {run_reference(options, ranks, train_ddp), [&] {
-                                   return run_reference(options, ranks, train_ddp_with_sums);
-                                 }};
+  const bool in_groups = chapter == 6;  // it adds in another order
+  const References references = {
+      run_reference(options, ranks, in_groups ? train_hsdp : train_ddp), [&] {
+        return run_reference(options, ranks,
+                             in_groups ? train_hsdp_with_sums : train_ddp_with_sums);
+      }};
   return judge_run(chapter, logs_of(exits), references);
+}
+
+int chapter_of(const std::string& exercise) { return exercise[1] - '0'; }
+
+// Most mistakes need two ranks, those of chapter 06 two groups of two.
+std::vector<int> numbers_of_ranks(int chapter) {
+  return chapter == 6 ? std::vector{4, 3, 6, 2, 1} : std::vector{2, 3, 4, 1};
 }
 
 void check_program(const std::string& exercise, const dist::LaunchOptions& options,
                    const dist::RankFunction& function) {
-  for (const int ranks : {2, 3, 4, 1}) {  // most mistakes need two
+  const int chapter = chapter_of(exercise);
+  for (const int ranks : numbers_of_ranks(chapter)) {
     std::string output;
-    const auto mistake = judge_at(exercise[1] - '0', options, ranks, function, output);
+    const auto mistake = judge_at(chapter, options, ranks, function, output);
     if (!mistake) continue;
     if (!output.empty()) fmt::print("What the ranks printed:\n{}\n", output);
     throw Mistake(*mistake, ranks);
@@ -66,9 +77,11 @@ namespace zero::dist {
 std::vector<RankExit> graded_launch_ranks(const std::string& exercise, const LaunchOptions& options,
                                           const RankFunction& function) {
   const auto check = [&] { exercise::check_program(exercise, options, function); };
-  std::exit(exercise::grade(exercise, check,
-                            "bytes held, bytes sent and weights are as they must be at 1, 2, 3 and "
-                            "4 ranks"));
+  const char* const ranks = exercise::chapter_of(exercise) == 6 ? "3, 4 and 6" : "3 and 4";
+  std::exit(exercise::grade(
+      exercise, check,
+      fmt::format("bytes held, bytes sent and weights are as they must be at 1, 2, {} ranks",
+                  ranks)));
 }
 
 }  // namespace zero::dist

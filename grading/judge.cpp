@@ -58,6 +58,8 @@ optional<std::vector<int>> layers_that_sum_to(std::int64_t wanted, const LayerBy
 struct Rank {
   int chapter, ranks, rank;
   Expected expected;
+
+  int sharing() const { return sharing_ranks(chapter, ranks); }
 };
 
 // The first mistake that `judge` finds in a step of a rank.
@@ -158,6 +160,17 @@ optional<string> judge_completeness(const Run& run) {
   return std::nullopt;
 }
 
+optional<string> judge_batches(const Run& run) {
+  for (std::size_t rank = 1; rank < run.size(); ++rank) {
+    for (std::size_t other = 0; other < rank; ++other) {
+      if (forward_of(run[rank], 1, 0)->inputs != forward_of(run[other], 1, 0)->inputs) continue;
+      return fmt::format("ranks {} and {} have the same batch: seed it by the rank among all ranks",
+                         other, rank);
+    }
+  }
+  return std::nullopt;
+}
+
 bool sends(const RankLog& log, int step, const string& operation, std::int64_t bytes) {
   return std::any_of(log.events.begin(), log.events.end(), [&](const Event& e) {
     return e.kind == Event::Kind::kStart && e.step == step && e.operation == operation &&
@@ -180,6 +193,12 @@ string cause_of_difference(int chapter, const Run& run, int step, int layer) {
   }
   if ((chapter == 1 || chapter == 2) && !sends(run[0], step, "broadcast parameter", bytes)) {
     return fmt::format("after the update of layer {} its owner does not broadcast it", layer);
+  }
+  const int sharing = sharing_ranks(chapter, static_cast<int>(run.size()));
+  if (chapter == 6 && !sends(run[0], step, "all_reduce gradient",
+                             shard_bytes(sharing)[static_cast<std::size_t>(layer)])) {
+    return "the groups' gradients are not averaged: between ranks with the same shard an "
+           "all-reduce of it is missing";
   }
   return "ranks update it differently, or the new weight does not reach all of them";
 }
@@ -276,10 +295,15 @@ optional<string> explain_shards(int ranks, int rank, const Kind& kind, const Lay
 string explain_rest(const Rank& at, const Kind& kind, std::int64_t difference) {
   const std::int64_t copies = kind.category == Category::kOptimizer ? 2 : 1;
   const LayerBytes whole = times(layer_bytes(), copies);
-  const LayerBytes shard = times(shard_bytes(at.ranks), copies);
-  const auto text = at.chapter <= 3
-                        ? explain_whole_layers(at.ranks, at.rank, kind, whole, difference)
-                        : explain_shards(at.ranks, at.rank, kind, whole, shard, difference);
+  const int sharing = at.sharing();
+  const LayerBytes shard = times(shard_bytes(sharing), copies);
+  if (at.chapter == 6 && sum_of(shard) + difference == copies * sum_of(shard_bytes(at.ranks))) {
+    return fmt::format("rank {} holds {} cut over all {} ranks, not over the {} of its group: {}",
+                       at.rank, kind.tensors, at.ranks, sharing, too_many(difference));
+  }
+  const auto text =
+      at.chapter <= 3 ? explain_whole_layers(at.ranks, at.rank, kind, whole, difference)
+                      : explain_shards(sharing, at.rank % sharing, kind, whole, shard, difference);
   return text.value_or(fmt::format("rank {} holds {} at the end of a step", at.rank,
                                    too_many(difference, kind.states)));
 }
@@ -322,9 +346,9 @@ string explain_parameters_peak(const Rank& at, const StepBytes& step) {
         at.rank, base::with_thousands(enough - gathered));
   }
   const bool cut = at.chapter >= 4;
-  const auto which =
-      layers_that_sum_to(gathered, cut ? times(shard_bytes(at.ranks), at.ranks) : layer_bytes(),
-                         cut ? kAllLayers : layers_where(at.ranks, at.rank, /*owned=*/false));
+  const auto which = layers_that_sum_to(
+      gathered, cut ? times(shard_bytes(at.sharing()), at.sharing()) : layer_bytes(),
+      cut ? kAllLayers : layers_where(at.ranks, at.rank, /*owned=*/false));
   const string held =
       which ? fmt::format("the whole weights of {} at once", layers(*which))
             : fmt::format("{} bytes of gathered weights where {} are enough",
@@ -334,6 +358,8 @@ string explain_parameters_peak(const Rank& at, const StepBytes& step) {
   const char* const cause =
       gathers_once ? "each is gathered once and kept until backward; drop it after forward and "
                      "gather it again"
+      : at.chapter == 6 && gathered * at.sharing() == enough * at.ranks
+          ? "the other groups have the same shards; gather inside the group"
       : at.chapter == 5
           ? "start a gather one layer ahead, not more, and drop each weight after its layer"
           : "drop each weight as soon as its layer has computed";
@@ -350,7 +376,7 @@ optional<string> judge_peak(const Rank& at, const StepBytes& step) {
         "at the peak rank {} holds {}: {}", at.rank, too_many(gradients, "gradients"),
         at.chapter == 5 ? "only each layer's whole gradient and its shard are needed, and of one "
                           "layer the gradient as it was made"
-        : at.chapter == 4
+        : at.chapter == 4 || at.chapter == 6
             ? "one layer's whole gradient at a time is enough, as it was made and with "
               "its zeros; drop both when it is reduced"
             : "drop each gradient as soon as it is reduced, not after backward");
@@ -363,10 +389,36 @@ optional<string> judge_peak(const Rank& at, const StepBytes& step) {
 
 // ---- bytes sent ----
 
+// Which of chapter 06's two reductions is wrong, if `sent` bytes of gradients say so.
+string explain_groups(const Rank& at, const std::vector<Event>& events, std::int64_t sent) {
+  const LayerBytes shard = shard_bytes(at.sharing());
+  const std::int64_t inside = at.expected.gradients_sent - at.expected.gradients_sent_between;
+  std::int64_t over_all_ranks = 0;
+  for (const std::int64_t bytes : shard) {
+    over_all_ranks += all_reduce_bytes(bytes / 4, at.ranks, at.rank);
+  }
+  const bool whole = std::any_of(events.begin(), events.end(), [&](const Event& event) {
+    return event.operation == "all_reduce gradient" && event.bytes > std::ranges::max(shard);
+  });
+  if (whole) {
+    return ": a whole gradient is all-reduced; reduce-scatter it inside the group first, then only "
+           "a shard travels between groups";
+  }
+  if (sent == inside + over_all_ranks) {
+    return ": an all-reduce over all ranks adds up different shards; it belongs between the ranks "
+           "with the same shard";
+  }
+  if (sent == at.expected.gradients_sent_between) {
+    return ": inside a group nothing is reduced, and its ranks have different batches too";
+  }
+  return "";
+}
+
 string explain_gradients_sent(const Rank& at, const Run& run, std::int64_t sent) {
   const string begin = fmt::format("rank {} sends {} in a step", at.rank,
                                    too_many(sent - at.expected.gradients_sent, "gradients"));
   const std::vector<Event>& events = run[static_cast<std::size_t>(at.rank)].events;
+  if (at.chapter == 6) return begin + explain_groups(at, events, sent);
   const bool all_reduces = std::any_of(events.begin(), events.end(), [](const Event& event) {
     return event.operation == "all_reduce gradient";
   });
@@ -448,19 +500,25 @@ optional<string> judge_weights(int chapter, const Run& run, const References& re
     const string begin =
         step == 1 ? fmt::format("the first weights of {} are not DDP's", layers(wrong))
                   : fmt::format("in step {} the weights of {} are not DDP's", step, layers(wrong));
-    const bool only_padded =
-        std::all_of(wrong.begin(), wrong.end(), [&](int layer) { return is_padded(layer, ranks); });
+    const int sharing = sharing_ranks(chapter, ranks);
+    const bool only_padded = std::all_of(wrong.begin(), wrong.end(),
+                                         [&](int layer) { return is_padded(layer, sharing); });
     if (chapter >= 4 && only_padded && wrong.size() < kLayers) {
       return fmt::format(
           "{}: only where the size is not a multiple of {}, so an offset is wrong where "
           "padding is",
-          begin, ranks);
+          begin, sharing);
     }
     if (step > 1 && differing(run[0], references.ddp_with_sums()[0], step).empty()) {
       return begin + ": the gradients are summed, not averaged";
     }
     if (chapter == 0 && averages_after_update(run[0])) {
       return begin + ": weights are averaged after the update, not gradients before it";
+    }
+    if (chapter == 6 && step > 1) {
+      return begin +
+             ": the bytes are right, so look at the order of additions (neighbours first, "
+             "then groups) and at the divisor (the number of all ranks, once)";
     }
     return begin;
   }
@@ -503,6 +561,7 @@ optional<string> judge_run(int chapter, const Run& run, const References& refere
   for (int rank = 0; chapter == 5 && rank < ranks; ++rank) {
     if (auto text = judge_order(rank, ranks, run[static_cast<std::size_t>(rank)])) return text;
   }
+  if (auto text = judge_batches(run)) return text;
   if (auto text = judge_agreement(chapter, run)) return text;
   if (auto text = judge_rest(chapter, run, references)) return text;
   if (auto text = judge_steps(chapter, run, judge_peak)) return text;

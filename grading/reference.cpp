@@ -15,9 +15,23 @@ namespace ddp_with_sums {
 #undef all_reduce
 }  // namespace ddp_with_sums
 
+namespace hsdp {
+#include <06_hsdp/minimal.cpp>
+}  // namespace hsdp
+
+namespace hsdp_with_sums {
+#define div_(ranks) div_(1)
+#include <06_hsdp/minimal.cpp>
+#undef div_
+}  // namespace hsdp_with_sums
+
 std::string train_ddp(dist::Communicator& communicator) { return ddp::train(communicator); }
 std::string train_ddp_with_sums(dist::Communicator& communicator) {
   return ddp_with_sums::train(communicator);
+}
+std::string train_hsdp(dist::Communicator& communicator) { return hsdp::train(communicator); }
+std::string train_hsdp_with_sums(dist::Communicator& communicator) {
+  return hsdp_with_sums::train(communicator);
 }
 
 }  // namespace zero::exercise

@@ -44,8 +44,8 @@ constexpr LayerBytes part_bytes(int parts, int part) {
   return bytes;
 }
 
-/// Bytes of a rank's shard of each weight in chapters 04 and 05, with the zeros that pad it. In
-/// chapter 07 a shard has whole blocks.
+/// Bytes of a rank's shard of each weight in chapters 04 to 06, with the zeros that pad it; `ranks`
+/// share it. In chapter 07 a shard has whole blocks.
 constexpr LayerBytes shard_bytes(int ranks, std::int64_t block = 1) {
   LayerBytes bytes{};
   for (int layer = 0; layer < kLayers; ++layer) {
@@ -82,6 +82,11 @@ constexpr std::int64_t all_reduce_bytes(int ranks, int rank) {
 /// The ranks of a tensor axis in chapter 08.
 constexpr int tensor_ranks(int ranks) { return ranks % 2 == 0 ? 2 : 1; }
 
+/// The ranks that share the model states: all, but in chapter 06 those of a group.
+constexpr int sharing_ranks(int chapter, int ranks) {
+  return chapter != 6 ? ranks : ranks % 2 == 0 ? 2 : 1;
+}
+
 struct Expected {
   // At the end of a step.
   std::int64_t parameters = 0;
@@ -93,6 +98,7 @@ struct Expected {
   std::int64_t states_peak = 0;
   // In a step.
   std::int64_t gradients_sent = 0;
+  std::int64_t gradients_sent_between = 0;  // these, between the groups of chapter 06
   std::int64_t parameters_sent = 0;
   std::int64_t activations_sent = 0;  // on the tensor axis
 };
@@ -126,7 +132,7 @@ constexpr Expected whole_layers(int chapter, int ranks, int rank, const LayerByt
   return e;
 }
 
-// Chapters 04, 05 and 07: every layer is split over all ranks.
+// Chapters 04, 05 and 07: every layer is split over all ranks. Chapter 06: over those of a group.
 constexpr Expected shards(int chapter, int ranks) {
   const bool quantises = chapter == 7;
   const LayerBytes shard = shard_bytes(ranks, quantises ? kBlock : 1);
@@ -167,6 +173,17 @@ constexpr Expected shards(int chapter, int ranks) {
   return e;
 }
 
+// Chapter 06: chapter 04 inside a group, and all-reduces of the shards between the groups.
+constexpr Expected groups(int ranks, int rank) {
+  const int sharing = sharing_ranks(6, ranks);
+  Expected e = shards(4, sharing);
+  for (const std::int64_t bytes : shard_bytes(sharing)) {
+    e.gradients_sent_between += all_reduce_bytes(bytes / 4, ranks / sharing, rank / sharing);
+  }
+  e.gradients_sent += e.gradients_sent_between;
+  return e;
+}
+
 // Chapter 08: chapter 03 on the data axis with a part of each layer, and sums on the tensor axis.
 constexpr Expected mesh(int ranks, int rank) {
   constexpr std::int64_t kBatch = 16;
@@ -181,9 +198,9 @@ constexpr Expected mesh(int ranks, int rank) {
 
 }  // namespace internal
 
-/// What rank `rank` of `ranks` holds and sends in every step of the program of `chapter` (0 to 5, 7
-/// or 8).
+/// What rank `rank` of `ranks` holds and sends in every step of the program of `chapter` (0 to 8).
 constexpr Expected expected(int chapter, int ranks, int rank) {
+  if (chapter == 6) return internal::groups(ranks, rank);
   if (chapter == 8) return internal::mesh(ranks, rank);
   return chapter <= 3 ? internal::whole_layers(chapter, ranks, rank, layer_bytes())
                       : internal::shards(chapter, ranks);

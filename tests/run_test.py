@@ -195,9 +195,9 @@ class SmallPrograms(Script):
         self.assertEqual(self.call("diff", "00", "01", "--clas").returncode, 1)
 
     def test_are_missing_in_some_chapters(self):
-        (self.repository / "06_hsdp").mkdir()
-        for words, missing in ((["step", "06", "--small"], "06_hsdp has no small program."),
-                               (["diff", "00", "06"], "06_hsdp has no small program."),
+        (self.repository / "10_new").mkdir()
+        for words, missing in ((["step", "10", "--small"], "10_new has no small program."),
+                               (["diff", "00", "10"], "10_new has no small program."),
                                (["step", "01", "--autograd"], "01_zero1 has no small program autograd.cpp")):
             ended = self.call(*words)
             self.assertEqual((ended.returncode, ended.stdout), (1, ""))
@@ -236,6 +236,16 @@ class Exercise(Script):
         self.answer.write_text("mine")
         self.call("exercise", "01b")
         self.assertEqual(self.answer.read_text(), "mine", "an answer is kept")
+
+    def test_begins_with_the_program_that_it_names(self):
+        for chapter in ("04_tensor_sharding", "05_prefetch_overlap", "06_hsdp"):
+            shutil.copytree(SOURCE / chapter, self.repository / chapter, ignore=shutil.ignore_patterns("mine"))
+        self.lines("exercise", "06a", "--reset")
+        text = (self.repository / "06_hsdp/exercises/06a_hsdp/mine/minimal.cpp").read_text()
+        self.assertTrue(text.endswith("\n\n" + (SOURCE / "04_tensor_sharding" / "minimal.cpp").read_text()))
+        self.lines("exercise", "06a", "--solution")
+        self.assertEqual(self.lines("exercise", "06a", "--solution"), self.lines("diff", "04", "06")[1:])
+        self.assertEqual([line[:3] for line in self.lines("course") if line.startswith("06")], ["06a", "06b"])
 
     def test_00c_begins_with_ranks_that_send_nothing(self):
         self.lines("exercise", "00c", "--reset")

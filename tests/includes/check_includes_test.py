@@ -20,7 +20,7 @@ class Includes(unittest.TestCase):
             root = Path(folder)
             there = [LIBRARY + "base/error.hpp", LIBRARY + "nn/unit.hpp", LIBRARY + "train/strategy.hpp",
                      "03_zero3/zero3.hpp", "06_mesh/mesh.hpp", "07_quantized/wire.hpp", "tools/ladder/options.hpp",
-                     "00_simple_ddp/minimal.cpp", "grading/judge.hpp",
+                     "00_simple_ddp/minimal.cpp", "06_mesh/minimal.cpp", "grading/judge.hpp",
                      "tests/support/ranks.hpp", "tests/support/pipeline.hpp", "tests/support/wire.hpp", str(Path(path).with_suffix(".hpp"))]
             for name in there:
                 (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -49,6 +49,7 @@ class Includes(unittest.TestCase):
                 ("06_mesh/exercises/06a_some/check.cpp", "#include <03_zero3/zero3.hpp>"),
                 ("06_mesh/exercises/06a_some/check.cpp", "#include <grading/judge.hpp>"),
                 ("grading/a.cpp", "#include <00_simple_ddp/minimal.cpp>"),
+                ("grading/a.cpp", "#include <06_mesh/minimal.cpp>"),
                 ("tests/a.cpp", "#include <nlohmann/json.hpp>")]:
             self.assertEqual(self.said(path, line), "", line)
 

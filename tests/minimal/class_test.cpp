@@ -49,7 +49,7 @@ struct Pair {
   std::string mode;     // the class that does the same
 };
 
-ZERO_TESTS_ON_RANKS(SmallProgram, 1, 2, 3, 4, 8);
+ZERO_TESTS_ON_RANKS(SmallProgram, 1, 2, 3, 4, 6, 8);
 
 TEST_P(SmallProgram, EndsWithTheBitsOfTheChaptersClass) {
   const int ranks = GetParam();
@@ -66,6 +66,21 @@ TEST_P(SmallProgram, EndsWithTheBitsOfTheChaptersClass) {
     ASSERT_EQ(digests.size(), static_cast<std::size_t>(ranks));
     testing::on_ranks(ranks, [&](dist::Communicator& communicator) {
       EXPECT_EQ(digest_of_class(communicator, pair.mode),
+                digests[static_cast<std::size_t>(communicator.rank())]);
+    });
+  }
+}
+
+// With groups as well: the order of additions is that of DDP with a hierarchical all-reduce.
+TEST_P(SmallProgram, WithGroupsEndsWithTheBitsOfTheChaptersClassAndOfDdpInThisOrder) {
+  const int ranks = GetParam();
+  const std::vector<std::string> digests = testing::run_small_program("06_hsdp", ranks).digests;
+  ASSERT_EQ(digests.size(), static_cast<std::size_t>(ranks));
+  const int sharing = exercise::sharing_ranks(6, ranks);
+  for (const char* const mode : {"hddp", "hsdp3"}) {
+    SCOPED_TRACE(mode);
+    testing::on_ranks(ranks, [&](dist::Communicator& communicator) {
+      EXPECT_EQ(digest_of_class(communicator, fmt::format("{}:shard_size={}", mode, sharing)),
                 digests[static_cast<std::size_t>(communicator.rank())]);
     });
   }

@@ -44,7 +44,8 @@ class Exercise:
         self.id = folder.name.split("_")[0]
         solutions = list(folder.glob("solution.*"))
         self.is_step = not solutions  # from one small program to the next
-        program = re.search(r"PROGRAM (\w+)", (folder / "CMakeLists.txt").read_text())
+        declared = (folder / "CMakeLists.txt").read_text()
+        program, self.before = re.search(r"PROGRAM (\w+)", declared), re.search(r"BEFORE (\w+)", declared)
         self.solution = self.chapter / f"{program[1] if program else 'minimal'}.cpp" if self.is_step else solutions[0]
         self.answer = folder / "mine" / (self.solution.name if self.is_step else f"{self.id}{self.solution.suffix}")
         self.hints = re.split(r"(?m)^## ", (folder / "hints.md").read_text())[1:]
@@ -56,7 +57,7 @@ class Exercise:
         self.notes.write_text(json.dumps(self.state))
 
     def starter(self):
-        """The solution under starter.patch, else starter.*; for a step without either the program of the chapter before."""
+        """The solution under starter.patch, else starter.*; for a step without either the program of chapter BEFORE."""
         patch = self.folder / "starter.patch"
         if patch.exists():
             with tempfile.TemporaryDirectory() as folder:
@@ -66,8 +67,7 @@ class Exercise:
                 return answer.read_text()
         if not self.is_step:
             return (self.folder / f"starter{self.solution.suffix}").read_text()
-        before = max(chapter for chapter in ROOT.glob("[0-9]*_*") if chapter < self.chapter)
-        return (before / self.solution.name).read_text()
+        return (ROOT / self.before[1] / self.solution.name).read_text()
 
     def begin(self):
         if self.answer.exists():
