@@ -8,6 +8,7 @@ import signal
 import subprocess
 import tempfile
 import threading
+import time
 import unittest
 from pathlib import Path
 
@@ -350,7 +351,8 @@ class Exercise(Script):
             self.addCleanup(cleanup)
         for answer in ("first", "second", "third"):
             if answer != "first":
-                self.answer.unlink()  # as an editor does that writes another file first
+                self.answer.unlink()  # as an editor may before it writes
+                time.sleep(0.2)
                 self.answer.write_text(f"{answer}\n")
                 self.assertEqual(watch.stderr.readline(), f"-C {self.repository}/build/release exercise_01b\n")
             self.assertEqual(watch.stdout.readline(), f"01b, 2 ranks: {answer}\n")
