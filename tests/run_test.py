@@ -351,9 +351,11 @@ class Exercise(Script):
             self.addCleanup(cleanup)
         for answer in ("first", "second", "third"):
             if answer != "first":
-                self.answer.unlink()  # as an editor may before it writes
+                written = self.answer.with_suffix(".new")
+                written.write_text(f"{answer}\n")
+                self.answer.unlink()  # as an editor may
                 time.sleep(0.2)
-                self.answer.write_text(f"{answer}\n")
+                written.rename(self.answer)
                 self.assertEqual(watch.stderr.readline(), f"-C {self.repository}/build/release exercise_01b\n")
             self.assertEqual(watch.stdout.readline(), f"01b, 2 ranks: {answer}\n")
             self.assertRegex(watch.stderr.readline(), r"==> [0-9.]+ s\. Waiting for the next save; Ctrl-C ends\.\n")

@@ -165,6 +165,7 @@ class Exercise:
                 build = ["ninja", "-C", ROOT / "build/release", self.target]
                 while self.time_of_save() in (graded, None):
                     time.sleep(0.05)
+                time.sleep(0.05)  # the editor may still be writing
         except KeyboardInterrupt:
             print()
 
