@@ -104,6 +104,8 @@ function(zero_add_exercise id)
   set_source_files_properties("${mine}" ${files} PROPERTIES HEADER_FILE_ONLY ON)
   add_executable(exercise_${id} EXCLUDE_FROM_ALL "${build}/mine.cpp" "${mine}")
   zero_configure_target(exercise_${id} zero_grading ${ARG_LIBRARIES})
+  # Built again at each save: -Og takes a quarter less time than -O3, and the precompiled header fits both.
+  target_compile_options(exercise_${id} PRIVATE "$<$<CONFIG:Release>:-Og>")
   target_include_directories(exercise_${id} PRIVATE "${folder}")
   add_custom_target(exercise_${id}_files DEPENDS ${files})
   set(all_answers ${chapter}_answers)
