@@ -44,7 +44,8 @@ std::vector<SavedBuffer> buffers_of(train::Strategy& strategy) {
 
 std::vector<at::Tensor> buffer_tensors(train::Strategy& strategy) {
   std::vector<at::Tensor> all;
-  for (const at::Tensor& buffer : strategy.model().module().buffers()) all.push_back(memory::raw(buffer));
+  for (const at::Tensor& buffer : strategy.model().module().buffers())
+    all.push_back(memory::raw(buffer));
   return all;
 }
 
