@@ -10,7 +10,7 @@
 
 namespace zero {
 
-/// qgZ, quantised gradients (ZeRO++, Wang et al. 2023). A ring would round a sum once for every
+/// qgZ, quantized gradients (ZeRO++, Wang et al. 2023). A ring would round a sum once for every
 /// rank that it passes. Two all-to-alls round twice. With R groups of S ranks, the rank at place s
 /// of a group sends
 ///

@@ -11,7 +11,7 @@ namespace zero {
 /// What the options of ZeRO++ put in place of the collectives of stage 3. `mesh`: the groups, axes
 /// "replica" and "shard"; it must outlive the transfers. `version`: see SecondaryShard.
 ///
-///     all-gather          of values, or of bytes if parameters are quantised
+///     all-gather          of values, or of bytes if parameters are quantized
 ///     SecondaryShard      around it; keeps a part of what it gathers
 ///     QuantizedParameters around both
 ///     QuantizedGradients  in place of the reduce-scatter

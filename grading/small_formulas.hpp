@@ -56,7 +56,7 @@ constexpr LayerBytes shard_bytes(int ranks, std::int64_t block = 1) {
 }
 
 /// Bytes of a float32 tensor of `bytes` bytes in 8 bits: a byte an element, and 4 for each block.
-constexpr std::int64_t quantised_bytes(std::int64_t bytes) { return bytes / 4 + bytes / kBlock; }
+constexpr std::int64_t quantized_bytes(std::int64_t bytes) { return bytes / 4 + bytes / kBlock; }
 
 /// True if zeros must be added to the layer before it can be cut into equal shards.
 constexpr bool is_padded(int layer, int ranks) { return layer_bytes()[layer] / 4 % ranks != 0; }
@@ -134,15 +134,15 @@ constexpr Expected whole_layers(int chapter, int ranks, int rank, const LayerByt
 
 // Chapters 04, 05 and 07: every layer is split over all ranks. Chapter 06: over those of a group.
 constexpr Expected shards(int chapter, int ranks) {
-  const bool quantises = chapter == 7;
-  const LayerBytes shard = shard_bytes(ranks, quantises ? kBlock : 1);
+  const bool quantizes = chapter == 7;
+  const LayerBytes shard = shard_bytes(ranks, quantizes ? kBlock : 1);
   const auto whole = [&](int layer) {
     return 0 <= layer && layer < kLayers ? ranks * shard[layer] : 0;
   };
   // The most that a gather of `layer` adds: the weight, and in chapter 07 what this rank sends and
   // what arrives.
   const auto gathered = [&](int layer) {
-    return whole(layer) + (quantises ? (ranks + 1) * quantised_bytes(shard[layer]) : 0);
+    return whole(layer) + (quantizes ? (ranks + 1) * quantized_bytes(shard[layer]) : 0);
   };
   // Bytes of `layer` if it is gathered while the layer before it in the pass computes.
   const auto ahead = [&](int layer) { return chapter == 5 ? whole(layer) : 0; };
@@ -150,7 +150,7 @@ constexpr Expected shards(int chapter, int ranks) {
   e.parameters = e.gradients = sum_of(shard);
   e.optimizer = 2 * sum_of(shard);
   e.gradients_sent = (ranks - 1) * sum_of(shard);
-  const std::int64_t sent = quantises ? quantised_bytes(sum_of(shard)) : sum_of(shard);
+  const std::int64_t sent = quantizes ? quantized_bytes(sum_of(shard)) : sum_of(shard);
   e.parameters_sent = 2 * (ranks - 1) * sent;
   const std::int64_t held = e.parameters + e.optimizer;
   for (int layer = 0; layer < kLayers; ++layer) {  // forward

@@ -102,7 +102,7 @@ TEST_P(SmallProgram, OnAMeshEndsWithTheBitsOfDdpThatAddsTheSameParts) {
 
 // Gathers in 8 bits as well: a shard has whole blocks, so the blocks of a weight are the same at
 // every number of ranks, and DDP can compute with the same values. The digest is of exact weights.
-TEST_P(SmallProgram, WithQuantisedGathersEndsWithTheBitsOfDdpThatComputesWith8Bits) {
+TEST_P(SmallProgram, WithQuantizedGathersEndsWithTheBitsOfDdpThatComputesWith8Bits) {
   const int ranks = GetParam();
   const std::vector<std::string> digests =
       testing::run_small_program("07_zero_plus_plus", ranks).digests;

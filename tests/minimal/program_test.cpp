@@ -121,7 +121,7 @@ TEST_P(SmallPrograms, OnAMeshHoldAndSendWhatTheFormulasSay) {
 
 // Their bits are compared in class_test.cpp: chapter 06 with DDP that adds in its order, chapter 07
 // with a model that computes with the same 8 bits.
-TEST_P(SmallPrograms, WithGroupsOrQuantisedGathersHoldAndSendWhatTheFormulasSay) {
+TEST_P(SmallPrograms, WithGroupsOrQuantizedGathersHoldAndSendWhatTheFormulasSay) {
   const int ranks = GetParam();
   for (const int chapter : {6, 7}) {
     const auto output =

@@ -1,4 +1,4 @@
-// Quantises values of many kinds, and compares numbers, scales and what comes back with the bounds.
+// Quantizes values of many kinds, and compares numbers, scales and what comes back with the bounds.
 
 #include <fmt/format.h>
 
@@ -24,7 +24,7 @@ at::Tensor values_of(const std::vector<double>& values) {
   return at::tensor(values, at::kDouble).to(at::kFloat);
 }
 
-void check_form(const Case& c, const Quantised& q, std::int64_t values) {
+void check_form(const Case& c, const Quantized& q, std::int64_t values) {
   const auto elements = [](const at::Tensor& t) { return t.defined() ? t.numel() : 0; };
   const std::int64_t blocks = (values + c.block - 1) / c.block;
   if (elements(q.numbers) != values || elements(q.scales) != blocks) {
@@ -47,20 +47,20 @@ struct Back {
   at::Tensor values, scales;
 };
 
-Back back_from(const Case& c, const Quantised& q) {
+Back back_from(const Case& c, const Quantized& q) {
   const auto n = q.numbers.numel();
   const at::Tensor scales = q.scales.flatten().repeat_interleave(c.block).narrow(0, 0, n);
-  const at::Tensor values = c.answer.dequantise(q, c.block);
+  const at::Tensor values = c.answer.dequantize(q, c.block);
   if (!values.defined() || values.numel() != n || values.scalar_type() != at::kFloat) {
-    throw Mistake(fmt::format("{}dequantise() must return {} values of float32", c.begin, n));
+    throw Mistake(fmt::format("{}dequantize() must return {} values of float32", c.begin, n));
   }
   if (!values.equal(q.numbers * scales)) {
-    throw Mistake(c.begin + "dequantise() does not return each number times its block's scale");
+    throw Mistake(c.begin + "dequantize() does not return each number times its block's scale");
   }
   return {values, scales};
 }
 
-void check_error(const Case& c, const at::Tensor& values, const Quantised& q, const Back& back) {
+void check_error(const Case& c, const at::Tensor& values, const Quantized& q, const Back& back) {
   const at::Tensor errors =
       (values.to(at::kDouble) - back.values.to(at::kDouble)).abs() / back.scales.to(at::kDouble);
   const auto worst = errors.argmax().item<std::int64_t>();
@@ -80,7 +80,7 @@ void check_error(const Case& c, const at::Tensor& values, const Quantised& q, co
 }
 
 // For blocks without tiny values: the largest is `most` steps.
-void check_step(const Case& c, const at::Tensor& values, const Quantised& q) {
+void check_step(const Case& c, const at::Tensor& values, const Quantized& q) {
   for (std::int64_t b = 0; b < q.scales.numel(); ++b) {
     const at::Tensor of_block =
         values.narrow(0, b * c.block, std::min(c.block, values.numel() - b * c.block));
@@ -93,8 +93,8 @@ void check_step(const Case& c, const at::Tensor& values, const Quantised& q) {
   }
 }
 
-void check_twice(const Case& c, const Quantised& q, const Back& back) {
-  const Quantised again = c.answer.quantise(back.values, c.block, c.bits);
+void check_twice(const Case& c, const Quantized& q, const Back& back) {
+  const Quantized again = c.answer.quantize(back.values, c.block, c.bits);
   check_form(c, again, back.values.numel());
   if (again.numbers.equal(q.numbers) && again.scales.equal(q.scales)) return;
   const at::Tensor changed = again.scales.ne(q.scales);
@@ -107,13 +107,13 @@ void check_twice(const Case& c, const Quantised& q, const Back& back) {
         q.scales.flatten()[first].item<double>(), again.scales.flatten()[first].item<double>(),
         c.most());
   }
-  throw Mistake(fmt::format("{}with {} bits quantising twice is not the same as once{}", c.begin,
+  throw Mistake(fmt::format("{}with {} bits quantizing twice is not the same as once{}", c.begin,
                             c.bits, rest));
 }
 
 // All that holds for finite values. Returns what comes back.
 at::Tensor check_values(const Case& c, const at::Tensor& values, bool tiny = false) {
-  const Quantised q = c.answer.quantise(values.clone(), c.block, c.bits);
+  const Quantized q = c.answer.quantize(values.clone(), c.block, c.bits);
   check_form(c, q, values.numel());
   if (!(q.scales > 0).logical_and(q.scales.isfinite()).all().item<bool>()) {
     throw Mistake(c.begin + "a scale is 0 or not finite: what is divided by it is no number");
@@ -153,10 +153,10 @@ void check_special(Case c) {
   }
   for (const double bad : {std::nan(""), HUGE_VAL, -HUGE_VAL}) {
     const at::Tensor values = values_of({1, 2, 3, 4, 5, bad, 6, -7, 8, 9, 10, 11});
-    const Quantised q = c.answer.quantise(values, c.block, c.bits);
+    const Quantized q = c.answer.quantize(values, c.block, c.bits);
     c.begin = fmt::format("of a block with {}, ", bad);
     check_form(c, q, values.numel());
-    const at::Tensor is_nan = c.answer.dequantise(q, c.block).isnan();
+    const at::Tensor is_nan = c.answer.dequantize(q, c.block).isnan();
     if (!is_nan.narrow(0, 4, 4).all().item<bool>()) {
       throw Mistake(c.begin + "a value comes back as a number, where all must be NaN");
     }
@@ -172,7 +172,7 @@ void check_memory(const Case& c) {
   const at::Tensor values = at::randn({kValues});
   const auto held = [] { return zero::memory::snapshot().total; };
   const std::int64_t before = held();
-  const Quantised q = c.answer.quantise(values, c.block, c.bits);
+  const Quantized q = c.answer.quantize(values, c.block, c.bits);
   const std::int64_t bytes = held() - before, enough = kValues + 4 * blocks;
   if (bytes <= enough + 64) return;
   throw Mistake(fmt::format(

@@ -1,6 +1,6 @@
 #include "07b.hpp"
 
-using exercise_07b::Quantised;
+using exercise_07b::Quantized;
 
 // A row for each block, with zeros behind the last element.
 at::Tensor rows_of(const at::Tensor& flat, std::int64_t block) {
@@ -8,7 +8,7 @@ at::Tensor rows_of(const at::Tensor& flat, std::int64_t block) {
   return at::constant_pad_nd(flat, {0, blocks * block - flat.numel()}).view({blocks, block});
 }
 
-Quantised quantise(const at::Tensor& values, std::int64_t block, int bits) {
+Quantized quantize(const at::Tensor& values, std::int64_t block, int bits) {
   const int most = (1 << (bits - 1)) - 1;
   const at::Tensor rows = rows_of(values, block);
   // At least the smallest normal number: values below it become 0, and nothing is divided by 0.
@@ -18,9 +18,9 @@ Quantised quantise(const at::Tensor& values, std::int64_t block, int bits) {
   return {numbers.flatten().narrow(0, 0, values.numel()).clone(), scales.flatten()};
 }
 
-at::Tensor dequantise(const Quantised& quantised, std::int64_t block) {
-  const at::Tensor rows = rows_of(quantised.numbers, block) * quantised.scales.unsqueeze(1);
-  return rows.flatten().narrow(0, 0, quantised.numbers.numel()).clone();
+at::Tensor dequantize(const Quantized& quantized, std::int64_t block) {
+  const at::Tensor rows = rows_of(quantized.numbers, block) * quantized.scales.unsqueeze(1);
+  return rows.flatten().narrow(0, 0, quantized.numbers.numel()).clone();
 }
 
 at::Tensor pack(const at::Tensor& numbers) {
