@@ -68,8 +68,7 @@ Actions one_forward_one_backward(int stage, int stages) {
 std::string train(Communicator& communicator, bool is_gpipe) {
   const int stage = communicator.rank(), stages = communicator.size();
   const bool is_first = stage == 0, is_last = stage == stages - 1;
-  // The layers of this stage. Of three stages the last one has two, the others one.
-  const int first = stage * kLayers / stages, end = (stage + 1) * kLayers / stages;
+  const int first = stage * kLayers / stages, end = (stage + 1) * kLayers / stages;  // its layers
   std::string rows;
   std::vector<at::Tensor> weights(kLayers), means(kLayers), squares(kLayers);
   for (int layer = first; layer < end; ++layer) {
@@ -82,7 +81,7 @@ std::string train(Communicator& communicator, bool is_gpipe) {
     zero::memory::reset_peaks();
     const auto sent_before = communicator.traffic().bytes();
     std::vector<at::Tensor> gradients(kLayers);
-    std::vector<std::vector<at::Tensor>> kept(kMicroBatches);  // activations for backward
+    std::vector<std::vector<at::Tensor>> activations(kMicroBatches);
     std::vector<zero::dist::Work> sent(kMicroBatches);  // the last message about a micro-batch
     int in_flight = 0, most_in_flight = 0;
     double loss = 0;
@@ -91,21 +90,22 @@ std::string train(Communicator& communicator, bool is_gpipe) {
       return at::randn({kBatch, kInputs});
     };
     for (const auto& [pass, m] : is_gpipe ? gpipe() : one_forward_one_backward(stage, stages)) {
+      std::vector<at::Tensor>& kept = activations.at(m);  // for backward
       if (pass == 'F') {
-        kept[m] = {is_first ? inputs_of(m) : at::empty({kBatch, kShapes[first][0] - 1})};
-        if (!is_first) communicator.recv(kept[m][0], stage - 1, Purpose::kActivation).wait();
+        kept = {is_first ? inputs_of(m) : at::empty({kBatch, kShapes[first][0] - 1})};
+        if (!is_first) communicator.recv(kept[0], stage - 1, Purpose::kActivation).wait();
         for (int layer = first; layer < end; ++layer) {
-          kept[m].push_back(with_ones(kept[m].back()).mm(weights[layer]).tanh());
+          kept.push_back(with_ones(kept.back()).mm(weights[layer]).tanh());
         }
-        for (const at::Tensor& tensor : kept[m]) counted(tensor, kActivations);
+        for (const at::Tensor& tensor : kept) counted(tensor, kActivations);
         most_in_flight = std::max(most_in_flight, ++in_flight);
         // No wait: under 1F1B the next stage may send to this one before it receives.
-        if (!is_last) sent[m] = communicator.send(kept[m].back(), stage + 1, Purpose::kActivation);
+        if (!is_last) sent[m] = communicator.send(kept.back(), stage + 1, Purpose::kActivation);
         continue;
       }
-      at::Tensor delta = at::empty_like(kept[m].back());  // the gradient of a layer's outputs
+      at::Tensor delta = at::empty_like(kept.back());  // the gradient of a layer's outputs
       if (is_last) {
-        const at::Tensor error = kept[m].back() - inputs_of(m).narrow(1, 0, kOutputs).sin();
+        const at::Tensor error = kept.back() - inputs_of(m).narrow(1, 0, kOutputs).sin();
         loss += error.square().mean().item<double>() / kMicroBatches;
         delta = error * (2.0 / error.numel());
       } else {
@@ -113,18 +113,18 @@ std::string train(Communicator& communicator, bool is_gpipe) {
         sent[m].wait();  // the activations: this gradient is the answer
       }
       for (int layer = end - 1; layer >= first; --layer) {
-        delta = delta * (1 - kept[m].back().square());  // the slope of tanh
-        kept[m].pop_back();
-        const at::Tensor gradient = counted(with_ones(kept[m].back()).t().mm(delta), kGradients);
+        delta = delta * (1 - kept.back().square());  // the slope of tanh
+        kept.pop_back();
+        const at::Tensor gradient = counted(with_ones(kept.back()).t().mm(delta), kGradients);
         gradients[layer] = m == 0 ? gradient : gradients[layer].add_(gradient);
         delta = delta.mm(weights[layer].slice(0, 0, -1).t());  // all rows but the bias
       }
-      kept[m].clear();
+      kept.clear();
       --in_flight;
       if (m > 0) sent[m - 1].wait();  // at most one gradient is on its way
       if (!is_first) sent[m] = communicator.send(delta, stage - 1, Purpose::kActivation);
     }
-    sent.back().wait();
+    for (zero::dist::Work& work : sent) work.wait();
     for (int layer = first; layer < end; ++layer) {
       adamw(weights[layer], gradients[layer] / kMicroBatches, means[layer], squares[layer], step);
     }

@@ -10,6 +10,7 @@
 #include "judge.hpp"
 #include "rank_log.hpp"
 #include "reference.hpp"
+#include "small_formulas.hpp"
 
 namespace zero::exercise {
 namespace {
@@ -41,17 +42,29 @@ std::optional<std::string> judge_at(int chapter, const dist::LaunchOptions& opti
   const auto exits = run(options, ranks, function);
   output = printed_by(exits);
   if (auto mistake = judge_exits(exits, chapter)) return mistake;
-  const References references = {run_reference(options, ranks, train_ddp), [&] {
-                                   return run_reference(options, ranks, train_ddp_with_sums);
-                                 }};
-  return judge_run(chapter, logs_of(exits), references);
+  const auto reference = [&](const dist::RankFunction& train) {
+    return run_reference(options, chapter == 9 ? kMicroBatches : ranks, train);
+  };
+  const References references = {reference(train_ddp),
+                                 [&] { return reference(train_ddp_with_sums); },
+                                 [&] { return reference(train_ddp_with_last); }};
+  return chapter == 9 ? judge_pipeline(logs_of(exits), references)
+                      : judge_run(chapter, logs_of(exits), references);
+}
+
+int chapter_of(const std::string& exercise) { return exercise[1] - '0'; }
+
+// Most mistakes need two. In chapter 09 the last number is more than there are micro-batches.
+std::vector<int> numbers_of_ranks(int chapter) {
+  return chapter == 9 ? std::vector{2, 3, 4, 1, 8} : std::vector{2, 3, 4, 1};
 }
 
 void check_program(const std::string& exercise, const dist::LaunchOptions& options,
                    const dist::RankFunction& function) {
-  for (const int ranks : {2, 3, 4, 1}) {  // most mistakes need two
+  const int chapter = chapter_of(exercise);
+  for (const int ranks : numbers_of_ranks(chapter)) {
     std::string output;
-    const auto mistake = judge_at(exercise[1] - '0', options, ranks, function, output);
+    const auto mistake = judge_at(chapter, options, ranks, function, output);
     if (!mistake) continue;
     if (!output.empty()) fmt::print("What the ranks printed:\n{}\n", output);
     throw Mistake(*mistake, ranks);
@@ -66,9 +79,11 @@ namespace zero::dist {
 std::vector<RankExit> graded_launch_ranks(const std::string& exercise, const LaunchOptions& options,
                                           const RankFunction& function) {
   const auto check = [&] { exercise::check_program(exercise, options, function); };
-  std::exit(exercise::grade(exercise, check,
-                            "bytes held, bytes sent and weights are as they must be at 1, 2, 3 and "
-                            "4 ranks"));
+  const bool is_pipeline = exercise::chapter_of(exercise) == 9;
+  std::exit(exercise::grade(
+      exercise, check,
+      fmt::format("{}bytes held, bytes sent and weights are as they must be at 1, 2, 3{} ranks",
+                  is_pipeline ? "the order, " : "", is_pipeline ? ", 4 and 8" : " and 4")));
 }
 
 }  // namespace zero::dist

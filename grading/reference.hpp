@@ -12,4 +12,7 @@ std::string train_ddp(dist::Communicator& communicator);
 /// The same with the sum of the gradients in place of their average.
 std::string train_ddp_with_sums(dist::Communicator& communicator);
 
+/// The same with the sum that has the last rank's gradient alone.
+std::string train_ddp_with_last(dist::Communicator& communicator);
+
 }  // namespace zero::exercise
