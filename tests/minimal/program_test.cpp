@@ -255,6 +255,14 @@ TEST(SmallProgramFigures, OfTheLessonsFollowFromTheFormulas) {
   expect_quoted("04_tensor_sharding/stage3.md", fmt::format("on two ranks {} bytes: ", peak(4)));
   expect_quoted("05_prefetch_overlap/README.md",
                 fmt::format("by formula {} bytes, not {}", peak(5), peak(4)));
+  // Chapter 09 on four stages.
+  const auto activations = [](bool gpipe, int stage) {
+    return with_commas(exercise::expected_stage(gpipe, 4, stage).activations_peak);
+  };
+  expect_quoted("09_pipeline/README.md", fmt::format("{} of six and {} of three.",
+                                                     activations(true, 1), activations(false, 1)));
+  expect_quoted("09_pipeline/README.md", fmt::format("{} of six and {} of four.",
+                                                     activations(true, 0), activations(false, 0)));
 }
 
 TEST(SmallProgramArguments, AreOptional) {
