@@ -5,20 +5,32 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <nlohmann/json.hpp>
+#include <set>
 
 namespace zero::ladder {
 namespace {
 
-template <typename Value>
-Spread spread_of(const ModeRow& mode, Value value) {
-  if (mode.ranks.empty()) return {};
-  Spread result{.mean = 0, .max = std::numeric_limits<double>::lowest()};
-  for (const RankRow& rank : mode.ranks) {
-    result.mean += static_cast<double>(value(rank));
-    result.max = std::max(result.max, static_cast<double>(value(rank)));
+using base::Json;
+
+// Among the ranks of each data axis, of which there are `cell`.
+bool all_different(const Json& results, const char* digest, int cell) {
+  std::set<std::pair<int, std::string>> seen;
+  for (const Json& r : results) {
+    seen.emplace(r["row"]["rank"].get<int>() % cell, r[digest].get<std::string>());
   }
-  result.mean /= static_cast<double>(mode.ranks.size());
-  return result;
+  return seen.size() == results.size();
+}
+
+// Adds the mean and the maximum over the ranks, in so many of its units.
+void add_spread(Json& mode, const std::string& name, const std::string& key, double unit = 1) {
+  double sum = 0, most = std::numeric_limits<double>::lowest();
+  for (const Json& rank : mode["ranks"]) {
+    sum += number_in(rank, key);
+    most = std::max(most, number_in(rank, key));
+  }
+  mode[name] = sum / static_cast<double>(mode["ranks"].size()) / unit;
+  mode[name + "_max"] = most / unit;
 }
 
 double relative_difference(double measured, double predicted) {
@@ -26,60 +38,55 @@ double relative_difference(double measured, double predicted) {
   return (measured - predicted) / predicted;
 }
 
-// Digests are compared whole and shown short.
-std::string shortened(const std::string& digest) {
-  return digest.empty() ? "none" : digest.substr(0, 12);
+// What all ranks have, or null.
+Json common_digest(const Json& ranks) {
+  const Json& first = ranks.front()["digest"];
+  const bool same =
+      std::ranges::all_of(ranks, [&](const Json& rank) { return rank["digest"] == first; });
+  return same && first != "" ? first : Json();
 }
 
-void check_ranks(const LadderReport& report, const ModeRow& mode,
-                 std::vector<std::string>& failures) {
-  const int ranks = report.fake_rank ? 1 : report.world_size;
-  if (std::ssize(mode.ranks) == ranks) return;
-  failures.push_back(
-      fmt::format("{}: {} of {} ranks reported", mode.mode, mode.ranks.size(), ranks));
-}
-
-void check_weights(const LadderReport& report, const ModeRow& mode,
-                   std::vector<std::string>& failures) {
-  const RankRow* first = nullptr;
-  for (const RankRow& rank : mode.ranks) {
-    if (rank.digest.empty()) {
-      failures.push_back(fmt::format("{}: rank {} reported no digest", mode.mode, rank.rank));
-    } else if (first == nullptr) {
-      first = &rank;
-    } else if (rank.digest != first->digest) {
-      failures.push_back(
-          fmt::format("{}: rank {} has other weights than rank {} (digest {}, not {})", mode.mode,
-                      rank.rank, first->rank, shortened(rank.digest), shortened(first->digest)));
-    }
+// The row of ddp, or of ddp in the order of a mesh; nullptr if neither ran.
+const Json* ddp_row(const Json& report) {
+  for (const Json& mode : report["modes"]) {
+    const auto name = mode["mode"].get<std::string>();
+    if (name == "ddp" || name.starts_with("hddp")) return &mode;
   }
-  const ModeRow* ddp = ddp_row(report);
-  const auto digest = common_digest(mode);
-  if (ddp != nullptr && !mode.rounds && digest && digest != common_digest(*ddp)) {
-    failures.push_back(fmt::format("{}: weights differ from ddp's (digest {}, not {})", mode.mode,
-                                   shortened(*digest),
-                                   shortened(common_digest(*ddp).value_or(""))));
+  return nullptr;
+}
+
+void check_weights(const Json& mode, std::vector<std::string>& failures) {
+  const Json& first = mode["ranks"].front();
+  for (const Json& rank : mode["ranks"]) {
+    if (rank["digest"] == first["digest"]) continue;
+    failures.push_back(fmt::format("{}: rank {} has other weights than rank {}",
+                                   mode["mode"].get<std::string>(), rank["rank"].get<int>(),
+                                   first["rank"].get<int>()));
+  }
+  if (!mode["digest"].is_null() && mode["identical_to_ddp"] == false) {
+    failures.push_back(mode["mode"].get<std::string>() + ": weights differ from ddp's");
   }
 }
 
-void check_premises(const LadderReport& report, const ModeRow& mode,
-                    std::vector<std::string>& failures) {
-  const auto need = [&](bool holds, const char* otherwise) {
-    if (holds) return;
-    failures.push_back(fmt::format("{}: {}, so equal weights prove nothing", mode.mode, otherwise));
+void check_premises(const Json& mode, bool several_ranks, std::vector<std::string>& failures) {
+  const auto need = [&](const char* holds, const char* otherwise) {
+    if (mode[holds] == true) return;
+    failures.push_back(fmt::format("{}: {}, so equal weights prove nothing",
+                                   mode["mode"].get<std::string>(), otherwise));
   };
-  need(mode.every_tensor_changed, "a trainable tensor still has its first value");
-  if (report.world_size == 1) return;
-  need(mode.batches_differed, "two ranks trained on the same batch");
-  need(mode.gradients_differed, "two ranks had the same gradients before the reduction");
+  need("every_tensor_changed", "a trainable tensor still has its first value");
+  if (!several_ranks) return;
+  need("batches_differed", "two ranks trained on the same batch");
+  need("gradients_differed", "two ranks had the same gradients before the reduction");
 }
 
 // The formula speaks of model states. What else is alive (tables of positions, say) does not grow
 // with the model and has a bound of its own, so that it weighs the same for a small model and a
 // large one.
-void check_total(const std::string& who, double total, double other, double most_other,
-                 double predicted, std::vector<std::string>& failures) {
-  const double measured = total - other;
+void check_total(const std::string& who, const Json& row, double most_other,
+                 std::vector<std::string>& failures) {
+  const double other = number_in(row, "other_mib"), predicted = number_in(row, "formula_mib");
+  const double measured = number_in(row, "total_mib") - other;
   const double difference = relative_difference(measured, predicted);
   if (other > most_other) {
     failures.push_back(
@@ -88,85 +95,90 @@ void check_total(const std::string& who, double total, double other, double most
   }
   // A rank of many may own nothing.
   if (predicted == 0 && std::abs(measured) < 1e-9) return;
-  if (std::isnan(difference)) {
-    failures.push_back(fmt::format("{}: no total to compare: {:.2f} MiB measured, {:.2f} predicted",
-                                   who, measured, predicted));
-  } else if (std::abs(difference) > kFormulaTolerance) {
+  if (!(std::abs(difference) <= kFormulaTolerance)) {
     failures.push_back(fmt::format(
         "{}: model states of {:.2f} MiB are {:.3f} % off the formula's {:.2f} MiB (at most {} %)",
         who, measured, 100 * difference, predicted, 100 * kFormulaTolerance));
   }
 }
 
+bool has_groups(const Json& report, const std::string& mode) {
+  const auto says = [&](const char* text) { return mode.find(text) != std::string::npos; };
+  return has_mesh(report) || says("shard_size=") || says("group_size=") || says(":by_rank");
+}
+
 }  // namespace
 
-Spread spread(const ModeRow& mode, double RankRow::*value) {
-  return spread_of(mode, [value](const RankRow& rank) { return rank.*value; });
+double number_in(const Json& row, const std::string& key) {
+  const Json& value = row.at(key);
+  return value.is_null() ? std::numeric_limits<double>::quiet_NaN() : value.get<double>();
 }
 
-Spread spread(const ModeRow& mode, std::int64_t RankRow::*value) {
-  return spread_of(mode, [value](const RankRow& rank) { return rank.*value; });
+Json mode_row(const std::string& mode, bool rounds, const Json& results, int cell) {
+  const Json& losses = results.front()["losses"];
+  Json row = {{"mode", mode},
+              {"losses", losses},
+              {"loss_first", losses.front()},
+              {"loss_last", losses.back()},
+              {"rounds", rounds},
+              {"every_tensor_changed", true},
+              {"batches_differed", all_different(results, "batch_digest", cell)},
+              {"gradients_differed", all_different(results, "gradient_digest", cell)}};
+  for (const Json& result : results) {
+    if (result["every_tensor_changed"] == false) row["every_tensor_changed"] = false;
+    row["ranks"].push_back(result["row"]);
+  }
+  return row;
 }
 
-Spread sent_bytes(const ModeRow& mode) {
-  return spread_of(mode, [](const RankRow& rank) { return rank.sent_bytes(); });
-}
-
-const ModeRow* ddp_row(const LadderReport& report) {
-  const auto found = std::find_if(
-      report.modes.begin(), report.modes.end(),
-      [](const ModeRow& mode) { return mode.mode == "ddp" || mode.mode.starts_with("hddp"); });
-  return found == report.modes.end() ? nullptr : &*found;
-}
-
-std::optional<double> ratio(const LadderReport& report, const ModeRow& mode) {
-  const ModeRow* ddp = ddp_row(report);
-  if (ddp == nullptr) return std::nullopt;
-  return spread(mode, &RankRow::total_mib).mean / spread(*ddp, &RankRow::total_mib).mean;
-}
-
-double formula_difference(const ModeRow& mode) {
-  return relative_difference(spread(mode, &RankRow::total_mib).mean,
-                             spread(mode, &RankRow::formula_mib).mean);
-}
-
-std::optional<std::string> common_digest(const ModeRow& mode) {
-  if (mode.ranks.empty() || mode.ranks.front().digest.empty()) return std::nullopt;
-  const std::string& first = mode.ranks.front().digest;
-  const bool same = std::all_of(mode.ranks.begin(), mode.ranks.end(),
-                                [&](const RankRow& rank) { return rank.digest == first; });
-  return same ? std::optional(first) : std::nullopt;
-}
-
-std::optional<bool> identical_to_ddp(const LadderReport& report, const ModeRow& mode) {
-  const ModeRow* ddp = ddp_row(report);
-  if (ddp == nullptr || mode.rounds || report.fake_rank) return std::nullopt;
-  const auto digest = common_digest(mode);
-  return digest && digest == common_digest(*ddp);
-}
-
-std::vector<std::string> verdict(const LadderReport& report) {
-  std::vector<std::string> failures;
-  if (report.modes.empty()) failures.push_back("no mode ran");
-  for (const ModeRow& mode : report.modes) {
-    check_ranks(report, mode, failures);
-    if (!report.fake_rank) check_weights(report, mode, failures);
-    check_premises(report, mode, failures);
-    const auto says = [&](const char* text) { return mode.mode.find(text) != std::string::npos; };
-    const bool has_groups =
-        report.has_mesh() || says("shard_size=") || says("group_size=") || says(":by_rank");
-    const double most_other =
-        kLargestOtherMib + (has_groups ? kGroupBlockMib * report.world_size : 0);
-    check_total(mode.mode, spread(mode, &RankRow::total_mib).mean,
-                spread(mode, &RankRow::other_mib).mean, most_other,
-                spread(mode, &RankRow::formula_mib).mean, failures);
-    for (const RankRow& rank : mode.ranks) {
-      check_total(fmt::format("{}, rank {}", mode.mode, rank.rank), rank.total_mib, rank.other_mib,
-                  most_other, rank.formula_mib, failures);
+void derive(Json& report) {
+  const auto copy = report["parameter_bytes"].get<double>();
+  for (Json& mode : report["modes"]) {
+    const Json first = mode["ranks"].front();
+    for (const auto& [key, value] : first.items()) {
+      if (value.is_number() && key != "rank" && key != "sent_bytes") add_spread(mode, key, key);
     }
-    if (mode.losses.empty() || !std::all_of(mode.losses.begin(), mode.losses.end(),
-                                            [](double loss) { return std::isfinite(loss); })) {
-      failures.push_back(fmt::format("{}: a loss is missing or not finite", mode.mode));
+    add_spread(mode, "sent_bytes_per_rank", "sent_bytes");
+    add_spread(mode, "sent_in_v", "sent_bytes", copy);
+    mode["formula_difference"] =
+        relative_difference(number_in(mode, "total_mib"), number_in(mode, "formula_mib"));
+    mode["digest"] = common_digest(mode["ranks"]);
+  }
+  const Json* ddp = ddp_row(report);
+  for (Json& mode : report["modes"]) {
+    mode["ratio"] = nullptr;
+    mode["identical_to_ddp"] = nullptr;
+    if (ddp == nullptr) continue;
+    mode["ratio"] = number_in(mode, "total_mib") / number_in(*ddp, "total_mib");
+    if (mode["rounds"] == true || report.contains("fake_process_group")) continue;
+    mode["identical_to_ddp"] = !mode["digest"].is_null() && mode["digest"] == (*ddp)["digest"];
+  }
+}
+
+std::vector<std::string> verdict(const Json& report) {
+  std::vector<std::string> failures;
+  const int ranks = report["world_size"];
+  Json validation;  // of the first mode that does not round
+  for (const Json& mode : report["modes"]) {
+    const auto name = mode["mode"].get<std::string>();
+    if (!report.contains("fake_process_group")) check_weights(mode, failures);
+    check_premises(mode, ranks > 1, failures);
+    const double most_other =
+        kLargestOtherMib + (has_groups(report, name) ? kGroupBlockMib * ranks : 0);
+    check_total(name, mode, most_other, failures);
+    for (const Json& rank : mode["ranks"]) {
+      check_total(fmt::format("{}, rank {}", name, rank["rank"].get<int>()), rank, most_other,
+                  failures);
+    }
+    if (!std::ranges::all_of(mode["losses"], [](const Json& loss) {
+          return loss.is_number() && std::isfinite(loss.get<double>());
+        })) {
+      failures.push_back(fmt::format("{}: a loss is not finite", name));
+    }
+    if (!mode.contains("validation") || mode["rounds"] == true) continue;
+    if (validation.is_null()) validation = mode["validation"];
+    if (mode["validation"] != validation) {
+      failures.push_back(name + ": validation losses differ from the first mode's");
     }
   }
   return failures;
