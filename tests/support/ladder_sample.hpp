@@ -75,6 +75,8 @@ inline base::Json ladder_sample() {
                            {"sent_data_bytes", sent_gradients + sent_parameters},
                            {"sent_pipeline_bytes", 0},
                            {"sent_tensor_bytes", 0},
+                           {"formula_data_bytes", sent_gradients + sent_parameters},
+                           {"formula_pipeline_bytes", 0},
                            {"step_seconds", 6.5},
                            {"forward_seconds", 1.5},
                            {"backward_seconds", 3.25},

@@ -10,7 +10,7 @@
 #include <zero/nn/model.hpp>
 
 /// Where ranks compute. Ranks on GPUs are in a program of their own, ladder_cuda, which has
-/// device_cuda.cpp where ladder has device_cpu.cpp: the CUDA libraries take memory and time in
+/// device_cuda.cpp in the place of device_cpu.cpp: the CUDA libraries take memory and time in
 /// every process that loads them, used or not. `--device cuda` leads from one program to the other.
 namespace zero::ladder {
 

@@ -99,11 +99,10 @@ TEST(FakeProcessGroup, RefusesBadArgumentsBeforeAnythingIsWritten) {
       kQuick,
       {
           {"--rank 3", {"--rank requires --fake-process-group"}},
-          {"--fake-process-group 512 --rank 512",
-           {"--rank 512: a world of 512 has the ranks 0 to 511"}},
+          {"--fake-process-group 512 --rank 512", {"no rank 512 in a world of 512"}},
           {"--ranks-per-host 2", {"--ranks-per-host requires --fake-process-group"}},
           {"--fake-process-group 6 --ranks-per-host 4",
-           {"--ranks-per-host 4 does not divide --fake-process-group 6"}},
+           {"world of 6 ranks cannot fill hosts of 4"}},
           {"--fake-process-group 4 --rank -1", {"--rank", "-1 not in range"}},
           {"--fake-process-group 0", {"--fake-process-group", "Value 0 not in range"}},
           {"--fake-process-group 4097", {"--fake-process-group", "4097 not in range"}},

@@ -55,56 +55,67 @@ const Json* ddp_row(const Json& report) {
   return nullptr;
 }
 
-void check_weights(const Json& mode, std::vector<std::string>& failures) {
-  const Json& first = mode["ranks"].front();
-  for (const Json& rank : mode["ranks"]) {
-    if (rank["digest"] == first["digest"]) continue;
-    failures.push_back(fmt::format("{}: rank {} has other weights than rank {}",
-                                   mode["mode"].get<std::string>(), rank["rank"].get<int>(),
-                                   first["rank"].get<int>()));
-  }
-  if (!mode["digest"].is_null() && mode["identical_to_ddp"] == false) {
-    failures.push_back(mode["mode"].get<std::string>() + ": weights differ from ddp's");
-  }
-}
-
-void check_premises(const Json& mode, bool several_ranks, std::vector<std::string>& failures) {
-  const auto need = [&](const char* holds, const char* otherwise) {
-    if (mode[holds] == true) return;
-    failures.push_back(fmt::format("{}: {}, so equal weights prove nothing",
-                                   mode["mode"].get<std::string>(), otherwise));
-  };
-  need("every_tensor_changed", "a trainable tensor still has its first value");
-  if (!several_ranks) return;
-  need("batches_differed", "two ranks trained on the same batch");
-  need("gradients_differed", "two ranks had the same gradients before the reduction");
-}
-
-// The formula speaks of model states. What else is alive (tables of positions, say) does not grow
-// with the model and has a bound of its own, so that it weighs the same for a small model and a
-// large one.
-void check_total(const std::string& who, const Json& row, double most_other,
-                 std::vector<std::string>& failures) {
+// What is wrong with the total of a mode or of a rank; empty if nothing is. The formula speaks of
+// model states. What else is alive (tables of positions, say) does not grow with the model and has
+// a bound of its own, so that it weighs the same for a small model and a large one.
+std::string wrong_total(const Json& row, double most_other) {
   const double other = number_in(row, "other_mib"), predicted = number_in(row, "formula_mib");
   const double measured = number_in(row, "total_mib") - other;
   const double difference = relative_difference(measured, predicted);
   if (other > most_other) {
-    failures.push_back(
-        fmt::format("{}: {:.2f} MiB are alive that are no model states (at most {} MiB)", who,
-                    other, most_other));
+    return fmt::format("{:.2f} MiB are alive that are no model states (at most {} MiB)", other,
+                       most_other);
   }
   // A rank of many may own nothing.
-  if (predicted == 0 && std::abs(measured) < 1e-9) return;
-  if (!(std::abs(difference) <= kFormulaTolerance)) {
-    failures.push_back(fmt::format(
-        "{}: model states of {:.2f} MiB are {:.3f} % off the formula's {:.2f} MiB (at most {} %)",
-        who, measured, 100 * difference, predicted, 100 * kFormulaTolerance));
-  }
+  if (predicted == 0 && std::abs(measured) < 1e-9) return "";
+  if (std::abs(difference) <= kFormulaTolerance) return "";
+  return fmt::format(
+      "model states of {:.2f} MiB are {:.3f} % off the formula's {:.2f} MiB (at most {} %)",
+      measured, 100 * difference, predicted, 100 * kFormulaTolerance);
 }
 
 bool has_groups(const Json& report, const std::string& mode) {
   const auto says = [&](const char* text) { return mode.find(text) != std::string::npos; };
   return has_mesh(report) || says("shard_size=") || says("group_size=") || says(":by_rank");
+}
+
+// Everything that is wrong with a mode.
+std::vector<std::string> faults(const Json& report, const Json& mode) {
+  std::vector<std::string> found;
+  const auto expect = [&](bool holds, const std::string& otherwise) {
+    if (!holds) found.push_back(otherwise);
+  };
+  const int ranks = report["world_size"];
+  const std::string nothing = ", so equal weights prove nothing";
+  const double most_other =
+      kLargestOtherMib + (has_groups(report, mode["mode"]) ? kGroupBlockMib * ranks : 0);
+  const std::string of_mode = wrong_total(mode, most_other);
+  expect(of_mode.empty(), of_mode);
+  for (const Json& rank : mode["ranks"]) {
+    const auto name = fmt::format("rank {}", rank["rank"].get<int>());
+    expect(rank["digest"] == mode["ranks"][0]["digest"], name + " has other weights than rank 0");
+    const std::string wrong = wrong_total(rank, most_other);
+    expect(wrong.empty(), name + ": " + wrong);
+    for (const std::string axis : {"data", "pipeline"}) {
+      const Json &sent = rank["sent_" + axis + "_bytes"],
+                 &formula = rank["formula_" + axis + "_bytes"];
+      expect(formula.is_null() || sent == formula,
+             fmt::format("{} sent {} bytes on the {} axis in a step, the formula says {}", name,
+                         sent.dump(), axis, formula.dump()));
+    }
+  }
+  expect(mode["digest"].is_null() || mode["identical_to_ddp"] != false,
+         "weights differ from ddp's");
+  expect(mode["every_tensor_changed"] == true,
+         "a trainable tensor still has its first value" + nothing);
+  expect(ranks == 1 || mode["batches_differed"] == true,
+         "two ranks trained on the same batch" + nothing);
+  expect(ranks == 1 || mode["gradients_differed"] == true,
+         "two ranks had the same gradients before the reduction" + nothing);
+  for (const Json& loss : mode["losses"]) {
+    expect(loss.is_number() && std::isfinite(loss.get<double>()), "a loss is not finite");
+  }
+  return found;
 }
 
 }  // namespace
@@ -115,19 +126,20 @@ double number_in(const Json& row, const std::string& key) {
 }
 
 Json mode_row(const std::string& mode, bool rounds, const Json& results, int cell) {
-  const Json& losses = results.front()["losses"];
+  const Json& first = results.front();
   Json row = {{"mode", mode},
-              {"losses", losses},
-              {"loss_first", losses.front()},
-              {"loss_last", losses.back()},
+              {"losses", first["losses"]},
+              {"loss_first", first["losses"].front()},
+              {"loss_last", first["losses"].back()},
               {"rounds", rounds},
-              {"every_tensor_changed", true},
               {"batches_differed", all_different(results, "batch_digest", cell)},
               {"gradients_differed", all_different(results, "gradient_digest", cell)}};
-  for (const Json& result : results) {
-    if (result["every_tensor_changed"] == false) row["every_tensor_changed"] = false;
-    row["ranks"].push_back(result["row"]);
+  for (const char* key : {"validation", "loss_scale", "skipped_steps"}) {
+    if (first.contains(key)) row[key] = first[key];
   }
+  row["every_tensor_changed"] = std::ranges::all_of(
+      results, [](const Json& result) { return result["every_tensor_changed"] == true; });
+  for (const Json& result : results) row["ranks"].push_back(result["row"]);
   return row;
 }
 
@@ -157,29 +169,14 @@ void derive(Json& report) {
 
 std::vector<std::string> verdict(const Json& report) {
   std::vector<std::string> failures;
-  const int ranks = report["world_size"];
   Json validation;  // of the first mode that does not round
   for (const Json& mode : report["modes"]) {
-    const auto name = mode["mode"].get<std::string>();
-    if (!report.contains("fake_process_group")) check_weights(mode, failures);
-    check_premises(mode, ranks > 1, failures);
-    const double most_other =
-        kLargestOtherMib + (has_groups(report, name) ? kGroupBlockMib * ranks : 0);
-    check_total(name, mode, most_other, failures);
-    for (const Json& rank : mode["ranks"]) {
-      check_total(fmt::format("{}, rank {}", name, rank["rank"].get<int>()), rank, most_other,
-                  failures);
-    }
-    if (!std::ranges::all_of(mode["losses"], [](const Json& loss) {
-          return loss.is_number() && std::isfinite(loss.get<double>());
-        })) {
-      failures.push_back(fmt::format("{}: a loss is not finite", name));
-    }
+    const std::string name = mode["mode"].get<std::string>() + ": ";
+    for (const std::string& fault : faults(report, mode)) failures.push_back(name + fault);
     if (!mode.contains("validation") || mode["rounds"] == true) continue;
     if (validation.is_null()) validation = mode["validation"];
-    if (mode["validation"] != validation) {
-      failures.push_back(name + ": validation losses differ from the first mode's");
-    }
+    if (mode["validation"] == validation) continue;
+    failures.push_back(name + "validation losses differ from the first mode's");
   }
   return failures;
 }

@@ -46,6 +46,8 @@
 ///                  by this rank in one step on the data axis; sent_bytes: the sum
 ///   sent_data_bytes, sent_pipeline_bytes, sent_tensor_bytes
 ///                  along each axis of the mesh, without control messages
+///   formula_data_bytes, formula_pipeline_bytes
+///                  what the formulas predict of these; null if no step updated anything
 ///   sent_between_hosts_bytes             of everything, what went to ranks on other hosts
 ///   step_seconds, forward_seconds, backward_seconds, communication_seconds, optimizer_seconds
 ///                  medians; communication is the time spent waiting for collectives, which the
@@ -74,8 +76,9 @@ void derive(base::Json& report);
 /// Everything that makes the run a failure, one sentence each that begins with the mode; empty if
 /// all is well. Looked at: weights (not of a fake process group) are the same on all ranks and as
 /// DDP's (unless the mode rounds), and that means something; model states, the mean and by rank,
-/// are within kFormulaTolerance of their formula and the rest is below kLargestOtherMib; losses are
-/// finite, and those of validation are the same to the last bit unless the mode rounds.
+/// are within kFormulaTolerance of their formula and the rest is below kLargestOtherMib; not one
+/// byte more or less was sent than the formulas say; losses are finite, and those of validation are
+/// the same to the last bit unless the mode rounds.
 std::vector<std::string> verdict(const base::Json& report);
 
 /// Title, tables and a legend, for a terminal: the eight columns that matter most, at most 100

@@ -74,8 +74,7 @@ TEST(LadderReport, ComparesWithDdpOnlyIfItRan) {
   const Json without = sample_modes([](Json& modes) { modes.erase(0); });
   EXPECT_EQ(without["modes"][0]["identical_to_ddp"], nullptr);
   EXPECT_EQ(without["modes"][0]["ratio"], nullptr);
-  const Json mesh =
-      sample_modes([](Json& modes) { modes[0]["mode"] = "hddp:shard_size=2"; });
+  const Json mesh = sample_modes([](Json& modes) { modes[0]["mode"] = "hddp:shard_size=2"; });
   EXPECT_EQ(mesh["modes"][3]["identical_to_ddp"], true);
 }
 
@@ -99,7 +98,7 @@ TEST(LadderReport, ComparesBatchesOfADataAxis) {
 TEST(LadderVerdict, PassesAGoodRun) { EXPECT_THAT(verdict(testing::ladder_sample()), IsEmpty()); }
 
 TEST(LadderVerdict, NamesTheFault) {
-  const auto expect = [](const std::function<void(Json& modes)>& change, const char* message) {
+  const auto expect = [](const std::function<void(Json & modes)>& change, const char* message) {
     const std::vector<std::string> failures = verdict(sample_modes(change));
     ASSERT_FALSE(failures.empty()) << message;
     EXPECT_THAT(failures.front(), HasSubstr(message));
@@ -118,10 +117,14 @@ TEST(LadderVerdict, NamesTheFault) {
         ranks[0]["formula_mib"] = number_in(ranks[0], "formula_mib") - 1;
         ranks[1]["formula_mib"] = number_in(ranks[1], "formula_mib") + 5;
       },
-      "zero2, rank 1: model states of");
+      "zero2: rank 1: model states of");
   expect([](Json& modes) { scale_formula(modes[0], 0); }, "ddp: model states of");
   expect([](Json& modes) { modes[0]["ranks"][0]["total_mib"] = nullptr; }, "ddp: model states of");
   expect([](Json& modes) { set_all(modes[1], "other_mib", 1.1); }, "zero1: 1.10 MiB are alive");
+  expect([](Json& modes) { modes[1]["ranks"][1]["sent_data_bytes"] = 12; },
+         "zero1: rank 1 sent 12 bytes on the data axis in a step, the formula says 1447284480");
+  expect([](Json& modes) { modes[1]["ranks"][0]["sent_pipeline_bytes"] = 1; },
+         "zero1: rank 0 sent 1 bytes on the pipeline axis in a step, the formula says 0");
   expect([](Json& modes) { modes[3]["every_tensor_changed"] = false; },
          "zero3: a trainable tensor still has its first value");
   expect([](Json& modes) { modes[0]["batches_differed"] = false; },
@@ -159,6 +162,15 @@ TEST(LadderVerdict, ToleratesWhatTheContractAllows) {
     for (Json& rank : modes[1]["ranks"]) rank["total_mib"] = number_in(rank, "formula_mib") + 1.45;
   });
   EXPECT_THAT(verdict(groups), IsEmpty());
+}
+
+// As when the loss scale was too large for every step.
+TEST(LadderVerdict, HasNoFormulaOfBytesIfNothingWasUpdated) {
+  const Json report = sample_modes([](Json& modes) {
+    set_all(modes[1], "formula_data_bytes", nullptr);
+    set_all(modes[1], "sent_data_bytes", 12);
+  });
+  EXPECT_THAT(verdict(report), IsEmpty());
 }
 
 TEST(LadderVerdict, ARankMayOwnNothing) {
@@ -249,7 +261,7 @@ TEST(LadderTables, ShowTheAxesOfAMesh) {
   const std::string wide = to_text(report, /*wide=*/true);
   for (const char* part : {"8 ranks (data 2 x pipeline 2 x tensor 2)", ", 1f1b\n",
                            "4 micro-batches of 1 x 128 tokens a rank", "sent: pipeline axis",
-                           "about 1/4 of the model", "over 2 data ranks", "0.3750", "2.0000"}) {
+                           "about 1/4 of the model", "0.3750", "2.0000"}) {
     EXPECT_THAT(wide, HasSubstr(part));
   }
   expect_lines_of_at_most(100, to_text(report));

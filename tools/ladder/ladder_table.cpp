@@ -138,65 +138,53 @@ std::string mesh_legend(const Json& report) {
   if (!has_mesh(report)) return "";
   const int data_ranks = report["mesh"]["data"];
   return fmt::format(
-      "The tensor and pipeline axes leave each rank about 1/{} of the model.\n"
-      "The mode runs over {} data rank{}. Sent is on the data axis; --wide has a table with the "
-      "other axes.\n",
-      report["world_size"].get<int>() / data_ranks, data_ranks, data_ranks == 1 ? "" : "s");
+      "The tensor and pipeline axes leave each rank about 1/{} of the model. The mode runs over "
+      "the\n"
+      "ranks of the data axis, and sent is what they send on it; --wide has the other axes too.\n",
+      report["world_size"].get<int>() / data_ranks);
 }
 
 // Explains the marks in place of "yes" that occur.
-std::string marks_legend(const Json& report) {
-  std::string rounded, alone;
-  for (const Json& mode : report["modes"]) {
-    const std::string mark = identity(report, mode);
-    if (mark == "rounded") rounded = "\"rounded\": the mode rounds what it sends.\n";
-    if (mark == "-") alone = "\"-\": ddp did not run.\n";
-  }
-  return rounded + alone;
+std::string marks_legend(const Json& modes) {
+  const auto any = [&](const char* mark) {
+    return std::ranges::any_of(modes, [&](const Json& mode) { return mode["identity"] == mark; });
+  };
+  return fmt::format("{}{}", any("rounded") ? "\"rounded\": the mode rounds what it sends.\n" : "",
+                     any("-") ? "\"-\": ddp did not run.\n" : "");
 }
 
 std::string short_legend(const Json& report) {
   return fmt::format(
       "Means over the ranks. MiB (2^20 bytes) alive after a step, before gradients are cleared.\n"
-      "Sent: by a rank in a step, in V = {:.2f} MiB, one copy of the parameters.\n{}{}{}",
+      "Sent: by a rank in a step, in V = {:.2f} MiB, one copy of the parameters.\n{}{}"
+      "--wide prints maxima, peaks, times and losses.\n",
       mib(report["parameter_bytes"]), mesh_legend(report),
       is_fake(report)
           ? "Nothing was sent: the bytes are those that real ranks would send. Weights are not "
-            "compared (n/a),\nbecause the other ranks never trained. --wide prints maxima, peaks, "
-            "times and losses.\n"
-          : "Same weights: every bit is that of ddp. --wide prints maxima, peaks, times and "
-            "losses.\n",
-      marks_legend(report));
+            "compared (n/a),\nbecause the other ranks never trained. "
+          : "Same weights: every bit is that of ddp. ");
 }
 
 std::string wide_legend(const Json& report) {
   std::string text = fmt::format(
-      "Memory: the allocator's live bytes after a step, before gradients are cleared, less those\n"
-      "before the model was built. Mean and max are over the ranks.\n"
-      "Peak: the largest value within a step. States (max over ranks) counts only parameters,\n"
-      "gradients and optimizer states.\n"
-      "RSS+: the growth of the process's resident set.\n"
-      "Off: how far the mean total is from the formula.\n"
-      "Seconds: means over ranks of each rank's median. Forward, backward and optimizer exclude\n"
-      "exposed communication.\n"
-      "In flight: seconds in which at least one collective had started and its wait had not\n"
-      "ended; exposed time is a part of it.\n"
-      "MiB = 2^20 bytes. V = {:.2f} MiB, one copy of the parameters.\n{}",
+      "MiB (2^20 bytes) are the allocator's live bytes after a step, before gradients are "
+      "cleared,\n"
+      "less those before the model was built; peak: within a step. Mean and max are over the "
+      "ranks.\n"
+      "Seconds are medians of a rank; the phases exclude exposed communication, a part of in "
+      "flight.\n"
+      "V = {:.2f} MiB, one copy of the parameters. docs/ladder.md explains each column.\n{}",
       mib(report["parameter_bytes"]), mesh_legend(report));
   if (is_fake(report)) {
     text +=
-        "Nothing was sent, and the other ranks never trained: their parts are the first values,\n"
-        "so weights are not compared (n/a). Sent is what real ranks would send. Exposed is the\n"
-        "time to generate the other ranks' parts. The peak lacks the scratch of real "
-        "reductions.\n";
+        "Nothing was sent, and the other ranks never trained: their parts are the first values, "
+        "so\n"
+        "weights are not compared (n/a). Sent is what real ranks would send, exposed the time to\n"
+        "generate the other ranks' parts. The peak lacks the scratch of real reductions.\n";
   }
-  if (!report["compute_seconds"].is_null()) {
-    text += fmt::format(
-        "/compute: the step relative to {:.3f} s, the step when every rank trains by itself at the "
-        "same\ntime and sends nothing.\n",
-        number_in(report, "compute_seconds"));
-  }
-  return text + marks_legend(report);
+  if (report["compute_seconds"].is_null()) return text;
+  return text + fmt::format("/compute: the step relative to {:.3f} s, that of every rank alone.\n",
+                            number_in(report, "compute_seconds"));
 }
 
 }  // namespace
@@ -234,9 +222,13 @@ std::string to_text(const Json& report, bool wide) {
                                ? "differs"
                                : mode["digest"].get<std::string>().substr(0, 12);
   }
-  if (!wide) return title(report) + "\n" + short_table(modes) + "\n" + short_legend(report);
+  if (!wide) {
+    return title(report) + "\n" + short_table(modes) + "\n" + short_legend(report) +
+           marks_legend(modes);
+  }
   return title(report) + "\n" + memory_table(modes) + "\n" + step_table(report, modes) + "\n" +
-         (has_mesh(report) ? axis_table(report, modes) + "\n" : "") + wide_legend(report);
+         (has_mesh(report) ? axis_table(report, modes) + "\n" : "") + wide_legend(report) +
+         marks_legend(modes);
 }
 
 }  // namespace zero::ladder

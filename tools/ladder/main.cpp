@@ -100,31 +100,28 @@ class Ranks {
   }
 
   std::vector<dist::RankExit> start(const dist::RankFunction& function) {
-    if (fake()) {
-      return dist::fork_processes(launch_, [&](int) {
-        dist::Communicator communicator = dist::connect_fake(
-            options_.fake.rank, options_.fake.size, /*source=*/{}, options_.fake.ranks_per_host);
-        return function(communicator);
-      });
-    }
-    return environment_ ? start_own_rank(function) : dist::launch_ranks(launch_, function);
+    if (!environment_ && !fake()) return dist::launch_ranks(launch_, function);
+    const int run = runs_++;
+    return dist::fork_processes(launch_, [&](int) {
+      if (environment_) return run_own_rank(run, function);
+      const FakeOptions& fake = options_.fake;
+      auto rank = dist::connect_fake(fake.rank, fake.size, /*source=*/{}, fake.ranks_per_host);
+      return function(rank);
+    });
   }
 
-  std::vector<dist::RankExit> start_own_rank(const dist::RankFunction& function) {
+  std::string run_own_rank(int run, const dist::RankFunction& function) {
     dist::RankEnvironment environment = *environment_;
     dist::ConnectOptions connect = launch_.connect;
     // By number, not by mode: ranks that are to run different modes must meet to find out.
-    connect.prefix = fmt::format("ladder/{}", runs_);
+    connect.prefix = fmt::format("ladder/{}", run);
     // Rank 0's process of an earlier mode may still be giving up its port.
-    if (!environment.store_is_served) environment.master_port += runs_;
-    ++runs_;
-    return dist::fork_processes(launch_, [&](int) {
-      try {
-        return function(*dist::connect(environment, connect));
-      } catch (const std::exception& error) {
-        throw Error(fmt::format("(of {}) {}", environment.world_size, message_of(error)));
-      }
-    });
+    if (!environment.store_is_served) environment.master_port += run;
+    try {
+      return function(*dist::connect(environment, connect));
+    } catch (const std::exception& error) {
+      throw Error(fmt::format("(of {}) {}", environment.world_size, message_of(error)));
+    }
   }
 
   const Options& options_;
@@ -161,26 +158,16 @@ Json check_before_training(Options& options, bool reports) {
 }
 
 // Adds a row for each mode to `report` if this process reports. The memory timelines of the modes.
-Json train_modes(const Options& options, Ranks& ranks, Json& report,
-                 std::vector<std::string>& failures) {
+Json train_modes(const Options& options, Ranks& ranks, Json& report) {
   Json timelines = Json::array();
   for (const std::string& mode : options.modes) {
     Options one = options;
     if (&mode != &options.modes.back()) one.save = "";  // the last one is saved
     const Json results = ranks.run(mode, one);
     if (!ranks.reports()) continue;
-    Json row = mode_row(mode, all_modes().rounds(mode), results, options.mesh.cell());
-    const Json& first = results.front();
-    if (options.validation > 0) row["validation"] = first["validation"];
-    if (options.dtype == "fp16") {
-      row["loss_scale"] = first["loss_scale"];
-      row["skipped_steps"] = first["skipped_steps"];
-    }
-    report["modes"].push_back(std::move(row));
-    timelines.push_back(first.value("memory_timeline", Json()));
-    for (const Json& result : results) {
-      for (const Json& failure : result["failures"]) failures.push_back(failure);
-    }
+    report["modes"].push_back(
+        mode_row(mode, all_modes().rounds(mode), results, options.mesh.cell()));
+    timelines.push_back(results.front().value("memory_timeline", Json()));
   }
   return timelines;
 }
@@ -223,15 +210,11 @@ int run(int argc, char** argv) {
   Json report = check_before_training(options, ranks.reports());
   if (report["steps"] == 0) return 0;  // with --auto-resume, and said
   if (options.compute_alone) {
-    Json row = ranks.compute_alone();
-    report["compute_seconds"] = row["step_seconds"];
-    report["compute_alone"] = {{"mode", options.alone_mode},
-                               {"forward_seconds", row["forward_seconds"]},
-                               {"backward_seconds", row["backward_seconds"]},
-                               {"optimizer_seconds", row["optimizer_seconds"]}};
+    Json& alone = report["compute_alone"] = ranks.compute_alone();
+    alone["mode"] = options.alone_mode;
+    report["compute_seconds"] = alone["step_seconds"];
   }
-  std::vector<std::string> failures;
-  const Json timelines = train_modes(options, ranks, report, failures);
+  const Json timelines = train_modes(options, ranks, report);
   if (!ranks.reports()) return 0;
   derive(report);
   fmt::print("\n{}\n", to_text(report, options.wide));
@@ -245,7 +228,7 @@ int run(int argc, char** argv) {
                          {options.model_name(), options.world_size, report["parameter_bytes"]},
                          timelines, metadata));
   }
-  for (std::string& failure : verdict(report)) failures.push_back(std::move(failure));
+  const std::vector<std::string> failures = verdict(report);
   for (const std::string& failure : failures) log_error("FAILED " + failure);
   return failures.empty() ? 0 : 1;
 }

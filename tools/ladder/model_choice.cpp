@@ -31,11 +31,9 @@ double activation_bytes(const Options& options) {
   const std::int64_t a_token =
       3 * config.vocabulary / tensor_ranks + config.hidden * (40 + kept * layers);
   // Micro-batches whose backward a stage waits for.
-  std::int64_t in_flight = 1;
-  if (stages > 1) {
-    const bool all = options.mesh.schedule == "gpipe";
-    in_flight = all ? options.micro_batches : std::min<std::int64_t>(options.micro_batches, stages);
-  }
+  const std::int64_t in_flight = stages > 1 && options.mesh.schedule == "gpipe"
+                                     ? options.micro_batches
+                                     : std::min<std::int64_t>(options.micro_batches, stages);
   return 4 * static_cast<double>(a_token) * static_cast<double>(in_flight) *
          static_cast<double>(options.batch * options.sequence_length);
 }
@@ -103,45 +101,40 @@ double available_bytes(const Options& options) {
   return 0;
 }
 
-// "tiny needs about 0.6 GiB and 0.5 GiB are free"
-std::string need_text(const Options& options, const std::string& who, double available) {
+// "tiny on 2 ranks needs about 0.6 GiB and 0.5 GiB are free"
+std::string need_text(const Options& options, double available) {
   constexpr double kGib = 1 << 30;
-  return fmt::format("{} needs about {:.1f} GiB and {:.1f} GiB are free", who,
-                     needed_bytes(options) / kGib, available / kGib);
-}
-
-void check_size(const Options& options, double available) {
-  if (needed_bytes(options) <= available) return;
   const bool fake = options.fake.size > 0;
-  const std::string who =
-      fake ? fmt::format("{}: rank {} of {}", options.model_name(), options.fake.rank,
-                         options.fake.size)
-           : fmt::format("{} on {} ranks", options.model_name(), options.world_size);
-  throw Error(fmt::format(
-      "{}; take {}, a smaller --model ({}) or a smaller batch", need_text(options, who, available),
-      fake ? "more ranks (of a group: --shard-size), --modes that shard more" : "fewer ranks",
-      fmt::join(nn::preset_names(), ", ")));
+  return fmt::format("{} {} {} needs about {:.1f} GiB and {:.1f} GiB are free",
+                     options.model_name(), fake ? "as rank" : "on",
+                     fake ? fmt::format("{} of {}", options.fake.rank, options.fake.size)
+                          : fmt::format("{} ranks", options.world_size),
+                     needed_bytes(options) / kGib, available / kGib);
 }
 
 }  // namespace
 
 void choose_model(Options& options) {
   const double available = available_bytes(options);
-  if (!options.model.empty() || !options.weights.empty()) return check_size(options, available);
-  // SmolLM2's heads cannot be shared evenly.
-  const auto models = options.mesh.tensor_ranks > 1
-                          ? std::vector<const char*>{"llama-360m", "tiny"}
-                          : std::vector<const char*>{"smollm2-360m", "smollm2-135m", "tiny"};
-  for (const char* model : models) {
+  std::vector<std::string> models = {options.model};
+  if (options.model.empty() && options.weights.empty()) {
+    // SmolLM2's heads cannot be shared evenly.
+    models = options.mesh.tensor_ranks > 1
+                 ? std::vector<std::string>{"llama-360m", "tiny"}
+                 : std::vector<std::string>{"smollm2-360m", "smollm2-135m", "tiny"};
+  }
+  for (const std::string& model : models) {
     options.model = model;
     if (needed_bytes(options) <= available) return;
-    fmt::print("{}: {}.\n", need_text(options, model, available),
-               options.model == "tiny" ? "not even that fits" : "trying the next smaller model");
+    if (model == models.back()) break;
+    fmt::print("{}: trying the next smaller model\n", need_text(options, available));
   }
   throw Error(fmt::format(
-      "no model fits: {:.1f} GiB are free; take fewer ranks (--nproc), a smaller --batch or a "
-      "shorter --seq-len",
-      available / (1 << 30)));
+      "{}; take {}, a smaller --model ({}), a smaller --batch or a shorter --seq-len",
+      need_text(options, available),
+      options.fake.size > 0 ? "more ranks (of a group: --shard-size), --modes that shard more"
+                            : "fewer ranks",
+      fmt::join(nn::preset_names(), ", ")));
 }
 
 }  // namespace zero::ladder

@@ -22,77 +22,75 @@ namespace fs = std::filesystem;
 // Only texts are kept for each rank of a fake process group; larger worlds serve no purpose.
 constexpr int kLargestFakeProcessGroup = 4096;
 
-CLI::Option* add_text(CLI::App& app, const char* name, std::string& value, const char* help) {
+CLI::Option* text(CLI::App& app, const char* name, std::string& value, const char* help) {
   return app.add_option(name, value, help)->capture_default_str();
 }
 
-CLI::Option* add_choice(CLI::App& app, const char* name, std::string& value,
-                        const std::vector<std::string>& known, const char* help) {
-  return add_text(app, name, value, help)->check(CLI::IsMember(known));
+CLI::Option* choice(CLI::App& app, const char* name, std::string& value,
+                    const std::vector<std::string>& known, const char* help) {
+  return text(app, name, value, help)->check(CLI::IsMember(known));
 }
 
 // From `least` to `most`. A value of 0 stands for no value.
 template <typename Number>
-CLI::Option* add_number(CLI::App& app, const char* name, Number& value,
-                        std::type_identity_t<Number> least, std::type_identity_t<Number> most,
-                        const char* help) {
+CLI::Option* number(CLI::App& app, const char* name, Number& value,
+                    std::type_identity_t<Number> least, std::type_identity_t<Number> most,
+                    const char* help) {
   CLI::Option* option = app.add_option(name, value, help)->check(CLI::Range(least, most));
   if constexpr (std::is_floating_point_v<Number>) option->check(base::refuse_nan);
   return value == 0 ? option : option->capture_default_str();
 }
 
 void add_model_options(CLI::App& app, Options& o) {
-  add_choice(app, "--task", o.task, {"text", "reviews"}, "language model or 5-class classifier");
-  add_choice(app, "--model", o.model, nn::preset_names(), "without it the largest that fits");
-  add_text(app, "--weights", o.weights, "folder of save_pretrained: model and first values")
+  choice(app, "--task", o.task, {"text", "reviews"}, "language model or 5-class classifier");
+  choice(app, "--model", o.model, nn::preset_names(), "without it the largest that fits");
+  text(app, "--weights", o.weights, "folder of save_pretrained: model and first values")
       ->excludes("--model");
   app.add_option("--data", o.data,
                  "text files or folders, a token file of ./run data, or reviews as CSV or JSON "
                  "lines (label, text); without it this project's own");
-  add_number(app, "--lr", o.learning_rate, 0, 1e9, "AdamW's learning rate");
+  number(app, "--lr", o.learning_rate, 0, 1e9, "AdamW's learning rate");
   app.add_option("--seed", o.seed, "of weights and data order")
       ->capture_default_str()
       ->check(base::refuse_bad_seed);
-  add_choice(app, "--dtype", o.dtype, {"fp32", "bf16", "fp16"},
-             "the last two with fp32 master weights, fp16 with a loss scale as well");
-  add_choice(app, "--reduce-dtype", o.reduce_dtype, {"parameter", "fp32"},
-             "what bf16 and fp16 gradients travel in: their own type, or twice the bytes");
-  add_choice(app, "--device", o.device, {"cpu", "cuda"}, "cuda: a GPU for each rank, over NCCL");
+  choice(app, "--dtype", o.dtype, {"fp32", "bf16", "fp16"},
+         "the last two with fp32 master weights, fp16 with a loss scale as well");
+  choice(app, "--reduce-dtype", o.reduce_dtype, {"parameter", "fp32"},
+         "what bf16 and fp16 gradients travel in: their own type, or twice the bytes");
+  choice(app, "--device", o.device, {"cpu", "cuda"}, "cuda: a GPU for each rank, over NCCL");
   app.add_flag("--activation-checkpointing", o.activation_checkpointing,
                "keep only the input of every layer for backward, and compute the rest again");
 }
 
 void add_run_options(CLI::App& app, Options& o) {
-  add_number(app, "--nproc", o.world_size, 1, 64, "ranks");
-  add_number(app, "--steps", o.steps, 1, 1000000, "optimizer steps");
-  add_number(app, "--epochs", o.epochs, 1, 1000000, "passes over the data, instead of --steps")
+  number(app, "--nproc", o.world_size, 1, 64, "ranks");
+  number(app, "--steps", o.steps, 1, 1000000, "optimizer steps");
+  number(app, "--epochs", o.epochs, 1, 1000000, "passes over the data, instead of --steps")
       ->excludes("--steps");
-  add_number(app, "--validation", o.validation, 0, 1,
-             "share of the samples to evaluate and not to train on: at the start, after every "
-             "epoch (or --checkpoint-every) and at the end");
-  add_number(app, "--seq-len", o.sequence_length, 2, 8192, "tokens of a sample");
-  add_number(app, "--batch", o.batch, 1, 4096, "samples of a rank in a micro-batch");
-  add_number(app, "--micro-batches", o.micro_batches, 1, 4096,
-             "of a step; without it as many as --pp");
+  number(app, "--validation", o.validation, 0, 1,
+         "share of the samples to evaluate and not to train on: at the start, after every "
+         "epoch (or --checkpoint-every) and at the end");
+  number(app, "--seq-len", o.sequence_length, 2, 8192, "tokens of a sample");
+  number(app, "--batch", o.batch, 1, 4096, "samples of a rank in a micro-batch");
+  number(app, "--micro-batches", o.micro_batches, 1, 4096, "of a step; without it as many as --pp");
   app.add_option("--modes", o.modes, "modes, for example ddp,zero1:naive,zero3")
       ->delimiter(',')
       ->capture_default_str();
-  add_text(app, "--shard-size", o.shard_size,
-           "ranks that share the model states under hsdp1 to hsdp3, or host; ddp becomes hddp");
-  add_text(app, "--ownership", o.ownership, "size, count or offset");
-  add_number(app, "--timeout", o.timeout_seconds, 0.1, 86400,
-             "longest wait for a rank, in seconds");
+  text(app, "--shard-size", o.shard_size,
+       "ranks that share the model states under hsdp1 to hsdp3, or host; ddp becomes hddp");
+  text(app, "--ownership", o.ownership, "size, count or offset");
+  number(app, "--timeout", o.timeout_seconds, 0.1, 86400, "longest wait for a rank, in seconds");
   app.add_flag(
       "!--no-compute-alone", o.compute_alone,
       "leave out the run without communication, as --checkpoint, --resume, --tp and --pp do");
-  add_text(app, "--alone-mode", o.alone_mode, "the mode of the run without communication");
-  add_number(app, "--assume-free-memory", o.assume_free_mib, 1, std::int64_t{1} << 40,
-             "MiB to fit into, instead of what is free now");
+  text(app, "--alone-mode", o.alone_mode, "the mode of the run without communication");
+  number(app, "--assume-free-memory", o.assume_free_mib, 1, std::int64_t{1} << 40,
+         "MiB to fit into, instead of what is free now");
 }
 
 void add_mesh_options(CLI::App& app, MeshOptions& o) {
-  add_number(app, "--tp", o.tensor_ranks, 1, 64, "tensor parallelism: ranks that share each layer");
-  add_number(app, "--pp", o.stages, 1, 64, "stages of a pipeline, each some of the layers");
+  number(app, "--tp", o.tensor_ranks, 1, 64, "tensor parallelism: ranks that share each layer");
+  number(app, "--pp", o.stages, 1, 64, "stages of a pipeline, each some of the layers");
   app.add_flag("--sequence-parallel", o.sequence_parallel,
                "with --tp: cut activations between layers along the sequence")
       ->needs("--tp");
@@ -101,30 +99,29 @@ void add_mesh_options(CLI::App& app, MeshOptions& o) {
       ->needs("--tp")
       ->needs("--activation-checkpointing")
       ->excludes("--sequence-parallel");
-  add_choice(app, "--pipeline-schedule", o.schedule, {"1f1b", "gpipe"}, "gpipe: all forwards first")
+  choice(app, "--pipeline-schedule", o.schedule, {"1f1b", "gpipe"}, "gpipe: all forwards first")
       ->needs("--pp");
 }
 
 void add_output_options(CLI::App& app, Options& o) {
   app.add_flag("--wide", o.wide, "print maxima, peaks, times, losses and digests too, 140 columns");
-  add_text(app, "--json", o.json, "where the figures go; ./run draws them beside it");
-  add_text(app, "--save", o.save,
-           "folder for the model of the last mode, as transformers loads it");
-  add_text(app, "--memory-timeline", o.pictures.memory_timeline,
-           "JSON of what rank 0's allocator held along the last step; ./run draws it beside it");
-  add_text(app, "--trace", o.pictures.trace,
-           "Chrome traces of the last step: NAME.json gives NAME.MODE.rankR.json");
+  text(app, "--json", o.json, "where the figures go; ./run draws them beside it");
+  text(app, "--save", o.save, "folder for the model of the last mode, as transformers loads it");
+  text(app, "--memory-timeline", o.pictures.memory_timeline,
+       "JSON of what rank 0's allocator held along the last step; ./run draws it beside it");
+  text(app, "--trace", o.pictures.trace,
+       "Chrome traces of the last step: NAME.json gives NAME.MODE.rankR.json");
 }
 
 void add_checkpoint_options(CLI::App& app, CheckpointOptions& o) {
-  add_text(app, "--checkpoint", o.folder,
-           "with one mode: folder for a checkpoint, replaced whenever a newer one is whole");
-  add_number(app, "--checkpoint-every", o.every, 1, 1000000,
-             "steps from one to the next (without it only after the last step)")
+  text(app, "--checkpoint", o.folder,
+       "with one mode: folder for a checkpoint, replaced whenever a newer one is whole");
+  number(app, "--checkpoint-every", o.every, 1, 1000000,
+         "steps from one to the next (without it only after the last step)")
       ->needs("--checkpoint");
-  add_text(app, "--resume", o.resume,
-           "folder of a checkpoint to go on from, under any mode and on any ranks with as many "
-           "samples a step in all; --steps and --epochs count from the start of the run");
+  text(app, "--resume", o.resume,
+       "folder of a checkpoint to go on from, under any mode and on any ranks with as many "
+       "samples a step in all; --steps and --epochs count from the start of the run");
   app.add_flag("--auto-resume", o.auto_resume,
                "--resume from the folder of --checkpoint if it holds one: for a launcher that "
                "starts ranks again")
@@ -135,16 +132,15 @@ void add_checkpoint_options(CLI::App& app, CheckpointOptions& o) {
 // Refused with: a checkpoint or a saved model, which need the other ranks' shards; a validation
 // loss, which needs a model that all ranks trained; a memory timeline, which is rank 0's.
 void add_fake_options(CLI::App& app, FakeOptions& o) {
-  CLI::Option* fake = add_number(app, "--fake-process-group", o.size, 1, kLargestFakeProcessGroup,
-                                 "run one rank of a world of this many alone; nothing is sent");
+  CLI::Option* fake = number(app, "--fake-process-group", o.size, 1, kLargestFakeProcessGroup,
+                             "run one rank of a world of this many alone; nothing is sent");
   for (const char* other : {"--nproc", "--save", "--memory-timeline", "--checkpoint", "--resume",
                             "--epochs", "--validation"}) {
     fake->excludes(other);
   }
-  add_number(app, "--rank", o.rank, 0, kLargestFakeProcessGroup - 1, "which rank of it")
-      ->needs(fake);
-  add_number(app, "--ranks-per-host", o.ranks_per_host, 1, kLargestFakeProcessGroup,
-             "of it, for --shard-size host; without it all ranks are on one host")
+  number(app, "--rank", o.rank, 0, kLargestFakeProcessGroup - 1, "which rank of it")->needs(fake);
+  number(app, "--ranks-per-host", o.ranks_per_host, 1, kLargestFakeProcessGroup,
+         "of it, for --shard-size host; without it all ranks are on one host")
       ->needs(fake);
 }
 
@@ -160,15 +156,6 @@ void add_shard_size(Options& o) {
   }
 }
 
-void check(const Options& o) {
-  for (const std::string& mode : o.modes) all_modes().check(mode);
-  train::ownership_from(o.ownership);
-  if (!o.checkpoint.folder.empty() && o.modes.size() != 1) {
-    throw Error(fmt::format("--checkpoint keeps one run, and there are {} modes: take --modes {}",
-                            o.modes.size(), o.modes.back()));
-  }
-}
-
 void check_fake(const Options& o) {
   dist::connect_fake(o.fake.rank, o.fake.size, /*source=*/{}, o.fake.ranks_per_host);
   if (o.device != "cpu") throw Error("--fake-process-group runs on --device cpu only");
@@ -179,73 +166,68 @@ void check_fake(const Options& o) {
   }
 }
 
-void read_weights_config(Options& o) {
-  o.weights_config = nn::read_config_text(o.weights);
-  try {
-    nn::llama_config_from_json(o.weights_config);
-  } catch (const Error& error) {
-    throw Error(fmt::format("{}: {}", o.weights, error.what()));
-  }
-}
-
-// Groups of ranks that share model states are cut out of the data axis. Without a mesh the ranks
-// find out.
-void check_groups(const Options& o) {
-  const int size = std::atoi(o.shard_size.c_str());  // 0: host, or not given
-  if (o.mesh.cell() == 1 || size == 0 || o.data_ranks() % size == 0) return;
-  throw Error(
-      fmt::format("--shard-size {} does not divide the data axis: of {} ranks with --tp {} and "
-                  "--pp {} it has {}",
-                  size, o.world_size, o.mesh.tensor_ranks, o.mesh.stages, o.data_ranks()));
-}
-
-void check_tensor_axis(const Options& o) {
-  const int ranks = o.mesh.tensor_ranks;
-  const auto refuse = [&o](const std::string& why) {
-    throw Error(fmt::format("--tp {}: {}", o.mesh.tensor_ranks, why));
-  };
-  try {
-    nn::check_tensor_parallel(o.config(), ranks);
-  } catch (const Error& error) {
-    refuse(fmt::format("{}; take a --tp that divides that number", error.what()));
-  }
-  const bool sequence = o.mesh.sequence_parallel;
-  if (ranks == 1 && (sequence || o.mesh.partition_activations)) {
-    refuse(fmt::format("one tensor rank has nothing to cut for {}: take --tp 2 or more",
-                       sequence ? "--sequence-parallel" : "--partition-activations"));
-  }
-  if (sequence && o.reviews()) {
-    refuse("texts of --task reviews have different lengths: leave out --sequence-parallel");
-  }
-  if (sequence && o.sequence_length % ranks != 0) {
-    refuse(fmt::format("--sequence-parallel needs a --seq-len that is a multiple of {}, not {}",
-                       ranks, o.sequence_length));
-  }
-}
-
 // Stages 0 to 2: ddp, zero1, tensor_zero2:flat, engine0 and so on.
 bool keeps_parameters_whole(const std::string& mode) {
   const std::string name = mode.substr(0, mode.find(':'));
   return name == "ddp" || name == "hddp" || (name.back() >= '0' && name.back() <= '2');
 }
 
-void check_pipeline(const Options& o) {
+// What is wrong, and what would be right; empty if nothing is.
+std::string problem_of_tensor_axis(const Options& o) {
+  const int ranks = o.mesh.tensor_ranks;
+  const bool sequence = o.mesh.sequence_parallel;
+  if (ranks == 1 && (sequence || o.mesh.partition_activations)) {
+    return fmt::format("one tensor rank has nothing to cut for {}: take --tp 2 or more",
+                       sequence ? "--sequence-parallel" : "--partition-activations");
+  }
+  if (sequence && o.reviews()) {
+    return "texts of --task reviews have different lengths: leave out --sequence-parallel";
+  }
+  if (sequence && o.sequence_length % ranks != 0) {
+    return fmt::format("--sequence-parallel needs a --seq-len that is a multiple of {}, not {}",
+                       ranks, o.sequence_length);
+  }
+  try {
+    nn::check_tensor_parallel(o.config(), ranks);
+  } catch (const Error& error) {
+    return fmt::format("{}; take a --tp that divides that number", error.what());
+  }
+  return "";
+}
+
+std::string problem_of_pipeline(const Options& o) {
   const nn::LlamaConfig config = o.config();
-  const auto refuse = [&o](const std::string& why) {
-    throw Error(fmt::format("--pp {}: {}", o.mesh.stages, why));
-  };
-  if (o.reviews()) refuse("a pipeline trains language models: leave out --task reviews or --pp");
+  if (o.mesh.stages == 1) return "";
+  if (o.reviews()) return "a pipeline trains language models: leave out --task reviews or --pp";
   if (o.mesh.stages > config.layers) {
-    refuse(fmt::format("{} has {} layers: take at most {} stages", o.model_name(), config.layers,
-                       config.layers));
+    return fmt::format("{} has {} layers: take at most as many stages", o.model_name(),
+                       config.layers);
   }
   for (const std::string& mode : o.modes) {
     if (!config.tied || keeps_parameters_whole(mode)) continue;
-    refuse(fmt::format(
+    return fmt::format(
         "mode {} does not keep parameters whole, and the first and the last stage share the "
         "embedding: take --modes ddp,zero1,zero2, or --weights with tie_word_embeddings false",
-        mode));
+        mode);
   }
+  return "";
+}
+
+std::string problem_of_mesh(const Options& o) {
+  const int cell = o.mesh.cell(), shard_size = std::atoi(o.shard_size.c_str());  // 0: host, or none
+  if (o.world_size % cell != 0) {
+    return fmt::format("there are {} ranks, which is no multiple of {}: take {} {}", o.world_size,
+                       cell, o.fake.size > 0 ? "--fake-process-group" : "--nproc",
+                       (o.world_size / cell + 1) * cell);
+  }
+  // Groups of ranks that share model states are cut out of the data axis. Without a mesh the ranks
+  // find out.
+  if (cell > 1 && shard_size > 0 && o.data_ranks() % shard_size != 0) {
+    return fmt::format("--shard-size {} does not divide the {} ranks of the data axis", shard_size,
+                       o.data_ranks());
+  }
+  const std::string of_tensor_axis = problem_of_tensor_axis(o);
+  return of_tensor_axis.empty() ? problem_of_pipeline(o) : of_tensor_axis;
 }
 
 }  // namespace
@@ -273,11 +255,8 @@ std::string PictureOptions::trace_file(const std::string& mode, int rank) const 
 }
 
 const train::Registry& all_modes() {
-  static const train::Registry registry = [] {
-    train::Registry all;
-    train::register_all_chapters(all);
-    return all;
-  }();
+  static train::Registry registry;
+  if (registry.entries().empty()) train::register_all_chapters(registry);
   return registry;
 }
 
@@ -294,7 +273,11 @@ Options parse(int argc, char** argv) {
   add_fake_options(app, o.fake);
   base::parse_arguments(app, "ladder", argc, argv);
   add_shard_size(o);
-  check(o);
+  for (const std::string& mode : o.modes) all_modes().check(mode);
+  train::ownership_from(o.ownership);
+  if (!o.checkpoint.folder.empty() && o.modes.size() != 1) {
+    throw Error("--checkpoint keeps one run: take one mode, --modes " + o.modes.back());
+  }
   if (o.fake.size > 0) {
     check_fake(o);
     o.world_size = o.fake.size;
@@ -315,21 +298,15 @@ Options parse(int argc, char** argv) {
       o.fake.size > 0) {
     o.compute_alone = false;
   }
-  if (!o.weights.empty()) read_weights_config(o);
+  if (!o.weights.empty()) o.weights_config = nn::read_config_text(o.weights);
+  if (!o.weights.empty()) nn::llama_config_from_json(o.weights_config);  // refuses other models
   return o;
 }
 
 void check_mesh(const Options& o) {
-  const int cell = o.mesh.cell();
-  if (o.world_size % cell != 0) {
-    throw Error(fmt::format(
-        "--tp {} and --pp {} need a multiple of {} ranks, and there are {}: take {} {}",
-        o.mesh.tensor_ranks, o.mesh.stages, cell, o.world_size,
-        o.fake.size > 0 ? "--fake-process-group" : "--nproc", (o.world_size / cell + 1) * cell));
-  }
-  check_groups(o);
-  check_tensor_axis(o);
-  if (o.mesh.stages > 1) check_pipeline(o);
+  const std::string problem = problem_of_mesh(o);
+  if (problem.empty()) return;
+  throw Error(fmt::format("--tp {} and --pp {}: {}", o.mesh.tensor_ranks, o.mesh.stages, problem));
 }
 
 base::Json report_head(const Options& o) {

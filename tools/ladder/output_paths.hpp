@@ -4,7 +4,7 @@
 
 namespace zero::ladder {
 
-/// Throws zero::Error where the run would write over something that it reads, or in two ways to one
+/// Throws zero::Error if the run would write over something that it reads, or in two ways to one
 /// place: figures over a file of --data, a model into the folder of --weights, --json and
 /// --memory-timeline into one file. Only --checkpoint and --resume may name the same folder.
 /// Compares resolved paths only, so all ranks decide alike. `options.world_size` must be that of

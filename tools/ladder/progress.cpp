@@ -19,9 +19,7 @@ Progress::~Progress() {
 }
 
 void Progress::step(const std::string& text) {
-  const std::int64_t of_this_run = steps_ - first_;
-  if (of_this_run <= 0) return;
-  const auto tenths = [&] { return (done_ - first_) * 10 / of_this_run; };
+  const auto tenths = [&] { return (done_ - first_) * 10 / (steps_ - first_); };
   const std::int64_t before = tenths();
   ++done_;
   const std::string line = fmt::format("{}  {}/{}  {}", label_, done_, steps_, text);
@@ -35,10 +33,8 @@ void Progress::step(const std::string& text) {
 }
 
 std::string Progress::time_left() const {
-  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - started_;
-  const double left =
-      elapsed.count() * static_cast<double>(steps_ - done_) / static_cast<double>(done_ - first_);
-  return fmt::format("{:%T}", std::chrono::seconds(std::max(0L, std::lround(left))));
+  const auto a_step = (std::chrono::steady_clock::now() - started_) / (done_ - first_);
+  return fmt::format("{:%T}", std::chrono::round<std::chrono::seconds>(a_step * (steps_ - done_)));
 }
 
 }  // namespace zero::ladder

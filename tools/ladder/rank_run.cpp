@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
@@ -55,28 +54,28 @@ double median(std::vector<double> values) {
 // page faults as medians. What is alive when it is made does not count.
 class Meter {
  public:
-  void begin_step(const dist::Mesh& mesh) {
+  // `data_bytes`, `pipeline_bytes`: what the step must send on these axes, by formula.
+  template <typename Step>
+  train::StepResult measure(const dist::Mesh& mesh, std::int64_t data_bytes,
+                            std::int64_t pipeline_bytes, const Step& run_step) {
     memory::reset_peaks();
-    before_ = traffic(mesh);
-    faults_before_ = memory::page_faults();
-  }
-
-  // `data_bytes`, `pipeline_bytes`: what the step must have sent on these axes, by formula.
-  void end_step(const dist::Mesh& mesh, const train::StepResult& step, std::int64_t data_bytes,
-                std::int64_t pipeline_bytes) {
+    const dist::Traffic before[] = {mesh.data().traffic(), mesh.pipeline().traffic(),
+                                    mesh.tensor().traffic()};
+    const std::int64_t faults = memory::page_faults();
+    const train::StepResult step = run_step();
     seconds_.push_back(step.seconds);
-    faults_.push_back(static_cast<double>(memory::page_faults() - faults_before_));
+    faults_.push_back(static_cast<double>(memory::page_faults() - faults));
     // If the loss scale was too large nothing is updated, and no parameter is sent.
-    if (step.skipped && updated_) return;
+    if (step.skipped && updated_) return step;
     updated_ = !step.skipped;
-    data_bytes_ = data_bytes;
-    pipeline_bytes_ = pipeline_bytes;
     const memory::Snapshot steady = memory::snapshot();
     const std::int64_t resident = memory::resident_set_bytes();
-    auto [data, pipeline, tensor] = traffic(mesh);
-    data = data.since(before_[0]);
-    pipeline = pipeline.since(before_[1]);
-    tensor = tensor.since(before_[2]);
+    const dist::Traffic data = mesh.data().traffic().since(before[0]);
+    const dist::Traffic pipeline = mesh.pipeline().traffic().since(before[1]);
+    const dist::Traffic tensor = mesh.tensor().traffic().since(before[2]);
+    const std::int64_t gradients = data.bytes(dist::Purpose::kGradient),
+                       parameters = data.bytes(dist::Purpose::kParameter),
+                       control = data.bytes(dist::Purpose::kControl);
     row_ = {
         {"rank", mesh.world().rank()},
         {"parameter_mib", mib(steady[memory::Category::kParameters])},
@@ -87,22 +86,23 @@ class Meter {
         {"peak_mib", mib(steady.total_peak - base_)},
         {"peak_states_mib", mib(steady.states_peak)},
         {"resident_growth_mib", mib(resident - resident_base_)},
-        {"sent_gradient_bytes", data.bytes(dist::Purpose::kGradient)},
-        {"sent_parameter_bytes", data.bytes(dist::Purpose::kParameter)},
-        {"sent_control_bytes", data.bytes(dist::Purpose::kControl)},
+        {"sent_gradient_bytes", gradients},
+        {"sent_parameter_bytes", parameters},
+        {"sent_control_bytes", control},
+        {"sent_bytes", gradients + parameters + control},
         {"sent_data_bytes", without_control(data)},
         {"sent_pipeline_bytes", without_control(pipeline)},
         {"sent_tensor_bytes", without_control(tensor)},
         {"sent_between_hosts_bytes",
          data.between_hosts() + pipeline.between_hosts() + tensor.between_hosts()},
+        {"formula_data_bytes", updated_ ? Json(data_bytes) : Json()},
+        {"formula_pipeline_bytes", updated_ ? Json(pipeline_bytes) : Json()},
     };
+    return step;
   }
 
   Json row() const {
     Json row = row_;
-    row["sent_bytes"] = row_["sent_gradient_bytes"].get<std::int64_t>() +
-                        row_["sent_parameter_bytes"].get<std::int64_t>() +
-                        row_["sent_control_bytes"].get<std::int64_t>();
     row["high_water_mib"] = mib(memory::resident_set_peak_bytes());
     row["page_faults"] = median(faults_);
     using train::PhaseSeconds;
@@ -119,54 +119,33 @@ class Meter {
     return row;
   }
 
-  // What the reported step did not send as its formula says. There is no tolerance.
-  Json failures(const std::string& mode) const {
-    Json failures = Json::array();
-    const auto compare = [&](const char* what, const char* key, std::int64_t predicted) {
-      const std::int64_t sent = row_[key];
-      if (sent == predicted || !updated_) return;
-      failures.push_back(fmt::format("{}: rank {} sent {} bytes {} in a step, the formula says {}",
-                                     mode, row_["rank"].get<int>(), sent, what, predicted));
-    };
-    compare("of gradients and parameters", "sent_data_bytes", data_bytes_);
-    compare("to other stages", "sent_pipeline_bytes", pipeline_bytes_);
-    return failures;
-  }
-
  private:
-  static std::array<dist::Traffic, 3> traffic(const dist::Mesh& mesh) {
-    return {mesh.data().traffic(), mesh.pipeline().traffic(), mesh.tensor().traffic()};
-  }
   static std::int64_t without_control(const dist::Traffic& traffic) {
     return traffic.bytes() - traffic.bytes(dist::Purpose::kControl);
   }
 
   std::int64_t base_ = memory::snapshot().total;
   std::int64_t resident_base_ = memory::resident_set_bytes();
-  std::array<dist::Traffic, 3> before_;
-  std::int64_t faults_before_ = 0;
   std::vector<double> faults_;
   std::vector<train::PhaseSeconds> seconds_;
   bool updated_ = false;
-  std::int64_t data_bytes_ = 0, pipeline_bytes_ = 0;
   Json row_;
 };
 
-// Saving and recording use collectives, so all ranks do both or neither. Each rank may have a path
-// of its own.
-// As lines, of which an error shows the first that differs.
+// As lines, of which an error shows the first that differs. Saving and recording use collectives,
+// so all ranks do both or neither; each rank may have a path of its own.
 void agree_on_everything(dist::Communicator& communicator, const std::string& mode,
                          const Options& o, const data::Dataset& dataset) {
   Json run = report_head(o);
   run["mode"] = mode;
-  run["steps"] = o.steps;
   run["time limit"] = o.timeout_seconds;
   run["model's config"] = o.weights_config;
   run["learning rate"] = o.learning_rate;
   run["seed"] = o.seed;
   run["ownership"] = o.ownership;
   run["validation"] = o.validation;
-  run["checkpoints"] = when_saved(o.checkpoint);
+  run["--checkpoint"] = !o.checkpoint.folder.empty();
+  run["--checkpoint-every"] = o.checkpoint.every;
   run["begins"] = o.checkpoint.resume.empty() ? "from the start" : "from a checkpoint";
   run["--save"] = !o.save.empty();
   run["--memory-timeline"] = !o.pictures.memory_timeline.empty();
@@ -199,32 +178,282 @@ dist::Mesh mesh_of(dist::Communicator& world, const MeshOptions& options) {
 
 // AdamW, with fp32 master weights if parameters have 2 bytes.
 optim::OptimizerFactory optimizer_of(const Options& options) {
-  optim::AdamWOptions adamw;
-  adamw.learning_rate = options.learning_rate;
-  return options.mixed() ? optim::with_master_weights(optim::adamw(adamw)) : optim::adamw(adamw);
+  const auto adamw = optim::adamw({.learning_rate = options.learning_rate});
+  return options.mixed() ? optim::with_master_weights(adamw) : adamw;
+}
+
+std::string progress_text(const train::StepResult& step, const Json& result) {
+  std::string text = fmt::format("loss {:.4f}  step {:.2f} s", step.loss, step.seconds.total);
+  if (!result.contains("validation")) return text;
+  return text + fmt::format("  validation {:.4f}", number_in(result["validation"].back(), "loss"));
 }
 
 // One rank under one mode: its place in the mesh, its part of the model there, and its training.
 class RankRun {
  public:
   RankRun(dist::Communicator& world, const std::string& mode, const Options& options,
-          const Samples& samples);
-  Json train(const std::string& label);
+          const Samples& samples)
+      : world_(world),
+        mode_(mode),
+        options_(options),
+        samples_(samples),
+        device_(options.device == "cpu" ? at::Device(at::kCPU) : enter_gpu()),
+        mesh_(mesh_of(world, options.mesh)),
+        sampler_(std::ssize(samples.training),
+                 options.batch * options.micro_batches * mesh_.data().size(), mesh_.data().rank(),
+                 mesh_.data().size(), options.seed) {
+    make_model();
+    values_ = first_values();
+    fake_ = dist::set_fake_source(world, train::first_values_of(*model_, *values_));
+    const bool wide = options.reduce_dtype == "fp32";
+    strategy_ = all_modes().make(
+        mode, {*model_, mesh_, optimizer_of(options), values_.get(), "",
+               train::ownership_from(options.ownership), train::Accumulation::kLocal,
+               wide ? dist::ReduceType::kFloat32 : dist::ReduceType::kOwn});
+    trainer_ = make_trainer();
+    if (!options.checkpoint.resume.empty()) resume();
+  }
+
+  Json train(const std::string& label) {
+    const std::vector<std::string> before = digests();
+    train_steps(label);
+    Json row = meter_.row();
+    const std::vector<std::string> after = digests();
+    row["digest"] = fake_ ? "" : model_digest(after);
+    row["formula_mib"] = mib(strategy_->costs().at_rest.total());
+    result_["row"] = std::move(row);
+    result_["every_tensor_changed"] = all_changed(before, after);
+    if (!options_.save.empty()) save();
+    world_.barrier();
+    return std::move(result_);
+  }
 
  private:
-  void make_model();
-  std::unique_ptr<nn::ParameterSource> first_values() const;
-  std::unique_ptr<train::Trainer> make_trainer();
-  std::vector<std::string> digests();
-  std::string model_digest(const std::vector<std::string>& digests) const;
-  bool master_differs(std::size_t index);
-  bool all_changed(const std::vector<std::string>& before, const std::vector<std::string>& after);
-  std::vector<data::Batch> next_batches();
-  train::StepResult measured_step(const std::vector<data::Batch>& batches);
-  train::StepResult last_step(const std::vector<data::Batch>& batches);
-  void train_steps(const std::string& label);
-  void validate();
-  void save();
+  // Without bytes, on the device.
+  void make_model() {
+    const MeshOptions& mesh = options_.mesh;
+    const nn::TensorParallel tensor(mesh_.tensor(), mesh.sequence_parallel);
+    const nn::CheckpointOptions kept{.partition_over =
+                                         mesh.partition_activations ? &mesh_.tensor() : nullptr};
+    const auto take = [&](const auto& model) {
+      model->checkpoint_activations(options_.activation_checkpointing, kept);
+      model_ = model;
+    };
+    if (mesh.stages == 1) {
+      take(whole_model(options_, tensor));
+    } else {
+      take(stage_ = std::make_shared<LlamaStage>(options_.config(), mesh_.pipeline().rank(),
+                                                 mesh.stages, tensor));
+    }
+    to_device(device_, *model_);
+  }
+
+  // Only rank 0 of each data axis opens the folder of the weights, because only it is asked. A rank
+  // of a fake process group makes the values of all.
+  std::unique_ptr<nn::ParameterSource> first_values() const {
+    const bool asked = mesh_.data().rank() == 0 || options_.fake.size > 0;
+    if (!options_.weights.empty() && asked) return stored_values(options_);
+    return std::make_unique<nn::SeededValues>(options_.seed);
+  }
+
+  std::unique_ptr<train::Trainer> make_trainer() {
+    train::StepOptions step;
+    const std::string& resume = options_.checkpoint.resume;
+    if (!resume.empty()) step.first_step = io::read_checkpoint_info(resume).step;
+    // Gradients of float16 are often too small for it.
+    if (options_.dtype == "fp16") step.loss_scale = train::LossScaleOptions();
+    if (stage_ == nullptr) return std::make_unique<train::Trainer>(*strategy_, step);
+    const PipelineSchedule schedule = options_.mesh.schedule == "gpipe"
+                                          ? PipelineSchedule::kGPipe
+                                          : PipelineSchedule::kOneForwardOneBackward;
+    return std::make_unique<PipelineTrainer>(*stage_, *strategy_, schedule, step);
+  }
+
+  // One for each parameter, made whole for the moment, over the data and the tensor axis: unit by
+  // unit, so that checking does not need more memory than training. The other ranks of a fake
+  // process group do not train: there, one for each piece that this rank updates, and nothing for
+  // others. Called by all ranks.
+  std::vector<std::string> digests() {
+    const nn::ParameterList& list = strategy_->list();
+    std::vector<std::string> digests(list.size());
+    for (std::size_t u = 0; u < list.units.size(); ++u) {
+      std::optional<train::UnshardedParameters> whole;
+      if (!fake_) whole.emplace(*strategy_, u);
+      for (const std::size_t i : list.units[u].parameters) {
+        const nn::Parameter& p = list.parameters[i];
+        const at::Tensor tensor =
+            fake_ ? strategy_->piece(i).tensor : p.placement.whole_of(p.tensor.detach());
+        if (tensor.defined() && tensor.numel() > 0) digests[i] = digest_of(tensor.detach());
+      }
+    }
+    return digests;
+  }
+
+  // Of the whole model, from those of its parameters here and in other stages.
+  std::string model_digest(const std::vector<std::string>& digests) const {
+    const train::StageOfModel& stage = strategy_->stage_of_model();
+    std::vector<std::string> whole(stage.whole().size());
+    for (std::size_t i = 0; i < digests.size(); ++i) whole[stage.place(i)] = digests[i];
+    for (const std::string& text : mesh_.pipeline().exchange(Json(whole).dump())) {
+      const auto theirs = Json::parse(text).get<std::vector<std::string>>();
+      for (std::size_t i = 0; i < whole.size(); ++i) {
+        if (whole[i].empty()) whole[i] = theirs[i];
+        if (theirs[i].empty() || theirs[i] == whole[i]) continue;
+        throw Error(fmt::format("two stages of the pipeline have different values of '{}'",
+                                stage.whole().parameters[i].name));
+      }
+    }
+    base::Sha256 model;
+    for (const std::string& digest : whole) model.add(digest);
+    return model.hex();
+  }
+
+  // An update that is too small for a parameter of 2 bytes to show is in the master weight alone.
+  bool master_differs(std::size_t index) {
+    const at::Tensor mine = strategy_->piece(index).tensor;
+    if (!mine.defined()) return false;
+    const auto states = strategy_->optimizer().state(mine);
+    const auto master = states.find("master");
+    return master != states.end() &&
+           !at::equal(master->second, mine.detach().flatten().to(at::kFloat));
+  }
+
+  // Whether training changed every trainable parameter, on a fake rank every piece that it updates,
+  // whose digests were `before` and are `after`. A change in the master weight alone counts. Called
+  // by all ranks; the same answer on all of a data axis.
+  bool all_changed(const std::vector<std::string>& before, const std::vector<std::string>& after) {
+    at::Tensor changed = at::zeros({static_cast<std::int64_t>(before.size())}, at::kInt);
+    auto* flag = changed.mutable_data_ptr<std::int32_t>();
+    for (std::size_t i = 0; i < before.size(); ++i) {
+      flag[i] = after[i].empty() || before[i] != after[i] || master_differs(i) ? 1 : 0;
+    }
+    // A master weight is known to its owner only.
+    mesh_.data().all_reduce(changed, dist::Purpose::kControl, dist::ReduceOp::kSum).wait();
+    for (std::size_t i = 0; i < before.size(); ++i) {
+      if (strategy_->list().parameters[i].tensor.requires_grad() && flag[i] == 0) return false;
+    }
+    return true;
+  }
+
+  void resume() {
+    const io::CheckpointInfo saved = io::load_checkpoint(*strategy_, options_.checkpoint.resume);
+    if (!saved.sampler || saved.step != trainer_->steps()) {
+      throw Error(fmt::format("--resume {}: another checkpoint took its place meanwhile",
+                              options_.checkpoint.resume));
+    }
+    sampler_.restore(*saved.sampler);
+    if (trainer_->loss_scale()) trainer_->loss_scale()->resume_from(saved.notes);
+  }
+
+  // If the step that has just ended is the last, or a multiple of --checkpoint-every.
+  void save_checkpoint_if_due() {
+    const std::string& folder = options_.checkpoint.folder;
+    const std::int64_t every = options_.checkpoint.every;
+    const std::int64_t step = sampler_.step();
+    const bool due = step == options_.steps || (every > 0 && step % every == 0);
+    if (folder.empty() || !due) return;
+    io::CheckpointInfo info{.step = step, .mode = mode_, .sampler = sampler_.state()};
+    info.notes[kDataNote] = samples_.dataset->fingerprint();
+    if (trainer_->loss_scale()) trainer_->loss_scale()->write_to(info.notes);
+    io::save_checkpoint(*strategy_, folder, info);
+  }
+
+  // The micro-batches of the next step.
+  std::vector<data::Batch> next_batches() {
+    std::vector<std::int64_t> indices = sampler_.next();
+    for (std::int64_t& index : indices) index = samples_.training[static_cast<std::size_t>(index)];
+    const auto size = static_cast<std::size_t>(options_.batch);
+    std::vector<data::Batch> batches;
+    for (std::size_t begin = 0; begin < indices.size(); begin += size) {
+      const std::span<const std::int64_t> mine(indices.data() + begin, size);
+      batches.push_back(to_device(device_, samples_.dataset->batch(mine)));
+    }
+    return batches;
+  }
+
+  train::StepResult measured_step(const std::vector<data::Batch>& batches) {
+    const train::Costs costs = strategy_->costs();
+    return meter_.measure(mesh_, costs.sent + (options_.micro_batches - 1) * costs.gathered,
+                          stage_ == nullptr ? 0 : pipeline_bytes(*stage_, batches),
+                          [&] { return trainer_->step(batches); });
+  }
+
+  // With the pictures of it.
+  train::StepResult last_step(const std::vector<data::Batch>& batches) {
+    const PictureOptions& pictures = options_.pictures;
+    std::optional<train::Trace> trace;
+    if (!pictures.trace.empty()) trace.emplace(&world_);
+    // A memory timeline is to show a step, and not how long rank 0 waited for the others to begin
+    // it.
+    if (!pictures.memory_timeline.empty()) world_.barrier();
+    const bool records = !pictures.memory_timeline.empty() && world_.rank() == 0;
+    if (records) memory::start_timeline(strategy_->list().bytes() / 4096);
+    const train::StepResult step = measured_step(batches);
+    if (records) {
+      result_["memory_timeline"] = plots::timeline_of_mode(mode_, memory::stop_timeline());
+    }
+    if (trace) trace->finish(pictures.trace_file(mode_, world_.rank()));
+    return step;
+  }
+
+  // Evaluates what is held out, if anything is: before the first step of this run, after the last
+  // and if an epoch ends or a checkpoint was due. Batches are about as large as a micro-batch, none
+  // empty.
+  void validate() {
+    const std::int64_t step = sampler_.step(), size = std::ssize(samples_.validation);
+    const std::int64_t every =
+        options_.checkpoint.every > 0 ? options_.checkpoint.every : sampler_.steps_per_epoch();
+    const bool due = result_["losses"].empty() || step == options_.steps || step % every == 0;
+    if (size == 0 || !due) return;
+    const int ranks = mesh_.data().size();
+    const auto rounds = std::max<std::int64_t>(1, size / (options_.batch * ranks));
+    const int pieces = ranks * static_cast<int>(rounds);
+    std::vector<data::Batch> batches;
+    for (int piece = mesh_.data().rank(); piece < pieces; piece += ranks) {
+      const auto [begin, end] = data::rank_slice(size, piece, pieces);
+      const std::span<const std::int64_t> all(samples_.validation);
+      batches.push_back(
+          to_device(device_, samples_.dataset->batch(all.subspan(begin, end - begin))));
+    }
+    result_["validation"].push_back(Json{{"step", step}, {"loss", trainer_->evaluate(batches)}});
+  }
+
+  void train_steps(const std::string& label) {
+    // Of the small parameters: enough to see that ranks differ, too little to cost time.
+    base::Sha256 first_gradients;
+    strategy_->passes().observe_gradients([&](std::size_t, const at::Tensor& gradient) {
+      if (gradient.numel() < (1 << 16)) first_gradients.add(digest_of(gradient));
+    });
+    std::optional<Progress> progress;
+    if (!label.empty()) {
+      progress.emplace(label, sampler_.step(), options_.steps, stderr,
+                       ::isatty(STDERR_FILENO) == 1);
+    }
+    validate();
+    while (sampler_.step() < options_.steps) {
+      const std::vector<data::Batch> batches = next_batches();
+      if (result_["losses"].empty()) result_["batch_digest"] = digest_of(batches.front().inputs);
+      const train::StepResult step =
+          sampler_.step() == options_.steps ? last_step(batches) : measured_step(batches);
+      strategy_->passes().observe_gradients({});
+      result_["losses"].push_back(step.loss);
+      XX save_if_due(*strategy_, *trainer_, sampler_, mode_, options_, *samples_.dataset);
+      validate();
+      if (progress) progress->step(progress_text(step, result_));
+    }
+    result_["gradient_digest"] = first_gradients.hex();
+    trainer_->zero_grad();
+  }
+
+  void save() {
+    const nn::LlamaConfig config = options_.config();
+    nlohmann::json json = options_.weights.empty()
+                              ? nn::to_hugging_face_json(config)
+                              : nn::to_hugging_face_json(config, options_.weights_config);
+    // transformers finds the last token of a review by what is not padding.
+    if (config.classes > 0) json["pad_token_id"] = samples_.pad_id;
+    io::save_model(*strategy_, json, options_.save);
+  }
 
   dist::Communicator& world_;
   const std::string& mode_;
@@ -240,257 +469,8 @@ class RankRun {
   std::unique_ptr<train::Strategy> strategy_;
   std::unique_ptr<train::Trainer> trainer_;
   data::DistributedSampler sampler_;
-  Json result_ = {{"losses", Json::array()}, {"validation", Json::array()}, {"skipped_steps", 0}};
+  Json result_ = {{"losses", Json::array()}};
 };
-
-RankRun::RankRun(dist::Communicator& world, const std::string& mode, const Options& options,
-                 const Samples& samples)
-    : world_(world),
-      mode_(mode),
-      options_(options),
-      samples_(samples),
-      device_(options.device == "cpu" ? at::Device(at::kCPU) : enter_gpu()),
-      mesh_(mesh_of(world, options.mesh)),
-      sampler_(std::ssize(samples.training),
-               options.batch * options.micro_batches * mesh_.data().size(), mesh_.data().rank(),
-               mesh_.data().size(), options.seed) {
-  make_model();
-  values_ = first_values();
-  fake_ = dist::set_fake_source(world, train::first_values_of(*model_, *values_));
-  const bool wide = options.reduce_dtype == "fp32";
-  strategy_ =
-      all_modes().make(mode, {*model_, mesh_, optimizer_of(options), values_.get(), "",
-                              train::ownership_from(options.ownership), train::Accumulation::kLocal,
-                              wide ? dist::ReduceType::kFloat32 : dist::ReduceType::kOwn});
-  trainer_ = make_trainer();
-  resume(*strategy_, *trainer_, sampler_, options);
-}
-
-// Without bytes, on the device.
-void RankRun::make_model() {
-  const MeshOptions& mesh = options_.mesh;
-  const nn::TensorParallel tensor(mesh_.tensor(), mesh.sequence_parallel);
-  const nn::CheckpointOptions kept{.partition_over =
-                                       mesh.partition_activations ? &mesh_.tensor() : nullptr};
-  if (mesh.stages == 1) {
-    const auto model = whole_model(options_, tensor);
-    model->checkpoint_activations(options_.activation_checkpointing, kept);
-    model_ = model;
-  } else {
-    stage_ = std::make_shared<LlamaStage>(options_.config(), mesh_.pipeline().rank(), mesh.stages,
-                                          tensor);
-    stage_->checkpoint_activations(options_.activation_checkpointing, kept);
-    model_ = stage_;
-  }
-  to_device(device_, *model_);
-}
-
-// Only rank 0 of each data axis opens the folder of the weights, because only it is asked. A rank
-// of a fake process group makes the values of all.
-std::unique_ptr<nn::ParameterSource> RankRun::first_values() const {
-  const bool asked = mesh_.data().rank() == 0 || options_.fake.size > 0;
-  if (!options_.weights.empty() && asked) return stored_values(options_);
-  return std::make_unique<nn::SeededValues>(options_.seed);
-}
-
-std::unique_ptr<train::Trainer> RankRun::make_trainer() {
-  train::StepOptions step;
-  const std::string& resume = options_.checkpoint.resume;
-  if (!resume.empty()) step.first_step = io::read_checkpoint_info(resume).step;
-  // Gradients of float16 are often too small for it.
-  if (options_.dtype == "fp16") step.loss_scale = train::LossScaleOptions();
-  if (stage_ == nullptr) return std::make_unique<train::Trainer>(*strategy_, step);
-  const PipelineSchedule schedule = options_.mesh.schedule == "gpipe"
-                                        ? PipelineSchedule::kGPipe
-                                        : PipelineSchedule::kOneForwardOneBackward;
-  return std::make_unique<PipelineTrainer>(*stage_, *strategy_, schedule, step);
-}
-
-// One for each parameter, made whole for the moment, over the data and the tensor axis: unit by
-// unit, so that checking does not need more memory than training. The other ranks of a fake process
-// group do not train: there, one for each piece that this rank updates, and nothing for others.
-// Called by all ranks.
-std::vector<std::string> RankRun::digests() {
-  const nn::ParameterList& list = strategy_->list();
-  std::vector<std::string> digests(list.size());
-  for (std::size_t u = 0; u < list.units.size(); ++u) {
-    std::optional<train::UnshardedParameters> whole;
-    if (!fake_) whole.emplace(*strategy_, u);
-    for (const std::size_t i : list.units[u].parameters) {
-      const nn::Parameter& p = list.parameters[i];
-      const at::Tensor tensor =
-          fake_ ? strategy_->piece(i).tensor : p.placement.whole_of(p.tensor.detach());
-      if (tensor.defined() && tensor.numel() > 0) digests[i] = digest_of(tensor.detach());
-    }
-  }
-  return digests;
-}
-
-// Of the whole model, from those of its parameters here and in other stages.
-std::string RankRun::model_digest(const std::vector<std::string>& digests) const {
-  const train::StageOfModel& stage = strategy_->stage_of_model();
-  std::vector<std::string> whole(stage.whole().size());
-  for (std::size_t i = 0; i < digests.size(); ++i) whole[stage.place(i)] = digests[i];
-  for (const std::string& text : mesh_.pipeline().exchange(Json(whole).dump())) {
-    const auto theirs = Json::parse(text).get<std::vector<std::string>>();
-    for (std::size_t i = 0; i < whole.size(); ++i) {
-      if (whole[i].empty()) whole[i] = theirs[i];
-      if (theirs[i].empty() || theirs[i] == whole[i]) continue;
-      throw Error(fmt::format("two stages of the pipeline have different values of '{}'",
-                              stage.whole().parameters[i].name));
-    }
-  }
-  base::Sha256 model;
-  for (const std::string& digest : whole) model.add(digest);
-  return model.hex();
-}
-
-// An update that is too small for a parameter of 2 bytes to show is in the master weight alone.
-bool RankRun::master_differs(std::size_t index) {
-  const at::Tensor mine = strategy_->piece(index).tensor;
-  if (!mine.defined()) return false;
-  const auto states = strategy_->optimizer().state(mine);
-  const auto master = states.find("master");
-  return master != states.end() &&
-         !at::equal(master->second, mine.detach().flatten().to(at::kFloat));
-}
-
-// Whether training changed every trainable parameter, on a fake rank every piece that it updates,
-// whose digests were `before` and are `after`. A change in the master weight alone counts. Called
-// by all ranks; the same answer on all of a data axis.
-bool RankRun::all_changed(const std::vector<std::string>& before,
-                          const std::vector<std::string>& after) {
-  at::Tensor changed = at::zeros({static_cast<std::int64_t>(before.size())}, at::kInt);
-  auto* flag = changed.mutable_data_ptr<std::int32_t>();
-  for (std::size_t i = 0; i < before.size(); ++i) {
-    flag[i] = after[i].empty() || before[i] != after[i] || master_differs(i) ? 1 : 0;
-  }
-  // A master weight is known to its owner only.
-  mesh_.data().all_reduce(changed, dist::Purpose::kControl, dist::ReduceOp::kSum).wait();
-  for (std::size_t i = 0; i < before.size(); ++i) {
-    if (strategy_->list().parameters[i].tensor.requires_grad() && flag[i] == 0) return false;
-  }
-  return true;
-}
-
-// The micro-batches of the next step.
-std::vector<data::Batch> RankRun::next_batches() {
-  std::vector<std::int64_t> indices = sampler_.next();
-  for (std::int64_t& index : indices) index = samples_.training[static_cast<std::size_t>(index)];
-  const auto size = static_cast<std::size_t>(options_.batch);
-  std::vector<data::Batch> batches;
-  for (std::size_t begin = 0; begin < indices.size(); begin += size) {
-    const std::span<const std::int64_t> mine(indices.data() + begin, size);
-    batches.push_back(to_device(device_, samples_.dataset->batch(mine)));
-  }
-  return batches;
-}
-
-train::StepResult RankRun::measured_step(const std::vector<data::Batch>& batches) {
-  const train::Costs costs = strategy_->costs();
-  meter_.begin_step(mesh_);
-  const train::StepResult step = trainer_->step(batches);
-  meter_.end_step(mesh_, step, costs.sent + (options_.micro_batches - 1) * costs.gathered,
-                  stage_ == nullptr ? 0 : pipeline_bytes(*stage_, batches));
-  return step;
-}
-
-// With the pictures of it.
-train::StepResult RankRun::last_step(const std::vector<data::Batch>& batches) {
-  const PictureOptions& pictures = options_.pictures;
-  std::optional<train::Trace> trace;
-  if (!pictures.trace.empty()) trace.emplace(&world_);
-  // A memory timeline is to show a step, and not how long rank 0 waited for the others to begin it.
-  if (!pictures.memory_timeline.empty()) world_.barrier();
-  const bool records = !pictures.memory_timeline.empty() && world_.rank() == 0;
-  if (records) memory::start_timeline(strategy_->list().bytes() / 4096);
-  const train::StepResult step = measured_step(batches);
-  if (records) {
-    result_["memory_timeline"] = plots::timeline_of_mode(mode_, memory::stop_timeline());
-  }
-  if (trace) trace->finish(pictures.trace_file(mode_, world_.rank()));
-  return step;
-}
-
-// Evaluates what is held out, if anything is: before the first step of this run, after the last and
-// if an epoch ends or a checkpoint was due. Batches are about as large as a micro-batch, none
-// empty.
-void RankRun::validate() {
-  const std::int64_t step = sampler_.step(), size = std::ssize(samples_.validation);
-  const std::int64_t every =
-      options_.checkpoint.every > 0 ? options_.checkpoint.every : sampler_.steps_per_epoch();
-  const bool due = result_["losses"].empty() || step == options_.steps || step % every == 0;
-  if (size == 0 || !due) return;
-  const int ranks = mesh_.data().size();
-  const auto rounds = std::max<std::int64_t>(1, size / (options_.batch * ranks));
-  const int pieces = ranks * static_cast<int>(rounds);
-  std::vector<data::Batch> batches;
-  for (int piece = mesh_.data().rank(); piece < pieces; piece += ranks) {
-    const auto [begin, end] = data::rank_slice(size, piece, pieces);
-    const std::span<const std::int64_t> all(samples_.validation);
-    batches.push_back(to_device(device_, samples_.dataset->batch(all.subspan(begin, end - begin))));
-  }
-  result_["validation"].push_back({{"step", step}, {"loss", trainer_->evaluate(batches)}});
-}
-
-std::string progress_text(const train::StepResult& step, const Json& validation) {
-  std::string text = fmt::format("loss {:.4f}  step {:.2f} s", step.loss, step.seconds.total);
-  if (validation.empty()) return text;
-  return text + fmt::format("  validation {:.4f}", validation.back()["loss"].get<double>());
-}
-
-void RankRun::train_steps(const std::string& label) {
-  // Of the small parameters: enough to see that ranks differ, too little to cost time.
-  base::Sha256 first_gradients;
-  strategy_->passes().observe_gradients([&](std::size_t, const at::Tensor& gradient) {
-    if (gradient.numel() < (1 << 16)) first_gradients.add(digest_of(gradient));
-  });
-  std::optional<Progress> progress;
-  if (!label.empty()) {
-    progress.emplace(label, sampler_.step(), options_.steps, stderr, ::isatty(STDERR_FILENO) == 1);
-  }
-  validate();
-  while (sampler_.step() < options_.steps) {
-    const std::vector<data::Batch> batches = next_batches();
-    if (result_["losses"].empty()) result_["batch_digest"] = digest_of(batches.front().inputs);
-    const train::StepResult step =
-        sampler_.step() == options_.steps ? last_step(batches) : measured_step(batches);
-    strategy_->passes().observe_gradients({});
-    result_["losses"].push_back(step.loss);
-    result_["loss_scale"] = step.loss_scale;
-    result_["skipped_steps"] = trainer_->skipped_steps();
-    save_if_due(*strategy_, *trainer_, sampler_, mode_, options_, *samples_.dataset);
-    validate();
-    if (progress) progress->step(progress_text(step, result_["validation"]));
-  }
-  result_["gradient_digest"] = first_gradients.hex();
-  trainer_->zero_grad();
-}
-
-void RankRun::save() {
-  const nn::LlamaConfig config = options_.config();
-  nlohmann::json json = options_.weights.empty()
-                            ? nn::to_hugging_face_json(config)
-                            : nn::to_hugging_face_json(config, options_.weights_config);
-  // transformers finds the last token of a review by what is not padding.
-  if (config.classes > 0) json["pad_token_id"] = samples_.pad_id;
-  io::save_model(*strategy_, json, options_.save);
-}
-
-Json RankRun::train(const std::string& label) {
-  const std::vector<std::string> before = digests();
-  train_steps(label);
-  Json row = meter_.row();
-  const std::vector<std::string> after = digests();
-  row["digest"] = fake_ ? "" : model_digest(after);
-  row["formula_mib"] = mib(strategy_->costs().at_rest.total());
-  result_["row"] = std::move(row);
-  result_["every_tensor_changed"] = all_changed(before, after);
-  result_["failures"] = meter_.failures(mode_);
-  if (!options_.save.empty()) save();
-  world_.barrier();
-  return std::move(result_);
-}
 
 }  // namespace
 

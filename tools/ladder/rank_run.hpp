@@ -14,10 +14,10 @@ namespace zero::ladder {
 /// accepted the options. What it brings back, to compare over ranks:
 ///   "row"              the rank's row of the report (ladder_report.hpp)
 ///   "losses"           of every step
-///   "validation"       mean losses of what is held out: [{"step": steps done, "loss": …}, …]
-///   "loss_scale"       of the last step
-///   "skipped_steps"    left out because a gradient overflowed
-///   "failures"         what was not sent as the formulas say, a sentence each
+///   "validation"       mean losses of what is held out, if anything is: [{"step": steps done,
+///                      "loss": …}, …]
+///   "loss_scale"       of the last step, if there is one; "skipped_steps": left out because a
+///                      gradient overflowed
 ///   "every_tensor_changed"
 ///   "batch_digest"     of the first local batch
 ///   "gradient_digest"  of the first local gradients, before they were reduced

@@ -97,10 +97,10 @@ void split(Samples& samples, const Options& options) {
   const auto held_out = static_cast<std::int64_t>(options.validation * static_cast<double>(size));
   const int ranks = options.data_ranks();
   if (options.validation > 0 && (held_out < ranks || size - held_out < options.step_samples())) {
-    throw Error(fmt::format(
-        "--validation {} holds out {} of {} samples: it must hold out one for each of {} ranks and "
-        "leave the {} of a step",
-        options.validation, held_out, size, ranks, options.step_samples()));
+    throw Error(
+        fmt::format("--validation {} holds out {} of {} samples: it must hold out {} or more "
+                    "and leave the {} of a step",
+                    options.validation, held_out, size, ranks, options.step_samples()));
   }
   samples.training.resize(static_cast<std::size_t>(size));
   std::iota(samples.training.begin(), samples.training.end(), 0);
