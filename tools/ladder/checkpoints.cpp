@@ -5,7 +5,6 @@
 #include <filesystem>
 
 #include <zero/base/error.hpp>
-#include <zero/base/json.hpp>
 
 namespace zero::ladder {
 namespace {
@@ -18,14 +17,11 @@ std::string problem_of_position(const data::DistributedSampler::State& saved,
                                 const Options& options, std::int64_t size) {
   const std::int64_t batches = options.data_ranks() * options.micro_batches;
   if (saved.global_batch != options.step_samples()) {
-    return fmt::format(
-        "its run takes {} samples a step over all ranks, and {} data ranks with --micro-batches {} "
-        "and --batch {} take {}: take {}",
-        saved.global_batch, options.data_ranks(), options.micro_batches, options.batch,
-        options.step_samples(),
-        saved.global_batch % batches == 0
-            ? fmt::format("--batch {}", saved.global_batch / batches)
-            : "a number of ranks that divides them, and --batch to match");
+    return fmt::format("its run takes {} samples a step over all ranks, this one {}: take {}",
+                       saved.global_batch, options.step_samples(),
+                       saved.global_batch % batches == 0
+                           ? fmt::format("--batch {}", saved.global_batch / batches)
+                           : "a number of ranks that divides them, and --batch to match");
   }
   if (saved.seed != options.seed) return fmt::format("take --seed {}, its run's", saved.seed);
   if (saved.dataset_size == size) return "";
@@ -58,24 +54,21 @@ std::string problem_of_steps(const io::CheckpointInfo& saved, const Options& opt
       saved.step, options.save, options.steps + 1);
 }
 
-void check_resume(const io::CheckpointInfo& saved, const Options& options, const Samples& samples) {
-  std::string problem = problem_of_steps(saved, options);
-  if (problem.empty()) {
-    problem = problem_of_position(*saved.sampler, options, std::ssize(samples.training));
-  }
+std::string problem_of_resuming(const io::CheckpointInfo& saved, const Options& options,
+                                const Samples& samples) {
+  const std::string of_steps = problem_of_steps(saved, options);
+  if (!of_steps.empty()) return of_steps;
   const auto data = saved.notes.find(kDataNote);
-  if (data != saved.notes.end() && data->second != samples.dataset->fingerprint() &&
-      problem.empty()) {
-    problem = "its run was trained on other data: take the same --data and --seq-len";
-  }
-  if (problem.empty()) return;
-  throw Error(fmt::format("--resume {}: {}", options.checkpoint.resume, problem));
+  const std::string of_position =
+      problem_of_position(*saved.sampler, options, std::ssize(samples.training));
+  if (!of_position.empty() || data == saved.notes.end()) return of_position;
+  if (data->second == samples.dataset->fingerprint()) return "";
+  return "its run was trained on other data: take the same --data and --seq-len";
 }
 
 // A run from the start must not take the place of one that could still go on.
 void check_place(const CheckpointOptions& options) {
   const fs::path manifest = fs::path(options.folder) / "manifest.json";
-  base::check_writable(manifest);
   std::error_code ignored;
   if (!fs::exists(manifest, ignored)) return;
   const io::CheckpointInfo there = io::read_checkpoint_info(options.folder);
@@ -93,7 +86,10 @@ std::optional<io::CheckpointInfo> check_checkpoints(const Options& options,
   std::optional<io::CheckpointInfo> saved;
   if (!options.checkpoint.resume.empty()) {
     saved = io::read_checkpoint_info(options.checkpoint.resume);
-    check_resume(*saved, options, samples);
+    const std::string problem = problem_of_resuming(*saved, options, samples);
+    if (!problem.empty()) {
+      throw Error(fmt::format("--resume {}: {}", options.checkpoint.resume, problem));
+    }
   }
   if (!options.checkpoint.folder.empty()) check_place(options.checkpoint);
   return saved;

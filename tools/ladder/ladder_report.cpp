@@ -13,26 +13,6 @@ namespace {
 
 using base::Json;
 
-// Among the ranks of each data axis, of which there are `cell`.
-bool all_different(const Json& results, const char* digest, int cell) {
-  std::set<std::pair<int, std::string>> seen;
-  for (const Json& r : results) {
-    seen.emplace(r["row"]["rank"].get<int>() % cell, r[digest].get<std::string>());
-  }
-  return seen.size() == results.size();
-}
-
-// Adds the mean and the maximum over the ranks, in so many of its units.
-void add_spread(Json& mode, const std::string& name, const std::string& key, double unit = 1) {
-  double sum = 0, most = std::numeric_limits<double>::lowest();
-  for (const Json& rank : mode["ranks"]) {
-    sum += number_in(rank, key);
-    most = std::max(most, number_in(rank, key));
-  }
-  mode[name] = sum / static_cast<double>(mode["ranks"].size()) / unit;
-  mode[name + "_max"] = most / unit;
-}
-
 double relative_difference(double measured, double predicted) {
   if (!(predicted > 0)) return std::numeric_limits<double>::quiet_NaN();
   return (measured - predicted) / predicted;
@@ -132,29 +112,43 @@ Json mode_row(const std::string& mode, bool rounds, const Json& results, int cel
               {"loss_first", first["losses"].front()},
               {"loss_last", first["losses"].back()},
               {"rounds", rounds},
-              {"batches_differed", all_different(results, "batch_digest", cell)},
-              {"gradients_differed", all_different(results, "gradient_digest", cell)}};
+              {"every_tensor_changed", true}};
   for (const char* key : {"validation", "loss_scale", "skipped_steps"}) {
     if (first.contains(key)) row[key] = first[key];
   }
-  row["every_tensor_changed"] = std::ranges::all_of(
-      results, [](const Json& result) { return result["every_tensor_changed"] == true; });
-  for (const Json& result : results) row["ranks"].push_back(result["row"]);
+  std::set<std::pair<int, std::string>> batches, gradients;  // by place on the other axes
+  for (const Json& result : results) {
+    const int place = result["row"]["rank"].get<int>() % cell;
+    batches.emplace(place, result["batch_digest"].get<std::string>());
+    gradients.emplace(place, result["gradient_digest"].get<std::string>());
+    if (result["every_tensor_changed"] == false) row["every_tensor_changed"] = false;
+    row["ranks"].push_back(result["row"]);
+  }
+  row["batches_differed"] = batches.size() == results.size();
+  row["gradients_differed"] = gradients.size() == results.size();
   return row;
 }
 
 void derive(Json& report) {
-  const auto copy = report["parameter_bytes"].get<double>();
   for (Json& mode : report["modes"]) {
-    const Json first = mode["ranks"].front();
-    for (const auto& [key, value] : first.items()) {
-      if (value.is_number() && key != "rank" && key != "sent_bytes") add_spread(mode, key, key);
+    const Json ranks = mode["ranks"];
+    for (const auto& [key, value] : ranks.front().items()) {
+      if (!value.is_number() || key == "rank") continue;
+      double sum = 0, most = std::numeric_limits<double>::lowest();
+      for (const Json& rank : ranks) {
+        sum += number_in(rank, key);
+        most = std::max(most, number_in(rank, key));
+      }
+      const std::string name = key == "sent_bytes" ? "sent_bytes_per_rank" : key;
+      mode[name] = sum / static_cast<double>(ranks.size());
+      mode[name + "_max"] = most;
     }
-    add_spread(mode, "sent_bytes_per_rank", "sent_bytes");
-    add_spread(mode, "sent_in_v", "sent_bytes", copy);
+    const double copy = number_in(report, "parameter_bytes");
+    mode["sent_in_v"] = number_in(mode, "sent_bytes_per_rank") / copy;
+    mode["sent_in_v_max"] = number_in(mode, "sent_bytes_per_rank_max") / copy;
     mode["formula_difference"] =
         relative_difference(number_in(mode, "total_mib"), number_in(mode, "formula_mib"));
-    mode["digest"] = common_digest(mode["ranks"]);
+    mode["digest"] = common_digest(ranks);
   }
   const Json* ddp = ddp_row(report);
   for (Json& mode : report["modes"]) {

@@ -136,7 +136,8 @@ TEST(LadderVerdict, NamesTheFault) {
   expect([](Json& modes) { modes[1]["losses"][1] = nullptr; }, "zero1: a loss is not finite");
   expect(
       [](Json& modes) {
-        for (Json& mode : modes) mode["validation"] = {{{"step", 0}, {"loss", 5.5}}};
+        for (Json& mode : modes)
+          mode["validation"] = Json::array({Json{{"step", 0}, {"loss", 5.5}}});
         modes[2]["validation"][0]["loss"] = std::nextafter(5.5, 6);
       },
       "zero2: validation losses differ");
@@ -191,7 +192,7 @@ TEST(LadderVerdict, AsksNoModeThatRoundsForTheWeightsOfDdp) {
       set_all(modes[2], "digest", std::string(64, 'b'));
       modes[2]["ranks"][1]["digest"] = std::string(64, letter);
       modes[2]["rounds"] = true;
-      for (Json& mode : modes) mode["validation"] = {{{"step", 0}, {"loss", 5.5}}};
+      for (Json& mode : modes) mode["validation"] = Json::array({Json{{"step", 0}, {"loss", 5.5}}});
       modes[2]["validation"][0]["loss"] = 5.25;
     });
   };

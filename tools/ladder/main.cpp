@@ -139,11 +139,6 @@ Json check_before_training(Options& options, bool reports) {
   Json report = report_head(options);
   report["steps"] = options.steps - (saved ? saved->step : 0);
   if (!reports) return report;
-  for (const std::string& file :
-       {options.json, options.pictures.trace, options.pictures.memory_timeline,
-        options.save.empty() ? "" : options.save + "/config.json"}) {
-    if (!file.empty()) base::check_writable(file);
-  }
   fmt::print("{} as {} on {}, {} steps of {}\n", options.model_name(),
              options.reviews() ? "5-class classifier" : "language model", ranks_text(report),
              report["steps"].get<std::int64_t>(), batch_text(report));
@@ -203,7 +198,7 @@ int run(int argc, char** argv) {
     use_gpus(argv);
   }
   Ranks ranks(options);
-  check_output_paths(options);
+  check_output_paths(options, ranks.reports());
   choose_model(options);
   check_mesh(options);
   const Json metadata = base::run_metadata(argc, argv);

@@ -47,8 +47,7 @@ void add_model_options(CLI::App& app, Options& o) {
   text(app, "--weights", o.weights, "folder of save_pretrained: model and first values")
       ->excludes("--model");
   app.add_option("--data", o.data,
-                 "text files or folders, a token file of ./run data, or reviews as CSV or JSON "
-                 "lines (label, text); without it this project's own");
+                 "texts, a token file of ./run data, or reviews; without it this project's own");
   number(app, "--lr", o.learning_rate, 0, 1e9, "AdamW's learning rate");
   app.add_option("--seed", o.seed, "of weights and data order")
       ->capture_default_str()
@@ -67,9 +66,9 @@ void add_run_options(CLI::App& app, Options& o) {
   number(app, "--steps", o.steps, 1, 1000000, "optimizer steps");
   number(app, "--epochs", o.epochs, 1, 1000000, "passes over the data, instead of --steps")
       ->excludes("--steps");
-  number(app, "--validation", o.validation, 0, 1,
-         "share of the samples to evaluate and not to train on: at the start, after every "
-         "epoch (or --checkpoint-every) and at the end");
+  number(
+      app, "--validation", o.validation, 0, 1,
+      "share of the samples to evaluate, before, after every epoch (--checkpoint-every) and last");
   number(app, "--seq-len", o.sequence_length, 2, 8192, "tokens of a sample");
   number(app, "--batch", o.batch, 1, 4096, "samples of a rank in a micro-batch");
   number(app, "--micro-batches", o.micro_batches, 1, 4096, "of a step; without it as many as --pp");
@@ -120,11 +119,9 @@ void add_checkpoint_options(CLI::App& app, CheckpointOptions& o) {
          "steps from one to the next (without it only after the last step)")
       ->needs("--checkpoint");
   text(app, "--resume", o.resume,
-       "folder of a checkpoint to go on from, under any mode and on any ranks with as many "
-       "samples a step in all; --steps and --epochs count from the start of the run");
+       "folder of a checkpoint to go on from; --steps counts from the start of the run");
   app.add_flag("--auto-resume", o.auto_resume,
-               "--resume from the folder of --checkpoint if it holds one: for a launcher that "
-               "starts ranks again")
+               "--resume from the folder of --checkpoint if it holds one")
       ->needs("--checkpoint")
       ->excludes("--resume");
 }
@@ -161,8 +158,7 @@ void check_fake(const Options& o) {
   if (o.device != "cpu") throw Error("--fake-process-group runs on --device cpu only");
   if (o.mesh.tensor_ranks > 1 && o.dtype == "fp16") {
     throw Error(
-        "--fake-process-group with --tp makes up what other tensor ranks compute, and such values "
-        "overflow --dtype fp16: take bf16");
+        "--fake-process-group with --tp makes values that overflow --dtype fp16: take bf16");
   }
 }
 
@@ -206,8 +202,7 @@ std::string problem_of_pipeline(const Options& o) {
   for (const std::string& mode : o.modes) {
     if (!config.tied || keeps_parameters_whole(mode)) continue;
     return fmt::format(
-        "mode {} does not keep parameters whole, and the first and the last stage share the "
-        "embedding: take --modes ddp,zero1,zero2, or --weights with tie_word_embeddings false",
+        "mode {} does not keep parameters whole, as a shared embedding needs: take ddp,zero1,zero2",
         mode);
   }
   return "";
@@ -262,9 +257,7 @@ const train::Registry& all_modes() {
 
 Options parse(int argc, char** argv) {
   Options o;
-  CLI::App app{
-      "Trains one model under DDP, ZeRO-1, ZeRO-2 and ZeRO-3, checks that all end with the same "
-      "bits, and prints what each rank held and sent."};
+  CLI::App app{"Trains one model under several modes: what each held and sent, and the same bits."};
   add_model_options(app, o);
   add_run_options(app, o);
   add_mesh_options(app, o.mesh);

@@ -5,6 +5,7 @@
 #include <set>
 
 #include <zero/base/arguments.hpp>
+#include <zero/base/atomic_file.hpp>
 #include <zero/base/error.hpp>
 #include <zero/data/text.hpp>
 #include <zero/io/checkpoint_manifest.hpp>
@@ -54,19 +55,21 @@ Places places_read(const Options& o) {
 
 }  // namespace
 
-void check_output_paths(const Options& o) {
+void check_output_paths(const Options& o, bool writes) {
   Places places = places_read(o);
   const auto add = [&](const std::string& option, const std::string& name,
                        const std::vector<std::string>& files_in_it = {}) {
     if (name.empty()) return;
+    const fs::path place = name;
     const std::string text = option + " " + name;
     const auto claim = [&](const fs::path& path) {
       const auto [other, is_new] = places.emplace(place_of(path), text);
       if (is_new || other->second == text) return;
       throw Error(text + " would be written to the place of " + other->second + ": name two");
     };
-    claim(name);
-    for (const std::string& file : files_in_it) claim(fs::path(name) / file);
+    claim(place);
+    for (const std::string& file : files_in_it) claim(place / file);
+    if (writes) base::check_writable(files_in_it.empty() ? place : place / files_in_it.front());
   };
   add("--json", o.json);
   add("--memory-timeline", o.pictures.memory_timeline);

@@ -24,17 +24,17 @@ void Progress::step(const std::string& text) {
   ++done_;
   const std::string line = fmt::format("{}  {}/{}  {}", label_, done_, steps_, text);
   if (to_terminal_) {
+    const auto left =
+        (std::chrono::steady_clock::now() - started_) / (done_ - first_) * (steps_ - done_);
     // The terminal cuts off what is wider than itself: a second line could not be redrawn.
-    std::fputs(fmt::format("\r\x1b[?7l{}  left {}\x1b[K\x1b[?7h", line, time_left()).c_str(), out_);
+    std::fputs(fmt::format("\r\x1b[?7l{}  left {:%T}\x1b[K\x1b[?7h", line,
+                           std::chrono::round<std::chrono::seconds>(left))
+                   .c_str(),
+               out_);
   } else if (tenths() > before) {
     std::fputs((line + "\n").c_str(), out_);
   }
   std::fflush(out_);
-}
-
-std::string Progress::time_left() const {
-  const auto a_step = (std::chrono::steady_clock::now() - started_) / (done_ - first_);
-  return fmt::format("{:%T}", std::chrono::round<std::chrono::seconds>(a_step * (steps_ - done_)));
 }
 
 }  // namespace zero::ladder

@@ -32,8 +32,6 @@ class Progress {
   void step(const std::string& text);
 
  private:
-  std::string time_left() const;
-
   std::string label_;
   std::int64_t first_;
   std::int64_t done_;

@@ -352,7 +352,10 @@ class RankRun {
     const std::int64_t step = sampler_.step();
     const bool due = step == options_.steps || (every > 0 && step % every == 0);
     if (folder.empty() || !due) return;
-    io::CheckpointInfo info{.step = step, .mode = mode_, .sampler = sampler_.state()};
+    io::CheckpointInfo info;
+    info.step = step;
+    info.mode = mode_;
+    info.sampler = sampler_.state();
     info.notes[kDataNote] = samples_.dataset->fingerprint();
     if (trainer_->loss_scale()) trainer_->loss_scale()->write_to(info.notes);
     io::save_checkpoint(*strategy_, folder, info);
@@ -437,7 +440,11 @@ class RankRun {
           sampler_.step() == options_.steps ? last_step(batches) : measured_step(batches);
       strategy_->passes().observe_gradients({});
       result_["losses"].push_back(step.loss);
-      XX save_if_due(*strategy_, *trainer_, sampler_, mode_, options_, *samples_.dataset);
+      if (trainer_->loss_scale()) {
+        result_["loss_scale"] = step.loss_scale;
+        result_["skipped_steps"] = trainer_->skipped_steps();
+      }
+      save_checkpoint_if_due();
       validate();
       if (progress) progress->step(progress_text(step, result_));
     }

@@ -77,14 +77,13 @@ void check_vocabulary(const data::TokenStream& tokens, const Options& options,
         "file whose vocabularies are the same",
         tokens.vocabulary(), options.model_name(), model));
   }
-  if (tokens.tokenizer_fingerprint() != data::kByteTokenizer) {
-    check_tokenizer(tokens, options);
-    if (tokens.vocabulary() < model) {
-      notes.push_back(
-          fmt::format("the data's vocabulary is {}, the model's {}: {} tokens never come",
-                      tokens.vocabulary(), model, model - tokens.vocabulary()));
-    }
-  } else if (!options.weights.empty() && model != data::kByteVocabulary) {
+  const bool are_bytes = tokens.tokenizer_fingerprint() == data::kByteTokenizer;
+  if (!are_bytes) check_tokenizer(tokens, options);
+  if (!are_bytes && tokens.vocabulary() < model) {
+    notes.push_back(fmt::format("the data's vocabulary is {}, the model's {}: {} tokens never come",
+                                tokens.vocabulary(), model, model - tokens.vocabulary()));
+  }
+  if (are_bytes && !options.weights.empty() && model != data::kByteVocabulary) {
     notes.push_back(
         "the text is read as bytes, which mean nothing to these weights: a token file of their own "
         "tokenizer comes from ./run data");
