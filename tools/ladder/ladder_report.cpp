@@ -132,12 +132,12 @@ Json mode_row(const std::string& mode, bool rounds, const Json& results, int cel
 void derive(Json& report) {
   for (Json& mode : report["modes"]) {
     const Json ranks = mode["ranks"];
-    for (const auto& [key, value] : ranks.front().items()) {
-      if (!value.is_number() || key == "rank") continue;
-      double sum = 0, most = std::numeric_limits<double>::lowest();
+    for (const auto& [key, ignored] : ranks.front().items()) {
+      if (key == "rank" || key == "digest") continue;
+      double sum = 0, most = std::numeric_limits<double>::quiet_NaN();
       for (const Json& rank : ranks) {
         sum += number_in(rank, key);
-        most = std::max(most, number_in(rank, key));
+        most = std::fmax(most, number_in(rank, key));
       }
       const std::string name = key == "sent_bytes" ? "sent_bytes_per_rank" : key;
       mode[name] = sum / static_cast<double>(ranks.size());

@@ -175,7 +175,7 @@ TEST(SavedWeights, AreWhatWasTrainedAndCanBeTrainedOn) {
   }
 }
 
-// tests/save_test.cpp has the other axes.
+// Both axes at once; tests/checkpoint saves from each by itself.
 TEST(SavedWeights, OfAMeshAreThoseOfTheWholeModel) {
   const std::string mesh = "--nproc 4 --tp 2 --pp 2";
   const TestFolder folder;
