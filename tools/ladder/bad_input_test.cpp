@@ -237,7 +237,7 @@ TEST(LaunchedRank, IsNotAskedForAnotherNumberOfRanks) {
   {
     const Launched one_of_two(/*rank=*/1, /*world_size=*/2);
     expect_refused(TestFolder(), kQuick + "--fake-process-group 4",
-                   {"a launcher started this one as rank 1 of 2"});
+                   {"--fake-process-group", "start it without a launcher"});
   }
   for (const std::string asked : {"", "--nproc 1"}) {
     const TestFolder folder;

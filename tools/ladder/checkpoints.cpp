@@ -11,26 +11,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Why a run cannot go on from a checkpoint; empty if it can. Batches are those that it would have
-// had.
-std::string problem_of_position(const data::DistributedSampler::State& saved,
-                                const Options& options, std::int64_t size) {
-  const std::int64_t batches = options.data_ranks() * options.micro_batches;
-  if (saved.global_batch != options.step_samples()) {
-    return fmt::format("its run takes {} samples a step over all ranks, this one {}: take {}",
-                       saved.global_batch, options.step_samples(),
-                       saved.global_batch % batches == 0
-                           ? fmt::format("--batch {}", saved.global_batch / batches)
-                           : "a number of ranks that divides them, and --batch to match");
-  }
-  if (saved.seed != options.seed) return fmt::format("take --seed {}, its run's", saved.seed);
-  if (saved.dataset_size == size) return "";
-  return fmt::format(
-      "its run trains on {} samples in all, this one on {}: take the same --data, "
-      "--seq-len and --validation",
-      saved.dataset_size, size);
-}
-
+// Why a run cannot go on from a checkpoint; empty if it can.
 std::string problem_of_steps(const io::CheckpointInfo& saved, const Options& options) {
   // The ladder saves one number as both.
   if (!saved.sampler || saved.sampler->step != saved.step) {
@@ -54,15 +35,29 @@ std::string problem_of_steps(const io::CheckpointInfo& saved, const Options& opt
       saved.step, options.save, options.steps + 1);
 }
 
+// Batches of a run that goes on are those that it would have had.
 std::string problem_of_resuming(const io::CheckpointInfo& saved, const Options& options,
                                 const Samples& samples) {
   const std::string of_steps = problem_of_steps(saved, options);
   if (!of_steps.empty()) return of_steps;
+  const data::DistributedSampler::State& position = *saved.sampler;
+  const std::int64_t batches = options.data_ranks() * options.micro_batches;
+  if (position.global_batch != options.step_samples()) {
+    return fmt::format("its run takes {} samples a step over all ranks, this one {}: take {}",
+                       position.global_batch, options.step_samples(),
+                       position.global_batch % batches == 0
+                           ? fmt::format("--batch {}", position.global_batch / batches)
+                           : "a number of ranks that divides them, and --batch to match");
+  }
+  if (position.seed != options.seed) return fmt::format("take --seed {}, its run's", position.seed);
+  if (position.dataset_size != std::ssize(samples.training)) {
+    return fmt::format(
+        "its run trains on {} samples in all, this one on {}: take the same --data, --seq-len and "
+        "--validation",
+        position.dataset_size, samples.training.size());
+  }
   const auto data = saved.notes.find(kDataNote);
-  const std::string of_position =
-      problem_of_position(*saved.sampler, options, std::ssize(samples.training));
-  if (!of_position.empty() || data == saved.notes.end()) return of_position;
-  if (data->second == samples.dataset->fingerprint()) return "";
+  if (data == saved.notes.end() || data->second == samples.dataset->fingerprint()) return "";
   return "its run was trained on other data: take the same --data and --seq-len";
 }
 

@@ -24,7 +24,8 @@ std::string identity(const Json& report, const Json& mode) {
   return mode["identical_to_ddp"] == true ? "yes" : "NO";
 }
 
-// A column: the text or the number under `key` of a mode. Without a header it is two, mean and max.
+// A column after that of the mode's name: the text or the number under `key` of a mode. Without a
+// header it is two, mean and max.
 struct Figure {
   std::string header, unit, group, key;
   int decimals = 0;
@@ -44,6 +45,7 @@ std::string table_of(const Json& modes, const std::vector<Figure>& figures) {
                   : base::fixed(number_in(modes[m], figure.key) / figure.divisor, figure.decimals));
     }
   };
+  add({"mode", "", "", "mode"});
   for (Figure figure : figures) {
     const bool is_pair = figure.header.empty();
     if (is_pair) figure.header = "mean";
@@ -59,8 +61,7 @@ std::string table_of(const Json& modes, const std::vector<Figure>& figures) {
 }
 
 std::string short_table(const Json& modes) {
-  return table_of(modes, {{"mode", "", "", "mode"},
-                          {"parameters", "MiB", "", "parameter_mib", 2},
+  return table_of(modes, {{"parameters", "MiB", "", "parameter_mib", 2},
                           {"gradients", "MiB", "", "gradient_mib", 2},
                           {"optimizer", "MiB", "", "optimizer_mib", 2},
                           {"total", "MiB", "", "total_mib", 2},
@@ -70,8 +71,7 @@ std::string short_table(const Json& modes) {
 }
 
 std::string memory_table(const Json& modes) {
-  return table_of(modes, {{"mode", "", "", "mode"},
-                          {"", "MiB", "parameters", "parameter_mib", 2},
+  return table_of(modes, {{"", "MiB", "parameters", "parameter_mib", 2},
                           {"", "MiB", "gradients", "gradient_mib", 2},
                           {"", "MiB", "optimizer", "optimizer_mib", 2},
                           {"", "MiB", "total", "total_mib", 2},
@@ -87,8 +87,7 @@ std::string memory_table(const Json& modes) {
 std::string step_table(const Json& report, const Json& modes) {
   const std::string sent = "sent by a rank in a step", time = "time of a step";
   const double copy = number_in(report, "parameter_bytes");
-  std::vector<Figure> figures = {{"mode", "", "", "mode"},
-                                 {"", "V", sent, "sent_in_v", 4},
+  std::vector<Figure> figures = {{"", "V", sent, "sent_in_v", 4},
                                  {"grads", "V", sent, "sent_gradient_bytes", 4, copy},
                                  {"params", "V", sent, "sent_parameter_bytes", 4, copy},
                                  {"control", "bytes", sent, "sent_control_bytes", 0},
@@ -111,7 +110,7 @@ std::string step_table(const Json& report, const Json& modes) {
 
 // What each axis of the mesh carried.
 std::string axis_table(const Json& report, const Json& modes) {
-  std::vector<Figure> figures = {{"mode", "", "", "mode"}};
+  std::vector<Figure> figures;
   for (const auto& [axis, size] : report["mesh"].items()) {
     if (axis != "data" && size == 1) continue;
     figures.push_back({"", "V", fmt::format("sent: {} axis", axis), "sent_" + axis + "_bytes", 4,

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <thread>
@@ -20,7 +21,6 @@
 #include "checkpoints.hpp"
 #include "device.hpp"
 #include "ladder_report.hpp"
-#include "model_choice.hpp"
 #include "options.hpp"
 #include "output_paths.hpp"
 #include "rank_run.hpp"
@@ -37,15 +37,12 @@ class Ranks {
  public:
   explicit Ranks(Options& options) : options_(options), environment_(dist::rank_environment()) {
     launch_.connect.timeout =
-        std::chrono::milliseconds(static_cast<std::int64_t>(options.timeout_seconds * 1000));
+        std::chrono::milliseconds(std::llround(options.timeout_seconds * 1000));
     if (options.device == "cuda") launch_.connect.backend = "nccl";
     launch_.world_size = environment_ || fake() ? 1 : options.world_size;
     if (!environment_) return;
     if (fake()) {
-      throw Error(fmt::format(
-          "--fake-process-group is one process by itself, and a launcher started this one as rank "
-          "{} of {}: start it without",
-          environment_->rank, environment_->world_size));
+      throw Error("--fake-process-group is one process by itself: start it without a launcher");
     }
     options.world_size = environment_->world_size;
     options.ranks_here = environment_->local_world_size;

@@ -1,5 +1,3 @@
-#include "model_choice.hpp"
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -12,6 +10,7 @@
 #include <zero/base/error.hpp>
 
 #include "device.hpp"
+#include "options.hpp"
 
 // Sizes are doubles: a config.json and the command line can ask for more than 63 bits count.
 namespace zero::ladder {

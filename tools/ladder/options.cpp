@@ -169,28 +169,6 @@ bool keeps_parameters_whole(const std::string& mode) {
 }
 
 // What is wrong, and what would be right; empty if nothing is.
-std::string problem_of_tensor_axis(const Options& o) {
-  const int ranks = o.mesh.tensor_ranks;
-  const bool sequence = o.mesh.sequence_parallel;
-  if (ranks == 1 && (sequence || o.mesh.partition_activations)) {
-    return fmt::format("one tensor rank has nothing to cut for {}: take --tp 2 or more",
-                       sequence ? "--sequence-parallel" : "--partition-activations");
-  }
-  if (sequence && o.reviews()) {
-    return "texts of --task reviews have different lengths: leave out --sequence-parallel";
-  }
-  if (sequence && o.sequence_length % ranks != 0) {
-    return fmt::format("--sequence-parallel needs a --seq-len that is a multiple of {}, not {}",
-                       ranks, o.sequence_length);
-  }
-  try {
-    nn::check_tensor_parallel(o.config(), ranks);
-  } catch (const Error& error) {
-    return fmt::format("{}; take a --tp that divides that number", error.what());
-  }
-  return "";
-}
-
 std::string problem_of_pipeline(const Options& o) {
   const nn::LlamaConfig config = o.config();
   if (o.mesh.stages == 1) return "";
@@ -209,7 +187,7 @@ std::string problem_of_pipeline(const Options& o) {
 }
 
 std::string problem_of_mesh(const Options& o) {
-  const int cell = o.mesh.cell(), shard_size = std::atoi(o.shard_size.c_str());  // 0: host, or none
+  const int cell = o.mesh.cell(), tensor_ranks = o.mesh.tensor_ranks;
   if (o.world_size % cell != 0) {
     return fmt::format("there are {} ranks, which is no multiple of {}: take {} {}", o.world_size,
                        cell, o.fake.size > 0 ? "--fake-process-group" : "--nproc",
@@ -217,12 +195,29 @@ std::string problem_of_mesh(const Options& o) {
   }
   // Groups of ranks that share model states are cut out of the data axis. Without a mesh the ranks
   // find out.
+  const int shard_size = std::atoi(o.shard_size.c_str());  // 0: host, or not given
   if (cell > 1 && shard_size > 0 && o.data_ranks() % shard_size != 0) {
     return fmt::format("--shard-size {} does not divide the {} ranks of the data axis", shard_size,
                        o.data_ranks());
   }
-  const std::string of_tensor_axis = problem_of_tensor_axis(o);
-  return of_tensor_axis.empty() ? problem_of_pipeline(o) : of_tensor_axis;
+  const bool sequence = o.mesh.sequence_parallel;
+  if (tensor_ranks == 1 && (sequence || o.mesh.partition_activations)) {
+    return fmt::format("one tensor rank has nothing to cut for {}: take --tp 2 or more",
+                       sequence ? "--sequence-parallel" : "--partition-activations");
+  }
+  if (sequence && o.reviews()) {
+    return "texts of --task reviews have different lengths: leave out --sequence-parallel";
+  }
+  if (sequence && o.sequence_length % tensor_ranks != 0) {
+    return fmt::format("--sequence-parallel needs a --seq-len that is a multiple of {}, not {}",
+                       tensor_ranks, o.sequence_length);
+  }
+  try {
+    nn::check_tensor_parallel(o.config(), tensor_ranks);
+  } catch (const Error& error) {
+    return fmt::format("{}; take a --tp that divides that number", error.what());
+  }
+  return problem_of_pipeline(o);
 }
 
 }  // namespace

@@ -104,6 +104,11 @@ const train::Registry& all_modes();
 /// what is wrong and what would be right, and ends the program.
 Options parse(int argc, char** argv);
 
+/// Fills in the model if neither model nor weights were named, and says so if it is not the usual
+/// one; zero::Error if what was named does not fit into the memory that is free on this machine, or
+/// nothing does. In model_choice.cpp.
+void choose_model(Options& options);
+
 /// Throws zero::Error for a mesh that does not fit the number of ranks, the model, the data or the
 /// modes. The model must have been chosen.
 void check_mesh(const Options& options);

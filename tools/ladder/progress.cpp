@@ -19,6 +19,7 @@ Progress::~Progress() {
 }
 
 void Progress::step(const std::string& text) {
+  if (label_.empty()) return;
   const auto tenths = [&] { return (done_ - first_) * 10 / (steps_ - first_); };
   const std::int64_t before = tenths();
   ++done_;

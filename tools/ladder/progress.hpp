@@ -18,8 +18,8 @@ namespace zero::ladder {
 /// Local to this process, never throws on a failed write, not for use by several threads at once.
 class Progress {
  public:
-  /// `steps` in all, of which an earlier run has done `done`. Writes to `out`, which is not owned,
-  /// as to a terminal or not.
+  /// `steps` in all, of which an earlier run has done `done`. Without a label nothing is shown.
+  /// Writes to `out`, which is not owned, as to a terminal or not.
   Progress(std::string label, std::int64_t done, std::int64_t steps, std::FILE* out,
            bool to_terminal);
 

@@ -322,17 +322,15 @@ class RankRun {
   // whose digests were `before` and are `after`. A change in the master weight alone counts. Called
   // by all ranks; the same answer on all of a data axis.
   bool all_changed(const std::vector<std::string>& before, const std::vector<std::string>& after) {
-    at::Tensor changed = at::zeros({static_cast<std::int64_t>(before.size())}, at::kInt);
+    const at::Tensor changed = at::zeros({static_cast<std::int64_t>(before.size())}, at::kInt);
     auto* flag = changed.mutable_data_ptr<std::int32_t>();
     for (std::size_t i = 0; i < before.size(); ++i) {
-      flag[i] = after[i].empty() || before[i] != after[i] || master_differs(i) ? 1 : 0;
+      const bool trains = strategy_->list().parameters[i].tensor.requires_grad();
+      flag[i] = !trains || after[i].empty() || before[i] != after[i] || master_differs(i) ? 1 : 0;
     }
     // A master weight is known to its owner only.
     mesh_.data().all_reduce(changed, dist::Purpose::kControl, dist::ReduceOp::kSum).wait();
-    for (std::size_t i = 0; i < before.size(); ++i) {
-      if (strategy_->list().parameters[i].tensor.requires_grad() && flag[i] == 0) return false;
-    }
-    return true;
+    return std::all_of(flag, flag + before.size(), [](std::int32_t ranks) { return ranks > 0; });
   }
 
   void resume() {
@@ -368,7 +366,7 @@ class RankRun {
     const auto size = static_cast<std::size_t>(options_.batch);
     std::vector<data::Batch> batches;
     for (std::size_t begin = 0; begin < indices.size(); begin += size) {
-      const std::span<const std::int64_t> mine(indices.data() + begin, size);
+      const auto mine = std::span(indices).subspan(begin, size);
       batches.push_back(to_device(device_, samples_.dataset->batch(mine)));
     }
     return batches;
@@ -427,11 +425,7 @@ class RankRun {
     strategy_->passes().observe_gradients([&](std::size_t, const at::Tensor& gradient) {
       if (gradient.numel() < (1 << 16)) first_gradients.add(digest_of(gradient));
     });
-    std::optional<Progress> progress;
-    if (!label.empty()) {
-      progress.emplace(label, sampler_.step(), options_.steps, stderr,
-                       ::isatty(STDERR_FILENO) == 1);
-    }
+    Progress progress(label, sampler_.step(), options_.steps, stderr, ::isatty(STDERR_FILENO) == 1);
     validate();
     while (sampler_.step() < options_.steps) {
       const std::vector<data::Batch> batches = next_batches();
@@ -446,7 +440,7 @@ class RankRun {
       }
       save_checkpoint_if_due();
       validate();
-      if (progress) progress->step(progress_text(step, result_));
+      progress.step(progress_text(step, result_));
     }
     result_["gradient_digest"] = first_gradients.hex();
     trainer_->zero_grad();
