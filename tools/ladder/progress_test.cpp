@@ -106,9 +106,13 @@ TEST(Progress, EndsAnOpenLineSoThatAnErrorHasItsOwn) {
   EXPECT_TRUE(memory.text().ends_with("\n"));
 }
 
-TEST(Progress, StaysSilentBeforeTheFirstStep) {
+TEST(Progress, StaysSilentBeforeTheFirstStepAndWithoutALabel) {
   Memory memory;
-  { Progress unused("ddp", 0, 5, memory.stream(), /*to_terminal=*/true); }
+  {
+    Progress unused("ddp", 0, 5, memory.stream(), /*to_terminal=*/true);
+    Progress nameless("", 0, 1, memory.stream(), /*to_terminal=*/true);
+    nameless.step("loss 1");
+  }
   EXPECT_EQ(memory.text(), "");
 }
 
