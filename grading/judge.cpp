@@ -95,22 +95,43 @@ string error_of(const dist::RankExit& exit) {
   return text;
 }
 
+// What only a pipeline does: messages and micro-batches.
+optional<string> describe_exit_of_stage(const dist::RankExit& exit, const string& error) {
+  if (exit.output.find("never waited on") != string::npos) {
+    return fmt::format("rank {} starts a send that it never waits for", exit.rank);
+  }
+  if (error.find("ndefined") != string::npos) {
+    return fmt::format("rank {} uses a tensor that it does not hold ({})", exit.rank, error);
+  }
+  if (error.find("_M_range_check") != string::npos) {
+    return fmt::format("rank {} runs a micro-batch that does not exist ({})", exit.rank, error);
+  }
+  if (error.find("nothing from rank") == string::npos) return std::nullopt;
+  return fmt::format(
+      "rank {} waits forever {}", exit.rank,
+      error.rfind("send", 0) == 0
+          ? "until what it has sent is received: does the other rank wait for a send of its own "
+            "(start a send, and wait for it later), or is a backward missing there?"
+          : "for a message that the other rank does not send before it has received one: look at "
+            "the order of both");
+}
+
 string describe_exit(const dist::RankExit& exit, int chapter) {
   const string error = error_of(exit);
-  const bool is_pipeline = chapter == 9;
+  if (chapter == 9) {
+    if (auto text = describe_exit_of_stage(exit, error)) return *text;
+  }
   if (exit.output.find("never waited on") != string::npos) {
-    return fmt::format("rank {} starts a {} that it never waits for", exit.rank,
-                       is_pipeline ? "send" : "collective");
+    return fmt::format("rank {} starts a collective that it never waits for", exit.rank);
   }
   const bool not_held = error.find("ndefined") != string::npos ||
                         error.find("have storage") != string::npos ||
                         error.find("for storage of size 0") != string::npos;
   if (not_held) {
     return fmt::format("rank {} uses a tensor that it does not hold ({}){}", exit.rank, error,
-                       chapter < 3 || is_pipeline
-                           ? ""
-                           : ": a weight is read in forward, in backward and by the "
-                             "digest; gather before each");
+                       chapter < 3 ? ""
+                                   : ": a weight is read in forward, in backward and by the "
+                                     "digest; gather before each");
   }
   if (exit.killed) {
     return fmt::format("rank {} does not end: does it wait for a rank that has ended?", exit.rank);
@@ -119,18 +140,6 @@ string describe_exit(const dist::RankExit& exit, int chapter) {
     return fmt::format("rank {} was ended by signal {}", exit.rank, exit.signal);
   if (error.empty())
     return fmt::format("rank {} ends with exit code {}", exit.rank, exit.exit_code);
-  if (is_pipeline && error.find("_M_range_check") != string::npos) {
-    return fmt::format("rank {} runs a micro-batch that does not exist ({})", exit.rank, error);
-  }
-  if (is_pipeline && error.find("nothing from rank") != string::npos) {
-    return fmt::format(
-        "rank {} waits forever {}", exit.rank,
-        error.rfind("send", 0) == 0
-            ? "until what it has sent is received: does the other rank wait for a send of its own "
-              "(start a send, and wait for it later), or is a backward missing there?"
-            : "for a message that the other rank does not send before it has received one: look at "
-              "the order of both");
-  }
   if (error.find("nothing from rank") != string::npos) {
     return fmt::format("rank {} waits in a collective in which not all ranks take part", exit.rank);
   }

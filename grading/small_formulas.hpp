@@ -205,7 +205,6 @@ constexpr Expected groups(int ranks, int rank) {
 
 // Chapter 08: chapter 03 on the data axis with a part of each layer, and sums on the tensor axis.
 constexpr Expected mesh(int ranks, int rank) {
-  constexpr std::int64_t kBatch = 16;
   const int parts = tensor_ranks(ranks), part = rank % parts;
   Expected e = whole_layers(3, ranks / parts, rank / parts, part_bytes(parts, part));
   // Forward sums the outputs of layers 1 and 3, backward the gradient of the inputs of layer 2.
