@@ -64,13 +64,6 @@ std::vector<int> numbers_of_ranks(int chapter) {
                         : std::vector{2, 3, 4, 1};
 }
 
-int chapter_of(const std::string& exercise) { return exercise[1] - '0'; }
-
-// Most mistakes need two ranks, those of chapter 06 two groups of two.
-std::vector<int> numbers_of_ranks(int chapter) {
-  return chapter == 6 ? std::vector{4, 3, 6, 2, 1} : std::vector{2, 3, 4, 1};
-}
-
 void check_program(const std::string& exercise, const dist::LaunchOptions& options,
                    const dist::RankFunction& function) {
   const int chapter = chapter_of(exercise);
