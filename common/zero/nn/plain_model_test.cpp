@@ -28,8 +28,8 @@ struct Encoder : torch::nn::Module {
 struct Net : torch::nn::Module {
   Net() {
     register_module("encoder", std::make_shared<Encoder>());
-    register_module("body", torch::nn::Sequential(torch::nn::Linear(4, 4),
-                                                  torch::nn::Sequential(torch::nn::Linear(4, 4))));
+    register_module("body",
+                    torch::nn::Sequential(torch::nn::Linear(4, 4), torch::nn::Linear(4, 4)));
     register_module("large", torch::nn::Linear(100, 100));
     small = register_module("small", torch::nn::Linear(4, 4));
     register_module("empty", torch::nn::ModuleList());
