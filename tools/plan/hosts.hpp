@@ -1,13 +1,12 @@
 #pragma once
 
-#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include <zero/quantization/block_layout.hpp>
 
-#include "timing.hpp"
+#include "stages.hpp"
 
 /// Ranks on several hosts whose links are slower than those inside a host: what HSDP and each part
 /// of ZeRO++ hold and send beside ZeRO-3, and from which ratio of the two bandwidths on each pays.
@@ -47,12 +46,12 @@ struct HostPhase {
 
 /// One way to train on R hosts of S ranks.
 struct HostPlan {
-  std::string name = {};  ///< "ZeRO-3", "HSDP", "hpZ", "qwZ", "qgZ", "ZeRO++"
-  States states = {};     ///< of the fullest rank; secondary shards are among the parameters
-  std::vector<HostPhase> phases = {};  ///< the collectives of a step
-  double seconds = 0;                  ///< communication and quantising, nothing hidden
+  std::string name;  ///< "ZeRO-3", "HSDP", "hpZ", "qwZ", "qgZ", "ZeRO++"
+  States states;     ///< of the fullest rank; secondary shards are among the parameters
+  std::vector<HostPhase> phases;  ///< the collectives of a step
   /// Bytes that leave a host in a step with one micro-batch, with each way of sending.
   double leaves_by_ring = 0, leaves_directly = 0;
+  double seconds = 0;  ///< communication and quantising, nothing hidden
   /// The smallest W_inside/W_between from which on this takes less time than ZeRO-3, where
   /// W_inside is Machine::bandwidth: 0 for any ratio, nothing if it never does.
   std::optional<double> pays_from = {};
@@ -62,13 +61,13 @@ struct HostPlan {
   HostPhase sum() const;
 };
 
-/// Seconds of phases that follow each other. The links inside a host and between hosts work at the
-/// same time, so a phase takes the longer of inside/W_inside and between/W_between, and
-/// quantized/W_quantize. Latencies are left out.
-double phases_seconds(const std::vector<HostPhase>& phases, double inside_bandwidth,
-                      double between_bandwidth, double quantize_bandwidth);
-
 struct Request;
+
+/// Seconds of phases that follow each other, if a rank sends to other hosts with `bandwidth`. The
+/// links inside a host and between hosts work at the same time, so a phase takes the longer of
+/// inside/W_inside and between/W_between, and quantized/W_quantize. Latencies are left out.
+double phases_seconds(const std::vector<HostPhase>& phases, const Request& request,
+                      double bandwidth);
 
 /// Compares ZeRO-3 with methods that send less between hosts, for a request that make_plan() takes.
 /// Part of make_plan(). Throws zero::Error that names option and numbers if hosts of that size do

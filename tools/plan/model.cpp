@@ -4,32 +4,54 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <sstream>
 
 #include <zero/base/error.hpp>
 #include <zero/base/table.hpp>
+#include <zero/io/safetensors.hpp>
 
 namespace zero::plan {
 namespace {
 
-constexpr std::int64_t kParametersPerSquare = 12;
-constexpr double kHiddenPerLayer = 128;
+namespace fs = std::filesystem;
 
-std::vector<Module> modules_of(const nn::LlamaConfig& c) {
-  const std::int64_t queries = c.heads * c.head_size, keys = c.kv_heads * c.head_size;
-  std::vector<Module> modules = {{"model.embed_tokens", 1, c.vocabulary * c.hidden}};
-  const std::pair<const char*, std::int64_t> of_layer[] = {
-      {"self_attn.q_proj", queries * c.hidden}, {"self_attn.k_proj", keys * c.hidden},
-      {"self_attn.v_proj", keys * c.hidden},    {"self_attn.o_proj", c.hidden * queries},
-      {"mlp.gate_proj", c.mlp * c.hidden},      {"mlp.up_proj", c.mlp * c.hidden},
-      {"mlp.down_proj", c.hidden * c.mlp},      {"input_layernorm", c.hidden},
-      {"post_attention_layernorm", c.hidden}};
-  for (const auto& [name, parameters] : of_layer) {
-    modules.push_back({std::string("model.layers.*.") + name, c.layers, parameters});
+// A layer by the first number in a tensor's name: {"model.layers.", 17}. Nothing for
+// "lm_head.weight": it is the root's.
+using Layer = std::pair<std::string, int>;
+std::optional<Layer> layer_of(const std::string& tensor) {
+  std::istringstream words(tensor);
+  std::string before, word;
+  for (; std::getline(words, word, '.'); before += word + ".") {
+    const bool is_number = word.find_first_not_of("0123456789") == std::string::npos;
+    if (is_number && !word.empty() && word.size() < 10) return Layer{before, std::stoi(word)};
   }
-  modules.push_back({"model.norm", 1, c.hidden});
-  if (c.classes > 0) modules.push_back({"score", 1, c.classes * c.hidden});
-  if (c.classes == 0 && !c.tied) modules.push_back({"lm_head", 1, c.vocabulary * c.hidden});
-  return modules;
+  return std::nullopt;
+}
+
+// By the headers of safetensors, whatever the architecture. Units are in the order of layers, so
+// that layer 2 comes before layer 10. There is nothing to gather of a layer without elements.
+void count_tensors(const fs::path& weights, Model& model) {
+  const io::SafetensorsFolder folder(weights);
+  std::map<Layer, std::int64_t> layers;
+  model.parameters = model.root = 0;
+  for (const std::string& name : folder.names()) {
+    const std::optional<Layer> layer = layer_of(name);
+    const std::int64_t elements = folder.info(name).elements();
+    model.parameters += elements;
+    (layer ? layers[*layer] : model.root) += elements;
+  }
+  model.units.clear();
+  for (const auto& [layer, elements] : layers) {
+    if (elements > 0) model.units.push_back(elements);
+  }
+  if (model.units.empty()) std::swap(model.root, model.units.emplace_back());
+  const std::int64_t count = std::ssize(model.units);
+  if (model.parameters > 0 && model.parameters <= nn::kMostParameters && count <= nn::kMostLayers)
+    return;
+  throw Error(
+      fmt::format("{}: {} parameters in {} layers, but 1 to {} in at most {} are planned for",
+                  weights.string(), model.parameters, count, nn::kMostParameters, nn::kMostLayers));
 }
 
 }  // namespace
@@ -47,15 +69,13 @@ Model model_of(const nn::LlamaConfig& c, std::string name) {
           .parameters = parameters,
           .units = std::vector<std::int64_t>(static_cast<std::size_t>(c.layers), unit),
           .root = parameters - c.layers * unit,
-          .modules = modules_of(c),
           .shape = {.layers = c.layers,
                     .hidden = c.hidden,
                     .attention = c.heads * c.head_size,
                     .mlp = c.mlp,
                     .mlp_tensors = 3,
                     .vocabulary = c.classes > 0 ? 0 : c.vocabulary},
-          .llama = c,
-          .notes = {}};
+          .llama = c};
 }
 
 Model model_of_size(std::int64_t parameters, std::int64_t layers) {
@@ -64,49 +84,49 @@ Model model_of_size(std::int64_t parameters, std::int64_t layers) {
         fmt::format("{} parameters cannot be shared out over {} layers", parameters, layers));
   }
   const auto p = static_cast<double>(parameters);
-  const bool guessed = layers == 0;
-  if (guessed) {
-    const double cube = p / (kParametersPerSquare * kHiddenPerLayer * kHiddenPerLayer);
-    layers = std::max<std::int64_t>(1, std::llround(std::cbrt(cube)));
-  }
-  const double square = p / static_cast<double>(kParametersPerSquare * layers);
-  const std::int64_t hidden = std::max<std::int64_t>(1, std::llround(std::sqrt(square)));
-  Model model;
-  model.name = base::with_thousands(parameters) + " parameters";
-  model.parameters = parameters;
-  model.shape = {.layers = layers, .hidden = hidden, .attention = hidden, .mlp = 4 * hidden};
+  const char* const said = layers > 0 ? "assumed" : "a guess (--layers sets it)";
+  if (layers == 0) layers = std::max(1LL, std::llround(std::cbrt(p / (12 * 128 * 128))));
+  const auto square = p / static_cast<double>(12 * layers);
+  const std::int64_t hidden = std::max(1LL, std::llround(std::sqrt(square)));
+  Model model{
+      .name = base::with_thousands(parameters) + " parameters",
+      .parameters = parameters,
+      .shape = {.layers = layers, .hidden = hidden, .attention = hidden, .mlp = 4 * hidden},
+      .notes = {fmt::format(
+          "only the number of parameters is known; {} layers of 12 x {}^2 are {}. Activations and "
+          "buffers are rough, logits not counted",
+          layers, hidden, said)}};
   // Equal but for one element. Only the rest is multiplied: `parameters` could overflow.
   const std::int64_t rest = parameters % layers;
   for (std::int64_t i = 0; i < layers; ++i) {
     model.units.push_back(parameters / layers + rest * (i + 1) / layers - rest * i / layers);
   }
-  model.notes.push_back(fmt::format(
-      "only the number of parameters is known; {} layers of 12 x {}^2 are {}. Activations and "
-      "buffers are rough, logits not counted",
-      layers, hidden, guessed ? "a guess (--layers sets it)" : "assumed"));
+  return model;
+}
+
+Model model_of_files(const fs::path& path) {
+  fs::path whole = fs::absolute(path).lexically_normal();
+  if (!whole.has_filename()) whole = whole.parent_path();
+  const bool is_config = whole.filename() == "config.json",
+             is_weights = whole.extension() == ".safetensors";
+  const fs::path folder = is_config || is_weights ? whole.parent_path() : whole;
+  const bool has_weights = is_weights || fs::exists(whole / "model.safetensors") ||
+                           fs::exists(whole / "model.safetensors.index.json");
+  Model model;
+  try {
+    model = model_of(nn::llama_config_from_json(nn::read_config_text(folder)), "");
+  } catch (const Error& error) {
+    if (!has_weights) throw Error(fmt::format("{}: {}", path.string(), error.what()));
+    model.notes = {"no config.json of a Llama has the sizes of layers: activations are a guess"};
+  }
+  if (has_weights) count_tensors(whole, model);
+  if (!model.llama) model.shape = model_of_size(model.parameters, std::ssize(model.units)).shape;
+  model.name = folder.filename();
   return model;
 }
 
 std::int64_t layer_elements(const Shape& shape) {
   return 4 * shape.hidden + 4 * shape.attention + shape.mlp_tensors * shape.mlp;
-}
-
-std::int64_t activation_bytes(const Shape& shape, std::int64_t tokens, std::int64_t element_bytes,
-                              bool recompute) {
-  const std::int64_t layer = layer_elements(shape);
-  const std::int64_t kept = recompute ? shape.layers * shape.hidden + layer : shape.layers * layer;
-  return token_bytes(kept + 2 * shape.vocabulary, tokens, element_bytes);
-}
-
-std::int64_t token_bytes(std::int64_t elements, std::int64_t tokens, std::int64_t element_bytes) {
-  const std::int64_t a_token = elements * element_bytes;
-  if (static_cast<double>(a_token) * static_cast<double>(tokens) > 0x1p60) {
-    throw Error(fmt::format(
-        "{} tokens of {} bytes of activations each are more than can be counted: fewer tokens a "
-        "rank are needed",
-        tokens, a_token));
-  }
-  return a_token * tokens;
 }
 
 }  // namespace zero::plan

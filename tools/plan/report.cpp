@@ -4,138 +4,115 @@
 
 #include <algorithm>
 #include <cmath>
-#include <nlohmann/json.hpp>
-#include <set>
 #include <sstream>
 
-#include "sheet.hpp"
+#include <zero/base/table.hpp>
 
 namespace zero::plan {
 namespace {
 
-using base::Json, base::fixed, base::with_thousands;
+using base::Align, base::Column, base::fixed, base::with_thousands;
 
-// Breaks a sentence at spaces, for 100 columns; further lines begin with `indent`.
-std::string wrapped(const std::string& sentence, const std::string& indent = "") {
-  std::istringstream words(sentence);
-  std::string text, line, word;
-  for (words >> line; words >> word;) {
-    if (line.size() + 1 + word.size() <= 100) {
-      line += " " + word;
-    } else {
-      text += line + "\n";
-      line = indent + word;
+// A sentence, broken at spaces for 100 columns; further lines begin with `indent`.
+std::string wrapped(std::string text, const std::string& indent = "") {
+  std::size_t begin = text.starts_with('\n') ? 1 : 0;
+  while (text.size() - begin > 100) {
+    const std::size_t space = text.rfind(' ', begin + 100);
+    if (space == std::string::npos || space < begin + indent.size()) break;  // one long word
+    text.replace(space, 1, "\n" + indent);
+    begin = space + 1;
+  }
+  return text + "\n";
+}
+template <class... Args>
+std::string say(fmt::format_string<Args...> text, Args&&... args) {
+  return wrapped(fmt::format(text, std::forward<Args>(args)...));
+}
+
+std::string row_name(const Plan& plan, const StagePlan& row) {
+  const std::string offload = row.offloaded ? " + offload" : "";
+  return name(row.stage) + (plan.request.has_mesh() ? " on " + text(row.mesh) : offload);
+}
+
+void add(std::vector<Column>& columns, const std::vector<std::string>& headers,
+         const std::string& unit = "", const std::string& group = "") {
+  for (const std::string& header : headers) columns.push_back({header, Align::kRight, unit, group});
+}
+
+std::string memory_table(const Plan& plan) {
+  const Request& r = plan.request;
+  std::vector<Column> columns = {{"stage", Align::kLeft}};
+  add(columns, {"params", "grads", "optimizer", "total"}, name(plan.unit()), "model states");
+  add(columns, {"transients", "activations", "all"}, name(plan.unit()));
+  if (r.memory) columns.push_back({"fits", Align::kLeft, at_most(r.memory->bytes, r.memory->unit)});
+  base::Table table(columns);
+  for (const StagePlan& s : plan.stages) {
+    std::vector<std::string> cells = {row_name(plan, s)};
+    for (const std::int64_t bytes : {s.states.parameters, s.states.gradients, s.states.optimizer,
+                                     s.states.total(), s.transients, s.activations, s.total()}) {
+      cells.push_back(in(static_cast<double>(bytes), plan.unit()));
     }
+    if (r.memory) cells.push_back(r.fits(s) ? "yes" : "no");
+    table.add_row(cells);
   }
-  return text + line + "\n";
+  return table.to_text();
 }
 
-template <class T>
-Json or_null(const std::optional<T>& value) {
-  return value ? Json(*value) : Json();
-}
-
-std::string row_name(const StagePlan& plan) {
-  return name(plan.stage) + std::string(plan.offloaded ? " + offload" : "");
-}
-std::string row_name(const MeshPlan& plan) {
-  return fmt::format("{} on {}", name(plan.stage), text(plan.mesh));
-}
-
-template <class Row>
-Sheet memory_sheet(const Plan& plan, const std::vector<Row>& rows) {
-  const std::optional<Memory>& memory = plan.request.memory;
-  const std::string unit = name(plan.unit());
-  Sheet sheet(plan.unit());
-  sheet.columns({"stage"});
-  sheet.columns({"params", "grads", "optimizer", "total"}, unit, "model states");
-  sheet.columns({"transients", "activations", "all"}, unit);
-  if (memory) sheet.columns({"fits"}, at_most(memory->bytes, memory->unit));
-  for (const Row& r : rows) {
-    std::vector<Json> row = {
-        row_name(r),      r.states.parameters, r.states.gradients, r.states.optimizer,
-        r.states.total(), r.transients,        r.activations,      r.total()};
-    if (r.fits) row.push_back(*r.fits);
-    sheet.add(std::move(row));
-  }
-  return sheet;
-}
-
-Sheet step_sheet(const Plan& plan) {
-  Sheet sheet(plan.unit());
-  sheet.columns({"stage"});
-  sheet.columns({"sent"}, name(plan.unit()), "a rank sends").columns({"in V"}, "", "a rank sends");
-  sheet.columns({"compute", "communication", "exposed", "all"}, "s", "a step");
-  sheet.columns({"break-even batch"});
+std::string step_table(const Plan& plan) {
+  std::vector<Column> columns = {{"stage", Align::kLeft},
+                                 {"sent", Align::kRight, name(plan.unit()), "a rank sends"},
+                                 {"in V", Align::kRight, "", "a rank sends"}};
+  add(columns, {"compute", "communication", "exposed", "all"}, "s", "a step");
+  add(columns, {"break-even batch"});
+  base::Table table(columns);
   const double v = copies(plan.request.model.parameters, plan.request.policy).parameters;
   for (const StagePlan& s : plan.stages) {
     if (s.offloaded) continue;
-    sheet.add({row_name(s), s.sent.total(), s.sent.total() / v, s.time.compute,
-               s.time.communication, s.time.exposed, s.time.total(), or_null(s.break_even_batch)});
+    table.add_row({row_name(plan, s), in(s.sent.total(), plan.unit()), fixed(s.sent.total() / v, 3),
+                   fixed(s.time.compute, 3), fixed(s.time.communication, 3),
+                   fixed(s.time.exposed, 3), fixed(s.time.total(), 3),
+                   s.break_even_batch ? with_thousands(*s.break_even_batch) : "-"});
   }
-  return sheet;
+  return table.to_text();
 }
 
-Sheet wire_sheet(const Plan& plan) {
-  Sheet sheet(plan.unit());
-  sheet.columns({"stage"});
-  sheet.columns({"shards", "replicas", "tensor", "pipeline", "all"}, name(plan.unit()),
-                "a rank sends along");
-  sheet.columns({"micro-batches"}).columns({"bubble"}, "%");
-  for (const MeshPlan& m : plan.meshes) {
-    sheet.add({row_name(m), m.sent.shards, m.sent.replicas, m.sent.tensor, m.sent.pipeline,
-               m.sent.total(), m.micro_batches, m.bubble});
+std::string wire_table(const Plan& plan) {
+  std::vector<Column> columns = {{"stage", Align::kLeft}};
+  add(columns, {"shards", "replicas", "tensor", "pipeline", "all"}, name(plan.unit()),
+      "a rank sends along");
+  add(columns, {"micro-batches"});
+  add(columns, {"bubble"}, "%");
+  base::Table table(columns);
+  for (const StagePlan& s : plan.stages) {
+    std::vector<std::string> cells = {row_name(plan, s)};
+    const auto& [shards, replicas, tensor, pipeline] = s.sent;
+    for (const double bytes : {shards, replicas, tensor, pipeline, s.sent.total()}) {
+      cells.push_back(in(bytes, plan.unit()));
+    }
+    cells.insert(cells.end(), {with_thousands(s.micro_batches), fixed(100 * s.bubble(), 1)});
+    table.add_row(cells);
   }
-  return sheet;
+  return table.to_text();
 }
 
-Sheet host_sheet(const Plan& plan) {
+std::string host_table(const Plan& plan) {
   const std::string unit = name(plan.unit());
-  Sheet sheet(plan.unit());
-  sheet.columns({"way"}).columns({"states"}, unit).columns({"inside"}, unit, "a rank sends");
-  sheet.columns({"ring", "direct"}, unit, "leaves a host").columns({"time"}, "s");
-  sheet.columns({"from ratio"}, "", "pays").columns({"below"}, "GB/s", "pays");
+  const auto bytes = [&](double value) { return in(value, plan.unit()); };
+  base::Table table({{"way", Align::kLeft},
+                     {"states", Align::kRight, unit},
+                     {"inside", Align::kRight, unit, "a rank sends"},
+                     {"ring", Align::kRight, unit, "leaves a host"},
+                     {"direct", Align::kRight, unit, "leaves a host"},
+                     {"time", Align::kRight, "s"},
+                     {"from ratio", Align::kRight, "", "pays"},
+                     {"below", Align::kRight, "GB/s", "pays"}});
   for (const HostPlan& h : plan.hosts) {
-    const double below = plan.request.machine.bandwidth / h.pays_from.value_or(0) / 1e9;
-    sheet.add({h.name, h.states.total(), h.sum().inside, h.leaves_by_ring, h.leaves_directly,
-               h.seconds, or_null(h.pays_from), std::isfinite(below) ? Json(below) : Json()});
+    const double ratio = h.pays_from.value_or(NAN), inside = plan.request.machine.bandwidth;
+    table.add_row({h.name, bytes(static_cast<double>(h.states.total())), bytes(h.sum().inside),
+                   bytes(h.leaves_by_ring), bytes(h.leaves_directly), fixed(h.seconds, 3),
+                   fixed(ratio, 3), fixed(inside / ratio / 1e9, 3)});
   }
-  return sheet;
-}
-
-Sheet hybrid_sheet(const Plan& plan, const std::vector<HybridPart>& parts, const char* what) {
-  Sheet sheet(plan.unit());
-  sheet.columns({what, "number", "parameters of each", "stage"});
-  sheet.columns({"model states", "sent"}, name(plan.unit()), "all of them, of a rank");
-  const auto add = [&](const HybridPart& p, const Json& each, const char* stage) {
-    sheet.add({p.name, p.count, each, stage, p.states.total(), p.sent});
-  };
-  for (const HybridPart& part : parts) add(part, part.parameters, name(part.stage));
-  for (const Stage stage : {Stage::kZero3, Stage::kZero2}) {
-    if (total(parts, stage).count > 0) add(total(parts, stage), "", "together");
-  }
-  add(total(parts), "", "together");
-  return sheet;
-}
-
-std::vector<HybridPart> units_of(const Request& r) {
-  return hybrid_units(r.model, r.policy, r.world_size, r.hybrid_threshold);
-}
-
-std::vector<std::pair<const char*, Sheet>> sheets(const Plan& plan) {
-  const Request& r = plan.request;
-  if (!plan.hosts.empty()) return {{"hosts", host_sheet(plan)}};
-  if (!plan.meshes.empty()) {
-    return {{"memory", memory_sheet(plan, plan.meshes)}, {"wire", wire_sheet(plan)}};
-  }
-  if (!r.hybrid_report) {
-    return {{"memory", memory_sheet(plan, plan.stages)}, {"steps", step_sheet(plan)}};
-  }
-  std::vector<std::pair<const char*, Sheet>> parts;
-  const auto modules = hybrid(r.model.modules, r.policy, r.world_size, r.hybrid_threshold);
-  if (!modules.empty()) parts.emplace_back("modules", hybrid_sheet(plan, modules, "module"));
-  parts.emplace_back("units", hybrid_sheet(plan, units_of(r), "unit"));
-  return parts;
+  return table.to_text();
 }
 
 std::string title(const Request& r) {
@@ -155,142 +132,114 @@ std::string about_hosts(const Plan& plan) {
   const HostPlan& exact = std::ranges::min(plan.hosts, {}, [](const HostPlan& h) {
     return std::pair(h.sum().quantized > 0, h.seconds);
   });
-  return wrapped(fmt::format(
-             "{} hosts of {} ranks. Time: communication and quantising of a step by {}, nothing "
+  return say("{} hosts of {} ranks. Time: communication and quantising of a step by {}, nothing "
              "hidden, at {} GB/s of a rank inside its host, {} GB/s to other hosts and {} GB/s of "
              "values quantised. A way pays if it takes less time than ZeRO-3.",
              plan.request.world_size / *hosts.ranks_per_host, *hosts.ranks_per_host,
              hosts.sending == Sending::kRing ? "ring" : "direct sends",
              fixed(plan.request.machine.bandwidth / 1e9, 3), fixed(hosts.bandwidth / 1e9, 3),
-             fixed(hosts.quantize_bandwidth / 1e9, 1))) +
-         fmt::format("\nLeast time: {} ({} s). Of what rounds nothing: {} ({} s).\n", least.name,
-                     fixed(least.seconds, 3), exact.name, fixed(exact.seconds, 3));
-}
-
-std::int64_t crossover(const Request& r) {
-  return tensor_parallel_crossover(r.model.largest_unit(), r.model.shape.hidden, r.policy);
+             fixed(hosts.quantize_bandwidth / 1e9, 1)) +
+         say("\nLeast time: {} ({} s). Of what rounds nothing: {} ({} s).", least.name,
+             fixed(least.seconds, 3), exact.name, fixed(exact.seconds, 3));
 }
 
 std::string about_stages(const Plan& plan) {
   const Request& r = plan.request;
   const LookaheadPlan& k = plan.lookahead;
-  const std::int64_t even = crossover(r), tokens = r.tokens() * r.world_size;
-  std::string text = wrapped(fmt::format(
-      "V is one copy of the parameters. Transients and activations are estimates, and \"all\" is a "
-      "bound. Times for {} GB/s, {} a collective and {} TFLOP/s attained; exposed is what one link "
-      "cannot hide behind compute. From the break-even batch on communication, none of it hidden, "
-      "takes less than {} % of compute.",
-      fixed(r.machine.bandwidth / 1e9, 1), in_seconds(r.machine.latency),
-      fixed(r.machine.flops / 1e12, 3), fixed(100 * r.break_even_share, 1)));
+  const std::int64_t tokens = r.tokens() * r.world_size,
+                     even = tensor_parallel_crossover(r.model.largest_unit(), r.model.shape.hidden,
+                                                      r.policy);
+  std::string text =
+      say("V is one copy of the parameters. Transients and activations are estimates, and \"all\" "
+          "is a bound. Times for {} GB/s, {} a collective and {} TFLOP/s attained; exposed is what "
+          "one link cannot hide behind compute. From the break-even batch on communication, none "
+          "of it hidden, takes less than {} % of compute.",
+          fixed(r.machine.bandwidth / 1e9, 1), in_seconds(r.machine.latency),
+          fixed(r.machine.flops / 1e12, 3), fixed(100 * r.break_even_share, 1));
   if (r.world_size == 1) return text;
   if (r.stage.value_or(Stage::kZero3) == Stage::kZero3) {
-    text +=
-        "\n" +
-        wrapped(fmt::format(
-            "Lookahead of ZeRO-3: gathering the largest unit takes {}, computing its forward {}: "
-            "k* = "
-            "{}{}{}.",
-            in_seconds(k.gather), in_seconds(k.compute), k.needed,
-            k.used < k.needed ? fmt::format(", but there is room for {} units ahead", k.used) : "",
-            k.always_waits
-                ? "; all gathers together take longer than computing, and the difference "
-                  "stays exposed with any k"
-                : ""));
+    text += say(
+        "\nLookahead of ZeRO-3: gathering the largest unit takes {}, computing its forward {}: k* "
+        "= {}{}{}.",
+        in_seconds(k.gather), in_seconds(k.compute), k.needed,
+        k.used < k.needed ? fmt::format(", but there is room for {} units ahead", k.used) : "",
+        k.always_waits ? "; all gathers together take longer than computing, and the difference "
+                         "stays exposed with any k"
+                       : "");
   }
-  return text + "\n" +
-         wrapped(fmt::format("For a layer ZeRO-3 sends {} than tensor parallelism over all {} "
-                             "ranks would: they are even "
-                             "at {} tokens over all ranks, this step has {}.",
-                             tokens < even ? "more" : "less", with_thousands(r.world_size),
-                             with_thousands(even), with_thousands(tokens)));
+  return text +
+         say("\nFor a layer ZeRO-3 sends {} than tensor parallelism over all {} ranks would: they "
+             "are even at {} tokens over all ranks, this step has {}.",
+             tokens < even ? "more" : "less", with_thousands(r.world_size), with_thousands(even),
+             with_thousands(tokens));
 }
 
 std::string paragraphs(const Plan& plan) {
   if (!plan.hosts.empty()) return about_hosts(plan);
-  if (!plan.meshes.empty()) {
-    return wrapped(
+  if (plan.request.has_mesh()) {
+    return say(
         "R x S x T x p: R groups of S data ranks, T tensor ranks, p stages of a pipeline. A data "
         "rank has batch x T x p samples in a step. \"All\" that is held is a bound, and sent is by "
         "the rank that sends most.");
   }
-  if (plan.request.hybrid_report) {
-    return wrapped(
-        fmt::format("{} parameters and more are under ZeRO-3, fewer under ZeRO-2: by "
-                    "module, or by unit as whole_below of engine3.",
-                    with_thousands(plan.request.hybrid_threshold)));
-  }
-  std::string text = about_stages(plan);
-  if (plan.request.memory) text += "\n" + plan.choice.says + "\n";
-  for (const std::string& reason : plan.choice.reasons) text += wrapped("- " + reason, "  ");
-  return text;
+  return about_stages(plan) + (plan.request.memory ? "\n" + wrapped(plan.choice.says) : "");
 }
 
-// Memory against communication.
-Json point(const std::string& what, double sent, const States& states) {
-  return {{"name", what}, {"sent_bytes", sent}, {"model_state_bytes", states.total()}};
-}
-
-// From DDP to ZeRO-3 at several world sizes, and beside that.
-void add_curves(const Plan& plan, Json& json) {
-  const Request& r = plan.request;
-  const Copies one = copies(r.model.parameters, r.policy);
-  const auto states = [&](Stage stage, std::int64_t n) {
-    return model_states(r.model.parameters, r.policy, stage, n);
-  };
-  for (const std::int64_t n : std::set<std::int64_t>{2, 8, 64, r.world_size}) {
-    Json points = Json::array();
-    for (const Stage stage : kStages) {
-      const double bytes = sent(scheme_of(stage), one, n).total();
-      points.push_back(point(name(stage), bytes, states(stage, n)));
-    }
-    json["curves"].push_back({{"world_size", n}, {"points", points}});
-  }
-  const HybridPart all = total(units_of(r)), large = total(units_of(r), Stage::kZero3);
-  const double naive = sent(Scheme::kZero1Naive, one, r.world_size).total();
-  json["beside"].push_back(point("ZeRO-1 naive", naive, states(Stage::kZero1, r.world_size)));
-  if (large.count > 0 && large.count < all.count) {
-    json["beside"].push_back(point("hybrid", all.sent, all.states));
-  }
-  for (const StagePlan& s : plan.stages) {
-    if (!s.offloaded) continue;
-    const double bytes = sent(Scheme::kZero3, one, r.world_size).total();
-    json["beside"].push_back(point(row_name(s), bytes, s.states));
-  }
-}
+// Parameters, ranks, memory, bandwidth and batch.
+constexpr const char* kScenarios[] = {
+    "360M 2 24GB 100GB/s 1", "360M 2 24GB 1GB/s 1",   "1.5B 8 80GB 100GB/s 1",
+    "1.5B 8 80GB 10GB/s 1",  "1.5B 8 80GB 10GB/s 8",  "1.5B 8 16GB 100GB/s 1",
+    "1.5B 8 10GB 100GB/s 1", "7B 8 80GB 100GB/s 1",   "7B 8 40GB 100GB/s 1",
+    "7B 8 40GB 10GB/s 1",    "7B 64 24GB 100GB/s 1",  "13B 8 24GB 100GB/s 1",
+    "13B 32 24GB 100GB/s 1", "13B 32 24GB 10GB/s 1",  "70B 64 80GB 100GB/s 1",
+    "70B 64 80GB 10GB/s 1",  "70B 512 80GB 100GB/s 1"};
 
 }  // namespace
 
 std::string to_text(const Plan& plan) {
-  std::string text = title(plan.request);
-  for (const auto& [key, sheet] : sheets(plan)) text += "\n" + sheet.to_text();
-  return text +
+  const bool has_mesh = plan.request.has_mesh();
+  return title(plan.request) + "\n" +
+         (plan.hosts.empty()
+              ? memory_table(plan) + "\n" + (has_mesh ? wire_table(plan) : step_table(plan))
+              : host_table(plan)) +
          "\nBytes of the fullest rank; MiB = 2^20, GiB = 2^30, GB = 10^9. docs/planner.md explains "
          "all columns.\n" +
          paragraphs(plan);
 }
 
-Json to_json(const Plan& plan) {
-  const Request& r = plan.request;
-  const LookaheadPlan& k = plan.lookahead;
-  const Choice& choice = plan.choice;
-  const auto stage = [](std::optional<Stage> s) { return s ? Json(name(*s)) : Json(); };
-  Json json = {{"model", r.model.name},
-               {"parameters", r.model.parameters},
-               {"policy", {{"name", r.policy.name}}},
-               {"world_size", r.world_size},
-               {"memory_bytes", r.memory ? Json(r.memory->bytes) : Json()},
-               {"notes", r.model.notes},
-               {"tensor_parallel_crossover_tokens", crossover(r)}};
-  json["lookahead"] = {{"needed", k.needed}, {"room", or_null(k.room)}, {"used", k.used}};
-  json["choice"] = {{"stage", stage(choice.stage)},
-                    {"next", stage(choice.next)},
-                    {"says", choice.says},
-                    {"reasons", choice.reasons},
-                    {"ranks_for_model_states", or_null(choice.ranks_for_states)},
-                    {"ranks_for_all", or_null(choice.ranks_for_all)}};
-  for (const auto& [key, sheet] : sheets(plan)) json[key] = sheet.to_json();
-  add_curves(plan, json);
-  return json;
+std::string scenarios(Request request) {
+  std::vector<Column> columns = {{"parameters", Align::kLeft}, {"ranks"}, {"memory", Align::kLeft},
+                                 {"link", Align::kLeft},       {"batch"}, {"take", Align::kLeft}};
+  add(columns, {"step", "exposed"}, "s");
+  columns.push_back({"", Align::kLeft, "", "next best"});
+  add(columns, {"time"}, "%", "next best");
+  add(columns, {"memory"}, "GB", "next best");
+  base::Table table(columns);
+  for (const char* scenario : kScenarios) {
+    std::istringstream words(scenario);
+    std::string parameters, memory, bandwidth;
+    words >> parameters >> request.world_size >> memory >> bandwidth >> request.batch;
+    request.model = model_of_size(parse_count(parameters));
+    request.memory = parse_memory(memory);
+    request.machine.bandwidth = parse_bandwidth(bandwidth);
+    const auto [taken, next, says, for_states, for_all] = make_plan(request).choice;
+    std::vector<std::string> cells = {parameters, with_thousands(request.world_size), memory,
+                                      bandwidth, with_thousands(request.batch)};
+    if (taken) {
+      cells.insert(cells.end(), {name(taken->stage), fixed(taken->time.total(), 3),
+                                 fixed(taken->time.exposed, 3)});
+    } else {
+      cells.insert(cells.end(), {"none", "-", "-", fmt::format("{} ranks", *for_all)});
+    }
+    if (next) {
+      const double longer = next->time.total() / taken->time.total() - 1;
+      const auto more = static_cast<double>(next->total() - taken->total());
+      cells.insert(cells.end(), {name(next->stage), fixed(100 * longer, 1), in(more, Unit::kGB)});
+    }
+    cells.resize(columns.size(), "-");
+    table.add_row(cells);
+  }
+  return table.to_text();
 }
 
 }  // namespace zero::plan
