@@ -110,8 +110,9 @@ class CommandLine {
         ->check(base::refuse_nan);
     auto* table = app_.add_flag("--scenarios", scenarios_, "which stage to take, when: a table");
     auto* hosts = app_.get_option("--ranks-per-host");
-    for (const char* other : {"--memory", "--stage", "--tp", "--pp", "--shard-size",
-                              "--micro-batches", "--pipeline-schedule", "--sequence-parallel"}) {
+    for (const char* other :
+         {"--memory", "--stage", "--tp", "--pp", "--shard-size", "--micro-batches",
+          "--pipeline-schedule", "--sequence-parallel", "--partition-activations"}) {
       hosts->excludes(app_.get_option(other));
       table->excludes(app_.get_option(other));
     }

@@ -229,7 +229,8 @@ std::string scenarios(Request request) {
       cells.insert(cells.end(), {name(taken->stage), fixed(taken->time.total(), 3),
                                  fixed(taken->time.exposed, 3)});
     } else {
-      cells.insert(cells.end(), {"none", "-", "-", fmt::format("{} ranks", *for_all)});
+      cells.insert(cells.end(),
+                   {"none", "-", "-", for_all ? fmt::format("{} ranks", *for_all) : "-"});
     }
     if (next) {
       const double longer = next->time.total() / taken->time.total() - 1;
