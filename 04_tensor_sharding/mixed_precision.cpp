@@ -24,7 +24,7 @@
 #include <zero/nn/parameters.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/optim/optimizer.hpp>
-#include <zero/train/shard_layout.hpp>
+#include <zero/train/flat/shard_layout.hpp>
 
 namespace {
 

@@ -1,7 +1,7 @@
 #pragma once
 
 #include <zero/memory/storage_pool.hpp>
-#include <zero/train/flat_parameter_list.hpp>
+#include <zero/train/flat/flat_parameter_list.hpp>
 #include <zero/train/strategy.hpp>
 
 namespace zero {

@@ -5,7 +5,7 @@
 
 #include <zero/distributed/agreement.hpp>
 #include <zero/memory/storage_pool.hpp>
-#include <zero/train/flat_parameter_list.hpp>
+#include <zero/train/flat/flat_parameter_list.hpp>
 #include <zero/train/overlap_options.hpp>
 #include <zero/train/strategy.hpp>
 
@@ -82,6 +82,9 @@ class Overlap : public train::Strategy {
   /// Blocks until what shard_reduced() has started is done.
   virtual void finish_between_groups() {}
 
+  bool follows_units() const override {
+    return options_.stage == 3 || options_.defer_parameter_gather;
+  }
   void pre_forward(std::size_t unit) override;
   void post_forward(std::size_t unit) override;
   void pre_backward(std::size_t unit) override;

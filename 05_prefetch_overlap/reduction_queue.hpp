@@ -6,7 +6,7 @@
 #include <functional>
 #include <utility>
 
-#include <zero/train/flat_parameters.hpp>
+#include <zero/train/flat/flat_parameters.hpp>
 
 namespace zero {
 

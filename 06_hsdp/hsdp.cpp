@@ -21,7 +21,7 @@ Hsdp::Hsdp(const HsdpOptions& options, const train::StrategyArguments& arguments
 void Hsdp::shard_reduced(const train::ReducedShard& shard) {
   if (!has_replicas()) return;  // reduced and divided already
   RECORD_USER_SCOPE("hsdp_grad_all_reduce");
-  dist::Reduction last = average_;  // groups of one rank have added nothing yet
+  dist::Reduction last = average_;  // with S = 1 no first sum was made
   if (shard_group().size() > 1) {
     last = dist::Reduction::average_of_sums(communicator_.size(), average_.type);
   }

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include <zero/train/parameter_transfer.hpp>
+#include <zero/train/flat/parameter_transfer.hpp>
 
 namespace zero {
 

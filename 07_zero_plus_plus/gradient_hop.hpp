@@ -11,7 +11,7 @@
 
 namespace zero {
 
-/// A hop of qgZ: an all-to-all of quantised shards among the ranks of a group. Then each rank adds
+/// A hop of qgZ: an all-to-all of quantized shards among the ranks of a group. Then each rank adds
 /// up what has arrived.
 class GradientHop {
  public:
@@ -34,7 +34,7 @@ class GradientHop {
     dist::Work work;
     bool is_finite = true;  ///< false if this rank has sent a value that is infinite or NaN
   };
-  /// Quantises `values` (any of quantization's types) and starts to send them.
+  /// Quantizes `values` (any of quantization's types) and starts to send them.
   Exchange start(const at::Tensor& values) const;
   /// Fills `sum` (float32, elements()) with (r0 + r1) + r2 + … of what has arrived: every element
   /// in the order of the group's ranks, whichever rank adds it up.

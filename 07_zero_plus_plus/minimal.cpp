@@ -1,4 +1,4 @@
-// ZeRO-3 with quantised gathers (qwZ of ZeRO++): weights travel in 8 bits, and every rank computes
+// ZeRO-3 with quantized gathers (qwZ of ZeRO++): weights travel in 8 bits, and every rank computes
 // with what these stand for. The shards, which are updated, stay exact.
 
 #include <fmt/format.h>
@@ -50,12 +50,12 @@ at::Tensor padded(const at::Tensor& tensor, int size) {
 }
 
 // A shard in 8 bits: whole numbers from -127 to 127, a row for each block, and the block's scale.
-struct Quantised {
+struct Quantized {
   at::Tensor numbers, scales;
 };
 
 // The largest value of a block becomes 127 or -127. A block of zeros needs a scale other than 0.
-Quantised quantised(const at::Tensor& shard) {
+Quantized quantized(const at::Tensor& shard) {
   const at::Tensor blocks = shard.view({-1, kBlock});
   const at::Tensor largest = blocks.abs().amax(1, /*keepdim=*/true);
   const at::Tensor scales = counted((largest / 127).clamp_min(FLT_MIN), kParameters);
@@ -87,7 +87,7 @@ std::string train(Communicator& communicator) {
   };
   // Before a layer computes, all ranks send their shards of its weight; afterwards they drop it.
   const auto gather = [&](int layer) {
-    const Quantised mine = quantised(shards[layer]);
+    const Quantized mine = quantized(shards[layer]);
     const at::Tensor numbers = all_gather(mine.numbers), scales = all_gather(mine.scales);
     // This rank's own shard too is what its 8 bits stand for, as on the other ranks.
     weights[layer] = weight_in(counted(numbers * scales, kParameters), layer);

@@ -3,14 +3,14 @@
 #include <torch/types.h>
 
 #include <zero/distributed/mesh.hpp>
-#include <zero/train/flat_parameters.hpp>
-#include <zero/train/gradient_transfer.hpp>
+#include <zero/train/flat/flat_parameters.hpp>
+#include <zero/train/flat/gradient_transfer.hpp>
 
 #include "gradient_hop.hpp"
 
 namespace zero {
 
-/// qgZ, quantised gradients (ZeRO++, Wang et al. 2023). A ring would round a sum once for every
+/// qgZ, quantized gradients (ZeRO++, Wang et al. 2023). A ring would round a sum once for every
 /// rank that it passes. Two all-to-alls round twice. With R groups of S ranks, the rank at place s
 /// of a group sends
 ///

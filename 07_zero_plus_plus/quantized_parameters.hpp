@@ -4,19 +4,19 @@
 #include <memory>
 
 #include <zero/memory/storage_pool.hpp>
-#include <zero/train/parameter_transfer.hpp>
+#include <zero/train/flat/parameter_transfer.hpp>
 
 #include "shard_blocks.hpp"
 
 namespace zero {
 
-/// qwZ, quantised weights (ZeRO++, Wang et al. 2023): parameters travel as int8, with a scale for
+/// qwZ, quantized weights (ZeRO++, Wang et al. 2023): parameters travel as int8, with a scale for
 /// each block.
 ///
-///     shard (float) --quantise--> packed shard --another transfer--> all packed shards
-///                                              --dequantise--> parameters (float)
+///     shard (float) --quantize--> packed shard --another transfer--> all packed shards
+///                                              --dequantize--> parameters (float)
 ///
-/// Every rank dequantises all shards, its own too, so that all ranks compute with the same bits.
+/// Every rank dequantizes all shards, its own too, so that all ranks compute with the same bits.
 /// The shard itself, which the optimizer updates, is never rounded, so that updates smaller than a
 /// block's scale add up. If the other transfer keeps a secondary shard, that has packed bytes, a
 /// quarter of those of float32, and later gathers bring the same bits as the first.

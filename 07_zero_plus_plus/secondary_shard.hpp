@@ -6,7 +6,7 @@
 #include <functional>
 #include <memory>
 
-#include <zero/train/parameter_transfer.hpp>
+#include <zero/train/flat/parameter_transfer.hpp>
 
 namespace zero {
 

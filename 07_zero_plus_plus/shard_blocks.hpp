@@ -6,11 +6,11 @@
 #include <vector>
 
 #include <zero/quantization/block_layout.hpp>
-#include <zero/train/shard_layout.hpp>
+#include <zero/train/flat/shard_layout.hpp>
 
 namespace zero {
 
-/// How the shards of a flat buffer are quantised: in blocks of elements that share a scale. No
+/// How the shards of a flat buffer are quantized: in blocks of elements that share a scale. No
 /// block has elements of two shards or of two parameters. (Padding is in the blocks of the
 /// parameter before it; its zeros change no scale.)
 ///

@@ -65,7 +65,7 @@ TEST(ShardBlocks, ReachOverNeitherShardsNorParameters) {
   }
 }
 
-TEST(ShardBlocks, AddWhatTheyDequantise) {
+TEST(ShardBlocks, AddWhatTheyDequantize) {
   const ShardBlocks blocks(kLayout, {4, 64});
   for (int rank = 0; rank < 3; ++rank) {
     const at::Tensor values = at::randn({blocks.shard()});

@@ -46,7 +46,7 @@ struct ZeroPlusPlusRun : ToyRun<ZeroPlusPlus, Model> {
   }
 };
 
-/// Bytes of a quantised shard of `layout`, by the formula: 4 for the scale of each block, and 8 or
+/// Bytes of a quantized shard of `layout`, by the formula: 4 for the scale of each block, and 8 or
 /// 4 bits for each element. A parameter ends where the next one begins; the largest shard counts.
 inline std::int64_t packed_bytes(const train::ShardLayout& layout, int bits,
                                  std::int64_t block = 2048) {

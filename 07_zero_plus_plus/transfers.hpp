@@ -1,7 +1,7 @@
 #pragma once
 
 #include <zero/distributed/mesh.hpp>
-#include <zero/train/flat_parameters.hpp>
+#include <zero/train/flat/flat_parameters.hpp>
 
 #include "options.hpp"
 #include "secondary_shard.hpp"
@@ -11,7 +11,7 @@ namespace zero {
 /// What the options of ZeRO++ put in place of the collectives of stage 3. `mesh`: the groups, axes
 /// "replica" and "shard"; it must outlive the transfers. `version`: see SecondaryShard.
 ///
-///     all-gather          of values, or of bytes if parameters are quantised
+///     all-gather          of values, or of bytes if parameters are quantized
 ///     SecondaryShard      around it; keeps a part of what it gathers
 ///     QuantizedParameters around both
 ///     QuantizedGradients  in place of the reduce-scatter

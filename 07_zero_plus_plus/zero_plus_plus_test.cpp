@@ -1,5 +1,5 @@
 // ZeRO++ against chapter 00. With hpZ gradients are added up in the order of ranks, as everywhere,
-// so that nothing may differ in a single bit. What is quantised has a bound.
+// so that nothing may differ in a single bit. What is quantized has a bound.
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
@@ -119,7 +119,7 @@ TEST(HpzAtTwoByTwo, HasTheBitsOfChapter00In2Bytes) {
   }
 }
 
-// ---- quantised parameters
+// ---- quantized parameters
 
 // What this rank computes with: weights as they are inside a forward.
 std::vector<at::Tensor> weights_in_forward(Session& session) {
@@ -182,7 +182,7 @@ TEST(QwzWithHpz, RoundsByHalfAStep) {
   expect_rounded_by_half_a_step(in_groups("zeropp", 2) + ":quantize_gradients=false");
 }
 
-// ---- quantised gradients
+// ---- quantized gradients
 
 // Of each parameter: the average over ranks of the largest magnitude of a rank's gradient.
 class LargestGradients {

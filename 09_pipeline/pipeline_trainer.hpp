@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include <zero/train/trainer.hpp>
+#include <zero/train/loop/trainer.hpp>
 
 #include "llama_stage.hpp"
 #include "pipeline_schedule.hpp"

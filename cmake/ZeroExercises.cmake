@@ -5,8 +5,8 @@
 #                       the regular expression by which it must be refused;
 #   CMakeLists.txt      one call of zero_add_exercise(), with the sentence of the starter.
 # The starter is the solution under starter.patch, where there is one.
-# If the answer is a small program, <file> is minimal.cpp. The solution is that of the chapter, and without a patch the
-# starter is that of the chapter BEFORE.
+# If the answer is a small program, <file> is minimal.cpp, or <PROGRAM>.cpp. The solution is that of the chapter, and
+# without a patch the starter is that of the chapter BEFORE.
 # Else the folder has solution.*, check.cpp, and without a patch starter.*. FUNCTIONS in C++ are <file> <id>.cpp, and
 # exercise_<id>::check() there takes an Answer, which <id>.hpp declares, with a pointer to each. Numbers are <id>.txt;
 # check() takes Numbers. LIBRARIES is what answer and check.cpp link besides the grader.
@@ -23,9 +23,9 @@ function(zero_apply_patch program patch output)
     COMMAND "${CMAKE_COMMAND}" -E env GIT_DIR=/ "${GIT_EXECUTABLE}" apply "${patch}")
 endfunction()
 
-# zero_add_exercise(<id> STARTER <sentence> [BEFORE <NN_name>] [FUNCTIONS <names>] [LIBRARIES <targets>])
+# zero_add_exercise(<id> STARTER <sentence> [BEFORE <NN_name>] [PROGRAM <name>] [FUNCTIONS <names>] [LIBRARIES <targets>])
 function(zero_add_exercise id)
-  cmake_parse_arguments(ARG "" "BEFORE;STARTER" "FUNCTIONS;LIBRARIES" ${ARGN})
+  cmake_parse_arguments(ARG "" "BEFORE;PROGRAM;STARTER" "FUNCTIONS;LIBRARIES" ${ARGN})
   set(folder "${CMAKE_CURRENT_SOURCE_DIR}")
   set(build "${CMAKE_CURRENT_BINARY_DIR}")
   string(REGEX REPLACE ".*/([^/]+)/exercises/.*" "\\1" chapter "${folder}")
@@ -35,7 +35,7 @@ function(zero_add_exercise id)
     cmake_path(GET solution EXTENSION type)
     set(file ${id}${type})
     set(starter "${folder}/starter${type}")
-    set(grader "#include \"${folder}/check.cpp\"\n#include <tools/exercise/check.hpp>\n")
+    set(grader "#include \"${folder}/check.cpp\"\n#include <grading/check.hpp>\n")
     set(program "")
     set(argument "zero::exercise::Numbers(\"ANSWER\")")
     if(ARG_FUNCTIONS)
@@ -48,9 +48,12 @@ function(zero_add_exercise id)
       "  return zero::exercise::grade(\"${id}\", [] { exercise_${id}::check(${argument}); });\n}\n")
   else()
     set(file minimal.cpp)
+    if(ARG_PROGRAM)
+      set(file ${ARG_PROGRAM}.cpp)
+    endif()
     set(solution "${PROJECT_SOURCE_DIR}/${chapter}/${file}")
     set(starter "${PROJECT_SOURCE_DIR}/${ARG_BEFORE}/${file}")
-    set(grader "#undef ZERO_EXERCISE\n#define ZERO_EXERCISE \"${id}\"\n#include <tools/exercise/grading.hpp>\n")
+    set(grader "#undef ZERO_EXERCISE\n#define ZERO_EXERCISE \"${id}\"\n#include <grading/grading.hpp>\n")
     set(program "#include \"ANSWER\"\n")
   endif()
   if(EXISTS "${folder}/starter.patch")
@@ -101,6 +104,8 @@ function(zero_add_exercise id)
   set_source_files_properties("${mine}" ${files} PROPERTIES HEADER_FILE_ONLY ON)
   add_executable(exercise_${id} EXCLUDE_FROM_ALL "${build}/mine.cpp" "${mine}")
   zero_configure_target(exercise_${id} zero_grading ${ARG_LIBRARIES})
+  # Built again at each save: -Og takes a quarter less time than -O3, and the precompiled header fits both.
+  target_compile_options(exercise_${id} PRIVATE "$<$<CONFIG:Release>:-Og>")
   target_include_directories(exercise_${id} PRIVATE "${folder}")
   add_custom_target(exercise_${id}_files DEPENDS ${files})
   set(all_answers ${chapter}_answers)

@@ -14,7 +14,7 @@
 #include <zero/nn/functional.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/optim/adamw.hpp>
-#include <zero/train/trainer.hpp>
+#include <zero/train/loop/trainer.hpp>
 
 namespace zero::testing {
 namespace {

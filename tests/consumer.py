@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parent.parent
-EXAMPLES = {"my_training": "docs/library.md", "my_engine": "docs/engine.md"}  # and the documents that show them
+# The documents that show them; none shows the last.
+EXAMPLES = {"my_training": "docs/library.md", "my_engine": "docs/engine.md", "plain_gpt2": None}
 
 
 def run(*command):
@@ -51,13 +52,20 @@ def main(cmake, generator, compiler, torch, build):
     last = re.search(r"step 20 loss .+\n", at_once)[0]
     assert resumed.startswith("step 11 ") and last in resumed, "the resumed run ended elsewhere"
 
+    # A plain module: on one rank it trains as without an engine.
+    text, plain = SOURCE / "docs" / "engine.md", work / "plain_gpt2"
+    alone = run(plain / "alone", text, "20")
+    expect_training(alone)
+    assert run(plain / "sharded", text, "20", "1") == alone, "one rank of an engine trains in another way"
+    expect_training(run(plain / "sharded", text, "20", "2"))
+
     output = run(work / "my_training" / "my_training")
     expect_training(output)
     assert len(re.findall(r"holds \d+ KiB", output)) == 2, "two ranks should have reported"
 
     # The documents show these programs and no others; README shows a part of one.
     for example, document in EXAMPLES.items():
-        for name in (f"{example}.cpp", "CMakeLists.txt"):
+        for name in (f"{example}.cpp", "CMakeLists.txt") if document else ():
             text = (SOURCE / "examples" / example / name).read_text()
             assert text in (SOURCE / document).read_text(), f"{document} does not show {name} of {example} as it is"
     shown = re.search(r"```cpp\n([^`]+)```", (SOURCE / "README.md").read_text())[1]

@@ -16,7 +16,7 @@
 #include <zero/nn/llama.hpp>
 #include <zero/nn/mlp.hpp>
 #include <zero/optim/adamw.hpp>
-#include <zero/train/trainer.hpp>
+#include <zero/train/loop/trainer.hpp>
 
 namespace zero::testing {
 namespace {

@@ -1,10 +1,14 @@
 #!/usr/bin/env python3
 """The script ./run without what it sets up and builds: what it hands to programs, and what it prints itself."""
 
+import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
+import threading
+import time
 import unittest
 from pathlib import Path
 
@@ -195,9 +199,9 @@ class SmallPrograms(Script):
         self.assertEqual(self.call("diff", "00", "01", "--clas").returncode, 1)
 
     def test_are_missing_in_some_chapters(self):
-        (self.repository / "06_hsdp").mkdir()
-        for words, missing in ((["step", "06", "--small"], "06_hsdp has no small program."),
-                               (["diff", "00", "06"], "06_hsdp has no small program."),
+        (self.repository / "10_new").mkdir()
+        for words, missing in ((["step", "10", "--small"], "10_new has no small program."),
+                               (["diff", "00", "10"], "10_new has no small program."),
                                (["step", "01", "--autograd"], "01_zero1 has no small program autograd.cpp")):
             ended = self.call(*words)
             self.assertEqual((ended.returncode, ended.stdout), (1, ""))
@@ -237,6 +241,16 @@ class Exercise(Script):
         self.call("exercise", "01b")
         self.assertEqual(self.answer.read_text(), "mine", "an answer is kept")
 
+    def test_begins_with_the_program_that_it_names(self):
+        for chapter in ("04_tensor_sharding", "05_prefetch_overlap", "06_hsdp"):
+            shutil.copytree(SOURCE / chapter, self.repository / chapter, ignore=shutil.ignore_patterns("mine"))
+        self.lines("exercise", "06a", "--reset")
+        text = (self.repository / "06_hsdp/exercises/06a_hsdp/mine/minimal.cpp").read_text()
+        self.assertTrue(text.endswith("\n\n" + (SOURCE / "04_tensor_sharding" / "minimal.cpp").read_text()))
+        self.lines("exercise", "06a", "--solution")
+        self.assertEqual(self.lines("exercise", "06a", "--solution"), self.lines("diff", "04", "06")[1:])
+        self.assertEqual([line[:3] for line in self.lines("course") if line.startswith("06")], ["06a", "06b"])
+
     def test_00c_begins_with_ranks_that_send_nothing(self):
         self.lines("exercise", "00c", "--reset")
         text = (self.repository / "00_simple_ddp/exercises/00c_average_gradients/mine/minimal.cpp").read_text()
@@ -244,7 +258,7 @@ class Exercise(Script):
         self.assertNotIn("all_reduce(gradients[layer]", text)
 
     def test_helps_and_names_the_exercises_of_a_chapter(self):
-        self.assertIn("--hint", self.lines("exercise", "01b", "--help")[1])
+        self.assertIn("--hint", self.lines("exercise", "01b", "--help")[2])
         ended = self.call("exercise", "01")
         self.assertEqual(ended.returncode, 1)
         self.assertIn("there are 01a, 01b, 01c, 01d, 01e, 01f\n", ended.stderr)
@@ -314,6 +328,49 @@ class Exercise(Script):
         self.assertTrue(text.startswith("# 02c: what ZeRO-2 sends, to the byte\n#\n# About"))
         self.lines("exercise", "02c", "--reset")
         self.assertTrue((self.repository / "02_zero2/exercises/02c_wire_volume/mine/02c.old.txt").exists())
+
+    def test_names_its_page_and_a_picture_when_it_begins(self):
+        for chapter in ("03_zero3", "04_tensor_sharding", "09_pipeline"):
+            shutil.copytree(SOURCE / chapter, self.repository / chapter, ignore=shutil.ignore_patterns("mine"))
+        for exercise, page, picture in [("01b", "01_zero1/README.md", "lesson_01_owners"),
+                                        ("02d", "03_zero3/autograd.md", "lesson_03_storage"),
+                                        ("04d", "04_tensor_sharding/checkpoints.md", "lesson_04_checkpoint")]:
+            said = f"==> Its page: {page}, and its first picture docs/images/{picture}.svg\n"
+            self.assertIn(said, self.call("exercise", exercise, "--reset").stderr)
+        self.assertNotIn("Its page", self.call("exercise", "01b").stderr, "it has begun")
+        (self.repository / "09_pipeline/README.md").write_text("no picture")
+        self.assertIn("Its page: 09_pipeline/README.md\n", self.call("exercise", "09a", "--reset").stderr)
+
+    def test_watch_grades_at_each_save_with_ninja_alone(self):
+        # ninja says with what it was called; the grader prints the answer's only line.
+        make_program(self.folder / "bin/ninja", "#!/bin/sh\necho \"$@\"\n")
+        self.answer.parent.mkdir()
+        self.answer.write_text("first\n")
+        make_program(self.repository / "build/release/bin/exercise_01b",
+                     f"#!/bin/sh\necho \"01b, 2 ranks: $(cat '{self.answer}')\"\n")
+        watch = subprocess.Popen([self.repository / "run", "exercise", "01b", "--watch"], text=True, stdin=subprocess.DEVNULL,
+                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+                                 env={**os.environ, "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}"})
+
+        def end():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(watch.pid, signal.SIGKILL)
+        limit = threading.Timer(60, end)
+        limit.start()
+        for cleanup in (watch.communicate, end, limit.cancel):
+            self.addCleanup(cleanup)
+        for answer in ("first", "second", "third"):
+            if answer != "first":
+                written = self.answer.with_suffix(".new")
+                written.write_text(f"{answer}\n")
+                self.answer.unlink()  # as an editor may
+                time.sleep(0.2)
+                written.rename(self.answer)
+                self.assertEqual(watch.stderr.readline(), f"-C {self.repository}/build/release exercise_01b\n")
+            self.assertEqual(watch.stdout.readline(), f"01b, 2 ranks: {answer}\n")
+            self.assertRegex(watch.stderr.readline(), r"==> [0-9.]+ s\. Waiting for the next save; Ctrl-C ends\.\n")
+        os.killpg(watch.pid, signal.SIGINT)
+        self.assertEqual((watch.wait(timeout=20), watch.stderr.read()), (0, ""))
 
     def test_with_an_unknown_option_is_an_error(self):
         self.assertIn("the options are", self.call("exercise", "01b", "--clue").stderr)

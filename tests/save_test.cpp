@@ -13,12 +13,12 @@
 #include <tests/support/test_folder.hpp>
 #include <tests/support/toy_run.hpp>
 #include <tests/support/whole_weights.hpp>
-#include <zero/io/safetensors.hpp>
 #include <zero/io/save_model.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/optim/adamw.hpp>
-#include <zero/train/shard_layout.hpp>
+#include <zero/safetensors/safetensors.hpp>
+#include <zero/train/flat/shard_layout.hpp>
 
 namespace zero::testing {
 namespace {
@@ -76,11 +76,11 @@ TEST_P(SaveModel, WritesEveryTensorAndHoldsOneUnitAtATime) {
     // Where everything is whole already, with padding on top, there is less than nothing to add.
     const std::int64_t allowed = std::clamp<std::int64_t>(more, 0, largest_unit(strategy->list())) +
                                  most_padding(GetParam().mode, strategy->list(), GetParam().ranks);
-    EXPECT_LE(after.total_peak - before.total, allowed + io::kSafetensorsScratchBytes);
+    EXPECT_LE(after.total_peak - before.total, allowed + safetensors::kScratchBytes);
     EXPECT_LE(after.peak_of(memory::Category::kParameters) - before[memory::Category::kParameters],
               allowed);
     if (communicator.rank() != 0) return;
-    const io::SafetensorsFolder saved(folder / "saved");
+    const safetensors::Folder saved(folder / "saved");
     EXPECT_EQ(saved.names().size(), strategy->list().size());
     nn::SeededValues values(kSeed);
     const auto whole = model_without_storage();
@@ -112,7 +112,7 @@ TEST_P(SaveModel, AfterAFailureOfRank0WhatWasTrainedSinceIsSaved) {
     io::save_model(*strategy, nn::to_hugging_face_json(config()), folder / "other");
     for (std::size_t i = 0; rank == 0 && i < weights.size(); ++i) {
       const std::string& name = strategy->list().parameters[i].name;
-      const at::Tensor saved = io::SafetensorsFolder(folder / "other").read(name);
+      const at::Tensor saved = safetensors::Folder(folder / "other").read(name);
       EXPECT_TRUE(at::equal(saved, weights[i])) << name;
     }
   });

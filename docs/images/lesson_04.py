@@ -6,7 +6,7 @@ The sizes, shards and numbers in them are computed here. The pictures are 700 pi
 
 from picture import Picture
 
-ALIGNMENT = 64  # elements, as in common/zero/train/shard_layout.hpp
+ALIGNMENT = 64  # elements, as in common/zero/train/flat/shard_layout.hpp
 
 
 def shard_of(sizes, ranks, alignment=ALIGNMENT):

@@ -18,6 +18,35 @@ def halves(picture, x, y, width, height, kind, label, mine):
                     label if half == mine else "")
 
 
+def wire():
+    """Two hosts of two ranks, and what travels between them in a step of the small programs."""
+    picture = Picture("lesson_06_wire", 318, "What leaves a host: all ranks share the states, or groups of two do")
+    for row, (title, parts, held, sent) in enumerate((
+            ("chapter 04: four ranks share the states", 4, "11,408", "34,224"),
+            ("here: groups of two, which hold copies", 2, "22,800", "11,400"))):
+        top = 24 + 148 * row
+        picture.text(8, top, title, "name")
+        for host in (0, 1):
+            left = 8 + 438 * host
+            picture.rect(left, top + 10, 246, 108, "absent")
+            picture.text(left + 8, top + 28, f"host {host}")
+            for place in (0, 1):
+                rank = 2 * host + place
+                x, width = left + 10 + 116 * place, 104 // parts
+                picture.text(x, top + 52, f"rank {rank}")
+                for part in range(parts):
+                    picture.rect(x + width * part, top + 60, width - 2, 26,
+                                 "parameters" if part == rank % parts else "absent")
+                picture.text(x, top + 104, f"holds {held}")
+        picture.arrow(260, top + 54, 440, top + 54)
+        picture.path(f"M440 {top + 84}H260")
+        picture.path(f"M260 {top + 84}l7 -4v8z", "head")
+        for y in (top + 47, top + 77):
+            picture.text(350, y, f"{sent} bytes", "middle")
+    picture.text(8, 310, "Bytes: of weights, gradients and moments at rest; sent in a step from host to host, directly.")
+    picture.save()
+
+
 def mesh():
     """Four ranks as 2 replicas x 2 shards, and what each holds."""
     picture = Picture("lesson_06_mesh", 366, "A mesh of 2 replicas x 2 shards: who holds what")
@@ -72,6 +101,29 @@ def hsdp():
     picture.save()
 
 
+def late():
+    """Backward of two buckets in two groups, in each of which a rank is late once."""
+    picture = Picture("lesson_06_late", 248, "The all-reduce waited for in backward and after it")
+    picture.kinds += ("waits",)
+    unit, left, height = 42, 70, 26
+    for row, (title, lanes) in enumerate((
+            ("waited for in backward: 14 units", ((("backward", 4), ("waits", 3), ("late", 3), ("backward", 4)),
+                                                  (("late", 3), ("backward", 4), ("backward", 4), ("waits", 3)))),
+            ("waited for after backward: 11 units", ((("backward", 4), ("late", 3), ("backward", 4)),
+                                                     (("late", 3), ("backward", 4), ("backward", 4)))))):
+        top = 20 + 106 * row
+        picture.text(8, top, title, "name")
+        for group, lane in enumerate(lanes):
+            y, x = top + 12 + 34 * group, left
+            picture.text(8, y + 17, f"group {group}")
+            for kind, units in lane:
+                label = {"late": "a rank is late", "waits": "waits", "backward": "bucket"}[kind]
+                picture.box(x, y, unit * units - 2, height, "forward" if kind == "late" else kind, label)
+                x += unit * units
+    picture.text(8, 236, "A group waits for its own late rank in both: each bucket is reduce-scattered inside the group.")
+    picture.save()
+
+
 if __name__ == "__main__":
-    for draw in (mesh, hsdp):
+    for draw in (wire, mesh, hsdp, late):
         draw()

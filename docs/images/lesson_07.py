@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Draws the pictures of lesson 07 beside this file: docs/images/lesson_07.py
 
-The numbers of the second picture are computed here, as quantised() of 07_zero_plus_plus/minimal.cpp does. The pictures
+The numbers of the second picture are computed here, as quantized() of 07_zero_plus_plus/minimal.cpp does. The pictures
 are 700 pixels wide and have a dark mode.
 """
 
@@ -54,7 +54,7 @@ def second_shard():
     picture.save()
 
 
-def quantised(values):
+def quantized(values):
     scale = max(map(abs, values)) / 127
     return scale, [round(value / scale) for value in values]
 
@@ -71,7 +71,7 @@ def blocks():
     for number, values in enumerate(blocks_of_values):
         left, each = 204 + 250 * number, 60
         picture.text(left + 2 * each, 20, f"block {number}", "middle")
-        scale, numbers = quantised(values)
+        scale, numbers = quantized(values)
         for k, (value, q) in enumerate(zip(values, numbers)):
             x = left + each * k
             picture.box(x, 34, each - 2, 26, "parameters", f"{value:g}")

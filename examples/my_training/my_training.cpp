@@ -7,7 +7,7 @@
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/layers.hpp>
 #include <zero/optim/adamw.hpp>
-#include <zero/train/trainer.hpp>
+#include <zero/train/loop/trainer.hpp>
 
 namespace nn = zero::nn;
 

@@ -14,8 +14,8 @@
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/optim/adamw.hpp>
+#include <zero/train/loop/trainer.hpp>
 #include <zero/train/registry.hpp>
-#include <zero/train/trainer.hpp>
 
 #include "bench.hpp"
 

@@ -4,7 +4,7 @@
 
 #include <tests/support/error_of.hpp>
 #include <tests/support/python.hpp>
-#include <zero/io/safetensors.hpp>
+#include <zero/safetensors/safetensors.hpp>
 
 #include "one_checkpoint.hpp"
 
@@ -42,8 +42,8 @@ TEST_F(Export, GivesEveryParameterOnceAtAnyWorldSizeAndUnderAnyStrategy) {
     const ProcessResult ended = run_script(good_);
     ASSERT_EQ(ended.code, 0) << ended.said;
     EXPECT_THAT(ended.said, HasSubstr(fmt::format("saved by {} on {} ranks", mode, ranks)));
-    const io::SafetensorsFile exported(output_);
-    EXPECT_EQ(exported.metadata(), (io::SafetensorsMetadata{{"format", "pt"}}));
+    const safetensors::File exported(output_);
+    EXPECT_EQ(exported.metadata(), (safetensors::Metadata{{"format", "pt"}}));
     std::size_t parameters = 0;
     for (const auto& [name, tensor] : kept(folder_ / "expected.safetensors")) {
       if (!name.starts_with("parameter/")) continue;

@@ -13,7 +13,7 @@
 #include <tests/support/test_folder.hpp>
 #include <zero/base/error.hpp>
 #include <zero/optim/master_weights.hpp>
-#include <zero/train/trainer.hpp>
+#include <zero/train/loop/trainer.hpp>
 
 namespace zero::testing {
 namespace {

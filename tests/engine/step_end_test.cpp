@@ -20,7 +20,7 @@
 #include <zero/memory/accounting.hpp>
 #include <zero/optim/master_weights.hpp>
 #include <zero/optim/sgd.hpp>
-#include <zero/train/trainer.hpp>
+#include <zero/train/loop/trainer.hpp>
 
 namespace zero::testing {
 namespace {

@@ -390,7 +390,7 @@ TEST_P(WrittenWeights, WithoutAScopeAreRefusedWhereParametersAreSharded) {
   });
 }
 
-// Quantised parameters: what is shown between steps are the weights themselves. In a pass it is
+// Quantized parameters: what is shown between steps are the weights themselves. In a pass it is
 // what has arrived.
 TEST_P(WrittenWeights, OfRoundedParametersCountBetweenSteps) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {

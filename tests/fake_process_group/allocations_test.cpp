@@ -13,7 +13,7 @@
 #include <zero/nn/llama.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/train/fake_process_group.hpp>
-#include <zero/train/trainer.hpp>
+#include <zero/train/loop/trainer.hpp>
 
 namespace zero::testing {
 namespace {

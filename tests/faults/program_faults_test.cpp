@@ -82,9 +82,8 @@ TEST(RanksDiffer, InTheText) {
   const std::vector<std::int64_t> ids(500, 7);
   for (const std::string name : {"1", "2"}) {
     folder.write("text" + name, std::string(500, name.front()));
-    write_token_file(
-        folder / ("ids" + name),
-        data::TokenStream::from_ids(ids, /*vocabulary=*/200, std::string(64, name.front())));
+    write_token_file(folder / ("ids" + name),
+                     stream_of(ids, /*vocabulary=*/200, std::string(64, name.front())));
   }
   for (const char* kind : {"text", "ids"}) {
     const auto file = [&](const char* number) {

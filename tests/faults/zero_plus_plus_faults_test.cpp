@@ -33,7 +33,7 @@ class StruckParameters final : public train::ParameterTransfer {
   dist::Work gather(const at::Tensor& full, const at::Tensor& shard) override {
     const char* const phase = real_->reads_shard() ? "new_weights" : "secondary_shards";
     strike_(phase);
-    return finish_with(real_->gather(full, shard), [this] { strike_("dequantise"); });
+    return finish_with(real_->gather(full, shard), [this] { strike_("dequantize"); });
   }
   bool reads_shard() const override { return real_->reads_shard(); }
   bool rounds() const override { return real_->rounds(); }
@@ -86,7 +86,7 @@ struct Struck final : ZeroPlusPlus {
 
 class ZeroPlusPlusFault : public ::testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Phases, ZeroPlusPlusFault,
-                         ::testing::Values("new_weights", "secondary_shards", "dequantise",
+                         ::testing::Values("new_weights", "secondary_shards", "dequantize",
                                            "inside_group", "between_hops", "between_groups"),
                          [](const auto& info) { return info.param; });
 

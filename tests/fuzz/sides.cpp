@@ -19,8 +19,8 @@
 #include <zero/optim/norm.hpp>
 #include <zero/optim/sgd.hpp>
 #include <zero/optim/wide_sum.hpp>
+#include <zero/train/loop/step.hpp>
 #include <zero/train/registry.hpp>
-#include <zero/train/step.hpp>
 
 #include "script.hpp"
 

@@ -17,7 +17,8 @@ BELOW = {
     "quantization": ["memory"],
     "distributed": ["memory"],
     "optim": ["memory"],
-    "data": ["base"],
+    "safetensors": ["base"],
+    "data": ["safetensors"],
     "nn": ["distributed", "data"],
     "train": ["optim", "nn"],
     "io": ["train"],
@@ -49,14 +50,14 @@ def includes(file):
 
 
 def chapters_of(root, name, seen=()):
-    """The chapters whose headers a header of tests/ or tools/ includes, through others of these folders too."""
+    """The chapters whose headers a header outside chapters and library includes, through others of that kind too."""
     found = set()
     for _, _, bracket, other in includes(root / name) if (root / name).is_file() else []:
         other = other if bracket == "<" else str(Path(name).parent / other)
         first = other.split("/")[0]
         if CHAPTER.fullmatch(first):
             found.add(first)
-        elif first in ("tests", "tools") and other not in seen:
+        elif first in ("tests", "tools", "grading") and other not in seen:
             found |= chapters_of(root, other, (*seen, name))
     return found
 
@@ -80,7 +81,7 @@ def problem(root, path, bracket, name):
         return "only zero/distributed includes c10d, Gloo and NCCL"
     if len(parts) == 1 and name.endswith(".hpp"):
         return "a header of another folder is included by its path from the repository's root"
-    if not (parts[0] in ("zero", "tools", "tests") or CHAPTER.fullmatch(parts[0])):
+    if not (parts[0] in ("zero", "grading", "tools", "tests") or CHAPTER.fullmatch(parts[0])):
         return None  # of another project
     if not (root / ("common" if parts[0] == "zero" else "") / name).is_file():
         return "there is no such header"
@@ -88,7 +89,7 @@ def problem(root, path, bracket, name):
         return f'a header of the same folder is included by its name: "{parts[-1]}"'
     if all(CHAPTER.fullmatch(folder) for folder in (parts[0], path.parts[0])) and parts[0] > path.parts[0]:
         return "a chapter uses no later one, nor do its tests and exercises"
-    if CHAPTER.fullmatch(path.parts[0]) and parts[0] in ("tests", "tools"):
+    if CHAPTER.fullmatch(path.parts[0]) and parts[0] in ("tests", "tools", "grading"):
         for chapter in sorted(chapters_of(root, name)):
             if chapter > path.parts[0]:
                 return f"it includes {chapter}: a chapter uses no later one, nor do its tests and exercises"
@@ -100,12 +101,15 @@ def problem(root, path, bracket, name):
         if parts[1] not in lower(path.parts[2]):
             return f"{path.parts[2]} lies below {parts[1]}"
     elif CHAPTER.fullmatch(path.parts[0]):
-        if parts[0] in ("tools", "tests"):
+        if parts[0] in ("grading", "tools", "tests"):
             return "a chapter uses the library only"
         if CHAPTER.fullmatch(parts[0]) and parts[0] != path.parts[0] and path.parts[0] < "06":
             return "chapters 00 to 05 do not use each other"
-    elif parts[0] == "tests":
-        return "only tests use what is in tests/"
+    elif path.parts[0] == "grading":
+        if parts[0] != "zero" and not (CHAPTER.fullmatch(parts[0]) and parts[1:] == ["minimal.cpp"]):
+            return "the grader uses the library and small programs"
+    elif parts[0] in ("grading", "tests"):
+        return f"only tests and exercises use what is in {parts[0]}/"
     return None
 
 
@@ -114,7 +118,7 @@ def check(root):
     wrong = 0
     for file in sorted(root.rglob("*.[ch]pp")):
         path = file.relative_to(root)
-        if path.parts[0] not in ("common", "tools", "tests", "examples") and not CHAPTER.fullmatch(path.parts[0]):
+        if path.parts[0] not in ("common", "grading", "tools", "tests", "examples") and not CHAPTER.fullmatch(path.parts[0]):
             continue
         for number, line, bracket, name in includes(file):
             if said := problem(root, path, bracket, name):

@@ -20,6 +20,7 @@ class Includes(unittest.TestCase):
             root = Path(folder)
             there = [LIBRARY + "base/error.hpp", LIBRARY + "nn/unit.hpp", LIBRARY + "train/strategy.hpp",
                      "03_zero3/zero3.hpp", "06_mesh/mesh.hpp", "07_quantized/wire.hpp", "tools/ladder/options.hpp",
+                     "00_simple_ddp/minimal.cpp", "06_mesh/minimal.cpp", "grading/judge.hpp",
                      "tests/support/ranks.hpp", "tests/support/pipeline.hpp", "tests/support/wire.hpp", str(Path(path).with_suffix(".hpp"))]
             for name in there:
                 (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -46,6 +47,9 @@ class Includes(unittest.TestCase):
                 ("tests/a.cpp", "#include <03_zero3/zero3.hpp>"),
                 ("07_quantized/a_test.cpp", "#include <tests/support/pipeline.hpp>"),
                 ("06_mesh/exercises/06a_some/check.cpp", "#include <03_zero3/zero3.hpp>"),
+                ("06_mesh/exercises/06a_some/check.cpp", "#include <grading/judge.hpp>"),
+                ("grading/a.cpp", "#include <00_simple_ddp/minimal.cpp>"),
+                ("grading/a.cpp", "#include <06_mesh/minimal.cpp>"),
                 ("tests/a.cpp", "#include <nlohmann/json.hpp>")]:
             self.assertEqual(self.said(path, line), "", line)
 
@@ -77,6 +81,10 @@ class Includes(unittest.TestCase):
                 ("02_cut/exercises/02a_some/check.cpp", "#include <03_zero3/zero3.hpp>", "no later one"),
                 ("06_mesh/a_test.cpp", "#include <tests/support/pipeline.hpp>", "it includes 07_quantized: "),
                 ("03_zero3/a.cpp", "#include <tools/ladder/options.hpp>", "the library only"),
+                ("03_zero3/a.cpp", "#include <grading/judge.hpp>", "the library only"),
+                ("grading/a.cpp", "#include <tools/ladder/options.hpp>", "the grader uses"),
+                ("grading/a.cpp", "#include <03_zero3/zero3.hpp>", "the grader uses"),
+                ("tools/plan/a.cpp", "#include <grading/judge.hpp>", "only tests and exercises"),
                 ("tools/plan/a.cpp", "#include <tests/support/ranks.hpp>", "only tests")]:
             self.assertIn(words, self.said(path, line), line)
 

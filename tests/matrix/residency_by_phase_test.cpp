@@ -8,7 +8,7 @@
 #include <tests/support/states.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
-#include <zero/train/shard_layout.hpp>
+#include <zero/train/flat/shard_layout.hpp>
 
 namespace zero::testing {
 namespace {

@@ -5,10 +5,10 @@
 
 #include <string_view>
 
+#include <grading/small_formulas.hpp>
 #include <tests/support/deferred.hpp>
 #include <tests/support/modes.hpp>
 #include <tests/support/whole_weights.hpp>
-#include <tools/exercise/small_formulas.hpp>
 #include <zero/memory/accounting.hpp>
 
 #include "small_model.hpp"
@@ -49,7 +49,7 @@ struct Pair {
   std::string mode;     // the class that does the same
 };
 
-ZERO_TESTS_ON_RANKS(SmallProgram, 1, 2, 3, 4, 8);
+ZERO_TESTS_ON_RANKS(SmallProgram, 1, 2, 3, 4, 6, 8);
 
 TEST_P(SmallProgram, EndsWithTheBitsOfTheChaptersClass) {
   const int ranks = GetParam();
@@ -71,6 +71,21 @@ TEST_P(SmallProgram, EndsWithTheBitsOfTheChaptersClass) {
   }
 }
 
+// With groups as well: the order of additions is that of DDP with a hierarchical all-reduce.
+TEST_P(SmallProgram, WithGroupsEndsWithTheBitsOfTheChaptersClassAndOfDdpInThisOrder) {
+  const int ranks = GetParam();
+  const std::vector<std::string> digests = testing::run_small_program("06_hsdp", ranks).digests;
+  ASSERT_EQ(digests.size(), static_cast<std::size_t>(ranks));
+  const int sharing = exercise::sharing_ranks(6, ranks);
+  for (const char* const mode : {"hddp", "hsdp3"}) {
+    SCOPED_TRACE(mode);
+    testing::on_ranks(ranks, [&](dist::Communicator& communicator) {
+      EXPECT_EQ(digest_of_class(communicator, fmt::format("{}:shard_size={}", mode, sharing)),
+                digests[static_cast<std::size_t>(communicator.rank())]);
+    });
+  }
+}
+
 // On a mesh as well: DDP between the ranks of the data axis, each of which computes the two parts
 // of every product as the two ranks of its tensor axis do.
 TEST_P(SmallProgram, OnAMeshEndsWithTheBitsOfDdpThatAddsTheSameParts) {
@@ -87,7 +102,7 @@ TEST_P(SmallProgram, OnAMeshEndsWithTheBitsOfDdpThatAddsTheSameParts) {
 
 // Gathers in 8 bits as well: a shard has whole blocks, so the blocks of a weight are the same at
 // every number of ranks, and DDP can compute with the same values. The digest is of exact weights.
-TEST_P(SmallProgram, WithQuantisedGathersEndsWithTheBitsOfDdpThatComputesWith8Bits) {
+TEST_P(SmallProgram, WithQuantizedGathersEndsWithTheBitsOfDdpThatComputesWith8Bits) {
   const int ranks = GetParam();
   const std::vector<std::string> digests =
       testing::run_small_program("07_zero_plus_plus", ranks).digests;

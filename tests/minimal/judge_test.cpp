@@ -1,7 +1,7 @@
 // What a grader says of ranks that ended with an error.
 #include <gmock/gmock.h>
 
-#include <tools/exercise/judge.hpp>
+#include <grading/judge.hpp>
 
 namespace zero::exercise {
 namespace {

@@ -20,8 +20,9 @@ struct SmallRow {
   std::int64_t gradients = 0;
   std::int64_t optimizer = 0;
   std::int64_t peak = 0;
-  std::int64_t sent = 0;                 ///< in chapter 08 on the data axis
-  std::int64_t sent_by_tensor_axis = 0;  ///< 0 in other chapters: they do not print it
+  std::int64_t sent = 0;  ///< in chapter 06 inside the group, in chapter 08 on the data axis
+  /// In chapter 06 between groups, in chapter 08 on the tensor axis; 0 in others, which have none.
+  std::int64_t sent_on_second_axis = 0;
 };
 
 /// What a small program prints.
@@ -62,7 +63,7 @@ inline SmallOutput run_small_program(const std::string& chapter, int ranks) {
     }
     SmallRow row;
     std::istringstream(line) >> row.rank >> row.step >> row.loss >> row.parameters >>
-        row.gradients >> row.optimizer >> row.peak >> row.sent >> row.sent_by_tensor_axis;
+        row.gradients >> row.optimizer >> row.peak >> row.sent >> row.sent_on_second_axis;
     output.rows.push_back(row);
   }
   return output;

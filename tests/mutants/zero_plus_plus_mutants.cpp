@@ -46,8 +46,8 @@ class SpoiltParameters final : public train::ParameterTransfer {
 };
 
 // The owner of a shard computes with the weights that only it has.
-struct OwnShardNotDequantised final : ZeroPlusPlus {
-  explicit OwnShardNotDequantised(const train::StrategyArguments& arguments)
+struct OwnShardNotDequantized final : ZeroPlusPlus {
+  explicit OwnShardNotDequantized(const train::StrategyArguments& arguments)
       : ZeroPlusPlus(arguments, options_of(arguments), spoilt) {}
   static train::Transfers spoilt(const dist::Mesh& mesh, const ZeroPlusPlusOptions& options,
                                  const SecondaryShard::WeightsVersion& version) {
@@ -167,9 +167,9 @@ std::vector<Mutant> mutants_of_zero_plus_plus() {
       {"hpz_stale_secondary_shard", "groups gather what they kept of the first weights",
        "HpzAtTwoByTwo.HasTheBitsOfChapter00AfterALoadAnEvaluationAndASkippedStep", "hpz",
        make_mutant<StaleSecondaryShard>},
-      {"qwz_own_shard_not_dequantised", "the owner of a shard computes with other weights",
+      {"qwz_own_shard_not_dequantized", "the owner of a shard computes with other weights",
        "QwzAtTwoByTwo.ComputesWithTheSameBitsOnAllRanks", "qwz",
-       make_mutant<OwnShardNotDequantised>},
+       make_mutant<OwnShardNotDequantized>},
       {"qwz_scales_of_the_next_block", "a block takes the scale of the one behind it",
        "QwzAtTwoByTwo.RoundsByHalfAStep", "qwz", make_mutant<ScalesOfTheNextBlock>},
       {"qgz_average_over_groups", "the sum of all ranks is divided by the number of groups",

@@ -7,7 +7,7 @@
 #include <tests/support/toy.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/optim/adamw.hpp>
-#include <zero/train/trainer.hpp>
+#include <zero/train/loop/trainer.hpp>
 
 #include "own_modes.hpp"
 

@@ -14,7 +14,7 @@
 #include <tests/support/modes.hpp>
 #include <tests/support/python.hpp>
 #include <tests/support/test_folder.hpp>
-#include <zero/data/reviews.hpp>
+#include <zero/data/dataset.hpp>
 #include <zero/io/checkpoint.hpp>
 #include <zero/io/save_model.hpp>
 #include <zero/io/stored_values.hpp>
@@ -73,7 +73,7 @@ class LlamaPeer : public ::testing::TestWithParam<Case> {
   void expect_layout_of_transformers() const {
     EXPECT_TRUE(fs::exists(from_cpp() / "model.safetensors"));
     EXPECT_EQ(std::distance(fs::directory_iterator(from_cpp()), fs::directory_iterator()), 2);
-    const io::SafetensorsFolder saved(from_cpp());
+    const safetensors::Folder saved(from_cpp());
     EXPECT_TRUE(saved.contains("model.embed_tokens.weight"));
     EXPECT_FALSE(saved.contains("lm_head.weight"));
   }
@@ -105,7 +105,7 @@ class LlamaPeer : public ::testing::TestWithParam<Case> {
   }
 
   void compare_logits(nn::Llama& model) const {
-    const io::SafetensorsFile expected(from_python() / "logits.safetensors");
+    const safetensors::File expected(from_python() / "logits.safetensors");
     data::Batch batch;
     batch.inputs = expected.read("input_ids");
     if (classifier()) batch.lengths = expected.read("lengths");

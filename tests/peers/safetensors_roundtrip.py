@@ -2,7 +2,7 @@
 
     safetensors_roundtrip.py write FOLDER    writes FOLDER/from_python.safetensors
     (C++ reads that, and writes all of it again as FOLDER/from_cpp.safetensors and, in files of at
-    most 2000 bytes, as FOLDER/from_cpp_several/; common/zero/io/safetensors_peer_test.cpp does so)
+    most 2000 bytes, as FOLDER/from_cpp_several/; common/zero/safetensors/peer_test.cpp does so)
     safetensors_roundtrip.py check FOLDER    compares all three, bit for bit
 
 Exit code 0 where everything is equal. Needs torch, safetensors and huggingface_hub (transformers
@@ -24,7 +24,7 @@ MAX_BYTES = 2000
 SHAPES = [[], [0], [1], [7], [3, 0, 5], [2, 3], [5, 3, 2, 7], [1021]]
 DTYPES = [
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64,
-    torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
+    torch.int32, torch.int16, torch.int8, torch.uint16, torch.uint8, torch.bool,
 ]
 
 

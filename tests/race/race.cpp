@@ -46,7 +46,7 @@
 #include <zero/nn/model.hpp>
 #include <zero/nn/parameters.hpp>
 #include <zero/optim/adamw.hpp>
-#include <zero/train/trainer.hpp>
+#include <zero/train/loop/trainer.hpp>
 
 // What ThreadSanitizer was not compiled into it cannot follow either: leave it alone.
 // NOLINTNEXTLINE(readability-identifier-naming): the name is ThreadSanitizer's.

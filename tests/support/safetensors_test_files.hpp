@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include <zero/io/safetensors.hpp>
+#include <zero/safetensors/safetensors.hpp>
 
 #include "error_of.hpp"
 #include "test_folder.hpp"
@@ -35,8 +35,8 @@ inline at::Tensor some_values(at::IntArrayRef shape, at::ScalarType dtype) {
 }
 
 inline const std::vector<at::ScalarType> kAllDtypes = {
-    at::kDouble, at::kFloat, at::kHalf, at::kBFloat16, at::kLong,
-    at::kInt,    at::kShort, at::kChar, at::kByte,     at::kBool};
+    at::kDouble, at::kFloat, at::kHalf,   at::kBFloat16, at::kLong, at::kInt,
+    at::kShort,  at::kChar,  at::kUInt16, at::kByte,     at::kBool};
 
 inline const std::vector<at::ScalarType> kFloatDtypes = {at::kDouble, at::kFloat, at::kHalf,
                                                          at::kBFloat16};

@@ -7,8 +7,8 @@
 
 #include <zero/optim/adamw.hpp>
 #include <zero/optim/optimizer.hpp>
+#include <zero/train/loop/trainer.hpp>
 #include <zero/train/registry.hpp>
-#include <zero/train/trainer.hpp>
 
 #include "modes.hpp"
 #include "random_model.hpp"

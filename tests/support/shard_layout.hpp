@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include <zero/train/shard_layout.hpp>
+#include <zero/train/flat/shard_layout.hpp>
 
 namespace zero::testing {
 

@@ -9,7 +9,7 @@
 #include <zero/distributed/mesh.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/optim/adamw.hpp>
-#include <zero/train/trainer.hpp>
+#include <zero/train/loop/trainer.hpp>
 
 #include "deferred.hpp"
 #include "modes.hpp"

@@ -1,78 +1,48 @@
 #include "token_file_writer.hpp"
 
-#include <cstddef>
-#include <cstring>
-#include <string>
+#include <ATen/ops/tensor.h>
+#include <fmt/format.h>
 
-#include <zero/base/atomic_file.hpp>
 #include <zero/base/sha256.hpp>
-#include <zero/data/token_file.hpp>
-#include <zero/data/token_header.hpp>
-
-#include "records.hpp"
 
 namespace zero::testing {
 namespace {
 
-template <typename Numbers>
-void append(std::string& bytes, const Numbers& numbers) {
-  bytes.append(reinterpret_cast<const char*>(numbers.data()),
-               numbers.size() * sizeof(numbers.front()));
-}
-
-template <typename T>
-void append_ids(std::string& bytes, const data::TokenStream& tokens) {
-  const std::vector<std::int64_t> ids = ids_of(tokens);
-  append(bytes, std::vector<T>(ids.begin(), ids.end()));
-}
-
-data::TokenHeader header_for(data::TokenKind kind, const data::TokenStream& tokens) {
-  data::TokenHeader header{};
-  std::memcpy(header.magic, data::kTokenMagic, sizeof(header.magic));
-  header.version = data::kTokenFileVersion;
-  header.header_bytes = sizeof(header);
-  header.kind = static_cast<std::uint32_t>(kind);
-  header.id_bytes = tokens.vocabulary() <= 1 << 16 ? 2 : 4;
-  header.vocabulary = static_cast<std::uint64_t>(tokens.vocabulary());
-  header.token_count = static_cast<std::uint64_t>(tokens.size());
-  header.pad_id = -1;
-  for (std::size_t i = 0; i < header.tokenizer.size(); ++i) {
-    const std::string digits = tokens.tokenizer_fingerprint().substr(2 * i, 2);
-    header.tokenizer[i] = static_cast<std::uint8_t>(std::stoul(digits, nullptr, 16));
-  }
-  return header;
-}
-
-// `payload` is all that comes before the ids.
-void write(const std::filesystem::path& path, data::TokenHeader header, std::string payload,
-           const data::TokenStream& tokens) {
-  if (header.id_bytes == 2) {
-    append_ids<std::uint16_t>(payload, tokens);
-  } else {
-    append_ids<std::uint32_t>(payload, tokens);
-  }
-  header.payload_digest = base::Sha256().add(payload).digest();
-  header.header_digest =
-      base::Sha256().add(&header, offsetof(data::TokenHeader, header_digest)).digest();
-  const std::string begin(reinterpret_cast<const char*>(&header), sizeof(header));
-  base::write_file(path, begin + payload);
+at::Tensor longs(std::span<const std::int64_t> numbers) {
+  return at::tensor(at::IntArrayRef(numbers.data(), numbers.size()), at::kLong);
 }
 
 }  // namespace
 
-void write_token_file(const std::filesystem::path& path, const data::TokenStream& stream) {
-  write(path, header_for(data::TokenKind::kStream, stream), "", stream);
+TokenFileParts parts_of(const data::TokenStream& stream) {
+  const std::int64_t vocabulary = stream.vocabulary();
+  const at::ScalarType dtype = vocabulary <= 1 << 8    ? at::kByte
+                               : vocabulary <= 1 << 16 ? at::kUInt16
+                                                       : at::kInt;
+  return {{{"ids", longs(ids_of(stream)).to(dtype)}},
+          {{"format", "zero tokens"},
+           {"tokenizer", stream.tokenizer_fingerprint()},
+           {"vocabulary", std::to_string(vocabulary)}}};
 }
 
-void write_token_file(const std::filesystem::path& path, const data::Records& records) {
-  data::TokenHeader header = header_for(data::TokenKind::kRecords, records.tokens);
-  header.record_count = static_cast<std::uint64_t>(records.size());
-  header.classes = static_cast<std::uint32_t>(records.classes);
-  header.pad_id = records.pad_id;
-  std::string payload;
-  append(payload, records.offsets);
-  append(payload, records.labels);
-  write(path, header, payload, records.tokens);
+TokenFileParts parts_of(const data::Records& records) {
+  TokenFileParts parts = parts_of(records.tokens);
+  parts.tensors = {{"offsets", longs(records.offsets)},
+                   {"labels", longs(records.labels)},
+                   parts.tensors.front()};
+  parts.metadata["classes"] = std::to_string(records.classes);
+  parts.metadata["pad_id"] = std::to_string(records.pad_id);
+  return parts;
+}
+
+void write_token_file(const std::filesystem::path& path, const TokenFileParts& parts) {
+  base::Sha256 hash;
+  for (const auto& [key, value] : parts.metadata) hash.add(fmt::format("{}={}\n", key, value));
+  for (const auto& [name, tensor] : parts.tensors)
+    hash.add(tensor.const_data_ptr(), tensor.nbytes());
+  safetensors::Metadata metadata = parts.metadata;
+  metadata["sha256"] = hash.hex();
+  safetensors::save(path, parts.tensors, metadata);
 }
 
 }  // namespace zero::testing

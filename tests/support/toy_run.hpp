@@ -4,7 +4,7 @@
 
 #include <zero/memory/accounting.hpp>
 #include <zero/optim/adamw.hpp>
-#include <zero/train/trainer.hpp>
+#include <zero/train/loop/trainer.hpp>
 
 #include "toy.hpp"
 

@@ -5,7 +5,7 @@
 
 #include <iterator>
 
-#include <zero/io/safetensors.hpp>
+#include <zero/safetensors/safetensors.hpp>
 
 #include "error_of.hpp"
 
@@ -89,11 +89,11 @@ WholeState local_state(Session& session) {
 }
 
 void keep(const std::filesystem::path& path, const WholeState& state) {
-  io::save_safetensors(path, {state.begin(), state.end()});
+  safetensors::save(path, {state.begin(), state.end()});
 }
 
 WholeState kept(const std::filesystem::path& path) {
-  const io::SafetensorsFile file(path);
+  const safetensors::File file(path);
   WholeState state;
   for (const std::string& name : file.names()) state[name] = file.read(name);
   return state;

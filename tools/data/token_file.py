@@ -1,33 +1,21 @@
-"""Writes token files, the format that zero::data::TokenFile reads.
+"""Writes token files, which zero::data::TokenFile reads: safetensors files.
 
-docs/token-files.md has the layout byte by byte; the C++ side is common/zero/data/token_file.hpp.
+docs/token-files.md has their tensors and metadata; the C++ side is common/zero/data/token_file.hpp.
 """
 
 import array
 import hashlib
+import json
 import os
-import struct
 import sys
 
-MAGIC = b"ZEROTOK\n"
-VERSION = 1
-HEADER_BYTES = 160
-STREAM, RECORDS = 1, 2
-NO_PAD = -1
-
-# Little endian, no padding: magic, version, header bytes, kind, id bytes, vocabulary, tokens,
-# records, classes, reserved, pad id, tokenizer digest. The two checksums follow.
-FIELDS = struct.Struct("<8sIIIIQQQIIq32s")
-assert FIELDS.size + 2 * 32 == HEADER_BYTES
-
-SMALL = "H"  # array type codes: 2, 4 and 8 bytes on every system that CPython runs on today
-WIDE = "I"
-OFFSET = "Q"
+# Array's type codes have 1, 2, 4 and 8 bytes on every system that CPython runs on today.
+DTYPES = {"B": "U8", "H": "U16", "i": "I32", "q": "I64"}
 
 
 def id_array(vocabulary):
     """An empty array of the narrowest ids that a token file has for this vocabulary."""
-    return array.array(SMALL if vocabulary <= 1 << 16 else WIDE)
+    return array.array("B" if vocabulary <= 1 << 8 else "H" if vocabulary <= 1 << 16 else "i")
 
 
 def _little_endian(numbers):
@@ -37,22 +25,28 @@ def _little_endian(numbers):
     return memoryview(numbers).cast("B")
 
 
-def _write(path, tokenizer, kind, ids, parts, record_count=0, classes=0, pad_id=NO_PAD):
+def _write(path, tokenizer, tensors, **more):
     """Writes beside `path` and renames, so that a half-written file never has the name."""
-    parts = [_little_endian(part) for part in parts]
-    payload = hashlib.sha256()
-    for part in parts:
-        payload.update(part)
-    header = FIELDS.pack(MAGIC, VERSION, HEADER_BYTES, kind, ids.itemsize, tokenizer.vocabulary,
-                         len(ids), record_count, classes, 0, pad_id, tokenizer.fingerprint)
-    header += payload.digest()
-    header += hashlib.sha256(header).digest()
+    metadata = {"format": "zero tokens", "tokenizer": tokenizer.fingerprint.hex(),
+                "vocabulary": str(tokenizer.vocabulary), **more}
+    lines = [f"{key}={value}\n" for key, value in sorted(metadata.items())]
+    checksum = hashlib.sha256("".join(lines).encode())
+    entries, end = {}, 0
+    for name, numbers in tensors.items():
+        begin, end = end, end + len(numbers) * numbers.itemsize
+        entries[name] = {"dtype": DTYPES[numbers.typecode], "shape": [len(numbers)],
+                         "data_offsets": [begin, end]}
+        checksum.update(_little_endian(numbers))
+    metadata["sha256"] = checksum.hexdigest()
+    header = json.dumps({"__metadata__": dict(sorted(metadata.items())), **entries},
+                        separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)  # so that numbers are aligned
     partial = f"{path}.{os.getpid()}.partial"
     try:
         with open(partial, "wb") as file:
-            file.write(header)
-            for part in parts:
-                file.write(part)
+            file.write(len(header).to_bytes(8, "little") + header)
+            for numbers in tensors.values():
+                file.write(_little_endian(numbers))
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
@@ -66,7 +60,7 @@ def write_stream(path, tokenizer, ids):
 
     `tokenizer` has `vocabulary` (a number) and `fingerprint` (32 bytes); `ids` is an id_array().
     """
-    _write(path, tokenizer, STREAM, ids, [ids])
+    _write(path, tokenizer, {"ids": ids})
 
 
 def write_records(path, tokenizer, records, classes):
@@ -74,12 +68,13 @@ def write_records(path, tokenizer, records, classes):
 
     `tokenizer.pad_id` is an id, or None where the tokenizer has none.
     """
-    offsets = array.array(OFFSET, [0])
-    labels = array.array(WIDE)
+    offsets = array.array("q", [0])
+    labels = array.array("q")
     ids = id_array(tokenizer.vocabulary)
     for label, tokens in records:
         ids.extend(tokens)
         offsets.append(len(ids))
         labels.append(label)
-    pad_id = NO_PAD if tokenizer.pad_id is None else tokenizer.pad_id
-    _write(path, tokenizer, RECORDS, ids, [offsets, labels, ids], len(records), classes, pad_id)
+    pad = {} if tokenizer.pad_id is None else {"pad_id": str(tokenizer.pad_id)}
+    _write(path, tokenizer, {"offsets": offsets, "labels": labels, "ids": ids},
+           classes=str(classes), **pad)

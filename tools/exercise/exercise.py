@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The exercises: ./run exercise ID [--hint | --reset | --solution] and ./run course.
+"""The exercises: ./run exercise ID [--watch | --hint | --reset | --solution] and ./run course.
 
 An exercise is a folder NN_chapter/exercises/<id>_<name>; cmake/ZeroExercises.cmake says what is in it. The answer is a
 small program, functions in C++ or numbers in a text file. It is in the folder mine/, which git ignores, beside
@@ -22,6 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 HELP = """./run exercise ID              make your copy of an exercise, or build and grade it
+./run exercise ID --watch      grade it at each save, until Ctrl-C
 ./run exercise ID --hint       show the next hint
 ./run exercise ID --reset      begin anew; your answer is kept beside it
 ./run exercise ID --solution   show our answer; the first call warns
@@ -42,10 +43,14 @@ class Exercise:
         self.folder = folder
         self.chapter = folder.parents[1]
         self.id = folder.name.split("_")[0]
+        self.target = f"exercise_{self.id}"
         solutions = list(folder.glob("solution.*"))
         self.is_step = not solutions  # from one small program to the next
-        self.solution = self.chapter / "minimal.cpp" if self.is_step else solutions[0]
-        self.answer = folder / "mine" / ("minimal.cpp" if self.is_step else f"{self.id}{self.solution.suffix}")
+        declared = (folder / "CMakeLists.txt").read_text()
+        program, self.before = re.search(r"PROGRAM (\w+)", declared), re.search(r"BEFORE (\w+)", declared)
+        self.solution = self.chapter / f"{program[1] if program else 'minimal'}.cpp" if self.is_step else solutions[0]
+        self.answer = folder / "mine" / (self.solution.name if self.is_step else f"{self.id}{self.solution.suffix}")
+        self.task = (folder / "task.md").read_text()
         self.hints = re.split(r"(?m)^## ", (folder / "hints.md").read_text())[1:]
         self.notes = folder / "mine" / "state.json"
         self.state = json.loads(self.notes.read_text()) if self.notes.exists() else {"hints": 0}
@@ -55,7 +60,7 @@ class Exercise:
         self.notes.write_text(json.dumps(self.state))
 
     def starter(self):
-        """The solution under starter.patch, else starter.*; for a step without either the program of the chapter before."""
+        """The solution under starter.patch, else starter.*; for a step without either the program of chapter BEFORE."""
         patch = self.folder / "starter.patch"
         if patch.exists():
             with tempfile.TemporaryDirectory() as folder:
@@ -65,19 +70,28 @@ class Exercise:
                 return answer.read_text()
         if not self.is_step:
             return (self.folder / f"starter{self.solution.suffix}").read_text()
-        before = max(chapter for chapter in ROOT.glob("[0-9]*_*") if chapter < self.chapter)
-        return (before / "minimal.cpp").read_text()
+        return (ROOT / self.before[1] / self.solution.name).read_text()
+
+    def page(self):
+        """The page to read before: that which task.md names, else the chapter's first. With its first picture."""
+        named = re.search(r"[\w/]+\.md", self.task)
+        page = self.chapter / (named[0] if named else "README.md")
+        if named and "/" in named[0]:
+            page = ROOT / named[0]
+        picture = re.search(r"!\[[^]]*\]\(\.\./(.*)\)", page.read_text())
+        return f"{page.relative_to(ROOT)}" + (f", and its first picture {picture[1]}" if picture else "")
 
     def begin(self):
         if self.answer.exists():
             return
-        task = (self.folder / "task.md").read_text().removeprefix("# ")
         mark = "#" if self.answer.suffix == ".txt" else "//"
-        text = "".join(f"{mark} {line}".rstrip() + "\n" for line in task.splitlines()) + "\n" + self.starter()
+        task = self.task.removeprefix("# ").splitlines()
+        text = "".join(f"{mark} {line}".rstrip() + "\n" for line in task) + "\n" + self.starter()
         self.answer.parent.mkdir(exist_ok=True)
         self.answer.write_text(text)
         self.note(started=time.time())
         say(f"Your copy to work in: {self.answer.relative_to(ROOT)}")
+        say(f"Its page: {self.page()}")
 
     def hint(self):
         used = self.state["hints"]
@@ -109,24 +123,51 @@ class Exercise:
         else:
             print(self.solution.read_text(), end="")
 
-    def grade(self):
-        first = not self.answer.exists()
-        self.begin()
-        if first:
-            print((self.folder / "task.md").read_text(), end="", flush=True)  # also at the top of the copy
-        if subprocess.run([ROOT / "run", "build", f"exercise_{self.id}"]).returncode:
-            sys.exit(1)
-        program = ROOT / "build/release/bin" / f"exercise_{self.id}"
-        said = output_of(program, env={**os.environ, "OMP_NUM_THREADS": "1"})
-        if first:
+    def begin_and_show_task(self):
+        if not self.answer.exists():
+            self.begin()
+            print(self.task, end="", flush=True)  # also at the top of the copy
             say("What the grader says before your first change:")
-        print(said, end="")
+
+    def grade(self, *build):
+        """Builds with that command and prints what the grader says. Returns whether the answer is right."""
+        if subprocess.run(build, stdout=sys.stderr).returncode:
+            return False
+        program = ROOT / "build/release/bin" / self.target
+        said = output_of(program, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        print(said, end="", flush=True)
         if f"{self.id} is right" not in said:
             if not re.search(f"(?m)^{self.id}[,:] ", said):  # a program can end in other ways than by the grader
                 say("The program was not graded" + (": main() must call launch_ranks()." if self.is_step else "."))
-            sys.exit(1)
+            return False
         self.note(done=self.state.get("done", time.time()))
         say(f"Our answer is {self.solution.relative_to(ROOT)}. {next_step()}")
+        return True
+
+    def grade_once(self):
+        self.begin_and_show_task()
+        if not self.grade(ROOT / "run", "build", self.target):
+            sys.exit(1)
+
+    def time_of_save(self):
+        # An editor may replace the file, which is then missing for a moment.
+        return self.answer.stat().st_mtime_ns if self.answer.exists() else None
+
+    def watch(self):
+        """Grades at once and at each save, until Ctrl-C. The first build sets up; after it ninja alone is enough."""
+        self.begin_and_show_task()
+        build = [ROOT / "run", "build", self.target]
+        try:
+            while True:
+                graded, started = self.time_of_save(), time.monotonic()
+                self.grade(*build)
+                say(f"{time.monotonic() - started:.1f} s. Waiting for the next save; Ctrl-C ends.")
+                build = ["ninja", "-C", ROOT / "build/release", self.target]
+                while self.time_of_save() in (graded, None):
+                    time.sleep(0.05)
+                time.sleep(0.05)  # the editor may still be writing
+        except KeyboardInterrupt:
+            print()
 
 
 def all_exercises():
@@ -145,8 +186,7 @@ def course():
     print(row("id", "task", "state", "hints", "minutes", "takes about"))
     for exercise in all_exercises():
         state = exercise.state
-        task = (exercise.folder / "task.md").read_text()
-        title, about = re.match(r"# \w+: (.*)\n\nAbout (\d+ minutes, \w+)", task).groups()
+        title, about = re.match(r"# \w+: (.*)\n\nAbout (\d+ minutes, \w+)", exercise.task).groups()
         word = "done" if "done" in state else "begun" if "started" in state else "-"
         minutes = math.ceil((state["done"] - state["started"]) / 60) if "done" in state else ""
         print(row(exercise.id, title, word, f"{state['hints']} of {len(exercise.hints)}", minutes, about))
@@ -169,7 +209,7 @@ def main(command, wanted="", option="", *others):
     if command == "course":
         return course()
     exercise = find(wanted)
-    actions = {"": exercise.grade, "--hint": exercise.hint, "--reset": exercise.reset,
+    actions = {"": exercise.grade_once, "--watch": exercise.watch, "--hint": exercise.hint, "--reset": exercise.reset,
                "--solution": exercise.show_solution}
     if option not in actions or others:
         sys.exit(f"error: the options are{' '.join(actions)}")

@@ -282,29 +282,27 @@ TEST(BadData, Texts) {
                       "the text has 10 tokens; one sequence of 16 takes 17");
   expect_data_refused(folder, folder.write("text.txt", std::string(40, 'a')), "--batch 4",
                       "the data set has 2 samples, one step over all ranks takes 8");
-  expect_data_refused(folder, folder.write("reviews.csv", "PAR1....PAR1"), "--task reviews",
-                      "is a Parquet file: make a token file");
+  expect_data_refused(folder, folder.write("reviews.csv", "label,text\n4,good\n"), "--task reviews",
+                      "reviews.csv: is not a token file; make one with ./run data");
 }
 
 TEST(BadData, TokenFilesThatDoNotFit) {
   const TestFolder folder;
   const auto stream = [&](const std::string& name, std::int64_t id) {
     const std::vector<std::int64_t> ids(200, id);
-    testing::write_token_file(folder / name,
-                              data::TokenStream::from_ids(ids, /*vocabulary=*/id + 1));
+    testing::write_token_file(folder / name, testing::stream_of(ids, /*vocabulary=*/id + 1));
     return (folder / name).string();
   };
   const auto records = [&](const std::string& name, int label) {
-    const std::vector<data::Record> all(9, data::Record{label, {3, 4}});
+    const std::vector<testing::Record> all(9, testing::Record{label, {3, 4}});
     testing::write_token_file(folder / name,
-                              data::Records::from(all, /*classes=*/label + 1, /*vocabulary=*/10));
+                              testing::records_of(all, /*classes=*/label + 1, /*vocabulary=*/10));
     return (folder / name).string();
   };
   expect_data_refused(folder, stream("large", 299), "",
                       "the data has a vocabulary of 300 tokens, the model tiny one of 256");
   expect_data_refused(folder, stream("stream", 9), "--task reviews", "stream");
-  expect_data_refused(folder, records("records", 4), "",
-                      "records holds labelled texts, which --task reviews trains on");
+  expect_data_refused(folder, records("records", 4), "", "records: holds labelled texts");
   expect_data_refused(folder, records("classes", 6), "--task reviews", "has 7 classes");
 }
 

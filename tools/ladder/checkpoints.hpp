@@ -5,7 +5,7 @@
 
 #include <zero/data/sampler.hpp>
 #include <zero/io/checkpoint.hpp>
-#include <zero/train/trainer.hpp>
+#include <zero/train/loop/trainer.hpp>
 
 #include "options.hpp"
 #include "samples.hpp"

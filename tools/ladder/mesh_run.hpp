@@ -10,7 +10,7 @@
 #include <09_pipeline/llama_stage.hpp>
 #include <zero/distributed/mesh.hpp>
 #include <zero/nn/parameters.hpp>
-#include <zero/train/trainer.hpp>
+#include <zero/train/loop/trainer.hpp>
 
 #include "options.hpp"
 

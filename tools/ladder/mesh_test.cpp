@@ -136,7 +136,7 @@ std::string untied_weights(const TestFolder& folder) {
   const auto model = std::make_shared<nn::Llama>(config);
   nn::SeededValues values(5);
   nn::initialize_parameters(*model, values);
-  io::NamedTensors tensors;
+  safetensors::NamedTensors tensors;
   for (const nn::Parameter& p : nn::list_parameters(*model).parameters) {
     tensors.emplace_back(p.name, p.tensor.detach());
   }

@@ -13,7 +13,7 @@
 #include <zero/base/arguments.hpp>
 #include <zero/base/error.hpp>
 #include <zero/base/names.hpp>
-#include <zero/data/reviews.hpp>
+#include <zero/data/dataset.hpp>
 #include <zero/distributed/environment.hpp>
 #include <zero/io/checkpoint_manifest.hpp>
 #include <zero/train/registry.hpp>
@@ -79,8 +79,8 @@ void add_model_options(CLI::App& app, Options& o) {
       ->excludes(model);
   app.add_option(
       "--data", o.data,
-      "text files or folders (read as bytes), a token file of ./run data, or for reviews "
-      "CSV or JSON lines (label, text); without it this project's own");
+      "text files or folders (read as bytes), or a token file of ./run data, which reviews need; "
+      "without it this project's own");
   app.add_option("--lr", o.learning_rate, "AdamW's learning rate")
       ->capture_default_str()
       ->check(CLI::Range(0.0, 1e9))

@@ -10,10 +10,10 @@
 #include <tests/support/save_safetensors_folder.hpp>
 #include <tests/support/token_file_writer.hpp>
 #include <zero/base/sha256.hpp>
-#include <zero/data/reviews.hpp>
-#include <zero/io/safetensors.hpp>
+#include <zero/data/dataset.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/nn/parameters.hpp>
+#include <zero/safetensors/safetensors.hpp>
 
 namespace zero::ladder {
 namespace {
@@ -48,7 +48,7 @@ nn::ParameterList tiny_parameters(std::int64_t classes) {
 
 // What the ladder reports as the digest of a model with the tensors of this folder.
 std::string digest_of_folder(const std::filesystem::path& path, std::int64_t classes) {
-  const io::SafetensorsFolder folder(path);
+  const safetensors::Folder folder(path);
   base::Sha256 all;
   for (const nn::Parameter& p : tiny_parameters(classes).parameters) {
     const at::Tensor tensor = folder.read(p.name);
@@ -59,7 +59,7 @@ std::string digest_of_folder(const std::filesystem::path& path, std::int64_t cla
 
 // A folder of weights for the tiny language model, without the tensor of this name.
 std::string tiny_weights(const TestFolder& folder, const std::string& without = "") {
-  io::NamedTensors tensors;
+  safetensors::NamedTensors tensors;
   for (const nn::Parameter& p : tiny_parameters(/*classes=*/0).parameters) {
     if (p.name != without) tensors.emplace_back(p.name, at::ones(p.tensor.sizes()));
   }
@@ -130,34 +130,12 @@ TEST(SplitTensors, PaddingCostsTheLastRankMomentsAndNothingElse) {
   }
 }
 
-TEST(Reviews, CsvJsonLinesAndTokenFileOfTheSameReviewsAreTheSame) {
-  const TestFolder folder;
-  std::string csv = "label,text\n";
-  std::string lines;
-  std::vector<data::Record> records;
-  for (int i = 0; i < 12; ++i) {
-    const std::string text = "review number " + std::to_string(i * i);
-    csv += std::to_string(i % 5) + "," + text + "\n";
-    lines += json{{"stars", i % 5 + 1}, {"text", text}}.dump() + "\n";
-    records.push_back({i % 5, {text.begin(), text.end()}});
-  }
-  testing::write_token_file(folder / "c", data::Records::from(records, /*classes=*/5, 256));
-  std::set<std::string> digests;
-  for (const std::string& path : {folder.write("a", csv).string(),
-                                  folder.write("b", lines).string(), (folder / "c").string()}) {
-    digests.insert(digest_of(
-        figures_of(folder, kQuick + "--modes ddp --task reviews --data" + shell_word(path)),
-        "ddp"));
-  }
-  EXPECT_EQ(digests.size(), 1U);
-}
-
 TEST(Text, TokenFileIsTrainedOnAndASmallerVocabularyIsMentioned) {
   const TestFolder folder;
   std::vector<std::int64_t> ids;
   for (std::int64_t i = 0; i < 400; ++i) ids.push_back(i * i % 101);
-  testing::write_token_file(
-      folder / "t", data::TokenStream::from_ids(ids, /*vocabulary=*/200, std::string(64, 'a')));
+  testing::write_token_file(folder / "t",
+                            testing::stream_of(ids, /*vocabulary=*/200, std::string(64, 'a')));
   const auto [said, report] = succeed(folder, kQuick + "--data" + shell_word(folder / "t"));
   EXPECT_THAT(said, HasSubstr("the data's vocabulary is 200, the model's 256"));
   expect_identical(report, 4);
@@ -317,7 +295,7 @@ TEST(Weights, TokensOfAnotherTokenizerAreRefused) {
   folder.write("weights/tokenizer.json", tokenizer);
   const std::vector<std::int64_t> ids(400, 7);
   const auto write = [&](const std::string& fingerprint) {
-    testing::write_token_file(folder / "t", data::TokenStream::from_ids(ids, 256, fingerprint));
+    testing::write_token_file(folder / "t", testing::stream_of(ids, 256, fingerprint));
   };
   const std::string data = "--data" + shell_word(folder / "t");
   write(base::Sha256().add(tokenizer + " ").hex());
@@ -449,12 +427,15 @@ TEST(Validation, NeedsASampleForEachRank) {
 TEST(Validation, HoldsOutReviewsBySeedBecauseFilesAreSorted) {
   const TestFolder folder;
   const auto trained = [&](const std::string& text_of_the_last) {
-    std::string csv = "label,text\n";
+    std::vector<testing::Record> reviews;
     for (int i = 0; i < 12; ++i) {
-      csv += std::to_string(i / 3) + "," + (i < 6 ? "review" : text_of_the_last) + " number " +
-             std::to_string(i * i) + "\n";
+      const std::string text =
+          (i < 6 ? "review" : text_of_the_last) + " number " + std::to_string(i * i);
+      reviews.push_back({i / 3, {text.begin(), text.end()}});
     }
-    return figures_of(folder, kWindows + shell_word(folder.write("reviews", csv)) +
+    testing::write_token_file(folder / "reviews",
+                              testing::records_of(reviews, /*classes=*/5, /*vocabulary=*/256));
+    return figures_of(folder, kWindows + shell_word(folder / "reviews") +
                                   "--task reviews --epochs 1 --validation 0.5 --modes ddp,zero3");
   };
   const json report = trained("review");

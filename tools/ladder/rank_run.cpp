@@ -19,9 +19,9 @@
 #include <zero/optim/adamw.hpp>
 #include <zero/optim/master_weights.hpp>
 #include <zero/train/fake_process_group.hpp>
+#include <zero/train/loop/trainer.hpp>
 #include <zero/train/registry.hpp>
 #include <zero/train/trace.hpp>
-#include <zero/train/trainer.hpp>
 #include <zero/train/unsharded_parameters.hpp>
 
 #include "checkpoints.hpp"

@@ -7,9 +7,7 @@
 
 #include <zero/base/error.hpp>
 #include <zero/base/mapped_file.hpp>
-#include <zero/data/file_kind.hpp>
 #include <zero/data/random.hpp>
-#include <zero/data/reviews.hpp>
 #include <zero/data/sampler.hpp>
 #include <zero/data/text.hpp>
 #include <zero/data/token_file.hpp>
@@ -21,7 +19,7 @@ namespace fs = std::filesystem;
 
 bool is_token_file(const std::string& name) {
   std::error_code ignored;
-  return fs::is_regular_file(name, ignored) && data::file_kind(name) == data::FileKind::kTokens;
+  return fs::is_regular_file(name, ignored) && data::is_token_file(name);
 }
 
 data::TokenStream read_text(const Options& options) {
@@ -31,23 +29,20 @@ data::TokenStream read_text(const Options& options) {
     if (options.data.size() > 1) {
       throw Error(fmt::format("--data: {} is a token file, which is taken alone", name));
     }
-    const data::TokenFile file(name);
-    if (file.kind() == data::TokenKind::kRecords) {
-      throw Error(
-          fmt::format("--data: {} holds labelled texts, which --task reviews trains on", name));
-    }
-    return file.stream();
+    return data::TokenFile(name).stream();
   }
   return data::text_from_files(options.data);
 }
 
 data::Records read_reviews(const Options& options) {
-  if (options.data.empty()) return data::reviews_from_csv("common/zero/data/fixtures/reviews.csv");
+  if (options.data.empty()) {
+    return data::TokenFile("common/zero/data/fixtures/reviews.tokens").records();
+  }
   if (options.data.size() > 1) {
     throw Error(
         fmt::format("--data: reviews come from one file, {} were named", options.data.size()));
   }
-  data::Records records = data::reviews_from_file(options.data.front());
+  data::Records records = data::TokenFile(options.data.front()).records();
   if (records.classes > data::kReviewClasses) {
     throw Error(fmt::format("--data: {} has {} classes, the classifier {}", options.data.front(),
                             records.classes, data::kReviewClasses));

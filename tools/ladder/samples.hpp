@@ -21,7 +21,7 @@ struct Samples {
   std::vector<std::string> notes;        ///< what the user should know about it, a sentence each
 };
 
-/// Reads what `options.data` names: text, a token file or reviews, by what it is. Uses no tensor,
+/// Reads what `options.data` names: text or a token file, by what it is. Uses no tensor,
 /// so it may be called before ranks are forked. The model must have been chosen.
 ///
 /// @throws zero::Error where the data is missing, empty or damaged, is not of the kind that the

@@ -9,7 +9,7 @@
 
 #include <zero/base/error.hpp>
 #include <zero/base/table.hpp>
-#include <zero/io/safetensors.hpp>
+#include <zero/safetensors/safetensors.hpp>
 
 namespace zero::plan {
 namespace {
@@ -32,7 +32,7 @@ std::optional<Layer> layer_of(const std::string& tensor) {
 // By the headers of safetensors, whatever the architecture. Units are in the order of layers, so
 // that layer 2 comes before layer 10. There is nothing to gather of a layer without elements.
 void count_tensors(const fs::path& weights, Model& model) {
-  const io::SafetensorsFolder folder(weights);
+  const safetensors::Folder folder(weights);
   std::map<Layer, std::int64_t> layers;
   model.parameters = model.root = 0;
   for (const std::string& name : folder.names()) {

@@ -11,9 +11,9 @@
 #include <tests/support/error_of.hpp>
 #include <tests/support/save_safetensors_folder.hpp>
 #include <tests/support/test_folder.hpp>
-#include <zero/io/safetensors.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/nn/parameters.hpp>
+#include <zero/safetensors/safetensors.hpp>
 
 namespace zero::plan {
 namespace {
@@ -90,7 +90,8 @@ TEST(ModelFiles, ConfigAlone) {
 
 TEST(ModelFiles, HeadersCountWhateverTheArchitecture) {
   const TestFolder folder;
-  io::NamedTensors tensors = {{"wte.weight", at::zeros({10, 4})}, {"scale", at::zeros({})}};
+  safetensors::NamedTensors tensors = {{"wte.weight", at::zeros({10, 4})},
+                                       {"scale", at::zeros({})}};
   for (int i = 0; i < 11; ++i) {
     tensors.emplace_back("h." + std::to_string(i) + ".attn.weight", at::zeros({i + 1, 4}));
     tensors.emplace_back("h." + std::to_string(i) + ".mlp.0.weight", at::zeros({4}));
@@ -150,7 +151,7 @@ TEST(ModelFiles, LayersWithoutElementsAreNoUnits) {
 
 TEST(ModelFiles, MoreLayersThanCanBePlannedForAreRefused) {
   const TestFolder folder;
-  io::NamedTensors tensors;
+  safetensors::NamedTensors tensors;
   for (std::int64_t i = 0; i <= nn::kMostLayers; ++i) {
     tensors.emplace_back(fmt::format("h.{}.weight", i), at::zeros({1}));
   }

@@ -19,8 +19,8 @@
 #include <zero/memory/timeline.hpp>
 #include <zero/nn/mlp.hpp>
 #include <zero/optim/adamw.hpp>
+#include <zero/train/loop/trainer.hpp>
 #include <zero/train/registry.hpp>
-#include <zero/train/trainer.hpp>
 
 #include "narrate.hpp"
 

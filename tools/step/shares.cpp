@@ -18,8 +18,8 @@
 #include <zero/base/table.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/nn/parameters.hpp>
+#include <zero/train/flat/shard_layout.hpp>
 #include <zero/train/ownership.hpp>
-#include <zero/train/shard_layout.hpp>
 
 namespace zero {
 namespace {

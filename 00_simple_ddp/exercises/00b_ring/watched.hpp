@@ -7,7 +7,7 @@
 #include <atomic>
 #include <thread>
 
-#include <tools/exercise/check.hpp>
+#include <grading/check.hpp>
 #include <zero/distributed/backend.hpp>
 
 /// What names a deadlock at once.

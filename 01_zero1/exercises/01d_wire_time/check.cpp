@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include <tools/exercise/check.hpp>
+#include <grading/check.hpp>
 
 #include "01d.hpp"
 

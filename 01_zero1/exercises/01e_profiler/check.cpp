@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include <01_zero1/zero1_sharding.hpp>
-#include <tools/exercise/check.hpp>
+#include <grading/check.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/mlp.hpp>
 #include <zero/optim/adamw.hpp>

@@ -5,7 +5,7 @@
 
 #include <00_simple_ddp/simple_ddp.hpp>
 #include <01_zero1/zero1_sharding.hpp>
-#include <tools/exercise/check.hpp>
+#include <grading/check.hpp>
 #include <zero/nn/mlp.hpp>
 #include <zero/optim/adamw.hpp>
 

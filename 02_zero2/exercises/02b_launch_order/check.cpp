@@ -6,7 +6,7 @@
 #include <numeric>
 #include <random>
 
-#include <tools/exercise/check.hpp>
+#include <grading/check.hpp>
 
 #include "02b.hpp"
 

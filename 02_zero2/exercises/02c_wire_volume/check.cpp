@@ -4,7 +4,7 @@
 
 #include <00_simple_ddp/simple_ddp.hpp>
 #include <02_zero2/zero2_sharding.hpp>
-#include <tools/exercise/check.hpp>
+#include <grading/check.hpp>
 #include <zero/nn/mlp.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/train/ownership.hpp>

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <memory>
 
-#include <tools/exercise/check.hpp>
+#include <grading/check.hpp>
 #include <zero/memory/accounting.hpp>
 
 #include "03a.hpp"

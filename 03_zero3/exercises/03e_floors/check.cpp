@@ -8,7 +8,7 @@
 #include <01_zero1/zero1_sharding.hpp>
 #include <02_zero2/zero2_sharding.hpp>
 #include <03_zero3/zero3_sharding.hpp>
-#include <tools/exercise/check.hpp>
+#include <grading/check.hpp>
 #include <zero/distributed/fake/fake_backend.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/mlp.hpp>

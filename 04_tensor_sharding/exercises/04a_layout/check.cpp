@@ -5,7 +5,7 @@
 
 #include <random>
 
-#include <tools/exercise/check.hpp>
+#include <grading/check.hpp>
 
 #include "04a.hpp"
 

@@ -8,7 +8,7 @@
 #include <04_tensor_sharding/tensor_zero1.hpp>
 #include <04_tensor_sharding/tensor_zero2.hpp>
 #include <04_tensor_sharding/tensor_zero3.hpp>
-#include <tools/exercise/check.hpp>
+#include <grading/check.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/mlp.hpp>
 #include <zero/optim/adamw.hpp>

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include <tools/exercise/check.hpp>
+#include <grading/check.hpp>
 #include <zero/memory/accounting.hpp>
 
 #include "05b.hpp"

@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include <05_prefetch_overlap/lookahead.hpp>
-#include <tools/exercise/check.hpp>
+#include <grading/check.hpp>
 
 namespace exercise_05c {
 

@@ -4,7 +4,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <tools/exercise/check.hpp>
+#include <grading/check.hpp>
 #include <zero/memory/accounting.hpp>
 
 #include "07a.hpp"

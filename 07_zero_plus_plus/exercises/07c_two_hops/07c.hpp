@@ -21,13 +21,13 @@ struct Mesh {
 
 /// Values in 4 bits: two whole numbers from -7 to 7 in a byte, each 8 more than it is, and a scale
 /// for each block. Value = number times scale.
-struct Quantised {
+struct Quantized {
   at::Tensor bytes;   ///< uint8, half as many as there are values
   at::Tensor scales;  ///< float32
 };
 
 /// `values`: float32, contiguous, a multiple of kBlock elements. Each is rounded to 4 bits.
-inline Quantised quantise(const at::Tensor& values) {
+inline Quantized quantize(const at::Tensor& values) {
   const at::Tensor rows = values.reshape({-1, kBlock});
   const at::Tensor scales = (rows.abs().amax(1, /*keepdim=*/true) / 7).clamp_min(FLT_MIN);
   const at::Tensor numbers = ((rows / scales).round() + 8).to(at::kByte).view({-1, 2});
@@ -35,11 +35,11 @@ inline Quantised quantise(const at::Tensor& values) {
 }
 
 /// Returns float32, flat.
-inline at::Tensor dequantise(const Quantised& quantised) {
-  const at::Tensor& bytes = quantised.bytes;
+inline at::Tensor dequantize(const Quantized& quantized) {
+  const at::Tensor& bytes = quantized.bytes;
   const at::Tensor numbers =
       at::stack({bytes.bitwise_and(15), bytes.bitwise_right_shift(4)}, 1).to(at::kFloat) - 8;
-  return (numbers.view({-1, kBlock}) * quantised.scales.view({-1, 1})).flatten();
+  return (numbers.view({-1, kBlock}) * quantized.scales.view({-1, 1})).flatten();
 }
 
 /// What an answer consists of.

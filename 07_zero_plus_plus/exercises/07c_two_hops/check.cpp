@@ -3,7 +3,7 @@
 
 #include <fmt/format.h>
 
-#include <tools/exercise/check.hpp>
+#include <grading/check.hpp>
 
 #include "07c.hpp"
 

@@ -1,19 +1,19 @@
 #include "07c.hpp"
 
-using exercise_07c::dequantise;
+using exercise_07c::dequantize;
 using exercise_07c::Mesh;
-using exercise_07c::quantise;
-using exercise_07c::Quantised;
+using exercise_07c::quantize;
+using exercise_07c::Quantized;
 using zero::dist::Communicator;
 using zero::dist::Purpose;
 
 // Sends piece p of `values` to rank p in 4 bits. Returns what arrives, a row from each rank.
 at::Tensor exchanged(Communicator& ranks, const at::Tensor& values) {
-  const Quantised mine = quantise(values);
-  const Quantised theirs = {at::empty_like(mine.bytes), at::empty_like(mine.scales)};
+  const Quantized mine = quantize(values);
+  const Quantized theirs = {at::empty_like(mine.bytes), at::empty_like(mine.scales)};
   ranks.all_to_all(theirs.bytes, mine.bytes, Purpose::kGradient).wait();
   ranks.all_to_all(theirs.scales, mine.scales, Purpose::kGradient).wait();
-  return dequantise(theirs).view({ranks.size(), -1});
+  return dequantize(theirs).view({ranks.size(), -1});
 }
 
 at::Tensor average(Mesh mesh, const at::Tensor& gradient) {

@@ -3,7 +3,7 @@
 
 #include <fmt/format.h>
 
-#include <tools/exercise/check.hpp>
+#include <grading/check.hpp>
 
 namespace exercise_07d {
 

@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-#include <tools/exercise/check.hpp>
+#include <grading/check.hpp>
 
 #include "08a.hpp"
 

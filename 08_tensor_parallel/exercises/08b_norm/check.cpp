@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <tools/exercise/check.hpp>
+#include <grading/check.hpp>
 
 #include "08b.hpp"
 

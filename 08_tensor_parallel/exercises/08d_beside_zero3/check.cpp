@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-#include <tools/exercise/check.hpp>
+#include <grading/check.hpp>
 #include <tools/plan/planner.hpp>
 
 namespace exercise_08d {

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include <tools/exercise/check.hpp>
+#include <grading/check.hpp>
 
 namespace exercise_09b {
 

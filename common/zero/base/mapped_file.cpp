@@ -11,6 +11,17 @@
 #include <zero/base/mapped_file.hpp>
 
 namespace zero::base {
+namespace {
+
+// Of the pages that hold `part`.
+void advise(std::string_view part, int advice) {
+  static const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const auto begin = reinterpret_cast<std::uintptr_t>(part.data());
+  const std::uintptr_t first = begin / page * page;
+  ::madvise(reinterpret_cast<void*>(first), begin + part.size() - first, advice);
+}
+
+}  // namespace
 
 MappedFile::MappedFile(const std::filesystem::path& path, const std::string& what) {
   std::string wrong;
@@ -36,25 +47,24 @@ MappedFile::MappedFile(const std::filesystem::path& path, const std::string& wha
 
 MappedFile::~MappedFile() { ::munmap(data_, size_); }
 
-void MappedFile::read_in_order() const { ::madvise(data_, size_, MADV_SEQUENTIAL); }
+void MappedFile::read_in_order(std::string_view part) const { advise(part, MADV_SEQUENTIAL); }
 
-Digest MappedFile::sha256(std::size_t begin) const {
+void MappedFile::add_to(Sha256& hash, std::string_view part) const {
   constexpr std::size_t kPiece = std::size_t{1} << 20;
-  Sha256 hash;
-  for (std::size_t at = begin; at < size_; at += kPiece) {
-    const std::string_view piece = bytes().substr(at, kPiece);
+  for (std::size_t at = 0; at < part.size(); at += kPiece) {
+    const std::string_view piece = part.substr(at, kPiece);
     hash.add(piece);
     forget(piece);
   }
+}
+
+Digest MappedFile::sha256() const {
+  Sha256 hash;
+  add_to(hash, bytes());
   return hash.digest();
 }
 
-void MappedFile::forget(std::string_view part) const {
-  static const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
-  const auto begin = reinterpret_cast<std::uintptr_t>(part.data());
-  const std::uintptr_t first = begin / page * page;
-  ::madvise(reinterpret_cast<void*>(first), begin + part.size() - first, MADV_DONTNEED);
-}
+void MappedFile::forget(std::string_view part) const { advise(part, MADV_DONTNEED); }
 
 std::string read_file(const std::filesystem::path& path, const std::string& what) {
   return std::string(MappedFile(path, what).bytes());

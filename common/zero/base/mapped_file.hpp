@@ -18,13 +18,16 @@ class MappedFile {
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;
 
-  /// Tells the system that the bytes will be read from the first to the last.
-  void read_in_order() const;
+  /// Tells the system that `part` (of bytes()) will be read from its first byte to its last.
+  void read_in_order(std::string_view part) const;
 
   std::string_view bytes() const { return {static_cast<const char*>(data_), size_}; }
 
-  /// The SHA-256 of the bytes from `begin` on. Drops their pages as forget() does.
-  Digest sha256(std::size_t begin = 0) const;
+  /// Adds `part` (of bytes()) to `hash`. Drops its pages as forget() does.
+  void add_to(Sha256& hash, std::string_view part) const;
+
+  /// The SHA-256 of all bytes.
+  Digest sha256() const;
 
   /// Drops pages of `part` (of bytes()) from the resident set, so that reading a large file does
   /// not fill the memory. They stay in the system's cache and return when read again.

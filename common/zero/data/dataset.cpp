@@ -102,8 +102,7 @@ Batch ReviewDataset::batch(std::span<const std::int64_t> indices) const {
   for (std::size_t row = 0; row < indices.size(); ++row) {
     const auto begin = records_.offsets[static_cast<std::size_t>(indices[row])];
     const auto out = row_of(made.inputs, static_cast<std::int64_t>(row));
-    records_.tokens.copy(static_cast<std::int64_t>(begin),
-                         out.first(static_cast<std::size_t>(lengths[row])));
+    records_.tokens.copy(begin, out.first(static_cast<std::size_t>(lengths[row])));
   }
   return made;
 }

@@ -53,6 +53,9 @@ class LanguageModelDataset : public Dataset {
   std::int64_t sequence_length_;
 };
 
+/// Classes of a review: 0 (one star) to 4 (five stars).
+inline constexpr std::int64_t kReviewClasses = 5;
+
 /// Classification of labelled texts, padded on the right to the longest text of the batch.
 ///
 /// A batch has inputs int64 [B, S] with S the longest length in it (1 where B = 0), targets int64

@@ -2,6 +2,7 @@
 #include <set>
 
 #include <tests/support/data_files.hpp>
+#include <tests/support/records.hpp>
 #include <zero/data/dataset.hpp>
 
 namespace zero::data {
@@ -15,13 +16,13 @@ at::Tensor longs(const std::vector<std::int64_t>& numbers, at::IntArrayRef shape
 }
 
 Records some_records() {
-  const std::vector<Record> records{{4, {7, 8, 9}}, {0, {10}}, {2, {11, 12}}, {1, {5, 5, 5, 5}}};
-  return Records::from(records, /*classes=*/5, /*vocabulary=*/20, /*pad_id=*/3);
+  return testing::records_of({{4, {7, 8, 9}}, {0, {10}}, {2, {11, 12}}, {1, {5, 5, 5, 5}}},
+                             /*classes=*/5, /*vocabulary=*/20, /*pad_id=*/3);
 }
 
 TEST(LanguageModelDataset, CutsTheStreamWithoutOverlap) {
   const Indices ids{10, 11, 12, 13, 14, 15, 16, 17, 18};
-  const LanguageModelDataset data(TokenStream::from_ids(ids, 20), /*sequence_length=*/3);
+  const LanguageModelDataset data(testing::stream_of(ids, 20), /*sequence_length=*/3);
   ASSERT_EQ(data.size(), 2);
   const Batch batch = data.batch(Indices{1, 0});
   EXPECT_TRUE(at::equal(batch.inputs, longs({13, 14, 15, 10, 11, 12}, {2, 3})));

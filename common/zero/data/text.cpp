@@ -6,8 +6,8 @@
 
 #include <zero/base/error.hpp>
 #include <zero/base/mapped_file.hpp>
-#include <zero/data/file_kind.hpp>
 #include <zero/data/text.hpp>
+#include <zero/data/token_file.hpp>
 
 namespace zero::data {
 namespace {
@@ -72,7 +72,7 @@ std::vector<fs::path> files_of(const std::string& name) {
 TokenStream read_all(const std::vector<fs::path>& paths) {
   std::string text;
   for (const auto& path : paths) {
-    if (file_kind(path) == FileKind::kTokens) {
+    if (is_token_file(path)) {
       throw Error(fmt::format("file {} is a token file, which is taken alone and by its own name",
                               path.string()));
     }

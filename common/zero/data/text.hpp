@@ -19,7 +19,7 @@ std::vector<std::filesystem::path> text_files(const std::vector<std::string>& na
 /// The bytes of text_files(names), one file after the other with nothing between: token ids 0 to
 /// 255. Every rank that needs the text reads it itself.
 /// @throws zero::Error if a file is missing, empty, unreadable or a token file, even a damaged one
-/// (see file_kind()), or if no name is given.
+/// (see is_token_file()), or if no name is given.
 TokenStream text_from_files(const std::vector<std::string>& names);
 
 /// The project's own prose as training text: below `root` the *.md of the root itself, of docs/,

@@ -1,173 +1,168 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
+#include <charconv>
+#include <memory>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include <zero/base/error.hpp>
 #include <zero/base/mapped_file.hpp>
+#include <zero/base/sha256.hpp>
 #include <zero/data/token_file.hpp>
-#include <zero/data/token_header.hpp>
+#include <zero/safetensors/file.hpp>
+#include <zero/safetensors/format.hpp>
 
 namespace zero::data {
 namespace {
+
+using safetensors::File;
+using safetensors::shown;
+
+constexpr const char* kFormat = "zero tokens";
+constexpr const char* kChecksum = "sha256";
 
 [[noreturn]] void refuse(const std::filesystem::path& path, const std::string& why) {
   throw Error(fmt::format("token file {}: {}", path.string(), why));
 }
 
-TokenHeader read_header(const std::filesystem::path& path, const base::MappedFile& file) {
-  TokenHeader header;
-  const std::string_view bytes = file.bytes();
-  if (std::memcmp(bytes.data(), kTokenMagic, std::min(bytes.size(), sizeof(kTokenMagic))) != 0) {
-    refuse(path, "is not a token file (make one with tools/data/prepare.py)");
-  }
-  if (bytes.size() < sizeof(header)) {
-    refuse(path, fmt::format("is cut short: {} bytes, the header alone has {}", bytes.size(),
-                             sizeof(header)));
-  }
-  std::memcpy(&header, bytes.data(), sizeof(header));
-  if (header.version != kTokenFileVersion) {
-    refuse(path, fmt::format("has format version {}, this program reads version {}", header.version,
-                             kTokenFileVersion));
-  }
-  const base::Digest found =
-      base::Sha256().add(&header, offsetof(TokenHeader, header_digest)).digest();
-  if (found != header.header_digest) {
-    refuse(path, "is damaged: the checksum of its header does not match");
-  }
-  return header;
+[[noreturn]] void refuse_other_format(const std::filesystem::path& path) {
+  refuse(path, "is not a token file; make one with ./run data");
 }
 
-/// Checks header fields that no correct writer produces, whatever the payload.
-void check_fields(const std::filesystem::path& path, const TokenHeader& header) {
-  if (header.header_bytes != sizeof(header) || header.reserved != 0) {
-    refuse(path, fmt::format("states a header of {} bytes with a reserved field of {}; version {} "
-                             "has {} and 0",
-                             header.header_bytes, header.reserved, header.version, sizeof(header)));
+const std::string& metadata_of(const File& file, const std::string& key) {
+  const auto found = file.metadata().find(key);
+  if (found == file.metadata().end()) {
+    refuse(file.path(), fmt::format("its metadata has no {}", key));
   }
-  if (header.id_bytes != 2 && header.id_bytes != 4) {
-    refuse(path, fmt::format("has ids of {} bytes; 2 and 4 are known", header.id_bytes));
-  }
-  const std::uint64_t room = header.id_bytes == 2 ? std::uint64_t{1} << 16 : kLargestVocabulary;
-  if (header.vocabulary < 1 || header.vocabulary > room) {
-    refuse(path, fmt::format("states a vocabulary of {}; ids of {} bytes allow 1 to {}",
-                             header.vocabulary, header.id_bytes, room));
-  }
-  if (header.token_count < 1) refuse(path, "holds no tokens");
-  if (header.pad_id < -1 || header.pad_id >= static_cast<std::int64_t>(header.vocabulary)) {
-    refuse(path, fmt::format("states pad id {}; it must be -1 for none or below the vocabulary {}",
-                             header.pad_id, header.vocabulary));
-  }
-  const bool records = header.kind == static_cast<std::uint32_t>(TokenKind::kRecords);
-  if (!records && header.kind != static_cast<std::uint32_t>(TokenKind::kStream)) {
-    refuse(path, fmt::format("is of kind {}; 1 (stream) and 2 (records) are known", header.kind));
-  }
-  if (records != (header.record_count > 0) || records != (header.classes > 0)) {
-    refuse(path, fmt::format("of kind {} states {} records in {} classes; a stream has 0 of both, "
-                             "records at least 1 of both",
-                             header.kind, header.record_count, header.classes));
-  }
+  return found->second;
 }
 
-std::uint64_t offset_entries(const TokenHeader& header) {
-  return header.record_count == 0 ? 0 : header.record_count + 1;
+std::int64_t number_of(const File& file, const std::string& key, std::int64_t least,
+                       std::int64_t most) {
+  const std::string& text = metadata_of(file, key);
+  const char* const end = text.data() + text.size();
+  std::int64_t number = 0;
+  const auto [stop, problem] = std::from_chars(text.data(), end, number);
+  if (problem != std::errc() || stop != end || number < least || number > most) {
+    refuse(file.path(), fmt::format("states {} {}; it must be a number from {} to {}", key,
+                                    shown(text), least, most));
+  }
+  return number;
 }
 
-void check_size(const std::filesystem::path& path, const TokenHeader& header,
-                std::uint64_t file_size) {
-  // Compared before multiplication: a false count must not overflow.
-  if (header.token_count > file_size || header.record_count > file_size) {
-    refuse(path, fmt::format("is cut short or lies: {} bytes cannot hold {} tokens in {} records",
-                             file_size, header.token_count, header.record_count));
+// Of the other metadata and of all tensors. Releases the pages.
+std::string checksum_of(const File& file) {
+  base::Sha256 hash;
+  for (const auto& [key, value] : file.metadata()) {
+    if (key != kChecksum) hash.add(fmt::format("{}={}\n", key, value));
   }
-  const std::uint64_t expected = sizeof(header) + offset_entries(header) * kOffsetBytes +
-                                 header.record_count * kLabelBytes +
-                                 header.token_count * header.id_bytes;
-  if (file_size != expected) {
-    refuse(path, fmt::format("has {} bytes, its header says {}: {}", file_size, expected,
-                             file_size < expected ? "it is cut short" : "something was added"));
-  }
+  for (const std::string& name : file.names()) file.mapping().add_to(hash, file.bytes(name));
+  return hash.hex();
 }
 
-void check_ids(const std::filesystem::path& path, const TokenStream& tokens,
-               const base::MappedFile& file) {
+void check_ids(const File& file, const TokenStream& tokens) {
   constexpr std::int64_t kPiece = std::int64_t{1} << 21;  // ids read before pages are released
-  std::vector<std::int64_t> ids(static_cast<std::size_t>(std::min(kPiece, tokens.size())));
+  std::vector<std::int64_t> ids;
   for (std::int64_t at = 0; at < tokens.size(); at += kPiece) {
     ids.resize(static_cast<std::size_t>(std::min(kPiece, tokens.size() - at)));
     tokens.copy(at, ids);
     const auto outside =
         std::ranges::find_if(ids, [&](std::int64_t id) { return id >= tokens.vocabulary(); });
     if (outside != ids.end()) {
-      refuse(path, fmt::format("has token id {} at place {}, outside its vocabulary of {}",
-                               *outside, at + (outside - ids.begin()), tokens.vocabulary()));
+      refuse(file.path(), fmt::format("has token id {} at place {}, outside its vocabulary of {}",
+                                      *outside, at + (outside - ids.begin()), tokens.vocabulary()));
     }
-    file.forget(file.bytes());
+    file.mapping().forget(file.mapping().bytes());
   }
 }
 
-void check_records(const std::filesystem::path& path, const Records& records) {
-  const auto& offsets = records.offsets;
-  if (offsets.front() != 0 || offsets.back() != static_cast<std::uint64_t>(records.tokens.size())) {
-    refuse(path, fmt::format("has records from token {} to {}, they must span 0 to {}",
-                             offsets.front(), offsets.back(), records.tokens.size()));
+TokenStream tokens_of(const std::shared_ptr<const File>& file) {
+  const safetensors::Entry& ids = file->info("ids");
+  const bool known = ids.dtype == at::kByte || ids.dtype == at::kUInt16 || ids.dtype == at::kInt;
+  if (!known || ids.shape.size() != 1) {
+    refuse(file->path(), "its ids must be U8, U16 or I32 in one dimension");
   }
-  for (std::size_t i = 0; i < records.labels.size(); ++i) {
+  TokenStream tokens(file, file->bytes("ids").data(), static_cast<int>(c10::elementSize(ids.dtype)),
+                     ids.elements(), number_of(*file, "vocabulary", 1, kLargestVocabulary),
+                     metadata_of(*file, "tokenizer"));
+  check_ids(*file, tokens);
+  return tokens;
+}
+
+// The values of a tensor, in place.
+std::span<const std::int64_t> numbers_of(const File& file, const std::string& name) {
+  const safetensors::Entry& entry = file.info(name);
+  const char* const bytes = file.bytes(name).data();
+  const bool aligned = reinterpret_cast<std::uintptr_t>(bytes) % alignof(std::int64_t) == 0;
+  if (entry.dtype != at::kLong || entry.shape.size() != 1 || !aligned) {
+    refuse(file.path(), fmt::format("its {} must be I64 in one dimension, aligned", name));
+  }
+  return {reinterpret_cast<const std::int64_t*>(bytes), static_cast<std::size_t>(entry.elements())};
+}
+
+void check_records(const std::filesystem::path& path, const Records& records) {
+  const auto& [tokens, offsets, labels, classes, pad_id, owner] = records;
+  if (offsets.size() != labels.size() + 1 || offsets.front() != 0 ||
+      offsets.back() != tokens.size()) {
+    refuse(path,
+           fmt::format("has {} offsets and {} labels; offsets must be one more and go from 0 to {}",
+                       offsets.size(), labels.size(), tokens.size()));
+  }
+  for (std::size_t i = 0; i < labels.size(); ++i) {
     if (offsets[i + 1] <= offsets[i]) {
       refuse(path, fmt::format("has record {} from token {} to {}: no tokens", i, offsets[i],
                                offsets[i + 1]));
     }
-    if (records.labels[i] >= static_cast<std::uint64_t>(records.classes)) {
-      refuse(path, fmt::format("has label {} on record {}, outside its {} classes",
-                               records.labels[i], i, records.classes));
+    if (labels[i] < 0 || labels[i] >= classes) {
+      refuse(path, fmt::format("has label {} on record {}, outside its {} classes", labels[i], i,
+                               classes));
     }
   }
 }
 
 }  // namespace
 
+bool is_token_file(const std::filesystem::path& path) {
+  using namespace std::string_view_literals;
+  const base::MappedFile file(path, fmt::format("file {}", path.string()));
+  const std::string_view first = file.bytes().substr(0, 23);
+  // The length of the header, and what every header begins with.
+  return path.extension() == ".tokens" || first.substr(0, 8).ends_with("\0\0\0\0"sv) ||
+         first.ends_with("{\"__metadata__\"");
+}
+
 TokenFile::TokenFile(const std::filesystem::path& path) : path_(path) {
-  const auto file =
-      std::make_shared<const base::MappedFile>(path, fmt::format("token file {}", path.string()));
-  const TokenHeader header = read_header(path, *file);
-  check_fields(path, header);
-  check_size(path, header, file->bytes().size());
-
-  const char* payload = file->bytes().data() + sizeof(header);
-  if (file->sha256(sizeof(header)) != header.payload_digest) {
-    refuse(path, "is damaged: the checksum of its tokens does not match");
+  if (!is_token_file(path)) refuse_other_format(path);
+  const auto file = std::make_shared<const File>(path);
+  if (metadata_of(*file, "format") != kFormat) refuse_other_format(path);
+  if (metadata_of(*file, kChecksum) != checksum_of(*file)) {
+    refuse(path, "is damaged: its checksum does not match");
   }
-
-  kind_ = static_cast<TokenKind>(header.kind);
-  const char* labels = payload + offset_entries(header) * kOffsetBytes;
-  const char* ids = labels + header.record_count * kLabelBytes;
-  records_.tokens = TokenStream(
-      file, ids, static_cast<int>(header.id_bytes), static_cast<std::int64_t>(header.token_count),
-      static_cast<std::int64_t>(header.vocabulary), base::to_hex(header.tokenizer));
-  check_ids(path, records_.tokens, *file);
-  if (kind_ == TokenKind::kRecords) {
-    // Aligned: the header's size is a multiple of 8 and the mapping starts on a page.
-    records_.offsets = {reinterpret_cast<const std::uint64_t*>(payload), offset_entries(header)};
-    records_.labels = {reinterpret_cast<const std::uint32_t*>(labels), header.record_count};
-    records_.classes = header.classes;
-    records_.pad_id = std::max<std::int64_t>(header.pad_id, 0);
-    records_.owner = file;
-    check_records(path, records_);
+  records_.tokens = tokens_of(file);
+  if (!file->metadata().contains("classes")) return;
+  records_.classes = number_of(*file, "classes", 1, kLargestVocabulary);
+  if (file->metadata().contains("pad_id")) {
+    records_.pad_id = number_of(*file, "pad_id", 0, records_.tokens.vocabulary() - 1);
   }
-  file->forget(file->bytes());
+  records_.offsets = numbers_of(*file, "offsets");
+  records_.labels = numbers_of(*file, "labels");
+  records_.owner = file;
+  check_records(path, records_);
+  file->mapping().forget(file->mapping().bytes());
 }
 
 const Records& TokenFile::records() const {
-  if (kind_ != TokenKind::kRecords) {
+  if (records_.classes == 0) {
     refuse(path_, "holds a stream of text; labelled records are needed here");
   }
   return records_;
 }
 
 const TokenStream& TokenFile::stream() const {
-  if (kind_ != TokenKind::kStream) {
-    refuse(path_, "holds labelled records; a stream of text is needed here");
+  if (records_.classes > 0) {
+    refuse(path_, "holds labelled texts, for a classifier; a stream of text is needed here");
   }
   return records_.tokens;
 }

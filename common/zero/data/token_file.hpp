@@ -1,39 +1,34 @@
 #pragma once
 
-#include <cstdint>
 #include <filesystem>
 
 #include <zero/data/token_stream.hpp>
 
 namespace zero::data {
 
-/// The content of a token file; the values are those in the file.
-enum class TokenKind : std::uint32_t {
-  kStream = 1,   ///< one run of tokens, for language modelling
-  kRecords = 2,  ///< labelled texts, for classification
-};
+/// Whether the file at `path` is meant as a token file, even a damaged one, whose bytes would be
+/// trained on if they were read as text: it has the suffix .tokens, or begins with the length of a
+/// header below 2^32, or a header with metadata begins behind the length.
+/// @throws zero::Error if it is missing, empty, not a regular file or unreadable.
+bool is_token_file(const std::filesystem::path& path);
 
-/// Format version that this build reads and writes. The bytes are laid out in docs/token-files.md.
-inline constexpr std::uint32_t kTokenFileVersion = 1;
-
-/// A token file, mapped into memory and checked. Its pages are not allocated by this process, and
-/// ranks on one machine share one copy.
+/// A token file, mapped into memory and checked: safetensors, with the tensors and the metadata
+/// that docs/token-files.md explains. Its pages are not allocated by this process, and ranks on one
+/// machine share one copy.
 ///
-/// Opening checks the whole file (SHA-256 of header and payload, every id below the vocabulary),
-/// then releases the pages, so the resident set holds only what is used later. The mapping lives as
-/// long as this object or any stream or records taken from it. Replace a file in use by renaming
-/// another over it, as prepare.py does; truncating it ends the program.
+/// Opening checks the whole file (its checksum, every id below the vocabulary), then releases the
+/// pages, so the resident set holds only what is used later. The mapping lives as long as any
+/// stream or records taken from this object. Replace a file in use by renaming another over it, as
+/// prepare.py does; truncating it ends the program.
 ///
 /// Any rank may open a file at any time; nothing is communicated.
 class TokenFile {
  public:
   /// Opens, maps and checks `path`.
-  /// @throws zero::Error with the path and the reason if the file is missing, empty, not a token
-  ///   file, of another version, shorter or longer than its header says, damaged (checksum), or
-  ///   inconsistent (ids, labels or offsets out of range).
+  /// @throws zero::Error as is_token_file() and safetensors::File, and with the path and the reason
+  /// if the file is not a token file, damaged (checksum), or inconsistent (ids, labels or offsets
+  /// of another dtype or out of range).
   explicit TokenFile(const std::filesystem::path& path);
-
-  TokenKind kind() const { return kind_; }
 
   /// Labelled texts. @throws zero::Error if the file holds a stream.
   const Records& records() const;
@@ -43,8 +38,7 @@ class TokenFile {
 
  private:
   std::filesystem::path path_;
-  TokenKind kind_ = TokenKind::kStream;
-  Records records_;  // for a stream only the tokens are set
+  Records records_;  // for a stream, classes is 0 and only the tokens are set
 };
 
 }  // namespace zero::data

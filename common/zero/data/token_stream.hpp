@@ -4,7 +4,6 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <vector>
 
 namespace zero::data {
 
@@ -29,11 +28,6 @@ class TokenStream {
 
   /// One token per byte, vocabulary 256.
   static TokenStream from_bytes(std::string bytes);
-
-  /// Copies `ids`.
-  /// @throws zero::Error if an id is negative or not below `vocabulary`.
-  static TokenStream from_ids(std::span<const std::int64_t> ids, std::int64_t vocabulary,
-                              const std::string& tokenizer_fingerprint = kByteTokenizer);
 
   /// Tokens that `owner` keeps alive at `ids`: `size` ids of `width` bytes (1, 2 or 4). The caller
   /// has checked that they are below `vocabulary`.
@@ -61,28 +55,16 @@ class TokenStream {
   std::string tokenizer_fingerprint_ = kByteTokenizer;
 };
 
-/// One labelled text, as given to Records::from().
-struct Record {
-  std::int64_t label = 0;
-  std::vector<std::int64_t> tokens;
-};
-
 /// Labelled texts: record i has label labels[i] and the tokens [offsets[i], offsets[i + 1]). Shares
 /// its data like TokenStream.
 struct Records {
   TokenStream tokens;
-  std::span<const std::uint64_t> offsets;  ///< size() + 1 entries, increasing, at least 1 apart
-  std::span<const std::uint32_t> labels;   ///< size() entries, each below `classes`
+  std::span<const std::int64_t> offsets;  ///< size() + 1 entries, increasing, at least 1 apart
+  std::span<const std::int64_t> labels;   ///< size() entries, each from 0 to classes - 1
   std::int64_t classes = 0;
   /// Fills up shorter texts of a batch; any id will do if the model uses lengths.
   std::int64_t pad_id = 0;
   std::shared_ptr<const void> owner;  ///< keeps offsets and labels alive
-
-  /// Copies `records`.
-  /// @throws zero::Error for no records, an empty text, or a label or id out of range.
-  static Records from(std::span<const Record> records, std::int64_t classes,
-                      std::int64_t vocabulary, std::int64_t pad_id = 0,
-                      const std::string& tokenizer_fingerprint = kByteTokenizer);
 
   std::int64_t size() const { return static_cast<std::int64_t>(labels.size()); }
 

@@ -28,6 +28,22 @@ std::unique_ptr<train::Strategy> make_strategy(train::StrategyArguments argument
   return registry.make(mode_of(config), std::move(arguments));
 }
 
+// All ranks throw if the rule throws on any.
+std::unique_ptr<nn::PlainModel> make_plain_model(torch::nn::Module& module, const dist::Mesh& mesh,
+                                                 const nn::UnitRule& units) {
+  const dist::CallScope call(mesh.world(), "Engine::Engine");
+  std::unique_ptr<nn::PlainModel> plain;
+  std::string wrong;
+  try {
+    plain = std::make_unique<nn::PlainModel>(module, units);
+  } catch (const Error& error) {
+    wrong = error.what();
+  }
+  dist::verify_same(mesh.world(), "the units of the module", wrong);
+  if (!wrong.empty()) throw Error(wrong);
+  return plain;
+}
+
 train::StepOptions step_options(const EngineConfig& config) {
   if (config.accumulation_steps < 1) {
     throw Error(
@@ -58,9 +74,20 @@ std::string trainable_text(const nn::ParameterList& list) {
 
 Engine::Engine(nn::Model& model, const dist::Mesh& mesh, optim::OptimizerFactory optimizer,
                const EngineConfig& config, nn::ParameterSource* values)
+    : Engine(nullptr, &model, mesh, std::move(optimizer), config, values) {}
+
+Engine::Engine(torch::nn::Module& module, const dist::Mesh& mesh, optim::OptimizerFactory optimizer,
+               const EngineConfig& config, const nn::UnitRule& units)
+    : Engine(make_plain_model(module, mesh, units), nullptr, mesh, std::move(optimizer), config,
+             /*values=*/nullptr) {}
+
+Engine::Engine(std::unique_ptr<nn::PlainModel> plain, nn::Model* model, const dist::Mesh& mesh,
+               optim::OptimizerFactory optimizer, const EngineConfig& config,
+               nn::ParameterSource* values)
     : config_(config),
+      plain_(std::move(plain)),
       strategy_(make_strategy(
-          {.model = model,
+          {.model = plain_ ? *plain_ : *model,
            .mesh = mesh,
            .optimizer = std::move(optimizer),
            .values = values,
@@ -86,6 +113,32 @@ at::Tensor Engine::forward(const data::Batch& batch) {
   verify_backward_ended();
   strategy_->mesh().world().set_step(step_.number());
   return strategy_->forward(batch);
+}
+
+at::Tensor Engine::forward(const std::function<at::Tensor()>& loss, std::int64_t loss_terms) {
+  if (!plain_) throw Error("forward() of a function: the engine was made with an nn::Model");
+  plain_->set_forward(loss);
+  data::Batch batch;
+  batch.loss_terms = loss_terms;
+  return forward(batch);
+}
+
+at::Tensor Engine::evaluate(const std::function<at::Tensor()>& predict) {
+  const at::NoGradGuard no_grad;
+  return forward(predict);
+}
+
+std::string Engine::units() const {
+  const nn::ParameterList& list = strategy_->list();
+  std::string text;
+  for (const nn::UnitInfo& unit : list.units) {
+    std::int64_t bytes = 0;
+    for (const std::size_t i : unit.parameters) bytes += list.parameters[i].bytes();
+    text +=
+        fmt::format("{:<40} {:>5} parameters {:>15} bytes\n",
+                    unit.name.empty() ? "(the root)" : unit.name, unit.parameters.size(), bytes);
+  }
+  return text;
 }
 
 void Engine::backward(const at::Tensor& loss) {

@@ -2,13 +2,16 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include <zero/distributed/mesh.hpp>
 #include <zero/engine/engine_config.hpp>
 #include <zero/engine/step_gradients.hpp>
 #include <zero/nn/model.hpp>
+#include <zero/nn/plain_model.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/optim/optimizer.hpp>
 #include <zero/train/unsharded_parameters.hpp>
@@ -43,12 +46,26 @@ class Engine {
   /// `values`: first values of parameters that were built without storage; used on rank 0 only.
   Engine(nn::Model& model, const dist::Mesh& mesh, optim::OptimizerFactory optimizer,
          const EngineConfig& config = {}, nn::ParameterSource* values = nullptr);
+  /// The same for a module of torch::nn that knows nothing of this library. `units` chooses the
+  /// modules inside it that are gathered as a whole. `module` must outlive the engine.
+  /// @throws zero::Error on all ranks if `units` throws on any.
+  Engine(torch::nn::Module& module, const dist::Mesh& mesh, optim::OptimizerFactory optimizer,
+         const EngineConfig& config = {}, const nn::UnitRule& units = nn::default_units());
   /// After an exception in backward() that was caught, does what give_up_step() does: other ranks
   /// may wait for reductions. Otherwise does not block.
   ~Engine();
 
   /// The loss of this rank's micro-batch, from Model::loss().
   at::Tensor forward(const data::Batch& batch);
+  /// The loss that `loss` computes with the plain module, of `loss_terms` terms; 0: micro-batches
+  /// count alike.
+  ///
+  ///     const at::Tensor loss = engine.forward([&] { return criterion(net->forward(x), y); });
+  ///
+  /// @throws zero::Error if the engine was made with an nn::Model.
+  at::Tensor forward(const std::function<at::Tensor()>& loss, std::int64_t loss_terms = 0);
+  /// What `predict` computes with the plain module, without a graph. Called by all ranks.
+  at::Tensor evaluate(const std::function<at::Tensor()>& predict);
 
   /// Runs autograd and averages. The gradient of a step is that of the mean over all loss terms
   /// (data::Batch::loss_terms) of its micro-batches on all ranks, as in train::Trainer;
@@ -107,12 +124,21 @@ class Engine {
   /// train::Strategy::release(). Called by all ranks, after a step() that updated.
   void release();
 
+  /// The units, a line each: path, parameters, bytes.
+  std::string units() const;
+
   /// The strategy that does the work, for evaluation, export, and checkpoints that hold more (pass
   /// it to io::save_checkpoint() and the like).
   train::Strategy& strategy();
 
  private:
+  // With one of the two models.
+  Engine(std::unique_ptr<nn::PlainModel> plain, nn::Model* model, const dist::Mesh& mesh,
+         optim::OptimizerFactory optimizer, const EngineConfig& config,
+         nn::ParameterSource* values);
+
   EngineConfig config_;
+  std::unique_ptr<nn::PlainModel> plain_;  // null: made with an nn::Model
   std::unique_ptr<train::Strategy> strategy_;
 
   // Loss terms of the micro-batches of a step, on all ranks.

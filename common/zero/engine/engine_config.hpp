@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include <zero/train/loss_scale.hpp>
+#include <zero/train/loop/loss_scale.hpp>
+#include <zero/train/loop/step.hpp>
 #include <zero/train/overlap_options.hpp>
-#include <zero/train/step.hpp>
 
 namespace zero {
 

@@ -6,7 +6,7 @@
 
 #include <zero/base/error.hpp>
 #include <zero/engine/step_fault.hpp>
-#include <zero/train/step.hpp>
+#include <zero/train/loop/step.hpp>
 
 namespace zero {
 namespace {

@@ -36,7 +36,7 @@ std::vector<SavedParameter> parameters_of(const train::Strategy& strategy) {
 
 std::vector<SavedBuffer> buffers_of(train::Strategy& strategy) {
   std::vector<SavedBuffer> all;
-  for (const auto& b : strategy.model().named_buffers()) {
+  for (const auto& b : strategy.model().module().named_buffers()) {
     all.push_back({b.key(), b.value().sizes().vec(), c10::toString(b.value().scalar_type())});
   }
   return all;
@@ -44,7 +44,8 @@ std::vector<SavedBuffer> buffers_of(train::Strategy& strategy) {
 
 std::vector<at::Tensor> buffer_tensors(train::Strategy& strategy) {
   std::vector<at::Tensor> all;
-  for (const at::Tensor& buffer : strategy.model().buffers()) all.push_back(memory::raw(buffer));
+  for (const at::Tensor& buffer : strategy.model().module().buffers())
+    all.push_back(memory::raw(buffer));
   return all;
 }
 

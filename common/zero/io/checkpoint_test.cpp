@@ -6,7 +6,7 @@
 #include <tests/support/error_of.hpp>
 #include <zero/base/sha256.hpp>
 #include <zero/io/checkpoint_manifest.hpp>
-#include <zero/train/shard_layout.hpp>
+#include <zero/train/flat/shard_layout.hpp>
 
 namespace zero::io::checkpoint {
 namespace {
@@ -65,7 +65,7 @@ TEST(CheckpointRuns, PiecesCoverEveryElementOnceAtAnyWorldSize) {
   }
 }
 
-// The example of lesson 04.6.
+// The example of lesson 04.4.
 TEST(CheckpointRuns, SixHundredElementsOfTwoRanksOnThree) {
   const auto shards_of = [](int ranks) {
     const train::ShardLayout layout({600}, ranks);

@@ -9,8 +9,8 @@
 #include <zero/io/checkpoint_files.hpp>
 #include <zero/io/checkpoint_parts.hpp>
 #include <zero/io/load_checkpoint.hpp>
-#include <zero/io/safetensors.hpp>
 #include <zero/memory/accounting.hpp>
+#include <zero/safetensors/safetensors.hpp>
 
 namespace zero::io {
 
@@ -153,7 +153,7 @@ class Loader {
   }
 
   void check_tensor(int rank, const std::string& kind, const SavedBuffer& saved) const {
-    const io::SafetensorsFile& file = files_.at(rank);
+    const safetensors::File& file = files_.at(rank);
     const auto& entry = file.info(stored_name(kind, saved.name));
     // What belongs to a parameter is flat in the manifest.
     const bool fits =
@@ -199,8 +199,8 @@ class Loader {
   int rank_;
   int size_;
   Manifest manifest_;
-  std::map<int, io::SafetensorsFile> files_;  // by the rank that saved
-  std::vector<States> states_;                // by parameter of this rank's list
+  std::map<int, safetensors::File> files_;  // by the rank that saved
+  std::vector<States> states_;              // by parameter of this rank's list
 };
 
 }  // namespace

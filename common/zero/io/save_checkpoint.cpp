@@ -14,8 +14,8 @@
 #include <zero/distributed/agreement.hpp>
 #include <zero/io/checkpoint_files.hpp>
 #include <zero/io/checkpoint_parts.hpp>
-#include <zero/io/safetensors.hpp>
 #include <zero/io/save_checkpoint.hpp>
+#include <zero/safetensors/safetensors.hpp>
 
 namespace zero::io {
 
@@ -64,8 +64,8 @@ Manifest plan(train::Strategy& strategy, const CheckpointInfo& info,
 }
 
 // The tensors of this rank's file.
-io::NamedTensors tensors_of(train::Strategy& strategy, const Manifest& manifest) {
-  io::NamedTensors tensors;
+safetensors::NamedTensors tensors_of(train::Strategy& strategy, const Manifest& manifest) {
+  safetensors::NamedTensors tensors;
   const int rank = strategy.mesh().world().rank();
   for (std::size_t i = 0; i < strategy.list().size(); ++i) {
     const SavedParameter& p = manifest.parameters[strategy.stage_of_model().place(i)];
@@ -89,9 +89,9 @@ io::NamedTensors tensors_of(train::Strategy& strategy, const Manifest& manifest)
 }
 
 // Returns "LENGTH SHA-256", or "" if this rank has nothing to write.
-std::string write_file(const fs::path& path, const io::NamedTensors& tensors) {
+std::string write_file(const fs::path& path, const safetensors::NamedTensors& tensors) {
   if (tensors.empty()) return "";
-  io::save_safetensors(path, tensors, {{"format", "zero checkpoint"}});
+  safetensors::save(path, tensors, {{"format", "zero checkpoint"}});
   const Fingerprint written = fingerprint(path);
   return fmt::format("{} {}", written.bytes, written.sha256);
 }

@@ -10,7 +10,7 @@ namespace zero::io {
 /// Writes a checkpoint to `folder` and replaces the one that is there. Called by all ranks, between
 /// steps (after sync_parameters()), with the same `info`, on a folder that all of them see; blocks
 /// until it is on the disk. Nothing is gathered: each rank writes its own part, and needs
-/// io::kSafetensorsScratchBytes. The ranks of a model that is split over a tensor or a pipeline
+/// safetensors::kScratchBytes. The ranks of a model that is split over a tensor or a pipeline
 /// axis are those of all axes; the checkpoint is that of the whole model.
 ///
 /// @throws zero::Error on every rank, with the reason of one of them, if the folder cannot be

@@ -26,7 +26,7 @@ class Files {
         std::int64_t max_bytes, const std::string& config)
       : writes_(writes) {
     attempt([&] {
-      std::vector<io::SafetensorsSpec> specs;
+      std::vector<safetensors::Spec> specs;
       for (const nn::Parameter& p : list.parameters) {
         specs.push_back({p.name, p.tensor.scalar_type(), p.whole_sizes()});
       }
@@ -66,7 +66,7 @@ class Files {
 
   bool writes_;
   std::string problem_;
-  std::optional<io::SafetensorsFolderWriter> weights_;
+  std::optional<safetensors::FolderWriter> weights_;
   std::optional<base::AtomicFile> config_;
 };
 

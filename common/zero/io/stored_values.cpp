@@ -5,8 +5,8 @@
 #include <algorithm>
 
 #include <zero/base/error.hpp>
-#include <zero/io/safetensors_format.hpp>
 #include <zero/io/stored_values.hpp>
+#include <zero/safetensors/format.hpp>
 
 namespace zero::io {
 namespace {
@@ -23,7 +23,7 @@ std::string dtype_text(at::ScalarType dtype) {
 }
 
 // Why the tensor `entry` cannot become `parameter`; empty if it can.
-std::string misfit(const SafetensorsEntry& entry, const nn::Parameter& parameter) {
+std::string misfit(const safetensors::Entry& entry, const nn::Parameter& parameter) {
   const std::vector<std::int64_t> shape = parameter.whole_sizes();
   if (entry.shape != shape) {
     return fmt::format("has the shape {}, the model's is {}", shape_text(entry.shape),
@@ -71,7 +71,7 @@ StoredValues::StoredValues(const std::filesystem::path& folder, const nn::Parame
       }
       continue;
     }
-    const SafetensorsEntry& entry = folder_.info(parameter.name);
+    const safetensors::Entry& entry = folder_.info(parameter.name);
     const std::string problem = misfit(entry, parameter);
     if (!problem.empty()) {
       problems.push_back(fmt::format("tensor {} in {} {}", shown(parameter.name),

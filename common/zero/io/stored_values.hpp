@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include <zero/io/safetensors.hpp>
 #include <zero/nn/llama_config.hpp>
 #include <zero/nn/parameters.hpp>
+#include <zero/safetensors/safetensors.hpp>
 
 namespace zero::io {
 
@@ -31,7 +31,7 @@ StoredValuesOptions llama_values_options(const nn::LlamaConfig& config, std::uin
 ///
 /// Values are converted to the parameter's dtype one by one, like at::Tensor::to: exact from a
 /// narrower format to a wider one, to the nearest value otherwise. Reading takes at most
-/// kSafetensorsScratchBytes besides the parameter itself.
+/// safetensors::kScratchBytes besides the parameter itself.
 ///
 /// Nothing here communicates: create it on the rank that fills parameters (rank 0, see
 /// nn::ParameterSource); other ranks need not see the folder. It has the whole model: if that is
@@ -40,7 +40,7 @@ StoredValuesOptions llama_values_options(const nn::LlamaConfig& config, std::uin
 class StoredValues final : public nn::ParameterSource {
  public:
   /// Opens the folder and compares it with `list`; reads no values yet.
-  /// @throws zero::Error as SafetensorsFolder, and if a parameter has no tensor, a tensor has no
+  /// @throws zero::Error as safetensors::Folder, and if a parameter has no tensor, a tensor has no
   /// parameter (unless `options` allow it), or shape or dtype do not fit. The message names the
   /// tensors, at most four of them, their files, and what they should be.
   StoredValues(const std::filesystem::path& folder, const nn::ParameterList& list,
@@ -56,7 +56,7 @@ class StoredValues final : public nn::ParameterSource {
   std::string describe() const;
 
  private:
-  SafetensorsFolder folder_;
+  safetensors::Folder folder_;
   nn::SeededValues seeded_;
   std::uint64_t seed_;
   std::vector<std::string> missing_;

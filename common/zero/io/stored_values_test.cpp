@@ -19,8 +19,8 @@ using testing::save_safetensors_folder;
 using testing::TestFolder;
 
 // Tensors under the names and with the shapes of a model.
-NamedTensors random_weights(const nn::LlamaConfig& config, at::ScalarType dtype) {
-  NamedTensors tensors;
+safetensors::NamedTensors random_weights(const nn::LlamaConfig& config, at::ScalarType dtype) {
+  safetensors::NamedTensors tensors;
   const auto model = make_deferred<nn::Llama>(config);
   for (const nn::Parameter& p : nn::list_parameters(*model).parameters) {
     tensors.emplace_back(p.name, at::randn(p.tensor.sizes()).to(dtype));
@@ -28,7 +28,7 @@ NamedTensors random_weights(const nn::LlamaConfig& config, at::ScalarType dtype)
   return tensors;
 }
 
-const at::Tensor& find(const NamedTensors& tensors, const std::string& name) {
+const at::Tensor& find(const safetensors::NamedTensors& tensors, const std::string& name) {
   for (const auto& [key, tensor] : tensors) {
     if (key == name) return tensor;
   }
@@ -37,7 +37,7 @@ const at::Tensor& find(const NamedTensors& tensors, const std::string& name) {
 
 // A model whose first values are those of `tensors`, which lie in a folder.
 struct Stored {
-  Stored(const nn::LlamaConfig& config, const NamedTensors& tensors,
+  Stored(const nn::LlamaConfig& config, const safetensors::NamedTensors& tensors,
          std::int64_t max_bytes = 1 << 30)
       : model(make_deferred<nn::Llama>(config)), list(nn::list_parameters(*model)) {
     save_safetensors_folder(folder.path(), tensors, max_bytes);
@@ -53,7 +53,7 @@ struct Stored {
 TEST(StoredValues, OfAnyDtypeBecomeTheParametersExactlyAsTensorToDoes) {
   for (const at::ScalarType dtype : {at::kFloat, at::kHalf, at::kBFloat16, at::kDouble}) {
     SCOPED_TRACE(c10::toString(dtype));
-    const NamedTensors tensors = random_weights(nn::preset("tiny"), dtype);
+    const safetensors::NamedTensors tensors = random_weights(nn::preset("tiny"), dtype);
     const Stored stored(nn::preset("tiny"), tensors, /*max_bytes=*/100'000);  // several files
     const StoredValues& values = *stored.values;
     for (const nn::Parameter& p : stored.list.parameters) {
@@ -70,9 +70,9 @@ TEST(StoredValues, OfAnyDtypeBecomeTheParametersExactlyAsTensorToDoes) {
 
 TEST(StoredValues, TensorsThatDoNotFitAreNamedWithTheirFile) {
   const nn::LlamaConfig tiny = nn::preset("tiny");
-  const NamedTensors good = random_weights(tiny, at::kFloat);
+  const safetensors::NamedTensors good = random_weights(tiny, at::kFloat);
   const auto with = [&](const std::string& name, const at::Tensor& other) {
-    NamedTensors tensors = good;
+    safetensors::NamedTensors tensors = good;
     std::erase_if(tensors, [&](const auto& item) { return item.first == name; });
     if (other.defined()) tensors.emplace_back(name, other);
     return [tiny, tensors] { Stored(tiny, tensors, /*max_bytes=*/100'000); };
@@ -96,7 +96,7 @@ TEST(StoredValues, TensorsThatDoNotFitAreNamedWithTheirFile) {
 
 TEST(StoredValues, ClassifierFromALanguageModelDrawsItsHeadBySeed) {
   nn::LlamaConfig config = nn::preset("tiny");
-  NamedTensors tensors = random_weights(config, at::kFloat);
+  safetensors::NamedTensors tensors = random_weights(config, at::kFloat);
   tensors.emplace_back("lm_head.weight", at::randn({256, 64}));
   config.classes = 5;
   const Stored stored(config, tensors);
@@ -115,7 +115,7 @@ TEST(StoredValues, ClassifierFromALanguageModelDrawsItsHeadBySeed) {
 TEST(StoredValues, ClassifiersOwnHeadIsRead) {
   nn::LlamaConfig config = nn::preset("tiny");
   config.classes = 5;
-  const NamedTensors tensors = random_weights(config, at::kFloat);
+  const safetensors::NamedTensors tensors = random_weights(config, at::kFloat);
   const auto own = Stored(config, tensors).model->named_parameters();
   EXPECT_TRUE(at::equal(own["score.weight"].detach(), find(tensors, "score.weight")));
   // A language model has no use for that head.
@@ -126,7 +126,7 @@ TEST(StoredValues, ClassifiersOwnHeadIsRead) {
 TEST(StoredValues, TiedModelDoesNotReadTheHeadInTheFolder) {
   const nn::LlamaConfig config = nn::preset("tiny");
   ASSERT_TRUE(config.tied);
-  NamedTensors tensors = random_weights(config, at::kFloat);
+  safetensors::NamedTensors tensors = random_weights(config, at::kFloat);
   tensors.emplace_back("lm_head.weight", at::randn({256, 64}));
   const Stored stored(config, tensors);
   EXPECT_TRUE(stored.values->missing().empty());
@@ -138,7 +138,7 @@ TEST(StoredValues, TiedModelDoesNotReadTheHeadInTheFolder) {
 
 TEST(StoredValues, UntiedHeadMayNotBeMissing) {
   nn::LlamaConfig config = nn::preset("tiny");
-  const NamedTensors tied = random_weights(config, at::kFloat);
+  const safetensors::NamedTensors tied = random_weights(config, at::kFloat);
   config.tied = false;
   expect_error([&] { Stored(config, tied); }, {"tensor \"lm_head.weight\" is missing"});
   EXPECT_NO_THROW(Stored(config, random_weights(config, at::kFloat)));

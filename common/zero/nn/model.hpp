@@ -24,6 +24,13 @@ class Model : public Unit {
   /// may be undefined. Call it under at::NoGradGuard unless a gradient is wanted.
   virtual at::Tensor predict(const data::Batch& batch) = 0;
 
+  /// Runs a backward of a loss: strategies call it.
+  virtual void run_backward(const std::function<void()>& backward) { backward(); }
+  /// The module whose parameters and buffers are the model's, by their names.
+  virtual torch::nn::Module& module() { return *this; }
+  /// Whether that is another module than this (PlainModel).
+  bool is_plain() { return &module() != this; }
+
   /// The model that this one is a stage of (parameters.hpp); null if it is whole itself.
   virtual const WholeModel* whole_model() const { return nullptr; }
 };

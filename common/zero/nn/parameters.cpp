@@ -14,6 +14,7 @@
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/nn/parameters.hpp>
+#include <zero/nn/plain_model.hpp>
 #include <zero/nn/suppress_gradient_hooks.hpp>
 
 namespace zero::nn {
@@ -26,10 +27,12 @@ std::string join(const std::string& path, const std::string& name) {
 // Walks the module tree in registration order and notes, for every parameter, the unit around it.
 class Lister {
  public:
-  explicit Lister(Unit& root) : root_(root) {}
+  explicit Lister(Unit& root) : root_(root), plain_(dynamic_cast<PlainModel*>(&root)) {}
 
   ParameterList list() {
-    visit(root_, "", /*around=*/kNone);
+    std::size_t around = kNone;
+    if (plain_ != nullptr) around = add_unit(root_, "", around);
+    visit(plain_ != nullptr ? plain_->module() : root_, "", around);
     for (std::size_t i = 0; i < result_.size(); ++i) {
       result_.units[result_.parameters[i].unit].parameters.push_back(i);
     }
@@ -40,17 +43,21 @@ class Lister {
   static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
 
   void visit(torch::nn::Module& module, const std::string& path, std::size_t around) {
-    if (auto* unit = dynamic_cast<Unit*>(&module)) {
-      parents_.push_back(around);
-      around = result_.units.size();
-      result_.units.push_back({unit, path, {}, parents_.back() == kNone ? 0 : parents_.back()});
-    }
+    auto* unit = dynamic_cast<Unit*>(&module);
+    if (unit == nullptr && plain_ != nullptr) unit = plain_->unit_of(module);
+    if (unit != nullptr) around = add_unit(*unit, path, around);
     for (const auto& item : module.named_parameters(/*recurse=*/false)) {
       add(module, item.key(), item.value(), path, around);
     }
     for (const auto& child : module.named_children()) {
       visit(*child.value(), join(path, child.key()), around);
     }
+  }
+
+  std::size_t add_unit(Unit& unit, const std::string& path, std::size_t around) {
+    parents_.push_back(around);
+    result_.units.push_back({&unit, path, {}, around == kNone ? 0 : around});
+    return result_.units.size() - 1;
   }
 
   void add(torch::nn::Module& module, const std::string& name, const at::Tensor& tensor,
@@ -74,6 +81,7 @@ class Lister {
   }
 
   Unit& root_;
+  PlainModel* plain_;  // null: the model calls the hooks of its units itself
   ParameterList result_;
   std::vector<std::size_t> parents_;  // by unit
   std::map<const void*, std::size_t> index_;
@@ -193,6 +201,7 @@ void set_hooks(Unit& root, UnitHooks* hooks) {
   root.apply([&](torch::nn::Module& module) {
     if (auto* unit = dynamic_cast<Unit*>(&module)) unit->set_hooks(hooks);
   });
+  if (auto* plain = dynamic_cast<PlainModel*>(&root)) plain->set_unit_hooks(hooks);
 }
 
 void SeededValues::fill(const Parameter& parameter, at::Tensor& out) {

@@ -5,7 +5,7 @@
 
 namespace zero::quantization {
 
-/// Symmetric blockwise quantisation, as in ZeRO++ (Wang et al. 2023): an element is scale * q, with
+/// Symmetric blockwise quantization, as in ZeRO++ (Wang et al. 2023): an element is scale * q, with
 /// q a whole number in [-largest(), largest()]. The scale of a block is (largest magnitude) /
 /// largest(), so that no element is clipped.
 struct Format {

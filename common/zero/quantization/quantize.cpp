@@ -161,7 +161,7 @@ void require_fit(const at::Tensor& packed, const BlockLayout& layout, const at::
   TORCH_INTERNAL_ASSERT(fits(packed, layout.packed_bytes()) && fits(other, layout.elements()) &&
                             packed.scalar_type() == at::kByte && other.is_floating_point() &&
                             packed.device() == other.device(),
-                        "quantised tensors must be those of their layout");
+                        "quantized tensors must be those of their layout");
 }
 
 template <bool kAdd, typename T>

@@ -4,7 +4,7 @@
 
 #include <zero/quantization/block_layout.hpp>
 
-/// Quantised values of a BlockLayout, such as the parameters that qwZ of ZeRO++ gathers and the
+/// Quantized values of a BlockLayout, such as the parameters that qwZ of ZeRO++ gathers and the
 /// gradients that its qgZ exchanges. A rank calls these functions by itself. They use one thread on
 /// the CPU, and block. All tensors of a call are contiguous, of any shape, and on one device.
 /// `packed` is uint8 of layout.packed_bytes() elements, at any address.
@@ -16,8 +16,8 @@
 /// (0.5001 scales in all). A block of numbers k * scale, with whole k of which the largest is
 /// largest q, is exact. Every zero becomes +0.
 ///
-/// If values are dequantised into their original dtype and quantised again, the bytes are the same.
-/// So a rank can replace its values by the dequantised ones, which other ranks get, and quantise
+/// If values are dequantized into their original dtype and quantized again, the bytes are the same.
+/// So a rank can replace its values by the dequantized ones, which other ranks get, and quantize
 /// them as often as needed.
 namespace zero::quantization {
 

@@ -1,4 +1,4 @@
-// Quantising beside copying as many bytes, one thread.   ./run bench quantize
+// Quantizing beside copying as many bytes, one thread.   ./run bench quantize
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
@@ -56,7 +56,7 @@ void check(const at::Tensor& values, const at::Tensor& out, const Format& format
   const double step = a.abs().max().item<double>() / format.largest();
   const double steps = out.scalar_type() == at::kFloat ? 0.5001 : 1.0;
   if ((a - b).abs().max().item<double>() > steps * step) {
-    throw Error(fmt::format("a value is farther from what was quantised than {} steps", steps));
+    throw Error(fmt::format("a value is farther from what was quantized than {} steps", steps));
   }
 }
 
@@ -83,7 +83,7 @@ struct Data {
     if (c.dtype != at::kFloat) return;
     const at::Tensor sum = at::zeros_like(out);
     dequantize_and_add(packed, layout, sum);
-    if (!at::equal(sum, out)) throw Error("what was added to 0 is not what was dequantised");
+    if (!at::equal(sum, out)) throw Error("what was added to 0 is not what was dequantized");
   }
 };
 
@@ -110,7 +110,7 @@ void add_case(const Settings& settings, const Case& c) {
 
 int run(int argc, char** argv) {
   Settings settings;
-  CLI::App options{"Quantising on one thread, beside a copy of as many bytes."};
+  CLI::App options{"Quantizing on one thread, beside a copy of as many bytes."};
   options.add_option("--millions", settings.millions, "of elements")
       ->capture_default_str()
       ->check(CLI::Range(1, 1000));

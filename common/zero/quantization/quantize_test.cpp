@@ -1,5 +1,5 @@
-// Quantised values: their bytes, how far they are from the originals, and that the same values have
-// the same bytes however they are quantised.
+// Quantized values: their bytes, how far they are from the originals, and that the same values have
+// the same bytes however they are quantized.
 
 #include <ATen/Context.h>
 #include <ATen/ops/arange.h>

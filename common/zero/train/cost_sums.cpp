@@ -16,7 +16,7 @@ CostSums::CostSums(const Strategy& strategy) : others(strategy.communicator().si
     }
     if (!trains) continue;
     const std::int64_t element =
-        communicator.reduced_element_size(p.tensor.scalar_type(), strategy.average().type);
+        communicator.reduced_element_size(p.tensor.scalar_type(), strategy.reduction().type);
     trainable += p.bytes();
     reduced += p.numel() * element;
     all_reduced +=

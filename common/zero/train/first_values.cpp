@@ -30,7 +30,7 @@ void FirstValues::send(std::size_t index, int owner) {
 }
 
 void FirstValues::broadcast_buffers() {
-  for (const at::Tensor& buffer : model_.buffers()) {
+  for (const at::Tensor& buffer : model_.module().buffers()) {
     at::Tensor values = memory::raw(buffer);
     for (std::int64_t d = 0; d < values.dim(); ++d) {  // an expanded one: each value once
       if (values.stride(d) == 0 && values.size(d) > 1) values = values.narrow(d, 0, 1);

@@ -71,7 +71,7 @@ nn::ParameterList HeldModel::free_parameters(const StrategyArguments& arguments)
   } else {
     try {
       nn::ParameterList list = nn::list_parameters(arguments.model);
-      verify_trainable(list, arguments.model);
+      verify_trainable(list, arguments.model.module());
       verify_axes(arguments.mesh, list, arguments.model);
       return list;
     } catch (const Error& error) {

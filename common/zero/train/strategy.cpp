@@ -37,7 +37,7 @@ std::string description(const nn::ParameterList& list, const StrategyArguments& 
           fmt::format("cut along dimension {}, {} parts\n", p.placement.dim, p.placement.parts());
     }
   }
-  for (const auto& buffer : arguments.model.named_buffers()) {
+  for (const auto& buffer : arguments.model.module().named_buffers()) {
     text +=
         fmt::format("buffer '{}' [{}] {}\n", buffer.key(), fmt::join(buffer.value().sizes(), ", "),
                     c10::toString(buffer.value().scalar_type()));

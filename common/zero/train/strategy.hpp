@@ -9,14 +9,14 @@
 
 #include <zero/data/batch.hpp>
 #include <zero/distributed/mesh.hpp>
-#include <zero/train/autograd_passes.hpp>
 #include <zero/train/averaged_gradients.hpp>
+#include <zero/train/backward/autograd_passes.hpp>
+#include <zero/train/backward/pass_hooks.hpp>
 #include <zero/train/costs.hpp>
 #include <zero/train/first_values.hpp>
 #include <zero/train/held_model.hpp>
 #include <zero/train/parameter_shard.hpp>
 #include <zero/train/parameter_writes.hpp>
-#include <zero/train/pass_hooks.hpp>
 #include <zero/train/stage_of_model.hpp>
 #include <zero/train/strategy_arguments.hpp>
 
@@ -122,7 +122,7 @@ class Strategy : public Shards, protected PassHooks {
   const StageOfModel& stage_of_model() const { return stage_of_model_; }
   optim::Optimizer& optimizer() const { return *optimizer_; }
   /// How gradients are averaged: the operation and the type of the sums.
-  const dist::Reduction& average() const { return average_; }
+  const dist::Reduction& reduction() const { return average_; }
   /// Whether every micro-batch is reduced by itself, and averages are added up.
   bool reduces_each() const { return reduces_each_; }
   /// The gradients after finish_backward(): loss scale, norm, whether all are finite.

@@ -10,7 +10,7 @@
 #include <zero/memory/storage.hpp>
 #include <zero/nn/parameters.hpp>
 #include <zero/optim/norm.hpp>
-#include <zero/train/step.hpp>
+#include <zero/train/loop/step.hpp>
 
 namespace zero::testing::loops {
 namespace {

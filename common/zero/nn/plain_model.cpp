@@ -1,0 +1,135 @@
+#include <fmt/format.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/container/sequential.h>
+
+#include <algorithm>
+#include <regex>
+#include <utility>
+
+#include <zero/base/error.hpp>
+#include <zero/nn/parameters.hpp>
+#include <zero/nn/plain_model.hpp>
+
+namespace zero::nn {
+namespace {
+
+using torch::nn::Module;
+
+std::string path_to(const std::string& path, const std::string& name) {
+  return path.empty() ? name : path + "." + name;
+}
+
+bool is_list(const Module& module) {
+  return dynamic_cast<const torch::nn::ModuleListImpl*>(&module) != nullptr ||
+         dynamic_cast<const torch::nn::SequentialImpl*>(&module) != nullptr;
+}
+
+std::int64_t bytes_of(const Module& module) {
+  std::int64_t bytes = 0;
+  for (const at::Tensor& p : module.parameters()) bytes += static_cast<std::int64_t>(p.nbytes());
+  return bytes;
+}
+
+bool has_list(const Module& module) {
+  const auto inside = module.modules(/*include_self=*/false);
+  return std::ranges::any_of(inside, [](const auto& m) { return is_list(*m) && bytes_of(*m) > 0; });
+}
+
+void find_units(const Module& module, const std::string& path, std::int64_t least,
+                std::vector<std::string>& found) {
+  for (const auto& child : module.named_children()) {
+    const std::string name = path_to(path, child.key());
+    if (!is_list(module) && (is_list(*child.value()) || has_list(*child.value()))) {
+      find_units(*child.value(), name, least, found);
+    } else if (bytes_of(*child.value()) >= (is_list(module) ? 1 : least)) {
+      found.push_back(name);
+    }
+  }
+}
+
+// "layers.*.norm" as a regular expression.
+std::regex pattern(const std::string& name) {
+  std::string text;
+  for (const char c : name) {
+    text += c == '*' ? "[^.]*" : c == '.' ? "\\." : std::string(1, c);
+  }
+  return std::regex(text);
+}
+
+}  // namespace
+
+UnitRule default_units(std::int64_t bytes) {
+  return [bytes](const Module& module) {
+    std::vector<std::string> found;
+    find_units(module, "", bytes, found);
+    return found;
+  };
+}
+
+UnitRule units_named(std::vector<std::string> names) {
+  return [names = std::move(names)](const Module& module) {
+    std::vector<std::string> found;
+    for (const std::string& name : names) {
+      const std::size_t before = found.size();
+      for (const auto& inside : module.named_modules("", /*include_self=*/false)) {
+        if (std::regex_match(inside.key(), pattern(name))) found.push_back(inside.key());
+      }
+      if (found.size() == before) {
+        throw Error(fmt::format("no module has the name '{}', which is to be a unit", name));
+      }
+    }
+    return found;
+  };
+}
+
+UnitRule units_if(std::function<bool(const std::string&, const Module&)> is_unit) {
+  return [is_unit = std::move(is_unit)](const Module& module) {
+    std::vector<std::string> found;
+    for (const auto& inside : module.named_modules("", /*include_self=*/false)) {
+      if (is_unit(inside.key(), *inside.value())) found.push_back(inside.key());
+    }
+    return found;
+  };
+}
+
+PlainModel::PlainModel(Module& module, const UnitRule& units) : module_(module) {
+  // Not owned: the program has it.
+  register_module("module", std::shared_ptr<Module>(std::shared_ptr<void>(), &module));
+  const auto inside = module.named_modules("", /*include_self=*/false);
+  for (const std::string& path : units(module)) {
+    const auto* const found = inside.find(path);
+    if (found == nullptr) throw Error(fmt::format("there is no module '{}' to be a unit", path));
+    const Module& unit = **found;
+    if (dynamic_cast<const Unit*>(&unit) == nullptr && bytes_of(unit) > 0) {
+      units_[&unit] = std::make_shared<Unit>();
+    }
+  }
+  std::vector<ReadWatch::Watched> watched;
+  const ParameterList list = list_parameters(*this);
+  for (const Parameter& p : list.parameters) {
+    for (const auto& [_, unit] : units_) {
+      if (unit.get() == list.units[p.unit].unit) watched.emplace_back(p.tensor, unit);
+    }
+  }
+  watch_.emplace(std::move(watched));
+}
+
+at::Tensor PlainModel::loss(const data::Batch&) {
+  if (!forward_) throw Error("a plain module has no loss of its own: give forward() a function");
+  return run([this] { return watches_ ? watch_->forward(forward_) : forward_(); }, {});
+}
+
+void PlainModel::run_backward(const std::function<void()>& backward) {
+  watches_ ? watch_->backward(backward) : backward();
+}
+
+Unit* PlainModel::unit_of(const Module& module) const {
+  const auto found = units_.find(&module);
+  return found == units_.end() ? nullptr : found->second.get();
+}
+
+void PlainModel::set_unit_hooks(UnitHooks* hooks) {
+  for (const auto& [_, unit] : units_) unit->set_hooks(hooks);
+}
+
+}  // namespace zero::nn

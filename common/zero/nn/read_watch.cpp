@@ -1,0 +1,217 @@
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
+#include <ranges>
+
+#include <zero/base/error.hpp>
+#include <zero/base/scoped_value.hpp>
+#include <zero/memory/storage.hpp>
+#include <zero/nn/read_watch.hpp>
+
+namespace zero::nn {
+namespace {
+
+constexpr int kNotYet = -2;  // differs from every number of an autograd pass
+
+thread_local ReadWatch* active = nullptr;
+
+bool in_backward() {
+  return torch::autograd::get_current_graph_task_id() >= 0 && !RunsForwardAgain::active();
+}
+
+}  // namespace
+
+// One use of a unit: its backward begins once in a pass of autograd.
+struct ReadWatch::Use {
+  std::shared_ptr<Unit> unit;
+  bool runs_forward = true;  // else it is of a backward that records a graph
+  int pass = kNotYet;
+
+  void begin_backward() {
+    const int current = torch::autograd::get_current_graph_task_id();
+    if (std::exchange(pass, current) != current) pre_backward(unit);
+  }
+};
+
+// On an operation that autograd has recorded.
+class ReadWatch::PreBackward final : public torch::autograd::FunctionPreHook {
+ public:
+  explicit PreBackward(std::vector<std::shared_ptr<Use>> uses) : uses_(std::move(uses)) {}
+  torch::autograd::variable_list operator()(
+      const torch::autograd::variable_list& gradients) override {
+    for (const auto& use : uses_) use->begin_backward();
+    return gradients;
+  }
+
+ private:
+  std::vector<std::shared_ptr<Use>> uses_;
+};
+
+// What before() tells after(): the uses that this operation is a part of.
+struct ReadWatch::Reads final : at::ObserverContext {
+  explicit Reads(std::vector<std::shared_ptr<Use>> uses) : uses(std::move(uses)) {}
+  std::vector<std::shared_ptr<Use>> uses;
+};
+
+// While it lives, this thread's operations are seen by `watch`.
+class ReadWatch::Active {
+ public:
+  explicit Active(ReadWatch& watch)
+      : before_(active, &watch),
+        handle_(at::addThreadLocalCallback(at::RecordFunctionCallback(&before_op, &after_op)
+                                               .needsInputs(true)
+                                               .needsOutputs(true)
+                                               .scopes({at::RecordScope::FUNCTION}))) {
+    watch.unit_of_.clear();
+    for (const auto& [parameter, unit] : watch.parameters_) {
+      watch.unit_of_[parameter.storage().unsafeGetStorageImpl()] = unit;
+    }
+  }
+  ~Active() { at::removeCallback(handle_); }
+  Active(const Active&) = delete;
+  Active& operator=(const Active&) = delete;
+
+ private:
+  static std::unique_ptr<at::ObserverContext> before_op(const at::RecordFunction& operation) {
+    return before(operation);
+  }
+  static void after_op(const at::RecordFunction& operation, at::ObserverContext* reads) {
+    after(operation, reads);
+  }
+
+  ScopedValue<ReadWatch*> before_;
+  at::CallbackHandle handle_;
+};
+
+at::Tensor ReadWatch::forward(const std::function<at::Tensor()>& body) {
+  at::Tensor result;
+  run([&] { result = body(); });
+  return result;
+}
+
+void ReadWatch::backward(const std::function<void()>& body) { run(body); }
+
+void ReadWatch::run(const std::function<void()>& pass) {
+  if (active == this) return pass();  // a model that evaluates inside its loss
+  const Active here(*this);
+  uses_.clear();
+  running_ = {};
+  error_ = nullptr;
+  try {
+    pass();
+    end_uses();
+  } catch (...) {
+    if (!error_) throw;  // else it is what followed from the error of a hook
+  }
+  if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+}
+
+// LibTorch turns what a callback throws into a warning. So it is kept, and nothing more is
+// gathered.
+std::unique_ptr<at::ObserverContext> ReadWatch::before(const at::RecordFunction& operation) {
+  if (active == nullptr || active->error_ || Unwatched::active()) return nullptr;
+  const Units units = active->units_of(operation.inputs());
+  if (units.empty()) return nullptr;
+  try {
+    in_backward() ? active->run_in_backward(units) : active->run_forward(units, operation);
+  } catch (...) {
+    active->error_ = std::current_exception();
+    return nullptr;
+  }
+  return c10::GradMode::is_enabled() ? std::make_unique<Reads>(active->uses_) : nullptr;
+}
+
+void ReadWatch::after(const at::RecordFunction& operation, at::ObserverContext* reads) {
+  if (reads == nullptr || active == nullptr) return;
+  const auto& uses = static_cast<const Reads*>(reads)->uses;
+  for (const c10::IValue& output : operation.outputs()) active->watch(output, uses);
+}
+
+ReadWatch::Units ReadWatch::units_of(c10::ArrayRef<const c10::IValue> inputs) const {
+  Units units;
+  for (const c10::IValue& input : inputs) add_units_of(input, units);
+  return units;
+}
+
+void ReadWatch::add_units_of(const c10::IValue& value, Units& units) const {
+  if (value.isTensor()) {
+    const at::Tensor& tensor = value.toTensor();
+    if (!tensor.defined() || !tensor.has_storage()) return;
+    const auto found = unit_of_.find(tensor.storage().unsafeGetStorageImpl());
+    if (found != unit_of_.end() && !std::ranges::count(units, found->second)) {
+      units.push_back(found->second);
+    }
+  } else if (value.isList()) {
+    for (const c10::IValue& element : value.toListRef()) add_units_of(element, units);
+  }
+}
+
+void ReadWatch::run_forward(const Units& units, const at::RecordFunction& operation) {
+  const auto runs = [this](const std::shared_ptr<Unit>& unit) {
+    return std::ranges::count(uses_, unit, &Use::unit) > 0;
+  };
+  if (std::ranges::all_of(units, runs)) return;
+  if (units.size() > 1 && c10::GradMode::is_enabled()) {
+    throw Error(fmt::format(
+        "{} reads parameters of {} units at once, and in backward only one is whole at a time: put "
+        "them in one unit",
+        operation.name(), units.size()));
+  }
+  end_uses();
+  running_ = {};
+  for (const auto& unit : units) begin(unit, /*runs_forward=*/true);
+}
+
+// Nothing announces the backward of a function of the program's own, nor another part of a use
+// after that of another unit. An operation that reads a unit whose backward does not run now begins
+// it.
+void ReadWatch::run_in_backward(const Units& units) {
+  for (const auto& unit : units) {
+    const bool released = std::ranges::any_of(parameters_, [&](const Watched& watched) {
+      return watched.second == unit && memory::is_released(watched.first);
+    });
+    const Running now = {torch::autograd::get_current_graph_task_id(), unit.get()};
+    if (released || running_ != now) pre_backward(unit);
+    // A backward that records a graph: that graph has a backward of its own.
+    const bool begins = !std::ranges::count(uses_, unit, &Use::unit);
+    if (c10::GradMode::is_enabled() && begins) begin(unit, /*runs_forward=*/false);
+  }
+}
+
+void ReadWatch::pre_backward(const std::shared_ptr<Unit>& unit) {
+  if (active != nullptr) {
+    active->end_uses();
+    active->running_ = {torch::autograd::get_current_graph_task_id(), unit.get()};
+  }
+  if (unit->hooks() != nullptr) unit->hooks()->pre_backward(*unit);
+}
+
+void ReadWatch::begin(const std::shared_ptr<Unit>& unit, bool runs_forward) {
+  if (UnitHooks* const hooks = unit->hooks()) {
+    runs_forward ? hooks->pre_forward(*unit) : hooks->records_backward(*unit);
+  }
+  uses_.push_back(std::make_shared<Use>(Use{unit, runs_forward}));
+}
+
+void ReadWatch::end_uses() {
+  for (const auto& use : std::exchange(uses_, {})) {
+    UnitHooks* const hooks = use->unit->hooks();
+    if (use->runs_forward && hooks != nullptr) hooks->post_forward(*use->unit);
+  }
+}
+
+void ReadWatch::watch(const c10::IValue& output, const std::vector<std::shared_ptr<Use>>& uses) {
+  if (output.isList()) {
+    for (const c10::IValue& element : output.toListRef()) watch(element, uses);
+    return;
+  }
+  if (!output.isTensor() || !output.toTensor().defined()) return;
+  if (const auto node = output.toTensor().grad_fn()) {
+    node->add_pre_hook(std::make_unique<PreBackward>(uses));
+  }
+}
+
+}  // namespace zero::nn

@@ -1,0 +1,78 @@
+#pragma once
+
+#include <ATen/record_function.h>
+#include <torch/types.h>
+
+#include <exception>
+#include <functional>
+#include <memory>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <zero/base/scoped_flag.hpp>
+#include <zero/nn/unit.hpp>
+
+namespace zero::nn {
+
+/// While it lives, operations inside a backward belong to a forward that runs again (activation
+/// checkpointing).
+using RunsForwardAgain = ScopedFlag<struct RunsForwardAgainTag>;
+
+/// While it lives, operations on this thread are not the model's, such as the copies of a gather.
+using Unwatched = ScopedFlag<struct UnwatchedTag>;
+
+/// Calls the hooks of units whose modules do not call them. It sees each operation of LibTorch
+/// before it runs (at::RecordFunction), and which parameters it reads.
+///
+/// In forward a unit begins before the first operation that reads one of its parameters, or a
+/// tensor that shares their storage. It ends before the first that reads another unit's. So a unit
+/// may be used several times. Its backward begins before that of one of these operations.
+///
+/// It does not notice what passes LibTorch's dispatcher by, such as a loop over data_ptr(): there a
+/// released parameter has its error (memory/storage.hpp).
+class ReadWatch {
+ public:
+  /// A parameter, and the unit whose hooks are called for it.
+  using Watched = std::pair<at::Tensor, std::shared_ptr<Unit>>;
+
+  explicit ReadWatch(std::vector<Watched> parameters) : parameters_(std::move(parameters)) {}
+  ReadWatch(const ReadWatch&) = delete;
+  ReadWatch& operator=(const ReadWatch&) = delete;
+
+  /// Runs a forward on this thread and calls hooks in it. What a hook throws leaves this function.
+  /// @throws zero::Error in a forward with a graph if one operation reads parameters of two units.
+  at::Tensor forward(const std::function<at::Tensor()>& body);
+  /// Runs a backward. Its graph calls pre_backward() by itself; this adds what an operation of a
+  /// function of the program's own (torch::autograd::Function) reads.
+  void backward(const std::function<void()>& body);
+
+ private:
+  using Units = std::vector<std::shared_ptr<Unit>>;
+  using Running = std::pair<int, const Unit*>;
+  struct Use;
+  class PreBackward;
+  struct Reads;
+  class Active;
+
+  static std::unique_ptr<at::ObserverContext> before(const at::RecordFunction& operation);
+  static void after(const at::RecordFunction& operation, at::ObserverContext* reads);
+
+  Units units_of(c10::ArrayRef<const c10::IValue> inputs) const;
+  void add_units_of(const c10::IValue& value, Units& units) const;
+  void run_forward(const Units& units, const at::RecordFunction& operation);
+  void run_in_backward(const Units& units);
+  static void pre_backward(const std::shared_ptr<Unit>& unit);
+  void begin(const std::shared_ptr<Unit>& unit, bool runs_forward);
+  void end_uses();
+  static void watch(const c10::IValue& output, const std::vector<std::shared_ptr<Use>>& uses);
+  void run(const std::function<void()>& pass);
+
+  const std::vector<Watched> parameters_;
+  std::unordered_map<const void*, std::shared_ptr<Unit>> unit_of_;  // by storage
+  std::vector<std::shared_ptr<Use>> uses_;                          // of units that run now
+  Running running_;           // number of a pass of autograd, and the unit whose backward runs
+  std::exception_ptr error_;  // of a hook
+};
+
+}  // namespace zero::nn

@@ -1,0 +1,210 @@
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+
+#include <utility>
+
+#include <zero/base/error.hpp>
+#include <zero/base/scoped_value.hpp>
+#include <zero/memory/accounting.hpp>
+#include <zero/nn/gradient_destination.hpp>
+#include <zero/nn/plain_model.hpp>
+#include <zero/nn/read_watch.hpp>
+#include <zero/train/backward/autograd_passes.hpp>
+#include <zero/train/unsharded_read.hpp>
+
+namespace zero::train {
+
+using memory::Category;
+using memory::Charge;
+
+AutogradPasses::AutogradPasses(nn::Model& model, const nn::ParameterList& list,
+                               const Shards& shards, PassHooks& hooks)
+    : model_(model), list_(list), shards_(shards), hooks_(hooks), use_(list) {
+  for (std::size_t i = 0; i < list_.size(); ++i) {
+    nn::on_gradient_ready(parameter(i), [this, i] { gradient_ready(i); });
+  }
+  nn::set_hooks(model_, this);
+}
+
+void AutogradPasses::remove_hooks() {
+  if (!std::exchange(has_hooks_, false)) return;  // another strategy may have its own there
+  nn::set_hooks(model_, nullptr);
+  for (std::size_t i = 0; i < list_.size(); ++i) {
+    nn::on_gradient_ready(parameter(i), {});
+    nn::set_gradient_provider(parameter(i), {});
+  }
+}
+
+void AutogradPasses::set_schedule(std::vector<BackwardSchedule::Item> items,
+                                  BackwardSchedule::Actions actions) {
+  actions.is_held = [this](std::size_t u) { return use_.is_held(u); };
+  schedule_.emplace(list_, std::move(items), std::move(actions));
+}
+
+template <typename Pass>
+auto AutogradPasses::run(const Pass& pass) {
+  const ScopedValue running(running_, true);
+  try {
+    return naming_unsharded_reads(pass);
+  } catch (...) {
+    use_.end_forwards();  // their post_forward() will not be called
+    last_threw_ = true;
+    throw;
+  }
+}
+
+at::Tensor AutogradPasses::forward(const data::Batch& batch) {
+  const Charge charge(Category::kActivations);
+  end_other_pass();
+  if (std::exchange(last_threw_, false)) reshard_all();
+  if (schedule_) schedule_->begin_forward(c10::GradMode::is_enabled());
+  if (model_.is_plain()) static_cast<nn::PlainModel&>(model_).watch_units(hooks_.follows_units());
+  at::Tensor loss = run([&] { return model_.loss(batch); });
+  if (schedule_) schedule_->end_forward();
+  forwards_.add(loss, batch.loss_terms);
+  return loss;
+}
+
+void AutogradPasses::backward(const at::Tensor& loss, bool reduces) {
+  end_other_pass();
+  if (schedule_) schedule_->begin_backward(reduces);
+  hooks_.begin_backward();
+  {
+    const Charge charge(Category::kActivations);
+    run([&] {
+      const ScopedValue within(in_backward_, true);
+      struct Reading {
+        UnitUse& use;
+        ~Reading() { use.end_backward(); }
+      } reading{use_};
+      for (const std::size_t u : use_.begin_backward()) hooks_.gather(u);
+      // Calls pre_backward() and gradient_ready() below: the constructor has set the hooks.
+      model_.run_backward([&] { loss.backward(); });
+    });
+  }
+  hooks_.end_backward();
+  has_gradients_ = true;
+  if (!schedule_) return;
+  schedule_->end_units();
+  reshard_all();  // before reductions allocate
+  // What this rank's batch did not use goes as zeros: other ranks may have gradients there, and
+  // wait for this one.
+  schedule_->reduce_rest();
+}
+
+void AutogradPasses::reshard_all() {
+  for (std::size_t u = 0; u < list_.units.size(); ++u) hooks_.drop(u);
+}
+
+void AutogradPasses::pre_forward(nn::Unit& unit) {
+  const nn::Unwatched unwatched;
+  const std::size_t u = list_.index_of(unit);
+  if (schedule_) schedule_->enter_forward(u);
+  hooks_.pre_forward(u);
+  use_.begin_forward(u);
+}
+
+void AutogradPasses::post_forward(nn::Unit& unit) {
+  const nn::Unwatched unwatched;
+  const std::size_t u = list_.index_of(unit);
+  if (use_.end_forward(u)) hooks_.post_forward(u);
+}
+
+void AutogradPasses::pre_backward(nn::Unit& unit) {
+  const nn::Unwatched unwatched;
+  const std::size_t u = list_.index_of(unit);
+  if (!in_backward_) return gather_for_other_pass(u);
+  use_.enter_backward(u);
+  if (schedule_) schedule_->enter_backward(u);
+  hooks_.pre_backward(u);
+}
+
+void AutogradPasses::records_backward(nn::Unit& unit) {
+  if (!schedule_) return;
+  schedule_->expect_backward(list_.index_of(unit));
+}
+
+void AutogradPasses::gather_for_other_pass(std::size_t unit) {
+  // With create_graph this graph runs again.
+  if (schedule_ && !c10::GradMode::is_enabled()) schedule_->end_outside_use(unit);
+  for (const std::size_t over : use_.enter_other_pass(unit)) hooks_.drop(over);
+  hooks_.gather(unit);
+}
+
+void AutogradPasses::end_other_pass() {
+  for (const std::size_t u : use_.end_other_pass()) hooks_.drop(u);
+  // Dropped gradients may have left a buffer behind.
+  if (std::exchange(has_foreign_buffers_, false)) hooks_.zero_grad();
+}
+
+void AutogradPasses::forget_gradients() {
+  has_gradients_ = false;
+  if (schedule_) schedule_->give_up();
+  // Which units a backward() that threw has left whole differs between ranks, as what it reduced.
+  if (last_threw_) reshard_all();  // and once more in the next forward()
+}
+
+void AutogradPasses::prepare_update() {
+  if (!has_gradients_) {
+    throw Error("optimizer_step() before backward(): there are no gradients to step with");
+  }
+  const auto& units = list_.units;
+  if (const std::size_t held = use_.first_held(); held < units.size()) {
+    throw Error(fmt::format(
+        "optimizer_step() while train::UnshardedParameters of unit '{}' lives: what it shows would "
+        "be old; end it before the update",
+        units[held].name));
+  }
+  if (!schedule_) return;
+  reshard_all();
+  schedule_->forget_forwards();
+}
+
+void AutogradPasses::weights_changed() {
+  forwards_.weights_changed();
+  use_.forget_reads();
+}
+
+void AutogradPasses::gradient_ready(std::size_t index) {
+  const nn::Unwatched unwatched;
+  if (!trainable(index)) return;  // frozen since its forward: it has none
+  if (!in_backward_) return drop_foreign_gradient(index);
+  const at::Tensor& gradient = parameter(index).mutable_grad();
+  // Inside autograd a new gradient is charged as an activation: correct that.
+  memory::recharge(gradient, Category::kGradients);
+  if (gradient.defined()) {
+    begin_unit_of(index);
+    if (observer_) observer_(index, gradient);
+  }
+  // A stage with flat buffers moves the gradient into its buffer; others do nothing. Then the
+  // schedule reduces what may go.
+  hooks_.gradient_ready(index);
+  if (schedule_) schedule_->gradient_ready(index);
+}
+
+void AutogradPasses::drop_foreign_gradient(std::size_t index) {
+  if (has_gradients_) {
+    throw Error(fmt::format(
+        "parameter '{}' has a gradient from a backward() that its engine did not run, while the "
+        "engine holds gradients of its own step: finish that step first, or freeze the parameter "
+        "(requires_grad_(false)) for this pass",
+        list_.parameters[index].name));
+  }
+  parameter(index).mutable_grad() = at::Tensor();
+  has_foreign_buffers_ = true;
+}
+
+// Nothing has announced the backward of the unit of a gradient that is there.
+void AutogradPasses::begin_unit_of(std::size_t index) {
+  const nn::Parameter& p = list_.parameters[index];
+  const std::size_t u = p.unit;
+  if (!shards_.sharded() || use_.has_entered_backward(u) || use_.is_held(u)) return;
+  if (model_.is_plain()) return pre_backward(*list_.units[u].unit);
+  throw Error(fmt::format(
+      "parameter '{}' has a gradient, but the forward of its unit '{}' did not run in "
+      "nn::Unit::run(), so that nothing has waited for its values: wrap the unit's forward in "
+      "run(), or read the parameter under train::UnshardedParameters",
+      p.name, list_.units[u].name));
+}
+
+}  // namespace zero::train

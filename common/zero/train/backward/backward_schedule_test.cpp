@@ -1,0 +1,264 @@
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <random>
+
+#include <zero/base/error.hpp>
+#include <zero/nn/suppress_gradient_hooks.hpp>
+#include <zero/train/backward/backward_schedule.hpp>
+
+namespace zero::train {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using Units = std::vector<std::size_t>;
+
+// The root, units 1 and 4 in it, 2 and 3 in 1. Parameter u belongs to unit u.
+nn::ParameterList family() {
+  nn::ParameterList list;
+  list.units = {{nullptr, "", {0}, 0},
+                {nullptr, "a", {1}, 0},
+                {nullptr, "a.b", {2}, 1},
+                {nullptr, "a.c", {3}, 1},
+                {nullptr, "d", {4}, 0}};
+  for (std::size_t u = 0; u < list.units.size(); ++u) {
+    list.parameters.push_back({list.units[u].name, at::ones({1}).requires_grad_(), u, {}});
+  }
+  return list;
+}
+
+// A schedule that writes down what it does: "drop 4", "reduce 4".
+class Recorded {
+ public:
+  explicit Recorded(bool reshards = true) {
+    BackwardSchedule::Actions actions;
+    actions.reduce = [this](std::size_t i) { events_.push_back("reduce " + std::to_string(i)); };
+    if (reshards) {
+      actions.reshard = [this](std::size_t u) { events_.push_back("drop " + std::to_string(u)); };
+      actions.is_held = [this](std::size_t u) { return u == held; };
+    }
+    schedule_.emplace(list, BackwardSchedule::one_by_one(list), actions);
+  }
+  BackwardSchedule* operator->() { return &*schedule_; }
+
+  // A forward in which units run in this order, and the beginning of its backward.
+  void forward(const Units& units) {
+    schedule_->begin_forward(/*trains=*/true);
+    for (const std::size_t u : units) schedule_->enter_forward(u);
+    schedule_->end_forward();
+  }
+  void used_once() { forward({0, 1, 2, 3, 4}); }
+  // A backward that has come to these units, one after the other.
+  void backward(const Units& units) {
+    schedule_->begin_backward(/*reduces=*/true);
+    for (const std::size_t u : units) schedule_->enter_backward(u);
+  }
+  std::vector<std::string> events() { return std::exchange(events_, {}); }
+  std::vector<std::string> rest() {
+    schedule_->end_units();
+    schedule_->reduce_rest();
+    return events();
+  }
+
+  nn::ParameterList list = family();
+  std::size_t held = 99;
+
+ private:
+  std::vector<std::string> events_;
+  std::optional<BackwardSchedule> schedule_;
+};
+
+TEST(BackwardSchedule, ReducesAUnitInItsTurn) {
+  Recorded schedule;
+  schedule.used_once();
+  schedule.backward({0, 4});
+  EXPECT_THAT(schedule.events(), IsEmpty());
+  schedule->gradient_ready(4);
+  EXPECT_THAT(schedule.events(), ElementsAre("drop 4", "reduce 4"));
+  schedule->enter_backward(1);
+  schedule->enter_backward(3);  // within 1
+  EXPECT_THAT(schedule.events(), ElementsAre("drop 4"));
+  // This rank's batch did not use parameter 3: it goes when another unit begins.
+  schedule->enter_backward(2);
+  EXPECT_THAT(schedule.events(), ElementsAre("drop 3", "reduce 3"));
+  schedule->gradient_ready(2);
+  EXPECT_THAT(schedule.events(), ElementsAre("drop 2", "reduce 2"));
+  EXPECT_THAT(schedule.rest(), ElementsAre("reduce 1", "reduce 0"));
+}
+
+TEST(BackwardSchedule, ReducesAUnitAroundOthersWhenItIsOver) {
+  Recorded schedule;
+  schedule.used_once();
+  schedule.backward({0, 1, 2});
+  schedule->gradient_ready(1);
+  EXPECT_THAT(schedule.events(), IsEmpty());
+  schedule->enter_backward(4);
+  // Those before it in the order are still to come.
+  EXPECT_THAT(schedule.events(), ElementsAre("drop 2", "drop 1"));
+  schedule->gradient_ready(4);
+  EXPECT_THAT(schedule.events(), ElementsAre("drop 4", "reduce 4"));
+  EXPECT_THAT(schedule.rest(), ElementsAre("reduce 3", "reduce 2", "reduce 1", "reduce 0"));
+}
+
+TEST(BackwardSchedule, ReducesAUnitThatIsUsedTwiceAtItsLastUse) {
+  for (const bool in_a_row : {false, true}) {
+    Recorded schedule;
+    schedule.forward({0, 1, 2, 3, 4, 4});
+    EXPECT_EQ(schedule->uses(4), 2);
+    EXPECT_EQ(schedule->uses(3), 1);
+    schedule.backward(in_a_row ? Units{0, 4} : Units{0, 4, 3});
+    if (!in_a_row) {
+      schedule->gradient_ready(3);
+      EXPECT_THAT(schedule.events(), ElementsAre("drop 3")) << "one use of 4 is over, not all";
+    }
+    schedule->enter_backward(4);
+    schedule.events();
+    schedule->gradient_ready(4);
+    const std::vector<std::string> went = schedule.events();
+    ASSERT_GE(went.size(), 2U);
+    EXPECT_EQ(went[0], "drop 4");
+    EXPECT_EQ(went[1], "reduce 4");
+  }
+}
+
+// A loss of the program's own, such as one of two predictions.
+TEST(BackwardSchedule, CountsUsesOutsideOfAForwardPass) {
+  Recorded schedule;
+  for (int use = 0; use < 3; ++use) schedule->enter_forward(4);
+  schedule->end_outside_use(4);  // another backward has used up one
+  schedule.backward({4, 3});
+  EXPECT_THAT(schedule.events(), IsEmpty()) << "one use of 4 is over, not all";
+  schedule->enter_backward(4);
+  schedule->gradient_ready(4);
+  EXPECT_THAT(schedule.events(), ElementsAre("drop 3", "drop 4", "reduce 4", "reduce 3"));
+  schedule.rest();
+  for (int use = 0; use < 2; ++use) schedule->enter_forward(4);
+  schedule->forget_forwards();
+  schedule.backward({4, 3});
+  EXPECT_THAT(schedule.events(), ElementsAre("drop 4", "reduce 4"));
+  EXPECT_EQ(schedule->uses(4), 1) << "not in a forward pass";
+}
+
+// A part under activation checkpointing runs forward again inside backward, and its gradients are
+// announced when its own backward is over.
+TEST(BackwardSchedule, EndsNoUnitInsideACheckpointedPart) {
+  Recorded schedule;
+  schedule.used_once();
+  schedule.backward({0});
+  schedule->enter_forward(4);  // again
+  {
+    const nn::SuppressGradientHooks silent;
+    schedule->enter_backward(4);
+    schedule->enter_backward(2);
+  }
+  EXPECT_THAT(schedule.events(), IsEmpty());
+  schedule->enter_forward(3);
+  EXPECT_THAT(schedule.events(), ElementsAre("drop 2", "drop 4", "reduce 4"));
+  EXPECT_EQ(schedule->uses(4), 1) << "to run again is no use";
+}
+
+TEST(BackwardSchedule, KeepsForTheEndWhatIsHeld) {
+  Recorded schedule;
+  schedule.held = 4;
+  schedule.used_once();
+  schedule.backward({0, 4});
+  schedule->gradient_ready(4);
+  schedule->enter_backward(3);
+  schedule->gradient_ready(3);
+  EXPECT_THAT(schedule.events(), ElementsAre("drop 4", "drop 3"));
+  EXPECT_EQ(schedule.rest().front(), "reduce 4");
+}
+
+TEST(BackwardSchedule, KeepsParametersBesideFrozenOnesUntilTheUnitIsOver) {
+  Recorded schedule;
+  schedule.list.units[4].parameters.push_back(5);
+  schedule.list.parameters.push_back({"d.frozen", at::ones({1}), 4, {}});
+  schedule.used_once();
+  schedule.backward({4});
+  schedule->gradient_ready(4);
+  EXPECT_THAT(schedule.events(), ElementsAre("reduce 4"));
+  schedule->enter_backward(3);
+  EXPECT_THAT(schedule.events(), ElementsAre("drop 4"));
+}
+
+TEST(BackwardSchedule, ForgetsForwardsThatNoBackwardFollowed) {
+  Recorded schedule;
+  const auto goes_at_once = [&] {
+    schedule->begin_backward(true);
+    schedule->enter_backward(4);
+    schedule->gradient_ready(4);
+    const bool went = schedule.events().size() == 2;
+    schedule->give_up();
+    schedule.events();  // what was missing
+    return went;
+  };
+  schedule.used_once();
+  schedule.used_once();
+  EXPECT_FALSE(goes_at_once()) << "another backward of unit 4 may come";
+  schedule->forget_forwards();
+  schedule.used_once();
+  schedule->begin_forward(true);
+  schedule->enter_forward(4);  // and throws
+  EXPECT_TRUE(goes_at_once());
+  schedule->begin_forward(true);
+  schedule->enter_forward(4);  // and throws
+  schedule.used_once();
+  EXPECT_TRUE(goes_at_once()) << "a forward that threw has no backward";
+  schedule.used_once();
+  schedule->forget_forwards();
+  schedule.used_once();
+  EXPECT_TRUE(goes_at_once()) << "after an update no backward of earlier forwards comes";
+}
+
+TEST(BackwardSchedule, HasOneOrderWhateverTheOrderOfArrival) {
+  std::mt19937 generator(1);
+  for (int round = 0; round < 50; ++round) {
+    std::vector<std::size_t> arrival = {0, 1, 2, 3, 4};
+    std::shuffle(arrival.begin(), arrival.end(), generator);
+    arrival.resize(static_cast<std::size_t>(round) % 6);  // some never come
+    Recorded schedule(/*reshards=*/false);
+    schedule.list.parameters[3].tensor.requires_grad_(round % 2 == 0);
+    for (int step = 0; step < 2; ++step) {
+      schedule->begin_backward(true);
+      for (const std::size_t i : arrival) {
+        if (schedule.list.parameters[i].tensor.requires_grad()) schedule->gradient_ready(i);
+      }
+      std::vector<std::string> went = schedule.events();
+      for (const std::string& event : went) {
+        const std::size_t i = static_cast<std::size_t>(event.back() - '0');
+        EXPECT_NE(std::find(arrival.begin(), arrival.end(), i), arrival.end()) << "went too early";
+      }
+      for (const std::string& event : schedule.rest()) went.push_back(event);
+      std::vector<std::string> all = {"reduce 4", "reduce 3", "reduce 2", "reduce 1", "reduce 0"};
+      if (round % 2 != 0) all.erase(all.begin() + 1);  // it is frozen
+      EXPECT_EQ(went, all);
+    }
+  }
+}
+
+TEST(BackwardSchedule, ReducesNothingWhileMicroBatchesAddUp) {
+  Recorded schedule;
+  schedule.used_once();
+  schedule->begin_backward(/*reduces=*/false);
+  schedule->enter_backward(4);
+  schedule->gradient_ready(4);
+  EXPECT_THAT(schedule.events(), ElementsAre("drop 4"));
+  EXPECT_THAT(schedule.rest(), IsEmpty());
+}
+
+TEST(BackwardSchedule, RefusesAGradientThatCameTooLate) {
+  Recorded schedule(/*reshards=*/false);
+  schedule->begin_backward(true);
+  schedule->gradient_ready(4);
+  EXPECT_THROW(schedule->gradient_ready(4), Error);
+  EXPECT_THAT(schedule.events(), ElementsAre("reduce 4"));
+  schedule->give_up();  // other ranks may have reduced more before they threw
+  EXPECT_THAT(schedule.events(), ElementsAre("reduce 3", "reduce 2", "reduce 1", "reduce 0"));
+  schedule->begin_backward(true);
+  schedule->gradient_ready(4);
+  EXPECT_THAT(schedule.events(), ElementsAre("reduce 4"));
+}
+
+}  // namespace
+}  // namespace zero::train

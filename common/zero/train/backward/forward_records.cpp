@@ -1,0 +1,59 @@
+#include <torch/csrc/autograd/function.h>
+
+#include <map>
+#include <set>
+
+#include <zero/base/error.hpp>
+#include <zero/train/backward/forward_records.hpp>
+
+namespace zero::train {
+
+void ForwardRecords::add(const at::Tensor& loss, std::int64_t loss_terms) {
+  std::erase_if(records_, [](const auto& record) { return record.expired(); });
+  if (!loss.defined() || !loss.grad_fn()) return;
+  const auto record =
+      std::make_shared<const Record>(Record{loss.grad_fn().get(), version_, loss_terms});
+  // The hook does nothing. It holds the record, so that this lives exactly as long as the graph.
+  loss.register_hook([record](const at::Tensor&) {});
+  records_.push_back(record);
+}
+
+std::vector<ForwardRecords::Record> ForwardRecords::of(const at::Tensor& loss) const {
+  std::map<const void*, Record> by_node;
+  for (const auto& weak : records_) {
+    if (const auto record = weak.lock()) by_node.emplace(record->node, *record);
+  }
+  std::vector<Record> found;
+  std::set<const torch::autograd::Node*> seen;
+  std::vector<const torch::autograd::Node*> open = {loss.grad_fn().get()};
+  while (!open.empty() && found.size() < by_node.size()) {
+    const torch::autograd::Node* const node = open.back();
+    open.pop_back();
+    if (node == nullptr || !seen.insert(node).second) continue;
+    // The search stops at a forward's loss, so in the usual case it takes no time.
+    if (const auto record = by_node.find(node); record != by_node.end()) {
+      found.push_back(record->second);
+      continue;
+    }
+    for (const auto& edge : node->next_edges()) open.push_back(edge.function.get());
+  }
+  return found;
+}
+
+double ForwardRecords::loss_terms(const at::Tensor& loss) const {
+  const std::vector<Record> records = of(loss);
+  double sum = 0;
+  for (const Record& record : records) sum += static_cast<double>(record.loss_terms);
+  return records.empty() ? -1 : sum / static_cast<double>(records.size());
+}
+
+void ForwardRecords::verify_fresh(const at::Tensor& loss) const {
+  for (const Record& record : of(loss)) {
+    if (record.version == version_) continue;
+    throw Error(
+        "backward() of a loss whose forward() came before the last update: its gradients would be "
+        "those of weights that are gone; call forward() again after the update");
+  }
+}
+
+}  // namespace zero::train

@@ -1,0 +1,203 @@
+#include <ATen/record_function.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <exception>
+#include <map>
+#include <utility>
+
+#include <zero/base/error.hpp>
+#include <zero/base/program.hpp>
+#include <zero/nn/gradient_destination.hpp>
+#include <zero/train/flat/flat_parameter_list.hpp>
+
+namespace zero::train {
+
+FlatParameterList::FlatParameterList(const nn::ParameterList& list, std::int64_t buffer_bytes,
+                                     const OptionsOfUnit& options, dist::Communicator& communicator,
+                                     memory::StoragePool& pool)
+    : list_(list), communicator_(communicator), places_(list.size()), of_unit_(list.units.size()) {
+  for (std::size_t u = 0; u < list.units.size(); ++u) add_unit(u, buffer_bytes, options(u), pool);
+}
+
+FlatParameterList::~FlatParameterList() {
+  // A handle may not be dropped while its transfer is in flight, so each is waited for, whatever
+  // the one before it said. The caller has heard of a peer that is gone from the operation that
+  // failed first.
+  bool said = std::uncaught_exceptions() > 0;
+  const auto wait = [&](const auto& finish) {
+    try {
+      finish();
+    } catch (const std::exception& error) {
+      if (!said) log_error(fmt::format("rank {}: {}", communicator_.rank(), message_of(error)));
+      said = true;
+    }
+  };
+  for (FlatParameters& buffer : buffers_) {
+    wait([&] { buffer.wait_gather(); });
+    wait([&] { buffer.finish_reduce(); });
+  }
+}
+
+void FlatParameterList::add_unit(std::size_t unit, std::int64_t buffer_bytes,
+                                 const FlatOptions& options, memory::StoragePool& pool) {
+  struct Open {
+    std::vector<std::size_t> members;
+    std::int64_t bytes = 0;
+  };
+  // A buffer has one dtype, and frozen parameters need no gradient buffer.
+  std::map<std::pair<bool, at::ScalarType>, Open> open;
+  const auto close = [&](Open& buffer) {
+    for (std::size_t m = 0; m < buffer.members.size(); ++m) {
+      places_[buffer.members[m]] = {buffers_.size(), m};
+    }
+    of_unit_[unit].push_back(buffers_.size());
+    unit_of_.push_back(unit);
+    buffers_.emplace_back(list_, std::move(buffer.members), options, communicator_, pool);
+    buffer = {};
+  };
+  for (const std::size_t i : list_.units[unit].parameters) {
+    const nn::Parameter& p = list_.parameters[i];
+    Open& buffer = open[{p.tensor.requires_grad(), p.tensor.scalar_type()}];
+    if (!buffer.members.empty() && buffer.bytes + p.bytes() > buffer_bytes) close(buffer);
+    buffer.members.push_back(i);
+    buffer.bytes += p.bytes();
+  }
+  for (auto& [kind, buffer] : open) {
+    if (!buffer.members.empty()) close(buffer);
+  }
+}
+
+void FlatParameterList::initialize(const FlatParameters::FirstValue& first_value,
+                                   dist::Communicator* replicas) {
+  for (FlatParameters& buffer : buffers_) {
+    buffer.initialize(first_value, replicas);
+    for (std::size_t m = 0; m < buffer.members().size(); ++m) {
+      nn::set_gradient_provider(list_.parameters[buffer.members()[m]].tensor,
+                                [&buffer, m] { return buffer.gradient_view(m); });
+    }
+  }
+}
+
+std::vector<BackwardSchedule::Item> FlatParameterList::items() const {
+  std::vector<BackwardSchedule::Item> items;
+  for (std::size_t b = 0; b < buffers_.size(); ++b) {
+    // An item without parameters is never reduced.
+    items.push_back({unit_of_[b],
+                     buffers_[b].trainable() ? buffers_[b].members() : std::vector<std::size_t>{}});
+  }
+  return items;
+}
+
+ParameterShard FlatParameterList::piece(std::size_t index) const {
+  return buffers_[places_[index].buffer].piece(places_[index].member);
+}
+
+ParameterShard FlatParameterList::local_shard(std::size_t index) const {
+  return buffers_[places_[index].buffer].local_shard(places_[index].member);
+}
+
+void FlatParameterList::collect(std::size_t index) {
+  FlatParameters& buffer = buffers_[places_[index].buffer];
+  if (!buffer.trainable()) {
+    throw Error(fmt::format(
+        "parameter '{}' was frozen when it was sharded and has a gradient now; make the strategy "
+        "after the last parameter is unfrozen",
+        list_.parameters[index].name));
+  }
+  buffer.collect(places_[index].member);
+}
+
+void FlatParameterList::start_gather(std::size_t unit) {
+  RECORD_USER_SCOPE("flat_param_gather");
+  for (const std::size_t b : of_unit_[unit]) buffers_[b].start_gather();
+}
+
+void FlatParameterList::finish_gather(std::size_t unit) {
+  RECORD_USER_SCOPE("flat_param_wait");
+  for (const std::size_t b : of_unit_[unit]) buffers_[b].finish_gather();
+}
+
+void FlatParameterList::gather_exactly(std::size_t unit) {
+  for (const std::size_t b : of_unit_[unit]) buffers_[b].gather_exactly();
+}
+
+void FlatParameterList::keep_writes(std::size_t unit) {
+  for (const std::size_t b : of_unit_[unit]) buffers_[b].keep_writes();
+}
+
+void FlatParameterList::reshard(std::size_t unit) {
+  for (const std::size_t b : of_unit_[unit]) buffers_[b].reshard();
+}
+
+void FlatParameterList::start_refresh() {
+  RECORD_USER_SCOPE("flat_param_gather");
+  for (FlatParameters& buffer : buffers_) buffer.start_refresh();
+}
+
+void FlatParameterList::wait_gathers() {
+  RECORD_USER_SCOPE("flat_param_wait");
+  for (FlatParameters& buffer : buffers_) buffer.wait_gather();
+}
+
+ParameterWrites FlatParameterList::writes() {
+  ParameterWrites all;
+  for (FlatParameters& buffer : buffers_) all.add(buffer.writes());
+  return all;
+}
+
+void FlatParameterList::forget_writes() {
+  for (FlatParameters& buffer : buffers_) buffer.forget_writes();
+}
+
+void FlatParameterList::drop_gradients() {
+  for (FlatParameters& buffer : buffers_) buffer.drop_gradients();
+}
+
+std::int64_t FlatParameterList::parameter_bytes() const {
+  std::int64_t sum = 0;
+  for (const FlatParameters& buffer : buffers_) sum += buffer.parameter_bytes();
+  return sum;
+}
+
+std::int64_t FlatParameterList::gradient_bytes() const {
+  std::int64_t sum = 0;
+  for (const FlatParameters& buffer : buffers_) {
+    if (!buffer.trainable()) continue;
+    // A rank keeps no shard of gradients that is nothing but padding.
+    if (buffer.keeps_whole_gradient())
+      sum += buffer.full_bytes();
+    else if (buffer.updates_any())
+      sum += buffer.shard_bytes();
+  }
+  return sum;
+}
+
+std::int64_t FlatParameterList::largest_sharded_unit() const {
+  std::int64_t largest = 0;
+  for (std::size_t u = 1; u < of_unit_.size(); ++u) {
+    std::int64_t bytes = 0;
+    for (const std::size_t b : of_unit_[u]) {
+      if (buffers_[b].shards_parameters()) bytes += buffers_[b].full_bytes();
+    }
+    largest = std::max(largest, bytes);
+  }
+  return largest;
+}
+
+SentBytes FlatParameterList::sent(const Gathers& gathers) const {
+  SentBytes sum;
+  for (std::size_t b = 0; b < buffers_.size(); ++b) {
+    const bool splits = buffers_[b].shards_parameters();
+    sum += buffers_[b].sent(splits ? gathers(unit_of_[b]) : 0);
+  }
+  return sum;
+}
+
+std::int64_t FlatParameterList::gathered_bytes(const Gathers& gathers) const {
+  // The first gather of new weights may send more than the others.
+  const auto twice = [&](std::size_t unit) { return 2 * gathers(unit); };
+  return sent(twice).all - sent(gathers).all;
+}
+
+}  // namespace zero::train

@@ -1,0 +1,467 @@
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <utility>
+
+#include <zero/memory/accounting.hpp>
+#include <zero/memory/storage.hpp>
+#include <zero/train/flat/flat_parameters.hpp>
+#include <zero/train/unsharded_read.hpp>
+
+namespace zero::train {
+
+using dist::Purpose;
+using memory::Category;
+using memory::Charge;
+
+namespace {
+
+ShardLayout layout_of(const nn::ParameterList& list, const std::vector<std::size_t>& members,
+                      int world_size) {
+  std::vector<std::int64_t> sizes;
+  for (const std::size_t i : members) sizes.push_back(list.parameters[i].numel());
+  return {std::move(sizes), world_size};
+}
+
+// If the caller has kept a gradient, its bytes must not be written again.
+bool is_held_elsewhere(const at::Tensor& buffer) { return buffer.storage().use_count() > 1; }
+
+}  // namespace
+
+FlatParameters::FlatParameters(const nn::ParameterList& list, std::vector<std::size_t> members,
+                               const FlatOptions& options, dist::Communicator& communicator,
+                               memory::StoragePool& pool)
+    : list_(list),
+      members_(std::move(members)),
+      options_(options),
+      communicator_(&communicator),
+      pool_(&pool),
+      layout_(layout_of(list, members_, communicator.size())),
+      trainable_(tensor(0).requires_grad()),
+      read_too_early_(unsharded_read(list, members_)) {
+  const FlatBuffer buffer{layout_, tensor(0).options(), list.parameters[members_.front()].name,
+                          pool};
+  const Transfers& transfers = options_.transfers;
+  if (shards_parameters() && transfers.parameters)
+    parameter_transfer_ = transfers.parameters(buffer);
+  const bool reduces = trainable_ && options_.sharded >= Sharded::kGradients;
+  if (reduces && transfers.gradients) gradient_transfer_ = transfers.gradients(buffer);
+}
+
+bool FlatParameters::keeps_whole_gradient() const {
+  return options_.sharded == Sharded::kNothing ||
+         (options_.sharded == Sharded::kOptimizer && !options_.adds_averages);
+}
+
+bool FlatParameters::updates_any() const {
+  return std::any_of(pieces_.begin(), pieces_.end(),
+                     [](const ParameterShard& piece) { return piece.tensor.defined(); });
+}
+
+std::int64_t FlatParameters::bytes() const {
+  std::int64_t sum = 0;
+  for (const std::size_t i : members_) sum += list_.parameters[i].bytes();
+  return sum;
+}
+
+std::int64_t FlatParameters::shard_bytes() const {
+  return layout_.shard() * static_cast<std::int64_t>(tensor(0).element_size());
+}
+
+std::int64_t FlatParameters::parameter_bytes() const {
+  return (shards_parameters() ? shard_bytes() : full_bytes()) +
+         (parameter_transfer_ ? parameter_transfer_->held_bytes() : 0);
+}
+
+SentBytes FlatParameters::sent(std::int64_t gathers) const {
+  SentBytes sum;
+  const auto to_each_other_rank = [&](std::int64_t bytes) {
+    sum += {(layout_.world_size() - 1) * bytes, options_.transfers.ranks_outside * bytes};
+  };
+  if (gradient_transfer_) {
+    sum += gradient_transfer_->sent();
+  } else {
+    to_each_other_rank(reduced_shard_bytes());
+  }
+  if (parameter_transfer_) {
+    sum += parameter_transfer_->sent(gathers);
+  } else if (shards_parameters()) {
+    to_each_other_rank(gathers * shard_bytes());
+  } else if (options_.sharded != Sharded::kNothing && trainable_) {
+    to_each_other_rank(shard_bytes());  // after an update
+  }
+  return sum;
+}
+
+// To each other rank, when gradients are averaged.
+std::int64_t FlatParameters::reduced_shard_bytes() const {
+  if (!trainable_) return 0;
+  // An all-reduce is a reduce-scatter and an all-gather of the same bytes.
+  const int times = options_.sharded == Sharded::kNothing || options_.all_reduces ? 2 : 1;
+  return times * layout_.shard() *
+         communicator_->reduced_element_size(dtype(), options_.average.type);
+}
+
+at::Tensor FlatParameters::view_of(const at::Tensor& buffer, std::size_t m) const {
+  return buffer.narrow(0, layout_.offset(m), layout_.size(m)).view(tensor(m).sizes());
+}
+
+at::Tensor FlatParameters::my_shard_of(const at::Tensor& buffer) const {
+  return buffer.narrow(0, communicator_->rank() * layout_.shard(), layout_.shard());
+}
+
+// Whether the whole parameter uses the bytes of this rank's shard, in which all of it lies.
+bool FlatParameters::uses_shard(std::size_t m) const {
+  return !rounds() && layout_.range(m, communicator_->rank()).size == layout_.size(m);
+}
+
+// ---- parameters
+
+void FlatParameters::initialize(const FirstValue& first_value, dist::Communicator* replicas) {
+  const bool is_first = communicator_->rank() == 0;
+  const bool is_root = is_first && (replicas == nullptr || replicas->rank() == 0);
+  // Parameters that were built with storage keep their values.
+  std::vector<at::Tensor> own(members_.size());
+  for (std::size_t m = 0; is_root && m < members_.size(); ++m) {
+    if (memory::has_storage(tensor(m))) own[m] = memory::raw(tensor(m)).clone();
+  }
+  {
+    const Charge charge(Category::kParameters);
+    full_ = at::zeros({layout_.total()}, tensor(0).options().requires_grad(false));
+  }
+  shard_ = my_shard_of(full_);
+  parameters_ = Parameters::kWhole;
+  for (std::size_t m = 0; m < members_.size(); ++m) {
+    const at::Storage before = tensor(m).storage();
+    memory::place(tensor(m), full_, layout_.offset(m));
+    memory::abandon(before, fmt::format("this tensor shares the memory that parameter '{}' had "
+                                        "before a strategy took the model: clone() it before "
+                                        "that, or read the parameter itself",
+                                        list_.parameters[members_[m]].name));
+    if (!is_root) continue;
+    at::Tensor out = memory::raw(tensor(m));
+    own[m].defined() ? static_cast<void>(out.copy_(own[m])) : first_value(members_[m], out);
+  }
+  // From group to group once, then inside each.
+  if (is_first && replicas != nullptr) {
+    replicas->broadcast(full_, /*root=*/0, Purpose::kSetup).wait();
+  }
+  communicator_->broadcast(full_, /*root=*/0, Purpose::kSetup).wait();
+  if (shards_parameters()) keep_shard_only();
+  make_pieces();
+  note_versions();
+}
+
+void FlatParameters::keep_shard_only() {
+  const Charge charge(Category::kParameters);
+  shard_ = shard_.clone();
+  memory::release_storage(full_, read_too_early_);
+  parameters_ = Parameters::kSharded;
+  own_members_.resize(members_.size());
+  for (std::size_t m = 0; m < members_.size(); ++m) {
+    if (!uses_shard(m)) continue;
+    memory::separate_storage(tensor(m));
+    own_members_[m] = memory::raw(tensor(m));
+  }
+  hide_own_members();
+}
+
+void FlatParameters::make_pieces() {
+  pieces_.assign(members_.size(), {});
+  for (std::size_t m = 0; m < members_.size(); ++m) {
+    if (options_.sharded == Sharded::kNothing) {
+      pieces_[m] = {tensor(m), 0};
+      continue;
+    }
+    const auto mine = layout_.range(m, communicator_->rank());
+    // A frozen parameter is sharded like the others, but not updated.
+    if (!trainable_ || mine.size == 0) continue;
+    pieces_[m] = {shard_.narrow(0, mine.in_shard, mine.size), mine.begin};
+  }
+}
+
+void FlatParameters::start_gather() {
+  if (parameters_ != Parameters::kSharded) return;
+  if (layout_.world_size() == 1) {
+    parameters_ = Parameters::kWhole;  // the shard is everything
+    show_own_members();
+    return;
+  }
+  pool_->allocate(full_, Category::kParameters);
+  if (!parameter_transfer_) return gather_into_buffer();
+  parameters_ = Parameters::kGathering;
+  rounded_ = rounds();
+  gathering_ = parameter_transfer_->gather(full_, shard_);
+}
+
+void FlatParameters::gather_exactly() {
+  if (rounds() && layout_.world_size() > 1) {
+    reshard();  // what is whole is rounded
+    pool_->allocate(full_, Category::kParameters);
+    gather_into_buffer();
+  }
+  start_gather();
+  finish_gather();
+}
+
+void FlatParameters::start_refresh() {
+  wait_gather();  // of the last gather
+  note_versions();
+  if (!shards_parameters() && options_.sharded != Sharded::kNothing && trainable_)
+    gather_into_buffer();
+}
+
+void FlatParameters::gather_into_buffer() {
+  parameters_ = Parameters::kGathering;
+  rounded_ = false;
+  for (std::size_t m = 0; shards_parameters() && m < members_.size(); ++m) copy_own_part(m);
+  gathering_ =
+      communicator_->all_gather(full_, shard_, Purpose::kParameter, /*copy_own_chunk=*/false);
+}
+
+// The part that this rank keeps of a parameter that lies in several shards.
+void FlatParameters::copy_own_part(std::size_t m) {
+  const auto mine = layout_.range(m, communicator_->rank());
+  if (mine.size == 0 || uses_shard(m)) return;
+  full_.narrow(0, layout_.offset(m) + mine.begin, mine.size)
+      .copy_(shard_.narrow(0, mine.in_shard, mine.size));
+}
+
+void FlatParameters::finish_gather() {
+  if (parameters_ != Parameters::kGathering) return;
+  gathering_.wait_output();
+  parameters_ = Parameters::kWhole;
+  show_own_members();
+  if (shards_parameters()) return;
+  for (std::size_t m = 0; m < members_.size(); ++m) {
+    if (tensor(m)._version() == versions_[m]) continue;
+    writes_.refuse(list_.parameters[members_[m]].name,
+                   "while updated values of other ranks were on their way "
+                   "(defer_parameter_gather)");
+  }
+  note_versions();
+}
+
+void FlatParameters::wait_gather() {
+  finish_gather();
+  gathering_.wait();
+}
+
+void FlatParameters::reshard() {
+  wait_gather();
+  if (!shards_parameters() || parameters_ != Parameters::kWhole) return;
+  if (note_writes()) keep_shard_of_buffer();
+  // The storage object stays and the next gather gives it bytes again, so that what autograd saved
+  // of it becomes valid again.
+  pool_->release(full_, read_too_early_);
+  hide_own_members();
+  parameters_ = Parameters::kSharded;
+}
+
+// The optimizer may update the shard at any time. The model shows its bytes only while those of the
+// other ranks are there too, so that a read in the wrong place is an error on all ranks.
+void FlatParameters::show_own_members() {
+  for (std::size_t m = 0; shards_parameters() && m < members_.size(); ++m) {
+    if (!uses_shard(m)) continue;
+    const auto mine = layout_.range(m, communicator_->rank());
+    memory::borrow_storage(own_members_[m], shard_.narrow(0, mine.in_shard, mine.size));
+  }
+}
+
+void FlatParameters::hide_own_members() {
+  for (std::size_t m = 0; m < members_.size(); ++m) {
+    if (!uses_shard(m)) continue;
+    memory::release_storage(own_members_[m], unsharded_read(list_, {members_[m]}));
+  }
+}
+
+// ---- what the program writes into parameters
+
+void FlatParameters::note_versions() {
+  versions_.clear();
+  for (const std::size_t i : members_) {
+    versions_.push_back(list_.parameters[i].tensor._version());
+  }
+}
+
+// Returns whether there is anything new that counts.
+bool FlatParameters::note_writes() {
+  bool any = false;
+  for (std::size_t m = 0; m < members_.size(); ++m) {
+    if (tensor(m)._version() == versions_[m]) continue;
+    const std::string& name = list_.parameters[members_[m]].name;
+    if (rounded_) {
+      writes_.refuse(name, "where it had rounded values (quantize_parameters)");
+      continue;
+    }
+    writes_.add(name, tensor(m));
+    any = true;
+    // The optimizer sees it there; at stage 0 it has the parameter itself.
+    if (pieces_[m].tensor.defined() && options_.sharded != Sharded::kNothing) {
+      torch::autograd::impl::bump_version(pieces_[m].tensor);
+    }
+  }
+  note_versions();
+  return any;
+}
+
+const ParameterWrites& FlatParameters::writes() {
+  if (is_whole() && note_writes()) keep_shard_of_buffer();
+  return writes_;
+}
+
+void FlatParameters::keep_writes() {
+  if (!is_whole()) return;
+  note_writes();
+  if (!rounded_) keep_shard_of_buffer();
+}
+
+void FlatParameters::keep_shard_of_buffer() {
+  if (!shards_parameters()) return;  // the shard is a part of the buffer
+  wait_gather();
+  for (std::size_t m = 0; m < members_.size(); ++m) {
+    const auto mine = layout_.range(m, communicator_->rank());
+    if (mine.size == 0 || uses_shard(m)) continue;
+    shard_.narrow(0, mine.in_shard, mine.size)
+        .copy_(full_.narrow(0, layout_.offset(m) + mine.begin, mine.size));
+  }
+  if (!parameter_transfer_) return;
+  my_shard_of(full_).copy_(shard_);  // where members use the shard, the buffer has old values
+  parameter_transfer_->written(full_);
+}
+
+ParameterShard FlatParameters::local_shard(std::size_t m) const {
+  if (!shards_parameters()) return {memory::raw(tensor(m)), 0};
+  const auto mine = layout_.range(m, communicator_->rank());
+  if (mine.size == 0) return {};
+  return {shard_.narrow(0, mine.in_shard, mine.size), mine.begin};
+}
+
+// ---- gradients
+
+at::Tensor FlatParameters::gradient_view(std::size_t m) {
+  if (!full_gradient_.defined()) {
+    full_gradient_ =
+        memory::without_storage({layout_.total()}, full_.scalar_type(), full_.device());
+    pool_->allocate(full_gradient_, Category::kGradients);
+    zero_padding();
+  }
+  return view_of(full_gradient_, m);
+}
+
+// Padding is sent with the rest; zeros, so that no sum is computed from old bytes.
+void FlatParameters::zero_padding() {
+  std::int64_t end = 0;
+  for (std::size_t m = 0; m < members_.size(); ++m) {
+    full_gradient_.narrow(0, end, layout_.offset(m) - end).zero_();
+    end = layout_.offset(m) + layout_.size(m);
+  }
+  full_gradient_.narrow(0, end, layout_.total() - end).zero_();
+}
+
+void FlatParameters::collect(std::size_t m) {
+  at::Tensor& gradient = tensor(m).mutable_grad();
+  if (!gradient.defined()) return;
+  // The layers of zero/nn have written it there already; ordinary autograd has not.
+  at::Tensor place = gradient_view(m);
+  if (gradient.data_ptr() == place.data_ptr()) return;
+  place.copy_(gradient);
+  gradient = place;
+}
+
+void FlatParameters::start_reduce() {
+  for (std::size_t m = 0; m < members_.size(); ++m) {
+    collect(m);
+    if (!tensor(m).grad().defined()) gradient_view(m).zero_();
+  }
+  gradients_ = Gradients::kReducing;
+  gradient_shard_ = my_shard_of(full_gradient_);
+  if (options_.sharded == Sharded::kNothing || options_.all_reduces) {
+    reducing_ = communicator_->all_reduce(full_gradient_, Purpose::kGradient, options_.average);
+    return;
+  }
+  if (!keeps_whole_gradient()) gradient_shard_ = gradient_shard_buffer();
+  if (gradient_transfer_) {
+    reducing_ = gradient_transfer_->reduce(full_gradient_);
+    return;
+  }
+  // gradient_shard_ itself, unless a reduction between groups follows that needs float32.
+  sum_ = sum_buffer();
+  reducing_ =
+      communicator_->reduce_scatter(sum_, full_gradient_, Purpose::kGradient, options_.average);
+}
+
+at::Tensor FlatParameters::sum_buffer() const {
+  const bool is_sum = options_.average.op == dist::ReduceOp::kSum;
+  if (!at::isReducedFloatingType(dtype()) || !is_sum ||
+      options_.average.type != dist::ReduceType::kFloat32) {
+    return gradient_shard_;
+  }
+  // Another reduction follows and rounds. Rounding here too would be once too often.
+  const Charge charge(Category::kCommunication);
+  return at::empty({layout_.shard()}, full_.options().dtype(at::kFloat));
+}
+
+at::Tensor FlatParameters::gradient_shard_buffer() {
+  if (kept_shard_.defined() && !is_held_elsewhere(kept_shard_)) return kept_shard_;
+  const Charge charge(Category::kGradients);
+  at::Tensor buffer = at::empty({layout_.shard()}, full_.options());
+  if (options_.keeps_gradients && updates_any()) kept_shard_ = buffer;
+  return buffer;
+}
+
+ReducedShard FlatParameters::finish_reduce() {
+  if (gradients_ != Gradients::kReducing) return {};
+  reducing_.wait();
+  gradients_ = Gradients::kNone;
+  const at::Tensor average = std::exchange(gradient_shard_, at::Tensor());
+  const at::Tensor sum = std::exchange(sum_, at::Tensor());
+  if (options_.sharded == Sharded::kNothing) {
+    for (std::size_t m = 0; m < members_.size(); ++m) {
+      tensor(m).mutable_grad() = view_of(full_gradient_, m);
+    }
+    // The averages remain as views. The next micro-batch gets a buffer of its own.
+    if (options_.adds_averages) full_gradient_.reset();
+    return {};
+  }
+  at::Tensor shard = average;
+  if (!keeps_whole_gradient()) {
+    if (options_.all_reduces) {
+      const Charge charge(Category::kGradients);
+      shard = average.clone();
+    }
+    drop_full_gradient();
+  }
+  for (std::size_t m = 0; m < members_.size(); ++m) {
+    const auto mine = layout_.range(m, communicator_->rank());
+    if (mine.size == 0) continue;
+    // The optimizer holds these tensors since shard_optimizer().
+    pieces_[m].tensor.mutable_grad() = shard.narrow(0, mine.in_shard, mine.size);
+  }
+  return {shard, sum.defined() ? sum : shard, gradient_transfer_.get()};
+}
+
+void FlatParameters::drop_full_gradient() {
+  for (std::size_t m = 0; m < members_.size(); ++m) tensor(m).mutable_grad().reset();
+  if (full_gradient_.defined()) pool_->release(full_gradient_);
+  full_gradient_.reset();
+}
+
+void FlatParameters::drop_gradients() {
+  finish_reduce();
+  for (std::size_t m = 0; m < members_.size(); ++m) {
+    tensor(m).mutable_grad().reset();
+    if (pieces_[m].tensor.defined()) pieces_[m].tensor.mutable_grad().reset();
+  }
+  const auto drop = [this](at::Tensor& buffer, bool is_average) {
+    const bool keeps = is_average && options_.keeps_gradients;
+    if (buffer.defined() && (!keeps || is_held_elsewhere(buffer))) buffer.reset();
+  };
+  drop(full_gradient_, keeps_whole_gradient() && !options_.adds_averages);
+  drop(kept_shard_, true);
+}
+
+}  // namespace zero::train

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <zero/distributed/launch.hpp>
+
+#include "rank_log.hpp"
+
+/// Compares what a learner's program did with the formulas and with the repository's DDP.
+namespace zero::exercise {
+
+/// One run of a program: a log for each rank.
+using Run = std::vector<RankLog>;
+
+/// The repository's small DDP program at the same number of ranks; for chapter 06 its own, which
+/// has the bits of a DDP that adds as its groups do.
+struct References {
+  Run ddp;
+  std::function<Run()> ddp_with_sums;  ///< the same with sums in place of averages; run if needed
+};
+
+/// Each judge function returns the first error that it finds and its likely cause, in one line, or
+/// nothing. `chapter` (0 to 6) says which program the learner writes.
+
+/// Crashes, errors and time limits. `chapter`: 0 also for an answer that is not a small program.
+std::optional<std::string> judge_exits(const std::vector<dist::RankExit>& exits, int chapter = 0);
+
+/// What the program itself printed on its ranks, without the errors that ended them.
+std::string printed_by(const std::vector<dist::RankExit>& exits);
+
+/// What the ranks held, sent and computed. The order of checks: all steps are there; the order of
+/// chapter 05's collectives; all ranks have batches of their own and the same weights; bytes at
+/// rest; bytes at the peak; bytes sent; the weights are those of DDP.
+std::optional<std::string> judge_run(int chapter, const Run& run, const References& references);
+
+/// The order of chapter 05's collectives on one rank: each gather starts before the computation
+/// that hides it, and each reduction is waited for after backward and before its update.
+std::optional<std::string> judge_order(int rank, int ranks, const RankLog& log);
+
+}  // namespace zero::exercise

@@ -1,0 +1,252 @@
+// The engine over a plain module: the functions that a program calls.
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/adamw.h>
+
+#include <tests/support/error_of.hpp>
+#include <tests/support/modes.hpp>
+#include <tests/support/same_bits.hpp>
+#include <tests/support/test_folder.hpp>
+#include <tests/support/whole_weights.hpp>
+#include <zero/engine/engine.hpp>
+#include <zero/memory/accounting.hpp>
+#include <zero/nn/mlp.hpp>
+#include <zero/optim/torch_optimizer.hpp>
+
+#include "plain_modules.hpp"
+
+namespace zero::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::unique_ptr<torch::optim::Optimizer> torch_adamw(const std::vector<at::Tensor>& parameters) {
+  return std::make_unique<torch::optim::AdamW>(parameters, torch::optim::AdamWOptions(0.01));
+}
+std::unique_ptr<optim::Optimizer> wrapped_adamw(const std::vector<at::Tensor>& parameters) {
+  return optim::wrap(torch_adamw(parameters));
+}
+
+struct PlainRun {
+  PlainRun(dist::Communicator& communicator, const std::string& name, const EngineConfig& config)
+      : rank(communicator.rank()),
+        made(make(name)),
+        engine(*made.module, communicator, wrapped_adamw, config, plain_case(name).units) {}
+  static PlainModule make(const std::string& name) {
+    at::manual_seed(7);
+    return plain_case(name).make();
+  }
+  bool step(int number) {
+    at::manual_seed(100 * number + rank);
+    engine.backward(engine.forward(made.loss));
+    return engine.step();
+  }
+  std::vector<at::Tensor> weights() { return whole_weights(engine.strategy()); }
+
+  int rank;
+  PlainModule made;
+  Engine engine;
+};
+
+TEST(PlainEngine, OnOneRankIsTheProgramWithoutIt) {
+  on_all_stages(1, [](dist::Communicator& communicator, int stage) {
+    const PlainModule alone = PlainRun::make("gpt2");
+    const auto optimizer = torch_adamw(alone.module->parameters());
+    PlainRun run(communicator, "gpt2", {.overlap = {.stage = stage}});
+    for (int number = 0; number < 4; ++number) {
+      run.step(number);
+      at::manual_seed(100 * number);
+      optimizer->zero_grad();
+      alone.loss().backward();
+      optimizer->step();
+    }
+    EXPECT_TRUE(same_bits(run.weights(), alone.module->parameters()));
+  });
+}
+
+TEST(PlainEngine, ClipsAndAccumulatesAtAllStagesAlike) {
+  on_ranks(3, [](dist::Communicator& communicator) {
+    std::vector<at::Tensor> first;
+    for (const int stage : {0, 1, 2, 3}) {
+      SCOPED_TRACE(stage);
+      PlainRun run(communicator, "gpt2",
+                   {.overlap = {.stage = stage}, .accumulation_steps = 2, .clip_norm = 0.1});
+      for (int number = 0; number < 6; ++number) EXPECT_EQ(run.step(number), number % 2 == 1);
+      EXPECT_GT(run.engine.gradient_norm(), 0.1F);
+      if (first.empty()) first = run.weights();
+      EXPECT_TRUE(same_bits(run.weights(), first));
+    }
+  });
+}
+
+// Three units as large, and a root that is small beside them.
+struct Wide : torch::nn::Module {
+  static constexpr std::int64_t kWidth = 512;
+  Wide() {
+    for (int i = 0; i < 3; ++i) layers->push_back(torch::nn::Linear(kWidth, kWidth));
+    register_module("layers", layers);
+    head = register_module("head", torch::nn::Linear(kWidth, 1));
+  }
+  at::Tensor loss() {
+    at::Tensor x = at::randn({4, kWidth});
+    for (const auto& layer : *layers) x = layer->as<torch::nn::Linear>()->forward(x).tanh();
+    return head(x).square().mean();
+  }
+  torch::nn::ModuleList layers;
+  torch::nn::Linear head{nullptr};
+};
+
+TEST(PlainEngine, HoldsItsShardsTheRootAndTheUnitsThatRun) {
+  on_ranks(2, [](dist::Communicator& communicator) {
+    for (const int lookahead : {0, 1}) {
+      SCOPED_TRACE(lookahead);
+      Wide net;
+      Engine engine(net, communicator, optim::adamw(),
+                    {.overlap = {.stage = 3, .lookahead = lookahead}});
+      const auto before = memory::snapshot()[memory::Category::kParameters];
+      for (int number = 0; number < 3; ++number) {
+        if (number == 2) memory::reset_peaks();  // the order of units is known
+        engine.backward(engine.forward([&] { return net.loss(); }));
+        engine.step();
+      }
+      const std::int64_t unit = 4 * Wide::kWidth * (Wide::kWidth + 1);
+      const std::int64_t root = 4 * (Wide::kWidth + 1);
+      const auto peak =
+          memory::snapshot().peak[static_cast<std::size_t>(memory::Category::kParameters)];
+      const auto expected = static_cast<double>(before + root + (1 + lookahead) * unit);
+      EXPECT_NEAR(static_cast<double>(peak), expected, expected / 100);
+      EXPECT_NEAR(static_cast<double>(before), (3 * unit + root) / 2., unit / 100.);
+    }
+  });
+}
+
+TEST(PlainEngine, EvaluatesWithoutAGraph) {
+  on_ranks(2, [](dist::Communicator& communicator) {
+    std::vector<at::Tensor> results;
+    for (const int stage : {0, 3}) {
+      PlainRun run(communicator, "gpt2", {.overlap = {.stage = stage}});
+      run.step(0);
+      at::manual_seed(3);
+      results.push_back(run.engine.evaluate(run.made.loss));
+      EXPECT_FALSE(results.back().requires_grad());
+      run.step(1);
+    }
+    EXPECT_TRUE(at::equal(results[0], results[1]));
+  });
+}
+
+TEST(PlainEngine, ResumesWithBuffersAtAnotherStage) {
+  const TestFolder folder;
+  on_ranks(2, [&](dist::Communicator& communicator) {
+    PlainRun saves(communicator, "resnet", {.overlap = {.stage = 3}});
+    saves.step(0);
+    saves.engine.save(folder.path());
+    saves.step(1);
+    PlainRun loads(communicator, "resnet", {.overlap = {.stage = 1}});
+    EXPECT_TRUE(loads.engine.load(folder.path()));
+    loads.step(1);
+    EXPECT_TRUE(same_bits(saves.weights(), loads.weights()));
+    if (communicator.rank() == 0) {  // whose buffers a checkpoint has
+      EXPECT_TRUE(same_bits(saves.made.module->buffers(), loads.made.module->buffers()));
+    }
+  });
+}
+
+TEST(PlainEngine, NamesItsUnits) {
+  on_ranks(1, [](dist::Communicator& communicator) {
+    PlainRun run(communicator, "gpt2", {.overlap = {.stage = 3}});
+    const std::string units = run.engine.units();
+    for (const char* name : {"(the root)", "blocks.0 ", "blocks.2 ", "norm "}) {
+      EXPECT_THAT(units, HasSubstr(name));
+    }
+    EXPECT_THAT(units, ::testing::Not(HasSubstr("blocks.0.qkv")));
+  });
+}
+
+TEST(PlainEngine, RefusesUnitsThatAreNotThereOrDiffer) {
+  on_ranks(2, [](dist::Communicator& communicator) {
+    const auto engine_of = [&](const nn::UnitRule& units) {
+      const PlainModule made = PlainRun::make("gpt2");
+      const Engine engine(*made.module, communicator, optim::adamw(), {.overlap = {.stage = 3}},
+                          units);
+    };
+    expect_error([&] { engine_of(nn::units_named({"blocks.*", "block"})); }, {"'block'"});
+    const bool first = communicator.rank() == 0;
+    // On one rank only: an error on both.
+    expect_error([&] { engine_of(nn::units_named({first ? "block" : "blocks.*"})); }, {"'block'"});
+    expect_error([&] { engine_of(nn::units_named({first ? "blocks.0" : "blocks.*"})); },
+                 {"blocks.1"});
+  });
+}
+
+TEST(PlainEngine, RefusesAnOperationOnTwoUnitsByName) {
+  on_ranks(2, [](dist::Communicator& communicator) {
+    PlainRun run(communicator, "used_twice", {.overlap = {.stage = 3}});
+    const auto parameters = run.made.module->parameters();
+    expect_error(
+        [&] {
+          run.engine.forward([&] { return at::stack({parameters[0], parameters[2]}).sum(); });
+        },
+        {"aten::stack", "one unit"});
+    run.engine.give_up_step();
+    EXPECT_TRUE(run.step(0));  // and goes on
+  });
+}
+
+TEST(PlainEngine, RefusesAFunctionForAModelThatKnowsItsLoss) {
+  on_ranks(1, [](dist::Communicator& communicator) {
+    nn::Mlp model;
+    nn::SeededValues values(1);
+    Engine engine(model, communicator, optim::adamw(), {}, &values);
+    expect_error([&] { engine.forward([] { return at::Tensor(); }); }, {"nn::Model"});
+  });
+}
+
+// Rank 1 leaves a branch out: below stage 3 its unit gets zeros, at stage 3 nothing can be
+// gathered.
+TEST(PlainEngine, OneRankMaySkipABranchBelowStage3) {
+  on_ranks(2, [](dist::Communicator& communicator) {
+    std::vector<at::Tensor> first;
+    for (const int stage : {0, 1, 2}) {
+      at::manual_seed(7);
+      Wide net;
+      Engine engine(net, communicator, optim::adamw(), {.overlap = {.stage = stage}});
+      for (int number = 0; number < 3; ++number) {
+        at::manual_seed(100 * number + communicator.rank());
+        engine.backward(engine.forward([&] {
+          if (communicator.rank() == 0) return net.loss();
+          const at::Tensor x = at::randn({4, Wide::kWidth});
+          return net.head(net.layers[0]->as<torch::nn::Linear>()->forward(x)).square().mean();
+        }));
+        engine.step();
+      }
+      if (first.empty()) first = whole_weights(engine.strategy());
+      EXPECT_TRUE(same_bits(whole_weights(engine.strategy()), first));
+    }
+  });
+}
+
+TEST(PlainEngine, AtStage3ASkippedBranchIsAnErrorOnAllRanks) {
+  on_ranks(2, [](dist::Communicator& communicator) {
+    Wide net;
+    Engine engine(net, communicator, optim::adamw(), {.overlap = {.stage = 3}});
+    const std::string error = error_of([&] {
+      for (int number = 0; number < 3; ++number) {
+        engine.backward(engine.forward([&] {
+          if (communicator.rank() == 0) return net.loss();
+          const at::Tensor x = at::randn({4, Wide::kWidth});
+          return net.head(net.layers[2]->as<torch::nn::Linear>()->forward(x)).square().mean();
+        }));
+        engine.step();
+      }
+    });
+    EXPECT_THAT(error, HasSubstr("rank"));
+  });
+}
+
+}  // namespace
+}  // namespace zero::testing

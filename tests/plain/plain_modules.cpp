@@ -1,0 +1,270 @@
+#include "plain_modules.hpp"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/nn/functional/loss.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
+#include <torch/nn/modules/rnn.h>
+#include <torch/nn/modules/transformercoder.h>
+#include <torch/nn/modules/transformerlayer.h>
+
+#include <zero/nn/checkpoint.hpp>
+
+namespace zero::testing {
+namespace {
+
+using torch::nn::Module;
+
+template <typename Net>
+PlainModule made(std::function<at::Tensor(Net&)> loss) {
+  const auto net = std::make_shared<Net>();
+  return {net, [net, loss] { return loss(*net); }};
+}
+
+// GPT-2 in small: odd vocabulary, a head that is the embedding.
+struct Block : Module {
+  Block()
+      : norm1(register_module("norm1", torch::nn::LayerNorm(torch::nn::LayerNormOptions({16})))),
+        qkv(register_module("qkv", torch::nn::Linear(16, 48))),
+        out(register_module("out", torch::nn::Linear(16, 16))),
+        norm2(register_module("norm2", torch::nn::LayerNorm(torch::nn::LayerNormOptions({16})))),
+        up(register_module("up", torch::nn::Linear(16, 37))),
+        down(register_module("down", torch::nn::Linear(37, 16))) {}
+  at::Tensor forward(at::Tensor x) {
+    const auto parts =
+        qkv(norm1(x)).view({x.size(0), x.size(1), 2, 24}).transpose(1, 2).chunk(3, 3);
+    const at::Tensor seen =
+        at::scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, 0.0, /*is_causal=*/true);
+    x = x + out(seen.transpose(1, 2).reshape(x.sizes()));
+    return x + down(at::gelu(up(norm2(x))));
+  }
+  torch::nn::LayerNorm norm1;
+  torch::nn::Linear qkv, out;
+  torch::nn::LayerNorm norm2;
+  torch::nn::Linear up, down;
+};
+
+struct Gpt : Module {
+  static constexpr std::int64_t kWords = 51;
+  explicit Gpt(bool checkpoints = false) : checkpoints(checkpoints) {
+    tokens = register_module("tokens", torch::nn::Embedding(kWords, 16));
+    places = register_parameter("places", at::randn({12, 16}) * 0.1);
+    for (int i = 0; i < 3; ++i) blocks->push_back(std::make_shared<Block>());
+    register_module("blocks", blocks);
+    norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({16})));
+  }
+  at::Tensor forward(const at::Tensor& ids) {
+    at::Tensor x = tokens(ids) + places;
+    for (const auto& block : *blocks) {
+      auto& b = *block->as<Block>();
+      x = checkpoints ? nn::checkpoint([&b](const auto& in) { return b.forward(in[0]); }, {x})
+                      : b.forward(x);
+    }
+    return at::linear(norm(x), tokens->weight);
+  }
+  bool checkpoints;
+  torch::nn::Embedding tokens{nullptr};
+  at::Tensor places;
+  torch::nn::ModuleList blocks;
+  torch::nn::LayerNorm norm{nullptr};
+};
+
+at::Tensor gpt_loss(Gpt& net) {
+  const at::Tensor ids = at::randint(Gpt::kWords, {2, 13}, at::kLong);
+  const at::Tensor logits = net.forward(ids.narrow(1, 0, 12));
+  return at::cross_entropy_loss(logits.flatten(0, 1), ids.narrow(1, 1, 12).flatten());
+}
+
+PlainModule checkpointed_gpt() {
+  const auto net = std::make_shared<Gpt>(/*checkpoints=*/true);
+  return {net, [net] { return gpt_loss(*net); }};
+}
+
+PlainModule transformer() {
+  auto layer = torch::nn::TransformerEncoderLayerOptions(12, 3).dim_feedforward(20).dropout(0.1);
+  const torch::nn::TransformerEncoder net(torch::nn::TransformerEncoderOptions(
+      torch::nn::TransformerEncoderLayer(layer), /*num_layers=*/3));
+  const auto module = net.ptr();
+  return {module, [module] { return module->forward(at::randn({5, 2, 12})).square().mean(); }};
+}
+
+struct Lstm : Module {
+  Lstm() {
+    lstm = register_module("lstm", torch::nn::LSTM(torch::nn::LSTMOptions(7, 9).num_layers(2)));
+    head = register_module("head", torch::nn::Linear(9, 5));
+  }
+  torch::nn::LSTM lstm{nullptr};
+  torch::nn::Linear head{nullptr};
+};
+
+at::Tensor lstm_loss(Lstm& net) {
+  return net.head(std::get<0>(net.lstm(at::randn({6, 3, 7})))).square().mean();
+}
+
+torch::nn::Conv2d convolution(int in, int out) {
+  return torch::nn::Conv2d(torch::nn::Conv2dOptions(in, out, 3).padding(1).bias(false));
+}
+
+struct ResidualBlock : Module {
+  explicit ResidualBlock(int channels)
+      : conv1(register_module("conv1", convolution(channels, channels))),
+        norm1(register_module("norm1", torch::nn::BatchNorm2d(channels))),
+        conv2(register_module("conv2", convolution(channels, channels))),
+        norm2(register_module("norm2", torch::nn::BatchNorm2d(channels))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    at::Tensor y = norm1(conv1(x)).relu_();  // in place
+    y = norm2(conv2(y));
+    return y.add_(x).relu_();
+  }
+  torch::nn::Conv2d conv1;
+  torch::nn::BatchNorm2d norm1;
+  torch::nn::Conv2d conv2;
+  torch::nn::BatchNorm2d norm2;
+};
+
+struct ResNet : Module {
+  ResNet()
+      : stem(register_module("stem", convolution(3, 6))),
+        blocks(
+            register_module("blocks", torch::nn::Sequential(ResidualBlock(6), ResidualBlock(6)))),
+        head(register_module("head", torch::nn::Linear(6, 10))) {}
+  torch::nn::Conv2d stem;
+  torch::nn::Sequential blocks;
+  torch::nn::Linear head;
+};
+
+at::Tensor resnet_loss(ResNet& net) {
+  const at::Tensor images = at::randn({2, 3, 8, 8});
+  const at::Tensor x = net.blocks->forward(net.stem(images)).mean({2, 3});
+  return at::cross_entropy_loss(net.head(x), at::randint(10, {2}, at::kLong));
+}
+
+struct Layers : Module {
+  Layers() {
+    for (const char* name : {"a", "b", "c"}) {
+      layers.push_back(register_module(name, torch::nn::Linear(11, 11)));
+    }
+  }
+  std::vector<torch::nn::Linear> layers;
+};
+
+at::Tensor used_twice(Layers& net) {
+  at::Tensor x = at::randn({4, 11});
+  for (const int i : {0, 1, 0, 2, 1}) x = net.layers[i](x).tanh();
+  return x.square().mean();
+}
+
+// Weights through views: a transpose, chunks, a slice, an expanded bias.
+at::Tensor through_views(Layers& net) {
+  at::Tensor x = at::randn({4, 11});
+  const at::Tensor turned = net.layers[0]->weight.t();
+  x = x.mm(turned).tanh_();
+  const auto parts = net.layers[1]->weight.chunk(2, 0);
+  x = at::cat({x.mm(parts[0].t()), x.mm(parts[1].t())}, 1).tanh_();
+  x = x.mm(turned) + net.layers[2]->bias.expand({4, 11});
+  return (x.narrow(1, 0, 5) * net.layers[2]->weight.narrow(0, 0, 1).narrow(1, 3, 5))
+      .square()
+      .mean();
+}
+
+struct WeightNorm : Module {
+  WeightNorm() {
+    for (const char* name : {"direction0", "direction1"}) {
+      directions.push_back(register_parameter(name, at::randn({9, 9})));
+    }
+    lengths = register_parameter("lengths", at::ones({2, 9, 1}));
+    last = register_module("last", torch::nn::Linear(9, 3));
+  }
+  std::vector<at::Tensor> directions;
+  at::Tensor lengths;
+  torch::nn::Linear last{nullptr};
+};
+
+at::Tensor weight_norm_loss(WeightNorm& net) {
+  at::Tensor x = at::randn({4, 9});
+  for (int i = 0; i < 2; ++i) {
+    const at::Tensor& direction = net.directions[i];
+    x = at::linear(x, net.lengths[i] * direction / direction.norm(2, {1}, /*keepdim=*/true)).tanh();
+  }
+  return net.last(x).square().mean();
+}
+
+at::Tensor with_penalty(Layers& net) {
+  at::Tensor loss = used_twice(net);
+  for (const at::Tensor& weight : net.parameters()) loss = loss + 0.01 * weight.square().sum();
+  return loss;
+}
+
+// A gradient penalty: the backward of the outputs is a part of the loss.
+at::Tensor with_second_backward(Layers& net) {
+  const at::Tensor x = at::randn({4, 11}).requires_grad_(true);
+  at::Tensor y = x;
+  for (auto& layer : net.layers) y = layer(y).tanh();
+  const auto slopes = torch::autograd::grad({y.sum()}, {x}, {}, /*retain_graph=*/true,
+                                            /*create_graph=*/true);
+  return y.square().mean() + slopes[0].square().mean();
+}
+
+// A function of the program's own, whose backward reads a weight that the graph does not show.
+struct OwnProduct : torch::autograd::Function<OwnProduct> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
+                            const at::Tensor& weight) {
+    context->save_for_backward({x, weight});
+    return x.mm(weight);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    const auto saved = context->get_saved_variables();
+    return {gradients[0].mm(saved[1].t()), saved[0].t().mm(gradients[0])};
+  }
+};
+
+at::Tensor with_own_function(Layers& net) {
+  at::Tensor x = at::randn({4, 11});
+  for (auto& layer : net.layers) x = OwnProduct::apply(x, layer->weight).tanh() + layer->bias;
+  return x.square().mean();
+}
+
+// The head is frozen, and a part is evaluated without a graph.
+at::Tensor with_frozen(Layers& net) {
+  for (at::Tensor& p : net.layers[2]->parameters()) p.requires_grad_(false);
+  const at::Tensor x = at::randn({4, 11});
+  at::Tensor target;
+  {
+    const at::NoGradGuard no_grad;
+    target = net.layers[1](net.layers[0](x));
+  }
+  return (net.layers[2](net.layers[0](x)) - net.layers[1](target)).square().mean();
+}
+
+}  // namespace
+
+std::vector<PlainCase> plain_cases() {
+  return {{"gpt2", [] { return made<Gpt>(gpt_loss); }},
+          {"gpt2_checkpointed", checkpointed_gpt},
+          {"transformer_encoder", transformer},
+          {"lstm", [] { return made<Lstm>(lstm_loss); }},
+          {"resnet", [] { return made<ResNet>(resnet_loss); }},
+          {"used_twice", [] { return made<Layers>(used_twice); }},
+          {"views", [] { return made<Layers>(through_views); }},
+          {"weight_norm", [] { return made<WeightNorm>(weight_norm_loss); }},
+          {"penalty", [] { return made<Layers>(with_penalty); }},
+          {"second_backward", [] { return made<Layers>(with_second_backward); }},
+          {"own_function", [] { return made<Layers>(with_own_function); }},
+          {"frozen", [] { return made<Layers>(with_frozen); }}};
+}
+
+PlainCase plain_case(const std::string& name) {
+  for (const PlainCase& each : plain_cases()) {
+    if (each.name == name) return each;
+  }
+  throw std::invalid_argument("no such module: " + name);
+}
+
+}  // namespace zero::testing

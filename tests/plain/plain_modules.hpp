@@ -1,0 +1,32 @@
+#pragma once
+
+#include <torch/nn/module.h>
+#include <torch/types.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <zero/nn/plain_model.hpp>
+
+namespace zero::testing {
+
+/// A module as users of torch::nn write it, and what a training program computes with it.
+struct PlainModule {
+  std::shared_ptr<torch::nn::Module> module;
+  /// The loss of a micro-batch; draws its data from LibTorch's default generator.
+  std::function<at::Tensor()> loss;
+};
+
+/// Makes one; the values of its parameters come from the default generator.
+struct PlainCase {
+  std::string name;
+  std::function<PlainModule()> make;
+  nn::UnitRule units = nn::default_units(/*bytes=*/1);
+};
+
+std::vector<PlainCase> plain_cases();
+PlainCase plain_case(const std::string& name);
+
+}  // namespace zero::testing
