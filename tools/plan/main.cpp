@@ -6,6 +6,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <iostream>
+#include <nlohmann/json.hpp>
 
 #include <zero/base/arguments.hpp>
 #include <zero/base/error.hpp>
@@ -28,16 +29,38 @@ class CommandLine {
 
   int run(int argc, char** argv) {
     base::parse_arguments(app_, "plan", argc, argv);
+    check_json();
     r_.policy = policy(dtype_, optimizer_);
     r_.model = !weights_.empty() ? model_of_files(weights_)
                : parameters_ > 0 ? model_of_size(parameters_, layers_)
                                  : model_of(nn::preset(model_), model_);
+    if (scenarios_) {
+      std::cout << scenarios(r_);
+      return 0;
+    }
     const Plan plan = make_plan(r_);
-    std::cout << (scenarios_ ? scenarios(r_) : to_text(plan));
+    base::Json json = to_json(plan);
+    json["run"] = base::run_metadata(argc, argv);
+    std::cout << (json_ == "-" ? json.dump(2) + "\n" : to_text(plan));
+    if (!json_.empty() && json_ != "-") {
+      base::write_json(json_, json);
+      std::cout << "\nfigures: " << json_ << "\n";
+    }
     return plan.feasible() ? 0 : 3;
   }
 
  private:
+  // The plan must not be written over a file that it is made from.
+  void check_json() const {
+    if (json_.empty() || json_ == "-" || weights_.empty()) return;
+    const auto place = base::place_of(json_);
+    if (place == base::place_of(weights_) || place == base::place_of(weights_ + "/config.json")) {
+      throw Error(
+          fmt::format("--json {} would be written over what --weights {} reads: name another file",
+                      json_, weights_));
+    }
+  }
+
   // Reads an option's text into `value`; an error names the option first.
   template <class T, class Parse>
   CLI::Option* quantity(const char* option, T& value, Parse parse, const char* help) {
@@ -108,23 +131,30 @@ class CommandLine {
     app_.add_option("--overhead", r_.break_even_share, "of compute, for the break-even batch")
         ->check(CLI::Range(1e-6, 1e6))
         ->check(base::refuse_nan);
+    quantity("--hybrid-threshold", r_.hybrid_threshold, parse_count,
+             "parameters from which on a unit is under ZeRO-3 in the hybrid (100M)");
+    auto* hybrid = app_.add_flag("--hybrid", r_.hybrid, "large units under ZeRO-3: a report");
+    auto* json = app_.add_option("--json", json_, "write the plan to this file; - prints it");
     auto* table = app_.add_flag("--scenarios", scenarios_, "which stage to take, when: a table");
     auto* hosts = app_.get_option("--ranks-per-host");
     for (const char* other :
          {"--memory", "--stage", "--tp", "--pp", "--shard-size", "--micro-batches",
           "--pipeline-schedule", "--sequence-parallel", "--partition-activations"}) {
       hosts->excludes(app_.get_option(other));
+      hybrid->excludes(app_.get_option(other));
       table->excludes(app_.get_option(other));
     }
     for (const char* other : {"--model", "--parameters", "--weights", "--world-size", "--batch"}) {
       table->excludes(app_.get_option(other));
     }
-    table->excludes(hosts)->excludes(app_.get_option("--bandwidth"));
+    hybrid->excludes(hosts);
+    table->excludes(hosts)->excludes(hybrid)->excludes(json);
+    table->excludes(app_.get_option("--bandwidth"));
   }
 
   CLI::App app_{"Says what a model needs under each stage, by formula, and which stage to take."};
   Request r_;
-  std::string model_ = "smollm2-360m", weights_, dtype_ = "mixed", optimizer_ = "adamw";
+  std::string model_ = "smollm2-360m", weights_, json_, dtype_ = "mixed", optimizer_ = "adamw";
   std::int64_t parameters_ = 0, layers_ = 0;
   bool scenarios_ = false;
 };

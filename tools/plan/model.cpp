@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <sstream>
 
 #include <zero/base/error.hpp>
+#include <zero/base/json_depth.hpp>
 #include <zero/base/table.hpp>
 #include <zero/safetensors/safetensors.hpp>
 
@@ -16,15 +18,36 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A layer by the first number in a tensor's name: {"model.layers.", 17}. Nothing for
-// "lm_head.weight": it is the root's.
+std::vector<Module> modules_of(const nn::LlamaConfig& c) {
+  const std::int64_t queries = c.heads * c.head_size, keys = c.kv_heads * c.head_size;
+  std::vector<Module> modules = {{"model.embed_tokens", 1, c.vocabulary * c.hidden}};
+  const std::pair<const char*, std::int64_t> of_layer[] = {
+      {"self_attn.q_proj", queries * c.hidden}, {"self_attn.k_proj", keys * c.hidden},
+      {"self_attn.v_proj", keys * c.hidden},    {"self_attn.o_proj", c.hidden * queries},
+      {"mlp.gate_proj", c.mlp * c.hidden},      {"mlp.up_proj", c.mlp * c.hidden},
+      {"mlp.down_proj", c.hidden * c.mlp},      {"input_layernorm", c.hidden},
+      {"post_attention_layernorm", c.hidden}};
+  for (const auto& [name, parameters] : of_layer) {
+    modules.push_back({std::string("model.layers.*.") + name, c.layers, parameters});
+  }
+  modules.push_back({"model.norm", 1, c.hidden});
+  if (c.classes > 0) modules.push_back({"score", 1, c.classes * c.hidden});
+  if (c.classes == 0 && !c.tied) modules.push_back({"lm_head", 1, c.vocabulary * c.hidden});
+  return modules;
+}
+
+// A layer by the first number in a tensor's name: {"model.layers.", 17}.
 using Layer = std::pair<std::string, int>;
-std::optional<Layer> layer_of(const std::string& tensor) {
+// The layer of "model.layers.17.mlp.up_proj.weight", whose number becomes a "*". Nothing for
+// "lm_head.weight": it is the root's.
+std::optional<Layer> take_layer(std::string& tensor) {
   std::istringstream words(tensor);
   std::string before, word;
   for (; std::getline(words, word, '.'); before += word + ".") {
     const bool is_number = word.find_first_not_of("0123456789") == std::string::npos;
-    if (is_number && !word.empty() && word.size() < 10) return Layer{before, std::stoi(word)};
+    if (!is_number || word.empty() || word.size() >= 10) continue;
+    tensor.replace(before.size(), word.size(), "*");
+    return Layer{before, std::stoi(word)};
   }
   return std::nullopt;
 }
@@ -34,10 +57,15 @@ std::optional<Layer> layer_of(const std::string& tensor) {
 void count_tensors(const fs::path& weights, Model& model) {
   const safetensors::Folder folder(weights);
   std::map<Layer, std::int64_t> layers;
+  std::map<std::string, Module> modules;
   model.parameters = model.root = 0;
   for (const std::string& name : folder.names()) {
-    const std::optional<Layer> layer = layer_of(name);
     const std::int64_t elements = folder.info(name).elements();
+    std::string pattern = name;
+    const std::optional<Layer> layer = take_layer(pattern);
+    Module& module = modules[name.substr(0, name.rfind('.'))];
+    module.name = pattern.substr(0, pattern.rfind('.'));
+    module.parameters += elements;
     model.parameters += elements;
     (layer ? layers[*layer] : model.root) += elements;
   }
@@ -46,12 +74,53 @@ void count_tensors(const fs::path& weights, Model& model) {
     if (elements > 0) model.units.push_back(elements);
   }
   if (model.units.empty()) std::swap(model.root, model.units.emplace_back());
+  std::map<std::pair<std::string, std::int64_t>, std::int64_t> counts;
+  for (const auto& [name, module] : modules) ++counts[{module.name, module.parameters}];
+  model.modules.clear();
+  for (const auto& [row, n] : counts) model.modules.push_back({row.first, n, row.second});
   const std::int64_t count = std::ssize(model.units);
   if (model.parameters > 0 && model.parameters <= nn::kMostParameters && count <= nn::kMostLayers)
     return;
   throw Error(
       fmt::format("{}: {} parameters in {} layers, but 1 to {} in at most {} are planned for",
                   weights.string(), model.parameters, count, nn::kMostParameters, nn::kMostLayers));
+}
+
+// What other architectures call the sizes of a transformer; 0 if a file says nothing, or has a
+// list with a size for each layer.
+Shape rough_shape(const nlohmann::json& config) {
+  const auto size = [&](std::initializer_list<const char*> keys, std::int64_t most) {
+    for (const char* key : keys) {
+      const auto value = config.value(key, nlohmann::json());
+      if (value.is_null() || value.is_structured()) continue;
+      return nn::size_from_json(config, key, /*least=*/0, most);
+    }
+    return std::int64_t{0};
+  };
+  const std::int64_t hidden = size({"hidden_size", "n_embd", "d_model"}, nn::kLargestSize);
+  const std::int64_t mlp =
+      size({"intermediate_size", "n_inner", "ffn_dim", "d_ff"}, nn::kLargestSize);
+  return {.layers = size({"num_hidden_layers", "n_layer", "num_layers"}, nn::kMostLayers),
+          .hidden = hidden,
+          .attention = hidden,
+          .mlp = mlp > 0 ? mlp : 4 * hidden,
+          .mlp_tensors = 3,
+          .vocabulary = size({"vocab_size"}, nn::kLargestSize)};
+}
+
+// A Llama; or, beside weights that say what it consists of, the sizes of another transformer.
+Model read_config(const fs::path& folder, bool has_weights) {
+  const std::string text = nn::read_config_text(folder);
+  try {
+    return model_of(nn::llama_config_from_json(text), "");
+  } catch (const Error& error) {
+    const auto config = nlohmann::json::parse(text, base::bounded_depth("config.json"),
+                                              /*allow_exceptions=*/false);
+    if (!has_weights || !config.is_object()) throw;
+    return {
+        .shape = rough_shape(config),
+        .notes = {fmt::format("{}; activations are estimated from its sizes alone", error.what())}};
+  }
 }
 
 }  // namespace
@@ -69,6 +138,7 @@ Model model_of(const nn::LlamaConfig& c, std::string name) {
           .parameters = parameters,
           .units = std::vector<std::int64_t>(static_cast<std::size_t>(c.layers), unit),
           .root = parameters - c.layers * unit,
+          .modules = modules_of(c),
           .shape = {.layers = c.layers,
                     .hidden = c.hidden,
                     .attention = c.heads * c.head_size,
@@ -112,15 +182,30 @@ Model model_of_files(const fs::path& path) {
   const fs::path folder = is_config || is_weights ? whole.parent_path() : whole;
   const bool has_weights = is_weights || fs::exists(whole / "model.safetensors") ||
                            fs::exists(whole / "model.safetensors.index.json");
+  const fs::path config = folder / "config.json";
+  if (!has_weights && !fs::exists(config)) {
+    throw Error(fmt::format(
+        "{}: no model is there; a folder with config.json or model.safetensors is needed, or one "
+        "such file",
+        path.string()));
+  }
   Model model;
   try {
-    model = model_of(nn::llama_config_from_json(nn::read_config_text(folder)), "");
+    if (fs::exists(config)) model = read_config(folder, has_weights);
   } catch (const Error& error) {
-    if (!has_weights) throw Error(fmt::format("{}: {}", path.string(), error.what()));
-    model.notes = {"no config.json of a Llama has the sizes of layers: activations are a guess"};
+    throw Error(fmt::format("{}: {}", config.string(), error.what()));
   }
+  const std::int64_t by_config = model.parameters;
   if (has_weights) count_tensors(whole, model);
-  if (!model.llama) model.shape = model_of_size(model.parameters, std::ssize(model.units)).shape;
+  if (by_config != 0 && by_config != model.parameters) {
+    model.notes.push_back(fmt::format(
+        "config.json describes {} parameters, the safetensors hold {}: the latter are planned for",
+        base::with_thousands(by_config), base::with_thousands(model.parameters)));
+  }
+  if (model.shape.layers < 1 || model.shape.hidden < 1) {
+    model.shape = model_of_size(model.parameters, std::ssize(model.units)).shape;
+    model.notes.push_back("no config.json gives the sizes of layers: activations are a guess");
+  }
   model.name = folder.filename();
   return model;
 }

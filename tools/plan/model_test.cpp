@@ -102,14 +102,24 @@ TEST(ModelFiles, HeadersCountWhateverTheArchitecture) {
   ASSERT_EQ(without_config.units.size(), 11U);
   for (int i = 0; i < 11; ++i) EXPECT_EQ(without_config.units[i], 4 * (i + 1) + 4) << i;
   EXPECT_THAT(without_config.notes, Contains(HasSubstr("guess")));
+  const auto module = [&](const std::string& name, std::int64_t count, std::int64_t parameters) {
+    return Contains(::testing::FieldsAre(name, count, parameters));
+  };
+  // The attentions all differ; the first number alone is that of a layer.
+  EXPECT_EQ(without_config.modules.size(), 2U + 11U + 1U);
+  EXPECT_THAT(without_config.modules,
+              ::testing::AllOf(module("wte", 1, 40), module("scale", 1, 1),
+                               module("h.*.attn", 1, 12), module("h.*.mlp.0", 11, 4)));
+
   folder.write("config.json", R"({"model_type": "gpt2", "n_layer": 11, "n_embd": 4})");
   const Model gpt = model_of_files(folder.path());
   EXPECT_EQ(gpt.parameters, without_config.parameters);
   EXPECT_EQ(gpt.shape.layers, 11);
-  EXPECT_THAT(gpt.notes, Contains(HasSubstr("guess")));
+  EXPECT_EQ(gpt.shape.mlp, 16);
+  EXPECT_THAT(gpt.notes, Contains(HasSubstr("gpt2")));
 }
 
-TEST(ModelFiles, OfALlamaHaveItsSizesAndAsManyParametersAsTheSafetensors) {
+TEST(ModelFiles, ADifferenceBetweenConfigAndWeightsIsSaid) {
   const TestFolder folder;
   folder.write("config.json", nn::to_hugging_face_json(nn::preset("tiny")).dump());
   testing::save_safetensors_folder(folder.path(),
@@ -117,11 +127,21 @@ TEST(ModelFiles, OfALlamaHaveItsSizesAndAsManyParametersAsTheSafetensors) {
                                    /*max_bytes=*/1'000'000);
   const Model model = model_of_files(folder.path());
   EXPECT_EQ(model.parameters, 256 * 64);
-  EXPECT_EQ(model.shape.mlp, nn::preset("tiny").mlp);
-  EXPECT_THAT(model.notes, IsEmpty());
+  EXPECT_THAT(model.notes, Contains(HasSubstr("hold 16,384")));
 }
 
-TEST(ModelFiles, SizesThatNoModelHasAreRefused) {
+TEST(ModelFiles, ListsOfSizesAndMissingOnesAreGuessed) {
+  const TestFolder folder;
+  testing::save_safetensors_folder(folder.path(), {{"h.0.weight", at::zeros({4, 4})}});
+  folder.write("config.json",
+               R"({"model_type": "other", "n_layer": 1, "n_embd": 4, "n_inner": null,
+            "intermediate_size": [16, 24]})");
+  const Model model = model_of_files(folder.path());
+  EXPECT_EQ(model.shape.hidden, 4);
+  EXPECT_EQ(model.shape.mlp, 16);
+}
+
+TEST(ModelFiles, SizesThatNoModelHasAreRefusedWithAndWithoutWeights) {
   for (const auto& [key, value] :
        std::vector<std::pair<std::string, std::string>>{{"vocab_size", "9223372036854775808"},
                                                         {"hidden_size", "4611686018427387904"},
@@ -136,7 +156,9 @@ TEST(ModelFiles, SizesThatNoModelHasAreRefused) {
     const std::string expected =
         fmt::format("{}: field '{}' of config.json is {}, but must be an integer from ",
                     path.string(), key, value);
-    EXPECT_THAT(refusal_of(path), HasSubstr(expected + "1 to "));
+    EXPECT_THAT(refusal_of(folder.path()), HasSubstr(expected + "1 to "));
+    testing::save_safetensors_folder(folder.path(), {{"h.0.weight", at::zeros({4, 4})}});
+    EXPECT_THAT(refusal_of(folder.path()), HasSubstr(expected + "0 to "));
   }
 }
 
@@ -162,13 +184,16 @@ TEST(ModelFiles, MoreLayersThanCanBePlannedForAreRefused) {
 
 TEST(ModelFiles, BadOnesAreRefused) {
   const TestFolder folder;
-  EXPECT_THAT(refusal_of(folder.path()), HasSubstr("config.json"));
-  EXPECT_THAT(refusal_of(folder / "nowhere"), HasSubstr("config.json"));
+  EXPECT_THAT(refusal_of(folder.path()), HasSubstr("no model is there"));
+  EXPECT_THAT(refusal_of(folder / "nowhere"), HasSubstr("no model is there"));
   folder.write("config.json", R"({"model_type": "gpt2"})");
   EXPECT_THAT(refusal_of(folder.path()), HasSubstr("'gpt2'"));
+  EXPECT_THAT(refusal_of(folder / "notes.txt"), HasSubstr("no model is there"));
   folder.write("config.json", "{");
   EXPECT_THAT(refusal_of(folder.path()), HasSubstr("not a JSON object"));
   folder.write("model.safetensors", "short");
+  EXPECT_THAT(refusal_of(folder.path()), HasSubstr("config.json"));
+  folder.write("config.json", R"({"model_type": "gpt2"})");
   EXPECT_THAT(refusal_of(folder.path()), HasSubstr("model.safetensors"));
 }
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "hosts.hpp"
+#include "hybrid.hpp"
 #include "quantity.hpp"
 #include "timing.hpp"
 
@@ -100,6 +101,8 @@ struct Request {
   double break_even_share = 0.05;  ///< communication over compute that counts as little
   MeshRequest mesh;
   HostRequest hosts;
+  bool hybrid = false;  ///< tables of the hybrid in place of the stages'
+  std::int64_t hybrid_threshold = kHybridThreshold;
 
   /// Of a rank in a step.
   std::int64_t tokens() const { return batch * sequence; }

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -9,6 +10,7 @@
 
 #include <tests/support/python.hpp>
 #include <zero/base/arguments.hpp>
+#include <zero/base/json.hpp>
 #include <zero/nn/llama_config.hpp>
 
 namespace zero::plan {
@@ -47,8 +49,31 @@ TEST(PlanProgram, PlansTheMeshThatIsNamedAndExitsWithItsVerdict) {
   EXPECT_EQ(yes.code, 0);
   EXPECT_THAT(yes.said, AllOf(HasSubstr("ZeRO-3 on 1x2x2x2"), HasSubstr("  40.00 GB\n")));
   EXPECT_EQ(run_plan(mesh + "--memory 2GB").code, 3);
+  const ProcessResult printed = run_plan(mesh + "--json -");
+  EXPECT_EQ(printed.code, 0);
+  EXPECT_EQ(base::Json::parse(printed.said)["wire"].size(), 4U);
   EXPECT_THAT(run_plan("--parameters 7e9 --batch 2 --micro-batches 2").said,
               HasSubstr("ZeRO-1 on 1x8x1x1"));
+}
+
+TEST(PlanProgram, PrintsTheHybridByModuleAndByUnit) {
+  const std::string asked = "--model smollm2-360m --nproc 8 --hybrid --hybrid-threshold 5M";
+  const ProcessResult printed = run_plan(asked);
+  EXPECT_EQ(printed.code, 0);
+  using ::testing::ContainsRegex;
+  EXPECT_THAT(
+      printed.said,
+      AllOf(ContainsRegex("model.embed_tokens +1 +47,185,920  ZeRO-3 "),
+            ContainsRegex("model.layers.\\*.mlp.up_proj +32 +2,457,600  ZeRO-2 "),
+            ContainsRegex("layer +32 +9,832,320  ZeRO-3 "),
+            ContainsRegex("\nZeRO-2 +289 +together "), ContainsRegex("\nall +33 +together "),
+            HasSubstr("5,000,000 parameters and more are under ZeRO-3")));
+  const base::Json json = base::Json::parse(run_plan(asked + " --json -").said);
+  EXPECT_EQ(json["modules"].size(), 14U);  // 11 and the sums
+  EXPECT_EQ(json["units"][0]["stage"], "ZeRO-3");
+  const ProcessResult number = run_plan("--parameters 7B --hybrid");
+  EXPECT_THAT(number.said, ContainsRegex("layer +29 +212,121,212  ZeRO-3 "));
+  EXPECT_THAT(run_plan("--hybrid --memory 24GB").said, HasSubstr("--memory excludes --hybrid"));
 }
 
 TEST(PlanProgram, SendsBetweenHostsInARingUnlessToldOtherwise) {
@@ -65,12 +90,48 @@ TEST(PlanProgram, PlansAFolderOfHuggingFace) {
   EXPECT_THAT(ended.said, HasSubstr("361,821,120 parameters"));
 }
 
+TEST(PlanProgram, WritesJsonOrPrintsIt) {
+  const testing::TestFolder folder;
+  const std::string path = (folder / "plan.json").string();
+  EXPECT_EQ(run_plan("--parameters 7B --json '" + path + "'").code, 0);
+  const base::Json written = base::read_json(path);
+  EXPECT_EQ(written["parameters"], 7'000'000'000);
+  EXPECT_TRUE(written["run"].contains("command_line"));
+  const ProcessResult printed = run_plan("--parameters 7B --json -");
+  EXPECT_EQ(base::Json::parse(printed.said)["parameters"], 7'000'000'000);
+}
+
+TEST(PlanProgram, ItsJsonCanBeDrawn) {
+  if (!testing::python_has({"matplotlib"}))
+    GTEST_SKIP() << testing::python() << " has no matplotlib";
+  const testing::TestFolder folder;
+  const std::string path = "'" + (folder / "p.json").string() + "'";
+  ASSERT_EQ(run_plan("--parameters 7B --memory 24GB --json " + path).code, 0);
+  const ProcessResult ended = testing::run_python("tools/plots/plot_plan.py " + path);
+  EXPECT_EQ(ended.code, 0) << ended.said;
+  EXPECT_GT(std::filesystem::file_size(folder / "p.png"), 10'000U);
+  EXPECT_THAT(testing::read_bytes(folder / "p.svg"), HasSubstr("</svg>"));
+}
+
+TEST(PlanProgram, DoesNotWriteOverWhatItReads) {
+  const testing::TestFolder folder;
+  const std::string config = nn::to_hugging_face_json(nn::preset("tiny")).dump();
+  const std::string path = folder.write("config.json", config).string();
+  for (const std::string& weights : {folder.path().string(), path}) {
+    const ProcessResult ended = run_plan("--weights '" + weights + "' --json '" + path + "'");
+    EXPECT_EQ(ended.code, 1) << ended.said;
+    EXPECT_THAT(ended.said,
+                HasSubstr("would be written over what --weights " + weights + " reads"));
+    EXPECT_EQ(testing::read_bytes(path), config);
+  }
+}
+
 TEST(PlanProgram, RefusesBadArgumentsWithAClearMessage) {
   for (const auto& [arguments, message] : std::vector<std::pair<std::string, std::string>>{
            {"--parameters 1.5x", "--parameters: '1.5x' is not a whole number"},
            {"--memory 24", "--memory: '24' is not an amount of memory"},
            {"--model smollm", "unknown model 'smollm'; known models: llama-1.5b"},
-           {"--weights /nowhere", "/nowhere/config.json"},
+           {"--weights /nowhere", "/nowhere: no model is there"},
            {"--stage zero4", "zero4 not in {ddp,zero1,zero2,zero3}"},
            {"--world-size 0", "Value 0 not in range"},
            {"--batch 0", "Value 0 not in range"},
@@ -108,6 +169,8 @@ TEST(PlanProgram, RefusesBadArgumentsWithAClearMessage) {
            {"--parameters 1e9 --model tiny", "excludes"},
            {"--model tiny --layers 3", "requires --parameters"},
            {"--weights ''", "--weights needs a name or a value"},
+           {"--model tiny --json ''", "--json needs a name or a value"},
+           {"--model tiny --json tools/CMakeLists.txt/x.json", "tools/CMakeLists.txt"},
            {"--memory= --model tiny", "--memory needs a name or a value"},
        }) {
     const ProcessResult ended = run_plan(arguments);
@@ -140,6 +203,8 @@ std::vector<Example> examples() {
       found.back().output += line + "\n";
     }
   }
+  std::erase_if(found,
+                [](const Example& e) { return e.arguments.find("--json") != std::string::npos; });
   return found;
 }
 

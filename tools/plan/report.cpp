@@ -4,14 +4,16 @@
 
 #include <algorithm>
 #include <cmath>
+#include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
 
-#include <zero/base/table.hpp>
+#include "sheet.hpp"
 
 namespace zero::plan {
 namespace {
 
-using base::Align, base::Column, base::fixed, base::with_thousands;
+using base::Json, base::fixed, base::with_thousands;
 
 // A sentence, broken at spaces for 100 columns; further lines begin with `indent`.
 std::string wrapped(std::string text, const std::string& indent = "") {
@@ -29,90 +31,104 @@ std::string say(fmt::format_string<Args...> text, Args&&... args) {
   return wrapped(fmt::format(text, std::forward<Args>(args)...));
 }
 
+template <class T>
+Json or_null(const std::optional<T>& value) {
+  return value ? Json(*value) : Json();
+}
+
 std::string row_name(const Plan& plan, const StagePlan& row) {
   const std::string offload = row.offloaded ? " + offload" : "";
   return name(row.stage) + (plan.request.has_mesh() ? " on " + text(row.mesh) : offload);
 }
 
-void add(std::vector<Column>& columns, const std::vector<std::string>& headers,
-         const std::string& unit = "", const std::string& group = "") {
-  for (const std::string& header : headers) columns.push_back({header, Align::kRight, unit, group});
-}
-
-std::string memory_table(const Plan& plan) {
+Sheet memory_sheet(const Plan& plan) {
   const Request& r = plan.request;
-  std::vector<Column> columns = {{"stage", Align::kLeft}};
-  add(columns, {"params", "grads", "optimizer", "total"}, name(plan.unit()), "model states");
-  add(columns, {"transients", "activations", "all"}, name(plan.unit()));
-  if (r.memory) columns.push_back({"fits", Align::kLeft, at_most(r.memory->bytes, r.memory->unit)});
-  base::Table table(columns);
+  Sheet sheet(plan.unit());
+  sheet.columns({"stage"});
+  sheet.columns({"params", "grads", "optimizer", "total"}, name(plan.unit()), "model states");
+  sheet.columns({"transients", "activations", "all"}, name(plan.unit()));
+  if (r.memory) sheet.columns({"fits"}, at_most(r.memory->bytes, r.memory->unit));
   for (const StagePlan& s : plan.stages) {
-    std::vector<std::string> cells = {row_name(plan, s)};
-    for (const std::int64_t bytes : {s.states.parameters, s.states.gradients, s.states.optimizer,
-                                     s.states.total(), s.transients, s.activations, s.total()}) {
-      cells.push_back(in(static_cast<double>(bytes), plan.unit()));
-    }
-    if (r.memory) cells.push_back(r.fits(s) ? "yes" : "no");
-    table.add_row(cells);
+    std::vector<Json> row = {
+        row_name(plan, s), s.states.parameters, s.states.gradients, s.states.optimizer,
+        s.states.total(),  s.transients,        s.activations,      s.total()};
+    if (r.memory) row.push_back(r.fits(s));
+    sheet.add(row);
   }
-  return table.to_text();
+  return sheet;
 }
 
-std::string step_table(const Plan& plan) {
-  std::vector<Column> columns = {{"stage", Align::kLeft},
-                                 {"sent", Align::kRight, name(plan.unit()), "a rank sends"},
-                                 {"in V", Align::kRight, "", "a rank sends"}};
-  add(columns, {"compute", "communication", "exposed", "all"}, "s", "a step");
-  add(columns, {"break-even batch"});
-  base::Table table(columns);
+Sheet step_sheet(const Plan& plan) {
+  Sheet sheet(plan.unit());
+  sheet.columns({"stage"});
+  sheet.columns({"sent"}, name(plan.unit()), "a rank sends").columns({"in V"}, "", "a rank sends");
+  sheet.columns({"compute", "communication", "exposed", "all"}, "s", "a step");
+  sheet.columns({"break-even batch"});
   const double v = copies(plan.request.model.parameters, plan.request.policy).parameters;
   for (const StagePlan& s : plan.stages) {
     if (s.offloaded) continue;
-    table.add_row({row_name(plan, s), in(s.sent.total(), plan.unit()), fixed(s.sent.total() / v, 3),
-                   fixed(s.time.compute, 3), fixed(s.time.communication, 3),
-                   fixed(s.time.exposed, 3), fixed(s.time.total(), 3),
-                   s.break_even_batch ? with_thousands(*s.break_even_batch) : "-"});
+    sheet.add({row_name(plan, s), s.sent.total(), s.sent.total() / v, s.time.compute,
+               s.time.communication, s.time.exposed, s.time.total(), or_null(s.break_even_batch)});
   }
-  return table.to_text();
+  return sheet;
 }
 
-std::string wire_table(const Plan& plan) {
-  std::vector<Column> columns = {{"stage", Align::kLeft}};
-  add(columns, {"shards", "replicas", "tensor", "pipeline", "all"}, name(plan.unit()),
-      "a rank sends along");
-  add(columns, {"micro-batches"});
-  add(columns, {"bubble"}, "%");
-  base::Table table(columns);
+Sheet wire_sheet(const Plan& plan) {
+  Sheet sheet(plan.unit());
+  sheet.columns({"stage"});
+  sheet.columns({"shards", "replicas", "tensor", "pipeline", "all"}, name(plan.unit()),
+                "a rank sends along");
+  sheet.columns({"micro-batches"}).columns({"bubble"}, "%");
   for (const StagePlan& s : plan.stages) {
-    std::vector<std::string> cells = {row_name(plan, s)};
-    const auto& [shards, replicas, tensor, pipeline] = s.sent;
-    for (const double bytes : {shards, replicas, tensor, pipeline, s.sent.total()}) {
-      cells.push_back(in(bytes, plan.unit()));
-    }
-    cells.insert(cells.end(), {with_thousands(s.micro_batches), fixed(100 * s.bubble(), 1)});
-    table.add_row(cells);
+    sheet.add({row_name(plan, s), s.sent.shards, s.sent.replicas, s.sent.tensor, s.sent.pipeline,
+               s.sent.total(), s.micro_batches, s.bubble()});
   }
-  return table.to_text();
+  return sheet;
 }
 
-std::string host_table(const Plan& plan) {
+Sheet host_sheet(const Plan& plan) {
   const std::string unit = name(plan.unit());
-  const auto bytes = [&](double value) { return in(value, plan.unit()); };
-  base::Table table({{"way", Align::kLeft},
-                     {"states", Align::kRight, unit},
-                     {"inside", Align::kRight, unit, "a rank sends"},
-                     {"ring", Align::kRight, unit, "leaves a host"},
-                     {"direct", Align::kRight, unit, "leaves a host"},
-                     {"time", Align::kRight, "s"},
-                     {"from ratio", Align::kRight, "", "pays"},
-                     {"below", Align::kRight, "GB/s", "pays"}});
+  Sheet sheet(plan.unit());
+  sheet.columns({"way"}).columns({"states"}, unit).columns({"inside"}, unit, "a rank sends");
+  sheet.columns({"ring", "direct"}, unit, "leaves a host").columns({"time"}, "s");
+  sheet.columns({"from ratio"}, "", "pays").columns({"below"}, "GB/s", "pays");
   for (const HostPlan& h : plan.hosts) {
-    const double ratio = h.pays_from.value_or(NAN), inside = plan.request.machine.bandwidth;
-    table.add_row({h.name, bytes(static_cast<double>(h.states.total())), bytes(h.sum().inside),
-                   bytes(h.leaves_by_ring), bytes(h.leaves_directly), fixed(h.seconds, 3),
-                   fixed(ratio, 3), fixed(inside / ratio / 1e9, 3)});
+    const double below = plan.request.machine.bandwidth / h.pays_from.value_or(0) / 1e9;
+    sheet.add({h.name, h.states.total(), h.sum().inside, h.leaves_by_ring, h.leaves_directly,
+               h.seconds, or_null(h.pays_from), std::isfinite(below) ? Json(below) : Json()});
   }
-  return table.to_text();
+  return sheet;
+}
+
+Sheet hybrid_sheet(const Plan& plan, const std::vector<HybridPart>& parts, const char* what) {
+  Sheet sheet(plan.unit());
+  sheet.columns({what, "number", "parameters of each", "stage"});
+  sheet.columns({"model states", "sent"}, name(plan.unit()), "all of them, of a rank");
+  const auto add = [&](const HybridPart& p, const Json& each, const char* stage) {
+    sheet.add({p.name, p.count, each, stage, p.states, p.sent});
+  };
+  for (const HybridPart& part : parts) add(part, part.parameters, name(part.stage));
+  for (const Stage stage : {Stage::kZero3, Stage::kZero2}) {
+    if (total(parts, stage).count > 0) add(total(parts, stage), "", "together");
+  }
+  add(total(parts), "", "together");
+  return sheet;
+}
+
+std::vector<HybridPart> units_of(const Request& r) {
+  return hybrid_units(r.model, r.policy, r.world_size, r.hybrid_threshold);
+}
+
+std::vector<std::pair<const char*, Sheet>> sheets(const Plan& plan) {
+  const Request& r = plan.request;
+  if (!plan.hosts.empty()) return {{"hosts", host_sheet(plan)}};
+  if (r.has_mesh()) return {{"memory", memory_sheet(plan)}, {"wire", wire_sheet(plan)}};
+  if (!r.hybrid) return {{"memory", memory_sheet(plan)}, {"steps", step_sheet(plan)}};
+  std::vector<std::pair<const char*, Sheet>> parts;
+  const auto modules = hybrid(r.model.modules, r.policy, r.world_size, r.hybrid_threshold);
+  if (!modules.empty()) parts.emplace_back("modules", hybrid_sheet(plan, modules, "module"));
+  parts.emplace_back("units", hybrid_sheet(plan, units_of(r), "unit"));
+  return parts;
 }
 
 std::string title(const Request& r) {
@@ -143,12 +159,14 @@ std::string about_hosts(const Plan& plan) {
              fixed(least.seconds, 3), exact.name, fixed(exact.seconds, 3));
 }
 
+std::int64_t crossover(const Request& r) {
+  return tensor_parallel_crossover(r.model.largest_unit(), r.model.shape.hidden, r.policy);
+}
+
 std::string about_stages(const Plan& plan) {
   const Request& r = plan.request;
   const LookaheadPlan& k = plan.lookahead;
-  const std::int64_t tokens = r.tokens() * r.world_size,
-                     even = tensor_parallel_crossover(r.model.largest_unit(), r.model.shape.hidden,
-                                                      r.policy);
+  const std::int64_t tokens = r.tokens() * r.world_size, even = crossover(r);
   std::string text =
       say("V is one copy of the parameters. Transients and activations are estimates, and \"all\" "
           "is a bound. Times for {} GB/s, {} a collective and {} TFLOP/s attained; exposed is what "
@@ -182,7 +200,41 @@ std::string paragraphs(const Plan& plan) {
         "rank has batch x T x p samples in a step. \"All\" that is held is a bound, and sent is by "
         "the rank that sends most.");
   }
+  if (plan.request.hybrid) {
+    return say(
+        "{} parameters and more are under ZeRO-3, fewer under ZeRO-2: by module, or by unit as "
+        "whole_below of engine3.",
+        with_thousands(plan.request.hybrid_threshold));
+  }
   return about_stages(plan) + (plan.request.memory ? "\n" + wrapped(plan.choice.says) : "");
+}
+
+// Memory against communication: from DDP to ZeRO-3 at several world sizes, and beside that.
+void add_curves(const Plan& plan, Json& json) {
+  const Request& r = plan.request;
+  const auto point = [&](const std::string& what, double sent, std::int64_t states) {
+    return Json{{"name", what}, {"sent_bytes", sent}, {"model_state_bytes", states}};
+  };
+  const auto of = [&](const std::string& what, Scheme scheme, Stage stage, std::int64_t n) {
+    return point(what, sent(scheme, copies(r.model.parameters, r.policy), n).total(),
+                 model_states(r.model.parameters, r.policy, stage, n).total());
+  };
+  for (const std::int64_t n : std::set<std::int64_t>{2, 8, 64, r.world_size}) {
+    Json points;
+    for (const Stage s : kStages) points.push_back(of(name(s), scheme_of(s), s, n));
+    json["curves"].push_back({{"world_size", n}, {"points", points}});
+  }
+  Json& beside = json["beside"];
+  beside.push_back(of("ZeRO-1 naive", Scheme::kZero1Naive, Stage::kZero1, r.world_size));
+  const HybridPart all = total(units_of(r)), large = total(units_of(r), Stage::kZero3);
+  if (large.count > 0 && large.count < all.count) {
+    beside.push_back(point("hybrid", all.sent, all.states));
+  }
+  for (const StagePlan& s : plan.stages) {
+    if (!s.offloaded) continue;
+    beside.push_back(of(row_name(plan, s), Scheme::kZero3, Stage::kZero3, r.world_size));
+    beside.back()["model_state_bytes"] = s.states.total();
+  }
 }
 
 // Parameters, ranks, memory, bandwidth and batch.
@@ -197,24 +249,44 @@ constexpr const char* kScenarios[] = {
 }  // namespace
 
 std::string to_text(const Plan& plan) {
-  const bool has_mesh = plan.request.has_mesh();
-  return title(plan.request) + "\n" +
-         (plan.hosts.empty()
-              ? memory_table(plan) + "\n" + (has_mesh ? wire_table(plan) : step_table(plan))
-              : host_table(plan)) +
+  std::string text = title(plan.request);
+  for (const auto& [key, sheet] : sheets(plan)) text += "\n" + sheet.to_text();
+  return text +
          "\nBytes of the fullest rank; MiB = 2^20, GiB = 2^30, GB = 10^9. docs/planner.md explains "
          "all columns.\n" +
          paragraphs(plan);
 }
 
+Json to_json(const Plan& plan) {
+  const Request& r = plan.request;
+  const Choice& choice = plan.choice;
+  const auto stage = [](const std::optional<StagePlan>& s) {
+    return s ? Json(name(s->stage)) : Json();
+  };
+  Json json = {{"model", r.model.name},
+               {"parameters", r.model.parameters},
+               {"policy", {{"name", r.policy.name}}},
+               {"world_size", r.world_size},
+               {"memory_bytes", r.memory ? Json(r.memory->bytes) : Json()},
+               {"notes", r.model.notes},
+               {"tensor_parallel_crossover_tokens", crossover(r)},
+               {"lookahead", {{"needed", plan.lookahead.needed}, {"used", plan.lookahead.used}}},
+               {"choice",
+                {{"stage", stage(choice.taken)},
+                 {"next", stage(choice.next)},
+                 {"says", choice.says},
+                 {"ranks_for_model_states", or_null(choice.ranks_for_states)},
+                 {"ranks_for_all", or_null(choice.ranks_for_all)}}}};
+  for (const auto& [key, sheet] : sheets(plan)) json[key] = sheet.to_json();
+  add_curves(plan, json);
+  return json;
+}
+
 std::string scenarios(Request request) {
-  std::vector<Column> columns = {{"parameters", Align::kLeft}, {"ranks"}, {"memory", Align::kLeft},
-                                 {"link", Align::kLeft},       {"batch"}, {"take", Align::kLeft}};
-  add(columns, {"step", "exposed"}, "s");
-  columns.push_back({"", Align::kLeft, "", "next best"});
-  add(columns, {"time"}, "%", "next best");
-  add(columns, {"memory"}, "GB", "next best");
-  base::Table table(columns);
+  Sheet sheet(Unit::kGB);
+  sheet.columns({"parameters", "ranks", "memory", "link", "batch", "take"});
+  sheet.columns({"step", "exposed"}, "s").columns({""}, "", "next best");
+  sheet.columns({"time"}, "%", "next best").columns({"memory"}, "GB", "next best");
   for (const char* scenario : kScenarios) {
     std::istringstream words(scenario);
     std::string parameters, memory, bandwidth;
@@ -223,24 +295,20 @@ std::string scenarios(Request request) {
     request.memory = parse_memory(memory);
     request.machine.bandwidth = parse_bandwidth(bandwidth);
     const auto [taken, next, says, for_states, for_all] = make_plan(request).choice;
-    std::vector<std::string> cells = {parameters, with_thousands(request.world_size), memory,
-                                      bandwidth, with_thousands(request.batch)};
+    std::vector<Json> row = {parameters, request.world_size, memory, bandwidth, request.batch};
     if (taken) {
-      cells.insert(cells.end(), {name(taken->stage), fixed(taken->time.total(), 3),
-                                 fixed(taken->time.exposed, 3)});
+      row.insert(row.end(), {name(taken->stage), taken->time.total(), taken->time.exposed});
     } else {
-      cells.insert(cells.end(),
-                   {"none", "-", "-", for_all ? fmt::format("{} ranks", *for_all) : "-"});
+      row.insert(row.end(), {"none", {}, {}, for_all ? fmt::format("{} ranks", *for_all) : "-"});
     }
     if (next) {
-      const double longer = next->time.total() / taken->time.total() - 1;
-      const auto more = static_cast<double>(next->total() - taken->total());
-      cells.insert(cells.end(), {name(next->stage), fixed(100 * longer, 1), in(more, Unit::kGB)});
+      row.insert(row.end(), {name(next->stage), next->time.total() / taken->time.total() - 1,
+                             next->total() - taken->total()});
     }
-    cells.resize(columns.size(), "-");
-    table.add_row(cells);
+    row.resize(11);
+    sheet.add(row);
   }
-  return table.to_text();
+  return sheet.to_text();
 }
 
 }  // namespace zero::plan
