@@ -36,14 +36,14 @@ struct Hosts {
   }
   HostPhase inside_host(double bytes) const { return {bytes * (per_host - 1) / per_host, 0, 0}; }
 
-  // A rank quantises its shard and dequantises all. A secondary shard is packed already.
+  // A rank quantizes its shard and dequantizes all. A secondary shard is packed already.
   HostPhase gather(double count, bool quantizes, bool secondary = false) const {
     const double bytes = parameters(count, quantizes), values = parameters(count, false);
     HostPhase phase = secondary ? inside_host(bytes) : over_all(bytes);
     if (quantizes) phase.quantized = secondary ? values : values / ranks + values;
     return phase;
   }
-  // qgZ, half a byte each: a rank quantises all gradients and adds up as many values in the first
+  // qgZ, half a byte each: a rank quantizes all gradients and adds up as many values in the first
   // hop, in the second one those of its place.
   std::vector<HostPhase> reduce(bool quantizes) const {
     if (!quantizes) return {over_all(gradients)};

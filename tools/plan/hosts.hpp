@@ -31,7 +31,7 @@ enum class Sending {
 struct HostRequest {
   std::optional<std::int64_t> ranks_per_host;  ///< S: consecutive ranks; R = N/S hosts
   double bandwidth = 10e9;           ///< bytes a second that a rank sends to other hosts with
-  double quantize_bandwidth = 1e12;  ///< bytes of values that a rank quantises in a second
+  double quantize_bandwidth = 1e12;  ///< bytes of values that a rank quantizes in a second
   Sending sending = Sending::kRing;
   std::int64_t block = quantization::Format{}.block;  ///< parameters that share a scale
   std::int64_t gradient_block = 256;                  ///< elements of a gradient that share one
@@ -41,7 +41,7 @@ struct HostRequest {
 struct HostPhase {
   double inside = 0;     ///< bytes that a rank sends to ranks of its host
   double between = 0;    ///< bytes that a rank sends to other hosts
-  double quantized = 0;  ///< bytes of values that it quantises or dequantises
+  double quantized = 0;  ///< bytes of values that it quantizes or dequantizes
 };
 
 /// One way to train on R hosts of S ranks.
@@ -51,13 +51,13 @@ struct HostPlan {
   std::vector<HostPhase> phases;  ///< the collectives of a step
   /// Bytes that leave a host in a step with one micro-batch, with each way of sending.
   double leaves_by_ring = 0, leaves_directly = 0;
-  double seconds = 0;  ///< communication and quantising, nothing hidden
+  double seconds = 0;  ///< communication and quantizing, nothing hidden
   /// The smallest W_inside/W_between from which on this takes less time than ZeRO-3, where
   /// W_inside is Machine::bandwidth: 0 for any ratio, nothing if it never does.
   std::optional<double> pays_from = {};
 
   /// Sums of `phases`: what a rank sends in a step with one micro-batch, and the values that it
-  /// quantises.
+  /// quantizes.
   HostPhase sum() const;
 };
 

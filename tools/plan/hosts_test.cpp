@@ -78,8 +78,8 @@ TEST(Hosts, HpzPaysWhereALinkBetweenHostsIsSlowerThanOneInside) {
 }
 
 // Where a link between hosts decides, two gathers save the time of 3/8 of V each and cost that of
-// quantising a quarter of V and dequantising V.
-TEST(Hosts, QwzPaysWhereALinkIsSlowerThanQuantising) {
+// quantizing a quarter of V and dequantizing V.
+TEST(Hosts, QwzPaysWhereALinkIsSlowerThanQuantizing) {
   Request request = request_on(2, 2);
   request.hosts.quantize_bandwidth = request.machine.bandwidth / 10;
   const double saved = 0.5 * (4 - 1 - kScale), costs = 4 * 1.25 * 10;
@@ -133,7 +133,7 @@ TEST(Hosts, TheAdviceIsWhatTakesLeastTimeAndWhatDoesWithoutRounding) {
   EXPECT_THAT(advice(), HasSubstr("Least time: hpZ ("));
 }
 
-TEST(Hosts, APhaseTakesTheLongerOfTwoLinksAndQuantises) {
+TEST(Hosts, APhaseTakesTheLongerOfTwoLinksAndQuantizes) {
   Request request;
   request.machine.bandwidth = 6;
   request.hosts.quantize_bandwidth = 7;

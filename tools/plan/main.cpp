@@ -119,7 +119,7 @@ class CommandLine {
     count("--ranks-per-host", hosts.ranks_per_host, kMostRanks, "compare HSDP and parts of ZeRO++");
     quantity("--host-bandwidth", hosts.bandwidth, parse_bandwidth, "to other hosts (10GB/s)");
     quantity("--quantize-bandwidth", hosts.quantize_bandwidth, parse_bandwidth,
-             "bytes of values that a rank quantises or dequantises in a second (1000GB/s)");
+             "bytes of values that a rank quantizes or dequantizes in a second (1000GB/s)");
     choice<Sending>("--collectives", hosts.sending, {"ring", "direct"}, "ring unless named");
   }
 

@@ -93,9 +93,9 @@ Sheet host_sheet(const Plan& plan) {
   sheet.columns({"ring", "direct"}, unit, "leaves a host").columns({"time"}, "s");
   sheet.columns({"from ratio"}, "", "pays").columns({"below"}, "GB/s", "pays");
   for (const HostPlan& h : plan.hosts) {
-    const double below = plan.request.machine.bandwidth / h.pays_from.value_or(0) / 1e9;
+    const double ratio = h.pays_from.value_or(NAN);
     sheet.add({h.name, h.states.total(), h.sum().inside, h.leaves_by_ring, h.leaves_directly,
-               h.seconds, or_null(h.pays_from), std::isfinite(below) ? Json(below) : Json()});
+               h.seconds, ratio, plan.request.machine.bandwidth / ratio / 1e9});
   }
   return sheet;
 }
@@ -148,9 +148,9 @@ std::string about_hosts(const Plan& plan) {
   const HostPlan& exact = std::ranges::min(plan.hosts, {}, [](const HostPlan& h) {
     return std::pair(h.sum().quantized > 0, h.seconds);
   });
-  return say("{} hosts of {} ranks. Time: communication and quantising of a step by {}, nothing "
+  return say("{} hosts of {} ranks. Time: communication and quantizing of a step by {}, nothing "
              "hidden, at {} GB/s of a rank inside its host, {} GB/s to other hosts and {} GB/s of "
-             "values quantised. A way pays if it takes less time than ZeRO-3.",
+             "values quantized. A way pays if it takes less time than ZeRO-3.",
              plan.request.world_size / *hosts.ranks_per_host, *hosts.ranks_per_host,
              hosts.sending == Sending::kRing ? "ring" : "direct sends",
              fixed(plan.request.machine.bandwidth / 1e9, 3), fixed(hosts.bandwidth / 1e9, 3),
@@ -230,10 +230,11 @@ void add_curves(const Plan& plan, Json& json) {
   if (large.count > 0 && large.count < all.count) {
     beside.push_back(point("hybrid", all.sent, all.states));
   }
-  for (const StagePlan& s : plan.stages) {
-    if (!s.offloaded) continue;
-    beside.push_back(of(row_name(plan, s), Scheme::kZero3, Stage::kZero3, r.world_size));
-    beside.back()["model_state_bytes"] = s.states.total();
+  if (r.policy.optimizer > 0 && r.stage.value_or(Stage::kZero3) == Stage::kZero3) {
+    const Policy on_device = {"", r.policy.parameter, r.policy.gradient, 0};
+    const auto held = model_states(r.model.parameters, on_device, Stage::kZero3, r.world_size);
+    beside.push_back(of("ZeRO-3 + offload", Scheme::kZero3, Stage::kZero3, r.world_size));
+    beside.back()["model_state_bytes"] = held.total();
   }
 }
 
