@@ -97,8 +97,14 @@ TEST(PlanProgram, WritesJsonOrPrintsIt) {
   const base::Json written = base::read_json(path);
   EXPECT_EQ(written["parameters"], 7'000'000'000);
   EXPECT_TRUE(written["run"].contains("command_line"));
-  const ProcessResult printed = run_plan("--parameters 7B --json -");
-  EXPECT_EQ(base::Json::parse(printed.said)["parameters"], 7'000'000'000);
+  const ProcessResult printed = run_plan("--parameters 1.5e9 --memory 16GB --json -");
+  const base::Json json = base::Json::parse(printed.said);
+  EXPECT_EQ(json["parameters"], 1'500'000'000);
+  EXPECT_EQ(json["memory"][3]["model_states_total_bytes"], 3'000'000'000);
+  EXPECT_EQ(json["choice"]["stage"], "ZeRO-1");
+  EXPECT_EQ(json["choice"]["next"], "ZeRO-2");
+  EXPECT_EQ(json["beside"][1]["name"], "ZeRO-3 + offload");
+  EXPECT_EQ(json["beside"][1]["model_state_bytes"], 750'000'000);
 }
 
 TEST(PlanProgram, ItsJsonCanBeDrawn) {
