@@ -10,6 +10,7 @@
 #include "judge.hpp"
 #include "rank_log.hpp"
 #include "reference.hpp"
+#include "small_formulas.hpp"
 
 namespace zero::exercise {
 namespace {
@@ -42,19 +43,25 @@ std::optional<std::string> judge_at(int chapter, const dist::LaunchOptions& opti
   output = printed_by(exits);
   if (auto mistake = judge_exits(exits, chapter)) return mistake;
   const bool in_groups = chapter == 6;  // it adds in another order
+  const auto reference = [&](const dist::RankFunction& train) {
+    return run_reference(options, chapter == 9 ? kMicroBatches : ranks, train);
+  };
   const References references = {
-      run_reference(options, ranks, in_groups ? train_hsdp : train_ddp), [&] {
-        return run_reference(options, ranks,
-                             in_groups ? train_hsdp_with_sums : train_ddp_with_sums);
-      }};
-  return judge_run(chapter, logs_of(exits), references);
+      reference(in_groups ? train_hsdp : train_ddp),
+      [&] { return reference(in_groups ? train_hsdp_with_sums : train_ddp_with_sums); },
+      [&] { return reference(train_ddp_with_last); }};
+  return chapter == 9 ? judge_pipeline(logs_of(exits), references)
+                      : judge_run(chapter, logs_of(exits), references);
 }
 
 int chapter_of(const std::string& exercise) { return exercise[1] - '0'; }
 
-// Most mistakes need two ranks, those of chapter 06 two groups of two.
+// Most mistakes need two ranks, those of chapter 06 two groups of two. In chapter 09 the last
+// number is more than there are micro-batches.
 std::vector<int> numbers_of_ranks(int chapter) {
-  return chapter == 6 ? std::vector{4, 3, 6, 2, 1} : std::vector{2, 3, 4, 1};
+  return chapter == 6   ? std::vector{4, 3, 6, 2, 1}
+         : chapter == 9 ? std::vector{2, 3, 4, 1, 8}
+                        : std::vector{2, 3, 4, 1};
 }
 
 void check_program(const std::string& exercise, const dist::LaunchOptions& options,
@@ -77,11 +84,12 @@ namespace zero::dist {
 std::vector<RankExit> graded_launch_ranks(const std::string& exercise, const LaunchOptions& options,
                                           const RankFunction& function) {
   const auto check = [&] { exercise::check_program(exercise, options, function); };
-  const char* const ranks = exercise::chapter_of(exercise) == 6 ? "3, 4 and 6" : "3 and 4";
+  const int chapter = exercise::chapter_of(exercise);
+  const char* const ranks = chapter == 6 ? "3, 4 and 6" : chapter == 9 ? "3, 4 and 8" : "3 and 4";
   std::exit(exercise::grade(
       exercise, check,
-      fmt::format("bytes held, bytes sent and weights are as they must be at 1, 2, {} ranks",
-                  ranks)));
+      fmt::format("{}bytes held, bytes sent and weights are as they must be at 1, 2, {} ranks",
+                  chapter == 9 ? "the order, " : "", ranks)));
 }
 
 }  // namespace zero::dist

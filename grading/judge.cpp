@@ -95,8 +95,32 @@ string error_of(const dist::RankExit& exit) {
   return text;
 }
 
+// What only a pipeline does: messages and micro-batches.
+optional<string> describe_exit_of_stage(const dist::RankExit& exit, const string& error) {
+  if (exit.output.find("never waited on") != string::npos) {
+    return fmt::format("rank {} starts a send that it never waits for", exit.rank);
+  }
+  if (error.find("ndefined") != string::npos) {
+    return fmt::format("rank {} uses a tensor that it does not hold ({})", exit.rank, error);
+  }
+  if (error.find("_M_range_check") != string::npos) {
+    return fmt::format("rank {} runs a micro-batch that does not exist ({})", exit.rank, error);
+  }
+  if (error.find("nothing from rank") == string::npos) return std::nullopt;
+  return fmt::format(
+      "rank {} waits forever {}", exit.rank,
+      error.rfind("send", 0) == 0
+          ? "until what it has sent is received: does the other rank wait for a send of its own "
+            "(start a send, and wait for it later), or is a backward missing there?"
+          : "for a message that the other rank does not send before it has received one: look at "
+            "the order of both");
+}
+
 string describe_exit(const dist::RankExit& exit, int chapter) {
   const string error = error_of(exit);
+  if (chapter == 9) {
+    if (auto text = describe_exit_of_stage(exit, error)) return *text;
+  }
   if (exit.output.find("never waited on") != string::npos) {
     return fmt::format("rank {} starts a collective that it never waits for", exit.rank);
   }
@@ -163,7 +187,7 @@ optional<string> judge_completeness(const Run& run) {
 optional<string> judge_batches(const Run& run) {
   for (std::size_t rank = 1; rank < run.size(); ++rank) {
     for (std::size_t other = 0; other < rank; ++other) {
-      if (forward_of(run[rank], 1, 0)->inputs != forward_of(run[other], 1, 0)->inputs) continue;
+      if (forward_of(run[rank], 1, 0)->input != forward_of(run[other], 1, 0)->input) continue;
       return fmt::format("ranks {} and {} have the same batch: seed it by the rank among all ranks",
                          other, rank);
     }

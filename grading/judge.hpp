@@ -15,15 +15,19 @@ namespace zero::exercise {
 /// One run of a program: a log for each rank.
 using Run = std::vector<RankLog>;
 
-/// The repository's small DDP program at the same number of ranks; for chapter 06 its own, which
-/// has the bits of a DDP that adds as its groups do.
+/// The repository's small DDP program at the same number of ranks; for chapter 09 with a rank for
+/// each micro-batch. For chapter 06 its own program, which has the bits of a DDP that adds as its
+/// groups do.
 struct References {
   Run ddp;
-  std::function<Run()> ddp_with_sums;  ///< the same with sums in place of averages; run if needed
+  // Run if needed: the same with sums in place of averages, and with the gradient of the last rank
+  // in place of the sum.
+  std::function<Run()> ddp_with_sums;
+  std::function<Run()> ddp_with_last;
 };
 
 /// Each judge function returns the first error that it finds and its likely cause, in one line, or
-/// nothing. `chapter` (0 to 6) says which program the learner writes.
+/// nothing. `chapter` (0 to 6, or 9) says which program the learner writes.
 
 /// Crashes, errors and time limits. `chapter`: 0 also for an answer that is not a small program.
 std::optional<std::string> judge_exits(const std::vector<dist::RankExit>& exits, int chapter = 0);
@@ -35,6 +39,11 @@ std::string printed_by(const std::vector<dist::RankExit>& exits);
 /// chapter 05's collectives; all ranks have batches of their own and the same weights; bytes at
 /// rest; bytes at the peak; bytes sent; the weights are those of DDP.
 std::optional<std::string> judge_run(int chapter, const Run& run, const References& references);
+
+/// The same for the stages of chapter 09, step by step: the stage computes with the weights of DDP,
+/// runs forward and backward of micro-batches in the order of 1F1B, and holds and sends what it
+/// must.
+std::optional<std::string> judge_pipeline(const Run& run, const References& references);
 
 /// The order of chapter 05's collectives on one rank: each gather starts before the computation
 /// that hides it, and each reduction is waited for after backward and before its update.

@@ -86,8 +86,10 @@ void record_product(const at::Tensor& a, const at::Tensor& b) {
     const auto [rows, columns] = kShapes[static_cast<std::size_t>(layer)];
     if (has_shape(b, rows, columns)) {
       recorder->add({Event::Kind::kForward, 0, "", static_cast<std::int64_t>(b.nbytes()), layer,
-                     digest_of(b), layer == 0 ? digest_of(a) : 0});
-    } else if ((a.size(0) == rows && b.size(1) == columns) || has_shape(b, columns, rows - 1)) {
+                     digest_of(b), digest_of(a)});
+    } else if (a.size(0) == rows && b.size(1) == columns) {
+      recorder->add({Event::Kind::kBackward, 0, "", 0, layer, /*digest=*/0, digest_of(a.t())});
+    } else if (has_shape(b, columns, rows - 1)) {
       recorder->add({Event::Kind::kBackward, 0, "", 0, layer, /*digest=*/0});
     }
   }
@@ -135,7 +137,7 @@ memory::Snapshot record_step() {
   return snapshot;
 }
 
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Event, kind, step, operation, bytes, layer, digest, inputs)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Event, kind, step, operation, bytes, layer, digest, input)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(StepBytes, held, peak, sent)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankLog, events, steps, digest)
 

@@ -21,12 +21,12 @@ struct Event {
     kUpdate,    ///< AdamW updates a tensor
   };
   Kind kind;
-  int step;                  ///< counted from 1
-  std::string operation;     ///< kStart, kWait: "all_gather parameter"
-  std::int64_t bytes;        ///< of the tensor; kForward: of the weight
-  int layer;                 ///< kForward, kBackward; else -1
-  std::uint64_t digest;      ///< kForward: of the weight
-  std::uint64_t inputs = 0;  ///< kForward of layer 0: digest of the batch
+  int step;                 ///< counted from 1
+  std::string operation;    ///< kStart, kWait: "all_gather parameter"
+  std::int64_t bytes;       ///< of the tensor; kForward: of the weight
+  int layer;                ///< kForward, kBackward; else -1
+  std::uint64_t digest;     ///< kForward: of the weight
+  std::uint64_t input = 0;  ///< kForward, and the product of kBackward that has it: of the input
 };
 
 /// Bytes at the end of a step.

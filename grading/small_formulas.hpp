@@ -11,6 +11,10 @@ namespace zero::exercise {
 
 inline constexpr int kLayers = 4;
 inline constexpr int kSteps = 5;
+/// Samples of a batch, in chapter 09 of a micro-batch.
+inline constexpr std::int64_t kBatch = 16;
+/// In chapter 09.
+inline constexpr int kMicroBatches = 6;
 /// Elements that share a scale in chapter 07.
 inline constexpr std::int64_t kBlock = 32;
 /// Rows and columns of each layer's weight.
@@ -87,6 +91,20 @@ constexpr int sharing_ranks(int chapter, int ranks) {
   return chapter != 6 ? ranks : ranks % 2 == 0 ? 2 : 1;
 }
 
+/// The layers of a stage in chapter 09 are [first_layer(stages, stage), first_layer(stages, stage +
+/// 1)). With more stages than layers some have none.
+constexpr int first_layer(int stages, int stage) { return stage * kLayers / stages; }
+
+/// Bytes of one micro-batch in front of a layer. For kLayers: of what the last layer makes.
+constexpr std::int64_t activation_bytes(int layer) {
+  return 4 * kBatch * (layer < kLayers ? kShapes[layer][0] - 1 : kShapes[kLayers - 1][1]);
+}
+
+/// Micro-batches that have had forward on a stage and not yet backward, at most.
+constexpr int micro_batches_in_flight(bool gpipe, int stages, int stage) {
+  return gpipe ? kMicroBatches : std::min(stages - stage, kMicroBatches);
+}
+
 struct Expected {
   // At the end of a step.
   std::int64_t parameters = 0;
@@ -96,11 +114,12 @@ struct Expected {
   std::int64_t parameters_peak = 0;
   std::int64_t gradients_peak = 0;
   std::int64_t states_peak = 0;
+  std::int64_t activations_peak = 0;  // chapter 09 counts them
   // In a step.
   std::int64_t gradients_sent = 0;
   std::int64_t gradients_sent_between = 0;  // these, between the groups of chapter 06
   std::int64_t parameters_sent = 0;
-  std::int64_t activations_sent = 0;  // on the tensor axis
+  std::int64_t activations_sent = 0;  // on the tensor or the pipeline axis
 };
 
 namespace internal {
@@ -186,7 +205,6 @@ constexpr Expected groups(int ranks, int rank) {
 
 // Chapter 08: chapter 03 on the data axis with a part of each layer, and sums on the tensor axis.
 constexpr Expected mesh(int ranks, int rank) {
-  constexpr std::int64_t kBatch = 16;
   const int parts = tensor_ranks(ranks), part = rank % parts;
   Expected e = whole_layers(3, ranks / parts, rank / parts, part_bytes(parts, part));
   // Forward sums the outputs of layers 1 and 3, backward the gradient of the inputs of layer 2.
@@ -196,12 +214,42 @@ constexpr Expected mesh(int ranks, int rank) {
   return e;
 }
 
+// Chapter 09.
+constexpr Expected stage(bool gpipe, int stages, int stage) {
+  const int first = first_layer(stages, stage), end = first_layer(stages, stage + 1);
+  Expected e;
+  std::int64_t largest = 0;                     // of the stage's layers
+  std::int64_t kept = activation_bytes(first);  // of a micro-batch
+  for (int layer = first; layer < end; ++layer) {
+    e.parameters += layer_bytes()[layer];
+    largest = std::max(largest, layer_bytes()[layer]);
+    kept += activation_bytes(layer + 1);
+  }
+  e.gradients = e.parameters_peak = e.parameters;
+  e.optimizer = 2 * e.parameters;
+  // The sums, and the gradient that is added to one of them.
+  e.gradients_peak = e.gradients + largest;
+  e.states_peak = e.parameters + e.optimizer + e.gradients_peak;
+  e.activations_peak = micro_batches_in_flight(gpipe, stages, stage) * kept;
+  const std::int64_t forward = stage + 1 < stages ? activation_bytes(end) : 0;
+  const std::int64_t back = stage > 0 ? activation_bytes(first) : 0;
+  e.activations_sent = kMicroBatches * (forward + back);
+  return e;
+}
+
 }  // namespace internal
 
-/// What rank `rank` of `ranks` holds and sends in every step of the program of `chapter` (0 to 8).
+/// What a stage of chapter 09 holds and sends in every step.
+constexpr Expected expected_stage(bool gpipe, int stages, int stage) {
+  return internal::stage(gpipe, stages, stage);
+}
+
+/// What rank `rank` of `ranks` holds and sends in every step of the program of `chapter` (0 to 9).
+/// Chapter 09: under 1F1B.
 constexpr Expected expected(int chapter, int ranks, int rank) {
   if (chapter == 6) return internal::groups(ranks, rank);
   if (chapter == 8) return internal::mesh(ranks, rank);
+  if (chapter == 9) return expected_stage(/*gpipe=*/false, ranks, rank);
   return chapter <= 3 ? internal::whole_layers(chapter, ranks, rank, layer_bytes())
                       : internal::shards(chapter, ranks);
 }

@@ -213,6 +213,9 @@ class SmallPrograms(Script):
         ended = self.call("step", "09")
         self.assertEqual(ended.returncode, 1)
         self.assertIn("09_pipeline has no strategy of its own", ended.stderr)
+        (self.repository / "09_pipeline" / "minimal.cpp").touch()
+        make_program(self.repository / "build/release/bin/09_pipeline_minimal", PROGRAM)
+        self.expect("step 09", ["--small", "4", "gpipe"], ["4", "gpipe"])
 
 
 class Exercise(Script):

@@ -53,13 +53,13 @@ TEST(RanksDiffer, InAnOption) {
   expect_both_refuse({"--lr", "0.1"}, {"--lr", "0.01"},
                      "rank 0 has learning rate 0.1, rank 1 has learning rate 0.01");
   expect_both_refuse({"--seed", "1"}, {"--seed", "2"}, "rank 0 has seed 1, rank 1 has seed 2");
-  expect_both_refuse({"--batch", "2"}, {}, "rank 0 has batch 2, rank 1 has batch 1");
+  expect_both_refuse({"--batch", "2"}, {}, "rank 0 has batch_size 2, rank 1 has batch_size 1");
   expect_both_refuse({"--dtype", "bf16", "--reduce-dtype", "fp32"}, {"--dtype", "bf16"},
-                     "rank 0 has gradients added as fp32, rank 1 has gradients added as parameter");
+                     "rank 0 has reduce_dtype \"fp32\", rank 1 has reduce_dtype \"parameter\"");
   expect_both_refuse({"--timeout", "9.5"}, {"--timeout", "10"},
-                     "rank 0 has a time limit of 9.5 s, rank 1 has a time limit of 10 s");
+                     "rank 0 has time limit 9.5, rank 1 has time limit 10");
   expect_both_refuse({}, {"--model", "smollm2-135m", "--assume-free-memory", "1000000"},
-                     "rank 0 has model tiny, rank 1 has model smollm2-135m");
+                     "rank 0 has model \"tiny\", rank 1 has model \"smollm2-135m\"");
   expect_both_refuse({}, {"--modes", "zero1"},
                      "disagree about what to run next: rank 0 has ddp, rank 1 has zero1");
 }
@@ -68,10 +68,10 @@ TEST(RanksDiffer, InAnOption) {
 TEST(RanksDiffer, InWhatIsSavedOrRecorded) {
   const TestFolder folder;
   const std::string place = (folder / "place").string();
-  expect_both_refuse({"--save", place}, {}, "rank 0 has --save, rank 1 has no --save");
+  expect_both_refuse({"--save", place}, {}, "rank 0 has --save true, rank 1 has --save false");
   expect_both_refuse({}, {"--memory-timeline", place},
-                     "rank 0 has no --memory-timeline, rank 1 has --memory-timeline");
-  expect_both_refuse({"--trace", place}, {}, "rank 0 has --trace, rank 1 has no --trace");
+                     "rank 0 has --memory-timeline false, rank 1 has --memory-timeline true");
+  expect_both_refuse({"--trace", place}, {}, "rank 0 has --trace true, rank 1 has --trace false");
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 

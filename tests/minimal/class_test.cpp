@@ -100,6 +100,40 @@ TEST_P(SmallProgram, OnAMeshEndsWithTheBitsOfDdpThatAddsTheSameParts) {
   });
 }
 
+// One process that trains the whole model with the micro-batches of the pipeline.
+std::string digest_of_micro_batches() {
+  testing::SmallModel model;
+  testing::SmallValues values;
+  std::vector<at::Tensor> weights;
+  for (nn::Parameter& parameter : nn::list_parameters(model).parameters) {
+    values.fill(parameter, parameter.tensor);
+    weights.push_back(parameter.tensor);
+  }
+  const auto optimizer = testing::small_adamw()(weights);
+  for (int step = 1; step <= 5; ++step) {
+    for (int m = 0; m < exercise::kMicroBatches; ++m) {
+      model.loss(testing::small_batch(m, step)).backward();
+    }
+    for (const at::Tensor& weight : weights) weight.mutable_grad().div_(exercise::kMicroBatches);
+    optimizer->step();
+    for (const at::Tensor& weight : weights) weight.mutable_grad().reset();
+  }
+  return digest_of(weights);
+}
+
+TEST_P(SmallProgram, InAPipelineEndsWithTheBitsOfOneProcessThatHasTheWholeModel) {
+  std::vector<std::string> digests;
+  for (const char* const schedule : {"1f1b", "gpipe"}) {
+    const auto output = testing::run_small_program("09_pipeline", GetParam(), schedule);
+    digests.insert(digests.end(), output.digests.begin(), output.digests.end());
+  }
+  ASSERT_EQ(digests.size(), static_cast<std::size_t>(2 * GetParam()));
+  testing::on_ranks(1, [&](dist::Communicator& /*alone*/) {
+    const std::string right = digest_of_micro_batches();
+    for (const std::string& digest : digests) EXPECT_EQ(digest, right);
+  });
+}
+
 // Gathers in 8 bits as well: a shard has whole blocks, so the blocks of a weight are the same at
 // every number of ranks, and DDP can compute with the same values. The digest is of exact weights.
 TEST_P(SmallProgram, WithQuantizedGathersEndsWithTheBitsOfDdpThatComputesWith8Bits) {

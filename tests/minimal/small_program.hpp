@@ -21,8 +21,10 @@ struct SmallRow {
   std::int64_t optimizer = 0;
   std::int64_t peak = 0;
   std::int64_t sent = 0;  ///< in chapter 06 inside the group, in chapter 08 on the data axis
-  /// In chapter 06 between groups, in chapter 08 on the tensor axis; 0 in others, which have none.
-  std::int64_t sent_on_second_axis = 0;
+  /// In chapter 06 the bytes sent between groups, in chapter 08 on the tensor axis. In chapter 09
+  /// the micro-batches in flight, and the bytes of activations at the peak. Others have no more
+  /// columns.
+  std::vector<std::int64_t> more;
 };
 
 /// What a small program prints.
@@ -44,16 +46,19 @@ inline std::string output_of(const std::string& command, int code = 0) {
 }
 
 /// What the small program of `chapter` ("00_simple_ddp") prints on `ranks` ranks. `program`: the
-/// name of its file.
+/// name of its file; `words`: its other arguments.
 inline std::string printed_by_small_program(const std::string& chapter, int ranks,
-                                            const std::string& program = "minimal") {
-  return output_of(fmt::format("'{}/{}_{}' {}", ZERO_MINIMAL_FOLDER, chapter, program, ranks));
+                                            const std::string& program = "minimal",
+                                            const std::string& words = "") {
+  return output_of(
+      fmt::format("'{}/{}_{}' {} {}", ZERO_MINIMAL_FOLDER, chapter, program, ranks, words));
 }
 
 /// The same, read.
-inline SmallOutput run_small_program(const std::string& chapter, int ranks) {
+inline SmallOutput run_small_program(const std::string& chapter, int ranks,
+                                     const std::string& words = "") {
   SmallOutput output;
-  std::istringstream lines(printed_by_small_program(chapter, ranks));
+  std::istringstream lines(printed_by_small_program(chapter, ranks, "minimal", words));
   std::string line;
   std::getline(lines, line);  // the head of the table
   while (std::getline(lines, line)) {
@@ -62,8 +67,10 @@ inline SmallOutput run_small_program(const std::string& chapter, int ranks) {
       continue;
     }
     SmallRow row;
-    std::istringstream(line) >> row.rank >> row.step >> row.loss >> row.parameters >>
-        row.gradients >> row.optimizer >> row.peak >> row.sent >> row.sent_on_second_axis;
+    std::istringstream columns(line);
+    columns >> row.rank >> row.step >> row.loss >> row.parameters >> row.gradients >>
+        row.optimizer >> row.peak >> row.sent;
+    for (std::int64_t number = 0; columns >> number;) row.more.push_back(number);
     output.rows.push_back(row);
   }
   return output;

@@ -26,15 +26,13 @@ void to_device(at::Device device, nn::Model& model) {
   }
 }
 
-data::Batch to_device(const nn::Model& model, const data::Batch& batch) {
-  const at::Device device = model.parameters().front().device();
-  data::Batch moved = batch;
-  for (at::Tensor* tensor : {&moved.inputs, &moved.targets, &moved.lengths}) {
+data::Batch to_device(at::Device device, data::Batch batch) {
+  for (at::Tensor* tensor : {&batch.inputs, &batch.targets, &batch.lengths}) {
     if (!tensor->defined() || device.is_cpu()) continue;
     // From pageable memory the host would wait for all that the GPU has to do before.
     *tensor = tensor->pin_memory().to(device, /*non_blocking=*/true);
   }
-  return moved;
+  return batch;
 }
 
 }  // namespace zero::ladder

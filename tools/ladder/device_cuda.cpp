@@ -10,7 +10,6 @@
 
 #include <zero/base/error.hpp>
 #include <zero/distributed/nccl/nccl.hpp>
-#include <zero/memory/accounting.hpp>
 #include <zero/memory/cuda_memory.hpp>
 
 #include "device.hpp"
@@ -33,11 +32,7 @@ void settle_order_of_sums() {
 
 }  // namespace
 
-void use_device(const Options& options, char**) {
-  if (options.device == "cpu") {
-    memory::install();
-    return;
-  }
+void use_gpus(char**) {
   // Makes cuBLAS sum in the same order in every run. It reads the variable when it starts.
   ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
   const std::string problem = ask_elsewhere([] { return memory::gpu_problem(); }, kNotAsked);
@@ -46,9 +41,9 @@ void use_device(const Options& options, char**) {
   dist::enable_nccl({.device = {}, .order = dist::ReductionOrder::kRankOrdered});
 }
 
-std::int64_t free_gpu_bytes(const Options& options) {
-  const auto smallest_times_gpus = [&options] {
-    const int gpus = std::min<int>(c10::cuda::device_count(), options.local_ranks());
+std::int64_t free_gpu_bytes(int ranks) {
+  const auto smallest_times_gpus = [ranks] {
+    const int gpus = std::min<int>(c10::cuda::device_count(), ranks);
     std::size_t smallest = 0;
     for (int gpu = 0; gpu < gpus; ++gpu) {
       const auto device = static_cast<c10::DeviceIndex>(gpu);
@@ -60,8 +55,7 @@ std::int64_t free_gpu_bytes(const Options& options) {
   return std::stoll(ask_elsewhere(smallest_times_gpus, kNotAsked));
 }
 
-at::Device enter_rank(const Options& options) {
-  if (options.device == "cpu") return at::kCPU;
+at::Device enter_gpu() {
   settle_order_of_sums();
   // Run backward on this thread: a block is charged to the category of its thread's scope.
   c10::AutogradState::get_tls_state().set_multithreading_enabled(false);

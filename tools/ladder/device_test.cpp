@@ -1,5 +1,4 @@
-// --device cuda: an error that says why where there is no GPU, and the ladder on GPUs where there
-// is.
+// --device cuda: an error that says why if there is no GPU, and the ladder on GPUs if there is.
 #include <gmock/gmock.h>
 
 #include <cstdlib>
@@ -24,7 +23,7 @@ TEST(Device, WithoutAGpuIsAnErrorBeforeAnythingIsWritten) {
 #ifdef ZERO_LADDER_HAS_CUDA
   EXPECT_THAT(ended.said, HasSubstr("--device cuda: there is no usable GPU ("));
 #else
-  EXPECT_THAT(ended.said, HasSubstr("ladder_cuda is not there; it is built"));
+  EXPECT_THAT(ended.said, HasSubstr("ladder_cuda cannot be started"));
 #endif
   EXPECT_THAT(folder.listing(), ::testing::IsEmpty());
 }
@@ -50,7 +49,7 @@ TEST(GpuLadder, AllModesEndWithTheSameWeights) {
   const TestFolder folder;
   const ProcessResult ended = run_ladder(folder, kQuick + "--device cuda");
   for (const char* reason : {"there is no usable GPU", "there is no GPU 1", "would both use",
-                             "ladder_cuda is not there"}) {
+                             "ladder_cuda cannot be started"}) {
     if (ended.said.find(reason) != std::string::npos) GTEST_SKIP() << ended.said;
   }
   EXPECT_EQ(ended.code, 0) << ended.said;

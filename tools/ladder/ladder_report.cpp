@@ -5,169 +5,172 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <nlohmann/json.hpp>
+#include <set>
 
 namespace zero::ladder {
 namespace {
 
-template <typename Value>
-Spread spread_of(const ModeRow& mode, Value value) {
-  if (mode.ranks.empty()) return {};
-  Spread result{.mean = 0, .max = std::numeric_limits<double>::lowest()};
-  for (const RankRow& rank : mode.ranks) {
-    result.mean += static_cast<double>(value(rank));
-    result.max = std::max(result.max, static_cast<double>(value(rank)));
-  }
-  result.mean /= static_cast<double>(mode.ranks.size());
-  return result;
-}
+using base::Json;
 
 double relative_difference(double measured, double predicted) {
   if (!(predicted > 0)) return std::numeric_limits<double>::quiet_NaN();
   return (measured - predicted) / predicted;
 }
 
-// Digests are compared whole and shown short.
-std::string shortened(const std::string& digest) {
-  return digest.empty() ? "none" : digest.substr(0, 12);
+// What all ranks have, or null.
+Json common_digest(const Json& ranks) {
+  const Json& first = ranks.front()["digest"];
+  const bool same =
+      std::ranges::all_of(ranks, [&](const Json& rank) { return rank["digest"] == first; });
+  return same && first != "" ? first : Json();
 }
 
-void check_ranks(const LadderReport& report, const ModeRow& mode,
-                 std::vector<std::string>& failures) {
-  const int ranks = report.fake_rank ? 1 : report.world_size;
-  if (std::ssize(mode.ranks) == ranks) return;
-  failures.push_back(
-      fmt::format("{}: {} of {} ranks reported", mode.mode, mode.ranks.size(), ranks));
-}
-
-void check_weights(const LadderReport& report, const ModeRow& mode,
-                   std::vector<std::string>& failures) {
-  const RankRow* first = nullptr;
-  for (const RankRow& rank : mode.ranks) {
-    if (rank.digest.empty()) {
-      failures.push_back(fmt::format("{}: rank {} reported no digest", mode.mode, rank.rank));
-    } else if (first == nullptr) {
-      first = &rank;
-    } else if (rank.digest != first->digest) {
-      failures.push_back(
-          fmt::format("{}: rank {} has other weights than rank {} (digest {}, not {})", mode.mode,
-                      rank.rank, first->rank, shortened(rank.digest), shortened(first->digest)));
-    }
+// The row of ddp, or of ddp in the order of a mesh; nullptr if neither ran.
+const Json* ddp_row(const Json& report) {
+  for (const Json& mode : report["modes"]) {
+    const auto name = mode["mode"].get<std::string>();
+    if (name == "ddp" || name.starts_with("hddp")) return &mode;
   }
-  const ModeRow* ddp = ddp_row(report);
-  const auto digest = common_digest(mode);
-  if (ddp != nullptr && !mode.rounds && digest && digest != common_digest(*ddp)) {
-    failures.push_back(fmt::format("{}: weights differ from ddp's (digest {}, not {})", mode.mode,
-                                   shortened(*digest),
-                                   shortened(common_digest(*ddp).value_or(""))));
-  }
+  return nullptr;
 }
 
-void check_premises(const LadderReport& report, const ModeRow& mode,
-                    std::vector<std::string>& failures) {
-  const auto need = [&](bool holds, const char* otherwise) {
-    if (holds) return;
-    failures.push_back(fmt::format("{}: {}, so equal weights prove nothing", mode.mode, otherwise));
-  };
-  need(mode.every_tensor_changed, "a trainable tensor still has its first value");
-  if (report.world_size == 1) return;
-  need(mode.batches_differed, "two ranks trained on the same batch");
-  need(mode.gradients_differed, "two ranks had the same gradients before the reduction");
-}
-
-// The formula speaks of model states. What else is alive (tables of positions, say) does not grow
-// with the model and has a bound of its own, so that it weighs the same for a small model and a
-// large one.
-void check_total(const std::string& who, double total, double other, double most_other,
-                 double predicted, std::vector<std::string>& failures) {
-  const double measured = total - other;
+// What is wrong with the total of a mode or of a rank; empty if nothing is. The formula speaks of
+// model states. What else is alive (tables of positions, say) does not grow with the model and has
+// a bound of its own, so that it weighs the same for a small model and a large one.
+std::string wrong_total(const Json& row, double most_other) {
+  const double other = number_in(row, "other_mib"), predicted = number_in(row, "formula_mib");
+  const double measured = number_in(row, "total_mib") - other;
   const double difference = relative_difference(measured, predicted);
   if (other > most_other) {
-    failures.push_back(
-        fmt::format("{}: {:.2f} MiB are alive that are no model states (at most {} MiB)", who,
-                    other, most_other));
+    return fmt::format("{:.2f} MiB are alive that are no model states (at most {} MiB)", other,
+                       most_other);
   }
   // A rank of many may own nothing.
-  if (predicted == 0 && std::abs(measured) < 1e-9) return;
-  if (std::isnan(difference)) {
-    failures.push_back(fmt::format("{}: no total to compare: {:.2f} MiB measured, {:.2f} predicted",
-                                   who, measured, predicted));
-  } else if (std::abs(difference) > kFormulaTolerance) {
-    failures.push_back(fmt::format(
-        "{}: model states of {:.2f} MiB are {:.3f} % off the formula's {:.2f} MiB (at most {} %)",
-        who, measured, 100 * difference, predicted, 100 * kFormulaTolerance));
+  if (predicted == 0 && std::abs(measured) < 1e-9) return "";
+  if (std::abs(difference) <= kFormulaTolerance) return "";
+  return fmt::format(
+      "model states of {:.2f} MiB are {:.3f} % off the formula's {:.2f} MiB (at most {} %)",
+      measured, 100 * difference, predicted, 100 * kFormulaTolerance);
+}
+
+bool has_groups(const Json& report, const std::string& mode) {
+  const auto says = [&](const char* text) { return mode.find(text) != std::string::npos; };
+  return has_mesh(report) || says("shard_size=") || says("group_size=") || says(":by_rank");
+}
+
+// Everything that is wrong with a mode.
+std::vector<std::string> faults(const Json& report, const Json& mode) {
+  std::vector<std::string> found;
+  const auto expect = [&](bool holds, const std::string& otherwise) {
+    if (!holds) found.push_back(otherwise);
+  };
+  const int ranks = report["world_size"];
+  const std::string nothing = ", so equal weights prove nothing";
+  const double most_other =
+      kLargestOtherMib + (has_groups(report, mode["mode"]) ? kGroupBlockMib * ranks : 0);
+  const std::string of_mode = wrong_total(mode, most_other);
+  expect(of_mode.empty(), of_mode);
+  for (const Json& rank : mode["ranks"]) {
+    const auto name = fmt::format("rank {}", rank["rank"].get<int>());
+    expect(rank["digest"] == mode["ranks"][0]["digest"], name + " has other weights than rank 0");
+    const std::string wrong = wrong_total(rank, most_other);
+    expect(wrong.empty(), name + ": " + wrong);
+    for (const std::string axis : {"data", "pipeline"}) {
+      const Json &sent = rank["sent_" + axis + "_bytes"],
+                 &formula = rank["formula_" + axis + "_bytes"];
+      expect(formula.is_null() || sent == formula,
+             fmt::format("{} sent {} bytes on the {} axis in a step, the formula says {}", name,
+                         sent.dump(), axis, formula.dump()));
+    }
   }
+  expect(mode["digest"].is_null() || mode["identical_to_ddp"] != false,
+         "weights differ from ddp's");
+  expect(mode["every_tensor_changed"] == true,
+         "a trainable tensor still has its first value" + nothing);
+  expect(ranks == 1 || mode["batches_differed"] == true,
+         "two ranks trained on the same batch" + nothing);
+  expect(ranks == 1 || mode["gradients_differed"] == true,
+         "two ranks had the same gradients before the reduction" + nothing);
+  for (const Json& loss : mode["losses"]) {
+    expect(loss.is_number() && std::isfinite(loss.get<double>()), "a loss is not finite");
+  }
+  return found;
 }
 
 }  // namespace
 
-Spread spread(const ModeRow& mode, double RankRow::*value) {
-  return spread_of(mode, [value](const RankRow& rank) { return rank.*value; });
+double number_in(const Json& row, const std::string& key) {
+  const Json& value = row.at(key);
+  return value.is_null() ? std::numeric_limits<double>::quiet_NaN() : value.get<double>();
 }
 
-Spread spread(const ModeRow& mode, std::int64_t RankRow::*value) {
-  return spread_of(mode, [value](const RankRow& rank) { return rank.*value; });
+Json mode_row(const std::string& mode, bool rounds, const Json& results, int cell) {
+  const Json& first = results.front();
+  Json row = {{"mode", mode},
+              {"losses", first["losses"]},
+              {"loss_first", first["losses"].front()},
+              {"loss_last", first["losses"].back()},
+              {"rounds", rounds},
+              {"every_tensor_changed", true}};
+  for (const char* key : {"validation", "loss_scale", "skipped_steps"}) {
+    if (first.contains(key)) row[key] = first[key];
+  }
+  std::set<std::pair<int, std::string>> batches, gradients;  // by place on the other axes
+  for (const Json& result : results) {
+    const int place = result["row"]["rank"].get<int>() % cell;
+    batches.emplace(place, result["batch_digest"].get<std::string>());
+    gradients.emplace(place, result["gradient_digest"].get<std::string>());
+    if (result["every_tensor_changed"] == false) row["every_tensor_changed"] = false;
+    row["ranks"].push_back(result["row"]);
+  }
+  row["batches_differed"] = batches.size() == results.size();
+  row["gradients_differed"] = gradients.size() == results.size();
+  return row;
 }
 
-Spread sent_bytes(const ModeRow& mode) {
-  return spread_of(mode, [](const RankRow& rank) { return rank.sent_bytes(); });
+void derive(Json& report) {
+  for (Json& mode : report["modes"]) {
+    const Json ranks = mode["ranks"];
+    for (const auto& [key, ignored] : ranks.front().items()) {
+      if (key == "rank" || key == "digest") continue;
+      double sum = 0, most = std::numeric_limits<double>::quiet_NaN();
+      for (const Json& rank : ranks) {
+        sum += number_in(rank, key);
+        most = std::fmax(most, number_in(rank, key));
+      }
+      const std::string name = key == "sent_bytes" ? "sent_bytes_per_rank" : key;
+      mode[name] = sum / static_cast<double>(ranks.size());
+      mode[name + "_max"] = most;
+    }
+    const double copy = number_in(report, "parameter_bytes");
+    mode["sent_in_v"] = number_in(mode, "sent_bytes_per_rank") / copy;
+    mode["sent_in_v_max"] = number_in(mode, "sent_bytes_per_rank_max") / copy;
+    mode["formula_difference"] =
+        relative_difference(number_in(mode, "total_mib"), number_in(mode, "formula_mib"));
+    mode["digest"] = common_digest(ranks);
+  }
+  const Json* ddp = ddp_row(report);
+  for (Json& mode : report["modes"]) {
+    mode["ratio"] = nullptr;
+    mode["identical_to_ddp"] = nullptr;
+    if (ddp == nullptr) continue;
+    mode["ratio"] = number_in(mode, "total_mib") / number_in(*ddp, "total_mib");
+    if (mode["rounds"] == true || report.contains("fake_process_group")) continue;
+    mode["identical_to_ddp"] = !mode["digest"].is_null() && mode["digest"] == (*ddp)["digest"];
+  }
 }
 
-const ModeRow* ddp_row(const LadderReport& report) {
-  const auto found = std::find_if(
-      report.modes.begin(), report.modes.end(),
-      [](const ModeRow& mode) { return mode.mode == "ddp" || mode.mode.starts_with("hddp"); });
-  return found == report.modes.end() ? nullptr : &*found;
-}
-
-std::optional<double> ratio(const LadderReport& report, const ModeRow& mode) {
-  const ModeRow* ddp = ddp_row(report);
-  if (ddp == nullptr) return std::nullopt;
-  return spread(mode, &RankRow::total_mib).mean / spread(*ddp, &RankRow::total_mib).mean;
-}
-
-double formula_difference(const ModeRow& mode) {
-  return relative_difference(spread(mode, &RankRow::total_mib).mean,
-                             spread(mode, &RankRow::formula_mib).mean);
-}
-
-std::optional<std::string> common_digest(const ModeRow& mode) {
-  if (mode.ranks.empty() || mode.ranks.front().digest.empty()) return std::nullopt;
-  const std::string& first = mode.ranks.front().digest;
-  const bool same = std::all_of(mode.ranks.begin(), mode.ranks.end(),
-                                [&](const RankRow& rank) { return rank.digest == first; });
-  return same ? std::optional(first) : std::nullopt;
-}
-
-std::optional<bool> identical_to_ddp(const LadderReport& report, const ModeRow& mode) {
-  const ModeRow* ddp = ddp_row(report);
-  if (ddp == nullptr || mode.rounds || report.fake_rank) return std::nullopt;
-  const auto digest = common_digest(mode);
-  return digest && digest == common_digest(*ddp);
-}
-
-std::vector<std::string> verdict(const LadderReport& report) {
+std::vector<std::string> verdict(const Json& report) {
   std::vector<std::string> failures;
-  if (report.modes.empty()) failures.push_back("no mode ran");
-  for (const ModeRow& mode : report.modes) {
-    check_ranks(report, mode, failures);
-    if (!report.fake_rank) check_weights(report, mode, failures);
-    check_premises(report, mode, failures);
-    const auto says = [&](const char* text) { return mode.mode.find(text) != std::string::npos; };
-    const bool has_groups =
-        report.has_mesh() || says("shard_size=") || says("group_size=") || says(":by_rank");
-    const double most_other =
-        kLargestOtherMib + (has_groups ? kGroupBlockMib * report.world_size : 0);
-    check_total(mode.mode, spread(mode, &RankRow::total_mib).mean,
-                spread(mode, &RankRow::other_mib).mean, most_other,
-                spread(mode, &RankRow::formula_mib).mean, failures);
-    for (const RankRow& rank : mode.ranks) {
-      check_total(fmt::format("{}, rank {}", mode.mode, rank.rank), rank.total_mib, rank.other_mib,
-                  most_other, rank.formula_mib, failures);
-    }
-    if (mode.losses.empty() || !std::all_of(mode.losses.begin(), mode.losses.end(),
-                                            [](double loss) { return std::isfinite(loss); })) {
-      failures.push_back(fmt::format("{}: a loss is missing or not finite", mode.mode));
-    }
+  Json validation;  // of the first mode that does not round
+  for (const Json& mode : report["modes"]) {
+    const std::string name = mode["mode"].get<std::string>() + ": ";
+    for (const std::string& fault : faults(report, mode)) failures.push_back(name + fault);
+    if (!mode.contains("validation") || mode["rounds"] == true) continue;
+    if (validation.is_null()) validation = mode["validation"];
+    if (mode["validation"] == validation) continue;
+    failures.push_back(name + "validation losses differ from the first mode's");
   }
   return failures;
 }

@@ -1,8 +1,8 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
-#include <functional>
-#include <limits>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include <zero/base/table.hpp>
@@ -12,274 +12,223 @@
 namespace zero::ladder {
 namespace {
 
-constexpr double kNotMeasured = std::numeric_limits<double>::quiet_NaN();
+using base::Json;
 
-// A column, and what it says of a mode.
-struct Figure {
-  base::Column column;
-  std::function<std::string(const ModeRow&)> text;
-};
-
-using Value = std::function<double(const ModeRow&)>;
-
-Figure number(const char* header, const char* unit, const char* group, int decimals, Value value) {
-  return {{header, base::Align::kRight, unit, group},
-          [decimals, value = std::move(value)](const ModeRow& mode) {
-            return base::fixed(value(mode), decimals);
-          }};
-}
-
-template <typename Member>
-Value mean(Member value, double unit = 1) {
-  return [=](const ModeRow& mode) { return spread(mode, value).mean / unit; };
-}
-
-template <typename Member>
-Value largest(Member value) {
-  return [=](const ModeRow& mode) { return spread(mode, value).max; };
-}
-
-Figure mode_name() {
-  return {{"mode", base::Align::kLeft}, [](const ModeRow& mode) { return mode.mode; }};
-}
-
-Figure ratio_to_ddp(const LadderReport& report) {
-  return number("ratio", "", "", 3, [&report](const ModeRow& mode) {
-    return ratio(report, mode).value_or(kNotMeasured);
-  });
-}
-
-base::Table table_of(const LadderReport& report, const std::vector<Figure>& figures) {
-  std::vector<base::Column> columns;
-  for (const Figure& figure : figures) columns.push_back(figure.column);
-  base::Table table(std::move(columns));
-  for (const ModeRow& mode : report.modes) {
-    std::vector<std::string> cells;
-    for (const Figure& figure : figures) cells.push_back(figure.text(mode));
-    table.add_row(std::move(cells));
-  }
-  return table;
-}
+bool is_fake(const Json& report) { return report.contains("fake_process_group"); }
 
 // Weights of a fake process group cannot be compared.
-std::string digest(const LadderReport& report, const ModeRow& mode) {
-  if (report.fake_rank) return "n/a";
-  return common_digest(mode).value_or("differs").substr(0, 12);
+std::string identity(const Json& report, const Json& mode) {
+  if (is_fake(report)) return "n/a";
+  if (mode["rounds"] == true) return "rounded";
+  if (mode["identical_to_ddp"].is_null()) return "-";
+  return mode["identical_to_ddp"] == true ? "yes" : "NO";
 }
 
-std::string identity(const LadderReport& report, const ModeRow& mode) {
-  if (report.fake_rank) return "n/a";
-  if (mode.rounds) return "rounded";
-  const auto identical = identical_to_ddp(report, mode);
-  if (!identical) return "-";
-  return *identical ? "yes" : "NO";
-}
+// A column after that of the mode's name: the text or the number under `key` of a mode. Without a
+// header it is two, mean and max.
+struct Figure {
+  std::string header, unit, group, key;
+  int decimals = 0;
+  double divisor = 1;
+};
 
-// Bytes of one copy of the parameters, V.
-double copy_of(const LadderReport& report) { return static_cast<double>(report.parameter_bytes); }
-
-base::Table short_table(const LadderReport& report) {
-  return table_of(
-      report, {mode_name(),
-               number("parameters", "MiB", "", 2, mean(&RankRow::parameter_mib)),
-               number("gradients", "MiB", "", 2, mean(&RankRow::gradient_mib)),
-               number("optimizer", "MiB", "", 2, mean(&RankRow::optimizer_mib)),
-               number("total", "MiB", "", 2, mean(&RankRow::total_mib)),
-               ratio_to_ddp(report),
-               number("sent", "V", "", 4,
-                      [&](const ModeRow& mode) { return sent_bytes(mode).mean / copy_of(report); }),
-               {{"same weights", base::Align::kLeft},
-                [&](const ModeRow& mode) { return identity(report, mode); }}});
-}
-
-base::Table memory_table(const LadderReport& report) {
-  std::vector<Figure> figures = {mode_name()};
-  const auto add = [&](const char* group, double RankRow::*value) {
-    figures.push_back(number("mean", "MiB", group, 2, mean(value)));
-    figures.push_back(number("max", "MiB", group, 2, largest(value)));
+std::string table_of(const Json& modes, const std::vector<Figure>& figures) {
+  std::vector<base::Column> columns;
+  std::vector<std::vector<std::string>> rows(modes.size());
+  const auto add = [&](const Figure& figure) {
+    const bool is_text = modes[0][figure.key].is_string();
+    columns.push_back({figure.header, is_text ? base::Align::kLeft : base::Align::kRight,
+                       figure.unit, figure.group});
+    for (std::size_t m = 0; m < rows.size(); ++m) {
+      rows[m].push_back(
+          is_text ? modes[m][figure.key].get<std::string>()
+                  : base::fixed(number_in(modes[m], figure.key) / figure.divisor, figure.decimals));
+    }
   };
-  add("parameters", &RankRow::parameter_mib);
-  add("gradients", &RankRow::gradient_mib);
-  add("optimizer", &RankRow::optimizer_mib);
-  add("total", &RankRow::total_mib);
-  figures.push_back(ratio_to_ddp(report));
-  figures.push_back(number("formula", "MiB", "", 2, mean(&RankRow::formula_mib)));
-  figures.push_back(number("off", "%", "", 3,
-                           [](const ModeRow& mode) { return 100 * formula_difference(mode); }));
-  add("peak", &RankRow::peak_mib);
-  figures.push_back(number("states", "MiB", "peak", 2, largest(&RankRow::peak_states_mib)));
-  figures.push_back(number("other", "MiB", "max", 2, largest(&RankRow::other_mib)));
-  figures.push_back(number("RSS+", "MiB", "max", 0, largest(&RankRow::resident_growth_mib)));
-  return table_of(report, figures);
-}
-
-base::Table step_table(const LadderReport& report) {
-  const double copy = copy_of(report);
-  std::vector<Figure> figures = {mode_name()};
-  const auto add_sent = [&](const char* header, Value value) {
-    figures.push_back(number(header, "V", "sent by a rank in a step", 4, std::move(value)));
-  };
-  add_sent("mean", [=](const ModeRow& mode) { return sent_bytes(mode).mean / copy; });
-  add_sent("max", [=](const ModeRow& mode) { return sent_bytes(mode).max / copy; });
-  add_sent("grads", mean(&RankRow::sent_gradient_bytes, copy));
-  add_sent("params", mean(&RankRow::sent_parameter_bytes, copy));
-  figures.push_back(number("control", "bytes", "sent by a rank in a step", 0,
-                           mean(&RankRow::sent_control_bytes)));
-  const auto add_seconds = [&](const char* header, double RankRow::*value) {
-    figures.push_back(number(header, "s", "time of a step", 3, mean(value)));
-  };
-  add_seconds("step", &RankRow::step_seconds);
-  add_seconds("forward", &RankRow::forward_seconds);
-  add_seconds("backward", &RankRow::backward_seconds);
-  add_seconds("optimizer", &RankRow::optimizer_seconds);
-  add_seconds("exposed", &RankRow::communication_seconds);
-  add_seconds("in flight", &RankRow::in_flight_seconds);
-  if (report.compute_seconds) {
-    figures.push_back(number("/compute", "", "time of a step", 2,
-                             mean(&RankRow::step_seconds, *report.compute_seconds)));
+  add({"mode", "", "", "mode"});
+  for (Figure figure : figures) {
+    const bool is_pair = figure.header.empty();
+    if (is_pair) figure.header = "mean";
+    add(figure);
+    if (!is_pair) continue;
+    figure.header = "max";
+    figure.key += "_max";
+    add(figure);
   }
-  figures.push_back(number("first", "", "loss", 4, [](const ModeRow& mode) {
-    return mode.losses.empty() ? kNotMeasured : mode.losses.front();
-  }));
-  figures.push_back(number("last", "", "loss", 4, [](const ModeRow& mode) {
-    return mode.losses.empty() ? kNotMeasured : mode.losses.back();
-  }));
-  figures.push_back({{"digest", base::Align::kLeft, "", "weights"},
-                     [&](const ModeRow& mode) { return digest(report, mode); }});
-  figures.push_back({{"= ddp", base::Align::kLeft, "", "weights"},
-                     [&](const ModeRow& mode) { return identity(report, mode); }});
-  return table_of(report, figures);
+  base::Table table(std::move(columns));
+  for (std::vector<std::string>& row : rows) table.add_row(std::move(row));
+  return table.to_text();
+}
+
+std::string short_table(const Json& modes) {
+  return table_of(modes, {{"parameters", "MiB", "", "parameter_mib", 2},
+                          {"gradients", "MiB", "", "gradient_mib", 2},
+                          {"optimizer", "MiB", "", "optimizer_mib", 2},
+                          {"total", "MiB", "", "total_mib", 2},
+                          {"ratio", "", "", "ratio", 3},
+                          {"sent", "V", "", "sent_in_v", 4},
+                          {"same weights", "", "", "identity"}});
+}
+
+std::string memory_table(const Json& modes) {
+  return table_of(modes, {{"", "MiB", "parameters", "parameter_mib", 2},
+                          {"", "MiB", "gradients", "gradient_mib", 2},
+                          {"", "MiB", "optimizer", "optimizer_mib", 2},
+                          {"", "MiB", "total", "total_mib", 2},
+                          {"ratio", "", "", "ratio", 3},
+                          {"formula", "MiB", "", "formula_mib", 2},
+                          {"off", "%", "", "formula_difference", 3, 0.01},
+                          {"", "MiB", "peak", "peak_mib", 2},
+                          {"states", "MiB", "peak", "peak_states_mib_max", 2},
+                          {"other", "MiB", "max", "other_mib_max", 2},
+                          {"RSS+", "MiB", "max", "resident_growth_mib_max", 0}});
+}
+
+std::string step_table(const Json& report, const Json& modes) {
+  const std::string sent = "sent by a rank in a step", time = "time of a step";
+  const double copy = number_in(report, "parameter_bytes");
+  std::vector<Figure> figures = {{"", "V", sent, "sent_in_v", 4},
+                                 {"grads", "V", sent, "sent_gradient_bytes", 4, copy},
+                                 {"params", "V", sent, "sent_parameter_bytes", 4, copy},
+                                 {"control", "bytes", sent, "sent_control_bytes", 0},
+                                 {"step", "s", time, "step_seconds", 3},
+                                 {"forward", "s", time, "forward_seconds", 3},
+                                 {"backward", "s", time, "backward_seconds", 3},
+                                 {"optimizer", "s", time, "optimizer_seconds", 3},
+                                 {"exposed", "s", time, "communication_seconds", 3},
+                                 {"in flight", "s", time, "in_flight_seconds", 3},
+                                 {"first", "", "loss", "loss_first", 4},
+                                 {"last", "", "loss", "loss_last", 4},
+                                 {"digest", "", "weights", "short_digest"},
+                                 {"= ddp", "", "weights", "identity"}};
+  const double compute = number_in(report, "compute_seconds");
+  if (compute > 0) {
+    figures.insert(figures.end() - 4, {"/compute", "", time, "step_seconds", 2, compute});
+  }
+  return table_of(modes, figures);
 }
 
 // What each axis of the mesh carried.
-base::Table axis_table(const LadderReport& report) {
-  std::vector<Figure> figures = {mode_name()};
-  const double copy = copy_of(report);
-  const auto add = [&](const char* axis, std::int64_t RankRow::*value) {
-    figures.push_back(number("mean", "V", axis, 4, mean(value, copy)));
-    figures.push_back(number("max", "V", axis, 4,
-                             [=](const ModeRow& mode) { return spread(mode, value).max / copy; }));
-  };
-  add("sent: data axis", &RankRow::sent_data_bytes);
-  if (report.stages > 1) add("sent: pipeline axis", &RankRow::sent_pipeline_bytes);
-  if (report.tensor_ranks > 1) add("sent: tensor axis", &RankRow::sent_tensor_bytes);
-  return table_of(report, figures);
+std::string axis_table(const Json& report, const Json& modes) {
+  std::vector<Figure> figures;
+  for (const auto& [axis, size] : report["mesh"].items()) {
+    if (axis != "data" && size == 1) continue;
+    figures.push_back({"", "V", fmt::format("sent: {} axis", axis), "sent_" + axis + "_bytes", 4,
+                       number_in(report, "parameter_bytes")});
+  }
+  return table_of(modes, figures);
 }
 
-std::string title(const LadderReport& report) {
-  const std::string ranks = report.fake_rank ? fmt::format("rank {} of {} in a fake process group",
-                                                           *report.fake_rank, report.world_size)
-                                             : fmt::format("{} rank{}", report.world_size,
-                                                           report.world_size == 1 ? "" : "s");
+std::string title(const Json& report) {
+  const auto text = [&](const char* key) { return report[key].get<std::string>(); };
+  const std::int64_t steps = report["steps"];
   std::string more;
-  if (report.activation_checkpointing) more += ", activation checkpointing";
-  if (report.partition_activations) more += " (partitioned)";
-  if (report.sequence_parallel) more += ", sequence parallel";
-  if (report.stages > 1) more += ", " + report.pipeline_schedule;
-  return fmt::format("{}: {} parameters, {}{}, {}, {}, {}, {}, {}, {} step{}{}", report.model,
-                     base::with_thousands(report.parameters), ranks, mesh_text(report), report.task,
-                     report.optimizer, report.dtype, report.device, batch_text(report),
-                     report.steps, report.steps == 1 ? "" : "s", more);
+  if (report["activation_checkpointing"] == true) more += ", activation checkpointing";
+  if (report["partition_activations"] == true) more += " (partitioned)";
+  if (report["sequence_parallel"] == true) more += ", sequence parallel";
+  if (!report["pipeline_schedule"].is_null()) more += ", " + text("pipeline_schedule");
+  return fmt::format("{}: {} parameters, {}, {}, {}, {}, {}, {}, {} step{}{}\n", text("model"),
+                     base::with_thousands(report["parameters"]), ranks_text(report), text("task"),
+                     text("optimizer"), text("dtype"), text("device"), batch_text(report), steps,
+                     steps == 1 ? "" : "s", more);
 }
 
 // Explains the numbers if the ranks are a mesh.
-std::string mesh_legend(const LadderReport& report) {
-  if (!report.has_mesh()) return "";
+std::string mesh_legend(const Json& report) {
+  if (!has_mesh(report)) return "";
+  const int data_ranks = report["mesh"]["data"];
   return fmt::format(
-      "The tensor and pipeline axes leave each rank about 1/{} of the model.\n"
-      "The mode runs over {} data rank{}. Sent is on the data axis; --wide has a table with the "
-      "other axes.\n",
-      report.stages * report.tensor_ranks, report.data_ranks(),
-      report.data_ranks() == 1 ? "" : "s");
+      "The tensor and pipeline axes leave each rank about 1/{} of the model. The mode runs over "
+      "the\n"
+      "ranks of the data axis, and sent is what they send on it; --wide has the other axes too.\n",
+      report["world_size"].get<int>() / data_ranks);
 }
 
 // Explains the marks in place of "yes" that occur.
-std::string marks_legend(const LadderReport& report) {
-  std::string text;
-  const auto explain = [&](const std::string& mark, const char* meaning) {
-    const auto has_mark = [&](const ModeRow& mode) { return identity(report, mode) == mark; };
-    if (std::ranges::any_of(report.modes, has_mark)) {
-      text += fmt::format("\"{}\": {}\n", mark, meaning);
-    }
+std::string marks_legend(const Json& modes) {
+  const auto any = [&](const char* mark) {
+    return std::ranges::any_of(modes, [&](const Json& mode) { return mode["identity"] == mark; });
   };
-  explain("rounded", "the mode rounds what it sends.");
-  explain("-", "ddp did not run.");
-  return text;
+  return fmt::format("{}{}", any("rounded") ? "\"rounded\": the mode rounds what it sends.\n" : "",
+                     any("-") ? "\"-\": ddp did not run.\n" : "");
 }
 
-std::string short_legend(const LadderReport& report) {
-  std::string text = fmt::format(
+std::string short_legend(const Json& report) {
+  return fmt::format(
       "Means over the ranks. MiB (2^20 bytes) alive after a step, before gradients are cleared.\n"
-      "Sent: by a rank in a step, in V = {:.2f} MiB, one copy of the parameters.\n{}",
-      mib(report.parameter_bytes), mesh_legend(report));
-  if (report.fake_rank) {
-    return text +
-           "Nothing was sent: the bytes are those that real ranks would send. Weights are not "
-           "compared (n/a),\nbecause the other ranks never trained. --wide prints maxima, peaks, "
-           "times and losses.\n";
-  }
-  return text +
-         "Same weights: every bit is that of ddp. --wide prints maxima, peaks, times and "
-         "losses.\n" +
-         marks_legend(report);
+      "Sent: by a rank in a step, in V = {:.2f} MiB, one copy of the parameters.\n{}{}"
+      "--wide prints maxima, peaks, times and losses.\n",
+      mib(report["parameter_bytes"]), mesh_legend(report),
+      is_fake(report)
+          ? "Nothing was sent: the bytes are those that real ranks would send. Weights are not "
+            "compared (n/a),\nbecause the other ranks never trained. "
+          : "Same weights: every bit is that of ddp. ");
 }
 
-std::string wide_legend(const LadderReport& report) {
+std::string wide_legend(const Json& report) {
   std::string text = fmt::format(
-      "Memory: the allocator's live bytes after a step, before gradients are cleared, less those\n"
-      "before the model was built. Mean and max are over the ranks.\n"
-      "Peak: the largest value within a step. States (max over ranks) counts only parameters,\n"
-      "gradients and optimizer states.\n"
-      "RSS+: the growth of the process's resident set.\n"
-      "Off: how far the mean total is from the formula.\n"
-      "Seconds: means over ranks of each rank's median. Forward, backward and optimizer exclude\n"
-      "exposed communication.\n"
-      "In flight: seconds in which at least one collective had started and its wait had not\n"
-      "ended; exposed time is a part of it.\n"
-      "MiB = 2^20 bytes. V = {:.2f} MiB, one copy of the parameters.\n{}",
-      mib(report.parameter_bytes), mesh_legend(report));
-  if (report.fake_rank) {
+      "MiB (2^20 bytes) are the allocator's live bytes after a step, before gradients are "
+      "cleared,\n"
+      "less those before the model was built; peak: within a step. Mean and max are over the "
+      "ranks.\n"
+      "Seconds are medians of a rank; the phases exclude exposed communication, a part of in "
+      "flight.\n"
+      "V = {:.2f} MiB, one copy of the parameters. docs/ladder.md explains each column.\n{}",
+      mib(report["parameter_bytes"]), mesh_legend(report));
+  if (is_fake(report)) {
     text +=
-        "Nothing was sent, and the other ranks never trained: their parts are the first values,\n"
-        "so weights are not compared (n/a). Sent is what real ranks would send. Exposed is the\n"
-        "time to generate the other ranks' parts. The peak lacks the scratch of real "
-        "reductions.\n";
+        "Nothing was sent, and the other ranks never trained: their parts are the first values, "
+        "so\n"
+        "weights are not compared (n/a). Sent is what real ranks would send, exposed the time to\n"
+        "generate the other ranks' parts. The peak lacks the scratch of real reductions.\n";
   }
-  if (report.compute_seconds) {
-    text += fmt::format(
-        "/compute: the step relative to {:.3f} s, the step when every rank trains by itself at the "
-        "same\ntime and sends nothing.\n",
-        *report.compute_seconds);
-  }
-  return text + marks_legend(report);
+  if (report["compute_seconds"].is_null()) return text;
+  return text + fmt::format("/compute: the step relative to {:.3f} s, that of every rank alone.\n",
+                            number_in(report, "compute_seconds"));
 }
 
 }  // namespace
 
-std::string mesh_text(const LadderReport& report) {
-  if (!report.has_mesh()) return "";
-  std::string text = fmt::format(" (data {}", report.data_ranks());
-  if (report.stages > 1) text += fmt::format(" x pipeline {}", report.stages);
-  if (report.tensor_ranks > 1) text += fmt::format(" x tensor {}", report.tensor_ranks);
-  return text + ")";
-}
+bool has_mesh(const Json& report) { return report["mesh"]["data"] != report["world_size"]; }
 
-std::string batch_text(const LadderReport& report) {
-  return fmt::format(
-      "{}{} x {} tokens a rank",
-      report.micro_batches == 1 ? "" : fmt::format("{} micro-batches of ", report.micro_batches),
-      report.batch_size, report.sequence_length);
-}
-
-std::string to_text(const LadderReport& report, bool wide) {
-  if (!wide) {
-    return fmt::format("{}\n\n{}\n{}", title(report), short_table(report).to_text(),
-                       short_legend(report));
+std::string ranks_text(const Json& report) {
+  const int ranks = report["world_size"];
+  std::string text = fmt::format("{} rank{}", ranks, ranks == 1 ? "" : "s");
+  if (is_fake(report)) {
+    text = fmt::format("rank {} of {} in a fake process group",
+                       report["fake_process_group"]["rank"].get<int>(), ranks);
   }
-  return fmt::format("{}\n\n{}\n{}\n{}{}", title(report), memory_table(report).to_text(),
-                     step_table(report).to_text(),
-                     report.has_mesh() ? axis_table(report).to_text() + "\n" : "",
-                     wide_legend(report));
+  std::vector<std::string> axes;
+  for (const auto& [axis, size] : report["mesh"].items()) {
+    if (axis == "data" || size != 1) axes.push_back(fmt::format("{} {}", axis, size.get<int>()));
+  }
+  return has_mesh(report) ? fmt::format("{} ({})", text, fmt::join(axes, " x ")) : text;
+}
+
+std::string batch_text(const Json& report) {
+  const std::int64_t micro_batches = report["micro_batches"];
+  return fmt::format("{}{} x {} tokens a rank",
+                     micro_batches == 1 ? "" : fmt::format("{} micro-batches of ", micro_batches),
+                     report["batch_size"].get<std::int64_t>(),
+                     report["sequence_length"].get<std::int64_t>());
+}
+
+std::string to_text(const Json& report, bool wide) {
+  Json modes = report["modes"];
+  for (Json& mode : modes) {
+    mode["identity"] = identity(report, mode);
+    mode["short_digest"] = is_fake(report) ? "n/a"
+                           : mode["digest"].is_null()
+                               ? "differs"
+                               : mode["digest"].get<std::string>().substr(0, 12);
+  }
+  if (!wide) {
+    return title(report) + "\n" + short_table(modes) + "\n" + short_legend(report) +
+           marks_legend(modes);
+  }
+  return title(report) + "\n" + memory_table(modes) + "\n" + step_table(report, modes) + "\n" +
+         (has_mesh(report) ? axis_table(report, modes) + "\n" : "") + wide_legend(report) +
+         marks_legend(modes);
 }
 
 }  // namespace zero::ladder

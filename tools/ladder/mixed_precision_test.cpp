@@ -15,7 +15,8 @@ using testing::TestFolder;
 
 // A text that never changes: whether float16 overflows depends on it.
 const std::string kText = "--data LICENSE ";
-const std::string kModes = "--modes ddp,zero1,zero2,zero3,tensor_zero1,tensor_zero2,tensor_zero3 ";
+// tests/matrix has the bits of every mode in both types.
+const std::string kModes = "--modes ddp,zero2,zero3,tensor_zero3 ";
 
 void expect_mixed(const json& report, const std::string& dtype) {
   EXPECT_EQ(report.at("dtype"), dtype);

@@ -4,44 +4,67 @@
 #include <string>
 #include <vector>
 
+#include <zero/base/json.hpp>
 #include <zero/nn/llama_config.hpp>
-#include <zero/train/ownership.hpp>
+#include <zero/train/registry.hpp>
 
 namespace zero::ladder {
+
+/// The ranks as a mesh, data x pipeline x tensor; the last varies fastest. Modes work on the data
+/// axis.
+struct MeshOptions {
+  int tensor_ranks = 1;                ///< that share each layer
+  int stages = 1;                      ///< of the pipeline
+  bool sequence_parallel = false;      ///< activations between layers are cut along the sequence
+  bool partition_activations = false;  ///< a checkpoint keeps 1 / tensor_ranks of its input
+  std::string schedule = "1f1b";       ///< of the pipeline
+  /// Ranks of one place on the data axis; they have the same samples.
+  int cell() const { return tensor_ranks * stages; }
+};
+
+/// A fake process group.
+struct FakeOptions {
+  int size = 0;            ///< ranks in it, of which one runs; 0: real ranks
+  int rank = 0;            ///< which one
+  int ranks_per_host = 0;  ///< 0: all on one host
+};
+
+/// What is drawn of the last step.
+struct PictureOptions {
+  std::string trace;            ///< file whose name traces are made from; empty: none
+  std::string memory_timeline;  ///< file for the memory of rank 0; empty: none
+  /// Where the trace of one rank in one mode goes: "out/trace.json" gives
+  /// "out/trace.zero1-naive.rank0.json".
+  std::string trace_file(const std::string& mode, int rank) const;
+};
+
+/// Checkpoints of the run.
+struct CheckpointOptions {
+  std::string folder;        ///< empty: none
+  std::int64_t every = 0;    ///< steps from one to the next; 0: after the last step only
+  bool auto_resume = false;  ///< from the one in `folder`, if there is one
+  std::string resume;        ///< folder of the one to go on from; empty: from the start
+};
 
 /// What the ladder's command line asks for.
 struct Options {
   std::string task = "text";
   std::string model;    ///< a preset; empty: the largest of the usual ones that fits this machine
   std::string weights;  ///< folder with config.json and safetensors; empty: weights by seed
+  std::string weights_config;  ///< the text of that config.json
   std::vector<std::string> data;
   int world_size = 2;
-  int ranks_here = 0;  ///< of them on this machine, where a launcher started them; 0: all
-  int local_ranks() const { return ranks_here > 0 ? ranks_here : world_size; }
-  int fake_process_group = 0;  ///< ranks of a fake process group, of which one runs; 0: real ranks
-  int fake_rank = 0;           ///< which one
-  int ranks_per_host = 0;      ///< of the fake process group; 0: all on one host
-  std::int64_t steps = 4;      ///< with `epochs`, known once the data is read
-  std::int64_t epochs = 0;     ///< passes over the data, which decide the steps; 0: `steps` does
-  double validation = 0;       ///< share of the samples that is evaluated, and not trained on
+  int ranks_here = 0;       ///< of them on this machine, if a launcher started them; 0: all
+  std::int64_t steps = 4;   ///< with `epochs`, known once the data is read
+  std::int64_t epochs = 0;  ///< passes over the data, which decide the steps; 0: `steps` does
+  double validation = 0;    ///< share of the samples that is evaluated, and not trained on
   std::int64_t sequence_length = 128;
-  std::int64_t batch = 1;  ///< samples of a rank in a micro-batch
+  std::int64_t batch = 1;          ///< samples of a rank in a micro-batch
+  std::int64_t micro_batches = 0;  ///< of a step
   std::vector<std::string> modes = {"ddp", "zero1", "zero2", "zero3"};
   /// Ranks that share model states in modes hsdp1 to hsdp3, "host" or a number; empty: not given.
   /// parse() adds it to the names of the modes.
   std::string shard_size;
-  // The ranks as a mesh: data x pipeline x tensor, the last varies fastest. Modes work on the data
-  // axis.
-  int tensor_ranks = 1;                ///< that share each layer
-  int stages = 1;                      ///< of the pipeline
-  bool sequence_parallel = false;      ///< activations between layers are cut along the sequence
-  bool partition_activations = false;  ///< a checkpoint keeps 1 / tensor_ranks of its input
-  std::int64_t micro_batches = 1;      ///< of a step, each of `batch` samples a rank
-  std::string pipeline_schedule = "1f1b";
-  bool has_mesh() const { return tensor_ranks * stages > 1; }
-  int data_ranks() const { return world_size / (tensor_ranks * stages); }
-  /// Samples of a step over all ranks.
-  std::int64_t step_samples() const { return batch * micro_batches * data_ranks(); }
   std::string ownership = "size";
   std::string dtype = "fp32";              ///< fp32, bf16 or fp16; the last two keep fp32 masters
   std::string reduce_dtype = "parameter";  ///< or fp32: how gradients of 2 bytes are added up
@@ -52,48 +75,45 @@ struct Options {
   std::uint64_t seed = 42;
   bool wide = false;  ///< print everything, not only the eight columns
   std::string json = "out/ladder.json";
-  std::string save;        ///< folder that the trained model goes to; empty: it is not kept
-  std::string checkpoint;  ///< folder for checkpoints of the run; empty: none
-  std::int64_t checkpoint_every = 0;  ///< steps from one to the next; 0: after the last step only
-  bool auto_resume = false;           ///< from the checkpoint in `checkpoint`, where there is one
-  std::string resume;           ///< folder of the checkpoint to go on from; empty: from the start
-  std::string trace;            ///< file whose name traces are made from; empty: none
-  std::string memory_timeline;  ///< file for the memory of rank 0 along the last step; empty: none
-  bool compute_alone = true;    ///< also measure the step without communication
+  std::string save;                  ///< folder for the trained model; empty: it is not kept
+  bool compute_alone = true;         ///< also measure the step without communication
   std::string alone_mode = "ddp";    ///< in this mode
   std::int64_t assume_free_mib = 0;  ///< instead of the memory that is free; 0: look
-
-  /// The text of the config.json beside `weights`; empty without weights.
-  std::string weights_config;
+  MeshOptions mesh;
+  FakeOptions fake;
+  PictureOptions pictures;
+  CheckpointOptions checkpoint;
 
   bool reviews() const { return task == "reviews"; }
   /// Parameters of 2 bytes, with fp32 master weights in the optimizer.
   bool mixed() const { return dtype != "fp32"; }
-  /// The shape of the model: a classifier where reviews are the task.
+  int local_ranks() const { return ranks_here > 0 ? ranks_here : world_size; }
+  int data_ranks() const { return world_size / mesh.cell(); }
+  /// Samples of a step over all ranks.
+  std::int64_t step_samples() const { return batch * micro_batches * data_ranks(); }
+  /// The shape of the model: a classifier if reviews are the task.
   nn::LlamaConfig config() const;
   /// What the model is called in tables: the preset, or the folder of the weights.
   std::string model_name() const;
-  /// Where the trace of one rank in one mode goes: "out/trace.json" gives
-  /// "out/trace.zero1-naive.rank0.json".
-  std::string trace_file(const std::string& mode, int rank) const;
 };
 
-/// Reads the command line. Prints help, or what is wrong and what would be right, and ends the
-/// program where that is all there is to do.
+/// Every mode.
+const train::Registry& all_modes();
+
+/// Reads the command line. If help was asked for or an option is wrong by itself, prints help, or
+/// what is wrong and what would be right, and ends the program.
 Options parse(int argc, char** argv);
 
-/// Fills in the model where neither model nor weights were named, and says so where it is not the
-/// usual one; zero::Error if what was named does not fit into the memory that is free on this
-/// machine, or nothing does.
+/// Fills in the model if neither model nor weights were named, and says so if it is not the usual
+/// one; zero::Error if what was named does not fit into the memory that is free on this machine, or
+/// nothing does. In model_choice.cpp.
 void choose_model(Options& options);
 
 /// Throws zero::Error for a mesh that does not fit the number of ranks, the model, the data or the
 /// modes. The model must have been chosen.
 void check_mesh(const Options& options);
 
-/// Bytes that all ranks together need at the peak of the largest mode, about; of a fake process
-/// group the one rank that runs. A double, since a config.json and the command line can ask for
-/// more than 63 bits count.
-double needed_bytes(const Options& options);
+/// What the report says of a run (ladder_report.hpp) before it. The model must have been chosen.
+base::Json report_head(const Options& options);
 
 }  // namespace zero::ladder

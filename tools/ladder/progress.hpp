@@ -3,7 +3,6 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
-#include <optional>
 #include <string>
 
 namespace zero::ladder {
@@ -11,18 +10,18 @@ namespace zero::ladder {
 /// Shows how far a loop of a known number of steps has come.
 ///
 /// On a terminal it is one line, redrawn in place:
-///   zero2  [##########..............]  5/12  loss 10.713  step 6.02 s  left 0:42
-/// Into a file or a pipe it is a plain line at every tenth of what this run has to do, at most one
-/// a step:
+///   zero2  5/12  loss 10.713  step 6.02 s  left 00:00:42
+/// Into a file or a pipe it is a line at every tenth of what this run has to do, at most one a
+/// step:
 ///   zero2  5/12  loss 10.713  step 6.02 s
 ///
 /// Local to this process, never throws on a failed write, not for use by several threads at once.
 class Progress {
  public:
-  /// `steps` in all, of which an earlier run has done `done`. Where none is left, nothing is shown.
-  /// Writes to `out`, which is not owned; draws the bar by default where that is a terminal.
-  Progress(std::string label, std::int64_t done, std::int64_t steps, std::FILE* out = stderr,
-           std::optional<bool> bar = std::nullopt);
+  /// `steps` in all, of which an earlier run has done `done`. Without a label nothing is shown.
+  /// Writes to `out`, which is not owned, as to a terminal or not.
+  Progress(std::string label, std::int64_t done, std::int64_t steps, std::FILE* out,
+           bool to_terminal);
 
   /// Ends the line, so that whatever is printed next, an error for example, has a line of its own.
   ~Progress();
@@ -33,17 +32,12 @@ class Progress {
   void step(const std::string& text);
 
  private:
-  void draw_bar(const std::string& count_and_text);
-  std::string time_left() const;
-
   std::string label_;
-  std::int64_t done_before_;
+  std::int64_t first_;
   std::int64_t done_;
   std::int64_t steps_;
   std::FILE* out_;
-  bool bar_;
-  bool line_open_ = false;
-  std::int64_t tenths_shown_ = 0;
+  bool to_terminal_;
   std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
 };
 

@@ -3,63 +3,39 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
 
+#include <09_pipeline/pipeline_trainer.hpp>
 #include <tools/plots/memory_timeline.hpp>
 #include <zero/base/error.hpp>
 #include <zero/base/sha256.hpp>
-#include <zero/data/sampler.hpp>
 #include <zero/distributed/agreement.hpp>
 #include <zero/io/save_model.hpp>
+#include <zero/io/stored_values.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/timeline.hpp>
+#include <zero/nn/llama.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/optim/master_weights.hpp>
 #include <zero/train/fake_process_group.hpp>
-#include <zero/train/loop/trainer.hpp>
-#include <zero/train/registry.hpp>
 #include <zero/train/trace.hpp>
 #include <zero/train/unsharded_parameters.hpp>
 
 #include "checkpoints.hpp"
 #include "device.hpp"
-#include "mesh_run.hpp"
+#include "ladder_report.hpp"
 #include "progress.hpp"
 #include "samples.hpp"
 
 namespace zero::ladder {
 namespace {
 
-using memory::Category;
-
-// The fields of a result and their keys, for writing and for reading.
-template <typename Result, typename Take>
-void for_each_field(Result& result, const Take& take) {
-  take("row", result.row);
-  take("predicted_traffic", result.predicted_traffic);
-  take("predicted_pipeline_traffic", result.predicted_pipeline_traffic);
-  take("losses", result.losses);
-  take("validation", result.validation);
-  take("loss_scale", result.loss_scale);
-  take("skipped_steps", result.skipped_steps);
-  take("every_tensor_changed", result.every_tensor_changed);
-  take("batch_digest", result.batch_digest);
-  take("gradient_digest", result.gradient_digest);
-  take("memory_timeline", result.memory_timeline);
-}
-
-// An update that is too small for a parameter of 2 bytes to show is in the master weight alone.
-bool master_differs(train::Strategy& strategy, std::size_t index) {
-  const at::Tensor mine = strategy.piece(index).tensor;
-  if (!mine.defined()) return false;
-  const auto states = strategy.optimizer().state(mine);
-  const auto master = states.find("master");
-  if (master == states.end()) return false;
-  return !at::equal(master->second, mine.detach().flatten().to(at::kFloat));
-}
+using base::Json;
 
 // SHA-256 of a tensor's bytes, 64 hexadecimal digits.
 std::string digest_of(const at::Tensor& tensor) {
@@ -67,125 +43,80 @@ std::string digest_of(const at::Tensor& tensor) {
   return base::Sha256().add(bytes.const_data_ptr(), bytes.nbytes()).hex();
 }
 
-// One digest per parameter, each made whole for the moment, over the data and the tensor axis: unit
-// by unit, so that checking does not need more memory than training. Called by all ranks.
-std::vector<std::string> parameter_digests(train::Strategy& strategy) {
-  const nn::ParameterList& list = strategy.list();
-  std::vector<std::string> digests(list.size());
-  for (std::size_t u = 0; u < list.units.size(); ++u) {
-    const train::UnshardedParameters whole(strategy, u);
-    for (const std::size_t i : list.units[u].parameters) {
-      const nn::Parameter& p = list.parameters[i];
-      digests[i] = digest_of(p.placement.whole_of(p.tensor.detach()));
-    }
-  }
-  return digests;
-}
-
-// One digest per parameter of which this rank updates a piece, of that piece; empty for others.
-std::vector<std::string> piece_digests(const train::Strategy& strategy) {
-  std::vector<std::string> digests(strategy.list().size());
-  for (std::size_t i = 0; i < digests.size(); ++i) {
-    const at::Tensor piece = strategy.piece(i).tensor;
-    if (piece.defined() && piece.numel() > 0) digests[i] = digest_of(piece.detach());
-  }
-  return digests;
-}
-
-// Whether training changed every trainable piece that this rank updates, whose digests were
-// `before`. A change in the master weight alone counts.
-bool every_piece_changed(train::Strategy& strategy, const std::vector<std::string>& before) {
-  const std::vector<std::string> after = piece_digests(strategy);
-  for (std::size_t i = 0; i < after.size(); ++i) {
-    if (after[i].empty() || !strategy.list().parameters[i].tensor.requires_grad()) continue;
-    if (after[i] == before[i] && !master_differs(strategy, i)) return false;
-  }
-  return true;
-}
-
-// Whether training changed every trainable parameter, whose digests were `before` and are `after`.
-// A change in the master weight alone counts. Called by all ranks; the same answer on all of a data
-// axis.
-bool all_trainable_changed(train::Strategy& strategy, const std::vector<std::string>& before,
-                           const std::vector<std::string>& after) {
-  at::Tensor changed = at::zeros({static_cast<std::int64_t>(before.size())}, at::kInt);
-  auto* flag = changed.mutable_data_ptr<std::int32_t>();
-  for (std::size_t i = 0; i < before.size(); ++i) {
-    flag[i] = before[i] != after[i] || master_differs(strategy, i) ? 1 : 0;
-  }
-  // A master weight is known to its owner only.
-  strategy.communicator().all_reduce(changed, dist::Purpose::kControl, dist::ReduceOp::kSum).wait();
-  for (std::size_t i = 0; i < before.size(); ++i) {
-    if (strategy.list().parameters[i].tensor.requires_grad() && flag[i] == 0) return false;
-  }
-  return true;
-}
-
+// Without the first step, which makes the optimizer's states and warms everything up.
 double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const std::size_t n = values.size();
-  return n % 2 == 1 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
+  if (values.size() > 1) values.erase(values.begin());
+  std::ranges::sort(values);
+  return (values[(values.size() - 1) / 2] + values[values.size() / 2]) / 2;
 }
 
 // What is measured within every step; the last one that was not left out is reported, times and
-// page faults as medians.
+// page faults as medians. What is alive when it is made does not count.
 class Meter {
  public:
-  Meter(const MeshRun& run, std::int64_t base, std::int64_t resident_base)
-      : run_(run), base_(base), resident_base_(resident_base) {}
-
-  // `predicted`: bytes that the step sends on the data axis, by formula.
-  void begin_step(std::int64_t predicted) {
-    predicted_before_ = predicted;
+  // `data_bytes`, `pipeline_bytes`: what the step must send on these axes, by formula.
+  template <typename Step>
+  train::StepResult measure(const dist::Mesh& mesh, std::int64_t data_bytes,
+                            std::int64_t pipeline_bytes, const Step& run_step) {
     memory::reset_peaks();
-    before_ = run_.traffic();
-    faults_before_ = memory::page_faults();
-  }
-
-  void end_step(const train::StepResult& step) {
+    const dist::Traffic before[] = {mesh.data().traffic(), mesh.pipeline().traffic(),
+                                    mesh.tensor().traffic()};
+    const std::int64_t faults = memory::page_faults();
+    const train::StepResult step = run_step();
     seconds_.push_back(step.seconds);
-    faults_.push_back(static_cast<double>(memory::page_faults() - faults_before_));
-    // Where the loss scale was too large nothing is updated, and no parameter is sent.
-    if (step.skipped && updated_) return;
+    faults_.push_back(static_cast<double>(memory::page_faults() - faults));
+    // If the loss scale was too large nothing is updated, and no parameter is sent.
+    if (step.skipped && updated_) return step;
     updated_ = !step.skipped;
-    steady_ = memory::snapshot();
-    const AxisTraffic now = run_.traffic();
-    traffic_ = {now.data.since(before_.data), now.pipeline.since(before_.pipeline),
-                now.tensor.since(before_.tensor)};
-    predicted_ = predicted_before_;
-    resident_ = memory::resident_set_bytes();
+    const memory::Snapshot steady = memory::snapshot();
+    const std::int64_t resident = memory::resident_set_bytes();
+    const dist::Traffic data = mesh.data().traffic().since(before[0]);
+    const dist::Traffic pipeline = mesh.pipeline().traffic().since(before[1]);
+    const dist::Traffic tensor = mesh.tensor().traffic().since(before[2]);
+    const std::int64_t gradients = data.bytes(dist::Purpose::kGradient),
+                       parameters = data.bytes(dist::Purpose::kParameter),
+                       control = data.bytes(dist::Purpose::kControl);
+    row_ = {
+        {"rank", mesh.world().rank()},
+        {"parameter_mib", mib(steady[memory::Category::kParameters])},
+        {"gradient_mib", mib(steady[memory::Category::kGradients])},
+        {"optimizer_mib", mib(steady[memory::Category::kOptimizer])},
+        {"other_mib", mib(steady.total - base_ - steady.model_states())},
+        {"total_mib", mib(steady.total - base_)},
+        {"peak_mib", mib(steady.total_peak - base_)},
+        {"peak_states_mib", mib(steady.states_peak)},
+        {"resident_growth_mib", mib(resident - resident_base_)},
+        {"sent_gradient_bytes", gradients},
+        {"sent_parameter_bytes", parameters},
+        {"sent_control_bytes", control},
+        {"sent_bytes", gradients + parameters + control},
+        {"sent_data_bytes", without_control(data)},
+        {"sent_pipeline_bytes", without_control(pipeline)},
+        {"sent_tensor_bytes", without_control(tensor)},
+        {"sent_between_hosts_bytes",
+         data.between_hosts() + pipeline.between_hosts() + tensor.between_hosts()},
+        {"formula_data_bytes", updated_ ? Json(data_bytes) : Json()},
+        {"formula_pipeline_bytes", updated_ ? Json(pipeline_bytes) : Json()},
+    };
+    return step;
   }
 
-  // Of the step whose bytes are reported.
-  std::int64_t predicted() const { return predicted_; }
-
-  void fill(RankRow& row) const {
-    row.rank = run_.mesh().world().rank();
-    row.parameter_mib = mib(steady_[Category::kParameters]);
-    row.gradient_mib = mib(steady_[Category::kGradients]);
-    row.optimizer_mib = mib(steady_[Category::kOptimizer]);
-    row.total_mib = mib(steady_.total - base_);
-    row.other_mib = row.total_mib - mib(steady_.model_states());
-    row.peak_mib = mib(steady_.total_peak - base_);
-    row.peak_states_mib = mib(steady_.states_peak);
-    row.resident_growth_mib = mib(resident_ - resident_base_);
-    row.high_water_mib = mib(memory::resident_set_peak_bytes());
-    row.page_faults = median_of(faults_);
-    row.sent_gradient_bytes = traffic_.data.bytes(dist::Purpose::kGradient);
-    row.sent_parameter_bytes = traffic_.data.bytes(dist::Purpose::kParameter);
-    row.sent_control_bytes = traffic_.data.bytes(dist::Purpose::kControl);
-    row.sent_data_bytes = without_control(traffic_.data);
-    row.sent_pipeline_bytes = without_control(traffic_.pipeline);
-    row.sent_tensor_bytes = without_control(traffic_.tensor);
-    row.sent_between_hosts_bytes = traffic_.data.between_hosts() +
-                                   traffic_.pipeline.between_hosts() +
-                                   traffic_.tensor.between_hosts();
-    row.step_seconds = median_of(&train::PhaseSeconds::total);
-    row.forward_seconds = median_of(&train::PhaseSeconds::forward);
-    row.backward_seconds = median_of(&train::PhaseSeconds::backward);
-    row.communication_seconds = median_of(&train::PhaseSeconds::communication);
-    row.in_flight_seconds = median_of(&train::PhaseSeconds::in_flight);
-    row.optimizer_seconds = median_of(&train::PhaseSeconds::optimizer);
+  Json row() const {
+    Json row = row_;
+    row["high_water_mib"] = mib(memory::resident_set_peak_bytes());
+    row["page_faults"] = median(faults_);
+    using train::PhaseSeconds;
+    for (const auto& [key, phase] : {std::pair{"step_seconds", &PhaseSeconds::total},
+                                     {"forward_seconds", &PhaseSeconds::forward},
+                                     {"backward_seconds", &PhaseSeconds::backward},
+                                     {"communication_seconds", &PhaseSeconds::communication},
+                                     {"in_flight_seconds", &PhaseSeconds::in_flight},
+                                     {"optimizer_seconds", &PhaseSeconds::optimizer}}) {
+      std::vector<double> values;
+      for (const PhaseSeconds& seconds : seconds_) values.push_back(seconds.*phase);
+      row[key] = median(std::move(values));
+    }
+    return row;
   }
 
  private:
@@ -193,252 +124,364 @@ class Meter {
     return traffic.bytes() - traffic.bytes(dist::Purpose::kControl);
   }
 
-  static double median_of(std::vector<double> values) {
-    // The first step makes the optimizer's states and warms everything up.
-    if (values.size() > 1) values.erase(values.begin());
-    return median(std::move(values));
-  }
-
-  double median_of(double train::PhaseSeconds::*phase) const {
-    std::vector<double> values;
-    for (const train::PhaseSeconds& seconds : seconds_) values.push_back(seconds.*phase);
-    return median_of(std::move(values));
-  }
-
-  const MeshRun& run_;
-  std::int64_t base_;
-  std::int64_t resident_base_;
-  AxisTraffic before_;
-  AxisTraffic traffic_;
-  std::int64_t predicted_before_ = 0;
-  std::int64_t predicted_ = 0;
-  std::int64_t faults_before_ = 0;
+  std::int64_t base_ = memory::snapshot().total;
+  std::int64_t resident_base_ = memory::resident_set_bytes();
   std::vector<double> faults_;
-  bool updated_ = false;
-  memory::Snapshot steady_;
-  std::int64_t resident_ = 0;
   std::vector<train::PhaseSeconds> seconds_;
+  bool updated_ = false;
+  Json row_;
 };
 
-// Digests the first gradients of the small parameters: enough to see that ranks differ, too little
-// to cost time.
-void watch_first_gradients(train::Strategy& strategy, base::Sha256& digest) {
-  strategy.passes().observe_gradients([&digest](std::size_t, const at::Tensor& gradient) {
-    if (gradient.numel() >= (1 << 16)) return;
-    const at::Tensor bytes = gradient.cpu().contiguous();
-    digest.add(bytes.const_data_ptr(), bytes.nbytes());
-  });
-}
-
-// Saving and recording use collectives, so all ranks do both or neither. Each rank may have a path
-// of its own.
-std::string with(const char* option, const std::string& place) {
-  return place.empty() ? fmt::format("no {}", option) : option;
-}
-
+// As lines, of which an error shows the first that differs. Saving and recording use collectives,
+// so all ranks do both or neither; each rank may have a path of its own.
 void agree_on_everything(dist::Communicator& communicator, const std::string& mode,
                          const Options& o, const data::Dataset& dataset) {
-  dist::verify_same(
-      communicator, "the run",
-      fmt::format("mode {}\ntask {}\nmodel {}\nmodel's config {}\n"
-                  "{} tensor ranks, {} stages, schedule {}\nsequence parallel: {}\n"
-                  "partitioned activations: {}\n{} micro-batches\nbatch {}\nsequences of {}\n"
-                  "{} steps\nlearning rate {}\nseed {}\nownership {}\ndtype {}\n"
-                  "gradients added as {}\nactivation checkpointing: {}\n"
-                  "validation by {} of the samples\n"
-                  "checkpoints {}\na run {}\n{}\n{}\n{}\na time limit of {} s\n"
-                  "data (tokens and tokenizer) {}",
-                  mode, o.task, o.model_name(), nlohmann::json(o.weights_config).dump(),
-                  o.tensor_ranks, o.stages, o.pipeline_schedule, o.sequence_parallel,
-                  o.partition_activations, o.micro_batches, o.batch, o.sequence_length, o.steps,
-                  o.learning_rate, o.seed, o.ownership, o.dtype, o.reduce_dtype,
-                  o.activation_checkpointing, o.validation, when_saved(o),
-                  o.resume.empty() ? "from the start" : "that goes on", with("--save", o.save),
-                  with("--memory-timeline", o.memory_timeline), with("--trace", o.trace),
-                  o.timeout_seconds, dataset.fingerprint()));
+  Json run = report_head(o);
+  run["mode"] = mode;
+  run["time limit"] = o.timeout_seconds;
+  run["model's config"] = o.weights_config;
+  run["learning rate"] = o.learning_rate;
+  run["seed"] = o.seed;
+  run["ownership"] = o.ownership;
+  run["validation"] = o.validation;
+  run["--checkpoint"] = !o.checkpoint.folder.empty();
+  run["--checkpoint-every"] = o.checkpoint.every;
+  run["begins"] = o.checkpoint.resume.empty() ? "from the start" : "from a checkpoint";
+  run["--save"] = !o.save.empty();
+  run["--memory-timeline"] = !o.pictures.memory_timeline.empty();
+  run["--trace"] = !o.pictures.trace.empty();
+  run["data (tokens and tokenizer)"] = dataset.fingerprint();
+  std::string lines;
+  for (const auto& [key, value] : run.items()) lines += fmt::format("{} {}\n", key, value.dump());
+  dist::verify_same(communicator, "the run", lines);
 }
 
-// AdamW, with fp32 master weights where parameters have 2 bytes.
+std::shared_ptr<nn::Llama> whole_model(const Options& options,
+                                       const nn::TensorParallel& tensor = {}) {
+  const nn::DeferredStorage deferred;
+  return std::make_shared<nn::Llama>(options.config(), tensor);
+}
+
+// The folder has the whole model, whatever part of it a rank takes.
+std::unique_ptr<io::StoredValues> stored_values(const Options& options) {
+  return std::make_unique<io::StoredValues>(
+      options.weights, nn::list_parameters(*whole_model(options)),
+      io::llama_values_options(options.config(), options.seed));
+}
+
+dist::Mesh mesh_of(dist::Communicator& world, const MeshOptions& options) {
+  std::vector<dist::Mesh::Axis> axes = {{"data", dist::Mesh::kRest}};
+  if (options.stages > 1) axes.push_back({"pipeline", options.stages});
+  if (options.tensor_ranks > 1) axes.push_back({"tensor", options.tensor_ranks});
+  return {world, std::move(axes)};
+}
+
+// AdamW, with fp32 master weights if parameters have 2 bytes.
 optim::OptimizerFactory optimizer_of(const Options& options) {
-  optim::AdamWOptions adamw;
-  adamw.learning_rate = options.learning_rate;
-  return options.mixed() ? optim::with_master_weights(optim::adamw(adamw)) : optim::adamw(adamw);
+  const auto adamw = optim::adamw({.learning_rate = options.learning_rate});
+  return options.mixed() ? optim::with_master_weights(adamw) : adamw;
 }
 
-void save(train::Strategy& strategy, const Options& options, std::int64_t pad_id) {
-  const nn::LlamaConfig config = options.config();
-  nlohmann::json json = options.weights.empty()
-                            ? nn::to_hugging_face_json(config)
-                            : nn::to_hugging_face_json(config, options.weights_config);
-  // transformers finds the last token of a review by what is not padding.
-  if (config.classes > 0) json["pad_token_id"] = pad_id;
-  io::save_model(strategy, json, options.save);
-}
-
-// A rank's training state.
-struct Training {
-  const MeshRun& run;
-  train::Strategy& strategy;
-  train::Trainer& trainer;
-  data::DistributedSampler& sampler;
-  const Samples& samples;
-  const Options& options;
-};
-
-// Evaluates what is held out, if anything is: before the first step of this run, after the last and
-// where an epoch ends or a checkpoint was due. Batches are about as large as a micro-batch, none
-// empty.
-void validate(const Training& t, RankResult& result) {
-  const std::int64_t step = t.sampler.step(), size = std::ssize(t.samples.validation);
-  const std::int64_t every =
-      t.options.checkpoint_every > 0 ? t.options.checkpoint_every : t.sampler.steps_per_epoch();
-  const bool due = result.losses.empty() || step == t.options.steps || step % every == 0;
-  if (size == 0 || !due) return;
-  const int ranks = t.run.mesh().data().size();
-  const auto rounds = std::max<std::int64_t>(1, size / (t.options.batch * ranks));
-  const int pieces = ranks * static_cast<int>(rounds);
-  std::vector<data::Batch> batches;
-  for (int piece = t.run.mesh().data().rank(); piece < pieces; piece += ranks) {
-    const auto [begin, end] = data::rank_slice(size, piece, pieces);
-    const auto first = t.samples.validation.begin();
-    const std::vector<std::int64_t> mine(first + begin, first + end);
-    batches.push_back(to_device(t.run.model(), t.samples.dataset->batch(mine)));
-  }
-  result.validation.push_back(base::Json{{"step", step}, {"loss", t.trainer.evaluate(batches)}});
-}
-
-// The micro-batches of the next step.
-std::vector<data::Batch> next_batches(const Training& t) {
-  std::vector<std::int64_t> indices = t.sampler.next();
-  for (std::int64_t& index : indices) index = t.samples.training[static_cast<std::size_t>(index)];
-  const auto size = static_cast<std::size_t>(t.options.batch);
-  std::vector<data::Batch> batches;
-  for (std::size_t begin = 0; begin < indices.size(); begin += size) {
-    const std::span<const std::int64_t> mine(indices.data() + begin, size);
-    batches.push_back(to_device(t.run.model(), t.samples.dataset->batch(mine)));
-  }
-  return batches;
-}
-
-std::string progress_text(const train::StepResult& step, const base::Json& validation) {
+std::string progress_text(const train::StepResult& step, const Json& result) {
   std::string text = fmt::format("loss {:.4f}  step {:.2f} s", step.loss, step.seconds.total);
-  if (validation.empty()) return text;
-  return text + fmt::format("  validation {:.4f}", validation.back().at("loss").get<double>());
+  if (!result.contains("validation")) return text;
+  return text + fmt::format("  validation {:.4f}", number_in(result["validation"].back(), "loss"));
 }
 
-// The steps of one run: trains, measures, and brings losses and digests into `result`.
-void train_steps(const Training& t, const std::string& mode, const std::string& label, Meter& meter,
-                 RankResult& result) {
-  const Options& options = t.options;
-  dist::Communicator& world = t.run.mesh().world();
-  base::Sha256 gradient_digest;
-  watch_first_gradients(t.strategy, gradient_digest);
-  std::optional<Progress> progress;
-  if (!label.empty()) progress.emplace(label, t.sampler.step(), options.steps);
-  std::optional<train::Trace> trace;
-  validate(t, result);
-  while (t.sampler.step() < options.steps) {
-    const std::vector<data::Batch> batches = next_batches(t);
-    if (result.losses.empty()) result.batch_digest = digest_of(batches.front().inputs);
-    const bool last = t.sampler.step() == options.steps;
-    if (!options.trace.empty() && last) trace.emplace(&world);
-    const bool of_memory = !options.memory_timeline.empty() && last;
-    const bool records_memory = of_memory && world.rank() == 0;
+// One rank under one mode: its place in the mesh, its part of the model there, and its training.
+class RankRun {
+ public:
+  RankRun(dist::Communicator& world, const std::string& mode, const Options& options,
+          const Samples& samples)
+      : world_(world),
+        mode_(mode),
+        options_(options),
+        samples_(samples),
+        device_(options.device == "cpu" ? at::Device(at::kCPU) : enter_gpu()),
+        mesh_(mesh_of(world, options.mesh)),
+        sampler_(std::ssize(samples.training),
+                 options.batch * options.micro_batches * mesh_.data().size(), mesh_.data().rank(),
+                 mesh_.data().size(), options.seed) {
+    make_model();
+    values_ = first_values();
+    fake_ = dist::set_fake_source(world, train::first_values_of(*model_, *values_));
+    const bool wide = options.reduce_dtype == "fp32";
+    strategy_ = all_modes().make(
+        mode, {*model_, mesh_, optimizer_of(options), values_.get(), "",
+               train::ownership_from(options.ownership), train::Accumulation::kLocal,
+               wide ? dist::ReduceType::kFloat32 : dist::ReduceType::kOwn});
+    trainer_ = make_trainer();
+    if (!options.checkpoint.resume.empty()) resume();
+  }
+
+  Json train(const std::string& label) {
+    const std::vector<std::string> before = digests();
+    train_steps(label);
+    Json row = meter_.row();
+    const std::vector<std::string> after = digests();
+    row["digest"] = fake_ ? "" : model_digest(after);
+    row["formula_mib"] = mib(strategy_->costs().at_rest.total());
+    result_["row"] = std::move(row);
+    result_["every_tensor_changed"] = all_changed(before, after);
+    if (!options_.save.empty()) save();
+    world_.barrier();
+    return std::move(result_);
+  }
+
+ private:
+  // Without bytes, on the device.
+  void make_model() {
+    const MeshOptions& mesh = options_.mesh;
+    const nn::TensorParallel tensor(mesh_.tensor(), mesh.sequence_parallel);
+    const nn::CheckpointOptions kept{.partition_over =
+                                         mesh.partition_activations ? &mesh_.tensor() : nullptr};
+    const auto take = [&](const auto& model) {
+      model->checkpoint_activations(options_.activation_checkpointing, kept);
+      model_ = model;
+    };
+    if (mesh.stages == 1) {
+      take(whole_model(options_, tensor));
+    } else {
+      take(stage_ = std::make_shared<LlamaStage>(options_.config(), mesh_.pipeline().rank(),
+                                                 mesh.stages, tensor));
+    }
+    to_device(device_, *model_);
+  }
+
+  // Only rank 0 of each data axis opens the folder of the weights, because only it is asked. A rank
+  // of a fake process group makes the values of all.
+  std::unique_ptr<nn::ParameterSource> first_values() const {
+    const bool asked = mesh_.data().rank() == 0 || options_.fake.size > 0;
+    if (!options_.weights.empty() && asked) return stored_values(options_);
+    return std::make_unique<nn::SeededValues>(options_.seed);
+  }
+
+  std::unique_ptr<train::Trainer> make_trainer() {
+    train::StepOptions step;
+    const std::string& resume = options_.checkpoint.resume;
+    if (!resume.empty()) step.first_step = io::read_checkpoint_info(resume).step;
+    // Gradients of float16 are often too small for it.
+    if (options_.dtype == "fp16") step.loss_scale = train::LossScaleOptions();
+    if (stage_ == nullptr) return std::make_unique<train::Trainer>(*strategy_, step);
+    const PipelineSchedule schedule = options_.mesh.schedule == "gpipe"
+                                          ? PipelineSchedule::kGPipe
+                                          : PipelineSchedule::kOneForwardOneBackward;
+    return std::make_unique<PipelineTrainer>(*stage_, *strategy_, schedule, step);
+  }
+
+  // One for each parameter, made whole for the moment, over the data and the tensor axis: unit by
+  // unit, so that checking does not need more memory than training. The other ranks of a fake
+  // process group do not train: there, one for each piece that this rank updates, and nothing for
+  // others. Called by all ranks.
+  std::vector<std::string> digests() {
+    const nn::ParameterList& list = strategy_->list();
+    std::vector<std::string> digests(list.size());
+    for (std::size_t u = 0; u < list.units.size(); ++u) {
+      std::optional<train::UnshardedParameters> whole;
+      if (!fake_) whole.emplace(*strategy_, u);
+      for (const std::size_t i : list.units[u].parameters) {
+        const nn::Parameter& p = list.parameters[i];
+        const at::Tensor tensor =
+            fake_ ? strategy_->piece(i).tensor : p.placement.whole_of(p.tensor.detach());
+        if (tensor.defined() && tensor.numel() > 0) digests[i] = digest_of(tensor.detach());
+      }
+    }
+    return digests;
+  }
+
+  // Of the whole model, from those of its parameters here and in other stages.
+  std::string model_digest(const std::vector<std::string>& digests) const {
+    const train::StageOfModel& stage = strategy_->stage_of_model();
+    std::vector<std::string> whole(stage.whole().size());
+    for (std::size_t i = 0; i < digests.size(); ++i) whole[stage.place(i)] = digests[i];
+    for (const std::string& text : mesh_.pipeline().exchange(Json(whole).dump())) {
+      const auto theirs = Json::parse(text).get<std::vector<std::string>>();
+      for (std::size_t i = 0; i < whole.size(); ++i) {
+        if (whole[i].empty()) whole[i] = theirs[i];
+        if (theirs[i].empty() || theirs[i] == whole[i]) continue;
+        throw Error(fmt::format("two stages of the pipeline have different values of '{}'",
+                                stage.whole().parameters[i].name));
+      }
+    }
+    base::Sha256 model;
+    for (const std::string& digest : whole) model.add(digest);
+    return model.hex();
+  }
+
+  // An update that is too small for a parameter of 2 bytes to show is in the master weight alone.
+  bool master_differs(std::size_t index) {
+    const at::Tensor mine = strategy_->piece(index).tensor;
+    if (!mine.defined()) return false;
+    const auto states = strategy_->optimizer().state(mine);
+    const auto master = states.find("master");
+    return master != states.end() &&
+           !at::equal(master->second, mine.detach().flatten().to(at::kFloat));
+  }
+
+  // Whether training changed every trainable parameter, on a fake rank every piece that it updates,
+  // whose digests were `before` and are `after`. A change in the master weight alone counts. Called
+  // by all ranks; the same answer on all of a data axis.
+  bool all_changed(const std::vector<std::string>& before, const std::vector<std::string>& after) {
+    const at::Tensor changed = at::zeros({static_cast<std::int64_t>(before.size())}, at::kInt);
+    auto* flag = changed.mutable_data_ptr<std::int32_t>();
+    for (std::size_t i = 0; i < before.size(); ++i) {
+      const bool trains = strategy_->list().parameters[i].tensor.requires_grad();
+      flag[i] = !trains || after[i].empty() || before[i] != after[i] || master_differs(i) ? 1 : 0;
+    }
+    // A master weight is known to its owner only.
+    mesh_.data().all_reduce(changed, dist::Purpose::kControl, dist::ReduceOp::kSum).wait();
+    return std::all_of(flag, flag + before.size(), [](std::int32_t ranks) { return ranks > 0; });
+  }
+
+  void resume() {
+    const io::CheckpointInfo saved = io::load_checkpoint(*strategy_, options_.checkpoint.resume);
+    if (!saved.sampler || saved.step != trainer_->steps()) {
+      throw Error(fmt::format("--resume {}: another checkpoint took its place meanwhile",
+                              options_.checkpoint.resume));
+    }
+    sampler_.restore(*saved.sampler);
+    if (trainer_->loss_scale()) trainer_->loss_scale()->resume_from(saved.notes);
+  }
+
+  // If the step that has just ended is the last, or a multiple of --checkpoint-every.
+  void save_checkpoint_if_due() {
+    const std::string& folder = options_.checkpoint.folder;
+    const std::int64_t every = options_.checkpoint.every;
+    const std::int64_t step = sampler_.step();
+    const bool due = step == options_.steps || (every > 0 && step % every == 0);
+    if (folder.empty() || !due) return;
+    io::CheckpointInfo info;
+    info.step = step;
+    info.mode = mode_;
+    info.sampler = sampler_.state();
+    info.notes[kDataNote] = samples_.dataset->fingerprint();
+    if (trainer_->loss_scale()) trainer_->loss_scale()->write_to(info.notes);
+    io::save_checkpoint(*strategy_, folder, info);
+  }
+
+  // The micro-batches of the next step.
+  std::vector<data::Batch> next_batches() {
+    std::vector<std::int64_t> indices = sampler_.next();
+    for (std::int64_t& index : indices) index = samples_.training[static_cast<std::size_t>(index)];
+    const auto size = static_cast<std::size_t>(options_.batch);
+    std::vector<data::Batch> batches;
+    for (std::size_t begin = 0; begin < indices.size(); begin += size) {
+      const auto mine = std::span(indices).subspan(begin, size);
+      batches.push_back(to_device(device_, samples_.dataset->batch(mine)));
+    }
+    return batches;
+  }
+
+  train::StepResult measured_step(const std::vector<data::Batch>& batches) {
+    const train::Costs costs = strategy_->costs();
+    return meter_.measure(mesh_, costs.sent + (options_.micro_batches - 1) * costs.gathered,
+                          stage_ == nullptr ? 0 : pipeline_bytes(*stage_, batches),
+                          [&] { return trainer_->step(batches); });
+  }
+
+  // With the pictures of it.
+  train::StepResult last_step(const std::vector<data::Batch>& batches) {
+    const PictureOptions& pictures = options_.pictures;
+    std::optional<train::Trace> trace;
+    if (!pictures.trace.empty()) trace.emplace(&world_);
     // A memory timeline is to show a step, and not how long rank 0 waited for the others to begin
     // it.
-    if (of_memory) world.barrier();
-    if (records_memory) memory::start_timeline(t.strategy.list().bytes() / 4096);
-    const train::Costs costs = t.strategy.costs();
-    meter.begin_step(costs.sent + (options.micro_batches - 1) * costs.gathered);
-    const train::StepResult step = t.trainer.step(batches);
-    meter.end_step(step);
-    if (records_memory) {
-      result.memory_timeline = plots::timeline_of_mode(mode, memory::stop_timeline());
+    if (!pictures.memory_timeline.empty()) world_.barrier();
+    const bool records = !pictures.memory_timeline.empty() && world_.rank() == 0;
+    if (records) memory::start_timeline(strategy_->list().bytes() / 4096);
+    const train::StepResult step = measured_step(batches);
+    if (records) {
+      result_["memory_timeline"] = plots::timeline_of_mode(mode_, memory::stop_timeline());
     }
-    if (trace) trace->finish(options.trace_file(mode, world.rank()));
-    t.strategy.passes().observe_gradients({});
-    result.predicted_pipeline_traffic = t.run.pipeline_bytes(batches);
-    result.losses.push_back(step.loss);
-    result.loss_scale = step.loss_scale;
-    result.skipped_steps += step.skipped ? 1 : 0;
-    save_if_due(t.strategy, t.trainer, t.sampler, mode, options, *t.samples.dataset);
-    validate(t, result);
-    if (progress) progress->step(progress_text(step, result.validation));
+    if (trace) trace->finish(pictures.trace_file(mode_, world_.rank()));
+    return step;
   }
-  result.gradient_digest = gradient_digest.hex();
-  t.trainer.zero_grad();
-}
 
-std::unique_ptr<train::Trainer> make_trainer(const MeshRun& run, train::Strategy& strategy,
-                                             const Options& options) {
-  train::StepOptions trainer_options;
-  if (!options.resume.empty()) {
-    trainer_options.first_step = io::read_checkpoint_info(options.resume).step;
+  // Evaluates what is held out, if anything is: before the first step of this run, after the last
+  // and if an epoch ends or a checkpoint was due. Batches are about as large as a micro-batch, none
+  // empty.
+  void validate() {
+    const std::int64_t step = sampler_.step(), size = std::ssize(samples_.validation);
+    const std::int64_t every =
+        options_.checkpoint.every > 0 ? options_.checkpoint.every : sampler_.steps_per_epoch();
+    const bool due = result_["losses"].empty() || step == options_.steps || step % every == 0;
+    if (size == 0 || !due) return;
+    const int ranks = mesh_.data().size();
+    const auto rounds = std::max<std::int64_t>(1, size / (options_.batch * ranks));
+    const int pieces = ranks * static_cast<int>(rounds);
+    std::vector<data::Batch> batches;
+    for (int piece = mesh_.data().rank(); piece < pieces; piece += ranks) {
+      const auto [begin, end] = data::rank_slice(size, piece, pieces);
+      const std::span<const std::int64_t> all(samples_.validation);
+      batches.push_back(
+          to_device(device_, samples_.dataset->batch(all.subspan(begin, end - begin))));
+    }
+    result_["validation"].push_back(Json{{"step", step}, {"loss", trainer_->evaluate(batches)}});
   }
-  // Gradients of float16 are often too small for it.
-  if (options.dtype == "fp16") trainer_options.loss_scale = train::LossScaleOptions();
-  return run.make_trainer(strategy, trainer_options);
-}
+
+  void train_steps(const std::string& label) {
+    // Of the small parameters: enough to see that ranks differ, too little to cost time.
+    base::Sha256 first_gradients;
+    strategy_->passes().observe_gradients([&](std::size_t, const at::Tensor& gradient) {
+      if (gradient.numel() < (1 << 16)) first_gradients.add(digest_of(gradient));
+    });
+    Progress progress(label, sampler_.step(), options_.steps, stderr, ::isatty(STDERR_FILENO) == 1);
+    validate();
+    while (sampler_.step() < options_.steps) {
+      const std::vector<data::Batch> batches = next_batches();
+      if (result_["losses"].empty()) result_["batch_digest"] = digest_of(batches.front().inputs);
+      const train::StepResult step =
+          sampler_.step() == options_.steps ? last_step(batches) : measured_step(batches);
+      strategy_->passes().observe_gradients({});
+      result_["losses"].push_back(step.loss);
+      if (trainer_->loss_scale()) {
+        result_["loss_scale"] = step.loss_scale;
+        result_["skipped_steps"] = trainer_->skipped_steps();
+      }
+      save_checkpoint_if_due();
+      validate();
+      progress.step(progress_text(step, result_));
+    }
+    result_["gradient_digest"] = first_gradients.hex();
+    trainer_->zero_grad();
+  }
+
+  void save() {
+    const nn::LlamaConfig config = options_.config();
+    nlohmann::json json = options_.weights.empty()
+                              ? nn::to_hugging_face_json(config)
+                              : nn::to_hugging_face_json(config, options_.weights_config);
+    // transformers finds the last token of a review by what is not padding.
+    if (config.classes > 0) json["pad_token_id"] = samples_.pad_id;
+    io::save_model(*strategy_, json, options_.save);
+  }
+
+  dist::Communicator& world_;
+  const std::string& mode_;
+  const Options& options_;
+  const Samples& samples_;
+  const at::Device device_;
+  Meter meter_;
+  const dist::Mesh mesh_;
+  std::shared_ptr<LlamaStage> stage_;  // null: one stage
+  std::shared_ptr<nn::Model> model_;
+  std::unique_ptr<nn::ParameterSource> values_;
+  bool fake_;
+  std::unique_ptr<train::Strategy> strategy_;
+  std::unique_ptr<train::Trainer> trainer_;
+  data::DistributedSampler sampler_;
+  Json result_ = {{"losses", Json::array()}};
+};
 
 }  // namespace
 
-RankResult run_rank(dist::Communicator& communicator, const std::string& mode,
-                    const Options& options, const std::string& label) {
+Json run_rank(dist::Communicator& communicator, const std::string& mode, const Options& options,
+              const std::string& label) {
   const Samples samples = read_samples(options);
   agree_on_everything(communicator, mode, options, *samples.dataset);
-  const at::Device device = enter_rank(options);
-  const std::int64_t base = memory::snapshot().total;
-  const std::int64_t resident_base = memory::resident_set_bytes();
-
-  train::Registry registry;
-  train::register_all_chapters(registry);
-  const MeshRun run(communicator, options, device);
-  std::unique_ptr<nn::ParameterSource> values = run.first_values();
-  const bool fake =
-      dist::set_fake_source(communicator, train::first_values_of(run.model(), *values));
-  const auto strategy = registry.make(
-      mode, {run.model(), run.mesh(), optimizer_of(options), values.get(), "",
-             train::ownership_from(options.ownership), train::Accumulation::kLocal,
-             options.reduce_dtype == "fp32" ? dist::ReduceType::kFloat32 : dist::ReduceType::kOwn});
-  const std::unique_ptr<train::Trainer> trainer = make_trainer(run, *strategy, options);
-
-  data::DistributedSampler sampler(std::ssize(samples.training),
-                                   options.batch * options.micro_batches * run.mesh().data().size(),
-                                   run.mesh().data().rank(), run.mesh().data().size(),
-                                   options.seed);
-  resume(*strategy, *trainer, sampler, options);
-  RankResult result;
-  // The other ranks of a fake process group do not train: only what this one updates can change.
-  const std::vector<std::string> before =
-      fake ? piece_digests(*strategy) : parameter_digests(*strategy);
-  Meter meter(run, base, resident_base);
-  train_steps({run, *strategy, *trainer, sampler, samples, options}, mode, label, meter, result);
-  meter.fill(result.row);
-  if (fake) {
-    result.every_tensor_changed = every_piece_changed(*strategy, before);
-  } else {
-    const std::vector<std::string> after = parameter_digests(*strategy);
-    result.row.digest = run.model_digest(strategy->list(), after);
-    result.every_tensor_changed = all_trainable_changed(*strategy, before, after);
-  }
-  result.row.formula_mib = mib(strategy->costs().at_rest.total());
-  result.predicted_traffic = meter.predicted();
-  if (!options.save.empty()) save(*strategy, options, samples.pad_id);
-  communicator.barrier();
-  return result;
+  return RankRun(communicator, mode, options, samples).train(label);
 }
 
-std::string to_text(const RankResult& result) {
-  base::Json json;
-  for_each_field(result, [&](const char* key, const auto& value) { json[key] = value; });
-  return json.dump();
-}
-
-RankResult from_text(const std::string& text) {
-  const base::Json json = base::Json::parse(text);
-  RankResult result;
-  for_each_field(result, [&](const char* key, auto& value) { json.at(key).get_to(value); });
-  return result;
-}
+std::string describe_weights(const Options& options) { return stored_values(options)->describe(); }
 
 }  // namespace zero::ladder

@@ -1,41 +1,33 @@
 #pragma once
 
-#include <nlohmann/json.hpp>
 #include <string>
 
+#include <zero/base/json.hpp>
 #include <zero/distributed/communicator.hpp>
 
-#include "ladder_report.hpp"
 #include "options.hpp"
 
 namespace zero::ladder {
 
-/// What one rank brings back from one mode: its row, losses, and what has to be compared over
-/// ranks.
-struct RankResult {
-  RankRow row;
-  /// Bytes that it sends in a step by formula, on the data axis and on that of the pipeline.
-  /// Control messages are not counted.
-  std::int64_t predicted_traffic = 0, predicted_pipeline_traffic = 0;
-  std::vector<double> losses;
-  /// Mean losses of what is held out: [{"step": steps done, "loss": ...}, ...].
-  base::Json validation = base::Json::array();
-  double loss_scale = 1;           ///< of the last step
-  std::int64_t skipped_steps = 0;  ///< left out because a gradient overflowed
-  bool every_tensor_changed = false;
-  std::string batch_digest;     ///< of the first local batch
-  std::string gradient_digest;  ///< of the first local gradients, before they were reduced
-  base::Json memory_timeline;   ///< of the last step, as plots::timeline_of_mode() gives it, where
-                                ///< asked for
-};
-
-/// As JSON, to bring it to the process that reports.
-std::string to_text(const RankResult& result);
-RankResult from_text(const std::string& text);
-
 /// Trains `options.steps` steps under `mode` as one rank of `communicator`; called by all ranks.
-/// Progress is shown under the name `label`, or not at all where that is empty.
-RankResult run_rank(dist::Communicator& communicator, const std::string& mode,
+/// Progress is shown under the name `label`, or not at all if that is empty. check_mesh() has
+/// accepted the options. What it brings back, to compare over ranks:
+///   "row"              the rank's row of the report (ladder_report.hpp)
+///   "losses"           of every step
+///   "validation"       mean losses of what is held out, if anything is: [{"step": steps done,
+///                      "loss": …}, …]
+///   "loss_scale"       of the last step, if there is one; "skipped_steps": left out because a
+///                      gradient overflowed
+///   "every_tensor_changed"
+///   "batch_digest"     of the first local batch
+///   "gradient_digest"  of the first local gradients, before they were reduced
+///   "memory_timeline"  of the last step, as plots::timeline_of_mode() gives it, if asked for
+base::Json run_rank(dist::Communicator& communicator, const std::string& mode,
                     const Options& options, const std::string& label);
+
+/// Compares the folder of the weights with the model and says what will be read, converted and
+/// drawn by seed. Builds the model without storage: only to be called in a process that may use
+/// tensors. @throws zero::Error if the folder's tensors are not those of the model.
+std::string describe_weights(const Options& options);
 
 }  // namespace zero::ladder

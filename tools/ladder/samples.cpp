@@ -72,14 +72,13 @@ void check_vocabulary(const data::TokenStream& tokens, const Options& options,
         "file whose vocabularies are the same",
         tokens.vocabulary(), options.model_name(), model));
   }
-  if (tokens.tokenizer_fingerprint() != data::kByteTokenizer) {
-    check_tokenizer(tokens, options);
-    if (tokens.vocabulary() < model) {
-      notes.push_back(
-          fmt::format("the data's vocabulary is {}, the model's {}: {} tokens never come",
-                      tokens.vocabulary(), model, model - tokens.vocabulary()));
-    }
-  } else if (!options.weights.empty() && model != data::kByteVocabulary) {
+  const bool are_bytes = tokens.tokenizer_fingerprint() == data::kByteTokenizer;
+  if (!are_bytes) check_tokenizer(tokens, options);
+  if (!are_bytes && tokens.vocabulary() < model) {
+    notes.push_back(fmt::format("the data's vocabulary is {}, the model's {}: {} tokens never come",
+                                tokens.vocabulary(), model, model - tokens.vocabulary()));
+  }
+  if (are_bytes && !options.weights.empty() && model != data::kByteVocabulary) {
     notes.push_back(
         "the text is read as bytes, which mean nothing to these weights: a token file of their own "
         "tokenizer comes from ./run data");
@@ -92,10 +91,10 @@ void split(Samples& samples, const Options& options) {
   const auto held_out = static_cast<std::int64_t>(options.validation * static_cast<double>(size));
   const int ranks = options.data_ranks();
   if (options.validation > 0 && (held_out < ranks || size - held_out < options.step_samples())) {
-    throw Error(fmt::format(
-        "--validation {} holds out {} of {} samples: it must hold out one for each of {} ranks and "
-        "leave the {} of a step",
-        options.validation, held_out, size, ranks, options.step_samples()));
+    throw Error(
+        fmt::format("--validation {} holds out {} of {} samples: it must hold out {} or more "
+                    "and leave the {} of a step",
+                    options.validation, held_out, size, ranks, options.step_samples()));
   }
   samples.training.resize(static_cast<std::size_t>(size));
   std::iota(samples.training.begin(), samples.training.end(), 0);

@@ -24,7 +24,7 @@ struct Samples {
 /// Reads what `options.data` names: text or a token file, by what it is. Uses no tensor,
 /// so it may be called before ranks are forked. The model must have been chosen.
 ///
-/// @throws zero::Error where the data is missing, empty or damaged, is not of the kind that the
+/// @throws zero::Error if the data is missing, empty or damaged, is not of the kind that the
 /// task needs, has tokens of another vocabulary or tokenizer than the model, or is too little for
 /// one step of all ranks, with what is held out for validation.
 Samples read_samples(const Options& options);

@@ -17,7 +17,7 @@ namespace zero::step {
 /// holds what. Returns the exit code.
 ///
 /// `narrated_width`: inputs, outputs and hidden units of that model, which has two layers. A letter
-/// of the narration stands for a quarter of a layer's weight: for one element where the width is 2,
+/// of the narration stands for a quarter of a layer's weight: for one element if the width is 2,
 /// as it is best; a chapter whose layout moves 64 elements at a time takes 16.
 int run_demo(int argc, char** argv, const std::string& mode,
              void (*register_chapter)(train::Registry&), std::int64_t narrated_width = 2);

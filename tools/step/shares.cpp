@@ -1,5 +1,5 @@
-// A table of lesson 04: the bytes of each rank at 2, 4, 8 and 16 ranks, where whole parameters are
-// assigned to ranks and where every tensor is split, and how many elements of padding that takes
+// A table of lesson 04: the bytes of each rank at 2, 4, 8 and 16 ranks, if whole parameters are
+// assigned to ranks and if every tensor is split, and how many elements of padding that takes
 // with one buffer for each unit and with one for each parameter. Sizes only: nothing is allocated,
 // no rank is started. --json writes them, and ./run draws them beside that file.
 //   ./run step 04 shares --help
@@ -42,7 +42,7 @@ struct Split {
   std::int64_t padding = 0;  // elements, of all ranks together
 };
 
-// One buffer a unit, as tensor_zero3 has it where all parameters are trainable and of one dtype, or
+// One buffer a unit, as tensor_zero3 has it if all parameters are trainable and of one dtype, or
 // one a parameter. Padding is held as well, so it counts.
 Split of_shards(const nn::ParameterList& list, int ranks, bool per_parameter) {
   const auto element = static_cast<std::int64_t>(list.parameters.front().tensor.element_size());
