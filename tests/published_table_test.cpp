@@ -7,7 +7,7 @@
 #include <tests/support/modes.hpp>
 #include <tests/support/states.hpp>
 #include <tools/plan/model.hpp>
-#include <tools/plan/traffic.hpp>
+#include <tools/plan/stages.hpp>
 #include <zero/distributed/fake/fake_backend.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/llama.hpp>

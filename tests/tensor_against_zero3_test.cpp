@@ -76,7 +76,7 @@ Compared by_formula(std::int64_t layers, std::int64_t tokens) {
   request.policy = plan::fp32();
   request.sequence = tokens / kFourRanks;
   const auto sent = [&](const plan::Mesh& mesh, plan::Stage stage) {
-    return static_cast<std::int64_t>(plan::plan_mesh(request, mesh, stage).sent.total());
+    return static_cast<std::int64_t>(plan::plan_stage(request, stage, mesh).sent.total());
   };
   return {sent({1, kFourRanks, 1, 1}, plan::Stage::kZero3),
           sent({1, 1, kFourRanks, 1}, plan::Stage::kDdp)};

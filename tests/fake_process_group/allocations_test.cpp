@@ -8,7 +8,7 @@
 #include <tests/support/deferred.hpp>
 #include <tests/support/modes.hpp>
 #include <tests/support/states.hpp>
-#include <tools/plan/states.hpp>
+#include <tools/plan/stages.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/optim/adamw.hpp>

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include <tests/support/shard_layout.hpp>
-#include <tools/plan/states.hpp>
+#include <tools/plan/stages.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/nn/parameters.hpp>
 #include <zero/train/ownership.hpp>

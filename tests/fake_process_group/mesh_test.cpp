@@ -204,7 +204,7 @@ TEST_P(FakeMeshAt, HoldsAndSendsWhatTheFormulasSay) {
     request.policy = plan::fp32();
     request.sequence = 16 / place.tensor;  // a data rank has as many samples as tensor ranks
     const plan::Mesh planned_mesh{groups, place.shards, place.tensor, 1};
-    const plan::MeshPlan planned = plan::plan_mesh(request, planned_mesh, plan::Stage::kZero3);
+    const plan::StagePlan planned = plan::plan_stage(request, plan::Stage::kZero3, planned_mesh);
     EXPECT_EQ(plan::part_of(request.model, planned_mesh, 0).model.parameters,
               rank.strategy->list().numel());
     EXPECT_NEAR(

@@ -112,7 +112,7 @@ PlaceOnMesh look_at(const plan::Mesh& planned, Stage zero, int stage, const Sett
 
 void expect_planned(const plan::Mesh& mesh, Stage zero, const Settings& s) {
   SCOPED_TRACE(fmt::format("{} on {}, {}", plan::name(zero), plan::text(mesh), text(s)));
-  const plan::MeshPlan planned = plan::plan_mesh(request_of(s), mesh, zero);
+  const plan::StagePlan planned = plan::plan_stage(request_of(s), zero, mesh);
   SentOnMesh most;
   for (int stage = 0; stage < mesh.pipeline; ++stage) {
     const PlaceOnMesh place = look_at(mesh, zero, stage, s);
@@ -291,7 +291,7 @@ std::int64_t planned_for_a_layer(int tensor_ranks, const Settings& s) {
     plan::Request request = request_of(s);
     request.model = plan::model_of(of_layers(layers), "");
     request.sequence = kTokensOfLayer / tensor_ranks;
-    return plan::plan_mesh(request, {1, 1, tensor_ranks, 1}, Stage::kDdp).activations;
+    return plan::plan_stage(request, Stage::kDdp, {1, 1, tensor_ranks, 1}).activations;
   };
   return planned(3) - planned(2);
 }
@@ -328,9 +328,9 @@ TEST(PlannedPipeline, HasTheBubbleOfTheSchedulesAndAsManyMicroBatchesInFlight) {
         SCOPED_TRACE(fmt::format("{}, {} stages, {} micro-batches", name(schedule), stages, m));
         request.mesh.micro_batches = m;
         request.mesh.gpipe = schedule == PipelineSchedule::kGPipe;
-        const plan::MeshPlan planned = plan::plan_mesh(request, {1, 1, 1, stages}, Stage::kDdp);
+        const plan::StagePlan planned = plan::plan_stage(request, Stage::kDdp, {1, 1, 1, stages});
         const auto actions = all_actions(schedule, stages, m, /*tied=*/false);
-        EXPECT_DOUBLE_EQ(planned.bubble, bubble_fraction(in_time(actions)));
+        EXPECT_DOUBLE_EQ(planned.bubble(), bubble_fraction(in_time(actions)));
         ASSERT_EQ(planned.fullest, 0);
         const std::int64_t tokens = 3 * stages * request.sequence / m;  // of a micro-batch
         EXPECT_EQ(planned.activations, most_in_flight(actions.front()) * tokens * (4 / stages) *

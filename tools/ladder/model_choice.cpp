@@ -4,9 +4,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include <tools/plan/mesh.hpp>
-#include <tools/plan/model.hpp>
-#include <tools/plan/states.hpp>
+#include <tools/plan/planner.hpp>
 #include <zero/base/error.hpp>
 
 #include "device.hpp"

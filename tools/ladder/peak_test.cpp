@@ -25,7 +25,7 @@ TEST(Peaks, FallFromStageToStageAndStayWithinThePlanners) {
   request.sequence = 8;
   for (const plan::Stage stage : plan::kStages) {
     const auto m = static_cast<std::size_t>(stage);
-    const plan::StagePlan planned = plan::plan_stage(request, stage, false, 4, 0);
+    const plan::StagePlan planned = plan::plan_stage(request, stage, plan::data_mesh(stage, 4));
     EXPECT_LE(modes[m].at("peak_mib").get<double>(), mib(planned.total())) << m;
     for (const char* peak : {"peak_mib", "peak_states_mib"}) {
       if (m > 0) {

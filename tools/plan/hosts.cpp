@@ -17,7 +17,6 @@ struct Hosts {
   const Sending sending;
   const double per_host = static_cast<double>(*request.hosts.ranks_per_host);
   const double ranks = static_cast<double>(request.world_size);
-  const double hosts = ranks / per_host;
   const double elements = static_cast<double>(request.model.parameters);
   const double again = elements - static_cast<double>(request.model.root);  // gathered in backward
   const double gradients = elements * static_cast<double>(request.policy.gradient);  // bytes
@@ -37,63 +36,58 @@ struct Hosts {
   }
   HostPhase inside_host(double bytes) const { return {bytes * (per_host - 1) / per_host, 0, 0}; }
 
-  // A rank quantises its shard and dequantises all. A secondary shard is packed already.
+  // A rank quantizes its shard and dequantizes all. A secondary shard is packed already.
   HostPhase gather(double count, bool quantizes, bool secondary = false) const {
     const double bytes = parameters(count, quantizes), values = parameters(count, false);
     HostPhase phase = secondary ? inside_host(bytes) : over_all(bytes);
     if (quantizes) phase.quantized = secondary ? values : values / ranks + values;
     return phase;
   }
-  // qgZ, half a byte each: a rank quantises all gradients and adds up as many values in the first
+  // qgZ, half a byte each: a rank quantizes all gradients and adds up as many values in the first
   // hop, in the second one those of its place.
   std::vector<HostPhase> reduce(bool quantizes) const {
     if (!quantizes) return {over_all(gradients)};
     const double packed = elements * (0.5 + 4 / static_cast<double>(request.hosts.gradient_block));
     HostPhase first = inside_host(packed);
     first.quantized = 2 * gradients;
-    return {first, {0, packed * (hosts - 1) / ranks, 2 * gradients / per_host}};
+    return {first, {0, packed * (ranks / per_host - 1) / ranks, 2 * gradients / per_host}};
   }
 
   States states(std::int64_t world_size) const {
     return model_states(request.model.parameters, request.policy, Stage::kZero3, world_size);
   }
   HostPlan plan(const char* name, bool secondary, bool weights, bool of_gradients) const {
-    HostPlan plan{.name = name, .states = states(request.world_size)};
+    HostPlan plan{name, states(request.world_size), reduce(of_gradients)};
     if (secondary) {
       plan.states.parameters += static_cast<std::int64_t>(parameters(elements, weights) / per_host);
     }
-    plan.phases = reduce(of_gradients);
     plan.phases.push_back(gather(elements, weights));
     plan.phases.push_back(gather(again, weights, secondary));
     return plan;
   }
   HostPlan hsdp() const {
-    return {.name = "HSDP",
-            .states = states(*request.hosts.ranks_per_host),
-            .phases = {inside_host(parameters(elements, false)),
-                       inside_host(parameters(again, false)),
-                       inside_host(gradients),
-                       {0, 2 * gradients / per_host * (hosts - 1) / hosts, 0}}};
+    const double between = 2 * gradients / per_host * (ranks / per_host - 1) / (ranks / per_host);
+    return {"HSDP",
+            states(*request.hosts.ranks_per_host),
+            {inside_host(parameters(elements, false)),
+             inside_host(parameters(again, false)),
+             inside_host(gradients),
+             {0, between, 0}}};
+  }
+  std::vector<HostPlan> all() const {
+    return {plan("ZeRO-3", false, false, false), hsdp(),
+            plan("hpZ", true, false, false),     plan("qwZ", false, true, false),
+            plan("qgZ", false, false, true),     plan("ZeRO++", true, true, true)};
   }
 };
-
-std::vector<HostPlan> all_ways(const Hosts& hosts) {
-  return {hosts.plan("ZeRO-3", false, false, false), hosts.hsdp(),
-          hosts.plan("hpZ", true, false, false),     hosts.plan("qwZ", false, true, false),
-          hosts.plan("qgZ", false, false, true),     hosts.plan("ZeRO++", true, true, true)};
-}
-
-double seconds(const HostPlan& plan, const Request& r, double ratio) {
-  return phases_seconds(plan.phases, r.machine.bandwidth, r.machine.bandwidth / ratio,
-                        r.hosts.quantize_bandwidth);
-}
 
 // Seconds are sums of the longer of two lines, so the gain changes its sign at few ratios. Found
 // from the largest ratio down, in small steps and then by halving.
 std::optional<double> pays_from(const HostPlan& plan, const HostPlan& zero3, const Request& r) {
   constexpr double kLargest = 1e6, kSmallest = 1e-3, kStep = 1.01;
   const auto pays = [&](double ratio) {
-    return seconds(plan, r, ratio) < seconds(zero3, r, ratio);
+    const double bandwidth = r.machine.bandwidth / ratio;
+    return phases_seconds(plan.phases, r, bandwidth) < phases_seconds(zero3.phases, r, bandwidth);
   };
   if (!pays(kLargest)) return std::nullopt;
   double high = kLargest;
@@ -111,20 +105,18 @@ std::optional<double> pays_from(const HostPlan& plan, const HostPlan& zero3, con
 
 HostPhase HostPlan::sum() const {
   HostPhase all;
-  for (const HostPhase& phase : phases) {
-    all.inside += phase.inside;
-    all.between += phase.between;
-    all.quantized += phase.quantized;
+  for (const auto& [inside, between, quantized] : phases) {
+    all = {all.inside + inside, all.between + between, all.quantized + quantized};
   }
   return all;
 }
 
-double phases_seconds(const std::vector<HostPhase>& phases, double inside_bandwidth,
-                      double between_bandwidth, double quantize_bandwidth) {
+double phases_seconds(const std::vector<HostPhase>& phases, const Request& request,
+                      double bandwidth) {
   double seconds = 0;
-  for (const HostPhase& phase : phases) {
-    seconds += std::max(phase.inside / inside_bandwidth, phase.between / between_bandwidth) +
-               phase.quantized / quantize_bandwidth;
+  for (const auto& [inside, between, quantized] : phases) {
+    seconds += std::max(inside / request.machine.bandwidth, between / bandwidth) +
+               quantized / request.hosts.quantize_bandwidth;
   }
   return seconds;
 }
@@ -135,19 +127,14 @@ std::vector<HostPlan> plan_hosts(const Request& r) {
     throw Error(fmt::format("--ranks-per-host {}: --world-size {} is not two or more such hosts",
                             per_host, r.world_size));
   }
-  if (r.mesh != MeshRequest{} || r.stage || r.memory) {
-    throw Error(
-        "--ranks-per-host compares what ways of ZeRO-3 send between hosts of data ranks: leave "
-        "out --stage, --memory and the options of a mesh");
-  }
-  const std::vector<HostPlan> by_ring = all_ways({r, Sending::kRing}),
-                              directly = all_ways({r, Sending::kDirect});
+  const std::vector<HostPlan> by_ring = Hosts{r, Sending::kRing}.all(),
+                              directly = Hosts{r, Sending::kDirect}.all();
   std::vector<HostPlan> plans = r.hosts.sending == Sending::kRing ? by_ring : directly;
   for (std::size_t i = 0; i < plans.size(); ++i) {
     HostPlan& plan = plans[i];
     plan.leaves_by_ring = by_ring[i].sum().between * static_cast<double>(per_host);
     plan.leaves_directly = directly[i].sum().between * static_cast<double>(per_host);
-    plan.seconds = seconds(plan, r, r.machine.bandwidth / r.hosts.bandwidth);
+    plan.seconds = phases_seconds(plan.phases, r, r.hosts.bandwidth);
     if (i > 0) plan.pays_from = pays_from(plan, plans.front(), r);
   }
   return plans;

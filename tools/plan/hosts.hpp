@@ -1,13 +1,12 @@
 #pragma once
 
-#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include <zero/quantization/block_layout.hpp>
 
-#include "timing.hpp"
+#include "stages.hpp"
 
 /// Ranks on several hosts whose links are slower than those inside a host: what HSDP and each part
 /// of ZeRO++ hold and send beside ZeRO-3, and from which ratio of the two bandwidths on each pays.
@@ -32,7 +31,7 @@ enum class Sending {
 struct HostRequest {
   std::optional<std::int64_t> ranks_per_host;  ///< S: consecutive ranks; R = N/S hosts
   double bandwidth = 10e9;           ///< bytes a second that a rank sends to other hosts with
-  double quantize_bandwidth = 1e12;  ///< bytes of values that a rank quantises in a second
+  double quantize_bandwidth = 1e12;  ///< bytes of values that a rank quantizes in a second
   Sending sending = Sending::kRing;
   std::int64_t block = quantization::Format{}.block;  ///< parameters that share a scale
   std::int64_t gradient_block = 256;                  ///< elements of a gradient that share one
@@ -42,33 +41,33 @@ struct HostRequest {
 struct HostPhase {
   double inside = 0;     ///< bytes that a rank sends to ranks of its host
   double between = 0;    ///< bytes that a rank sends to other hosts
-  double quantized = 0;  ///< bytes of values that it quantises or dequantises
+  double quantized = 0;  ///< bytes of values that it quantizes or dequantizes
 };
 
 /// One way to train on R hosts of S ranks.
 struct HostPlan {
-  std::string name = {};  ///< "ZeRO-3", "HSDP", "hpZ", "qwZ", "qgZ", "ZeRO++"
-  States states = {};     ///< of the fullest rank; secondary shards are among the parameters
-  std::vector<HostPhase> phases = {};  ///< the collectives of a step
-  double seconds = 0;                  ///< communication and quantising, nothing hidden
+  std::string name;  ///< "ZeRO-3", "HSDP", "hpZ", "qwZ", "qgZ", "ZeRO++"
+  States states;     ///< of the fullest rank; secondary shards are among the parameters
+  std::vector<HostPhase> phases;  ///< the collectives of a step
   /// Bytes that leave a host in a step with one micro-batch, with each way of sending.
   double leaves_by_ring = 0, leaves_directly = 0;
+  double seconds = 0;  ///< communication and quantizing, nothing hidden
   /// The smallest W_inside/W_between from which on this takes less time than ZeRO-3, where
   /// W_inside is Machine::bandwidth: 0 for any ratio, nothing if it never does.
   std::optional<double> pays_from = {};
 
   /// Sums of `phases`: what a rank sends in a step with one micro-batch, and the values that it
-  /// quantises.
+  /// quantizes.
   HostPhase sum() const;
 };
 
-/// Seconds of phases that follow each other. The links inside a host and between hosts work at the
-/// same time, so a phase takes the longer of inside/W_inside and between/W_between, and
-/// quantized/W_quantize. Latencies are left out.
-double phases_seconds(const std::vector<HostPhase>& phases, double inside_bandwidth,
-                      double between_bandwidth, double quantize_bandwidth);
-
 struct Request;
+
+/// Seconds of phases that follow each other, if a rank sends to other hosts with `bandwidth`. The
+/// links inside a host and between hosts work at the same time, so a phase takes the longer of
+/// inside/W_inside and between/W_between, and quantized/W_quantize. Latencies are left out.
+double phases_seconds(const std::vector<HostPhase>& phases, const Request& request,
+                      double bandwidth);
 
 /// Compares ZeRO-3 with methods that send less between hosts, for a request that make_plan() takes.
 /// Part of make_plan(). Throws zero::Error that names option and numbers if hosts of that size do

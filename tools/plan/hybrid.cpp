@@ -3,29 +3,17 @@
 #include <algorithm>
 #include <map>
 
-#include "traffic.hpp"
-
 namespace zero::plan {
-namespace {
-
-// `times` as many bytes as `part` has are added.
-void add(HybridPart& sum, const States& states, double sent, std::int64_t times) {
-  sum.states.parameters += states.parameters * times;
-  sum.states.gradients += states.gradients * times;
-  sum.states.optimizer += states.optimizer * times;
-  sum.sent += sent * static_cast<double>(times);
-}
-
-}  // namespace
 
 std::vector<HybridPart> hybrid(const std::vector<Module>& modules, const Policy& policy,
                                std::int64_t world_size, std::int64_t threshold) {
   std::vector<HybridPart> parts;
-  for (const auto& [name, count, parameters] : modules) {
-    const Stage stage = parameters >= threshold ? Stage::kZero3 : Stage::kZero2;
-    HybridPart& part = parts.emplace_back(HybridPart{name, count, parameters, stage});
-    add(part, model_states(parameters, policy, stage, world_size),
-        sent(scheme_of(stage), copies(parameters, policy), world_size).total(), count);
+  for (const Module& m : modules) {
+    const Stage stage = m.parameters >= threshold ? Stage::kZero3 : Stage::kZero2;
+    const Traffic traffic = sent(scheme_of(stage), copies(m.parameters, policy), world_size);
+    parts.push_back({m, stage,
+                     m.count * model_states(m.parameters, policy, stage, world_size).total(),
+                     static_cast<double>(m.count) * traffic.total()});
   }
   return parts;
 }
@@ -45,12 +33,13 @@ std::vector<HybridPart> hybrid_units(const Model& model, const Policy& policy,
 }
 
 HybridPart total(const std::vector<HybridPart>& parts, std::optional<Stage> stage) {
-  HybridPart sum = {.name = stage ? name(*stage) : "all"};
+  HybridPart sum = {{stage ? name(*stage) : "all", 0, 0}};
   for (const HybridPart& part : parts) {
-    if (stage && part.stage != *stage) continue;
+    if (part.stage != stage.value_or(part.stage)) continue;
     sum.count += part.count;
     sum.parameters += part.count * part.parameters;
-    add(sum, part.states, part.sent, 1);
+    sum.states += part.states;
+    sum.sent += part.sent;
   }
   return sum;
 }

@@ -1,11 +1,10 @@
 #pragma once
 
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "model.hpp"
-#include "states.hpp"
+#include "stages.hpp"
 
 /// The hybrid: large modules or units under ZeRO-3, the rest under ZeRO-2. The idea of choosing by
 /// unit is FSDP's reshard_after_forward (arXiv:2304.11277, section 3.2.2). For mixed Adam a rank
@@ -17,13 +16,11 @@ namespace zero::plan {
 inline constexpr std::int64_t kHybridThreshold = 100'000'000;
 
 /// Equal modules or units, and what all `count` of them take on one rank.
-struct HybridPart {
-  std::string name;
-  std::int64_t count = 0;
-  std::int64_t parameters = 0;  ///< of one
+struct HybridPart : Module {
   Stage stage = Stage::kZero2;
-  States states = {};  ///< bytes; each is cut by itself, and rounded up if N does not divide it
-  double sent = 0;     ///< bytes in a step
+  std::int64_t states =
+      0;            ///< bytes; each is cut by itself, and rounded up if N does not divide it
+  double sent = 0;  ///< bytes in a step
 };
 
 /// `modules`, such as Model::modules: one with `threshold` parameters and more is under ZeRO-3.

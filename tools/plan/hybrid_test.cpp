@@ -55,12 +55,11 @@ TEST(Hybrid, DecidesByModuleAndByUnit) {
 TEST(Hybrid, HasTheBytesOfEachStage) {
   const HybridPart layer = named(units(), "layer");
   constexpr std::int64_t kLayers = std::int64_t{32} * 9'832'320;
-  EXPECT_EQ(layer.states.total(), kLayers * 16 / kRanks);
+  EXPECT_EQ(layer.states, kLayers * 16 / kRanks);
   EXPECT_DOUBLE_EQ(layer.sent, kLayers * 2 * 3 * 7.0 / 8);
   const HybridPart up = named(modules(), "model.layers.*.mlp.up_proj");
   constexpr std::int64_t kUp = std::int64_t{32} * 2560 * 960;
-  EXPECT_EQ(up.states.parameters, kUp * 2);
-  EXPECT_EQ(up.states.total(), kUp * (2 * kRanks + 14) / kRanks);
+  EXPECT_EQ(up.states, kUp * (2 * kRanks + 14) / kRanks);
   EXPECT_DOUBLE_EQ(up.sent, kUp * 2 * 2 * 7.0 / 8);
   constexpr double kRoot = 47'185'920 + 960;
   EXPECT_DOUBLE_EQ(named(units(), "root").sent, kRoot * 2 * 2 * 7 / 8);
@@ -79,7 +78,7 @@ TEST(Hybrid, AddsUpToTheFormula) {
     EXPECT_EQ(total(parts, Stage::kZero3).parameters, large);
     EXPECT_EQ(total(parts, Stage::kZero2).parameters, small);
     EXPECT_EQ(total(parts).count, 33);
-    EXPECT_EQ(total(parts).states.total(), large * 2 + small * (2 + 14 / 8.0));
+    EXPECT_EQ(total(parts).states, large * 2 + small * (2 + 14 / 8.0));
     EXPECT_NEAR(total(parts).sent, (6.0 * large + 4 * small - 2 * root) * 7 / 8, 1);
   }
   EXPECT_EQ(total(modules()).parameters, smollm2().parameters);

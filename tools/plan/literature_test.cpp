@@ -10,6 +10,7 @@
 #include <zero/base/table.hpp>
 #include <zero/nn/llama.hpp>
 #include <zero/nn/parameters.hpp>
+#include <zero/train/exposed_time.hpp>
 #include <zero/train/ownership.hpp>
 
 #include "planner.hpp"
@@ -157,7 +158,7 @@ TEST(Literature, Formulas) {
                 row.mixed,
                 at(8),
                 at(64),
-                fmt::format("{:.0f} P", bytes_per_parameter(mixed(), row.stage, kLargestWorldSize)),
+                fmt::format("{:.0f} P", bytes_per_parameter(mixed(), row.stage, kMostRanks)),
                 row.fp32};
       });
 }
@@ -212,16 +213,20 @@ TEST(Literature, OffloadedOptimizer) {
 }
 
 TEST(Literature, Activations) {
-  Shape shape = model_of_size(7 * kBillion, /*layers=*/32).shape;
-  shape.hidden = shape.attention = 4096;
-  shape.mlp = 4 * shape.hidden;
+  Request request;
+  request.model = model_of_size(7 * kBillion, /*layers=*/32);
+  request.model.shape = {.layers = 32, .hidden = 4096, .attention = 4096, .mlp = 4 * 4096};
+  request.batch = 4;
+  const auto activations = [&](bool recompute) {
+    request.recompute = recompute;
+    return plan_stage(request, Stage::kZero3, data_mesh(Stage::kZero3, 64)).activations;
+  };
   const States states = model_states(7 * kBillion, mixed(), Stage::kZero3, 64);
   expect_table({"", "GB", "GiB"},
                std::vector<std::pair<const char*, std::int64_t>>{
                    {"model states, ZeRO-3, 64 ranks", states.total()},
-                   {"activations, everything kept", activation_bytes(shape, 4 * 2048, 2)},
-                   {"activations, layers recomputed",
-                    activation_bytes(shape, 4 * 2048, 2, /*recompute=*/true)}},
+                   {"activations, everything kept", activations(false)},
+                   {"activations, layers recomputed", activations(true)}},
                [](const auto& row) -> Cells {
                  const auto bytes = static_cast<double>(row.second);
                  return {row.first, in(bytes, Unit::kGB), in(bytes, Unit::kGiB)};
@@ -286,7 +291,7 @@ TEST(Literature, OneAndAHalfBillionOnCardsOf16GB) {
       return model_states(kOneAndAHalfBillion, mixed(), stage, n).total();
     });
     return {name(stage),
-            total(model_states(kOneAndAHalfBillion, mixed(), stage, kLargestWorldSize), Unit::kGB),
+            total(model_states(kOneAndAHalfBillion, mixed(), stage, kMostRanks), Unit::kGB),
             fewest ? fmt::format("{} ranks", *fewest) : "never"};
   });
 }
@@ -297,11 +302,12 @@ TEST(Literature, Lookahead) {
   expect_table({"bandwidth (GB/s)", "gather (ms)", "k*", "exposed, 32 units (ms, at k*)"},
                std::vector<double>{25e9, 50e9, 100e9, 200e9}, [&](double bandwidth) -> Cells {
                  const double gather = communication_seconds(bytes, 0, {.bandwidth = bandwidth});
-                 const std::int64_t k = lookahead(gather, kCompute);
-                 const Pass pass{std::vector<double>(32, gather), std::vector<double>(32, kCompute),
-                                 std::vector<double>(32, 0)};
+                 const std::int64_t k = train::lookahead(gather, kCompute);
+                 const train::Pass pass{std::vector<double>(32, gather),
+                                        std::vector<double>(32, kCompute),
+                                        std::vector<double>(32, 0)};
                  return {fixed(bandwidth / 1e9, 0), fixed(gather * 1e3, 0), fmt::format("{}", k),
-                         fixed(exposed_seconds(pass, k) * 1e3, 0)};
+                         fixed(train::exposed_seconds(pass, k) * 1e3, 0)};
                });
 }
 
@@ -330,11 +336,15 @@ TEST(Literature, Hybrid) {
                std::vector<Row>{
                    {"all ZeRO-3", 7, 0}, {"6 B ZeRO-3, 1 B ZeRO-2", 6, 1}, {"all ZeRO-2", 0, 7}},
                [](const Row& row) -> Cells {
-                 const HybridPart all = plan::total(hybrid(
-                     {{"large", row.large, kBillion}, {"small", row.small * 10, kBillion / 10}},
-                     mixed(), 8, /*threshold=*/kBillion));
-                 return {row.what, total(all.states, Unit::kGB),
-                         in(all.sent / redundant_share(8), Unit::kGB)};
+                 double states = 0, sent = 0;
+                 for (const auto& [stage, billions] :
+                      {std::pair{Stage::kZero3, row.large}, {Stage::kZero2, row.small}}) {
+                   const std::int64_t parameters = billions * kBillion;
+                   states +=
+                       static_cast<double>(model_states(parameters, mixed(), stage, 8).total());
+                   sent += volume(scheme_of(stage), copies(parameters, mixed()), 8).total();
+                 }
+                 return {row.what, in(states, Unit::kGB), in(sent, Unit::kGB)};
                });
 }
 

@@ -1,10 +1,6 @@
 // Meshes against numbers of the sources and of chapters 06, 08 and 09, by hand.
-#include "mesh.hpp"
-
 #include <fmt/format.h>
 #include <gmock/gmock.h>
-
-#include <nlohmann/json.hpp>
 
 #include <tests/support/error_of.hpp>
 
@@ -29,8 +25,8 @@ Request mesh_request(const Model& model, std::int64_t ranks, std::int64_t tensor
 }
 
 // The row of a stage on one mesh.
-MeshPlan row_of(const Request& request, Stage stage) {
-  for (const MeshPlan& plan : plan_meshes(request)) {
+StagePlan row_of(const Request& request, Stage stage) {
+  for (const StagePlan& plan : make_plan(request).stages) {
     if (plan.stage == stage) return plan;
   }
   throw Error("no such row");
@@ -50,7 +46,7 @@ TEST(Meshes, EightGpusAsData4AndTensor2) {
   EXPECT_EQ(model_states_on(request, Stage::kZero1), 24'500'000'000);
   EXPECT_EQ(model_states_on(request, Stage::kZero2), 19'250'000'000);
   EXPECT_EQ(model_states_on(request, Stage::kZero3), 14 * kGB);
-  const MeshPlan ddp = row_of(request, Stage::kDdp), zero3 = row_of(request, Stage::kZero3);
+  const StagePlan ddp = row_of(request, Stage::kDdp), zero3 = row_of(request, Stage::kZero3);
   EXPECT_EQ(text(ddp.mesh), "4x1x2x1");
   EXPECT_EQ(text(zero3.mesh), "1x4x2x1");
   EXPECT_DOUBLE_EQ(ddp.sent.replicas, 2 * 7e9 * 3 / 4);
@@ -59,16 +55,16 @@ TEST(Meshes, EightGpusAsData4AndTensor2) {
   // 8 b s h (T-1)/T numbers of 2 bytes a layer; two samples of 2048 tokens.
   EXPECT_DOUBLE_EQ(zero3.sent.tensor, 32 * 8 * 4096 * 4270.0 / 2 * 2);
   EXPECT_DOUBLE_EQ(zero3.sent.total(), zero3.sent.shards + zero3.sent.tensor);
-  EXPECT_EQ(zero3.bubble, 0);
+  EXPECT_EQ(zero3.bubble(), 0);
 }
 
 TEST(Meshes, FourStagesThatAreAGroupOfFourEach) {
   const Request request = mesh_request(seven_billion(), 16, 1, 4);
   EXPECT_EQ(model_states_on(request, Stage::kZero2), 9'625'000'000);
   EXPECT_EQ(model_states_on(request, Stage::kZero3), 7 * kGB);
-  const MeshPlan zero2 = row_of(request, Stage::kZero2);
+  const StagePlan zero2 = row_of(request, Stage::kZero2);
   EXPECT_EQ(zero2.micro_batches, 4);  // of a sample each
-  EXPECT_DOUBLE_EQ(zero2.bubble, 3.0 / 7);
+  EXPECT_DOUBLE_EQ(zero2.bubble(), 3.0 / 7);
   EXPECT_DOUBLE_EQ(zero2.sent.shards, 2 * 3.5e9 * 3 / 4);
   // A stage between two others sends A forwards and A back, of four micro-batches.
   EXPECT_DOUBLE_EQ(zero2.sent.pipeline, 2 * 4 * 2048 * 4270.0 * 2);
@@ -88,8 +84,8 @@ Request exercise_09b() {
 
 TEST(Meshes, HaveTheNumbersOfExercise09b) {
   Request request = exercise_09b();
-  const MeshPlan zero2 = row_of(request, Stage::kZero2), zero3 = row_of(request, Stage::kZero3);
-  EXPECT_DOUBLE_EQ(zero2.bubble, 0.2);
+  const StagePlan zero2 = row_of(request, Stage::kZero2), zero3 = row_of(request, Stage::kZero3);
+  EXPECT_DOUBLE_EQ(zero2.bubble(), 0.2);
   EXPECT_DOUBLE_EQ(zero2.sent.tensor / kMiB, 1152);
   EXPECT_DOUBLE_EQ(zero2.sent.pipeline / kMiB, 96);
   EXPECT_DOUBLE_EQ(zero2.sent.shards / kMiB, 288);
@@ -143,7 +139,7 @@ TEST(Meshes, HeadsOfATiedModelWaitForTheGradientOfTheEmbedding) {
   request.sequence = 10;
   const std::int64_t h = config.hidden, v = config.vocabulary;
   const std::int64_t layer = 4 * h + 4 * config.heads * config.head_size + 3 * config.mlp;
-  MeshPlan plan = row_of(request, Stage::kDdp);
+  StagePlan plan = row_of(request, Stage::kDdp);
   ASSERT_EQ(plan.fullest, 3);
   EXPECT_EQ(plan.activations, 2 * 10 * ((layer + v) + v + 4 * h + 3 * v));
   request.mesh.gpipe = true;
@@ -190,7 +186,7 @@ TEST(Meshes, GroupsSendAShardOfTheGradientsBetweenThem) {
   request.policy = fp32();
   request.mesh.shards = 2;
   const auto v = static_cast<double>(4 * request.model.parameters);
-  const MeshPlan zero2 = row_of(request, Stage::kZero2), zero3 = row_of(request, Stage::kZero3);
+  const StagePlan zero2 = row_of(request, Stage::kZero2), zero3 = row_of(request, Stage::kZero3);
   EXPECT_DOUBLE_EQ(zero2.sent.shards / v, 1);
   EXPECT_DOUBLE_EQ(zero2.sent.replicas / v, 0.5);
   EXPECT_NEAR(zero3.sent.total() / v, 1.8948, 5e-5);
@@ -198,19 +194,24 @@ TEST(Meshes, GroupsSendAShardOfTheGradientsBetweenThem) {
   EXPECT_EQ(text(zero3.mesh), "2x2x1x1");
 }
 
-TEST(Meshes, OfDataRanksAloneIsThePlanWithoutAMesh) {
+TEST(Meshes, OfDataRanksAloneHoldAndSendWhatTheStagesDo) {
   for (const char* name : {"llama-360m", "smollm2-360m"}) {
     Request request;
     request.model = model_of(nn::preset(name), name);
-    for (const Stage stage : {Stage::kZero1, Stage::kZero2, Stage::kZero3}) {
+    const auto& [layers, hidden, attention, mlp, mlp_tensors, vocabulary] = request.model.shape;
+    const std::int64_t layer = layer_elements(request.model.shape);
+    const double kept =
+        static_cast<double>(request.model.root) / static_cast<double>(request.model.parameters);
+    for (const Stage stage : kStages) {
       for (const bool recompute : {false, true}) {
         request.recompute = recompute;
-        const StagePlan plain = plan_stage(request, stage, /*offloaded=*/false, 8, 0);
-        const MeshPlan mesh = plan_mesh(request, {1, 8, 1, 1}, stage);
-        EXPECT_EQ(mesh.states, plain.states);
-        EXPECT_EQ(mesh.transients, plain.transients);
-        EXPECT_EQ(mesh.activations, plain.activations);
-        EXPECT_DOUBLE_EQ(mesh.sent.total(), plain.sent.total());
+        const StagePlan plan = plan_stage(request, stage, data_mesh(stage, 8));
+        EXPECT_EQ(plan.states, model_states(request.model.parameters, mixed(), stage, 8));
+        EXPECT_EQ(
+            plan.activations,
+            2 * 2048 * (2 * vocabulary + (recompute ? layers * hidden + layer : layers * layer)));
+        const Copies v = copies(request.model.parameters, mixed());
+        EXPECT_DOUBLE_EQ(plan.sent.total(), sent(scheme_of(stage), v, 8, kept).total());
       }
     }
   }
@@ -220,7 +221,7 @@ TEST(Meshes, OfDataRanksAloneIsThePlanWithoutAMesh) {
 TEST(Meshes, HaveARowForEachStageThatIsPossible) {
   const auto rows = [](const Request& request) {
     std::vector<std::string> texts;
-    for (const MeshPlan& plan : plan_meshes(request)) {
+    for (const StagePlan& plan : make_plan(request).stages) {
       EXPECT_EQ(plan.mesh.ranks(), request.world_size);
       texts.push_back(fmt::format("{} {}", name(plan.stage), text(plan.mesh)));
     }
@@ -240,19 +241,25 @@ TEST(Meshes, HaveARowForEachStageThatIsPossible) {
   EXPECT_THAT(rows(request), ElementsAre("DDP 1x1x8x1"));
 }
 
-TEST(Meshes, FitInWholeBytesAndAreInTextAndJson) {
+TEST(Meshes, FitInWholeBytesAndAreInTheTables) {
   Request request = mesh_request(seven_billion(), 8, 2, 1);
   request.memory = parse_memory("40GB");
   const Plan plan = make_plan(request);
   EXPECT_TRUE(plan.feasible());
-  for (const MeshPlan& m : plan.meshes) EXPECT_EQ(*m.fits, m.total() <= 40 * kGB);
-  EXPECT_FALSE(*plan.meshes.front().fits);
+  for (const StagePlan& m : plan.stages) EXPECT_EQ(request.fits(m), m.total() <= 40 * kGB);
+  EXPECT_FALSE(request.fits(plan.stages.front()));
   EXPECT_THAT(to_text(plan), AllOf(HasSubstr("ZeRO-1 on 1x4x2x1"), HasSubstr("  40.00 GB\n"),
                                    HasSubstr("bubble"), Not(HasSubstr("break-even"))));
-  const base::Json json = to_json(plan);
-  EXPECT_EQ(json["memory"][1]["all_bytes"], plan.meshes[1].total());
-  EXPECT_EQ(json["wire"][1]["a_rank_sends_along_tensor_bytes"], plan.meshes[1].sent.tensor);
-  request.memory->bytes = plan.meshes[3].total() - 1;
+  const StagePlan& zero1 = plan.stages[1];
+  const auto gb = [](double bytes) { return in(bytes, Unit::kGB); };
+  EXPECT_THAT(to_text(plan),
+              ::testing::ContainsRegex("ZeRO-1 on 1x4x2x1 .* " +
+                                       gb(static_cast<double>(zero1.total())) + "  yes\n"));
+  EXPECT_THAT(to_text(plan), ::testing::ContainsRegex(fmt::format(
+                                 "ZeRO-1 on 1x4x2x1 +{} +{} +{} +{} +{} +1 ", gb(zero1.sent.shards),
+                                 gb(zero1.sent.replicas), gb(zero1.sent.tensor),
+                                 gb(zero1.sent.pipeline), gb(zero1.sent.total()))));
+  request.memory->bytes = plan.stages[3].total() - 1;
   EXPECT_FALSE(make_plan(request).feasible());
 }
 
@@ -261,7 +268,7 @@ TEST(Meshes, WhatCannotBeIsRefusedByName) {
     testing::expect_error([&] { make_plan(request); }, words);
   };
   const Model smollm2 = model_of(nn::preset("smollm2-360m"), "");
-  refused(mesh_request(smollm2, 8, 2, 1), {"--tp 2: the model has 15 heads"});
+  refused(mesh_request(smollm2, 8, 2, 1), {"the model has 15 heads"});
   refused(mesh_request(smollm2, 64, 1, 64), {"--pp 64: the model has 32 layers"});
   refused(mesh_request(smollm2, 8, 3, 1), {"--world-size 8 has no mesh with this --tp"});
   Request request = mesh_request(seven_billion(), 8, 2, 2);
@@ -274,26 +281,16 @@ TEST(Meshes, WhatCannotBeIsRefusedByName) {
   request.sequence = 2047;
   request.mesh.sequence_parallel = true;
   refused(request, {"--tp 2 does not divide --sequence 2047"});
-  request.sequence = 2048;
-  request.mesh.partition_activations = true;
-  refused(request, {"--partition-activations divides the inputs that --recompute keeps"});
-  nn::LlamaConfig classifier = nn::preset("smollm2-360m");
-  classifier.classes = 5;
-  refused(mesh_request(model_of(classifier, ""), 8, 1, 2), {"--pp 2: the model is a classifier"});
   request = mesh_request(smollm2, 8, 1, 2);
   request.stage = Stage::kZero3;
   refused(request, {"whose head is its embedding has no zero3"});
-  request = Request();
-  request.model = seven_billion();
-  request.mesh.gpipe = true;
-  refused(request, {"--pipeline-schedule", "are for a mesh: add --tp"});
 }
 
 // The most tokens on the most ranks, and the largest model.
 TEST(Meshes, OfTheLargestNumbersAreCountedOrRefused) {
   Request request =
       mesh_request(model_of_size(nn::kMostParameters, nn::kMostLayers), 1'000'000, 1000, 1000);
-  const MeshPlan plan = row_of(request, Stage::kDdp);
+  const StagePlan plan = row_of(request, Stage::kDdp);
   EXPECT_GT(plan.total(), 16 * nn::kMostParameters / 1'000'000);
   EXPECT_GT(plan.sent.tensor, 0);
   request.batch = kLargestBatch;

@@ -23,7 +23,7 @@ struct Shape {
   std::int64_t vocabulary = 0;  ///< 0: not known, or no logits over it (a classifier)
 };
 
-/// Equal modules of a model: "model.layers.*.mlp.up_proj".
+/// Equal modules, such as the 32 of "model.layers.*.mlp.up_proj".
 struct Module {
   std::string name;
   std::int64_t count = 1;
@@ -31,17 +31,17 @@ struct Module {
 };
 
 struct Model {
-  std::string name;
+  std::string name = {};
   std::int64_t parameters = 0;
   /// Elements of what is gathered together: a layer each, in order of forward.
-  std::vector<std::int64_t> units;
+  std::vector<std::int64_t> units = {};
   /// Elements of the root unit: embedding, final norm and head. 0 if nothing is known of it.
   std::int64_t root = 0;
-  std::vector<Module> modules;  ///< those with parameters; empty if they are not known
-  Shape shape;
-  std::optional<nn::LlamaConfig> llama;  ///< if it is one
+  std::vector<Module> modules = {};  ///< those with parameters; empty if they are not known
+  Shape shape = {};
+  std::optional<nn::LlamaConfig> llama = {};  ///< if it is one
   /// What the user should know: guesses above all.
-  std::vector<std::string> notes;
+  std::vector<std::string> notes = {};
 
   std::int64_t largest_unit() const;
 };
@@ -57,37 +57,24 @@ Model model_of(const nn::LlamaConfig& config, std::string name);
 /// `layers` at most nn::kMostLayers. Throws zero::Error for more layers than parameters.
 Model model_of_size(std::int64_t parameters, std::int64_t layers = 0);
 
-/// A model as Hugging Face saves it. `path` is a folder with config.json, safetensors or both, or
-/// one such file. Sizes come from the headers of the safetensors if there are some (any
-/// architecture; layers are told by the first number in a tensor's name), else from config.json (a
-/// Llama). Throws zero::Error, naming the file, if neither can be read, if a size in
-/// config.json is no integer within the bounds of nn::check(), and for more layers or parameters in
-/// safetensors than those bounds allow.
+/// A model as Hugging Face saves it: `path` is a folder with config.json, safetensors or both, or
+/// one such file. Parameters are those of the safetensors if there are some, whatever the
+/// architecture; sizes of layers are those of config.json if it is a Llama's, else a guess. Throws
+/// zero::Error, naming the file, if neither can be read, and for sizes beyond the bounds of
+/// nn::check().
 Model model_of_files(const std::filesystem::path& path);
 
-// Activations: what forward keeps for backward. An estimate; model states are exact.
-//
-// Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models"
-// (arXiv:2205.05198), section 4.1, which counts 34 s b h bytes a layer in 2-byte types beside the
-// attention matrix (s tokens, b samples, h hidden size). Counted here the same way but for two
-// things: there is no dropout, so no masks (2 s b h), and the attention matrix (5 a s^2 b) is
-// never kept, as in FlashAttention (arXiv:2205.14135) and scaled_dot_product_attention. A GPT
-// layer then keeps 16 h elements a token, 32 s b h bytes.
-
-/// Elements that one layer keeps for one token:
+/// Elements that one layer keeps for one token from forward to backward, an estimate:
 ///   4 hidden        inputs and outputs of two norms (the outputs are the projections' inputs)
 ///   4 attention     queries, keys, values (as wide as the queries) and the attention's output
 ///   mlp_tensors x mlp
+///
+/// Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models"
+/// (arXiv:2205.05198), section 4.1, which counts 34 s b h bytes a layer in 2-byte types beside the
+/// attention matrix (s tokens, b samples, h hidden size). Counted here the same way but for two
+/// things: there is no dropout, so no masks (2 s b h), and the attention matrix (5 a s^2 b) is
+/// never kept, as in FlashAttention (arXiv:2205.14135) and scaled_dot_product_attention. A GPT
+/// layer then keeps 16 h elements a token, 32 s b h bytes.
 std::int64_t layer_elements(const Shape& shape);
-
-/// Bytes of a rank: layers x layer_elements() x tokens, and for a language model the logits and
-/// their gradient, 2 x vocabulary x tokens; `element_bytes` each. If layers keep only their input
-/// and compute the rest again in backward (`recompute`): hidden x layers x tokens, and everything
-/// of one layer. Throws zero::Error beyond 2^60 bytes.
-std::int64_t activation_bytes(const Shape& shape, std::int64_t tokens, std::int64_t element_bytes,
-                              bool recompute = false);
-
-/// Bytes of so many elements of each token. Throws zero::Error beyond 2^60 bytes.
-std::int64_t token_bytes(std::int64_t elements, std::int64_t tokens, std::int64_t element_bytes);
 
 }  // namespace zero::plan

@@ -13,29 +13,26 @@
 namespace zero::plan {
 namespace {
 
-Error refusal(std::string_view text, const char* expected) {
-  return Error(fmt::format("'{}' is not {}", text, expected));
-}
-
 // A number, spaces, a prefix and `unit`. CLI11's AsNumberWithUnit hands a number on as text of six
 // digits: too few for bytes.
 double parse(std::string_view text, std::string_view unit, double least, double most,
-             const char* expected) {
+             const char* expected, bool whole = false) {
   static const std::map<std::string_view, double> factors = {
       {"n", 1e-9},    {"u", 1e-6},    {"m", 1e-3},    {"", 1},       {"k", 1e3},
       {"M", 1e6},     {"G", 1e9},     {"T", 1e12},    {"P", 1e15},   {"B", 1e9},  // billions
       {"Ki", 0x1p10}, {"Mi", 0x1p20}, {"Gi", 0x1p30}, {"Ti", 0x1p40}};
-  double number = 0;
-  const char* const end = text.data() + text.size();
-  const auto [rest, error] = std::from_chars(text.data(), end, number);
-  std::string_view prefix(rest, end);
-  if (error != std::errc() || !prefix.ends_with(unit)) throw refusal(text, expected);
-  prefix.remove_suffix(unit.size());
+  double value = NAN;
+  const auto [rest, error] = std::from_chars(text.begin(), text.end(), value);
+  std::string_view prefix(rest, text.end());
+  const bool has_unit = error == std::errc() && prefix.ends_with(unit);
+  if (has_unit) prefix.remove_suffix(unit.size());
   prefix.remove_prefix(std::min(prefix.find_first_not_of(' '), prefix.size()));
   const auto factor = factors.find(prefix);
-  const double value = factor == factors.end() ? -1 : number * factor->second;
-  if (!(value >= least && value <= most)) throw refusal(text, expected);
-  return value;
+  value *= has_unit && factor != factors.end() ? factor->second : NAN;
+  // A product such as 1.1 * 1e9 may miss the whole number that is meant by a rounding error.
+  const bool fits = !whole || std::abs(value - std::round(value)) <= 1e-12 * value;
+  if (fits && value >= least && value <= most) return value;
+  throw Error(fmt::format("'{}' is not {}", text, expected));
 }
 
 // In hundredths of a unit; a double would lose bytes of the largest amounts.
@@ -59,20 +56,18 @@ Memory parse_memory(std::string_view text) {
 }
 
 std::int64_t parse_count(std::string_view text) {
-  constexpr const char* kExpected = "a whole number from 1 to 1e15, as in 361821120, 1.5e9 or 7B";
   std::string plain(text);
   std::erase(plain, ',');
-  const double value = parse(plain, "", 1, 1e15, kExpected);
-  // A product such as 1.1 * 1e9 may miss the whole number that is meant by a rounding error.
-  if (std::abs(value - std::round(value)) > 1e-12 * value) throw refusal(text, kExpected);
-  return std::llround(value);
+  return std::llround(parse(plain, "", 1, 1e15,
+                            "a whole number from 1 to 1e15, as in 361821120, 1.5e9 or 7B",
+                            /*whole=*/true));
 }
 
 double parse_bandwidth(std::string_view text) {
-  constexpr const char* kExpected =
-      "a bandwidth from 1B/s to 1e24B/s, as in 100GB/s, 12.5GiB/s or 200Gbit/s";
-  if (text.ends_with("bit/s")) return parse(text, "bit/s", 8, 8e24, kExpected) / 8;
-  return parse(text, "B/s", 1, 1e24, kExpected);
+  const bool bits = text.ends_with("bit/s");
+  return parse(text, bits ? "bit/s" : "B/s", bits ? 8 : 1, bits ? 8e24 : 1e24,
+               "a bandwidth from 1B/s to 1e24B/s, as in 100GB/s, 12.5GiB/s or 200Gbit/s") /
+         (bits ? 8 : 1);
 }
 
 double parse_seconds(std::string_view text) {

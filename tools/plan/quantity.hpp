@@ -8,9 +8,7 @@
 /// GB 10^9: every text that is printed says which.
 namespace zero::plan {
 
-inline constexpr std::int64_t kMiB = std::int64_t{1} << 20;
-inline constexpr std::int64_t kGiB = std::int64_t{1} << 30;
-inline constexpr std::int64_t kGB = 1'000'000'000;
+inline constexpr std::int64_t kMiB = 1 << 20, kGiB = 1 << 30, kGB = 1'000'000'000;
 
 /// Its value is its bytes.
 enum class Unit : std::int64_t { kMiB = plan::kMiB, kGiB = plan::kGiB, kGB = plan::kGB };

@@ -15,19 +15,20 @@ namespace {
 
 using base::Json, base::fixed, base::with_thousands;
 
-// Breaks a sentence at spaces, for 100 columns; further lines begin with `indent`.
-std::string wrapped(const std::string& sentence, const std::string& indent = "") {
-  std::istringstream words(sentence);
-  std::string text, line, word;
-  for (words >> line; words >> word;) {
-    if (line.size() + 1 + word.size() <= 100) {
-      line += " " + word;
-    } else {
-      text += line + "\n";
-      line = indent + word;
-    }
+// A sentence, broken at spaces for 100 columns; further lines begin with `indent`.
+std::string wrapped(std::string text, const std::string& indent = "") {
+  std::size_t begin = text.starts_with('\n') ? 1 : 0;
+  while (text.size() - begin > 100) {
+    const std::size_t space = text.rfind(' ', begin + 100);
+    if (space == std::string::npos || space < begin + indent.size()) break;  // one long word
+    text.replace(space, 1, "\n" + indent);
+    begin = space + 1;
   }
-  return text + line + "\n";
+  return text + "\n";
+}
+template <class... Args>
+std::string say(fmt::format_string<Args...> text, Args&&... args) {
+  return wrapped(fmt::format(text, std::forward<Args>(args)...));
 }
 
 template <class T>
@@ -35,28 +36,24 @@ Json or_null(const std::optional<T>& value) {
   return value ? Json(*value) : Json();
 }
 
-std::string row_name(const StagePlan& plan) {
-  return name(plan.stage) + std::string(plan.offloaded ? " + offload" : "");
-}
-std::string row_name(const MeshPlan& plan) {
-  return fmt::format("{} on {}", name(plan.stage), text(plan.mesh));
+std::string row_name(const Plan& plan, const StagePlan& row) {
+  const std::string offload = row.offloaded ? " + offload" : "";
+  return name(row.stage) + (plan.request.has_mesh() ? " on " + text(row.mesh) : offload);
 }
 
-template <class Row>
-Sheet memory_sheet(const Plan& plan, const std::vector<Row>& rows) {
-  const std::optional<Memory>& memory = plan.request.memory;
-  const std::string unit = name(plan.unit());
+Sheet memory_sheet(const Plan& plan) {
+  const Request& r = plan.request;
   Sheet sheet(plan.unit());
   sheet.columns({"stage"});
-  sheet.columns({"params", "grads", "optimizer", "total"}, unit, "model states");
-  sheet.columns({"transients", "activations", "all"}, unit);
-  if (memory) sheet.columns({"fits"}, at_most(memory->bytes, memory->unit));
-  for (const Row& r : rows) {
+  sheet.columns({"params", "grads", "optimizer", "total"}, name(plan.unit()), "model states");
+  sheet.columns({"transients", "activations", "all"}, name(plan.unit()));
+  if (r.memory) sheet.columns({"fits"}, at_most(r.memory->bytes, r.memory->unit));
+  for (const StagePlan& s : plan.stages) {
     std::vector<Json> row = {
-        row_name(r),      r.states.parameters, r.states.gradients, r.states.optimizer,
-        r.states.total(), r.transients,        r.activations,      r.total()};
-    if (r.fits) row.push_back(*r.fits);
-    sheet.add(std::move(row));
+        row_name(plan, s), s.states.parameters, s.states.gradients, s.states.optimizer,
+        s.states.total(),  s.transients,        s.activations,      s.total()};
+    if (r.memory) row.push_back(r.fits(s));
+    sheet.add(row);
   }
   return sheet;
 }
@@ -70,7 +67,7 @@ Sheet step_sheet(const Plan& plan) {
   const double v = copies(plan.request.model.parameters, plan.request.policy).parameters;
   for (const StagePlan& s : plan.stages) {
     if (s.offloaded) continue;
-    sheet.add({row_name(s), s.sent.total(), s.sent.total() / v, s.time.compute,
+    sheet.add({row_name(plan, s), s.sent.total(), s.sent.total() / v, s.time.compute,
                s.time.communication, s.time.exposed, s.time.total(), or_null(s.break_even_batch)});
   }
   return sheet;
@@ -82,9 +79,9 @@ Sheet wire_sheet(const Plan& plan) {
   sheet.columns({"shards", "replicas", "tensor", "pipeline", "all"}, name(plan.unit()),
                 "a rank sends along");
   sheet.columns({"micro-batches"}).columns({"bubble"}, "%");
-  for (const MeshPlan& m : plan.meshes) {
-    sheet.add({row_name(m), m.sent.shards, m.sent.replicas, m.sent.tensor, m.sent.pipeline,
-               m.sent.total(), m.micro_batches, m.bubble});
+  for (const StagePlan& s : plan.stages) {
+    sheet.add({row_name(plan, s), s.sent.shards, s.sent.replicas, s.sent.tensor, s.sent.pipeline,
+               s.sent.total(), s.micro_batches, s.bubble()});
   }
   return sheet;
 }
@@ -96,9 +93,9 @@ Sheet host_sheet(const Plan& plan) {
   sheet.columns({"ring", "direct"}, unit, "leaves a host").columns({"time"}, "s");
   sheet.columns({"from ratio"}, "", "pays").columns({"below"}, "GB/s", "pays");
   for (const HostPlan& h : plan.hosts) {
-    const double below = plan.request.machine.bandwidth / h.pays_from.value_or(0) / 1e9;
+    const double ratio = h.pays_from.value_or(NAN);
     sheet.add({h.name, h.states.total(), h.sum().inside, h.leaves_by_ring, h.leaves_directly,
-               h.seconds, or_null(h.pays_from), std::isfinite(below) ? Json(below) : Json()});
+               h.seconds, ratio, plan.request.machine.bandwidth / ratio / 1e9});
   }
   return sheet;
 }
@@ -108,7 +105,7 @@ Sheet hybrid_sheet(const Plan& plan, const std::vector<HybridPart>& parts, const
   sheet.columns({what, "number", "parameters of each", "stage"});
   sheet.columns({"model states", "sent"}, name(plan.unit()), "all of them, of a rank");
   const auto add = [&](const HybridPart& p, const Json& each, const char* stage) {
-    sheet.add({p.name, p.count, each, stage, p.states.total(), p.sent});
+    sheet.add({p.name, p.count, each, stage, p.states, p.sent});
   };
   for (const HybridPart& part : parts) add(part, part.parameters, name(part.stage));
   for (const Stage stage : {Stage::kZero3, Stage::kZero2}) {
@@ -125,12 +122,8 @@ std::vector<HybridPart> units_of(const Request& r) {
 std::vector<std::pair<const char*, Sheet>> sheets(const Plan& plan) {
   const Request& r = plan.request;
   if (!plan.hosts.empty()) return {{"hosts", host_sheet(plan)}};
-  if (!plan.meshes.empty()) {
-    return {{"memory", memory_sheet(plan, plan.meshes)}, {"wire", wire_sheet(plan)}};
-  }
-  if (!r.hybrid_report) {
-    return {{"memory", memory_sheet(plan, plan.stages)}, {"steps", step_sheet(plan)}};
-  }
+  if (r.has_mesh()) return {{"memory", memory_sheet(plan)}, {"wire", wire_sheet(plan)}};
+  if (!r.hybrid) return {{"memory", memory_sheet(plan)}, {"steps", step_sheet(plan)}};
   std::vector<std::pair<const char*, Sheet>> parts;
   const auto modules = hybrid(r.model.modules, r.policy, r.world_size, r.hybrid_threshold);
   if (!modules.empty()) parts.emplace_back("modules", hybrid_sheet(plan, modules, "module"));
@@ -155,16 +148,15 @@ std::string about_hosts(const Plan& plan) {
   const HostPlan& exact = std::ranges::min(plan.hosts, {}, [](const HostPlan& h) {
     return std::pair(h.sum().quantized > 0, h.seconds);
   });
-  return wrapped(fmt::format(
-             "{} hosts of {} ranks. Time: communication and quantising of a step by {}, nothing "
+  return say("{} hosts of {} ranks. Time: communication and quantizing of a step by {}, nothing "
              "hidden, at {} GB/s of a rank inside its host, {} GB/s to other hosts and {} GB/s of "
-             "values quantised. A way pays if it takes less time than ZeRO-3.",
+             "values quantized. A way pays if it takes less time than ZeRO-3.",
              plan.request.world_size / *hosts.ranks_per_host, *hosts.ranks_per_host,
              hosts.sending == Sending::kRing ? "ring" : "direct sends",
              fixed(plan.request.machine.bandwidth / 1e9, 3), fixed(hosts.bandwidth / 1e9, 3),
-             fixed(hosts.quantize_bandwidth / 1e9, 1))) +
-         fmt::format("\nLeast time: {} ({} s). Of what rounds nothing: {} ({} s).\n", least.name,
-                     fixed(least.seconds, 3), exact.name, fixed(exact.seconds, 3));
+             fixed(hosts.quantize_bandwidth / 1e9, 1)) +
+         say("\nLeast time: {} ({} s). Of what rounds nothing: {} ({} s).", least.name,
+             fixed(least.seconds, 3), exact.name, fixed(exact.seconds, 3));
 }
 
 std::int64_t crossover(const Request& r) {
@@ -174,89 +166,86 @@ std::int64_t crossover(const Request& r) {
 std::string about_stages(const Plan& plan) {
   const Request& r = plan.request;
   const LookaheadPlan& k = plan.lookahead;
-  const std::int64_t even = crossover(r), tokens = r.tokens() * r.world_size;
-  std::string text = wrapped(fmt::format(
-      "V is one copy of the parameters. Transients and activations are estimates, and \"all\" is a "
-      "bound. Times for {} GB/s, {} a collective and {} TFLOP/s attained; exposed is what one link "
-      "cannot hide behind compute. From the break-even batch on communication, none of it hidden, "
-      "takes less than {} % of compute.",
-      fixed(r.machine.bandwidth / 1e9, 1), in_seconds(r.machine.latency),
-      fixed(r.machine.flops / 1e12, 3), fixed(100 * r.break_even_share, 1)));
+  const std::int64_t tokens = r.tokens() * r.world_size, even = crossover(r);
+  std::string text =
+      say("V is one copy of the parameters. Transients and activations are estimates, and \"all\" "
+          "is a bound. Times for {} GB/s, {} a collective and {} TFLOP/s attained; exposed is what "
+          "one link cannot hide behind compute. From the break-even batch on communication, none "
+          "of it hidden, takes less than {} % of compute.",
+          fixed(r.machine.bandwidth / 1e9, 1), in_seconds(r.machine.latency),
+          fixed(r.machine.flops / 1e12, 3), fixed(100 * r.break_even_share, 1));
   if (r.world_size == 1) return text;
   if (r.stage.value_or(Stage::kZero3) == Stage::kZero3) {
-    text +=
-        "\n" +
-        wrapped(fmt::format(
-            "Lookahead of ZeRO-3: gathering the largest unit takes {}, computing its forward {}: "
-            "k* = "
-            "{}{}{}.",
-            in_seconds(k.gather), in_seconds(k.compute), k.needed,
-            k.used < k.needed ? fmt::format(", but there is room for {} units ahead", k.used) : "",
-            k.always_waits
-                ? "; all gathers together take longer than computing, and the difference "
-                  "stays exposed with any k"
-                : ""));
+    text += say(
+        "\nLookahead of ZeRO-3: gathering the largest unit takes {}, computing its forward {}: k* "
+        "= {}{}{}.",
+        in_seconds(k.gather), in_seconds(k.compute), k.needed,
+        k.used < k.needed ? fmt::format(", but there is room for {} units ahead", k.used) : "",
+        k.always_waits ? "; all gathers together take longer than computing, and the difference "
+                         "stays exposed with any k"
+                       : "");
   }
-  return text + "\n" +
-         wrapped(fmt::format("For a layer ZeRO-3 sends {} than tensor parallelism over all {} "
-                             "ranks would: they are even "
-                             "at {} tokens over all ranks, this step has {}.",
-                             tokens < even ? "more" : "less", with_thousands(r.world_size),
-                             with_thousands(even), with_thousands(tokens)));
+  return text +
+         say("\nFor a layer ZeRO-3 sends {} than tensor parallelism over all {} ranks would: they "
+             "are even at {} tokens over all ranks, this step has {}.",
+             tokens < even ? "more" : "less", with_thousands(r.world_size), with_thousands(even),
+             with_thousands(tokens));
 }
 
 std::string paragraphs(const Plan& plan) {
   if (!plan.hosts.empty()) return about_hosts(plan);
-  if (!plan.meshes.empty()) {
-    return wrapped(
+  if (plan.request.has_mesh()) {
+    return say(
         "R x S x T x p: R groups of S data ranks, T tensor ranks, p stages of a pipeline. A data "
         "rank has batch x T x p samples in a step. \"All\" that is held is a bound, and sent is by "
         "the rank that sends most.");
   }
-  if (plan.request.hybrid_report) {
-    return wrapped(
-        fmt::format("{} parameters and more are under ZeRO-3, fewer under ZeRO-2: by "
-                    "module, or by unit as whole_below of engine3.",
-                    with_thousands(plan.request.hybrid_threshold)));
+  if (plan.request.hybrid) {
+    return say(
+        "{} parameters and more are under ZeRO-3, fewer under ZeRO-2: by module, or by unit as "
+        "whole_below of engine3.",
+        with_thousands(plan.request.hybrid_threshold));
   }
-  std::string text = about_stages(plan);
-  if (plan.request.memory) text += "\n" + plan.choice.says + "\n";
-  for (const std::string& reason : plan.choice.reasons) text += wrapped("- " + reason, "  ");
-  return text;
+  return about_stages(plan) + (plan.request.memory ? "\n" + wrapped(plan.choice.says) : "");
 }
 
-// Memory against communication.
-Json point(const std::string& what, double sent, const States& states) {
-  return {{"name", what}, {"sent_bytes", sent}, {"model_state_bytes", states.total()}};
-}
-
-// From DDP to ZeRO-3 at several world sizes, and beside that.
+// Memory against communication: from DDP to ZeRO-3 at several world sizes, and beside that.
 void add_curves(const Plan& plan, Json& json) {
   const Request& r = plan.request;
-  const Copies one = copies(r.model.parameters, r.policy);
-  const auto states = [&](Stage stage, std::int64_t n) {
-    return model_states(r.model.parameters, r.policy, stage, n);
+  const auto point = [&](const std::string& what, double sent, std::int64_t states) {
+    return Json{{"name", what}, {"sent_bytes", sent}, {"model_state_bytes", states}};
+  };
+  const auto of = [&](const std::string& what, Scheme scheme, Stage stage, std::int64_t n) {
+    return point(what, sent(scheme, copies(r.model.parameters, r.policy), n).total(),
+                 model_states(r.model.parameters, r.policy, stage, n).total());
   };
   for (const std::int64_t n : std::set<std::int64_t>{2, 8, 64, r.world_size}) {
-    Json points = Json::array();
-    for (const Stage stage : kStages) {
-      const double bytes = sent(scheme_of(stage), one, n).total();
-      points.push_back(point(name(stage), bytes, states(stage, n)));
-    }
+    Json points;
+    for (const Stage s : kStages) points.push_back(of(name(s), scheme_of(s), s, n));
     json["curves"].push_back({{"world_size", n}, {"points", points}});
   }
+  Json& beside = json["beside"];
+  beside.push_back(of("ZeRO-1 naive", Scheme::kZero1Naive, Stage::kZero1, r.world_size));
   const HybridPart all = total(units_of(r)), large = total(units_of(r), Stage::kZero3);
-  const double naive = sent(Scheme::kZero1Naive, one, r.world_size).total();
-  json["beside"].push_back(point("ZeRO-1 naive", naive, states(Stage::kZero1, r.world_size)));
   if (large.count > 0 && large.count < all.count) {
-    json["beside"].push_back(point("hybrid", all.sent, all.states));
+    beside.push_back(point("hybrid", all.sent, all.states));
   }
-  for (const StagePlan& s : plan.stages) {
-    if (!s.offloaded) continue;
-    const double bytes = sent(Scheme::kZero3, one, r.world_size).total();
-    json["beside"].push_back(point(row_name(s), bytes, s.states));
+  if (r.policy.optimizer > 0 && r.stage.value_or(Stage::kZero3) == Stage::kZero3) {
+    const Policy on_device = {"", r.policy.parameter, r.policy.gradient, 0};
+    const auto held = model_states(r.model.parameters, on_device, Stage::kZero3, r.world_size);
+    beside.push_back(of("ZeRO-3 + offload", Scheme::kZero3, Stage::kZero3, r.world_size));
+    beside.back()["model_state_bytes"] = held.total();
   }
 }
+
+// Parameters, ranks, memory, bandwidth and batch.
+constexpr const char* kScenarios[] = {
+    "360M 2 24GB 100GB/s 1", "360M 2 24GB 1GB/s 1",   "1.5B 8 80GB 100GB/s 1",
+    "1.5B 8 80GB 10GB/s 1",  "1.5B 8 80GB 10GB/s 8",  "1.5B 8 16GB 100GB/s 1",
+    "1.5B 8 10GB 100GB/s 1", "7B 8 80GB 100GB/s 1",   "7B 8 40GB 100GB/s 1",
+    "7B 8 40GB 10GB/s 1",    "7B 64 24GB 100GB/s 1",  "13B 8 24GB 100GB/s 1",
+    "13B 32 24GB 100GB/s 1", "13B 32 24GB 10GB/s 1",  "70B 64 80GB 100GB/s 1",
+    "70B 64 80GB 10GB/s 1",  "70B 512 80GB 100GB/s 1"};
 
 }  // namespace
 
@@ -271,26 +260,56 @@ std::string to_text(const Plan& plan) {
 
 Json to_json(const Plan& plan) {
   const Request& r = plan.request;
-  const LookaheadPlan& k = plan.lookahead;
   const Choice& choice = plan.choice;
-  const auto stage = [](std::optional<Stage> s) { return s ? Json(name(*s)) : Json(); };
+  const auto stage = [](const std::optional<StagePlan>& s) {
+    return s ? Json(name(s->stage)) : Json();
+  };
   Json json = {{"model", r.model.name},
                {"parameters", r.model.parameters},
                {"policy", {{"name", r.policy.name}}},
                {"world_size", r.world_size},
                {"memory_bytes", r.memory ? Json(r.memory->bytes) : Json()},
                {"notes", r.model.notes},
-               {"tensor_parallel_crossover_tokens", crossover(r)}};
-  json["lookahead"] = {{"needed", k.needed}, {"room", or_null(k.room)}, {"used", k.used}};
-  json["choice"] = {{"stage", stage(choice.stage)},
-                    {"next", stage(choice.next)},
-                    {"says", choice.says},
-                    {"reasons", choice.reasons},
-                    {"ranks_for_model_states", or_null(choice.ranks_for_states)},
-                    {"ranks_for_all", or_null(choice.ranks_for_all)}};
+               {"tensor_parallel_crossover_tokens", crossover(r)},
+               {"lookahead", {{"needed", plan.lookahead.needed}, {"used", plan.lookahead.used}}},
+               {"choice",
+                {{"stage", stage(choice.taken)},
+                 {"next", stage(choice.next)},
+                 {"says", choice.says},
+                 {"ranks_for_model_states", or_null(choice.ranks_for_states)},
+                 {"ranks_for_all", or_null(choice.ranks_for_all)}}}};
   for (const auto& [key, sheet] : sheets(plan)) json[key] = sheet.to_json();
   add_curves(plan, json);
   return json;
+}
+
+std::string scenarios(Request request) {
+  Sheet sheet(Unit::kGB);
+  sheet.columns({"parameters", "ranks", "memory", "link", "batch", "take"});
+  sheet.columns({"step", "exposed"}, "s").columns({""}, "", "next best");
+  sheet.columns({"time"}, "%", "next best").columns({"memory"}, "GB", "next best");
+  for (const char* scenario : kScenarios) {
+    std::istringstream words(scenario);
+    std::string parameters, memory, bandwidth;
+    words >> parameters >> request.world_size >> memory >> bandwidth >> request.batch;
+    request.model = model_of_size(parse_count(parameters));
+    request.memory = parse_memory(memory);
+    request.machine.bandwidth = parse_bandwidth(bandwidth);
+    const auto [taken, next, says, for_states, for_all] = make_plan(request).choice;
+    std::vector<Json> row = {parameters, request.world_size, memory, bandwidth, request.batch};
+    if (taken) {
+      row.insert(row.end(), {name(taken->stage), taken->time.total(), taken->time.exposed});
+    } else {
+      row.insert(row.end(), {"none", {}, {}, for_all ? fmt::format("{} ranks", *for_all) : "-"});
+    }
+    if (next) {
+      row.insert(row.end(), {name(next->stage), next->time.total() / taken->time.total() - 1,
+                             next->total() - taken->total()});
+    }
+    row.resize(11);
+    sheet.add(row);
+  }
+  return sheet.to_text();
 }
 
 }  // namespace zero::plan

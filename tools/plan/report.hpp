@@ -6,13 +6,13 @@
 
 #include "planner.hpp"
 
-/// A plan for readers and for programs.
+/// A plan for readers.
 namespace zero::plan {
 
 /// For a terminal of 100 columns.
 std::string to_text(const Plan& plan);
-/// The same in bytes and seconds, and the points of the curve of memory against communication at
-/// several world sizes, which plot_plan.py draws.
+
+/// The tables, in bytes and seconds, and what tools/plots/plot_plan.py draws.
 base::Json to_json(const Plan& plan);
 
 /// Which stage to take for models, ranks, memories, links and batches of several sizes, as a table;

@@ -1,7 +1,9 @@
-#include "timing.hpp"
-
 #include <algorithm>
 #include <cmath>
+
+#include <zero/train/exposed_time.hpp>
+
+#include "planner.hpp"
 
 namespace zero::plan {
 
@@ -35,35 +37,34 @@ double transfer_seconds(std::int64_t bytes, std::int64_t world_size, const Machi
                                machine);
 }
 
-StepTime step_time(const Model& model, const Policy& policy, Stage stage, std::int64_t world_size,
-                   std::int64_t tokens, std::int64_t lookahead, bool recompute,
-                   const Machine& machine) {
+StepTime step_time(const Request& r, Stage stage, std::int64_t lookahead) {
+  const Model& model = r.model;
   const bool gathers = stage != Stage::kDdp, again = stage == Stage::kZero3;
-  std::vector<std::int64_t> order;
-  if (model.root > 0) order.push_back(model.root);
-  order.insert(order.end(), model.units.begin(), model.units.end());
-  Pass forward, backward;
+  std::vector<std::int64_t> order = model.units;
+  if (model.root > 0) order.insert(order.begin(), model.root);
+  train::Pass forward, backward;
   for (const std::int64_t unit : order) {
-    const double gather = transfer_seconds(unit * policy.parameter, world_size, machine);
-    const double compute = forward_seconds(unit, tokens, machine);
+    const double gather = transfer_seconds(unit * r.policy.parameter, r.world_size, r.machine);
+    const double compute = forward_seconds(unit, r.tokens(), r.machine);
     forward.gather.push_back(gathers ? gather : 0);
     forward.compute.push_back(compute);
     forward.reduce.push_back(0);
     backward.gather.push_back(again ? gather : 0);
-    backward.compute.push_back(recompute ? 3 * compute : 2 * compute);
+    backward.compute.push_back(r.recompute ? 3 * compute : 2 * compute);
     // An all-reduce is two reductions.
     backward.reduce.push_back((gathers ? 1 : 2) *
-                              transfer_seconds(unit * policy.gradient, world_size, machine));
+                              transfer_seconds(unit * r.policy.gradient, r.world_size, r.machine));
   }
   if (model.root > 0) backward.gather.front() = 0;
   for (auto* values : {&backward.gather, &backward.compute, &backward.reduce}) {
     std::ranges::reverse(*values);
   }
   StepTime time;
-  time.compute = sum(forward.compute) + sum(backward.compute);
-  time.communication = sum(forward.gather) + sum(backward.gather) + sum(backward.reduce);
-  time.exposed = exposed_seconds(forward, again ? lookahead : std::ssize(order)) +
-                 exposed_seconds(backward, lookahead);
+  time.compute = train::sum(forward.compute) + train::sum(backward.compute);
+  time.communication =
+      train::sum(forward.gather) + train::sum(backward.gather) + train::sum(backward.reduce);
+  time.exposed = train::exposed_seconds(forward, again ? lookahead : std::ssize(order)) +
+                 train::exposed_seconds(backward, lookahead);
   return time;
 }
 

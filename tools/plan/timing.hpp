@@ -3,10 +3,8 @@
 #include <cstdint>
 #include <optional>
 
-#include <zero/train/exposed_time.hpp>
-
 #include "model.hpp"
-#include "traffic.hpp"
+#include "stages.hpp"
 
 /// Seconds: compute, communication, and how much of the second can hide behind the first.
 namespace zero::plan {
@@ -41,11 +39,6 @@ std::optional<std::int64_t> break_even_batch(double communication_seconds, std::
                                              std::int64_t sequence, double share,
                                              const Machine& machine);
 
-using train::exposed_seconds;
-using train::lookahead;
-using train::Pass;
-using train::sum;
-
 /// Forward and backward of a model under a stage.
 struct StepTime {
   double compute = 0;
@@ -53,15 +46,5 @@ struct StepTime {
   double exposed = 0;        ///< the rest of it, with the given lookahead
   double total() const { return compute + exposed; }
 };
-
-/// A step computes 6 operations for each parameter and token, 8 if layers run again in backward
-/// (`recompute`). ZeRO-3 has the given lookahead. The passes: ZeRO-3 gathers each unit and the root
-/// in forward and again in backward (the root only once) and reduces in backward. DDP, ZeRO-1 and
-/// ZeRO-2 reduce each unit in backward while the next computes; stages 1 and 2 gather all updated
-/// parameters from the beginning of forward on (OverlapOptions::defer_parameter_gather). The root
-/// is first in forward and last in backward; its computing is done with it.
-StepTime step_time(const Model& model, const Policy& policy, Stage stage, std::int64_t world_size,
-                   std::int64_t tokens, std::int64_t lookahead, bool recompute,
-                   const Machine& machine);
 
 }  // namespace zero::plan
