@@ -21,9 +21,9 @@
 
 namespace zero::dist {
 
-/// Runs the function of a program at 1, 2, 3 and 4 ranks, in chapter 06 also at 6, prints in one
-/// line whether it is right or what is wrong first, and ends the process: with exit code 0 if it is
-/// right, else 1.
+/// Runs the function of a program at 1, 2, 3 and 4 ranks, in chapter 06 also at 6 and in chapter 09
+/// at 8, prints in one line whether it is right or what is wrong first, and ends the process: with
+/// exit code 0 if it is right, else 1.
 [[noreturn]] std::vector<RankExit> graded_launch_ranks(const std::string& exercise,
                                                        const LaunchOptions& options,
                                                        const RankFunction& function);

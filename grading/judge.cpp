@@ -21,12 +21,6 @@ using std::string;
 constexpr auto kGradient = static_cast<std::size_t>(dist::Purpose::kGradient);
 constexpr auto kParameter = static_cast<std::size_t>(dist::Purpose::kParameter);
 
-// "3,640 bytes too many" or "3,640 bytes of gradients too few", for a difference other than 0.
-string too_many(std::int64_t difference, const string& of_what = "") {
-  return fmt::format("{} bytes{} too {}", base::with_thousands(std::abs(difference)),
-                     of_what.empty() ? "" : " of " + of_what, difference > 0 ? "many" : "few");
-}
-
 // "layer 0", "layers 0 and 2", "layers 0, 1 and 3".
 string layers(const std::vector<int>& which) {
   string text = which.size() == 1 ? "layer " : "layers ";
@@ -152,37 +146,6 @@ string describe_exit(const dist::RankExit& exit, int chapter) {
 }
 
 // ---- all ranks compute with the same weights ----
-
-// The weight with which a rank computes a layer's forward; nothing if it does not.
-const Event* forward_of(const RankLog& log, int step, int layer) {
-  for (const Event& e : log.events) {
-    if (e.kind == Event::Kind::kForward && e.step == step && e.layer == layer) return &e;
-  }
-  return nullptr;
-}
-
-optional<string> judge_completeness(const Run& run) {
-  for (std::size_t rank = 0; rank < run.size(); ++rank) {
-    const RankLog& log = run[rank];
-    if (log.steps.size() != kSteps) {
-      return fmt::format(
-          "rank {} reaches the end of {} steps instead of {}: keep the loop, and the call "
-          "of snapshot() at its end",
-          rank, log.steps.size(), kSteps);
-    }
-    for (int step = 1; step <= kSteps; ++step) {
-      for (int layer = 0; layer < kLayers; ++layer) {
-        if (forward_of(log, step, layer) != nullptr) continue;
-        return fmt::format("rank {} does not compute layer {} in step {}: keep the model as it is",
-                           rank, layer, step);
-      }
-    }
-    if (log.digest.empty()) {
-      return fmt::format("rank {} prints no digest: keep the program's last lines", rank);
-    }
-  }
-  return std::nullopt;
-}
 
 optional<string> judge_batches(const Run& run) {
   for (std::size_t rank = 1; rank < run.size(); ++rank) {
@@ -554,6 +517,36 @@ optional<string> judge_weights(int chapter, const Run& run, const References& re
 
 }  // namespace
 
+string too_many(std::int64_t difference, const string& of_what) {
+  return fmt::format("{} bytes{} too {}", base::with_thousands(std::abs(difference)),
+                     of_what.empty() ? "" : " of " + of_what, difference > 0 ? "many" : "few");
+}
+
+const Event* forward_of(const RankLog& log, int step, int layer) {
+  for (const Event& e : log.events) {
+    if (e.kind == Event::Kind::kForward && e.step == step && e.layer == layer) return &e;
+  }
+  return nullptr;
+}
+
+optional<string> judge_completeness(const RankLog& log, int rank, int first, int end) {
+  if (log.steps.size() != kSteps) {
+    return fmt::format(
+        "rank {} reaches the end of {} steps instead of {}: keep the loop, and the call "
+        "of snapshot() at its end",
+        rank, log.steps.size(), kSteps);
+  }
+  for (int step = 1; step <= kSteps; ++step) {
+    for (int layer = first; layer < end; ++layer) {
+      if (forward_of(log, step, layer) != nullptr) continue;
+      return fmt::format("rank {} does not compute layer {} in step {}: keep the model as it is",
+                         rank, layer, step);
+    }
+  }
+  if (!log.digest.empty()) return std::nullopt;
+  return fmt::format("rank {} prints no digest: keep the program's last lines", rank);
+}
+
 optional<string> judge_exits(const std::vector<dist::RankExit>& exits, int chapter) {
   // The others may have failed because of it. How long a rank ran decides last: of two that end at
   // once, either may be seen to end first.
@@ -580,7 +573,10 @@ string printed_by(const std::vector<dist::RankExit>& exits) {
 
 optional<string> judge_run(int chapter, const Run& run, const References& references) {
   const auto ranks = static_cast<int>(run.size());
-  if (auto text = judge_completeness(run)) return text;
+  for (int rank = 0; rank < ranks; ++rank) {
+    const RankLog& log = run[static_cast<std::size_t>(rank)];
+    if (auto text = judge_completeness(log, rank, 0, kLayers)) return text;
+  }
   // First, because a tensor that is read too early holds anything.
   for (int rank = 0; chapter == 5 && rank < ranks; ++rank) {
     if (auto text = judge_order(rank, ranks, run[static_cast<std::size_t>(rank)])) return text;

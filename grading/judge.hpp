@@ -49,4 +49,15 @@ std::optional<std::string> judge_pipeline(const Run& run, const References& refe
 /// that hides it, and each reduction is waited for after backward and before its update.
 std::optional<std::string> judge_order(int rank, int ranks, const RankLog& log);
 
+// What the judges share.
+
+/// "3,640 bytes too many" or "3,640 bytes of gradients too few", for a difference other than 0.
+std::string too_many(std::int64_t difference, const std::string& of_what = "");
+
+/// The first weight with which a rank computes a layer's forward in a step; null if it does not.
+const Event* forward_of(const RankLog& log, int step, int layer);
+
+/// Whether a rank has all steps, computes layers [first, end) in each, and prints a digest.
+std::optional<std::string> judge_completeness(const RankLog& log, int rank, int first, int end);
+
 }  // namespace zero::exercise

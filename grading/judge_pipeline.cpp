@@ -1,10 +1,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <map>
-
-#include <zero/base/table.hpp>
 
 #include "judge.hpp"
 #include "small_formulas.hpp"
@@ -24,45 +21,15 @@ struct Stage {
   int first() const { return first_layer(stages, stage); }
   int end() const { return first_layer(stages, stage + 1); }
   bool has_layers() const { return first() < end(); }
-  // The stage's forwards of a layer in a step, one for each micro-batch.
-  std::vector<const Event*> forwards(int step, int layer) const {
-    std::vector<const Event*> found;
-    for (const Event& e : log.events) {
-      if (e.kind == Event::Kind::kForward && e.step == step && e.layer == layer) {
-        found.push_back(&e);
-      }
-    }
-    return found;
-  }
 };
-
-optional<string> judge_completeness(const Stage& at) {
-  if (at.log.steps.size() != kSteps) {
-    return fmt::format(
-        "rank {} reaches the end of {} steps instead of {}: keep the loop, and the call of "
-        "snapshot() at its end",
-        at.stage, at.log.steps.size(), kSteps);
-  }
-  if (at.log.digest.empty()) {
-    return fmt::format("rank {} prints no digest: keep the program's last lines", at.stage);
-  }
-  for (int step = 1; step <= kSteps; ++step) {
-    for (int layer = at.first(); layer < at.end(); ++layer) {
-      if (!at.forwards(step, layer).empty()) continue;
-      return fmt::format("rank {} does not compute layer {} in step {}: keep the model as it is",
-                         at.stage, layer, step);
-    }
-  }
-  return std::nullopt;
-}
 
 // ---- the weights ----
 
 optional<string> judge_weights(const Stage& at, int step, const References& references) {
   for (int layer = at.first(); layer < at.end(); ++layer) {
     const auto equals = [&](const Run& reference) {
-      const Stage whole{1, 0, reference[0]};
-      return at.forwards(step, layer)[0]->digest == whole.forwards(step, layer)[0]->digest;
+      return forward_of(at.log, step, layer)->digest ==
+             forward_of(reference[0], step, layer)->digest;
     };
     if (equals(references.ddp)) continue;
     if (step == 1) {
@@ -101,8 +68,7 @@ string text(const Pass& pass) {
 std::vector<Pass> passes_of(const Stage& at, int step, const Run& ddp) {
   std::map<std::uint64_t, int> micro_batches;
   for (int m = 0; m < kMicroBatches; ++m) {
-    const Stage whole{1, 0, ddp[static_cast<std::size_t>(m)]};
-    micro_batches[whole.forwards(step, at.first())[0]->input] = m;
+    micro_batches[forward_of(ddp[static_cast<std::size_t>(m)], step, at.first())->input] = m;
   }
   std::vector<Pass> passes;
   for (const Event& e : at.log.events) {
@@ -186,12 +152,6 @@ optional<string> judge_passes(const Stage& at, const std::vector<Pass>& passes) 
 
 // ---- bytes ----
 
-// "3,640 bytes of gradients too many", for a difference other than 0.
-string too_many(std::int64_t difference, const char* of_what) {
-  return fmt::format("{} bytes of {} too {}", base::with_thousands(std::abs(difference)), of_what,
-                     difference > 0 ? "many" : "few");
-}
-
 string explain_activations(const Stage& at, std::int64_t difference) {
   return fmt::format("at the peak rank {} holds {}: {}", at.stage,
                      too_many(difference, "activations"),
@@ -249,7 +209,8 @@ optional<string> judge_pipeline(const Run& run, const References& references) {
   std::vector<Stage> stages;
   for (const RankLog& log : run) {
     stages.push_back({static_cast<int>(run.size()), static_cast<int>(stages.size()), log});
-    if (auto wrong = judge_completeness(stages.back())) return wrong;
+    const Stage& at = stages.back();
+    if (auto wrong = judge_completeness(log, at.stage, at.first(), at.end())) return wrong;
   }
   for (int step = 1; step <= kSteps; ++step) {
     for (const Stage& stage : stages) {

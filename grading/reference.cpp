@@ -24,6 +24,7 @@ namespace hsdp_with_sums {
 #include <06_hsdp/minimal.cpp>
 #undef div_
 }  // namespace hsdp_with_sums
+
 namespace ddp_with_last {
 #define all_reduce(gradient, purpose) \
   broadcast((gradient).div_(communicator.size()), communicator.size() - 1, purpose)

@@ -11,11 +11,11 @@ std::string train_ddp(dist::Communicator& communicator);
 
 /// The same with the sum of the gradients in place of their average.
 std::string train_ddp_with_sums(dist::Communicator& communicator);
+/// The same with the sum that has the last rank's gradient alone.
+std::string train_ddp_with_last(dist::Communicator& communicator);
 
 /// Chapter 06's, with the bits of a DDP that adds inside groups first; and with sums.
 std::string train_hsdp(dist::Communicator& communicator);
 std::string train_hsdp_with_sums(dist::Communicator& communicator);
-/// The same with the sum that has the last rank's gradient alone.
-std::string train_ddp_with_last(dist::Communicator& communicator);
 
 }  // namespace zero::exercise

@@ -193,7 +193,7 @@ TEST(PlainEngine, RefusesAnOperationOnTwoUnitsByName) {
         },
         {"aten::stack", "one unit"});
     run.engine.give_up_step();
-    EXPECT_TRUE(run.step(0));  // and goes on
+    EXPECT_TRUE(run.step(0));  // the next step trains
   });
 }
 

@@ -8,6 +8,7 @@
 
 #include <zero/base/error.hpp>
 #include <zero/base/fnv.hpp>
+#include <zero/base/table.hpp>
 #include <zero/distributed/agreement.hpp>
 #include <zero/engine/engine.hpp>
 #include <zero/engine/step_fault.hpp>
@@ -33,14 +34,10 @@ std::unique_ptr<nn::PlainModel> make_plain_model(torch::nn::Module& module, cons
                                                  const nn::UnitRule& units) {
   const dist::CallScope call(mesh.world(), "Engine::Engine");
   std::unique_ptr<nn::PlainModel> plain;
-  std::string wrong;
-  try {
+  dist::on_all_ranks(mesh.world(), "the units of the module", [&] {
     plain = std::make_unique<nn::PlainModel>(module, units);
-  } catch (const Error& error) {
-    wrong = error.what();
-  }
-  dist::verify_same(mesh.world(), "the units of the module", wrong);
-  if (!wrong.empty()) throw Error(wrong);
+    return std::string();
+  });
   return plain;
 }
 
@@ -130,15 +127,14 @@ at::Tensor Engine::evaluate(const std::function<at::Tensor()>& predict) {
 
 std::string Engine::units() const {
   const nn::ParameterList& list = strategy_->list();
-  std::string text;
+  base::Table table({{"unit", base::Align::kLeft}, {"parameters"}, {"bytes"}});
   for (const nn::UnitInfo& unit : list.units) {
     std::int64_t bytes = 0;
     for (const std::size_t i : unit.parameters) bytes += list.parameters[i].bytes();
-    text +=
-        fmt::format("{:<40} {:>5} parameters {:>15} bytes\n",
-                    unit.name.empty() ? "(the root)" : unit.name, unit.parameters.size(), bytes);
+    table.add_row({unit.name.empty() ? "(the root)" : unit.name,
+                   std::to_string(unit.parameters.size()), base::with_thousands(bytes)});
   }
-  return text;
+  return table.to_text();
 }
 
 void Engine::backward(const at::Tensor& loss) {

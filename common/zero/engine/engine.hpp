@@ -124,7 +124,7 @@ class Engine {
   /// train::Strategy::release(). Called by all ranks, after a step() that updated.
   void release();
 
-  /// The units, a line each: path, parameters, bytes.
+  /// A table of the units: path, number of parameters, bytes.
   std::string units() const;
 
   /// The strategy that does the work, for evaluation, export, and checkpoints that hold more (pass

@@ -26,6 +26,8 @@ class Model : public Unit {
 
   /// Runs a backward of a loss: strategies call it.
   virtual void run_backward(const std::function<void()>& backward) { backward(); }
+  /// Whether a strategy needs the hooks of inner units; PlainModel then watches for them.
+  virtual void watch_units(bool /*watch*/) {}
   /// The module whose parameters and buffers are the model's, by their names.
   virtual torch::nn::Module& module() { return *this; }
   /// Whether that is another module than this (PlainModel).

@@ -20,10 +20,6 @@
 namespace zero::nn {
 namespace {
 
-std::string join(const std::string& path, const std::string& name) {
-  return path.empty() ? name : path + "." + name;
-}
-
 // Walks the module tree in registration order and notes, for every parameter, the unit around it.
 class Lister {
  public:
@@ -50,7 +46,7 @@ class Lister {
       add(module, item.key(), item.value(), path, around);
     }
     for (const auto& child : module.named_children()) {
-      visit(*child.value(), join(path, child.key()), around);
+      visit(*child.value(), path_to(path, child.key()), around);
     }
   }
 
@@ -69,7 +65,7 @@ class Lister {
       return;
     }
     const auto* layer = dynamic_cast<const Layer*>(&module);
-    result_.parameters.push_back({join(path, name), tensor, unit,
+    result_.parameters.push_back({path_to(path, name), tensor, unit,
                                   layer ? layer->initializer(name) : std::nullopt,
                                   layer ? layer->placement(name) : TensorPlacement()});
   }
@@ -132,6 +128,10 @@ class Callback final : public torch::autograd::PostAccumulateGradHook {
 };
 
 }  // namespace
+
+std::string path_to(const std::string& path, const std::string& name) {
+  return path.empty() ? name : path + "." + name;
+}
 
 std::int64_t ParameterList::numel() const {
   std::int64_t sum = 0;

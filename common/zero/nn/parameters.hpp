@@ -62,6 +62,9 @@ struct ParameterList {
   bool lies_within(std::size_t u, std::size_t outer) const;
 };
 
+/// The dotted path of what is registered as `name` in the module with path `path`.
+std::string path_to(const std::string& path, const std::string& name);
+
 /// Lists the parameters of `root`, which always counts as a unit. Throws zero::Error for a model
 /// without a trainable parameter, for a parameter that is not contiguous, for two different
 /// parameters that share memory, and for a model that is split over two tensor axes.

@@ -15,10 +15,6 @@ namespace {
 
 using torch::nn::Module;
 
-std::string path_to(const std::string& path, const std::string& name) {
-  return path.empty() ? name : path + "." + name;
-}
-
 bool is_list(const Module& module) {
   return dynamic_cast<const torch::nn::ModuleListImpl*>(&module) != nullptr ||
          dynamic_cast<const torch::nn::SequentialImpl*>(&module) != nullptr;
@@ -75,7 +71,8 @@ UnitRule units_named(std::vector<std::string> names) {
         if (std::regex_match(inside.key(), pattern(name))) found.push_back(inside.key());
       }
       if (found.size() == before) {
-        throw Error(fmt::format("no module has the name '{}', which is to be a unit", name));
+        throw Error(
+            fmt::format("no module is named '{}': units_named() cannot make it a unit", name));
       }
     }
     return found;
@@ -98,7 +95,8 @@ PlainModel::PlainModel(Module& module, const UnitRule& units) : module_(module) 
   const auto inside = module.named_modules("", /*include_self=*/false);
   for (const std::string& path : units(module)) {
     const auto* const found = inside.find(path);
-    if (found == nullptr) throw Error(fmt::format("there is no module '{}' to be a unit", path));
+    if (found == nullptr)
+      throw Error(fmt::format("no module is named '{}': it cannot be a unit", path));
     const Module& unit = **found;
     if (dynamic_cast<const Unit*>(&unit) == nullptr && bytes_of(unit) > 0) {
       units_[&unit] = std::make_shared<Unit>();
@@ -106,9 +104,10 @@ PlainModel::PlainModel(Module& module, const UnitRule& units) : module_(module) 
   }
   std::vector<ReadWatch::Watched> watched;
   const ParameterList list = list_parameters(*this);
-  for (const Parameter& p : list.parameters) {
-    for (const auto& [_, unit] : units_) {
-      if (unit.get() == list.units[p.unit].unit) watched.emplace_back(p.tensor, unit);
+  for (const auto& [_, unit] : units_) {
+    ReadWatch::Watched& last = watched.emplace_back(unit);
+    for (const std::size_t i : list.units[list.index_of(*unit)].parameters) {
+      last.parameters.push_back(list.parameters[i].tensor);
     }
   }
   watch_.emplace(std::move(watched));

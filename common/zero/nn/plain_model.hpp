@@ -53,8 +53,7 @@ class PlainModel final : public Model {
   /// The unit of a module inside; null if it has none of its own.
   Unit* unit_of(const torch::nn::Module& module) const;
   void set_unit_hooks(UnitHooks* hooks);
-  /// Whether hooks of units are called from now on, except the root's; at first they are.
-  void watch_units(bool watch) { watches_ = watch; }
+  void watch_units(bool watch) override { watches_ = watch; }
 
  private:
   torch::nn::Module& module_;

@@ -14,8 +14,6 @@
 namespace zero::nn {
 namespace {
 
-constexpr int kNotYet = -2;  // differs from every number of an autograd pass
-
 thread_local ReadWatch* active = nullptr;
 
 bool in_backward() {
@@ -28,11 +26,10 @@ bool in_backward() {
 struct ReadWatch::Use {
   std::shared_ptr<Unit> unit;
   bool runs_forward = true;  // else it is of a backward that records a graph
-  int pass = kNotYet;
+  OnceInAPass pass = {};
 
   void begin_backward() {
-    const int current = torch::autograd::get_current_graph_task_id();
-    if (std::exchange(pass, current) != current) pre_backward(unit);
+    if (pass.first()) pre_backward(unit);
   }
 };
 
@@ -66,8 +63,10 @@ class ReadWatch::Active {
                                                .needsOutputs(true)
                                                .scopes({at::RecordScope::FUNCTION}))) {
     watch.unit_of_.clear();
-    for (const auto& [parameter, unit] : watch.parameters_) {
-      watch.unit_of_[parameter.storage().unsafeGetStorageImpl()] = unit;
+    for (const Watched& watched : watch.watched_) {
+      for (const at::Tensor& parameter : watched.parameters) {
+        watch.unit_of_[parameter.storage().unsafeGetStorageImpl()] = &watched;
+      }
     }
   }
   ~Active() { at::removeCallback(handle_); }
@@ -150,8 +149,8 @@ void ReadWatch::add_units_of(const c10::IValue& value, Units& units) const {
 }
 
 void ReadWatch::run_forward(const Units& units, const at::RecordFunction& operation) {
-  const auto runs = [this](const std::shared_ptr<Unit>& unit) {
-    return std::ranges::count(uses_, unit, &Use::unit) > 0;
+  const auto runs = [this](const Watched* watched) {
+    return std::ranges::count(uses_, watched->unit, &Use::unit) > 0;
   };
   if (std::ranges::all_of(units, runs)) return;
   if (units.size() > 1 && c10::GradMode::is_enabled()) {
@@ -162,19 +161,19 @@ void ReadWatch::run_forward(const Units& units, const at::RecordFunction& operat
   }
   end_uses();
   running_ = {};
-  for (const auto& unit : units) begin(unit, /*runs_forward=*/true);
+  for (const Watched* watched : units) begin(watched->unit, /*runs_forward=*/true);
 }
 
 // Nothing announces the backward of a function of the program's own, nor another part of a use
 // after that of another unit. An operation that reads a unit whose backward does not run now begins
 // it.
 void ReadWatch::run_in_backward(const Units& units) {
-  for (const auto& unit : units) {
-    const bool released = std::ranges::any_of(parameters_, [&](const Watched& watched) {
-      return watched.second == unit && memory::is_released(watched.first);
-    });
+  for (const Watched* watched : units) {
+    const std::shared_ptr<Unit>& unit = watched->unit;
     const Running now = {torch::autograd::get_current_graph_task_id(), unit.get()};
-    if (released || running_ != now) pre_backward(unit);
+    if (running_ != now || std::ranges::any_of(watched->parameters, memory::is_released)) {
+      pre_backward(unit);
+    }
     // A backward that records a graph: that graph has a backward of its own.
     const bool begins = !std::ranges::count(uses_, unit, &Use::unit);
     if (c10::GradMode::is_enabled() && begins) begin(unit, /*runs_forward=*/false);

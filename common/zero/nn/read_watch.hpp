@@ -33,10 +33,13 @@ using Unwatched = ScopedFlag<struct UnwatchedTag>;
 /// released parameter has its error (memory/storage.hpp).
 class ReadWatch {
  public:
-  /// A parameter, and the unit whose hooks are called for it.
-  using Watched = std::pair<at::Tensor, std::shared_ptr<Unit>>;
+  /// A unit whose hooks are called, and the parameters that it is gathered for.
+  struct Watched {
+    std::shared_ptr<Unit> unit;
+    std::vector<at::Tensor> parameters = {};
+  };
 
-  explicit ReadWatch(std::vector<Watched> parameters) : parameters_(std::move(parameters)) {}
+  explicit ReadWatch(std::vector<Watched> watched) : watched_(std::move(watched)) {}
   ReadWatch(const ReadWatch&) = delete;
   ReadWatch& operator=(const ReadWatch&) = delete;
 
@@ -48,7 +51,7 @@ class ReadWatch {
   void backward(const std::function<void()>& body);
 
  private:
-  using Units = std::vector<std::shared_ptr<Unit>>;
+  using Units = std::vector<const Watched*>;
   using Running = std::pair<int, const Unit*>;
   struct Use;
   class PreBackward;
@@ -68,9 +71,9 @@ class ReadWatch {
   static void watch(const c10::IValue& output, const std::vector<std::shared_ptr<Use>>& uses);
   void run(const std::function<void()>& pass);
 
-  const std::vector<Watched> parameters_;
-  std::unordered_map<const void*, std::shared_ptr<Unit>> unit_of_;  // by storage
-  std::vector<std::shared_ptr<Use>> uses_;                          // of units that run now
+  const std::vector<Watched> watched_;
+  std::unordered_map<const void*, const Watched*> unit_of_;  // by storage
+  std::vector<std::shared_ptr<Use>> uses_;                   // of units that run now
   Running running_;           // number of a pass of autograd, and the unit whose backward runs
   std::exception_ptr error_;  // of a hook
 };

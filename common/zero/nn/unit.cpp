@@ -1,7 +1,6 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
-#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 #include <utility>
@@ -10,8 +9,6 @@
 
 namespace zero::nn {
 namespace {
-
-constexpr int kNoPass = -2;  // differs from every number of an autograd pass
 
 struct Watch : torch::CustomClassHolder {
   std::function<void()> callback;
@@ -82,7 +79,7 @@ std::vector<at::Tensor> Unit::run_many(const std::function<std::vector<at::Tenso
 
 void Unit::watch_outputs(std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs) {
   // Shared by the outputs of this one use of the unit: its backward begins once in a pass.
-  const auto pass = std::make_shared<int>(kNoPass);
+  const auto pass = std::make_shared<OnceInAPass>();
   const std::vector<bool> shared = shared_outputs(outputs, inputs);
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     if (outputs[i].defined() && outputs[i].requires_grad()) {
@@ -91,14 +88,13 @@ void Unit::watch_outputs(std::vector<at::Tensor>& outputs, const std::vector<at:
   }
 }
 
-at::Tensor Unit::watched(const at::Tensor& output, const std::shared_ptr<int>& pass,
+at::Tensor Unit::watched(const at::Tensor& output, const std::shared_ptr<OnceInAPass>& pass,
                          bool is_shared) {
   // A separate autograd node: the body's result may be the output of an inner unit, whose node
   // comes later; and a tensor's hook is lost if the tensor is changed in place.
   const auto watch = c10::make_intrusive<Watch>();
   watch->callback = [this, pass] {
-    const int current = torch::autograd::get_current_graph_task_id();
-    if (std::exchange(*pass, current) != current && hooks_ != nullptr) hooks_->pre_backward(*this);
+    if (pass->first() && hooks_ != nullptr) hooks_->pre_backward(*this);
   };
   return WatchFunction::apply(output, watch, is_shared);
 }
@@ -111,7 +107,7 @@ void Unit::watch_inputs(const std::vector<at::Tensor>& inputs) {
       if (!gradient.defined() || !gradient.requires_grad()) return {};
       // A graph recorded by this backward starts its own backward here.
       hooks_->records_backward(*this);
-      return watched(gradient, std::make_shared<int>(kNoPass), /*is_shared=*/false);
+      return watched(gradient, std::make_shared<OnceInAPass>(), /*is_shared=*/false);
     });
   }
 }

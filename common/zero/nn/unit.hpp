@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <zero/nn/layer.hpp>
+#include <zero/nn/once_in_a_pass.hpp>
 
 namespace zero::nn {
 
@@ -67,7 +68,8 @@ class Unit : public Layer {
  private:
   void watch_inputs(const std::vector<at::Tensor>& inputs);
   void watch_outputs(std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs);
-  at::Tensor watched(const at::Tensor& output, const std::shared_ptr<int>& pass, bool is_shared);
+  at::Tensor watched(const at::Tensor& output, const std::shared_ptr<OnceInAPass>& pass,
+                     bool is_shared);
 
   UnitHooks* hooks_ = nullptr;
 };

@@ -7,7 +7,6 @@
 #include <zero/base/scoped_value.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/gradient_destination.hpp>
-#include <zero/nn/plain_model.hpp>
 #include <zero/nn/read_watch.hpp>
 #include <zero/train/backward/autograd_passes.hpp>
 #include <zero/train/unsharded_read.hpp>
@@ -58,7 +57,7 @@ at::Tensor AutogradPasses::forward(const data::Batch& batch) {
   end_other_pass();
   if (std::exchange(last_threw_, false)) reshard_all();
   if (schedule_) schedule_->begin_forward(c10::GradMode::is_enabled());
-  if (model_.is_plain()) static_cast<nn::PlainModel&>(model_).watch_units(hooks_.follows_units());
+  model_.watch_units(hooks_.follows_units());
   at::Tensor loss = run([&] { return model_.loss(batch); });
   if (schedule_) schedule_->end_forward();
   forwards_.add(loss, batch.loss_terms);
