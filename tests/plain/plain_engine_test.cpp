@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/adamw.h>
@@ -136,6 +137,31 @@ TEST(PlainEngine, EvaluatesWithoutAGraph) {
       run.step(1);
     }
     EXPECT_TRUE(at::equal(results[0], results[1]));
+  });
+}
+
+// A backward that the engine does not run, for the gradient of the input, gathers what it reads.
+TEST(PlainEngine, AnotherBackwardThroughTheModuleHasTheWeights) {
+  on_ranks(2, [](dist::Communicator& communicator) {
+    std::vector<at::Tensor> slopes;
+    for (const int stage : {0, 3}) {
+      PlainRun run(communicator, "used_twice", {.overlap = {.stage = stage}});
+      auto& net = *run.made.module;
+      const auto parameters = net.parameters();
+      at::manual_seed(3 + communicator.rank());
+      const at::Tensor x = at::randn({4, 11}).requires_grad_(true);
+      const at::Tensor loss = run.engine.forward([&] {
+        at::Tensor y = x;
+        for (std::size_t i = 0; i < parameters.size(); i += 2) {
+          y = at::linear(y, parameters[i], parameters[i + 1]).tanh();
+        }
+        return y.square().mean();
+      });
+      slopes.push_back(torch::autograd::grad({loss}, {x}, {}, /*retain_graph=*/true)[0]);
+      run.engine.backward(loss);
+      run.engine.step();
+    }
+    EXPECT_TRUE(at::equal(slopes[0], slopes[1]));
   });
 }
 

@@ -231,6 +231,13 @@ at::Tensor with_own_function(Layers& net) {
   return x.square().mean();
 }
 
+// The same, and no other operation of a unit announces its backward.
+at::Tensor with_own_function_alone(Layers& net) {
+  at::Tensor x = at::randn({4, 11});
+  for (auto& layer : net.layers) x = OwnProduct::apply(x, layer->weight).tanh();
+  return x.square().mean();
+}
+
 // The head is frozen, and a part is evaluated without a graph.
 at::Tensor with_frozen(Layers& net) {
   for (at::Tensor& p : net.layers[2]->parameters()) p.requires_grad_(false);
@@ -257,6 +264,7 @@ std::vector<PlainCase> plain_cases() {
           {"penalty", [] { return made<Layers>(with_penalty); }},
           {"second_backward", [] { return made<Layers>(with_second_backward); }},
           {"own_function", [] { return made<Layers>(with_own_function); }},
+          {"own_function_alone", [] { return made<Layers>(with_own_function_alone); }},
           {"frozen", [] { return made<Layers>(with_frozen); }}};
 }
 
