@@ -59,8 +59,11 @@ constexpr LayerBytes shard_bytes(int ranks, std::int64_t block = 1) {
   return bytes;
 }
 
-/// Bytes of a float32 tensor of `bytes` bytes in 8 bits: a byte an element, and 4 for each block.
-constexpr std::int64_t quantized_bytes(std::int64_t bytes) { return bytes / 4 + bytes / kBlock; }
+/// Bytes of a float32 tensor of `bytes` bytes in `bits` (8 or 4) bits an element, and 4 for each
+/// block.
+constexpr std::int64_t quantized_bytes(std::int64_t bytes, int bits = 8) {
+  return bytes * bits / 32 + bytes / kBlock;
+}
 
 /// True if zeros must be added to the layer before it can be cut into equal shards.
 constexpr bool is_padded(int layer, int ranks) { return layer_bytes()[layer] / 4 % ranks != 0; }
@@ -83,7 +86,7 @@ constexpr std::int64_t all_reduce_bytes(int ranks, int rank) {
   return sent;
 }
 
-/// The ranks of a tensor axis in chapter 08.
+/// The ranks of a tensor axis in chapter 08, and of a host in chapter 07's hpz.cpp and qgz.cpp.
 constexpr int tensor_ranks(int ranks) { return ranks % 2 == 0 ? 2 : 1; }
 
 /// The ranks that share the model states: all, but in chapter 06 those of a group.
@@ -117,8 +120,9 @@ struct Expected {
   std::int64_t activations_peak = 0;  // chapter 09 counts them
   // In a step.
   std::int64_t gradients_sent = 0;
-  std::int64_t gradients_sent_between = 0;  // these, between the groups of chapter 06
+  std::int64_t gradients_sent_between = 0;  // these, between the groups of chapter 06 or 07
   std::int64_t parameters_sent = 0;
+  std::int64_t parameters_sent_between = 0;
   std::int64_t activations_sent = 0;  // on the tensor or the pipeline axis
 };
 
@@ -152,9 +156,10 @@ constexpr Expected whole_layers(int chapter, int ranks, int rank, const LayerByt
 }
 
 // Chapters 04, 05 and 07: every layer is split over all ranks. Chapter 06: over those of a group.
-constexpr Expected shards(int chapter, int ranks) {
+// `block`: a shard has a multiple of so many elements.
+constexpr Expected shards(int chapter, int ranks, std::int64_t block) {
   const bool quantizes = chapter == 7;
-  const LayerBytes shard = shard_bytes(ranks, quantizes ? kBlock : 1);
+  const LayerBytes shard = shard_bytes(ranks, block);
   const auto whole = [&](int layer) {
     return 0 <= layer && layer < kLayers ? ranks * shard[layer] : 0;
   };
@@ -195,11 +200,49 @@ constexpr Expected shards(int chapter, int ranks) {
 // Chapter 06: chapter 04 inside a group, and all-reduces of the shards between the groups.
 constexpr Expected groups(int ranks, int rank) {
   const int sharing = sharing_ranks(6, ranks);
-  Expected e = shards(4, sharing);
+  Expected e = shards(4, sharing, 1);
   for (const std::int64_t bytes : shard_bytes(sharing)) {
     e.gradients_sent_between += all_reduce_bytes(bytes / 4, ranks / sharing, rank / sharing);
   }
   e.gradients_sent += e.gradients_sent_between;
+  return e;
+}
+
+// hpz.cpp of chapter 07: chapter 04, and secondary shards, which backward gathers inside a host.
+constexpr Expected secondary_shards(int ranks, std::int64_t block) {
+  const int near = tensor_ranks(ranks);
+  Expected e = shards(4, ranks, block);
+  const std::int64_t primary = e.parameters, secondary = ranks / near * primary;
+  for (const auto bytes :
+       {&Expected::parameters, &Expected::parameters_peak, &Expected::states_peak})
+    e.*bytes += secondary;
+  e.parameters_sent = (ranks - 1) * primary + (near - 1) * secondary;
+  e.parameters_sent_between = e.gradients_sent_between = (ranks - near) * primary;
+  return e;
+}
+
+// qgz.cpp: hpz.cpp with gradients in 4 bits and in two hops.
+constexpr Expected two_hops(int ranks) {
+  const int near = tensor_ranks(ranks), hosts = ranks / near;
+  const LayerBytes shard = shard_bytes(ranks, kBlock);
+  Expected e = secondary_shards(ranks, kBlock);
+  const std::int64_t packed = quantized_bytes(sum_of(shard), 4);
+  e.gradients_sent_between = (hosts - 1) * packed;
+  e.gradients_sent = (near - 1) * hosts * packed + e.gradients_sent_between;
+  // At the end of a hop: what was sent, what has arrived, that in float32, and the sum.
+  const auto in_hop = [](std::int64_t bytes, int among) {
+    return 2 * quantized_bytes(bytes, 4) + bytes + bytes / among;
+  };
+  std::int64_t gradients = 0;
+  e.gradients_peak = 0;
+  for (int layer = kLayers - 1; layer >= 0; --layer) {  // backward
+    const std::int64_t whole = ranks * shard[layer], of_host = whole / near;
+    const std::int64_t in_hops = std::max(in_hop(whole, near), of_host + in_hop(of_host, hosts));
+    e.gradients_peak =
+        std::max(e.gradients_peak, gradients + layer_bytes()[layer] + whole + in_hops);
+    gradients += shard[layer];
+  }
+  e.states_peak = e.parameters + e.optimizer + e.gradients_peak;
   return e;
 }
 
@@ -244,6 +287,12 @@ constexpr Expected expected_stage(bool gpipe, int stages, int stage) {
   return internal::stage(gpipe, stages, stage);
 }
 
+/// What each rank holds and sends in every step of chapter 07's hpz.cpp.
+constexpr Expected expected_hpz(int ranks) { return internal::secondary_shards(ranks, 1); }
+
+/// The same for qgz.cpp.
+constexpr Expected expected_qgz(int ranks) { return internal::two_hops(ranks); }
+
 /// What rank `rank` of `ranks` holds and sends in every step of the program of `chapter` (0 to 9).
 /// Chapter 09: under 1F1B.
 constexpr Expected expected(int chapter, int ranks, int rank) {
@@ -251,7 +300,7 @@ constexpr Expected expected(int chapter, int ranks, int rank) {
   if (chapter == 8) return internal::mesh(ranks, rank);
   if (chapter == 9) return expected_stage(/*gpipe=*/false, ranks, rank);
   return chapter <= 3 ? internal::whole_layers(chapter, ranks, rank, layer_bytes())
-                      : internal::shards(chapter, ranks);
+                      : internal::shards(chapter, ranks, chapter == 7 ? kBlock : 1);
 }
 
 }  // namespace zero::exercise

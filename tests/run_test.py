@@ -192,6 +192,11 @@ class SmallPrograms(Script):
     def test_are_run_by_step(self):
         self.expect("step 01", ["--small", "3"], ["3"])
         self.expect("step 02", ["--autograd", "3"], ["3"])
+        (self.repository / "07_zero_plus_plus").mkdir()
+        for program in ("hpz", "qgz"):
+            (self.repository / "07_zero_plus_plus" / f"{program}.cpp").touch()
+            make_program(self.repository / f"build/release/bin/07_zero_plus_plus_{program}", PROGRAM)
+            self.expect("step 07", [f"--{program}", "3"], ["3"])
 
     def test_of_a_lesson_are_run_by_step(self):
         (self.repository / "08_tensor_parallel").mkdir()

@@ -147,5 +147,59 @@ TEST_P(SmallProgram, WithQuantizedGathersEndsWithTheBitsOfDdpThatComputesWith8Bi
   });
 }
 
+// One process that has the batches of all ranks. Each gradient is rounded to 4 bits, each host's
+// sum too, and the hosts' sums are added up.
+std::string digest_of_two_hops(int ranks) {
+  testing::SmallModel model;
+  testing::SmallValues values;
+  std::vector<at::Tensor> weights;
+  for (nn::Parameter& parameter : nn::list_parameters(model).parameters) {
+    values.fill(parameter, parameter.tensor);
+    weights.push_back(parameter.tensor);
+  }
+  const auto optimizer = testing::small_adamw()(weights);
+  const auto sum_in_4_bits = [](const std::vector<at::Tensor>& tensors) {
+    std::vector<at::Tensor> rounded;
+    for (const at::Tensor& tensor : tensors) {
+      rounded.push_back(testing::through_numbers(tensor, exercise::kBlock, 7));
+    }
+    return at::stack(rounded).sum(0);
+  };
+  const int near = exercise::tensor_ranks(ranks);
+  for (int step = 1; step <= 5; ++step) {
+    std::vector<std::vector<at::Tensor>> of_hosts(weights.size());
+    for (int host = 0; host < ranks / near; ++host) {
+      std::vector<std::vector<at::Tensor>> of_ranks(weights.size());
+      for (int rank = host * near; rank < (host + 1) * near; ++rank) {
+        model.loss(testing::small_batch(rank, step)).backward();
+        for (std::size_t w = 0; w < weights.size(); ++w) {
+          of_ranks[w].push_back(weights[w].grad());
+          weights[w].mutable_grad().reset();
+        }
+      }
+      for (std::size_t w = 0; w < weights.size(); ++w) {
+        of_hosts[w].push_back(sum_in_4_bits(of_ranks[w]));
+      }
+    }
+    for (std::size_t w = 0; w < weights.size(); ++w) {
+      weights[w].mutable_grad() = sum_in_4_bits(of_hosts[w]).div_(ranks);
+    }
+    optimizer->step();
+    for (const at::Tensor& weight : weights) weight.mutable_grad().reset();
+  }
+  return digest_of(weights);
+}
+
+// Gradients in 4 bits as well, with the same blocks at every number of ranks.
+TEST_P(SmallProgram, WithQuantizedGradientsEndsWithTheBitsOfOneProcessThatRoundsThemTwice) {
+  const int ranks = GetParam();
+  const auto digests = testing::run_small_program("07_zero_plus_plus", ranks, "", "qgz").digests;
+  ASSERT_EQ(digests.size(), static_cast<std::size_t>(ranks));
+  testing::on_ranks(1, [&](dist::Communicator& /*alone*/) {
+    const std::string right = digest_of_two_hops(ranks);
+    for (const std::string& digest : digests) EXPECT_EQ(digest, right);
+  });
+}
+
 }  // namespace
 }  // namespace zero

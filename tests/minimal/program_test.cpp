@@ -152,6 +152,30 @@ TEST_P(SmallPrograms, WithGroupsOrQuantizedGathersHoldAndSendWhatTheFormulasSay)
   }
 }
 
+// hpz.cpp and qgz.cpp. The first has the bits of chapter 04; those of the second are compared in
+// class_test.cpp.
+TEST_P(SmallPrograms, OnHostsHoldAndSendWhatTheFormulasSay) {
+  const int ranks = GetParam();
+  for (const bool quantizes : {false, true}) {
+    const auto output =
+        testing::run_small_program(kChapters[7], ranks, "", quantizes ? "qgz" : "hpz");
+    ASSERT_EQ(output.rows.size(), static_cast<std::size_t>(ranks * exercise::kSteps));
+    ASSERT_EQ(output.digests.size(), static_cast<std::size_t>(ranks));
+    const exercise::Expected e =
+        quantizes ? exercise::expected_qgz(ranks) : exercise::expected_hpz(ranks);
+    const std::int64_t between = e.gradients_sent_between + e.parameters_sent_between;
+    for (const testing::SmallRow& row : output.rows) {
+      SCOPED_TRACE(fmt::format("{}, rank {} of {}, step {}", quantizes ? "qgz" : "hpz", row.rank,
+                               ranks, row.step));
+      expect_figures(e, row, {between});
+      EXPECT_EQ(row.sent, e.gradients_sent + e.parameters_sent - between);
+    }
+    const std::string right =
+        quantizes ? output.digests[0] : testing::run_small_program(kChapters[4], ranks).digests[0];
+    for (const std::string& digest : output.digests) EXPECT_EQ(digest, right);
+  }
+}
+
 // A micro-batch has the samples of one rank of chapter 00, so that both train with the same batch.
 TEST_P(SmallPrograms, InAPipelineHoldAndSendWhatTheFormulasSayAndEndWithTheDigestOfDdp) {
   const int stages = GetParam();
@@ -200,6 +224,13 @@ TEST(SmallProgramText, UnderAutogradHasAtMost170LinesAndFewThatAreNew) {
   EXPECT_LE(lines_of(zero3), 170);
   EXPECT_LE(lines_added(source_of("02_zero2"), zero2), 60);
   EXPECT_LE(lines_added(zero2, zero3), 40);
+}
+
+TEST(SmallProgramText, OfZeroPlusPlusHasAtMost165LinesAndFewThatAreNew) {
+  const std::string hpz = source_of(kChapters[7], "hpz"), qgz = source_of(kChapters[7], "qgz");
+  EXPECT_LE(lines_of(qgz), 165);
+  EXPECT_LE(lines_added(source_of(kChapters[4]), hpz), 35);
+  EXPECT_LE(lines_added(hpz, qgz), 35);
 }
 
 // "11,392".

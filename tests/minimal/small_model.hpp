@@ -27,27 +27,27 @@ inline constexpr int kSmallLayers = 4;
 inline constexpr std::int64_t kSmallShapes[kSmallLayers][2] = {
     {13, 35}, {36, 30}, {31, 31}, {32, 11}};
 
-/// What the ranks of chapter 07 compute with: each block of `block` elements of `weight` in 8 bits,
-/// and back in float32.
-inline at::Tensor through_8_bits(const at::Tensor& weight, std::int64_t block) {
+/// What the ranks of chapter 07 receive: each block of `block` elements of `tensor` as whole
+/// numbers from -`most` to `most` (127 in 8 bits, 7 in 4) and a scale, and back in float32.
+inline at::Tensor through_numbers(const at::Tensor& tensor, std::int64_t block, int most) {
   std::vector<at::Tensor> blocks;
-  for (const at::Tensor& values : weight.flatten().split(block)) {
-    const at::Tensor scale = (values.abs().max() / 127).clamp_min(FLT_MIN);
+  for (const at::Tensor& values : tensor.flatten().split(block)) {
+    const at::Tensor scale = (values.abs().max() / most).clamp_min(FLT_MIN);
     blocks.push_back((values / scale).round().to(at::kChar) * scale);
   }
-  return at::cat(blocks).view(weight.sizes());
+  return at::cat(blocks).view(tensor.sizes());
 }
 
 /// tanh([x, 1] weight), with the programs' backward. `parts`: one product is computed as so many,
 /// each as the rank of chapter 08 that has this part computes it. Even layers are cut by columns.
-/// `block`: unless it is 0, through_8_bits(weight) takes the weight's place, and its gradient is
-/// that of the weight.
+/// `block`: unless it is 0, the weight in 8 bits takes the weight's place, and its gradient is that
+/// of the weight.
 class SmallLayerFunction : public torch::autograd::Function<SmallLayerFunction> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
                             const at::Tensor& exact, std::int64_t layer, std::int64_t parts,
                             std::int64_t block) {
-    const at::Tensor weight = block > 0 ? through_8_bits(exact, block) : exact;
+    const at::Tensor weight = block > 0 ? through_numbers(exact, block, 127) : exact;
     std::vector<at::Tensor> products;
     for (const auto& [inputs, part, rows] : cut(x, weight, layer, parts)) {
       products.push_back(inputs.mm(part));

@@ -21,9 +21,9 @@ struct SmallRow {
   std::int64_t optimizer = 0;
   std::int64_t peak = 0;
   std::int64_t sent = 0;  ///< in chapter 06 inside the group, in chapter 08 on the data axis
-  /// In chapter 06 the bytes sent between groups, in chapter 08 on the tensor axis. In chapter 09
-  /// the micro-batches in flight, and the bytes of activations at the peak. Others have no more
-  /// columns.
+  /// In chapter 06, hpz.cpp and qgz.cpp the bytes sent between groups, in chapter 08 on the tensor
+  /// axis. In chapter 09 the micro-batches in flight, and the bytes of activations at the peak.
+  /// Others have no more columns.
   std::vector<std::int64_t> more;
 };
 
@@ -56,9 +56,10 @@ inline std::string printed_by_small_program(const std::string& chapter, int rank
 
 /// The same, read.
 inline SmallOutput run_small_program(const std::string& chapter, int ranks,
-                                     const std::string& words = "") {
+                                     const std::string& words = "",
+                                     const std::string& program = "minimal") {
   SmallOutput output;
-  std::istringstream lines(printed_by_small_program(chapter, ranks, "minimal", words));
+  std::istringstream lines(printed_by_small_program(chapter, ranks, program, words));
   std::string line;
   std::getline(lines, line);  // the head of the table
   while (std::getline(lines, line)) {
