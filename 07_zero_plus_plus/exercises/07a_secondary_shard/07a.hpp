@@ -16,9 +16,9 @@ struct Ranks {
 
 /// What a rank holds of a weight of P elements of float32. N and S divide P.
 struct Weight {
-  at::Tensor primary;      ///< piece world.rank() of N: the one that is updated and saved
-  at::Tensor secondary;    ///< piece group.rank() of S, for backward; undefined if there is none
-  int secondary_step = 0;  ///< the step in which it was made
+  at::Tensor primary;    ///< piece world.rank() of N: the one that is updated and saved
+  at::Tensor secondary;  ///< piece group.rank() of S, for backward; undefined if there is none
+  int note = 0;          ///< for you, if you need a number beside them
 };
 
 /// What an answer consists of. All ranks call each function.

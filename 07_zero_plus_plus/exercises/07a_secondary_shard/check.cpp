@@ -112,7 +112,8 @@ class Run {
     }
     if (!weight_.primary.defined() || !weight_.primary.equal(primary_piece(whole_))) {
       throw Mistake(
-          fmt::format("after {}() the primary shard is not right, and it was before", name));
+          fmt::format("after {}() the primary shard is not right: piece {} of {} of the weight",
+                      name, ranks_.world.rank(), ranks_.world.size()));
     }
   }
 

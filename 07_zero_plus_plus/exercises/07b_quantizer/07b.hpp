@@ -7,6 +7,8 @@
 #include <cmath>
 #include <cstdint>
 
+#include <zero/distributed/communicator.hpp>
+
 namespace exercise_07b {
 
 /// Values in few bits. Value i is about numbers[i] * scales[i / block].
@@ -27,6 +29,11 @@ struct Answer {
   at::Tensor (*pack)(const at::Tensor& numbers);
   /// Returns the `count` numbers that pack() has packed, as int8.
   at::Tensor (*unpack)(const at::Tensor& packed, std::int64_t count);
+  /// Returns the weight that all ranks compute with, float32: shards of all ranks one after the
+  /// other, as 8 bits of each element and a scale of each block bring them. `shard`: this rank's,
+  /// flat, whole blocks, as long as the other ranks'; stays as it is. Called by all ranks; blocks.
+  at::Tensor (*gather)(zero::dist::Communicator& ranks, const at::Tensor& shard,
+                       std::int64_t block);
 };
 
 }  // namespace exercise_07b

@@ -224,8 +224,51 @@ void check_all(const Answer& answer) {
   check_packing(answer);
 }
 
+// The exact shard of a rank.
+at::Tensor shard_of(int rank, std::int64_t elements) {
+  at::manual_seed(rank + 3);
+  return at::randn({elements}) * (rank + 1);
+}
+
+void check_gather(const Answer& answer, zero::dist::Communicator& ranks) {
+  constexpr std::int64_t kBlock = 16, kBlocks = 6, kElements = kBlock * kBlocks;
+  const int rank = ranks.rank(), size = ranks.size();
+  const std::string begin = fmt::format("gather() on rank {} of {} ", rank, size);
+  const at::Tensor mine = shard_of(rank, kElements);
+  const zero::dist::Traffic before = ranks.traffic();
+  const at::Tensor whole = answer.gather(ranks, mine, kBlock);
+  const std::int64_t sent = ranks.traffic().since(before).bytes();
+  if (!whole.defined() || whole.numel() != size * kElements || whole.scalar_type() != at::kFloat) {
+    throw Mistake(fmt::format("{}must return {} values of float32", begin, size * kElements));
+  }
+  if (!mine.equal(shard_of(rank, kElements))) {
+    throw Mistake(begin + "changes its exact shard: the optimizer needs it");
+  }
+  for (int owner = 0; owner < size; ++owner) {
+    const at::Tensor shard = whole.flatten().narrow(0, owner * kElements, kElements);
+    const at::Tensor exact = shard_of(owner, kElements);
+    if (shard.equal(answer.dequantize(answer.quantize(exact, kBlock, 8), kBlock))) continue;
+    if (shard.equal(exact)) {
+      throw Mistake(fmt::format("{}returns the exact shard of rank {}: {}", begin, owner,
+                                owner == rank && size > 1
+                                    ? "the other ranks compute with what its 8 bits stand for"
+                                    : "it should be what 8 bits stand for"));
+    }
+    throw Mistake(
+        fmt::format("{}does not return what the 8 bits of rank {} stand for", begin, owner));
+  }
+  const std::int64_t enough = (size - 1) * (kElements + 4 * kBlocks);
+  if (sent == enough) return;
+  throw Mistake(
+      fmt::format("{}sends {} bytes, and numbers and scales have {}", begin, sent, enough));
+}
+
 void check(const Answer& answer) {
   zero::exercise::on_ranks(1, [&](zero::dist::Communicator&) { check_all(answer); });
+  for (const int size : {2, 3, 1}) {
+    zero::exercise::on_ranks(size,
+                             [&](zero::dist::Communicator& ranks) { check_gather(answer, ranks); });
+  }
 }
 
 }  // namespace exercise_07b

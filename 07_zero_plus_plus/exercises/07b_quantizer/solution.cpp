@@ -1,6 +1,8 @@
 #include "07b.hpp"
 
 using exercise_07b::Quantized;
+using zero::dist::Communicator;
+using zero::dist::Purpose;
 
 // A row for each block, with zeros behind the last element.
 at::Tensor rows_of(const at::Tensor& flat, std::int64_t block) {
@@ -42,4 +44,13 @@ at::Tensor unpack(const at::Tensor& packed, std::int64_t count) {
     to[i] = static_cast<std::int8_t>(bits < 8 ? bits : bits - 16);
   }
   return numbers;
+}
+
+at::Tensor gather(Communicator& ranks, const at::Tensor& shard, std::int64_t block) {
+  const Quantized mine = quantize(shard, block, 8);
+  const Quantized all = {at::empty({ranks.size() * mine.numbers.numel()}, at::kChar),
+                         at::empty({ranks.size() * mine.scales.numel()})};
+  ranks.all_gather(all.numbers, mine.numbers, Purpose::kParameter).wait();
+  ranks.all_gather(all.scales, mine.scales, Purpose::kParameter).wait();
+  return dequantize(all, block);  // this rank's shard too, as on the other ranks
 }
