@@ -122,8 +122,7 @@ std::string train(Communicator& communicator) {
       const at::Tensor gradient = counted(with_ones(activations[layer]).t().mm(delta), kGradients);
       delta = delta.mm(weights[layer].slice(0, 0, -1).t());  // all rows but the bias
       reshard(layer);
-      // Each place of this host receives the shards of that place on all hosts, then each host its
-      // own one.
+      // First to each place: the shards of that place on all hosts. Then to each host: its own.
       const at::Tensor by_host = padded(gradient, size).view({size / near, near, -1});
       const at::Tensor by_place = counted(by_host.transpose(0, 1).contiguous(), kGradients);
       const at::Tensor of_host = sum_of_pieces(*host, by_place);

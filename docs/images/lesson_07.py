@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Draws the pictures of lesson 07 beside this file: docs/images/lesson_07.py
 
-The numbers of the second picture are computed here, as quantized() of 07_zero_plus_plus/minimal.cpp does. The pictures
-are 700 pixels wide and have a dark mode.
+The rounded numbers are computed here, as 07_zero_plus_plus/minimal.cpp and qgz.cpp do. The pictures are 700 pixels wide
+and have a dark mode.
 """
 
 from picture import Picture as Paper
@@ -26,6 +26,34 @@ def frames(picture, top, height):
         picture.rect(8 + 346 * group, top, 338, height, "absent")
         picture.text(177 + 346 * group, top - 8, f"group {group} (a host)", "middle")
     return (22, 184, 368, 530)
+
+
+def wire():
+    """Two hosts of two ranks, and what travels between them in a step of the programs of 04 and hpz.cpp."""
+    picture = Picture("lesson_07_wire", 288, "What leaves a host: without and with a second shard")
+    for row, (title, held, total, inside) in enumerate((
+            ("chapter 04: backward gathers from all ranks", "11,408", "34,224", False),
+            ("hpZ: backward gathers inside the host", "17,112", "22,816", True))):
+        top = 24 + 132 * row
+        picture.text(8, top, f"{title}; {total} bytes leave a host", "name")
+        for host in (0, 1):
+            left = 8 + 488 * host
+            picture.rect(left, top + 10, 196, 94, "absent")
+            picture.text(left + 8, top + 28, f"host {host}")
+            for place in (0, 1):
+                x = left + 10 + 92 * place
+                picture.box(x, top + 36, 84, 26, "parameters", f"rank {2 * host + place}")
+                picture.text(x, top + 78, f"{held}")
+            if inside:
+                picture.text(left + 8, top + 96, "backward gathers here")
+        ways = ["forward gathers", "gradients"] if inside else ["forward gathers", "backward gathers", "gradients"]
+        for line, way in enumerate(ways):
+            y = top + 32 + 28 * line
+            picture.text(350, y, f"{way}: 11,408", "middle")
+            picture.arrow(210, y + 6, 490, y + 6)
+            picture.path(f"M210 {y + 6}l7 -4v8z", "head")
+    picture.text(8, 280, "Bytes: a rank's weights, gradients and moments at rest; from host to host in a step, sent directly.")
+    picture.save()
 
 
 def second_shard():
@@ -54,8 +82,8 @@ def second_shard():
     picture.save()
 
 
-def quantized(values):
-    scale = max(map(abs, values)) / 127
+def quantized(values, most=127):
+    scale = max(map(abs, values)) / most
     return scale, [round(value / scale) for value in values]
 
 
@@ -118,6 +146,43 @@ def two_hops():
     picture.save()
 
 
+def numbers():
+    """A block of two elements on 2 x 2 ranks: rounded, added up, rounded, added up, divided."""
+    picture = Picture("lesson_07_numbers", 322, "qgZ: a block of two gradient elements through both hops")
+    gradients = ((7, 2.4), (14, -3.1), (-7, 0.4), (3.5, 3))
+    rows = ((44, "gradient"), (92, "4 bits, scale"), (152, "sum of the host"), (200, "4 bits, scale"), (260, "average"))
+    for y, name in rows:
+        picture.text(8, y + 17, name, "name")
+
+    def pair(x, y, kind, values):
+        for k, value in enumerate(values):
+            picture.box(x + 50 * k, y, 48, 26, kind, f"{value:g}")
+
+    def rounded(x, y, values):
+        scale, whole = quantized(values, 7)
+        pair(x, y, "parameters", whole)
+        picture.text(x + 49, y + 42, f"x {scale:g}", "middle")
+        return [number * scale for number in whole]
+
+    total = [0, 0]
+    for host in (0, 1):
+        sums = [0, 0]
+        for place in (0, 1):
+            rank = 2 * host + place
+            x = 140 + 140 * rank
+            picture.text(x + 49, 34, f"rank {rank}", "middle")
+            pair(x, 44, "gradients", gradients[rank])
+            sums = [a + b for a, b in zip(sums, rounded(x, 92, gradients[rank]))]
+        x = 210 + 280 * host
+        pair(x, 152, "gradients", sums)
+        total = [a + b for a, b in zip(total, rounded(x, 200, sums))]
+    pair(350, 260, "shards", [value / 4 for value in total])
+    exact = [sum(values) / 4 for values in zip(*gradients)]
+    picture.text(458, 277, "exact: " + ", ".join(f"{value:g}" for value in exact))
+    picture.text(8, 314, "Hop 1 sends the first numbers and scales inside the hosts, hop 2 the second ones between them.")
+    picture.save()
+
+
 if __name__ == "__main__":
-    for draw in (second_shard, blocks, two_hops):
+    for draw in (wire, second_shard, blocks, two_hops, numbers):
         draw()

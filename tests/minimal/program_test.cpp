@@ -314,6 +314,32 @@ TEST(SmallProgramFigures, OfTheLessonsFollowFromTheFormulas) {
   expect_quoted("06_hsdp/README.md", fmt::format("Between {}: an all-reduce", between(4, 0)));
   expect_quoted("06_hsdp/README.md",
                 fmt::format("make it {}, {} and {}.", between(6, 0), between(6, 2), between(6, 4)));
+  // Chapter 07 on two hosts of two ranks.
+  const exercise::Expected hpz = exercise::expected_hpz(4), qgz = exercise::expected_qgz(4);
+  const std::int64_t hpz_between = hpz.gradients_sent_between + hpz.parameters_sent_between;
+  expect_quoted(
+      "07_zero_plus_plus/README.md",
+      fmt::format("Under hpZ each rank holds {} bytes, backward gathers inside the host, and {} "
+                  "bytes leave it.",
+                  held(hpz), with_commas(2 * hpz_between)));
+  expect_quoted("07_zero_plus_plus/README.md",
+                fmt::format("{} bytes of parameters", with_commas(hpz.parameters)));
+  expect_quoted("07_zero_plus_plus/README.md",
+                fmt::format("{} inside, and 2 x 2 x 2,852 = {} between.",
+                            with_commas(hpz.gradients_sent + hpz.parameters_sent - hpz_between),
+                            with_commas(hpz_between)));
+  expect_quoted("07_zero_plus_plus/quantized_weights.md",
+                fmt::format("sends {} bytes in chapter 04's program, and {} here.",
+                            with_commas(shared.parameters_sent / 2),
+                            with_commas(exercise::expected(7, 4, 0).parameters_sent / 2)));
+  expect_quoted("07_zero_plus_plus/quantized_gradients.md",
+                fmt::format("{} bytes of the small program's gradients leave a host without qgZ, "
+                            "and {} with it.",
+                            with_commas(2 * hpz.gradients_sent_between),
+                            with_commas(2 * qgz.gradients_sent_between)));
+  expect_quoted("07_zero_plus_plus/quantized_gradients.md",
+                fmt::format("= {}. Together {} bytes.", qgz.gradients_sent_between,
+                            with_commas(qgz.gradients_sent_between + qgz.parameters_sent_between)));
   // Chapter 09 on four stages.
   const auto activations = [](bool gpipe, int stage) {
     return with_commas(exercise::expected_stage(gpipe, 4, stage).activations_peak);
