@@ -26,6 +26,14 @@ namespace zero {
 /// It shares FlatParameters with chapter 04, not its classes. The results are those of chapters 04
 /// and 00, bit for bit: the time of a reduction does not change the order of its sums.
 ///
+/// What decides on the reduction of a bucket of gradients, in this order:
+///
+///     train::FlatParameterList   which parameters it has
+///     train::BackwardSchedule    when it may be reduced, after which other buckets
+///     ReductionQueue             whether it waits for buckets in flight
+///     train::FlatParameters      by which collective: start_reduce(). finish_reduce() makes the
+///                                result the `.grad` of what the optimizer updates
+///
 /// With defer_parameter_gather at stages 1 and 2, a read after sync_parameters() and before the
 /// next forward() needs unshard() before it and reshard() after it.
 class Overlap : public train::Strategy {

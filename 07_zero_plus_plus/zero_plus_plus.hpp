@@ -46,7 +46,8 @@ class ZeroPlusPlus : public Overlap {
   void finish_between_groups() override { between_groups_.wait(); }
 
  private:
-  // `arguments.mesh` has the axes "replica" and "shard".
+  // `arguments.mesh` has the axes "replica" and "shard": the groups of group_size ranks. Model
+  // states are sharded over all data ranks, not along "shard".
   ZeroPlusPlus(const ZeroPlusPlusOptions& options, const MakeTransfers& make_transfers,
                const train::StrategyArguments& arguments);
 

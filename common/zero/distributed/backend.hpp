@@ -25,6 +25,10 @@ class StoreExchange;
 /// tensors they concern, is at the function of Communicator with the same name. `call` has what
 /// they need besides: the root, the divisor. Two collectives of different ranks with different
 /// Call::fingerprint must not take each other's data.
+///
+/// An operation, or the wait() of its Pending, throws zero::Error that names the call
+/// (Call::text()) if it cannot be done, a peer is lost, or the time limit (ConnectOptions::timeout)
+/// is over.
 class Backend {
  public:
   using WorkPtr = std::unique_ptr<Work::Pending>;

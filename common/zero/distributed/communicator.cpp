@@ -12,7 +12,7 @@
 #include <zero/base/error.hpp>
 #include <zero/distributed/backend.hpp>
 #include <zero/distributed/communicator.hpp>
-#include <zero/distributed/grouped_reduction.hpp>
+#include <zero/distributed/reduce_by_exchange.hpp>
 #include <zero/distributed/store/store_exchange.hpp>
 #include <zero/memory/accounting.hpp>
 

@@ -19,9 +19,18 @@ namespace zero::dist {
 /// of a host usually have consecutive numbers, so its groups lie inside a host, and each group
 /// takes the fastest transport that its own ranks have.
 ///
-/// Training knows three axes by name. Ranks of "data" have batches of their own, ranks of "tensor"
-/// share the layers (nn/tensor_parallel.hpp), ranks of "pipeline" have stages of the model. With
-/// none of these names all ranks are data ranks.
+/// Training knows these axes by name:
+///
+///     data       ranks with batches of their own: a strategy's communicator()
+///       shard    with_shards() cuts "data" for chapters 06 and 07: consecutive data ranks. Under
+///                Hsdp they share the model states, under ZeroPlusPlus all data ranks do
+///       replica  the ranks with one place in all these groups
+///     tensor     ranks that share the layers (nn/tensor_parallel.hpp)
+///     pipeline   ranks that have stages of the model (chapter 09)
+///
+/// With no "data", "tensor" or "pipeline" all ranks are data ranks. The program makes the mesh; the
+/// model, the strategy and the trainer take their groups from it, and only strategies call
+/// with_shards().
 ///
 ///     Mesh mesh(world, {{"data", Mesh::kRest}, {"tensor", 2}});
 ///     mesh.along("tensor").all_reduce(…);

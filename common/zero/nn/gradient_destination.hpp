@@ -24,8 +24,8 @@ struct GradientDestination {
 /// and becomes `.grad`: the tensor from the parameter's gradient provider if it has one, else a new
 /// contiguous tensor, charged to memory::Category::kGradients. Call it only if a gradient is
 /// written, once for each use of the parameter, inside a backward function that returns an
-/// undefined gradient for the parameter; hooks set with on_gradient_ready() then fire as usual,
-/// after the last use.
+/// undefined gradient for the parameter; hooks set with on_gradient_ready() (parameters.hpp) then
+/// fire as usual, after the last use.
 GradientDestination gradient_destination(const at::Tensor& parameter);
 
 /// Returns the tensor for a fresh gradient: the same shape, dtype and device as the parameter, and

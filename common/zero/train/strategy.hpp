@@ -106,8 +106,7 @@ class Strategy : public Shards, protected PassHooks {
   virtual ParameterShard local_shard(std::size_t index) const;
   /// Whether ranks own different parameters. The same answer on all ranks.
   bool sharded() const override { return false; }
-  /// The ranks among which model states are sharded: each element is updated by one of them. Ranks
-  /// outside of the group hold copies. All ranks, unless the chapter says otherwise.
+  /// See Shards. All data ranks, unless the chapter says otherwise.
   dist::Communicator& shard_group() const override { return communicator_; }
   /// Bytes of this rank by the formulas of the stage.
   virtual Costs costs() const = 0;

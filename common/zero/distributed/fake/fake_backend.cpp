@@ -6,7 +6,7 @@
 #include <zero/base/error.hpp>
 #include <zero/distributed/backend.hpp>
 #include <zero/distributed/fake/fake_backend.hpp>
-#include <zero/distributed/grouped_reduction.hpp>
+#include <zero/distributed/reduce_by_exchange.hpp>
 #include <zero/memory/accounting.hpp>
 
 namespace zero::dist {

@@ -13,8 +13,8 @@
 
 #include <zero/base/error.hpp>
 #include <zero/base/program.hpp>
-#include <zero/distributed/grouped_reduction.hpp>
 #include <zero/distributed/nccl/nccl_backend.hpp>
+#include <zero/distributed/reduce_by_exchange.hpp>
 
 namespace zero::dist {
 namespace {
@@ -86,7 +86,7 @@ Backend::WorkPtr NcclBackend::reduce_in_order(const Call& call, const Pieces& pi
     };
     std::vector<at::Tensor> all;
     for (int r = 0; r < size_; ++r) all.push_back(pieces.of(r));
-    grouped_reduce(all, pieces.output, rank_, call.divisor, pieces.gather, exchange);
+    reduce_by_exchange(all, pieces.output, rank_, call.divisor, pieces.gather, exchange);
   });
 }
 

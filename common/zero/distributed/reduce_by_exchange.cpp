@@ -6,8 +6,8 @@
 #include <algorithm>
 
 #include <zero/base/error.hpp>
-#include <zero/distributed/grouped_reduction.hpp>
 #include <zero/distributed/rank_order.hpp>
+#include <zero/distributed/reduce_by_exchange.hpp>
 #include <zero/memory/accounting.hpp>
 
 namespace zero::dist {
@@ -43,8 +43,8 @@ void sum_by_operations(const at::Tensor& output, const std::vector<at::Tensor>& 
   at::Tensor(output).copy_(sum);
 }
 
-void grouped_reduce(const std::vector<at::Tensor>& pieces, const at::Tensor& output, int rank,
-                    int divisor, bool gather, const Exchange& exchange) {
+void reduce_by_exchange(const std::vector<at::Tensor>& pieces, const at::Tensor& output, int rank,
+                        int divisor, bool gather, const Exchange& exchange) {
   const auto size = pieces.size();
   const auto me = static_cast<std::size_t>(rank);
   const auto element_size = static_cast<std::int64_t>(output.element_size());

@@ -1,5 +1,5 @@
-// Reductions in rank order by group exchanges, which NCCL uses, against those by single messages.
-// Everything but NCCL itself is tested here, on the CPU.
+// Reductions in rank order by exchanges between all ranks, as over NCCL, against those by single
+// messages. Everything but NCCL itself is tested here, on the CPU.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -7,8 +7,8 @@
 #include <tests/support/ranks.hpp>
 #include <zero/base/error.hpp>
 #include <zero/distributed/communicator.hpp>
-#include <zero/distributed/grouped_reduction.hpp>
 #include <zero/distributed/rank_order.hpp>
+#include <zero/distributed/reduce_by_exchange.hpp>
 #include <zero/memory/accounting.hpp>
 
 namespace zero::dist {
@@ -21,7 +21,7 @@ at::Tensor random(int seed, std::int64_t n, at::ScalarType dtype) {
   return at::randn({n}).to(dtype);
 }
 
-// A group exchange made of messages; notes how many there were.
+// An exchange made of messages; notes how many there were.
 Exchange by_messages(Communicator& c, int& exchanges) {
   return [&c, &exchanges](const std::vector<at::Tensor>& incoming,
                           const std::vector<at::Tensor>& outgoing) {
@@ -45,61 +45,62 @@ std::vector<at::Tensor> nearly_equal_pieces(const at::Tensor& tensor, int size) 
   return pieces;
 }
 
-class GroupedReduction : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, GroupedReduction, ::testing::Values(2, 3, 4),
+class ReduceByExchange : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, ReduceByExchange, ::testing::Values(2, 3, 4),
                          [](const auto& info) { return fmt::format("N{}", info.param); });
 
-TEST_P(GroupedReduction, AllReduceHasTheBitsOfPairwiseMessages) {
+TEST_P(ReduceByExchange, AllReduceHasTheBitsOfPairwiseMessages) {
   on_ranks(GetParam(), [](Communicator& c) {
     for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
       for (const std::int64_t n : {1, 2, 3, 1000, 100003}) {
         at::Tensor expected = random(c.rank(), n, dtype);
-        const at::Tensor grouped = expected.clone();
+        const at::Tensor exchanged = expected.clone();
         c.all_reduce(expected, Purpose::kGradient).wait();
-        const auto pieces = nearly_equal_pieces(grouped, c.size());
+        const auto pieces = nearly_equal_pieces(exchanged, c.size());
         int exchanges = 0;
-        grouped_reduce(pieces, pieces[static_cast<std::size_t>(c.rank())], c.rank(), c.size(),
-                       /*gather=*/true, by_messages(c, exchanges));
-        EXPECT_TRUE(at::equal(grouped, expected)) << n << " of " << c10::toString(dtype);
+        reduce_by_exchange(pieces, pieces[static_cast<std::size_t>(c.rank())], c.rank(), c.size(),
+                           /*gather=*/true, by_messages(c, exchanges));
+        EXPECT_TRUE(at::equal(exchanged, expected)) << n << " of " << c10::toString(dtype);
         EXPECT_EQ(exchanges, 2);
       }
     }
   });
 }
 
-TEST_P(GroupedReduction, ReduceToOneRankLeavesTheOthersAsTheyAre) {
+TEST_P(ReduceByExchange, ReduceToOneRankLeavesTheOthersAsTheyAre) {
   on_ranks(GetParam(), [](Communicator& c) {
     for (int root = 0; root < c.size(); ++root) {
       at::Tensor expected = random(c.rank(), 777, at::kFloat);
-      const at::Tensor grouped = expected.clone();
+      const at::Tensor exchanged = expected.clone();
       c.reduce(expected, root, Purpose::kGradient, ReduceOp::kSum).wait();
-      std::vector<at::Tensor> pieces(static_cast<std::size_t>(c.size()), grouped.narrow(0, 0, 0));
-      pieces[static_cast<std::size_t>(root)] = grouped;
+      std::vector<at::Tensor> pieces(static_cast<std::size_t>(c.size()), exchanged.narrow(0, 0, 0));
+      pieces[static_cast<std::size_t>(root)] = exchanged;
       int exchanges = 0;
-      grouped_reduce(pieces, pieces[static_cast<std::size_t>(c.rank())], c.rank(), /*divisor=*/1,
-                     /*gather=*/false, by_messages(c, exchanges));
-      EXPECT_TRUE(at::equal(grouped, expected)) << "root " << root;
+      reduce_by_exchange(pieces, pieces[static_cast<std::size_t>(c.rank())], c.rank(),
+                         /*divisor=*/1,
+                         /*gather=*/false, by_messages(c, exchanges));
+      EXPECT_TRUE(at::equal(exchanged, expected)) << "root " << root;
       EXPECT_EQ(exchanges, 1);
     }
   });
 }
 
 // Pieces of different lengths may need different numbers of windows; ranks must not.
-TEST(GroupedReductionWindows, AreTheSameInNumberOnAllRanksAndBounded) {
+TEST(ReduceByExchangeWindows, AreTheSameInNumberOnAllRanksAndBounded) {
   on_ranks(3, [](Communicator& c) {
     constexpr std::int64_t kWindow = (std::int64_t{32} << 20) / 3 / 4;
     // Rank 0's piece takes two windows by one element, the others' fit into one.
     const std::int64_t n = 3 * kWindow + 1;
     at::Tensor expected = random(c.rank(), n, at::kFloat);
-    const at::Tensor grouped = expected.clone();
+    const at::Tensor exchanged = expected.clone();
     c.all_reduce(expected, Purpose::kGradient).wait();
-    const auto pieces = nearly_equal_pieces(grouped, c.size());
+    const auto pieces = nearly_equal_pieces(exchanged, c.size());
     memory::reset_peaks();
     const std::int64_t before = memory::snapshot()[memory::Category::kCommunication];
     int exchanges = 0;
-    grouped_reduce(pieces, pieces[static_cast<std::size_t>(c.rank())], c.rank(), c.size(),
-                   /*gather=*/true, by_messages(c, exchanges));
-    EXPECT_TRUE(at::equal(grouped, expected));
+    reduce_by_exchange(pieces, pieces[static_cast<std::size_t>(c.rank())], c.rank(), c.size(),
+                       /*gather=*/true, by_messages(c, exchanges));
+    EXPECT_TRUE(at::equal(exchanged, expected));
     EXPECT_EQ(exchanges, 4);
     EXPECT_LE(memory::snapshot().peak_of(memory::Category::kCommunication) - before, 32 << 20);
   });
