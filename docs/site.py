@@ -28,6 +28,13 @@ def slug(heading):
     return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
 
 
+def spell(text):
+    """Text without blocks of code, so that Doxygen 1.9.4 finds code with a ' in it and code in bold type."""
+    text = re.sub("`([^`]+)`", lambda code: f"``{code[1]}``" if "'" in code[1] else code[0], text)
+    return re.sub(r"\*\*((?:(?!\n\n).)+?)\*\*", lambda bold: f"<b>{bold[1]}</b>" if "`" in bold[1] else bold[0], text,
+                  flags=re.DOTALL)
+
+
 def lesson_pages(lesson):
     """The files of a lesson in reading order: its README.md, then the pages of its folder as that links to them."""
     linked = re.findall(r"\]\(([\w-]+\.md)[)#]", lesson.read_text())
@@ -42,7 +49,7 @@ def name_pages():
         for file in lesson_pages(lesson):
             page = "" if file == lesson else f"_{slug(file.stem)}"
             names[f"{chapter}/{file.name}"] = f"lesson_{chapter[:2]}{page}"
-        for file in sorted(lesson.parent.glob("exercises/*/*.md"), key=lambda file: file.name == "hints.md"):
+        for file in sorted(lesson.parent.glob("exercises/*/*.md"), key=lambda file: (file.name == "hints.md", file)):
             kind = "hints" if file.name == "hints.md" else "exercise"
             names[str(file.relative_to(ROOT))] = f"{kind}_{file.parent.name}"
     for file in sorted((ROOT / "docs").glob("*.md")) + [ROOT / "CONTRIBUTING.md", ROOT / "AGENTS.md"]:
@@ -95,10 +102,15 @@ class Pages:
                 label = f"{name}--{slug(heading[2])}" if lines else {"index": "mainpage"}.get(name, name)
                 line += f" {{#{label}}}" if label not in seen else ""
                 seen.add(label)
+            elif not code and line.endswith(("</summary>", "</details>")):
+                # Doxygen would make a fold of each paragraph between the two.
+                line = f"\n@htmlonly[block]\n{line}\n@endhtmlonly\n"
             elif not code:
                 line = re.sub(r"\]\(([^)\s]+)\)", lambda found: f"]({self.link(path, found[1])})", line)
             lines.append(line)
-        return "\n".join(lines) + "\n"
+        # With the blocks of code kept, what re.split() returns is by turns text and such a block.
+        parts = re.split(r"(^ *```.*?^ *```$)", "\n".join(lines) + "\n", flags=re.MULTILINE | re.DOTALL)
+        return "".join(part if k % 2 else spell(part) for k, part in enumerate(parts))
 
     def navigation(self, path, name):
         """The end of a page: the pages below it, and for a lesson the ones before and after it."""

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Draws the picture of lesson 09 beside this file: docs/images/lesson_09.py
+"""Draws the pictures of lesson 09 beside this file: docs/images/lesson_09.py
 
-The timetables are computed here, by the rules of 09_pipeline/pipeline_schedule.cpp. The picture is 700 pixels wide and
-has a dark mode.
+The timetables are computed here, by the rules of 09_pipeline/pipeline_schedule.cpp. The pictures are 700 pixels wide
+and have a dark mode.
 """
 
 from picture import Picture as Paper
@@ -77,5 +77,44 @@ def pipeline():
     picture.save()
 
 
+def step():
+    """A step of y = w2 (w1 x) on two stages, under 1F1B; the numbers are computed here."""
+    weights, samples = (2, 3), ((1, 5), (2, 11))
+    inputs = [(x, weights[0] * x) for x, _ in samples]  # of both stages, by micro-batch
+    deltas = [2 * (weights[1] * h - t) for (_, h), (_, t) in zip(inputs, samples)]  # of the loss (y - t)^2
+    slopes = [(weights[1] * delta, delta) for delta in deltas]  # gradients of both stages' outputs
+
+    picture = Picture("lesson_09_step", 206, "A step of two stages and two micro-batches, with numbers")
+    left, width, height, tops = 62, 90, 44, (10, 112)
+
+    def box(s, slot, kind, *lines):
+        picture.rect(left + width * slot, tops[s], width - 2, height, kind)
+        for line, text in enumerate(lines):
+            picture.text(left + width * (slot + 0.5) - 1, tops[s] + 18 + 18 * line, text,
+                         "onlight" if kind == "gradients" else "inside")
+
+    for s, actions in enumerate(in_time([stage_actions(False, s, 2, 2) for s in (0, 1)], {"F": 1, "B": 1})):
+        picture.text(8, tops[s] + 18, f"stage {s}")
+        picture.text(8, tops[s] + 36, f"w{s + 1} = {weights[s]}")
+        for slot, _, kind, m in actions:
+            x, factor = inputs[m][s], weights[s] if kind == "F" else slopes[m][s]
+            box(s, slot, "parameters" if kind == "F" else "gradients", f"{kind}{m}", f"{factor} x {x} = {factor * x}")
+            middle = left + width * slot + (60 if kind == "F" else 20)
+            if kind == "F" and s == 1:
+                picture.arrow(middle, tops[0] + height + 4, middle, tops[1] - 4)
+            elif kind == "B" and s == 0:
+                picture.path(f"M{middle} {tops[1] - 4}V{tops[0] + height + 4}")
+                picture.path(f"M{middle} {tops[0] + height + 4}l-4 7h8z", "head")
+            else:
+                continue
+            picture.text(middle + 8, (tops[0] + tops[1] + height) / 2 + 4, x if kind == "F" else factor)
+        mean = sum(slope[s] * x[s] for slope, x in zip(slopes, inputs)) / len(samples)
+        box(s, 6, "optimizer", "update", f"mean {mean:g}")
+    picture.text(8, 180, "Boxes: forward is weight x input = output; backward is gradient of the output x input = gradient of the weight.")
+    picture.text(8, 198, "Arrows: a stage sends its output down, and the gradient of its input up (here 2 x w2).")
+    picture.save()
+
+
 if __name__ == "__main__":
     pipeline()
+    step()

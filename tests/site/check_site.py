@@ -4,9 +4,10 @@
 Without FOLDER it makes the site first. It prints a line for each fault and ends with 1 if there is one, with 77 (ctest:
 skipped) where Doxygen or Chromium is missing. Every internal link of every page must lead somewhere. The lessons, the
 exercises, the documents and the first page are opened at 400 and at 1,400 pixels: nothing may be logged as an error,
-pictures must be there and not of one colour, text must be at least 12 pixels high and the page not wider than the
-window. A lesson has the links to its neighbours, and the side bar lists all lessons. Its Markdown has at most 2,200
-words, which needs neither program.
+pictures must be there, not of one colour and not shrunk below 700 pixels, a fold must have a title and something in it,
+text must be at least 12 pixels high and free of Markdown, and the page not wider than the window. A lesson has the
+links to its neighbours, and the side bar lists all lessons. Its Markdown has at most 2,200 words, which needs neither
+program.
 """
 
 import functools
@@ -50,6 +51,12 @@ IN_PAGE = r"""(async () => {
     if (pixels.every(pixel => pixel === pixels[0])) faults.push(`picture ${source} is blank`);
     const box = element.getBoundingClientRect();
     if (box.width < 50 || box.height < 20) faults.push(`picture ${source} is too small to see`);
+    if (box.width < 0.9 * Math.min(image.naturalWidth, 700)) faults.push(`text in picture ${source} is too small to read`);
+  }
+  for (const fold of document.querySelectorAll("div.contents details")) {
+    const summary = fold.querySelector(":scope > summary");
+    if (!summary) faults.push(`a fold without a title: ${fold.textContent.trim().slice(0, 40)}`);
+    else if (fold.textContent.trim() === summary.textContent.trim()) faults.push(`nothing in the fold ${summary.textContent}`);
   }
   for (const element of [document.documentElement, document.body, document.querySelector("#doc-content")])
     if (element && element.scrollWidth > element.clientWidth + 1) {
@@ -70,6 +77,11 @@ IN_PAGE = r"""(async () => {
       faults.push(`text below 12 pixels: ${element.innerText.slice(0, 40)}`);
       break;
     }
+  for (const texts = document.createTreeWalker(contents, NodeFilter.SHOW_TEXT); texts.nextNode();) {
+    const {data, parentElement} = texts.currentNode;
+    if (/\*\*|`/.test(data) && !parentElement.closest("code, pre, .fragment, script"))
+      faults.push(`Markdown in the text: ${data.trim().slice(0, 40)}`);
+  }
   if (location.pathname.includes("/lesson_")) {
     for (const lesson of LESSONS)
       if (!document.querySelector(`#nav-tree a[href$="${lesson}"]`)) faults.push(`${lesson} is not in the side bar`);
@@ -127,8 +139,10 @@ class Browser:
         self.call("Page.navigate", url=url)
         while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
             self.events.append(self.receive())
-        # The side bar is filled by scripts that are loaded after the page.
-        self.call("Runtime.evaluate", awaitPromise=True, expression="new Promise(done => setTimeout(done, 500))")
+        # The side bar is filled by scripts that are loaded after the page, and pictures are loaded when a fold opens.
+        self.call("Runtime.evaluate", awaitPromise=True,
+                  expression="for (const fold of document.querySelectorAll('details')) fold.open = true;"
+                             "new Promise(done => setTimeout(done, 500))")
         answer = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
         if "exceptionDetails" in answer:
             raise RuntimeError(answer["exceptionDetails"])

@@ -95,6 +95,8 @@ std::vector<std::string> faults(const Json& report, const Json& mode) {
   for (const Json& loss : mode["losses"]) {
     expect(loss.is_number() && std::isfinite(loss.get<double>()), "a loss is not finite");
   }
+  expect(mode["identical_to_ddp"].is_null() || mode["losses"] == (*ddp_row(report))["losses"],
+         "losses differ from ddp's");
   return found;
 }
 

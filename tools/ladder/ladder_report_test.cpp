@@ -134,6 +134,8 @@ TEST(LadderVerdict, NamesTheFault) {
   expect([](Json& modes) { modes[1]["losses"][1] = std::numeric_limits<double>::infinity(); },
          "zero1: a loss is not finite");
   expect([](Json& modes) { modes[1]["losses"][1] = nullptr; }, "zero1: a loss is not finite");
+  expect([](Json& modes) { modes[3]["losses"][1] = std::nextafter(10.7201, 11); },
+         "zero3: losses differ from ddp's");
   expect(
       [](Json& modes) {
         for (Json& mode : modes)
@@ -192,6 +194,7 @@ TEST(LadderVerdict, AsksNoModeThatRoundsForTheWeightsOfDdp) {
       set_all(modes[2], "digest", std::string(64, 'b'));
       modes[2]["ranks"][1]["digest"] = std::string(64, letter);
       modes[2]["rounds"] = true;
+      modes[2]["losses"][1] = 10.5;
       for (Json& mode : modes) mode["validation"] = Json::array({Json{{"step", 0}, {"loss", 5.5}}});
       modes[2]["validation"][0]["loss"] = 5.25;
     });

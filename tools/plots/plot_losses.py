@@ -2,7 +2,7 @@
 """Draws learning curves from the JSON that the ladder program wrote.
 
 Above the loss of each mode, below its difference to the first mode's in percent; means over as many
-steps as a twentieth of the run.
+steps as a twentieth of the run. If lines are equal, later ones are thinner, so that all show.
 """
 
 from plot_style import CATEGORY_COLOURS, PAGE_WIDTH, QUIET_COLOUR, BadInput, field, plt, run
@@ -36,10 +36,12 @@ def draw(document):
     width = max(1, len(first) // 20)
     steps = range(width, len(first) + 1)
     figure, (above, below) = plt.subplots(2, 1, sharex=True, figsize=(PAGE_WIDTH, 5.6), height_ratios=(3, 2))
-    for (mode, losses), colour in zip(curves.items(), COLOURS):
+    for place, ((mode, losses), colour) in enumerate(zip(curves.items(), COLOURS)):
         mine, of_first = means(losses, width), means(first, width)
-        above.plot(steps, mine, color=colour, linewidth=1.4, label=mode)
-        below.plot(steps, [100 * (a / b - 1) for a, b in zip(mine, of_first)], color=colour, linewidth=1.2)
+        equal_later = list(curves.values())[place + 1:].count(losses)
+        line = {"color": colour, "linewidth": 1.4 + 1.6 * equal_later}
+        above.plot(steps, mine, label=mode, **line)
+        below.plot(steps, [100 * (a / b - 1) for a, b in zip(mine, of_first)], **line)
     above.set_ylabel("loss")
     above.legend()
     below.set_ylabel(f"% from {next(iter(curves))}")
