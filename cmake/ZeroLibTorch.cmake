@@ -40,7 +40,8 @@ foreach(_candidate IN LISTS _candidates)
 endforeach()
 if(NOT ZERO_TORCH_DIRECTORY)
   message(FATAL_ERROR
-    "LibTorch was not found. Run ./run build, which sets it up, or name one of\n"
+    "LibTorch was not found. In zero's own folder, ./run build sets it up. Elsewhere name the one that zero was "
+    "built with, often <zero>/.venv/lib/python3.*/site-packages/torch, by one of\n"
     "  -DZERO_TORCH_ROOT=<folder with include/ and lib/>   -DTorch_DIR=<.../share/cmake/Torch>\n"
     "or activate a Python environment that has torch ${ZERO_TORCH_MINIMUM} or later.")
 endif()

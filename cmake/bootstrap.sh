@@ -207,7 +207,8 @@ build() {
   local preset=$1 started=$SECONDS targets=("${@:2}")
   configure "$preset" "$preset"
   say "Building $preset${targets[*]:+: ${targets[*]}}"
-  cmake --build --preset "$preset" --parallel "${ZERO_JOBS:-$(build_jobs)}" \
+  # One at a time: two of them in one folder spoil ninja's log.
+  flock "build/$preset.lock" cmake --build --preset "$preset" --parallel "${ZERO_JOBS:-$(build_jobs)}" \
     ${targets[0]:+--target "${targets[@]}"} >&2
   say "Done in $((SECONDS - started)) s"
 }

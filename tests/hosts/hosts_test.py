@@ -29,8 +29,10 @@ MODES, STEPS = ("ddp", "zero3", "engine3"), 4
 GROUP_STEPS = 30
 # How long ranks wait for each other when a link is cut, and how soon after that they must end.
 CUT_TIMEOUT_S, GRACE_S = 5, 5
-# The same where torchrun starts ranks again: on a busy machine those of two hosts begin seconds apart.
-RESTART_TIMEOUT_S = 8
+# The same when torchrun starts ranks again. After a cut TCP tries again at about 6, 13 and 25 s, so that
+# ranks that notice it between 16 and 25 s wait at most 9 s for those behind the link, and begin seconds
+# apart on a busy machine.
+RESTART_TIMEOUT_S = 16
 # Long enough to be cut, or killed, before the end; progress is shown ten times on the way.
 CUT_STEPS, RESTARTED_STEPS, CHECKPOINT_EVERY = 1000, 150, 10
 

@@ -12,8 +12,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
+#include <iterator>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -79,8 +81,28 @@ int threads_for(const LaunchOptions& options) {
   return std::max(1, cores / options.world_size);
 }
 
+// The exit code.
+int run_function(int rank, const Child& child, const LaunchOptions& options,
+                 const std::function<std::string(int)>& function) {
+  try {
+    at::set_num_threads(threads_for(options));
+    child.result.write(function(rank));
+  } catch (const std::exception& error) {
+    std::cout.flush();
+    log_error(fmt::format("rank {}: {}", options.first_rank + rank, message_of(error)));
+    return 1;
+  }
+  return 0;
+}
+
+bool has_other_threads() {
+  const std::filesystem::directory_iterator threads("/proc/self/task");
+  return std::distance(begin(threads), end(threads)) > 1;
+}
+
 [[noreturn]] void run_child(int rank, const Child& child, const LaunchOptions& options,
-                            pid_t parent, const std::function<std::string(int)>& function) {
+                            pid_t parent, bool lost_threads,
+                            const std::function<std::string(int)>& function) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) std::_Exit(1);  // the parent died before the line above
   if (options.capture_output) {
@@ -88,14 +110,10 @@ int threads_for(const LaunchOptions& options) {
     ::dup2(child.output.descriptor(), STDERR_FILENO);
   }
   int code = 0;
-  try {
-    at::set_num_threads(threads_for(options));
-    child.result.write(function(rank));
-  } catch (const std::exception& error) {
-    std::cout.flush();
-    log_error(fmt::format("rank {}: {}", options.first_rank + rank, message_of(error)));
-    code = 1;
-  }
+  const auto run = [&] { code = run_function(rank, child, options, function); };
+  // Threads that computed for this one are not there after a fork, and OpenMP would wait for them.
+  // It gives a new thread threads of its own.
+  lost_threads ? std::thread(run).join() : run();
   std::cout.flush();
   std::fflush(nullptr);
   // Not exit(): it would run destructors of objects that belong to the parent.
@@ -197,12 +215,15 @@ std::vector<RankExit> run_processes(const LaunchOptions& options,
   std::fflush(nullptr);
   const auto started = Clock::now();
   const pid_t parent = ::getpid();
+  const bool lost_threads = has_other_threads();
   std::vector<Child> children(static_cast<std::size_t>(options.world_size));
   for (std::size_t rank = 0; rank < children.size(); ++rank) {
     Child& child = children[rank];
     child.exit.rank = options.first_rank + static_cast<int>(rank);
     child.pid = ::fork();
-    if (child.pid == 0) run_child(static_cast<int>(rank), child, options, parent, function);
+    if (child.pid == 0) {
+      run_child(static_cast<int>(rank), child, options, parent, lost_threads, function);
+    }
     if (child.pid > 0) {
       child.pid_descriptor = static_cast<int>(::syscall(SYS_pidfd_open, child.pid, 0U));
     }

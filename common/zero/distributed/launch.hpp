@@ -46,9 +46,9 @@ using RankFunction = std::function<std::string(Communicator&)>;
 
 /// Forks `world_size` processes, connects them and runs `function` in each; blocks until all have
 /// ended and returns how. They meet in a temporary folder, in memory if there is room (/dev/shm).
-/// Ranks that wait there for a failed rank are told of the failure. The calling process must not
-/// have used a tensor yet: LibTorch's threads do not survive a fork. If the caller dies, its ranks
-/// are killed.
+/// Ranks that wait there for a failed rank are told of the failure. If the calling process has
+/// other threads, such as LibTorch's after a large operation, `function` runs in a new thread of
+/// each rank. If the caller dies, its ranks are killed.
 std::vector<RankExit> launch_ranks(const LaunchOptions& options, const RankFunction& function);
 
 /// The same for a function that connects by itself, or not at all; its argument is the rank.

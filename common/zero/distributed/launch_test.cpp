@@ -1,4 +1,5 @@
 // What the launcher says of ranks that failed, and where ranks meet when one of them has ended.
+#include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <unistd.h>
@@ -65,6 +66,23 @@ TEST(TotalTimeout, EndsRanksThatHaveLongerSinceAnotherHasFailed) {
   EXPECT_EQ(exits[0].exit_code, 1);
   EXPECT_TRUE(exits[1].killed);
   EXPECT_LT(exits[1].seconds, 30);
+}
+
+// OpenMP keeps threads for a thread that has used them, and fork() does not copy them.
+TEST(Ranks, MayUseThreadsAfterTheirParentHas) {
+  const auto compute = [] { at::parallel_for(0, 4, 1, [](std::int64_t, std::int64_t) {}); };
+  at::set_num_threads(2);
+  compute();
+  LaunchOptions options = testing::captured(3, std::chrono::seconds(60));
+  options.threads = 2;
+  const auto exits = fork_processes(options, [&](int rank) -> std::string {
+    compute();
+    if (rank == 2) throw Error("the last");
+    return std::to_string(at::get_num_threads());
+  });
+  EXPECT_EQ(exits[0].result, "2");
+  EXPECT_EQ(exits[1].result, "2");
+  EXPECT_EQ(exits[2].output, "rank 2: the last\n");
 }
 
 TEST(WatchedStore, WaitsForNothingAfterAFailureButHasWhatWasSaidBefore) {

@@ -58,6 +58,10 @@ std::vector<bool> trainable_parameters(const nn::ParameterList& list) {
   return trainable;
 }
 
+bool same_tensors(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  return std::ranges::equal(a, b, [](const auto& x, const auto& y) { return x.is_same(y); });
+}
+
 std::string trainable_text(const nn::ParameterList& list) {
   std::string text;
   for (const nn::Parameter& p : list.parameters) {
@@ -95,7 +99,8 @@ Engine::Engine(std::unique_ptr<nn::PlainModel> plain, nn::Model* model, const di
           config)),
       step_(*strategy_, step_options(config), "Engine::Engine",
             fmt::format("{} micro-batches", config.accumulation_steps)),
-      gradients_(strategy_->list()) {}
+      gradients_(strategy_->list()),
+      registered_(strategy_->model().module().parameters()) {}
 
 Engine::~Engine() {
   if (!backward_threw_ || std::uncaught_exceptions() > 0) return;
@@ -169,6 +174,9 @@ void Engine::backward(const at::Tensor& loss) {
 }
 
 double Engine::state_before_backward(const at::Tensor& loss) const {
+  if (!same_tensors(registered_, strategy_->model().module().parameters())) {
+    return state_of(StepFault::kModuleChanged);
+  }
   if (!loss.defined() || !loss.requires_grad() || loss.numel() != 1) {
     return state_of(StepFault::kLossWithoutGradient);
   }
@@ -274,7 +282,11 @@ void Engine::verify_before_update() {
 bool Engine::step() {
   const dist::CallScope call(strategy_->mesh().world(), "Engine::step");
   verify_backward_ended();
-  if (stepped_) throw Error("step() before backward(): there are no gradients to step with");
+  if (stepped_) {
+    throw Error(
+        "step() before the engine's backward(): there are no gradients to step with; call "
+        "engine.backward(loss) in place of loss.backward()");
+  }
   stepped_ = true;
   if (micro_batches_ < config_.accumulation_steps) return false;
   const bool updated = step_.end({.verify =

@@ -157,6 +157,7 @@ class Engine {
 
   train::Step step_;
   StepGradients gradients_;
+  std::vector<at::Tensor> registered_;  // the model's parameters when the engine was made
   std::vector<bool> trainable_;     // by parameter, at this step's first backward()
   bool backward_threw_ = false;     // in this step
   std::vector<at::Tensor> losses_;  // of this step's micro-batches

@@ -11,7 +11,7 @@
 namespace zero {
 namespace {
 
-constexpr std::size_t kFaults = 5;
+constexpr std::size_t kFaults = 6;
 
 std::string fault_text(double state, const nn::ParameterList& list, const std::string& ranks,
                        std::int64_t step) {
@@ -43,6 +43,12 @@ std::string fault_text(double state, const nn::ParameterList& list, const std::s
           "{} was frozen or unfrozen (requires_grad_()) on {} between two micro-batches of a step: "
           "do that before the first backward() of a step or after its last one",
           parameter(), ranks);
+    case StepFault::kModuleChanged:
+      return fmt::format(
+          "a layer or parameter of the model was added, replaced or taken out on {} since the "
+          "engine was made, which does not train what it has not seen: do that before the engine "
+          "is made, or after release(), and make another",
+          ranks);
   }
   throw Error("an invalid fault");
 }

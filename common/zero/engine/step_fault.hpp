@@ -15,6 +15,7 @@ enum class StepFault : std::uint8_t {
   kOldLoss,
   kGradientTaken,
   kTrainabilityChanged,
+  kModuleChanged,
 };
 
 /// A rank's state as a number, which travels with numbers that ranks exchange anyway, so that all

@@ -105,7 +105,8 @@ void check(const ParameterList& list) {
     if (!is_new) {
       throw Error(
           fmt::format("parameters '{}' and '{}' are two tensors over the same memory; tie weights "
-                      "by registering the same tensor twice",
+                      "by registering the same tensor twice; make a model anew whose strategy was "
+                      "destroyed without release()",
                       found->second, p.name));
     }
   }
@@ -174,7 +175,7 @@ ParameterList list_parameters(Unit& root) {
   return list;
 }
 
-std::string holder_of(torch::nn::Module& root) {
+void verify_not_held(torch::nn::Module& root) {
   std::string holder;
   root.apply([&](torch::nn::Module& module) {
     const auto* layer = dynamic_cast<const Layer*>(&module);
@@ -187,7 +188,11 @@ std::string holder_of(torch::nn::Module& root) {
         dynamic_cast<Callback*>(torch::autograd::impl::post_acc_grad_hooks(parameter).get());
     if (callback != nullptr) holder = "another strategy";
   }
-  return holder;
+  if (holder.empty()) return;
+  throw Error(
+      fmt::format("the model is held by {}: a strategy gives its model back by release(), called "
+                  "on all ranks; else make the model anew",
+                  holder));
 }
 
 void set_holder(torch::nn::Module& root, const std::string& holder,

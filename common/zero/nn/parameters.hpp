@@ -79,9 +79,9 @@ struct WholeModel {
   at::Tensor copy;
 };
 
-/// The strategy that has `root` or a part of it, as passed to set_holder(); empty if none has. In a
-/// part without a Layer, callbacks of its parameters show that a strategy has it, but not its name.
-std::string holder_of(torch::nn::Module& root);
+/// Throws zero::Error if a strategy has `root` or a part of it, and names it as set_holder() did. In
+/// a part without a Layer, callbacks of its parameters show that a strategy has it, but not its name.
+void verify_not_held(torch::nn::Module& root);
 /// Tells every Layer of `root` which strategy has it; empty: none. See Layer::set_holder().
 void set_holder(torch::nn::Module& root, const std::string& holder,
                 const std::function<void()>& before_read = {});

@@ -90,6 +90,7 @@ UnitRule units_if(std::function<bool(const std::string&, const Module&)> is_unit
 }
 
 PlainModel::PlainModel(Module& module, const UnitRule& units) : module_(module) {
+  verify_not_held(module);
   // Not owned: the program has it.
   register_module("module", std::shared_ptr<Module>(std::shared_ptr<void>(), &module));
   const auto inside = module.named_modules("", /*include_self=*/false);

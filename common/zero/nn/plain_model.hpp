@@ -40,7 +40,7 @@ UnitRule units_if(
 class PlainModel final : public Model {
  public:
   /// `module` must outlive the model. Throws zero::Error if the rule names a module that is not
-  /// there.
+  /// there, and if a strategy has the module.
   explicit PlainModel(torch::nn::Module& module, const UnitRule& units = default_units());
 
   /// What loss() and predict() compute from now on: the loss, or any tensor under at::NoGradGuard.

@@ -43,14 +43,7 @@ void FirstValues::broadcast_buffers() {
 }
 
 void FirstValues::write(std::size_t index, at::Tensor out) {
-  const nn::Parameter& parameter = list_.parameters[index];
-  if (source_ == nullptr) {
-    throw Error(
-        fmt::format("parameter '{}' has no values: set StrategyArguments::values, or initialize "
-                    "the model first",
-                    parameter.name));
-  }
-  nn::fill_part(*source_, parameter, out);
+  nn::fill_part(*source_, list_.parameters[index], out);
 }
 
 // Allocates one parameter; on rank 0, also asks the source for its first value.

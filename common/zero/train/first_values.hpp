@@ -32,7 +32,7 @@ class FirstValues {
   /// when parameters have the storages that they keep until release().
   void broadcast_buffers();
   /// Writes the first value of one parameter, from the source, into `out` (of its shape and dtype).
-  /// Acts on this rank alone. Throws zero::Error if there is no source.
+  /// Acts on this rank alone.
   void write(std::size_t index, at::Tensor out);
 
  private:

@@ -58,30 +58,36 @@ void verify_trainable(const nn::ParameterList& list, const torch::nn::Module& mo
   }
 }
 
+// Throws zero::Error if a parameter has no bytes, of a model that gives all ranks its first values.
+void verify_values(const nn::ParameterList& list) {
+  for (const nn::Parameter& p : list.parameters) {
+    if (memory::has_storage(p.tensor)) continue;
+    throw Error(fmt::format(
+        "parameter '{}' has no values: pass a nn::ParameterSource, as for a model that is built "
+        "without values; if a strategy that had it was destroyed without release(), make the model "
+        "anew",
+        p.name));
+  }
+}
+
 }  // namespace
 
 nn::ParameterList HeldModel::free_parameters(const StrategyArguments& arguments) {
-  const std::string holder = nn::holder_of(arguments.model);
-  std::string wrong, advice;
-  if (!holder.empty()) {
-    wrong = fmt::format("the model is held by {}", holder);
-    advice =
-        ": a strategy gives its model back by release(), called on all ranks; else make the "
-        "model anew";
-  } else {
-    try {
-      nn::ParameterList list = nn::list_parameters(arguments.model);
-      verify_trainable(list, arguments.model.module());
-      verify_axes(arguments.mesh, list, arguments.model);
-      return list;
-    } catch (const Error& error) {
-      wrong = error.what();
-    }
+  std::string wrong;
+  try {
+    nn::verify_not_held(arguments.model);
+    nn::ParameterList list = nn::list_parameters(arguments.model);
+    verify_trainable(list, arguments.model.module());
+    verify_axes(arguments.mesh, list, arguments.model);
+    if (arguments.values == nullptr && arguments.mesh.data().rank() == 0) verify_values(list);
+    return list;
+  } catch (const Error& error) {
+    wrong = error.what();
   }
   // Ranks where the model is well send another text in the constructor's comparison, so this throws
   // on all ranks.
   arguments.mesh.verify_same_in_stage(kModelOrStrategy, wrong);
-  throw Error(wrong + advice);
+  throw Error(wrong);
 }
 
 HeldModel::HeldModel(const StrategyArguments& arguments, const nn::ParameterList& list,

@@ -16,7 +16,8 @@ std::string unsharded_read(const nn::ParameterList& list, const std::vector<std:
   const std::string& unit = list.units[list.parameters[members.front()].unit].name;
   return fmt::format(
       "a read of {}parameter{} {} of {},{}outside of its unit's forward and backward, hold "
-      "train::UnshardedParameters of that unit, on all ranks",
+      "train::UnshardedParameters of that unit, on all ranks, or run the model inside of "
+      "Engine::forward() or evaluate()",
       names.size() == 1 ? "" : "one of ", names.size() == 1 ? "" : "s", fmt::join(names, ", "),
       unit.empty() ? "the root" : "unit '" + unit + "'", kNotWhole);
 }
