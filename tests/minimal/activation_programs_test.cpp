@@ -141,9 +141,13 @@ TEST(Ulysses, HasAtMost120Lines) {
 }
 
 TEST(ActivationPage, QuotesWhatTheProgramsPrint) {
-  for (const char* program : {"published_attention", "activation_cuts"}) {
+  const std::map<std::string, std::string> programs = {
+      {"published_attention", run_program("published_attention")},
+      {"activation_cuts", run_program("activation_cuts")},
+      {"--ulysses 4", printed_by_small_program("08_tensor_parallel", 4, "ulysses")}};
+  for (const auto& [words, printed] : programs) {
     const std::string quoted =
-        fmt::format("    ./run step 08 {}\n\n```text\n{}```\n", program, run_program(program));
+        fmt::format("    ./run step 08 {}\n\n```text\n{}```\n", words, printed);
     EXPECT_NE(page().find(quoted), std::string::npos) << "the page lacks\n" << quoted;
   }
 }
