@@ -1,5 +1,5 @@
-// The two programs of lesson 08: every figure that they print follows from a formula, and the
-// lesson quotes what they print.
+// The programs of lesson 08 about activations: every figure that they print follows from a formula,
+// and the lesson quotes what they print.
 
 #include <gmock/gmock.h>
 
@@ -114,10 +114,40 @@ TEST(ActivationCuts, RefuseSizesThatCannotBeCut) {
   EXPECT_THAT(said("--tokens 5"), HasSubstr("cannot be split evenly over 2 ranks of the tensor"));
 }
 
+TEST(Ulysses, SendsWhatTheFormulasSayAndEqualsAttentionThatNothingSplits) {
+  const std::int64_t stream = 16 * 32 * 4, weights = 4 * 32 * 32 * 4;
+  for (const int n : {1, 2, 4, 8}) {
+    std::string expected =
+        "rank  positions  heads  activations  parameters  gradients  equal to unsplit\n";
+    for (int rank = 0; rank < n; ++rank) {
+      // q, k, v and what comes of them, in forward and in backward; a gather, a reduce-scatter.
+      expected +=
+          fmt::format("{:4} {:10} {:6} {:12} {:11} {:10}  yes\n", rank, 16 / n, 8 / n,
+                      8 * stream * (n - 1) / (n * n), weights * (n - 1) / n, weights * (n - 1) / n);
+    }
+    EXPECT_EQ(printed_by_small_program("08_tensor_parallel", n, "ulysses"), expected);
+  }
+}
+
+TEST(Ulysses, RefusesRanksThatCannotShareTheHeads) {
+  EXPECT_THAT(
+      output_of(fmt::format("('{}/08_tensor_parallel_ulysses' 3 2>&1; true)", ZERO_MINIMAL_FOLDER)),
+      HasSubstr("take 1, 2, 4 or 8 ranks"));
+}
+
+TEST(Ulysses, HasAtMost120Lines) {
+  std::ifstream file(std::string(ZERO_SOURCE_FOLDER) + "/08_tensor_parallel/ulysses.cpp");
+  EXPECT_LE(std::count(std::istreambuf_iterator<char>(file), {}, '\n'), 120);
+}
+
 TEST(ActivationPage, QuotesWhatTheProgramsPrint) {
-  for (const char* program : {"published_attention", "activation_cuts"}) {
+  const std::map<std::string, std::string> programs = {
+      {"published_attention", run_program("published_attention")},
+      {"activation_cuts", run_program("activation_cuts")},
+      {"--ulysses 4", printed_by_small_program("08_tensor_parallel", 4, "ulysses")}};
+  for (const auto& [words, printed] : programs) {
     const std::string quoted =
-        fmt::format("    ./run step 08 {}\n\n```text\n{}```\n", program, run_program(program));
+        fmt::format("    ./run step 08 {}\n\n```text\n{}```\n", words, printed);
     EXPECT_NE(page().find(quoted), std::string::npos) << "the page lacks\n" << quoted;
   }
 }

@@ -340,6 +340,15 @@ TEST(SmallProgramFigures, OfTheLessonsFollowFromTheFormulas) {
   expect_quoted("07_zero_plus_plus/quantized_gradients.md",
                 fmt::format("= {}. Together {} bytes.", qgz.gradients_sent_between,
                             with_commas(qgz.gradients_sent_between + qgz.parameters_sent_between)));
+  // Chapter 08: layers 0 and 1, and an all-reduce of what the second one makes.
+  const auto pair = [](const exercise::LayerBytes& bytes) {
+    return with_commas(bytes[0] + bytes[1]);
+  };
+  expect_quoted("08_tensor_parallel/README.md",
+                fmt::format("both matrices have {} bytes, of which rank 0 holds {}, and the "
+                            "all-reduce sends {} bytes",
+                            pair(exercise::layer_bytes()), pair(exercise::part_bytes(2, 0)),
+                            with_commas(exercise::all_reduce_bytes(16 * 30, 2, 0))));
   // Chapter 09 on four stages.
   const auto activations = [](bool gpipe, int stage) {
     return with_commas(exercise::expected_stage(gpipe, 4, stage).activations_peak);
