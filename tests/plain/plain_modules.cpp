@@ -160,6 +160,14 @@ at::Tensor used_twice(Layers& net) {
   return x.square().mean();
 }
 
+// A checkpoint around two units, one of which also runs outside of it.
+at::Tensor checkpointed_units(Layers& net) {
+  const auto both = [&net](const auto& in) { return net.layers[1](net.layers[0](in[0])).tanh(); };
+  at::Tensor x = net.layers[2](at::randn({4, 11})).tanh();
+  x = nn::checkpoint(both, {x});
+  return net.layers[2](net.layers[0](x).tanh()).square().mean();
+}
+
 // Weights through views: a transpose, chunks, a slice, an expanded bias.
 at::Tensor through_views(Layers& net) {
   at::Tensor x = at::randn({4, 11});
@@ -259,6 +267,7 @@ std::vector<PlainCase> plain_cases() {
           {"lstm", [] { return made<Lstm>(lstm_loss); }},
           {"resnet", [] { return made<ResNet>(resnet_loss); }},
           {"used_twice", [] { return made<Layers>(used_twice); }},
+          {"checkpointed_units", [] { return made<Layers>(checkpointed_units); }},
           {"views", [] { return made<Layers>(through_views); }},
           {"weight_norm", [] { return made<WeightNorm>(weight_norm_loss); }},
           {"penalty", [] { return made<Layers>(with_penalty); }},
