@@ -74,9 +74,9 @@ Engine::Engine(nn::Model& model, const dist::Mesh& mesh, optim::OptimizerFactory
     : Engine(nullptr, &model, mesh, std::move(optimizer), config, values) {}
 
 Engine::Engine(torch::nn::Module& module, const dist::Mesh& mesh, optim::OptimizerFactory optimizer,
-               const EngineConfig& config, const nn::UnitRule& units)
+               const EngineConfig& config, const nn::UnitRule& units, nn::ParameterSource* values)
     : Engine(make_plain_model(module, mesh, units), nullptr, mesh, std::move(optimizer), config,
-             /*values=*/nullptr) {}
+             values) {}
 
 Engine::Engine(std::unique_ptr<nn::PlainModel> plain, nn::Model* model, const dist::Mesh& mesh,
                optim::OptimizerFactory optimizer, const EngineConfig& config,
