@@ -44,8 +44,7 @@ bool is_random(const at::Tensor& tensor) {
 }
 
 void drop(const at::Tensor& parameter) {
-  if (memory::has_storage(parameter) && parameter.is_contiguous())
-    memory::separate_storage(parameter);
+  if (parameter.is_contiguous()) memory::separate_storage(parameter);
 }
 
 // A tensor that requires a gradient has been registered.
@@ -57,13 +56,17 @@ void drop_parameters() {
   });
 }
 
-// The same with other tensors.
-c10::IValue mapped(const c10::IValue& value, at::Tensor (*map)(const at::Tensor&)) {
-  if (value.isTensor() && value.toTensor().defined()) return map(value.toTensor());
-  if (!value.isTensorList()) return value;
-  c10::List<at::Tensor> tensors;
-  for (const at::Tensor& tensor : value.toTensorVector()) tensors.push_back(map(tensor));
-  return tensors;
+template <typename Map>
+void map_tensors(torch::jit::Stack& values, const Map& map) {
+  for (c10::IValue& value : values) {
+    if (value.isTensorList()) {
+      auto tensors = value.toTensorVector();
+      std::ranges::transform(tensors, tensors.begin(), map);
+      value = std::move(tensors);
+    } else if (value.isTensor() && value.toTensor().defined()) {
+      value = map(value.toTensor());
+    }
+  }
 }
 
 // What an operation returns that found a parameter without values; `found` says so.
@@ -76,15 +79,11 @@ torch::jit::Stack result_without_values(const c10::OperatorHandle& operation,
   }
   try {
     if (written.empty()) {
-      for (c10::IValue& input : inputs) {
-        input = mapped(input, [](const at::Tensor& x) { return x.to(at::kMeta); });
-      }
+      map_tensors(inputs, [](const at::Tensor& tensor) { return tensor.to(at::kMeta); });
       operation.callBoxed(inputs);
-      for (c10::IValue& output : inputs) {
-        output = mapped(output, [](const at::Tensor& shape) {
-          return memory::without_storage(shape.sizes(), shape.scalar_type());
-        });
-      }
+      map_tensors(inputs, [](const at::Tensor& shape) {
+        return memory::without_storage(shape.sizes(), shape.scalar_type());
+      });
       return inputs;
     }
     // An initialisation: it returns what it was to write.
@@ -142,13 +141,11 @@ void detail::construct_deferred(const std::function<torch::nn::Module&()>& const
   }
   for (const at::Tensor& parameter : module->parameters()) drop(parameter);
   for (const auto& buffer : module->named_buffers()) {
-    const bool computed = has_parameter(buffer.value());
-    if (!computed && !any_tensor(buffer.value(), is_random)) continue;
+    if (!has_parameter(buffer.value()) && !any_tensor(buffer.value(), is_random)) continue;
     throw Error(fmt::format(
-        "buffer '{}' is {}: build the module without zero::nn::defer(), or register the buffer "
-        "after it",
-        buffer.key(),
-        computed ? "computed from a parameter, which has no values" : "drawn at random"));
+        "buffer '{}' is drawn at random, or computed from a parameter, which has no values: build "
+        "the module without zero::nn::defer(), or register the buffer after it",
+        buffer.key()));
   }
 }
 
