@@ -4,15 +4,19 @@
     consumer.py CMAKE GENERATOR COMPILER LIBTORCH BUILD
 """
 
+import json
+import random
 import re
 import shutil
+import struct
 import subprocess
 import sys
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parent.parent
-# The documents that show them; none shows the last.
-EXAMPLES = {"my_training": "docs/library.md", "my_engine": "docs/engine.md", "plain_gpt2": None}
+# The documents that show them; none shows the last two.
+EXAMPLES = {"my_training": "docs/library.md", "my_engine": "docs/engine.md", "plain_gpt2": None,
+            "finetune": None}
 
 
 def run(*command):
@@ -26,6 +30,56 @@ def expect_training(output):
     """20 losses, of which the last is below the first."""
     losses = [float(loss) for loss in re.findall(r"loss ([\d.e+-]+)", output)]
     assert len(losses) == 20 and losses[-1] < losses[0], losses
+
+
+def finetune_shapes():
+    """The parameters of the module of examples/finetune."""
+    shapes = {"embedding.weight": [256, 32], "join.weight": [32, 256], "join.bias": [32], "head.weight": [256, 32],
+              "head.bias": [256]}
+    for block in ("blocks.0", "blocks.1"):
+        shapes |= {f"{block}.norm.weight": [32], f"{block}.norm.bias": [32], f"{block}.up.weight": [128, 32],
+                   f"{block}.up.bias": [128], f"{block}.down.weight": [32, 128], f"{block}.down.bias": [32]}
+    return shapes
+
+
+def write_weights(folder, shapes):
+    """A file of random float32 tensors."""
+    draw, header, data = random.Random(1), {}, b""
+    for name, shape in shapes.items():
+        count = shape[0] * (shape[1] if len(shape) == 2 else 1)
+        values = struct.pack(f"<{count}f", *(draw.gauss(0, 0.1) for _ in range(count)))
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + len(values)]}
+        data += values
+    text = json.dumps(header).encode()
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def read_weights(folder):
+    """Of each tensor its shape and bytes, by name."""
+    file = (folder / "model.safetensors").read_bytes()
+    begin = 8 + struct.unpack("<Q", file[:8])[0]
+    header = json.loads(file[8:begin])
+    header.pop("__metadata__", None)
+    return {name: (entry["shape"], file[begin + entry["data_offsets"][0]:begin + entry["data_offsets"][1]])
+            for name, entry in header.items()}
+
+
+def check_finetune(program, text, work):
+    """Without a step it writes what it reads; with some it trains all of it, and a second run goes on from there."""
+    given, first = work / "given", []
+    write_weights(given, finetune_shapes())
+    run(program, given, work / "same", text, "0")
+    before = read_weights(given)
+    assert read_weights(work / "same") == before, "no step, and other weights"
+    for begin, end in (("given", "tuned"), ("tuned", "tuned_again")):
+        output = run(program, work / begin, work / end, text, "20")
+        expect_training(output)
+        first.append(float(re.search(r"loss ([\d.e+-]+)", output)[1]))
+    after = read_weights(work / "tuned")
+    assert {name: shape for name, (shape, _) in after.items()} == finetune_shapes()
+    assert not [name for name in before if after[name] == before[name]], "not all weights were trained"
+    assert first[1] < first[0], "the second run began anew"
 
 
 def main(cmake, generator, compiler, torch, build):
@@ -58,6 +112,8 @@ def main(cmake, generator, compiler, torch, build):
     expect_training(alone)
     assert run(plain / "sharded", text, "20", "1") == alone, "one rank of an engine trains in another way"
     expect_training(run(plain / "sharded", text, "20", "2"))
+
+    check_finetune(work / "finetune" / "finetune", text, work)
 
     output = run(work / "my_training" / "my_training")
     expect_training(output)

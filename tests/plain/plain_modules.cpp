@@ -50,18 +50,36 @@ struct Block : Module {
   torch::nn::Linear up, down;
 };
 
+// The same as a unit that calls its hooks itself.
+struct UnitBlock : nn::Unit {
+  UnitBlock() : block(register_module("block", std::make_shared<Block>())) {}
+  at::Tensor forward(const at::Tensor& x) {
+    return run([&] { return block->forward(x); }, {x});
+  }
+  std::shared_ptr<Block> block;
+};
+
 struct Gpt : Module {
   static constexpr std::int64_t kWords = 51;
-  explicit Gpt(bool checkpoints = false) : checkpoints(checkpoints) {
+  static constexpr int kBlocks = 3;
+  // `units`: how many of its blocks are units, the last ones.
+  explicit Gpt(bool checkpoints = false, int units = 0) : checkpoints(checkpoints) {
     tokens = register_module("tokens", torch::nn::Embedding(kWords, 16));
     places = register_parameter("places", at::randn({12, 16}) * 0.1);
-    for (int i = 0; i < 3; ++i) blocks->push_back(std::make_shared<Block>());
+    for (int i = 0; i < kBlocks; ++i) {
+      if (i < kBlocks - units) blocks->push_back(std::make_shared<Block>());
+      if (i >= kBlocks - units) blocks->push_back(std::make_shared<UnitBlock>());
+    }
     register_module("blocks", blocks);
     norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({16})));
   }
   at::Tensor forward(const at::Tensor& ids) {
     at::Tensor x = tokens(ids) + places;
     for (const auto& block : *blocks) {
+      if (auto* const unit = block->as<UnitBlock>()) {
+        x = unit->forward(x);
+        continue;
+      }
       auto& b = *block->as<Block>();
       x = checkpoints ? nn::checkpoint([&b](const auto& in) { return b.forward(in[0]); }, {x})
                       : b.forward(x);
@@ -85,6 +103,21 @@ PlainModule checkpointed_gpt() {
   const auto net = std::make_shared<Gpt>(/*checkpoints=*/true);
   return {net, [net] { return gpt_loss(*net); }};
 }
+
+// Plain modules and units in turn.
+PlainModule mixed_gpt() {
+  const auto net = std::make_shared<Gpt>(/*checkpoints=*/false, /*units=*/2);
+  return {net, [net] { return gpt_loss(*net); }};
+}
+
+struct GptOfUnits : nn::Model {
+  GptOfUnits() : gpt(register_module("gpt", std::make_shared<Gpt>(false, Gpt::kBlocks))) {}
+  at::Tensor loss(const data::Batch&) override {
+    return run([&] { return gpt_loss(*gpt); }, {});
+  }
+  at::Tensor predict(const data::Batch& batch) override { return loss(batch); }
+  std::shared_ptr<Gpt> gpt;
+};
 
 PlainModule transformer() {
   auto layer = torch::nn::TransformerEncoderLayerOptions(12, 3).dim_feedforward(20).dropout(0.1);
@@ -158,6 +191,14 @@ at::Tensor used_twice(Layers& net) {
   at::Tensor x = at::randn({4, 11});
   for (const int i : {0, 1, 0, 2, 1}) x = net.layers[i](x).tanh();
   return x.square().mean();
+}
+
+// A checkpoint around two units, one of which also runs outside of it.
+at::Tensor checkpointed_units(Layers& net) {
+  const auto both = [&net](const auto& in) { return net.layers[1](net.layers[0](in[0])).tanh(); };
+  at::Tensor x = net.layers[2](at::randn({4, 11})).tanh();
+  x = nn::checkpoint(both, {x});
+  return net.layers[2](net.layers[0](x).tanh()).square().mean();
 }
 
 // Weights through views: a transpose, chunks, a slice, an expanded bias.
@@ -255,10 +296,12 @@ at::Tensor with_frozen(Layers& net) {
 std::vector<PlainCase> plain_cases() {
   return {{"gpt2", [] { return made<Gpt>(gpt_loss); }},
           {"gpt2_checkpointed", checkpointed_gpt},
+          {"gpt2_mixed", mixed_gpt},
           {"transformer_encoder", transformer},
           {"lstm", [] { return made<Lstm>(lstm_loss); }},
           {"resnet", [] { return made<ResNet>(resnet_loss); }},
           {"used_twice", [] { return made<Layers>(used_twice); }},
+          {"checkpointed_units", [] { return made<Layers>(checkpointed_units); }},
           {"views", [] { return made<Layers>(through_views); }},
           {"weight_norm", [] { return made<WeightNorm>(weight_norm_loss); }},
           {"penalty", [] { return made<Layers>(with_penalty); }},
@@ -267,6 +310,8 @@ std::vector<PlainCase> plain_cases() {
           {"own_function_alone", [] { return made<Layers>(with_own_function_alone); }},
           {"frozen", [] { return made<Layers>(with_frozen); }}};
 }
+
+std::shared_ptr<nn::Model> gpt2_of_units() { return std::make_shared<GptOfUnits>(); }
 
 PlainCase plain_case(const std::string& name) {
   for (const PlainCase& each : plain_cases()) {

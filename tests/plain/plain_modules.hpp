@@ -29,4 +29,7 @@ struct PlainCase {
 std::vector<PlainCase> plain_cases();
 PlainCase plain_case(const std::string& name);
 
+/// Case "gpt2" as a model whose blocks are units; its loss needs no batch.
+std::shared_ptr<nn::Model> gpt2_of_units();
+
 }  // namespace zero::testing

@@ -3,9 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <regex>
+
 #include <tests/support/modes.hpp>
 #include <tests/support/whole_state.hpp>
 #include <zero/optim/adamw.hpp>
+#include <zero/optim/master_weights.hpp>
 
 #include "plain_modules.hpp"
 
@@ -13,14 +16,10 @@ namespace zero::testing {
 namespace {
 
 // Trains three steps of two micro-batches.
-WholeState trained(dist::Communicator& communicator, const PlainCase& plain,
-                   const std::string& mode) {
-  at::manual_seed(7);
-  const PlainModule made = plain.make();
-  nn::PlainModel model(*made.module, plain.units);
-  model.set_forward(made.loss);
+WholeState trained(dist::Communicator& communicator, nn::Model& model, const std::string& mode,
+                   const optim::OptimizerFactory& optimizer = optim::adamw()) {
   const auto strategy =
-      make_strategy(mode, {.model = model, .mesh = communicator, .optimizer = optim::adamw()});
+      make_strategy(mode, {.model = model, .mesh = communicator, .optimizer = optimizer});
   for (int micro_batch = 0; micro_batch < 6; ++micro_batch) {
     at::manual_seed(100 * micro_batch + communicator.rank());
     const bool is_last = micro_batch % 2 == 1;
@@ -35,6 +34,22 @@ WholeState trained(dist::Communicator& communicator, const PlainCase& plain,
   return whole_state(*strategy);
 }
 
+PlainModule made(const PlainCase& plain) {
+  at::manual_seed(7);
+  return plain.make();
+}
+
+WholeState trained(dist::Communicator& communicator, const PlainCase& plain,
+                   const std::string& mode) {
+  const PlainModule module = made(plain);
+  nn::PlainModel model(*module.module, plain.units);
+  model.set_forward(module.loss);
+  return trained(communicator, model, mode);
+}
+
+constexpr auto kModes = {"zero1",   "zero2",   "zero3",   "tensor_zero3",       "engine0",
+                         "engine1", "engine2", "engine3", "engine3:lookahead=0"};
+
 class Plain : public ::testing::TestWithParam<PlainCase> {};
 
 TEST_P(Plain, EndsWithTheBitsOfDdp) {
@@ -42,8 +57,7 @@ TEST_P(Plain, EndsWithTheBitsOfDdp) {
     SCOPED_TRACE(ranks);
     on_ranks(ranks, [](dist::Communicator& communicator) {
       const WholeState ddp = trained(communicator, GetParam(), "ddp");
-      for (const char* mode : {"zero1", "zero2", "zero3", "tensor_zero3", "engine0", "engine1",
-                               "engine2", "engine3", "engine3:lookahead=0"}) {
+      for (const char* mode : kModes) {
         SCOPED_TRACE(mode);
         EXPECT_TRUE(same_state(trained(communicator, GetParam(), mode), ddp));
       }
@@ -53,6 +67,54 @@ TEST_P(Plain, EndsWithTheBitsOfDdp) {
 
 INSTANTIATE_TEST_SUITE_P(Modules, Plain, ::testing::ValuesIn(plain_cases()),
                          [](const auto& info) { return info.param.name; });
+
+// The names of case "gpt2".
+WholeState without_units_in_names(const WholeState& state) {
+  WholeState renamed;
+  for (const auto& [name, tensor] : state) {
+    renamed[std::regex_replace(name, std::regex(R"(gpt\.|\.block(?=\.))"), "")] = tensor;
+  }
+  return renamed;
+}
+
+// With the bits of the plain module under DDP: it, the module with units among its blocks, and the
+// model of units, in `dtype`.
+void expect_same_bits_with_units(dist::Communicator& communicator, at::ScalarType dtype,
+                                 const optim::OptimizerFactory& optimizer) {
+  const auto plain = [&](const char* name, const std::string& mode) {
+    const PlainModule module = made(plain_case(name));
+    module.module->to(dtype);
+    nn::PlainModel model(*module.module, plain_case(name).units);
+    model.set_forward(module.loss);
+    return without_units_in_names(trained(communicator, model, mode, optimizer));
+  };
+  const WholeState ddp = plain("gpt2", "ddp");
+  for (const char* mode : kModes) {
+    SCOPED_TRACE(mode);
+    at::manual_seed(7);
+    const auto units = gpt2_of_units();
+    units->to(dtype);
+    const WholeState of_units = trained(communicator, *units, mode, optimizer);
+    EXPECT_TRUE(same_state(without_units_in_names(of_units), ddp));
+    EXPECT_TRUE(same_state(plain("gpt2", mode), ddp));
+    EXPECT_TRUE(same_state(plain("gpt2_mixed", mode), ddp));
+  }
+}
+
+ZERO_TESTS_ON_RANKS(PlainBesideUnits, 1, 2, 3, 4);
+
+TEST_P(PlainBesideUnits, HasTheSameBits) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    expect_same_bits_with_units(communicator, at::kFloat, optim::adamw());
+  });
+}
+
+TEST_P(PlainBesideUnits, HasTheSameBitsInBfloat16WithMasterWeights) {
+  on_ranks(GetParam(), [](dist::Communicator& communicator) {
+    expect_same_bits_with_units(communicator, at::kBFloat16,
+                                optim::with_master_weights(optim::adamw()));
+  });
+}
 
 }  // namespace
 }  // namespace zero::testing

@@ -1,5 +1,6 @@
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/stack.h>
+#include <c10/core/GradMode.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -14,6 +15,7 @@
 #include <zero/engine/step_fault.hpp>
 #include <zero/io/checkpoint.hpp>
 #include <zero/io/checkpoint_manifest.hpp>
+#include <zero/train/broadcast_buffers.hpp>
 #include <zero/train/registry.hpp>
 
 namespace zero {
@@ -78,9 +80,9 @@ Engine::Engine(nn::Model& model, const dist::Mesh& mesh, optim::OptimizerFactory
     : Engine(nullptr, &model, mesh, std::move(optimizer), config, values) {}
 
 Engine::Engine(torch::nn::Module& module, const dist::Mesh& mesh, optim::OptimizerFactory optimizer,
-               const EngineConfig& config, const nn::UnitRule& units)
+               const EngineConfig& config, const nn::UnitRule& units, nn::ParameterSource* values)
     : Engine(make_plain_model(module, mesh, units), nullptr, mesh, std::move(optimizer), config,
-             /*values=*/nullptr) {}
+             values) {}
 
 Engine::Engine(std::unique_ptr<nn::PlainModel> plain, nn::Model* model, const dist::Mesh& mesh,
                optim::OptimizerFactory optimizer, const EngineConfig& config,
@@ -114,6 +116,10 @@ at::Tensor Engine::forward(const data::Batch& batch) {
   const dist::CallScope call(strategy_->mesh().world(), "Engine::forward");
   verify_backward_ended();
   strategy_->mesh().world().set_step(step_.number());
+  if (config_.broadcast_buffers && c10::GradMode::is_enabled()) {
+    train::broadcast_buffers(strategy_->model().module(), strategy_->communicator(),
+                             dist::Purpose::kParameter);
+  }
   return strategy_->forward(batch);
 }
 

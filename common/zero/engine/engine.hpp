@@ -10,6 +10,7 @@
 #include <zero/distributed/mesh.hpp>
 #include <zero/engine/engine_config.hpp>
 #include <zero/engine/step_gradients.hpp>
+#include <zero/nn/defer.hpp>
 #include <zero/nn/model.hpp>
 #include <zero/nn/plain_model.hpp>
 #include <zero/optim/adamw.hpp>
@@ -47,10 +48,12 @@ class Engine {
   Engine(nn::Model& model, const dist::Mesh& mesh, optim::OptimizerFactory optimizer,
          const EngineConfig& config = {}, nn::ParameterSource* values = nullptr);
   /// The same for a module of torch::nn that knows nothing of this library. `units` chooses the
-  /// modules inside it that are gathered as a whole. `module` must outlive the engine.
+  /// modules inside it that are gathered as a whole. `module` must outlive the engine. If it was
+  /// built by nn::defer(), its parameters need `values`, as above.
   /// @throws zero::Error on all ranks if `units` throws on any.
   Engine(torch::nn::Module& module, const dist::Mesh& mesh, optim::OptimizerFactory optimizer,
-         const EngineConfig& config = {}, const nn::UnitRule& units = nn::default_units());
+         const EngineConfig& config = {}, const nn::UnitRule& units = nn::default_units(),
+         nn::ParameterSource* values = nullptr);
   /// After an exception in backward() that was caught, does what give_up_step() does: other ranks
   /// may wait for reductions. Otherwise does not block.
   ~Engine();

@@ -31,6 +31,7 @@ void declare(base::Keys& keys, EngineConfig& config) {
         value == "skip" ? OnNonfiniteGradient::kSkip : OnNonfiniteGradient::kError;
   });
   keys.flag("reduce_in_float32", config.reduce_in_float32);
+  keys.flag("broadcast_buffers", config.broadcast_buffers);
   keys.field("loss_scale", [&](const Json& value) {
     const double scale = value.is_number() ? value.get<double>() : -1;
     config.loss_scale.initial = scale;

@@ -27,6 +27,7 @@ namespace zero {
 ///       "clip_norm": 0,
 ///       "on_nonfinite_gradient": "error",   or "skip"
 ///       "reduce_in_float32": false,
+///       "broadcast_buffers": false,
 ///       "loss_scale": 0         or the first scale, for float16: 65536
 ///     }
 ///
@@ -43,6 +44,9 @@ struct EngineConfig {
   /// What to do with a step whose gradient is infinite or NaN, if no loss scale can be halved.
   train::OnNonfiniteGradient on_nonfinite_gradient = train::OnNonfiniteGradient::kError;
   bool reduce_in_float32 = false;  ///< send gradients of 2-byte dtypes as float32
+  /// Before each forward that trains, give buffers (running means) the values of rank 0. Otherwise
+  /// each rank keeps its own.
+  bool broadcast_buffers = false;
   /// Dynamic loss scaling (train::LossScale), for parameters in float16; an initial scale of 0:
   /// none.
   train::LossScaleOptions loss_scale = {.initial = 0};

@@ -83,7 +83,8 @@ TEST(EngineConfig, ReadsEveryKey) {
   const EngineConfig config = engine_config(
       R"({"stage": 2, "bucket_mib": 0.5, "in_flight_mib": 3, "lookahead": 4, "whole_below": 1000,
           "accumulation_steps": 8, "clip_norm": 1.5, "loss_scale": 1024, "keep_buffers": false, "keep_gradients": false,
-          "reduce_in_float32": true, "reduce_each_micro_batch": true, "defer_parameter_gather": true, "on_nonfinite_gradient": "skip"})");
+          "reduce_in_float32": true, "reduce_each_micro_batch": true, "defer_parameter_gather": true, "on_nonfinite_gradient": "skip",
+          "broadcast_buffers": true})");
   EXPECT_EQ(config.overlap.stage, 2);
   EXPECT_EQ(config.overlap.bucket_bytes, 512 << 10);
   EXPECT_EQ(config.overlap.in_flight_bytes, 3 << 20);
@@ -93,6 +94,7 @@ TEST(EngineConfig, ReadsEveryKey) {
   EXPECT_FALSE(config.overlap.keep_gradients);
   EXPECT_TRUE(config.reduce_in_float32);
   EXPECT_TRUE(config.reduce_each_micro_batch);
+  EXPECT_TRUE(config.broadcast_buffers);
   EXPECT_TRUE(config.overlap.defer_parameter_gather);
   EXPECT_EQ(config.on_nonfinite_gradient, train::OnNonfiniteGradient::kSkip);
   EXPECT_EQ(config.accumulation_steps, 8);

@@ -17,7 +17,6 @@
 #include <zero/nn/checkpoint.hpp>
 #include <zero/nn/once_differentiable.hpp>
 #include <zero/nn/random_state.hpp>
-#include <zero/nn/read_watch.hpp>
 #include <zero/nn/suppress_gradient_hooks.hpp>
 
 namespace zero::nn {
@@ -187,7 +186,6 @@ struct CheckpointFunction : Function<CheckpointFunction> {
     at::Tensor output;
     {
       const AsInTheFirstRun as_then(part, leaves);
-      const RunsForwardAgain again;
       output = part.body(leaves);
     }
     const SuppressGradientHooks silent;

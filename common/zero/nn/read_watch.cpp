@@ -16,16 +16,14 @@ namespace {
 
 thread_local ReadWatch* active = nullptr;
 
-bool in_backward() {
-  return torch::autograd::get_current_graph_task_id() >= 0 && !RunsForwardAgain::active();
-}
+bool in_backward() { return torch::autograd::get_current_graph_task_id() >= 0; }
 
 }  // namespace
 
 // One use of a unit: its backward begins once in a pass of autograd.
 struct ReadWatch::Use {
   std::shared_ptr<Unit> unit;
-  bool runs_forward = true;  // else it is of a backward that records a graph
+  bool runs_forward = true;  // else it is of a graph that a backward records
   OnceInAPass pass = {};
 
   void begin_backward() {
@@ -174,7 +172,8 @@ void ReadWatch::run_in_backward(const Units& units) {
     if (running_ != now || std::ranges::any_of(watched->parameters, memory::is_released)) {
       pre_backward(unit);
     }
-    // A backward that records a graph: that graph has a backward of its own.
+    // A graph that is recorded in a backward, by create_graph or by a checkpoint that runs again,
+    // has a backward of its own.
     const bool begins = !std::ranges::count(uses_, unit, &Use::unit);
     if (c10::GradMode::is_enabled() && begins) begin(unit, /*runs_forward=*/false);
   }

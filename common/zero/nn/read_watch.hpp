@@ -15,10 +15,6 @@
 
 namespace zero::nn {
 
-/// While it lives, operations inside a backward belong to a forward that runs again (activation
-/// checkpointing).
-using RunsForwardAgain = ScopedFlag<struct RunsForwardAgainTag>;
-
 /// While it lives, operations on this thread are not the model's, such as the copies of a gather.
 using Unwatched = ScopedFlag<struct UnwatchedTag>;
 

@@ -3,6 +3,7 @@
 #include <zero/base/error.hpp>
 #include <zero/memory/charge.hpp>
 #include <zero/memory/storage.hpp>
+#include <zero/train/broadcast_buffers.hpp>
 #include <zero/train/first_values.hpp>
 #include <zero/train/held_model.hpp>
 
@@ -30,15 +31,7 @@ void FirstValues::send(std::size_t index, int owner) {
 }
 
 void FirstValues::broadcast_buffers() {
-  for (const at::Tensor& buffer : model_.module().buffers()) {
-    at::Tensor values = memory::raw(buffer);
-    for (std::int64_t d = 0; d < values.dim(); ++d) {  // an expanded one: each value once
-      if (values.stride(d) == 0 && values.size(d) > 1) values = values.narrow(d, 0, 1);
-    }
-    const at::Tensor sent = values.contiguous();
-    communicator_.broadcast(sent, /*root=*/0, Purpose::kSetup).wait();
-    if (!values.is_contiguous()) values.copy_(sent);
-  }
+  train::broadcast_buffers(model_.module(), communicator_, Purpose::kSetup);
   held_.note_storages();
 }
 
