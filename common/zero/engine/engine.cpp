@@ -14,6 +14,7 @@
 #include <zero/engine/step_fault.hpp>
 #include <zero/io/checkpoint.hpp>
 #include <zero/io/checkpoint_manifest.hpp>
+#include <zero/io/state_dict.hpp>
 #include <zero/train/registry.hpp>
 
 namespace zero {
@@ -334,6 +335,16 @@ bool Engine::load(const std::filesystem::path& folder) {
   if (step_.loss_scale()) step_.loss_scale()->resume_from(info.notes);
   give_up_step();
   return true;
+}
+
+void Engine::load_weights(const safetensors::NamedTensors& weights) {
+  verify_in_no_step("load_weights");
+  io::load_weights(*strategy_, weights);
+}
+
+void Engine::load_weights(const std::filesystem::path& path) {
+  verify_in_no_step("load_weights");
+  io::load_weights(*strategy_, path);
 }
 
 }  // namespace zero

@@ -14,6 +14,7 @@
 #include <zero/nn/plain_model.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/optim/optimizer.hpp>
+#include <zero/safetensors/spec.hpp>
 #include <zero/train/unsharded_parameters.hpp>
 
 namespace zero {
@@ -119,6 +120,11 @@ class Engine {
   /// it: parameters, the optimizer's states, steps(). Returns false if there is none. Called by all
   /// ranks. Throws as io::load_checkpoint() does, and if only some ranks see a checkpoint.
   bool load(const std::filesystem::path& folder);
+
+  /// Gives the model these weights, without optimizer states: io::load_weights() of a state dict or
+  /// of a safetensors file. Called by all ranks. Throws as it does, and in the middle of a step.
+  void load_weights(const safetensors::NamedTensors& weights);
+  void load_weights(const std::filesystem::path& path);
 
   /// Gives the model back, whole and trained, to the program or another engine; see
   /// train::Strategy::release(). Called by all ranks, after a step() that updated.
