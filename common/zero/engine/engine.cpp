@@ -8,6 +8,7 @@
 
 #include <zero/base/error.hpp>
 #include <zero/base/fnv.hpp>
+#include <zero/base/scoped_value.hpp>
 #include <zero/base/table.hpp>
 #include <zero/distributed/agreement.hpp>
 #include <zero/engine/engine.hpp>
@@ -15,6 +16,7 @@
 #include <zero/io/checkpoint.hpp>
 #include <zero/io/checkpoint_manifest.hpp>
 #include <zero/io/state_dict.hpp>
+#include <zero/train/averaged_weights.hpp>
 #include <zero/train/registry.hpp>
 
 namespace zero {
@@ -141,6 +143,7 @@ std::string Engine::units() const {
 void Engine::backward(const at::Tensor& loss) {
   const dist::CallScope call(strategy_->mesh().world(), "Engine::backward");
   verify_backward_ended();
+  verify_own_weights("backward");
   if (micro_batches_ == config_.accumulation_steps) {
     throw Error(
         fmt::format("backward() number {} of a step of {} micro-batches (accumulation_steps): call "
@@ -249,7 +252,14 @@ void Engine::verify_backward_ended() const {
       "give_up_step() on all ranks and begin the step again with forward()");
 }
 
+void Engine::verify_own_weights(const char* call) const {
+  if (!shows_average_) return;
+  throw Error(
+      fmt::format("{}() in with_averaged_weights(): call it when the weights are back", call));
+}
+
 void Engine::verify_in_no_step(const char* call) const {
+  verify_own_weights(call);
   if (micro_batches_ == 0 && stepped_ && !backward_threw_) return;
   throw Error(fmt::format(
       "{}() in the middle of a step: call it after a step() that updated, or after give_up_step()",
@@ -325,6 +335,7 @@ void Engine::save(const std::filesystem::path& folder) {
 
 bool Engine::load(const std::filesystem::path& folder) {
   const dist::CallScope call(strategy_->mesh().world(), "Engine::load");
+  verify_own_weights("load");
   const bool there = std::filesystem::exists(folder / io::checkpoint::kManifestFile);
   // Ranks that see different folders would resume from different steps.
   dist::verify_same(strategy_->mesh().world(), "the checkpoint to go on from",
@@ -345,6 +356,14 @@ void Engine::load_weights(const safetensors::NamedTensors& weights) {
 void Engine::load_weights(const std::filesystem::path& path) {
   verify_in_no_step("load_weights");
   io::load_weights(*strategy_, path);
+}
+
+void Engine::with_averaged_weights(const std::function<void()>& function) {
+  verify_in_no_step("with_averaged_weights");
+  train::with_averaged_weights(*strategy_, [&] {
+    const ScopedValue<bool> shows(shows_average_, true);
+    function();
+  });
 }
 
 }  // namespace zero

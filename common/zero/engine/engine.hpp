@@ -126,6 +126,11 @@ class Engine {
   void load_weights(const safetensors::NamedTensors& weights);
   void load_weights(const std::filesystem::path& path);
 
+  /// Runs `function`, which evaluates, with the averages of optim::with_weight_average() in place
+  /// of the weights. Called by all ranks. Throws as train::with_averaged_weights() does, and in the
+  /// middle of a step; in `function`, backward(), save(), load() and load_weights() throw.
+  void with_averaged_weights(const std::function<void()>& function);
+
   /// Gives the model back, whole and trained, to the program or another engine; see
   /// train::Strategy::release(). Called by all ranks, after a step() that updated.
   void release();
@@ -158,6 +163,7 @@ class Engine {
   double state_before_update() const;
   double fault_of_gradients() const;
   void verify_in_no_step(const char* call) const;
+  void verify_own_weights(const char* call) const;
   void verify_backward_ended() const;
   void verify_before_update();
 
@@ -169,6 +175,7 @@ class Engine {
   std::int64_t micro_batches_ = 0;  // of this step, whose backward has run
   Terms terms_;
   bool stepped_ = true;
+  bool shows_average_ = false;  // instead of the weights
 };
 
 }  // namespace zero
