@@ -3,18 +3,20 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <exception>
 #include <utility>
 
 #include <zero/base/error.hpp>
 #include <zero/base/fnv.hpp>
+#include <zero/base/program.hpp>
 #include <zero/base/scoped_value.hpp>
 #include <zero/base/table.hpp>
 #include <zero/distributed/agreement.hpp>
 #include <zero/engine/engine.hpp>
 #include <zero/engine/step_fault.hpp>
 #include <zero/io/checkpoint.hpp>
-#include <zero/io/checkpoint_manifest.hpp>
+#include <zero/io/checkpoint_files.hpp>
 #include <zero/io/state_dict.hpp>
 #include <zero/train/averaged_weights.hpp>
 #include <zero/train/registry.hpp>
@@ -22,6 +24,8 @@
 namespace zero {
 
 namespace {
+
+constexpr const char* kPosition = "position";  // among the notes of a checkpoint
 
 std::unique_ptr<train::Strategy> make_strategy(train::StrategyArguments arguments,
                                                const EngineConfig& config) {
@@ -101,7 +105,13 @@ Engine::Engine(std::unique_ptr<nn::PlainModel> plain, nn::Model* model, const di
       gradients_(strategy_->list()) {}
 
 Engine::~Engine() {
-  if (!backward_threw_ || std::uncaught_exceptions() > 0) return;
+  if (std::uncaught_exceptions() > 0) return;
+  try {
+    finish_save();
+  } catch (const std::exception& error) {
+    log_error(message_of(error));
+  }
+  if (!backward_threw_) return;
   try {
     give_up_step();
   } catch (const std::exception&) {  // the strategy says what it waits for in vain
@@ -285,6 +295,7 @@ void Engine::verify_before_update() {
 bool Engine::step() {
   const dist::CallScope call(strategy_->mesh().world(), "Engine::step");
   verify_backward_ended();
+  if (pending_ && pending_->is_written()) finish_save();
   if (stepped_) throw Error("step() before backward(): there are no gradients to step with");
   stepped_ = true;
   if (micro_batches_ < config_.accumulation_steps) return false;
@@ -323,26 +334,41 @@ void Engine::release() {
   strategy_->release();
 }
 
-void Engine::save(const std::filesystem::path& folder) {
+double Engine::save(const std::filesystem::path& folder, const SaveOptions& options) {
+  const auto started = std::chrono::steady_clock::now();
   const dist::CallScope call(strategy_->mesh().world(), "Engine::save");
   verify_in_no_step("save");
+  finish_save();
   io::CheckpointInfo info;
   info.step = steps();
   info.mode = mode_of(config_);
   if (step_.loss_scale()) step_.loss_scale()->write_to(info.notes);
-  io::save_checkpoint(*strategy_, folder, info);
+  if (!options.position.empty()) info.notes[kPosition] = options.position;
+  if (options.behind) {
+    pending_ = std::make_unique<io::PendingCheckpoint>(*strategy_, folder, info, options.keep);
+  } else {
+    io::save_checkpoint(*strategy_, folder, info, options.keep);
+  }
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
+}
+
+void Engine::finish_save() {
+  if (const auto pending = std::exchange(pending_, nullptr)) pending->finish();
 }
 
 bool Engine::load(const std::filesystem::path& folder) {
   const dist::CallScope call(strategy_->mesh().world(), "Engine::load");
   verify_own_weights("load");
-  const bool there = std::filesystem::exists(folder / io::checkpoint::kManifestFile);
+  finish_save();
+  const bool there = std::filesystem::exists(io::checkpoint::manifest_at(folder));
   // Ranks that see different folders would resume from different steps.
   dist::verify_same(strategy_->mesh().world(), "the checkpoint to go on from",
                     there ? "there is one" : "none");
   if (!there) return false;
   const io::CheckpointInfo info = io::load_checkpoint(*strategy_, folder);
   step_.resume_after(info.step);
+  const auto position = info.notes.find(kPosition);
+  position_ = position == info.notes.end() ? "" : position->second;
   if (step_.loss_scale()) step_.loss_scale()->resume_from(info.notes);
   give_up_step();
   return true;
