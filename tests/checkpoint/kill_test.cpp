@@ -7,8 +7,10 @@
 #include <algorithm>
 #include <chrono>
 #include <fstream>
+#include <functional>
 #include <random>
 #include <stdexcept>
+#include <thread>
 
 #include <tests/support/test_folder.hpp>
 #include <tests/support/whole_state.hpp>
@@ -56,10 +58,24 @@ void die_in(std::int64_t microseconds) {
   ::setitimer(ITIMER_REAL, &timer, nullptr);
 }
 
+using Save = std::function<void(Session&, const std::filesystem::path&, std::int64_t step)>;
+
+void save_at_once(Session& session, const std::filesystem::path& folder, std::int64_t step) {
+  io::save_checkpoint(session.strategy(), folder, note(step, kMode));
+}
+
+// The weights change while a copy of them is written.
+void save_behind(Session& session, const std::filesystem::path& folder, std::int64_t step) {
+  io::PendingCheckpoint pending(session.strategy(), folder, note(step, kMode));
+  mark(session, -1);
+  while (!pending.is_written()) std::this_thread::yield();
+  pending.finish();
+}
+
 // Loads what is there, checks it, and saves further steps until it is killed. Gives the step that
 // was loaded and the microseconds that a save takes.
 std::string resume(dist::Communicator& communicator, const std::filesystem::path& folder,
-                   std::int64_t victim, std::int64_t microseconds) {
+                   const Save& save, std::int64_t victim, std::int64_t microseconds) {
   Session session(communicator, kMode, checkpoint_options());
   session.step(0);
   std::int64_t step = 0;
@@ -74,14 +90,14 @@ std::string resume(dist::Communicator& communicator, const std::filesystem::path
   const int saves = microseconds > 0 ? 1000 : 1;
   for (int i = 1; i <= saves; ++i) {
     mark(session, step + i);
-    io::save_checkpoint(session.strategy(), folder, note(step + i, kMode));
+    save(session, folder, step + i);
   }
   const auto taken = std::chrono::steady_clock::now() - started;
   return fmt::format("{} {}", step + saves,
                      std::chrono::duration_cast<std::chrono::microseconds>(taken).count());
 }
 
-void kill_again_and_again(int times) {
+void kill_again_and_again(int times, const Save& save) {
   const TestFolder folder;
   std::mt19937_64 random(20240601);
   RankOptions options;
@@ -95,7 +111,7 @@ void kill_again_and_again(int times) {
   // A save that nobody disturbs: first, to know how long it takes, and after every kill, to look.
   const auto save_in_peace = [&] {
     const auto exits = ranks_ended(options, [&](dist::Communicator& communicator) {
-      const std::string text = resume(communicator, folder / "run", -1, 0);
+      const std::string text = resume(communicator, folder / "run", save, -1, 0);
       if (communicator.rank() == 0) std::ofstream(folder / "result") << text;
     });
     for (const auto& exit : exits) ASSERT_TRUE(exit.ok()) << exit.output;
@@ -109,7 +125,7 @@ void kill_again_and_again(int times) {
     const auto when = static_cast<std::int64_t>(random() % (3 * microseconds)) + 1;
     const auto victim = static_cast<std::int64_t>(random() % (kRanks + 1)) - 1;
     const auto exits = ranks_ended(impatient, [&](dist::Communicator& communicator) {
-      resume(communicator, folder / "run", victim, when);
+      resume(communicator, folder / "run", save, victim, when);
     });
     const bool killed = std::any_of(exits.begin(), exits.end(),
                                     [](const auto& exit) { return exit.signal == SIGALRM; });
@@ -121,10 +137,16 @@ void kill_again_and_again(int times) {
   EXPECT_EQ(std::distance(names, {}), 2) << "what killed saves left is removed by the next";
 }
 
-TEST(CheckpointKilled, AtTenRandomPointsOneWholeCheckpointStays) { kill_again_and_again(10); }
+TEST(CheckpointKilled, AtTenRandomPointsOneWholeCheckpointStays) {
+  kill_again_and_again(10, save_at_once);
+}
+
+TEST(CheckpointKilled, WhileItIsWrittenBehindOneWholeCheckpointStays) {
+  kill_again_and_again(10, save_behind);
+}
 
 TEST(SlowCheckpointKilled, AtAHundredRandomPointsOneWholeCheckpointStays) {
-  kill_again_and_again(100);
+  kill_again_and_again(100, save_at_once);
 }
 
 }  // namespace

@@ -6,52 +6,20 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/linear.h>
-#include <torch/optim/adamw.h>
 
 #include <tests/support/error_of.hpp>
 #include <tests/support/modes.hpp>
 #include <tests/support/same_bits.hpp>
 #include <tests/support/test_folder.hpp>
-#include <tests/support/whole_weights.hpp>
-#include <zero/engine/engine.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/mlp.hpp>
-#include <zero/optim/torch_optimizer.hpp>
 
-#include "plain_modules.hpp"
+#include "plain_run.hpp"
 
 namespace zero::testing {
 namespace {
 
 using ::testing::HasSubstr;
-
-std::unique_ptr<torch::optim::Optimizer> torch_adamw(const std::vector<at::Tensor>& parameters) {
-  return std::make_unique<torch::optim::AdamW>(parameters, torch::optim::AdamWOptions(0.01));
-}
-std::unique_ptr<optim::Optimizer> wrapped_adamw(const std::vector<at::Tensor>& parameters) {
-  return optim::wrap(torch_adamw(parameters));
-}
-
-struct PlainRun {
-  PlainRun(dist::Communicator& communicator, const std::string& name, const EngineConfig& config)
-      : rank(communicator.rank()),
-        made(make(name)),
-        engine(*made.module, communicator, wrapped_adamw, config, plain_case(name).units) {}
-  static PlainModule make(const std::string& name) {
-    at::manual_seed(7);
-    return plain_case(name).make();
-  }
-  bool step(int number) {
-    at::manual_seed(100 * number + rank);
-    engine.backward(engine.forward(made.loss));
-    return engine.step();
-  }
-  std::vector<at::Tensor> weights() { return whole_weights(engine.strategy()); }
-
-  int rank;
-  PlainModule made;
-  Engine engine;
-};
 
 TEST(PlainEngine, OnOneRankIsTheProgramWithoutIt) {
   on_all_stages(1, [](dist::Communicator& communicator, int stage) {

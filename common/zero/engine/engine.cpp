@@ -4,23 +4,30 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <exception>
 #include <utility>
 
 #include <zero/base/error.hpp>
 #include <zero/base/fnv.hpp>
+#include <zero/base/program.hpp>
+#include <zero/base/scoped_value.hpp>
 #include <zero/base/table.hpp>
 #include <zero/distributed/agreement.hpp>
 #include <zero/engine/engine.hpp>
 #include <zero/engine/step_fault.hpp>
 #include <zero/io/checkpoint.hpp>
-#include <zero/io/checkpoint_manifest.hpp>
+#include <zero/io/checkpoint_files.hpp>
+#include <zero/io/state_dict.hpp>
+#include <zero/train/averaged_weights.hpp>
 #include <zero/train/broadcast_buffers.hpp>
 #include <zero/train/registry.hpp>
 
 namespace zero {
 
 namespace {
+
+constexpr const char* kPosition = "position";  // among the notes of a checkpoint
 
 std::unique_ptr<train::Strategy> make_strategy(train::StrategyArguments arguments,
                                                const EngineConfig& config) {
@@ -105,7 +112,13 @@ Engine::Engine(std::unique_ptr<nn::PlainModel> plain, nn::Model* model, const di
       registered_(strategy_->model().module().parameters()) {}
 
 Engine::~Engine() {
-  if (!backward_threw_ || std::uncaught_exceptions() > 0) return;
+  if (std::uncaught_exceptions() > 0) return;
+  try {
+    finish_save();
+  } catch (const std::exception& error) {
+    log_error(message_of(error));
+  }
+  if (!backward_threw_) return;
   try {
     give_up_step();
   } catch (const std::exception&) {  // the strategy says what it waits for in vain
@@ -151,6 +164,7 @@ std::string Engine::units() const {
 void Engine::backward(const at::Tensor& loss) {
   const dist::CallScope call(strategy_->mesh().world(), "Engine::backward");
   verify_backward_ended();
+  verify_own_weights("backward");
   if (micro_batches_ == config_.accumulation_steps) {
     throw Error(
         fmt::format("backward() number {} of a step of {} micro-batches (accumulation_steps): call "
@@ -262,7 +276,14 @@ void Engine::verify_backward_ended() const {
       "give_up_step() on all ranks and begin the step again with forward()");
 }
 
+void Engine::verify_own_weights(const char* call) const {
+  if (!shows_average_) return;
+  throw Error(
+      fmt::format("{}() in with_averaged_weights(): call it when the weights are back", call));
+}
+
 void Engine::verify_in_no_step(const char* call) const {
+  verify_own_weights(call);
   if (micro_batches_ == 0 && stepped_ && !backward_threw_) return;
   throw Error(fmt::format(
       "{}() in the middle of a step: call it after a step() that updated, or after give_up_step()",
@@ -288,6 +309,7 @@ void Engine::verify_before_update() {
 bool Engine::step() {
   const dist::CallScope call(strategy_->mesh().world(), "Engine::step");
   verify_backward_ended();
+  if (pending_ && pending_->is_written()) finish_save();
   if (stepped_) {
     throw Error(
         "step() before the engine's backward(): there are no gradients to step with; call "
@@ -330,28 +352,62 @@ void Engine::release() {
   strategy_->release();
 }
 
-void Engine::save(const std::filesystem::path& folder) {
+double Engine::save(const std::filesystem::path& folder, const SaveOptions& options) {
+  const auto started = std::chrono::steady_clock::now();
   const dist::CallScope call(strategy_->mesh().world(), "Engine::save");
   verify_in_no_step("save");
+  finish_save();
   io::CheckpointInfo info;
   info.step = steps();
   info.mode = mode_of(config_);
   if (step_.loss_scale()) step_.loss_scale()->write_to(info.notes);
-  io::save_checkpoint(*strategy_, folder, info);
+  if (!options.position.empty()) info.notes[kPosition] = options.position;
+  if (options.behind) {
+    pending_ = std::make_unique<io::PendingCheckpoint>(*strategy_, folder, info, options.keep);
+  } else {
+    io::save_checkpoint(*strategy_, folder, info, options.keep);
+  }
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
+}
+
+void Engine::finish_save() {
+  if (const auto pending = std::exchange(pending_, nullptr)) pending->finish();
 }
 
 bool Engine::load(const std::filesystem::path& folder) {
   const dist::CallScope call(strategy_->mesh().world(), "Engine::load");
-  const bool there = std::filesystem::exists(folder / io::checkpoint::kManifestFile);
+  verify_own_weights("load");
+  finish_save();
+  const bool there = std::filesystem::exists(io::checkpoint::manifest_at(folder));
   // Ranks that see different folders would resume from different steps.
   dist::verify_same(strategy_->mesh().world(), "the checkpoint to go on from",
                     there ? "there is one" : "none");
   if (!there) return false;
   const io::CheckpointInfo info = io::load_checkpoint(*strategy_, folder);
   step_.resume_after(info.step);
+  const auto position = info.notes.find(kPosition);
+  position_ = position == info.notes.end() ? "" : position->second;
   if (step_.loss_scale()) step_.loss_scale()->resume_from(info.notes);
   give_up_step();
   return true;
+}
+
+void Engine::load_weights(const safetensors::NamedTensors& weights) {
+  verify_in_no_step("load_weights");
+  io::load_weights(*strategy_, weights);
+}
+
+void Engine::load_weights(const std::filesystem::path& path) {
+  verify_in_no_step("load_weights");
+  io::load_weights(*strategy_, path);
+}
+
+void Engine::with_averaged_weights(const std::function<void()>& function) {
+  verify_in_no_step("with_averaged_weights");
+  train::with_averaged_weights(*strategy_, [&] {
+    const ScopedValue<bool> shows(shows_average_, true);
+    function();
+  });
 }
 
 }  // namespace zero

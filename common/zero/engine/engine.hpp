@@ -10,14 +10,23 @@
 #include <zero/distributed/mesh.hpp>
 #include <zero/engine/engine_config.hpp>
 #include <zero/engine/step_gradients.hpp>
+#include <zero/io/save_checkpoint.hpp>
 #include <zero/nn/defer.hpp>
 #include <zero/nn/model.hpp>
 #include <zero/nn/plain_model.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/optim/optimizer.hpp>
+#include <zero/safetensors/spec.hpp>
 #include <zero/train/unsharded_parameters.hpp>
 
 namespace zero {
+
+/// How Engine::save() saves; the same on all ranks.
+struct SaveOptions {
+  std::string position = "";  ///< where the program is in its data, in UTF-8, as it reads it back
+  int keep = 1;               ///< the last checkpoints that the folder keeps
+  bool behind = false;        ///< copies, and writes while training goes on
+};
 
 /// Sharded data-parallel training for a program of your own. Every rank of `mesh` makes one over
 /// the same model and calls the same functions:
@@ -55,7 +64,8 @@ class Engine {
          const EngineConfig& config = {}, const nn::UnitRule& units = nn::default_units(),
          nn::ParameterSource* values = nullptr);
   /// After an exception in backward() that was caught, does what give_up_step() does: other ranks
-  /// may wait for reductions. Otherwise does not block.
+  /// may wait for reductions. Completes a save behind, unless an exception is on its way; an error
+  /// is printed. Otherwise does not block.
   ~Engine();
 
   /// The loss of this rank's micro-batch, from Model::loss().
@@ -114,14 +124,34 @@ class Engine {
   /// The factor of the next loss; 1 without loss scaling.
   double loss_scale() const { return step_.scale(); }
 
-  /// Writes a checkpoint to `folder`, which all ranks see, and replaces the one that is there;
-  /// blocks until it is on the disk. Called by all ranks, after a step() that updated. Throws as
-  /// io::save_checkpoint() does, and in the middle of a step.
-  void save(const std::filesystem::path& folder);
-  /// Resumes from the checkpoint in `folder`, at any world size and whatever stage or chapter wrote
-  /// it: parameters, the optimizer's states, steps(). Returns false if there is none. Called by all
-  /// ranks. Throws as io::load_checkpoint() does, and if only some ranks see a checkpoint.
+  /// Writes a checkpoint to `folder`, which all ranks see, and replaces the oldest one if there are
+  /// SaveOptions::keep; blocks until it is on the disk. With SaveOptions::behind it blocks only
+  /// until this rank has copied what it writes, and until a save before has ended; the first step()
+  /// after the files of all ranks are written completes the checkpoint. Called by all ranks, after
+  /// a step() that updated. Returns the seconds that it blocked. Throws as io::save_checkpoint()
+  /// does, and in the middle of a step. An error of a save behind is one of the next step(),
+  /// save(), load() or finish_save(), on all ranks, before that call has done anything: it may be
+  /// repeated.
+  double save(const std::filesystem::path& folder, const SaveOptions& options = {});
+  /// Completes a save behind; does nothing if there is none. Called by all ranks; blocks.
+  void finish_save();
+  /// SaveOptions::position of the checkpoint that was loaded; empty if there is none.
+  const std::string& position() const { return position_; }
+  /// Resumes from the checkpoint in `folder` (or the older one whose manifest `folder` is), at any
+  /// world size and whatever stage or chapter wrote it: parameters, the optimizer's states,
+  /// steps(). Returns false if there is none. Called by all ranks. Throws as io::load_checkpoint()
+  /// does, and if only some ranks see a checkpoint.
   bool load(const std::filesystem::path& folder);
+
+  /// Gives the model these weights, without optimizer states: io::load_weights() of a state dict or
+  /// of a safetensors file. Called by all ranks. Throws as it does, and in the middle of a step.
+  void load_weights(const safetensors::NamedTensors& weights);
+  void load_weights(const std::filesystem::path& path);
+
+  /// Runs `function`, which evaluates, with the averages of optim::with_weight_average() in place
+  /// of the weights. Called by all ranks. Throws as train::with_averaged_weights() does, and in the
+  /// middle of a step; in `function`, backward(), save(), load() and load_weights() throw.
+  void with_averaged_weights(const std::function<void()>& function);
 
   /// Gives the model back, whole and trained, to the program or another engine; see
   /// train::Strategy::release(). Called by all ranks, after a step() that updated.
@@ -155,6 +185,7 @@ class Engine {
   double state_before_update() const;
   double fault_of_gradients() const;
   void verify_in_no_step(const char* call) const;
+  void verify_own_weights(const char* call) const;
   void verify_backward_ended() const;
   void verify_before_update();
 
@@ -167,6 +198,9 @@ class Engine {
   std::int64_t micro_batches_ = 0;  // of this step, whose backward has run
   Terms terms_;
   bool stepped_ = true;
+  bool shows_average_ = false;  // instead of the weights
+  std::string position_;
+  std::unique_ptr<io::PendingCheckpoint> pending_;
 };
 
 }  // namespace zero

@@ -1,12 +1,15 @@
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <functional>
 #include <regex>
 #include <system_error>
-#include <vector>
+#include <utility>
 
 #include <zero/base/error.hpp>
 #include <zero/base/mapped_file.hpp>
 #include <zero/io/checkpoint_files.hpp>
+#include <zero/io/checkpoint_manifest.hpp>
 
 namespace zero::io::checkpoint {
 
@@ -52,16 +55,39 @@ void remove_step_folder(const fs::path& step_folder) {
   fs::remove(step_folder, ignored);  // does nothing if something is left in it
 }
 
-void remove_step_folders(const fs::path& folder, const std::string& keep) {
-  static const std::regex step(R"(step-\d+(\.\d+)?)");
-  static const std::regex unfinished(R"(\.manifest\.json\.\d+\.\d+)");
+fs::path manifest_at(const fs::path& place) {
+  return fs::is_regular_file(place) ? place : place / kManifestFile;
+}
+
+std::string older_manifest_name(const std::string& step_folder) { return step_folder + ".json"; }
+
+std::vector<std::string> older_checkpoints(const fs::path& folder) {
+  static const std::regex older(R"(step-\d+(\.\d+)?\.json)");
   std::error_code ignored;
+  std::vector<std::pair<fs::file_time_type, std::string>> found;
+  for (const auto& entry : fs::directory_iterator(folder, ignored)) {
+    if (!std::regex_match(entry.path().filename().string(), older)) continue;
+    found.emplace_back(entry.last_write_time(ignored), entry.path().stem().string());
+  }
+  std::ranges::sort(found, std::greater());
+  std::vector<std::string> names;
+  for (const auto& [time, name] : found) names.push_back(name);
+  return names;
+}
+
+void remove_step_folders(const fs::path& folder, const std::set<std::string>& keep) {
+  static const std::regex step(R"(step-\d+(\.\d+)?)");
+  static const std::regex unfinished(R"(\.(manifest|step-\d+(\.\d+)?)\.json\.\d+\.\d+)");
+  std::error_code ignored;
+  for (const std::string& name : older_checkpoints(folder)) {
+    if (!keep.contains(name)) fs::remove(folder / older_manifest_name(name), ignored);
+  }
   std::vector<fs::path> found;
   for (const auto& entry : fs::directory_iterator(folder, ignored)) found.push_back(entry.path());
   for (const fs::path& path : found) {
     const std::string name = path.filename().string();
     if (std::regex_match(name, unfinished)) fs::remove(path, ignored);
-    if (name != keep && std::regex_match(name, step) && !fs::is_symlink(path, ignored)) {
+    if (!keep.contains(name) && std::regex_match(name, step) && !fs::is_symlink(path, ignored)) {
       remove_step_folder(path);
     }
   }

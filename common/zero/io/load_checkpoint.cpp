@@ -24,17 +24,16 @@ using States = std::map<std::string, at::Tensor>;
 // What one rank does with a checkpoint, in this order.
 class Loader {
  public:
-  Loader(train::Strategy& strategy, fs::path folder)
+  Loader(train::Strategy& strategy, const fs::path& place)
       : strategy_(strategy),
-        folder_(std::move(folder)),
+        manifest_path_(manifest_at(place)),
         rank_(strategy.mesh().world().rank()),
         size_(strategy.mesh().world().size()) {}
 
   /// Reads the manifest; returns its digest.
   std::string read_manifest() {
-    const fs::path path = folder_ / kManifestFile;
-    const std::string text = base::read_file(path, path.string());
-    manifest_ = manifest_from(text, path.string());
+    const std::string text = base::read_file(manifest_path_, manifest_path_.string());
+    manifest_ = manifest_from(text, manifest_path_.string());
     return base::Sha256().add(text).hex();
   }
 
@@ -106,7 +105,9 @@ class Loader {
   const CheckpointInfo& info() const { return manifest_.info; }
 
  private:
-  fs::path path_of(const SavedFile& file) const { return folder_ / manifest_.folder / file.name; }
+  fs::path path_of(const SavedFile& file) const {
+    return manifest_path_.parent_path() / manifest_.folder / file.name;
+  }
   int buffers_from() const { return rank_ < manifest_.info.world_size ? rank_ : 0; }
 
   // The checkpoint has the whole model; this rank's list may be that of a stage.
@@ -195,7 +196,7 @@ class Loader {
   }
 
   train::Strategy& strategy_;
-  fs::path folder_;
+  fs::path manifest_path_;
   int rank_;
   int size_;
   Manifest manifest_;
@@ -206,7 +207,7 @@ class Loader {
 }  // namespace
 
 CheckpointInfo read_checkpoint_info(const fs::path& folder) {
-  const fs::path path = folder / kManifestFile;
+  const fs::path path = manifest_at(folder);
   return manifest_from(base::read_file(path, path.string()), path.string()).info;
 }
 

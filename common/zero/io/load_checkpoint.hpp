@@ -12,12 +12,14 @@ struct LoadOptions {
   bool convert_dtype = false;
 };
 
-/// Reads what the manifest in `folder` says about the run that saved it, and no other file. Uses no
-/// tensor and no other rank, so that a program can refuse a checkpoint before it trains. @throws
-/// zero::Error if there is no manifest, or one that load_checkpoint() would refuse.
+/// Reads what the manifest in `folder`, or the manifest `folder`, says about the run that saved it,
+/// and no other file. Uses no tensor and no other rank, so that a program can refuse a checkpoint
+/// before it trains. @throws zero::Error if there is no manifest, or one that load_checkpoint()
+/// would refuse.
 CheckpointInfo read_checkpoint_info(const std::filesystem::path& folder);
 
-/// Loads the checkpoint in `folder` into the model and the optimizer, on any numbers of ranks of a
+/// Loads the checkpoint in `folder`, or the older one whose manifest `folder` is
+/// (folder/step-000000012.json), into the model and the optimizer, on any numbers of ranks of a
 /// data, a tensor and a pipeline axis, and under any strategy; returns the state of the run. Called
 /// by all ranks of all axes, between steps, on the same model and kind of optimizer; blocks.
 /// Gradients are dropped.

@@ -3,9 +3,13 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cerrno>
+#include <functional>
 #include <map>
 #include <mutex>
+#include <set>
 #include <sstream>
 
 #include <zero/base/atomic_file.hpp>
@@ -88,6 +92,11 @@ safetensors::NamedTensors tensors_of(train::Strategy& strategy, const Manifest& 
   return tensors;
 }
 
+// How far the thread of a PendingCheckpoint is.
+constexpr double kWriting = 0;
+constexpr double kWritten = 1;
+constexpr double kFailed = 2;
+
 // Returns "LENGTH SHA-256", or "" if this rank has nothing to write.
 std::string write_file(const fs::path& path, const safetensors::NamedTensors& tensors) {
   if (tensors.empty()) return "";
@@ -138,11 +147,34 @@ void hold(const fs::path& folder) {
   held[place] = file;
 }
 
+// Rank 0: gives the current checkpoint, if it is one, a manifest that the new one does not replace.
+void keep_current(const fs::path& folder) {
+  if (!fs::exists(folder / kManifestFile)) return;
+  const std::string text = base::read_file(folder / kManifestFile, "the manifest");
+  std::string name;
+  try {
+    name = manifest_from(text, "").folder;
+  } catch (const Error&) {
+    return;  // nothing could load it
+  }
+  base::write_file(folder / older_manifest_name(name), text);
+}
+
 // Rank 0: makes the new checkpoint the current one.
-void commit(const fs::path& folder, const Manifest& manifest) {
+void commit(const fs::path& folder, const Manifest& manifest, int keep) {
   base::sync_folder(folder / manifest.folder);
   base::sync_folder(folder);
+  if (keep > 1) keep_current(folder);
   base::write_file(folder / kManifestFile, to_text(manifest));
+}
+
+// Rank 0, after a commit: removes all but the last `keep` checkpoints.
+void remove_older(const fs::path& folder, const std::string& newest, int keep) {
+  std::vector<std::string> older = older_checkpoints(folder);
+  older.resize(std::min(older.size(), static_cast<std::size_t>(keep - 1)));
+  std::set<std::string> kept(older.begin(), older.end());
+  kept.insert(newest);
+  remove_step_folders(folder, kept);
 }
 
 // Rank 0, after a failure: removes what was begun, unless the manifest was replaced and only what
@@ -163,16 +195,18 @@ std::string described(const CheckpointInfo& info) {
   return to_text(manifest);
 }
 
-}  // namespace
+std::string failure(const fs::path& folder) {
+  return fmt::format("the checkpoint {} cannot be saved", folder.string());
+}
 
-void save_checkpoint(train::Strategy& strategy, const fs::path& folder,
-                     const CheckpointInfo& info) {
-  const dist::CallScope call(strategy.mesh().world(), "io::save_checkpoint");
+// Everything before a file is written: what goes into the files of all ranks, and a folder for
+// them.
+Manifest prepare(train::Strategy& strategy, const fs::path& folder, const CheckpointInfo& info,
+                 int keep, const std::string& when) {
   dist::Communicator& ranks = strategy.mesh().world();
-  const bool first = ranks.rank() == 0;
-  const std::string what = fmt::format("the checkpoint {} cannot be saved", folder.string());
-  const auto holdings = on_all_ranks(ranks, what, [&] {
+  const auto holdings = on_all_ranks(ranks, failure(folder), [&] {
     check_info(info);
+    if (keep < 1) throw Error(fmt::format("keep the last {} checkpoints: 1 is the least", keep));
     if (strategy.optimizer().settings().kind.empty()) {
       throw Error(
           "this optimizer does not show all of its state; our own and those of optim::wrap() do");
@@ -180,32 +214,97 @@ void save_checkpoint(train::Strategy& strategy, const fs::path& folder,
     check_weights(strategy);
     return to_text(holdings_of(strategy));
   });
-  dist::verify_same(ranks, "what the checkpoint notes of the run", described(info));
-
+  dist::verify_same(ranks, "what the checkpoint notes of the run",
+                    fmt::format("{}{}, keep {}", described(info), when, keep));
   Manifest manifest;
-  manifest.folder = on_all_ranks(ranks, what, [&] {
+  manifest.folder = on_all_ranks(ranks, failure(folder), [&] {
                       manifest = plan(strategy, info, holdings);
-                      if (!first) return std::string();
+                      if (ranks.rank() != 0) return std::string();
                       check_place(folder);
                       hold(folder);
                       return make_step_folder(folder, info.step);
                     }).front();
+  return manifest;
+}
+
+// The rest: `write` gives what write_file() returns.
+void complete(dist::Communicator& ranks, const fs::path& folder, Manifest manifest, int keep,
+              const std::function<std::string()>& write) {
+  const bool first = ranks.rank() == 0;
   try {
-    note_files(manifest, on_all_ranks(ranks, what, [&] {
-                 const fs::path path =
-                     folder / manifest.folder / rank_file_name(ranks.rank(), ranks.size());
-                 return write_file(path, tensors_of(strategy, manifest));
-               }));
-    on_all_ranks(ranks, what, [&] {
-      if (first) commit(folder, manifest);
+    note_files(manifest, on_all_ranks(ranks, failure(folder), write));
+    on_all_ranks(ranks, failure(folder), [&] {
+      if (first) commit(folder, manifest, keep);
       return std::string();
     });
   } catch (...) {
     if (first) give_up(folder, manifest.folder);
     throw;
   }
-  if (first) remove_step_folders(folder, manifest.folder);
+  if (first) remove_older(folder, manifest.folder, keep);
   ranks.barrier();
+}
+
+fs::path file_of(dist::Communicator& ranks, const fs::path& folder, const Manifest& manifest) {
+  return folder / manifest.folder / rank_file_name(ranks.rank(), ranks.size());
+}
+
+}  // namespace
+
+void save_checkpoint(train::Strategy& strategy, const fs::path& folder, const CheckpointInfo& info,
+                     int keep) {
+  dist::Communicator& ranks = strategy.mesh().world();
+  const dist::CallScope call(ranks, "io::save_checkpoint");
+  const Manifest manifest = prepare(strategy, folder, info, keep, "");
+  complete(ranks, folder, manifest, keep, [&] {
+    return write_file(file_of(ranks, folder, manifest), tensors_of(strategy, manifest));
+  });
+}
+
+struct PendingCheckpoint::State {
+  fs::path folder;
+  int keep;
+  Manifest manifest;
+  safetensors::NamedTensors tensors;
+  std::string answer;  // of the thread
+  std::atomic<double> progress = kWriting;
+};
+
+PendingCheckpoint::PendingCheckpoint(train::Strategy& strategy, const fs::path& folder,
+                                     const CheckpointInfo& info, int keep)
+    : ranks_(strategy.mesh().world()), state_(std::make_unique<State>()) {
+  const dist::CallScope call(ranks_, "io::PendingCheckpoint");
+  State& state = *state_;
+  state.folder = folder;
+  state.keep = keep;
+  state.manifest = prepare(strategy, folder, info, keep, "while training goes on");
+  on_all_ranks(ranks_, failure(folder), [&] {
+    for (const auto& [name, tensor] : tensors_of(strategy, state.manifest)) {
+      state.tensors.emplace_back(name, tensor.cpu().clone());
+    }
+    return std::string();
+  });
+  thread_ = std::thread([&state, path = file_of(ranks_, folder, state.manifest)] {
+    state.answer = dist::answer_of([&] { return write_file(path, state.tensors); });
+    state.tensors.clear();
+    state.progress = state.answer.starts_with('+') ? kWritten : kFailed;
+  });
+}
+
+PendingCheckpoint::~PendingCheckpoint() {
+  if (thread_.joinable()) thread_.join();
+}
+
+bool PendingCheckpoint::is_written() {
+  const std::vector<double> all = dist::all_gather_scalars(ranks_, {state_->progress});
+  return std::ranges::count(all, kFailed) > 0 || std::ranges::count(all, kWriting) == 0;
+}
+
+void PendingCheckpoint::finish() {
+  const dist::CallScope call(ranks_, "io::PendingCheckpoint::finish");
+  thread_.join();
+  complete(ranks_, state_->folder, state_->manifest, state_->keep,
+           [&] { return dist::content_of(state_->answer); });
 }
 
 }  // namespace zero::io

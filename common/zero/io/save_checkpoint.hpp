@@ -1,23 +1,56 @@
 #pragma once
 
 #include <filesystem>
+#include <memory>
+#include <thread>
 
 #include <zero/io/checkpoint_info.hpp>
 #include <zero/train/strategy.hpp>
 
 namespace zero::io {
 
-/// Writes a checkpoint to `folder` and replaces the one that is there. Called by all ranks, between
-/// steps (after sync_parameters()), with the same `info`, on a folder that all of them see; blocks
-/// until it is on the disk. Nothing is gathered: each rank writes its own part, and needs
-/// safetensors::kScratchBytes. The ranks of a model that is split over a tensor or a pipeline
-/// axis are those of all axes; the checkpoint is that of the whole model.
+/// Writes a checkpoint to `folder`, which keeps the last `keep`: older ones are removed when the
+/// new one is complete. Called by all ranks, between steps (after sync_parameters()), with the same
+/// arguments, on a folder that all of them see; blocks until it is on the disk. Nothing is
+/// gathered: each rank writes its own part, and needs safetensors::kScratchBytes. The ranks of a
+/// model that is split over a tensor or a pipeline axis are those of all axes; the checkpoint is
+/// that of the whole model.
 ///
 /// @throws zero::Error on every rank, with the reason of one of them, if the folder cannot be
-/// written to or is full, it holds a manifest.json of something else, `info` differs between ranks,
-/// a weight is infinite or NaN, or the optimizer's state cannot be saved. The earlier checkpoint
-/// then stays whole.
+/// written to or is full, it holds a manifest.json of something else, `info` or `keep` differs
+/// between ranks, `keep` is below 1, a weight is infinite or NaN, or the optimizer's state cannot
+/// be saved. The earlier checkpoints then stay whole.
 void save_checkpoint(train::Strategy& strategy, const std::filesystem::path& folder,
-                     const CheckpointInfo& info);
+                     const CheckpointInfo& info, int keep = 1);
+
+/// A checkpoint that is written while training goes on. It has the bytes that save_checkpoint()
+/// would write when it is made. One may be pending for a folder. Until finish() has renamed the
+/// manifest, the checkpoint before is the one that loads.
+class PendingCheckpoint {
+ public:
+  /// Copies what this rank writes to the host's memory, and begins to write the copy on a thread.
+  /// Called by all ranks, as save_checkpoint(), and throws as that does, except what happens while
+  /// files are written. Blocks for the copy.
+  PendingCheckpoint(train::Strategy& strategy, const std::filesystem::path& folder,
+                    const CheckpointInfo& info, int keep = 1);
+  /// Waits for this rank's thread. Without finish() there is no checkpoint; the next save removes
+  /// its files.
+  ~PendingCheckpoint();
+  PendingCheckpoint(const PendingCheckpoint&) = delete;
+  PendingCheckpoint& operator=(const PendingCheckpoint&) = delete;
+
+  /// Whether finish() need not wait: the threads of all ranks have ended, or one has failed. Called
+  /// by all ranks, which exchange a number.
+  bool is_written();
+  /// Waits for the threads, writes the manifest, and removes older checkpoints. Called once, by all
+  /// ranks. @throws zero::Error as save_checkpoint(), also for what happened on a thread.
+  void finish();
+
+ private:
+  struct State;
+  dist::Communicator& ranks_;
+  std::unique_ptr<State> state_;
+  std::thread thread_;  // uses the state
+};
 
 }  // namespace zero::io

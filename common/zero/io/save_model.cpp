@@ -1,7 +1,4 @@
-#include <ATen/ops/empty.h>
-
 #include <functional>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -12,8 +9,7 @@
 #include <zero/distributed/agreement.hpp>
 #include <zero/io/checkpoint_parts.hpp>
 #include <zero/io/save_model.hpp>
-#include <zero/memory/charge.hpp>
-#include <zero/train/unsharded_parameters.hpp>
+#include <zero/io/whole_parameters.hpp>
 
 namespace zero::io {
 namespace {
@@ -70,73 +66,6 @@ class Files {
   std::optional<base::AtomicFile> config_;
 };
 
-// Brings the whole model to rank 0, one parameter at a time.
-class Collector {
- public:
-  explicit Collector(train::Strategy& strategy)
-      : strategy_(strategy),
-        stage_(strategy.stage_of_model()),
-        pipeline_(strategy.mesh().pipeline()),
-        index_(stage_.whole().size(), kNone),
-        owner_(stage_.whole().size(), 0) {
-    std::vector<double> has(index_.size(), 0);
-    for (std::size_t i = 0; i < strategy.list().size(); ++i) {
-      if (stage_.is_copy(i)) continue;
-      index_[stage_.place(i)] = i;
-      has[stage_.place(i)] = 1;
-    }
-    const std::vector<double> all = dist::all_gather_scalars(pipeline_, has);
-    for (std::size_t k = 0; k < all.size(); ++k) {
-      if (all[k] != 0) owner_[k % has.size()] = static_cast<int>(k / has.size());
-    }
-  }
-
-  /// Parameter `g` of the whole model, on rank 0; undefined on others. Called by all ranks, unit by
-  /// unit.
-  at::Tensor collect(std::size_t g) {
-    const bool has = index_[g] != kNone;
-    if (has) unshard(strategy_.list().parameters[index_[g]].unit);
-    if (strategy_.communicator().rank() != 0) return {};
-    at::Tensor whole;
-    if (has) {
-      // The tensor axis of rank 0 has the same as the others.
-      const nn::Parameter& p = strategy_.list().parameters[index_[g]];
-      whole = p.placement.whole_of(p.tensor);
-    }
-    if (owner_[g] == 0) return whole;
-    if (strategy_.mesh().tensor().rank() != 0) return {};
-    if (has) pipeline_.send(whole, 0, dist::Purpose::kParameter).wait();
-    return pipeline_.rank() == 0 ? receive(g) : at::Tensor();
-  }
-
- private:
-  static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
-
-  void unshard(std::size_t unit) {
-    if (unit == unit_) return;
-    unsharded_.reset();
-    unsharded_ = std::make_unique<train::UnshardedParameters>(strategy_, unit);
-    unit_ = unit;
-  }
-
-  at::Tensor receive(std::size_t g) const {
-    const memory::Charge charge(memory::Category::kCommunication);
-    const nn::Parameter& p = stage_.whole().parameters[g];
-    const at::Device device = strategy_.list().parameters.front().tensor.device();
-    at::Tensor whole = at::empty(p.whole_sizes(), p.tensor.options().device(device));
-    pipeline_.recv(whole, owner_[g], dist::Purpose::kParameter).wait();
-    return whole;
-  }
-
-  train::Strategy& strategy_;
-  const train::StageOfModel& stage_;
-  dist::Communicator& pipeline_;
-  std::vector<std::size_t> index_;  // by parameter of the whole model: in this rank's list
-  std::vector<int> owner_;          // the same: the stage that has it
-  std::unique_ptr<train::UnshardedParameters> unsharded_;
-  std::size_t unit_ = kNone;
-};
-
 }  // namespace
 
 void save_model(train::Strategy& strategy, const nlohmann::json& config,
@@ -151,10 +80,10 @@ void save_model(train::Strategy& strategy, const nlohmann::json& config,
     return std::string();
   });
   {
-    Collector collector(strategy);
+    WholeParameters parameters(strategy, WholeOn::kFirstRank);
     for (const nn::UnitInfo& unit : whole.units) {
       for (const std::size_t g : unit.parameters) {
-        const at::Tensor tensor = collector.collect(g);
+        const at::Tensor tensor = parameters.collect(g);
         files.write(whole.parameters[g].name, tensor);
       }
       // No rank waits for longer than one unit takes to be written.

@@ -16,6 +16,7 @@
 #include <zero/memory/storage.hpp>
 #include <zero/optim/master_weights.hpp>
 #include <zero/optim/slots.hpp>
+#include <zero/optim/weight_average.hpp>
 
 namespace zero::optim {
 namespace {
@@ -70,6 +71,10 @@ class MasterWeights final : public Optimizer {
     of_masters_->narrow(
         [&](const at::Tensor& t) { return ours.contains(t.unsafeGetTensorImpl()); });
     of_others_ = make(parameters);
+    // It would average in every batch, and not what the parameter is.
+    if (keeps_masters_ && has_weight_average(*of_masters_)) {
+      throw Error("with_weight_average() goes around with_master_weights(), not into it");
+    }
     of_others_->narrow([](const at::Tensor& tensor) { return !is_half(tensor); });
   }
 

@@ -1,0 +1,192 @@
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <functional>
+#include <vector>
+
+#include <zero/base/error.hpp>
+#include <zero/distributed/agreement.hpp>
+#include <zero/io/checkpoint_parts.hpp>
+#include <zero/io/state_dict.hpp>
+#include <zero/memory/charge.hpp>
+#include <zero/memory/storage.hpp>
+#include <zero/safetensors/format.hpp>
+
+namespace zero::io {
+namespace {
+
+using checkpoint::buffer_tensors;
+using safetensors::NamedTensors;
+using safetensors::Spec;
+
+at::Tensor copy_of(const at::Tensor& tensor) {
+  return memory::raw(tensor).cpu().clone(at::MemoryFormat::Contiguous);
+}
+
+// Weights on rank 0.
+struct Source {
+  std::vector<Spec> specs;
+  std::function<void(const std::string& name, const at::Tensor& out)> read;
+};
+
+Source source_of(const NamedTensors& weights) {
+  for (const auto& [name, tensor] : weights) {
+    if (!tensor.defined()) throw Error(fmt::format("'{}' is an undefined tensor", name));
+  }
+  return {safetensors::specs_of(weights), [&weights](const std::string& name, const auto& out) {
+            const auto is_it = [&](const auto& entry) { return entry.first == name; };
+            out.copy_(std::ranges::find_if(weights, is_it)->second);
+          }};
+}
+
+Source source_of(const safetensors::Folder& folder) {
+  Source source{{}, [folder](const auto& name, const auto& out) { folder.read_into(name, out); }};
+  for (const std::string& name : folder.names()) source.specs.push_back(folder.info(name));
+  return source;
+}
+
+std::vector<Spec> specs_of(train::Strategy& strategy) {
+  std::vector<Spec> specs;
+  for (const nn::Parameter& p : strategy.list().parameters) {
+    specs.push_back({p.name, p.tensor.scalar_type(), p.whole_sizes()});
+  }
+  for (const auto& b : strategy.model().module().named_buffers()) {
+    specs.push_back({b.key(), b.value().scalar_type(), b.value().sizes().vec()});
+  }
+  return specs;
+}
+
+// Throws an error that names every difference, or the first ones.
+void check_fit(const std::vector<Spec>& given, const std::vector<Spec>& model) {
+  std::vector<std::string> problems;
+  std::map<std::string, Spec> found;
+  for (const Spec& spec : given) {
+    if (!found.emplace(spec.name, spec).second) {
+      problems.push_back(fmt::format("'{}' is there twice", spec.name));
+    }
+  }
+  for (const Spec& right : model) {
+    const auto at = found.find(right.name);
+    const std::string shape = safetensors::shape_text(right.shape);
+    if (at == found.end()) {
+      problems.push_back(fmt::format("'{}' {} is missing", right.name, shape));
+      continue;
+    }
+    const Spec& spec = at->second;
+    if (spec.shape != right.shape) {
+      problems.push_back(fmt::format("'{}' has the shape {}, the model's is {}", spec.name,
+                                     safetensors::shape_text(spec.shape), shape));
+    } else if (spec.dtype != right.dtype && !safetensors::convertible(spec.dtype, right.dtype)) {
+      problems.push_back(fmt::format("'{}' is {}, which is not converted to {}", spec.name,
+                                     c10::toString(spec.dtype), c10::toString(right.dtype)));
+    }
+    found.erase(at);
+  }
+  for (const auto& [name, spec] : found) {
+    problems.push_back(fmt::format("'{}' is none of the model's", name));
+  }
+  constexpr std::size_t kShown = 8;
+  if (problems.empty()) return;
+  const std::size_t more = problems.size() > kShown ? problems.size() - kShown : 0;
+  problems.resize(problems.size() - more);
+  throw Error(fmt::format("these are not the weights of this model: {}{}",
+                          fmt::join(problems, "; "),
+                          more > 0 ? fmt::format("; and {} more", more) : ""));
+}
+
+// Writes the values of rank 0 into the parameters, unit by unit, and into the buffers.
+void put(train::Strategy& strategy, const Source& source) {
+  const at::NoGradGuard no_grad;
+  const memory::Charge charge(memory::Category::kCommunication);
+  dist::Communicator& ranks = strategy.mesh().world();
+  const at::Device device = strategy.list().parameters.front().tensor.device();
+  const auto sent = [&](const std::string& name, at::IntArrayRef sizes, at::ScalarType dtype) {
+    const at::Tensor values = at::empty(sizes, at::TensorOptions(dtype).device(device));
+    if (ranks.rank() == 0) source.read(name, values);
+    ranks.broadcast(values, /*root=*/0, dist::Purpose::kParameter).wait();
+    return values;
+  };
+  const nn::ParameterList& list = strategy.list();
+  for (std::size_t u = 0; u < list.units.size(); ++u) {
+    const train::UnshardedParameters whole(strategy, u);
+    for (const std::size_t i : list.units[u].parameters) {
+      const nn::Parameter& p = list.parameters[i];
+      const at::Tensor values = sent(p.name, p.whole_sizes(), p.tensor.scalar_type());
+      p.tensor.detach().copy_(p.placement.part_of(values));
+    }
+  }
+  const std::vector<at::Tensor> buffers = buffer_tensors(strategy);
+  const auto named = strategy.model().module().named_buffers();
+  for (std::size_t i = 0; i < buffers.size(); ++i) {
+    buffers[i].copy_(sent(named[i].key(), buffers[i].sizes(), buffers[i].scalar_type()));
+  }
+  strategy.passes().weights_changed();
+}
+
+void load(train::Strategy& strategy, const std::string& what, const std::function<Source()>& open) {
+  const dist::CallScope call(strategy.mesh().world(), "io::load_weights");
+  dist::Communicator& ranks = strategy.mesh().world();
+  Source source;
+  dist::on_all_ranks(ranks, what, [&] {
+    if (strategy.mesh().pipeline().size() > 1) {
+      throw Error("the model is split over a pipeline axis: load a checkpoint instead");
+    }
+    if (ranks.rank() != 0) return std::string();
+    source = open();
+    check_fit(source.specs, specs_of(strategy));
+    return std::string();
+  });
+  put(strategy, source);
+}
+
+}  // namespace
+
+NamedTensors state_dict(train::Strategy& strategy, WholeOn ranks) {
+  dist::Communicator& world = strategy.mesh().world();
+  const dist::CallScope call(world, "io::state_dict");
+  const bool everywhere = ranks == WholeOn::kAllRanks;
+  dist::verify_same(world, "who gets the state dict", everywhere ? "all ranks" : "rank 0");
+  const bool keeps = everywhere || world.rank() == 0;
+  const nn::ParameterList& whole = strategy.stage_of_model().whole();
+  NamedTensors dict(keeps ? whole.size() : 0);
+  {
+    WholeParameters parameters(strategy, ranks);
+    for (const nn::UnitInfo& unit : whole.units) {
+      for (const std::size_t g : unit.parameters) {
+        const at::Tensor tensor = parameters.collect(g);
+        if (keeps) dict[g] = {whole.parameters[g].name, copy_of(tensor)};
+      }
+    }
+  }
+  if (!keeps) return dict;
+  for (const auto& b : strategy.model().module().named_buffers()) {
+    dict.emplace_back(b.key(), copy_of(b.value()));
+  }
+  return dict;
+}
+
+std::map<std::string, train::ParameterShard> shards_of_state_dict(train::Strategy& strategy) {
+  std::map<std::string, train::ParameterShard> shards;
+  for (std::size_t i = 0; i < strategy.list().size(); ++i) {
+    const checkpoint::FlatShard mine = checkpoint::flat_shard_of(strategy.local_shard(i));
+    if (!mine.values.defined()) continue;
+    shards[strategy.list().parameters[i].name] = {copy_of(mine.values), mine.begin};
+  }
+  for (const auto& b : strategy.model().module().named_buffers()) {
+    shards[b.key()] = {copy_of(b.value()), 0};
+  }
+  return shards;
+}
+
+void load_weights(train::Strategy& strategy, const NamedTensors& weights) {
+  load(strategy, "the weights cannot be loaded", [&] { return source_of(weights); });
+}
+
+void load_weights(train::Strategy& strategy, const std::filesystem::path& path) {
+  load(strategy, fmt::format("the weights in {} cannot be loaded", path.string()),
+       [&] { return source_of(safetensors::Folder(path)); });
+}
+
+}  // namespace zero::io

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <string>
+
+#include <zero/io/whole_parameters.hpp>
+#include <zero/safetensors/safetensors.hpp>
+
+/// The weights of a model as tensors by name, without optimizer states. Names are those of the
+/// module, of parameters first and then of buffers; a tied parameter is there once, under its first
+/// name. safetensors::save() writes one to a file.
+namespace zero::io {
+
+/// Copies of all parameters, whole, and of the buffers (rank 0's on rank 0), on the host. Called by
+/// all ranks, not while forward() or backward() runs; blocks. Ranks that do not get it return
+/// nothing and hold at most one unit more than they own.
+/// @throws zero::Error on all ranks if they ask for different `ranks`.
+safetensors::NamedTensors state_dict(train::Strategy& strategy,
+                                     WholeOn ranks = WholeOn::kFirstRank);
+
+/// Copies of what this rank keeps: of each parameter a row of flattened elements, all of them below
+/// stage 3, and its buffers. Names of which it keeps nothing are left out. Sends nothing.
+std::map<std::string, train::ParameterShard> shards_of_state_dict(train::Strategy& strategy);
+
+/// Gives the model the values of `weights`, a state_dict() as rank 0 has it: all ranks get those of
+/// rank 0, buffers too, and what other ranks pass does not count. Values are converted to the
+/// model's types. Moments of the optimizer stay; a float32 master weight becomes the written value.
+/// Called by all ranks, between steps; blocks. A rank holds at most one unit more than it owns,
+/// and 8 bytes for each element of one parameter.
+/// @throws zero::Error on all ranks, before anything is written, if a name is missing, not the
+/// model's, or there twice, or a shape or type does not fit: it names them. Also if the model is
+/// split over a pipeline axis.
+void load_weights(train::Strategy& strategy, const safetensors::NamedTensors& weights);
+/// The same from a safetensors file, or a folder of transformers' (safetensors::Folder), that rank
+/// 0 sees. @throws zero::Error also as safetensors::Folder, on all ranks.
+void load_weights(train::Strategy& strategy, const std::filesystem::path& path);
+
+}  // namespace zero::io

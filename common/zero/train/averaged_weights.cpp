@@ -1,0 +1,54 @@
+#include <string>
+#include <vector>
+
+#include <zero/distributed/agreement.hpp>
+#include <zero/memory/charge.hpp>
+#include <zero/memory/storage.hpp>
+#include <zero/optim/weight_average.hpp>
+#include <zero/train/averaged_weights.hpp>
+
+namespace zero::train {
+namespace {
+
+// Writes `values`, by parameter, into what this rank updates; returns what was there.
+std::vector<at::Tensor> put_in(Strategy& strategy, const std::vector<at::Tensor>& values) {
+  const at::NoGradGuard no_grad;
+  const memory::Charge charge(memory::Category::kParameters);
+  // Units that a forward has left whole would hide the new values.
+  for (std::size_t u = 0; u < strategy.list().units.size(); ++u) strategy.reshard(u);
+  std::vector<at::Tensor> before(values.size());
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (!values[i].defined()) continue;
+    strategy.local_shard(i);  // waits for a gather in flight
+    const at::Tensor mine = memory::raw(strategy.piece(i).tensor).view({-1});
+    before[i] = mine.clone();
+    mine.copy_(values[i]);
+  }
+  strategy.sync_parameters();
+  strategy.passes().weights_changed();
+  return before;
+}
+
+}  // namespace
+
+void with_averaged_weights(Strategy& strategy, const std::function<void()>& function) {
+  dist::Communicator& ranks = strategy.mesh().world();
+  const dist::CallScope call(ranks, "train::with_averaged_weights");
+  std::vector<at::Tensor> averages(strategy.list().size());
+  dist::on_all_ranks(ranks, "the averaged weights cannot be shown", [&] {
+    for (std::size_t i = 0; i < averages.size(); ++i) {
+      const at::Tensor mine = strategy.piece(i).tensor;
+      if (mine.defined()) averages[i] = optim::weight_average(strategy.optimizer(), mine);
+    }
+    return std::string();
+  });
+  const std::vector<at::Tensor> weights = put_in(strategy, averages);
+  const std::string answer = dist::answer_of([&] {
+    function();
+    return std::string();
+  });
+  put_in(strategy, weights);
+  dist::on_all_ranks(ranks, "under the averaged weights", [&] { return dist::content_of(answer); });
+}
+
+}  // namespace zero::train

@@ -1,0 +1,301 @@
+// What Engine::save() keeps: the position in the data, the last checkpoints, and what the weights
+// were when it was called.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/nn/modules/linear.h>
+
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <optional>
+
+#include <tests/support/error_of.hpp>
+#include <tests/support/modes.hpp>
+#include <tests/support/same_bits.hpp>
+#include <tests/support/test_folder.hpp>
+#include <zero/distributed/agreement.hpp>
+#include <zero/io/checkpoint.hpp>
+
+#include "plain_run.hpp"
+
+namespace zero::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::UnorderedElementsAre;
+
+ZERO_TESTS_ON_RANKS(PlainSave, 1, 2, 3);
+
+fs::path folder_of(const TestFolder& folder, const std::string& name, int stage) {
+  return folder / (name + std::to_string(stage));
+}
+
+std::vector<std::string> names_in(const fs::path& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder)) names.push_back(entry.path().filename());
+  return names;
+}
+
+// By path below the folder.
+std::map<std::string, std::string> files_in(const fs::path& folder) {
+  std::map<std::string, std::string> files;
+  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+    if (!entry.is_regular_file()) continue;
+    files[fs::relative(entry.path(), folder).string()] = read_bytes(entry.path());
+  }
+  return files;
+}
+
+TEST_P(PlainSave, GivesThePositionBack) {
+  const TestFolder folder;
+  on_all_stages(GetParam(), [&](dist::Communicator& communicator, int stage) {
+    PlainRun run(communicator, "gpt2", at_stage(stage));
+    run.step(0);
+    const fs::path place = folder_of(folder, "run", stage);
+    run.engine.save(place, {.position = "epoch 2, line 17"});
+    PlainRun other(communicator, "gpt2", at_stage(3 - stage));
+    EXPECT_EQ(other.engine.position(), "");
+    EXPECT_TRUE(other.engine.load(place));
+    EXPECT_EQ(other.engine.position(), "epoch 2, line 17");
+    run.engine.save(place);
+    EXPECT_TRUE(other.engine.load(place));
+    EXPECT_EQ(other.engine.position(), "");
+    expect_error([&] { run.engine.save(place, {.position = "\xff"}); }, {"not UTF-8"});
+    if (communicator.size() == 1) return;
+    const SaveOptions differs{.position = std::to_string(communicator.rank())};
+    expect_error([&] { run.engine.save(place, differs); }, {"rank 0", "rank 1", "position"});
+    const SaveOptions behind_on_one{.behind = communicator.rank() == 0};
+    expect_error([&] { run.engine.save(place, behind_on_one); }, {"while training goes on"});
+  });
+}
+
+TEST_P(PlainSave, KeepsTheLastCheckpointsAndLoadsEach) {
+  const TestFolder folder;
+  on_all_stages(GetParam(), [&](dist::Communicator& communicator, int stage) {
+    PlainRun run(communicator, "gpt2", at_stage(stage));
+    const fs::path place = folder_of(folder, "run", stage);
+    std::vector<std::vector<at::Tensor>> weights = {{}};
+    for (int number = 0; number < 5; ++number) {
+      run.step(number);
+      weights.push_back(run.weights());
+      run.engine.save(place, {.keep = 3, .behind = number % 2 == 1});
+    }
+    communicator.barrier();
+    EXPECT_THAT(names_in(place),
+                UnorderedElementsAre("manifest.json", "step-000000003", "step-000000003.json",
+                                     "step-000000004", "step-000000004.json", "step-000000005"));
+    PlainRun other(communicator, "gpt2", at_stage(stage));
+    for (const int step : {3, 4, 5}) {
+      const std::string older = "step-00000000" + std::to_string(step) + ".json";
+      EXPECT_TRUE(other.engine.load(step == 5 ? place : place / older));
+      EXPECT_EQ(other.engine.steps(), step);
+      EXPECT_TRUE(same_bits(other.weights(), weights[static_cast<std::size_t>(step)]));
+    }
+    other.engine.load(place / "step-000000003.json");
+    other.engine.save(place, {.keep = 2});  // of step 3 once more: the last two by time
+    EXPECT_THAT(names_in(place), UnorderedElementsAre("manifest.json", "step-000000003.1",
+                                                      "step-000000005", "step-000000005.json"));
+    communicator.barrier();
+    other.engine.save(place);
+    EXPECT_THAT(names_in(place), UnorderedElementsAre("manifest.json", "step-000000003"));
+    expect_error([&] { other.engine.save(place, {.keep = 0}); }, {"0 checkpoints: 1 is the least"});
+  });
+}
+
+TEST_P(PlainSave, BehindHasTheBytesOfASaveAtOnce) {
+  const TestFolder folder;
+  on_all_stages(GetParam(), [&](dist::Communicator& communicator, int stage) {
+    PlainRun run(communicator, "resnet", at_stage(stage));  // its buffers change in forward
+    run.step(0);
+    const fs::path at_once = folder_of(folder, "at_once", stage);
+    const fs::path behind = folder_of(folder, "behind", stage);
+    EXPECT_GT(run.engine.save(at_once, {.position = "7"}), 0);
+    EXPECT_GT(run.engine.save(behind, {.position = "7", .behind = true}), 0);
+    for (const at::Tensor& buffer : run.made.module->buffers()) buffer.add_(1);
+    for (std::size_t i = 0; i < run.engine.strategy().list().size(); ++i) {
+      const at::NoGradGuard no_grad;
+      const at::Tensor mine = run.engine.strategy().local_shard(i).tensor;
+      if (mine.defined()) mine.zero_();
+    }
+    run.step(1);
+    run.step(2);
+    run.engine.finish_save();
+    run.engine.finish_save();  // nothing is pending
+    const auto files = files_in(at_once);
+    EXPECT_GE(files.size(), 2U);
+    EXPECT_EQ(files_in(behind), files);
+  });
+}
+
+TEST_P(PlainSave, BehindIsCompletedByAStepALoadAnotherSaveOrTheEnd) {
+  const TestFolder folder;
+  on_all_stages(GetParam(), [&](dist::Communicator& communicator, int stage) {
+    const fs::path place = folder_of(folder, "run", stage);
+    const auto saved_step = [&] {
+      communicator.barrier();
+      const std::int64_t step = io::read_checkpoint_info(place).step;
+      communicator.barrier();
+      return step;
+    };
+    {
+      PlainRun run(communicator, "gpt2", at_stage(stage));
+      run.step(0);
+      run.engine.save(place, {.behind = true});
+      EXPECT_FALSE(fs::exists(place / "manifest.json"));
+      const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+      bool there = false;
+      for (int number = 1; !there && std::chrono::steady_clock::now() < limit; ++number) {
+        run.step(number);
+        const bool mine = fs::exists(place / "manifest.json");
+        there = dist::all_gather_scalars(communicator, {mine ? 1.0 : 0.0}).front() > 0;
+      }
+      EXPECT_EQ(saved_step(), 1);
+      const std::int64_t second = run.engine.steps();
+      run.engine.save(place, {.behind = true});
+      run.engine.load(place);
+      EXPECT_EQ(run.engine.steps(), second);
+      run.step(1);
+      run.engine.save(place, {.behind = true});
+      run.engine.save(place / "other");
+      EXPECT_EQ(saved_step(), second + 1);
+      run.step(2);
+      run.engine.save(place, {.behind = true});
+    }
+    PlainRun other(communicator, "gpt2", at_stage(stage));
+    EXPECT_TRUE(other.engine.load(place));
+    EXPECT_EQ(other.engine.steps(), saved_step());
+    EXPECT_THAT(names_in(place), ::testing::SizeIs(3));
+  });
+}
+
+// Every rank's file is larger than the limit below, and no message between ranks is.
+struct Padded : torch::nn::Module {
+  Padded() {
+    at::manual_seed(7);
+    linear = register_module("linear", torch::nn::Linear(20, 20));
+    register_buffer("padding", at::ones({50'000}));
+  }
+  at::Tensor loss() { return linear(at::randn({4, 20})).square().mean(); }
+  torch::nn::Linear linear{nullptr};
+};
+
+struct PaddedRun {
+  PaddedRun(dist::Communicator& communicator, int stage)
+      : engine(net, communicator, wrapped_adamw, at_stage(stage)), rank(communicator.rank()) {}
+  void step(int number) {
+    at::manual_seed(100 * number + rank);
+    engine.backward(engine.forward([this] { return net.loss(); }));
+    engine.step();
+  }
+  Padded net;
+  Engine engine;
+  int rank;
+};
+
+// One rank's files may have no more than 100 kB: the others hear of it by name at the next
+// call, the checkpoint before stays, and training goes on.
+TEST_P(PlainSave, BehindToAFullDiskIsAnErrorOfTheNextCallOnAllRanks) {
+  const TestFolder folder;
+  on_all_stages(GetParam(), [&](dist::Communicator& communicator, int stage) {
+    PaddedRun run(communicator, stage), other(communicator, 0);
+    const fs::path place = folder_of(folder, "run", stage);
+    run.step(0);
+    other.step(0);
+    run.engine.save(place);
+    run.step(1);
+    other.step(1);
+    const int full = communicator.size() - 1;
+    const std::vector<std::function<void()>> next_calls = {
+        [&] {
+          const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+          while (std::chrono::steady_clock::now() < limit) run.step(2);
+        },
+        [&] { run.engine.save(place); }, [&] { run.engine.load(place); },
+        [&] { run.engine.finish_save(); }};
+    for (const auto& next_call : next_calls) {
+      run.engine.load(place);
+      run.step(1);
+      std::optional<FullDisk> disk;
+      if (communicator.rank() == full) disk.emplace(100'000);
+      run.engine.save(place, {.behind = true});
+      expect_error(next_call, {"rank " + std::to_string(full), "has space"});
+      disk.reset();
+      communicator.barrier();
+      EXPECT_EQ(io::read_checkpoint_info(place).step, 1);
+      EXPECT_THAT(names_in(place), UnorderedElementsAre("manifest.json", "step-000000001"));
+      communicator.barrier();
+    }
+    run.engine.load(place);
+    run.step(1);
+    run.engine.save(place, {.behind = true});
+    run.engine.finish_save();
+    EXPECT_EQ(io::read_checkpoint_info(place).step, 2);
+    EXPECT_TRUE(
+        same_bits(whole_weights(run.engine.strategy()), whole_weights(other.engine.strategy())));
+  });
+}
+
+TEST_P(PlainSave, BehindIsRefusedInAStepAndWhereNothingCanBeWritten) {
+  const TestFolder folder;
+  on_all_stages(GetParam(), [&](dist::Communicator& communicator, int stage) {
+    PlainRun run(communicator, "gpt2", at_stage(stage));
+    run.engine.backward(run.engine.forward(run.made.loss));
+    expect_error([&] { run.engine.save(folder / "run", {.behind = true}); },
+                 {"save() in the middle of a step"});
+    run.engine.step();
+    // A file lies where the folder should be.
+    if (communicator.rank() == 0) folder.write("file", "");
+    communicator.barrier();
+    expect_error([&] { run.engine.save(folder / "file" / "run", {.behind = true}); },
+                 {"rank 0", "cannot be made"});
+    run.engine.finish_save();  // nothing is pending
+    EXPECT_TRUE(run.step(1));
+  });
+}
+
+// Two engines save to folders of their own at the same time.
+TEST_P(PlainSave, BehindOfTwoEnginesAtOnce) {
+  const TestFolder folder;
+  on_all_stages(GetParam(), [&](dist::Communicator& communicator, int stage) {
+    PlainRun a(communicator, "gpt2", at_stage(stage)), b(communicator, "lstm", at_stage(3 - stage));
+    a.step(0);
+    b.step(0);
+    a.engine.save(folder_of(folder, "a", stage), {.behind = true});
+    b.engine.save(folder_of(folder, "b", stage), {.behind = true});
+    const std::vector<at::Tensor> of_a = a.weights(), of_b = b.weights();
+    b.step(1);
+    a.step(1);
+    b.engine.finish_save();
+    a.engine.finish_save();
+    a.engine.load(folder_of(folder, "a", stage));
+    b.engine.load(folder_of(folder, "b", stage));
+    EXPECT_TRUE(same_bits(a.weights(), of_a));
+    EXPECT_TRUE(same_bits(b.weights(), of_b));
+  });
+}
+
+// No other rank waits for an engine that goes away with an exception, and its checkpoint is none.
+TEST(PlainSaveBehind, OfAnEngineThatAnExceptionEndsIsLeftOut) {
+  const TestFolder folder;
+  on_ranks(2, [&](dist::Communicator& communicator) {
+    EXPECT_THROW(
+        {
+          PlainRun run(communicator, "gpt2", at_stage(3));
+          run.step(0);
+          run.engine.save(folder / "run", {.behind = true});
+          throw std::runtime_error("the program's own");
+        },
+        std::runtime_error);
+    EXPECT_FALSE(fs::exists(folder / "run" / "manifest.json"));
+    PlainRun run(communicator, "gpt2", at_stage(3));
+    EXPECT_FALSE(run.engine.load(folder / "run"));
+    run.step(0);
+    run.engine.save(folder / "run");
+    EXPECT_THAT(names_in(folder / "run"),
+                UnorderedElementsAre("manifest.json", "step-000000001.1"));
+  });
+}
+
+}  // namespace
+}  // namespace zero::testing
