@@ -134,7 +134,8 @@ Connection join(Place place) {
 }
 
 std::unique_ptr<Communicator> connect_through(const StorePtr& base, int server, int rank, int size,
-                                              int local_rank, const ConnectOptions& options) {
+                                              int local_rank, ConnectOptions options) {
+  options.timeout = time_limit(options.timeout);
   backend(options.backend);  // throws before ranks wait for each other
   StorePtr store = c10::make_intrusive<WatchedStore>(options.prefix, base);
   wait_for_everybody(store, rank, size, options.timeout);
@@ -200,9 +201,9 @@ std::unique_ptr<Communicator> connect(const RankEnvironment& environment,
   ConnectOptions adjusted = options;
   adjusted.prefix = fmt::format("attempt/{}/{}", environment.restarts, options.prefix);
   adjusted.loopback = adjusted.loopback || is_loopback(environment.master_address);
-  auto communicator =
-      connect_through(tcp_store(environment, options.timeout), environment.store_is_served ? -1 : 0,
-                      environment.rank, environment.world_size, environment.local_rank, adjusted);
+  auto communicator = connect_through(tcp_store(environment, time_limit(options.timeout)),
+                                      environment.store_is_served ? -1 : 0, environment.rank,
+                                      environment.world_size, environment.local_rank, adjusted);
   communicator->set_hosts(hosts_of(communicator->exchange(text_of_host())));
   return communicator;
 }
@@ -212,7 +213,7 @@ std::unique_ptr<Communicator> connect_in_folder(const std::filesystem::path& fol
   if (size == 1) return connect_alone(options);
   options.loopback = true;
   auto store = c10::make_intrusive<FolderStore>(folder);
-  store->setTimeout(options.timeout);
+  store->setTimeout(time_limit(options.timeout));
   return connect_through(store, /*server=*/-1, rank, size, /*local_rank=*/rank, options);
 }
 

@@ -12,7 +12,8 @@ namespace zero::dist {
 
 /// How ranks find each other and behave towards each other.
 struct ConnectOptions {
-  /// Longest wait for a peer, at start-up and in every collective. No operation waits forever.
+  /// Longest wait for a peer, at start-up and in every collective. No operation waits forever. The
+  /// environment variable ZERO_TIMEOUT, in whole seconds, overrides this.
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
   ReductionOrder order = ReductionOrder::kRankOrdered;
   /// "gloo" (CPU tensors) or "nccl" (CUDA tensors too, where the build has it).

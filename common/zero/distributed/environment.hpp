@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <optional>
 #include <string>
 
@@ -35,6 +36,10 @@ std::optional<RankEnvironment> rank_environment();
 /// started this process with a world size other than `asked`, or if its variables are invalid.
 /// Without a launcher any number is accepted.
 void validate_world_size(int asked);
+
+/// The environment variable ZERO_TIMEOUT, if it is set, else `otherwise`. Throws zero::Error if it
+/// is no whole number of seconds from 1 to 1,000,000.
+std::chrono::milliseconds time_limit(std::chrono::milliseconds otherwise);
 
 /// True if only processes of this machine can reach the address: "localhost", "::1", "127.…".
 bool is_loopback(const std::string& address);

@@ -205,12 +205,13 @@ void watch(std::vector<Child>& children, const LaunchOptions& options, Clock::ti
 }
 
 // Forks the ranks and waits for them.
-std::vector<RankExit> run_processes(const LaunchOptions& options,
+std::vector<RankExit> run_processes(LaunchOptions options,
                                     const std::function<std::string(int)>& function,
                                     const std::function<void(const std::string&)>& others_hear) {
   if (options.world_size < 1) {
     throw Error(fmt::format("{} ranks cannot be started: 1 or more can", options.world_size));
   }
+  options.connect.timeout = time_limit(options.connect.timeout);
   std::cout.flush();
   std::fflush(nullptr);
   const auto started = Clock::now();

@@ -1,5 +1,6 @@
 // What the launcher says of ranks that failed, and where ranks meet when one of them has ended.
 #include <ATen/Parallel.h>
+#include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <unistd.h>
@@ -83,6 +84,29 @@ TEST(Ranks, MayUseThreadsAfterTheirParentHas) {
   EXPECT_EQ(exits[0].result, "2");
   EXPECT_EQ(exits[1].result, "2");
   EXPECT_EQ(exits[2].output, "rank 2: the last\n");
+}
+
+TEST(TimeLimit, IsThatOfTheEnvironment) {
+  const auto exits_with = [](const char* seconds) {
+    ::setenv("ZERO_TIMEOUT", seconds, 1);
+    const auto unset = c10::make_scope_exit([] { ::unsetenv("ZERO_TIMEOUT"); });
+    return ranks_ended({.world_size = 3, .timeout = std::chrono::seconds(60)},
+                       [](Communicator& communicator) {
+                         if (communicator.rank() == 1) ::pause();
+                         communicator.barrier();
+                       });
+  };
+  const auto exits = exits_with("1");
+  for (const int rank : {0, 2}) {
+    EXPECT_THAT(exits[static_cast<std::size_t>(rank)].output,
+                HasSubstr("nothing from rank 1 within 1 s"));
+  }
+  EXPECT_TRUE(exits[1].killed);
+  for (const char* nonsense : {"soon", "0", "1.5"}) {
+    EXPECT_THAT(testing::error_of([&] { exits_with(nonsense); }),
+                HasSubstr("ZERO_TIMEOUT='" + std::string(nonsense) +
+                          "' makes no sense: a whole number from 1 to 1000000"));
+  }
 }
 
 TEST(WatchedStore, WaitsForNothingAfterAFailureButHasWhatWasSaidBefore) {

@@ -104,7 +104,8 @@ Engine::Engine(std::unique_ptr<nn::PlainModel> plain, nn::Model* model, const di
            .accumulation = config.reduce_each_micro_batch ? train::Accumulation::kReduceEach
                                                           : train::Accumulation::kLocal,
            .reduce_type =
-               config.reduce_in_float32 ? dist::ReduceType::kFloat32 : dist::ReduceType::kOwn},
+               config.reduce_in_float32 ? dist::ReduceType::kFloat32 : dist::ReduceType::kOwn,
+           .ignored = config.ignored},
           config)),
       step_(*strategy_, step_options(config), "Engine::Engine",
             fmt::format("{} micro-batches", config.accumulation_steps)),
@@ -146,7 +147,21 @@ at::Tensor Engine::forward(const std::function<at::Tensor()>& loss, std::int64_t
 
 at::Tensor Engine::evaluate(const std::function<at::Tensor()>& predict) {
   const at::NoGradGuard no_grad;
-  return forward(predict);
+  if (plain_) return forward(predict);
+  const dist::CallScope call(strategy_->mesh().world(), "Engine::evaluate");
+  verify_backward_ended();
+  return predict();
+}
+
+void Engine::on_step(StepCallback callback) {
+  const dist::CallScope call(strategy_->mesh().world(), "Engine::on_step");
+  verify_in_no_step("on_step");
+  const bool measures = callback != nullptr;
+  dist::verify_same(strategy_->mesh().world(), "on_step()",
+                    measures ? "a callback" : "no callback");
+  step_.measure_norm(measures);
+  meter_.reset();
+  if (measures) meter_.emplace(*strategy_, std::move(callback));
 }
 
 std::string Engine::units() const {
@@ -187,6 +202,7 @@ void Engine::backward(const at::Tensor& loss) {
   }
   is_last && !strategy_->sharded() && !step_.loss_scale() ? gradients_.watch() : gradients_.hide();
   losses_.push_back(loss.detach().reshape({}));
+  loss_terms_.push_back(mine);
   terms_ = terms;
   ++micro_batches_;
   stepped_ = false;
@@ -317,6 +333,8 @@ bool Engine::step() {
   }
   stepped_ = true;
   if (micro_batches_ < config_.accumulation_steps) return false;
+  StepMetrics metrics;
+  metrics.step = step_.number();
   const bool updated = step_.end({.verify =
                                       [this] {
                                         verify_before_update();
@@ -324,7 +342,14 @@ bool Engine::step() {
                                       },
                                   .sync = [this] { strategy_->sync_parameters(); },
                                   .drop = [this] { give_up_step(); }});
+  if (meter_) {
+    metrics.updated = updated;
+    metrics.gradient_norm = updated ? gradient_norm() : 0;
+    metrics.loss_terms = terms_.stated ? terms_.all : 0;
+    meter_->measure(losses_, loss_terms_, terms_.all, metrics);
+  }
   give_up_step();  // the step is over: drop what it has left
+  if (meter_) meter_->report(metrics);
   return updated;
 }
 
@@ -335,6 +360,7 @@ void Engine::give_up_step() {
   trainable_.clear();
   backward_threw_ = false;
   losses_.clear();
+  loss_terms_.clear();
   micro_batches_ = 0;
   terms_ = {};
   stepped_ = true;

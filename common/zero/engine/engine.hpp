@@ -4,12 +4,14 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include <zero/distributed/mesh.hpp>
 #include <zero/engine/engine_config.hpp>
 #include <zero/engine/step_gradients.hpp>
+#include <zero/engine/step_metrics.hpp>
 #include <zero/io/save_checkpoint.hpp>
 #include <zero/nn/defer.hpp>
 #include <zero/nn/model.hpp>
@@ -77,7 +79,8 @@ class Engine {
   ///
   /// @throws zero::Error if the engine was made with an nn::Model.
   at::Tensor forward(const std::function<at::Tensor()>& loss, std::int64_t loss_terms = 0);
-  /// What `predict` computes with the plain module, without a graph. Called by all ranks.
+  /// What `predict` computes with the model, without a graph: its predictions, or a loss. Called by
+  /// all ranks, between any two other calls.
   at::Tensor evaluate(const std::function<at::Tensor()>& predict);
 
   /// Runs autograd and averages. The gradient of a step is that of the mean over all loss terms
@@ -115,7 +118,14 @@ class Engine {
   /// may have begun reductions that another has not.
   void give_up_step();
 
-  /// Norm of the gradient before clipping in the last step that updated; 0 without clipping.
+  /// Calls `callback` on every rank after each step() that ends a step; an empty one ends it. From
+  /// then on a step computes the norm and the mean loss. Called by all ranks, between steps; throws
+  /// zero::Error on all of them if only some pass a callback. What it throws on any rank leaves
+  /// step() on all, after the update.
+  void on_step(StepCallback callback);
+
+  /// Norm of the gradient before clipping in the last step that updated; 0 without clipping and
+  /// on_step().
   float gradient_norm() const { return step_.gradient_norm(); }
   /// Updates so far.
   std::int64_t steps() const { return step_.updates(); }
@@ -192,10 +202,12 @@ class Engine {
   train::Step step_;
   StepGradients gradients_;
   std::vector<at::Tensor> registered_;  // the model's parameters when the engine was made
-  std::vector<bool> trainable_;     // by parameter, at this step's first backward()
-  bool backward_threw_ = false;     // in this step
-  std::vector<at::Tensor> losses_;  // of this step's micro-batches
-  std::int64_t micro_batches_ = 0;  // of this step, whose backward has run
+  std::vector<bool> trainable_;         // by parameter, at this step's first backward()
+  bool backward_threw_ = false;         // in this step
+  std::vector<at::Tensor> losses_;      // of this step's micro-batches
+  std::vector<double> loss_terms_;      // the same, of this rank
+  std::optional<StepMeter> meter_;      // on_step()
+  std::int64_t micro_batches_ = 0;      // of this step, whose backward has run
   Terms terms_;
   bool stepped_ = true;
   bool shows_average_ = false;  // instead of the weights

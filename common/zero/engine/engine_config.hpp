@@ -47,6 +47,10 @@ struct EngineConfig {
   /// Before each forward that trains, give buffers (running means) the values of rank 0. Otherwise
   /// each rank keeps its own.
   bool broadcast_buffers = false;
+  /// Paths of parameters that the engine leaves to the program on each rank: it does not send,
+  /// shard, average, update or save them. `*` stands for any part of a path between dots. A tied
+  /// parameter is ignored if all its names are.
+  std::vector<std::string> ignored = {};
   /// Dynamic loss scaling (train::LossScale), for parameters in float16; an initial scale of 0:
   /// none.
   train::LossScaleOptions loss_scale = {.initial = 0};

@@ -1,4 +1,5 @@
 #include <ATen/OpMathType.h>
+#include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <optional>
@@ -131,6 +132,8 @@ struct SwigluFunction : Function<SwigluFunction> {
 }  // namespace
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  // Autocast multiplies copies of other types, and its own backward converts gradients back.
+  if (at::autocast::is_autocast_enabled(x.device().type())) return at::linear(x, weight, bias);
   // An undefined tensor cannot be an argument of a Function, an empty optional can.
   return LinearFunction::apply(x, weight, bias.defined() ? std::optional(bias) : std::nullopt);
 }

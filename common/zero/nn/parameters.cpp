@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <map>
 #include <ranges>
+#include <regex>
 #include <utility>
 
 #include <zero/base/error.hpp>
@@ -23,7 +24,11 @@ namespace {
 // Walks the module tree in registration order and notes, for every parameter, the unit around it.
 class Lister {
  public:
-  explicit Lister(Unit& root) : root_(root), plain_(dynamic_cast<PlainModel*>(&root)) {}
+  Lister(Unit& root, const std::vector<std::string>& ignored)
+      : root_(root),
+        plain_(dynamic_cast<PlainModel*>(&root)),
+        unused_(ignored),
+        ignored_(ignored) {}
 
   ParameterList list() {
     std::size_t around = kNone;
@@ -31,6 +36,9 @@ class Lister {
     visit(plain_ != nullptr ? plain_->module() : root_, "", around);
     for (std::size_t i = 0; i < result_.size(); ++i) {
       result_.units[result_.parameters[i].unit].parameters.push_back(i);
+    }
+    if (!unused_.empty()) {
+      throw Error(fmt::format("no parameter is named '{}': it cannot be ignored", unused_.front()));
     }
     return std::move(result_);
   }
@@ -43,11 +51,19 @@ class Lister {
     if (unit == nullptr && plain_ != nullptr) unit = plain_->unit_of(module);
     if (unit != nullptr) around = add_unit(*unit, path, around);
     for (const auto& item : module.named_parameters(/*recurse=*/false)) {
-      add(module, item.key(), item.value(), path, around);
+      if (!ignores(path_to(path, item.key()))) {
+        add(module, item.key(), item.value(), path, around);
+      }
     }
     for (const auto& child : module.named_children()) {
       visit(*child.value(), path_to(path, child.key()), around);
     }
+  }
+
+  bool ignores(const std::string& name) {
+    const auto fits = [&name](const std::string& pattern) { return match_name(name, pattern); };
+    std::erase_if(unused_, fits);
+    return std::ranges::any_of(ignored_, fits);
   }
 
   std::size_t add_unit(Unit& unit, const std::string& path, std::size_t around) {
@@ -77,7 +93,9 @@ class Lister {
   }
 
   Unit& root_;
-  PlainModel* plain_;  // null: the model calls the hooks of its units itself
+  PlainModel* plain_;                // null: the model calls the hooks of its units itself
+  std::vector<std::string> unused_;  // of the next, those that no parameter has had so far
+  const std::vector<std::string>& ignored_;
   ParameterList result_;
   std::vector<std::size_t> parents_;  // by unit
   std::map<const void*, std::size_t> index_;
@@ -169,8 +187,16 @@ bool ParameterList::lies_within(std::size_t u, std::size_t outer) const {
   return u == outer;
 }
 
-ParameterList list_parameters(Unit& root) {
-  ParameterList list = Lister(root).list();
+bool match_name(const std::string& path, const std::string& pattern) {
+  std::string text;
+  for (const char c : pattern) {
+    text += c == '*' ? "[^.]*" : c == '.' ? "\\." : std::string(1, c);
+  }
+  return std::regex_match(path, std::regex(text));
+}
+
+ParameterList list_parameters(Unit& root, const std::vector<std::string>& ignored) {
+  ParameterList list = Lister(root, ignored).list();
   check(list);
   return list;
 }

@@ -68,7 +68,12 @@ std::string path_to(const std::string& path, const std::string& name);
 /// Lists the parameters of `root`, which always counts as a unit. Throws zero::Error for a model
 /// without a trainable parameter, for a parameter that is not contiguous, for two different
 /// parameters that share memory, and for a model that is split over two tensor axes.
-ParameterList list_parameters(Unit& root);
+/// Without those whose path is one of `ignored`, which match_name() compares; throws zero::Error
+/// for one that no parameter has.
+ParameterList list_parameters(Unit& root, const std::vector<std::string>& ignored = {});
+
+/// Whether a dotted path is `pattern`, in which `*` stands for any part of a path between dots.
+bool match_name(const std::string& path, const std::string& pattern);
 
 /// What a stage of a pipeline knows of the model that it is cut from.
 struct WholeModel {
@@ -79,8 +84,9 @@ struct WholeModel {
   at::Tensor copy;
 };
 
-/// Throws zero::Error if a strategy has `root` or a part of it, and names it as set_holder() did. In
-/// a part without a Layer, callbacks of its parameters show that a strategy has it, but not its name.
+/// Throws zero::Error if a strategy has `root` or a part of it, and names it as set_holder() did.
+/// In a part without a Layer, callbacks of its parameters show that a strategy has it, but not its
+/// name.
 void verify_not_held(torch::nn::Module& root);
 /// Tells every Layer of `root` which strategy has it; empty: none. See Layer::set_holder().
 void set_holder(torch::nn::Module& root, const std::string& holder,

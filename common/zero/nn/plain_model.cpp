@@ -3,7 +3,6 @@
 #include <torch/nn/modules/container/sequential.h>
 
 #include <algorithm>
-#include <regex>
 #include <utility>
 
 #include <zero/base/error.hpp>
@@ -43,15 +42,6 @@ void find_units(const Module& module, const std::string& path, std::int64_t leas
   }
 }
 
-// "layers.*.norm" as a regular expression.
-std::regex pattern(const std::string& name) {
-  std::string text;
-  for (const char c : name) {
-    text += c == '*' ? "[^.]*" : c == '.' ? "\\." : std::string(1, c);
-  }
-  return std::regex(text);
-}
-
 }  // namespace
 
 UnitRule default_units(std::int64_t bytes) {
@@ -68,7 +58,7 @@ UnitRule units_named(std::vector<std::string> names) {
     for (const std::string& name : names) {
       const std::size_t before = found.size();
       for (const auto& inside : module.named_modules("", /*include_self=*/false)) {
-        if (std::regex_match(inside.key(), pattern(name))) found.push_back(inside.key());
+        if (match_name(inside.key(), name)) found.push_back(inside.key());
       }
       if (found.size() == before) {
         throw Error(

@@ -1,6 +1,8 @@
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/full.h>
 
+#include <utility>
+
 #include <zero/optim/adamw.hpp>
 #include <zero/optim/fused_optimizer.hpp>
 
@@ -49,6 +51,18 @@ std::unique_ptr<Optimizer> make_adamw(std::vector<Group<AdamWOptions>> groups) {
 OptimizerFactory adamw(AdamWOptions options) {
   return [options](const std::vector<at::Tensor>& parameters) {
     return make_adamw({{parameters, options}});
+  };
+}
+
+OptimizerFactory adamw(const torch::nn::Module& module, std::vector<AdamWOptions> groups,
+                       const GroupRule& rule) {
+  return [named = module.named_parameters(), groups = std::move(groups),
+          rule](const std::vector<at::Tensor>& parameters) {
+    std::vector<Group<AdamWOptions>> all;
+    for (const auto& members : split_by_name(named, parameters, groups.size(), rule)) {
+      all.push_back({members, groups[all.size()]});
+    }
+    return make_adamw(std::move(all));
   };
 }
 

@@ -3,6 +3,7 @@
 #include <memory>
 #include <vector>
 
+#include <zero/optim/named_groups.hpp>
 #include <zero/optim/optimizer.hpp>
 
 namespace zero::optim {
@@ -24,5 +25,12 @@ std::unique_ptr<Optimizer> make_adamw(std::vector<Group<AdamWOptions>> groups);
 
 /// One group with all parameters.
 OptimizerFactory adamw(AdamWOptions options = {});
+/// A group for each of `groups`, chosen by names in `module`; see split_by_name().
+///
+///     optim::adamw(*net, {{.weight_decay = 0.1}, {.weight_decay = 0}},
+///                  [](const std::string& name, const at::Tensor& p) { return p.dim() > 1 ? 0 : 1;
+///                  })
+OptimizerFactory adamw(const torch::nn::Module& module, std::vector<AdamWOptions> groups,
+                       const GroupRule& rule);
 
 }  // namespace zero::optim

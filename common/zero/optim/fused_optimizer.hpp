@@ -110,6 +110,16 @@ class FusedOptimizer : public Optimizer {
     for (Options& options : options_) options.learning_rate = rate;
   }
 
+  void set_learning_rates(const std::vector<double>& rates) override {
+    check_rates(rates, options_.size());
+    for (std::size_t g = 0; g < rates.size(); ++g) options_[g].learning_rate = rates[g];
+  }
+
+  std::size_t group_of(const at::Tensor& parameter) const override {
+    const Slot* slot = slots_.find(parameter);
+    return slot == nullptr ? 0 : slot->group;
+  }
+
  protected:
   /// The states that are kept for each parameter under these options.
   virtual std::vector<std::string> state_names(const Options& options) const = 0;

@@ -159,6 +159,16 @@ class MasterWeights final : public Optimizer {
     of_others_->set_learning_rate(rate);
   }
 
+  void set_learning_rates(const std::vector<double>& rates) override {
+    of_masters_->set_learning_rates(rates);
+    of_others_->set_learning_rates(rates);
+  }
+
+  std::size_t group_of(const at::Tensor& parameter) const override {
+    const TwoByteSlot* slot = slots_.find(parameter);
+    return slot == nullptr ? of_others_->group_of(parameter) : of_masters_->group_of(slot->master);
+  }
+
  private:
   // All slots whose parameter has a gradient, in batches.
   std::vector<Batch> batches() {

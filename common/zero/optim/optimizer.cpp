@@ -23,4 +23,15 @@ void Optimizer::set_gradient_scale(double scale) {
                   scale));
 }
 
+void Optimizer::set_learning_rates(const std::vector<double>& rates) {
+  check_rates(rates, 1);
+  set_learning_rate(rates.front());
+}
+
+void Optimizer::check_rates(const std::vector<double>& rates, std::size_t groups) {
+  if (rates.size() == groups) return;
+  throw Error(fmt::format("{} learning rates for an optimizer with {} parameter groups",
+                          rates.size(), groups));
+}
+
 }  // namespace zero::optim

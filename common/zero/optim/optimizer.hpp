@@ -67,6 +67,17 @@ class Optimizer {
 
   /// Sets the learning rate of every parameter group, from the next step on.
   virtual void set_learning_rate(double rate) = 0;
+
+  /// Sets the learning rate of each group, in the order of settings().groups. Throws zero::Error if
+  /// there is not one rate for each group. An optimizer that does not override it has one group.
+  virtual void set_learning_rates(const std::vector<double>& rates);
+
+  /// The group of a parameter that it holds: an index into settings().groups.
+  virtual std::size_t group_of(const at::Tensor& /*parameter*/) const { return 0; }
+
+ protected:
+  /// Throws zero::Error unless there are as many rates as groups.
+  static void check_rates(const std::vector<double>& rates, std::size_t groups);
 };
 
 /// Makes an optimizer over the given trainable parameters (registration order).

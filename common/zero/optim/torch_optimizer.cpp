@@ -162,6 +162,21 @@ class TorchOptimizer final : public Optimizer {
     for (auto& group : optimizer_->param_groups()) group.options().set_lr(rate);
   }
 
+  void set_learning_rates(const std::vector<double>& rates) override {
+    auto& groups = optimizer_->param_groups();
+    check_rates(rates, groups.size());
+    for (std::size_t g = 0; g < rates.size(); ++g) groups[g].options().set_lr(rates[g]);
+  }
+
+  std::size_t group_of(const at::Tensor& parameter) const override {
+    const auto& groups = optimizer_->param_groups();
+    const auto holds = [&](const to::OptimizerParamGroup& group) {
+      return std::ranges::any_of(group.params(),
+                                 [&](const at::Tensor& p) { return p.is_same(parameter); });
+    };
+    return static_cast<std::size_t>(std::ranges::find_if(groups, holds) - groups.begin());
+  }
+
  private:
   // SGD does not count steps.
   static constexpr bool kCounts = requires(const State& state) { state.step(); };

@@ -99,6 +99,12 @@ class WeightAverage final : public Optimizer {
   }
 
   void set_learning_rate(double rate) override { inner_->set_learning_rate(rate); }
+  void set_learning_rates(const std::vector<double>& rates) override {
+    inner_->set_learning_rates(rates);
+  }
+  std::size_t group_of(const at::Tensor& parameter) const override {
+    return inner_->group_of(parameter);
+  }
 
  private:
   // The master weight, or else the parameter; flat.

@@ -76,7 +76,7 @@ nn::ParameterList HeldModel::free_parameters(const StrategyArguments& arguments)
   std::string wrong;
   try {
     nn::verify_not_held(arguments.model);
-    nn::ParameterList list = nn::list_parameters(arguments.model);
+    nn::ParameterList list = nn::list_parameters(arguments.model, arguments.ignored);
     verify_trainable(list, arguments.model.module());
     verify_axes(arguments.mesh, list, arguments.model);
     if (arguments.values == nullptr && arguments.mesh.data().rank() == 0) verify_values(list);

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <exception>
 #include <unordered_map>
 #include <utility>
 
@@ -67,7 +68,25 @@ Strategy::Strategy(const StrategyArguments& arguments)
     // A plain module's constructor does not charge its tensors to a category.
     memory::recharge(p.tensor, Category::kParameters);
   }
-  optimizer_ = arguments.optimizer(all);
+  make_optimizer(arguments.optimizer, all);
+}
+
+// Ranks that differ would average the gradients of one parameter and update another way each.
+void Strategy::make_optimizer(const optim::OptimizerFactory& make,
+                              const std::vector<at::Tensor>& parameters) {
+  std::exception_ptr error;
+  std::string text;
+  try {
+    optimizer_ = make(parameters);
+    for (const nn::Parameter& p : list_.parameters) {
+      text += fmt::format("parameter '{}' in group {}\n", p.name, optimizer_->group_of(p.tensor));
+    }
+  } catch (const std::exception& caught) {
+    error = std::current_exception();
+    text = "an error: " + message_of(caught);
+  }
+  mesh_.verify_same_in_stage("the optimizer and its parameter groups", text);
+  if (error) std::rethrow_exception(error);
 }
 
 Strategy::~Strategy() = default;

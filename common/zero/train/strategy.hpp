@@ -201,6 +201,8 @@ class Strategy : public Shards, protected PassHooks {
   const dist::Reduction average_;
 
  private:
+  void make_optimizer(const optim::OptimizerFactory& make,
+                      const std::vector<at::Tensor>& parameters);
   void note_possible_write(std::size_t index) const;
 
   nn::ParameterList list_;

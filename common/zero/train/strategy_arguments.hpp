@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include <zero/distributed/mesh.hpp>
 #include <zero/nn/model.hpp>
@@ -35,6 +36,8 @@ struct StrategyArguments {
   /// Options of the mode, a JSON object. Those that it has override those that the mode's name and
   /// `variant` stand for, which the registry adds.
   std::string options = "{}";
+  /// Parameters that the strategy leaves to the program; see nn::list_parameters().
+  std::vector<std::string> ignored = {};
   std::string mode = {};  ///< the strategy's name, for messages; the registry fills it in
 
   /// The same with mesh.with_shards().

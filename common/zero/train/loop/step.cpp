@@ -6,6 +6,7 @@
 #include <cmath>
 #include <exception>
 #include <functional>
+#include <limits>
 
 #include <zero/base/error.hpp>
 #include <zero/base/fnv.hpp>
@@ -109,7 +110,8 @@ bool Step::end(const Calls& calls) {
 bool Step::update() {
   RECORD_USER_SCOPE("optimizer");
   const bool clips = options_.clip_norm > 0;
-  const float norm = clips ? strategy_.clip_grad_norm(options_.clip_norm) : 0;
+  const double limit = clips ? options_.clip_norm : std::numeric_limits<double>::infinity();
+  const float norm = clips || measures_norm_ ? strategy_.clip_grad_norm(limit) : 0;
   // A finite norm means finite gradients: nothing more has to be read.
   const bool well = clips && std::isfinite(norm);
   const std::string wrong = well ? "" : what_is_not_finite(strategy_, clips);

@@ -79,7 +79,9 @@ class Step {
   std::int64_t skipped() const { return skipped_; }
   /// Of this step, in messages.
   std::int64_t number() const { return updates_ + skipped_; }
-  /// Norm of the gradient before clipping in the last step that updated; 0 without clipping.
+  /// From now on the norm is computed without clipping too. All ranks must set the same.
+  void measure_norm(bool measure) { measures_norm_ = measure; }
+  /// Norm of the gradient before clipping in the last step that updated; 0 if it was not computed.
   float gradient_norm() const { return gradient_norm_; }
   /// What losses are multiplied by; 1 without a loss scale.
   double scale() const { return loss_scale_ ? loss_scale_->value() : 1; }
@@ -93,6 +95,7 @@ class Step {
   std::optional<LossScale> loss_scale_;
   std::int64_t updates_;
   std::int64_t skipped_ = 0;
+  bool measures_norm_ = false;
   float gradient_norm_ = 0;
 };
 

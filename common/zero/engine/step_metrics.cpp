@@ -1,0 +1,109 @@
+#include <ATen/ops/stack.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include <zero/base/error.hpp>
+#include <zero/base/json.hpp>
+#include <zero/distributed/agreement.hpp>
+#include <zero/engine/step_metrics.hpp>
+
+namespace zero {
+namespace {
+
+base::Json to_json(const StepMetrics& m) {
+  base::Json json = {{"step", m.step},
+                     {"updated", m.updated},
+                     {"loss", m.loss},
+                     {"gradient_norm", m.gradient_norm}};
+  for (std::size_t g = 0; g < m.learning_rates.size(); ++g) {
+    json[g == 0 ? "learning_rate" : fmt::format("learning_rate_{}", g)] = m.learning_rates[g];
+  }
+  json["loss_terms_per_second"] = m.loss_terms_per_second();
+  json["seconds"] = m.seconds;
+  json["exposed_seconds"] = m.exposed_seconds;
+  json["percent_of_compute_alone"] = m.percent_of_compute_alone();
+  return json;
+}
+
+}  // namespace
+
+StepMeter::StepMeter(train::Strategy& strategy, StepCallback callback)
+    : strategy_(strategy),
+      callback_(std::move(callback)),
+      last_(std::chrono::steady_clock::now()),
+      exposed_before_(strategy.mesh().world().times().exposed_seconds()) {}
+
+void StepMeter::measure(const std::vector<at::Tensor>& losses, const std::vector<double>& terms,
+                        double all_terms, StepMetrics& metrics) {
+  const at::Tensor values = at::stack(losses).to(at::kDouble).cpu();
+  std::vector<double> mine;
+  for (std::size_t m = 0; m < terms.size(); ++m) {
+    mine.push_back(values.const_data_ptr<double>()[m] * terms[m]);
+  }
+  const std::vector<double> all = dist::all_gather_scalars(strategy_.communicator(), mine);
+  for (std::size_t m = 0; m < mine.size(); ++m) {  // in the order of train::Trainer
+    double of_ranks = 0;
+    for (std::size_t k = m; k < all.size(); k += mine.size()) of_ranks += all[k];
+    metrics.loss += of_ranks;
+  }
+  metrics.loss /= all_terms;
+  for (const auto& group : strategy_.optimizer().settings().groups) {
+    const auto rate = group.find("learning_rate");
+    if (rate != group.end()) metrics.learning_rates.push_back(rate->second);
+  }
+  const auto now = std::chrono::steady_clock::now();
+  const double exposed = strategy_.mesh().world().times().exposed_seconds();
+  metrics.seconds = std::chrono::duration<double>(now - std::exchange(last_, now)).count();
+  metrics.exposed_seconds = exposed - std::exchange(exposed_before_, exposed);
+}
+
+void StepMeter::report(const StepMetrics& metrics) {
+  const std::string answer = dist::answer_of([&] {
+    callback_(metrics);
+    return std::string();
+  });
+  const bool failed = answer.front() == '-';
+  if (!strategy_.mesh().any(failed)) return;
+  dist::on_all_ranks(strategy_.mesh().world(), "the callback of a step",
+                     [&] { return dist::content_of(answer); });
+}
+
+MetricsWriter::MetricsWriter(dist::Communicator& communicator, const std::filesystem::path& path)
+    : path_(path), writes_(communicator.rank() == 0) {
+  const dist::CallScope call(communicator, "MetricsWriter::MetricsWriter");
+  dist::on_all_ranks(communicator, "the metrics", [this] {
+    open();
+    return std::string();
+  });
+}
+
+void MetricsWriter::open() {
+  if (path_.extension() != ".jsonl" && path_.extension() != ".csv") {
+    throw Error(fmt::format("'{}' must end in .jsonl or .csv", path_.string()));
+  }
+  if (!writes_) return;
+  file_.open(path_, std::ios::app | std::ios::ate);
+  if (!file_) throw Error(fmt::format("cannot write to '{}'", path_.string()));
+}
+
+void MetricsWriter::write(const StepMetrics& metrics) {
+  if (!writes_) return;
+  const base::Json json = to_json(metrics);
+  if (path_.extension() == ".csv") {
+    std::vector<std::string> names, cells;
+    for (const auto& [name, value] : json.items()) {
+      names.push_back(name);
+      cells.push_back(value.dump());
+    }
+    if (file_.tellp() == 0) file_ << fmt::format("{}\n", fmt::join(names, ","));
+    file_ << fmt::format("{}\n", fmt::join(cells, ","));
+  } else {
+    file_ << json.dump() << "\n";
+  }
+  if (!file_.flush()) throw Error(fmt::format("cannot write to '{}'", path_.string()));
+}
+
+}  // namespace zero

@@ -1,0 +1,80 @@
+#pragma once
+
+#include <torch/types.h>
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <vector>
+
+#include <zero/train/loop/step.hpp>
+
+namespace zero {
+
+/// What an engine says of a step that has ended. Seconds are those of this rank; the rest is the
+/// same on all ranks.
+struct StepMetrics {
+  std::int64_t step = 0;    ///< steps before this one, skipped ones too
+  bool updated = false;     ///< false: a gradient was not finite and the step was skipped
+  double loss = 0;          ///< mean over all loss terms of all ranks and micro-batches
+  float gradient_norm = 0;  ///< L2, before clipping; 0 if the step was skipped
+  std::vector<double> learning_rates;  ///< by parameter group, of this update
+  double loss_terms = 0;               ///< of all ranks; 0 if the batches do not say how many
+  double seconds = 0;                  ///< since the end of the step before
+  double exposed_seconds = 0;          ///< of them, those that this rank waited for collectives
+
+  /// Tokens a second, if tokens are the loss terms.
+  double loss_terms_per_second() const { return loss_terms / seconds; }
+  /// The part of the time that is not exposed: 100 is as fast as computing alone.
+  double percent_of_compute_alone() const { return 100 * (1 - exposed_seconds / seconds); }
+};
+
+/// Called after each step, on every rank.
+using StepCallback = std::function<void(const StepMetrics& metrics)>;
+
+/// Measures an engine's steps for a callback.
+class StepMeter {
+ public:
+  /// `strategy` must outlive this object.
+  StepMeter(train::Strategy& strategy, StepCallback callback);
+
+  /// Adds loss, learning rates and seconds of the step that has just ended. It had a loss of each
+  /// micro-batch, with loss terms of each on this rank, and of all. Called by all ranks; blocks.
+  void measure(const std::vector<at::Tensor>& losses, const std::vector<double>& terms,
+               double all_terms, StepMetrics& metrics);
+  /// Calls the callback. Called by all ranks; blocks. Throws zero::Error on all of them if it
+  /// throws on any.
+  void report(const StepMetrics& metrics);
+
+ private:
+  train::Strategy& strategy_;
+  StepCallback callback_;
+  std::chrono::steady_clock::time_point last_;
+  double exposed_before_;
+};
+
+/// Writes a line for each step on rank 0: JSON (a file .jsonl) or comma-separated values (.csv,
+/// with a line of names first). Adds to a file that is there.
+///
+///     auto writer = std::make_shared<zero::MetricsWriter>(communicator, "run.jsonl");
+///     engine.on_step([writer](const zero::StepMetrics& metrics) { writer->write(metrics); });
+class MetricsWriter {
+ public:
+  /// Called by all ranks; blocks. Throws zero::Error on all of them if the name ends otherwise or
+  /// the file cannot be opened.
+  MetricsWriter(dist::Communicator& communicator, const std::filesystem::path& path);
+  /// Writes a line and hands it to the system; does nothing on ranks other than 0. Throws
+  /// zero::Error if the system refuses.
+  void write(const StepMetrics& metrics);
+
+ private:
+  void open();
+
+  std::filesystem::path path_;
+  bool writes_;
+  std::ofstream file_;
+};
+
+}  // namespace zero
