@@ -33,7 +33,7 @@ int grade(const std::string& id, const std::function<void()>& check, const std::
 /// Runs `function` on `ranks` ranks, each a process with one thread. A collective that ranks
 /// disagree about is an error that names both sides, and none waits longer than 5 s. Throws the
 /// Mistake of the lowest rank that throws one, else one for a rank that crashed or threw anything
-/// else. Tensors may be used inside `function` only: LibTorch's threads do not survive a fork.
+/// else.
 void on_ranks(int ranks, const std::function<void(dist::Communicator&)>& function);
 
 /// The same on 2, 3, 5 and 1 ranks, one after the other: most mistakes need two.

@@ -35,8 +35,7 @@ void add(const std::string& name, std::function<Measured()> measure);
 int run(int argc, char** argv, CLI::App& options, const std::function<void()>& add_all);
 
 /// Runs `function` on ranks forked for it, of one thread each; what they returned, in rank order.
-/// zero::Error with what each said if any failed. The calling process may not have used a tensor
-/// yet.
+/// zero::Error with what each said if any failed.
 std::vector<Json> on_ranks(dist::LaunchOptions options,
                            const std::function<Json(dist::Communicator&)>& function);
 

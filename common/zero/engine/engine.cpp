@@ -108,21 +108,22 @@ Engine::Engine(std::unique_ptr<nn::PlainModel> plain, nn::Model* model, const di
            .ignored = config.ignored},
           config)),
       step_(*strategy_, step_options(config), "Engine::Engine",
-            fmt::format("{} micro-batches", config.accumulation_steps)),
+            fmt::format("{} micro-batches\nbuffers {}", config.accumulation_steps,
+                        config.broadcast_buffers ? "of rank 0" : "of each rank")),
       gradients_(strategy_->list()),
       registered_(strategy_->model().module().parameters()) {}
 
 Engine::~Engine() {
   if (std::uncaught_exceptions() > 0) return;
+  // First: other ranks may wait for reductions.
+  try {
+    if (backward_threw_) give_up_step();
+  } catch (const std::exception&) {  // the strategy says what it waits for in vain
+  }
   try {
     finish_save();
   } catch (const std::exception& error) {
     log_error(message_of(error));
-  }
-  if (!backward_threw_) return;
-  try {
-    give_up_step();
-  } catch (const std::exception&) {  // the strategy says what it waits for in vain
   }
 }
 
@@ -160,8 +161,7 @@ void Engine::on_step(StepCallback callback) {
   dist::verify_same(strategy_->mesh().world(), "on_step()",
                     measures ? "a callback" : "no callback");
   step_.measure_norm(measures);
-  meter_.reset();
-  if (measures) meter_.emplace(*strategy_, std::move(callback));
+  meter_ = measures ? std::make_shared<StepMeter>(*strategy_, std::move(callback)) : nullptr;
 }
 
 std::string Engine::units() const {
@@ -349,7 +349,8 @@ bool Engine::step() {
     meter_->measure(losses_, loss_terms_, terms_.all, metrics);
   }
   give_up_step();  // the step is over: drop what it has left
-  if (meter_) meter_->report(metrics);
+  // The callback may call on_step(), which drops its meter.
+  if (const auto meter = meter_) meter->report(metrics);
   return updated;
 }
 
@@ -403,6 +404,7 @@ void Engine::finish_save() {
 bool Engine::load(const std::filesystem::path& folder) {
   const dist::CallScope call(strategy_->mesh().world(), "Engine::load");
   verify_own_weights("load");
+  if (backward_threw_) give_up_step();  // first: other ranks may wait for reductions
   finish_save();
   const bool there = std::filesystem::exists(io::checkpoint::manifest_at(folder));
   // Ranks that see different folders would resume from different steps.

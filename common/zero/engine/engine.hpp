@@ -4,7 +4,6 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -66,8 +65,8 @@ class Engine {
          const EngineConfig& config = {}, const nn::UnitRule& units = nn::default_units(),
          nn::ParameterSource* values = nullptr);
   /// After an exception in backward() that was caught, does what give_up_step() does: other ranks
-  /// may wait for reductions. Completes a save behind, unless an exception is on its way; an error
-  /// is printed. Otherwise does not block.
+  /// may wait for reductions. Completes a save behind; an error is printed. While an exception is
+  /// on its way it does neither, and waits for no other rank.
   ~Engine();
 
   /// The loss of this rank's micro-batch, from Model::loss().
@@ -206,7 +205,7 @@ class Engine {
   bool backward_threw_ = false;         // in this step
   std::vector<at::Tensor> losses_;      // of this step's micro-batches
   std::vector<double> loss_terms_;      // the same, of this rank
-  std::optional<StepMeter> meter_;      // on_step()
+  std::shared_ptr<StepMeter> meter_;    // on_step()
   std::int64_t micro_batches_ = 0;      // of this step, whose backward has run
   Terms terms_;
   bool stepped_ = true;

@@ -8,6 +8,8 @@
 #include <map>
 #include <ranges>
 #include <regex>
+#include <set>
+#include <string_view>
 #include <utility>
 
 #include <zero/base/error.hpp>
@@ -34,6 +36,9 @@ class Lister {
     std::size_t around = kNone;
     if (plain_ != nullptr) around = add_unit(root_, "", around);
     visit(plain_ != nullptr ? plain_->module() : root_, "", around);
+    std::erase_if(result_.parameters, [this](const Parameter& p) {
+      return !kept_.contains(p.tensor.unsafeGetTensorImpl());
+    });
     for (std::size_t i = 0; i < result_.size(); ++i) {
       result_.units[result_.parameters[i].unit].parameters.push_back(i);
     }
@@ -51,9 +56,8 @@ class Lister {
     if (unit == nullptr && plain_ != nullptr) unit = plain_->unit_of(module);
     if (unit != nullptr) around = add_unit(*unit, path, around);
     for (const auto& item : module.named_parameters(/*recurse=*/false)) {
-      if (!ignores(path_to(path, item.key()))) {
-        add(module, item.key(), item.value(), path, around);
-      }
+      if (!ignores(path_to(path, item.key()))) kept_.insert(item.value().unsafeGetTensorImpl());
+      add(module, item.key(), item.value(), path, around);
     }
     for (const auto& child : module.named_children()) {
       visit(*child.value(), path_to(path, child.key()), around);
@@ -96,6 +100,7 @@ class Lister {
   PlainModel* plain_;                // null: the model calls the hooks of its units itself
   std::vector<std::string> unused_;  // of the next, those that no parameter has had so far
   const std::vector<std::string>& ignored_;
+  std::set<const void*> kept_;  // a tied parameter is ignored if all its names are
   ParameterList result_;
   std::vector<std::size_t> parents_;  // by unit
   std::map<const void*, std::size_t> index_;
@@ -188,9 +193,11 @@ bool ParameterList::lies_within(std::size_t u, std::size_t outer) const {
 }
 
 bool match_name(const std::string& path, const std::string& pattern) {
+  constexpr std::string_view kSpecial = R"(\^$.|?+()[]{})";
   std::string text;
   for (const char c : pattern) {
-    text += c == '*' ? "[^.]*" : c == '.' ? "\\." : std::string(1, c);
+    if (kSpecial.find(c) != std::string_view::npos) text += '\\';
+    text += c == '*' ? "[^.]*" : std::string(1, c);
   }
   return std::regex_match(path, std::regex(text));
 }

@@ -69,7 +69,7 @@ std::string path_to(const std::string& path, const std::string& name);
 /// without a trainable parameter, for a parameter that is not contiguous, for two different
 /// parameters that share memory, and for a model that is split over two tensor axes.
 /// Without those whose path is one of `ignored`, which match_name() compares; throws zero::Error
-/// for one that no parameter has.
+/// for one that no parameter has. A tied parameter is left out if all its paths are ignored.
 ParameterList list_parameters(Unit& root, const std::vector<std::string>& ignored = {});
 
 /// Whether a dotted path is `pattern`, in which `*` stands for any part of a path between dots.

@@ -51,10 +51,14 @@ class WeightAverage final : public Optimizer {
     std::unordered_map<const at::TensorImpl*, at::Tensor> others;
     inner_->replace(
         [&](const at::Tensor& held) { return others[held.unsafeGetTensorImpl()] = with(held); });
-    slots_.replace([&](const at::Tensor& held) { return others.at(held.unsafeGetTensorImpl()); },
-                   [](AverageSlot& slot, const at::Tensor& other) {
-                     slot = {other, {}};
-                   });
+    // An optimizer need not hold every parameter that it was given.
+    const auto other_of = [&](const at::Tensor& held) {
+      const auto found = others.find(held.unsafeGetTensorImpl());
+      return found == others.end() ? with(held) : found->second;
+    };
+    slots_.replace(other_of, [](AverageSlot& slot, const at::Tensor& other) {
+      slot = {other, {}};
+    });
   }
 
   std::map<std::string, at::Tensor> state(const at::Tensor& parameter) const override {
@@ -88,14 +92,15 @@ class WeightAverage final : public Optimizer {
     std::map<std::string, at::Tensor> inner = states;
     const auto found = inner.extract(kAverage);
     const at::Tensor average = found ? found.mapped() : at::Tensor();
-    const bool fits = average.defined() ? average.numel() == parameter.numel() &&
-                                              average.scalar_type() == type_of_average(parameter)
-                                        : states.empty() && steps == 0;
+    const bool fits =
+        average.defined() ? average.numel() == parameter.numel() : states.empty() && steps == 0;
     if (slot == nullptr || !fits) {
-      throw Error("these states hold no average of this parameter's size and type");
+      throw Error("these states hold no average of this parameter's size");
     }
     inner_->load_state(parameter, steps, inner);
-    slot->average = average;
+    const memory::Charge charge(memory::Category::kOptimizer);
+    // A checkpoint that is converted (LoadOptions::convert_dtype) may have it in the model's type.
+    slot->average = average.defined() ? average.to(type_of_average(parameter)) : average;
   }
 
   void set_learning_rate(double rate) override { inner_->set_learning_rate(rate); }

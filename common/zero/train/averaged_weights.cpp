@@ -1,6 +1,7 @@
 #include <string>
 #include <vector>
 
+#include <zero/base/error.hpp>
 #include <zero/distributed/agreement.hpp>
 #include <zero/memory/charge.hpp>
 #include <zero/memory/storage.hpp>
@@ -37,6 +38,9 @@ void with_averaged_weights(Strategy& strategy, const std::function<void()>& func
   std::vector<at::Tensor> averages(strategy.list().size());
   dist::on_all_ranks(ranks, "the averaged weights cannot be shown", [&] {
     for (std::size_t i = 0; i < averages.size(); ++i) {
+      if (strategy.stage_of_model().is_copy(i)) {
+        throw Error("the first and the last stage share a parameter, and only one averages it");
+      }
       const at::Tensor mine = strategy.piece(i).tensor;
       if (mine.defined()) averages[i] = optim::weight_average(strategy.optimizer(), mine);
     }

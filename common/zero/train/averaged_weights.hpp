@@ -12,7 +12,8 @@ namespace zero::train {
 /// evaluate, export, and take a state dict; it may not train, save or write weights. Called by all
 /// ranks, between steps; blocks. Needs a copy of what this rank updates. Stages 1 and 2 gather the
 /// parameters twice.
-/// @throws zero::Error on all ranks if the optimizer keeps no average, or `function` throws on any.
+/// @throws zero::Error on all ranks if the optimizer keeps no average, two stages of a pipeline
+/// share a parameter, or `function` throws on any.
 void with_averaged_weights(Strategy& strategy, const std::function<void()>& function);
 
 }  // namespace zero::train

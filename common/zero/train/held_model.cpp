@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <map>
 
 #include <zero/base/error.hpp>
@@ -70,6 +71,21 @@ void verify_values(const nn::ParameterList& list) {
   }
 }
 
+// Throws zero::Error if parameters cannot be left to the program.
+void verify_ignored(const nn::ParameterList& list, nn::Model& model) {
+  if (model.whole_model() != nullptr) {
+    throw Error("parameters of a stage of a pipeline cannot be ignored");
+  }
+  for (const auto& item : model.module().named_parameters()) {
+    const auto is_it = [&](const nn::Parameter& p) { return p.tensor.is_same(item.value()); };
+    if (memory::has_storage(item.value()) || std::ranges::any_of(list.parameters, is_it)) continue;
+    throw Error(fmt::format(
+        "the ignored parameter '{}' has no values: build the model without nn::defer() or "
+        "nn::DeferredStorage, because only the program gives it values",
+        item.key()));
+  }
+}
+
 }  // namespace
 
 nn::ParameterList HeldModel::free_parameters(const StrategyArguments& arguments) {
@@ -79,6 +95,7 @@ nn::ParameterList HeldModel::free_parameters(const StrategyArguments& arguments)
     nn::ParameterList list = nn::list_parameters(arguments.model, arguments.ignored);
     verify_trainable(list, arguments.model.module());
     verify_axes(arguments.mesh, list, arguments.model);
+    if (!arguments.ignored.empty()) verify_ignored(list, arguments.model);
     if (arguments.values == nullptr && arguments.mesh.data().rank() == 0) verify_values(list);
     return list;
   } catch (const Error& error) {

@@ -21,8 +21,9 @@ class HeldModel {
  public:
   /// The parameters of a model that no strategy holds. Called by all ranks. Throws zero::Error on
   /// all of them if on any rank a strategy holds the model, nn::list_parameters() refuses it, a
-  /// trainable parameter is of another type than float32, float64, bfloat16 and float16, or a
-  /// buffer uses the memory of a parameter.
+  /// trainable parameter is of another type than float32, float64, bfloat16 and float16, a buffer
+  /// uses the memory of a parameter, or an ignored parameter has no values or is of a stage of a
+  /// pipeline.
   static nn::ParameterList free_parameters(const StrategyArguments& arguments);
 
   /// `list` must outlive this object. `before_read` is called before save(), load() and clone() of
