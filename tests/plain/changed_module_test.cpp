@@ -14,30 +14,30 @@
 namespace zero::testing {
 namespace {
 
-struct Net : torch::nn::Module {
+struct TwoLayers : torch::nn::Module {
   at::Tensor loss() { return last(first(at::ones({2, 4})).tanh()).square().mean(); }
   torch::nn::Linear first = register_module("first", torch::nn::Linear(4, 8));
   torch::nn::Linear last = register_module("last", torch::nn::Linear(8, 3));
 };
 
-void step(Engine& engine, Net& net) {
+void train_once(Engine& engine, TwoLayers& net) {
   engine.backward(engine.forward([&] { return net.loss(); }));
   engine.step();
 }
 
 TEST(ChangedModule, IsAnErrorOfBackwardOnAllRanks) {
   on_all_stages(2, [](dist::Communicator& communicator, int stage) {
-    const std::vector<std::function<void(Net&)>> changes = {
-        [](Net& net) { net.last = net.replace_module("last", torch::nn::Linear(8, 3)); },
-        [](Net& net) { net.register_parameter("scale", at::ones({1})); },
-        [](Net& net) { net.unregister_module("first"); }};
+    const std::vector<std::function<void(TwoLayers&)>> changes = {
+        [](TwoLayers& net) { net.last = net.replace_module("last", torch::nn::Linear(8, 3)); },
+        [](TwoLayers& net) { net.register_parameter("scale", at::ones({1})); },
+        [](TwoLayers& net) { net.unregister_module("first"); }};
     for (const auto& change : changes) {
-      Net net;
+      TwoLayers net;
       Engine engine(net, communicator, optim::adamw(), {.overlap = {.stage = stage}},
                     nn::default_units(1));
-      step(engine, net);
+      train_once(engine, net);
       if (communicator.rank() == 1 || stage == 3) change(net);
-      expect_error([&] { step(engine, net); },
+      expect_error([&] { train_once(engine, net); },
                    {"added, replaced or taken out", stage == 3 ? "ranks 0, 1" : "rank 1"});
     }
   });
@@ -45,7 +45,7 @@ TEST(ChangedModule, IsAnErrorOfBackwardOnAllRanks) {
 
 TEST(HeldModule, IsRefusedOnAllRanksUntilItIsReleased) {
   on_all_stages(2, [](dist::Communicator& communicator, int stage) {
-    Net net;
+    TwoLayers net;
     std::optional<Engine> engine;
     const auto make = [&](std::optional<Engine>& into) {
       into.emplace(net, communicator, optim::adamw(), EngineConfig{.overlap = {.stage = stage}});
@@ -55,7 +55,7 @@ TEST(HeldModule, IsRefusedOnAllRanksUntilItIsReleased) {
     expect_error([&] { make(second); }, {"held by another strategy", "release()"});
     engine->release();
     make(second);
-    step(*second, net);
+    train_once(*second, net);
     second.reset();
     expect_error([&] { make(second); }, {"destroyed without release()", "anew"});
   });
