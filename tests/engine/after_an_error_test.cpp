@@ -52,6 +52,7 @@ TEST_P(AfterAnError, InBackwardOnlyGiveUpStepIsTaken) {
           expect_error([&] { run.engine.strategy(); }, {text, "give_up_step()"});
           expect_error([&] { run.engine.save(folder.path()); }, {"save() in the middle of a step"});
           expect_error([&] { run.engine.release(); }, {"release() in the middle of a step"});
+          expect_error([&] { run.engine.finish_save(); }, {text, "give_up_step()"});
         }
         run.engine.give_up_step();
         run.steps(3, 6);
@@ -121,8 +122,10 @@ TEST_P(AfterAnError, AModelWhoseEngineIsGoneSaysSo) {
 
 // Rank 0 has begun reductions that the others have not. (At stage 3 all have gathered the same, one
 // unit ahead.)
+// Before they complete a checkpoint that is written behind.
 TEST_P(AfterAnError, InBackwardRanksReduceWhatOneOfThemHasBegun) {
-  on_all_stages(GetParam(), [](dist::Communicator& communicator, int stage) {
+  const TestFolder folder;
+  on_all_stages(GetParam(), [&](dist::Communicator& communicator, int stage) {
     for (const bool destroys : {false, true}) {
       SCOPED_TRACE(destroys);
       const EngineConfig config{.overlap = {.stage = stage, .bucket_bytes = 1}};
@@ -131,6 +134,7 @@ TEST_P(AfterAnError, InBackwardRanksReduceWhatOneOfThemHasBegun) {
       std::optional<EngineRun> run;
       run.emplace(communicator, config);
       run->step(0);
+      run->engine.save(folder.path(), {.behind = true});
       backward_that_throws(*run, 1, run->rank == 0 ? 0 : 3);
       if (destroys) {
         run.reset();

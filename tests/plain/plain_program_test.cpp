@@ -282,6 +282,51 @@ TEST_P(PlainProgram, LeavesIgnoredParametersAlone) {
   });
 }
 
+// Two units read one weight, and only its second name is ignored: it is trained.
+struct TiedLayers : torch::nn::Module {
+  explicit TiedLayers(const at::Tensor& weight) {
+    register_parameter("weight", weight);
+    below = register_module("below", torch::nn::Linear(weight.size(1), weight.size(1)));
+  }
+  torch::nn::Linear below{nullptr};
+};
+
+TEST_P(PlainProgram, TrainsAParameterOfWhichOneNameIsIgnored) {
+  on_all_stages(GetParam(), [](dist::Communicator& communicator, int stage) {
+    std::vector<at::Tensor> first;
+    for (const std::vector<std::string>& ignored : {{}, std::vector<std::string>{"head.weight"}}) {
+      at::manual_seed(5);
+      torch::nn::Module net;
+      const auto stem = net.register_module("stem", torch::nn::Linear(8, 8));
+      const auto head = net.register_module("head", std::make_shared<TiedLayers>(stem->weight));
+      Engine engine(net, communicator, optim::adamw(),
+                    {.overlap = {.stage = stage}, .ignored = ignored}, nn::default_units(1));
+      for (int number = 0; number < 3; ++number) {
+        at::manual_seed(static_cast<std::uint64_t>(100 * number + communicator.rank()));
+        engine.backward(engine.forward([&] {
+          const at::Tensor x = head->below(stem->forward(at::randn({4, 8})).tanh());
+          return at::linear(x, stem->weight).square().mean();
+        }));
+        engine.step();
+      }
+      if (first.empty()) first = whole_weights(engine.strategy());
+      EXPECT_TRUE(same_bits(whole_weights(engine.strategy()), first));
+    }
+  });
+}
+
+TEST_P(PlainProgram, RefusesToIgnoreAParameterWithoutValues) {
+  on_all_stages(GetParam(), [](dist::Communicator& communicator, int stage) {
+    const auto net = nn::defer([] { return std::make_shared<torch::nn::LinearImpl>(4, 4); });
+    expect_error(
+        [&] {
+          const Engine engine(*net, communicator, optim::adamw(),
+                              {.overlap = {.stage = stage}, .ignored = {"bias"}});
+        },
+        {"the ignored parameter 'bias' has no values"});
+  });
+}
+
 TEST_P(PlainProgram, RefusesIgnoredNamesThatAreNotThereOrDiffer) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
     const auto run_with = [&](const std::string& name) {

@@ -217,6 +217,16 @@ TEST_P(PlainStateDict, WithOtherNamesOrShapesIsRefusedOnAllRanks) {
   });
 }
 
+TEST_P(PlainStateDict, ThatCannotBeReadOnRank0IsAnErrorOnAllRanks) {
+  on_all_stages(GetParam(), [](dist::Communicator& communicator, int stage) {
+    PlainRun run(communicator, "resnet", at_stage(stage));
+    NamedTensors weights = io::state_dict(run.engine.strategy());
+    if (!weights.empty()) weights[1].second = weights[1].second.to(at::kMeta);
+    expect_error([&] { run.engine.load_weights(weights); },
+                 {"discard the model", "rank 0", "meta"});
+  });
+}
+
 TEST_P(PlainStateDict, IsNotLoadedInTheMiddleOfAStepNorOnOneRankOnly) {
   on_all_stages(GetParam(), [&](dist::Communicator& communicator, int stage) {
     PlainRun run(communicator, "gpt2", at_stage(stage));

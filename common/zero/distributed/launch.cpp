@@ -77,6 +77,7 @@ struct Child {
 
 int threads_for(const LaunchOptions& options) {
   if (options.threads > 0) return options.threads;
+  if (std::getenv("OMP_NUM_THREADS") != nullptr) return at::get_num_threads();
   const int cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
   return std::max(1, cores / options.world_size);
 }

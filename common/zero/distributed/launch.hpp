@@ -22,7 +22,8 @@ struct LaunchOptions {
   std::chrono::milliseconds grace = std::chrono::seconds(2);
   /// Keep the output of ranks in RankExit::output instead of printing it.
   bool capture_output = false;
-  /// Threads of LibTorch in each rank; 0: the machine's cores divided by the ranks, at least 1.
+  /// Threads of LibTorch in each rank; 0: as OMP_NUM_THREADS says, else the machine's cores divided
+  /// by the ranks, at least 1.
   int threads = 0;
 };
 

@@ -81,9 +81,20 @@ TEST(Ranks, MayUseThreadsAfterTheirParentHas) {
     if (rank == 2) throw Error("the last");
     return std::to_string(at::get_num_threads());
   });
+  at::set_num_threads(1);
   EXPECT_EQ(exits[0].result, "2");
   EXPECT_EQ(exits[1].result, "2");
   EXPECT_EQ(exits[2].output, "rank 2: the last\n");
+}
+
+// Else one rank would add up in another order than the program alone.
+TEST(Ranks, HaveTheThreadsOfTheEnvironment) {
+  const char* const threads = std::getenv("OMP_NUM_THREADS");
+  if (threads == nullptr) GTEST_SKIP() << "OMP_NUM_THREADS is not set; ctest sets it";
+  LaunchOptions one;
+  one.world_size = 1;
+  const auto exits = fork_processes(one, [](int) { return std::to_string(at::get_num_threads()); });
+  EXPECT_EQ(exits[0].result, threads);
 }
 
 TEST(TimeLimit, IsThatOfTheEnvironment) {

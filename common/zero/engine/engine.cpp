@@ -398,6 +398,7 @@ double Engine::save(const std::filesystem::path& folder, const SaveOptions& opti
 }
 
 void Engine::finish_save() {
+  verify_backward_ended();
   if (const auto pending = std::exchange(pending_, nullptr)) pending->finish();
 }
 

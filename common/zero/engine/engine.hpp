@@ -142,7 +142,8 @@ class Engine {
   /// save(), load() or finish_save(), on all ranks, before that call has done anything: it may be
   /// repeated.
   double save(const std::filesystem::path& folder, const SaveOptions& options = {});
-  /// Completes a save behind; does nothing if there is none. Called by all ranks; blocks.
+  /// Completes a save behind; does nothing if there is none. Called by all ranks; blocks. Throws
+  /// after an exception in backward(), before give_up_step().
   void finish_save();
   /// SaveOptions::position of the checkpoint that was loaded; empty if there is none.
   const std::string& position() const { return position_; }

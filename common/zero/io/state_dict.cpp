@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <exception>
 #include <functional>
 #include <vector>
 
@@ -96,15 +97,21 @@ void check_fit(const std::vector<Spec>& given, const std::vector<Spec>& model) {
                           more > 0 ? fmt::format("; and {} more", more) : ""));
 }
 
-// Writes the values of rank 0 into the parameters, unit by unit, and into the buffers.
+// Writes the values of rank 0 into the parameters, unit by unit, and into the buffers. An error of
+// the source waits until the end, because the other ranks are in the middle of collectives.
 void put(train::Strategy& strategy, const Source& source) {
   const at::NoGradGuard no_grad;
   const memory::Charge charge(memory::Category::kCommunication);
   dist::Communicator& ranks = strategy.mesh().world();
   const at::Device device = strategy.list().parameters.front().tensor.device();
+  std::exception_ptr problem;
   const auto sent = [&](const std::string& name, at::IntArrayRef sizes, at::ScalarType dtype) {
     const at::Tensor values = at::empty(sizes, at::TensorOptions(dtype).device(device));
-    if (ranks.rank() == 0) source.read(name, values);
+    try {
+      if (ranks.rank() == 0 && !problem) source.read(name, values);
+    } catch (const std::exception&) {
+      problem = std::current_exception();
+    }
     ranks.broadcast(values, /*root=*/0, dist::Purpose::kParameter).wait();
     return values;
   };
@@ -123,6 +130,10 @@ void put(train::Strategy& strategy, const Source& source) {
     buffers[i].copy_(sent(named[i].key(), buffers[i].sizes(), buffers[i].scalar_type()));
   }
   strategy.passes().weights_changed();
+  dist::on_all_ranks(ranks, "some weights are loaded and some are not, discard the model", [&] {
+    if (problem) std::rethrow_exception(problem);
+    return std::string();
+  });
 }
 
 void load(train::Strategy& strategy, const std::string& what, const std::function<Source()>& open) {

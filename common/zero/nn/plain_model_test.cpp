@@ -93,5 +93,14 @@ TEST(PlainModel, WithoutAFunctionHasNoLoss) {
   testing::expect_error([&] { model.loss({}); }, {"forward()"});
 }
 
+TEST(MatchName, OnlyAStarStandsForOtherCharacters) {
+  EXPECT_TRUE(match_name("blocks.0.bias", "blocks.*.bias"));
+  EXPECT_FALSE(match_name("blocks.0.linear.bias", "blocks.*.bias"));
+  EXPECT_FALSE(match_name("blocks_0", "blocks.0"));
+  const std::string special = R"(a+b.(c)[d]{2}|e?^$\f)";
+  EXPECT_TRUE(match_name(special, special));
+  EXPECT_FALSE(match_name("aab", "a+b"));
+}
+
 }  // namespace
 }  // namespace zero::nn

@@ -53,7 +53,12 @@ TEST(HeldModel, IsFreeAgainUnlessSomethingOfItIsGone) {
     {
       const HeldModel held(arguments, list, [] {});
     }
-    EXPECT_EQ(HeldModel::free_parameters(arguments).size(), list.size());
+    expect_error([&] { HeldModel::free_parameters(arguments); },
+                 {"no values", list.parameters[0].name});
+    nn::SeededValues values(1);
+    StrategyArguments with_values = arguments;
+    with_values.values = &values;
+    EXPECT_EQ(HeldModel::free_parameters(with_values).size(), list.size());
   });
   on_one_rank(Toy::alone(), [](const Toy&, const StrategyArguments& arguments) {
     const nn::ParameterList list = HeldModel::free_parameters(arguments);
