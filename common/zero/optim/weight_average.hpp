@@ -17,6 +17,7 @@ namespace zero::optim {
 /// the optimizer. So it takes the bytes of one moment, checkpoints have it, and it is loaded at any
 /// world size and stage. The kind in settings() ends in " with average".
 ///
+/// @param optimizer makes what updates the parameters.
 /// @param decay at least 0 and below 1, such as 0.999; all ranks give the same.
 /// @throws zero::Error for another decay, and if with_master_weights() is around it and not inside.
 OptimizerFactory with_weight_average(OptimizerFactory optimizer, double decay);
