@@ -100,15 +100,21 @@ TEST_P(SmallProgram, OnAMeshEndsWithTheBitsOfDdpThatAddsTheSameParts) {
   });
 }
 
-// One process that trains the whole model with the micro-batches of the pipeline.
-std::string digest_of_micro_batches() {
-  testing::SmallModel model;
+// The parameters of the model, with their first values.
+std::vector<at::Tensor> first_weights(testing::SmallModel& model) {
   testing::SmallValues values;
   std::vector<at::Tensor> weights;
   for (nn::Parameter& parameter : nn::list_parameters(model).parameters) {
     values.fill(parameter, parameter.tensor);
     weights.push_back(parameter.tensor);
   }
+  return weights;
+}
+
+// One process that trains the whole model with the micro-batches of the pipeline.
+std::string digest_of_micro_batches() {
+  testing::SmallModel model;
+  const std::vector<at::Tensor> weights = first_weights(model);
   const auto optimizer = testing::small_adamw()(weights);
   for (int step = 1; step <= 5; ++step) {
     for (int m = 0; m < exercise::kMicroBatches; ++m) {
@@ -151,12 +157,7 @@ TEST_P(SmallProgram, WithQuantizedGathersEndsWithTheBitsOfDdpThatComputesWith8Bi
 // sum too, and the hosts' sums are added up.
 std::string digest_of_two_hops(int ranks) {
   testing::SmallModel model;
-  testing::SmallValues values;
-  std::vector<at::Tensor> weights;
-  for (nn::Parameter& parameter : nn::list_parameters(model).parameters) {
-    values.fill(parameter, parameter.tensor);
-    weights.push_back(parameter.tensor);
-  }
+  const std::vector<at::Tensor> weights = first_weights(model);
   const auto optimizer = testing::small_adamw()(weights);
   const auto sum_in_4_bits = [](const std::vector<at::Tensor>& tensors) {
     std::vector<at::Tensor> rounded;

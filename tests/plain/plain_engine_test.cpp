@@ -24,16 +24,8 @@ using ::testing::HasSubstr;
 TEST(PlainEngine, OnOneRankIsTheProgramWithoutIt) {
   on_all_stages(1, [](dist::Communicator& communicator, int stage) {
     const PlainModule alone = PlainRun::make("gpt2");
-    const auto optimizer = torch_adamw(alone.module->parameters());
     PlainRun run(communicator, "gpt2", {.overlap = {.stage = stage}});
-    for (int number = 0; number < 4; ++number) {
-      run.step(number);
-      at::manual_seed(100 * number);
-      optimizer->zero_grad();
-      alone.loss().backward();
-      optimizer->step();
-    }
-    EXPECT_TRUE(same_bits(run.weights(), alone.module->parameters()));
+    expect_trains_as_alone(run, alone, /*steps=*/4);
   });
 }
 

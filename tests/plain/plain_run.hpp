@@ -1,12 +1,14 @@
 #pragma once
 
 #include <ATen/ATen.h>
+#include <gtest/gtest.h>
 #include <torch/optim/adamw.h>
 
 #include <memory>
 #include <string>
 #include <vector>
 
+#include <tests/support/same_bits.hpp>
 #include <tests/support/whole_weights.hpp>
 #include <zero/engine/engine.hpp>
 #include <zero/optim/torch_optimizer.hpp>
@@ -47,5 +49,18 @@ struct PlainRun {
   PlainModule made;
   Engine engine;
 };
+
+/// Trains `run`, on one rank, and `alone` without an engine; expects the same weights.
+inline void expect_trains_as_alone(PlainRun& run, const PlainModule& alone, int steps) {
+  const auto optimizer = torch_adamw(alone.module->parameters());
+  for (int number = 0; number < steps; ++number) {
+    run.step(number);
+    at::manual_seed(100 * number);
+    optimizer->zero_grad();
+    alone.loss().backward();
+    optimizer->step();
+  }
+  EXPECT_TRUE(same_bits(run.weights(), alone.module->parameters()));
+}
 
 }  // namespace zero::testing

@@ -161,22 +161,13 @@ TEST_P(PlainStateDict, OfOneStageGoesIntoAnotherAndIntoAModuleAlone) {
 }
 
 // The weights, and a loss of old weights, are what they would be if the module were alone.
-TEST_P(PlainStateDict, LoadedWeightsTrainOnAsInAModuleAlone) {
-  if (GetParam() > 1) GTEST_SKIP() << "a module alone has one rank";
+TEST(PlainStateDictOnOneRank, LoadedWeightsTrainOnAsInAModuleAlone) {
   on_all_stages(1, [](dist::Communicator& communicator, int stage) {
     at::manual_seed(99);
     const PlainModule alone = plain_case("gpt2").make();
     PlainRun run(communicator, "gpt2", at_stage(stage));
     run.engine.load_weights(of_module(*alone.module));
-    const auto optimizer = torch_adamw(alone.module->parameters());
-    for (int number = 0; number < 2; ++number) {
-      run.step(number);
-      at::manual_seed(100 * number);
-      optimizer->zero_grad();
-      alone.loss().backward();
-      optimizer->step();
-    }
-    EXPECT_TRUE(same_bits(run.weights(), alone.module->parameters()));
+    expect_trains_as_alone(run, alone, /*steps=*/2);
   });
 }
 

@@ -25,8 +25,7 @@ OptimizerFactory with_weight_average(OptimizerFactory optimizer, double decay);
 /// Whether it is made by with_weight_average().
 bool has_weight_average(const Optimizer& optimizer);
 /// The average of a parameter, flat, sharing memory with the optimizer's own; undefined before the
-/// first update. @throws zero::Error if the optimizer keeps none: it is to be made by
-/// with_weight_average().
+/// first update. @throws zero::Error if with_weight_average() did not make the optimizer.
 at::Tensor weight_average(const Optimizer& optimizer, const at::Tensor& parameter);
 
 }  // namespace zero::optim
