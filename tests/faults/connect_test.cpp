@@ -7,6 +7,7 @@
 
 #include <csignal>
 #include <cstdlib>
+#include <thread>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <tests/support/port.hpp>
@@ -44,6 +45,15 @@ dist::RankEnvironment environment(int rank, int size, int port) {
   return environment;
 }
 
+// As torchrun's agent serves it, which outlives the ranks.
+c10d::TCPStore served_store(int port) {
+  c10d::TCPStoreOptions server;
+  server.port = static_cast<std::uint16_t>(port);
+  server.isServer = true;
+  server.waitWorkers = false;
+  return c10d::TCPStore("127.0.0.1", server);
+}
+
 // Ranks `first` to `last` of `size` alone try to connect: how they end.
 Exits connecting_alone(int first, int last, int size, int port) {
   return connecting(last - first + 1, [=](int process) {
@@ -74,6 +84,33 @@ TEST(Connect, RanksThatNeverComeAreNamed) {
     expect_errors(exits, AnyOf(HasSubstr(missing), HasSubstr("the store of rank 0 is gone")));
     EXPECT_THAT(exits[0].output, HasSubstr(missing));
   }
+}
+
+// torchrun's agents start their own ranks again, each when it has noticed: one early, one late.
+TEST(Connect, RanksThatAreStartedAgainWaitTwiceAsLong) {
+  const int port = free_port();
+  const c10d::TCPStore served = served_store(port);
+  const Exits exits = connecting(2, [&](int rank) {
+    dist::RankEnvironment again = environment(rank, 2, port);
+    again.store_is_served = true;
+    again.restarts = 1;
+    if (rank == 1) std::this_thread::sleep_for(std::chrono::seconds(4));
+    dist::connect(again, within(3));
+  });
+  for (const dist::RankExit& exit : exits) EXPECT_EQ(exit.result, "connected") << exit.output;
+}
+
+TEST(Connect, RankThatComesLaterIsToldThatOneHasGivenUp) {
+  const int port = free_port();
+  const c10d::TCPStore served = served_store(port);
+  const Exits exits = connecting(2, [&](int rank) {
+    dist::RankEnvironment late = environment(rank, 2, port);
+    late.store_is_served = true;
+    if (rank == 1) std::this_thread::sleep_for(std::chrono::seconds(3));
+    dist::connect(late, within(1));
+  });
+  expect_errors({exits[0]}, HasSubstr("rank 1 of 2 did not come within 1 s"));
+  expect_errors({exits[1]}, HasSubstr("not all ranks came: rank 0 has waited for all ranks for 1 s and given up"));
 }
 
 TEST(Connect, Rank0ThatNeverComesIsNamed) {

@@ -42,6 +42,7 @@ class Scene:
 
     def __init__(self, stack, ladder):
         self._stack, self._ladder = stack, ladder
+        self.programs = []
         # Hosts have the files of this machine, as on machines that mount the same ones.
         self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="zero-hosts-")))
 
@@ -52,6 +53,7 @@ class Scene:
         environment = dict(os.environ, OMP_NUM_THREADS="1", ZERO_PYTHON="false",
                            TMPDIR=str(self.folder), **variables)
         program = Program(name, command, self.folder / f"{name}.log", environment)
+        self.programs.append(program)
         return self._stack.enter_context(contextlib.closing(program))
 
     def ladder(self, report, modes, steps, *more, timeout=30):
@@ -303,7 +305,14 @@ def run(name, ladder):
     try:
         check_machine()
         with contextlib.ExitStack() as stack:
-            TESTS[name](Scene(stack, ladder))
+            scene = Scene(stack, ladder)
+            try:
+                TESTS[name](scene)
+            except Failure:
+                # The first program that failed is often not the one that began it.
+                for program in scene.programs:
+                    print(f"---- {program.name} said:\n{program.said()[-4000:]}")
+                raise
     except Skip as reason:
         print(f"NOT TESTED: {name}: {reason}")
         return SKIPPED

@@ -53,8 +53,10 @@ std::string answer_of(const std::function<std::string()>& action) {
   }
 }
 
+bool is_error(const std::string& answer) { return !answer.starts_with('+'); }
+
 std::string content_of(const std::string& answer, const std::string& who) {
-  if (!answer.starts_with('+')) throw Error(who + answer.substr(1));
+  if (is_error(answer)) throw Error(who + answer.substr(1));
   return answer.substr(1);
 }
 

@@ -25,6 +25,8 @@ void verify_same(Communicator& communicator, const std::string& what, const std:
 
 /// What `action` returns, or the error that it throws, as a text for another process.
 std::string answer_of(const std::function<std::string()>& action);
+/// Whether the answer is an error.
+bool is_error(const std::string& answer);
 /// What the action returned there. Throws its error, after `who`.
 std::string content_of(const std::string& answer, const std::string& who = "");
 

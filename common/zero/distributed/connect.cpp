@@ -22,6 +22,17 @@
 namespace zero::dist {
 namespace {
 
+constexpr const char* kGaveUp = "gave up";
+
+// So that a rank that comes after all does not wait for this one.
+void tell_that_it_gave_up(const StorePtr& store, int rank) {
+  try {
+    store->set(kGaveUp, std::to_string(rank));
+  } catch (const std::exception&) {
+    // Rank 0, which serves the store, has given up, too.
+  }
+}
+
 // Names the missing ranks before the backend tries to connect; its own message would not.
 void wait_for_everybody(const StorePtr& store, int rank, int size,
                         std::chrono::milliseconds timeout) {
@@ -31,6 +42,10 @@ void wait_for_everybody(const StorePtr& store, int rank, int size,
   for (int r = 0; r < size; ++r) keys.push_back(key(r));
   try {
     store->wait(keys, timeout);
+    if (store->check({kGaveUp})) {
+      throw Error(fmt::format("rank {} has waited for all ranks for {} s and given up",
+                              store->get_to_str(kGaveUp), timeout.count() / 1000.0));
+    }
   } catch (const Error& error) {
     throw Error(fmt::format("not all ranks came: {}", error.what()));
   } catch (const std::exception& error) {
@@ -42,6 +57,7 @@ void wait_for_everybody(const StorePtr& store, int rank, int size,
         throw Error(fmt::format("the store of rank 0 is gone: {}", first_line(error.what())));
       }
     }
+    tell_that_it_gave_up(store, rank);
     throw Error(
         fmt::format("rank{} {} of {} did not come within {} s: start {} ranks in all with the "
                     "same address and port",
@@ -133,12 +149,14 @@ Connection join(Place place) {
   return joined;
 }
 
+// The ranks wait for each other for `patience` times the time limit.
 std::unique_ptr<Communicator> connect_through(const StorePtr& base, int server, int rank, int size,
-                                              int local_rank, ConnectOptions options) {
+                                              int local_rank, ConnectOptions options,
+                                              int patience = 1) {
   options.timeout = time_limit(options.timeout);
   backend(options.backend);  // throws before ranks wait for each other
   StorePtr store = c10::make_intrusive<WatchedStore>(options.prefix, base);
-  wait_for_everybody(store, rank, size, options.timeout);
+  wait_for_everybody(store, rank, size, patience * options.timeout);
   auto exchange = std::make_shared<StoreExchange>(store, rank, size, options.timeout, server);
   return std::make_unique<Communicator>(
       join({rank, size, local_rank, std::move(exchange), options}));
@@ -201,9 +219,13 @@ std::unique_ptr<Communicator> connect(const RankEnvironment& environment,
   ConnectOptions adjusted = options;
   adjusted.prefix = fmt::format("attempt/{}/{}", environment.restarts, options.prefix);
   adjusted.loopback = adjusted.loopback || is_loopback(environment.master_address);
+  // A launcher starts the ranks of a host again as soon as one of them has failed. Those of another
+  // host may only then begin to notice it, and that can take them the time limit.
+  const int patience = environment.restarts > 0 ? 2 : 1;
   auto communicator = connect_through(tcp_store(environment, time_limit(options.timeout)),
                                       environment.store_is_served ? -1 : 0, environment.rank,
-                                      environment.world_size, environment.local_rank, adjusted);
+                                      environment.world_size, environment.local_rank, adjusted,
+                                      patience);
   communicator->set_hosts(hosts_of(communicator->exchange(text_of_host())));
   return communicator;
 }

@@ -65,8 +65,7 @@ void StepMeter::report(const StepMetrics& metrics) {
     callback_(metrics);
     return std::string();
   });
-  const bool failed = answer.front() == '-';
-  if (!strategy_.mesh().any(failed)) return;
+  if (!strategy_.mesh().any(dist::is_error(answer))) return;
   dist::on_all_ranks(strategy_.mesh().world(), "the callback of a step",
                      [&] { return dist::content_of(answer); });
 }

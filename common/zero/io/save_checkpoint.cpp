@@ -287,7 +287,7 @@ PendingCheckpoint::PendingCheckpoint(train::Strategy& strategy, const fs::path& 
   thread_ = std::thread([&state, path = file_of(ranks_, folder, state.manifest)] {
     state.answer = dist::answer_of([&] { return write_file(path, state.tensors); });
     state.tensors.clear();
-    state.progress = state.answer.starts_with('+') ? kWritten : kFailed;
+    state.progress = dist::is_error(state.answer) ? kFailed : kWritten;
   });
 }
 
