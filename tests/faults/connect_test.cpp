@@ -110,7 +110,9 @@ TEST(Connect, RankThatComesLaterIsToldThatOneHasGivenUp) {
     dist::connect(late, within(1));
   });
   expect_errors({exits[0]}, HasSubstr("rank 1 of 2 did not come within 1 s"));
-  expect_errors({exits[1]}, HasSubstr("not all ranks came: rank 0 has waited for all ranks for 1 s and given up"));
+  expect_errors(
+      {exits[1]},
+      HasSubstr("not all ranks came: rank 0 has waited for all ranks for 1 s and given up"));
 }
 
 TEST(Connect, Rank0ThatNeverComesIsNamed) {

@@ -222,10 +222,9 @@ std::unique_ptr<Communicator> connect(const RankEnvironment& environment,
   // A launcher starts the ranks of a host again as soon as one of them has failed. Those of another
   // host may only then begin to notice it, and that can take them the time limit.
   const int patience = environment.restarts > 0 ? 2 : 1;
-  auto communicator = connect_through(tcp_store(environment, time_limit(options.timeout)),
-                                      environment.store_is_served ? -1 : 0, environment.rank,
-                                      environment.world_size, environment.local_rank, adjusted,
-                                      patience);
+  auto communicator = connect_through(
+      tcp_store(environment, time_limit(options.timeout)), environment.store_is_served ? -1 : 0,
+      environment.rank, environment.world_size, environment.local_rank, adjusted, patience);
   communicator->set_hosts(hosts_of(communicator->exchange(text_of_host())));
   return communicator;
 }

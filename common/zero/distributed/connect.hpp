@@ -12,10 +12,10 @@ namespace zero::dist {
 
 /// How ranks find each other and behave towards each other.
 struct ConnectOptions {
-  /// Longest wait for a peer, at start-up and in every collective. No operation waits forever. Ranks
-  /// that a launcher has started again wait twice as long for each other at start-up: another host's
-  /// ranks may need this time to notice why. The environment variable ZERO_TIMEOUT, in whole seconds,
-  /// overrides this.
+  /// Longest wait for a peer, at start-up and in every collective. No operation waits forever.
+  /// Ranks that a launcher has started again wait twice as long for each other at start-up: another
+  /// host's ranks may need this time to notice why. The environment variable ZERO_TIMEOUT, in whole
+  /// seconds, overrides this.
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
   ReductionOrder order = ReductionOrder::kRankOrdered;
   /// "gloo" (CPU tensors) or "nccl" (CUDA tensors too, where the build has it).
