@@ -74,8 +74,6 @@ target_link_libraries(Zero::torch INTERFACE
 # Parts of the wheel's libraries refer to others that a CPU program never calls.
 target_link_options(Zero::torch INTERFACE
   "LINKER:--allow-shlib-undefined" "LINKER:-rpath,${ZERO_TORCH_DIRECTORY}/lib")
-# The wheel ships its own fmt headers; header-only use cannot clash with a system libfmt.
-target_compile_definitions(Zero::torch INTERFACE FMT_HEADER_ONLY=1)
 
 if(EXISTS "${ZERO_TORCH_DIRECTORY}/lib/libtorch_cuda.so" AND EXISTS "${ZERO_TORCH_DIRECTORY}/lib/libc10_cuda.so")
   add_library(Zero::torch_cuda INTERFACE IMPORTED GLOBAL)

@@ -7,6 +7,13 @@ target_link_libraries(zero_pch PUBLIC Zero::torch)
 target_compile_options(zero_pch PRIVATE ${ZERO_WARNINGS})
 target_precompile_headers(zero_pch PRIVATE cmake/pch.hpp)
 
+# A learner's answer is compiled at each save, so that its header has no more than answers need: GCC instantiates
+# for every object what the header left open, which is most of the time.
+add_library(zero_exercise_pch OBJECT cmake/pch.cpp)
+target_link_libraries(zero_exercise_pch PUBLIC zero_distributed)
+target_compile_options(zero_exercise_pch PRIVATE ${ZERO_WARNINGS} "$<$<CONFIG:Release>:-Og>")
+target_precompile_headers(zero_exercise_pch PRIVATE cmake/exercise_pch.hpp)
+
 # Tests have one of their own, with GoogleTest, and are optimised less than what they test: that takes
 # a third off their compilation and costs them nothing.
 if(ZERO_BUILD_TESTS)

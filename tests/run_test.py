@@ -353,16 +353,18 @@ class Exercise(Script):
         (self.repository / "09_pipeline/README.md").write_text("no picture")
         self.assertIn("Its page: 09_pipeline/README.md\n", self.call("exercise", "09a", "--reset").stderr)
 
-    def test_watch_grades_at_each_save_with_ninja_alone(self):
-        # ninja says with what it was called; the grader prints the answer's only line.
-        make_program(self.folder / "bin/ninja", "#!/bin/sh\necho \"$@\"\n")
+    def test_watch_compiles_and_links_the_answer_alone_at_each_save(self):
+        # ninja names three commands, of which the last two are the answer's; the grader prints the answer's only line.
+        make_program(self.folder / "bin/ninja", "#!/bin/sh\n[ \"$*\" = \"-C $BUILD -t commands exercise_01b\" ] || exit 1\n"
+                     "printf '%s\\n' 'echo a library' 'echo compiles in $PWD' ': && echo links && :'\n")
         self.answer.parent.mkdir()
         self.answer.write_text("first\n")
         make_program(self.repository / "build/release/bin/exercise_01b",
                      f"#!/bin/sh\necho \"01b, 2 ranks: $(cat '{self.answer}')\"\n")
         watch = subprocess.Popen([self.repository / "run", "exercise", "01b", "--watch"], text=True, stdin=subprocess.DEVNULL,
                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-                                 env={**os.environ, "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}"})
+                                 env={**os.environ, "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
+                                      "BUILD": f"{self.repository}/build/release"})
 
         def end():
             with contextlib.suppress(ProcessLookupError):
@@ -378,7 +380,8 @@ class Exercise(Script):
                 self.answer.unlink()  # as an editor may
                 time.sleep(0.2)
                 written.rename(self.answer)
-                self.assertEqual(watch.stderr.readline(), f"-C {self.repository}/build/release exercise_01b\n")
+                self.assertEqual(watch.stderr.readline(), f"compiles in {self.repository}/build/release\n")
+                self.assertEqual(watch.stderr.readline(), "links\n")
             self.assertEqual(watch.stdout.readline(), f"01b, 2 ranks: {answer}\n")
             self.assertRegex(watch.stderr.readline(), r"==> [0-9.]+ s\. Waiting for the next save; Ctrl-C ends\.\n")
         os.killpg(watch.pid, signal.SIGINT)
