@@ -388,6 +388,19 @@ TEST(SmallProgramFigures, OfTheLessonsFollowFromTheFormulas) {
                             "all-reduce sends {} bytes",
                             pair(exercise::layer_bytes()), pair(exercise::part_bytes(2, 0)),
                             with_commas(exercise::all_reduce_bytes(16 * 30, 2, 0))));
+  const exercise::Expected sequence = exercise::expected_sequence(4, 0),
+                           partitioned = exercise::expected_partitioned(4, 0);
+  expect_quoted(
+      "08_tensor_parallel/activations.md",
+      fmt::format("it keeps {} bytes. It gathers the 30 once more: 960 bytes on top, {}.",
+                  with_commas(sequence.activations_kept), with_commas(sequence.activations_sent)));
+  expect_quoted(
+      "08_tensor_parallel/activations.md",
+      fmt::format("and the 11: {} bytes. It gathers both in backward, 384 and 960 bytes "
+                  "on top: {}. At the peak, {} and {} bytes, one input is whole.",
+                  with_commas(partitioned.activations_kept),
+                  with_commas(partitioned.activations_sent), with_commas(sequence.activations_peak),
+                  with_commas(partitioned.activations_peak)));
   // Chapter 09 on four stages.
   const auto activations = [](bool gpipe, int stage) {
     return with_commas(exercise::expected_stage(gpipe, 4, stage).activations_peak);
