@@ -128,7 +128,7 @@ endfunction()
 # tools/step/main.cpp becomes the program <NN_name>, which trains under <strategy>, and tests/bench/register_chapter.cpp
 # with the library zero_chapter_bench the program <name>_bench; minimal.cpp, if there is one, the program
 # <NN_name>_minimal, which links little, so that it is built soon after a fresh clone, and autograd.cpp
-# <NN_name>_autograd, and so on for hpz.cpp, qgz.cpp and ulysses.cpp; *_test.cpp the program <name>_test
+# <NN_name>_autograd, and so on for the other small programs; *_test.cpp the program <name>_test
 # with label <NN_name>, which has those of tests/parity/ as well: they compare the chapter's modes with chapter 00.
 # Target check_<NN_name> builds and runs the chapter's tests. NARRATED_WIDTH: see run_demo().
 # zero_add_chapter(<NN_name> STRATEGIES_OF <NN_name>... [LIBRARIES …] [PROGRAMS …]):
@@ -144,9 +144,10 @@ function(zero_add_chapter chapter)
   string(REGEX REPLACE "^[0-9]+_" "" name ${chapter})
   file(GLOB sources CONFIGURE_DEPENDS "${folder}/*.cpp")
   file(GLOB tests CONFIGURE_DEPENDS "${folder}/*_test.cpp")
-  list(TRANSFORM ARG_PROGRAMS REPLACE "(.+)" "${folder}/\\1.cpp")
-  list(REMOVE_ITEM sources ${tests} "${folder}/minimal.cpp" "${folder}/autograd.cpp" "${folder}/hpz.cpp"
-    "${folder}/qgz.cpp" "${folder}/ulysses.cpp" ${ARG_PROGRAMS})
+  set(small_programs minimal autograd hpz qgz ulysses sequence partitioned)
+  set(programs ${small_programs} ${ARG_PROGRAMS})
+  list(TRANSFORM programs REPLACE "(.+)" "${folder}/\\1.cpp")
+  list(REMOVE_ITEM sources ${tests} ${programs})
 
   set(library "")
   if(sources)
@@ -166,7 +167,7 @@ function(zero_add_chapter chapter)
     set_property(GLOBAL APPEND PROPERTY ZERO_CHAPTERS ${chapter})
   endif()
 
-  foreach(small minimal autograd hpz qgz ulysses)
+  foreach(small ${small_programs})
     if(EXISTS "${folder}/${small}.cpp")
       zero_add_program(${chapter}_${small} "${folder}/${small}.cpp" zero_distributed)
       set_property(GLOBAL APPEND PROPERTY ZERO_MINIMAL_PROGRAMS ${chapter}_${small})

@@ -117,7 +117,9 @@ struct Expected {
   std::int64_t parameters_peak = 0;
   std::int64_t gradients_peak = 0;
   std::int64_t states_peak = 0;
-  std::int64_t activations_peak = 0;  // chapter 09 counts them
+  // Chapter 09, and sequence.cpp and partitioned.cpp of chapter 08, count activations.
+  std::int64_t activations_kept = 0;  // in chapter 08, from forward to backward
+  std::int64_t activations_peak = 0;
   // In a step.
   std::int64_t gradients_sent = 0;
   std::int64_t gradients_sent_between = 0;  // these, between the groups of chapter 06 or 07
@@ -257,6 +259,55 @@ constexpr Expected mesh(int ranks, int rank) {
   return e;
 }
 
+// Bytes of activations on a rank of chapter 08's mesh: in front of each layer, and behind the last.
+// Between a column-parallel and a row-parallel layer a rank has some features of each sample.
+constexpr std::array<std::int64_t, kLayers + 1> mesh_activation_bytes(int parts, int part) {
+  std::array<std::int64_t, kLayers + 1> bytes{};
+  for (int layer = 0; layer <= kLayers; ++layer) {
+    bytes[layer] = layer % 2 == 0 ? activation_bytes(layer)
+                                  : 4 * kBatch * part_size(kShapes[layer - 1][1], parts, part);
+  }
+  return bytes;
+}
+
+// sequence.cpp: behind each pair of layers a rank has 1/n of the samples. Layer 2 gathers them, in
+// backward once more.
+constexpr Expected sequence(int ranks, int rank) {
+  const int parts = tensor_ranks(ranks);
+  Expected e = mesh(ranks, rank);
+  auto bytes = mesh_activation_bytes(parts, rank % parts);
+  const std::int64_t gathered = bytes[2];
+  for (const int behind : {2, 4}) bytes[behind] /= parts;
+  e.activations_kept = std::accumulate(bytes.begin(), bytes.end(), std::int64_t{0});
+  e.activations_peak = std::max(e.activations_kept, bytes[0] + bytes[1] + bytes[2] + gathered);
+  e.activations_sent += (parts - 1) * bytes[2];
+  return e;
+}
+
+// partitioned.cpp: of each pair a rank keeps 1/n of the input. Backward gathers it, and once more
+// the weight of the pair's first layer.
+constexpr Expected partitioned(int ranks, int rank) {
+  const int parts = tensor_ranks(ranks), data_ranks = ranks / parts;
+  Expected e = mesh(ranks, rank);
+  const auto bytes = mesh_activation_bytes(parts, rank % parts);
+  for (const int first : {0, 2}) {
+    const std::int64_t piece = bytes[first] / parts, before = e.activations_kept;
+    const std::int64_t input = bytes[first], inside = bytes[first + 1], output = bytes[first + 2];
+    e.activations_peak = std::max({e.activations_peak,
+                                   before + input + inside + piece,     // forward
+                                   before + piece + inside + output,    // forward
+                                   before + piece + input + output,     // the gather
+                                   before + input + inside + output});  // backward
+    e.activations_kept += piece;
+    e.activations_sent += (parts - 1) * piece;
+    if (first % data_ranks == rank / parts) {
+      e.parameters_sent += (data_ranks - 1) * part_bytes(parts, rank % parts)[first];
+    }
+  }
+  e.activations_kept += bytes[kLayers];
+  return e;
+}
+
 // Chapter 09.
 constexpr Expected stage(bool gpipe, int stages, int stage) {
   const int first = first_layer(stages, stage), end = first_layer(stages, stage + 1);
@@ -292,6 +343,16 @@ constexpr Expected expected_hpz(int ranks) { return internal::secondary_shards(r
 
 /// The same for qgz.cpp.
 constexpr Expected expected_qgz(int ranks) { return internal::two_hops(ranks); }
+
+/// What rank `rank` of `ranks` holds and sends in every step of chapter 08's sequence.cpp.
+constexpr Expected expected_sequence(int ranks, int rank) {
+  return internal::sequence(ranks, rank);
+}
+
+/// The same for partitioned.cpp.
+constexpr Expected expected_partitioned(int ranks, int rank) {
+  return internal::partitioned(ranks, rank);
+}
 
 /// What rank `rank` of `ranks` holds and sends in every step of the program of `chapter` (0 to 9).
 /// Chapter 09: under 1F1B.

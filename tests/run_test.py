@@ -53,7 +53,7 @@ class Script(unittest.TestCase):
         for program in ("python", "build/release/bin/ladder", "build/release/bin/plan",
                         "build/release/bin/01_zero1", "build/release/bin/01_zero1_minimal",
                         "build/release/bin/02_zero2_autograd",
-                        "build/release/bin/08_tensor_parallel_ulysses", "build/release/bin/activation_cuts"):
+                        "build/release/bin/activation_cuts"):
             make_program(self.repository / program, PROGRAM)
         self.temporary = self.folder / "temporary"
         self.temporary.mkdir()
@@ -199,8 +199,10 @@ class SmallPrograms(Script):
             make_program(self.repository / f"build/release/bin/07_zero_plus_plus_{program}", PROGRAM)
             self.expect("step 07", [f"--{program}", "3"], ["3"])
         (self.repository / "08_tensor_parallel").mkdir()
-        (self.repository / "08_tensor_parallel" / "ulysses.cpp").touch()
-        self.expect("step 08", ["--ulysses", "4"], ["4"])
+        for program in ("ulysses", "sequence", "partitioned"):
+            (self.repository / "08_tensor_parallel" / f"{program}.cpp").touch()
+            make_program(self.repository / f"build/release/bin/08_tensor_parallel_{program}", PROGRAM)
+            self.expect("step 08", [f"--{program}", "4"], ["4"])
 
     def test_of_a_lesson_are_run_by_step(self):
         (self.repository / "08_tensor_parallel").mkdir()

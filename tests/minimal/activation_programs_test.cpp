@@ -1,5 +1,5 @@
 // The programs of lesson 08 about activations: every figure that they print follows from a formula,
-// and the lesson quotes what they print.
+// and the lesson and the document on the literature quote what they print.
 
 #include <gmock/gmock.h>
 
@@ -19,8 +19,8 @@ std::string run_program(const std::string& name, const std::string& arguments = 
   return output_of(fmt::format("'{}/{}' {}", ZERO_MINIMAL_FOLDER, name, arguments));
 }
 
-std::string page() {
-  std::ifstream file(std::string(ZERO_SOURCE_FOLDER) + "/08_tensor_parallel/activations.md");
+std::string page(const std::string& path) {
+  std::ifstream file(fmt::format("{}/{}", ZERO_SOURCE_FOLDER, path));
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
@@ -140,16 +140,17 @@ TEST(Ulysses, HasAtMost120Lines) {
   EXPECT_LE(std::count(std::istreambuf_iterator<char>(file), {}, '\n'), 120);
 }
 
-TEST(ActivationPage, QuotesWhatTheProgramsPrint) {
-  const std::map<std::string, std::string> programs = {
-      {"published_attention", run_program("published_attention")},
-      {"activation_cuts", run_program("activation_cuts")},
-      {"--ulysses 4", printed_by_small_program("08_tensor_parallel", 4, "ulysses")}};
-  for (const auto& [words, printed] : programs) {
-    const std::string quoted =
-        fmt::format("    ./run step 08 {}\n\n```text\n{}```\n", words, printed);
-    EXPECT_NE(page().find(quoted), std::string::npos) << "the page lacks\n" << quoted;
-  }
+void expect_quoted(const std::string& path, const std::string& words, const std::string& printed) {
+  EXPECT_THAT(page(path),
+              HasSubstr(fmt::format("    ./run step 08 {}\n\n```text\n{}```\n", words, printed)));
+}
+
+TEST(ActivationPages, QuoteWhatTheProgramsPrint) {
+  const std::string lesson = "08_tensor_parallel/activations.md";
+  expect_quoted(lesson, "activation_cuts", run_program("activation_cuts"));
+  expect_quoted(lesson, "--ulysses 4",
+                printed_by_small_program("08_tensor_parallel", 4, "ulysses"));
+  expect_quoted("docs/literature.md", "published_attention", run_program("published_attention"));
 }
 
 }  // namespace

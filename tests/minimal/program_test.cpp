@@ -137,6 +137,37 @@ TEST_P(SmallPrograms, OnAMeshHoldAndSendWhatTheFormulasSay) {
   }
 }
 
+// Sums are in the order of ranks, so a reduce-scatter and an all-gather have the bits of an
+// all-reduce, and a layer that runs again has those of its first run.
+TEST_P(SmallPrograms, WithCutActivationsHoldAndSendWhatTheFormulasSayAndHaveTheBitsOfTheMesh) {
+  const int ranks = GetParam(), tensor_ranks = exercise::tensor_ranks(ranks);
+  const auto mesh = testing::run_small_program("08_tensor_parallel", ranks);
+  ASSERT_EQ(mesh.digests.size(), static_cast<std::size_t>(ranks));
+  for (const bool cuts_sequence : {true, false}) {
+    const std::string name = cuts_sequence ? "sequence" : "partitioned";
+    const auto output = testing::run_small_program("08_tensor_parallel", ranks, "", name);
+    EXPECT_EQ(output.digests, mesh.digests) << name;
+    ASSERT_EQ(output.rows.size(), mesh.rows.size()) << name;
+    std::map<std::pair<int, int>, double> mean_losses;  // over a tensor axis
+    for (std::size_t r = 0; r < output.rows.size(); ++r) {
+      const testing::SmallRow& row = output.rows[r];
+      SCOPED_TRACE(fmt::format("{}, rank {} of {}, step {}", name, row.rank, ranks, row.step));
+      const exercise::Expected e = cuts_sequence ? exercise::expected_sequence(ranks, row.rank)
+                                                 : exercise::expected_partitioned(ranks, row.rank);
+      expect_figures(e, row, {e.activations_sent, e.activations_kept, e.activations_peak});
+      EXPECT_EQ(row.sent, e.gradients_sent + e.parameters_sent);
+      mean_losses[{row.rank / tensor_ranks, row.step}] += std::stod(row.loss) / tensor_ranks;
+      if (!cuts_sequence) {
+        EXPECT_EQ(row.loss, mesh.rows[r].loss);
+      }
+    }
+    // Under sequence parallelism a rank's loss is that of its own samples.
+    for (const auto& [where, losses] : losses_of(mesh, tensor_ranks)) {
+      EXPECT_NEAR(mean_losses.at(where), std::stod(*losses.begin()), 2e-6);  // of printed digits
+    }
+  }
+}
+
 // Their bits are compared in class_test.cpp: chapter 06 with DDP that adds in its order, chapter 07
 // with a model that computes with the same 8 bits.
 TEST_P(SmallPrograms, WithGroupsOrQuantizedGathersHoldAndSendWhatTheFormulasSay) {
@@ -231,6 +262,14 @@ TEST(SmallProgramText, OfZeroPlusPlusHasAtMost165LinesAndFewThatAreNew) {
   EXPECT_LE(lines_of(qgz), 165);
   EXPECT_LE(lines_added(source_of(kChapters[4]), hpz), 35);
   EXPECT_LE(lines_added(hpz, qgz), 35);
+}
+
+TEST(SmallProgramText, OfCutActivationsHasAtMost175LinesAndFewThatAreNew) {
+  for (const char* const program : {"sequence", "partitioned"}) {
+    const std::string source = source_of(kChapters[8], program);
+    EXPECT_LE(lines_of(source), 175) << program;
+    EXPECT_LE(lines_added(source_of(kChapters[8]), source), 40) << program;
+  }
 }
 
 // "11,392".
@@ -349,6 +388,19 @@ TEST(SmallProgramFigures, OfTheLessonsFollowFromTheFormulas) {
                             "all-reduce sends {} bytes",
                             pair(exercise::layer_bytes()), pair(exercise::part_bytes(2, 0)),
                             with_commas(exercise::all_reduce_bytes(16 * 30, 2, 0))));
+  const exercise::Expected sequence = exercise::expected_sequence(4, 0),
+                           partitioned = exercise::expected_partitioned(4, 0);
+  expect_quoted(
+      "08_tensor_parallel/activations.md",
+      fmt::format("it keeps {} bytes. It gathers the 30 once more: 960 bytes on top, {}.",
+                  with_commas(sequence.activations_kept), with_commas(sequence.activations_sent)));
+  expect_quoted(
+      "08_tensor_parallel/activations.md",
+      fmt::format("and the 11: {} bytes. It gathers both in backward, 384 and 960 bytes "
+                  "on top: {}. At the peak, {} and {} bytes, one input is whole.",
+                  with_commas(partitioned.activations_kept),
+                  with_commas(partitioned.activations_sent), with_commas(sequence.activations_peak),
+                  with_commas(partitioned.activations_peak)));
   // Chapter 09 on four stages.
   const auto activations = [](bool gpipe, int stage) {
     return with_commas(exercise::expected_stage(gpipe, 4, stage).activations_peak);
