@@ -22,8 +22,9 @@ struct SmallRow {
   std::int64_t peak = 0;
   std::int64_t sent = 0;  ///< in chapter 06 inside the group, in chapter 08 on the data axis
   /// In chapter 06, hpz.cpp and qgz.cpp the bytes sent between groups, in chapter 08 on the tensor
-  /// axis. In chapter 09 the micro-batches in flight, and the bytes of activations at the peak.
-  /// Others have no more columns.
+  /// axis. In chapter 09 the micro-batches in flight, and the bytes of activations at the peak. In
+  /// chapter 10 the bytes of the file, and those read and written in a step. Others have no more
+  /// columns.
   std::vector<std::int64_t> more;
 };
 
