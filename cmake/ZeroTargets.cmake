@@ -134,7 +134,7 @@ endfunction()
 # zero_add_chapter(<NN_name> STRATEGIES_OF <NN_name>... [LIBRARIES …] [PROGRAMS …]):
 # a chapter whose subject is not a strategy. It has neither <NN_name> nor <name>_bench. Its tests run under the
 # strategies of the chapters that are named; but for *_schedule_test.cpp, which run none, they are also the object
-# library zero_<NN_name>_tests, so that other programs can run them under others.
+# library zero_<NN_name>_tests, so that other programs can run them under others. It may have no tests of its own.
 function(zero_add_chapter chapter)
   cmake_parse_arguments(ARG "" "MODE;NARRATED_WIDTH" "STRATEGIES_OF;LIBRARIES;PROGRAMS" ${ARGN})
   set(folder "${PROJECT_SOURCE_DIR}/${chapter}")
@@ -185,7 +185,7 @@ function(zero_add_chapter chapter)
       target_compile_definitions(${name}_bench PRIVATE ZERO_REGISTER_CHAPTER=register_${name})
       set_target_properties(${name}_bench PROPERTIES DISABLE_PRECOMPILE_HEADERS ON)
     endif()
-  elseif(ZERO_BUILD_TESTS)
+  elseif(ZERO_BUILD_TESTS AND tests)
     list(FILTER tests EXCLUDE REGEX "_schedule_test\\.cpp$")
     add_library(zero_${chapter}_tests OBJECT ${tests})
     zero_configure_test(zero_${chapter}_tests)
@@ -196,9 +196,11 @@ function(zero_add_chapter chapter)
   endif()
   if(TARGET ${name}_test)
     zero_add_chapters(${name}_test register_all_chapters ${ARG_STRATEGIES_OF})
+  endif()
+  if(ZERO_BUILD_TESTS)
     add_custom_target(check_${chapter}
       COMMAND ${CMAKE_CTEST_COMMAND} --output-on-failure -L ${chapter}
-      DEPENDS ${name}_test ${programs} $<TARGET_NAME_IF_EXISTS:${name}_bench>
+      DEPENDS $<TARGET_NAME_IF_EXISTS:${name}_test> ${programs} $<TARGET_NAME_IF_EXISTS:${name}_bench>
       WORKING_DIRECTORY "${CMAKE_BINARY_DIR}" USES_TERMINAL)
   endif()
 endfunction()

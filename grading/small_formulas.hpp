@@ -126,6 +126,9 @@ struct Expected {
   std::int64_t parameters_sent = 0;
   std::int64_t parameters_sent_between = 0;
   std::int64_t activations_sent = 0;  // on the tensor or the pipeline axis
+  // In chapter 10.
+  std::int64_t file = 0;  // at rest
+  std::int64_t disk = 0;  // read and written in a step
 };
 
 namespace internal {
@@ -157,10 +160,10 @@ constexpr Expected whole_layers(int chapter, int ranks, int rank, const LayerByt
   return e;
 }
 
-// Chapters 04, 05 and 07: every layer is split over all ranks. Chapter 06: over those of a group.
-// `block`: a shard has a multiple of so many elements.
+// Chapters 04, 05, 07 and 10: every layer is split over all ranks. Chapter 06: over those of a
+// group. `block`: a shard has a multiple of so many elements.
 constexpr Expected shards(int chapter, int ranks, std::int64_t block) {
-  const bool quantizes = chapter == 7;
+  const bool quantizes = chapter == 7, overlaps = chapter == 5 || chapter == 10;
   const LayerBytes shard = shard_bytes(ranks, block);
   const auto whole = [&](int layer) {
     return 0 <= layer && layer < kLayers ? ranks * shard[layer] : 0;
@@ -171,10 +174,16 @@ constexpr Expected shards(int chapter, int ranks, std::int64_t block) {
     return whole(layer) + (quantizes ? (ranks + 1) * quantized_bytes(shard[layer]) : 0);
   };
   // Bytes of `layer` if it is gathered while the layer before it in the pass computes.
-  const auto ahead = [&](int layer) { return chapter == 5 ? whole(layer) : 0; };
+  const auto ahead = [&](int layer) { return overlaps ? whole(layer) : 0; };
   Expected e;
   e.parameters = e.gradients = sum_of(shard);
   e.optimizer = 2 * sum_of(shard);
+  if (chapter == 10) {
+    e.file = e.optimizer;
+    e.disk = 2 * e.file;
+    // Two buffers, each for the two moments of the largest layer.
+    e.optimizer = 2 * 2 * *std::max_element(shard.begin(), shard.end());
+  }
   e.gradients_sent = (ranks - 1) * sum_of(shard);
   const std::int64_t sent = quantizes ? quantized_bytes(sum_of(shard)) : sum_of(shard);
   e.parameters_sent = 2 * (ranks - 1) * sent;
@@ -194,7 +203,7 @@ constexpr Expected shards(int chapter, int ranks, std::int64_t block) {
     e.states_peak = std::max(e.states_peak, held + most + ahead(layer - 1));
     // Chapter 05 waits for reductions after backward and keeps the whole gradients until then. With
     // one rank there is nothing to wait for.
-    gradients = chapter == 5 && ranks > 1 ? made : gradients + shard[layer];
+    gradients = overlaps && ranks > 1 ? made : gradients + shard[layer];
   }
   return e;
 }
@@ -354,7 +363,7 @@ constexpr Expected expected_partitioned(int ranks, int rank) {
   return internal::partitioned(ranks, rank);
 }
 
-/// What rank `rank` of `ranks` holds and sends in every step of the program of `chapter` (0 to 9).
+/// What rank `rank` of `ranks` holds and sends in every step of the program of `chapter` (0 to 10).
 /// Chapter 09: under 1F1B.
 constexpr Expected expected(int chapter, int ranks, int rank) {
   if (chapter == 6) return internal::groups(ranks, rank);

@@ -219,14 +219,16 @@ class SmallPrograms(Script):
             self.assertIn(missing, ended.stderr)
 
     def test_a_chapter_without_a_strategy_is_not_run(self):
-        (self.repository / "09_pipeline").mkdir()
         shutil.copy(SOURCE / "CMakeLists.txt", self.repository)
-        ended = self.call("step", "09")
-        self.assertEqual(ended.returncode, 1)
-        self.assertIn("09_pipeline has no strategy of its own", ended.stderr)
-        (self.repository / "09_pipeline" / "minimal.cpp").touch()
-        make_program(self.repository / "build/release/bin/09_pipeline_minimal", PROGRAM)
-        self.expect("step 09", ["--small", "4", "gpipe"], ["4", "gpipe"])
+        for chapter, words in (("09_pipeline", ["4", "gpipe"]), ("10_offload", ["3"])):
+            (self.repository / chapter).mkdir()
+            step = f"step {chapter[:2]}"
+            ended = self.call(*step.split())
+            self.assertEqual(ended.returncode, 1)
+            self.assertIn(f"{chapter} has no strategy of its own", ended.stderr)
+            (self.repository / chapter / "minimal.cpp").touch()
+            make_program(self.repository / f"build/release/bin/{chapter}_minimal", PROGRAM)
+            self.expect(step, ["--small", *words], words)
 
 
 class Exercise(Script):

@@ -24,8 +24,8 @@ struct SmallRow {
   /// In chapter 06, hpz.cpp and qgz.cpp the bytes sent between groups, in chapter 08 on the tensor
   /// axis; in sequence.cpp and partitioned.cpp then the bytes of activations that are kept from
   /// forward to backward, and at the peak. In chapter 09 the micro-batches in flight, and the bytes
-  /// of activations at the peak.
-  /// Others have no more columns.
+  /// of activations at the peak. In chapter 10 the bytes of the file, and those read and written in
+  /// a step. Others have no more columns.
   std::vector<std::int64_t> more;
 };
 
