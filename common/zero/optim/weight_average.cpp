@@ -77,6 +77,9 @@ class WeightAverage final : public Optimizer {
     return inner_->state_bytes(parameter) + parameter.numel() * element;
   }
 
+  bool is_offloaded() const override { return inner_->is_offloaded(); }
+  void note_failed_step(const std::string& why) override { inner_->note_failed_step(why); }
+
   void set_gradient_scale(double scale) override { inner_->set_gradient_scale(scale); }
 
   Settings settings() const override {
