@@ -30,6 +30,9 @@ class WeightAverage final : public Optimizer {
   WeightAverage(std::unique_ptr<Optimizer> inner, const std::vector<at::Tensor>& parameters,
                 double decay)
       : inner_(std::move(inner)), decay_(decay) {
+    if (inner_->is_offloaded()) {
+      throw Error("with_weight_average() needs optimizer states in memory: leave out the offload");
+    }
     for (const at::Tensor& p : parameters) slots_.add({p, {}});
   }
 
@@ -76,9 +79,6 @@ class WeightAverage final : public Optimizer {
     const auto element = static_cast<std::int64_t>(c10::elementSize(type_of_average(parameter)));
     return inner_->state_bytes(parameter) + parameter.numel() * element;
   }
-
-  bool is_offloaded() const override { return inner_->is_offloaded(); }
-  void note_failed_step(const std::string& why) override { inner_->note_failed_step(why); }
 
   void set_gradient_scale(double scale) override { inner_->set_gradient_scale(scale); }
 

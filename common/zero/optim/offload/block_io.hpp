@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -32,11 +31,6 @@ class BlockIo {
 
   static constexpr std::size_t kMostBlocks = 1024;
 };
-
-/// By io_uring; null if the library was built without liburing or the kernel forbids it.
-std::unique_ptr<BlockIo> make_uring_io(int file);
-/// By pread() and pwrite() on threads.
-std::unique_ptr<BlockIo> make_thread_io(int file);
 
 /// What went wrong if `done` is not `bytes`: the system's reason, if it is below 0, as -errno.
 std::string io_error(bool writes, std::int64_t bytes, std::int64_t done);

@@ -20,7 +20,8 @@ namespace zero::optim {
 /// middle of a step leaves weights and states in part as before and in part updated. From then on
 /// step() and state() throw, until load_state() has restored every parameter: load a checkpoint.
 ///
-/// state() reads from the disk and returns copies. with_weight_average() goes around it.
+/// state() reads from the disk and returns copies. It goes around with_master_weights(); with
+/// with_weight_average(), which reads all states in each step, it is refused.
 ///
 /// @throws zero::Error if the folder cannot be written to, and for another optimizer than adamw(),
 /// with or without with_master_weights().

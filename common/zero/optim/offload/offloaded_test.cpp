@@ -268,6 +268,11 @@ TEST(Offloaded, OtherOptimizersAreRefusedByName) {
   refused(sgd(), "SGD");
   refused(testing::wrapped<torch::optim::AdamW>(torch::optim::AdamWOptions(0.1)), "torch AdamW");
   refused(with_weight_average(adamw(), 0.9), "AdamW with average");
+  const OptimizerFactory inside =
+      with_offload(adamw(), {.folder = folder.path(), .says_how = false});
+  expect_error([&] { with_weight_average(inside, 0.9)({p}); },
+               {"needs optimizer states in memory"});
+  expect_error([&] { with_master_weights(inside)({p}); }, {"with_offload() goes around"});
 }
 
 TEST(Offloaded, AfterAFailedStepNothingGoesOnUntilAllStatesAreLoaded) {

@@ -1,12 +1,10 @@
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
 #include <future>
-#include <system_error>
 
-#include <zero/optim/offload/block_io.hpp>
+#include <zero/optim/offload/thread_io.hpp>
 
 namespace zero::optim {
 namespace {
@@ -67,11 +65,5 @@ class ThreadIo final : public BlockIo {
 }  // namespace
 
 std::unique_ptr<BlockIo> make_thread_io(int file) { return std::make_unique<ThreadIo>(file); }
-
-std::string io_error(bool writes, std::int64_t bytes, std::int64_t done) {
-  if (done == bytes) return "";
-  if (done < 0) return std::generic_category().message(static_cast<int>(-done));
-  return fmt::format("{} of {} bytes were {}", done, bytes, writes ? "written" : "there");
-}
 
 }  // namespace zero::optim

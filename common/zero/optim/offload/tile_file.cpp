@@ -15,7 +15,9 @@
 #include <zero/base/error.hpp>
 #include <zero/base/program.hpp>
 #include <zero/memory/accounting.hpp>
+#include <zero/optim/offload/thread_io.hpp>
 #include <zero/optim/offload/tile_file.hpp>
+#include <zero/optim/offload/uring_io.hpp>
 
 namespace zero::optim {
 namespace {

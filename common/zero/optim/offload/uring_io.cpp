@@ -1,4 +1,4 @@
-#include <zero/optim/offload/block_io.hpp>
+#include <zero/optim/offload/uring_io.hpp>
 
 #ifndef ZERO_HAS_URING
 
