@@ -9,6 +9,7 @@
 #include <utility>
 
 #include <zero/base/program.hpp>
+#include <zero/optim/offload/offloaded.hpp>
 #include <zero/train/cost_sums.hpp>
 
 namespace zero {
@@ -18,12 +19,23 @@ namespace {
 // The first steps touch their memory for the first time; the least of each time counts.
 constexpr std::int64_t kTimedSteps = 3;
 
+// Optimizer states on a disk, if the options say so.
+train::StrategyArguments with_offload(train::StrategyArguments arguments,
+                                      const OverlapOptions& options) {
+  if (options.offload == "none") return arguments;
+  arguments.optimizer = optim::with_offload(std::move(arguments.optimizer),
+                                            {.folder = options.offload,
+                                             .tile_bytes = options.offload_tile_bytes,
+                                             .says_how = arguments.mesh.world().rank() == 0});
+  return arguments;
+}
+
 }  // namespace
 
 Overlap::Overlap(const train::StrategyArguments& arguments, const OverlapOptions& options,
                  dist::Communicator& shards, dist::Communicator* replicas,
                  train::Transfers transfers)
-    : Strategy(arguments),
+    : Strategy(with_offload(arguments, options)),
       options_(options),
       transfers_(std::move(transfers)),
       reduction_(replicas == nullptr ? dist::ReduceOp::kAverage : dist::ReduceOp::kSum,

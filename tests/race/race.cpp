@@ -389,7 +389,9 @@ int run(const std::string& planted) {
                                  .bucket_bytes = bucket,
                                  .in_flight_bytes = 1 << (seed + 6),
                                  .lookahead = lookahead,
-                                 .whole_below = whole_below},
+                                 .whole_below = whole_below,
+                                 .offload = seed % 4 == 3 ? "/tmp" : "none",
+                                 .offload_tile_bytes = 1},
                                 is_first ? Other::kNothing : other);
       const double first = expected.emplace(std::vector{bucket, whole_below}, loss).first->second;
       if (loss != first && broken == nullptr) {

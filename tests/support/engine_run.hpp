@@ -1,6 +1,7 @@
 #pragma once
 
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include <zero/engine/engine.hpp>
@@ -15,9 +16,9 @@ namespace zero::testing {
 struct EngineRun {
   EngineRun(dist::Communicator& communicator, const EngineConfig& config,
             const optim::OptimizerFactory& optimizer = optim::adamw(),
-            at::ScalarType dtype = at::kFloat)
+            at::ScalarType dtype = at::kFloat, std::vector<std::int64_t> hidden = {17, 11})
       : rank(communicator.rank()),
-        toy(nn::MlpConfig{.dtype = dtype}),
+        toy(nn::MlpConfig{.hidden = std::move(hidden), .dtype = dtype}),
         engine(*toy.model, communicator, optimizer, config, &toy.values) {}
 
   at::Tensor forward(int number) { return engine.forward(toy.batch(rank, number)); }

@@ -22,6 +22,8 @@ namespace zero {
 ///       "keep_buffers": true,
 ///       "keep_gradients": true,
 ///       "defer_parameter_gather": false,
+///       "offload": "none",      or a folder for the optimizer's states
+///       "offload_tile_mib": 16,
 ///       "accumulation_steps": 1,
 ///       "reduce_each_micro_batch": false,
 ///       "clip_norm": 0,

@@ -266,6 +266,37 @@ TEST(ModeOptions, OfACommandLineReadMiCSForHsdp) {
                {"shard_size is a key of hddp, hsdp1, hsdp2, hsdp3"});
 }
 
+TEST(DeepSpeedConfig, OffloadsTheOptimizerToADisk) {
+  const ReadConfig read = engine_config_from_deepspeed(R"({"stage": 3, "offload_optimizer":
+      {"device": "nvme", "nvme_path": "/local_nvme", "pin_memory": true, "buffer_count": 4}})");
+  EXPECT_EQ(read.config.overlap.offload, "/local_nvme");
+  EXPECT_THAT(read.notes, ElementsAre("of offload_optimizer only device and nvme_path are read"));
+  for (const char* off : {"null", "{\"device\": \"none\"}"}) {
+    const ReadConfig none = engine_config_from_deepspeed(
+        fmt::format(R"({{"stage": 3, "offload_optimizer": {}}})", off));
+    EXPECT_EQ(none.config.overlap.offload, "none");
+    EXPECT_THAT(none.notes, IsEmpty());
+  }
+  for (const char* wrong : {R"({"device": "nvme"})", R"({"device": "nvme", "nvme_path": 3})",
+                            R"({"device": 3})", R"({"nvme_path": "/x"})", "true"}) {
+    expect_error(
+        [&] { engine_config_from_deepspeed(fmt::format(R"({{"offload_optimizer": {}}})", wrong)); },
+        {"offload_optimizer is ", "device \"nvme\" and an nvme_path"});
+  }
+  expect_error([&] { engine_config_from_deepspeed(R"({"offload_param": {"device": "nvme"}})"); },
+               {"offload_param is ", "parameters stay in the memory"});
+}
+
+TEST(EngineConfig, KeepsOptimizerStatesInAFolder) {
+  const EngineConfig config = engine_config(R"({"offload": "/disk", "offload_tile_mib": 0.5})");
+  EXPECT_EQ(config.overlap.offload, "/disk");
+  EXPECT_EQ(config.overlap.offload_tile_bytes, 1 << 19);
+  EXPECT_EQ(options_of("engine1:offload=/disk").offload, "/disk");
+  EXPECT_EQ(options_of("engine1").offload, "none");
+  expect_error([] { engine_config(R"({"offload": true})"); }, {"offload is true", "a folder"});
+  expect_error([] { engine_config(R"({"offload": ""})"); }, {"offload is \"\"", "a folder"});
+}
+
 TEST(DeepSpeedConfig, SaysWhatMakesNoDifferenceAndRefusesOffload) {
   EXPECT_THAT(engine_config_from_deepspeed(R"({"stage": 2, "sub_group_size": 1e9})").notes,
               ElementsAre(HasSubstr("sub_group_size makes no difference here")));

@@ -64,34 +64,25 @@ class Loader {
     for (const SavedBuffer& b : manifest_.buffers) check_tensor(buffers_from(), kBufferKind, b);
   }
 
-  /// The states of this rank's pieces, in memory but not yet the optimizer's.
+  /// The states of this rank's pieces, in memory but not yet the optimizer's; not those that go to
+  /// a disk because they have no place there.
   void read_states() {
-    const memory::Charge charge(memory::Category::kOptimizer);
     states_.resize(strategy_.list().size());
-    for (std::size_t i = 0; i < states_.size(); ++i) {
-      const FlatShard part = flat_shard_of(updated(i));
-      if (!part.values.defined()) continue;
-      const SavedParameter& saved = saved_of(i);
-      for (const auto& [name, dtype] : saved.states) {
-        // States with the parameter's dtype are converted with it.
-        const at::ScalarType type =
-            dtype == saved.dtype ? part.values.scalar_type() : dtype_in_file(saved, name);
-        at::Tensor state = at::empty({part.values.numel()}, part.values.options().dtype(type));
-        copy(i, name, {state, part.begin});
-        states_[i][name] = state;
-      }
-    }
+    if (strategy_.optimizer().is_offloaded()) return;
+    for (std::size_t i = 0; i < states_.size(); ++i) states_[i] = states_of(i);
   }
 
   /// Changes the model.
   void put_back() {
     // Units that a forward has left whole would hide the new values.
     for (std::size_t u = 0; u < strategy_.list().units.size(); ++u) strategy_.reshard(u);
+    const bool offloaded = strategy_.optimizer().is_offloaded();
     for (std::size_t i = 0; i < states_.size(); ++i) {
       copy(i, kParameterKind, flat_shard_of(strategy_.local_shard(i)));
       const train::ParameterShard piece = updated(i);
       if (!piece.tensor.defined()) continue;
-      strategy_.optimizer().load_state(piece.tensor, saved_of(i).steps, states_[i]);
+      strategy_.optimizer().load_state(piece.tensor, saved_of(i).steps,
+                                       offloaded ? states_of(i) : states_[i]);
     }
     const std::vector<at::Tensor> buffers = buffer_tensors(strategy_);
     for (std::size_t i = 0; i < buffers.size(); ++i) {
@@ -118,6 +109,23 @@ class Loader {
   // What this rank updates of its parameter `i`: nothing of a copy that another stage trains.
   train::ParameterShard updated(std::size_t i) const {
     return strategy_.stage_of_model().is_copy(i) ? train::ParameterShard() : strategy_.piece(i);
+  }
+
+  States states_of(std::size_t i) const {
+    States states;
+    const FlatShard part = flat_shard_of(updated(i));
+    if (!part.values.defined()) return states;
+    const memory::Charge charge(memory::Category::kOptimizer);
+    const SavedParameter& saved = saved_of(i);
+    for (const auto& [name, dtype] : saved.states) {
+      // States with the parameter's dtype are converted with it.
+      const at::ScalarType type =
+          dtype == saved.dtype ? part.values.scalar_type() : dtype_in_file(saved, name);
+      at::Tensor state = at::empty({part.values.numel()}, part.values.options().dtype(type));
+      copy(i, name, {state, part.begin});
+      states[name] = state;
+    }
+    return states;
   }
 
   // The ranks that saved what this one needs.

@@ -19,6 +19,7 @@
 #include <zero/io/checkpoint_files.hpp>
 #include <zero/io/checkpoint_parts.hpp>
 #include <zero/io/save_checkpoint.hpp>
+#include <zero/memory/storage.hpp>
 #include <zero/safetensors/safetensors.hpp>
 
 namespace zero::io {
@@ -42,8 +43,8 @@ std::vector<Holding> holdings_of(train::Strategy& strategy) {
               strategy.list().parameters[i].placement.part()};
     if (piece.tensor.defined()) {
       h.steps = strategy.optimizer().steps(piece.tensor);
-      for (const auto& [name, state] : strategy.optimizer().state(piece.tensor)) {
-        h.states[name] = c10::toString(state.scalar_type());
+      for (const auto& [name, dtype] : strategy.optimizer().state_types(piece.tensor)) {
+        h.states[name] = c10::toString(dtype);
       }
     }
     holdings[stage.place(i)] = std::move(h);
@@ -67,9 +68,23 @@ Manifest plan(train::Strategy& strategy, const CheckpointInfo& info,
   return manifest;
 }
 
-// The tensors of this rank's file.
-safetensors::NamedTensors tensors_of(train::Strategy& strategy, const Manifest& manifest) {
-  safetensors::NamedTensors tensors;
+using Visit = std::function<void(const std::string& name, const at::Tensor& tensor)>;
+
+// The states of a parameter, or tensors of their sizes and dtypes without bytes.
+std::map<std::string, at::Tensor> states_of(const optim::Optimizer& optimizer,
+                                            const at::Tensor& parameter, bool with_bytes) {
+  if (with_bytes) return optimizer.state(parameter);
+  std::map<std::string, at::Tensor> states;
+  for (const auto& [name, dtype] : optimizer.state_types(parameter)) {
+    states[name] = memory::without_storage({parameter.numel()}, dtype);
+  }
+  return states;
+}
+
+// Visits the tensors of this rank's file. States that come from a disk live as long as their
+// parameter is visited.
+void visit_tensors(train::Strategy& strategy, const Manifest& manifest, bool with_bytes,
+                   const Visit& visit) {
   const int rank = strategy.mesh().world().rank();
   for (std::size_t i = 0; i < strategy.list().size(); ++i) {
     const SavedParameter& p = manifest.parameters[strategy.stage_of_model().place(i)];
@@ -78,18 +93,17 @@ safetensors::NamedTensors tensors_of(train::Strategy& strategy, const Manifest& 
       const train::ParameterShard piece = strategy.piece(i);
       const train::ParameterShard& values =
           piece.tensor.defined() ? piece : strategy.local_shard(i);
-      tensors.emplace_back(stored_name(kParameterKind, p.name), flat_shard_of(values).values);
+      visit(stored_name(kParameterKind, p.name), flat_shard_of(values).values);
       if (!piece.tensor.defined()) continue;
-      for (const auto& [name, state] : strategy.optimizer().state(piece.tensor)) {
-        tensors.emplace_back(stored_name(name, p.name), state);
+      for (const auto& [name, state] : states_of(strategy.optimizer(), piece.tensor, with_bytes)) {
+        visit(stored_name(name, p.name), state);
       }
     }
   }
   const std::vector<at::Tensor> buffers = buffer_tensors(strategy);
   for (std::size_t i = 0; i < buffers.size(); ++i) {
-    tensors.emplace_back(stored_name(kBufferKind, manifest.buffers[i].name), buffers[i]);
+    visit(stored_name(kBufferKind, manifest.buffers[i].name), buffers[i]);
   }
-  return tensors;
 }
 
 // How far the thread of a PendingCheckpoint is.
@@ -97,10 +111,19 @@ constexpr double kWriting = 0;
 constexpr double kWritten = 1;
 constexpr double kFailed = 2;
 
-// Returns "LENGTH SHA-256", or "" if this rank has nothing to write.
-std::string write_file(const fs::path& path, const safetensors::NamedTensors& tensors) {
-  if (tensors.empty()) return "";
-  safetensors::save(path, tensors, {{"format", "zero checkpoint"}});
+// `visit_all(with_bytes, visit)` shows what goes into the file. Returns "LENGTH SHA-256", or "" if
+// this rank has nothing to write.
+std::string write_file(const fs::path& path,
+                       const std::function<void(bool with_bytes, const Visit&)>& visit_all) {
+  std::vector<safetensors::Spec> specs;
+  visit_all(false, [&](const std::string& name, const at::Tensor& tensor) {
+    specs.push_back({name, tensor.scalar_type(), tensor.sizes().vec()});
+  });
+  if (specs.empty()) return "";
+  safetensors::Writer writer(path, specs, {{"format", "zero checkpoint"}});
+  visit_all(true,
+            [&](const std::string& name, const at::Tensor& tensor) { writer.write(name, tensor); });
+  writer.finish();
   const Fingerprint written = fingerprint(path);
   return fmt::format("{} {}", written.bytes, written.sha256);
 }
@@ -257,7 +280,9 @@ void save_checkpoint(train::Strategy& strategy, const fs::path& folder, const Ch
   const dist::CallScope call(ranks, "io::save_checkpoint");
   const Manifest manifest = prepare(strategy, folder, info, keep, "");
   complete(ranks, folder, manifest, keep, [&] {
-    return write_file(file_of(ranks, folder, manifest), tensors_of(strategy, manifest));
+    return write_file(file_of(ranks, folder, manifest), [&](bool with_bytes, const Visit& visit) {
+      visit_tensors(strategy, manifest, with_bytes, visit);
+    });
   });
 }
 
@@ -279,13 +304,18 @@ PendingCheckpoint::PendingCheckpoint(train::Strategy& strategy, const fs::path& 
   state.keep = keep;
   state.manifest = prepare(strategy, folder, info, keep, "while training goes on");
   on_all_ranks(ranks_, failure(folder), [&] {
-    for (const auto& [name, tensor] : tensors_of(strategy, state.manifest)) {
-      state.tensors.emplace_back(name, tensor.cpu().clone());
-    }
+    visit_tensors(strategy, state.manifest, /*with_bytes=*/true,
+                  [&](const std::string& name, const at::Tensor& tensor) {
+                    state.tensors.emplace_back(name, tensor.cpu().clone());
+                  });
     return std::string();
   });
   thread_ = std::thread([&state, path = file_of(ranks_, folder, state.manifest)] {
-    state.answer = dist::answer_of([&] { return write_file(path, state.tensors); });
+    state.answer = dist::answer_of([&] {
+      return write_file(path, [&](bool, const Visit& visit) {
+        for (const auto& [name, tensor] : state.tensors) visit(name, tensor);
+      });
+    });
     state.tensors.clear();
     state.progress = dist::is_error(state.answer) ? kFailed : kWritten;
   });

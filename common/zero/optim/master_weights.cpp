@@ -68,6 +68,9 @@ class MasterWeights final : public Optimizer {
     }
     keeps_masters_ = !slots_.empty();
     of_masters_ = make(masters);
+    if (of_masters_->is_offloaded()) {
+      throw Error("with_offload() goes around with_master_weights(), not into it");
+    }
     of_masters_->narrow(
         [&](const at::Tensor& t) { return ours.contains(t.unsafeGetTensorImpl()); });
     of_others_ = make(parameters);

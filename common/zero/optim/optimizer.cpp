@@ -11,6 +11,12 @@ void Optimizer::load_state(const at::Tensor&, std::int64_t,
       "this optimizer cannot take back a saved state; our own and those of optim::wrap() can");
 }
 
+std::map<std::string, at::ScalarType> Optimizer::state_types(const at::Tensor& parameter) const {
+  std::map<std::string, at::ScalarType> types;
+  for (const auto& [name, state] : this->state(parameter)) types[name] = state.scalar_type();
+  return types;
+}
+
 std::int64_t Optimizer::state_bytes(const at::Tensor& parameter) const {
   return 2 * static_cast<std::int64_t>(parameter.nbytes());
 }

@@ -38,12 +38,25 @@ class Optimizer {
   /// number of elements; empty before its first update. They share memory with the optimizer's own.
   virtual std::map<std::string, at::Tensor> state(const at::Tensor& parameter) const = 0;
 
+  /// The dtypes of state() by name, without reading it.
+  virtual std::map<std::string, at::ScalarType> state_types(const at::Tensor& parameter) const;
+
   /// Updates that a parameter has had.
   virtual std::int64_t steps(const at::Tensor& parameter) const = 0;
 
   /// Bytes of state that `parameter`, which it holds, has after its first update: those of the
   /// tensors in state(). The default is two tensors of the parameter's size and dtype.
   virtual std::int64_t state_bytes(const at::Tensor& parameter) const;
+
+  /// Bytes of memory for states of `state_bytes` in all; less if they lie elsewhere.
+  virtual std::int64_t resident_bytes(std::int64_t state_bytes) const { return state_bytes; }
+
+  /// Whether states are on a disk (with_offload()). step() may then fail on one rank alone, so that
+  /// all ranks have to agree on how it ended; state() and load_state() copy. The same on all ranks.
+  virtual bool is_offloaded() const { return false; }
+  /// step() has failed on a rank, with this error: step() and state() throw from now on, until
+  /// load_state() has been called for every parameter.
+  virtual void note_failed_step(const std::string& /*why*/) {}
 
   /// From the next step on, gradients are `scale` times too large (the loss was multiplied by it):
   /// step() divides them by it, in float32, before it does anything else. Throws zero::Error for a

@@ -44,6 +44,12 @@ class Slots {
     for (std::size_t i = 0; i < slots_.size(); ++i) note(i);
   }
 
+  /// By its place in the order.
+  Slot& operator[](std::size_t i) { return slots_[i]; }
+  const Slot& operator[](std::size_t i) const { return slots_[i]; }
+  std::size_t index_of(const Slot& slot) const {
+    return static_cast<std::size_t>(&slot - slots_.data());
+  }
   bool empty() const { return slots_.empty(); }
   auto begin() { return slots_.begin(); }
   auto end() { return slots_.end(); }

@@ -30,6 +30,9 @@ class WeightAverage final : public Optimizer {
   WeightAverage(std::unique_ptr<Optimizer> inner, const std::vector<at::Tensor>& parameters,
                 double decay)
       : inner_(std::move(inner)), decay_(decay) {
+    if (inner_->is_offloaded()) {
+      throw Error("with_weight_average() needs optimizer states in memory: leave out the offload");
+    }
     for (const at::Tensor& p : parameters) slots_.add({p, {}});
   }
 

@@ -25,6 +25,7 @@ CostSums::CostSums(const Strategy& strategy) : others(strategy.communicator().si
     own_trainable += p.bytes();
     own_reduced += p.numel() * element;
   }
+  optimizer = strategy.optimizer().resident_bytes(optimizer);
 }
 
 }  // namespace zero::train

@@ -81,14 +81,27 @@ std::string merged(const std::string& first, const std::string& second) {
 
 namespace {
 
-void refuse_offload(base::Keys& block) {
-  for (const char* key : {"offload_optimizer", "offload_param"}) {
-    block.field(key, [key, &block](const Json& value) {
-      const bool off =
-          value.is_null() || (value.is_object() && value.value("device", "") == "none");
-      if (!off) block.refuse(key, value, "left out: states stay in the memory of their rank here");
-    });
-  }
+void read_offload(base::Keys& block, std::string& folder, std::vector<std::string>& notes) {
+  const auto entry = [](const Json& value, const char* key) {
+    return value.is_object() && value.contains(key) ? value[key] : Json();
+  };
+  const auto is_off = [entry](const Json& value) {
+    return value.is_null() || entry(value, "device") == "none";
+  };
+  block.field("offload_optimizer", [entry, is_off, &block, &folder, &notes](const Json& value) {
+    if (is_off(value)) return;
+    const Json path = entry(value, "nvme_path");
+    if (entry(value, "device") != "nvme" || !path.is_string()) {
+      block.refuse("offload_optimizer", value,
+                   "left out, or have the device \"nvme\" and an nvme_path, a folder");
+    }
+    folder = path.get<std::string>();
+    notes.emplace_back("of offload_optimizer only device and nvme_path are read");
+  });
+  block.field("offload_param", [is_off, &block](const Json& value) {
+    if (is_off(value)) return;
+    block.refuse("offload_param", value, "left out: parameters stay in the memory of their rank");
+  });
 }
 
 void note_what_makes_no_difference(base::Keys& block, std::vector<std::string>& notes) {
@@ -136,7 +149,7 @@ void read_zero_optimization(const Json& json, std::int64_t element_bytes, Json& 
   block.flag("zero_quantized_gradients", gradients);
   block.flag("overlap_comm", overlaps);
   block.flag("contiguous_gradients", contiguous);
-  refuse_offload(block);
+  read_offload(block, ours.offload, notes);
   note_what_makes_no_difference(block, notes);
   block.read(json);
   if (!contiguous) {

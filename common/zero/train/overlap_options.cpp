@@ -22,6 +22,16 @@ void declare(base::Keys& keys, OverlapOptions& o) {
   keys.flag("keep_buffers", o.keep_buffers);
   keys.flag("keep_gradients", o.keep_gradients);
   keys.flag("defer_parameter_gather", o.defer_parameter_gather);
+  keys.field(
+      "offload",
+      [&keys, &o](const base::Keys::Json& value) {
+        if (!value.is_string() || value == "") {
+          keys.refuse("offload", value, "\"none\", or a folder for optimizer states");
+        }
+        o.offload = value.get<std::string>();
+      },
+      [&o] { return base::Keys::Json(o.offload); });
+  keys.mib("offload_tile_mib", o.offload_tile_bytes);
 }
 
 }  // namespace zero

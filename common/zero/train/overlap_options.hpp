@@ -1,8 +1,10 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include <zero/base/keys.hpp>
+#include <zero/optim/offload/options.hpp>
 
 namespace zero {
 
@@ -43,11 +45,16 @@ struct OverlapOptions {
   /// forward waits for its own parameters. Until then, parameters that another rank has updated may
   /// have old values here, or partly new ones: read them only between unshard() and reshard().
   bool defer_parameter_gather = false;
+  /// A folder for optimizer states, which then do not stay in memory (optim::with_offload()); the
+  /// same on all ranks. "none": they stay.
+  std::string offload = "none";
+  /// Bytes of these states that are read, updated and written together.
+  std::int64_t offload_tile_bytes = optim::OffloadOptions{}.tile_bytes;
 };
 
 /// Their keys: stage, bucket_mib, in_flight_mib, lookahead (or "auto"), ahead_mib, whole_below (or
-/// "hybrid"), keep_buffers, keep_gradients, defer_parameter_gather. A chapter that builds on these
-/// options declares them and its own.
+/// "hybrid"), keep_buffers, keep_gradients, defer_parameter_gather, offload, offload_tile_mib. A
+/// chapter that builds on these options declares them and its own.
 void declare(base::Keys& keys, OverlapOptions& options);
 
 }  // namespace zero

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include <zero/base/error.hpp>
+#include <zero/distributed/agreement.hpp>
 #include <zero/memory/accounting.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/train/strategy.hpp>
@@ -138,8 +139,21 @@ void Strategy::optimizer_step() {
   finish_parameters();
   writes();  // master weights must follow what was written
   passes_.prepare_update();
-  optimizer_->step();
+  update();
   passes_.weights_changed();
+}
+
+void Strategy::update() {
+  if (!optimizer_->is_offloaded()) return optimizer_->step();
+  try {
+    dist::on_all_ranks(mesh_.world(), "the update failed, load a checkpoint", [this] {
+      optimizer_->step();
+      return std::string();
+    });
+  } catch (const Error& error) {
+    optimizer_->note_failed_step(error.what());
+    throw;
+  }
 }
 
 void Strategy::zero_grad() {

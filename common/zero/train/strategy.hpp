@@ -204,6 +204,7 @@ class Strategy : public Shards, protected PassHooks {
   void make_optimizer(const optim::OptimizerFactory& make,
                       const std::vector<at::Tensor>& parameters);
   void note_possible_write(std::size_t index) const;
+  void update();
 
   nn::ParameterList list_;
   const StageOfModel stage_of_model_;

@@ -1,0 +1,131 @@
+// AdamW with its moments on a disk beside AdamW in memory and beside the disk alone, which reads
+// and writes the same tiles in the same order. A step cannot be shorter than the longer of the two:
+// percent_of_limit says how near it comes.   ./run bench offload
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/randn.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <functional>
+#include <vector>
+
+#include <tests/bench/bench.hpp>
+#include <zero/base/error.hpp>
+#include <zero/optim/adamw.hpp>
+#include <zero/optim/offload/offloaded.hpp>
+#include <zero/optim/offload/tile_store.hpp>
+
+namespace zero::optim {
+namespace {
+
+constexpr std::int64_t kElements = 1'000'000;  // of a tensor
+constexpr std::int64_t kBytesOfMoments = 8;    // of an element
+
+struct Settings {
+  std::int64_t millions = 64;  // of parameters, a tensor for each
+  int steps = 5;
+  std::string folder = std::filesystem::temp_directory_path();
+  double tile_mib = 16;
+  double block_mib = 1;
+  bool threads = false;
+};
+
+OffloadOptions offload_options(const Settings& settings) {
+  const auto bytes = [](double mib) { return static_cast<std::int64_t>(mib * (1 << 20)); };
+  return {.folder = settings.folder,
+          .tile_bytes = bytes(settings.tile_mib),
+          .block_bytes = bytes(settings.block_mib),
+          .io_uring = !settings.threads};
+}
+
+std::vector<at::Tensor> parameters(const Settings& settings) {
+  std::vector<at::Tensor> all;
+  for (std::int64_t i = 0; i < settings.millions; ++i) {
+    all.push_back(at::randn({kElements}));
+    all.back().mutable_grad() = at::randn({kElements});
+  }
+  return all;
+}
+
+double seconds_of(const std::function<void()>& step) {
+  const auto started = std::chrono::steady_clock::now();
+  step();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
+}
+
+// As many tiles as the moments fill.
+std::vector<std::size_t> fill(TileStore& store, const Settings& settings) {
+  std::vector<std::size_t> tiles;
+  for (std::int64_t left = settings.millions * kElements * kBytesOfMoments; left > 0;) {
+    store.add();
+    tiles.push_back(tiles.size());
+    const std::int64_t bytes = std::min(left, store.room());
+    store.grow(bytes);
+    left -= bytes;
+  }
+  return tiles;
+}
+
+bench::Measured all_three(const Settings& settings) {
+  at::set_num_threads(1);
+  const std::vector<at::Tensor> ours = parameters(settings);
+  std::vector<at::Tensor> theirs;
+  for (const at::Tensor& p : ours) {
+    theirs.push_back(p.clone());
+    theirs.back().mutable_grad() = p.grad();
+  }
+  const auto resident = adamw()(theirs);
+  const auto offloaded = with_offload(adamw(), offload_options(settings))(ours);
+  TileStore store(offload_options(settings));
+  const std::vector<std::size_t> tiles = fill(store, settings);
+  std::vector<double> computing, moving, both;
+  // One after the other in each round: a disk that others use changes its rate.
+  for (int round = 0; round <= settings.steps; ++round) {
+    computing.push_back(seconds_of([&] { resident->step(); }));
+    moving.push_back(
+        seconds_of([&] { store.stream(tiles, [](std::size_t, const at::Tensor&) {}); }));
+    both.push_back(seconds_of([&] { offloaded->step(); }));
+    if (round == 0) computing = moving = both = {};  // it makes the moments
+  }
+  for (std::size_t i = 0; i < ours.size(); ++i) {
+    if (!at::equal(ours[i], theirs[i])) {
+      throw Error(fmt::format("tensor {} is not what AdamW makes of it in memory", i));
+    }
+  }
+  const double bytes = 2.0 * kBytesOfMoments * kElements * static_cast<double>(settings.millions);
+  const double in_memory = bench::median(computing), disk = bench::median(moving);
+  const double percent = 100 * std::max(in_memory, disk) / bench::median(both);
+  return {std::move(both),
+          {{"in_memory_s", in_memory},
+           {"disk_s", disk},
+           {"disk_gb_per_s", bytes / disk / 1e9},
+           {"percent_of_limit", percent}}};
+}
+
+int run(int argc, char** argv) {
+  Settings settings;
+  CLI::App options{"AdamW on one thread, its moments on a disk."};
+  options.add_option("--millions", settings.millions, "of parameters")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1000));
+  options.add_option("--steps", settings.steps, "after a first one that is not counted")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 10000));
+  options.add_option("--folder", settings.folder, "on the disk")->capture_default_str();
+  options.add_option("--tile-mib", settings.tile_mib, "read and written together")
+      ->capture_default_str();
+  options.add_option("--block-mib", settings.block_mib, "of one request")->capture_default_str();
+  options.add_flag("--threads", settings.threads, "without io_uring");
+  return bench::run(argc, argv, options, [&] {
+    bench::add(fmt::format("offload/{}M", settings.millions), [&] { return all_three(settings); });
+  });
+}
+
+}  // namespace
+}  // namespace zero::optim
+
+int main(int argc, char** argv) { return zero::optim::run(argc, argv); }

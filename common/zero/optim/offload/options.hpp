@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+
+namespace zero::optim {
+
+/// Where optimizer states are that are not in memory, and how they are read and written.
+struct OffloadOptions {
+  /// A folder on the disk. Each rank has a file there without a name, which the system removes when
+  /// the run ends, however it ends. So runs may share a folder, and leave nothing in it.
+  std::filesystem::path folder;
+  /// Bytes that are read, updated and written together; rounded up to 4 KiB. A rank has two tiles
+  /// in memory.
+  std::int64_t tile_bytes = std::int64_t{16} << 20;
+  /// Bytes of one request to the system; a tile has at most 1024 of them.
+  std::int64_t block_bytes = std::int64_t{1} << 20;
+  bool io_uring = true;  ///< if there is one; false: threads
+  /// Whether to say on stderr if the file cannot be read and written past the system's cache, or
+  /// not by io_uring.
+  bool says_how = true;
+};
+
+/// What one rank has moved so far.
+struct OffloadTraffic {
+  std::int64_t read_bytes = 0;
+  std::int64_t written_bytes = 0;
+  double seconds_waited = 0;  ///< for the disk, while there was nothing to compute
+};
+
+}  // namespace zero::optim

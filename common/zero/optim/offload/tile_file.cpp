@@ -1,0 +1,145 @@
+#include <ATen/ops/zeros.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <system_error>
+#include <utility>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <zero/base/error.hpp>
+#include <zero/base/program.hpp>
+#include <zero/memory/accounting.hpp>
+#include <zero/optim/offload/thread_io.hpp>
+#include <zero/optim/offload/tile_file.hpp>
+#include <zero/optim/offload/uring_io.hpp>
+
+namespace zero::optim {
+namespace {
+
+std::string reason(int code) { return std::generic_category().message(code); }
+
+std::uint64_t checksum_of(const at::Tensor& buffer, std::int64_t bytes) {
+  return XXH3_64bits(buffer.const_data_ptr(), static_cast<std::size_t>(bytes));
+}
+
+}  // namespace
+
+TileFile::TileFile(const OffloadOptions& options)
+    : folder_(options.folder), tile_bytes_(aligned(options.tile_bytes)) {
+  const auto most = static_cast<std::int64_t>(BlockIo::kMostBlocks);
+  block_bytes_ = aligned(std::max(options.block_bytes, (tile_bytes_ + most - 1) / most));
+  open();
+  const bool direct = ::fcntl(file_, F_SETFL, O_DIRECT) == 0;
+  // Without O_DIRECT io_uring would copy to the system's cache on this thread.
+  if (direct && options.io_uring) io_ = make_uring_io(file_);
+  if (options.says_how && options.io_uring && !io_) {
+    log_error(fmt::format("note: optimizer states in {} are read and written by threads, {}",
+                          folder_.string(),
+                          direct ? "without io_uring" : "through the system's cache"));
+  }
+  if (!io_) io_ = make_thread_io(file_);
+}
+
+TileFile::~TileFile() {
+  give_up();
+  io_.reset();
+  ::close(file_);
+}
+
+void TileFile::open() {
+  std::string path = folder_ / "zero-offload-XXXXXX";
+  file_ = ::mkostemp(path.data(), O_CLOEXEC);
+  if (file_ < 0) {
+    throw Error(fmt::format(
+        "optimizer states cannot be kept in {}: {}; offload needs a folder that exists and can be "
+        "written to",
+        folder_.string(), reason(errno)));
+  }
+  ::unlink(path.c_str());
+}
+
+at::Tensor TileFile::make_buffer(std::int64_t bytes) {
+  const memory::Charge charge(memory::Category::kOptimizer);
+  const at::Tensor room = at::zeros({buffer_bytes(bytes)}, at::kByte);
+  const auto address = reinterpret_cast<std::intptr_t>(room.const_data_ptr());
+  return room.narrow(0, aligned(address) - address, aligned(bytes));
+}
+
+std::int64_t TileFile::aligned(std::int64_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+void TileFile::reserve(std::size_t tiles) {
+  if (tiles <= tiles_.size()) return;
+  int code = ::fallocate(file_, 0, 0, offset(tiles)) == 0 ? 0 : errno;
+  if (code == EOPNOTSUPP) code = ::ftruncate(file_, offset(tiles)) == 0 ? 0 : errno;
+  if (code != 0) fail(fmt::format("{} bytes are needed there: {}", offset(tiles), reason(code)));
+  tiles_.resize(tiles);
+}
+
+void TileFile::clear() {
+  give_up();
+  tiles_.clear();
+  if (::ftruncate(file_, 0) != 0) fail(reason(errno));
+}
+
+void TileFile::start(const at::Tensor& buffer, std::size_t write, std::int64_t bytes,
+                     std::size_t read) {
+  const std::int64_t to_write = write == kNone ? 0 : aligned(bytes);
+  const std::int64_t to_read = read == kNone ? 0 : tiles_[read].bytes;
+  if (to_write > 0) tiles_[write] = {to_write, checksum_of(buffer, to_write)};
+  std::vector<Block> blocks;
+  for (std::int64_t at = 0; at < std::max(to_write, to_read); at += block_bytes_) {
+    const auto part = [&](std::int64_t all) {
+      return std::clamp<std::int64_t>(all - at, 0, block_bytes_);
+    };
+    blocks.push_back({static_cast<char*>(buffer.mutable_data_ptr()) + at, part(to_write),
+                      to_write > 0 ? offset(write) + at : 0, part(to_read),
+                      to_read > 0 ? offset(read) + at : 0});
+  }
+  moving_ = buffer;
+  writing_ = write;
+  reading_ = to_read > 0 ? read : kNone;
+  traffic_.written_bytes += to_write;
+  traffic_.read_bytes += to_read;
+  io_->start(blocks);
+}
+
+void TileFile::finish() {
+  if (!moving_.defined()) return;
+  const auto started = std::chrono::steady_clock::now();
+  const std::string wrong = io_->finish();
+  traffic_.seconds_waited +=
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
+  const at::Tensor buffer = std::exchange(moving_, at::Tensor());
+  if (!wrong.empty()) {
+    std::string text;
+    if (writing_ != kNone) text += fmt::format("tile {} could not be written", writing_);
+    if (reading_ != kNone) {
+      text += fmt::format("{}tile {} could not be read", text.empty() ? "" : ", or ", reading_);
+    }
+    fail(fmt::format("{}: {}", text, wrong));
+  }
+  if (reading_ == kNone) return;
+  const Tile& tile = tiles_[reading_];
+  if (checksum_of(buffer, tile.bytes) != tile.checksum) {
+    fail(fmt::format("tile {} has other bytes than were written: its checksum differs", reading_));
+  }
+}
+
+void TileFile::give_up() noexcept {
+  if (moving_.defined()) io_->finish();
+  moving_ = at::Tensor();
+}
+
+void TileFile::fail(const std::string& what) const {
+  throw Error(fmt::format("optimizer states in {}: {}", folder_.string(), what));
+}
+
+}  // namespace zero::optim

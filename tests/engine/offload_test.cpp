@@ -1,0 +1,346 @@
+// Optimizer states on a disk: the engine and every mode with these options have the bits of the
+// same one in memory; checkpoints go from one to the other; and what fails on one rank is an error
+// on all, after which nothing goes on but a checkpoint.
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <csignal>
+#include <optional>
+
+#include <tests/support/engine_run.hpp>
+#include <tests/support/error_of.hpp>
+#include <tests/support/offload.hpp>
+#include <tests/support/same_bits.hpp>
+#include <tests/support/session.hpp>
+#include <tests/support/states.hpp>
+#include <tests/support/test_folder.hpp>
+#include <tests/support/two_bytes.hpp>
+#include <tests/support/whole_state.hpp>
+#include <zero/memory/accounting.hpp>
+#include <zero/optim/offload/offloaded.hpp>
+#include <zero/optim/offload/tile_file.hpp>
+#include <zero/optim/sgd.hpp>
+
+namespace zero::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr std::int64_t kTile = 4096;  // the smallest: many tiles, even of a small model
+
+std::string offloaded(const std::string& mode, const std::filesystem::path& folder) {
+  return fmt::format("{}:offload={}:offload_tile_mib={}", mode, folder.string(),
+                     static_cast<double>(kTile) / (1 << 20));
+}
+
+// A model of several tiles, in memory or offloaded to a folder.
+struct OffloadRun : EngineRun {
+  OffloadRun(dist::Communicator& communicator, const EngineConfig& config,
+             const optim::OptimizerFactory& optimizer = optim::adamw())
+      : EngineRun(communicator, config, optimizer, at::kFloat, {61, 61}) {}
+};
+
+EngineConfig in_memory(int stage) { return {.overlap = {.stage = stage}}; }
+
+EngineConfig offloaded(int stage, const std::filesystem::path& folder) {
+  EngineConfig config = in_memory(stage);
+  config.overlap.offload = folder.string();
+  config.overlap.offload_tile_bytes = kTile;
+  return config;
+}
+
+const char* const kStages[] = {"engine0", "engine1", "engine2", "engine3"};
+
+// Steps of one and two micro-batches, clipped; in one of them a gradient is infinite on one rank.
+std::vector<double> train(Session& session, int from = 0, int to = 6) {
+  std::vector<double> seen;
+  for (int step = from; step < to; ++step) {
+    const bool spoils = step == 3 && session.communicator().rank() == 0;
+    session.strategy().passes().observe_gradients([&](std::size_t i, const at::Tensor& gradient) {
+      if (spoils && i == 1) gradient.detach().view({-1})[0].fill_(INFINITY);
+    });
+    std::vector<data::Batch> batches = {session.batch(2 * step)};
+    if (step % 2 == 1) batches.push_back(session.batch(2 * step + 1));
+    const train::StepResult result = session.trainer().step(batches);
+    EXPECT_TRUE(result.skipped || step != 3);
+    seen.insert(seen.end(),
+                {result.loss, result.loss_scale, result.gradient_norm, result.skipped ? 1.0 : 0.0});
+  }
+  session.strategy().passes().observe_gradients({});
+  return seen;
+}
+
+SessionOptions options_of(at::ScalarType dtype) {
+  SessionOptions options = dtype == at::kFloat ? checkpoint_options() : mixed(dtype);
+  options.model.width = 41;  // several tiles on each rank
+  options.trainer.clip_norm = 0.3;
+  options.trainer.on_nonfinite_gradient = train::OnNonfiniteGradient::kSkip;
+  return options;
+}
+
+constexpr at::ScalarType kDtypes[] = {at::kFloat, at::kBFloat16, at::kHalf};
+
+ZERO_TESTS_ON_RANKS(Offload, 1, 2, 3, 4);
+
+TEST_P(Offload, EveryStageHasTheBitsOfStatesInMemory) {
+  const TestFolder folder;
+  on_ranks(GetParam(), [&](dist::Communicator& communicator) {
+    for (const at::ScalarType dtype : kDtypes) {
+      for (const char* mode : kStages) {
+        SCOPED_TRACE(fmt::format("{} {}", mode, c10::toString(dtype)));
+        Session resident(communicator, mode, options_of(dtype));
+        Session on_disk(communicator, offloaded(mode, folder.path()), options_of(dtype));
+        EXPECT_EQ(train(on_disk), train(resident));
+        EXPECT_GE(on_disk.trainer().steps() - on_disk.trainer().skipped_steps(), 3);
+        EXPECT_TRUE(same_state(whole_state(on_disk), whole_state(resident)));
+      }
+    }
+  });
+  EXPECT_TRUE(folder.listing().empty());
+}
+
+TEST_P(Offload, GroupsOfRanksHaveTheBitsOfStatesInMemory) {
+  if (GetParam() != 4) return;
+  const TestFolder folder;
+  on_ranks(4, [&](dist::Communicator& communicator) {
+    for (const std::string mode :
+         {"hsdp3:shard_size=2", "hsdp1:shard_size=2", "hpz:group_size=2"}) {
+      SCOPED_TRACE(mode);
+      Session resident(communicator, mode, options_of(at::kBFloat16));
+      Session on_disk(communicator, offloaded(mode, folder.path()), options_of(at::kBFloat16));
+      EXPECT_EQ(train(on_disk), train(resident));
+      EXPECT_TRUE(same_state(whole_state(on_disk), whole_state(resident)));
+    }
+  });
+}
+
+// From memory to the disk and from the disk to memory, at another stage and world size.
+TEST_P(Offload, CheckpointsGoFromTheDiskToMemoryAndBack) {
+  const TestFolder folder;
+  for (const at::ScalarType dtype : kDtypes) {
+    for (const bool to_disk : {true, false}) {
+      SCOPED_TRACE(fmt::format("{} {}", c10::toString(dtype), to_disk ? "to disk" : "from disk"));
+      const auto place = folder / fmt::format("{}{}", c10::toString(dtype), to_disk);
+      const auto mode = [&](const char* name, bool on_disk) {
+        return on_disk ? offloaded(name, folder.path()) : std::string(name);
+      };
+      on_ranks(GetParam(), [&](dist::Communicator& communicator) {
+        Session saves(communicator, mode("engine3", !to_disk), options_of(dtype));
+        train(saves, 0, 2);
+        io::save_checkpoint(saves.strategy(), place, note(2, "engine3"));
+        const WholeState state = whole_state(saves);
+        if (communicator.rank() == 0) keep(place / "state", state);
+        communicator.barrier();
+      });
+      on_ranks(GetParam() % 4 + 1, [&](dist::Communicator& communicator) {
+        Session loads(communicator, mode("engine1", to_disk), options_of(dtype));
+        Session beside(communicator, mode("engine2", !to_disk), options_of(dtype));
+        train(loads, 4, 6);  // has other states already
+        for (Session* session : {&loads, &beside}) {
+          io::load_checkpoint(session->strategy(), place);
+          EXPECT_TRUE(same_state(whole_state(*session), kept(place / "state")));
+        }
+        EXPECT_EQ(loads.step(2).loss, beside.step(2).loss);
+        loads.step(4);
+        beside.step(4);
+        WholeState a = whole_state(loads), b = whole_state(beside);
+        EXPECT_TRUE(same_state(a, b));
+      });
+    }
+  }
+}
+
+TEST(OffloadEngine, SavesBehindAndGoesOn) {
+  const TestFolder folder;
+  on_all_stages(2, [&](dist::Communicator& communicator, int stage) {
+    OffloadRun run(communicator, offloaded(stage, folder.path()));
+    OffloadRun resident(communicator, in_memory(stage));
+    run.steps(0, 2);
+    run.engine.save(folder / "behind", {.behind = true});
+    run.steps(2, 5);
+    run.engine.finish_save();
+    EXPECT_TRUE(resident.engine.load(folder / "behind"));
+    resident.steps(2, 5);
+    EXPECT_TRUE(
+        same_state(whole_state(run.engine.strategy()), whole_state(resident.engine.strategy())));
+  });
+}
+
+TEST(OffloadEngine, HoldsTwoTilesOfOptimizerStates) {
+  const TestFolder folder;
+  on_all_stages(2, [&](dist::Communicator& communicator, int stage) {
+    const memory::Snapshot before = memory::snapshot();
+    OffloadRun run(communicator, offloaded(stage, folder.path()));
+    run.steps(0, 2);
+    EXPECT_EQ(states_since(before).optimizer, 2 * (kTile + optim::TileFile::kAlignment));
+    EXPECT_EQ(run.engine.strategy().costs().at_rest.optimizer, states_since(before).optimizer);
+  });
+}
+
+// Rank 1's file loses some bytes: nobody can go on but from the checkpoint, in the same program.
+TEST(OffloadFaults, ABadByteOnOneRankIsAnErrorOnAllAndTheCheckpointLoads) {
+  const TestFolder folder;
+  on_all_stages(3, [&](dist::Communicator& communicator, int stage) {
+    OffloadRun undisturbed(communicator, in_memory(stage));
+    OffloadRun run(communicator, offloaded(stage, folder.path()));
+    run.steps(0, 2);
+    run.engine.save(folder / "run");
+    run.steps(2, 3);
+    if (run.rank == 1) spoil_offloaded_file(folder.path(), kTile + 5);
+    const std::vector<std::string> what = {"the update failed, load a checkpoint: rank 1",
+                                           folder.path().string(), "tile 1 has other bytes"};
+    expect_error([&] { run.step(3); }, what);
+    expect_error([&] { run.step(3); }, {"load a checkpoint", "tile 1 has other bytes"});
+    expect_error([&] { run.engine.save(folder / "half"); },
+                 {"cannot be saved", "load a checkpoint"});
+    EXPECT_FALSE(std::filesystem::exists(folder / "half" / "manifest.json"));
+    EXPECT_TRUE(run.engine.load(folder / "run"));
+    EXPECT_EQ(run.engine.steps(), 2);
+    run.steps(2, 5);
+    undisturbed.steps(0, 5);
+    EXPECT_TRUE(
+        same_state(whole_state(run.engine.strategy()), whole_state(undisturbed.engine.strategy())));
+  });
+}
+
+TEST(OffloadFaults, AFolderThatARankDoesNotHaveIsAnErrorOnAll) {
+  const TestFolder folder;
+  std::filesystem::create_directory(folder / "states");
+  on_ranks(2, [&](dist::Communicator& communicator) {
+    const auto refused = [&](const std::filesystem::path& place,
+                             const std::vector<std::string>& parts) {
+      expect_error([&] { OffloadRun(communicator, offloaded(3, place)); }, parts);
+    };
+    refused(folder / "missing", {"cannot be kept in " + (folder / "missing").string()});
+    refused(folder / (communicator.rank() == 0 ? "missing" : "states"),
+            {"the options of the mode", "rank 0 has", "missing", "rank 1 has", "states"});
+    // Ranks are processes: "states" is another folder for rank 1, as on another host.
+    std::filesystem::current_path(communicator.rank() == 0 ? folder.path() : folder / "states");
+    refused("states", {"rank 1 has", "cannot be kept in states: No such file or directory"});
+  });
+}
+
+TEST(OffloadFaults, AFullDiskOfOneRankIsAnErrorOnAllAndTheCheckpointLoads) {
+  const TestFolder folder;
+  on_all_stages(2, [&](dist::Communicator& communicator, int stage) {
+    OffloadRun saves(communicator, in_memory(stage));
+    saves.steps(0, 2);
+    saves.engine.save(folder / "run");
+    OffloadRun run(communicator, offloaded(stage, folder.path()));
+    std::optional<FullDisk> full;
+    if (run.rank == 1) full.emplace(kTile);
+    expect_error([&] { run.step(0); }, {"the update failed", "rank 1", "bytes are needed there"});
+    expect_error([&] { run.step(0); }, {"load a checkpoint"});
+    full.reset();
+    EXPECT_TRUE(run.engine.load(folder / "run"));
+    run.steps(2, 4);
+    saves.steps(2, 4);
+    EXPECT_TRUE(same_bits(run.weights(), saves.weights()));
+  });
+}
+
+// AdamW that does something in one tile of one step.
+optim::OptimizerFactory adamw_with(const std::function<void()>& before_tile) {
+  class Hooked final : public optim::Optimizer {
+   public:
+    Hooked(std::unique_ptr<Optimizer> inner, std::function<void()> hook)
+        : inner_(std::move(inner)), hook_(std::move(hook)) {}
+    void step() override {
+      hook_();
+      inner_->step();
+    }
+    void replace(const std::function<at::Tensor(const at::Tensor&)>& with) override {
+      inner_->replace(with);
+    }
+    std::map<std::string, at::Tensor> state(const at::Tensor& p) const override {
+      return inner_->state(p);
+    }
+    std::int64_t steps(const at::Tensor& p) const override { return inner_->steps(p); }
+    Settings settings() const override { return inner_->settings(); }
+    void load_state(const at::Tensor& p, std::int64_t steps,
+                    const std::map<std::string, at::Tensor>& states) override {
+      inner_->load_state(p, steps, states);
+    }
+    void set_learning_rate(double rate) override { inner_->set_learning_rate(rate); }
+
+   private:
+    std::unique_ptr<Optimizer> inner_;
+    std::function<void()> hook_;
+  };
+  return [before_tile](const std::vector<at::Tensor>& parameters) {
+    return std::make_unique<Hooked>(optim::adamw()(parameters), before_tile);
+  };
+}
+
+// In the first tile of a step, in the second, and in the last ones.
+TEST(OffloadFaults, ARankThatIsKilledInTheMiddleOfAStepLeavesNothingAndTheCheckpointLoads) {
+  for (const int tile : {0, 1, 3}) {
+    SCOPED_TRACE(tile);
+    const TestFolder folder;
+    const EngineConfig config = offloaded(1, folder.path());
+    const auto exits = ranks_ended({.timeout = std::chrono::seconds(5)}, [&](auto& communicator) {
+      int tiles_left = -1;
+      OffloadRun run(communicator, config, adamw_with([&] {
+                       if (tiles_left-- == 0) std::raise(SIGKILL);
+                     }));
+      run.steps(0, 2);
+      run.engine.save(folder / "run");
+      if (run.rank == 1) tiles_left = tile;
+      run.step(2);
+    });
+    EXPECT_THAT(exits[0].output, HasSubstr("rank 1"));
+    EXPECT_EQ(exits[0].exit_code, 1);
+    on_ranks(2, [&](dist::Communicator& communicator) {
+      OffloadRun run(communicator, config), undisturbed(communicator, {});
+      EXPECT_TRUE(run.engine.load(folder / "run"));
+      run.steps(2, 4);
+      undisturbed.steps(0, 4);
+      EXPECT_TRUE(same_bits(run.weights(), undisturbed.weights()));
+    });
+    for (const std::string& name : folder.listing())
+      EXPECT_THAT(name, ::testing::StartsWith("run"));
+  }
+}
+
+// An error of the program in the middle of an update, on one rank.
+TEST(OffloadFaults, AnErrorBetweenTwoTilesOfOneRankIsOneOfAll) {
+  const TestFolder folder;
+  on_ranks(2, [&](dist::Communicator& communicator) {
+    int tiles_left = -1;
+    OffloadRun run(communicator, offloaded(2, folder.path()), adamw_with([&] {
+                     if (tiles_left-- == 0) throw Error("no more");
+                   }));
+    run.step(0);
+    if (run.rank == 0) tiles_left = 2;
+    expect_error([&] { run.step(1); }, {"the update failed, load a checkpoint: rank 0: no more"});
+    expect_error([&] { run.step(1); }, {"load a checkpoint"});
+  });
+}
+
+TEST(OffloadFaults, OtherOptimizersAreRefusedOnAllRanks) {
+  const TestFolder folder;
+  on_ranks(2, [&](dist::Communicator& communicator) {
+    expect_error([&] { OffloadRun(communicator, offloaded(3, folder.path()), optim::sgd()); },
+                 {"the states of SGD cannot be offloaded", "optim::adamw()"});
+  });
+}
+
+TEST(OffloadEngine, TwoRunsShareAFolder) {
+  const TestFolder folder;
+  on_ranks(2, [&](dist::Communicator& communicator) {
+    const EngineConfig config = offloaded(3, folder.path());
+    OffloadRun resident(communicator, in_memory(3));
+    OffloadRun one(communicator, config), other(communicator, config);
+    for (int number = 0; number < 4; ++number) {
+      one.step(number);
+      other.step(3 - number);
+      resident.step(number);
+    }
+    EXPECT_TRUE(same_bits(one.weights(), resident.weights()));
+    EXPECT_FALSE(same_bits(other.weights(), resident.weights()));
+  });
+}
+
+}  // namespace
+}  // namespace zero::testing
