@@ -1,6 +1,9 @@
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -27,6 +30,7 @@ namespace zero {
 
 namespace {
 
+constexpr double kJoined = -2;                 // in place of loss terms: of a rank in join()
 constexpr const char* kPosition = "position";  // among the notes of a checkpoint
 
 std::unique_ptr<train::Strategy> make_strategy(train::StrategyArguments arguments,
@@ -65,6 +69,11 @@ std::vector<bool> trainable_parameters(const nn::ParameterList& list) {
   std::vector<bool> trainable;
   for (const nn::Parameter& p : list.parameters) trainable.push_back(p.tensor.requires_grad());
   return trainable;
+}
+
+// Of a micro-batch that this rank does not have, like its other losses.
+at::Tensor no_loss(const std::vector<at::Tensor>& losses) {
+  return losses.empty() ? at::zeros({}) : at::zeros_like(losses.back());
 }
 
 bool same_tensors(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
@@ -130,12 +139,16 @@ Engine::~Engine() {
 at::Tensor Engine::forward(const data::Batch& batch) {
   const dist::CallScope call(strategy_->mesh().world(), "Engine::forward");
   verify_backward_ended();
-  strategy_->mesh().world().set_step(step_.number());
-  if (config_.broadcast_buffers && c10::GradMode::is_enabled()) {
-    train::broadcast_buffers(strategy_->model().module(), strategy_->communicator(),
-                             dist::Purpose::kParameter);
-  }
+  begin_forward();
   return strategy_->forward(batch);
+}
+
+void Engine::begin_forward() {
+  strategy_->mesh().world().set_step(step_.number());
+  if (!config_.broadcast_buffers || !c10::GradMode::is_enabled()) return;
+  // Of rank 0, unless it is in join().
+  train::broadcast_buffers(strategy_->model().module(), strategy_->communicator(),
+                           dist::Purpose::kParameter, source_);
 }
 
 at::Tensor Engine::forward(const std::function<at::Tensor()>& loss, std::int64_t loss_terms) {
@@ -186,40 +199,107 @@ void Engine::backward(const at::Tensor& loss) {
                     "step() first",
                     micro_batches_ + 1, config_.accumulation_steps));
   }
+  take_micro_batch(&loss);
+}
+
+// `loss`: null in join(). Returns false, and does nothing, if no rank has a batch and no step is
+// open.
+bool Engine::take_micro_batch(const at::Tensor* loss) {
   const double state = state_before_backward(loss);
-  double mine = state < 0 ? 0 : strategy_->passes().forwards().loss_terms(loss);
+  double mine = 0;
+  if (loss == nullptr) {
+    mine = kJoined;
+  } else if (state >= 0) {
+    mine = strategy_->passes().forwards().loss_terms(*loss);
+  }
   const Terms terms = with_micro_batch(mine, state);
+  if (live_.empty() && micro_batches_ == 0) return false;
   if (micro_batches_ == 0) trainable_ = trainable_parameters(strategy_->list());
   const bool is_last = micro_batches_ + 1 == config_.accumulation_steps;
   backward_threw_ = true;  // unless all that follows ends
   gradients_.show();
   const double expected = terms.of_first * static_cast<double>(config_.accumulation_steps);
   // Which one is the last is decided here and not in forward(), by the order of backward().
-  step_.backward(step_.weighted(loss, mine, expected), is_last);
+  step_.backward(loss == nullptr ? no_loss(losses_) : step_.weighted(*loss, mine, expected),
+                 is_last);
   // The gradients so far were weighted relative to the terms of the first micro-batch.
   if (is_last && expected != terms.all) {
     strategy_->averaged_gradients().multiply(expected / terms.all);
   }
   is_last && !strategy_->sharded() && !step_.loss_scale() ? gradients_.watch() : gradients_.hide();
-  losses_.push_back(loss.detach().reshape({}));
+  losses_.push_back(loss == nullptr ? no_loss(losses_) : loss->detach().reshape({}));
   loss_terms_.push_back(mine);
   terms_ = terms;
   ++micro_batches_;
   stepped_ = false;
   backward_threw_ = false;
+  return true;
 }
 
-double Engine::state_before_backward(const at::Tensor& loss) const {
+void Engine::join() {
+  verify_backward_ended();
+  verify_own_weights("join");
+  const dist::Mesh& mesh = strategy_->mesh();
+  {
+    const dist::CallScope call(mesh.world(), "Engine::join");
+    if (mesh.pipeline().size() > 1) {
+      throw Error(
+          fmt::format("join() on a mesh of {}: stages of a pipeline share their batches, "
+                      "so give all ranks as many",
+                      mesh.text()));
+    }
+    mesh.tensor().barrier();  // its ranks share their batches, too
+    if (config_.overlap.stage == 3 && !strategy_->passes().can_repeat()) {
+      return verify_no_rank_has_data();
+    }
+  }
+  do {
+    if (micro_batches_ == config_.accumulation_steps) step();
+  } while (repeat_micro_batch());
+  strategy_->passes().drop_forwards();
+}
+
+// Others that have data are in forward(), so that all ranks throw.
+void Engine::verify_no_rank_has_data() {
+  try {
+    strategy_->mesh().world().barrier();
+  } catch (const Error& error) {
+    throw Error(
+        fmt::format("join() before this rank's first forward(): at stage 3 it repeats the order of "
+                    "units of its "
+                    "last batch, so give each rank one at least, or take a stage below 3 ({})",
+                    message_of(error)));
+  }
+}
+
+// Answers a forward() and a backward() of ranks that have a batch; false if there are none.
+bool Engine::repeat_micro_batch() {
+  dist::Communicator& world = strategy_->mesh().world();
+  const c10::AutoGradMode trains(true);
+  strategy_->passes().set_repeats(true);
+  const auto end = c10::make_scope_exit([this] { strategy_->passes().set_repeats(false); });
+  {
+    const dist::CallScope call(world, "Engine::forward");
+    begin_forward();
+    strategy_->forward({});
+  }
+  const dist::CallScope call(world, "Engine::backward");
+  return take_micro_batch(nullptr);
+}
+
+double Engine::state_before_backward(const at::Tensor* loss) const {
   if (!same_tensors(registered_, strategy_->model().module().parameters())) {
     return state_of(StepFault::kModuleChanged);
   }
-  if (!loss.defined() || !loss.requires_grad() || loss.numel() != 1) {
-    return state_of(StepFault::kLossWithoutGradient);
-  }
-  try {
-    strategy_->passes().forwards().verify_fresh(loss);
-  } catch (const Error&) {
-    return state_of(StepFault::kOldLoss);
+  if (loss != nullptr) {
+    if (!loss->defined() || !loss->requires_grad() || loss->numel() != 1) {
+      return state_of(StepFault::kLossWithoutGradient);
+    }
+    try {
+      strategy_->passes().forwards().verify_fresh(*loss);
+    } catch (const Error&) {
+      return state_of(StepFault::kOldLoss);
+    }
   }
   if (const double fault = fault_of_gradients(); fault < 0) return fault;
   const std::vector<bool> trainable = trainable_parameters(strategy_->list());
@@ -245,17 +325,21 @@ double Engine::fault_of_gradients() const {
   return taken == strategy_->list().size() ? 0 : state_of(StepFault::kGradientTaken, taken);
 }
 
-Engine::Terms Engine::with_micro_batch(double& mine, double state) const {
+Engine::Terms Engine::with_micro_batch(double& mine, double state) {
   dist::Communicator& communicator = strategy_->communicator();
   const std::vector<double> all = dist::all_gather_scalars(communicator, {mine, state});
   std::vector<double> states;
   std::vector<int> without_forward;
   double sum = 0;
+  live_.clear();
   for (std::size_t r = 0; 2 * r < all.size(); ++r) {
+    states.push_back(all[2 * r + 1]);
+    if (all[2 * r] == kJoined) continue;
+    live_.push_back(static_cast<int>(r));
     if (all[2 * r] < 0) without_forward.push_back(static_cast<int>(r));
     sum += std::max(all[2 * r], 0.0);
-    states.push_back(all[2 * r + 1]);
   }
+  if (!live_.empty()) source_ = live_.front();
   if (!same_state(states, strategy_->list(), step_.number())) {
     dist::verify_same(communicator, "which parameters are trained",
                       trainable_text(strategy_->list()));
@@ -277,9 +361,10 @@ Engine::Terms Engine::with_micro_batch(double& mine, double state) const {
         micro_batches_ + 1, train::ranks_text(without_forward)));
   }
   if (!terms.stated) {
-    mine = 1;
-    sum = communicator.size();
+    mine = mine == kJoined ? kJoined : 1;
+    sum = static_cast<double>(live_.size());
   }
+  if (mine == kJoined) mine = 0;
   if (micro_batches_ == 0) terms.of_first = sum;
   terms.all += sum;
   return terms;
@@ -306,7 +391,21 @@ void Engine::verify_in_no_step(const char* call) const {
       call));
 }
 
+// Ranks in join() do not run the program's schedule.
+void Engine::take_learning_rates() {
+  optim::Optimizer& optimizer = strategy_->optimizer();
+  const std::vector<double> mine = learning_rates(optimizer);
+  const std::vector<double> all = dist::all_gather_scalars(strategy_->communicator(), mine);
+  const bool is_live = std::ranges::count(live_, strategy_->communicator().rank()) > 0;
+  if (is_live || mine.empty()) return;
+  const auto first = all.begin() + static_cast<std::ptrdiff_t>(mine.size()) * source_;
+  optimizer.set_learning_rates({first, first + static_cast<std::ptrdiff_t>(mine.size())});
+}
+
 void Engine::verify_before_update() {
+  if (live_.size() < static_cast<std::size_t>(strategy_->communicator().size())) {
+    take_learning_rates();
+  }
   const std::vector<double> all = dist::all_gather_scalars(
       strategy_->communicator(), {state_before_update(), step_.settings_digest()});
   std::vector<double> states, settings;
@@ -325,7 +424,10 @@ void Engine::verify_before_update() {
 bool Engine::step() {
   const dist::CallScope call(strategy_->mesh().world(), "Engine::step");
   verify_backward_ended();
-  if (pending_ && pending_->is_written()) finish_save();
+  // Not between micro-batches, after which a program need not call step().
+  if (micro_batches_ == config_.accumulation_steps && pending_ && pending_->is_written()) {
+    finish_save();
+  }
   if (stepped_) {
     throw Error(
         "step() before the engine's backward(): there are no gradients to step with; call "

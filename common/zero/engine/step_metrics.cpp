@@ -30,6 +30,15 @@ base::Json to_json(const StepMetrics& m) {
 
 }  // namespace
 
+std::vector<double> learning_rates(const optim::Optimizer& optimizer) {
+  std::vector<double> rates;
+  for (const auto& group : optimizer.settings().groups) {
+    const auto rate = group.find("learning_rate");
+    if (rate != group.end()) rates.push_back(rate->second);
+  }
+  return rates;
+}
+
 StepMeter::StepMeter(train::Strategy& strategy, StepCallback callback)
     : strategy_(strategy),
       callback_(std::move(callback)),
@@ -50,10 +59,7 @@ void StepMeter::measure(const std::vector<at::Tensor>& losses, const std::vector
     metrics.loss += of_ranks;
   }
   metrics.loss /= all_terms;
-  for (const auto& group : strategy_.optimizer().settings().groups) {
-    const auto rate = group.find("learning_rate");
-    if (rate != group.end()) metrics.learning_rates.push_back(rate->second);
-  }
+  metrics.learning_rates = learning_rates(strategy_.optimizer());
   const auto now = std::chrono::steady_clock::now();
   const double exposed = strategy_.mesh().world().times().exposed_seconds();
   metrics.seconds = std::chrono::duration<double>(now - std::exchange(last_, now)).count();

@@ -9,6 +9,7 @@
 #include <functional>
 #include <vector>
 
+#include <zero/optim/optimizer.hpp>
 #include <zero/train/loop/step.hpp>
 
 namespace zero {
@@ -33,6 +34,9 @@ struct StepMetrics {
 
 /// Called after each step, on every rank.
 using StepCallback = std::function<void(const StepMetrics& metrics)>;
+
+/// The learning rate of each group, in the order of its settings; empty if it does not tell.
+std::vector<double> learning_rates(const optim::Optimizer& optimizer);
 
 /// Measures an engine's steps for a callback.
 class StepMeter {

@@ -4,14 +4,14 @@
 namespace zero::train {
 
 void broadcast_buffers(const torch::nn::Module& module, dist::Communicator& communicator,
-                       dist::Purpose purpose) {
+                       dist::Purpose purpose, int root) {
   for (const at::Tensor& buffer : module.buffers()) {
     at::Tensor values = memory::raw(buffer);
     for (std::int64_t d = 0; d < values.dim(); ++d) {  // an expanded one: each value once
       if (values.stride(d) == 0 && values.size(d) > 1) values = values.narrow(d, 0, 1);
     }
     const at::Tensor sent = values.contiguous();
-    communicator.broadcast(sent, /*root=*/0, purpose).wait();
+    communicator.broadcast(sent, root, purpose).wait();
     if (!values.is_contiguous()) values.copy_(sent);
   }
 }

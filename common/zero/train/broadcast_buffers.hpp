@@ -6,10 +6,10 @@
 
 namespace zero::train {
 
-/// Gives the buffers of `module` (running means, masks) the values that they have on rank 0.
+/// Gives the buffers of `module` (running means, masks) the values that they have on rank `root`.
 /// Autograd does not see it. Called by all ranks, whose buffers have the same shapes and dtypes;
 /// blocks.
 void broadcast_buffers(const torch::nn::Module& module, dist::Communicator& communicator,
-                       dist::Purpose purpose);
+                       dist::Purpose purpose, int root = 0);
 
 }  // namespace zero::train

@@ -1,3 +1,4 @@
+#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 
@@ -8,6 +9,7 @@
 #include <zero/memory/accounting.hpp>
 #include <zero/nn/gradient_destination.hpp>
 #include <zero/nn/read_watch.hpp>
+#include <zero/nn/suppress_gradient_hooks.hpp>
 #include <zero/train/backward/autograd_passes.hpp>
 #include <zero/train/unsharded_read.hpp>
 
@@ -56,9 +58,12 @@ at::Tensor AutogradPasses::forward(const data::Batch& batch) {
   const Charge charge(Category::kActivations);
   end_other_pass();
   if (std::exchange(last_threw_, false)) reshard_all();
-  if (schedule_) schedule_->begin_forward(c10::GradMode::is_enabled());
+  const bool trains = c10::GradMode::is_enabled();
+  if (schedule_) schedule_->begin_forward(trains);
   model_.watch_units(hooks_.follows_units());
-  at::Tensor loss = run([&] { return model_.loss(batch); });
+  if (trains && !repeats_) record_in(forward_calls_);
+  const ScopedValue recorded(recorded_, trains ? recorded_ : nullptr);
+  at::Tensor loss = run([&] { return repeats_ ? repeat(forward_calls_) : model_.loss(batch); });
   if (schedule_) schedule_->end_forward();
   forwards_.add(loss, batch.loss_terms);
   return loss;
@@ -68,6 +73,7 @@ void AutogradPasses::backward(const at::Tensor& loss, bool reduces) {
   end_other_pass();
   if (schedule_) schedule_->begin_backward(reduces);
   hooks_.begin_backward();
+  if (!repeats_) record_in(backward_calls_);
   {
     const Charge charge(Category::kActivations);
     run([&] {
@@ -77,10 +83,15 @@ void AutogradPasses::backward(const at::Tensor& loss, bool reduces) {
         ~Reading() { use.end_backward(); }
       } reading{use_};
       for (const std::size_t u : use_.begin_backward()) hooks_.gather(u);
-      // Calls pre_backward() and gradient_ready() below: the constructor has set the hooks.
-      model_.run_backward([&] { loss.backward(); });
+      if (repeats_) {
+        repeat(backward_calls_);
+      } else {
+        // Calls pre_backward() and gradient_ready() below: the constructor has set the hooks.
+        model_.run_backward([&] { loss.backward(); });
+      }
     });
   }
+  recorded_ = nullptr;
   hooks_.end_backward();
   has_gradients_ = true;
   if (!schedule_) return;
@@ -95,32 +106,61 @@ void AutogradPasses::reshard_all() {
   for (std::size_t u = 0; u < list_.units.size(); ++u) hooks_.drop(u);
 }
 
-void AutogradPasses::pre_forward(nn::Unit& unit) {
-  const nn::Unwatched unwatched;
-  const std::size_t u = list_.index_of(unit);
-  if (schedule_) schedule_->enter_forward(u);
-  hooks_.pre_forward(u);
-  use_.begin_forward(u);
-}
+void AutogradPasses::pre_forward(nn::Unit& unit) { on_hook(UnitCall::Hook::kPreForward, unit); }
 
-void AutogradPasses::post_forward(nn::Unit& unit) {
-  const nn::Unwatched unwatched;
-  const std::size_t u = list_.index_of(unit);
-  if (use_.end_forward(u)) hooks_.post_forward(u);
-}
+void AutogradPasses::post_forward(nn::Unit& unit) { on_hook(UnitCall::Hook::kPostForward, unit); }
 
-void AutogradPasses::pre_backward(nn::Unit& unit) {
-  const nn::Unwatched unwatched;
-  const std::size_t u = list_.index_of(unit);
-  if (!in_backward_) return gather_for_other_pass(u);
-  use_.enter_backward(u);
-  if (schedule_) schedule_->enter_backward(u);
-  hooks_.pre_backward(u);
-}
+void AutogradPasses::pre_backward(nn::Unit& unit) { on_hook(UnitCall::Hook::kPreBackward, unit); }
 
 void AutogradPasses::records_backward(nn::Unit& unit) {
-  if (!schedule_) return;
-  schedule_->expect_backward(list_.index_of(unit));
+  on_hook(UnitCall::Hook::kRecordsBackward, unit);
+}
+
+void AutogradPasses::on_hook(UnitCall::Hook hook, nn::Unit& unit) {
+  const nn::Unwatched unwatched;
+  const UnitCall mine{hook, list_.index_of(unit), c10::GradMode::is_enabled(),
+                      nn::SuppressGradientHooks::active()};
+  if (recorded_ != nullptr && running_) recorded_->push_back(mine);
+  call(mine);
+}
+
+// The calls from now on.
+void AutogradPasses::record_in(std::vector<UnitCall>& calls) {
+  calls.clear();
+  recorded_ = &calls;
+}
+
+void AutogradPasses::call(const UnitCall& call) {
+  const std::size_t u = call.unit;
+  switch (call.hook) {
+    case UnitCall::Hook::kPreForward:
+      if (schedule_) schedule_->enter_forward(u);
+      hooks_.pre_forward(u);
+      use_.begin_forward(u);
+      return;
+    case UnitCall::Hook::kPostForward:
+      if (use_.end_forward(u)) hooks_.post_forward(u);
+      return;
+    case UnitCall::Hook::kPreBackward:
+      if (!in_backward_) return gather_for_other_pass(u);
+      use_.enter_backward(u);
+      if (schedule_) schedule_->enter_backward(u);
+      hooks_.pre_backward(u);
+      return;
+    case UnitCall::Hook::kRecordsBackward:
+      if (schedule_) schedule_->expect_backward(u);
+      return;
+  }
+}
+
+at::Tensor AutogradPasses::repeat(const std::vector<UnitCall>& calls) {
+  for (const UnitCall& again : calls) {
+    const c10::AutoGradMode mode(again.with_graph);
+    std::optional<nn::SuppressGradientHooks> suppressed;
+    if (again.suppressed) suppressed.emplace();
+    call(again);
+  }
+  return at::zeros({});
 }
 
 void AutogradPasses::gather_for_other_pass(std::size_t unit) {
@@ -154,6 +194,10 @@ void AutogradPasses::prepare_update() {
         "be old; end it before the update",
         units[held].name));
   }
+  drop_forwards();
+}
+
+void AutogradPasses::drop_forwards() {
   if (!schedule_) return;
   reshard_all();
   schedule_->forget_forwards();

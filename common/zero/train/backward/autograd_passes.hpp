@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <functional>
 #include <optional>
+#include <vector>
 
 #include <zero/data/batch.hpp>
 #include <zero/nn/model.hpp>
@@ -12,6 +13,7 @@
 #include <zero/train/backward/backward_schedule.hpp>
 #include <zero/train/backward/forward_records.hpp>
 #include <zero/train/backward/pass_hooks.hpp>
+#include <zero/train/backward/unit_call.hpp>
 #include <zero/train/backward/unit_use.hpp>
 #include <zero/train/parameter_shard.hpp>
 
@@ -49,6 +51,16 @@ class AutogradPasses : private nn::UnitHooks {
   void prepare_update();
   /// Call when the weights have changed, on all ranks.
   void weights_changed();
+  /// Drops what a forward() without a backward() has left whole, and expects no backward of it.
+  void drop_forwards();
+
+  /// Call with true when this rank has no batch and others have: from then on forward() and
+  /// backward() run no model, and repeat the calls of units' hooks in this rank's last forward()
+  /// that trained and in its backward(). So it gathers and reduces what a rank with a batch does,
+  /// and its own gradients are zeros. forward() returns 0.
+  void set_repeats(bool repeats) { repeats_ = repeats; }
+  /// Whether there are such calls.
+  bool can_repeat() const { return !forward_calls_.empty(); }
 
   bool in_backward() const { return in_backward_; }
   /// Whether forward() or backward() is running.
@@ -66,6 +78,10 @@ class AutogradPasses : private nn::UnitHooks {
 
   template <typename Pass>
   auto run(const Pass& pass);
+  void on_hook(UnitCall::Hook hook, nn::Unit& unit);
+  void record_in(std::vector<UnitCall>& calls);
+  void call(const UnitCall& call);
+  at::Tensor repeat(const std::vector<UnitCall>& calls);
   void gather_for_other_pass(std::size_t unit);
   void end_other_pass();
   void gradient_ready(std::size_t index);
@@ -84,6 +100,10 @@ class AutogradPasses : private nn::UnitHooks {
   UnitUse use_;
   std::optional<BackwardSchedule> schedule_;
   GradientObserver observer_;
+  std::vector<UnitCall> forward_calls_;        // of the last forward() that trained
+  std::vector<UnitCall> backward_calls_;       // of the last backward()
+  std::vector<UnitCall>* recorded_ = nullptr;  // where calls are added now; null: nowhere
+  bool repeats_ = false;
   bool has_hooks_ = true;
   bool running_ = false;
   bool in_backward_ = false;
