@@ -7,12 +7,14 @@
 #include <array>
 #include <cstdlib>
 #include <map>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include <zero/base/error.hpp>
 #include <zero/distributed/agreement.hpp>
 #include <zero/distributed/backend.hpp>
+#include <zero/distributed/device/device_backend.hpp>
 #include <zero/distributed/nccl/nccl.hpp>
-#include <zero/distributed/nccl/nccl_backend.hpp>
 #include <zero/memory/cuda_memory.hpp>
 
 namespace zero::dist {
@@ -49,6 +51,19 @@ void agree_on_gpus(StoreExchange& store, int device) {
   }
 }
 
+DeviceGroup make_nccl_group(const StorePtr& store, int rank, int size,
+                            std::chrono::milliseconds timeout) {
+  // When a peer is lost or the time limit has passed, c10d's watchdog thread ends NCCL's kernels,
+  // so that no stream or host waits forever. It must not end the process: an exception names the
+  // operation.
+  ::setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2", /*overwrite=*/0);
+  ::setenv("TORCH_NCCL_DUMP_ON_TIMEOUT", "0", /*overwrite=*/0);
+  auto options = c10d::ProcessGroupNCCL::Options::create();
+  options->timeout = timeout;
+  return c10::make_intrusive<c10d::ProcessGroupNCCL>(
+      c10::make_intrusive<c10d::PrefixStore>("nccl", store), rank, size, options);
+}
+
 int chosen_device(const Place& place) {
   if (!memory::gpu_problem().empty())
     return place.local_rank;  // agree_on_gpus() says what is wrong
@@ -71,7 +86,9 @@ void enable_nccl(const NcclOptions& nccl) {
     const int device = nccl.device.value_or(chosen_device(place));
     agree_on_gpus(*place.store, device);
     place.options.order = nccl.order;
-    return std::make_unique<NcclBackend>(place, device);
+    return std::make_unique<DeviceBackend>(
+        place, DeviceTransport{at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device)),
+                               fmt::format("NCCL on GPU {}", device), make_nccl_group});
   });
 }
 

@@ -4,7 +4,6 @@
 
 #include <c10/core/Event.h>
 #include <c10/core/Stream.h>
-#include <fmt/format.h>
 
 #include <chrono>
 #include <deque>
@@ -19,9 +18,20 @@
 
 namespace zero::dist {
 
-using NcclGroup = c10::intrusive_ptr<c10d::Backend>;
+using DeviceGroup = c10::intrusive_ptr<c10d::Backend>;
 
-/// A collective on a GPU, from its start until it is seen to be complete. It holds its buffers
+/// What carries the tensors of a DeviceBackend.
+struct DeviceTransport {
+  at::Device device;  ///< of this rank
+  std::string name;   ///< of the transport, for people: "NCCL on GPU 0"
+  /// Makes a group of all ranks. Its operations begin after earlier work of the current stream, and
+  /// the wait() of their Works blocks the current stream and not the host.
+  std::function<DeviceGroup(const StorePtr& store, int rank, int size,
+                            std::chrono::milliseconds timeout)>
+      make_group;
+};
+
+/// A collective on a device, from its start until it is seen to be complete. It holds its buffers
 /// until it is waited on, including those that the caller has dropped, such as a widened copy:
 /// otherwise the allocator could reuse their memory on the computing stream, which is not yet
 /// ordered behind the collective. After wait() the waiting stream runs behind `done`, so freeing
@@ -30,28 +40,28 @@ using NcclGroup = c10::intrusive_ptr<c10d::Backend>;
 struct Flight {
   Call call;
   std::vector<at::Tensor> buffers;  ///< what it reads and writes
-  c10::Event done{c10::DeviceType::CUDA};
-  std::vector<c10::intrusive_ptr<c10d::Work>> works;  ///< NCCL's operations, which notice errors
+  c10::Event done;
+  std::vector<c10::intrusive_ptr<c10d::Work>>
+      works;  ///< the group's operations, which notice errors
   bool waited_for = false;
 };
 
-/// CUDA tensors over NCCL. See enable_nccl() of nccl.hpp.
+/// Tensors of a device with streams over a group of c10d, such as NCCL's. See enable_nccl() of
+/// nccl.hpp.
 ///
 /// Gradients travel on one stream, everything else on another, beside the computing stream. The
 /// host does not wait for them: a collective begins after earlier work of the calling thread's
 /// stream, and wait() orders later work of that stream behind the collective.
-class NcclBackend final : public Backend {
+class DeviceBackend final : public Backend {
  public:
-  /// Called by all ranks. Makes GPU `device` the current one of this thread; NCCL connects in the
-  /// first collective.
-  NcclBackend(const Place& place, int device);
-  /// Ends NCCL's connections. After an error it does not wait for peers.
-  ~NcclBackend() override;
+  /// Called by all ranks. Makes the transport's device the current one of this thread; the group
+  /// may connect in the first collective.
+  DeviceBackend(const Place& place, DeviceTransport transport);
+  /// Ends the group's connections. After an error it does not wait for peers.
+  ~DeviceBackend() override;
 
-  std::string transport() const override { return fmt::format("NCCL on GPU {}", device_); }
-  bool takes(at::Device device) const override {
-    return device.is_cuda() && device.index() == device_;
-  }
+  std::string transport() const override { return transport_.name; }
+  bool takes(at::Device device) const override { return device == transport_.device; }
 
   WorkPtr broadcast(const Call& call, at::Tensor tensor) override;
   WorkPtr reduce(const Call& call, at::Tensor tensor) override;
@@ -66,22 +76,23 @@ class NcclBackend final : public Backend {
   using C10dWork = c10::intrusive_ptr<c10d::Work>;
 
   class FlightWork;
-  using NcclOperation = std::function<C10dWork(c10d::Backend&)>;
+  using GroupOperation = std::function<C10dWork(c10d::Backend&)>;
 
   /// Runs `body`, which calls launch() and tensor operations on `buffers`, on the stream for this
   /// call.
   WorkPtr fly(const Call& call, std::vector<at::Tensor> buffers,
               const std::function<void(Flight&)>& body);
-  /// Runs one of NCCL's operations within fly(); later work of the stream is ordered behind it.
-  void launch(Flight& flight, const NcclOperation& operation);
+  /// Runs one of the group's operations within fly(); later work of the stream is ordered behind
+  /// it.
+  void launch(Flight& flight, const GroupOperation& operation);
   /// fly() with launch(), for a collective that is one operation; `after` runs on its result.
-  WorkPtr start(const Call& call, std::vector<at::Tensor> buffers, const NcclOperation& operation,
+  WorkPtr start(const Call& call, std::vector<at::Tensor> buffers, const GroupOperation& operation,
                 const std::function<void()>& after = {});
   WorkPtr reduce_in_order(const Call& call, const Pieces& pieces);
   c10::Stream current_stream() const;
   void forget_completed();
   void check(const Flight& flight);
-  /// Ends NCCL's operations, so that no rank waits forever, and throws.
+  /// Ends the group's operations, so that no rank waits forever, and throws.
   [[noreturn]] void fail(const Flight& flight, const std::string& cause);
 
   int rank_;
@@ -89,8 +100,8 @@ class NcclBackend final : public Backend {
   bool native_;
   std::chrono::milliseconds timeout_;
   std::shared_ptr<StoreExchange> store_;
-  int device_;
-  NcclGroup nccl_;
+  DeviceTransport transport_;
+  DeviceGroup group_;
   c10::Stream gradients_;
   c10::Stream others_;
   std::deque<std::shared_ptr<Flight>> flights_;  // not yet seen to be complete, oldest first
