@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -52,6 +53,12 @@ class Backend {
   virtual void progress() {}
   virtual void synchronize() {}
 
+  /// Bytes that this rank sends to other hosts in this call for `tensor`, which it reduces, gathers
+  /// or broadcasts; nothing: what Communicator says that it sends to each rank there.
+  virtual std::optional<std::int64_t> sent_between_hosts(const Call&, const at::Tensor&) const {
+    return std::nullopt;
+  }
+
   /// How bytes travel, as text for people.
   virtual std::string transport() const = 0;
   /// Whether it carries tensors of this device.
@@ -90,6 +97,9 @@ struct Connection {
   std::function<Connection(int rank, const std::vector<int>& ranks, const std::string& label)>
       split = {};
   std::vector<int> hosts = {};  ///< by rank; empty: one host
+  /// `cpu` for ranks on these hosts, by rank. Called by all ranks; may block. Null: `cpu` stays.
+  std::function<std::unique_ptr<Backend>(std::unique_ptr<Backend>, const std::vector<int>& hosts)>
+      over_hosts = {};
 };
 
 }  // namespace zero::dist

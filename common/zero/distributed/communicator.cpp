@@ -1,17 +1,16 @@
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/aminmax.h>
 #include <ATen/ops/ones.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <utility>
 
 #include <zero/base/error.hpp>
 #include <zero/distributed/backend.hpp>
 #include <zero/distributed/communicator.hpp>
+#include <zero/distributed/rank_order.hpp>
 #include <zero/distributed/reduce_by_exchange.hpp>
 #include <zero/distributed/store/store_exchange.hpp>
 #include <zero/memory/accounting.hpp>
@@ -22,13 +21,6 @@ using Clock = std::chrono::steady_clock;
 using WorkPtr = Backend::WorkPtr;
 
 namespace {
-
-// Without scratch memory: reductions are part of the memory peak.
-bool all_finite(const at::Tensor& tensor) {
-  if (tensor.numel() == 0) return true;
-  const auto [least, most] = at::aminmax(tensor.flatten());
-  return std::isfinite(least.item<float>()) && std::isfinite(most.item<float>());
-}
 
 // Waits for a reduction into `wide` and copies it to `result`, rounded.
 class NarrowingWork final : public Work::Pending {
@@ -87,7 +79,7 @@ Communicator::Communicator(Connection connection)
       rank_(connection_->rank),
       size_(connection_->size),
       not_finite_(rank_, size_) {
-  if (!connection_->hosts.empty()) set_hosts(std::move(connection_->hosts));
+  if (!connection_->hosts.empty()) set_hosts(connection_->hosts);
 }
 
 Communicator::~Communicator() {
@@ -133,6 +125,8 @@ void Communicator::set_hosts(std::vector<int> hosts) {
         fmt::format("{} hosts for {} ranks: give the host of every rank", hosts.size(), size_));
   }
   connection_->hosts = std::move(hosts);
+  if (!connection_->over_hosts || connection_->cpu == nullptr) return;
+  connection_->cpu = connection_->over_hosts(std::move(connection_->cpu), connection_->hosts);
 }
 
 Backend* Communicator::backend() const { return connection_->cpu.get(); }
@@ -154,7 +148,7 @@ template <typename BytesTo, typename Start>
 Work Communicator::carry(const Call& call, const at::Tensor& tensor, Clock::time_point started,
                          const BytesTo& bytes_to, const Start& start) {
   if (!sends(tensor)) return times_.track(call, nullptr, started);
-  count_bytes(call, bytes_to);
+  count_bytes(call, bytes_to, &tensor);
   return times_.track(call, start(backend_of(call.operation, tensor)), started);
 }
 
@@ -362,15 +356,20 @@ void Communicator::count(const Call& call, std::int64_t calls, std::int64_t byte
   if (parent_ != nullptr) parent_->count(call, calls, bytes, between_hosts);
 }
 
-// Counts `bytes_to(peer)` for each other rank.
+// Counts `bytes_to(peer)` for each other rank; between hosts what the backend sends for `tensor`.
 template <typename BytesTo>
-void Communicator::count_bytes(const Call& call, const BytesTo& bytes_to) {
+void Communicator::count_bytes(const Call& call, const BytesTo& bytes_to,
+                               const at::Tensor* tensor) {
   std::int64_t bytes = 0, between_hosts = 0;
   for (int peer = 0; peer < size_; ++peer) {
     if (peer == rank_) continue;
     const std::int64_t to_peer = bytes_to(peer);
     bytes += to_peer;
     if (host_of(peer) != host_of(rank_)) between_hosts += to_peer;
+  }
+  if (tensor != nullptr) {
+    const Backend& backend = backend_of(call.operation, *tensor);
+    between_hosts = backend.sent_between_hosts(call, *tensor).value_or(between_hosts);
   }
   count(call, /*calls=*/0, bytes, between_hosts);
 }

@@ -14,6 +14,7 @@
 #include <zero/distributed/backend.hpp>
 #include <zero/distributed/connect.hpp>
 #include <zero/distributed/gloo/gloo_backend.hpp>
+#include <zero/distributed/hierarchical/hierarchical_backend.hpp>
 #include <zero/distributed/host/host_backend.hpp>
 #include <zero/distributed/store/folder_store.hpp>
 #include <zero/distributed/store/timed_store.hpp>
@@ -66,22 +67,34 @@ void wait_for_everybody(const StorePtr& store, int rank, int size,
   }
 }
 
+// The value of an environment variable that overrides an option.
+std::string option_or(const char* variable, const std::string& option) {
+  const char* value = std::getenv(variable);
+  return value != nullptr && *value != '\0' ? value : option;
+}
+
+using Mode = HostTransport::TransportMode;
+
+Mode mode_of(const std::string& transport) {
+  const std::map<std::string, Mode> modes = {
+      {"auto", Mode::kAny}, {"host", Mode::kAny}, {"shared", Mode::kShared}, {"tcp", Mode::kNone}};
+  if (modes.count(transport) > 0) return modes.at(transport);
+  throw Error(fmt::format("transport '{}' is unknown: auto, host, shared or tcp", transport));
+}
+
+std::string transport_of(const Place& place) {
+  return option_or("ZERO_TRANSPORT", place.options.transport);
+}
+
 // The fastest way between CPU tensors of these ranks that ZERO_TRANSPORT, the options and the
 // system allow.
 std::unique_ptr<Backend> make_cpu_backend(const Place& place, bool tcp) {
-  const char* variable = std::getenv("ZERO_TRANSPORT");
-  const bool is_set = variable != nullptr && *variable != '\0';
-  const std::string mode = tcp ? "tcp" : is_set ? variable : place.options.transport;
-  using Mode = HostTransport::TransportMode;
-  const std::map<std::string, Mode> modes = {
-      {"auto", Mode::kAny}, {"host", Mode::kAny}, {"shared", Mode::kShared}, {"tcp", Mode::kNone}};
-  if (modes.count(mode) == 0) {
-    throw Error(fmt::format("transport '{}' is unknown: auto, host, shared or tcp", mode));
-  }
+  const std::string mode = tcp ? "tcp" : transport_of(place);
+  const Mode wanted = mode_of(mode);
   GroupPtr group = make_gloo_group(place.store->store(), place.rank, place.size,
                                    place.options.loopback, place.options.timeout);
   std::string reason;
-  auto transport = HostTransport::open(*place.store, modes.at(mode), reason);
+  auto transport = HostTransport::open(*place.store, wanted, reason);
   if (mode == "host" && (transport == nullptr || transport->shares())) {
     throw Error(
         fmt::format("the ranks cannot read each other's memory: {}; choose transport "
@@ -96,6 +109,64 @@ std::unique_ptr<Backend> make_cpu_backend(const Place& place, bool tcp) {
       std::make_unique<GlooBackend>(place, std::move(group), fmt::format("TCP ({})", reason));
   if (transport == nullptr) return gloo;
   return std::make_unique<HostBackend>(place, std::move(transport), std::move(gloo), reason);
+}
+
+GlooBackend* gloo_in(Backend* backend) {
+  if (auto* const over = dynamic_cast<HierarchicalBackend*>(backend)) backend = &over->direct();
+  if (auto* const host = dynamic_cast<HostBackend*>(backend)) backend = &host->other();
+  return dynamic_cast<GlooBackend*>(backend);
+}
+
+HostRoutes::Choice choice_of(const std::string& between_hosts) {
+  using Choice = HostRoutes::Choice;
+  const std::map<std::string, Choice> choices = {{"auto", Choice::kAuto},
+                                                 {"direct", Choice::kDirect},
+                                                 {"hierarchical", Choice::kHierarchical}};
+  if (choices.count(between_hosts) > 0) return choices.at(between_hosts);
+  throw Error(fmt::format("between_hosts '{}' is unknown: auto, direct or hierarchical",
+                          between_hosts));
+}
+
+// Connects the ranks of this host, rank `place` of which this is; null where they have to use TCP.
+// `number` tells these groups from those before.
+std::unique_ptr<HostBackend> connect_host(const Place& place, const HostRoutes& routes, int number,
+                                          std::shared_ptr<StoreExchange>& exchange) {
+  const int host = routes.host_of(place.rank), local = routes.place_of(place.rank);
+  const StorePtr store = c10::make_intrusive<c10d::PrefixStore>(
+      fmt::format("host/{}/{}", number, host), place.store->store());
+  const int server = place.store->server();
+  exchange = std::make_shared<StoreExchange>(
+      store, local, routes.per_host(), place.options.timeout,
+      server >= 0 && routes.host_of(server) == host ? routes.place_of(server) : -1);
+  std::string reason;
+  auto transport = HostTransport::open(*exchange, mode_of(transport_of(place)), reason);
+  if (transport == nullptr) return nullptr;
+  std::vector<int> names;
+  for (int p = 0; p < routes.per_host(); ++p) names.push_back(routes.rank_at(host, p));
+  transport->set_names(std::move(names));
+  return std::make_unique<HostBackend>(Place{local, routes.per_host(), local, exchange, {}},
+                                       std::move(transport), nullptr, std::move(reason));
+}
+
+// `cpu`, with a way between hosts that sends less where there is one. Called by all ranks.
+std::unique_ptr<Backend> over_hosts(const Place& place, int number, std::unique_ptr<Backend> cpu,
+                                    const std::vector<int>& hosts) {
+  if (auto* const earlier = dynamic_cast<HierarchicalBackend*>(cpu.get())) {
+    cpu = earlier->take_direct();
+  }
+  GlooBackend* const gloo = gloo_in(cpu.get());
+  const HostRoutes::Choice choice =
+      choice_of(option_or("ZERO_BETWEEN_HOSTS", place.options.between_hosts));
+  const auto routes = HostRoutes::of(hosts, choice);
+  if (!routes || gloo == nullptr) return cpu;
+  std::shared_ptr<StoreExchange> exchange;
+  std::unique_ptr<HostBackend> inside = connect_host(place, *routes, number, exchange);
+  const bool can = inside != nullptr && choice != HostRoutes::Choice::kDirect;
+  for (const std::string& theirs : place.store->exchange(can ? "can" : "cannot")) {
+    if (theirs != "can") return cpu;
+  }
+  return std::make_unique<HierarchicalBackend>(place, *routes, std::move(cpu), gloo->links(),
+                                               std::move(exchange), std::move(inside));
 }
 
 struct Registered {
@@ -130,6 +201,12 @@ Connection join(Place place) {
   }
   joined.order = place.options.order;
   joined.store = place.store;
+  if (device == at::kCPU) {
+    joined.over_hosts = [place, number = 0](std::unique_ptr<Backend> cpu,
+                                            const std::vector<int>& hosts) mutable {
+      return over_hosts(place, number++, std::move(cpu), hosts);
+    };
+  }
   joined.split = [place = std::move(place)](int rank, const std::vector<int>& ranks,
                                             const std::string& label) {
     Place group = place;
@@ -245,10 +322,8 @@ std::unique_ptr<Communicator> connect_alone(const ConnectOptions& options) {
 }
 
 GroupPtr gloo_group_of(Communicator& communicator) {
-  Backend* backend = communicator.backend();
-  if (auto* const host = dynamic_cast<HostBackend*>(backend)) backend = &host->other();
-  auto* const gloo = dynamic_cast<GlooBackend*>(backend);
-  return gloo == nullptr ? nullptr : gloo->group();
+  const GlooBackend* const gloo = gloo_in(communicator.backend());
+  return gloo == nullptr ? nullptr : gloo->links().group;
 }
 
 }  // namespace zero::dist

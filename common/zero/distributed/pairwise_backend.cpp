@@ -32,12 +32,12 @@ void add_up(const Call& call, const at::Tensor& sum, const std::vector<at::Tenso
 }
 
 Backend::WorkPtr PairwiseBackend::broadcast(const Call& call, at::Tensor tensor) {
-  if (rank_ != call.root) return exchange_parts(call, tensor, 0, {}, {{call.root, tensor}});
+  if (rank_ != call.root) return exchange_parts(call, tensor, {}, {{call.root, tensor}});
   std::vector<Part> outgoing;
   for (int peer = 0; peer < size_; ++peer) {
     if (peer != rank_) outgoing.push_back({peer, tensor});
   }
-  return exchange_parts(call, tensor, 0, std::move(outgoing), {});
+  return exchange_parts(call, tensor, std::move(outgoing), {});
 }
 
 Backend::WorkPtr PairwiseBackend::reduce(const Call& call, at::Tensor tensor) {
@@ -65,7 +65,7 @@ Backend::WorkPtr PairwiseBackend::all_gather(const Call& call, at::Tensor output
     outgoing.push_back({peer, source});
     incoming.push_back({peer, to[static_cast<std::size_t>(peer)]});
   }
-  return exchange_parts(call, source, 0, std::move(outgoing), std::move(incoming));
+  return exchange_parts(call, source, std::move(outgoing), std::move(incoming));
 }
 
 Backend::WorkPtr PairwiseBackend::all_to_all(const Call& call, at::Tensor output,
@@ -74,14 +74,14 @@ Backend::WorkPtr PairwiseBackend::all_to_all(const Call& call, at::Tensor output
   const std::vector<at::Tensor> to = output.flatten().chunk(size_);
   const auto me = static_cast<std::size_t>(rank_);
   to[me].copy_(from[me]);
+  const auto offset = rank_ * static_cast<std::int64_t>(from[me].nbytes());  // of this rank's piece
   std::vector<Part> outgoing, incoming;
   for (int peer = 0; peer < size_; ++peer) {
     if (peer == rank_) continue;
     outgoing.push_back({peer, from[static_cast<std::size_t>(peer)]});
-    incoming.push_back({peer, to[static_cast<std::size_t>(peer)]});
+    incoming.push_back({peer, to[static_cast<std::size_t>(peer)], offset});
   }
-  return exchange_parts(call, input, rank_ * static_cast<std::int64_t>(from[me].nbytes()),
-                        std::move(outgoing), std::move(incoming));
+  return exchange_parts(call, input, std::move(outgoing), std::move(incoming));
 }
 
 }  // namespace zero::dist

@@ -42,22 +42,23 @@ class PairwiseBackend : public Backend {
   WorkPtr all_gather(const Call& call, at::Tensor output, at::Tensor input) override;
   WorkPtr all_to_all(const Call& call, at::Tensor output, at::Tensor input) override;
 
+  /// What a peer receives from this rank, or the tensor that a peer's data goes to.
+  struct Part {
+    int peer;
+    at::Tensor tensor;
+    std::int64_t offset = 0;  ///< of what comes in: bytes, in the peer's own `source`
+  };
+
  protected:
   PairwiseBackend(int rank, int size) : rank_(rank), size_(size) {}
 
   int rank() const { return rank_; }
   int size() const { return size_; }
 
-  /// What a peer receives from this rank, or the tensor that a peer's data goes to.
-  struct Part {
-    int peer;
-    at::Tensor tensor;
-  };
-
   /// Broadcast, all-gather, all-to-all: peers receive `outgoing`, parts of `source`, and send
-  /// `incoming`, which begins at byte `offset` of their own `source`.
-  virtual WorkPtr exchange_parts(const Call& call, at::Tensor source, std::int64_t offset,
-                                 std::vector<Part> outgoing, std::vector<Part> incoming) = 0;
+  /// `incoming`, parts of theirs.
+  virtual WorkPtr exchange_parts(const Call& call, at::Tensor source, std::vector<Part> outgoing,
+                                 std::vector<Part> incoming) = 0;
   virtual WorkPtr reduce_pieces(const Call& call, Pieces pieces) = 0;
 
  private:

@@ -1,3 +1,4 @@
+#include <ATen/ops/aminmax.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Exception.h>
 #include <c10/util/Half.h>
@@ -6,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cmath>
 #include <cstdint>
 #include <type_traits>
 
@@ -152,6 +154,12 @@ SumCheck add_tensors(const at::Tensor& output, const std::vector<at::Tensor>& in
 }
 
 }  // namespace
+
+bool all_finite(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) return true;
+  const auto [least, most] = at::aminmax(tensor.flatten());
+  return std::isfinite(least.item<double>()) && std::isfinite(most.item<double>());
+}
 
 SumCheck sum_in_rank_order(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
                            int divisor) {

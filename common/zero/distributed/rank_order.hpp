@@ -25,4 +25,8 @@ struct SumCheck {
 SumCheck sum_in_rank_order(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
                            int divisor = 1);
 
+/// Whether there is no infinity and no NaN in a floating-point tensor. Without scratch memory:
+/// reductions are part of the memory peak.
+bool all_finite(const at::Tensor& tensor);
+
 }  // namespace zero::dist

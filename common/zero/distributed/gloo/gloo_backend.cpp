@@ -10,16 +10,6 @@
 namespace zero::dist {
 namespace {
 
-// Gloo pairs messages by a tag of 31 bits, and those of one tag in the order of sending. Of the
-// fingerprint it holds the number of the call, so that collectives in flight differ in any case,
-// and 19 bits of the hash.
-constexpr int kResultTag = 1 << 29;   // sums on their way back
-constexpr int kMessageTag = 1 << 30;  // send() and recv()
-
-int tag_of(const Call& call) {
-  return static_cast<int>(call.fingerprint & static_cast<std::uint64_t>(kResultTag - 1));
-}
-
 // Pieces are cut into windows. This keeps the scratch small and lets one window travel while
 // another is added up: at most kWindows are in flight.
 constexpr std::int64_t kWindows = 2;
@@ -132,7 +122,7 @@ GlooBackend::GlooBackend(const Place& place, GroupPtr group, std::string transpo
       transport_(std::move(transport)) {}
 
 Backend::WorkPtr GlooBackend::exchange_parts(const Call& call, at::Tensor /*source*/,
-                                             std::int64_t /*offset*/, std::vector<Part> outgoing,
+                                             std::vector<Part> outgoing,
                                              std::vector<Part> incoming) {
   auto work = std::make_unique<MessageSet>(links_, call);
   for (Part& part : incoming) work->recv(std::move(part.tensor), part.peer, tag_of(call));

@@ -30,11 +30,11 @@ class GlooBackend final : public PairwiseBackend {
   bool finds_not_finite() const override { return true; }
   WorkPtr message(const Call& call, at::Tensor tensor) override;
 
-  const GroupPtr& group() const { return links_.group; }
+  const GlooLinks& links() const { return links_; }
 
  protected:
-  WorkPtr exchange_parts(const Call& call, at::Tensor source, std::int64_t offset,
-                         std::vector<Part> outgoing, std::vector<Part> incoming) override;
+  WorkPtr exchange_parts(const Call& call, at::Tensor source, std::vector<Part> outgoing,
+                         std::vector<Part> incoming) override;
   WorkPtr reduce_pieces(const Call& call, Pieces pieces) override;
 
  private:

@@ -10,6 +10,7 @@ namespace zero::dist {
 void MessageSet::add(Operation operation, at::Tensor tensor, int peer, int tag) {
   std::vector<at::Tensor> tensors{std::move(tensor)};
   try {
+    const std::lock_guard lock(*links_.starting);
     messages_.emplace_back(operation == Operation::kSend ? links_.group->send(tensors, peer, tag)
                                                          : links_.group->recv(tensors, peer, tag),
                            peer);
@@ -20,7 +21,10 @@ void MessageSet::add(Operation operation, at::Tensor tensor, int peer, int tag) 
 
 void MessageSet::wait() {
   for (const auto& [message, peer] : messages_) wait_for(message, peer);
-  messages_.clear();
+}
+
+void MessageSet::abort() const {
+  for (const auto& [message, peer] : messages_) message->abort();
 }
 
 void MessageSet::wait_for(const Message& message, int peer) const {

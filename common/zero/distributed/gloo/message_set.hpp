@@ -3,6 +3,8 @@
 // Private to zero/distributed.
 
 #include <chrono>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,7 +20,18 @@ struct GlooLinks {
   GroupPtr group;  ///< null for one rank
   std::chrono::milliseconds timeout;
   CallLog* log;
+  /// Held while a message is started: a communicator may have two threads that do.
+  std::shared_ptr<std::mutex> starting = std::make_shared<std::mutex>();
 };
+
+// Gloo pairs messages by a tag of 31 bits, and those of one tag in the order of sending. Of the
+// fingerprint it holds the number of the call, so that collectives in flight differ in any case,
+// and 19 bits of the hash.
+inline constexpr int kResultTag = 1 << 29;   ///< sums on their way back
+inline constexpr int kMessageTag = 1 << 30;  ///< send() and recv()
+inline int tag_of(const Call& call) {
+  return static_cast<int>(call.fingerprint & static_cast<std::uint64_t>(kResultTag - 1));
+}
 
 /// Messages of one collective over Gloo that are waited on together. Errors name the peer that did
 /// not answer.
@@ -40,6 +53,8 @@ class MessageSet final : public Work::Pending {
 
   /// Blocks until all are done, in the order in which they were started.
   void wait() override;
+  /// Ends a wait() of another thread, or the next one, with an error.
+  void abort() const;
 
  private:
   void wait_for(const Message& message, int peer) const;

@@ -167,13 +167,32 @@ class ReduceWork final : public HostWork {
 
 }  // namespace
 
+void HostReads::read(int peer, std::int64_t begin, const at::Tensor& to) {
+  transport_.wait([&] { return reached(peer, Stage::kPosted) ? -1 : peer; },
+                  [this] { return what(); });
+  transport_.read(peer, ticket(), begin * static_cast<std::int64_t>(to.element_size()),
+                  writable_bytes(to), static_cast<std::int64_t>(to.nbytes()), *this);
+}
+
+void HostReads::finish() {
+  transport_.announce(ticket(), Stage::kFinished);
+  wait();
+}
+
+int HostReads::waits_for() const {
+  for (int r = 0; r < transport_.size(); ++r) {
+    if (!reached(r, Stage::kFinished)) return r;
+  }
+  return -1;
+}
+
 Backend::WorkPtr HostBackend::exchange_parts(const Call& call, at::Tensor source,
-                                             std::int64_t offset, std::vector<Part> outgoing,
+                                             std::vector<Part> outgoing,
                                              std::vector<Part> incoming) {
   std::vector<int> readers;
   for (const Part& part : outgoing) readers.push_back(part.peer);
   std::vector<Copy> copies;
-  for (Part& part : incoming) copies.push_back({part.peer, offset, std::move(part.tensor)});
+  for (Part& part : incoming) copies.push_back({part.peer, part.offset, std::move(part.tensor)});
   return std::make_unique<CopyWork>(*transport_, call, std::move(source), std::move(copies),
                                     std::move(readers));
 }

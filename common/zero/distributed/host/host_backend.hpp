@@ -13,12 +13,28 @@
 
 namespace zero::dist {
 
+/// A tensor that the other ranks of the host read, each when it wants to, and theirs that this rank
+/// reads. All ranks make one for the same call, with tensors of the same shape.
+class HostReads final : public HostWork {
+ public:
+  HostReads(HostTransport& transport, const Call& call, at::Tensor tensor)
+      : HostWork(transport, call, std::move(tensor), /*reads=*/true) {}
+
+  /// Copies the elements from `begin` on of the tensor of `peer`. Blocks until it has made its own.
+  void read(int peer, std::int64_t begin, const at::Tensor& to);
+  /// Blocks until all have read what they want.
+  void finish();
+
+  bool progress() override { return false; }
+  int waits_for() const override;
+};
+
 /// CPU tensors between ranks of one machine. Collectives copy once, out of the peer's memory, where
 /// TCP copies twice; where the system forbids reading, twice through shared memory. The bits and
 /// the traffic counters are the same as over TCP ("sent" is what peers copied from this rank).
 class HostBackend final : public PairwiseBackend {
  public:
-  /// `other` carries messages between two ranks. `why_shared` says why memory is shared, if it is.
+  /// `other` carries messages between two ranks; null: there are none. `why_shared` says why memory is shared, if it is.
   HostBackend(const Place& place, std::unique_ptr<HostTransport> transport,
               std::unique_ptr<Backend> other, std::string why_shared)
       : PairwiseBackend(place.rank, place.size),
@@ -38,10 +54,12 @@ class HostBackend final : public PairwiseBackend {
   }
 
   Backend& other() { return *other_; }
+  HostTransport& host_transport() { return *transport_; }
+
+  WorkPtr exchange_parts(const Call& call, at::Tensor source, std::vector<Part> outgoing,
+                         std::vector<Part> incoming) override;
 
  protected:
-  WorkPtr exchange_parts(const Call& call, at::Tensor source, std::int64_t offset,
-                         std::vector<Part> outgoing, std::vector<Part> incoming) override;
   WorkPtr reduce_pieces(const Call& call, Pieces pieces) override;
 
  private:

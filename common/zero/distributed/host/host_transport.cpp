@@ -86,6 +86,13 @@ HostTransport::HostTransport(StoreExchange& exchange)
       peers_(static_cast<std::size_t>(size_)) {
   const memory::Charge charge(memory::Category::kCommunication);
   scratch_ = at::empty({size_ - 1, kBlockBytes}, at::kByte);
+  for (int r = 0; r < size_; ++r) names_.push_back(r);
+}
+
+void HostTransport::stop() {
+  stopped_ = true;
+  shared_->ranks()[rank_].left.store(1);
+  notify();
 }
 
 HostTransport::~HostTransport() {
@@ -306,6 +313,7 @@ void HostTransport::wait(const std::function<int()>& waits_for,
   for (int look = 0; waits_for() >= 0; ++look) {
     // Otherwise each wait would last a whole time limit.
     if (!lost_.empty()) throw Error(fmt::format("{}: given up after {}", what(), lost_));
+    if (stopped_) fail(what(), rank_, "given up");
     const std::uint32_t bell = shared_->ranks()[rank_].bell.load();
     const int peer = waits_for();
     const bool peer_gone = peer_lost(peer);  // checked first: what it left behind still counts
@@ -321,7 +329,7 @@ void HostTransport::wait(const std::function<int()>& waits_for,
       next_look = Clock::now() + CallLog::kPatience;
     }
     if (Clock::now() - last_progress > timeout_) {
-      fail(what(), peer, peer_is_late(peer, timeout_));
+      fail(what(), peer, peer_is_late(names_[static_cast<std::size_t>(peer)], timeout_));
     }
     look < kLooks ? static_cast<void>(::sched_yield()) : sleep(bell);
   }
@@ -372,7 +380,7 @@ void HostTransport::fail(const std::string& what, int peer, const std::string& w
   std::string cause = why;
   // The peer may have left because it saw that its calls and this rank's differ.
   if (cause.empty()) cause = log_.disagreement();
-  if (cause.empty()) cause = peer_is_gone(peer);
+  if (cause.empty()) cause = peer_is_gone(names_[static_cast<std::size_t>(peer)]);
   const std::string said = fmt::format("{}: {}", what, cause);
   if (lost_.empty()) lost_ = said;  // the first is the cause of all others
   throw Error(said);

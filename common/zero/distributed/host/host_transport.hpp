@@ -4,12 +4,14 @@
 
 #include <torch/types.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <zero/distributed/host/read_permission.hpp>
@@ -59,6 +61,10 @@ class HostTransport {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
+  /// Errors name rank r as `names`[r] from now on.
+  void set_names(std::vector<int> names) { names_ = std::move(names); }
+  /// Ends the wait of another thread, all later ones, and those of peers for this rank.
+  void stop();
   /// True if peers read copies in shared memory instead of this rank's own memory.
   bool shares() const { return arena_ != nullptr; }
 
@@ -129,6 +135,8 @@ class HostTransport {
   std::map<std::uint64_t, std::int64_t> in_arena_;  // offset of posted data, by ticket
   at::Tensor scratch_;
   std::string lost_;  // why the group is dead; empty while it lives
+  std::atomic<bool> stopped_ = false;
+  std::vector<int> names_;  // by rank
 };
 
 /// A collective over a HostTransport. progress() takes its steps, called from any wait() of this

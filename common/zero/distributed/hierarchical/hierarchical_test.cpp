@@ -1,0 +1,336 @@
+// Collectives that know hosts: the bits of direct sends, and the bytes of the formulas. The hosts
+// are groups of this machine's ranks (Communicator::set_hosts()); tests/hosts has real ones.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <limits>
+
+#include <tests/support/error_of.hpp>
+#include <tests/support/ranks.hpp>
+#include <zero/distributed/communicator.hpp>
+#include <zero/distributed/not_finite.hpp>
+
+namespace zero::dist {
+namespace {
+
+using testing::on_ranks;
+using testing::RankOptions;
+using testing::ranks_ended;
+
+struct Layout {
+  int hosts, per_host;
+  int ranks() const { return hosts * per_host; }
+  // Consecutive ranks.
+  std::vector<int> by_rank() const {
+    std::vector<int> hosts_of;
+    for (int r = 0; r < ranks(); ++r) hosts_of.push_back(r / per_host);
+    return hosts_of;
+  }
+};
+
+// Rounds differently in every other order of addition.
+at::Tensor values(int rank, std::int64_t elements, at::ScalarType dtype) {
+  at::manual_seed(static_cast<std::uint64_t>(rank) * 1000 + static_cast<std::uint64_t>(elements));
+  if (!at::isFloatingType(dtype)) return at::randint(0, 9, {elements}).to(dtype);
+  return at::randn({elements}).mul(at::randn({elements}).mul(4).exp()).to(dtype);
+}
+
+// What every operation leaves in its tensors on this rank; all of them are in flight at once.
+std::vector<at::Tensor> results(Communicator& c, std::int64_t elements, at::ScalarType dtype) {
+  const int n = c.size();
+  const Reduction sum(ReduceOp::kSum);
+  const Reduction mean(at::isFloatingType(dtype) ? ReduceOp::kAverage : ReduceOp::kSum);
+  std::vector<at::Tensor> tensors;
+  std::vector<Work> work;
+  const auto made = [&](const at::Tensor& tensor) { return tensors.emplace_back(tensor); };
+  for (int root = 0; root < n; ++root) {
+    work.push_back(
+        c.reduce(made(values(c.rank(), elements, dtype)), root, Purpose::kGradient, mean));
+    work.push_back(
+        c.broadcast(made(values(c.rank(), elements, dtype)), root, Purpose::kParameter));
+  }
+  work.push_back(c.all_reduce(made(values(c.rank(), elements, dtype)), Purpose::kGradient, mean));
+  const at::Tensor pieces = made(values(c.rank(), n * elements, dtype));
+  work.push_back(c.reduce_scatter(made(at::empty({elements}, dtype)), pieces, Purpose::kGradient,
+                                  sum));
+  const at::Tensor own = values(c.rank(), n * elements, dtype);
+  work.push_back(c.reduce_scatter(made(own.narrow(0, c.rank() * elements, elements)), own,
+                                  Purpose::kGradient, mean));
+  work.push_back(c.all_gather(made(at::empty({n * elements}, dtype)),
+                              values(c.rank(), elements, dtype), Purpose::kParameter));
+  const at::Tensor whole = made(values(c.rank(), n * elements, dtype));
+  work.push_back(c.all_gather(whole, whole.narrow(0, c.rank() * elements, elements),
+                              Purpose::kParameter));
+  // Latest first: ranks may wait in any order.
+  for (std::size_t i = work.size(); i-- > 0;) work[i].wait();
+  return tensors;
+}
+
+// Sets the variable for ranks that start while this lives.
+class BetweenHosts {
+ public:
+  explicit BetweenHosts(const char* way) { ::setenv("ZERO_BETWEEN_HOSTS", way, 1); }
+  ~BetweenHosts() { ::unsetenv("ZERO_BETWEEN_HOSTS"); }
+};
+
+class Hierarchical : public ::testing::TestWithParam<Layout> {};
+INSTANTIATE_TEST_SUITE_P(Hosts, Hierarchical,
+                         ::testing::Values(Layout{2, 2}, Layout{3, 2}, Layout{2, 4}),
+                         [](const auto& info) {
+                           return fmt::format("{}x{}", info.param.hosts, info.param.per_host);
+                         });
+
+TEST_P(Hierarchical, HasTheBitsOfDirectSends) {
+  const BetweenHosts forced("hierarchical");
+  on_ranks({.world_size = GetParam().ranks()}, [&](Communicator& c) {
+    const int n = c.size();
+    struct Case {
+      at::ScalarType dtype;
+      std::vector<std::int64_t> sizes;
+    };
+    // The last of float32 has several windows in each lane.
+    std::vector<Case> cases = {{at::kFloat, {1, n - 1, n, n + 1, 97, 150'001}},
+                               {at::kBFloat16, {3, 97, 100'003}}};
+    for (const at::ScalarType other : {at::kHalf, at::kDouble, at::kLong, at::kInt, at::kByte}) {
+      cases.push_back({other, {1, 97}});
+    }
+    for (const auto& [dtype, sizes] : cases) {
+      for (const std::int64_t size : sizes) {
+        c.set_hosts(std::vector<int>(static_cast<std::size_t>(n), 0));
+        const std::vector<at::Tensor> direct = results(c, size, dtype);
+        c.set_hosts(GetParam().by_rank());
+        const std::vector<at::Tensor> found = results(c, size, dtype);
+        for (std::size_t i = 0; i < found.size(); ++i) {
+          EXPECT_TRUE(at::equal(found[i], direct[i]))
+              << c10::toString(dtype) << " " << size << ", operation " << i;
+        }
+      }
+    }
+  });
+}
+
+// By operation, from each host.
+std::vector<std::int64_t> left_hosts(Communicator& c, const Layout& layout,
+                                     const std::function<Work()>& operation) {
+  const Traffic before = c.traffic();
+  operation().wait();
+  const std::int64_t mine = c.traffic().since(before).between_hosts();
+  std::vector<std::int64_t> sums(static_cast<std::size_t>(layout.hosts));
+  int rank = 0;
+  for (const std::string& sent : c.exchange(std::to_string(mine))) {
+    sums[static_cast<std::size_t>(rank++ / layout.per_host)] += std::stoll(sent);
+  }
+  return sums;
+}
+
+TEST_P(Hierarchical, SendsBetweenHostsWhatTheFormulasSay) {
+  const BetweenHosts forced("hierarchical");
+  on_ranks({.world_size = GetParam().ranks()}, [&](Communicator& c) {
+    const Layout layout = GetParam();
+    const auto r = static_cast<std::size_t>(layout.hosts);
+    c.set_hosts(layout.by_rank());
+    const std::int64_t n = c.size(), elements = n * 30'000;
+    for (const auto& [dtype, bytes, sums] :
+         {std::tuple{at::kFloat, 4, 4}, {at::kBFloat16, 2, 4}, {at::kDouble, 8, 8}}) {
+      const std::int64_t v = elements * bytes, in_sums = elements * sums;
+      const at::Tensor whole = values(c.rank(), elements, dtype);
+      const at::Tensor piece = at::zeros({elements / n}, dtype);
+      EXPECT_EQ(left_hosts(c, layout, [&] { return c.all_gather(whole, piece, Purpose::kSetup); }),
+                std::vector<std::int64_t>(r, v / layout.hosts * (layout.hosts - 1)));
+      std::vector<std::int64_t> chain(r, in_sums);
+      chain.back() = v / layout.hosts * (layout.hosts - 1);
+      EXPECT_EQ(left_hosts(c, layout,
+                           [&] { return c.reduce_scatter(piece, whole, Purpose::kGradient); }),
+                chain);
+      std::vector<std::int64_t> there_and_back(r, in_sums + v);
+      there_and_back.front() = in_sums;
+      there_and_back.back() = v;
+      EXPECT_EQ(left_hosts(c, layout, [&] { return c.all_reduce(whole, Purpose::kGradient); }),
+                there_and_back);
+      for (int root = 0; root < n; ++root) {
+        const auto host_of_root = static_cast<std::size_t>(root / layout.per_host);
+        std::vector<std::int64_t> from_root(r, 0);
+        from_root[host_of_root] = v * (layout.hosts - 1);
+        EXPECT_EQ(left_hosts(c, layout, [&] { return c.broadcast(whole, root, Purpose::kSetup); }),
+                  from_root);
+        chain.back() = host_of_root + 1 == r ? 0 : v;
+        EXPECT_EQ(left_hosts(c, layout, [&] { return c.reduce(whole, root, Purpose::kGradient); }),
+                  chain);
+      }
+    }
+  });
+}
+
+// Bytes that leave host 0 in a reduce-scatter of so many elements.
+std::int64_t left_by_reduce_scatter(Communicator& c, const Layout& layout, std::int64_t elements,
+                                    at::ScalarType dtype = at::kFloat) {
+  const at::Tensor whole = at::ones({elements}, dtype);
+  const at::Tensor piece = at::empty({elements / c.size()}, dtype);
+  return left_hosts(c, layout,
+                    [&] { return c.reduce_scatter(piece, whole, Purpose::kGradient); })[0];
+}
+
+TEST(HierarchicalChoice, IsWhatLetsFewerBytesLeaveAHost) {
+  on_ranks(8, [](Communicator& c) {
+    const Layout two_of_four{2, 4};
+    c.set_hosts(two_of_four.by_rank());
+    constexpr std::int64_t kLarge = 1 << 18;
+    EXPECT_EQ(left_by_reduce_scatter(c, two_of_four, kLarge), 4 * kLarge);
+    // Sums of half types would travel in float32: as many bytes.
+    EXPECT_EQ(left_by_reduce_scatter(c, two_of_four, kLarge, at::kBFloat16), 2 * 4 * kLarge / 2);
+    EXPECT_EQ(left_by_reduce_scatter(c, two_of_four, 64), 4 * (4 * 64) / 2) << "small: directly";
+    const auto ranks_of = [&](std::vector<int> hosts) { c.set_hosts(std::move(hosts)); };
+    // Four hosts of two, numbered in turn: directly.
+    ranks_of({0, 1, 2, 3, 0, 1, 2, 3});
+    const Traffic before = c.traffic();
+    at::Tensor tensor = at::ones({kLarge});
+    c.all_reduce(tensor, Purpose::kGradient).wait();
+    EXPECT_EQ(c.traffic().since(before).between_hosts(), 2 * 4 * kLarge / 8 * 6);
+    const Layout four_of_two{4, 2};
+    c.set_hosts(four_of_two.by_rank());
+    EXPECT_EQ(left_by_reduce_scatter(c, four_of_two, kLarge), 4 * kLarge);
+  });
+}
+
+TEST(HierarchicalChoice, OfOneRankForDirectSendsCountsForAll) {
+  on_ranks(4, [](Communicator& c) {
+    if (c.rank() == 2) ::setenv("ZERO_BETWEEN_HOSTS", "direct", 1);
+    const Layout two_of_two{2, 2};
+    c.set_hosts(two_of_two.by_rank());
+    const at::Tensor all = at::empty({1 << 20}), piece = at::zeros({1 << 18});
+    EXPECT_EQ(left_hosts(c, two_of_two, [&] { return c.all_gather(all, piece, Purpose::kSetup); })[0],
+              4 * all.numel());
+  });
+}
+
+TEST(HierarchicalChoice, RefusesAWayThatIsUnknown) {
+  on_ranks(2, [](Communicator& c) {
+    ::setenv("ZERO_BETWEEN_HOSTS", "ring", 1);
+    testing::expect_error([&] { c.set_hosts({0, 1}); },
+                          {"between_hosts 'ring' is unknown: auto, direct or hierarchical"});
+  });
+}
+
+TEST_P(Hierarchical, TellsWhoseGradientIsNotFinite) {
+  const BetweenHosts forced("hierarchical");
+  on_ranks({.world_size = GetParam().ranks()}, [&](Communicator& c) {
+    c.set_hosts(GetParam().by_rank());
+    ASSERT_TRUE(c.checks_gradients());
+    const int n = c.size();
+    // The ranks that have been noted anywhere.
+    const auto noted = [&] {
+      at::Tensor found = at::zeros({n});
+      const std::vector<bool> mine = c.not_finite().take();
+      for (int r = 0; r < n; ++r) found[r] = mine[static_cast<std::size_t>(r)] ? 1 : 0;
+      c.all_reduce(found, Purpose::kControl, ReduceOp::kSum).wait();
+      std::vector<int> ranks;
+      for (int r = 0; r < n; ++r) {
+        if (found[r].item<float>() > 0) ranks.push_back(r);
+      }
+      return ranks;
+    };
+    for (const at::ScalarType dtype : {at::kFloat, at::kHalf}) {
+      for (int culprit = 0; culprit < n; ++culprit) {
+        at::Tensor tensor = at::ones({97}, dtype);
+        if (c.rank() == culprit) tensor[50] = std::numeric_limits<float>::quiet_NaN();
+        c.all_reduce(tensor, Purpose::kGradient).wait();
+        EXPECT_EQ(noted(), std::vector<int>{culprit}) << c10::toString(dtype);
+      }
+      at::Tensor large = at::full({97}, dtype == at::kHalf ? 4e4 : 3e38, dtype);
+      c.all_reduce(large, Purpose::kGradient, ReduceOp::kSum).wait();
+      // Only the sum is too large: on the first host, or where it is rounded, in each lane.
+      const Layout layout = GetParam();
+      const int host = dtype == at::kHalf ? layout.hosts - 1 : 0;
+      std::vector<int> adding;
+      for (int place = 0; place < layout.per_host; ++place) {
+        adding.push_back(host * layout.per_host + place);
+      }
+      EXPECT_EQ(noted(), adding) << c10::toString(dtype);
+      c.all_reduce(at::ones({97}, dtype), Purpose::kGradient).wait();
+      EXPECT_EQ(noted(), std::vector<int>{});
+    }
+  });
+}
+
+// Large enough to be struck in the middle: many windows in each lane.
+constexpr std::int64_t kLong = 4 << 20;
+
+std::vector<std::pair<const char*, std::function<Work(Communicator&)>>> long_operations() {
+  const auto whole = [] { return at::ones({kLong}); };
+  const auto piece = [](Communicator& c) { return at::ones({kLong / c.size()}); };
+  return {
+      {"all_gather",
+       [=](Communicator& c) { return c.all_gather(whole(), piece(c), Purpose::kParameter); }},
+      {"broadcast",
+       [=](Communicator& c) { return c.broadcast(whole(), 1, Purpose::kParameter); }},
+      {"reduce", [=](Communicator& c) { return c.reduce(whole(), 2, Purpose::kGradient); }},
+      {"reduce_scatter",
+       [=](Communicator& c) { return c.reduce_scatter(piece(c), whole(), Purpose::kGradient); }},
+      {"all_reduce", [=](Communicator& c) { return c.all_reduce(whole(), Purpose::kGradient); }},
+  };
+}
+
+// `signal` strikes the victim before it starts the operation, or when it has. All others end by
+// themselves, with an error that names the operation and a rank.
+void expect_named_errors(const std::function<Work(Communicator&)>& start, int signal, int victim,
+                         bool started) {
+  const BetweenHosts forced("hierarchical");
+  const RankOptions options{.world_size = 4, .timeout = std::chrono::seconds(1)};
+  std::vector<RankExit> others = ranks_ended(options, [&](Communicator& c) {
+    c.set_hosts({0, 0, 1, 1});
+    c.barrier();
+    if (!started && c.rank() == victim) ::raise(signal);
+    Work work = start(c);
+    if (started && c.rank() == victim) ::raise(signal);
+    work.wait();
+    c.barrier();  // for what is complete without the victim
+  });
+  others.erase(others.begin() + victim);
+  testing::expect_errors(
+      others, ::testing::ContainsRegex("(all_gather|broadcast|reduce|reduce_scatter|all_reduce|"
+                                       "barrier) #.* rank [0-3]"));
+}
+
+TEST(HierarchicalFaults, AKilledRankIsAnErrorOnAllOthers) {
+  for (const auto& [name, start] : long_operations()) {
+    for (int victim = 0; victim < 4; ++victim) {
+      for (const bool started : {false, true}) {
+        SCOPED_TRACE(fmt::format("{}, rank {}, {}", name, victim, started ? "started" : "before"));
+        expect_named_errors(start, SIGKILL, victim, started);
+      }
+    }
+  }
+}
+
+// Of each operation another rank: this waits for the time limit.
+TEST(HierarchicalFaults, AStoppedRankIsAnErrorOnAllOthersWhenTimeIsUp) {
+  int victim = 0;
+  for (const auto& [name, start] : long_operations()) {
+    SCOPED_TRACE(fmt::format("{}, rank {}", name, victim));
+    expect_named_errors(start, SIGSTOP, victim, /*started=*/true);
+    victim = (victim + 1) % 4;
+  }
+}
+
+// Long before the time limit.
+TEST(HierarchicalFaults, RanksInDifferentCallsHearOfBoth) {
+  const BetweenHosts forced("hierarchical");
+  const RankOptions options{.world_size = 4, .timeout = std::chrono::minutes(5)};
+  const auto exits = ranks_ended(options, [](Communicator& c) {
+    c.set_hosts({0, 0, 1, 1});
+    at::Tensor tensor = at::ones({100});
+    if (c.rank() == 0) {
+      c.broadcast(tensor, 1, Purpose::kParameter).wait();
+    } else {
+      c.all_reduce(tensor, Purpose::kParameter).wait();
+    }
+    c.barrier();
+  });
+  testing::expect_errors(exits, ::testing::AllOf(::testing::HasSubstr("broadcast of 100 Float"),
+                                                 ::testing::HasSubstr("all_reduce of 100 Float")));
+}
+
+}  // namespace
+}  // namespace zero::dist

@@ -1,0 +1,188 @@
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+
+#include <algorithm>
+#include <utility>
+
+#include <zero/distributed/hierarchical/host_chain.hpp>
+#include <zero/distributed/rank_order.hpp>
+
+namespace zero::dist {
+namespace {
+
+// Of a sum on its way. Shorter ones cost more messages, longer ones let the last host begin later.
+constexpr std::int64_t kWindowBytes = 128 << 10;
+// Windows that arrive, and as many that leave, at once.
+constexpr std::size_t kAhead = 2;
+
+}  // namespace
+
+HostChain::HostChain(const HostLinks& links, const Call& call, at::Tensor input, at::Tensor output)
+    : links_(links),
+      call_(call),
+      input_(std::move(input)),
+      output_(std::move(output)),
+      sums_(type_of_sums(input_.scalar_type())),
+      host_(links.routes.host_of(links.rank)),
+      place_(links.routes.place_of(links.rank)),
+      windows_(windows_of(place_)),
+      results_(links.results, call) {}
+
+std::vector<HostChain::Window> HostChain::windows_of(int place) const {
+  const std::int64_t most = kWindowBytes / static_cast<std::int64_t>(c10::elementSize(sums_));
+  std::vector<Window> windows;
+  for (const auto& [begin, length, owner] : links_.routes.lane(call_, input_.numel(), place)) {
+    for (std::int64_t done = 0; done < length; done += most) {
+      windows.push_back({begin + done, std::min(most, length - done), owner});
+    }
+  }
+  return windows;
+}
+
+// The rank of the same place so many hosts further on.
+int HostChain::neighbour(int hosts) const { return links_.routes.rank_at(host_ + hosts, place_); }
+
+// Where this rank's result lies.
+at::Tensor HostChain::result(const Window& window) const {
+  if (call_.operation != Operation::kReduceScatter) return part(window);
+  return output_.narrow(0, window.begin - links_.rank * output_.numel(), window.length);
+}
+
+void HostChain::run() {
+  {
+    HostReads reads(links_.inside.host_transport(), call_, input_);
+    receive_results();
+    for (std::size_t w = 0; w < kAhead; ++w) receive_sum(w);
+    for (std::size_t w = 0; w < windows_.size(); ++w) {
+      add(windows_[w], reads);
+      receive_sum(w + kAhead);
+    }
+    if (call_.operation == Operation::kAllReduce) return_sums();
+    reads.finish();
+    for (Flight& flight : leaving_) links_.wait(flight.message);
+  }
+  if (call_.operation == Operation::kAllReduce) share_sums();
+}
+
+// Into the tensors themselves: a sum arrives only after what this rank adds to it has been read.
+void HostChain::receive_results() {
+  const HostRoutes& routes = links_.routes;
+  if (call_.operation == Operation::kAllReduce) {
+    for (const Window& window : windows_) {
+      if (last()) return;
+      returning_.emplace_back(links_.messages, call_)
+          .recv(part(window), neighbour(1), tag_of(call_) | kResultTag);
+    }
+    return;
+  }
+  for (int place = 0; place < routes.per_host(); ++place) {
+    const int from = routes.rank_at(routes.hosts() - 1, place);
+    for (const Window& window : windows_of(place)) {
+      if (window.owner != links_.rank || from == links_.rank) continue;
+      results_.recv(result(window), from, tag_of(call_) | kResultTag);
+    }
+  }
+}
+
+void HostChain::receive_sum(std::size_t w) {
+  if (first() || w >= windows_.size()) return;
+  Flight& flight = arriving_.emplace_back(
+      Flight{at::empty({windows_[w].length}, input_.options().dtype(sums_)),
+             MessageSet(links_.messages, call_)});
+  flight.message.recv(flight.block, neighbour(-1), tag_of(call_));
+}
+
+// Adds the values of this host's ranks, one after the other, and passes the sum on.
+void HostChain::add(const Window& window, HostReads& reads) {
+  const at::Tensor room = links_.inside.host_transport().scratch().view(input_.scalar_type());
+  std::vector<at::Tensor> values;
+  for (int place = 0; place < links_.routes.per_host(); ++place) {
+    at::Tensor mine = part(window);
+    if (place != place_) {
+      mine = room.select(0, place < place_ ? place : place - 1).narrow(0, 0, window.length);
+      reads.read(place, window.begin, mine);
+    }
+    values.push_back(mine.to(sums_));
+  }
+  if (!first()) {
+    links_.wait(arriving_.front().message);
+    values.insert(values.begin(), arriving_.front().block);
+    arriving_.pop_front();
+  }
+  const bool stays = last() && (window.owner == links_.rank || window.owner < 0);
+  const at::ScalarType dtype = last() ? input_.scalar_type() : sums_;
+  const at::Tensor to = stays ? result(window) : make_room(window, dtype);
+  const at::Tensor sum = dtype == sums_ ? to : at::empty_like(values.front());
+  SumCheck check = sum_in_rank_order(sum, values, last() ? call_.divisor : 1);
+  if (dtype != sums_) {
+    at::Tensor(to).copy_(sum);
+    check.finite = check.finite && all_finite(to);
+  }
+  if (!check.finite && call_.not_finite != nullptr) note_not_finite(values, check, sum);
+  if (!last()) {
+    send(to, neighbour(1), tag_of(call_));
+  } else if (window.owner < 0) {
+    results_.send(to, neighbour(-1), tag_of(call_) | kResultTag);
+  } else if (!stays) {
+    send(to, window.owner, tag_of(call_) | kResultTag);
+  }
+}
+
+// A block for a sum that leaves, when an earlier one has left.
+at::Tensor HostChain::make_room(const Window& window, at::ScalarType dtype) {
+  if (leaving_.size() == kAhead) {
+    links_.wait(leaving_.front().message);
+    leaving_.pop_front();
+  }
+  return at::empty({window.length}, input_.options().dtype(dtype));
+}
+
+void HostChain::send(const at::Tensor& block, int to, int tag) {
+  leaving_.push_back({block, MessageSet(links_.messages, call_)});
+  leaving_.back().message.send(block, to, tag);
+}
+
+void HostChain::note_not_finite(const std::vector<at::Tensor>& values, const SumCheck& check,
+                                const at::Tensor& sum) {
+  bool found = false;
+  const auto arrived = static_cast<int>(values.size()) - links_.routes.per_host();
+  for (int i = 0; i < static_cast<int>(values.size()); ++i) {
+    const at::Tensor& value = values[static_cast<std::size_t>(i)];
+    const bool overwritten = value.const_data_ptr() == sum.const_data_ptr();
+    if (overwritten ? check.overwritten_finite : all_finite(value)) continue;
+    found = true;
+    // What has arrived was noted where it was added.
+    if (i >= arrived && !call_.adds_sums) {
+      not_finite_.push_back(links_.routes.rank_at(host_, i - arrived));
+    }
+  }
+  if (!found) not_finite_.push_back(links_.rank);
+}
+
+// The way back of an all-reduce: from the last host to the first.
+void HostChain::return_sums() {
+  for (std::size_t w = 0; w < returning_.size(); ++w) {
+    links_.wait(returning_[w]);
+    if (!first()) {
+      results_.send(part(windows_[w]), neighbour(-1), tag_of(call_) | kResultTag);
+    }
+  }
+}
+
+// Each rank of the host has the sums of its lane.
+void HostChain::share_sums() {
+  std::vector<HostBackend::Part> outgoing, incoming;
+  for (int place = 0; place < links_.routes.per_host(); ++place) {
+    if (place == place_) continue;
+    outgoing.push_back({place, input_});
+    for (const auto& [begin, length, owner] : links_.routes.lane(call_, input_.numel(), place)) {
+      if (length == 0) continue;
+      incoming.push_back({place, input_.narrow(0, begin, length),
+                          begin * static_cast<std::int64_t>(input_.element_size())});
+    }
+  }
+  const auto work = links_.inside.exchange_parts(call_, input_, outgoing, incoming);
+  if (work != nullptr) work->wait();
+}
+
+}  // namespace zero::dist

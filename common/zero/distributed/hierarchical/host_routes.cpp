@@ -1,0 +1,106 @@
+#include <algorithm>
+
+#include <zero/distributed/hierarchical/host_routes.hpp>
+#include <zero/distributed/reduction.hpp>
+
+namespace zero::dist {
+namespace {
+
+// Below so many bytes from a host, sent directly, a message more costs longer than the bytes.
+constexpr std::int64_t kLeastBytes = 64 << 10;
+
+bool is_reduction(Operation operation) {
+  return operation == Operation::kReduce || operation == Operation::kAllReduce ||
+         operation == Operation::kReduceScatter;
+}
+
+}  // namespace
+
+at::ScalarType type_of_sums(at::ScalarType dtype) {
+  return at::isReducedFloatingType(dtype) ? at::kFloat : dtype;
+}
+
+std::optional<HostRoutes> HostRoutes::of(const std::vector<int>& hosts, Choice choice) {
+  const auto same = std::ranges::count(hosts, hosts.empty() ? 0 : hosts.front());
+  const auto ranks = static_cast<std::ptrdiff_t>(hosts.size());
+  if (same < 2 || same == ranks || ranks % same != 0) return std::nullopt;
+  std::vector<int> seen;
+  for (auto first = hosts.begin(); first != hosts.end(); first += same) {
+    if (std::count(first, first + same, *first) != same) return std::nullopt;
+    if (std::ranges::count(seen, *first) > 0) return std::nullopt;
+    seen.push_back(*first);
+  }
+  return HostRoutes(static_cast<int>(ranks / same), static_cast<int>(same), choice);
+}
+
+std::vector<HostRoutes::Range> HostRoutes::lane(const Call& call, std::int64_t elements,
+                                                int place) const {
+  const auto range = [&](int part, int parts, int owner) {
+    const std::int64_t begin = piece_begin(elements, part, parts);
+    return Range{begin, piece_begin(elements, part + 1, parts) - begin, owner};
+  };
+  if (call.operation == Operation::kReduce) return {range(place, per_host_, call.root)};
+  std::vector<Range> ranges;
+  for (int host = 0; host < hosts_; ++host) {
+    const int owner = rank_at(host, place);
+    ranges.push_back(range(owner, hosts_ * per_host_,
+                           call.operation == Operation::kAllReduce ? -1 : owner));
+  }
+  return ranges;
+}
+
+bool HostRoutes::take(const Call& call, const at::Tensor& tensor) const {
+  if (choice_ == Choice::kDirect) return false;
+  // Integers cannot be averaged, which the direct way says.
+  if (is_reduction(call.operation) && call.divisor != 1 && !tensor.is_floating_point()) return false;
+  const auto bytes = static_cast<std::int64_t>(tensor.nbytes());
+  const std::int64_t sums =
+      tensor.numel() * static_cast<std::int64_t>(c10::elementSize(type_of_sums(tensor.scalar_type())));
+  // From the host that sends most.
+  std::int64_t directly = 0, this_way = 0;
+  switch (call.operation) {
+    case Operation::kAllGather:
+      directly = per_host_ * (hosts_ - 1) * per_host_ * bytes;
+      this_way = per_host_ * (hosts_ - 1) * bytes;
+      break;
+    case Operation::kBroadcast:
+      directly = per_host_ * (hosts_ - 1) * bytes;
+      this_way = (hosts_ - 1) * bytes;
+      break;
+    case Operation::kReduce:
+      directly = per_host_ * bytes;
+      this_way = sums;
+      break;
+    case Operation::kReduceScatter:
+      directly = per_host_ * bytes / hosts_ * (hosts_ - 1);
+      this_way = sums;
+      break;
+    case Operation::kAllReduce:
+      directly = 2 * (per_host_ * bytes / hosts_ * (hosts_ - 1));
+      this_way = hosts_ == 2 ? sums : sums + bytes;
+      break;
+    default:
+      return false;
+  }
+  if (choice_ == Choice::kHierarchical) return true;
+  return directly >= kLeastBytes && this_way < directly;
+}
+
+std::int64_t HostRoutes::sent_between_hosts(const Call& call, const at::Tensor& tensor,
+                                            int rank) const {
+  const auto bytes = static_cast<std::int64_t>(tensor.nbytes());
+  if (call.operation == Operation::kAllGather) return (hosts_ - 1) * bytes;
+  if (call.operation == Operation::kBroadcast) return rank == call.root ? (hosts_ - 1) * bytes : 0;
+  const bool last = host_of(rank) == hosts_ - 1;
+  std::int64_t sums = 0, results = 0;  // elements
+  for (const Range& range : lane(call, tensor.numel(), place_of(rank))) {
+    if (!last) sums += range.length;
+    const bool returns = range.owner < 0 ? host_of(rank) > 0
+                                         : last && host_of(range.owner) != host_of(rank);
+    if (returns) results += range.length;
+  }
+  return sums * static_cast<std::int64_t>(c10::elementSize(type_of_sums(tensor.scalar_type()))) +
+         results * static_cast<std::int64_t>(tensor.element_size());
+}
+
+}  // namespace zero::dist
