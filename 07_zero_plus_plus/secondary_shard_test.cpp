@@ -24,7 +24,7 @@ using testing::Shape;
 using testing::shards_of;
 using testing::ZeroPlusPlusRun;
 
-constexpr ZeroPlusPlusOptions kByHost = {.secondary_shards = true};
+const ZeroPlusPlusOptions kByHost = {.secondary_shards = true};
 
 class HpzOnMesh : public ::testing::TestWithParam<Shape> {};
 INSTANTIATE_TEST_SUITE_P(Meshes, HpzOnMesh,
