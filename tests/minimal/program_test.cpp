@@ -411,6 +411,14 @@ TEST(SmallProgramFigures, OfTheLessonsFollowFromTheFormulas) {
                                                      activations(true, 1), activations(false, 1)));
   expect_quoted("09_pipeline/README.md", fmt::format("{} of six and {} of four.",
                                                      activations(true, 0), activations(false, 0)));
+  const exercise::Expected offload = on_two(10, 0);
+  expect_quoted("10_offload/README.md",
+                fmt::format("8 x 1,425 = {} bytes.", with_commas(offload.file)));
+  expect_quoted("10_offload/README.md",
+                fmt::format("so the column `optimizer` has {}.", with_commas(offload.optimizer)));
+  expect_quoted("10_offload/README.md",
+                fmt::format("column `disk` has {}.", with_commas(offload.disk)));
+  expect_quoted("10_offload/README.md", fmt::format("to {} bytes.", peak(10)));
 }
 
 TEST(SmallProgramArguments, AreOptional) {

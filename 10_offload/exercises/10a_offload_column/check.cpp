@@ -1,0 +1,179 @@
+// Compares with the formula, and the formula with what classes of chapter 04 hold.
+
+#include <fmt/format.h>
+
+#include <04_tensor_sharding/tensor_zero1.hpp>
+#include <04_tensor_sharding/tensor_zero2.hpp>
+#include <04_tensor_sharding/tensor_zero3.hpp>
+#include <grading/check.hpp>
+#include <zero/memory/accounting.hpp>
+#include <zero/nn/mlp.hpp>
+#include <zero/optim/adamw.hpp>
+#include <zero/optim/master_weights.hpp>
+
+#include "10a.hpp"
+
+namespace exercise_10a {
+
+using zero::dist::Communicator;
+using zero::exercise::Mistake;
+using zero::memory::Category;
+
+// Elements of each of the three states, and of what the rank updates.
+struct Elements {
+  std::int64_t parameters, gradients, updated;
+};
+
+// With `rest` 0 as if P/N were rounded down.
+Elements elements_of(const Plan& plan, std::int64_t rest) {
+  const auto divided = [&](int from) {
+    return plan.stage < from ? plan.parameters : (plan.parameters + rest) / plan.ranks;
+  };
+  return {divided(3), divided(2), divided(1)};
+}
+
+Elements elements_of(const Plan& plan) { return elements_of(plan, plan.ranks - 1); }
+
+Account account_of(const Plan& plan, const Elements& n) {
+  const std::int64_t device = 2 * n.parameters + 2 * n.gradients, optimizer = 12 * n.updated;
+  return plan.offload ? Account{device, optimizer, 4 * n.updated}
+                      : Account{device + optimizer, 0, 0};
+}
+
+Account right_account(const Plan& plan) { return account_of(plan, elements_of(plan)); }
+
+std::int64_t right_fewest(Plan plan, std::int64_t limit, std::int64_t most) {
+  for (plan.ranks = 1; plan.ranks <= most; ++plan.ranks) {
+    if (right_account(plan).device < limit) return plan.ranks;
+  }
+  return 0;
+}
+
+std::string text_of(const Plan& plan) {
+  return fmt::format("{} {} offload, {} parameters",
+                     plan.stage == 0 ? "DDP" : fmt::format("ZeRO-{}", plan.stage),
+                     plan.offload ? "with" : "without", plan.parameters);
+}
+
+// A number, and the mistake that leads to it.
+struct Known {
+  std::int64_t number;
+  const char* mistake;
+};
+
+void expect(const std::string& what, std::int64_t found, std::int64_t right,
+            const std::vector<Known>& known) {
+  if (found == right) return;
+  for (const Known& each : known) {
+    if (found == each.number && each.number != right) {
+      throw Mistake(fmt::format("{}: {}", what, each.mistake));
+    }
+  }
+  throw Mistake(fmt::format("{}, which is too {}", what, found < right ? "little" : "much"));
+}
+
+void check_account(const Answer& answer, const Plan& plan) {
+  const Account found = answer.account(plan), right = right_account(plan);
+  const Elements n = elements_of(plan);
+  const std::string begin = fmt::format("{}, {} ranks: ", text_of(plan), plan.ranks);
+  const auto bytes = [&](std::int64_t number, const char* where) {
+    return fmt::format("{}{} bytes {}", begin, number, where);
+  };
+  const Account down = account_of(plan, elements_of(plan, 0));
+  expect(bytes(found.device, "on the device"), found.device, right.device,
+         {{right.device + 12 * n.updated, "the optimizer's states have left it"},
+          {right.device - 2 * n.gradients, "the gradients stay, 2 bytes each"},
+          {right.device + 4 * n.updated, "master weights are the optimizer's, and have left it"},
+          {4 * elements_of({3, true, plan.parameters, plan.ranks}).parameters,
+           "the stage does not divide everything"},
+          {down.device, "P/N is rounded up"}});
+  expect(bytes(found.host, "on the host"), found.host, right.host,
+         {{12 * plan.parameters, "each rank has the states of what it updates, its P/N"},
+          {8 * n.updated, "the master weights are there too"},
+          {down.host, "P/N is rounded up"},
+          {12 * n.updated, "without offload there is nothing"}});
+  expect(bytes(found.bus, "on the bus"), found.bus, right.bus,
+         {{2 * n.updated, "there are two directions: gradients there, parameters back"},
+          {4 * plan.parameters, "a rank sends the gradients of what it updates, its P/N"},
+          {2 * n.gradients + 2 * n.parameters,
+           "that is what the device holds: what the rank updates goes there and back"},
+          {12 * n.updated, "the states stay on the host"},
+          {24 * n.updated, "the states stay on the host"},
+          {8 * n.updated, "both directions have bfloat16, 2 bytes"},
+          {down.bus, "P/N is rounded up"},
+          {4 * n.updated, "without offload there is nothing"}});
+}
+
+void check_fewest(const Answer& answer, const Plan& plan, std::int64_t limit) {
+  constexpr std::int64_t kMost = 1024;
+  const std::int64_t right = right_fewest(plan, limit, kMost);
+  const std::int64_t found = answer.fewest_ranks(plan, limit, kMost);
+  const std::string what = fmt::format("{}: {} as the fewest ranks with less than {} bytes",
+                                       text_of(plan), found, limit);
+  if (right == 0 && found != 0) {
+    throw Mistake(what + ": no number of ranks has so little, because some states are not divided");
+  }
+  Plan exact = plan;
+  exact.ranks = found;
+  if (found > 0 && right_account(exact).device == limit) {
+    throw Mistake(what + ": it has exactly so many, and less is asked");
+  }
+  Plan other = plan;
+  other.offload = !plan.offload;
+  expect(what, found, right,
+         {{right_fewest(other, limit, kMost), "that is the number of the other column"}});
+}
+
+// After a step of a small model, of which 2 and 3 ranks have shards without padding.
+template <typename Strategy>
+void check_measured(Communicator& communicator, int stage) {
+  const zero::memory::Snapshot before = zero::memory::snapshot();
+  zero::nn::Mlp model(
+      zero::nn::MlpConfig{.inputs = 384, .hidden = {}, .outputs = 384, .dtype = at::kBFloat16});
+  Strategy strategy({model, communicator, zero::optim::with_master_weights(zero::optim::adamw())});
+  strategy.backward(strategy.forward(
+      {.inputs = at::ones({1, 384}), .targets = at::ones({1, 384}), .loss_terms = 1}));
+  strategy.finish_backward();
+  strategy.optimizer_step();
+  strategy.sync_parameters();
+  const zero::memory::Snapshot now = zero::memory::snapshot();
+  const Account right = right_account({stage, true, strategy.list().numel(), communicator.size()});
+  const auto more = [&](Category category) { return now[category] - before[category]; };
+  if (more(Category::kParameters) + more(Category::kGradients) != right.device ||
+      more(Category::kOptimizer) != right.host) {
+    throw Mistake(fmt::format("ZeRO-{} does not hold what the formula says: {} + {} and {} bytes",
+                              stage, more(Category::kParameters), more(Category::kGradients),
+                              more(Category::kOptimizer)));
+  }
+}
+
+void check(const Answer& answer) {
+  for (const std::int64_t parameters : {std::int64_t{1'500'000'000}, std::int64_t{1'000'003}}) {
+    for (const std::int64_t ranks : {8, 1, 2, 3, 7, 64}) {
+      for (const int stage : {1, 0, 2, 3}) {
+        for (const bool offload : {false, true}) {
+          check_account(answer, {stage, offload, parameters, ranks});
+        }
+      }
+    }
+  }
+  for (const auto& [parameters, limit] :
+       std::vector<std::pair<std::int64_t, std::int64_t>>{{1'500'000'000, 1'000'000'000},
+                                                          {1'500'000'000, 1 << 30},
+                                                          {13'000'000'000, 24'000'000'000}}) {
+    for (const int stage : {3, 2, 1, 0}) {
+      for (const bool offload : {true, false}) {
+        check_fewest(answer, {stage, offload, parameters, 1}, limit);
+      }
+    }
+  }
+  for (const int ranks : {2, 3}) {
+    zero::exercise::on_ranks(ranks, [](Communicator& communicator) {
+      check_measured<zero::TensorZero1>(communicator, 1);
+      check_measured<zero::TensorZero2>(communicator, 2);
+      check_measured<zero::TensorZero3>(communicator, 3);
+    });
+  }
+}
+
+}  // namespace exercise_10a
