@@ -97,6 +97,7 @@ void QuantizedGradients::average(const at::Tensor& sum, const at::Tensor& shard)
 // by the rank that sent it.
 void QuantizedGradients::note_overflow(const at::Tensor& sum) const {
   if (sum.numel() == 0) return;
+  all_.synchronize();  // the host is about to read
   const auto [least, most] = at::aminmax(sum);
   if (std::isinf(least.item<float>()) || std::isinf(most.item<float>())) {
     all_.not_finite().note(all_.rank());

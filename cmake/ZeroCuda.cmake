@@ -3,7 +3,8 @@
 #
 # No compiler of CUDA's is needed: what runs on the GPU is LibTorch's. LibTorch's wheel from PyPI
 # brings the headers as packages of their own, beside it in nvidia/; a CUDA toolkit has most of them
-# too, so the wheel's are looked for first, because their versions fit.
+# too, so the wheel's are looked for first, because their versions fit. Headers of CUDA include <nv/target>, of a
+# package of its own (nvidia-cuda-cccl) that not every wheel requires.
 set(ZERO_CUDA AUTO CACHE STRING "Build zero_cuda, ranks on GPUs over NCCL: AUTO, ON or OFF")
 set_property(CACHE ZERO_CUDA PROPERTY STRINGS AUTO ON OFF)
 
@@ -16,9 +17,9 @@ elseif(NOT TARGET Zero::torch_cuda)
   set(_cuda_missing " a LibTorch that was built with CUDA")
 else()
   file(GLOB _cuda_hints "${ZERO_TORCH_DIRECTORY}/../nvidia/*/include")
-  foreach(_header cuda_runtime_api.h cublas_v2.h cublasLt.h cusparse.h cusolverDn.h nccl.h)
+  foreach(_header cuda_runtime_api.h cublas_v2.h cublasLt.h cusparse.h cusolverDn.h nccl.h nv/target)
     find_path(ZERO_DIRECTORY_OF_${_header} ${_header}
-      HINTS ${_cuda_hints} ENV CUDA_HOME ENV CUDA_PATH PATHS /usr/local/cuda PATH_SUFFIXES include)
+      HINTS ${_cuda_hints} ENV CUDA_HOME ENV CUDA_PATH PATHS /usr/local/cuda PATH_SUFFIXES include cccl include/cccl)
     mark_as_advanced(ZERO_DIRECTORY_OF_${_header})
     list(APPEND ZERO_CUDA_INCLUDES "${ZERO_DIRECTORY_OF_${_header}}")
     if(NOT ZERO_DIRECTORY_OF_${_header})

@@ -1,10 +1,12 @@
 // What programs of ranks on GPUs say where there is none. These tests run everywhere: they hide
 // GPUs.
 
+#include <cstdint>
 #include <cstdlib>
 #include <optional>
 
 #include <zero/base/error.hpp>
+#include <zero/distributed/nccl/nccl_version.hpp>
 #include <zero/memory/cuda_memory.hpp>
 
 #include "ranks.hpp"
@@ -61,6 +63,17 @@ TEST_F(NoGpu, HasNoMemoryToCount) {
     return "no error";
   });
   EXPECT_THAT(message, HasSubstr("memory of GPUs: there is no usable GPU ("));
+}
+
+// enable_nccl() of the other tests has found them equal.
+TEST(NoGpuVersion, OfNcclMustBeThatOfLibTorch) {
+  constexpr std::uint64_t kOfTorch = std::uint64_t{2} << 32 | 30 << 16 | 7;
+  EXPECT_EQ(nccl_version_problem(23007, kOfTorch), "");
+  EXPECT_EQ(nccl_version_problem(23001, kOfTorch), "");
+  EXPECT_THAT(nccl_version_problem(22809, kOfTorch),
+              ::testing::AllOf(HasSubstr("the header of NCCL 2.28, and LibTorch with that of NCCL "
+                                         "2.30"),
+                               HasSubstr("nvidia-nccl")));
 }
 
 }  // namespace

@@ -27,7 +27,8 @@ BELOW = {
 CHAPTER = re.compile(r"\d\d_\w+")
 INCLUDE = re.compile(r'\s*#\s*include\s*([<"])([^>"]+)[>"]')
 PRIVATE = re.compile(r"torch/csrc/distributed/|gloo/|nccl")  # of zero/distributed
-MAY_USE_PRIVATE = ("common/zero/distributed/", "tests/support/reference_reducer.", "tests/faults/connect_test.")
+MAY_USE_PRIVATE = ("common/zero/distributed/", "tests/support/reference_reducer.", "tests/support/accelerator/",
+                   "tests/accelerator/", "tests/faults/connect_test.")
 
 
 def lower(folder):

@@ -423,7 +423,9 @@ class RankRun {
     // Of the small parameters: enough to see that ranks differ, too little to cost time.
     base::Sha256 first_gradients;
     strategy_->passes().observe_gradients([&](std::size_t, const at::Tensor& gradient) {
-      if (gradient.numel() < (1 << 16)) first_gradients.add(digest_of(gradient));
+      if (gradient.numel() >= (1 << 16)) return;
+      strategy_->communicator().synchronize();  // the host is about to read
+      first_gradients.add(digest_of(gradient));
     });
     Progress progress(label, sampler_.step(), options_.steps, stderr, ::isatty(STDERR_FILENO) == 1);
     validate();

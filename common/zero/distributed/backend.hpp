@@ -22,10 +22,10 @@ class StoreExchange;
 ///
 /// Each operation returns at once and is complete when its Pending has been waited on; null means
 /// that it is complete already. Tensors are contiguous, and what collectives get has more than 0
-/// elements. A backend is not called for one rank. What the operations mean, and which pieces of
-/// tensors they concern, is at the function of Communicator with the same name. `call` has what
-/// they need besides: the root, the divisor. Two collectives of different ranks with different
-/// Call::fingerprint must not take each other's data.
+/// elements. A backend is not called for one rank, unless works_alone(). What the operations mean,
+/// and which pieces of tensors they concern, is at the function of Communicator with the same name.
+/// `call` has what they need besides: the root, the divisor. Two collectives of different ranks
+/// with different Call::fingerprint must not take each other's data.
 ///
 /// An operation, or the wait() of its Pending, throws zero::Error that names the call
 /// (Call::text()) if it cannot be done, a peer is lost, or the time limit (ConnectOptions::timeout)
@@ -63,6 +63,8 @@ class Backend {
   virtual std::string transport() const = 0;
   /// Whether it carries tensors of this device.
   virtual bool takes(at::Device device) const { return device.is_cpu(); }
+  /// Whether one rank alone calls it too, so that tests on one device see its work.
+  virtual bool works_alone() const { return false; }
   /// Whether it says through Call::not_finite which sums are not finite.
   virtual bool finds_not_finite() const { return false; }
 };

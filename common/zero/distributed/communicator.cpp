@@ -136,11 +136,19 @@ std::unique_ptr<Backend> Communicator::replace_backend(std::unique_ptr<Backend> 
 }
 
 Backend& Communicator::backend_of(Operation operation, const at::Tensor& tensor) const {
-  const bool on_device = connection_->device != nullptr && !tensor.is_cpu();
-  Backend& backend = on_device ? *connection_->device : *connection_->cpu;
+  Backend* const device = connection_->device.get();
+  const bool on_device = device != nullptr && device->takes(tensor.device());
+  Backend& backend = on_device ? *device : *connection_->cpu;
   if (backend.takes(tensor.device())) return backend;
   throw Error(fmt::format("{}: a tensor on {} cannot be sent ({})", name(operation),
                           tensor.device().str(), transport()));
+}
+
+bool Communicator::sends(const at::Tensor& tensor) const {
+  if (tensor.numel() == 0) return false;
+  const Backend* const device = connection_->device.get();
+  return size_ > 1 ||
+         (device != nullptr && device->works_alone() && device->takes(tensor.device()));
 }
 
 // Starts a collective that sends `bytes_to(peer)` bytes to each other rank.
@@ -167,7 +175,7 @@ Work Communicator::reduce(at::Tensor tensor, int root, Purpose purpose, Reductio
   check_tensor(Operation::kReduce, tensor);
   const at::Tensor wide = widened(tensor, reduction.type);
   const Call call = begin_reduction(Operation::kReduce, purpose, wide, reduction, root);
-  if (size_ == 1) divide(tensor, call.divisor);
+  if (size_ == 1 && !sends(wide)) divide(tensor, call.divisor);
   return carry(
       call, wide, started, [&](int peer) { return peer == root ? call.bytes : 0; },
       [&](Backend& backend) {
@@ -198,7 +206,7 @@ Work Communicator::all_reduce(at::Tensor output, at::Tensor input, Purpose purpo
   const at::Tensor wide = widened(input, reduction.type);
   const Call call = begin_reduction(Operation::kAllReduce, purpose, wide, reduction);
   if (!sends(input)) copy_unless_same(output, input);
-  if (size_ == 1) divide(output, call.divisor);
+  if (size_ == 1 && !sends(input)) divide(output, call.divisor);
   // A reduce-scatter and an all-gather: a peer gets its piece, and the sum of this rank's.
   const auto piece = [&](int rank) {
     return (piece_begin(wide.numel(), rank + 1, size_) - piece_begin(wide.numel(), rank, size_)) *
@@ -222,7 +230,7 @@ Work Communicator::reduce_scatter(at::Tensor output, at::Tensor input, Purpose p
   const at::Tensor wide = widened(input, reduction.type);
   const Call call = begin_reduction(Operation::kReduceScatter, purpose, wide, reduction);
   if (!sends(input)) copy_unless_same(output, input);
-  if (size_ == 1) divide(output, call.divisor);
+  if (size_ == 1 && !sends(input)) divide(output, call.divisor);
   return carry(
       call, wide, started, [&](int) { return call.bytes / size_; },
       [&](Backend& backend) {
@@ -394,10 +402,14 @@ void Communicator::progress_with_groups() {
 }
 
 void Communicator::synchronize() {
+  parent_ != nullptr ? parent_->synchronize() : synchronize_with_groups();
+}
+
+void Communicator::synchronize_with_groups() {
   for (Backend* const backend : {connection_->cpu.get(), connection_->device.get()}) {
     if (backend != nullptr) backend->synchronize();
   }
-  for (Communicator* group : groups_) group->synchronize();
+  for (Communicator* group : groups_) group->synchronize_with_groups();
 }
 
 void Communicator::set_step(std::int64_t step) {

@@ -92,10 +92,11 @@ class Communicator final {
   /// and streams for that.
   void progress();
 
-  /// Blocks until all operations waited on are complete on the device too, those of groups split
-  /// from this one included; throws as wait() does. On a GPU wait() only orders later work of the
-  /// stream behind the result: without this, a host that reads the result may block forever on a
-  /// lost rank. Does nothing on other devices.
+  /// Blocks until all operations waited on are complete on the device too: those of this
+  /// communicator, of the one that it was split from, and of all other groups split from it. Throws
+  /// as wait() does. On a GPU wait() only orders later work of the stream behind the result: call
+  /// this before the host reads what depends on it, or a lost rank may leave garbage there. Does
+  /// nothing on other devices.
   void synchronize();
 
   /// Blocks until every rank has passed its text; returns the texts in rank order. For start-up
@@ -148,10 +149,11 @@ class Communicator final {
   CallLog* call_log() const;
   std::string_view public_call() const;
   void progress_with_groups();
+  void synchronize_with_groups();
   void check_rank(Operation operation, int peer) const;
   void check_pieces(Operation operation, const char* whole_is, const at::Tensor& whole,
                     const char* piece_is, const at::Tensor& piece, bool same_dtype = true) const;
-  bool sends(const at::Tensor& tensor) const { return size_ > 1 && tensor.numel() > 0; }
+  bool sends(const at::Tensor& tensor) const;
   bool widens(at::ScalarType dtype, ReduceType type) const;
   at::Tensor widened(const at::Tensor& tensor, ReduceType type) const;
 

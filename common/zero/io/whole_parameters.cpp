@@ -43,6 +43,7 @@ at::Tensor WholeParameters::collect(std::size_t g) {
   if (everywhere) {
     if (!has) whole = room_for(g);
     pipeline_.broadcast(whole, owner_[g], Purpose::kParameter).wait();
+    pipeline_.synchronize();  // the host is about to read
     return whole;
   }
   if (owner_[g] == 0) return whole;
@@ -51,6 +52,7 @@ at::Tensor WholeParameters::collect(std::size_t g) {
   if (pipeline_.rank() != 0) return {};
   whole = room_for(g);
   pipeline_.recv(whole, owner_[g], Purpose::kParameter).wait();
+  pipeline_.synchronize();  // the host is about to read
   return whole;
 }
 

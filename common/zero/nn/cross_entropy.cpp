@@ -20,22 +20,20 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-constexpr std::int64_t kBlockElements = 1 << 20;  // 4 MiB of fp32 scratch
-
 // Calls function(first row, number of rows) over all rows.
 template <class F>
 void for_each_block(const at::Tensor& logits, F function) {
   const std::int64_t rows = logits.size(0);
-  const std::int64_t block = std::max<std::int64_t>(1, kBlockElements / logits.size(1));
+  const std::int64_t block = cross_entropy_rows(logits.device(), logits.size(1));
   for (std::int64_t first = 0; first < rows; first += block) {
     function(first, std::min(block, rows - first));
   }
 }
 
-// `classes` [N, 1]: targets, 0 where they are ignored. On a GPU the kernel that reads them checks
-// them; a check here would make the host wait in every forward.
+// `classes` [N, 1]: targets, 0 where they are ignored. On a device the kernel that reads them
+// checks them; a check here would make the host wait in every forward.
 void require_classes(const at::Tensor& classes, std::int64_t count) {
-  if (classes.numel() == 0 || classes.is_cuda()) return;
+  if (classes.numel() == 0 || !classes.is_cpu()) return;
   const auto [smallest, largest] = at::aminmax(classes);
   const auto low = smallest.item<std::int64_t>(), high = largest.item<std::int64_t>();
   if (low >= 0 && high < count) return;
@@ -114,6 +112,11 @@ struct CrossEntropyFunction : Function<CrossEntropyFunction> {
 };
 
 }  // namespace
+
+std::int64_t cross_entropy_rows(at::Device device, std::int64_t classes) {
+  const std::int64_t elements = device.is_cpu() ? 1 << 20 : 1 << 25;
+  return std::max<std::int64_t>(1, elements / classes);
+}
 
 at::Tensor consuming_cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
                                    std::int64_t terms, dist::Communicator* axis) {

@@ -44,6 +44,7 @@ at::Tensor TensorPlacement::whole_of(const at::Tensor& part) const {
   sizes.insert(sizes.begin(), parts());
   const at::Tensor all = at::empty(sizes, mine.options());
   axis->all_gather(all, mine.contiguous(), dist::Purpose::kParameter).wait();
+  axis->synchronize();  // the host may be about to read
   return all.movedim(0, dim).flatten(dim, dim + 1).contiguous();
 }
 

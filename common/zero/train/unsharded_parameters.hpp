@@ -23,6 +23,7 @@ class UnshardedParameters {
  public:
   UnshardedParameters(Strategy& strategy, std::size_t unit) : strategy_(strategy), unit_(unit) {
     strategy_.unshard(unit_);
+    strategy_.communicator().synchronize();  // the host may be about to read
   }
   ~UnshardedParameters() { strategy_.reshard(unit_); }
   UnshardedParameters(const UnshardedParameters&) = delete;

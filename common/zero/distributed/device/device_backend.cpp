@@ -2,9 +2,12 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <exception>
 #include <thread>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <utility>
 
 #include <zero/base/error.hpp>
@@ -33,16 +36,22 @@ DeviceBackend::DeviceBackend(const Place& place, DeviceTransport transport)
       others_(new_stream(transport_.device)) {
   // The group takes the device of the tensors; allocations without an index follow the current one.
   c10::impl::VirtualGuardImpl(transport_.device.type()).setDevice(transport_.device);
-  if (size_ > 1) group_ = transport_.make_group(store_->store(), rank_, size_, timeout_);
+  if (size_ > 1 || transport_.works_alone) group_ = new_group("all");
+}
+
+DeviceGroup DeviceBackend::new_group(const char* name) const {
+  StorePtr store = store_->store();
+  if (store == nullptr) store = c10::make_intrusive<c10d::HashStore>();  // of one rank
+  return transport_.make_group(c10::make_intrusive<c10d::PrefixStore>(name, store), rank_, size_,
+                               timeout_);
 }
 
 DeviceBackend::~DeviceBackend() {
-  if (!group_) return;
+  if (std::uncaught_exceptions() > 0) abort("an exception");
+  if (!aborted_.empty()) return;
   try {
-    if (failed_ || std::uncaught_exceptions() > 0) {
-      group_->abort();
-    } else {
-      group_->shutdown();
+    for (const DeviceGroup& group : {group_, down_}) {
+      if (group != nullptr) group->shutdown();
     }
   } catch (const std::exception& error) {
     log_error(fmt::format("rank {}: the connections of {} could not be closed: {}", rank_,
@@ -53,17 +62,17 @@ DeviceBackend::~DeviceBackend() {
 Backend::WorkPtr DeviceBackend::start(const Call& call, std::vector<at::Tensor> buffers,
                                       const GroupOperation& operation,
                                       const std::function<void()>& after) {
-  return fly(call, std::move(buffers), [&](Flight& flight) {
-    launch(flight, operation);
+  return fly(call, std::move(buffers), [&] {
+    launch(call, operation);
     if (after) after();
   });
 }
 
 Backend::WorkPtr DeviceBackend::reduce_in_order(const Call& call, const Pieces& pieces) {
-  return fly(call, {pieces.input, pieces.output}, [&](Flight& flight) {
+  return fly(call, {pieces.input, pieces.output}, [&] {
     const Exchange exchange = [&](std::vector<at::Tensor> incoming,
                                   std::vector<at::Tensor> outgoing) {
-      launch(flight, [&](c10d::Backend& group) { return group.alltoall(incoming, outgoing); });
+      launch(call, [&](c10d::Backend& group) { return group.alltoall(incoming, outgoing); });
     };
     std::vector<at::Tensor> all;
     for (int r = 0; r < size_; ++r) all.push_back(pieces.of(r));
@@ -146,7 +155,7 @@ class DeviceBackend::FlightWork final : public Work::Pending {
       : backend_(backend), flight_(std::move(flight)) {}
 
   void wait() override {
-    backend_.check(*flight_);
+    backend_.forget_completed();
     flight_->done.block(backend_.current_stream());
     flight_->waited_for = true;
     flight_->buffers.clear();
@@ -157,84 +166,125 @@ class DeviceBackend::FlightWork final : public Work::Pending {
   std::shared_ptr<Flight> flight_;
 };
 
+void DeviceBackend::abort(const std::string& cause) noexcept {
+  if (!aborted_.empty()) return;
+  aborted_ = cause;
+  for (const DeviceGroup& group : {group_, down_}) {
+    if (group == nullptr) continue;
+    try {
+      group->abort();
+    } catch (const std::exception& error) {
+      log_error(fmt::format("rank {}: the operations of {} could not be ended: {}", rank_,
+                            transport_.name, first_line(error.what())));
+    }
+  }
+}
+
 void DeviceBackend::fail(const Flight& flight, const std::string& cause) {
-  failed_ = true;
-  group_->abort();
+  abort(cause);
   throw Error(fmt::format(
       "{}: not complete within {} s, or a rank is gone; another rank ended, is stopped, "
       "or is in another collective ({})",
       flight.call.text(), std::chrono::duration<double>(timeout_).count(), cause));
 }
 
-void DeviceBackend::check(const Flight& flight) {
-  for (const C10dWork& work : flight.works) {
-    work->isCompleted();  // checks for errors, too
-    if (!work->exception()) continue;
-    try {
-      std::rethrow_exception(work->exception());
-    } catch (const std::exception& error) {
-      fail(flight, first_line(error.what()));
-    }
+std::string DeviceBackend::error_of_groups() const {
+  if (!aborted_.empty()) return aborted_;
+  for (const DeviceGroup& group : {group_, down_}) {
+    if (group == nullptr) continue;
+    const c10d::ErrorType error = group->getError();
+    if (error == c10d::ErrorType::TIMEOUT) return "time limit";
+    if (error != c10d::ErrorType::SUCCESS) return "the connection is lost";
   }
+  return "";
+}
+
+bool DeviceBackend::goes_down(const Call& call) const {
+  if (call.operation == Operation::kSend) return call.root < rank_;
+  return call.operation == Operation::kRecv && call.root > rank_;
+}
+
+c10d::Backend& DeviceBackend::group_of(const Call& call) {
+  if (!goes_down(call)) return *group_;
+  if (down_ == nullptr) down_ = new_group("down");
+  return *down_;
+}
+
+const c10::Stream& DeviceBackend::stream_of(const Call& call) {
+  if (call.operation != Operation::kSend && call.operation != Operation::kRecv) {
+    return call.purpose == Purpose::kGradient ? gradients_ : others_;
+  }
+  const std::pair key(call.root, goes_down(call));
+  const auto found = messages_.find(key);
+  if (found != messages_.end()) return found->second;
+  return messages_.emplace(key, new_stream(transport_.device)).first->second;
 }
 
 c10::Stream DeviceBackend::current_stream() const {
   return c10::impl::VirtualGuardImpl(transport_.device.type()).getStream(transport_.device);
 }
 
+// An operation that an error ended looks complete: the groups are asked after the events.
 void DeviceBackend::forget_completed() {
-  // Checked first: an operation that was ended by an error is complete, too.
-  for (const auto& flight : flights_) check(*flight);
-  while (!flights_.empty() && flights_.front()->done.query()) flights_.pop_front();
+  const auto incomplete =
+      std::ranges::find_if(flights_, [](const auto& flight) { return !flight->done.query(); });
+  if (flights_.empty()) return;
+  if (const std::string error = error_of_groups(); !error.empty()) fail(*flights_.front(), error);
+  flights_.erase(flights_.begin(), incomplete);
 }
 
 void DeviceBackend::synchronize() {
-  for (const auto& flight : flights_) {
-    if (!flight->waited_for) continue;
-    const auto limit = std::chrono::steady_clock::now() + timeout_;
-    auto next_look = std::chrono::steady_clock::now() + CallLog::kPatience;
-    while (!flight->done.query()) {
-      check(*flight);
-      if (std::chrono::steady_clock::now() > limit) fail(*flight, "time limit");
-      if (std::chrono::steady_clock::now() > next_look) {
-        const std::string why = store_->call_log().disagreement();
-        if (!why.empty()) fail(*flight, why);
-        next_look = std::chrono::steady_clock::now() + CallLog::kPatience;
-      }
-      std::this_thread::sleep_for(kLook);
-    }
+  const std::deque<std::shared_ptr<Flight>> all = flights_;  // meanwhile some are forgotten
+  for (const auto& flight : all) {
+    if (flight->waited_for) wait_for(*flight);
   }
-  forget_completed();
+}
+
+void DeviceBackend::wait_for(const Flight& flight) {
+  const auto limit = std::chrono::steady_clock::now() + timeout_;
+  auto next_look = std::chrono::steady_clock::now() + CallLog::kPatience;
+  for (;;) {
+    const bool done = flight.done.query();
+    forget_completed();
+    if (done) return;
+    if (std::chrono::steady_clock::now() > limit) fail(flight, "time limit");
+    if (std::chrono::steady_clock::now() > next_look) {
+      const std::string why = store_->call_log().disagreement();
+      if (!why.empty()) fail(flight, why);
+      next_look = std::chrono::steady_clock::now() + CallLog::kPatience;
+    }
+    std::this_thread::sleep_for(kLook);
+  }
 }
 
 Backend::WorkPtr DeviceBackend::fly(const Call& call, std::vector<at::Tensor> buffers,
-                                    const std::function<void(Flight&)>& body) {
+                                    const std::function<void()>& body) {
   forget_completed();
   const at::DeviceType type = transport_.device.type();
-  const auto flight =
-      std::make_shared<Flight>(Flight{call, std::move(buffers), c10::Event(type), {}});
-  const c10::Stream& side = call.purpose == Purpose::kGradient ? gradients_ : others_;
+  const auto flight = std::make_shared<Flight>(Flight{call, std::move(buffers), c10::Event(type)});
+  flights_.push_back(flight);  // first: if the body throws, its buffers outlive what it launched
+  const c10::Stream& side = stream_of(call);
   c10::Event before(type);
   before.record(current_stream());
-  {
-    const c10::StreamGuard guard(side);
-    before.block(side);
-    body(*flight);
+  const c10::StreamGuard guard(side);
+  before.block(side);
+  try {
+    body();
+  } catch (...) {
     flight->done.record(side);
+    throw;
   }
-  flights_.push_back(flight);
+  flight->done.record(side);
   return std::make_unique<FlightWork>(*this, flight);
 }
 
-void DeviceBackend::launch(Flight& flight, const GroupOperation& operation) {
+void DeviceBackend::launch(const Call& call, const GroupOperation& operation) {
   try {
-    const C10dWork work = operation(*group_);
-    work->wait();  // the stream, not the host
-    flight.works.push_back(work);
+    operation(group_of(call))->wait();  // the stream, not the host
   } catch (const std::exception& error) {
-    failed_ = true;
-    throw Error(fmt::format("{}: {} could not start it: {}", flight.call.text(), transport_.name,
-                            first_line(error.what())));
+    abort(first_line(error.what()));
+    throw Error(
+        fmt::format("{}: {} could not start it: {}", call.text(), transport_.name, aborted_));
   }
 }
 

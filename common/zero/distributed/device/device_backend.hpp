@@ -8,9 +8,11 @@
 #include <chrono>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <utility>
 #include <vector>
 
 #include <zero/distributed/pairwise_backend.hpp>
@@ -25,33 +27,38 @@ struct DeviceTransport {
   at::Device device;  ///< of this rank
   std::string name;   ///< of the transport, for people: "NCCL on GPU 0"
   /// Makes a group of all ranks. Its operations begin after earlier work of the current stream, and
-  /// the wait() of their Works blocks the current stream and not the host.
+  /// the wait() of their Works blocks the current stream and not the host. Each group gets a store
+  /// of its own.
   std::function<DeviceGroup(const StorePtr& store, int rank, int size,
                             std::chrono::milliseconds timeout)>
       make_group;
+  bool works_alone = false;  ///< see Backend::works_alone()
 };
 
-/// A collective on a device, from its start until it is seen to be complete. It holds its buffers
+/// An operation on a device, from its start until it is seen to be complete. It holds its buffers
 /// until it is waited on, including those that the caller has dropped, such as a widened copy:
 /// otherwise the allocator could reuse their memory on the computing stream, which is not yet
-/// ordered behind the collective. After wait() the waiting stream runs behind `done`, so freeing
+/// ordered behind the operation. After wait() the waiting stream runs behind `done`, so freeing
 /// and reusing them is safe. (record_stream() would keep the memory until the host next checks, and
-/// peaks would depend on timing.)
+/// peaks would depend on timing; so would the group's Works, which keep what they write.)
 struct Flight {
   Call call;
   std::vector<at::Tensor> buffers;  ///< what it reads and writes
   c10::Event done;
-  std::vector<c10::intrusive_ptr<c10d::Work>>
-      works;  ///< the group's operations, which notice errors
   bool waited_for = false;
 };
 
 /// Tensors of a device with streams over a group of c10d, such as NCCL's. See enable_nccl() of
 /// nccl.hpp.
 ///
-/// Gradients travel on one stream, everything else on another, beside the computing stream. The
-/// host does not wait for them: a collective begins after earlier work of the calling thread's
-/// stream, and wait() orders later work of that stream behind the collective.
+/// Beside the computing stream, gradients travel on one stream, other collectives on another, and
+/// messages on one for each peer and direction. The host does not wait for them: an operation
+/// begins after earlier work of the calling thread's stream, and wait() orders later work of that
+/// stream behind it.
+///
+/// A group runs the messages between two ranks one after the other, and a large send waits for its
+/// receive. So messages to lower ranks have a group of their own: once connected, two ranks that
+/// send to each other do not wait for each other's receive.
 class DeviceBackend final : public Backend {
  public:
   /// Called by all ranks. Makes the transport's device the current one of this thread; the group
@@ -62,6 +69,7 @@ class DeviceBackend final : public Backend {
 
   std::string transport() const override { return transport_.name; }
   bool takes(at::Device device) const override { return device == transport_.device; }
+  bool works_alone() const override { return transport_.works_alone; }
 
   WorkPtr broadcast(const Call& call, at::Tensor tensor) override;
   WorkPtr reduce(const Call& call, at::Tensor tensor) override;
@@ -73,26 +81,32 @@ class DeviceBackend final : public Backend {
   void synchronize() override;
 
  private:
-  using C10dWork = c10::intrusive_ptr<c10d::Work>;
-
   class FlightWork;
-  using GroupOperation = std::function<C10dWork(c10d::Backend&)>;
+  using GroupOperation = std::function<c10::intrusive_ptr<c10d::Work>(c10d::Backend&)>;
 
+  DeviceGroup new_group(const char* name) const;
   /// Runs `body`, which calls launch() and tensor operations on `buffers`, on the stream for this
   /// call.
-  WorkPtr fly(const Call& call, std::vector<at::Tensor> buffers,
-              const std::function<void(Flight&)>& body);
+  WorkPtr fly(const Call& call, std::vector<at::Tensor> buffers, const std::function<void()>& body);
   /// Runs one of the group's operations within fly(); later work of the stream is ordered behind
   /// it.
-  void launch(Flight& flight, const GroupOperation& operation);
+  void launch(const Call& call, const GroupOperation& operation);
   /// fly() with launch(), for a collective that is one operation; `after` runs on its result.
   WorkPtr start(const Call& call, std::vector<at::Tensor> buffers, const GroupOperation& operation,
                 const std::function<void()>& after = {});
   WorkPtr reduce_in_order(const Call& call, const Pieces& pieces);
+  /// Whether this message goes to a lower rank.
+  bool goes_down(const Call& call) const;
+  c10d::Backend& group_of(const Call& call);
+  const c10::Stream& stream_of(const Call& call);
   c10::Stream current_stream() const;
   void forget_completed();
-  void check(const Flight& flight);
-  /// Ends the group's operations, so that no rank waits forever, and throws.
+  void wait_for(const Flight& flight);
+  /// Why operations have ended that look complete; empty if they are.
+  std::string error_of_groups() const;
+  /// Ends the operations of the groups, so that no rank waits forever.
+  void abort(const std::string& cause) noexcept;
+  /// The same, and throws.
   [[noreturn]] void fail(const Flight& flight, const std::string& cause);
 
   int rank_;
@@ -102,10 +116,12 @@ class DeviceBackend final : public Backend {
   std::shared_ptr<StoreExchange> store_;
   DeviceTransport transport_;
   DeviceGroup group_;
+  DeviceGroup down_;  // messages to lower ranks; null before the first one
   c10::Stream gradients_;
   c10::Stream others_;
+  std::map<std::pair<int, bool>, c10::Stream> messages_;  // by peer and goes_down()
   std::deque<std::shared_ptr<Flight>> flights_;  // not yet seen to be complete, oldest first
-  bool failed_ = false;
+  std::string aborted_;                          // why; empty: they are not
 };
 
 }  // namespace zero::dist

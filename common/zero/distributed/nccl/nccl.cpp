@@ -1,20 +1,21 @@
 #include <ATen/cuda/CUDAContext.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <fmt/format.h>
+#include <nccl.h>
 #include <torch/csrc/cuda/nccl.h>
 #include <unistd.h>
 
 #include <array>
 #include <cstdlib>
-#include <map>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include <zero/base/error.hpp>
 #include <zero/distributed/agreement.hpp>
 #include <zero/distributed/backend.hpp>
 #include <zero/distributed/device/device_backend.hpp>
+#include <zero/distributed/device/device_of_rank.hpp>
 #include <zero/distributed/nccl/nccl.hpp>
+#include <zero/distributed/nccl/nccl_version.hpp>
 #include <zero/memory/cuda_memory.hpp>
 
 namespace zero::dist {
@@ -39,36 +40,27 @@ void agree_on_gpus(StoreExchange& store, int device) {
                                   if (!problem.empty()) throw Error(problem);
                                   return identity(device);
                                 });
-  std::map<std::string, std::size_t> users;
-  for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    const auto [other, first] = users.emplace(all[rank], rank);
-    if (!first && !ranks_may_share_a_gpu()) {
-      throw Error(
-          fmt::format("ranks {} and {} would both use {}: give each rank a GPU of its own (start "
-                      "as many ranks on a machine as it has GPUs)",
-                      other->second, rank, all[rank]));
-    }
-  }
+  if (!ranks_may_share_a_gpu()) verify_own_devices(all);
 }
 
 DeviceGroup make_nccl_group(const StorePtr& store, int rank, int size,
                             std::chrono::milliseconds timeout) {
   // When a peer is lost or the time limit has passed, c10d's watchdog thread ends NCCL's kernels,
   // so that no stream or host waits forever. It must not end the process: an exception names the
-  // operation.
+  // operation. Before it ends the kernels it sleeps, by default for up to 60 s, so that others can
+  // write down what they did; nobody does.
   ::setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2", /*overwrite=*/0);
   ::setenv("TORCH_NCCL_DUMP_ON_TIMEOUT", "0", /*overwrite=*/0);
+  ::setenv("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "1000", /*overwrite=*/0);
   auto options = c10d::ProcessGroupNCCL::Options::create();
   options->timeout = timeout;
-  return c10::make_intrusive<c10d::ProcessGroupNCCL>(
-      c10::make_intrusive<c10d::PrefixStore>("nccl", store), rank, size, options);
+  return c10::make_intrusive<c10d::ProcessGroupNCCL>(store, rank, size, options);
 }
 
 int chosen_device(const Place& place) {
-  if (!memory::gpu_problem().empty())
-    return place.local_rank;  // agree_on_gpus() says what is wrong
+  if (!memory::gpu_problem().empty()) return place.local_rank;  // agree_on_gpus() says why
   if (place.size == 1) return c10::cuda::current_device();
-  return ranks_may_share_a_gpu() ? place.local_rank % c10::cuda::device_count() : place.local_rank;
+  return device_of_rank(place.local_rank, c10::cuda::device_count());
 }
 
 }  // namespace
@@ -82,13 +74,16 @@ bool ranks_may_share_a_gpu() {
 }
 
 void enable_nccl(const NcclOptions& nccl) {
+  const std::string problem = nccl_version_problem(NCCL_VERSION_CODE, torch::cuda::nccl::version());
+  if (!problem.empty()) throw Error("the backend nccl cannot be used: " + problem);
   add_backend("nccl", at::kCUDA, [nccl](Place& place) -> std::unique_ptr<Backend> {
     const int device = nccl.device.value_or(chosen_device(place));
     agree_on_gpus(*place.store, device);
     place.options.order = nccl.order;
     return std::make_unique<DeviceBackend>(
-        place, DeviceTransport{at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device)),
-                               fmt::format("NCCL on GPU {}", device), make_nccl_group});
+        place,
+        DeviceTransport{at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device)),
+                        fmt::format("NCCL on GPU {}", device), make_nccl_group, nccl.works_alone});
   });
 }
 

@@ -1,0 +1,334 @@
+// The backend of GPUs over the emulated process group: results, what it holds and for how long, and
+// what a rank is told when others are lost.
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+
+#include <future>
+#include <thread>
+
+#include <tests/support/error_of.hpp>
+#include <zero/distributed/device/device_of_rank.hpp>
+
+#include "over_device.hpp"
+
+namespace zero::dist {
+namespace {
+
+using testing::device_backend;
+using testing::DeviceOptions;
+using testing::Gate;
+using testing::OverDevice;
+using zero::testing::expect_error;
+using zero::testing::on_ranks;
+using zero::testing::TestFolder;
+
+at::Tensor random(const Communicator& c, std::int64_t n, at::ScalarType dtype) {
+  at::manual_seed(static_cast<std::uint64_t>(c.rank()) + 1);
+  return at::randn({n}).to(dtype);
+}
+
+// What each collective makes of tensors of `n` elements on this rank.
+std::vector<at::Tensor> results_of(Communicator& c, std::int64_t n, at::ScalarType dtype) {
+  const at::Tensor mine = random(c, n, dtype), pieces = random(c, n * c.size(), dtype);
+  std::vector<at::Tensor> all;
+  const auto keep = [&](at::Tensor t, const std::function<Work(at::Tensor&)>& start) {
+    start(t).wait();
+    c.synchronize();
+    all.push_back(t.clone());
+  };
+  const std::vector<std::int64_t> whole{n * c.size()};
+  keep(mine.clone(), [&](at::Tensor& t) { return c.broadcast(t, 1, Purpose::kParameter); });
+  keep(mine.clone(), [&](at::Tensor& t) { return c.reduce(t, 1, Purpose::kGradient); });
+  keep(mine.clone(), [&](at::Tensor& t) { return c.all_reduce(t, Purpose::kGradient); });
+  keep(at::zeros_like(mine),
+       [&](at::Tensor& t) { return c.reduce_scatter(t, pieces, Purpose::kGradient); });
+  keep(at::zeros_like(pieces),
+       [&](at::Tensor& t) { return c.all_gather(t, mine, Purpose::kParameter); });
+  keep(at::zeros_like(pieces),
+       [&](at::Tensor& t) { return c.all_to_all(t, pieces, Purpose::kParameter); });
+  keep(mine.clone(), [&](at::Tensor& t) {
+    if (c.rank() == 0) return c.send(t, 1, Purpose::kControl);
+    return c.rank() == 1 ? c.recv(t, 0, Purpose::kControl) : Work();
+  });
+  return all;
+}
+
+TEST(DeviceBackend, HasTheBitsOfTheCpuInRankOrder) {
+  const TestFolder folder;
+  on_ranks(3, [&](Communicator& c) {  // two do not show in which order a sum is taken
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      for (const std::int64_t n : {0, 1, 1000}) {
+        SCOPED_TRACE(fmt::format("{} {}", n, c10::toString(dtype)));
+        const auto expected = results_of(c, n, dtype);
+        const auto place = folder / fmt::format("{}{}", c10::toString(dtype), n);
+        std::filesystem::create_directories(place);
+        const OverDevice over(c, place);
+        const auto got = results_of(c, n, dtype);
+        for (std::size_t i = 0; i < got.size(); ++i) {
+          EXPECT_TRUE(at::equal(got[i], expected[i])) << "result " << i;
+        }
+      }
+    }
+  });
+}
+
+// Whole numbers: every order of adding gives the same sum.
+TEST(DeviceBackend, HasTheSumsOfTheGroup) {
+  const TestFolder folder;
+  on_ranks(3, [&](Communicator& c) {
+    const OverDevice over(c, folder.path(), {.order = ReductionOrder::kNative});
+    at::Tensor t = at::full({5}, 3.0 * c.rank()), whole = at::arange(6).to(at::kFloat);
+    at::Tensor piece = at::zeros({2});
+    c.all_reduce(t, Purpose::kGradient).wait();
+    EXPECT_TRUE(at::equal(t, at::full({5}, 3.0)));
+    c.reduce_scatter(piece, whole, Purpose::kGradient, ReduceOp::kSum).wait();
+    EXPECT_TRUE(at::equal(piece, 3 * whole.narrow(0, 2 * c.rank(), 2)));
+  });
+}
+
+// Only the backend keeps buffers.
+DeviceOptions behind(Gate& gate) {
+  DeviceOptions options{.group = gate.options(), .order = ReductionOrder::kNative};
+  options.group.keeps_buffers = false;
+  return options;
+}
+
+// Until wait() an operation holds its tensors, afterwards nothing does: peaks do not depend on when
+// the host looks.
+TEST(DeviceBackend, HoldsTensorsUntilTheWaitAndNoLonger) {
+  const TestFolder folder;
+  on_ranks(2, [&](Communicator& c) {
+    Gate gate;
+    const OverDevice over(c, folder.path(), behind(gate));
+    at::Tensor all = at::zeros({4}), mine = at::ones({2});
+    const auto output = all.storage().getWeakStorageImpl(),
+               input = mine.storage().getWeakStorageImpl();
+    Work gathering = c.all_gather(all, mine, Purpose::kParameter);
+    mine.reset();
+    EXPECT_FALSE(input.expired());
+    EXPECT_FALSE(output.expired());
+    gate.open();
+    at::Tensor later = at::ones({1});
+    c.all_reduce(later, Purpose::kControl).wait();
+    c.synchronize();  // the gather is complete, too
+    EXPECT_FALSE(input.expired());
+    gathering.wait();
+    EXPECT_TRUE(input.expired());
+    c.synchronize();
+    all.reset();
+    EXPECT_TRUE(output.expired());
+  });
+}
+
+TEST(DeviceBackend, HoldsNothingOfAnOperationThatIsNotCompleteAfterItsWait) {
+  const TestFolder folder;
+  on_ranks(2, [&](Communicator& c) {
+    Gate gate;
+    const OverDevice over(c, folder.path(), behind(gate));
+    at::Tensor all = at::zeros({4}), mine = at::ones({2});
+    c.all_gather(all, mine, Purpose::kParameter).wait();
+    EXPECT_EQ(all.storage().use_count(), 1);  // freeing it is for the stream to order
+    EXPECT_EQ(mine.storage().use_count(), 1);
+    gate.open();
+    c.synchronize();
+  });
+}
+
+TEST(DeviceBackend, HoldsWhatItLaunchedIfALaterPartThrows) {
+  const TestFolder folder;
+  on_ranks(2, [&](Communicator& c) {
+    Gate gate;
+    const OverDevice over(c, folder.path(), behind(gate));
+    at::Tensor numbers = at::ones({4}, at::kInt);
+    const auto storage = numbers.storage().getWeakStorageImpl();
+    // Known only when the sum is divided.
+    expect_error([&] { c.all_reduce(numbers, Purpose::kControl, ReduceOp::kAverage); },
+                 {"integers cannot be averaged"});
+    numbers.reset();
+    EXPECT_FALSE(storage.expired()) << "the group writes into memory that was freed";
+    gate.open();
+    while (!storage.expired()) {
+      at::Tensor other = at::ones({1});
+      c.all_reduce(other, Purpose::kControl).wait();
+    }
+  });
+}
+
+// Each rank sends before it receives, more than any link takes in advance.
+TEST(DeviceBackend, RanksMaySendToEachOtherBeforeTheyReceive) {
+  const TestFolder folder;
+  on_ranks(3, [&](Communicator& c) {
+    const OverDevice over(c, folder.path());
+    for (const auto& [from, to] : std::vector<std::pair<int, int>>{
+             {0, 1}, {1, 0}, {0, 2}, {2, 0}, {1, 2}, {2, 1}}) {  // connects them
+      at::Tensor t = at::ones({1});
+      if (c.rank() == from) c.send(t, to, Purpose::kActivation).wait();
+      if (c.rank() == to) c.recv(t, from, Purpose::kActivation).wait();
+    }
+    std::vector<Work> sends;
+    std::vector<at::Tensor> received;
+    for (int peer = 0; peer < c.size(); ++peer) {
+      if (peer != c.rank()) {
+        sends.push_back(c.send(at::full({1000}, 1.0 * c.rank()), peer, Purpose::kActivation));
+      }
+    }
+    for (int peer = 0; peer < c.size(); ++peer) {
+      received.push_back(at::full({1000}, 1.0 * c.rank()));
+      if (peer != c.rank()) c.recv(received.back(), peer, Purpose::kActivation).wait();
+    }
+    for (Work& send : sends) send.wait();
+    for (int peer = 0; peer < c.size(); ++peer) {
+      EXPECT_TRUE(
+          at::equal(received[static_cast<std::size_t>(peer)], at::full({1000}, 1.0 * peer)));
+    }
+    c.synchronize();
+  });
+}
+
+TEST(DeviceFault, ALostRankIsAnErrorThatNamesTheCall) {
+  const TestFolder folder;
+  const auto exits = zero::testing::ranks_ended({.world_size = 3}, [&](Communicator& c) {
+    const OverDevice over(c, folder.path(), {.order = ReductionOrder::kNative});
+    at::Tensor t = at::ones({1000});
+    c.all_reduce(t, Purpose::kGradient).wait();
+    c.synchronize();
+    if (c.rank() == 1) std::_Exit(0);
+    // The wait is the stream's, and what was ended by the loss looks complete.
+    expect_error([&] { c.all_reduce(t, Purpose::kGradient).wait(), c.synchronize(); },
+                 {"all_reduce #1 (gradient, 4000 bytes)", "the connection is lost"});
+    expect_error([&] { c.all_reduce(t, Purpose::kGradient).wait(); }, {"all_reduce #1"});
+  });
+  for (const std::size_t survivor : {0, 2}) {
+    EXPECT_TRUE(exits[survivor].ok()) << describe_failures(exits);
+  }
+}
+
+TEST(DeviceFault, ALateRankIsAnErrorAfterTheTimeLimit) {
+  const TestFolder folder;
+  on_ranks(2, [&](Communicator& c) {
+    DeviceOptions options{.order = ReductionOrder::kNative};
+    options.timeout = std::chrono::seconds(2);
+    const OverDevice over(c, folder.path(), options);
+    at::Tensor t = at::ones({10});
+    c.all_reduce(t, Purpose::kGradient).wait();
+    c.synchronize();
+    const auto seen = folder / "seen";
+    if (c.rank() == 0) {
+      expect_error([&] { c.all_reduce(t, Purpose::kGradient).wait(), c.synchronize(); },
+                   {"all_reduce #1 (gradient, 40 bytes)", "within 2 s", "time limit"});
+      std::filesystem::create_directory(seen);
+    }
+    while (!std::filesystem::exists(seen)) std::this_thread::yield();  // rank 1 is late
+  });
+}
+
+// A group whose operations are complete, and an error ended them.
+class LostGroup final : public c10d::Backend {
+ public:
+  LostGroup() : Backend(/*rank=*/0, /*size=*/2) {}
+  const std::string getBackendName() const override { return "lost"; }
+  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>&,
+                                           const c10d::AllreduceOptions&) override {
+    struct Done final : c10d::Work {
+      bool wait(std::chrono::milliseconds) override { return true; }
+    };
+    return c10::make_intrusive<Done>();
+  }
+  c10d::ErrorType getError() override { return c10d::ErrorType::COMM_ERROR; }
+  void abort() override { throw std::runtime_error("nothing to abort"); }
+};
+
+std::unique_ptr<Backend> lost_backend() {
+  zero::testing::enable_host_tasks(at::kCPU);
+  const Place place{0,
+                    2,
+                    0,
+                    std::make_shared<StoreExchange>(std::chrono::milliseconds(300)),
+                    {.timeout = std::chrono::milliseconds(300), .order = ReductionOrder::kNative}};
+  return std::make_unique<DeviceBackend>(
+      place, DeviceTransport{at::Device(at::kCPU), "lost", [](const auto&, int, int, auto) {
+                               return c10::make_intrusive<LostGroup>();
+                             }});
+}
+
+TEST(DeviceFault, AnAbortThatFailsDoesNotHideTheCall) {
+  const auto backend = lost_backend();
+  const Call call{.operation = Operation::kAllReduce,
+                  .purpose = Purpose::kGradient,
+                  .sequence = 7,
+                  .bytes = 12,
+                  .step = 2,
+                  .public_call = {}};
+  const auto work = backend->all_reduce(call, at::ones({3}));
+  expect_error([&] { work->wait(); },
+               {"all_reduce #7 (gradient, 12 bytes) in step 2", "the connection is lost"});
+}
+
+// The axes of a mesh are siblings: before the host reads, a rank asks about all of them.
+TEST(DeviceFault, SynchronizeCoversAllGroupsOfOneCommunicator) {
+  const TestFolder folder;
+  on_ranks(2, [&](Communicator& world) {
+    const auto data = world.split({0, 1}, "data"), tensor = world.split({0, 1}, "tensor");
+    std::promise<void> loss;
+    DeviceOptions options;
+    options.group.before = [lost = loss.get_future().share()](c10d::OpType, std::uint64_t) {
+      lost.wait();
+      throw std::runtime_error("a peer is lost");
+    };
+    const OverDevice over(*tensor, folder.path(), options);
+    at::Tensor t = at::ones({3});
+    tensor->broadcast(t, 0, Purpose::kActivation).wait();
+    loss.set_value();
+    expect_error([&] { data->synchronize(); }, {"broadcast #0 (activation, 12 bytes)"});
+  });
+}
+
+TEST(DeviceBackend, IsCalledByOneRankIfItWorksAlone) {
+  const TestFolder folder;
+  for (const bool works_alone : {false, true}) {
+    int calls = 0;
+    DeviceOptions options{.order = ReductionOrder::kNative, .works_alone = works_alone};
+    options.group.before = [&](c10d::OpType, std::uint64_t) { ++calls; };
+    Connection connection;
+    connection.device = device_backend(0, 1, folder.path(), options);
+    Communicator c(std::move(connection));
+    const at::Tensor mine = at::arange(5).to(at::kFloat);
+    at::Tensor sum = mine.clone(), piece = at::zeros({5}), whole = at::zeros({5});
+    c.broadcast(sum, 0, Purpose::kParameter).wait();
+    c.reduce(sum, 0, Purpose::kGradient).wait();
+    c.all_reduce(sum, Purpose::kGradient, Reduction::average_of_sums(2, ReduceType::kOwn)).wait();
+    c.reduce_scatter(piece, mine, Purpose::kGradient).wait();
+    c.all_gather(whole, mine, Purpose::kParameter).wait();
+    c.all_to_all(whole, mine, Purpose::kParameter).wait();
+    EXPECT_TRUE(at::equal(sum, mine / 2));
+    EXPECT_TRUE(at::equal(piece, mine));
+    EXPECT_TRUE(at::equal(whole, mine));
+    c.synchronize();
+    EXPECT_EQ(calls, works_alone ? 6 : 0);
+    EXPECT_EQ(c.traffic().bytes(), 0);
+  }
+}
+
+TEST(DeviceOfRank, IsAmongThoseThatTheRankSees) {
+  EXPECT_EQ(device_of_rank(/*local_rank=*/3, /*visible=*/8), 3);
+  EXPECT_EQ(device_of_rank(3, 1), 0);  // the launcher shows each rank its own
+  EXPECT_EQ(device_of_rank(5, 4), 1);
+}
+
+TEST(DeviceOfRank, IsNoOthers) {
+  verify_own_devices({"a, GPU 1", "a, GPU 2", "b, GPU 1"});
+  expect_error(
+      [] {
+        verify_own_devices({"a, GPU 1", "a, GPU 2", "a, GPU 1"});
+      },
+      {"ranks 0 and 2 would both use a, GPU 1", "give each rank a GPU of its own"});
+}
+
+}  // namespace
+}  // namespace zero::dist

@@ -1,0 +1,70 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include <zero/distributed/backend.hpp>
+
+namespace zero::dist::testing {
+
+/// Another backend, of which what derives from this replaces a part.
+class ForwardingBackend : public Backend {
+ public:
+  explicit ForwardingBackend(std::unique_ptr<Backend> inner) : inner_(std::move(inner)) {}
+
+  WorkPtr broadcast(const Call& call, at::Tensor tensor) override {
+    return inner_->broadcast(call, std::move(tensor));
+  }
+  WorkPtr reduce(const Call& call, at::Tensor tensor) override {
+    return inner_->reduce(call, std::move(tensor));
+  }
+  WorkPtr all_reduce(const Call& call, at::Tensor tensor) override {
+    return inner_->all_reduce(call, std::move(tensor));
+  }
+  WorkPtr reduce_scatter(const Call& call, at::Tensor output, at::Tensor input) override {
+    return inner_->reduce_scatter(call, std::move(output), std::move(input));
+  }
+  WorkPtr all_gather(const Call& call, at::Tensor output, at::Tensor input) override {
+    return inner_->all_gather(call, std::move(output), std::move(input));
+  }
+  WorkPtr all_to_all(const Call& call, at::Tensor output, at::Tensor input) override {
+    return inner_->all_to_all(call, std::move(output), std::move(input));
+  }
+  WorkPtr message(const Call& call, at::Tensor tensor) override {
+    return inner_->message(call, std::move(tensor));
+  }
+  void progress() override { inner_->progress(); }
+  void synchronize() override { inner_->synchronize(); }
+  std::string transport() const override { return inner_->transport(); }
+  bool finds_not_finite() const override { return inner_->finds_not_finite(); }
+
+  std::unique_ptr<Backend> take_inner() { return std::move(inner_); }
+
+ private:
+  std::unique_ptr<Backend> inner_;
+};
+
+/// While it lives, `communicator` is over a T, made of its own backend and `arguments`.
+template <typename T>
+class Replaced {
+ public:
+  template <typename... Arguments>
+  explicit Replaced(Communicator& communicator, Arguments&&... arguments)
+      : communicator_(communicator) {
+    auto inner = communicator_.replace_backend(nullptr);
+    communicator_.replace_backend(
+        std::make_unique<T>(std::move(inner), std::forward<Arguments>(arguments)...));
+  }
+  ~Replaced() {
+    const auto mine = communicator_.replace_backend(nullptr);
+    communicator_.replace_backend(dynamic_cast<T&>(*mine).take_inner());
+  }
+  Replaced(const Replaced&) = delete;
+  Replaced& operator=(const Replaced&) = delete;
+
+ private:
+  Communicator& communicator_;
+};
+
+}  // namespace zero::dist::testing
