@@ -1,12 +1,8 @@
 // The order in which a save reaches the disk. A process that dies loses nothing that the system has
 // been given; a machine that loses its power does, unless fsync() was called, and in the right
-// order. So this program has an fsync() and a rename() of its own, which note the calls of all
-// ranks in memory that they share, and then do what they should.
-#include <fcntl.h>
+// order. So the calls of all ranks are noted in memory that they share.
 #include <sched.h>
-#include <stdio.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,6 +13,7 @@
 #include <tests/support/hooked_communicator.hpp>
 
 #include "one_checkpoint.hpp"
+#include "system_calls.hpp"
 
 namespace zero::testing {
 namespace {
@@ -66,35 +63,13 @@ void wait_to_remove(const std::string& path) {
   while (path.starts_with(shared_log->old_folder) && !shared_log->may_remove) ::sched_yield();
 }
 
-}  // namespace
-}  // namespace zero::testing
-
-extern "C" int fsync(int file) {
-  char path[400] = {};
-  char link[64];
-  ::snprintf(link, sizeof(link), "/proc/self/fd/%d", file);
-  if (::readlink(link, path, sizeof(path) - 1) > 0) zero::testing::note_call(false, path);
-  if (zero::testing::sync_fails()) {
-    errno = EIO;
-    return -1;
+int before_call(SystemCall call, const std::string& path) {
+  if (call == SystemCall::kRemove) wait_to_remove(path);
+  if (call == SystemCall::kFsync || call == SystemCall::kRename) {
+    note_call(call == SystemCall::kRename, path.c_str());
   }
-  return static_cast<int>(::syscall(SYS_fsync, file));
+  return call == SystemCall::kFsync && sync_fails() ? EIO : 0;
 }
-
-extern "C" int rename(const char* from, const char* to) noexcept {
-  zero::testing::note_call(true, to);
-  return static_cast<int>(::syscall(SYS_renameat, AT_FDCWD, from, AT_FDCWD, to));
-}
-
-extern "C" int remove(const char* path) noexcept {
-  zero::testing::wait_to_remove(path);
-  const long removed = ::syscall(SYS_unlinkat, AT_FDCWD, path, 0);
-  if (removed == 0 || errno != EISDIR) return static_cast<int>(removed);
-  return static_cast<int>(::syscall(SYS_unlinkat, AT_FDCWD, path, AT_REMOVEDIR));
-}
-
-namespace zero::testing {
-namespace {
 
 class Flushed : public OneCheckpoint {
  protected:
@@ -103,8 +78,10 @@ class Flushed : public OneCheckpoint {
         ::mmap(nullptr, sizeof(Log), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     ASSERT_NE(memory, MAP_FAILED);
     shared_log = new (memory) Log;
+    before_system_call = before_call;
   }
   void TearDown() override {
+    before_system_call = nullptr;
     ::munmap(shared_log, sizeof(Log));
     shared_log = nullptr;
   }

@@ -3,17 +3,21 @@
 #include <signal.h>
 #include <sys/time.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <fstream>
 #include <functional>
 #include <random>
+#include <regex>
 #include <stdexcept>
 #include <thread>
 
 #include <tests/support/test_folder.hpp>
 #include <tests/support/whole_state.hpp>
+
+#include "system_calls.hpp"
 
 namespace zero::testing {
 namespace {
@@ -135,6 +139,109 @@ void kill_again_and_again(int times, const Save& save) {
   EXPECT_GT(kills, times / 2) << "hardly anybody died";
   const std::filesystem::directory_iterator names(folder / "run");
   EXPECT_EQ(std::distance(names, {}), 2) << "what killed saves left is removed by the next";
+}
+
+// ---- killed at a call of the system
+
+// The call of one rank before which it is killed, the `count`-th to a path that ends so, while it
+// saves step 3 behind and the folder has steps 2 and 1.
+struct Phase {
+  std::string name;
+  int rank;
+  SystemCall call;
+  std::string path;  // with what names a process and a file left out
+  int count = 1;
+  std::int64_t newest = 2;  // the checkpoint that loads then
+};
+
+std::string shard(int rank) { return fmt::format("/rank-{:05}-of-00002.safetensors", rank); }
+// A file that has not got its name yet: a dot, the name, two numbers.
+std::string unnamed(const std::string& name) { return "/." + name.substr(1); }
+
+std::vector<Phase> phases() {
+  std::vector<Phase> all;
+  for (const int r : {0, 1}) {
+    const std::string name = fmt::format("OfRank{}", r);
+    const std::string file = "/step-000000003" + shard(r);
+    all.push_back({"BeforeAShardIsWritten" + name, r, SystemCall::kFallocate,
+                   "/step-000000003" + unnamed(shard(r))});
+    all.push_back({"BeforeAShardIsOnTheDisk" + name, r, SystemCall::kFsync,
+                   "/step-000000003" + unnamed(shard(r))});
+    all.push_back({"BeforeAShardHasItsName" + name, r, SystemCall::kRename, file});
+    all.push_back({"AfterAShard" + name, r, SystemCall::kFsync, "/step-000000003"});
+  }
+  const std::string manifest = "/manifest.json", second = "/step-000000002.json";
+  all.push_back({"BeforeTheOneBeforeIsKept", 0, SystemCall::kFallocate, unnamed(second)});
+  all.push_back({"BeforeTheOneBeforeHasItsName", 0, SystemCall::kRename, second});
+  all.push_back({"BeforeTheManifestIsWritten", 0, SystemCall::kFallocate, unnamed(manifest)});
+  all.push_back({"BeforeTheManifestHasItsName", 0, SystemCall::kRename, manifest});
+  // The folder reaches the disk before, with the manifest of step 2, and with this one.
+  all.push_back({"AfterTheManifest", 0, SystemCall::kFsync, "/run", /*count=*/3, /*newest=*/3});
+  const auto removes = [&](const std::string& name, const std::string& path) {
+    all.push_back({name, 0, SystemCall::kRemove, path, /*count=*/1, /*newest=*/3});
+  };
+  removes("BeforeTheOldestIsRemoved", "/step-000000001.json");
+  removes("BeforeAShardOfTheOldestIsRemoved", "/step-000000001" + shard(0));
+  removes("BeforeTheLastShardOfTheOldestIsRemoved", "/step-000000001" + shard(1));
+  removes("BeforeTheFolderOfTheOldestIsRemoved", "/step-000000001");
+  return all;
+}
+
+// From now on.
+void die_at(const Phase& phase) {
+  before_system_call = [phase, left = phase.count](SystemCall call,
+                                                   const std::string& path) mutable {
+    static const std::regex numbers(R"(\.\d+\.\d+$)");
+    const bool is_it = std::regex_replace(path, numbers, "").ends_with(phase.path);
+    if (call == phase.call && is_it && --left == 0) ::kill(::getpid(), SIGKILL);
+    return 0;
+  };
+}
+
+class CheckpointKilledAt : public ::testing::TestWithParam<Phase> {};
+INSTANTIATE_TEST_SUITE_P(Phases, CheckpointKilledAt, ::testing::ValuesIn(phases()),
+                         [](const auto& info) { return info.param.name; });
+
+TEST_P(CheckpointKilledAt, TheLastTwoWholeCheckpointsLoad) {
+  const Phase& phase = GetParam();
+  const TestFolder folder;
+  const std::filesystem::path run = folder / "run";
+  constexpr int kKeep = 2;
+  RankOptions impatient;
+  impatient.timeout = std::chrono::seconds(2);
+  const auto exits = ranks_ended(impatient, [&](dist::Communicator& communicator) {
+    Session session(communicator, kMode, checkpoint_options());
+    session.step(0);
+    for (const std::int64_t step : {1, 2, 3}) {
+      mark(session, step);
+      if (step == 3 && communicator.rank() == phase.rank) die_at(phase);
+      io::PendingCheckpoint pending(session.strategy(), run, note(step, kMode), kKeep);
+      mark(session, -1);
+      pending.finish();
+    }
+  });
+  EXPECT_EQ(exits[static_cast<std::size_t>(phase.rank)].signal, SIGKILL) << "it did not get there";
+  on_ranks(kRanks, [&](dist::Communicator& communicator) {
+    Session session(communicator, kMode, checkpoint_options());
+    session.step(0);
+    const auto expect_step = [&](const std::filesystem::path& place, std::int64_t step) {
+      EXPECT_EQ(io::load_checkpoint(session.strategy(), place).step, step);
+      expect_marked(session, step);
+    };
+    const auto older = [&](std::int64_t step) {
+      return run / fmt::format("step-{:09}.json", step);
+    };
+    expect_step(run, phase.newest);
+    expect_step(older(phase.newest - 1), phase.newest - 1);
+    if (std::filesystem::exists(older(1))) expect_step(older(1), 1);
+    communicator.barrier();
+    mark(session, 4);
+    io::save_checkpoint(session.strategy(), run, note(4, kMode), kKeep);
+    expect_step(run, 4);
+    expect_step(older(phase.newest), phase.newest);
+    const std::filesystem::directory_iterator names(run);
+    EXPECT_EQ(std::distance(names, {}), 4) << "what the killed save left is removed by the next";
+  });
 }
 
 TEST(CheckpointKilled, AtTenRandomPointsOneWholeCheckpointStays) {
