@@ -130,7 +130,7 @@ class Engine {
   /// All ranks must do what else they do between steps in the callback of on_step(), which runs in
   /// join() too. @throws zero::Error on all ranks if one calls join() and another something else,
   /// if at stage 3 one has had no batch since the engine was made and another has, or if ranks of
-  /// one tensor axis do not join together; on a pipeline axis; and what step() throws.
+  /// one tensor or pipeline axis do not join together; and what step() throws.
   void join();
 
   /// Drops the step so far, after an error in forward() or backward() that all ranks had at the
