@@ -10,6 +10,7 @@
 #include <numeric>
 #include <utility>
 
+#include <tests/support/hooked_communicator.hpp>
 #include <tests/support/modes.hpp>
 #include <tests/support/same_bits.hpp>
 #include <tests/support/test_folder.hpp>
@@ -156,6 +157,18 @@ TEST_P(BroadcastBuffers, AreThoseOfTheFirstRankThatHasABatch) {
     run.engine.join();
     EXPECT_TRUE(same_bits(run.weights(), alone.parameters()));
     EXPECT_TRUE(same_bits(run.model.buffers(), sent));
+  });
+}
+
+TEST(BroadcastBuffersInFlight, AreAllSentBeforeOneIsWaitedFor) {
+  on_ranks(2, [](dist::Communicator& communicator) {
+    Trainee<Net> run(communicator, {.overlap = {.stage = 0}, .broadcast_buffers = true});
+    std::vector<bool> waits;
+    const Hooked hooked(communicator, [&](dist::Operation operation, dist::Purpose, bool waiting) {
+      if (operation == dist::Operation::kBroadcast) waits.push_back(waiting);
+    });
+    run.forward(batch_of(communicator.rank(), 0));
+    EXPECT_EQ(waits, (std::vector{false, false, false, true, true, true}));
   });
 }
 

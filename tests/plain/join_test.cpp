@@ -15,6 +15,7 @@
 #include <tests/support/test_folder.hpp>
 #include <zero/distributed/agreement.hpp>
 #include <zero/memory/accounting.hpp>
+#include <zero/nn/checkpoint.hpp>
 #include <zero/optim/norm.hpp>
 #include <zero/optim/weight_average.hpp>
 #include <zero/train/loop/step.hpp>
@@ -345,28 +346,85 @@ TEST_P(JoinOnRanks, WithAveragedWeightsIsAnErrorOnAll) {
   });
 }
 
+// Trains with an evaluation within the first step and one after it.
+template <typename Run>
+void train_and_evaluate(Run& run, const std::function<at::Tensor(int number)>& forward,
+                        const std::function<at::Tensor()>& predict) {
+  for (int number = 0; number < (run.rank == 0 ? 3 : 1); ++number) {
+    const at::Tensor loss = forward(number);
+    if (number == 0) run.engine.evaluate(predict);
+    run.engine.backward(loss);
+    run.engine.step();
+    if (number == 0) run.engine.evaluate(predict);
+  }
+  run.engine.join();
+  EXPECT_EQ(run.engine.steps(), 3);
+}
+
 // An evaluation in the last step of a rank is not a part of what it repeats.
 TEST_P(JoinOnRanks, RepeatsTheStepAndNoEvaluation) {
+  on_all_stages(GetParam(), [](dist::Communicator& communicator, int stage) {
+    EngineRun run(communicator, at_stage(stage));
+    const data::Batch batch = run.toy.batch(run.rank, 9);
+    train_and_evaluate(
+        run, [&](int number) { return run.forward(number); },
+        [&] { return run.toy.model->predict(batch); });
+    PlainRun plain(communicator, "gpt2", at_stage(stage));
+    train_and_evaluate(
+        plain, [&](int) { return plain.engine.forward(plain.made.loss); }, plain.made.loss);
+  });
+}
+
+// A pass whose gathers and reductions depend on the state of the thread: two units also run without
+// a graph, and two run again in backward, in one checkpoint.
+struct Chain : torch::nn::Module {
+  Chain() {
+    for (int i = 0; i < 4; ++i) layers->push_back(torch::nn::Linear(11, 11));
+    register_module("layers", layers);
+  }
+  at::Tensor run(std::size_t layer, const at::Tensor& x) {
+    return layers[layer]->as<torch::nn::Linear>()->forward(x).tanh();
+  }
+  at::Tensor loss() {
+    const at::Tensor x = at::randn({4, 11});
+    at::Tensor target;
+    {
+      const at::NoGradGuard no_grad;
+      target = run(3, run(1, x));
+    }
+    const auto both = [this](const auto& in) { return run(2, run(1, in[0])); };
+    return (run(3, nn::checkpoint(both, {run(0, x)})) - 2 * target).square().mean();
+  }
+  torch::nn::ModuleList layers;
+};
+
+struct ChainRun {
+  ChainRun(dist::Communicator& communicator, int stage)
+      : rank(communicator.rank()),
+        engine(net, communicator, wrapped_adamw, at_stage(stage), nn::default_units(/*bytes=*/1)) {}
+  static Chain made() {
+    at::manual_seed(7);
+    return Chain();
+  }
+  void step(int number) {
+    at::manual_seed(100 * number + rank);
+    engine.backward(engine.forward([this] { return net.loss(); }));
+    engine.step();
+  }
+  Chain net = made();
+  int rank;
+  Engine engine;
+};
+
+TEST_P(JoinOnRanks, RepeatsWithAndWithoutAGraphAndInACheckpoint) {
   on_ranks(GetParam(), [](dist::Communicator& communicator) {
     std::vector<at::Tensor> first;
     for (const int stage : kStages) {
-      EngineRun run(communicator, at_stage(stage));
-      for (int number = 0; number < (run.rank == 0 ? 3 : 1); ++number) {
-        const data::Batch batch = run.toy.batch(run.rank, number);
-        const at::Tensor loss = run.engine.forward(batch);
-        if (number == 0) {
-          run.engine.evaluate([&] { return run.toy.model->predict(batch); });
-        }
-        run.engine.backward(loss);
-        run.engine.step();
-        if (number == 0) {
-          run.engine.evaluate([&] { return run.toy.model->loss(batch); });
-        }
-      }
-      run.engine.join();
-      EXPECT_EQ(run.engine.steps(), 3);
-      if (first.empty()) first = run.weights();
-      EXPECT_TRUE(same_bits(run.weights(), first)) << stage;
+      ChainRun run(communicator, stage);
+      train(run, {{3, 2, 4}});
+      const std::vector<at::Tensor> weights = whole_weights(run.engine.strategy());
+      if (first.empty()) first = weights;
+      EXPECT_TRUE(same_bits(weights, first)) << stage;
     }
   });
 }

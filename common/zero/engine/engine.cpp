@@ -242,13 +242,9 @@ void Engine::join() {
   const dist::Mesh& mesh = strategy_->mesh();
   {
     const dist::CallScope call(mesh.world(), "Engine::join");
-    if (mesh.pipeline().size() > 1) {
-      throw Error(
-          fmt::format("join() on a mesh of {}: stages of a pipeline share their batches, "
-                      "so give all ranks as many",
-                      mesh.text()));
+    for (dist::Communicator* const axis : {&mesh.tensor(), &mesh.pipeline()}) {
+      axis->barrier();  // its ranks share their batches
     }
-    mesh.tensor().barrier();  // its ranks share their batches, too
     if (config_.overlap.stage == 3 && !strategy_->passes().can_repeat()) {
       return verify_no_rank_has_data();
     }
@@ -264,11 +260,10 @@ void Engine::verify_no_rank_has_data() {
   try {
     strategy_->mesh().world().barrier();
   } catch (const Error& error) {
-    throw Error(
-        fmt::format("join() before this rank's first forward(): at stage 3 it repeats the order of "
-                    "units of its "
-                    "last batch, so give each rank one at least, or take a stage below 3 ({})",
-                    message_of(error)));
+    throw Error(fmt::format(
+        "join() before this rank's first forward(): at stage 3 it repeats the order of units of "
+        "its last batch, so give each rank one at least, or take a stage below 3 ({})",
+        message_of(error)));
   }
 }
 

@@ -8,7 +8,7 @@ namespace zero::train {
 
 /// Gives the buffers of `module` (running means, masks) the values that they have on rank `root`.
 /// Autograd does not see it. Called by all ranks, whose buffers have the same shapes and dtypes;
-/// blocks.
+/// blocks. All transfers start before the first wait.
 void broadcast_buffers(const torch::nn::Module& module, dist::Communicator& communicator,
                        dist::Purpose purpose, int root = 0);
 
