@@ -35,7 +35,7 @@ void for_each_block(const at::Tensor& logits, F function) {
 // `classes` [N, 1]: targets, 0 where they are ignored. On a GPU the kernel that reads them checks
 // them; a check here would make the host wait in every forward.
 void require_classes(const at::Tensor& classes, std::int64_t count) {
-  if (classes.numel() == 0 || classes.is_cuda()) return;
+  if (classes.numel() == 0 || !classes.is_cpu()) return;
   const auto [smallest, largest] = at::aminmax(classes);
   const auto low = smallest.item<std::int64_t>(), high = largest.item<std::int64_t>();
   if (low >= 0 && high < count) return;
