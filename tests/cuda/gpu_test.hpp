@@ -27,27 +27,38 @@ inline std::string why_no_gpus(int ranks) {
   });
 }
 
+/// The same. It asks once, because to ask takes a process.
+inline std::string why_no_gpus_once(int ranks) {
+  static std::map<int, std::string> reasons;
+  const auto [found, is_new] = reasons.try_emplace(ranks);
+  if (is_new) found->second = why_no_gpus(ranks);
+  return found->second;
+}
+
+/// Runs `body` on the ranks, on as many GPUs as there are.
+inline void on_gpus(int ranks, ReductionOrder order,
+                    const std::function<void(Communicator&)>& body) {
+  const auto exits = launch_ranks(on_nccl(ranks, order), [&](Communicator& c) -> std::string {
+    body(c);
+    if (::testing::Test::HasFailure()) throw std::runtime_error("assertions failed, see above");
+    return "";
+  });
+  const std::string failures = describe_failures(exits);
+  if (!failures.empty()) ADD_FAILURE() << failures;
+}
+
 /// A test of ranks on GPUs. Where there are none it is skipped, with the reason.
 class GpuTest : public ::testing::Test {
  protected:
   explicit GpuTest(int ranks = 1) : ranks_(ranks) {}
 
   void SetUp() override {
-    static std::map<int, std::string> reasons;  // to ask takes a process
-    const auto [found, is_new] = reasons.try_emplace(ranks_);
-    if (is_new) found->second = why_no_gpus(ranks_);
-    if (!found->second.empty()) GTEST_SKIP() << found->second;
+    const std::string reason = why_no_gpus_once(ranks_);
+    if (!reason.empty()) GTEST_SKIP() << reason;
   }
 
-  /// Runs `body` on the ranks, on as many GPUs as there are.
   void on_gpus(ReductionOrder order, const std::function<void(Communicator&)>& body) {
-    const auto exits = launch_ranks(on_nccl(ranks_, order), [&](Communicator& c) -> std::string {
-      body(c);
-      if (HasFailure()) throw std::runtime_error("assertions failed, see above");
-      return "";
-    });
-    const std::string failures = describe_failures(exits);
-    if (!failures.empty()) ADD_FAILURE() << failures;
+    testing::on_gpus(ranks_, order, body);
   }
 
  private:

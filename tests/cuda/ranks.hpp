@@ -1,9 +1,8 @@
 #pragma once
 
 #include <chrono>
-#include <functional>
-#include <string>
 
+#include <tests/support/in_process.hpp>
 #include <tests/support/ranks.hpp>
 #include <zero/distributed/launch.hpp>
 #include <zero/distributed/nccl/nccl.hpp>
@@ -20,12 +19,7 @@ inline LaunchOptions on_nccl(int world_size, ReductionOrder order) {
   return options;
 }
 
-/// Runs `question` in a child process and returns its result. The test process must not start CUDA
-/// before it forks.
-inline std::string run_in_process(const std::function<std::string()>& question) {
-  const LaunchOptions one{.world_size = 1, .capture_output = true};
-  const auto exits = fork_processes(one, [&](int) { return question(); });
-  return exits[0].ok() ? exits[0].result : describe_failures(exits);
-}
+/// The test process must not start CUDA before it forks.
+using zero::testing::run_in_process;
 
 }  // namespace zero::dist::testing

@@ -190,7 +190,7 @@ void Llama::check_inputs(const data::Batch& batch) const {
     throw Error("the inputs of a Llama batch must be int64 token ids of shape [samples, tokens]");
   }
   // On a GPU the kernel that reads them checks them; a check here would make the host wait.
-  if (ids.numel() > 0 && !ids.is_cuda()) {
+  if (ids.numel() > 0 && ids.is_cpu()) {
     const auto [smallest, largest] = at::aminmax(ids);
     if (smallest.item<std::int64_t>() < 0 || largest.item<std::int64_t>() >= config_.vocabulary) {
       throw Error(fmt::format(

@@ -1,4 +1,5 @@
 #include <ATen/Context.h>
+#include <ATen/DeviceAccelerator.h>
 
 #include <algorithm>
 #include <mutex>
@@ -20,7 +21,7 @@ RandomState::RandomState(const std::vector<at::Tensor>& tensors) {
     const at::Device device = tensor.device();
     const bool known = std::any_of(devices_.begin(), devices_.end(),
                                    [&](const OfDevice& d) { return d.device == device; });
-    if (!device.is_cuda() || known) continue;
+    if (!at::isAccelerator(device.type()) || known) continue;
     at::Generator generator = at::globalContext().defaultGenerator(device);
     const std::lock_guard lock(generator.mutex());
     devices_.push_back({device, generator.current_seed(), generator.get_offset()});

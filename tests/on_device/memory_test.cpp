@@ -1,54 +1,45 @@
-// One GPU and one process: what its allocator counts, tensors whose storage was released, and how
-// often the host synchronizes with the GPU.
+// One device and one process: what its allocator counts, tensors whose storage was released, and
+// how often the host waits for the device.
 
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
-#include <c10/cuda/CUDACachingAllocator.h>
-#include <c10/cuda/CUDAFunctions.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <fmt/format.h>
 
 #include <string>
 #include <vector>
 
-#include <zero/base/error.hpp>
+#include <tests/support/in_process.hpp>
 #include <zero/memory/accounting.hpp>
-#include <zero/memory/cuda_memory.hpp>
 #include <zero/memory/storage.hpp>
 #include <zero/nn/mlp.hpp>
 #include <zero/optim/adamw.hpp>
 #include <zero/optim/master_weights.hpp>
 #include <zero/optim/norm.hpp>
 
-#include "gpu_test.hpp"
+#include "on_device.hpp"
 
-namespace zero::dist {
+namespace zero::testing {
 namespace {
 
-using testing::run_in_process;
-
-class GpuMemory : public testing::GpuTest {};
-class GpuStorage : public testing::GpuTest {};
-class GpuHostWaits : public testing::GpuTest {};
-
-const auto kGpu = at::TensorOptions(at::kCUDA);
-
-// Live requested bytes, before rounding, as LibTorch's allocator counts them.
-std::int64_t live_bytes() {
-  const auto stats = c10::cuda::CUDACachingAllocator::get()->getDeviceStats(0);
+// Live requested bytes, before rounding, as the device's allocator counts them.
+std::int64_t live_bytes(at::Device device) {
+  const auto stats = c10::getDeviceAllocator(device.type())->getDeviceStats(0);
   return stats.requested_bytes[static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE)]
       .current;
 }
 
-TEST_F(GpuMemory, CountsByCategory) {
-  const std::string failure = run_in_process([]() -> std::string {
-    memory::count_cuda_blocks();
+TEST_P(OneDevice, CountsByCategory) {
+  const std::string failure = run_in_process([kind = GetParam()]() -> std::string {
+    const at::Device device(kind.type);
+    kind.count_blocks();
     const memory::Snapshot before = memory::snapshot();
     {
       const memory::Charge charge(memory::Category::kGradients);
-      const at::Tensor t = at::empty({1001}, kGpu.dtype(at::kByte));
+      const at::Tensor t = at::empty({1001}, at::TensorOptions(device).dtype(at::kByte));
       if (memory::snapshot()[memory::Category::kGradients] != 1001) return "not charged";
-      if (live_bytes() != 1001) return "not what LibTorch counts";
+      if (live_bytes(device) != 1001) return "not what LibTorch counts";
       memory::recharge(t, memory::Category::kOptimizer);
       if (memory::snapshot()[memory::Category::kOptimizer] != 1001) return "not recharged";
     }
@@ -67,12 +58,13 @@ std::string thrown_by(const std::function<void()>& action) {
   return "";
 }
 
-TEST_F(GpuStorage, RefusesAccessToBytesThatAreNotThere) {
-  const std::string failure = run_in_process([]() -> std::string {
-    const at::Tensor t = at::full({64, 64}, 2.0F, kGpu), view = t.narrow(0, 1, 3);
-    const std::int64_t before = live_bytes();
+TEST_P(OneDevice, StorageRefusesAccessToBytesThatAreNotThere) {
+  const std::string failure = run_in_process([kind = GetParam()]() -> std::string {
+    const at::Device device(kind.type);
+    const at::Tensor t = at::full({64, 64}, 2.0F, device), view = t.narrow(0, 1, 3);
+    const std::int64_t before = live_bytes(device);
     memory::release_storage(t, "the text of this test");
-    if (live_bytes() != before - 64 * 64 * 4) return "not freed";
+    if (live_bytes(device) != before - 64 * 64 * 4) return "not freed";
     const std::vector<std::function<void()>> accesses = {
         [&] { t.add(1); }, [&] { t.mm(t); },       [&] { view.sum(); },
         [&] { t.cpu(); },  [&] { view.fill_(1); }, [&] { t[0][0].item<float>(); }};
@@ -89,16 +81,17 @@ TEST_F(GpuStorage, RefusesAccessToBytesThatAreNotThere) {
   EXPECT_EQ(failure, "");
 }
 
-TEST_F(GpuStorage, ShowsTheBytesOfAnother) {
-  const std::string failure = run_in_process([]() -> std::string {
-    const at::Tensor lender = at::full({8}, 5.0F, kGpu);
-    const at::Tensor t = memory::without_storage({2, 4}, at::kFloat, at::kCUDA);
+TEST_P(OneDevice, StorageShowsTheBytesOfAnother) {
+  const std::string failure = run_in_process([kind = GetParam()]() -> std::string {
+    const at::Device device(kind.type);
+    const at::Tensor lender = at::full({8}, 5.0F, device);
+    const at::Tensor t = memory::without_storage({2, 4}, at::kFloat, device);
     memory::borrow_storage(t, lender);
     t.mul_(2);
     if (!at::equal(lender.cpu(), at::full({8}, 10.0F))) return "other bytes";
     memory::release_storage(t);
     if (!at::equal(lender.cpu(), at::full({8}, 10.0F))) return "the lender lost its bytes";
-    const at::Tensor buffer = at::ones({16}, kGpu);
+    const at::Tensor buffer = at::ones({16}, device);
     memory::place(t, buffer, 8);
     buffer.narrow(0, 8, 8).fill_(7);
     return at::equal(t.cpu(), at::full({2, 4}, 7.0F)) ? "" : "not a window of the buffer";
@@ -106,45 +99,32 @@ TEST_F(GpuStorage, ShowsTheBytesOfAnother) {
   EXPECT_EQ(failure, "");
 }
 
-// How often the host has waited for the GPU in `action`, as LibTorch's own warnings say.
-int waits_in(const std::function<void()>& action) {
-  struct Counter : c10::WarningHandler {
-    void process(const c10::Warning& warning) override {
-      if (warning.msg().find("synchronizing CUDA operation") != std::string::npos) ++count;
-    }
-    int count = 0;
-  } counter;
-  const c10::WarningUtils::WarningHandlerGuard guard(&counter);
-  c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_WARN);
-  action();
-  c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED);
-  return counter.count;
-}
-
-std::vector<at::Tensor> parameters_with_gradients(int n, at::ScalarType dtype) {
+std::vector<at::Tensor> parameters_with_gradients(at::Device device, int n, at::ScalarType dtype) {
   std::vector<at::Tensor> all;
   for (int i = 0; i < n; ++i) {
-    all.push_back(at::full({3 + i}, 1.0, kGpu.dtype(dtype)).requires_grad_());
-    all.back().mutable_grad() = at::full({3 + i}, 2.0, kGpu.dtype(dtype));
+    all.push_back(at::full({3 + i}, 1.0, at::TensorOptions(device).dtype(dtype)).requires_grad_());
+    all.back().mutable_grad() = at::full({3 + i}, 2.0, at::TensorOptions(device).dtype(dtype));
   }
   return all;
 }
 
 // The counter sees every wait. Otherwise the 0 in the next test would prove nothing.
-TEST_F(GpuHostWaits, AreCountedHere) {
-  const std::string waits = run_in_process([] {
-    const at::Tensor t = at::ones({4}, kGpu);
-    return std::to_string(waits_in([&] { t.cpu(), t.sum().item<float>(); }));
+TEST_P(OneDevice, HostWaitsAreCountedHere) {
+  const std::string waits = run_in_process([kind = GetParam()] {
+    const at::Device device(kind.type);
+    const at::Tensor t = at::ones({4}, device);
+    return std::to_string(kind.host_waits_in([&] { t.cpu(), t.sum().item<float>(); }));
   });
   EXPECT_EQ(waits, "2");
 }
 
-TEST_F(GpuHostWaits, AreNoneInTheUpdateOfMasterWeights) {
-  const std::string waits = run_in_process([] {
-    const auto parameters = parameters_with_gradients(100, at::kBFloat16);
+TEST_P(OneDevice, HostWaitsAreNoneInTheUpdateOfMasterWeights) {
+  const std::string waits = run_in_process([kind = GetParam()] {
+    const at::Device device(kind.type);
+    const auto parameters = parameters_with_gradients(device, 100, at::kBFloat16);
     const auto optimizer = optim::with_master_weights(optim::adamw())(parameters);
     optimizer->set_gradient_scale(4);
-    return std::to_string(waits_in([&] {
+    return std::to_string(kind.host_waits_in([&] {
       optimizer->step();
       optimizer->step();
     }));
@@ -152,15 +132,16 @@ TEST_F(GpuHostWaits, AreNoneInTheUpdateOfMasterWeights) {
   EXPECT_EQ(waits, "0");
 }
 
-TEST_F(GpuHostWaits, AreOneForTheNormOfAllGradients) {
-  const std::string failure = run_in_process([]() -> std::string {
+TEST_P(OneDevice, HostWaitsAreOneForTheNormOfAllGradients) {
+  const std::string failure = run_in_process([kind = GetParam()]() -> std::string {
+    const at::Device device(kind.type);
     std::vector<at::Tensor> gradients;
-    for (const at::Tensor& p : parameters_with_gradients(100, at::kFloat)) {
+    for (const at::Tensor& p : parameters_with_gradients(device, 100, at::kFloat)) {
       gradients.push_back(p.grad());
     }
     for (const auto of : {optim::squared_norms, optim::largest_magnitudes}) {
       std::vector<double> found;
-      const int waits = waits_in([&] { found = of(gradients); });
+      const int waits = kind.host_waits_in([&] { found = of(gradients); });
       if (waits != 1) return fmt::format("{} waits", waits);
       for (std::size_t i = 0; i < found.size(); ++i) {
         const double expected = of({gradients[i].cpu()}).front();
@@ -175,4 +156,4 @@ TEST_F(GpuHostWaits, AreOneForTheNormOfAllGradients) {
 }
 
 }  // namespace
-}  // namespace zero::dist
+}  // namespace zero::testing

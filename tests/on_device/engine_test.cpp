@@ -1,8 +1,6 @@
-// The engine on one GPU, and on two ranks: its stages, two-byte types, clipping, gradients that are
-// not finite, loss scales and checkpoints. The same tests run on the CPU as well, so that what they
-// ask for is known to hold before a GPU is asked.
+// The engine with a model on a device, on one rank and on more: its stages, two-byte types,
+// clipping, gradients that are not finite, loss scales and checkpoints.
 
-#include <ATen/Context.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/equal.h>
 
@@ -11,7 +9,6 @@
 #include <vector>
 
 #include <tests/support/error_of.hpp>
-#include <tests/support/ranks.hpp>
 #include <tests/support/same_bits.hpp>
 #include <tests/support/test_folder.hpp>
 #include <tests/support/toy.hpp>
@@ -21,44 +18,12 @@
 #include <zero/optim/master_weights.hpp>
 #include <zero/optim/sgd.hpp>
 
-#include "gpu_test.hpp"
+#include "on_device.hpp"
 
-namespace zero::dist {
+namespace zero::testing {
 namespace {
 
-struct Where {
-  at::DeviceType device;
-  int ranks;
-};
-
-void PrintTo(const Where& where, std::ostream* out) {
-  *out << where.ranks << " ranks on " << c10::DeviceTypeName(where.device);
-}
-
-class EngineOn : public testing::GpuTest, public ::testing::WithParamInterface<Where> {
- protected:
-  EngineOn() : GpuTest(GetParam().ranks) {}
-
-  void SetUp() override {
-    if (on_gpu()) GpuTest::SetUp();
-  }
-
-  void on_each_rank(const std::function<void(Communicator&)>& body) {
-    if (!on_gpu()) return zero::testing::on_ranks(GetParam().ranks, body);
-    ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
-    on_gpus(ReductionOrder::kRankOrdered, [&](Communicator& communicator) {
-      at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
-      body(communicator);
-    });
-  }
-
-  static bool on_gpu() { return GetParam().device == at::kCUDA; }
-};
-
-INSTANTIATE_TEST_SUITE_P(Gpu, EngineOn, ::testing::Values(Where{at::kCUDA, 1}, Where{at::kCUDA, 2}),
-                         [](const auto& info) { return fmt::format("N{}", info.param.ranks); });
-INSTANTIATE_TEST_SUITE_P(Cpu, EngineOn, ::testing::Values(Where{at::kCPU, 1}, Where{at::kCPU, 2}),
-                         [](const auto& info) { return fmt::format("N{}", info.param.ranks); });
+using dist::Communicator;
 
 // A model of one's own that was made on the CPU and moved, under an engine.
 struct Trained {
@@ -97,7 +62,7 @@ struct Trained {
   bool bad_step(int number) { return step(number, /*bad=*/true); }
   std::vector<at::Tensor> weights() {
     std::vector<at::Tensor> all;
-    for (const at::Tensor& t : zero::testing::whole_weights(engine.strategy())) {
+    for (const at::Tensor& t : whole_weights(engine.strategy())) {
       EXPECT_EQ(t.device().type(), device.type());
       all.push_back(t.cpu());
     }
@@ -106,7 +71,7 @@ struct Trained {
 
   int rank;
   at::Device device;
-  zero::testing::Toy toy;
+  Toy toy;
   std::shared_ptr<nn::Mlp> model;
   Engine engine;
 };
@@ -121,7 +86,7 @@ TEST_P(EngineOn, StagesClipToTheSameBitsAndAsTheCpuDoes) {
       const EngineConfig config{
           .overlap = {.stage = stage}, .accumulation_steps = 2, .clip_norm = 0.05};
       const auto sgd = optim::sgd({.learning_rate = 0.1});
-      Trained here(communicator, GetParam().device, config, at::kFloat, sgd);
+      Trained here(communicator, device(), config, at::kFloat, sgd);
       Trained on_cpu(communicator, at::kCPU, config, at::kFloat, sgd);
       for (int s = 0; s < 6; ++s) EXPECT_EQ(here.step(s), on_cpu.step(s));
       EXPECT_EQ(here.engine.steps(), 3);
@@ -132,7 +97,7 @@ TEST_P(EngineOn, StagesClipToTheSameBitsAndAsTheCpuDoes) {
         EXPECT_TRUE(at::allclose(weights[i], expected[i], 1e-4, 1e-5)) << "parameter " << i;
       }
       if (stage == 0) first = weights;
-      EXPECT_TRUE(zero::testing::same_bits(weights, first));
+      EXPECT_TRUE(same_bits(weights, first));
     }
   });
 }
@@ -142,7 +107,7 @@ TEST_P(EngineOn, TwoByteParametersAreTheRoundingOfTheirMasters) {
     std::vector<at::Tensor> first;
     for (const int stage : {0, 1, 2, 3}) {
       SCOPED_TRACE(stage);
-      Trained here(communicator, GetParam().device, {.overlap = {.stage = stage}}, at::kBFloat16,
+      Trained here(communicator, device(), {.overlap = {.stage = stage}}, at::kBFloat16,
                    with_masters());
       for (int s = 0; s < 3; ++s) EXPECT_TRUE(here.step(s));
       train::Strategy& strategy = here.engine.strategy();
@@ -155,7 +120,7 @@ TEST_P(EngineOn, TwoByteParametersAreTheRoundingOfTheirMasters) {
         EXPECT_FALSE(at::equal(master, mine.detach().view({-1}).to(at::kFloat)));
       }
       if (stage == 0) first = here.weights();
-      EXPECT_TRUE(zero::testing::same_bits(here.weights(), first));
+      EXPECT_TRUE(same_bits(here.weights(), first));
     }
   });
 }
@@ -166,23 +131,22 @@ TEST_P(EngineOn, AGradientThatIsNotFiniteIsAnErrorOrSkipsTheStep) {
       for (const double clip_norm : {0.0, 1.0}) {
         SCOPED_TRACE(fmt::format("stage {}, clip norm {}", stage, clip_norm));
         EngineConfig config{.overlap = {.stage = stage}, .clip_norm = clip_norm};
-        Trained well(communicator, GetParam().device, config);
-        Trained fails(communicator, GetParam().device, config);
+        Trained well(communicator, device(), config);
+        Trained fails(communicator, device(), config);
         config.on_nonfinite_gradient = train::OnNonfiniteGradient::kSkip;
-        Trained skips(communicator, GetParam().device, config);
+        Trained skips(communicator, device(), config);
         for (int s = 0; s < 2; ++s) {
           EXPECT_TRUE(well.step(s));
           EXPECT_TRUE(fails.step(s));
           EXPECT_TRUE(skips.step(s));
-          zero::testing::expect_error(
-              [&] { fails.bad_step(s); },
-              {"the gradient of 'layers.0.linear.bias' is infinite or NaN on"});
+          expect_error([&] { fails.bad_step(s); },
+                       {"the gradient of 'layers.0.linear.bias' is infinite or NaN on"});
           EXPECT_FALSE(skips.bad_step(s));
         }
         EXPECT_EQ(fails.engine.steps(), 2);
         EXPECT_EQ(skips.engine.skipped_steps(), 2);
-        EXPECT_TRUE(zero::testing::same_bits(fails.weights(), well.weights()));
-        EXPECT_TRUE(zero::testing::same_bits(skips.weights(), well.weights()));
+        EXPECT_TRUE(same_bits(fails.weights(), well.weights()));
+        EXPECT_TRUE(same_bits(skips.weights(), well.weights()));
       }
     }
   });
@@ -193,17 +157,17 @@ TEST_P(EngineOn, AnOverflowHalvesTheLossScaleDownToAnError) {
     for (const int stage : {0, 1, 2, 3}) {
       SCOPED_TRACE(stage);
       const EngineConfig config{.overlap = {.stage = stage}, .loss_scale = {.initial = 4}};
-      Trained here(communicator, GetParam().device, config, at::kHalf, with_masters());
+      Trained here(communicator, device(), config, at::kHalf, with_masters());
       EXPECT_TRUE(here.step(0));
       const std::vector<at::Tensor> before = here.weights();
       EXPECT_FALSE(here.bad_step(1));
       EXPECT_EQ(here.engine.loss_scale(), 2);
       EXPECT_FALSE(here.bad_step(1));
       EXPECT_EQ(here.engine.loss_scale(), 1);
-      zero::testing::expect_error([&] { here.bad_step(1); },
-                                  {"step 3: the gradient of 'layers.0.linear.bias' is infinite",
-                                   "loss scale of 1"});  // two were skipped
-      EXPECT_TRUE(zero::testing::same_bits(here.weights(), before));
+      expect_error([&] { here.bad_step(1); },
+                   {"step 3: the gradient of 'layers.0.linear.bias' is infinite",
+                    "loss scale of 1"});  // two were skipped
+      EXPECT_TRUE(same_bits(here.weights(), before));
       EXPECT_EQ(here.engine.skipped_steps(), 2);
       EXPECT_TRUE(here.step(1));
     }
@@ -211,18 +175,18 @@ TEST_P(EngineOn, AnOverflowHalvesTheLossScaleDownToAnError) {
 }
 
 TEST_P(EngineOn, ACheckpointGoesOnAtAnotherStageToTheSameBits) {
-  const zero::testing::TestFolder folder;
+  const TestFolder folder;
   on_each_rank([&](Communicator& communicator) {
     for (const int stage : {0, 1, 2, 3}) {
       SCOPED_TRACE(stage);
       const auto place = folder / fmt::format("{}", stage);
       EngineConfig config{.overlap = {.stage = stage}, .loss_scale = {.initial = 1024}};
-      Trained whole(communicator, GetParam().device, config, at::kHalf, with_masters());
+      Trained whole(communicator, device(), config, at::kHalf, with_masters());
       for (int s = 0; s < 2; ++s) EXPECT_TRUE(whole.step(s));
       EXPECT_FALSE(whole.bad_step(2));
       whole.engine.save(place);
       config.overlap.stage = 3 - stage;
-      Trained resumed(communicator, GetParam().device, config, at::kHalf, with_masters());
+      Trained resumed(communicator, device(), config, at::kHalf, with_masters());
       EXPECT_TRUE(resumed.engine.load(place));
       EXPECT_EQ(resumed.engine.steps(), 2);
       EXPECT_EQ(resumed.engine.loss_scale(), 512);
@@ -230,10 +194,10 @@ TEST_P(EngineOn, ACheckpointGoesOnAtAnotherStageToTheSameBits) {
         EXPECT_TRUE(whole.step(s));
         EXPECT_TRUE(resumed.step(s));
       }
-      EXPECT_TRUE(zero::testing::same_bits(resumed.weights(), whole.weights()));
+      EXPECT_TRUE(same_bits(resumed.weights(), whole.weights()));
     }
   });
 }
 
 }  // namespace
-}  // namespace zero::dist
+}  // namespace zero::testing

@@ -1,0 +1,67 @@
+#pragma once
+
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "accelerator.hpp"
+#include "checker.hpp"
+
+namespace zero::testing::emulated {
+
+/// The findings as lines, for messages.
+inline std::string text_of(const std::vector<Finding>& findings) {
+  std::string all;
+  for (const Finding& finding : findings) all += finding.text + "\n";
+  return all;
+}
+
+/// A test on the emulated accelerator. What the checker finds fails it, unless the test has taken
+/// it.
+class EmulatedTest : public ::testing::Test {
+ protected:
+  EmulatedTest() {
+    enable();
+    Checker::get().take_findings();
+  }
+  ~EmulatedTest() override {
+    Checker::get().throw_at_once(false);
+    const auto left = Checker::get().take_findings();
+    EXPECT_TRUE(left.empty()) << text_of(left);
+  }
+
+  static c10::Stream new_stream() {
+    return c10::impl::VirtualGuardImpl(kDevice.type()).getNewStream(kDevice);
+  }
+  static c10::Stream current() {
+    return c10::impl::VirtualGuardImpl(kDevice.type()).getStream(kDevice);
+  }
+  /// Later work of `later` runs behind the work that `earlier` has by now.
+  static void order(c10::Stream earlier, c10::Stream later) {
+    c10::Event event(kDevice.type());
+    event.record(earlier);
+    event.block(later);
+  }
+};
+
+/// Expects one finding of this kind, whose text has all of `words`.
+inline void expect_found(Fault fault, const std::vector<std::string>& words) {
+  const auto findings = Checker::get().take_findings();
+  ASSERT_EQ(findings.size(), 1U) << text_of(findings);
+  EXPECT_EQ(findings[0].fault, fault) << findings[0].text;
+  for (const std::string& word : words) {
+    EXPECT_THAT(findings[0].text, ::testing::HasSubstr(word));
+  }
+}
+
+inline void expect_clean() {
+  const auto findings = Checker::get().take_findings();
+  EXPECT_TRUE(findings.empty()) << text_of(findings);
+}
+
+}  // namespace zero::testing::emulated

@@ -1,0 +1,155 @@
+
+#include <ATen/core/boxing/KernelFunction.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/record_function.h>
+#include <torch/library.h>
+
+#include <mutex>
+#include <set>
+#include <string>
+
+#include "accelerator.hpp"
+#include "checker.hpp"
+#include "generator.hpp"
+#include "host_views.hpp"
+#include "operations.hpp"
+#include "streams.hpp"
+
+namespace zero::testing::emulated {
+namespace {
+
+using Stack = torch::jit::Stack;
+
+const std::set<std::string> kSizesDependOnValues = {
+    "aten::nonzero",  "aten::masked_select",      "aten::_unique2",         "aten::unique_dim",
+    "aten::bincount", "aten::unique_consecutive", "aten::repeat_interleave"};
+
+bool on_device(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.device().type() == kDevice.type();
+}
+
+// One operation over views.
+class Call {
+ public:
+  explicit Call(const c10::OperatorHandle& operation) : operation_(operation) {}
+
+  void run(Stack& stack) {
+    const auto& arguments = operation_.schema().arguments();
+    const std::size_t first = stack.size() - arguments.size();
+    for (std::size_t i = 0; i < arguments.size(); ++i) {
+      const auto* const alias = arguments[i].alias_info();
+      stack[first + i] = argument(stack[first + i], alias != nullptr && alias->isWrite());
+      if (is_generator(*arguments[i].type())) draw(stack[first + i]);
+    }
+    const c10::StreamId stream = current_stream();
+    Checker::get().launch(stream, views_.accesses(), c10::toString(operation_.operator_name()));
+    operation_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
+    views_.take_over_sizes();
+    const std::size_t results = operation_.schema().returns().size();
+    for (std::size_t i = stack.size() - results; i < stack.size(); ++i) stack[i] = result(stack[i]);
+    if (host_waits_ || kSizesDependOnValues.count(operation_.schema().name()) != 0) {
+      Checker::get().synchronize(stream);
+    }
+  }
+
+ private:
+  c10::IValue argument(const c10::IValue& value, bool writes) {
+    if (value.isTensor()) {
+      is_on_device_ = is_on_device_ || on_device(value.toTensor());
+      return views_.of(value.toTensor(), writes);
+    }
+    if (value.isTensorList()) {
+      c10::List<at::Tensor> all;
+      for (const at::Tensor& t : value.toTensorVector())
+        all.push_back(argument(t, writes).toTensor());
+      return all;
+    }
+    if (value.isOptionalTensorList()) {
+      c10::List<std::optional<at::Tensor>> all;
+      for (const std::optional<at::Tensor>& t : value.toOptionalTensorVector()) {
+        all.push_back(t ? std::optional(argument(*t, writes).toTensor()) : std::nullopt);
+      }
+      return all;
+    }
+    if (value.isDevice() && value.toDevice().type() == kDevice.type()) {
+      is_on_device_ = true;
+      return c10::Device(c10::kCPU);
+    }
+    return value;
+  }
+
+  static bool is_generator(const c10::Type& type) {
+    return type.isSubtypeOf(*c10::OptionalType::create(c10::GeneratorType::get()));
+  }
+
+  // Replaces the device's generator by one of the CPU.
+  static void draw(c10::IValue& value) {
+    at::Generator generator = value.isNone() ? default_generator() : value.toGenerator();
+    if (generator.device().type() != kDevice.type()) return;
+    const std::lock_guard lock(generator.mutex());
+    value = generator.get<Generator>()->next();
+  }
+
+  c10::IValue result(const c10::IValue& value) {
+    if (value.isTensor()) return is_on_device_ ? views_.on_device(value.toTensor()) : value;
+    if (value.isTensorList()) {
+      c10::List<at::Tensor> all;
+      for (const at::Tensor& t : value.toTensorVector()) all.push_back(result(t).toTensor());
+      return all;
+    }
+    host_waits_ = true;
+    return value;
+  }
+
+  const c10::OperatorHandle& operation_;
+  HostViews views_;
+  bool is_on_device_ = false;
+  bool host_waits_ = false;
+};
+
+void run_on_views(const c10::OperatorHandle& operation, Stack* stack) {
+  Call(operation).run(*stack);
+}
+
+// Copies belong to a stream, and others look at sizes only.
+bool reads_on_the_host(const at::RecordFunction& function, const std::vector<at::Tensor>& tensors) {
+  static const std::set<std::string> kNot = {"aten::empty_like", "aten::_to_copy", "aten::to",
+                                             "aten::_copy_from", "aten::is_pinned"};
+  if (kNot.count(function.name()) != 0) return false;
+  if (std::string(function.name()) != "aten::copy_") return true;
+  return tensors.size() == 2 && tensors[0].is_cpu() && tensors[1].is_cpu();
+}
+
+std::unique_ptr<at::ObserverContext> look(const at::RecordFunction& function) {
+  if (!Checker::get().awaits_copies()) return nullptr;
+  const auto schema = function.operator_schema();
+  std::vector<at::Tensor> tensors;
+  for (std::size_t i = 0; i < function.inputs().size(); ++i) {
+    const c10::IValue& value = function.inputs()[i];
+    const bool is_view = schema && i < schema->arguments().size() &&
+                         schema->arguments()[i].alias_info() != nullptr &&
+                         !schema->arguments()[i].alias_info()->isWrite();
+    if (!is_view && value.isTensor() && value.toTensor().defined()) {
+      tensors.push_back(value.toTensor());
+    }
+    if (value.isTensorList()) {
+      for (const at::Tensor& t : value.toTensorVector()) tensors.push_back(t);
+    }
+  }
+  if (!reads_on_the_host(function, tensors)) return nullptr;
+  for (const at::Tensor& t : tensors) {
+    if (t.is_cpu()) Checker::get().host_tensor_used(t, function.name());
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+void register_fallback() {
+  static torch::Library all(torch::Library::IMPL, "_", c10::DispatchKey::PrivateUse1, __FILE__,
+                            __LINE__);
+  all.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_views>());
+  at::addGlobalCallback(at::RecordFunctionCallback(look).needsInputs(true));
+}
+
+}  // namespace zero::testing::emulated
