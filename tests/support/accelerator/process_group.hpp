@@ -27,9 +27,9 @@ struct ProcessGroupOptions {
   /// Runs on the internal stream before an operation of this rank; `number` counts the group's
   /// operations on this rank. It may wait (a late rank) or throw (a lost peer).
   std::function<void(c10d::OpType, std::uint64_t number)> before = {};
-  /// Until an operation is complete the group keeps what it uses, because the host's allocator knows
-  /// no streams: memory that is freed in the order of a stream would be another's before that. False
-  /// shows what the caller keeps.
+  /// Until an operation is complete the group keeps what it uses, because the host's allocator
+  /// knows no streams: memory that is freed in the order of a stream would be another's before
+  /// that. False shows what the caller keeps.
   bool keeps_buffers = true;
   /// Called with the internal stream as the current one: what an operation reads and writes there.
   std::function<void(const std::vector<at::Tensor>& reads, const std::vector<at::Tensor>& writes)>
