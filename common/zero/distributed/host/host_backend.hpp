@@ -34,7 +34,8 @@ class HostReads final : public HostWork {
 /// the traffic counters are the same as over TCP ("sent" is what peers copied from this rank).
 class HostBackend final : public PairwiseBackend {
  public:
-  /// `other` carries messages between two ranks; null: there are none. `why_shared` says why memory is shared, if it is.
+  /// `other` carries messages between two ranks; null: there are none. `why_shared` says why memory
+  /// is shared, if it is.
   HostBackend(const Place& place, std::unique_ptr<HostTransport> transport,
               std::unique_ptr<Backend> other, std::string why_shared)
       : PairwiseBackend(place.rank, place.size),
