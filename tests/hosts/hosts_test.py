@@ -105,14 +105,15 @@ def python_with_torchrun():
     return python
 
 
-def start_torchrun(scene, network, command, *options):
+def start_torchrun(scene, network, command, *options, **variables):
     """An agent on every host, each with as many ranks as make RANKS in all."""
     hosts, python = network.hosts, python_with_torchrun()
     return [
         scene.start(f"torchrun on {host.name}", host.command(
             python, "-m", "torch.distributed.run", "--nnodes", len(hosts), "--node-rank", number,
             "--nproc-per-node", RANKS // len(hosts), "--master-addr", hosts[0].address,
-            "--master-port", PORT, *options, "--no-python", *command), GLOO_SOCKET_IFNAME="eth0")
+            "--master-port", PORT, *options, "--no-python", *command), GLOO_SOCKET_IFNAME="eth0",
+            **variables)
         for number, host in enumerate(hosts)
     ]
 
@@ -130,6 +131,43 @@ def train_on(hosts):
     return test
 
 
+def check_bytes_of_hosts(network, figures, copies):
+    """Each of two hosts of two ranks has sent so many copies of the weights in each step, by account of
+    its ranks and of the switch, and next to nothing to itself by TCP."""
+    weights = figures["parameter_bytes"]
+    for host, number, in_a_step in zip(network.hosts, (0, 1), copies):
+        expected = in_a_step * weights
+        # Host 0 sends the first values, too.
+        counted = expected * GROUP_STEPS + (weights if number == 0 else 0)
+        ranks = figures["modes"][0]["ranks"][2 * number:][:2]
+        by_ranks = sum(rank["sent_between_hosts_bytes"] for rank in ranks)
+        # Padding, and what ranks tell each other about losses and norms.
+        if not expected <= by_ranks <= 1.05 * expected + 4096:
+            raise Failure(f"the ranks of {host.name} counted {by_ranks} bytes a step, {expected} is the formula")
+        sent, inside = network.bytes_from(host), host.bytes_inside()
+        print(f"{host.name} sent {sent / 2**20:.1f} MiB, {counted / 2**20:.1f} MiB without headers, "
+              f"and {inside / 2**20:.1f} MiB to itself")
+        # Padding, headers, acknowledgements, and what launchers, stores and losses take.
+        if not counted <= sent <= 1.25 * counted + (2 << 20):
+            raise Failure(f"{host.name} sent {sent} bytes by network, {counted} is the formula")
+        # Several copies a step move inside a host.
+        if inside > weights * GROUP_STEPS:
+            raise Failure(f"{host.name} sent {inside} bytes to itself by TCP")
+
+
+def train_over_hosts(scene):
+    """Each piece goes to another host once, and sums go from host to host."""
+    network, modes = scene.network(2), ["engine1"]
+    command = scene.ladder("several.json", modes, GROUP_STEPS)
+    agents = start_torchrun(scene, network, command, ZERO_BETWEEN_HOSTS="hierarchical")
+    for agent in agents:
+        agent.succeed()
+    network.check_empty()
+    # A reduce-scatter: V from the first host, V (R-1)/R from the last. An all-gather: V (R-1)/R.
+    check_bytes_of_hosts(network, scene.figures("several.json"), [1.5, 1])
+    scene.check_against_one_host("several.json", modes, GROUP_STEPS)
+
+
 def train_in_groups(scene):
     """Hosts as groups that share model states: gradients go between them, and nothing else does.
 
@@ -142,25 +180,8 @@ def train_in_groups(scene):
     for agent in agents:
         agent.succeed()
     network.check_empty()
-    figures = scene.figures("groups.json")
-    weights = figures["parameter_bytes"]
-    for number, host in enumerate(network.hosts):
-        # 2 (V/S) (R-1)/R of each of S = 2 ranks: V a step. Host 0 sends the first values, too.
-        counted = weights * (GROUP_STEPS + (1 if number == 0 else 0))
-        ranks = figures["modes"][0]["ranks"][2 * number:][:2]
-        by_ranks = sum(rank["sent_between_hosts_bytes"] for rank in ranks)
-        # Padding, and what ranks tell each other about losses and norms.
-        if not weights <= by_ranks <= 1.05 * weights + 4096:
-            raise Failure(f"the ranks of {host.name} counted {by_ranks} bytes a step, {weights} are the gradients")
-        sent, inside = network.bytes_from(host), host.bytes_inside()
-        print(f"{host.name} sent {sent / 2**20:.1f} MiB, {counted / 2**20:.1f} MiB without headers, "
-              f"and {inside / 2**20:.1f} MiB to itself")
-        # Padding, headers, acknowledgements, and what launchers, stores and losses take.
-        if not counted <= sent <= 1.25 * counted + (2 << 20):
-            raise Failure(f"{host.name} sent {sent} bytes by network, {counted} are the gradients")
-        # Stage 3 moves 3 V a step inside a host.
-        if inside > weights * GROUP_STEPS:
-            raise Failure(f"{host.name} sent {inside} bytes to itself by TCP")
+    # 2 (V/S) (R-1)/R of each of S = 2 ranks.
+    check_bytes_of_hosts(network, scene.figures("groups.json"), [1, 1])
     # Two groups of two ranks on one host add in the same order.
     command = scene.ladder("one_host.json", ["hsdp3"], GROUP_STEPS, "--shard-size", 2, "--nproc", RANKS)
     scene.start("one host", command).succeed()
@@ -292,6 +313,7 @@ TESTS = {
     "four_hosts": train_on(4),
     "two_hosts_of_two_ranks": train_on(2),
     "groups": train_in_groups,
+    "hierarchical": train_over_hosts,
     "link_is_cut": link_is_cut,
     "rank_is_killed": started_again("rank 3 was killed", rank_is_killed),
     "link_is_away": started_again("the link was cut for a while", link_is_away),

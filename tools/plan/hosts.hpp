@@ -16,14 +16,18 @@
 /// bytes.
 namespace zero::plan {
 
-/// How an all-gather or a reduce-scatter of V bytes over N = R S ranks travels. Either way a rank
-/// sends V (N-1)/N. An all-to-all has a message for each pair of ranks, so it has no ring.
+/// How an all-gather or a reduce-scatter of V bytes over N = R S ranks travels. An all-to-all has a
+/// message for each pair of ranks, whatever the others do.
 enum class Sending {
   /// In a ring whose ranks are in the order of hosts, to the next rank only. Then V (N-1)/N leave a
   /// host, from its last rank. With S rings, each of which leaves the host from another rank (NCCL
   /// makes one for each network card), every rank sends 1/S of that to other hosts.
   kRing,
-  /// To each other rank, as this library does: S V (R-1)/R leave a host.
+  /// As this library does between hosts. A piece goes to each other host once: V (R-1)/R leave a
+  /// host in an all-gather. A sum passes from host to host, in float32 at least: V of it leave each
+  /// but the last, or what direct sends take if that is less.
+  kHierarchical,
+  /// To each other rank, as this library does with small tensors: S V (R-1)/R leave a host.
   kDirect,
 };
 
@@ -49,8 +53,8 @@ struct HostPlan {
   std::string name;  ///< "ZeRO-3", "HSDP", "hpZ", "qwZ", "qgZ", "ZeRO++"
   States states;     ///< of the fullest rank; secondary shards are among the parameters
   std::vector<HostPhase> phases;  ///< the collectives of a step
-  /// Bytes that leave a host in a step with one micro-batch, with each way of sending.
-  double leaves_by_ring = 0, leaves_directly = 0;
+  /// Bytes that leave a host in a step with one micro-batch, in a ring and with kHierarchical.
+  double leaves_by_ring = 0, leaves_here = 0;
   double seconds = 0;  ///< communication and quantizing, nothing hidden
   /// The smallest W_inside/W_between from which on this takes less time than ZeRO-3, where
   /// W_inside is Machine::bandwidth: 0 for any ratio, nothing if it never does.

@@ -90,12 +90,12 @@ Sheet host_sheet(const Plan& plan) {
   const std::string unit = name(plan.unit());
   Sheet sheet(plan.unit());
   sheet.columns({"way"}).columns({"states"}, unit).columns({"inside"}, unit, "a rank sends");
-  sheet.columns({"ring", "direct"}, unit, "leaves a host").columns({"time"}, "s");
+  sheet.columns({"ring", "here"}, unit, "leaves a host").columns({"time"}, "s");
   sheet.columns({"from ratio"}, "", "pays").columns({"below"}, "GB/s", "pays");
   for (const HostPlan& h : plan.hosts) {
     const double ratio = h.pays_from.value_or(NAN);
-    sheet.add({h.name, h.states.total(), h.sum().inside, h.leaves_by_ring, h.leaves_directly,
-               h.seconds, ratio, plan.request.machine.bandwidth / ratio / 1e9});
+    sheet.add({h.name, h.states.total(), h.sum().inside, h.leaves_by_ring, h.leaves_here, h.seconds,
+               ratio, plan.request.machine.bandwidth / ratio / 1e9});
   }
   return sheet;
 }
@@ -152,7 +152,9 @@ std::string about_hosts(const Plan& plan) {
              "hidden, at {} GB/s of a rank inside its host, {} GB/s to other hosts and {} GB/s of "
              "values quantized. A way pays if it takes less time than ZeRO-3.",
              plan.request.world_size / *hosts.ranks_per_host, *hosts.ranks_per_host,
-             hosts.sending == Sending::kRing ? "ring" : "direct sends",
+             hosts.sending == Sending::kRing           ? "ring"
+             : hosts.sending == Sending::kHierarchical ? "hierarchical collectives"
+                                                       : "direct sends",
              fixed(plan.request.machine.bandwidth / 1e9, 3), fixed(hosts.bandwidth / 1e9, 3),
              fixed(hosts.quantize_bandwidth / 1e9, 1)) +
          say("\nLeast time: {} ({} s). Of what rounds nothing: {} ({} s).", least.name,

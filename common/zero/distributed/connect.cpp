@@ -123,8 +123,8 @@ HostRoutes::Choice choice_of(const std::string& between_hosts) {
                                                  {"direct", Choice::kDirect},
                                                  {"hierarchical", Choice::kHierarchical}};
   if (choices.count(between_hosts) > 0) return choices.at(between_hosts);
-  throw Error(fmt::format("between_hosts '{}' is unknown: auto, direct or hierarchical",
-                          between_hosts));
+  throw Error(
+      fmt::format("between_hosts '{}' is unknown: auto, direct or hierarchical", between_hosts));
 }
 
 // Connects the ranks of this host, rank `place` of which this is; null where they have to use TCP.

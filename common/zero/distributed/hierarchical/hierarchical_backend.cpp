@@ -55,8 +55,7 @@ class HierarchicalBackend::TaskWork final : public Work::Pending {
 };
 
 HierarchicalBackend::HierarchicalBackend(const Place& place, HostRoutes routes,
-                                         std::unique_ptr<Backend> direct,
-                                         const GlooLinks& messages,
+                                         std::unique_ptr<Backend> direct, const GlooLinks& messages,
                                          std::shared_ptr<StoreExchange> exchange,
                                          std::unique_ptr<HostBackend> inside)
     : direct_(std::move(direct)),
@@ -65,8 +64,8 @@ HierarchicalBackend::HierarchicalBackend(const Place& place, HostRoutes routes,
       inside_(std::move(inside)),
       messages_(messages),
       results_(messages),
-      links_{routes, place.rank, *inside_, messages_, results_,
-             [this](MessageSet& set) { wait_for(set); }} {
+      links_{routes,    place.rank, *inside_,
+             messages_, results_,   [this](MessageSet& set) { wait_for(set); }} {
   messages_.log = &silent_log_;
 }
 
@@ -107,8 +106,7 @@ std::optional<std::int64_t> HierarchicalBackend::sent_between_hosts(const Call& 
 
 Backend::WorkPtr HierarchicalBackend::reduce_by_chain(const Call& call, const at::Tensor& input,
                                                       const at::Tensor& output) {
-  const auto chain =
-      std::make_shared<HostChain>(links_, call, input.flatten(), output.flatten());
+  const auto chain = std::make_shared<HostChain>(links_, call, input.flatten(), output.flatten());
   return std::make_unique<TaskWork>(
       *this, call, [chain] { chain->run(); },
       [chain, call] {
@@ -133,7 +131,8 @@ Backend::WorkPtr HierarchicalBackend::reduce_scatter(const Call& call, at::Tenso
   return direct_->reduce_scatter(call, std::move(output), std::move(input));
 }
 
-// All-gather and broadcast. What goes to another host is on its way at once; the thread passes it on.
+// All-gather and broadcast. What goes to another host is on its way at once; the thread passes it
+// on.
 class HierarchicalBackend::Gather {
  public:
   Gather(const HostLinks& links, const Call& call)

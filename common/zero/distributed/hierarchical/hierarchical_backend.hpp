@@ -23,8 +23,8 @@ namespace zero::dist {
 /// wait for them in any order.
 class HierarchicalBackend final : public Backend {
  public:
-  /// `place` is this rank among all, `messages` connects all, `inside` the ranks of this host, whose
-  /// start-up went through `exchange`.
+  /// `place` is this rank among all, `messages` connects all, `inside` the ranks of this host,
+  /// whose start-up went through `exchange`.
   HierarchicalBackend(const Place& place, HostRoutes routes, std::unique_ptr<Backend> direct,
                       const GlooLinks& messages, std::shared_ptr<StoreExchange> exchange,
                       std::unique_ptr<HostBackend> inside);
@@ -64,8 +64,8 @@ class HierarchicalBackend final : public Backend {
   std::shared_ptr<StoreExchange> exchange_;
   std::unique_ptr<HostBackend> inside_;
   CallLog silent_log_{nullptr, 0, 1};  // of the thread: ranks compare calls where they wait
-  GlooLinks messages_;  // of the thread
-  GlooLinks results_;   // waited for by the caller
+  GlooLinks messages_;                 // of the thread
+  GlooLinks results_;                  // waited for by the caller
   HostLinks links_;
   std::mutex mutex_;
   bool stopped_ = false;

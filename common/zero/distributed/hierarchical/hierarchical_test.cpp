@@ -48,31 +48,41 @@ std::vector<at::Tensor> results(Communicator& c, std::int64_t elements, at::Scal
   for (int root = 0; root < n; ++root) {
     work.push_back(
         c.reduce(made(values(c.rank(), elements, dtype)), root, Purpose::kGradient, mean));
-    work.push_back(
-        c.broadcast(made(values(c.rank(), elements, dtype)), root, Purpose::kParameter));
+    work.push_back(c.broadcast(made(values(c.rank(), elements, dtype)), root, Purpose::kParameter));
   }
   work.push_back(c.all_reduce(made(values(c.rank(), elements, dtype)), Purpose::kGradient, mean));
   const at::Tensor pieces = made(values(c.rank(), n * elements, dtype));
-  work.push_back(c.reduce_scatter(made(at::empty({elements}, dtype)), pieces, Purpose::kGradient,
-                                  sum));
+  work.push_back(
+      c.reduce_scatter(made(at::empty({elements}, dtype)), pieces, Purpose::kGradient, sum));
   const at::Tensor own = values(c.rank(), n * elements, dtype);
   work.push_back(c.reduce_scatter(made(own.narrow(0, c.rank() * elements, elements)), own,
                                   Purpose::kGradient, mean));
   work.push_back(c.all_gather(made(at::empty({n * elements}, dtype)),
                               values(c.rank(), elements, dtype), Purpose::kParameter));
   const at::Tensor whole = made(values(c.rank(), n * elements, dtype));
-  work.push_back(c.all_gather(whole, whole.narrow(0, c.rank() * elements, elements),
-                              Purpose::kParameter));
+  work.push_back(
+      c.all_gather(whole, whole.narrow(0, c.rank() * elements, elements), Purpose::kParameter));
   // Latest first: ranks may wait in any order.
   for (std::size_t i = work.size(); i-- > 0;) work[i].wait();
   return tensors;
 }
 
-// Sets the variable for ranks that start while this lives.
+// Sets the variables for ranks that start while this lives. Over TCP ranks of a host have no way
+// inside it.
 class BetweenHosts {
  public:
-  explicit BetweenHosts(const char* way) { ::setenv("ZERO_BETWEEN_HOSTS", way, 1); }
-  ~BetweenHosts() { ::unsetenv("ZERO_BETWEEN_HOSTS"); }
+  explicit BetweenHosts(const char* way) {
+    if (const char* variable = std::getenv("ZERO_TRANSPORT")) outer_ = variable;
+    if (outer_ == "tcp") ::setenv("ZERO_TRANSPORT", "auto", 1);
+    ::setenv("ZERO_BETWEEN_HOSTS", way, 1);
+  }
+  ~BetweenHosts() {
+    ::setenv("ZERO_TRANSPORT", outer_.c_str(), 1);
+    ::unsetenv("ZERO_BETWEEN_HOSTS");
+  }
+
+ private:
+  std::string outer_;
 };
 
 class Hierarchical : public ::testing::TestWithParam<Layout> {};
@@ -141,9 +151,9 @@ TEST_P(Hierarchical, SendsBetweenHostsWhatTheFormulasSay) {
                 std::vector<std::int64_t>(r, v / layout.hosts * (layout.hosts - 1)));
       std::vector<std::int64_t> chain(r, in_sums);
       chain.back() = v / layout.hosts * (layout.hosts - 1);
-      EXPECT_EQ(left_hosts(c, layout,
-                           [&] { return c.reduce_scatter(piece, whole, Purpose::kGradient); }),
-                chain);
+      EXPECT_EQ(
+          left_hosts(c, layout, [&] { return c.reduce_scatter(piece, whole, Purpose::kGradient); }),
+          chain);
       std::vector<std::int64_t> there_and_back(r, in_sums + v);
       there_and_back.front() = in_sums;
       there_and_back.back() = v;
@@ -173,6 +183,7 @@ std::int64_t left_by_reduce_scatter(Communicator& c, const Layout& layout, std::
 }
 
 TEST(HierarchicalChoice, IsWhatLetsFewerBytesLeaveAHost) {
+  const BetweenHosts choice("auto");
   on_ranks(8, [](Communicator& c) {
     const Layout two_of_four{2, 4};
     c.set_hosts(two_of_four.by_rank());
@@ -195,21 +206,26 @@ TEST(HierarchicalChoice, IsWhatLetsFewerBytesLeaveAHost) {
 }
 
 TEST(HierarchicalChoice, OfOneRankForDirectSendsCountsForAll) {
+  const BetweenHosts forced("hierarchical");
   on_ranks(4, [](Communicator& c) {
     if (c.rank() == 2) ::setenv("ZERO_BETWEEN_HOSTS", "direct", 1);
     const Layout two_of_two{2, 2};
     c.set_hosts(two_of_two.by_rank());
     const at::Tensor all = at::empty({1 << 20}), piece = at::zeros({1 << 18});
-    EXPECT_EQ(left_hosts(c, two_of_two, [&] { return c.all_gather(all, piece, Purpose::kSetup); })[0],
-              4 * all.numel());
+    EXPECT_EQ(
+        left_hosts(c, two_of_two, [&] { return c.all_gather(all, piece, Purpose::kSetup); })[0],
+        4 * all.numel());
   });
 }
 
 TEST(HierarchicalChoice, RefusesAWayThatIsUnknown) {
   on_ranks(2, [](Communicator& c) {
     ::setenv("ZERO_BETWEEN_HOSTS", "ring", 1);
-    testing::expect_error([&] { c.set_hosts({0, 1}); },
-                          {"between_hosts 'ring' is unknown: auto, direct or hierarchical"});
+    testing::expect_error(
+        [&] {
+          c.set_hosts({0, 1});
+        },
+        {"between_hosts 'ring' is unknown: auto, direct or hierarchical"});
   });
 }
 
@@ -263,8 +279,7 @@ std::vector<std::pair<const char*, std::function<Work(Communicator&)>>> long_ope
   return {
       {"all_gather",
        [=](Communicator& c) { return c.all_gather(whole(), piece(c), Purpose::kParameter); }},
-      {"broadcast",
-       [=](Communicator& c) { return c.broadcast(whole(), 1, Purpose::kParameter); }},
+      {"broadcast", [=](Communicator& c) { return c.broadcast(whole(), 1, Purpose::kParameter); }},
       {"reduce", [=](Communicator& c) { return c.reduce(whole(), 2, Purpose::kGradient); }},
       {"reduce_scatter",
        [=](Communicator& c) { return c.reduce_scatter(piece(c), whole(), Purpose::kGradient); }},
@@ -312,6 +327,19 @@ TEST(HierarchicalFaults, AStoppedRankIsAnErrorOnAllOthersWhenTimeIsUp) {
     expect_named_errors(start, SIGSTOP, victim, /*started=*/true);
     victim = (victim + 1) % 4;
   }
+}
+
+// Rank 2 waits for the other rank of its host, which is its rank 1 there.
+TEST(HierarchicalFaults, NameARankByItsNumberAmongAll) {
+  const BetweenHosts forced("hierarchical");
+  const auto exits = ranks_ended({.world_size = 4}, [](Communicator& c) {
+    c.set_hosts({0, 0, 1, 1});
+    c.barrier();
+    if (c.rank() == 3) ::raise(SIGKILL);
+    const at::Tensor whole = at::ones({400}), piece = at::empty({100});
+    c.reduce_scatter(piece, whole, Purpose::kGradient).wait();
+  });
+  testing::expect_errors({exits[2]}, ::testing::HasSubstr("the connection to rank 3 is gone"));
 }
 
 // Long before the time limit.

@@ -86,9 +86,9 @@ void HostChain::receive_results() {
 
 void HostChain::receive_sum(std::size_t w) {
   if (first() || w >= windows_.size()) return;
-  Flight& flight = arriving_.emplace_back(
-      Flight{at::empty({windows_[w].length}, input_.options().dtype(sums_)),
-             MessageSet(links_.messages, call_)});
+  Flight& flight =
+      arriving_.emplace_back(Flight{at::empty({windows_[w].length}, input_.options().dtype(sums_)),
+                                    MessageSet(links_.messages, call_)});
   flight.message.recv(flight.block, neighbour(-1), tag_of(call_));
 }
 

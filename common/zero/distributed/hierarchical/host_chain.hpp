@@ -57,7 +57,9 @@ class HostChain {
   int neighbour(int hosts) const;
   bool first() const { return host_ == 0; }
   bool last() const { return host_ == links_.routes.hosts() - 1; }
-  at::Tensor part(const Window& window) const { return input_.narrow(0, window.begin, window.length); }
+  at::Tensor part(const Window& window) const {
+    return input_.narrow(0, window.begin, window.length);
+  }
   at::Tensor result(const Window& window) const;
 
   void receive_results();

@@ -43,8 +43,8 @@ std::vector<HostRoutes::Range> HostRoutes::lane(const Call& call, std::int64_t e
   std::vector<Range> ranges;
   for (int host = 0; host < hosts_; ++host) {
     const int owner = rank_at(host, place);
-    ranges.push_back(range(owner, hosts_ * per_host_,
-                           call.operation == Operation::kAllReduce ? -1 : owner));
+    ranges.push_back(
+        range(owner, hosts_ * per_host_, call.operation == Operation::kAllReduce ? -1 : owner));
   }
   return ranges;
 }
@@ -52,10 +52,12 @@ std::vector<HostRoutes::Range> HostRoutes::lane(const Call& call, std::int64_t e
 bool HostRoutes::take(const Call& call, const at::Tensor& tensor) const {
   if (choice_ == Choice::kDirect) return false;
   // Integers cannot be averaged, which the direct way says.
-  if (is_reduction(call.operation) && call.divisor != 1 && !tensor.is_floating_point()) return false;
+  if (is_reduction(call.operation) && call.divisor != 1 && !tensor.is_floating_point())
+    return false;
   const auto bytes = static_cast<std::int64_t>(tensor.nbytes());
   const std::int64_t sums =
-      tensor.numel() * static_cast<std::int64_t>(c10::elementSize(type_of_sums(tensor.scalar_type())));
+      tensor.numel() *
+      static_cast<std::int64_t>(c10::elementSize(type_of_sums(tensor.scalar_type())));
   // From the host that sends most.
   std::int64_t directly = 0, this_way = 0;
   switch (call.operation) {
@@ -95,8 +97,8 @@ std::int64_t HostRoutes::sent_between_hosts(const Call& call, const at::Tensor& 
   std::int64_t sums = 0, results = 0;  // elements
   for (const Range& range : lane(call, tensor.numel(), place_of(rank))) {
     if (!last) sums += range.length;
-    const bool returns = range.owner < 0 ? host_of(rank) > 0
-                                         : last && host_of(range.owner) != host_of(rank);
+    const bool returns =
+        range.owner < 0 ? host_of(rank) > 0 : last && host_of(range.owner) != host_of(rank);
     if (returns) results += range.length;
   }
   return sums * static_cast<std::int64_t>(c10::elementSize(type_of_sums(tensor.scalar_type()))) +
