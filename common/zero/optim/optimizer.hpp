@@ -54,9 +54,6 @@ class Optimizer {
   /// Whether states are on a disk (with_offload()). step() may then fail on one rank alone, so that
   /// all ranks have to agree on how it ended; state() and load_state() copy. The same on all ranks.
   virtual bool is_offloaded() const { return false; }
-  /// step() has failed on a rank, with this error: step() and state() throw from now on, until
-  /// load_state() has been called for every parameter.
-  virtual void note_failed_step(const std::string& /*why*/) {}
 
   /// From the next step on, gradients are `scale` times too large (the loss was multiplied by it):
   /// step() divides them by it, in float32, before it does anything else. Throws zero::Error for a

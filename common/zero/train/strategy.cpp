@@ -145,15 +145,11 @@ void Strategy::optimizer_step() {
 
 void Strategy::update() {
   if (!optimizer_->is_offloaded()) return optimizer_->step();
-  try {
-    dist::on_all_ranks(mesh_.world(), "the update failed, load a checkpoint", [this] {
-      optimizer_->step();
-      return std::string();
-    });
-  } catch (const Error& error) {
-    optimizer_->note_failed_step(error.what());
-    throw;
-  }
+  // The rank that fails refuses the next update and the next save, too, and with it all ranks do.
+  dist::on_all_ranks(mesh_.world(), "the update failed, load a checkpoint", [this] {
+    optimizer_->step();
+    return std::string();
+  });
 }
 
 void Strategy::zero_grad() {

@@ -79,7 +79,9 @@ class Offloaded final : public Optimizer {
     try {
       update();
     } catch (const std::exception& error) {
-      note_failed_step(message_of(error));
+      failure_ = message_of(error);
+      lay_out_anew();
+      for (OffloadedSlot& slot : slots_) slot.stale = true;
       throw;
     }
   }
@@ -172,11 +174,6 @@ class Offloaded final : public Optimizer {
   }
 
   bool is_offloaded() const override { return true; }
-  void note_failed_step(const std::string& why) override {
-    failure_ = why;
-    lay_out_anew();
-    for (OffloadedSlot& slot : slots_) slot.stale = true;
-  }
 
   OffloadTraffic traffic() const { return store_->file().traffic(); }
 

@@ -91,6 +91,7 @@ void TileFile::clear() {
 
 void TileFile::start(const at::Tensor& buffer, std::size_t write, std::int64_t bytes,
                      std::size_t read) {
+  TORCH_INTERNAL_ASSERT(!moving_.defined(), "finish() comes before the next start()");
   const std::int64_t to_write = write == kNone ? 0 : aligned(bytes);
   const std::int64_t to_read = read == kNone ? 0 : tiles_[read].bytes;
   if (to_write > 0) tiles_[write] = {to_write, checksum_of(buffer, to_write)};
