@@ -13,6 +13,7 @@
 #include <tests/support/same_bits.hpp>
 #include <tests/support/toy.hpp>
 #include <zero/data/batch.hpp>
+#include <zero/nn/llama.hpp>
 #include <zero/nn/parameters.hpp>
 
 namespace zero::testing::emulated {
@@ -20,15 +21,18 @@ namespace {
 
 class OperationsTest : public EmulatedTest {};
 
-// Losses and gradients of `model` after a forward and a backward on `device`, on the CPU.
+// Losses and gradients of `model` after a forward and a backward on `device`, on the CPU. The host
+// never waits for the device in them.
 std::vector<at::Tensor> losses_and_gradients(nn::Model& model, data::Batch batch,
                                              at::Device device) {
   model.to(device);
   batch.inputs = batch.inputs.to(device);
   batch.targets = batch.targets.to(device);
+  const auto waits = Checker::get().counts().host_waits;
   const at::Tensor loss = model.loss(batch);
   EXPECT_EQ(loss.device().type(), device.type());
   loss.backward();
+  EXPECT_EQ(Checker::get().counts().host_waits, waits);
   std::vector<at::Tensor> all{loss.detach().cpu()};
   for (const at::Tensor& p : model.parameters()) {
     EXPECT_EQ(p.grad().device().type(), device.type());
@@ -65,6 +69,15 @@ TEST_F(OperationsTest, AnMlpHasTheBitsOfTheCpu) {
     batch.targets = batch.targets.to(dtype);
     expect_bits_of_the_cpu<nn::Mlp>(config, batch);
   }
+}
+
+TEST_F(OperationsTest, ALlamaHasTheBitsOfTheCpu) {
+  const nn::LlamaConfig config = nn::preset("tiny");
+  data::Batch batch;
+  batch.inputs = at::arange(64).remainder(config.vocabulary).view({2, 32});
+  batch.targets = at::arange(1, 65).remainder(config.vocabulary).view({2, 32});
+  batch.loss_terms = 64;
+  expect_bits_of_the_cpu<nn::Llama>(config, batch);
 }
 
 TEST_F(OperationsTest, ViewsShareTheirBytes) {

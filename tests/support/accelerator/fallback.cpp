@@ -143,12 +143,30 @@ std::unique_ptr<at::ObserverContext> look(const at::RecordFunction& function) {
   return nullptr;
 }
 
+// Operations that LibTorch composes of others for a device that does not know them, and of which
+// the CPU has a kernel of its own, such as silu_backward: composed, they would have other bits.
+void register_kernels_of_the_cpu() {
+  static torch::Library aten(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__,
+                             __LINE__);
+  for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    const auto operation = c10::Dispatcher::singleton().findSchema(name);
+    if (!operation || name.getNamespace() != "aten") continue;
+    const auto has = [&](c10::DispatchKey key) { return operation->hasKernelForDispatchKey(key); };
+    const bool is_composed = has(c10::DispatchKey::CompositeImplicitAutograd) ||
+                             has(c10::DispatchKey::CompositeExplicitAutograd);
+    if (!is_composed || !has(c10::DispatchKey::CPU) || has(c10::DispatchKey::PrivateUse1)) continue;
+    aten.impl(c10::toString(name).c_str(),
+              torch::CppFunction::makeFromBoxedFunction<&run_on_views>());
+  }
+}
+
 }  // namespace
 
 void register_fallback() {
   static torch::Library all(torch::Library::IMPL, "_", c10::DispatchKey::PrivateUse1, __FILE__,
                             __LINE__);
   all.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_views>());
+  register_kernels_of_the_cpu();
   at::addGlobalCallback(at::RecordFunctionCallback(look).needsInputs(true));
 }
 
