@@ -1,4 +1,5 @@
-// The part of {fmt} that needs no template, compiled once. Used header-only, it takes a second of every object.
+// The part of {fmt} that needs no template, compiled once. Used header-only, it takes a second of
+// every object.
 
 #include <fmt/format-inl.h>
 
