@@ -1,4 +1,4 @@
-// ZeRO-3 with the moments in a file: a layer's are read before its update, and written behind it.
+// ZeRO-3 with moments in a file: those of a layer are read before its update, written after it.
 
 #include <c10/core/thread_pool.h>
 #include <fmt/format.h>
