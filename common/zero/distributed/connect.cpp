@@ -159,9 +159,18 @@ std::unique_ptr<Backend> over_hosts(const Place& place, int number, std::unique_
       choice_of(option_or("ZERO_BETWEEN_HOSTS", place.options.between_hosts));
   const auto routes = HostRoutes::of(hosts, choice);
   if (!routes || gloo == nullptr) return cpu;
+  // Ranks that read each other's memory are on one machine, whatever they call hosts.
+  const bool on_one_machine = dynamic_cast<HostBackend*>(cpu.get()) != nullptr;
+  const bool goes_directly = choice == HostRoutes::Choice::kDirect ||
+                             (choice == HostRoutes::Choice::kAuto && on_one_machine);
+  // Ranks that chose differently would take different ways: then all go directly.
+  const std::string mine = goes_directly ? "direct" : std::to_string(static_cast<int>(choice));
+  for (const std::string& theirs : place.store->exchange(mine)) {
+    if (goes_directly || theirs != mine) return cpu;
+  }
   std::shared_ptr<StoreExchange> exchange;
   std::unique_ptr<HostBackend> inside = connect_host(place, *routes, number, exchange);
-  const bool can = inside != nullptr && choice != HostRoutes::Choice::kDirect;
+  const bool can = inside != nullptr;
   for (const std::string& theirs : place.store->exchange(can ? "can" : "cannot")) {
     if (theirs != "can") return cpu;
   }

@@ -258,6 +258,7 @@ void Engine::join() {
 // Others that have data are in forward(), so that all ranks throw.
 void Engine::verify_no_rank_has_data() {
   try {
+    strategy_->shard_group().barrier();  // in which others gather, so that it is noticed soon
     strategy_->mesh().world().barrier();
   } catch (const Error& error) {
     throw Error(fmt::format(

@@ -1,3 +1,4 @@
+#include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
 
 #include <deque>
@@ -19,7 +20,9 @@ class HierarchicalBackend::TaskWork final : public Work::Pending {
   TaskWork(HierarchicalBackend& backend, const Call& call, std::function<void()> run,
            std::function<void()> finish)
       : backend_(backend), call_(call), finish_(std::move(finish)) {
-    done_ = backend_.thread_.add([&backend, run = std::move(run)] {
+    done_ = backend_.thread_.add([&backend, run = std::move(run)]() mutable {
+      // Before the future is ready: what the task holds is the caller's alone again.
+      const auto end = c10::make_scope_exit([&run] { run = nullptr; });
       try {
         run();
       } catch (...) {
@@ -36,6 +39,8 @@ class HierarchicalBackend::TaskWork final : public Work::Pending {
     } catch (const Error&) {
       throw_if_calls_differ();  // a peer may have left because it saw that they do
       throw;
+    } catch (const std::exception& error) {
+      throw Error(fmt::format("{}: {}", call_.text(), message_of(error)));
     }
     finish_();
   }
@@ -45,6 +50,7 @@ class HierarchicalBackend::TaskWork final : public Work::Pending {
     const std::string why = backend_.log_.disagreement();
     if (why.empty()) return;
     backend_.stop();
+    if (done_.valid()) done_.wait();  // until then the task uses the caller's tensors
     throw Error(fmt::format("{}: {}", call_.text(), why));
   }
 

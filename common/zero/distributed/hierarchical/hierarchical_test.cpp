@@ -10,6 +10,7 @@
 #include <tests/support/error_of.hpp>
 #include <tests/support/ranks.hpp>
 #include <zero/distributed/communicator.hpp>
+#include <zero/distributed/hierarchical/host_routes.hpp>
 #include <zero/distributed/not_finite.hpp>
 
 namespace zero::dist {
@@ -182,26 +183,32 @@ std::int64_t left_by_reduce_scatter(Communicator& c, const Layout& layout, std::
                     [&] { return c.reduce_scatter(piece, whole, Purpose::kGradient); })[0];
 }
 
+// Whether `auto` takes it for a reduce-scatter of so many elements.
+bool takes(const std::vector<int>& hosts, std::int64_t elements,
+           at::ScalarType dtype = at::kFloat) {
+  const auto routes = HostRoutes::of(hosts, HostRoutes::Choice::kAuto);
+  const Call call{.operation = Operation::kReduceScatter, .purpose = Purpose::kGradient};
+  return routes && routes->take(call, at::empty({elements}, dtype));
+}
+
 TEST(HierarchicalChoice, IsWhatLetsFewerBytesLeaveAHost) {
+  constexpr std::int64_t kLarge = 1 << 18;
+  const Layout two_of_two{2, 2}, two_of_four{2, 4}, four_of_two{4, 2};
+  EXPECT_TRUE(takes(two_of_four.by_rank(), kLarge));
+  EXPECT_TRUE(takes(four_of_two.by_rank(), kLarge));
+  EXPECT_FALSE(takes(two_of_two.by_rank(), kLarge)) << "V either way";
+  EXPECT_FALSE(takes(two_of_four.by_rank(), kLarge, at::kBFloat16)) << "sums are float32";
+  EXPECT_FALSE(takes(two_of_four.by_rank(), 64)) << "small";
+  EXPECT_FALSE(takes({0, 1, 2, 3, 0, 1, 2, 3}, kLarge)) << "not consecutive";
+}
+
+TEST(HierarchicalChoice, IsDirectAmongRanksThatReadEachOthersMemory) {
   const BetweenHosts choice("auto");
   on_ranks(8, [](Communicator& c) {
     const Layout two_of_four{2, 4};
     c.set_hosts(two_of_four.by_rank());
     constexpr std::int64_t kLarge = 1 << 18;
-    EXPECT_EQ(left_by_reduce_scatter(c, two_of_four, kLarge), 4 * kLarge);
-    // Sums of half types would travel in float32: as many bytes.
-    EXPECT_EQ(left_by_reduce_scatter(c, two_of_four, kLarge, at::kBFloat16), 2 * 4 * kLarge / 2);
-    EXPECT_EQ(left_by_reduce_scatter(c, two_of_four, 64), 4 * (4 * 64) / 2) << "small: directly";
-    const auto ranks_of = [&](std::vector<int> hosts) { c.set_hosts(std::move(hosts)); };
-    // Four hosts of two, numbered in turn: directly.
-    ranks_of({0, 1, 2, 3, 0, 1, 2, 3});
-    const Traffic before = c.traffic();
-    at::Tensor tensor = at::ones({kLarge});
-    c.all_reduce(tensor, Purpose::kGradient).wait();
-    EXPECT_EQ(c.traffic().since(before).between_hosts(), 2 * 4 * kLarge / 8 * 6);
-    const Layout four_of_two{4, 2};
-    c.set_hosts(four_of_two.by_rank());
-    EXPECT_EQ(left_by_reduce_scatter(c, four_of_two, kLarge), 4 * kLarge);
+    EXPECT_EQ(left_by_reduce_scatter(c, two_of_four, kLarge), 4 * (4 * kLarge) / 2);
   });
 }
 

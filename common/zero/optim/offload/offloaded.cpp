@@ -80,8 +80,12 @@ class Offloaded final : public Optimizer {
       update();
     } catch (const std::exception& error) {
       failure_ = message_of(error);
+      // First, because giving up the tiles may fail, too. What never had states has nothing to
+      // load.
+      for (OffloadedSlot& slot : slots_) {
+        slot.stale = slot.steps > 0 || slot.parameter.grad().defined();
+      }
       lay_out_anew();
-      for (OffloadedSlot& slot : slots_) slot.stale = true;
       throw;
     }
   }
@@ -126,8 +130,9 @@ class Offloaded final : public Optimizer {
 
   std::map<std::string, at::ScalarType> state_types(const at::Tensor& parameter) const override {
     const OffloadedSlot* slot = slots_.find(parameter);
-    if (slot == nullptr || slot->steps == 0) return {};
+    if (slot == nullptr) return {};
     verify_states(slot, slot + 1);
+    if (slot->steps == 0) return {};
     return {slot->kinds.begin(), slot->kinds.end()};
   }
 
@@ -152,16 +157,18 @@ class Offloaded final : public Optimizer {
     OffloadedSlot* slot = slots_.find(parameter);
     if (slot == nullptr) throw Error("state for a parameter that this optimizer does not hold");
     check_with_inner(*slot, steps, states);
+    slot->stale = true;  // until all of it is there
     slot->steps = steps;
+    if (steps > 0) {
+      note_kinds(*slot, states);
+      place(*slot);
+      for_each_piece(*slot, [&](std::size_t tile, const Piece& piece) {
+        for (const auto& [name, stored] : states_in(store_->change(tile), piece)) {
+          stored.copy_(part(states.at(name), piece));
+        }
+      });
+    }
     slot->stale = false;
-    if (steps == 0) return;
-    note_kinds(*slot, states);
-    place(*slot);
-    for_each_piece(*slot, [&](std::size_t tile, const Piece& piece) {
-      for (const auto& [name, stored] : states_in(store_->change(tile), piece)) {
-        stored.copy_(part(states.at(name), piece));
-      }
-    });
   }
 
   void set_learning_rate(double rate) override { inner_->set_learning_rate(rate); }
@@ -184,7 +191,7 @@ class Offloaded final : public Optimizer {
     throw Error(fmt::format(
         "an update has failed, so that weights and optimizer states are partly updated: load a "
         "checkpoint. The error was: {}",
-        failure_));
+        failure_.empty() ? "loading its states failed" : failure_));
   }
 
   // Gives a parameter its place on the disk.

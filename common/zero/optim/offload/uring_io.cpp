@@ -41,8 +41,13 @@ class UringIo final : public BlockIo {
     }
     for (int left = pending_; left > 0;) {
       const int submitted = io_uring_submit(&ring_);
-      TORCH_CHECK(submitted >= 0 || submitted == -EINTR || submitted == -EAGAIN,
-                  "io_uring_submit: ", io_error(true, 1, submitted));
+      if (submitted < 0 && submitted != -EINTR && submitted != -EAGAIN) {
+        pending_ -= left;  // those never end
+        finish();
+        io_uring_queue_exit(&ring_);  // forgets them: the next start() must not submit them
+        TORCH_CHECK(io_uring_queue_init(2 * kMostBlocks, &ring_, 0) == 0, "io_uring_queue_init");
+        TORCH_CHECK(false, "io_uring_submit: ", io_error(true, 1, submitted));
+      }
       left -= submitted > 0 ? submitted : 0;
     }
   }
