@@ -86,8 +86,8 @@ class PipelineTrainer::Run {
     }
     at::Tensor gradient = pass->input.grad().contiguous();
     if (!keeps_head()) pass.reset();  // before the waits below, so that its memory is free
-    // Stage 0 sends the gradient of the embedding's output to the last stage. That receives it late,
-    // so up to stages() earlier ones may stay in flight.
+    // Stage 0 sends the gradient of the embedding's output to the last stage, which receives it
+    // late. So up to stages() earlier ones may stay in flight.
     auto& sends = stage_.is_first() ? tied_sends_ : sends_;
     if (stage_.is_first()) wait_for(sends, static_cast<std::size_t>(stage_.stages()));
     if (pass != nullptr) pass->input = at::Tensor();
