@@ -122,7 +122,7 @@ std::string train(Communicator& world) {
     for (int layer = kLayers - 1; layer >= 0; --layer) {
       gather(layer);  // once more: it was dropped after forward
       delta = delta * (1 - activations[layer + 1].square());  // the slope of tanh
-      activations.pop_back();  // its last use was the slope above
+      activations.pop_back();                                 // its last use was the slope above
       if (!by_columns(layer)) delta = gathered(delta);
       gradients[layer] = counted(inputs_of(layer).t().mm(delta), kGradients);
       delta = delta.mm(weights[layer].narrow(0, 0, activations[layer].size(1)).t());  // no bias
