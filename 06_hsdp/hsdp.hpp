@@ -6,7 +6,7 @@
 
 namespace zero {
 
-/// Those of chapter 05, and the key shard_size ("host" or a number of ranks).
+/// The options of chapter 05, and the key shard_size ("host" or a number of ranks).
 struct HsdpOptions {
   OverlapOptions overlap = {};  ///< stage 1, 2 or 3
   /// Number of ranks that share the model states: the ranks are cut into groups of this size, which
@@ -17,13 +17,13 @@ void declare(base::Keys& keys, HsdpOptions& options);
 
 /// Hybrid sharding (HSDP): the N ranks are cut into R groups of S. The ranks of a group share the
 /// model states, as those of chapter 05 do at stages 1 to 3; the groups hold copies of each other.
-/// If a group is a host, parameters never leave it: between hosts there are only gradients, of
-/// which each rank sends its shard.
+/// If a group is a host, no parameter leaves it in a step: between hosts there are only gradients,
+/// of which each rank sends its shard.
 ///
 ///     bucket of gradients --reduce-scatter--> sum of the group, 1/S of it on each rank
 ///                         --all-reduce------> sum of all groups, divided by N once
 ///
-/// Both run while backward runs. The second is made in place, so that the `.grad` of the pieces,
+/// Both travel during backward. The second works in place, so that the `.grad` of the pieces,
 /// which are views of the shard, become the averages.
 ///
 /// With V bytes of parameters and as many of gradients, a rank holds, and sends inside its group,

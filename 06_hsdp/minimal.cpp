@@ -50,8 +50,8 @@ at::Tensor padded(const at::Tensor& tensor, int size) {
 
 // What each rank runs. Returns its rows of the table that main() prints.
 std::string train(Communicator& world) {
-  // The mesh. Neighbours, which are on one host, share the states. Ranks with one place in their
-  // groups hold the same shards.
+  // The mesh. Neighbours, which are on one host, share the states. Ranks at the same place in
+  // their groups hold the same shards.
   const int size = world.size() % 2 == 0 ? 2 : 1, rank = world.rank() % size;
   std::vector<int> neighbours, replicas;
   for (int other = 0; other < world.size(); ++other) {

@@ -49,7 +49,7 @@ at::Tensor padded(const at::Tensor& tensor, int size) {
   return at::constant_pad_nd(tensor.flatten(), {0, size * blocks * kBlock - tensor.numel()});
 }
 
-// A shard in 8 bits: whole numbers from -127 to 127, a row for each block, and the block's scale.
+// A shard in 8 bits: whole numbers from -127 to 127, a row for each block, and each block's scale.
 struct Quantized {
   at::Tensor numbers, scales;
 };

@@ -50,17 +50,19 @@ at::Tensor padded(const at::Tensor& tensor, int size) {
 }
 
 // A hop: sends piece p of `values` to rank p in 4 bits, and adds up what arrives. The largest value
-// of a block becomes 7 or -7. A byte has two numbers, each 8 more than it is.
+// of a block becomes 7 or -7.
 at::Tensor sum_of_pieces(Communicator& ranks, const at::Tensor& values) {
   const at::Tensor blocks = values.view({-1, kBlock});
   const at::Tensor largest = blocks.abs().amax(1, /*keepdim=*/true);
   const at::Tensor scales = counted((largest / 7).clamp_min(FLT_MIN), kGradients);
+  // Two numbers share a byte. 8 is added to each, so that none is negative.
   const at::Tensor numbers = ((blocks / scales).round() + 8).to(at::kByte).view({-1, 2});
   const at::Tensor bytes = counted(numbers.select(1, 0) + numbers.select(1, 1) * 16, kGradients);
   const at::Tensor all_bytes = counted(at::empty_like(bytes), kGradients);
   const at::Tensor all_scales = counted(at::empty_like(scales), kGradients);
   ranks.all_to_all(all_bytes, bytes, Purpose::kGradient).wait();
   ranks.all_to_all(all_scales, scales, Purpose::kGradient).wait();
+  // What has arrived, as floats: a piece from each rank.
   const at::Tensor pairs = at::stack({all_bytes % 16, all_bytes.bitwise_right_shift(4)}, 1);
   const at::Tensor pieces = counted((pairs.view({-1, kBlock}) - 8.0F) * all_scales, kGradients);
   return counted(pieces.view({ranks.size(), -1}).sum(0), kGradients);
@@ -138,7 +140,7 @@ std::string train(Communicator& communicator) {
                         held[kOptimizer], held.states_peak, sent.bytes() - sent.between_hosts(),
                         sent.between_hosts());
   }
-  std::size_t digest = 0;  // the same on all ranks, and in chapters 00 to 05
+  std::size_t digest = 0;  // the same on all ranks, but not chapter 00's: gradients were rounded
   for (int layer = 0; layer < kLayers; ++layer) {
     gather(communicator, shards[layer], layer);
     const auto* const bits = static_cast<const char*>(weights[layer].const_data_ptr());

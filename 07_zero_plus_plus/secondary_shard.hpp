@@ -20,8 +20,8 @@ namespace zero {
 /// So backward sends no parameters between groups. The same holds for a part of forward that a
 /// checkpoint runs again, for later micro-batches, and for later batches of an evaluation.
 ///
-/// A secondary shard is not used after its weights change: it has their version, and every update
-/// and every load of a checkpoint makes another version.
+/// A secondary shard is not used after its weights change: it remembers the version of the weights,
+/// and every update and every load of a checkpoint makes a new version.
 class SecondaryShard final : public train::ParameterTransfer {
  public:
   /// The version of the weights (train::ForwardRecords::version()); the same on all ranks.

@@ -1,5 +1,5 @@
 // ZeRO-3 on a mesh: the two ranks of a tensor axis work on one batch and hold each layer together,
-// a part each. ZeRO-3 runs on the data axis, between the ranks with the same part of other batches.
+// a part each. ZeRO-3 runs on the data axis: its ranks have the same parts, and other batches.
 
 #include <fmt/format.h>
 
@@ -124,7 +124,7 @@ std::string train(Communicator& world) {
                         held[kOptimizer], held.states_peak, data->traffic().bytes() - data_before,
                         tensor->traffic().bytes() - tensor_before);
   }
-  std::size_t digest = 0;  // the same on all ranks, without a tensor axis that of all chapters
+  std::size_t digest = 0;  // the same on all ranks; without a tensor axis that of chapter 00
   for (int layer = 0; layer < kLayers; ++layer) {
     gather(layer);
     const at::Tensor whole = at::zeros(kShapes[layer]);

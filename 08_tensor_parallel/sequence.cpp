@@ -101,7 +101,7 @@ std::string train(Communicator& world) {
     std::vector<at::Tensor> activations = {at::randn({kBatch, kInputs})}, gradients(kLayers);
     counted(activations[0], kActivations);
     const at::Tensor targets = activations[0].chunk(parts)[part].narrow(1, 0, kOutputs).sin();
-    // What a layer reads: behind a pair the samples of all ranks, gathered once more in backward.
+    // What a layer reads. Behind a pair it is gathered from all ranks, in backward once more.
     const auto inputs_of = [&](int layer) {
       const at::Tensor& x = activations[layer];
       const bool is_cut = by_columns(layer) && layer > 0;
@@ -122,7 +122,7 @@ std::string train(Communicator& world) {
     for (int layer = kLayers - 1; layer >= 0; --layer) {
       gather(layer);  // once more: it was dropped after forward
       delta = delta * (1 - activations[layer + 1].square());  // the slope of tanh
-      activations.pop_back();
+      activations.pop_back();                                 // its last use was the slope above
       if (!by_columns(layer)) delta = gathered(delta);
       gradients[layer] = counted(inputs_of(layer).t().mm(delta), kGradients);
       delta = delta.mm(weights[layer].narrow(0, 0, activations[layer].size(1)).t());  // no bias

@@ -53,8 +53,8 @@ struct Result {
   at::Tensor output, gradient;  // [positions, hidden]; of the weights
 };
 
-// Forward, and backward of the sum of squares / 2. `x` are pieces of the sequence; `w` are q, k, v
-// and out, [hidden, hidden].
+// Forward, and backward of the sum of squares / 2. `w` are q, k, v and out, [hidden, hidden]. `x`
+// are pieces of the sequence: this rank's one, or all of them, and then the two maps do nothing.
 Result step(const std::vector<at::Tensor>& x, const std::vector<at::Tensor>& w, const Map& to_heads,
             const Map& to_positions) {
   const int pieces = static_cast<int>(x.size());

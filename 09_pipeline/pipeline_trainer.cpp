@@ -85,15 +85,16 @@ class PipelineTrainer::Run {
       return;
     }
     at::Tensor gradient = pass->input.grad().contiguous();
-    if (!keeps_head()) pass.reset();
-    // The last stage receives tied gradients late, so up to stages() earlier ones may stay in
-    // flight.
+    if (!keeps_head()) pass.reset();  // before the waits below, so that its memory is free
+    // Stage 0 sends the gradient of the embedding's output to the last stage, which receives it
+    // late. So up to stages() earlier ones may stay in flight.
     auto& sends = stage_.is_first() ? tied_sends_ : sends_;
     if (stage_.is_first()) wait_for(sends, static_cast<std::size_t>(stage_.stages()));
     if (pass != nullptr) pass->input = at::Tensor();
     sends.push_back(send(std::move(gradient), action));
   }
 
+  // The last stage, after backward: both parts of the gradient of the weight that it shares.
   void add_tied_gradient(const PipelineAction& action, bool is_last) {
     auto pass = std::exchange(passes_[at(action)], {});
     pass->output_gradient = receive(action);
@@ -132,7 +133,8 @@ class PipelineTrainer::Run {
     return pipeline_.send(std::move(tensor), action.send_to, Purpose::kActivation);
   }
 
-  // Waits for the oldest sends until at most `left` are in flight. A send holds its tensor.
+  // Waits for the oldest sends until at most `left` are in flight. A send holds its tensor, so one
+  // is left: with none, two neighbours that have both sent would wait for each other.
   static void wait_for(Sends& sends, std::size_t left) {
     for (; sends.size() > left; sends.pop_front()) sends.front().wait();
   }
@@ -150,8 +152,8 @@ class PipelineTrainer::Run {
   std::vector<c10::intrusive_ptr<StagePass>> passes_;  // by micro-batch
   std::vector<at::Tensor> graphs_;                     // what their forward returned
   std::vector<double> losses_;
-  Sends sends_;
-  Sends tied_sends_;
+  Sends sends_;       // to neighbours
+  Sends tied_sends_;  // from stage 0 to the last, if the embedding is the head
 };
 
 PipelineTrainer::PipelineTrainer(LlamaStage& stage, train::Strategy& strategy,

@@ -31,7 +31,7 @@ namespace zero {
 /// Checkpoints and io::save_model() of `strategy` are those of the whole model, and all ranks of
 /// all axes call them.
 ///
-/// Stage 3 is possible unless the embedding is the head. It rarely makes sense: it gathers the
+/// ZeRO-3 is possible unless the embedding is the head. It rarely makes sense: it gathers the
 /// stage's parameters twice for each micro-batch, and a pipeline needs many.
 class PipelineTrainer final : public train::Trainer {
  public:

@@ -52,7 +52,7 @@ def tensor():
     picture.text(658, 270, "the same y", "middle")
     picture.legend(300, [("parameters", "held by this rank, for good", 190), ("absent", "held by the other rank", 170)])
     picture.text(76, 342, "In the small program P and Q have 6,140 bytes; rank 0 holds 3,096, and the all-reduce sends 1,920.")
-    picture.text(76, 322, "Backward is the same from right to left: its all-reduce stands on the left, for the gradient of x.")
+    picture.text(76, 322, "This is forward. Backward goes from right to left: where is its all-reduce? (exercise 08a)")
     picture.save()
 
 
@@ -85,6 +85,25 @@ def activations():
     picture.save()
 
 
+def ulysses():
+    """What four ranks hold before and after the all-to-all."""
+    picture = Picture("lesson_08_ulysses", 268, "An all-to-all turns some positions of all heads into all positions of some heads")
+    size, kinds = 20, ("parameters", "gradients", "optimizer", "shards")
+    for left, heading, own in ((8, "16 positions x 8 heads, cut by positions", lambda p, h: p // 4),
+                               (420, "the same, cut by heads", lambda p, h: h // 2)):
+        picture.text(left, 20, heading, "name")
+        for position in range(16):
+            for head in range(8):
+                rank = own(position, head)
+                picture.rect(left + position * 17, 50 + head * size, 16, size - 1, kinds[rank])
+        picture.text(left + 8 * 17, 42, "positions", "middle")
+    picture.text(349, 122, "all-to-all", "middle")
+    picture.arrow(306, 132, 392, 132)
+    picture.legend(236, [(kind, f"rank {rank}", 80) for rank, kind in enumerate(kinds)])
+    picture.text(76, 258, "32 numbers a position: a rank has 512 bytes on both sides, and sends 384 of them.")
+    picture.save()
+
+
 if __name__ == "__main__":
-    for draw in (tensor, activations):
+    for draw in (tensor, activations, ulysses):
         draw()

@@ -146,9 +146,9 @@ void expect_quoted(const std::string& path, const std::string& words, const std:
 }
 
 TEST(ActivationPages, QuoteWhatTheProgramsPrint) {
-  const std::string lesson = "08_tensor_parallel/activations.md";
-  expect_quoted(lesson, "activation_cuts", run_program("activation_cuts"));
-  expect_quoted(lesson, "--ulysses 4",
+  expect_quoted("08_tensor_parallel/activations.md", "activation_cuts",
+                run_program("activation_cuts"));
+  expect_quoted("08_tensor_parallel/ulysses.md", "--ulysses 4",
                 printed_by_small_program("08_tensor_parallel", 4, "ulysses"));
   expect_quoted("docs/literature.md", "published_attention", run_program("published_attention"));
 }

@@ -394,15 +394,20 @@ TEST(SmallProgramFigures, OfTheLessonsFollowFromTheFormulas) {
                            partitioned = exercise::expected_partitioned(4, 0);
   expect_quoted(
       "08_tensor_parallel/activations.md",
-      fmt::format("it keeps {} bytes. It gathers the 30 once more: 960 bytes on top, {}.",
-                  with_commas(sequence.activations_kept), with_commas(sequence.activations_sent)));
+      fmt::format(
+          "it keeps {} bytes. It gathers the 30 once more in backward, 960 bytes, and sends {}.",
+          with_commas(sequence.activations_kept), with_commas(sequence.activations_sent)));
   expect_quoted(
       "08_tensor_parallel/activations.md",
-      fmt::format("and the 11: {} bytes. It gathers both in backward, 384 and 960 bytes "
-                  "on top: {}. At the peak, {} and {} bytes, one input is whole.",
+      fmt::format("and the 11: {} bytes. It gathers both in backward, 384 and 960 bytes, and sends "
+                  "{}.",
                   with_commas(partitioned.activations_kept),
-                  with_commas(partitioned.activations_sent), with_commas(sequence.activations_peak),
-                  with_commas(partitioned.activations_peak)));
+                  with_commas(partitioned.activations_sent)));
+  expect_quoted(
+      "08_tensor_parallel/activations.md",
+      fmt::format("75 floats of 16 samples, {} bytes.", with_commas(sequence.activations_peak)));
+  expect_quoted("08_tensor_parallel/activations.md",
+                fmt::format("67 floats, {} bytes.", with_commas(partitioned.activations_peak)));
   // Chapter 09 on four stages.
   const auto activations = [](bool gpipe, int stage) {
     return with_commas(exercise::expected_stage(gpipe, 4, stage).activations_peak);

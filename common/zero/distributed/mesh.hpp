@@ -24,7 +24,7 @@ namespace zero::dist {
 ///     data       ranks with batches of their own: a strategy's communicator()
 ///       shard    with_shards() cuts "data" for chapters 06 and 07: consecutive data ranks. Under
 ///                Hsdp they share the model states, under ZeroPlusPlus all data ranks do
-///       replica  the ranks with one place in all these groups
+///       replica  the ranks at the same place in all these groups
 ///     tensor     ranks that share the layers (nn/tensor_parallel.hpp)
 ///     pipeline   ranks that have stages of the model (chapter 09)
 ///
@@ -61,8 +61,8 @@ class Mesh {
   Mesh(Communicator& world, std::vector<Axis> axes);
 
   /// The same ranks, with the axis "data" cut into "replica" and "shard": groups of `shard_size`
-  /// (or kRanksOfHost) consecutive data ranks, and the ranks with one place in all groups. data()
-  /// stays. Called by all ranks; blocks and throws as the constructor does.
+  /// (or kRanksOfHost) consecutive data ranks, and the ranks at the same place in all groups.
+  /// data() stays. Called by all ranks; blocks and throws as the constructor does.
   Mesh with_shards(std::int64_t shard_size) const;
 
   Communicator& world() const { return *world_; }

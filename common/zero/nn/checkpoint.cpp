@@ -45,7 +45,8 @@ bool is_copied(const at::Tensor& input, const CheckpointOptions& options) {
   return options.copies() && input.is_floating_point();
 }
 
-// What is kept of an input.
+// What is kept of an input: it itself, or a copy of this rank's part. A view of the part would keep
+// all of it in memory.
 at::Tensor kept(const at::Tensor& input, const CheckpointOptions& options) {
   if (!is_copied(input, options)) return input;
   at::Tensor mine = input.detach();
@@ -60,7 +61,7 @@ at::Tensor kept(const at::Tensor& input, const CheckpointOptions& options) {
   return mine.clone();
 }
 
-// The inverse.
+// The input again, from what was kept.
 at::Tensor restored(const at::Tensor& kept, const CheckpointedBody& part, std::size_t i) {
   if (!is_copied(kept, part.options)) return kept;
   const at::Tensor mine =

@@ -35,8 +35,8 @@ class Linear : public Layer {
   at::Tensor bias_;  // undefined without bias
 };
 
-/// The first half of a layer that is split over a tensor axis: each of n ranks has out / n rows of
-/// `weight` and of `bias`, and computes those features. Without an axis it is Linear.
+/// A matrix with which half a layer begins, split over a tensor axis: each of n ranks has out / n
+/// rows of `weight` and of `bias`, and computes those features. Without an axis it is Linear.
 class ColumnParallelLinear : public Linear {
  public:
   /// `in` and `out` are those of the whole. Throws zero::Error if n does not divide `out`.
@@ -50,7 +50,8 @@ class ColumnParallelLinear : public Linear {
   using Linear::forward;
 };
 
-/// The second half: each of n ranks has in / n columns of `weight`. Without an axis it is Linear.
+/// The matrix with which it ends: each of n ranks has in / n columns of `weight`. Without an axis
+/// it is Linear.
 class RowParallelLinear : public Linear {
  public:
   /// `in` and `out` are those of the whole. Throws zero::Error if n does not divide `in`.

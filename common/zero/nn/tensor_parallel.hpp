@@ -10,10 +10,11 @@
 /// Tensor parallelism (Shoeybi et al. 2019, "Megatron-LM", section 3): the ranks of a *tensor axis*
 /// work on the same batch, and each has a part of every large matrix.
 ///
-/// A layer is computed in two halves. The first matrix is cut by its outputs (column-parallel):
-/// each rank computes some of the features, for which it needs the whole input. The second is cut
-/// by its inputs (row-parallel): each rank multiplies its features, and the results of all ranks
-/// are added up. Four functions lead in and out; each has another of them as its backward:
+/// A layer has two halves, attention and the MLP. A half begins with matrices that are cut by their
+/// outputs (column-parallel): each rank computes some of the features, for which it needs the whole
+/// input. It ends with a matrix that is cut by its inputs (row-parallel): each rank multiplies its
+/// features, and the results of all ranks are added up. Four functions lead into a half and out of
+/// it; each has another of them as its backward:
 ///
 ///     function   forward            backward
 ///     copy       nothing            all-reduce
@@ -55,10 +56,10 @@ at::Tensor scatter_over_axis(const at::Tensor& x, std::int64_t dim, dist::Commun
 /// How a model is split over a tensor axis. Without an axis, or over one of a single rank, it is
 /// not split, and tensors pass unchanged.
 ///
-/// Activations between the halves of a layer are [B, S, ...]. Outside of them (the residual stream)
-/// all ranks hold the same activations. With sequence parallelism (Korthikanti et al. 2022,
-/// "Reducing activation recomputation in large transformer models") each holds those of S / n
-/// positions instead; as many bytes are sent.
+/// Activations are [B, S, ...]. Inside a half of a layer a rank has its features of all positions.
+/// Between halves (the residual stream) all ranks hold the same activations. With sequence
+/// parallelism (Korthikanti et al. 2022, "Reducing activation recomputation in large transformer
+/// models") each holds those of S / n positions there instead; as many bytes are sent.
 struct TensorParallel {
   TensorParallel() = default;
   /// `ranks` must outlive the model. `cut_sequence`: whether the residual stream is cut along the
@@ -83,11 +84,11 @@ struct TensorParallel {
   /// zero::Error if the sequence cannot be cut evenly.
   std::int64_t positions(std::int64_t tokens) const;
 
-  /// From the residual stream [B, S, ...] into a layer of which this rank has a part: copy, or
-  /// gather along the sequence.
+  /// From the residual stream [B, S, ...] into a half of a layer: copy, or gather along the
+  /// sequence.
   at::Tensor enter(const at::Tensor& x) const;
-  /// From such a layer, whose results are to be added up, to the residual stream: reduce, or
-  /// scatter along the sequence. Throws zero::Error if the sequence cannot be cut evenly.
+  /// Out of a half, whose results are to be added up, to the residual stream: reduce, or scatter
+  /// along the sequence. Throws zero::Error if the sequence cannot be cut evenly.
   at::Tensor leave(const at::Tensor& x) const;
   /// The residual stream whole, for work that all ranks do alike.
   at::Tensor whole(const at::Tensor& x) const;

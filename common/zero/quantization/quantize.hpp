@@ -22,7 +22,7 @@
 namespace zero::quantization {
 
 /// Fills `packed` from `values` (float32, bfloat16 or float16, layout.elements()). Returns false if
-/// a value is infinite or NaN: the scale of its block is NaN, and so are then all elements of that
+/// a value is infinite or NaN: the scale of its block is NaN, and so are all elements of that
 /// block. On a GPU the host waits for this answer.
 bool quantize(const at::Tensor& values, const BlockLayout& layout, const at::Tensor& packed);
 

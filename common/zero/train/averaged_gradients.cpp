@@ -51,7 +51,8 @@ void AveragedGradients::complete(bool is_last_micro_batch) {
   if (adds_averages_) add_up(is_last_micro_batch);
 }
 
-// Each element by itself: the bits do not depend on how the strategy shards over the data axis.
+// Of parameters that every tensor rank has whole, but saw with its own positions only. Each element
+// by itself: the bits do not depend on how the strategy shards over the data axis.
 void AveragedGradients::add_up_over_tensor_axis() {
   std::map<at::ScalarType, std::vector<at::Tensor>> by_type;  // one message of each
   const Own mine = own();
@@ -115,7 +116,7 @@ void AveragedGradients::forget() {
   accumulated_.assign(list_.size(), at::Tensor());
 }
 
-// That of this rank's shard, or of the parameter itself where this rank has no shard.
+// That of this rank's shard, or of the parameter itself if this rank has no shard.
 at::Tensor& AveragedGradients::gradient_of(std::size_t index) const {
   const at::Tensor mine = shards_.piece(index).tensor;
   return (mine.defined() ? mine : list_.parameters[index].tensor).mutable_grad();
@@ -135,7 +136,7 @@ AveragedGradients::Own AveragedGradients::own() const {
 std::vector<double> AveragedGradients::squares_by_parameter() {
   // Only its owner computes a parameter's sum, and adding the others' zeros is exact. So every
   // rank, under every strategy that owns whole parameters, adds the same numbers in the same order.
-  // Where tensors are split, the partial sums are in double: their order changes the resulting
+  // If tensors are split, the partial sums are in double: their order changes the resulting
   // float only if the sum lies at the edge between two floats.
   const Own mine = own();
   const std::vector<double> of_mine = optim::squared_norms(mine.gradients);
