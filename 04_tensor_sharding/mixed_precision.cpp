@@ -59,7 +59,7 @@ class FlatMixedPrecision {
     } else {
       communicator_.all_reduce(flat, Purpose::kGradient).wait();
     }
-    // Update the master copy in float32. Its gradient is needed only for that moment.
+    // Update the master copy in float32. Its gradient is needed only here.
     master_.mutable_grad() = mine.to(at::kFloat);
     optimizer_->step();
     master_.mutable_grad().reset();

@@ -115,7 +115,7 @@ void AveragedGradients::forget() {
   accumulated_.assign(list_.size(), at::Tensor());
 }
 
-// That of this rank's shard, or of the parameter itself where this rank has no shard.
+// That of this rank's shard, or of the parameter itself if this rank has no shard.
 at::Tensor& AveragedGradients::gradient_of(std::size_t index) const {
   const at::Tensor mine = shards_.piece(index).tensor;
   return (mine.defined() ? mine : list_.parameters[index].tensor).mutable_grad();
@@ -135,7 +135,7 @@ AveragedGradients::Own AveragedGradients::own() const {
 std::vector<double> AveragedGradients::squares_by_parameter() {
   // Only its owner computes a parameter's sum, and adding the others' zeros is exact. So every
   // rank, under every strategy that owns whole parameters, adds the same numbers in the same order.
-  // Where tensors are split, the partial sums are in double: their order changes the resulting
+  // If tensors are split, the partial sums are in double: their order changes the resulting
   // float only if the sum lies at the edge between two floats.
   const Own mine = own();
   const std::vector<double> of_mine = optim::squared_norms(mine.gradients);
@@ -232,9 +232,9 @@ std::size_t AveragedGradients::first_nonfinite_here() {
   return stage_.place(mine.indices[static_cast<std::size_t>(found - largest.begin())]);
 }
 
-// Of all ranks of the data axis, one after the other: the place of its first gradient that is not
-// finite (or the number of parameters), and a flag for each rank that it has seen to be the source
-// of one. On a tensor or a pipeline axis those of all its ranks together.
+// For each rank of the data axis, one after the other: the place of its first gradient that is not
+// finite (or the number of parameters), and a flag for each rank: whether it has seen that rank to
+// be the source of one. The ranks of a tensor or pipeline axis have theirs put together.
 std::vector<double> AveragedGradients::first_and_sources() {
   std::vector<double> mine = {static_cast<double>(first_nonfinite_here())};
   for (const bool from : sources_) mine.push_back(from ? 1 : 0);

@@ -63,7 +63,7 @@ struct FlatOptions {
 /// What a reduction leaves on this rank; undefined tensors at stage 0.
 struct ReducedShard {
   at::Tensor gradients;  ///< [shard]: the `.grad` of the pieces are views of it
-  /// Where another reduction follows and 2-byte gradients are added in float32: the sum [shard],
+  /// If another reduction follows and 2-byte gradients are added in float32: the sum [shard],
   /// not yet rounded; `gradients` is filled later. Otherwise the same tensor as `gradients`.
   at::Tensor sum;
   /// If not null, `gradients` are filled by its reduce_rest().
