@@ -77,6 +77,12 @@ class FlatMixedPrecision {
     return all;
   }
 
+  // The part of a buffer that this rank updates.
+  at::Tensor of_this_rank(const at::Tensor& flat) const {
+    if (!sharded_) return flat;
+    return flat.narrow(0, communicator_.rank() * layout_.shard(), layout_.shard());
+  }
+
   // All parameters or all gradients, one after the other; `what` returns one or the other.
   template <typename What>
   at::Tensor flatten(const What& what) const {
@@ -100,17 +106,13 @@ class FlatMixedPrecision {
     return all;
   }
 
+  // The place of each parameter in `flat`.
   std::vector<at::Tensor> windows(const at::Tensor& flat) const {
     std::vector<at::Tensor> all;
     for (std::size_t i = 0; i < list_.size(); ++i) {
       all.push_back(flat.narrow(0, layout_.offset(i), layout_.size(i)));
     }
     return all;
-  }
-
-  at::Tensor of_this_rank(const at::Tensor& flat) const {
-    if (!sharded_) return flat;
-    return flat.narrow(0, communicator_.rank() * layout_.shard(), layout_.shard());
   }
 
   zero::nn::ParameterList list_;
