@@ -38,10 +38,10 @@ class AveragedGradients {
 
   /// Notes whether this rank's backward made a gradient of parameter `index`.
   void note_used(std::size_t index, bool used) { used_[index] = used; }
-  /// Call after a reduction. Drops the gradients of parameters that no rank used (a small all-reduce
-  /// finds them) and adds up micro-batches that are averaged one by one. Before the last micro-batch
-  /// the sums are not in `.grad`, where backward would add to them. Chapter 08: first adds up, over
-  /// the tensor axis, the gradients of parameters on the residual stream
+  /// Call after a reduction. Drops the gradients of parameters that no rank used (a small all-
+  /// reduce finds them) and adds up micro-batches that are averaged one by one. Before the last
+  /// micro-batch the sums are not in `.grad`, where backward would add to them. Chapter 08: first
+  /// adds up, over the tensor axis, the gradients of parameters on the residual stream
   /// (nn::TensorPlacement::sums_gradient; Purpose::kGradient). Blocks.
   void complete(bool is_last_micro_batch);
 
