@@ -22,7 +22,7 @@ void SimpleDdp::require_one_dtype() const {
   for (const nn::Parameter& p : list().parameters) {
     if (p.tensor.scalar_type() == first.tensor.scalar_type()) continue;
     throw Error(fmt::format(
-        "a flat all-reduce needs one dtype; '{}' is {} where '{}' is {}: take ddp:per_parameter",
+        "a flat all-reduce needs one dtype; '{}' is {} and '{}' is {}: take ddp:per_parameter",
         p.name, c10::toString(p.tensor.scalar_type()), first.name,
         c10::toString(first.tensor.scalar_type())));
   }

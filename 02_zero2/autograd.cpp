@@ -34,7 +34,7 @@ at::Tensor counted(at::Tensor tensor, zero::memory::Category category) {
 // Adds one more input to every sample, which is always 1: the bias is multiplied by it.
 at::Tensor with_ones(const at::Tensor& x) { return at::cat({x, at::ones({x.size(0), 1})}, 1); }
 
-// The same bytes as another tensor, outside autograd: what is written here is no operation of the
+// Another tensor with the same bytes, outside autograd: a write to it is no operation of the
 // model.
 at::Tensor raw(const at::Tensor& tensor) { return tensor.variable_data(); }
 
@@ -45,7 +45,7 @@ struct GradientHook : torch::autograd::PostAccumulateGradHook {
   std::function<void()> action;
 };
 
-// tanh with the backward of minimal.cpp. LibTorch's own computes the same in one rounding less.
+// tanh with the backward of minimal.cpp. LibTorch's own computes the same and rounds once less.
 struct Tanh : torch::autograd::Function<Tanh> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x) {
     const at::Tensor y = x.tanh();

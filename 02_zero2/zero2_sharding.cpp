@@ -37,7 +37,7 @@ void Zero2Sharding::reduce_to_owner(std::size_t index) {
   } else {
     communicator_.reduce(grad, owners_.of(index), Purpose::kGradient, average_).wait();
   }
-  // This is ZeRO-2: once the owner has the average, no other rank needs the gradient.
+  // This is ZeRO-2: this rank has sent its gradient, and only the owner needs the average.
   if (!owns(index)) drop_gradient(index);
 }
 

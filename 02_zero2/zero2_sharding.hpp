@@ -7,8 +7,8 @@ namespace zero {
 
 /// ZeRO stage 2: like stage 1, and a gradient stays only on the rank that owns its parameter.
 ///
-/// At rest a rank holds V of parameters, V/N of gradients and 2V/N of AdamW's moments. A step sends
-/// what stage 1 sends. (Rajbhandari et al. 2020, sections 5.2 and 7.2.1.) Variants:
+/// At rest a rank holds V of parameters, on average V/N of gradients and 2V/N of AdamW's moments. A
+/// step sends what stage 1 sends. (Rajbhandari et al. 2020, sections 5.2 and 7.2.1.) Variants:
 ///   "during" (default)  each gradient goes to its owner as soon as backward has made it, and is
 ///                       freed elsewhere: the peak falls as well
 ///   "after"             all gradients go when backward is over: same bytes at rest, full peak

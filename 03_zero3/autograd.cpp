@@ -35,8 +35,8 @@ at::Tensor counted(at::Tensor tensor, zero::memory::Category category) {
 // Adds one more input to every sample, which is always 1: the bias is multiplied by it.
 at::Tensor with_ones(const at::Tensor& x) { return at::cat({x, at::ones({x.size(0), 1})}, 1); }
 
-// Replaces the bytes under a tensor. All that has the tensor, also what autograd saved, has the new
-// ones.
+// Replaces the bytes under a tensor. Whoever shares its storage, as what autograd saved, has the
+// new ones.
 void set_bytes(const at::Tensor& tensor, at::DataPtr bytes, std::size_t size) {
   c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
   storage->set_data_ptr_noswap(std::move(bytes));  // the old ones are freed
@@ -51,8 +51,8 @@ void refill(const at::Tensor& tensor) {
   counted(tensor, kParameters);
 }
 
-// The same bytes as another tensor: autograd, which refuses a saved tensor that was written to,
-// does not see what is written here.
+// Another tensor with the same bytes. Autograd refuses a saved tensor that was written to, but it
+// does not see a write to this one.
 at::Tensor raw(const at::Tensor& tensor) { return tensor.variable_data(); }
 
 // Autograd calls it when a parameter's gradient is complete.
@@ -62,7 +62,7 @@ struct GradientHook : torch::autograd::PostAccumulateGradHook {
   std::function<void()> action;
 };
 
-// tanh with the backward of minimal.cpp. LibTorch's own computes the same in one rounding less.
+// tanh with the backward of minimal.cpp. LibTorch's own computes the same and rounds once less.
 struct Tanh : torch::autograd::Function<Tanh> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x) {
     const at::Tensor y = x.tanh();

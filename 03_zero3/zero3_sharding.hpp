@@ -11,8 +11,8 @@ namespace zero {
 /// runs forward, the owners send its parameters to all ranks (gather); afterwards the other ranks
 /// drop them again (reshard). Backward does the same once more.
 ///
-/// At rest a rank holds V/N of parameters, V/N of gradients and 2V/N of AdamW's moments; while a
-/// unit runs, also all of that unit. (Rajbhandari et al. 2020, sections 5.3 and 7.2.2.)
+/// At rest a rank holds on average V/N of parameters, V/N of gradients and 2V/N of AdamW's moments;
+/// while a unit runs, also all of that unit. (Rajbhandari et al. 2020, sections 5.3 and 7.2.2.)
 /// Variants, for units used once; rank r owns o_r bytes, and g_r of these are in the root:
 ///   "unit" (default)  gather and reshard unit by unit, the root once for forward and backward:
 ///                     V - o_r + (N-1) (2 o_r - g_r) on the wire

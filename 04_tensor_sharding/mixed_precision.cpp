@@ -4,7 +4,6 @@
 // weights.
 //   build/release/bin/mixed_precision [ranks]
 
-#include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
@@ -32,6 +31,7 @@ using zero::dist::Communicator;
 using zero::dist::Purpose;
 using zero::memory::Category;
 using zero::memory::Charge;
+using zero::memory::raw;  // the same bytes, unknown to autograd
 
 constexpr int kSteps = 20;
 
@@ -59,7 +59,7 @@ class FlatMixedPrecision {
     } else {
       communicator_.all_reduce(flat, Purpose::kGradient).wait();
     }
-    // Update the master copy in float32. Its gradient is needed only for that moment.
+    // Update the master copy in float32. Its gradient is needed only here.
     master_.mutable_grad() = mine.to(at::kFloat);
     optimizer_->step();
     master_.mutable_grad().reset();
@@ -77,40 +77,33 @@ class FlatMixedPrecision {
     return all;
   }
 
+  // The part of a buffer that this rank updates.
+  at::Tensor of_this_rank(const at::Tensor& flat) const {
+    if (!sharded_) return flat;
+    return flat.narrow(0, communicator_.rank() * layout_.shard(), layout_.shard());
+  }
+
+  // The place of parameter `i` in a buffer.
+  at::Tensor place_of(std::size_t i, const at::Tensor& flat) const {
+    const at::Tensor& p = list_.parameters[i].tensor;
+    return flat.narrow(0, layout_.offset(i), layout_.size(i)).view(p.sizes());
+  }
+
   // All parameters or all gradients, one after the other; `what` returns one or the other.
   template <typename What>
   at::Tensor flatten(const What& what) const {
     const Charge charge(Category::kCommunication);
     at::Tensor flat = at::zeros({layout_.total()}, at::kBFloat16);
-    at::_foreach_copy_(windows(flat), each(what));
+    for (std::size_t i = 0; i < list_.size(); ++i) {
+      place_of(i, flat).copy_(raw(what(list_.parameters[i].tensor)));
+    }
     return flat;
   }
 
   void unflatten(const at::Tensor& flat) const {
-    at::_foreach_copy_(each([](const at::Tensor& p) { return p; }), windows(flat));
-  }
-
-  // `what` of each parameter, flat. A GPU copies a list of tensors with a few kernels.
-  template <typename What>
-  std::vector<at::Tensor> each(const What& what) const {
-    std::vector<at::Tensor> all;
-    for (const zero::nn::Parameter& p : list_.parameters) {
-      all.push_back(zero::memory::raw(what(p.tensor)).view({-1}));
-    }
-    return all;
-  }
-
-  std::vector<at::Tensor> windows(const at::Tensor& flat) const {
-    std::vector<at::Tensor> all;
     for (std::size_t i = 0; i < list_.size(); ++i) {
-      all.push_back(flat.narrow(0, layout_.offset(i), layout_.size(i)));
+      raw(list_.parameters[i].tensor).copy_(place_of(i, flat));
     }
-    return all;
-  }
-
-  at::Tensor of_this_rank(const at::Tensor& flat) const {
-    if (!sharded_) return flat;
-    return flat.narrow(0, communicator_.rank() * layout_.shard(), layout_.shard());
   }
 
   zero::nn::ParameterList list_;

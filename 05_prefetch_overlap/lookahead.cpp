@@ -56,7 +56,7 @@ namespace {
 
 std::string in_ms(double seconds) { return fmt::format("{:.2f} ms", seconds * 1e3); }
 
-// Measured times are never exact: to wait this part of the computing time longer is as good.
+// Measured times are never exact: a wait longer by this part of the computing counts as equal.
 constexpr double kAsGood = 0.01;
 
 LookaheadChoice choose(const UnitTimes& times, std::int64_t room) {

@@ -51,9 +51,9 @@ struct LookaheadChoice {
   std::string why;  ///< for people: what it hides, or what limits it
 };
 
-/// The smallest lookahead with which no pass waits longer than with any other, by
-/// train::lookahead(): one link that carries one gather at a time. As good is what waits at most 1
-/// % of the pass's computing longer. `why` says what it hides, or what is the limit:
+/// The smallest lookahead with which no pass waits longer than with any other. train::lookahead()
+/// computes the waits, for one link that carries one gather at a time. A wait that is longer by at
+/// most 1 % of the pass's computing counts as equal. `why` says what it hides, or what limits it:
 ///
 ///   - memory: more than `room` units would have to be whole ahead of time. Then the smallest that
 ///     waits no longer than `room`.

@@ -24,7 +24,7 @@ namespace zero {
 ///     while the next forward begins: each unit waits for its own.
 ///
 /// It shares FlatParameters with chapter 04, not its classes. The results are those of chapters 04
-/// and 00, bit for bit: the time of a reduction does not change the order of its sums.
+/// and 00, bit for bit: a reduction adds in the same order, whenever it runs.
 ///
 /// What decides on the reduction of a bucket of gradients, in this order:
 ///
@@ -77,10 +77,9 @@ class Overlap : public train::Strategy {
     return base::checked(options);
   }
   /// For a chapter that builds on this one, with options that are agreed(): model states are
-  /// sharded among `shards` only. The other
-  /// ranks hold copies; `replicas` (null: none) connects ranks that hold the same shard.
-  /// Gradients are then added up inside `shards`, and shard_reduced() does the rest. `transfers`:
-  /// in place of the collectives of stage 3.
+  /// sharded among `shards` only. The other ranks hold copies; `replicas` (null: none) connects
+  /// ranks that hold the same shard. Gradients are then added up inside `shards`, and
+  /// shard_reduced() does the rest. `transfers`: in place of the collectives of stage 3.
   Overlap(const train::StrategyArguments& arguments, const OverlapOptions& options,
           dist::Communicator& shards, dist::Communicator* replicas,
           train::Transfers transfers = {});

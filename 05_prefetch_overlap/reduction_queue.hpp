@@ -12,8 +12,8 @@ namespace zero {
 
 /// Reductions in flight, oldest first, with a limit on their bytes. Without a limit, a backward
 /// pass that is faster than the network would hold all gradients again and lose the memory that
-/// stage 2 saves. With room for two buckets, one is sent while the next is filled. Padding is not
-/// counted, so two full buckets fit into a limit of twice the size of a bucket.
+/// stage 2 saves. The bucket that backward fills is not counted: with room for two, two are sent
+/// while a third is filled. Nor is padding, so twice the size of a bucket has room for two.
 class ReductionQueue {
  public:
   /// `finished` is called with what every reduction leaves.

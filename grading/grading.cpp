@@ -36,9 +36,13 @@ Run run_reference(const dist::LaunchOptions& options, int ranks,
   return logs_of(exits);
 }
 
+int chapter_of(const std::string& exercise) { return exercise[1] - '0'; }
+
 // The first mistake at `ranks` ranks, if there is one. `output` becomes what the ranks printed.
-std::optional<std::string> judge_at(int chapter, const dist::LaunchOptions& options, int ranks,
-                                    const dist::RankFunction& function, std::string& output) {
+std::optional<std::string> judge_at(const std::string& exercise, const dist::LaunchOptions& options,
+                                    int ranks, const dist::RankFunction& function,
+                                    std::string& output) {
+  const int chapter = chapter_of(exercise);
   const auto exits = run(options, ranks, function);
   output = printed_by(exits);
   if (auto mistake = judge_exits(exits, chapter)) return mistake;
@@ -51,10 +55,9 @@ std::optional<std::string> judge_at(int chapter, const dist::LaunchOptions& opti
       [&] { return reference(in_groups ? train_hsdp_with_sums : train_ddp_with_sums); },
       [&] { return reference(train_ddp_with_last); }};
   return chapter == 9 ? judge_pipeline(logs_of(exits), references)
-                      : judge_run(chapter, logs_of(exits), references);
+                      : judge_run(chapter, logs_of(exits), references,
+                                  /*by_autograd=*/exercise == "02d" || exercise == "03f");
 }
-
-int chapter_of(const std::string& exercise) { return exercise[1] - '0'; }
 
 // Most mistakes need two ranks, those of chapter 06 two groups of two. In chapter 09 the last
 // number is more than there are micro-batches.
@@ -69,7 +72,7 @@ void check_program(const std::string& exercise, const dist::LaunchOptions& optio
   const int chapter = chapter_of(exercise);
   for (const int ranks : numbers_of_ranks(chapter)) {
     std::string output;
-    const auto mistake = judge_at(chapter, options, ranks, function, output);
+    const auto mistake = judge_at(exercise, options, ranks, function, output);
     if (!mistake) continue;
     if (!output.empty()) fmt::print("What the ranks printed:\n{}\n", output);
     throw Mistake(*mistake, ranks);

@@ -374,6 +374,18 @@ optional<string> judge_peak(const Rank& at, const StepBytes& step) {
                      too_many(optimizer, "optimizer states"));
 }
 
+// Of a program whose backward autograd runs.
+optional<string> judge_joint_peak(const Rank& at, const StepBytes& step) {
+  const std::int64_t difference = step.states_peak - at.expected.states_peak;
+  if (difference == 0) return std::nullopt;
+  return fmt::format(
+      "at the peak rank {} holds {}: {}", at.rank,
+      too_many(difference, "weights, gradients and optimizer states together"),
+      difference < 0 ? "a gradient is made while its weight is there; count it before you drop the "
+                       "weight"
+                     : "of the layers of other ranks, one weight and its gradient are enough");
+}
+
 // ---- bytes sent ----
 
 // Which of chapter 06's two reductions is wrong, if `sent` bytes of gradients say so.
@@ -571,7 +583,8 @@ string printed_by(const std::vector<dist::RankExit>& exits) {
   return text;
 }
 
-optional<string> judge_run(int chapter, const Run& run, const References& references) {
+optional<string> judge_run(int chapter, const Run& run, const References& references,
+                           bool by_autograd) {
   const auto ranks = static_cast<int>(run.size());
   for (int rank = 0; rank < ranks; ++rank) {
     const RankLog& log = run[static_cast<std::size_t>(rank)];
@@ -585,6 +598,9 @@ optional<string> judge_run(int chapter, const Run& run, const References& refere
   if (auto text = judge_agreement(chapter, run)) return text;
   if (auto text = judge_rest(chapter, run, references)) return text;
   if (auto text = judge_steps(chapter, run, judge_peak)) return text;
+  if (by_autograd) {
+    if (auto text = judge_steps(chapter, run, judge_joint_peak)) return text;
+  }
   const auto traffic = [&](const Rank& at, const StepBytes& step) {
     return judge_traffic(at, run, step);
   };

@@ -37,8 +37,10 @@ std::string printed_by(const std::vector<dist::RankExit>& exits);
 
 /// What the ranks held, sent and computed. The order of checks: all steps are there; the order of
 /// chapter 05's collectives; all ranks have batches of their own and the same weights; bytes at
-/// rest; bytes at the peak; bytes sent; the weights are those of DDP.
-std::optional<std::string> judge_run(int chapter, const Run& run, const References& references);
+/// rest; bytes at the peak; bytes sent; the weights are those of DDP. `by_autograd`: autograd makes
+/// a layer's gradient while its weight is there, so the peak of both together is known, too.
+std::optional<std::string> judge_run(int chapter, const Run& run, const References& references,
+                                     bool by_autograd = false);
 
 /// The same for the stages of chapter 09, step by step: the stage computes with the weights of DDP,
 /// runs forward and backward of micro-batches in the order of 1F1B, and holds and sends what it

@@ -32,6 +32,7 @@ class Recorder {
     StepBytes bytes;
     bytes.held = snapshot.current;
     bytes.peak = snapshot.peak;
+    bytes.states_peak = snapshot.states_peak;
     const dist::Traffic sent = communicator_.traffic().since(sent_before_);
     for (std::size_t p = 0; p < dist::kPurposes; ++p) {
       bytes.sent[p] = sent.bytes(static_cast<dist::Purpose>(p));
@@ -138,7 +139,7 @@ memory::Snapshot record_step() {
 }
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Event, kind, step, operation, bytes, layer, digest, input)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(StepBytes, held, peak, sent)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(StepBytes, held, peak, states_peak, sent)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankLog, events, steps, digest)
 
 std::string to_text(const RankLog& log) { return nlohmann::json(log).dump(); }

@@ -33,6 +33,7 @@ struct Event {
 struct StepBytes {
   std::array<std::int64_t, memory::kCategories> held{};
   std::array<std::int64_t, memory::kCategories> peak{};
+  std::int64_t states_peak = 0;  ///< of parameters, gradients and optimizer states together
   std::array<std::int64_t, dist::kPurposes> sent{};  ///< since the end of the step before
 
   std::int64_t held_as(memory::Category c) const { return held[static_cast<std::size_t>(c)]; }

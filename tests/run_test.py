@@ -351,7 +351,8 @@ class Exercise(Script):
         for chapter in ("03_zero3", "04_tensor_sharding", "09_pipeline"):
             shutil.copytree(SOURCE / chapter, self.repository / chapter, ignore=shutil.ignore_patterns("mine"))
         for exercise, page, picture in [("01b", "01_zero1/README.md", "lesson_01_owners"),
-                                        ("02d", "03_zero3/autograd.md", "lesson_03_storage"),
+                                        ("02d", "02_zero2/autograd.md", "lesson_02_order"),
+                                        ("03c", "03_zero3/units.md", "lesson_03_deadlock"),
                                         ("04d", "04_tensor_sharding/checkpoints.md", "lesson_04_checkpoint")]:
             said = f"==> Its page: {page}, and its first picture docs/images/{picture}.svg\n"
             self.assertIn(said, self.call("exercise", exercise, "--reset").stderr)

@@ -64,6 +64,33 @@ def backward():
     picture.save()
 
 
+def order():
+    """Two ranks average gradients a, b and c. Rank 1 has no b. Collectives match by order."""
+    values = [{"c": 2, "b": 4, "a": 8}, {"c": 6, "a": 2}]
+    picture = Picture("lesson_02_order", 232, "Collectives match by order: all ranks need the same one")
+    left, step = 62, 210
+    panels = [("Each rank reduces what it has", [list(have) for have in values]),
+              ("One order, c b a, and zeros for what a rank does not have", [list("cba")] * RANKS)]
+    for row, (heading, orders) in enumerate(panels):
+        y = 20 + 106 * row
+        picture.text(8, y, heading, "name")
+        for rank in range(RANKS):
+            picture.text(8, y + 26 + 30 * rank, f"rank {rank}")
+        for call in range(3):
+            names = [order[call] if call < len(order) else None for order in orders]
+            numbers = [have.get(name, 0) for have, name in zip(values, names)]
+            right = len(set(names)) == 1
+            for rank, name in enumerate(names):
+                label = f"{name}: {numbers[rank]}" if name else "no third call"
+                kind = "absent" if name is None else "gradients" if right else "waits"
+                picture.box(left + step * call, y + 8 + 30 * rank, 104, 26, kind, label)
+            result = (f"mean {sum(numbers) / RANKS:g}" if right else
+                      "waits forever" if None in names else f"{sum(numbers) / RANKS:g}: wrong")
+            picture.text(left + step * call + 110, y + 41, result, "strong" if right else "")
+    picture.text(8, 224, "A box is a call of reduce with the rank's own gradient, a number here. Time runs to the right.")
+    picture.save()
+
+
 def whole_weights():
     """Which weights a rank holds along a step, in the small programs of chapters 02 and 03."""
     picture = Picture("lesson_03_weights", 252, "Weights held along a step: chapter 03 has its own and the one in use")
@@ -124,7 +151,7 @@ def step_of(chapter, reduction=1, gather=1, forward=2, backward=4, update=1):
         if owner(layer) == 0:
             compute("update", layer, update)
     if chapter != 3:
-        for layer in layers:
+        for layer in reversed(layers):
             send("parameters", layer, gather)
     return spans, now
 
@@ -188,31 +215,36 @@ def deadlock():
     rank_0 = [gather_2, ("backward", "backward 2", 4), *reductions, gather_1, backward_1]
     late = [gather_2, ("backward", "backward 2, no b", 3), gather_1, backward_1, *reductions]
     in_turn = [gather_2, ("backward", "backward 2, no b", 3), *reductions, gather_1, backward_1]
-    picture = Picture("lesson_03_deadlock", 262, "Two ranks that wait for each other, and the same with one order")
+    branches("lesson_03_deadlock", "Rank 1 keeps its reductions for later: both ranks wait forever", [rank_0, late],
+             "w and b: gradients of layer 2. Rank 1 does not take the branch with b. Red: the rank waits.")
+    branches("lesson_03_in_turn", "Rank 1 sends zeros for b, then w, before the next gather", [rank_0, in_turn],
+             "The same backward. Red: the rank waits.")
+
+
+def branches(name, title, programs, below):
+    """What two ranks run, and where they are stuck."""
+    picture = Picture(name, 146, title)
     left = 62
-    panels = [("Rank 1 keeps its reductions for later: both ranks wait forever", [rank_0, late]),
-              ("Rank 1 sends zeros for b, then w, before the next gather", [rank_0, in_turn])]
-    results = [run_ranks(programs) for _, programs in panels]
-    scale = (WIDTH - 10 - left) / max(max(now) for _, now, _ in results)
-    for row, ((heading, _), (spans, now, stuck)) in enumerate(zip(panels, results)):
-        y = 22 + 116 * row
-        picture.text(8, y, heading, "name")
-        for rank in range(RANKS):
-            top = y + 12 + 38 * rank
-            picture.text(8, top + 19, f"rank {rank}")
-            for of_rank, begin, end, kind, label in spans:
-                if of_rank == rank:
-                    picture.box(left + scale * begin, top, scale * (end - begin) - 1, 30, kind, label)
-            if stuck:
-                begin = left + scale * now[rank]
-                text = f"in {stuck[rank]!r}: rank {1 - rank} never calls it".replace("'", "")
-                picture.box(begin, top, WIDTH - 10 - begin, 30, "waits", text)
-    picture.text(8, 252, "w and b: gradients of layer 2. Rank 1 does not take the branch with b. Red: the rank waits.")
+    scale = (WIDTH - 10 - left) / 14  # the length of the longer one
+    spans, now, stuck = run_ranks(programs)
+    picture.text(8, 22, title, "name")
+    for rank in range(RANKS):
+        top = 34 + 38 * rank
+        picture.text(8, top + 19, f"rank {rank}")
+        for of_rank, begin, end, kind, label in spans:
+            if of_rank == rank:
+                picture.box(left + scale * begin, top, scale * (end - begin) - 1, 30, kind, label)
+        if stuck:
+            begin = left + scale * now[rank]
+            text = f"in {stuck[rank]!r}: rank {1 - rank} never calls it".replace("'", "")
+            picture.box(begin, top, WIDTH - 10 - begin, 30, "waits", text)
+    picture.text(8, 136, below)
     picture.save()
 
 
 if __name__ == "__main__":
     backward()
+    order()
     times("lesson_02_time", {1: "01: all reductions after backward", 2: "02: each gradient leaves inside backward"},
           "A step of chapters 01 and 02: the same waiting, in other places")
     whole_weights()

@@ -301,7 +301,7 @@ TEST(SmallProgramFigures, OfTheLessonsFollowFromTheFormulas) {
   const std::string copy = with_commas(exercise::sum_of(exercise::layer_bytes()));
 
   expect_quoted("00_simple_ddp/README.md",
-                fmt::format("V is {} bytes. A rank holds 4 V, {} bytes.", copy, peak(0)));
+                fmt::format("V is {} bytes. A rank holds 4V, {} bytes.", copy, peak(0)));
   // The narrated model, which is smaller: tensors of 4, 2, 4 and 2 elements on three ranks.
   std::vector<std::int64_t> narrated;
   for (int rank = 0; rank < 3; ++rank) {

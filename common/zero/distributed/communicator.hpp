@@ -21,7 +21,7 @@ class CallLog;
 struct Connection;
 
 /// A group of ranks and its collectives. All ranks of the group must call the same operations in
-/// the same order with the same shapes, dtypes, roots and purposes; where they do not, all of them
+/// the same order with the same shapes, dtypes, roots and purposes; if they do not, all of them
 /// soon throw zero::Error that names two of the calls. Each call returns at once, with the transfer
 /// in flight; do not read or write the tensors before waiting on the handle. Tensors must be
 /// contiguous (zero::Error otherwise, before anything is sent). Tensors of 0 elements are allowed

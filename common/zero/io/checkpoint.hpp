@@ -20,8 +20,8 @@
 ///
 /// manifest.json makes the checkpoint: it names its step folder and holds the length and the
 /// SHA-256 of every file, and of itself. A new manifest replaces the old one by one rename after
-/// all files have reached the disk; the files of the old one are removed after that, or it gets a
-/// manifest of its own before, step-000000012.json, if the folder keeps several. So whenever
-/// the program dies, the folder holds one whole checkpoint, the old or the new; the next save
-/// removes an unfinished one. Only one program at a time may save to a folder.
+/// all files have reached the disk. Then the files of the old one are removed. (If the folder keeps
+/// several, the old one first gets a manifest of its own, step-000000012.json.) So whenever the
+/// program dies, the folder holds one whole checkpoint, the old or the new. The next save removes
+/// an unfinished one. Only one program at a time may save to a folder.
 namespace zero::io {}

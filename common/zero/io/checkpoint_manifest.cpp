@@ -191,7 +191,7 @@ void check_same_model(const Manifest& saved, const std::vector<SavedParameter>& 
     if (theirs.dtype != ours.dtype && !convert) {
       throw Error(
           fmt::format("parameter '{}' is {} in the checkpoint and {} in the model; it is "
-                      "converted where convert_dtype is set",
+                      "converted if convert_dtype is set",
                       ours.name, theirs.dtype, ours.dtype));
     }
   }

@@ -39,10 +39,10 @@ void separate_storage(const at::Tensor& tensor, const std::string& message = kRe
 /// is borrowed.
 void borrow_storage(const at::Tensor& tensor, const at::Tensor& lender);
 
-/// False between release_storage() and allocate_storage(). True for a tensor of 0 elements.
+/// False from release_storage() until bytes are allocated or borrowed. True for 0 elements.
 bool has_storage(const at::Tensor& tensor);
 
-/// True between release_storage() and allocate_storage(), also for a view of the tensor.
+/// True from release_storage() until bytes are allocated or borrowed, also for a view.
 bool is_released(const at::Tensor& tensor);
 
 /// Makes `tensor` a window of `buffer` (flat, same dtype) that begins at element `offset`, and

@@ -22,8 +22,8 @@ at::Tensor same_tensor(const at::Tensor& x) {
                                                   /*allow_tensor_metadata_change=*/true));
 }
 
-// Returns its input and calls back when the gradient is known. `is_shared`: as a view, which
-// autograd does not allow to be changed in place.
+// Returns its input and calls back when the gradient is known. `is_shared`: returns a view, and
+// autograd refuses to change that in place.
 struct WatchFunction : torch::autograd::Function<WatchFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
                             const c10::intrusive_ptr<Watch>& watch, bool is_shared) {

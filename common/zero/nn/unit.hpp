@@ -43,8 +43,8 @@ class UnitHooks {
 ///       return run([&] { return body(x); }, {x});
 ///     }
 ///
-/// Outputs may be changed in place, as the body's own result may be. An output that is an input, or
-/// a view of a tensor that other code may read, may not be: LibTorch throws then.
+/// The caller may change an output in place, as it may the body's own result. It may not if the
+/// output is an input, or a view of a tensor that other code may read: LibTorch throws.
 ///
 /// A strategy may free the parameters when their last gradient is complete. So a body that also
 /// uses a parameter detached must do that after the use that has a gradient.

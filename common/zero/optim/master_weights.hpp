@@ -17,8 +17,8 @@ namespace zero::optim {
 ///
 /// A master weight is made at the first update from the parameter's value at that time, so a rank
 /// that narrows its optimizer before holds none for parameters of other owners. From then on the
-/// parameter follows its master. If the parameter was changed in place since, which its version
-/// counter tells, each master element follows that is not the parameter's value, rounded, any more.
+/// parameter follows its master. If the parameter was changed in place since (its version
+/// counter tells), each master element that no longer rounds to its value takes that value.
 /// A value written through data() does not count and is lost at the next step.
 ///
 /// step() widens some gradients at a time, divided by the scale of set_gradient_scale() (in

@@ -13,9 +13,9 @@ namespace zero::optim {
 /// optimizer by whole parameters takes. set_learning_rate() sets the `lr` of every group.
 ///
 /// State that the optimizer has already is dropped. Adagrad makes its state when it is constructed,
-/// for all parameters that it gets: that is V more for the moment.
+/// for all parameters that it gets: that is V more at first.
 /// @throws zero::Error for another class. LBFGS evaluates the loss several times in a step, and its
-/// update is of all parameters together; of a class of the program's own the state is not known.
+/// update is of all parameters together; the state of a program's own class is not known.
 std::unique_ptr<Optimizer> wrap(std::unique_ptr<torch::optim::Optimizer> optimizer);
 
 }  // namespace zero::optim

@@ -233,9 +233,9 @@ std::size_t AveragedGradients::first_nonfinite_here() {
   return stage_.place(mine.indices[static_cast<std::size_t>(found - largest.begin())]);
 }
 
-// Of all ranks of the data axis, one after the other: the place of its first gradient that is not
-// finite (or the number of parameters), and a flag for each rank that it has seen to be the source
-// of one. On a tensor or a pipeline axis those of all its ranks together.
+// For each rank of the data axis, one after the other: the place of its first gradient that is not
+// finite (or the number of parameters), and a flag for each rank: whether it has seen that rank to
+// be the source of one. The ranks of a tensor or pipeline axis have theirs put together.
 std::vector<double> AveragedGradients::first_and_sources() {
   std::vector<double> mine = {static_cast<double>(first_nonfinite_here())};
   for (const bool from : sources_) mine.push_back(from ? 1 : 0);

@@ -17,9 +17,9 @@ namespace zero::train {
 /// An averaged gradient that is infinite or NaN somewhere.
 struct NonfiniteGradient {
   std::string parameter;   ///< the name of the first such, in the order of the model
-  std::vector<int> ranks;  ///< whose gradients were so before they were averaged; if the
-                           ///< communicator does not check: that hold the average. Ranks of the
-                           ///< data axis, where the model is split
+  std::vector<int> ranks;  ///< those whose gradients were so before the average; if the
+                           ///< communicator does not check, those that hold the average. Ranks of
+                           ///< the data axis, if the model is split
 };
 
 /// The averaged gradients of a strategy, of which this rank has those that it updates: which exist,
@@ -38,11 +38,11 @@ class AveragedGradients {
 
   /// Notes whether this rank's backward made a gradient of parameter `index`.
   void note_used(std::size_t index, bool used) { used_[index] = used; }
-  /// Call after a reduction. Adds up, over the tensor axis, the gradients of parameters on the
-  /// residual stream (nn::TensorPlacement::sums_gradient; Purpose::kGradient). Drops the gradients
-  /// of parameters that no rank used (a small all-reduce finds them) and adds up micro-batches that
-  /// are averaged one by one. Before the last micro-batch the sums are not in `.grad`, where
-  /// backward would add to them. Blocks.
+  /// Call after a reduction. Drops the gradients of parameters that no rank used (a small all-
+  /// reduce finds them) and adds up micro-batches that are averaged one by one. Before the last
+  /// micro-batch the sums are not in `.grad`, where backward would add to them. Chapter 08: first
+  /// adds up, over the tensor axis, the gradients of parameters on the residual stream
+  /// (nn::TensorPlacement::sums_gradient; Purpose::kGradient). Blocks.
   void complete(bool is_last_micro_batch);
 
   // After complete() of the last micro-batch:
@@ -52,10 +52,10 @@ class AveragedGradients {
   void set_loss_scale(double scale) { loss_scale_ = scale; }
 
   /// Scales the gradients so that their L2 norm is at most `max_norm`; returns the norm before.
-  /// Norms are of the gradients divided by the loss scale. Exact: the same bits under every
-  /// strategy that owns whole parameters, and with rare exceptions of rounding where tensors are
-  /// split. The factor is a float, or a double if a trainable parameter of the model is. Where the
-  /// norm is infinite or NaN the gradients stay as they are.
+  /// Norms are of the gradients divided by the loss scale. All strategies that own whole parameters
+  /// give the same bits; if tensors are split, rounding differs in rare cases. The factor is a
+  /// float, or a double if a trainable parameter of the model is. If the norm is infinite or NaN,
+  /// the gradients stay as they are.
   float clip(double max_norm);
 
   void multiply(double factor);

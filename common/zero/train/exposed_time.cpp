@@ -54,6 +54,7 @@ double exposed_seconds(const Pass& pass, std::int64_t lookahead) {
     };
     ask_up_to(i);
     now = std::max(now, ready[i]);
+    // Chapter 05 asks for these before it waits for unit i. The link is busy until then anyway.
     ask_up_to(i + static_cast<std::size_t>(lookahead));
     now += pass.compute[i];
     carry(now, pass.reduce[i]);

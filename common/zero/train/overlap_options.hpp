@@ -22,7 +22,7 @@ struct OverlapOptions {
   /// Gradients of a unit are sent in buckets of at most this many bytes. A bucket never spans
   /// units; a larger parameter has a bucket of its own.
   std::int64_t bucket_bytes = std::int64_t{25} << 20;
-  /// Most bytes of gradients in flight at once; a larger bucket goes alone. Where a reduction
+  /// Most bytes of gradients in flight at once; a larger bucket goes alone. If a reduction
   /// between groups of ranks follows, every bucket goes alone inside a group.
   std::int64_t in_flight_bytes = std::int64_t{50} << 20;
   /// Number of units whose parameters are gathered ahead (stage 3). kAutoLookahead: as

@@ -35,24 +35,27 @@ namespace zero::train {
 /// All ranks must call all functions except plain getters, in the same order. Each call blocks
 /// until this rank's part is done, and throws zero::Error when a peer fails.
 ///
-/// The model may be split over a tensor axis (nn/tensor_parallel.hpp). Then a strategy works on
+/// A chapter derives a class, and overrides what its stage does in another way: chapter 00 little
+/// more than finish_backward(). The base class calls the hooks of units and parameters, and has
+/// companions for what all chapters share.
+///
+/// Chapter 08 splits a model over a tensor axis (nn/tensor_parallel.hpp). Then a strategy works on
 /// what this tensor rank holds, its communicator() is the data axis, and all ranks of the mesh
 /// call.
-///
-/// A chapter derives a class, and overrides what its stage does in another way. The base class
-/// calls the hooks of units and parameters, and has companions for what all chapters share.
 class Strategy : public Shards, protected PassHooks {
  public:
   virtual ~Strategy();
   Strategy(const Strategy&) = delete;
   Strategy& operator=(const Strategy&) = delete;
 
+  // A step, in the order of its calls.
+
   /// The loss of the local micro-batch, from Model::loss().
   virtual at::Tensor forward(const data::Batch& batch);
   /// Runs autograd; hooks fire inside. Call it once before each finish_backward() that reduces
   /// (zero::Error otherwise). The loss may come from several forward()s, and others may have run
-  /// since. If the weights have changed since one that the loss comes from, its graph belongs to
-  /// the old weights: throws zero::Error, before anything has happened.
+  /// since. If the weights have changed since one of these, the graph of the loss belongs to old
+  /// weights: throws zero::Error, before anything has happened.
   /// Only this function makes gradients of the model's parameters; see AutogradPasses for another
   /// backward() that passes through the model.
   virtual void backward(const at::Tensor& loss);
@@ -63,10 +66,12 @@ class Strategy : public Shards, protected PassHooks {
   virtual void finish_backward();
   /// Updates what this rank owns.
   virtual void optimizer_step();
-  /// Makes parameters whole again where the stage keeps them whole.
+  /// Makes parameters whole again if the stage keeps them whole.
   virtual void sync_parameters() {}
   /// Drops all gradients.
   void zero_grad() override;
+
+  // What else a program may call.
 
   /// Call before backward(): whether the gradients of this micro-batch are reduced after it
   /// (default: yes). False for all micro-batches of a step except the last.
@@ -93,6 +98,8 @@ class Strategy : public Shards, protected PassHooks {
   /// strategies. Called by all ranks, between steps; blocks. Needs the bytes of the whole model.
   void release();
 
+  // What this rank holds: a chapter from 01 on overrides it.
+
   /// Whether this rank updates parameter `index`, and holds its averaged gradient.
   virtual bool owns(std::size_t index) const { return true; }
   /// The part of parameter `index` that this rank updates: all of it if it owns it, unless the
@@ -110,6 +117,8 @@ class Strategy : public Shards, protected PassHooks {
   dist::Communicator& shard_group() const override { return communicator_; }
   /// Bytes of this rank by the formulas of the stage.
   virtual Costs costs() const = 0;
+
+  // What it is made of.
 
   const nn::ParameterList& list() const { return list_; }
   nn::Model& model() { return model_; }
@@ -139,12 +148,12 @@ class Strategy : public Shards, protected PassHooks {
   /// error names the first difference.
   explicit Strategy(const StrategyArguments& arguments);
 
-  // What a chapter may override, beside PassHooks.
+  // What a chapter may override, besides PassHooks.
 
   /// PassHooks::gather() for unshard() outside of forward() and backward(). A stage that rounds
   /// what it gathers shows the weights themselves here.
   virtual void gather_to_read(std::size_t unit) { gather(unit); }
-  /// Nobody holds the unit any more: takes over what the program may have written into it.
+  /// Called when nobody holds the unit any more: takes over what the program has written into it.
   virtual void keep_writes(std::size_t unit) {}
   /// Blocks until no transfer of parameters is in flight, so that they may be read and updated.
   virtual void finish_parameters() {}

@@ -22,7 +22,7 @@ namespace zero::train {
 /// The passes of autograd through a strategy's model. Hooks on its units and parameters call the
 /// strategy's PassHooks.
 ///
-/// Another pass than Strategy::backward(), such as autograd::grad() or a generator's backward()
+/// A pass other than Strategy::backward(), such as autograd::grad() or a generator's backward()
 /// through its discriminator, gathers what it needs, and the parameter gradients that it makes are
 /// dropped. If the strategy holds gradients that zero_grad() has not dropped, such a pass throws
 /// zero::Error instead.

@@ -11,19 +11,19 @@ namespace zero::train {
 
 /// Decides what may be reduced now, and in which order, while backward runs.
 ///
-/// Ranks must start collectives in the same order, or they wait for each other forever. Autograd
-/// may finish two parameters in different orders on two ranks, for example if one rank skips a
-/// branch. So the order of reductions is fixed beforehand: the reverse of registration, which is
-/// close to the order in which backward runs. An item that is complete early waits until all items
-/// before it have been reduced.
+/// Ranks must start collectives in the same order, or wrong tensors meet, or ranks wait for each
+/// other forever. Autograd may finish two parameters in different orders on two ranks, for example
+/// if one rank skips a branch. So the order of reductions is fixed beforehand: the reverse of
+/// registration, which is close to the order in which backward runs. An item that is complete early
+/// waits until all items before it have been reduced.
 ///
-/// If units are gathered in backward too (stage 3), gathers and reductions must share one order.
-/// Units begin their backward in the same order on all ranks, and so do their gathers. Reductions
-/// may not. A rank whose batch leaves a parameter out never completes that item: it would reduce it
-/// after the next gather, the other ranks before. So the items of a unit are reduced in the unit's
-/// turn: from its first gradient until another unit begins. By then all gradients of the unit have
-/// come, because autograd runs first what was made last. No gather happens within a turn, so it
-/// does not matter when in its turn a rank reduces.
+/// Chapter 02 needs no more. Chapter 03 gathers units in backward too, and gathers and reductions
+/// must share one order. Units begin their backward in the same order on all ranks, and so do their
+/// gathers. Reductions may not: if a rank's batch leaves a parameter out, the rank never completes
+/// that item. It would reduce it after the next gather, the other ranks before. So the items of a
+/// unit are reduced in the unit's turn: from its first gradient until another unit begins. By then
+/// all gradients of the unit have come, because autograd runs first what was made last. No gather
+/// happens within a turn, so it does not matter when in its turn a rank reduces.
 ///
 /// There are two exceptions. A unit that is used several times has its turn in its last backward.
 /// Units inside another one are gathered during its backward, so its own items are reduced when it

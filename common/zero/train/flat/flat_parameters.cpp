@@ -329,7 +329,7 @@ void FlatParameters::keep_shard_of_buffer() {
         .copy_(full_.narrow(0, layout_.offset(m) + mine.begin, mine.size));
   }
   if (!parameter_transfer_) return;
-  my_shard_of(full_).copy_(shard_);  // where members use the shard, the buffer has old values
+  my_shard_of(full_).copy_(shard_);  // of members that use the shard, the buffer has old values
   parameter_transfer_->written(full_);
 }
 

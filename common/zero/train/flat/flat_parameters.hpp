@@ -26,7 +26,7 @@ enum class Sharded : std::uint8_t {
   kParameters,  ///< stage 3: parameters as well
 };
 
-/// What a transfer must know of the buffer that it serves. Only `pool` outlives the call.
+/// What a transfer (below) must know of the buffer that it serves. Only `pool` outlives the call.
 struct FlatBuffer {
   const ShardLayout& layout;
   at::TensorOptions options;  ///< dtype and device
@@ -34,8 +34,8 @@ struct FlatBuffer {
   memory::StoragePool& pool;  ///< where scratch gets its bytes
 };
 
-/// How a chapter sends in another way than by an all-gather and a reduce-scatter over all ranks. A
-/// function may be empty or return null: the collective is used then.
+/// How chapter 07 sends in another way than by an all-gather and a reduce-scatter over all ranks. A
+/// function may be empty or return null: the collective is used then. Chapters 04 and 05 have none.
 struct Transfers {
   /// For each buffer whose parameters are sharded.
   std::function<std::unique_ptr<ParameterTransfer>(const FlatBuffer&)> parameters = {};
@@ -48,7 +48,7 @@ struct Transfers {
 struct FlatOptions {
   Sharded sharded = Sharded::kNothing;
   /// Of gradients over the ranks. With ReduceOp::kSum another reduction follows, of what
-  /// finish_reduce() returns.
+  /// finish_reduce() returns (chapter 06).
   dist::Reduction average = {};
   /// At stage 1: average gradients by an all-reduce, although only the shard is used.
   bool all_reduces = false;
@@ -63,7 +63,7 @@ struct FlatOptions {
 /// What a reduction leaves on this rank; undefined tensors at stage 0.
 struct ReducedShard {
   at::Tensor gradients;  ///< [shard]: the `.grad` of the pieces are views of it
-  /// Where another reduction follows and 2-byte gradients are added in float32: the sum [shard],
+  /// If another reduction follows and 2-byte gradients are added in float32: the sum [shard],
   /// not yet rounded; `gradients` is filled later. Otherwise the same tensor as `gradients`.
   at::Tensor sum;
   /// If not null, `gradients` are filled by its reduce_rest().
