@@ -11,6 +11,8 @@
 
 #include <thread>
 
+#include <tests/support/accelerator/emulated_test.hpp>
+
 #include "over_device.hpp"
 
 namespace zero::dist {
@@ -28,7 +30,7 @@ using zero::testing::TestFolder;
 c10::intrusive_ptr<c10d::Backend> group_of(
     const Communicator& c, const TestFolder& folder, const ProcessGroupOptions& options = {},
     std::chrono::milliseconds timeout = std::chrono::seconds(20)) {
-  zero::testing::enable_host_tasks(at::kCPU);
+  zero::testing::enable_host_tasks();
   auto store = c10::make_intrusive<FolderStore>(folder.path());
   store->setTimeout(std::chrono::seconds(20));
   return make_process_group(store, c.rank(), c.size(), timeout, options);
@@ -85,6 +87,31 @@ TEST(EmulatedGroup, AWaitBlocksTheStreamAndNotTheHost) {
     gate.open();
     EXPECT_TRUE(at::equal(t[0], at::full({4}, 2.0)));  // runs when the stream gets there
     EXPECT_TRUE(after.query());
+    group->shutdown();
+  });
+}
+
+// There it runs at once, on a stream of its own.
+TEST(EmulatedGroup, OnTheEmulatedDeviceTheCheckerSaysWhetherTheWaitIsThere) {
+  const TestFolder folder;
+  zero::testing::emulated::enable();
+  on_ranks(2, [&](Communicator& c) {
+    const auto group = group_of(c, folder);
+    std::vector<at::Tensor> t{at::ones({4}, zero::testing::emulated::kDevice)};
+    for (const bool waits : {false, true}) {
+      const auto work = group->allreduce(t);
+      if (waits) work->wait();
+      t[0].mul_(2);
+      if (waits) {
+        zero::testing::emulated::expect_clean();
+      } else {
+        zero::testing::emulated::expect_found(
+            zero::testing::emulated::Fault::kUnordered,
+            {"a write by aten::mul.out on stream 0", "the write by ALLREDUCE on stream"});
+      }
+      work->wait();
+    }
+    EXPECT_TRUE(at::equal(t[0].cpu(), at::full({4}, 16.0)));
     group->shutdown();
   });
 }
