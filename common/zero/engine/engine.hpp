@@ -140,9 +140,9 @@ class Engine {
   void give_up_step();
 
   /// Calls `callback` on every rank after each step() that ends a step; an empty one ends it. From
-  /// then on a step computes the norm and the mean loss. Called by all ranks, between steps; throws
-  /// zero::Error on all of them if only some pass a callback. What it throws on any rank leaves
-  /// step() on all, after the update.
+  /// then on a step computes the norm. Called by all ranks, between steps; throws zero::Error on all
+  /// of them if only some pass a callback. What it throws on any rank leaves step() on all, after
+  /// the update.
   void on_step(StepCallback callback);
 
   /// Norm of the gradient before clipping in the last step that updated; 0 without clipping and
