@@ -8,8 +8,7 @@ GradientHop::Exchange GradientHop::start(const at::Tensor& values) const {
   Exchange exchange{.sent = buffer(values), .arrived = buffer(values), .work = {}};
   {
     RECORD_USER_SCOPE("quantize_gradients");
-    group_.synchronize();  // the host is about to read
-    std::int64_t at = 0;   // in the order in which ranks get them
+    std::int64_t at = 0;  // in the order in which ranks get them
     for (const std::vector<Piece>& pieces : pieces_) {
       for (const Piece& piece : pieces) {
         const bool is_finite = blocks_.quantize(

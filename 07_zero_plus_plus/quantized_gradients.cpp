@@ -94,10 +94,10 @@ void QuantizedGradients::average(const at::Tensor& sum, const at::Tensor& shard)
 }
 
 // Ranks send an infinity as NaN, so an infinity in `sum` comes from adding up. NaN has been noted
-// by the rank that sent it.
+// by the rank that sent it. On a device the host would wait: what is not finite there is found once
+// a step, in the averages.
 void QuantizedGradients::note_overflow(const at::Tensor& sum) const {
-  if (sum.numel() == 0) return;
-  all_.synchronize();  // the host is about to read
+  if (sum.numel() == 0 || !sum.is_cpu()) return;
   const auto [least, most] = at::aminmax(sum);
   if (std::isinf(least.item<float>()) || std::isinf(most.item<float>())) {
     all_.not_finite().note(all_.rank());

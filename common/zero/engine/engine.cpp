@@ -1,5 +1,3 @@
-#include <ATen/ops/isfinite.h>
-#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
@@ -8,7 +6,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <exception>
+#include <functional>
 #include <utility>
 
 #include <zero/base/error.hpp>
@@ -306,13 +306,15 @@ double Engine::state_before_backward(const at::Tensor* loss) const {
   return base::fnv1a_as_double(std::string(trainable.begin(), trainable.end()));
 }
 
-double Engine::state_before_update() const {
-  strategy_->communicator().synchronize();  // the host is about to read
-  // One tensor: the host waits once for a GPU.
-  const at::Tensor finite = at::isfinite(at::stack(losses_).cpu());
-  if (!finite.all().item<bool>()) return state_of(StepFault::kLossNotFinite);
-  const double fault = fault_of_gradients();
-  return fault < 0 ? fault : base::fnv1a_as_double(gradients_.changes());
+// `losses`: those of the micro-batches, times their terms.
+double Engine::state_before_update(std::vector<double>& losses) {
+  if (const double fault = fault_of_gradients(); fault < 0) return fault;
+  gradients_.show();
+  losses = strategy_->averaged_gradients().read(losses_);
+  const bool finite = std::ranges::all_of(losses, [](double l) { return std::isfinite(l); });
+  if (!finite) return state_of(StepFault::kLossNotFinite);
+  std::ranges::transform(losses, loss_terms_, losses.begin(), std::multiplies<>());
+  return base::fnv1a_as_double(gradients_.changes());
 }
 
 // 0 if the program has left hidden gradients alone.
@@ -402,13 +404,22 @@ void Engine::verify_before_update() {
   if (live_.size() < static_cast<std::size_t>(strategy_->communicator().size())) {
     take_learning_rates();
   }
-  const std::vector<double> all = dist::all_gather_scalars(
-      strategy_->communicator(), {state_before_update(), step_.settings_digest()});
+  std::vector<double> mine(losses_.size(), 0.0);
+  const double state = state_before_update(mine);
+  mine.insert(mine.end(), {state, step_.settings_digest()});
+  const std::vector<double> all = dist::all_gather_scalars(strategy_->communicator(), mine);
   std::vector<double> states, settings;
-  for (std::size_t r = 0; 2 * r < all.size(); ++r) {
-    states.push_back(all[2 * r]);
-    settings.push_back(all[2 * r + 1]);
+  for (std::size_t end = mine.size(); end <= all.size(); end += mine.size()) {
+    states.push_back(all[end - 2]);
+    settings.push_back(all[end - 1]);
   }
+  loss_ = 0;
+  for (std::size_t m = 0; m < losses_.size(); ++m) {  // in the order of train::Trainer
+    double of_ranks = 0;
+    for (std::size_t k = m; k < all.size(); k += mine.size()) of_ranks += all[k];
+    loss_ += of_ranks;
+  }
+  loss_ /= terms_.all;
   if (!same_state(states, strategy_->list(), step_.number())) {
     dist::verify_same(strategy_->communicator(),
                       "what was done to gradients between backward() and step()",
@@ -433,18 +444,15 @@ bool Engine::step() {
   if (micro_batches_ < config_.accumulation_steps) return false;
   StepMetrics metrics;
   metrics.step = step_.number();
-  const bool updated = step_.end({.verify =
-                                      [this] {
-                                        verify_before_update();
-                                        gradients_.show();
-                                      },
+  const bool updated = step_.end({.verify = [this] { verify_before_update(); },
                                   .sync = [this] { strategy_->sync_parameters(); },
                                   .drop = [this] { give_up_step(); }});
   if (meter_) {
     metrics.updated = updated;
     metrics.gradient_norm = updated ? gradient_norm() : 0;
     metrics.loss_terms = terms_.stated ? terms_.all : 0;
-    meter_->measure(losses_, loss_terms_, terms_.all, metrics);
+    metrics.loss = loss_;
+    meter_->measure(metrics);
   }
   give_up_step();  // the step is over: drop what it has left
   // The callback may call on_step(), which drops its meter.

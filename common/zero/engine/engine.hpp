@@ -140,9 +140,9 @@ class Engine {
   void give_up_step();
 
   /// Calls `callback` on every rank after each step() that ends a step; an empty one ends it. From
-  /// then on a step computes the norm and the mean loss. Called by all ranks, between steps; throws
-  /// zero::Error on all of them if only some pass a callback. What it throws on any rank leaves
-  /// step() on all, after the update.
+  /// then on a step computes the norm. Called by all ranks, between steps; throws zero::Error on all
+  /// of them if only some pass a callback. What it throws on any rank leaves step() on all, after
+  /// the update.
   void on_step(StepCallback callback);
 
   /// Norm of the gradient before clipping in the last step that updated; 0 without clipping and
@@ -218,7 +218,7 @@ class Engine {
   bool take_micro_batch(const at::Tensor* loss);
   Terms with_micro_batch(double& mine, double state);
   double state_before_backward(const at::Tensor* loss) const;
-  double state_before_update() const;
+  double state_before_update(std::vector<double>& losses);
   double fault_of_gradients() const;
   void verify_in_no_step(const char* call) const;
   void verify_own_weights(const char* call) const;
@@ -236,6 +236,7 @@ class Engine {
   std::shared_ptr<StepMeter> meter_;    // on_step()
   std::int64_t micro_batches_ = 0;      // of this step, whose backward has run
   Terms terms_;
+  double loss_ = 0;        // of the last step(), the mean over the terms of all ranks
   std::vector<int> live_;  // ranks that had a batch in the last backward(); others are in join()
   int source_ = 0;         // the first such rank in the last backward() in which there was one
   bool stepped_ = true;

@@ -1,4 +1,3 @@
-#include <ATen/ops/stack.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -45,20 +44,7 @@ StepMeter::StepMeter(train::Strategy& strategy, StepCallback callback)
       last_(std::chrono::steady_clock::now()),
       exposed_before_(strategy.mesh().world().times().exposed_seconds()) {}
 
-void StepMeter::measure(const std::vector<at::Tensor>& losses, const std::vector<double>& terms,
-                        double all_terms, StepMetrics& metrics) {
-  const at::Tensor values = at::stack(losses).to(at::kDouble).cpu();
-  std::vector<double> mine;
-  for (std::size_t m = 0; m < terms.size(); ++m) {
-    mine.push_back(values.const_data_ptr<double>()[m] * terms[m]);
-  }
-  const std::vector<double> all = dist::all_gather_scalars(strategy_.communicator(), mine);
-  for (std::size_t m = 0; m < mine.size(); ++m) {  // in the order of train::Trainer
-    double of_ranks = 0;
-    for (std::size_t k = m; k < all.size(); k += mine.size()) of_ranks += all[k];
-    metrics.loss += of_ranks;
-  }
-  metrics.loss /= all_terms;
+void StepMeter::measure(StepMetrics& metrics) {
   metrics.learning_rates = learning_rates(strategy_.optimizer());
   const auto now = std::chrono::steady_clock::now();
   const double exposed = strategy_.mesh().world().times().exposed_seconds();

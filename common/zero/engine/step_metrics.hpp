@@ -44,10 +44,8 @@ class StepMeter {
   /// `strategy` must outlive this object.
   StepMeter(train::Strategy& strategy, StepCallback callback);
 
-  /// Adds loss, learning rates and seconds of the step that has just ended. It had a loss of each
-  /// micro-batch, with loss terms of each on this rank, and of all. Called by all ranks; blocks.
-  void measure(const std::vector<at::Tensor>& losses, const std::vector<double>& terms,
-               double all_terms, StepMetrics& metrics);
+  /// Adds learning rates and seconds of the step that has just ended.
+  void measure(StepMetrics& metrics);
   /// Calls the callback. Called by all ranks; blocks. Throws zero::Error on all of them if it
   /// throws on any.
   void report(const StepMetrics& metrics);

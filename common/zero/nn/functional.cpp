@@ -81,9 +81,19 @@ struct EmbeddingFunction : Function<EmbeddingFunction> {
   }
 };
 
+// Whether LibTorch has one kernel for this norm, and one for its gradients.
+bool is_fused(const at::Tensor& x, const at::Tensor& weight) {
+  return !x.is_cpu() && x.scalar_type() == weight.scalar_type();
+}
+
 struct RmsNormFunction : Function<RmsNormFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
                             double eps) {
+    if (is_fused(x, weight)) {
+      const auto [normal, inverse] = at::_fused_rms_norm(x, {x.size(-1)}, weight, eps);
+      context->save_for_backward({x, weight, inverse});
+      return normal;
+    }
     const at::Tensor wide_x = x.to(at::toOpMathType(x.scalar_type()));
     const at::Tensor inverse =
         wide_x.square().mean(-1, /*keepdim=*/true).add_(eps).rsqrt_();  // [..., 1]
@@ -96,6 +106,13 @@ struct RmsNormFunction : Function<RmsNormFunction> {
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &x = saved[0], &weight = saved[1], &inverse = saved[2];
     const at::Tensor gradient = gradients[0];
+    if (is_fused(x, weight)) {
+      const auto [to_x, to_weight] = at::_fused_rms_norm_backward(
+          gradient, x, {x.size(-1)}, inverse, weight,
+          {context->needs_input_grad(0), context->needs_input_grad(1)});
+      if (to_weight.defined()) accumulate_sum(weight, to_weight.unsqueeze(0));
+      return {to_x, at::Tensor(), at::Tensor()};
+    }
     const at::Tensor normal = x.to(inverse.scalar_type()) * inverse;
     if (context->needs_input_grad(1)) {
       accumulate_sum(weight, rows(gradient * normal.to(x.scalar_type())));

@@ -1,6 +1,7 @@
 #include <ATen/Dispatch.h>
 #include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/aminmax.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/stack.h>
 
 #include <algorithm>
@@ -26,18 +27,24 @@ double largest_magnitude(const at::Tensor& tensor) {
 
 }  // namespace
 
-std::vector<double> detail::norms_by_list(const std::vector<at::Tensor>& tensors, double order) {
+std::vector<double> detail::norms_by_list(const std::vector<at::Tensor>& tensors, double order,
+                                          const at::Tensor& more) {
   std::vector<double> all(tensors.size(), 0.0);
-  std::vector<at::Tensor> with_elements;
+  std::vector<at::Tensor> with_elements, numbers;
   for (const at::Tensor& t : tensors) {
     if (t.numel() > 0) with_elements.push_back(t);
   }
-  if (with_elements.empty()) return all;
-  const at::Tensor norms = at::stack(at::_foreach_norm(with_elements, order, at::kDouble)).cpu();
-  const double* next = norms.const_data_ptr<double>();
+  if (!with_elements.empty()) {
+    numbers.push_back(at::stack(at::_foreach_norm(with_elements, order, at::kDouble)));
+  }
+  if (more.defined()) numbers.push_back(more.to(at::kDouble));
+  if (numbers.empty()) return all;
+  const at::Tensor read = at::cat(numbers).cpu();
+  const double* next = read.const_data_ptr<double>();
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (tensors[i].numel() > 0) all[i] = *next++;
   }
+  all.insert(all.end(), next, read.const_data_ptr<double>() + read.numel());
   return all;
 }
 

@@ -31,8 +31,9 @@ double clip_coefficient(double norm, double max_norm);
 namespace detail {
 
 /// What a GPU does: the norms of this order (2 or infinity) of all tensors, by a list operation of
-/// LibTorch.
-std::vector<double> norms_by_list(const std::vector<at::Tensor>& tensors, double order);
+/// LibTorch. `more` [n]: values of their device that are read with them, and stand behind them.
+std::vector<double> norms_by_list(const std::vector<at::Tensor>& tensors, double order,
+                                  const at::Tensor& more = {});
 
 }  // namespace detail
 

@@ -10,9 +10,12 @@ namespace {
 constexpr std::int64_t kVector = 16;
 constexpr std::size_t kGradient = 1;
 
-std::int64_t tail_of(const Operands& operands) { return operands.front().numel() % kVector; }
+// A device computes all elements of a tensor alike.
+std::int64_t tail_of(const Operands& operands) {
+  return operands.front().is_cpu() ? operands.front().numel() % kVector : 0;
+}
 
-// Copies between the tails of all parameters and their places in the scratch, on a GPU in one call.
+// Copies between the tails of all parameters and their places in the scratch.
 void copy_tails(const std::vector<Operands>& parameters, std::size_t operand,
                 const at::Tensor& scratch, bool into_scratch) {
   std::vector<at::Tensor> theirs, ours;

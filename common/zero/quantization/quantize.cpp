@@ -176,7 +176,10 @@ void dequantize_on_cpu(const at::Tensor& packed, const BlockLayout& layout, cons
 
 bool quantize(const at::Tensor& values, const BlockLayout& layout, const at::Tensor& packed) {
   require_fit(packed, layout, values);
-  if (!values.is_cpu()) return quantize_by_operations(values, layout, packed);
+  if (!values.is_cpu()) {
+    quantize_by_operations(values, layout, packed);
+    return true;
+  }
   std::uint8_t* const to = packed.mutable_data_ptr<std::uint8_t>();
   return with_type(values.scalar_type(), [&](auto type) {
     const auto* const from = values.const_data_ptr<decltype(type)>();

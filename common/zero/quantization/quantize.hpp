@@ -23,7 +23,7 @@ namespace zero::quantization {
 
 /// Fills `packed` from `values` (float32, bfloat16 or float16, layout.elements()). Returns false if
 /// a value is infinite or NaN: the scale of its block is NaN, and so are all elements of that
-/// block. On a GPU the host waits for this answer.
+/// block. On a device the host does not wait, and the answer is true.
 bool quantize(const at::Tensor& values, const BlockLayout& layout, const at::Tensor& packed);
 
 /// Fills `out` (float32, bfloat16 or float16, layout.elements()): scale * q, rounded to its dtype.

@@ -1,7 +1,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/ones.h>
 #include <ATen/ops/stack.h>
 
 #include <limits>
@@ -38,14 +37,13 @@ at::Tensor unpack_pairs(const at::Tensor& payload, std::int64_t length) {
 
 }  // namespace
 
-bool quantize_by_operations(const at::Tensor& values, const BlockLayout& layout,
+void quantize_by_operations(const at::Tensor& values, const BlockLayout& layout,
                             const at::Tensor& packed) {
   const at::NoGradGuard no_grad;
   const at::Tensor flat = values.view(-1), bytes = packed.view(-1);
   const at::TensorOptions options = values.options().dtype(at::kFloat).requires_grad(false);
   // A tensor, not a number: for a number the GPU's kernel multiplies by its reciprocal.
   const at::Tensor largest_q = at::full({}, layout.format().largest(), options);
-  at::Tensor all_finite = at::ones({}, options.dtype(at::kBool));
   for (const BlockLayout::Run& run : layout.runs()) {
     const at::Tensor blocks = elements_of(run, flat).to(at::kFloat);
     const at::Tensor magnitude = blocks.abs().amax(1, /*keepdim=*/true);
@@ -60,9 +58,7 @@ bool quantize_by_operations(const at::Tensor& values, const BlockLayout& layout,
     const at::Tensor q = blocks.div(scale).round_().nan_to_num_(0).to(at::kChar).view(at::kByte);
     payload_of(run, bytes).copy_(layout.format().bits == 4 ? pack_pairs(q) : q);
     bytes.narrow(0, 4 * run.first_block, 4 * run.blocks).copy_(scale.view(-1).view(at::kByte));
-    all_finite.logical_and_(finite.all());
   }
-  return all_finite.item<bool>();
 }
 
 void dequantize_by_operations(const at::Tensor& packed, const BlockLayout& layout,

@@ -7,8 +7,9 @@
 namespace zero::quantization {
 
 /// quantize() of quantize.hpp, bit for bit, for tensors on any device, made of LibTorch's
-/// operations. Does not check its tensors. Scratch: some 13 bytes an element of the longest run.
-bool quantize_by_operations(const at::Tensor& values, const BlockLayout& layout,
+/// operations, without an answer: the host would wait for it. Does not check its tensors. Scratch:
+/// some 13 bytes an element of the longest run.
+void quantize_by_operations(const at::Tensor& values, const BlockLayout& layout,
                             const at::Tensor& packed);
 
 /// dequantize(), or with `add` dequantize_and_add(), in the same way.

@@ -1,5 +1,6 @@
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -112,6 +113,7 @@ void AveragedGradients::add_up(bool is_last_micro_batch) {
 void AveragedGradients::forget() {
   sources_.assign(static_cast<std::size_t>(mesh_.data().size()), false);
   suspect_ = false;
+  norms_.clear();
   used_.assign(used_.size(), false);  // noted by a backward() that threw
   accumulated_.assign(list_.size(), at::Tensor());
 }
@@ -133,13 +135,33 @@ AveragedGradients::Own AveragedGradients::own() const {
   return own;
 }
 
+std::vector<double> AveragedGradients::read(const std::vector<at::Tensor>& losses) {
+  mesh_.data().synchronize();  // the host is about to read
+  std::vector<at::Tensor> gradients = own().gradients;
+  const at::Device device = losses.front().device();
+  const bool reads_norms = !gradients.empty() && gradients.front().device() == device &&
+                           !device.is_cpu() && !has_doubles();  // whose squares may overflow
+  if (!reads_norms) gradients.clear();
+  std::vector<double> all = optim::detail::norms_by_list(gradients, 2, at::stack(losses).flatten());
+  const auto values = all.begin() + std::ssize(gradients);
+  norms_.assign(all.begin(), values);
+  return {values, all.end()};
+}
+
+std::vector<double> AveragedGradients::squares(const Own& mine) const {
+  if (norms_.empty()) return optim::squared_norms(mine.gradients);
+  std::vector<double> all;
+  for (const double norm : norms_) all.push_back(norm * norm);
+  return all;
+}
+
 std::vector<double> AveragedGradients::squares_by_parameter() {
   // Only its owner computes a parameter's sum, and adding the others' zeros is exact. So every
   // rank, under every strategy that owns whole parameters, adds the same numbers in the same order.
   // If tensors are split, the partial sums are in double: their order changes the resulting
   // float only if the sum lies at the edge between two floats.
   const Own mine = own();
-  const std::vector<double> of_mine = optim::squared_norms(mine.gradients);
+  const std::vector<double> of_mine = squares(mine);
   at::Tensor squares = at::zeros({std::ssize(stage_.whole().parameters)}, at::kDouble);
   auto* const of_parameter = squares.mutable_data_ptr<double>();
   for (std::size_t k = 0; k < of_mine.size(); ++k) {
@@ -202,6 +224,7 @@ void AveragedGradients::multiply(double factor) {
 }
 
 void AveragedGradients::scale(double factor) {
+  norms_.clear();
   std::map<at::ScalarType, std::vector<at::Tensor>> by_type;  // a kernel takes one
   for (const at::Tensor& gradient : own().gradients) {
     by_type[gradient.scalar_type()].push_back(gradient);
@@ -226,7 +249,8 @@ bool AveragedGradients::take_suspicion() {
 std::size_t AveragedGradients::first_nonfinite_here() {
   mesh_.data().synchronize();  // the host is about to read
   const Own mine = own();
-  const std::vector<double> largest = optim::largest_magnitudes(mine.gradients);
+  const std::vector<double> largest =
+      norms_.empty() ? optim::largest_magnitudes(mine.gradients) : norms_;
   const auto found =
       std::find_if(largest.begin(), largest.end(), [](double m) { return !std::isfinite(m); });
   if (found == largest.end()) return stage_.whole().size();

@@ -51,6 +51,11 @@ class AveragedGradients {
   /// gradients are too large by that factor. Acts on this rank alone; all ranks must set the same.
   void set_loss_scale(double scale) { loss_scale_ = scale; }
 
+  /// The values of `losses`, of one element each. If the gradients are on a device, their norms
+  /// come with them: the host waits once, and clip() or first_nonfinite() need not read again. Call
+  /// it before these, when the gradients will not change any more. Acts on this rank alone; blocks.
+  std::vector<double> read(const std::vector<at::Tensor>& losses);
+
   /// Scales the gradients so that their L2 norm is at most `max_norm`; returns the norm before.
   /// Norms are of the gradients divided by the loss scale. All strategies that own whole parameters
   /// give the same bits; if tensors are split, rounding differs in rare cases. The factor is a
@@ -79,6 +84,7 @@ class AveragedGradients {
   bool take_suspicion();
   void drop_unused();
   void add_up(bool is_last_micro_batch);
+  std::vector<double> squares(const Own& mine) const;
   std::vector<double> squares_by_parameter();
   double norm();
   std::vector<dist::Communicator*> groups_of_parts() const;
@@ -99,6 +105,7 @@ class AveragedGradients {
   std::vector<bool> used_;               // by parameter: by this rank, in this reduction
   std::vector<at::Tensor> accumulated_;  // by parameter: averages of earlier micro-batches
   std::vector<bool> sources_;  // by rank: whose gradients were not finite, as seen by this rank
+  std::vector<double> norms_;  // of own(), where read() has read them; else empty
   bool suspect_ = false;       // some gradient may not be finite; the same on all ranks
 };
 

@@ -1,12 +1,15 @@
 
 #include <ATen/core/boxing/KernelFunction.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/record_function.h>
 #include <torch/library.h>
 
 #include <mutex>
 #include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "accelerator.hpp"
 #include "checker.hpp"
@@ -44,6 +47,7 @@ class Call {
     const c10::StreamId stream = current_stream();
     Checker::get().launch(stream, views_.accesses(), c10::toString(operation_.operator_name()));
     operation_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
+    for (const auto& [view, copy] : copies_) view.copy_(copy);
     views_.take_over_sizes();
     const std::size_t results = operation_.schema().returns().size();
     for (std::size_t i = stack.size() - results; i < stack.size(); ++i) stack[i] = result(stack[i]);
@@ -61,7 +65,7 @@ class Call {
     if (value.isTensorList()) {
       c10::List<at::Tensor> all;
       for (const at::Tensor& t : value.toTensorVector())
-        all.push_back(argument(t, writes).toTensor());
+        all.push_back(padded(argument(t, writes).toTensor(), writes));
       return all;
     }
     if (value.isOptionalTensorList()) {
@@ -76,6 +80,21 @@ class Call {
       return c10::Device(c10::kCPU);
     }
     return value;
+  }
+
+  // What a GPU computes of an element does not depend on where it lies. The CPU's kernels of
+  // optimizers compute the last elements of a tensor, which fill no vector, with other bits.
+  at::Tensor padded(const at::Tensor& view, bool writes) {
+    constexpr std::int64_t kVector = 16;
+    const std::int64_t elements = view.numel();
+    const bool is_kernel = operation_.schema().name().starts_with("aten::_fused_");
+    if (!is_kernel || view.dim() == 0 || elements % kVector == 0) return view;
+    const at::Tensor whole =
+        at::zeros({(elements + kVector - 1) / kVector * kVector}, view.options());
+    const at::Tensor copy = whole.narrow(0, 0, elements).view(view.sizes());
+    copy.copy_(view);
+    if (writes) copies_.emplace_back(view, copy);
+    return whole;
   }
 
   static bool is_generator(const c10::Type& type) {
@@ -103,6 +122,7 @@ class Call {
 
   const c10::OperatorHandle& operation_;
   HostViews views_;
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies_;  // written in place of views
   bool is_on_device_ = false;
   bool host_waits_ = false;
 };
@@ -144,7 +164,8 @@ std::unique_ptr<at::ObserverContext> look(const at::RecordFunction& function) {
 }
 
 // Operations that LibTorch composes of others for a device that does not know them, and of which
-// the CPU has a kernel of its own, such as silu_backward: composed, they would have other bits.
+// the CPU has a kernel of its own, such as silu_backward: composed, they would have other bits. And
+// those on lists of tensors, each of which is one launch on a GPU.
 void register_kernels_of_the_cpu() {
   static torch::Library aten(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__,
                              __LINE__);
@@ -154,7 +175,8 @@ void register_kernels_of_the_cpu() {
     const auto has = [&](c10::DispatchKey key) { return operation->hasKernelForDispatchKey(key); };
     const bool is_composed = has(c10::DispatchKey::CompositeImplicitAutograd) ||
                              has(c10::DispatchKey::CompositeExplicitAutograd);
-    if (!is_composed || !has(c10::DispatchKey::CPU) || has(c10::DispatchKey::PrivateUse1)) continue;
+    const bool is_taken = has(c10::DispatchKey::CPU) || name.name.starts_with("aten::_foreach_");
+    if (!is_composed || !is_taken || has(c10::DispatchKey::PrivateUse1)) continue;
     aten.impl(c10::toString(name).c_str(),
               torch::CppFunction::makeFromBoxedFunction<&run_on_views>());
   }

@@ -165,6 +165,7 @@ void register_operations() {
   aten.impl("record_stream", TORCH_FN(record_stream));
   aten.impl("_has_compatible_shallow_copy_type", TORCH_FN(can_take_data_of));
   at::native::_fused_sdp_choice_stub.set_privateuse1_dispatch_ptr(&choose_attention);
+  register_fused_operations();
   register_fallback();
 }
 

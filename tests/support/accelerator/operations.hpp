@@ -10,6 +10,9 @@ namespace zero::testing::emulated {
 /// register_fallback().
 void register_operations();
 
+/// Those that GPUs have and the CPU has not.
+void register_fused_operations();
+
 /// Operations of the device that are not registered otherwise run the CPU's kernel over the same
 /// memory, so that results have the CPU's bits. Which tensors an operation reads and writes, as the
 /// checker sees it, is what its schema says. An operation that returns a number, or tensors whose

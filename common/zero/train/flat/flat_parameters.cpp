@@ -354,12 +354,15 @@ at::Tensor FlatParameters::gradient_view(std::size_t m) {
 
 // Padding is sent with the rest; zeros, so that no sum is computed from old bytes.
 void FlatParameters::zero_padding() {
+  const auto zero = [this](std::int64_t begin, std::int64_t end) {
+    if (begin < end) full_gradient_.narrow(0, begin, end - begin).zero_();
+  };
   std::int64_t end = 0;
   for (std::size_t m = 0; m < members_.size(); ++m) {
-    full_gradient_.narrow(0, end, layout_.offset(m) - end).zero_();
+    zero(end, layout_.offset(m));
     end = layout_.offset(m) + layout_.size(m);
   }
-  full_gradient_.narrow(0, end, layout_.total() - end).zero_();
+  zero(end, layout_.total());
 }
 
 void FlatParameters::collect(std::size_t m) {

@@ -111,9 +111,10 @@ bool Step::update() {
   RECORD_USER_SCOPE("optimizer");
   const bool clips = options_.clip_norm > 0;
   const double limit = clips ? options_.clip_norm : std::numeric_limits<double>::infinity();
-  const float norm = clips || measures_norm_ ? strategy_.clip_grad_norm(limit) : 0;
+  const bool measures = clips || measures_norm_;
+  const float norm = measures ? strategy_.clip_grad_norm(limit) : 0;
   // A finite norm means finite gradients: nothing more has to be read.
-  const bool well = clips && std::isfinite(norm);
+  const bool well = measures && std::isfinite(norm);
   const std::string wrong = well ? "" : what_is_not_finite(strategy_, clips);
   if (wrong.empty()) {
     strategy_.optimizer_step();

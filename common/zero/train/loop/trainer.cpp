@@ -75,10 +75,11 @@ StepResult Trainer::step(const std::vector<data::Batch>& micro_batches) {
 
 std::vector<double> Trainer::run_micro_batches(const std::vector<data::Batch>& micro_batches,
                                                double all_terms, const EndOfPhase& end_of) {
-  std::vector<double> losses;
+  std::vector<at::Tensor> losses;
   for (const data::Batch& batch : micro_batches) {
     memory::mark("forward");
-    at::Tensor loss = forward(batch, losses);
+    at::Tensor loss = forward(batch);
+    losses.push_back(loss.detach());
     loss = step_.weighted(loss, static_cast<double>(batch.loss_terms), all_terms);
     end_of(&PhaseSeconds::forward);
     memory::mark("backward");
@@ -86,7 +87,7 @@ std::vector<double> Trainer::run_micro_batches(const std::vector<data::Batch>& m
     step_.backward(std::move(loss), losses.size() == micro_batches.size());
     end_of(&PhaseSeconds::backward);
   }
-  return losses;
+  return strategy_.averaged_gradients().read(losses);
 }
 
 double Trainer::evaluate(const std::vector<data::Batch>& batches) {
@@ -97,18 +98,14 @@ double Trainer::evaluate(const std::vector<data::Batch>& batches) {
 }
 
 std::vector<double> Trainer::run_forward(const std::vector<data::Batch>& batches) {
-  std::vector<double> losses;
-  for (const data::Batch& batch : batches) forward(batch, losses);
-  return losses;
+  std::vector<at::Tensor> losses;
+  for (const data::Batch& batch : batches) losses.push_back(forward(batch));
+  return strategy_.averaged_gradients().read(losses);
 }
 
-// Adds the value of the loss that it returns to `losses`.
-at::Tensor Trainer::forward(const data::Batch& batch, std::vector<double>& losses) {
+at::Tensor Trainer::forward(const data::Batch& batch) {
   RECORD_USER_SCOPE("forward");
-  at::Tensor loss = strategy_.forward(batch);
-  strategy_.communicator().synchronize();  // the host is about to read
-  losses.push_back(loss.item<double>());
-  return loss;
+  return strategy_.forward(batch);
 }
 
 double Trainer::count_terms(const std::vector<data::Batch>& batches) {

@@ -89,7 +89,7 @@ class Trainer {
   Step& step_of_all() { return step_; }
 
  private:
-  at::Tensor forward(const data::Batch& batch, std::vector<double>& losses);
+  at::Tensor forward(const data::Batch& batch);
   double loss_of_all_ranks(const std::vector<double>& losses,
                            const std::vector<data::Batch>& batches);
 

@@ -1,0 +1,154 @@
+// What a step asks of the host and of a device, beside a step of the plain module: kernel launches,
+// host waits, events and collectives.
+
+#include <ATen/ops/randint.h>
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <sstream>
+#include <string>
+
+#include <tests/support/accelerator/emulated_test.hpp>
+#include <tests/support/ranks.hpp>
+#include <tests/support/test_folder.hpp>
+#include <zero/engine/engine.hpp>
+#include <zero/nn/llama.hpp>
+#include <zero/optim/adamw.hpp>
+
+#include "toy_on.hpp"
+
+namespace zero::testing {
+namespace {
+
+using emulated::Checker;
+using emulated::kDevice;
+
+struct StepCost {
+  emulated::Counts device;
+  std::int64_t collectives = 0;  // of tensors
+  std::int64_t exchanges = 0;    // of numbers, by the hosts
+  std::int64_t bytes = 0;        // sent
+};
+
+std::string row(const std::string& name, const StepCost& cost) {
+  return fmt::format("{:<18}{:>9}{:>11}{:>7}{:>12}{:>10}{:>13}\n", name, cost.device.launches,
+                     cost.device.host_waits, cost.device.events, cost.collectives, cost.exchanges,
+                     cost.bytes);
+}
+
+std::string head() {
+  return fmt::format("{:<18}{:>9}{:>11}{:>7}{:>12}{:>10}{:>13}\n", "a step of", "launches",
+                     "host waits", "events", "collectives", "exchanges", "bytes sent");
+}
+
+std::shared_ptr<nn::Llama> model_on_device(const nn::LlamaConfig& config) {
+  auto model = std::make_shared<nn::Llama>(config);
+  nn::SeededValues values(/*seed=*/5);
+  nn::initialize_parameters(*model, values);
+  model->to(kDevice);
+  return model;
+}
+
+data::Batch batch_on_device(const nn::LlamaConfig& config) {
+  const at::Tensor ids = at::randint(config.vocabulary, {1, 17}, at::kLong).to(kDevice);
+  return {.inputs = ids.narrow(1, 0, 16), .targets = ids.narrow(1, 1, 16), .loss_terms = 16};
+}
+
+// Of the third of three steps: states are there, and what is measured once has been measured.
+template <typename Step>
+StepCost cost_of(Step step, dist::Communicator& communicator) {
+  for (int s = 0; s < 2; ++s) step();
+  const emulated::Counts before = Checker::get().counts();
+  const dist::Traffic sent = communicator.traffic();
+  step();
+  const emulated::Counts after = Checker::get().counts();
+  const dist::Traffic of_step = communicator.traffic().since(sent);
+  return {{after.launches - before.launches, after.host_waits - before.host_waits,
+           after.events - before.events},
+          of_step.calls(dist::Purpose::kGradient) + of_step.calls(dist::Purpose::kParameter),
+          of_step.calls(dist::Purpose::kControl),
+          of_step.bytes()};
+}
+
+StepCost of_plain_module(dist::Communicator& communicator, const nn::LlamaConfig& config) {
+  const auto model = model_on_device(config);
+  const auto optimizer = optim::adamw()(model->parameters());
+  const data::Batch batch = batch_on_device(config);
+  return cost_of(
+      [&] {
+        for (const at::Tensor& p : model->parameters()) p.mutable_grad().reset();
+        const at::Tensor loss = model->loss(batch);
+        loss.backward();
+        optimizer->step();
+        loss.item<float>();
+      },
+      communicator);
+}
+
+// With the loss and the norm of each step.
+StepCost of_engine(dist::Communicator& communicator, const nn::LlamaConfig& config,
+                   const EngineConfig& engine_config, std::size_t& units) {
+  const auto model = model_on_device(config);
+  Engine engine(*model, communicator, optim::adamw(), engine_config);
+  engine.on_step([](const StepMetrics& metrics) {
+    EXPECT_GT(metrics.loss, 0);
+    EXPECT_GT(metrics.gradient_norm, 0);
+  });
+  const data::Batch batch = batch_on_device(config);
+  units = engine.strategy().list().units.size();
+  return cost_of(
+      [&] {
+        engine.backward(engine.forward(batch));
+        EXPECT_TRUE(engine.step());
+      },
+      communicator);
+}
+
+class StepCosts : public ::testing::TestWithParam<int> {};
+
+TEST_P(StepCosts, AreOneHostWaitAndFewLaunchesMoreThanThePlainModules) {
+  const TestFolder folder;
+  const RankOptions ranks{.world_size = GetParam(), .order = dist::ReductionOrder::kNative};
+  emulated::on_emulated_ranks(ranks, [&](dist::Communicator& communicator) {
+    const nn::LlamaConfig config = nn::preset("llama-20m");
+    const StepCost plain = of_plain_module(communicator, config);
+    std::string table = head() + row("the plain module", plain);
+    for (const int stage : {0, 1, 2, 3}) {
+      const std::string name = fmt::format("engine{}", stage);
+      const EngineConfig engine{.overlap = {.stage = stage}, .clip_norm = 0.1};
+      std::size_t units = 0;
+      const StepCost cost = of_engine(communicator, config, engine, units);
+      table += row(name, cost);
+      EXPECT_EQ(cost.device.host_waits, 1) << name;
+      const double most =
+          1.05 * static_cast<double>(plain.device.launches) + 6.0 * static_cast<double>(units);
+      EXPECT_LE(static_cast<double>(cost.device.launches), most) << name;
+    }
+    if (communicator.rank() == 0) std::ofstream(folder / "table") << table;
+  });
+  std::ostringstream table;
+  table << std::ifstream(folder / "table").rdbuf();
+  std::cout << fmt::format("llama-20m, {} rank(s)\n{}", GetParam(), table.str());
+}
+
+// Also where gradients are quantized piece by piece, and in the trainer.
+TEST_P(StepCosts, AreOneHostWaitInEveryMode) {
+  emulated::on_emulated_ranks({.world_size = GetParam()}, [](dist::Communicator& communicator) {
+    train::Registry registry;
+    train::register_all_chapters(registry);
+    for (const std::string& mode : registry.modes()) {
+      ToyOn run(communicator, mode, kDevice);
+      int step = 0;
+      const StepCost cost = cost_of([&] { run.step(step++); }, communicator);
+      EXPECT_EQ(cost.device.host_waits, 1) << mode;
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, StepCosts, ::testing::Values(1, 2), name_of_ranks);
+
+}  // namespace
+}  // namespace zero::testing
