@@ -41,8 +41,6 @@ class SeveralGpus : public GpuTest {
   SeveralGpus() : GpuTest(kRanks) {}
 };
 
-// One rank, which calls NCCL as several do.
-class GpuAlone : public GpuTest {};
 class GpuCollectives : public SeveralGpus {};
 class GpuFault : public SeveralGpus {};
 
@@ -159,45 +157,38 @@ TEST_F(GpuCollectives, MoveTensorsAsTheCpuDoes) {
 }
 
 // The host runs ahead of all three streams; events alone put things in order.
-void reuse_buffers_while_streams_work(Communicator& c) {
-  const std::int64_t n = 1 << 20;
-  const auto gpu = at::TensorOptions(gpu_of(c));
-  at::Tensor shard = at::zeros({n}, gpu), all = at::zeros({n * c.size()}, gpu);
-  at::Tensor gradient = at::zeros({n * c.size()}, gpu), average = at::zeros({n}, gpu);
-  at::Tensor large = at::randn({2048, 2048}, gpu);
-  const auto extremes = [](const at::Tensor& pieces) {
-    return at::stack({pieces.amin(1), pieces.amax(1)});
-  };
-  std::vector<at::Tensor> gathered, averages;
-  for (int round = 0; round < 20; ++round) {
-    for (int k = 0; k < 5; ++k) large = large.mm(large).clamp_(-1, 1);  // keeps the stream busy
-    shard.fill_(100.0 * round + c.rank());
-    gradient.fill_(round + 3.0 * c.rank());
-    Work gathering = c.all_gather(all, shard, Purpose::kParameter);
-    Work reducing = c.reduce_scatter(average, gradient, Purpose::kGradient);
-    large = large.mm(large).clamp_(-1, 1);
-    gathering.wait();
-    gathered.push_back(extremes(all.view({c.size(), n})));
-    reducing.wait();
-    averages.push_back(extremes(average.view({1, n})));
-    // Given up as soon as it was waited for, and written over at once by the next round.
-  }
-  c.synchronize();
-  for (int round = 0; round < 20; ++round) {
-    const auto r = static_cast<std::size_t>(round);
-    const at::Tensor of_rank = 100.0F * round + at::arange(c.size(), at::kFloat);
-    EXPECT_TRUE(at::equal(gathered[r].cpu(), at::stack({of_rank, of_rank}))) << round;
-    EXPECT_TRUE(at::equal(averages[r].cpu(), at::full({2, 1}, round + 1.5F * (c.size() - 1))))
-        << round;
-  }
-}
-
-TEST_F(GpuAlone, AWaitOrdersStreamsAndReusedBuffers) {
-  on_gpus(ReductionOrder::kNative, reuse_buffers_while_streams_work);
-}
-
 TEST_F(GpuCollectives, AWaitOrdersStreamsAndReusedBuffers) {
-  on_gpus(ReductionOrder::kRankOrdered, reuse_buffers_while_streams_work);
+  on_gpus(ReductionOrder::kRankOrdered, [](Communicator& c) {
+    const std::int64_t n = 1 << 20;
+    const auto gpu = at::TensorOptions(gpu_of(c));
+    at::Tensor shard = at::zeros({n}, gpu), all = at::zeros({n * c.size()}, gpu);
+    at::Tensor gradient = at::zeros({n * c.size()}, gpu), average = at::zeros({n}, gpu);
+    at::Tensor large = at::randn({2048, 2048}, gpu);
+    const auto extremes = [](const at::Tensor& pieces) {
+      return at::stack({pieces.amin(1), pieces.amax(1)});
+    };
+    std::vector<at::Tensor> gathered, averages;
+    for (int round = 0; round < 20; ++round) {
+      for (int k = 0; k < 5; ++k) large = large.mm(large).clamp_(-1, 1);  // keeps the stream busy
+      shard.fill_(100.0 * round + c.rank());
+      gradient.fill_(round + 3.0 * c.rank());
+      Work gathering = c.all_gather(all, shard, Purpose::kParameter);
+      Work reducing = c.reduce_scatter(average, gradient, Purpose::kGradient);
+      large = large.mm(large).clamp_(-1, 1);
+      gathering.wait();
+      gathered.push_back(extremes(all.view({c.size(), n})));
+      reducing.wait();
+      averages.push_back(extremes(average.view({1, n})));
+      // Given up as soon as it was waited for, and written over at once by the next round.
+    }
+    c.synchronize();
+    for (int round = 0; round < 20; ++round) {
+      const auto r = static_cast<std::size_t>(round);
+      const at::Tensor of_rank = 100.0F * round + at::arange(c.size(), at::kFloat);
+      EXPECT_TRUE(at::equal(gathered[r].cpu(), at::stack({of_rank, of_rank}))) << round;
+      EXPECT_TRUE(at::equal(averages[r].cpu(), at::full({2, 1}, round + 3.0F))) << round;
+    }
+  });
 }
 
 // What a rank gives to a native reduction of float16 is a widened copy, which nobody but the

@@ -31,10 +31,7 @@ int waits_in(const std::function<void()>& action) {
 
 void run_on_gpus(int ranks, const std::function<void(dist::Communicator&)>& body) {
   ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
-  // One rank has no order: it calls NCCL's reductions.
-  const auto order =
-      ranks == 1 ? dist::ReductionOrder::kNative : dist::ReductionOrder::kRankOrdered;
-  dist::testing::on_gpus(ranks, order, [&](dist::Communicator& c) {
+  dist::testing::on_gpus(ranks, dist::ReductionOrder::kRankOrdered, [&](dist::Communicator& c) {
     at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
     body(c);
   });

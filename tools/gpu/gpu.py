@@ -70,7 +70,7 @@ def all_steps(programs, out):
     every = "ddp,zero1,zero2,zero3,tensor_zero3,engine0,engine1,engine2,engine3"
     steps = [
         Step("devices and storage", suite("Gpu/OneDevice.*"), 60, tests),
-        Step("engine and streams, one rank over NCCL", suite("Gpu/EngineOn.*/N1:GpuAlone.*"), 60, tests),
+        Step("engine and streams, one rank over NCCL", suite("Gpu/EngineOn.*/N1:Gpu/StreamsOn.*/N1"), 60, tests),
         Step("facts of NCCL", [sys.executable, HERE / "nccl_facts.py"], 40, last_json),
         Step("ladder, tiny", ladder("tiny", "--modes", every), 30, modes("tiny")),
         Step("ladder, bf16", ladder("bf16", "--modes", every, "--dtype", "bf16"), 30, modes("bf16")),
@@ -80,7 +80,7 @@ def all_steps(programs, out):
                    last_json) for stage in range(4)]
     steps += [Step(f"SmolLM2-360M, PyTorch, {name}", torch_step(mode), 35, last_json)
               for mode, name in (("plain", "plain loop"), ("keep", "FSDP2, no reshard"), ("reshard", "FSDP2, reshard"))]
-    return [*steps, Step("two ranks and three", suite("Gpu/EngineOn.*/N2:GpuCollectives.*:GpuFault.*"), 70, tests)]
+    return [*steps, Step("two ranks and three", suite("Gpu/EngineOn.*/N2:Gpu/*On.*/N3:GpuFault.*"), 70, tests)]
 
 
 def environment(pack):
