@@ -245,7 +245,7 @@ class LostGroup final : public c10d::Backend {
 };
 
 std::unique_ptr<Backend> lost_backend() {
-  zero::testing::enable_host_tasks(at::kCPU);
+  zero::testing::enable_host_tasks();
   const Place place{0,
                     2,
                     0,

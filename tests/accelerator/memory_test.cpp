@@ -87,13 +87,14 @@ TEST_F(MemoryTest, NewBytesAreNotNumbers) {
 }
 
 TEST_F(MemoryTest, IsNotTheHosts) {
-  const at::Tensor t = at::full({3}, 2.0F, kDevice);
-  const auto* bytes = t.const_data_ptr<float>();
-  const auto is_two = [bytes] { return bytes[1] == 2.0F; };
-  EXPECT_EXIT(std::exit(is_two() ? 0 : 1), ::testing::KilledBySignal(SIGSEGV), "");
+  const at::Tensor t = at::full({3}, 2.0F, kDevice), fresh = at::empty({3}, kDevice);
+  const auto is_two = [](const at::Tensor& of) { return of.const_data_ptr<float>()[1] == 2.0F; };
+  for (const at::Tensor& of : {t, fresh}) {
+    EXPECT_EXIT(std::exit(is_two(of) ? 0 : 1), ::testing::KilledBySignal(SIGSEGV), "");
+  }
   current().synchronize();
   const at::Tensor view = host_view(t, /*writes=*/false, "this test");
-  EXPECT_TRUE(is_two());
+  EXPECT_TRUE(is_two(t));
 }
 
 TEST_F(MemoryTest, IsSeenByTheAccountsOfTheLibrary) {

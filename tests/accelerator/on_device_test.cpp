@@ -2,23 +2,23 @@
 
 #include <tests/on_device/on_device.hpp>
 #include <tests/support/accelerator/emulated_test.hpp>
-#include <tests/support/ranks.hpp>
 
 namespace zero::testing {
 namespace {
 
 std::string always(int) { return ""; }
 
-void run_on_cpu(int ranks, const std::function<void(dist::Communicator&)>& body) {
-  on_ranks(ranks, body);
+void run_on_cpu(int ranks, dist::ReductionOrder order,
+                const std::function<void(dist::Communicator&)>& body) {
+  on_ranks({.world_size = ranks, .order = order}, body);
 }
 
-void run_emulated(int ranks, const std::function<void(dist::Communicator&)>& body) {
-  on_ranks(ranks, [&](dist::Communicator& communicator) {
-    emulated::enable();
-    body(communicator);
-    emulated::expect_clean();
-  });
+void run_emulated(int ranks, dist::ReductionOrder order,
+                  const std::function<void(dist::Communicator&)>& body) {
+  // One rank, which has no order, calls the process group too.
+  const bool alone = ranks == 1;
+  emulated::on_emulated_ranks(
+      {.world_size = ranks, .order = alone ? dist::ReductionOrder::kNative : order}, body, alone);
 }
 
 std::string enabled(int) {
@@ -38,8 +38,16 @@ const DeviceKind kEmulated{"the emulated accelerator", at::kPrivateUse1, enabled
 
 INSTANTIATE_TEST_SUITE_P(Emulated, OneDevice, ::testing::Values(kEmulated),
                          [](const auto&) { return std::string("N1"); });
-INSTANTIATE_TEST_SUITE_P(Emulated, EngineOn, ::testing::Values(Where{kEmulated, 1}), name_of_where);
+INSTANTIATE_TEST_SUITE_P(Emulated, EngineOn,
+                         ::testing::Values(Where{kEmulated, 1}, Where{kEmulated, 2},
+                                           Where{kEmulated, 3}),
+                         name_of_where);
 INSTANTIATE_TEST_SUITE_P(Cpu, EngineOn, ::testing::Values(Where{kCpu, 1}, Where{kCpu, 2}),
+                         name_of_where);
+INSTANTIATE_TEST_SUITE_P(Emulated, StreamsOn,
+                         ::testing::Values(Where{kEmulated, 1}, Where{kEmulated, 3}),
+                         name_of_where);
+INSTANTIATE_TEST_SUITE_P(Emulated, CollectivesOn, ::testing::Values(Where{kEmulated, 3}),
                          name_of_where);
 
 }  // namespace

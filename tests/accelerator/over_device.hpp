@@ -4,11 +4,10 @@
 #include <memory>
 #include <utility>
 
-#include <tests/support/accelerator/process_group.hpp>
+#include <tests/support/accelerator/backend.hpp>
 #include <tests/support/ranks.hpp>
 #include <tests/support/test_folder.hpp>
 #include <zero/distributed/communicator.hpp>
-#include <zero/distributed/device/device_backend.hpp>
 #include <zero/distributed/store/folder_store.hpp>
 
 /// Helpers of the tests of what runs on GPUs; nothing else includes this.
@@ -29,19 +28,16 @@ struct DeviceOptions {
 inline std::unique_ptr<DeviceBackend> device_backend(int rank, int size,
                                                      const std::filesystem::path& folder,
                                                      const DeviceOptions& options = {}) {
-  zero::testing::enable_host_tasks(at::kCPU);
+  zero::testing::enable_host_tasks();
   auto store = c10::make_intrusive<FolderStore>(folder);
   store->setTimeout(options.timeout);
   ConnectOptions connect{.timeout = options.timeout, .order = options.order};
   const Place place{
       rank, size, /*local_rank=*/rank,
       std::make_shared<StoreExchange>(store, rank, size, options.timeout, /*server=*/-1), connect};
-  const auto make_group = [group = options.group](const StorePtr& of_group, int r, int n,
-                                                  std::chrono::milliseconds timeout) {
-    return zero::testing::make_process_group(of_group, r, n, timeout, group);
-  };
   return std::make_unique<DeviceBackend>(
-      place, DeviceTransport{at::Device(at::kCPU), "emulated", make_group, options.works_alone});
+      place,
+      zero::testing::emulated_transport(at::Device(at::kCPU), options.group, options.works_alone));
 }
 
 /// Holds the operations of this rank back until it is opened.

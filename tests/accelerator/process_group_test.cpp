@@ -28,7 +28,7 @@ using zero::testing::TestFolder;
 c10::intrusive_ptr<c10d::Backend> group_of(
     const Communicator& c, const TestFolder& folder, const ProcessGroupOptions& options = {},
     std::chrono::milliseconds timeout = std::chrono::seconds(20)) {
-  zero::testing::enable_host_tasks(at::kCPU);
+  zero::testing::enable_host_tasks();
   auto store = c10::make_intrusive<FolderStore>(folder.path());
   store->setTimeout(std::chrono::seconds(20));
   return make_process_group(store, c.rank(), c.size(), timeout, options);

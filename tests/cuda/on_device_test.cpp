@@ -29,9 +29,10 @@ int waits_in(const std::function<void()>& action) {
   return counter.count;
 }
 
-void run_on_gpus(int ranks, const std::function<void(dist::Communicator&)>& body) {
+void run_on_gpus(int ranks, dist::ReductionOrder order,
+                 const std::function<void(dist::Communicator&)>& body) {
   ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
-  dist::testing::on_gpus(ranks, dist::ReductionOrder::kRankOrdered, [&](dist::Communicator& c) {
+  dist::testing::on_gpus(ranks, order, [&](dist::Communicator& c) {
     at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
     body(c);
   });
@@ -45,6 +46,9 @@ INSTANTIATE_TEST_SUITE_P(Gpu, OneDevice, ::testing::Values(kGpus),
                          [](const auto&) { return std::string("N1"); });
 INSTANTIATE_TEST_SUITE_P(Gpu, EngineOn, ::testing::Values(Where{kGpus, 1}, Where{kGpus, 2}),
                          name_of_where);
+INSTANTIATE_TEST_SUITE_P(Gpu, StreamsOn, ::testing::Values(Where{kGpus, 1}, Where{kGpus, 3}),
+                         name_of_where);
+INSTANTIATE_TEST_SUITE_P(Gpu, CollectivesOn, ::testing::Values(Where{kGpus, 3}), name_of_where);
 
 }  // namespace
 }  // namespace zero::testing

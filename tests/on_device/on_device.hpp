@@ -20,7 +20,9 @@ struct DeviceKind {
   /// Why this many ranks cannot run; empty if they can.
   std::function<std::string(int ranks)> why_not;
   /// Runs `body` on the ranks and fails the test if one fails.
-  std::function<void(int ranks, const std::function<void(dist::Communicator&)>& body)> on_ranks;
+  std::function<void(int ranks, dist::ReductionOrder order,
+                     const std::function<void(dist::Communicator&)>& body)>
+      on_ranks;
   /// Makes accounting.hpp count the device's blocks, in a process of its own.
   std::function<void()> count_blocks = {};
   /// How often the host waits for the device in `action`.
@@ -53,8 +55,8 @@ class OneDevice : public ::testing::TestWithParam<DeviceKind> {
   }
 };
 
-/// The engine on ranks that have a device each.
-class EngineOn : public ::testing::TestWithParam<Where> {
+/// Ranks that have a device each.
+class RanksOn : public ::testing::TestWithParam<Where> {
  protected:
   void SetUp() override {
     const std::string reason = GetParam().kind.why_not(GetParam().ranks);
@@ -63,8 +65,20 @@ class EngineOn : public ::testing::TestWithParam<Where> {
 
   static at::DeviceType device() { return GetParam().kind.type; }
   static void on_each_rank(const std::function<void(dist::Communicator&)>& body) {
-    GetParam().kind.on_ranks(GetParam().ranks, body);
+    on_each_rank(dist::ReductionOrder::kRankOrdered, body);
+  }
+  static void on_each_rank(dist::ReductionOrder order,
+                           const std::function<void(dist::Communicator&)>& body) {
+    GetParam().kind.on_ranks(GetParam().ranks, order, body);
   }
 };
+
+class EngineOn : public RanksOn {};
+
+/// Also on one rank that calls the device's collectives.
+class StreamsOn : public RanksOn {};
+
+/// On three ranks: two do not show in which order a sum is taken.
+class CollectivesOn : public RanksOn {};
 
 }  // namespace zero::testing

@@ -4,11 +4,13 @@
 
 #include "deferred.hpp"
 #include "edge_case_model.hpp"
+#include "moved_to.hpp"
 
 namespace zero::testing {
 RunRecord run_edge_case_model(dist::Communicator& communicator, const std::string& mode,
                               const RunOptions& options) {
   const auto model = make_deferred<EdgeCaseModel>();
+  move_to(options.device, *model);
   nn::SeededValues values(options.same_seed ? 3 : 3 + communicator.rank());
   const auto strategy = make_strategy(mode, {*model, communicator, options.optimizer, &values, "",
                                              options.ownership, options.accumulation});
@@ -17,7 +19,9 @@ RunRecord run_edge_case_model(dist::Communicator& communicator, const std::strin
   for (int step = 0; step < options.steps; ++step) {
     std::vector<data::Batch> batches;
     for (int m = 0; m < options.micro_batches; ++m) {
-      batches.push_back(edge_case_batch(17, communicator.rank(), step * options.micro_batches + m));
+      batches.push_back(
+          moved_to(options.device,
+                   edge_case_batch(17, communicator.rank(), step * options.micro_batches + m)));
     }
     const train::StepResult result = trainer.step(batches);
     record.losses.push_back(result.loss);
@@ -25,6 +29,7 @@ RunRecord run_edge_case_model(dist::Communicator& communicator, const std::strin
     record.gradients.push_back(whole_gradients(*strategy));
   }
   record.state = whole_state(*strategy);
+  for (auto& [name, tensor] : record.state) tensor = tensor.cpu();
   return record;
 }
 

@@ -17,6 +17,7 @@ struct RunOptions {
   double clip_norm = 0;
   train::Ownership ownership = train::Ownership::kBySize;
   train::Accumulation accumulation = train::Accumulation::kLocal;
+  at::Device device = at::kCPU;
   bool same_seed = true;  ///< false: ranks draw different first values, which rank 0's must replace
 };
 

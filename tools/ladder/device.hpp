@@ -14,6 +14,15 @@
 /// every process that loads them, used or not. `--device cuda` leads from one program to the other.
 namespace zero::ladder {
 
+/// What --device may name besides "cpu".
+struct OtherDevice {
+  const char* name;
+  const char* help;
+  const char* backend;  ///< of its ranks
+};
+extern const OtherDevice kOtherDevice;
+inline constexpr OtherDevice kGpu = {"cuda", "cuda: a GPU for each rank, over NCCL", "nccl"};
+
 /// Makes this process ready to fork ranks on GPUs; called once, before any tensor is made. `argv`
 /// is the command line: in ladder it does not return, and ladder_cuda takes over. @throws
 /// zero::Error that says why, if there is no usable GPU.

@@ -11,6 +11,8 @@
 
 namespace zero::ladder {
 
+const OtherDevice kOtherDevice = kGpu;
+
 void use_gpus(char** argv) {
   const std::filesystem::path other =
       std::filesystem::read_symlink("/proc/self/exe").replace_filename("ladder_cuda");

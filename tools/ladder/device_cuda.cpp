@@ -15,6 +15,8 @@
 #include "device.hpp"
 
 namespace zero::ladder {
+
+const OtherDevice kOtherDevice = kGpu;
 namespace {
 
 constexpr const char* kNotAsked = "--device cuda: the GPUs could not be queried";

@@ -38,7 +38,7 @@ class Ranks {
   explicit Ranks(Options& options) : options_(options), environment_(dist::rank_environment()) {
     launch_.connect.timeout =
         std::chrono::milliseconds(std::llround(options.timeout_seconds * 1000));
-    if (options.device == "cuda") launch_.connect.backend = "nccl";
+    if (options.device != "cpu") launch_.connect.backend = kOtherDevice.backend;
     launch_.world_size = environment_ || fake() ? 1 : options.world_size;
     if (!environment_) return;
     if (fake()) {

@@ -87,7 +87,7 @@ double needed_bytes(const Options& options) {
 
 double available_bytes(const Options& options) {
   if (options.assume_free_mib > 0) return static_cast<double>(options.assume_free_mib << 20);
-  if (options.device == "cuda") return static_cast<double>(free_gpu_bytes(options.local_ranks()));
+  if (options.device != "cpu") return static_cast<double>(free_gpu_bytes(options.local_ranks()));
   std::ifstream file("/proc/meminfo");
   std::string key;
   std::int64_t kib = 0;

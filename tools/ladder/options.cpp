@@ -14,6 +14,8 @@
 #include <zero/io/checkpoint_manifest.hpp>
 #include <zero/train/ownership.hpp>
 
+#include "device.hpp"
+
 namespace zero::ladder {
 namespace {
 
@@ -57,7 +59,7 @@ void add_model_options(CLI::App& app, Options& o) {
          "the last two with fp32 master weights, fp16 with a loss scale as well");
   choice(app, "--reduce-dtype", o.reduce_dtype, {"parameter", "fp32"},
          "what bf16 and fp16 gradients travel in: their own type, or twice the bytes");
-  choice(app, "--device", o.device, {"cpu", "cuda"}, "cuda: a GPU for each rank, over NCCL");
+  choice(app, "--device", o.device, {"cpu", kOtherDevice.name}, kOtherDevice.help);
   app.add_flag("--activation-checkpointing", o.activation_checkpointing,
                "keep only the input of every layer for backward, and compute the rest again");
 }

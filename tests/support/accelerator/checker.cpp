@@ -188,7 +188,6 @@ Event Checker::freed(const void* begin, const std::set<c10::StreamId>& recorded)
                        Place("the free", "the host").text(), name_of(owner),
                        last.writes ? "write" : "read", last.place->text()));
   }
-  thrown_.clear();  // destructors free
   blocks_.erase(found);
   Event event;
   for (const c10::StreamId stream : recorded) event.known.join(VectorClock(of_stream(stream)));

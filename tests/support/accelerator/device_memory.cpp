@@ -34,18 +34,10 @@ DeviceMemory& DeviceMemory::get() {
   return *memory;
 }
 
-void DeviceMemory::poison(void* address, std::size_t bytes) const {
+void DeviceMemory::poison(void* address, std::size_t bytes) {
   protect(address, bytes, true);
   std::memset(address, kPoison, bytes);
-  if (!shown_) protect(address, bytes, false);
-}
-
-void DeviceMemory::show_to_host() {
-  const std::lock_guard lock(mutex_);
-  shown_ = true;
-  for (const auto& [address, block] : blocks_) {
-    protect(const_cast<void*>(address), block.bytes, true);
-  }
+  protect(address, bytes, false);
 }
 
 void DeviceMemory::collect() {
@@ -173,7 +165,7 @@ void DeviceMemory::change_opened(const void* address, int by) {
   const bool before = block.opened > 0;
   block.opened += by;
   const bool now = block.opened > 0;
-  if (now != before && !shown_) protect(const_cast<void*>(begin), block.bytes, now);
+  if (now != before) protect(const_cast<void*>(begin), block.bytes, now);
 }
 
 void DeviceMemory::observe(std::function<void(const void*, std::size_t)> allocated,

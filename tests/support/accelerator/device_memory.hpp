@@ -41,9 +41,6 @@ class DeviceMemory final : public c10::DeviceAllocator {
   /// Lets the host use the block that holds this address, until as many calls of close().
   void open(const void* address);
   void close(const void* address);
-  /// From now on the host can use all blocks at any time: for code that stands for a GPU, such as a
-  /// process group whose threads read tensors.
-  void show_to_host();
 
   /// From now on these functions are called for each block.
   void observe(std::function<void(const void*, std::size_t)> allocated,
@@ -71,13 +68,12 @@ class DeviceMemory final : public c10::DeviceAllocator {
   void change_opened(const void* address, int by);
   template <class F>
   void for_each_stat(F function);
-  void poison(void* address, std::size_t bytes) const;
+  static void poison(void* address, std::size_t bytes);
 
   mutable std::mutex mutex_;
   std::map<const void*, Block> blocks_;      // handed out
   std::map<Kind, std::vector<void*>> free_;  // the last freed is handed out first
-  bool shown_ = false;
-  std::vector<Waiting> waiting_;  // freed; other streams' work is not complete
+  std::vector<Waiting> waiting_;             // freed; other streams' work is not complete
   c10::CachingDeviceAllocator::DeviceStats stats_;
   std::function<void(const void*, std::size_t)> allocated_;
   std::function<void(const void*)> freed_;

@@ -6,10 +6,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <string>
 #include <vector>
 
+#include <tests/support/ranks.hpp>
+
 #include "accelerator.hpp"
+#include "backend.hpp"
 #include "checker.hpp"
 
 namespace zero::testing::emulated {
@@ -62,6 +66,19 @@ inline void expect_found(Fault fault, const std::vector<std::string>& words) {
 inline void expect_clean() {
   const auto findings = Checker::get().take_findings();
   EXPECT_TRUE(findings.empty()) << text_of(findings);
+}
+
+/// As on_ranks(), for ranks that have the emulated device and its process group. What the checker
+/// finds on a rank fails the test, too. One rank uses the process group if it `works_alone`.
+inline void on_emulated_ranks(RankOptions options,
+                              const std::function<void(dist::Communicator&)>& body,
+                              bool works_alone = false) {
+  enable_backend({}, works_alone);
+  options.backend = "emulated";
+  on_ranks(options, [&](dist::Communicator& communicator) {
+    body(communicator);
+    expect_clean();
+  });
 }
 
 }  // namespace zero::testing::emulated

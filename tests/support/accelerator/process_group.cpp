@@ -22,6 +22,9 @@
 
 #include <zero/distributed/gloo/gloo_group.hpp>
 
+#include "checker.hpp"
+#include "host_views.hpp"
+
 namespace zero::testing {
 namespace {
 
@@ -57,14 +60,18 @@ void wait_for(const Tasks& tasks) {
   for (const auto& task : tasks) task->wait();
 }
 
-// Another guard of a device type, with tasks in its streams and events. What the CPU lacks is here.
+// Streams and events for the CPU, which has neither, with tasks in them. It has one device.
 class HostTaskGuard final : public DeviceGuardImplInterface {
  public:
-  explicit HostTaskGuard(const DeviceGuardImplInterface* device)
-      : device_(*device), has_streams_(device->type() != at::kCPU) {}
+  // Never freed, as guards must not be.
+  static HostTaskGuard& get() {
+    static auto* const guard = new HostTaskGuard;
+    return *guard;
+  }
 
-  void add(const c10::Stream& stream, const std::shared_ptr<HostTask>& task) const {
-    add(stream, Tasks{task});
+  void add(const c10::Stream& stream, const Tasks& tasks) const {
+    const std::lock_guard lock(mutex_);
+    tasks_[stream].insert(tasks_[stream].end(), tasks.begin(), tasks.end());
   }
   Tasks tasks_of(const c10::Stream& stream) const {
     const std::lock_guard lock(mutex_);
@@ -73,107 +80,62 @@ class HostTaskGuard final : public DeviceGuardImplInterface {
     return tasks;
   }
 
-  void record(void** event, const c10::Stream& stream, c10::DeviceIndex index,
-              c10::EventFlag flag) const override {
-    if (*event == nullptr) *event = new Event;
-    auto* const own = static_cast<Event*>(*event);
-    if (has_streams_) device_.record(&own->of_device, stream, index, flag);
-    own->tasks = tasks_of(stream);
+  void record(void** event, const c10::Stream& stream, c10::DeviceIndex,
+              c10::EventFlag) const override {
+    if (*event == nullptr) *event = new Tasks;
+    *static_cast<Tasks*>(*event) = tasks_of(stream);
   }
   void block(void* event, const c10::Stream& stream) const override {
-    if (event == nullptr) return;
-    if (has_streams_) device_.block(static_cast<Event*>(event)->of_device, stream);
-    add(stream, static_cast<Event*>(event)->tasks);
+    if (event != nullptr) add(stream, *static_cast<Tasks*>(event));
   }
   bool queryEvent(void* event) const override {
-    if (event == nullptr) return true;
-    return all_done(static_cast<Event*>(event)->tasks) &&
-           (!has_streams_ || device_.queryEvent(static_cast<Event*>(event)->of_device));
+    return event == nullptr || all_done(*static_cast<Tasks*>(event));
   }
   void synchronizeEvent(void* event) const override {
-    if (event == nullptr) return;
-    wait_for(static_cast<Event*>(event)->tasks);
-    if (has_streams_) device_.synchronizeEvent(static_cast<Event*>(event)->of_device);
+    if (event != nullptr) wait_for(*static_cast<Tasks*>(event));
   }
-  void destroyEvent(void* event, c10::DeviceIndex index) const noexcept override {
-    if (event == nullptr) return;
-    if (has_streams_) device_.destroyEvent(static_cast<Event*>(event)->of_device, index);
-    delete static_cast<Event*>(event);
+  void destroyEvent(void* event, c10::DeviceIndex) const noexcept override {
+    delete static_cast<Tasks*>(event);
   }
 
-  bool queryStream(const c10::Stream& stream) const override {
-    return tasks_of(stream).empty() && device_.queryStream(stream);
-  }
-  void synchronizeStream(const c10::Stream& stream) const override {
-    wait_for(tasks_of(stream));
-    device_.synchronizeStream(stream);
-  }
-  void synchronizeDevice(c10::DeviceIndex index) const override {
-    for (;;) {
-      const Tasks tasks = tasks_of_device(index);
-      if (tasks.empty()) break;
-      wait_for(tasks);
-    }
-    if (has_streams_) device_.synchronizeDevice(index);
+  bool queryStream(const c10::Stream& stream) const override { return tasks_of(stream).empty(); }
+  void synchronizeStream(const c10::Stream& stream) const override { wait_for(tasks_of(stream)); }
+  void synchronizeDevice(c10::DeviceIndex) const override {
+    for (Tasks all = all_tasks(); !all.empty(); all = all_tasks()) wait_for(all);
   }
 
-  c10::Stream getStream(c10::Device device) const override {
-    return has_streams_ ? device_.getStream(device) : numbered(device, current_);
-  }
+  c10::Stream getStream(c10::Device) const override { return numbered(current_); }
   c10::Stream exchangeStream(c10::Stream stream) const override {
-    if (has_streams_) return device_.exchangeStream(stream);
-    return numbered(stream.device(), std::exchange(current_, stream.id()));
+    return numbered(std::exchange(current_, stream.id()));
   }
-  c10::Stream getDefaultStream(c10::Device device) const override {
-    return has_streams_ ? device_.getDefaultStream(device) : numbered(device, 0);
+  c10::Stream getDefaultStream(c10::Device) const override { return numbered(0); }
+  c10::Stream getStreamFromGlobalPool(c10::Device, bool) const override {
+    return numbered(++streams_);
   }
-  c10::Stream getStreamFromGlobalPool(c10::Device device, bool high) const override {
-    return has_streams_ ? device_.getStreamFromGlobalPool(device, high)
-                        : numbered(device, ++streams_);
-  }
+  c10::Stream getNewStream(c10::Device, int) const override { return numbered(++streams_); }
 
-  c10::Stream getNewStream(c10::Device device, int priority) const override {
-    return has_streams_ ? device_.getNewStream(device, priority) : numbered(device, ++streams_);
-  }
-
-  c10::DeviceType type() const override { return device_.type(); }
-  c10::Device exchangeDevice(c10::Device d) const override { return device_.exchangeDevice(d); }
-  c10::Device getDevice() const override { return device_.getDevice(); }
-  void setDevice(c10::Device device) const override { device_.setDevice(device); }
-  void uncheckedSetDevice(c10::Device device) const noexcept override {
-    device_.uncheckedSetDevice(device);
-  }
-  c10::DeviceIndex deviceCount() const noexcept override { return device_.deviceCount(); }
-  void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override {
-    device_.recordDataPtrOnStream(data, stream);
-  }
+  c10::DeviceType type() const override { return at::kCPU; }
+  c10::Device exchangeDevice(c10::Device) const override { return at::kCPU; }
+  c10::Device getDevice() const override { return at::kCPU; }
+  void setDevice(c10::Device) const override {}
+  void uncheckedSetDevice(c10::Device) const noexcept override {}
+  c10::DeviceIndex deviceCount() const noexcept override { return 1; }
 
  private:
-  struct Event {
-    void* of_device = nullptr;
-    Tasks tasks;
-  };
-
-  static c10::Stream numbered(c10::Device device, c10::StreamId id) {
-    return c10::Stream(c10::Stream::UNSAFE, device, id);
+  static c10::Stream numbered(c10::StreamId id) {
+    return c10::Stream(c10::Stream::UNSAFE, at::kCPU, id);
   }
-  void add(const c10::Stream& stream, const Tasks& tasks) const {
-    const std::lock_guard lock(mutex_);
-    tasks_[stream].insert(tasks_[stream].end(), tasks.begin(), tasks.end());
-  }
-  Tasks tasks_of_device(c10::DeviceIndex index) const {
+  Tasks all_tasks() const {
     const std::lock_guard lock(mutex_);
     Tasks all;
     for (auto& [stream, tasks] : tasks_) {
       std::erase_if(tasks, [](const auto& task) { return task->done(); });
-      if (stream.device_index() == index) all.insert(all.end(), tasks.begin(), tasks.end());
+      all.insert(all.end(), tasks.begin(), tasks.end());
     }
     return all;
   }
 
   static thread_local c10::StreamId current_;
-  const DeviceGuardImplInterface& device_;
-  bool has_streams_;
   mutable std::atomic<c10::StreamId> streams_ = 0;
   mutable std::mutex mutex_;
   mutable std::unordered_map<c10::Stream, Tasks> tasks_;
@@ -181,28 +143,18 @@ class HostTaskGuard final : public DeviceGuardImplInterface {
 
 thread_local c10::StreamId HostTaskGuard::current_ = 0;
 
-// By device type; never freed, as guards must not be.
-std::map<at::DeviceType, const HostTaskGuard*>& guards() {
-  static auto* const all = new std::map<at::DeviceType, const HostTaskGuard*>;
-  return *all;
-}
-
-const HostTaskGuard& guard_of(at::DeviceType type) {
-  const auto found = guards().find(type);
-  TORCH_CHECK(found != guards().end(), "call enable_host_tasks() first");
-  return *found->second;
-}
-
 // An operation runs at once, so the work that its stream waits for must be done.
 std::unique_ptr<at::ObserverContext> finish_tasks(const at::RecordFunction&) {
-  for (const auto& [type, guard] : guards()) {
-    wait_for(guard->tasks_of(guard->getStream(guard->getDevice())));
-  }
+  const HostTaskGuard& guard = HostTaskGuard::get();
+  wait_for(guard.tasks_of(guard.getStream(at::kCPU)));
   return nullptr;
 }
 
-// The same bytes for the CPU.
+bool runs_at_once(at::Device device) { return !device.is_cpu(); }
+
+// The same bytes for the CPU. Those of the emulated device are the host's as long as this lives.
 at::Tensor on_host(const at::Tensor& tensor) {
+  if (runs_at_once(tensor.device())) return emulated::HostViews().of(tensor, /*writes=*/true);
   return at::from_blob(const_cast<void*>(tensor.const_data_ptr()), tensor.sizes(), tensor.strides(),
                        at::TensorOptions(tensor.scalar_type()));
 }
@@ -353,9 +305,11 @@ class EmulatedGroup final : public c10d::Backend {
     return exchange(c10d::OpType::ALLTOALL, inputs, outputs, inputs, outputs);
   }
   WorkPtr send(std::vector<at::Tensor>& tensors, int peer, int) override {
-    const bool eager = static_cast<std::int64_t>(tensors.front().nbytes()) <= options_.eager_bytes;
+    const at::Tensor& tensor = tensors.front();
+    const bool eager = runs_at_once(tensor.device()) ||
+                       static_cast<std::int64_t>(tensor.nbytes()) <= options_.eager_bytes;
     return launch(c10d::OpType::SEND, peer, tensors, {},
-                  [peer, eager, t = on_host(tensors.front())](Transfers& transfers) {
+                  [peer, eager, t = on_host(tensor)](Transfers& transfers) {
                     transfers.send(eager ? t.clone() : t, peer);
                     if (!eager) transfers.wait();
                   });
@@ -456,19 +410,21 @@ class EmulatedGroup final : public c10d::Backend {
                  const std::vector<at::Tensor>& outputs, Body body) {
     TORCH_CHECK(!aborted_, "the emulated group was aborted");
     const at::Device device = (inputs.empty() ? outputs : inputs).front().device();
-    const HostTaskGuard& guard = guard_of(device.type());
+    const HostTaskGuard& tasks = HostTaskGuard::get();
     Channel& channel = channel_of(pair, device);
     const c10::Stream& internal = channel.stream->stream;
     auto work = c10::make_intrusive<EmulatedWork>(rank_, type, device, inputs, outputs);
     c10::Event before(device.type());
-    before.record(guard.getStream(device));
+    before.record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
     before.block(internal);
-    if (options_.accesses) {
-      const c10::StreamGuard on_internal(internal);
-      options_.accesses(inputs, outputs);
+    const bool at_once = runs_at_once(device);
+    Tasks earlier;
+    if (at_once) {
+      tell_checker(type, internal, inputs, outputs);
+    } else {
+      earlier = tasks.tasks_of(internal);
+      tasks.add(internal, {work->task});
     }
-    const Tasks earlier = guard.tasks_of(internal);
-    guard.add(internal, work->task);
     work->end.record(internal);
     // Messages of a pair match in their order.
     const int tag = pair == kCollectives ? ++channel.operations : 0;
@@ -482,13 +438,30 @@ class EmulatedGroup final : public c10d::Backend {
                          number = launched_++, body = std::move(body), out = on_host(outputs),
                          kept = std::move(kept)]() mutable {
       wait_for(earlier);
-      Transfers transfers(*this, channel, tag);
       run(
-          type, number, [&] { body(transfers); }, out);
+          type, number,
+          [&] {
+            Transfers transfers(*this, channel, tag);
+            body(transfers);
+          },
+          out);
+      // Before the task is done: the caller may then free them, and the host has lost them.
+      body = nullptr;
+      out.clear();
       kept.clear();
       task->finish();
     });
+    if (at_once) work->task->wait();
     return work;
+  }
+
+  static void tell_checker(c10d::OpType type, const c10::Stream& stream,
+                           const std::vector<at::Tensor>& reads,
+                           const std::vector<at::Tensor>& writes) {
+    std::vector<emulated::Access> accesses;
+    for (const at::Tensor& t : reads) accesses.push_back(emulated::access_to(t, false));
+    for (const at::Tensor& t : writes) accesses.push_back(emulated::access_to(t, true));
+    emulated::Checker::get().launch(stream.id(), accesses, c10d::opTypeToString(type));
   }
 
   // The first operation connects its ranks: blocks until all of them are there.
@@ -560,15 +533,14 @@ class EmulatedGroup final : public c10d::Backend {
 
 }  // namespace
 
-void enable_host_tasks(at::DeviceType type) {
-  if (guards().count(type) > 0) return;
-  if (guards().empty()) {
+void enable_host_tasks() {
+  static const bool done = [] {
     at::addGlobalCallback(
         at::RecordFunctionCallback(&finish_tasks).scopes({at::RecordScope::FUNCTION}));
-  }
-  const auto* const guard = new HostTaskGuard(c10::impl::getDeviceGuardImpl(type));
-  guards()[type] = guard;
-  c10::impl::registerDeviceGuard(type, guard);
+    c10::impl::registerDeviceGuard(at::kCPU, &HostTaskGuard::get());
+    return true;
+  }();
+  (void)done;
 }
 
 c10::intrusive_ptr<c10d::Backend> make_process_group(const dist::StorePtr& store, int rank,

@@ -13,12 +13,11 @@
 /// A process group with the behaviour of NCCL's where there is no GPU.
 namespace zero::testing {
 
-/// From now on a stream of devices of this type can wait for work that a thread of the host does:
-/// an event that is recorded behind such work is complete when the work is, a stream that waits for
-/// the event waits for the work, and the host finishes it before it runs an operation on that
-/// stream. The CPU, which has no streams and no events, then has both. Call it before the first
-/// event is made; calling it again does nothing.
-void enable_host_tasks(at::DeviceType type);
+/// From now on a stream of the CPU can wait for work that a thread of the host does: an event that
+/// is recorded behind such work is complete when the work is, a stream that waits for the event
+/// waits for the work, and the host finishes it before it runs an operation on that stream. Call it
+/// before the first event of the CPU is made; calling it again does nothing.
+void enable_host_tasks();
 
 struct ProcessGroupOptions {
   /// A send of at most this many bytes completes without the receive. NCCL's limit depends on
@@ -31,13 +30,10 @@ struct ProcessGroupOptions {
   /// knows no streams: memory that is freed in the order of a stream would be another's before
   /// that. False shows what the caller keeps.
   bool keeps_buffers = true;
-  /// Called with the internal stream as the current one: what an operation reads and writes there.
-  std::function<void(const std::vector<at::Tensor>& reads, const std::vector<at::Tensor>& writes)>
-      accesses = {};
 };
 
-/// A group of all ranks for tensors of a device whose memory the host can read and that
-/// enable_host_tasks() knows. As ProcessGroupNCCL,
+/// A group of all ranks for tensors of the emulated device, or of the CPU after
+/// enable_host_tasks(). As ProcessGroupNCCL,
 ///
 /// - it runs collectives on an internal stream, in the order of the calls, and the messages between
 ///   two ranks, both directions, on one of their own;
@@ -50,7 +46,10 @@ struct ProcessGroupOptions {
 /// - after a lost peer or the time limit getError() says so, all operations end, their outputs are
 ///   0xFF bytes, and their Works and events look complete, without an exception.
 ///
-/// Sums are added up in rank order.
+/// Sums are added up in rank order. On the CPU all this takes place in time. On the emulated device
+/// an operation runs before the call returns, as kernels do there, and a send does not wait for its
+/// receive: what orders it is for the checker to say, which is told what it reads and writes on the
+/// internal stream.
 c10::intrusive_ptr<c10d::Backend> make_process_group(const dist::StorePtr& store, int rank,
                                                      int size, std::chrono::milliseconds timeout,
                                                      const ProcessGroupOptions& options = {});

@@ -282,7 +282,8 @@ void DeviceBackend::launch(const Call& call, const GroupOperation& operation) {
   try {
     operation(group_of(call))->wait();  // the stream, not the host
   } catch (const std::exception& error) {
-    abort(first_line(error.what()));
+    const std::string known = error_of_groups();
+    abort(known.empty() ? first_line(error.what()) : known);
     throw Error(
         fmt::format("{}: {} could not start it: {}", call.text(), transport_.name, aborted_));
   }

@@ -1,0 +1,93 @@
+// Faults that are planted in the library: its own sources under the patches of this folder. On the
+// emulated accelerator the checker finds each, and the weights cannot show it: they are those of
+// the CPU.
+
+#include <tests/accelerator/toy_on.hpp>
+#include <tests/support/accelerator/emulated_test.hpp>
+#include <tests/support/same_bits.hpp>
+
+#include "plant.hpp"
+
+namespace zero::testing {
+namespace {
+
+using emulated::Checker;
+using emulated::Fault;
+
+struct Plant {
+  std::string name;
+  std::string mode;  ///< in which it shows
+  Fault fault;
+  std::vector<std::string> words;  ///< of the finding
+  at::ScalarType dtype = at::kFloat;
+};
+
+void PrintTo(const Plant& plant, std::ostream* out) { *out << plant.name; }
+
+// Reads, as a save does, what the ranks hold; then trains on.
+std::vector<at::Tensor> trained(dist::Communicator& communicator, const Plant& how,
+                                at::Device device) {
+  ToyOn run(communicator, how.mode, device, how.dtype);
+  std::vector<at::Tensor> seen;
+  for (int step = 0; step < 3; ++step) {
+    run.step(step);
+    for (std::size_t i = 0; i < run.strategy->list().size(); ++i) {
+      const at::Tensor shard = run.strategy->local_shard(i).tensor;
+      if (shard.defined()) seen.push_back(shard.detach().cpu().clone());
+    }
+  }
+  for (const at::Tensor& t : run.weights()) seen.push_back(t);
+  return seen;
+}
+
+class PlantedFault : public ::testing::TestWithParam<Plant> {};
+
+TEST_P(PlantedFault, IsFoundByTheCheckerAndByNoValue) {
+  emulated::enable_backend();
+  on_ranks({.world_size = 2, .backend = "emulated"}, [](dist::Communicator& communicator) {
+    const Plant& how = GetParam();
+    const auto expected = trained(communicator, how, at::kCPU);
+    EXPECT_TRUE(same_bits(trained(communicator, how, emulated::kDevice), expected));
+    emulated::expect_clean();
+    plant() = how.name;
+    EXPECT_TRUE(same_bits(trained(communicator, how, emulated::kDevice), expected));
+    const auto findings = Checker::get().take_findings();
+    ASSERT_FALSE(findings.empty());
+    EXPECT_EQ(findings[0].fault, how.fault);
+    for (const std::string& word : how.words) {
+      EXPECT_THAT(findings[0].text, ::testing::HasSubstr(word)) << emulated::text_of(findings);
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Library, PlantedFault,
+    ::testing::Values(Plant{"use_before_wait",
+                            "engine3",
+                            Fault::kUnordered,
+                            {"a read by aten::addmm", "the write by _ALLGATHER_BASE"}},
+                      Plant{"reduction_before_event",
+                            "engine3",
+                            Fault::kUnordered,
+                            {"a read by ALLTOALL", "on stream 0"}},
+                      Plant{"bucket_freed_early",
+                            "engine2",
+                            Fault::kFreedInUse,
+                            {"release_storage", "the read by ALLTOALL"}},
+                      Plant{"shard_before_join",
+                            "engine2:defer_parameter_gather=true",
+                            Fault::kUnordered,
+                            {"a read by copy_ on stream 0", "the write by _ALLGATHER_BASE"}},
+                      Plant{"secondary_shard_elsewhere",
+                            "hpz:by_rank",
+                            Fault::kUnordered,
+                            {"a read by copy_", "keep_part_of", "the write by _ALLGATHER_BASE"}},
+                      Plant{"buffers_not_held",
+                            "zero1",
+                            Fault::kFreedInUse,
+                            {"gives memory back to stream 0", "the read by ALLTOALL"},
+                            at::kBFloat16}),
+    [](const auto& of) { return of.param.name; });
+
+}  // namespace
+}  // namespace zero::testing
