@@ -11,6 +11,8 @@
 
 #include <thread>
 
+#include <tests/support/accelerator/emulated_test.hpp>
+
 #include "over_device.hpp"
 
 namespace zero::dist {
@@ -85,6 +87,31 @@ TEST(EmulatedGroup, AWaitBlocksTheStreamAndNotTheHost) {
     gate.open();
     EXPECT_TRUE(at::equal(t[0], at::full({4}, 2.0)));  // runs when the stream gets there
     EXPECT_TRUE(after.query());
+    group->shutdown();
+  });
+}
+
+// There it runs at once, on a stream of its own.
+TEST(EmulatedGroup, OnTheEmulatedDeviceTheCheckerSaysWhetherTheWaitIsThere) {
+  const TestFolder folder;
+  zero::testing::emulated::enable();
+  on_ranks(2, [&](Communicator& c) {
+    const auto group = group_of(c, folder);
+    std::vector<at::Tensor> t{at::ones({4}, zero::testing::emulated::kDevice)};
+    for (const bool waits : {false, true}) {
+      const auto work = group->allreduce(t);
+      if (waits) work->wait();
+      t[0].mul_(2);
+      if (waits) {
+        zero::testing::emulated::expect_clean();
+      } else {
+        zero::testing::emulated::expect_found(
+            zero::testing::emulated::Fault::kUnordered,
+            {"a write by aten::mul.out on stream 0", "the write by ALLREDUCE on stream"});
+      }
+      work->wait();
+    }
+    EXPECT_TRUE(at::equal(t[0].cpu(), at::full({4}, 16.0)));
     group->shutdown();
   });
 }
