@@ -106,6 +106,9 @@ class Paths(Script):
         self.expect("links", ["--quick", "--keep-logs", "a", "--json", "b", "--trace", "c"],
                     ["--quick", "--keep-logs", "HERE/a", "--json", "HERE/b", "--trace", "HERE/c"])
         self.expect("peers", ["--json", "a", "--rounds", "2"], ["--json", "HERE/a", "--rounds", "2"])
+        self.expect("gpu", ["--out", "a", "--only", "b"],
+                    ["tools/gpu/gpu.py", "--programs", "build/release/bin", "--out", "HERE/a", "--only", "b"])
+        self.expect("gpu", ["--table", "-"], ["--table", "-"])
 
     def test_that_are_none_stay(self):
         self.expect("plan", ["--json", "-"], ["--json", "-"])

@@ -15,7 +15,10 @@ void run_on_cpu(int ranks, dist::ReductionOrder order,
 
 void run_emulated(int ranks, dist::ReductionOrder order,
                   const std::function<void(dist::Communicator&)>& body) {
-  emulated::on_emulated_ranks({.world_size = ranks, .order = order}, body);
+  // One rank, which has no order, calls the process group too.
+  const bool alone = ranks == 1;
+  emulated::on_emulated_ranks(
+      {.world_size = ranks, .order = alone ? dist::ReductionOrder::kNative : order}, body, alone);
 }
 
 std::string enabled(int) {
@@ -40,6 +43,9 @@ INSTANTIATE_TEST_SUITE_P(Emulated, EngineOn,
                                            Where{kEmulated, 3}),
                          name_of_where);
 INSTANTIATE_TEST_SUITE_P(Cpu, EngineOn, ::testing::Values(Where{kCpu, 1}, Where{kCpu, 2}),
+                         name_of_where);
+INSTANTIATE_TEST_SUITE_P(Emulated, StreamsOn,
+                         ::testing::Values(Where{kEmulated, 1}, Where{kEmulated, 3}),
                          name_of_where);
 INSTANTIATE_TEST_SUITE_P(Emulated, CollectivesOn, ::testing::Values(Where{kEmulated, 3}),
                          name_of_where);

@@ -46,6 +46,8 @@ INSTANTIATE_TEST_SUITE_P(Gpu, OneDevice, ::testing::Values(kGpus),
                          [](const auto&) { return std::string("N1"); });
 INSTANTIATE_TEST_SUITE_P(Gpu, EngineOn, ::testing::Values(Where{kGpus, 1}, Where{kGpus, 2}),
                          name_of_where);
+INSTANTIATE_TEST_SUITE_P(Gpu, StreamsOn, ::testing::Values(Where{kGpus, 1}, Where{kGpus, 3}),
+                         name_of_where);
 INSTANTIATE_TEST_SUITE_P(Gpu, CollectivesOn, ::testing::Values(Where{kGpus, 3}), name_of_where);
 
 }  // namespace

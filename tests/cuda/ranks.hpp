@@ -10,9 +10,11 @@
 /// Helpers of the tests of ranks on GPUs; nothing else includes this.
 namespace zero::dist::testing {
 
-/// Ranks over NCCL, whose output is kept.
+/// Ranks over NCCL, whose output is kept. One rank, which has no order, calls NCCL too.
 inline LaunchOptions on_nccl(int world_size, ReductionOrder order) {
-  enable_nccl({.device = {}, .order = order});
+  const bool alone = world_size == 1;
+  enable_nccl(
+      {.device = {}, .order = alone ? ReductionOrder::kNative : order, .works_alone = alone});
   LaunchOptions options = zero::testing::captured(world_size, std::chrono::seconds(110));
   options.connect.backend = "nccl";
   options.connect.timeout = std::chrono::seconds(60);

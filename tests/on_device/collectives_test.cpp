@@ -139,7 +139,7 @@ TEST_P(CollectivesOn, MoveTensorsAsTheCpuDoes) {
 }
 
 // The host runs ahead of all three streams; events alone put things in order.
-TEST_P(CollectivesOn, AWaitOrdersStreamsAndReusedBuffers) {
+TEST_P(StreamsOn, AWaitOrdersThemAndReusedBuffers) {
   on_each_rank(ReductionOrder::kRankOrdered, [](Communicator& c) {
     const std::int64_t n = many(device());
     const auto there = at::TensorOptions(own(device()));
@@ -168,14 +168,15 @@ TEST_P(CollectivesOn, AWaitOrdersStreamsAndReusedBuffers) {
       const auto r = static_cast<std::size_t>(round);
       const at::Tensor of_rank = 100.0F * round + at::arange(c.size(), at::kFloat);
       EXPECT_TRUE(at::equal(gathered[r].cpu(), at::stack({of_rank, of_rank}))) << round;
-      EXPECT_TRUE(at::equal(averages[r].cpu(), at::full({2, 1}, round + 3.0F))) << round;
+      EXPECT_TRUE(at::equal(averages[r].cpu(), at::full({2, 1}, round + 1.5F * (c.size() - 1))))
+          << round;
     }
   });
 }
 
 // What a rank gives to a native reduction of float16 is a widened copy, which nobody but the
 // collective knows of. Other tensors are made at once, where its bytes would be if it were freed.
-TEST_P(CollectivesOn, AWidenedCopyLivesUntilItWasWaitedFor) {
+TEST_P(StreamsOn, AWidenedCopyLivesUntilItWasWaitedFor) {
   on_each_rank(ReductionOrder::kNative, [](Communicator& c) {
     const std::int64_t n = many(device());
     const auto there = at::TensorOptions(own(device()));
@@ -192,7 +193,8 @@ TEST_P(CollectivesOn, AWidenedCopyLivesUntilItWasWaitedFor) {
     }
     c.synchronize();
     for (int round = 0; c.rank() == 0 && round < 10; ++round) {
-      const at::Tensor expected = at::full({2}, 3.0 * (1 + round) + 3, at::kHalf);  // 3 = 0 + 1 + 2
+      const double of_ranks = c.size() * (c.size() - 1) / 2.0;
+      const at::Tensor expected = at::full({2}, c.size() * (1.0 + round) + of_ranks, at::kHalf);
       EXPECT_TRUE(at::equal(sums[static_cast<std::size_t>(round)].cpu(), expected)) << round;
     }
   });

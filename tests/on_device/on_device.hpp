@@ -75,6 +75,9 @@ class RanksOn : public ::testing::TestWithParam<Where> {
 
 class EngineOn : public RanksOn {};
 
+/// Also on one rank that calls the device's collectives.
+class StreamsOn : public RanksOn {};
+
 /// On three ranks: two do not show in which order a sum is taken.
 class CollectivesOn : public RanksOn {};
 

@@ -69,10 +69,11 @@ inline void expect_clean() {
 }
 
 /// As on_ranks(), for ranks that have the emulated device and its process group. What the checker
-/// finds on a rank fails the test, too.
+/// finds on a rank fails the test, too. One rank uses the process group if it `works_alone`.
 inline void on_emulated_ranks(RankOptions options,
-                              const std::function<void(dist::Communicator&)>& body) {
-  enable_backend();
+                              const std::function<void(dist::Communicator&)>& body,
+                              bool works_alone = false) {
+  enable_backend({}, works_alone);
   options.backend = "emulated";
   on_ranks(options, [&](dist::Communicator& communicator) {
     body(communicator);
