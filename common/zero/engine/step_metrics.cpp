@@ -45,20 +45,11 @@ StepMeter::StepMeter(train::Strategy& strategy, StepCallback callback)
       last_(std::chrono::steady_clock::now()),
       exposed_before_(strategy.mesh().world().times().exposed_seconds()) {}
 
-void StepMeter::measure(const std::vector<at::Tensor>& losses, const std::vector<double>& terms,
-                        double all_terms, StepMetrics& metrics) {
+void StepMeter::measure(const train::Step& step, const std::vector<at::Tensor>& losses,
+                        const std::vector<double>& terms, double all_terms, StepMetrics& metrics) {
   const at::Tensor values = at::stack(losses).to(at::kDouble).cpu();
-  std::vector<double> mine;
-  for (std::size_t m = 0; m < terms.size(); ++m) {
-    mine.push_back(values.const_data_ptr<double>()[m] * terms[m]);
-  }
-  const std::vector<double> all = dist::all_gather_scalars(strategy_.communicator(), mine);
-  for (std::size_t m = 0; m < mine.size(); ++m) {  // in the order of train::Trainer
-    double of_ranks = 0;
-    for (std::size_t k = m; k < all.size(); k += mine.size()) of_ranks += all[k];
-    metrics.loss += of_ranks;
-  }
-  metrics.loss /= all_terms;
+  const double* const first = values.const_data_ptr<double>();
+  metrics.loss = step.mean_loss({first, first + values.numel()}, terms, all_terms);
   metrics.learning_rates = learning_rates(strategy_.optimizer());
   const auto now = std::chrono::steady_clock::now();
   const double exposed = strategy_.mesh().world().times().exposed_seconds();
@@ -79,19 +70,14 @@ void StepMeter::report(const StepMetrics& metrics) {
 MetricsWriter::MetricsWriter(dist::Communicator& communicator, const std::filesystem::path& path)
     : path_(path), writes_(communicator.rank() == 0) {
   const dist::CallScope call(communicator, "MetricsWriter::MetricsWriter");
-  dist::on_all_ranks(communicator, "the metrics", [this] {
-    open();
-    return std::string();
+  dist::run_on_all_ranks(communicator, "the metrics", [&] {
+    if (path.extension() != ".jsonl" && path.extension() != ".csv") {
+      throw Error(fmt::format("'{}' must end in .jsonl or .csv", path.string()));
+    }
+    if (!writes_) return;
+    file_.open(path, std::ios::app | std::ios::ate);
+    if (!file_) throw Error(fmt::format("cannot write to '{}'", path.string()));
   });
-}
-
-void MetricsWriter::open() {
-  if (path_.extension() != ".jsonl" && path_.extension() != ".csv") {
-    throw Error(fmt::format("'{}' must end in .jsonl or .csv", path_.string()));
-  }
-  if (!writes_) return;
-  file_.open(path_, std::ios::app | std::ios::ate);
-  if (!file_) throw Error(fmt::format("cannot write to '{}'", path_.string()));
 }
 
 void MetricsWriter::write(const StepMetrics& metrics) {

@@ -28,7 +28,9 @@ struct StepMetrics {
 
   /// Tokens a second, if tokens are the loss terms.
   double loss_terms_per_second() const { return loss_terms / seconds; }
-  /// The part of the time that is not exposed: 100 is as fast as computing alone.
+  /// 100 if this rank never waited for a collective: the seconds that are not exposed, of all. It
+  /// is no comparison with a run that sends nothing, because what this rank does itself for others
+  /// (copies, sums, a slower computation beside them) is not exposed.
   double percent_of_compute_alone() const { return 100 * (1 - exposed_seconds / seconds); }
 };
 
@@ -46,8 +48,8 @@ class StepMeter {
 
   /// Adds loss, learning rates and seconds of the step that has just ended. It had a loss of each
   /// micro-batch, with loss terms of each on this rank, and of all. Called by all ranks; blocks.
-  void measure(const std::vector<at::Tensor>& losses, const std::vector<double>& terms,
-               double all_terms, StepMetrics& metrics);
+  void measure(const train::Step& step, const std::vector<at::Tensor>& losses,
+               const std::vector<double>& terms, double all_terms, StepMetrics& metrics);
   /// Calls the callback. Called by all ranks; blocks. Throws zero::Error on all of them if it
   /// throws on any.
   void report(const StepMetrics& metrics);
@@ -74,8 +76,6 @@ class MetricsWriter {
   void write(const StepMetrics& metrics);
 
  private:
-  void open();
-
   std::filesystem::path path_;
   bool writes_;
   std::ofstream file_;
